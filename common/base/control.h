@@ -1,0 +1,210 @@
+#pragma once
+
+// What the coordinator and an agent say to each other, as plain values: both cores use these, common/rpc/convert maps
+// them to coordinator.proto. PROTOCOL §7. Every message is absolute and repeatable.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/job_spec.h"
+#include "common/base/time.h"
+
+namespace regroup {
+
+struct Address {
+  std::string host;  // An IP literal, never a name; IPv6 without brackets.
+  std::uint16_t port = 0;
+  friend auto operator<=>(const Address&, const Address&) = default;
+};
+
+struct Version {
+  std::uint32_t major = 1, minor = 0;  // Of the protocol. One minor apart works both ways.
+  std::string build;                   // Commit and build type; for people.
+  std::vector<std::string> features;
+  friend bool operator==(const Version&, const Version&) = default;
+};
+inline constexpr std::uint32_t kProtocolMajor = 1, kProtocolMinor = 0;
+
+// ---- agent → coordinator -----------------------------------------------------------------------
+
+enum class ExitKind { kExited, kSignaled, kExecFailed };  // code: exit status, signal number, errno.
+enum class OomEvidence { kNone, kCounted, kProbable };     // cgroup memory.events, or /proc/vmstat only.
+
+struct RankExit {
+  int local_rank = 0;
+  ExitKind kind = ExitKind::kExited;
+  int code = 0;
+  bool after_stop = false;  // We had signalled it: never a cause.
+  OomEvidence oom = OomEvidence::kNone;
+  std::int64_t pid = 0;
+  Duration age{};     // How long ago, when this was sent.
+  std::string error;  // Error file's message, else the last 20 lines of stderr; at most kMaxErrorBytes.
+  friend bool operator==(const RankExit&, const RankExit&) = default;
+};
+inline constexpr std::size_t kMaxErrorBytes = 8192;
+
+struct RankStart {
+  int local_rank = 0;
+  std::int64_t pid = 0;
+  Duration age{};
+  friend bool operator==(const RankStart&, const RankStart&) = default;
+};
+
+enum class Phase { kPreparing, kPrepared, kStarting, kRunning, kStopping, kFree, kUnkillable };
+
+// The whole state of one job's group on one node. kRunning = every rank was started. kFree = no process of it is left
+// and its slots can be used; its exits stay in the report until Forget.
+struct GroupReport {
+  ReportNo number;
+  JobId job;
+  Generation generation;
+  Phase phase = Phase::kPreparing;
+  std::optional<Address> store;    // The listening store, when this node hosts it.
+  std::optional<Address> witness;  // The shim's witness port.
+  std::vector<RankStart> started;
+  std::vector<RankExit> exits;
+  bool supervisor_lost = false;  // The shim died; what it had was killed.
+  bool store_lost = false;
+  std::string refused;  // Not empty: this Prepare could not be done, and why. Phase is kFree.
+  friend bool operator==(const GroupReport&, const GroupReport&) = default;
+};
+
+enum class NoticeSource { kSignal, kFile, kCommand, kCloud };
+// This node will go away. For a launch command, `leave` says that it does so by itself once its workers are gone.
+struct Notice {
+  NoticeSource source = NoticeSource::kSignal;
+  int signal = 0;        // 0 unless kSignal.
+  Duration left{};       // Until the node is gone, when this was sent.
+  bool withdrawn = false;
+  friend bool operator==(const Notice&, const Notice&) = default;
+};
+
+struct Hello {
+  ClusterId cluster;     // Empty: this agent follows nobody yet.
+  Epoch highest_epoch;
+  NodeId node;
+  Incarnation incarnation;
+  BootId boot;
+  std::string name;           // Label.
+  bool name_explicit = false;  // Given by --node-name: a clash is refused instead of renamed.
+  int slots = 1;
+  Version version;
+  std::string address;  // Local IP of this session: what other nodes are told.
+  std::string dialled;  // IP of the coordinator as this agent reached it.
+  bool launched = false;  // By `regroup run`; else a daemon.
+  std::vector<GroupReport> groups;  // The whole inventory.
+  std::vector<Notice> notices;
+};
+
+// A launch command asks to take part. Repeated with the same key after every reconnect; means the same each time.
+struct LaunchRequest {
+  std::string key;      // Random, one per launch command.
+  std::string rdzv_id;  // Grammar of a job name.
+  bool standalone = false;  // One node without an endpoint: always a new job.
+  JobSpec spec;         // origin kLaunched. Bounds and budget must agree over all launchers of a job.
+  Duration age{};       // Since the launch command started.
+};
+
+struct WorkerProgress {  // Of one rank; absolute.
+  JobId job;
+  Generation generation;
+  int rank = 0;
+  std::int64_t step = 0;
+  std::int64_t samples = 0;
+  std::optional<double> loss;
+  std::optional<double> tokens_per_second;
+  std::optional<std::int64_t> restored_step;  // Step this generation resumed from.
+  // Durations of this worker's life so far, where it told them.
+  std::optional<Duration> init, restore, first_step, checkpoint;
+};
+
+struct CommitRequest {  // Rank 0 has every rank's shard on disk and asks to publish. Answered by CommitAnswer.
+  JobId job;
+  Generation generation;
+  std::uint64_t attempt = 0;
+  std::int64_t step = 0;
+  std::string manifest_hash;  // Lower-case hex.
+  std::string path;
+  bool for_notice = false;  // The save that a notice asked for: no step follows it in this generation.
+};
+
+struct HeartbeatMessage {
+  OrderNo obeyed;
+};
+
+// ---- coordinator → agent -----------------------------------------------------------------------
+
+struct Welcome {
+  ClusterId cluster;
+  Epoch epoch;
+  std::string name;  // Possibly NAME-2.
+  Version version;
+  Duration heartbeat{}, lease{};
+};
+
+struct GroupSpec {  // What a node needs to know before ranks exist.
+  int workers = 1;
+  JobSpec job;  // Launched jobs: command, directory and environment are ignored by the agent (CLI.md, Program).
+};
+struct Prepare {
+  Generation generation;
+  GroupSpec spec;
+  bool host_store = false;
+  std::vector<std::string> store_members;  // IPs that the store accepts; only where host_store.
+  friend bool operator==(const Prepare& a, const Prepare& b) { return a.generation == b.generation; }
+};
+struct RankAssignment {
+  int local_rank = 0, rank = 0;
+  friend bool operator==(const RankAssignment&, const RankAssignment&) = default;
+};
+struct Run {
+  Generation generation;
+  Address store;
+  std::vector<RankAssignment> mine;
+  int group_rank = 0, group_size = 1, world_size = 1;
+  int restart_count = 0, max_restarts = 0;
+  bool many_hosts = false;  // Members have more than one IP: export *_SOCKET_IFNAME.
+  std::int64_t resume_step = 0;  // Of the newest accepted commit; 0: none.
+  friend bool operator==(const Run&, const Run&) = default;
+};
+enum class StopReason { kFailure, kElective, kNotice, kCancelled, kSuperseded };
+struct Stop {  // Every generation <= up_to. Its deadline never moves later.
+  Generation up_to;
+  Duration grace{};
+  StopReason reason = StopReason::kFailure;
+  friend bool operator==(const Stop&, const Stop&) = default;
+};
+struct Forget {
+  Generation up_to;
+  friend bool operator==(const Forget&, const Forget&) = default;
+};
+struct WorkerNotice {  // To workers of one generation: save within `left`, then wait to be stopped.
+  Generation generation;
+  Duration left{};
+  friend bool operator==(const WorkerNotice&, const WorkerNotice&) = default;
+};
+// The whole desired state of one job on one node. Absence means nothing; forget and stop are cumulative.
+struct Order {
+  OrderNo number;
+  JobId job;
+  std::optional<Forget> forget;
+  std::optional<Stop> stop;
+  std::optional<Prepare> prepare;
+  std::optional<Run> run;
+  std::optional<WorkerNotice> notice;
+};
+
+struct CommitAnswer {
+  JobId job;
+  Generation generation;
+  std::uint64_t attempt = 0;
+  std::int64_t step = 0;
+  bool accepted = false;
+  std::string why_not;
+};
+
+}  // namespace regroup

@@ -1,0 +1,35 @@
+#include "common/base/reasons.h"
+
+namespace regroup {
+namespace {
+
+bool IsCrashSignal(int signal) {
+  return signal == 4 || signal == 6 || signal == 7 || signal == 8 || signal == 9 || signal == 11 || signal == 31;
+}
+
+int ClassOfExit(const RankExit& exit) {
+  if (exit.oom != OomEvidence::kNone) return 5;
+  if (exit.kind == ExitKind::kSignaled && IsCrashSignal(exit.code)) return 4;
+  return 3;
+}
+
+struct Classify {
+  int operator()(const WorkerFailed& r) const { return ClassOfExit(r.cause.exit); }
+  int operator()(const ExecFailed&) const { return 3; }
+  int operator()(const StartTimedOut&) const { return 2; }
+  int operator()(const NodeLost&) const { return 6; }
+  int operator()(const NodeRebooted&) const { return 6; }
+  int operator()(const SupervisorLost&) const { return 5; }
+  int operator()(const StoreLost&) const { return 5; }
+  int operator()(const Preempted&) const { return 7; }
+  int operator()(const Drained&) const { return 7; }
+  int operator()(const Resized&) const { return 1; }
+  int operator()(const Cancelled&) const { return 8; }
+  int operator()(const Finished&) const { return 0; }
+};
+
+}  // namespace
+
+int CauseClass(const EndReason& reason) { return std::visit(Classify{}, reason); }
+
+}  // namespace regroup

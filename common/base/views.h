@@ -1,0 +1,74 @@
+#pragma once
+
+// What a reader is shown: one snapshot of a job or node, the same for `ps`, `nodes`, `explain`, their --json and the
+// final report of a launch command. Built by the coordinator's core, rendered by common/report and launcher/cli.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/reasons.h"
+
+namespace regroup {
+
+struct MemberView {
+  NodeId node;
+  std::string name, address;
+  int group_rank = 0;
+  std::vector<int> ranks;
+  std::vector<std::int64_t> pids;  // By local rank; 0: not started.
+};
+
+struct GenerationView {
+  Generation generation;
+  enum class State { kProposed, kFormed, kRunning, kOver, kVoided } state = State::kProposed;
+  int world = 0;
+  std::vector<MemberView> members;
+  std::optional<Address> store;
+  std::optional<WallTime> formed_at, ended_at;
+  std::optional<EndReason> ended;
+  std::vector<RankCause> consequences;  // Other ranks' exits, at most 8.
+  bool charged = false;
+  RestartPhases phases;  // Of the restart that led to this generation.
+  std::optional<std::int64_t> first_step, last_step, restored_step;
+};
+
+struct TimeAccount {  // Where the job's time went; sums to its age.
+  Duration productive{}, checkpoint{}, detect{}, regroup{}, restore{}, recompute{}, idle{};
+};
+
+struct JobView {
+  JobId id;
+  JobSpec spec;
+  std::string state;  // queued gathering forming running regrouping ending succeeded failed cancelled preempted
+  int nodes = 0, world = 0;
+  Generation generation;
+  std::optional<std::int64_t> step;
+  std::optional<double> loss, tokens_per_second;
+  int restarts_charged = 0, regroups = 0;
+  std::optional<std::int64_t> committed_step;
+  std::string commit_path;
+  WallTime created_at{};
+  Duration age{};
+  std::optional<Duration> ran_for;  // Of an ended job.
+  std::optional<WaitReason> why;
+  std::optional<FailReason> failed;
+  int exit_code = 0;  // Of an ended job: what `run` and `wait` exit with.
+  std::vector<GenerationView> generations;  // Oldest first, at most the last 100; only where detail was asked for.
+  std::vector<JobEvent> events;             // Likewise.
+  TimeAccount time;
+};
+
+struct NodeView {
+  NodeId id;
+  std::string name, address, state;  // ready suspect away awaited leaving lost
+  int slots = 0, slots_used = 0;
+  std::vector<JobId> jobs;
+  Duration seen{};
+  std::string note;
+  bool launched = false, coordinator_host = false;
+  Version version;
+};
+
+}  // namespace regroup

@@ -1,0 +1,61 @@
+# How every target of Regroup is built: flags, sanitizers, static or shared third parties, ccache.
+
+set(REGROUP_SANITIZE "" CACHE STRING "Sanitizers, as in 'address,undefined' or 'thread'")
+option(REGROUP_WERROR "Warnings are errors" ON)
+option(REGROUP_STATIC "Link gRPC, protobuf, abseil, OpenSSL and SQLite statically" OFF)
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+set(CMAKE_CXX_FLAGS_DEBUG "-O1 -g1 -fno-omit-frame-pointer")
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
+
+find_program(REGROUP_CCACHE ccache)
+if(REGROUP_CCACHE)
+  set(CMAKE_C_COMPILER_LAUNCHER ${REGROUP_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${REGROUP_CCACHE})
+endif()
+
+add_compile_options(-Wall -Wextra -fno-strict-aliasing -fdata-sections -ffunction-sections
+                    -ffile-prefix-map=${CMAKE_SOURCE_DIR}=.)
+if(REGROUP_WERROR)
+  add_compile_options(-Werror)
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC 12 reports false positives from inside the standard library with these three.
+  add_compile_options(-Wno-restrict -Wno-stringop-overflow -Wno-maybe-uninitialized)
+endif()
+if(REGROUP_SANITIZE)
+  add_compile_options(-fsanitize=${REGROUP_SANITIZE} -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${REGROUP_SANITIZE})
+endif()
+find_program(REGROUP_LLD ld.lld)
+if(REGROUP_LLD)
+  add_link_options(-fuse-ld=lld -Wl,--gc-sections)
+endif()
+include_directories(${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
+find_package(Threads REQUIRED)
+
+# regroup_library(name DEPS target…): every .cc of this folder as one static library.
+function(regroup_library name)
+  cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS *.cc)
+  list(FILTER sources EXCLUDE REGEX "_main\\.cc$")
+  if(sources)
+    add_library(${name} STATIC ${sources})
+    target_link_libraries(${name} PUBLIC ${ARG_DEPS})
+  else()
+    add_library(${name} INTERFACE)
+    target_link_libraries(${name} INTERFACE ${ARG_DEPS})
+  endif()
+endfunction()
+
+# regroup_test(name DEPS target… [LABELS …]): every *_test.cc of this folder as one GoogleTest program.
+function(regroup_test name)
+  cmake_parse_arguments(ARG "" "" "DEPS;LABELS" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS *.cc)
+  add_executable(${name} ${sources})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
+  gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60
+                       PROPERTIES LABELS "unit;${ARG_LABELS}" TIMEOUT 300)
+endfunction()
