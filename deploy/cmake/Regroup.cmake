@@ -33,8 +33,18 @@ find_program(REGROUP_LLD ld.lld)
 if(REGROUP_LLD)
   add_link_options(-fuse-ld=lld -Wl,--gc-sections)
 endif()
-include_directories(${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
-find_package(Threads REQUIRED)
+if(REGROUP_STATIC)
+  # Measured: smaller and quicker to start than a position-independent executable with every function in it.
+  add_compile_options(-fno-pie)
+  add_link_options(-no-pie)
+  if(REGROUP_LLD)
+    add_link_options(-Wl,--icf=all)
+  endif()
+endif()
+include_directories(${CMAKE_SOURCE_DIR})
+include_directories(SYSTEM ${CMAKE_BINARY_DIR})  # Generated headers: "proto/x.pb.h".
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+include(ThirdParty)
 
 # regroup_library(name DEPS target…): every .cc of this folder as one static library.
 function(regroup_library name)
@@ -58,4 +68,42 @@ function(regroup_test name)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest GTest::gtest_main)
   gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60
                        PROPERTIES LABELS "unit;${ARG_LABELS}" TIMEOUT 300)
+endfunction()
+
+# regroup_proto(): the .proto files of this folder as two libraries, regroup_proto (messages) and regroup_proto_grpc
+# (stubs of those that declare a service). Included as "proto/x.pb.h", from the root of the build tree.
+function(regroup_proto)
+  file(GLOB protos CONFIGURE_DEPENDS *.proto)
+  set(messages "")
+  set(stubs "")
+  foreach(proto IN LISTS protos)
+    file(RELATIVE_PATH path ${CMAKE_SOURCE_DIR} ${proto})
+    string(REGEX REPLACE "\\.proto$" "" stem ${CMAKE_BINARY_DIR}/${path})
+    file(STRINGS ${proto} services REGEX "^service ")
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${proto})
+    set(outputs ${stem}.pb.h ${stem}.pb.cc)
+    set(plugin "")
+    if(services)
+      list(APPEND outputs ${stem}.grpc.pb.h ${stem}.grpc.pb.cc)
+      list(APPEND stubs ${stem}.grpc.pb.cc)
+      set(plugin --grpc_out=${CMAKE_BINARY_DIR}
+                 --plugin=protoc-gen-grpc=$<TARGET_FILE:gRPC::grpc_cpp_plugin>)
+    endif()
+    list(APPEND messages ${stem}.pb.cc)
+    add_custom_command(
+      OUTPUT ${outputs}
+      COMMAND protobuf::protoc --cpp_out=${CMAKE_BINARY_DIR} ${plugin}
+              -I ${CMAKE_SOURCE_DIR} ${proto}
+      DEPENDS ${protos} VERBATIM COMMENT "protoc ${path}")
+  endforeach()
+  set_source_files_properties(${messages} ${stubs} PROPERTIES COMPILE_OPTIONS -w)
+  add_library(regroup_proto STATIC ${messages})
+  target_link_libraries(regroup_proto PUBLIC regroup_protobuf)
+  if(stubs)
+    add_library(regroup_proto_grpc STATIC ${stubs})
+    target_link_libraries(regroup_proto_grpc PUBLIC regroup_proto regroup_grpc)
+  else()
+    add_library(regroup_proto_grpc INTERFACE)
+    target_link_libraries(regroup_proto_grpc INTERFACE regroup_proto regroup_grpc)
+  endif()
 endfunction()
