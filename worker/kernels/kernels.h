@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace regroup::worker {
+
+// What a linear layer multiplies: `rows` tokens, weights (in, out) row-major as in GPT-2's Conv1D.
+struct LinearShape {
+  std::int64_t rows = 0, in = 0, out = 0;
+};
+
+// The head whose weights are the token embedding (out, in): transposed.
+enum class WeightOrder : std::uint8_t { kInOut, kOutIn };
+
+struct AttentionShape {
+  std::int64_t batch = 0, time = 0, heads = 0, head_width = 0;
+  std::int64_t width() const { return heads * head_width; }
+};
+
+struct AdamWStep {
+  double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
+  double correction1 = 1, correction2 = 1;  // 1 - beta^(step + 1).
+  double grad_scale = 1;
+};
+
+// Every computation on tensors, for one scalar and one instruction set. Pointers are dense
+// row-major and must not overlap unless said otherwise. Results do not depend on the thread count.
+// Own kernels allocate nothing; `scratch` arguments are as large as the *ScratchElements functions
+// below say. Execution thread only.
+template <typename T>
+struct KernelTable {
+  const char* name;
+
+  // y (rows, out) = x (rows, in) · w [+ bias (out)]; with `add`, y += instead. bias may be null.
+  absl::Status (*linear_forward)(const LinearShape& shape, WeightOrder order, const T* x,
+                                 const T* w, const T* bias, T* y, bool add);
+  // dx (rows, in) = dy · w^T.
+  absl::Status (*linear_input_grad)(const LinearShape& shape, WeightOrder order, const T* dy,
+                                    const T* w, T* dx);
+  // dw = x^T · dy in the weights' order; with `add`, dw +=.
+  absl::Status (*linear_weight_grad)(const LinearShape& shape, WeightOrder order, const T* x,
+                                     const T* dy, T* dw, bool add);
+  // db (out) = column sums of dy; with `add`, db +=. Scratch: ColumnSumScratchElements.
+  void (*bias_grad)(std::int64_t rows, std::int64_t out, const T* dy, T* db, bool add, T* scratch);
+
+  // sum = x + residual if residual is not null (sum may be x), else sum is not touched; y = layer
+  // norm of that. mean and rstd (rows) are kept for the backward pass. epsilon 1e-5.
+  void (*layer_norm_forward)(std::int64_t rows, std::int64_t width, const T* x, const T* residual,
+                             T* sum, const T* gain, const T* bias, T* y, T* mean, T* rstd);
+  // dx += gradient of the norm's input if add_dx, else =. x is what was normalised. dgain, dbias as
+  // `add` says. Scratch: LayerNormScratchElements.
+  void (*layer_norm_backward)(std::int64_t rows, std::int64_t width, const T* dy, const T* x,
+                              const T* gain, const T* mean, const T* rstd, T* dx, bool add_dx,
+                              T* dgain, T* dbias, bool add, T* scratch);
+
+  // y = gelu(x), tanh approximation.
+  void (*gelu_forward)(std::int64_t elements, const T* x, T* y);
+  // dx = dy · gelu'(x); dx may be dy.
+  void (*gelu_backward)(std::int64_t elements, const T* x, const T* dy, T* dx);
+
+  // Causal attention. qkv (B, T, 3, H, D) → out (B, T, H, D); log_sum_exp (B, H, T) is kept for the
+  // backward pass. Scratch: AttentionScratchElements.
+  void (*attention_forward)(const AttentionShape& shape, const T* qkv, T* out, T* log_sum_exp,
+                            T* scratch);
+  void (*attention_backward)(const AttentionShape& shape, const T* qkv, const T* out,
+                             const T* log_sum_exp, const T* dout, T* dqkv, T* scratch);
+
+  // out (B, T, C) = token_weights (V, C) row of each token + position_weights (T.., C) row of its
+  // position. REQUIRES: 0 <= token < V; checked by whoever reads the data.
+  void (*embedding_forward)(std::int64_t batch, std::int64_t time, std::int64_t width,
+                            const std::int32_t* tokens, const T* token_weights,
+                            const T* position_weights, T* out);
+  // dtoken += always (the tied head wrote it first); dposition of positions below `time` as `add`
+  // says.
+  void (*embedding_backward)(std::int64_t batch, std::int64_t time, std::int64_t width,
+                             std::int64_t vocabulary, const std::int32_t* tokens, const T* dout,
+                             T* dtoken, T* dposition, bool add);
+
+  // losses (rows) = cross-entropy in nats of each row of logits (rows, V) at its target; logits
+  // become their gradient, times loss_scale. REQUIRES: 0 <= target < V.
+  void (*cross_entropy)(std::int64_t rows, std::int64_t vocabulary, T* logits,
+                        const std::int32_t* targets, double loss_scale, T* losses);
+
+  void (*adamw)(std::int64_t elements, const AdamWStep& step, const T* gradient, T* weight,
+                T* first_moment, T* second_moment);
+  // Sum of squares, accumulated in double over fixed chunks.
+  double (*sum_squares)(std::int64_t elements, const T* x);
+  double (*sum)(std::int64_t elements, const T* x);
+  // y += a · x.
+  void (*axpy)(std::int64_t elements, T a, const T* x, T* y);
+};
+
+using Kernels = KernelTable<float>;
+
+std::int64_t ColumnSumScratchElements(std::int64_t rows, std::int64_t out);
+std::int64_t LayerNormScratchElements(std::int64_t rows, std::int64_t width);
+std::int64_t AttentionScratchElements(const AttentionShape& shape);
+
+enum class Isa : std::uint8_t { kBaseline, kV3, kV4 };  // x86-64, -v3 (AVX2, FMA), -v4 (AVX-512).
+
+Isa BestIsa();  // What this CPU and kernel can run.
+// REQUIRES: isa <= BestIsa().
+const Kernels& KernelsFor(Isa isa);
+// The plain C++ twins, of which every other table is a faster copy. Slow, single-threaded, GEMM
+// included.
+template <typename T>
+const KernelTable<T>& ReferenceKernels();
+extern template const KernelTable<float>& ReferenceKernels<float>();
+extern template const KernelTable<double>& ReferenceKernels<double>();
+
+}  // namespace regroup::worker

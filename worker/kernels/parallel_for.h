@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+
+namespace regroup::worker {
+
+// Threads that a parallel region gets on the calling thread: OMP_NUM_THREADS, else the allowed
+// cores.
+int ThreadCount();
+// For the calling thread only, oneDNN's regions included. REQUIRES: threads >= 1.
+void SetThreadCount(int threads);
+
+// Calls body(argument, task) once for every task in [0, tasks), on ThreadCount() threads, and
+// returns when all are done. Which thread runs which task is open, so a body may write only what
+// belongs to its task. Execution thread only, not nested. The pool is libgomp's, which oneDNN uses
+// too: a second pool would halve both.
+void RunTasks(std::int64_t tasks, void (*body)(const void* argument, std::int64_t task),
+              const void* argument);
+
+template <typename Body>
+void ParallelFor(std::int64_t tasks, const Body& body) {
+  RunTasks(
+      tasks,
+      [](const void* argument, std::int64_t task) { (*static_cast<const Body*>(argument))(task); },
+      &body);
+}
+
+}  // namespace regroup::worker

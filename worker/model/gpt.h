@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "worker/model/model.h"
+
+namespace regroup::worker {
+
+// A GPT-2 decoder: learned positions, pre-norm, tanh-GELU, head tied to the token embedding.
+struct GptConfig {
+  std::int64_t layers = 6, width = 384, heads = 6;
+  std::int64_t vocabulary = 256, context = 256;
+  friend bool operator==(const GptConfig&, const GptConfig&) = default;
+};
+
+// Invalid argument, with the numbers: a size below 1 or beyond 2^24, width not divisible by heads,
+// heads wider than 256.
+absl::Status Validate(const GptConfig& config);
+
+// Units: "embed", "block.0" …, "head". Parameter names and shapes are those of Hugging Face's GPT-2
+// (without "transformer."). REQUIRES: Validate(config) is ok.
+template <typename T>
+Model<T> MakeGpt(const GptConfig& config);
+
+}  // namespace regroup::worker

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "worker/kernels/kernels.h"
+#include "worker/layout/layout.h"
+
+namespace regroup::worker {
+
+// What one micro-batch feeds to the first and the last unit.
+struct MicroBatch {
+  std::int64_t batch = 0, time = 0;       // At most the extent that the workspace was made for.
+  std::span<const std::int32_t> tokens;   // (B, T)
+  std::span<const std::int32_t> targets;  // (B, T), or empty: no loss, logits stay logits.
+  double loss_scale = 1;                  // Gradients are of loss_scale · (sum of token losses).
+};
+
+// Everything a layer may touch besides its input and output.
+template <typename T>
+struct LayerContext {
+  const KernelTable<T>& kernels;
+  const MicroBatch& batch;
+  std::span<const T* const> weights;  // One pointer per LayerSpec::params.
+  std::span<T* const> gradients;      // Likewise; empty in a forward pass.
+  std::span<T> stash;       // Written by Forward, read by Backward of the same micro-batch.
+  std::span<T> scratch;     // Undefined on entry.
+  std::span<T> losses;      // (B, T): written by the last unit's Forward.
+  bool accumulate = false;  // Gradients are added to; else written.
+};
+
+struct LayerSpec {
+  std::vector<ParamSpec> params;  // Own ones first, then those of other units that it shares.
+  int shared_params = 0;          // How many at the end belong to other units.
+  std::int64_t stash_elements = 0, scratch_elements = 0;  // At the largest extent.
+  std::int64_t output_width = 0;                          // Output is (B, T, output_width).
+  double forward_flops = 0;                               // At the largest extent.
+};
+
+struct Extent {  // Largest micro-batch.
+  std::int64_t batch = 1, time = 1;
+  std::int64_t rows() const { return batch * time; }
+};
+
+// A piece of a network with its own gradient. Holds shapes only; weights and everything else come
+// with the context.
+template <typename T>
+class Layer {
+ public:
+  virtual ~Layer() = default;
+  virtual LayerSpec Spec(const Extent& extent) const = 0;
+  // REQUIRES: `in` outlives the Backward of this micro-batch; `out` does not overlap it.
+  virtual absl::Status Forward(const LayerContext<T>& context, const T* in, T* out) const = 0;
+  // `in` as in Forward. Writes din (null for a layer that reads tokens). dout may be destroyed and
+  // may not be din.
+  virtual absl::Status Backward(const LayerContext<T>& context, const T* in, T* dout,
+                                T* din) const = 0;
+};
+
+template <typename T>
+struct Unit {
+  std::string name;
+  std::unique_ptr<Layer<T>> layer;
+  std::vector<UnitId> shares;  // See UnitSpec::shares.
+};
+
+// A network as an ordered list of units. Immutable; weights live elsewhere, in a ParamLayout's
+// order.
+template <typename T>
+class Model {
+ public:
+  explicit Model(std::vector<Unit<T>> units) : units_(std::move(units)) {}
+
+  const std::vector<Unit<T>>& units() const { return units_; }
+  std::vector<UnitSpec> UnitSpecs() const;  // For ParamLayout.
+
+ private:
+  std::vector<Unit<T>> units_;
+};
+
+// Initial weights: a function of (seed, parameter name, element) only. `weights` has
+// layout.flat_elements(); padding is set to zero.
+template <typename T>
+void InitializeWeights(const ParamLayout& layout, std::uint64_t seed, std::span<T> weights);
+
+}  // namespace regroup::worker

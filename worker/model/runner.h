@@ -1,0 +1,70 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/model/model.h"
+#include "worker/tensor/arena.h"
+
+namespace regroup::worker {
+
+// Runs the units of one model, one call per instruction of a plan. Owns every activation, allocated
+// once; weights and gradients are flat buffers of the layout that outlive it. One micro-batch is in
+// flight: Forward of all units in order, then (training) Backward of all units in reverse order.
+// Execution thread only.
+template <typename T>
+class UnitRunner {
+ public:
+  // gradients may be empty: forward only. Resource exhausted if the activations do not fit into
+  // memory.
+  static absl::StatusOr<std::unique_ptr<UnitRunner>> Create(
+      const Model<T>& model, const ParamLayout& layout, const KernelTable<T>& kernels,
+      const Extent& extent, std::span<const T> weights, std::span<T> gradients);
+
+  // Invalid argument: an empty micro-batch, one beyond the extent, or a token or target outside the
+  // vocabulary (checked by unit 0).
+  absl::Status Forward(UnitId unit, const MicroBatch& batch);
+  // REQUIRES: batch has targets and all its Forwards are done. accumulate: add to the gradients
+  // (micro-batch > 0).
+  absl::Status Backward(UnitId unit, const MicroBatch& batch, bool accumulate);
+
+  // Sum over the tokens of the last micro-batch with targets, in nats, not scaled.
+  double LossSum() const { return loss_sum_; }
+  // (B, T, V) after the last unit's Forward of a micro-batch without targets.
+  std::span<const T> Logits() const;
+
+  std::size_t activation_bytes() const { return arena_.size_bytes(); }
+  double forward_flops() const {
+    return forward_flops_;
+  }  // Of one full micro-batch; backward is twice that.
+
+ private:
+  struct UnitState {
+    std::vector<const T*> weights;  // Into the flat buffers, in the order of LayerSpec::params.
+    std::vector<T*> gradients;
+    std::span<T> stash, output;
+  };
+  UnitRunner(const Model<T>& model, const KernelTable<T>& kernels, const Extent& extent)
+      : model_(model), kernels_(kernels), extent_(extent) {}
+  absl::Status Allocate(const std::vector<LayerSpec>& specs);
+  void Bind(const ParamLayout& layout, const std::vector<LayerSpec>& specs,
+            std::span<const T> weights, std::span<T> gradients);
+  absl::Status CheckBatch(const MicroBatch& batch) const;
+  LayerContext<T> ContextOf(UnitId unit, const MicroBatch& batch);
+
+  const Model<T>& model_;
+  const KernelTable<T>& kernels_;
+  const Extent extent_;
+  Arena arena_;
+  std::vector<UnitState> units_;
+  std::span<T> scratch_, losses_;
+  std::span<T> grad_in_,
+      grad_out_;  // (B, T, C): gradients between units, swapped after each Backward.
+  std::int64_t vocabulary_ = 0;
+  std::int64_t logits_ = 0;  // Elements of valid logits.
+  double loss_sum_ = 0, forward_flops_ = 0;
+};
+
+}  // namespace regroup::worker

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "absl/status/statusor.h"
+
+namespace regroup::worker {
+
+// One zeroed anonymous mapping that is handed out front to back and returned as a whole. Everything
+// that a training step touches lies in arenas that were sized before the first step.
+class Arena {
+ public:
+  static constexpr std::size_t kAlignment = 256;
+
+  // Resource exhausted, with the size, if the kernel refuses.
+  static absl::StatusOr<Arena> Create(std::size_t bytes);
+  // Bytes that `elements` of T take in an arena, alignment included.
+  template <typename T>
+  static constexpr std::size_t Footprint(std::size_t elements) {
+    return (elements * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+  Arena() = default;
+  Arena(Arena&& other) noexcept;
+  Arena& operator=(Arena&& other) noexcept;
+  ~Arena();
+
+  // kAlignment-aligned. REQUIRES: the rest of the arena is large enough.
+  template <typename T>
+  std::span<T> Take(std::size_t elements) {
+    return {reinterpret_cast<T*>(TakeBytes(Footprint<T>(elements))), elements};
+  }
+
+  std::size_t size_bytes() const { return bytes_.size(); }
+  std::size_t used_bytes() const { return used_; }
+
+ private:
+  explicit Arena(std::span<std::byte> bytes) : bytes_(bytes) {}
+  std::byte* TakeBytes(std::size_t bytes);
+  void Release();
+
+  std::span<std::byte> bytes_;  // Mapped by Create, unmapped by the destructor.
+  std::size_t used_ = 0;        // A multiple of kAlignment, at most bytes_.size().
+};
+
+}  // namespace regroup::worker
