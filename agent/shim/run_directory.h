@@ -1,0 +1,72 @@
+#pragma once
+
+// A run directory is the record of one group (or one store) on this node: <base>/<node id>/<job>.<generation>[.store]/
+//
+//   spec      written by the agent before the shim
+//   lock      flocked by the shim for life
+//   socket    bound by the agent, served by the shim
+//   started   the mark: StartRanks was obeyed. Written before the first rank
+//   state     the shim's last state, replaced after it was reported
+//   agent     the agent's own notes (WriteAgentNotes)
+//   shim.log  the shim's stderr: normally empty
+//
+// It lies on a tmpfs and is written without fsync: it survives every process, not a reboot.
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "agent/shim/protocol.h"
+#include "common/base/ids.h"
+#include "common/io/fd.h"
+
+namespace regroup::shim {
+
+inline constexpr char kSpecFile[] = "spec", kLockFile[] = "lock", kSocketFile[] = "socket",
+                      kStartedFile[] = "started", kStateFile[] = "state", kAgentFile[] = "agent",
+                      kShimLogFile[] = "shim.log";
+
+// Makes and returns `<base>/<node>`: base is the first writable tmpfs of /run/regroup, $XDG_RUNTIME_DIR/regroup (the
+// argument may be empty) and /dev/shm/regroup-<uid>. FAILED_PRECONDITION names them all.
+absl::StatusOr<std::string> MakeRunBase(const NodeId& node, const std::string& xdg_runtime_dir);
+
+// "<job>.<generation>" or "<job>.<generation>.store".
+std::string RunDirectoryName(const JobId& job, Generation generation, Role role);
+
+// An open run directory.
+struct RunDirectory {
+  std::string path;
+  io::UniqueFd fd;
+};
+// Makes the directory and writes the spec. ALREADY_EXISTS: there is one for this job, generation and role.
+absl::StatusOr<RunDirectory> CreateRunDirectory(const std::string& node_base, const Spec& spec);
+absl::StatusOr<RunDirectory> OpenRunDirectory(const std::string& path);
+
+// What a directory says, whoever lives.
+struct RunRecord {
+  std::string path;
+  Spec spec;
+  bool started = false;        // The mark.
+  std::optional<State> state;  // The last one written; none: nothing was started and nothing ended yet.
+  bool shim_alive = false;     // The lock is held.
+  bool other_boot = false;     // Void: nothing of it can live.
+  std::string agent_notes;
+  // The shim died before its group was free: KillLeftovers, then report "supervisor lost".
+  bool supervisor_lost() const {
+    return !shim_alive && !other_boot && !(state && state->phase == Phase::kFree);
+  }
+};
+absl::StatusOr<RunRecord> ReadRunDirectory(const std::string& path);
+struct RunScan {
+  std::vector<RunRecord> records;
+  std::vector<std::string> damaged;  // Paths that hold no readable spec, each with the reason ("path: why").
+};
+absl::StatusOr<RunScan> ScanRunDirectories(const std::string& node_base);
+
+absl::Status WriteAgentNotes(const std::string& path, std::string_view notes);
+absl::Status RemoveRunDirectory(const std::string& path);
+
+}  // namespace regroup::shim
