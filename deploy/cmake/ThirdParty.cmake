@@ -7,10 +7,6 @@
 # With REGROUP_STATIC gRPC, protobuf, abseil, OpenSSL, SQLite and what they need come from Debian's archives (.a),
 # libc and libstdc++ stay shared: a process starts 8 ms sooner. Without it everything is shared: quicker to link.
 
-# Both are configurations of Debian's packages ("None"), which ours do not name.
-set(CMAKE_MAP_IMPORTED_CONFIG_DEBUG None "" Debug RelWithDebInfo)
-set(CMAKE_MAP_IMPORTED_CONFIG_RELEASE None "" Release RelWithDebInfo)
-
 set(Protobuf_USE_STATIC_LIBS ${REGROUP_STATIC})
 set(OPENSSL_USE_STATIC_LIBS ${REGROUP_STATIC})
 set(ZLIB_USE_STATIC_LIBS ${REGROUP_STATIC})
