@@ -1,0 +1,104 @@
+#pragma once
+
+// What the core asks of the shell. Actions of one step are carried out in order, after the rows of this and of all
+// earlier steps are durable.
+
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/base/control.h"
+#include "common/base/ids.h"
+#include "common/base/reasons.h"
+#include "common/base/views.h"
+#include "launcher/coordinator/core/rows.h"
+
+namespace regroup::coordinator {
+
+// To one session. Dropped by the shell when the session is gone by then.
+struct SendWelcome {
+  SessionId session;
+  Welcome welcome;
+};
+struct SendOrder {  // Replaces a queued older one of the same job.
+  SessionId session;
+  Order order;
+};
+struct AckReport {
+  SessionId session;
+  ReportNo number;
+};
+struct AnswerCommit {
+  SessionId session;
+  CommitAnswer answer;
+};
+struct AnswerLaunch {  // The job that this launch command takes part in, or why not.
+  SessionId session;
+  absl::Status refused;  // OK: accepted.
+  JobId job;
+};
+struct SendNews {  // To a launch command: what happened to its job.
+  SessionId session;
+  JobId job;
+  JobEvent event;
+};
+struct SendResult {  // To a launch command: its job is over, with detail. It leaves by itself.
+  SessionId session;
+  JobView job;
+};
+struct CloseSession {  // SessionBroken follows and is ignored.
+  SessionId session;
+  absl::Status why;
+};
+
+// Dial this address once; answered by Probed with the same ids.
+struct Probe {
+  NodeId node;
+  JobId job;
+  Generation generation;
+  Address address;
+};
+
+struct SubmitReply {
+  JobId job;
+};
+struct CancelReply {
+  JobId job;
+};
+struct ReadReply {
+  std::vector<JobView> jobs;
+  std::vector<NodeView> nodes;
+};
+struct ForgetNodeReply {
+  NodeId node;
+};
+using Reply = std::variant<SubmitReply, CancelReply, ReadReply, ForgetNodeReply, absl::Status>;
+struct Answer {
+  CallId call;
+  Reply reply;
+};
+
+struct StepDown {  // This journal must not go on: log, close everything, exit 125. No later step is carried out.
+  absl::Status why;
+};
+struct Finished {};  // Ad-hoc mode: everything is over and told. Flush, exit 0.
+
+using Action = std::variant<SendWelcome, SendOrder, AckReport, AnswerCommit, AnswerLaunch, SendNews, SendResult,
+                            CloseSession, Probe, Answer, StepDown, Finished>;
+
+enum class Severity { kDebug, kInfo, kWarning, kError };
+struct Note {  // One log line, written once the step's rows are durable.
+  Severity severity = Severity::kInfo;
+  std::string what;  // A sentence without ids; greppable.
+  std::vector<std::pair<std::string, std::string>> fields;
+};
+
+struct Effects {
+  std::vector<Row> rows;  // One atomic batch; at most one row per key.
+  std::vector<Action> actions;
+  std::vector<Note> notes;
+};
+
+}  // namespace regroup::coordinator

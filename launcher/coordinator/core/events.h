@@ -1,0 +1,112 @@
+#pragma once
+
+// What the shell tells the core: facts, in the order of the time stamps that the shell gave them on receipt.
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <variant>
+
+#include "common/base/control.h"
+#include "common/base/ids.h"
+#include "common/base/job_spec.h"
+#include "common/base/time.h"
+
+namespace regroup::coordinator {
+
+// An agent's stream is up and its Hello was read. The shell sends nothing on it before SendWelcome.
+struct SessionOpened {
+  SessionId session;  // Rises; never used twice by one process.
+  Hello hello;
+};
+// The stream is gone, whoever ended it; also after CloseSession. Later events of this session are dropped.
+struct SessionBroken {
+  SessionId session;
+};
+struct HeartbeatReceived {
+  SessionId session;
+  OrderNo obeyed;
+};
+struct Reported {
+  SessionId session;
+  GroupReport report;
+};
+struct Progressed {
+  SessionId session;
+  WorkerProgress progress;
+};
+struct CommitAsked {
+  SessionId session;
+  CommitRequest request;
+};
+// What came of a Probe: kAccepted only if the close was read within 200 ms.
+enum class ProbeResult { kRefused, kAccepted, kSilent };
+struct Probed {
+  NodeId node;
+  JobId job;
+  Generation generation;
+  ProbeResult result = ProbeResult::kSilent;
+};
+struct Noticed {  // From an agent: its node will go away (or not after all: notice.withdrawn).
+  SessionId session;
+  Notice notice;
+};
+
+// A launch command asks to take part, or repeats that after a reconnect. Answered by AnswerLaunch.
+struct LaunchAsked {
+  SessionId session;
+  LaunchRequest request;
+  std::uint64_t free_bytes = std::numeric_limits<std::uint64_t>::max();  // Where the journal lies.
+};
+// A launch command was interrupted: its node leaves the job. Not answered; may be repeated.
+struct LeaveAsked {
+  SessionId session;
+  int signal = 0;    // SIGINT, SIGTERM or SIGHUP.
+  bool now = false;  // A second signal: without grace.
+};
+
+// Calls of clients. Each is answered by exactly one Answer, unless CallDropped came first.
+struct SubmitAsked {
+  CallId call;
+  JobSpec spec;     // Passed ValidateJobSpec.
+  std::string key;  // Idempotency key; not empty.
+  std::uint64_t free_bytes = std::numeric_limits<std::uint64_t>::max();
+};
+struct CancelAsked {
+  CallId call;
+  std::string job;  // An id, a unique prefix of one, or `last`.
+  std::string by;   // Who, for people.
+  bool now = false;
+  int signal = 0;   // 0: `regroup cancel`.
+  std::string key;  // Idempotency key; not empty.
+};
+struct ReadFilter {
+  bool jobs = true, nodes = false;
+  std::string job;   // An id, a unique prefix of one, or `last`. Empty: all jobs.
+  std::string node;  // A name or id. Empty: all nodes.
+  bool ended = false;   // With all jobs: ended ones too.
+  bool detail = false;  // Generations and events.
+};
+struct ReadAsked {
+  CallId call;
+  ReadFilter filter;
+  bool wait_for_end = false;  // REQUIRES filter.job. Answered once that job is over (or preempted).
+};
+struct ForgetNodeAsked {  // The operator vouches that this node is gone: the proof of death of unreachable groups.
+  CallId call;
+  std::string node;  // A name or id.
+};
+struct CallDropped {
+  CallId call;
+};
+
+struct Stalled {  // The loop stood still: nobody could be heard. Stepped before the events that waited.
+  Duration gap{};
+};
+struct Tick {};  // A deadline is due, or there is work left from the step before.
+
+using Event = std::variant<SessionOpened, SessionBroken, HeartbeatReceived, Reported, Progressed, CommitAsked, Probed,
+                           Noticed, LaunchAsked, LeaveAsked, SubmitAsked, CancelAsked, ReadAsked, ForgetNodeAsked,
+                           CallDropped, Stalled, Tick>;
+
+}  // namespace regroup::coordinator

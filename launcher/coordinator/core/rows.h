@@ -1,0 +1,172 @@
+#pragma once
+
+// Durable state. A record is a row: key → whole value, or deletion. Rows hold ids, counts and durations, never
+// instants; wall time is for display. The shell maps them to record.proto, field by field. PROTOCOL §1.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/base/control.h"
+#include "common/base/ids.h"
+#include "common/base/job_spec.h"
+#include "common/base/reasons.h"
+#include "common/base/time.h"
+#include "common/base/views.h"
+
+namespace regroup::coordinator {
+
+using Key = std::string;  // Numbers in keys are zero-padded: byte order is numeric order.
+
+inline constexpr std::uint32_t kRowFormat = 1;
+
+struct MetaRow {  // `meta`
+  ClusterId cluster;
+  Epoch epoch;       // Of the coordinator that wrote it; the next one takes epoch + 1.
+  std::uint32_t format = kRowFormat;
+  Epoch older_than;  // Not 0: an agent showed this higher epoch. This journal must not be used any more.
+};
+
+struct TakenSlots {  // A group that an ended generation left behind on a node that is unreachable or can not kill it.
+  JobId job;
+  Generation generation;
+  int slots = 0;
+  bool unkillable = false;
+};
+struct NodeLaunch {  // The launch command that this node's agent serves.
+  std::string key;
+  JobId job;
+  int workers = 1;
+  bool left = false;  // It asked to leave: no member of later generations.
+};
+struct NodeRow {  // `node/N`
+  NodeId node;
+  std::string name;  // As accepted: possibly NAME-2.
+  bool name_explicit = false;
+  Incarnation incarnation;
+  BootId boot;
+  std::string address, dialled;
+  int slots = 1;
+  bool launched = false;
+  Version version;
+  bool lost = false;
+  std::string lost_how;
+  std::optional<NodeLaunch> launch;
+  std::vector<TakenSlots> taken;
+};
+
+struct JobSpecRow {  // `job/J/spec`, written once.
+  JobId job;
+  std::uint64_t sequence = 0;  // Of its admission; the N of NAME-N. FIFO order.
+  JobSpec spec;
+  std::string key;  // Idempotency key of the submit; of a launched job, the first launcher's.
+  bool standalone = false;
+  WallTime created_at{};
+};
+
+enum class JobPhase { kQueued, kGathering, kForming, kRunning, kRegrouping, kPreempted, kEnding, kEnded };
+enum class VerdictState { kSucceeded, kFailed, kCancelled };
+struct Verdict {  // Final.
+  VerdictState state = VerdictState::kSucceeded;
+  int exit_code = 0;  // What launch commands and `wait` exit with.
+  std::optional<FailReason> failed;
+};
+struct ExcludedNode {  // It could not execute the program.
+  NodeId node;
+  std::string name;
+  int error_number = 0;
+};
+struct JobStateRow {  // `job/J/state`
+  JobId job;
+  JobPhase phase = JobPhase::kQueued;
+  Generation last_number;  // Highest number any proposal took; never used again.
+  Generation last_formed;
+  std::optional<Verdict> verdict;
+  std::string cancel_key;      // Of the cancel that was accepted.
+  bool stop_now = false;       // Of that cancel.
+  int restarts_charged = 0;
+  std::vector<Duration> charges;  // With a restart window: how long ago each was, when this row was written.
+  int regroups = 0;
+  int own_failures = 0;  // In a row without progress, charged ones.
+  int free_ends = 0;     // In a row without progress, free ones.
+  std::int64_t best_step = 0;
+  int growths = 0;
+  std::vector<ExcludedNode> excluded;
+  TimeAccount account;  // Of generations that are over; idle is left 0.
+  std::optional<WallTime> ended_at;
+  Duration ran_for{};  // Of an ended job.
+};
+
+enum class GenerationPhase { kProposed, kFormed, kOver };
+struct GenerationMember {  // Its index in the row is its group rank.
+  NodeId node;
+  std::string name;
+  std::string address;  // As other members are told.
+  int workers = 1;
+  std::optional<Address> witness;
+  bool witness_verified = false;  // It answered once.
+  std::vector<std::int64_t> pids;  // By local rank, once started.
+};
+struct GenerationRow {  // `job/J/gen/G`
+  JobId job;
+  Generation generation;
+  GenerationPhase phase = GenerationPhase::kProposed;
+  bool voided = false;    // Over without ever having formed.
+  bool elective = false;  // Proposed while another generation ran.
+  std::vector<GenerationMember> members;
+  std::optional<Address> store;
+  int restart_count = 0;
+  std::int64_t resume_step = 0;
+  WallTime proposed_at{};
+  std::optional<WallTime> formed_at, ended_at;
+  std::optional<EndReason> ended;  // While verdict_open: the worst cause so far.
+  bool verdict_open = false, charged = false;
+  std::vector<RankCause> consequences;
+  RestartPhases phases;
+  std::optional<std::int64_t> first_step, last_step, restored_step;
+};
+
+struct DoneRow {  // `job/J/done/N`: ranks of node N that exited 0 in this generation.
+  JobId job;
+  NodeId node;
+  Generation generation;
+  std::vector<int> local_ranks;
+};
+
+struct CommitRow {  // `job/J/commit`: the newest accepted checkpoint.
+  JobId job;
+  Generation generation;
+  std::uint64_t attempt = 0;
+  std::int64_t step = 0;
+  std::string manifest_hash, path;
+  bool for_notice = false;
+  WallTime at{};
+};
+
+struct JobEventRow {  // `job/J/event/K`, K = number modulo the ring's size.
+  JobId job;
+  JobEvent event;
+};
+
+using Value =
+    std::variant<MetaRow, NodeRow, JobSpecRow, JobStateRow, GenerationRow, DoneRow, CommitRow, JobEventRow>;
+struct Row {  // Whole replacement; nullopt deletes.
+  Key key;
+  std::optional<Value> value;
+};
+
+Key MetaKey();
+Key NodeKey(const NodeId& node);
+Key JobSpecKey(const JobId& job);
+Key JobStateKey(const JobId& job);
+Key GenerationKey(const JobId& job, Generation generation);
+Key DoneKey(const JobId& job, const NodeId& node);
+Key CommitKey(const JobId& job);
+Key JobEventKey(const JobId& job, std::uint64_t slot);  // slot = number modulo the ring's size.
+
+// An upper bound of the row's size once encoded.
+std::size_t EstimateBytes(const Row& row);
+
+}  // namespace regroup::coordinator
