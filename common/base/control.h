@@ -155,6 +155,7 @@ struct Prepare {
   GroupSpec spec;
   bool host_store = false;
   std::vector<std::string> store_members;  // IPs that the store accepts; only where host_store.
+  std::string advertise;  // This node's IP as other members are told it; the store binds it.
   friend bool operator==(const Prepare& a, const Prepare& b) { return a.generation == b.generation; }
 };
 struct RankAssignment {
