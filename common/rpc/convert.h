@@ -1,9 +1,9 @@
 #pragma once
 
-// Between the plain values of common/base and their protobuf twins. ToProto is total. FromProto checks everything a peer
-// could get wrong (sizes, counts, grammar of ids, numbers out of range or not finite, missing messages, unknown enum
-// values) and answers InvalidArgument naming the field, its value and its limit; it never allocates more than it was
-// given. Pure; any thread.
+// Between the plain values of common/base and their protobuf twins. ToProto is total. FromProto
+// checks everything a peer could get wrong (sizes, counts, grammar of ids, numbers out of range or
+// not finite, missing messages, unknown enum values) and answers InvalidArgument naming the field,
+// its value and its limit; it never allocates more than it was given. Pure; any thread.
 
 #include <cstddef>
 #include <string_view>
@@ -25,15 +25,17 @@ namespace regroup {
 
 namespace pb = ::regroup::v1;
 
-// Limits of what a peer may send. Those of a job's text are of the whole job, so that its row stays below the 512 KiB of
-// one step.
+// Limits of what a peer may send. Those of a job's text are of the whole job, so that its row stays
+// below the 512 KiB of one step.
 inline constexpr int kMaxNodes = 10'000;
-inline constexpr int kMaxRanks = 65'536;          // Per job: max_nodes × workers_per_node.
+inline constexpr int kMaxRanks = 65'536;  // Per job: max_nodes × workers_per_node.
 inline constexpr int kMaxWorkersPerNode = 4'096;
-inline constexpr int kMaxGroupsPerNode = 4'096;   // In one inventory.
-inline constexpr std::size_t kMaxIdBytes = 128;   // Node, cluster and boot ids, idempotency keys, job ids.
-inline constexpr std::size_t kMaxTextBytes = 4'096;       // One text for people, one path.
-inline constexpr std::size_t kMaxJobTextBytes = 262'144;  // Command, directory and environment together.
+inline constexpr int kMaxGroupsPerNode = 4'096;  // In one inventory.
+inline constexpr std::size_t kMaxIdBytes =
+    128;  // Node, cluster and boot ids, idempotency keys, job ids.
+inline constexpr std::size_t kMaxTextBytes = 4'096;  // One text for people, one path.
+inline constexpr std::size_t kMaxJobTextBytes =
+    262'144;  // Command, directory and environment together.
 inline constexpr Duration kMaxDuration = std::chrono::hours(24 * 366 * 100);
 
 // [a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?: jobs and rendezvous ids.
@@ -100,10 +102,11 @@ absl::StatusOr<GenerationView> FromProto(const pb::GenerationView& value);
 absl::StatusOr<JobView> FromProto(const pb::JobView& value);
 absl::StatusOr<NodeView> FromProto(const pb::NodeView& value);
 
-// A refusal with its three parts (common/base/user_error.h): inside a session as a message, in a call as error details.
-pb::Refused RefusedFrom(const absl::Status& status);         // REQUIRES: !status.ok().
-absl::Status StatusFrom(const pb::Refused& refused);         // Never ok.
+// A refusal with its three parts (common/base/user_error.h): inside a session as a message, in a
+// call as error details.
+pb::Refused RefusedFrom(const absl::Status& status);  // REQUIRES: !status.ok().
+absl::Status StatusFrom(const pb::Refused& refused);  // Never ok.
 grpc::Status ToGrpcStatus(const absl::Status& status);
-absl::Status FromGrpcStatus(const grpc::Status& status);     // Of a foreign server too.
+absl::Status FromGrpcStatus(const grpc::Status& status);  // Of a foreign server too.
 
 }  // namespace regroup

@@ -1,0 +1,184 @@
+#include <limits>
+
+#include "common/rpc/checker.h"
+#include "common/rpc/convert.h"
+
+namespace regroup {
+namespace {
+
+using wire::Checker;
+using wire::EnumNumber;
+
+constexpr std::pair<int, JobOrigin> kOrigins[] = {
+    {pb::JOB_ORIGIN_LAUNCHED, JobOrigin::kLaunched},
+    {pb::JOB_ORIGIN_SUBMITTED, JobOrigin::kSubmitted}};
+constexpr std::pair<int, ScaleUp> kScaleUps[] = {{pb::SCALE_UP_SETTLE, ScaleUp::kSettle},
+                                                 {pb::SCALE_UP_NOW, ScaleUp::kNow},
+                                                 {pb::SCALE_UP_NEXT, ScaleUp::kNext},
+                                                 {pb::SCALE_UP_NEVER, ScaleUp::kNever}};
+constexpr std::pair<int, ExitAction> kExitActions[] = {{pb::EXIT_ACTION_RETRY, ExitAction::kRetry},
+                                                       {pb::EXIT_ACTION_FAIL, ExitAction::kFail}};
+constexpr std::pair<int, ExitKind> kExitKinds[] = {
+    {pb::EXIT_KIND_EXITED, ExitKind::kExited},
+    {pb::EXIT_KIND_SIGNALED, ExitKind::kSignaled},
+    {pb::EXIT_KIND_EXEC_FAILED, ExitKind::kExecFailed}};
+constexpr std::pair<int, OomEvidence> kOomEvidence[] = {
+    {pb::OOM_EVIDENCE_NONE, OomEvidence::kNone},
+    {pb::OOM_EVIDENCE_COUNTED, OomEvidence::kCounted},
+    {pb::OOM_EVIDENCE_PROBABLE, OomEvidence::kProbable}};
+constexpr std::pair<int, NoticeSource> kNoticeSources[] = {
+    {pb::NOTICE_SOURCE_SIGNAL, NoticeSource::kSignal},
+    {pb::NOTICE_SOURCE_FILE, NoticeSource::kFile},
+    {pb::NOTICE_SOURCE_COMMAND, NoticeSource::kCommand},
+    {pb::NOTICE_SOURCE_CLOUD, NoticeSource::kCloud}};
+
+// Command, directory and environment of a job: argv and envp, so no NUL byte inside a string.
+void CheckProgram(Checker& check, const pb::JobSpec& value, JobSpec& spec) {
+  std::size_t bytes = value.directory().size();
+  for (const std::string& argument : value.command()) bytes += argument.size() + 1;
+  for (const auto& [key, text] : value.environment()) bytes += key.size() + text.size() + 2;
+  check.Number<int>("command, directory and environment (bytes)", bytes, 0, kMaxJobTextBytes);
+  if (!check.status().ok()) return;
+  const auto without_nul = [&](std::string_view field, const std::string& text) {
+    if (text.find('\0') != std::string::npos)
+      check.Fail(absl::StrCat(std::string(field), ": contains a NUL byte"));
+    return text;
+  };
+  spec.directory = without_nul("directory", value.directory());
+  for (const std::string& argument : value.command())
+    spec.command.push_back(without_nul("command", argument));
+  for (const auto& [key, text] : value.environment()) {
+    if (key.empty() || key.find('=') != std::string::npos)
+      check.Fail("environment: a name is empty or contains '='");
+    spec.environment[without_nul("environment", key)] = without_nul("environment", text);
+  }
+}
+
+void CheckShape(Checker& check, const pb::JobSpec& value, JobSpec& spec) {
+  spec.min_nodes = check.Number<int>("min_nodes", value.min_nodes(), 1, kMaxNodes);
+  spec.max_nodes = check.Number<int>("max_nodes", value.max_nodes(), 1, kMaxNodes);
+  if (spec.max_nodes < spec.min_nodes) {
+    check.Fail(absl::StrCat("max_nodes: ", spec.max_nodes, " is below min_nodes ", spec.min_nodes));
+  }
+  spec.unit = check.Number<int>("unit", value.unit(), 1, kMaxNodes);
+  if (spec.unit > 0 && spec.max_nodes / spec.unit * spec.unit < spec.min_nodes) {
+    check.Fail(absl::StrCat("unit: no multiple of ", spec.unit, " is in [", spec.min_nodes, ", ",
+                            spec.max_nodes, "]"));
+  }
+  spec.workers_per_node =
+      check.Number<int>("workers_per_node", value.workers_per_node(), 1, kMaxWorkersPerNode);
+  check.Number<int>("max_nodes * workers_per_node",
+                    std::int64_t{spec.max_nodes} * spec.workers_per_node, 0, kMaxRanks);
+}
+
+}  // namespace
+
+pb::JobSpec ToProto(const JobSpec& value) {
+  pb::JobSpec out;
+  out.set_name(value.name);
+  out.set_origin(static_cast<pb::JobOrigin>(EnumNumber(value.origin, kOrigins)));
+  out.set_min_nodes(value.min_nodes);
+  out.set_max_nodes(value.max_nodes);
+  out.set_unit(value.unit);
+  out.set_workers_per_node(value.workers_per_node);
+  for (const std::string& argument : value.command) out.add_command(argument);
+  out.set_directory(value.directory);
+  for (const auto& [key, text] : value.environment) (*out.mutable_environment())[key] = text;
+  out.set_grace_ns(value.grace.count());
+  out.set_start_timeout_ns(value.start_timeout.count());
+  out.set_max_restarts(value.max_restarts);
+  if (value.restart_window) out.set_restart_window_ns(value.restart_window->count());
+  for (const auto& [code, action] : value.exit_codes) {
+    (*out.mutable_exit_codes())[code] =
+        static_cast<pb::ExitAction>(EnumNumber(action, kExitActions));
+  }
+  out.set_scale_up(static_cast<pb::ScaleUp>(EnumNumber(value.scale_up, kScaleUps)));
+  return out;
+}
+
+absl::StatusOr<JobSpec> FromProto(const pb::JobSpec& value) {
+  Checker check;
+  JobSpec spec;
+  spec.name = check.JobName("name", value.name());
+  spec.origin = check.Enum("origin", value.origin(), kOrigins);
+  CheckShape(check, value, spec);
+  CheckProgram(check, value, spec);
+  spec.grace = check.NonNegative("grace", value.grace_ns());
+  spec.start_timeout = check.NonNegative("start_timeout", value.start_timeout_ns());
+  spec.max_restarts = check.Count("max_restarts", value.max_restarts());
+  if (value.has_restart_window_ns()) {
+    spec.restart_window = check.NonNegative("restart_window", value.restart_window_ns());
+  }
+  if (check.Size("exit_codes", static_cast<int>(value.exit_codes().size()), 256)) {
+    for (const auto& [code, action] : value.exit_codes()) {
+      const int key = check.Number<int>("exit_codes", code, 0, 255);
+      spec.exit_codes[key] = check.Enum("exit_codes", action, kExitActions);
+    }
+  }
+  spec.scale_up = check.Enum("scale_up", value.scale_up(), kScaleUps);
+  return check.Finish(std::move(spec));
+}
+
+pb::Address ToProto(const Address& value) {
+  pb::Address out;
+  out.set_host(value.host);
+  out.set_port(value.port);
+  return out;
+}
+
+absl::StatusOr<Address> FromProto(const pb::Address& value) {
+  Checker check;
+  Address address;
+  address.host = check.Ip("host", value.host());
+  address.port = check.Number<std::uint16_t>("port", value.port(), 1, 65535);
+  return check.Finish(std::move(address));
+}
+
+pb::RankExit ToProto(const RankExit& value) {
+  pb::RankExit out;
+  out.set_local_rank(value.local_rank);
+  out.set_kind(static_cast<pb::ExitKind>(EnumNumber(value.kind, kExitKinds)));
+  out.set_code(value.code);
+  out.set_after_stop(value.after_stop);
+  out.set_oom(static_cast<pb::OomEvidence>(EnumNumber(value.oom, kOomEvidence)));
+  out.set_pid(value.pid);
+  out.set_age_ns(value.age.count());
+  out.set_error(value.error);
+  return out;
+}
+
+absl::StatusOr<RankExit> FromProto(const pb::RankExit& value) {
+  Checker check;
+  RankExit exit;
+  exit.local_rank = check.Number<int>("local_rank", value.local_rank(), 0, kMaxWorkersPerNode - 1);
+  exit.kind = check.Enum("kind", value.kind(), kExitKinds);
+  exit.code = check.Number<int>("code", value.code(), 0, 4095);
+  exit.after_stop = value.after_stop();
+  exit.oom = check.Enum("oom", value.oom(), kOomEvidence);
+  exit.pid =
+      check.Number<std::int64_t>("pid", value.pid(), 0, std::numeric_limits<std::int32_t>::max());
+  exit.age = check.NonNegative("age", value.age_ns());
+  exit.error = check.Text("error", value.error(), kMaxErrorBytes);
+  return check.Finish(std::move(exit));
+}
+
+pb::Notice ToProto(const Notice& value) {
+  pb::Notice out;
+  out.set_source(static_cast<pb::NoticeSource>(EnumNumber(value.source, kNoticeSources)));
+  out.set_signal(value.signal);
+  out.set_left_ns(value.left.count());
+  out.set_withdrawn(value.withdrawn);
+  return out;
+}
+
+absl::StatusOr<Notice> FromProto(const pb::Notice& value) {
+  Checker check;
+  Notice notice;
+  notice.source = check.Enum("source", value.source(), kNoticeSources);
+  notice.signal = check.Number<int>("signal", value.signal(), 0, 64);
+  notice.left = check.NonNegative("left", value.left_ns());
+  notice.withdrawn = value.withdrawn();
+  return check.Finish(std::move(notice));
+}
+
+}  // namespace regroup
