@@ -1,0 +1,235 @@
+// What every Communicator promises, on threads; processes are in host_communicator_test.cc.
+
+#include "worker/comm/communicator.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "common/base/rng.h"
+#include "worker/comm/in_process_communicator.h"
+
+namespace regroup::worker {
+namespace {
+
+void OnEveryRank(int world_size, const std::function<void(Communicator&)>& body) {
+  auto ranks = MakeInProcessCommunicators(world_size);
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks) {
+    threads.emplace_back([&body, communicator = std::move(rank)]() mutable {
+      body(*communicator);
+      communicator.reset();
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+std::vector<float> Data(int rank, std::size_t count) {
+  Rng rng(static_cast<std::uint64_t>(rank) * 1000 + count);
+  std::vector<float> data(count);
+  for (float& x : data) x = static_cast<float>(rng.Unit() - 0.5);
+  return data;
+}
+
+std::vector<float> SumInRankOrder(int world_size, std::size_t count) {
+  std::vector<float> sum = Data(0, count);
+  for (int r = 1; r < world_size; ++r) {
+    const std::vector<float> data = Data(r, count);
+    for (std::size_t i = 0; i < count; ++i) sum[i] += data[i];
+  }
+  return sum;
+}
+
+class CommunicatorTest : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTest, testing::Values(1, 2, 3, 4, 7));
+
+TEST_P(CommunicatorTest, SumsInRankOrderInsideAndOutsideOfAnArena) {
+  for (const std::size_t count : {0, 1, 15, 16, 1000, 16385, 65536, 100003, 300000}) {
+    const std::vector<float> expected = SumInRankOrder(GetParam(), count);
+    OnEveryRank(GetParam(), [&](Communicator& c) {
+      const std::vector<float> mine = Data(c.rank(), count);
+      std::vector<float> staged = mine;
+      ASSERT_TRUE(c.AllReduceSum(staged).ok());
+      EXPECT_EQ(0, std::memcmp(staged.data(), expected.data(), count * sizeof(float))) << count;
+      // A part of an arena, not aligned to anything; its surroundings stay as they are.
+      auto arena = c.AllocateArena(count + 8);
+      ASSERT_TRUE(arena.ok()) << arena.status();
+      std::copy(mine.begin(), mine.end(), arena->begin() + 3);
+      (*arena)[2] = 42;
+      (*arena)[count + 3] = 43;
+      ASSERT_TRUE(c.AllReduceSum(arena->subspan(3, count)).ok());
+      EXPECT_EQ(0, std::memcmp(arena->data() + 3, expected.data(), count * sizeof(float))) << count;
+      EXPECT_EQ((*arena)[2], 42);
+      EXPECT_EQ((*arena)[count + 3], 43);
+    });
+  }
+}
+
+TEST_P(CommunicatorTest, ArenasAreZeroedAlignedAndIndependent) {
+  OnEveryRank(GetParam(), [&](Communicator& c) {
+    auto first = c.AllocateArena(70000), second = c.AllocateArena(40000);
+    ASSERT_TRUE(first.ok() && second.ok());
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(first->data()) % 256, 0u);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(second->data()) % 256, 0u);
+    for (float x : *first) ASSERT_EQ(x, 0);
+    for (float& x : *second) x = 1;
+    ASSERT_TRUE(c.AllReduceSum(*second).ok());
+    EXPECT_EQ((*second)[39999], static_cast<float>(GetParam()));
+    EXPECT_EQ((*first)[0], 0);
+  });
+}
+
+TEST_P(CommunicatorTest, SmallVectorsSumAndMax) {
+  OnEveryRank(GetParam(), [&](Communicator& c) {
+    const int world = GetParam();
+    std::vector<double> doubles{c.rank() + 0.5, -1.0 * c.rank()};
+    ASSERT_TRUE(c.AllReduce(doubles, Reduction::kMax).ok());
+    EXPECT_EQ(doubles, (std::vector<double>{world - 0.5, 0}));
+    std::vector<std::int64_t> integers{1, c.rank()};
+    ASSERT_TRUE(c.AllReduce(integers, Reduction::kSum).ok());
+    EXPECT_EQ(integers, (std::vector<std::int64_t>{world, world * (world - 1) / 2}));
+    ASSERT_TRUE(c.AllReduce(integers, Reduction::kMax).ok());
+    EXPECT_EQ(integers[0], world);
+  });
+}
+
+TEST_P(CommunicatorTest, ANanOfOneRankReachesAll) {
+  OnEveryRank(GetParam(), [&](Communicator& c) {
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    std::vector<double> values{c.rank() == GetParam() - 1 ? nan : 1.0};
+    ASSERT_TRUE(c.AllReduce(values, Reduction::kMax).ok());
+    EXPECT_TRUE(std::isnan(values[0]));
+    values[0] = c.rank() == 0 ? nan : 1.0;
+    ASSERT_TRUE(c.AllReduce(values, Reduction::kMax).ok());
+    EXPECT_TRUE(std::isnan(values[0]));
+  });
+}
+
+TEST_P(CommunicatorTest, BroadcastsFromEveryRoot) {
+  for (const std::size_t size : {0, 5, 300000, 1 << 20}) {
+    OnEveryRank(GetParam(), [&](Communicator& c) {
+      for (int root = 0; root < GetParam(); ++root) {
+        std::vector<std::byte> data(size, std::byte(c.rank() + 1));
+        ASSERT_TRUE(c.Broadcast(data, root).ok());
+        for (std::byte b : data) ASSERT_EQ(b, std::byte(root + 1));
+      }
+    });
+  }
+}
+
+TEST_P(CommunicatorTest, ManyMixedCallsStayInStep) {
+  OnEveryRank(GetParam(), [&](Communicator& c) {
+    auto arena = c.AllocateArena(20000);
+    ASSERT_TRUE(arena.ok());
+    Rng rng(7);  // The same calls on every rank.
+    for (int i = 0; i < 300; ++i) {
+      const auto kind = rng.Below(4);
+      std::int64_t one = 1;
+      if (kind == 0) {
+        ASSERT_TRUE(c.Barrier().ok());
+      } else if (kind == 1) {
+        ASSERT_TRUE(c.AllReduce(std::span(&one, 1), Reduction::kSum).ok());
+        ASSERT_EQ(one, GetParam());
+      } else {
+        const std::size_t count = 1 + rng.Below(20000);
+        std::fill(arena->begin(), arena->end(), 1.0f);
+        ASSERT_TRUE(c.AllReduceSum(arena->first(count)).ok());
+        ASSERT_EQ((*arena)[count - 1], static_cast<float>(GetParam()));
+      }
+    }
+  });
+}
+
+struct Mismatch {
+  const char* name;
+  std::function<absl::Status(Communicator&, std::span<float>)> even, odd;
+};
+
+TEST(CommunicatorFailureTest, DifferentCallsAreRefusedOnEveryRank) {
+  const std::vector<Mismatch> rows = {
+      {"count", [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(10)); },
+       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(11)); }},
+      {"large count",
+       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(30000)); },
+       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(30001)); }},
+      {"place",
+       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.subspan(0, 30000)); },
+       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.subspan(16, 30000)); }},
+      {"operation", [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(1)); },
+       [](Communicator& c, std::span<float>) { return c.Barrier(); }},
+      {"type",
+       [](Communicator& c, std::span<float>) {
+         double x = 0;
+         return c.AllReduce(std::span(&x, 1), Reduction::kSum);
+       },
+       [](Communicator& c, std::span<float>) {
+         std::int64_t x = 0;
+         return c.AllReduce(std::span(&x, 1), Reduction::kSum);
+       }},
+      {"reduction",
+       [](Communicator& c, std::span<float>) {
+         double x = 0;
+         return c.AllReduce(std::span(&x, 1), Reduction::kSum);
+       },
+       [](Communicator& c, std::span<float>) {
+         double x = 0;
+         return c.AllReduce(std::span(&x, 1), Reduction::kMax);
+       }},
+      {"root", [](Communicator& c, std::span<float>) { return c.Broadcast({}, 0); },
+       [](Communicator& c, std::span<float>) { return c.Broadcast({}, 1); }},
+  };
+  for (const Mismatch& row : rows) {
+    OnEveryRank(3, [&](Communicator& c) {
+      auto arena = c.AllocateArena(40000);
+      ASSERT_TRUE(arena.ok());
+      const absl::Status status = (c.rank() % 2 == 0 ? row.even : row.odd)(c, *arena);
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << row.name << ": " << status;
+      EXPECT_EQ(c.Barrier().code(), absl::StatusCode::kFailedPrecondition) << row.name;
+    });
+  }
+}
+
+TEST(CommunicatorFailureTest, AbortFromAnotherThreadEndsAWaitingRank) {
+  OnEveryRank(2, [&](Communicator& c) {
+    if (c.rank() == 1) {
+      c.Abort();
+      EXPECT_EQ(c.Barrier().code(), absl::StatusCode::kAborted);
+    } else {
+      const absl::Status status = c.Barrier();
+      EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+      EXPECT_NE(std::string(status.message()).find("rank 1"), std::string::npos) << status;
+    }
+  });
+}
+
+TEST(CommunicatorFailureTest, ARankThatDoesNotCallIsNamedAtTheDeadline) {
+  std::atomic<int> returned{0};
+  OnEveryRank(3, [&](Communicator& c) {
+    if (c.rank() == 0) c.SetDeadline(std::chrono::milliseconds(10));
+    while (c.rank() == 2 && returned < 2) std::this_thread::yield();
+    const absl::Status status = c.Barrier();
+    ++returned;
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_NE(std::string(status.message()).find("rank 0 has waited for rank 2"), std::string::npos)
+        << status;
+  });
+}
+
+TEST(CommunicatorFailureTest, ARankThatLeftIsGone) {
+  OnEveryRank(2, [&](Communicator& c) {
+    ASSERT_TRUE(c.Barrier().ok());
+    if (c.rank() == 1) return;
+    const absl::Status status = c.Barrier();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_NE(std::string(status.message()).find("rank 1 is gone"), std::string::npos) << status;
+  });
+}
+
+}  // namespace
+}  // namespace regroup::worker

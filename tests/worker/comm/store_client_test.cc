@@ -1,0 +1,65 @@
+#include "worker/comm/store_client.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/worker/comm/tiny_store.h"
+
+namespace regroup::worker {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+TEST(StoreClientTest, SetsGetsAddsAndChecks) {
+  TinyStore store;
+  store.Start();
+  auto client = StoreClient::Connect("localhost", store.port(), seconds(5));
+  ASSERT_TRUE(client.ok()) << client.status();
+  ASSERT_TRUE(client->Set("k", "value").ok());
+  EXPECT_EQ(*client->Get("k"), "value");
+  EXPECT_EQ(*client->Add("n", 5), 5);
+  EXPECT_EQ(*client->Add("n", -2), 3);
+  EXPECT_TRUE(*client->Check({"k", "n"}));
+  EXPECT_FALSE(*client->Check({"k", "missing"}));
+}
+
+TEST(StoreClientTest, WaitReturnsWhenAnotherClientSetsTheLastKey) {
+  TinyStore store;
+  store.Start();
+  auto waiter = StoreClient::Connect("127.0.0.1", store.port(), seconds(5));
+  auto setter = StoreClient::Connect("127.0.0.1", store.port(), seconds(5));
+  ASSERT_TRUE(waiter.ok() && setter.ok());
+  std::thread late([&] {
+    EXPECT_TRUE(setter->Set("a", "").ok());
+    EXPECT_TRUE(setter->Set("b", "").ok());
+  });
+  EXPECT_TRUE(waiter->Wait({"a", "b"}, seconds(10)).ok());
+  late.join();
+}
+
+TEST(StoreClientTest, AfterAWaitThatTimedOutTheConnectionStillWorks) {
+  TinyStore store;
+  store.Start();
+  auto client = StoreClient::Connect("127.0.0.1", store.port(), seconds(5));
+  ASSERT_TRUE(client.ok());
+  EXPECT_EQ(client->Wait({"never"}, milliseconds(20)).code(), absl::StatusCode::kDeadlineExceeded);
+  ASSERT_TRUE(client->Set("k", "v").ok());
+  EXPECT_EQ(*client->Get("k"), "v");
+}
+
+TEST(StoreClientTest, NamesTheAddressThatDoesNotAnswer) {
+  const auto client = StoreClient::Connect("127.0.0.1", 1, milliseconds(30));
+  EXPECT_EQ(client.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(std::string(client.status().message()).find("127.0.0.1:1"), std::string::npos)
+      << client.status();
+}
+
+TEST(StoreClientTest, SomethingElseThatListensIsNoStore) {
+  // It accepts, but says nothing: the handshake must not wait for ever.
+  const TinyStore silent;
+  const auto client = StoreClient::Connect("127.0.0.1", silent.port(), milliseconds(100));
+  EXPECT_EQ(client.status().code(), absl::StatusCode::kUnavailable) << client.status();
+}
+
+}  // namespace
+}  // namespace regroup::worker

@@ -1,0 +1,411 @@
+#include "worker/comm/host_communicator.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <new>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "common/base/status_macros.h"
+#include "worker/comm/in_process_communicator.h"
+#include "worker/comm/shared_memory_communicator.h"
+#include "worker/comm/store_client.h"
+
+namespace regroup::worker {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr int kSpinWithOwnCores = 2000, kSpinOnSharedCores = 200;
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+std::string FirstLineOf(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// Since boot, in clock ticks; tells a process from a later one of the same pid. 0 if there is none.
+std::uint64_t StartTimeOf(pid_t pid) {
+  const std::string line = FirstLineOf(absl::StrCat("/proc/", pid, "/stat").c_str());
+  const std::size_t name_end = line.rfind(')');
+  if (name_end == std::string::npos) return 0;
+  const std::vector<std::string> fields =
+      absl::StrSplit(line.substr(name_end + 1), ' ', absl::SkipEmpty());
+  std::uint64_t ticks = 0;
+  if (fields.size() > 19)
+    std::from_chars(fields[19].data(), fields[19].data() + fields[19].size(), ticks);
+  return ticks;
+}
+
+std::string PidNamespace() {
+  std::array<char, 64> link{};
+  const ssize_t size = readlink("/proc/self/ns/pid", link.data(), link.size());
+  return size > 0 ? std::string(link.data(), static_cast<std::size_t>(size)) : "?";
+}
+
+// What a rank tells the others through the store.
+struct Presence {
+  std::string boot_id, host, pid_namespace;
+  pid_t pid = 0;
+  std::uint64_t start_time = 0;
+  std::string cores;        // Allowed ones, as 0s and 1s.
+  int segment_fd = -1;      // Rank 0's.
+  std::uint64_t nonce = 0;  // Rank 0's, also in the segment.
+
+  std::string Serialize() const {
+    return absl::StrJoin({boot_id, host, pid_namespace, absl::StrCat(pid), absl::StrCat(start_time),
+                          cores, absl::StrCat(segment_fd), absl::StrCat(nonce)},
+                         "\n");
+  }
+};
+
+template <class T>
+bool ParseNumber(const std::string& text, T& out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+absl::StatusOr<Presence> ParsePresence(const std::string& text, int rank) {
+  const std::vector<std::string> fields = absl::StrSplit(text, '\n');
+  Presence p;
+  if (fields.size() != 8 || !ParseNumber(fields[3], p.pid) || p.pid <= 0 ||
+      !ParseNumber(fields[4], p.start_time) || !ParseNumber(fields[6], p.segment_fd) ||
+      !ParseNumber(fields[7], p.nonce)) {
+    return absl::DataLossError(
+        absl::StrCat("what the store holds as rank ", rank, "'s presence is no presence"));
+  }
+  p.boot_id = fields[0];
+  p.host = fields[1];
+  p.pid_namespace = fields[2];
+  p.cores = fields[5];
+  return p;
+}
+
+Presence OwnPresence() {
+  Presence p;
+  p.boot_id = FirstLineOf("/proc/sys/kernel/random/boot_id");
+  utsname names{};
+  uname(&names);
+  p.host = names.nodename;
+  p.pid_namespace = PidNamespace();
+  p.pid = getpid();
+  p.start_time = StartTimeOf(p.pid);
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  sched_getaffinity(0, sizeof allowed, &allowed);
+  for (int c = 0; c < CPU_SETSIZE && CPU_COUNT(&allowed) > 0; ++c) {
+    p.cores += CPU_ISSET(c, &allowed) ? '1' : '0';
+    CPU_CLR(c, &allowed);
+  }
+  return p;
+}
+
+// Spinning pays when every rank has a core to itself.
+int SpinFor(const std::vector<Presence>& ranks) {
+  std::string all;
+  for (const Presence& p : ranks) {
+    if (p.cores.size() > all.size()) all.resize(p.cores.size(), '0');
+    for (std::size_t c = 0; c < p.cores.size(); ++c) {
+      if (p.cores[c] == '1') all[c] = '1';
+    }
+  }
+  const auto cores = static_cast<std::size_t>(std::count(all.begin(), all.end(), '1'));
+  return ranks.size() <= cores ? kSpinWithOwnCores : kSpinOnSharedCores;
+}
+
+struct Mapping {
+  std::byte* base = nullptr;
+  std::size_t bytes = 0;
+};
+
+absl::StatusOr<Mapping> Map(int fd, std::size_t bytes) {
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no address space for ", bytes, " bytes of shared memory: ", std::strerror(errno)));
+  }
+  (void)madvise(base, bytes, MADV_HUGEPAGE);  // Taken where shmem may have huge pages.
+  return Mapping{static_cast<std::byte*>(base), bytes};
+}
+
+absl::StatusOr<Descriptor> MakeMemory(std::size_t bytes) {
+  Descriptor fd(memfd_create("regroup-comm", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (fd.get() < 0)
+    return absl::ResourceExhaustedError(absl::StrCat("memfd_create: ", std::strerror(errno)));
+  // Reserved now, so that too little memory is an error here and not a SIGBUS in the middle of a
+  // step.
+  if (const int failed = posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes))) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for ", bytes, " shared bytes: ", std::strerror(failed)));
+  }
+  fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  return fd;
+}
+
+absl::StatusOr<Descriptor> OpenMemory(pid_t pid, int number, std::size_t bytes) {
+  const std::string path = absl::StrCat("/proc/", pid, "/fd/", number);
+  Descriptor fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (fd.get() < 0) {
+    const std::string why =
+        absl::StrCat("shared memory of rank 0 (", path, "): ", std::strerror(errno));
+    return errno == EACCES || errno == EPERM
+               ? absl::PermissionDeniedError(absl::StrCat(why, "; ranks must be of one user"))
+               : absl::UnavailableError(why);
+  }
+  struct stat info {};
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (fstat(fd.get(), &info) != 0 || static_cast<std::uint64_t>(info.st_size) != bytes ||
+      seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " is not the shared memory of ", bytes, " bytes that rank 0 made"));
+  }
+  return fd;
+}
+
+class ProcessPeers final : public Peers {
+ public:
+  // REQUIRES: all on this host. Fails when one of them is gone already.
+  static absl::StatusOr<std::unique_ptr<ProcessPeers>> Watch(std::vector<Presence> ranks, int own) {
+    auto peers = std::make_unique<ProcessPeers>();
+    peers->ranks_ = std::move(ranks);
+    for (std::size_t r = 0; r < peers->ranks_.size(); ++r) {
+      const Presence& p = peers->ranks_[r];
+      if (static_cast<int>(r) == own) {
+        peers->pidfds_.emplace_back();
+        continue;
+      }
+      Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, p.pid, 0)));
+      if (pidfd.get() < 0 || StartTimeOf(p.pid) != p.start_time) {
+        return absl::UnavailableError(
+            absl::StrCat("rank ", r, " (pid ", p.pid, ") is gone before the group was whole"));
+      }
+      peers->pidfds_.push_back(std::move(pidfd));
+    }
+    return peers;
+  }
+  ~ProcessPeers() override {
+    for (const Mapping& m : mappings_) munmap(m.base, m.bytes);
+  }
+
+  bool Gone(int rank) override {
+    pollfd item{pidfds_[rank].get(), POLLIN, 0};
+    return poll(&item, 1, 0) > 0;
+  }
+  std::string NameOf(int rank) const override {
+    return absl::StrCat("rank ", rank, " (pid ", ranks_[rank].pid, ")");
+  }
+
+  absl::StatusOr<Arena> MakeArena(std::size_t bytes) override {
+    ASSIGN_OR_RETURN(Descriptor fd, MakeMemory(bytes));
+    ASSIGN_OR_RETURN(const Mapping mapping, Adopt(fd.get(), bytes));
+    offered_.push_back(std::move(fd));
+    const int number = offered_.back().get();
+    return Arena{
+        mapping.base,
+        {static_cast<std::uint64_t>(ranks_[0].pid), static_cast<std::uint64_t>(number), bytes}};
+  }
+  absl::StatusOr<Arena> OpenArena(const ArenaTicket& ticket) override {
+    ASSIGN_OR_RETURN(Descriptor fd,
+                     OpenMemory(ranks_[0].pid, static_cast<int>(ticket.handle), ticket.bytes));
+    ASSIGN_OR_RETURN(const Mapping mapping, Adopt(fd.get(), ticket.bytes));
+    return Arena{mapping.base, ticket};
+  }
+  void ArenaShared(const ArenaTicket&) override { offered_.clear(); }
+
+  absl::StatusOr<Mapping> Adopt(int fd, std::size_t bytes) {
+    ASSIGN_OR_RETURN(const Mapping mapping, Map(fd, bytes));
+    mappings_.push_back(mapping);
+    return mapping;
+  }
+
+ private:
+  std::vector<Presence> ranks_;
+  std::vector<Descriptor> pidfds_;
+  std::vector<Descriptor> offered_;  // Arenas that others are still opening; of rank 0.
+  std::vector<Mapping> mappings_;
+};
+
+absl::Status CheckOneHost(const std::vector<Presence>& ranks) {
+  for (std::size_t r = 1; r < ranks.size(); ++r) {
+    const Presence &a = ranks[0], &b = ranks[r];
+    if (a.boot_id == b.boot_id && a.host == b.host && a.pid_namespace == b.pid_namespace) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "all ranks of this worker must be on one host; rank 0 is on ", a.host, " and rank ", r,
+        " on ", b.host,
+        a.host == b.host ? absl::StrCat(" (boot ", a.boot_id, " ", a.pid_namespace, " and boot ",
+                                        b.boot_id, " ", b.pid_namespace, ")")
+                         : std::string()));
+  }
+  return absl::OkStatus();
+}
+
+// One meeting of ranks through the store.
+class Meeting {
+ public:
+  Meeting(const HostCommunicatorOptions& options, StoreClient store)
+      : options_(options),
+        store_(std::move(store)),
+        end_(steady_clock::now() + options.join_deadline) {}
+
+  absl::Status Announce(const Presence& own) {
+    return store_.Set(KeyOf(options_.rank), own.Serialize());
+  }
+
+  absl::StatusOr<std::vector<Presence>> AwaitAll() {
+    std::vector<std::string> keys;
+    for (int r = 0; r < options_.world_size; ++r) keys.push_back(KeyOf(r));
+    const absl::Status all = store_.Wait(keys, end_ - steady_clock::now());
+    if (absl::IsDeadlineExceeded(all)) return Missing();
+    RETURN_IF_ERROR(all);
+    std::vector<Presence> ranks;
+    for (int r = 0; r < options_.world_size; ++r) {
+      ASSIGN_OR_RETURN(const std::string text, store_.Get(keys[r]));
+      ASSIGN_OR_RETURN(Presence presence, ParsePresence(text, r));
+      ranks.push_back(std::move(presence));
+    }
+    return ranks;
+  }
+
+  Duration Left() const {
+    return std::max<Duration>(end_ - steady_clock::now(), std::chrono::milliseconds(1));
+  }
+
+ private:
+  std::string KeyOf(int rank) const {
+    return absl::StrCat("regroup/comm/", options_.name, "/", rank);
+  }
+
+  absl::Status Missing() {
+    std::vector<int> missing;
+    for (int r = 0; r < options_.world_size; ++r) {
+      ASSIGN_OR_RETURN(const bool here, store_.Check({KeyOf(r)}));
+      if (!here) missing.push_back(r);
+    }
+    return absl::DeadlineExceededError(
+        absl::StrCat("after ", Seconds(options_.join_deadline), " s there is still no rank ",
+                     absl::StrJoin(missing, ", "), " of ", options_.world_size));
+  }
+
+  const HostCommunicatorOptions& options_;
+  StoreClient store_;
+  const steady_clock::time_point end_;
+};
+
+absl::StatusOr<Segment*> MakeSegment(const Descriptor& fd, const Presence& own, int world_size,
+                                     ProcessPeers& peers) {
+  ASSIGN_OR_RETURN(const Mapping mapping, peers.Adopt(fd.get(), SegmentBytes(world_size)));
+  auto* segment = new (mapping.base) Segment;
+  segment->world_size = static_cast<std::uint64_t>(world_size);
+  std::atomic_ref(segment->nonce).store(own.nonce);  // Last: what says that the rest is there.
+  return segment;
+}
+
+absl::StatusOr<Segment*> OpenSegment(const Presence& holder, int world_size, ProcessPeers& peers,
+                                     const Meeting& meeting) {
+  ASSIGN_OR_RETURN(const Descriptor fd,
+                   OpenMemory(holder.pid, holder.segment_fd, SegmentBytes(world_size)));
+  ASSIGN_OR_RETURN(const Mapping mapping, peers.Adopt(fd.get(), SegmentBytes(world_size)));
+  auto* segment = reinterpret_cast<Segment*>(mapping.base);
+  // Rank 0 sets it up once it knows all ranks, which may be a moment after this one does.
+  const auto end = steady_clock::now() + meeting.Left();
+  while (std::atomic_ref(segment->nonce).load() != holder.nonce) {
+    if (peers.Gone(0))
+      return absl::UnavailableError(
+          absl::StrCat(peers.NameOf(0), " is gone before the group was whole"));
+    if (steady_clock::now() > end)
+      return absl::DeadlineExceededError("rank 0 does not set up the shared memory");
+    const timespec pause{0, 50'000};
+    nanosleep(&pause, nullptr);
+  }
+  if (segment->magic != kSegmentMagic ||
+      segment->world_size != static_cast<std::uint64_t>(world_size)) {
+    return absl::FailedPreconditionError("rank 0 is another build, or counts another world size");
+  }
+  return segment;
+}
+
+absl::Status CheckOptions(const HostCommunicatorOptions& options) {
+  if (options.world_size < 1 || options.world_size > kMaxRanks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("world size ", options.world_size, " is outside 1 to ", kMaxRanks));
+  }
+  if (options.rank < 0 || options.rank >= options.world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", options.rank, " is outside a world of ", options.world_size));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> JoinHostCommunicator(
+    const HostCommunicatorOptions& options) {
+  RETURN_IF_ERROR(CheckOptions(options));
+  if (options.world_size == 1)
+    return std::move(MakeInProcessCommunicators(1, options.deadline).front());
+  ASSIGN_OR_RETURN(StoreClient store, StoreClient::Connect(options.store_host, options.store_port,
+                                                           options.join_deadline));
+  Meeting meeting(options, std::move(store));
+  Presence own = OwnPresence();
+  Descriptor memory;
+  if (options.rank == 0) {
+    ASSIGN_OR_RETURN(memory, MakeMemory(SegmentBytes(options.world_size)));
+    own.segment_fd = memory.get();
+    std::random_device random;
+    own.nonce = (static_cast<std::uint64_t>(random()) << 32 | random()) | 1;
+  }
+  RETURN_IF_ERROR(meeting.Announce(own));
+  ASSIGN_OR_RETURN(std::vector<Presence> ranks, meeting.AwaitAll());
+  RETURN_IF_ERROR(CheckOneHost(ranks));
+  SharedMemoryOptions how{.deadline = meeting.Left(), .spin = SpinFor(ranks)};
+  const Presence holder = ranks[0];
+  ASSIGN_OR_RETURN(std::unique_ptr<ProcessPeers> peers,
+                   ProcessPeers::Watch(std::move(ranks), options.rank));
+  ASSIGN_OR_RETURN(Segment * segment,
+                   options.rank == 0 ? MakeSegment(memory, own, options.world_size, *peers)
+                                     : OpenSegment(holder, options.world_size, *peers, meeting));
+  auto communicator = std::make_unique<SharedMemoryCommunicator>(options.rank, options.world_size,
+                                                                 segment, how, std::move(peers));
+  RETURN_IF_ERROR(
+      communicator->Barrier());  // Rank 0 keeps its descriptor until every rank has opened it.
+  communicator->SetDeadline(options.deadline);
+  return communicator;
+}
+
+}  // namespace regroup::worker

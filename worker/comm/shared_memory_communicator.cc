@@ -1,0 +1,318 @@
+#include "worker/comm/shared_memory_communicator.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <cstring>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "worker/comm/reduce.h"
+
+namespace regroup::worker {
+namespace {
+
+using std::chrono::steady_clock;
+
+enum Operation : std::uint32_t { kBarrier = 1, kSum, kReduce, kBroadcast, kArena };
+enum Type : std::uint32_t { kByte = 1, kFloat, kDouble, kInt64 };
+enum FailureKind : std::uint32_t { kAbort = 1, kGone, kLate, kMismatch };
+
+constexpr long kSliceNanoseconds = 2'000'000;
+// Below this a copy through the buffers (one phase) beats reducing in place (two phases).
+constexpr std::size_t kStagedFloats = 16384;
+constexpr std::uint64_t kNoArena = ~0ull;
+// Parts of an arena start at different offsets within a page: equal ones would make loads and
+// stores of two parts collide in the first-level cache.
+constexpr std::size_t kArenaSkew = 1280;
+
+// A failure in one word: kind, the rank that found it, the rank it is about.
+std::uint64_t Pack(std::uint32_t kind, int by, int about) {
+  return static_cast<std::uint64_t>(kind) << 32 | static_cast<std::uint64_t>(by) << 16 |
+         static_cast<std::uint64_t>(about);
+}
+
+bool Reached(std::uint32_t phase, std::uint32_t target) {
+  return static_cast<std::int32_t>(phase - target) >= 0;
+}
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+#endif
+}
+
+std::string Describe(const CallHeader& header) {
+  static constexpr const char* kOperations[] = {"?",         "Barrier",   "AllReduceSum",
+                                                "AllReduce", "Broadcast", "AllocateArena"};
+  static constexpr const char* kTypes[] = {"?", "byte", "float", "double", "int64"};
+  return absl::StrCat(kOperations[header.operation <= kArena ? header.operation : 0], "(",
+                      header.count, " × ", kTypes[header.type <= kInt64 ? header.type : 0],
+                      ", place ", header.place, ") as call ", header.sequence);
+}
+
+}  // namespace
+
+SharedMemoryCommunicator::SharedMemoryCommunicator(int rank, int world_size, Segment* segment,
+                                                   SharedMemoryOptions options,
+                                                   std::unique_ptr<Peers> peers)
+    : rank_(rank),
+      world_size_(world_size),
+      segment_(segment),
+      options_(options),
+      peers_(std::move(peers)),
+      deadline_(options.deadline) {
+  CHECK(rank >= 0 && rank < world_size && world_size <= kMaxRanks);
+}
+
+SharedMemoryCommunicator::~SharedMemoryCommunicator() {
+  segment_->slots[rank_].left.store(1);
+  WakeAll();
+}
+
+std::byte* SharedMemoryCommunicator::Buffer(int rank, std::uint32_t phase) const {
+  return reinterpret_cast<std::byte*>(segment_) + kSegmentHeadBytes +
+         (static_cast<std::size_t>(rank) * 2 + phase % 2) * kBufferBytes;
+}
+
+void SharedMemoryCommunicator::WakeAll() {
+  for (int r = 0; r < world_size_; ++r) {
+    syscall(SYS_futex, &segment_->slots[r].phase, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  }
+}
+
+void SharedMemoryCommunicator::Publish(std::uint32_t kind, int about) {
+  std::uint64_t none = 0;
+  if (segment_->failure.compare_exchange_strong(none, Pack(kind, rank_, about))) WakeAll();
+}
+
+void SharedMemoryCommunicator::Abort() { Publish(kAbort, rank_); }
+
+absl::Status SharedMemoryCommunicator::Fail(std::uint32_t kind, int about) {
+  Publish(kind, about);
+  return Failure();
+}
+
+absl::Status SharedMemoryCommunicator::Failure() const {
+  const std::uint64_t packed = segment_->failure.load();
+  const int by = static_cast<int>(packed >> 16 & 0xFFFF), about = static_cast<int>(packed & 0xFFFF);
+  switch (packed >> 32) {
+    case kGone:
+      return absl::UnavailableError(
+          absl::StrCat(peers_->NameOf(about), " is gone, noticed by rank ", by));
+    case kLate:
+      return absl::DeadlineExceededError(absl::StrCat(
+          "rank ", by, " has waited for ", peers_->NameOf(about), " as long as one call may take"));
+    case kMismatch:
+      return absl::FailedPreconditionError(
+          !mismatch_.empty()
+              ? mismatch_
+              : absl::StrCat("rank ", by, " and rank ", about, " issued different calls"));
+    default:
+      return absl::AbortedError(absl::StrCat("rank ", by, " aborted the communicator"));
+  }
+}
+
+absl::Status SharedMemoryCommunicator::AwaitRank(int rank, std::uint32_t phase) {
+  const RankSlot& slot = segment_->slots[rank];
+  for (int i = 0; i < options_.spin; ++i) {
+    if (Reached(slot.phase.load(std::memory_order_acquire), phase)) return absl::OkStatus();
+    if (segment_->failure.load(std::memory_order_relaxed) != 0) return Failure();
+    Pause();
+  }
+  return AwaitAsleep(rank, phase);
+}
+
+absl::Status SharedMemoryCommunicator::AwaitAsleep(int rank, std::uint32_t phase) {
+  RankSlot& slot = segment_->slots[rank];
+  const auto end = steady_clock::now() + deadline_;
+  const timespec slice{0, kSliceNanoseconds};
+  for (;;) {
+    // Counted before the kernel compares `phase`, and looked at by the publisher after it has
+    // stored it: one of the two sees the other.
+    slot.waiters.fetch_add(1);
+    const std::uint32_t seen = slot.phase.load();
+    if (!Reached(seen, phase) && segment_->failure.load() == 0) {
+      syscall(SYS_futex, &slot.phase, FUTEX_WAIT, seen, &slice, nullptr, 0);
+    }
+    slot.waiters.fetch_sub(1);
+    if (Reached(slot.phase.load(), phase)) return absl::OkStatus();
+    if (segment_->failure.load() != 0) return Failure();
+    for (int r = 0; r < world_size_; ++r) {
+      RankSlot& other = segment_->slots[r];
+      // A rank that arrived and then left in good order is no failure of this call.
+      if (r == rank_ || Reached(other.phase.load(), phase)) continue;
+      const bool gone = other.left.load() != 0 || peers_->Gone(r);
+      if (gone && !Reached(other.phase.load(), phase)) return Fail(kGone, r);
+    }
+    if (steady_clock::now() >= end) return Fail(kLate, rank);
+  }
+}
+
+absl::Status SharedMemoryCommunicator::NextPhase() {
+  RankSlot& mine = segment_->slots[rank_];
+  ++phase_;
+  mine.phase.store(phase_);
+  if (mine.waiters.load() != 0) {
+    syscall(SYS_futex, &mine.phase, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  }
+  for (int r = 0; r < world_size_; ++r) {
+    if (r != rank_) RETURN_IF_ERROR(AwaitRank(r, phase_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SharedMemoryCommunicator::CompareHeaders(const CallHeader& mine) {
+  for (int r = 0; r < world_size_; ++r) {
+    const CallHeader theirs = segment_->slots[r].header[phase_ % 2];
+    if (theirs == mine) continue;
+    mismatch_ = absl::StrCat("ranks issued different calls: rank ", rank_, " ", Describe(mine),
+                             ", ", peers_->NameOf(r), " ", Describe(theirs));
+    return Fail(kMismatch, r);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SharedMemoryCommunicator::Exchange(const CallHeader& header, const void* data,
+                                                std::size_t bytes) {
+  CHECK(bytes <= kBufferBytes);
+  if (segment_->failure.load() != 0) return Failure();
+  segment_->slots[rank_].header[(phase_ + 1) % 2] = header;
+  if (bytes > 0) std::memcpy(Buffer(rank_, phase_ + 1), data, bytes);
+  RETURN_IF_ERROR(NextPhase());
+  return CompareHeaders(header);
+}
+
+absl::Status SharedMemoryCommunicator::Barrier() {
+  return Exchange({kBarrier, kByte, 0, 0, ++sequence_}, nullptr, 0);
+}
+
+template <class T>
+absl::Status SharedMemoryCommunicator::ReduceStaged(std::span<T> inout, CallHeader header,
+                                                    void (*combine)(T*, const T*, std::size_t)) {
+  constexpr std::size_t kChunk = kBufferBytes / sizeof(T);
+  std::size_t at = 0;
+  do {
+    const std::size_t count = std::min(kChunk, inout.size() - at);
+    T* const out = inout.data() + at;
+    RETURN_IF_ERROR(Exchange(header, out, count * sizeof(T)));
+    if (count > 0) std::memcpy(out, Buffer(0, phase_), count * sizeof(T));
+    for (int r = 1; r < world_size_; ++r)
+      combine(out, reinterpret_cast<const T*>(Buffer(r, phase_)), count);
+    at += count;
+  } while (at < inout.size());
+  return absl::OkStatus();
+}
+
+absl::Status SharedMemoryCommunicator::AllReduceSum(std::span<float> inout) {
+  const std::uint64_t sequence = ++sequence_;
+  if (inout.size() > kStagedFloats) {
+    if (const std::optional<Place> place = FindInArena(inout))
+      return SumInArena(*place, inout.size());
+  }
+  return ReduceStaged<float>(inout, {kSum, kFloat, inout.size(), kNoArena, sequence}, &Add);
+}
+
+absl::Status SharedMemoryCommunicator::AllReduce(std::span<double> inout, Reduction reduction) {
+  return ReduceStaged<double>(
+      inout, {kReduce, kDouble, inout.size(), static_cast<std::uint64_t>(reduction), ++sequence_},
+      reduction == Reduction::kSum
+          ? static_cast<void (*)(double*, const double*, std::size_t)>(&Add)
+          : static_cast<void (*)(double*, const double*, std::size_t)>(&Max));
+}
+
+absl::Status SharedMemoryCommunicator::AllReduce(std::span<std::int64_t> inout,
+                                                 Reduction reduction) {
+  using Combine = void (*)(std::int64_t*, const std::int64_t*, std::size_t);
+  return ReduceStaged<std::int64_t>(
+      inout, {kReduce, kInt64, inout.size(), static_cast<std::uint64_t>(reduction), ++sequence_},
+      reduction == Reduction::kSum ? static_cast<Combine>(&Add) : static_cast<Combine>(&Max));
+}
+
+absl::Status SharedMemoryCommunicator::Broadcast(std::span<std::byte> inout, int root) {
+  CHECK(root >= 0 && root < world_size_);
+  const CallHeader header{kBroadcast, kByte, inout.size(), static_cast<std::uint64_t>(root),
+                          ++sequence_};
+  std::size_t at = 0;
+  do {
+    const std::size_t count = std::min(kBufferBytes, inout.size() - at);
+    RETURN_IF_ERROR(Exchange(header, inout.data() + at, rank_ == root ? count : 0));
+    if (rank_ != root && count > 0) std::memcpy(inout.data() + at, Buffer(root, phase_), count);
+    at += count;
+  } while (at < inout.size());
+  return absl::OkStatus();
+}
+
+std::optional<SharedMemoryCommunicator::Place> SharedMemoryCommunicator::FindInArena(
+    std::span<const float> range) const {
+  const auto* begin = reinterpret_cast<const std::byte*>(range.data());
+  for (std::size_t a = 0; a < arenas_.size(); ++a) {
+    const std::byte* part = arenas_[a].base + static_cast<std::size_t>(rank_) * arenas_[a].stride;
+    if (begin < part || begin >= part + arenas_[a].count * sizeof(float)) continue;
+    const std::size_t offset = static_cast<std::size_t>(begin - part) / sizeof(float);
+    if (range.size() <= arenas_[a].count - offset) return Place{a, offset};
+  }
+  return std::nullopt;
+}
+
+absl::Status SharedMemoryCommunicator::SumInArena(Place place, std::size_t count) {
+  const SharedArena& arena = arenas_[place.arena];
+  const CallHeader header{kSum, kFloat, count,
+                          static_cast<std::uint64_t>(place.arena) << 48 | place.offset, sequence_};
+  RETURN_IF_ERROR(Exchange(header, nullptr, 0));
+  // Each rank sums one part of the range for all, in whole cache lines.
+  std::array<float*, kMaxRanks> sources;
+  for (int r = 0; r < world_size_; ++r) {
+    sources[r] = reinterpret_cast<float*>(arena.base + static_cast<std::size_t>(r) * arena.stride) +
+                 place.offset;
+  }
+  const std::size_t lines = (count + 15) / 16;
+  const auto share = [&](int r) {
+    return std::min(
+        count, lines * static_cast<std::size_t>(r) / static_cast<std::size_t>(world_size_) * 16);
+  };
+  SumIntoAll({sources.data(), static_cast<std::size_t>(world_size_)}, share(rank_),
+             share(rank_ + 1));
+  return NextPhase();
+}
+
+absl::StatusOr<std::span<float>> SharedMemoryCommunicator::AllocateArena(std::size_t count) {
+  struct Offer {
+    Peers::ArenaTicket ticket;
+    std::int64_t ok = 0;
+  } offer;
+  const std::size_t stride = (count * sizeof(float) + 4095) / 4096 * 4096 + kArenaSkew;
+  const CallHeader header{kArena, kFloat, count, arenas_.size(), ++sequence_};
+  absl::StatusOr<Peers::Arena> arena = absl::UnknownError("");
+  if (rank_ == 0) {
+    arena = peers_->MakeArena(stride * static_cast<std::size_t>(world_size_));
+    if (arena.ok()) offer = {arena->ticket, 1};
+  }
+  RETURN_IF_ERROR(Exchange(header, &offer, sizeof offer));
+  std::memcpy(&offer, Buffer(0, phase_), sizeof offer);
+  if (rank_ != 0) {
+    arena = offer.ok != 0 ? peers_->OpenArena(offer.ticket)
+                          : absl::ResourceExhaustedError("rank 0 could not make the arena");
+  }
+  // Every rank tells whether it has it, so that all of them fail together.
+  std::int64_t failures = arena.ok() ? 0 : 1;
+  RETURN_IF_ERROR(AllReduce(std::span(&failures, 1), Reduction::kSum));
+  if (!arena.ok()) return arena.status();
+  peers_->ArenaShared(arena->ticket);
+  if (failures > 0)
+    return absl::ResourceExhaustedError(
+        absl::StrCat(failures, " other ranks could not open the arena"));
+  arenas_.push_back({arena->base, stride, count});
+  return std::span(reinterpret_cast<float*>(arena->base + static_cast<std::size_t>(rank_) * stride),
+                   count);
+}
+
+}  // namespace regroup::worker

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "worker/comm/communicator.h"
+#include "worker/comm/segment.h"
+
+namespace regroup::worker {
+
+// How one rank reaches the others: who is alive, and how memory is handed over.
+class Peers {
+ public:
+  virtual ~Peers() = default;
+  // True once the rank's process has ended.
+  virtual bool Gone(int rank) = 0;
+  // For messages, as in "rank 2 (pid 4711)".
+  virtual std::string NameOf(int rank) const = 0;
+
+  struct ArenaTicket {
+    std::uint64_t holder = 0, handle = 0, bytes = 0;
+  };
+  struct Arena {
+    std::byte* base = nullptr;
+    ArenaTicket ticket;
+  };
+  // Rank 0: makes zeroed memory. Others: map what the ticket names. Released with the Peers.
+  virtual absl::StatusOr<Arena> MakeArena(std::size_t bytes) = 0;
+  virtual absl::StatusOr<Arena> OpenArena(const ArenaTicket& ticket) = 0;
+  // Every rank has opened it.
+  virtual void ArenaShared(const ArenaTicket& ticket) = 0;
+};
+
+struct SharedMemoryOptions {
+  Duration deadline = std::chrono::seconds(300);
+  // Pauses before a waiting rank sleeps. More than cores: a spinning rank keeps the one it waits
+  // for off the core.
+  int spin = 200;
+};
+
+// All collectives over one Segment. Waiting: `spin` pauses, then sleeps of 2 ms that a publishing
+// rank cuts short; after each the failure word, the peers and the deadline are looked at.
+class SharedMemoryCommunicator final : public Communicator {
+ public:
+  // REQUIRES: segment holds SegmentBytes(world_size), shared by all ranks, and outlives this object
+  // with `peers`.
+  SharedMemoryCommunicator(int rank, int world_size, Segment* segment, SharedMemoryOptions options,
+                           std::unique_ptr<Peers> peers);
+  ~SharedMemoryCommunicator() override;
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_size_; }
+  void SetDeadline(Duration per_call) override { deadline_ = per_call; }
+  absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) override;
+  absl::Status AllReduceSum(std::span<float> inout) override;
+  absl::Status AllReduce(std::span<double> inout, Reduction reduction) override;
+  absl::Status AllReduce(std::span<std::int64_t> inout, Reduction reduction) override;
+  absl::Status Broadcast(std::span<std::byte> inout, int root) override;
+  absl::Status Barrier() override;
+  void Abort() override;
+
+ private:
+  struct SharedArena {
+    std::byte* base;
+    std::size_t stride;  // From one rank's part to the next one's.
+    std::size_t count;   // Floats in each part.
+  };
+  struct Place {
+    std::size_t arena, offset;
+  };
+
+  std::byte* Buffer(int rank, std::uint32_t phase) const;
+  std::optional<Place> FindInArena(std::span<const float> range) const;
+  absl::Status SumInArena(Place place, std::size_t count);
+  // Every rank publishes `header` and up to kBufferBytes; returns when all buffers can be read.
+  absl::Status Exchange(const CallHeader& header, const void* data, std::size_t bytes);
+  template <class T>
+  absl::Status ReduceStaged(std::span<T> inout, CallHeader header,
+                            void (*combine)(T*, const T*, std::size_t));
+  // Publishes this rank's next phase and waits until every rank has reached it.
+  absl::Status NextPhase();
+  absl::Status AwaitRank(int rank, std::uint32_t phase);
+  absl::Status AwaitAsleep(int rank, std::uint32_t phase);
+  absl::Status CompareHeaders(const CallHeader& mine);
+  void Publish(std::uint32_t kind, int about);  // Any thread. The first failure stays.
+  // Publishes, and returns what was published first.
+  absl::Status Fail(std::uint32_t kind, int about);
+  absl::Status Failure() const;
+  void WakeAll();
+
+  const int rank_;
+  const int world_size_;
+  Segment* const segment_;
+  const SharedMemoryOptions options_;
+  const std::unique_ptr<Peers> peers_;
+  Duration deadline_;
+  std::uint32_t phase_ = 0;
+  std::uint64_t sequence_ = 0;
+  std::string mismatch_;  // This rank's own view of a kMismatch.
+  std::vector<SharedArena> arenas_;
+};
+
+}  // namespace regroup::worker

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/time.h"
+
+namespace regroup::worker {
+
+// One connection to a generation's key-value store, in the protocol of PyTorch's TCPStore. Not
+// thread-safe. Keys are what callers give, behind the "/" that every TCPStore client puts before
+// user keys. A failed call leaves the connection unusable, save kDeadlineExceeded from Wait.
+class StoreClient {
+ public:
+  // Dials until something answers the handshake or `deadline` has passed; `host` is a name or an IP
+  // literal.
+  static absl::StatusOr<StoreClient> Connect(const std::string& host, std::uint16_t port,
+                                             Duration deadline);
+  StoreClient(StoreClient&& other) noexcept;
+  StoreClient& operator=(StoreClient&& other) noexcept;
+  ~StoreClient();
+
+  absl::Status Set(std::string_view key, std::string_view value);
+  // kNotFound can not be told from an empty value: Wait first.
+  absl::StatusOr<std::string> Get(std::string_view key);
+  absl::StatusOr<std::int64_t> Add(std::string_view key, std::int64_t delta);
+  // Returns once every key exists, or kDeadlineExceeded.
+  absl::Status Wait(const std::vector<std::string>& keys, Duration deadline);
+  absl::StatusOr<bool> Check(const std::vector<std::string>& keys);
+
+ private:
+  StoreClient(int fd, std::string peer) : fd_(fd), peer_(std::move(peer)) {}
+  absl::Status Handshake(Duration deadline);
+  absl::Status Send(std::string_view bytes, Duration deadline);
+  absl::Status Receive(void* out, std::size_t size, Duration deadline);
+  absl::StatusOr<bool> Ask(std::uint8_t opcode, const std::vector<std::string>& keys,
+                           Duration deadline);
+
+  int fd_ = -1;
+  std::string peer_;  // HOST:PORT, for messages.
+};
+
+}  // namespace regroup::worker
