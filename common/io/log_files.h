@@ -30,7 +30,7 @@ std::string_view NameOf(LogStream stream);  // "stdout", "stderr"
 std::string LogDirectory(const std::string& root, const JobId& job, Generation generation, int rank);
 
 struct LogLimits {
-  std::uint64_t segment_bytes = 10u << 20;
+  std::uint64_t segment_bytes = 10u << 20;  // At least 4096.
   int segments = 10;  // Per stream; the oldest is removed first.
 };
 
@@ -95,6 +95,7 @@ class LogReader {
   };
   absl::Status OpenSegment();
   bool AdvanceSegment();
+  void CutAtNextEntry(Chunk& chunk);
   void LoadIndex();
 
   const std::string directory_;
