@@ -96,7 +96,8 @@ TEST(LogFiles, OldestSegmentsGoFirstAndTheReaderSaysSo) {
   EXPECT_GT(reader.lost_segments(), 0);
   EXPECT_EQ(rest.substr(rest.size() - 5), "jjjjj");
   int logs = 0;
-  for (const std::string& name : *ListDirectory(directory / "r")) logs += name.ends_with(".log") ? 1 : 0;
+  const std::vector<std::string> names = *ListDirectory(directory / "r");
+  for (const std::string& name : names) logs += name.ends_with(".log") ? 1 : 0;
   EXPECT_EQ(logs, 3 + 1);  // And the link.
 }
 
