@@ -123,6 +123,7 @@ struct GenerationRow {  // `job/J/gen/G`
   std::optional<WallTime> formed_at, ended_at;
   std::optional<EndReason> ended;  // While verdict_open: the worst cause so far.
   bool verdict_open = false, charged = false;
+  bool progressed = false;  // A higher step, a commit, or a silent worker that lived long enough.
   std::vector<RankCause> consequences;
   RestartPhases phases;
   std::optional<std::int64_t> first_step, last_step, restored_step;

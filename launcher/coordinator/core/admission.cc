@@ -1,0 +1,79 @@
+#include "launcher/coordinator/core/admission.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/base/user_error.h"
+
+namespace regroup::coordinator {
+namespace {
+
+std::string NodesText(const JobSpec& spec) {
+  return spec.min_nodes == spec.max_nodes ? absl::StrCat(spec.min_nodes)
+                                          : absl::StrCat(spec.min_nodes, ":", spec.max_nodes);
+}
+
+absl::Status Mismatch(const JobId& job, const std::string& flag, const std::string& running,
+                      const std::string& asked) {
+  return UserError(absl::StatusCode::kFailedPrecondition,
+                   absl::StrCat("job ", job.value(), " runs with other bounds than this launch command asks for"),
+                   absl::StrCat("the job has ", flag, " ", running, ", this launch command ", flag, " ", asked),
+                   absl::StrCat("give ", flag, " ", running, ", or another --rdzv-id"));
+}
+
+}  // namespace
+
+absl::Status CheckVersion(const Version& ours, const Version& theirs) {
+  const std::uint32_t apart = ours.minor > theirs.minor ? ours.minor - theirs.minor : theirs.minor - ours.minor;
+  if (ours.major == theirs.major && apart <= 1) return absl::OkStatus();
+  return UserError(absl::StatusCode::kFailedPrecondition, "coordinator and agent speak different protocols",
+                   absl::StrCat("the coordinator speaks ", ours.major, ".", ours.minor, " (", ours.build,
+                                "), the agent ", theirs.major, ".", theirs.minor, " (", theirs.build, ")"),
+                   "install the same Regroup on all nodes");
+}
+
+Fence CheckFence(const ClusterId& cluster, Epoch epoch, const Hello& hello) {
+  if (hello.cluster.empty()) return Fence::kPasses;
+  if (hello.cluster != cluster) return Fence::kOtherCluster;
+  return hello.highest_epoch > epoch ? Fence::kJournalTooOld : Fence::kPasses;
+}
+
+absl::StatusOr<std::string> AdmitName(const Hello& hello, const std::map<std::string, std::string>& live) {
+  auto taken = live.find(hello.name);
+  if (taken == live.end()) return hello.name;
+  if (hello.name_explicit) {
+    return UserError(absl::StatusCode::kAlreadyExists, absl::StrCat("node name ", hello.name, " is taken"),
+                     absl::StrCat("a node at ", taken->second, " has it, this one is at ", hello.address),
+                     "give another --node-name, or none");
+  }
+  for (int suffix = 2;; ++suffix) {
+    std::string name = absl::StrCat(hello.name, "-", suffix);
+    if (!live.contains(name)) return name;
+  }
+}
+
+absl::Status CheckSameBounds(const JobId& job, const JobSpec& running, const JobSpec& asked) {
+  if (running.min_nodes != asked.min_nodes || running.max_nodes != asked.max_nodes)
+    return Mismatch(job, "--nnodes", NodesText(running), NodesText(asked));
+  if (running.unit != asked.unit)
+    return Mismatch(job, "unit", absl::StrCat(running.unit), absl::StrCat(asked.unit));
+  if (running.max_restarts != asked.max_restarts)
+    return Mismatch(job, "--max-restarts", absl::StrCat(running.max_restarts), absl::StrCat(asked.max_restarts));
+  return absl::OkStatus();
+}
+
+LaunchDecision DecideLaunch(const LaunchRequest& request, const std::optional<LaunchedJob>& mine,
+                            const std::optional<LaunchedJob>& newest) {
+  if (mine) {
+    if (mine->ended) return ShowResult{mine->id};
+    return JoinJob{mine->id};
+  }
+  if (request.standalone || !newest) return BeginJob{};
+  if (newest->ended) {
+    if (newest->ended_for && request.age >= *newest->ended_for) return ShowResult{newest->id};
+    return BeginJob{};
+  }
+  absl::Status same = CheckSameBounds(newest->id, newest->spec, request.spec);
+  if (!same.ok()) return same;
+  return JoinJob{newest->id};
+}
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,48 @@
+#pragma once
+
+// Who may open a session, under which name, and which job a launch command takes part in. Pure. PROTOCOL §4, §5.
+
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/control.h"
+#include "common/base/ids.h"
+#include "common/base/time.h"
+
+namespace regroup::coordinator {
+
+// One minor apart works both ways.
+absl::Status CheckVersion(const Version& ours, const Version& theirs);
+
+// A session is for one cluster and no epoch above ours.
+enum class Fence { kPasses, kOtherCluster, kJournalTooOld };
+Fence CheckFence(const ClusterId& cluster, Epoch epoch, const Hello& hello);
+
+// The name under which a node is known. `live` = name → address of every other node that is not lost.
+// An explicit name that is taken is refused with both addresses; a default one gets the first free suffix -2, -3, …
+absl::StatusOr<std::string> AdmitName(const Hello& hello, const std::map<std::string, std::string>& live);
+
+// An existing job of the name that a launch command asks for.
+struct LaunchedJob {
+  JobId id;
+  JobSpec spec;
+  bool ended = false;
+  std::optional<Duration> ended_for;  // Since its end; unset: it ended before this coordinator started.
+};
+struct JoinJob { JobId id; };       // Unfinished: takes part.
+struct ShowResult { JobId id; };    // It ended after this launcher had started.
+struct BeginJob {};
+using LaunchDecision = std::variant<JoinJob, ShowResult, BeginJob, absl::Status>;
+
+// `mine`: the job that this very launch command (its key) already takes part in. `newest`: the newest job of the name.
+LaunchDecision DecideLaunch(const LaunchRequest& request, const std::optional<LaunchedJob>& mine,
+                            const std::optional<LaunchedJob>& newest);
+
+// Bounds and budget must be the same on every launch command of a job; the error names both values.
+absl::Status CheckSameBounds(const JobId& job, const JobSpec& running, const JobSpec& asked);
+
+}  // namespace regroup::coordinator

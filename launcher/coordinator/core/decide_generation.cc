@@ -1,0 +1,82 @@
+#include "launcher/coordinator/core/decide_generation.h"
+
+#include <algorithm>
+
+#include "launcher/coordinator/core/ranks.h"
+
+namespace regroup::coordinator {
+namespace {
+
+constexpr std::size_t kMaxNamesInReason = 16;
+
+struct Group {
+  std::vector<std::string> names;
+  int count = 0;
+  Instant first = Instant::max(), last{};
+  void Add(const Candidate& candidate) {
+    if (names.size() < kMaxNamesInReason) names.push_back(candidate.name);
+    ++count;
+    first = std::min(first, candidate.until);
+    last = std::max(last, candidate.until);
+  }
+};
+
+bool Preferred(const Candidate& a, const Candidate& b) {
+  if (a.previous != b.previous) return a.previous;
+  if (a.former != b.former) return a.former;
+  if (a.name != b.name) return NaturalLess(a.name, b.name);
+  return a.node < b.node;
+}
+
+Form FormOf(std::vector<Candidate> ready, int size) {
+  std::sort(ready.begin(), ready.end(), Preferred);
+  Form form;
+  for (int i = 0; i < size; ++i) form.members.push_back(ready[i].node);
+  std::sort(form.members.begin(), form.members.end());
+  return form;
+}
+
+}  // namespace
+
+int UsableSize(int nodes, int min, int max, int unit) {
+  int size = std::min(nodes, max);
+  size -= size % unit;
+  return size >= min && size > 0 ? size : 0;
+}
+
+GenerationDecision DecideGeneration(const GenerationPolicy& policy, std::span<const Candidate> candidates,
+                                    Instant now) {
+  std::vector<Candidate> ready;
+  Group stopping, awaited, backing_off;
+  for (const Candidate& candidate : candidates) {
+    const bool waits = candidate.until > now;
+    if (candidate.readiness == Readiness::kReady) ready.push_back(candidate);
+    if (candidate.readiness == Readiness::kStopping && waits) stopping.Add(candidate);
+    if (candidate.readiness == Readiness::kAwaited && waits) awaited.Add(candidate);
+    if (candidate.readiness == Readiness::kBackingOff) backing_off.Add(candidate);
+  }
+  const int have = static_cast<int>(ready.size());
+  const int size = UsableSize(have, policy.min, policy.max, policy.unit);
+  const int best = UsableSize(policy.max, policy.min, policy.max, policy.unit);
+
+  if (stopping.count > 0) return Wait{SlotsStopping{stopping.names, stopping.last - now}, stopping.first};
+  if (awaited.count > 0 && size < best) return Wait{AwaitReattach{awaited.names, awaited.last - now}, awaited.first};
+  if (size == 0) {
+    if (UsableSize(have + backing_off.count, policy.min, policy.max, policy.unit) > 0)
+      return Wait{BackingOff{policy.failures, backing_off.first - now}, backing_off.first};
+    const int need = (policy.min + policy.unit - 1) / policy.unit * policy.unit;
+    std::optional<Instant> again;
+    if (backing_off.count > 0) again = backing_off.first;
+    return Wait{BelowMinimum{have, need, Duration{}, policy.missing}, again};
+  }
+  if (policy.unreachable_until > now)
+    return Wait{UnreachableHold{policy.unreachable, policy.unreachable_until - now}, policy.unreachable_until};
+  if (!policy.verdict_open.empty()) return Wait{BudgetVerdictOpen{policy.verdict_open}, std::nullopt};
+  if (policy.not_before > now)
+    return Wait{BackingOff{policy.failures, policy.not_before - now}, policy.not_before};
+  if (policy.last_call_until && *policy.last_call_until > now && size < best)
+    return Wait{LastCall{have, *policy.last_call_until - now}, policy.last_call_until};
+  return FormOf(std::move(ready), size);
+}
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,136 @@
+#include "launcher/coordinator/core/failure_policy.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <tuple>
+
+#include "common/base/rng.h"
+
+namespace regroup::coordinator {
+namespace {
+
+const RankCause* RankOf(const EndReason& reason) {
+  if (auto* failed = std::get_if<WorkerFailed>(&reason)) return &failed->cause;
+  if (auto* exec = std::get_if<ExecFailed>(&reason)) return &exec->cause;
+  return nullptr;
+}
+
+struct NodeOf {
+  std::string operator()(const WorkerFailed& r) const { return r.cause.node; }
+  std::string operator()(const ExecFailed& r) const { return r.cause.node; }
+  std::string operator()(const Resized&) const { return {}; }
+  std::string operator()(const Cancelled&) const { return {}; }
+  std::string operator()(const Finished&) const { return {}; }
+  template <class R>
+  std::string operator()(const R& r) const {
+    return r.node;
+  }
+};
+
+Duration Doubled(Duration first, int times, Duration limit) {
+  Duration delay = first;
+  for (int i = 0; i < times && delay < limit; ++i) delay *= 2;
+  return std::min(delay, limit);
+}
+
+int ExitCodeOfExit(const RankExit& exit) {
+  if (exit.kind == ExitKind::kSignaled) return 128 + exit.code;
+  if (exit.kind == ExitKind::kExecFailed) return exit.code == ENOENT ? 127 : 126;
+  return exit.code;
+}
+
+}  // namespace
+
+bool IsWorse(const CauseAt& a, const CauseAt& b) {
+  const int class_a = CauseClass(a.reason), class_b = CauseClass(b.reason);
+  if (class_a != class_b) return class_a > class_b;
+  if (a.at != b.at) return a.at < b.at;
+  const RankCause *rank_a = RankOf(a.reason), *rank_b = RankOf(b.reason);
+  return std::make_tuple(rank_a ? rank_a->rank : -1, std::visit(NodeOf{}, a.reason), a.reason.index()) <
+         std::make_tuple(rank_b ? rank_b->rank : -1, std::visit(NodeOf{}, b.reason), b.reason.index());
+}
+
+EndKind KindOf(const EndReason& reason) {
+  if (ChargesBudget(reason)) return EndKind::kOwn;
+  const bool neutral = std::holds_alternative<Preempted>(reason) || std::holds_alternative<Drained>(reason) ||
+                       std::holds_alternative<Resized>(reason) || std::holds_alternative<Cancelled>(reason) ||
+                       std::holds_alternative<Finished>(reason);
+  return neutral ? EndKind::kNeutral : EndKind::kFree;
+}
+
+Streak AfterEnd(Streak before, bool progressed, EndKind kind) {
+  Streak streak = progressed ? Streak{} : before;
+  if (kind == EndKind::kOwn) ++streak.own;
+  if (kind == EndKind::kFree) ++streak.free;
+  return streak;
+}
+
+Duration RestartDelay(const Streak& streak, EndKind last, const Config& config, std::uint64_t seed) {
+  const int in_a_row = streak.own + streak.free;
+  if (in_a_row < 2 || last == EndKind::kNeutral) return Duration{};
+  const Duration limit = last == EndKind::kOwn ? config.backoff_limit : config.free_backoff_limit;
+  const Duration delay = Doubled(config.backoff_first, in_a_row - 2, limit);
+  const double jitter = 0.8 + 0.4 * Rng(seed).Unit();
+  return std::min(FromSeconds(Seconds(delay) * jitter), limit);
+}
+
+Duration MemberBackoff(int failures, const Config& config) {
+  if (failures < 1) return Duration{};
+  return Doubled(config.member_backoff_first, failures - 1, config.member_backoff_limit);
+}
+
+std::optional<Duration> SettleTime(ScaleUp scale_up, int growths, int lost_newcomers, const Config& config) {
+  if (scale_up == ScaleUp::kNext || scale_up == ScaleUp::kNever) return std::nullopt;
+  if (scale_up == ScaleUp::kNow || growths == 0) return Duration{};
+  return Doubled(config.settle, lost_newcomers, config.settle * 1024);
+}
+
+int ChargesInWindow(int all, const std::vector<Duration>& ages, std::optional<Duration> window) {
+  if (!window) return all;
+  return static_cast<int>(std::count_if(ages.begin(), ages.end(), [&](Duration age) { return age <= *window; }));
+}
+
+std::optional<FailReason> FailsJob(const JobSpec& spec, const EndReason& reason, int charges, const Streak& streak,
+                                   const Config& config) {
+  if (auto* failed = std::get_if<WorkerFailed>(&reason)) {
+    const RankExit& exit = failed->cause.exit;
+    auto action = spec.exit_codes.find(exit.code);
+    if (exit.kind == ExitKind::kExited && action != spec.exit_codes.end() && action->second == ExitAction::kFail)
+      return ExitCodeSaysFail{exit.code};
+  }
+  if (!ChargesBudget(reason)) return std::nullopt;
+  if (charges + 1 > spec.max_restarts) return BudgetSpent{charges, spec.max_restarts};
+  if (streak.own >= config.crash_loop) return CrashLoop{streak.own};
+  return std::nullopt;
+}
+
+std::optional<FailReason> FailsForExec(const std::vector<ExcludedNode>& excluded, int nodes_left,
+                                       const std::string& program) {
+  if (excluded.empty()) return std::nullopt;
+  const ExcludedNode& newest = excluded.back();
+  const auto same = std::count_if(excluded.begin(), excluded.end(), [&](const ExcludedNode& node) {
+    return node.error_number == newest.error_number;
+  });
+  if (nodes_left > 0 && same < 2) return std::nullopt;
+  return NotExecutable{newest.error_number, program};
+}
+
+int ExitCodeOf(const FailReason& failed, const std::optional<EndReason>& root) {
+  if (auto* cancelled = std::get_if<CancelledBy>(&failed)) return cancelled->signal ? 128 + cancelled->signal : 143;
+  if (std::holds_alternative<PreemptedAll>(failed)) return 143;
+  if (std::holds_alternative<JoinTimedOut>(failed)) return 124;
+  if (auto* exec = std::get_if<NotExecutable>(&failed)) return exec->error_number == ENOENT ? 127 : 126;
+  if (root) {
+    if (const RankCause* cause = RankOf(*root)) return ExitCodeOfExit(cause->exit);
+  }
+  return 125;
+}
+
+LeaveOutcome DecideLeave(const JobSpec& spec, int signal, int others) {
+  if (others == 0) return signal == SIGTERM ? LeaveOutcome::kPreempts : LeaveOutcome::kCancels;
+  if (spec.min_nodes == spec.max_nodes && signal == SIGINT) return LeaveOutcome::kCancels;
+  return LeaveOutcome::kLeaves;
+}
+
+}  // namespace regroup::coordinator
