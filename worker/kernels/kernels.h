@@ -72,10 +72,10 @@ struct KernelTable {
   void (*embedding_forward)(std::int64_t batch, std::int64_t time, std::int64_t width,
                             const std::int32_t* tokens, const T* token_weights,
                             const T* position_weights, T* out);
-  // dtoken += always (the tied head wrote it first); dposition of positions below `time` as `add`
-  // says.
-  void (*embedding_backward)(std::int64_t batch, std::int64_t time, std::int64_t width,
-                             std::int64_t vocabulary, const std::int32_t* tokens, const T* dout,
+  // dtoken += always (the tied head wrote it first). dposition (positions, C): with `add` += below
+  // `time`, else = with zeros from `time` on. REQUIRES: time <= positions.
+  void (*embedding_backward)(std::int64_t batch, std::int64_t time, std::int64_t positions,
+                             std::int64_t width, const std::int32_t* tokens, const T* dout,
                              T* dtoken, T* dposition, bool add);
 
   // losses (rows) = cross-entropy in nats of each row of logits (rows, V) at its target; logits
@@ -94,8 +94,10 @@ struct KernelTable {
 
 using Kernels = KernelTable<float>;
 
+// Also enough for fewer rows, respectively less time.
 std::int64_t ColumnSumScratchElements(std::int64_t rows, std::int64_t out);
 std::int64_t LayerNormScratchElements(std::int64_t rows, std::int64_t width);
+// For ThreadCount() as it is now; it must not grow afterwards.
 std::int64_t AttentionScratchElements(const AttentionShape& shape);
 
 enum class Isa : std::uint8_t { kBaseline, kV3, kV4 };  // x86-64, -v3 (AVX2, FMA), -v4 (AVX-512).

@@ -10,18 +10,22 @@ int ThreadCount();
 // For the calling thread only, oneDNN's regions included. REQUIRES: threads >= 1.
 void SetThreadCount(int threads);
 
-// Calls body(argument, task) once for every task in [0, tasks), on ThreadCount() threads, and
-// returns when all are done. Which thread runs which task is open, so a body may write only what
-// belongs to its task. Execution thread only, not nested. The pool is libgomp's, which oneDNN uses
-// too: a second pool would halve both.
-void RunTasks(std::int64_t tasks, void (*body)(const void* argument, std::int64_t task),
+// Calls body(argument, task, thread) once for every task in [0, tasks), on at most ThreadCount()
+// threads, and returns when all are done. Which thread (0 <= thread < ThreadCount()) runs which
+// task is open, so a body may keep only scratch by thread, and writes results by task. Execution
+// thread only, not nested. The pool is libgomp's, which oneDNN uses too: a second pool would take
+// half of the cores from each.
+void RunTasks(std::int64_t tasks, void (*body)(const void* argument, std::int64_t task, int thread),
               const void* argument);
 
+// body(task, thread).
 template <typename Body>
 void ParallelFor(std::int64_t tasks, const Body& body) {
   RunTasks(
       tasks,
-      [](const void* argument, std::int64_t task) { (*static_cast<const Body*>(argument))(task); },
+      [](const void* argument, std::int64_t task, int thread) {
+        (*static_cast<const Body*>(argument))(task, thread);
+      },
       &body);
 }
 

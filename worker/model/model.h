@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -46,7 +47,7 @@ struct Extent {  // Largest micro-batch.
   std::int64_t rows() const { return batch * time; }
 };
 
-// A piece of a network with its own gradient. Holds shapes only; weights and everything else come
+// The math of one unit, with its own gradient. Holds shapes only; weights and everything else come
 // with the context.
 template <typename T>
 class Layer {
@@ -55,10 +56,11 @@ class Layer {
   virtual LayerSpec Spec(const Extent& extent) const = 0;
   // REQUIRES: `in` outlives the Backward of this micro-batch; `out` does not overlap it.
   virtual absl::Status Forward(const LayerContext<T>& context, const T* in, T* out) const = 0;
-  // `in` as in Forward. Writes din (null for a layer that reads tokens). dout may be destroyed and
-  // may not be din.
-  virtual absl::Status Backward(const LayerContext<T>& context, const T* in, T* dout,
-                                T* din) const = 0;
+  // `in` as in Forward; `out` as Forward left it, and may be destroyed. `gradient` holds the
+  // gradient of the output on entry (undefined for a unit that ends in a loss) and that of the
+  // input on return (undefined for one that reads tokens); it has room for the wider of the two.
+  virtual absl::Status Backward(const LayerContext<T>& context, const T* in, T* out,
+                                T* gradient) const = 0;
 };
 
 template <typename T>
@@ -73,13 +75,18 @@ struct Unit {
 template <typename T>
 class Model {
  public:
-  explicit Model(std::vector<Unit<T>> units) : units_(std::move(units)) {}
+  // Tokens and targets are below `vocabulary`; a sequence has at most `context` of them.
+  Model(std::vector<Unit<T>> units, std::int64_t vocabulary, std::int64_t context)
+      : units_(std::move(units)), vocabulary_(vocabulary), context_(context) {}
 
+  std::int64_t vocabulary() const { return vocabulary_; }
+  std::int64_t context() const { return context_; }
   const std::vector<Unit<T>>& units() const { return units_; }
   std::vector<UnitSpec> UnitSpecs() const;  // For ParamLayout.
 
  private:
   std::vector<Unit<T>> units_;
+  std::int64_t vocabulary_, context_;
 };
 
 // Initial weights: a function of (seed, parameter name, element) only. `weights` has

@@ -60,9 +60,7 @@ class UnitRunner {
   Arena arena_;
   std::vector<UnitState> units_;
   std::span<T> scratch_, losses_;
-  std::span<T> grad_in_,
-      grad_out_;  // (B, T, C): gradients between units, swapped after each Backward.
-  std::int64_t vocabulary_ = 0;
+  std::span<T> gradient_;    // (B, T, widest C): flows backward from unit to unit, in place.
   std::int64_t logits_ = 0;  // Elements of valid logits.
   double loss_sum_ = 0, forward_flops_ = 0;
 };

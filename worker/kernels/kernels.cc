@@ -1,0 +1,69 @@
+#include "worker/kernels/kernels.h"
+
+#include <algorithm>
+
+#include "common/base/check.h"
+#include "worker/kernels/fixed_chunks.h"
+#include "worker/kernels/isa.h"
+#include "worker/kernels/onednn.h"
+#include "worker/kernels/parallel_for.h"
+
+namespace regroup::worker {
+namespace {
+
+Kernels MakeTable(const char* name, void (*fill)(Kernels&)) {
+  Kernels table{};
+  table.name = name;
+  table.linear_forward = OnednnLinearForward;
+  table.linear_input_grad = OnednnLinearInputGrad;
+  table.linear_weight_grad = OnednnLinearWeightGrad;
+  fill(table);
+  return table;
+}
+
+}  // namespace
+
+// Not the chunks of exactly these rows, but the most that any smaller batch has.
+std::int64_t ColumnSumScratchElements(std::int64_t rows, std::int64_t out) {
+  return std::min((rows + kMinChunkRows - 1) / kMinChunkRows, kMaxRowChunks) * out;
+}
+
+std::int64_t LayerNormScratchElements(std::int64_t rows, std::int64_t width) {
+  return ColumnSumScratchElements(rows, 2 * width);
+}
+
+std::int64_t AttentionScratchElements(const AttentionShape& shape) {
+  return ThreadCount() * AttentionScratchOfThread(shape.time, shape.head_width);
+}
+
+Isa BestIsa() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
+  if (v4) return Isa::kV4;
+  if (v3) return Isa::kV3;
+#endif
+  return Isa::kBaseline;
+}
+
+const Kernels& KernelsFor(Isa isa) {
+  CHECK(isa <= BestIsa());
+  static const Kernels baseline = MakeTable("baseline", FillBaseline);
+  static const Kernels v3 = MakeTable("x86-64-v3", FillV3);
+  static const Kernels v4 = MakeTable("x86-64-v4", FillV4);
+  switch (isa) {
+    case Isa::kBaseline:
+      return baseline;
+    case Isa::kV3:
+      return v3;
+    case Isa::kV4:
+      return v4;
+  }
+  CHECK(false);
+}
+
+}  // namespace regroup::worker

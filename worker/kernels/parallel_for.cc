@@ -1,0 +1,57 @@
+#include "worker/kernels/parallel_for.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "common/base/check.h"
+
+// The few entry points of libgomp that both compilers can call: Clang's own -fopenmp would bring a
+// second pool.
+extern "C" {
+void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+int omp_get_max_threads();
+int omp_get_thread_num();
+void omp_set_num_threads(int threads);
+}
+
+namespace regroup::worker {
+namespace {
+
+struct Region {
+  void (*body)(const void*, std::int64_t, int);
+  const void* argument;
+  std::int64_t tasks;
+  std::atomic<std::int64_t> next{0};
+};
+
+void RunRegion(void* data) {
+  Region& region = *static_cast<Region*>(data);
+  const int thread = omp_get_thread_num();
+  for (;;) {
+    const std::int64_t task = region.next.fetch_add(1, std::memory_order_relaxed);
+    if (task >= region.tasks) return;
+    region.body(region.argument, task, thread);
+  }
+}
+
+}  // namespace
+
+int ThreadCount() { return omp_get_max_threads(); }
+
+void SetThreadCount(int threads) {
+  CHECK(threads >= 1);
+  omp_set_num_threads(threads);
+}
+
+void RunTasks(std::int64_t tasks, void (*body)(const void*, std::int64_t, int),
+              const void* argument) {
+  const auto threads = static_cast<int>(std::min<std::int64_t>(tasks, ThreadCount()));
+  if (threads <= 1) {
+    for (std::int64_t task = 0; task < tasks; ++task) body(argument, task, 0);
+    return;
+  }
+  Region region{.body = body, .argument = argument, .tasks = tasks};
+  GOMP_parallel(RunRegion, &region, static_cast<unsigned>(threads), 0);
+}
+
+}  // namespace regroup::worker

@@ -1,0 +1,344 @@
+// The fast kernels, written once and compiled once per instruction set by the isa_*.cc files. See
+// vector_math.h for why nothing here may have external linkage and why the standard library's
+// inline functions stay out.
+#pragma once
+
+#include "worker/kernels/fixed_chunks.h"
+#include "worker/kernels/kernels.h"
+#include "worker/kernels/parallel_for.h"
+#include "worker/kernels/vector_math.h"
+
+namespace regroup::worker {
+namespace {
+
+REGROUP_INLINE std::int64_t Smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
+// body(begin, end, thread) over [0, elements) in pieces of `piece`.
+template <typename Body>
+REGROUP_INLINE void ParallelPieces(std::int64_t elements, std::int64_t piece, const Body& body) {
+  ParallelFor((elements + piece - 1) / piece, [&](std::int64_t task, int thread) {
+    body(task * piece, Smaller(elements, (task + 1) * piece), thread);
+  });
+}
+
+// y[i] = function(x[i]) for whole vectors and the rest.
+template <typename Function>
+REGROUP_INLINE void Map(std::int64_t begin, std::int64_t end, const float* x, float* y,
+                        const Function& function) {
+  std::int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) Store(y + i, function(Load(x + i)));
+  if (i < end) StoreFirst(y + i, function(LoadFirst(x + i, end - i)), end - i);
+}
+
+template <typename Function>
+REGROUP_INLINE void Map(std::int64_t begin, std::int64_t end, const float* x, const float* y,
+                        float* z, const Function& function) {
+  std::int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) Store(z + i, function(Load(x + i), Load(y + i)));
+  if (i < end) {
+    const std::int64_t n = end - i;
+    StoreFirst(z + i, function(LoadFirst(x + i, n), LoadFirst(y + i, n)), n);
+  }
+}
+
+// total[c] (+)= the sum over chunks of partial[chunk][c], in order of chunks.
+void ReduceChunks(std::int64_t chunks, std::int64_t width, const float* partial,
+                  std::int64_t partial_stride, float* total, bool add) {
+  ParallelPieces(width, 512, [&](std::int64_t begin, std::int64_t end, int) {
+    if (!add) __builtin_memset(total + begin, 0, static_cast<std::size_t>(end - begin) * 4);
+    for (std::int64_t k = 0; k < chunks; ++k) {
+      Map(begin, end, total, partial + k * partial_stride, total,
+          [](Vec a, Vec b) { return a + b; });
+    }
+  });
+}
+
+void BiasGrad(std::int64_t rows, std::int64_t out, const float* dy, float* db, bool add,
+              float* scratch) {
+  const std::int64_t chunk = ChunkRows(rows);
+  ParallelPieces(rows, chunk, [&](std::int64_t begin, std::int64_t end, int) {
+    float* sum = scratch + begin / chunk * out;
+    __builtin_memset(sum, 0, static_cast<std::size_t>(out) * 4);
+    std::int64_t r = begin;
+    for (; r + 4 <= end; r += 4) {
+      const float* a = dy + r * out;
+      std::int64_t c = 0;
+      for (; c + kLanes <= out; c += kLanes) {
+        const Vec four =
+            (Load(a + c) + Load(a + out + c)) + (Load(a + 2 * out + c) + Load(a + 3 * out + c));
+        Store(sum + c, Load(sum + c) + four);
+      }
+      for (; c < out; ++c) sum[c] += (a[c] + a[out + c]) + (a[2 * out + c] + a[3 * out + c]);
+    }
+    for (; r < end; ++r) {
+      Map(0, out, sum, dy + r * out, sum, [](Vec a, Vec b) { return a + b; });
+    }
+  });
+  ReduceChunks((rows + chunk - 1) / chunk, out, scratch, out, db, add);
+}
+
+// The sum of function(x) over a row; function(0) must be 0 in lanes past the end, hence the mask.
+template <typename Function>
+REGROUP_INLINE float SumRow(std::int64_t width, const Function& function) {
+  Vec sum{};
+  std::int64_t c = 0;
+  for (; c + kLanes <= width; c += kLanes) sum += function(c, kLanes);
+  float total = SumLanes(sum);
+  if (c < width) {
+    const Vec rest = function(c, width - c);
+    float lane[kLanes];
+    __builtin_memcpy(lane, &rest, sizeof(rest));
+    for (std::int64_t i = 0; i < width - c; ++i) total += lane[i];
+  }
+  return total;
+}
+
+REGROUP_INLINE Vec LoadUpTo(const float* p, std::int64_t n) {
+  return n == kLanes ? Load(p) : LoadFirst(p, n);
+}
+
+void LayerNormRow(std::int64_t width, const float* row, const float* gain, const float* bias,
+                  float* y, float* mean_out, float* rstd_out) {
+  const float scale = 1.0f / static_cast<float>(width);
+  const float mean =
+      SumRow(width, [&](std::int64_t c, std::int64_t n) { return LoadUpTo(row + c, n); }) * scale;
+  const float variance = SumRow(width,
+                                [&](std::int64_t c, std::int64_t n) {
+                                  const Vec d = LoadUpTo(row + c, n) - mean;
+                                  return d * d;
+                                }) *
+                         scale;
+  const float rstd = 1.0f / __builtin_sqrtf(variance + 1e-5f);
+  std::int64_t c = 0;
+  for (; c + kLanes <= width; c += kLanes) {
+    Store(y + c, (Load(row + c) - mean) * rstd * Load(gain + c) + Load(bias + c));
+  }
+  for (; c < width; ++c) y[c] = (row[c] - mean) * rstd * gain[c] + bias[c];
+  *mean_out = mean;
+  *rstd_out = rstd;
+}
+
+void LayerNormForward(std::int64_t rows, std::int64_t width, const float* x, const float* residual,
+                      float* sum, const float* gain, const float* bias, float* y, float* mean,
+                      float* rstd) {
+  ParallelPieces(rows, 16, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const float* row = x + r * width;
+      if (residual != nullptr) {
+        Map(0, width, row, residual + r * width, sum + r * width,
+            [](Vec a, Vec b) { return a + b; });
+        row = sum + r * width;
+      }
+      LayerNormRow(width, row, gain, bias, y + r * width, mean + r, rstd + r);
+    }
+  });
+}
+
+struct NormRow {  // One row of the backward pass.
+  const float *dy, *x, *gain;
+  float mean, rstd;
+  float* dx;
+  float *gain_sum, *bias_sum;  // Of this chunk of rows.
+};
+
+template <bool kAddDx>
+void LayerNormRowBackward(std::int64_t width, const NormRow& row) {
+  const float scale = 1.0f / static_cast<float>(width);
+  const auto normed = [&](std::int64_t c, std::int64_t n) {
+    return (LoadUpTo(row.x + c, n) - row.mean) * row.rstd;
+  };
+  const auto scaled = [&](std::int64_t c, std::int64_t n) {
+    return LoadUpTo(row.dy + c, n) * LoadUpTo(row.gain + c, n);
+  };
+  const float mean_d = SumRow(width, scaled) * scale;
+  const float mean_dn =
+      SumRow(width, [&](std::int64_t c, std::int64_t n) { return scaled(c, n) * normed(c, n); }) *
+      scale;
+  for (std::int64_t c = 0; c < width; c += kLanes) {
+    const std::int64_t n = Smaller(kLanes, width - c);
+    const Vec hat = normed(c, n), dy = LoadUpTo(row.dy + c, n);
+    Vec dx = (scaled(c, n) - mean_d - hat * mean_dn) * row.rstd;
+    if (kAddDx) dx += LoadUpTo(row.dx + c, n);
+    StoreFirst(row.dx + c, dx, n);
+    StoreFirst(row.gain_sum + c, LoadUpTo(row.gain_sum + c, n) + dy * hat, n);
+    StoreFirst(row.bias_sum + c, LoadUpTo(row.bias_sum + c, n) + dy, n);
+  }
+}
+
+void LayerNormBackward(std::int64_t rows, std::int64_t width, const float* dy, const float* x,
+                       const float* gain, const float* mean, const float* rstd, float* dx,
+                       bool add_dx, float* dgain, float* dbias, bool add, float* scratch) {
+  const std::int64_t chunk = ChunkRows(rows);
+  ParallelPieces(rows, chunk, [&](std::int64_t begin, std::int64_t end, int) {
+    float* sums = scratch + begin / chunk * 2 * width;
+    __builtin_memset(sums, 0, static_cast<std::size_t>(2 * width) * 4);
+    for (std::int64_t r = begin; r < end; ++r) {
+      const NormRow row = {dy + r * width, x + r * width,  gain, mean[r],
+                           rstd[r],        dx + r * width, sums, sums + width};
+      if (add_dx) {
+        LayerNormRowBackward<true>(width, row);
+      } else {
+        LayerNormRowBackward<false>(width, row);
+      }
+    }
+  });
+  const std::int64_t chunks = (rows + chunk - 1) / chunk;
+  ReduceChunks(chunks, width, scratch, 2 * width, dgain, add);
+  ReduceChunks(chunks, width, scratch + width, 2 * width, dbias, add);
+}
+
+constexpr float kGeluScale = 0.79788456080286535588f;  // sqrt(2 / pi)
+constexpr float kGeluCubic = 0.044715f;
+constexpr std::int64_t kPiece = 16384;  // Elements of one task of an elementwise kernel.
+
+// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), without the cancellation of the left side.
+REGROUP_INLINE Vec GeluGate(Vec x) {
+  const Vec twice_u = x * (x * x * (2 * kGeluScale * kGeluCubic) + 2 * kGeluScale);
+  return 1.0f / (Exp(-twice_u) + 1.0f);
+}
+
+void GeluForward(std::int64_t elements, const float* x, float* y) {
+  ParallelPieces(elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
+    Map(begin, end, x, y, [](Vec v) { return v * GeluGate(v); });
+  });
+}
+
+void GeluBackward(std::int64_t elements, const float* x, const float* dy, float* dx) {
+  ParallelPieces(elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
+    Map(begin, end, x, dy, dx, [](Vec v, Vec d) {
+      const Vec gate = GeluGate(v);
+      const Vec slope = v * v * (6 * kGeluScale * kGeluCubic) + 2 * kGeluScale;
+      return d * (gate + v * gate * (1.0f - gate) * slope);
+    });
+  });
+}
+
+void EmbeddingForward(std::int64_t batch, std::int64_t time, std::int64_t width,
+                      const std::int32_t* tokens, const float* token_weights,
+                      const float* position_weights, float* out) {
+  ParallelPieces(batch * time, 32, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      Map(0, width, token_weights + tokens[r] * width, position_weights + r % time * width,
+          out + r * width, [](Vec a, Vec b) { return a + b; });
+    }
+  });
+}
+
+// Tasks are blocks of columns, so that rows with the same token are added in order by one thread.
+void EmbeddingBackward(std::int64_t batch, std::int64_t time, std::int64_t positions,
+                       std::int64_t width, const std::int32_t* tokens, const float* dout,
+                       float* dtoken, float* dposition, bool add) {
+  const auto plus = [](Vec a, Vec b) { return a + b; };
+  ParallelPieces(width, 64, [&](std::int64_t begin, std::int64_t end, int) {
+    const auto bytes = static_cast<std::size_t>(end - begin) * 4;
+    if (!add) {
+      for (std::int64_t p = 0; p < positions; ++p) {
+        __builtin_memset(dposition + p * width + begin, 0, bytes);
+      }
+    }
+    for (std::int64_t r = 0; r < batch * time; ++r) {
+      const float* row = dout + r * width;
+      float* token_row = dtoken + tokens[r] * width;
+      float* position_row = dposition + r % time * width;
+      Map(begin, end, token_row, row, token_row, plus);
+      Map(begin, end, position_row, row, position_row, plus);
+    }
+  });
+}
+
+REGROUP_INLINE float RowMax(std::int64_t n, const float* row) {
+  float top = row[0];
+  std::int64_t i = 0;
+  if (n >= kLanes) {
+    Vec tops = Load(row);
+    for (i = kLanes; i + kLanes <= n; i += kLanes) tops = Max(tops, Load(row + i));
+    top = MaxLanes(tops);
+  }
+  for (; i < n; ++i) top = top < row[i] ? row[i] : top;
+  return top;
+}
+
+void CrossEntropy(std::int64_t rows, std::int64_t vocabulary, float* logits,
+                  const std::int32_t* targets, double loss_scale, float* losses) {
+  ParallelPieces(rows, 16, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      float* row = logits + r * vocabulary;
+      const float top = RowMax(vocabulary, row);
+      const float at_target = row[targets[r]] - top;
+      const float total = SumRow(vocabulary, [&](std::int64_t c, std::int64_t n) {
+        const Vec e = Exp(LoadUpTo(row + c, n) - top);
+        StoreFirst(row + c, e, n);
+        return e;
+      });
+      losses[r] = __builtin_logf(total) - at_target;
+      const float scale = static_cast<float>(loss_scale) / total;
+      Map(0, vocabulary, row, row, [&](Vec e) { return e * scale; });
+      row[targets[r]] -= static_cast<float>(loss_scale);
+    }
+  });
+}
+
+// A plain loop: compilers vectorise it, and there is no portable square root of a vector.
+void AdamWPiece(std::int64_t n, const AdamWStep& step, const float* __restrict gradient,
+                float* __restrict weight, float* __restrict first, float* __restrict second) {
+  const auto scale = static_cast<float>(step.grad_scale);
+  const auto beta2 = static_cast<float>(step.beta2);
+  const auto rate1 = static_cast<float>(1 - step.beta1), rate2 = static_cast<float>(1 - step.beta2);
+  const auto root = static_cast<float>(1 / __builtin_sqrt(step.correction2));
+  const auto epsilon = static_cast<float>(step.epsilon);
+  const auto keep = static_cast<float>(1 - step.lr * step.weight_decay);
+  const auto lr = static_cast<float>(step.lr / step.correction1);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float g = gradient[i] * scale;
+    const float m = first[i] + (g - first[i]) * rate1;
+    const float v = second[i] * beta2 + g * g * rate2;
+    weight[i] = weight[i] * keep - lr * m / (__builtin_sqrtf(v) * root + epsilon);
+    first[i] = m;
+    second[i] = v;
+  }
+}
+
+void AdamWUpdate(std::int64_t elements, const AdamWStep& step, const float* gradient, float* weight,
+                 float* first_moment, float* second_moment) {
+  ParallelPieces(elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
+    AdamWPiece(end - begin, step, gradient + begin, weight + begin, first_moment + begin,
+               second_moment + begin);
+  });
+}
+
+// Fixed chunks, in each short float sums that are added up in double.
+template <typename Function>
+REGROUP_INLINE double SumOf(std::int64_t elements, const float* x, const Function& function) {
+  double partial[kSumChunks];
+  const std::int64_t chunk = SumChunkElements(elements);
+  ParallelFor(kSumChunks, [&](std::int64_t task, int) {
+    const std::int64_t end = Smaller(elements, (task + 1) * chunk);
+    double sum = 0;
+    for (std::int64_t block = task * chunk; block < end; block += kSumBlock) {
+      sum += SumRow(Smaller(kSumBlock, end - block), [&](std::int64_t c, std::int64_t n) {
+        return function(LoadUpTo(x + block + c, n));
+      });
+    }
+    partial[task] = sum;
+  });
+  double total = 0;
+  for (double sum : partial) total += sum;
+  return total;
+}
+
+double SumSquares(std::int64_t elements, const float* x) {
+  return SumOf(elements, x, [](Vec v) { return v * v; });
+}
+
+double Sum(std::int64_t elements, const float* x) {
+  return SumOf(elements, x, [](Vec v) { return v; });
+}
+
+void Axpy(std::int64_t elements, float a, const float* x, float* y) {
+  ParallelPieces(elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
+    Map(begin, end, x, y, y, [&](Vec u, Vec v) { return a * u + v; });
+  });
+}
+
+}  // namespace
+}  // namespace regroup::worker

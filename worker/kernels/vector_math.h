@@ -1,0 +1,79 @@
+// Vectors as wide as the instruction set of the including file. Included by the isa_*.cc files
+// only: everything has internal linkage, since code compiled for AVX-512 must never be what the
+// linker keeps for the others.
+#pragma once
+
+#include <cstdint>
+
+namespace regroup::worker {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+constexpr int kLanes = kVectorBytes / 4;
+
+typedef float Vec __attribute__((vector_size(kVectorBytes)));
+typedef std::int32_t IntVec __attribute__((vector_size(kVectorBytes)));
+typedef float UnalignedVec __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+
+#define REGROUP_INLINE inline __attribute__((always_inline))
+
+REGROUP_INLINE Vec Load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
+REGROUP_INLINE void Store(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v; }
+REGROUP_INLINE Vec Splat(float a) { return a - Vec{}; }
+
+// The first n lanes; the others are zero, respectively not written.
+REGROUP_INLINE Vec LoadFirst(const float* p, std::int64_t n) {
+  Vec v{};
+  __builtin_memcpy(&v, p, static_cast<std::size_t>(n) * 4);
+  return v;
+}
+REGROUP_INLINE void StoreFirst(float* p, Vec v, std::int64_t n) {
+  __builtin_memcpy(p, &v, static_cast<std::size_t>(n) * 4);
+}
+
+REGROUP_INLINE Vec Max(Vec a, Vec b) { return a < b ? b : a; }
+
+REGROUP_INLINE float SumLanes(Vec v) {
+  float lane[kLanes];
+  __builtin_memcpy(lane, &v, sizeof(v));
+  for (int width = kLanes / 2; width >= 1; width /= 2) {
+    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+  }
+  return lane[0];
+}
+REGROUP_INLINE float MaxLanes(Vec v) {
+  float lane[kLanes];
+  __builtin_memcpy(lane, &v, sizeof(v));
+  for (int width = kLanes / 2; width >= 1; width /= 2) {
+    for (int i = 0; i < width; ++i) lane[i] = lane[i] < lane[i + width] ? lane[i + width] : lane[i];
+  }
+  return lane[0];
+}
+
+// Within 2 ulp. 0 below -87.3; saturates at 88.3; NaN stays NaN, so that a diverged run is seen.
+REGROUP_INLINE Vec Exp(Vec x) {
+  const Vec high = Splat(88.3f), low = Splat(-87.3f);
+  const Vec clamped = high < x ? high : x;
+  // Adding 1.5 · 2^23 rounds to an integer that can be read from the low bits (Cephes' expf
+  // otherwise).
+  const Vec shifted = clamped * 1.44269504088896341f + 12582912.0f;
+  const Vec n = shifted - 12582912.0f;
+  const Vec r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  Vec y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * (r * r) + r + 1.0f;
+  const IntVec power = (reinterpret_cast<IntVec>(shifted) - 0x4B400000 + 127) << 23;
+  return x < low ? Vec{} : y * reinterpret_cast<Vec>(power);
+}
+
+}  // namespace
+}  // namespace regroup::worker

@@ -1,0 +1,389 @@
+#include "worker/model/gpt.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+
+namespace regroup::worker {
+namespace {
+
+constexpr double kInitStd = 0.02;
+constexpr std::int64_t kMaxSize = 1 << 24;
+constexpr std::int64_t kMaxHeadWidth = 256;
+
+// Hands out a buffer front to back, on the borders that vector loads like.
+template <typename T>
+class Cutter {
+ public:
+  static constexpr std::int64_t kAlign = 64;
+  static std::int64_t Padded(std::int64_t elements) {
+    return (elements + kAlign - 1) / kAlign * kAlign;
+  }
+  explicit Cutter(std::span<T> buffer) : rest_(buffer) {}
+  T* Take(std::int64_t elements) {
+    const auto padded = static_cast<std::size_t>(Padded(elements));
+    CHECK(padded <= rest_.size());
+    T* taken = rest_.data();
+    rest_ = rest_.subspan(padded);
+    return taken;
+  }
+
+ private:
+  std::span<T> rest_;
+};
+
+ParamSpec Matrix(std::string name, std::int64_t in, std::int64_t out, double std) {
+  return {
+      .name = std::move(name), .shape = {in, out}, .decay = true, .init_mean = 0, .init_std = std};
+}
+ParamSpec Vector(std::string name, std::int64_t width, double value) {
+  return {
+      .name = std::move(name), .shape = {width}, .decay = false, .init_mean = value, .init_std = 0};
+}
+
+template <typename T>
+std::int64_t Rows(const LayerContext<T>& context) {
+  return context.batch.batch * context.batch.time;
+}
+
+template <typename T>
+class EmbedLayer final : public Layer<T> {
+ public:
+  explicit EmbedLayer(const GptConfig& config) : config_(config) {}
+
+  LayerSpec Spec(const Extent&) const override {
+    return {.params = {Matrix("wte.weight", config_.vocabulary, config_.width, kInitStd),
+                       Matrix("wpe.weight", config_.context, config_.width, kInitStd)},
+            .output_width = config_.width};
+  }
+  absl::Status Forward(const LayerContext<T>& context, const T*, T* out) const override {
+    context.kernels.embedding_forward(context.batch.batch, context.batch.time, config_.width,
+                                      context.batch.tokens.data(), context.weights[0],
+                                      context.weights[1], out);
+    return absl::OkStatus();
+  }
+  absl::Status Backward(const LayerContext<T>& context, const T*, T*, T* gradient) const override {
+    context.kernels.embedding_backward(context.batch.batch, context.batch.time, config_.context,
+                                       config_.width, context.batch.tokens.data(), gradient,
+                                       context.gradients[0], context.gradients[1],
+                                       context.accumulate);
+    return absl::OkStatus();
+  }
+
+ private:
+  const GptConfig config_;
+};
+
+// What a block keeps from Forward for Backward, per token and in units of the width: 15, and a few
+// numbers per row.
+template <typename T>
+struct BlockStash {
+  T *norm1, *mean1, *rstd1, *qkv, *attended, *log_sum_exp;
+  T *middle, *norm2, *mean2, *rstd2, *before_gelu, *after_gelu;
+
+  static BlockStash Cut(std::span<T> stash, const GptConfig& c, std::int64_t rows) {
+    Cutter<T> cut(stash);
+    const std::int64_t wide = rows * c.width;
+    BlockStash s;
+    s.norm1 = cut.Take(wide), s.mean1 = cut.Take(rows), s.rstd1 = cut.Take(rows);
+    s.qkv = cut.Take(3 * wide), s.attended = cut.Take(wide);
+    s.log_sum_exp = cut.Take(rows * c.heads);
+    s.middle = cut.Take(wide), s.norm2 = cut.Take(wide);
+    s.mean2 = cut.Take(rows), s.rstd2 = cut.Take(rows);
+    s.before_gelu = cut.Take(4 * wide), s.after_gelu = cut.Take(4 * wide);
+    return s;
+  }
+  static std::int64_t Elements(const GptConfig& c, std::int64_t rows) {
+    constexpr auto kPadded = Cutter<T>::Padded;
+    const std::int64_t wide = rows * c.width;
+    return 4 * kPadded(wide) + kPadded(3 * wide) + 2 * kPadded(4 * wide) + 4 * kPadded(rows) +
+           kPadded(rows * c.heads);
+  }
+};
+
+template <typename T>
+class BlockLayer final : public Layer<T> {
+ public:
+  BlockLayer(const GptConfig& config, std::int64_t index) : config_(config), index_(index) {}
+
+  LayerSpec Spec(const Extent& extent) const override;
+  absl::Status Forward(const LayerContext<T>& context, const T* in, T* out) const override;
+  absl::Status Backward(const LayerContext<T>& context, const T* in, T* out,
+                        T* gradient) const override;
+
+ private:
+  enum Param {
+    kGain1,
+    kBias1,
+    kQkvWeight,
+    kQkvBias,
+    kProjWeight,
+    kProjBias,
+    kGain2,
+    kBias2,
+    kUpWeight,
+    kUpBias,
+    kDownWeight,
+    kDownBias,
+  };
+  struct Scratch {
+    T *wide, *narrow, *reduction;  // (rows, 4 C), (rows, C), whatever a kernel asks for.
+  };
+  std::int64_t ReductionElements(std::int64_t rows, const AttentionShape& attention) const;
+  AttentionShape Attention(std::int64_t batch, std::int64_t time) const {
+    return {batch, time, config_.heads, config_.width / config_.heads};
+  }
+  // Gradients of one linear layer: of its weights, its bias and, into dx, its input.
+  absl::Status LinearBackward(const LayerContext<T>& context, const LinearShape& shape,
+                              Param weight, const T* x, const T* dy, T* dx, T* reduction) const;
+  absl::Status MlpBackward(const LayerContext<T>& context, const BlockStash<T>& stash,
+                           const Scratch& scratch, T* gradient) const;
+  absl::Status AttentionBackward(const LayerContext<T>& context, const BlockStash<T>& stash,
+                                 const Scratch& scratch, const T* in, T* gradient) const;
+
+  const GptConfig config_;
+  const std::int64_t index_;
+};
+
+template <typename T>
+std::int64_t BlockLayer<T>::ReductionElements(std::int64_t rows,
+                                              const AttentionShape& attention) const {
+  return std::max({ColumnSumScratchElements(rows, 4 * config_.width),
+                   LayerNormScratchElements(rows, config_.width),
+                   AttentionScratchElements(attention)});
+}
+
+template <typename T>
+LayerSpec BlockLayer<T>::Spec(const Extent& extent) const {
+  const std::int64_t C = config_.width, rows = extent.rows();
+  const std::string h = absl::StrCat("h.", index_, ".");
+  const double projection_std = kInitStd / std::sqrt(2.0 * static_cast<double>(config_.layers));
+  LayerSpec spec;
+  spec.params = {Vector(h + "ln_1.weight", C, 1),
+                 Vector(h + "ln_1.bias", C, 0),
+                 Matrix(h + "attn.c_attn.weight", C, 3 * C, kInitStd),
+                 Vector(h + "attn.c_attn.bias", 3 * C, 0),
+                 Matrix(h + "attn.c_proj.weight", C, C, projection_std),
+                 Vector(h + "attn.c_proj.bias", C, 0),
+                 Vector(h + "ln_2.weight", C, 1),
+                 Vector(h + "ln_2.bias", C, 0),
+                 Matrix(h + "mlp.c_fc.weight", C, 4 * C, kInitStd),
+                 Vector(h + "mlp.c_fc.bias", 4 * C, 0),
+                 Matrix(h + "mlp.c_proj.weight", 4 * C, C, projection_std),
+                 Vector(h + "mlp.c_proj.bias", C, 0)};
+  spec.stash_elements = BlockStash<T>::Elements(config_, rows);
+  spec.scratch_elements =
+      Cutter<T>::Padded(4 * rows * C) + Cutter<T>::Padded(rows * C) +
+      Cutter<T>::Padded(ReductionElements(rows, Attention(extent.batch, extent.time)));
+  spec.output_width = C;
+  spec.forward_flops = static_cast<double>(rows) * (24.0 * static_cast<double>(C * C) +
+                                                    2.0 * static_cast<double>(extent.time * C));
+  return spec;
+}
+
+template <typename T>
+absl::Status BlockLayer<T>::Forward(const LayerContext<T>& context, const T* in, T* out) const {
+  const KernelTable<T>& k = context.kernels;
+  const std::int64_t C = config_.width, rows = Rows(context);
+  const auto& w = context.weights;
+  const BlockStash<T> s = BlockStash<T>::Cut(context.stash, config_, rows);
+  constexpr auto kOrder = WeightOrder::kInOut;
+  k.layer_norm_forward(rows, C, in, nullptr, nullptr, w[kGain1], w[kBias1], s.norm1, s.mean1,
+                       s.rstd1);
+  RETURN_IF_ERROR(k.linear_forward({rows, C, 3 * C}, kOrder, s.norm1, w[kQkvWeight], w[kQkvBias],
+                                   s.qkv, false));
+  k.attention_forward(Attention(context.batch.batch, context.batch.time), s.qkv, s.attended,
+                      s.log_sum_exp, context.scratch.data());
+  // `out` serves as the projection's output until the block's own is due.
+  RETURN_IF_ERROR(
+      k.linear_forward({rows, C, C}, kOrder, s.attended, w[kProjWeight], w[kProjBias], out, false));
+  k.layer_norm_forward(rows, C, out, in, s.middle, w[kGain2], w[kBias2], s.norm2, s.mean2, s.rstd2);
+  RETURN_IF_ERROR(k.linear_forward({rows, C, 4 * C}, kOrder, s.norm2, w[kUpWeight], w[kUpBias],
+                                   s.before_gelu, false));
+  k.gelu_forward(rows * 4 * C, s.before_gelu, s.after_gelu);
+  std::memcpy(out, s.middle, static_cast<std::size_t>(rows * C) * sizeof(T));
+  return k.linear_forward({rows, 4 * C, C}, kOrder, s.after_gelu, w[kDownWeight], w[kDownBias], out,
+                          true);
+}
+
+template <typename T>
+absl::Status BlockLayer<T>::LinearBackward(const LayerContext<T>& context, const LinearShape& shape,
+                                           Param weight, const T* x, const T* dy, T* dx,
+                                           T* reduction) const {
+  const KernelTable<T>& k = context.kernels;
+  const int bias = weight + 1;
+  k.bias_grad(shape.rows, shape.out, dy, context.gradients[static_cast<std::size_t>(bias)],
+              context.accumulate, reduction);
+  RETURN_IF_ERROR(k.linear_weight_grad(shape, WeightOrder::kInOut, x, dy, context.gradients[weight],
+                                       context.accumulate));
+  return k.linear_input_grad(shape, WeightOrder::kInOut, dy, context.weights[weight], dx);
+}
+
+template <typename T>
+absl::Status BlockLayer<T>::MlpBackward(const LayerContext<T>& context, const BlockStash<T>& s,
+                                        const Scratch& scratch, T* gradient) const {
+  const KernelTable<T>& k = context.kernels;
+  const std::int64_t C = config_.width, rows = Rows(context);
+  RETURN_IF_ERROR(LinearBackward(context, {rows, 4 * C, C}, kDownWeight, s.after_gelu, gradient,
+                                 scratch.wide, scratch.reduction));
+  k.gelu_backward(rows * 4 * C, s.before_gelu, scratch.wide, scratch.wide);
+  RETURN_IF_ERROR(LinearBackward(context, {rows, C, 4 * C}, kUpWeight, s.norm2, scratch.wide,
+                                 scratch.narrow, scratch.reduction));
+  k.layer_norm_backward(rows, C, scratch.narrow, s.middle, context.weights[kGain2], s.mean2,
+                        s.rstd2, gradient, true, context.gradients[kGain2],
+                        context.gradients[kBias2], context.accumulate, scratch.reduction);
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status BlockLayer<T>::AttentionBackward(const LayerContext<T>& context,
+                                              const BlockStash<T>& s, const Scratch& scratch,
+                                              const T* in, T* gradient) const {
+  const KernelTable<T>& k = context.kernels;
+  const std::int64_t C = config_.width, rows = Rows(context);
+  RETURN_IF_ERROR(LinearBackward(context, {rows, C, C}, kProjWeight, s.attended, gradient,
+                                 scratch.narrow, scratch.reduction));
+  k.attention_backward(Attention(context.batch.batch, context.batch.time), s.qkv, s.attended,
+                       s.log_sum_exp, scratch.narrow, scratch.wide, scratch.reduction);
+  RETURN_IF_ERROR(LinearBackward(context, {rows, C, 3 * C}, kQkvWeight, s.norm1, scratch.wide,
+                                 scratch.narrow, scratch.reduction));
+  k.layer_norm_backward(rows, C, scratch.narrow, in, context.weights[kGain1], s.mean1, s.rstd1,
+                        gradient, true, context.gradients[kGain1], context.gradients[kBias1],
+                        context.accumulate, scratch.reduction);
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status BlockLayer<T>::Backward(const LayerContext<T>& context, const T* in, T*,
+                                     T* gradient) const {
+  const std::int64_t C = config_.width, rows = Rows(context);
+  const BlockStash<T> stash = BlockStash<T>::Cut(context.stash, config_, rows);
+  Cutter<T> cut(context.scratch);
+  Scratch scratch;
+  scratch.wide = cut.Take(4 * rows * C);
+  scratch.narrow = cut.Take(rows * C);
+  scratch.reduction =
+      cut.Take(ReductionElements(rows, Attention(context.batch.batch, context.batch.time)));
+  RETURN_IF_ERROR(MlpBackward(context, stash, scratch, gradient));
+  return AttentionBackward(context, stash, scratch, in, gradient);
+}
+
+// Final norm, tied head, loss. Output: logits, or their gradient once there is a loss.
+template <typename T>
+class HeadLayer final : public Layer<T> {
+ public:
+  explicit HeadLayer(const GptConfig& config) : config_(config) {}
+
+  LayerSpec Spec(const Extent& extent) const override;
+  absl::Status Forward(const LayerContext<T>& context, const T* in, T* out) const override;
+  absl::Status Backward(const LayerContext<T>& context, const T* in, T* out,
+                        T* gradient) const override;
+
+ private:
+  enum Param { kGain, kBias, kTokens };
+  LinearShape Shape(std::int64_t rows) const { return {rows, config_.width, config_.vocabulary}; }
+
+  const GptConfig config_;
+};
+
+template <typename T>
+LayerSpec HeadLayer<T>::Spec(const Extent& extent) const {
+  const std::int64_t C = config_.width, rows = extent.rows();
+  LayerSpec spec;
+  spec.params = {Vector("ln_f.weight", C, 1), Vector("ln_f.bias", C, 0),
+                 Matrix("wte.weight", config_.vocabulary, C, kInitStd)};
+  spec.shared_params = 1;
+  spec.stash_elements = Cutter<T>::Padded(rows * C) + 2 * Cutter<T>::Padded(rows);
+  spec.scratch_elements =
+      Cutter<T>::Padded(rows * C) + Cutter<T>::Padded(LayerNormScratchElements(rows, C));
+  spec.output_width = config_.vocabulary;
+  spec.forward_flops =
+      2.0 * static_cast<double>(rows) * static_cast<double>(C * config_.vocabulary);
+  return spec;
+}
+
+template <typename T>
+absl::Status HeadLayer<T>::Forward(const LayerContext<T>& context, const T* in, T* out) const {
+  const KernelTable<T>& k = context.kernels;
+  const std::int64_t rows = Rows(context);
+  Cutter<T> cut(context.stash);
+  T* norm = cut.Take(rows * config_.width);
+  T* mean = cut.Take(rows);
+  T* rstd = cut.Take(rows);
+  k.layer_norm_forward(rows, config_.width, in, nullptr, nullptr, context.weights[kGain],
+                       context.weights[kBias], norm, mean, rstd);
+  RETURN_IF_ERROR(k.linear_forward(Shape(rows), WeightOrder::kOutIn, norm, context.weights[kTokens],
+                                   nullptr, out, false));
+  if (!context.batch.targets.empty()) {
+    k.cross_entropy(rows, config_.vocabulary, out, context.batch.targets.data(),
+                    context.batch.loss_scale, context.losses.data());
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status HeadLayer<T>::Backward(const LayerContext<T>& context, const T* in, T* out,
+                                    T* gradient) const {
+  const KernelTable<T>& k = context.kernels;
+  const std::int64_t C = config_.width, rows = Rows(context);
+  Cutter<T> stash(context.stash), scratch(context.scratch);
+  const T* norm = stash.Take(rows * C);
+  const T* mean = stash.Take(rows);
+  const T* rstd = stash.Take(rows);
+  T* dnorm = scratch.Take(rows * C);
+  RETURN_IF_ERROR(k.linear_weight_grad(Shape(rows), WeightOrder::kOutIn, norm, out,
+                                       context.gradients[kTokens], context.accumulate));
+  RETURN_IF_ERROR(
+      k.linear_input_grad(Shape(rows), WeightOrder::kOutIn, out, context.weights[kTokens], dnorm));
+  k.layer_norm_backward(rows, C, dnorm, in, context.weights[kGain], mean, rstd, gradient, false,
+                        context.gradients[kGain], context.gradients[kBias], context.accumulate,
+                        scratch.Take(LayerNormScratchElements(rows, C)));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Validate(const GptConfig& config) {
+  const auto in_range = [](std::int64_t size) { return size >= 1 && size <= kMaxSize; };
+  for (const auto& [name, size] : {std::pair("layers", config.layers),
+                                   {"width", config.width},
+                                   {"heads", config.heads},
+                                   {"vocabulary", config.vocabulary},
+                                   {"context", config.context}}) {
+    if (!in_range(size)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("model ", name, " ", size, " is not within 1 and ", kMaxSize));
+    }
+  }
+  if (config.width % config.heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "model width ", config.width, " is not a multiple of its ", config.heads, " heads"));
+  }
+  if (config.width / config.heads > kMaxHeadWidth) {
+    return absl::InvalidArgumentError(absl::StrCat("model heads are ", config.width / config.heads,
+                                                   " wide, more than ", kMaxHeadWidth));
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+Model<T> MakeGpt(const GptConfig& config) {
+  CHECK(Validate(config).ok());
+  std::vector<Unit<T>> units;
+  units.push_back({"embed", std::make_unique<EmbedLayer<T>>(config), {}});
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    units.push_back({absl::StrCat("block.", i), std::make_unique<BlockLayer<T>>(config, i), {}});
+  }
+  units.push_back({"head", std::make_unique<HeadLayer<T>>(config), {0}});
+  return Model<T>(std::move(units), config.vocabulary, config.context);
+}
+
+template Model<float> MakeGpt<float>(const GptConfig&);
+template Model<double> MakeGpt<double>(const GptConfig&);
+
+}  // namespace regroup::worker

@@ -1,0 +1,162 @@
+#include "worker/model/runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+
+namespace regroup::worker {
+namespace {
+
+absl::Status CheckTokens(const char* what, std::span<const std::int32_t> tokens,
+                         std::int64_t vocabulary) {
+  for (std::int32_t token : tokens) {
+    if (token < 0 || token >= vocabulary) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, " ", token, " is outside the vocabulary of ", vocabulary));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+template <typename T>
+absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(
+    const Model<T>& model, const ParamLayout& layout, const KernelTable<T>& kernels,
+    const Extent& extent, std::span<const T> weights, std::span<T> gradients) {
+  CHECK(static_cast<std::int64_t>(weights.size()) == layout.flat_elements());
+  CHECK(gradients.empty() || gradients.size() == weights.size());
+  if (extent.batch < 1 || extent.time < 1 || extent.time > model.context()) {
+    return absl::InvalidArgumentError(absl::StrCat("micro-batches of ", extent.batch, " x ",
+                                                   extent.time, " tokens for a context of ",
+                                                   model.context()));
+  }
+  std::unique_ptr<UnitRunner> runner(new UnitRunner(model, kernels, extent));
+  std::vector<LayerSpec> specs;
+  for (const Unit<T>& unit : model.units()) {
+    specs.push_back(unit.layer->Spec(extent));
+    runner->forward_flops_ += specs.back().forward_flops;
+  }
+  RETURN_IF_ERROR(runner->Allocate(specs));
+  runner->Bind(layout, specs, weights, gradients);
+  return runner;
+}
+
+template <typename T>
+absl::Status UnitRunner<T>::Allocate(const std::vector<LayerSpec>& specs) {
+  const auto size = [](std::int64_t elements) { return static_cast<std::size_t>(elements); };
+  const std::int64_t rows = extent_.rows();
+  std::int64_t scratch = 0, widest = 1;
+  std::size_t bytes = 0;
+  for (std::size_t u = 0; u < specs.size(); ++u) {
+    scratch = std::max(scratch, specs[u].scratch_elements);
+    // The last unit ends in the loss: no gradient of its output flows in.
+    if (u + 1 < specs.size()) widest = std::max(widest, specs[u].output_width);
+    bytes += Arena::Footprint<T>(size(specs[u].stash_elements)) +
+             Arena::Footprint<T>(size(rows * specs[u].output_width));
+  }
+  bytes += Arena::Footprint<T>(size(scratch)) + Arena::Footprint<T>(size(rows)) +
+           Arena::Footprint<T>(size(rows * widest));
+  ASSIGN_OR_RETURN(arena_, Arena::Create(bytes));
+  for (const LayerSpec& spec : specs) {
+    UnitState state;
+    state.stash = arena_.Take<T>(size(spec.stash_elements));
+    state.output = arena_.Take<T>(size(rows * spec.output_width));
+    units_.push_back(std::move(state));
+  }
+  scratch_ = arena_.Take<T>(size(scratch));
+  losses_ = arena_.Take<T>(size(rows));
+  gradient_ = arena_.Take<T>(size(rows * widest));
+  return absl::OkStatus();
+}
+
+template <typename T>
+void UnitRunner<T>::Bind(const ParamLayout& layout, const std::vector<LayerSpec>& specs,
+                         std::span<const T> weights, std::span<T> gradients) {
+  for (std::size_t u = 0; u < specs.size(); ++u) {
+    for (const ParamSpec& spec : specs[u].params) {
+      const std::optional<ParamId> id = layout.Find(spec.name);
+      CHECK(id.has_value());
+      const ParamPlace& place = layout.params()[static_cast<std::size_t>(*id)];
+      CHECK(place.spec.shape == spec.shape);
+      units_[u].weights.push_back(weights.data() + place.flat.begin);
+      if (!gradients.empty()) units_[u].gradients.push_back(gradients.data() + place.flat.begin);
+    }
+  }
+}
+
+template <typename T>
+absl::Status UnitRunner<T>::CheckBatch(const MicroBatch& batch) const {
+  const std::int64_t rows = batch.batch * batch.time;
+  if (batch.batch < 1 || batch.time < 1 || batch.batch > extent_.batch ||
+      batch.time > extent_.time) {
+    return absl::InvalidArgumentError(absl::StrCat("a micro-batch of ", batch.batch, " x ",
+                                                   batch.time, " where ", extent_.batch, " x ",
+                                                   extent_.time, " is the largest"));
+  }
+  if (static_cast<std::int64_t>(batch.tokens.size()) != rows ||
+      (!batch.targets.empty() && static_cast<std::int64_t>(batch.targets.size()) != rows)) {
+    return absl::InvalidArgumentError(absl::StrCat("a micro-batch of ", rows, " tokens brings ",
+                                                   batch.tokens.size(), " and ",
+                                                   batch.targets.size(), " targets"));
+  }
+  RETURN_IF_ERROR(CheckTokens("token", batch.tokens, model_.vocabulary()));
+  return CheckTokens("target", batch.targets, model_.vocabulary());
+}
+
+template <typename T>
+LayerContext<T> UnitRunner<T>::ContextOf(UnitId unit, const MicroBatch& batch) {
+  const UnitState& state = units_[static_cast<std::size_t>(unit)];
+  return {.kernels = kernels_,
+          .batch = batch,
+          .weights = state.weights,
+          .gradients = state.gradients,
+          .stash = state.stash,
+          .scratch = scratch_,
+          .losses = losses_};
+}
+
+template <typename T>
+absl::Status UnitRunner<T>::Forward(UnitId unit, const MicroBatch& batch) {
+  CHECK(unit >= 0 && unit < static_cast<UnitId>(units_.size()));
+  if (unit == 0) RETURN_IF_ERROR(CheckBatch(batch));
+  const auto u = static_cast<std::size_t>(unit);
+  const T* in = unit == 0 ? nullptr : units_[u - 1].output.data();
+  RETURN_IF_ERROR(
+      model_.units()[u].layer->Forward(ContextOf(unit, batch), in, units_[u].output.data()));
+  if (u + 1 < units_.size()) return absl::OkStatus();
+  const std::int64_t rows = batch.batch * batch.time;
+  if (batch.targets.empty()) {
+    logits_ = rows * model_.vocabulary();
+  } else {
+    logits_ = 0;
+    loss_sum_ = kernels_.sum(rows, losses_.data());
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status UnitRunner<T>::Backward(UnitId unit, const MicroBatch& batch, bool accumulate) {
+  CHECK(unit >= 0 && unit < static_cast<UnitId>(units_.size()));
+  CHECK(!batch.targets.empty());
+  const auto u = static_cast<std::size_t>(unit);
+  CHECK(units_[u].gradients.size() == units_[u].weights.size());
+  LayerContext<T> context = ContextOf(unit, batch);
+  context.accumulate = accumulate;
+  return model_.units()[u].layer->Backward(context,
+                                           unit == 0 ? nullptr : units_[u - 1].output.data(),
+                                           units_[u].output.data(), gradient_.data());
+}
+
+template <typename T>
+std::span<const T> UnitRunner<T>::Logits() const {
+  return std::span<const T>(units_.back().output).first(static_cast<std::size_t>(logits_));
+}
+
+template class UnitRunner<float>;
+template class UnitRunner<double>;
+
+}  // namespace regroup::worker

@@ -1,0 +1,208 @@
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "worker/plan/plan.h"
+
+namespace regroup::worker {
+namespace {
+
+// Walks through one rank's instructions and keeps what has happened so far.
+class Walk {
+ public:
+  Walk(const ParamLayout& layout, const Plan& plan)
+      : layout_(layout),
+        plan_(plan),
+        units_(static_cast<UnitId>(layout.units().size())),
+        reduced_(layout.units().size(), false),
+        stepped_(layout.units().size(), false) {}
+
+  absl::Status Run() {
+    for (at_ = 0; at_ < plan_.instructions.size(); ++at_) {
+      const Instruction& instruction = plan_.instructions[at_];
+      if (committed_) return Broken("comes after Commit");
+      RETURN_IF_ERROR(Follow(instruction));
+    }
+    if (!committed_) return Ended("without Commit");
+    return absl::OkStatus();
+  }
+  // What other ranks must do in the same order.
+  const std::vector<Range>& collectives() const { return collectives_; }
+
+ private:
+  static constexpr Range kVoteRange = {-1, 0};
+
+  absl::Status Broken(const std::string& rule) const {
+    return absl::FailedPreconditionError(absl::StrCat("plan of rank ", plan_.rank, ", instruction ",
+                                                      at_, " (", ToString(plan_.instructions[at_]),
+                                                      "): ", rule));
+  }
+  absl::Status Ended(const std::string& how) const {
+    return absl::FailedPreconditionError(absl::StrCat("plan of rank ", plan_.rank, " ends ", how));
+  }
+  bool AllBackwardsDone() const { return micro_batch_ == plan_.micro_batches; }
+
+  absl::Status Follow(const Instruction& instruction) {
+    switch (instruction.op) {
+      case Op::kForward:
+        return Forward(instruction);
+      case Op::kBackward:
+        return Backward(instruction);
+      case Op::kReduceGrad:
+        return ReduceGrad(instruction);
+      case Op::kSumSquares:
+        return SumSquares();
+      case Op::kVote:
+        return Vote();
+      case Op::kStep:
+        return Step(instruction);
+      case Op::kCommit:
+        return Commit();
+    }
+    return Broken("is unknown");
+  }
+
+  absl::Status Forward(const Instruction& instruction) {
+    if (instruction.micro_batch != micro_batch_ || instruction.unit != next_forward_) {
+      return Broken(absl::StrCat("unit ", next_forward_, " of micro-batch ", micro_batch_,
+                                 " is the next to go forward"));
+    }
+    ++next_forward_;
+    next_backward_ = next_forward_ == units_ ? units_ - 1 : -1;
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(const Instruction& instruction) {
+    if (next_backward_ < 0) return Broken("the micro-batch's forwards are not done");
+    if (instruction.micro_batch != micro_batch_ || instruction.unit != next_backward_) {
+      return Broken(absl::StrCat("unit ", next_backward_, " of micro-batch ", micro_batch_,
+                                 " is the next to go backward"));
+    }
+    for (UnitId written : WrittenBy(instruction.unit)) {
+      if (reduced_[static_cast<std::size_t>(written)]) {
+        return Broken(
+            absl::StrCat("adds to the gradients of unit ", written, ", which are reduced already"));
+      }
+    }
+    if (--next_backward_ < 0) {
+      ++micro_batch_;
+      next_forward_ = 0;
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<UnitId> WrittenBy(UnitId unit) const {
+    std::vector<UnitId> written = layout_.units()[static_cast<std::size_t>(unit)].shares;
+    written.push_back(unit);
+    return written;
+  }
+
+  // True once the last micro-batch's backward of `unit` and of all that share it has happened.
+  bool GradientsComplete(UnitId unit) const {
+    return AllBackwardsDone() || (micro_batch_ == plan_.micro_batches - 1 &&
+                                  next_forward_ == units_ && next_backward_ < unit);
+  }
+
+  absl::Status ReduceGrad(const Instruction& instruction) {
+    if (instruction.bucket < 0 ||
+        static_cast<std::size_t>(instruction.bucket) >= plan_.buckets.size()) {
+      return Broken(absl::StrCat("there are ", plan_.buckets.size(), " buckets"));
+    }
+    const Bucket& bucket = plan_.buckets[static_cast<std::size_t>(instruction.bucket)];
+    if (bucket.first_unit < 0 || bucket.last_unit < bucket.first_unit ||
+        bucket.last_unit >= units_) {
+      return Broken("its bucket names units that do not exist");
+    }
+    const auto first = static_cast<std::size_t>(bucket.first_unit);
+    const auto last = static_cast<std::size_t>(bucket.last_unit);
+    const std::int64_t begin = layout_.units()[first].flat.begin;
+    if (bucket.flat != Range{begin, layout_.units()[last].flat.end() - begin}) {
+      return Broken("its bucket is not the memory of its units");
+    }
+    for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
+      if (reduced_[static_cast<std::size_t>(u)]) {
+        return Broken(absl::StrCat("unit ", u, " is reduced twice"));
+      }
+      if (!GradientsComplete(u)) {
+        return Broken(absl::StrCat("the gradients of unit ", u, " are not complete"));
+      }
+      reduced_[static_cast<std::size_t>(u)] = true;
+    }
+    collectives_.push_back(bucket.flat);
+    return absl::OkStatus();
+  }
+
+  absl::Status SumSquares() {
+    if (!AllBackwardsDone()) return Broken("gradients are not complete");
+    for (UnitId u = 0; u < units_; ++u) {
+      if (!reduced_[static_cast<std::size_t>(u)]) {
+        return Broken(absl::StrCat("unit ", u, " is not reduced"));
+      }
+    }
+    summed_ = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status Vote() {
+    if (!summed_) return Broken("SumSquares has not happened");
+    if (voted_) return Broken("is the second");
+    voted_ = true;
+    collectives_.push_back(kVoteRange);
+    return absl::OkStatus();
+  }
+
+  absl::Status Step(const Instruction& instruction) {
+    if (!voted_) return Broken("changes weights before the Vote");
+    if (instruction.unit < 0 || instruction.unit >= units_) return Broken("no such unit");
+    const auto unit = static_cast<std::size_t>(instruction.unit);
+    if (stepped_[unit]) return Broken("is the second of its unit");
+    stepped_[unit] = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status Commit() {
+    for (UnitId u = 0; u < units_; ++u) {
+      if (!stepped_[static_cast<std::size_t>(u)]) {
+        return Broken(absl::StrCat("unit ", u, " has not stepped"));
+      }
+    }
+    committed_ = true;
+    return absl::OkStatus();
+  }
+
+  const ParamLayout& layout_;
+  const Plan& plan_;
+  const UnitId units_;
+  std::size_t at_ = 0;
+  int micro_batch_ = 0;                           // The one in flight, or the next.
+  UnitId next_forward_ = 0, next_backward_ = -1;  // -1: no backward is due.
+  std::vector<bool> reduced_, stepped_;           // By unit.
+  bool summed_ = false, voted_ = false, committed_ = false;
+  std::vector<Range> collectives_;
+};
+
+}  // namespace
+
+absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans) {
+  if (static_cast<int>(plans.size()) != layout.world()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(plans.size(), " plans for world ", layout.world()));
+  }
+  std::vector<Range> expected;
+  for (std::size_t r = 0; r < plans.size(); ++r) {
+    if (plans[r].rank != static_cast<int>(r)) {
+      return absl::FailedPreconditionError(absl::StrCat("plan ", r, " is of rank ", plans[r].rank));
+    }
+    Walk walk(layout, plans[r]);
+    RETURN_IF_ERROR(walk.Run());
+    if (r == 0) expected = walk.collectives();
+    if (walk.collectives() != expected) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the collectives of rank ", r, " are not those of rank 0"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace regroup::worker
