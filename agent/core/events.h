@@ -1,0 +1,250 @@
+#pragma once
+
+// What happens to an agent, and what it has done about it. Plain values: the core (core.h) turns the first into the
+// second, the shell carries them out. PROTOCOL §5, §7.
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/base/control.h"
+#include "common/base/ids.h"
+#include "common/base/time.h"
+
+namespace regroup::agent {
+
+// One group: the workers of one generation of one job on this node.
+struct GroupKey {
+  JobId job;
+  Generation generation;
+  friend auto operator<=>(const GroupKey&, const GroupKey&) = default;
+};
+
+// Instants of an agent are CLOCK_BOOTTIME, so that those of an earlier life of it, found in run directories, compare.
+struct RankStarted {
+  int local_rank = 0;
+  std::int64_t pid = 0;
+  Instant at{};
+};
+struct RankEnded {
+  int local_rank = 0;
+  ExitKind kind = ExitKind::kExited;
+  int code = 0;
+  bool after_stop = false;
+  OomEvidence oom = OomEvidence::kNone;
+  std::int64_t pid = 0;
+  Instant at{};
+  std::string error{};
+};
+
+// ---- facts -------------------------------------------------------------------------------------
+
+// What one run directory and the shim behind it say.
+struct RunRecord {
+  GroupKey key;
+  BootId boot;
+  int workers = 0;
+  bool host_store = false;
+  bool started = false;     // The started mark is there: `run` was obeyed.
+  bool noticed = false;     // The noticed mark is there: workers that do not speak were signalled.
+  bool shim_alive = false;  // The run directory's lock is held.
+  bool store_alive = false;
+  bool empty = false;   // The shim saw the last process of the group end.
+  bool killed = false;  // The killed mark is there: the shim was lost, and what it left is gone.
+  bool unkillable = false;
+  std::optional<Instant> stop_deadline;  // The shim was told to stop.
+  std::optional<Address> store, witness;
+  std::vector<RankStarted> starts;
+  std::vector<RankEnded> exits;
+};
+struct Scanned {  // First event of an agent's life: every run directory has been read.
+  std::vector<RunRecord> records;
+};
+
+struct CoordinatorFound {  // A session is open; nothing was said yet.
+  std::string address;     // Local IP of this session.
+  std::string dialled;     // IP of the coordinator as it was reached.
+};
+struct Welcomed {
+  Welcome welcome;
+};
+struct CoordinatorRefused {  // Instead of a Welcome, or as the answer to a launch.
+  std::string why;
+};
+struct CoordinatorAway {};  // The session is broken.
+struct Ordered {
+  Order order;
+};
+struct ReportAcked {
+  ReportNo number;
+};
+struct CommitAnswered {
+  CommitAnswer answer;
+};
+struct JobOver {  // The job of this launch command.
+  int exit_code = 0;
+};
+
+struct RunDirectoryWritten {
+  GroupKey key;
+};
+struct PrepareFailed {  // Any part of it: run directory, shim, store.
+  GroupKey key;
+  std::string why;
+};
+struct ShimReady {
+  GroupKey key;
+  std::optional<Address> witness;
+};
+struct StoreBound {
+  GroupKey key;
+  Address address;
+};
+struct RanksStarted {  // Absolute: every rank started so far.
+  GroupKey key;
+  std::vector<RankStarted> starts;
+};
+struct RankExited {
+  GroupKey key;
+  RankEnded exit;
+};
+struct RankErrorRead {  // What a failed rank left behind was read again, more of it than at its exit.
+  GroupKey key;
+  int local_rank = 0;
+  std::string error;
+};
+struct GroupEmpty {  // No process of it is left.
+  GroupKey key;
+};
+struct GroupStuck {  // Killed, and not gone.
+  GroupKey key;
+};
+struct ShimGone {
+  GroupKey key;
+};
+struct StoreGone {
+  GroupKey key;
+};
+
+struct WorkerHello {
+  bool takes_notice = false;
+};
+struct CommunicatorFailed {
+  std::string text;
+};
+struct WorkerSaid {
+  GroupKey key;
+  int rank = 0, local_rank = 0;
+  std::variant<WorkerHello, WorkerProgress, CommitRequest, CommunicatorFailed> what;
+};
+struct WorkerHungUp {  // Its connection closed.
+  GroupKey key;
+  int local_rank = 0;
+};
+struct SignalCaught {
+  int signal = 0;
+};
+struct Tick {};  // now >= NextDeadline().
+
+using Event = std::variant<Scanned, CoordinatorFound, Welcomed, CoordinatorRefused, CoordinatorAway, Ordered, ReportAcked,
+                           CommitAnswered, JobOver, RunDirectoryWritten, PrepareFailed, ShimReady, StoreBound, RanksStarted,
+                           RankExited, RankErrorRead, GroupEmpty, GroupStuck, ShimGone, StoreGone, WorkerSaid, WorkerHungUp,
+                           SignalCaught, Tick>;
+
+// ---- orders to the shell, carried out in sequence ------------------------------------------------
+
+// The run directory: the record of the group, complete before its shim exists. Answered by RunDirectoryWritten or
+// PrepareFailed.
+struct WriteRunDirectory {
+  GroupKey key;
+  Prepare prepare;
+};
+struct SpawnShim {  // Answered by ShimReady or PrepareFailed.
+  GroupKey key;
+};
+struct SpawnStore {  // Answered by StoreBound or PrepareFailed.
+  GroupKey key;
+};
+// Its shim writes the started mark before the first rank and starts ranks once ever, however often it is told.
+struct StartRanks {
+  GroupKey key;
+  Run run;
+};
+struct StopRanks {  // SIGTERM now, SIGKILL at the deadline. Repeated with an earlier deadline only.
+  GroupKey key;
+  Instant deadline;
+};
+struct SignalRank {  // The noticed mark is in the run directory before the signal leaves.
+  GroupKey key;
+  int local_rank = 0;
+  int signal = 0;
+};
+struct KillGroup {  // Its shim is gone. Answered by GroupEmpty, once the killed mark is there, or GroupStuck.
+  GroupKey key;
+};
+struct CloseStore {
+  GroupKey key;
+};
+struct RemoveRunDirectory {  // Shim and store of it end too. Logs stay.
+  GroupKey key;
+};
+
+struct SendHello {
+  Hello hello;
+};
+struct RememberCoordinator {  // Durable on return, for an agent that is a service.
+  ClusterId cluster;
+  Epoch epoch;
+};
+struct RefuseCoordinator {  // Close this session; dial again, patiently.
+  std::string why;
+};
+struct SendLaunch {};
+struct SendReport {
+  GroupReport report;
+};
+struct SendProgress {
+  WorkerProgress progress;
+};
+struct SendCommit {
+  CommitRequest request;
+};
+struct SendNotice {
+  Notice notice;
+};
+struct SendLeave {
+  int signal = 0;
+  bool now = false;
+};
+struct SendHeartbeat {
+  OrderNo obeyed;
+};
+struct TellNotice {
+  GroupKey key;
+  int local_rank = 0;
+  Duration left{};
+};
+struct TellCommit {
+  GroupKey key;
+  CommitAnswer answer;
+};
+struct StartCoordinator {};  // This host hosts it, and it does not answer.
+struct Leave {               // End the process. Nothing follows.
+  int exit_code = 0;
+  std::string why;  // For exit code 125: what to tell the user.
+};
+
+using Action = std::variant<WriteRunDirectory, SpawnShim, SpawnStore, StartRanks, StopRanks, SignalRank,
+                            KillGroup, CloseStore, RemoveRunDirectory, SendHello, RememberCoordinator, RefuseCoordinator,
+                            SendLaunch, SendReport, SendProgress, SendCommit, SendNotice, SendLeave, SendHeartbeat,
+                            TellNotice, TellCommit, StartCoordinator, Leave>;
+
+struct Effects {
+  std::vector<Action> actions;
+  std::vector<std::string> notes;  // For the log.
+};
+
+}  // namespace regroup::agent

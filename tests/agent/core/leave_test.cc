@@ -1,0 +1,190 @@
+// How an agent ends: PROTOCOL §5, last third, and CLI.md's exit codes as far as the agent decides them.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+#include "tests/agent/core/driver.h"
+
+namespace regroup::agent {
+namespace {
+
+using namespace regroup::agent::testing;
+
+TEST(AgentLeave, ASignalDetachesAService) {
+  for (int signal : {SIGTERM, SIGINT, SIGHUP}) {
+    Driver agent(ServiceConfig());
+    agent.Attach();
+    BringUp(agent, 1, 1);
+    agent.Do(SignalCaught{signal});
+    ASSERT_NE(agent.Last<Leave>(), nullptr) << signal;
+    EXPECT_EQ(agent.Last<Leave>()->exit_code, 0);
+    EXPECT_EQ(agent.CountEver<StopRanks>(), 0);
+    EXPECT_EQ(agent.CountEver<RemoveRunDirectory>(), 0);
+    EXPECT_TRUE(agent.Do(GroupEmpty{Key("a-1", 1)}).actions.empty()) << "nothing follows";
+  }
+}
+
+TEST(AgentLeave, SigtermIsANoticeWhereAsked) {
+  Config config = ServiceConfig();
+  config.sigterm_is_notice = true;
+  config.grace = 20s;
+  Driver agent(config);
+  agent.Attach();
+  BringUp(agent, 1, 1);
+  agent.Do(SignalCaught{SIGTERM});
+  ASSERT_NE(agent.Last<SendNotice>(), nullptr);
+  EXPECT_EQ(agent.Last<SendNotice>()->notice.left, 20s);
+  EXPECT_EQ(agent.Last<StopRanks>(), nullptr) << "the coordinator orders the save first";
+  agent.Do(Ordered{StopOrder(3, 1, 5s, StopReason::kNotice)});
+  agent.Do(GroupEmpty{Key("a-1", 1)});
+  EXPECT_EQ(agent.Last<Leave>(), nullptr) << "its report is not durable yet";
+  agent.Do(ReportAcked{agent.Last<SendReport>()->report.number});
+  ASSERT_NE(agent.Last<Leave>(), nullptr);
+  EXPECT_EQ(agent.Last<Leave>()->exit_code, 0);
+  // SIGINT detaches even then.
+  Driver other(config);
+  other.Do(SignalCaught{SIGINT});
+  EXPECT_NE(other.Last<Leave>(), nullptr);
+}
+
+TEST(AgentLeave, LaunchersLeaveWithGrace) {
+  struct Row {
+    int signal;
+    int code;
+  };
+  for (const Row& row : {Row{SIGINT, 130}, Row{SIGTERM, 143}, Row{SIGHUP, 129}}) {
+    Driver agent(LaunchedConfig());
+    agent.Attach();
+    BringUp(agent, 1, 1);
+    agent.Do(SignalCaught{row.signal});
+    ASSERT_NE(agent.Last<SendLeave>(), nullptr);
+    EXPECT_FALSE(agent.Last<SendLeave>()->now);
+    agent.Do(Ordered{StopOrder(3, 1, 30s, StopReason::kNotice)});
+    agent.AdvanceTo(10s);
+    agent.Do(GroupEmpty{Key("a-1", 1)});
+    agent.Do(ReportAcked{agent.Last<SendReport>()->report.number});
+    EXPECT_EQ(agent.Last<Leave>(), nullptr) << "perhaps the job ended with us: the coordinator says so in a moment";
+    agent.AdvanceTo(11s);
+    ASSERT_NE(agent.Last<Leave>(), nullptr);
+    EXPECT_EQ(agent.Last<Leave>()->exit_code, row.code);
+    EXPECT_NE(agent.Last<RemoveRunDirectory>(), nullptr);
+  }
+}
+
+TEST(AgentLeave, OneCtrlCUnderTimeoutArrivesTwice) {
+  Driver agent(LaunchedConfig());
+  agent.Attach();
+  BringUp(agent, 1, 1);
+  agent.Do(SignalCaught{SIGINT});
+  agent.AdvanceTo(1ms);
+  EXPECT_TRUE(agent.Do(SignalCaught{SIGINT}).actions.empty());
+  agent.AdvanceTo(499ms);
+  EXPECT_TRUE(agent.Do(SignalCaught{SIGINT}).actions.empty());
+  agent.AdvanceTo(500ms);
+  agent.Do(SignalCaught{SIGINT});
+  ASSERT_NE(agent.Last<StopRanks>(), nullptr);
+  EXPECT_EQ(agent.Last<StopRanks>()->deadline, At(500ms));
+  EXPECT_TRUE(agent.Last<SendLeave>()->now);
+  agent.Do(GroupEmpty{Key("a-1", 1)});
+  ASSERT_NE(agent.Last<Leave>(), nullptr);
+  EXPECT_EQ(agent.Last<Leave>()->exit_code, 130);
+}
+
+TEST(AgentLeave, WithoutACoordinatorItStopsItsOwn) {
+  Driver agent(LaunchedConfig());
+  agent.Attach();
+  BringUp(agent, 1, 1);
+  agent.Do(CoordinatorAway{});
+  agent.Do(SignalCaught{SIGINT});
+  ASSERT_NE(agent.Last<StopRanks>(), nullptr);
+  EXPECT_EQ(agent.Last<StopRanks>()->deadline, At(30s));
+  agent.Do(GroupEmpty{Key("a-1", 1)});
+  EXPECT_EQ(agent.Last<Leave>()->exit_code, 130);
+  // With nothing running it goes at once.
+  Driver idle(LaunchedConfig());
+  idle.Do(SignalCaught{SIGINT});
+  EXPECT_EQ(idle.Last<Leave>()->exit_code, 130);
+}
+
+TEST(AgentLeave, ASilentCoordinatorIsNotWaitedForBeyondTheGrace) {
+  Driver agent(LaunchedConfig());
+  agent.Attach();
+  BringUp(agent, 1, 1);
+  agent.Do(SignalCaught{SIGINT});
+  agent.AdvanceTo(30s);
+  EXPECT_EQ(agent.CountEver<StopRanks>(), 0);
+  agent.AdvanceTo(31s);
+  EXPECT_EQ(agent.CountEver<StopRanks>(), 1);
+  // Nor a group that does not die.
+  agent.AdvanceTo(34s);
+  ASSERT_NE(agent.Last<Leave>(), nullptr);
+}
+
+TEST(AgentLeave, TheJobsExitCodeIsTheLaunchCommands) {
+  Driver agent(LaunchedConfig());
+  agent.Attach();
+  BringUp(agent, 1, 1);
+  agent.Do(RankExited{Key("a-1", 1), {.local_rank = 0, .code = 7, .at = agent.now()}});
+  agent.Do(GroupEmpty{Key("a-1", 1)});
+  agent.Do(JobOver{7});
+  ASSERT_NE(agent.Last<Leave>(), nullptr);
+  EXPECT_EQ(agent.Last<Leave>()->exit_code, 7);
+}
+
+TEST(AgentLeave, JoinTimeout) {
+  Config config = LaunchedConfig();
+  config.join_timeout = 10s;
+  Driver waiting(config);
+  waiting.Attach();
+  waiting.AdvanceTo(9999ms);
+  EXPECT_EQ(waiting.Last<Leave>(), nullptr);
+  waiting.AdvanceTo(10s);
+  ASSERT_NE(waiting.Last<Leave>(), nullptr);
+  EXPECT_EQ(waiting.Last<Leave>()->exit_code, 124);
+  // Also when nobody ever answered; but not once a rank has run.
+  Driver alone(config);
+  alone.AdvanceTo(10s);
+  EXPECT_EQ(alone.Last<Leave>()->exit_code, 124);
+  Driver ran(config);
+  ran.Attach();
+  BringUp(ran, 1, 1);
+  ran.AdvanceTo(60s);
+  EXPECT_EQ(ran.CountEver<Leave>(), 0);
+}
+
+TEST(AgentLeave, ARefusedLaunchEndsUnlessItsWorkersRun) {
+  Driver agent(LaunchedConfig());
+  agent.Attach();
+  agent.Do(CoordinatorRefused{"--nnodes 2 here, 3 there"});
+  ASSERT_NE(agent.Last<Leave>(), nullptr);
+  EXPECT_EQ(agent.Last<Leave>()->exit_code, 125);
+  EXPECT_EQ(agent.Last<Leave>()->why, "--nnodes 2 here, 3 there");
+
+  Driver running(LaunchedConfig());
+  running.Attach();
+  BringUp(running, 1, 1);
+  running.Do(CoordinatorRefused{"journal older than the fleet"});
+  EXPECT_EQ(running.Last<Leave>(), nullptr);
+}
+
+TEST(AgentLeave, TheHostRestartsItsCoordinator) {
+  Config config = LaunchedConfig();
+  config.starts_coordinator = true;
+  Driver agent(config);
+  agent.Attach();
+  BringUp(agent, 1, 1);
+  agent.Do(CoordinatorAway{});
+  EXPECT_NE(agent.Last<StartCoordinator>(), nullptr);
+  agent.Do(CoordinatorAway{});
+  EXPECT_EQ(agent.Last<StartCoordinator>(), nullptr) << "at most one a second";
+  agent.AdvanceTo(1s);
+  EXPECT_NE(agent.Last<StartCoordinator>(), nullptr);
+  agent.Attach("c", 2);
+  agent.AdvanceTo(1500ms);
+  EXPECT_EQ(agent.CountEver<StartCoordinator>(), 2);
+}
+
+}  // namespace
+}  // namespace regroup::agent
