@@ -1,0 +1,318 @@
+#include "launcher/coordinator/shell/sqlite_journal.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/io/fd.h"
+#include "common/io/files.h"
+#include "launcher/coordinator/core/rows.h"
+
+namespace regroup::coordinator {
+namespace {
+
+static_assert(kJournalFormat == static_cast<int>(kRowFormat));
+
+struct CloseDatabase {
+  void operator()(sqlite3* database) const { sqlite3_close(database); }
+};
+struct FinalizeStatement {
+  void operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
+};
+using Database = std::unique_ptr<sqlite3, CloseDatabase>;
+using Statement = std::unique_ptr<sqlite3_stmt, FinalizeStatement>;
+
+absl::Status Damaged(const std::string& path, const std::string& how) {
+  // A copy is kept, so that nothing that is tried next can lose what is left. The first one is the
+  // best.
+  for (const char* suffix : {"", "-wal"}) {
+    std::error_code ignored;
+    std::filesystem::copy_file(path + suffix, path + ".damaged" + suffix,
+                               std::filesystem::copy_options::skip_existing, ignored);
+  }
+  return UserError(absl::StatusCode::kDataLoss, "the journal " + path + " is damaged",
+                   how + "; a copy is kept as " + path + ".damaged",
+                   "restore the folder from a backup, or move the file away to start with no jobs");
+}
+
+absl::Status SqliteError(const std::string& path, sqlite3* database, const char* doing) {
+  const int code = database == nullptr ? SQLITE_NOMEM : sqlite3_extended_errcode(database);
+  const std::string text = database == nullptr ? "out of memory" : sqlite3_errmsg(database);
+  switch (code & 0xFF) {
+    case SQLITE_FULL:
+      return UserError(absl::StatusCode::kResourceExhausted, "the disk of the journal is full",
+                       std::string(doing) + " " + path + ": " + text,
+                       "free space on that file system");
+    case SQLITE_BUSY:
+      return UserError(absl::StatusCode::kUnavailable, "another process uses the journal " + path,
+                       text, "stop that process");
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return Damaged(path, text);
+    default:
+      return UserError(
+          absl::StatusCode::kInternal, "the journal " + path + " can't be used",
+          std::string(doing) + ": " + text + " (SQLite code " + std::to_string(code) + ")", "");
+  }
+}
+
+// The connection. Used by one thread at a time.
+class Connection {
+ public:
+  static absl::StatusOr<std::unique_ptr<Connection>> Open(const std::string& path,
+                                                          bool may_create) {
+    std::unique_ptr<Connection> connection(new Connection(path));
+    RETURN_IF_ERROR(connection->OpenFile(may_create));
+    return connection;
+  }
+
+  absl::StatusOr<Journal::Batch> Rows() {
+    ASSIGN_OR_RETURN(Statement select, Prepare("SELECT key, value FROM rows ORDER BY key"));
+    Journal::Batch rows;
+    for (;;) {
+      const int code = sqlite3_step(select.get());
+      if (code == SQLITE_DONE) return rows;
+      if (code != SQLITE_ROW) return Error("reading");
+      const auto bytes = [&](int column) {
+        const void* data = sqlite3_column_blob(select.get(), column);
+        const int size = sqlite3_column_bytes(select.get(), column);
+        return std::string(static_cast<const char*>(data), static_cast<std::size_t>(size));
+      };
+      rows.push_back({bytes(0), bytes(1)});
+    }
+  }
+
+  absl::Status Commit(const Journal::Batch& batch) {
+    RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE", "beginning"));
+    absl::Status written = Write(batch);
+    if (written.ok()) written = Execute("COMMIT", "committing");
+    // After an error SQLite may have ended the transaction by itself.
+    if (!written.ok() && sqlite3_get_autocommit(database_.get()) == 0) {
+      sqlite3_exec(database_.get(), "ROLLBACK", nullptr, nullptr, nullptr);
+    }
+    return written;
+  }
+
+ private:
+  explicit Connection(std::string path) : path_(std::move(path)) {}
+
+  absl::Status Error(const char* doing) const { return SqliteError(path_, database_.get(), doing); }
+
+  absl::Status Execute(const char* sql, const char* doing) {
+    if (sqlite3_exec(database_.get(), sql, nullptr, nullptr, nullptr) != SQLITE_OK)
+      return Error(doing);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Statement> Prepare(const char* sql) {
+    sqlite3_stmt* statement = nullptr;
+    if (sqlite3_prepare_v3(database_.get(), sql, -1, SQLITE_PREPARE_PERSISTENT, &statement,
+                           nullptr) != SQLITE_OK) {
+      return Error("preparing a statement on");
+    }
+    return Statement(statement);
+  }
+
+  absl::StatusOr<std::int64_t> Number(const char* pragma) {
+    ASSIGN_OR_RETURN(Statement statement, Prepare(pragma));
+    if (sqlite3_step(statement.get()) != SQLITE_ROW) return Error("reading");
+    return sqlite3_column_int64(statement.get(), 0);
+  }
+
+  absl::Status FileError(int error) const {
+    return UserError(io::ErrnoStatus(error, "").code(), "the journal " + path_ + " can't be opened",
+                     std::strerror(error), "look at that folder, or give another --state-dir");
+  }
+
+  // Nothing was ever made durable in it: empty, or its making was cut short by a crash.
+  absl::StatusOr<bool> IsNew() {
+    ASSIGN_OR_RETURN(const std::int64_t application, Number("PRAGMA application_id"));
+    if (application != 0) return false;
+    ASSIGN_OR_RETURN(const std::int64_t tables, Number("SELECT count(*) FROM sqlite_schema"));
+    return tables == 0;
+  }
+
+  absl::Status OpenFile(bool may_create) {
+    // Made by us, so that it never exists with other permissions than these.
+    const int fd =
+        open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | (may_create ? O_CREAT : 0), 0600);
+    if (fd < 0) return FileError(errno);
+    close(fd);
+    sqlite3* opened = nullptr;
+    const int code = sqlite3_open_v2(
+        path_.c_str(), &opened,
+        SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_PRIVATECACHE, nullptr);
+    database_.reset(opened);
+    if (code != SQLITE_OK) return Error("opening");
+    sqlite3_extended_result_codes(database_.get(), 1);
+    // Exclusive: no second connection, and the WAL's index is in memory instead of a third file.
+    RETURN_IF_ERROR(Execute(
+        "PRAGMA locking_mode=EXCLUSIVE; PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON",
+        "opening"));
+    ASSIGN_OR_RETURN(const bool is_new, IsNew());
+    RETURN_IF_ERROR(is_new ? MakeSchema() : CheckExisting());
+    RETURN_IF_ERROR(Execute("PRAGMA synchronous=FULL", "opening"));
+    if (is_new) RETURN_IF_ERROR(SyncNewFile());
+    ASSIGN_OR_RETURN(put_, Prepare("INSERT INTO rows(key, value) VALUES(?1, ?2) "
+                                   "ON CONFLICT(key) DO UPDATE SET value=excluded.value"));
+    ASSIGN_OR_RETURN(erase_, Prepare("DELETE FROM rows WHERE key=?1"));
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeSchema() {
+    return Execute(
+        "PRAGMA synchronous=OFF;"
+        "PRAGMA journal_mode=WAL;"
+        "BEGIN IMMEDIATE;"
+        "CREATE TABLE rows(key BLOB PRIMARY KEY NOT NULL, value BLOB NOT NULL) WITHOUT ROWID;"
+        "PRAGMA application_id=1380405840;"
+        "PRAGMA user_version=1;"
+        "COMMIT",
+        "creating");
+  }
+
+  // What was written under synchronous=OFF: the file's first page and the log with the schema; and
+  // their names.
+  absl::Status SyncNewFile() {
+    for (const char* suffix : {"", "-wal"}) {
+      const io::UniqueFd file(open((path_ + suffix).c_str(), O_RDONLY | O_CLOEXEC));
+      if (!file || fdatasync(file.get()) != 0) return FileError(errno);
+    }
+    return io::SyncDirectory(std::filesystem::path(path_).parent_path().string());
+  }
+
+  absl::Status CheckExisting() {
+    ASSIGN_OR_RETURN(const std::int64_t application, Number("PRAGMA application_id"));
+    ASSIGN_OR_RETURN(const std::int64_t format, Number("PRAGMA user_version"));
+    if (application != kSqliteApplicationId) {
+      return Damaged(path_, "it is a SQLite file of something else (application id " +
+                                std::to_string(application) + ", ours is " +
+                                std::to_string(kSqliteApplicationId) + ")");
+    }
+    if (format > kJournalFormat) {
+      return UserError(absl::StatusCode::kFailedPrecondition,
+                       "the journal " + path_ + " is of a newer Regroup",
+                       "format " + std::to_string(format) + ", this program reads up to " +
+                           std::to_string(kJournalFormat),
+                       "run the newer version, or give another --state-dir");
+    }
+    ASSIGN_OR_RETURN(Statement check, Prepare("PRAGMA quick_check(1)"));
+    if (sqlite3_step(check.get()) != SQLITE_ROW) return Error("checking");
+    const std::string verdict = reinterpret_cast<const char*>(sqlite3_column_text(check.get(), 0));
+    if (verdict != "ok") return Damaged(path_, "its check says: " + verdict);
+    check.reset();
+    return Execute("PRAGMA journal_mode=WAL", "opening");
+  }
+
+  absl::Status Write(const Journal::Batch& batch) {
+    for (const JournalRow& row : batch) {
+      sqlite3_stmt* statement = row.value ? put_.get() : erase_.get();
+      // An empty value must be an empty blob, not NULL.
+      sqlite3_bind_blob64(statement, 1, row.key.data(), row.key.size(), SQLITE_STATIC);
+      if (row.value)
+        sqlite3_bind_blob64(statement, 2, row.value->c_str(), row.value->size(), SQLITE_STATIC);
+      const int code = sqlite3_step(statement);
+      const absl::Status status = code == SQLITE_DONE ? absl::OkStatus() : Error("writing");
+      sqlite3_reset(statement);
+      sqlite3_clear_bindings(statement);
+      RETURN_IF_ERROR(status);
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string path_;
+  Database database_;
+  Statement put_, erase_;  // Finalized before the connection closes.
+};
+
+class SqliteJournal final : public Journal {
+ public:
+  explicit SqliteJournal(const std::string& path) : path_(path), thread_([this] { Serve(); }) {}
+
+  ~SqliteJournal() override {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+
+  void Load(Loaded loaded) override {
+    Post([this, loaded = std::move(loaded)] {
+      absl::StatusOr<std::unique_ptr<Connection>> opened =
+          Connection::Open(path_, /*may_create=*/true);
+      if (!opened.ok()) return loaded(opened.status());
+      connection_ = *std::move(opened);
+      loaded(connection_->Rows());
+    });
+  }
+
+  void Commit(Batch batch, Done done) override {
+    Post([this, batch = std::move(batch), done = std::move(done)] {
+      CHECK(connection_ != nullptr);
+      done(connection_->Commit(batch));
+    });
+  }
+
+ private:
+  void Post(std::function<void()> work) {
+    {
+      std::lock_guard lock(mutex_);
+      work_.push_back(std::move(work));
+    }
+    wake_.notify_one();
+  }
+
+  void Serve() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    for (;;) {
+      std::function<void()> work;
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [&] { return stopping_ || !work_.empty(); });
+        if (work_.empty()) break;
+        work = std::move(work_.front());
+        work_.pop_front();
+      }
+      work();
+    }
+    connection_.reset();  // Here, on its own thread; folds the log into the file.
+  }
+
+  const std::string path_;
+  std::unique_ptr<Connection> connection_;  // Touched by thread_ only.
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> work_;
+  bool stopping_ = false;
+  std::thread thread_;  // Last: it uses all of the above.
+};
+
+}  // namespace
+
+std::unique_ptr<Journal> MakeSqliteJournal(const std::string& path) {
+  return std::make_unique<SqliteJournal>(path);
+}
+
+absl::StatusOr<Journal::Batch> ReadSqliteJournal(const std::string& path) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
+                   Connection::Open(path, /*may_create=*/false));
+  return connection->Rows();
+}
+
+}  // namespace regroup::coordinator
