@@ -1,6 +1,7 @@
 #pragma once
 
-// `regroup agent`, the service: what `regroup` parses for help, completion and man page and regroup-agent obeys.
+// `regroup agent`, the service: what `regroup` parses for help, completion and man page and
+// regroup-agent obeys.
 
 #include <optional>
 #include <string>
@@ -16,13 +17,14 @@ class App;
 namespace regroup {
 
 struct AgentConfig {
-  std::string coordinator;  // HOST[:PORT] as typed, or the path of a Unix socket (has a '/'). Empty: coordinator-local.
+  std::string coordinator;  // HOST[:PORT] as typed, or the path of a Unix socket (has a '/').
+                            // Empty: coordinator-local.
   int slots = 0;            // 0: count GPUs, else 1.
   bool sigterm_is_notice = false;
   Duration grace = std::chrono::seconds(30);  // Until this node is gone after a notice by signal.
-  std::string node_name;  // Empty: the host's name, and then not explicit.
-  std::string state_dir;  // Empty: DefaultStateDirectory (state_dir.h).
-  std::string log_dir;    // Empty: the node's folder.
+  std::string node_name;                      // Empty: the host's name, and then not explicit.
+  std::string state_dir;                      // Empty: DefaultStateDirectory (state_dir.h).
+  std::string log_dir;                        // Empty: the node's folder.
   PortRange ports;
   bool insecure = false;
   bool log_json = false;

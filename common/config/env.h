@@ -13,8 +13,8 @@ std::optional<std::string> GetEnv(std::string_view name);
 // Everything, as the process has it now. Entries without '=' are dropped.
 std::map<std::string, std::string> AllEnv();
 
-// What a job that was submitted gets from its agent's environment (CLI.md, Environment): PATH, HOME, locale, time zone,
-// temporary directory, proxies and library paths; never our secrets.
+// What a job that was submitted gets from its agent's environment (CLI.md, Environment): PATH,
+// HOME, locale, time zone, temporary directory, proxies and library paths; never our secrets.
 bool OnSubmitAllowList(std::string_view name);
 // REGROUP_TOKEN and others that no worker may see.
 bool IsRegroupSecret(std::string_view name);

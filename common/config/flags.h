@@ -1,10 +1,12 @@
 #pragma once
 
-// Flags, declared once: parser, --help, environment name, man page and completion read the same declaration (STYLE 6).
-// Only flags.cc includes CLI11, so that declaring a flag costs no compile time.
+// Flags, declared once: parser, --help, environment name, man page and completion read the same
+// declaration (STYLE 6). Only flags.cc includes CLI11, so that declaring a flag costs no compile
+// time.
 //
-// Every flag --some-name is also REGROUP_SOME_NAME; a boolean one takes 1/true/yes/on and 0/false/no/off there. The
-// command line beats the environment. Underscores in flag names are read as dashes (torchrun's users type both).
+// Every flag --some-name is also REGROUP_SOME_NAME; a boolean one takes 1/true/yes/on and
+// 0/false/no/off there. The command line beats the environment. Underscores in flag names are read
+// as dashes (torchrun's users type both).
 
 #include <cstdint>
 #include <functional>
@@ -24,25 +26,27 @@ class App;
 
 namespace regroup {
 
-// `names` as in "--nnodes,-N" or "--nproc-per-node,--ppn"; the first long one names the environment variable. `help` is
-// a sentence part in lower case without a full stop. The value is untouched when the flag is absent: its value at
-// declaration is the default that help shows.
+// `names` as in "--nnodes,-N" or "--nproc-per-node,--ppn"; the first long one names the environment
+// variable. `help` is a sentence part in lower case without a full stop. The value is untouched
+// when the flag is absent: its value at declaration is the default that help shows.
 void AddText(CLI::App& app, std::string_view names, std::string& value, std::string_view help,
              std::string_view placeholder = "TEXT");
 void AddSwitch(CLI::App& app, std::string_view names, bool& value, std::string_view help);
 // A value outside [min, max] or not a number is refused naming flag, value and limit.
-void AddInt(CLI::App& app, std::string_view names, int& value, int min, int max, std::string_view help,
-            std::string_view placeholder = "N");
-void AddInt(CLI::App& app, std::string_view names, std::optional<int>& value, int min, int max, std::string_view help,
-            std::string_view placeholder = "N");
+void AddInt(CLI::App& app, std::string_view names, int& value, int min, int max,
+            std::string_view help, std::string_view placeholder = "N");
+void AddInt(CLI::App& app, std::string_view names, std::optional<int>& value, int min, int max,
+            std::string_view help, std::string_view placeholder = "N");
 // "2h14m", "500ms", "1.5s"; 0 to a year.
 void AddDuration(CLI::App& app, std::string_view names, Duration& value, std::string_view help);
-void AddDuration(CLI::App& app, std::string_view names, std::optional<Duration>& value, std::string_view help);
+void AddDuration(CLI::App& app, std::string_view names, std::optional<Duration>& value,
+                 std::string_view help);
 // "10GiB", "500MB", "4096".
 void AddBytes(CLI::App& app, std::string_view names, std::uint64_t& value, std::string_view help);
 // Anything else. `parse` gets the text and returns a UserError (what, because, try) to refuse it.
-void AddParsed(CLI::App& app, std::string_view names, std::string_view placeholder, std::string_view default_text,
-               std::string_view help, std::function<absl::Status(std::string_view)> parse);
+void AddParsed(CLI::App& app, std::string_view names, std::string_view placeholder,
+               std::string_view default_text, std::string_view help,
+               std::function<absl::Status(std::string_view)> parse);
 
 struct FlagDescription {
   std::vector<std::string> names;  // "-N", "--nnodes".
@@ -51,20 +55,21 @@ struct FlagDescription {
 };
 
 struct CommandDescription {
-  std::string name;      // "run"; empty for the program itself.
-  std::string summary;   // One line, lower case, no full stop.
-  std::string usage;     // "regroup run [OPTIONS] PROGRAM ARGS…"
-  std::string text;      // Paragraphs for --help and man page.
-  std::string example;   // Shell lines.
-  std::vector<std::pair<std::string, std::string>> positionals;  // Name and help.
-  std::vector<FlagDescription> flags;
+  std::string name{};     // "run"; empty for the program itself.
+  std::string summary{};  // One line, lower case, no full stop.
+  std::string usage{};    // "regroup run [OPTIONS] PROGRAM ARGS…"
+  std::string text{};     // Paragraphs for --help and man page.
+  std::string example{};  // Shell lines.
+  std::vector<std::pair<std::string, std::string>> positionals{};  // Name and help.
+  std::vector<FlagDescription> flags{};
 };
 
 struct ParsedLine {
   bool help = false;              // --help or -h was given: nothing else was judged.
   std::vector<std::string> rest;  // Positionals, in order; with a program: PROGRAM ARGS…
   bool dashes = false;            // A "--" stood before `rest`.
-  // What was typed before `rest`, flag by flag with its value ("--nnodes", "2:3"), names in full with dashes.
+  // What was typed before `rest`, flag by flag with its value ("--nnodes", "2:3"), names in full
+  // with dashes.
   std::vector<std::vector<std::string>> given;
 };
 
@@ -79,19 +84,21 @@ class CommandLine {
   CLI::App& app();
   CommandDescription Describe() const;
 
-  // Reads flags and environment into the declared values. With `program_follows` flags end at the first word that is
-  // no flag (or at "--"); else words and flags mix. An unknown flag is refused with the nearest one; `hints` maps a
-  // flag that people bring from elsewhere to what they should do.
-  absl::StatusOr<ParsedLine> Parse(const std::vector<std::string>& args, bool program_follows,
-                                   const std::vector<std::pair<std::string, std::string>>& hints = {});
+  // Reads flags and environment into the declared values. With `program_follows` flags end at the
+  // first word that is no flag (or at "--"); else words and flags mix. An unknown flag is refused
+  // with the nearest one; `hints` maps a flag that people bring from elsewhere to what they should
+  // do.
+  absl::StatusOr<ParsedLine> Parse(
+      const std::vector<std::string>& args, bool program_follows,
+      const std::vector<std::pair<std::string, std::string>>& hints = {});
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
 
-// Flags of a reading command live under REGROUP_<COMMAND>_<FLAG> (a worker's own REGROUP_GENERATION must not become
-// `logs --generation`), except those that every command shares.
+// Flags of a reading command live under REGROUP_<COMMAND>_<FLAG> (a worker's own REGROUP_GENERATION
+// must not become `logs --generation`), except those that every command shares.
 void ScopeEnvironment(CLI::App& app, std::string_view command);
 
 // 80 columns; usage, text, flags with default and environment name, example.

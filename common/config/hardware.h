@@ -8,7 +8,8 @@
 
 namespace regroup {
 
-// Logical CPUs this process may use: affinity mask and cgroup quota (v1 and v2, every level up to the root), at least 1.
+// Logical CPUs this process may use: affinity mask and cgroup quota (v1 and v2, every level up to
+// the root), at least 1.
 int UsableCpus();
 // Of one cgroup: "max 100000" or "150000 100000" (cpu.max). Unset: no quota.
 std::optional<double> CpuQuotaOf(std::string_view cpu_max);

@@ -1,34 +1,39 @@
 #pragma once
 
-// What a job may be. The one place with these numbers; job files, flags, the coordinator's admission and their messages
-// use it.
+// What a job may be. The one place with these numbers; job files, flags, the coordinator's
+// admission and their messages use it.
 
 #include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
 #include "common/base/job_spec.h"
+#include "common/base/time.h"
 
 namespace regroup {
 
-inline constexpr int kMaxNodes = 10'000;
-inline constexpr int kMaxWorkersPerNode = 1'024;
-inline constexpr int kMaxRanks = 65'536;
-inline constexpr int kMaxRestarts = 1'000'000;
-inline constexpr std::size_t kMaxArguments = 4'096;
-inline constexpr std::size_t kMaxCommandBytes = 64 * 1024;
-inline constexpr std::size_t kMaxEnvironmentEntries = 1'024;
-inline constexpr std::size_t kMaxEnvironmentBytes = 64 * 1024;
-inline constexpr std::size_t kMaxDirectoryBytes = 4'096;
+namespace limits {
+inline constexpr int kNodes = 10'000;
+inline constexpr int kWorkersPerNode = 1'024;
+inline constexpr int kRanks = 65'536;
+inline constexpr int kRestarts = 1'000'000;
+inline constexpr std::size_t kArguments = 4'096;
+inline constexpr std::size_t kCommandBytes = 64 * 1024;
+inline constexpr std::size_t kEnvironmentEntries = 1'024;
+inline constexpr std::size_t kEnvironmentBytes = 64 * 1024;
+inline constexpr std::size_t kDirectoryBytes = 4'096;
+inline constexpr Duration kDuration = std::chrono::hours(24 * 365);
+}  // namespace limits
 
 // [a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?
 absl::Status ValidateJobName(std::string_view field, std::string_view name);
 // The nearest valid name: "My_Train.py" → "my-train"; "job" when nothing is left.
 std::string JobNameFrom(std::string_view text);
-// A label of a node: printable ASCII without spaces or '/', 1 to 63 characters, not starting with '-'.
+// A label of a node: [A-Za-z0-9][A-Za-z0-9._-]{0,62}.
 absl::Status ValidateNodeName(std::string_view field, std::string_view name);
 
-// Everything a coordinator may rely on. The error names field, value and limit. Never trusts `spec`.
+// Everything a coordinator may rely on. The error names field, value and limit. Never trusts
+// `spec`.
 absl::Status ValidateJobSpec(const JobSpec& spec);
 
 }  // namespace regroup

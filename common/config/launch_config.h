@@ -1,8 +1,9 @@
 #pragma once
 
-// What `regroup run` hands to the agent it becomes: parsed, validated and resolved, so that the agent judges no flag.
-// It travels as JSON in an anonymous file whose descriptor number follows kLaunchConfigFlag on regroup-agent's command
-// line. The working directory, umask, limits and environment of the launch command are the agent's own: exec keeps them.
+// What `regroup run` hands to the agent it becomes: parsed, validated and resolved, so that the
+// agent judges no flag. It travels as JSON in an anonymous file whose descriptor number follows
+// kLaunchConfigFlag on regroup-agent's command line. The working directory, umask, limits and
+// environment of the launch command are the agent's own: exec keeps them.
 
 #include <cstdint>
 #include <optional>
@@ -17,7 +18,8 @@
 
 namespace regroup {
 
-// `regroup-agent --launch-config-fd N`: a launched agent. Without it regroup-agent is a service (agent_config.h).
+// `regroup-agent --launch-config-fd N`: a launched agent. Without it regroup-agent is a service
+// (agent_config.h).
 inline constexpr char kLaunchConfigFlag[] = "--launch-config-fd";
 
 struct PortRange {  // Inclusive. Stores and witnesses bind inside it; 0:0 means any port.
@@ -36,21 +38,25 @@ inline constexpr std::uint16_t kDefaultPort = 29400;
 struct LaunchConfig {
   // The program.
   std::vector<std::string> given;  // PROGRAM ARGS… as typed; for display.
-  std::string executable;          // Absolute path to exec; existed and was executable when `run` looked.
-  std::vector<std::string> argv;   // Of every worker: interpreter with -u (and -m) where Python applies, else as typed.
-  bool python = false;             // argv[0] is a Python: workers also get PYTHONUNBUFFERED=1.
+  std::string executable;  // Absolute path to exec; existed and was executable when `run` looked.
+  std::vector<std::string>
+      argv;  // Of every worker: interpreter with -u (and -m) where Python applies, else as typed.
+  bool python = false;  // argv[0] is a Python: workers also get PYTHONUNBUFFERED=1.
 
-  // The job. name is the --rdzv-id; origin kLaunched; nodes, restarts, grace and scale-up filled in; command = given.
+  // The job. name is the --rdzv-id; origin kLaunched; nodes, restarts, grace and scale-up filled
+  // in; command = given.
   JobSpec spec;
-  int workers = 1;  // --nproc-per-node, already a number.
-  std::optional<Endpoint> endpoint;  // Unset: one node, coordinator-local.
+  int workers = 1;                       // --nproc-per-node, already a number.
+  std::optional<Endpoint> endpoint;      // Unset: one node, coordinator-local.
   std::optional<Duration> join_timeout;  // Unset: wait for ever.
 
   // This node.
   std::string node_name;  // --node-name, else the host's name.
   bool node_name_explicit = false;
-  std::string state_dir;  // Absolute; exists, 0700. coordinator-<port>/ and node-<k>/ are made inside it.
-  std::string log_dir;    // Absolute; logs are <log_dir>/<job>/<generation>/<rank>/. Default: the node's folder.
+  std::string
+      state_dir;  // Absolute; exists, 0700. coordinator-<port>/ and node-<k>/ are made inside it.
+  std::string log_dir;  // Absolute; logs are <log_dir>/<job>/<generation>/<rank>/. Default: the
+                        // node's folder.
   bool log_dir_explicit = false;
   PortRange ports;
   bool insecure = false;
@@ -59,14 +65,18 @@ struct LaunchConfig {
   // CLOCK_BOOTTIME nanoseconds when the launch command started: LaunchRequest::age = now − this.
   std::int64_t started_boottime_ns = 0;
 
-  // What the others have to type (common/report's CommandForOthers puts the endpoint between the two).
-  std::vector<std::string> others_options;  // Every option given but endpoint, --rdzv-id, --node-name and --insecure.
-  std::vector<std::string> others_program;  // Program and arguments as typed, with -m or --no-python before it.
+  // What the others have to type (common/report's CommandForOthers puts the endpoint between the
+  // two).
+  std::vector<std::string>
+      others_options;  // Every option given but endpoint, --rdzv-id, --node-name and --insecure.
+  std::vector<std::string>
+      others_program;  // Program and arguments as typed, with -m or --no-python before it.
 
   friend bool operator==(const LaunchConfig&, const LaunchConfig&) = default;
 };
 
-std::string LaunchConfigToJson(const LaunchConfig& config);  // Any bytes in arguments and paths survive.
+std::string LaunchConfigToJson(
+    const LaunchConfig& config);  // Any bytes in arguments and paths survive.
 absl::StatusOr<LaunchConfig> LaunchConfigFromJson(std::string_view json);
 
 // An inheritable (not close-on-exec) descriptor of a sealed anonymous file.

@@ -14,15 +14,17 @@ struct StateDirectory {
 };
 
 // CLI.md, State directory: `given` if not empty; for a service /var/lib/regroup when root, else
-// ${XDG_STATE_HOME:-~/.local/state}/regroup/<host>; where that is a network file system /var/tmp/regroup-<uid>/<host>.
-// Looks only; makes nothing.
+// ${XDG_STATE_HOME:-~/.local/state}/regroup/<host>; where that is a network file system
+// /var/tmp/regroup-<uid>/<host>. Looks only; makes nothing.
 absl::StatusOr<StateDirectory> DefaultStateDirectory(std::string_view given, bool service);
 
-// Makes it and what is missing above it, mode 0700. Refuses one that another user owns or others may enter.
+// Makes it and what is missing above it, mode 0700. Refuses one that another user owns or others
+// may enter.
 absl::Status MakeStateDirectory(const std::string& path);
 
 bool OnNetworkFileSystem(const std::string& path);  // Of the nearest existing parent.
-std::string HostName();  // The node's label by default: gethostname() up to the first dot, as ValidateNodeName wants it.
+std::string HostName();       // The node's label by default: gethostname() up to the first dot, as
+                              // ValidateNodeName wants it.
 std::string HomeDirectory();  // $HOME, else the password file's; empty when neither knows.
 
 }  // namespace regroup

@@ -1,6 +1,7 @@
 #pragma once
 
-// Values that people type, and back. Every error is a UserError that names the value and the limit.
+// Values that people type, and back. Every error is a UserError that names the value and the limit;
+// the caller says in front of it which flag or field it was (AtField).
 
 #include <cstdint>
 #include <string>
@@ -14,7 +15,8 @@
 
 namespace regroup {
 
-// "2h14m", "1.5s", "500ms", "90m", "0". Units ns us ms s m h d, largest first, each once. At most 365 days.
+// "2h14m", "1.5s", "500ms", "90m", "0". Units ns us ms s m h d, largest first, each once. At most
+// 365 days.
 absl::StatusOr<Duration> ParseDuration(std::string_view text);
 // What ParseDuration reads back as the same value: "2h14m", "1.5s", "500ms", "0s".
 std::string FormatDuration(Duration duration);
@@ -27,7 +29,7 @@ struct NodeBounds {
   int min = 1, max = 1;
   friend bool operator==(const NodeBounds&, const NodeBounds&) = default;
 };
-// "4", "2:4". 1 ≤ MIN ≤ MAX ≤ kMaxNodes.
+// "4", "2:4". 1 ≤ MIN ≤ MAX ≤ limits::kNodes.
 absl::StatusOr<NodeBounds> ParseNnodes(std::string_view text);
 std::string FormatNnodes(int min, int max);
 
@@ -38,11 +40,14 @@ std::string FormatEndpoint(std::string_view host, std::uint16_t port);  // Brack
 // "20000-20100".
 absl::StatusOr<PortRange> ParsePortRange(std::string_view text);
 
-// A decimal number, nothing else; refused naming `what`.
-absl::StatusOr<std::int64_t> ParseNumber(std::string_view what, std::string_view text, std::int64_t min,
-                                         std::int64_t max);
+// A decimal number, nothing else.
+absl::StatusOr<std::int64_t> ParseNumber(std::string_view text, std::int64_t min, std::int64_t max);
 
-// The candidate a typo away (edit distance ≤ a third of the word, at most 3, or a prefix), else empty.
+// The same error with "FIELD: " in front of its first part.
+absl::Status AtField(std::string_view field, const absl::Status& status);
+
+// The candidate a typo away (edit distance ≤ a third of the word, at most 3), or of which one
+// begins the other; else empty.
 std::string DidYouMean(std::string_view word, const std::vector<std::string>& candidates);
 
 // 'a b' and others that a shell would split, quoted for it.

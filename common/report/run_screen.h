@@ -1,7 +1,7 @@
 #pragma once
 
-// The `regroup:` lines of a launch command (CLI.md, Screens). Pure: every call returns text to be written to stderr as
-// it is, zero or more whole lines. Owner: the agent's loop thread.
+// The `regroup:` lines of a launch command (CLI.md, Screens). Pure: every call returns text to be
+// written to stderr as it is, zero or more whole lines. Owner: the agent's loop thread.
 
 #include <cstdint>
 #include <optional>
@@ -18,13 +18,13 @@
 
 namespace regroup {
 
-// The literal command for the other nodes, broken into lines of at most `width` columns that a shell joins again.
-// Indented by four. REQUIRES: endpoint is an address that others reach.
+// The literal command for the other nodes, broken into lines of at most `width` columns that a
+// shell joins again. Indented by four. REQUIRES: endpoint is an address that others reach.
 std::string CommandForOthers(const LaunchConfig& launch, const Address& endpoint, int width);
 
 struct RunStart {
   JobId job;
-  std::string node_name;  // As the coordinator named it: Welcome::name.
+  std::string node_name;               // As the coordinator named it: Welcome::name.
   std::optional<Address> coordinator;  // As the others have to dial it; unset: coordinator-local.
   std::string log_path;                // This job's; shown with ~ for the home directory.
   bool hosts_coordinator = false;      // On this host: it prints the command for the others.
@@ -34,27 +34,32 @@ class RunScreen {
  public:
   RunScreen(const LaunchConfig& launch, TextStyle style);
 
-  // The coordinator does not answer yet, or no longer: patient and visible. The first line at once for a first dial
-  // (`before_start`), after 2 s else; then one every 30 s from Tick. `why` as in "connection refused".
+  // The coordinator does not answer yet, or no longer: patient and visible. The first line at once
+  // for a first dial
+  // (`before_start`), after 2 s else; then one every 30 s from Tick. `why` as in "connection
+  // refused".
   std::string CoordinatorAway(Duration now, std::string_view why);
   std::string CoordinatorBack(Duration now);
 
-  // The job is known. Once; a later call (the agent reconnected) prints nothing and updates the names.
+  // The job is known. Once; a later call (the agent reconnected) prints nothing and updates the
+  // names.
   std::string Started(Duration now, const RunStart& start);
 
   // Events in order; one already seen (its number) prints nothing.
   std::string OnEvent(Duration now, const JobEvent& event);
 
-  // This node leaves on a signal; `left` until its workers are killed. `again`: the second signal, now.
+  // This node leaves on a signal; `left` until its workers are killed. `again`: the second signal,
+  // now.
   std::string Leaving(Duration now, int signal, Duration left, bool again);
 
-  // The last words: end line or FAILED report, then "worker exit N" where a worker's own code is >= 120. `view` with
-  // detail (generations). `code` is what the launch command exits with.
+  // The last words: end line or FAILED report, then "worker exit N" where a worker's own code is >=
+  // 120. `view` with detail (generations). `code` is what the launch command exits with.
   std::string Ended(Duration now, const JobView& view, int code);
   // --join-timeout passed: why, as error: / because: / try:.
   std::string JoinTimedOut(Duration now);
 
-  // Lines that are due: every 30 s while something is missing, and lines held back to be merged. `now` = since start.
+  // Lines that are due: every 30 s while something is missing, and lines held back to be merged.
+  // `now` = since start.
   std::string Tick(Duration now);
   // When Tick has something to say; unset: nothing pending.
   std::optional<Duration> NextTick() const;
@@ -73,9 +78,10 @@ class RunScreen {
   std::optional<RunStart> start_;
   std::uint64_t last_event_ = 0;
   bool taught_ = false;
-  std::vector<std::string> joined_;       // Arrivals not yet printed: they go into the generation's line.
+  std::vector<std::string>
+      joined_;  // Arrivals not yet printed: they go into the generation's line.
   std::optional<GenerationFormed> formed_;  // Printed when it runs, except the first.
-  std::string held_;                      // A failure's line that the final report would repeat.
+  std::string held_;                        // A failure's line that the final report would repeat.
   std::optional<Duration> held_until_;
   std::optional<WaitReason> waits_;
   Duration waits_since_{};

@@ -1,0 +1,149 @@
+#include "common/config/hardware.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/config/env.h"
+#include "common/config/job_limits.h"
+#include "common/config/text.h"
+#include "common/config/values.h"
+
+namespace regroup {
+namespace {
+
+int AffinityCpus() {
+  constexpr int kMostCpus = 1 << 16;
+  for (int cpus = 1024; cpus <= kMostCpus; cpus *= 4) {
+    cpu_set_t* set = CPU_ALLOC(static_cast<std::size_t>(cpus));
+    std::size_t bytes = CPU_ALLOC_SIZE(static_cast<std::size_t>(cpus));
+    int count = ::sched_getaffinity(0, bytes, set) == 0 ? CPU_COUNT_S(bytes, set) : 0;
+    CPU_FREE(set);
+    if (count > 0) return count;
+  }
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+std::string FirstLine(const std::string& path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+std::optional<double> LeastOf(std::optional<double> a, std::optional<double> b) {
+  if (!a || !b) return a ? a : b;
+  return std::min(*a, *b);
+}
+
+std::optional<double> QuotaV1(const std::string& folder) {
+  std::string quota = FirstLine(folder + "/cpu.cfs_quota_us"),
+              period = FirstLine(folder + "/cpu.cfs_period_us");
+  if (quota.empty() || quota.front() == '-') return std::nullopt;
+  return CpuQuotaOf(Cat(quota, " ", period));
+}
+
+// Every level limits those below it.
+std::optional<double> LeastQuota(const std::string& mount, std::string path, bool v2) {
+  std::optional<double> least;
+  while (true) {
+    std::string folder = mount + path;
+    least = LeastOf(least, v2 ? CpuQuotaOf(FirstLine(folder + "/cpu.max")) : QuotaV1(folder));
+    if (path.empty() || path == "/") return least;
+    path = path.substr(0, path.rfind('/'));
+  }
+}
+
+std::optional<double> CgroupCpus() {
+  std::ifstream in("/proc/self/cgroup");
+  std::optional<double> least;
+  for (std::string line; std::getline(in, line);) {
+    std::size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    std::string controllers = line.substr(first + 1, second - first - 1),
+                path = line.substr(second + 1);
+    if (controllers.empty()) {
+      least = LeastOf(least, LeastQuota("/sys/fs/cgroup", path, true));
+      least = LeastOf(least, LeastQuota("/sys/fs/cgroup/unified", path, true));
+    } else if (Cat(",", controllers, ",").find(",cpu,") != std::string::npos) {
+      least = LeastOf(least, LeastQuota("/sys/fs/cgroup/cpu", path, false));
+      least = LeastOf(least, LeastQuota("/sys/fs/cgroup/" + controllers, path, false));
+    }
+  }
+  return least;
+}
+
+// NVML is loaded only where somebody asks for GPUs; without the driver there are none.
+int NvmlDevices() {
+  void* library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return 0;
+  auto init = reinterpret_cast<int (*)()>(::dlsym(library, "nvmlInit_v2"));
+  auto count = reinterpret_cast<int (*)(unsigned*)>(::dlsym(library, "nvmlDeviceGetCount_v2"));
+  auto shutdown = reinterpret_cast<int (*)()>(::dlsym(library, "nvmlShutdown"));
+  unsigned devices = 0;
+  if (init != nullptr && count != nullptr && shutdown != nullptr && init() == 0) {
+    if (count(&devices) != 0) devices = 0;
+    shutdown();
+  }
+  ::dlclose(library);
+  return static_cast<int>(devices);
+}
+
+}  // namespace
+
+std::optional<double> CpuQuotaOf(std::string_view cpu_max) {
+  std::istringstream in{std::string(cpu_max)};
+  double quota = 0, period = 0;
+  if (!(in >> quota >> period) || quota <= 0 || period <= 0)
+    return std::nullopt;  // "max" is no number.
+  return quota / period;
+}
+
+int UsableCpus() {
+  int cpus = AffinityCpus();
+  std::optional<double> quota = CgroupCpus();
+  if (quota) cpus = std::min(cpus, static_cast<int>(std::max(1.0, std::ceil(*quota))));
+  return std::max(cpus, 1);
+}
+
+int UsableGpus() {
+  std::optional<std::string> visible = GetEnv("CUDA_VISIBLE_DEVICES");
+  if (!visible) return NvmlDevices();
+  // As CUDA reads it: devices up to the first invalid entry.
+  int devices = 0;
+  std::istringstream in(*visible);
+  for (std::string entry; std::getline(in, entry, ',');) {
+    entry.erase(std::remove(entry.begin(), entry.end(), ' '), entry.end());
+    if (entry.empty() || entry.front() == '-' || entry == "NoDevFiles") break;
+    ++devices;
+  }
+  return devices;
+}
+
+absl::StatusOr<int> ResolveWorkersPerNode(std::string_view text) {
+  if (text == "cpu") return std::min(UsableCpus(), limits::kWorkersPerNode);
+  if (text == "gpu" || text == "auto") {
+    int gpus = UsableGpus();
+    if (gpus > 0) return std::min(gpus, limits::kWorkersPerNode);
+    if (text == "auto") return std::min(UsableCpus(), limits::kWorkersPerNode);
+    return UserError(absl::StatusCode::kInvalidArgument, "\"gpu\": this node has no GPU",
+                     "CUDA_VISIBLE_DEVICES names none and NVML finds none", "auto");
+  }
+  absl::StatusOr<std::int64_t> number = ParseNumber(text, 1, limits::kWorkersPerNode);
+  if (!number.ok()) {
+    UserErrorParts parts = PartsOf(number.status());
+    return UserError(absl::StatusCode::kInvalidArgument, parts.what,
+                     Cat(parts.because, ", or gpu, cpu, auto"), "auto");
+  }
+  return static_cast<int>(*number);
+}
+
+}  // namespace regroup

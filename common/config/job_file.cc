@@ -1,0 +1,315 @@
+#include "common/config/job_file.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/config/job_limits.h"
+#include "common/config/names.h"
+#include "common/config/text.h"
+#include "common/config/values.h"
+
+namespace regroup {
+namespace {
+
+constexpr int kDefaultMaxRestarts = 3;  // PROTOCOL §3.
+
+std::string_view KindOf(const YAML::Node& node) {
+  if (node.IsMap()) return "a map";
+  if (node.IsSequence()) return "a list";
+  if (node.IsScalar()) return "text";
+  return "empty";
+}
+
+// Walks a parsed file; every error says source:line and the field.
+class JobFileReader {
+ public:
+  JobFileReader(std::string_view source, std::string_view directory) : source_(source) {
+    spec_.origin = JobOrigin::kSubmitted;
+    spec_.directory = std::string(directory);
+    spec_.max_restarts = kDefaultMaxRestarts;
+  }
+
+  absl::StatusOr<JobSpec> Read(const YAML::Node& root) {
+    if (!root.IsMap()) {
+      return UserError(absl::StatusCode::kInvalidArgument, Cat(source_, ": not a job file"),
+                       Cat("a map of fields is expected, this is ", KindOf(root)),
+                       "regroup submit --help");
+    }
+    RETURN_IF_ERROR(Each(
+        root, "",
+        {{"name", [&](auto& n) { return Text(n, spec_.name); }},
+         {"nnodes", [&](auto& n) { return Nodes(n); }},
+         {"nproc_per_node",
+          [&](auto& n) { return Number(n, 1, limits::kWorkersPerNode, spec_.workers_per_node); }},
+         {"run", [&](auto& n) { return Command(n); }},
+         {"workdir", [&](auto& n) { return Text(n, spec_.directory); }},
+         {"env", [&](auto& n) { return Environment(n); }},
+         {"grace", [&](auto& n) { return Time(n, spec_.grace); }},
+         {"scale_up", [&](auto& n) { return Scale(n); }},
+         {"retry", [&](auto& n) { return Retry(n); }}}));
+    for (const char* required : {"name", "run"}) {
+      if (lines_.count(required) == 0) {
+        return UserError(absl::StatusCode::kInvalidArgument,
+                         Cat(source_, ": the field ", required, " is missing"),
+                         "a job has a name and a command", "regroup submit --help");
+      }
+    }
+    absl::Status valid = ValidateJobSpec(spec_);
+    if (!valid.ok()) return AtLine(valid);
+    return spec_;
+  }
+
+ private:
+  using Reader = std::function<absl::Status(const YAML::Node&)>;
+
+  absl::Status Bad(const YAML::Node& node, std::string_view what, std::string_view because,
+                   std::string_view try_this = "") const {
+    return UserError(absl::StatusCode::kInvalidArgument,
+                     Cat(source_, ":", node.Mark().line + 1, ": ", what), because, try_this);
+  }
+  absl::Status WrongType(const YAML::Node& node, std::string_view expected) const {
+    return Bad(node, Cat(field_, ": ", expected, " is expected"), Cat("this is ", KindOf(node)));
+  }
+  // A value's own error, with line and field.
+  absl::Status Within(const YAML::Node& node, const absl::Status& status) const {
+    return AtField(Cat(source_, ":", node.Mark().line + 1, ": ", field_), status);
+  }
+  // ValidateJobSpec knows fields, not lines.
+  absl::Status AtLine(const absl::Status& status) const {
+    std::string field(status.message());
+    field = field.substr(0, field.find_first_of(": ."));
+    auto line = lines_.find(field);
+    return AtField(line == lines_.end() ? source_ : Cat(source_, ":", line->second), status);
+  }
+
+  // Every entry of a map by its reader; unknown and repeated fields are refused.
+  absl::Status Each(const YAML::Node& map, const std::string& prefix,
+                    const std::map<std::string, Reader>& readers) {
+    std::set<std::string> seen;
+    for (const auto& entry : map) {
+      if (!entry.first.IsScalar())
+        return Bad(entry.first, "a field's name is expected", Cat("this is ", KindOf(entry.first)));
+      const std::string& name = entry.first.Scalar();
+      auto reader = readers.find(name);
+      if (reader == readers.end()) {
+        std::vector<std::string> known;
+        for (const auto& [field, unused] : readers) known.push_back(field);
+        std::string nearest = DidYouMean(name, known), list;
+        for (const std::string& field : known) list += Cat(list.empty() ? "" : " ", field);
+        return Bad(entry.first, Cat("unknown field ", prefix, ShellQuote(name.substr(0, 60))),
+                   nearest.empty() ? Cat("known are: ", list) : Cat("did you mean ", nearest, "?"));
+      }
+      if (!seen.insert(name).second)
+        return Bad(entry.first, Cat("the field ", prefix, name, " is there twice"),
+                   "one is allowed");
+      if (prefix.empty()) lines_[name] = entry.first.Mark().line + 1;
+      field_ = prefix + name;
+      RETURN_IF_ERROR(reader->second(entry.second));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Text(const YAML::Node& node, std::string& out) const {
+    if (!node.IsScalar()) return WrongType(node, "text");
+    out = node.Scalar();
+    return absl::OkStatus();
+  }
+
+  absl::Status Number(const YAML::Node& node, int min, int max, int& out) const {
+    if (!node.IsScalar()) return WrongType(node, "a whole number");
+    absl::StatusOr<std::int64_t> number = ParseNumber(node.Scalar(), min, max);
+    if (!number.ok()) return Within(node, number.status());
+    out = static_cast<int>(*number);
+    return absl::OkStatus();
+  }
+
+  absl::Status Time(const YAML::Node& node, Duration& out) const {
+    if (!node.IsScalar()) return WrongType(node, "a duration, as in 60s,");
+    absl::StatusOr<Duration> time = ParseDuration(node.Scalar());
+    if (!time.ok()) return Within(node, time.status());
+    out = *time;
+    return absl::OkStatus();
+  }
+
+  absl::Status Nodes(const YAML::Node& node) {
+    if (node.IsMap()) {
+      bool has_max = static_cast<bool>(node["max"]);
+      RETURN_IF_ERROR(
+          Each(node, "nnodes.",
+               {{"min", [&](auto& n) { return Number(n, 1, limits::kNodes, spec_.min_nodes); }},
+                {"max", [&](auto& n) { return Number(n, 1, limits::kNodes, spec_.max_nodes); }},
+                {"unit", [&](auto& n) { return Number(n, 1, limits::kNodes, spec_.unit); }}}));
+      if (!has_max) spec_.max_nodes = spec_.min_nodes;
+      return absl::OkStatus();
+    }
+    if (!node.IsScalar()) return WrongType(node, "a number, MIN:MAX or {min, max, unit}");
+    absl::StatusOr<NodeBounds> bounds = ParseNnodes(node.Scalar());
+    if (!bounds.ok()) return Within(node, bounds.status());
+    spec_.min_nodes = bounds->min;
+    spec_.max_nodes = bounds->max;
+    return absl::OkStatus();
+  }
+
+  absl::Status Command(const YAML::Node& node) {
+    if (node.IsScalar()) {
+      spec_.command = {"/bin/sh", "-c", node.Scalar()};
+      return absl::OkStatus();
+    }
+    if (!node.IsSequence()) return WrongType(node, "a list of words, or a line for the shell,");
+    for (const YAML::Node& word : node) {
+      if (!word.IsScalar()) return WrongType(word, "a list of words");
+      spec_.command.push_back(word.Scalar());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Environment(const YAML::Node& node) {
+    if (!node.IsMap()) return WrongType(node, "a map NAME: value");
+    for (const auto& entry : node) {
+      if (!entry.first.IsScalar() || !entry.second.IsScalar())
+        return WrongType(entry.second, "a map NAME: value");
+      auto [at, added] = spec_.environment.emplace(entry.first.Scalar(), entry.second.Scalar());
+      if (!added)
+        return Bad(entry.first,
+                   Cat("env: ", ShellQuote(at->first.substr(0, 60)), " is there twice"),
+                   "one is allowed");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Scale(const YAML::Node& node) {
+    if (!node.IsScalar()) return WrongType(node, "settle, now, next or never");
+    absl::StatusOr<ScaleUp> scale = ParseScaleUp(node.Scalar());
+    if (!scale.ok()) return Within(node, scale.status());
+    spec_.scale_up = *scale;
+    return absl::OkStatus();
+  }
+
+  absl::Status Retry(const YAML::Node& node) {
+    if (!node.IsMap()) return WrongType(node, "a map with max, window and exit_codes");
+    return Each(
+        node, "retry.",
+        {{"max", [&](auto& n) { return Number(n, 0, limits::kRestarts, spec_.max_restarts); }},
+         {"window", [&](auto& n) { return Time(n, spec_.restart_window.emplace()); }},
+         {"exit_codes", [&](auto& n) { return ExitCodes(n); }}});
+  }
+
+  absl::Status ExitCodes(const YAML::Node& node) {
+    if (!node.IsMap()) return WrongType(node, "a map CODE: retry|fail");
+    for (const auto& entry : node) {
+      int code = 0;
+      RETURN_IF_ERROR(Number(entry.first, 1, 255, code));
+      std::string action;
+      RETURN_IF_ERROR(Text(entry.second, action));
+      if (action != "retry" && action != "fail") {
+        std::string nearest = DidYouMean(action, {"retry", "fail"});
+        return Bad(
+            entry.second, Cat(field_, ": unknown action ", ShellQuote(action.substr(0, 60))),
+            nearest.empty() ? "retry and fail are known" : Cat("did you mean ", nearest, "?"));
+      }
+      bool added =
+          spec_.exit_codes.emplace(code, action == "fail" ? ExitAction::kFail : ExitAction::kRetry)
+              .second;
+      if (!added)
+        return Bad(entry.first, Cat(field_, ": ", code, " is there twice"), "one is allowed");
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string source_;
+  std::string field_;
+  std::map<std::string, int> lines_;  // Where each top-level field is.
+  JobSpec spec_;
+};
+
+struct FileCloser {
+  void operator()(std::FILE* file) const {
+    if (file != stdin) std::fclose(file);
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<JobSpec> ParseJobFile(std::string_view text, std::string_view source,
+                                     std::string_view directory) {
+  if (text.size() > kMaxJobFileBytes) {
+    return UserError(absl::StatusCode::kInvalidArgument,
+                     Cat(source, " has ", text.size(), " bytes"),
+                     Cat("a job file has at most ", kMaxJobFileBytes), "");
+  }
+  // The only place where yaml-cpp's exceptions appear. Its own depth guard bounds nesting.
+  try {
+    return JobFileReader(source, directory).Read(YAML::Load(std::string(text)));
+  } catch (const YAML::Exception& error) {
+    return UserError(absl::StatusCode::kInvalidArgument,
+                     Cat(source, ":", error.mark.line + 1, ": not YAML"), error.msg, "");
+  }
+}
+
+absl::StatusOr<JobSpec> ReadJobFile(const std::string& path, std::string_view directory) {
+  std::unique_ptr<std::FILE, FileCloser> file(path == "-" ? stdin : std::fopen(path.c_str(), "re"));
+  std::string source = path == "-" ? "standard input" : path;
+  auto unreadable = [&] {
+    return UserError(absl::StatusCode::kNotFound, Cat("can not read the job file ", source),
+                     std::strerror(errno),
+                     "regroup submit FILE, or regroup submit -- PROGRAM ARGS...");
+  };
+  if (file == nullptr) return unreadable();
+  std::string text(kMaxJobFileBytes + 1, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+  if (std::ferror(file.get()) != 0) return unreadable();
+  return ParseJobFile(text, source, directory);
+}
+
+std::string RenderJobFile(const JobSpec& spec) {
+  YAML::Emitter out;
+  out << YAML::BeginMap;
+  out << YAML::Key << "name" << YAML::Value << spec.name;
+  out << YAML::Key << "nnodes" << YAML::Value;
+  if (spec.unit == 1) {
+    out << FormatNnodes(spec.min_nodes, spec.max_nodes);
+  } else {
+    out << YAML::Flow << YAML::BeginMap << YAML::Key << "min" << YAML::Value << spec.min_nodes
+        << YAML::Key << "max" << YAML::Value << spec.max_nodes << YAML::Key << "unit" << YAML::Value
+        << spec.unit << YAML::EndMap;
+  }
+  out << YAML::Key << "nproc_per_node" << YAML::Value << spec.workers_per_node;
+  out << YAML::Key << "run" << YAML::Value << YAML::Flow << YAML::BeginSeq;
+  for (const std::string& word : spec.command) out << YAML::DoubleQuoted << word;
+  out << YAML::EndSeq;
+  out << YAML::Key << "workdir" << YAML::Value << YAML::DoubleQuoted << spec.directory;
+  if (!spec.environment.empty()) {
+    out << YAML::Key << "env" << YAML::Value << YAML::BeginMap;
+    for (const auto& [name, value] : spec.environment) {
+      out << YAML::Key << name << YAML::Value << YAML::DoubleQuoted << value;
+    }
+    out << YAML::EndMap;
+  }
+  out << YAML::Key << "grace" << YAML::Value << FormatDuration(spec.grace);
+  out << YAML::Key << "scale_up" << YAML::Value << std::string(NameOf(spec.scale_up));
+  out << YAML::Key << "retry" << YAML::Value << YAML::BeginMap;
+  out << YAML::Key << "max" << YAML::Value << spec.max_restarts;
+  if (spec.restart_window)
+    out << YAML::Key << "window" << YAML::Value << FormatDuration(*spec.restart_window);
+  if (!spec.exit_codes.empty()) {
+    out << YAML::Key << "exit_codes" << YAML::Value << YAML::Flow << YAML::BeginMap;
+    for (const auto& [code, action] : spec.exit_codes) {
+      out << YAML::Key << code << YAML::Value << (action == ExitAction::kFail ? "fail" : "retry");
+    }
+    out << YAML::EndMap;
+  }
+  out << YAML::EndMap << YAML::EndMap;
+  return Cat(out.c_str(), "\n");
+}
+
+}  // namespace regroup

@@ -1,0 +1,192 @@
+#include "common/config/job_limits.h"
+
+#include <cctype>
+
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/config/text.h"
+#include "common/config/values.h"
+
+namespace regroup {
+namespace {
+
+constexpr std::size_t kLongestName = 63;
+
+bool IsNameCharacter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
+}
+
+absl::Status Bad(std::string_view what, std::string_view because, std::string_view try_this = "") {
+  return UserError(absl::StatusCode::kInvalidArgument, what, because, try_this);
+}
+
+absl::Status InRange(std::string_view field, std::int64_t value, std::int64_t min,
+                     std::int64_t max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return Bad(Cat(field, ": ", value, " is out of range"), Cat(min, " to ", max, " are allowed"));
+}
+
+absl::Status DurationInRange(std::string_view field, Duration value, Duration min, Duration max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return Bad(
+      Cat(field, ": ", value < Duration::zero() ? Cat(value.count(), "ns") : FormatDuration(value),
+          " is out of range"),
+      Cat(FormatDuration(min), " to ", FormatDuration(max), " are allowed"));
+}
+
+bool HasNul(std::string_view text) { return text.find('\0') != std::string_view::npos; }
+
+absl::Status ValidateNodes(const JobSpec& spec) {
+  RETURN_IF_ERROR(InRange("nnodes: minimum", spec.min_nodes, 1, limits::kNodes));
+  RETURN_IF_ERROR(InRange("nnodes: maximum", spec.max_nodes, 1, limits::kNodes));
+  if (spec.min_nodes > spec.max_nodes) {
+    return Bad(
+        Cat("nnodes: ", spec.min_nodes, ":", spec.max_nodes, " has its minimum above its maximum"),
+        Cat(spec.min_nodes, " is more than ", spec.max_nodes),
+        Cat("nnodes ", spec.max_nodes, ":", spec.min_nodes));
+  }
+  RETURN_IF_ERROR(InRange("nnodes: unit", spec.unit, 1, limits::kNodes));
+  // Some multiple of unit has to lie within the bounds, else the job could never start.
+  if (spec.max_nodes / spec.unit * spec.unit < spec.min_nodes) {
+    return Bad(Cat("nnodes: no multiple of unit ", spec.unit, " lies in ", spec.min_nodes, " to ",
+                   spec.max_nodes),
+               "the number of nodes is always a multiple of unit");
+  }
+  RETURN_IF_ERROR(InRange("nproc_per_node", spec.workers_per_node, 1, limits::kWorkersPerNode));
+  std::int64_t ranks = std::int64_t{spec.max_nodes} * spec.workers_per_node;
+  if (ranks > limits::kRanks) {
+    return Bad(Cat("nnodes x nproc_per_node: ", spec.max_nodes, " x ", spec.workers_per_node, " = ",
+                   ranks, " ranks"),
+               Cat("at most ", limits::kRanks, " ranks are allowed"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateCommand(const JobSpec& spec) {
+  if (spec.command.empty() || spec.command.front().empty()) {
+    return Bad("run: there is no program", "a job needs a command", "run: [python, train.py]");
+  }
+  if (spec.command.size() > limits::kArguments) {
+    return Bad(Cat("run: ", spec.command.size(), " arguments"),
+               Cat("at most ", limits::kArguments, " are allowed"), "put them into a file");
+  }
+  std::size_t bytes = 0;
+  for (const std::string& argument : spec.command) {
+    if (HasNul(argument))
+      return Bad("run: an argument has a NUL byte", "no program can be given one");
+    bytes += argument.size() + 1;
+  }
+  if (bytes > limits::kCommandBytes) {
+    return Bad(Cat("run: the command has ", bytes, " bytes"),
+               Cat("at most ", limits::kCommandBytes, " are allowed"),
+               "put long arguments into a file");
+  }
+  return absl::OkStatus();
+}
+
+bool IsVariableName(std::string_view name) {
+  if (name.empty() || std::isdigit(static_cast<unsigned char>(name.front()))) return false;
+  for (char c : name) {
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_') return false;
+  }
+  return true;
+}
+
+absl::Status ValidateEnvironment(const JobSpec& spec) {
+  if (spec.environment.size() > limits::kEnvironmentEntries) {
+    return Bad(Cat("env: ", spec.environment.size(), " variables"),
+               Cat("at most ", limits::kEnvironmentEntries, " are allowed"));
+  }
+  std::size_t bytes = 0;
+  for (const auto& [name, value] : spec.environment) {
+    if (!IsVariableName(name)) {
+      return Bad(Cat("env: ", ShellQuote(name.substr(0, 60)), " is not the name of a variable"),
+                 "letters, digits and _ are allowed, not starting with a digit");
+    }
+    if (HasNul(value))
+      return Bad(Cat("env: ", name, " has a NUL byte"), "no program can be given one");
+    bytes += name.size() + value.size() + 2;
+  }
+  if (bytes > limits::kEnvironmentBytes) {
+    return Bad(Cat("env: ", bytes, " bytes"),
+               Cat("at most ", limits::kEnvironmentBytes, " are allowed"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateDirectory(const JobSpec& spec) {
+  if (spec.origin != JobOrigin::kSubmitted) return absl::OkStatus();
+  if (spec.directory.empty() || spec.directory.front() != '/') {
+    return Bad(Cat("workdir: ", ShellQuote(spec.directory.substr(0, 200)), " is not absolute"),
+               "every node has to find the same directory", "workdir: /shared/gpt");
+  }
+  if (spec.directory.size() >= limits::kDirectoryBytes || HasNul(spec.directory)) {
+    return Bad(Cat("workdir: a path of ", spec.directory.size(), " bytes"),
+               Cat("at most ", limits::kDirectoryBytes - 1, " are allowed, and no NUL"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ValidateJobName(std::string_view field, std::string_view name) {
+  bool good =
+      !name.empty() && name.size() <= kLongestName && name.front() != '-' && name.back() != '-';
+  for (char c : name) good = good && IsNameCharacter(c);
+  if (good) return absl::OkStatus();
+  return Bad(Cat(field, ": ", ShellQuote(name.substr(0, 80)), " is not a name"),
+             Cat("1 to ", kLongestName, " of a-z, 0-9 and '-', not starting or ending with '-'"),
+             Cat(field, " ", JobNameFrom(name)));
+}
+
+std::string JobNameFrom(std::string_view text) {
+  std::string name;
+  for (char c : text) {
+    char lower = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    bool keep = IsNameCharacter(lower) && lower != '-';
+    if (keep) {
+      name += lower;
+    } else if (!name.empty() && name.back() != '-') {
+      name += '-';
+    }
+    if (name.size() == kLongestName) break;
+  }
+  while (!name.empty() && name.back() == '-') name.pop_back();
+  return name.empty() ? "job" : name;
+}
+
+absl::Status ValidateNodeName(std::string_view field, std::string_view name) {
+  bool good = !name.empty() && name.size() <= kLongestName &&
+              std::isalnum(static_cast<unsigned char>(name.front()));
+  for (char c : name) {
+    good =
+        good && (std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-');
+  }
+  if (good) return absl::OkStatus();
+  return Bad(Cat(field, ": ", ShellQuote(name.substr(0, 80)), " is not a node's name"),
+             Cat("1 to ", kLongestName,
+                 " letters, digits, '.', '_' and '-', starting with a letter or digit"));
+}
+
+absl::Status ValidateJobSpec(const JobSpec& spec) {
+  RETURN_IF_ERROR(ValidateJobName("name", spec.name));
+  RETURN_IF_ERROR(ValidateNodes(spec));
+  RETURN_IF_ERROR(ValidateCommand(spec));
+  RETURN_IF_ERROR(ValidateDirectory(spec));
+  RETURN_IF_ERROR(ValidateEnvironment(spec));
+  RETURN_IF_ERROR(DurationInRange("grace", spec.grace, Duration::zero(), limits::kDuration));
+  RETURN_IF_ERROR(DurationInRange("start_timeout", spec.start_timeout, std::chrono::milliseconds(1),
+                                  limits::kDuration));
+  if (spec.restart_window) {
+    RETURN_IF_ERROR(DurationInRange("restart_window", *spec.restart_window,
+                                    std::chrono::milliseconds(1), limits::kDuration));
+  }
+  RETURN_IF_ERROR(InRange("max_restarts", spec.max_restarts, 0, limits::kRestarts));
+  if (spec.exit_codes.size() > 255)
+    return Bad("retry.exit_codes: more than 255 entries", "exit codes are 1 to 255");
+  for (const auto& [code, action] : spec.exit_codes)
+    RETURN_IF_ERROR(InRange("retry.exit_codes", code, 1, 255));
+  return absl::OkStatus();
+}
+
+}  // namespace regroup

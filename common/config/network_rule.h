@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "common/config/launch_config.h"
+
+namespace regroup {
+
+// "localhost" or a loopback literal. A name that merely resolves to loopback (Debian's 127.0.1.1)
+// is another host's address as far as anyone knows.
+bool IsLoopback(std::string_view host);
+
+// Anything beyond loopback is plaintext for now and needs --insecure (CLI.md, Who may talk). The
+// error prints `command` with the flag added.
+absl::Status CheckNetworkRule(const Endpoint& endpoint, bool insecure, std::string_view command);
+
+}  // namespace regroup

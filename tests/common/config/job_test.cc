@@ -1,0 +1,232 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/base/user_error.h"
+#include "common/config/job_file.h"
+#include "common/config/job_limits.h"
+
+namespace regroup {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+using ::testing::StartsWith;
+
+JobSpec Good() {
+  JobSpec spec;
+  spec.name = "gpt";
+  spec.command = {"python", "train.py"};
+  spec.directory = "/shared/gpt";
+  return spec;
+}
+
+TEST(JobLimits, Names) {
+  for (const char* good : {"a", "gpt", "gpt-2", "0", "a0-b1"})
+    EXPECT_TRUE(ValidateJobName("name", good).ok()) << good;
+  EXPECT_TRUE(ValidateJobName("name", std::string(63, 'a')).ok());
+  for (const std::string& bad :
+       {std::string(), std::string("-a"), std::string("a-"), std::string("A"), std::string("a_b"),
+        std::string("a b"), std::string("a/b"), std::string("a\nb"), std::string(64, 'a'),
+        std::string("\xc3\xa4"), std::string("a\0b", 3)}) {
+    EXPECT_FALSE(ValidateJobName("name", bad).ok()) << bad;
+  }
+}
+
+TEST(JobLimits, NameFromAnything) {
+  EXPECT_EQ(JobNameFrom("My_Train.v2"), "my-train-v2");
+  EXPECT_EQ(JobNameFrom("---"), "job");
+  EXPECT_EQ(JobNameFrom(""), "job");
+  EXPECT_EQ(JobNameFrom("../../etc"), "etc");
+  for (const std::string& text :
+       {std::string(500, 'x'), std::string(62, 'a') + "-b", std::string("\x01\x02\xff"),
+        std::string("a..b"), std::string("-a-")}) {
+    EXPECT_TRUE(ValidateJobName("name", JobNameFrom(text)).ok()) << text;
+  }
+}
+
+struct LimitRow {
+  const char* name;
+  void (*spoil)(JobSpec&);
+  std::string what;  // Start of the error.
+};
+
+TEST(JobLimits, EveryLimitIsNamed) {
+  const LimitRow rows[] = {
+      {"nodes 0", [](JobSpec& s) { s.min_nodes = 0; }, "nnodes: minimum: 0 is out of range"},
+      {"nodes 1e9", [](JobSpec& s) { s.max_nodes = 1'000'000'000; },
+       "nnodes: maximum: 1000000000 is out of range"},
+      {"nodes negative", [](JobSpec& s) { s.min_nodes = -5; }, "nnodes: minimum: -5"},
+      {"4:2", [](JobSpec& s) { s.min_nodes = 4, s.max_nodes = 2; },
+       "nnodes: 4:2 has its minimum above"},
+      {"unit 0", [](JobSpec& s) { s.unit = 0; }, "nnodes: unit: 0"},
+      {"unit too coarse", [](JobSpec& s) { s.min_nodes = 3, s.max_nodes = 3, s.unit = 2; },
+       "nnodes: no multiple of unit 2"},
+      {"workers", [](JobSpec& s) { s.workers_per_node = 1025; }, "nproc_per_node: 1025"},
+      {"workers int max", [](JobSpec& s) { s.workers_per_node = 2147483647; },
+       "nproc_per_node: 2147483647"},
+      {"ranks", [](JobSpec& s) { s.max_nodes = 1000, s.workers_per_node = 66; },
+       "nnodes x nproc_per_node: 1000 x 66 = 66000 ranks"},
+      {"no command", [](JobSpec& s) { s.command.clear(); }, "run: there is no program"},
+      {"empty program", [](JobSpec& s) { s.command = {""}; }, "run: there is no program"},
+      {"many arguments", [](JobSpec& s) { s.command.resize(5000, "x"); }, "run: 5000 arguments"},
+      {"long command", [](JobSpec& s) { s.command.push_back(std::string(70'000, 'x')); },
+       "run: the command has 70017 bytes"},
+      {"nul", [](JobSpec& s) { s.command.push_back(std::string("a\0b", 3)); },
+       "run: an argument has a NUL"},
+      {"relative", [](JobSpec& s) { s.directory = "gpt"; }, "workdir: gpt is not absolute"},
+      {"long directory", [](JobSpec& s) { s.directory = "/" + std::string(5000, 'x'); },
+       "workdir: a path of 5001 bytes"},
+      {"variable", [](JobSpec& s) { s.environment["A-B"] = "x"; }, "env: A-B is not the name"},
+      {"empty variable", [](JobSpec& s) { s.environment[""] = "x"; }, "env: '' is not the name"},
+      {"many variables",
+       [](JobSpec& s) {
+         for (int i = 0; i < 2000; ++i) s.environment["A" + std::to_string(i)];
+       },
+       "env: 2000 variables"},
+      {"much environment", [](JobSpec& s) { s.environment["A"] = std::string(70'000, 'x'); },
+       "env: 70003 bytes"},
+      {"grace", [](JobSpec& s) { s.grace = -1s; }, "grace: -1000000000ns"},
+      {"long grace", [](JobSpec& s) { s.grace = Duration::max(); }, "grace: "},
+      {"start", [](JobSpec& s) { s.start_timeout = 0s; }, "start_timeout: 0s"},
+      {"window", [](JobSpec& s) { s.restart_window = 0s; }, "restart_window: 0s"},
+      {"restarts", [](JobSpec& s) { s.max_restarts = -1; }, "max_restarts: -1"},
+      {"exit code", [](JobSpec& s) { s.exit_codes[256] = ExitAction::kFail; },
+       "retry.exit_codes: 256"}};
+  EXPECT_TRUE(ValidateJobSpec(Good()).ok());
+  for (const LimitRow& row : rows) {
+    JobSpec spec = Good();
+    row.spoil(spec);
+    UserErrorParts parts = PartsOf(ValidateJobSpec(spec));
+    EXPECT_THAT(parts.what, StartsWith(row.what)) << row.name;
+    EXPECT_FALSE(parts.because.empty()) << row.name;
+  }
+}
+
+constexpr char kCompleteExample[] = R"(name: gpt              # job.yaml; complete, and a test
+nnodes: 2:4            # or {min: 2, max: 4, unit: 2}
+nproc_per_node: 8
+run: [python, train.py, --lr, "3e-4"]     # or a string: run by sh -c
+workdir: /shared/gpt   # default: the submitter's; must exist on each node, else a reason naming both
+env: {NCCL_DEBUG: WARN}
+grace: 60s
+retry: {max: 3, exit_codes: {77: fail}}
+)";
+
+TEST(JobFile, TheCompleteExample) {
+  absl::StatusOr<JobSpec> spec = ParseJobFile(kCompleteExample, "job.yaml", "/home/u");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->name, "gpt");
+  EXPECT_EQ(spec->min_nodes, 2);
+  EXPECT_EQ(spec->max_nodes, 4);
+  EXPECT_EQ(spec->unit, 1);
+  EXPECT_EQ(spec->workers_per_node, 8);
+  EXPECT_THAT(spec->command, ElementsAre("python", "train.py", "--lr", "3e-4"));
+  EXPECT_EQ(spec->directory, "/shared/gpt");
+  EXPECT_THAT(spec->environment, ElementsAre(Pair("NCCL_DEBUG", "WARN")));
+  EXPECT_EQ(spec->grace, 60s);
+  EXPECT_EQ(spec->max_restarts, 3);
+  EXPECT_THAT(spec->exit_codes, ElementsAre(Pair(77, ExitAction::kFail)));
+  EXPECT_EQ(spec->origin, JobOrigin::kSubmitted);
+}
+
+TEST(JobFile, Variants) {
+  absl::StatusOr<JobSpec> spec = ParseJobFile(
+      "name: a\nrun: echo $RANK | cat\nnnodes: {min: 2, max: 4, unit: 2}\n", "j", "/here");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_THAT(spec->command, ElementsAre("/bin/sh", "-c", "echo $RANK | cat"));
+  EXPECT_EQ(spec->unit, 2);
+  EXPECT_EQ(spec->directory, "/here");
+  EXPECT_EQ(spec->max_restarts, 3);
+  spec = ParseJobFile(
+      "name: a\nrun: x\nnnodes: {min: 2}\nretry: {max: 0, window: 10m}\nscale_up: never\n", "j",
+      "/here");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->max_nodes, 2);
+  EXPECT_EQ(spec->restart_window, Duration(10min));
+  EXPECT_EQ(spec->scale_up, ScaleUp::kNever);
+}
+
+TEST(JobFile, RendersWhatItReads) {
+  JobSpec spec = *ParseJobFile(kCompleteExample, "job.yaml", "/home/u");
+  spec.unit = 2;
+  spec.restart_window = 90min;
+  spec.environment["QUOTES"] = "a \"b\"\n: #c\t'";
+  spec.command.push_back("");
+  spec.command.push_back("yes");
+  absl::StatusOr<JobSpec> again = ParseJobFile(RenderJobFile(spec), "again", "/elsewhere");
+  ASSERT_TRUE(again.ok()) << again.status() << RenderJobFile(spec);
+  EXPECT_EQ(*again, spec);
+}
+
+struct FileRow {
+  std::string text, what, because;
+};
+
+TEST(JobFile, Errors) {
+  const std::string ok = "name: a\nrun: x\n";
+  const FileRow rows[] = {
+      {ok + "nnode: 2\n", "job.yaml:3: unknown field nnode", "did you mean nnodes?"},
+      {ok + "zebra: 2\n", "job.yaml:3: unknown field zebra",
+       "known are: env grace name nnodes nproc_per_node retry run scale_up workdir"},
+      {ok + "nnodes: 4:2\n", "job.yaml:3: nnodes: \"4:2\" has its minimum above its maximum",
+       "MIN:MAX needs MIN at most MAX, and 4 is more than 2"},
+      {ok + "nnodes: 0\n", "job.yaml:3: nnodes: \"0\" is out of range", "1 to 10000 are allowed"},
+      {ok + "nproc_per_node: 1000000000\n",
+       "job.yaml:3: nproc_per_node: \"1000000000\" is out of range", "1 to 1024 are allowed"},
+      {ok + "nproc_per_node: [1]\n", "job.yaml:3: nproc_per_node: a whole number is expected",
+       "this is a list"},
+      {ok + "env: text\n", "job.yaml:3: env: a map NAME: value is expected", "this is text"},
+      {ok + "env: {A: [1]}\n", "job.yaml:3: env: a map NAME: value is expected", "this is a list"},
+      {ok + "grace: 60\n", "job.yaml:3: grace: \"60\" is not a duration",
+       "its unit is missing (ns us ms s m h d)"},
+      {ok + "retry: {maximum: 3}\n", "job.yaml:3: unknown field retry.maximum",
+       "did you mean max?"},
+      {ok + "retry: {exit_codes: {77: retyr}}\n",
+       "job.yaml:3: retry.exit_codes: unknown action retyr", "did you mean retry?"},
+      {ok + "retry: {exit_codes: {0: fail}}\n",
+       "job.yaml:3: retry.exit_codes: \"0\" is out of range", "1 to 255 are allowed"},
+      {ok + "name: b\n", "job.yaml:3: the field name is there twice", "one is allowed"},
+      {"name: A_B\nrun: x\n", "job.yaml:1: name: A_B is not a name",
+       "1 to 63 of a-z, 0-9 and '-', not starting or ending with '-'"},
+      {"run: x\n", "job.yaml: the field name is missing", "a job has a name and a command"},
+      {"name: a\n", "job.yaml: the field run is missing", "a job has a name and a command"},
+      {"name: a\nrun: []\n", "job.yaml:2: run: there is no program", "a job needs a command"},
+      {"name: a\nrun: [[x]]\n", "job.yaml:2: run: a list of words is expected", "this is a list"},
+      {"- a\n", "job.yaml: not a job file", "a map of fields is expected, this is a list"},
+      {"", "job.yaml: not a job file", "a map of fields is expected, this is empty"},
+      {"name: [\n", "job.yaml:2: not YAML", "end of sequence flow not found"}};
+  for (const FileRow& row : rows) {
+    UserErrorParts parts = PartsOf(ParseJobFile(row.text, "job.yaml", "/home/u").status());
+    EXPECT_EQ(parts.what, row.what) << row.text;
+    EXPECT_EQ(parts.because, row.because) << row.text;
+  }
+}
+
+TEST(JobFile, HostileFilesAreRefused) {
+  EXPECT_FALSE(ParseJobFile(std::string(2 << 20, 'a'), "j", "/").ok());
+  EXPECT_FALSE(ParseJobFile("name: " + std::string(100'000, '['), "j", "/").ok());
+  EXPECT_FALSE(ParseJobFile("name: " + std::string(100'000, '{'), "j", "/").ok());
+  EXPECT_FALSE(ParseJobFile(std::string("name: a\0run: x", 14), "j", "/").ok());
+  EXPECT_FALSE(ParseJobFile("\xff\xfe\x00\x01", "j", "/").ok());
+  EXPECT_FALSE(ParseJobFile("? [a]\n: b\n", "j", "/").ok());
+  std::string bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n";
+  for (char c = 'b'; c < 'z'; ++c) {
+    std::string last(1, static_cast<char>(c - 1));
+    bomb += std::string(1, c) + ": &" + std::string(1, c) + " [*" + last + ",*" + last + ",*" +
+            last + "]\n";
+  }
+  EXPECT_FALSE(ParseJobFile(bomb, "j", "/").ok());
+  EXPECT_FALSE(ParseJobFile("name: &a a\nrun: &x [*x]\n", "j", "/").ok());
+}
+
+TEST(JobFile, MissingFile) {
+  UserErrorParts parts = PartsOf(ReadJobFile("/nonexistent/job.yaml", "/").status());
+  EXPECT_EQ(parts.what, "can not read the job file /nonexistent/job.yaml");
+  EXPECT_EQ(parts.because, "No such file or directory");
+  EXPECT_FALSE(ReadJobFile("/", "/").ok());
+}
+
+}  // namespace
+}  // namespace regroup

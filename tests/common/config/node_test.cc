@@ -1,0 +1,201 @@
+// What depends on the node: launch configuration, state directory, hardware, environment, network
+// rule.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "common/base/user_error.h"
+#include "common/config/env.h"
+#include "common/config/hardware.h"
+#include "common/config/job_limits.h"
+#include "common/config/launch_config.h"
+#include "common/config/network_rule.h"
+#include "common/config/state_dir.h"
+
+namespace regroup {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+LaunchConfig Sample() {
+  LaunchConfig config;
+  config.given = {"train.py", "--name=\xff\x80\xc3\xa4\n\"", ""};
+  config.executable = "/usr/bin/python3";
+  config.argv = {"python3", "-u", "train.py"};
+  config.python = true;
+  config.spec.name = "train";
+  config.spec.origin = JobOrigin::kLaunched;
+  config.spec.min_nodes = 2;
+  config.spec.max_nodes = 3;
+  config.spec.max_restarts = 3;
+  config.spec.grace = 61s;
+  config.spec.restart_window = 1h;
+  config.spec.scale_up = ScaleUp::kNever;
+  config.spec.command = config.given;
+  config.workers = 2;
+  config.endpoint = Endpoint{"fe80::1", 29401};
+  config.join_timeout = 600s;
+  config.node_name = "node0";
+  config.node_name_explicit = true;
+  config.state_dir = "/s t/\xff";
+  config.log_dir = "/logs";
+  config.log_dir_explicit = true;
+  config.ports = {20000, 20100};
+  config.insecure = config.quiet = true;
+  config.started_boottime_ns = 123456789012345;
+  config.others_options = {"--nnodes", "2:3"};
+  config.others_program = {"train.py"};
+  return config;
+}
+
+TEST(LaunchConfig, SurvivesTheTrip) {
+  LaunchConfig config = Sample();
+  absl::StatusOr<int> fd = WriteLaunchConfig(config);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  EXPECT_LT(::write(*fd, "x", 1), 0);  // Sealed.
+  absl::StatusOr<LaunchConfig> back = ReadLaunchConfig(*fd);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(*back, config);
+  config.endpoint.reset();
+  config.join_timeout.reset();
+  config.spec.restart_window.reset();
+  back = LaunchConfigFromJson(LaunchConfigToJson(config));
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(*back, config);
+}
+
+TEST(LaunchConfig, GarbageIsRefused) {
+  for (const char* text : {"", "{", "[]", "{}", "{\"job\": 3}", "{\"job\": {}}"})
+    EXPECT_FALSE(LaunchConfigFromJson(text).ok()) << text;
+  std::string json = LaunchConfigToJson(Sample());
+  std::size_t at = json.find("\"workers\":2");
+  ASSERT_NE(at, std::string::npos);
+  EXPECT_FALSE(
+      LaunchConfigFromJson(json.substr(0, at) + "\"workers\":\"2\"" + json.substr(at + 11)).ok());
+  EXPECT_FALSE(ReadLaunchConfig(-1).ok());
+}
+
+class StateDirTest : public ::testing::Test {
+ protected:
+  StateDirTest() {
+    std::string pattern = ::testing::TempDir() + "state_dir_XXXXXX";
+    base_ = ::mkdtemp(pattern.data());
+    ::setenv("XDG_STATE_HOME", base_.c_str(), 1);
+  }
+  ~StateDirTest() override {
+    ::unsetenv("XDG_STATE_HOME");
+    std::filesystem::remove_all(base_);
+  }
+  std::string base_;
+};
+
+TEST_F(StateDirTest, Defaults) {
+  EXPECT_EQ(DefaultStateDirectory("", false)->path, base_ + "/regroup/" + HostName());
+  EXPECT_EQ(DefaultStateDirectory("/x/../y/", false)->path, "/y");
+  if (::geteuid() == 0) {
+    EXPECT_EQ(DefaultStateDirectory("", true)->path, "/var/lib/regroup");
+  }
+  ::setenv("XDG_STATE_HOME", "relative/is/ignored", 1);
+  EXPECT_THAT(DefaultStateDirectory("", false)->path, HasSubstr("/.local/state/regroup/"));
+}
+
+TEST_F(StateDirTest, IsMadePrivate) {
+  std::string path = base_ + "/a/b";
+  ASSERT_TRUE(MakeStateDirectory(path).ok());
+  struct stat info {};
+  ASSERT_EQ(::stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700u);
+  ASSERT_TRUE(MakeStateDirectory(path).ok());
+  ::chmod(path.c_str(), 0755);
+  EXPECT_EQ(PartsOf(MakeStateDirectory(path)).try_this, "chmod 700 " + path);
+}
+
+TEST_F(StateDirTest, FileInTheWay) {
+  std::string path = base_ + "/file";
+  ASSERT_EQ(::symlink("/dev/null", path.c_str()), 0);
+  EXPECT_FALSE(MakeStateDirectory(path).ok());
+  EXPECT_FALSE(MakeStateDirectory(path + "/deeper").ok());
+}
+
+TEST(Host, NameIsAlwaysALabel) {
+  EXPECT_TRUE(ValidateNodeName("node", HostName()).ok()) << HostName();
+}
+
+TEST(Hardware, Quotas) {
+  EXPECT_EQ(CpuQuotaOf("max 100000"), std::nullopt);
+  EXPECT_EQ(CpuQuotaOf("150000 100000"), 1.5);
+  for (const char* bad : {"", "0 0", "-1 100000", "100000", "x y", "100000 0"})
+    EXPECT_EQ(CpuQuotaOf(bad), std::nullopt) << bad;
+}
+
+TEST(Hardware, CpusRespectAffinity) {
+  cpu_set_t before, one;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
+  CPU_ZERO(&one);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &before)) {
+      CPU_SET(cpu, &one);
+      break;
+    }
+  }
+  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  EXPECT_EQ(UsableCpus(), 1);
+  EXPECT_EQ(*ResolveWorkersPerNode("cpu"), 1);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof before, &before), 0);
+  EXPECT_LE(UsableCpus(), CPU_COUNT(&before));
+}
+
+TEST(Hardware, VisibleDevices) {
+  struct Row {
+    const char* value;
+    int devices;
+  };
+  for (const Row& row : {Row{"", 0}, Row{"0", 1}, Row{"0,1,2", 3}, Row{"GPU-aa,GPU-bb", 2},
+                         Row{"0,-1,2", 1}, Row{"NoDevFiles", 0}}) {
+    ::setenv("CUDA_VISIBLE_DEVICES", row.value, 1);
+    EXPECT_EQ(UsableGpus(), row.devices) << row.value;
+  }
+  ::setenv("CUDA_VISIBLE_DEVICES", "0,1,2", 1);
+  EXPECT_EQ(*ResolveWorkersPerNode("auto"), 3);
+  EXPECT_EQ(*ResolveWorkersPerNode("gpu"), 3);
+  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  EXPECT_EQ(*ResolveWorkersPerNode("auto"), UsableCpus());
+  EXPECT_FALSE(ResolveWorkersPerNode("gpu").ok());
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  for (const char* bad : {"0", "-1", "1025", "1000000000", "two", ""})
+    EXPECT_FALSE(ResolveWorkersPerNode(bad).ok()) << bad;
+  EXPECT_EQ(*ResolveWorkersPerNode("8"), 8);
+}
+
+TEST(Environment, ListsAndSecrets) {
+  ::setenv("REGROUP_TEST_VARIABLE", "a=b", 1);
+  EXPECT_EQ(AllEnv().at("REGROUP_TEST_VARIABLE"), "a=b");
+  EXPECT_EQ(GetEnv("REGROUP_TEST_VARIABLE"), "a=b");
+  ::unsetenv("REGROUP_TEST_VARIABLE");
+  EXPECT_EQ(GetEnv("REGROUP_TEST_VARIABLE"), std::nullopt);
+  EXPECT_TRUE(OnSubmitAllowList("PATH") && OnSubmitAllowList("LC_ALL"));
+  EXPECT_FALSE(OnSubmitAllowList("AWS_SECRET_ACCESS_KEY") || OnSubmitAllowList("LD_PRELOAD"));
+  EXPECT_TRUE(IsRegroupSecret("REGROUP_TOKEN"));
+}
+
+TEST(NetworkRule, OnlyLoopbackIsFree) {
+  for (const char* host : {"localhost", "127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"}) {
+    EXPECT_TRUE(CheckNetworkRule({host, 29400}, false, "regroup run x").ok()) << host;
+  }
+  for (const char* host : {"node0", "10.0.0.4", "0.0.0.0", "::", "127.0.0.1.example.com",
+                           "localhost.evil", "::ffff:10.0.0.1"}) {
+    absl::Status status = CheckNetworkRule({host, 29400}, false, "regroup run -N 2 x");
+    EXPECT_EQ(PartsOf(status).try_this, "regroup run --insecure -N 2 x") << host;
+    EXPECT_TRUE(CheckNetworkRule({host, 29400}, true, "").ok());
+  }
+}
+
+}  // namespace
+}  // namespace regroup
