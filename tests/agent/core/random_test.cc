@@ -393,12 +393,12 @@ class World {
 TEST(AgentCoreRandom, NothingStartsTwiceAndNothingIsLeft) {
   const char* only = std::getenv("REGROUP_SEED");
   const std::uint64_t first = only != nullptr ? std::strtoull(only, nullptr, 10) : 1;
-  const std::uint64_t count = only != nullptr ? 1 : 3000;
+  const std::uint64_t count = only != nullptr ? 1 : 2500;
   std::size_t started = 0;
   for (std::uint64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE(::testing::Message() << "REGROUP_SEED=" << seed);
     World world(seed);
-    world.Run(250);
+    world.Run(400);
     started += world.generations_started();
     if (::testing::Test::HasFailure()) return;
   }
