@@ -166,3 +166,13 @@ function(regroup_proto)
     target_link_libraries(regroup_proto_grpc INTERFACE regroup_proto regroup_grpc)
   endif()
 endfunction()
+
+# regroup_python_test(name file.py [ARGS …]): a Python program that needs none of our binaries, run with the unit tests.
+function(regroup_python_test name file)
+  cmake_parse_arguments(ARG "" "" "ARGS" ${ARGN})
+  if(REGROUP_UNIT_TESTS)
+    add_test(NAME ${name} COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/${file} ${ARG_ARGS})
+    set_tests_properties(${name} PROPERTIES LABELS "unit;python" TIMEOUT 300 SKIP_RETURN_CODE 77
+                         ENVIRONMENT PYTHONDONTWRITEBYTECODE=1)
+  endif()
+endfunction()
