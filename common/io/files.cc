@@ -221,7 +221,8 @@ absl::StatusOr<bool> IsLocked(int directory_fd, const std::string& name) {
   UniqueFd fd(::openat(directory_fd, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (!fd && errno == ENOENT) return false;
   if (!fd) return ErrnoStatus(errno, absl::StrCat("open ", name));
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return false;  // Released with fd.
+  // Shared, so that two who ask do not see each other; released with fd.
+  if (::flock(fd.get(), LOCK_SH | LOCK_NB) == 0) return false;
   if (errno == EWOULDBLOCK) return true;
   return ErrnoStatus(errno, absl::StrCat("flock ", name));
 }

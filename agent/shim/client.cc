@@ -1,0 +1,264 @@
+#include "agent/shim/client.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "agent/shim/cgroup.h"
+#include "agent/shim/spawn_fds.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "common/io/files.h"
+#include "common/io/proc.h"
+#include "common/io/unix_socket.h"
+
+namespace regroup::shim {
+namespace {
+
+constexpr std::size_t kReadBytes = 64 << 10, kMaxEnvironmentBytes = 4 << 20;
+
+// File actions and attributes of posix_spawn, freed together.
+class SpawnSetup {
+ public:
+  SpawnSetup() {
+    CHECK(::posix_spawn_file_actions_init(&actions_) == 0);
+    CHECK(::posix_spawnattr_init(&attributes_) == 0);
+  }
+  ~SpawnSetup() {
+    ::posix_spawn_file_actions_destroy(&actions_);
+    ::posix_spawnattr_destroy(&attributes_);
+  }
+  SpawnSetup(const SpawnSetup&) = delete;
+
+  // Makes `fd` the child's descriptor `target`. A copy above all targets comes first, so that no target overwrites a
+  // source that is still needed.
+  absl::Status Pass(int fd, int target) {
+    io::UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 64));
+    if (!copy) return io::ErrnoStatus(errno, absl::StrCat("duplicate descriptor ", fd));
+    CHECK(::posix_spawn_file_actions_adddup2(&actions_, copy.get(), target) == 0);
+    copies_.push_back(std::move(copy));
+    return absl::OkStatus();
+  }
+  // Session of its own, default dispositions; what would end a daemon is blocked from its first instruction on.
+  void Detach() {
+    sigset_t all, blocked;
+    ::sigfillset(&all);
+    ::sigemptyset(&blocked);
+    for (int signal : {SIGHUP, SIGINT, SIGTERM, SIGQUIT, SIGPIPE}) ::sigaddset(&blocked, signal);
+    ::posix_spawnattr_setsigdefault(&attributes_, &all);
+    ::posix_spawnattr_setsigmask(&attributes_, &blocked);
+    ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+  }
+  absl::StatusOr<pid_t> Spawn(const std::string& program, const std::vector<std::string>& words) {
+    std::vector<char*> argv;
+    for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    char* no_environment[] = {nullptr};
+    pid_t pid = 0;
+    int error = ::posix_spawn(&pid, program.c_str(), &actions_, &attributes_, argv.data(), no_environment);
+    if (error != 0) return io::ErrnoStatus(error, absl::StrCat("start ", program));
+    return pid;
+  }
+
+ private:
+  posix_spawn_file_actions_t actions_;
+  posix_spawnattr_t attributes_;
+  std::vector<io::UniqueFd> copies_;
+};
+
+bool EnvironmentHas(pid_t pid, const std::string& entry) {
+  absl::StatusOr<std::string> text = io::ReadFile(absl::StrCat("/proc/", pid, "/environ"), kMaxEnvironmentBytes);
+  if (!text.ok()) return false;
+  const std::string zero(1, '\0');
+  return (zero + *text + zero).find(zero + entry + zero) != std::string::npos;
+}
+
+// Sessions and pids of ranks whose process can not be another one by now.
+std::set<pid_t> KnownRanks(const RunRecord& record) {
+  std::set<pid_t> pids;
+  if (!record.state) return pids;
+  for (const RankState& rank : record.state->ranks) {
+    if (rank.pid <= 0) continue;
+    std::optional<io::ProcessStat> stat = io::ReadProcessStat(rank.pid);
+    // While a session has members its number is not given to a new process; a process of that pid that started at
+    // another time shows that the session is gone.
+    if (!stat || stat->start_ticks == rank.start_ticks) pids.insert(rank.pid);
+  }
+  return pids;
+}
+
+}  // namespace
+
+absl::StatusOr<Lifeline> MakeLifeline() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0) return io::ErrnoStatus(errno, "make lifeline pipe");
+  return Lifeline{io::UniqueFd(ends[0]), io::UniqueFd(ends[1])};
+}
+
+absl::StatusOr<SpawnedShim> SpawnShim(const std::string& program, const RunDirectory& directory, Role role,
+                                      const ShimFds& fds) {
+  CHECK(fds.witness >= 0);
+  ASSIGN_OR_RETURN(io::FileLock lock, io::FileLock::TryAcquire(absl::StrCat(directory.path, "/", kLockFile)));
+  ASSIGN_OR_RETURN(io::UniqueFd socket, io::ListenUnix(directory.fd.get(), kSocketFile));
+  io::UniqueFd log(::openat(directory.fd.get(), kShimLogFile, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  io::UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  if (!log || !null) return io::ErrnoStatus(errno, absl::StrCat("open ", kShimLogFile, " or /dev/null"));
+
+  SpawnSetup setup;
+  const std::size_t slash = directory.path.find_last_of('/');
+  std::vector<std::string> words = {program, role == Role::kStore ? kStoreMode : kGroupMode,
+                                    directory.path.substr(slash == std::string::npos ? 0 : slash + 1)};
+  std::vector<std::pair<int, int>> passed = {{null.get(), 0},      {null.get(), 1},
+                                             {log.get(), 2},       {directory.fd.get(), kDirectoryFd},
+                                             {lock.fd(), kLockFd}, {socket.get(), kSocketFd},
+                                             {fds.witness, kListenerFd}};
+  if (fds.lifeline >= 0) {
+    passed.push_back({fds.lifeline, kLifelineFd});
+    words.push_back(kWithLifeline);
+  }
+  if (fds.rank0_stdin >= 0) {
+    passed.push_back({fds.rank0_stdin, kStdinFd});
+    words.push_back(kWithStdin);
+  }
+  for (const auto& entry : passed) RETURN_IF_ERROR(setup.Pass(entry.first, entry.second));
+  setup.Detach();
+  SpawnedShim spawned;
+  ASSIGN_OR_RETURN(spawned.pid, setup.Spawn(program, words));
+  absl::StatusOr<io::UniqueFd> pidfd = io::OpenPidfd(spawned.pid);  // Not reaped yet, so it is our child.
+  if (!pidfd.ok()) {
+    ::kill(spawned.pid, SIGKILL);
+    return pidfd.status();
+  }
+  spawned.process = *std::move(pidfd);
+  return spawned;
+}
+
+bool TryReap(pid_t pid) {
+  int status = 0;
+  pid_t result;
+  do {
+    result = ::waitpid(pid, &status, WNOHANG);
+  } while (result < 0 && errno == EINTR);
+  return result != 0;
+}
+
+// ---- link --------------------------------------------------------------------------------------
+
+absl::StatusOr<Link> Link::Connect(const RunDirectory& directory, const Spec& spec, bool wants_output) {
+  ASSIGN_OR_RETURN(io::UniqueFd fd, io::ConnectUnix(directory.fd.get(), kSocketFile));
+  Link link(std::move(fd), spec.nonce);
+  RETURN_IF_ERROR(link.Send(Hello{.version = kShimProtocol, .nonce = spec.nonce, .wants_output = wants_output}));
+  return link;
+}
+
+absl::Status Link::Send(const Command& command) {
+  outgoing_ += Frame(Encode(command));
+  return OnWritable();
+}
+
+absl::Status Link::OnWritable() {
+  while (!outgoing_.empty()) {
+    ssize_t n = ::send(fd_.get(), outgoing_.data(), outgoing_.size(), MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (n < 0) return absl::UnavailableError(io::ErrnoStatus(errno, "send to shim").message());
+    outgoing_.erase(0, static_cast<std::size_t>(n));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<State>> Link::OnReadable() {
+  std::optional<State> newest;
+  absl::Status end;
+  while (end.ok()) {
+    const std::size_t old_size = incoming_.size();
+    incoming_.resize(old_size + kReadBytes);
+    ssize_t n = ::recv(fd_.get(), incoming_.data() + old_size, kReadBytes, 0);
+    const int error = n < 0 ? errno : 0;
+    incoming_.resize(old_size + static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
+    if (error == EINTR) continue;
+    if (error == EAGAIN || error == EWOULDBLOCK) break;
+    if (n == 0) end = absl::UnavailableError("the shim closed the connection");
+    if (n < 0) end = absl::UnavailableError(io::ErrnoStatus(error, "receive from shim").message());
+    ASSIGN_OR_RETURN(std::vector<std::string> bodies, TakeFrames(incoming_));
+    if (bodies.empty()) continue;
+    ASSIGN_OR_RETURN(State state, DecodeState(bodies.back()));  // Absolute: only the newest counts.
+    if (state.nonce != nonce_) return absl::FailedPreconditionError("the shim belongs to another run directory");
+    newest = std::move(state);
+  }
+  if (!newest && !end.ok()) return end;
+  return newest;
+}
+
+// ---- clean up ----------------------------------------------------------------------------------
+
+absl::StatusOr<int> KillLeftovers(const RunRecord& record) {
+  CHECK(!record.shim_alive);
+  int found = 0;
+  if (!record.spec.cgroup.empty()) {
+    absl::StatusOr<Cgroup> cgroup = Cgroup::Open(record.spec.cgroup);
+    if (cgroup.ok()) {
+      ASSIGN_OR_RETURN(bool populated, cgroup->Populated());
+      if (populated) {
+        RETURN_IF_ERROR(cgroup->KillAll());
+        ++found;
+      } else {
+        RETURN_IF_ERROR(cgroup->Remove());
+      }
+    } else if (!absl::IsNotFound(cgroup.status())) {
+      return cgroup.status();
+    }
+  }
+  const std::string mark = "REGROUP_GROUP=" + record.spec.nonce;
+  const std::set<pid_t> ranks = KnownRanks(record);
+  const std::vector<io::ProcessStat> processes = io::ListProcesses();
+  std::set<pid_t> doomed;
+  for (const io::ProcessStat& process : processes) {
+    if (process.dead() || process.pid == ::getpid()) continue;
+    if (ranks.contains(process.pid) || ranks.contains(process.session) || EnvironmentHas(process.pid, mark)) {
+      doomed.insert(process.pid);
+    }
+  }
+  for (bool grown = true; grown;) {  // And their descendants, whatever they did to session and environment.
+    grown = false;
+    for (const io::ProcessStat& process : processes) {
+      if (process.dead() || process.pid == ::getpid() || !doomed.contains(process.parent)) continue;
+      grown = doomed.insert(process.pid).second || grown;
+    }
+  }
+  for (const io::ProcessStat& process : processes) {
+    if (!doomed.contains(process.pid)) continue;
+    ++found;
+    absl::Status killed = io::SignalProcess(process.pid, process.start_ticks, SIGKILL);
+    if (!killed.ok() && !absl::IsNotFound(killed)) return killed;
+  }
+  return found;
+}
+
+absl::Status KillShim(const RunRecord& record) {
+  // The pid of a state may be old, and there may be no state yet: who holds the socket's other end is asked, the kernel
+  // answers.
+  ASSIGN_OR_RETURN(RunDirectory directory, OpenRunDirectory(record.path));
+  absl::StatusOr<io::UniqueFd> connection = io::ConnectUnix(directory.fd.get(), kSocketFile);
+  if (absl::IsUnavailable(connection.status()) || absl::IsNotFound(connection.status())) return absl::OkStatus();
+  RETURN_IF_ERROR(connection.status());
+  ASSIGN_OR_RETURN(io::PeerCredentials peer, io::PeerCredentialsOf(connection->get()));
+  if (peer.pid == ::getpid()) return absl::UnavailableError("the shim has not started yet");
+  absl::StatusOr<io::UniqueFd> pidfd = io::OpenPidfd(peer.pid);
+  if (absl::IsNotFound(pidfd.status())) return absl::OkStatus();
+  RETURN_IF_ERROR(pidfd.status());
+  ASSIGN_OR_RETURN(bool locked, io::IsLocked(directory.fd.get(), kLockFile));
+  if (!locked) return absl::OkStatus();  // It ended meanwhile; the pid may be another's.
+  absl::Status killed = io::SignalPidfd(pidfd->get(), SIGKILL);
+  return absl::IsNotFound(killed) ? absl::OkStatus() : killed;
+}
+
+}  // namespace regroup::shim

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "agent/shim/protocol.h"
+#include "common/io/fd.h"
+
+namespace regroup::shim {
+
+// The shim's end of its Unix socket: a few agents, usually one (two while an agent is replaced). Adds its descriptors
+// to the caller's epoll set, with the descriptor as data. One thread; never blocks.
+class ControlSocket {
+ public:
+  // `listener`: bound by the agent; listen() is called again, so that SO_PEERCRED names this process from now on.
+  static absl::StatusOr<ControlSocket> Open(int epoll_fd, io::UniqueFd listener, std::string nonce);
+
+  bool Owns(int fd) const { return fd == listener_.get() || clients_.contains(fd); }
+  // Commands that arrived, without Hello and Query: those make Asked() true.
+  std::vector<Command> OnEvent(int fd, std::uint32_t events);
+  bool Asked() const;  // Somebody waits for the state.
+  bool OutputWanted() const;
+
+  enum class To { kAll, kAsking, kOutputWanting };
+  // A state replaces one that a slow reader has not taken yet.
+  void Send(const State& state, To to);
+
+ private:
+  struct Client {
+    io::UniqueFd fd;
+    std::string incoming, sending, next;  // `sending`: rest of a frame that has begun to leave.
+    bool greeted = false, wants_output = false, asks = false, watched_for_write = false;
+    std::uint64_t number = 0;
+  };
+  ControlSocket(int epoll_fd, io::UniqueFd listener, std::string nonce)
+      : epoll_fd_(epoll_fd), listener_(std::move(listener)), nonce_(std::move(nonce)) {}
+  void AcceptAll();
+  // False: the connection is over.
+  bool Read(Client& client, std::vector<Command>& commands);
+  bool TakeCommands(Client& client, std::vector<Command>& commands);
+  bool Flush(Client& client);
+
+  int epoll_fd_;
+  io::UniqueFd listener_;
+  std::string nonce_;
+  std::map<int, Client> clients_;
+  std::uint64_t next_number_ = 0;
+};
+
+}  // namespace regroup::shim

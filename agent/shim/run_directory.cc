@@ -1,0 +1,127 @@
+#include "agent/shim/run_directory.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/status_macros.h"
+#include "common/io/files.h"
+#include "common/io/proc.h"
+
+namespace regroup::shim {
+namespace {
+
+constexpr std::size_t kMaxSpecBytes = 4u << 20, kMaxStateBytes = 1u << 20, kMaxNotesBytes = 4u << 20;
+
+absl::Status TryBase(const std::string& base) {
+  RETURN_IF_ERROR(io::MakePrivateDirectory(base));
+  ASSIGN_OR_RETURN(io::FileSystemKind kind, io::FileSystemKindOf(base));
+  if (kind != io::FileSystemKind::kMemory) return absl::FailedPreconditionError("is not on a tmpfs");
+  // Says whether it is writable, also where the permission bits say nothing (read-only mounts).
+  const std::string probe = absl::StrCat(base, "/.probe.", ::getpid());
+  absl::Status written = io::ReplaceFile(probe, "", io::Durability::kVolatile);
+  ::unlink(probe.c_str());
+  return written;
+}
+
+// /run/regroup is only made where /run is a tmpfs: on other hosts an empty folder on disk would be left behind.
+bool ParentIsMemory(const std::string& base) {
+  absl::StatusOr<io::FileSystemKind> kind = io::FileSystemKindOf(base.substr(0, base.find_last_of('/')));
+  return kind.ok() && *kind == io::FileSystemKind::kMemory;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> MakeRunBase(const NodeId& node, const std::string& xdg_runtime_dir) {
+  std::vector<std::string> bases = {"/run/regroup"};
+  if (!xdg_runtime_dir.empty()) bases.push_back(absl::StrCat(xdg_runtime_dir, "/regroup"));
+  bases.push_back(absl::StrCat("/dev/shm/regroup-", ::geteuid()));
+  std::vector<std::string> reasons;
+  for (const std::string& base : bases) {
+    const bool exists = ::access(base.c_str(), F_OK) == 0;
+    absl::Status usable = exists || ParentIsMemory(base) ? TryBase(base) : absl::FailedPreconditionError("is not on a tmpfs");
+    if (usable.ok()) {
+      const std::string node_base = absl::StrCat(base, "/", node.value());
+      RETURN_IF_ERROR(io::MakePrivateDirectory(node_base));
+      return node_base;
+    }
+    reasons.push_back(absl::StrCat(base, ": ", usable.message()));
+  }
+  return absl::FailedPreconditionError(absl::StrCat("no place for run directories (", absl::StrJoin(reasons, "; "), ")"));
+}
+
+std::string RunDirectoryName(const JobId& job, Generation generation, Role role) {
+  return absl::StrCat(job.value(), ".", generation.value(), role == Role::kStore ? ".store" : "");
+}
+
+absl::StatusOr<RunDirectory> CreateRunDirectory(const std::string& node_base, const Spec& spec) {
+  const std::string path = absl::StrCat(node_base, "/", RunDirectoryName(spec.job, spec.generation, spec.role));
+  const std::string bytes = Encode(spec);
+  if (bytes.size() > kMaxSpecBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("command and environment of ", spec.job.value(), " have ", bytes.size(),
+                                                     " bytes, at most ", kMaxSpecBytes, " are allowed"));
+  }
+  if (::mkdir(path.c_str(), 0700) < 0) return io::ErrnoStatus(errno, absl::StrCat("make run directory ", path));
+  ASSIGN_OR_RETURN(RunDirectory directory, OpenRunDirectory(path));
+  absl::Status written = io::ReplaceFileAt(directory.fd.get(), kSpecFile, bytes, io::Durability::kVolatile);
+  if (!written.ok()) {
+    io::RemoveTree(path).IgnoreError();
+    return written;
+  }
+  return directory;
+}
+
+absl::StatusOr<RunDirectory> OpenRunDirectory(const std::string& path) {
+  ASSIGN_OR_RETURN(io::UniqueFd fd, io::OpenDirectory(path));
+  return RunDirectory{path, std::move(fd)};
+}
+
+absl::StatusOr<RunRecord> ReadRunDirectory(const std::string& path) {
+  ASSIGN_OR_RETURN(RunDirectory directory, OpenRunDirectory(path));
+  const int fd = directory.fd.get();
+  RunRecord record;
+  record.path = path;
+  ASSIGN_OR_RETURN(std::string spec, io::ReadFileAt(fd, kSpecFile, kMaxSpecBytes));
+  ASSIGN_OR_RETURN(record.spec, DecodeSpec(spec));
+  ASSIGN_OR_RETURN(BootId boot, io::ReadBootId());
+  record.other_boot = record.spec.boot != boot;
+  // The lock before the state: a shim that ends in between has written its last state by then.
+  ASSIGN_OR_RETURN(record.shim_alive, io::IsLocked(fd, kLockFile));
+  record.started = ::faccessat(fd, kStartedFile, F_OK, 0) == 0;
+  absl::StatusOr<std::string> state = io::ReadFileAt(fd, kStateFile, kMaxStateBytes);
+  if (state.ok()) {
+    ASSIGN_OR_RETURN(record.state, DecodeState(*state));
+  } else if (!absl::IsNotFound(state.status())) {
+    return state.status();
+  }
+  absl::StatusOr<std::string> notes = io::ReadFileAt(fd, kAgentFile, kMaxNotesBytes);
+  if (notes.ok()) record.agent_notes = *std::move(notes);
+  return record;
+}
+
+absl::StatusOr<RunScan> ScanRunDirectories(const std::string& node_base) {
+  RunScan scan;
+  ASSIGN_OR_RETURN(std::vector<std::string> names, io::ListDirectory(node_base));
+  for (const std::string& name : names) {
+    const std::string path = absl::StrCat(node_base, "/", name);
+    struct stat info;
+    if (::lstat(path.c_str(), &info) < 0 || !S_ISDIR(info.st_mode)) continue;
+    absl::StatusOr<RunRecord> record = ReadRunDirectory(path);
+    if (record.ok()) {
+      scan.records.push_back(*std::move(record));
+    } else {
+      scan.damaged.push_back(absl::StrCat(path, ": ", record.status().message()));
+    }
+  }
+  return scan;
+}
+
+absl::Status WriteAgentNotes(const std::string& path, std::string_view notes) {
+  return io::ReplaceFile(absl::StrCat(path, "/", kAgentFile), notes, io::Durability::kVolatile);
+}
+
+absl::Status RemoveRunDirectory(const std::string& path) { return io::RemoveTree(path); }
+
+}  // namespace regroup::shim

@@ -1,0 +1,109 @@
+#include "agent/shim/store_host.h"
+
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+
+#include "agent/shim/run_directory.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "common/io/files.h"
+#include "common/io/proc.h"
+
+namespace regroup::shim {
+
+absl::StatusOr<std::unique_ptr<StoreHost>> StoreHost::Create(Spec spec, Fds fds) {
+  std::unique_ptr<StoreHost> host(new StoreHost(std::move(spec), std::move(fds)));
+  RETURN_IF_ERROR(host->SetUp());
+  return host;
+}
+
+absl::Status StoreHost::Watch(int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) < 0) return io::ErrnoStatus(errno, "epoll_ctl");
+  return absl::OkStatus();
+}
+
+absl::Status StoreHost::SetUp() {
+  rlimit files{};
+  // One descriptor per client: thousands of ranks.
+  if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &files);
+  }
+  epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_) return io::ErrnoStatus(errno, "set up store host");
+  store::ServerOptions options;
+  options.members = spec_.store_members;
+  options.log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+  ASSIGN_OR_RETURN(server_, store::Server::Create(std::move(fds_.listener), std::move(options)));
+  RETURN_IF_ERROR(Watch(server_->epoll_fd()));
+  if (fds_.lifeline) RETURN_IF_ERROR(Watch(fds_.lifeline.get()));
+  ASSIGN_OR_RETURN(control_, ControlSocket::Open(epoll_.get(), std::move(fds_.socket), spec_.nonce));
+  return absl::OkStatus();
+}
+
+void StoreHost::Run() {
+  for (;;) {
+    if (stop_deadline_ && (server_->connection_count() == 0 || io::BootNow() >= *stop_deadline_)) over_ = true;
+    if (over_) server_.reset();  // Closed before anybody is told.
+    Report();
+    if (over_) return;
+    epoll_event events[16];
+    int n = ::epoll_wait(epoll_.get(), events, 16, MillisecondsLeft());
+    CHECK(n >= 0 || errno == EINTR);
+    for (int i = 0; i < n; ++i) OnEvent(events[i].data.fd, events[i].events);
+  }
+}
+
+void StoreHost::OnEvent(int fd, std::uint32_t events) {
+  if (fd == server_->epoll_fd()) return server_->HandleReady();
+  if (fds_.lifeline && fd == fds_.lifeline.get()) return OnLifeline();
+  if (!control_->Owns(fd)) return;
+  for (const Command& command : control_->OnEvent(fd, events)) {
+    if (const auto* stop = std::get_if<regroup::shim::Stop>(&command)) Stop(stop->deadline);
+    if (std::holds_alternative<Kill>(command)) Stop(io::BootNow());
+  }
+}
+
+void StoreHost::OnLifeline() {
+  char bytes[256];
+  ssize_t n = ::read(fds_.lifeline.get(), bytes, sizeof(bytes));
+  if (n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN))) return;
+  fds_.lifeline.reset();
+  if (!stop_deadline_) Stop(io::BootNow() + spec_.lifeline_grace);
+}
+
+void StoreHost::Stop(Instant deadline) {
+  if (!stop_deadline_ || deadline < *stop_deadline_) stop_deadline_ = deadline;
+  server_->CloseListener();
+}
+
+void StoreHost::Report() {
+  State now;
+  now.nonce = spec_.nonce;
+  now.shim_pid = ::getpid();
+  now.phase = over_ ? Phase::kFree : stop_deadline_ ? Phase::kStopping : Phase::kRunning;
+  now.ever_started = true;
+  now.stop_deadline = stop_deadline_;
+  const bool changed = !(now == reported_);
+  if (changed || control_->Asked()) control_->Send(now, changed ? ControlSocket::To::kAll : ControlSocket::To::kAsking);
+  if (!changed) return;
+  reported_ = now;
+  absl::Status saved = io::ReplaceFileAt(fds_.directory.get(), kStateFile, Encode(now), io::Durability::kVolatile);
+  if (!saved.ok()) std::fprintf(stderr, "%s\n", std::string(saved.message()).c_str());
+}
+
+int StoreHost::MillisecondsLeft() const {
+  if (!stop_deadline_) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*stop_deadline_ - io::BootNow());
+  return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 3600'000));
+}
+
+}  // namespace regroup::shim

@@ -1,0 +1,466 @@
+#include "agent/shim/supervisor.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "agent/shim/run_directory.h"
+#include "agent/shim/spawn_rank.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "common/io/files.h"
+#include "common/io/proc.h"
+
+namespace regroup::shim {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr auto kKillAgain = milliseconds(20);      // A fork bomb is faster than one walk.
+constexpr auto kUnkillableAfter = seconds(10);
+constexpr auto kUnkillableAgain = seconds(1);
+constexpr auto kOutputInterval = milliseconds(10);
+constexpr auto kLogPatience = seconds(5);
+constexpr std::size_t kMaxLeft = 16;
+constexpr int kPipeBytes = 256 << 10;
+
+struct OutputPipe {
+  io::UniqueFd read_end, write_end;
+};
+absl::StatusOr<OutputPipe> MakeOutputPipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) < 0) return io::ErrnoStatus(errno, "make output pipe");
+  OutputPipe pipe{io::UniqueFd(ends[0]), io::UniqueFd(ends[1])};
+  RETURN_IF_ERROR(io::SetNonBlocking(ends[0], true));
+  ::fcntl(ends[1], F_SETPIPE_SZ, kPipeBytes);  // Users have a limit; the default size works as well.
+  return pipe;
+}
+
+int ReadOwnOomScore() {
+  int score = 0;
+  absl::StatusOr<std::string> text = io::ReadFile("/proc/self/oom_score_adj", 64);
+  if (text.ok() && absl::SimpleAtoi(absl::StripAsciiWhitespace(*text), &score)) return score;
+  return 0;
+}
+
+// The supervisor shall outlive what it supervises. Refused without the right to.
+void LowerOwnOomScore() {
+  io::UniqueFd fd(::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+  if (fd) io::WriteAll(fd.get(), "-900").IgnoreError();
+}
+
+std::vector<io::ProcessStat> LiveDescendants() {
+  std::vector<io::ProcessStat> processes = io::DescendantsOf(::getpid());
+  std::erase_if(processes, [](const io::ProcessStat& process) { return process.dead(); });
+  return processes;
+}
+
+}  // namespace
+
+void AcceptAndClose(int listener_fd) {
+  for (int i = 0; i < 256; ++i) {  // Others wait for their turn too.
+    int fd = ::accept4(listener_fd, nullptr, nullptr, SOCK_CLOEXEC);
+    if (fd < 0) return;
+    ::close(fd);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(Spec spec, SupervisorFds fds) {
+  std::unique_ptr<Supervisor> supervisor(new Supervisor(std::move(spec), std::move(fds)));
+  RETURN_IF_ERROR(supervisor->SetUp());
+  return supervisor;
+}
+
+absl::Status Supervisor::Watch(int fd, std::uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = fd;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) < 0) return io::ErrnoStatus(errno, "epoll_ctl");
+  return absl::OkStatus();
+}
+
+absl::Status Supervisor::SetUp() {
+  if (spec_.workers < 1) return absl::InvalidArgumentError(absl::StrCat(spec_.workers, " workers"));
+  for (int local_rank = 0; local_rank < spec_.workers; ++local_rank) {
+    ranks_.emplace_back().state.local_rank = local_rank;
+  }
+  sigset_t child;
+  ::sigemptyset(&child);
+  ::sigaddset(&child, SIGCHLD);
+  epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  signals_.reset(::signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
+  timer_.reset(::timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK));
+  logs_ready_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  dev_null_.reset(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  if (!epoll_ || !signals_ || !timer_ || !logs_ready_ || !dev_null_) return io::ErrnoStatus(errno, "set up supervisor");
+  for (int fd : {signals_.get(), timer_.get(), logs_ready_.get(), fds_.witness.get()}) {
+    RETURN_IF_ERROR(Watch(fd, EPOLLIN));
+  }
+  RETURN_IF_ERROR(io::SetNonBlocking(fds_.witness.get(), true));
+  if (fds_.lifeline) RETURN_IF_ERROR(Watch(fds_.lifeline.get(), EPOLLIN));
+  if (!spec_.cgroup.empty()) {
+    absl::StatusOr<Cgroup> cgroup = Cgroup::Open(spec_.cgroup);
+    if (cgroup.ok()) {
+      cgroup_ = *std::move(cgroup);
+      RETURN_IF_ERROR(Watch(cgroup_->events_fd(), EPOLLPRI));
+      cgroup_oom_kills_seen_ = cgroup_->OomKills().value_or(0);
+      cgroup_used_ = true;
+    } else {
+      std::fprintf(stderr, "without cgroup: %s\n", std::string(cgroup.status().message()).c_str());
+    }
+  }
+  oom_kills_seen_ = HostOomKills();
+  own_oom_score_adj_ = ReadOwnOomScore();
+  LowerOwnOomScore();
+  ASSIGN_OR_RETURN(logs_, LogDrain::Start(logs_ready_.get()));
+  ASSIGN_OR_RETURN(control_, ControlSocket::Open(epoll_.get(), std::move(fds_.socket), spec_.nonce));
+  return absl::OkStatus();
+}
+
+bool Supervisor::Run() {
+  bool logs_finished = false;
+  for (;;) {
+    const bool logs_done = Report();
+    if (free_ && logs_done) return true;
+    if (free_ && logs_deadline_ && io::BootNow() >= *logs_deadline_) {
+      logs_->Abandon();
+      return false;
+    }
+    if (free_ && !logs_finished) {
+      logs_->Finish();
+      logs_finished = true;
+    }
+    ArmTimer();
+    epoll_event events[32];
+    int n = ::epoll_wait(epoll_.get(), events, 32, -1);
+    if (n < 0 && errno == EINTR) continue;
+    CHECK(n > 0);
+    for (int i = 0; i < n; ++i) OnEvent(events[i].data.fd, events[i].events);
+    CheckFree();
+  }
+}
+
+void Supervisor::OnEvent(int fd, std::uint32_t events) {
+  if (fd == signals_.get()) return ReapChildren();
+  if (fd == timer_.get()) {
+    std::uint64_t count = 0;
+    [[maybe_unused]] ssize_t ignored = ::read(fd, &count, sizeof(count));
+    return OnDue(io::BootNow());
+  }
+  if (fds_.witness && fd == fds_.witness.get()) return AcceptAndClose(fd);
+  if (fds_.lifeline && fd == fds_.lifeline.get()) return OnLifeline();
+  if (fd == logs_ready_.get()) {
+    std::uint64_t count = 0;
+    [[maybe_unused]] ssize_t ignored = ::read(fd, &count, sizeof(count));
+    return;  // Report looks.
+  }
+  if (cgroup_ && fd == cgroup_->events_fd()) {
+    cgroup_->Populated().IgnoreError();  // Reading clears the event; CheckFree looks.
+    return;
+  }
+  if (control_->Owns(fd)) {
+    for (const Command& command : control_->OnEvent(fd, events)) OnCommand(command);
+    return;
+  }
+  for (Rank& rank : ranks_) {
+    if (rank.exec_status && rank.exec_status.get() == fd) return OnExecStatus(rank);
+  }
+}
+
+void Supervisor::OnCommand(const Command& command) {
+  if (const auto* start = std::get_if<StartRanks>(&command)) OnStartRanks(*start);
+  if (const auto* stop = std::get_if<Stop>(&command)) OnStop(stop->deadline, stop->signal);
+  if (std::holds_alternative<Kill>(command)) OnStop(io::BootNow(), SIGKILL);
+}
+
+void Supervisor::OnLifeline() {
+  char bytes[256];
+  ssize_t n = ::read(fds_.lifeline.get(), bytes, sizeof(bytes));
+  if (n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN))) return;
+  fds_.lifeline.reset();
+  if (!stop_deadline_) OnStop(io::BootNow() + spec_.lifeline_grace, SIGTERM);
+}
+
+// ---- start -------------------------------------------------------------------------------------
+
+void Supervisor::OnStartRanks(const StartRanks& start) {
+  if (ever_started_ || stop_deadline_ || free_) return;  // Once, ever.
+  if (start.ranks.size() != ranks_.size()) {
+    std::fprintf(stderr, "StartRanks names %zu ranks, this group has %zu\n", start.ranks.size(), ranks_.size());
+    return;
+  }
+  ever_started_ = true;
+  // The mark before the first rank: whoever finds none may be sure that nothing ran.
+  absl::Status marked = io::ReplaceFileAt(fds_.directory.get(), kStartedFile, Encode(Command(start)),
+                                          io::Durability::kVolatile);
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    ranks_[i].state.rank = start.ranks[i].rank;
+    if (marked.ok()) {
+      StartRank(ranks_[i], start.ranks[i]);
+    } else {
+      EndRank(ranks_[i], ExitKind::kExecFailed, io::ErrnoOf(marked), "started mark");
+    }
+  }
+  fds_.rank0_stdin.reset();  // The rank alone holds it, so that whoever writes there sees it close.
+}
+
+void Supervisor::StartRank(Rank& rank, const RankPlan& plan) {
+  rank.state.started_at = io::BootNow();
+  absl::StatusOr<OutputPipe> output = MakeOutputPipe();
+  absl::StatusOr<OutputPipe> error = MakeOutputPipe();
+  for (const absl::Status& status : {output.status(), error.status()}) {
+    if (!status.ok()) return EndRank(rank, ExitKind::kExecFailed, io::ErrnoOf(status), "pipe");
+  }
+  const bool has_input = rank.state.local_rank == 0 && fds_.rank0_stdin;
+  RankFds fds{.standard_input = has_input ? fds_.rank0_stdin.get() : dev_null_.get(),
+              .standard_output = output->write_end.get(),
+              .standard_error = error->write_end.get(),
+              .cgroup = cgroup_ ? cgroup_->fd() : -1};
+  absl::StatusOr<SpawnedRank> spawned = SpawnRank(spec_, plan, fds, own_oom_score_adj_);
+  if (!spawned.ok()) return EndRank(rank, ExitKind::kExecFailed, io::ErrnoOf(spawned.status()), "clone");
+  rank.state.phase = RankPhase::kStarting;
+  rank.state.pid = spawned->pid;
+  rank.state.start_ticks = spawned->start_ticks;
+  rank.exec_status = std::move(spawned->exec_status);
+  cgroup_used_ = cgroup_used_ && spawned->in_cgroup;
+  CHECK(Watch(rank.exec_status.get(), EPOLLIN).ok());
+  logs_->AddRank(rank.state.local_rank,
+                 io::LogDirectory(spec_.log_root, spec_.job, spec_.generation, rank.state.rank), spec_.log_limits,
+                 std::move(output->read_end), std::move(error->read_end));
+}
+
+void Supervisor::OnExecStatus(Rank& rank) {
+  std::optional<ExecStatus> status = ReadExecStatus(rank.exec_status.get());
+  if (!status) return;
+  rank.exec_status.reset();
+  if (!status->failed_stage.empty()) {
+    EndRank(rank, ExitKind::kExecFailed, status->error, status->failed_stage);
+  } else if (rank.state.phase == RankPhase::kStarting) {
+    rank.state.phase = RankPhase::kRunning;
+  }
+}
+
+// ---- end ---------------------------------------------------------------------------------------
+
+void Supervisor::EndRank(Rank& rank, ExitKind kind, int code, std::string exec_stage) {
+  if (rank.state.phase == RankPhase::kEnded) return;
+  rank.state.phase = RankPhase::kEnded;
+  rank.state.ended_at = io::BootNow();
+  rank.state.exit_kind = kind;
+  rank.state.code = code;
+  rank.state.exec_stage = std::move(exec_stage);
+  rank.state.after_stop = stop_signal_ != 0;
+  rank.exec_status.reset();
+  logs_->RankEnded(rank.state.local_rank);
+}
+
+Supervisor::Rank* Supervisor::FindByPid(pid_t pid) {
+  for (Rank& rank : ranks_) {
+    if (rank.state.pid == pid) return &rank;
+  }
+  return nullptr;
+}
+
+// All children: ranks, and orphans that the kernel gave to this subreaper.
+void Supervisor::ReapChildren() {
+  signalfd_siginfo info;
+  while (::read(signals_.get(), &info, sizeof(info)) > 0) {
+  }
+  for (;;) {
+    siginfo_t child{};
+    if (::waitid(P_ALL, 0, &child, WEXITED | WNOHANG) < 0 && errno == EINTR) continue;
+    if (child.si_pid == 0) return;
+    Rank* rank = FindByPid(child.si_pid);
+    if (rank != nullptr) OnRankExit(*rank, child.si_code, child.si_status);
+  }
+}
+
+void Supervisor::OnRankExit(Rank& rank, int code, int status) {
+  if (rank.exec_status) OnExecStatus(rank);  // Did it ever run its program? The pipe holds the answer by now.
+  if (rank.state.phase == RankPhase::kEnded) return;
+  const bool exited = code == CLD_EXITED;
+  EndRank(rank, exited ? ExitKind::kExited : ExitKind::kSignaled, status, "");
+  if (!exited && status == SIGKILL) rank.state.oom = LookForOom();
+}
+
+OomEvidence Supervisor::LookForOom() {
+  const long host = HostOomKills();
+  const bool host_counted = host > oom_kills_seen_;
+  oom_kills_seen_ = host;
+  if (cgroup_) {
+    absl::StatusOr<long> own = cgroup_->OomKills();
+    if (own.ok()) {
+      const bool counted = *own > cgroup_oom_kills_seen_;
+      cgroup_oom_kills_seen_ = *own;
+      return counted ? OomEvidence::kCounted : OomEvidence::kNone;
+    }
+  }
+  return host_counted ? OomEvidence::kProbable : OomEvidence::kNone;
+}
+
+// ---- stop --------------------------------------------------------------------------------------
+
+void Supervisor::OnStop(Instant deadline, int signal) {
+  if (free_) return;
+  const bool any_rank = ever_started_;
+  if (!stop_deadline_ || deadline < *stop_deadline_) stop_deadline_ = deadline;
+  if (signal != stop_signal_ && any_rank && !first_kill_) SignalGroup(signal);
+  stop_signal_ = signal;
+  if (*stop_deadline_ <= io::BootNow()) OnDue(io::BootNow());
+}
+
+// Once per process: ranks by their group, others (orphans, those in sessions of their own) one by one.
+void Supervisor::SignalGroup(int signal) {
+  std::vector<pid_t> groups;
+  for (const Rank& rank : ranks_) {
+    const bool alive = rank.state.phase == RankPhase::kStarting || rank.state.phase == RankPhase::kRunning;
+    if (!alive) continue;
+    // Before its setsid a new rank is still in this process's group.
+    if (::kill(-rank.state.pid, signal) < 0) ::kill(rank.state.pid, signal);
+    groups.push_back(rank.state.pid);
+  }
+  for (const io::ProcessStat& process : LiveDescendants()) {
+    const bool reached = std::find(groups.begin(), groups.end(), process.group) != groups.end() ||
+                         std::find(groups.begin(), groups.end(), process.pid) != groups.end();
+    if (!reached) io::SignalProcess(process.pid, process.start_ticks, signal).IgnoreError();
+  }
+}
+
+void Supervisor::KillAll(Instant now) {
+  if (!first_kill_) first_kill_ = now;
+  stop_signal_ = SIGKILL;
+  if (cgroup_) cgroup_->KillAll().IgnoreError();  // The walk below reaches the same ones, only later.
+  left_.clear();
+  for (const io::ProcessStat& process : LiveDescendants()) {
+    io::SignalProcess(process.pid, process.start_ticks, SIGKILL).IgnoreError();
+    if (left_.size() < kMaxLeft) left_.push_back(process.pid);
+  }
+  next_kill_ = now + (now - *first_kill_ < kUnkillableAfter ? kKillAgain : Duration(kUnkillableAgain));
+}
+
+void Supervisor::OnDue(Instant now) {
+  if (output_due_ && now >= *output_due_) output_due_.reset();
+  if (free_ || !stop_deadline_ || now < *stop_deadline_) return;
+  if (!next_kill_ || now >= *next_kill_) {
+    ReapChildren();
+    CheckFree();
+    if (!free_) KillAll(now);
+  }
+}
+
+// Nothing is left when this process has no child: a subreaper is the root of all it started, however they forked; and,
+// with a cgroup, when that is empty too.
+void Supervisor::CheckFree() {
+  if (free_) return;
+  for (const Rank& rank : ranks_) {
+    const bool over = rank.state.phase == RankPhase::kEnded || (rank.state.phase == RankPhase::kWaiting && stop_deadline_);
+    if (!over) return;
+  }
+  siginfo_t child{};
+  if (::waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD) return;
+  if (cgroup_) {
+    absl::StatusOr<bool> populated = cgroup_->Populated();
+    if (!populated.ok() || *populated) return;
+  }
+  free_ = true;
+  left_.clear();
+  fds_.witness.reset();
+  if (cgroup_) {
+    absl::Status removed = cgroup_->Remove();
+    if (!removed.ok()) std::fprintf(stderr, "%s\n", std::string(removed.message()).c_str());
+    cgroup_.reset();
+  }
+  logs_deadline_ = io::BootNow() + kLogPatience;
+}
+
+// ---- report ------------------------------------------------------------------------------------
+
+Phase Supervisor::PhaseNow() const {
+  if (free_) return Phase::kFree;
+  if (first_kill_ && io::BootNow() - *first_kill_ >= kUnkillableAfter) return Phase::kUnkillable;
+  if (stop_deadline_) return Phase::kStopping;
+  if (!ever_started_) return Phase::kPrepared;
+  const bool starting = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+    return rank.state.phase == RankPhase::kStarting;
+  });
+  return starting ? Phase::kStarting : Phase::kRunning;
+}
+
+State Supervisor::Compose(const LogDrain::Progress& logs) {
+  for (int local_rank : logs.complete) ranks_[static_cast<std::size_t>(local_rank)].state.logs_complete = true;
+  State now;
+  now.nonce = spec_.nonce;
+  now.shim_pid = ::getpid();
+  now.phase = PhaseNow();
+  now.ever_started = ever_started_;
+  for (const Rank& rank : ranks_) now.ranks.push_back(rank.state);
+  now.stop_deadline = stop_deadline_;
+  now.left = left_;
+  now.cgroup_used = cgroup_used_;
+  now.output_bytes = reported_.output_bytes;
+  now.lost_log_bytes = logs.lost_bytes;
+  now.log_trouble = logs.trouble;
+  return now;
+}
+
+// Tells what changed since the last time; then, and only then, writes it down. Returns whether all logs are written.
+bool Supervisor::Report() {
+  // Watched before it is looked at: what comes in between is seen or signalled.
+  if (control_->OutputWanted() && !output_due_) logs_->WatchOutput();
+  const LogDrain::Progress logs = logs_->Look();
+  State now = Compose(logs);
+  const bool changed = !(now == reported_);
+  const bool output = logs.output_bytes != now.output_bytes && control_->OutputWanted() && !output_due_;
+  now.output_bytes = logs.output_bytes;
+  if (changed || output || control_->Asked()) {
+    using To = ControlSocket::To;
+    control_->Send(now, changed ? To::kAll : output ? To::kOutputWanting : To::kAsking);
+    reported_ = now;
+  }
+  if (output) output_due_ = io::BootNow() + kOutputInterval;
+  if (changed) {
+    // One that can not be written (a full tmpfs) is made good by the next change.
+    absl::Status saved = io::ReplaceFileAt(fds_.directory.get(), kStateFile, Encode(now), io::Durability::kVolatile);
+    if (!saved.ok()) std::fprintf(stderr, "%s\n", std::string(saved.message()).c_str());
+  }
+  return logs.done;
+}
+
+// ---- time --------------------------------------------------------------------------------------
+
+std::optional<Instant> Supervisor::NextDue() const {
+  std::optional<Instant> next;
+  auto consider = [&](const std::optional<Instant>& due) {
+    if (due && (!next || *due < *next)) next = due;
+  };
+  consider(output_due_);
+  consider(logs_deadline_);
+  if (!free_) consider(next_kill_ ? next_kill_ : stop_deadline_);
+  return next;
+}
+
+void Supervisor::ArmTimer() {
+  itimerspec spec{};
+  if (std::optional<Instant> due = NextDue()) {
+    const auto nanos = std::max<std::int64_t>(1, due->time_since_epoch().count());
+    spec.it_value.tv_sec = nanos / 1'000'000'000;
+    spec.it_value.tv_nsec = nanos % 1'000'000'000;
+  }
+  CHECK(::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &spec, nullptr) == 0);
+}
+
+}  // namespace regroup::shim

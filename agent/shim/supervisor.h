@@ -1,0 +1,87 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "agent/shim/cgroup.h"
+#include "agent/shim/control_socket.h"
+#include "agent/shim/log_drain.h"
+#include "agent/shim/protocol.h"
+#include "common/io/fd.h"
+
+namespace regroup::shim {
+
+// What a witness does: every caller is accepted and closed, without a byte.
+void AcceptAndClose(int listener_fd);
+
+struct SupervisorFds {
+  io::UniqueFd directory, socket, witness, lifeline, rank0_stdin;  // The last two may be empty.
+};
+
+// Supervises one group until nothing of it is left. Runs on the process's main thread, which alone clones ranks and
+// never touches a path that may hang: only the run directory (tmpfs), /proc and cgroups.
+//
+// REQUIRES: the process is a subreaper and has no children; SIGCHLD and all signals to be ignored are blocked.
+class Supervisor {
+ public:
+  static absl::StatusOr<std::unique_ptr<Supervisor>> Create(Spec spec, SupervisorFds fds);
+  // Returns when the group is free, its state was sent and written, and its logs are on disk (waits 5 s for them; then
+  // false: the process must end by _exit).
+  bool Run();
+
+ private:
+  struct Rank {
+    RankState state;
+    io::UniqueFd exec_status;  // While kStarting.
+  };
+
+  Supervisor(Spec spec, SupervisorFds fds) : spec_(std::move(spec)), fds_(std::move(fds)) {}
+  absl::Status SetUp();
+  absl::Status Watch(int fd, std::uint32_t events);
+  void OnEvent(int fd, std::uint32_t events);
+  void OnCommand(const Command& command);
+  void OnLifeline();
+  void OnStartRanks(const StartRanks& start);
+  void StartRank(Rank& rank, const RankPlan& plan);
+  void OnExecStatus(Rank& rank);
+  void EndRank(Rank& rank, ExitKind kind, int code, std::string exec_stage);
+  void ReapChildren();
+  void OnRankExit(Rank& rank, int code, int status);
+  OomEvidence LookForOom();
+  void OnStop(Instant deadline, int signal);
+  void SignalGroup(int signal);
+  void OnDue(Instant now);
+  void KillAll(Instant now);
+  void CheckFree();
+  Phase PhaseNow() const;
+  State Compose(const LogDrain::Progress& logs);
+  bool Report();
+  std::optional<Instant> NextDue() const;
+  void ArmTimer();
+  Rank* FindByPid(pid_t pid);
+
+  const Spec spec_;
+  SupervisorFds fds_;
+  io::UniqueFd epoll_, signals_, timer_, logs_ready_, dev_null_;
+  std::optional<ControlSocket> control_;
+  std::optional<Cgroup> cgroup_;
+  std::unique_ptr<LogDrain> logs_;
+  std::vector<Rank> ranks_;  // By local rank; fixed.
+  int own_oom_score_adj_ = 0;
+  long oom_kills_seen_ = 0, cgroup_oom_kills_seen_ = 0;
+
+  State reported_;
+  bool ever_started_ = false;   // Together with the mark in the run directory.
+  bool cgroup_used_ = false;    // Every rank was born in the cgroup.
+  bool free_ = false;           // Final.
+  std::optional<Instant> stop_deadline_, first_kill_, next_kill_, output_due_, logs_deadline_;
+  int stop_signal_ = 0;         // Last one sent; 0: none.
+  std::vector<pid_t> left_;
+};
+
+}  // namespace regroup::shim

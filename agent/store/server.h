@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "agent/store/engine.h"
+#include "common/io/fd.h"
+
+namespace regroup::store {
+
+struct ServerOptions {
+  std::vector<std::string> members;  // IPs that may connect; beside them only this host by the listener's own address.
+  std::size_t max_connections = 16384;
+  std::size_t max_unsent_bytes = 128u << 20;  // Of one connection.
+  Limits limits;
+  std::function<void(const std::string&)> log;  // One line per refused or broken connection, bounded; required.
+};
+
+// Serves one keyspace at one listening socket. One thread, non-blocking: wait until epoll_fd() is readable (it can be
+// nested in another epoll), then call HandleReady.
+class Server {
+ public:
+  static absl::StatusOr<std::unique_ptr<Server>> Create(io::UniqueFd listener, ServerOptions options);
+  int epoll_fd() const { return epoll_.get(); }
+  void HandleReady();
+  std::size_t connection_count() const { return connections_.size(); }
+  // No new connections; those that are there stay.
+  void CloseListener();
+
+ private:
+  struct Connection {
+    io::UniqueFd fd;
+    std::string peer;
+    std::string unsent;
+    std::size_t sent = 0;  // Of `unsent`.
+    std::uint32_t watched = 0;
+    bool broken = false;
+  };
+  Server(io::UniqueFd listener, ServerOptions options)
+      : options_(std::move(options)), engine_(options_.limits), listener_(std::move(listener)) {}
+  void AcceptSome();
+  void Read(ConnectionId id, Connection& connection);
+  void Deliver(std::vector<Reply> replies);
+  void Flush(Connection& connection, ConnectionId id);
+  void Break(ConnectionId id, Connection& connection);
+  void SweepBroken();
+  void Log(const std::string& line);
+
+  const ServerOptions options_;
+  Engine engine_;
+  io::UniqueFd epoll_, listener_;
+  std::set<std::string> allowed_;
+  std::unordered_map<ConnectionId, Connection> connections_;
+  std::vector<ConnectionId> broken_;
+  ConnectionId next_id_ = 1;
+  int lines_left_ = 1000;
+};
+
+}  // namespace regroup::store
