@@ -1,0 +1,299 @@
+#include "worker/checkpoint/repository.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "common/base/rng.h"
+#include "common/base/user_error.h"
+#include "tests/worker/checkpoint/testing.h"
+#include "worker/checkpoint/restore.h"
+#include "worker/comm/in_process_communicator.h"
+
+namespace regroup::worker {
+namespace {
+
+class RepositoryTest : public testing::Test {
+ protected:
+  RepositoryTest() : repository_(*Repository::OpenForTraining(directory_ / "ckpt")) {}
+  std::string File(const std::string& name) const { return repository_.path() + "/" + name; }
+  absl::StatusOr<Restored> Restore() {
+    auto alone = MakeInProcessCommunicators(1);
+    return RestoreNewest(*alone[0], repository_, state_.tensors());
+  }
+  std::vector<std::int64_t> Steps() const { return *repository_.CommittedSteps(); }
+
+  TemporaryDirectory directory_;
+  TestState state_;
+  Repository repository_;
+};
+
+TEST_F(RepositoryTest, NothingThereIsAFreshStart) {
+  state_.SetStep(0);
+  const auto restored = Restore();
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_FALSE(restored->manifest.has_value());
+  EXPECT_TRUE(state_.IsStep(0));
+}
+
+TEST_F(RepositoryTest, TheHighestStepIsLoaded) {
+  for (std::int64_t step : {8, 9, 10, 100}) CommitStep(repository_, state_, step, 3);
+  state_.SetStep(0);
+  const auto restored = Restore();
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(restored->manifest->step, 100);
+  EXPECT_EQ(restored->manifest->counters.at("samples"), 3200);
+  EXPECT_TRUE(restored->skipped.empty());
+  EXPECT_TRUE(state_.IsStep(100));
+}
+
+TEST_F(RepositoryTest, LoadsAtEveryOtherWorldSize) {
+  for (int saved = 1; saved <= 5; ++saved) {
+    CommitStep(repository_, state_, saved, saved);
+    for (int loading = 1; loading <= 4; ++loading) {
+      auto ranks = MakeInProcessCommunicators(loading);
+      std::vector<std::thread> threads;
+      for (auto& rank : ranks) {
+        threads.emplace_back([&, communicator = rank.get()] {
+          TestState mine;
+          const auto restored = RestoreNewest(*communicator, repository_, mine.tensors());
+          ASSERT_TRUE(restored.ok()) << restored.status();
+          EXPECT_TRUE(mine.IsStep(saved));
+        });
+      }
+      for (std::thread& t : threads) t.join();
+    }
+  }
+}
+
+struct Damage {
+  const char* name;
+  std::function<void(const std::string& record, const std::string& attempt)> apply;
+  const char* says;
+};
+
+TEST_F(RepositoryTest, ADamagedNewestFallsBackToTheOneBeforeAndSaysWhy) {
+  const std::vector<Damage> rows = {
+      {"record cut", [](auto& record, auto&) { WriteAll(record, ReadAll(record).substr(0, 100)); },
+       "hash"},
+      {"record empty", [](auto& record, auto&) { WriteAll(record, ""); }, "cut off"},
+      {"record of another step",
+       [this](auto& record, auto&) { WriteAll(record, ReadAll(File("commits/step-10"))); },
+       "step 10"},
+      {"file missing",
+       [](auto&, auto& attempt) { std::filesystem::remove(attempt + "/rank-1-of-2.safetensors"); },
+       "rank-1-of-2"},
+      {"file cut",
+       [](auto&, auto& attempt) {
+         std::filesystem::resize_file(attempt + "/rank-0-of-2.safetensors", 5000);
+       },
+       "5000 bytes"},
+      {"files swapped",
+       [](auto&, auto& attempt) {
+         std::filesystem::rename(attempt + "/rank-0-of-2.safetensors", attempt + "/x");
+         std::filesystem::rename(attempt + "/rank-1-of-2.safetensors",
+                                 attempt + "/rank-0-of-2.safetensors");
+         std::filesystem::rename(attempt + "/x", attempt + "/rank-1-of-2.safetensors");
+       },
+       "rank-0-of-2"},
+      {"stale file of another step",
+       [this](auto&, auto& attempt) {
+         std::filesystem::copy_file(File("step-10/1-1/rank-1-of-2.safetensors"),
+                                    attempt + "/rank-1-of-2.safetensors",
+                                    std::filesystem::copy_options::overwrite_existing);
+       },
+       "CRC"},
+      {"directory instead of a file",
+       [](auto&, auto& attempt) {
+         std::filesystem::remove(attempt + "/rank-0-of-2.safetensors");
+         std::filesystem::create_directory(attempt + "/rank-0-of-2.safetensors");
+       },
+       "not a regular file"},
+      {"attempt missing", [](auto&, auto& attempt) { std::filesystem::remove_all(attempt); },
+       "rank-0-of-2"},
+  };
+  for (const Damage& row : rows) {
+    std::filesystem::remove_all(repository_.path());
+    repository_ = *Repository::OpenForTraining(repository_.path());
+    CommitStep(repository_, state_, 10, 2);
+    CommitStep(repository_, state_, 20, 2);
+    row.apply(File("commits/step-20"), File("step-20/1-1"));
+    const auto restored = Restore();
+    ASSERT_TRUE(restored.ok()) << row.name << restored.status();
+    EXPECT_EQ(restored->manifest->step, 10) << row.name;
+    EXPECT_TRUE(state_.IsStep(10)) << row.name;
+    ASSERT_EQ(restored->skipped.size(), 1u) << row.name;
+    EXPECT_NE(restored->skipped[0].find(row.says), std::string::npos)
+        << row.name << ": " << restored->skipped[0];
+    EXPECT_NE(restored->skipped[0].find("step 20"), std::string::npos) << row.name;
+  }
+}
+
+TEST_F(RepositoryTest, RandomDamageNeverLoadsSilentlyWrong) {
+  CommitStep(repository_, state_, 10, 2);
+  CommitStep(repository_, state_, 20, 2);
+  Rng rng(3);
+  const std::vector<std::string> files = {"commits/step-20", "step-20/1-1/rank-0-of-2.safetensors",
+                                          "step-20/1-1/rank-1-of-2.safetensors"};
+  for (int i = 0; i < 300; ++i) {
+    const std::string path = File(files[rng.Below(files.size())]);
+    const std::string good = ReadAll(path);
+    std::string bad = good;
+    const std::uint64_t at = rng.Below(good.size());
+    if (rng.Below(4) == 0) {
+      bad.resize(at);
+    } else {
+      bad[at] = static_cast<char>(bad[at] ^ (1 << rng.Below(8)));
+    }
+    WriteAll(path, bad);
+    const auto restored = Restore();
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_EQ(restored->manifest->step, 10);
+    EXPECT_TRUE(state_.IsStep(10));
+    WriteAll(path, good);
+  }
+  EXPECT_EQ(Restore()->manifest->step, 20);
+}
+
+TEST_F(RepositoryTest, WhenNoneVerifiesNothingIsStartedFromZero) {
+  CommitStep(repository_, state_, 10);
+  WriteAll(File("commits/step-10"), "garbage");
+  const auto restored = Restore();
+  EXPECT_EQ(restored.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_NE(std::string(restored.status().message()).find("step 10"), std::string::npos)
+      << restored.status();
+}
+
+TEST_F(RepositoryTest, AnotherModelIsRefusedInsteadOfSkipped) {
+  CommitStep(repository_, state_, 10);
+  TestState other({{"wte.weight", {37, 12}}});
+  auto alone = MakeInProcessCommunicators(1);
+  const auto restored = RestoreNewest(*alone[0], repository_, other.tensors());
+  EXPECT_EQ(restored.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(std::string(restored.status().message()).find("wte.weight"), std::string::npos)
+      << restored.status();
+}
+
+TEST_F(RepositoryTest, OneRanksBadReadMakesAllRanksFallBack) {
+  CommitStep(repository_, state_, 10, 1);
+  CommitStep(repository_, state_, 20, 1);
+  // Rank 1 sees a copy of the directory in which the newest is damaged.
+  const std::string other = directory_ / "other";
+  std::filesystem::copy(repository_.path(), other, std::filesystem::copy_options::recursive);
+  const Repository damaged = *Repository::Open(other);
+  std::filesystem::resize_file(other + "/step-20/1-1/rank-0-of-1.safetensors", 4096);
+  auto ranks = MakeInProcessCommunicators(2);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      TestState mine;
+      const auto restored =
+          RestoreNewest(*ranks[r], r == 0 ? repository_ : damaged, mine.tensors());
+      ASSERT_TRUE(restored.ok()) << restored.status();
+      EXPECT_EQ(restored->manifest->step, 10);
+      EXPECT_TRUE(mine.IsStep(10));
+      EXPECT_NE(restored->skipped.at(0).find(other), std::string::npos) << restored->skipped[0];
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+TEST_F(RepositoryTest, ASecondCommitOfAStepIsRefusedAndTheFirstStays) {
+  const Manifest first = CommitStep(repository_, state_, 10);
+  Manifest second = first;
+  second.attempt = 2;
+  ASSERT_TRUE(repository_.PrepareAttempt(10, 1, 2).ok());
+  std::filesystem::copy_file(File("step-10/1-1/rank-0-of-1.safetensors"),
+                             File("step-10/1-2/rank-0-of-1.safetensors"));
+  EXPECT_EQ(repository_.Commit(second).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(repository_.ReadManifest(10)->attempt, 1u);
+  // A damaged first one gives way.
+  std::filesystem::resize_file(File("step-10/1-1/rank-0-of-1.safetensors"), 1);
+  EXPECT_TRUE(repository_.Commit(second).ok());
+  EXPECT_EQ(repository_.ReadManifest(10)->attempt, 2u);
+}
+
+TEST_F(RepositoryTest, AReplacedGenerationCanNotCommit) {
+  CommitStep(repository_, state_, 20, 1, 7);
+  state_.SetStep(30);
+  Manifest stale{"job-1", 6, 1, 30, 1, {}, {}, state_.infos(), {}};
+  ShardImage image = *ShardImage::Create(state_.infos(), 0, 1);
+  image.Fill(state_.tensors());
+  ASSERT_TRUE(repository_.PrepareAttempt(30, 6, 1).ok());
+  stale.files.push_back(
+      *WriteShard(image, File("step-30/6-1/rank-0-of-1.safetensors"), [] { return false; }));
+  const absl::Status refused = repository_.Commit(stale);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(std::string(refused.message()).find("generation 7"), std::string::npos) << refused;
+  stale.job = "another-job";  // Its generations are numbered on their own.
+  EXPECT_TRUE(repository_.Commit(stale).ok());
+}
+
+TEST_F(RepositoryTest, ACommitWithoutItsFilesIsRefused) {
+  Manifest m = CommitStep(repository_, state_, 10, 2);
+  m.step = 11;
+  EXPECT_EQ(repository_.Commit(m).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Steps(), (std::vector<std::int64_t>{10}));
+}
+
+TEST_F(RepositoryTest, RetentionKeepsTheNewestThatVerify) {
+  for (std::int64_t step : {10, 20, 30, 40, 50}) CommitStep(repository_, state_, step);
+  std::filesystem::resize_file(File("step-40/1-1/rank-0-of-1.safetensors"), 1);
+  Retention retention(repository_, 2);
+  ASSERT_TRUE(retention.Apply().ok());
+  EXPECT_EQ(Steps(), (std::vector<std::int64_t>{50, 40, 30}));  // 40 does not count.
+  EXPECT_FALSE(std::filesystem::exists(File("step-20")));
+  EXPECT_EQ(AllFiles(repository_.path()).size(), 6u);
+}
+
+TEST_F(RepositoryTest, RetentionDeletesNothingWhileTooFewVerify) {
+  for (std::int64_t step : {10, 20, 30}) CommitStep(repository_, state_, step);
+  for (const char* step : {"20", "30"}) WriteAll(File(std::string("commits/step-") + step), "x");
+  Retention retention(repository_, 2);
+  ASSERT_TRUE(retention.Apply().ok());
+  EXPECT_EQ(Steps().size(), 3u);
+}
+
+TEST_F(RepositoryTest, SweepRemovesRubbishAndNothingElse) {
+  CommitStep(repository_, state_, 10, 1, 3);
+  const auto before = AllFiles(repository_.path());
+  ASSERT_TRUE(repository_.PrepareAttempt(10, 3, 2).ok());  // A void attempt of a committed step.
+  ASSERT_TRUE(repository_.PrepareAttempt(20, 2, 1).ok());
+  ASSERT_TRUE(repository_.PrepareAttempt(30, 3, 4).ok());
+  WriteAll(File("step-20/2-1/rank-0-of-1.safetensors"), "half");
+  WriteAll(File("commits/.tmp-20-abc"), "half");
+  EXPECT_EQ(*repository_.HighestAttempt(3), 4u);
+  ASSERT_TRUE(repository_.PrepareAttempt(40, 4, 1).ok());  // Of a generation that may live.
+  ASSERT_TRUE(repository_.Sweep(3).ok());
+  EXPECT_EQ(AllFiles(repository_.path()), before);
+  EXPECT_FALSE(std::filesystem::exists(File("step-20")));
+  EXPECT_FALSE(std::filesystem::exists(File("step-30")));
+  EXPECT_TRUE(std::filesystem::exists(File("step-40/4-1")));
+}
+
+TEST_F(RepositoryTest, AnInterruptedDeletionIsFinished) {
+  CommitStep(repository_, state_, 10);
+  CommitStep(repository_, state_, 20);
+  std::filesystem::rename(File("commits/step-10"), File("commits/.deleted-step-10"));
+  EXPECT_EQ(Steps(), (std::vector<std::int64_t>{20}));
+  ASSERT_TRUE(repository_.Sweep(9).ok());
+  EXPECT_EQ(AllFiles(repository_.path()),
+            (std::vector<std::string>{"commits/step-20", "step-20/1-1/rank-0-of-1.safetensors"}));
+}
+
+TEST(RepositoryOpenTest, ADirectoryThatCanNotBeWrittenIsRefusedInThreeParts) {
+  const TemporaryDirectory directory;
+  WriteAll(directory / "file", "");
+  for (const std::string& path :
+       {directory / "file", directory / "file/below", std::string("/proc/regroup")}) {
+    const auto repository = Repository::OpenForTraining(path);
+    ASSERT_FALSE(repository.ok()) << path;
+    const UserErrorParts parts = PartsOf(repository.status());
+    EXPECT_NE(parts.what.find(path), std::string::npos);
+    EXPECT_FALSE(parts.because.empty());
+    EXPECT_NE(parts.try_this.find("--checkpoint-dir"), std::string::npos);
+  }
+  EXPECT_EQ(Repository::Open(directory / "none").status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace regroup::worker

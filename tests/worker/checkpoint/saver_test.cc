@@ -1,0 +1,225 @@
+#include "worker/checkpoint/saver.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "common/base/rng.h"
+#include "tests/worker/checkpoint/testing.h"
+#include "worker/checkpoint/restore.h"
+#include "worker/comm/in_process_communicator.h"
+
+namespace regroup::worker {
+namespace {
+
+using std::chrono::milliseconds;
+
+// -1: none. What was loaded is what was saved.
+std::int64_t RestoredStep(const Repository& repository) {
+  auto alone = MakeInProcessCommunicators(1);
+  TestState loaded;
+  const auto restored = RestoreNewest(*alone[0], repository, loaded.tensors());
+  if (!restored.ok() || !restored->manifest) return -1;
+  EXPECT_TRUE(loaded.IsStep(restored->manifest->step));
+  return restored->manifest->step;
+}
+
+class SaverTest : public testing::Test {
+ protected:
+  SaverTest() : repository_(*Repository::OpenForTraining(directory_ / "ckpt")) {}
+  std::unique_ptr<Saver> Make(int rank, int world_size, CommitGate* gate = nullptr,
+                              Duration patience = std::chrono::seconds(20)) {
+    SaverOptions options;
+    options.rank = rank;
+    options.world_size = world_size;
+    options.job = "job-1";
+    options.generation = 2;
+    options.patience = patience;
+    return *Saver::Create(repository_, gate, options, state_.infos());
+  }
+  std::int64_t RestoredStep() { return worker::RestoredStep(repository_); }
+
+  TemporaryDirectory directory_;
+  TestState state_;
+  Repository repository_;
+};
+
+TEST_F(SaverTest, AllRanksFilesMakeOneCommit) {
+  std::vector<std::unique_ptr<Saver>> savers;
+  for (int r = 0; r < 3; ++r) savers.push_back(Make(r, 3));
+  for (std::int64_t step : {10, 20, 30}) {
+    state_.SetStep(step);
+    for (auto& saver : savers) saver->Save(step, {{"samples", step}}, false, state_.tensors());
+    state_.SetStep(999);  // The snapshot is a copy.
+    for (auto& saver : savers) saver->WaitIdle();
+    for (auto& saver : savers) {
+      for (const SaveOutcome& o : saver->TakeOutcomes()) {
+        EXPECT_TRUE(o.status.ok()) << o.status;
+        EXPECT_TRUE(o.retention.ok()) << o.retention;
+        EXPECT_EQ(o.step, step);
+      }
+    }
+    EXPECT_EQ(RestoredStep(), step);
+  }
+  EXPECT_EQ(*repository_.CommittedSteps(), (std::vector<std::int64_t>{30, 20}));
+  // Nothing but records and files is left.
+  EXPECT_EQ(AllFiles(repository_.path()).size(), 8u);
+}
+
+TEST_F(SaverTest, ARankThatCanNotWriteVoidsTheSaveOnly) {
+  auto zero = Make(0, 2), one = Make(1, 2);
+  ASSERT_TRUE(repository_.PrepareAttempt(10, 2, 1).ok());
+  WriteAll(repository_.AttemptPath(10, 2, 1) + "/rank-1-of-2.safetensors", "in the way");
+  for (auto* saver : {zero.get(), one.get()}) saver->Save(10, {}, false, state_.tensors());
+  for (auto* saver : {zero.get(), one.get()}) saver->WaitIdle();
+  EXPECT_EQ(one->TakeOutcomes().at(0).status.code(), absl::StatusCode::kAlreadyExists);
+  const absl::Status status = zero->TakeOutcomes().at(0).status;
+  EXPECT_NE(std::string(status.message()).find("rank 1 could not write"), std::string::npos)
+      << status;
+  EXPECT_TRUE(AllFiles(repository_.path()).empty());
+  state_.SetStep(20);
+  for (auto* saver : {zero.get(), one.get()}) saver->Save(20, {}, false, state_.tensors());
+  for (auto* saver : {zero.get(), one.get()}) saver->WaitIdle();
+  EXPECT_EQ(RestoredStep(), 20);
+}
+
+TEST_F(SaverTest, ARankThatNeverReportsIsNamedWhenPatienceEnds) {
+  auto zero = Make(0, 2, nullptr, milliseconds(50));
+  zero->Save(10, {}, false, state_.tensors());
+  zero->WaitIdle();
+  const absl::Status status = zero->TakeOutcomes().at(0).status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_NE(std::string(status.message()).find("rank 1"), std::string::npos);
+  EXPECT_TRUE(AllFiles(repository_.path()).empty());
+}
+
+class FakeGate final : public CommitGate {
+ public:
+  absl::Status Ask(const CommitQuestion& question,
+                   const std::function<bool()>& cancelled) override {
+    asked = question;
+    ++entered;
+    while (hold && !cancelled()) std::this_thread::yield();
+    return cancelled() ? absl::CancelledError("cancelled") : answer;
+  }
+  CommitQuestion asked;
+  std::atomic<int> entered{0};
+  std::atomic<bool> hold{false};
+  absl::Status answer;
+};
+
+TEST_F(SaverTest, TheGateDecides) {
+  FakeGate gate;
+  auto saver = Make(0, 1, &gate);
+  state_.SetStep(10);
+  saver->Save(10, {}, true, state_.tensors());
+  saver->WaitIdle();
+  EXPECT_TRUE(saver->TakeOutcomes().at(0).status.ok());
+  EXPECT_EQ(gate.asked.step, 10);
+  EXPECT_EQ(gate.asked.attempt, 1u);
+  EXPECT_TRUE(gate.asked.for_notice);
+  EXPECT_EQ(gate.asked.manifest_hash.size(), 32u);
+  EXPECT_EQ(gate.asked.path, repository_.AttemptPath(10, 2, 1));
+  gate.answer = absl::FailedPreconditionError("generation 2 is over");
+  saver->Save(20, {}, false, state_.tensors());
+  saver->WaitIdle();
+  EXPECT_EQ(saver->TakeOutcomes().at(0).status, gate.answer);
+  EXPECT_EQ(RestoredStep(), 10);
+  EXPECT_FALSE(std::filesystem::exists(repository_.path() + "/step-20"));
+}
+
+TEST_F(SaverTest, TwoSavesMayBeUnderWayAndGivingUpEndsThem) {
+  FakeGate gate;
+  gate.hold = true;
+  auto saver = Make(0, 1, &gate);
+  EXPECT_FALSE(saver->Busy());
+  saver->Save(10, {}, false, state_.tensors());
+  saver->Save(20, {}, false, state_.tensors());
+  EXPECT_TRUE(saver->Busy());
+  while (gate.entered == 0) std::this_thread::yield();
+  saver->GiveUp();
+  saver->WaitIdle();
+  EXPECT_FALSE(saver->Busy());
+  for (const SaveOutcome& o : saver->TakeOutcomes())
+    EXPECT_EQ(o.status.code(), absl::StatusCode::kCancelled) << o.status;
+  EXPECT_EQ(RestoredStep(), -1);
+  gate.hold = false;
+  state_.SetStep(30);
+  saver->Save(30, {}, true, state_.tensors());
+  saver->WaitIdle();
+  EXPECT_EQ(RestoredStep(), 30);
+}
+
+TEST_F(SaverTest, DestroyingASaverGivesUpAndReturns) {
+  FakeGate gate;
+  gate.hold = true;
+  auto saver = Make(0, 1, &gate);
+  saver->Save(10, {}, false, state_.tensors());
+  while (gate.entered == 0) std::this_thread::yield();
+  saver.reset();
+  EXPECT_EQ(RestoredStep(), -1);
+}
+
+// A process that saves one step after the other, as fast as it can, is killed at a random moment,
+// over and over: whatever it had published before is there, whole, and it goes on from there.
+TEST(SaverCrashTest, KilledAtRandomMomentsNoCommitIsEverLostOrWrong) {
+  const TemporaryDirectory directory = TemporaryDirectory::InMemory();
+  const Repository repository = *Repository::OpenForTraining(directory / "ckpt");
+  TestState state;
+  struct Board {
+    std::atomic<std::int64_t> committed{0};
+  };
+  auto* board = static_cast<Board*>(
+      mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  new (board) Board;
+  Rng rng(11);
+  std::int64_t commits_seen = 0;
+  for (int round = 0; round < 60; ++round) {
+    const std::uint64_t generation = static_cast<std::uint64_t>(round) + 1;
+    const pid_t pid = fork();
+    ASSERT_GE(pid, 0);
+    if (pid == 0) {
+      if (!repository.Sweep(generation).ok()) _exit(1);
+      std::vector<std::unique_ptr<Saver>> savers;
+      for (int r = 0; r < 2; ++r) {
+        SaverOptions options;
+        options.rank = r;
+        options.world_size = 2;
+        options.generation = generation;
+        savers.push_back(*Saver::Create(repository, nullptr, options, state.infos()));
+      }
+      for (std::int64_t step = board->committed + 1;; ++step) {
+        state.SetStep(step);
+        for (auto& saver : savers) saver->Save(step, {}, false, state.tensors());
+        for (auto& saver : savers) saver->WaitIdle();
+        if (!savers[0]->TakeOutcomes().at(0).status.ok()) _exit(2);
+        board->committed = step;
+      }
+    }
+    const auto pause = std::chrono::microseconds(2000 + rng.Below(25'000));
+    std::this_thread::sleep_for(pause);
+    kill(pid, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(waitpid(pid, &status, 0), pid);
+    ASSERT_TRUE(WIFSIGNALED(status)) << WEXITSTATUS(status);
+    const std::int64_t acknowledged = board->committed, found = RestoredStep(repository);
+    if (acknowledged == 0 && found == -1) continue;
+    // The last one may have been published a moment before it could be acknowledged.
+    ASSERT_GE(found, acknowledged);
+    ASSERT_LE(found, acknowledged + 1);
+    board->committed = found;
+    commits_seen = found;
+  }
+  EXPECT_GT(commits_seen, 20);
+  ASSERT_TRUE(repository.Sweep(1000).ok());
+  EXPECT_LE(AllFiles(repository.path()).size(),
+            3u * 3);  // Two kept, and one whose deletion was cut short.
+  munmap(board, sizeof(Board));
+}
+
+}  // namespace
+}  // namespace regroup::worker

@@ -1,0 +1,344 @@
+#include "worker/checkpoint/repository.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/io/fd.h"
+#include "common/io/files.h"
+
+namespace regroup::worker {
+namespace {
+
+constexpr std::size_t kMaxRecordBytes = 64u << 20;
+constexpr char kStepPrefix[] = "step-", kDeletedPrefix[] = ".deleted-",
+               kDamagedPrefix[] = ".damaged-", kTemporaryPrefix[] = ".tmp-";
+
+// "step-120" → 120. Only the one way in which this module writes it.
+std::optional<std::int64_t> StepOf(const std::string& name) {
+  std::int64_t step = 0;
+  if (!absl::StartsWith(name, kStepPrefix) ||
+      !absl::SimpleAtoi(name.substr(sizeof kStepPrefix - 1), &step) || step < 0 ||
+      name != absl::StrCat(kStepPrefix, step)) {
+    return std::nullopt;
+  }
+  return step;
+}
+
+struct AttemptId {
+  std::uint64_t generation = 0, attempt = 0;
+};
+std::optional<AttemptId> AttemptOf(const std::string& name) {
+  const std::vector<std::string> parts = absl::StrSplit(name, '-');
+  AttemptId id;
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &id.generation) ||
+      !absl::SimpleAtoi(parts[1], &id.attempt))
+    return std::nullopt;
+  return id;
+}
+
+absl::Status MakeDirectory(const std::string& path) {
+  if (mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) return io::ErrnoStatus(errno, path);
+  return absl::OkStatus();
+}
+
+// link, or where a file system has no links, a rename that refuses to replace.
+int LinkOrRename(const std::string& from, const std::string& to) {
+  if (link(from.c_str(), to.c_str()) == 0) return 0;
+  if (errno != EPERM && errno != EOPNOTSUPP && errno != EMLINK) return errno;
+  return renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0 ? 0 : errno;
+}
+
+absl::Status NotWritable(const std::string& path, const absl::Status& why) {
+  return UserError(
+      absl::StatusCode::kFailedPrecondition,
+      absl::StrCat("checkpoint directory ", path, " can not be written"),
+      std::string(why.message()),
+      "give another one with --checkpoint-dir DIR, or make this one writable for the job's user");
+}
+
+absl::Status ProbeWritable(const std::string& directory) {
+  const std::string probe =
+      absl::StrCat(directory, "/", kTemporaryPrefix, "probe-", io::RandomHex(8));
+  const io::UniqueFd fd(open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!fd) return io::ErrnoStatus(errno, directory);
+  unlink(probe.c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Repository> Repository::OpenForTraining(const std::string& path) {
+  const std::string commits = absl::StrCat(path, "/commits");
+  absl::Status made = io::MakeDirectories(commits);
+  if (made.ok()) made = ProbeWritable(commits);
+  if (made.ok()) made = ProbeWritable(path);
+  if (!made.ok()) return NotWritable(path, made);
+  return Repository(path);
+}
+
+absl::StatusOr<Repository> Repository::Open(const std::string& path) {
+  struct stat info {};
+  if (stat(absl::StrCat(path, "/commits").c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
+    return UserError(absl::StatusCode::kNotFound, absl::StrCat("no checkpoints in ", path),
+                     absl::StrCat(path, "/commits: ", std::strerror(errno)),
+                     "give the --checkpoint-dir of a training run");
+  }
+  return Repository(path);
+}
+
+std::string Repository::RecordPath(std::int64_t step) const {
+  return absl::StrCat(path_, "/commits/", kStepPrefix, step);
+}
+
+std::string Repository::AttemptPath(std::int64_t step, std::uint64_t generation,
+                                    std::uint64_t attempt) const {
+  return absl::StrCat(path_, "/", AttemptDirectory(step, generation, attempt));
+}
+
+absl::StatusOr<std::vector<std::int64_t>> Repository::CommittedSteps() const {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                   io::ListDirectory(absl::StrCat(path_, "/commits")));
+  std::vector<std::int64_t> steps;
+  for (const std::string& name : names) {
+    if (const auto step = StepOf(name)) steps.push_back(*step);
+  }
+  std::sort(steps.rbegin(), steps.rend());
+  return steps;
+}
+
+absl::StatusOr<std::string> Repository::ReadRecord(std::int64_t step) const {
+  return io::ReadFile(RecordPath(step), kMaxRecordBytes);
+}
+
+absl::StatusOr<Manifest> Repository::ReadManifest(std::int64_t step) const {
+  ASSIGN_OR_RETURN(const std::string record, ReadRecord(step));
+  ASSIGN_OR_RETURN(Manifest manifest, ParseManifest(record));
+  if (manifest.step != step)
+    return absl::DataLossError(
+        absl::StrCat("the commit record of step ", step, " is one of step ", manifest.step));
+  return manifest;
+}
+
+absl::Status Repository::Verify(const Manifest& m) const {
+  const std::string directory = AttemptPath(m.step, m.generation, m.attempt);
+  for (const FileInfo& file : m.files)
+    RETURN_IF_ERROR(ScanShard(absl::StrCat(directory, "/", file.name), file, nullptr));
+  return absl::OkStatus();
+}
+
+absl::Status Repository::Load(const Manifest& m, const std::vector<StateTensor>& state) const {
+  std::map<std::string, const StateTensor*> wanted;
+  for (const StateTensor& t : state) wanted[t.info.name] = &t;
+  std::vector<std::byte*> destinations;
+  for (const TensorInfo& t : m.tensors) {
+    const auto found = wanted.find(t.name);
+    if (found == wanted.end() || found->second->info.shape != t.shape ||
+        m.tensors.size() != state.size()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the checkpoint of step ", m.step, " is of another model: it has ",
+                       m.tensors.size(), " tensors, ", t.name, " of shape (",
+                       absl::StrJoin(t.shape, ", "), "); this model has ", state.size(), " tensors",
+                       found == wanted.end()
+                           ? absl::StrCat(", none named ", t.name)
+                           : absl::StrCat(", ", t.name, " of shape (",
+                                          absl::StrJoin(found->second->info.shape, ", "), ")")));
+    }
+    destinations.push_back(std::as_writable_bytes(found->second->data).data());
+  }
+  const std::string directory = AttemptPath(m.step, m.generation, m.attempt);
+  for (const FileInfo& file : m.files) {
+    const auto copy = [&](std::uint64_t offset, std::span<const std::byte> chunk) {
+      for (const PieceInfo& p : file.pieces) {
+        const std::uint64_t piece_end =
+            p.offset + static_cast<std::uint64_t>(p.end - p.begin) * sizeof(float);
+        const std::uint64_t from = std::max(p.offset, offset),
+                            to = std::min(piece_end, offset + chunk.size());
+        if (from >= to) continue;
+        std::memcpy(destinations[p.tensor] + static_cast<std::uint64_t>(p.begin) * sizeof(float) +
+                        (from - p.offset),
+                    chunk.data() + (from - offset), to - from);
+      }
+    };
+    RETURN_IF_ERROR(ScanShard(absl::StrCat(directory, "/", file.name), file, copy));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Repository::PrepareAttempt(std::int64_t step, std::uint64_t generation,
+                                        std::uint64_t attempt) const {
+  const std::string step_directory = absl::StrCat(path_, "/", kStepPrefix, step);
+  RETURN_IF_ERROR(MakeDirectory(step_directory));
+  RETURN_IF_ERROR(MakeDirectory(AttemptPath(step, generation, attempt)));
+  RETURN_IF_ERROR(io::SyncDirectory(step_directory));
+  return io::SyncDirectory(path_);
+}
+
+absl::Status Repository::LinkRecord(const Manifest& manifest) const {
+  const std::string record = SerializeManifest(manifest), target = RecordPath(manifest.step);
+  const std::string temporary =
+      absl::StrCat(path_, "/commits/", kTemporaryPrefix, manifest.step, "-", io::RandomHex(8));
+  RETURN_IF_ERROR(io::ReplaceFile(temporary, record, io::Durability::kDurable, 0644));
+  const int failed = LinkOrRename(temporary, target);
+  unlink(temporary.c_str());
+  // A network file system may have lost the answer to a link that was made.
+  if (failed == EEXIST && ReadRecord(manifest.step).value_or("") != record) {
+    return absl::AlreadyExistsError(absl::StrCat("step ", manifest.step, " has a commit already"));
+  }
+  if (failed != 0 && failed != EEXIST) return io::ErrnoStatus(failed, target);
+  return io::SyncDirectory(absl::StrCat(path_, "/commits"));
+}
+
+absl::Status Repository::Commit(const Manifest& manifest) const {
+  const std::string directory = AttemptPath(manifest.step, manifest.generation, manifest.attempt);
+  for (const FileInfo& file : manifest.files) {
+    struct stat info {};
+    const std::string path = absl::StrCat(directory, "/", file.name);
+    if (stat(path.c_str(), &info) != 0) return io::ErrnoStatus(errno, path);
+    if (static_cast<std::uint64_t>(info.st_size) != file.bytes) {
+      return absl::DataLossError(
+          absl::StrCat(path, " has ", info.st_size, " bytes, rank reported ", file.bytes));
+    }
+  }
+  // The names of the files must not reach the disk after the record's.
+  RETURN_IF_ERROR(io::SyncDirectory(directory));
+  ASSIGN_OR_RETURN(const std::vector<std::int64_t> steps, CommittedSteps());
+  if (!steps.empty() && !manifest.job.empty()) {
+    const absl::StatusOr<Manifest> newest = ReadManifest(steps.front());
+    if (newest.ok() && newest->job == manifest.job && newest->generation > manifest.generation) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("generation ", manifest.generation, " of ", manifest.job,
+                       " has been replaced: generation ", newest->generation,
+                       " has committed step ", newest->step));
+    }
+  }
+  const absl::Status linked = LinkRecord(manifest);
+  if (!absl::IsAlreadyExists(linked)) return linked;
+  const absl::StatusOr<Manifest> existing = ReadManifest(manifest.step);
+  if (existing.ok() && Verify(*existing).ok()) return linked;
+  const std::string aside =
+      absl::StrCat(path_, "/commits/", kDamagedPrefix, kStepPrefix, manifest.step);
+  if (rename(RecordPath(manifest.step).c_str(), aside.c_str()) != 0)
+    return io::ErrnoStatus(errno, aside);
+  return LinkRecord(manifest);
+}
+
+absl::Status Repository::Delete(std::int64_t step) const {
+  const absl::StatusOr<Manifest> manifest = ReadManifest(step);
+  const std::string tombstone = absl::StrCat(path_, "/commits/", kDeletedPrefix, kStepPrefix, step);
+  if (rename(RecordPath(step).c_str(), tombstone.c_str()) != 0)
+    return io::ErrnoStatus(errno, tombstone);
+  RETURN_IF_ERROR(io::SyncDirectory(absl::StrCat(path_, "/commits")));
+  if (manifest.ok()) RETURN_IF_ERROR(RemoveAttempt(step, manifest->generation, manifest->attempt));
+  if (unlink(tombstone.c_str()) != 0) return io::ErrnoStatus(errno, tombstone);
+  return absl::OkStatus();
+}
+
+absl::Status Repository::RemoveAttempt(std::int64_t step, std::uint64_t generation,
+                                       std::uint64_t attempt) const {
+  RETURN_IF_ERROR(io::RemoveTree(AttemptPath(step, generation, attempt)));
+  (void)rmdir(absl::StrCat(path_, "/", kStepPrefix, step)
+                  .c_str());  // Stays while another attempt is in it.
+  return absl::OkStatus();
+}
+
+absl::Status Repository::FinishDeletions() const {
+  const std::string commits = absl::StrCat(path_, "/commits");
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDirectory(commits));
+  for (const std::string& name : names) {
+    const std::string path = absl::StrCat(commits, "/", name);
+    if (absl::StartsWith(name, kTemporaryPrefix)) {
+      (void)unlink(path.c_str());
+    } else if (absl::StartsWith(name, kDeletedPrefix)) {
+      const absl::StatusOr<std::string> record = io::ReadFile(path, kMaxRecordBytes);
+      const absl::StatusOr<Manifest> manifest =
+          record.ok() ? ParseManifest(*record) : record.status();
+      if (manifest.ok())
+        RETURN_IF_ERROR(RemoveAttempt(manifest->step, manifest->generation, manifest->attempt));
+      (void)unlink(path.c_str());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Repository::SweepStep(const std::string& directory, std::int64_t step,
+                                   std::uint64_t generation) const {
+  const absl::StatusOr<Manifest> committed = ReadManifest(step);
+  if (!committed.ok() && !absl::IsNotFound(committed.status()))
+    return absl::OkStatus();  // Which attempt it names is unknown.
+  ASSIGN_OR_RETURN(const std::vector<std::string> attempts, io::ListDirectory(directory));
+  for (const std::string& name : attempts) {
+    const std::optional<AttemptId> id = AttemptOf(name);
+    if (!id || id->generation > generation) continue;
+    if (committed.ok() && committed->generation == id->generation &&
+        committed->attempt == id->attempt)
+      continue;
+    RETURN_IF_ERROR(RemoveAttempt(step, id->generation, id->attempt));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Repository::Sweep(std::uint64_t generation) const {
+  RETURN_IF_ERROR(FinishDeletions());
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDirectory(path_));
+  for (const std::string& name : names) {
+    if (const auto step = StepOf(name))
+      RETURN_IF_ERROR(SweepStep(absl::StrCat(path_, "/", name), *step, generation));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::uint64_t> Repository::HighestAttempt(std::uint64_t generation) const {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDirectory(path_));
+  std::uint64_t highest = 0;
+  for (const std::string& name : names) {
+    if (!StepOf(name)) continue;
+    const absl::StatusOr<std::vector<std::string>> attempts =
+        io::ListDirectory(absl::StrCat(path_, "/", name));
+    if (!attempts.ok()) continue;
+    for (const std::string& attempt : *attempts) {
+      const std::optional<AttemptId> id = AttemptOf(attempt);
+      if (id && id->generation == generation) highest = std::max(highest, id->attempt);
+    }
+  }
+  return highest;
+}
+
+absl::Status Retention::Apply() {
+  ASSIGN_OR_RETURN(const std::vector<std::int64_t> steps, repository_.CommittedSteps());
+  int sound = 0;
+  for (std::int64_t step : steps) {
+    if (sound == keep_) {
+      RETURN_IF_ERROR(repository_.Delete(step));
+      verified_.erase(step);
+      continue;
+    }
+    const absl::StatusOr<std::string> record = repository_.ReadRecord(step);
+    if (!record.ok()) continue;
+    const auto known = verified_.find(step);
+    if (known == verified_.end() || known->second != *record) {
+      const absl::StatusOr<Manifest> manifest = repository_.ReadManifest(step);
+      if (!manifest.ok() || !repository_.Verify(*manifest).ok()) continue;
+      verified_[step] = *record;
+    }
+    ++sound;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace regroup::worker

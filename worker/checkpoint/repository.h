@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/checkpoint/manifest.h"
+#include "worker/checkpoint/shard.h"
+
+namespace regroup::worker {
+
+// A directory of checkpoints:
+//
+//   commits/step-N                     the commit record of step N; the checkpoint exists once this
+//   does step-N/GENERATION-ATTEMPT/rank-…   the files of one attempt, and until it is committed the
+//   ranks' reports
+//
+// A record is made by link, so that an existing one is never replaced, and goes first when a
+// checkpoint is deleted. Whatever is not named by a record is rubbish of an attempt that did not
+// come to its end.
+class Repository {
+ public:
+  // For training: makes the directory and proves that it can be written. The error says what to do.
+  static absl::StatusOr<Repository> OpenForTraining(const std::string& path);
+  // For reading. Not found, with advice, if there is no such directory.
+  static absl::StatusOr<Repository> Open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  std::string AttemptPath(std::int64_t step, std::uint64_t generation, std::uint64_t attempt) const;
+
+  // Steps that have a commit record, whether or not it is sound, highest first.
+  absl::StatusOr<std::vector<std::int64_t>> CommittedSteps() const;
+  absl::StatusOr<std::string> ReadRecord(std::int64_t step) const;
+  // Parses the record and checks that it is the one of `step`.
+  absl::StatusOr<Manifest> ReadManifest(std::int64_t step) const;
+
+  // Reads every byte of every file.
+  absl::Status Verify(const Manifest& manifest) const;
+  // Reads every byte of every file and, where it is sound, copies it into `state`, whose world size
+  // may be another one. Failed precondition, naming both, if `state` has other tensors. After a
+  // failure the state is unspecified.
+  absl::Status Load(const Manifest& manifest, const std::vector<StateTensor>& state) const;
+
+  // Makes the directories of an attempt and their names durable. Any rank.
+  absl::Status PrepareAttempt(std::int64_t step, std::uint64_t generation,
+                              std::uint64_t attempt) const;
+
+  // Publishes. REQUIRES: every file is durable. Already exists: a sound commit of this step is
+  // there, and stays; a damaged one is moved out of the way. Failed precondition: the newest commit
+  // is of a later generation of the same job, so this one has been replaced.
+  absl::Status Commit(const Manifest& manifest) const;
+
+  // Deletes a checkpoint: its record first, then its files.
+  absl::Status Delete(std::int64_t step) const;
+
+  // Finishes interrupted deletions and removes attempts that no record names, save those of
+  // generations above `generation`. For rank 0, before the first attempt of a generation.
+  absl::Status Sweep(std::uint64_t generation) const;
+  // The highest attempt number of this generation that any directory bears; 0 if none does.
+  absl::StatusOr<std::uint64_t> HighestAttempt(std::uint64_t generation) const;
+  absl::Status RemoveAttempt(std::int64_t step, std::uint64_t generation,
+                             std::uint64_t attempt) const;
+
+ private:
+  explicit Repository(std::string path) : path_(std::move(path)) {}
+  std::string RecordPath(std::int64_t step) const;
+  absl::Status LinkRecord(const Manifest& manifest) const;
+  absl::Status FinishDeletions() const;
+  absl::Status SweepStep(const std::string& directory, std::int64_t step,
+                         std::uint64_t generation) const;
+
+  std::string path_;
+};
+
+// Keeps the newest `keep` commits that verify. Nothing is deleted unless that many do; a damaged
+// one neither counts nor is deleted while it is newer than the oldest of those.
+class Retention {
+ public:
+  // REQUIRES: keep >= 2; repository outlives this.
+  Retention(const Repository& repository, int keep) : repository_(repository), keep_(keep) {}
+  absl::Status Apply();
+
+ private:
+  const Repository& repository_;
+  const int keep_;
+  std::map<std::int64_t, std::string>
+      verified_;  // Step → record whose files were read and found sound.
+};
+
+}  // namespace regroup::worker

@@ -1,0 +1,125 @@
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/time.h"
+#include "worker/checkpoint/repository.h"
+#include "worker/checkpoint/shard.h"
+
+namespace regroup::worker {
+
+// Rank 0 asks before it publishes: only the current generation's commits may exist.
+struct CommitQuestion {
+  std::uint64_t attempt = 0;
+  std::int64_t step = 0;
+  std::string manifest_hash;  // XXH3-128 of the record, lower-case hex.
+  std::string path;           // Absolute, of the attempt's directory.
+  bool for_notice = false;
+};
+class CommitGate {
+ public:
+  virtual ~CommitGate() = default;
+  // OK: go on. Failed precondition: refused, with the reason. Any thread; returns soon after
+  // `cancelled` turns true.
+  virtual absl::Status Ask(const CommitQuestion& question,
+                           const std::function<bool()>& cancelled) = 0;
+};
+
+struct SaverOptions {
+  int rank = 0, world_size = 1;
+  std::string job;
+  std::uint64_t generation = 0;
+  std::uint64_t first_attempt = 1;  // Equal on all ranks.
+  int keep = 2;                     // At least 2.
+  // From a rank's own file being durable until all others' are, and then for the gate's answer.
+  Duration patience = std::chrono::seconds(60);
+  std::map<std::string, std::string> settings;
+};
+
+struct SaveOutcome {
+  std::uint64_t attempt = 0;
+  std::int64_t step = 0;
+  bool for_notice = false;
+  // Rank 0: whether the checkpoint is committed. Others: whether this rank's file is durable.
+  absl::Status status;
+  absl::Status retention;   // Rank 0: whether older ones could be tidied up.
+  Duration took{};          // From the end of the snapshot.
+  std::uint64_t bytes = 0;  // Of this rank's file.
+};
+
+// Saves checkpoints beside the training: Save copies this rank's share of the state and returns; a
+// thread writes it, and on rank 0 awaits the others' files, asks the gate, publishes and tidies up.
+// Two saves may be under way. A save that fails on any rank is void, leaves nothing, and harms
+// nothing: the commits before it stay. Owner thread only, but for what says otherwise.
+class Saver {
+ public:
+  // `gate` may be null: nobody is asked. Repository and gate outlive the saver.
+  static absl::StatusOr<std::unique_ptr<Saver>> Create(const Repository& repository,
+                                                       CommitGate* gate, SaverOptions options,
+                                                       const std::vector<TensorInfo>& tensors);
+  ~Saver();  // Gives up what is under way.
+
+  // Save would have to wait for an earlier one.
+  bool Busy() const;
+  // Every rank, the same step. `state` may change as soon as this returns.
+  void Save(std::int64_t step, std::map<std::string, std::int64_t> counters, bool for_notice,
+            const std::vector<StateTensor>& state);
+  // Gives up every save begun so far.
+  void GiveUp();
+  // Since the last call, oldest first.
+  std::vector<SaveOutcome> TakeOutcomes();
+  // Until nothing is under way. Bounded by the options' patience.
+  void WaitIdle();
+
+ private:
+  struct Request {
+    std::size_t slot = 0;
+    std::uint64_t attempt = 0;
+    std::int64_t step = 0;
+    std::map<std::string, std::int64_t> counters;
+    bool for_notice = false;
+    std::chrono::steady_clock::time_point begun;
+  };
+
+  Saver(const Repository& repository, CommitGate* gate, SaverOptions options,
+        std::vector<TensorInfo> tensors);
+  void Run();
+  SaveOutcome Carry(const Request& request);
+  absl::Status WriteAndReport(const Request& request, FileInfo& file);
+  absl::Status Publish(const Request& request, FileInfo file);
+  absl::StatusOr<FileInfo> AwaitReport(const Request& request, int rank,
+                                       std::chrono::steady_clock::time_point end);
+  bool GivenUp(std::uint64_t attempt) const;
+
+  const Repository& repository_;
+  CommitGate* const gate_;
+  const SaverOptions options_;
+  const std::vector<TensorInfo> tensors_;
+  Retention retention_;  // Of the thread.
+  std::uint64_t next_attempt_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<ShardImage> images_;  // Two. One belongs to the thread while its request exists.
+  std::array<bool, 2> taken_{};     // Guarded by mutex_, as is all below.
+  std::deque<Request> requests_;    // At most two; the front one is being carried out.
+  std::vector<SaveOutcome> outcomes_;
+  std::uint64_t given_up_ = 0;  // Attempts up to this one.
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace regroup::worker

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/checkpoint/manifest.h"
+
+namespace regroup::worker {
+
+// One tensor of the training state in live memory, whole: weights, or a moment of the optimizer.
+struct StateTensor {
+  TensorInfo info;
+  std::span<float> data;  // info.elements().
+};
+
+// The elements [total · rank / world, total · (rank + 1) / world) of all tensors one after the
+// other, cut at tensor borders. Offsets count from 0. Pure: the ranks' pieces cover everything
+// once.
+std::vector<PieceInfo> PiecesOf(const std::vector<TensorInfo>& tensors, int rank, int world_size);
+
+// One rank's file as it will lie on disk, in memory of its own: page-aligned, padded to whole
+// pages, its pages there from the start. The header is written once; Fill copies the data.
+class ShardImage {
+ public:
+  // Resource exhausted, with the size, if there is no memory for it.
+  static absl::StatusOr<ShardImage> Create(const std::vector<TensorInfo>& tensors, int rank,
+                                           int world_size);
+  ShardImage(ShardImage&& other) noexcept;
+  ShardImage& operator=(ShardImage&& other) noexcept;
+  ~ShardImage();
+
+  // Copies this rank's share and takes the CRC of every chunk while it is warm. `state` has the
+  // tensors given to Create, in their order.
+  void Fill(const std::vector<StateTensor>& state);
+
+  std::span<const std::byte> bytes() const {
+    return {memory_, static_cast<std::size_t>(info_.bytes)};
+  }
+  std::span<const std::byte> padded() const { return {memory_, mapped_}; }
+  // xxh3 is empty: the writer adds it.
+  const FileInfo& info() const { return info_; }
+  std::span<std::byte> mutable_bytes_for_test() {
+    return {memory_, static_cast<std::size_t>(info_.bytes)};
+  }
+
+ private:
+  ShardImage() = default;
+
+  FileInfo info_;
+  std::uint64_t data_begin_ = 0;
+  std::byte* memory_ = nullptr;  // mmap'd, mapped_ bytes.
+  std::size_t mapped_ = 0;
+};
+
+// Writes an image to a new file, around the page cache where the file system can, checks its CRCs
+// against those taken by Fill on the way (a difference is data loss: somebody wrote into the
+// snapshot), and fsyncs. Returns the file's info with xxh3. On failure nothing of the name is left.
+// `cancelled` is looked at between chunks.
+absl::StatusOr<FileInfo> WriteShard(const ShardImage& image, const std::string& path,
+                                    const std::function<bool()>& cancelled);
+
+// Reads a whole file, checking size, every CRC and the hash, and hands out each chunk. Data loss
+// names file and chunk. `use` may be null: verification only.
+absl::Status ScanShard(
+    const std::string& path, const FileInfo& info,
+    const std::function<void(std::uint64_t offset, std::span<const std::byte> chunk)>& use);
+
+}  // namespace regroup::worker
