@@ -19,7 +19,8 @@ double LearningRate(const Schedule& schedule, std::int64_t step) {
 double ClipScale(double sum_squares, double max_norm) {
   const double norm = std::sqrt(sum_squares);
   // torch.nn.utils.clip_grad_norm_ adds the same 1e-6.
-  return max_norm > 0 && norm + 1e-6 > max_norm ? max_norm / (norm + 1e-6) : 1.0;
+  const bool within = max_norm <= 0 || norm + 1e-6 <= max_norm;  // Not if it is not a number.
+  return within ? 1.0 : max_norm / (norm + 1e-6);
 }
 
 }  // namespace regroup::worker

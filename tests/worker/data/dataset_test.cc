@@ -1,0 +1,107 @@
+#include "worker/data/dataset.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace regroup::worker {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TextFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "regroup-data-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    root_ = name;
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  std::string Write(const std::string& name, const std::string& text) {
+    fs::create_directories((root_ / name).parent_path());
+    std::ofstream(root_ / name, std::ios::binary) << text;
+    return (root_ / name).string();
+  }
+
+  fs::path root_;
+};
+
+std::string SampleText(const TextDataset& data, std::int64_t sample) {
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(data.context())), targets = tokens;
+  EXPECT_TRUE(data.Read(sample, tokens, targets).ok());
+  std::string text;
+  for (std::int32_t token : tokens) text += static_cast<char>(token);
+  text += '|';
+  for (std::int32_t token : targets) text += static_cast<char>(token);
+  return text;
+}
+
+TEST(TextDataset, EachSampleIsItsBytesAndTheBytesAfterThem) {
+  const TextDataset data("abcdefghij", 3);
+  EXPECT_EQ(data.samples(), 3);
+  EXPECT_EQ(SampleText(data, 0), "abc|bcd");
+  EXPECT_EQ(SampleText(data, 2), "ghi|hij");
+  EXPECT_EQ(TextDataset("abcdefghi", 3).samples(), 2);  // The last target would be missing.
+}
+
+TEST(TextDataset, BytesAreNeverNegative) {
+  const TextDataset data(std::string("\xff\x80\x00", 3), 2);
+  std::vector<std::int32_t> tokens(2), targets(2);
+  ASSERT_TRUE(data.Read(0, tokens, targets).ok());
+  EXPECT_EQ(tokens, (std::vector<std::int32_t>{255, 128}));
+  EXPECT_EQ(targets, (std::vector<std::int32_t>{128, 0}));
+}
+
+TEST(TextDataset, EntropyOfItsBytes) {
+  EXPECT_NEAR(TextDataset("aaaa", 1).UnigramEntropy(), 0, 1e-12);
+  EXPECT_NEAR(TextDataset("abcdabcd", 1).UnigramEntropy(), std::log(4), 1e-12);
+}
+
+TEST_F(TextFiles, ADirectoryIsItsFilesInOrderOfTheirPaths) {
+  Write("d/b.txt", "BB");
+  Write("d/a/z.txt", "AZ");
+  Write("d/a.txt", "A.");
+  const std::string last = Write("e.txt", "E");
+  const auto data = TextDataset::Open({(root_ / "d").string(), last}, 6);
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_EQ(SampleText(**data, 0), "A.AZBB|.AZBBE");
+  EXPECT_EQ((*data)->bytes(), 7);
+}
+
+TEST_F(TextFiles, FingerprintTellsTextsApart) {
+  EXPECT_EQ(TextDataset("same text", 2).Fingerprint(), TextDataset("same text", 3).Fingerprint());
+  EXPECT_NE(TextDataset("same text", 2).Fingerprint(), TextDataset("same tex!", 2).Fingerprint());
+}
+
+TEST_F(TextFiles, WhatCanNotBeReadIsNamed) {
+  const auto missing = TextDataset::Open({(root_ / "nowhere").string()}, 2);
+  EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_NE(missing.status().message().find("nowhere"), std::string::npos);
+  const std::string small = Write("small.txt", "abc");
+  const absl::Status status = TextDataset::Open({small}, 3).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("3 bytes"), std::string::npos) << status;
+  EXPECT_EQ(TextDataset::Open({small}, 0).status().code(), absl::StatusCode::kInvalidArgument);
+  if (geteuid() != 0) {  // Root may read everything.
+    chmod(small.c_str(), 0);
+    EXPECT_EQ(TextDataset::Open({small}, 1).status().code(), absl::StatusCode::kPermissionDenied);
+  }
+}
+
+TEST_F(TextFiles, AFileLargerThanABlockIsReadWhole) {
+  std::string text;
+  for (int i = 0; i < 200'000; ++i) text += static_cast<char>('a' + i % 26);
+  const auto data = TextDataset::Open({Write("large.txt", text)}, 100);
+  ASSERT_TRUE(data.ok());
+  EXPECT_EQ((*data)->Fingerprint(), TextDataset(text, 1).Fingerprint());
+}
+
+}  // namespace
+}  // namespace regroup::worker

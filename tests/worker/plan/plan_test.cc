@@ -1,0 +1,196 @@
+#include "worker/plan/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+namespace regroup::worker {
+namespace {
+
+// Units of 4, 2, 2 and 1 blocks of 64 elements (256 bytes); the last shares the first.
+ParamLayout Layout(int world) {
+  const auto unit = [](const char* name, std::int64_t blocks, std::vector<UnitId> shares) {
+    return UnitSpec{name, {{.name = name, .shape = {64 * blocks}}}, std::move(shares)};
+  };
+  return *ParamLayout::Replicated(
+      {unit("embed", 4, {}), unit("b0", 2, {}), unit("b1", 2, {}), unit("head", 1, {0})}, world);
+}
+
+std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro_batches) {
+  std::vector<Plan> plans;
+  for (int rank = 0; rank < layout.world(); ++rank) {
+    plans.push_back(
+        *MakePlan(layout, {.rank = rank,
+                           .micro_batches = micro_batches[static_cast<std::size_t>(rank)],
+                           .bucket_bytes = 700}));
+  }
+  return plans;
+}
+
+TEST(Plan, ReducesEachBucketRightAfterTheBackwardThatFillsIt) {
+  const ParamLayout layout = Layout(1);
+  EXPECT_EQ(ToString(Plans(layout, {2})[0], layout),
+            "rank 0 of 1, 2 micro-batches\n"
+            "  Forward unit 0 micro-batch 0 (embed)\n"
+            "  Forward unit 1 micro-batch 0 (b0)\n"
+            "  Forward unit 2 micro-batch 0 (b1)\n"
+            "  Forward unit 3 micro-batch 0 (head)\n"
+            "  Backward unit 3 micro-batch 0 (head)\n"
+            "  Backward unit 2 micro-batch 0 (b1)\n"
+            "  Backward unit 1 micro-batch 0 (b0)\n"
+            "  Backward unit 0 micro-batch 0 (embed)\n"
+            "  Forward unit 0 micro-batch 1 (embed)\n"
+            "  Forward unit 1 micro-batch 1 (b0)\n"
+            "  Forward unit 2 micro-batch 1 (b1)\n"
+            "  Forward unit 3 micro-batch 1 (head)\n"
+            "  Backward unit 3 micro-batch 1 (head)\n"
+            "  Backward unit 2 micro-batch 1 (b1)\n"
+            "  ReduceGrad bucket 0 (head to b1, 768 bytes)\n"
+            "  Backward unit 1 micro-batch 1 (b0)\n"
+            "  Backward unit 0 micro-batch 1 (embed)\n"
+            "  ReduceGrad bucket 1 (b0 to embed, 1536 bytes)\n"
+            "  SumSquares\n"
+            "  Vote\n"
+            "  Step unit 0 (embed)\n"
+            "  Step unit 1 (b0)\n"
+            "  Step unit 2 (b1)\n"
+            "  Step unit 3 (head)\n"
+            "  Commit\n");
+}
+
+TEST(Plan, BucketsPartitionTheFlatBuffer) {
+  const ParamLayout layout = Layout(1);
+  for (const std::int64_t bytes : {1, 256, 257, 1024, 1 << 20}) {
+    const Plan plan = *MakePlan(layout, {.bucket_bytes = bytes});
+    std::int64_t end = layout.flat_elements();
+    for (const Bucket& bucket : plan.buckets) {
+      EXPECT_EQ(bucket.flat.end(), end);
+      end = bucket.flat.begin;
+      EXPECT_TRUE(end == 0 || bucket.flat.size * 4 >= bytes);
+    }
+    EXPECT_EQ(end, 0);
+  }
+}
+
+TEST(Plan, AnyMixOfMicroBatchesPassesTheCheck) {
+  for (const std::vector<int>& counts :
+       {std::vector{1}, std::vector{4}, std::vector{1, 1}, std::vector{3, 2, 2}}) {
+    const ParamLayout layout = Layout(static_cast<int>(counts.size()));
+    const absl::Status status = CheckPlan(layout, Plans(layout, counts));
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(Plan, RefusesWhatCanNotBe) {
+  const ParamLayout layout = Layout(2);
+  for (const PlanOptions& options :
+       {PlanOptions{.rank = 2}, PlanOptions{.rank = -1}, PlanOptions{.micro_batches = 0},
+        PlanOptions{.bucket_bytes = 0}}) {
+    EXPECT_EQ(MakePlan(layout, options).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+// Each planted bug is one that a schedule could have; the check must name the rule.
+struct Mistake {
+  const char* what;
+  std::function<void(Plan&)> make;
+  const char* says;
+};
+
+std::size_t Find(const Plan& plan, Op op, int unit = -1) {
+  for (std::size_t i = 0; i < plan.instructions.size(); ++i) {
+    const Instruction& instruction = plan.instructions[i];
+    if (instruction.op == op && (unit < 0 || instruction.unit == unit)) return i;
+  }
+  ADD_FAILURE() << "no such instruction";
+  return 0;
+}
+
+void Erase(Plan& plan, std::size_t at) {
+  plan.instructions.erase(plan.instructions.begin() + static_cast<std::ptrdiff_t>(at));
+}
+
+void Move(Plan& plan, std::size_t from, std::size_t to) {
+  const Instruction instruction = plan.instructions[from];
+  Erase(plan, from);
+  plan.instructions.insert(plan.instructions.begin() + static_cast<std::ptrdiff_t>(to),
+                           instruction);
+}
+
+const Mistake kMistakes[] = {
+    {"a forward left out", [](Plan& p) { Erase(p, Find(p, Op::kForward, 1)); }, "unit 1 of"},
+    {"a backward left out", [](Plan& p) { Erase(p, Find(p, Op::kBackward, 1)); }, "unit 1 of"},
+    {"backward before forward", [](Plan& p) { Move(p, Find(p, Op::kBackward), 1); },
+     "forwards are not done"},
+    {"a bucket reduced early",
+     [](Plan& p) { Move(p, Find(p, Op::kReduceGrad), Find(p, Op::kBackward, 2)); },
+     "gradients of unit 2 are not complete"},
+    {"a tied gradient reduced early",
+     [](Plan& p) {
+       p.buckets[1] = {.first_unit = 0, .last_unit = 0, .flat = {0, 256}};
+       const std::size_t last = Find(p, Op::kSumSquares) - 1;
+       Move(p, last, Find(p, Op::kForward, 3));
+     },
+     "gradients of unit 0 are not complete"},
+    {"a bucket left out", [](Plan& p) { Erase(p, Find(p, Op::kReduceGrad)); }, "is not reduced"},
+    {"a bucket reduced twice",
+     [](Plan& p) {
+       const std::size_t at = Find(p, Op::kReduceGrad);
+       p.instructions.insert(p.instructions.begin() + static_cast<std::ptrdiff_t>(at),
+                             p.instructions[at]);
+     },
+     "reduced twice"},
+    {"a bucket of other memory", [](Plan& p) { p.buckets[0].flat.size -= 64; },
+     "not the memory of its units"},
+    {"a bucket that does not exist",
+     [](Plan& p) { p.instructions[Find(p, Op::kReduceGrad)].bucket = 9; }, "there are 2 buckets"},
+    {"a step before the vote", [](Plan& p) { Move(p, Find(p, Op::kStep, 0), Find(p, Op::kVote)); },
+     "before the Vote"},
+    {"a vote without the norm", [](Plan& p) { Erase(p, Find(p, Op::kSumSquares)); },
+     "SumSquares has not happened"},
+    {"two votes", [](Plan& p) { p.instructions.insert(p.instructions.end() - 1, {Op::kVote}); },
+     "is the second"},
+    {"a unit without a step", [](Plan& p) { Erase(p, Find(p, Op::kStep, 2)); },
+     "unit 2 has not stepped"},
+    {"a unit stepped twice", [](Plan& p) { p.instructions[Find(p, Op::kStep, 2)].unit = 1; },
+     "second of its unit"},
+    {"no commit", [](Plan& p) { Erase(p, Find(p, Op::kCommit)); }, "ends without Commit"},
+    {"life after the commit", [](Plan& p) { p.instructions.push_back({Op::kSumSquares}); },
+     "comes after Commit"},
+    {"another order of collectives",
+     [](Plan& p) {
+       const std::size_t first = Find(p, Op::kReduceGrad);
+       Move(p, first, Find(p, Op::kSumSquares));
+       Erase(p, first);
+     },
+     "rank 1"},
+    {"another rank's plan", [](Plan& p) { p.rank = 0; }, "plan 1 is of rank 0"},
+};
+
+TEST(CheckPlan, CatchesEveryPlantedMistake) {
+  const ParamLayout layout = Layout(2);
+  for (const Mistake& mistake : kMistakes) {
+    SCOPED_TRACE(mistake.what);
+    std::vector<Plan> plans = Plans(layout, {1, 1});
+    ASSERT_TRUE(CheckPlan(layout, plans).ok());
+    mistake.make(plans[1]);
+    const absl::Status status = CheckPlan(layout, plans);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
+  }
+}
+
+TEST(CheckPlan, BucketsMustBeTheSameOnEveryRank) {
+  const ParamLayout layout = Layout(2);
+  std::vector<Plan> plans = Plans(layout, {1, 1});
+  plans[1] = *MakePlan(layout, {.rank = 1, .bucket_bytes = 1});
+  EXPECT_EQ(CheckPlan(layout, plans).message(),
+            "the collectives of rank 1 are not those of rank 0");
+  plans.pop_back();
+  EXPECT_EQ(CheckPlan(layout, plans).message(), "1 plans for world 2");
+}
+
+}  // namespace
+}  // namespace regroup::worker
