@@ -14,6 +14,7 @@
 #include "common/base/time.h"
 #include "common/base/views.h"
 #include "common/config/launch_config.h"
+#include "common/report/reasons.h"
 #include "common/report/text_style.h"
 
 namespace regroup {
@@ -64,32 +65,42 @@ class RunScreen {
   // When Tick has something to say; unset: nothing pending.
   std::optional<Duration> NextTick() const;
 
+  // This node has left and its job goes on without it.
+  std::string LeftJob(Duration now);
+
  private:
   std::string Line(std::string_view text) const;
-  std::string FlushHeld();
-  std::string OnWait(Duration now, const WaitReason& reason);
-  std::string OnFormed(const GenerationFormed& formed);
-  std::string OnRunning(const GenerationRunning& running);
-  std::string OnGenerationEnded(Duration now, const GenerationEnded& ended);
-  std::string OnJoined(Duration now, const NodeJoined& joined);
+  std::string Lines(const std::vector<std::string>& texts) const;
+  std::vector<std::string> FlushHeld();
+  std::vector<std::string> FlushJoined();
+  std::vector<std::string> On(Duration now, const JobEventBody& body);
+  std::vector<std::string> OnJoined(Duration now, const NodeJoined& joined);
+  std::vector<std::string> OnFormed(const GenerationFormed& formed);
+  std::vector<std::string> OnRunning(const GenerationRunning& running);
+  std::vector<std::string> OnGenerationEnded(Duration now, const GenerationEnded& ended);
+  std::vector<std::string> OnWaits(Duration now, const WaitReason& reason);
+  std::string Reminder(Duration now) const;
+  std::string Arrivals();
+  ReasonContext Context() const;
+  void HoldUntil(Duration when);
 
-  LaunchConfig launch_;
-  TextStyle style_;
+  const LaunchConfig launch_;
+  const TextStyle style_;
+  const std::string home_;
   std::optional<RunStart> start_;
   std::uint64_t last_event_ = 0;
   bool taught_ = false;
-  std::vector<std::string>
-      joined_;  // Arrivals not yet printed: they go into the generation's line.
-  std::optional<GenerationFormed> formed_;  // Printed when it runs, except the first.
-  std::string held_;                        // A failure's line that the final report would repeat.
-  std::optional<Duration> held_until_;
+  std::vector<NodeJoined> joined_;  // Arrivals that go into the generation's line.
+  std::optional<GenerationFormed>
+      formed_;                          // Formed, not yet running: its line waits for the phases.
+  std::optional<std::string> held_;     // A failure that the final report may be about.
+  std::optional<Duration> held_until_;  // When joined_ and held_ are printed at the latest.
   std::optional<WaitReason> waits_;
   Duration waits_since_{};
   std::optional<Duration> next_reminder_;
   std::optional<Duration> away_since_;
   std::string away_why_;
   bool away_shown_ = false;
-  bool any_generation_ = false;
 };
 
 }  // namespace regroup

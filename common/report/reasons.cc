@@ -1,0 +1,296 @@
+#include "common/report/reasons.h"
+
+#include <string.h>
+
+#include "common/config/text.h"
+#include "common/config/values.h"
+#include "common/report/format.h"
+
+namespace regroup {
+namespace {
+
+std::string Logs(const ReasonContext& c, int rank) {
+  std::string command = Cat("regroup logs ", c.job.value());
+  if (c.generation.value() > 0) command += Cat(" --generation ", c.generation.value());
+  return rank < 0 ? command : Cat(command, " --rank ", rank);
+}
+
+std::string Node(const std::string& node) { return Cat("regroup nodes ", node); }
+
+std::string ErrorText(int error_number) {
+  const char* text = ::strerrordesc_np(error_number);
+  return text == nullptr ? Cat("error ", error_number) : std::string(text);
+}
+
+std::string Nodes(const std::vector<std::string>& nodes) {
+  constexpr std::size_t kShown = 5;
+  if (nodes.empty()) return "no node";
+  std::vector<std::string> first(
+      nodes.begin(), nodes.begin() + static_cast<std::ptrdiff_t>(std::min(nodes.size(), kShown)));
+  std::string text = JoinWords(first);
+  return nodes.size() > kShown ? Cat(text, " and ", nodes.size() - kShown, " more") : text;
+}
+
+// ---- why something waits -----------------------------------------------------------------------
+
+struct ExplainWait {
+  const ReasonContext& c;
+
+  ReasonText operator()(const BelowMinimum& r) const {
+    std::string missing = r.missing.empty() ? "" : Cat("; missing: ", Nodes(r.missing));
+    if (c.origin == JobOrigin::kSubmitted) {
+      return {"below_minimum", Cat("needs ", Count(r.need, "node"), ", ", r.have, " free"),
+              Cat("It needs ", Count(r.need, "node"), " and ", r.have, r.have == 1 ? " is" : " are",
+                  " free, for ", AgeText(r.since), missing, "."),
+              "regroup nodes"};
+    }
+    return {"below_minimum", Cat(r.have, " of ", Count(r.need, "node")),
+            Cat(r.have, " of ", Count(r.need, "node"), r.have == 1 ? " is" : " are", " here, for ",
+                AgeText(r.since), missing, "."),
+            "start the same command on another node"};
+  }
+  ReasonText operator()(const LastCall& r) const {
+    return {"last_call", Cat(Count(r.have, "node"), ", last call ", ShortText(r.left)),
+            Cat(Count(r.have, "node"), " are enough; others may still join for ", ShortText(r.left),
+                "."),
+            "nothing: it starts by itself"};
+  }
+  ReasonText operator()(const BackingOff& r) const {
+    return {"backing_off", Cat("after ", Count(r.failures, "failure"), ", ", ShortText(r.left)),
+            Cat("It failed ", Count(r.failures, "time"),
+                " without progress, so the next start waits another ", ShortText(r.left), "."),
+            Cat("regroup explain ", c.job.value())};
+  }
+  ReasonText operator()(const SlotsStopping& r) const {
+    return {"slots_stopping", Cat(Nodes(r.nodes), " stopping, ", ShortText(r.left)),
+            Cat("Old workers on ", Nodes(r.nodes), " are being stopped; they are killed in ",
+                ShortText(r.left), "."),
+            "nothing: it goes on by itself"};
+  }
+  ReasonText operator()(const AwaitReattach& r) const {
+    return {"await_reattach", Cat(Nodes(r.nodes), " not back, ", ShortText(r.left)),
+            Cat("The coordinator started anew and waits up to ", ShortText(r.left), " for ",
+                Nodes(r.nodes), " to come back."),
+            "regroup nodes"};
+  }
+  ReasonText operator()(const FinishHold& r) const {
+    return {"finish_hold", Cat(r.node, " unheard at the end, ", ShortText(r.left)),
+            Cat("Every rank that can be reached is done; ", r.node, " is waited for up to ",
+                ShortText(r.left), " before anything runs again."),
+            Node(r.node)};
+  }
+  ReasonText operator()(const UnreachableHold& r) const {
+    return {"unreachable_hold", Cat("no node heard, ", ShortText(r.left)),
+            Cat("None of ", Nodes(r.nodes),
+                " is heard, but their workers may still train; they are replaced in ",
+                ShortText(r.left), " or on proof that they are dead."),
+            r.nodes.empty() ? "regroup nodes" : Cat("regroup nodes forget ", r.nodes.front())};
+  }
+  ReasonText operator()(const BudgetVerdictOpen& r) const {
+    return {"budget_verdict_open", Cat("verdict waits for ", Nodes(r.waiting_for)),
+            Cat("The last restart was used; whether this failure counts is known when ",
+                Nodes(r.waiting_for), " has reported."),
+            "nothing: it is decided by itself"};
+  }
+  ReasonText operator()(const BehindJob& r) const {
+    return {"behind_job", Cat("behind ", r.job.value()),
+            Cat("It is queued behind ", r.job.value(), "."),
+            Cat("regroup explain ", r.job.value())};
+  }
+  ReasonText operator()(const MembersPreparing& r) const {
+    return {"members_preparing", Cat(Nodes(r.nodes), " preparing, ", ShortText(r.since)),
+            Cat(Nodes(r.nodes), " prepares for the next generation, for ", ShortText(r.since), "."),
+            "nothing: it goes on by itself"};
+  }
+  ReasonText operator()(const SavingBeforeLeave& r) const {
+    return {
+        "saving_before_leave", Cat(r.node, " saving, ", ShortText(r.left), " left"),
+        Cat(r.node, " is about to leave and its job saves first; ", ShortText(r.left), " left."),
+        Node(r.node)};
+  }
+};
+
+// ---- why a generation ended --------------------------------------------------------------------
+
+std::string WhoOf(const RankCause& cause) {
+  std::string who = cause.rank < 0 ? "A worker" : Cat("Rank ", cause.rank);
+  who += Cat(" on ", cause.node);
+  return cause.exit.pid > 0 ? Cat(who, " (pid ", cause.exit.pid, ")") : who;
+}
+
+std::string SignalSentence(const RankCause& cause) {
+  const RankExit& e = cause.exit;
+  std::string killed = Cat(WhoOf(cause), " was killed by signal ", e.code);
+  constexpr int kKill = 9;
+  if (e.after_stop) return Cat(killed, ". Regroup sent it to stop the group.");
+  if (e.oom == OomEvidence::kCounted)
+    return Cat(killed, ": out of memory, its cgroup counted an OOM kill.");
+  if (e.oom == OomEvidence::kProbable) {
+    return Cat(killed, ": probably out of memory, the kernel of ", cause.node,
+               " counted an OOM kill and there is no memory cgroup to tell whose.");
+  }
+  if (e.code == kKill) {
+    return Cat(killed,
+               ". Regroup did not send it and its cgroup counted no OOM kill: something else on ",
+               cause.node, " did.");
+  }
+  return Cat(killed, " (", SignalName(e.code), ").");
+}
+
+std::string CauseSentence(const RankCause& cause) {
+  switch (cause.exit.kind) {
+    case ExitKind::kSignaled:
+      return SignalSentence(cause);
+    case ExitKind::kExecFailed:
+      return Cat(WhoOf(cause), " could not be started: ", ErrorText(cause.exit.code), ".");
+    case ExitKind::kExited:
+      break;
+  }
+  std::string memory = cause.exit.oom == OomEvidence::kNone ? "" : " after an OOM kill";
+  return Cat(WhoOf(cause), " exited with code ", cause.exit.code, memory, ".");
+}
+
+std::string CauseBrief(const RankCause& cause) {
+  std::string rank = cause.rank < 0 ? "" : Cat(" rank ", cause.rank);
+  return Cat(cause.node, rank, ": ", ExitTextWithSender(cause.exit));
+}
+
+struct ExplainEnd {
+  const ReasonContext& c;
+
+  ReasonText operator()(const WorkerFailed& r) const {
+    return {"worker_failed", CauseBrief(r.cause), CauseSentence(r.cause), Logs(c, r.cause.rank)};
+  }
+  ReasonText operator()(const NodeLost& r) const {
+    std::string silent =
+        r.silent > Duration::zero() ? Cat(", silent for ", ShortText(r.silent)) : "";
+    return {"node_lost", Cat(r.node, " lost (", r.how, ")"),
+            Cat(r.node, " was lost: ", r.how, silent, ". Losing a node costs no restart."),
+            Node(r.node)};
+  }
+  ReasonText operator()(const NodeRebooted& r) const {
+    return {"node_rebooted", Cat(r.node, " rebooted"),
+            Cat(r.node,
+                " came back with another boot: its workers are gone. A reboot costs no restart."),
+            Node(r.node)};
+  }
+  ReasonText operator()(const SupervisorLost& r) const {
+    return {"supervisor_lost", Cat(r.node, ": supervisor of the workers died"),
+            Cat("The regroup-shim of this job on ", r.node,
+                " died, so its workers were killed. It costs no restart."),
+            Node(r.node)};
+  }
+  ReasonText operator()(const StoreLost& r) const {
+    return {"store_lost", Cat(r.node, ": store of the generation died"),
+            Cat("The process on ", r.node,
+                " that served this generation's store died. It costs no restart."),
+            Node(r.node)};
+  }
+  ReasonText operator()(const StartTimedOut& r) const {
+    return {"start_timed_out", Cat(r.node, " did not start in ", ShortText(r.limit)),
+            Cat(r.node, " did not start all of its workers within ", ShortText(r.limit), "."),
+            Node(r.node)};
+  }
+  ReasonText operator()(const ExecFailed& r) const {
+    return {"exec_failed", CauseBrief(r.cause),
+            Cat(CauseSentence(r.cause), " ", r.cause.node, " is left out; it costs no restart."),
+            Cat("is the program there, and executable, on ", r.cause.node, "?")};
+  }
+  ReasonText operator()(const Preempted& r) const {
+    return {
+        "preempted", Cat(r.node, " preempted", r.saved ? " (saved)" : ""),
+        Cat(r.node, " was told that it goes away and left",
+            r.saved ? " after a save. " : "; nothing was saved for it. ", "It costs no restart."),
+        Node(r.node)};
+  }
+  ReasonText operator()(const Drained& r) const {
+    return {"drained", Cat(r.node, " drained"), Cat(r.node, " was drained. It costs no restart."),
+            Node(r.node)};
+  }
+  ReasonText operator()(const Resized& r) const {
+    std::string who = r.joined.empty() ? "" : Cat(": ", Nodes(r.joined), " joined");
+    return {"resized", Cat(r.from, " to ", Count(r.to, "node"), who),
+            Cat("The group went from ", r.from, " to ", Count(r.to, "node"), who,
+                ". It costs no restart."),
+            Cat("regroup explain ", c.job.value())};
+  }
+  ReasonText operator()(const Cancelled& r) const {
+    return {"cancelled", Cat("cancelled by ", r.by), Cat("It was cancelled by ", r.by, "."),
+            Cat("regroup logs ", c.job.value())};
+  }
+  ReasonText operator()(const Finished&) const {
+    return {"finished", "finished", "Every rank exited with code 0.",
+            Cat("regroup logs ", c.job.value())};
+  }
+};
+
+// ---- why a job failed --------------------------------------------------------------------------
+
+struct ExplainFail {
+  const ReasonContext& c;
+
+  ReasonText operator()(const BudgetSpent& r) const {
+    return {
+        "budget_spent", Cat(r.used, " of ", Count(r.max, "restart"), " used"),
+        Cat("It failed once more after ", r.used, " of ", Count(r.max, "restart"), "."),
+        Cat("regroup explain ", c.job.value(), ", then --max-restarts ", r.max + 1, " or more")};
+  }
+  ReasonText operator()(const CrashLoop& r) const {
+    return {"crash_loop", Cat("crash loop: ", Count(r.failures, "failure"), " without progress"),
+            Cat("It failed ", Count(r.failures, "time"),
+                " in a row without progress, so it was not started again."),
+            Cat("regroup logs ", c.job.value(), " --stderr")};
+  }
+  ReasonText operator()(const ExitCodeSaysFail& r) const {
+    return {"exit_code_says_fail", Cat("exit ", r.code, " means fail"),
+            Cat("A worker exited with code ", r.code, ", which its retry.exit_codes maps to fail."),
+            Logs(c, -1)};
+  }
+  ReasonText operator()(const NotExecutable& r) const {
+    return {"not_executable", Cat(r.program, " could not be started: ", ErrorText(r.error_number)),
+            Cat(r.program, " could not be started on the nodes: ", ErrorText(r.error_number), "."),
+            "is the program there, and executable, on each node?"};
+  }
+  ReasonText operator()(const CancelledBy& r) const {
+    std::string how = r.signal == 0 ? "" : Cat(" (", SignalName(r.signal), ")");
+    return {"cancelled_by", Cat("cancelled by ", r.who, how),
+            Cat("It was cancelled by ", r.who, how, "."), Cat("regroup logs ", c.job.value())};
+  }
+  ReasonText operator()(const PreemptedAll&) const {
+    return {"preempted_all", "every node left",
+            "Every node was told that it goes away and left. The job is kept.",
+            "the same command goes on from its newest checkpoint"};
+  }
+  ReasonText operator()(const JoinTimedOut& r) const {
+    return {"join_timed_out", Cat("not enough nodes within ", FormatDuration(r.limit)),
+            Cat("Not enough nodes joined within --join-timeout ", FormatDuration(r.limit), "."),
+            "start the same command on the other nodes, or give a longer --join-timeout"};
+  }
+};
+
+template <class Variant, std::size_t... Index>
+void AppendKinds(std::vector<std::string_view>& kinds, std::index_sequence<Index...>) {
+  (kinds.push_back(Explain(Variant(std::in_place_index<Index>), ReasonContext{}).kind), ...);
+}
+
+}  // namespace
+
+ReasonText Explain(const WaitReason& reason, const ReasonContext& context) {
+  return std::visit(ExplainWait{context}, reason);
+}
+ReasonText Explain(const EndReason& reason, const ReasonContext& context) {
+  return std::visit(ExplainEnd{context}, reason);
+}
+ReasonText Explain(const FailReason& reason, const ReasonContext& context) {
+  return std::visit(ExplainFail{context}, reason);
+}
+
+std::vector<std::string_view> AllReasonKinds() {
+  std::vector<std::string_view> kinds;
+  AppendKinds<WaitReason>(kinds, std::make_index_sequence<std::variant_size_v<WaitReason>>());
+  AppendKinds<EndReason>(kinds, std::make_index_sequence<std::variant_size_v<EndReason>>());
+  AppendKinds<FailReason>(kinds, std::make_index_sequence<std::variant_size_v<FailReason>>());
+  return kinds;
+}
+
+}  // namespace regroup

@@ -1,0 +1,122 @@
+#include "common/report/reasons.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace regroup {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+const ReasonContext kContext{JobId("train-4"), Generation(2), JobOrigin::kLaunched};
+
+template <class Variant>
+void Check(const Variant& reason, std::set<std::string_view>& kinds) {
+  ReasonText text = Explain(reason, kContext);
+  EXPECT_TRUE(kinds.insert(text.kind).second) << text.kind << " names two reasons";
+  EXPECT_FALSE(text.kind.empty() || text.brief.empty() || text.next.empty()) << text.kind;
+  ASSERT_FALSE(text.sentence.empty()) << text.kind;
+  EXPECT_EQ(text.sentence.back(), '.') << text.sentence;
+  EXPECT_NE(text.brief.back(), '.') << text.brief;
+}
+
+template <class Variant, std::size_t... Index>
+void CheckAll(std::set<std::string_view>& kinds, std::index_sequence<Index...>) {
+  (Check(Variant(std::in_place_index<Index>), kinds), ...);
+}
+
+// Every alternative, also one that is added tomorrow.
+TEST(Reasons, EveryOneHasASentenceAndANextStep) {
+  std::set<std::string_view> kinds;
+  CheckAll<WaitReason>(kinds, std::make_index_sequence<std::variant_size_v<WaitReason>>());
+  CheckAll<EndReason>(kinds, std::make_index_sequence<std::variant_size_v<EndReason>>());
+  CheckAll<FailReason>(kinds, std::make_index_sequence<std::variant_size_v<FailReason>>());
+  EXPECT_EQ(kinds.size(), AllReasonKinds().size());
+}
+
+RankCause Cause(ExitKind kind, int code) {
+  RankCause cause{"node1", 3, 1, {}, {}};
+  cause.exit.kind = kind;
+  cause.exit.code = code;
+  cause.exit.pid = 48121;
+  return cause;
+}
+
+struct EndRow {
+  EndReason reason;
+  std::string brief, sentence, next;
+};
+
+TEST(Reasons, EndsNameWhoWhatAndNumbers) {
+  RankCause oom = Cause(ExitKind::kSignaled, 9), maybe = oom, ours = oom;
+  oom.exit.oom = OomEvidence::kCounted;
+  maybe.exit.oom = OomEvidence::kProbable;
+  ours.exit.after_stop = true;
+  const EndRow rows[] = {
+      {WorkerFailed{Cause(ExitKind::kSignaled, 9)},
+       "node1 rank 3: SIGKILL, not by us, no OOM kill counted",
+       "Rank 3 on node1 (pid 48121) was killed by signal 9. Regroup did not send it and its cgroup "
+       "counted no OOM kill: "
+       "something else on node1 did.",
+       "regroup logs train-4 --generation 2 --rank 3"},
+      {WorkerFailed{oom}, "node1 rank 3: SIGKILL, out of memory: its cgroup counted an OOM kill",
+       "Rank 3 on node1 (pid 48121) was killed by signal 9: out of memory, its cgroup counted an "
+       "OOM kill.",
+       "regroup logs train-4 --generation 2 --rank 3"},
+      {WorkerFailed{maybe},
+       "node1 rank 3: SIGKILL, probably out of memory: the kernel counted an OOM kill",
+       "Rank 3 on node1 (pid 48121) was killed by signal 9: probably out of memory, the kernel of "
+       "node1 counted an OOM "
+       "kill and there is no memory cgroup to tell whose.",
+       "regroup logs train-4 --generation 2 --rank 3"},
+      {WorkerFailed{ours}, "node1 rank 3: SIGKILL, stopped by us",
+       "Rank 3 on node1 (pid 48121) was killed by signal 9. Regroup sent it to stop the group.",
+       "regroup logs train-4 --generation 2 --rank 3"},
+      {WorkerFailed{Cause(ExitKind::kSignaled, 11)}, "node1 rank 3: SIGSEGV",
+       "Rank 3 on node1 (pid 48121) was killed by signal 11 (SIGSEGV).",
+       "regroup logs train-4 --generation 2 --rank 3"},
+      {WorkerFailed{Cause(ExitKind::kExited, 7)}, "node1 rank 3: exit 7",
+       "Rank 3 on node1 (pid 48121) exited with code 7.",
+       "regroup logs train-4 --generation 2 --rank 3"},
+      {ExecFailed{Cause(ExitKind::kExecFailed, 13)},
+       "node1 rank 3: could not start: Permission denied",
+       "Rank 3 on node1 (pid 48121) could not be started: Permission denied. node1 is left out; it "
+       "costs no restart.",
+       "is the program there, and executable, on node1?"},
+      {NodeLost{"node2", "connection refused", 0s}, "node2 lost (connection refused)",
+       "node2 was lost: connection refused. Losing a node costs no restart.",
+       "regroup nodes node2"},
+      {NodeLost{"node2", "silent", 5200ms}, "node2 lost (silent)",
+       "node2 was lost: silent, silent for 5.20 s. Losing a node costs no restart.",
+       "regroup nodes node2"},
+      {Preempted{"node2", true}, "node2 preempted (saved)",
+       "node2 was told that it goes away and left after a save. It costs no restart.",
+       "regroup nodes node2"},
+      {Resized{2, 3, {"node2"}}, "2 to 3 nodes: node2 joined",
+       "The group went from 2 to 3 nodes: node2 joined. It costs no restart.",
+       "regroup explain train-4"}};
+  for (const EndRow& row : rows) {
+    ReasonText text = Explain(row.reason, kContext);
+    EXPECT_EQ(text.brief, row.brief);
+    EXPECT_EQ(text.sentence, row.sentence);
+    EXPECT_EQ(text.next, row.next);
+  }
+}
+
+TEST(Reasons, WaitsSpeakOfTheirWorld) {
+  WaitReason below = BelowMinimum{2, 4, 3min, {}};
+  EXPECT_EQ(Explain(below, {JobId("eval-2"), {}, JobOrigin::kSubmitted}).brief,
+            "needs 4 nodes, 2 free");
+  EXPECT_EQ(Explain(below, {JobId("eval-2"), {}, JobOrigin::kLaunched}).brief, "2 of 4 nodes");
+  EXPECT_EQ(Explain(WaitReason(MembersPreparing{{"node2"}, 1200ms}), kContext).brief,
+            "node2 preparing, 1.20 s");
+  std::vector<std::string> many(1000, "node");
+  EXPECT_THAT(Explain(WaitReason(AwaitReattach{many, 1s}), kContext).sentence,
+              HasSubstr(" and 995 more"));
+}
+
+}  // namespace
+}  // namespace regroup
