@@ -189,22 +189,7 @@ absl::Status Repository::PrepareAttempt(std::int64_t step, std::uint64_t generat
   return io::SyncDirectory(path_);
 }
 
-absl::Status Repository::LinkRecord(const Manifest& manifest) const {
-  const std::string record = SerializeManifest(manifest), target = RecordPath(manifest.step);
-  const std::string temporary =
-      absl::StrCat(path_, "/commits/", kTemporaryPrefix, manifest.step, "-", io::RandomHex(8));
-  RETURN_IF_ERROR(io::ReplaceFile(temporary, record, io::Durability::kDurable, 0644));
-  const int failed = LinkOrRename(temporary, target);
-  unlink(temporary.c_str());
-  // A network file system may have lost the answer to a link that was made.
-  if (failed == EEXIST && ReadRecord(manifest.step).value_or("") != record) {
-    return absl::AlreadyExistsError(absl::StrCat("step ", manifest.step, " has a commit already"));
-  }
-  if (failed != 0 && failed != EEXIST) return io::ErrnoStatus(failed, target);
-  return io::SyncDirectory(absl::StrCat(path_, "/commits"));
-}
-
-absl::Status Repository::Commit(const Manifest& manifest) const {
+absl::StatusOr<Repository::StagedCommit> Repository::Stage(Manifest manifest) const {
   const std::string directory = AttemptPath(manifest.step, manifest.generation, manifest.attempt);
   for (const FileInfo& file : manifest.files) {
     struct stat info {};
@@ -212,7 +197,7 @@ absl::Status Repository::Commit(const Manifest& manifest) const {
     if (stat(path.c_str(), &info) != 0) return io::ErrnoStatus(errno, path);
     if (static_cast<std::uint64_t>(info.st_size) != file.bytes) {
       return absl::DataLossError(
-          absl::StrCat(path, " has ", info.st_size, " bytes, rank reported ", file.bytes));
+          absl::StrCat(path, " has ", info.st_size, " bytes, its rank reported ", file.bytes));
     }
   }
   // The names of the files must not reach the disk after the record's.
@@ -227,15 +212,46 @@ absl::Status Repository::Commit(const Manifest& manifest) const {
                        " has committed step ", newest->step));
     }
   }
-  const absl::Status linked = LinkRecord(manifest);
-  if (!absl::IsAlreadyExists(linked)) return linked;
-  const absl::StatusOr<Manifest> existing = ReadManifest(manifest.step);
-  if (existing.ok() && Verify(*existing).ok()) return linked;
-  const std::string aside =
-      absl::StrCat(path_, "/commits/", kDamagedPrefix, kStepPrefix, manifest.step);
-  if (rename(RecordPath(manifest.step).c_str(), aside.c_str()) != 0)
-    return io::ErrnoStatus(errno, aside);
-  return LinkRecord(manifest);
+  StagedCommit staged{std::move(manifest), {}, {}};
+  staged.record = SerializeManifest(staged.manifest);
+  // What the ranks reported must make one whole: a record that could not be read back is not
+  // published.
+  RETURN_IF_ERROR(ParseManifest(staged.record).status());
+  staged.temporary = absl::StrCat(path_, "/commits/", kTemporaryPrefix, staged.manifest.step, "-",
+                                  io::RandomHex(8));
+  RETURN_IF_ERROR(io::ReplaceFile(staged.temporary, staged.record, io::Durability::kDurable, 0644));
+  return staged;
+}
+
+absl::Status Repository::LinkRecord(const StagedCommit& staged) const {
+  const std::int64_t step = staged.manifest.step;
+  const int failed = LinkOrRename(staged.temporary, RecordPath(step));
+  // A network file system may have lost the answer to a link that was made.
+  if (failed == EEXIST && ReadRecord(step).value_or("") != staged.record) {
+    return absl::AlreadyExistsError(absl::StrCat("step ", step, " has a commit already"));
+  }
+  if (failed != 0 && failed != EEXIST) return io::ErrnoStatus(failed, RecordPath(step));
+  return io::SyncDirectory(absl::StrCat(path_, "/commits"));
+}
+
+absl::Status Repository::Publish(const StagedCommit& staged) const {
+  absl::Status linked = LinkRecord(staged);
+  if (absl::IsAlreadyExists(linked)) {
+    const absl::StatusOr<Manifest> existing = ReadManifest(staged.manifest.step);
+    if (!existing.ok() || !Verify(*existing).ok()) {
+      const std::string aside =
+          absl::StrCat(path_, "/commits/", kDamagedPrefix, kStepPrefix, staged.manifest.step);
+      linked = rename(RecordPath(staged.manifest.step).c_str(), aside.c_str()) == 0
+                   ? LinkRecord(staged)
+                   : io::ErrnoStatus(errno, aside);
+    }
+  }
+  Unstage(staged);
+  return linked;
+}
+
+void Repository::Unstage(const StagedCommit& staged) const {
+  (void)unlink(staged.temporary.c_str());
 }
 
 absl::Status Repository::Delete(std::int64_t step) const {

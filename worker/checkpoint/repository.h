@@ -48,10 +48,19 @@ class Repository {
   absl::Status PrepareAttempt(std::int64_t step, std::uint64_t generation,
                               std::uint64_t attempt) const;
 
-  // Publishes. REQUIRES: every file is durable. Already exists: a sound commit of this step is
-  // there, and stays; a damaged one is moved out of the way. Failed precondition: the newest commit
-  // is of a later generation of the same job, so this one has been replaced.
-  absl::Status Commit(const Manifest& manifest) const;
+  // A commit record that is durable under a name of its own and has yet to be published.
+  struct StagedCommit {
+    Manifest manifest;
+    std::string record, temporary;
+  };
+  // REQUIRES: every file is durable. Failed precondition: the newest commit is of a later
+  // generation of the same job, so this one has been replaced.
+  absl::StatusOr<StagedCommit> Stage(Manifest manifest) const;
+  // One link: from then on the checkpoint exists, also for whoever looks after a crash. Already
+  // exists: a sound commit of this step is there, and stays; a damaged one is moved out of the way.
+  // In any case the staged name is gone.
+  absl::Status Publish(const StagedCommit& staged) const;
+  void Unstage(const StagedCommit& staged) const;
 
   // Deletes a checkpoint: its record first, then its files.
   absl::Status Delete(std::int64_t step) const;
@@ -67,7 +76,7 @@ class Repository {
  private:
   explicit Repository(std::string path) : path_(std::move(path)) {}
   std::string RecordPath(std::int64_t step) const;
-  absl::Status LinkRecord(const Manifest& manifest) const;
+  absl::Status LinkRecord(const StagedCommit& staged) const;
   absl::Status FinishDeletions() const;
   absl::Status SweepStep(const std::string& directory, std::int64_t step,
                          std::uint64_t generation) const;

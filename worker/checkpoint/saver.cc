@@ -212,26 +212,27 @@ absl::Status Saver::Publish(const Request& request, FileInfo file) {
     ASSIGN_OR_RETURN(FileInfo other, AwaitReport(request, r, end));
     manifest.files.push_back(std::move(other));
   }
-  // What the ranks reported must make one whole: a manifest that could not be read back is not
-  // published.
-  const std::string record = SerializeManifest(manifest);
-  RETURN_IF_ERROR(ParseManifest(record).status());
-  if (gate_ != nullptr) {
-    const std::string directory =
-        repository_.AttemptPath(request.step, options_.generation, request.attempt);
-    std::error_code ignored;
-    const CommitQuestion question{
-        request.attempt, request.step, Xxh3Hex(std::as_bytes(std::span(record))),
-        std::filesystem::absolute(directory, ignored).string(), request.for_notice};
-    const auto late = steady_clock::now() + options_.patience;
-    RETURN_IF_ERROR(gate_->Ask(
-        question, [&] { return GivenUp(request.attempt) || steady_clock::now() > late; }));
-  }
-  // The reports have done their work; what stays beside the files is only what the record names.
+  // Everything slow comes before the question: a commit that was accepted is published at once.
+  ASSIGN_OR_RETURN(const Repository::StagedCommit staged, repository_.Stage(std::move(manifest)));
   const std::string directory =
       repository_.AttemptPath(request.step, options_.generation, request.attempt);
+  if (gate_ != nullptr) {
+    std::error_code ignored;
+    const CommitQuestion question{
+        request.attempt, request.step, Xxh3Hex(std::as_bytes(std::span(staged.record))),
+        std::filesystem::absolute(directory, ignored).string(), request.for_notice};
+    const auto late = steady_clock::now() + options_.patience;
+    const absl::Status answer = gate_->Ask(
+        question, [&] { return GivenUp(request.attempt) || steady_clock::now() > late; });
+    if (!answer.ok()) {
+      repository_.Unstage(staged);
+      return answer;
+    }
+  }
+  RETURN_IF_ERROR(repository_.Publish(staged));
+  // The reports have done their work; what stays beside the files is only what the record names.
   for (int r = 1; r < options_.world_size; ++r) (void)unlink(ReportPath(directory, r).c_str());
-  return repository_.Commit(manifest);
+  return absl::OkStatus();
 }
 
 }  // namespace regroup::worker

@@ -204,11 +204,11 @@ TEST_F(RepositoryTest, ASecondCommitOfAStepIsRefusedAndTheFirstStays) {
   ASSERT_TRUE(repository_.PrepareAttempt(10, 1, 2).ok());
   std::filesystem::copy_file(File("step-10/1-1/rank-0-of-1.safetensors"),
                              File("step-10/1-2/rank-0-of-1.safetensors"));
-  EXPECT_EQ(repository_.Commit(second).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(Commit(repository_, second).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(repository_.ReadManifest(10)->attempt, 1u);
   // A damaged first one gives way.
   std::filesystem::resize_file(File("step-10/1-1/rank-0-of-1.safetensors"), 1);
-  EXPECT_TRUE(repository_.Commit(second).ok());
+  EXPECT_TRUE(Commit(repository_, second).ok());
   EXPECT_EQ(repository_.ReadManifest(10)->attempt, 2u);
 }
 
@@ -221,17 +221,17 @@ TEST_F(RepositoryTest, AReplacedGenerationCanNotCommit) {
   ASSERT_TRUE(repository_.PrepareAttempt(30, 6, 1).ok());
   stale.files.push_back(
       *WriteShard(image, File("step-30/6-1/rank-0-of-1.safetensors"), [] { return false; }));
-  const absl::Status refused = repository_.Commit(stale);
+  const absl::Status refused = Commit(repository_, stale);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(std::string(refused.message()).find("generation 7"), std::string::npos) << refused;
   stale.job = "another-job";  // Its generations are numbered on their own.
-  EXPECT_TRUE(repository_.Commit(stale).ok());
+  EXPECT_TRUE(Commit(repository_, stale).ok());
 }
 
 TEST_F(RepositoryTest, ACommitWithoutItsFilesIsRefused) {
   Manifest m = CommitStep(repository_, state_, 10, 2);
   m.step = 11;
-  EXPECT_EQ(repository_.Commit(m).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Commit(repository_, m).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(Steps(), (std::vector<std::int64_t>{10}));
 }
 

@@ -81,6 +81,11 @@ class TestState {
   std::vector<std::vector<float>> data_;
 };
 
+inline absl::Status Commit(const Repository& repository, const Manifest& manifest) {
+  const auto staged = repository.Stage(manifest);
+  return staged.ok() ? repository.Publish(*staged) : staged.status();
+}
+
 // Commits one checkpoint without a saver.
 inline Manifest CommitStep(const Repository& repository, TestState& state, std::int64_t step,
                            int world_size = 1, std::uint64_t generation = 1,
@@ -100,7 +105,7 @@ inline Manifest CommitStep(const Repository& repository, TestState& state, std::
     CHECK(info.ok());
     manifest.files.push_back(*info);
   }
-  CHECK(repository.Commit(manifest).ok());
+  CHECK(Commit(repository, manifest).ok());
   return manifest;
 }
 
