@@ -38,8 +38,9 @@ bool ToNumber(const std::string& text, std::int64_t& value) {
 
 absl::Status NotAClient(unsigned char first) {
   if (first <= 12) {
-    return absl::InvalidArgumentError(
-        "speaks the TCPStore dialect of PyTorch 2.0 or older (no handshake); this store needs PyTorch 2.2 or newer");
+    return absl::InvalidArgumentError(absl::StrCat(
+        first == kValidate ? "sent a wrong handshake, or " : "",
+        "speaks the TCPStore dialect of PyTorch 2.0 or older (no handshake); this store needs PyTorch 2.2 or newer"));
   }
   return absl::InvalidArgumentError("is no TCPStore client");
 }
