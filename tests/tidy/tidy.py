@@ -36,7 +36,7 @@ _CORE_WORDS = re.compile(r"\b(random_device|sleep_for|sleep_until|usleep|nanosle
                          r"unordered_set|flat_hash_map|flat_hash_set|spdlog|grpc|sqlite3)\b")
 _GETENV = re.compile(r"\b(secure_getenv|getenv|setenv|putenv|unsetenv)\s*\(|\benviron\b")
 _EXIT = re.compile(r"(?<![\w.>:])(?:std::|::)?(?:exit|quick_exit)\s*\(")
-_MACHINE = re.compile(r"(?<![\w.$}~-])/(?:work|root|home/[a-z]\w*|Users/\w+)(?=/\w)")
+_MACHINE = re.compile(r"(?<![\w.$}~-])/(?:work|root|home/(?!user|u/)[a-z]\w*|Users/\w+)(?=/\w)")
 _GUARD = re.compile(r"^#pragma once\b", re.MULTILINE)
 
 
