@@ -13,11 +13,15 @@ std::string LocalCoordinatorFolder(std::string_view state_dir) {
 std::vector<std::string> CoordinatorArguments(const AdHocCoordinator& coordinator) {
   std::vector<std::string> arguments = {"coordinator", "--ad-hoc", "--state-dir",
                                         coordinator.state_dir};
-  for (const std::string& address : coordinator.listen) {
+  std::string listen;
+  for (const std::string& address : coordinator.listen)
+    listen += (listen.empty() ? "" : ",") + address;
+  if (listen.empty()) {
+    arguments.push_back("--local");
+  } else {
     arguments.push_back("--listen");
-    arguments.push_back(address);
+    arguments.push_back(listen);
   }
-  if (coordinator.listen.empty()) arguments.push_back("--local");
   if (coordinator.insecure) arguments.push_back("--insecure");
   return arguments;
 }

@@ -1,0 +1,58 @@
+#include "launcher/coordinator/shell/coordinator_config.h"
+
+#include "absl/strings/str_split.h"
+#include "common/base/user_error.h"
+#include "common/config/flags.h"
+#include "common/config/values.h"
+#include "common/io/address.h"
+#include "common/rpc/places.h"
+
+namespace regroup {
+
+void DescribeFlags(CLI::App& app, CoordinatorConfig& config) {
+  AddParsed(app, "--listen", "HOST[:PORT]", "127.0.0.1:29400",
+            "address that agents dial, as in 10.0.0.4:29400; several with commas",
+            [&config](std::string_view text) {
+              config.listen = absl::StrSplit(absl::string_view(text.data(), text.size()), ',');
+              return absl::OkStatus();
+            });
+  AddSwitch(app, "--local", config.local, "only a Unix socket, no TCP: serves this host");
+  AddText(app, "--state-dir", config.state_dir,
+          "where journal, socket and lock lie, as in /var/lib/regroup", "DIR");
+  AddSwitch(app, "--ad-hoc", config.ad_hoc,
+            "end when the last job is over; `regroup run` starts it so");
+  AddSwitch(app, "--insecure", config.insecure, "plaintext beyond loopback, and every call on TCP");
+  AddText(app, "--log-file", config.log_file,
+          "log here instead of to standard error, as in /var/log/regroup.log", "FILE");
+  AddSwitch(app, "--log-json", config.log_json, "log lines are JSON objects instead of key=value");
+  AddDuration(app, "--agent-lease", config.lease, "silence after which a node is lost, as in 5s");
+  AddDuration(app, "--heartbeat", config.heartbeat,
+              "how often an agent says that it lives, as in 1s");
+}
+
+absl::Status Validate(const CoordinatorConfig& config) {
+  if (config.local && !config.listen.empty()) {
+    return UserError(absl::StatusCode::kInvalidArgument, "--local and --listen exclude each other",
+                     "--local serves no TCP", "give one of them");
+  }
+  for (const std::string& text : config.listen) {
+    if (absl::StatusOr<io::HostPort> parsed = io::ParseHostPort(text, kDefaultCoordinatorPort);
+        !parsed.ok()) {
+      return UserError(absl::StatusCode::kInvalidArgument, "--listen is no address",
+                       std::string(parsed.status().message()),
+                       "regroup coordinator --listen 127.0.0.1:29400");
+    }
+  }
+  if (config.heartbeat < std::chrono::milliseconds(10) || config.lease < 3 * config.heartbeat ||
+      config.lease > std::chrono::hours(1)) {
+    return UserError(
+        absl::StatusCode::kInvalidArgument, "--agent-lease does not fit --heartbeat",
+        "lease " + FormatDuration(config.lease) + ", heartbeat " +
+            FormatDuration(config.heartbeat) +
+            "; the heartbeat is at least 10ms, the lease at least three of them and at most 1h",
+        "regroup coordinator --agent-lease 5s --heartbeat 1s");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace regroup

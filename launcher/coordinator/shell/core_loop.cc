@@ -1,0 +1,247 @@
+#include "launcher/coordinator/shell/core_loop.h"
+
+#include <boost/asio/post.hpp>
+
+#include "common/base/check.h"
+#include "common/base/user_error.h"
+#include "common/io/proc.h"
+#include "launcher/coordinator/shell/records.h"
+
+namespace regroup::coordinator {
+namespace {
+
+constexpr Duration kStoodStill = std::chrono::seconds(1);
+constexpr auto kWatchInterval = std::chrono::milliseconds(500);
+
+// One transaction. Whole steps only, and at least one.
+constexpr std::size_t kMaxBatchRows = 4'096;
+constexpr std::size_t kMaxBatchBytes = 8u << 20;
+// What may collect behind a disk that hangs, before giving up is better than growing.
+constexpr std::size_t kMaxPendingBytes = 256u << 20;
+
+constexpr auto kDiskFullRetry = std::chrono::milliseconds(500);
+constexpr int kDiskFullTries = 120;
+
+obs::Level LevelOf(Severity severity) {
+  switch (severity) {
+    case Severity::kDebug:
+      return obs::Level::kDebug;
+    case Severity::kInfo:
+      return obs::Level::kInfo;
+    case Severity::kWarning:
+      return obs::Level::kWarning;
+    case Severity::kError:
+      return obs::Level::kError;
+  }
+  return obs::Level::kError;
+}
+
+}  // namespace
+
+CoreLoop::CoreLoop(boost::asio::io_context& io, Journal& journal, obs::Logger& log, Outlet& outlet)
+    : io_(io),
+      journal_(journal),
+      log_(log),
+      outlet_(outlet),
+      deadline_timer_(io),
+      watch_timer_(io),
+      retry_timer_(io) {}
+
+void CoreLoop::Post(Work work) {
+  bool wake = false;
+  {
+    std::lock_guard lock(mutex_);
+    last_stamp_ = std::max(last_stamp_, io::MonotonicNow());
+    wake = inbox_.empty();
+    inbox_.push_back({last_stamp_, std::move(work)});
+  }
+  if (wake) boost::asio::post(io_, [this] { Drain(); });
+}
+
+void CoreLoop::Drain() {
+  Enter();
+  std::vector<Received> received;
+  {
+    std::lock_guard lock(mutex_);
+    received.swap(inbox_);
+  }
+  for (Received& one : received) one.work(one.at);
+  Arm();
+  Flush();
+}
+
+void CoreLoop::Enter() {
+  const Instant now = io::MonotonicNow();
+  const Duration gap = now - alive_;
+  alive_ = now;
+  if (gap <= kStoodStill || !started() || stopping_ || failed_) return;
+  log_.Warning("the loop stood still: leases are extended by the gap",
+               {{"seconds", std::to_string(Seconds(gap))}});
+  // At the time of the last step, so that no deadline in between comes first.
+  StepCore(now_, Stalled{gap});
+}
+
+void CoreLoop::Watch() {
+  watch_timer_.expires_after(kWatchInterval);
+  watch_timer_.async_wait([this](const boost::system::error_code& error) {
+    if (error) return;
+    Enter();
+    Watch();
+    Arm();
+    Flush();
+  });
+}
+
+void CoreLoop::Start(Core core) {
+  core_.emplace(std::move(core));
+  alive_ = now_ = io::MonotonicNow();
+  StepCore(now_, Tick{});
+  Watch();
+  Arm();
+  Flush();
+}
+
+void CoreLoop::Step(Instant received, const Event& event) {
+  CHECK(started());
+  if (stopping_ || failed_) return;
+  TickUntil(received);
+  StepCore(std::max(now_, received), event);
+}
+
+void CoreLoop::TickUntil(Instant limit) {
+  while (!failed_) {
+    const std::optional<Instant> due = core_->NextDeadline();
+    if (!due || *due > limit) return;
+    StepCore(std::max(now_, *due), Tick{});
+  }
+}
+
+void CoreLoop::StepCore(Instant now, const Event& event) {
+  now_ = now;
+  Effects effects = core_->Step(now, io::WallNow(), event);
+  Output output;
+  output.rows.reserve(effects.rows.size());
+  for (Row& row : effects.rows) {
+    output.rows.push_back(EncodeRow(row));
+    const JournalRow& encoded = output.rows.back();
+    output.bytes += encoded.key.size() + (encoded.value ? encoded.value->size() : 0);
+    if (row.value && std::holds_alternative<JobEventRow>(*row.value)) {
+      output.events.push_back(std::get<JobEventRow>(*std::move(row.value)));
+    }
+  }
+  output.actions = std::move(effects.actions);
+  output.notes = std::move(effects.notes);
+  if (output.rows.empty() && output.actions.empty() && output.notes.empty()) return;
+  pending_bytes_ += output.bytes;
+  pending_.push_back(std::move(output));
+  if (pending_bytes_ > kMaxPendingBytes) {
+    Fail(UserError(absl::StatusCode::kResourceExhausted, "the journal is too slow",
+                   std::to_string(pending_bytes_) + " bytes wait to be written, at most " +
+                       std::to_string(kMaxPendingBytes) + " may",
+                   "look at the disk that holds the state directory"));
+  }
+}
+
+void CoreLoop::Arm() {
+  if (!started() || stopping_ || failed_) return;
+  const std::optional<Instant> due = core_->NextDeadline();
+  if (due == armed_for_) return;
+  armed_for_ = due;
+  if (!due) {
+    deadline_timer_.cancel();
+    return;
+  }
+  deadline_timer_.expires_after(std::max(*due - io::MonotonicNow(), Duration(0)));
+  deadline_timer_.async_wait([this](const boost::system::error_code& error) {
+    if (error || stopping_ || failed_) return;
+    Enter();
+    armed_for_.reset();
+    TickUntil(std::max(now_, io::MonotonicNow()));
+    Arm();
+    Flush();
+  });
+}
+
+void CoreLoop::Flush() {
+  if (in_flight_ > 0 || failed_) return;
+  // What wrote nothing has nothing to wait for.
+  std::size_t free = 0;
+  while (free < pending_.size() && pending_[free].rows.empty()) ++free;
+  Release(free);
+  if (failed_) return;
+  if (!pending_.empty()) return CommitFirst();
+  if (stopping_ && stopped_) std::exchange(stopped_, nullptr)();
+}
+
+void CoreLoop::CommitFirst() {
+  Journal::Batch batch;
+  std::size_t bytes = 0, count = 0;
+  for (const Output& output : pending_) {
+    const bool fits = batch.size() + output.rows.size() <= kMaxBatchRows &&
+                      bytes + output.bytes <= kMaxBatchBytes;
+    if (count > 0 && !fits) break;
+    batch.insert(batch.end(), output.rows.begin(), output.rows.end());
+    bytes += output.bytes;
+    ++count;
+  }
+  in_flight_ = count;
+  journal_.Commit(std::move(batch), [this](absl::Status status) {
+    boost::asio::post(io_, [this, status = std::move(status)] { OnCommitted(status); });
+  });
+}
+
+void CoreLoop::OnCommitted(const absl::Status& status) {
+  Enter();
+  if (failed_) return;
+  if (absl::IsResourceExhausted(status) && ++disk_full_tries_ < kDiskFullTries) {
+    if (disk_full_tries_ == 1) {
+      log_.Error("the disk of the journal is full: nothing is answered until there is room",
+                 {{"because", PartsOf(status).because}});
+    }
+    retry_timer_.expires_after(kDiskFullRetry);
+    retry_timer_.async_wait([this](const boost::system::error_code& error) {
+      if (!error) CommitFirst();
+    });
+    return;
+  }
+  if (!status.ok()) return Fail(status);
+  if (disk_full_tries_ > 0) log_.Info("the journal can be written again");
+  disk_full_tries_ = 0;
+  const std::size_t count = std::exchange(in_flight_, 0);
+  Release(count);
+  Flush();
+}
+
+void CoreLoop::Release(std::size_t outputs) {
+  for (; outputs > 0 && !failed_; --outputs) {
+    Output output = std::move(pending_.front());
+    pending_.pop_front();
+    pending_bytes_ -= output.bytes;
+    for (const Note& note : output.notes) log_.Log(LevelOf(note.severity), note.what, note.fields);
+    for (const JobEventRow& row : output.events) outlet_.Happened(row.job, row.event);
+    for (Action& action : output.actions) {
+      // Nothing of this journal may be seen after it was found to be the wrong one.
+      if (std::holds_alternative<StepDown>(action)) failed_ = true;
+      outlet_.CarryOut(std::move(action));
+      if (failed_) return;
+    }
+  }
+}
+
+void CoreLoop::Stop(std::function<void()> done) {
+  stopping_ = true;
+  stopped_ = std::move(done);
+  deadline_timer_.cancel();
+  watch_timer_.cancel();
+  if (failed_) return std::exchange(stopped_, nullptr)();
+  Flush();
+}
+
+void CoreLoop::Fail(const absl::Status& why) {
+  if (std::exchange(failed_, true)) return;
+  deadline_timer_.cancel();
+  watch_timer_.cancel();
+  outlet_.Fatal(why);
+}
+
+}  // namespace regroup::coordinator

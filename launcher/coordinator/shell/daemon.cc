@@ -1,0 +1,482 @@
+#include "launcher/coordinator/shell/daemon.h"
+
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <cstdio>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/config/state_dir.h"
+#include "common/io/address.h"
+#include "common/io/files.h"
+#include "common/io/proc.h"
+#include "common/obs/logger.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/checker.h"
+#include "common/rpc/convert.h"
+#include "common/rpc/describe_listener.h"
+#include "common/rpc/places.h"
+#include "common/rpc/resolve.h"
+#include "common/rpc/server.h"
+#include "launcher/coordinator/core/core.h"
+#include "launcher/coordinator/shell/calls.h"
+#include "launcher/coordinator/shell/core_loop.h"
+#include "launcher/coordinator/shell/folder.h"
+#include "launcher/coordinator/shell/listener.h"
+#include "launcher/coordinator/shell/log_relay.h"
+#include "launcher/coordinator/shell/prober.h"
+#include "launcher/coordinator/shell/records.h"
+#include "launcher/coordinator/shell/sessions.h"
+#include "launcher/coordinator/shell/sqlite_journal.h"
+#include "proto/coordinator.grpc.pb.h"
+
+namespace regroup::coordinator {
+namespace {
+
+constexpr int kExitInternal = 125;
+// A result with detail has to fit into one message of a session.
+constexpr std::size_t kMaxResultBytes = kMaxSessionMessageBytes - (256u << 10);
+
+class Service final : public pb::Coordinator::CallbackService {
+ public:
+  Service(Sessions& sessions, Calls& calls, LogRelay& logs, bool insecure)
+      : sessions_(sessions), calls_(calls), logs_(logs), insecure_(insecure) {}
+
+  grpc::ServerBidiReactor<pb::AgentMessage, pb::CoordinatorMessage>* Session(
+      grpc::CallbackServerContext* context) override {
+    return sessions_.Open(context);
+  }
+  grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
+                                   const pb::SubmitRequest* request,
+                                   pb::SubmitReply* reply) override {
+    if (auto* refused = RefusedUnary(context)) return refused;
+    return calls_.Submit(context, request, reply);
+  }
+  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context,
+                                   const pb::CancelRequest* request,
+                                   pb::CancelReply* reply) override {
+    if (auto* refused = RefusedUnary(context)) return refused;
+    return calls_.Cancel(context, request, reply);
+  }
+  grpc::ServerUnaryReactor* Read(grpc::CallbackServerContext* context,
+                                 const pb::ReadRequest* request, pb::ReadReply* reply) override {
+    if (auto* refused = RefusedUnary(context)) return refused;
+    return calls_.Read(context, request, reply);
+  }
+  grpc::ServerUnaryReactor* ForgetNode(grpc::CallbackServerContext* context,
+                                       const pb::ForgetNodeRequest* request,
+                                       pb::ForgetNodeReply* reply) override {
+    if (auto* refused = RefusedUnary(context)) return refused;
+    return calls_.ForgetNode(context, request, reply);
+  }
+  grpc::ServerWriteReactor<pb::LogsReply>* Logs(grpc::CallbackServerContext* context,
+                                                const pb::LogSelection* selection) override {
+    if (const absl::Status caller = CheckCaller(*context, insecure_); !caller.ok()) {
+      return new RefusedStream(caller);
+    }
+    return logs_.Logs(selection);
+  }
+  grpc::ServerReadReactor<pb::SendLogsRequest>* SendLogs(grpc::CallbackServerContext*,
+                                                         pb::SendLogsReply*) override {
+    return logs_.SendLogs();
+  }
+
+ private:
+  // Finished before anything of ours knows it.
+  class RefusedStream final : public grpc::ServerWriteReactor<pb::LogsReply> {
+   public:
+    explicit RefusedStream(const absl::Status& why) { Finish(ToGrpcStatus(why)); }
+    void OnDone() override { delete this; }
+  };
+  grpc::ServerUnaryReactor* RefusedUnary(grpc::CallbackServerContext* context) {
+    const absl::Status caller = CheckCaller(*context, insecure_);
+    if (caller.ok()) return nullptr;
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(ToGrpcStatus(caller));
+    return reactor;
+  }
+
+  Sessions& sessions_;
+  Calls& calls_;
+  LogRelay& logs_;
+  const bool insecure_;
+};
+
+pb::JobView ShownResult(const JobView& job) {
+  pb::JobView shown = ToProto(job);
+  shown.mutable_spec()->clear_environment();
+  // The newest generations say most about the end.
+  while (shown.ByteSizeLong() > kMaxResultBytes && shown.generations_size() > 1) {
+    shown.mutable_generations()->DeleteSubrange(0, (shown.generations_size() + 1) / 2);
+  }
+  if (shown.ByteSizeLong() > kMaxResultBytes) shown.clear_generations();
+  if (shown.ByteSizeLong() > kMaxResultBytes) shown.clear_events();
+  return shown;
+}
+
+// As many descriptors as we may have: a session is one.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+absl::Status PortTaken(const Address& address) {
+  Address dialled = address;
+  if (io::IsWildcard(address.host)) dialled.host = address.host == "::" ? "::1" : "127.0.0.1";
+  return UserError(
+      absl::StatusCode::kAlreadyExists,
+      "port " + std::to_string(address.port) + " of " + address.host + " is taken",
+      DescribeListener(dialled).sentence,
+      "regroup coordinator --listen " +
+          io::FormatAddress({address.host, static_cast<std::uint16_t>(address.port + 1)}));
+}
+
+absl::StatusOr<std::vector<Address>> ListenAddresses(const CoordinatorConfig& config) {
+  std::vector<Address> addresses;
+  if (config.local) return addresses;
+  std::vector<std::string> texts = config.listen;
+  if (texts.empty()) texts.push_back("127.0.0.1:" + std::to_string(kDefaultCoordinatorPort));
+  for (const std::string& text : texts) {
+    ASSIGN_OR_RETURN(const io::HostPort endpoint, io::ParseHostPort(text, kDefaultCoordinatorPort));
+    absl::StatusOr<std::vector<Address>> resolved = Resolve(endpoint);
+    if (!resolved.ok()) {
+      return UserError(absl::StatusCode::kInvalidArgument, "--listen " + text + " can't be used",
+                       std::string(resolved.status().message()),
+                       "regroup coordinator --listen 127.0.0.1:29400");
+    }
+    addresses.insert(addresses.end(), resolved->begin(), resolved->end());
+  }
+  for (const Address& address : addresses) {
+    if (config.insecure || io::IsLoopback(address.host)) continue;
+    return UserError(absl::StatusCode::kPermissionDenied,
+                     "the coordinator would listen in plaintext beyond this host",
+                     "--listen " + io::FormatAddress(address) +
+                         " is not loopback, and there are no certificates",
+                     "regroup coordinator --insecure --listen " + io::FormatAddress(address));
+  }
+  return addresses;
+}
+
+class DaemonImpl final : public Daemon, public Outlet {
+ public:
+  DaemonImpl(const CoordinatorConfig& config, Folder folder, std::unique_ptr<obs::Logger> log)
+      : config_(config),
+        folder_(std::move(folder)),
+        log_(std::move(log)),
+        listener_(io_, *log_),
+        journal_(MakeSqliteJournal(folder_.JournalPath())),
+        loop_(io_, *journal_, *log_, *this),
+        sessions_(loop_, *log_, [this] { return FreeBytes(); }),
+        calls_(loop_, [this] { return FreeBytes(); }),
+        logs_(loop_, calls_, sessions_),
+        prober_(io_),
+        service_(sessions_, calls_, logs_, config.insecure) {}
+
+  absl::Status Listen(const std::vector<Address>& addresses) {
+    for (Address address : addresses) {
+      const absl::Status listening = listener_.ListenTcp(address);
+      if (absl::IsAlreadyExists(listening)) return PortTaken(address);
+      if (!listening.ok()) {
+        return UserError(listening.code(),
+                         "the coordinator can't listen on " + io::FormatAddress(address),
+                         std::string(listening.message()), "give another --listen address");
+      }
+      addresses_.push_back(address);
+    }
+    RETURN_IF_ERROR(listener_.ListenUnix(folder_.path(), kCoordinatorSocketName));
+    return folder_.Describe(addresses_);
+  }
+
+  int Run(bool catch_signals) override {
+    auto work = boost::asio::make_work_guard(io_);
+    boost::asio::signal_set signals(io_);
+    if (catch_signals) {
+      for (int signal : {SIGTERM, SIGINT, SIGHUP}) signals.add(signal);
+      signals.async_wait([this](const boost::system::error_code& error, int signal) {
+        if (error) return;
+        log_->Info("a signal ends the coordinator", {{"signal", std::to_string(signal)}});
+        BeginStop(0, absl::UnavailableError("the coordinator is shutting down"));
+      });
+    }
+    // The journal opens on its own thread while gRPC starts on this one.
+    journal_->Load([this](absl::StatusOr<Journal::Batch> rows) {
+      boost::asio::post(io_, [this, rows = std::move(rows)] { OnLoaded(rows); });
+    });
+    StartServer();
+    io_.run();
+    return exit_status_;
+  }
+
+  void RequestStop() override {
+    boost::asio::post(
+        io_, [this] { BeginStop(0, absl::UnavailableError("the coordinator is shutting down")); });
+  }
+
+  const std::vector<Address>& addresses() const override { return addresses_; }
+  std::string socket_path() const override { return folder_.path() + "/" + kCoordinatorSocketName; }
+  std::string folder() const override { return folder_.path(); }
+
+ private:
+  Version OurVersion() const {
+    Version version;
+    version.major = kProtocolMajor;
+    version.minor = kProtocolMinor;
+    version.build = config_.build;
+    return version;
+  }
+
+  std::uint64_t FreeBytes() const {
+    const absl::StatusOr<io::DiskSpace> space = io::DiskSpaceOf(folder_.path());
+    return space.ok() ? space->free_bytes : std::numeric_limits<std::uint64_t>::max();
+  }
+
+  void StartServer() {
+    grpc::ServerBuilder builder;
+    ConfigureServer(builder);
+    builder.RegisterService(&service_);
+    acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        grpc::InsecureServerCredentials());
+    server_ = builder.BuildAndStart();
+    CHECK(server_ != nullptr);  // It binds nothing: it can't fail.
+  }
+
+  void OnLoaded(const absl::StatusOr<Journal::Batch>& encoded) {
+    if (stopping_) return;
+    if (!encoded.ok()) return Die(encoded.status());
+    const absl::StatusOr<std::vector<Row>> rows = DecodeRows(*encoded);
+    if (!rows.ok()) return Die(rows.status());
+    const Epoch epoch = EpochOf(*rows).Next();
+    if (!rows->empty() && epoch.value() == 1) {
+      return Die(UserError(
+          absl::StatusCode::kDataLoss, "the journal " + folder_.JournalPath() + " is not whole",
+          "it has " + std::to_string(rows->size()) + " rows but none that names its cluster",
+          "restore the coordinator's folder from a backup"));
+    }
+    Config config;
+    config.new_cluster = ClusterId(io::RandomHex(8));
+    config.version = OurVersion();
+    config.ad_hoc = config_.ad_hoc;
+    config.lease = config_.lease;
+    config.heartbeat = config_.heartbeat;
+    Core core(config, epoch, *rows, io::MonotonicNow());
+    calls_.SetIdentity({core.cluster(), epoch, OurVersion()});
+    sessions_.OnAttached(
+        [this](const NodeId& node, SessionId session) { logs_.OnAttached(node, session); });
+    obs::Fields fields = {{"folder", folder_.path()},
+                          {"cluster", core.cluster().value()},
+                          {"epoch", std::to_string(epoch.value())},
+                          {"rows", std::to_string(rows->size())}};
+    for (const Address& address : addresses_)
+      fields.push_back({"listen", io::FormatAddress(address)});
+    loop_.Start(std::move(core));
+    if (stopping_) return;
+    listener_.Start(*acceptor_);
+    log_->Info("the coordinator serves", fields);
+  }
+
+  // ---- Outlet ----
+
+  void CarryOut(Action action) override {
+    std::visit(
+        wire::Overloaded{
+            [&](SendWelcome& a) {
+              Answer(a.session, [&](auto& m) { *m.mutable_welcome() = ToProto(a.welcome); });
+            },
+            [&](SendOrder& a) { sessions_.SendOrder(a.session, a.order); },
+            [&](AckReport& a) {
+              Answer(a.session,
+                     [&](auto& m) { m.mutable_report_ack()->set_number(a.number.value()); });
+            },
+            [&](AnswerCommit& a) {
+              Answer(a.session, [&](auto& m) { *m.mutable_commit_answer() = ToProto(a.answer); });
+            },
+            [&](AnswerLaunch& a) {
+              Answer(a.session, [&](auto& m) {
+                m.mutable_launch_answer()->set_job(a.job.value());
+                if (!a.refused.ok())
+                  *m.mutable_launch_answer()->mutable_refused() = RefusedFrom(a.refused);
+              });
+            },
+            [&](SendNews& a) {
+              pb::CoordinatorMessage message;
+              message.mutable_news()->set_job(a.job.value());
+              *message.mutable_news()->mutable_event() = ToProto(a.event);
+              sessions_.SendNews(a.session, std::move(message));
+            },
+            [&](SendResult& a) {
+              Answer(a.session,
+                     [&](auto& m) { *m.mutable_result()->mutable_job() = ShownResult(a.job); });
+            },
+            [&](CloseSession& a) { sessions_.Close(a.session, a.why); },
+            [&](Probe& a) { CarryOutProbe(a); },
+            [&](coordinator::Answer& a) { calls_.Answer(a.call, a.reply); },
+            [&](StepDown& a) { boost::asio::post(io_, [this, why = a.why] { Die(why); }); },
+            [&](Finished&) {
+              boost::asio::post(io_, [this] {
+                log_->Info("every job is over and told: the coordinator ends");
+                BeginStop(0, absl::UnavailableError("the coordinator has ended"));
+              });
+            },
+        },
+        action);
+  }
+
+  template <class Fill>
+  void Answer(SessionId session, const Fill& fill) {
+    pb::CoordinatorMessage message;
+    fill(message);
+    sessions_.SendAnswer(session, std::move(message));
+  }
+
+  void CarryOutProbe(const Probe& probe) {
+    Probed probed{probe.node, probe.job, probe.generation, ProbeResult::kSilent};
+    prober_.Probe(probe.address, [this, probed](ProbeResult result) mutable {
+      probed.result = result;
+      loop_.Post([this, probed](Instant received) { loop_.Step(received, probed); });
+    });
+  }
+
+  void Happened(const JobId& job, const JobEvent& event) override { logs_.Happened(job, event); }
+
+  void Fatal(const absl::Status& why) override {
+    boost::asio::post(io_, [this, why] { Die(why); });
+  }
+
+  // ---- the end ----
+
+  void Die(const absl::Status& why) {
+    if (exit_status_ == 0) {
+      const UserErrorParts parts = PartsOf(why);
+      log_->Error(parts.what, {{"because", parts.because}, {"try", parts.try_this}});
+      std::fputs(RenderUserError(why).c_str(), stderr);
+    }
+    BeginStop(kExitInternal, absl::UnavailableError("the coordinator can't go on"));
+  }
+
+  void BeginStop(int exit_status, const absl::Status& why) {
+    exit_status_ = std::max(exit_status_, exit_status);
+    if (std::exchange(stopping_, true)) return;
+    listener_.Stop();
+    // Durable first; then every call is finished by us; then the server has nothing left to wait
+    // for.
+    loop_.Stop([this, why] {
+      calls_.EndAll(why, [this, why] {
+        logs_.EndAll(why, [this, why] {
+          sessions_.CloseAll(why, [this] { boost::asio::post(io_, [this] { StopServer(); }); });
+        });
+      });
+      // Readers that do not read are cut by the server's own end.
+      limit_.expires_after(std::chrono::seconds(3));
+      limit_.async_wait([this](const boost::system::error_code& error) {
+        if (!error) StopServer();
+      });
+    });
+  }
+
+  void StopServer() {
+    if (stopper_.joinable()) return;
+    limit_.cancel();
+    // Shutdown blocks until every call is done, and calls are finished by the loop: so it runs
+    // beside it.
+    stopper_ = std::thread([this] {
+      server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+      server_->Wait();
+      boost::asio::post(io_, [this] { io_.stop(); });
+    });
+  }
+
+ public:
+  ~DaemonImpl() override {
+    if (stopper_.joinable()) stopper_.join();
+    server_.reset();
+    log_->Flush();
+  }
+
+ private:
+  const CoordinatorConfig config_;
+  const Folder folder_;
+  const std::unique_ptr<obs::Logger> log_;
+  boost::asio::io_context io_{1};
+  Listener listener_;
+  std::vector<Address> addresses_;
+  const std::unique_ptr<Journal> journal_;
+  CoreLoop loop_;
+  Sessions sessions_;
+  Calls calls_;
+  LogRelay logs_;
+  Prober prober_;
+  Service service_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
+  std::unique_ptr<grpc::Server> server_;
+  boost::asio::steady_timer limit_{io_};
+  std::thread stopper_;
+  bool stopping_ = false;
+  int exit_status_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Open(const CoordinatorConfig& config) {
+  RETURN_IF_ERROR(Validate(config));
+  ASSIGN_OR_RETURN(std::vector<Address> addresses, ListenAddresses(config));
+  ASSIGN_OR_RETURN(const StateDirectory state,
+                   DefaultStateDirectory(config.state_dir, /*service=*/true));
+  if (!state.notice.empty()) std::fprintf(stderr, "regroup: %s\n", state.notice.c_str());
+  RETURN_IF_ERROR(MakeStateDirectory(state.path));
+  // The folder is named by the port: one that the kernel chooses has to be known first.
+  if (!addresses.empty() && addresses.front().port == 0) {
+    ASSIGN_OR_RETURN(const io::UniqueFd chosen, io::ListenTcp(addresses.front()));
+    ASSIGN_OR_RETURN(const Address bound, io::LocalAddressOf(chosen.get()));
+    for (Address& address : addresses) address.port = bound.port;
+  }
+  ASSIGN_OR_RETURN(
+      Folder folder,
+      Folder::Acquire(addresses.empty() ? LocalCoordinatorFolder(state.path)
+                                        : CoordinatorFolder(state.path, addresses.front().port)));
+  obs::LogConfig log_config;
+  log_config.path = config.log_file;
+  if (config.ad_hoc && config.log_file.empty())
+    log_config.path = folder.path() + "/" + kCoordinatorLogName;
+  log_config.json = config.log_json;
+  ASSIGN_OR_RETURN(std::unique_ptr<obs::Logger> log, obs::Logger::Create(log_config));
+  auto daemon = std::make_unique<DaemonImpl>(config, std::move(folder), std::move(log));
+  RETURN_IF_ERROR(daemon->Listen(addresses));
+  return std::unique_ptr<Daemon>(std::move(daemon));
+}
+
+}  // namespace regroup::coordinator
+
+namespace regroup {
+
+int RunCoordinator(const CoordinatorConfig& config) {
+  signal(SIGPIPE, SIG_IGN);
+  coordinator::RaiseDescriptorLimit();
+  absl::StatusOr<std::unique_ptr<coordinator::Daemon>> daemon = coordinator::Daemon::Open(config);
+  if (!daemon.ok()) {
+    std::fputs(RenderUserError(daemon.status()).c_str(), stderr);
+    return coordinator::kExitInternal;
+  }
+  if (config.insecure) {
+    std::fputs(
+        "regroup: --insecure: agents and commands are served in plaintext, without certificates\n",
+        stderr);
+  }
+  return (*daemon)->Run(/*catch_signals=*/true);
+}
+
+}  // namespace regroup

@@ -1,0 +1,58 @@
+#include "launcher/coordinator/shell/folder.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/io/address.h"
+#include "common/io/fd.h"
+#include "common/rpc/places.h"
+
+namespace regroup::coordinator {
+namespace {
+
+std::string LockPath(const std::string& folder) { return folder + "/" + kCoordinatorLockName; }
+
+absl::Status Held(const std::string& folder) {
+  absl::StatusOr<std::string> holder = io::ReadFile(LockPath(folder), 4096);
+  std::string who = holder.ok() ? *holder : "";
+  while (!who.empty() && who.back() == '\n') who.pop_back();
+  return UserError(absl::StatusCode::kUnavailable, "a coordinator already runs in " + folder,
+                   who.empty() ? "another process holds its lock" : who,
+                   "use that one (regroup nodes), or give another --listen port or --state-dir");
+}
+
+}  // namespace
+
+absl::StatusOr<Folder> Folder::Acquire(const std::string& path) {
+  RETURN_IF_ERROR(io::MakePrivateDirectory(path));
+  absl::StatusOr<io::FileLock> lock = io::FileLock::TryAcquire(LockPath(path));
+  if (!lock.ok()) return absl::IsUnavailable(lock.status()) ? Held(path) : lock.status();
+  return Folder(path, *std::move(lock));
+}
+
+absl::StatusOr<Folder> Folder::AcquireExisting(const std::string& path) {
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) return io::ErrnoStatus(errno, "coordinator folder " + path);
+  return Acquire(path);
+}
+
+std::string Folder::JournalPath() const { return path_ + "/" + kCoordinatorJournalName; }
+
+absl::Status Folder::Describe(const std::vector<Address>& listening) const {
+  std::string text = "pid " + std::to_string(getpid());
+  if (!listening.empty()) text += " listens on";
+  for (const Address& address : listening) text += " " + io::FormatAddress(address);
+  text += "\n";
+  // In place: a new file would have another lock.
+  if (ftruncate(lock_.fd(), 0) != 0) return io::ErrnoStatus(errno, LockPath(path_));
+  if (pwrite(lock_.fd(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+    return io::ErrnoStatus(errno, LockPath(path_));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,35 @@
+#pragma once
+
+// A coordinator's folder: one process at a time, by an flock that ends with it. Its text names the
+// holder.
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/control.h"
+#include "common/io/files.h"
+
+namespace regroup::coordinator {
+
+class Folder {
+ public:
+  // Makes the folder (0700) when missing. When another process holds it: a UserError (UNAVAILABLE)
+  // that names it.
+  static absl::StatusOr<Folder> Acquire(const std::string& path);
+  // An existing one, for reading. NOT_FOUND when there is none.
+  static absl::StatusOr<Folder> AcquireExisting(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  std::string JournalPath() const;
+  // Tells others who holds it and where it listens.
+  absl::Status Describe(const std::vector<Address>& listening) const;
+
+ private:
+  Folder(std::string path, io::FileLock lock) : path_(std::move(path)), lock_(std::move(lock)) {}
+  std::string path_;
+  io::FileLock lock_;
+};
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,116 @@
+#pragma once
+
+// Logs of a job, from the agents that have them to the reader that asked, through the coordinator
+// and under a bound: a reader's call becomes one open_logs per node, each answered by one SendLogs
+// stream. Nothing is kept. A stream is known by a random number, so that only the agent it was
+// given to can feed it.
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <atomic>
+#include <boost/asio/steady_timer.hpp>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "launcher/coordinator/shell/calls.h"
+#include "launcher/coordinator/shell/core_loop.h"
+#include "launcher/coordinator/shell/sessions.h"
+#include "proto/coordinator.pb.h"
+
+namespace regroup::coordinator {
+
+inline constexpr std::size_t kMaxRelayBytes = 1u << 20;  // Per reader; beyond it agents wait.
+inline constexpr std::size_t kMaxRelays = 256;
+
+class LogRelay {
+ public:
+  LogRelay(CoreLoop& loop, Calls& calls, Sessions& sessions);
+  ~LogRelay();
+
+  // From gRPC's threads. Ours until OnDone.
+  grpc::ServerWriteReactor<pb::LogsReply>* Logs(const pb::LogSelection* selection);
+  grpc::ServerReadReactor<pb::SendLogsRequest>* SendLogs();
+
+  // The rest on the loop's thread.
+  void Happened(const JobId& job, const JobEvent& event);
+  void OnAttached(const NodeId& node, SessionId session);
+  void EndAll(const absl::Status& why, std::function<void()> done);
+
+ private:
+  class Reader;
+  class Sender;
+  using ReaderId = std::uint64_t;
+  using SenderId = std::uint64_t;
+  using StreamId = std::uint64_t;
+
+  struct Source {
+    NodeId node;
+    std::string name;     // Empty: not known here.
+    SenderId sender = 0;  // 0: not opened yet.
+  };
+  struct Relay {
+    explicit Relay(boost::asio::io_context& io) : timer(io) {}
+    Reader* reader = nullptr;
+    pb::LogSelection selection;  // `job` as asked for until the job is known, then its id.
+    bool known = false, following = false;
+    CallId waiting;  // Of the read that tells the job's end; 0: none.
+    std::map<StreamId, Source> sources;
+    std::set<NodeId> asked;  // Ever.
+    std::deque<pb::LogsReply> queue;
+    std::size_t queue_bytes = 0;
+    bool write_in_flight = false, cancelled = false;
+    std::optional<absl::Status> closing;
+    std::vector<SenderId> held;  // Not read on until the reader has caught up.
+    boost::asio::steady_timer timer;
+  };
+  struct Feed {
+    Sender* sender = nullptr;
+    ReaderId reader = 0;  // 0: it has not said its stream yet.
+    StreamId stream = 0;
+    std::string problem;
+  };
+  using Relays = std::map<ReaderId, std::unique_ptr<Relay>>;
+
+  void AddReader(Reader* reader, Instant received);
+  void OnJobKnown(ReaderId id, const Reply& reply);
+  void AskSources(ReaderId id, Relay& relay, const JobView& job);
+  void Ask(Relay& relay, const NodeId& node, const std::string& name,
+           const pb::LogSelection& selection);
+  void OnJobOver(ReaderId id);
+  void OnWritten(ReaderId id, bool ok);
+  void OnReaderLeft(ReaderId id);
+
+  void AddSender(Sender* sender);
+  void OnFed(SenderId id, pb::SendLogsRequest request);
+  void OnFeedEnded(SenderId id, bool broken);
+
+  void Enqueue(Relay& relay, pb::LogsReply reply);
+  void EndSource(ReaderId id, StreamId stream, const std::string& problem);
+  void LimitSources(ReaderId id, std::chrono::seconds limit, const std::string& problem);
+  void Pump(ReaderId id);
+  void Close(ReaderId id, const absl::Status& status);
+  void FinishReader(Relays::iterator at);
+  void FinishSender(SenderId id, const absl::Status& status);
+  void CheckAllEnded();
+
+  CoreLoop& loop_;
+  Calls& calls_;
+  Sessions& sessions_;
+  Relays relays_;
+  std::map<SenderId, Feed> feeds_;
+  std::map<StreamId, ReaderId> streams_;
+  std::atomic<std::uint64_t> last_id_ = 0;
+  bool ended_ = false;
+  std::function<void()> all_ended_;
+};
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,383 @@
+#include "launcher/coordinator/shell/sessions.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "common/base/check.h"
+#include "common/base/user_error.h"
+#include "common/config/job_limits.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/checker.h"
+
+namespace regroup::coordinator {
+namespace {
+
+// Whether an agent that is told this should stay away as it is; after anything else it dials again.
+bool IsFinal(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kDataLoss:
+      return true;
+    default:
+      return false;
+  }
+}
+
+constexpr auto kHelloLimit = std::chrono::seconds(10);
+constexpr auto kLastMessageLimit = std::chrono::seconds(2);
+
+absl::Status Protocol(std::string_view what, std::string_view because) {
+  return UserError(absl::StatusCode::kInvalidArgument, what, because,
+                   "use regroup-agent of the same version as the coordinator");
+}
+
+}  // namespace
+
+// One message of an agent, checked.
+struct Sessions::Decoded {
+  struct Leave {
+    int signal = 0;
+    bool now = false;
+  };
+  std::variant<Hello, LaunchRequest, HeartbeatMessage, GroupReport, WorkerProgress, CommitRequest,
+               Notice, Leave>
+      body;
+};
+
+// Lives from the call's start to OnDone. Members are the loop's between OnReadDone/OnWriteDone and
+// the next Start….
+class Sessions::Reactor final
+    : public grpc::ServerBidiReactor<pb::AgentMessage, pb::CoordinatorMessage> {
+ public:
+  Reactor(Sessions& sessions, grpc::CallbackServerContext* context)
+      : id_(++sessions.last_id_), sessions_(sessions), context_(context) {
+    sessions_.loop_.Post([this](Instant) { sessions_.Add(this); });
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      sessions_.loop_.Post([sessions = &sessions_, id = id_](Instant) { sessions->OnEnded(id); });
+      return;
+    }
+    absl::StatusOr<Decoded> decoded = Decode(incoming_);
+    sessions_.loop_.Post(
+        [sessions = &sessions_, id = id_, decoded = std::move(decoded)](Instant received) mutable {
+          sessions->OnRead(id, received, std::move(decoded));
+        });
+  }
+  void OnWriteDone(bool ok) override {
+    sessions_.loop_.Post(
+        [sessions = &sessions_, id = id_, ok](Instant) { sessions->OnWritten(id, ok); });
+  }
+  void OnCancel() override {
+    // Reads and writes in flight fail by themselves; a read always is.
+    sessions_.loop_.Post([sessions = &sessions_, id = id_](Instant) { sessions->OnEnded(id); });
+  }
+  void OnDone() override { delete this; }
+
+  void Read() { StartRead(&incoming_); }
+  void Write(pb::CoordinatorMessage message) {
+    outgoing_ = std::move(message);
+    StartWrite(&outgoing_);
+  }
+  void Cancel() { context_->TryCancel(); }
+  std::string peer() const { return context_->peer(); }
+
+  SessionId id() const { return id_; }
+
+ private:
+  static absl::StatusOr<Decoded> Decode(const pb::AgentMessage& message) {
+    const auto wrap = [](auto value) -> absl::StatusOr<Decoded> {
+      if (!value.ok()) return value.status();
+      return Decoded{*std::move(value)};
+    };
+    switch (message.body_case()) {
+      case pb::AgentMessage::kHello:
+        return wrap(FromProto(message.hello()));
+      case pb::AgentMessage::kLaunch:
+        return wrap(FromProto(message.launch()));
+      case pb::AgentMessage::kHeartbeat:
+        return wrap(FromProto(message.heartbeat()));
+      case pb::AgentMessage::kReport:
+        return wrap(FromProto(message.report()));
+      case pb::AgentMessage::kProgress:
+        return wrap(FromProto(message.progress()));
+      case pb::AgentMessage::kCommit:
+        return wrap(FromProto(message.commit()));
+      case pb::AgentMessage::kNotice:
+        return wrap(FromProto(message.notice()));
+      case pb::AgentMessage::kLeave: {
+        const int signal = message.leave().signal();
+        if (signal < 1 || signal > 64)
+          return absl::InvalidArgumentError("leave.signal: is not in [1, 64]");
+        return Decoded{Decoded::Leave{signal, message.leave().now()}};
+      }
+      case pb::AgentMessage::BODY_NOT_SET:
+        return absl::InvalidArgumentError("message: is empty or of a kind not known here");
+    }
+    return absl::InvalidArgumentError("message: is of a kind not known here");
+  }
+
+  const SessionId id_;
+  Sessions& sessions_;
+  grpc::CallbackServerContext* const context_;
+  pb::AgentMessage incoming_;
+  pb::CoordinatorMessage outgoing_;
+};
+
+Sessions::Sessions(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes)
+    : loop_(loop), log_(log), free_bytes_(std::move(free_bytes)) {}
+
+Sessions::~Sessions() = default;
+
+grpc::ServerBidiReactor<pb::AgentMessage, pb::CoordinatorMessage>* Sessions::Open(
+    grpc::CallbackServerContext* context) {
+  return new Reactor(*this, context);
+}
+
+void Sessions::Add(Reactor* reactor) {
+  const SessionId id = reactor->id();
+  auto session = std::make_unique<Session>(loop_.io());
+  session->reactor = reactor;
+  const auto at = sessions_.emplace(id, std::move(session)).first;
+  reactor->Read();
+  if (closed_) {
+    return BeginClose(
+        at, UserError(absl::StatusCode::kUnavailable, "the coordinator is shutting down", "", ""));
+  }
+  if (sessions_.size() > kMaxSessions) {
+    return BeginClose(at, UserError(absl::StatusCode::kResourceExhausted, "too many sessions",
+                                    std::to_string(sessions_.size()) + ", at most " +
+                                        std::to_string(kMaxSessions) + " are served",
+                                    ""));
+  }
+  at->second->timer.expires_after(kHelloLimit);
+  at->second->timer.async_wait([this, id](const boost::system::error_code& error) {
+    const auto late = sessions_.find(id);
+    if (error || late == sessions_.end() || !late->second->node.empty()) return;
+    BeginClose(late, Protocol("the session did not say hello", "within 10 s"));
+  });
+}
+
+void Sessions::OnRead(SessionId id, Instant received, absl::StatusOr<Decoded> message) {
+  const auto at = sessions_.find(id);
+  if (at == sessions_.end() || at->second->closing) return;
+  Session& session = *at->second;
+  if (!message.ok()) {
+    log_.Warning(
+        "an agent sent a message that can't be used",
+        {{"peer", session.reactor->peer()}, {"because", std::string(message.status().message())}});
+    return BeginClose(at, Protocol("a message of this agent can't be used",
+                                   std::string(message.status().message())));
+  }
+  Obey(id, session, received, *std::move(message));
+  const auto still = sessions_.find(id);
+  if (still != sessions_.end() && !still->second->closing) still->second->reactor->Read();
+}
+
+void Sessions::Obey(SessionId id, Session& session, Instant received, Decoded message) {
+  const bool is_hello = std::holds_alternative<Hello>(message.body);
+  if (is_hello != session.node.empty()) {
+    const auto at = sessions_.find(id);
+    return BeginClose(at, is_hello ? Protocol("this session said hello twice", "")
+                                   : Protocol("this session did not begin with hello", ""));
+  }
+  const auto step = [&](Event event) { loop_.Step(received, event); };
+  std::visit(wire::Overloaded{
+                 [&](Hello& hello) {
+                   session.timer.cancel();
+                   session.node = hello.node;
+                   step(SessionOpened{id, std::move(hello)});
+                 },
+                 [&](LaunchRequest& request) {
+                   if (absl::Status valid = ValidateJobSpec(request.spec); !valid.ok()) {
+                     pb::CoordinatorMessage answer;
+                     *answer.mutable_launch_answer()->mutable_refused() = RefusedFrom(valid);
+                     return SendAnswer(id, std::move(answer));
+                   }
+                   step(LaunchAsked{id, std::move(request), free_bytes_()});
+                 },
+                 [&](HeartbeatMessage& heartbeat) {
+                   step(HeartbeatReceived{id, heartbeat.obeyed});
+                 },
+                 [&](GroupReport& report) {
+                   step(Reported{id, std::move(report)});
+                 },
+                 [&](WorkerProgress& progress) {
+                   step(Progressed{id, std::move(progress)});
+                 },
+                 [&](CommitRequest& request) {
+                   step(CommitAsked{id, std::move(request)});
+                 },
+                 [&](Notice& notice) {
+                   step(Noticed{id, notice});
+                 },
+                 [&](Decoded::Leave& leave) {
+                   step(LeaveAsked{id, leave.signal, leave.now});
+                 },
+             },
+             message.body);
+}
+
+void Sessions::OnEnded(SessionId id) {
+  const auto at = sessions_.find(id);
+  if (at == sessions_.end()) return;
+  Session& session = *at->second;
+  Broken(id, session);
+  session.cancelled = true;
+  session.queue.clear();
+  if (!session.closing) session.closing = absl::OkStatus();
+  if (session.write_in_flight) {
+    session.reactor->Cancel();  // A peer that stopped reading would hold it.
+  } else {
+    Finish(at, *session.closing);
+  }
+}
+
+void Sessions::OnWritten(SessionId id, bool ok) {
+  const auto at = sessions_.find(id);
+  if (at == sessions_.end()) return;
+  Session& session = *at->second;
+  session.write_in_flight = false;
+  if (!ok) {
+    Broken(id, session);
+    session.cancelled = true;
+    session.queue.clear();
+    if (!session.closing) session.closing = absl::OkStatus();
+  }
+  Pump(at);
+}
+
+void Sessions::Pump(Table::iterator at) {
+  Session& session = *at->second;
+  if (session.write_in_flight) return;
+  if (session.queue.empty()) {
+    if (session.closing) Finish(at, *session.closing);
+    return;
+  }
+  Outgoing next = std::move(session.queue.front());
+  session.queue.pop_front();
+  if (next.kind == Kind::kAnswer) --session.answers;
+  if (next.kind == Kind::kNews) --session.news;
+  session.write_in_flight = true;
+  session.reactor->Write(std::move(next.message));
+}
+
+void Sessions::Enqueue(SessionId id, Outgoing outgoing) {
+  const auto at = sessions_.find(id);
+  if (at == sessions_.end() || at->second->closing) return;
+  Session& session = *at->second;
+  if (outgoing.kind == Kind::kOrder) {
+    // The newest order of a job is the whole of what is wanted: it takes the older one's place.
+    const auto older =
+        std::find_if(session.queue.begin(), session.queue.end(), [&](const Outgoing& queued) {
+          return queued.kind == Kind::kOrder && queued.job == outgoing.job;
+        });
+    if (older != session.queue.end()) {
+      older->message = std::move(outgoing.message);
+      return;
+    }
+  }
+  session.answers += outgoing.kind == Kind::kAnswer ? 1 : 0;
+  session.news += outgoing.kind == Kind::kNews ? 1 : 0;
+  if (session.answers > kMaxPendingAnswers || session.news > kMaxPendingNews) {
+    log_.Warning("an agent does not read: its session is cut",
+                 {{"node", session.node.value()}, {"peer", session.reactor->peer()}});
+    return BeginClose(
+        at, UserError(absl::StatusCode::kResourceExhausted, "this agent does not read its session",
+                      std::to_string(session.queue.size()) + " messages wait", ""));
+  }
+  session.queue.push_back(std::move(outgoing));
+  Pump(at);
+}
+
+void Sessions::SendAnswer(SessionId session, pb::CoordinatorMessage message) {
+  if (message.has_welcome()) {
+    const auto at = sessions_.find(session);
+    if (at == sessions_.end() || at->second->closing) return;
+    const NodeId node = at->second->node;
+    by_node_[node] = session;
+    Enqueue(session, {Kind::kAnswer, {}, std::move(message)});
+    if (attached_hook_) attached_hook_(node, session);
+    return;
+  }
+  Enqueue(session, {Kind::kAnswer, {}, std::move(message)});
+}
+
+void Sessions::SendNews(SessionId session, pb::CoordinatorMessage message) {
+  Enqueue(session, {Kind::kNews, {}, std::move(message)});
+}
+
+void Sessions::SendOrder(SessionId session, const Order& order) {
+  pb::CoordinatorMessage message;
+  *message.mutable_order() = ToProto(order);
+  Enqueue(session, {Kind::kOrder, order.job, std::move(message)});
+}
+
+void Sessions::Close(SessionId session, const absl::Status& why) {
+  const auto at = sessions_.find(session);
+  if (at != sessions_.end()) BeginClose(at, why);
+}
+
+void Sessions::BeginClose(Table::iterator at, const absl::Status& why) {
+  Session& session = *at->second;
+  if (session.closing) return;
+  Broken(at->first, session);
+  session.closing = why;
+  session.queue.clear();
+  if (IsFinal(why.code()) && !session.cancelled) {
+    Outgoing last;
+    *last.message.mutable_refused() = RefusedFrom(why);
+    session.answers = 1;
+    session.queue.push_back(std::move(last));
+  }
+  session.timer.expires_after(kLastMessageLimit);
+  session.timer.async_wait([this, id = at->first](const boost::system::error_code& error) {
+    const auto late = sessions_.find(id);
+    if (!error && late != sessions_.end()) late->second->reactor->Cancel();
+  });
+  Pump(at);
+}
+
+void Sessions::Broken(SessionId id, Session& session) {
+  if (session.node.empty()) return;
+  const auto current = by_node_.find(session.node);
+  if (current != by_node_.end() && current->second == id) by_node_.erase(current);
+  if (session.closing || session.cancelled) return;  // The core knows.
+  loop_.Post([this, id](Instant received) { loop_.Step(received, SessionBroken{id}); });
+}
+
+void Sessions::Finish(Table::iterator at, const absl::Status& status) {
+  Reactor* reactor = at->second->reactor;
+  sessions_.erase(at);
+  reactor->Finish(ToGrpcStatus(status));
+  if (sessions_.empty() && all_closed_) std::exchange(all_closed_, nullptr)();
+}
+
+void Sessions::CloseAll(const absl::Status& why, std::function<void()> done) {
+  closed_ = true;
+  if (sessions_.empty()) return done();
+  all_closed_ = std::move(done);
+  std::vector<SessionId> ids;
+  for (const auto& [id, session] : sessions_) ids.push_back(id);
+  for (SessionId id : ids) Close(id, why);
+}
+
+std::optional<SessionId> Sessions::Find(const NodeId& node) const {
+  const auto found = by_node_.find(node);
+  if (found == by_node_.end()) return std::nullopt;
+  return found->second;
+}
+
+std::vector<std::pair<NodeId, SessionId>> Sessions::Attached() const {
+  return {by_node_.begin(), by_node_.end()};
+}
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,107 @@
+#pragma once
+
+// The agents' streams. Reactors only decode and post; this table, on the loop's thread, alone
+// reads, writes and finishes, and forgets a stream when it finishes it. Per session: one write in
+// flight, one pending order per job (the newest), a bound on everything else, beyond which the
+// session is cut.
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <atomic>
+#include <boost/asio/steady_timer.hpp>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/rpc/convert.h"
+#include "launcher/coordinator/core/events.h"
+#include "launcher/coordinator/shell/core_loop.h"
+#include "proto/coordinator.pb.h"
+
+namespace regroup::coordinator {
+
+inline constexpr std::size_t kMaxPendingAnswers = 64;
+inline constexpr std::size_t kMaxPendingNews = 1'024;
+inline constexpr std::size_t kMaxSessions = 16'384;
+
+class Sessions {
+ public:
+  // `free_bytes` tells the room where the journal lies; called on the loop's thread.
+  Sessions(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes);
+  ~Sessions();
+
+  // A new stream, from gRPC's thread. Ours until OnDone.
+  grpc::ServerBidiReactor<pb::AgentMessage, pb::CoordinatorMessage>* Open(
+      grpc::CallbackServerContext* context);
+
+  // The rest on the loop's thread. A session that is gone swallows what is sent to it.
+  void SendAnswer(SessionId session, pb::CoordinatorMessage message);
+  void SendNews(SessionId session, pb::CoordinatorMessage message);
+  void SendOrder(SessionId session, const Order& order);
+  // Finishes the stream with this status; where it means that the agent must stay away, a refusal
+  // goes before it.
+  void Close(SessionId session, const absl::Status& why);
+  // Every session; then `done` once all are finished.
+  void CloseAll(const absl::Status& why, std::function<void()> done);
+
+  // Sessions that were welcomed, by node.
+  std::optional<SessionId> Find(const NodeId& node) const;
+  std::vector<std::pair<NodeId, SessionId>> Attached() const;
+  // Called whenever a node's session was welcomed.
+  void OnAttached(std::function<void(const NodeId&, SessionId)> hook) {
+    attached_hook_ = std::move(hook);
+  }
+
+ private:
+  class Reactor;
+  enum class Kind { kAnswer, kOrder, kNews };
+  struct Outgoing {
+    Kind kind = Kind::kAnswer;
+    JobId job;  // Of an order.
+    pb::CoordinatorMessage message;
+  };
+  struct Session {
+    explicit Session(boost::asio::io_context& io) : timer(io) {}
+    Reactor* reactor = nullptr;
+    NodeId node;  // Empty before Hello.
+    bool write_in_flight = false;
+    bool cancelled = false;               // The stream is dead: nothing can be written.
+    std::optional<absl::Status> closing;  // Finishes with it once the last message is out.
+    std::deque<Outgoing> queue;
+    std::size_t answers = 0, news = 0;
+    boost::asio::steady_timer timer;  // Until Hello; later until the last message is out.
+  };
+  struct Decoded;
+  using Table = std::map<SessionId, std::unique_ptr<Session>>;
+
+  void Add(Reactor* reactor);
+  void OnRead(SessionId id, Instant received, absl::StatusOr<Decoded> message);
+  void OnEnded(SessionId id);  // The agent half-closed or the stream broke.
+  void OnWritten(SessionId id, bool ok);
+  void Obey(SessionId id, Session& session, Instant received, Decoded message);
+  void Enqueue(SessionId id, Outgoing outgoing);
+  void Pump(Table::iterator at);
+  void BeginClose(Table::iterator at, const absl::Status& why);
+  void Broken(SessionId id, Session& session);
+  void Finish(Table::iterator at, const absl::Status& status);
+
+  CoreLoop& loop_;
+  obs::Logger& log_;
+  const std::function<std::uint64_t()> free_bytes_;
+  std::function<void(const NodeId&, SessionId)> attached_hook_;
+  Table sessions_;
+  std::map<NodeId, SessionId> by_node_;
+  std::atomic<std::uint64_t> last_id_ = 0;  // Taken on gRPC's threads.
+  bool closed_ = false;
+  std::function<void()> all_closed_;
+};
+
+}  // namespace regroup::coordinator
