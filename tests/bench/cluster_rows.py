@@ -1,0 +1,84 @@
+"""Rows of the coordinator as a service: killed and back, a fleet of logical agents, durable submits."""
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+
+import cluster as cl
+import world as w
+from row import Row, Unavailable
+
+
+def daemon_cluster(bin_dir, agents):
+    folder = tempfile.mkdtemp(prefix="rg-bench-")
+    cluster = cl.Cluster(bin_dir, folder)
+    os.mkdir(os.path.join(folder, "marks"))
+    cluster.start_coordinator()
+    for i in range(agents):
+        cluster.start_agent(f"n{i}")
+    return cluster
+
+
+def ready_nodes(cluster):
+    shown = cluster.read("nodes")
+    return 0 if shown is None else sum(node["state"] == "ready" for node in shown["nodes"])
+
+
+def coordinator_killed(reattach, n=20, agents=8):
+    """Time to the first answered `ps`, or until every node is attached again and `ps` shows the job running."""
+    def measure(bin_dir):
+        cluster = daemon_cluster(bin_dir, agents)
+        samples = []
+        try:
+            w.wait_for("all agents to attach", lambda: ready_nodes(cluster) == agents, 20, 0.02)
+            done = cluster.call("submit", "--nnodes", str(agents), "--name", "bench", "--",
+                                os.path.join(bin_dir, "noop_worker"), os.path.join(cluster.folder, "marks"))
+            if done.returncode != 0:
+                raise RuntimeError(done.stderr)
+            running = lambda: (cluster.read("ps") or {"jobs": [{}]})["jobs"][0].get("state") == "running"  # noqa: E731
+            w.wait_for("the job to run", running, 20, 0.02)
+            pids = {r: p for (g, r), (p, _) in w.times(os.path.join(cluster.folder, "marks"), ".start").items()}
+            for _ in range(n):
+                cluster.coordinator.kill()
+                cluster.coordinator.wait()
+                killed = time.monotonic()
+                cluster.start_coordinator()
+                w.wait_for("an answer", lambda: cluster.read("ps") is not None, 20)
+                if reattach:
+                    w.wait_for("every agent", lambda: ready_nodes(cluster) == agents and running(), 20)
+                samples.append(time.monotonic() - killed)
+                time.sleep(0.3)
+            if {r: p for (g, r), (p, _) in w.times(os.path.join(cluster.folder, "marks"), ".start").items()} != pids:
+                raise RuntimeError("workers were restarted by the coordinator's death")
+        finally:
+            cluster.close()
+            shutil.rmtree(cluster.folder, ignore_errors=True)
+        what = f"all of {agents} agents ready and `ps` shows the job running" if reattach else "the first `ps` answered"
+        return samples, f"coordinator SIGKILLed and started again at once, until {what}; polls included; workers' pids unchanged"
+    return measure
+
+
+def program(name, *arguments):
+    """A benchmark written in C++ that prints one JSON line: {"samples": […], "setup": "…"}."""
+    def measure(bin_dir):
+        path = os.path.join(bin_dir, name)
+        if not os.path.exists(path):
+            raise Unavailable(f"{name} was not built")
+        with tempfile.TemporaryDirectory(prefix="rg-bench-") as folder:
+            done = subprocess.run([path, *[a.format(folder=folder, bin=bin_dir) for a in arguments]], capture_output=True, text=True, timeout=600)
+        if done.returncode != 0:
+            raise RuntimeError(f"exit {done.returncode}: {done.stderr[-500:]}")
+        line = json.loads(done.stdout.strip().splitlines()[-1])
+        return line["samples"], line["setup"]
+    return measure
+
+
+ROWS = [
+    Row("coordinator killed, answering", "s", 0.3, 0.1, coordinator_killed(False)),
+    Row("coordinator killed, all re-attached", "s", 1.0, 0.3, coordinator_killed(True)),
+    Row("1000 agents joined to formed", "s", 2.0, 1.0, program("bench_fleet", "--bin-dir", "{bin}", "--folder", "{folder}", "--agents", "1000")),
+    Row("durable submits", "1/s", 1000, 2000, program("bench_submits", "--bin-dir", "{bin}", "--folder", "{folder}", "--clients", "32"),
+        higher_is_better=True),
+]

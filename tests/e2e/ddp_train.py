@@ -1,0 +1,89 @@
+"""A plain PyTorch training script that knows nothing of Regroup: gloo, DDP, DistributedSampler, own checkpoint.
+
+It is what people bring, and a little that a test needs: it appends one line per data epoch to LOG_DIR/<rank>.<pid>.log, so that a test can follow
+which process trained which epoch from which state, and rank 0 saves after every epoch by write and rename.
+"""
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+def processes_of_earlier_restarts(folder, restarts):
+    """Pids that logged under a lower restart count and still live."""
+    found = []
+    for name in os.listdir(folder):
+        count, _, pid, _ = name.split(".")
+        if int(count) < restarts:
+            try:
+                with open(f"/proc/{pid}/stat") as f:
+                    if f.read().rpartition(")")[2].split()[0] not in "ZX":
+                        found.append(int(pid))
+            except OSError:
+                continue
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--log-dir", required=True)
+    parser.add_argument("--step-seconds", type=float, default=0.02)
+    args = parser.parse_args()
+
+    restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    old = processes_of_earlier_restarts(args.log_dir, restarts)
+    log = open(os.path.join(args.log_dir, f"{restarts}.{os.environ['RANK']}.{os.getpid()}.log"), "a", buffering=1)
+    print(f"start old={old}", file=log)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    print(f"init rank={rank} world={world} pid={os.getpid()} local={os.environ['LOCAL_RANK']}"
+          f" group={os.environ['GROUP_RANK']} master={os.environ['MASTER_ADDR']}"
+          f" restarts={restarts}", file=log)
+
+    torch.manual_seed(7)
+    inputs = torch.randn(96, 8)
+    targets = inputs @ torch.randn(8, 1)
+    data = TensorDataset(inputs, targets)
+    # One batch holds a rank's whole share, so every epoch is one full-batch step: the parameters after n epochs do not
+    # depend on how many ranks there were, only on rounding.
+    sampler = DistributedSampler(data, world, rank, shuffle=True)
+    loader = DataLoader(data, batch_size=96, sampler=sampler)
+
+    torch.manual_seed(11)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    first = 0
+    if os.path.exists(args.checkpoint):
+        state = torch.load(args.checkpoint, map_location="cpu")
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["epoch"]
+    ddp = DistributedDataParallel(model)
+    for epoch in range(first, args.epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(ddp(x), y)
+            loss.backward()
+            optimizer.step()
+            time.sleep(args.step_seconds)
+        print(f"epoch={epoch} loss={loss.item():.6f}", file=log)
+        if rank == 0:
+            temporary = f"{args.checkpoint}.{os.getpid()}.tmp"
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}, temporary)
+            os.replace(temporary, args.checkpoint)
+        dist.barrier()
+    print(f"done rank={rank}", file=log)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

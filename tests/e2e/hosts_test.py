@@ -1,0 +1,82 @@
+"""Two hosts (network and UTS namespaces): own addresses, host names that nothing resolves, or only to 127.0.1.1."""
+import os
+import re
+import signal
+import unittest
+
+import hosts
+import regroup_e2e as e2e
+import pytorch_test
+
+
+class TwoHosts(pytorch_test.Training):
+    RESOLVES = False
+
+    def setUp(self):
+        why = hosts.available()
+        if why:
+            raise unittest.SkipTest(why)
+        super().setUp()
+        self.pair = hosts.TwoHosts(self.RESOLVES)
+        self.hosts = self.pair.__enter__()
+
+    def tearDown(self):
+        self.pair.__exit__()
+
+    def launch(self, host, endpoint, *options):
+        return self.fx.start(*host.command(
+            e2e.binary("regroup"), "run", "--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3", "--insecure",
+            "--rdzv-endpoint", endpoint, "--rdzv-id", "train", "--state-dir", self.fx.path("state", host.name), *options,
+            *map(str, self.arguments())), env={"PYTHON_EXEC": self.python})
+
+    def train(self, endpoint, address_pattern):
+        launchers = [self.launch(host, endpoint) for host in self.hosts]
+        e2e.wait_for(lambda: len(self.workers()) == 4, 60, "four workers", self.fx.describe)
+        e2e.wait_for(lambda: max(pytorch_test.epochs_of(pytorch_test.worker_logs(self.logs), 0), default=-1) >= 1, 60, "epoch 1",
+                     self.fx.describe)
+        os.kill(self.workers()[-1], signal.SIGKILL)
+        for launcher in launchers:
+            self.assertEqual(launcher.wait(120), 0, self.fx.describe())
+        self.judge(lost_node=False)
+        for _, _, _, text in pytorch_test.worker_logs(self.logs):
+            master = re.search(r"master=(\S+)", text)
+            if master:
+                self.assertRegex(master.group(1), address_pattern)
+                self.assertFalse(master.group(1).startswith("127.") or master.group(1) == "::1")
+
+    def test_ipv4(self):
+        self.train(f"{self.hosts[0].ipv4}", re.escape(self.hosts[0].ipv4))
+
+    def test_ipv6(self):
+        self.train(f"[{self.hosts[0].ipv6}]", re.escape(self.hosts[0].ipv6))
+
+    def test_host_goes_silent(self):
+        """No packet leaves it any more: the lease decides, the survivor trains on."""
+        self.fx.expects_run_directories = True
+        keeper = self.launch(self.hosts[0], self.hosts[0].ipv4)
+        lost = self.launch(self.hosts[1], self.hosts[0].ipv4)
+        e2e.wait_for(lambda: max(pytorch_test.epochs_of(pytorch_test.worker_logs(self.logs), 0), default=-1) >= 1, 60, "epoch 1",
+                     self.fx.describe)
+        self.pair.cut(self.hosts[1])
+        self.assertEqual(keeper.wait(120), 0, keeper)
+        for info in [*e2e.descendants(lost.pid)]:
+            os.kill(info.pid, signal.SIGKILL)
+        lost.kill()
+
+
+class NamesResolveToLoopback(TwoHosts):
+    RESOLVES = True
+
+    def test_endpoint_by_name(self):
+        """The host dials its own name, 127.0.1.1 as on a stock Debian; the other one dials its address."""
+        launchers = [self.launch(self.hosts[0], "alpha"), None]
+        launchers[0].expect("1 of 2 nodes|generation 1", 30)
+        launchers[1] = self.launch(self.hosts[1], self.hosts[0].ipv4)
+        for launcher in launchers:
+            self.assertEqual(launcher.wait(120), 0, self.fx.describe())
+        worlds = {re.search(r"world=(\d)", text).group(1) for _, _, _, text in pytorch_test.worker_logs(self.logs) if "world=" in text}
+        self.assertIn("4", worlds)
+
+
+if __name__ == "__main__":
+    e2e.main()

@@ -1,0 +1,197 @@
+"""Several launch commands of one job: joining, losing nodes, leaving, preemption, ids. PROTOCOL §5 end to end."""
+import os
+import re
+import signal
+import time
+
+import regroup_e2e as e2e
+
+# Announces itself by appending a line to a file, then runs until it is told to stop.
+STAY = ('echo "$REGROUP_GENERATION $RANK $WORLD_SIZE $GROUP_RANK $$" >> "$MARKS"; trap "exit 0" TERM; '
+        'while [ ! -e "$MARKS.finish" ]; do sleep 0.02; done')
+
+
+class Nodes(e2e.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.port = e2e.free_port()
+        self.marks = self.fx.path("work", "marks")
+        open(self.marks, "w").close()
+
+    def node(self, i, *options, nnodes="2:3", script=STAY, rdzv_id="job"):
+        return self.fx.regroup("run", "--nnodes", nnodes, "--max-restarts", "3", "--rdzv-endpoint", f"127.0.0.1:{self.port}",
+                               "--rdzv-id", rdzv_id, "--node-name", f"node{i}", "--state-dir", self.fx.path("state", f"n{i}"),
+                               *options, "--no-python", "sh", "-c", script, env={"MARKS": self.marks})
+
+    def running(self, world, above=0, timeout=20):
+        """The newest generation above `above` in which `world` ranks announced themselves: (number, {rank: pid})."""
+        def look():
+            with open(self.marks) as f:
+                rows = [list(map(int, line.split())) for line in f if line.count(" ") == 4]
+            newest = max((row[0] for row in rows), default=0)
+            ranks = {row[1]: row[4] for row in rows if row[0] == newest}
+            return (newest, ranks) if newest > above and len(ranks) == world and rows[-1][2] == world else None
+        return e2e.wait_for(look, timeout, f"world {world} above generation {above}", self.fx.describe)
+
+    def finish(self):
+        open(self.marks + ".finish", "w").close()
+
+    def kill_node(self, launcher):
+        """SIGKILLs agent, shims, store and workers; not the coordinator, which is a process of its own."""
+        self.fx.expects_run_directories = True
+        for info in e2e.descendants(launcher.pid):
+            if "coordinator" not in info.argv:
+                os.kill(info.pid, signal.SIGKILL)
+        launcher.kill()
+
+
+class Life(Nodes):
+    def test_waiting_teaches_and_arrivals_are_told(self):
+        first = self.node(0, nnodes="2")
+        first.expect(r"1 of 2 nodes\. On the others:")
+        text = " ".join(first.stderr.replace("\\\n", " ").split())
+        self.assertRegex(text, rf"regroup run .*--nnodes 2 .*--rdzv-endpoint 127\.0\.0\.1:{self.port} .*--rdzv-id job")
+        second = self.node(1, nnodes="2")
+        first.expect(r"node1 joined · generation 1 · 2 nodes, world 2 · formed in ")
+        self.running(2)
+        self.finish()
+        self.assertEqual((first.wait(), second.wait()), (0, 0), self.fx.describe())
+
+    def test_natural_order_of_names(self):
+        nodes = [self.node(i, nnodes="3") for i in (10, 9, 2)]
+        self.running(3)
+        with open(self.marks) as f:
+            self.assertEqual(sorted(int(line.split()[3]) for line in f), [0, 1, 2])
+        self.finish()
+        for node in nodes:
+            self.assertEqual(node.wait(), 0, node)
+        self.assertRegex(nodes[0].stderr, r"node2.*")
+
+    def test_killed_worker_restarts_the_world(self):
+        nodes = [self.node(i, nnodes="2") for i in range(2)]
+        generation, ranks = self.running(2)
+        os.kill(ranks[1], signal.SIGKILL)
+        again, new = self.running(2, above=generation)
+        self.assertFalse(set(new.values()) & set(ranks.values()))
+        nodes[0].expect(r"rank 1: SIGKILL, not by us.*restart 1 of 3")
+        nodes[0].expect(rf"generation {again} · world 2 · down 0\.\d+ s")
+        self.finish()
+        self.assertEqual([n.wait() for n in nodes], [0, 0])
+
+    def test_lost_node_shrinks_and_comes_back(self):
+        nodes = [self.node(i) for i in range(3)]
+        generation, _ = self.running(3)
+        begun = time.monotonic()
+        self.kill_node(nodes[2])
+        generation, _ = self.running(2, above=generation)
+        self.assertLess(time.monotonic() - begun, 5, "a host that answers must not wait for the lease")
+        nodes[0].expect(r"node2 .*(lost|refused)")
+        back = self.node(2)
+        self.running(3, above=generation)
+        self.finish()
+        self.assertEqual([n.wait() for n in (nodes[0], nodes[1], back)], [0, 0, 0], self.fx.describe())
+
+    def test_silent_node_is_lost_by_the_lease(self):
+        nodes = [self.node(i) for i in range(3)]
+        generation, _ = self.running(3)
+        self.fx.expects_run_directories = True
+        stopped = [info.pid for info in e2e.descendants(nodes[2].pid) if "coordinator" not in info.argv] + [nodes[2].pid]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        begun = time.monotonic()
+        self.running(2, above=generation)
+        self.assertGreater(time.monotonic() - begun, 4, "silence is not death before the lease is over")
+        for pid in stopped:
+            os.kill(pid, signal.SIGKILL)
+        self.finish()
+        self.assertEqual([n.wait() for n in nodes[:2]], [0, 0])
+
+    def test_coordinator_killed_nobody_notices(self):
+        nodes = [self.node(i, nnodes="2") for i in range(2)]
+        _, ranks = self.running(2)
+        (coordinator,) = self.fx.processes("coordinator")
+        os.kill(coordinator.pid, signal.SIGKILL)
+        e2e.wait_for(lambda: any(p.pid != coordinator.pid for p in self.fx.processes("coordinator")), 10,
+                     "an agent to start the coordinator again", self.fx.describe)
+        time.sleep(0.5)
+        for pid in ranks.values():
+            self.assertTrue(e2e.alive(pid))
+        self.finish()
+        self.assertEqual([n.wait() for n in nodes], [0, 0], self.fx.describe())
+
+
+class Leaving(Nodes):
+    def test_launchers_leave(self):
+        """Host's launcher SIGKILLed: goes on. Ctrl-C of the next: goes on or waits. The last cancels."""
+        nodes = [self.node(i, nnodes="1:3") for i in range(3)]
+        generation, _ = self.running(3)
+        self.fx.expects_run_directories = True
+        nodes[0].kill()
+        generation, _ = self.running(2, above=generation)
+        nodes[1].send(signal.SIGINT)
+        self.assertEqual(nodes[1].wait(), 130, nodes[1])
+        self.running(1, above=generation)
+        nodes[2].send(signal.SIGINT)
+        self.assertEqual(nodes[2].wait(), 130, nodes[2])
+
+    def test_ctrl_c_on_a_fixed_job_cancels_it_everywhere(self):
+        nodes = [self.node(i, nnodes="2") for i in range(2)]
+        self.running(2)
+        nodes[1].send(signal.SIGINT)
+        self.assertEqual([n.wait() for n in nodes], [130, 130], self.fx.describe())
+
+    def test_sigterm_of_all_preempts_and_the_same_commands_go_on(self):
+        nodes = [self.node(i, nnodes="2") for i in range(2)]
+        generation, _ = self.running(2)
+        for node in nodes:
+            node.send(signal.SIGTERM)
+        self.assertEqual([n.wait() for n in nodes], [143, 143], self.fx.describe())
+        nodes = [self.node(i, nnodes="2") for i in range(2)]
+        self.running(2, above=generation)
+        self.finish()
+        self.assertEqual([n.wait() for n in nodes], [0, 0], self.fx.describe())
+
+    def test_sigterm_of_one_leaves_uncharged(self):
+        nodes = [self.node(i) for i in range(3)]
+        generation, _ = self.running(3)
+        nodes[2].send(signal.SIGTERM)
+        self.assertEqual(nodes[2].wait(), 143, nodes[2])
+        self.running(2, above=generation)
+        self.finish()
+        self.assertEqual([n.wait() for n in nodes[:2]], [0, 0])
+        self.assertNotRegex(nodes[0].stderr, r"restart 1 of 3")
+
+
+class Ids(Nodes):
+    def test_other_bounds_are_refused_naming_both(self):
+        first = self.node(0, nnodes="2")
+        first.expect("1 of 2 nodes")
+        other = self.node(1, nnodes="3")
+        self.assertEqual(other.wait(), 125, other)
+        self.assertRegex(other.stderr, r"(?s)error: .*because: .*2.*3|(?s)error: .*because: .*3.*2")
+        first.send(signal.SIGINT)
+        self.assertEqual(first.wait(), 130)
+
+    def test_two_nodes_with_one_explicit_name(self):
+        first = self.node(0, nnodes="3")
+        first.expect("1 of 3 nodes")
+        second = self.fx.regroup("run", "--nnodes", "3", "--max-restarts", "3", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", "job",
+                                 "--node-name", "node0", "--state-dir", self.fx.path("state", "other"), "--no-python", "true")
+        self.assertEqual(second.wait(), 125, second)
+        self.assertIn("node0", second.stderr)
+        first.send(signal.SIGINT)
+        first.wait()
+
+    def test_port_taken_by_something_else_is_named(self):
+        import socket
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", self.port))
+            s.listen()
+            run = self.node(0, nnodes="2")
+            self.assertEqual(run.wait(), 125, run)
+        self.assertRegex(run.stderr, rf"error: .*127\.0\.0\.1:{self.port}")
+        self.assertTrue(re.search(r"^try: ", run.stderr, re.M), run.stderr)
+
+
+if __name__ == "__main__":
+    e2e.main()

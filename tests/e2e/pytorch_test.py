@@ -1,0 +1,209 @@
+"""A plain PyTorch script under Regroup: processes and nodes are killed at random moments, nothing is lost.
+
+    pytorch_test.py                  two seeds, under `regroup run` and submitted to daemon agents
+    pytorch_test.py --seeds 0:20     the seeds 0 to 19
+"""
+import glob
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import regroup_e2e as e2e
+
+EPOCHS = 8
+SEEDS = range(2)
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ddp_train.py")
+PROBE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "store_probe.py")
+
+
+def worker_logs(folder):
+    """[(restart count, rank, pid, text)] of every worker that has logged, in order of restarts and rank."""
+    found = []
+    for path in glob.glob(os.path.join(folder, "*.log")):
+        count, rank, pid, _ = os.path.basename(path).split(".")
+        with open(path) as f:
+            found.append((int(count), int(rank), int(pid), f.read()))
+    return sorted(found)
+
+
+def epochs_of(logs, restarts):
+    return [int(e) for count, _, _, text in logs if count == restarts for e in re.findall(r"^epoch=(\d+)", text, re.M)]
+
+
+class Training(e2e.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.python = e2e.torch_python()
+        self.logs, self.checkpoint = self.fx.path("work", "logs"), self.fx.path("work", "model.pt")
+        os.mkdir(self.logs)
+
+    def arguments(self):
+        return [SCRIPT, "--epochs", EPOCHS, "--checkpoint", self.checkpoint, "--log-dir", self.logs]
+
+    def parameters(self, path):
+        code = ("import sys, torch; m = torch.load(sys.argv[1])['model']; "
+                "print(' '.join(repr(x) for k in sorted(m) for x in m[k].flatten().tolist()))")
+        done = subprocess.run([self.python, "-c", code, path], capture_output=True, text=True, check=True)
+        return [float(x) for x in done.stdout.split()]
+
+    def undisturbed(self):
+        """The same script without Regroup, as one process."""
+        folder = self.fx.path("work", "plain")
+        os.mkdir(folder)
+        path = os.path.join(folder, "model.pt")
+        environment = dict(self.fx.env, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", GROUP_RANK="0", MASTER_ADDR="127.0.0.1",
+                           MASTER_PORT=str(e2e.free_port()), TORCHELASTIC_RESTART_COUNT="0")
+        subprocess.run([self.python, SCRIPT, "--epochs", str(EPOCHS), "--checkpoint", path, "--log-dir", folder,
+                        "--step-seconds", "0"], env=environment, check=True, timeout=120)
+        return self.parameters(path)
+
+    def workers(self, above=-1):
+        """Workers' pids of the newest restart count above `above`, once all that have started logged it."""
+        logs = worker_logs(self.logs)
+        newest = max((count for count, _, _, _ in logs), default=-1)
+        return [pid for count, _, pid, _ in logs if count == newest and newest > above]
+
+    def at_random_moment(self, rng):
+        """Waits for a moment of the training: while workers start, in a step, or in the middle of a save."""
+        moment = rng.choice(["init", "step", "save"])
+        e2e.wait_for(lambda: len(self.workers()) == 4, 60, "four workers", self.fx.describe)
+        if moment == "init":
+            time.sleep(rng.random())
+            return moment
+        reached = rng.randrange(1, EPOCHS - 2)
+        e2e.wait_for(lambda: max(epochs_of(worker_logs(self.logs), 0), default=-1) >= reached, 60, f"epoch {reached}",
+                     self.fx.describe)
+        if moment == "save":
+            e2e.wait_for(lambda: glob.glob(self.checkpoint + ".*.tmp"), 20, "a save in progress", self.fx.describe, every=0)
+        else:
+            time.sleep(0.1 * rng.random())
+        return moment
+
+    def judge(self, lost_node):
+        """What must hold after the job succeeded."""
+        logs = worker_logs(self.logs)
+        last = max(count for count, _, _, _ in logs)
+        self.assertGreaterEqual(last, 1, "nothing was restarted")
+        highest = -1
+        for restarts in range(last + 1):
+            epochs = epochs_of(logs, restarts)
+            if epochs:
+                self.assertGreaterEqual(min(epochs), highest - 1, f"restart {restarts} fell back too far")
+                self.assertLessEqual(min(epochs), highest + 1, f"restart {restarts} skipped epochs")
+                highest = max(highest, max(epochs))
+        self.assertEqual(highest, EPOCHS - 1)
+        for count, rank, pid, text in logs:
+            self.assertIn("start old=[]", text, f"rank {rank} (pid {pid}) of restart {count} met processes of the one before")
+        size = 2 if lost_node else 4
+        self.assertEqual([rank for count, rank, _, text in logs if count == last and "done" in text], list(range(size)))
+        for mine, wanted in zip(self.parameters(self.checkpoint), self.undisturbed()):
+            self.assertAlmostEqual(mine, wanted, delta=1e-3)
+
+
+class Launched(Training):
+    def launch(self, name, port):
+        return self.fx.regroup("run", "--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3", "--rdzv-endpoint",
+                               f"127.0.0.1:{port}", "--node-name", name, "--state-dir", self.fx.path("state", name),
+                               *self.arguments(), env={"PYTHON_EXEC": self.python})
+
+    def one_seed(self, seed):
+        rng = random.Random(f"run {seed}")
+        port = e2e.free_port()
+        launchers = [self.launch(name, port) for name in ("node0", "node1")]
+        moment = self.at_random_moment(rng)
+        lost_node = rng.random() < 0.5
+        if lost_node:
+            self.fx.expects_run_directories = True
+            victim = rng.randrange(2)
+            for info in [*e2e.descendants(launchers[victim].pid)]:
+                if "coordinator" not in info.argv:
+                    os.kill(info.pid, signal.SIGKILL)
+            launchers[victim].kill()
+            del launchers[victim]
+        else:
+            os.kill(rng.choice(self.workers()), signal.SIGKILL)
+        for launcher in launchers:
+            self.assertEqual(launcher.wait(120), 0, f"seed {seed}, {moment}: {launcher}")
+        self.judge(lost_node)
+
+
+class Submitted(Training):
+    def agent(self, name):
+        return self.fx.service(e2e.binary("regroup"), "agent", "--coordinator", f"127.0.0.1:{self.port}", "--node-name", name,
+                               "--slots", "2", "--state-dir", self.fx.path("state", name))
+
+    def setUp(self):
+        super().setUp()
+        self.port = e2e.free_port()
+        state = self.fx.path("state", "c")
+        self.coordinator = self.fx.service(e2e.binary("regroup"), "coordinator", "--listen", f"127.0.0.1:{self.port}",
+                                           "--state-dir", state)
+        self.fx.env["REGROUP_COORDINATOR"] = f"unix:{state}/coordinator-{self.port}/coordinator.sock"
+        self.agents = {name: self.agent(name) for name in ("node0", "node1")}
+        e2e.wait_for(lambda: self.fx.run("nodes").stdout.count("ready") == 2, 20, "two nodes", self.fx.describe, every=0.1)
+
+    def submit(self, *extra):
+        done = self.fx.run("submit", "--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3", "--name", "train", *extra, "--",
+                           self.python, "-u", *self.arguments())
+        self.assertEqual(done.code, 0, done)
+
+    def one_seed(self, seed):
+        rng = random.Random(f"submit {seed}")
+        self.submit()
+        moment = self.at_random_moment(rng)
+        lost_node = rng.random() < 0.5
+        if lost_node:
+            self.fx.expects_run_directories = True
+            victim = self.agents[rng.choice(sorted(self.agents))]
+            for info in e2e.descendants(victim.pid):
+                os.kill(info.pid, signal.SIGKILL)
+            victim.kill()
+        else:
+            os.kill(rng.choice(self.workers()), signal.SIGKILL)
+        waited = self.fx.run("wait", "train", timeout=120)
+        self.assertEqual(waited.code, 0, f"seed {seed}, {moment}: {waited}")
+        self.judge(lost_node)
+
+
+class AgentRestart(Submitted):
+    def test_agent_of_group_rank_0_is_killed_and_comes_back(self):
+        """Same pids go on; a new process group and the store work afterwards: the store outlived the agent."""
+        go = self.fx.path("work", "go")
+        done = self.fx.run("submit", "--nnodes", "2", "--nproc-per-node", "2", "--name", "probe", "--", self.python, "-u", PROBE,
+                           "--log-dir", self.logs, "--go", go)
+        self.assertEqual(done.code, 0, done)
+        said = lambda word: sum(word in text for _, _, _, text in worker_logs(self.logs))  # noqa: E731
+        e2e.wait_for(lambda: said("ready") == 4, 60, "four ranks ready", self.fx.describe)
+        before = sorted(self.workers())
+        host = "node0"  # Group rank 0 of a first formation: natural order of names.
+        self.agents[host].kill()
+        time.sleep(1)
+        self.agents[host] = self.agent(host)
+        e2e.wait_for(lambda: self.fx.run("nodes").stdout.count("ready") == 2, 20, "both nodes again", self.fx.describe, every=0.1)
+        open(go, "w").close()
+        waited = self.fx.run("wait", "probe", timeout=60)
+        self.assertEqual(waited.code, 0, waited)
+        self.assertEqual(said("done"), 4)
+        self.assertEqual(sorted(self.workers()), before, "workers were restarted")
+
+
+def add_seeds():
+    for seed in SEEDS:
+        for case in (Launched, Submitted):
+            setattr(case, f"test_seed_{seed:02d}", lambda self, seed=seed: self.one_seed(seed))
+
+
+if __name__ == "__main__":
+    if "--seeds" in sys.argv:
+        at = sys.argv.index("--seeds")
+        SEEDS = range(*map(int, sys.argv[at + 1].split(":")))
+        del sys.argv[at:at + 2]
+    add_seeds()
+    # The seeded tests belong to the two classes they were made for, not to what derives from them.
+    for name in [n for n in dir(AgentRestart) if n.startswith("test_seed_")]:
+        setattr(AgentRestart, name, None)
+    e2e.main()
