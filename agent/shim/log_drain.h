@@ -77,7 +77,6 @@ class LogDrain {
   std::map<int, Pipe> pipes_;  // By descriptor.
   std::string buffer_;
   Progress local_;
-  bool finishing_ = false;
 };
 
 }  // namespace regroup::shim
