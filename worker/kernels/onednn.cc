@@ -108,10 +108,16 @@ absl::Status OnednnLinearForward(const LinearShape& shape, WeightOrder order, co
   }
 }
 
-// The sgemm entry is faster than the primitive for both gradients, and adds for free.
+// dy · w^T is also a forward product with the weights seen in the other order. That is 15 % faster
+// than sgemm for many rows and a long inner dimension, and up to 70 % slower for few rows; sgemm is
+// as good or better elsewhere.
 absl::Status OnednnLinearInputGrad(const LinearShape& shape, WeightOrder order, const float* dy,
                                    const float* w, float* dx) {
   const bool in_out = order == WeightOrder::kInOut;
+  if (in_out && shape.rows >= 1024 && shape.out > shape.in) {
+    const LinearShape swapped = {.rows = shape.rows, .in = shape.out, .out = shape.in};
+    return OnednnLinearForward(swapped, WeightOrder::kOutIn, dy, w, nullptr, dx, false);
+  }
   return Sgemm("input gradient", shape,
                dnnl_sgemm('N', in_out ? 'T' : 'N', shape.rows, shape.in, shape.out, 1.0f, dy,
                           shape.out, w, in_out ? shape.out : shape.in, 0.0f, dx, shape.in));

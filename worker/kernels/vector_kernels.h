@@ -96,6 +96,13 @@ REGROUP_INLINE float SumRow(std::int64_t width, const Function& function) {
 REGROUP_INLINE Vec LoadUpTo(const float* p, std::int64_t n) {
   return n == kLanes ? Load(p) : LoadFirst(p, n);
 }
+REGROUP_INLINE void StoreUpTo(float* p, Vec v, std::int64_t n) {
+  if (n == kLanes) {
+    Store(p, v);
+  } else {
+    StoreFirst(p, v, n);
+  }
+}
 
 void LayerNormRow(std::int64_t width, const float* row, const float* gain, const float* bias,
                   float* y, float* mean_out, float* rstd_out) {
@@ -154,15 +161,17 @@ void LayerNormRowBackward(std::int64_t width, const NormRow& row) {
   const float mean_dn =
       SumRow(width, [&](std::int64_t c, std::int64_t n) { return scaled(c, n) * normed(c, n); }) *
       scale;
-  for (std::int64_t c = 0; c < width; c += kLanes) {
-    const std::int64_t n = Smaller(kLanes, width - c);
+  const auto finish = [&](std::int64_t c, std::int64_t n) {
     const Vec hat = normed(c, n), dy = LoadUpTo(row.dy + c, n);
     Vec dx = (scaled(c, n) - mean_d - hat * mean_dn) * row.rstd;
     if (kAddDx) dx += LoadUpTo(row.dx + c, n);
-    StoreFirst(row.dx + c, dx, n);
-    StoreFirst(row.gain_sum + c, LoadUpTo(row.gain_sum + c, n) + dy * hat, n);
-    StoreFirst(row.bias_sum + c, LoadUpTo(row.bias_sum + c, n) + dy, n);
-  }
+    StoreUpTo(row.dx + c, dx, n);
+    StoreUpTo(row.gain_sum + c, LoadUpTo(row.gain_sum + c, n) + dy * hat, n);
+    StoreUpTo(row.bias_sum + c, LoadUpTo(row.bias_sum + c, n) + dy, n);
+  };
+  std::int64_t c = 0;
+  for (; c + kLanes <= width; c += kLanes) finish(c, kLanes);
+  if (c < width) finish(c, width - c);
 }
 
 void LayerNormBackward(std::int64_t rows, std::int64_t width, const float* dy, const float* x,
@@ -267,7 +276,7 @@ void CrossEntropy(std::int64_t rows, std::int64_t vocabulary, float* logits,
       const float at_target = row[targets[r]] - top;
       const float total = SumRow(vocabulary, [&](std::int64_t c, std::int64_t n) {
         const Vec e = Exp(LoadUpTo(row + c, n) - top);
-        StoreFirst(row + c, e, n);
+        StoreUpTo(row + c, e, n);
         return e;
       });
       losses[r] = __builtin_logf(total) - at_target;

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <ostream>
+#include <string>
 #include <vector>
 
 #include "tests/worker/golden/golden.h"
@@ -24,14 +26,25 @@ std::size_t Size(std::int64_t elements) { return static_cast<std::size_t>(elemen
 
 const KernelTable<double>& Twins() { return ReferenceKernels<double>(); }
 
-class EveryTable : public testing::TestWithParam<const Kernels*> {
- protected:
-  const Kernels& k() const { return *GetParam(); }
+struct Named {
+  const Kernels* table;
+  friend void PrintTo(const Named& named, std::ostream* out) { *out << named.table->name; }
 };
 
-INSTANTIATE_TEST_SUITE_P(Tables, EveryTable, testing::ValuesIn(FloatTables()),
+std::vector<Named> NamedTables() {
+  std::vector<Named> tables;
+  for (const Kernels* table : FloatTables()) tables.push_back({table});
+  return tables;
+}
+
+class EveryTable : public testing::TestWithParam<Named> {
+ protected:
+  const Kernels& k() const { return *GetParam().table; }
+};
+
+INSTANTIATE_TEST_SUITE_P(Tables, EveryTable, testing::ValuesIn(NamedTables()),
                          [](const auto& info) {
-                           std::string name = info.param->name;
+                           std::string name = info.param.table->name;
                            for (char& c : name) c = c == '-' ? '_' : c;
                            return name;
                          });
@@ -62,6 +75,22 @@ TEST_P(EveryTable, LinearAddsWhenAsked) {
                                           twin_dw.data(), true)
                       .ok());
       EXPECT_LT(RelativeError(dw, twin_dw), kFloatTolerance);
+    }
+  }
+}
+
+TEST_P(EveryTable, InputGradientsOfFewAndManyRows) {
+  for (const WeightOrder order : {WeightOrder::kInOut, WeightOrder::kOutIn}) {
+    for (const LinearShape& s : {LinearShape{1024, 8, 19}, {1024, 19, 8}, {7, 8, 19}}) {
+      const Floats w = Given<float>("w", s.in * s.out), dy = Given<float>("dy", s.rows * s.out);
+      Floats dx(Size(s.rows * s.in), 3.0f);
+      Doubles twin(dx.size());
+      ASSERT_TRUE(k().linear_input_grad(s, order, dy.data(), w.data(), dx.data()).ok());
+      ASSERT_TRUE(
+          Twins()
+              .linear_input_grad(s, order, Widened(dy).data(), Widened(w).data(), twin.data())
+              .ok());
+      EXPECT_LT(RelativeError(dx, twin), kFloatTolerance) << s.rows << " " << s.in;
     }
   }
 }

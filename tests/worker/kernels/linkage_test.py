@@ -1,0 +1,26 @@
+"""Fails if code for one instruction set can be linked into another: such an object may export its Fill function only.
+
+    linkage_test.py NM OBJECT…
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+
+def exported(nm, path):
+    listing = subprocess.run([nm, "-C", "--defined-only", "--extern-only", path], check=True,
+                             capture_output=True, text=True).stdout
+    return [line.split(maxsplit=2)[2] for line in listing.splitlines()]
+
+
+def main():
+    nm, objects = sys.argv[1], [path for path in sys.argv[2:] if "isa_" in pathlib.Path(path).name]
+    wrong = [f"{path}: {name}" for path in objects for name in exported(nm, path)
+             if not re.match(r"regroup::worker::Fill\w+\(", name)]
+    print("\n".join(wrong) or f"{len(objects)} objects export nothing else")
+    sys.exit(bool(wrong) or len(objects) != 3)
+
+
+if __name__ == "__main__":
+    main()
