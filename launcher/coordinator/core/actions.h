@@ -1,7 +1,7 @@
 #pragma once
 
-// What the core asks of the shell. Actions of one step are carried out in order, after the rows of this and of all
-// earlier steps are durable.
+// What the core asks of the shell. Actions of one step are carried out in order, after the rows of
+// this and of all earlier steps are durable.
 
 #include <string>
 #include <utility>
@@ -80,13 +80,14 @@ struct Answer {
   Reply reply;
 };
 
-struct StepDown {  // This journal must not go on: log, close everything, exit 125. No later step is carried out.
+struct StepDown {  // This journal must not go on: log, close everything, exit 125. No later step is
+                   // carried out.
   absl::Status why;
 };
 struct Finished {};  // Ad-hoc mode: everything is over and told. Flush, exit 0.
 
-using Action = std::variant<SendWelcome, SendOrder, AckReport, AnswerCommit, AnswerLaunch, SendNews, SendResult,
-                            CloseSession, Probe, Answer, StepDown, Finished>;
+using Action = std::variant<SendWelcome, SendOrder, AckReport, AnswerCommit, AnswerLaunch, SendNews,
+                            SendResult, CloseSession, Probe, Answer, StepDown, Finished>;
 
 enum class Severity { kDebug, kInfo, kWarning, kError };
 struct Note {  // One log line, written once the step's rows are durable.

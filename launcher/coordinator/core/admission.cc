@@ -13,21 +13,34 @@ std::string NodesText(const JobSpec& spec) {
 
 absl::Status Mismatch(const JobId& job, const std::string& flag, const std::string& running,
                       const std::string& asked) {
-  return UserError(absl::StatusCode::kFailedPrecondition,
-                   absl::StrCat("job ", job.value(), " runs with other bounds than this launch command asks for"),
-                   absl::StrCat("the job has ", flag, " ", running, ", this launch command ", flag, " ", asked),
-                   absl::StrCat("give ", flag, " ", running, ", or another --rdzv-id"));
+  return UserError(
+      absl::StatusCode::kFailedPrecondition,
+      absl::StrCat("job ", job.value(),
+                   " runs with other bounds than this launch command asks for"),
+      absl::StrCat("the job has ", flag, " ", running, ", this launch command ", flag, " ", asked),
+      absl::StrCat("give ", flag, " ", running, ", or another --rdzv-id"));
+}
+
+// NAME or NAME-2: what a node that asked for NAME was given.
+bool IsSuffixed(const std::string& given, const std::string& asked) {
+  if (given.compare(0, asked.size(), asked) != 0) return false;
+  std::string_view rest = std::string_view(given).substr(asked.size());
+  if (rest.empty()) return true;
+  return rest.size() > 1 && rest[0] == '-' &&
+         rest.find_first_not_of("0123456789", 1) == std::string_view::npos;
 }
 
 }  // namespace
 
 absl::Status CheckVersion(const Version& ours, const Version& theirs) {
-  const std::uint32_t apart = ours.minor > theirs.minor ? ours.minor - theirs.minor : theirs.minor - ours.minor;
+  const std::uint32_t apart =
+      ours.minor > theirs.minor ? ours.minor - theirs.minor : theirs.minor - ours.minor;
   if (ours.major == theirs.major && apart <= 1) return absl::OkStatus();
-  return UserError(absl::StatusCode::kFailedPrecondition, "coordinator and agent speak different protocols",
-                   absl::StrCat("the coordinator speaks ", ours.major, ".", ours.minor, " (", ours.build,
-                                "), the agent ", theirs.major, ".", theirs.minor, " (", theirs.build, ")"),
-                   "install the same Regroup on all nodes");
+  return UserError(
+      absl::StatusCode::kFailedPrecondition, "coordinator and agent speak different protocols",
+      absl::StrCat("the coordinator speaks ", ours.major, ".", ours.minor, " (", ours.build,
+                   "), the agent ", theirs.major, ".", theirs.minor, " (", theirs.build, ")"),
+      "install the same Regroup on all nodes");
 }
 
 Fence CheckFence(const ClusterId& cluster, Epoch epoch, const Hello& hello) {
@@ -36,18 +49,25 @@ Fence CheckFence(const ClusterId& cluster, Epoch epoch, const Hello& hello) {
   return hello.highest_epoch > epoch ? Fence::kJournalTooOld : Fence::kPasses;
 }
 
-absl::StatusOr<std::string> AdmitName(const Hello& hello, const std::map<std::string, std::string>& live) {
-  auto taken = live.find(hello.name);
-  if (taken == live.end()) return hello.name;
+absl::StatusOr<std::string> AdmitName(const Hello& hello, const std::optional<std::string>& current,
+                                      const NameTaken& taken) {
+  if (current && !hello.name_explicit && IsSuffixed(*current, hello.name)) return *current;
+  std::optional<std::string> address = taken(hello.name);
+  if (!address) return hello.name;
   if (hello.name_explicit) {
-    return UserError(absl::StatusCode::kAlreadyExists, absl::StrCat("node name ", hello.name, " is taken"),
-                     absl::StrCat("a node at ", taken->second, " has it, this one is at ", hello.address),
-                     "give another --node-name, or none");
+    return UserError(
+        absl::StatusCode::kAlreadyExists, absl::StrCat("node name ", hello.name, " is taken"),
+        absl::StrCat("a node at ", *address, " has it, this one is at ", hello.address),
+        "give another --node-name, or none");
   }
   for (int suffix = 2;; ++suffix) {
     std::string name = absl::StrCat(hello.name, "-", suffix);
-    if (!live.contains(name)) return name;
+    if (!taken(name)) return name;
   }
+}
+
+bool IsLoopback(const std::string& ip) {
+  return ip.starts_with("127.") || ip == "::1" || ip.starts_with("::ffff:127.");
 }
 
 absl::Status CheckSameBounds(const JobId& job, const JobSpec& running, const JobSpec& asked) {
@@ -56,7 +76,8 @@ absl::Status CheckSameBounds(const JobId& job, const JobSpec& running, const Job
   if (running.unit != asked.unit)
     return Mismatch(job, "unit", absl::StrCat(running.unit), absl::StrCat(asked.unit));
   if (running.max_restarts != asked.max_restarts)
-    return Mismatch(job, "--max-restarts", absl::StrCat(running.max_restarts), absl::StrCat(asked.max_restarts));
+    return Mismatch(job, "--max-restarts", absl::StrCat(running.max_restarts),
+                    absl::StrCat(asked.max_restarts));
   return absl::OkStatus();
 }
 

@@ -1,8 +1,9 @@
 #pragma once
 
-// Who may open a session, under which name, and which job a launch command takes part in. Pure. PROTOCOL §4, §5.
+// Who may open a session, under which name, and which job a launch command takes part in. Pure.
+// PROTOCOL §4, §5.
 
-#include <map>
+#include <functional>
 #include <optional>
 #include <string>
 #include <variant>
@@ -22,23 +23,37 @@ absl::Status CheckVersion(const Version& ours, const Version& theirs);
 enum class Fence { kPasses, kOtherCluster, kJournalTooOld };
 Fence CheckFence(const ClusterId& cluster, Epoch epoch, const Hello& hello);
 
-// The name under which a node is known. `live` = name → address of every other node that is not lost.
-// An explicit name that is taken is refused with both addresses; a default one gets the first free suffix -2, -3, …
-absl::StatusOr<std::string> AdmitName(const Hello& hello, const std::map<std::string, std::string>& live);
+// The address of the node that has this name and is not lost, other than the one that asks;
+// nullopt: the name is free.
+using NameTaken = std::function<std::optional<std::string>(const std::string& name)>;
+// The name under which a node is known. `current`: the one it has now, if it is known and not lost.
+// An explicit name that is taken is refused with both addresses; a default one gets the first free
+// suffix -2, -3, …
+absl::StatusOr<std::string> AdmitName(const Hello& hello, const std::optional<std::string>& current,
+                                      const NameTaken& taken);
+
+// An address that other hosts can not reach.
+bool IsLoopback(const std::string& ip);
 
 // An existing job of the name that a launch command asks for.
 struct LaunchedJob {
   JobId id;
   JobSpec spec;
   bool ended = false;
-  std::optional<Duration> ended_for;  // Since its end; unset: it ended before this coordinator started.
+  std::optional<Duration>
+      ended_for;  // Since its end; unset: it ended before this coordinator started.
 };
-struct JoinJob { JobId id; };       // Unfinished: takes part.
-struct ShowResult { JobId id; };    // It ended after this launcher had started.
+struct JoinJob {
+  JobId id;
+};  // Unfinished: takes part.
+struct ShowResult {
+  JobId id;
+};  // It ended after this launcher had started.
 struct BeginJob {};
 using LaunchDecision = std::variant<JoinJob, ShowResult, BeginJob, absl::Status>;
 
-// `mine`: the job that this very launch command (its key) already takes part in. `newest`: the newest job of the name.
+// `mine`: the job that this very launch command (its key) already takes part in. `newest`: the
+// newest job of the name.
 LaunchDecision DecideLaunch(const LaunchRequest& request, const std::optional<LaunchedJob>& mine,
                             const std::optional<LaunchedJob>& newest);
 

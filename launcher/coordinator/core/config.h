@@ -8,9 +8,11 @@
 
 namespace regroup::coordinator {
 
-// Every number that the core decides by. The defaults are those of the protocol; tests and operators may change them.
+// Every number that the core decides by. The defaults are those of the protocol; tests and
+// operators may change them.
 struct Config {
-  ClusterId new_cluster;  // The random id that a journal without one is given. REQUIRED for an empty journal.
+  ClusterId new_cluster;  // The random id that a journal without one is given. REQUIRED for an
+                          // empty journal.
   Version version;        // Ours; sent in every Welcome.
   bool ad_hoc = false;    // Started by `regroup run`: leaves when its last job is over.
 
@@ -18,25 +20,31 @@ struct Config {
   Duration heartbeat = std::chrono::seconds(1);
   Duration lease = std::chrono::seconds(5);
   Duration probe_interval = std::chrono::milliseconds(100);
-  Duration agent_restart = std::chrono::minutes(2);        // Witness accepts: how long an agent may be away.
-  Duration launched_restart_margin = std::chrono::seconds(1);  // A launched agent: the job's grace + this.
-  int awaited_leases = 3;                                  // After recovery nobody expires before this many leases ...
+  Duration agent_restart =
+      std::chrono::minutes(2);  // Witness accepts: how long an agent may be away.
+  Duration launched_restart_margin =
+      std::chrono::seconds(1);  // A launched agent: the job's grace + this.
+  int awaited_leases = 3;       // After recovery nobody expires before this many leases ...
   Duration awaited_per_node = std::chrono::milliseconds(10);  // ... plus this for every known node.
 
   // Life of a generation.
   Duration last_call_quiet = std::chrono::milliseconds(500);
   Duration last_call_limit = std::chrono::seconds(10);
-  Duration join_batch = std::chrono::milliseconds(300);  // Growth takes joins this close together as one.
+  Duration join_batch =
+      std::chrono::milliseconds(300);  // Growth takes joins this close together as one.
   Duration ack = std::chrono::seconds(2);
   Duration failure_grace = std::chrono::seconds(2);
-  Duration stop_margin = std::chrono::seconds(1);  // After a stop's deadline a survivor is no longer waited for.
-  Duration notice_margin = std::chrono::seconds(2);  // Of a notice's time, kept for stopping after the save.
+  Duration stop_margin =
+      std::chrono::seconds(1);  // After a stop's deadline a survivor is no longer waited for.
+  Duration notice_margin =
+      std::chrono::seconds(2);  // Of a notice's time, kept for stopping after the save.
   Duration settle = std::chrono::seconds(30);
   Duration newcomer_trial = std::chrono::minutes(5);  // A newcomer lost within it doubles `settle`.
   Duration finish_hold = std::chrono::seconds(60);
   Duration unreachable_hold = std::chrono::minutes(5);
   Duration hold = std::chrono::seconds(60);
-  Duration orphan_hold = std::chrono::seconds(60);  // A launched job whose every node was lost: then it is preempted.
+  Duration orphan_hold =
+      std::chrono::seconds(60);  // A launched job whose every node was lost: then it is preempted.
   Duration member_backoff_first = std::chrono::seconds(1);
   Duration member_backoff_limit = std::chrono::minutes(1);
 
@@ -45,7 +53,8 @@ struct Config {
   Duration backoff_limit = std::chrono::seconds(60);
   Duration free_backoff_limit = std::chrono::minutes(5);
   int crash_loop = 5;
-  Duration silent_progress = std::chrono::seconds(60);  // Alive this long counts as progress of a silent worker.
+  Duration silent_progress =
+      std::chrono::seconds(60);  // Alive this long counts as progress of a silent worker.
 
   // Bounds.
   int max_ended_jobs = 10'000;
@@ -65,7 +74,9 @@ struct Config {
 // Bounds of one step. Nothing durable is larger.
 inline constexpr int kMaxRowsPerStep = 64;
 inline constexpr std::size_t kMaxBytesPerStep = 512u << 10;
-inline constexpr int kMaxNodesPerJob = 1'536;  // So that a generation's row fits twice into one step.
+inline constexpr int kMaxNodesPerJob =
+    1'024;  // So that a generation's row fits twice into one step.
+inline constexpr std::size_t kMaxNodeIdBytes = 64, kMaxNodeNameBytes = 63, kMaxAddressBytes = 45;
 inline constexpr std::size_t kMaxSpecBytes = 160u << 10;
 
 }  // namespace regroup::coordinator

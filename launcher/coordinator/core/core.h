@@ -1,11 +1,14 @@
 #pragma once
 
-// The coordinator's decisions: events in, effects out, time injected. Total, deterministic, no I/O. PROTOCOL §7.
+// The coordinator's decisions: events in, effects out, time injected. Total, deterministic, no I/O.
+// PROTOCOL §7.
 //
 // The shell's part of the contract:
-//  - It reads all rows, takes epoch = MetaRow.epoch + 1 (1 where there is none) and steps a Tick first.
+//  - It reads all rows, takes epoch = MetaRow.epoch + 1 (1 where there is none) and steps a Tick
+//  first.
 //  - Before it steps an event stamped t, it steps Ticks while NextDeadline() <= t.
-//  - It makes a step's rows durable in one transaction, in order of steps, and only then carries out that step's
+//  - It makes a step's rows durable in one transaction, in order of steps, and only then carries
+//  out that step's
 //    actions and writes its notes.
 
 #include <memory>
@@ -27,8 +30,8 @@ class Engine;
 
 class Core {
  public:
-  // Recovery: the state that `rows` describe. Order does not matter. Rows of a format this build does not know are
-  // the shell's to refuse. REQUIRES: epoch > MetaRow.epoch.
+  // Recovery: the state that `rows` describe. Order does not matter. Rows of a format this build
+  // does not know are the shell's to refuse. REQUIRES: epoch > MetaRow.epoch.
   Core(Config config, Epoch epoch, std::span<const Row> rows, Instant now);
   ~Core();
   Core(Core&&) noexcept;
@@ -41,11 +44,12 @@ class Core {
   // When to step the next Tick; <= now: at once. nullopt: no need.
   std::optional<Instant> NextDeadline() const;
 
-  // What ReadAsked answers; also for a journal that nobody serves. An error names what was not found.
+  // What ReadAsked answers; also for a journal that nobody serves. An error names what was not
+  // found.
   absl::StatusOr<ReadReply> Read(const ReadFilter& filter, Instant now, WallTime wall) const;
 
-  // All durable state, ordered by key: what a recording's segment opens with. Core(…, Rows(), …) is this core after a
-  // crash.
+  // All durable state, ordered by key: what a recording's segment opens with. Core(…, Rows(), …) is
+  // this core after a crash.
   std::vector<Row> Rows() const;
 
   const ClusterId& cluster() const;

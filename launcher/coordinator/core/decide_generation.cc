@@ -44,8 +44,8 @@ int UsableSize(int nodes, int min, int max, int unit) {
   return size >= min && size > 0 ? size : 0;
 }
 
-GenerationDecision DecideGeneration(const GenerationPolicy& policy, std::span<const Candidate> candidates,
-                                    Instant now) {
+GenerationDecision DecideGeneration(const GenerationPolicy& policy,
+                                    std::span<const Candidate> candidates, Instant now) {
   std::vector<Candidate> ready;
   Group stopping, awaited, backing_off;
   for (const Candidate& candidate : candidates) {
@@ -59,8 +59,10 @@ GenerationDecision DecideGeneration(const GenerationPolicy& policy, std::span<co
   const int size = UsableSize(have, policy.min, policy.max, policy.unit);
   const int best = UsableSize(policy.max, policy.min, policy.max, policy.unit);
 
-  if (stopping.count > 0) return Wait{SlotsStopping{stopping.names, stopping.last - now}, stopping.first};
-  if (awaited.count > 0 && size < best) return Wait{AwaitReattach{awaited.names, awaited.last - now}, awaited.first};
+  if (stopping.count > 0)
+    return Wait{SlotsStopping{stopping.names, stopping.last - now}, stopping.first};
+  if (awaited.count > 0 && size < best)
+    return Wait{AwaitReattach{awaited.names, awaited.last - now}, awaited.first};
   if (size == 0) {
     if (UsableSize(have + backing_off.count, policy.min, policy.max, policy.unit) > 0)
       return Wait{BackingOff{policy.failures, backing_off.first - now}, backing_off.first};
@@ -70,8 +72,10 @@ GenerationDecision DecideGeneration(const GenerationPolicy& policy, std::span<co
     return Wait{BelowMinimum{have, need, Duration{}, policy.missing}, again};
   }
   if (policy.unreachable_until > now)
-    return Wait{UnreachableHold{policy.unreachable, policy.unreachable_until - now}, policy.unreachable_until};
-  if (!policy.verdict_open.empty()) return Wait{BudgetVerdictOpen{policy.verdict_open}, std::nullopt};
+    return Wait{UnreachableHold{policy.unreachable, policy.unreachable_until - now},
+                policy.unreachable_until};
+  if (!policy.verdict_open.empty())
+    return Wait{BudgetVerdictOpen{policy.verdict_open}, std::nullopt};
   if (policy.not_before > now)
     return Wait{BackingOff{policy.failures, policy.not_before - now}, policy.not_before};
   if (policy.last_call_until && *policy.last_call_until > now && size < best)

@@ -31,21 +31,22 @@ struct Candidate {
 
 struct GenerationPolicy {
   int min = 1, max = 1, unit = 1;
-  int failures = 0;                      // In a row without progress; for the reason.
-  Instant not_before{};                  // Of the job's back-off.
+  int failures = 0;                        // In a row without progress; for the reason.
+  Instant not_before{};                    // Of the job's back-off.
   std::optional<Instant> last_call_until;  // Set only where unknown nodes may still come.
-  Instant unreachable_until{};           // The previous generation could train on unseen until then.
+  Instant unreachable_until{};  // The previous generation could train on unseen until then.
   std::vector<std::string> unreachable;  // Its nodes.
-  std::vector<std::string> verdict_open;  // The budget is spent unless these nodes' reports say otherwise.
-  std::vector<std::string> missing;      // For the reason.
+  std::vector<std::string>
+      verdict_open;  // The budget is spent unless these nodes' reports say otherwise.
+  std::vector<std::string> missing;  // For the reason.
 };
 
 struct Form {
   std::vector<NodeId> members;  // In no particular order.
 };
 struct Wait {
-  WaitReason reason;              // Its `since` is left 0.
-  std::optional<Instant> until;   // When to decide again if nothing happens before.
+  WaitReason reason;             // Its `since` is left 0.
+  std::optional<Instant> until;  // When to decide again if nothing happens before.
 };
 using GenerationDecision = std::variant<Form, Wait>;
 
@@ -53,6 +54,7 @@ using GenerationDecision = std::variant<Form, Wait>;
 int UsableSize(int nodes, int min, int max, int unit);
 
 // REQUIRES: candidates sorted by node, each once.
-GenerationDecision DecideGeneration(const GenerationPolicy& policy, std::span<const Candidate> candidates, Instant now);
+GenerationDecision DecideGeneration(const GenerationPolicy& policy,
+                                    std::span<const Candidate> candidates, Instant now);
 
 }  // namespace regroup::coordinator

@@ -1,6 +1,7 @@
 #pragma once
 
-// What the shell tells the core: facts, in the order of the time stamps that the shell gave them on receipt.
+// What the shell tells the core: facts, in the order of the time stamps that the shell gave them on
+// receipt.
 
 #include <cstdint>
 #include <limits>
@@ -19,7 +20,8 @@ struct SessionOpened {
   SessionId session;  // Rises; never used twice by one process.
   Hello hello;
 };
-// The stream is gone, whoever ended it; also after CloseSession. Later events of this session are dropped.
+// The stream is gone, whoever ended it; also after CloseSession. Later events of this session are
+// dropped.
 struct SessionBroken {
   SessionId session;
 };
@@ -82,8 +84,8 @@ struct CancelAsked {
 };
 struct ReadFilter {
   bool jobs = true, nodes = false;
-  std::string job;   // An id, a unique prefix of one, or `last`. Empty: all jobs.
-  std::string node;  // A name or id. Empty: all nodes.
+  std::string job;      // An id, a unique prefix of one, or `last`. Empty: all jobs.
+  std::string node;     // A name or id. Empty: all nodes.
   bool ended = false;   // With all jobs: ended ones too.
   bool detail = false;  // Generations and events.
 };
@@ -92,7 +94,8 @@ struct ReadAsked {
   ReadFilter filter;
   bool wait_for_end = false;  // REQUIRES filter.job. Answered once that job is over (or preempted).
 };
-struct ForgetNodeAsked {  // The operator vouches that this node is gone: the proof of death of unreachable groups.
+struct ForgetNodeAsked {  // The operator vouches that this node is gone: the proof of death of
+                          // unreachable groups.
   CallId call;
   std::string node;  // A name or id.
 };
@@ -100,13 +103,14 @@ struct CallDropped {
   CallId call;
 };
 
-struct Stalled {  // The loop stood still: nobody could be heard. Stepped before the events that waited.
+struct Stalled {  // The loop stood still: nobody could be heard. Stepped before the events that
+                  // waited.
   Duration gap{};
 };
 struct Tick {};  // A deadline is due, or there is work left from the step before.
 
-using Event = std::variant<SessionOpened, SessionBroken, HeartbeatReceived, Reported, Progressed, CommitAsked, Probed,
-                           Noticed, LaunchAsked, LeaveAsked, SubmitAsked, CancelAsked, ReadAsked, ForgetNodeAsked,
-                           CallDropped, Stalled, Tick>;
+using Event = std::variant<SessionOpened, SessionBroken, HeartbeatReceived, Reported, Progressed,
+                           CommitAsked, Probed, Noticed, LaunchAsked, LeaveAsked, SubmitAsked,
+                           CancelAsked, ReadAsked, ForgetNodeAsked, CallDropped, Stalled, Tick>;
 
 }  // namespace regroup::coordinator

@@ -47,15 +47,18 @@ bool IsWorse(const CauseAt& a, const CauseAt& b) {
   if (class_a != class_b) return class_a > class_b;
   if (a.at != b.at) return a.at < b.at;
   const RankCause *rank_a = RankOf(a.reason), *rank_b = RankOf(b.reason);
-  return std::make_tuple(rank_a ? rank_a->rank : -1, std::visit(NodeOf{}, a.reason), a.reason.index()) <
-         std::make_tuple(rank_b ? rank_b->rank : -1, std::visit(NodeOf{}, b.reason), b.reason.index());
+  return std::make_tuple(rank_a ? rank_a->rank : -1, std::visit(NodeOf{}, a.reason),
+                         a.reason.index()) < std::make_tuple(rank_b ? rank_b->rank : -1,
+                                                             std::visit(NodeOf{}, b.reason),
+                                                             b.reason.index());
 }
 
 EndKind KindOf(const EndReason& reason) {
   if (ChargesBudget(reason)) return EndKind::kOwn;
-  const bool neutral = std::holds_alternative<Preempted>(reason) || std::holds_alternative<Drained>(reason) ||
-                       std::holds_alternative<Resized>(reason) || std::holds_alternative<Cancelled>(reason) ||
-                       std::holds_alternative<Finished>(reason);
+  const bool neutral =
+      std::holds_alternative<Preempted>(reason) || std::holds_alternative<Drained>(reason) ||
+      std::holds_alternative<Resized>(reason) || std::holds_alternative<Cancelled>(reason) ||
+      std::holds_alternative<Finished>(reason);
   return neutral ? EndKind::kNeutral : EndKind::kFree;
 }
 
@@ -66,7 +69,8 @@ Streak AfterEnd(Streak before, bool progressed, EndKind kind) {
   return streak;
 }
 
-Duration RestartDelay(const Streak& streak, EndKind last, const Config& config, std::uint64_t seed) {
+Duration RestartDelay(const Streak& streak, EndKind last, const Config& config,
+                      std::uint64_t seed) {
   const int in_a_row = streak.own + streak.free;
   if (in_a_row < 2 || last == EndKind::kNeutral) return Duration{};
   const Duration limit = last == EndKind::kOwn ? config.backoff_limit : config.free_backoff_limit;
@@ -80,7 +84,8 @@ Duration MemberBackoff(int failures, const Config& config) {
   return Doubled(config.member_backoff_first, failures - 1, config.member_backoff_limit);
 }
 
-std::optional<Duration> SettleTime(ScaleUp scale_up, int growths, int lost_newcomers, const Config& config) {
+std::optional<Duration> SettleTime(ScaleUp scale_up, int growths, int lost_newcomers,
+                                   const Config& config) {
   if (scale_up == ScaleUp::kNext || scale_up == ScaleUp::kNever) return std::nullopt;
   if (scale_up == ScaleUp::kNow || growths == 0) return Duration{};
   return Doubled(config.settle, lost_newcomers, config.settle * 1024);
@@ -88,15 +93,17 @@ std::optional<Duration> SettleTime(ScaleUp scale_up, int growths, int lost_newco
 
 int ChargesInWindow(int all, const std::vector<Duration>& ages, std::optional<Duration> window) {
   if (!window) return all;
-  return static_cast<int>(std::count_if(ages.begin(), ages.end(), [&](Duration age) { return age <= *window; }));
+  return static_cast<int>(
+      std::count_if(ages.begin(), ages.end(), [&](Duration age) { return age <= *window; }));
 }
 
-std::optional<FailReason> FailsJob(const JobSpec& spec, const EndReason& reason, int charges, const Streak& streak,
-                                   const Config& config) {
+std::optional<FailReason> FailsJob(const JobSpec& spec, const EndReason& reason, int charges,
+                                   const Streak& streak, const Config& config) {
   if (auto* failed = std::get_if<WorkerFailed>(&reason)) {
     const RankExit& exit = failed->cause.exit;
     auto action = spec.exit_codes.find(exit.code);
-    if (exit.kind == ExitKind::kExited && action != spec.exit_codes.end() && action->second == ExitAction::kFail)
+    if (exit.kind == ExitKind::kExited && action != spec.exit_codes.end() &&
+        action->second == ExitAction::kFail)
       return ExitCodeSaysFail{exit.code};
   }
   if (!ChargesBudget(reason)) return std::nullopt;
@@ -117,10 +124,12 @@ std::optional<FailReason> FailsForExec(const std::vector<ExcludedNode>& excluded
 }
 
 int ExitCodeOf(const FailReason& failed, const std::optional<EndReason>& root) {
-  if (auto* cancelled = std::get_if<CancelledBy>(&failed)) return cancelled->signal ? 128 + cancelled->signal : 143;
+  if (auto* cancelled = std::get_if<CancelledBy>(&failed))
+    return cancelled->signal ? 128 + cancelled->signal : 143;
   if (std::holds_alternative<PreemptedAll>(failed)) return 143;
   if (std::holds_alternative<JoinTimedOut>(failed)) return 124;
-  if (auto* exec = std::get_if<NotExecutable>(&failed)) return exec->error_number == ENOENT ? 127 : 126;
+  if (auto* exec = std::get_if<NotExecutable>(&failed))
+    return exec->error_number == ENOENT ? 127 : 126;
   if (root) {
     if (const RankCause* cause = RankOf(*root)) return ExitCodeOfExit(cause->exit);
   }

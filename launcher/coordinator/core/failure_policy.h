@@ -19,10 +19,12 @@ struct CauseAt {
   EndReason reason;
   Instant at{};
 };
-// Root cause = worst class, then earliest time; then the lower rank or name, so that the order of arrival never matters.
+// Root cause = worst class, then earliest time; then the lower rank or name, so that the order of
+// arrival never matters.
 bool IsWorse(const CauseAt& a, const CauseAt& b);
 
-// A charged failure, a free one, or an end that says nothing about the job (preemption, drain, resize, success).
+// A charged failure, a free one, or an end that says nothing about the job (preemption, drain,
+// resize, success).
 enum class EndKind { kOwn, kFree, kNeutral };
 EndKind KindOf(const EndReason& reason);
 
@@ -33,28 +35,32 @@ struct Streak {
 };
 Streak AfterEnd(Streak before, bool progressed, EndKind kind);
 
-// The first end and the first after progress are followed at once; each further one waits 1 s, 2 s, … ± 20 %.
-// `seed` makes the jitter: equal seeds, equal delays.
+// The first end and the first after progress are followed at once; each further one waits 1 s, 2 s,
+// … ± 20 %. `seed` makes the jitter: equal seeds, equal delays.
 Duration RestartDelay(const Streak& streak, EndKind last, const Config& config, std::uint64_t seed);
 
 // How long a member that voided `failures` proposals in a row is no candidate.
 Duration MemberBackoff(int failures, const Config& config);
 
 // How long after the previous change the next growth may follow; nullopt: never by itself.
-std::optional<Duration> SettleTime(ScaleUp scale_up, int growths, int lost_newcomers, const Config& config);
+std::optional<Duration> SettleTime(ScaleUp scale_up, int growths, int lost_newcomers,
+                                   const Config& config);
 
-// Charges that still count: all of them, or those within the window. `ages` = how long ago each was.
+// Charges that still count: all of them, or those within the window. `ages` = how long ago each
+// was.
 int ChargesInWindow(int all, const std::vector<Duration>& ages, std::optional<Duration> window);
 
 // Does this end, all by itself, fail the job? `charges` = counted before it.
-std::optional<FailReason> FailsJob(const JobSpec& spec, const EndReason& reason, int charges, const Streak& streak,
-                                   const Config& config);
+std::optional<FailReason> FailsJob(const JobSpec& spec, const EndReason& reason, int charges,
+                                   const Streak& streak, const Config& config);
 
-// A node could not execute the program: does that fail the job? REQUIRES: excluded has the newest at its end.
+// A node could not execute the program: does that fail the job? REQUIRES: excluded has the newest
+// at its end.
 std::optional<FailReason> FailsForExec(const std::vector<ExcludedNode>& excluded, int nodes_left,
                                        const std::string& program);
 
-// What launch commands and `wait` exit with after a job failed for `failed`, its last generation for `root`.
+// What launch commands and `wait` exit with after a job failed for `failed`, its last generation
+// for `root`.
 int ExitCodeOf(const FailReason& failed, const std::optional<EndReason>& root);
 
 // A launch command leaves: what becomes of its job? `others` = launch commands that stay.

@@ -27,7 +27,8 @@ struct Newcomer {
 bool ComesFirst(const Newcomer& a, const Newcomer& b) {
   if (a.order != b.order) return a.order < b.order;
   if (a.rank != b.rank) return a.rank < b.rank;
-  if (a.candidate->name != b.candidate->name) return NaturalLess(a.candidate->name, b.candidate->name);
+  if (a.candidate->name != b.candidate->name)
+    return NaturalLess(a.candidate->name, b.candidate->name);
   return a.candidate->node < b.candidate->node;
 }
 
@@ -49,10 +50,12 @@ bool NaturalLess(std::string_view a, std::string_view b) {
   return a < b;  // Equal but for leading zeros.
 }
 
-std::vector<NodeId> AssignGroupRanks(std::span<const NodeId> previous, std::span<const RankCandidate> chosen) {
+std::vector<NodeId> AssignGroupRanks(std::span<const NodeId> previous,
+                                     std::span<const RankCandidate> chosen) {
   const int n = static_cast<int>(chosen.size());
   std::map<NodeId, int> before;
-  for (std::size_t rank = 0; rank < previous.size(); ++rank) before[previous[rank]] = static_cast<int>(rank);
+  for (std::size_t rank = 0; rank < previous.size(); ++rank)
+    before[previous[rank]] = static_cast<int>(rank);
 
   std::vector<NodeId> ranks(chosen.size());
   std::vector<Newcomer> others;

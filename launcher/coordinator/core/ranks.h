@@ -21,10 +21,11 @@ struct RankCandidate {
   std::optional<int> former;  // Group rank it last had in a generation before the previous one.
 };
 
-// The chosen nodes in order of group rank. Ranks below n stay. Holes go to a returning node (to the one that had the
-// rank first), then to a spare in natural order, then to survivors ranked >= n in order: one loss moves at most one
-// survivor. Without a previous generation: natural order of names.
-// REQUIRES: `chosen` names each node once. `previous` is in order of group rank.
-std::vector<NodeId> AssignGroupRanks(std::span<const NodeId> previous, std::span<const RankCandidate> chosen);
+// The chosen nodes in order of group rank. Ranks below n stay. Holes go to a returning node (to the
+// one that had the rank first), then to a spare in natural order, then to survivors ranked >= n in
+// order: one loss moves at most one survivor. Without a previous generation: natural order of
+// names. REQUIRES: `chosen` names each node once. `previous` is in order of group rank.
+std::vector<NodeId> AssignGroupRanks(std::span<const NodeId> previous,
+                                     std::span<const RankCandidate> chosen);
 
 }  // namespace regroup::coordinator

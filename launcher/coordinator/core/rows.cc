@@ -6,11 +6,14 @@
 namespace regroup::coordinator {
 namespace {
 
+constexpr std::size_t kMaxGenerationBytes = 220u << 10;
 constexpr std::size_t kFixed = 64;  // Numbers, tags and lengths of one message, generously.
 
 std::size_t SizeOf(const std::string& text) { return text.size() + 4; }
 std::size_t SizeOf(const RankExit& exit) { return kFixed + SizeOf(exit.error); }
-std::size_t SizeOf(const RankCause& cause) { return kFixed + SizeOf(cause.node) + SizeOf(cause.exit); }
+std::size_t SizeOf(const RankCause& cause) {
+  return kFixed + SizeOf(cause.node) + SizeOf(cause.exit);
+}
 std::size_t SizeOf(const Version& version) {
   std::size_t size = kFixed + SizeOf(version.build);
   for (const std::string& feature : version.features) size += SizeOf(feature);
@@ -65,8 +68,9 @@ struct SizeOfEvent {
 struct SizeOfValue {
   std::size_t operator()(const MetaRow& row) const { return SizeOf(row.cluster.value()); }
   std::size_t operator()(const NodeRow& row) const {
-    std::size_t size = SizeOf(row.node.value()) + SizeOf(row.name) + SizeOf(row.boot.value()) + SizeOf(row.address) +
-                       SizeOf(row.dialled) + SizeOf(row.version) + SizeOf(row.lost_how);
+    std::size_t size = SizeOf(row.node.value()) + SizeOf(row.name) + SizeOf(row.boot.value()) +
+                       SizeOf(row.address) + SizeOf(row.dialled) + SizeOf(row.version) +
+                       SizeOf(row.lost_how);
     if (row.launch) size += kFixed + SizeOf(row.launch->key) + SizeOf(row.launch->job.value());
     for (const TakenSlots& taken : row.taken) size += kFixed + SizeOf(taken.job.value());
     return size;
@@ -79,15 +83,19 @@ struct SizeOfValue {
     return size;
   }
   std::size_t operator()(const JobStateRow& row) const {
-    std::size_t size = 6 * kFixed + SizeOf(row.job.value()) + SizeOf(row.cancel_key) + 10 * row.charges.size();
-    for (const ExcludedNode& node : row.excluded) size += kFixed + SizeOf(node.node.value()) + SizeOf(node.name);
-    if (row.verdict && row.verdict->failed) size += 4 * kFixed;  // The longest reason names a program or a person.
+    std::size_t size =
+        6 * kFixed + SizeOf(row.job.value()) + SizeOf(row.cancel_key) + 10 * row.charges.size();
+    for (const ExcludedNode& node : row.excluded)
+      size += kFixed + SizeOf(node.node.value()) + SizeOf(node.name);
+    if (row.verdict && row.verdict->failed)
+      size += 4 * kFixed;  // The longest reason names a program or a person.
     return size + (row.verdict ? SizeOfFail(*row.verdict) : 0);
   }
   std::size_t operator()(const GenerationRow& row) const {
     std::size_t size = 8 * kFixed + SizeOf(row.job.value());
     for (const GenerationMember& member : row.members) {
-      size += 24 + SizeOf(member.node.value()) + SizeOf(member.name) + SizeOf(member.address) + 6 * member.pids.size();
+      size += 24 + SizeOf(member.node.value()) + SizeOf(member.name) + SizeOf(member.address) +
+              6 * member.pids.size();
       if (member.witness) size += 12 + SizeOf(member.witness->host);
     }
     if (row.ended) size += SizeOf(*row.ended);
@@ -120,10 +128,19 @@ Key JobStateKey(const JobId& job) { return absl::StrCat("job/", job.value(), "/s
 Key GenerationKey(const JobId& job, Generation generation) {
   return absl::StrFormat("job/%s/gen/%012d", job.value(), generation.value());
 }
-Key DoneKey(const JobId& job, const NodeId& node) { return absl::StrCat("job/", job.value(), "/done/", node.value()); }
+Key DoneKey(const JobId& job, const NodeId& node) {
+  return absl::StrCat("job/", job.value(), "/done/", node.value());
+}
 Key CommitKey(const JobId& job) { return absl::StrCat("job/", job.value(), "/commit"); }
 Key JobEventKey(const JobId& job, std::uint64_t slot) {
   return absl::StrFormat("job/%s/event/%06d", job.value(), slot);
+}
+
+void FitRow(GenerationRow& row) {
+  if (SizeOfValue{}(row) > kMaxGenerationBytes)
+    for (GenerationMember& member : row.members) member.pids.clear();
+  if (SizeOfValue{}(row) > kMaxGenerationBytes)
+    for (GenerationMember& member : row.members) member.witness.reset();
 }
 
 std::size_t EstimateBytes(const Row& row) {

@@ -1,7 +1,8 @@
 #pragma once
 
-// Durable state. A record is a row: key → whole value, or deletion. Rows hold ids, counts and durations, never
-// instants; wall time is for display. The shell maps them to record.proto, field by field. PROTOCOL §1.
+// Durable state. A record is a row: key → whole value, or deletion. Rows hold ids, counts and
+// durations, never instants; wall time is for display. The shell maps them to record.proto, field
+// by field. PROTOCOL §1.
 
 #include <cstdint>
 #include <optional>
@@ -24,22 +25,26 @@ inline constexpr std::uint32_t kRowFormat = 1;
 
 struct MetaRow {  // `meta`
   ClusterId cluster;
-  Epoch epoch;       // Of the coordinator that wrote it; the next one takes epoch + 1.
+  Epoch epoch;  // Of the coordinator that wrote it; the next one takes epoch + 1.
   std::uint32_t format = kRowFormat;
-  Epoch older_than;  // Not 0: an agent showed this higher epoch. This journal must not be used any more.
+  Epoch older_than;  // Not 0: an agent showed this higher epoch. This journal must not be used any
+                     // more.
 };
 
-struct TakenSlots {  // A group that an ended generation left behind on a node that is unreachable or can not kill it.
+struct TakenSlots {  // A group that an ended generation left behind on a node that is unreachable
+                     // or can not kill it.
   JobId job;
   Generation generation;
   int slots = 0;
   bool unkillable = false;
+  friend bool operator==(const TakenSlots&, const TakenSlots&) = default;
 };
 struct NodeLaunch {  // The launch command that this node's agent serves.
   std::string key;
   JobId job;
   int workers = 1;
   bool left = false;  // It asked to leave: no member of later generations.
+  friend bool operator==(const NodeLaunch&, const NodeLaunch&) = default;
 };
 struct NodeRow {  // `node/N`
   NodeId node;
@@ -55,6 +60,7 @@ struct NodeRow {  // `node/N`
   std::string lost_how;
   std::optional<NodeLaunch> launch;
   std::vector<TakenSlots> taken;
+  friend bool operator==(const NodeRow&, const NodeRow&) = default;
 };
 
 struct JobSpecRow {  // `job/J/spec`, written once.
@@ -66,7 +72,16 @@ struct JobSpecRow {  // `job/J/spec`, written once.
   WallTime created_at{};
 };
 
-enum class JobPhase { kQueued, kGathering, kForming, kRunning, kRegrouping, kPreempted, kEnding, kEnded };
+enum class JobPhase {
+  kQueued,
+  kGathering,
+  kForming,
+  kRunning,
+  kRegrouping,
+  kPreempted,
+  kEnding,
+  kEnded
+};
 enum class VerdictState { kSucceeded, kFailed, kCancelled };
 struct Verdict {  // Final.
   VerdictState state = VerdictState::kSucceeded;
@@ -84,10 +99,11 @@ struct JobStateRow {  // `job/J/state`
   Generation last_number;  // Highest number any proposal took; never used again.
   Generation last_formed;
   std::optional<Verdict> verdict;
-  std::string cancel_key;      // Of the cancel that was accepted.
-  bool stop_now = false;       // Of that cancel.
+  std::string cancel_key;  // Of the cancel that was accepted.
+  bool stop_now = false;   // Of that cancel.
   int restarts_charged = 0;
-  std::vector<Duration> charges;  // With a restart window: how long ago each was, when this row was written.
+  std::vector<Duration>
+      charges;  // With a restart window: how long ago each was, when this row was written.
   int regroups = 0;
   int own_failures = 0;  // In a row without progress, charged ones.
   int free_ends = 0;     // In a row without progress, free ones.
@@ -106,7 +122,7 @@ struct GenerationMember {  // Its index in the row is its group rank.
   std::string address;  // As other members are told.
   int workers = 1;
   std::optional<Address> witness;
-  bool witness_verified = false;  // It answered once.
+  bool witness_verified = false;   // It answered once.
   std::vector<std::int64_t> pids;  // By local rank, once started.
 };
 struct GenerationRow {  // `job/J/gen/G`
@@ -151,8 +167,8 @@ struct JobEventRow {  // `job/J/event/K`, K = number modulo the ring's size.
   JobEvent event;
 };
 
-using Value =
-    std::variant<MetaRow, NodeRow, JobSpecRow, JobStateRow, GenerationRow, DoneRow, CommitRow, JobEventRow>;
+using Value = std::variant<MetaRow, NodeRow, JobSpecRow, JobStateRow, GenerationRow, DoneRow,
+                           CommitRow, JobEventRow>;
 struct Row {  // Whole replacement; nullopt deletes.
   Key key;
   std::optional<Value> value;
@@ -166,6 +182,10 @@ Key GenerationKey(const JobId& job, Generation generation);
 Key DoneKey(const JobId& job, const NodeId& node);
 Key CommitKey(const JobId& job);
 Key JobEventKey(const JobId& job, std::uint64_t slot);  // slot = number modulo the ring's size.
+
+// Two generations' rows fit into one step: pids, then witnesses are left out of a row that is too
+// large.
+void FitRow(GenerationRow& row);
 
 // An upper bound of the row's size once encoded.
 std::size_t EstimateBytes(const Row& row);

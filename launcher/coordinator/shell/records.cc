@@ -265,6 +265,7 @@ pb::GenerationRow Encode(const GenerationRow& row) {
   if (row.ended) *out.mutable_ended() = ToProto(*row.ended);
   out.set_verdict_open(row.verdict_open);
   out.set_charged(row.charged);
+  out.set_progressed(row.progressed);
   for (const RankCause& cause : row.consequences) *out.add_consequences() = ToProto(cause);
   *out.mutable_phases() = ToProto(row.phases);
   if (row.first_step) out.set_first_step(*row.first_step);
@@ -293,6 +294,7 @@ absl::StatusOr<GenerationRow> Decode(const pb::GenerationRow& row) {
   if (row.has_ended()) out.ended = check.Nested("ended", FromProto(row.ended()));
   out.verdict_open = row.verdict_open();
   out.charged = row.charged();
+  out.progressed = row.progressed();
   for (const pb::RankCause& cause : row.consequences()) {
     out.consequences.push_back(check.Nested("consequences", FromProto(cause)));
   }

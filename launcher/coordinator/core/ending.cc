@@ -1,0 +1,364 @@
+// The end of a generation, its verdict, and the end of a job. PROTOCOL §2, §3.
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "launcher/coordinator/core/engine.h"
+#include "launcher/coordinator/core/failure_policy.h"
+
+namespace regroup::coordinator {
+namespace {
+
+constexpr std::size_t kMaxNames = 16;
+constexpr int kTakenPerStep = 12;  // Rows of unreachable nodes written in one step.
+constexpr std::size_t kMaxCharges = 1'000;
+
+// Equal on every machine, unlike std::hash.
+std::uint64_t SeedOf(const JobId& job, Generation generation) {
+  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a.
+  for (char c : job.value()) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash ^ generation.value();
+}
+
+struct MarkSaved {
+  bool saved;
+  void operator()(Preempted& reason) const { reason.saved = reason.saved || saved; }
+  template <class R>
+  void operator()(R&) const {}
+};
+
+}  // namespace
+
+// ---- the end of a generation
+// ---------------------------------------------------------------------
+
+void Engine::BeginEnding(Job& job, Generation generation, StopReason reason, Duration grace) {
+  GenerationSoft& soft = job.soft.at(generation);
+  if (soft.saving) std::visit(MarkSaved{soft.saving->saved}, soft.cause->reason);
+  soft.saving.reset();
+  job.outage = Outage{};
+  const bool elective = reason == StopReason::kElective || reason == StopReason::kNotice;
+  if (!elective) job.outage.event_at = std::min(soft.cause->at, now_);
+  job.outage.detected_at = now_;
+  soft.ending = GenerationSoft::Ending{now_ + grace + config_.stop_margin};
+  std::map<NodeId, Instant> sooner;
+  for (const auto& member : soft.members) {
+    if (!IsSettled(job, generation, member.first)) soft.waiting.insert(member.first);
+    const Node* node = FindNode(member.first);
+    if (node && node->leaving) sooner[member.first] = node->leaving->until;
+  }
+  job.stop = StopOrder{generation, reason, now_ + grace, std::move(sooner)};
+  job.membership_known = true;
+  if (const GenerationRow* next = ProposedOf(job); next && reason != StopReason::kElective)
+    Void(job, next->generation, {});
+  for (const auto& lost : soft.lost) {
+    auto came = job.newcomers.find(lost.first);
+    if (came != job.newcomers.end() && now_ < came->second + config_.newcomer_trial)
+      ++job.lost_newcomers;
+    job.newcomers.erase(lost.first);
+  }
+  MarkOrders(job, soft);
+  Say(Severity::kInfo, "generation ends",
+      {{"job", job.id().value()},
+       {"generation", absl::StrCat(generation.value())},
+       {"stop_s", absl::StrCat(Seconds(grace))}});
+}
+
+bool Engine::AdvanceEnding(Job& job, Generation generation, GenerationSoft& soft) {
+  if (!soft.waiting.empty() && now_ < soft.ending->give_up) {
+    std::vector<std::string> names;
+    for (const NodeId& id : soft.waiting)
+      if (names.size() < kMaxNames) names.push_back(NameOf(id));
+    SetWait(job, SlotsStopping{names, Duration{}}, soft.ending->give_up);
+    Wake(job, soft.ending->give_up);
+    return false;
+  }
+  EndGeneration(job, generation, soft);
+  return true;
+}
+
+bool Engine::HasProgressed(const Job& job, const GenerationSoft& soft) const {
+  if (soft.last_step && *soft.last_step > job.state.best_step) return true;
+  if (job.commit && soft.running_at && job.commit->generation == job.state.last_formed) return true;
+  return !soft.spoke && soft.running_at && now_ - *soft.running_at >= config_.silent_progress;
+}
+
+void Engine::EndGeneration(Job& job, Generation generation, GenerationSoft& soft) {
+  const bool progressed = HasProgressed(job, soft);
+  const EndReason reason = soft.cause->reason;
+  GenerationRow row = job.generations.at(generation);
+  JobStateRow state = job.state;
+  row.phase = GenerationPhase::kOver;
+  row.ended_at = wall_;
+  row.ended = reason;
+  row.verdict_open = true;
+  row.progressed = progressed;
+  CloseAccount(job, generation, soft, row, state);
+  FitRow(row);
+  Put(row);
+  state.phase = JobPhase::kRegrouping;
+  if (soft.last_step) state.best_step = std::max(state.best_step, *soft.last_step);
+  UpdateState(job, [&](JobStateRow& next) {
+    next.phase = state.phase;
+    next.best_step = state.best_step;
+    next.account = state.account;
+  });
+  const EndKind kind = KindOf(reason);
+  const Streak streak = AfterEnd({job.state.own_failures, job.state.free_ends}, progressed, kind);
+  job.not_before =
+      *job.outage.detected_at + RestartDelay(streak, kind, config_, SeedOf(job.id(), generation));
+  job.awaited_until = soft.ending->give_up;
+  job.outage.free_at = now_;
+  job.gather_since = now_;
+  job.below_since.reset();
+  job.last_change = now_;
+  job.claims_dirty = true;
+  MarkCapacity();
+}
+
+void Engine::CloseAccount(Job& job, Generation generation, const GenerationSoft& soft,
+                          GenerationRow& row, JobStateRow& state) const {
+  row.first_step = soft.first_step;
+  row.last_step = soft.last_step;
+  row.restored_step = soft.restored_step;
+  row.phases.init = soft.init;
+  row.phases.restore = soft.restore;
+  row.phases.first_step = soft.first_step_took;
+  if (!soft.running_at) return;
+  const TimeAccount time = AccountOf(job, generation, soft, now_);
+  state.account.productive += time.productive;
+  state.account.checkpoint += time.checkpoint;
+  state.account.restore += time.restore;
+  state.account.recompute += time.recompute;
+}
+
+// ---- the verdict
+// ---------------------------------------------------------------------------------
+
+bool Engine::CloseVerdicts(Job& job) {
+  for (auto& entry : job.soft) {
+    const bool over = job.generations.at(entry.first).phase == GenerationPhase::kOver;
+    if (!over || !entry.second.waiting.empty()) continue;
+    CloseVerdict(job, entry.first, entry.second);
+    return true;
+  }
+  return false;
+}
+
+void Engine::CloseVerdict(Job& job, Generation generation, GenerationSoft& soft) {
+  const EndReason reason = soft.cause->reason;
+  const GenerationRow& row = job.generations.at(generation);
+  const Streak streak =
+      AfterEnd({job.state.own_failures, job.state.free_ends}, row.progressed, KindOf(reason));
+  std::vector<ExcludedNode> excluded = job.state.excluded;
+  std::optional<FailReason> failed;
+  if (std::holds_alternative<ExecFailed>(reason)) {
+    excluded.push_back(ExcludedOf(row, std::get<ExecFailed>(reason)));
+    failed = FailsForExec(excluded, NodesLeft(job, excluded), ProgramOf(job));
+  } else {
+    failed = FailsJob(job.spec.spec, reason, Charges(job), streak, config_);
+  }
+  const bool charged = ChargesBudget(reason) && !failed;
+  std::vector<RankCause> consequences;
+  for (const auto& entry : soft.consequences) consequences.push_back(entry.second);
+  UpdateGeneration(job, generation, [&](GenerationRow& next) {
+    next.ended = reason;
+    next.consequences = consequences;
+    next.verdict_open = false;
+    next.charged = charged;
+    FitRow(next);
+  });
+  if (charged && job.spec.spec.restart_window) {
+    if (job.charge_times.size() >= kMaxCharges) job.charge_times.erase(job.charge_times.begin());
+    job.charge_times.push_back(now_);
+  }
+  UpdateState(job, [&](JobStateRow& state) {
+    state.own_failures = streak.own;
+    state.free_ends = streak.free;
+    state.excluded = excluded;
+    if (charged) ++state.restarts_charged;
+  });
+  MarkOrders(job, soft);
+  job.soft.erase(generation);
+  AddEvent(job, GenerationEnded{generation, reason, charged, job.state.restarts_charged,
+                                job.spec.spec.max_restarts});
+  if (failed) FailJob(job, *failed, reason);
+}
+
+ExcludedNode Engine::ExcludedOf(const GenerationRow& row, const ExecFailed& failed) const {
+  ExcludedNode excluded{NodeId(), failed.cause.node, failed.cause.exit.code};
+  for (const GenerationMember& member : row.members)
+    if (member.name == failed.cause.node) excluded.node = member.node;
+  return excluded;
+}
+
+// Nodes that could still take part.
+int Engine::NodesLeft(const Job& job, const std::vector<ExcludedNode>& excluded) const {
+  const std::set<NodeId>& nodes = job.launched() ? job.launchers : attached_daemons_;
+  return static_cast<int>(std::count_if(nodes.begin(), nodes.end(), [&](const NodeId& id) {
+    const Node* node = FindNode(id);
+    const bool out = std::any_of(excluded.begin(), excluded.end(),
+                                 [&](const ExcludedNode& e) { return e.node == id; });
+    return !out && node && node->link != Link::kLost && !IsLeaving(job, *node);
+  }));
+}
+
+std::string Engine::ProgramOf(const Job& job) const {
+  return job.spec.spec.command.empty() ? job.spec.spec.name : job.spec.spec.command[0];
+}
+
+std::vector<Duration> Engine::ChargeAges(const Job& job) const {
+  std::vector<Duration> ages;
+  for (Instant at : job.charge_times) ages.push_back(now_ - at);
+  return ages;
+}
+
+int Engine::Charges(const Job& job) const {
+  return ChargesInWindow(job.state.restarts_charged, ChargeAges(job), job.spec.spec.restart_window);
+}
+
+int Engine::OpenCharges(const Job& job) const {
+  int open = 0;
+  for (const auto& entry : job.soft) {
+    const bool over = job.generations.at(entry.first).phase == GenerationPhase::kOver;
+    if (over && entry.second.cause && ChargesBudget(entry.second.cause->reason)) ++open;
+  }
+  return open;
+}
+
+// ---- the end of a job
+// ----------------------------------------------------------------------------
+
+void Engine::FailJob(Job& job, const FailReason& failed, const std::optional<EndReason>& root) {
+  SetVerdict(job, Verdict{VerdictState::kFailed, ExitCodeOf(failed, root), failed},
+             Cancelled{"the job has failed"}, StopReason::kFailure, config_.failure_grace);
+}
+
+// Final. `reason`: how a generation that still runs is recorded.
+void Engine::SetVerdict(Job& job, Verdict verdict, EndReason reason, StopReason stop,
+                        Duration grace) {
+  if (const GenerationRow* next = ProposedOf(job)) Void(job, next->generation, {});
+  const bool succeeded = verdict.state == VerdictState::kSucceeded;
+  JobStateRow state = job.state;
+  if (const GenerationRow* formed = FormedOf(job)) {
+    const Generation generation = formed->generation;
+    const GenerationSoft& soft = job.soft.at(generation);
+    GenerationRow row = *formed;
+    row.phase = GenerationPhase::kOver;
+    row.ended = reason;
+    row.ended_at = wall_;
+    CloseAccount(job, generation, soft, row, state);
+    FitRow(row);
+    Put(row);
+    AddEvent(job, GenerationEnded{generation, reason, false, job.state.restarts_charged,
+                                  job.spec.spec.max_restarts});
+  }
+  for (const auto& entry : job.soft) MarkOrders(job, entry.second);
+  job.soft.clear();
+  UpdateState(job, [&](JobStateRow& next) {
+    next.phase = JobPhase::kEnding;
+    next.verdict = std::move(verdict);
+    next.account = state.account;
+  });
+  const Instant deadline = now_ + grace;
+  const bool already = job.stop && job.stop->up_to == job.state.last_formed && !succeeded;
+  job.stop = StopOrder{
+      job.state.last_number, stop, already ? std::min(deadline, job.stop->deadline) : deadline, {}};
+  for (const NodeId& id : job.touched) MarkOrder(job, id);
+  SetWait(job, std::nullopt, std::nullopt);
+  job.claims_dirty = true;
+  Say(Severity::kInfo, "verdict",
+      {{"job", job.id().value()}, {"exit_code", absl::StrCat(job.state.verdict->exit_code)}});
+}
+
+// Terminal when every reachable member has shown its slots free; the others stay taken on their
+// nodes' rows.
+bool Engine::FinishEnding(Job& job) {
+  const Instant give_up = job.stop->deadline + config_.stop_margin;
+  bool wait = false;
+  int taken = 0;
+  const std::set<NodeId> touched = job.touched;
+  for (const NodeId& id : touched) {
+    Node* node = FindNode(id);
+    if (node == nullptr || node->link == Link::kLost)
+      continue;  // Its row says what it may still hold.
+    if (node->link == Link::kAttached && SlotsFree(job, *node)) continue;
+    const bool unkillable = node->link == Link::kAttached && HasUnkillable(job, *node);
+    if (!unkillable && now_ < give_up) {
+      wait = true;
+    } else if (RecordTaken(job, *node, unkillable) && ++taken >= kTakenPerStep) {
+      MarkDirty(job);
+      return false;
+    }
+  }
+  if (wait) {
+    Wake(job, give_up);
+    return false;
+  }
+  EndJob(job);
+  return true;
+}
+
+bool Engine::HasUnkillable(const Job& job, const Node& node) const {
+  auto groups = node.groups.find(job.id());
+  if (groups == node.groups.end()) return false;
+  return std::all_of(groups->second.begin(), groups->second.end(), [](const auto& entry) {
+    return entry.second.phase == Phase::kFree || entry.second.phase == Phase::kUnkillable;
+  });
+}
+
+// False: it is recorded already.
+bool Engine::RecordTaken(Job& job, Node& node, bool unkillable) {
+  for (const TakenSlots& taken : node.row.taken)
+    if (taken.job == job.id()) return false;
+  NodeRow row = node.row;
+  row.taken.push_back({job.id(), job.state.last_formed, WorkersOn(job, node), unkillable});
+  Put(std::move(row));
+  return true;
+}
+
+void Engine::EndJob(Job& job) {
+  const Verdict verdict = *job.state.verdict;
+  UpdateState(job, [&](JobStateRow& state) {
+    state.phase = JobPhase::kEnded;
+    state.ended_at = wall_;
+    state.ran_for = AgeOf(job, Here());
+  });
+  AddEvent(job, JobEnded{verdict.exit_code, StateName(job)});
+  for (const NodeId& id : job.touched) MarkOrder(job, id);
+  job.ended = now_;
+  NoteOver(job);
+  Say(Severity::kInfo, "job ended", {{"job", job.id().value()}, {"state", StateName(job)}});
+}
+
+// A launched job without a launch command to serve it: preempted when all have left, or were lost
+// for good.
+bool Engine::CheckAbandoned(Job& job) {
+  Instant lost_at{};
+  bool any = false;
+  for (const NodeId& id : job.launchers) {
+    const Node* node = FindNode(id);
+    if (node == nullptr || IsLeaving(job, *node)) continue;
+    if (node->link != Link::kLost) return false;
+    any = true;
+    lost_at = std::max(lost_at, node->lost_at);
+  }
+  if (any && now_ < lost_at + config_.orphan_hold) {
+    Wake(job, lost_at + config_.orphan_hold);
+    return false;
+  }
+  PreemptJob(job);
+  return true;
+}
+
+void Engine::PreemptJob(Job& job) {
+  UpdateState(job, [&](JobStateRow& state) { state.phase = JobPhase::kPreempted; });
+  AddEvent(job, JobEnded{143, "preempted"});
+  SetWait(job, std::nullopt, std::nullopt);
+  job.membership_known = false;
+  job.enough_since.reset();
+  NoteOver(job);
+  Say(Severity::kInfo, "job preempted", {{"job", job.id().value()}});
+}
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,191 @@
+// What agents are told: the whole desired state of one job on one node. PROTOCOL §2, "Compare, then
+// order".
+
+#include <algorithm>
+
+#include "launcher/coordinator/core/engine.h"
+
+namespace regroup::coordinator {
+namespace {
+
+bool IsMember(const Job& job, const GenerationRow* row, const NodeId& node) {
+  if (row == nullptr) return false;
+  auto soft = job.soft.find(row->generation);
+  return soft != job.soft.end() && soft->second.members.contains(node);
+}
+
+Generation Before(Generation generation) { return Generation(generation.value() - 1); }
+
+}  // namespace
+
+void Engine::FlushOrders() {
+  for (const JobId& id : orders_dirty_) {
+    Job* job = FindJob(id);
+    if (job == nullptr) continue;
+    for (const NodeId& node : job->order_dirty) {
+      Node* known = FindNode(node);
+      if (known && known->session) SendOrderTo(*job, *known);
+    }
+    job->order_dirty.clear();
+  }
+  orders_dirty_.clear();
+}
+
+void Engine::SendOrderTo(Job& job, Node& node) {
+  SentOrder key;
+  Order order = DesiredOrder(job, node, &key);
+  auto sent = node.sent.find(job.id());
+  const bool empty = key == SentOrder{};
+  if (sent != node.sent.end() ? sent->second == key : empty) return;
+  if (!empty) {
+    node.last_order = node.last_order.Next();
+    key.number = order.number = node.last_order;
+    if (order.prepare && Shown(node, job.id(), order.prepare->generation) == nullptr)
+      node.unanswered[job.id()] = key.number;
+    Do(SendOrder{*node.session, std::move(order)});
+  }
+  node.sent[job.id()] = key;
+  if (key.forget == Generation()) return;
+  // Nobody asks for it any more; were the order lost, the next Hello would show it again.
+  auto groups = node.groups.find(job.id());
+  if (groups == node.groups.end()) return;
+  std::erase_if(groups->second, [&](const auto& entry) { return entry.first <= key.forget; });
+  if (!groups->second.empty()) return;
+  node.groups.erase(groups);
+  const bool member = std::any_of(job.soft.begin(), job.soft.end(), [&](const auto& entry) {
+    return entry.second.members.contains(node.row.node);
+  });
+  if (member || node.unanswered.contains(job.id())) return;
+  Untouch(job, node);
+  ClearTaken(job, node);
+}
+
+// The highest number of which nothing may run on this node.
+Generation Engine::StopUpTo(const Job& job, const Node& node) const {
+  const JobPhase phase = job.state.phase;
+  const bool over =
+      phase == JobPhase::kEnding || phase == JobPhase::kEnded || phase == JobPhase::kPreempted;
+  const GenerationRow *formed = FormedOf(job), *next = ProposedOf(job);
+  if (!over && IsMember(job, formed, node.row.node) && !job.soft.at(formed->generation).ending)
+    return Before(formed->generation);
+  if (!over && IsMember(job, next, node.row.node)) return Before(next->generation);
+  return job.state.last_number;
+}
+
+void Engine::AddStop(const Job& job, const Node& node, Order& order, SentOrder* key) const {
+  const Generation up_to = StopUpTo(job, node);
+  if (up_to == Generation()) return;
+  bool needed = false;
+  if (auto groups = node.groups.find(job.id()); groups != node.groups.end()) {
+    for (const auto& entry : groups->second)
+      needed = needed || (entry.first <= up_to && entry.second.phase != Phase::kFree);
+  }
+  auto sent =
+      node.sent.find(job.id());  // A Prepare on its way, or a stop that was asked for already.
+  if (sent != node.sent.end() && node.unanswered.contains(job.id()))
+    needed = needed || (sent->second.prepare > Generation() && sent->second.prepare <= up_to) ||
+             sent->second.stop > Generation();
+  if (!needed) return;
+  key->stop = up_to;
+  if (job.stop && job.stop->up_to <= up_to) {
+    Instant deadline = job.stop->deadline;
+    if (auto sooner = job.stop->sooner.find(node.row.node); sooner != job.stop->sooner.end())
+      deadline = std::min(deadline, sooner->second);
+    key->stop_reason = job.stop->reason;
+    key->stop_deadline = deadline;
+    order.stop = Stop{up_to, std::max(deadline - now_, Duration{}), job.stop->reason};
+  } else {
+    key->stop_reason = StopReason::kSuperseded;
+    order.stop = Stop{up_to, config_.failure_grace, StopReason::kSuperseded};
+  }
+}
+
+// Everything about this generation that its agents could tell is durable.
+bool Engine::IsClosed(const Job& job, Generation generation) const {
+  return !job.soft.contains(generation) && job.state.phase != JobPhase::kEnding;
+}
+
+void Engine::AddForget(const Job& job, const Node& node, Order& order, SentOrder* key) const {
+  auto groups = node.groups.find(job.id());
+  if (groups == node.groups.end()) return;
+  for (const auto& entry : groups->second) {
+    if (entry.second.phase != Phase::kFree || !IsClosed(job, entry.first)) break;
+    key->forget = entry.first;
+  }
+  if (key->forget > Generation()) order.forget = Forget{key->forget};
+}
+
+Order Engine::DesiredOrder(Job& job, Node& node, SentOrder* key) {
+  Order order;
+  order.job = job.id();
+  AddForget(job, node, order, key);
+  AddStop(job, node, order, key);
+  if (job.state.verdict) return order;
+  if (const GenerationRow* next = ProposedOf(job); IsMember(job, next, node.row.node)) {
+    const GenerationSoft& soft = job.soft.at(next->generation);
+    if (soft.asked.contains(node.row.node) && !soft.recovered) {
+      key->prepare = next->generation;
+      order.prepare = PrepareOf(job, *next, soft.members.at(node.row.node));
+    }
+  }
+  const GenerationRow* formed = FormedOf(job);
+  if (!IsMember(job, formed, node.row.node)) return order;
+  const GenerationSoft& soft = job.soft.at(formed->generation);
+  const GroupReport* shown = Shown(node, job.id(), formed->generation);
+  const bool may_run = shown && shown->phase != Phase::kPreparing;
+  if (may_run && !soft.ending && !soft.cause) {
+    key->run = formed->generation;
+    order.run = RunOf(job, *formed, soft.members.at(node.row.node));
+  }
+  if (soft.saving && soft.spoke && !soft.ending) {
+    key->notice = formed->generation;
+    order.notice =
+        WorkerNotice{formed->generation, std::max(soft.saving->until - now_, Duration{})};
+  }
+  return order;
+}
+
+Prepare Engine::PrepareOf(const Job& job, const GenerationRow& row, int group_rank) const {
+  const GenerationMember& mine = row.members[group_rank];
+  Prepare prepare;
+  prepare.generation = row.generation;
+  prepare.spec = GroupSpec{mine.workers, job.spec.spec};
+  prepare.host_store = group_rank == 0;
+  prepare.advertise = mine.address;
+  if (!prepare.host_store) return prepare;
+  std::set<std::string> addresses;
+  for (const GenerationMember& member : row.members) addresses.insert(member.address);
+  prepare.store_members.assign(addresses.begin(), addresses.end());
+  return prepare;
+}
+
+Run Engine::RunOf(const Job& job, const GenerationRow& row, int group_rank) const {
+  Run run;
+  run.generation = row.generation;
+  run.store = row.store.value_or(Address{});
+  run.group_rank = group_rank;
+  run.group_size = static_cast<int>(row.members.size());
+  run.world_size = 0;
+  for (int rank = 0; rank < run.group_size; ++rank) {
+    const GenerationMember& member = row.members[rank];
+    for (int local = 0; rank == group_rank && local < member.workers; ++local)
+      run.mine.push_back({local, run.world_size + local});
+    run.world_size += member.workers;
+    run.many_hosts = run.many_hosts || member.address != row.members[0].address;
+  }
+  run.restart_count = row.restart_count;
+  run.max_restarts = job.spec.spec.max_restarts;
+  run.resume_step = row.resume_step;
+  return run;
+}
+
+// The last group of this job on this node was shown free: nothing stays taken there.
+void Engine::ClearTaken(const Job& job, Node& node) {
+  const auto held = [&](const TakenSlots& taken) { return taken.job == job.id(); };
+  if (std::none_of(node.row.taken.begin(), node.row.taken.end(), held)) return;
+  NodeRow row = node.row;
+  std::erase_if(row.taken, held);
+  Put(std::move(row));
+}
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,203 @@
+#pragma once
+
+// What the engine knows: durable rows, and soft state that recovery starts afresh. Private to this
+// folder.
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/control.h"
+#include "common/base/reasons.h"
+#include "launcher/coordinator/core/failure_policy.h"
+#include "launcher/coordinator/core/rows.h"
+
+namespace regroup::coordinator {
+
+// How a node was lost: NodeLost.how. Only silence proves nothing.
+inline constexpr char kHowSilent[] = "silent";
+inline constexpr char kHowRefused[] = "connection refused";
+inline constexpr char kHowAway[] = "agent away for too long";
+inline constexpr char kHowForgotten[] = "forgotten by an operator";
+inline constexpr char kHowWiped[] = "came back without its group";
+
+// How a node is reached. Soft, but for kLost.
+enum class Link {
+  kAwaited,    // Known from the journal, not heard since recovery.
+  kAttached,   // Has a session.
+  kSuspected,  // Session broken; the lease runs.
+  kAgentAway,  // Session broken, a witness accepts: only the agent is away.
+  kLost,
+};
+
+// The witness port of one job's group on a node.
+struct Watch {
+  Generation generation;
+  Address witness;
+  bool verified = false;   // It answered once: a refusal then means that the group is gone.
+  bool in_flight = false;  // A Probe has not been answered.
+  bool dead = false;       // Refused while no session was open.
+};
+
+struct Leaving {
+  Notice notice;
+  Instant until{};  // The node is gone by then.
+};
+
+// What the last order on this session asked for; a new one is sent when this changes.
+struct SentOrder {
+  OrderNo number;
+  Generation forget, stop, prepare, run, notice;  // 0: not asked.
+  StopReason stop_reason = StopReason::kFailure;
+  Instant stop_deadline{};
+  friend bool operator==(const SentOrder& a, const SentOrder& b) {
+    return a.forget == b.forget && a.stop == b.stop && a.prepare == b.prepare && a.run == b.run &&
+           a.notice == b.notice && a.stop_reason == b.stop_reason &&
+           a.stop_deadline == b.stop_deadline;
+  }
+};
+
+struct Node {
+  NodeRow row;
+
+  Link link = Link::kLost;
+  std::optional<SessionId> session;
+  Instant attached_at{}, last_heard{}, broken_at{}, awaited_until{}, lost_at{};
+  Instant lease_from{};  // The lease runs since then: last heard, or a step of its job since.
+  Instant probe_at{};
+  bool rebooted = false;     // This session's Hello showed a new boot id.
+  bool proved_dead = false;  // Lost, and nothing of it can run any more.
+  std::optional<Leaving> leaving;
+  std::map<JobId, std::map<Generation, GroupReport>> groups;  // As this session showed them.
+  std::map<JobId, Watch> watches;
+  std::map<JobId, SentOrder> sent;
+  OrderNo last_order;
+  std::set<JobId> claims;  // Jobs that have a right to slots here, whatever the groups show.
+  std::set<JobId> jobs;    // Jobs that this node is `touched` by.
+  OrderNo obeyed;          // Of this session.
+  std::map<JobId, OrderNo>
+      unanswered;  // A Prepare was sent in this order and nothing was reported yet.
+  std::optional<JobId> told_result;  // On this session.
+  std::optional<Instant> wake;
+};
+
+struct MemberTrial {  // A node that voided proposals of this job.
+  int failures = 0;
+  Instant until{};
+  std::string why;
+};
+
+// Soft state of a generation that is proposed, formed or has an open verdict.
+struct GenerationSoft {
+  std::map<NodeId, int> members;  // Node → group rank.
+
+  // Proposed.
+  bool recovered = false;    // Its Prepares may have been lost with the process before: void it.
+  std::set<NodeId> asked;    // Members that were told to prepare.
+  std::set<NodeId> unacked;  // Of those.
+  Instant ack_deadline{};
+  std::map<NodeId, std::string> failed_members;  // Lost or refused, and why.
+  std::optional<Address> store;
+
+  // Formed.
+  Instant since{};  // Formed, or recovered.
+  std::optional<Instant> proposed_at, formed_at, running_at;
+  std::set<NodeId> not_started;
+  std::map<NodeId, std::vector<RankStart>> started;
+  int done_ranks = 0;
+  std::map<NodeId, Instant> lost;  // Members that were lost while it ran, and when.
+  std::set<NodeId> leaving;        // Members that were told to go.
+  std::set<NodeId> told_leaving;   // Members whose notice the job has heard of.
+
+  // Progress, as told by its ranks.
+  bool spoke = false;
+  std::optional<std::int64_t> first_step, last_step, restored_step;
+  std::optional<double> loss, tokens_per_second;
+  std::optional<Duration> init, restore, first_step_took, checkpoint;
+  std::optional<Instant> last_step_at, step_before_at;  // The two last times that the step rose.
+
+  // A save that a notice or a growth waits for.
+  struct Saving {
+    std::string node;  // Who leaves; empty: for a growth.
+    Instant until{};
+    bool saved = false;
+  };
+  std::optional<Saving> saving;
+
+  // Ending and over.
+  struct Ending {
+    Instant give_up{};  // Survivors that are not free by then are left behind.
+  };
+  std::optional<Ending> ending;
+  std::optional<CauseAt> cause;
+  std::vector<std::pair<Instant, RankCause>> consequences;
+  std::set<std::pair<NodeId, int>> seen_exits;
+  std::set<NodeId> waiting;  // Members that have neither shown their slots free nor are lost.
+};
+
+// What survivors of the ended generation, and everything below it, are told.
+struct StopOrder {
+  Generation up_to;
+  StopReason reason = StopReason::kFailure;
+  Instant deadline{};
+  std::map<NodeId, Instant> sooner;  // Nodes whose launch command can not wait.
+};
+
+// The interruption that the next running generation ends; for its phases.
+struct Outage {
+  std::optional<Instant> event_at;  // The cause. Unset in an elective change.
+  std::optional<Instant> detected_at, free_at, proposed_at, formed_at;
+};
+
+struct Job {
+  // Durable.
+  JobSpecRow spec;
+  JobStateRow state;
+  std::map<Generation, GenerationRow> generations;
+  std::map<NodeId, DoneRow> done;  // Of any generation; only those of the formed one count.
+  std::optional<CommitRow> commit;
+  std::deque<JobEvent> events;  // By number.
+
+  // Soft.
+  const JobId& id() const { return spec.job; }
+  bool launched() const { return spec.spec.origin == JobOrigin::kLaunched; }
+  std::set<NodeId> launchers;  // Nodes whose launch command serves this job.
+  std::map<Generation, GenerationSoft> soft;
+  std::optional<StopOrder> stop;
+  std::map<NodeId, MemberTrial> trials;
+  std::set<NodeId> claimed;  // Nodes that carry a claim of this job.
+  std::set<NodeId> touched;  // Nodes that may still have processes of this job.
+  std::set<NodeId> order_dirty;
+  std::optional<NodeId> first_launcher;
+  Outage outage;
+
+  // Gather.
+  Instant gather_since{};
+  bool membership_known = false;  // A loss or failure: nobody unknown is waited for.
+  std::optional<Instant> below_since;
+  std::optional<Instant>
+      enough_since;  // There are enough nodes since then; the last call's limit counts from it.
+  std::optional<Instant> last_join;  // Of a launch command.
+  Instant not_before{};
+  Instant awaited_until{};  // Members that blinked are waited for until then.
+  int lost_newcomers = 0;
+  std::map<NodeId, Instant> newcomers;  // When they came, for `newcomer_trial`.
+
+  std::optional<WaitReason> wait;
+  Instant wait_since{};
+  std::optional<Instant> wait_until;
+
+  bool claims_dirty = false;
+  std::vector<Instant> charge_times;  // With a restart window.
+  std::optional<Instant> created, running_since, ended, over_at,
+      last_change;  // In this life of the coordinator.
+  std::set<CallId> waiters;
+  std::optional<Instant> wake;
+};
+
+}  // namespace regroup::coordinator

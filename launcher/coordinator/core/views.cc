@@ -1,0 +1,332 @@
+// What people see: one snapshot, the same for every reader.
+
+#include <algorithm>
+#include <csignal>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "common/base/user_error.h"
+#include "launcher/coordinator/core/engine.h"
+
+namespace regroup::coordinator {
+namespace {
+
+constexpr std::size_t kGenerationsInResult = 3;
+constexpr std::size_t kManyMembers = 16;
+
+struct FillWait {  // Reasons are kept without their times.
+  Duration since, left;
+  void operator()(BelowMinimum& r) const { r.since = since; }
+  void operator()(MembersPreparing& r) const { r.since = since; }
+  void operator()(LastCall& r) const { r.left = left; }
+  void operator()(BackingOff& r) const { r.left = left; }
+  void operator()(SlotsStopping& r) const { r.left = left; }
+  void operator()(AwaitReattach& r) const { r.left = left; }
+  void operator()(FinishHold& r) const { r.left = left; }
+  void operator()(UnreachableHold& r) const { r.left = left; }
+  void operator()(SavingBeforeLeave& r) const { r.left = left; }
+  void operator()(BudgetVerdictOpen&) const {}
+  void operator()(BehindJob&) const {}
+};
+
+// Keeps the members that the end of this generation is about.
+void TrimMembers(GenerationView& view) {
+  if (view.members.size() <= kManyMembers) return;
+  std::set<std::string> named;
+  if (view.ended) {
+    if (auto* failed = std::get_if<WorkerFailed>(&*view.ended)) named.insert(failed->cause.node);
+    if (auto* exec = std::get_if<ExecFailed>(&*view.ended)) named.insert(exec->cause.node);
+  }
+  for (const RankCause& cause : view.consequences) named.insert(cause.node);
+  std::erase_if(view.members,
+                [&](const MemberView& member) { return !named.contains(member.name); });
+}
+
+const char* SignalText(int signal) {
+  if (signal == SIGTERM) return "SIGTERM";
+  if (signal == SIGINT) return "Ctrl-C";
+  if (signal == SIGHUP) return "SIGHUP";
+  return "notice";
+}
+
+}  // namespace
+
+std::string Engine::StateName(const Job& job) const {
+  switch (job.state.phase) {
+    case JobPhase::kQueued:
+      return "queued";
+    case JobPhase::kGathering:
+      return "gathering";
+    case JobPhase::kForming:
+      return "forming";
+    case JobPhase::kRunning: {
+      const GenerationRow* formed = FormedOf(job);
+      return formed && job.soft.at(formed->generation).ending ? "regrouping" : "running";
+    }
+    case JobPhase::kRegrouping:
+      return "regrouping";
+    case JobPhase::kPreempted:
+      return "preempted";
+    case JobPhase::kEnding:
+      return "ending";
+    case JobPhase::kEnded:
+      break;
+  }
+  switch (job.state.verdict->state) {
+    case VerdictState::kSucceeded:
+      return "succeeded";
+    case VerdictState::kFailed:
+      return "failed";
+    case VerdictState::kCancelled:
+      return "cancelled";
+  }
+  return "ended";
+}
+
+Duration Engine::AgeOf(const Job& job, const Moment& at) const {
+  if (job.state.phase == JobPhase::kEnded && job.state.ended_at) return job.state.ran_for;
+  if (job.created) return at.now - *job.created;
+  return std::max<Duration>(at.wall - job.spec.created_at, Duration{});
+}
+
+std::optional<WaitReason> Engine::WaitOf(const Job& job, const Moment& at) const {
+  if (!job.wait || job.state.verdict) return std::nullopt;
+  WaitReason reason = *job.wait;
+  const Duration left =
+      job.wait_until ? std::max(*job.wait_until - at.now, Duration{}) : Duration{};
+  std::visit(FillWait{std::max(at.now - job.wait_since, Duration{}), left}, reason);
+  return reason;
+}
+
+// Where the time of one generation went, from the moment it ran.
+TimeAccount Engine::AccountOf(const Job& job, Generation generation, const GenerationSoft& soft,
+                              Instant now) const {
+  TimeAccount account;
+  if (!soft.running_at) return account;
+  Duration left = std::max(now - *soft.running_at, Duration{});
+  auto take = [&](Duration wanted) {
+    const Duration taken = std::clamp(wanted, Duration{}, left);
+    left -= taken;
+    return taken;
+  };
+  account.restore = take(soft.init.value_or(Duration{}) + soft.restore.value_or(Duration{}));
+  account.checkpoint = take(soft.checkpoint.value_or(Duration{}));
+  if (soft.first_step && soft.last_step && *soft.last_step >= *soft.first_step) {
+    const std::int64_t steps = *soft.last_step - *soft.first_step + 1;
+    const std::int64_t from =
+        soft.restored_step.value_or(job.generations.at(generation).resume_step);
+    const std::int64_t repeated =
+        std::clamp<std::int64_t>(std::min(job.state.best_step, *soft.last_step) - from, 0, steps);
+    account.recompute = take(left / steps * repeated);
+  }
+  account.productive = left;
+  return account;
+}
+
+TimeAccount Engine::WholeAccountOf(const Job& job, const Moment& at) const {
+  TimeAccount account = job.state.account;
+  if (const GenerationRow* formed = FormedOf(job)) {
+    const TimeAccount now =
+        AccountOf(job, formed->generation, job.soft.at(formed->generation), at.now);
+    account.productive += now.productive;
+    account.checkpoint += now.checkpoint;
+    account.restore += now.restore;
+    account.recompute += now.recompute;
+  }
+  const Duration told = account.productive + account.checkpoint + account.detect + account.regroup +
+                        account.restore + account.recompute;
+  account.idle = std::max(AgeOf(job, at) - told, Duration{});
+  return account;
+}
+
+GenerationView Engine::ViewOf(const Job& job, const GenerationRow& row) const {
+  GenerationView view;
+  view.generation = row.generation;
+  using State = GenerationView::State;
+  auto soft = job.soft.find(row.generation);
+  switch (row.phase) {
+    case GenerationPhase::kProposed:
+      view.state = State::kProposed;
+      break;
+    case GenerationPhase::kFormed:
+      view.state =
+          soft != job.soft.end() && soft->second.running_at ? State::kRunning : State::kFormed;
+      break;
+    case GenerationPhase::kOver:
+      view.state = row.voided ? State::kVoided : State::kOver;
+      break;
+  }
+  for (std::size_t rank = 0; rank < row.members.size(); ++rank) {
+    const GenerationMember& member = row.members[rank];
+    MemberView mine{member.node, member.name, member.address, static_cast<int>(rank),
+                    {},          member.pids};
+    for (int local = 0; local < member.workers; ++local) mine.ranks.push_back(view.world++);
+    mine.pids.resize(member.workers, 0);
+    view.members.push_back(std::move(mine));
+  }
+  view.store = row.store;
+  view.formed_at = row.formed_at;
+  view.ended_at = row.ended_at;
+  view.ended = row.ended;
+  view.consequences = row.consequences;
+  view.charged = row.charged;
+  view.phases = row.phases;
+  view.first_step = row.first_step;
+  view.last_step = row.last_step;
+  view.restored_step = row.restored_step;
+  if (row.phase != GenerationPhase::kFormed || soft == job.soft.end()) return view;
+  view.phases.init = soft->second.init;
+  view.phases.restore = soft->second.restore;
+  view.phases.first_step = soft->second.first_step_took;
+  view.first_step = soft->second.first_step;
+  view.last_step = soft->second.last_step;
+  view.restored_step = soft->second.restored_step;
+  return view;
+}
+
+JobView Engine::ViewOf(const Job& job, bool detail, const Moment& at) const {
+  JobView view;
+  view.id = job.id();
+  view.spec = job.spec.spec;
+  view.state = StateName(job);
+  view.generation = job.state.last_formed;
+  if (const GenerationRow* formed = FormedOf(job)) {
+    const GenerationSoft& soft = job.soft.at(formed->generation);
+    view.nodes = static_cast<int>(formed->members.size());
+    for (const GenerationMember& member : formed->members) view.world += member.workers;
+    view.step = soft.last_step;
+    view.loss = soft.loss;
+    view.tokens_per_second = soft.tokens_per_second;
+  }
+  if (!view.step && job.state.best_step > 0) view.step = job.state.best_step;
+  view.restarts_charged = job.state.restarts_charged;
+  view.regroups = job.state.regroups;
+  if (job.commit) {
+    view.committed_step = job.commit->step;
+    view.commit_path = job.commit->path;
+  }
+  view.created_at = job.spec.created_at;
+  view.age = AgeOf(job, at);
+  if (job.state.phase == JobPhase::kEnded) view.ran_for = job.state.ran_for;
+  view.why = WaitOf(job, at);
+  if (job.state.verdict) {
+    view.failed = job.state.verdict->failed;
+    view.exit_code = job.state.verdict->exit_code;
+  } else if (job.state.phase == JobPhase::kPreempted) {
+    view.failed = PreemptedAll{};
+    view.exit_code = 143;
+  }
+  view.time = WholeAccountOf(job, at);
+  if (!detail) return view;
+  for (const auto& entry : job.generations) view.generations.push_back(ViewOf(job, entry.second));
+  view.events.assign(job.events.begin(), job.events.end());
+  return view;
+}
+
+// What every launch command is sent at the end: small, because there may be a thousand of them.
+JobView Engine::ResultOf(const Job& job) const {
+  JobView view = ViewOf(job, false, Here());
+  auto from = job.generations.end();
+  for (std::size_t i = 0; i < kGenerationsInResult && from != job.generations.begin(); ++i) --from;
+  for (; from != job.generations.end(); ++from) {
+    view.generations.push_back(ViewOf(job, from->second));
+    TrimMembers(view.generations.back());
+  }
+  return view;
+}
+
+std::string Engine::NoteOf(const Node& node, const Moment& at) const {
+  std::vector<std::string> notes;
+  auto seconds = [](Duration d) { return absl::StrFormat("%.1f s", std::max(Seconds(d), 0.0)); };
+  if (node.link == Link::kLost) notes.push_back(node.row.lost_how);
+  const bool waits =
+      node.link == Link::kSuspected || node.link == Link::kAgentAway || node.link == Link::kAwaited;
+  if (waits)
+    notes.push_back(absl::StrCat("lost in ", seconds(*LeaseEnd(node) - at.now), " unless heard"));
+  if (node.leaving) {
+    notes.push_back(absl::StrCat(SignalText(node.leaving->notice.signal), ", ",
+                                 seconds(node.leaving->until - at.now), " left"));
+    for (const JobId& id : node.jobs) {
+      const Job* job = FindJob(id);
+      const GenerationRow* formed = job ? FormedOf(*job) : nullptr;
+      if (formed && job->soft.at(formed->generation).saving) notes.push_back("saving");
+    }
+  }
+  for (const TakenSlots& taken : node.row.taken)
+    notes.push_back(absl::StrCat(taken.unkillable ? "unkillable group of " : "may still run ",
+                                 taken.job.value()));
+  for (const auto& entry : node.groups)
+    if (FindJob(entry.first) == nullptr)
+      notes.push_back(absl::StrCat("runs unknown job ", entry.first.value()));
+  return absl::StrJoin(notes, ", ");
+}
+
+NodeView Engine::ViewOf(const Node& node, const Moment& at) const {
+  NodeView view;
+  view.id = node.row.node;
+  view.name = node.row.name;
+  view.address = node.row.address;
+  switch (node.link) {
+    case Link::kAttached:
+      view.state = node.leaving                                       ? "leaving"
+                   : at.now - node.last_heard > 2 * config_.heartbeat ? "suspect"
+                                                                      : "ready";
+      break;
+    case Link::kSuspected:
+      view.state = "suspect";
+      break;
+    case Link::kAgentAway:
+      view.state = "away";
+      break;
+    case Link::kAwaited:
+      view.state = "awaited";
+      break;
+    case Link::kLost:
+      view.state = "lost";
+      break;
+  }
+  view.slots = node.row.slots;
+  view.slots_used = SlotsUsed(node);
+  std::set<JobId> jobs = node.claims;
+  for (const auto& entry : node.groups) {
+    const Job* job = FindJob(entry.first);
+    if (job == nullptr || !SlotsFree(*job, node)) jobs.insert(entry.first);
+  }
+  view.jobs.assign(jobs.begin(), jobs.end());
+  view.seen = std::max(at.now - node.last_heard, Duration{});
+  view.note = NoteOf(node, at);
+  view.launched = node.row.launched;
+  view.coordinator_host = IsLoopback(node.row.dialled) || node.row.dialled == node.row.address;
+  view.version = node.row.version;
+  return view;
+}
+
+absl::StatusOr<ReadReply> Engine::Read(const ReadFilter& filter, Instant now, WallTime wall) const {
+  const Moment at{std::max(now, now_), wall};
+  ReadReply reply;
+  if (filter.jobs && !filter.job.empty()) {
+    absl::StatusOr<JobId> id = Resolve(filter.job);
+    if (!id.ok()) return id.status();
+    reply.jobs.push_back(ViewOf(jobs_.at(*id), filter.detail, at));
+  } else if (filter.jobs) {
+    for (const auto& entry : by_sequence_) {
+      const Job& job = jobs_.at(entry.second);
+      if (job.state.phase == JobPhase::kEnded && !filter.ended) continue;
+      reply.jobs.push_back(ViewOf(job, filter.detail, at));
+    }
+  }
+  if (!filter.nodes) return reply;
+  for (const auto& entry : nodes_) {
+    const Node& node = entry.second;
+    const bool asked =
+        filter.node.empty() || node.row.name == filter.node || entry.first.value() == filter.node;
+    if (asked) reply.nodes.push_back(ViewOf(node, at));
+  }
+  if (reply.nodes.empty() && !filter.node.empty())
+    return UserError(absl::StatusCode::kNotFound, absl::StrCat("no node ", filter.node),
+                     absl::StrCat(nodes_.size(), " nodes are known"), "regroup nodes");
+  return reply;
+}
+
+}  // namespace regroup::coordinator
