@@ -57,7 +57,9 @@ bool TryReap(pid_t pid);
 // ScanRunDirectories. Sends Hello by itself.
 //
 // Loop: wait until fd() is readable (and writable while WantsWrite()), then call OnReadable / OnWritable. After any
-// error the shim is gone or not ours: drop the link and look at the run directory (ReadRunDirectory).
+// error drop the link and look at the run directory (ReadRunDirectory): not shim_alive = its state is final, or the
+// supervisor is lost; shim_alive = connect again. A dying shim's lock may outlive its sockets by some ms: then Connect
+// says UNAVAILABLE, and one looks again a little later. One that answers nothing for seconds is ended by KillShim.
 class Link {
  public:
   // UNAVAILABLE: nobody listens.

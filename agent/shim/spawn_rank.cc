@@ -98,12 +98,11 @@ absl::StatusOr<ChildPlan> MakeChildPlan(const Spec& spec, const RankPlan& plan, 
   ::_exit(127);
 }
 
+// By the kernel's own call: the library's leaves out the two signals that it keeps for itself, and a parent may have
+// ignored those as well.
 void ResetSignals() {
-  struct sigaction standard {};
-  standard.sa_handler = SIG_DFL;
-  for (int signal = 1; signal < NSIG; ++signal) {
-    if (signal != SIGKILL && signal != SIGSTOP) ::sigaction(signal, &standard, nullptr);
-  }
+  const std::uint64_t standard[4] = {};  // Handler SIG_DFL, no flags, no restorer, empty mask.
+  for (int signal = 1; signal <= 64; ++signal) ::syscall(SYS_rt_sigaction, signal, standard, nullptr, 8);
 }
 
 // 0, 1 and 2 are never among the sources: the shim keeps them open itself.

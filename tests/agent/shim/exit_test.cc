@@ -1,0 +1,219 @@
+// How ranks end, and how it is told.
+
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/io/files.h"
+#include "common/io/proc.h"
+#include "tests/agent/shim/shim_fixture.h"
+
+namespace regroup::shim {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST_F(ShimTest, ExitCodesAreExact) {
+  for (int code : {0, 1, 77, 126, 127, 255}) {
+    Group group = Run(ShellSpec(absl::StrCat("exit ", code)));
+    ASSERT_TRUE(group.WaitForEnd()) << ShimLog(group);
+    EXPECT_EQ(group.rank().phase, RankPhase::kEnded);
+    EXPECT_EQ(group.rank().exit_kind, ExitKind::kExited);  // 127 too: the program ran.
+    EXPECT_EQ(group.rank().code, code);
+    EXPECT_FALSE(group.rank().after_stop);
+    EXPECT_GT(group.rank().start_ticks, 0u);
+    EXPECT_GE(group.rank().ended_at, group.rank().started_at);
+    EXPECT_EQ(group.rank().rank, 10);
+  }
+}
+
+TEST_F(ShimTest, EverySignalIsTold) {
+  for (int signal = 1; signal < 32; ++signal) {
+    if (signal == SIGSTOP || signal == SIGTSTP || signal == SIGTTIN || signal == SIGTTOU || signal == SIGCHLD ||
+        signal == SIGCONT || signal == SIGURG || signal == SIGWINCH) {
+      continue;  // These end nobody.
+    }
+    Group group = Run(ShellSpec(absl::StrCat("kill -", signal, " $$")));
+    ASSERT_TRUE(group.WaitForEnd()) << signal;
+    EXPECT_EQ(group.rank().exit_kind, ExitKind::kSignaled) << signal;
+    EXPECT_EQ(group.rank().code, signal);
+    EXPECT_FALSE(group.rank().after_stop);
+    EXPECT_EQ(group.rank().oom, OomEvidence::kNone);
+  }
+}
+
+struct Unstartable {
+  const char* name;
+  std::string program;
+  int error;
+};
+TEST_F(ShimTest, WhatCannotBeExecutedIsNoExit) {
+  auto write = [&](const std::string& name, std::string_view bytes, mode_t mode) {
+    CHECK(io::ReplaceFile(work_ / name, bytes, io::Durability::kVolatile, mode).ok());
+    CHECK(::chmod((work_ / name).c_str(), mode) == 0);
+    return work_ / name;
+  };
+  std::string foreign(64, '\0');
+  foreign.replace(0, 20, std::string("\x7f" "ELF\2\1\1\0\0\0\0\0\0\0\0\0\2\0\xf7\xf7", 20));  // No such machine.
+  const std::vector<Unstartable> table = {
+      {"missing", work_ / "none", ENOENT},
+      {"missing in PATH", "no-such-program-of-ours", ENOENT},
+      {"not executable", write("plain", "#!/bin/sh\n", 0644), EACCES},
+      {"directory", work_.path(), EACCES},
+      {"no interpreter line", write("text", "echo hello\n", 0755), ENOEXEC},
+      {"interpreter missing", write("script", "#!/no/such/interpreter\n", 0755), ENOENT},
+      {"other architecture", write("foreign", foreign, 0755), ENOEXEC},
+      {"empty", write("empty", "", 0755), ENOEXEC},
+  };
+  for (const Unstartable& row : table) {
+    Group group = Run(CommandSpec({row.program}));
+    ASSERT_TRUE(group.WaitForEnd()) << row.name;
+    EXPECT_EQ(group.rank().exit_kind, ExitKind::kExecFailed) << row.name;
+    EXPECT_EQ(group.rank().code, row.error) << row.name;
+    EXPECT_EQ(group.rank().exec_stage, "exec") << row.name;
+  }
+}
+
+TEST_F(ShimTest, StagesBeforeTheExecAreNamed) {
+  Spec spec = ShellSpec("true");
+  spec.directory = work_ / "missing";
+  Group group = Run(spec);
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(group.rank().exec_stage, "chdir");
+  EXPECT_EQ(group.rank().code, ENOENT);
+
+  Spec limited = ShellSpec("true");
+  limited.limits = {{RLIMIT_NOFILE, 100, 50}};
+  Group other = Run(limited);
+  ASSERT_TRUE(other.WaitForEnd());
+  EXPECT_EQ(other.rank().exec_stage, "setrlimit");
+  EXPECT_EQ(other.rank().code, EINVAL);
+}
+
+TEST_F(ShimTest, ALaterExecutableOfThePathIsFound) {
+  ASSERT_TRUE(io::MakeDirectories(work_ / "a").ok());
+  ASSERT_TRUE(io::ReplaceFile(work_ / "a/tool", "not for us", io::Durability::kVolatile, 0644).ok());
+  ASSERT_TRUE(io::MakeDirectories(work_ / "b").ok());
+  ASSERT_TRUE(io::ReplaceFile(work_ / "b/tool", "#!/bin/sh\necho found $1\n", io::Durability::kVolatile, 0755).ok());
+  Spec spec = CommandSpec({"tool", "it"});
+  spec.environment = {absl::StrCat("PATH=", work_ / "a", ":", work_ / "b")};
+  Group group = Run(spec);
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(group.rank().code, 0);
+  EXPECT_EQ(Log(group), "found it\n");
+}
+
+TEST_F(ShimTest, AWorkerStartsClean) {
+  // What the agent has (blocked and ignored signals, umask, descriptors, limits) does not leak.
+  sigset_t blocked, before;
+  ::sigemptyset(&blocked);
+  ::sigaddset(&blocked, SIGTERM);
+  ::sigaddset(&blocked, SIGUSR1);
+  ::sigprocmask(SIG_BLOCK, &blocked, &before);
+  auto old_handler = ::signal(SIGPIPE, SIG_IGN);
+  int leaky = ::open("/dev/null", O_RDONLY);  // Not close-on-exec.
+  Spec spec = CommandSpec({"/bin/sh", "-c",
+                           "grep -E '^(SigBlk|SigIgn)' /proc/self/status; umask; pwd; ulimit -c; ls /proc/self/fd | tr '\\n' ' ';"
+                           "echo; ps -o pid=,pgid=,sid= -p $$; echo in=$(cat)"});
+  spec.umask = 027;
+  Group group = Run(spec);
+  ::sigprocmask(SIG_SETMASK, &before, nullptr);
+  ::signal(SIGPIPE, old_handler);
+  ::close(leaky);
+  ASSERT_TRUE(group.WaitForEnd());
+  const std::string pid = absl::StrCat(group.rank().pid);
+  const std::string log = Log(group);
+  EXPECT_THAT(log, HasSubstr("SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n0027\n"));
+  EXPECT_THAT(log, HasSubstr(work_.path() + "\n0\n0 1 2 3 \n"));  // 3 is ls's own.
+  EXPECT_THAT(log, HasSubstr("in=\n"));                           // stdin is /dev/null.
+  EXPECT_THAT(log, testing::ContainsRegex(absl::StrCat(pid, " +", pid, " +", pid, "\n")));  // Leads its session.
+}
+
+TEST_F(ShimTest, EnvironmentIsWhatTheSpecSays) {
+  Spec spec = CommandSpec({"/usr/bin/env"}, 2);
+  spec.environment = {"A=1", "RANK=wrong"};
+  Group group = Run(spec);
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(Log(group, 11), absl::StrCat("A=1\nLOCAL_RANK=1\nRANK=11\nREGROUP_GROUP=", spec.nonce, "\n"));
+}
+
+TEST_F(ShimTest, StandardInputReachesLocalRankZeroOnly) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  Group group = Spawn(ShellSpec("read line; echo got:$line", 2), -1, ends[0]);
+  ::close(ends[0]);
+  group.Start();
+  ASSERT_EQ(::write(ends[1], "hello\n", 6), 6);
+  ASSERT_TRUE(group.WaitForEnd());
+  ::close(ends[1]);
+  EXPECT_EQ(Log(group, 10), "got:hello\n");
+  EXPECT_EQ(Log(group, 11), "got:\n");
+}
+
+TEST_F(ShimTest, AffinityIsSet) {
+  Group group = Spawn(ShellSpec("grep Cpus_allowed_list /proc/self/status"));
+  ASSERT_TRUE(group.link->Send(StartRanks{{{0, 3, {}, {0}}}}).ok());
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(Log(group, 3), "Cpus_allowed_list:\t0\n");
+}
+
+TEST_F(ShimTest, StartsOnceEver) {
+  Group group = Spawn(ShellSpec("echo ran >> $WORK/ran; exit 3"));
+  ASSERT_TRUE(group.WaitForPhase(Phase::kPrepared));
+  EXPECT_FALSE(ReadRunDirectory(group.directory.path)->started);
+  group.Start();
+  group.Start();
+  group.Start();
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(*io::ReadFile(work_ / "ran", 100), "ran\n");
+  RunRecord record = *ReadRunDirectory(group.directory.path);
+  EXPECT_TRUE(record.started);
+  EXPECT_FALSE(record.shim_alive);
+  EXPECT_FALSE(record.supervisor_lost());
+  ASSERT_TRUE(record.state);
+  EXPECT_EQ(*record.state, group.state);  // What was told is what lies there.
+  EXPECT_EQ(record.state->ranks[0].code, 3);
+}
+
+TEST_F(ShimTest, StopBeforeStartFreesAndStartsNothingAfter) {
+  Group group = Spawn(ShellSpec("echo ran >> $WORK/ran"));
+  group.Stop(std::chrono::seconds(30));
+  group.Start();
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_FALSE(group.state.ever_started);
+  EXPECT_TRUE(absl::IsNotFound(io::ReadFile(work_ / "ran", 100).status()));
+}
+
+TEST_F(ShimTest, OneRanksEndLeavesTheOthers) {
+  Group group = Run(ShellSpec("if [ $LOCAL_RANK = 1 ]; then exit 9; fi; exec sleep 1000", 3));
+  ASSERT_TRUE(group.WaitFor([](const State& s) { return s.ranks[1].phase == RankPhase::kEnded && s.ranks[1].logs_complete; }));
+  EXPECT_EQ(group.state.phase, Phase::kRunning);
+  EXPECT_EQ(group.rank(0).phase, RankPhase::kRunning);
+  group.Stop(std::chrono::seconds(10));
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(group.rank(0).exit_kind, ExitKind::kSignaled);
+  EXPECT_EQ(group.rank(0).code, SIGTERM);
+  EXPECT_TRUE(group.rank(0).after_stop);
+  EXPECT_FALSE(group.rank(1).after_stop);
+}
+
+TEST_F(ShimTest, StateFollowsTheOrderStartedThenEnded) {
+  Group group = Spawn(ShellSpec("exit 0", 4));
+  std::vector<Phase> phases;
+  group.Start();
+  ASSERT_TRUE(group.WaitFor([&](const State& s) {
+    if (phases.empty() || phases.back() != s.phase) phases.push_back(s.phase);
+    for (const RankState& rank : s.ranks) {
+      EXPECT_EQ(rank.pid > 0, rank.phase != RankPhase::kWaiting);
+    }
+    return s.phase == Phase::kFree;
+  }));
+  EXPECT_EQ(phases.back(), Phase::kFree);
+  EXPECT_TRUE(std::is_sorted(phases.begin(), phases.end()));
+  ASSERT_TRUE(group.WaitForEnd());
+}
+
+}  // namespace
+}  // namespace regroup::shim

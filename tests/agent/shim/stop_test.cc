@@ -1,0 +1,150 @@
+// Whatever workers do, nothing of a group is left; with a cgroup and without.
+
+#include <signal.h>
+#include <sys/stat.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/io/proc.h"
+#include "tests/agent/shim/shim_fixture.h"
+
+namespace regroup::shim {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class StopTest : public ShimTest, public testing::WithParamInterface<bool> {
+ protected:
+  StopTest() { use_cgroup_ = GetParam(); }
+  void SetUp() override {
+    if (use_cgroup_ && !FindCgroupBase().ok()) GTEST_SKIP() << FindCgroupBase().status();
+  }
+  // Runs until the script has made $WORK/ready.
+  Group RunUntilReady(const std::string& script) {
+    Group group = Run(ShellSpec(script));
+    EXPECT_TRUE(Eventually([&] { return ::access((work_ / "ready").c_str(), F_OK) == 0; })) << ShimLog(group);
+    EXPECT_TRUE(group.WaitForPhase(Phase::kRunning));
+    EXPECT_EQ(group.state.cgroup_used, use_cgroup_);
+    return group;
+  }
+  void ExpectNothingLeft(const Group& group) {
+    EXPECT_EQ(group.state.phase, Phase::kFree);
+    EXPECT_EQ(LiveWithMark(group.spec), 0);
+    EXPECT_NE(group.spec.cgroup.empty(), use_cgroup_);
+    EXPECT_NE(::access(group.spec.cgroup.c_str(), F_OK), 0);
+  }
+};
+
+TEST_P(StopTest, GraceLetsAWorkerFinish) {
+  Group group = RunUntilReady("trap 'echo saved; exit 5' TERM; touch ready; while :; do sleep 0.01; done");
+  group.Stop(seconds(30));
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(group.rank().exit_kind, ExitKind::kExited);
+  EXPECT_EQ(group.rank().code, 5);
+  EXPECT_TRUE(group.rank().after_stop);
+  EXPECT_EQ(Log(group), "saved\n");
+  ExpectNothingLeft(group);
+}
+
+TEST_P(StopTest, WhoIgnoresTheSignalIsKilledAtTheDeadline) {
+  Group group = RunUntilReady("trap '' TERM; touch ready; while :; do sleep 0.01; done");
+  const Instant asked = io::BootNow();
+  group.Stop(milliseconds(150));
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_GE(group.rank().ended_at - asked, milliseconds(150));
+  EXPECT_LT(group.rank().ended_at - asked, seconds(5));
+  EXPECT_EQ(group.rank().code, SIGKILL);
+  EXPECT_EQ(group.rank().oom, OomEvidence::kNone);
+  ExpectNothingLeft(group);
+}
+
+TEST_P(StopTest, ADeadlineNeverMovesLater) {
+  Group group = RunUntilReady("trap '' TERM; touch ready; while :; do sleep 0.01; done");
+  group.Stop(seconds(25));
+  group.Stop(milliseconds(100));
+  group.Stop(seconds(25));
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(group.rank().code, SIGKILL);
+}
+
+TEST_P(StopTest, ASignalIsSentOnceAnotherOneToo) {
+  Group group = RunUntilReady(
+      "trap 'echo term' TERM; trap 'echo int; exit 0' INT; touch ready; while :; do sleep 0.01; done");
+  group.Stop(seconds(20));
+  group.Stop(seconds(20));
+  group.Stop(seconds(20));
+  ASSERT_TRUE(Eventually([&] { return !Log(group).empty(); }));
+  group.Stop(seconds(20), SIGINT);
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(Log(group), "term\nint\n");
+}
+
+TEST_P(StopTest, DaemonsAndEscapedSessionsKeepTheSlotAndDieWithTheGroup) {
+  // A double fork and a session of its own, both deaf, outlive the rank.
+  Group group = RunUntilReady(
+      "trap '' TERM; (setsid sh -c 'sleep 1000 & sleep 1000' &) ; (sh -c 'sleep 1000 &' &); sleep 0.1; touch ready; exit 0");
+  ASSERT_TRUE(group.WaitFor([](const State& s) { return s.ranks[0].phase == RankPhase::kEnded && s.ranks[0].logs_complete; }));
+  EXPECT_EQ(group.rank().code, 0);
+  EXPECT_EQ(group.state.phase, Phase::kRunning);  // Not free: a rank's own exit is not enough.
+  EXPECT_GE(LiveWithMark(group.spec), 3);
+  group.Stop(milliseconds(50));
+  ASSERT_TRUE(group.WaitForEnd());
+  ExpectNothingLeft(group);
+}
+
+TEST_P(StopTest, OrphansThatEndByThemselvesFreeTheGroup) {
+  Group group = RunUntilReady("(setsid sh -c 'sleep 0.2' &); touch ready; exit 0");
+  ASSERT_TRUE(group.WaitForEnd());  // Without any stop.
+  ExpectNothingLeft(group);
+}
+
+TEST_P(StopTest, ABoundedForkBombIsKilled) {
+  Group group = RunUntilReady(
+      "trap '' TERM; i=0; while [ $i -lt 40 ]; do (trap '' TERM; setsid sleep 1000) & i=$((i+1)); done; touch ready; wait");
+  group.Stop(milliseconds(10));
+  ASSERT_TRUE(group.WaitForEnd());
+  ExpectNothingLeft(group);
+}
+
+TEST_P(StopTest, StoppedProcessesDieToo) {
+  Group group = RunUntilReady("touch ready; kill -STOP $$");
+  ASSERT_TRUE(Eventually([&] { return io::ReadProcessStat(group.rank().pid)->state == 'T'; }));
+  group.Stop(milliseconds(50));
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(group.rank().code, SIGKILL);
+  ExpectNothingLeft(group);
+}
+
+TEST_P(StopTest, KillNeedsNoGrace) {
+  Group group = RunUntilReady("trap '' TERM; touch ready; sleep 1000");
+  ASSERT_TRUE(group.link->Send(Kill{}).ok());
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(group.rank().code, SIGKILL);
+  EXPECT_TRUE(group.rank().after_stop);
+  ExpectNothingLeft(group);
+}
+
+TEST_P(StopTest, AKillByOthersIsNotAfterStop) {
+  Group group = RunUntilReady("touch ready; exec sleep 1000");
+  ASSERT_EQ(::kill(group.rank().pid, SIGKILL), 0);
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(group.rank().code, SIGKILL);
+  EXPECT_FALSE(group.rank().after_stop);
+}
+
+TEST_P(StopTest, AStopRightAfterTheStartReachesEveryone) {
+  for (int i = 0; i < 10; ++i) {
+    Group group = Spawn(ShellSpec("sleep 1000", 4));
+    group.Start();
+    group.Stop(seconds(20));
+    ASSERT_TRUE(group.WaitForEnd());
+    for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(group.rank(rank).code, SIGTERM);
+    ExpectNothingLeft(group);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Mode, StopTest, testing::Bool(),
+                         [](const auto& info) { return std::string(info.param ? "Cgroup" : "Walk"); });
+
+}  // namespace
+}  // namespace regroup::shim
