@@ -5,7 +5,6 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -15,9 +14,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <new>
-#include <optional>
 #include <random>
 #include <vector>
 
@@ -25,6 +22,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
+#include "common/io/fd.h"
+#include "common/io/proc.h"
 #include "worker/comm/in_process_communicator.h"
 #include "worker/comm/shared_memory_communicator.h"
 #include "worker/comm/store_client.h"
@@ -35,43 +34,6 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr int kSpinWithOwnCores = 2000, kSpinOnSharedCores = 200;
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-std::string FirstLineOf(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-// Since boot, in clock ticks; tells a process from a later one of the same pid. 0 if there is none.
-std::uint64_t StartTimeOf(pid_t pid) {
-  const std::string line = FirstLineOf(absl::StrCat("/proc/", pid, "/stat").c_str());
-  const std::size_t name_end = line.rfind(')');
-  if (name_end == std::string::npos) return 0;
-  const std::vector<std::string> fields =
-      absl::StrSplit(line.substr(name_end + 1), ' ', absl::SkipEmpty());
-  std::uint64_t ticks = 0;
-  if (fields.size() > 19)
-    std::from_chars(fields[19].data(), fields[19].data() + fields[19].size(), ticks);
-  return ticks;
-}
 
 std::string PidNamespace() {
   std::array<char, 64> link{};
@@ -119,13 +81,13 @@ absl::StatusOr<Presence> ParsePresence(const std::string& text, int rank) {
 
 Presence OwnPresence() {
   Presence p;
-  p.boot_id = FirstLineOf("/proc/sys/kernel/random/boot_id");
+  p.boot_id = io::ReadBootId().value_or(BootId("?")).value();
   utsname names{};
   uname(&names);
   p.host = names.nodename;
   p.pid_namespace = PidNamespace();
   p.pid = getpid();
-  p.start_time = StartTimeOf(p.pid);
+  p.start_time = io::ReadProcessStat(p.pid).value_or(io::ProcessStat{}).start_ticks;
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   sched_getaffinity(0, sizeof allowed, &allowed);
@@ -164,8 +126,8 @@ absl::StatusOr<Mapping> Map(int fd, std::size_t bytes) {
   return Mapping{static_cast<std::byte*>(base), bytes};
 }
 
-absl::StatusOr<Descriptor> MakeMemory(std::size_t bytes) {
-  Descriptor fd(memfd_create("regroup-comm", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+absl::StatusOr<io::UniqueFd> MakeMemory(std::size_t bytes) {
+  io::UniqueFd fd(memfd_create("regroup-comm", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.get() < 0)
     return absl::ResourceExhaustedError(absl::StrCat("memfd_create: ", std::strerror(errno)));
   // Reserved now, so that too little memory is an error here and not a SIGBUS in the middle of a
@@ -178,9 +140,9 @@ absl::StatusOr<Descriptor> MakeMemory(std::size_t bytes) {
   return fd;
 }
 
-absl::StatusOr<Descriptor> OpenMemory(pid_t pid, int number, std::size_t bytes) {
+absl::StatusOr<io::UniqueFd> OpenMemory(pid_t pid, int number, std::size_t bytes) {
   const std::string path = absl::StrCat("/proc/", pid, "/fd/", number);
-  Descriptor fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  io::UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (fd.get() < 0) {
     const std::string why =
         absl::StrCat("shared memory of rank 0 (", path, "): ", std::strerror(errno));
@@ -210,12 +172,12 @@ class ProcessPeers final : public Peers {
         peers->pidfds_.emplace_back();
         continue;
       }
-      Descriptor pidfd(static_cast<int>(syscall(SYS_pidfd_open, p.pid, 0)));
-      if (pidfd.get() < 0 || StartTimeOf(p.pid) != p.start_time) {
+      absl::StatusOr<io::UniqueFd> pidfd = io::OpenPidfd(p.pid);
+      if (!pidfd.ok() || !io::IsAlive(p.pid, p.start_time)) {
         return absl::UnavailableError(
             absl::StrCat("rank ", r, " (pid ", p.pid, ") is gone before the group was whole"));
       }
-      peers->pidfds_.push_back(std::move(pidfd));
+      peers->pidfds_.push_back(*std::move(pidfd));
     }
     return peers;
   }
@@ -232,7 +194,7 @@ class ProcessPeers final : public Peers {
   }
 
   absl::StatusOr<Arena> MakeArena(std::size_t bytes) override {
-    ASSIGN_OR_RETURN(Descriptor fd, MakeMemory(bytes));
+    ASSIGN_OR_RETURN(io::UniqueFd fd, MakeMemory(bytes));
     ASSIGN_OR_RETURN(const Mapping mapping, Adopt(fd.get(), bytes));
     offered_.push_back(std::move(fd));
     const int number = offered_.back().get();
@@ -241,7 +203,7 @@ class ProcessPeers final : public Peers {
         {static_cast<std::uint64_t>(ranks_[0].pid), static_cast<std::uint64_t>(number), bytes}};
   }
   absl::StatusOr<Arena> OpenArena(const ArenaTicket& ticket) override {
-    ASSIGN_OR_RETURN(Descriptor fd,
+    ASSIGN_OR_RETURN(io::UniqueFd fd,
                      OpenMemory(ranks_[0].pid, static_cast<int>(ticket.handle), ticket.bytes));
     ASSIGN_OR_RETURN(const Mapping mapping, Adopt(fd.get(), ticket.bytes));
     return Arena{mapping.base, ticket};
@@ -256,8 +218,8 @@ class ProcessPeers final : public Peers {
 
  private:
   std::vector<Presence> ranks_;
-  std::vector<Descriptor> pidfds_;
-  std::vector<Descriptor> offered_;  // Arenas that others are still opening; of rank 0.
+  std::vector<io::UniqueFd> pidfds_;
+  std::vector<io::UniqueFd> offered_;  // Arenas that others are still opening; of rank 0.
   std::vector<Mapping> mappings_;
 };
 
@@ -327,7 +289,7 @@ class Meeting {
   const steady_clock::time_point end_;
 };
 
-absl::StatusOr<Segment*> MakeSegment(const Descriptor& fd, const Presence& own, int world_size,
+absl::StatusOr<Segment*> MakeSegment(const io::UniqueFd& fd, const Presence& own, int world_size,
                                      ProcessPeers& peers) {
   ASSIGN_OR_RETURN(const Mapping mapping, peers.Adopt(fd.get(), SegmentBytes(world_size)));
   auto* segment = new (mapping.base) Segment;
@@ -338,7 +300,7 @@ absl::StatusOr<Segment*> MakeSegment(const Descriptor& fd, const Presence& own, 
 
 absl::StatusOr<Segment*> OpenSegment(const Presence& holder, int world_size, ProcessPeers& peers,
                                      const Meeting& meeting) {
-  ASSIGN_OR_RETURN(const Descriptor fd,
+  ASSIGN_OR_RETURN(const io::UniqueFd fd,
                    OpenMemory(holder.pid, holder.segment_fd, SegmentBytes(world_size)));
   ASSIGN_OR_RETURN(const Mapping mapping, peers.Adopt(fd.get(), SegmentBytes(world_size)));
   auto* segment = reinterpret_cast<Segment*>(mapping.base);
@@ -383,7 +345,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinHostCommunicator(
                                                            options.join_deadline));
   Meeting meeting(options, std::move(store));
   Presence own = OwnPresence();
-  Descriptor memory;
+  io::UniqueFd memory;
   if (options.rank == 0) {
     ASSIGN_OR_RETURN(memory, MakeMemory(SegmentBytes(options.world_size)));
     own.segment_fd = memory.get();

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace regroup::worker {
+
+// Test-only: a planted defect, to show that what must notice it does (REGROUP_TEST_MUTATION).
+enum class Mutation { kNone, kSkipBatch, kRepeatBatch, kResumeFromZero, kGradientScale };
+
+// What the launcher tells a worker through its environment; the torchrun names.
+struct WorkerEnvironment {
+  int rank = 0, world_size = 1, local_rank = 0;  // RANK, WORLD_SIZE, LOCAL_RANK.
+  std::string store_host;                        // MASTER_ADDR.
+  std::uint16_t store_port = 0;                  // MASTER_PORT.
+  std::string job;                               // REGROUP_JOB; empty without Regroup.
+  std::uint64_t generation = 0;                  // REGROUP_GENERATION; 0 without Regroup.
+  std::string socket;                            // REGROUP_SOCKET; empty: nobody to talk to.
+  Mutation mutation = Mutation::kNone;
+};
+
+// Invalid argument in three parts, naming variable and value. A process without RANK is a world of
+// one.
+absl::StatusOr<WorkerEnvironment> ReadWorkerEnvironment();
+
+}  // namespace regroup::worker

@@ -1,0 +1,154 @@
+#include "worker/train/step_runner.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+
+namespace regroup::worker {
+namespace {
+
+int MicroBatchesOf(std::int64_t samples, int largest) {
+  return static_cast<int>(std::max<std::int64_t>(1, (samples + largest - 1) / largest));
+}
+
+absl::StatusOr<Plan> PlanOf(const ParamLayout& layout, const StepRunnerOptions& options, int rank) {
+  const Slice slice = RankSlice(options.batch, rank, layout.world());
+  PlanOptions how;
+  how.rank = rank;
+  how.micro_batches = MicroBatchesOf(slice.size, options.micro_batch);
+  return MakePlan(layout, how);
+}
+
+// Every rank makes the plans of all, and checks them against each other before anything runs.
+absl::StatusOr<Plan> CheckedPlan(const ParamLayout& layout, const StepRunnerOptions& options,
+                                 int rank) {
+  std::vector<Plan> plans;
+  for (int r = 0; r < layout.world(); ++r) {
+    ASSIGN_OR_RETURN(Plan plan, PlanOf(layout, options, r));
+    plans.push_back(std::move(plan));
+  }
+  RETURN_IF_ERROR(CheckPlan(layout, plans));
+  return std::move(plans[static_cast<std::size_t>(rank)]);
+}
+
+}  // namespace
+
+StepRunner::StepRunner(Communicator& ranks, const ParamLayout& layout, const Dataset& dataset,
+                       const StepRunnerOptions& options)
+    : ranks_(ranks),
+      layout_(layout),
+      dataset_(dataset),
+      options_(options),
+      slice_(RankSlice(options.batch, ranks.rank(), ranks.world_size())),
+      micro_batches_(MicroBatchesOf(slice_.size, options.micro_batch)) {
+  CHECK(slice_.size > 0);
+  const auto tokens = static_cast<std::size_t>(slice_.size * dataset.context());
+  tokens_.resize(tokens);
+  targets_.resize(tokens);
+}
+
+absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
+    Communicator& ranks, const Model<float>& model, const ParamLayout& layout,
+    const Dataset& dataset, TrainState& state, const StepRunnerOptions& options) {
+  std::unique_ptr<StepRunner> runner(new StepRunner(ranks, layout, dataset, options));
+  ASSIGN_OR_RETURN(runner->plan_, CheckedPlan(layout, options, ranks.rank()));
+  ASSIGN_OR_RETURN(runner->gradients_,
+                   ranks.AllocateArena(static_cast<std::size_t>(layout.flat_elements())));
+  const Extent extent{.batch = RankSlice(runner->slice_.size, 0, runner->micro_batches_).size,
+                      .time = dataset.context()};
+  const Kernels& kernels = KernelsFor(BestIsa());
+  ASSIGN_OR_RETURN(runner->runner_, UnitRunner<float>::Create(model, layout, kernels, extent,
+                                                              state.weights, runner->gradients_));
+  runner->optimizer_ = std::make_unique<AdamW<float>>(
+      layout, options.optimizer, kernels,
+      AdamW<float>::Buffers{state.weights, runner->gradients_, state.first_moment,
+                            state.second_moment});
+  return runner;
+}
+
+absl::Status StepRunner::ReadSamples(std::span<const std::int64_t> ids) {
+  const auto context = static_cast<std::size_t>(dataset_.context());
+  for (std::size_t i = 0; i < static_cast<std::size_t>(slice_.size); ++i) {
+    RETURN_IF_ERROR(dataset_.Read(ids[static_cast<std::size_t>(slice_.begin) + i],
+                                  std::span(tokens_).subspan(i * context, context),
+                                  std::span(targets_).subspan(i * context, context)));
+  }
+  return absl::OkStatus();
+}
+
+MicroBatch StepRunner::MicroBatchOf(int index) const {
+  const Slice part = RankSlice(slice_.size, index, micro_batches_);
+  const std::int64_t context = dataset_.context();
+  const auto begin = static_cast<std::size_t>(part.begin * context),
+             size = static_cast<std::size_t>(part.size * context);
+  // The sum of all ranks' gradients is then the gradient of the global mean, whatever each rank's
+  // share.
+  const double scale = options_.gradient_factor / static_cast<double>(options_.batch * context);
+  return {.batch = part.size,
+          .time = context,
+          .tokens = std::span(tokens_).subspan(begin, size),
+          .targets = std::span(targets_).subspan(begin, size),
+          .loss_scale = scale};
+}
+
+absl::StatusOr<StepResult> StepRunner::Run(std::int64_t step, std::span<const std::int64_t> ids,
+                                           const Ballot& ballot) {
+  CHECK(ids.size() == static_cast<std::size_t>(options_.batch));
+  RETURN_IF_ERROR(ReadSamples(ids));
+  StepResult result;
+  loss_sum_ = 0;
+  for (const Instruction& instruction : plan_.instructions) {
+    RETURN_IF_ERROR(Carry(instruction, step, ballot, result));
+    if (instruction.op == Op::kVote && !std::isfinite(result.loss + result.gradient_norm))
+      return result;
+  }
+  return result;
+}
+
+absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step,
+                               const Ballot& ballot, StepResult& result) {
+  switch (instruction.op) {
+    case Op::kForward:
+      RETURN_IF_ERROR(runner_->Forward(instruction.unit, MicroBatchOf(instruction.micro_batch)));
+      if (instruction.unit + 1 == static_cast<UnitId>(layout_.units().size()))
+        loss_sum_ += runner_->LossSum();
+      return absl::OkStatus();
+    case Op::kBackward:
+      return runner_->Backward(instruction.unit, MicroBatchOf(instruction.micro_batch),
+                               instruction.micro_batch > 0);
+    case Op::kReduceGrad: {
+      const Range& flat = plan_.buckets[static_cast<std::size_t>(instruction.bucket)].flat;
+      return ranks_.AllReduceSum(gradients_.subspan(static_cast<std::size_t>(flat.begin),
+                                                    static_cast<std::size_t>(flat.size)));
+    }
+    case Op::kSumSquares:
+      sum_squares_ = optimizer_->SumSquares();
+      return absl::OkStatus();
+    case Op::kVote:
+      return Vote(ballot, result);
+    case Op::kStep:
+      optimizer_->Step(instruction.unit, {.step = step,
+                                          .lr = LearningRate(options_.schedule, step),
+                                          .grad_scale = ClipScale(sum_squares_, options_.clip)});
+      return absl::OkStatus();
+    case Op::kCommit:
+      result.done = true;
+      return absl::OkStatus();
+  }
+  CHECK(false);
+}
+
+absl::Status StepRunner::Vote(const Ballot& ballot, StepResult& result) {
+  RETURN_IF_ERROR(ranks_.AllReduce(std::span(&loss_sum_, 1), Reduction::kSum));
+  result.loss = loss_sum_ / static_cast<double>(options_.batch * dataset_.context());
+  result.gradient_norm = std::sqrt(sum_squares_);
+  std::array<std::int64_t, 2> flags{ballot.notice, ballot.busy};
+  RETURN_IF_ERROR(ranks_.AllReduce(flags, Reduction::kMax));
+  result.any = {.notice = flags[0] != 0, .busy = flags[1] != 0};
+  return absl::OkStatus();
+}
+
+}  // namespace regroup::worker

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/comm/communicator.h"
+#include "worker/data/dataset.h"
+#include "worker/data/sampler.h"
+#include "worker/model/runner.h"
+#include "worker/optim/optimizer.h"
+#include "worker/optim/schedule.h"
+#include "worker/plan/plan.h"
+#include "worker/train/train_state.h"
+
+namespace regroup::worker {
+
+struct StepRunnerOptions {
+  int batch = 1;        // Global. At least the world size, so that every rank has a sample.
+  int micro_batch = 1;  // At most that many at once.
+  AdamWConfig optimizer;
+  Schedule schedule;
+  double clip = 0;
+  double gradient_factor = 1;  // 1, but for a planted defect.
+};
+
+// What a rank brings to the vote of one step.
+struct Ballot {
+  bool notice = false;  // Its agent told of a preemption.
+  bool busy = false;    // It could not begin a save without waiting.
+};
+
+struct StepResult {
+  double loss = 0;  // Mean over the global batch, before the update; equal on all ranks.
+  double gradient_norm = 0;
+  Ballot any;         // Of any rank; equal on all ranks.
+  bool done = false;  // False: loss or norm is not finite, and nothing was changed.
+};
+
+// Carries out one step's plan: the execution layer. Weights and moments change only after every
+// rank has voted with a finite loss, so a step that fails leaves them as they were. Execution
+// thread only.
+class StepRunner {
+ public:
+  // Collective. Everything that is passed by reference outlives the runner. Checks the plans of all
+  // ranks first.
+  static absl::StatusOr<std::unique_ptr<StepRunner>> Create(
+      Communicator& ranks, const Model<float>& model, const ParamLayout& layout,
+      const Dataset& dataset, TrainState& state, const StepRunnerOptions& options);
+
+  // `ids`: the global batch, options.batch of them. `step`: updates made before this one. Failures
+  // of the communicator come back as they are.
+  absl::StatusOr<StepResult> Run(std::int64_t step, std::span<const std::int64_t> ids,
+                                 const Ballot& ballot);
+
+  const Slice& slice() const { return slice_; }  // This rank's part of every batch.
+
+ private:
+  StepRunner(Communicator& ranks, const ParamLayout& layout, const Dataset& dataset,
+             const StepRunnerOptions& options);
+  absl::Status ReadSamples(std::span<const std::int64_t> ids);
+  MicroBatch MicroBatchOf(int index) const;
+  absl::Status Carry(const Instruction& instruction, std::int64_t step, const Ballot& ballot,
+                     StepResult& result);
+  absl::Status Vote(const Ballot& ballot, StepResult& result);
+
+  Communicator& ranks_;
+  const ParamLayout& layout_;
+  const Dataset& dataset_;
+  const StepRunnerOptions options_;
+  const Slice slice_;
+  const int micro_batches_;
+  Plan plan_;
+  std::span<float> gradients_;  // An arena that the ranks share.
+  std::unique_ptr<UnitRunner<float>> runner_;
+  std::unique_ptr<AdamW<float>> optimizer_;
+  std::vector<std::int32_t> tokens_, targets_;  // (slice_.size, T)
+  double loss_sum_ = 0;                         // Of this rank, in nats over tokens.
+  double sum_squares_ = 0;
+};
+
+}  // namespace regroup::worker

@@ -1,0 +1,70 @@
+#include "worker/train/termination.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <cstdio>
+
+#include "common/base/check.h"
+
+namespace regroup::worker {
+namespace {
+
+sigset_t OnlySigterm() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  return set;
+}
+
+[[noreturn]] void DieOfSigterm() {
+  std::fflush(stdout);
+  const sigset_t set = OnlySigterm();
+  signal(SIGTERM, SIG_DFL);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  raise(SIGTERM);
+  CHECK(false);
+}
+
+}  // namespace
+
+Termination::Termination() {
+  const sigset_t set = OnlySigterm();
+  CHECK(pthread_sigmask(SIG_BLOCK, &set, nullptr) == 0);
+  thread_ = std::thread([this] { Run(); });
+}
+
+Termination::~Termination() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stop_ = true;
+  }
+  pthread_kill(thread_.native_handle(),
+               SIGTERM);  // Wakes sigwait; is not taken for one from outside.
+  thread_.join();
+}
+
+void Termination::Run() {
+  const sigset_t set = OnlySigterm();
+  for (;;) {
+    int number = 0;
+    CHECK(sigwait(&set, &number) == 0);
+    const std::scoped_lock lock(mutex_);
+    if (stop_) return;
+    if (!saving_) DieOfSigterm();
+    received_ = true;
+  }
+}
+
+void Termination::BeginSaving() {
+  const std::scoped_lock lock(mutex_);
+  saving_ = true;
+}
+
+void Termination::EndSaving() {
+  const std::scoped_lock lock(mutex_);
+  saving_ = false;
+  if (received_) DieOfSigterm();
+}
+
+}  // namespace regroup::worker

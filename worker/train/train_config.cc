@@ -1,0 +1,268 @@
+#include "worker/train/train_config.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/config/text.h"
+#include "common/config/values.h"
+#include "common/io/files.h"
+
+namespace regroup::worker {
+namespace {
+
+constexpr std::size_t kMaxConfigBytes = 1 << 20;
+
+absl::Status Refuse(const std::string& what, const std::string& because,
+                    const std::string& try_this) {
+  return UserError(absl::StatusCode::kInvalidArgument, what, because, try_this);
+}
+
+void AddReal(CLI::App& app, std::string_view names, double& value, double min, double max,
+             std::string_view help) {
+  AddParsed(app, names, "X", absl::StrFormat("%g", value), help,
+            [&value, min, max](std::string_view text) {
+              double number = 0;
+              const auto [end, error] =
+                  std::from_chars(text.data(), text.data() + text.size(), number);
+              if (error != std::errc() || end != text.data() + text.size() ||
+                  !(number >= min && number <= max)) {
+                return Refuse(Cat("\"", text, "\" is not accepted"),
+                              absl::StrFormat("a number from %g to %g is", min, max), "");
+              }
+              value = number;
+              return absl::OkStatus();
+            });
+}
+
+absl::Status AddPaths(std::string_view text, std::vector<std::string>& paths) {
+  paths = absl::StrSplit(std::string(text), ',', absl::SkipEmpty());
+  if (paths.empty())
+    return Refuse("no path given", Cat("\"", text, "\" holds none"), "/usr/share/common-licenses");
+  return absl::OkStatus();
+}
+
+// A scalar, or a list of them joined by commas.
+absl::StatusOr<std::string> TextOf(const YAML::Node& node) {
+  if (node.IsScalar()) return node.Scalar();
+  std::vector<std::string> items;
+  for (const YAML::Node& item : node) {
+    if (!node.IsSequence() || !item.IsScalar())
+      return absl::InvalidArgumentError("neither a value nor a list of values");
+    items.push_back(item.Scalar());
+  }
+  return absl::StrJoin(items, ",");
+}
+
+// The file as the flags it stands for.
+absl::StatusOr<std::vector<std::string>> ReadConfigFile(const std::string& path,
+                                                        const CommandDescription& known) {
+  const absl::StatusOr<std::string> text = io::ReadFile(path, kMaxConfigBytes);
+  if (!text.ok()) {
+    return Refuse(Cat("can not read the configuration ", path),
+                  std::string(text.status().message()), "regroup-worker train --config FILE");
+  }
+  std::vector<std::string> names, args;
+  for (const FlagDescription& flag : known.flags) names.push_back(flag.names.back().substr(2));
+  try {
+    const YAML::Node root = YAML::Load(*text);
+    if (root.IsNull()) return args;
+    if (!root.IsMap())
+      return Refuse(Cat(path, " is no configuration"),
+                    "its top level is not a list of `name: value`", "");
+    for (const auto& field : root) {
+      std::string name = field.first.IsScalar() ? field.first.Scalar() : "?";
+      const std::string where = Cat(path, ":", field.first.Mark().line + 1);
+      std::replace(name.begin(), name.end(), '_', '-');
+      if (std::find(names.begin(), names.end(), name) == names.end() || name == "config") {
+        const std::string nearest = DidYouMean(name, names);
+        return Refuse(Cat(where, ": unknown field ", name),
+                      nearest.empty() ? "" : Cat("did you mean ", nearest, "?"),
+                      "regroup-worker train --help");
+      }
+      const absl::StatusOr<std::string> value = TextOf(field.second);
+      if (!value.ok() || value->empty()) {
+        return Refuse(Cat(where, ": the value of ", name),
+                      value.ok() ? "it is empty" : std::string(value.status().message()), "");
+      }
+      args.push_back(Cat("--", name, "=", *value));
+    }
+  } catch (const YAML::Exception& e) {
+    return Refuse(Cat(path, ":", e.mark.line + 1, ": not YAML"), e.msg, "");
+  }
+  return args;
+}
+
+}  // namespace
+
+GptConfig TrainConfig::Model(int vocabulary) const {
+  return {.layers = layers,
+          .width = width,
+          .heads = heads,
+          .vocabulary = vocabulary,
+          .context = context};
+}
+
+AdamWConfig TrainConfig::Optimizer() const {
+  return {.beta1 = beta1, .beta2 = beta2, .epsilon = 1e-8, .weight_decay = weight_decay};
+}
+
+Schedule TrainConfig::LearningRates() const {
+  return {.lr = learning_rate,
+          .min_lr = std::min(min_learning_rate, learning_rate),
+          .warmup_steps = warmup,
+          .total_steps = steps};
+}
+
+std::map<std::string, std::string> TrainConfig::Settings() const {
+  const auto real = [](double value) { return absl::StrFormat("%.17g", value); };
+  return {{"layers", Cat(layers)},
+          {"width", Cat(width)},
+          {"heads", Cat(heads)},
+          {"context", Cat(context)},
+          {"steps", Cat(steps)},
+          {"batch", Cat(batch)},
+          {"learning-rate", real(learning_rate)},
+          {"min-learning-rate", real(min_learning_rate)},
+          {"warmup", Cat(warmup)},
+          {"weight-decay", real(weight_decay)},
+          {"beta1", real(beta1)},
+          {"beta2", real(beta2)},
+          {"clip", real(clip)},
+          {"seed", Cat(seed)}};
+}
+
+CommandDescription DescribeTrain() {
+  return {.name = "train",
+          .summary = "train a GPT on text, with checkpoints that survive anything",
+          .usage = "regroup-worker train --data PATH [OPTIONS]",
+          .text =
+              "Trains by bytes, data-parallel over the ranks that RANK, WORLD_SIZE, MASTER_ADDR "
+              "and MASTER_PORT tell "
+              "of; alone without them. The result depends on the settings, not on the number of "
+              "ranks. With "
+              "--checkpoint-dir it goes on from the newest commit that verifies.\n\nExit codes: 0 "
+              "done, 2 usage or "
+              "unreadable data, 10 the group was not formed, 11 another rank was lost, 12 ranks "
+              "disagree, 13 "
+              "checkpoint directory not writable, 14 no usable checkpoint, 15 loss not finite, 16 "
+              "last checkpoint "
+              "not saved, 17 saved for a notice but never stopped, 1 anything else.",
+          .example =
+              "regroup run --nproc-per-node 2 regroup-worker train --data "
+              "/usr/share/common-licenses \\\n"
+              "  --checkpoint-dir ~/checkpoints --steps 500"};
+}
+
+void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
+  constexpr int kMax = std::numeric_limits<int>::max();
+  constexpr int kMaxSize = 1 << 24;
+  AddText(app, "--config", c.config,
+          "YAML file of these names; flags and environment win, as in --config gpt.yaml", "FILE");
+  AddParsed(app, "--data", "PATHS", "",
+            "text files or directories, comma-separated, as in --data a.txt,books",
+            [&c](std::string_view text) { return AddPaths(text, c.data); });
+  AddInt(app, "--layers", c.layers, 1, 1000, "blocks of the model, as in --layers 12");
+  AddInt(app, "--width", c.width, 1, kMaxSize,
+         "width of the model, a multiple of the heads, as in --width 768");
+  AddInt(app, "--heads", c.heads, 1, kMaxSize, "attention heads, as in --heads 12");
+  AddInt(app, "--context", c.context, 1, kMaxSize, "tokens of one sample, as in --context 1024");
+  AddInt(app, "--steps", c.steps, 1, kMax, "updates in all, as in --steps 10000");
+  AddInt(app, "--batch", c.batch, 1, kMaxSize,
+         "samples of one step over all ranks, as in --batch 64");
+  AddInt(app, "--micro-batch", c.micro_batch, 1, kMaxSize,
+         "samples that a rank takes at once at most, as in --micro-batch 4");
+  AddReal(app, "--learning-rate", c.learning_rate, 0, 1e3,
+          "highest learning rate, as in --learning-rate 6e-4");
+  AddReal(app, "--min-learning-rate", c.min_learning_rate, 0, 1e3,
+          "learning rate at the end, as in --min-learning-rate 6e-5");
+  AddInt(app, "--warmup", c.warmup, 0, kMax,
+         "steps until the highest learning rate, as in --warmup 100");
+  AddReal(app, "--weight-decay", c.weight_decay, 0, 1e3,
+          "decoupled weight decay, as in --weight-decay 0.1");
+  AddReal(app, "--beta1", c.beta1, 0, 0.999999, "decay of AdamW's first moment, as in --beta1 0.9");
+  AddReal(app, "--beta2", c.beta2, 0, 0.9999999,
+          "decay of AdamW's second moment, as in --beta2 0.95");
+  AddReal(app, "--clip", c.clip, 0, 1e9,
+          "norm to which gradients are cut, 0 for not at all, as in --clip 1");
+  AddParsed(app, "--seed", "N", Cat(c.seed), "of weights and sample order, as in --seed 1337",
+            [&c](std::string_view text) {
+              ASSIGN_OR_RETURN(const std::int64_t seed,
+                               ParseNumber(text, 0, std::numeric_limits<std::int64_t>::max()));
+              c.seed = static_cast<std::uint64_t>(seed);
+              return absl::OkStatus();
+            });
+  AddText(app, "--checkpoint-dir", c.checkpoint_dir,
+          "where checkpoints are kept, and resumed from, as in --checkpoint-dir ckpt", "DIR");
+  AddInt(app, "--checkpoint-every", c.checkpoint_every, 1, kMax,
+         "steps between checkpoints, as in --checkpoint-every 50");
+  AddInt(app, "--keep", c.keep, 2, 1000,
+         "newest verified checkpoints that are kept, as in --keep 3");
+  AddText(
+      app, "--sample-log", c.sample_log,
+      "directory for one line per rank and step of what was consumed, as in --sample-log samples",
+      "DIR");
+  AddInt(app, "--log-every", c.log_every, 1, kMax,
+         "steps between lines on standard output, as in --log-every 10");
+  AddDuration(app, "--collective-timeout", c.collective_timeout,
+              "how long a rank waits for another inside a step, as in --collective-timeout 1m");
+  AddDuration(app, "--join-timeout", c.join_timeout,
+              "how long a rank waits for all others at start, as in --join-timeout 1m");
+}
+
+absl::Status Validate(const TrainConfig& c) {
+  if (c.data.empty()) {
+    return Refuse("--data is missing", "there is nothing to train on",
+                  "regroup-worker train --data /usr/share/common-licenses");
+  }
+  if (const absl::Status model = Validate(c.Model(256)); !model.ok()) {
+    return Refuse("no such model can be built", std::string(model.message()),
+                  "--layers 6 --width 384 --heads 6 --context 256");
+  }
+  if (c.warmup > c.steps)
+    return Refuse("--warmup is too long", Cat(c.warmup, " steps of ", c.steps),
+                  Cat("--warmup ", c.steps / 10));
+  if (c.collective_timeout <= Duration::zero() || c.join_timeout <= Duration::zero()) {
+    return Refuse("a time limit of 0", "nothing could ever arrive in time",
+                  "--collective-timeout 2m");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<TrainConfig>> ReadTrainConfig(const std::vector<std::string>& args) {
+  TrainConfig config;
+  {
+    TrainConfig typed;
+    CommandLine line(DescribeTrain());
+    DescribeTrainFlags(line.app(), typed);
+    ASSIGN_OR_RETURN(const ParsedLine parsed, line.Parse(args, false));
+    if (parsed.help) return std::optional<TrainConfig>();
+    if (!parsed.rest.empty())
+      return Refuse(Cat("unexpected word ", parsed.rest[0]), "train takes flags only",
+                    "regroup-worker train --help");
+    config.config = typed.config;
+  }
+  if (!config.config.empty()) {
+    CommandLine file(DescribeTrain());
+    DescribeTrainFlags(file.app(), config);
+    ASSIGN_OR_RETURN(const std::vector<std::string> fields,
+                     ReadConfigFile(config.config, file.Describe()));
+    const absl::StatusOr<ParsedLine> read = file.Parse(fields, false);
+    if (!read.ok()) return AtField(config.config, read.status());
+  }
+  CommandLine line(DescribeTrain());
+  DescribeTrainFlags(line.app(), config);
+  RETURN_IF_ERROR(line.Parse(args, false).status());
+  RETURN_IF_ERROR(Validate(config));
+  return std::optional<TrainConfig>(std::move(config));
+}
+
+}  // namespace regroup::worker

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/time.h"
+#include "common/config/flags.h"
+#include "worker/model/gpt.h"
+#include "worker/optim/optimizer.h"
+#include "worker/optim/schedule.h"
+
+namespace regroup::worker {
+
+// What `regroup-worker train` is told. Lengths are in tokens, batches in samples.
+struct TrainConfig {
+  std::string config;             // A YAML file of the same names.
+  std::vector<std::string> data;  // Text files or directories of such.
+  int layers = 6, width = 384, heads = 6, context = 256;
+  int steps = 1000;
+  int batch = 8;        // Global: of one step of all ranks together.
+  int micro_batch = 8;  // Largest that one forward pass of one rank takes.
+  double learning_rate = 3e-4, min_learning_rate = 3e-5;
+  int warmup = 0;
+  double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
+  std::uint64_t seed = 1;
+  std::string checkpoint_dir;  // Empty: no checkpoints.
+  int checkpoint_every = 100;
+  int keep = 2;
+  std::string sample_log;  // Directory; empty: none.
+  int log_every = 1;
+  Duration collective_timeout = std::chrono::seconds(120);
+  Duration join_timeout = std::chrono::seconds(60);
+
+  GptConfig Model(int vocabulary) const;
+  AdamWConfig Optimizer() const;
+  Schedule LearningRates() const;
+  // What decides the result, by name; in commit records, and compared between ranks.
+  std::map<std::string, std::string> Settings() const;
+};
+
+CommandDescription DescribeTrain();
+void DescribeTrainFlags(CLI::App& app, TrainConfig& config);
+// Everything that needs no file but the configuration: UserError in three parts.
+absl::Status Validate(const TrainConfig& config);
+
+// Flags over environment over --config's file over defaults, validated. None: --help was asked for.
+absl::StatusOr<std::optional<TrainConfig>> ReadTrainConfig(const std::vector<std::string>& args);
+
+}  // namespace regroup::worker

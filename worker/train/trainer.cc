@@ -1,0 +1,443 @@
+#include "worker/train/trainer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cinttypes>
+#include <cstdio>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/io/proc.h"
+#include "worker/checkpoint/checksum.h"
+#include "worker/checkpoint/restore.h"
+#include "worker/comm/host_communicator.h"
+#include "worker/model/gpt.h"
+#include "worker/train/worker_exit.h"
+
+namespace regroup::worker {
+namespace {
+
+using std::chrono::steady_clock;
+
+// After a save for a notice, beyond what the notice said was left.
+constexpr Duration kAwaitStop = std::chrono::seconds(60);
+constexpr Duration kSavePatience = std::chrono::seconds(60);
+
+void Say(const std::string& line) {
+  std::fputs((line + "\n").c_str(), stdout);
+  std::fflush(stdout);
+}
+void Warn(const std::string& line) {
+  std::fputs(absl::StrCat("regroup-worker: warning: ", line, "\n").c_str(), stderr);
+}
+
+double SecondsSince(steady_clock::time_point begin) {
+  return std::chrono::duration<double>(steady_clock::now() - begin).count();
+}
+
+// 1420.3 → "1,420".
+std::string WithThousands(double value) {
+  std::string digits = absl::StrFormat("%.0f", value);
+  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3)
+    digits.insert(static_cast<std::size_t>(at), ",");
+  return digits;
+}
+
+absl::Status Communication(absl::Status status) {
+  return WithExit(std::move(status), WorkerExit::kCommunicatorFailed);
+}
+
+const char* NameOf(Mutation mutation) {
+  switch (mutation) {
+    case Mutation::kNone:
+      return "none";
+    case Mutation::kSkipBatch:
+      return "skip_batch";
+    case Mutation::kRepeatBatch:
+      return "repeat_batch";
+    case Mutation::kResumeFromZero:
+      return "resume_from_zero";
+    case Mutation::kGradientScale:
+      return "gradient_scale";
+  }
+  return "?";
+}
+
+}  // namespace
+
+Trainer::Trainer(TrainConfig config, WorkerEnvironment environment, Termination& termination)
+    : config_(std::move(config)), environment_(std::move(environment)), termination_(termination) {}
+Trainer::~Trainer() = default;
+
+absl::Status Trainer::Run() {
+  if (!environment_.socket.empty()) {
+    control_ = ControlClient::Start({environment_.socket, environment_.job, environment_.generation,
+                                     environment_.rank, environment_.local_rank});
+  }
+  if (environment_.mutation != Mutation::kNone) {
+    Warn(absl::StrCat("REGROUP_TEST_MUTATION=", NameOf(environment_.mutation),
+                      ": this training is made WRONG ON PURPOSE, to test what must notice it"));
+  }
+  RETURN_IF_ERROR(Prepare());
+  RETURN_IF_ERROR(Join());
+  report_.init_s = SecondsOfLife();
+  for (const auto part : {&Trainer::Agree, &Trainer::Build, &Trainer::Restore, &Trainer::StartSaver,
+                          &Trainer::Loop}) {
+    if (absl::Status status = (this->*part)(); !status.ok())
+      return TellOfFailure(std::move(status));
+  }
+  return absl::OkStatus();
+}
+
+// What can fail on this rank alone, before the others wait for it.
+absl::Status Trainer::Prepare() {
+  absl::StatusOr<std::unique_ptr<TextDataset>> dataset =
+      TextDataset::Open(config_.data, config_.context);
+  if (!dataset.ok()) {
+    return WithExit(
+        UserError(absl::StatusCode::kInvalidArgument, "can not train on this data",
+                  std::string(dataset.status().message()), "--data /usr/share/common-licenses"),
+        WorkerExit::kUsage);
+  }
+  dataset_ = *std::move(dataset);
+  if (config_.batch < environment_.world_size) {
+    return WithExit(
+        UserError(absl::StatusCode::kInvalidArgument, "--batch is too small",
+                  absl::StrCat("a batch of ", config_.batch, " samples leaves ranks of a world of ",
+                               environment_.world_size, " without any"),
+                  absl::StrCat("--batch ", environment_.world_size)),
+        WorkerExit::kUsage);
+  }
+  if (!config_.checkpoint_dir.empty()) {
+    absl::StatusOr<Repository> repository = Repository::OpenForTraining(config_.checkpoint_dir);
+    if (!repository.ok()) return WithExit(repository.status(), WorkerExit::kCheckpointDirectory);
+    repository_ = *std::move(repository);
+  }
+  if (!config_.sample_log.empty()) {
+    absl::StatusOr<SampleLog> log = SampleLog::Open(config_.sample_log, environment_.generation,
+                                                    environment_.rank, environment_.world_size);
+    if (!log.ok()) {
+      return WithExit(
+          UserError(absl::StatusCode::kInvalidArgument,
+                    absl::StrCat("sample log ", config_.sample_log, " can not be written"),
+                    std::string(log.status().message()), "--sample-log DIR"),
+          WorkerExit::kUsage);
+    }
+    sample_log_ = *std::move(log);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Join() {
+  HostCommunicatorOptions options;
+  options.rank = environment_.rank;
+  options.world_size = environment_.world_size;
+  options.store_host = environment_.store_host;
+  options.store_port = environment_.store_port;
+  options.join_deadline = config_.join_timeout;
+  options.deadline = config_.collective_timeout;
+  absl::StatusOr<std::unique_ptr<Communicator>> ranks = JoinHostCommunicator(options);
+  if (!ranks.ok()) return WithExit(ranks.status(), WorkerExit::kGroupNotFormed);
+  ranks_ = *std::move(ranks);
+  return absl::OkStatus();
+}
+
+std::map<std::string, std::string> Trainer::Settings() const {
+  std::map<std::string, std::string> settings = config_.Settings();
+  settings["data"] = absl::StrFormat("%016x", dataset_->Fingerprint());
+  settings["vocabulary"] = absl::StrCat(dataset_->vocabulary());
+  return settings;
+}
+
+// Ranks that train different things would still sum their gradients.
+absl::Status Trainer::Agree() {
+  std::string text;
+  for (const auto& [name, value] : Settings()) absl::StrAppend(&text, name, "=", value, "\n");
+  const std::string hash = Xxh3Hex(std::as_bytes(std::span(text)));
+  std::array<char, 32> of_rank_0{};
+  std::copy_n(hash.begin(), of_rank_0.size(), of_rank_0.begin());
+  RETURN_IF_ERROR(
+      Communication(ranks_->Broadcast(std::as_writable_bytes(std::span(of_rank_0)), 0)));
+  const bool differs = std::string(of_rank_0.data(), of_rank_0.size()) != hash;
+  std::int64_t culprit = differs ? environment_.rank : 0;
+  RETURN_IF_ERROR(Communication(ranks_->AllReduce(std::span(&culprit, 1), Reduction::kMax)));
+  if (culprit == 0) return absl::OkStatus();
+  return WithExit(
+      UserError(absl::StatusCode::kFailedPrecondition,
+                absl::StrCat("rank ", culprit,
+                             " was told other settings than rank 0, or reads other data"),
+                differs ? absl::StrCat("this is rank ", environment_.rank, " with ",
+                                       Settings()["data"], " as hash of its data")
+                        : "",
+                "start every rank with the same flags and the same files"),
+      WorkerExit::kRanksDisagree);
+}
+
+absl::Status Trainer::Build() {
+  model_ = MakeGpt<float>(config_.Model(dataset_->vocabulary()));
+  ASSIGN_OR_RETURN(layout_, ParamLayout::Replicated(model_->UnitSpecs(), environment_.world_size));
+  ASSIGN_OR_RETURN(state_, TrainState::Create(*layout_));
+  tensors_ = state_->Tensors(*layout_);
+  sampler_.emplace(config_.seed, dataset_->samples());
+  // The planted defect is one that matters: AdamW does not see a factor that all gradients share.
+  const bool wrong_scale = environment_.mutation == Mutation::kGradientScale && !first();
+  absl::StatusOr<std::unique_ptr<StepRunner>> runner =
+      StepRunner::Create(*ranks_, *model_, *layout_, *dataset_, *state_,
+                         {.batch = config_.batch,
+                          .micro_batch = config_.micro_batch,
+                          .optimizer = config_.Optimizer(),
+                          .schedule = config_.LearningRates(),
+                          .clip = config_.clip,
+                          .gradient_factor = wrong_scale ? 3.0 : 1.0});
+  if (!runner.ok()) return runner.status();
+  runner_ = *std::move(runner);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Restore() {
+  const auto begin = steady_clock::now();
+  std::optional<Manifest> manifest;
+  if (repository_ && environment_.mutation != Mutation::kResumeFromZero) {
+    absl::StatusOr<Restored> restored = RestoreNewest(*ranks_, *repository_, tensors_);
+    if (absl::IsDataLoss(restored.status()) || absl::IsFailedPrecondition(restored.status())) {
+      return WithExit(UserError(restored.status().code(), "can not resume",
+                                std::string(restored.status().message()),
+                                absl::StrCat("another --checkpoint-dir, or remove ",
+                                             config_.checkpoint_dir, " to start anew")),
+                      WorkerExit::kCheckpointUnusable);
+    }
+    if (!restored.ok()) return Communication(restored.status());
+    if (first()) {
+      for (const std::string& why : restored->skipped) Warn(why);
+    }
+    manifest = std::move(restored->manifest);
+  }
+  if (manifest) {
+    step_ = manifest->step;
+    samples_ = manifest->counters.count("samples") != 0 ? manifest->counters.at("samples")
+                                                        : step_ * config_.batch;
+    saved_step_ = step_;
+    if (first()) WarnOfOtherSettings(*manifest);
+  } else {
+    InitializeWeights<float>(*layout_, config_.seed, state_->weights);
+  }
+  report_.restored_step = step_;
+  report_.step = step_;
+  report_.samples = samples_;
+  report_.restore_s = SecondsSince(begin);
+  if (control_) control_->Report(report_);
+  if (first()) {
+    Say(absl::StrFormat("%s, %d of %d steps, world %d, %s parameters, batch %d x %d tokens",
+                        manifest ? absl::StrCat("resumed from step ", step_)
+                                 : std::string("training from the start"),
+                        step_, config_.steps, environment_.world_size,
+                        WithThousands(static_cast<double>(layout_->param_elements())),
+                        config_.batch, config_.context));
+  }
+  return absl::OkStatus();
+}
+
+void Trainer::WarnOfOtherSettings(const Manifest& manifest) const {
+  std::string differences;
+  for (const auto& [name, value] : Settings()) {
+    const auto before = manifest.settings.find(name);
+    if (before == manifest.settings.end() || before->second == value) continue;
+    absl::StrAppend(&differences, differences.empty() ? "" : ", ", name, " ", before->second, " → ",
+                    value);
+  }
+  if (!differences.empty())
+    Warn(absl::StrCat("the checkpoint was made with other settings: ", differences));
+}
+
+absl::Status Trainer::StartSaver() {
+  if (!repository_) return absl::OkStatus();
+  std::int64_t highest = 0;
+  if (first()) {
+    // A directory that can not be tidied up may still be saved to.
+    if (const absl::Status swept = repository_->Sweep(environment_.generation); !swept.ok())
+      Warn(std::string(swept.message()));
+    highest =
+        static_cast<std::int64_t>(repository_->HighestAttempt(environment_.generation).value_or(0));
+  }
+  RETURN_IF_ERROR(Communication(ranks_->AllReduce(std::span(&highest, 1), Reduction::kMax)));
+  SaverOptions options;
+  options.rank = environment_.rank;
+  options.world_size = environment_.world_size;
+  options.job = environment_.job;
+  options.generation = environment_.generation;
+  options.first_attempt = static_cast<std::uint64_t>(highest) + 1;
+  options.keep = config_.keep;
+  options.patience = kSavePatience;
+  options.settings = Settings();
+  ASSIGN_OR_RETURN(
+      saver_, Saver::Create(*repository_, control_.get(), std::move(options), InfosOf(tensors_)));
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Loop() {
+  while (step_ < config_.steps) RETURN_IF_ERROR(Step());
+  return Finish();
+}
+
+absl::Status Trainer::Step() {
+  const auto begin = steady_clock::now();
+  const std::vector<std::int64_t> ids = sampler_->Ids(samples_, config_.batch);
+  const Ballot ballot{.notice = control_ && control_->notice(), .busy = saver_ && saver_->Busy()};
+  absl::StatusOr<StepResult> result = runner_->Run(step_, ids, ballot);
+  if (!result.ok()) return result.status();
+  if (!result->done) {
+    return WithExit(UserError(absl::StatusCode::kOutOfRange,
+                              absl::StrFormat("the loss of step %d is not finite", step_ + 1),
+                              absl::StrFormat("loss %g, norm of the gradients %g", result->loss,
+                                              result->gradient_norm),
+                              "a lower --learning-rate, a longer --warmup"),
+                    WorkerExit::kLossNotFinite);
+  }
+  ++step_;
+  const Slice& slice = runner_->slice();
+  if (sample_log_) {
+    const absl::Status logged =
+        sample_log_->Append(step_, samples_ + slice.begin,
+                            std::span(ids).subspan(static_cast<std::size_t>(slice.begin),
+                                                   static_cast<std::size_t>(slice.size)),
+                            result->loss);
+    if (!logged.ok()) return WithExit(logged, WorkerExit::kFailed);
+  }
+  samples_ += config_.batch;
+  if (step_ == config_.steps / 2 && environment_.mutation == Mutation::kSkipBatch)
+    samples_ += config_.batch;
+  if (step_ == config_.steps / 2 && environment_.mutation == Mutation::kRepeatBatch)
+    samples_ -= config_.batch;
+  ReportStep(*result, SecondsSince(begin));
+  return SaveWhatIsDue(result->any);
+}
+
+void Trainer::ReportStep(const StepResult& result, double seconds) {
+  const double tokens_per_second = static_cast<double>(config_.batch) * config_.context / seconds;
+  report_.step = step_;
+  report_.samples = samples_;
+  report_.loss = result.loss;
+  report_.tokens_per_second = tokens_per_second;
+  if (!report_.first_step_s) report_.first_step_s = seconds;
+  if (control_) control_->Report(report_);
+  if (first() && (step_ % config_.log_every == 0 || step_ == config_.steps)) {
+    Say(absl::StrFormat("step %d  loss %.4f  %s tok/s", step_, result.loss,
+                        WithThousands(tokens_per_second)));
+  }
+}
+
+absl::Status Trainer::SaveWhatIsDue(const Ballot& any) {
+  PrintOutcomes();
+  if (any.notice) return LeaveForNotice();
+  if (!saver_ || step_ % config_.checkpoint_every != 0 || step_ == config_.steps)
+    return absl::OkStatus();
+  if (any.busy) {
+    if (first())
+      Warn(absl::StrCat("no checkpoint of step ", step_,
+                        ": two earlier ones are still being written"));
+    return absl::OkStatus();
+  }
+  Save(false);
+  return absl::OkStatus();
+}
+
+void Trainer::Save(bool for_notice) {
+  const auto begin = steady_clock::now();
+  saver_->Save(step_, {{"step", step_}, {"samples", samples_}}, for_notice, tensors_);
+  saved_step_ = step_;
+  report_.checkpoint_s = report_.checkpoint_s.value_or(0) + SecondsSince(begin);
+}
+
+void Trainer::PrintOutcomes() {
+  if (!saver_) return;
+  for (const SaveOutcome& outcome : saver_->TakeOutcomes()) NoteOutcome(outcome);
+}
+
+void Trainer::NoteOutcome(const SaveOutcome& outcome) {
+  last_outcome_ = outcome;
+  if (!outcome.status.ok()) {
+    // Every rank tells of its own failure; rank 0 also of those of the others.
+    Warn(absl::StrCat("the checkpoint of step ", outcome.step, " was not saved (",
+                      std::string(outcome.status.message()),
+                      "); the training goes on, the commits before it stay"));
+  } else if (first()) {
+    Say(absl::StrFormat("saved step %d in %.2f s%s", outcome.step, Seconds(outcome.took),
+                        outcome.for_notice ? ", for the notice" : ""));
+  }
+  if (!outcome.retention.ok())
+    Warn(absl::StrCat("old checkpoints could not be tidied up: ",
+                      std::string(outcome.retention.message())));
+}
+
+// Every rank comes here after the same step. What was begun earlier is given up: this save is
+// newer, and waits for nothing. Then the agent stops this worker, once the commit is accepted or
+// the time is over.
+absl::Status Trainer::LeaveForNotice() {
+  const std::optional<Duration> left = control_ ? control_->notice() : std::nullopt;
+  if (first()) Say(absl::StrCat("notice of preemption: saving step ", step_, " and leaving"));
+  if (saver_ && saved_step_ != step_) {
+    termination_.BeginSaving();
+    saver_->GiveUp();
+    Save(true);
+    saver_->WaitIdle();
+    PrintOutcomes();
+    if (control_) control_->Report(report_);
+    termination_.EndSaving();
+  }
+  std::this_thread::sleep_for(left.value_or(Duration::zero()) + kAwaitStop);
+  return WithExit(absl::DeadlineExceededError(absl::StrCat(
+                      "saved step ", step_, " for a notice, but nobody stopped this worker")),
+                  WorkerExit::kNoticeExpired);
+}
+
+// The training is done when its last checkpoint is.
+absl::Status Trainer::Finish() {
+  if (saver_ && saved_step_ != step_) {
+    Save(false);
+    if (control_) control_->Report(report_);
+  }
+  if (!saver_) return Communication(ranks_->Barrier());
+  saver_->WaitIdle();
+  PrintOutcomes();
+  std::int64_t failed = last_outcome_ && last_outcome_->step == step_ &&
+                                !last_outcome_->status.ok() &&
+                                !absl::IsAlreadyExists(last_outcome_->status)
+                            ? 1
+                            : 0;
+  // Rank 0 is the last to know: it waits for the others' files and for the coordinator.
+  ranks_->SetDeadline(2 * kSavePatience + config_.collective_timeout);
+  RETURN_IF_ERROR(Communication(ranks_->AllReduce(std::span(&failed, 1), Reduction::kMax)));
+  if (failed == 0) return absl::OkStatus();
+  return WithExit(
+      UserError(absl::StatusCode::kUnavailable,
+                absl::StrCat("all ", step_,
+                             " steps are done, but the last checkpoint could not be saved"),
+                last_outcome_ ? std::string(last_outcome_->status.message()) : "",
+                "make room in, or access to, the checkpoint directory"),
+      WorkerExit::kLastCheckpointFailed);
+}
+
+absl::Status Trainer::TellOfFailure(absl::Status status) {
+  const WorkerExit exit = ExitOf(status);
+  const bool between_ranks = absl::IsAborted(status) || absl::IsUnavailable(status) ||
+                             absl::IsDeadlineExceeded(status) || absl::IsFailedPrecondition(status);
+  if (exit == WorkerExit::kFailed && between_ranks) status = Communication(std::move(status));
+  if (ExitOf(status) == WorkerExit::kCommunicatorFailed && control_)
+    control_->CommunicatorFailed(std::string(status.message()));
+  return status;
+}
+
+double Trainer::SecondsOfLife() const {
+  const auto self = io::ReadProcessStat(getpid());
+  if (!self) return 0;
+  return Seconds(io::BootNow().time_since_epoch()) -
+         static_cast<double>(self->start_ticks) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+}  // namespace regroup::worker

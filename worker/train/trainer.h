@@ -1,0 +1,87 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "worker/checkpoint/repository.h"
+#include "worker/checkpoint/saver.h"
+#include "worker/comm/communicator.h"
+#include "worker/data/dataset.h"
+#include "worker/data/sampler.h"
+#include "worker/train/control_client.h"
+#include "worker/train/environment.h"
+#include "worker/train/sample_log.h"
+#include "worker/train/step_runner.h"
+#include "worker/train/termination.h"
+#include "worker/train/train_config.h"
+#include "worker/train/train_state.h"
+
+namespace regroup::worker {
+
+// One rank's training from start to end: joins its group, resumes from the newest commit, steps,
+// saves. The object is meant to live until the process ends: after a failure its threads may still
+// be at a disk that does not answer.
+class Trainer {
+ public:
+  // `termination` outlives the trainer.
+  Trainer(TrainConfig config, WorkerEnvironment environment, Termination& termination);
+  ~Trainer();
+
+  // OK, or a status that bears a WorkerExit. The agent has been told of a communicator's failure by
+  // then.
+  absl::Status Run();
+  // Sends what the agent has not heard yet; takes a moment at most.
+  void SayGoodbye() {
+    if (control_) control_->Flush();
+  }
+
+ private:
+  absl::Status Prepare();
+  absl::Status Join();
+  absl::Status Agree();
+  absl::Status Build();
+  absl::Status Restore();
+  absl::Status StartSaver();
+  absl::Status Loop();
+  absl::Status Step();
+  absl::Status SaveWhatIsDue(const Ballot& any);
+  void Save(bool for_notice);
+  absl::Status LeaveForNotice();
+  absl::Status Finish();
+  absl::Status TellOfFailure(absl::Status status);
+  void ReportStep(const StepResult& result, double seconds);
+  void PrintOutcomes();
+  void NoteOutcome(const SaveOutcome& outcome);
+  void WarnOfOtherSettings(const Manifest& manifest) const;
+  std::map<std::string, std::string> Settings() const;
+  double SecondsOfLife() const;
+  bool first() const { return environment_.rank == 0; }
+
+  const TrainConfig config_;
+  const WorkerEnvironment environment_;
+  Termination& termination_;
+  std::unique_ptr<ControlClient> control_;  // Null without an agent.
+  std::unique_ptr<TextDataset> dataset_;
+  std::optional<Repository> repository_;  // None: no checkpoints.
+  std::optional<SampleLog> sample_log_;
+  std::unique_ptr<Communicator> ranks_;
+  std::optional<Model<float>> model_;
+  std::optional<ParamLayout> layout_;
+  std::optional<TrainState> state_;
+  std::vector<StateTensor> tensors_;  // Into state_.
+  std::unique_ptr<StepRunner> runner_;
+  std::optional<Sampler> sampler_;
+  std::unique_ptr<Saver> saver_;  // After what it refers to.
+
+  std::int64_t step_ = 0;         // Updates made.
+  std::int64_t samples_ = 0;      // Consumed by them.
+  std::int64_t saved_step_ = -1;  // The last one that a save was begun for.
+  std::optional<SaveOutcome> last_outcome_;
+  WorkerReport report_;
+};
+
+}  // namespace regroup::worker
