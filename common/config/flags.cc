@@ -184,21 +184,40 @@ absl::Status FromException(const CLI::App& app, const ParsedLine& line,
 
 }  // namespace
 
-void AddParsed(CLI::App& app, std::string_view names, std::string_view placeholder,
-               std::string_view default_text, std::string_view help,
-               std::function<absl::Status(std::string_view)> parse) {
+namespace {
+
+CLI::Option* AddCallback(CLI::App& app, std::string_view names, std::string_view help,
+                         std::function<absl::Status(std::string_view)> parse) {
   std::string all(names);
   std::size_t begin = all.find("--");
   std::string long_name = all.substr(begin, all.find(',', begin) - begin);
   CLI::callback_t callback = [parse = std::move(parse), long_name](const CLI::results_t& results) {
-    absl::Status status = parse(results.back());
-    if (status.ok()) return true;
-    UserErrorParts parts = PartsOf(status);
-    throw CLI::ValidationError(
-        "", Cat(long_name, std::string(1, kPart), parts.what, std::string(1, kPart), parts.because,
-                std::string(1, kPart), parts.try_this));
+    for (const std::string& result : results) {
+      absl::Status status = parse(result);
+      if (status.ok()) continue;
+      UserErrorParts parts = PartsOf(status);
+      std::string part(1, kPart);
+      throw CLI::ValidationError(
+          "", Cat(long_name, part, parts.what, part, parts.because, part, parts.try_this));
+    }
+    return true;
   };
-  Finish(app.add_option(all, std::move(callback), std::string(help)), placeholder, default_text);
+  return app.add_option(all, std::move(callback), std::string(help));
+}
+
+}  // namespace
+
+void AddParsed(CLI::App& app, std::string_view names, std::string_view placeholder,
+               std::string_view default_text, std::string_view help,
+               std::function<absl::Status(std::string_view)> parse) {
+  Finish(AddCallback(app, names, help, std::move(parse)), placeholder, default_text);
+}
+
+void AddRepeated(CLI::App& app, std::string_view names, std::string_view placeholder,
+                 std::string_view help, std::function<absl::Status(std::string_view)> parse) {
+  CLI::Option* option = AddCallback(app, names, help, std::move(parse));
+  Finish(option, placeholder, "");
+  option->expected(1, 1 << 16)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 
 void AddText(CLI::App& app, std::string_view names, std::string& value, std::string_view help,

@@ -47,6 +47,9 @@ void AddBytes(CLI::App& app, std::string_view names, std::uint64_t& value, std::
 void AddParsed(CLI::App& app, std::string_view names, std::string_view placeholder,
                std::string_view default_text, std::string_view help,
                std::function<absl::Status(std::string_view)> parse);
+// As AddParsed, but may be given more than once: `parse` gets each, in order.
+void AddRepeated(CLI::App& app, std::string_view names, std::string_view placeholder,
+                 std::string_view help, std::function<absl::Status(std::string_view)> parse);
 
 struct FlagDescription {
   std::vector<std::string> names;  // "-N", "--nnodes".

@@ -69,7 +69,8 @@ std::string SpanText(Duration d) {
 std::string ShortText(Duration d) {
   double seconds = std::max(Seconds(d), 0.0);
   if (seconds < 0.0995) return Format("%.0f ms", seconds * 1000);
-  if (seconds < 9.995) return Format("%.2f s", seconds);
+  if (seconds < 0.995) return Format("%.2f s", seconds);
+  if (seconds < 9.95) return Format("%.1f s", seconds);
   if (seconds < 59.5) return Format("%.0f s", seconds);
   return SpanText(d);
 }

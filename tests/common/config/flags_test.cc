@@ -91,6 +91,17 @@ TEST_F(FlagsTest, LastOneWins) {
   EXPECT_EQ(values_.restarts, 2);
 }
 
+TEST_F(FlagsTest, RepeatedOnesAreAllTaken) {
+  std::vector<std::string> seen;
+  AddRepeated(line_.app(), "--env", "NAME=VALUE", "variables", [&](std::string_view text) {
+    seen.emplace_back(text);
+    return text == "bad" ? absl::InvalidArgumentError("is bad") : absl::OkStatus();
+  });
+  ASSERT_TRUE(Parse({"--env", "A=1", "--env=B=2", "-q", "--env", "[C]", "x"}).ok());
+  EXPECT_THAT(seen, ElementsAre("A=1", "B=2", "[C]"));
+  EXPECT_EQ(PartsOf(Parse({"--env", "A=1", "--env", "bad", "x"}).status()).what, "--env: is bad");
+}
+
 TEST_F(FlagsTest, EnvironmentIsBeatenByTheCommandLine) {
   ::setenv("REGROUP_NNODES", "3", 1);
   ::setenv("REGROUP_QUIET", "yes", 1);

@@ -90,7 +90,7 @@ TEST(Reasons, EndsNameWhoWhatAndNumbers) {
        "node2 was lost: connection refused. Losing a node costs no restart.",
        "regroup nodes node2"},
       {NodeLost{"node2", "silent", 5200ms}, "node2 lost (silent)",
-       "node2 was lost: silent, silent for 5.20 s. Losing a node costs no restart.",
+       "node2 was lost: silent, silent for 5.2 s. Losing a node costs no restart.",
        "regroup nodes node2"},
       {Preempted{"node2", true}, "node2 preempted (saved)",
        "node2 was told that it goes away and left after a save. It costs no restart.",
@@ -112,7 +112,7 @@ TEST(Reasons, WaitsSpeakOfTheirWorld) {
             "needs 4 nodes, 2 free");
   EXPECT_EQ(Explain(below, {JobId("eval-2"), {}, JobOrigin::kLaunched}).brief, "2 of 4 nodes");
   EXPECT_EQ(Explain(WaitReason(MembersPreparing{{"node2"}, 1200ms}), kContext).brief,
-            "node2 preparing, 1.20 s");
+            "node2 preparing, 1.2 s");
   std::vector<std::string> many(1000, "node");
   EXPECT_THAT(Explain(WaitReason(AwaitReattach{many, 1s}), kContext).sentence,
               HasSubstr(" and 995 more"));

@@ -232,7 +232,7 @@ TEST_F(RunScreenTest, UnreachableCoordinatorIsPatientAndVisible) {
   EXPECT_EQ(
       screen_->Tick(52s),
       "regroup: the coordinator 10.0.0.4:29400 does not answer for 2.0s (reset); workers run on\n");
-  EXPECT_EQ(screen_->CoordinatorBack(55s), "regroup: the coordinator answers again after 5.00 s\n");
+  EXPECT_EQ(screen_->CoordinatorBack(55s), "regroup: the coordinator answers again after 5.0 s\n");
 }
 
 TEST_F(RunScreenTest, OtherEnds) {

@@ -1,0 +1,173 @@
+#include "launcher/cli/commands/client.h"
+
+#include <grpcpp/client_context.h>
+
+#include <utility>
+
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/config/text.h"
+#include "common/config/values.h"
+#include "common/io/files.h"
+#include "common/rpc/convert.h"
+#include "common/rpc/describe_listener.h"
+#include "common/rpc/resolve.h"
+
+namespace regroup::cli {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr Duration kCallLimit = 10s;
+constexpr Duration kFollowLimit = std::chrono::hours(24 * 365);
+
+void SetDeadline(grpc::ClientContext& context, Duration limit) {
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::duration_cast<std::chrono::system_clock::duration>(limit));
+}
+
+}  // namespace
+
+std::string NewKey() { return io::RandomHex(16); }
+
+Client::Client(Place place, std::vector<Connection> connections)
+    : place_(std::move(place)), connections_(std::move(connections)) {}
+
+absl::StatusOr<Client> Client::Dial(const Place& place) {
+  std::vector<Connection> connections;
+  if (!place.socket.empty()) {
+    absl::StatusOr<Connection> local = DialUnix(place.socket);
+    if (local.ok()) {
+      connections.push_back(*std::move(local));
+    } else if (!place.tcp) {
+      return UserError(absl::StatusCode::kUnavailable, Cat("no coordinator at ", place.label),
+                       std::string(local.status().message()), "regroup ps");
+    }
+  }
+  if (connections.empty() && place.tcp) {
+    absl::StatusOr<std::vector<std::string>> hosts = ResolveHost(place.tcp->host);
+    if (!hosts.ok()) {
+      return UserError(absl::StatusCode::kUnavailable, Cat("can not resolve ", place.tcp->host),
+                       std::string(hosts.status().message()), "--coordinator with an IP address");
+    }
+    for (const std::string& host : *hosts)
+      connections.push_back(regroup::Dial(Address{host, place.tcp->port}));
+  }
+  return Client(place, std::move(connections));
+}
+
+// Says who listens there instead, where somebody does.
+absl::Status Client::Explained(const absl::Status& status) const {
+  if (status.code() != absl::StatusCode::kUnavailable) return status;
+  std::string because(status.message());
+  if (place_.tcp) {
+    absl::StatusOr<std::vector<std::string>> hosts = ResolveHost(place_.tcp->host);
+    if (hosts.ok() && !hosts->empty()) {
+      ListenerDescription listener = DescribeListener(Address{hosts->front(), place_.tcp->port});
+      if (listener.kind != ListenerKind::kRegroup) because = listener.sentence;
+    }
+  }
+  return UserError(absl::StatusCode::kUnavailable,
+                   Cat("the coordinator at ", place_.label, " can not be reached"), because,
+                   "is it running? regroup ps shows what this host knows");
+}
+
+template <class Reply, class Call>
+absl::StatusOr<Reply> Client::Try(Duration limit, Call call) const {
+  absl::Status last = absl::UnavailableError("it has no address");
+  for (const Connection& connection : connections_) {
+    auto stub = regroup::v1::Coordinator::NewStub(connection.channel);
+    grpc::ClientContext context;
+    SetDeadline(context, limit);
+    Reply reply;
+    grpc::Status status = call(*stub, context, reply);
+    if (status.ok()) return reply;
+    last = FromGrpcStatus(status);
+    if (last.code() != absl::StatusCode::kUnavailable) return last;
+  }
+  return Explained(last);
+}
+
+absl::StatusOr<Reading> Client::Read(const regroup::v1::ReadRequest& request,
+                                     Duration limit) const {
+  ASSIGN_OR_RETURN(auto reply,
+                   Try<regroup::v1::ReadReply>(limit, [&](auto& stub, auto& context, auto& out) {
+                     return stub.Read(&context, request, &out);
+                   }));
+  Reading reading;
+  for (const auto& job : reply.jobs()) {
+    ASSIGN_OR_RETURN(JobView view, FromProto(job));
+    reading.jobs.push_back(std::move(view));
+  }
+  for (const auto& node : reply.nodes()) {
+    ASSIGN_OR_RETURN(NodeView view, FromProto(node));
+    reading.nodes.push_back(std::move(view));
+  }
+  ASSIGN_OR_RETURN(reading.version, FromProto(reply.version()));
+  return reading;
+}
+
+absl::StatusOr<std::string> Client::Submit(const JobSpec& spec, const std::string& key,
+                                           bool dry_run) const {
+  regroup::v1::SubmitRequest request;
+  request.set_key(key);
+  *request.mutable_spec() = ToProto(spec);
+  request.set_dry_run(dry_run);
+  ASSIGN_OR_RETURN(auto reply, Try<regroup::v1::SubmitReply>(
+                                   kCallLimit, [&](auto& stub, auto& context, auto& out) {
+                                     return stub.Submit(&context, request, &out);
+                                   }));
+  return reply.job();
+}
+
+absl::StatusOr<std::string> Client::Cancel(const std::string& job, bool now,
+                                           const std::string& who) const {
+  regroup::v1::CancelRequest request;
+  request.set_key(NewKey());
+  request.set_job(job);
+  request.set_now(now);
+  request.set_who(who);
+  ASSIGN_OR_RETURN(auto reply, Try<regroup::v1::CancelReply>(
+                                   kCallLimit, [&](auto& stub, auto& context, auto& out) {
+                                     return stub.Cancel(&context, request, &out);
+                                   }));
+  return reply.job();
+}
+
+absl::StatusOr<std::string> Client::ForgetNode(const std::string& node) const {
+  regroup::v1::ForgetNodeRequest request;
+  request.set_node(node);
+  ASSIGN_OR_RETURN(auto reply, Try<regroup::v1::ForgetNodeReply>(
+                                   kCallLimit, [&](auto& stub, auto& context, auto& out) {
+                                     return stub.ForgetNode(&context, request, &out);
+                                   }));
+  return reply.node();
+}
+
+absl::Status Client::Logs(const regroup::v1::LogSelection& selection,
+                          const std::function<bool(const regroup::v1::LogsReply&)>& take) const {
+  absl::Status last = absl::UnavailableError("it has no address");
+  for (const Connection& connection : connections_) {
+    auto stub = regroup::v1::Coordinator::NewStub(connection.channel);
+    grpc::ClientContext context;
+    SetDeadline(context, kFollowLimit);
+    auto stream = stub->Logs(&context, selection);
+    regroup::v1::LogsReply reply;
+    bool any = false;
+    while (stream->Read(&reply)) {
+      any = true;
+      if (take(reply)) continue;
+      context.TryCancel();
+      while (stream->Read(&reply)) {
+      }
+      stream->Finish();
+      return absl::OkStatus();
+    }
+    grpc::Status status = stream->Finish();
+    if (status.ok()) return absl::OkStatus();
+    last = FromGrpcStatus(status);
+    if (any || last.code() != absl::StatusCode::kUnavailable) return last;
+  }
+  return Explained(last);
+}
+
+}  // namespace regroup::cli

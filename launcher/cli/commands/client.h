@@ -1,0 +1,56 @@
+#pragma once
+
+// One live coordinator's calls, blocking, each with a deadline. Errors are UserErrors: UNAVAILABLE
+// means that nobody answered, everything else is the coordinator's own refusal.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/views.h"
+#include "common/rpc/channel.h"
+#include "launcher/cli/commands/places.h"
+#include "proto/coordinator.grpc.pb.h"
+
+namespace regroup::cli {
+
+struct Reading {
+  std::vector<JobView> jobs;
+  std::vector<NodeView> nodes;
+  Version version;
+};
+
+class Client {
+ public:
+  // Does not wait for the connection; an address that can't be resolved is an error.
+  static absl::StatusOr<Client> Dial(const Place& place);
+
+  absl::StatusOr<Reading> Read(const regroup::v1::ReadRequest& request, Duration limit) const;
+  // The job's full id; empty after a dry run.
+  absl::StatusOr<std::string> Submit(const JobSpec& spec, const std::string& key,
+                                     bool dry_run) const;
+  absl::StatusOr<std::string> Cancel(const std::string& job, bool now,
+                                     const std::string& who) const;
+  absl::StatusOr<std::string> ForgetNode(const std::string& node) const;
+  // `take` gets each reply; false ends the call.
+  absl::Status Logs(const regroup::v1::LogSelection& selection,
+                    const std::function<bool(const regroup::v1::LogsReply&)>& take) const;
+
+  const Place& place() const { return place_; }
+
+ private:
+  Client(Place place, std::vector<Connection> connections);
+  template <class Reply, class Call>
+  absl::StatusOr<Reply> Try(Duration limit, Call call) const;
+  absl::Status Explained(const absl::Status& status) const;
+
+  Place place_;
+  std::vector<Connection> connections_;  // Of one name, in the resolver's order.
+};
+
+// Random, one per submission.
+std::string NewKey();
+
+}  // namespace regroup::cli

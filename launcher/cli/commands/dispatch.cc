@@ -1,0 +1,135 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/config/text.h"
+#include "common/config/values.h"
+#include "launcher/cli/commands/command.h"
+
+namespace regroup::cli {
+namespace {
+
+absl::Status WriteAll(int fd, std::string_view text) {
+  while (!text.empty()) {
+    ssize_t wrote = ::write(fd, text.data(), text.size());
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0)
+      return absl::InternalError(Cat("can not write to standard output: ", std::strerror(errno)));
+    text.remove_prefix(static_cast<std::size_t>(wrote));
+  }
+  return absl::OkStatus();
+}
+
+int UnknownCommand(const std::string& word, const Terminal& terminal) {
+  std::vector<std::string> names;
+  for (const CommandEntry& entry : AllCommands()) {
+    if (!entry.hidden) names.emplace_back(entry.name);
+  }
+  std::string nearest = DidYouMean(word, names);
+  bool flag = word.substr(0, 1) == "-";
+  TellError(UserError(absl::StatusCode::kInvalidArgument,
+                      Cat(flag ? "unknown flag " : "unknown command ", ShellQuote(word)),
+                      nearest.empty() ? "" : Cat("did you mean ", nearest, "?"),
+                      nearest.empty() ? "regroup --help" : Cat("regroup ", nearest, " --help")),
+            terminal);
+  return kUsage;
+}
+
+std::string ProgramHelp() {
+  std::string text = RenderHelp(DescribeProgram()), list = "commands:\n";
+  for (const CommandEntry& entry : AllCommands()) {
+    if (entry.hidden) continue;
+    std::string name = Cat("  ", entry.name);
+    name.resize(14, ' ');
+    list += Cat(name, entry.make()->line().Describe().summary, "\n");
+  }
+  std::size_t at = text.find("example:");
+  return Cat(text.substr(0, at), list, "\n", text.substr(at));
+}
+
+int Ended(const absl::StatusOr<int>& result, bool speaks_for_job, const Terminal& terminal) {
+  if (result.ok()) return *result;
+  TellError(result.status(), terminal);
+  return ExitCodeOf(result.status(), speaks_for_job);
+}
+
+}  // namespace
+
+Terminal::Terminal() : out_(StyleOf(STDOUT_FILENO)), err_(StyleOf(STDERR_FILENO)) {}
+absl::Status Terminal::Print(std::string_view text) const { return WriteAll(STDOUT_FILENO, text); }
+void Terminal::Say(std::string_view text) const { WriteAll(STDERR_FILENO, text).IgnoreError(); }
+
+void TellError(const absl::Status& error, const Terminal& terminal) {
+  UserErrorParts parts = PartsOf(error);
+  for (std::string* part : {&parts.what, &parts.because, &parts.try_this})
+    *part = EscapeControls(*part);
+  std::string text =
+      RenderUserError(UserError(error.code(), parts.what, parts.because, parts.try_this));
+  constexpr std::string_view kLabel = "error:";
+  terminal.Say(ForCharset(terminal.err(), Cat(Painted(terminal.err(), Tone::kBad, kLabel),
+                                              text.substr(kLabel.size()))));
+}
+
+int ExitCodeOf(const absl::Status& status, bool speaks_for_job) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return kDone;
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kPermissionDenied:
+      return kUnreachable;
+    case absl::StatusCode::kDeadlineExceeded:
+      return kTimeout;
+    case absl::StatusCode::kInvalidArgument:
+      return speaks_for_job ? kUnreachable : kUsage;
+    default:
+      return speaks_for_job ? kUnreachable : kNo;
+  }
+}
+
+absl::Status CheckWords(Command& command, const ParsedLine& words, std::size_t least,
+                        std::size_t most) {
+  if (words.rest.size() >= least && words.rest.size() <= most) return absl::OkStatus();
+  CommandDescription description = command.line().Describe();
+  std::string what = words.rest.size() < least
+                         ? Cat("regroup ", description.name, " needs more words")
+                         : Cat("too many words: ", ShellQuote(words.rest[most]));
+  return UserError(absl::StatusCode::kInvalidArgument, what, Cat("usage: ", description.usage),
+                   Cat("regroup ", description.name, " --help"));
+}
+
+int Dispatch(const std::vector<std::string>& args,
+             const std::function<void(std::function<int(int)>)>& watch) {
+  Terminal terminal;
+  bool asks_help = args.empty() || args[0] == "--help" || args[0] == "-h" || args[0] == "help";
+  if (asks_help && args.size() < 2) {
+    return Ended(terminal.Print(ProgramHelp()).ok()
+                     ? absl::StatusOr<int>(args.empty() ? kUsage : kDone)
+                     : kNo,
+                 false, terminal);
+  }
+  std::string name = asks_help ? args[1] : args[0];
+  if (name == "--version" || name == "-V") name = "version";
+  auto entries = AllCommands();
+  auto entry = std::find_if(entries.begin(), entries.end(),
+                            [&](const CommandEntry& e) { return e.name == name; });
+  if (entry == entries.end()) return UnknownCommand(name, terminal);
+  std::unique_ptr<Command> command = entry->make();
+  std::vector<std::string> words(args.begin() + 1, args.end());
+  if (asks_help) words = {"--help"};
+  absl::StatusOr<ParsedLine> line =
+      command->line().Parse(words, command->program_follows(), command->hints());
+  if (!line.ok()) return Ended(line.status(), command->speaks_for_job(), terminal);
+  if (line->help) {
+    absl::Status printed = terminal.Print(RenderHelp(command->line().Describe()));
+    return Ended(printed.ok() ? absl::StatusOr<int>(kDone) : printed, false, terminal);
+  }
+  if (auto handler = command->on_signal(terminal)) watch(std::move(handler));
+  return Ended(command->Run(*line, terminal), command->speaks_for_job(), terminal);
+}
+
+}  // namespace regroup::cli

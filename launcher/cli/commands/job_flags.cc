@@ -1,0 +1,44 @@
+#include "launcher/cli/commands/job_flags.h"
+
+#include "common/base/status_macros.h"
+#include "common/config/flags.h"
+#include "common/config/hardware.h"
+#include "common/config/job_limits.h"
+#include "common/config/names.h"
+
+namespace regroup::cli {
+
+void DescribeFlags(CLI::App& app, JobFlags& flags) {
+  AddParsed(app, "-N,--nnodes", "MIN[:MAX]", FormatNnodes(flags.nodes.min, flags.nodes.max),
+            "nodes that the job needs, and may use", [&flags](std::string_view text) {
+              ASSIGN_OR_RETURN(flags.nodes, ParseNnodes(text));
+              return absl::OkStatus();
+            });
+  AddText(app, "--nproc-per-node,--ppn", flags.workers,
+          "workers on this node: a number, gpu, cpu, or auto (GPUs, else CPUs)", "N");
+  AddInt(app, "--max-restarts", flags.max_restarts, 0, limits::kRestarts,
+         "restarts of the whole group after a fault of its own; losing nodes is free");
+  AddDuration(app, "--grace", flags.grace, "time that workers get to stop when they are asked to");
+  AddParsed(app, "--scale-up", "WHEN", NameOf(flags.scale_up),
+            "when a further node joins a running job: settle (at once, then at most every 30 s), "
+            "now, next (with the "
+            "next restart), never",
+            [&flags](std::string_view text) {
+              ASSIGN_OR_RETURN(flags.scale_up, ParseScaleUp(text));
+              return absl::OkStatus();
+            });
+}
+
+absl::Status Apply(const JobFlags& flags, JobSpec& spec) {
+  absl::StatusOr<int> workers = ResolveWorkersPerNode(flags.workers);
+  if (!workers.ok()) return AtField("--nproc-per-node", workers.status());
+  spec.workers_per_node = *workers;
+  spec.min_nodes = flags.nodes.min;
+  spec.max_nodes = flags.nodes.max;
+  spec.max_restarts = flags.max_restarts;
+  spec.grace = flags.grace;
+  spec.scale_up = flags.scale_up;
+  return absl::OkStatus();
+}
+
+}  // namespace regroup::cli

@@ -1,0 +1,30 @@
+#pragma once
+
+// What `run` and `submit` have in common: what the job is.
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/base/job_spec.h"
+#include "common/config/values.h"
+
+namespace CLI {
+class App;
+}
+
+namespace regroup::cli {
+
+struct JobFlags {
+  NodeBounds nodes;
+  std::string workers = "1";
+  int max_restarts = 0;
+  Duration grace = std::chrono::seconds(30);
+  ScaleUp scale_up = ScaleUp::kSettle;
+};
+// `flags` holds the defaults.
+void DescribeFlags(CLI::App& app, JobFlags& flags);
+// Fills nodes, workers, restarts, grace and scale-up; the error names the flag.
+absl::Status Apply(const JobFlags& flags, JobSpec& spec);
+
+}  // namespace regroup::cli

@@ -1,0 +1,189 @@
+#include "launcher/cli/commands/log_source.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+
+#include "common/base/status_macros.h"
+#include "common/config/text.h"
+#include "common/io/log_files.h"
+#include "common/io/proc.h"
+
+namespace regroup::cli {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr int kDeepest = 4;
+constexpr std::size_t kMostFolders = 10'000;
+
+bool IsNumber(const std::string& text) {
+  return !text.empty() &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// <root>/<job>/<generation>/<rank>/
+bool HoldsLogs(const fs::path& folder) {
+  std::error_code error;
+  for (const auto& generation : fs::directory_iterator(folder, error)) {
+    if (IsNumber(generation.path().filename().string()) && generation.is_directory(error))
+      return true;
+  }
+  return false;
+}
+
+void Search(const fs::path& folder, const std::string& job, int depth, std::size_t& seen,
+            std::set<std::string>& roots) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (++seen > kMostFolders) return;
+    if (!entry.is_directory(error) || entry.is_symlink(error)) continue;
+    std::string name = entry.path().filename().string();
+    if (name == job && HoldsLogs(entry.path())) {
+      roots.insert(folder.string());
+    } else if (depth > 1 && !HoldsLogs(entry.path())) {
+      Search(entry.path(), job, depth - 1, seen, roots);
+    }
+  }
+}
+
+// Which node had a rank: from the journal.
+std::string NodeOf(const JobView& job, Generation generation, int rank) {
+  for (const GenerationView& g : job.generations) {
+    if (g.generation != generation) continue;
+    for (const MemberView& member : g.members) {
+      if (std::find(member.ranks.begin(), member.ranks.end(), rank) != member.ranks.end())
+        return member.name;
+    }
+  }
+  return "?";
+}
+
+bool IsNode(const JobView& job, Generation generation, int rank, const std::string& node) {
+  if (NodeOf(job, generation, rank) == node) return true;
+  for (const GenerationView& g : job.generations) {
+    if (g.generation != generation) continue;
+    for (const MemberView& member : g.members) {
+      bool has = std::find(member.ranks.begin(), member.ranks.end(), rank) != member.ranks.end();
+      if (has && member.node.value() == node) return true;
+    }
+  }
+  return false;
+}
+
+struct StreamId {
+  std::string directory;
+  io::LogStream stream;
+  Generation generation;
+  int rank;
+  std::string node;
+};
+
+absl::StatusOr<io::LogPosition> Start(const StreamId& id, const LogFilter& filter) {
+  io::LogPosition start;
+  if (filter.since) {
+    WallTime since = io::WallNow() - std::chrono::duration_cast<WallTime::duration>(*filter.since);
+    ASSIGN_OR_RETURN(start, io::PositionSince(id.directory, id.stream, since));
+  }
+  if (filter.tail) {
+    constexpr std::size_t kLookBack = 64u << 20;
+    ASSIGN_OR_RETURN(io::LogPosition tail,
+                     io::TailPosition(id.directory, id.stream, *filter.tail, kLookBack));
+    start = std::max(start, tail);
+  }
+  return start;
+}
+
+absl::Status ReadStream(const StreamId& id, const LogFilter& filter,
+                        const std::function<void(LogEntry)>& take) {
+  ASSIGN_OR_RETURN(io::LogPosition start, Start(id, filter));
+  io::LogReader reader(id.directory, id.stream, start);
+  io::LineSplitter splitter;
+  std::vector<io::LogLine> lines;
+  auto give = [&] {
+    for (io::LogLine& line : lines) {
+      take({line.at, id.node, id.generation, id.rank, id.stream == io::LogStream::kStderr,
+            std::move(line.text)});
+    }
+    lines.clear();
+  };
+  while (true) {
+    ASSIGN_OR_RETURN(io::LogReader::Chunk chunk, reader.Next());
+    if (chunk.bytes.empty()) break;
+    splitter.Add(chunk.bytes, chunk.at, lines);
+    give();
+  }
+  if (std::optional<io::LogLine> rest = splitter.TakePartial()) lines.push_back(*std::move(rest));
+  give();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<std::string> FindLogRoots(const std::string& state_dir, const std::string& log_dir,
+                                      const JobId& job) {
+  std::set<std::string> roots;
+  if (!log_dir.empty() && HoldsLogs(fs::path(log_dir) / job.value())) return {log_dir};
+  std::size_t seen = 0;
+  if (log_dir.empty() && !state_dir.empty()) Search(state_dir, job.value(), kDeepest, seen, roots);
+  return {roots.begin(), roots.end()};
+}
+
+absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& job,
+                          const LogFilter& filter, const std::function<void(LogEntry)>& take) {
+  for (const std::string& root : roots) {
+    ASSIGN_OR_RETURN(auto there, io::ListLogs(root, job.id));
+    for (const auto& [generation, ranks] : there) {
+      if (filter.generation && generation != *filter.generation) continue;
+      for (int rank : ranks) {
+        bool asked = filter.ranks.empty() || std::find(filter.ranks.begin(), filter.ranks.end(),
+                                                       rank) != filter.ranks.end();
+        if (!asked || (!filter.node.empty() && !IsNode(job, generation, rank, filter.node)))
+          continue;
+        StreamId id{io::LogDirectory(root, job.id, generation, rank), io::LogStream::kStdout,
+                    generation, rank, NodeOf(job, generation, rank)};
+        if (!filter.stderr_only) RETURN_IF_ERROR(ReadStream(id, filter, take));
+        id.stream = io::LogStream::kStderr;
+        RETURN_IF_ERROR(ReadStream(id, filter, take));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+struct LogReplies::Stream {
+  LogEntry like;
+  io::LineSplitter splitter;
+};
+
+void LogReplies::Add(const regroup::v1::LogChunk& chunk) {
+  std::string key =
+      Cat(chunk.node(), "/", chunk.generation(), "/", chunk.rank(), chunk.is_stderr() ? "e" : "o");
+  std::shared_ptr<Stream>& stream = streams_[key];
+  if (stream == nullptr) {
+    stream = std::make_shared<Stream>();
+    stream->like = {WallTime{},   chunk.node(),      Generation(chunk.generation()),
+                    chunk.rank(), chunk.is_stderr(), ""};
+  }
+  std::vector<io::LogLine> lines;
+  stream->splitter.Add(chunk.data(), WallTime{std::chrono::microseconds(chunk.at_us())}, lines);
+  for (io::LogLine& line : lines) {
+    LogEntry entry = stream->like;
+    entry.at = line.at;
+    entry.text = std::move(line.text);
+    take_(std::move(entry));
+  }
+}
+
+void LogReplies::Finish() {
+  for (auto& [key, stream] : streams_) {
+    std::optional<io::LogLine> rest = stream->splitter.TakePartial();
+    if (!rest) continue;
+    LogEntry entry = stream->like;
+    entry.at = rest->at;
+    entry.text = std::move(rest->text);
+    take_(std::move(entry));
+  }
+}
+
+}  // namespace regroup::cli

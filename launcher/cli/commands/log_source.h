@@ -1,0 +1,47 @@
+#pragma once
+
+// Where `logs` gets lines from: a live coordinator's relay, or the files of an ended run.
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "launcher/cli/commands/reader.h"
+#include "launcher/cli/render/log_text.h"
+
+namespace regroup::cli {
+
+struct LogFilter {
+  std::vector<int> ranks;  // Empty: all.
+  std::string node;        // Name or id; empty: all.
+  std::optional<Generation> generation;
+  bool stderr_only = false;
+  std::optional<Duration> since;
+  std::optional<int> tail;  // Per rank and stream.
+};
+
+// Directories below the state directory (and `log_dir`, if given) that hold logs of this job: the
+// `root`s of io::LogDirectory.
+std::vector<std::string> FindLogRoots(const std::string& state_dir, const std::string& log_dir,
+                                      const JobId& job);
+
+// Every line that the filter lets through, in each stream's own order. Reads only.
+absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& job,
+                          const LogFilter& filter, const std::function<void(LogEntry)>& take);
+
+// Replies of one Logs call as entries. Streams are cut into lines here.
+class LogReplies {
+ public:
+  explicit LogReplies(std::function<void(LogEntry)> take) : take_(std::move(take)) {}
+  void Add(const regroup::v1::LogChunk& chunk);
+  void Finish();  // What is left of unfinished lines.
+
+ private:
+  struct Stream;
+  std::function<void(LogEntry)> take_;
+  std::map<std::string, std::shared_ptr<Stream>> streams_;
+};
+
+}  // namespace regroup::cli

@@ -1,0 +1,264 @@
+#include <regex.h>
+#include <signal.h>
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/config/text.h"
+#include "common/config/values.h"
+#include "common/rpc/convert.h"
+#include "launcher/cli/commands/all.h"
+#include "launcher/cli/commands/log_source.h"
+#include "launcher/cli/render/lists.h"
+
+namespace regroup::cli {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr std::size_t kMostHeldBytes =
+    64u << 20;  // Above it the older half is printed, in the order known so far.
+constexpr auto kReorder =
+    100ms;  // A followed line waits once or twice this long for older ones of other ranks.
+constexpr int kMostRanks = 65'536;
+
+// POSIX extended, as grep -E; linear in memory, unlike std::regex. Lines may hold NUL.
+class Pattern {
+ public:
+  Pattern() = default;
+  Pattern(const Pattern&) = delete;
+  Pattern& operator=(const Pattern&) = delete;
+  ~Pattern() {
+    if (compiled_) ::regfree(&regex_);
+  }
+  absl::Status Compile(const std::string& text) {
+    int error = ::regcomp(&regex_, text.c_str(), REG_EXTENDED);
+    if (error == 0) return compiled_ = true, absl::OkStatus();
+    char why[128];
+    ::regerror(error, &regex_, why, sizeof why);
+    return UserError(absl::StatusCode::kInvalidArgument,
+                     Cat(ShellQuote(text.substr(0, 60)), " is not a regular expression"), why,
+                     "as for grep -E");
+  }
+  bool Matches(const std::string& line) const {
+    if (!compiled_) return true;
+    regmatch_t range{};
+    range.rm_eo = static_cast<regoff_t>(line.size());
+    return ::regexec(&regex_, line.data(), 1, &range, REG_STARTEND) == 0;
+  }
+
+ private:
+  regex_t regex_{};
+  bool compiled_ = false;
+};
+
+absl::Status ParseRanks(std::string_view text, std::vector<int>& ranks) {
+  while (!text.empty()) {
+    std::size_t comma = text.find(',');
+    absl::StatusOr<std::int64_t> rank = ParseNumber(text.substr(0, comma), 0, kMostRanks - 1);
+    if (!rank.ok()) return rank.status();
+    ranks.push_back(static_cast<int>(*rank));
+    if (comma == std::string_view::npos) return absl::OkStatus();
+    text.remove_prefix(comma + 1);
+  }
+  return UserError(absl::StatusCode::kInvalidArgument, "a rank is missing", "R or R,R is expected",
+                   "0,1");
+}
+
+class Logs : public Command {
+ public:
+  Logs()
+      : Command({.name = "logs",
+                 .summary = "output of a job's workers, of all ranks in order of time",
+                 .usage =
+                     "regroup logs JOB [-f] [--rank R,R] [--node N] [--generation G] [--stderr]\n"
+                     "                    [--since DURATION] [--grep RE] [--tail N] [--raw]",
+                 .text = "Lines of all ranks and generations, merged by the time they were written "
+                         "(UTC); a line "
+                         "separates generations. A live job's logs come from every agent, nodes "
+                         "that can not be reached "
+                         "are named; an ended run's are read from disk.",
+                 .example = "regroup logs train-4 -f --rank 0\nregroup logs last --generation 3 "
+                            "--stderr --tail 20",
+                 .positionals = {{"JOB", "an id, a unique prefix of one, or last"}}}) {
+    AddSwitch(line().app(), "-f,--follow", follow_, "go on until the job is over");
+    AddParsed(line().app(), "--rank", "R,R", "", "only these global ranks",
+              [this](std::string_view text) { return ParseRanks(text, filter_.ranks = {}); });
+    AddText(line().app(), "--node", filter_.node, "only what this node wrote, by name or id",
+            "NODE");
+    AddInt(line().app(), "--generation", generation_, 1, 1'000'000'000, "only this generation",
+           "G");
+    AddSwitch(line().app(), "--stderr", filter_.stderr_only, "only standard error");
+    AddDuration(line().app(), "--since", filter_.since, "not older than this, as in 10m");
+    AddParsed(line().app(), "--grep", "RE", "", "only lines that match, as for grep -E",
+              [this](std::string_view text) { return pattern_.Compile(std::string(text)); });
+    AddInt(line().app(), "--tail", filter_.tail, 0, 1'000'000'000,
+           "at most so many last lines of each rank");
+    AddSwitch(line().app(), "--raw", raw_, "lines as written: no time, no node, no separators");
+    AddText(line().app(), "--log-dir", log_dir_,
+            "where an ended run kept its output, if it was given --log-dir", "DIRECTORY");
+    DescribeFlags(line().app(), options_);
+    ScopeEnvironment(line().app(), "logs");
+  }
+
+  absl::StatusOr<int> Run(const ParsedLine& words, const Terminal& terminal) override {
+    RETURN_IF_ERROR(CheckWords(*this, words, 1, 1));
+    if (generation_) filter_.generation = Generation(static_cast<std::uint64_t>(*generation_));
+    ASSIGN_OR_RETURN(Reader reader, Reader::Open(options_, Cat("regroup logs ", words.rest[0])));
+    ASSIGN_OR_RETURN(Found found, reader.FindJob(words.rest[0], true));
+    LogForm form = options_.json ? LogForm::kJson : raw_ ? LogForm::kRaw : LogForm::kText;
+    LogMerge merge(found.job, form, terminal.out());
+    if (!found.live || IsOver(found.job)) {
+      std::vector<std::string> roots =
+          FindLogRoots(found.place.state_dir(), log_dir_, found.job.id);
+      bool here = !roots.empty() && (!found.live || !log_dir_.empty());
+      if (here || !found.live) return FromDisk(found, roots, merge, terminal);
+    }
+    return Live(found, merge, terminal);
+  }
+
+  std::function<int(int)> on_signal(const Terminal&) override {
+    if (!follow_) return nullptr;
+    return [](int signal) { return signal == SIGINT ? 0 : 128 + signal; };
+  }
+
+ private:
+  absl::StatusOr<int> FromDisk(const Found& found, const std::vector<std::string>& roots,
+                               LogMerge& merge, const Terminal& terminal) {
+    if (roots.empty()) {
+      return UserError(
+          absl::StatusCode::kNotFound,
+          Cat("there are no logs of ", found.job.id.value(), " on this host"),
+          log_dir_.empty() ? Cat("none below ", found.place.state_dir())
+                           : Cat("none in ", log_dir_),
+          "--log-dir DIRECTORY where the run was given one, or ask on the other nodes");
+    }
+    if (!filter_.tail && !filter_.since) AddEvents(found.job, merge);
+    absl::Status printed;
+    RETURN_IF_ERROR(ReadLogFiles(roots, found.job, filter_, [&](LogEntry entry) {
+      if (printed.ok()) printed = AddEntry(std::move(entry), merge, terminal);
+    }));
+    RETURN_IF_ERROR(printed);
+    RETURN_IF_ERROR(terminal.Print(merge.Take(std::nullopt)));
+    return kDone;
+  }
+
+  void AddEvents(const JobView& job, LogMerge& merge) const {
+    for (const JobEvent& event : job.events) {
+      if (!filter_.generation) merge.Add(event);
+    }
+  }
+
+  absl::Status AddEntry(LogEntry entry, LogMerge& merge, const Terminal& terminal) const {
+    if (!pattern_.Matches(entry.text)) return absl::OkStatus();
+    merge.Add(std::move(entry));
+    if (merge.held_bytes() < kMostHeldBytes) return absl::OkStatus();
+    return terminal.Print(merge.Take(merge.Median()));
+  }
+
+  regroup::v1::LogSelection Selection(const JobId& job) const {
+    regroup::v1::LogSelection selection;
+    selection.set_job(job.value());
+    for (int rank : filter_.ranks) selection.add_ranks(rank);
+    selection.set_node(filter_.node);
+    selection.set_generation(filter_.generation ? filter_.generation->value() : 0);
+    selection.set_stderr_only(filter_.stderr_only);
+    if (filter_.since) selection.set_since_ns(filter_.since->count());
+    if (filter_.tail) selection.set_tail(*filter_.tail);
+    selection.set_follow(follow_);
+    return selection;
+  }
+
+  // Prints what is old enough, a few times a second, while the call's thread adds.
+  class Follower {
+   public:
+    Follower(LogMerge& merge, const Terminal& terminal)
+        : merge_(merge), terminal_(terminal), thread_([this] { Loop(); }) {}
+    ~Follower() {
+      {
+        std::lock_guard lock(mutex_);
+        done_ = true;
+      }
+      wake_.notify_all();
+      thread_.join();
+    }
+    std::mutex& mutex() { return mutex_; }
+    absl::Status status() {
+      std::lock_guard lock(mutex_);
+      return status_;
+    }
+
+   private:
+    void Loop() {
+      std::unique_lock lock(mutex_);
+      while (!done_) {
+        wake_.wait_for(lock, kReorder);
+        std::string text = merge_.TakeSettled();
+        if (text.empty() || !status_.ok()) continue;
+        status_ = terminal_.Print(text);
+      }
+    }
+    LogMerge& merge_;  // Guarded by mutex_, as is status_.
+    const Terminal& terminal_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    bool done_ = false;
+    absl::Status status_;
+    std::thread thread_;
+  };
+
+  absl::StatusOr<int> Live(const Found& found, LogMerge& merge, const Terminal& terminal) {
+    ASSIGN_OR_RETURN(Client client, Client::Dial(found.place));
+    std::unique_ptr<Follower> follower;
+    std::mutex alone;
+    if (follow_) {
+      follower = std::make_unique<Follower>(merge, terminal);
+    } else if (!filter_.tail && !filter_.since) {
+      AddEvents(found.job, merge);
+    }
+    absl::Status printed;
+    std::map<std::string, std::string> problems;  // By node.
+    LogReplies replies([&](LogEntry entry) {
+      if (printed.ok()) printed = AddEntry(std::move(entry), merge, terminal);
+    });
+    absl::Status called =
+        client.Logs(Selection(found.job.id), [&](const regroup::v1::LogsReply& reply) {
+          std::lock_guard lock(follower ? follower->mutex() : alone);
+          if (reply.has_chunk()) replies.Add(reply.chunk());
+          if (reply.has_ended() && !reply.ended().problem().empty())
+            problems[reply.ended().node()] = reply.ended().problem();
+          if (reply.has_event()) AddLiveEvent(reply.event(), merge);
+          return printed.ok();
+        });
+    if (follower) printed.Update(follower->status());
+    follower.reset();
+    replies.Finish();
+    printed.Update(terminal.Print(merge.Take(std::nullopt)));
+    for (const auto& [node, problem] : problems)
+      terminal.Say(Cat("regroup: no logs from ", node, ": ", EscapeControls(problem), "\n"));
+    RETURN_IF_ERROR(printed);
+    RETURN_IF_ERROR(called);
+    return problems.empty() ? kDone : kNo;
+  }
+
+  void AddLiveEvent(const regroup::v1::JobEvent& message, LogMerge& merge) const {
+    absl::StatusOr<JobEvent> event = FromProto(message);
+    if (event.ok() && !filter_.generation) merge.Add(*event);
+  }
+
+  bool follow_ = false, raw_ = false;
+  LogFilter filter_;
+  std::optional<int> generation_;
+  Pattern pattern_;
+  std::string log_dir_;
+  ReadOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> MakeLogs() { return std::make_unique<Logs>(); }
+
+}  // namespace regroup::cli

@@ -1,0 +1,116 @@
+#include "launcher/cli/commands/places.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/config/flags.h"
+#include "common/config/network_rule.h"
+#include "common/config/state_dir.h"
+#include "common/config/text.h"
+#include "common/config/values.h"
+#include "common/rpc/places.h"
+
+namespace regroup::cli {
+namespace {
+
+constexpr std::string_view kUnixPrefix = "unix:";
+constexpr std::string_view kFolderPrefix = "coordinator-";
+
+bool IsDirectory(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+Place PlaceOfFolder(const std::string& folder) {
+  return {folder, Cat(folder, "/", kCoordinatorSocketName), std::nullopt, folder};
+}
+
+absl::StatusOr<Place> PlaceOfPath(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  if (IsDirectory(path)) return PlaceOfFolder(path);
+  std::string folder = path.substr(0, path.find_last_of('/'));
+  bool of_coordinator = folder.substr(folder.find_last_of('/') + 1).rfind(kFolderPrefix, 0) == 0;
+  return Place{of_coordinator ? folder : std::string(), path, std::nullopt, path};
+}
+
+// A loopback address without --insecure: TCP takes agents only, but the socket beside it serves us.
+absl::StatusOr<Place> PlaceOfEndpoint(const ReadOptions& options, const Endpoint& endpoint,
+                                      std::string_view command) {
+  RETURN_IF_ERROR(CheckNetworkRule(endpoint, options.insecure, command));
+  Place place{"", "", endpoint, FormatEndpoint(endpoint.host, endpoint.port)};
+  if (!IsLoopback(endpoint.host)) return place;
+  ASSIGN_OR_RETURN(std::vector<std::string> directories, StateDirectories(options));
+  for (const std::string& directory : directories) {
+    std::string folder = CoordinatorFolder(directory, endpoint.port);
+    if (!IsDirectory(folder)) continue;
+    place.folder = folder;
+    place.socket = Cat(folder, "/", kCoordinatorSocketName);
+    break;
+  }
+  return place;
+}
+
+}  // namespace
+
+std::string Place::state_dir() const {
+  return folder.empty() ? "" : folder.substr(0, folder.find_last_of('/'));
+}
+
+void DescribeFlags(CLI::App& app, ReadOptions& options) {
+  AddText(app, "--coordinator", options.coordinator,
+          "coordinator to ask: HOST[:PORT], or the path of its socket or folder; none: all in the "
+          "state directory",
+          "ADDRESS");
+  AddText(app, "--state-dir", options.state_dir,
+          "where runs and coordinators of this host are looked for", "DIRECTORY");
+  AddSwitch(app, "--insecure", options.insecure, "allow a plaintext connection to another host");
+  AddSwitch(app, "--json", options.json, "one JSON object instead of text");
+}
+
+absl::StatusOr<std::vector<std::string>> StateDirectories(const ReadOptions& options) {
+  ASSIGN_OR_RETURN(StateDirectory own, DefaultStateDirectory(options.state_dir, false));
+  std::vector<std::string> directories = {own.path};
+  const std::string service = "/var/lib/regroup";
+  bool readable = options.state_dir.empty() && ::access(service.c_str(), R_OK | X_OK) == 0;
+  if (readable && own.path != service) directories.push_back(service);
+  return directories;
+}
+
+absl::StatusOr<std::vector<Place>> FindPlaces(const ReadOptions& options,
+                                              std::string_view command) {
+  if (!options.coordinator.empty()) {
+    std::string_view text = options.coordinator;
+    bool prefixed = text.substr(0, kUnixPrefix.size()) == kUnixPrefix;
+    if (prefixed) text.remove_prefix(kUnixPrefix.size());
+    if (prefixed || text.find('/') != std::string_view::npos) {
+      ASSIGN_OR_RETURN(Place place, PlaceOfPath(std::string(text)));
+      return std::vector<Place>{place};
+    }
+    absl::StatusOr<Endpoint> endpoint = ParseEndpoint(text);
+    if (!endpoint.ok()) return AtField("--coordinator", endpoint.status());
+    ASSIGN_OR_RETURN(Place place, PlaceOfEndpoint(options, *endpoint, command));
+    return std::vector<Place>{place};
+  }
+  ASSIGN_OR_RETURN(std::vector<std::string> directories, StateDirectories(options));
+  std::vector<Place> places;
+  for (const std::string& directory : directories) {
+    std::vector<std::string> folders;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+      if (entry.path().filename().string().rfind(kFolderPrefix, 0) == 0 &&
+          entry.is_directory(error)) {
+        folders.push_back(entry.path().string());
+      }
+    }
+    std::sort(folders.begin(), folders.end());
+    for (const std::string& folder : folders) places.push_back(PlaceOfFolder(folder));
+  }
+  return places;
+}
+
+}  // namespace regroup::cli

@@ -1,0 +1,45 @@
+#pragma once
+
+// Where coordinators are, or were: what --coordinator names, else the folders in the state
+// directories.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/config/launch_config.h"
+
+namespace CLI {
+class App;
+}
+
+namespace regroup::cli {
+
+// Flags that every reading command has.
+struct ReadOptions {
+  std::string
+      coordinator;  // HOST[:PORT], unix:PATH, the path of a socket or of a coordinator's folder.
+  std::string state_dir;
+  bool insecure = false;
+  bool json = false;
+};
+void DescribeFlags(CLI::App& app, ReadOptions& options);
+
+struct Place {
+  std::string
+      folder;  // coordinator-<port> or coordinator-local; empty when only an address is known.
+  std::string socket;  // Unix socket, when it may be dialled.
+  std::optional<Endpoint> tcp;
+  std::string label;              // For people.
+  std::string state_dir() const;  // The one that `folder` lies in.
+};
+
+// Never empty with --coordinator; without it empty when there is no folder of a coordinator
+// anywhere. Only looks at the file system. `command` is what the insecure rule prints.
+absl::StatusOr<std::vector<Place>> FindPlaces(const ReadOptions& options, std::string_view command);
+
+// State directories that are looked at, most likely first.
+absl::StatusOr<std::vector<std::string>> StateDirectories(const ReadOptions& options);
+
+}  // namespace regroup::cli

@@ -1,0 +1,45 @@
+// `regroup`: the command line, and the coordinator.
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "launcher/cli/commands/command.h"
+
+namespace {
+
+// What is ignored (nohup, background of a script) stays ignored.
+sigset_t Watched() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction now {};
+    if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN)
+      ::sigaddset(&set, signal);
+  }
+  return set;
+}
+
+// Signals are taken by one thread, before any other exists; a command that wants them says what is
+// to be told last.
+void Watch(std::function<int(int)> handler) {
+  sigset_t set = Watched();
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  std::thread([handler = std::move(handler), set] {
+    int signal = 0;
+    while (::sigwait(&set, &signal) != 0) {
+    }  // Interrupted by a debugger.
+    ::_exit(handler(signal));
+  }).detach();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<std::string> args(argv + (argc > 0 ? 1 : 0), argv + argc);
+  return regroup::cli::Dispatch(args, Watch);
+}

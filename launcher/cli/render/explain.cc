@@ -1,0 +1,292 @@
+#include "launcher/cli/render/explain.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <sstream>
+
+#include "common/config/text.h"
+#include "common/config/values.h"
+#include "common/report/format.h"
+#include "common/report/reasons.h"
+#include "launcher/cli/render/lists.h"
+
+namespace regroup::cli {
+namespace {
+
+constexpr std::size_t kShownGenerations = 5;
+
+struct NamedPhase {
+  const char* name;
+  std::optional<Duration> value;
+};
+
+// The first five are ours and sum to `down`; the worker tells the others, or does not.
+std::vector<NamedPhase> OurPhases(const RestartPhases& p) {
+  return {{"detect", p.detect},
+          {"decide", p.decide},
+          {"stop", p.stop},
+          {"form", p.form},
+          {"spawn", p.spawn}};
+}
+std::vector<NamedPhase> WorkersPhases(const RestartPhases& p) {
+  return {{"init", p.init}, {"restore", p.restore}, {"first step", p.first_step}};
+}
+
+// Words filled to `width` columns, every line indented by two.
+std::string Filled(const std::string& text, int width) {
+  std::istringstream words(text);
+  std::string out = " ", word;
+  int column = 1;
+  while (words >> word) {
+    int size = DisplayWidth(word);
+    if (column > 2 && column + 1 + size > width) {
+      out += "\n ";
+      column = 1;
+    }
+    out += Cat(" ", word);
+    column += 1 + size;
+  }
+  return out + "\n";
+}
+
+std::string PercentText(double share) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %%", share * 100);
+  return text;
+}
+
+const GenerationView* Next(const JobView& job, const GenerationView& generation) {
+  for (const GenerationView& other : job.generations) {
+    if (other.generation > generation.generation && other.formed_at) return &other;
+  }
+  return nullptr;
+}
+const GenerationView* Previous(const JobView& job, const GenerationView& generation) {
+  const GenerationView* found = nullptr;
+  for (const GenerationView& other : job.generations) {
+    if (other.generation < generation.generation && other.formed_at) found = &other;
+  }
+  return found;
+}
+const GenerationView* Last(const JobView& job) {
+  for (auto at = job.generations.rbegin(); at != job.generations.rend(); ++at) {
+    if (at->formed_at) return &*at;
+  }
+  return nullptr;
+}
+
+// How many of the budget were used when this generation was charged.
+int ChargedUntil(const JobView& job, const GenerationView& generation) {
+  int charged = job.restarts_charged;
+  for (const GenerationView& other : job.generations) {
+    if (other.generation > generation.generation && other.charged) --charged;
+  }
+  return std::max(charged, 1);
+}
+
+std::string StepsText(const GenerationView& generation, const GenerationView& next) {
+  if (!next.restored_step) return "";
+  std::string text = Cat("restored step ", *next.restored_step);
+  if (!generation.last_step) return text;
+  std::int64_t repeated = std::max<std::int64_t>(*generation.last_step - *next.restored_step, 0);
+  return Cat(text, ", had reached ", *generation.last_step, ": ", Count(repeated, "step"),
+             " repeated");
+}
+
+std::string WhyEnded(const JobView& job, const GenerationView& generation, int width) {
+  ReasonContext context{job.id, generation.generation, job.spec.origin};
+  std::string at = generation.ended_at ? Cat(" (", ClockText(*generation.ended_at), "Z)") : "";
+  std::string out = Cat("Why generation ", generation.generation.value(), " ended", at, "\n");
+  std::string sentence = Explain(*generation.ended, context).sentence;
+  if (generation.charged) {
+    sentence += Cat(" Charged ", ChargedUntil(job, generation), " of ", job.spec.max_restarts, ".");
+  }
+  out += Filled(sentence, width);
+  for (const RankCause& other : generation.consequences) {
+    out += Cat("  after it: rank ", other.rank, " on ", other.node, " ",
+               ExitTextWithSender(other.exit), "\n");
+  }
+  const GenerationView* next = Next(job, generation);
+  if (next == nullptr) return out;
+  if (next->phases.down > Duration::zero()) {
+    out += Cat("  down ", ShortText(next->phases.down), "  ", PhaseBars(next->phases), "\n");
+  }
+  std::string steps = StepsText(generation, *next);
+  return steps.empty() ? out : Cat(out, "  ", steps, "\n");
+}
+
+std::string PlacesText(const GenerationView& generation) {
+  std::vector<std::string> places;
+  for (const MemberView& member : generation.members) {
+    std::string ranks = RanksText(member.ranks);
+    places.push_back(Cat(member.name, " → ", ranks.substr(ranks.find(' ') + 1)));
+  }
+  return JoinWords(places);
+}
+
+std::string MovesText(const GenerationView& generation, const GenerationView* previous) {
+  if (previous == nullptr) return "first generation: by name";
+  std::map<NodeId, const MemberView*> before;
+  for (const MemberView& member : previous->members) before[member.node] = &member;
+  std::vector<std::string> moves;
+  for (const MemberView& member : generation.members) {
+    auto old = before.find(member.node);
+    if (old == before.end()) {
+      moves.push_back(Cat(member.name, " is new"));
+    } else if (old->second->ranks != member.ranks) {
+      moves.push_back(Cat(member.name, " was ", RanksText(old->second->ranks)));
+    }
+  }
+  return moves.empty() ? "nobody moved" : JoinWords(moves);
+}
+
+std::string WhyNotMore(const JobView& job) {
+  if (IsOver(job) || job.nodes == 0 || job.nodes >= job.spec.max_nodes) return "";
+  std::string bounds = FormatNnodes(job.spec.min_nodes, job.spec.max_nodes);
+  std::string why = Cat("no other node ",
+                        job.spec.origin == JobOrigin::kLaunched ? "has asked to join" : "is free",
+                        " (--nnodes ", bounds, ")");
+  if (job.spec.scale_up == ScaleUp::kNever) why = "it was started with --scale-up never";
+  return Cat("Why not ", Count(job.nodes + 1, "node"), "   ", why, "\n");
+}
+
+std::string TimeText(const TimeAccount& t, int width) {
+  const std::pair<const char*, Duration> parts[] = {{"productive", t.productive},
+                                                    {"checkpoint", t.checkpoint},
+                                                    {"recompute", t.recompute},
+                                                    {"restore", t.restore},
+                                                    {"detect", t.detect},
+                                                    {"regroup", t.regroup},
+                                                    {"idle", t.idle}};
+  Duration total{};
+  std::vector<std::string> shown;
+  for (const auto& [name, value] : parts) {
+    total += value;
+    if (value >= std::chrono::milliseconds(50)) shown.push_back(Cat(name, " ", SpanText(value)));
+  }
+  if (shown.empty()) return "";
+  std::string line = Cat("Time ", AgeText(total), " = ", JoinWords(shown));
+  if (DisplayWidth(line) <= width) return line + "\n";
+  return Cat("Time ", AgeText(total), " =\n", Filled(JoinWords(shown), width));
+}
+
+std::string HeaderOf(const JobView& job, const TextStyle& style) {
+  Tone tone = job.state == "failed"      ? Tone::kBad
+              : job.state == "succeeded" ? Tone::kGood
+                                         : Tone::kPlain;
+  std::string out = Cat(job.id.value(), " ", Painted(style, tone, job.state));
+  if (job.generation.value() > 0) out += Cat(" · generation ", job.generation.value());
+  if (job.world > 0) out += Cat(", world ", job.world);
+  if (IsOver(job) && job.ran_for) out += Cat(" · ", SpanText(*job.ran_for));
+  if (job.state == "failed") out += Cat(" · exit ", job.exit_code);
+  if (std::optional<double> goodput = Goodput(job.time))
+    out += Cat(" · goodput ", PercentText(*goodput));
+  return out + "\n";
+}
+
+std::string NextStep(const JobView& job, const GenerationView* shown) {
+  ReasonContext context{job.id, job.generation, job.spec.origin};
+  if (shown != nullptr) {
+    context.generation = shown->generation;
+    return Explain(*shown->ended, context).next;
+  }
+  if (job.failed) return Explain(*job.failed, context).next;
+  if (job.why) return Explain(*job.why, context).next;
+  return Cat("regroup logs ", job.id.value());
+}
+
+}  // namespace
+
+std::optional<double> Goodput(const TimeAccount& t) {
+  Duration total =
+      t.productive + t.checkpoint + t.detect + t.regroup + t.restore + t.recompute + t.idle;
+  if (total <= Duration::zero()) return std::nullopt;
+  return Seconds(t.productive) / Seconds(total);
+}
+
+std::string PhaseBars(const RestartPhases& phases) {
+  constexpr double kBar = 10;
+  std::vector<std::string> parts, unknown;
+  for (const NamedPhase& phase : OurPhases(phases)) {
+    if (!phase.value) {
+      unknown.push_back(phase.name);
+      continue;
+    }
+    double share =
+        phases.down > Duration::zero() ? Seconds(*phase.value) / Seconds(phases.down) : 0;
+    auto bar = static_cast<std::size_t>(std::clamp(std::lround(share * kBar), 0L, 10L));
+    parts.push_back(
+        Cat(phase.name, " ", PhaseText(*phase.value), bar > 0 ? " " : "", std::string(bar, '#')));
+  }
+  for (const NamedPhase& phase : WorkersPhases(phases)) {
+    if (phase.value) {
+      parts.push_back(Cat(phase.name, " ", PhaseText(*phase.value)));
+    } else {
+      unknown.push_back(phase.name);
+    }
+  }
+  std::string out = JoinWords(parts, " | ");
+  if (unknown.empty()) return out;
+  return Cat(out, "\n  not reported by the worker: ", JoinWords(unknown));
+}
+
+std::string RenderExplain(const JobView& job, std::optional<Generation> only,
+                          const TextStyle& style) {
+  int width = std::min(style.width, 80);
+  std::string out = HeaderOf(job, style);
+  ReasonContext context{job.id, job.generation, job.spec.origin};
+  if (job.why && !IsOver(job))
+    out += Cat("\nWhy it waits\n", Filled(Explain(*job.why, context).sentence, width));
+  if (job.failed)
+    out += Cat("\nWhy it ended\n", Filled(Explain(*job.failed, context).sentence, width));
+  std::vector<const GenerationView*> ended;
+  for (const GenerationView& generation : job.generations) {
+    bool asked = !only || generation.generation == *only;
+    if (generation.ended && asked) ended.push_back(&generation);
+  }
+  if (ended.size() > kShownGenerations) {
+    std::size_t left_out = ended.size() - kShownGenerations;
+    ended.erase(ended.begin(), ended.begin() + static_cast<std::ptrdiff_t>(left_out));
+    out += Cat("\n", Count(static_cast<long long>(left_out), "generation"),
+               " before that: --generation G shows one\n");
+  }
+  for (const GenerationView* generation : ended)
+    out += Cat("\n", WhyEnded(job, *generation, width));
+  const GenerationView* last = Last(job);
+  if (only) {
+    for (const GenerationView& generation : job.generations) {
+      if (generation.generation == *only && generation.formed_at) last = &generation;
+    }
+  }
+  if (!ended.empty() || last != nullptr) out += ended.empty() ? "\n" : "";
+  if (last != nullptr && !last->members.empty()) {
+    out += Cat("Why these ranks   ", PlacesText(*last), " (",
+               MovesText(*last, Previous(job, *last)), ")\n");
+  }
+  if (!only) out += Cat(WhyNotMore(job), TimeText(job.time, width));
+  out += Cat("Next  ", NextStep(job, ended.empty() ? nullptr : ended.back()), "\n");
+  return ForCharset(style, out);
+}
+
+std::string RenderExplain(const NodeView& node, const TextStyle& style) {
+  std::vector<std::string> jobs;
+  for (const JobId& job : node.jobs) jobs.push_back(job.value());
+  std::string out =
+      Cat(node.name, " ", node.state, " · ", node.address, " · ", node.slots_used, " of ",
+          Count(node.slots, "slot"), " used · heard ", AgeText(node.seen), " ago\n");
+  if (!node.note.empty()) out += Cat("  ", node.note, "\n");
+  if (node.coordinator_host) out += "  the coordinator runs here\n";
+  if (!jobs.empty()) out += Cat("  works on ", JoinWords(jobs), "\n");
+  out += Cat("  ",
+             node.launched ? "launched by `regroup run`: it leaves with its command"
+                           : "a service: it stays until it is stopped or forgotten",
+             "\n");
+  std::string next = node.state == "lost" ? Cat("regroup nodes forget ", node.name)
+                     : jobs.empty()       ? std::string("regroup nodes")
+                                          : Cat("regroup explain ", jobs.front());
+  return ForCharset(style, Cat(out, "Next  ", next, "\n"));
+}
+
+}  // namespace regroup::cli

@@ -1,0 +1,24 @@
+#pragma once
+
+// `explain`: why things are as they are. Pure.
+
+#include <optional>
+#include <string>
+
+#include "common/base/views.h"
+#include "common/report/text_style.h"
+
+namespace regroup::cli {
+
+// With `only`, one generation's part.
+std::string RenderExplain(const JobView& job, std::optional<Generation> only,
+                          const TextStyle& style);
+std::string RenderExplain(const NodeView& node, const TextStyle& style);
+
+// Share of the job's life in which it made progress that it kept; unset before it has lived.
+std::optional<double> Goodput(const TimeAccount& time);
+
+// "detect .004 | decide .001 | stop .220 #######": a bar of ten for the whole of `down`.
+std::string PhaseBars(const RestartPhases& phases);
+
+}  // namespace regroup::cli

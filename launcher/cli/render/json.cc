@@ -1,0 +1,247 @@
+#include "launcher/cli/render/json.h"
+
+#include <nlohmann/json.hpp>
+
+#include "common/config/names.h"
+#include "common/config/values.h"
+#include "common/report/format.h"
+#include "common/report/reasons.h"
+#include "launcher/cli/render/explain.h"
+
+namespace regroup::cli {
+namespace {
+
+template <class Reason>
+Json ReasonJson(const Reason& reason, const ReasonContext& context) {
+  ReasonText text = Explain(reason, context);
+  return {
+      {"kind", text.kind}, {"brief", text.brief}, {"sentence", text.sentence}, {"next", text.next}};
+}
+
+Json ExitJson(const RankCause& cause) {
+  Json out = {{"node", cause.node},
+              {"rank", cause.rank},
+              {"local_rank", cause.local_rank},
+              {"pid", cause.exit.pid}};
+  const char* kind = cause.exit.kind == ExitKind::kExited     ? "exited"
+                     : cause.exit.kind == ExitKind::kSignaled ? "signaled"
+                                                              : "exec_failed";
+  out["kind"] = kind;
+  out["code"] = cause.exit.code;
+  out["by_regroup"] = cause.exit.after_stop;
+  out["oom"] = cause.exit.oom == OomEvidence::kNone      ? "none"
+               : cause.exit.oom == OomEvidence::kCounted ? "counted"
+                                                         : "probable";
+  if (cause.at != WallTime{}) out["at"] = Rfc3339(cause.at);
+  if (!cause.exit.error.empty()) out["stderr"] = cause.exit.error;
+  return out;
+}
+
+Json PhasesJson(const RestartPhases& p) {
+  Json out = {{"down_s", Seconds(p.down)}};
+  const std::pair<const char*, const std::optional<Duration>*> phases[] = {
+      {"detect_s", &p.detect},   {"decide_s", &p.decide},        {"stop_s", &p.stop},
+      {"form_s", &p.form},       {"spawn_s", &p.spawn},          {"init_s", &p.init},
+      {"restore_s", &p.restore}, {"first_step_s", &p.first_step}};
+  for (const auto& [name, value] : phases) {
+    if (*value) out[name] = Seconds(**value);
+  }
+  return out;
+}
+
+const char* StateName(GenerationView::State state) {
+  switch (state) {
+    case GenerationView::State::kProposed:
+      return "proposed";
+    case GenerationView::State::kFormed:
+      return "formed";
+    case GenerationView::State::kRunning:
+      return "running";
+    case GenerationView::State::kOver:
+      return "over";
+    case GenerationView::State::kVoided:
+      return "voided";
+  }
+  return "";
+}
+
+Json GenerationJson(const GenerationView& g, ReasonContext context) {
+  context.generation = g.generation;
+  Json out = {
+      {"generation", g.generation.value()}, {"state", StateName(g.state)}, {"world", g.world}};
+  out["members"] = Json::array();
+  for (const MemberView& m : g.members) {
+    out["members"].push_back({{"node", m.name},
+                              {"id", m.node.value()},
+                              {"address", m.address},
+                              {"group_rank", m.group_rank},
+                              {"ranks", m.ranks},
+                              {"pids", m.pids}});
+  }
+  if (g.store) out["store"] = FormatEndpoint(g.store->host, g.store->port);
+  if (g.formed_at) out["formed_at"] = Rfc3339(*g.formed_at);
+  if (g.ended_at) out["ended_at"] = Rfc3339(*g.ended_at);
+  if (g.ended) {
+    out["ended"] = ReasonJson(*g.ended, context);
+    if (const auto* failed = std::get_if<WorkerFailed>(&*g.ended))
+      out["ended"]["cause"] = ExitJson(failed->cause);
+    if (const auto* exec = std::get_if<ExecFailed>(&*g.ended))
+      out["ended"]["cause"] = ExitJson(exec->cause);
+  }
+  out["charged"] = g.charged;
+  for (const RankCause& other : g.consequences) out["consequences"].push_back(ExitJson(other));
+  if (g.phases.down > Duration::zero()) out["restart"] = PhasesJson(g.phases);
+  if (g.first_step) out["first_step"] = *g.first_step;
+  if (g.last_step) out["last_step"] = *g.last_step;
+  if (g.restored_step) out["restored_step"] = *g.restored_step;
+  return out;
+}
+
+Json TimeJson(const TimeAccount& t) {
+  return {{"productive_s", Seconds(t.productive)},
+          {"checkpoint_s", Seconds(t.checkpoint)},
+          {"detect_s", Seconds(t.detect)},
+          {"regroup_s", Seconds(t.regroup)},
+          {"restore_s", Seconds(t.restore)},
+          {"recompute_s", Seconds(t.recompute)},
+          {"idle_s", Seconds(t.idle)}};
+}
+
+struct BodyJson {
+  const ReasonContext& context;
+
+  Json operator()(const NodeJoined& e) const {
+    return {{"type", "node_joined"},
+            {"node", e.node},
+            {"have", e.have},
+            {"min", e.min},
+            {"max", e.max}};
+  }
+  Json operator()(const NodeLeft& e) const {
+    return {{"type", "node_left"}, {"node", e.node}, {"why", e.why}};
+  }
+  Json operator()(const GenerationFormed& e) const {
+    return {{"type", "generation_formed"},
+            {"generation", e.generation.value()},
+            {"nodes", e.nodes},
+            {"world", e.world},
+            {"took_s", Seconds(e.took)},
+            {"members", e.members}};
+  }
+  Json operator()(const GenerationRunning& e) const {
+    return {{"type", "generation_running"},
+            {"generation", e.generation.value()},
+            {"restart", PhasesJson(e.phases)}};
+  }
+  Json operator()(const GenerationEnded& e) const {
+    ReasonContext own = context;
+    own.generation = e.generation;
+    return {{"type", "generation_ended"},
+            {"generation", e.generation.value()},
+            {"reason", ReasonJson(e.reason, own)},
+            {"charged", e.charged},
+            {"restarts", e.restarts},
+            {"max_restarts", e.max_restarts}};
+  }
+  Json operator()(const CommitAccepted& e) const {
+    return {{"type", "commit_accepted"}, {"generation", e.generation.value()}, {"step", e.step}};
+  }
+  Json operator()(const NodeWillLeave& e) const {
+    return {{"type", "node_will_leave"},
+            {"node", e.node},
+            {"signal", e.notice.signal},
+            {"left_s", Seconds(e.notice.left)},
+            {"withdrawn", e.notice.withdrawn}};
+  }
+  Json operator()(const Waits& e) const {
+    return {{"type", "waits"}, {"reason", ReasonJson(e.reason, context)}};
+  }
+  Json operator()(const JobEnded& e) const {
+    return {{"type", "job_ended"}, {"exit_code", e.exit_code}, {"state", e.state}};
+  }
+};
+
+}  // namespace
+
+Json EventJson(const JobEvent& event, const JobView& job) {
+  ReasonContext context{job.id, job.generation, job.spec.origin};
+  Json out = {{"number", event.number}, {"at", Rfc3339(event.at)}};
+  out.update(std::visit(BodyJson{context}, event.body));
+  return out;
+}
+
+Json JobJson(const JobView& job, bool detail) {
+  ReasonContext context{job.id, job.generation, job.spec.origin};
+  Json out = {{"job", job.id.value()},
+              {"name", job.spec.name},
+              {"state", job.state},
+              {"launched", job.spec.origin == JobOrigin::kLaunched},
+              {"nodes", job.nodes},
+              {"min_nodes", job.spec.min_nodes},
+              {"max_nodes", job.spec.max_nodes},
+              {"world", job.world},
+              {"generation", job.generation.value()},
+              {"restarts", job.restarts_charged},
+              {"max_restarts", job.spec.max_restarts},
+              {"regroups", job.regroups},
+              {"created_at", Rfc3339(job.created_at)},
+              {"age_s", Seconds(job.age)}};
+  if (job.step) out["step"] = *job.step;
+  if (job.loss) out["loss"] = *job.loss;
+  if (job.tokens_per_second) out["tokens_per_second"] = *job.tokens_per_second;
+  if (job.committed_step) out["committed_step"] = *job.committed_step;
+  if (!job.commit_path.empty()) out["commit_path"] = job.commit_path;
+  if (job.ran_for) out["ran_for_s"] = Seconds(*job.ran_for);
+  if (job.why) out["why"] = ReasonJson(*job.why, context);
+  if (job.failed) out["failed"] = ReasonJson(*job.failed, context);
+  if (job.ran_for) out["exit_code"] = job.exit_code;
+  if (std::optional<double> goodput = Goodput(job.time)) out["goodput"] = *goodput;
+  out["time"] = TimeJson(job.time);
+  if (!detail) return out;
+  out["command"] = job.spec.command;
+  out["scale_up"] = NameOf(job.spec.scale_up);
+  out["generations"] = Json::array();
+  for (const GenerationView& g : job.generations)
+    out["generations"].push_back(GenerationJson(g, context));
+  out["events"] = Json::array();
+  for (const JobEvent& event : job.events) out["events"].push_back(EventJson(event, job));
+  return out;
+}
+
+Json NodeJson(const NodeView& node) {
+  Json out = {{"node", node.name},           {"id", node.id.value()},
+              {"state", node.state},         {"address", node.address},
+              {"slots", node.slots},         {"slots_used", node.slots_used},
+              {"seen_s", Seconds(node.seen)}};
+  out["jobs"] = Json::array();
+  for (const JobId& job : node.jobs) out["jobs"].push_back(job.value());
+  if (!node.note.empty()) out["note"] = node.note;
+  out["launched"] = node.launched;
+  out["coordinator_host"] = node.coordinator_host;
+  out["build"] = node.version.build;
+  return out;
+}
+
+std::string JobsDocument(const std::vector<JobView>& jobs) {
+  Json out = {{"schema", "regroup.jobs/1"}, {"jobs", Json::array()}};
+  for (const JobView& job : jobs) out["jobs"].push_back(JobJson(job, false));
+  return Dump(out);
+}
+
+std::string NodesDocument(const std::vector<NodeView>& nodes) {
+  Json out = {{"schema", "regroup.nodes/1"}, {"nodes", Json::array()}};
+  for (const NodeView& node : nodes) out["nodes"].push_back(NodeJson(node));
+  return Dump(out);
+}
+
+std::string ExplainDocument(const JobView& job) {
+  Json out = {{"schema", "regroup.explain/1"}};
+  out.update(JobJson(job, true));
+  return Dump(out);
+}
+
+std::string Dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace regroup::cli

@@ -1,0 +1,20 @@
+#pragma once
+
+// `ps` and `nodes`. Pure.
+
+#include <string>
+#include <vector>
+
+#include "common/base/views.h"
+#include "common/report/text_style.h"
+
+namespace regroup::cli {
+
+std::string RenderJobs(const std::vector<JobView>& jobs, const TextStyle& style);
+std::string RenderNodes(const std::vector<NodeView>& nodes, const TextStyle& style);
+
+// Is this the state of a job that is over?
+bool IsOver(const std::string& state);
+bool IsOver(const JobView& job);
+
+}  // namespace regroup::cli
