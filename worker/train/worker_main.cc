@@ -47,7 +47,9 @@ int Help(CommandDescription description, void (*describe)(CLI::App&, Config&)) {
   Config config;
   CommandLine line(std::move(description));
   describe(line.app(), config);
-  std::fputs(RenderHelp(line.Describe()).c_str(), stdout);
+  std::string text = RenderHelp(line.Describe());
+  if (absl::StartsWith(text, "regroup ")) text.insert(sizeof "regroup" - 1, "-worker");
+  std::fputs(text.c_str(), stdout);
   return 0;
 }
 

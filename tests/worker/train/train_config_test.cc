@@ -1,0 +1,106 @@
+#include "worker/train/train_config.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include "common/base/user_error.h"
+#include "tests/worker/checkpoint/testing.h"
+#include "worker/train/environment.h"
+
+namespace regroup::worker {
+namespace {
+
+class TrainConfigTest : public testing::Test {
+ protected:
+  ~TrainConfigTest() override {
+    for (const char* name : {"REGROUP_STEPS", "REGROUP_WIDTH", "RANK", "WORLD_SIZE", "MASTER_ADDR",
+                             "MASTER_PORT", "REGROUP_TEST_MUTATION"})
+      unsetenv(name);
+  }
+  std::string File(const std::string& text) {
+    WriteAll(directory_ / "train.yaml", text);
+    return directory_ / "train.yaml";
+  }
+  TemporaryDirectory directory_;
+};
+
+TEST_F(TrainConfigTest, FlagsBeatEnvironmentBeatsFileBeatsDefaults) {
+  setenv("REGROUP_STEPS", "20", 1);
+  setenv("REGROUP_WIDTH", "64", 1);
+  const std::string file =
+      File("data: [a.txt, b]\nsteps: 10\nwidth: 32\nheads: 4\nlearning_rate: 0.5\nclip: 0\n");
+  const auto config = ReadTrainConfig({"--config", file, "--width", "128", "--seed", "9"});
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ((*config)->data, (std::vector<std::string>{"a.txt", "b"}));
+  EXPECT_EQ((*config)->steps, 20);
+  EXPECT_EQ((*config)->width, 128);
+  EXPECT_EQ((*config)->heads, 4);
+  EXPECT_EQ((*config)->learning_rate, 0.5);
+  EXPECT_EQ((*config)->clip, 0);
+  EXPECT_EQ((*config)->seed, 9u);
+  EXPECT_EQ((*config)->layers, 6);
+}
+
+TEST_F(TrainConfigTest, HelpIsNoError) { EXPECT_FALSE(ReadTrainConfig({"--help"})->has_value()); }
+
+struct Row {
+  std::vector<std::string> args;
+  const char* what;
+};
+
+TEST_F(TrainConfigTest, WhatIsWrongIsNamed) {
+  const std::vector<Row> rows = {
+      {{}, "--data is missing"},
+      {{"--data", "x", "--layers", "0"}, "--layers"},
+      {{"--data", "x", "--batch", "1e9"}, "--batch"},
+      {{"--data", "x", "--learning-rate", "fast"}, "--learning-rate"},
+      {{"--data", "x", "--learning-rate", "nan"}, "--learning-rate"},
+      {{"--data", "x", "--beta1", "1"}, "--beta1"},
+      {{"--data", "x", "--keep", "1"}, "--keep"},
+      {{"--data", "x", "--seed", "-1"}, "--seed"},
+      {{"--data", ","}, "no path"},
+      {{"--data", "x", "--width", "10", "--heads", "3"}, "no such model"},
+      {{"--data", "x", "--steps", "5", "--warmup", "6"}, "--warmup"},
+      {{"--data", "x", "word"}, "word"},
+      {{"--dta", "x"}, "--dta"},
+      {{"--config", "/nonexistent.yaml"}, "/nonexistent.yaml"},
+      {{"--config", File("steps 10")}, "no configuration"},
+      {{"--config", (WriteAll(directory_ / "a", "data: x\nstps: 1\n"), directory_ / "a")},
+       ":2: unknown field stps"},
+      {{"--config", (WriteAll(directory_ / "b", "data: x\nsteps: {a: 1}\n"), directory_ / "b")},
+       ":2: the value of steps"},
+      {{"--config", (WriteAll(directory_ / "c", "data: [x\n"), directory_ / "c")}, "not YAML"},
+      {{"--config", (WriteAll(directory_ / "d", "data: x\nsteps: -1\n"), directory_ / "d")},
+       "--steps"},
+      {{"--config", (WriteAll(directory_ / "e", "config: x\n"), directory_ / "e")},
+       "unknown field config"},
+  };
+  for (const Row& row : rows) {
+    const auto config = ReadTrainConfig(row.args);
+    ASSERT_FALSE(config.ok()) << row.what;
+    EXPECT_NE(RenderUserError(config.status()).find(row.what), std::string::npos)
+        << RenderUserError(config.status());
+  }
+}
+
+TEST_F(TrainConfigTest, TheEnvironmentOfARank) {
+  EXPECT_EQ(ReadWorkerEnvironment()->world_size, 1);
+  setenv("WORLD_SIZE", "2", 1);
+  EXPECT_FALSE(ReadWorkerEnvironment().ok());  // No store.
+  setenv("MASTER_ADDR", "127.0.0.1", 1);
+  setenv("MASTER_PORT", "1234", 1);
+  setenv("RANK", "1", 1);
+  EXPECT_EQ(ReadWorkerEnvironment()->rank, 1);
+  setenv("RANK", "2", 1);
+  EXPECT_FALSE(ReadWorkerEnvironment().ok());
+  setenv("RANK", "x", 1);
+  EXPECT_FALSE(ReadWorkerEnvironment().ok());
+  setenv("RANK", "0", 1);
+  setenv("REGROUP_TEST_MUTATION", "nonsense", 1);
+  EXPECT_FALSE(ReadWorkerEnvironment().ok());
+  setenv("REGROUP_TEST_MUTATION", "skip_batch", 1);
+  EXPECT_EQ(ReadWorkerEnvironment()->mutation, Mutation::kSkipBatch);
+}
+
+}  // namespace
+}  // namespace regroup::worker

@@ -1,0 +1,430 @@
+// The real program, as many processes as ranks, with a store and an agent of the test.
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <map>
+#include <sstream>
+
+#include "common/base/rng.h"
+#include "tests/worker/checkpoint/testing.h"
+#include "tests/worker/comm/tiny_store.h"
+#include "tests/worker/train/fake_agent.h"
+#include "worker/train/worker_exit.h"
+
+namespace regroup::worker {
+namespace {
+
+struct Consumed {
+  std::uint64_t generation = 0;
+  std::int64_t step = 0, rank = 0, world = 0, first = 0, count = 0;
+  std::uint64_t hash = 0;
+  double loss = 0;
+};
+
+std::vector<Consumed> ReadSampleLogs(const std::string& directory) {
+  std::vector<Consumed> lines;
+  for (const std::string& name : AllFiles(directory)) {
+    std::istringstream text(ReadAll(directory + "/" + name));
+    Consumed c;
+    while (text >> c.generation >> c.step >> c.rank >> c.world >> c.first >> c.count >> std::hex >>
+           c.hash >> std::dec >> c.loss)
+      lines.push_back(c);
+  }
+  return lines;
+}
+
+struct RunOptions {
+  std::uint64_t generation = 1;
+  std::vector<std::string> flags{};
+  std::map<int, std::vector<std::string>> flags_of_rank{};
+  std::string socket{};
+  std::string mutation{};
+  rlim_t file_bytes = RLIM_INFINITY;
+};
+
+class TrainTest : public testing::Test {
+ protected:
+  TrainTest() {
+    Rng rng(5);
+    std::string text;
+    for (int i = 0; i < 4000; ++i) text += static_cast<char>('a' + rng.Below(1 + rng.Below(26)));
+    WriteAll(directory_ / "data.txt", text);
+  }
+
+  // The processes of one generation.
+  class Group {
+   public:
+    Group(const TrainTest& test, int world_size, const RunOptions& options) {
+      for (int r = 0; r < world_size; ++r) {
+        std::string out = test.directory_ /
+                          ("out-" + std::to_string(options.generation) + "-" + std::to_string(r));
+        outputs_.push_back(out);
+        const pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) Exec(test, world_size, r, options, out);
+        pids_.push_back(pid);
+      }
+      store_.Start();
+    }
+    ~Group() {
+      for (std::size_t r = 0; r < pids_.size(); ++r) Kill(static_cast<int>(r), SIGKILL);
+      WaitAll();
+    }
+    void Kill(int rank, int signal) {
+      if (pids_[static_cast<std::size_t>(rank)] > 0)
+        kill(pids_[static_cast<std::size_t>(rank)], signal);
+    }
+    // Exit code, or 128 + signal.
+    int Wait(int rank) {
+      pid_t& pid = pids_[static_cast<std::size_t>(rank)];
+      if (pid <= 0) return -1;
+      int status = 0;
+      CHECK(waitpid(pid, &status, 0) == pid);
+      pid = -1;
+      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+    std::vector<int> WaitAll() {
+      std::vector<int> codes;
+      for (std::size_t r = 0; r < pids_.size(); ++r) codes.push_back(Wait(static_cast<int>(r)));
+      return codes;
+    }
+    std::string Output(int rank) const { return ReadAll(outputs_[static_cast<std::size_t>(rank)]); }
+
+   private:
+    [[noreturn]] void Exec(const TrainTest& test, int world_size, int rank,
+                           const RunOptions& options, const std::string& out) const {
+      setenv("RANK", std::to_string(rank).c_str(), 1);
+      setenv("LOCAL_RANK", std::to_string(rank).c_str(), 1);
+      setenv("WORLD_SIZE", std::to_string(world_size).c_str(), 1);
+      setenv("MASTER_ADDR", "127.0.0.1", 1);
+      setenv("MASTER_PORT", std::to_string(store_.port()).c_str(), 1);
+      setenv("REGROUP_JOB", "test-1", 1);
+      setenv("REGROUP_GENERATION", std::to_string(options.generation).c_str(), 1);
+      setenv("OMP_NUM_THREADS", "1", 1);
+      setenv("GOMP_SPINCOUNT", "1000", 1);
+      if (!options.socket.empty()) setenv("REGROUP_SOCKET", options.socket.c_str(), 1);
+      if (!options.mutation.empty()) setenv("REGROUP_TEST_MUTATION", options.mutation.c_str(), 1);
+      const int fd = open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+      dup2(fd, 1);
+      dup2(fd, 2);
+      if (options.file_bytes != RLIM_INFINITY) {
+        const rlimit limit{options.file_bytes, options.file_bytes};
+        setrlimit(RLIMIT_FSIZE, &limit);
+        signal(SIGXFSZ, SIG_IGN);
+      }
+      std::vector<std::string> args = {
+          REGROUP_WORKER,    "train", "--data",        test.directory_ / "data.txt",
+          "--layers",        "1",     "--width",       "16",
+          "--heads",         "2",     "--context",     "16",
+          "--batch",         "7",     "--steps",       "12",
+          "--learning-rate", "1e-2",  "--micro-batch", "2"};
+      args.insert(args.end(), options.flags.begin(), options.flags.end());
+      if (const auto own = options.flags_of_rank.find(rank); own != options.flags_of_rank.end()) {
+        args.insert(args.end(), own->second.begin(), own->second.end());
+      }
+      std::vector<char*> argv;
+      for (std::string& a : args) argv.push_back(a.data());
+      argv.push_back(nullptr);
+      execv(argv[0], argv.data());
+      _exit(127);
+    }
+
+    TinyStore store_;
+    std::vector<pid_t> pids_;
+    std::vector<std::string> outputs_;
+  };
+
+  std::vector<std::string> Checkpoints(const std::string& name, int every = 4) const {
+    return {"--checkpoint-dir",    directory_ / name, "--checkpoint-every",
+            std::to_string(every), "--sample-log",    directory_ / (name + "-samples")};
+  }
+  std::vector<Consumed> Samples(const std::string& name) const {
+    return ReadSampleLogs(directory_ / (name + "-samples"));
+  }
+  // The files of the newest commit, as one text.
+  std::string Newest(const std::string& name) const {
+    const Repository repository = *Repository::Open(directory_ / name);
+    const Manifest manifest = *repository.ReadManifest(repository.CommittedSteps()->at(0));
+    std::string bytes;
+    for (const FileInfo& file : manifest.files)
+      bytes +=
+          ReadAll(repository.AttemptPath(manifest.step, manifest.generation, manifest.attempt) +
+                  "/" + file.name);
+    return bytes;
+  }
+  std::int64_t NewestStep(const std::string& name) const {
+    const auto repository = Repository::Open(directory_ / name);
+    if (!repository.ok()) return -1;
+    const auto steps = repository->CommittedSteps();
+    return !steps.ok() || steps->empty() ? -1 : steps->front();
+  }
+
+  TemporaryDirectory directory_;
+};
+
+TEST_F(TrainTest, OneTwoAndThreeRanksTrainTheSame) {
+  std::map<std::int64_t, double> reference;
+  std::map<std::int64_t, std::uint64_t> hashes;
+  for (int world : {1, 2, 3}) {
+    const std::string name = "w" + std::to_string(world);
+    Group group(*this, world, {.flags = Checkpoints(name)});
+    for (int code : group.WaitAll()) ASSERT_EQ(code, 0) << group.Output(0);
+    std::map<std::int64_t, std::uint64_t> sums;
+    std::map<std::int64_t, std::int64_t> counts;
+    for (const Consumed& c : Samples(name)) {
+      if (world == 1) reference[c.step] = c.loss;
+      EXPECT_NEAR(c.loss, reference[c.step], 1e-5) << "world " << world << " step " << c.step;
+      sums[c.step] += c.hash;
+      counts[c.step] += c.count;
+    }
+    if (world == 1) hashes = sums;
+    EXPECT_EQ(sums, hashes);
+    EXPECT_EQ(sums.size(), 12u);
+    for (const auto& [step, count] : counts) EXPECT_EQ(count, 7);
+    EXPECT_NE(group.Output(0).find("step 12  loss "), std::string::npos);
+    EXPECT_EQ(NewestStep(name), 12);
+  }
+  EXPECT_LT(reference[12], reference[1]);
+}
+
+// One rank is killed without warning after a commit; what goes on from there ends with the same
+// bits as a run that was never disturbed.
+TEST_F(TrainTest, AKilledRunResumesToTheSameBits) {
+  for (int world : {1, 2}) {
+    const std::string straight = "straight" + std::to_string(world),
+                      broken = "broken" + std::to_string(world);
+    Group undisturbed(*this, world, {.flags = Checkpoints(straight)});
+    for (int code : undisturbed.WaitAll()) ASSERT_EQ(code, 0) << undisturbed.Output(0);
+    {
+      Group first(*this, world, {.generation = 1, .flags = Checkpoints(broken)});
+      while (NewestStep(broken) < 4) std::this_thread::yield();
+      first.Kill(world - 1, SIGKILL);
+      EXPECT_EQ(first.Wait(world - 1), 128 + SIGKILL);
+      if (world == 2) {
+        EXPECT_EQ(first.Wait(0), static_cast<int>(WorkerExit::kCommunicatorFailed))
+            << first.Output(0);
+        EXPECT_NE(first.Output(0).find("rank 1"), std::string::npos) << first.Output(0);
+      }
+    }
+    Group second(*this, world, {.generation = 2, .flags = Checkpoints(broken)});
+    for (int code : second.WaitAll()) ASSERT_EQ(code, 0) << second.Output(0);
+    EXPECT_NE(second.Output(0).find("resumed from step "), std::string::npos) << second.Output(0);
+    EXPECT_EQ(Newest(broken), Newest(straight)) << "world " << world;
+  }
+}
+
+// Notices, each to one rank only: all ranks save after the same step, none goes on, and the next
+// world takes over there.
+TEST_F(TrainTest, NoticesAndResizesLoseAndRepeatNoSample) {
+  const std::vector<std::string> steps = {"--steps", "1500"};
+  const auto flags = [&](const std::string& name) {
+    std::vector<std::string> all = Checkpoints(name, 100);
+    all.insert(all.end(), steps.begin(), steps.end());
+    return all;
+  };
+  std::uint64_t generation = 0;
+  for (int world : {3, 1, 2}) {
+    ++generation;
+    const std::int64_t resumed = std::max<std::int64_t>(0, NewestStep("resized"));
+    FakeAgent agent(directory_ / "sock");
+    Group group(*this, world,
+                {.generation = generation, .flags = flags("resized"), .socket = agent.path()});
+    if (generation == 3) {
+      for (int code : group.WaitAll()) EXPECT_EQ(code, 0) << group.Output(0);
+      break;
+    }
+    agent.AwaitStep(0, resumed + 3);
+    agent.Notice(world - 1, 20);
+    agent.Await([&](const auto& said) {
+      return std::any_of(said.begin(), said.end(),
+                         [](const auto& s) { return s.line.commit().for_notice(); });
+    });
+    for (int r = 0; r < world; ++r) group.Kill(r, SIGTERM);
+    for (int code : group.WaitAll()) EXPECT_EQ(code, 128 + SIGTERM) << group.Output(0);
+    EXPECT_GT(NewestStep("resized"), resumed);
+  }
+  std::map<std::int64_t, std::int64_t> counts, ends;
+  for (const Consumed& c : Samples("resized")) {
+    counts[c.step] += c.count;
+    ends[c.step] = std::max(ends[c.step], c.first + c.count);
+  }
+  EXPECT_EQ(counts.size(), 1500u);
+  for (const auto& [step, count] : counts) {
+    EXPECT_EQ(count, 7) << "step " << step;
+    EXPECT_EQ(ends[step], step * 7);
+  }
+}
+
+TEST_F(TrainTest, SigtermWithoutANoticeEndsItAtOnce) {
+  FakeAgent agent(directory_ / "sock");
+  Group group(*this, 1, {.flags = {"--steps", "1000000"}, .socket = agent.path()});
+  agent.AwaitStep(0, 1);
+  group.Kill(0, SIGTERM);
+  EXPECT_EQ(group.Wait(0), 128 + SIGTERM);
+}
+
+TEST_F(TrainTest, ALostRankIsToldToTheAgent) {
+  FakeAgent agent(directory_ / "sock");
+  Group group(*this, 3, {.flags = {"--steps", "1000000"}, .socket = agent.path()});
+  for (int r = 0; r < 3; ++r) agent.AwaitStep(r, 1);
+  group.Kill(1, SIGKILL);
+  for (int r : {0, 2}) EXPECT_EQ(group.Wait(r), static_cast<int>(WorkerExit::kCommunicatorFailed));
+  EXPECT_EQ(agent.Count([](const local::WorkerLine& l) {
+    return l.communicator_failed().text().find("rank 1") != std::string::npos;
+  }),
+            2u);
+}
+
+TEST_F(TrainTest, ARefusedCommitHarmsNothingUntilTheLast) {
+  FakeAgent agent(directory_ / "sock");
+  agent.SetJudge([](const local::CommitRequest& request) {
+    return request.step() == 4 ? FakeAgent::Accept(request) : FakeAgent::Refuse(request);
+  });
+  Group group(*this, 2, {.flags = Checkpoints("ckpt"), .socket = agent.path()});
+  for (int code : group.WaitAll())
+    EXPECT_EQ(code, static_cast<int>(WorkerExit::kLastCheckpointFailed));
+  EXPECT_NE(group.Output(0).find("the coordinator refused the commit of step 8"), std::string::npos)
+      << group.Output(0);
+  EXPECT_NE(group.Output(0).find("step 12  loss"), std::string::npos);
+  EXPECT_EQ(NewestStep("ckpt"), 4);
+  EXPECT_EQ(AllFiles(directory_ / "ckpt").size(), 3u);
+}
+
+TEST_F(TrainTest, AFullDiskIsAWarningUntilTheLastCheckpoint) {
+  Group group(*this, 2, {.flags = Checkpoints("ckpt"), .file_bytes = 4096});
+  for (int code : group.WaitAll())
+    EXPECT_EQ(code, static_cast<int>(WorkerExit::kLastCheckpointFailed));
+  EXPECT_NE(group.Output(0).find("step 12  loss"), std::string::npos) << group.Output(0);
+  EXPECT_NE(group.Output(1).find("the checkpoint of step 4 was not saved"), std::string::npos)
+      << group.Output(1);
+  EXPECT_TRUE(AllFiles(directory_ / "ckpt").empty());
+}
+
+TEST_F(TrainTest, ADamagedNewestCommitIsPassedOverAloud) {
+  Group first(*this, 2, {.flags = Checkpoints("ckpt")});
+  for (int code : first.WaitAll()) ASSERT_EQ(code, 0);
+  std::filesystem::resize_file(directory_ / "ckpt/step-12/1-3/rank-1-of-2.safetensors", 4096);
+  Group second(*this, 1, {.generation = 2, .flags = Checkpoints("ckpt")});
+  EXPECT_EQ(second.Wait(0), 0) << second.Output(0);
+  EXPECT_NE(second.Output(0).find("the commit of step 12 is not usable"), std::string::npos)
+      << second.Output(0);
+  EXPECT_NE(second.Output(0).find("resumed from step 8"), std::string::npos) << second.Output(0);
+  // The damaged one gave way to the one that was trained again.
+  Group third(*this, 1, {.generation = 3, .flags = Checkpoints("ckpt")});
+  EXPECT_EQ(third.Wait(0), 0);
+  EXPECT_NE(third.Output(0).find("resumed from step 12"), std::string::npos) << third.Output(0);
+}
+
+struct BadRow {
+  const char* name;
+  RunOptions options;
+  int world;
+  WorkerExit exit;
+  const char* says;
+};
+
+TEST_F(TrainTest, WhatIsWrongIsSaidInThreePartsWithItsExit) {
+  Group made(*this, 1, {.flags = Checkpoints("good")});
+  ASSERT_EQ(made.Wait(0), 0);
+  Group broken(*this, 1, {.flags = Checkpoints("broken")});
+  ASSERT_EQ(broken.Wait(0), 0);
+  for (const char* step : {"8", "12"})
+    WriteAll(directory_ / ("broken/commits/step-" + std::string(step)), "garbage");
+  WriteAll(directory_ / "tiny.txt", "tiny");
+  const std::vector<BadRow> rows = {
+      {"data missing",
+       {.flags = {"--data", "/nonexistent"}},
+       1,
+       WorkerExit::kUsage,
+       "/nonexistent"},
+      {"data too short",
+       {.flags = {"--data", directory_ / "tiny.txt"}},
+       1,
+       WorkerExit::kUsage,
+       "4 bytes"},
+      {"batch too small", {.flags = {"--batch", "1"}}, 2, WorkerExit::kUsage, "a world of 2"},
+      {"unknown flag", {.flags = {"--stps", "1"}}, 1, WorkerExit::kUsage, "did you mean --steps?"},
+      {"checkpoint directory",
+       {.flags = {"--checkpoint-dir", directory_ / "data.txt"}},
+       1,
+       WorkerExit::kCheckpointDirectory,
+       "--checkpoint-dir"},
+      {"sample log",
+       {.flags = {"--sample-log", directory_ / "data.txt"}},
+       1,
+       WorkerExit::kUsage,
+       "--sample-log"},
+      {"no usable commit",
+       {.flags = Checkpoints("broken")},
+       2,
+       WorkerExit::kCheckpointUnusable,
+       "step 12 is not usable"},
+      {"other settings",
+       {.flags_of_rank = {{1, {"--seed", "2"}}}},
+       2,
+       WorkerExit::kRanksDisagree,
+       "rank 1 was told other settings"},
+      {"loss",
+       {.flags = {"--learning-rate", "1000", "--clip", "0", "--steps", "200", "--weight-decay",
+                  "1000"}},
+       2,
+       WorkerExit::kLossNotFinite,
+       "not finite"},
+      {"rank missing",
+       {.flags = {"--join-timeout", "300ms"}, .flags_of_rank = {{1, {"--layers", "0"}}}},
+       2,
+       WorkerExit::kGroupNotFormed,
+       "no rank 1"},
+  };
+  std::uint64_t generation = 10;
+  for (BadRow row : rows) {
+    row.options.generation = ++generation;
+    Group group(*this, row.world, row.options);
+    const std::vector<int> codes = group.WaitAll();
+    EXPECT_EQ(codes[0], static_cast<int>(row.exit)) << row.name << ": " << group.Output(0);
+    EXPECT_NE(group.Output(0).find("error: "), std::string::npos)
+        << row.name << ": " << group.Output(0);
+    EXPECT_NE(group.Output(0).find(row.says), std::string::npos)
+        << row.name << ": " << group.Output(0);
+  }
+  // Another model on the same checkpoints is refused, and they are as they were.
+  const std::string before = Newest("good");
+  std::vector<std::string> flags = Checkpoints("good");
+  flags.insert(flags.end(), {"--width", "32"});
+  Group other(*this, 1, {.generation = 2, .flags = flags});
+  EXPECT_EQ(other.Wait(0), static_cast<int>(WorkerExit::kCheckpointUnusable));
+  EXPECT_NE(other.Output(0).find("another model"), std::string::npos) << other.Output(0);
+  EXPECT_EQ(Newest("good"), before);
+}
+
+TEST_F(TrainTest, PlantedDefectsAreLoudAndShowInTheSampleLog) {
+  Group right(*this, 2, {.flags = Checkpoints("right")});
+  for (int code : right.WaitAll()) ASSERT_EQ(code, 0);
+  std::map<std::int64_t, double> losses;
+  for (const Consumed& c : Samples("right")) losses[c.step] = c.loss;
+  for (const char* mutation : {"skip_batch", "repeat_batch", "gradient_scale"}) {
+    Group wrong(*this, 2, {.flags = Checkpoints(mutation), .mutation = mutation});
+    for (int code : wrong.WaitAll()) EXPECT_EQ(code, 0);
+    EXPECT_NE(wrong.Output(0).find("WRONG ON PURPOSE"), std::string::npos);
+    bool positions_differ = false, losses_differ = false;
+    for (const Consumed& c : Samples(mutation)) {
+      if (c.rank == 0) positions_differ |= c.first != (c.step - 1) * 7;
+      losses_differ |= std::abs(c.loss - losses[c.step]) > 1e-3;
+    }
+    EXPECT_EQ(positions_differ, std::string(mutation) != "gradient_scale") << mutation;
+    EXPECT_TRUE(losses_differ) << mutation;
+  }
+  Group zero(*this, 1,
+             {.generation = 2, .flags = Checkpoints("right"), .mutation = "resume_from_zero"});
+  EXPECT_EQ(zero.Wait(0), 0);
+  EXPECT_NE(zero.Output(0).find("training from the start"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace regroup::worker
