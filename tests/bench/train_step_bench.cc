@@ -125,6 +125,8 @@ class Bench {
     return loss;
   }
 
+  // A backward pass costs twice the forward pass.
+  double flops() const { return 3 * plan_.micro_batches * runner_->forward_flops(); }
   const ParamLayout& layout() const { return layout_; }
   const Kernels& kernels() const { return kernels_; }
 
@@ -199,6 +201,7 @@ absl::StatusOr<nlohmann::ordered_json> Measure(const Options& options) {
       {"max", milliseconds[n - 1]},
       {"min", milliseconds[0]},
       {"tokens_per_s", tokens / milliseconds[n / 2] * 1e3},
+      {"gflop_per_s", bench->flops() / milliseconds[n / 2] / 1e6},
       {"page_faults_per_step", static_cast<double>(faults) / static_cast<double>(n)},
       {"setup",
        {{"engine", "regroup"},

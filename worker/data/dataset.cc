@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -88,17 +87,6 @@ absl::Status TextDataset::Read(std::int64_t sample, std::span<std::int32_t> toke
   std::copy_n(bytes, tokens.size(), tokens.begin());
   std::copy_n(bytes + 1, targets.size(), targets.begin());
   return absl::OkStatus();
-}
-
-double TextDataset::UnigramEntropy() const {
-  std::array<std::int64_t, 256> counts{};
-  for (char c : text_) ++counts[static_cast<unsigned char>(c)];
-  double entropy = 0;
-  for (std::int64_t count : counts) {
-    const double share = static_cast<double>(count) / static_cast<double>(text_.size());
-    if (count > 0) entropy -= share * std::log(share);
-  }
-  return entropy;
 }
 
 std::uint64_t TextDataset::Fingerprint() const { return XXH3_64bits(text_.data(), text_.size()); }

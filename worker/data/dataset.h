@@ -41,8 +41,6 @@ class TextDataset final : public Dataset {
                     std::span<std::int32_t> targets) const override;
 
   std::int64_t bytes() const { return static_cast<std::int64_t>(text_.size()); }
-  // Of the text's bytes, in nats: what a model that knows only frequencies can reach.
-  double UnigramEntropy() const;
   // XXH3-64 of the text: two nodes that read different data are told apart.
   std::uint64_t Fingerprint() const;
 

@@ -88,8 +88,6 @@ struct KernelTable {
   // Sum of squares, accumulated in double over fixed chunks.
   double (*sum_squares)(std::int64_t elements, const T* x);
   double (*sum)(std::int64_t elements, const T* x);
-  // y += a · x.
-  void (*axpy)(std::int64_t elements, T a, const T* x, T* y);
 };
 
 using Kernels = KernelTable<float>;

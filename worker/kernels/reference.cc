@@ -295,11 +295,6 @@ double Sum(std::int64_t elements, const T* x) {
 }
 
 template <typename T>
-void Axpy(std::int64_t elements, T a, const T* x, T* y) {
-  for (std::int64_t i = 0; i < elements; ++i) y[i] += a * x[i];
-}
-
-template <typename T>
 constexpr KernelTable<T> kReference = {
     .name = "reference",
     .linear_forward = LinearForward<T>,
@@ -318,7 +313,6 @@ constexpr KernelTable<T> kReference = {
     .adamw = AdamWUpdate<T>,
     .sum_squares = SumSquares<T>,
     .sum = Sum<T>,
-    .axpy = Axpy<T>,
 };
 
 }  // namespace

@@ -272,7 +272,6 @@ void FillWithVectorKernels(Kernels& table) {
   table.adamw = AdamWUpdate;
   table.sum_squares = SumSquares;
   table.sum = Sum;
-  table.axpy = Axpy;
 }
 
 }  // namespace

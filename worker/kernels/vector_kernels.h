@@ -343,11 +343,5 @@ double Sum(std::int64_t elements, const float* x) {
   return SumOf(elements, x, [](Vec v) { return v; });
 }
 
-void Axpy(std::int64_t elements, float a, const float* x, float* y) {
-  ParallelPieces(elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
-    Map(begin, end, x, y, y, [&](Vec u, Vec v) { return a * u + v; });
-  });
-}
-
 }  // namespace
 }  // namespace regroup::worker

@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -57,11 +56,6 @@ TEST(TextDataset, BytesAreNeverNegative) {
   ASSERT_TRUE(data.Read(0, tokens, targets).ok());
   EXPECT_EQ(tokens, (std::vector<std::int32_t>{255, 128}));
   EXPECT_EQ(targets, (std::vector<std::int32_t>{128, 0}));
-}
-
-TEST(TextDataset, EntropyOfItsBytes) {
-  EXPECT_NEAR(TextDataset("aaaa", 1).UnigramEntropy(), 0, 1e-12);
-  EXPECT_NEAR(TextDataset("abcdabcd", 1).UnigramEntropy(), std::log(4), 1e-12);
 }
 
 TEST_F(TextFiles, ADirectoryIsItsFilesInOrderOfTheirPaths) {

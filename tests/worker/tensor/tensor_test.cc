@@ -2,12 +2,10 @@
 
 #include <cstdint>
 #include <utility>
-#include <vector>
 
 #include "worker/tensor/arena.h"
 #include "worker/tensor/counter_rng.h"
 #include "worker/tensor/shape.h"
-#include "worker/tensor/tensor_view.h"
 
 namespace regroup::worker {
 namespace {
@@ -19,15 +17,6 @@ TEST(Shape, CountsComparesAndPrints) {
   EXPECT_EQ(Shape{}.elements(), 1);
   EXPECT_FALSE(shape == (Shape{3, 4}));
   EXPECT_EQ(shape, (Shape{3, 4, 5}));
-}
-
-TEST(TensorView, KnowsItsBytesAndType) {
-  std::vector<double> numbers = {1, 2, 3, 4, 5, 6};
-  const TensorView view = ViewOf(numbers.data(), {2, 3});
-  EXPECT_EQ(view.bytes(), 48u);
-  view.As<double>()[5] = 7;
-  EXPECT_EQ(numbers[5], 7);
-  EXPECT_DEATH((void)view.As<float>(), "CHECK failed");
 }
 
 TEST(Arena, HandsOutAlignedZeroedMemoryUntilItIsUsedUp) {
