@@ -296,13 +296,13 @@ TEST_F(TrainTest, ARefusedCommitHarmsNothingUntilTheLast) {
   EXPECT_EQ(AllFiles(directory_ / "ckpt").size(), 3u);
 }
 
+// A limit on the size of files stands for the full disk; a world of one shares no memory, which it would limit too.
 TEST_F(TrainTest, AFullDiskIsAWarningUntilTheLastCheckpoint) {
-  Group group(*this, 2, {.flags = Checkpoints("ckpt"), .file_bytes = 4096});
-  for (int code : group.WaitAll())
-    EXPECT_EQ(code, static_cast<int>(WorkerExit::kLastCheckpointFailed));
+  Group group(*this, 1, {.flags = Checkpoints("ckpt"), .file_bytes = 4096});
+  EXPECT_EQ(group.Wait(0), static_cast<int>(WorkerExit::kLastCheckpointFailed));
   EXPECT_NE(group.Output(0).find("step 12  loss"), std::string::npos) << group.Output(0);
-  EXPECT_NE(group.Output(1).find("the checkpoint of step 4 was not saved"), std::string::npos)
-      << group.Output(1);
+  EXPECT_NE(group.Output(0).find("the checkpoint of step 4 was not saved"), std::string::npos)
+      << group.Output(0);
   EXPECT_TRUE(AllFiles(directory_ / "ckpt").empty());
 }
 
