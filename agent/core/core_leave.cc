@@ -39,12 +39,14 @@ void Core::On(const SignalCaught& caught) {
     return;
   }
   if (!leaving_) {
+    Do(ShowLeaving{caught.signal, config_.grace, false});
     BeginLeaving(caught.signal, now_ + config_.grace);
     return;
   }
   if (leaving_->now || now_ - leaving_->since < kSameSignal) return;
   leaving_->now = true;
   leaving_->deadline = now_;
+  Do(ShowLeaving{caught.signal, Duration::zero(), true});
   if (attached_ && config_.launched) Do(SendLeave{caught.signal, true});
   StopEverything(now_);
 }

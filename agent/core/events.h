@@ -219,6 +219,11 @@ struct SendLeave {
   int signal = 0;
   bool now = false;
 };
+struct ShowLeaving {  // For people, where a launch command shows anything: this node leaves.
+  int signal = 0;
+  Duration left{};     // Until its workers are killed.
+  bool again = false;  // The second signal.
+};
 struct SendHeartbeat {
   OrderNo obeyed;
 };
@@ -239,7 +244,7 @@ struct Leave {               // End the process. Nothing follows.
 
 using Action = std::variant<WriteRunDirectory, SpawnShim, SpawnStore, StartRanks, StopRanks, SignalRank,
                             KillGroup, CloseStore, RemoveRunDirectory, SendHello, RememberCoordinator, RefuseCoordinator,
-                            SendLaunch, SendReport, SendProgress, SendCommit, SendNotice, SendLeave, SendHeartbeat,
+                            SendLaunch, SendReport, SendProgress, SendCommit, SendNotice, SendLeave, ShowLeaving, SendHeartbeat,
                             TellNotice, TellCommit, StartCoordinator, Leave>;
 
 struct Effects {

@@ -141,6 +141,7 @@ std::string Encode(const Spec& spec) {
   if (spec.oom_score_adj) out.Int(21, *spec.oom_score_adj);
   for (const std::string& ip : spec.store_members) out.Bytes(22, ip);
   out.Bytes(23, spec.agent_data);
+  out.Int(24, spec.unkillable_after.count());
   return std::string(1, kSpec) + out.Take();
 }
 
@@ -176,6 +177,7 @@ absl::StatusOr<Spec> DecodeSpec(std::string_view bytes) {
       case 21: spec.oom_score_adj = static_cast<int>(in.Int()); break;
       case 22: spec.store_members.push_back(in.str()); break;
       case 23: spec.agent_data = in.str(); break;
+      case 24: spec.unkillable_after = Duration(in.Int()); break;
     }
   }
   if (!in.ok() || !limits_ok || spec.nonce.empty()) return Damaged("run directory spec");

@@ -56,6 +56,7 @@ struct Spec {
   io::LogLimits log_limits;
   std::string cgroup;  // Folder made by MakeGroupCgroup, which holds the ranks only; empty: none.
   Duration lifeline_grace = std::chrono::seconds(30);  // Of the stop that a closed lifeline causes.
+  Duration unkillable_after = std::chrono::seconds(10);  // From the first SIGKILL to Phase::kUnkillable.
   std::vector<ResourceLimit> limits = {{4 /* RLIMIT_CORE */, 0, 0}};
   std::optional<int> oom_score_adj;  // Of the ranks. Raising needs no right; a refused lowering is skipped.
 
@@ -124,7 +125,7 @@ struct State {
   pid_t shim_pid = 0;
   // kPrepared: no rank was started. kStarting: some exec is not confirmed. kRunning: all were, some may have ended.
   // kStopping: a stop was obeyed, or the lifeline closed. kFree: nothing of the group is left; final, the shim exits.
-  // kUnkillable: SIGKILL was 10 s ago and `left` still live; may yet become kFree.
+  // kUnkillable: SIGKILL was `unkillable_after` ago and `left` still live; may yet become kFree.
   Phase phase = Phase::kPrepared;
   bool ever_started = false;  // StartRanks was obeyed.
   std::vector<RankState> ranks;  // All local ranks, in order.

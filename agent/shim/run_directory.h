@@ -54,7 +54,8 @@ struct RunRecord {
   bool shim_alive = false;     // The lock is held.
   bool other_boot = false;     // Void: nothing of it can live.
   std::string agent_notes;
-  // The shim died before its group was free: KillLeftovers, then report "supervisor lost".
+  // The shim died before its group was free: KillLeftovers, then report "supervisor lost". Also true when it was never
+  // started (the agent died in between); then `started` is false and nothing of the group ever ran.
   bool supervisor_lost() const {
     return !shim_alive && !other_boot && !(state && state->phase == Phase::kFree);
   }

@@ -31,7 +31,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr auto kKillAgain = milliseconds(20);      // A fork bomb is faster than one walk.
-constexpr auto kUnkillableAfter = seconds(10);
 constexpr auto kUnkillableAgain = seconds(1);
 constexpr auto kOutputInterval = milliseconds(10);
 constexpr auto kLogPatience = seconds(5);
@@ -349,7 +348,7 @@ void Supervisor::KillAll(Instant now) {
     io::SignalProcess(process.pid, process.start_ticks, SIGKILL).IgnoreError();
     if (left_.size() < kMaxLeft) left_.push_back(process.pid);
   }
-  next_kill_ = now + (now - *first_kill_ < kUnkillableAfter ? kKillAgain : Duration(kUnkillableAgain));
+  next_kill_ = now + (now - *first_kill_ < spec_.unkillable_after ? kKillAgain : Duration(kUnkillableAgain));
 }
 
 void Supervisor::OnDue(Instant now) {
@@ -391,7 +390,7 @@ void Supervisor::CheckFree() {
 
 Phase Supervisor::PhaseNow() const {
   if (free_) return Phase::kFree;
-  if (first_kill_ && io::BootNow() - *first_kill_ >= kUnkillableAfter) return Phase::kUnkillable;
+  if (first_kill_ && io::BootNow() - *first_kill_ >= spec_.unkillable_after) return Phase::kUnkillable;
   if (stop_deadline_) return Phase::kStopping;
   if (!ever_started_) return Phase::kPrepared;
   const bool starting = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {

@@ -1,0 +1,315 @@
+#include "agent/shell/agent.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/user_error.h"
+#include "common/io/proc.h"
+#include "common/rpc/convert.h"
+
+namespace regroup::agent {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using namespace std::chrono_literals;
+
+constexpr Duration kRefusedWait = 2s;    // A coordinator that refused us, or that we refused, is asked again seldom.
+constexpr auto kGoodbye = 300ms;         // For the last messages to be read.
+constexpr Duration kAwayLogInterval = 30s;
+constexpr int kMinConnections = 64;
+
+GroupHost::Handler HandlerOf(std::function<void(Event)> post, std::function<void(const GroupKey&)> output,
+                             std::function<void(std::string)> warn) {
+  return {std::move(post), std::move(output), std::move(warn)};
+}
+
+std::uint64_t SeedOf(const NodeId& node) {
+  return std::hash<std::string>()(node.value()) ^ static_cast<std::uint64_t>(io::BootNow().time_since_epoch().count());
+}
+
+bool IgnoredFromBirth(int signal) {
+  struct sigaction action {};
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+}  // namespace
+
+Agent::Agent(asio::io_context& loop, AgentOptions options, NodeFolder& folder, Dialler& dialler, Front* front,
+             obs::Logger* log)
+    : loop_(loop), disk_(1), folder_(folder), dialler_(dialler), front_(front), log_(log), options_(std::move(options)),
+      core_(options_.core, io::BootNow()),
+      workers_(loop, io::UniqueFd(::fcntl(options_.worker_listener.get(), F_DUPFD_CLOEXEC, 3)),
+               std::max(kMinConnections, 4 * options_.core.slots), [this](Event event) { Post(std::move(event)); },
+               [this](std::string text) { Log(text, true); }),
+      groups_(loop, disk_, options_.groups,
+              HandlerOf([this](Event event) { Post(std::move(event)); },
+                        [this](const GroupKey& key) {
+                          if (front_ != nullptr) front_->Output(key, groups_.LogsOf(key));
+                        },
+                        [this](std::string text) { Log(text, true); })),
+      logs_(options_.groups.log_root), backoff_(SeedOf(options_.core.node)), signals_(loop), core_timer_(loop),
+      dial_timer_(loop), end_timer_(loop), name_(options_.core.name) {
+  groups_.Follow(options_.core.cluster, options_.core.highest_epoch);
+}
+
+Agent::~Agent() {
+  session_.reset();
+  disk_.stop();
+}
+
+Agent::End Agent::Run() {
+  for (int signal : {SIGTERM, SIGINT, SIGHUP}) {
+    // `nohup` and a shell's `&` have said that this one is none of ours.
+    if (!IgnoredFromBirth(signal)) signals_.add(signal);
+  }
+  WaitForSignal();
+  groups_.Scan([this](std::vector<RunRecord> records) { Post(Scanned{std::move(records)}); });
+  Dial();
+  loop_.run();
+  return end_.value_or(End{});
+}
+
+void Agent::Fatal(const absl::Status& why) {
+  Log(absl::StrCat("fatal: ", std::string(why.message())), true);
+  Post(CoordinatorRefused{RenderUserError(why)});
+}
+
+void Agent::Log(const std::string& text, bool warning) {
+  if (log_ == nullptr) return;
+  log_->Log(warning ? obs::Level::kWarning : obs::Level::kInfo, text, {});
+}
+
+// ---- the core -----------------------------------------------------------------------------------
+
+// Actions may cause events at once: those wait until the step that caused them is carried out.
+void Agent::Post(Event event) {
+  events_.push_back(std::move(event));
+  if (!stepping_) Step();
+}
+
+void Agent::Step() {
+  stepping_ = true;
+  while (!events_.empty() && !end_) {
+    const Event event = std::move(events_.front());
+    events_.pop_front();
+    const Effects effects = core_.Step(io::BootNow(), event);
+    for (const std::string& note : effects.notes) Log(note);
+    for (const Action& action : effects.actions) {
+      std::visit([this](const auto& a) { Carry(a); }, action);
+    }
+  }
+  stepping_ = false;
+  ArmTimer();
+}
+
+void Agent::ArmTimer() {
+  const std::optional<Instant> next = core_.NextDeadline();
+  if (next == armed_) return;
+  armed_ = next;
+  if (!next) {
+    core_timer_.cancel();
+    return;
+  }
+  core_timer_.expires_after(std::max(Duration::zero(), *next - io::BootNow()));
+  core_timer_.async_wait([this](error_code error) {
+    if (error) return;
+    armed_.reset();
+    Post(Tick{});
+  });
+}
+
+void Agent::WaitForSignal() {
+  signals_.async_wait([this](error_code error, int signal) {
+    if (error) return;
+    Post(SignalCaught{signal});
+    WaitForSignal();
+  });
+}
+
+// ---- the session --------------------------------------------------------------------------------
+
+void Agent::Dial() {
+  if (end_) return;
+  dialler_.Find([this](absl::StatusOr<DialTarget> target) {
+    if (end_) return;
+    if (!target.ok()) {
+      Away(std::string(target.status().message()));
+      return RedialLater(backoff_.Next(false));
+    }
+    Connect(*target);
+  });
+}
+
+void Agent::RedialLater(Duration wait) {
+  dial_timer_.expires_after(wait);
+  dial_timer_.async_wait([this](error_code error) {
+    if (!error) Dial();
+  });
+}
+
+void Agent::Connect(const DialTarget& target) {
+  target_ = target;
+  Session::Handler handler;
+  handler.message = [this](v1::CoordinatorMessage message) { OnMessage(std::move(message)); };
+  handler.broken = [this](absl::Status why) { OnBroken(why); };
+  session_ = std::make_unique<Session>(loop_, target.connection, std::move(handler));
+  Post(CoordinatorFound{target.address, target.dialled});
+}
+
+void Agent::OnBroken(const absl::Status& why) {
+  session_.reset();
+  if (end_) return loop_.stop();
+  const bool refused = std::exchange(refused_, false);
+  if (!refused) Away(std::string(why.message()));
+  Post(CoordinatorAway{});
+  RedialLater(refused ? kRefusedWait : backoff_.Next(target_ && target_->loopback));
+}
+
+void Agent::Away(const std::string& why) {
+  if (front_ != nullptr) front_->Away(why);
+  const Instant now = io::BootNow();
+  if (log_ == nullptr || (away_logged_ && now < *away_logged_ + kAwayLogInterval)) return;
+  away_logged_ = now;
+  log_->Warning("no coordinator", {{"why", why}, {"target", target_ ? target_->connection.target : ""}});
+}
+
+// What a coordinator sends is checked like anything that comes from elsewhere.
+void Agent::Malformed(const absl::Status& why) {
+  Log(absl::StrCat("the coordinator sent what is no message of its protocol: ", std::string(why.message())), true);
+  session_.reset();
+  Post(CoordinatorAway{});
+  RedialLater(kRefusedWait);
+}
+
+void Agent::OnMessage(v1::CoordinatorMessage message) {
+  const auto post = [this](auto value, auto make) {
+    if (!value.ok()) return Malformed(value.status());
+    Post(make(*std::move(value)));
+  };
+  switch (message.body_case()) {
+    case v1::CoordinatorMessage::kWelcome: {
+      absl::StatusOr<Welcome> welcome = FromProto(message.welcome());
+      if (!welcome.ok()) return Malformed(welcome.status());
+      name_ = welcome->name;
+      Post(Welcomed{*std::move(welcome)});
+      if (!core_.attached()) return;
+      backoff_.Reset();
+      away_logged_.reset();
+      if (log_ != nullptr) {
+        log_->Info("following the coordinator", {{"target", target_->connection.target}, {"name", name_}});
+      }
+      if (front_ != nullptr) front_->Attached(name_);
+      return;
+    }
+    case v1::CoordinatorMessage::kRefused:
+      refused_ = true;
+      Away(std::string(StatusFrom(message.refused()).message()));
+      return Post(CoordinatorRefused{RenderUserError(StatusFrom(message.refused()))});
+    case v1::CoordinatorMessage::kOrder:
+      return post(FromProto(message.order()), [](Order order) { return Ordered{std::move(order)}; });
+    case v1::CoordinatorMessage::kReportAck:
+      return Post(ReportAcked{ReportNo(message.report_ack().number())});
+    case v1::CoordinatorMessage::kCommitAnswer:
+      return post(FromProto(message.commit_answer()), [](CommitAnswer a) { return CommitAnswered{std::move(a)}; });
+    case v1::CoordinatorMessage::kLaunchAnswer:
+      return OnLaunchAnswer(message.launch_answer());
+    case v1::CoordinatorMessage::kNews: {
+      absl::StatusOr<JobEvent> event = FromProto(message.news().event());
+      if (event.ok() && front_ != nullptr) front_->Happened(*event);
+      return;
+    }
+    case v1::CoordinatorMessage::kResult: {
+      absl::StatusOr<JobView> view = FromProto(message.result().job());
+      if (!view.ok()) return Malformed(view.status());
+      const int code = view->exit_code;
+      if (front_ != nullptr) front_->Over(*std::move(view));
+      return Post(JobOver{code});
+    }
+    case v1::CoordinatorMessage::kOpenLogs:
+      return logs_.Open(target_->connection, options_.core.node, name_, message.open_logs());
+    case v1::CoordinatorMessage::BODY_NOT_SET:
+      return;  // Something newer than this agent.
+  }
+}
+
+void Agent::OnLaunchAnswer(const v1::LaunchAnswer& answer) {
+  if (answer.has_refused()) return Post(CoordinatorRefused{RenderUserError(StatusFrom(answer.refused()))});
+  if (front_ != nullptr) front_->JobKnown(JobId(answer.job()));
+}
+
+template <class Message>
+void Agent::Send(void (v1::AgentMessage::*set)(Message*), Message message) {
+  if (!session_) return;
+  v1::AgentMessage out;
+  (out.*set)(new Message(std::move(message)));  // Its owner from here on.
+  session_->Send(std::move(out));
+}
+
+// ---- carrying out -------------------------------------------------------------------------------
+
+void Agent::Carry(const SendHello& action) { Send(&v1::AgentMessage::set_allocated_hello, ToProto(action.hello)); }
+
+void Agent::Carry(const RememberCoordinator& action) {
+  groups_.Follow(action.cluster, action.epoch);
+  if (!options_.durable_memory) return;
+  absl::Status saved = folder_.Remember(action.cluster, action.epoch);
+  if (!saved.ok()) Log(absl::StrCat("can't remember the coordinator: ", std::string(saved.message())), true);
+}
+
+void Agent::Carry(const RefuseCoordinator& action) {
+  session_.reset();
+  Away(action.why);
+  RedialLater(kRefusedWait);
+}
+
+void Agent::Carry(const SendLaunch&) {
+  if (!options_.launch) return;
+  LaunchRequest request = *options_.launch;
+  request.age += io::BootNow() - options_.started_at;
+  Send(&v1::AgentMessage::set_allocated_launch, ToProto(request));
+}
+
+void Agent::Carry(const SendReport& action) { Send(&v1::AgentMessage::set_allocated_report, ToProto(action.report)); }
+void Agent::Carry(const SendProgress& action) {
+  Send(&v1::AgentMessage::set_allocated_progress, ToProto(action.progress));
+}
+void Agent::Carry(const SendCommit& action) { Send(&v1::AgentMessage::set_allocated_commit, ToProto(action.request)); }
+void Agent::Carry(const SendNotice& action) { Send(&v1::AgentMessage::set_allocated_notice, ToProto(action.notice)); }
+
+void Agent::Carry(const SendLeave& action) {
+  v1::Leave leave;
+  leave.set_signal(action.signal);
+  leave.set_now(action.now);
+  Send(&v1::AgentMessage::set_allocated_leave, std::move(leave));
+}
+
+void Agent::Carry(const ShowLeaving& action) {
+  if (front_ != nullptr) front_->Leaving(action.signal, action.left, action.again);
+}
+
+void Agent::Carry(const SendHeartbeat& action) {
+  if (session_ && session_->queued() > 0) return;  // What waits says as much.
+  Send(&v1::AgentMessage::set_allocated_heartbeat, ToProto(HeartbeatMessage{action.obeyed}));
+}
+
+void Agent::Carry(const TellNotice& action) { workers_.TellNotice(action.key, action.local_rank, action.left); }
+void Agent::Carry(const TellCommit& action) { workers_.TellCommit(action.key, action.answer); }
+void Agent::Carry(const StartCoordinator&) { dialler_.StartCoordinator(); }
+
+void Agent::Carry(const Leave& action) {
+  end_ = End{action.exit_code, action.why};
+  dial_timer_.cancel();
+  if (!session_) return loop_.stop();
+  session_->Finish();
+  end_timer_.expires_after(kGoodbye);
+  end_timer_.async_wait([this](error_code error) {
+    if (!error) loop_.stop();
+  });
+}
+
+}  // namespace regroup::agent

@@ -1,0 +1,130 @@
+#pragma once
+
+// The agent's shell: one loop thread that steps the core and carries out what it orders. Every other thread only posts.
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "agent/core/core.h"
+#include "agent/shell/backoff.h"
+#include "agent/shell/dialler.h"
+#include "agent/shell/group_host.h"
+#include "agent/shell/log_streams.h"
+#include "agent/shell/node_folder.h"
+#include "agent/shell/session.h"
+#include "agent/shell/worker_server.h"
+#include "common/base/views.h"
+#include "common/obs/logger.h"
+
+namespace regroup::agent {
+
+// What a launch command shows of all this. Called on the loop; must not wait.
+class Front {
+ public:
+  virtual ~Front() = default;
+  virtual void Attached(const std::string& node_name) = 0;
+  virtual void Away(const std::string& why) = 0;
+  virtual void JobKnown(const JobId& job) = 0;
+  virtual void Happened(const JobEvent& event) = 0;
+  virtual void Over(JobView view) = 0;
+  virtual void Output(const GroupKey& key, const std::vector<GroupHost::RankLog>& logs) = 0;
+  virtual void Leaving(int signal, Duration left, bool again) = 0;
+};
+
+struct AgentOptions {
+  Config core;
+  GroupHost::Options groups;
+  io::UniqueFd worker_listener;
+  std::optional<LaunchRequest> launch;  // Its age is that at `started_at`.
+  Instant started_at{};
+  bool durable_memory = false;  // A service remembers whom it follows on disk.
+};
+
+class Agent {
+ public:
+  // All of them outlive this object; `front` may be null, `log` too.
+  Agent(boost::asio::io_context& loop, AgentOptions options, NodeFolder& folder, Dialler& dialler, Front* front,
+        obs::Logger* log);
+  ~Agent();
+
+  struct End {
+    int exit_code = 0;
+    std::string why;  // Exit code 125: what to tell the user, whole lines.
+  };
+  // Runs the loop until the core leaves.
+  End Run();
+  // From the loop: something that this process can't go on with. Ends at once unless workers run.
+  void Fatal(const absl::Status& why);
+
+ private:
+  void Post(Event event);
+  void Step();
+  void ArmTimer();
+  void WaitForSignal();
+  void Dial();
+  void RedialLater(Duration wait);
+  void Connect(const DialTarget& target);
+  void OnMessage(v1::CoordinatorMessage message);
+  void OnBroken(const absl::Status& why);
+  void OnLaunchAnswer(const v1::LaunchAnswer& answer);
+  void Away(const std::string& why);
+  void Malformed(const absl::Status& why);
+  void Log(const std::string& text, bool warning = false);
+
+  template <class Message>
+  void Send(void (v1::AgentMessage::*set)(Message*), Message message);
+
+  void Carry(const SendHello& action);
+  void Carry(const RememberCoordinator& action);
+  void Carry(const RefuseCoordinator& action);
+  void Carry(const SendLaunch& action);
+  void Carry(const SendReport& action);
+  void Carry(const SendProgress& action);
+  void Carry(const SendCommit& action);
+  void Carry(const SendNotice& action);
+  void Carry(const SendLeave& action);
+  void Carry(const ShowLeaving& action);
+  void Carry(const SendHeartbeat& action);
+  void Carry(const TellNotice& action);
+  void Carry(const TellCommit& action);
+  void Carry(const StartCoordinator& action);
+  void Carry(const Leave& action);
+  template <class GroupAction>
+  void Carry(const GroupAction& action) {
+    groups_.Carry(action);
+  }
+
+  boost::asio::io_context& loop_;
+  boost::asio::thread_pool disk_;
+  NodeFolder& folder_;
+  Dialler& dialler_;
+  Front* const front_;
+  obs::Logger* const log_;
+  const AgentOptions options_;
+  Core core_;
+  WorkerServer workers_;
+  GroupHost groups_;
+  LogStreams logs_;
+  Backoff backoff_;
+
+  boost::asio::signal_set signals_;
+  boost::asio::steady_timer core_timer_, dial_timer_, end_timer_;
+  std::optional<Instant> armed_;
+  std::deque<Event> events_;
+  bool stepping_ = false;
+
+  std::optional<DialTarget> target_;
+  std::unique_ptr<Session> session_;
+  std::string name_;  // As the coordinator named this node.
+  bool refused_ = false;  // By the session that is about to end.
+  std::optional<Instant> away_logged_;
+  std::optional<End> end_;
+};
+
+}  // namespace regroup::agent

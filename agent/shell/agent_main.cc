@@ -1,0 +1,265 @@
+// regroup-agent: the service of a node, or what `regroup run` becomes.
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "agent/shell/agent.h"
+#include "agent/shell/launch_front.h"
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/config/agent_config.h"
+#include "common/config/build_info.h"
+#include "common/config/env.h"
+#include "common/config/flags.h"
+#include "common/config/hardware.h"
+#include "common/config/launch_config.h"
+#include "common/config/state_dir.h"
+#include "common/io/proc.h"
+#include "common/io/unix_socket.h"
+#include "common/rpc/places.h"
+
+namespace regroup::agent {
+namespace {
+
+constexpr int kOwnFault = 125, kUsage = 2;
+constexpr char kWorkerSocket[] = "workers";
+
+std::vector<int> Cpus() {
+  cpu_set_t set;
+  std::vector<int> cpus;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
+// What both kinds of agent need of their node.
+struct Node {
+  NodeFolder folder;
+  std::string base;  // Of run directories.
+  BootId boot;
+};
+
+absl::StatusOr<std::string> RunBase(const NodeId& node) {
+  return shim::MakeRunBase(node, GetEnv("XDG_RUNTIME_DIR").value_or(""));
+}
+
+// A launch command takes no node whose workers are still stopping after their own command was killed: they have their
+// grace, and their slots are not free.
+bool HasLiveGroups(const NodeId& node) {
+  absl::StatusOr<std::string> base = RunBase(node);
+  if (!base.ok()) return false;
+  absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(*base);
+  if (!scan.ok()) return false;
+  for (const shim::RunRecord& record : scan->records) {
+    if (record.shim_alive) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<Node> TakeNode(const std::string& state_dir, bool launched) {
+  ASSIGN_OR_RETURN(NodeFolder folder,
+                   NodeFolder::Take(state_dir, launched ? io::Durability::kVolatile : io::Durability::kDurable,
+                                    [launched](const NodeId& node) { return !launched || !HasLiveGroups(node); }));
+  ASSIGN_OR_RETURN(std::string base, RunBase(folder.node()));
+  ASSIGN_OR_RETURN(BootId boot, io::ReadBootId());
+  return Node{std::move(folder), std::move(base), std::move(boot)};
+}
+
+absl::StatusOr<AgentOptions> CommonOptions(const Node& node) {
+  AgentOptions options;
+  options.core.node = node.folder.node();
+  options.core.incarnation = node.folder.incarnation();
+  options.core.boot = node.boot;
+  options.core.version.major = kProtocolMajor;
+  options.core.version.minor = kProtocolMinor;
+  options.core.version.build = BuildId();
+  options.groups.node_base = node.base;
+  options.groups.shim_program = absl::StrCat(ProgramFolder(), "/regroup-shim");
+  options.groups.worker_socket = absl::StrCat(node.base, "/", kWorkerSocket);
+  options.groups.node = node.folder.node();
+  options.groups.boot = node.boot;
+  options.groups.cpus = Cpus();
+  ASSIGN_OR_RETURN(options.worker_listener, io::ListenUnix(options.groups.worker_socket));
+  return options;
+}
+
+io::PortRange Ports(const PortRange& range) { return {range.first, range.last}; }
+
+// Leaves nothing where there is nothing to come back to.
+void CleanUp(const std::string& base) {
+  absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(base);
+  if (!scan.ok() || !scan->records.empty()) return;
+  ::unlink(absl::StrCat(base, "/", kWorkerSocket).c_str());
+  ::rmdir(base.c_str());
+}
+
+// Threads of gRPC and detached resolvers may be anywhere: nothing of ours is destroyed under them.
+[[noreturn]] void Exit(int code) {
+  std::fflush(nullptr);
+  ::_exit(code);
+}
+
+int Tell(const absl::Status& status, int code) {
+  const std::string text = RenderUserError(status);
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  return code;
+}
+
+// ---- `regroup run` -------------------------------------------------------------------------------
+
+absl::StatusOr<AgentOptions> LaunchOptions(const LaunchConfig& launch, const Node& node) {
+  ASSIGN_OR_RETURN(AgentOptions options, CommonOptions(node));
+  options.core.name = launch.node_name;
+  options.core.name_explicit = launch.node_name_explicit;
+  options.core.slots = launch.workers;
+  options.core.launched = true;
+  options.core.grace = launch.spec.grace;
+  options.core.join_timeout = launch.join_timeout;
+  options.groups.log_root = launch.log_dir;
+  options.groups.ports = Ports(launch.ports);
+  options.groups.launched = true;
+  options.groups.pass_stdin = launch.spec.max_nodes == 1;
+  std::string directory(4096, '\0');
+  if (::getcwd(directory.data(), directory.size()) == nullptr) {
+    return io::ErrnoStatus(errno, "the working directory of this command");
+  }
+  directory.resize(std::strlen(directory.c_str()));
+  // What the network says of the program is for display: this command's own is what runs.
+  options.groups.program = [launch, directory, own = AllEnv()](const Prepare&) {
+    return LaunchedProgram(launch, own, directory);
+  };
+  LaunchRequest request;
+  request.key = io::RandomHex(16);
+  request.rdzv_id = launch.spec.name;
+  request.standalone = !launch.endpoint.has_value();
+  request.spec = launch.spec;
+  options.launch = std::move(request);
+  options.started_at = Instant(Duration(launch.started_boottime_ns));
+  return options;
+}
+
+int RunLaunched(int config_fd) {
+  absl::StatusOr<LaunchConfig> launch = ReadLaunchConfig(config_fd);
+  if (!launch.ok()) return Tell(launch.status(), kOwnFault);
+  boost::asio::io_context loop(1);
+  Agent* agent = nullptr;
+  absl::Status early;
+  LaunchDialler dialler(loop, *launch, absl::StrCat(ProgramFolder(), "/regroup"), [&](absl::Status why) {
+    if (agent != nullptr) {
+      agent->Fatal(why);
+    } else {
+      early = std::move(why);
+    }
+  });
+  dialler.StartEarly();
+  if (!early.ok()) return Tell(early, kOwnFault);
+  absl::StatusOr<Node> node = TakeNode(launch->state_dir, /*launched=*/true);
+  if (!node.ok()) return Tell(node.status(), kOwnFault);
+  absl::StatusOr<AgentOptions> options = LaunchOptions(*launch, *node);
+  if (!options.ok()) return Tell(options.status(), kOwnFault);
+  options->core.starts_coordinator = true;  // Where this host hosts one: the dialler knows.
+  LaunchFront front(loop, *launch, dialler);
+  Agent shell(loop, *std::move(options), node->folder, dialler, &front, nullptr);
+  agent = &shell;
+  const Agent::End end = shell.Run();
+  front.Finish(end);
+  CleanUp(node->base);
+  Exit(end.exit_code);
+}
+
+// ---- `regroup agent` -----------------------------------------------------------------------------
+
+absl::StatusOr<AgentOptions> ServiceOptions(const AgentConfig& config, const Node& node) {
+  ASSIGN_OR_RETURN(AgentOptions options, CommonOptions(node));
+  options.core.name = config.node_name.empty() ? HostName() : config.node_name;
+  options.core.name_explicit = !config.node_name.empty();
+  options.core.slots = config.slots > 0 ? config.slots : std::max(1, UsableGpus());
+  options.core.sigterm_is_notice = config.sigterm_is_notice;
+  options.core.grace = config.grace;
+  options.core.cluster = node.folder.cluster();
+  options.core.highest_epoch = node.folder.highest_epoch();
+  options.groups.log_root = config.log_dir.empty() ? absl::StrCat(node.folder.path(), "/logs") : config.log_dir;
+  options.groups.ports = Ports(config.ports);
+  options.groups.program = [own = AllEnv()](const Prepare& prepare) { return SubmittedProgram(prepare.spec.job, own); };
+  options.durable_memory = true;
+  return options;
+}
+
+absl::StatusOr<int> RunService(const AgentConfig& config) {
+  ASSIGN_OR_RETURN(StateDirectory state, DefaultStateDirectory(config.state_dir, /*service=*/true));
+  RETURN_IF_ERROR(MakeStateDirectory(state.path));
+  obs::LogConfig log_config;
+  log_config.json = config.log_json;
+  ASSIGN_OR_RETURN(std::unique_ptr<obs::Logger> log, obs::Logger::Create(log_config));
+  if (!state.notice.empty()) log->Info(state.notice);
+  ASSIGN_OR_RETURN(Node node, TakeNode(state.path, /*launched=*/false));
+  ASSIGN_OR_RETURN(AgentOptions options, ServiceOptions(config, node));
+  log->Info("agent started", {{"node", node.folder.node().value()},
+                              {"name", options.core.name},
+                              {"incarnation", absl::StrCat(node.folder.incarnation().value())},
+                              {"slots", absl::StrCat(options.core.slots)},
+                              {"run_directories", node.base},
+                              {"build", options.core.version.build}});
+  if (config.insecure) log->Warning("--insecure: connections to other hosts are plaintext");
+  const std::string coordinator =
+      config.coordinator.empty() ? absl::StrCat(LocalCoordinatorFolder(state.path), "/", kCoordinatorSocketName)
+                                 : config.coordinator;
+  boost::asio::io_context loop(1);
+  ServiceDialler dialler(loop, coordinator);
+  Agent shell(loop, std::move(options), node.folder, dialler, nullptr, log.get());
+  const Agent::End end = shell.Run();
+  log->Info("agent ends", {{"exit_code", absl::StrCat(end.exit_code)}});
+  log->Flush();
+  CleanUp(node.base);
+  Exit(end.exit_code);
+}
+
+int ServiceMain(const std::vector<std::string>& arguments) {
+  CommandLine line(CommandDescription{.name = "",
+                                      .summary = "supervise workers on this node",
+                                      .usage = "regroup-agent [OPTIONS]",
+                                      .text = "The same as regroup agent.",
+                                      .example = "regroup-agent --coordinator node0 --slots 8 --insecure",
+                                      .positionals = {},
+                                      .flags = {}});
+  AgentConfig config;
+  DescribeFlags(line.app(), config);
+  absl::StatusOr<ParsedLine> parsed = line.Parse(arguments, /*program_follows=*/false);
+  if (!parsed.ok()) return Tell(parsed.status(), kUsage);
+  if (parsed->help) {
+    const std::string help = RenderHelp(line.Describe());
+    std::fwrite(help.data(), 1, help.size(), stdout);
+    return 0;
+  }
+  if (absl::Status valid = Validate(config); !valid.ok()) return Tell(valid, kUsage);
+  absl::StatusOr<int> ended = RunService(config);
+  return ended.ok() ? *ended : Tell(ended.status(), kOwnFault);
+}
+
+}  // namespace
+
+int Main(const std::vector<std::string>& arguments) {
+  ::signal(SIGPIPE, SIG_IGN);
+  if (arguments.size() == 2 && arguments[0] == kLaunchConfigFlag) {
+    return RunLaunched(static_cast<int>(std::strtol(arguments[1].c_str(), nullptr, 10)));
+  }
+  return ServiceMain(arguments);
+}
+
+}  // namespace regroup::agent
+
+int main(int argc, char** argv) {
+  regroup::agent::Exit(regroup::agent::Main(std::vector<std::string>(argv + 1, argv + argc)));
+}

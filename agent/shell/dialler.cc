@@ -1,0 +1,321 @@
+#include "agent/shell/dialler.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/post.hpp>
+#include <cerrno>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/config/values.h"
+#include "common/io/files.h"
+#include "common/io/proc.h"
+#include "common/io/unix_socket.h"
+#include "common/rpc/describe_listener.h"
+#include "common/rpc/places.h"
+#include "common/rpc/resolve.h"
+
+extern char** environ;
+
+namespace regroup::agent {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using namespace std::chrono_literals;
+
+constexpr char kLoopback[] = "127.0.0.1";
+constexpr char kStderrName[] = "stderr.log";
+constexpr std::size_t kStderrBytes = 16 << 10;
+// A coordinator that we have just started listens within tens of milliseconds: looking often costs little and is what
+// the start-up time consists of.
+constexpr auto kLookOften = 1ms, kLookSeldom = 20ms;
+constexpr int kOftenLooks = 500;
+constexpr int kMostExits = 5;
+constexpr Duration kRestartAfter = 100ms;  // Another command's coordinator may be about to listen.
+
+absl::StatusOr<DialTarget> TargetOf(const Address& address) {
+  DialTarget target;
+  target.connection = Dial(address);
+  ASSIGN_OR_RETURN(target.address, io::LocalIpTowards(address));
+  target.dialled = address.host;
+  // An address of this host other than 127.0.0.1 is as near.
+  target.loopback = io::IsLoopback(address.host) || target.address == address.host;
+  return target;
+}
+
+absl::StatusOr<DialTarget> TargetOf(const std::string& socket_path) {
+  DialTarget target;
+  ASSIGN_OR_RETURN(target.connection, DialUnix(socket_path));
+  target.address = target.dialled = kLoopback;
+  target.loopback = true;
+  return target;
+}
+
+enum class Bind { kOurs, kInUse, kElsewhere };
+// Ours: bind() succeeds. A name is never compared.
+Bind TryBind(const Address& address) {
+  absl::StatusOr<io::SocketAddress> at = io::ToSocketAddress(address);
+  if (!at.ok()) return Bind::kElsewhere;
+  io::UniqueFd fd(::socket(at->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  if (!fd || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) < 0) return Bind::kElsewhere;
+  if (::bind(fd.get(), at->get(), at->size) == 0) return Bind::kOurs;
+  return errno == EADDRINUSE ? Bind::kInUse : Bind::kElsewhere;
+}
+
+// The last lines that a process which ended wrote to its stderr.
+std::string StderrFrom(const std::string& path, off_t from) {
+  io::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return "";
+  std::string text(kStderrBytes, '\0');
+  const ssize_t got = ::pread(fd.get(), text.data(), text.size(), from);
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+// In a session of its own, with default dispositions and an empty mask: it outlives this command and its terminal.
+absl::StatusOr<pid_t> SpawnDetached(const std::string& program, const std::vector<std::string>& arguments, int out) {
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawnattr_init(&attributes);
+  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&actions, out, 1);
+  ::posix_spawn_file_actions_adddup2(&actions, out, 2);
+  ::posix_spawn_file_actions_addclosefrom_np(&actions, 3);
+  sigset_t all, none;
+  ::sigfillset(&all);
+  ::sigemptyset(&none);
+  ::posix_spawnattr_setsigdefault(&attributes, &all);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+  std::vector<char*> argv = {const_cast<char*>(program.c_str())};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  pid_t pid = 0;
+  const int error = ::posix_spawn(&pid, program.c_str(), &actions, &attributes, argv.data(), environ);
+  ::posix_spawnattr_destroy(&attributes);
+  ::posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) return io::ErrnoStatus(error, absl::StrCat("start ", program));
+  return pid;
+}
+
+}  // namespace
+
+std::string ProgramFolder() {
+  std::string path(4096, '\0');
+  const ssize_t size = ::readlink("/proc/self/exe", path.data(), path.size());
+  path.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+  return path.substr(0, path.find_last_of('/'));
+}
+
+// ---- a service's --------------------------------------------------------------------------------
+
+void ServiceDialler::Find(Done done) {
+  if (coordinator_.find('/') != std::string::npos) return done(TargetOf(coordinator_));
+  absl::StatusOr<Endpoint> endpoint = ParseEndpoint(coordinator_);
+  if (!endpoint.ok()) return done(endpoint.status());
+  if (io::IsIp(endpoint->host)) return done(TargetOf(Address{endpoint->host, endpoint->port}));
+  const std::size_t attempt = attempt_++;
+  ResolveLater({endpoint->host, endpoint->port},
+               [&loop = loop_, done = std::move(done), attempt](absl::StatusOr<std::vector<Address>> addresses) {
+                 asio::post(loop, [done, attempt, addresses = std::move(addresses)] {
+                   if (!addresses.ok()) return done(addresses.status());
+                   if (addresses->empty()) return done(absl::NotFoundError("the name has no address"));
+                   done(TargetOf((*addresses)[attempt % addresses->size()]));
+                 });
+               });
+}
+
+// ---- a launch command's -------------------------------------------------------------------------
+
+LaunchDialler::LaunchDialler(asio::io_context& loop, const LaunchConfig& launch, std::string regroup_program,
+                             std::function<void(absl::Status)> fatal)
+    : loop_(loop), launch_(launch), regroup_program_(std::move(regroup_program)), fatal_(std::move(fatal)),
+      alive_(std::make_shared<bool>(true)), timer_(loop) {}
+
+LaunchDialler::~LaunchDialler() { *alive_ = false; }
+
+void LaunchDialler::StartEarly() {
+  if (!launch_.endpoint) {
+    decided_ = hosts_ = true;
+    folder_ = LocalCoordinatorFolder(launch_.state_dir);
+    if (!Listens()) StartCoordinator();
+  } else if (io::IsIp(launch_.endpoint->host)) {
+    Decide({Address{launch_.endpoint->host, launch_.endpoint->port}});
+  }
+}
+
+// Which of the endpoint's addresses are ours is looked at once: what we host stays ours when its port is taken, by our
+// own coordinator.
+void LaunchDialler::Decide(const std::vector<Address>& addresses) {
+  if (decided_ || addresses.empty()) {
+    if (!hosts_) all_ = addresses;
+    return;
+  }
+  decided_ = true;
+  all_ = addresses;
+  endpoint_ = addresses.front();
+  for (const Address& address : addresses) {
+    const Bind bind = TryBind(address);
+    if (bind == Bind::kElsewhere) continue;
+    hosts_ = true;
+    in_use_ = bind == Bind::kInUse;
+    endpoint_ = address;
+    break;
+  }
+  if (!hosts_) return CheckListener();
+  folder_ = CoordinatorFolder(launch_.state_dir, endpoint_.port);
+  const std::string& host = launch_.endpoint->host;
+  everywhere_ = !io::IsIp(host) && host != "localhost" && io::IsLoopback(endpoint_.host) && launch_.spec.max_nodes > 1;
+  if (in_use_) {
+    CheckListener();
+  } else {
+    StartCoordinator();
+  }
+}
+
+// Off the loop: what listens there may not be ours. A coordinator that is just starting is silent, and waited for.
+void LaunchDialler::CheckListener() {
+  std::thread([this, alive = alive_, &loop = loop_, address = endpoint_] {
+    const ListenerDescription found = DescribeListener(address);
+    if (found.kind != ListenerKind::kTorchStore && found.kind != ListenerKind::kGrpc &&
+        found.kind != ListenerKind::kSomething) {
+      return;
+    }
+    asio::post(loop, [this, alive, address, sentence = found.sentence] {
+      if (!*alive || ever_listened_) return;
+      fatal_(UserError(absl::StatusCode::kFailedPrecondition,
+                       absl::StrCat("can't use ", io::FormatAddress(address), " as the endpoint"), sentence,
+                       "another port, as in --rdzv-endpoint HOST:PORT, the same on every node"));
+    });
+  }).detach();
+}
+
+absl::StatusOr<DialTarget> LaunchDialler::Target() const {
+  if (!launch_.endpoint) return TargetOf(absl::StrCat(folder_, "/", kCoordinatorSocketName));
+  if (hosts_) return TargetOf(endpoint_);
+  if (all_.empty()) return absl::UnavailableError(absl::StrCat(launch_.endpoint->host, " has no address"));
+  return TargetOf(all_[attempt_ % all_.size()]);
+}
+
+void LaunchDialler::Find(Done done) {
+  if (hosts_) return WaitForListener(std::move(done), 0);
+  if (decided_ && io::IsIp(launch_.endpoint->host)) return done(Target());
+  ++attempt_;
+  ResolveLater({launch_.endpoint->host, launch_.endpoint->port},
+               [this, alive = alive_, &loop = loop_, done](absl::StatusOr<std::vector<Address>> addresses) {
+                 asio::post(loop, [this, alive, done, addresses] {
+                   if (*alive) Resolved(addresses, done);
+                 });
+               });
+}
+
+void LaunchDialler::Resolved(absl::StatusOr<std::vector<Address>> addresses, const Done& done) {
+  if (!addresses.ok()) return done(addresses.status());
+  Decide(*addresses);
+  if (hosts_) {
+    WaitForListener(done, 0);
+  } else {
+    done(Target());
+  }
+}
+
+bool LaunchDialler::Listens() const {
+  if (!launch_.endpoint) return io::ConnectUnix(absl::StrCat(folder_, "/", kCoordinatorSocketName)).ok();
+  absl::StatusOr<io::SocketAddress> at = io::ToSocketAddress(endpoint_);
+  io::UniqueFd fd(at.ok() ? ::socket(at->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1);
+  return fd && ::connect(fd.get(), at->get(), at->size) == 0;  // On this host: at once, either way.
+}
+
+void LaunchDialler::WaitForListener(Done done, int attempt) {
+  if (Listens()) {
+    ever_listened_ = true;
+    exits_in_a_row_ = 0;
+    return done(Target());
+  }
+  // Nobody starts it but us: after a coordinator that we found has ended, the next one is ours.
+  if (coordinator_ == 0 && attempt > 0) StartCoordinator();
+  if (attempt < kOftenLooks) {
+    timer_.expires_after(kLookOften);
+  } else {
+    timer_.expires_after(kLookSeldom);
+  }
+  timer_.async_wait([this, alive = alive_, done = std::move(done), attempt](error_code error) {
+    if (!error && *alive) WaitForListener(done, attempt + 1);
+  });
+}
+
+void LaunchDialler::StartCoordinator() {
+  if (!hosts_ || coordinator_ != 0 || io::BootNow() < not_before_) return;
+  absl::Status spawned = SpawnCoordinator();
+  if (!spawned.ok()) fatal_(spawned);
+}
+
+absl::Status LaunchDialler::SpawnCoordinator() {
+  RETURN_IF_ERROR(io::MakePrivateDirectory(folder_));
+  const std::string path = absl::StrCat(folder_, "/", kStderrName);
+  io::UniqueFd out(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  if (!out) return io::ErrnoStatus(errno, absl::StrCat("open ", path));
+  stderr_from_ = ::lseek(out.get(), 0, SEEK_END);
+  AdHocCoordinator coordinator;
+  coordinator.state_dir = launch_.state_dir;
+  coordinator.insecure = launch_.insecure;
+  if (launch_.endpoint && everywhere_) {
+    coordinator.listen.push_back(io::FormatAddress({"0.0.0.0", endpoint_.port}));
+    if (TryBind({"::", endpoint_.port}) == Bind::kOurs) {
+      coordinator.listen.push_back(io::FormatAddress({"::", endpoint_.port}));
+    }
+  } else if (launch_.endpoint) {
+    coordinator.listen.push_back(io::FormatAddress(endpoint_));
+  }
+  ASSIGN_OR_RETURN(coordinator_, SpawnDetached(regroup_program_, CoordinatorArguments(coordinator), out.get()));
+  ASSIGN_OR_RETURN(io::UniqueFd pidfd, io::OpenPidfd(coordinator_));
+  coordinator_watch_.emplace(loop_, pidfd.release());
+  coordinator_watch_->async_wait(asio::posix::stream_descriptor::wait_read,
+                                 [this, alive = alive_](error_code error) {
+                                   if (!error && *alive) OnCoordinatorExit();
+                                 });
+  return absl::OkStatus();
+}
+
+void LaunchDialler::OnCoordinatorExit() {
+  int status = 0;
+  while (::waitpid(coordinator_, &status, 0) < 0 && errno == EINTR) {
+  }
+  coordinator_ = 0;
+  coordinator_watch_.reset();
+  not_before_ = io::BootNow() + kRestartAfter;
+  // Another launch command of this host may have been first: then its coordinator listens, and ours had to go.
+  if (Listens()) return;
+  if (++exits_in_a_row_ < kMostExits) return;  // WaitForListener starts the next one.
+  const std::string said = StderrFrom(absl::StrCat(folder_, "/", kStderrName), stderr_from_);
+  const std::string how = WIFSIGNALED(status) ? absl::StrCat("was killed by signal ", WTERMSIG(status))
+                                              : absl::StrCat("exited with ", WEXITSTATUS(status));
+  if (!ever_listened_) {
+    fatal_(UserError(absl::StatusCode::kUnavailable, "the coordinator of this run can't start",
+                     absl::StrCat("it ", how, said.empty() ? "" : ": ", said), absl::StrCat("cat ", folder_, "/*.log")));
+  }
+}
+
+std::optional<Address> LaunchDialler::ForOthers() const {
+  if (!launch_.endpoint) return std::nullopt;
+  if (!everywhere_) return endpoint_;
+  // Where this host's packets to elsewhere come from: an address that others can dial.
+  absl::StatusOr<std::string> outward = io::LocalIpTowards({"192.0.2.1", 9});
+  return Address{outward.ok() ? *outward : endpoint_.host, endpoint_.port};
+}
+
+}  // namespace regroup::agent

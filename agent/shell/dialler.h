@@ -1,0 +1,108 @@
+#pragma once
+
+// Finds the coordinator to dial, and on the host of a launch command's endpoint starts it. Loop thread; names are
+// resolved on a thread of their own.
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/config/launch_config.h"
+#include "common/io/address.h"
+#include "common/rpc/channel.h"
+
+namespace regroup::agent {
+
+struct DialTarget {
+  Connection connection;
+  std::string address;  // Local IP of such a session.
+  std::string dialled;  // IP of the coordinator.
+  bool loopback = false;  // On this host: dialled again at short, even intervals.
+};
+
+class Dialler {
+ public:
+  using Done = std::function<void(absl::StatusOr<DialTarget>)>;
+  virtual ~Dialler() = default;
+  // Calls `done` once, on the loop, perhaps before it returns. An error is for now: ask again later.
+  virtual void Find(Done done) = 0;
+  // The coordinator that this host hosts, if it is not there. Nothing for a service.
+  virtual void StartCoordinator() {}
+};
+
+// A service's: HOST[:PORT], resolved anew each time, or the path of a Unix socket.
+class ServiceDialler : public Dialler {
+ public:
+  ServiceDialler(boost::asio::io_context& loop, std::string coordinator)
+      : loop_(loop), coordinator_(std::move(coordinator)) {}
+  void Find(Done done) override;
+
+ private:
+  boost::asio::io_context& loop_;
+  const std::string coordinator_;
+  std::size_t attempt_ = 0;  // Each address of a name has its turn.
+};
+
+// A launch command's. CLI.md, Job identity; PROTOCOL §5, ad-hoc mode.
+class LaunchDialler : public Dialler {
+ public:
+  // `fatal` ends the command with this error: what listens there is no Regroup, or our coordinator can't start.
+  LaunchDialler(boost::asio::io_context& loop, const LaunchConfig& launch, std::string regroup_program,
+                std::function<void(absl::Status)> fatal);
+  ~LaunchDialler() override;
+
+  // Without waiting for anything: looks whether this host is the endpoint's, and starts the coordinator. Called first
+  // of all, so that it starts while this process prepares.
+  void StartEarly();
+  void Find(Done done) override;
+  void StartCoordinator() override;
+
+  bool hosts() const { return hosts_; }
+  // As others have to dial it; unset: nobody else can.
+  std::optional<Address> ForOthers() const;
+
+ private:
+  void Resolved(absl::StatusOr<std::vector<Address>> addresses, const Done& done);
+  void Decide(const std::vector<Address>& addresses);
+  absl::StatusOr<DialTarget> Target() const;
+  absl::Status SpawnCoordinator();
+  void OnCoordinatorExit();
+  void WaitForListener(Done done, int attempt);
+  bool Listens() const;
+  void CheckListener();
+
+  boost::asio::io_context& loop_;
+  const LaunchConfig& launch_;
+  const std::string regroup_program_;
+  std::function<void(absl::Status)> fatal_;
+  std::shared_ptr<bool> alive_;  // Held by handlers that may run after this object.
+
+  bool decided_ = false;
+  bool hosts_ = false;       // The endpoint is an address of this host.
+  bool in_use_ = false;      // Somebody listened there when we looked.
+  bool everywhere_ = false;  // The name is a loopback address here, but not for others.
+  Address endpoint_;         // The address that is dialled.
+  std::vector<Address> all_;  // Of an endpoint elsewhere.
+  std::size_t attempt_ = 0;
+  std::string folder_;
+
+  pid_t coordinator_ = 0;  // Our child, while it lives.
+  std::optional<boost::asio::posix::stream_descriptor> coordinator_watch_;
+  off_t stderr_from_ = 0;
+  Instant not_before_{};  // Of the next start.
+  bool ever_listened_ = false;
+  int exits_in_a_row_ = 0;
+  boost::asio::steady_timer timer_;
+};
+
+// This program's own folder, where the other programs of Regroup are.
+std::string ProgramFolder();
+
+}  // namespace regroup::agent

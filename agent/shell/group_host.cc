@@ -1,0 +1,595 @@
+#include "agent/shell/group_host.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <boost/asio/post.hpp>
+#include <csignal>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "agent/shell/exit_error.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "common/io/files.h"
+#include "common/io/proc.h"
+
+namespace regroup::agent {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using nlohmann::json;
+using namespace std::chrono_literals;
+
+constexpr auto kScanLimit = 1s;
+constexpr auto kErrorLimit = 200ms;  // How long an empty group waits for what its failed ranks printed.
+constexpr auto kKillInterval = 5ms;
+constexpr auto kStuckInterval = 1s;
+constexpr int kStuckRounds = 2000;  // × kKillInterval
+constexpr std::size_t kShimLogBytes = 4096;
+constexpr int kServiceOomAdjustment = 500;  // Workers go before the agent does.
+
+bool Failed(const shim::RankState& rank) {
+  return rank.phase == shim::RankPhase::kEnded && rank.exit_kind != ExitKind::kExecFailed &&
+         !(rank.exit_kind == ExitKind::kExited && rank.code == 0);
+}
+bool Started(const shim::RankState& rank) {
+  return rank.phase == shim::RankPhase::kRunning ||
+         (rank.phase == shim::RankPhase::kEnded && rank.exit_kind != ExitKind::kExecFailed);
+}
+
+RankEnded EndOf(const shim::RankState& rank, const std::string& program) {
+  RankEnded end{.local_rank = rank.local_rank,
+                .kind = rank.exit_kind,
+                .code = rank.code,
+                .after_stop = rank.after_stop,
+                .oom = rank.oom,
+                .pid = rank.pid,
+                .at = rank.ended_at};
+  if (rank.exit_kind == ExitKind::kExecFailed) {
+    end.error = absl::StrCat(rank.exec_stage, " ", program, ": ", std::strerror(rank.code));
+  }
+  return end;
+}
+
+json ToJson(const Address& address) { return {{"host", address.host}, {"port", address.port}}; }
+std::optional<Address> AddressFrom(const json& object, const char* name) {
+  const auto found = object.find(name);
+  if (found == object.end() || !found->is_object()) return std::nullopt;
+  return Address{found->value("host", std::string()), found->value("port", std::uint16_t{0})};
+}
+json Parsed(const std::string& text) {
+  json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return object.is_object() ? object : json::object();
+}
+
+mode_t CurrentUmask() {
+  const mode_t mask = ::umask(022);
+  ::umask(mask);
+  return mask;
+}
+
+}  // namespace
+
+// Owned by GroupHost; its processes' handlers refer to it by key.
+struct GroupHost::Hosted {
+  GroupKey key;
+  shim::Spec spec;
+  std::string path, store_path;
+  bool host_store = false;
+  std::vector<std::string> store_members;
+  std::optional<Address> witness, store;
+  io::UniqueFd witness_fd;  // Until the shim has it.
+  std::shared_ptr<ShimProcess> shim, store_shim;
+  std::optional<shim::State> state;    // The newest one.
+  std::optional<shim::RunRecord> end;  // The shim's last words.
+
+  bool adopted = false, ready = false;
+  std::size_t starts = 0;
+  std::set<int> exits;        // Posted.
+  std::set<int> errors_read;  // Asked for, or done.
+  int errors_pending = 0;
+  bool empty = false, empty_posted = false, stuck_posted = false, errors_late = false;
+  bool noticed = false, killed = false;  // Marks.
+};
+
+GroupHost::GroupHost(asio::io_context& loop, asio::thread_pool& disk, Options options, Handler handler)
+    : loop_(loop), disk_(disk), options_(std::move(options)), handler_(std::move(handler)), scan_timer_(loop),
+      alive_(std::make_shared<bool>(true)) {
+  absl::StatusOr<std::string> base = shim::FindCgroupBase();
+  if (base.ok()) cgroup_base_ = *std::move(base);
+  if (options_.launched) {
+    absl::StatusOr<shim::Lifeline> lifeline = shim::MakeLifeline();
+    if (lifeline.ok()) lifeline_ = *std::move(lifeline);
+  }
+}
+
+GroupHost::~GroupHost() {
+  *alive_ = false;
+  for (auto& [key, hosted] : groups_) {
+    if (hosted->shim) hosted->shim->Drop();
+    if (hosted->store_shim) hosted->store_shim->Drop();
+  }
+}
+
+GroupHost::Hosted* GroupHost::Find(const GroupKey& key) {
+  const auto found = groups_.find(key);
+  return found == groups_.end() ? nullptr : found->second.get();
+}
+
+void GroupHost::Follow(const ClusterId& cluster, Epoch epoch) {
+  cluster_ = cluster;
+  epoch_ = epoch;
+}
+
+void GroupHost::Fail(const GroupKey& key, const absl::Status& why) {
+  handler_.post(PrepareFailed{key, std::string(why.message())});
+}
+
+// ---- prepare ------------------------------------------------------------------------------------
+
+shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare) const {
+  shim::Spec spec;
+  spec.nonce = io::RandomHex(16);
+  spec.boot = options_.boot;
+  spec.cluster = cluster_;
+  spec.epoch = epoch_;
+  spec.node = options_.node;
+  spec.job = key.job;
+  spec.generation = key.generation;
+  spec.workers = prepare.spec.workers;
+  GroupProgram program = options_.program(prepare);
+  AddGroupEnvironment(key, spec.workers, static_cast<int>(options_.cpus.size()), options_.worker_socket, program);
+  spec.command = std::move(program.command);
+  spec.environment = ToEntries(program.environment);
+  spec.directory = std::move(program.directory);
+  spec.log_root = options_.log_root;
+  spec.lifeline_grace = prepare.spec.job.grace;
+  if (options_.launched) {
+    spec.umask = CurrentUmask();
+    spec.limits = {};
+  } else {
+    spec.oom_score_adj = kServiceOomAdjustment;
+  }
+  return spec;
+}
+
+void GroupHost::AddCgroup(shim::Spec& spec) {
+  if (cgroup_base_.empty()) return;
+  absl::StatusOr<std::string> cgroup = shim::MakeGroupCgroup(cgroup_base_, spec);
+  if (cgroup.ok()) {
+    spec.cgroup = *std::move(cgroup);
+  } else {
+    handler_.warn(absl::StrCat("no cgroup for ", spec.job.value(), ": ", std::string(cgroup.status().message())));
+  }
+}
+
+void GroupHost::Carry(const WriteRunDirectory& action) {
+  absl::Status written = Write(action.key, action.prepare);
+  if (!written.ok()) return Fail(action.key, written);
+  handler_.post(RunDirectoryWritten{action.key});
+}
+
+absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
+  auto hosted = std::make_unique<Hosted>();
+  hosted->key = key;
+  hosted->host_store = prepare.host_store;
+  hosted->store_members = prepare.store_members;
+  const std::string ip = prepare.advertise.empty() ? "127.0.0.1" : prepare.advertise;
+  ASSIGN_OR_RETURN(hosted->witness_fd, io::ListenTcpInRange(ip, options_.ports));
+  ASSIGN_OR_RETURN(hosted->witness, io::LocalAddressOf(hosted->witness_fd.get()));
+  hosted->spec = SpecOf(key, prepare);
+  hosted->spec.agent_data = json{{"host_store", prepare.host_store},
+                                 {"store_members", prepare.store_members},
+                                 {"advertise", ip},
+                                 {"witness", ToJson(*hosted->witness)}}
+                                .dump();
+  AddCgroup(hosted->spec);
+  absl::StatusOr<shim::RunDirectory> directory = shim::CreateRunDirectory(options_.node_base, hosted->spec);
+  RETURN_IF_ERROR(directory.status());
+  hosted->path = directory->path;
+  groups_[key] = std::move(hosted);
+  return absl::OkStatus();
+}
+
+std::shared_ptr<ShimProcess> GroupHost::MakeProcess(const GroupKey& key, std::string path, shim::Spec spec) {
+  const bool store = spec.role == shim::Role::kStore;
+  ShimProcess::Handler handler;
+  handler.state = [this, key, store](const shim::State& state) {
+    if (Hosted* hosted = Find(key); hosted != nullptr && !store) OnState(*hosted, state);
+  };
+  handler.gone = [this, key, store](const shim::RunRecord& record) {
+    Hosted* hosted = Find(key);
+    if (hosted == nullptr) return;
+    if (store) {
+      OnStoreGone(*hosted);
+    } else {
+      OnGone(*hosted, record);
+    }
+  };
+  return ShimProcess::Make(loop_, std::move(path), std::move(spec), !store && options_.launched, std::move(handler));
+}
+
+void GroupHost::Carry(const SpawnShim& action) {
+  Hosted* hosted = Find(action.key);
+  CHECK(hosted != nullptr);
+  absl::Status spawned = Spawn(*hosted);
+  if (!spawned.ok()) Fail(action.key, spawned);
+}
+
+absl::Status GroupHost::Spawn(Hosted& hosted) {
+  ASSIGN_OR_RETURN(shim::RunDirectory directory, shim::OpenRunDirectory(hosted.path));
+  shim::ShimFds fds;
+  fds.witness = hosted.witness_fd.get();
+  if (lifeline_) fds.lifeline = lifeline_->read_end.get();
+  if (options_.pass_stdin) fds.rank0_stdin = STDIN_FILENO;
+  hosted.shim = MakeProcess(hosted.key, hosted.path, hosted.spec);
+  absl::Status spawned = hosted.shim->Spawn(options_.shim_program, directory, fds);
+  hosted.witness_fd.reset();
+  return spawned;
+}
+
+void GroupHost::Carry(const SpawnStore& action) {
+  Hosted* hosted = Find(action.key);
+  CHECK(hosted != nullptr);
+  absl::Status spawned = SpawnStoreOf(*hosted);
+  if (!spawned.ok()) return Fail(action.key, spawned);
+  handler_.post(StoreBound{action.key, *hosted->store});
+}
+
+absl::Status GroupHost::SpawnStoreOf(Hosted& hosted) {
+  const std::string ip = hosted.witness ? hosted.witness->host : "127.0.0.1";
+  ASSIGN_OR_RETURN(io::UniqueFd listener, io::ListenTcpInRange(ip, options_.ports));
+  ASSIGN_OR_RETURN(Address address, io::LocalAddressOf(listener.get()));
+  shim::Spec spec;
+  spec.role = shim::Role::kStore;
+  spec.nonce = io::RandomHex(16);
+  spec.boot = options_.boot;
+  spec.cluster = cluster_;
+  spec.epoch = epoch_;
+  spec.node = options_.node;
+  spec.job = hosted.key.job;
+  spec.generation = hosted.key.generation;
+  spec.store_members = hosted.store_members;
+  spec.agent_data = json{{"store", ToJson(address)}}.dump();
+  // One that an earlier life of this agent wrote, and died before it was spawned.
+  if (!hosted.store_path.empty()) RETURN_IF_ERROR(shim::RemoveRunDirectory(hosted.store_path));
+  ASSIGN_OR_RETURN(shim::RunDirectory directory, shim::CreateRunDirectory(options_.node_base, spec));
+  hosted.store_path = directory.path;
+  hosted.store = address;
+  hosted.store_shim = MakeProcess(hosted.key, directory.path, spec);
+  shim::ShimFds fds;
+  fds.witness = listener.get();
+  if (lifeline_) fds.lifeline = lifeline_->read_end.get();
+  return hosted.store_shim->Spawn(options_.shim_program, directory, fds);
+}
+
+// ---- run and stop -------------------------------------------------------------------------------
+
+void GroupHost::Carry(const StartRanks& action) {
+  Hosted* hosted = Find(action.key);
+  CHECK(hosted != nullptr);
+  if (!hosted->shim) return;
+  const Environment group = FromEntries(hosted->spec.environment);
+  std::string interface;
+  if (action.run.many_hosts && hosted->witness) {
+    absl::StatusOr<std::string> owner = io::InterfaceOwning(hosted->witness->host);
+    if (owner.ok()) interface = *std::move(owner);
+  }
+  shim::StartRanks start;
+  start.ranks.resize(action.run.mine.size());
+  for (const RankAssignment& rank : action.run.mine) {
+    shim::RankPlan plan = PlanRank(action.run, rank, group, interface, hosted->path);
+    if (IsNativeWorker(hosted->spec.command)) plan.cpus = CpusOf(rank.local_rank, hosted->spec.workers, options_.cpus);
+    start.ranks[static_cast<std::size_t>(rank.local_rank)] = std::move(plan);
+  }
+  hosted->shim->Send(start);
+}
+
+void GroupHost::Carry(const StopRanks& action) {
+  Hosted* hosted = Find(action.key);
+  if (hosted != nullptr && hosted->shim) hosted->shim->Send(shim::Stop{.deadline = action.deadline, .signal = SIGTERM});
+}
+
+void GroupHost::Carry(const SignalRank& action) {
+  Hosted* hosted = Find(action.key);
+  if (hosted == nullptr || !hosted->state) return;
+  if (!std::exchange(hosted->noticed, true)) SaveNotes(*hosted);
+  for (const shim::RankState& rank : hosted->state->ranks) {
+    if (rank.local_rank != action.local_rank || rank.pid <= 0) continue;
+    io::SignalProcess(rank.pid, rank.start_ticks, action.signal).IgnoreError();  // Gone: its exit is on the way.
+  }
+}
+
+void GroupHost::Carry(const CloseStore& action) {
+  Hosted* hosted = Find(action.key);
+  if (hosted != nullptr && hosted->store_shim) hosted->store_shim->Send(shim::Kill{});
+}
+
+void GroupHost::Carry(const RemoveRunDirectory& action) {
+  Hosted* hosted = Find(action.key);
+  if (hosted == nullptr) return;
+  for (const std::shared_ptr<ShimProcess>& process : {hosted->shim, hosted->store_shim}) {
+    if (!process) continue;
+    if (process->alive()) process->Send(shim::Kill{});
+    process->Drop();
+  }
+  for (const std::string& path : {hosted->path, hosted->store_path}) {
+    if (path.empty()) continue;
+    absl::Status removed = shim::RemoveRunDirectory(path);
+    if (!removed.ok()) handler_.warn(absl::StrCat("can't remove ", path, ": ", std::string(removed.message())));
+  }
+  groups_.erase(action.key);
+}
+
+void GroupHost::Carry(const KillGroup& action) { KillLeftovers(action.key, 0, 0); }
+
+void GroupHost::KillLeftovers(const GroupKey& key, int clean_rounds, int rounds) {
+  Hosted* hosted = Find(key);
+  if (hosted == nullptr) return;
+  if (!hosted->end) {
+    // The core knows it is gone from the scan or from OnGone: both have left the record.
+    hosted->killed = true;
+    return handler_.post(GroupEmpty{key});
+  }
+  absl::StatusOr<int> found = shim::KillLeftovers(*hosted->end);
+  if (!found.ok()) handler_.warn(absl::StrCat("kill what is left of ", key.job.value(), ": ", std::string(found.status().message())));
+  clean_rounds = found.ok() && *found == 0 ? clean_rounds + 1 : 0;
+  if (clean_rounds >= 2) {
+    hosted->killed = true;
+    SaveNotes(*hosted);
+    return handler_.post(GroupEmpty{key});
+  }
+  if (rounds == kStuckRounds) handler_.post(GroupStuck{key});
+  auto timer = std::make_shared<asio::steady_timer>(loop_);
+  if (rounds < kStuckRounds) {
+    timer->expires_after(kKillInterval);
+  } else {
+    timer->expires_after(kStuckInterval);
+  }
+  timer->async_wait([this, alive = alive_, timer, key, clean_rounds, rounds](error_code error) {
+    if (!error && *alive) KillLeftovers(key, clean_rounds, rounds + 1);
+  });
+}
+
+void GroupHost::SaveNotes(const Hosted& hosted) {
+  const json notes = {{"noticed", hosted.noticed}, {"killed", hosted.killed}};
+  absl::Status written = shim::WriteAgentNotes(hosted.path, notes.dump());
+  if (!written.ok()) handler_.warn(absl::StrCat("can't write to ", hosted.path, ": ", std::string(written.message())));
+}
+
+// ---- what shims say -----------------------------------------------------------------------------
+
+void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
+  const std::uint64_t had = hosted.state ? hosted.state->output_bytes : 0;
+  hosted.state = state;
+  if (scan_done_) return CheckScan(false);
+  const GroupKey key = hosted.key;
+  if (!hosted.ready) {
+    hosted.ready = true;
+    handler_.post(ShimReady{key, hosted.witness});
+  }
+  RanksStarted started{key, {}};
+  for (const shim::RankState& rank : state.ranks) {
+    if (Started(rank)) started.starts.push_back({rank.local_rank, rank.pid, rank.started_at});
+  }
+  if (started.starts.size() > hosted.starts) {
+    hosted.starts = started.starts.size();
+    handler_.post(std::move(started));
+    if (handler_.output) handler_.output(key);  // From here on there is something to follow.
+  }
+  for (const shim::RankState& rank : state.ranks) {
+    if (rank.phase != shim::RankPhase::kEnded || !hosted.exits.insert(rank.local_rank).second) continue;
+    const std::string program = hosted.spec.command.empty() ? "" : hosted.spec.command[0];
+    handler_.post(RankExited{key, EndOf(rank, program)});
+  }
+  if (state.output_bytes != had && handler_.output) handler_.output(key);
+  if (state.phase == Phase::kUnkillable && !std::exchange(hosted.stuck_posted, true)) handler_.post(GroupStuck{key});
+  ReadErrors(hosted, state, /*all=*/false);
+  if (state.phase == Phase::kFree) {
+    hosted.empty = true;
+    MaybeEmpty(hosted);
+  }
+}
+
+void GroupHost::OnGone(Hosted& hosted, const shim::RunRecord& record) {
+  hosted.end = record;
+  if (scan_done_) return CheckScan(false);
+  const GroupKey key = hosted.key;
+  if (record.state) OnState(hosted, *record.state);
+  if (Find(key) != &hosted) return;
+  if (!record.supervisor_lost()) {
+    if (hosted.state) ReadErrors(hosted, *hosted.state, /*all=*/true);
+    MaybeEmpty(hosted);
+    return;
+  }
+  if (!hosted.ready) {
+    absl::StatusOr<std::string> log = io::ReadFile(absl::StrCat(hosted.path, "/", shim::kShimLogFile), kShimLogBytes);
+    return Fail(key, absl::UnavailableError(absl::StrCat("its supervisor ended before it was ready",
+                                                         log.ok() && !log->empty() ? ": " : "", log.ok() ? *log : "")));
+  }
+  handler_.post(ShimGone{key});
+}
+
+void GroupHost::OnStoreGone(Hosted& hosted) {
+  if (scan_done_) return CheckScan(false);
+  handler_.post(StoreGone{hosted.key});
+}
+
+// On the disk's thread, since a worker's log may lie on a file system that hangs.
+void GroupHost::ReadErrors(Hosted& hosted, const shim::State& state, bool all) {
+  for (const shim::RankState& rank : state.ranks) {
+    if (!Failed(rank) || !(all || rank.logs_complete) || !hosted.errors_read.insert(rank.local_rank).second) continue;
+    ++hosted.errors_pending;
+    const std::string file = ErrorFile(hosted.path, rank.local_rank);
+    const std::string logs = io::LogDirectory(hosted.spec.log_root, hosted.key.job, hosted.key.generation, rank.rank);
+    asio::post(disk_, [this, alive = alive_, key = hosted.key, local_rank = rank.local_rank, file, logs] {
+      asio::post(loop_, [this, alive, key, local_rank, error = ReadExitError(file, logs)] {
+        if (!*alive) return;
+        Hosted* hosted = Find(key);
+        if (hosted == nullptr) return;
+        --hosted->errors_pending;
+        if (!error.empty()) handler_.post(RankErrorRead{key, local_rank, error});
+        MaybeEmpty(*hosted);
+      });
+    });
+  }
+}
+
+// Free is said together with why its ranks failed, if that does not take long.
+void GroupHost::MaybeEmpty(Hosted& hosted) {
+  if (!hosted.empty || hosted.empty_posted || !hosted.state) return;
+  bool complete = hosted.errors_pending == 0;
+  for (const shim::RankState& rank : hosted.state->ranks) {
+    complete = complete && (!Failed(rank) || hosted.errors_read.contains(rank.local_rank));
+  }
+  if (complete || hosted.errors_late) {
+    hosted.empty_posted = true;
+    handler_.post(GroupEmpty{hosted.key});
+    return;
+  }
+  auto timer = std::make_shared<asio::steady_timer>(loop_);
+  timer->expires_after(kErrorLimit);
+  timer->async_wait([this, alive = alive_, timer, key = hosted.key](error_code error) {
+    if (error || !*alive) return;
+    Hosted* late = Find(key);
+    if (late == nullptr || late->empty_posted) return;
+    late->errors_late = true;
+    MaybeEmpty(*late);
+  });
+}
+
+// ---- scan ---------------------------------------------------------------------------------------
+
+void GroupHost::Scan(std::function<void(std::vector<RunRecord>)> done) {
+  absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(options_.node_base);
+  if (!scan.ok()) {
+    handler_.warn(std::string(scan.status().message()));
+    return done({});
+  }
+  for (const std::string& damaged : scan->damaged) {
+    handler_.warn(absl::StrCat("removing a damaged run directory: ", damaged));
+    shim::RemoveRunDirectory(damaged.substr(0, damaged.find(": "))).IgnoreError();
+  }
+  scan_done_ = std::move(done);
+  for (shim::RunRecord& record : scan->records) {
+    if (record.spec.role == shim::Role::kGroup) AdoptRecord(std::move(record));
+  }
+  for (shim::RunRecord& record : scan->records) {
+    if (record.spec.role != shim::Role::kStore) continue;
+    Hosted* hosted = Find({record.spec.job, record.spec.generation});
+    const std::string path = record.path;
+    if (hosted == nullptr) {  // Of a group that is gone.
+      auto orphan = MakeProcess({record.spec.job, record.spec.generation}, path, record.spec);
+      if (record.shim_alive) orphan->Adopt();
+      orphan->Send(shim::Kill{});
+      orphan->Drop();
+      shim::RemoveRunDirectory(path).IgnoreError();
+      continue;
+    }
+    hosted->store_path = path;
+    hosted->store = AddressFrom(Parsed(record.spec.agent_data), "store");
+    if (!record.shim_alive) continue;
+    hosted->store_shim = MakeProcess(hosted->key, path, record.spec);
+    hosted->store_shim->Adopt();
+  }
+  scan_timer_.expires_after(kScanLimit);
+  scan_timer_.async_wait([this, alive = alive_](error_code error) {
+    if (!error && *alive) CheckScan(true);
+  });
+  CheckScan(false);
+}
+
+void GroupHost::AdoptRecord(shim::RunRecord record) {
+  auto hosted = std::make_unique<Hosted>();
+  hosted->key = {record.spec.job, record.spec.generation};
+  hosted->spec = record.spec;
+  hosted->path = record.path;
+  hosted->adopted = hosted->ready = true;
+  const json data = Parsed(record.spec.agent_data), notes = Parsed(record.agent_notes);
+  hosted->host_store = data.value("host_store", false);
+  hosted->store_members = data.value("store_members", std::vector<std::string>());
+  hosted->witness = AddressFrom(data, "witness");
+  hosted->noticed = notes.value("noticed", false);
+  hosted->killed = notes.value("killed", false);
+  hosted->state = record.state;
+  const GroupKey key = hosted->key;
+  if (record.shim_alive) {
+    hosted->state.reset();  // It answers itself.
+    hosted->shim = MakeProcess(key, record.path, record.spec);
+  } else {
+    hosted->end = std::move(record);
+  }
+  Hosted& placed = *(groups_[key] = std::move(hosted));
+  if (placed.shim) placed.shim->Adopt();
+}
+
+void GroupHost::CheckScan(bool time_is_up) {
+  if (!scan_done_) return;
+  for (const auto& [key, hosted] : groups_) {
+    if (hosted->shim && !hosted->state && !hosted->end && !time_is_up) return;
+  }
+  scan_timer_.cancel();
+  auto done = std::exchange(scan_done_, {});
+  std::vector<RunRecord> records;
+  for (auto& [key, hosted] : groups_) {
+    if (!hosted->state && hosted->end) hosted->state = hosted->end->state;
+    records.push_back(Describe(*hosted));
+    // What the record says is not posted again.
+    if (!hosted->state) continue;
+    for (const shim::RankState& rank : hosted->state->ranks) {
+      hosted->starts += Started(rank);
+      if (rank.phase == shim::RankPhase::kEnded) hosted->exits.insert(rank.local_rank);
+    }
+    hosted->stuck_posted = hosted->state->phase == Phase::kUnkillable;
+    hosted->empty = hosted->empty_posted = hosted->state->phase == Phase::kFree;
+  }
+  done(std::move(records));
+  for (auto& [key, hosted] : groups_) {
+    if (hosted->state) ReadErrors(*hosted, *hosted->state, hosted->end.has_value());
+  }
+}
+
+RunRecord GroupHost::Describe(const Hosted& hosted) const {
+  RunRecord record;
+  record.key = hosted.key;
+  record.boot = hosted.spec.boot;
+  record.workers = hosted.spec.workers;
+  record.host_store = hosted.host_store;
+  record.noticed = hosted.noticed;
+  record.killed = hosted.killed;
+  record.shim_alive = hosted.shim && !hosted.end;
+  record.store_alive = hosted.store_shim && hosted.store_shim->alive();
+  record.store = hosted.store;
+  record.witness = hosted.witness;
+  record.started = hosted.end && hosted.end->started;
+  if (!hosted.state) return record;
+  record.started = record.started || hosted.state->ever_started;
+  record.empty = hosted.state->phase == Phase::kFree;
+  record.unkillable = hosted.state->phase == Phase::kUnkillable;
+  record.stop_deadline = hosted.state->stop_deadline;
+  const std::string program = hosted.spec.command.empty() ? "" : hosted.spec.command[0];
+  for (const shim::RankState& rank : hosted.state->ranks) {
+    if (Started(rank)) record.starts.push_back({rank.local_rank, rank.pid, rank.started_at});
+    if (rank.phase == shim::RankPhase::kEnded) record.exits.push_back(EndOf(rank, program));
+  }
+  return record;
+}
+
+std::vector<GroupHost::RankLog> GroupHost::LogsOf(const GroupKey& key) const {
+  std::vector<RankLog> logs;
+  const auto found = groups_.find(key);
+  if (found == groups_.end() || !found->second->state) return logs;
+  for (const shim::RankState& rank : found->second->state->ranks) {
+    if (rank.rank < 0) continue;
+    logs.push_back({rank.rank, rank.local_rank,
+                    io::LogDirectory(found->second->spec.log_root, key.job, key.generation, rank.rank)});
+  }
+  return logs;
+}
+
+}  // namespace regroup::agent

@@ -1,0 +1,106 @@
+#pragma once
+
+// Carries out what the core orders about groups: run directories, shims, stores, and what failed ranks left behind. The
+// loop's side of agent/shim; decides nothing. Loop thread; files of workers are read on `disk`.
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "agent/core/events.h"
+#include "agent/shell/shim_process.h"
+#include "agent/shell/worker_environment.h"
+#include "common/io/address.h"
+#include "common/io/log_files.h"
+
+namespace regroup::agent {
+
+class GroupHost {
+ public:
+  struct Options {
+    std::string node_base;  // Of run directories.
+    std::string shim_program;
+    std::string log_root;
+    std::string worker_socket;
+    io::PortRange ports;
+    NodeId node;
+    BootId boot;
+    bool launched = false;  // Shims get the lifeline, workers this process's limits and umask; output is followed.
+    bool pass_stdin = false;
+    std::vector<int> cpus;
+    std::function<GroupProgram(const Prepare&)> program;
+  };
+  struct Handler {
+    std::function<void(Event)> post;
+    std::function<void(const GroupKey&)> output;  // Workers of it have written to their logs.
+    std::function<void(std::string)> warn;
+  };
+  GroupHost(boost::asio::io_context& loop, boost::asio::thread_pool& disk, Options options, Handler handler);
+  ~GroupHost();
+
+  // Reads all run directories and asks all living shims; then calls `done` with what they say, once.
+  void Scan(std::function<void(std::vector<RunRecord>)> done);
+  // Whose orders the next run directories follow.
+  void Follow(const ClusterId& cluster, Epoch epoch);
+
+  void Carry(const WriteRunDirectory& action);
+  void Carry(const SpawnShim& action);
+  void Carry(const SpawnStore& action);
+  void Carry(const StartRanks& action);
+  void Carry(const StopRanks& action);
+  void Carry(const SignalRank& action);
+  void Carry(const KillGroup& action);
+  void Carry(const CloseStore& action);
+  void Carry(const RemoveRunDirectory& action);
+
+  // Where the ranks of a running group write, by local rank; empty before they run.
+  struct RankLog {
+    int rank = 0, local_rank = 0;
+    std::string directory;
+  };
+  std::vector<RankLog> LogsOf(const GroupKey& key) const;
+
+ private:
+  struct Hosted;
+  absl::Status Write(const GroupKey& key, const Prepare& prepare);
+  shim::Spec SpecOf(const GroupKey& key, const Prepare& prepare) const;
+  void AddCgroup(shim::Spec& spec);
+  absl::Status Spawn(Hosted& hosted);
+  absl::Status SpawnStoreOf(Hosted& hosted);
+  std::shared_ptr<ShimProcess> MakeProcess(const GroupKey& key, std::string path, shim::Spec spec);
+  void AdoptRecord(shim::RunRecord record);
+  void CheckScan(bool time_is_up);
+  RunRecord Describe(const Hosted& hosted) const;
+
+  void OnState(Hosted& hosted, const shim::State& state);
+  void OnGone(Hosted& hosted, const shim::RunRecord& record);
+  void OnStoreGone(Hosted& hosted);
+  void ReadErrors(Hosted& hosted, const shim::State& state, bool all);
+  void MaybeEmpty(Hosted& hosted);
+  void KillLeftovers(const GroupKey& key, int clean_rounds, int rounds);
+  void SaveNotes(const Hosted& hosted);
+  Hosted* Find(const GroupKey& key);
+  void Fail(const GroupKey& key, const absl::Status& why);
+
+  boost::asio::io_context& loop_;
+  boost::asio::thread_pool& disk_;
+  const Options options_;
+  Handler handler_;
+  ClusterId cluster_;
+  Epoch epoch_;
+  std::string cgroup_base_;  // Empty: none is writable.
+  std::optional<shim::Lifeline> lifeline_;
+  std::map<GroupKey, std::unique_ptr<Hosted>> groups_;
+
+  std::function<void(std::vector<RunRecord>)> scan_done_;
+  boost::asio::steady_timer scan_timer_;
+  std::shared_ptr<bool> alive_;  // Held by handlers that may run after this object.
+};
+
+}  // namespace regroup::agent

@@ -1,0 +1,101 @@
+#include "agent/shell/launch_front.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/io/proc.h"
+
+namespace regroup::agent {
+namespace {
+
+using namespace std::chrono_literals;
+
+// The logs of the generation before may still be written to while the next one starts.
+constexpr std::size_t kFollowedGenerations = 2;
+constexpr Duration kPatient = std::chrono::hours(24 * 365);
+constexpr Duration kHurried = 1s;
+constexpr int kJoinTimeoutCode = 124;
+
+}  // namespace
+
+LaunchFront::LaunchFront(boost::asio::io_context& loop, const LaunchConfig& launch, const LaunchDialler& dialler)
+    : launch_(launch), dialler_(dialler), screen_(launch, StyleOf(STDERR_FILENO)), relay_(STDOUT_FILENO, STDERR_FILENO),
+      timer_(loop), node_name_(launch.node_name) {}
+
+Duration LaunchFront::Now() const { return Duration(BoottimeNanoseconds() - launch_.started_boottime_ns); }
+
+void LaunchFront::Say(std::string text) {
+  relay_.Say(std::move(text));
+  ArmTimer();
+}
+
+void LaunchFront::ArmTimer() {
+  const std::optional<Duration> next = screen_.NextTick();
+  if (!next) {
+    timer_.cancel();
+    return;
+  }
+  timer_.expires_after(std::max(Duration::zero(), *next - Now()));
+  timer_.async_wait([this](boost::system::error_code error) {
+    if (!error) Say(screen_.Tick(Now()));
+  });
+}
+
+void LaunchFront::Attached(const std::string& node_name) {
+  node_name_ = node_name;
+  if (std::exchange(away_, false)) Say(screen_.CoordinatorBack(Now()));
+}
+
+void LaunchFront::Away(const std::string& why) {
+  away_ = true;
+  Say(screen_.CoordinatorAway(Now(), why));
+}
+
+void LaunchFront::JobKnown(const JobId& job) {
+  RunStart start;
+  start.job = job;
+  start.node_name = node_name_;
+  start.coordinator = dialler_.ForOthers();
+  start.log_path = absl::StrCat(launch_.log_dir, "/", job.value());
+  start.hosts_coordinator = dialler_.hosts();
+  Say(screen_.Started(Now(), start));
+}
+
+void LaunchFront::Happened(const JobEvent& event) { Say(screen_.OnEvent(Now(), event)); }
+
+void LaunchFront::Over(JobView view) { view_ = std::move(view); }
+
+void LaunchFront::Output(const GroupKey& key, const std::vector<GroupHost::RankLog>& logs) {
+  auto [group, first] = followed_.try_emplace(key);
+  for (const GroupHost::RankLog& log : logs) {
+    if (!group->second.insert(log.directory).second) continue;
+    const std::string prefix = launch_.workers == 1 ? "" : absl::StrCat("[", node_name_, ":", log.rank, "] ");
+    relay_.Follow(log.directory, prefix);
+  }
+  relay_.Poke();
+  while (first && followed_.size() > kFollowedGenerations) {
+    for (const std::string& directory : followed_.begin()->second) relay_.Unfollow(directory);
+    followed_.erase(followed_.begin());
+  }
+}
+
+void LaunchFront::Leaving(int signal, Duration left, bool again) {
+  hurried_ = hurried_ || again;
+  Say(screen_.Leaving(Now(), signal, left, again));
+}
+
+void LaunchFront::Finish(const Agent::End& end) {
+  std::string words;
+  if (!end.why.empty()) {
+    words = end.why;
+  } else if (view_) {
+    words = screen_.Ended(Now(), *view_, end.exit_code);
+  } else if (end.exit_code == kJoinTimeoutCode) {
+    words = screen_.JoinTimedOut(Now());
+  }
+  relay_.Finish(std::move(words), hurried_ ? kHurried : kPatient);
+}
+
+}  // namespace regroup::agent

@@ -1,0 +1,51 @@
+#pragma once
+
+// The face of a launch command: worker output and `regroup:` lines, on its stdout and stderr. Loop thread.
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "agent/shell/agent.h"
+#include "agent/shell/dialler.h"
+#include "agent/shell/relay.h"
+#include "common/report/run_screen.h"
+
+namespace regroup::agent {
+
+class LaunchFront : public Front {
+ public:
+  LaunchFront(boost::asio::io_context& loop, const LaunchConfig& launch, const LaunchDialler& dialler);
+
+  void Attached(const std::string& node_name) override;
+  void Away(const std::string& why) override;
+  void JobKnown(const JobId& job) override;
+  void Happened(const JobEvent& event) override;
+  void Over(JobView view) override;
+  void Output(const GroupKey& key, const std::vector<GroupHost::RankLog>& logs) override;
+  void Leaving(int signal, Duration left, bool again) override;
+
+  // After the loop: shows what is left of the output, then the end. Waits for a terminal that does not read, unless
+  // the user has asked twice to leave.
+  void Finish(const Agent::End& end);
+
+ private:
+  Duration Now() const;
+  void Say(std::string text);
+  void ArmTimer();
+
+  const LaunchConfig& launch_;
+  const LaunchDialler& dialler_;
+  RunScreen screen_;
+  Relay relay_;
+  boost::asio::steady_timer timer_;
+  std::string node_name_;
+  std::map<GroupKey, std::set<std::string>> followed_;
+  std::optional<JobView> view_;
+  bool away_ = false;
+  bool hurried_ = false;
+};
+
+}  // namespace regroup::agent

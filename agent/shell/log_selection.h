@@ -1,0 +1,48 @@
+#pragma once
+
+// The lines of one job on this node that a reader asked for, in the order they were written. Reads files; one thread.
+
+#include <deque>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/io/log_files.h"
+#include "proto/coordinator.pb.h"
+
+namespace regroup::agent {
+
+class LogSelectionReader {
+ public:
+  LogSelectionReader(std::string log_root, std::string node_name, v1::LogSelection selection);
+
+  // The next chunks, oldest first; none: there is nothing more now. `last`: also lines without an end.
+  std::vector<v1::LogChunk> Next(bool last);
+  // Not empty: a part could not be read, and why.
+  const std::string& problem() const { return problem_; }
+
+ private:
+  struct Stream {
+    Generation generation;
+    int rank = 0, local_rank = 0;
+    io::LogStream kind;
+    io::LogReader reader;
+    io::LineSplitter splitter;
+    std::deque<io::LogLine> lines;
+  };
+  void FindStreams();
+  void AddStream(Generation generation, int rank, int first_rank, io::LogStream kind, bool existed);
+  bool Refill(Stream& stream, bool last);
+  v1::LogChunk TakeChunk(Stream& stream);
+
+  const std::string log_root_, node_name_;
+  const v1::LogSelection selection_;
+  const JobId job_;
+  bool looked_ = false;  // What is found from now on is new.
+  std::map<std::tuple<Generation, int, io::LogStream>, Stream> streams_;
+  std::string problem_;
+};
+
+}  // namespace regroup::agent

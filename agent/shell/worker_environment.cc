@@ -1,0 +1,156 @@
+#include "agent/shell/worker_environment.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/config/env.h"
+
+namespace regroup::agent {
+namespace {
+
+void SetDefault(Environment& environment, const std::string& name, std::string value) {
+  environment.emplace(name, std::move(value));
+}
+
+bool OnPath(const std::string& program, const std::string& path) {
+  const std::vector<std::string> folders = absl::StrSplit(path, ':');
+  for (const std::string& folder : folders) {
+    const std::string file = absl::StrCat(folder.empty() ? "." : folder, "/", program);
+    struct stat info {};
+    if (::stat(file.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(file.c_str(), X_OK) == 0) return true;
+  }
+  return false;
+}
+
+std::string BaseName(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
+
+std::string PythonOf(const Environment& environment) {
+  const auto chosen = environment.find("PYTHON_EXEC");
+  if (chosen != environment.end() && !chosen->second.empty()) return chosen->second;
+  const auto path = environment.find("PATH");
+  return path != environment.end() && OnPath("python", path->second) ? "python" : "python3";
+}
+
+Environment Inherited(const Environment& own, bool all) {
+  Environment environment;
+  for (const auto& [name, value] : own) {
+    if (IsRegroupSecret(name) || !(all || OnSubmitAllowList(name))) continue;
+    environment.emplace(name, value);
+  }
+  return environment;
+}
+
+}  // namespace
+
+GroupProgram LaunchedProgram(const LaunchConfig& launch, const Environment& own, const std::string& directory) {
+  GroupProgram program;
+  program.command = launch.argv;
+  if (!program.command.empty() && !launch.executable.empty()) program.command[0] = launch.executable;
+  program.environment = Inherited(own, /*all=*/true);
+  program.directory = directory;
+  if (launch.python) program.environment["PYTHONUNBUFFERED"] = "1";
+  return program;
+}
+
+GroupProgram SubmittedProgram(const JobSpec& job, const Environment& own) {
+  GroupProgram program;
+  program.environment = Inherited(own, /*all=*/false);
+  for (const auto& [name, value] : job.environment) program.environment[name] = value;
+  program.directory = job.directory;
+  program.command = job.command;
+  if (program.command.empty()) return program;
+  const bool script = absl::EndsWith(program.command[0], ".py");
+  if (script || program.command[0] == "-m") {
+    program.command.insert(program.command.begin(), {PythonOf(program.environment), "-u"});
+  }
+  if (absl::StartsWith(BaseName(program.command[0]), "python")) {
+    SetDefault(program.environment, "PYTHONUNBUFFERED", "1");
+  }
+  return program;
+}
+
+bool IsNativeWorker(const std::vector<std::string>& command) {
+  return !command.empty() && BaseName(command[0]) == "regroup-worker";
+}
+
+void AddGroupEnvironment(const GroupKey& key, int workers, int cpus, const std::string& worker_socket,
+                         GroupProgram& program) {
+  Environment& environment = program.environment;
+  environment["REGROUP_JOB"] = key.job.value();
+  environment["REGROUP_GENERATION"] = absl::StrCat(key.generation.value());
+  environment["REGROUP_SOCKET"] = worker_socket;
+  environment["TORCHELASTIC_RUN_ID"] = key.job.value();
+  environment["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  environment["LOCAL_WORLD_SIZE"] = absl::StrCat(workers);
+  environment["ROLE_NAME"] = "default";
+  SetDefault(environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+  if (IsNativeWorker(program.command)) {
+    SetDefault(environment, "OMP_NUM_THREADS", absl::StrCat(std::max(1, cpus / std::max(1, workers))));
+    // A spinning thread that never blocks starves the others once a core is shared.
+    SetDefault(environment, "GOMP_SPINCOUNT", "1000");
+  } else if (workers > 1) {
+    SetDefault(environment, "OMP_NUM_THREADS", "1");
+  }
+}
+
+shim::RankPlan PlanRank(const Run& run, const RankAssignment& rank, const Environment& group,
+                        const std::string& interface, const std::string& error_files) {
+  Environment environment;
+  environment["RANK"] = environment["ROLE_RANK"] = absl::StrCat(rank.rank);
+  environment["LOCAL_RANK"] = absl::StrCat(rank.local_rank);
+  environment["WORLD_SIZE"] = environment["ROLE_WORLD_SIZE"] = absl::StrCat(run.world_size);
+  environment["GROUP_RANK"] = absl::StrCat(run.group_rank);
+  environment["GROUP_WORLD_SIZE"] = absl::StrCat(run.group_size);
+  environment["MASTER_ADDR"] = run.store.host;
+  environment["MASTER_PORT"] = absl::StrCat(run.store.port);
+  environment["TORCHELASTIC_RESTART_COUNT"] = absl::StrCat(run.restart_count);
+  environment["TORCHELASTIC_MAX_RESTARTS"] = absl::StrCat(run.max_restarts);
+  environment["TORCHELASTIC_ERROR_FILE"] = ErrorFile(error_files, rank.local_rank);
+  environment["REGROUP_RESUME_STEP"] = absl::StrCat(run.resume_step);
+  if (run.many_hosts && !interface.empty()) {
+    // What the host's name resolves to is often 127.0.1.1, which other hosts can't reach.
+    for (const char* name : {"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
+      if (!group.contains(name)) environment[name] = interface;
+    }
+  }
+  shim::RankPlan plan;
+  plan.local_rank = rank.local_rank;
+  plan.rank = rank.rank;
+  plan.environment = ToEntries(environment);
+  return plan;
+}
+
+std::vector<int> CpusOf(int local_rank, int workers, const std::vector<int>& cpus) {
+  const int count = static_cast<int>(cpus.size());
+  if (workers < 2 || count < workers) return {};
+  const int first = static_cast<int>(static_cast<std::int64_t>(count) * local_rank / workers);
+  const int last = static_cast<int>(static_cast<std::int64_t>(count) * (local_rank + 1) / workers);
+  return {cpus.begin() + first, cpus.begin() + last};
+}
+
+std::string ErrorFile(const std::string& folder, int local_rank) {
+  return absl::StrCat(folder, "/error.", local_rank, ".json");
+}
+
+std::vector<std::string> ToEntries(const Environment& environment) {
+  std::vector<std::string> entries;
+  entries.reserve(environment.size());
+  for (const auto& [name, value] : environment) entries.push_back(absl::StrCat(name, "=", value));
+  return entries;
+}
+
+Environment FromEntries(const std::vector<std::string>& entries) {
+  Environment environment;
+  for (const std::string& entry : entries) {
+    const std::size_t equals = entry.find('=');
+    if (equals != std::string::npos) environment[entry.substr(0, equals)] = entry.substr(equals + 1);
+  }
+  return environment;
+}
+
+}  // namespace regroup::agent

@@ -1,0 +1,223 @@
+#include "agent/shell/worker_server.h"
+
+#include <google/protobuf/util/json_util.h>
+#include <unistd.h>
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/write.hpp>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/io/unix_socket.h"
+#include "proto/local.pb.h"
+
+namespace regroup::agent {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+constexpr std::size_t kMaxOutgoingBytes = 256 << 10;
+constexpr std::uint32_t kLocalVersion = 1;
+constexpr double kMaxSeconds = 1e9;
+
+std::optional<Duration> Time(bool has, double seconds) {
+  if (!has || !std::isfinite(seconds) || seconds < 0 || seconds > kMaxSeconds) return std::nullopt;
+  return FromSeconds(seconds);
+}
+std::optional<double> Finite(bool has, double value) {
+  return has && std::isfinite(value) ? std::optional<double>(value) : std::nullopt;
+}
+
+}  // namespace
+
+struct WorkerServer::Peer {
+  explicit Peer(asio::local::stream_protocol::socket s) : socket(std::move(s)) {}
+  asio::local::stream_protocol::socket socket;
+  std::array<char, 16 << 10> buffer;
+  std::string incoming, outgoing, writing;
+  bool closed = false;
+  bool greeted = false;
+  GroupKey key;
+  int rank = 0, local_rank = 0;
+};
+
+WorkerServer::WorkerServer(asio::io_context& loop, io::UniqueFd listener, int max_connections, Post post, Warn warn)
+    : loop_(loop), acceptor_(loop), max_connections_(max_connections), post_(std::move(post)), warn_(std::move(warn)) {
+  acceptor_.assign(asio::local::stream_protocol(), listener.release());
+  Accept();
+}
+
+WorkerServer::~WorkerServer() {
+  for (const auto& peer : peers_) peer->closed = true;
+}
+
+void WorkerServer::Accept() {
+  acceptor_.async_accept([this](error_code error, asio::local::stream_protocol::socket socket) {
+    if (error == asio::error::operation_aborted) return;
+    if (!error) {
+      auto peer = std::make_shared<Peer>(std::move(socket));
+      absl::StatusOr<io::PeerCredentials> who = io::PeerCredentialsOf(peer->socket.native_handle());
+      if (!who.ok() || (who->uid != ::geteuid() && who->uid != 0)) {
+        warn_("a connection of another user to the worker socket was closed");
+      } else if (static_cast<int>(peers_.size()) >= max_connections_) {
+        warn_(absl::StrCat("more than ", max_connections_, " connections to the worker socket: one was closed"));
+      } else {
+        peers_.push_back(peer);
+        Read(peer);
+      }
+    }
+    Accept();
+  });
+}
+
+void WorkerServer::Read(const std::shared_ptr<Peer>& peer) {
+  peer->socket.async_read_some(asio::buffer(peer->buffer), [this, peer](error_code error, std::size_t bytes) {
+    if (peer->closed) return;
+    peer->incoming.append(peer->buffer.data(), bytes);
+    if (!TakeLines(*peer) || error) {
+      Close(peer);
+    } else {
+      Read(peer);
+    }
+  });
+}
+
+bool WorkerServer::TakeLines(Peer& peer) {
+  std::size_t from = 0;
+  for (std::size_t end; (end = peer.incoming.find('\n', from)) != std::string::npos; from = end + 1) {
+    if (end - from > kMaxLineBytes || !Handle(peer, peer.incoming.substr(from, end - from))) return false;
+    if (peer.closed) return false;
+  }
+  peer.incoming.erase(0, from);
+  if (peer.incoming.size() <= kMaxLineBytes) return true;
+  warn_(absl::StrCat("a line of more than ", kMaxLineBytes, " bytes on the worker socket: connection closed"));
+  return false;
+}
+
+bool WorkerServer::Handle(Peer& peer, const std::string& text) {
+  local::WorkerLine line;
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = true;  // A newer worker may say more.
+  if (!google::protobuf::util::JsonStringToMessage(text, &line, options).ok() ||
+      (!peer.greeted && !line.has_hello())) {
+    warn_("garbage on the worker socket: connection closed");
+    return false;
+  }
+  WorkerSaid said{.key = peer.key, .rank = peer.rank, .local_rank = peer.local_rank, .what = {}};
+  switch (line.body_case()) {
+    case local::WorkerLine::kHello:
+      return Greet(peer, line);
+    case local::WorkerLine::kProgress: {
+      const local::Progress& p = line.progress();
+      WorkerProgress progress;
+      progress.job = peer.key.job;
+      progress.generation = peer.key.generation;
+      progress.rank = peer.rank;
+      progress.step = p.step();
+      progress.samples = p.samples();
+      progress.loss = Finite(p.has_loss(), p.loss());
+      progress.tokens_per_second = Finite(p.has_tokens_per_second(), p.tokens_per_second());
+      if (p.has_restored_step()) progress.restored_step = p.restored_step();
+      progress.init = Time(p.has_init_s(), p.init_s());
+      progress.restore = Time(p.has_restore_s(), p.restore_s());
+      progress.first_step = Time(p.has_first_step_s(), p.first_step_s());
+      progress.checkpoint = Time(p.has_checkpoint_s(), p.checkpoint_s());
+      said.what = std::move(progress);
+      break;
+    }
+    case local::WorkerLine::kCommit: {
+      const local::CommitRequest& c = line.commit();
+      CommitRequest request;
+      request.job = peer.key.job;
+      request.generation = peer.key.generation;
+      request.attempt = c.attempt();
+      request.step = c.step();
+      request.manifest_hash = c.manifest_hash();
+      request.path = c.path();
+      request.for_notice = c.for_notice();
+      said.what = std::move(request);
+      break;
+    }
+    case local::WorkerLine::kCommunicatorFailed:
+      said.what = CommunicatorFailed{line.communicator_failed().text()};
+      break;
+    case local::WorkerLine::BODY_NOT_SET:
+      return true;  // Something newer than this agent.
+  }
+  post_(std::move(said));
+  return true;
+}
+
+bool WorkerServer::Greet(Peer& peer, const local::WorkerLine& line) {
+  const local::WorkerHello& hello = line.hello();
+  if (hello.version() != kLocalVersion) {
+    warn_(absl::StrCat("a worker speaks version ", hello.version(), " of the local protocol, this agent ", kLocalVersion));
+    return false;
+  }
+  peer.greeted = true;
+  peer.key = {JobId(hello.job()), Generation(hello.generation())};
+  peer.rank = hello.rank();
+  peer.local_rank = hello.local_rank();
+  local::AgentLine welcome;
+  welcome.mutable_welcome()->set_version(kLocalVersion);
+  Send(peer, welcome);
+  post_(WorkerSaid{peer.key, peer.rank, peer.local_rank, WorkerHello{hello.takes_notice()}});
+  return true;
+}
+
+void WorkerServer::TellNotice(const GroupKey& key, int local_rank, Duration left) {
+  local::AgentLine line;
+  line.mutable_notice()->set_left_s(Seconds(left));
+  for (const auto& peer : peers_) {
+    if (peer->greeted && peer->key == key && peer->local_rank == local_rank) Send(*peer, line);
+  }
+}
+
+// Rank 0 of the generation asked, on whichever connection it has now.
+void WorkerServer::TellCommit(const GroupKey& key, const CommitAnswer& answer) {
+  local::AgentLine line;
+  local::CommitAnswer& out = *line.mutable_commit();
+  out.set_attempt(answer.attempt);
+  out.set_step(answer.step);
+  out.set_accepted(answer.accepted);
+  out.set_why_not(answer.why_not);
+  for (const auto& peer : peers_) {
+    if (peer->greeted && peer->key == key && peer->rank == 0) Send(*peer, line);
+  }
+}
+
+void WorkerServer::Send(Peer& peer, const local::AgentLine& line) {
+  std::string text;
+  if (!google::protobuf::util::MessageToJsonString(line, &text).ok()) return;
+  peer.outgoing += text + "\n";
+  for (const auto& shared : peers_) {
+    if (shared.get() == &peer) return Write(shared);
+  }
+}
+
+void WorkerServer::Write(const std::shared_ptr<Peer>& peer) {
+  if (peer->closed || !peer->writing.empty() || peer->outgoing.empty()) return;
+  if (peer->outgoing.size() > kMaxOutgoingBytes) return Close(peer);  // It does not read.
+  peer->writing = std::exchange(peer->outgoing, {});
+  asio::async_write(peer->socket, asio::buffer(peer->writing), [this, peer](error_code error, std::size_t) {
+    if (peer->closed) return;
+    peer->writing.clear();
+    if (error) {
+      Close(peer);
+    } else {
+      Write(peer);
+    }
+  });
+}
+
+void WorkerServer::Close(const std::shared_ptr<Peer>& peer) {
+  if (std::exchange(peer->closed, true)) return;
+  error_code ignored;
+  peer->socket.close(ignored);
+  peers_.remove(peer);
+  if (peer->greeted) post_(WorkerHungUp{peer->key, peer->local_rank});
+}
+
+}  // namespace regroup::agent

@@ -1,0 +1,61 @@
+#pragma once
+
+// The Unix socket that workers of this node speak to their agent on: JSON lines of proto/local.proto, at most 64 KiB
+// each. What is not such a line closes its own connection and nothing else. Loop thread only.
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "agent/core/events.h"
+#include "common/io/fd.h"
+
+namespace regroup::local {
+class AgentLine;
+class WorkerLine;
+}  // namespace regroup::local
+
+namespace regroup::agent {
+
+inline constexpr std::size_t kMaxLineBytes = 64 << 10;
+
+class WorkerServer {
+ public:
+  // WorkerSaid and WorkerHungUp.
+  using Post = std::function<void(Event)>;
+  using Warn = std::function<void(std::string)>;
+  // REQUIRES: `listener` is a listening Unix socket.
+  WorkerServer(boost::asio::io_context& loop, io::UniqueFd listener, int max_connections, Post post, Warn warn);
+  ~WorkerServer();
+
+  // To the connection of that rank; nothing when it has none.
+  void TellNotice(const GroupKey& key, int local_rank, Duration left);
+  void TellCommit(const GroupKey& key, const CommitAnswer& answer);
+
+ private:
+  struct Peer;
+  void Accept();
+  void Read(const std::shared_ptr<Peer>& peer);
+  void Write(const std::shared_ptr<Peer>& peer);
+  // False: close it.
+  bool TakeLines(Peer& peer);
+  bool Handle(Peer& peer, const std::string& line);
+  bool Greet(Peer& peer, const local::WorkerLine& line);
+  void Send(Peer& peer, const local::AgentLine& line);
+  void Close(const std::shared_ptr<Peer>& peer);
+
+  boost::asio::io_context& loop_;
+  boost::asio::local::stream_protocol::acceptor acceptor_;
+  const int max_connections_;
+  Post post_;
+  Warn warn_;
+  // Owned by this list and by the handlers in flight of each.
+  std::list<std::shared_ptr<Peer>> peers_;
+};
+
+}  // namespace regroup::agent

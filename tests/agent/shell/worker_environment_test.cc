@@ -1,0 +1,128 @@
+#include "agent/shell/worker_environment.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace regroup::agent {
+namespace {
+
+using ::testing::ElementsAre;
+
+GroupKey Key() { return {JobId("train-4"), Generation(2)}; }
+
+TEST(WorkerEnvironment, LaunchedWorkersInheritEverythingButSecrets) {
+  LaunchConfig launch;
+  launch.executable = "/usr/bin/python3";
+  launch.argv = {"python", "-u", "train.py"};
+  launch.python = true;
+  const GroupProgram program =
+      LaunchedProgram(launch, {{"HOME", "/h"}, {"ODD NAME", "1"}, {"REGROUP_TOKEN", "secret"}}, "/work");
+  EXPECT_THAT(program.command, ElementsAre("/usr/bin/python3", "-u", "train.py"));
+  EXPECT_EQ(program.environment.at("ODD NAME"), "1");
+  EXPECT_EQ(program.environment.at("PYTHONUNBUFFERED"), "1");
+  EXPECT_FALSE(program.environment.contains("REGROUP_TOKEN"));
+  EXPECT_EQ(program.directory, "/work");
+}
+
+TEST(WorkerEnvironment, SubmittedWorkersGetTheAllowListAndTheJobs) {
+  JobSpec job;
+  job.command = {"train.py", "--lr", "1"};
+  job.environment = {{"A", "1"}, {"HOME", "/elsewhere"}};
+  job.directory = "/shared";
+  const GroupProgram program =
+      SubmittedProgram(job, {{"HOME", "/h"}, {"PATH", "/nowhere"}, {"LD_PRELOAD", "x"}, {"RANDOM_THING", "y"}});
+  EXPECT_THAT(program.command, ElementsAre("python3", "-u", "train.py", "--lr", "1"));
+  EXPECT_EQ(program.environment.at("HOME"), "/elsewhere");
+  EXPECT_EQ(program.environment.at("A"), "1");
+  EXPECT_FALSE(program.environment.contains("RANDOM_THING"));
+  EXPECT_EQ(program.environment.at("PYTHONUNBUFFERED"), "1");
+  job.environment["PYTHON_EXEC"] = "/opt/python";
+  EXPECT_EQ(SubmittedProgram(job, {}).command.at(0), "/opt/python");
+  job.command = {"sh", "-c", "true"};
+  EXPECT_THAT(SubmittedProgram(job, {}).command, ElementsAre("sh", "-c", "true"));
+}
+
+TEST(WorkerEnvironment, ThreadsFollowTorchrunUnlessTheWorkerIsOurs) {
+  struct Row {
+    const char* program;
+    int workers;
+    Environment before;
+    const char* threads;  // Null: not set.
+  };
+  for (const Row& row : {Row{"python3", 1, {}, nullptr}, Row{"python3", 2, {}, "1"},
+                         Row{"python3", 2, {{"OMP_NUM_THREADS", "7"}}, "7"}, Row{"/x/regroup-worker", 2, {}, "4"},
+                         Row{"/x/regroup-worker", 16, {}, "1"}, Row{"regroup-worker", 1, {{"OMP_NUM_THREADS", "3"}}, "3"}}) {
+    GroupProgram program{{row.program}, row.before, "/"};
+    AddGroupEnvironment(Key(), row.workers, 8, "/sock", program);
+    const auto found = program.environment.find("OMP_NUM_THREADS");
+    EXPECT_EQ(found == program.environment.end() ? "" : found->second, row.threads == nullptr ? "" : row.threads)
+        << row.program << " " << row.workers;
+    EXPECT_EQ(program.environment.contains("GOMP_SPINCOUNT"), IsNativeWorker(program.command));
+  }
+}
+
+TEST(WorkerEnvironment, TorchrunsVariablesInItsFormats) {
+  GroupProgram program{{"python3"}, {}, "/"};
+  AddGroupEnvironment(Key(), 2, 8, "/run/sock", program);
+  Run run;
+  run.generation = Generation(2);
+  run.store = {"10.0.0.4", 41000};
+  run.mine = {{0, 2}, {1, 3}};
+  run.group_rank = 1;
+  run.group_size = 2;
+  run.world_size = 4;
+  run.restart_count = 1;
+  run.max_restarts = 3;
+  run.resume_step = 96;
+  const shim::RankPlan plan = PlanRank(run, run.mine[1], program.environment, "eth0", "/run/dir");
+  EXPECT_EQ(plan.local_rank, 1);
+  EXPECT_EQ(plan.rank, 3);
+  Environment all = program.environment;
+  for (auto& [name, value] : FromEntries(plan.environment)) all[name] = value;
+  const Environment expected = {{"RANK", "3"},
+                                {"LOCAL_RANK", "1"},
+                                {"WORLD_SIZE", "4"},
+                                {"LOCAL_WORLD_SIZE", "2"},
+                                {"GROUP_RANK", "1"},
+                                {"GROUP_WORLD_SIZE", "2"},
+                                {"ROLE_RANK", "3"},
+                                {"ROLE_WORLD_SIZE", "4"},
+                                {"ROLE_NAME", "default"},
+                                {"MASTER_ADDR", "10.0.0.4"},
+                                {"MASTER_PORT", "41000"},
+                                {"TORCHELASTIC_RESTART_COUNT", "1"},
+                                {"TORCHELASTIC_MAX_RESTARTS", "3"},
+                                {"TORCHELASTIC_RUN_ID", "train-4"},
+                                {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                {"TORCHELASTIC_ERROR_FILE", "/run/dir/error.1.json"},
+                                {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+                                {"OMP_NUM_THREADS", "1"},
+                                {"REGROUP_JOB", "train-4"},
+                                {"REGROUP_GENERATION", "2"},
+                                {"REGROUP_SOCKET", "/run/sock"},
+                                {"REGROUP_RESUME_STEP", "96"}};
+  EXPECT_EQ(all, expected);
+}
+
+TEST(WorkerEnvironment, TheInterfaceIsNamedOnSeveralHostsUnlessItIsSet) {
+  Run run;
+  run.mine = {{0, 0}};
+  run.many_hosts = true;
+  Environment plan = FromEntries(PlanRank(run, run.mine[0], {{"NCCL_SOCKET_IFNAME", "ib0"}}, "eth0", "").environment);
+  EXPECT_EQ(plan.at("GLOO_SOCKET_IFNAME"), "eth0");
+  EXPECT_EQ(plan.at("TP_SOCKET_IFNAME"), "eth0");
+  EXPECT_FALSE(plan.contains("NCCL_SOCKET_IFNAME"));
+  run.many_hosts = false;
+  EXPECT_FALSE(FromEntries(PlanRank(run, run.mine[0], {}, "eth0", "").environment).contains("GLOO_SOCKET_IFNAME"));
+}
+
+TEST(WorkerEnvironment, AffinityIsDisjointAndComplete) {
+  const std::vector<int> cpus = {0, 2, 4, 6, 8};
+  EXPECT_THAT(CpusOf(0, 2, cpus), ElementsAre(0, 2));
+  EXPECT_THAT(CpusOf(1, 2, cpus), ElementsAre(4, 6, 8));
+  EXPECT_TRUE(CpusOf(0, 1, cpus).empty());
+  EXPECT_TRUE(CpusOf(0, 6, cpus).empty());
+}
+
+}  // namespace
+}  // namespace regroup::agent
