@@ -1,0 +1,86 @@
+// Every flag of every command says what it is for: in --help, in the environment and in the man
+// page.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "common/config/flags.h"
+#include "launcher/cli/commands/command.h"
+
+namespace regroup::cli {
+namespace {
+
+// roff writes a dash as "\-".
+std::string WithoutEscapes(std::string text) {
+  text.erase(std::remove(text.begin(), text.end(), '\\'), text.end());
+  return text;
+}
+
+// What a command's flags lack, given its help and its man page.
+std::vector<std::string> Findings(const CommandDescription& command, const std::string& help,
+                                  const std::string& page) {
+  std::vector<std::string> findings;
+  auto contains = [](const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  };
+  for (const FlagDescription& flag : command.flags) {
+    const std::string& name = flag.names.back();
+    if (name == "--help") continue;
+    auto lacks = [&](const std::string& what) {
+      findings.push_back(command.name + " " + name + ": " + what);
+    };
+    if (flag.help.empty()) lacks("no help");
+    if (!flag.help.empty() && flag.help.back() == '.') lacks("help is no sentence of its own");
+    if (flag.environment.rfind("REGROUP_", 0) != 0) lacks("no environment name");
+    for (const std::string* text : {&help, &page}) {
+      const std::string where = text == &help ? "--help" : "the man page";
+      if (!contains(*text, name)) lacks("not in " + where);
+      if (!contains(*text, flag.environment)) lacks("environment name not in " + where);
+    }
+  }
+  if (command.example.empty()) findings.push_back(command.name + ": no example");
+  if (!contains(page, command.example.substr(0, command.example.find('\n')))) {
+    findings.push_back(command.name + ": example not in the man page");
+  }
+  return findings;
+}
+
+TEST(FlagsTest, EveryFlagOfEveryCommandIsExplained) {
+  int flags = 0;
+  for (const CommandEntry& entry : AllCommands()) {
+    if (entry.hidden) continue;
+    CommandDescription command = entry.make()->line().Describe();
+    flags += static_cast<int>(command.flags.size());
+    for (const std::string& finding :
+         Findings(command, RenderHelp(command), WithoutEscapes(RenderManPage(command, "1")))) {
+      ADD_FAILURE() << finding;
+    }
+  }
+  EXPECT_GT(flags, 30) << "the commands were not found";
+}
+
+TEST(FlagsTest, APlantedFlagIsCaught) {
+  CommandDescription good{.name = "x",
+                          .example = "regroup x",
+                          .flags = {{{"-f", "--flag"}, "N", "a number", "REGROUP_FLAG", "1"}}};
+  const std::string page = "--flag REGROUP_FLAG regroup x";
+  EXPECT_TRUE(Findings(good, page, page).empty());
+  CommandDescription bad = good;
+  bad.flags[0].help = "";
+  EXPECT_EQ(Findings(bad, page, page), std::vector<std::string>{"x --flag: no help"});
+  bad = good;
+  bad.flags[0].environment = "";
+  EXPECT_EQ(Findings(bad, page, page), std::vector<std::string>{"x --flag: no environment name"});
+  EXPECT_EQ(Findings(good, page, "REGROUP_FLAG regroup x"),
+            std::vector<std::string>{"x --flag: not in the man page"});
+  EXPECT_EQ(Findings(good, page, "--flag regroup x"),
+            std::vector<std::string>{"x --flag: environment name not in the man page"});
+  EXPECT_EQ(Findings(good, page, "--flag REGROUP_FLAG"),
+            std::vector<std::string>{"x: example not in the man page"});
+}
+
+}  // namespace
+}  // namespace regroup::cli
