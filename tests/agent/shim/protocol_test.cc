@@ -27,6 +27,7 @@ Spec FullSpec() {
   spec.log_limits = {.segment_bytes = 1 << 16, .segments = 3};
   spec.cgroup = "/sys/fs/cgroup/x";
   spec.lifeline_grace = std::chrono::milliseconds(1500);
+  spec.unkillable_after = std::chrono::milliseconds(250);
   spec.limits = {{7, 100, ~0ull}};
   spec.oom_score_adj = 500;
   spec.store_members = {"10.0.0.1", "::1"};
@@ -73,6 +74,7 @@ TEST(ShimProtocol, SpecRoundTrips) {
   EXPECT_EQ(back->environment, spec.environment);
   EXPECT_EQ(back->limits, spec.limits);
   EXPECT_EQ(back->oom_score_adj, 500);
+  EXPECT_EQ(back->unkillable_after, spec.unkillable_after);
   EXPECT_EQ(back->agent_data, spec.agent_data);
   EXPECT_EQ(back->generation, spec.generation);
 }

@@ -1,5 +1,6 @@
 // Whatever workers do, nothing of a group is left; with a cgroup and without.
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
 
@@ -112,6 +113,48 @@ TEST_P(StopTest, StoppedProcessesDieToo) {
   group.Stop(milliseconds(50));
   ASSERT_TRUE(group.WaitForEnd());
   EXPECT_EQ(group.rank().code, SIGKILL);
+  ExpectNothingLeft(group);
+}
+
+// A frozen process stands for one in an uninterruptible wait: SIGKILL acts once it is thawed.
+class Freezer {
+ public:
+  Freezer() : path_(absl::StrCat("/sys/fs/cgroup/freezer/regroup-test-", ::getpid())) {
+    usable_ = ::mkdir(path_.c_str(), 0755) == 0 && Write("freezer.state", "THAWED");
+  }
+  ~Freezer() {
+    Write("freezer.state", "THAWED");
+    EXPECT_TRUE(!usable_ || Eventually([&] { return ::rmdir(path_.c_str()) == 0; }));
+  }
+  bool usable() const { return usable_; }
+  bool Write(const std::string& file, const std::string& value) {
+    io::UniqueFd fd(::open(absl::StrCat(path_, "/", file).c_str(), O_WRONLY | O_CLOEXEC));
+    return fd && io::WriteAll(fd.get(), value).ok();
+  }
+  bool Frozen() { return io::ReadFile(path_ + "/freezer.state", 100).value_or("") == "FROZEN\n"; }
+
+ private:
+  const std::string path_;
+  bool usable_ = false;
+};
+
+TEST_P(StopTest, WhatCannotBeKilledIsNamedAndFreedLater) {
+  Freezer freezer;
+  if (!freezer.usable()) GTEST_SKIP() << "needs a writable cgroup v1 freezer";
+  Spec spec = ShellSpec("exec sleep 1000", 2);
+  spec.unkillable_after = milliseconds(200);
+  Group group = Run(spec);
+  ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
+  ASSERT_TRUE(freezer.Write("cgroup.procs", absl::StrCat(group.rank(1).pid)));
+  ASSERT_TRUE(freezer.Write("freezer.state", "FROZEN"));
+  ASSERT_TRUE(Eventually([&] { return freezer.Frozen(); }));
+  group.Stop(milliseconds(10));
+  ASSERT_TRUE(group.WaitForPhase(Phase::kUnkillable));
+  EXPECT_EQ(group.state.left, std::vector<pid_t>{group.rank(1).pid});
+  EXPECT_EQ(group.rank(0).phase, RankPhase::kEnded);
+  EXPECT_EQ(group.rank(1).phase, RankPhase::kRunning);
+  ASSERT_TRUE(freezer.Write("freezer.state", "THAWED"));
+  ASSERT_TRUE(group.WaitForEnd());
   ExpectNothingLeft(group);
 }
 
