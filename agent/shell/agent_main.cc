@@ -1,5 +1,6 @@
 // regroup-agent: the service of a node, or what `regroup run` becomes.
 
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -252,6 +253,15 @@ int ServiceMain(const std::vector<std::string>& arguments) {
 
 int Main(const std::vector<std::string>& arguments) {
   ::signal(SIGPIPE, SIG_IGN);
+  // A command may come without stdin, stdout or stderr: no descriptor of ours may land there.
+  while (true) {
+    const int fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (fd > STDERR_FILENO || fd < 0) {
+      ::close(fd);
+      break;
+    }
+    ::fcntl(fd, F_SETFD, 0);
+  }
   if (arguments.size() == 2 && arguments[0] == kLaunchConfigFlag) {
     return RunLaunched(static_cast<int>(std::strtol(arguments[1].c_str(), nullptr, 10)));
   }

@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
@@ -124,7 +125,10 @@ std::string ProgramFolder() {
 // ---- a service's --------------------------------------------------------------------------------
 
 void ServiceDialler::Find(Done done) {
-  if (coordinator_.find('/') != std::string::npos) return done(TargetOf(coordinator_));
+  constexpr std::string_view kUnix = "unix:";
+  if (coordinator_.find('/') != std::string::npos) {
+    return done(TargetOf(absl::StartsWith(coordinator_, "unix:") ? coordinator_.substr(kUnix.size()) : coordinator_));
+  }
   absl::StatusOr<Endpoint> endpoint = ParseEndpoint(coordinator_);
   if (!endpoint.ok()) return done(endpoint.status());
   if (io::IsIp(endpoint->host)) return done(TargetOf(Address{endpoint->host, endpoint->port}));

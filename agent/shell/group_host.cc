@@ -27,9 +27,11 @@ using namespace std::chrono_literals;
 
 constexpr auto kScanLimit = 1s;
 constexpr auto kErrorLimit = 200ms;  // How long an empty group waits for what its failed ranks printed.
+constexpr auto kOutputLimit = 5s;    // The same, where people watch.
 constexpr auto kKillInterval = 5ms;
 constexpr auto kStuckInterval = 1s;
 constexpr int kStuckRounds = 2000;  // × kKillInterval
+constexpr std::uint64_t kLogBytesPerJob = 2ull << 30;  // On this node.
 constexpr std::size_t kShimLogBytes = 4096;
 constexpr int kServiceOomAdjustment = 500;  // Workers go before the agent does.
 
@@ -93,7 +95,8 @@ struct GroupHost::Hosted {
   std::set<int> exits;        // Posted.
   std::set<int> errors_read;  // Asked for, or done.
   int errors_pending = 0;
-  bool empty = false, empty_posted = false, stuck_posted = false, errors_late = false;
+  bool empty = false, empty_posted = false, stuck_posted = false;
+  bool empty_limited = false, errors_late = false;
   bool noticed = false, killed = false;  // Marks.
 };
 
@@ -218,7 +221,13 @@ void GroupHost::Carry(const SpawnShim& action) {
   Hosted* hosted = Find(action.key);
   CHECK(hosted != nullptr);
   absl::Status spawned = Spawn(*hosted);
-  if (!spawned.ok()) Fail(action.key, spawned);
+  if (!spawned.ok()) return Fail(action.key, spawned);
+  // The first failure and the last one stay readable, however often a job restarts.
+  const Generation current = action.key.generation;
+  const std::set<Generation> keep = {Generation(1), Generation(current.value() - 1), current};
+  asio::post(disk_, [root = options_.log_root, job = action.key.job, keep] {
+    io::PruneLogs(root, job, kLogBytesPerJob, keep).IgnoreError();
+  });
 }
 
 absl::Status GroupHost::Spawn(Hosted& hosted) {
@@ -446,14 +455,21 @@ void GroupHost::MaybeEmpty(Hosted& hosted) {
   bool complete = hosted.errors_pending == 0;
   for (const shim::RankState& rank : hosted.state->ranks) {
     complete = complete && (!Failed(rank) || hosted.errors_read.contains(rank.local_rank));
+    // A launch command ends soon after: all of the output has to be in the logs that it shows.
+    if (options_.launched && rank.pid > 0) complete = complete && (rank.logs_complete || hosted.end.has_value());
   }
   if (complete || hosted.errors_late) {
     hosted.empty_posted = true;
     handler_.post(GroupEmpty{hosted.key});
     return;
   }
+  if (std::exchange(hosted.empty_limited, true)) return;
   auto timer = std::make_shared<asio::steady_timer>(loop_);
-  timer->expires_after(kErrorLimit);
+  if (options_.launched) {
+    timer->expires_after(kOutputLimit);
+  } else {
+    timer->expires_after(kErrorLimit);
+  }
   timer->async_wait([this, alive = alive_, timer, key = hosted.key](error_code error) {
     if (error || !*alive) return;
     Hosted* late = Find(key);

@@ -1,0 +1,184 @@
+// The loop's side of real shims: prepare, run, exit, what failed ranks leave behind, adoption by another life.
+
+#include "agent/shell/group_host.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+
+#include "common/io/proc.h"
+#include "tests/agent/shell/scratch.h"
+
+namespace regroup::agent {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Scratch;
+
+std::string ShimProgram() {
+  const char* folder = std::getenv("REGROUP_BIN_DIR");
+  return std::string(folder != nullptr ? folder : "bin") + "/regroup-shim";
+}
+
+GroupKey Key() { return {JobId("a-1"), Generation(1)}; }
+
+// One life of an agent, without its core.
+class Life {
+ public:
+  Life(const Scratch& scratch, std::string script) : scratch_(scratch) {
+    GroupHost::Options options;
+    options.node_base = scratch.path() + "/run";
+    std::filesystem::create_directories(options.node_base);
+    options.shim_program = ShimProgram();
+    options.log_root = scratch.path() + "/logs";
+    options.worker_socket = "/nowhere";
+    options.node = NodeId("n");
+    options.boot = *io::ReadBootId();
+    options.program = [script](const Prepare&) {
+      return GroupProgram{{"/bin/sh", "-c", script}, {{"PATH", "/usr/bin:/bin"}}, "/"};
+    };
+    host_.emplace(loop_, disk_, std::move(options),
+                  GroupHost::Handler{[this](Event event) { events_.push_back(std::move(event)); }, {},
+                                     [this](std::string text) { warnings_.push_back(std::move(text)); }});
+  }
+
+  template <class T>
+  const T* Find() const {
+    for (const Event& event : events_) {
+      if (const T* found = std::get_if<T>(&event)) return found;
+    }
+    return nullptr;
+  }
+  template <class T>
+  const T* WaitFor() {
+    const auto limit = std::chrono::steady_clock::now() + 10s;
+    while (Find<T>() == nullptr && std::chrono::steady_clock::now() < limit) loop_.run_one_for(50ms);
+    EXPECT_NE(Find<T>(), nullptr);
+    return Find<T>();
+  }
+  std::vector<RunRecord> Scan() {
+    std::optional<std::vector<RunRecord>> found;
+    host_->Scan([&](std::vector<RunRecord> records) { found = std::move(records); });
+    const auto limit = std::chrono::steady_clock::now() + 10s;
+    while (!found && std::chrono::steady_clock::now() < limit) loop_.run_one_for(50ms);
+    EXPECT_TRUE(found);
+    return found.value_or(std::vector<RunRecord>());
+  }
+  void PrepareGroup(int workers, bool host_store = false) {
+    Prepare prepare;
+    prepare.generation = Generation(1);
+    prepare.spec.workers = workers;
+    prepare.host_store = host_store;
+    prepare.advertise = "127.0.0.1";
+    host_->Carry(WriteRunDirectory{Key(), prepare});
+    ASSERT_NE(WaitFor<RunDirectoryWritten>(), nullptr);
+    host_->Carry(SpawnShim{Key()});
+    if (host_store) host_->Carry(SpawnStore{Key()});
+    ASSERT_NE(WaitFor<ShimReady>(), nullptr);
+  }
+  void RunGroup(int workers) {
+    regroup::Run run;
+    run.generation = Generation(1);
+    run.store = {"127.0.0.1", 1};
+    for (int i = 0; i < workers; ++i) run.mine.push_back({i, i});
+    run.world_size = workers;
+    host_->Carry(StartRanks{Key(), run});
+    ASSERT_NE(WaitFor<RanksStarted>(), nullptr);
+  }
+  GroupHost& host() { return *host_; }
+
+ private:
+  const Scratch& scratch_;
+  boost::asio::io_context loop_{1};
+  boost::asio::thread_pool disk_{1};
+  std::vector<Event> events_;
+  std::vector<std::string> warnings_;
+  std::optional<GroupHost> host_;
+};
+
+TEST(GroupHost, AGroupRunsAndLeavesItsErrorBehind) {
+  Scratch scratch;
+  Life life(scratch, "echo out; echo why >&2; exit 7");
+  life.PrepareGroup(1);
+  EXPECT_TRUE(life.Find<ShimReady>()->witness);
+  life.RunGroup(1);
+  const RankExited* exited = life.WaitFor<RankExited>();
+  ASSERT_NE(exited, nullptr);
+  EXPECT_EQ(exited->exit.kind, ExitKind::kExited);
+  EXPECT_EQ(exited->exit.code, 7);
+  ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
+  ASSERT_NE(life.Find<RankErrorRead>(), nullptr) << "said before the group is free";
+  EXPECT_EQ(life.Find<RankErrorRead>()->error, "why");
+  life.host().Carry(RemoveRunDirectory{Key()});
+  EXPECT_TRUE(std::filesystem::is_empty(scratch.path() + "/run"));
+  EXPECT_EQ(io::TailText(io::LogDirectory(scratch.path() + "/logs", Key().job, Key().generation, 0),
+                         io::LogStream::kStdout, 10, 100),
+            "out\n");
+}
+
+TEST(GroupHost, AGroupWithoutRanksStopsAtOnce) {
+  Scratch scratch;
+  Life life(scratch, "");
+  life.PrepareGroup(2);
+  life.host().Carry(StopRanks{Key(), io::BootNow()});
+  ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
+  EXPECT_EQ(life.Find<RanksStarted>(), nullptr);
+  life.host().Carry(RemoveRunDirectory{Key()});
+}
+
+TEST(GroupHost, AnotherLifeAdoptsWhatRuns) {
+  Scratch scratch;
+  std::int64_t pid = 0;
+  std::optional<Address> store;
+  {
+    Life life(scratch, "exec sleep 60");
+    life.PrepareGroup(1, /*host_store=*/true);
+    life.RunGroup(1);
+    pid = life.Find<RanksStarted>()->starts.at(0).pid;
+    store = life.Find<StoreBound>()->address;
+  }
+  Life life(scratch, "");
+  const std::vector<RunRecord> records = life.Scan();
+  ASSERT_EQ(records.size(), 1u);
+  const RunRecord& record = records[0];
+  EXPECT_EQ(record.key, Key());
+  EXPECT_TRUE(record.shim_alive && record.started && record.store_alive && record.host_store);
+  EXPECT_EQ(record.store, store);
+  ASSERT_EQ(record.starts.size(), 1u);
+  EXPECT_EQ(record.starts[0].pid, pid);
+  EXPECT_EQ(::kill(static_cast<pid_t>(pid), 0), 0);
+  life.host().Carry(StopRanks{Key(), io::BootNow() + 5s});
+  const RankExited* exited = life.WaitFor<RankExited>();
+  ASSERT_NE(exited, nullptr);
+  EXPECT_EQ(exited->exit.code, SIGTERM);
+  EXPECT_TRUE(exited->exit.after_stop);
+  ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
+  life.host().Carry(RemoveRunDirectory{Key()});
+  EXPECT_TRUE(std::filesystem::is_empty(scratch.path() + "/run"));
+}
+
+TEST(GroupHost, ADeadShimIsSeenAndItsRanksAreKilled) {
+  Scratch scratch;
+  Life life(scratch, "setsid sleep 60 & exec sleep 60");
+  life.PrepareGroup(1);
+  life.RunGroup(1);
+  const auto pid = static_cast<pid_t>(life.Find<RanksStarted>()->starts.at(0).pid);
+  const auto stat = io::ReadProcessStat(pid);
+  ASSERT_TRUE(stat);
+  ASSERT_EQ(::kill(stat->parent, SIGKILL), 0);
+  ASSERT_NE(life.WaitFor<ShimGone>(), nullptr);
+  life.host().Carry(KillGroup{Key()});
+  ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
+  EXPECT_FALSE(io::IsAlive(pid, stat->start_ticks));
+  Life next(scratch, "");
+  const std::vector<RunRecord> records = next.Scan();
+  ASSERT_EQ(records.size(), 1u);
+  EXPECT_TRUE(records[0].killed && records[0].started && !records[0].shim_alive);
+  next.host().Carry(RemoveRunDirectory{Key()});
+}
+
+}  // namespace
+}  // namespace regroup::agent

@@ -1,0 +1,73 @@
+#include "agent/shell/relay.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "common/io/proc.h"
+#include "tests/agent/shell/scratch.h"
+
+namespace regroup::agent {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Scratch;
+
+struct Pipe {
+  Pipe() {
+    int ends[2];
+    EXPECT_EQ(::pipe(ends), 0);
+    read.reset(ends[0]);
+    write.reset(ends[1]);
+  }
+  // What comes until the writer is closed.
+  std::string All() {
+    write.reset();
+    std::string text;
+    char buffer[4096];
+    for (ssize_t n; (n = ::read(read.get(), buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<std::size_t>(n));
+    return text;
+  }
+  io::UniqueFd read, write;
+};
+
+TEST(Relay, FollowsLogsAndSaysItsOwnOnStderr) {
+  Scratch scratch;
+  Pipe out, err;
+  const std::string logs = scratch.path() + "/0";
+  io::LogWriter writer(logs, io::LogStream::kStdout, {});
+  {
+    Relay relay(out.write.get(), err.write.get());
+    relay.Follow(logs, "");
+    writer.Append(std::string("a\0b", 3), io::WallNow());
+    relay.Poke();
+    char first[3];
+    ASSERT_EQ(::read(out.read.get(), first, 3), 3) << "shown while it runs";
+    relay.Say("regroup: hello\n");
+    writer.Append("partial", io::WallNow());
+    EXPECT_TRUE(relay.Finish("regroup: end\n", 10s));
+  }
+  EXPECT_EQ(out.All(), "partial");
+  EXPECT_EQ(err.All(), "regroup: hello\nregroup: end\n");
+}
+
+TEST(Relay, AReaderThatDoesNotReadDelaysOnlyTheShow) {
+  Scratch scratch;
+  Pipe out, err;
+  const std::string logs = scratch.path() + "/0";
+  io::LogWriter writer(logs, io::LogStream::kStdout, {});
+  const std::string block(256 << 10, 'x');  // More than a pipe holds.
+  writer.Append(block, io::WallNow());
+  Relay relay(out.write.get(), err.write.get());
+  relay.Follow(logs, "");
+  EXPECT_FALSE(relay.Finish("", 200ms));
+  std::string got(block.size(), '\0');
+  for (std::size_t done = 0; done < got.size();) {
+    const ssize_t n = ::read(out.read.get(), got.data() + done, got.size() - done);
+    ASSERT_GT(n, 0);
+    done += static_cast<std::size_t>(n);
+  }
+  EXPECT_EQ(got, block);
+}
+
+}  // namespace
+}  // namespace regroup::agent

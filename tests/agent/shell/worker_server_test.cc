@@ -1,0 +1,133 @@
+#include "agent/shell/worker_server.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/io/unix_socket.h"
+#include "tests/agent/shell/scratch.h"
+
+namespace regroup::agent {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Scratch;
+
+constexpr char kHello[] =
+    R"({"hello": {"version": 1, "job": "a-1", "generation": "2", "rank": 3, "localRank": 1, "takesNotice": true}})"
+    "\n";
+
+class WorkerServerTest : public ::testing::Test {
+ protected:
+  WorkerServerTest() {
+    auto listener = io::ListenUnix(path_);
+    EXPECT_TRUE(listener.ok()) << listener.status();
+    server_.emplace(loop_, *std::move(listener), 4, [this](Event event) { events_.push_back(std::move(event)); },
+                    [this](std::string text) { warnings_.push_back(std::move(text)); });
+  }
+  io::UniqueFd Connect() {
+    auto fd = io::ConnectUnix(path_);
+    EXPECT_TRUE(fd.ok()) << fd.status();
+    return *std::move(fd);
+  }
+  static void Say(const io::UniqueFd& fd, std::string_view text) {
+    ASSERT_EQ(::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+  }
+  // Runs the loop until `done` holds; fails after 5 s.
+  template <class Done>
+  void RunUntil(Done done) {
+    const auto limit = std::chrono::steady_clock::now() + 5s;
+    while (!done() && std::chrono::steady_clock::now() < limit) loop_.run_one_for(50ms);
+    ASSERT_TRUE(done());
+  }
+  // What was sent to a worker, whole lines; empty string at the end of the connection.
+  std::string ReadLine(const io::UniqueFd& fd) {
+    std::string line;
+    bool over = false;
+    RunUntil([&] {
+      for (char c; !over && (line.empty() || line.back() != '\n');) {
+        const ssize_t n = ::recv(fd.get(), &c, 1, MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && errno != EAGAIN)) over = true;
+        if (n <= 0) break;
+        line += c;
+      }
+      return over || (!line.empty() && line.back() == '\n');
+    });
+    return over ? "" : line;
+  }
+  const WorkerSaid& Said(std::size_t i) { return std::get<WorkerSaid>(events_.at(i)); }
+
+  Scratch scratch_;
+  const std::string path_ = scratch_.path() + "/workers";
+  boost::asio::io_context loop_{1};
+  std::vector<Event> events_;
+  std::vector<std::string> warnings_;
+  std::optional<WorkerServer> server_;
+};
+
+TEST_F(WorkerServerTest, HelloThenProgressAndCommit) {
+  const io::UniqueFd worker = Connect();
+  Say(worker, kHello);
+  EXPECT_NE(ReadLine(worker).find("welcome"), std::string::npos);
+  Say(worker, R"({"progress": {"step": "12", "samples": 48, "loss": 2.5, "initS": 0.25}})"
+              "\n"
+              R"({"commit": {"attempt": 2, "step": 12, "manifestHash": "ab", "path": "/ckpt", "forNotice": true}})"
+              "\n");
+  RunUntil([&] { return events_.size() == 3; });
+  EXPECT_EQ(Said(0).key, (GroupKey{JobId("a-1"), Generation(2)}));
+  EXPECT_EQ(Said(0).rank, 3);
+  EXPECT_EQ(Said(0).local_rank, 1);
+  EXPECT_TRUE(std::get<WorkerHello>(Said(0).what).takes_notice);
+  const auto& progress = std::get<WorkerProgress>(Said(1).what);
+  EXPECT_EQ(progress.step, 12);
+  EXPECT_EQ(progress.rank, 3);
+  EXPECT_EQ(progress.loss, 2.5);
+  EXPECT_EQ(progress.init, Duration(250ms));
+  EXPECT_FALSE(progress.restore);
+  EXPECT_EQ(std::get<CommitRequest>(Said(2).what).path, "/ckpt");
+  server_->TellNotice({JobId("a-1"), Generation(2)}, 1, 20s);
+  EXPECT_EQ(ReadLine(worker), "{\"notice\":{\"leftS\":20}}\n");
+}
+
+TEST_F(WorkerServerTest, NoticesReachOnlyTheirRank) {
+  const io::UniqueFd worker = Connect();
+  Say(worker, kHello);
+  EXPECT_FALSE(ReadLine(worker).empty());
+  server_->TellNotice({JobId("a-1"), Generation(2)}, 0, 20s);
+  server_->TellNotice({JobId("a-1"), Generation(1)}, 1, 20s);
+  server_->TellNotice({JobId("a-1"), Generation(2)}, 1, 5s);
+  EXPECT_EQ(ReadLine(worker), "{\"notice\":{\"leftS\":5}}\n");
+}
+
+TEST_F(WorkerServerTest, GarbageClosesItsOwnConnectionOnly) {
+  const io::UniqueFd good = Connect();
+  Say(good, kHello);
+  EXPECT_FALSE(ReadLine(good).empty());
+  for (const std::string& garbage :
+       {std::string("not json\n"), std::string("{\"progress\": {\"step\": 1}}\n"), std::string("\0\0\0\n", 4),
+        std::string("{\"hello\": {\"version\": 9}}\n"), std::string(kMaxLineBytes + 2, '{'), std::string("\n")}) {
+    const io::UniqueFd bad = Connect();
+    Say(bad, garbage);
+    EXPECT_EQ(ReadLine(bad), "") << garbage.substr(0, 20);
+  }
+  EXPECT_FALSE(warnings_.empty());
+  Say(good, "{\"progress\": {\"step\": 1}}\n");
+  RunUntil([&] { return events_.size() == 2; });
+}
+
+TEST_F(WorkerServerTest, ConnectionsAreBounded) {
+  std::vector<io::UniqueFd> workers;
+  for (int i = 0; i < 4; ++i) {
+    workers.push_back(Connect());
+    Say(workers.back(), kHello);
+    EXPECT_FALSE(ReadLine(workers.back()).empty());
+  }
+  const io::UniqueFd surplus = Connect();
+  EXPECT_EQ(ReadLine(surplus), "");
+  workers.clear();
+  RunUntil([&] { return events_.size() == 8; });
+  EXPECT_TRUE(std::holds_alternative<WorkerHungUp>(events_.back()));
+}
+
+}  // namespace
+}  // namespace regroup::agent
