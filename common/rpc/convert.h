@@ -35,7 +35,7 @@ inline constexpr std::size_t kMaxIdBytes =
     128;  // Node, cluster and boot ids, idempotency keys, job ids.
 inline constexpr std::size_t kMaxTextBytes = 4'096;  // One text for people, one path.
 inline constexpr std::size_t kMaxJobTextBytes =
-    262'144;  // Command, directory and environment together.
+    120'000;  // Command, directory and environment together.
 inline constexpr Duration kMaxDuration = std::chrono::hours(24 * 366 * 100);
 
 // [a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?: jobs and rendezvous ids.

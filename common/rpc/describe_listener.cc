@@ -111,7 +111,7 @@ bool IsRegroup(const Address& address, Clock::time_point deadline) {
 ListenerDescription DescribeListener(const Address& address, Duration limit) {
   const std::string where = io::FormatAddress(address);
   const Clock::time_point deadline = Clock::now() + limit;
-  const Dialled dialled = Connect(address, deadline);
+  Dialled dialled = Connect(address, deadline);
   if (dialled.error == ECONNREFUSED) return {ListenerKind::kNobody, "nobody listens on " + where};
   if (dialled.error == ETIMEDOUT) return {ListenerKind::kSilent, where + " does not answer"};
   if (dialled.error != 0) {
@@ -120,6 +120,7 @@ ListenerDescription DescribeListener(const Address& address, Duration limit) {
   // Who greets first says who it is; a store waits for its client.
   const std::optional<std::string> greeting =
       ReadSome(dialled.fd.get(), 9, std::min(deadline, Clock::now() + limit / 5));
+  dialled.fd.reset();
   if (greeting && IsHttp2Settings(*greeting)) {
     if (IsRegroup(address, deadline))
       return {ListenerKind::kRegroup, "a Regroup coordinator listens on " + where};
