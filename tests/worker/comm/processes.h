@@ -46,11 +46,16 @@ class RankProcesses {
       std::function<int(int rank, Communicator& communicator)>;  // Its value is the exit code.
   static constexpr int kNotJoined = 99;
 
-  RankProcesses(int world_size, const Body& body, Duration deadline = std::chrono::seconds(30)) {
+  // `prepare` runs in each process before it joins.
+  RankProcesses(int world_size, const Body& body, Duration deadline = std::chrono::seconds(30),
+                void (*prepare)(int rank, int world_size) = nullptr) {
     for (int r = 0; r < world_size; ++r) {
       const pid_t pid = fork();
       CHECK(pid >= 0);
-      if (pid == 0) _exit(Run(r, world_size, body, deadline));
+      if (pid == 0) {
+        if (prepare != nullptr) prepare(r, world_size);
+        _exit(Run(r, world_size, body, deadline));
+      }
       pids_.push_back(pid);
     }
     store_.Start();

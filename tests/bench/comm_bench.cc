@@ -1,0 +1,220 @@
+// Collectives of local ranks: one JSON line per case, samples in seconds. The same all-reduce by
+// Gloo, in the same run, where Gloo is there.
+
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/base/rng.h"
+#include "tests/bench/gloo_peer.h"
+#include "tests/worker/comm/processes.h"
+
+namespace regroup::worker {
+namespace {
+
+constexpr int kMaxSamples = 4096, kMaxWorld = 4;
+
+struct Times {
+  std::array<std::array<std::atomic<double>, kMaxSamples>, kMaxWorld> seconds{};
+  std::array<std::atomic<double>, kMaxWorld> back{};
+  std::atomic<double> aborted{0};
+  std::atomic<int> ready{0};
+};
+
+int Cores() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  sched_getaffinity(0, sizeof allowed, &allowed);
+  return CPU_COUNT(&allowed);
+}
+
+// As the agent does it: a core of its own for every rank where there are enough.
+void Pin(int rank, int world_size) {
+  if (Cores() < world_size) return;
+  cpu_set_t allowed, own;
+  CPU_ZERO(&allowed);
+  CPU_ZERO(&own);
+  sched_getaffinity(0, sizeof allowed, &allowed);
+  for (int c = 0, seen = 0; c < CPU_SETSIZE; ++c) {
+    if (CPU_ISSET(c, &allowed) && seen++ == rank) CPU_SET(c, &own);
+  }
+  sched_setaffinity(0, sizeof own, &own);
+}
+
+void Print(const std::string& name, std::vector<double> samples, const std::string& setup) {
+  nlohmann::ordered_json line{
+      {"name", name}, {"unit", "s"}, {"n", samples.size()}, {"samples", samples}, {"setup", setup}};
+  std::sort(samples.begin(), samples.end());
+  if (!samples.empty()) {
+    line["p50"] = samples[samples.size() / 2];
+    line["p99"] = samples[samples.size() * 99 / 100];
+    line["max"] = samples.back();
+  }
+  std::printf("%s\n", line.dump().c_str());
+  std::fflush(stdout);
+}
+
+std::string Setup(int world_size, const std::string& what) {
+  return std::to_string(world_size) + " processes on " + std::to_string(Cores()) + " cores, " +
+         what;
+}
+
+// Each sample is that of the slowest rank.
+std::vector<double> SlowestOf(const Times& times, int world_size, int n) {
+  std::vector<double> samples;
+  for (int i = 0; i < n; ++i) {
+    double slowest = 0;
+    for (int r = 0; r < world_size; ++r) slowest = std::max(slowest, times.seconds[r][i].load());
+    samples.push_back(slowest);
+  }
+  return samples;
+}
+
+bool AllReduce(const std::string& name, std::size_t floats, int n) {
+  Shared<Times> times;
+  RankProcesses ranks(
+      2,
+      [&](int rank, Communicator& c) {
+        auto arena = c.AllocateArena(floats);
+        if (!arena.ok()) return 1;
+        std::fill(arena->begin(), arena->end(), 1e-30f);
+        for (int i = -n / 4 - 3; i < n; ++i) {
+          if (!c.Barrier().ok()) return 2;
+          const double begin = NowSeconds();
+          if (!c.AllReduceSum(*arena).ok()) return 3;
+          if (i >= 0) times->seconds[rank][i] = NowSeconds() - begin;
+        }
+        return 0;
+      },
+      std::chrono::seconds(30), Pin);
+  for (int code : ranks.WaitAll()) {
+    if (code != 0) return false;
+  }
+  Print(name, SlowestOf(*times, 2, n),
+        Setup(2, "floats summed in a shared arena, slowest rank of each call"));
+  return true;
+}
+
+bool Gloo(const std::string& name, std::size_t floats, int n) {
+  std::vector<double> samples;
+  if (!GlooAllReduce(floats, n, samples)) return true;
+  Print(name + " gloo", samples, Setup(2, "Debian's Gloo, ring over loopback"));
+  return true;
+}
+
+// Ranks reduce until a call fails, and note when they are back from it.
+int ReduceUntilFailure(int rank, Communicator& c, Times& times, std::size_t floats) {
+  auto arena = c.AllocateArena(floats);
+  if (!arena.ok()) return 1;
+  std::fill(arena->begin(), arena->end(), 1e-30f);
+  for (int i = 0;; ++i) {
+    if (!c.AllReduceSum(*arena).ok()) break;
+    if (i == 2) ++times.ready;
+  }
+  times.back[rank] = NowSeconds();
+  return 0;
+}
+
+void SpinFor(double seconds) {
+  for (const double end = NowSeconds() + seconds; NowSeconds() < end;) std::this_thread::yield();
+}
+
+bool AbortCase(int n) {
+  constexpr std::size_t kFloats = 16 << 20;
+  std::vector<double> samples;
+  Rng rng(1);
+  for (int i = 0; i < n; ++i) {
+    Shared<Times> times;
+    const double pause = rng.Unit() * 0.02;
+    RankProcesses ranks(
+        3,
+        [&](int rank, Communicator& c) {
+          std::thread aborter;
+          if (rank == 2) {
+            aborter = std::thread([&] {
+              while (times->ready < 3) std::this_thread::yield();
+              SpinFor(pause);
+              times->aborted = NowSeconds();
+              c.Abort();
+            });
+          }
+          const int code = ReduceUntilFailure(rank, c, *times, kFloats);
+          if (aborter.joinable()) aborter.join();
+          return code;
+        },
+        std::chrono::seconds(30), Pin);
+    for (int code : ranks.WaitAll()) {
+      if (code != 0) return false;
+    }
+    const double last =
+        std::max({times->back[0].load(), times->back[1].load(), times->back[2].load()});
+    samples.push_back(last - times->aborted);
+  }
+  Print("abort", samples,
+        Setup(3,
+              "in an all-reduce of 64 MiB, from the call of Abort on one rank until the last of "
+              "them is back"));
+  return true;
+}
+
+bool KillCase(int n) {
+  constexpr std::size_t kFloats = 16 << 20;
+  std::vector<double> samples;
+  Rng rng(2);
+  for (int i = 0; i < n; ++i) {
+    Shared<Times> times;
+    RankProcesses ranks(
+        3, [&](int rank, Communicator& c) { return ReduceUntilFailure(rank, c, *times, kFloats); },
+        std::chrono::seconds(30), Pin);
+    while (times->ready < 3) std::this_thread::yield();
+    SpinFor(rng.Unit() * 0.02);
+    const int victim = i % 3;
+    const double killed = NowSeconds();
+    kill(ranks.pid(victim), SIGKILL);
+    double last = 0;
+    for (int r = 0; r < 3; ++r) {
+      if (r == victim) continue;
+      if (ranks.Wait(r) != 0) return false;
+      last = std::max(last, times->back[r].load());
+    }
+    samples.push_back(last - killed);
+  }
+  Print("peer_killed", samples,
+        Setup(3,
+              "in an all-reduce of 64 MiB, from the call of kill until the last survivor is back"));
+  return true;
+}
+
+int Run(int argc, char** argv) {
+  std::string only;
+  int failures = 20;
+  CLI::App app("Times collectives of local ranks.");
+  app.add_option("--only", only, "allreduce_64MiB, allreduce_1KiB, abort or peer_killed");
+  app.add_option("--failures", failures, "how often ranks are aborted or killed")
+      ->check(CLI::Range(1, 1000));
+  CLI11_PARSE(app, argc, argv);
+  const auto wanted = [&](const char* name) { return only.empty() || only == name; };
+  bool ok = true;
+  if (wanted("allreduce_64MiB"))
+    ok &= AllReduce("allreduce_64MiB", 16 << 20, 60) && Gloo("allreduce_64MiB", 16 << 20, 20);
+  if (wanted("allreduce_1KiB"))
+    ok &= AllReduce("allreduce_1KiB", 256, 4000) && Gloo("allreduce_1KiB", 256, 400);
+  if (wanted("abort")) ok &= AbortCase(failures);
+  if (wanted("peer_killed")) ok &= KillCase(failures);
+  if (!ok) std::fputs("error: a rank failed\n", stderr);
+  return ok ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace regroup::worker
+
+int main(int argc, char** argv) { return regroup::worker::Run(argc, argv); }
