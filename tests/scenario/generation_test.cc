@@ -1,0 +1,256 @@
+// Scenarios about generations: numbers, crashes between rows, ends and their causes. PROTOCOL §2, §3.
+
+#include "tests/scenario/testing.h"
+
+namespace regroup {
+namespace {
+
+using ::testing::ElementsAre;
+
+class Generations : public Scenario {};
+
+// §2 Propose: the number is durable before the first Prepare; a voided one is never used again.
+TEST_F(Generations, number_burned_by_a_dead_proposal) {
+  Start();
+  AddDaemons({"a", "b"});
+  world().RunFor(1s);
+  const JobId job("job-1");
+  world().Submit(SpecOf("job", 2, 2), "k");
+  ASSERT_TRUE(world().RunUntil([&] { return world().node("a").Find(job, Generation(1)) != nullptr; }));
+  world().CrashCoordinator();
+  world().node("b").KillNode();
+  world().Add("c");
+  world().RunFor(1s);
+  EXPECT_EQ(world().node("a").Find(job, Generation(1))->phase, Phase::kPrepared);
+  world().StartCoordinator();
+  ASSERT_TRUE(Reaches(job, "running", 60s));
+  EXPECT_EQ(GenerationOf(job, 1).state, GenerationView::State::kVoided);
+  EXPECT_EQ(world().View(job).generation, Generation(2));
+  EXPECT_THAT(Members(GenerationOf(job, 2)), ElementsAre("a", "c"));
+  EXPECT_EQ(world().node("a").Find(job, Generation(1)), nullptr);
+}
+
+struct Life {
+  std::string state;
+  int restarts = -1;
+  std::int64_t points = 0;
+  std::vector<std::string> violations;
+  int starts = 0;
+};
+
+// One scripted life, with the coordinator dying at its n-th commit or action (-1: never), back half a second later.
+Life LiveOnce(std::int64_t crash_at) {
+  sim::World world;
+  for (const char* name : {"a", "b"}) world.Add(name);
+  world.RunFor(1s);
+  world.CrashAt(crash_at);
+  const JobId job("job-1");
+  auto revive = [&] {
+    if (world.coordinator_up()) return;
+    world.RunFor(500ms);
+    world.StartCoordinator();
+  };
+  auto until = [&](const std::function<bool()>& condition) {
+    world.RunUntil([&] { return condition() || !world.coordinator_up(); }, 60s);
+    revive();
+    return world.RunUntil(condition, 60s);
+  };
+  JobSpec spec = SpecOf("job", 2, 2, 1);
+  // A client repeats its submit until it is answered.
+  CallId call = world.Submit(spec, "key");
+  revive();
+  if (world.ReplyTo(call) == nullptr) call = world.Submit(spec, "key");
+  revive();
+  Life life;
+  if (!until([&] { return world.StateOf(job) == "running" && world.LiveRanks(job) == 2; })) return life;
+  const std::vector<std::int64_t> first = world.Pids(job);
+  world.RunFor(2s);
+  revive();
+  if (world.Pids(job) != first) return life;  // Nobody touched them.
+  world.node("b").ExitRank(job, 0, 1);
+  if (!until([&] { return world.StateOf(job) == "running" && world.View(job).restarts_charged == 1; })) return life;
+  const std::vector<std::int64_t> second = world.Pids(job);
+  world.RunFor(2s);
+  revive();
+  if (world.Pids(job) != second) return life;
+  for (const char* name : {"a", "b"}) world.node(name).ExitRank(job, 0, 0);
+  until([&] { return world.StateOf(job) == "succeeded"; });
+  life.state = world.StateOf(job);
+  life.restarts = world.View(job).restarts_charged;
+  life.points = world.points();
+  world.checker.AtEnd(world.rows());
+  life.violations = world.checker.violations;
+  return life;
+}
+
+// §1: state is the fold of the rows; nothing seen outside runs ahead of them.
+TEST_F(Generations, crash_after_every_row) {
+  const Life calm = LiveOnce(-1);
+  ASSERT_EQ(calm.state, "succeeded");
+  ASSERT_EQ(calm.restarts, 1);
+  ASSERT_GT(calm.points, 30);
+  for (std::int64_t point = 0; point < calm.points; ++point) {
+    const Life life = LiveOnce(point);
+    EXPECT_EQ(life.state, "succeeded") << "crash at point " << point;
+    EXPECT_EQ(life.restarts, 1) << "crash at point " << point;
+    EXPECT_THAT(life.violations, ::testing::IsEmpty()) << "crash at point " << point;
+  }
+}
+
+// §2 Run: an agent obeys `run g` once, ever; an exit that was not reported is reported again.
+TEST_F(Generations, run_is_obeyed_once) {
+  Start();
+  AddDaemons({"a", "b"});
+  const JobId job = Running(SpecOf("job", 2, 2));
+  world().CrashCoordinator();
+  world().node("a").ExitRank(job, 0, 0);
+  world().RunFor(1s);
+  world().StartCoordinator();
+  world().RunFor(5s);
+  EXPECT_EQ(world().StateOf(job), "running");
+  EXPECT_EQ(world().LiveRanks(job), 1);
+  EXPECT_TRUE(world().rows().contains(coordinator::DoneKey(job, world().node("a").id())));
+  world().node("b").ExitRank(job, 0, 0);
+  ASSERT_TRUE(Reaches(job, "succeeded"));
+  world().RunFor(2s);
+  EXPECT_TRUE(world().node("a").groups().at(job).empty());  // Forgotten.
+}
+
+// §2 Compare: one that shows no part of g has lost it, and ends g; a reboot is free.
+TEST_F(Generations, rebooted_member) {
+  Start();
+  AddDaemons({"a", "b"});
+  const JobId job = Running(SpecOf("job", 2, 2));
+  const std::size_t started = world().node("b").Pids(job).size();
+  EXPECT_EQ(started, 1u);
+  world().node("b").SetSilent(true);
+  world().RunFor(2s);
+  world().node("b").Reboot();
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  EXPECT_TRUE(EndedBy<NodeRebooted>(GenerationOf(job, 1)));
+  EXPECT_FALSE(GenerationOf(job, 1).charged);
+  EXPECT_EQ(world().View(job).restarts_charged, 0);
+}
+
+// §2 Done: the done row outlives the coordinator; another rank's failure reruns all; nothing reruns before finish_hold.
+TEST_F(Generations, done_then_failed_then_lost) {
+  Start();
+  AddDaemons({"a", "b"});
+  const JobId job = Running(SpecOf("job", 2, 2, 3));
+  world().node("a").ExitRank(job, 0, 0);
+  world().RunFor(100ms);
+  EXPECT_TRUE(world().rows().contains(coordinator::DoneKey(job, world().node("a").id())));
+  world().node("b").ExitRank(job, 0, 1);
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  EXPECT_EQ(world().LiveRanks(job), 2);  // All ranks run again.
+  EXPECT_TRUE(GenerationOf(job, 1).charged);
+
+  world().node("a").ExitRank(job, 0, 0);
+  world().RunFor(100ms);
+  world().node("b").SetSilent(true);
+  world().RunFor(50s);
+  EXPECT_EQ(world().View(job).generation, Generation(2));
+  ASSERT_TRUE(world().View(job).why.has_value());
+  EXPECT_TRUE(std::holds_alternative<FinishHold>(*world().View(job).why));
+  world().node("b").SetSilent(false);  // It comes back and finishes: nobody reran.
+  world().RunFor(5s);
+  world().node("b").ExitRank(job, 0, 0);
+  ASSERT_TRUE(Reaches(job, "succeeded"));
+  EXPECT_EQ(world().View(job).generation, Generation(2));
+}
+
+TEST_F(Generations, finish_hold_ends) {
+  Start();
+  AddDaemons({"a", "b", "c"});
+  const JobId job = Running(SpecOf("job", 2, 2, 3));
+  world().node("a").ExitRank(job, 0, 0);
+  world().RunFor(100ms);
+  world().node("b").SetSilent(true);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 90s));
+  EXPECT_GT(world().SinceStart(), 60s);
+  EXPECT_TRUE(EndedBy<NodeLost>(GenerationOf(job, 1)));
+}
+
+// §3: the verdict window; a worse class found later wins; with a spent budget the restart waits for the verdict.
+TEST_F(Generations, secondary_failure_is_free) {
+  Start();
+  AddDaemons({"a", "b", "c"});
+  JobSpec spec = SpecOf("job", 2, 3, 0);
+  spec.scale_up = ScaleUp::kNever;
+  const JobId job = Running(spec);
+  ASSERT_EQ(world().View(job).nodes, 3);
+  world().node("c").CutPower();
+  world().RunFor(40ms);
+  world().node("b").ExitRank(job, 0, 1);
+  world().RunFor(4s);
+  ASSERT_TRUE(world().View(job).why.has_value());
+  EXPECT_TRUE(std::holds_alternative<BudgetVerdictOpen>(*world().View(job).why));
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  EXPECT_TRUE(EndedBy<NodeLost>(GenerationOf(job, 1)));
+  EXPECT_FALSE(GenerationOf(job, 1).charged);
+  ASSERT_EQ(GenerationOf(job, 1).consequences.size(), 1u);
+  EXPECT_EQ(GenerationOf(job, 1).consequences[0].node, "b");
+  EXPECT_EQ(world().View(job).restarts_charged, 0);
+}
+
+// §2 Gather: slow stops are waited for; a flapping member is backed off; an unkillable slot is left behind.
+TEST_F(Generations, slow_stop_flap_unkillable) {
+  Start();
+  sim::Behaviour slow;
+  slow.ignores_term = true;
+  world().Add("slow", {}, slow);
+  sim::Behaviour stuck;
+  stuck.unkillable = true;
+  world().Add("stuck", {}, stuck);
+  AddDaemons({"a", "b"});
+  JobSpec spec = SpecOf("job", 2, 4, 3);
+  spec.scale_up = ScaleUp::kNext;
+  const JobId job = Running(spec);
+  ASSERT_EQ(world().View(job).nodes, 4);
+  world().node("b").KillAgent();  // It will come and go.
+  world().node("b").KillNode();
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  EXPECT_THAT(Members(GenerationOf(job, 2)), ::testing::UnorderedElementsAre("a", "slow"));
+  world().RunFor(5s);
+  EXPECT_EQ(world().node("stuck").LiveRanks(), 1);
+  EXPECT_EQ(world().node("slow").LiveRanks(), 1);
+
+  // A node that refuses every Prepare is asked more and more seldom, and nobody waits for it.
+  world().node("b").behaviour().refuses = "no memory";
+  world().node("b").StartAgent();
+  world().RunFor(2s);
+  world().node("a").ExitRank(job, 0, 3);
+  ASSERT_TRUE(world().RunUntil([&] { return world().StateOf(job) == "running" && world().View(job).generation > Generation(2); }));
+  EXPECT_EQ(world().View(job).nodes, 2);
+}
+
+// §2 Elective changes: newcomers prepare first; if they fail, nobody was touched.
+TEST_F(Generations, joiner_dies_first) {
+  Start();
+  AddDaemons({"a", "b"});
+  JobSpec spec = SpecOf("job", 2, 3);
+  const JobId job = Running(spec);
+  const std::vector<std::int64_t> pids = world().Pids(job);
+  sim::Behaviour dies;
+  dies.dies_in_prepare = true;
+  world().Add("c", {}, dies);
+  int voided = 0;
+  for (int i = 0; i < 5; ++i) {
+    world().RunFor(20s);
+    world().node("c").StartAgent();
+  }
+  world().RunFor(60s);
+  for (const GenerationView& view : world().View(job).generations)
+    voided += view.state == GenerationView::State::kVoided ? 1 : 0;
+  EXPECT_GE(voided, 5);
+  EXPECT_EQ(world().Pids(job), pids);
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+  // Once it behaves, the group grows.
+  world().node("c").behaviour().dies_in_prepare = false;
+  world().node("c").StartAgent();
+  ASSERT_TRUE(world().RunUntil([&] { return world().StateOf(job) == "running" && world().View(job).nodes == 3; }, 300s));
+  EXPECT_THAT(Members(GenerationOf(job, world().View(job).generation.value())), ElementsAre("a", "b", "c"));
+}
+
+}  // namespace
+}  // namespace regroup

@@ -1,0 +1,155 @@
+// Scenarios about launch commands: joining, leaving, coming late. PROTOCOL §5, CLI.md.
+
+#include <csignal>
+
+#include "tests/scenario/testing.h"
+
+namespace regroup {
+namespace {
+
+class Launch : public Scenario {
+ protected:
+  JobId LaunchThree(const JobSpec& spec) {
+    coordinator::Config config;
+    config.ad_hoc = true;
+    Start(config);
+    for (const char* name : {"node1", "node2", "node3"}) world().AddLauncher(name, spec);
+    const JobId job(spec.name + "-1");
+    EXPECT_TRUE(world().RunUntil([&] { return world().StateOf(job) == "running"; }, 20s));
+    EXPECT_EQ(world().View(job).nodes, 3);
+    return job;
+  }
+  int LiveEverywhere() {
+    int live = 0;
+    for (auto& entry : world().nodes()) live += entry.second->LiveRanks();
+    return live;
+  }
+};
+
+// §5: leaving never ends an elastic job that keeps its minimum; the last to leave cancels it.
+TEST_F(Launch, launchers_leave) {
+  const JobId job = LaunchThree(SpecOf("train", 1, 3));
+  world().node("node1").KillAgent();  // The host's launcher, by SIGKILL; its lifeline closes.
+  ASSERT_TRUE(ReachesGeneration(job, 2, 60s));
+  EXPECT_EQ(world().View(job).nodes, 2);
+  EXPECT_FALSE(GenerationOf(job, 1).charged);
+
+  world().node("node2").Signal(SIGINT);
+  ASSERT_TRUE(ReachesGeneration(job, 3, 60s));
+  EXPECT_EQ(world().View(job).nodes, 1);
+  EXPECT_TRUE(EndedBy<Preempted>(GenerationOf(job, 2)));
+  EXPECT_TRUE(world().node("node2").done);
+
+  world().node("node3").Signal(SIGINT);
+  ASSERT_TRUE(Reaches(job, "cancelled"));
+  EXPECT_EQ(world().View(job).exit_code, 130);
+  world().RunFor(5s);
+  EXPECT_EQ(LiveEverywhere(), 0);
+  EXPECT_TRUE(world().node("node3").done);
+  EXPECT_TRUE(world().finished());  // The ad-hoc coordinator leaves too.
+}
+
+// §5: below its minimum the job waits, visibly, for the next launch command.
+TEST_F(Launch, below_the_minimum_it_waits) {
+  const JobId job = LaunchThree(SpecOf("train", 3, 4));
+  world().node("node2").Signal(SIGINT);
+  ASSERT_TRUE(Reaches(job, "regrouping"));
+  world().RunFor(5s);
+  EXPECT_EQ(world().StateOf(job), "regrouping");
+  const std::optional<WaitReason> why = world().View(job).why;
+  ASSERT_TRUE(why.has_value());
+  const auto* below = std::get_if<BelowMinimum>(&*why);
+  ASSERT_NE(below, nullptr);
+  EXPECT_EQ(below->have, 2);
+  EXPECT_EQ(below->need, 3);
+  world().AddLauncher("node4", SpecOf("train", 3, 4));
+  ASSERT_TRUE(Reaches(job, "running"));
+  EXPECT_THAT(Members(GenerationOf(job, 2)), ::testing::ElementsAre("node1", "node4", "node3"));
+}
+
+// §5: a fixed-size job is cancelled by Ctrl-C on any node, and every launch command gets the same code.
+TEST_F(Launch, fixed_size_job_is_cancelled_by_ctrl_c) {
+  const JobId job = LaunchThree(SpecOf("train", 3, 3));
+  world().node("node2").Signal(SIGINT);
+  ASSERT_TRUE(Reaches(job, "cancelled"));
+  world().RunFor(1s);
+  for (const char* name : {"node1", "node3"}) {
+    ASSERT_TRUE(world().node(name).result.has_value()) << name;
+    EXPECT_EQ(world().node(name).result->exit_code, 130);
+  }
+}
+
+// Issue: SIGTERM is a notice: the workers that speak save a commit, the node leaves uncharged, survivors re-form.
+TEST_F(Launch, sigterm_saves_and_leaves) {
+  const JobSpec spec = SpecOf("train", 1, 3);
+  coordinator::Config config;
+  config.ad_hoc = true;
+  Start(config);
+  for (const char* name : {"node1", "node2", "node3"}) {
+    sim::NodeOptions options;
+    options.launched = true;
+    options.launch = sim::LaunchOf(std::string("key-") + name, spec);
+    sim::Behaviour speaks;
+    speaks.speaks = true;
+    world().Add(name, options, speaks);
+  }
+  const JobId job("train-1");
+  ASSERT_TRUE(Reaches(job, "running"));
+  world().RunFor(3s);
+  world().node("node3").Signal(SIGTERM);
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  const auto preempted = std::get<Preempted>(*GenerationOf(job, 1).ended);
+  EXPECT_TRUE(preempted.saved);
+  EXPECT_EQ(preempted.node, "node3");
+  EXPECT_FALSE(GenerationOf(job, 1).charged);
+  ASSERT_TRUE(world().View(job).committed_step.has_value());
+  EXPECT_EQ(world().node("node1").Live(job)->run->resume_step, *world().View(job).committed_step);
+  EXPECT_TRUE(world().node("node3").done);
+
+  // The others too: the job is preempted, which is no end; the same command goes on with its next generation.
+  world().node("node1").Signal(SIGTERM);
+  world().node("node2").Signal(SIGTERM);
+  ASSERT_TRUE(Reaches(job, "preempted", 60s));
+  EXPECT_EQ(LiveEverywhere(), 0);
+  world().RunFor(5s);
+  EXPECT_TRUE(world().finished());
+  world().StartCoordinator();
+  world().AddLauncher("again", spec);
+  ASSERT_TRUE(Reaches(job, "running"));
+  EXPECT_GT(world().View(job).generation, Generation(2));
+  EXPECT_GT(world().node("again").Live(job)->run->resume_step, 0);
+}
+
+// §5: who comes late to an id gets its result, or begins the next job of that name; bounds must agree.
+TEST_F(Launch, late_and_repeated_id) {
+  const JobSpec spec = SpecOf("train", 1, 2);
+  Start();
+  world().AddLauncher("node1", spec);
+  const JobId job("train-1");
+  ASSERT_TRUE(Reaches(job, "running"));
+  world().AddLauncher("node9", SpecOf("train", 2, 3));
+  world().RunFor(1s);
+  ASSERT_TRUE(world().node("node9").refused.has_value());
+  std::string why;
+  world().node("node9").refused->ForEachPayload([&](absl::string_view, const absl::Cord& part) { why += std::string(part); });
+  EXPECT_THAT(why, ::testing::HasSubstr("1:2"));
+  EXPECT_THAT(why, ::testing::HasSubstr("2:3"));
+  world().node("node1").ExitRank(job, 0, 7);
+  ASSERT_TRUE(Reaches(job, "failed"));
+  EXPECT_EQ(world().View(job).exit_code, 7);
+  ASSERT_TRUE(world().RunUntil([&] { return world().node("node1").result.has_value(); }));
+  world().RunFor(2s);
+
+  world().AddLauncher("older", spec, 60s);  // It started before the end.
+  ASSERT_TRUE(world().RunUntil([&] { return world().node("older").result.has_value(); }));
+  EXPECT_EQ(world().node("older").result->exit_code, 7);
+  EXPECT_EQ(world().node("older").launched_job, job);
+
+  world().AddLauncher("younger", spec);
+  const JobId next("train-2");
+  ASSERT_TRUE(Reaches(next, "running"));
+  EXPECT_EQ(world().node("younger").launched_job, next);
+}
+
+}  // namespace
+}  // namespace regroup

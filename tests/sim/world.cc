@@ -1,0 +1,351 @@
+#include "tests/sim/world.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/check.h"
+
+namespace regroup::sim {
+using namespace coordinator;  // NOLINT: events and actions are all this file is about.
+
+JobSpec SpecOf(const std::string& name, int min_nodes, int max_nodes, int max_restarts) {
+  JobSpec spec;
+  spec.name = name;
+  spec.min_nodes = min_nodes;
+  spec.max_nodes = max_nodes;
+  spec.max_restarts = max_restarts;
+  spec.command = {"train"};
+  return spec;
+}
+
+LaunchRequest LaunchOf(const std::string& key, const JobSpec& spec) {
+  LaunchRequest request;
+  request.key = key;
+  request.rdzv_id = spec.name;
+  request.spec = spec;
+  request.spec.origin = JobOrigin::kLaunched;
+  return request;
+}
+
+World::World(Config config, std::uint64_t seed)
+    : config_([&] {
+        if (config.new_cluster.empty()) config.new_cluster = ClusterId("cluster-" + std::to_string(seed));
+        return config;
+      }()),
+      start_(clock_.now()) {
+  checker.lease = config_.lease;
+  StartCoordinator();
+}
+
+// ---- the coordinator -----------------------------------------------------------------------------
+
+void World::StartCoordinator() {
+  if (core_) return;
+  std::vector<Row> rows;
+  Epoch epoch(1);
+  for (const auto& entry : rows_) {
+    rows.push_back({entry.first, entry.second});
+    if (const auto* meta = std::get_if<MetaRow>(&entry.second)) epoch = meta->epoch.Next();
+  }
+  ++life_;
+  stepped_down_.reset();
+  finished_ = false;
+  armed_.reset();
+  core_.emplace(config_, epoch, rows, clock_.now());
+  checker.OnRecovery(rows, core_->Rows());
+  checker.OnCoordinatorStart(clock_.now(), epoch);
+  Step(Tick{});
+  if (core_) Arm();
+}
+
+void World::CrashCoordinator() {
+  if (!core_) return;
+  core_.reset();
+  ++life_;
+  journal_.clear();
+  committing_ = false;
+  stalled_ = false;
+  waiting_.clear();
+  for (auto& entry : nodes_) {
+    Node* node = entry.second.get();
+    clock_.After(node->behaviour().net, [node, session = node->session()] {
+      if (node->session() == session) node->OnCoordinatorGone();
+    });
+  }
+}
+
+void World::StallCoordinator(Duration gap) {
+  if (!core_ || stalled_) return;
+  stalled_ = true;
+  clock_.After(gap, [this, life = life_, gap] {
+    if (life != life_) return;
+    stalled_ = false;
+    checker.OnStall(gap);
+    std::deque<Event> waiting = std::exchange(waiting_, {});
+    Step(Stalled{gap});
+    for (const Event& event : waiting)
+      if (core_) Post(event);
+    if (core_) Arm();
+  });
+}
+
+bool World::Point() {
+  ++points_;
+  if (crash_in_ < 0 || crash_in_-- > 0) return false;
+  CrashCoordinator();
+  return true;
+}
+
+void World::Post(Event event) {
+  if (!core_) return;
+  if (stalled_) {
+    waiting_.push_back(std::move(event));
+    return;
+  }
+  TickDue();
+  if (core_) Step(event);
+  if (core_) Arm();
+}
+
+void World::TickDue() {
+  for (int ticks = 0; core_ && core_->NextDeadline() && *core_->NextDeadline() <= clock_.now(); ++ticks) {
+    CHECK(ticks < 10'000);  // The core must come to rest.
+    Step(Tick{});
+  }
+}
+
+void World::Step(const Event& event) {
+  ++steps;
+  Effects effects = core_->Step(clock_.now(), clock_.wall(), event);
+  if (tamper) tamper(effects);
+  if (tracing)
+    for (const Note& note : effects.notes) {
+      std::string line = std::to_string(Seconds(SinceStart())) + " " + note.what;
+      for (const auto& field : note.fields) line += " " + field.first + "=" + field.second;
+      trace.push_back(line);
+    }
+  Journal(std::move(effects));
+}
+
+void World::Arm() {
+  const std::optional<Instant> next = core_->NextDeadline();
+  if (!next || (armed_ && *armed_ <= *next && *armed_ > clock_.now())) return;
+  armed_ = std::max(*next, clock_.now());
+  clock_.At(*armed_, [this, life = life_, at = *armed_] {
+    if (life != life_ || stalled_ || armed_ != at) return;
+    armed_.reset();
+    TickDue();
+    if (core_) Arm();
+  });
+}
+
+// ---- the journal ---------------------------------------------------------------------------------
+
+void World::Journal(Effects effects) {
+  journal_.push_back(std::move(effects));
+  if (committing_) return;
+  if (commit_delay == Duration{}) {
+    while (core_ && !journal_.empty() && !committing_) CommitNext();
+    return;
+  }
+  CommitBatch();
+}
+
+// One batch is in flight while the next collects.
+void World::CommitBatch() {
+  committing_ = true;
+  clock_.After(commit_delay, [this, life = life_, steps = journal_.size()] {
+    for (std::size_t i = 0; i < steps && life == life_; ++i) CommitNext();
+    if (life != life_) return;
+    committing_ = false;
+    if (!journal_.empty()) CommitBatch();
+  });
+}
+
+// The oldest step becomes durable, then its actions are carried out in order.
+void World::CommitNext() {
+  const bool outer = std::exchange(committing_, true);
+  Effects effects = std::move(journal_.front());
+  journal_.pop_front();
+  const std::uint64_t life = life_;
+  if (!effects.rows.empty() && Point()) return;
+  checker.OnCommit(rows_, effects.rows, clock_.now());
+  for (const Row& row : effects.rows) {
+    if (row.value) rows_[row.key] = *row.value;
+    if (!row.value) rows_.erase(row.key);
+  }
+  if (!effects.rows.empty() && Point()) return;
+  for (const Action& action : effects.actions) {
+    const bool heavy = !std::holds_alternative<AckReport>(action);
+    if (heavy && Point()) return;
+    if (!CarryOut(action) || life != life_) return;
+  }
+  committing_ = outer;
+}
+
+// False: the coordinator is gone.
+bool World::CarryOut(const Action& action) {
+  if (const auto* answer = std::get_if<Answer>(&action)) {
+    OnAnswer(*answer);
+  } else if (const auto* probe = std::get_if<Probe>(&action)) {
+    Node* found = nullptr;
+    for (auto& entry : nodes_)
+      if (entry.second->id() == probe->node) found = entry.second.get();
+    ProbeResult result = ProbeResult::kSilent;
+    if (found) result = found->Witness(probe->job, probe->generation, probe->address);
+    const Duration took = result == ProbeResult::kSilent ? Duration(std::chrono::milliseconds(200)) : Duration(std::chrono::milliseconds(1));
+    clock_.After(took, [this, life = life_, probe = *probe, result] {
+      if (life == life_) Post(Probed{probe.node, probe.job, probe.generation, result});
+    });
+  } else if (const auto* step_down = std::get_if<StepDown>(&action)) {
+    const absl::Status why = step_down->why;
+    CrashCoordinator();
+    stepped_down_ = why;
+    return false;
+  } else if (std::holds_alternative<coordinator::Finished>(action)) {
+    CrashCoordinator();
+    finished_ = true;
+    return false;
+  } else {
+    const SessionId session = std::visit(
+        [](const auto& a) {
+          if constexpr (requires { a.session; }) return a.session;
+          return SessionId();
+        },
+        action);
+    auto owner = owners_.find(session);
+    if (owner == owners_.end()) return true;
+    Node* node = nodes_.at(owner->second).get();
+    if (const auto* order = std::get_if<SendOrder>(&action)) checker.OnOrder(*node, order->order, clock_.now());
+    if (const auto* commit = std::get_if<AnswerCommit>(&action)) checker.OnCommitAnswered(commit->answer);
+    clock_.After(node->behaviour().net, [node, session, action] { node->Deliver(session, action); });
+    if (std::holds_alternative<CloseSession>(action)) owners_.erase(owner);
+  }
+  return true;
+}
+
+void World::OnAnswer(const Answer& answer) {
+  replies_[answer.call] = answer.reply;
+  if (const auto* submitted = std::get_if<SubmitReply>(&answer.reply))
+    checker.OnSubmitAnswered(submit_keys_[answer.call], submitted->job);
+  if (const auto* cancelled = std::get_if<CancelReply>(&answer.reply))
+    checker.OnCancelAnswered(cancelled->job, clock_.now());
+}
+
+// ---- nodes ---------------------------------------------------------------------------------------
+
+Node& World::Add(const std::string& name, NodeOptions options, Behaviour behaviour) {
+  auto [slot, fresh] = nodes_.try_emplace(name, nullptr);
+  if (fresh) slot->second = std::make_unique<Node>(*this, name, std::move(options), behaviour);
+  slot->second->StartAgent();
+  return *slot->second;
+}
+
+Node& World::AddLauncher(const std::string& name, const JobSpec& spec, Duration age) {
+  NodeOptions options;
+  options.launched = true;
+  options.launch = LaunchOf("key-" + name, spec);
+  options.launch_age = age;
+  return Add(name, options);
+}
+
+void World::ToCoordinator(Node& node, Event event) {
+  if (!core_) return;
+  if (const auto* opened = std::get_if<SessionOpened>(&event)) owners_[opened->session] = node.name();
+  if (!std::holds_alternative<SessionBroken>(event)) checker.OnHeard(node.id(), clock_.now());
+  Post(std::move(event));
+}
+
+void World::RankStarted(Node& node, const Group& group, const Rank& rank) {
+  checker.OnRankStarted(node, group, rank, clock_.now());
+}
+void World::RankKilledByUs(Node&, const Group&, const Rank&) {}
+
+// ---- clients -------------------------------------------------------------------------------------
+
+CallId World::Submit(const JobSpec& spec, const std::string& key) {
+  const CallId call(++call_);
+  submit_keys_[call] = key;
+  SubmitAsked asked;
+  asked.call = call;
+  asked.spec = spec;
+  asked.key = key;
+  Post(asked);
+  return call;
+}
+
+CallId World::Cancel(const std::string& job, bool now) {
+  const CallId call(++call_);
+  Post(CancelAsked{call, job, "tester", now, 0, "cancel-" + std::to_string(call.value())});
+  return call;
+}
+
+CallId World::WaitFor(const std::string& job) {
+  const CallId call(++call_);
+  ReadAsked asked;
+  asked.call = call;
+  asked.filter.job = job;
+  asked.wait_for_end = true;
+  Post(asked);
+  return call;
+}
+
+CallId World::Forget(const std::string& node) {
+  const CallId call(++call_);
+  Post(ForgetNodeAsked{call, node});
+  return call;
+}
+
+const Reply* World::ReplyTo(CallId call) const {
+  auto found = replies_.find(call);
+  return found == replies_.end() ? nullptr : &found->second;
+}
+
+// ---- time ----------------------------------------------------------------------------------------
+
+void World::RunFor(Duration duration) { clock_.RunUntil(clock_.now() + duration); }
+
+bool World::RunUntil(const std::function<bool()>& condition, Duration limit) {
+  const Instant until = clock_.now() + limit;
+  while (!condition()) {
+    if (!clock_.RunOne(until)) return condition();
+  }
+  return true;
+}
+
+// ---- views ---------------------------------------------------------------------------------------
+
+JobView World::View(const JobId& job) {
+  CHECK(core_.has_value());
+  ReadFilter filter;
+  filter.job = job.value();
+  filter.detail = true;
+  absl::StatusOr<ReadReply> reply = core_->Read(filter, clock_.now(), clock_.wall());
+  CHECK(reply.ok());
+  return reply->jobs.at(0);
+}
+
+std::string World::StateOf(const JobId& job) {
+  if (!core_) return "";
+  ReadFilter filter;
+  filter.job = job.value();
+  absl::StatusOr<ReadReply> reply = core_->Read(filter, clock_.now(), clock_.wall());
+  return reply.ok() ? reply->jobs.at(0).state : "";
+}
+
+NodeRow World::NodeRowOf(const std::string& name) {
+  auto found = rows_.find(NodeKey(nodes_.at(name)->id()));
+  return found == rows_.end() ? NodeRow{} : std::get<NodeRow>(found->second);
+}
+
+int World::LiveRanks(const JobId& job) const { return static_cast<int>(Pids(job).size()); }
+
+std::vector<std::int64_t> World::Pids(const JobId& job) const {
+  std::vector<std::int64_t> pids;
+  for (const auto& entry : nodes_)
+    for (std::int64_t pid : entry.second->Pids(job)) pids.push_back(pid);
+  std::sort(pids.begin(), pids.end());
+  return pids;
+}
+
+}  // namespace regroup::sim

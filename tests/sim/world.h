@@ -1,0 +1,121 @@
+#pragma once
+
+// A whole cluster in one thread: the real core behind a modelled journal, modelled nodes and a modelled network, on
+// virtual time. Everything that happens is a function of the calls made and of the seed.
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/rng.h"
+#include "launcher/coordinator/core/core.h"
+#include "tests/sim/checker.h"
+#include "tests/sim/clock.h"
+#include "tests/sim/node.h"
+
+namespace regroup::sim {
+
+class World : public NodeWorld {
+ public:
+  explicit World(coordinator::Config config = {}, std::uint64_t seed = 1);
+
+  // ---- the coordinator -------------------------------------------------------------------------
+  void StartCoordinator();  // From what is durable.
+  void CrashCoordinator();
+  void StallCoordinator(Duration gap);  // SIGSTOP; what arrives waits.
+  bool coordinator_up() const { return core_.has_value(); }
+  coordinator::Core& core() { return *core_; }
+  std::map<coordinator::Key, coordinator::Value>& rows() { return rows_; }
+  // The coordinator dies at the n-th point from now: before a commit, after it, before each action.
+  void CrashAt(std::int64_t points) { crash_in_ = points; }
+  std::int64_t points() const { return points_; }
+  bool stepped_down() const { return stepped_down_.has_value(); }
+  const std::optional<absl::Status>& why_stepped_down() const { return stepped_down_; }
+  bool finished() const { return finished_; }
+
+  // ---- nodes -----------------------------------------------------------------------------------
+  Node& Add(const std::string& name, NodeOptions options = {}, Behaviour behaviour = {});
+  Node& AddLauncher(const std::string& name, const JobSpec& spec, Duration age = {});
+  Node& node(const std::string& name) { return *nodes_.at(name); }
+  std::map<std::string, std::unique_ptr<Node>>& nodes() { return nodes_; }
+
+  // ---- clients ---------------------------------------------------------------------------------
+  CallId Submit(const JobSpec& spec, const std::string& key);
+  CallId Cancel(const std::string& job, bool now = false);
+  CallId WaitFor(const std::string& job);
+  CallId Forget(const std::string& node);
+  const coordinator::Reply* ReplyTo(CallId call) const;
+  void Ask(coordinator::Event event) { Post(std::move(event)); }
+
+  // ---- time ------------------------------------------------------------------------------------
+  void RunFor(Duration duration);
+  bool RunUntil(const std::function<bool()>& condition, Duration limit = std::chrono::seconds(30));
+  Duration SinceStart() const { return clock_.now() - start_; }
+
+  // ---- what people see -------------------------------------------------------------------------
+  JobView View(const JobId& job);
+  coordinator::NodeRow NodeRowOf(const std::string& name);
+  std::string StateOf(const JobId& job);  // "" while the coordinator is down or the job unknown.
+  int LiveRanks(const JobId& job) const;
+  std::vector<std::int64_t> Pids(const JobId& job) const;
+
+  Checker checker;
+  Duration commit_delay{};  // Of the journal.
+  // Planted bugs: changes what the core decided before it is journalled.
+  std::function<void(coordinator::Effects&)> tamper;
+  bool answers_before_commit = false;  // Planted bug.
+  std::vector<std::string> trace;      // Notes, when asked for.
+  bool tracing = false;
+  std::uint64_t steps = 0;
+
+  // NodeWorld.
+  Clock& clock() override { return clock_; }
+  bool CoordinatorAnswers() override { return core_.has_value() && !stalled_; }
+  SessionId NewSession() override { return SessionId(++session_); }
+  void ToCoordinator(Node& node, coordinator::Event event) override;
+  std::int64_t NewPid() override { return ++pid_; }
+  void RankStarted(Node& node, const Group& group, const Rank& rank) override;
+  void RankKilledByUs(Node& node, const Group& group, const Rank& rank) override;
+
+ private:
+  void Post(coordinator::Event event);
+  void Step(const coordinator::Event& event);
+  void Journal(coordinator::Effects effects);
+  void CommitBatch();
+  void CommitNext();
+  bool CarryOut(const coordinator::Action& action);
+  bool Point();  // True: the coordinator has just died here.
+  void Arm();
+  void TickDue();
+  void OnAnswer(const coordinator::Answer& answer);
+
+  const coordinator::Config config_;
+  Clock clock_;
+  const Instant start_;
+  std::map<coordinator::Key, coordinator::Value> rows_;
+  std::map<std::string, std::unique_ptr<Node>> nodes_;
+  std::optional<coordinator::Core> core_;
+  std::uint64_t life_ = 0, session_ = 0, call_ = 0;
+  std::int64_t pid_ = 1000;
+  std::optional<Instant> armed_;
+  bool stalled_ = false;
+  std::deque<coordinator::Event> waiting_;  // While stalled.
+  std::deque<coordinator::Effects> journal_;
+  bool committing_ = false;
+  std::int64_t crash_in_ = -1, points_ = 0;
+  std::optional<absl::Status> stepped_down_;
+  bool finished_ = false;
+  std::map<SessionId, std::string> owners_;
+  std::map<CallId, coordinator::Reply> replies_;
+  std::map<CallId, std::string> submit_keys_;
+};
+
+// A job of `nodes` single-worker nodes.
+JobSpec SpecOf(const std::string& name, int min_nodes, int max_nodes, int max_restarts = 0);
+LaunchRequest LaunchOf(const std::string& key, const JobSpec& spec);
+
+}  // namespace regroup::sim
