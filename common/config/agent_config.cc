@@ -11,10 +11,15 @@
 namespace regroup {
 
 void DescribeFlags(CLI::App& app, AgentConfig& config) {
-  AddText(
-      app, "--coordinator", config.coordinator,
+  AddParsed(
+      app, "--coordinator", "ADDRESS", "",
       "coordinator to serve: HOST[:PORT], or the path of its socket; none: the one of this host",
-      "ADDRESS");
+      [&config](std::string_view text) {
+        constexpr std::string_view kUnix = "unix:";
+        config.coordinator =
+            text.substr(0, kUnix.size()) == kUnix ? text.substr(kUnix.size()) : text;
+        return absl::OkStatus();
+      });
   AddInt(app, "--slots", config.slots, 0, limits::kWorkersPerNode,
          "places for workers on this node; 0: its GPUs, else 1");
   AddSwitch(app, "--sigterm-is-notice", config.sigterm_is_notice,

@@ -62,6 +62,7 @@ class Scanner {
       const std::string& word = args_[at_];
       if (word == "--") {
         line_.dashes = true;
+        line_.words_before_dashes = line_.rest.size();
         line_.rest.insert(line_.rest.end(), args_.begin() + static_cast<std::ptrdiff_t>(at_) + 1,
                           args_.end());
         break;

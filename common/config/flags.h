@@ -68,9 +68,10 @@ struct CommandDescription {
 };
 
 struct ParsedLine {
-  bool help = false;              // --help or -h was given: nothing else was judged.
-  std::vector<std::string> rest;  // Positionals, in order; with a program: PROGRAM ARGS…
-  bool dashes = false;            // A "--" stood before `rest`.
+  bool help = false;                    // --help or -h was given: nothing else was judged.
+  std::vector<std::string> rest;        // Positionals, in order; with a program: PROGRAM ARGS…
+  bool dashes = false;                  // There was a "--".
+  std::size_t words_before_dashes = 0;  // How many of `rest` stood before it.
   // What was typed before `rest`, flag by flag with its value ("--nnodes", "2:3"), names in full
   // with dashes.
   std::vector<std::vector<std::string>> given;

@@ -75,7 +75,6 @@ class Submit : public Command {
     DescribeFlags(line().app(), options_);
     ScopeEnvironment(line().app(), "submit");
   }
-  bool program_follows() const override { return true; }
   bool speaks_for_job() const override { return wait_; }
 
   absl::StatusOr<int> Run(const ParsedLine& words, const Terminal& terminal) override {
@@ -130,6 +129,10 @@ class Submit : public Command {
                        "a job file, or -- and a program, is expected", "regroup submit --help");
     }
     bool is_file = !words.dashes && words.rest.size() == 1;
+    if (words.dashes && words.words_before_dashes > 0) {
+      return UserError(absl::StatusCode::kInvalidArgument, "both a job file and a program",
+                       Cat(ShellQuote(words.rest[0]), " stands before --"), "one of them");
+    }
     if (!is_file && !words.dashes) {
       return UserError(absl::StatusCode::kInvalidArgument,
                        Cat("more than one word: ", ShellQuote(words.rest[1])),

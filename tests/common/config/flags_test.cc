@@ -227,6 +227,7 @@ TEST(AgentConfig, Rules) {
   const Row rows[] = {{{}, ""},
                       {{"--coordinator", "localhost:5"}, ""},
                       {{"--coordinator", "/run/regroup/coordinator.sock"}, ""},
+                      {{"--coordinator", "unix:/run/regroup/socket"}, ""},
                       {{"--coordinator", "node0", "--insecure"}, ""},
                       {{"--coordinator", "node0"}, "node0:29400 is on another host or may be"},
                       {{"--coordinator", "node0:x"}, "--coordinator: \"x\" is not a whole number"},

@@ -1,0 +1,355 @@
+// The real `regroup`, where no coordinator is needed: exit codes of CLI.md's table, what is said,
+// what is handed on.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "common/config/launch_config.h"
+#include "launcher/cli/commands/command.h"
+#include "tests/launcher/cli/commands/process.h"
+
+namespace regroup::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+class ExitCodes : public RegroupTest {};
+
+struct Row {
+  std::vector<std::string> args;
+  int code;
+  std::string error;  // First line of standard error begins with it.
+};
+
+TEST_F(ExitCodes, MisuseIs2AndForJobs125) {
+  Write("bad.yaml", "name: a\nrun: x\nnnode: 2\n");
+  const Row rows[] = {
+      {{"frobnicate"}, 2, "error: unknown command frobnicate"},
+      {{"rnu", "x"}, 2, "error: unknown command rnu\nbecause: did you mean run?"},
+      {{"--frobnicate"}, 2, "error: unknown flag --frobnicate"},
+      {{"ps", "--frobnicate"}, 2, "error: unknown flag --frobnicate"},
+      {{"ps", "a", "b"}, 2, "error: too many words: b"},
+      {{"logs"}, 2, "error: regroup logs needs more words"},
+      {{"logs", "x", "--rank", "a"}, 2, "error: --rank: \"a\" is not a whole number"},
+      {{"logs", "x", "--rank", "0,"}, 2, "error: --rank: a rank is missing"},
+      {{"logs", "x", "--grep", "("}, 2, "error: --grep: '(' is not a regular expression"},
+      {{"logs", "x", "--since", "5"}, 2, "error: --since: \"5\" is not a duration"},
+      {{"submit"}, 2, "error: there is nothing to submit"},
+      {{"submit", "python", "train.py"}, 2, "error: more than one word: train.py"},
+      {{"submit", "bad.yaml"}, 2, "error: bad.yaml:3: unknown field nnode"},
+      {{"submit", "bad.yaml", "--wait"}, 125, "error: bad.yaml:3: unknown field nnode"},
+      {{"submit", "job.yaml", "--", "x"}, 2, "error: both a job file and a program"},
+      {{"submit", "--wait", "bad.yaml"}, 125, "error: bad.yaml:3: unknown field nnode"},
+      {{"submit", "--nnodes", "2", "bad.yaml"}, 2, "error: --nnodes does not go with a job file"},
+      {{"submit", "--env", "A", "--", "x"}, 2, "error: --env: A is not NAME=VALUE"},
+      {{"completion", "ksh"}, 2, "error: no completion for ksh"},
+      {{"run"}, 125, "error: there is no program to run"},
+      {{"run", "--frobnicate", "x"}, 125, "error: unknown flag --frobnicate"},
+      {{"run", "--standalone", "x"},
+       125,
+       "error: unknown flag --standalone\nbecause: a run on one node needs no flag"},
+      {{"run", "--nnodes", "4:2", "true"},
+       125,
+       "error: --nnodes: \"4:2\" has its minimum above its maximum"},
+      {{"run", "--nnodes", "0", "true"}, 125, "error: --nnodes: \"0\" is out of range"},
+      {{"run", "--nnodes", "1000000000", "true"},
+       125,
+       "error: --nnodes: \"1000000000\" is out of range"},
+      {{"run", "--ppn", "1000000000", "true"},
+       125,
+       "error: --nproc-per-node: \"1000000000\" is out of range"},
+      {{"run", "--ppn", "0", "true"}, 125, "error: --nproc-per-node: \"0\" is out of range"},
+      {{"run", "--rdzv-id", "A_b", "true"}, 125, "error: --rdzv-id: A_b is not a name"},
+      {{"run", "--node-name", "a b", "true"},
+       125,
+       "error: --node-name: 'a b' is not a node's name"},
+      {{"run", "--join-timeout", "0", "true"}, 125, "error: --join-timeout: 0s is no time to join"},
+      {{"run", "-m", "--no-python", "x"}, 125, "error: -m and --no-python exclude each other"},
+      {{"wait"}, 125, "error: regroup wait needs more words"},
+      {{"coordinator", "--local", "--listen", "127.0.0.1"},
+       125,
+       "error: --local and --listen exclude each other"},
+      {{"agent", "--coordinator", "node0"},
+       125,
+       "error: node0:29400 is on another host or may be"}};
+  for (const Row& row : rows) {
+    Ended ended = Run(row.args);
+    EXPECT_EQ(ended.code, row.code) << ::testing::PrintToString(row.args) << ended.err;
+    EXPECT_THAT(ended.err, StartsWith(row.error));
+    EXPECT_EQ(ended.out, "");
+  }
+}
+
+TEST_F(ExitCodes, NotFoundIs1AndForJobs125) {
+  EXPECT_EQ(Run({"logs", "train-1"}).code, 1);
+  EXPECT_EQ(Run({"explain"}).code, 1);
+  EXPECT_EQ(Run({"cancel", "train-1"}).code, 1);
+  EXPECT_EQ(Run({"nodes", "node7"}).code, 1);
+  EXPECT_EQ(Run({"man", "frobnicate"}).code, 1);
+  EXPECT_EQ(Run({"submit", "missing.yaml"}).code, 1);
+  Ended ended = Run({"wait", "train-1"});
+  EXPECT_EQ(ended.code, 125);
+  EXPECT_THAT(ended.err, AllOf(StartsWith("error: no job train-1"), HasSubstr("\ntry: ")));
+}
+
+TEST_F(ExitCodes, NothingHereIsNoError) {
+  Ended ended = Run({"ps"});
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_THAT(ended.out, StartsWith("JOB"));
+  EXPECT_EQ(Run({"nodes"}).code, 0);
+  EXPECT_EQ(Run({"ps", "--json"}).out, "{\"schema\":\"regroup.jobs/1\",\"jobs\":[]}\n");
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/state"));  // Reading makes nothing.
+}
+
+TEST_F(ExitCodes, UnreachableIs125) {
+  for (std::vector<std::string> args : {std::vector<std::string>{"ps"},
+                                        {"nodes"},
+                                        {"submit", "--", "true"},
+                                        {"explain"},
+                                        {"logs", "last"},
+                                        {"wait", "last"},
+                                        {"cancel", "last"}}) {
+    environment_["REGROUP_COORDINATOR"] = "127.0.0.1:1";
+    Ended ended = Run(args);
+    EXPECT_EQ(ended.code, 125) << ::testing::PrintToString(args);
+    EXPECT_THAT(ended.err,
+                AllOf(StartsWith("error: the coordinator at 127.0.0.1:1 can not be reached"),
+                      HasSubstr("\nbecause: ")))
+        << args[0];
+    environment_["REGROUP_COORDINATOR"] = "unix:" + folder_ + "/no.socket";
+    EXPECT_EQ(Run(args).code, 125) << ::testing::PrintToString(args);
+  }
+  environment_.erase("REGROUP_COORDINATOR");
+  EXPECT_EQ(Run({"submit", "--", "true"}).code, 125);
+}
+
+TEST_F(ExitCodes, AnotherHostNeedsInsecure) {
+  Ended ended = Run({"ps", "--coordinator", "node0"});
+  EXPECT_EQ(ended.code, 125);
+  EXPECT_THAT(ended.err, HasSubstr("\ntry: regroup ps --insecure"));
+  ended = Run({"run", "-N", "2", "--rdzv-endpoint", "node0", "train.py", "--lr", "1"});
+  EXPECT_EQ(ended.code, 125);
+  EXPECT_THAT(
+      ended.err,
+      HasSubstr(
+          "\ntry: regroup run --insecure --nnodes 2 --rdzv-endpoint node0 train.py --lr 1\n"));
+}
+
+TEST_F(ExitCodes, SeveralNodesNeedAnEndpointAndTheCommandIsShown) {
+  Ended ended = Run({"run", "--nnodes", "2", "train.py"});
+  EXPECT_EQ(ended.code, 125);
+  EXPECT_THAT(ended.err, AllOf(StartsWith("error: --nnodes 2 needs --rdzv-endpoint HOST[:PORT]"),
+                               HasSubstr("try: regroup run --nnodes 2 --rdzv-endpoint "),
+                               HasSubstr(":29400 --rdzv-id train --insecure train.py")));
+}
+
+TEST_F(ExitCodes, ProgramIs126Or127) {
+  Write("plain", "x");
+  Write("bad", "#!/no/such/interpreter\n", 0755);
+  EXPECT_EQ(Run({"run", "--no-python", "./plain"}).code, 126);
+  EXPECT_EQ(Run({"run", "./bad"}).code, 126);
+  EXPECT_EQ(Run({"run", "."}).code, 126);
+  EXPECT_EQ(Run({"run", "./missing"}).code, 127);
+  EXPECT_EQ(Run({"run", "missing.py"}).code, 127);
+  Ended ended = Run({"run", "plain"});
+  EXPECT_EQ(ended.code, 127);
+  EXPECT_THAT(ended.err, HasSubstr("try: ./plain"));
+}
+
+TEST_F(ExitCodes, ClosedOrFullOutputIsAnError) {
+  std::string command = program_ + " version > /dev/full";
+  EXPECT_EQ(RunProgram("/bin/sh", {"-c", command}, environment_).code, 1);
+}
+
+class Said : public RegroupTest {};
+
+TEST_F(Said, HelpOfEveryCommand) {
+  Ended ended = Run({"--help"});
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_EQ(Run({}).code, 2);
+  for (const CommandEntry& entry : AllCommands()) {
+    std::string name(entry.name);
+    if (!entry.hidden) EXPECT_THAT(ended.out, HasSubstr("\n  " + name + " "));
+    Ended help = Run({name, "--help"});
+    EXPECT_EQ(help.code, 0) << name;
+    EXPECT_THAT(help.out, AllOf(HasSubstr("usage: regroup"), HasSubstr("example:\n  regroup")))
+        << name;
+    EXPECT_EQ(help.err, "") << name;
+  }
+  EXPECT_EQ(Run({"help", "run"}).out, Run({"run", "-h"}).out);
+}
+
+TEST_F(Said, Version) {
+  Ended ended = Run({"--version"});
+  EXPECT_EQ(ended.code, 0);
+  for (const char* word : {"regroup ", "commit ", "build ", "protocol 1.0", "CUDA ", "NCCL "})
+    EXPECT_THAT(ended.out, HasSubstr(word));
+  EXPECT_THAT(Run({"version", "--json"}).out, StartsWith("{\"schema\":\"regroup.version/1\""));
+}
+
+TEST_F(Said, ManualPagesAndCompletion) {
+  EXPECT_THAT(Run({"__man", "run"}).out,
+              AllOf(StartsWith(".TH REGROUP-RUN 1"), HasSubstr("REGROUP_NNODES")));
+  std::filesystem::create_directory(folder_ + "/man");
+  EXPECT_EQ(Run({"__man", folder_ + "/man"}).code, 0);
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/man/regroup-explain.1"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/man/regroup.1"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/man/regroup-__man.1"));
+  Write("completion.bash", Run({"completion", "bash"}).out);
+  std::string script =
+      "source completion.bash; COMP_WORDS=(regroup run --nn); COMP_CWORD=2; _regroup; echo "
+      "${COMPREPLY[@]}; "
+      "COMP_WORDS=(regroup ex); COMP_CWORD=1; _regroup; echo ${COMPREPLY[@]}";
+  Ended ended = RunProgram("/bin/bash", {"-c", script}, environment_, folder_);
+  EXPECT_EQ(ended.out, "--nnodes\nexplain\n") << ended.err;
+}
+
+TEST_F(Said, DryRunShowsTheJobWithoutACoordinator) {
+  Ended ended = Run({"submit", "--dry-run", "--ppn", "2", "-N", "2:4", "--env", "A=b c", "--",
+                     "python", "Train.py"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("name: python\n"), HasSubstr("nnodes: 2:4\n"),
+                               HasSubstr("workdir: \"" + folder_ + "\"")));
+  Write("job.yaml", ended.out);
+  EXPECT_EQ(Run({"submit", "--dry-run", "job.yaml"}).out, ended.out);
+}
+
+TEST_F(Said, ControlBytesOfArgumentsAreEscaped) {
+  EXPECT_THAT(Run({"\x1b[2J"}).err, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(Run({"logs", "\x1b]0;x\x07"}).err, Not(HasSubstr("\x1b")));
+}
+
+// What `run` hands to the agent: a stand-in for it, beside a hard link of the real `regroup`,
+// prints its configuration.
+class HandedOver : public RegroupTest {
+ protected:
+  HandedOver() {
+    std::filesystem::create_directory(folder_ + "/bin");
+    std::filesystem::create_hard_link(std::filesystem::canonical(program_),
+                                      folder_ + "/bin/regroup");
+    program_ = folder_ + "/bin/regroup";
+    Write("bin/regroup-agent",
+          "#!/bin/sh\nif [ \"$1\" = --launch-config-fd ]; then exec cat /proc/self/fd/$2; fi\necho "
+          "\"$@\"\n",
+          0755);
+    Write("train.py", "");
+    Write("python", "#!/bin/sh\n", 0755);
+    environment_["PYTHON_EXEC"] = folder_ + "/python";
+  }
+  LaunchConfig Launch(const std::vector<std::string>& args) {
+    Ended ended = Run(args);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    EXPECT_EQ(ended.err, "");
+    absl::StatusOr<LaunchConfig> config = LaunchConfigFromJson(ended.out);
+    EXPECT_TRUE(config.ok()) << config.status() << ended.out;
+    return config.ok() ? *config : LaunchConfig();
+  }
+};
+
+TEST_F(HandedOver, OneNode) {
+  std::int64_t before = BoottimeNanoseconds();
+  LaunchConfig config = Launch({"run", "train.py", "--lr", "1\xff"});
+  EXPECT_THAT(config.given, ElementsAre("train.py", "--lr", "1\xff"));
+  EXPECT_THAT(config.argv, ElementsAre(folder_ + "/python", "-u", "train.py", "--lr", "1\xff"));
+  EXPECT_TRUE(config.python);
+  EXPECT_EQ(config.spec.name, "train");
+  EXPECT_EQ(config.spec.max_restarts, 0);
+  EXPECT_EQ(config.spec.max_nodes, 1);
+  EXPECT_EQ(config.workers, 1);
+  EXPECT_FALSE(config.endpoint.has_value());
+  EXPECT_FALSE(config.node_name_explicit);
+  EXPECT_THAT(config.state_dir, StartsWith(folder_ + "/state/regroup/"));
+  EXPECT_THAT(config.log_dir, EndsWith("/logs/local"));
+  EXPECT_GE(config.started_boottime_ns, before);
+  EXPECT_LE(config.started_boottime_ns, BoottimeNanoseconds());
+  struct stat info {};
+  ASSERT_EQ(::stat(config.state_dir.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0700u);
+}
+
+TEST_F(HandedOver, EverythingGiven) {
+  environment_["REGROUP_MAX_RESTARTS"] = "3";
+  LaunchConfig config = Launch({"run",
+                                "-N2:3",
+                                "--nproc_per_node",
+                                "2",
+                                "--rdzv-endpoint",
+                                "10.0.0.4:1",
+                                "--rdzv-id",
+                                "my-id",
+                                "--join-timeout",
+                                "10m",
+                                "--grace",
+                                "61s",
+                                "--scale-up",
+                                "never",
+                                "-m",
+                                "--node-name",
+                                "n1",
+                                "--log-dir",
+                                "out",
+                                "--port-range",
+                                "5-9",
+                                "--insecure",
+                                "-q",
+                                "pkg.train",
+                                "-x"});
+  EXPECT_EQ(config.endpoint, (Endpoint{"10.0.0.4", 1}));
+  EXPECT_EQ(config.spec.name, "my-id");
+  EXPECT_EQ(config.spec.min_nodes, 2);
+  EXPECT_EQ(config.spec.max_restarts, 3);
+  EXPECT_EQ(config.spec.scale_up, ScaleUp::kNever);
+  EXPECT_EQ(config.workers, 2);
+  EXPECT_EQ(config.join_timeout, Duration(std::chrono::minutes(10)));
+  EXPECT_TRUE(config.insecure && config.quiet && config.node_name_explicit &&
+              config.log_dir_explicit);
+  EXPECT_EQ(config.log_dir, folder_ + "/out");
+  EXPECT_EQ(config.ports, (PortRange{5, 9}));
+  EXPECT_THAT(config.others_options,
+              ElementsAre("--nnodes", "2:3", "--nproc-per-node", "2", "--join-timeout", "10m",
+                          "--grace", "61s", "--scale-up", "never", "--log-dir", "out",
+                          "--port-range", "5-9", "--quiet", "--max-restarts", "3"));
+  EXPECT_THAT(config.others_program, ElementsAre("--module", "pkg.train", "-x"));
+}
+
+TEST_F(HandedOver, HugeCommandLinesAreCutForDisplayOnly) {
+  std::vector<std::string> args = {"run", "train.py"};
+  for (int i = 0; i < 10'000; ++i) args.push_back("argument-" + std::to_string(i));
+  LaunchConfig config = Launch(args);
+  EXPECT_EQ(config.argv.size(), 10'003u);
+  EXPECT_LT(config.spec.command.size(), 3'000u);
+  EXPECT_EQ(config.spec.command.back(), "...");
+}
+
+TEST_F(HandedOver, AgentGetsItsFlags) {
+  EXPECT_EQ(Run({"agent", "--slots=2", "--sigterm_is_notice", "--coordinator", "127.0.0.1"}).out,
+            "--slots 2 --sigterm-is-notice --coordinator 127.0.0.1\n");
+}
+
+TEST_F(HandedOver, BadStateDirectories) {
+  Write("file", "");
+  EXPECT_EQ(Run({"run", "--state-dir", "file", "train.py"}).code, 125);
+  std::filesystem::create_directory(folder_ + "/open");
+  ::chmod((folder_ + "/open").c_str(), 0755);
+  Ended ended = Run({"run", "--state-dir", "open", "train.py"});
+  EXPECT_EQ(ended.code, 125);
+  EXPECT_THAT(ended.err, HasSubstr("try: chmod 700 "));
+}
+
+TEST_F(HandedOver, MissingAgentIsSaid) {
+  std::filesystem::remove(folder_ + "/bin/regroup-agent");
+  Ended ended = Run({"run", "train.py"});
+  EXPECT_EQ(ended.code, 125);
+  EXPECT_THAT(ended.err, StartsWith("error: can not start "));
+}
+
+}  // namespace
+}  // namespace regroup::cli

@@ -1,0 +1,216 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "launcher/cli/render/completion.h"
+#include "launcher/cli/render/explain.h"
+#include "launcher/cli/render/json.h"
+#include "launcher/cli/render/lists.h"
+#include "launcher/cli/render/log_text.h"
+#include "launcher/cli/render/table.h"
+#include "tests/common/report/golden.h"
+#include "tests/launcher/cli/render/views.h"
+
+namespace regroup::cli {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+void ExpectFits(const std::string& text, int width) {
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) EXPECT_LE(DisplayWidth(line), width) << line;
+}
+
+TEST(Ps, TheScreenOfCliMd) {
+  std::string text = RenderJobs({Train(), Gpt(), Eval()}, {});
+  ExpectGolden("ps.txt", text);
+  ExpectFits(text, 80);
+}
+
+TEST(Ps, NothingIsAHeader) { EXPECT_THAT(RenderJobs({}, {}), HasSubstr("JOB")); }
+
+TEST(Ps, IdsAreNeverCutWhenPiped) {
+  JobView job = Eval();
+  job.id = JobId(std::string(63, 'x') + "-123456");
+  EXPECT_THAT(RenderJobs({job}, {}), HasSubstr(job.id.value()));
+  TextStyle terminal;
+  terminal.terminal = true;
+  std::string text = RenderJobs({job, Train()}, terminal);
+  ExpectFits(text, 80);
+  EXPECT_THAT(text, HasSubstr("…"));
+  EXPECT_THAT(text, HasSubstr("2 (2:3)"));
+}
+
+TEST(Ps, AsciiForLangC) {
+  TextStyle ascii;
+  ascii.utf8 = false;
+  for (unsigned char c : RenderJobs({Eval()}, ascii)) EXPECT_LT(c, 128);
+}
+
+TEST(Ps, NamesCanNotMoveTheCursor) {
+  JobView job = Eval();
+  job.why = AwaitReattach{{"\x1b[2Jnode"}, 1s};
+  EXPECT_THAT(RenderJobs({job}, {}), Not(HasSubstr("\x1b")));
+}
+
+TEST(NodesTable, TheScreenOfCliMd) {
+  std::string text = RenderNodes(Nodes(), {});
+  ExpectGolden("nodes.txt", text);
+  ExpectFits(text, 80);
+}
+
+TEST(ExplainScreen, TheScreenOfCliMd) {
+  std::string text = RenderExplain(Train(), std::nullopt, {});
+  ExpectGolden("explain.txt", text);
+  ExpectFits(text, 110);
+}
+
+TEST(ExplainScreen, UnknownPhasesAreSaidNeverZero) {
+  JobView job = Train();
+  RestartPhases& phases = job.generations[1].phases;
+  phases.init.reset();
+  phases.restore.reset();
+  phases.first_step.reset();
+  std::string text = RenderExplain(job, std::nullopt, {});
+  EXPECT_THAT(text, HasSubstr("not reported by the worker: init, restore, first step"));
+  EXPECT_THAT(text, Not(HasSubstr("restore .000")));
+}
+
+TEST(ExplainScreen, QueuedFailedAndNode) {
+  EXPECT_EQ(RenderExplain(Eval(), std::nullopt, {}),
+            "eval-2 queued\n\nWhy it waits\n  It needs 4 nodes and 2 are free, for 3m.\nNext  "
+            "regroup nodes\n");
+  JobView job = Train();
+  job.state = "failed";
+  job.exit_code = 137;
+  job.ran_for = 14min;
+  job.failed = BudgetSpent{3, 3};
+  EXPECT_THAT(RenderExplain(job, std::nullopt, {}),
+              HasSubstr("Why it ended\n  It failed once more after 3 of 3 restarts."));
+  EXPECT_EQ(RenderExplain(Nodes()[1], {}),
+            "node1 suspect · 10.0.0.5 · 2 of 2 slots used · heard 3.1s ago\n  lost in 1.9 s unless "
+            "heard\n"
+            "  works on train-4\n  launched by `regroup run`: it leaves with its command\nNext  "
+            "regroup explain train-4\n");
+}
+
+TEST(ExplainScreen, OneGeneration) {
+  std::string text = RenderExplain(Train(), Generation(1), {});
+  EXPECT_THAT(text, HasSubstr("Why generation 1 ended"));
+  EXPECT_THAT(text, Not(HasSubstr("Time ")));
+  EXPECT_THAT(RenderExplain(Train(), Generation(2), {}), Not(HasSubstr("Why generation 1 ended")));
+}
+
+TEST(ExplainScreen, ManyGenerationsShowTheLast) {
+  JobView job = Train();
+  GenerationView first = job.generations[0];
+  for (std::uint64_t g = 3; g < 20; ++g) {
+    first.generation = Generation(g);
+    job.generations.push_back(first);
+  }
+  std::string text = RenderExplain(job, std::nullopt, {});
+  EXPECT_THAT(text, HasSubstr("13 generations before that"));
+  EXPECT_THAT(text, HasSubstr("Why generation 19 ended"));
+}
+
+TEST(JsonDocuments, AreOneObjectWithASchema) {
+  for (const std::string& text :
+       {JobsDocument({Train(), Eval()}), NodesDocument(Nodes()), ExplainDocument(Train())}) {
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
+    Json json = Json::parse(text);
+    EXPECT_THAT(json["schema"].get<std::string>(), HasSubstr("regroup."));
+  }
+  ExpectGolden("explain.json", Json::parse(ExplainDocument(Train())).dump(2) + "\n");
+  Json eval = Json::parse(JobsDocument({Eval()}))["jobs"][0];
+  EXPECT_EQ(eval["why"]["kind"], "below_minimum");
+  EXPECT_FALSE(eval.contains("step"));  // Unknown is absent.
+  EXPECT_EQ(eval["age_s"], 180.0);
+}
+
+TEST(JsonDocuments, BytesThatAreNoTextDoNotBreakThem) {
+  JobView job = Train();
+  std::get<WorkerFailed>(*job.generations[0].ended).cause.exit.error = "\xff\xfe\x1b[2J";
+  EXPECT_NO_THROW(Json::parse(ExplainDocument(job)));
+}
+
+LogEntry Entry(std::int64_t ms, const std::string& text, int rank = 0) {
+  return {At(ms), "node0", Generation(1), rank, false, text};
+}
+
+TEST(LogText, TheScreenOfCliMd) {
+  JobView job = Train();
+  LogMerge merge(job, LogForm::kText, {});
+  merge.Add(Entry(1992, "resumed from step 8096"));
+  merge.Add(Entry(-197, "step 8107 loss 2.414"));
+  for (const JobEvent& event : job.events) merge.Add(event);
+  EXPECT_EQ(merge.Take(std::nullopt),
+            "14:09:29.803 node0:0  step 8107 loss 2.414\n"
+            "-- generation 1 ended 14:09:30.114: node1 rank 3 SIGKILL -- generation 2, world 4 --\n"
+            "14:09:31.992 node0:0  resumed from step 8096\n");
+  EXPECT_EQ(merge.held_bytes(), 0u);
+}
+
+TEST(LogText, EqualTimesKeepTheirOrder) {
+  LogMerge merge(Train(), LogForm::kRaw, {});
+  for (int i = 0; i < 100; ++i) merge.Add(Entry(5, std::to_string(i)));
+  std::string expected;
+  for (int i = 0; i < 100; ++i) expected += std::to_string(i) + "\n";
+  EXPECT_EQ(merge.Take(std::nullopt), expected);
+}
+
+TEST(LogText, FollowedLinesWaitOneRound) {
+  LogMerge merge(Train(), LogForm::kRaw, {});
+  merge.Add(Entry(2, "late rank"));
+  EXPECT_EQ(merge.TakeSettled(), "");
+  merge.Add(Entry(1, "early rank"));  // Of another node, whose clock is behind.
+  EXPECT_EQ(merge.TakeSettled(), "late rank\n");
+  EXPECT_EQ(merge.TakeSettled(), "early rank\n");
+}
+
+TEST(LogText, RawIsTheBytesAndTerminalsAreSafe) {
+  LogEntry entry = Entry(0, std::string("a\x1b[2J\0b\xff", 8));
+  TextStyle terminal;
+  terminal.terminal = true;
+  EXPECT_EQ(RenderEntry(entry, LogForm::kRaw, terminal), entry.text + "\n");
+  EXPECT_EQ(RenderEntry(entry, LogForm::kText, {}), "14:09:30.000 node0:0  " + entry.text + "\n");
+  EXPECT_EQ(RenderEntry(entry, LogForm::kText, terminal),
+            "14:09:30.000 node0:0  a\\x1b[2J\\x00b\\xff\n");
+  EXPECT_EQ(Json::parse(RenderEntry(entry, LogForm::kJson, {}))["rank"], 0);
+}
+
+TEST(TableTest, NarrowTerminalsCutTheLastColumnFirst) {
+  Table table({{.title = "A", .right = false, .id = true}, {.title = "WHY"}});
+  table.Add({"some-long-id-of-a-job", "because of something that takes many words to say"});
+  TextStyle terminal;
+  terminal.terminal = true;
+  terminal.width = 40;
+  std::string text = table.Render(terminal);
+  EXPECT_THAT(text, HasSubstr("some-long-id-of-a-job  because of somet"));
+  ExpectFits(text, 40);
+  terminal.width = 10;
+  (void)table.Render(terminal);  // Too narrow for anything: no crash, ids last.
+  EXPECT_EQ(Cut("grüße", 4), "grü…");
+  EXPECT_EQ(Cut("abc", 3), "abc");
+}
+
+TEST(CompletionScript, NamesEveryCommandAndFlag) {
+  CommandDescription logs{.name = "logs", .summary = "it's output"};
+  logs.flags.push_back({{"-f", "--follow"}, "", "go on [until: end]", "REGROUP_LOGS_FOLLOW", ""});
+  logs.flags.push_back({{"--tail"}, "N", "last lines", "REGROUP_LOGS_TAIL", ""});
+  for (const char* shell : {"bash", "zsh", "fish"}) {
+    std::string text = RenderCompletion(shell, {logs});
+    EXPECT_THAT(text, HasSubstr("logs")) << shell;
+    EXPECT_THAT(text, HasSubstr("tail")) << shell;
+    EXPECT_THAT(text,
+                ::testing::AnyOf(HasSubstr("__complete jobs"), HasSubstr("_regroup_live jobs")))
+        << shell;
+  }
+}
+
+}  // namespace
+}  // namespace regroup::cli
