@@ -41,7 +41,7 @@ absl::StatusOr<std::vector<std::int64_t>> ShareSteps(Communicator& ranks,
   RETURN_IF_ERROR(ranks.Broadcast(std::as_writable_bytes(std::span(message)), 0));
   if (message[0] < 0) {
     ASSIGN_OR_RETURN(const std::string text, ShareText(ranks, 0, failure));
-    return absl::UnavailableError(text);
+    return absl::DataLossError(text);
   }
   return std::vector<std::int64_t>(message.begin() + 1, message.begin() + 1 + message[0]);
 }

@@ -135,7 +135,7 @@ absl::Status SharedMemoryCommunicator::AwaitRank(int rank, std::uint32_t phase) 
 
 absl::Status SharedMemoryCommunicator::AwaitAsleep(int rank, std::uint32_t phase) {
   RankSlot& slot = segment_->slots[rank];
-  const auto end = steady_clock::now() + deadline_;
+  if (!call_end_) call_end_ = steady_clock::now() + deadline_;
   const timespec slice{0, kSliceNanoseconds};
   for (;;) {
     // Counted before the kernel compares `phase`, and looked at by the publisher after it has
@@ -155,7 +155,7 @@ absl::Status SharedMemoryCommunicator::AwaitAsleep(int rank, std::uint32_t phase
       const bool gone = other.left.load() != 0 || peers_->Gone(r);
       if (gone && !Reached(other.phase.load(), phase)) return Fail(kGone, r);
     }
-    if (steady_clock::now() >= end) return Fail(kLate, rank);
+    if (steady_clock::now() >= *call_end_) return Fail(kLate, rank);
   }
 }
 
@@ -193,8 +193,13 @@ absl::Status SharedMemoryCommunicator::Exchange(const CallHeader& header, const 
   return CompareHeaders(header);
 }
 
+std::uint64_t SharedMemoryCommunicator::NextCall() {
+  call_end_.reset();
+  return ++sequence_;
+}
+
 absl::Status SharedMemoryCommunicator::Barrier() {
-  return Exchange({kBarrier, kByte, 0, 0, ++sequence_}, nullptr, 0);
+  return Exchange({kBarrier, kByte, 0, 0, NextCall()}, nullptr, 0);
 }
 
 template <class T>
@@ -215,7 +220,7 @@ absl::Status SharedMemoryCommunicator::ReduceStaged(std::span<T> inout, CallHead
 }
 
 absl::Status SharedMemoryCommunicator::AllReduceSum(std::span<float> inout) {
-  const std::uint64_t sequence = ++sequence_;
+  const std::uint64_t sequence = NextCall();
   if (inout.size() > kStagedFloats) {
     if (const std::optional<Place> place = FindInArena(inout))
       return SumInArena(*place, inout.size());
@@ -225,7 +230,7 @@ absl::Status SharedMemoryCommunicator::AllReduceSum(std::span<float> inout) {
 
 absl::Status SharedMemoryCommunicator::AllReduce(std::span<double> inout, Reduction reduction) {
   return ReduceStaged<double>(
-      inout, {kReduce, kDouble, inout.size(), static_cast<std::uint64_t>(reduction), ++sequence_},
+      inout, {kReduce, kDouble, inout.size(), static_cast<std::uint64_t>(reduction), NextCall()},
       reduction == Reduction::kSum
           ? static_cast<void (*)(double*, const double*, std::size_t)>(&Add)
           : static_cast<void (*)(double*, const double*, std::size_t)>(&Max));
@@ -235,14 +240,14 @@ absl::Status SharedMemoryCommunicator::AllReduce(std::span<std::int64_t> inout,
                                                  Reduction reduction) {
   using Combine = void (*)(std::int64_t*, const std::int64_t*, std::size_t);
   return ReduceStaged<std::int64_t>(
-      inout, {kReduce, kInt64, inout.size(), static_cast<std::uint64_t>(reduction), ++sequence_},
+      inout, {kReduce, kInt64, inout.size(), static_cast<std::uint64_t>(reduction), NextCall()},
       reduction == Reduction::kSum ? static_cast<Combine>(&Add) : static_cast<Combine>(&Max));
 }
 
 absl::Status SharedMemoryCommunicator::Broadcast(std::span<std::byte> inout, int root) {
   CHECK(root >= 0 && root < world_size_);
   const CallHeader header{kBroadcast, kByte, inout.size(), static_cast<std::uint64_t>(root),
-                          ++sequence_};
+                          NextCall()};
   std::size_t at = 0;
   do {
     const std::size_t count = std::min(kBufferBytes, inout.size() - at);
@@ -295,7 +300,7 @@ absl::StatusOr<std::span<float>> SharedMemoryCommunicator::AllocateArena(std::si
     std::int64_t ok = 0;
   } offer;
   const std::size_t stride = (count * sizeof(float) + 4095) / 4096 * 4096 + kArenaSkew;
-  const CallHeader header{kArena, kFloat, count, arenas_.size(), ++sequence_};
+  const CallHeader header{kArena, kFloat, count, arenas_.size(), NextCall()};
   absl::StatusOr<Peers::Arena> arena = absl::UnknownError("");
   if (rank_ == 0) {
     arena = peers_->MakeArena(stride * static_cast<std::size_t>(world_size_));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -75,6 +76,8 @@ class SharedMemoryCommunicator final : public Communicator {
   std::byte* Buffer(int rank, std::uint32_t phase) const;
   std::optional<Place> FindInArena(std::span<const float> range) const;
   absl::Status SumInArena(Place place, std::size_t count);
+  // Its number, on every rank; the call's deadline starts anew.
+  std::uint64_t NextCall();
   // Every rank publishes `header` and up to kBufferBytes; returns when all buffers can be read.
   absl::Status Exchange(const CallHeader& header, const void* data, std::size_t bytes);
   template <class T>
@@ -99,6 +102,8 @@ class SharedMemoryCommunicator final : public Communicator {
   Duration deadline_;
   std::uint32_t phase_ = 0;
   std::uint64_t sequence_ = 0;
+  std::optional<std::chrono::steady_clock::time_point>
+      call_end_;          // Set once the call had to sleep.
   std::string mismatch_;  // This rank's own view of a kMismatch.
   std::vector<SharedArena> arenas_;
 };

@@ -42,6 +42,8 @@ absl::StatusOr<WorkerEnvironment> ReadWorkerEnvironment() {
   RETURN_IF_ERROR(ReadInteger("MASTER_PORT", e.store_port, 0, 65535));
   RETURN_IF_ERROR(
       ReadInteger("REGROUP_GENERATION", e.generation, 0, std::numeric_limits<std::int64_t>::max()));
+  RETURN_IF_ERROR(ReadInteger("REGROUP_RESUME_STEP", e.resume_step, 0,
+                              std::numeric_limits<std::int64_t>::max()));
   e.store_host = GetEnv("MASTER_ADDR").value_or("");
   e.job = GetEnv("REGROUP_JOB").value_or("");
   e.socket = GetEnv("REGROUP_SOCKET").value_or("");

@@ -17,7 +17,9 @@ struct WorkerEnvironment {
   std::uint16_t store_port = 0;                  // MASTER_PORT.
   std::string job;                               // REGROUP_JOB; empty without Regroup.
   std::uint64_t generation = 0;                  // REGROUP_GENERATION; 0 without Regroup.
-  std::string socket;                            // REGROUP_SOCKET; empty: nobody to talk to.
+  std::int64_t resume_step =
+      0;               // REGROUP_RESUME_STEP: of the newest commit that the coordinator accepted.
+  std::string socket;  // REGROUP_SOCKET; empty: nobody to talk to.
   Mutation mutation = Mutation::kNone;
 };
 

@@ -77,8 +77,12 @@ Trainer::~Trainer() = default;
 
 absl::Status Trainer::Run() {
   if (!environment_.socket.empty()) {
-    control_ = ControlClient::Start({environment_.socket, environment_.job, environment_.generation,
-                                     environment_.rank, environment_.local_rank});
+    control_ = ControlClient::Start({.socket = environment_.socket,
+                                     .job = environment_.job,
+                                     .generation = environment_.generation,
+                                     .rank = environment_.rank,
+                                     .local_rank = environment_.local_rank,
+                                     .takes_notice = !config_.checkpoint_dir.empty()});
   }
   if (environment_.mutation != Mutation::kNone) {
     Warn(absl::StrCat("REGROUP_TEST_MUTATION=", NameOf(environment_.mutation),
@@ -143,7 +147,13 @@ absl::Status Trainer::Join() {
   options.join_deadline = config_.join_timeout;
   options.deadline = config_.collective_timeout;
   absl::StatusOr<std::unique_ptr<Communicator>> ranks = JoinHostCommunicator(options);
-  if (!ranks.ok()) return WithExit(ranks.status(), WorkerExit::kGroupNotFormed);
+  if (!ranks.ok()) {
+    return WithExit(
+        UserError(ranks.status().code(),
+                  absl::StrCat("the group of ", environment_.world_size, " ranks was not formed"),
+                  std::string(ranks.status().message()), ""),
+        WorkerExit::kGroupNotFormed);
+  }
   ranks_ = *std::move(ranks);
   return absl::OkStatus();
 }
@@ -227,6 +237,10 @@ absl::Status Trainer::Restore() {
   } else {
     InitializeWeights<float>(*layout_, config_.seed, state_->weights);
   }
+  if (first() && step_ < environment_.resume_step) {
+    Warn(absl::StrCat("the coordinator has accepted a commit of step ", environment_.resume_step,
+                      ", but the newest that is usable is of step ", step_));
+  }
   report_.restored_step = step_;
   report_.step = step_;
   report_.samples = samples_;
@@ -288,7 +302,8 @@ absl::Status Trainer::Loop() {
 absl::Status Trainer::Step() {
   const auto begin = steady_clock::now();
   const std::vector<std::int64_t> ids = sampler_->Ids(samples_, config_.batch);
-  const Ballot ballot{.notice = control_ && control_->notice(), .busy = saver_ && saver_->Busy()};
+  const Ballot ballot{.notice = saver_ && control_ && control_->notice(),
+                      .busy = saver_ && saver_->Busy()};
   absl::StatusOr<StepResult> result = runner_->Run(step_, ids, ballot);
   if (!result.ok()) return result.status();
   if (!result->done) {
@@ -334,7 +349,8 @@ void Trainer::ReportStep(const StepResult& result, double seconds) {
 
 absl::Status Trainer::SaveWhatIsDue(const Ballot& any) {
   PrintOutcomes();
-  if (any.notice) return LeaveForNotice();
+  // After the last step there is nothing to leave for: what remains is the last save.
+  if (any.notice && step_ < config_.steps) return LeaveForNotice();
   if (!saver_ || step_ % config_.checkpoint_every != 0 || step_ == config_.steps)
     return absl::OkStatus();
   if (any.busy) {
@@ -381,15 +397,13 @@ void Trainer::NoteOutcome(const SaveOutcome& outcome) {
 absl::Status Trainer::LeaveForNotice() {
   const std::optional<Duration> left = control_ ? control_->notice() : std::nullopt;
   if (first()) Say(absl::StrCat("notice of preemption: saving step ", step_, " and leaving"));
-  if (saver_ && saved_step_ != step_) {
-    termination_.BeginSaving();
-    saver_->GiveUp();
-    Save(true);
-    saver_->WaitIdle();
-    PrintOutcomes();
-    if (control_) control_->Report(report_);
-    termination_.EndSaving();
-  }
+  termination_.BeginSaving();
+  saver_->GiveUp();
+  Save(true);
+  saver_->WaitIdle();
+  PrintOutcomes();
+  if (control_) control_->Report(report_);
+  termination_.EndSaving();
   std::this_thread::sleep_for(left.value_or(Duration::zero()) + kAwaitStop);
   return WithExit(absl::DeadlineExceededError(absl::StrCat(
                       "saved step ", step_, " for a notice, but nobody stopped this worker")),
@@ -402,7 +416,7 @@ absl::Status Trainer::Finish() {
     Save(false);
     if (control_) control_->Report(report_);
   }
-  if (!saver_) return Communication(ranks_->Barrier());
+  if (!saver_) return absl::OkStatus();
   saver_->WaitIdle();
   PrintOutcomes();
   std::int64_t failed = last_outcome_ && last_outcome_->step == step_ &&
@@ -424,10 +438,9 @@ absl::Status Trainer::Finish() {
 }
 
 absl::Status Trainer::TellOfFailure(absl::Status status) {
-  const WorkerExit exit = ExitOf(status);
   const bool between_ranks = absl::IsAborted(status) || absl::IsUnavailable(status) ||
                              absl::IsDeadlineExceeded(status) || absl::IsFailedPrecondition(status);
-  if (exit == WorkerExit::kFailed && between_ranks) status = Communication(std::move(status));
+  if (!HasExit(status) && between_ranks) status = Communication(std::move(status));
   if (ExitOf(status) == WorkerExit::kCommunicatorFailed && control_)
     control_->CommunicatorFailed(std::string(status.message()));
   return status;

@@ -16,6 +16,8 @@ absl::Status WithExit(absl::Status status, WorkerExit exit) {
   return status;
 }
 
+bool HasExit(const absl::Status& status) { return status.GetPayload(kKey).has_value(); }
+
 WorkerExit ExitOf(const absl::Status& status) {
   if (status.ok()) return WorkerExit::kDone;
   int code = 0;

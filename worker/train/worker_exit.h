@@ -24,6 +24,7 @@ enum class WorkerExit : int {
 
 // The exit travels inside the status. An OK status stays as it is.
 absl::Status WithExit(absl::Status status, WorkerExit exit);
+bool HasExit(const absl::Status& status);
 // kFailed where none was given, kDone for OK.
 WorkerExit ExitOf(const absl::Status& status);
 

@@ -60,7 +60,17 @@ std::string Tensor(const std::string& name, const std::string& dtype, const std:
          offsets + "}";
 }
 
-TEST(SafetensorsTest, HostileAndDamagedFilesAreRefused) {
+void ExpectVerdicts(const std::vector<Row>& rows) {
+  for (const Row& row : rows) {
+    const auto header = Parse(row.file);
+    EXPECT_EQ(header.ok(), row.ok) << row.name << ": " << header.status();
+    if (!row.ok) {
+      EXPECT_EQ(header.status().code(), absl::StatusCode::kDataLoss) << row.name;
+    }
+  }
+}
+
+TEST(SafetensorsTest, HostileLengthsAndTextsAreRefused) {
   const std::string good = Tensor("a", "F32", "[2]", "[0,8]");
   std::string huge = File("{}", 0);
   const std::uint64_t all_ones = ~0ull, over = 100'000'001;
@@ -109,6 +119,13 @@ TEST(SafetensorsTest, HostileAndDamagedFilesAreRefused) {
       {"metadata as a list", File(R"({"__metadata__":[]})", 0)},
       {"metadata value no string", File(R"({"__metadata__":{"a":1}})", 0)},
       {"metadata value object", File(R"({"__metadata__":{"a":{}}})", 0)},
+  };
+  ExpectVerdicts(rows);
+}
+
+TEST(SafetensorsTest, HostileTensorsAreRefused) {
+  const std::string good = Tensor("a", "F32", "[2]", "[0,8]");
+  ExpectVerdicts({
       {"unknown dtype", File("{" + Tensor("a", "F33", "[2]", "[0,8]") + "}", 8)},
       {"missing field", File(R"({"a":{"dtype":"F32","shape":[2]}})", 0)},
       {"shape a string", File(R"({"a":{"dtype":"F32","shape":"2","data_offsets":[0,8]}})", 8)},
@@ -128,14 +145,7 @@ TEST(SafetensorsTest, HostileAndDamagedFilesAreRefused) {
       {"size is not the shape's", File("{" + Tensor("a", "F32", "[3]", "[0,8]") + "}", 8)},
       {"beyond the end", File("{" + good + "}", 7)},
       {"bytes behind", File("{" + good + "}", 9)},
-  };
-  for (const Row& row : rows) {
-    const auto header = Parse(row.file);
-    EXPECT_EQ(header.ok(), row.ok) << row.name << ": " << header.status();
-    if (!row.ok) {
-      EXPECT_EQ(header.status().code(), absl::StatusCode::kDataLoss) << row.name;
-    }
-  }
+  });
 }
 
 TEST(SafetensorsTest, AMillionNamesAreReadInBoundedTime) {
