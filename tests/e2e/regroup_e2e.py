@@ -15,7 +15,8 @@ in it), programs started in it, and at the end a comparison of processes, listen
 directories, control groups, network namespaces and terminal modes with those before. What is left fails the test. A
 guard process does the same when the test itself is killed. Register a file with regroup_e2e_test() in CMake.
 
-By hand: REGROUP_BIN_DIR=build/release/bin python3 tests/e2e/x_test.py [Class.test]; REGROUP_E2E_KEEP=1 keeps folders.
+By hand: python3 tests/e2e/x_test.py [Class.test]. REGROUP_BIN_DIR names another folder of programs than the release
+build's; REGROUP_E2E_KEEP=1 keeps folders.
 """
 import os
 import re
@@ -35,14 +36,12 @@ from fixture.terminal import Terminal  # noqa: E402
 
 _root = None  # Set by main(), before any test runs.
 _SKIPPED = 77
+_DEFAULT_BIN_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "build", "release", "bin")
 
 
 def binary(name):
     """Path of one of Regroup's programs."""
-    folder = os.environ.get("REGROUP_BIN_DIR")
-    if not folder:
-        raise RuntimeError("REGROUP_BIN_DIR is not set: it names the folder with the programs, as build/release/bin")
-    return os.path.join(os.path.abspath(folder), name)
+    return os.path.join(os.path.abspath(os.environ.get("REGROUP_BIN_DIR", _DEFAULT_BIN_DIR)), name)
 
 
 def torch_python():
@@ -217,8 +216,7 @@ class Fixture:
 
     def close(self, failed=False):
         """Ends the services, waits for everything to go, compares. Raises AssertionError naming what is left."""
-        if failed:
-            print(self.describe(), file=sys.stderr)
+        shown = self.describe() if failed else ""
         for program in self._services:
             if program.code is None:
                 program.send(signal.SIGTERM)
@@ -228,8 +226,8 @@ class Fixture:
         while (left := self._left()) and time.monotonic() < deadline:
             self._poll()
             time.sleep(0.02)
-        if left:
-            print(self.describe(), file=sys.stderr)
+        if left or failed:
+            print(shown or self.describe(), file=sys.stderr)
         self._clean()
         if left and not failed:
             raise AssertionError("left behind:\n  " + "\n  ".join(left))
