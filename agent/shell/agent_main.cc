@@ -146,6 +146,7 @@ absl::StatusOr<AgentOptions> LaunchOptions(const LaunchConfig& launch, const Nod
   request.rdzv_id = launch.spec.name;
   request.standalone = !launch.endpoint.has_value();
   request.spec = launch.spec;
+  request.spec.workers_per_node = launch.workers;  // Each launcher brings its own.
   options.launch = std::move(request);
   options.started_at = Instant(Duration(launch.started_boottime_ns));
   return options;

@@ -115,7 +115,7 @@ class Demo:
             shown = self.cluster.read("explain", "demo")
             self.viewed = time.monotonic()
             if shown is not None:
-                self.view = shown["job"]
+                self.view = shown
         return self.view
 
     def lines(self):
@@ -147,7 +147,7 @@ class Demo:
     def generation(self):
         """Number of the running generation, or 0."""
         job = self.job(fresh=True)
-        if not job or job["state"] not in ("running", "finishing"):
+        if not job or job["state"] != "running":
             return 0
         return job["generation"]
 
@@ -175,7 +175,7 @@ class Demo:
         lines = [f" Regroup demo   act {max(self.act, 1)}/6: {ACTS[max(self.act, 1) - 1]:<34} {self.clock()} of about {about}"]
         state = "starting"
         if job:
-            state = f"{job['id']} {job['state']}   generation {job['generation']}   world {job['world']}"
+            state = f"{job['job']} {job['state']}   generation {job['generation']}   world {job['world']}"
         up = self.cluster.coordinator is not None and self.cluster.coordinator.poll() is None
         lines.append(f" coordinator {'●' if up else '✗'}     job {state}")
         logs = self.lines()
@@ -183,7 +183,7 @@ class Demo:
         for name in NODES:
             process = self.cluster.agents.get(name)
             mark = "●" if process is not None and process.poll() is None else "✗"
-            ranks = [m for m in (job or {}).get("generations", [{}])[-1:] for m in m.get("members", []) if m["name"] == name]
+            ranks = [m for m in (job or {}).get("generations", [{}])[-1:] for m in m.get("members", []) if m["node"] == name]
             rank = ranks[0]["ranks"][0] if ranks and ranks[0]["ranks"] else None
             mine = [line for line in logs if line.generation == newest and line.rank == rank]
             text = f"rank {rank}  step {mine[-1].step}" if mine and mark == "●" else "-"
@@ -245,7 +245,9 @@ class Demo:
             self.cluster.start_agent(name)
         self.submit(data)
         formed = self.running_after(0, 3)
-        self.over(f"world 3 in {formed['phases'].get('form', 0) or 0:.2f} s")
+        took = next(e["took_s"] for e in self.job()["events"] if e["type"] == "generation_formed"
+                    and e["generation"] == formed["generation"])
+        self.over(f"world 3 formed in {took:.2f} s")
 
     def act_worker(self):
         before = self.generation()
@@ -253,7 +255,7 @@ class Demo:
         self.begin(2, f"{self.plan.victim}, pid {workers[0]}")
         cl.kill(workers[0])
         now = self.running_after(before, 3)
-        self.over(f"running again after {now['phases']['down']:.2f} s, resumed from step {now['restored_step']}")
+        self.over(f"running again after {now['restart']['down_s']:.2f} s, resumed from step {now['restored_step']}")
 
     def act_node(self):
         before = self.generation()
@@ -263,7 +265,7 @@ class Demo:
             cl.kill(pid)
         now = self.running_after(before, 2)
         self.cluster.agents["node-c"].wait()
-        self.over(f"2 nodes go on after {now['phases']['down']:.2f} s, resumed from step {now['restored_step']}")
+        self.over(f"2 nodes go on after {now['restart']['down_s']:.2f} s, resumed from step {now['restored_step']}")
 
     def act_coordinator(self):
         before = self.generation()
@@ -288,7 +290,7 @@ class Demo:
         self.begin(5)
         self.cluster.start_agent("node-c")
         now = self.running_after(before, 3)
-        self.over(f"world 3 again after {now['phases']['down']:.2f} s, resumed from step {now['restored_step']}")
+        self.over(f"world 3 again after {now['restart']['down_s']:.2f} s, resumed from step {now['restored_step']}")
 
     def act_preempt(self):
         before = self.generation()
@@ -319,7 +321,7 @@ class Verdict:
         self.view = demo.job(fresh=True)
         self.lines = demo.lines()
         self.generations = [g for g in self.view["generations"] if g["state"] != "voided"]
-        self.resumed = {g["generation"]: g["restored_step"] or 0 for g in self.generations}
+        self.resumed = {g["generation"]: g.get("restored_step", 0) for g in self.generations}
         self.entropy = proof.unigram_entropy(data)
         self.reference = self._undisturbed(data_path)
         self.problems = []
@@ -389,11 +391,11 @@ class Verdict:
         again = "./dev demo" + (" --fast" if options.fast else "") + f" --seed {self.demo.seed}"
         rows = ["", f" Regroup demo: {'FAILED' if self.problems else 'PASSED'} in {self.demo.clock()}   (seed {self.demo.seed}; repeat: {again})",
                 " GEN WORLD STEPS     ENDED BECAUSE                  DOWN  detect stop form spawn restore"]
-        for g in self.generations:
+        for g, after in zip(self.generations, [*self.generations[1:], {}]):
             steps = [line.step for line in self.lines if line.generation == g["generation"]]
             span = f"{self.resumed[g['generation']]}–{max(steps)}" if steps else "–"
-            rows.append(f"{g['generation']:>4} {g['world']:>4}  {span:<9} {(g.get('ended_because') or 'finished')[:30]:<30} "
-                        + self._phases(g))
+            rows.append(f"{g['generation']:>4} {g['world']:>4}  {span:<9} {g.get('ended', {}).get('brief', '').partition(',')[0][:30]:<30} "
+                        + self._phases(after))
         total = plan.steps * plan.batch
         rows += [f" coordinator  {self.demo.marks.get(4, '')}",
                  f" loss         {self.first:.3f} → {self.last:.3f}   unigram entropy {self.entropy:.3f}   undisturbed run "
@@ -407,18 +409,18 @@ class Verdict:
         return rows
 
     def _phases(self, generation):
-        phases = generation["phases"]
-        if not phases.get("down"):
+        phases = generation.get("restart")
+        if not phases:
             return "–"
-        cells = [f"{phases['down']:.2f}s"]
+        cells = [f"{phases['down_s']:.2f}s"]
         for name in ("detect", "stop", "form", "spawn", "restore"):
-            value = phases.get(name)
+            value = phases.get(name + "_s")
             cells.append("  –" if value is None else f"{value:.3f}".lstrip("0")[:4])
         return " ".join(f"{c:>5}" for c in cells)
 
     def _goodput(self):
         account = self.view["time"]
-        return account["productive"] / max(sum(account.values()), 1e-9)
+        return account["productive_s"] / max(sum(account.values()), 1e-9)
 
 
 def play(demo):

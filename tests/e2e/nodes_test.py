@@ -7,7 +7,7 @@ import time
 import regroup_e2e as e2e
 
 # Announces itself by appending a line to a file, then runs until it is told to stop.
-STAY = ('echo "$REGROUP_GENERATION $RANK $WORLD_SIZE $GROUP_RANK $$" >> "$MARKS"; trap "exit 0" TERM; '
+STAY = ('echo "$REGROUP_GENERATION $RANK $WORLD_SIZE $GROUP_RANK $$ $NODE" >> "$MARKS"; trap "exit 0" TERM; '
         'while [ ! -e "$MARKS.finish" ]; do sleep 0.02; done')
 
 
@@ -21,13 +21,13 @@ class Nodes(e2e.TestCase):
     def node(self, i, *options, nnodes="2:3", script=STAY, rdzv_id="job"):
         return self.fx.regroup("run", "--nnodes", nnodes, "--max-restarts", "3", "--rdzv-endpoint", f"127.0.0.1:{self.port}",
                                "--rdzv-id", rdzv_id, "--node-name", f"node{i}", "--state-dir", self.fx.path("state", f"n{i}"),
-                               *options, "--no-python", "sh", "-c", script, env={"MARKS": self.marks})
+                               *options, "--no-python", "sh", "-c", script, env={"MARKS": self.marks, "NODE": str(i)})
 
     def running(self, world, above=0, timeout=20):
         """The newest generation above `above` in which `world` ranks announced themselves: (number, {rank: pid})."""
         def look():
             with open(self.marks) as f:
-                rows = [list(map(int, line.split())) for line in f if line.count(" ") == 4]
+                rows = [list(map(int, line.split())) for line in f if line.count(" ") == 5]
             newest = max((row[0] for row in rows), default=0)
             ranks = {row[1]: row[4] for row in rows if row[0] == newest}
             return (newest, ranks) if newest > above and len(ranks) == world and rows[-1][2] == world else None
@@ -61,11 +61,10 @@ class Life(Nodes):
         nodes = [self.node(i, nnodes="3") for i in (10, 9, 2)]
         self.running(3)
         with open(self.marks) as f:
-            self.assertEqual(sorted(int(line.split()[3]) for line in f), [0, 1, 2])
+            self.assertEqual({int(line.split()[3]): int(line.split()[5]) for line in f}, {0: 2, 1: 9, 2: 10})
         self.finish()
         for node in nodes:
             self.assertEqual(node.wait(), 0, node)
-        self.assertRegex(nodes[0].stderr, r"node2.*")
 
     def test_killed_worker_restarts_the_world(self):
         nodes = [self.node(i, nnodes="2") for i in range(2)]
@@ -74,7 +73,7 @@ class Life(Nodes):
         again, new = self.running(2, above=generation)
         self.assertFalse(set(new.values()) & set(ranks.values()))
         nodes[0].expect(r"rank 1: SIGKILL, not by us.*restart 1 of 3")
-        nodes[0].expect(rf"generation {again} · world 2 · down 0\.\d+ s")
+        nodes[0].expect(rf"generation {again} · world 2 · down \S+ m?s")
         self.finish()
         self.assertEqual([n.wait() for n in nodes], [0, 0])
 
@@ -168,7 +167,7 @@ class Ids(Nodes):
         first.expect("1 of 2 nodes")
         other = self.node(1, nnodes="3")
         self.assertEqual(other.wait(), 125, other)
-        self.assertRegex(other.stderr, r"(?s)error: .*because: .*2.*3|(?s)error: .*because: .*3.*2")
+        self.assertRegex(other.stderr, r"(?s)error: .*because: .*(2.*3|3.*2)")
         first.send(signal.SIGINT)
         self.assertEqual(first.wait(), 130)
 

@@ -56,13 +56,13 @@ absl::StatusOr<Reader::Part> Reader::ReadPlace(const Place& place,
     if (reading.status().code() != absl::StatusCode::kUnavailable) return reading.status();
     away = reading.status();
   }
-  if (place.folder.empty()) return away;
+  // Who names a coordinator wants its answer, not what its journal said when it was last alive.
+  if (place.folder.empty() || !options_.coordinator.empty()) return away;
   absl::StatusOr<Reading> ended = ReadEnded(place.folder, request);
   if (ended.ok()) return Part{*std::move(ended), false};
   // Its folder is locked, but it does not answer: starting, or ending.
   if (ended.status().code() == absl::StatusCode::kUnavailable) return away;
-  bool asked_for = !options_.coordinator.empty() && !Exists(place.folder);
-  return asked_for ? away : ended.status();
+  return ended.status();
 }
 
 absl::Status Reader::Each(const ReadRequest& request,

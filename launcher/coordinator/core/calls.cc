@@ -125,8 +125,8 @@ void Engine::On(const LaunchAsked& event) {
     id = *begun;
   }
   Job& job = jobs_.at(id);
+  Do(AnswerLaunch{event.session, absl::OkStatus(), id});  // Before the news: it names the job they are of.
   Join(job, *node, request);
-  Do(AnswerLaunch{event.session, absl::OkStatus(), id});
   if (job.state.phase == JobPhase::kEnded) SendResultTo(job, *node);
 }
 

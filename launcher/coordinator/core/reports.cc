@@ -191,8 +191,11 @@ void Engine::FoldExits(Job& job, GenerationSoft& soft, Generation generation, No
   const int group_rank = soft.members.at(node.row.node);
   for (const RankExit& exit : report.exits) {
     if (exit.local_rank < 0 || exit.local_rank >= row.members[group_rank].workers) continue;
-    if (!soft.seen_exits.emplace(node.row.node, exit.local_rank).second || !IsFailure(exit))
+    if (!IsFailure(exit)) continue;
+    if (!soft.seen_exits.emplace(node.row.node, exit.local_rank).second) {
+      LearnError(soft, node.row.name, exit);
       continue;
+    }
     RankCause cause;
     cause.node = node.row.name;
     cause.local_rank = exit.local_rank;
@@ -204,6 +207,19 @@ void Engine::FoldExits(Job& job, GenerationSoft& soft, Generation generation, No
     if (exit.kind == ExitKind::kExecFailed) reason = ExecFailed{cause};
     FoldCause(soft, {reason, now_ - exit.age});
   }
+}
+
+// An exit is reported before anybody has read what its process wrote: the words come with a later report.
+void Engine::LearnError(GenerationSoft& soft, const std::string& node, const RankExit& exit) {
+  auto learn = [&](RankCause& cause, std::size_t limit) {
+    if (cause.node != node || cause.local_rank != exit.local_rank || !cause.exit.error.empty()) return;
+    cause.exit.error = exit.error.substr(0, limit);
+  };
+  if (soft.cause) {
+    if (auto* failed = std::get_if<WorkerFailed>(&soft.cause->reason))
+      learn(failed->cause, kMaxErrorBytes);
+  }
+  for (auto& [at, consequence] : soft.consequences) learn(consequence, kMaxConsequenceBytes);
 }
 
 void Engine::FoldCause(GenerationSoft& soft, CauseAt cause) {

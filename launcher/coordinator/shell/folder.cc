@@ -1,6 +1,7 @@
 #include "launcher/coordinator/shell/folder.h"
 
 #include <sys/stat.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,6 +14,9 @@
 
 namespace regroup::coordinator {
 namespace {
+
+constexpr int kLockTries = 100;
+constexpr useconds_t kLockPauseUs = 10'000;
 
 std::string LockPath(const std::string& folder) { return folder + "/" + kCoordinatorLockName; }
 
@@ -30,6 +34,12 @@ absl::Status Held(const std::string& folder) {
 absl::StatusOr<Folder> Folder::Acquire(const std::string& path) {
   RETURN_IF_ERROR(io::MakePrivateDirectory(path));
   absl::StatusOr<io::FileLock> lock = io::FileLock::TryAcquire(LockPath(path));
+  // A command that reads an ended run holds it for some milliseconds; a coordinator that starts meanwhile must not give
+  // up. One that runs keeps it for good.
+  for (int tries = 0; tries < kLockTries && absl::IsUnavailable(lock.status()); ++tries) {
+    usleep(kLockPauseUs);
+    lock = io::FileLock::TryAcquire(LockPath(path));
+  }
   if (!lock.ok()) return absl::IsUnavailable(lock.status()) ? Held(path) : lock.status();
   return Folder(path, *std::move(lock));
 }
