@@ -2,6 +2,8 @@
 import os
 import re
 import signal
+import socket
+import threading
 import time
 
 import regroup_e2e as e2e
@@ -9,6 +11,17 @@ import regroup_e2e as e2e
 # Announces itself by appending a line to a file, then runs until it is told to stop.
 STAY = ('echo "$REGROUP_GENERATION $RANK $WORLD_SIZE $GROUP_RANK $$ $NODE" >> "$MARKS"; trap "exit 0" TERM; '
         'while [ ! -e "$MARKS.finish" ]; do sleep 0.02; done')
+
+
+def greet(listener):
+    """Greets every client as an SSH server would, until the listener is closed."""
+    try:
+        while True:
+            client, _ = listener.accept()
+            with client:
+                client.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+    except OSError:
+        return
 
 
 class Nodes(e2e.TestCase):
@@ -182,10 +195,11 @@ class Ids(Nodes):
         first.wait()
 
     def test_port_taken_by_something_else_is_named(self):
-        import socket
+        """What listens there speaks, and it is no Regroup."""
         with socket.socket() as s:
             s.bind(("127.0.0.1", self.port))
             s.listen()
+            threading.Thread(target=greet, args=(s,), daemon=True).start()
             run = self.node(0, nnodes="2")
             self.assertEqual(run.wait(), 125, run)
         self.assertRegex(run.stderr, rf"error: .*127\.0\.0\.1:{self.port}")

@@ -238,7 +238,7 @@ class Fixture:
     def _left(self):
         left = self._before.found()
         if self.expects_run_directories:
-            left = [line for line in left if not re.match(r"file /(run/regroup|dev/shm/regroup-\d+)\b", line)]
+            left = [line for line in left if not re.match(r"(file /(run/regroup|dev/shm/regroup-\d+)\b|control group .*/regroup-)", line)]
         return left
 
     def _clean(self):

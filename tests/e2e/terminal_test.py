@@ -8,7 +8,7 @@ import time
 import regroup_e2e as e2e
 
 # A worker that says when it started and when it was told to stop.
-WORKER = 'trap "echo stopping; exit 0" TERM; echo up; while :; do sleep 0.05; done'
+WORKER = 'trap "echo stopping; exit 0" TERM; echo working; while :; do sleep 0.05; done'
 
 
 class CtrlC(e2e.TestCase):
@@ -17,7 +17,7 @@ class CtrlC(e2e.TestCase):
 
     def test_direct(self):
         terminal = self.fx.terminal(*self.run_command())
-        terminal.expect("up")
+        terminal.expect("working")
         terminal.send("\x03")
         self.assertEqual(terminal.wait(20), 130, terminal)
         self.assertIn("stopping", terminal.text)
@@ -25,7 +25,7 @@ class CtrlC(e2e.TestCase):
     def test_under_timeout(self):
         """One Ctrl-C arrives twice within a millisecond: the second is not the impatient one."""
         terminal = self.fx.terminal("timeout", "--foreground", "60", *self.run_command())
-        terminal.expect("up")
+        terminal.expect("working")
         terminal.send("\x03")
         terminal.wait(20)
         self.assertIn("stopping", terminal.text, "the worker was not given its grace")
@@ -35,7 +35,7 @@ class CtrlC(e2e.TestCase):
         with open(makefile, "w") as f:
             f.write(f"go:\n\t@{self.run_command()[0]} run --no-python sh -c '{WORKER}'\n")
         terminal = self.fx.terminal("make", "-f", makefile, "go")
-        terminal.expect("up")
+        terminal.expect("working")
         terminal.send("\x03")
         terminal.wait(20)
         self.assertIn("stopping", terminal.text)
@@ -44,29 +44,29 @@ class CtrlC(e2e.TestCase):
         """Python SIGKILLs its child a quarter of a second after Ctrl-C: the lifeline ends the workers with their grace."""
         code = f"import subprocess; subprocess.run({self.run_command()!r})"
         terminal = self.fx.terminal(sys.executable, "-c", code)
-        terminal.expect("up")
+        terminal.expect("working")
         terminal.send("\x03")
         terminal.wait(20)
 
     def test_terminal_closed(self):
         terminal = self.fx.terminal(*self.run_command())
-        terminal.expect("up")
-        pid = terminal.pid
-        terminal.close()
-        e2e.wait_for(lambda: not e2e.alive(pid), 20, "the launch command to end", self.fx.describe)
+        terminal.expect("working")
+        terminal.hang_up()
+        e2e.wait_for(lambda: terminal.poll() is not None, 20, "the launch command to end", self.fx.describe)
+        self.assertEqual(terminal.code, 129)
 
     def test_nohup_outlives_the_terminal(self):
         mark = self.fx.path("work", "mark")
         terminal = self.fx.terminal("nohup", e2e.binary("regroup"), "run", "--no-python", "sh", "-c",
                                     f"echo up > {mark}; sleep 1.5; echo after > {mark}; exit 0")
         e2e.wait_for(lambda: os.path.exists(mark), 20, "the worker", self.fx.describe)
-        terminal.close()
+        terminal.hang_up()
         e2e.wait_for(lambda: open(mark).read() == "after\n", 20, "the worker to go on", self.fx.describe)
 
     def test_second_ctrl_c_does_not_wait_for_the_grace(self):
         terminal = self.fx.terminal(e2e.binary("regroup"), "run", "--grace", "60s", "--no-python", "sh", "-c",
-                                    'trap "" TERM; echo up; while :; do sleep 0.05; done')
-        terminal.expect("up")
+                                    'trap "" TERM; echo working; while :; do sleep 0.05; done')
+        terminal.expect("working")
         begun = time.monotonic()
         terminal.send("\x03")
         time.sleep(0.8)  # A person's second Ctrl-C: later than half a second.
@@ -78,7 +78,7 @@ class CtrlC(e2e.TestCase):
 class Signals(e2e.TestCase):
     def end(self, number):
         run = self.fx.regroup("run", "--no-python", "sh", "-c", WORKER)
-        run.expect("up", stream="stdout")
+        run.expect("working", stream="stdout")
         run.send(number)
         return run.wait(20)
 
@@ -89,7 +89,7 @@ class Signals(e2e.TestCase):
 
     def test_sigkill_leaves_no_orphan(self):
         run = self.fx.regroup("run", "--grace", "1s", "--no-python", "sh", "-c", WORKER)
-        run.expect("up", stream="stdout")
+        run.expect("working", stream="stdout")
         self.fx.expects_run_directories = True
         run.kill()
         e2e.wait_for(lambda: not self.fx.processes("sh", WORKER), 20, "the worker to end", self.fx.describe)

@@ -20,6 +20,11 @@ std::uint64_t SeedOf(const JobId& job, Generation generation) {
   return hash ^ generation.value();
 }
 
+// REQUIRES: the generation ends, or is over.
+EndReason ReasonOf(const GenerationSoft& soft) {
+  return soft.cause ? soft.cause->reason : *soft.fallback;
+}
+
 struct MarkSaved {
   bool saved;
   void operator()(Preempted& reason) const { reason.saved = reason.saved || saved; }
@@ -34,11 +39,11 @@ struct MarkSaved {
 
 void Engine::BeginEnding(Job& job, Generation generation, StopReason reason, Duration grace) {
   GenerationSoft& soft = job.soft.at(generation);
-  if (soft.saving) std::visit(MarkSaved{soft.saving->saved}, soft.cause->reason);
+  if (soft.saving && soft.cause) std::visit(MarkSaved{soft.saving->saved}, soft.cause->reason);
   soft.saving.reset();
   job.outage = Outage{};
   const bool elective = reason == StopReason::kElective || reason == StopReason::kNotice;
-  if (!elective) job.outage.event_at = std::min(soft.cause->at, now_);
+  if (!elective) job.outage.event_at = soft.cause ? std::min(soft.cause->at, now_) : now_;
   job.outage.detected_at = now_;
   soft.ending = GenerationSoft::Ending{now_ + grace + config_.stop_margin};
   std::map<NodeId, Instant> sooner;
@@ -85,7 +90,7 @@ bool Engine::HasProgressed(const Job& job, const GenerationSoft& soft) const {
 
 void Engine::EndGeneration(Job& job, Generation generation, GenerationSoft& soft) {
   const bool progressed = HasProgressed(job, soft);
-  const EndReason reason = soft.cause->reason;
+  const EndReason reason = ReasonOf(soft);
   GenerationRow row = job.generations.at(generation);
   JobStateRow state = job.state;
   row.phase = GenerationPhase::kOver;
@@ -146,7 +151,7 @@ bool Engine::CloseVerdicts(Job& job) {
 }
 
 void Engine::CloseVerdict(Job& job, Generation generation, GenerationSoft& soft) {
-  const EndReason reason = soft.cause->reason;
+  const EndReason reason = ReasonOf(soft);
   const GenerationRow& row = job.generations.at(generation);
   const Streak streak =
       AfterEnd({job.state.own_failures, job.state.free_ends}, row.progressed, KindOf(reason));
@@ -221,7 +226,7 @@ int Engine::OpenCharges(const Job& job) const {
   int open = 0;
   for (const auto& entry : job.soft) {
     const bool over = job.generations.at(entry.first).phase == GenerationPhase::kOver;
-    if (over && entry.second.cause && ChargesBudget(entry.second.cause->reason)) ++open;
+    if (over && ChargesBudget(ReasonOf(entry.second))) ++open;
   }
   return open;
 }
@@ -343,8 +348,10 @@ bool Engine::CheckAbandoned(Job& job) {
     any = true;
     lost_at = std::max(lost_at, node->lost_at);
   }
-  if (any && now_ < lost_at + config_.orphan_hold) {
-    Wake(job, lost_at + config_.orphan_hold);
+  // Nobody can come back to a run without an endpoint.
+  const Duration hold = job.spec.standalone ? Duration{} : config_.orphan_hold;
+  if (any && now_ < lost_at + hold) {
+    Wake(job, lost_at + hold);
     return false;
   }
   PreemptJob(job);

@@ -16,9 +16,6 @@ constexpr std::size_t kBytesBeforeTransition = 250u << 10;
 // With this many nodes a wait is decided without looking at each of them.
 constexpr int kManyNodes = 64;
 constexpr std::size_t kMaxNames = 16;
-// After recovery, how long nodes that were no members are waited for before a job starts without
-// them.
-constexpr Duration kRedialTime = std::chrono::seconds(3);
 
 }  // namespace
 
@@ -126,11 +123,12 @@ void Engine::SetWait(Job& job, std::optional<WaitReason> reason, std::optional<I
   job.wait_since = now_;
   if (!job.wait) return;
   const bool regroups = job.state.last_formed > Generation();
-  const bool worth_telling = std::holds_alternative<BackingOff>(*job.wait) ||
-                             std::holds_alternative<UnreachableHold>(*job.wait) ||
-                             std::holds_alternative<FinishHold>(*job.wait) ||
-                             std::holds_alternative<SavingBeforeLeave>(*job.wait) ||
-                             (std::holds_alternative<BelowMinimum>(*job.wait) && regroups);
+  const bool worth_telling =
+      std::holds_alternative<BackingOff>(*job.wait) ||
+      std::holds_alternative<UnreachableHold>(*job.wait) ||
+      std::holds_alternative<FinishHold>(*job.wait) ||
+      std::holds_alternative<SavingBeforeLeave>(*job.wait) ||
+      (std::holds_alternative<BelowMinimum>(*job.wait) && (regroups || job.launched()));
   if (worth_telling) AddEvent(job, Waits{*job.wait});
 }
 
@@ -199,7 +197,7 @@ std::vector<Candidate> Engine::CandidatesOf(const Job& job) const {
   if (!job.launched()) {
     nodes = attached_daemons_;
     nodes.insert(previous.begin(), previous.end());
-    const bool redialling = now_ < recovered_at_ + kRedialTime && broken_ > 0;
+    const bool redialling = now_ < recovered_at_ + config_.redial && broken_ > 0;
     for (const auto& entry : nodes_)
       if (redialling && !entry.second.row.launched && entry.second.link == Link::kAwaited)
         nodes.insert(entry.first);
@@ -246,7 +244,7 @@ std::optional<Candidate> Engine::CandidateOf(const Job& job, const Node& node,
 std::optional<Instant> Engine::WorthAwaiting(const Job& job, const Node& node,
                                              bool previous) const {
   if (node.link == Link::kAwaited)
-    return previous || job.launched() ? node.awaited_until : recovered_at_ + kRedialTime;
+    return previous || job.launched() ? node.awaited_until : recovered_at_ + config_.redial;
   if (previous && job.membership_known) return job.awaited_until;
   if (job.launched() || previous) return LeaseEnd(node);
   return std::nullopt;
