@@ -107,6 +107,12 @@ void Saver::WaitIdle() {
   changed_.wait(lock, [&] { return requests_.empty() && !taken_[0] && !taken_[1]; });
 }
 
+bool Saver::WaitIdle(Duration at_most) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, at_most,
+                           [&] { return requests_.empty() && !taken_[0] && !taken_[1]; });
+}
+
 void Saver::Run() {
   (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kWriterNiceness);
   for (;;) {

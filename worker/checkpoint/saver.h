@@ -81,8 +81,10 @@ class Saver {
   void GiveUp();
   // Since the last call, oldest first.
   std::vector<SaveOutcome> TakeOutcomes();
-  // Until nothing is under way. Bounded by the options' patience.
+  // Until nothing is under way; that is bounded by the options' patience.
   void WaitIdle();
+  // The same for a while: false if something still is.
+  bool WaitIdle(Duration at_most);
 
  private:
   struct Request {

@@ -43,6 +43,10 @@ class Communicator {
   virtual absl::Status Broadcast(std::span<std::byte> inout, int root) = 0;
   virtual absl::Status Barrier() = 0;
 
+  // Not collective, and waits for nobody: the failure of the group, also of a rank that died
+  // outside of any call.
+  virtual absl::Status Health() = 0;
+
   // Any thread. Every rank's pending and later calls return kAborted.
   virtual void Abort() = 0;
 };

@@ -98,6 +98,15 @@ void SharedMemoryCommunicator::Publish(std::uint32_t kind, int about) {
 
 void SharedMemoryCommunicator::Abort() { Publish(kAbort, rank_); }
 
+absl::Status SharedMemoryCommunicator::Health() {
+  if (segment_->failure.load() != 0) return Failure();
+  for (int r = 0; r < world_size_; ++r) {
+    if (r != rank_ && (segment_->slots[r].left.load() != 0 || peers_->Gone(r)))
+      return Fail(kGone, r);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SharedMemoryCommunicator::Fail(std::uint32_t kind, int about) {
   Publish(kind, about);
   return Failure();

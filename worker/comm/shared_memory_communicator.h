@@ -61,6 +61,7 @@ class SharedMemoryCommunicator final : public Communicator {
   absl::Status AllReduce(std::span<std::int64_t> inout, Reduction reduction) override;
   absl::Status Broadcast(std::span<std::byte> inout, int root) override;
   absl::Status Barrier() override;
+  absl::Status Health() override;
   void Abort() override;
 
  private:

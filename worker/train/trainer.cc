@@ -28,6 +28,7 @@ using std::chrono::steady_clock;
 // After a save for a notice, beyond what the notice said was left.
 constexpr Duration kAwaitStop = std::chrono::seconds(60);
 constexpr Duration kSavePatience = std::chrono::seconds(60);
+constexpr Duration kLook = std::chrono::milliseconds(10);
 
 void Say(const std::string& line) {
   std::fputs((line + "\n").c_str(), stdout);
@@ -417,7 +418,8 @@ absl::Status Trainer::Finish() {
     if (control_) control_->Report(report_);
   }
   if (!saver_) return absl::OkStatus();
-  saver_->WaitIdle();
+  // No collective would notice a rank that dies before its last file is written.
+  while (!saver_->WaitIdle(kLook)) RETURN_IF_ERROR(Communication(ranks_->Health()));
   PrintOutcomes();
   std::int64_t failed = last_outcome_ && last_outcome_->step == step_ &&
                                 !last_outcome_->status.ok() &&

@@ -134,7 +134,7 @@ TEST_F(RepositoryTest, RandomDamageNeverLoadsSilentlyWrong) {
   Rng rng(3);
   const std::vector<std::string> files = {"commits/step-20", "step-20/1-1/rank-0-of-2.safetensors",
                                           "step-20/1-1/rank-1-of-2.safetensors"};
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 120; ++i) {
     const std::string path = File(files[rng.Below(files.size())]);
     const std::string good = ReadAll(path);
     std::string bad = good;
