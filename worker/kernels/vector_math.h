@@ -18,7 +18,7 @@ constexpr int kVectorBytes = 16;
 constexpr int kLanes = kVectorBytes / 4;
 
 typedef float Vec __attribute__((vector_size(kVectorBytes)));
-typedef std::int32_t IntVec __attribute__((vector_size(kVectorBytes)));
+typedef std::uint32_t BitsVec __attribute__((vector_size(kVectorBytes)));
 typedef float UnalignedVec __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 
 #define REGROUP_INLINE inline __attribute__((always_inline))
@@ -71,7 +71,8 @@ REGROUP_INLINE Vec Exp(Vec x) {
   y = y * r + 1.6666665459e-1f;
   y = y * r + 5.0000001201e-1f;
   y = y * (r * r) + r + 1.0f;
-  const IntVec power = (reinterpret_cast<IntVec>(shifted) - 0x4B400000 + 127) << 23;
+  // Unsigned: far below `low` it is nonsense that wraps, and is thrown away.
+  const BitsVec power = (reinterpret_cast<BitsVec>(shifted) - 0x4B400000u + 127u) << 23;
   return x < low ? Vec{} : y * reinterpret_cast<Vec>(power);
 }
 
