@@ -15,7 +15,10 @@
 namespace regroup::coordinator {
 namespace {
 
-constexpr int kLockTries = 100;
+// A command that reads an ended run holds the lock for some milliseconds: a coordinator that starts
+// meanwhile must not give up, nor a second command. A coordinator that runs keeps it for good, and
+// readers should learn that soon.
+constexpr int kServeTries = 100, kReadTries = 10;
 constexpr useconds_t kLockPauseUs = 10'000;
 
 std::string LockPath(const std::string& folder) { return folder + "/" + kCoordinatorLockName; }
@@ -31,12 +34,9 @@ absl::Status Held(const std::string& folder) {
 
 }  // namespace
 
-absl::StatusOr<Folder> Folder::Acquire(const std::string& path) {
-  RETURN_IF_ERROR(io::MakePrivateDirectory(path));
+absl::StatusOr<Folder> Folder::Lock(const std::string& path, int tries) {
   absl::StatusOr<io::FileLock> lock = io::FileLock::TryAcquire(LockPath(path));
-  // A command that reads an ended run holds it for some milliseconds; a coordinator that starts meanwhile must not give
-  // up. One that runs keeps it for good.
-  for (int tries = 0; tries < kLockTries && absl::IsUnavailable(lock.status()); ++tries) {
+  for (; tries > 1 && absl::IsUnavailable(lock.status()); --tries) {
     usleep(kLockPauseUs);
     lock = io::FileLock::TryAcquire(LockPath(path));
   }
@@ -44,10 +44,15 @@ absl::StatusOr<Folder> Folder::Acquire(const std::string& path) {
   return Folder(path, *std::move(lock));
 }
 
+absl::StatusOr<Folder> Folder::Acquire(const std::string& path) {
+  RETURN_IF_ERROR(io::MakePrivateDirectory(path));
+  return Lock(path, kServeTries);
+}
+
 absl::StatusOr<Folder> Folder::AcquireExisting(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) return io::ErrnoStatus(errno, "coordinator folder " + path);
-  return Acquire(path);
+  return Lock(path, kReadTries);
 }
 
 std::string Folder::JournalPath() const { return path_ + "/" + kCoordinatorJournalName; }

@@ -27,6 +27,7 @@ class Folder {
   absl::Status Describe(const std::vector<Address>& listening) const;
 
  private:
+  static absl::StatusOr<Folder> Lock(const std::string& path, int tries);
   Folder(std::string path, io::FileLock lock) : path_(std::move(path)), lock_(std::move(lock)) {}
   std::string path_;
   io::FileLock lock_;

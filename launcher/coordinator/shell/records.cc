@@ -1,6 +1,7 @@
 #include "launcher/coordinator/shell/records.h"
 
-#include <limits>
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -357,6 +358,18 @@ absl::StatusOr<JobEventRow> Decode(const pb::JobEventRow& row) {
   return check.Finish(std::move(out));
 }
 
+// Equal values have equal bytes, maps too.
+std::string Serialize(const google::protobuf::Message& message) {
+  std::string bytes;
+  {
+    google::protobuf::io::StringOutputStream stream(&bytes);
+    google::protobuf::io::CodedOutputStream coded(&stream);
+    coded.SetSerializationDeterministic(true);
+    message.SerializeToCodedStream(&coded);
+  }
+  return bytes;
+}
+
 template <class Message>
 absl::StatusOr<Value> DecodeAs(const std::string& bytes) {
   Message message;
@@ -389,10 +402,8 @@ absl::StatusOr<Value> DecodeValue(const std::string& key, const std::string& byt
 
 JournalRow EncodeRow(const Row& row) {
   JournalRow out{row.key, std::nullopt};
-  if (row.value) {
-    out.value =
-        std::visit([](const auto& value) { return Encode(value).SerializeAsString(); }, *row.value);
-  }
+  if (row.value)
+    out.value = std::visit([](const auto& value) { return Serialize(Encode(value)); }, *row.value);
   return out;
 }
 
