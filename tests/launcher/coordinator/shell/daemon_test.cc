@@ -1,0 +1,541 @@
+// The coordinator as a whole, in this process: real sockets, a real journal, agents that only
+// speak.
+
+#include "launcher/coordinator/shell/daemon.h"
+
+#include <gmock/gmock.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+#include <future>
+#include <set>
+#include <sstream>
+
+#include "common/base/user_error.h"
+#include "common/io/address.h"
+#include "common/rpc/describe_listener.h"
+#include "launcher/coordinator/shell/offline.h"
+#include "tests/launcher/coordinator/shell/daemon_fixture.h"
+
+namespace regroup::coordinator {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using testing::LogicalAgent;
+using testing::LogicalAgentState;
+
+bool IsRunning(const LogicalAgentState& state, const JobId& job) {
+  const auto group = state.groups.find(job);
+  return group != state.groups.end() && group->second.phase == Phase::kRunning;
+}
+
+class DaemonTest : public DaemonFixture {};
+
+TEST_F(DaemonTest, AJobRunsFromSubmitToSucceeded) {
+  Start();
+  LogicalAgent& a = AddAgent("node0", 2);
+  LogicalAgent& b = AddAgent("node1", 2);
+  ASSERT_TRUE(a.WaitFor([](const auto& s) { return s.attached; }));
+  ASSERT_TRUE(b.WaitFor([](const auto& s) { return s.attached; }));
+  Client client = OverUnix();
+  const auto job = client.Submit(SubmittedJob("train", 2, 2, 2), "key-1");
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(*job, JobId("train-1"));
+  ASSERT_TRUE(a.WaitFor([&](const auto& s) { return IsRunning(s, *job); }));
+  ASSERT_TRUE(b.WaitFor([&](const auto& s) { return IsRunning(s, *job); }));
+  EXPECT_EQ(a.state().runs.at(*job).world_size, 4);
+  EXPECT_EQ(a.state().runs.at(*job).store, b.state().runs.at(*job).store);
+  EXPECT_NE(a.state().runs.at(*job).group_rank, b.state().runs.at(*job).group_rank);
+  ASSERT_TRUE(Eventually([&] { return client.ReadJob("train-1")->state == "running"; }));
+  a.ExitAll(*job);
+  b.ExitAll(*job);
+  const auto end = client.WaitForEnd("last", seconds(10));
+  ASSERT_TRUE(end.ok()) << end.status();
+  EXPECT_EQ(end->state, "succeeded");
+  EXPECT_EQ(end->exit_code, 0);
+  // What is over is forgotten on the nodes.
+  EXPECT_TRUE(a.WaitFor([](const auto& s) { return s.groups.empty(); }));
+  EXPECT_EQ(Stop(), 0);
+}
+
+TEST_F(DaemonTest, AFailedWorkerBringsANewGeneration) {
+  Start();
+  LogicalAgent& a = AddAgent("node0");
+  LogicalAgent& b = AddAgent("node1");
+  Client client = OverUnix();
+  const JobId job = *client.Submit(SubmittedJob("train", 2, 2), "key-1");
+  ASSERT_TRUE(a.WaitFor([&](const auto& s) { return IsRunning(s, job); }));
+  ASSERT_TRUE(b.WaitFor([&](const auto& s) { return IsRunning(s, job); }));
+  b.Exit(job, 0, ExitKind::kSignaled, 9);
+  ASSERT_TRUE(
+      a.WaitFor([&](const auto& s) { return IsRunning(s, job) && s.times_started.at(job) == 2; }));
+  ASSERT_TRUE(
+      b.WaitFor([&](const auto& s) { return IsRunning(s, job) && s.times_started.at(job) == 2; }));
+  EXPECT_EQ(a.state().runs.at(job).generation, Generation(2));
+  const auto view = client.ReadJob("train-1");
+  ASSERT_TRUE(view.ok());
+  EXPECT_EQ(view->restarts_charged, 1);
+}
+
+TEST_F(DaemonTest, StartedAgainItGoesOnAndNothingIsStartedTwice) {
+  Start();
+  LogicalAgent& a = AddAgent("node0");
+  LogicalAgent& b = AddAgent("node1");
+  JobId job;
+  {
+    Client client = OverUnix();
+    job = *client.Submit(SubmittedJob("train", 2, 2), "key-1");
+  }
+  for (LogicalAgent* agent : {&a, &b}) {
+    ASSERT_TRUE(agent->WaitFor([&](const auto& s) { return IsRunning(s, job); }));
+  }
+  const Epoch before = a.state().epoch;
+  EXPECT_EQ(Stop(), 0);
+  ASSERT_TRUE(a.WaitFor([](const auto& s) { return !s.attached; }));
+  Start();
+  ASSERT_TRUE(a.WaitFor([](const auto& s) { return s.attached && s.welcomes == 2; }));
+  ASSERT_TRUE(b.WaitFor([](const auto& s) { return s.attached && s.welcomes == 2; }));
+  EXPECT_EQ(a.state().epoch, before.Next());
+  Client client = OverUnix();
+  const auto view = client.ReadJob("train");
+  ASSERT_TRUE(view.ok()) << view.status();
+  EXPECT_EQ(view->state, "running");
+  EXPECT_EQ(view->generation, Generation(1));
+  // A submit that is retried with its key across the restart is the same job.
+  EXPECT_EQ(*client.Submit(SubmittedJob("train", 2, 2), "key-1"), job);
+  a.ExitAll(job);
+  b.ExitAll(job);
+  EXPECT_EQ(client.WaitForEnd("train-1", seconds(10))->state, "succeeded");
+  EXPECT_EQ(a.state().times_started.at(job), 1);
+  EXPECT_EQ(b.state().times_started.at(job), 1);
+}
+
+TEST_F(DaemonTest, CancelStopsWhatRuns) {
+  Start();
+  LogicalAgent& a = AddAgent("node0");
+  Client client = OverUnix();
+  const JobId job = *client.Submit(SubmittedJob("train", 1, 1), "key-1");
+  ASSERT_TRUE(a.WaitFor([&](const auto& s) { return IsRunning(s, job); }));
+  EXPECT_EQ(*client.Cancel("train"), job);
+  const auto end = client.WaitForEnd("train-1", seconds(10));
+  EXPECT_EQ(end->state, "cancelled");
+  EXPECT_EQ(end->exit_code, 143);
+}
+
+TEST_F(DaemonTest, WaitAnswersBeforeItsDeadline) {
+  Start();
+  Client client = OverUnix();
+  const JobId job = *client.Submit(SubmittedJob("train", 1, 1), "key-1");
+  const auto view = client.WaitForEnd("train-1", milliseconds(700));
+  ASSERT_TRUE(view.ok()) << view.status();
+  EXPECT_EQ(view->id, job);
+  EXPECT_NE(view->state, "succeeded");
+}
+
+TEST_F(DaemonTest, RefusalsNameWhatIsWrong) {
+  Start();
+  Client client = OverUnix();
+  const absl::Status none = client.ReadJob("nothing").status();
+  EXPECT_TRUE(absl::IsNotFound(none)) << none;
+  JobSpec bad = SubmittedJob("train", 4, 4);
+  bad.max_nodes = 2;
+  const absl::Status shape = client.Submit(bad, "key").status();
+  EXPECT_TRUE(absl::IsInvalidArgument(shape)) << shape;
+  EXPECT_THAT(PartsOf(shape).because, HasSubstr("max_nodes: 2 is below min_nodes 4"));
+  EXPECT_FALSE(client.Submit(SubmittedJob("train", 1, 1), "").ok());
+  EXPECT_FALSE(client.Cancel("nothing").ok());
+  pb::ReadRequest request;
+  EXPECT_THAT(PartsOf(client.Read(request).status()).because, HasSubstr("what: 0"));
+}
+
+TEST_F(DaemonTest, ACallWithoutADeadlineIsRefused) {
+  Start();
+  Client client = OverUnix();
+  grpc::ClientContext context;
+  pb::ReadRequest request;
+  request.set_what(pb::ReadRequest::WHAT_JOBS);
+  pb::ReadReply reply;
+  const absl::Status status = FromGrpcStatus(client.stub().Read(&context, request, &reply));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("deadline"));
+}
+
+TEST_F(DaemonTest, WithoutInsecureTcpIsForAgentsOnly) {
+  config_.state_dir = dir_.path() + "/state";
+  config_.listen = {"127.0.0.1:0"};
+  config_.log_file = dir_.path() + "/coordinator.log";
+  Start();
+  const absl::Status status = OverTcp().ReadJob("last").status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+  LogicalAgent& a = AddAgent("node0");
+  EXPECT_TRUE(a.WaitFor([](const auto& s) { return s.attached; }));
+  EXPECT_EQ(DescribeListener(daemon_->addresses().front()).kind, ListenerKind::kRegroup);
+}
+
+TEST_F(DaemonTest, BeyondLoopbackNeedsInsecure) {
+  config_.state_dir = dir_.path() + "/state";
+  config_.listen = {"0.0.0.0:0"};
+  const absl::Status status = Daemon::Open(config_).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+  EXPECT_THAT(PartsOf(status).try_this, HasSubstr("--insecure"));
+}
+
+TEST_F(DaemonTest, ASecondOneInTheFolderNamesTheFirst) {
+  Start();
+  const absl::Status status = Daemon::Open(config_).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(PartsOf(status).because, HasSubstr("pid " + std::to_string(getpid())));
+  EXPECT_THAT(PartsOf(status).because, HasSubstr(config_.listen.front()));
+}
+
+TEST_F(DaemonTest, APortInUseIsSaidWithWhoHasIt) {
+  Start();
+  CoordinatorConfig other = config_;
+  other.state_dir = dir_.path() + "/other";
+  const absl::Status status = Daemon::Open(other).status();
+  EXPECT_TRUE(absl::IsAlreadyExists(status)) << status;
+  EXPECT_THAT(PartsOf(status).because, HasSubstr("a Regroup coordinator listens on"));
+}
+
+TEST_F(DaemonTest, FolderAndSocketAreForThisUserOnly) {
+  Start();
+  struct stat status {};
+  ASSERT_EQ(stat(daemon_->folder().c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0700u);
+  ASSERT_EQ(stat(daemon_->socket_path().c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+}
+
+TEST_F(DaemonTest, ALongStateDirectoryWorks) {
+  config_.state_dir = dir_.path() + "/" + std::string(120, 'a') + "/" + std::string(120, 'b');
+  config_.listen = {"127.0.0.1:0"};
+  config_.log_file = dir_.path() + "/coordinator.log";
+  Start();
+  Client client = OverUnix();
+  EXPECT_TRUE(client.Submit(SubmittedJob("train", 1, 1), "key").ok());
+}
+
+TEST_F(DaemonTest, WhatNobodyServesCanBeRead) {
+  Start();
+  ASSERT_TRUE(OverUnix().Submit(SubmittedJob("train", 1, 1), "key").ok());
+  const std::string folder = daemon_->folder();
+  ReadFilter filter;
+  filter.job = "train-1";
+  EXPECT_TRUE(absl::IsUnavailable(ReadOffline(folder, filter).status()));
+  ASSERT_EQ(Stop(), 0);
+  const auto read = ReadOffline(folder, filter);
+  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_EQ(read->jobs.size(), 1u);
+  EXPECT_EQ(read->jobs.front().id, JobId("train-1"));
+  filter.job = "nothing";
+  EXPECT_FALSE(ReadOffline(folder, filter).ok());
+  EXPECT_TRUE(absl::IsNotFound(ReadOffline(folder + "-none", {}).status()));
+}
+
+TEST_F(DaemonTest, ADamagedJournalEndsItWithTheReason) {
+  Start();
+  const std::string folder = daemon_->folder();
+  ASSERT_EQ(Stop(), 0);
+  std::ofstream(folder + "/journal.db") << std::string(8192, 'x');
+  Start();
+  thread_.join();
+  EXPECT_EQ(exit_status_, 125);
+  daemon_ = nullptr;
+  std::ifstream log(config_.log_file);
+  std::ostringstream text;
+  text << log.rdbuf();
+  EXPECT_THAT(text.str(), HasSubstr("is damaged"));
+}
+
+// Garbage on the port and on the socket: the connection ends, the others live on.
+TEST_F(DaemonTest, GarbageIsCutAndNobodyElseNotices) {
+  Start();
+  LogicalAgent& a = AddAgent("node0");
+  ASSERT_TRUE(a.WaitFor([](const auto& s) { return s.attached; }));
+  for (const std::string& garbage :
+       {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(70'000, '\0'),
+        std::string("\x00\xce\xf7\x85\x3c\x0d", 6),
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + std::string(1'000, '\xff')}) {
+    io::UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const auto address = io::ToSocketAddress(daemon_->addresses().front());
+    ASSERT_EQ(connect(fd.get(), address->get(), address->size), 0);
+    send(fd.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL);
+    // What answers is HTTP/2's own settings and goodbye; then the end. A handshake cut short ends
+    // within 5 s.
+    char bytes[1024];
+    const timeval limit{8, 0};
+    setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    ssize_t size = 0;
+    while ((size = recv(fd.get(), bytes, sizeof bytes, 0)) > 0) {
+    }
+    EXPECT_TRUE(size == 0 || errno == ECONNRESET) << errno;
+  }
+  EXPECT_TRUE(a.state().attached);
+  EXPECT_EQ(a.state().breaks, 0);
+}
+
+// ---- sessions by hand
+// ----------------------------------------------------------------------------
+
+pb::AgentMessage SomeHello(const std::string& node) {
+  Hello hello;
+  hello.node = NodeId("id-" + node);
+  hello.incarnation = Incarnation(1);
+  hello.boot = BootId("boot");
+  hello.name = node;
+  hello.address = "127.0.0.1";
+  pb::AgentMessage message;
+  *message.mutable_hello() = ToProto(hello);
+  return message;
+}
+
+TEST_F(DaemonTest, ASessionThatDoesNotSpeakTheProtocolIsRefusedNamingWhy) {
+  Start();
+  struct Row {
+    std::vector<pb::AgentMessage> sent;
+    std::string because;
+  };
+  pb::AgentMessage bad_hello = SomeHello("node0");
+  bad_hello.mutable_hello()->set_slots(-1);
+  pb::AgentMessage heartbeat;
+  heartbeat.mutable_heartbeat();
+  const std::vector<Row> rows = {{{bad_hello}, "slots: -1 is not in [1, 4096]"},
+                                 {{heartbeat}, "did not begin with hello"},
+                                 {{pb::AgentMessage()}, "message: is empty"},
+                                 {{SomeHello("node0"), SomeHello("node0")}, "said hello twice"}};
+  Client client = OverTcp();
+  for (const Row& row : rows) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + seconds(10));
+    auto stream = client.stub().Session(&context);
+    for (const pb::AgentMessage& message : row.sent) stream->Write(message);
+    pb::CoordinatorMessage answer;
+    std::string refused;
+    while (stream->Read(&answer)) {
+      if (answer.has_refused())
+        refused = answer.refused().what() + " " + answer.refused().because();
+    }
+    EXPECT_THAT(refused, HasSubstr(row.because));
+    EXPECT_FALSE(stream->Finish().ok());
+  }
+}
+
+// An agent that never reads: it is cut once 64 answers wait; the others are served meanwhile.
+TEST_F(DaemonTest, AnAgentThatDoesNotReadIsCut) {
+  Start();
+  LogicalAgent& other = AddAgent("node1");
+  Client client = OverTcp();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + seconds(60));
+  auto stream = client.stub().Session(&context);
+  ASSERT_TRUE(stream->Write(SomeHello("node0")));
+  pb::CoordinatorMessage answer;
+  ASSERT_TRUE(stream->Read(&answer));
+  ASSERT_TRUE(answer.has_welcome());
+  // Launches that are refused, each with a long answer: nobody reads them.
+  pb::AgentMessage launch;
+  LaunchRequest request{"key", "train", false, SubmittedJob("train", 1, 1), {}};
+  request.spec.max_restarts = -1;
+  for (int i = 0; i < 20'000; ++i) {
+    pb::AgentMessage message;
+    *message.mutable_launch() = ToProto(request);
+    message.mutable_launch()->mutable_spec()->set_max_restarts(2'000'000'000);
+    if (!stream->Write(message)) break;
+  }
+  const absl::Status end = [&] {
+    while (stream->Read(&answer)) {
+    }
+    return FromGrpcStatus(stream->Finish());
+  }();
+  EXPECT_FALSE(end.ok());
+  EXPECT_TRUE(other.WaitFor([](const auto& s) { return s.attached; }));
+}
+
+// ---- logs
+// ----------------------------------------------------------------------------------------
+
+// An agent that answers open_logs with these lines, by hand.
+class LogAgent {
+ public:
+  LogAgent(Client& client, const std::string& node) : client_(client) {
+    context_.set_deadline(std::chrono::system_clock::now() + seconds(60));
+    stream_ = client.stub().Session(&context_);
+    stream_->Write(SomeHello(node));
+    pb::CoordinatorMessage answer;
+    EXPECT_TRUE(stream_->Read(&answer) && answer.has_welcome());
+  }
+  void Send(const pb::AgentMessage& message) { stream_->Write(message); }
+  pb::CoordinatorMessage Await(pb::CoordinatorMessage::BodyCase body) {
+    pb::CoordinatorMessage answer;
+    while (stream_->Read(&answer)) {
+      if (answer.body_case() == body) return answer;
+    }
+    ADD_FAILURE() << "the session ended";
+    return answer;
+  }
+  absl::Status SendLines(std::uint64_t stream_id, const std::vector<std::string>& lines) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + seconds(30));
+    pb::SendLogsReply reply;
+    auto writer = client_.stub().SendLogs(&context, &reply);
+    pb::SendLogsRequest request;
+    request.set_stream_id(stream_id);
+    writer->Write(request);
+    for (const std::string& line : lines) {
+      request.mutable_chunk()->set_node("node0");
+      request.mutable_chunk()->set_data(line);
+      if (!writer->Write(request)) break;
+    }
+    writer->WritesDone();
+    return FromGrpcStatus(writer->Finish());
+  }
+  void End() { context_.TryCancel(); }
+
+ private:
+  Client& client_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<pb::AgentMessage, pb::CoordinatorMessage>> stream_;
+};
+
+// Takes the job through prepared to running on that agent.
+JobId RunJob(Client& client, LogAgent& agent) {
+  const JobId job = *client.Submit(SubmittedJob("train", 1, 1), "key");
+  GroupReport report;
+  report.job = job;
+  for (Phase phase : {Phase::kPrepared, Phase::kRunning}) {
+    const pb::Order order = agent.Await(pb::CoordinatorMessage::kOrder).order();
+    report.number = report.number.Next();
+    report.generation = Generation(1);
+    report.phase = phase;
+    if (order.has_prepare() && order.prepare().host_store())
+      report.store = Address{"127.0.0.1", 20'000};
+    if (phase == Phase::kRunning) report.started = {{0, 4121, {}}};
+    pb::AgentMessage message;
+    *message.mutable_report() = ToProto(report);
+    agent.Send(message);
+  }
+  EXPECT_TRUE(Eventually([&] { return client.ReadJob(job.value())->state == "running"; }));
+  return job;
+}
+
+TEST_F(DaemonTest, LogsAreRelayedFromTheAgentThatHasThem) {
+  Start();
+  Client client = OverTcp();
+  LogAgent agent(client, "node0");
+  const JobId job = RunJob(client, agent);
+  // More than the relay may hold, to a reader that waits first.
+  const std::vector<std::string> lines(100, std::string(60'000, 'x'));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + seconds(30));
+  pb::LogSelection selection;
+  selection.set_job("train");
+  selection.set_tail(5);
+  auto reader = client.stub().Logs(&context, selection);
+  const pb::OpenLogs open = agent.Await(pb::CoordinatorMessage::kOpenLogs).open_logs();
+  EXPECT_EQ(open.selection().job(), job.value());
+  EXPECT_EQ(open.selection().tail(), 5);
+  auto sent =
+      std::async(std::launch::async, [&] { return agent.SendLines(open.stream_id(), lines); });
+  EXPECT_EQ(sent.wait_for(milliseconds(200)), std::future_status::timeout);
+  std::size_t bytes = 0, ended = 0;
+  pb::LogsReply reply;
+  ASSERT_TRUE(reader->Read(&reply));
+  EXPECT_EQ(reply.job(), job.value());
+  while (reader->Read(&reply)) {
+    bytes += reply.chunk().data().size();
+    ended += reply.has_ended() ? 1 : 0;
+    if (reply.has_ended()) {
+      EXPECT_EQ(reply.ended().problem(), "");
+    }
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_TRUE(sent.get().ok());
+  EXPECT_EQ(bytes, 100u * 60'000u);
+  EXPECT_EQ(ended, 1u);
+  agent.End();
+}
+
+TEST_F(DaemonTest, NobodyFeedsAStreamThatWasNotAskedFor) {
+  Start();
+  Client client = OverTcp();
+  LogAgent agent(client, "node0");
+  EXPECT_TRUE(absl::IsNotFound(agent.SendLines(4711, {"forged"})));
+  agent.End();
+}
+
+TEST_F(DaemonTest, LogsOfANodeThatIsAwaySayso) {
+  Start();
+  Client client = OverTcp();
+  {
+    LogAgent agent(client, "node0");
+    RunJob(client, agent);
+    agent.End();
+  }
+  ASSERT_TRUE(Eventually([&] {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + seconds(10));
+    pb::LogSelection selection;
+    selection.set_job("train-1");
+    auto reader = client.stub().Logs(&context, selection);
+    pb::LogsReply reply;
+    std::string problem;
+    while (reader->Read(&reply)) {
+      if (reply.has_ended()) problem = reply.ended().problem();
+    }
+    return reader->Finish().ok() && problem == "its agent is not connected";
+  }));
+}
+
+// ---- many
+// ----------------------------------------------------------------------------------------
+
+TEST_F(DaemonTest, SubmitsOfManyClientsAreAllKept) {
+  Start();
+  constexpr int kClients = 8, kJobs = 25;
+  std::vector<std::thread> threads;
+  std::atomic<int> acknowledged = 0;
+  for (int c = 0; c < kClients; ++c) {
+    threads.emplace_back([&, c] {
+      Client client = OverUnix();
+      for (int i = 0; i < kJobs; ++i) {
+        const std::string key = std::to_string(c) + "-" + std::to_string(i);
+        acknowledged += client.Submit(SubmittedJob("train", 1, 1), key).ok() ? 1 : 0;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(acknowledged, kClients * kJobs);
+  const std::string folder = daemon_->folder();
+  EXPECT_EQ(Stop(), 0);
+  const auto read = ReadOffline(folder, ReadFilter{});
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->jobs.size(), static_cast<std::size_t>(kClients * kJobs));
+}
+
+TEST_F(DaemonTest, AThousandSessionsFormOneGroup) {
+  Start();
+  constexpr int kNodes = 1'000;
+  for (int i = 0; i < kNodes; ++i) AddAgent("node" + std::to_string(i));
+  Client client = OverUnix();
+  const auto job = client.Submit(SubmittedJob("train", kNodes, kNodes), "key");
+  ASSERT_TRUE(job.ok()) << job.status();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < kNodes; ++i) {
+    ASSERT_TRUE(
+        fleet_.at(i).WaitFor([&](const auto& s) { return IsRunning(s, *job); }, seconds(60)))
+        << i;
+  }
+  std::printf("formed after %.2f s\n",
+              std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  std::set<int> ranks;
+  for (int i = 0; i < kNodes; ++i)
+    ranks.insert(fleet_.at(i).state().runs.at(*job).mine.front().rank);
+  EXPECT_EQ(ranks.size(), static_cast<std::size_t>(kNodes));
+}
+
+}  // namespace
+}  // namespace regroup::coordinator
