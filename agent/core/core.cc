@@ -23,8 +23,9 @@ std::string NameOf(const GroupKey& key) {
 bool CoversGroup(const Run& run, const Group& group) {
   std::set<int> ranks;
   for (const RankAssignment& assignment : run.mine) ranks.insert(assignment.local_rank);
-  return static_cast<int>(run.mine.size()) == group.workers && !ranks.empty() && *ranks.begin() == 0 &&
-         *ranks.rbegin() == group.workers - 1 && static_cast<int>(ranks.size()) == group.workers;
+  return static_cast<int>(run.mine.size()) == group.workers && !ranks.empty() &&
+         *ranks.begin() == 0 && *ranks.rbegin() == group.workers - 1 &&
+         static_cast<int>(ranks.size()) == group.workers;
 }
 
 }  // namespace
@@ -51,7 +52,8 @@ void Core::Settle() {
     Reconcile(it->first, it->second);
     const auto first = groups_.lower_bound({it->first, Generation()});
     const bool any_group = first != groups_.end() && first->first.job == it->first;
-    // Nothing is left to be stale against: within a session orders arrive in sequence and are cumulative.
+    // Nothing is left to be stale against: within a session orders arrive in sequence and are
+    // cumulative.
     it = any_group || it->second.prepare || it->second.run ? std::next(it) : jobs_.erase(it);
   }
   SendReports(/*all=*/false);
@@ -94,11 +96,13 @@ void Core::On(const Scanned& scanned) {
   CHECK(!scanned_);
   scanned_ = true;
   for (const RunRecord& record : scanned.records) {
-    // Another boot killed everything in it. A directory without a shim that never started a rank is an unfinished
-    // prepare: nothing runs, and the coordinator, which sees no such group in our Hello, prepares again or gives up.
+    // Another boot killed everything in it. A directory without a shim that never started a rank is
+    // an unfinished prepare: nothing runs, and the coordinator, which sees no such group in our
+    // Hello, prepares again or gives up.
     if (record.boot != config_.boot || (!record.shim_alive && !record.started)) {
-      Note(absl::StrCat("removing the run directory of ", NameOf(record.key),
-                        record.boot != config_.boot ? ": of another boot" : ": its shim never ran"));
+      Note(
+          absl::StrCat("removing the run directory of ", NameOf(record.key),
+                       record.boot != config_.boot ? ": of another boot" : ": its shim never ran"));
       Do(RemoveRunDirectory{record.key});
       continue;
     }
@@ -148,7 +152,8 @@ void Core::SayHello() {
               .launched = config_.launched,
               .groups = {},
               .notices = {}};
-  SendReports(/*all=*/false);  // Numbers what has changed since; nothing leaves while we are not attached.
+  SendReports(
+      /*all=*/false);  // Numbers what has changed since; nothing leaves while we are not attached.
   for (auto& [key, group] : groups_) hello.groups.push_back(ReportOf(key, group, now_));
   if (leaving_ && leaving_->signal != 0) {
     hello.notices.push_back({.source = NoticeSource::kSignal,
@@ -164,18 +169,22 @@ std::optional<std::string> Core::WhyNot(const Welcome& welcome) const {
   const Version& theirs = welcome.version;
   const auto apart = std::max(mine.minor, theirs.minor) - std::min(mine.minor, theirs.minor);
   if (mine.major != theirs.major || apart > 1) {
-    return absl::StrFormat("the coordinator speaks protocol %d.%d (%s), this agent %d.%d (%s)", theirs.major,
-                           theirs.minor, theirs.build, mine.major, mine.minor, mine.build);
+    return absl::StrFormat("the coordinator speaks protocol %d.%d (%s), this agent %d.%d (%s)",
+                           theirs.major, theirs.minor, theirs.build, mine.major, mine.minor,
+                           mine.build);
   }
   if (!config_.cluster.empty() && welcome.cluster != config_.cluster) {
     return absl::StrFormat(
-        "this node belongs to cluster %s (epoch %d), the coordinator that answers leads cluster %s (epoch %d)",
-        config_.cluster.value(), config_.highest_epoch.value(), welcome.cluster.value(), welcome.epoch.value());
+        "this node belongs to cluster %s (epoch %d), the coordinator that answers leads cluster %s "
+        "(epoch %d)",
+        config_.cluster.value(), config_.highest_epoch.value(), welcome.cluster.value(),
+        welcome.epoch.value());
   }
   if (welcome.epoch < config_.highest_epoch) {
-    return absl::StrFormat("cluster %s: this node has followed epoch %d, the coordinator that answers is of epoch %d: "
-                           "its journal is older than the fleet",
-                           welcome.cluster.value(), config_.highest_epoch.value(), welcome.epoch.value());
+    return absl::StrFormat(
+        "cluster %s: this node has followed epoch %d, the coordinator that answers is of epoch %d: "
+        "its journal is older than the fleet",
+        welcome.cluster.value(), config_.highest_epoch.value(), welcome.epoch.value());
   }
   return std::nullopt;
 }
@@ -200,7 +209,8 @@ void Core::On(const Welcomed& welcomed) {
   heartbeat_ = std::clamp<Duration>(welcome.heartbeat, 10ms, 1min);
   next_heartbeat_ = now_ + heartbeat_;
   if (config_.launched) Do(SendLaunch{});
-  // Whatever was unacknowledged may have been lost with the session or the coordinator: all of it again.
+  // Whatever was unacknowledged may have been lost with the session or the coordinator: all of it
+  // again.
   SendReports(/*all=*/true);
   for (auto& [key, progress] : progress_) progress.unsent = true;
   for (const auto& [key, request] : commits_) Do(SendCommit{request});
@@ -209,8 +219,8 @@ void Core::On(const Welcomed& welcomed) {
 
 void Core::On(const CoordinatorRefused& refused) {
   Note(absl::StrCat("refused by the coordinator: ", refused.why));
-  // A launch command that has nothing running ends here; running workers are nobody's business but the coordinator's
-  // that formed them, so with any we dial on.
+  // A launch command that has nothing running ends here; running workers are nobody's business but
+  // the coordinator's that formed them, so with any we dial on.
   if (config_.launched && !ever_ran_) LeaveNow(125, refused.why);
 }
 
@@ -260,14 +270,16 @@ void Core::On(const Ordered& ordered) {
     const GroupKey key{order.job, order.notice->generation};
     if (Group* group = Find(key); group != nullptr && group->busy()) {
       const Instant deadline = now_ + order.notice->left;
-      group->notice_deadline = group->notice_deadline ? std::min(*group->notice_deadline, deadline) : deadline;
+      group->notice_deadline =
+          group->notice_deadline ? std::min(*group->notice_deadline, deadline) : deadline;
       NotifyWorkers(key, *group);
     }
   }
 }
 
 void Core::Reconcile(const JobId& job, Job& state) {
-  for (auto it = groups_.lower_bound({job, Generation()}); it != groups_.end() && it->first.job == job;) {
+  for (auto it = groups_.lower_bound({job, Generation()});
+       it != groups_.end() && it->first.job == job;) {
     const GroupKey key = it->first;
     const bool gone = key.generation <= state.forgotten_up_to && it->second.phase == Phase::kFree;
     ++it;
@@ -284,7 +296,8 @@ void Core::Reconcile(const JobId& job, Job& state) {
     Group* group = Find(key);
     if (group == nullptr || group->started || group->phase != Phase::kPrepared || leaving_) return;
     if (!CoversGroup(*state.run, *group)) {
-      Note(absl::StrCat("the run order of ", NameOf(key), " does not name each of ", group->workers, " local ranks once"));
+      Note(absl::StrCat("the run order of ", NameOf(key), " does not name each of ", group->workers,
+                        " local ranks once"));
       state.run.reset();
       return;
     }
@@ -307,13 +320,16 @@ void Core::StartPreparing(const JobId& job, const Prepare& prepare) {
   }
   const int needed = prepare.spec.workers;
   if (needed < 1 || needed > config_.slots) {
-    return Refuse(key, needed, absl::StrFormat("%d workers asked for, this node has %d slots", needed, config_.slots));
+    return Refuse(
+        key, needed,
+        absl::StrFormat("%d workers asked for, this node has %d slots", needed, config_.slots));
   }
   if (leaving_) return Refuse(key, needed, "this node is leaving");
   if (taken + needed > config_.slots) {
     if (taken - freeing + needed <= config_.slots) return;  // Waits for what is stopping.
     return Refuse(key, needed,
-                  absl::StrFormat("%d workers asked for, %d of %d slots are taken", needed, taken, config_.slots));
+                  absl::StrFormat("%d workers asked for, %d of %d slots are taken", needed, taken,
+                                  config_.slots));
   }
   Job& state = jobs_[job];
   state.highest = std::max(state.highest, prepare.generation);
@@ -325,7 +341,8 @@ void Core::StartPreparing(const JobId& job, const Prepare& prepare) {
   Do(WriteRunDirectory{key, prepare});
 }
 
-// A refusal is a group that is free from birth: reported until acknowledged, then forgotten like any other.
+// A refusal is a group that is free from birth: reported until acknowledged, then forgotten like
+// any other.
 void Core::Refuse(const GroupKey& key, int workers, std::string why) {
   Note(absl::StrCat("refused to prepare ", NameOf(key), ": ", why));
   jobs_[key.job].highest = std::max(jobs_[key.job].highest, key.generation);

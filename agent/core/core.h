@@ -20,22 +20,24 @@ struct Config {
   bool name_explicit = false;
   int slots = 1;
   Version version;
-  bool launched = false;             // By `regroup run`; else a service.
-  bool sigterm_is_notice = false;    // Of a service.
-  bool starts_coordinator = false;   // This host hosts the launch command's coordinator.
+  bool launched = false;                      // By `regroup run`; else a service.
+  bool sigterm_is_notice = false;             // Of a service.
+  bool starts_coordinator = false;            // This host hosts the launch command's coordinator.
   Duration grace = std::chrono::seconds(30);  // What a notice or a first signal gives the workers.
   std::optional<Duration> join_timeout;       // Of a launch command.
-  ClusterId cluster;  // Followed in an earlier life; empty: none.
+  ClusterId cluster;                          // Followed in an earlier life; empty: none.
   Epoch highest_epoch;
 };
 
-// The agent decides nothing about restarts. It obeys whole-state orders of the one coordinator it follows, `run` once
-// ever, keeps what it has while there is none, and repeats what happened until that is durable elsewhere. Its records
-// are run directories: after a crash the next Core gets them in Scanned and goes on. PROTOCOL §5.
+// The agent decides nothing about restarts. It obeys whole-state orders of the one coordinator it
+// follows, `run` once ever, keeps what it has while there is none, and repeats what happened until
+// that is durable elsewhere. Its records are run directories: after a crash the next Core gets them
+// in Scanned and goes on. PROTOCOL §5.
 class Core {
  public:
   Core(Config config, Instant now);
-  // Total. REQUIRES: now never decreases; the actions of earlier steps were carried out in sequence, or the process died.
+  // Total. REQUIRES: now never decreases; the actions of earlier steps were carried out in
+  // sequence, or the process died.
   Effects Step(Instant now, const Event& event);
   std::optional<Instant> NextDeadline() const;  // <= now: Tick.
 
@@ -43,7 +45,7 @@ class Core {
   const std::map<GroupKey, Group>& groups() const { return groups_; }
 
  private:
-  struct Job {  // What orders have said of one job.
+  struct Job {           // What orders have said of one job.
     Generation highest;  // Of any prepare or run: lower ones are refused.
     Generation stopped_up_to, forgotten_up_to;
     std::optional<Prepare> prepare;  // Of the newest order of this session.

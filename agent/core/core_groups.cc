@@ -13,7 +13,8 @@ namespace regroup::agent {
 void Core::On(const RunDirectoryWritten& written) {
   Group* group = Find(written.key);
   if (group == nullptr || group->shim_spawned) return;
-  if (group->stop_deadline) {  // Voided meanwhile: nothing was started, so nothing has to be stopped.
+  if (group->stop_deadline) {  // Voided meanwhile: nothing was started, so nothing has to be
+                               // stopped.
     MarkFree(*group);
     return;
   }
@@ -25,7 +26,8 @@ void Core::On(const RunDirectoryWritten& written) {
 void Core::On(const PrepareFailed& failed) {
   Group* group = Find(failed.key);
   if (group == nullptr || group->phase == Phase::kFree || group->started) return;
-  Note(absl::StrCat("can't prepare ", failed.key.job.value(), " generation ", failed.key.generation.value(), ": ", failed.why));
+  Note(absl::StrCat("can't prepare ", failed.key.job.value(), " generation ",
+                    failed.key.generation.value(), ": ", failed.why));
   group->refused = failed.why;
   group->dirty = true;
   if (group->shim_ready && !group->shim_gone) {
@@ -57,7 +59,8 @@ void Core::On(const StoreBound& bound) {
 }
 
 void Core::MaybePrepared(Group& group) {
-  if (group.phase != Phase::kPreparing || !group.shim_ready || (group.host_store && !group.store)) return;
+  if (group.phase != Phase::kPreparing || !group.shim_ready || (group.host_store && !group.store))
+    return;
   group.phase = Phase::kPrepared;
   group.dirty = true;
 }
@@ -73,9 +76,11 @@ void Core::On(const RanksStarted& started) {
   if (!started.starts.empty() && !group->started) {
     // An earlier life of this agent told the shim and died; the shim's mark is the proof.
     group->started = ever_ran_ = true;
-    if (group->phase == Phase::kPreparing || group->phase == Phase::kPrepared) group->phase = Phase::kStarting;
+    if (group->phase == Phase::kPreparing || group->phase == Phase::kPrepared)
+      group->phase = Phase::kStarting;
   }
-  if (group->phase == Phase::kStarting && static_cast<int>(group->starts.size()) >= group->workers) {
+  if (group->phase == Phase::kStarting &&
+      static_cast<int>(group->starts.size()) >= group->workers) {
     group->phase = Phase::kRunning;
     group->dirty = true;
     // A notice that came while they were being started.
@@ -115,7 +120,8 @@ void Core::On(const GroupEmpty& empty) {
 
 void Core::On(const GroupStuck& stuck) {
   Group* group = Find(stuck.key);
-  if (group == nullptr || group->phase == Phase::kFree || group->phase == Phase::kUnkillable) return;
+  if (group == nullptr || group->phase == Phase::kFree || group->phase == Phase::kUnkillable)
+    return;
   Note(absl::StrCat(stuck.key.job.value(), " generation ", stuck.key.generation.value(),
                     " was killed and is not gone: its ", group->workers, " slots stay taken"));
   group->phase = Phase::kUnkillable;
@@ -133,7 +139,8 @@ void Core::On(const ShimGone& gone) {
     MarkFree(*group);
     return;
   }
-  Note(absl::StrCat("the shim of ", gone.key.job.value(), " generation ", gone.key.generation.value(), " is gone"));
+  Note(absl::StrCat("the shim of ", gone.key.job.value(), " generation ",
+                    gone.key.generation.value(), " is gone"));
   group->supervisor_lost = true;
   if (!group->signalled_at) group->signalled_at = now_;
   if (group->phase != Phase::kUnkillable) group->phase = Phase::kStopping;
@@ -189,13 +196,15 @@ void Core::On(const CommitAnswered& answered) {
   const CommitAnswer& answer = answered.answer;
   const GroupKey key{answer.job, answer.generation};
   const auto asked = commits_.find(key);
-  if (asked == commits_.end() || asked->second.attempt != answer.attempt || asked->second.step != answer.step) return;
+  if (asked == commits_.end() || asked->second.attempt != answer.attempt ||
+      asked->second.step != answer.step)
+    return;
   commits_.erase(asked);
   Do(TellCommit{key, answer});
 }
 
-// Workers that take a notice hear it once per connection; the others get SIGTERM, once ever, since a second one means
-// "now" to many programs.
+// Workers that take a notice hear it once per connection; the others get SIGTERM, once ever, since
+// a second one means "now" to many programs.
 void Core::NotifyWorkers(const GroupKey& key, Group& group) {
   if (group.phase != Phase::kRunning || !group.notice_deadline) return;
   const Duration left = std::max(Duration::zero(), *group.notice_deadline - now_);

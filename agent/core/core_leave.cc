@@ -12,11 +12,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// One Ctrl-C under `timeout` arrives twice within 1 ms; a second one of a person is later than this.
+// One Ctrl-C under `timeout` arrives twice within 1 ms; a second one of a person is later than
+// this.
 constexpr Duration kSameSignal = 500ms;
 // After our own groups are gone: for the coordinator's word that the whole job ended with us.
 constexpr Duration kResultWait = 500ms;
-// Beyond a deadline that the shim keeps: then we no longer wait for the coordinator, and after as much again for nobody.
+// Beyond a deadline that the shim keeps: then we no longer wait for the coordinator, and after as
+// much again for nobody.
 constexpr Duration kSlack = 1s;
 constexpr Duration kKillWait = 3s;
 constexpr int kJoinTimeoutCode = 124;
@@ -24,11 +26,13 @@ constexpr int kJoinTimeoutCode = 124;
 }  // namespace
 
 bool Core::AnyBusy() const {
-  return std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second.busy(); });
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const auto& entry) { return entry.second.busy(); });
 }
 
 bool Core::AllAcked() const {
-  return std::all_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second.acked; });
+  return std::all_of(groups_.begin(), groups_.end(),
+                     [](const auto& entry) { return entry.second.acked; });
 }
 
 void Core::On(const SignalCaught& caught) {
@@ -52,9 +56,14 @@ void Core::On(const SignalCaught& caught) {
 }
 
 void Core::BeginLeaving(int signal, Instant deadline) {
-  leaving_ = Leaving{.signal = signal, .since = now_, .deadline = deadline, .now = false, .idle_since = std::nullopt};
+  leaving_ = Leaving{.signal = signal,
+                     .since = now_,
+                     .deadline = deadline,
+                     .now = false,
+                     .idle_since = std::nullopt};
   SayLeaving();
-  // With a coordinator its orders do it: a notice first where workers save on one. Without, nobody else will.
+  // With a coordinator its orders do it: a notice first where workers save on one. Without, nobody
+  // else will.
   if (!attached_) StopEverything(deadline);
 }
 
@@ -85,13 +94,15 @@ std::vector<Instant> Core::LeaveDeadlines() const {
     deadlines.push_back(leaving_->deadline + kSlack + kKillWait);
     if (leaving_->idle_since) deadlines.push_back(*leaving_->idle_since + kResultWait);
   }
-  if (config_.join_timeout && !ever_ran_ && !leaving_) deadlines.push_back(started_at_ + *config_.join_timeout);
+  if (config_.join_timeout && !ever_ran_ && !leaving_)
+    deadlines.push_back(started_at_ + *config_.join_timeout);
   return deadlines;
 }
 
 void Core::LeaveIfDue() {
   if (left_) return;
-  if (config_.join_timeout && !ever_ran_ && !leaving_ && !result_ && now_ >= started_at_ + *config_.join_timeout) {
+  if (config_.join_timeout && !ever_ran_ && !leaving_ && !result_ &&
+      now_ >= started_at_ + *config_.join_timeout) {
     BeginLeaving(0, now_);
     leaving_->now = true;
     StopEverything(now_);
@@ -101,7 +112,9 @@ void Core::LeaveIfDue() {
     return;
   }
   if (!leaving_) return;
-  const int code = !config_.launched ? 0 : leaving_->signal == 0 ? kJoinTimeoutCode : 128 + leaving_->signal;
+  const int code = !config_.launched       ? 0
+                   : leaving_->signal == 0 ? kJoinTimeoutCode
+                                           : 128 + leaving_->signal;
   const Instant patience = leaving_->deadline + kSlack;
   if (AnyBusy()) {
     leaving_->idle_since.reset();
@@ -110,13 +123,16 @@ void Core::LeaveIfDue() {
     return;
   }
   if (!leaving_->idle_since) leaving_->idle_since = now_;
-  const bool heard = !attached_ || (AllAcked() && (!config_.launched || now_ >= *leaving_->idle_since + kResultWait));
+  const bool heard =
+      !attached_ ||
+      (AllAcked() && (!config_.launched || now_ >= *leaving_->idle_since + kResultWait));
   if (leaving_->now || heard || now_ >= patience) LeaveNow(code, "");
 }
 
 void Core::LeaveNow(int exit_code, std::string why) {
   left_ = true;
-  // What is over needs no directory any more: it was reported, or nobody is left to ask. A detaching service keeps all.
+  // What is over needs no directory any more: it was reported, or nobody is left to ask. A
+  // detaching service keeps all.
   if (leaving_ || result_) {
     for (const auto& [key, group] : groups_) {
       if (group.phase == Phase::kFree && group.has_directory) Do(RemoveRunDirectory{key});

@@ -1,7 +1,7 @@
 #pragma once
 
-// What happens to an agent, and what it has done about it. Plain values: the core (core.h) turns the first into the
-// second, the shell carries them out. PROTOCOL §5, §7.
+// What happens to an agent, and what it has done about it. Plain values: the core (core.h) turns
+// the first into the second, the shell carries them out. PROTOCOL §5, §7.
 
 #include <compare>
 #include <cstdint>
@@ -23,7 +23,8 @@ struct GroupKey {
   friend auto operator<=>(const GroupKey&, const GroupKey&) = default;
 };
 
-// Instants of an agent are CLOCK_BOOTTIME, so that those of an earlier life of it, found in run directories, compare.
+// Instants of an agent are CLOCK_BOOTTIME, so that those of an earlier life of it, found in run
+// directories, compare.
 struct RankStarted {
   int local_rank = 0;
   std::int64_t pid = 0;
@@ -111,7 +112,8 @@ struct RankExited {
   GroupKey key;
   RankEnded exit;
 };
-struct RankErrorRead {  // What a failed rank left behind was read again, more of it than at its exit.
+struct RankErrorRead {  // What a failed rank left behind was read again, more of it than at its
+                        // exit.
   GroupKey key;
   int local_rank = 0;
   std::string error;
@@ -149,15 +151,17 @@ struct SignalCaught {
 };
 struct Tick {};  // now >= NextDeadline().
 
-using Event = std::variant<Scanned, CoordinatorFound, Welcomed, CoordinatorRefused, CoordinatorAway, Ordered, ReportAcked,
-                           CommitAnswered, JobOver, RunDirectoryWritten, PrepareFailed, ShimReady, StoreBound, RanksStarted,
-                           RankExited, RankErrorRead, GroupEmpty, GroupStuck, ShimGone, StoreGone, WorkerSaid, WorkerHungUp,
-                           SignalCaught, Tick>;
+using Event =
+    std::variant<Scanned, CoordinatorFound, Welcomed, CoordinatorRefused, CoordinatorAway, Ordered,
+                 ReportAcked, CommitAnswered, JobOver, RunDirectoryWritten, PrepareFailed,
+                 ShimReady, StoreBound, RanksStarted, RankExited, RankErrorRead, GroupEmpty,
+                 GroupStuck, ShimGone, StoreGone, WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
 
-// ---- orders to the shell, carried out in sequence ------------------------------------------------
+// ---- orders to the shell, carried out in sequence
+// ------------------------------------------------
 
-// The run directory: the record of the group, complete before its shim exists. Answered by RunDirectoryWritten or
-// PrepareFailed.
+// The run directory: the record of the group, complete before its shim exists. Answered by
+// RunDirectoryWritten or PrepareFailed.
 struct WriteRunDirectory {
   GroupKey key;
   Prepare prepare;
@@ -168,7 +172,8 @@ struct SpawnShim {  // Answered by ShimReady or PrepareFailed.
 struct SpawnStore {  // Answered by StoreBound or PrepareFailed.
   GroupKey key;
 };
-// Its shim writes the started mark before the first rank and starts ranks once ever, however often it is told.
+// Its shim writes the started mark before the first rank and starts ranks once ever, however often
+// it is told.
 struct StartRanks {
   GroupKey key;
   Run run;
@@ -182,7 +187,8 @@ struct SignalRank {  // The noticed mark is in the run directory before the sign
   int local_rank = 0;
   int signal = 0;
 };
-struct KillGroup {  // Its shim is gone. Answered by GroupEmpty, once the killed mark is there, or GroupStuck.
+struct KillGroup {  // Its shim is gone. Answered by GroupEmpty, once the killed mark is there, or
+                    // GroupStuck.
   GroupKey key;
 };
 struct CloseStore {
@@ -242,10 +248,11 @@ struct Leave {               // End the process. Nothing follows.
   std::string why;  // For exit code 125: what to tell the user.
 };
 
-using Action = std::variant<WriteRunDirectory, SpawnShim, SpawnStore, StartRanks, StopRanks, SignalRank,
-                            KillGroup, CloseStore, RemoveRunDirectory, SendHello, RememberCoordinator, RefuseCoordinator,
-                            SendLaunch, SendReport, SendProgress, SendCommit, SendNotice, SendLeave, ShowLeaving, SendHeartbeat,
-                            TellNotice, TellCommit, StartCoordinator, Leave>;
+using Action = std::variant<WriteRunDirectory, SpawnShim, SpawnStore, StartRanks, StopRanks,
+                            SignalRank, KillGroup, CloseStore, RemoveRunDirectory, SendHello,
+                            RememberCoordinator, RefuseCoordinator, SendLaunch, SendReport,
+                            SendProgress, SendCommit, SendNotice, SendLeave, ShowLeaving,
+                            SendHeartbeat, TellNotice, TellCommit, StartCoordinator, Leave>;
 
 struct Effects {
   std::vector<Action> actions;

@@ -68,8 +68,8 @@ Group Adopt(const RunRecord& record) {
   for (const RankEnded& exit : record.exits) group.exits.emplace(exit.local_rank, exit);
   group.supervisor_lost = !record.shim_alive && !record.empty;
   group.store_closed = record.host_store && record.store && !record.store_alive && record.empty;
-  group.store_lost =
-      record.host_store && record.store && !record.store_alive && !record.stop_deadline && !record.empty;
+  group.store_lost = record.host_store && record.store && !record.store_alive &&
+                     !record.stop_deadline && !record.empty;
   return group;
 }
 

@@ -28,7 +28,8 @@ struct Group {
   std::map<int, Instant> rank_signalled_at;
 
   std::optional<Instant> notice_deadline;
-  bool signals_sent = false;     // Ranks that do not speak have had their SIGTERM, in this life or an earlier one.
+  bool signals_sent =
+      false;  // Ranks that do not speak have had their SIGTERM, in this life or an earlier one.
   std::map<int, bool> speaking;  // Local rank → takes_notice, while its connection is open.
   std::set<int> told;            // Local ranks whose present connection has heard the notice.
   std::map<int, std::string> communicator_failed;
@@ -49,8 +50,8 @@ struct Group {
 // REQUIRES: now is not before any instant of the group.
 GroupReport ReportOf(const GroupKey& key, const Group& group, Instant now);
 
-// What an agent makes of a run directory that an earlier life of it left. REQUIRES: of this boot, and its shim lives or
-// ranks were started.
+// What an agent makes of a run directory that an earlier life of it left. REQUIRES: of this boot,
+// and its shim lives or ranks were started.
 Group Adopt(const RunRecord& record);
 
 }  // namespace regroup::agent

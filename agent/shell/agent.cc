@@ -18,18 +18,21 @@ namespace asio = boost::asio;
 using boost::system::error_code;
 using namespace std::chrono_literals;
 
-constexpr Duration kRefusedWait = 2s;    // A coordinator that refused us, or that we refused, is asked again seldom.
-constexpr auto kGoodbye = 300ms;         // For the last messages to be read.
+constexpr Duration kRefusedWait =
+    2s;  // A coordinator that refused us, or that we refused, is asked again seldom.
+constexpr auto kGoodbye = 300ms;  // For the last messages to be read.
 constexpr Duration kAwayLogInterval = 30s;
 constexpr int kMinConnections = 64;
 
-GroupHost::Handler HandlerOf(std::function<void(Event)> post, std::function<void(const GroupKey&)> output,
+GroupHost::Handler HandlerOf(std::function<void(Event)> post,
+                             std::function<void(const GroupKey&)> output,
                              std::function<void(std::string)> warn) {
   return {std::move(post), std::move(output), std::move(warn)};
 }
 
 std::uint64_t SeedOf(const NodeId& node) {
-  return std::hash<std::string>()(node.value()) ^ static_cast<std::uint64_t>(io::BootNow().time_since_epoch().count());
+  return std::hash<std::string>()(node.value()) ^
+         static_cast<std::uint64_t>(io::BootNow().time_since_epoch().count());
 }
 
 bool IgnoredFromBirth(int signal) {
@@ -39,21 +42,34 @@ bool IgnoredFromBirth(int signal) {
 
 }  // namespace
 
-Agent::Agent(asio::io_context& loop, AgentOptions options, NodeFolder& folder, Dialler& dialler, Front* front,
-             obs::Logger* log)
-    : loop_(loop), disk_(1), folder_(folder), dialler_(dialler), front_(front), log_(log), options_(std::move(options)),
+Agent::Agent(asio::io_context& loop, AgentOptions options, NodeFolder& folder, Dialler& dialler,
+             Front* front, obs::Logger* log)
+    : loop_(loop),
+      disk_(1),
+      folder_(folder),
+      dialler_(dialler),
+      front_(front),
+      log_(log),
+      options_(std::move(options)),
       core_(options_.core, io::BootNow()),
-      workers_(loop, io::UniqueFd(::fcntl(options_.worker_listener.get(), F_DUPFD_CLOEXEC, 3)),
-               std::max(kMinConnections, 4 * options_.core.slots), [this](Event event) { Post(std::move(event)); },
-               [this](std::string text) { Log(text, true); }),
+      workers_(
+          loop, io::UniqueFd(::fcntl(options_.worker_listener.get(), F_DUPFD_CLOEXEC, 3)),
+          std::max(kMinConnections, 4 * options_.core.slots),
+          [this](Event event) { Post(std::move(event)); },
+          [this](std::string text) { Log(text, true); }),
       groups_(loop, disk_, options_.groups,
               HandlerOf([this](Event event) { Post(std::move(event)); },
                         [this](const GroupKey& key) {
                           if (front_ != nullptr) front_->Output(key, groups_.LogsOf(key));
                         },
                         [this](std::string text) { Log(text, true); })),
-      logs_(options_.groups.log_root), backoff_(SeedOf(options_.core.node)), signals_(loop), core_timer_(loop),
-      dial_timer_(loop), end_timer_(loop), name_(options_.core.name) {
+      logs_(options_.groups.log_root),
+      backoff_(SeedOf(options_.core.node)),
+      signals_(loop),
+      core_timer_(loop),
+      dial_timer_(loop),
+      end_timer_(loop),
+      name_(options_.core.name) {
   groups_.Follow(options_.core.cluster, options_.core.highest_epoch);
 }
 
@@ -175,12 +191,15 @@ void Agent::Away(const std::string& why) {
   const Instant now = io::BootNow();
   if (log_ == nullptr || (away_logged_ && now < *away_logged_ + kAwayLogInterval)) return;
   away_logged_ = now;
-  log_->Warning("no coordinator", {{"why", why}, {"target", target_ ? target_->connection.target : ""}});
+  log_->Warning("no coordinator",
+                {{"why", why}, {"target", target_ ? target_->connection.target : ""}});
 }
 
 // What a coordinator sends is checked like anything that comes from elsewhere.
 void Agent::Malformed(const absl::Status& why) {
-  Log(absl::StrCat("the coordinator sent what is no message of its protocol: ", std::string(why.message())), true);
+  Log(absl::StrCat("the coordinator sent what is no message of its protocol: ",
+                   std::string(why.message())),
+      true);
   session_.reset();
   Post(CoordinatorAway{});
   RedialLater(kRefusedWait);
@@ -198,10 +217,12 @@ void Agent::OnMessage(v1::CoordinatorMessage message) {
       name_ = welcome->name;
       Post(Welcomed{*std::move(welcome)});
       if (!core_.attached()) return;
+      dialler_.Answered();
       backoff_.Reset();
       away_logged_.reset();
       if (log_ != nullptr) {
-        log_->Info("following the coordinator", {{"target", target_->connection.target}, {"name", name_}});
+        log_->Info("following the coordinator",
+                   {{"target", target_->connection.target}, {"name", name_}});
       }
       if (front_ != nullptr) front_->Attached(name_);
       return;
@@ -211,11 +232,13 @@ void Agent::OnMessage(v1::CoordinatorMessage message) {
       Away(std::string(StatusFrom(message.refused()).message()));
       return Post(CoordinatorRefused{RenderUserError(StatusFrom(message.refused()))});
     case v1::CoordinatorMessage::kOrder:
-      return post(FromProto(message.order()), [](Order order) { return Ordered{std::move(order)}; });
+      return post(FromProto(message.order()),
+                  [](Order order) { return Ordered{std::move(order)}; });
     case v1::CoordinatorMessage::kReportAck:
       return Post(ReportAcked{ReportNo(message.report_ack().number())});
     case v1::CoordinatorMessage::kCommitAnswer:
-      return post(FromProto(message.commit_answer()), [](CommitAnswer a) { return CommitAnswered{std::move(a)}; });
+      return post(FromProto(message.commit_answer()),
+                  [](CommitAnswer a) { return CommitAnswered{std::move(a)}; });
     case v1::CoordinatorMessage::kLaunchAnswer:
       return OnLaunchAnswer(message.launch_answer());
     case v1::CoordinatorMessage::kNews: {
@@ -238,7 +261,8 @@ void Agent::OnMessage(v1::CoordinatorMessage message) {
 }
 
 void Agent::OnLaunchAnswer(const v1::LaunchAnswer& answer) {
-  if (answer.has_refused()) return Post(CoordinatorRefused{RenderUserError(StatusFrom(answer.refused()))});
+  if (answer.has_refused())
+    return Post(CoordinatorRefused{RenderUserError(StatusFrom(answer.refused()))});
   if (front_ != nullptr) front_->JobKnown(JobId(answer.job()));
 }
 
@@ -252,13 +276,16 @@ void Agent::Send(void (v1::AgentMessage::*set)(Message*), Message message) {
 
 // ---- carrying out -------------------------------------------------------------------------------
 
-void Agent::Carry(const SendHello& action) { Send(&v1::AgentMessage::set_allocated_hello, ToProto(action.hello)); }
+void Agent::Carry(const SendHello& action) {
+  Send(&v1::AgentMessage::set_allocated_hello, ToProto(action.hello));
+}
 
 void Agent::Carry(const RememberCoordinator& action) {
   groups_.Follow(action.cluster, action.epoch);
   if (!options_.durable_memory) return;
   absl::Status saved = folder_.Remember(action.cluster, action.epoch);
-  if (!saved.ok()) Log(absl::StrCat("can't remember the coordinator: ", std::string(saved.message())), true);
+  if (!saved.ok())
+    Log(absl::StrCat("can't remember the coordinator: ", std::string(saved.message())), true);
 }
 
 void Agent::Carry(const RefuseCoordinator& action) {
@@ -274,12 +301,18 @@ void Agent::Carry(const SendLaunch&) {
   Send(&v1::AgentMessage::set_allocated_launch, ToProto(request));
 }
 
-void Agent::Carry(const SendReport& action) { Send(&v1::AgentMessage::set_allocated_report, ToProto(action.report)); }
+void Agent::Carry(const SendReport& action) {
+  Send(&v1::AgentMessage::set_allocated_report, ToProto(action.report));
+}
 void Agent::Carry(const SendProgress& action) {
   Send(&v1::AgentMessage::set_allocated_progress, ToProto(action.progress));
 }
-void Agent::Carry(const SendCommit& action) { Send(&v1::AgentMessage::set_allocated_commit, ToProto(action.request)); }
-void Agent::Carry(const SendNotice& action) { Send(&v1::AgentMessage::set_allocated_notice, ToProto(action.notice)); }
+void Agent::Carry(const SendCommit& action) {
+  Send(&v1::AgentMessage::set_allocated_commit, ToProto(action.request));
+}
+void Agent::Carry(const SendNotice& action) {
+  Send(&v1::AgentMessage::set_allocated_notice, ToProto(action.notice));
+}
 
 void Agent::Carry(const SendLeave& action) {
   v1::Leave leave;
@@ -297,7 +330,9 @@ void Agent::Carry(const SendHeartbeat& action) {
   Send(&v1::AgentMessage::set_allocated_heartbeat, ToProto(HeartbeatMessage{action.obeyed}));
 }
 
-void Agent::Carry(const TellNotice& action) { workers_.TellNotice(action.key, action.local_rank, action.left); }
+void Agent::Carry(const TellNotice& action) {
+  workers_.TellNotice(action.key, action.local_rank, action.left);
+}
 void Agent::Carry(const TellCommit& action) { workers_.TellCommit(action.key, action.answer); }
 void Agent::Carry(const StartCoordinator&) { dialler_.StartCoordinator(); }
 

@@ -38,10 +38,11 @@ using namespace std::chrono_literals;
 constexpr char kLoopback[] = "127.0.0.1";
 constexpr char kStderrName[] = "stderr.log";
 constexpr std::size_t kStderrBytes = 16 << 10;
-// A coordinator that we have just started listens within tens of milliseconds: looking often costs little and is what
-// the start-up time consists of.
+// A coordinator that we have just started listens within tens of milliseconds: looking often costs
+// little and is what the start-up time consists of.
 constexpr auto kLookOften = 1ms, kLookSeldom = 20ms;
 constexpr int kOftenLooks = 500;
+constexpr Duration kSilenceLimit = 10s;
 constexpr int kMostExits = 5;
 constexpr Duration kRestartAfter = 100ms;  // Another command's coordinator may be about to listen.
 
@@ -70,7 +71,8 @@ Bind TryBind(const Address& address) {
   if (!at.ok()) return Bind::kElsewhere;
   io::UniqueFd fd(::socket(at->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
-  if (!fd || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) < 0) return Bind::kElsewhere;
+  if (!fd || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) < 0)
+    return Bind::kElsewhere;
   if (::bind(fd.get(), at->get(), at->size) == 0) return Bind::kOurs;
   return errno == EADDRINUSE ? Bind::kInUse : Bind::kElsewhere;
 }
@@ -86,8 +88,10 @@ std::string StderrFrom(const std::string& path, off_t from) {
   return text;
 }
 
-// In a session of its own, with default dispositions and an empty mask: it outlives this command and its terminal.
-absl::StatusOr<pid_t> SpawnDetached(const std::string& program, const std::vector<std::string>& arguments, int out) {
+// In a session of its own, with default dispositions and an empty mask: it outlives this command
+// and its terminal.
+absl::StatusOr<pid_t> SpawnDetached(const std::string& program,
+                                    const std::vector<std::string>& arguments, int out) {
   posix_spawn_file_actions_t actions;
   posix_spawnattr_t attributes;
   ::posix_spawn_file_actions_init(&actions);
@@ -101,12 +105,14 @@ absl::StatusOr<pid_t> SpawnDetached(const std::string& program, const std::vecto
   ::sigemptyset(&none);
   ::posix_spawnattr_setsigdefault(&attributes, &all);
   ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+  ::posix_spawnattr_setflags(&attributes,
+                             POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
   std::vector<char*> argv = {const_cast<char*>(program.c_str())};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   pid_t pid = 0;
-  const int error = ::posix_spawn(&pid, program.c_str(), &actions, &attributes, argv.data(), environ);
+  const int error =
+      ::posix_spawn(&pid, program.c_str(), &actions, &attributes, argv.data(), environ);
   ::posix_spawnattr_destroy(&attributes);
   ::posix_spawn_file_actions_destroy(&actions);
   if (error != 0) return io::ErrnoStatus(error, absl::StrCat("start ", program));
@@ -127,17 +133,20 @@ std::string ProgramFolder() {
 void ServiceDialler::Find(Done done) {
   constexpr std::string_view kUnix = "unix:";
   if (coordinator_.find('/') != std::string::npos) {
-    return done(TargetOf(absl::StartsWith(coordinator_, "unix:") ? coordinator_.substr(kUnix.size()) : coordinator_));
+    return done(TargetOf(absl::StartsWith(coordinator_, "unix:") ? coordinator_.substr(kUnix.size())
+                                                                 : coordinator_));
   }
   absl::StatusOr<Endpoint> endpoint = ParseEndpoint(coordinator_);
   if (!endpoint.ok()) return done(endpoint.status());
   if (io::IsIp(endpoint->host)) return done(TargetOf(Address{endpoint->host, endpoint->port}));
   const std::size_t attempt = attempt_++;
   ResolveLater({endpoint->host, endpoint->port},
-               [&loop = loop_, done = std::move(done), attempt](absl::StatusOr<std::vector<Address>> addresses) {
+               [&loop = loop_, done = std::move(done),
+                attempt](absl::StatusOr<std::vector<Address>> addresses) {
                  asio::post(loop, [done, attempt, addresses = std::move(addresses)] {
                    if (!addresses.ok()) return done(addresses.status());
-                   if (addresses->empty()) return done(absl::NotFoundError("the name has no address"));
+                   if (addresses->empty())
+                     return done(absl::NotFoundError("the name has no address"));
                    done(TargetOf((*addresses)[attempt % addresses->size()]));
                  });
                });
@@ -145,10 +154,14 @@ void ServiceDialler::Find(Done done) {
 
 // ---- a launch command's -------------------------------------------------------------------------
 
-LaunchDialler::LaunchDialler(asio::io_context& loop, const LaunchConfig& launch, std::string regroup_program,
-                             std::function<void(absl::Status)> fatal)
-    : loop_(loop), launch_(launch), regroup_program_(std::move(regroup_program)), fatal_(std::move(fatal)),
-      alive_(std::make_shared<bool>(true)), timer_(loop) {}
+LaunchDialler::LaunchDialler(asio::io_context& loop, const LaunchConfig& launch,
+                             std::string regroup_program, std::function<void(absl::Status)> fatal)
+    : loop_(loop),
+      launch_(launch),
+      regroup_program_(std::move(regroup_program)),
+      fatal_(std::move(fatal)),
+      alive_(std::make_shared<bool>(true)),
+      timer_(loop) {}
 
 LaunchDialler::~LaunchDialler() { *alive_ = false; }
 
@@ -162,8 +175,8 @@ void LaunchDialler::StartEarly() {
   }
 }
 
-// Which of the endpoint's addresses are ours is looked at once: what we host stays ours when its port is taken, by our
-// own coordinator.
+// Which of the endpoint's addresses are ours is looked at once: what we host stays ours when its
+// port is taken, by our own coordinator.
 void LaunchDialler::Decide(const std::vector<Address>& addresses) {
   if (decided_ || addresses.empty()) {
     if (!hosts_) all_ = addresses;
@@ -183,7 +196,8 @@ void LaunchDialler::Decide(const std::vector<Address>& addresses) {
   if (!hosts_) return CheckListener();
   folder_ = CoordinatorFolder(launch_.state_dir, endpoint_.port);
   const std::string& host = launch_.endpoint->host;
-  everywhere_ = !io::IsIp(host) && host != "localhost" && io::IsLoopback(endpoint_.host) && launch_.spec.max_nodes > 1;
+  everywhere_ = !io::IsIp(host) && host != "localhost" && io::IsLoopback(endpoint_.host) &&
+                launch_.spec.max_nodes > 1;
   if (in_use_) {
     CheckListener();
   } else {
@@ -191,18 +205,24 @@ void LaunchDialler::Decide(const std::vector<Address>& addresses) {
   }
 }
 
-// Off the loop: what listens there may not be ours. A coordinator that is just starting is silent, and waited for.
+// Off the loop: what listens there may not be ours. A coordinator that is starting is silent for a
+// moment; on this host one that stays so is none.
 void LaunchDialler::CheckListener() {
-  std::thread([this, alive = alive_, &loop = loop_, address = endpoint_] {
-    const ListenerDescription found = DescribeListener(address);
-    if (found.kind != ListenerKind::kTorchStore && found.kind != ListenerKind::kGrpc &&
+  std::thread([this, alive = alive_, &loop = loop_, address = endpoint_, here = in_use_] {
+    const Instant limit = io::BootNow() + kSilenceLimit;
+    ListenerDescription found = DescribeListener(address);
+    while (here && found.kind == ListenerKind::kSilent && io::BootNow() < limit)
+      found = DescribeListener(address);
+    const bool silent = here && found.kind == ListenerKind::kSilent;
+    if (!silent && found.kind != ListenerKind::kTorchStore && found.kind != ListenerKind::kGrpc &&
         found.kind != ListenerKind::kSomething) {
       return;
     }
     asio::post(loop, [this, alive, address, sentence = found.sentence] {
-      if (!*alive || ever_listened_) return;
+      if (!*alive || answered_) return;
       fatal_(UserError(absl::StatusCode::kFailedPrecondition,
-                       absl::StrCat("can't use ", io::FormatAddress(address), " as the endpoint"), sentence,
+                       absl::StrCat("can't use ", io::FormatAddress(address), " as the endpoint"),
+                       sentence,
                        "another port, as in --rdzv-endpoint HOST:PORT, the same on every node"));
     });
   }).detach();
@@ -211,7 +231,8 @@ void LaunchDialler::CheckListener() {
 absl::StatusOr<DialTarget> LaunchDialler::Target() const {
   if (!launch_.endpoint) return TargetOf(absl::StrCat(folder_, "/", kCoordinatorSocketName));
   if (hosts_) return TargetOf(endpoint_);
-  if (all_.empty()) return absl::UnavailableError(absl::StrCat(launch_.endpoint->host, " has no address"));
+  if (all_.empty())
+    return absl::UnavailableError(absl::StrCat(launch_.endpoint->host, " has no address"));
   return TargetOf(all_[attempt_ % all_.size()]);
 }
 
@@ -219,12 +240,13 @@ void LaunchDialler::Find(Done done) {
   if (hosts_) return WaitForListener(std::move(done), 0);
   if (decided_ && io::IsIp(launch_.endpoint->host)) return done(Target());
   ++attempt_;
-  ResolveLater({launch_.endpoint->host, launch_.endpoint->port},
-               [this, alive = alive_, &loop = loop_, done](absl::StatusOr<std::vector<Address>> addresses) {
-                 asio::post(loop, [this, alive, done, addresses] {
-                   if (*alive) Resolved(addresses, done);
-                 });
-               });
+  ResolveLater(
+      {launch_.endpoint->host, launch_.endpoint->port},
+      [this, alive = alive_, &loop = loop_, done](absl::StatusOr<std::vector<Address>> addresses) {
+        asio::post(loop, [this, alive, done, addresses] {
+          if (*alive) Resolved(addresses, done);
+        });
+      });
 }
 
 void LaunchDialler::Resolved(absl::StatusOr<std::vector<Address>> addresses, const Done& done) {
@@ -238,7 +260,8 @@ void LaunchDialler::Resolved(absl::StatusOr<std::vector<Address>> addresses, con
 }
 
 bool LaunchDialler::Listens() const {
-  if (!launch_.endpoint) return io::ConnectUnix(absl::StrCat(folder_, "/", kCoordinatorSocketName)).ok();
+  if (!launch_.endpoint)
+    return io::ConnectUnix(absl::StrCat(folder_, "/", kCoordinatorSocketName)).ok();
   absl::StatusOr<io::SocketAddress> at = io::ToSocketAddress(endpoint_);
   io::UniqueFd fd(at.ok() ? ::socket(at->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1);
   return fd && ::connect(fd.get(), at->get(), at->size) == 0;  // On this host: at once, either way.
@@ -246,7 +269,6 @@ bool LaunchDialler::Listens() const {
 
 void LaunchDialler::WaitForListener(Done done, int attempt) {
   if (Listens()) {
-    ever_listened_ = true;
     exits_in_a_row_ = 0;
     return done(Target());
   }
@@ -262,8 +284,10 @@ void LaunchDialler::WaitForListener(Done done, int attempt) {
   });
 }
 
+void LaunchDialler::Answered() { answered_ = true; }
+
 void LaunchDialler::StartCoordinator() {
-  if (!hosts_ || coordinator_ != 0 || io::BootNow() < not_before_) return;
+  if (!hosts_ || coordinator_ != 0 || io::BootNow() < not_before_ || Listens()) return;
   absl::Status spawned = SpawnCoordinator();
   if (!spawned.ok()) fatal_(spawned);
 }
@@ -285,7 +309,8 @@ absl::Status LaunchDialler::SpawnCoordinator() {
   } else if (launch_.endpoint) {
     coordinator.listen.push_back(io::FormatAddress(endpoint_));
   }
-  ASSIGN_OR_RETURN(coordinator_, SpawnDetached(regroup_program_, CoordinatorArguments(coordinator), out.get()));
+  ASSIGN_OR_RETURN(coordinator_,
+                   SpawnDetached(regroup_program_, CoordinatorArguments(coordinator), out.get()));
   ASSIGN_OR_RETURN(io::UniqueFd pidfd, io::OpenPidfd(coordinator_));
   coordinator_watch_.emplace(loop_, pidfd.release());
   coordinator_watch_->async_wait(asio::posix::stream_descriptor::wait_read,
@@ -302,15 +327,18 @@ void LaunchDialler::OnCoordinatorExit() {
   coordinator_ = 0;
   coordinator_watch_.reset();
   not_before_ = io::BootNow() + kRestartAfter;
-  // Another launch command of this host may have been first: then its coordinator listens, and ours had to go.
+  // Another launch command of this host may have been first: then its coordinator listens, and ours
+  // had to go.
   if (Listens()) return;
   if (++exits_in_a_row_ < kMostExits) return;  // WaitForListener starts the next one.
   const std::string said = StderrFrom(absl::StrCat(folder_, "/", kStderrName), stderr_from_);
-  const std::string how = WIFSIGNALED(status) ? absl::StrCat("was killed by signal ", WTERMSIG(status))
-                                              : absl::StrCat("exited with ", WEXITSTATUS(status));
-  if (!ever_listened_) {
+  const std::string how = WIFSIGNALED(status)
+                              ? absl::StrCat("was killed by signal ", WTERMSIG(status))
+                              : absl::StrCat("exited with ", WEXITSTATUS(status));
+  if (!answered_) {
     fatal_(UserError(absl::StatusCode::kUnavailable, "the coordinator of this run can't start",
-                     absl::StrCat("it ", how, said.empty() ? "" : ": ", said), absl::StrCat("cat ", folder_, "/*.log")));
+                     absl::StrCat("it ", how, said.empty() ? "" : ": ", said),
+                     absl::StrCat("cat ", folder_, "/*.log")));
   }
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-// Finds the coordinator to dial, and on the host of a launch command's endpoint starts it. Loop thread; names are
-// resolved on a thread of their own.
+// Finds the coordinator to dial, and on the host of a launch command's endpoint starts it. Loop
+// thread; names are resolved on a thread of their own.
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
@@ -22,8 +22,8 @@ namespace regroup::agent {
 
 struct DialTarget {
   Connection connection;
-  std::string address;  // Local IP of such a session.
-  std::string dialled;  // IP of the coordinator.
+  std::string address;    // Local IP of such a session.
+  std::string dialled;    // IP of the coordinator.
   bool loopback = false;  // On this host: dialled again at short, even intervals.
 };
 
@@ -31,10 +31,13 @@ class Dialler {
  public:
   using Done = std::function<void(absl::StatusOr<DialTarget>)>;
   virtual ~Dialler() = default;
-  // Calls `done` once, on the loop, perhaps before it returns. An error is for now: ask again later.
+  // Calls `done` once, on the loop, perhaps before it returns. An error is for now: ask again
+  // later.
   virtual void Find(Done done) = 0;
   // The coordinator that this host hosts, if it is not there. Nothing for a service.
   virtual void StartCoordinator() {}
+  // What was found is a coordinator that takes us.
+  virtual void Answered() {}
 };
 
 // A service's: HOST[:PORT], resolved anew each time, or the path of a Unix socket.
@@ -53,16 +56,18 @@ class ServiceDialler : public Dialler {
 // A launch command's. CLI.md, Job identity; PROTOCOL §5, ad-hoc mode.
 class LaunchDialler : public Dialler {
  public:
-  // `fatal` ends the command with this error: what listens there is no Regroup, or our coordinator can't start.
-  LaunchDialler(boost::asio::io_context& loop, const LaunchConfig& launch, std::string regroup_program,
-                std::function<void(absl::Status)> fatal);
+  // `fatal` ends the command with this error: what listens there is no Regroup, or our coordinator
+  // can't start.
+  LaunchDialler(boost::asio::io_context& loop, const LaunchConfig& launch,
+                std::string regroup_program, std::function<void(absl::Status)> fatal);
   ~LaunchDialler() override;
 
-  // Without waiting for anything: looks whether this host is the endpoint's, and starts the coordinator. Called first
-  // of all, so that it starts while this process prepares.
+  // Without waiting for anything: looks whether this host is the endpoint's, and starts the
+  // coordinator. Called first of all, so that it starts while this process prepares.
   void StartEarly();
   void Find(Done done) override;
   void StartCoordinator() override;
+  void Answered() override;
 
   bool hosts() const { return hosts_; }
   // As others have to dial it; unset: nobody else can.
@@ -85,10 +90,10 @@ class LaunchDialler : public Dialler {
   std::shared_ptr<bool> alive_;  // Held by handlers that may run after this object.
 
   bool decided_ = false;
-  bool hosts_ = false;       // The endpoint is an address of this host.
-  bool in_use_ = false;      // Somebody listened there when we looked.
-  bool everywhere_ = false;  // The name is a loopback address here, but not for others.
-  Address endpoint_;         // The address that is dialled.
+  bool hosts_ = false;        // The endpoint is an address of this host.
+  bool in_use_ = false;       // Somebody listened there when we looked.
+  bool everywhere_ = false;   // The name is a loopback address here, but not for others.
+  Address endpoint_;          // The address that is dialled.
   std::vector<Address> all_;  // Of an endpoint elsewhere.
   std::size_t attempt_ = 0;
   std::string folder_;
@@ -97,7 +102,7 @@ class LaunchDialler : public Dialler {
   std::optional<boost::asio::posix::stream_descriptor> coordinator_watch_;
   off_t stderr_from_ = 0;
   Instant not_before_{};  // Of the next start.
-  bool ever_listened_ = false;
+  bool answered_ = false;
   int exits_in_a_row_ = 0;
   boost::asio::steady_timer timer_;
 };

@@ -155,12 +155,15 @@ TEST(AgentCore, WrongJournalStopsNothing) {
   Driver agent(config, {RunningRecord("a-1", 1)});
   agent.Attach("other", 1);
   ASSERT_NE(agent.Last<RefuseCoordinator>(), nullptr);
-  EXPECT_THAT(agent.Last<RefuseCoordinator>()->why, ::testing::AllOf(::testing::HasSubstr("mine"), ::testing::HasSubstr("other")));
-  EXPECT_TRUE(agent.Do(Ordered{StopOrder(1, 9)}).actions.empty()) << "an order of a refused coordinator";
+  EXPECT_THAT(agent.Last<RefuseCoordinator>()->why,
+              ::testing::AllOf(::testing::HasSubstr("mine"), ::testing::HasSubstr("other")));
+  EXPECT_TRUE(agent.Do(Ordered{StopOrder(1, 9)}).actions.empty())
+      << "an order of a refused coordinator";
   agent.Do(CoordinatorAway{});
   agent.Attach("mine", 8);
   ASSERT_NE(agent.Last<RefuseCoordinator>(), nullptr);
-  EXPECT_THAT(agent.Last<RefuseCoordinator>()->why, ::testing::AllOf(::testing::HasSubstr("9"), ::testing::HasSubstr("8")));
+  EXPECT_THAT(agent.Last<RefuseCoordinator>()->why,
+              ::testing::AllOf(::testing::HasSubstr("9"), ::testing::HasSubstr("8")));
   EXPECT_FALSE(agent.core().attached());
   agent.Do(CoordinatorAway{});
   agent.Attach("mine", 10);
@@ -182,10 +185,16 @@ TEST(AgentCore, ALaunchedAgentFollowsACoordinatorOnlyWhileItHasSomethingOfIt) {
 }
 
 TEST(AgentCore, OtherProtocolsAreRefusedNamingBoth) {
-  for (const auto& [major, minor, ok] : std::vector<std::tuple<int, int, bool>>{{1, 0, true}, {1, 1, true}, {1, 2, false}, {2, 0, false}}) {
+  for (const auto& [major, minor, ok] : std::vector<std::tuple<int, int, bool>>{
+           {1, 0, true}, {1, 1, true}, {1, 2, false}, {2, 0, false}}) {
     Driver agent(ServiceConfig());
     agent.Do(CoordinatorFound{"10.0.0.2", "10.0.0.1"});
-    Welcome welcome{.cluster = ClusterId("c"), .epoch = Epoch(1), .name = "a", .version = {}, .heartbeat = 1s, .lease = 5s};
+    Welcome welcome{.cluster = ClusterId("c"),
+                    .epoch = Epoch(1),
+                    .name = "a",
+                    .version = {},
+                    .heartbeat = 1s,
+                    .lease = 5s};
     welcome.version.major = major;
     welcome.version.minor = minor;
     agent.Do(Welcomed{welcome});
@@ -284,7 +293,8 @@ TEST(AgentCore, ReportsRepeatUntilAcknowledged) {
   agent.Attach();
   BringUp(agent, 1, 1);
   agent.AdvanceTo(5s);
-  agent.Do(RankExited{Key("a-1", 1), {.local_rank = 0, .kind = ExitKind::kSignaled, .code = 9, .at = At(4s)}});
+  agent.Do(RankExited{Key("a-1", 1),
+                      {.local_rank = 0, .kind = ExitKind::kSignaled, .code = 9, .at = At(4s)}});
   ASSERT_NE(agent.Last<SendReport>(), nullptr);
   const GroupReport first = agent.Last<SendReport>()->report;
   EXPECT_EQ(first.exits.at(0).age, 1s);
@@ -313,7 +323,9 @@ TEST(AgentCore, AnExitAfterOurSignalIsNeverACause) {
     agent.AdvanceTo(1s);
     agent.Do(Ordered{StopOrder(3, 1)});
     agent.AdvanceTo(2s);
-    agent.Do(RankExited{Key("a-1", 1), {.local_rank = 0, .kind = ExitKind::kSignaled, .code = 15, .at = At(row.exit_at)}});
+    agent.Do(RankExited{
+        Key("a-1", 1),
+        {.local_rank = 0, .kind = ExitKind::kSignaled, .code = 15, .at = At(row.exit_at)}});
     EXPECT_EQ(agent.Last<SendReport>()->report.exits.at(0).after_stop, row.after_stop) << row.what;
   }
 }
@@ -366,7 +378,8 @@ TEST(AgentCore, NoticesReachSpeakersAsLinesAndOthersAsOneSigterm) {
   ASSERT_NE(agent.Last<TellNotice>(), nullptr);
   EXPECT_EQ(agent.Last<TellNotice>()->left, 15s);
   // Its death by that signal is not the job's fault.
-  agent.Do(RankExited{key, {.local_rank = 1, .kind = ExitKind::kSignaled, .code = 15, .at = agent.now()}});
+  agent.Do(RankExited{
+      key, {.local_rank = 1, .kind = ExitKind::kSignaled, .code = 15, .at = agent.now()}});
   EXPECT_TRUE(agent.Last<SendReport>()->report.exits.at(0).after_stop);
 }
 
@@ -400,7 +413,8 @@ TEST(AgentCore, ProgressIsCoalescedAndFlushedBeforeAnExit) {
   EXPECT_EQ(agent.Last<SendProgress>()->progress.step, 2);
   progress.step = 3;
   agent.Do(WorkerSaid{key, 0, 0, progress});
-  const Effects& effects = agent.Do(RankExited{key, {.local_rank = 0, .code = 1, .at = agent.now()}});
+  const Effects& effects =
+      agent.Do(RankExited{key, {.local_rank = 0, .code = 1, .at = agent.now()}});
   ASSERT_EQ(effects.actions.size(), 2u);
   EXPECT_EQ(std::get<SendProgress>(effects.actions[0]).progress.step, 3);
   EXPECT_TRUE(std::holds_alternative<SendReport>(effects.actions[1]));

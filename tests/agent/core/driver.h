@@ -13,7 +13,9 @@ using namespace std::chrono_literals;
 
 inline Instant At(Duration since_start) { return Instant(1000s) + since_start; }
 
-inline GroupKey Key(std::string job, std::uint64_t generation) { return {JobId(std::move(job)), Generation(generation)}; }
+inline GroupKey Key(std::string job, std::uint64_t generation) {
+  return {JobId(std::move(job)), Generation(generation)};
+}
 
 inline Config ServiceConfig(int slots = 2) {
   Config config;
@@ -100,8 +102,8 @@ inline Order OrderOf(std::uint64_t number, std::string job = "a-1") {
   order.job = JobId(std::move(job));
   return order;
 }
-inline Order PrepareOrder(std::uint64_t number, std::uint64_t generation, int workers = 1, bool host_store = false,
-                          std::string job = "a-1") {
+inline Order PrepareOrder(std::uint64_t number, std::uint64_t generation, int workers = 1,
+                          bool host_store = false, std::string job = "a-1") {
   Order order = OrderOf(number, std::move(job));
   Prepare prepare;
   prepare.generation = Generation(generation);
@@ -110,7 +112,8 @@ inline Order PrepareOrder(std::uint64_t number, std::uint64_t generation, int wo
   order.prepare = prepare;
   return order;
 }
-inline Order RunOrder(std::uint64_t number, std::uint64_t generation, int workers = 1, std::string job = "a-1") {
+inline Order RunOrder(std::uint64_t number, std::uint64_t generation, int workers = 1,
+                      std::string job = "a-1") {
   Order order = OrderOf(number, std::move(job));
   Run run;
   run.generation = Generation(generation);
@@ -148,8 +151,8 @@ inline RunRecord RunningRecord(std::string job, std::uint64_t generation, int wo
 }
 
 // Through prepare and run to running, `workers` ranks.
-inline void BringUp(Driver& agent, std::uint64_t generation, int workers, std::uint64_t first_order = 1,
-                    std::string job = "a-1") {
+inline void BringUp(Driver& agent, std::uint64_t generation, int workers,
+                    std::uint64_t first_order = 1, std::string job = "a-1") {
   const GroupKey key = Key(job, generation);
   agent.Do(Ordered{PrepareOrder(first_order, generation, workers, false, job)});
   agent.Do(RunDirectoryWritten{key});

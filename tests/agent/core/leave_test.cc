@@ -1,4 +1,5 @@
-// How an agent ends: PROTOCOL §5, last third, and CLI.md's exit codes as far as the agent decides them.
+// How an agent ends: PROTOCOL §5, last third, and CLI.md's exit codes as far as the agent decides
+// them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -65,7 +66,8 @@ TEST(AgentLeave, LaunchersLeaveWithGrace) {
     agent.AdvanceTo(10s);
     agent.Do(GroupEmpty{Key("a-1", 1)});
     agent.Do(ReportAcked{agent.Last<SendReport>()->report.number});
-    EXPECT_EQ(agent.Last<Leave>(), nullptr) << "perhaps the job ended with us: the coordinator says so in a moment";
+    EXPECT_EQ(agent.Last<Leave>(), nullptr)
+        << "perhaps the job ended with us: the coordinator says so in a moment";
     agent.AdvanceTo(11s);
     ASSERT_NE(agent.Last<Leave>(), nullptr);
     EXPECT_EQ(agent.Last<Leave>()->exit_code, row.code);

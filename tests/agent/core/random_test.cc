@@ -1,6 +1,7 @@
-// Seeded random lives of one node: orders in any sequence, ranks that exit when they like, sessions that break, and an
-// agent that dies between any two actions. What must hold whatever happens is checked at every step; in the end all
-// faults stop, everything is stopped and forgotten, and nothing may be left.
+// Seeded random lives of one node: orders in any sequence, ranks that exit when they like, sessions
+// that break, and an agent that dies between any two actions. What must hold whatever happens is
+// checked at every step; in the end all faults stop, everything is stopped and forgotten, and
+// nothing may be left.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +26,7 @@ struct Rank {
 };
 struct Shim {
   bool alive = true, ready = false, free = false, killed = false;
-  bool started = false;  // Its mark.
+  bool started = false;       // Its mark.
   std::vector<Action> inbox;  // Sent by an agent, alive or dead; not read yet.
   std::vector<Rank> ranks;
   std::optional<Instant> stop_deadline;
@@ -62,13 +63,13 @@ class World {
     for (int i = 0; i < steps && !::testing::Test::HasFailure(); ++i) RandomStep();
     faults_ = false;
     for (int round = 0; round < 200 && !Quiet(); ++round) SettleRound();
-    EXPECT_TRUE(Quiet()) << node_.directories.size() << " directories, " << core_->groups().size() << " groups left";
+    EXPECT_TRUE(Quiet()) << node_.directories.size() << " directories, " << core_->groups().size()
+                         << " groups left";
     EXPECT_EQ(node_.LiveRanks(), 0);
   }
   std::size_t generations_started() const { return node_.rank_starts.size(); }
 
  private:
-
   // ---- the agent
 
   void StartAgent() {
@@ -80,7 +81,8 @@ class World {
     attached_ = false;
     core_.emplace(config, now_);
     Scanned scanned;
-    for (const auto& [key, directory] : node_.directories) scanned.records.push_back(RecordOf(key, directory));
+    for (const auto& [key, directory] : node_.directories)
+      scanned.records.push_back(RecordOf(key, directory));
     Feed(scanned);
   }
 
@@ -170,14 +172,20 @@ class World {
   void Carry(const RemoveRunDirectory& a) {
     ASSERT_TRUE(node_.directories.contains(a.key));
     if (node_.directories[a.key].shim) {
-      for (const Rank& rank : node_.directories[a.key].shim->ranks) ASSERT_FALSE(rank.alive) << "a live rank lost its record";
+      for (const Rank& rank : node_.directories[a.key].shim->ranks)
+        ASSERT_FALSE(rank.alive) << "a live rank lost its record";
     }
     node_.directories.erase(a.key);
   }
   void Carry(const SendHello& a) {
     for (auto& known : coordinator_) known.clear();
     for (const GroupReport& report : a.hello.groups) Learn(report);
-    Later(Welcomed{{.cluster = ClusterId("c"), .epoch = epoch_.Next(), .name = "a", .version = {}, .heartbeat = 1s, .lease = 5s}});
+    Later(Welcomed{{.cluster = ClusterId("c"),
+                    .epoch = epoch_.Next(),
+                    .name = "a",
+                    .version = {},
+                    .heartbeat = 1s,
+                    .lease = 5s}});
     attached_ = true;
     next_order_ = 1;
   }
@@ -196,7 +204,8 @@ class World {
 
   void Learn(const GroupReport& report) {
     coordinator_[report.job == kJobs[0] ? 0 : 1][report.generation] = report;
-    highest_[report.job == kJobs[0] ? 0 : 1] = std::max(highest_[report.job == kJobs[0] ? 0 : 1], report.generation);
+    highest_[report.job == kJobs[0] ? 0 : 1] =
+        std::max(highest_[report.job == kJobs[0] ? 0 : 1], report.generation);
   }
   Generation& StoppedUpTo(const JobId& job) { return node_.stopped_up_to[job == kJobs[0] ? 0 : 1]; }
 
@@ -224,7 +233,8 @@ class World {
         Later(started);
       }
     }
-    const bool dying = shim.stop_deadline && (rng_.Below(3) == 0 || now_ >= *shim.stop_deadline || !faults_);
+    const bool dying =
+        shim.stop_deadline && (rng_.Below(3) == 0 || now_ >= *shim.stop_deadline || !faults_);
     bool any = false;
     for (std::size_t i = 0; i < shim.ranks.size(); ++i) {
       Rank& rank = shim.ranks[i];
@@ -363,14 +373,18 @@ class World {
       Feed(Ordered{order});
     }
   }
-  bool Quiet() const { return core_->attached() && queue_.empty() && node_.directories.empty() && core_->groups().empty(); }
+  bool Quiet() const {
+    return core_->attached() && queue_.empty() && node_.directories.empty() &&
+           core_->groups().empty();
+  }
 
   void Check() {
     EXPECT_LE(node_.LiveRanks(), kSlots) << "more ranks than slots";
     int slots = 0;
     for (const auto& [key, group] : core_->groups()) {
       if (group.holds_slots()) slots += group.workers;
-      EXPECT_FALSE(group.phase == Phase::kRunning && static_cast<int>(group.starts.size()) < group.workers);
+      EXPECT_FALSE(group.phase == Phase::kRunning &&
+                   static_cast<int>(group.starts.size()) < group.workers);
     }
     EXPECT_LE(slots, kSlots);
   }
@@ -402,7 +416,8 @@ TEST(AgentCoreRandom, NothingStartsTwiceAndNothingIsLeft) {
     started += world.generations_started();
     if (::testing::Test::HasFailure()) return;
   }
-  EXPECT_TRUE(only != nullptr || started > count) << started << " starts: lives too dull to show anything";
+  EXPECT_TRUE(only != nullptr || started > count)
+      << started << " starts: lives too dull to show anything";
 }
 
 }  // namespace

@@ -12,13 +12,16 @@ TEST(ExitError, BothShapesOfAnErrorFile) {
     const char* json;
     const char* text;
   };
-  for (const Row& row : {
-           Row{R"({"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1", "py_callstack": "Traceback\n  f\nValueError: x\n"}}})",
-               "Traceback\n  f\nValueError: x"},
-           Row{R"({"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "at f"}}})", "at f\nValueError: x"},
-           Row{R"({"message": {"message": "ValueError: x"}})", "ValueError: x"},
-           Row{R"({"message": "plain", "timestamp": 12})", "plain"}, Row{R"({"message": 5})", ""}, Row{"{}", ""},
-           Row{"[1]", ""}, Row{"", ""}, Row{R"({"message": {"message": ["x"], "extraInfo": 3}})", ""}}) {
+  for (
+      const Row& row :
+      {Row{R"({"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1", "py_callstack": "Traceback\n  f\nValueError: x\n"}}})",
+           "Traceback\n  f\nValueError: x"},
+       Row{R"({"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "at f"}}})",
+           "at f\nValueError: x"},
+       Row{R"({"message": {"message": "ValueError: x"}})", "ValueError: x"},
+       Row{R"({"message": "plain", "timestamp": 12})", "plain"}, Row{R"({"message": 5})", ""},
+       Row{"{}", ""}, Row{"[1]", ""}, Row{"", ""},
+       Row{R"({"message": {"message": ["x"], "extraInfo": 3}})", ""}}) {
     EXPECT_EQ(TextOfErrorFile(row.json), row.text) << row.json;
   }
 }
@@ -31,8 +34,11 @@ TEST(ExitError, TheLastTracebackOrTwentyLines) {
   EXPECT_EQ(tail.substr(tail.size() - 7), "line 30");
   EXPECT_EQ(TailOfStderr(""), "");
   EXPECT_EQ(TailOfStderr("one"), "one");
-  const std::string traceback = "Traceback (most recent call last):\n  File \"a\"\nRuntimeError: no";
-  EXPECT_EQ(TailOfStderr("Traceback (most recent call last):\n  old\nKeyError: 1\n" + lines + traceback + "\n"), traceback);
+  const std::string traceback =
+      "Traceback (most recent call last):\n  File \"a\"\nRuntimeError: no";
+  EXPECT_EQ(TailOfStderr("Traceback (most recent call last):\n  old\nKeyError: 1\n" + lines +
+                         traceback + "\n"),
+            traceback);
 }
 
 TEST(ExitError, IsBounded) {

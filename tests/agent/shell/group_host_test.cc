@@ -1,4 +1,5 @@
-// The loop's side of real shims: prepare, run, exit, what failed ranks leave behind, adoption by another life.
+// The loop's side of real shims: prepare, run, exit, what failed ranks leave behind, adoption by
+// another life.
 
 #include "agent/shell/group_host.h"
 
@@ -40,9 +41,11 @@ class Life {
     options.program = [script](const Prepare&) {
       return GroupProgram{{"/bin/sh", "-c", script}, {{"PATH", "/usr/bin:/bin"}}, "/"};
     };
-    host_.emplace(loop_, disk_, std::move(options),
-                  GroupHost::Handler{[this](Event event) { events_.push_back(std::move(event)); }, {},
-                                     [this](std::string text) { warnings_.push_back(std::move(text)); }});
+    host_.emplace(
+        loop_, disk_, std::move(options),
+        GroupHost::Handler{[this](Event event) { events_.push_back(std::move(event)); },
+                           {},
+                           [this](std::string text) { warnings_.push_back(std::move(text)); }});
   }
 
   template <class T>
@@ -55,7 +58,10 @@ class Life {
   template <class T>
   const T* WaitFor() {
     const auto limit = std::chrono::steady_clock::now() + 10s;
-    while (Find<T>() == nullptr && std::chrono::steady_clock::now() < limit) loop_.run_one_for(50ms);
+    while (Find<T>() == nullptr && std::chrono::steady_clock::now() < limit) {
+      loop_.restart();
+      loop_.run_one_for(50ms);
+    }
     EXPECT_NE(Find<T>(), nullptr);
     return Find<T>();
   }
@@ -79,7 +85,7 @@ class Life {
     if (host_store) host_->Carry(SpawnStore{Key()});
     ASSERT_NE(WaitFor<ShimReady>(), nullptr);
   }
-  void RunGroup(int workers) {
+  void StartGroup(int workers) {
     regroup::Run run;
     run.generation = Generation(1);
     run.store = {"127.0.0.1", 1};
@@ -104,7 +110,7 @@ TEST(GroupHost, AGroupRunsAndLeavesItsErrorBehind) {
   Life life(scratch, "echo out; echo why >&2; exit 7");
   life.PrepareGroup(1);
   EXPECT_TRUE(life.Find<ShimReady>()->witness);
-  life.RunGroup(1);
+  life.StartGroup(1);
   const RankExited* exited = life.WaitFor<RankExited>();
   ASSERT_NE(exited, nullptr);
   EXPECT_EQ(exited->exit.kind, ExitKind::kExited);
@@ -136,7 +142,7 @@ TEST(GroupHost, AnotherLifeAdoptsWhatRuns) {
   {
     Life life(scratch, "exec sleep 60");
     life.PrepareGroup(1, /*host_store=*/true);
-    life.RunGroup(1);
+    life.StartGroup(1);
     pid = life.Find<RanksStarted>()->starts.at(0).pid;
     store = life.Find<StoreBound>()->address;
   }
@@ -164,7 +170,7 @@ TEST(GroupHost, ADeadShimIsSeenAndItsRanksAreKilled) {
   Scratch scratch;
   Life life(scratch, "setsid sleep 60 & exec sleep 60");
   life.PrepareGroup(1);
-  life.RunGroup(1);
+  life.StartGroup(1);
   const auto pid = static_cast<pid_t>(life.Find<RanksStarted>()->starts.at(0).pid);
   const auto stat = io::ReadProcessStat(pid);
   ASSERT_TRUE(stat);

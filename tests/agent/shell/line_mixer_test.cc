@@ -18,13 +18,16 @@ TEST(LineMixer, OneLocalWorkerPassesByteForByte) {
   mixer.Add(out, std::string("\0\xff no end", 9), At(0ms), pieces);
   mixer.Add(err, "e", At(0ms), pieces);
   mixer.Add(out, "\r\n", At(1ms), pieces);
-  EXPECT_EQ(pieces, (Pieces{{Sink::kStdout, std::string("\0\xff no end", 9)}, {Sink::kStderr, "e"}, {Sink::kStdout, "\r\n"}}));
+  EXPECT_EQ(pieces, (Pieces{{Sink::kStdout, std::string("\0\xff no end", 9)},
+                            {Sink::kStderr, "e"},
+                            {Sink::kStdout, "\r\n"}}));
   EXPECT_FALSE(mixer.NextFlush());
 }
 
 TEST(LineMixer, LinesArePrefixedAndNeverInterleaved) {
   LineMixer mixer(true);
-  const int a = mixer.AddSource(Sink::kStdout, "[n:0] "), b = mixer.AddSource(Sink::kStdout, "[n:1] ");
+  const int a = mixer.AddSource(Sink::kStdout, "[n:0] "),
+            b = mixer.AddSource(Sink::kStdout, "[n:1] ");
   Pieces pieces;
   mixer.Add(a, "hel", At(0ms), pieces);
   mixer.Add(b, "x\ny\nz", At(0ms), pieces);
@@ -35,7 +38,8 @@ TEST(LineMixer, LinesArePrefixedAndNeverInterleaved) {
 
 TEST(LineMixer, AnOldUnfinishedLineIsShownAndBrokenOnlyForOthers) {
   LineMixer mixer(true);
-  const int a = mixer.AddSource(Sink::kStdout, "[n:0] "), b = mixer.AddSource(Sink::kStdout, "[n:1] ");
+  const int a = mixer.AddSource(Sink::kStdout, "[n:0] "),
+            b = mixer.AddSource(Sink::kStdout, "[n:1] ");
   Pieces pieces;
   mixer.Add(a, "Password: ", At(0ms), pieces);
   EXPECT_EQ(mixer.NextFlush(), At(LineMixer::kHold));
@@ -68,7 +72,8 @@ TEST(LineMixer, OurLinesStartOnALineOfTheirOwn) {
     Pieces pieces;
     mixer->Add(a, "open", At(0ms), pieces);
     mixer->Say("regroup: x\n", pieces);
-    const bool broken = pieces == Pieces{{Sink::kStdout, "open\n"}, {Sink::kStderr, "regroup: x\n"}};
+    const bool broken =
+        pieces == Pieces{{Sink::kStdout, "open\n"}, {Sink::kStderr, "regroup: x\n"}};
     EXPECT_EQ(broken, mixer == &terminal) << "a file of worker output holds worker output alone";
   }
 }

@@ -47,7 +47,8 @@ TEST(NodeFolder, AnUnusableNodeIsLeftAlone) {
   Scratch scratch;
   NodeId busy;
   { busy = NodeFolder::Take(scratch.path(), io::Durability::kVolatile, Any)->node(); }
-  auto other = NodeFolder::Take(scratch.path(), io::Durability::kVolatile, [&](const NodeId& id) { return id != busy; });
+  auto other = NodeFolder::Take(scratch.path(), io::Durability::kVolatile,
+                                [&](const NodeId& id) { return id != busy; });
   ASSERT_TRUE(other.ok());
   EXPECT_NE(other->node(), busy);
   EXPECT_EQ(other->path(), scratch.path() + "/node-1");
@@ -57,7 +58,8 @@ TEST(NodeFolder, DamageIsSaidAndNothingIsGuessed) {
   Scratch scratch;
   { ASSERT_TRUE(NodeFolder::Take(scratch.path(), io::Durability::kVolatile, Any).ok()); }
   std::ofstream(scratch.path() + "/node-0/node.json") << "{\"node\": 5}";
-  EXPECT_TRUE(absl::IsDataLoss(NodeFolder::Take(scratch.path(), io::Durability::kVolatile, Any).status()));
+  EXPECT_TRUE(
+      absl::IsDataLoss(NodeFolder::Take(scratch.path(), io::Durability::kVolatile, Any).status()));
 }
 
 TEST(Backoff, DoublesUnderItsBoundsAndIsFlatOnLoopback) {

@@ -24,7 +24,8 @@ struct Pipe {
     write.reset();
     std::string text;
     char buffer[4096];
-    for (ssize_t n; (n = ::read(read.get(), buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<std::size_t>(n));
+    for (ssize_t n; (n = ::read(read.get(), buffer, sizeof buffer)) > 0;)
+      text.append(buffer, static_cast<std::size_t>(n));
     return text;
   }
   io::UniqueFd read, write;

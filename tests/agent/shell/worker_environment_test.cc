@@ -15,8 +15,8 @@ TEST(WorkerEnvironment, LaunchedWorkersInheritEverythingButSecrets) {
   launch.executable = "/usr/bin/python3";
   launch.argv = {"python", "-u", "train.py"};
   launch.python = true;
-  const GroupProgram program =
-      LaunchedProgram(launch, {{"HOME", "/h"}, {"ODD NAME", "1"}, {"REGROUP_TOKEN", "secret"}}, "/work");
+  const GroupProgram program = LaunchedProgram(
+      launch, {{"HOME", "/h"}, {"ODD NAME", "1"}, {"REGROUP_TOKEN", "secret"}}, "/work");
   EXPECT_THAT(program.command, ElementsAre("/usr/bin/python3", "-u", "train.py"));
   EXPECT_EQ(program.environment.at("ODD NAME"), "1");
   EXPECT_EQ(program.environment.at("PYTHONUNBUFFERED"), "1");
@@ -29,8 +29,8 @@ TEST(WorkerEnvironment, SubmittedWorkersGetTheAllowListAndTheJobs) {
   job.command = {"train.py", "--lr", "1"};
   job.environment = {{"A", "1"}, {"HOME", "/elsewhere"}};
   job.directory = "/shared";
-  const GroupProgram program =
-      SubmittedProgram(job, {{"HOME", "/h"}, {"PATH", "/nowhere"}, {"LD_PRELOAD", "x"}, {"RANDOM_THING", "y"}});
+  const GroupProgram program = SubmittedProgram(
+      job, {{"HOME", "/h"}, {"PATH", "/nowhere"}, {"LD_PRELOAD", "x"}, {"RANDOM_THING", "y"}});
   EXPECT_THAT(program.command, ElementsAre("python3", "-u", "train.py", "--lr", "1"));
   EXPECT_EQ(program.environment.at("HOME"), "/elsewhere");
   EXPECT_EQ(program.environment.at("A"), "1");
@@ -49,13 +49,16 @@ TEST(WorkerEnvironment, ThreadsFollowTorchrunUnlessTheWorkerIsOurs) {
     Environment before;
     const char* threads;  // Null: not set.
   };
-  for (const Row& row : {Row{"python3", 1, {}, nullptr}, Row{"python3", 2, {}, "1"},
-                         Row{"python3", 2, {{"OMP_NUM_THREADS", "7"}}, "7"}, Row{"/x/regroup-worker", 2, {}, "4"},
-                         Row{"/x/regroup-worker", 16, {}, "1"}, Row{"regroup-worker", 1, {{"OMP_NUM_THREADS", "3"}}, "3"}}) {
+  for (const Row& row :
+       {Row{"python3", 1, {}, nullptr}, Row{"python3", 2, {}, "1"},
+        Row{"python3", 2, {{"OMP_NUM_THREADS", "7"}}, "7"}, Row{"/x/regroup-worker", 2, {}, "4"},
+        Row{"/x/regroup-worker", 16, {}, "1"},
+        Row{"regroup-worker", 1, {{"OMP_NUM_THREADS", "3"}}, "3"}}) {
     GroupProgram program{{row.program}, row.before, "/"};
     AddGroupEnvironment(Key(), row.workers, 8, "/sock", program);
     const auto found = program.environment.find("OMP_NUM_THREADS");
-    EXPECT_EQ(found == program.environment.end() ? "" : found->second, row.threads == nullptr ? "" : row.threads)
+    EXPECT_EQ(found == program.environment.end() ? "" : found->second,
+              row.threads == nullptr ? "" : row.threads)
         << row.program << " " << row.workers;
     EXPECT_EQ(program.environment.contains("GOMP_SPINCOUNT"), IsNativeWorker(program.command));
   }
@@ -64,7 +67,7 @@ TEST(WorkerEnvironment, ThreadsFollowTorchrunUnlessTheWorkerIsOurs) {
 TEST(WorkerEnvironment, TorchrunsVariablesInItsFormats) {
   GroupProgram program{{"python3"}, {}, "/"};
   AddGroupEnvironment(Key(), 2, 8, "/run/sock", program);
-  Run run;
+  regroup::Run run;
   run.generation = Generation(2);
   run.store = {"10.0.0.4", 41000};
   run.mine = {{0, 2}, {1, 3}};
@@ -105,15 +108,17 @@ TEST(WorkerEnvironment, TorchrunsVariablesInItsFormats) {
 }
 
 TEST(WorkerEnvironment, TheInterfaceIsNamedOnSeveralHostsUnlessItIsSet) {
-  Run run;
+  regroup::Run run;
   run.mine = {{0, 0}};
   run.many_hosts = true;
-  Environment plan = FromEntries(PlanRank(run, run.mine[0], {{"NCCL_SOCKET_IFNAME", "ib0"}}, "eth0", "").environment);
+  Environment plan = FromEntries(
+      PlanRank(run, run.mine[0], {{"NCCL_SOCKET_IFNAME", "ib0"}}, "eth0", "").environment);
   EXPECT_EQ(plan.at("GLOO_SOCKET_IFNAME"), "eth0");
   EXPECT_EQ(plan.at("TP_SOCKET_IFNAME"), "eth0");
   EXPECT_FALSE(plan.contains("NCCL_SOCKET_IFNAME"));
   run.many_hosts = false;
-  EXPECT_FALSE(FromEntries(PlanRank(run, run.mine[0], {}, "eth0", "").environment).contains("GLOO_SOCKET_IFNAME"));
+  EXPECT_FALSE(FromEntries(PlanRank(run, run.mine[0], {}, "eth0", "").environment)
+                   .contains("GLOO_SOCKET_IFNAME"));
 }
 
 TEST(WorkerEnvironment, AffinityIsDisjointAndComplete) {

@@ -22,8 +22,10 @@ class WorkerServerTest : public ::testing::Test {
   WorkerServerTest() {
     auto listener = io::ListenUnix(path_);
     EXPECT_TRUE(listener.ok()) << listener.status();
-    server_.emplace(loop_, *std::move(listener), 4, [this](Event event) { events_.push_back(std::move(event)); },
-                    [this](std::string text) { warnings_.push_back(std::move(text)); });
+    server_.emplace(
+        loop_, *std::move(listener), 4,
+        [this](Event event) { events_.push_back(std::move(event)); },
+        [this](std::string text) { warnings_.push_back(std::move(text)); });
   }
   io::UniqueFd Connect() {
     auto fd = io::ConnectUnix(path_);
@@ -31,7 +33,8 @@ class WorkerServerTest : public ::testing::Test {
     return *std::move(fd);
   }
   static void Say(const io::UniqueFd& fd, std::string_view text) {
-    ASSERT_EQ(::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+    ASSERT_EQ(::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(text.size()));
   }
   // Runs the loop until `done` holds; fails after 5 s.
   template <class Done>
@@ -69,10 +72,11 @@ TEST_F(WorkerServerTest, HelloThenProgressAndCommit) {
   const io::UniqueFd worker = Connect();
   Say(worker, kHello);
   EXPECT_NE(ReadLine(worker).find("welcome"), std::string::npos);
-  Say(worker, R"({"progress": {"step": "12", "samples": 48, "loss": 2.5, "initS": 0.25}})"
-              "\n"
-              R"({"commit": {"attempt": 2, "step": 12, "manifestHash": "ab", "path": "/ckpt", "forNotice": true}})"
-              "\n");
+  Say(worker,
+      R"({"progress": {"step": "12", "samples": 48, "loss": 2.5, "initS": 0.25}})"
+      "\n"
+      R"({"commit": {"attempt": 2, "step": 12, "manifestHash": "ab", "path": "/ckpt", "forNotice": true}})"
+      "\n");
   RunUntil([&] { return events_.size() == 3; });
   EXPECT_EQ(Said(0).key, (GroupKey{JobId("a-1"), Generation(2)}));
   EXPECT_EQ(Said(0).rank, 3);
@@ -104,8 +108,9 @@ TEST_F(WorkerServerTest, GarbageClosesItsOwnConnectionOnly) {
   Say(good, kHello);
   EXPECT_FALSE(ReadLine(good).empty());
   for (const std::string& garbage :
-       {std::string("not json\n"), std::string("{\"progress\": {\"step\": 1}}\n"), std::string("\0\0\0\n", 4),
-        std::string("{\"hello\": {\"version\": 9}}\n"), std::string(kMaxLineBytes + 2, '{'), std::string("\n")}) {
+       {std::string("not json\n"), std::string("{\"progress\": {\"step\": 1}}\n"),
+        std::string("\0\0\0\n", 4), std::string("{\"hello\": {\"version\": 9}}\n"),
+        std::string(kMaxLineBytes + 2, '{'), std::string("\n")}) {
     const io::UniqueFd bad = Connect();
     Say(bad, garbage);
     EXPECT_EQ(ReadLine(bad), "") << garbage.substr(0, 20);

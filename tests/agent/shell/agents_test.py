@@ -1,0 +1,164 @@
+"""Agents as services, for real: killed and back, detached, given notice, met by another coordinator."""
+import os
+import random
+import signal
+import time
+
+import regroup_e2e as e2e
+
+WORKER = 'echo "$REGROUP_GENERATION $RANK $$" >> "$MARKS"; echo "hello from $RANK"; exec sleep 600'
+
+
+class Agents(e2e.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.port = e2e.free_port()
+        self.marks = self.fx.path("work", "marks")
+        self.coordinator = self.start_coordinator("coordinator")
+        self.agents = {}
+
+    def start_coordinator(self, folder):
+        state = self.fx.path("state", folder)
+        program = self.fx.service(e2e.binary("regroup"), "coordinator", "--listen", f"127.0.0.1:{self.port}",
+                                  "--state-dir", state)
+        self.socket = os.path.join(state, f"coordinator-{self.port}", "socket")
+        e2e.wait_for(lambda: os.path.exists(self.socket), 10, "the coordinator", self.fx.describe)
+        return program
+
+    def agent(self, name, *more, slots=1):
+        self.agents[name] = self.fx.service(
+            e2e.binary("regroup-agent"), "--coordinator", f"127.0.0.1:{self.port}", "--slots", str(slots),
+            "--node-name", name, "--state-dir", self.fx.path("state", name), *more)
+        return self.agents[name]
+
+    def follows(self, name):
+        self.agents[name].expect(r"following the coordinator", timeout=20)
+
+    def kill(self, name):
+        self.agents[name].send(signal.SIGKILL)
+        self.agents[name].wait()
+
+    def regroup(self, *words, **more):
+        return self.fx.run(*words[:1], "--coordinator", self.socket, *words[1:], **more)
+
+    def submit(self, nodes, script=WORKER, *more):
+        done = self.regroup("submit", "-N", str(nodes), "--name", "job", "--env", f"MARKS={self.marks}", *more, "--", "sh", "-c", script)
+        self.assertEqual(done.code, 0, done)
+        return done.stdout.strip()
+
+    def started(self):
+        """[(generation, rank, pid)] as the workers themselves wrote it."""
+        if not os.path.exists(self.marks):
+            return []
+        with open(self.marks) as f:
+            return [tuple(int(word) for word in line.split()) for line in f]
+
+    def wait_for_world(self, generation, world, timeout=30):
+        def look():
+            found = [mark for mark in self.started() if mark[0] >= generation]
+            newest = max((mark[0] for mark in found), default=0)
+            ranks = [mark for mark in found if mark[0] == newest]
+            return ranks if len(ranks) == world else None
+        return e2e.wait_for(look, timeout, f"world {world} of generation {generation}", self.fx.describe)
+
+    def cancel(self, job):
+        self.assertEqual(self.regroup("cancel", "--now", job).code, 0)
+        e2e.wait_for(lambda: not any(e2e.alive(pid) for _, _, pid in self.started()), 20, "the workers to end", self.fx.describe)
+        e2e.wait_for(lambda: "cancelled" in self.regroup("ps", "-a").stdout, 20, "the job to end", self.fx.describe)
+
+    def test_a_killed_agent_adopts_its_workers(self):
+        for name in ("a", "b"):
+            self.agent(name)
+        job = self.submit(2)
+        before = self.wait_for_world(1, 2)
+        self.kill("a")
+        time.sleep(0.3)
+        self.agent("a")
+        self.follows("a")
+        self.assertEqual(self.started(), before, "a worker was started again")
+        self.assertTrue(all(e2e.alive(pid) for _, _, pid in before))
+        e2e.wait_for(lambda: "running" in self.regroup("ps").stdout, 10, "the job to run", self.fx.describe)
+        self.cancel(job)
+
+    def test_killed_at_any_moment_no_rank_starts_twice(self):
+        seed = int(os.environ.get("REGROUP_SEED", "7"))
+        rng = random.Random(seed)
+        self.agent("a")
+        job = self.submit(1)
+        for _ in range(8):
+            time.sleep(rng.uniform(0, 0.15))
+            self.kill("a")
+            self.agent("a")
+        self.follows("a")
+        (_, _, pid), = self.wait_for_world(1, 1)
+        self.assertTrue(e2e.alive(pid), f"REGROUP_SEED={seed}")
+        generations = [generation for generation, _, _ in self.started()]
+        self.assertEqual(len(generations), len(set(generations)), f"a generation ran twice: {generations}, REGROUP_SEED={seed}")
+        self.cancel(job)
+
+    def test_sigterm_detaches(self):
+        self.agent("a")
+        job = self.submit(1)
+        before = self.wait_for_world(1, 1)
+        self.agents["a"].send(signal.SIGTERM)
+        self.assertEqual(self.agents["a"].wait(), 0)
+        self.assertTrue(e2e.alive(before[0][2]), "a detached worker runs on")
+        self.agent("a")
+        self.follows("a")
+        self.assertEqual(self.started(), before)
+        self.cancel(job)
+
+    def test_sigterm_as_a_notice_moves_the_job(self):
+        self.agent("a", "--sigterm-is-notice", "--grace", "10s")
+        job = self.submit(1, 'trap "echo saved >> $MARKS.saved; exit 0" TERM; ' + WORKER.replace("exec sleep 600", "while :; do sleep 0.05; done"))
+        (generation, _, _), = self.wait_for_world(1, 1)
+        self.agent("b")
+        self.follows("b")
+        self.agents["a"].send(signal.SIGTERM)
+        self.assertEqual(self.agents["a"].wait(20), 0)
+        self.assertTrue(os.path.exists(self.marks + ".saved"), "its worker had the time to save")
+        self.wait_for_world(generation + 1, 1)
+        self.cancel(job)
+
+    def test_a_killed_shim_costs_no_restart(self):
+        self.agent("a")
+        job = self.submit(1, WORKER, "--max-restarts", "0")
+        (generation, _, pid), = self.wait_for_world(1, 1)
+        shim, = [p for p in self.fx.processes("regroup-shim") if f"{job}.{generation}" in p.argv]
+        os.kill(shim.pid, signal.SIGKILL)
+        self.wait_for_world(generation + 1, 1)
+        self.assertFalse(e2e.alive(pid), "what a dead shim left is killed before anything new starts")
+        self.cancel(job)
+
+    def test_another_coordinator_stops_nothing(self):
+        self.agent("a")
+        self.submit(1)
+        (_, _, pid), = self.wait_for_world(1, 1)
+        first = self.socket
+        self.coordinator.send(signal.SIGKILL)
+        self.coordinator.wait()
+        other = self.start_coordinator("another")
+        self.agents["a"].expect(r"cluster [0-9a-f]+.*cluster [0-9a-f]+", timeout=20)
+        self.assertTrue(e2e.alive(pid))
+        other.send(signal.SIGKILL)
+        other.wait()
+        self.start_coordinator("coordinator")
+        self.assertEqual(self.socket, first)
+        e2e.wait_for(lambda: "running" in self.regroup("ps").stdout, 20, "the job to be found again", self.fx.describe)
+        self.assertEqual(len(self.started()), 1)
+        self.assertTrue(e2e.alive(pid))
+        self.cancel("job-1")
+
+    def test_logs_are_followed_to_the_end(self):
+        self.agent("a", slots=2)
+        self.submit(1, "for i in 1 2 3; do echo line $i of $RANK; sleep 0.2; done; echo last words >&2", "--nproc-per-node", "2")
+        follower = self.fx.regroup("logs", "--coordinator", self.socket, "-f", "job-1")
+        self.assertEqual(follower.wait(20), 0, follower)
+        for rank in (0, 1):
+            for i in (1, 2, 3):
+                self.assertIn(f"line {i} of {rank}", follower.stdout)
+        self.assertEqual(follower.stdout.count("last words"), 2)
+
+
+if __name__ == "__main__":
+    e2e.main()
