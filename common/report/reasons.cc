@@ -230,10 +230,14 @@ struct ExplainFail {
   const ReasonContext& c;
 
   ReasonText operator()(const BudgetSpent& r) const {
-    return {
-        "budget_spent", Cat(r.used, " of ", Count(r.max, "restart"), " used"),
-        Cat("It failed once more after ", r.used, " of ", Count(r.max, "restart"), "."),
-        Cat("regroup explain ", c.job.value(), ", then --max-restarts ", r.max + 1, " or more")};
+    std::string next =
+        Cat("regroup explain ", c.job.value(), ", then --max-restarts ", r.max + 1, " or more");
+    if (r.max == 0) {
+      return {"budget_spent", "no restarts allowed (--max-restarts 0)",
+              "It failed, and --max-restarts 0 allows no restart.", next};
+    }
+    return {"budget_spent", Cat(r.used, " of ", Count(r.max, "restart"), " used"),
+            Cat("It failed once more after ", r.used, " of ", Count(r.max, "restart"), "."), next};
   }
   ReasonText operator()(const CrashLoop& r) const {
     return {"crash_loop", Cat("crash loop: ", Count(r.failures, "failure"), " without progress"),

@@ -339,8 +339,9 @@ std::string RunScreen::Leaving(Duration, int signal, Duration left, bool again) 
 }
 
 std::string RunScreen::LeftJob(Duration) {
-  std::string job = start_ ? start_->job.value() : "the job";
-  return Lines({Cat("this node has left ", job, ", which goes on without it")});
+  if (!start_) return Lines({"this node has left before it had a job"});
+  return Lines({Cat("this node has left ", start_->job.value(), " · regroup explain ",
+                    start_->job.value())});
 }
 
 std::string RunScreen::Ended(Duration, const JobView& view, int code) {

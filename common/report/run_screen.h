@@ -65,7 +65,7 @@ class RunScreen {
   // When Tick has something to say; unset: nothing pending.
   std::optional<Duration> NextTick() const;
 
-  // This node has left and its job goes on without it.
+  // This node has left, and how its job goes on is not its business any more.
   std::string LeftJob(Duration now);
 
  private:

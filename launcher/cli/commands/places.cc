@@ -35,7 +35,9 @@ absl::StatusOr<Place> PlaceOfPath(std::string path) {
   if (IsDirectory(path)) return PlaceOfFolder(path);
   std::string folder = path.substr(0, path.find_last_of('/'));
   bool of_coordinator = folder.substr(folder.find_last_of('/') + 1).rfind(kFolderPrefix, 0) == 0;
-  return Place{of_coordinator ? folder : std::string(), path, std::nullopt, path};
+  if (of_coordinator)
+    return PlaceOfFolder(folder);  // Its journal can be read when nobody serves it.
+  return Place{"", path, std::nullopt, path};
 }
 
 // A loopback address without --insecure: TCP takes agents only, but the socket beside it serves us.

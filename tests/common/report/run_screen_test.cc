@@ -251,6 +251,18 @@ TEST_F(RunScreenTest, OtherEnds) {
   EXPECT_THAT(screen_->Ended(1s, view, 130), ::testing::EndsWith("regroup: worker exit 130\n"));
 }
 
+TEST_F(RunScreenTest, LeavingIsToldTwice) {
+  EXPECT_EQ(screen_->LeftJob(0s), "regroup: this node has left before it had a job\n");
+  (void)screen_->Started(0s, Start());
+  EXPECT_EQ(
+      screen_->Leaving(1s, 2, 30s, false),
+      "regroup: SIGINT · this node leaves, its workers have 30 s · once more to kill them now\n");
+  EXPECT_EQ(screen_->Leaving(2s, 2, 0s, true),
+            "regroup: SIGINT again · killing this node's workers now\n");
+  EXPECT_EQ(screen_->LeftJob(3s),
+            "regroup: this node has left train-4 · regroup explain train-4\n");
+}
+
 TEST_F(RunScreenTest, AsciiHasNoOtherBytes) {
   TextStyle ascii;
   ascii.utf8 = false;
@@ -260,7 +272,9 @@ TEST_F(RunScreenTest, AsciiHasNoOtherBytes) {
       "\x1b]0;title\x07 gr\xc3\xbc\xc3\x9f \xff\n";
   std::string text = screen_->Started(0s, Start()) + On(Waits{BelowMinimum{1, 2, 0s, {}}}) +
                      screen_->Ended(1s, view, 1);
-  for (unsigned char c : text) EXPECT_TRUE(c == '\n' || (c >= 32 && c < 127)) << int{c};
+  for (unsigned char c : text) {
+    EXPECT_TRUE(c == '\n' || (c >= 32 && c < 127)) << int{c};
+  }
 }
 
 TEST(CommandForOthers, FitsAndQuotes) {

@@ -177,7 +177,9 @@ TEST_F(Said, HelpOfEveryCommand) {
   EXPECT_EQ(Run({}).code, 2);
   for (const CommandEntry& entry : AllCommands()) {
     std::string name(entry.name);
-    if (!entry.hidden) EXPECT_THAT(ended.out, HasSubstr("\n  " + name + " "));
+    if (!entry.hidden) {
+      EXPECT_THAT(ended.out, HasSubstr("\n  " + name + " "));
+    }
     Ended help = Run({name, "--help"});
     EXPECT_EQ(help.code, 0) << name;
     EXPECT_THAT(help.out, AllOf(HasSubstr("usage: regroup"), HasSubstr("example:\n  regroup")))

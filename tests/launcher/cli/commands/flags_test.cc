@@ -18,7 +18,9 @@ using ::testing::MatchesRegex;
 TEST(EveryCommand, HasSummaryUsageAndExample) {
   for (const CommandEntry& entry : AllCommands()) {
     CommandDescription description = entry.make()->line().Describe();
-    if (entry.name.substr(0, 2) != "__") EXPECT_EQ(description.name, entry.name);
+    if (entry.name.substr(0, 2) != "__") {
+      EXPECT_EQ(description.name, entry.name);
+    }
     EXPECT_FALSE(description.summary.empty()) << entry.name;
     EXPECT_NE(description.summary.back(), '.') << entry.name;
     EXPECT_THAT(description.usage, HasSubstr("regroup ")) << entry.name;

@@ -23,7 +23,9 @@ using ::testing::Not;
 
 void ExpectFits(const std::string& text, int width) {
   std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) EXPECT_LE(DisplayWidth(line), width) << line;
+  for (std::string line; std::getline(in, line);) {
+    EXPECT_LE(DisplayWidth(line), width) << line;
+  }
 }
 
 TEST(Ps, TheScreenOfCliMd) {
@@ -49,7 +51,9 @@ TEST(Ps, IdsAreNeverCutWhenPiped) {
 TEST(Ps, AsciiForLangC) {
   TextStyle ascii;
   ascii.utf8 = false;
-  for (unsigned char c : RenderJobs({Eval()}, ascii)) EXPECT_LT(c, 128);
+  for (unsigned char c : RenderJobs({Eval()}, ascii)) {
+    EXPECT_LT(c, 128);
+  }
 }
 
 TEST(Ps, NamesCanNotMoveTheCursor) {

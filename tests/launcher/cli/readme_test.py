@@ -1,0 +1,73 @@
+"""README.md says what is true: its shell blocks run, its job file is accepted, the files that it names exist."""
+import os
+import re
+import shutil
+import subprocess
+
+import regroup_e2e as e2e
+
+_ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
+_TRAIN = """import os, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+time.sleep(0.2)
+"""
+
+
+def blocks(language):
+    with open(os.path.join(_ROOT, "README.md"), encoding="utf-8") as f:
+        return re.findall(rf"^```{language}\n(.*?)^```$", f.read(), re.M | re.S)
+
+
+class Readme(e2e.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.port = e2e.free_port()
+        self.fx.env.update(REGROUP_STATE_DIR=self.fx.path("state", "here"), REGROUP_LISTEN=f"127.0.0.1:{self.port}")
+        with open(self.fx.path("work", "train.py"), "w", encoding="utf-8") as f:
+            f.write(_TRAIN)
+
+    def execute(self, script):
+        """As a person would type it; what is left in the background is ended."""
+        script = script.replace("localhost", f"localhost:{self.port}")
+        shell = self.fx.start("bash", "-euo", "pipefail", "-c", f'trap \'kill $(jobs -p) 2>/dev/null || true; wait\' EXIT\n{script}')
+        self.assertEqual(shell.wait(60), 0, f"{script}\n{shell}\n{self.fx.describe()}")
+        return shell
+
+    def test_dev_commands_are_known(self):
+        usage = subprocess.run([os.path.join(_ROOT, "dev")], stdout=subprocess.PIPE, text=True, check=False).stdout
+        seen = re.findall(r"^\./dev (\S+)", "".join(blocks("bash")), re.M)
+        self.assertEqual(seen[:2], ["demo", "test"], "the first two commands of the README")
+        for command in seen:
+            self.assertRegex(usage, rf"(?m)^  {command} ")
+
+    def test_shell_blocks_run(self):
+        executed = 0
+        for block in blocks("bash"):
+            lines = [line for line in block.splitlines() if not re.match(r"\./dev |torchrun ", line)]
+            if not lines:
+                continue
+            if "torchrun" in block and shutil.which("torchrun"):
+                lines = block.splitlines()
+            self.execute("\n".join(lines))
+            executed += 1
+        self.assertGreaterEqual(executed, 4)
+
+    def test_job_file_is_accepted(self):
+        (text,) = blocks("yaml")
+        with open(self.fx.path("work", "job.yaml"), "w", encoding="utf-8") as f:
+            f.write(text)
+        shown = self.fx.run("submit", "--dry-run", "job.yaml")
+        self.assertEqual(shown.code, 0, shown)
+        self.assertIn("name: gpt", shown.stdout)
+
+    def test_files_exist(self):
+        with open(os.path.join(_ROOT, "README.md"), encoding="utf-8") as f:
+            text = f.read()
+        named = re.findall(r"^\d+\. `([^`]+)`", text, re.M)
+        self.assertEqual(len(named), 10, "ten files, in order")
+        for path in named + re.findall(r"\]\(([^)#:]+)\)", text):
+            self.assertTrue(os.path.exists(os.path.join(_ROOT, path)), path)
+
+
+if __name__ == "__main__":
+    e2e.main()
