@@ -1,6 +1,7 @@
 #pragma once
 
-// The agent's shell: one loop thread that steps the core and carries out what it orders. Every other thread only posts.
+// The agent's shell: one loop thread that steps the core and carries out what it orders. Every
+// other thread only posts.
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -49,8 +50,8 @@ struct AgentOptions {
 class Agent {
  public:
   // All of them outlive this object; `front` may be null, `log` too.
-  Agent(boost::asio::io_context& loop, AgentOptions options, NodeFolder& folder, Dialler& dialler, Front* front,
-        obs::Logger* log);
+  Agent(boost::asio::io_context& loop, AgentOptions options, NodeFolder& folder, Dialler& dialler,
+        Front* front, obs::Logger* log);
   ~Agent();
 
   struct End {
@@ -121,7 +122,7 @@ class Agent {
 
   std::optional<DialTarget> target_;
   std::unique_ptr<Session> session_;
-  std::string name_;  // As the coordinator named this node.
+  std::string name_;      // As the coordinator named this node.
   bool refused_ = false;  // By the session that is about to end.
   std::optional<Instant> away_logged_;
   std::optional<End> end_;

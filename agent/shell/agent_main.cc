@@ -56,8 +56,8 @@ absl::StatusOr<std::string> RunBase(const NodeId& node) {
   return shim::MakeRunBase(node, GetEnv("XDG_RUNTIME_DIR").value_or(""));
 }
 
-// A launch command takes no node whose workers are still stopping after their own command was killed: they have their
-// grace, and their slots are not free.
+// A launch command takes no node whose workers are still stopping after their own command was
+// killed: they have their grace, and their slots are not free.
 bool HasLiveGroups(const NodeId& node) {
   absl::StatusOr<std::string> base = RunBase(node);
   if (!base.ok()) return false;
@@ -70,9 +70,11 @@ bool HasLiveGroups(const NodeId& node) {
 }
 
 absl::StatusOr<Node> TakeNode(const std::string& state_dir, bool launched) {
-  ASSIGN_OR_RETURN(NodeFolder folder,
-                   NodeFolder::Take(state_dir, launched ? io::Durability::kVolatile : io::Durability::kDurable,
-                                    [launched](const NodeId& node) { return !launched || !HasLiveGroups(node); }));
+  ASSIGN_OR_RETURN(
+      NodeFolder folder,
+      NodeFolder::Take(
+          state_dir, launched ? io::Durability::kVolatile : io::Durability::kDurable,
+          [launched](const NodeId& node) { return !launched || !HasLiveGroups(node); }));
   ASSIGN_OR_RETURN(std::string base, RunBase(folder.node()));
   ASSIGN_OR_RETURN(BootId boot, io::ReadBootId());
   return Node{std::move(folder), std::move(base), std::move(boot)};
@@ -118,7 +120,8 @@ int Tell(const absl::Status& status, int code) {
   return code;
 }
 
-// ---- `regroup run` -------------------------------------------------------------------------------
+// ---- `regroup run`
+// -------------------------------------------------------------------------------
 
 absl::StatusOr<AgentOptions> LaunchOptions(const LaunchConfig& launch, const Node& node) {
   ASSIGN_OR_RETURN(AgentOptions options, CommonOptions(node));
@@ -158,13 +161,14 @@ int RunLaunched(int config_fd) {
   boost::asio::io_context loop(1);
   Agent* agent = nullptr;
   absl::Status early;
-  LaunchDialler dialler(loop, *launch, absl::StrCat(ProgramFolder(), "/regroup"), [&](absl::Status why) {
-    if (agent != nullptr) {
-      agent->Fatal(why);
-    } else {
-      early = std::move(why);
-    }
-  });
+  LaunchDialler dialler(loop, *launch, absl::StrCat(ProgramFolder(), "/regroup"),
+                        [&](absl::Status why) {
+                          if (agent != nullptr) {
+                            agent->Fatal(why);
+                          } else {
+                            early = std::move(why);
+                          }
+                        });
   dialler.StartEarly();
   if (!early.ok()) return Tell(early, kOwnFault);
   absl::StatusOr<Node> node = TakeNode(launch->state_dir, /*launched=*/true);
@@ -181,7 +185,8 @@ int RunLaunched(int config_fd) {
   Exit(end.exit_code);
 }
 
-// ---- `regroup agent` -----------------------------------------------------------------------------
+// ---- `regroup agent`
+// -----------------------------------------------------------------------------
 
 absl::StatusOr<AgentOptions> ServiceOptions(const AgentConfig& config, const Node& node) {
   ASSIGN_OR_RETURN(AgentOptions options, CommonOptions(node));
@@ -192,9 +197,12 @@ absl::StatusOr<AgentOptions> ServiceOptions(const AgentConfig& config, const Nod
   options.core.grace = config.grace;
   options.core.cluster = node.folder.cluster();
   options.core.highest_epoch = node.folder.highest_epoch();
-  options.groups.log_root = config.log_dir.empty() ? absl::StrCat(node.folder.path(), "/logs") : config.log_dir;
+  options.groups.log_root =
+      config.log_dir.empty() ? absl::StrCat(node.folder.path(), "/logs") : config.log_dir;
   options.groups.ports = Ports(config.ports);
-  options.groups.program = [own = AllEnv()](const Prepare& prepare) { return SubmittedProgram(prepare.spec.job, own); };
+  options.groups.program = [own = AllEnv()](const Prepare& prepare) {
+    return SubmittedProgram(prepare.spec.job, own);
+  };
   options.durable_memory = true;
   return options;
 }
@@ -216,8 +224,9 @@ absl::StatusOr<int> RunService(const AgentConfig& config) {
                               {"build", options.core.version.build}});
   if (config.insecure) log->Warning("--insecure: connections to other hosts are plaintext");
   const std::string coordinator =
-      config.coordinator.empty() ? absl::StrCat(LocalCoordinatorFolder(state.path), "/", kCoordinatorSocketName)
-                                 : config.coordinator;
+      config.coordinator.empty()
+          ? absl::StrCat(LocalCoordinatorFolder(state.path), "/", kCoordinatorSocketName)
+          : config.coordinator;
   boost::asio::io_context loop(1);
   ServiceDialler dialler(loop, coordinator);
   Agent shell(loop, std::move(options), node.folder, dialler, nullptr, log.get());
@@ -229,13 +238,14 @@ absl::StatusOr<int> RunService(const AgentConfig& config) {
 }
 
 int ServiceMain(const std::vector<std::string>& arguments) {
-  CommandLine line(CommandDescription{.name = "",
-                                      .summary = "supervise workers on this node",
-                                      .usage = "regroup-agent [OPTIONS]",
-                                      .text = "The same as regroup agent.",
-                                      .example = "regroup-agent --coordinator node0 --slots 8 --insecure",
-                                      .positionals = {},
-                                      .flags = {}});
+  CommandLine line(
+      CommandDescription{.name = "",
+                         .summary = "supervise workers on this node",
+                         .usage = "regroup-agent [OPTIONS]",
+                         .text = "The same as regroup agent.",
+                         .example = "regroup-agent --coordinator node0 --slots 8 --insecure",
+                         .positionals = {},
+                         .flags = {}});
   AgentConfig config;
   DescribeFlags(line.app(), config);
   absl::StatusOr<ParsedLine> parsed = line.Parse(arguments, /*program_follows=*/false);

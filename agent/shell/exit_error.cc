@@ -17,7 +17,8 @@ constexpr int kMaxTailLines = 400, kShownLines = 20;
 constexpr std::string_view kTraceback = "Traceback (most recent call last):";
 
 std::string_view Trimmed(std::string_view text) {
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ')) text.remove_suffix(1);
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' '))
+    text.remove_suffix(1);
   return text;
 }
 
@@ -45,7 +46,8 @@ std::string TextOfErrorFile(std::string_view text) {
   if (!message->is_object()) return "";
   const std::string said = StringAt(*message, "message");
   const auto extra = message->find("extraInfo");
-  const std::string stack = extra != message->end() && extra->is_object() ? StringAt(*extra, "py_callstack") : "";
+  const std::string stack =
+      extra != message->end() && extra->is_object() ? StringAt(*extra, "py_callstack") : "";
   if (stack.empty()) return Bounded(Trimmed(said));
   if (said.empty() || stack.find(said) != std::string::npos) return Bounded(Trimmed(stack));
   return Bounded(Trimmed(std::string(Trimmed(stack)) + "\n" + said));
@@ -72,7 +74,8 @@ std::string ReadExitError(const std::string& error_file, const std::string& log_
     std::string text = TextOfErrorFile(*file);
     if (!text.empty()) return text;
   }
-  return TailOfStderr(io::TailText(log_directory, io::LogStream::kStderr, kMaxTailLines, kMaxTailBytes));
+  return TailOfStderr(
+      io::TailText(log_directory, io::LogStream::kStderr, kMaxTailLines, kMaxTailBytes));
 }
 
 }  // namespace regroup::agent

@@ -1,6 +1,7 @@
 #pragma once
 
-// What a failed rank left behind for people: its error file, else the end of its stderr. Reads files; off the loop.
+// What a failed rank left behind for people: its error file, else the end of its stderr. Reads
+// files; off the loop.
 
 #include <string>
 #include <string_view>

@@ -26,11 +26,12 @@ using nlohmann::json;
 using namespace std::chrono_literals;
 
 constexpr auto kScanLimit = 1s;
-constexpr auto kErrorLimit = 200ms;  // How long an empty group waits for what its failed ranks printed.
-constexpr auto kOutputLimit = 5s;    // The same, where people watch.
+constexpr auto kErrorLimit =
+    200ms;  // How long an empty group waits for what its failed ranks printed.
+constexpr auto kOutputLimit = 5s;  // The same, where people watch.
 constexpr auto kKillInterval = 5ms;
 constexpr auto kStuckInterval = 1s;
-constexpr int kStuckRounds = 2000;  // × kKillInterval
+constexpr int kStuckRounds = 2000;                     // × kKillInterval
 constexpr std::uint64_t kLogBytesPerJob = 2ull << 30;  // On this node.
 constexpr std::size_t kShimLogBytes = 4096;
 constexpr int kServiceOomAdjustment = 500;  // Workers go before the agent does.
@@ -100,8 +101,13 @@ struct GroupHost::Hosted {
   bool noticed = false, killed = false;  // Marks.
 };
 
-GroupHost::GroupHost(asio::io_context& loop, asio::thread_pool& disk, Options options, Handler handler)
-    : loop_(loop), disk_(disk), options_(std::move(options)), handler_(std::move(handler)), scan_timer_(loop),
+GroupHost::GroupHost(asio::io_context& loop, asio::thread_pool& disk, Options options,
+                     Handler handler)
+    : loop_(loop),
+      disk_(disk),
+      options_(std::move(options)),
+      handler_(std::move(handler)),
+      scan_timer_(loop),
       alive_(std::make_shared<bool>(true)) {
   absl::StatusOr<std::string> base = shim::FindCgroupBase();
   if (base.ok()) cgroup_base_ = *std::move(base);
@@ -146,7 +152,8 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare) const 
   spec.generation = key.generation;
   spec.workers = prepare.spec.workers;
   GroupProgram program = options_.program(prepare);
-  AddGroupEnvironment(key, spec.workers, static_cast<int>(options_.cpus.size()), options_.worker_socket, program);
+  AddGroupEnvironment(key, spec.workers, static_cast<int>(options_.cpus.size()),
+                      options_.worker_socket, program);
   spec.command = std::move(program.command);
   spec.environment = ToEntries(program.environment);
   spec.directory = std::move(program.directory);
@@ -167,7 +174,8 @@ void GroupHost::AddCgroup(shim::Spec& spec) {
   if (cgroup.ok()) {
     spec.cgroup = *std::move(cgroup);
   } else {
-    handler_.warn(absl::StrCat("no cgroup for ", spec.job.value(), ": ", std::string(cgroup.status().message())));
+    handler_.warn(absl::StrCat("no cgroup for ", spec.job.value(), ": ",
+                               std::string(cgroup.status().message())));
   }
 }
 
@@ -192,14 +200,16 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
                                  {"witness", ToJson(*hosted->witness)}}
                                 .dump();
   AddCgroup(hosted->spec);
-  absl::StatusOr<shim::RunDirectory> directory = shim::CreateRunDirectory(options_.node_base, hosted->spec);
+  absl::StatusOr<shim::RunDirectory> directory =
+      shim::CreateRunDirectory(options_.node_base, hosted->spec);
   RETURN_IF_ERROR(directory.status());
   hosted->path = directory->path;
   groups_[key] = std::move(hosted);
   return absl::OkStatus();
 }
 
-std::shared_ptr<ShimProcess> GroupHost::MakeProcess(const GroupKey& key, std::string path, shim::Spec spec) {
+std::shared_ptr<ShimProcess> GroupHost::MakeProcess(const GroupKey& key, std::string path,
+                                                    shim::Spec spec) {
   const bool store = spec.role == shim::Role::kStore;
   ShimProcess::Handler handler;
   handler.state = [this, key, store](const shim::State& state) {
@@ -214,7 +224,8 @@ std::shared_ptr<ShimProcess> GroupHost::MakeProcess(const GroupKey& key, std::st
       OnGone(*hosted, record);
     }
   };
-  return ShimProcess::Make(loop_, std::move(path), std::move(spec), !store && options_.launched, std::move(handler));
+  return ShimProcess::Make(loop_, std::move(path), std::move(spec), !store && options_.launched,
+                           std::move(handler));
 }
 
 void GroupHost::Carry(const SpawnShim& action) {
@@ -267,7 +278,8 @@ absl::Status GroupHost::SpawnStoreOf(Hosted& hosted) {
   spec.agent_data = json{{"store", ToJson(address)}}.dump();
   // One that an earlier life of this agent wrote, and died before it was spawned.
   if (!hosted.store_path.empty()) RETURN_IF_ERROR(shim::RemoveRunDirectory(hosted.store_path));
-  ASSIGN_OR_RETURN(shim::RunDirectory directory, shim::CreateRunDirectory(options_.node_base, spec));
+  ASSIGN_OR_RETURN(shim::RunDirectory directory,
+                   shim::CreateRunDirectory(options_.node_base, spec));
   hosted.store_path = directory.path;
   hosted.store = address;
   hosted.store_shim = MakeProcess(hosted.key, directory.path, spec);
@@ -293,7 +305,8 @@ void GroupHost::Carry(const StartRanks& action) {
   start.ranks.resize(action.run.mine.size());
   for (const RankAssignment& rank : action.run.mine) {
     shim::RankPlan plan = PlanRank(action.run, rank, group, interface, hosted->path);
-    if (IsNativeWorker(hosted->spec.command)) plan.cpus = CpusOf(rank.local_rank, hosted->spec.workers, options_.cpus);
+    if (IsNativeWorker(hosted->spec.command))
+      plan.cpus = CpusOf(rank.local_rank, hosted->spec.workers, options_.cpus);
     start.ranks[static_cast<std::size_t>(rank.local_rank)] = std::move(plan);
   }
   hosted->shim->Send(start);
@@ -301,7 +314,8 @@ void GroupHost::Carry(const StartRanks& action) {
 
 void GroupHost::Carry(const StopRanks& action) {
   Hosted* hosted = Find(action.key);
-  if (hosted != nullptr && hosted->shim) hosted->shim->Send(shim::Stop{.deadline = action.deadline, .signal = SIGTERM});
+  if (hosted != nullptr && hosted->shim)
+    hosted->shim->Send(shim::Stop{.deadline = action.deadline, .signal = SIGTERM});
 }
 
 void GroupHost::Carry(const SignalRank& action) {
@@ -310,7 +324,8 @@ void GroupHost::Carry(const SignalRank& action) {
   if (!std::exchange(hosted->noticed, true)) SaveNotes(*hosted);
   for (const shim::RankState& rank : hosted->state->ranks) {
     if (rank.local_rank != action.local_rank || rank.pid <= 0) continue;
-    io::SignalProcess(rank.pid, rank.start_ticks, action.signal).IgnoreError();  // Gone: its exit is on the way.
+    io::SignalProcess(rank.pid, rank.start_ticks, action.signal)
+        .IgnoreError();  // Gone: its exit is on the way.
   }
 }
 
@@ -330,7 +345,8 @@ void GroupHost::Carry(const RemoveRunDirectory& action) {
   for (const std::string& path : {hosted->path, hosted->store_path}) {
     if (path.empty()) continue;
     absl::Status removed = shim::RemoveRunDirectory(path);
-    if (!removed.ok()) handler_.warn(absl::StrCat("can't remove ", path, ": ", std::string(removed.message())));
+    if (!removed.ok())
+      handler_.warn(absl::StrCat("can't remove ", path, ": ", std::string(removed.message())));
   }
   groups_.erase(action.key);
 }
@@ -346,7 +362,9 @@ void GroupHost::KillLeftovers(const GroupKey& key, int clean_rounds, int rounds)
     return handler_.post(GroupEmpty{key});
   }
   absl::StatusOr<int> found = shim::KillLeftovers(*hosted->end);
-  if (!found.ok()) handler_.warn(absl::StrCat("kill what is left of ", key.job.value(), ": ", std::string(found.status().message())));
+  if (!found.ok())
+    handler_.warn(absl::StrCat("kill what is left of ", key.job.value(), ": ",
+                               std::string(found.status().message())));
   clean_rounds = found.ok() && *found == 0 ? clean_rounds + 1 : 0;
   if (clean_rounds >= 2) {
     hosted->killed = true;
@@ -368,7 +386,9 @@ void GroupHost::KillLeftovers(const GroupKey& key, int clean_rounds, int rounds)
 void GroupHost::SaveNotes(const Hosted& hosted) {
   const json notes = {{"noticed", hosted.noticed}, {"killed", hosted.killed}};
   absl::Status written = shim::WriteAgentNotes(hosted.path, notes.dump());
-  if (!written.ok()) handler_.warn(absl::StrCat("can't write to ", hosted.path, ": ", std::string(written.message())));
+  if (!written.ok())
+    handler_.warn(
+        absl::StrCat("can't write to ", hosted.path, ": ", std::string(written.message())));
 }
 
 // ---- what shims say -----------------------------------------------------------------------------
@@ -392,12 +412,14 @@ void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
     if (handler_.output) handler_.output(key);  // From here on there is something to follow.
   }
   for (const shim::RankState& rank : state.ranks) {
-    if (rank.phase != shim::RankPhase::kEnded || !hosted.exits.insert(rank.local_rank).second) continue;
+    if (rank.phase != shim::RankPhase::kEnded || !hosted.exits.insert(rank.local_rank).second)
+      continue;
     const std::string program = hosted.spec.command.empty() ? "" : hosted.spec.command[0];
     handler_.post(RankExited{key, EndOf(rank, program)});
   }
   if (state.output_bytes != had && handler_.output) handler_.output(key);
-  if (state.phase == Phase::kUnkillable && !std::exchange(hosted.stuck_posted, true)) handler_.post(GroupStuck{key});
+  if (state.phase == Phase::kUnkillable && !std::exchange(hosted.stuck_posted, true))
+    handler_.post(GroupStuck{key});
   ReadErrors(hosted, state, /*all=*/false);
   if (state.phase == Phase::kFree) {
     hosted.empty = true;
@@ -417,9 +439,11 @@ void GroupHost::OnGone(Hosted& hosted, const shim::RunRecord& record) {
     return;
   }
   if (!hosted.ready) {
-    absl::StatusOr<std::string> log = io::ReadFile(absl::StrCat(hosted.path, "/", shim::kShimLogFile), kShimLogBytes);
+    absl::StatusOr<std::string> log =
+        io::ReadFile(absl::StrCat(hosted.path, "/", shim::kShimLogFile), kShimLogBytes);
     return Fail(key, absl::UnavailableError(absl::StrCat("its supervisor ended before it was ready",
-                                                         log.ok() && !log->empty() ? ": " : "", log.ok() ? *log : "")));
+                                                         log.ok() && !log->empty() ? ": " : "",
+                                                         log.ok() ? *log : "")));
   }
   handler_.post(ShimGone{key});
 }
@@ -432,20 +456,24 @@ void GroupHost::OnStoreGone(Hosted& hosted) {
 // On the disk's thread, since a worker's log may lie on a file system that hangs.
 void GroupHost::ReadErrors(Hosted& hosted, const shim::State& state, bool all) {
   for (const shim::RankState& rank : state.ranks) {
-    if (!Failed(rank) || !(all || rank.logs_complete) || !hosted.errors_read.insert(rank.local_rank).second) continue;
+    if (!Failed(rank) || !(all || rank.logs_complete) ||
+        !hosted.errors_read.insert(rank.local_rank).second)
+      continue;
     ++hosted.errors_pending;
     const std::string file = ErrorFile(hosted.path, rank.local_rank);
-    const std::string logs = io::LogDirectory(hosted.spec.log_root, hosted.key.job, hosted.key.generation, rank.rank);
-    asio::post(disk_, [this, alive = alive_, key = hosted.key, local_rank = rank.local_rank, file, logs] {
-      asio::post(loop_, [this, alive, key, local_rank, error = ReadExitError(file, logs)] {
-        if (!*alive) return;
-        Hosted* hosted = Find(key);
-        if (hosted == nullptr) return;
-        --hosted->errors_pending;
-        if (!error.empty()) handler_.post(RankErrorRead{key, local_rank, error});
-        MaybeEmpty(*hosted);
-      });
-    });
+    const std::string logs =
+        io::LogDirectory(hosted.spec.log_root, hosted.key.job, hosted.key.generation, rank.rank);
+    asio::post(
+        disk_, [this, alive = alive_, key = hosted.key, local_rank = rank.local_rank, file, logs] {
+          asio::post(loop_, [this, alive, key, local_rank, error = ReadExitError(file, logs)] {
+            if (!*alive) return;
+            Hosted* hosted = Find(key);
+            if (hosted == nullptr) return;
+            --hosted->errors_pending;
+            if (!error.empty()) handler_.post(RankErrorRead{key, local_rank, error});
+            MaybeEmpty(*hosted);
+          });
+        });
   }
 }
 
@@ -456,7 +484,8 @@ void GroupHost::MaybeEmpty(Hosted& hosted) {
   for (const shim::RankState& rank : hosted.state->ranks) {
     complete = complete && (!Failed(rank) || hosted.errors_read.contains(rank.local_rank));
     // A launch command ends soon after: all of the output has to be in the logs that it shows.
-    if (options_.launched && rank.pid > 0) complete = complete && (rank.logs_complete || hosted.end.has_value());
+    if (options_.launched && rank.pid > 0)
+      complete = complete && (rank.logs_complete || hosted.end.has_value());
   }
   if (complete || hosted.errors_late) {
     hosted.empty_posted = true;
@@ -602,8 +631,9 @@ std::vector<GroupHost::RankLog> GroupHost::LogsOf(const GroupKey& key) const {
   if (found == groups_.end() || !found->second->state) return logs;
   for (const shim::RankState& rank : found->second->state->ranks) {
     if (rank.rank < 0) continue;
-    logs.push_back({rank.rank, rank.local_rank,
-                    io::LogDirectory(found->second->spec.log_root, key.job, key.generation, rank.rank)});
+    logs.push_back(
+        {rank.rank, rank.local_rank,
+         io::LogDirectory(found->second->spec.log_root, key.job, key.generation, rank.rank)});
   }
   return logs;
 }

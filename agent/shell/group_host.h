@@ -1,7 +1,8 @@
 #pragma once
 
-// Carries out what the core orders about groups: run directories, shims, stores, and what failed ranks left behind. The
-// loop's side of agent/shim; decides nothing. Loop thread; files of workers are read on `disk`.
+// Carries out what the core orders about groups: run directories, shims, stores, and what failed
+// ranks left behind. The loop's side of agent/shim; decides nothing. Loop thread; files of workers
+// are read on `disk`.
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -31,7 +32,8 @@ class GroupHost {
     io::PortRange ports;
     NodeId node;
     BootId boot;
-    bool launched = false;  // Shims get the lifeline, workers this process's limits and umask; output is followed.
+    bool launched = false;  // Shims get the lifeline, workers this process's limits and umask;
+                            // output is followed.
     bool pass_stdin = false;
     std::vector<int> cpus;
     std::function<GroupProgram(const Prepare&)> program;
@@ -41,10 +43,12 @@ class GroupHost {
     std::function<void(const GroupKey&)> output;  // Workers of it have written to their logs.
     std::function<void(std::string)> warn;
   };
-  GroupHost(boost::asio::io_context& loop, boost::asio::thread_pool& disk, Options options, Handler handler);
+  GroupHost(boost::asio::io_context& loop, boost::asio::thread_pool& disk, Options options,
+            Handler handler);
   ~GroupHost();
 
-  // Reads all run directories and asks all living shims; then calls `done` with what they say, once.
+  // Reads all run directories and asks all living shims; then calls `done` with what they say,
+  // once.
   void Scan(std::function<void(std::vector<RunRecord>)> done);
   // Whose orders the next run directories follow.
   void Follow(const ClusterId& cluster, Epoch epoch);

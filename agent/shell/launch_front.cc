@@ -20,11 +20,18 @@ constexpr int kJoinTimeoutCode = 124;
 
 }  // namespace
 
-LaunchFront::LaunchFront(boost::asio::io_context& loop, const LaunchConfig& launch, const LaunchDialler& dialler)
-    : launch_(launch), dialler_(dialler), screen_(launch, StyleOf(STDERR_FILENO)), relay_(STDOUT_FILENO, STDERR_FILENO),
-      timer_(loop), node_name_(launch.node_name) {}
+LaunchFront::LaunchFront(boost::asio::io_context& loop, const LaunchConfig& launch,
+                         const LaunchDialler& dialler)
+    : launch_(launch),
+      dialler_(dialler),
+      screen_(launch, StyleOf(STDERR_FILENO)),
+      relay_(STDOUT_FILENO, STDERR_FILENO),
+      timer_(loop),
+      node_name_(launch.node_name) {}
 
-Duration LaunchFront::Now() const { return Duration(BoottimeNanoseconds() - launch_.started_boottime_ns); }
+Duration LaunchFront::Now() const {
+  return Duration(BoottimeNanoseconds() - launch_.started_boottime_ns);
+}
 
 void LaunchFront::Say(std::string text) {
   relay_.Say(std::move(text));
@@ -71,7 +78,8 @@ void LaunchFront::Output(const GroupKey& key, const std::vector<GroupHost::RankL
   auto [group, first] = followed_.try_emplace(key);
   for (const GroupHost::RankLog& log : logs) {
     if (!group->second.insert(log.directory).second) continue;
-    const std::string prefix = launch_.workers == 1 ? "" : absl::StrCat("[", node_name_, ":", log.rank, "] ");
+    const std::string prefix =
+        launch_.workers == 1 ? "" : absl::StrCat("[", node_name_, ":", log.rank, "] ");
     relay_.Follow(log.directory, prefix);
   }
   relay_.Poke();
@@ -82,6 +90,7 @@ void LaunchFront::Output(const GroupKey& key, const std::vector<GroupHost::RankL
 }
 
 void LaunchFront::Leaving(int signal, Duration left, bool again) {
+  leaving_ = true;
   hurried_ = hurried_ || again;
   Say(screen_.Leaving(Now(), signal, left, again));
 }
@@ -94,6 +103,8 @@ void LaunchFront::Finish(const Agent::End& end) {
     words = screen_.Ended(Now(), *view_, end.exit_code);
   } else if (end.exit_code == kJoinTimeoutCode) {
     words = screen_.JoinTimedOut(Now());
+  } else if (leaving_) {
+    words = screen_.LeftJob(Now());
   }
   relay_.Finish(std::move(words), hurried_ ? kHurried : kPatient);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
-// The face of a launch command: worker output and `regroup:` lines, on its stdout and stderr. Loop thread.
+// The face of a launch command: worker output and `regroup:` lines, on its stdout and stderr. Loop
+// thread.
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -17,7 +18,8 @@ namespace regroup::agent {
 
 class LaunchFront : public Front {
  public:
-  LaunchFront(boost::asio::io_context& loop, const LaunchConfig& launch, const LaunchDialler& dialler);
+  LaunchFront(boost::asio::io_context& loop, const LaunchConfig& launch,
+              const LaunchDialler& dialler);
 
   void Attached(const std::string& node_name) override;
   void Away(const std::string& why) override;
@@ -27,8 +29,8 @@ class LaunchFront : public Front {
   void Output(const GroupKey& key, const std::vector<GroupHost::RankLog>& logs) override;
   void Leaving(int signal, Duration left, bool again) override;
 
-  // After the loop: shows what is left of the output, then the end. Waits for a terminal that does not read, unless
-  // the user has asked twice to leave.
+  // After the loop: shows what is left of the output, then the end. Waits for a terminal that does
+  // not read, unless the user has asked twice to leave.
   void Finish(const Agent::End& end);
 
  private:
@@ -45,7 +47,7 @@ class LaunchFront : public Front {
   std::map<GroupKey, std::set<std::string>> followed_;
   std::optional<JobView> view_;
   bool away_ = false;
-  bool hurried_ = false;
+  bool leaving_ = false, hurried_ = false;
 };
 
 }  // namespace regroup::agent

@@ -20,8 +20,10 @@ int LineMixer::AddSource(Sink sink, std::string prefix) {
 void LineMixer::RemoveSource(int number, std::vector<Piece>& out) {
   Source& source = sources_[static_cast<std::size_t>(number)];
   if (!source.held.empty()) Emit(number, std::exchange(source.held, {}), out);
-  // A line that it left open is broken by whoever comes next; after that its number means somebody else.
-  if (OpenOn(source.sink) == number && (!source.prefix.empty() || one_device_)) BreakOpenLine(source.sink, out);
+  // A line that it left open is broken by whoever comes next; after that its number means somebody
+  // else.
+  if (OpenOn(source.sink) == number && (!source.prefix.empty() || one_device_))
+    BreakOpenLine(source.sink, out);
   if (OpenOn(source.sink) == number) OpenOn(source.sink) = kNobody;
   source.used = false;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
-// Output of several workers on one terminal or file: whole lines, each behind its prefix, never one inside another.
+// Output of several workers on one terminal or file: whole lines, each behind its prefix, never one
+// inside another.
 
 #include <optional>
 #include <string>
@@ -11,8 +12,9 @@
 
 namespace regroup::agent {
 
-// Pure. Sources are numbered from 0. A line ends in \n or \r (progress bars). Of a line that is not finished, what is
-// older than kHold is shown; when another source has something to say first, the open line is broken with a newline.
+// Pure. Sources are numbered from 0. A line ends in \n or \r (progress bars). Of a line that is not
+// finished, what is older than kHold is shown; when another source has something to say first, the
+// open line is broken with a newline.
 class LineMixer {
  public:
   enum class Sink { kStdout, kStderr };
@@ -22,7 +24,8 @@ class LineMixer {
     friend bool operator==(const Piece&, const Piece&) = default;
   };
 
-  // `one_device`: both sinks are the same terminal or file, so that a line open on one is in the way of the other.
+  // `one_device`: both sinks are the same terminal or file, so that a line open on one is in the
+  // way of the other.
   explicit LineMixer(bool one_device) : one_device_(one_device) {}
 
   // An empty prefix: bytes pass as they come.

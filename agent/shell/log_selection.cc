@@ -15,8 +15,11 @@ constexpr int kMaxTail = 1'000'000;
 
 }  // namespace
 
-LogSelectionReader::LogSelectionReader(std::string log_root, std::string node_name, v1::LogSelection selection)
-    : log_root_(std::move(log_root)), node_name_(std::move(node_name)), selection_(std::move(selection)),
+LogSelectionReader::LogSelectionReader(std::string log_root, std::string node_name,
+                                       v1::LogSelection selection)
+    : log_root_(std::move(log_root)),
+      node_name_(std::move(node_name)),
+      selection_(std::move(selection)),
       job_(selection_.job()) {}
 
 void LogSelectionReader::FindStreams() {
@@ -29,18 +32,23 @@ void LogSelectionReader::FindStreams() {
   for (const auto& [generation, ranks] : *found) {
     if (selection_.generation() != 0 && selection_.generation() != generation.value()) continue;
     // The end of a job's output is the end of its newest generation.
-    if (existed && selection_.has_tail() && selection_.generation() == 0 && generation != found->rbegin()->first) continue;
+    if (existed && selection_.has_tail() && selection_.generation() == 0 &&
+        generation != found->rbegin()->first)
+      continue;
     const int first = ranks.empty() ? 0 : *std::min_element(ranks.begin(), ranks.end());
     for (int rank : ranks) {
       const auto& wanted = selection_.ranks();
-      if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), rank) == wanted.end()) continue;
-      if (!selection_.stderr_only()) AddStream(generation, rank, first, io::LogStream::kStdout, existed);
+      if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), rank) == wanted.end())
+        continue;
+      if (!selection_.stderr_only())
+        AddStream(generation, rank, first, io::LogStream::kStdout, existed);
       AddStream(generation, rank, first, io::LogStream::kStderr, existed);
     }
   }
 }
 
-void LogSelectionReader::AddStream(Generation generation, int rank, int first_rank, io::LogStream kind, bool existed) {
+void LogSelectionReader::AddStream(Generation generation, int rank, int first_rank,
+                                   io::LogStream kind, bool existed) {
   const std::tuple key(generation, rank, kind);
   if (streams_.contains(key)) return;
   const std::string directory = io::LogDirectory(log_root_, job_, generation, rank);
@@ -50,13 +58,18 @@ void LogSelectionReader::AddStream(Generation generation, int rank, int first_ra
     from = io::TailPosition(directory, kind, lines, 64 << 20).value_or(io::LogPosition());
   }
   if (existed && selection_.has_since_ns()) {
-    const WallTime since =
-        io::WallNow() - std::chrono::duration_cast<std::chrono::microseconds>(Duration(selection_.since_ns()));
+    const WallTime since = io::WallNow() - std::chrono::duration_cast<std::chrono::microseconds>(
+                                               Duration(selection_.since_ns()));
     from = std::max(from, io::PositionSince(directory, kind, since).value_or(io::LogPosition()));
   }
   streams_.emplace(std::piecewise_construct, std::forward_as_tuple(key),
-                   std::forward_as_tuple(Stream{generation, rank, rank - first_rank, kind,
-                                                io::LogReader(directory, kind, from), io::LineSplitter(kChunkBytes), {}}));
+                   std::forward_as_tuple(Stream{generation,
+                                                rank,
+                                                rank - first_rank,
+                                                kind,
+                                                io::LogReader(directory, kind, from),
+                                                io::LineSplitter(kChunkBytes),
+                                                {}}));
 }
 
 // False: nothing more now.
@@ -112,8 +125,8 @@ std::vector<v1::LogChunk> LogSelectionReader::Next(bool last) {
     for (auto& [key, stream] : streams_) {
       if (!Refill(stream, last)) continue;
       // Generations follow one another, whatever the clocks say.
-      if (oldest == nullptr ||
-          std::tuple(stream.generation, stream.lines.front().at) < std::tuple(oldest->generation, oldest->lines.front().at)) {
+      if (oldest == nullptr || std::tuple(stream.generation, stream.lines.front().at) <
+                                   std::tuple(oldest->generation, oldest->lines.front().at)) {
         oldest = &stream;
       }
     }

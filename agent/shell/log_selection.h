@@ -1,6 +1,7 @@
 #pragma once
 
-// The lines of one job on this node that a reader asked for, in the order they were written. Reads files; one thread.
+// The lines of one job on this node that a reader asked for, in the order they were written. Reads
+// files; one thread.
 
 #include <deque>
 #include <map>
@@ -18,7 +19,8 @@ class LogSelectionReader {
  public:
   LogSelectionReader(std::string log_root, std::string node_name, v1::LogSelection selection);
 
-  // The next chunks, oldest first; none: there is nothing more now. `last`: also lines without an end.
+  // The next chunks, oldest first; none: there is nothing more now. `last`: also lines without an
+  // end.
   std::vector<v1::LogChunk> Next(bool last);
   // Not empty: a part could not be read, and why.
   const std::string& problem() const { return problem_; }

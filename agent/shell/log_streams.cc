@@ -105,9 +105,13 @@ class Call final : public grpc::ClientWriteReactor<v1::SendLogsRequest> {
 
 class LogStreams::Feeder {
  public:
-  Feeder(const Connection& connection, std::string log_root, std::string name, const v1::OpenLogs& asked)
-      : call_(connection), stream_(asked.stream_id()), follow_(asked.selection().follow()),
-        reader_(std::move(log_root), std::move(name), asked.selection()), thread_([this] { Run(); }) {}
+  Feeder(const Connection& connection, std::string log_root, std::string name,
+         const v1::OpenLogs& asked)
+      : call_(connection),
+        stream_(asked.stream_id()),
+        follow_(asked.selection().follow()),
+        reader_(std::move(log_root), std::move(name), asked.selection()),
+        thread_([this] { Run(); }) {}
   ~Feeder() {
     call_.Cut();
     thread_.join();
@@ -148,7 +152,7 @@ class LogStreams::Feeder {
 
   Call call_;
   const std::uint64_t stream_;
-  bool follow_;                 // Thread.
+  bool follow_;  // Thread.
   std::atomic<bool> stop_following_ = false;
   LogSelectionReader reader_;
   std::atomic<bool> finished_ = false;
@@ -166,9 +170,11 @@ void LogStreams::Open(const Connection& connection, const NodeId& node, const st
     if (!asked.selection().follow()) known->second->StopFollowing();
     return;
   }
-  // Not opening it says as much as opening one that carries nothing; the coordinator waits for neither for long.
+  // Not opening it says as much as opening one that carries nothing; the coordinator waits for
+  // neither for long.
   const std::string& only = asked.selection().node();
-  if (feeders_.size() >= kMaxStreams || (!only.empty() && only != name && only != node.value())) return;
+  if (feeders_.size() >= kMaxStreams || (!only.empty() && only != name && only != node.value()))
+    return;
   feeders_.emplace(asked.stream_id(), std::make_unique<Feeder>(connection, log_root_, name, asked));
 }
 

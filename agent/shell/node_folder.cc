@@ -24,7 +24,8 @@ absl::StatusOr<NodeFolder> NodeFolder::Take(const std::string& state_dir, io::Du
   for (int k = 0; k < kMaxFolders; ++k) {
     const std::string path = absl::StrCat(state_dir, "/node-", k);
     RETURN_IF_ERROR(io::MakePrivateDirectory(path));
-    absl::StatusOr<io::FileLock> lock = io::FileLock::TryAcquire(absl::StrCat(path, "/", kLockName));
+    absl::StatusOr<io::FileLock> lock =
+        io::FileLock::TryAcquire(absl::StrCat(path, "/", kLockName));
     if (absl::IsUnavailable(lock.status())) continue;
     RETURN_IF_ERROR(lock.status());
     NodeFolder folder(path, *std::move(lock), durability);
@@ -39,7 +40,8 @@ absl::StatusOr<NodeFolder> NodeFolder::Take(const std::string& state_dir, io::Du
 }
 
 absl::Status NodeFolder::Load() {
-  absl::StatusOr<std::string> text = io::ReadFile(absl::StrCat(path_, "/", kNodeFile), kMaxFileBytes);
+  absl::StatusOr<std::string> text =
+      io::ReadFile(absl::StrCat(path_, "/", kNodeFile), kMaxFileBytes);
   if (absl::IsNotFound(text.status())) {
     node_ = NodeId(io::RandomHex(kIdBytes));
     return absl::OkStatus();

@@ -1,7 +1,7 @@
 #pragma once
 
-// A node's own folder: <state>/node-<k>/, flocked for the life of its agent. It makes a node a node: its random id, how
-// often an agent of it has started, and which coordinator it follows.
+// A node's own folder: <state>/node-<k>/, flocked for the life of its agent. It makes a node a
+// node: its random id, how often an agent of it has started, and which coordinator it follows.
 
 #include <functional>
 #include <string>
@@ -15,8 +15,9 @@ namespace regroup::agent {
 
 class NodeFolder {
  public:
-  // Takes the first free folder that `usable` (asked with the node's id) accepts, or makes one; raises the incarnation.
-  // kDurable for services: after a power cut they must still know whom they follow.
+  // Takes the first free folder that `usable` (asked with the node's id) accepts, or makes one;
+  // raises the incarnation. kDurable for services: after a power cut they must still know whom they
+  // follow.
   static absl::StatusOr<NodeFolder> Take(const std::string& state_dir, io::Durability durability,
                                          const std::function<bool(const NodeId&)>& usable);
   NodeFolder(NodeFolder&&) = default;

@@ -13,17 +13,21 @@ namespace regroup::agent {
 namespace {
 
 constexpr std::size_t kReadBytes = 64 << 10;
-constexpr auto kIdleLook = std::chrono::seconds(1);  // Shims tell of output; this is for one that was too busy.
+constexpr auto kIdleLook =
+    std::chrono::seconds(1);  // Shims tell of output; this is for one that was too busy.
 
 bool SameDevice(int a, int b) {
-  struct stat x {}, y {};
+  struct stat x {
+  }, y{};
   return ::fstat(a, &x) == 0 && ::fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
 }  // namespace
 
 Relay::Relay(int stdout_fd, int stderr_fd)
-    : fds_{stdout_fd, stderr_fd}, mixer_(SameDevice(stdout_fd, stderr_fd)), thread_([this] { Run(); }) {}
+    : fds_{stdout_fd, stderr_fd},
+      mixer_(SameDevice(stdout_fd, stderr_fd)),
+      thread_([this] { Run(); }) {}
 
 Relay::~Relay() {
   {
@@ -78,15 +82,19 @@ void Relay::Run() {
     {
       std::unique_lock lock(mutex_);
       const std::optional<Instant> flush = mixer_.NextFlush();
-      Duration wait = flush ? std::max(Duration::zero(), *flush - io::BootNow()) : Duration(std::chrono::hours(1));
+      Duration wait = flush ? std::max(Duration::zero(), *flush - io::BootNow())
+                            : Duration(std::chrono::hours(1));
       if (!streams_.empty()) wait = std::min<Duration>(wait, kIdleLook);
-      changed_.wait_for(lock, wait, [this] { return poked_ || finish_ || drop_ || !to_say_.empty(); });
+      changed_.wait_for(lock, wait,
+                        [this] { return poked_ || finish_ || drop_ || !to_say_.empty(); });
       if (drop_) break;
       poked_ = false;
       for (auto& [directory, prefix] : std::exchange(to_follow_, {})) {
         for (auto stream : {io::LogStream::kStdout, io::LogStream::kStderr}) {
-          const auto sink = stream == io::LogStream::kStdout ? LineMixer::Sink::kStdout : LineMixer::Sink::kStderr;
-          streams_.push_back({directory, io::LogReader(directory, stream), mixer_.AddSource(sink, prefix)});
+          const auto sink = stream == io::LogStream::kStdout ? LineMixer::Sink::kStdout
+                                                             : LineMixer::Sink::kStderr;
+          streams_.push_back(
+              {directory, io::LogReader(directory, stream), mixer_.AddSource(sink, prefix)});
         }
       }
       say = std::exchange(to_say_, {});

@@ -1,7 +1,8 @@
 #pragma once
 
-// What the workers of a launch command print, and its own lines, on the command's stdout and stderr. A thread of its
-// own follows the log files that shims write, so that a slow disk or a terminal that does not read stops no loop.
+// What the workers of a launch command print, and its own lines, on the command's stdout and
+// stderr. A thread of its own follows the log files that shims write, so that a slow disk or a
+// terminal that does not read stops no loop.
 
 #include <condition_variable>
 #include <deque>
@@ -30,7 +31,8 @@ class Relay {
   void Unfollow(std::string log_directory);
   void Poke();                 // There may be more in the logs.
   void Say(std::string text);  // Whole lines of ours, to stderr.
-  // Shows all that the logs hold, then what is said last. False: it took longer than `limit`, and goes on.
+  // Shows all that the logs hold, then what is said last. False: it took longer than `limit`, and
+  // goes on.
   bool Finish(std::string last_words, Duration limit);
 
  private:
@@ -45,8 +47,8 @@ class Relay {
   void Write(const std::vector<LineMixer::Piece>& pieces);
 
   const int fds_[2];
-  LineMixer mixer_;              // Thread.
-  std::list<Stream> streams_;   // Thread.
+  LineMixer mixer_;            // Thread.
+  std::list<Stream> streams_;  // Thread.
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -13,11 +13,14 @@
 
 namespace regroup::agent {
 
-class Session::Call final : public grpc::ClientBidiReactor<v1::AgentMessage, v1::CoordinatorMessage>,
-                            public std::enable_shared_from_this<Call> {
+class Session::Call final
+    : public grpc::ClientBidiReactor<v1::AgentMessage, v1::CoordinatorMessage>,
+      public std::enable_shared_from_this<Call> {
  public:
   Call(boost::asio::io_context& loop, const Connection& connection, Handler handler)
-      : loop_(loop), connection_(connection), stub_(v1::Coordinator::NewStub(connection.channel)),
+      : loop_(loop),
+        connection_(connection),
+        stub_(v1::Coordinator::NewStub(connection.channel)),
         handler_(std::move(handler)) {}
 
   void Start() {
@@ -86,7 +89,8 @@ class Session::Call final : public grpc::ClientBidiReactor<v1::AgentMessage, v1:
   }
   void HandleDone(const grpc::Status& status) {
     closing_ = true;
-    absl::Status why = status.ok() ? absl::UnavailableError("the coordinator ended the session") : FromGrpcStatus(status);
+    absl::Status why = status.ok() ? absl::UnavailableError("the coordinator ended the session")
+                                   : FromGrpcStatus(status);
     if (auto broken = std::exchange(handler_, {}).broken) broken(std::move(why));
   }
   void WriteNext() {
@@ -122,7 +126,7 @@ class Session::Call final : public grpc::ClientBidiReactor<v1::AgentMessage, v1:
   v1::CoordinatorMessage incoming_;
   std::deque<v1::AgentMessage> queue_;  // The front one is being written while `writing_`.
   bool writing_ = false;
-  bool closing_ = false;   // Nothing more is written.
+  bool closing_ = false;  // Nothing more is written.
   bool finish_ = false;
   bool released_ = false;  // Our hold is given back.
 };

@@ -13,15 +13,21 @@ constexpr auto kLookAgain = std::chrono::milliseconds(2);
 
 }  // namespace
 
-std::shared_ptr<ShimProcess> ShimProcess::Make(asio::io_context& loop, std::string path, shim::Spec spec,
-                                               bool wants_output, Handler handler) {
+std::shared_ptr<ShimProcess> ShimProcess::Make(asio::io_context& loop, std::string path,
+                                               shim::Spec spec, bool wants_output,
+                                               Handler handler) {
   return std::shared_ptr<ShimProcess>(
       new ShimProcess(loop, std::move(path), std::move(spec), wants_output, std::move(handler)));
 }
 
-ShimProcess::ShimProcess(asio::io_context& loop, std::string path, shim::Spec spec, bool wants_output, Handler handler)
-    : loop_(loop), path_(std::move(path)), spec_(std::move(spec)), wants_output_(wants_output),
-      handler_(std::move(handler)), retry_(loop) {}
+ShimProcess::ShimProcess(asio::io_context& loop, std::string path, shim::Spec spec,
+                         bool wants_output, Handler handler)
+    : loop_(loop),
+      path_(std::move(path)),
+      spec_(std::move(spec)),
+      wants_output_(wants_output),
+      handler_(std::move(handler)),
+      retry_(loop) {}
 
 absl::Status ShimProcess::Spawn(const std::string& program, const shim::RunDirectory& directory,
                                 const shim::ShimFds& fds) {
@@ -35,8 +41,9 @@ absl::Status ShimProcess::Spawn(const std::string& program, const shim::RunDirec
 void ShimProcess::ReapLater(shim::SpawnedShim spawned) {
   auto process = std::make_shared<asio::posix::stream_descriptor>(loop_, spawned.process.release());
   const pid_t pid = spawned.pid;
-  process->async_wait(asio::posix::stream_descriptor::wait_read,
-                      [process, pid](error_code error) { if (!error) shim::TryReap(pid); });
+  process->async_wait(asio::posix::stream_descriptor::wait_read, [process, pid](error_code error) {
+    if (!error) shim::TryReap(pid);
+  });
 }
 
 void ShimProcess::Adopt() {
@@ -55,19 +62,22 @@ absl::Status ShimProcess::Connect(const shim::RunDirectory& directory) {
 }
 
 void ShimProcess::WaitReadable() {
-  watch_->async_wait(asio::posix::stream_descriptor::wait_read, [self = shared_from_this()](error_code error) {
-    if (!error && !self->dropped_ && self->watch_) self->OnReadable();
-  });
+  watch_->async_wait(asio::posix::stream_descriptor::wait_read,
+                     [self = shared_from_this()](error_code error) {
+                       if (!error && !self->dropped_ && self->watch_) self->OnReadable();
+                     });
 }
 
 void ShimProcess::WaitWritable() {
   if (std::exchange(writing_, true)) return;
-  watch_->async_wait(asio::posix::stream_descriptor::wait_write, [self = shared_from_this()](error_code error) {
-    self->writing_ = false;
-    if (error || self->dropped_ || !self->link_) return;
-    if (!self->link_->OnWritable().ok()) return;  // The reading side sees the end.
-    if (self->link_->WantsWrite()) self->WaitWritable();
-  });
+  watch_->async_wait(asio::posix::stream_descriptor::wait_write,
+                     [self = shared_from_this()](error_code error) {
+                       self->writing_ = false;
+                       if (error || self->dropped_ || !self->link_) return;
+                       if (!self->link_->OnWritable().ok())
+                         return;  // The reading side sees the end.
+                       if (self->link_->WantsWrite()) self->WaitWritable();
+                     });
 }
 
 void ShimProcess::OnReadable() {
@@ -98,7 +108,8 @@ void ShimProcess::Lost() {
   });
 }
 
-// The lock says whether it lives; the record is read after the lock was seen free, so it is the last one.
+// The lock says whether it lives; the record is read after the lock was seen free, so it is the
+// last one.
 void ShimProcess::Look() {
   absl::StatusOr<shim::RunRecord> record = shim::ReadRunDirectory(path_);
   if (record.ok() && record->shim_alive) return Adopt();

@@ -1,6 +1,7 @@
 #pragma once
 
-// One shim (of a group or a store) as the loop sees it: its states as they come, and its end exactly once. Loop thread.
+// One shim (of a group or a store) as the loop sees it: its states as they come, and its end
+// exactly once. Loop thread.
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
@@ -19,14 +20,16 @@ class ShimProcess : public std::enable_shared_from_this<ShimProcess> {
  public:
   struct Handler {  // Never called from within a call of ShimProcess, nor after Drop.
     std::function<void(const shim::State&)> state;
-    std::function<void(const shim::RunRecord&)> gone;  // Once, last. Its lock is free: the record is final.
+    std::function<void(const shim::RunRecord&)>
+        gone;  // Once, last. Its lock is free: the record is final.
   };
   // Shared with its own handlers in flight.
-  static std::shared_ptr<ShimProcess> Make(boost::asio::io_context& loop, std::string path, shim::Spec spec,
-                                           bool wants_output, Handler handler);
+  static std::shared_ptr<ShimProcess> Make(boost::asio::io_context& loop, std::string path,
+                                           shim::Spec spec, bool wants_output, Handler handler);
 
   // Starts it. REQUIRES: its run directory is written.
-  absl::Status Spawn(const std::string& program, const shim::RunDirectory& directory, const shim::ShimFds& fds);
+  absl::Status Spawn(const std::string& program, const shim::RunDirectory& directory,
+                     const shim::ShimFds& fds);
   // Finds one that an earlier life of this agent started. Its first state follows, or its end.
   void Adopt();
   void Send(const shim::Command& command);
@@ -37,7 +40,8 @@ class ShimProcess : public std::enable_shared_from_this<ShimProcess> {
   bool alive() const { return !gone_; }
 
  private:
-  ShimProcess(boost::asio::io_context& loop, std::string path, shim::Spec spec, bool wants_output, Handler handler);
+  ShimProcess(boost::asio::io_context& loop, std::string path, shim::Spec spec, bool wants_output,
+              Handler handler);
   absl::Status Connect(const shim::RunDirectory& directory);
   void WaitReadable();
   void WaitWritable();
@@ -52,7 +56,8 @@ class ShimProcess : public std::enable_shared_from_this<ShimProcess> {
   const bool wants_output_;
   Handler handler_;
   std::optional<shim::Link> link_;
-  std::optional<boost::asio::posix::stream_descriptor> watch_;  // Of link_'s descriptor, which it does not own.
+  std::optional<boost::asio::posix::stream_descriptor>
+      watch_;  // Of link_'s descriptor, which it does not own.
   boost::asio::steady_timer retry_;
   bool writing_ = false, gone_ = false, dropped_ = false;
 };

@@ -22,7 +22,9 @@ bool OnPath(const std::string& program, const std::string& path) {
   for (const std::string& folder : folders) {
     const std::string file = absl::StrCat(folder.empty() ? "." : folder, "/", program);
     struct stat info {};
-    if (::stat(file.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(file.c_str(), X_OK) == 0) return true;
+    if (::stat(file.c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
+        ::access(file.c_str(), X_OK) == 0)
+      return true;
   }
   return false;
 }
@@ -47,10 +49,12 @@ Environment Inherited(const Environment& own, bool all) {
 
 }  // namespace
 
-GroupProgram LaunchedProgram(const LaunchConfig& launch, const Environment& own, const std::string& directory) {
+GroupProgram LaunchedProgram(const LaunchConfig& launch, const Environment& own,
+                             const std::string& directory) {
   GroupProgram program;
   program.command = launch.argv;
-  if (!program.command.empty() && !launch.executable.empty()) program.command[0] = launch.executable;
+  if (!program.command.empty() && !launch.executable.empty())
+    program.command[0] = launch.executable;
   program.environment = Inherited(own, /*all=*/true);
   program.directory = directory;
   if (launch.python) program.environment["PYTHONUNBUFFERED"] = "1";
@@ -78,8 +82,8 @@ bool IsNativeWorker(const std::vector<std::string>& command) {
   return !command.empty() && BaseName(command[0]) == "regroup-worker";
 }
 
-void AddGroupEnvironment(const GroupKey& key, int workers, int cpus, const std::string& worker_socket,
-                         GroupProgram& program) {
+void AddGroupEnvironment(const GroupKey& key, int workers, int cpus,
+                         const std::string& worker_socket, GroupProgram& program) {
   Environment& environment = program.environment;
   environment["REGROUP_JOB"] = key.job.value();
   environment["REGROUP_GENERATION"] = absl::StrCat(key.generation.value());
@@ -90,7 +94,8 @@ void AddGroupEnvironment(const GroupKey& key, int workers, int cpus, const std::
   environment["ROLE_NAME"] = "default";
   SetDefault(environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   if (IsNativeWorker(program.command)) {
-    SetDefault(environment, "OMP_NUM_THREADS", absl::StrCat(std::max(1, cpus / std::max(1, workers))));
+    SetDefault(environment, "OMP_NUM_THREADS",
+               absl::StrCat(std::max(1, cpus / std::max(1, workers))));
     // A spinning thread that never blocks starves the others once a core is shared.
     SetDefault(environment, "GOMP_SPINCOUNT", "1000");
   } else if (workers > 1) {
@@ -148,7 +153,8 @@ Environment FromEntries(const std::vector<std::string>& entries) {
   Environment environment;
   for (const std::string& entry : entries) {
     const std::size_t equals = entry.find('=');
-    if (equals != std::string::npos) environment[entry.substr(0, equals)] = entry.substr(equals + 1);
+    if (equals != std::string::npos)
+      environment[entry.substr(0, equals)] = entry.substr(equals + 1);
   }
   return environment;
 }

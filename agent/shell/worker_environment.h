@@ -1,8 +1,8 @@
 #pragma once
 
-// What a worker is started with: argument list and environment. Everything torchrun sets (facts: its §2.1), in the same
-// formats, and REGROUP_*; nothing that was set on purpose is overwritten where torchrun would inherit it. Pure but for
-// the look at PATH.
+// What a worker is started with: argument list and environment. Everything torchrun sets (facts:
+// its §2.1), in the same formats, and REGROUP_*; nothing that was set on purpose is overwritten
+// where torchrun would inherit it. Pure but for the look at PATH.
 
 #include <map>
 #include <string>
@@ -23,20 +23,24 @@ struct GroupProgram {
   std::string directory;
 };
 
-// `own` is the environment of this process. Launched: what the launch command named, in its whole environment.
-GroupProgram LaunchedProgram(const LaunchConfig& launch, const Environment& own, const std::string& directory);
-// Submitted: the job's, over an allow-list of ours. CLI.md, Program: a .py runs under $PYTHON_EXEC, python or python3.
+// `own` is the environment of this process. Launched: what the launch command named, in its whole
+// environment.
+GroupProgram LaunchedProgram(const LaunchConfig& launch, const Environment& own,
+                             const std::string& directory);
+// Submitted: the job's, over an allow-list of ours. CLI.md, Program: a .py runs under $PYTHON_EXEC,
+// python or python3.
 GroupProgram SubmittedProgram(const JobSpec& job, const Environment& own);
 
-// Adds what every rank of this group shares. `workers` are the local ranks, `cpus` those this node may use.
-void AddGroupEnvironment(const GroupKey& key, int workers, int cpus, const std::string& worker_socket,
-                         GroupProgram& program);
+// Adds what every rank of this group shares. `workers` are the local ranks, `cpus` those this node
+// may use.
+void AddGroupEnvironment(const GroupKey& key, int workers, int cpus,
+                         const std::string& worker_socket, GroupProgram& program);
 
 // regroup-worker takes part in choosing its threads; other programs are left alone.
 bool IsNativeWorker(const std::vector<std::string>& command);
 
-// What is known only once the generation is formed. `group` is the environment of all ranks, `interface` owns the
-// node's advertised address (empty: unknown), `error_files` is a folder.
+// What is known only once the generation is formed. `group` is the environment of all ranks,
+// `interface` owns the node's advertised address (empty: unknown), `error_files` is a folder.
 shim::RankPlan PlanRank(const Run& run, const RankAssignment& rank, const Environment& group,
                         const std::string& interface, const std::string& error_files);
 // Disjoint, one block per local rank; empty when there are fewer CPUs than ranks.

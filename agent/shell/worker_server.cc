@@ -43,8 +43,13 @@ struct WorkerServer::Peer {
   int rank = 0, local_rank = 0;
 };
 
-WorkerServer::WorkerServer(asio::io_context& loop, io::UniqueFd listener, int max_connections, Post post, Warn warn)
-    : loop_(loop), acceptor_(loop), max_connections_(max_connections), post_(std::move(post)), warn_(std::move(warn)) {
+WorkerServer::WorkerServer(asio::io_context& loop, io::UniqueFd listener, int max_connections,
+                           Post post, Warn warn)
+    : loop_(loop),
+      acceptor_(loop),
+      max_connections_(max_connections),
+      post_(std::move(post)),
+      warn_(std::move(warn)) {
   acceptor_.assign(asio::local::stream_protocol(), listener.release());
   Accept();
 }
@@ -62,7 +67,8 @@ void WorkerServer::Accept() {
       if (!who.ok() || (who->uid != ::geteuid() && who->uid != 0)) {
         warn_("a connection of another user to the worker socket was closed");
       } else if (static_cast<int>(peers_.size()) >= max_connections_) {
-        warn_(absl::StrCat("more than ", max_connections_, " connections to the worker socket: one was closed"));
+        warn_(absl::StrCat("more than ", max_connections_,
+                           " connections to the worker socket: one was closed"));
       } else {
         peers_.push_back(peer);
         Read(peer);
@@ -73,26 +79,30 @@ void WorkerServer::Accept() {
 }
 
 void WorkerServer::Read(const std::shared_ptr<Peer>& peer) {
-  peer->socket.async_read_some(asio::buffer(peer->buffer), [this, peer](error_code error, std::size_t bytes) {
-    if (peer->closed) return;
-    peer->incoming.append(peer->buffer.data(), bytes);
-    if (!TakeLines(*peer) || error) {
-      Close(peer);
-    } else {
-      Read(peer);
-    }
-  });
+  peer->socket.async_read_some(asio::buffer(peer->buffer),
+                               [this, peer](error_code error, std::size_t bytes) {
+                                 if (peer->closed) return;
+                                 peer->incoming.append(peer->buffer.data(), bytes);
+                                 if (!TakeLines(*peer) || error) {
+                                   Close(peer);
+                                 } else {
+                                   Read(peer);
+                                 }
+                               });
 }
 
 bool WorkerServer::TakeLines(Peer& peer) {
   std::size_t from = 0;
-  for (std::size_t end; (end = peer.incoming.find('\n', from)) != std::string::npos; from = end + 1) {
-    if (end - from > kMaxLineBytes || !Handle(peer, peer.incoming.substr(from, end - from))) return false;
+  for (std::size_t end; (end = peer.incoming.find('\n', from)) != std::string::npos;
+       from = end + 1) {
+    if (end - from > kMaxLineBytes || !Handle(peer, peer.incoming.substr(from, end - from)))
+      return false;
     if (peer.closed) return false;
   }
   peer.incoming.erase(0, from);
   if (peer.incoming.size() <= kMaxLineBytes) return true;
-  warn_(absl::StrCat("a line of more than ", kMaxLineBytes, " bytes on the worker socket: connection closed"));
+  warn_(absl::StrCat("a line of more than ", kMaxLineBytes,
+                     " bytes on the worker socket: connection closed"));
   return false;
 }
 
@@ -153,7 +163,8 @@ bool WorkerServer::Handle(Peer& peer, const std::string& text) {
 bool WorkerServer::Greet(Peer& peer, const local::WorkerLine& line) {
   const local::WorkerHello& hello = line.hello();
   if (hello.version() != kLocalVersion) {
-    warn_(absl::StrCat("a worker speaks version ", hello.version(), " of the local protocol, this agent ", kLocalVersion));
+    warn_(absl::StrCat("a worker speaks version ", hello.version(),
+                       " of the local protocol, this agent ", kLocalVersion));
     return false;
   }
   peer.greeted = true;
@@ -201,15 +212,16 @@ void WorkerServer::Write(const std::shared_ptr<Peer>& peer) {
   if (peer->closed || !peer->writing.empty() || peer->outgoing.empty()) return;
   if (peer->outgoing.size() > kMaxOutgoingBytes) return Close(peer);  // It does not read.
   peer->writing = std::exchange(peer->outgoing, {});
-  asio::async_write(peer->socket, asio::buffer(peer->writing), [this, peer](error_code error, std::size_t) {
-    if (peer->closed) return;
-    peer->writing.clear();
-    if (error) {
-      Close(peer);
-    } else {
-      Write(peer);
-    }
-  });
+  asio::async_write(peer->socket, asio::buffer(peer->writing),
+                    [this, peer](error_code error, std::size_t) {
+                      if (peer->closed) return;
+                      peer->writing.clear();
+                      if (error) {
+                        Close(peer);
+                      } else {
+                        Write(peer);
+                      }
+                    });
 }
 
 void WorkerServer::Close(const std::shared_ptr<Peer>& peer) {

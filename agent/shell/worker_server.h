@@ -1,7 +1,8 @@
 #pragma once
 
-// The Unix socket that workers of this node speak to their agent on: JSON lines of proto/local.proto, at most 64 KiB
-// each. What is not such a line closes its own connection and nothing else. Loop thread only.
+// The Unix socket that workers of this node speak to their agent on: JSON lines of
+// proto/local.proto, at most 64 KiB each. What is not such a line closes its own connection and
+// nothing else. Loop thread only.
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
@@ -30,7 +31,8 @@ class WorkerServer {
   using Post = std::function<void(Event)>;
   using Warn = std::function<void(std::string)>;
   // REQUIRES: `listener` is a listening Unix socket.
-  WorkerServer(boost::asio::io_context& loop, io::UniqueFd listener, int max_connections, Post post, Warn warn);
+  WorkerServer(boost::asio::io_context& loop, io::UniqueFd listener, int max_connections, Post post,
+               Warn warn);
   ~WorkerServer();
 
   // To the connection of that rank; nothing when it has none.
