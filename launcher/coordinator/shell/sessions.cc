@@ -356,8 +356,9 @@ void Sessions::Broken(SessionId id, Session& session) {
 
 void Sessions::Finish(Table::iterator at, const absl::Status& status) {
   Reactor* reactor = at->second->reactor;
+  const grpc::Status last = ToGrpcStatus(status);  // `status` may lie in what is erased.
   sessions_.erase(at);
-  reactor->Finish(ToGrpcStatus(status));
+  reactor->Finish(last);
   if (sessions_.empty() && all_closed_) std::exchange(all_closed_, nullptr)();
 }
 
