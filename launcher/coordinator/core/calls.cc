@@ -16,8 +16,7 @@ constexpr std::size_t kMaxNamesInError = 8;
 
 }  // namespace
 
-// ---- new jobs
-// ------------------------------------------------------------------------------------
+// ---- new jobs --------------------------------------------------------------------------------
 
 absl::StatusOr<JobId> Engine::Admit(const JobSpec& spec, const std::string& key, bool standalone,
                                     std::uint64_t free_bytes) {
@@ -80,8 +79,7 @@ void Engine::On(const SubmitAsked& event) {
   Do(Answer{event.call, SubmitReply{*id}});
 }
 
-// ---- launch commands
-// -----------------------------------------------------------------------------
+// ---- launch commands -------------------------------------------------------------------------
 
 std::optional<LaunchedJob> Engine::LaunchedJobOf(const Job* job) const {
   if (job == nullptr) return std::nullopt;
@@ -125,7 +123,8 @@ void Engine::On(const LaunchAsked& event) {
     id = *begun;
   }
   Job& job = jobs_.at(id);
-  Do(AnswerLaunch{event.session, absl::OkStatus(), id});  // Before the news: it names the job they are of.
+  Do(AnswerLaunch{event.session, absl::OkStatus(),
+                  id});  // Before the news: it names the job they are of.
   Join(job, *node, request);
   if (job.state.phase == JobPhase::kEnded) SendResultTo(job, *node);
 }
@@ -194,8 +193,7 @@ void Engine::On(const LeaveAsked& event) {
   RefreshJobs(*node);
 }
 
-// ---- cancel
-// --------------------------------------------------------------------------------------
+// ---- cancel ----------------------------------------------------------------------------------
 
 void Engine::CancelJob(Job& job, const std::string& by, int signal, bool now,
                        const std::string& key) {
@@ -240,8 +238,7 @@ void Engine::On(const CancelAsked& event) {
   Do(Answer{event.call, CancelReply{*id}});
 }
 
-// ---- reads
-// ---------------------------------------------------------------------------------------
+// ---- reads -----------------------------------------------------------------------------------
 
 absl::StatusOr<JobId> Engine::Resolve(const std::string& reference) const {
   if (reference == "last" && !by_sequence_.empty()) return by_sequence_.rbegin()->second;
@@ -344,8 +341,7 @@ void Engine::On(const ForgetNodeAsked& event) {
   Do(Answer{event.call, ForgetNodeReply{id}});
 }
 
-// ---- events
-// --------------------------------------------------------------------------------------
+// ---- events ----------------------------------------------------------------------------------
 
 void Engine::AddEvent(Job& job, JobEventBody body) {
   // With very many launch commands, what each of them need not print goes to the first one only.

@@ -24,7 +24,10 @@ struct Config {
       std::chrono::minutes(2);  // Witness accepts: how long an agent may be away.
   Duration launched_restart_margin =
       std::chrono::seconds(1);  // A launched agent: the job's grace + this.
-  int awaited_leases = 3;       // After recovery nobody expires before this many leases ...
+  // After recovery an agent may need this long to redial. Until then a refused witness proves
+  // nothing: its group may have ended while nobody could be told, and the agent knows how.
+  Duration redial = std::chrono::seconds(3);
+  int awaited_leases = 3;  // After recovery nobody expires before this many leases ...
   Duration awaited_per_node = std::chrono::milliseconds(10);  // ... plus this for every known node.
 
   // Life of a generation.

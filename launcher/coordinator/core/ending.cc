@@ -34,8 +34,7 @@ struct MarkSaved {
 
 }  // namespace
 
-// ---- the end of a generation
-// ---------------------------------------------------------------------
+// ---- the end of a generation -----------------------------------------------------------------
 
 void Engine::BeginEnding(Job& job, Generation generation, StopReason reason, Duration grace) {
   GenerationSoft& soft = job.soft.at(generation);
@@ -137,8 +136,7 @@ void Engine::CloseAccount(Job& job, Generation generation, const GenerationSoft&
   state.account.recompute += time.recompute;
 }
 
-// ---- the verdict
-// ---------------------------------------------------------------------------------
+// ---- the verdict -----------------------------------------------------------------------------
 
 bool Engine::CloseVerdicts(Job& job) {
   for (auto& entry : job.soft) {
@@ -231,8 +229,7 @@ int Engine::OpenCharges(const Job& job) const {
   return open;
 }
 
-// ---- the end of a job
-// ----------------------------------------------------------------------------
+// ---- the end of a job ------------------------------------------------------------------------
 
 void Engine::FailJob(Job& job, const FailReason& failed, const std::optional<EndReason>& root) {
   SetVerdict(job, Verdict{VerdictState::kFailed, ExitCodeOf(failed, root), failed},

@@ -30,6 +30,14 @@ struct KeyOf {
   }
 };
 
+// Causes that an inventory shows, and shows again to the next coordinator.
+bool IsToldAgain(const EndReason& reason) {
+  return std::holds_alternative<WorkerFailed>(reason) ||
+         std::holds_alternative<ExecFailed>(reason) ||
+         std::holds_alternative<SupervisorLost>(reason) ||
+         std::holds_alternative<StoreLost>(reason);
+}
+
 }  // namespace
 
 Engine::Engine(Config config, Epoch epoch, std::span<const Row> rows, Instant now)
@@ -41,8 +49,7 @@ Engine::Engine(Config config, Epoch epoch, std::span<const Row> rows, Instant no
   RecoverJobs();
 }
 
-// ---- steps
-// ---------------------------------------------------------------------------------------
+// ---- steps -----------------------------------------------------------------------------------
 
 Effects Engine::Step(Instant now, WallTime wall, const Event& event) {
   now_ = std::max(now_, now);
@@ -165,8 +172,7 @@ void Engine::ArmNode(Node& node, std::optional<Instant> at) {
   if (at) deadlines_.insert({*at, DueKind::kNode, node.row.node.value()});
 }
 
-// ---- rows
-// ----------------------------------------------------------------------------------------
+// ---- rows ------------------------------------------------------------------------------------
 
 void Engine::Put(Value value) {
   Row row{std::visit(KeyOf{static_cast<std::uint64_t>(config_.max_events_per_job)}, value),
@@ -338,8 +344,7 @@ std::vector<Row> Engine::Rows() const {
   return all;
 }
 
-// ---- recovery
-// ------------------------------------------------------------------------------------
+// ---- recovery --------------------------------------------------------------------------------
 
 void Engine::RecoverNodes() {
   const auto known = std::count_if(nodes_.begin(), nodes_.end(),
@@ -420,6 +425,8 @@ void Engine::RecoverGeneration(Job& job, const GenerationRow& row) {
       soft.saving = GenerationSoft::Saving{"", now_, true};
   }
   if (row.phase == GenerationPhase::kOver && row.ended)
+    soft.fallback = *row.ended;  // Unless its members' inventories tell it better.
+  if (soft.fallback && !IsToldAgain(*soft.fallback))
     soft.cause = CauseAt{*row.ended, Instant::max()};
   for (const auto& member : soft.members) {
     if (row.phase == GenerationPhase::kOver && !IsSettled(job, row.generation, member.first))
@@ -429,8 +436,7 @@ void Engine::RecoverGeneration(Job& job, const GenerationRow& row) {
   }
 }
 
-// ---- look-ups
-// ------------------------------------------------------------------------------------
+// ---- look-ups --------------------------------------------------------------------------------
 
 Job* Engine::FindJob(const JobId& id) {
   auto found = jobs_.find(id);

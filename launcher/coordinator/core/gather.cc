@@ -45,8 +45,7 @@ bool Engine::AdvanceOnce(Job& job) {
   return ProposedOf(job) ? AdvanceProposal(job) : false;
 }
 
-// ---- gather
-// --------------------------------------------------------------------------------------
+// ---- gather ----------------------------------------------------------------------------------
 
 bool Engine::Gather(Job& job) {
   if (job.launched() && CheckAbandoned(job)) return true;
@@ -185,8 +184,7 @@ int Engine::MaxNodesNow(const Job& job) const {
   return std::min(max, static_cast<int>(previous->second.members.size()));
 }
 
-// ---- candidates
-// ----------------------------------------------------------------------------------
+// ---- candidates ------------------------------------------------------------------------------
 
 std::vector<Candidate> Engine::CandidatesOf(const Job& job) const {
   std::set<NodeId> previous, former;
@@ -337,8 +335,7 @@ void Engine::UpdateHunger(Job& job) {
   if (!hungry) hungry_.erase(job.spec.sequence);
 }
 
-// ---- propose
-// -------------------------------------------------------------------------------------
+// ---- propose ---------------------------------------------------------------------------------
 
 std::vector<NodeId> Engine::RankOrder(const Job& job, const std::vector<NodeId>& chosen) const {
   std::vector<NodeId> previous;

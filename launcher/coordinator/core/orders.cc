@@ -133,7 +133,7 @@ Order Engine::DesiredOrder(Job& job, Node& node, SentOrder* key) {
   const GenerationSoft& soft = job.soft.at(formed->generation);
   const GroupReport* shown = Shown(node, job.id(), formed->generation);
   const bool may_run = shown && shown->phase != Phase::kPreparing;
-  if (may_run && !soft.ending && !soft.cause) {
+  if (may_run && !soft.ending && !soft.cause && !soft.fallback) {
     key->run = formed->generation;
     order.run = RunOf(job, *formed, soft.members.at(node.row.node));
   }

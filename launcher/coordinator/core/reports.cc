@@ -89,8 +89,7 @@ int Engine::DoneRanksOf(const Job& job, Generation generation, const NodeId& nod
   return static_cast<int>(done->second.local_ranks.size());
 }
 
-// ---- one node's part in a job
-// --------------------------------------------------------------------
+// ---- one node's part in a job ----------------------------------------------------------------
 
 void Engine::Refresh(Job& job, Node& node) {
   for (auto& entry : job.soft) {
@@ -164,9 +163,10 @@ void Engine::RefreshFormed(Job& job, GenerationSoft& soft, Generation generation
         FoldCause(soft, {StoreLost{node.row.name}, now_});
       const bool gone = report->phase == Phase::kFree && DoneRanksOf(job, generation, id) < workers;
       if (gone && !soft.ending && !soft.cause) {
-        // Stopped, but not by us.
+        // Stopped, but not by us: by its own launch command, or by us before a crash, and then
+        // somebody else knows why.
         if (node.leaving) FoldCause(soft, {Preempted{node.row.name, false}, now_});
-        if (!node.leaving) FoldCause(soft, {SupervisorLost{node.row.name}, now_});
+        if (!node.leaving && !soft.fallback) soft.fallback = SupervisorLost{node.row.name};
       }
     }
   }
@@ -209,10 +209,12 @@ void Engine::FoldExits(Job& job, GenerationSoft& soft, Generation generation, No
   }
 }
 
-// An exit is reported before anybody has read what its process wrote: the words come with a later report.
+// An exit is reported before anybody has read what its process wrote: the words come with a later
+// report.
 void Engine::LearnError(GenerationSoft& soft, const std::string& node, const RankExit& exit) {
   auto learn = [&](RankCause& cause, std::size_t limit) {
-    if (cause.node != node || cause.local_rank != exit.local_rank || !cause.exit.error.empty()) return;
+    if (cause.node != node || cause.local_rank != exit.local_rank || !cause.exit.error.empty())
+      return;
     cause.exit.error = exit.error.substr(0, limit);
   };
   if (soft.cause) {
@@ -223,15 +225,6 @@ void Engine::LearnError(GenerationSoft& soft, const std::string& node, const Ran
 }
 
 void Engine::FoldCause(GenerationSoft& soft, CauseAt cause) {
-  auto is_same = [&](const CauseAt& other) {  // A recovered verdict hears of its own cause again.
-    const auto *a = std::get_if<WorkerFailed>(&cause.reason),
-               *b = std::get_if<WorkerFailed>(&other.reason);
-    return a && b && a->cause.node == b->cause.node && a->cause.local_rank == b->cause.local_rank;
-  };
-  if (soft.cause && is_same(*soft.cause)) {
-    soft.cause->at = std::min(soft.cause->at, cause.at);
-    return;
-  }
   if (!soft.cause) {
     soft.cause = std::move(cause);
     return;
@@ -271,8 +264,7 @@ void Engine::RecordStarts(GenerationSoft& soft, int workers, Node& node,
   if (report.phase == Phase::kRunning || all_exited) soft.not_started.erase(node.row.node);
 }
 
-// ---- progress and commits
-// ------------------------------------------------------------------------
+// ---- progress and commits --------------------------------------------------------------------
 
 void Engine::On(const Progressed& event) {
   Node* node = NodeOf(event.session);

@@ -87,8 +87,7 @@ void Engine::PurgeSome() {
   ChoosePurge();
 }
 
-// ---- ad-hoc mode
-// ---------------------------------------------------------------------------------
+// ---- ad-hoc mode -----------------------------------------------------------------------------
 
 // 2 s after the last job ended or was preempted, once every attached launch command has been sent
 // its result.

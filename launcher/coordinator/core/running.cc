@@ -37,7 +37,7 @@ bool Engine::AdvanceFormed(Job& job, Generation generation) {
   if (soft.ending) return AdvanceEnding(job, generation, soft);
   if (soft.not_started.empty() && !soft.running_at) EnterRunning(job, generation, soft);
   if (CheckDone(job, generation, soft)) return true;
-  if (soft.cause) {
+  if (soft.cause || soft.fallback) {
     BeginEnding(job, generation, StopReason::kFailure, config_.failure_grace);
     return true;
   }
@@ -98,8 +98,7 @@ RestartPhases Engine::PhasesOf(const Outage& outage, Instant running_at) const {
   return phases;
 }
 
-// ---- done, lost, late
-// ----------------------------------------------------------------------------
+// ---- done, lost, late ------------------------------------------------------------------------
 
 bool Engine::CheckDone(Job& job, Generation generation, GenerationSoft& soft) {
   if (soft.done_ranks < WorldOf(job.generations.at(generation))) return false;
@@ -166,8 +165,7 @@ bool Engine::CheckStart(Job& job, Generation generation, GenerationSoft& soft) {
   return false;
 }
 
-// ---- notices
-// -------------------------------------------------------------------------------------
+// ---- notices ---------------------------------------------------------------------------------
 
 bool Engine::CheckNotices(Job& job, Generation generation, GenerationSoft& soft) {
   if (soft.leaving.empty()) return false;
@@ -233,8 +231,7 @@ bool Engine::CheckSaving(Job& job, Generation generation, GenerationSoft& soft) 
   return true;
 }
 
-// ---- growth
-// --------------------------------------------------------------------------------------
+// ---- growth ----------------------------------------------------------------------------------
 
 std::vector<NodeId> Engine::Newcomers(Job& job, const GenerationSoft& soft) {
   std::vector<NodeId> newcomers;

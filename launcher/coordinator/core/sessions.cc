@@ -18,8 +18,7 @@ bool IsBroken(Link link) {
 
 }  // namespace
 
-// ---- sessions
-// ------------------------------------------------------------------------------------
+// ---- sessions --------------------------------------------------------------------------------
 
 void Engine::On(const SessionOpened& event) {
   std::string name;
@@ -226,8 +225,7 @@ void Engine::On(const HeartbeatReceived& event) {
   }
 }
 
-// ---- leases and witnesses
-// ------------------------------------------------------------------------
+// ---- leases and witnesses --------------------------------------------------------------------
 
 std::optional<Instant> Engine::LeaseEnd(const Node& node) const {
   switch (node.link) {
@@ -333,6 +331,7 @@ void Engine::On(const Probed& event) {
   watch.in_flight = false;
   if (event.result == ProbeResult::kAccepted) watch.verified = true;
   if (!IsBroken(node->link)) return;
+  const bool redials = node->link == Link::kAwaited && now_ < recovered_at_ + config_.redial;
   if (event.result == ProbeResult::kAccepted) {
     node->lease_from = now_;
     SetLink(*node, Link::kAgentAway);
@@ -341,7 +340,7 @@ void Engine::On(const Probed& event) {
   } else if (event.result == ProbeResult::kSilent && node->link == Link::kAgentAway) {
     SetLink(*node, Link::kSuspected);
     ArmNode(*node, std::min(*LeaseEnd(*node), std::max(node->probe_at, now_)));
-  } else if (event.result == ProbeResult::kRefused && watch.verified) {
+  } else if (event.result == ProbeResult::kRefused && watch.verified && !redials) {
     watch.dead = true;
     const bool all = std::all_of(node->watches.begin(), node->watches.end(),
                                  [](const auto& entry) { return entry.second.dead; });
@@ -401,8 +400,7 @@ void Engine::DeleteNode(Node& node) {
   Delete(NodeKey(node.row.node));
 }
 
-// ---- notices
-// -------------------------------------------------------------------------------------
+// ---- notices ---------------------------------------------------------------------------------
 
 void Engine::On(const Noticed& event) {
   Node* node = NodeOf(event.session);
@@ -426,8 +424,7 @@ void Engine::SetLeaving(Node& node, const Notice& notice) {
         {{"node", node.row.name}, {"left", absl::StrCat(Seconds(notice.left))}});
 }
 
-// ---- what depends on a node
-// ----------------------------------------------------------------------
+// ---- what depends on a node ------------------------------------------------------------------
 
 void Engine::RefreshJobs(Node& node) {
   const std::set<JobId> jobs = node.jobs;

@@ -135,6 +135,9 @@ struct GenerationSoft {
   };
   std::optional<Ending> ending;
   std::optional<CauseAt> cause;
+  // The reason if no cause is ever told: its agents showed it stopped, or the journal has it from
+  // before a crash.
+  std::optional<EndReason> fallback;
   std::vector<std::pair<Instant, RankCause>> consequences;
   std::set<std::pair<NodeId, int>> seen_exits;
   std::set<NodeId> waiting;  // Members that have neither shown their slots free nor are lost.
