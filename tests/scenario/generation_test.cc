@@ -1,4 +1,5 @@
-// Scenarios about generations: numbers, crashes between rows, ends and their causes. PROTOCOL §2, §3.
+// Scenarios about generations: numbers, crashes between rows, ends and their causes. PROTOCOL §2,
+// §3.
 
 #include "tests/scenario/testing.h"
 
@@ -16,7 +17,8 @@ TEST_F(Generations, number_burned_by_a_dead_proposal) {
   world().RunFor(1s);
   const JobId job("job-1");
   world().Submit(SpecOf("job", 2, 2), "k");
-  ASSERT_TRUE(world().RunUntil([&] { return world().node("a").Find(job, Generation(1)) != nullptr; }));
+  ASSERT_TRUE(
+      world().RunUntil([&] { return world().node("a").Find(job, Generation(1)) != nullptr; }));
   world().CrashCoordinator();
   world().node("b").KillNode();
   world().Add("c");
@@ -38,7 +40,8 @@ struct Life {
   int starts = 0;
 };
 
-// One scripted life, with the coordinator dying at its n-th commit or action (-1: never), back half a second later.
+// One scripted life, with the coordinator dying at its n-th commit or action (-1: never), back half
+// a second later.
 Life LiveOnce(std::int64_t crash_at) {
   sim::World world;
   for (const char* name : {"a", "b"}) world.Add(name);
@@ -62,16 +65,23 @@ Life LiveOnce(std::int64_t crash_at) {
   if (world.ReplyTo(call) == nullptr) call = world.Submit(spec, "key");
   revive();
   Life life;
-  if (!until([&] { return world.StateOf(job) == "running" && world.LiveRanks(job) == 2; })) return life;
+  life.state = "never ran";
+  if (!until([&] { return world.StateOf(job) == "running" && world.LiveRanks(job) == 2; }))
+    return life;
   const std::vector<std::int64_t> first = world.Pids(job);
   world.RunFor(2s);
   revive();
-  if (world.Pids(job) != first) return life;  // Nobody touched them.
+  life.state = "workers were touched";
+  if (world.Pids(job) != first) return life;
+  life.state = "was not restarted";
   world.node("b").ExitRank(job, 0, 1);
-  if (!until([&] { return world.StateOf(job) == "running" && world.View(job).restarts_charged == 1; })) return life;
+  if (!until(
+          [&] { return world.StateOf(job) == "running" && world.View(job).restarts_charged == 1; }))
+    return life;
   const std::vector<std::int64_t> second = world.Pids(job);
   world.RunFor(2s);
   revive();
+  life.state = "workers were touched after a restart";
   if (world.Pids(job) != second) return life;
   for (const char* name : {"a", "b"}) world.node(name).ExitRank(job, 0, 0);
   until([&] { return world.StateOf(job) == "succeeded"; });
@@ -132,7 +142,8 @@ TEST_F(Generations, rebooted_member) {
   EXPECT_EQ(world().View(job).restarts_charged, 0);
 }
 
-// §2 Done: the done row outlives the coordinator; another rank's failure reruns all; nothing reruns before finish_hold.
+// §2 Done: the done row outlives the coordinator; another rank's failure reruns all; nothing reruns
+// before finish_hold.
 TEST_F(Generations, done_then_failed_then_lost) {
   Start();
   AddDaemons({"a", "b"});
@@ -171,7 +182,8 @@ TEST_F(Generations, finish_hold_ends) {
   EXPECT_TRUE(EndedBy<NodeLost>(GenerationOf(job, 1)));
 }
 
-// §3: the verdict window; a worse class found later wins; with a spent budget the restart waits for the verdict.
+// §3: the verdict window; a worse class found later wins; with a spent budget the restart waits for
+// the verdict.
 TEST_F(Generations, secondary_failure_is_free) {
   Start();
   AddDaemons({"a", "b", "c"});
@@ -193,7 +205,8 @@ TEST_F(Generations, secondary_failure_is_free) {
   EXPECT_EQ(world().View(job).restarts_charged, 0);
 }
 
-// §2 Gather: slow stops are waited for; a flapping member is backed off; an unkillable slot is left behind.
+// §2 Gather: slow stops are waited for; a flapping member is backed off; an unkillable slot is left
+// behind.
 TEST_F(Generations, slow_stop_flap_unkillable) {
   Start();
   sim::Behaviour slow;
@@ -220,7 +233,9 @@ TEST_F(Generations, slow_stop_flap_unkillable) {
   world().node("b").StartAgent();
   world().RunFor(2s);
   world().node("a").ExitRank(job, 0, 3);
-  ASSERT_TRUE(world().RunUntil([&] { return world().StateOf(job) == "running" && world().View(job).generation > Generation(2); }));
+  ASSERT_TRUE(world().RunUntil([&] {
+    return world().StateOf(job) == "running" && world().View(job).generation > Generation(2);
+  }));
   EXPECT_EQ(world().View(job).nodes, 2);
 }
 
@@ -248,8 +263,10 @@ TEST_F(Generations, joiner_dies_first) {
   // Once it behaves, the group grows.
   world().node("c").behaviour().dies_in_prepare = false;
   world().node("c").StartAgent();
-  ASSERT_TRUE(world().RunUntil([&] { return world().StateOf(job) == "running" && world().View(job).nodes == 3; }, 300s));
-  EXPECT_THAT(Members(GenerationOf(job, world().View(job).generation.value())), ElementsAre("a", "b", "c"));
+  ASSERT_TRUE(world().RunUntil(
+      [&] { return world().StateOf(job) == "running" && world().View(job).nodes == 3; }, 300s));
+  EXPECT_THAT(Members(GenerationOf(job, world().View(job).generation.value())),
+              ElementsAre("a", "b", "c"));
 }
 
 }  // namespace

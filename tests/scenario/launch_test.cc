@@ -67,7 +67,8 @@ TEST_F(Launch, below_the_minimum_it_waits) {
   EXPECT_THAT(Members(GenerationOf(job, 2)), ::testing::ElementsAre("node1", "node4", "node3"));
 }
 
-// §5: a fixed-size job is cancelled by Ctrl-C on any node, and every launch command gets the same code.
+// §5: a fixed-size job is cancelled by Ctrl-C on any node, and every launch command gets the same
+// code.
 TEST_F(Launch, fixed_size_job_is_cancelled_by_ctrl_c) {
   const JobId job = LaunchThree(SpecOf("train", 3, 3));
   world().node("node2").Signal(SIGINT);
@@ -79,7 +80,8 @@ TEST_F(Launch, fixed_size_job_is_cancelled_by_ctrl_c) {
   }
 }
 
-// Issue: SIGTERM is a notice: the workers that speak save a commit, the node leaves uncharged, survivors re-form.
+// Issue: SIGTERM is a notice: the workers that speak save a commit, the node leaves uncharged,
+// survivors re-form.
 TEST_F(Launch, sigterm_saves_and_leaves) {
   const JobSpec spec = SpecOf("train", 1, 3);
   coordinator::Config config;
@@ -106,7 +108,8 @@ TEST_F(Launch, sigterm_saves_and_leaves) {
   EXPECT_EQ(world().node("node1").Live(job)->run->resume_step, *world().View(job).committed_step);
   EXPECT_TRUE(world().node("node3").done);
 
-  // The others too: the job is preempted, which is no end; the same command goes on with its next generation.
+  // The others too: the job is preempted, which is no end; the same command goes on with its next
+  // generation.
   world().node("node1").Signal(SIGTERM);
   world().node("node2").Signal(SIGTERM);
   ASSERT_TRUE(Reaches(job, "preempted", 60s));
@@ -120,7 +123,8 @@ TEST_F(Launch, sigterm_saves_and_leaves) {
   EXPECT_GT(world().node("again").Live(job)->run->resume_step, 0);
 }
 
-// §5: who comes late to an id gets its result, or begins the next job of that name; bounds must agree.
+// §5: who comes late to an id gets its result, or begins the next job of that name; bounds must
+// agree.
 TEST_F(Launch, late_and_repeated_id) {
   const JobSpec spec = SpecOf("train", 1, 2);
   Start();
@@ -131,7 +135,8 @@ TEST_F(Launch, late_and_repeated_id) {
   world().RunFor(1s);
   ASSERT_TRUE(world().node("node9").refused.has_value());
   std::string why;
-  world().node("node9").refused->ForEachPayload([&](absl::string_view, const absl::Cord& part) { why += std::string(part); });
+  world().node("node9").refused->ForEachPayload(
+      [&](absl::string_view, const absl::Cord& part) { why += std::string(part); });
   EXPECT_THAT(why, ::testing::HasSubstr("1:2"));
   EXPECT_THAT(why, ::testing::HasSubstr("2:3"));
   world().node("node1").ExitRank(job, 0, 7);

@@ -38,15 +38,18 @@ class Scenario : public ::testing::Test {
     const JobId job(spec.name + "-1");
     world().RunFor(1s);
     world().Submit(spec, "submit");
-    EXPECT_TRUE(world().RunUntil([&] { return world().StateOf(job) == "running"; }, 30s)) << world().StateOf(job);
+    EXPECT_TRUE(world().RunUntil([&] { return world().StateOf(job) == "running"; }, 30s))
+        << world().StateOf(job);
     return job;
   }
-  bool Reaches(const JobId& job, const std::string& state, Duration limit = std::chrono::seconds(30)) {
+  bool Reaches(const JobId& job, const std::string& state,
+               Duration limit = std::chrono::seconds(30)) {
     const bool reached = world().RunUntil([&] { return world().StateOf(job) == state; }, limit);
     EXPECT_TRUE(reached) << job << " is " << world().StateOf(job) << ", not " << state;
     return reached;
   }
-  bool ReachesGeneration(const JobId& job, std::uint64_t generation, Duration limit = std::chrono::seconds(30)) {
+  bool ReachesGeneration(const JobId& job, std::uint64_t generation,
+                         Duration limit = std::chrono::seconds(30)) {
     const bool reached = world().RunUntil(
         [&] {
           return world().coordinator_up() && world().StateOf(job) == "running" &&

@@ -16,7 +16,6 @@ const T* RowBefore(const std::map<Key, Value>& rows, const Key& key) {
   return found == rows.end() ? nullptr : std::get_if<T>(&found->second);
 }
 
-
 template <class... Args>
 std::string Text(const Args&... args) {
   std::ostringstream out;
@@ -29,13 +28,15 @@ bool MayFollow(JobPhase from, JobPhase to) {
   switch (from) {
     case JobPhase::kQueued:
     case JobPhase::kGathering:
-      return to == JobPhase::kForming || to == JobPhase::kRegrouping || to == JobPhase::kPreempted || to == JobPhase::kEnding;
+      return to == JobPhase::kForming || to == JobPhase::kRegrouping ||
+             to == JobPhase::kPreempted || to == JobPhase::kEnding || to == JobPhase::kEnded;
     case JobPhase::kForming:
     case JobPhase::kRunning:
     case JobPhase::kRegrouping:
-      return to != JobPhase::kEnded;
+      return true;
     case JobPhase::kPreempted:
-      return to == JobPhase::kGathering || to == JobPhase::kRegrouping || to == JobPhase::kEnding;
+      return to == JobPhase::kGathering || to == JobPhase::kRegrouping || to == JobPhase::kEnding ||
+             to == JobPhase::kEnded;
     case JobPhase::kEnding:
       return to == JobPhase::kEnded;
     case JobPhase::kEnded:
@@ -51,8 +52,11 @@ bool SameRows(const std::vector<Row>& a, const std::vector<Row>& b) {
     if (EstimateBytes(a[i]) != EstimateBytes(b[i])) return false;
     const auto *x = std::get_if<NodeRow>(&*a[i].value), *y = std::get_if<NodeRow>(&*b[i].value);
     if (x && y && !(*x == *y)) return false;
-    const auto *s = std::get_if<JobStateRow>(&*a[i].value), *t = std::get_if<JobStateRow>(&*b[i].value);
-    if (s && t && (s->phase != t->phase || s->last_number != t->last_number || s->restarts_charged != t->restarts_charged))
+    const auto *s = std::get_if<JobStateRow>(&*a[i].value),
+               *t = std::get_if<JobStateRow>(&*b[i].value);
+    if (s && t &&
+        (s->phase != t->phase || s->last_number != t->last_number ||
+         s->restarts_charged != t->restarts_charged))
       return false;
   }
   return true;
@@ -76,7 +80,8 @@ void Checker::OnRecovery(const std::vector<Row>& durable, const std::vector<Row>
   Expect(SameRows(durable, recovered), "31: recovered state is not the fold of the durable rows");
 }
 
-void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row>& batch, Instant now) {
+void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row>& batch,
+                       Instant now) {
   Expect(batch.size() <= kMaxRowsPerStep, Text("a step wrote ", batch.size(), " rows"));
   for (const Row& row : batch) {
     if (!row.value) continue;
@@ -93,7 +98,8 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
       CheckLost(RowBefore<NodeRow>(before, row.key), *node, now);
     } else if (const auto* event = std::get_if<JobEventRow>(&*row.value)) {
       std::uint64_t& last = last_event_[event->job];  // 30. Gap-free.
-      Expect(event->event.number == last + 1, Text("30: event ", event->event.number, " of ", event->job, " after ", last));
+      Expect(event->event.number == last + 1,
+             Text("30: event ", event->event.number, " of ", event->job, " after ", last));
       last = event->event.number;
       const auto* ended = std::get_if<JobEnded>(&event->event.body);
       if (ended && ended->state != "preempted")
@@ -110,9 +116,11 @@ void Checker::CheckState(const JobStateRow* before, const JobStateRow& after) {
            Text("35: ", after.job, " charged ", after.restarts_charged, " of ", spec.max_restarts));
   if (before == nullptr) return;
   Expect(MayFollow(before->phase, after.phase),
-         Text("27: ", after.job, " from phase ", static_cast<int>(before->phase), " to ", static_cast<int>(after.phase)));
+         Text("27: ", after.job, " from phase ", static_cast<int>(before->phase), " to ",
+              static_cast<int>(after.phase)));
   Expect(after.last_number >= before->last_number, Text("3: numbers of ", after.job, " fell"));
-  Expect(after.restarts_charged >= before->restarts_charged, Text("35: charges of ", after.job, " fell"));
+  Expect(after.restarts_charged >= before->restarts_charged,
+         Text("35: charges of ", after.job, " fell"));
   if (before->verdict) {
     const bool same = after.verdict && after.verdict->state == before->verdict->state &&
                       after.verdict->exit_code == before->verdict->exit_code;
@@ -120,7 +128,8 @@ void Checker::CheckState(const JobStateRow* before, const JobStateRow& after) {
   }
 }
 
-// 3. Numbers rise and are never used twice. 4. One formed generation. 6. World within bounds. 7. Every member acked.
+// 3. Numbers rise and are never used twice. 4. One formed generation. 6. World within bounds. 7.
+// Every member acked.
 void Checker::CheckGeneration(const GenerationRow* before, const GenerationRow& after) {
   const std::string name = Text(after.job, " generation ", after.generation);
   if (before == nullptr) {
@@ -129,17 +138,23 @@ void Checker::CheckGeneration(const GenerationRow* before, const GenerationRow& 
     proposed_[after.job] = after.generation;
   } else {
     bool same = before->members.size() == after.members.size();
-    for (std::size_t i = 0; same && i < after.members.size(); ++i) same = before->members[i].node == after.members[i].node;
+    for (std::size_t i = 0; same && i < after.members.size(); ++i)
+      same = before->members[i].node == after.members[i].node;
     Expect(same, "5: members of " + name + " changed");
     Expect(before->phase <= after.phase, "3: " + name + " went back");
   }
-  if (after.phase == GenerationPhase::kOver && formed_[after.job] == after.generation) formed_[after.job] = Generation();
-  if (after.phase != GenerationPhase::kFormed || (before && before->phase == GenerationPhase::kFormed)) return;
-  Expect(formed_[after.job] == Generation(), Text("4: ", name, " formed beside ", formed_[after.job]));
+  if (after.phase == GenerationPhase::kOver && formed_[after.job] == after.generation)
+    formed_[after.job] = Generation();
+  if (after.phase != GenerationPhase::kFormed ||
+      (before && before->phase == GenerationPhase::kFormed))
+    return;
+  Expect(formed_[after.job] == Generation(),
+         Text("4: ", name, " formed beside ", formed_[after.job]));
   formed_[after.job] = after.generation;
   const JobSpec& spec = specs_[after.job];
   const int nodes = static_cast<int>(after.members.size());
-  Expect(nodes >= spec.min_nodes && nodes <= spec.max_nodes && nodes % spec.unit == 0, Text("6: ", name, " has ", nodes));
+  Expect(nodes >= spec.min_nodes && nodes <= spec.max_nodes && nodes % spec.unit == 0,
+         Text("6: ", name, " has ", nodes));
   std::set<NodeId> members;
   for (const GenerationMember& member : after.members) members.insert(member.node);
   Expect(members.size() == after.members.size(), "6: a node is twice in " + name);
@@ -149,7 +164,8 @@ void Checker::CheckGeneration(const GenerationRow* before, const GenerationRow& 
 // 20, 21. Commits of the current generation only, steps rising within it.
 void Checker::CheckCommitRow(const CommitRow* before, const CommitRow& after) {
   if (before && before->generation == after.generation)
-    Expect(after.step > before->step, Text("21: commit of step ", after.step, " after ", before->step));
+    Expect(after.step > before->step,
+           Text("21: commit of step ", after.step, " after ", before->step));
   if (before) Expect(after.generation >= before->generation, "20: a commit of an older generation");
 }
 
@@ -157,30 +173,35 @@ void Checker::CheckCommitRow(const CommitRow* before, const CommitRow& after) {
 void Checker::CheckLost(const NodeRow* before, const NodeRow& after, Instant now) {
   if (!after.lost || (before && before->lost) || after.lost_how != "silent") return;
   const Instant heard = std::max(heard_[after.node], started_);
-  Expect(now - heard >= lease, Text("32: ", after.name, " lost after ", Seconds(now - heard), " s"));
+  Expect(now - heard >= lease,
+         Text("32: ", after.name, " lost after ", Seconds(now - heard), " s"));
 }
 
 void Checker::OnOrder(const Node& node, const Order& order, Instant) {
   if (!order.run) return;
   const Run& run = *order.run;
   // 5. Every member of a generation is told the same world.
-  const std::string world = Text(run.world_size, "/", run.group_size, "/", run.store.host, ":", run.store.port, "/",
-                                 run.restart_count, "/", run.resume_step);
+  const std::string world = Text(run.world_size, "/", run.group_size, "/", run.store.host, ":",
+                                 run.store.port, "/", run.restart_count, "/", run.resume_step);
   auto [told, fresh] = worlds_.try_emplace({order.job, run.generation}, world);
-  Expect(fresh || told->second == world,
-         Text("5: ", order.job, " generation ", run.generation, ": ", told->second, " and ", world));
+  Expect(fresh || told->second == world, Text("5: ", order.job, " generation ", run.generation,
+                                              ": ", told->second, " and ", world));
   for (const RankAssignment& mine : run.mine) {
     auto [owner, first] = ranks_[{order.job, run.generation}].try_emplace(mine.rank, node.id());
-    Expect(first || owner->second == node.id(), Text("6: rank ", mine.rank, " of ", order.job, " given to two nodes"));
-    Expect(mine.rank >= 0 && mine.rank < run.world_size, Text("6: rank ", mine.rank, " of world ", run.world_size));
+    Expect(first || owner->second == node.id(),
+           Text("6: rank ", mine.rank, " of ", order.job, " given to two nodes"));
+    Expect(mine.rank >= 0 && mine.rank < run.world_size,
+           Text("6: rank ", mine.rank, " of world ", run.world_size));
   }
 }
 
 void Checker::OnRankStarted(const Node& node, const Group& group, const Rank& rank, Instant now) {
-  const std::string name = Text(group.job, " generation ", group.generation, " rank ", rank.rank, " on ", node.name());
+  const std::string name =
+      Text(group.job, " generation ", group.generation, " rank ", rank.rank, " on ", node.name());
   const int local = static_cast<int>(group.ranks.size()) - 1;
   // 12. A rank starts once.
-  Expect(started_ranks_[{group.job, group.generation}].emplace(node.id(), local).second, "12: started twice: " + name);
+  Expect(started_ranks_[{group.job, group.generation}].emplace(node.id(), local).second,
+         "12: started twice: " + name);
   // 8. Only formed generations start, and only their members.
   Expect(formed_[group.job] == group.generation || proposed_[group.job] >= group.generation,
          "8: started without a formed generation: " + name);
@@ -188,16 +209,19 @@ void Checker::OnRankStarted(const Node& node, const Group& group, const Rank& ra
   int live = 0;
   for (const auto& job : node.groups()) {
     for (const auto& entry : job.second) {
-      const auto alive = std::count_if(entry.second.ranks.begin(), entry.second.ranks.end(), [](const Rank& r) { return r.alive; });
+      const auto alive = std::count_if(entry.second.ranks.begin(), entry.second.ranks.end(),
+                                       [](const Rank& r) { return r.alive; });
       live += static_cast<int>(alive);
       const bool older = job.first == group.job && entry.first < group.generation;
       Expect(!older || alive == 0, "14: started beside an older generation: " + name);
     }
   }
-  Expect(node.options().launched || live <= node.options().slots, Text("41: ", live, " ranks on ", node.name()));
+  Expect(node.options().launched || live <= node.options().slots,
+         Text("41: ", live, " ranks on ", node.name()));
   // 28. Nothing starts after an acknowledged cancel.
   auto cancelled = cancelled_.find(group.job);
-  Expect(cancelled == cancelled_.end() || now <= cancelled->second + kInFlight, "28: started after a cancel: " + name);
+  Expect(cancelled == cancelled_.end() || now <= cancelled->second + kInFlight,
+         "28: started after a cancel: " + name);
 }
 
 // 25, 26. One key, one job.
@@ -213,12 +237,14 @@ void Checker::OnCancelAnswered(const JobId& job, Instant now) { cancelled_.try_e
 void Checker::OnCommitAnswered(const CommitAnswer& answer) {
   if (!answer.accepted) return;
   const bool older = formed_[answer.job] > answer.generation;
-  Expect(!older, Text("20: accepted a commit of generation ", answer.generation, " of ", answer.job));
+  Expect(!older,
+         Text("20: accepted a commit of generation ", answer.generation, " of ", answer.job));
 }
 
 void Checker::AtEnd(const std::map<Key, Value>& rows) {
   for (const auto& entry : submitted_) {
-    Expect(rows.contains(JobSpecKey(entry.second)), Text("25: the acknowledged ", entry.second, " is lost"));
+    Expect(rows.contains(JobSpecKey(entry.second)),
+           Text("25: the acknowledged ", entry.second, " is lost"));
   }
 }
 

@@ -1,7 +1,8 @@
 #pragma once
 
-// What must hold in every run, whatever fails: the invariants of facts/reliability §4.5 that concern the coordinator.
-// It sees what is durable, what is answered, and every process that starts; never the core's memory.
+// What must hold in every run, whatever fails: the invariants of facts/reliability §4.5 that
+// concern the coordinator. It sees what is durable, what is answered, and every process that
+// starts; never the core's memory.
 
 #include <cstdint>
 #include <map>
@@ -20,7 +21,8 @@ class Checker {
  public:
   void OnCommit(const std::map<coordinator::Key, coordinator::Value>& before,
                 const std::vector<coordinator::Row>& batch, Instant now);
-  void OnRecovery(const std::vector<coordinator::Row>& durable, const std::vector<coordinator::Row>& recovered);
+  void OnRecovery(const std::vector<coordinator::Row>& durable,
+                  const std::vector<coordinator::Row>& recovered);
   void OnRankStarted(const Node& node, const Group& group, const Rank& rank, Instant now);
   void OnOrder(const Node& node, const Order& order, Instant now);
   void OnSubmitAnswered(const std::string& key, const JobId& job);
@@ -29,6 +31,7 @@ class Checker {
   void OnView(const JobView& view);
   void OnHeard(const NodeId& node, Instant now) { heard_[node] = now; }
   void OnStall(Duration gap) { stalled_ += gap; }
+  void OnJournalReplaced() { epoch_ = Epoch(); }  // By hand: what was durable may be gone.
   void OnCoordinatorStart(Instant now, Epoch epoch);
   void AtEnd(const std::map<coordinator::Key, coordinator::Value>& rows);
   void Expect(bool condition, const std::string& what);
@@ -38,16 +41,18 @@ class Checker {
 
  private:
   void CheckState(const coordinator::JobStateRow* before, const coordinator::JobStateRow& after);
-  void CheckGeneration(const coordinator::GenerationRow* before, const coordinator::GenerationRow& after);
+  void CheckGeneration(const coordinator::GenerationRow* before,
+                       const coordinator::GenerationRow& after);
   void CheckCommitRow(const coordinator::CommitRow* before, const coordinator::CommitRow& after);
-  void CheckLost(const coordinator::NodeRow* before, const coordinator::NodeRow& after, Instant now);
+  void CheckLost(const coordinator::NodeRow* before, const coordinator::NodeRow& after,
+                 Instant now);
 
   Epoch epoch_;
   Instant started_{};
   Duration stalled_{};
   std::map<JobId, JobSpec> specs_;
   std::map<JobId, Generation> proposed_, formed_;
-  std::map<std::pair<JobId, Generation>, std::string> worlds_;            // What members were told.
+  std::map<std::pair<JobId, Generation>, std::string> worlds_;           // What members were told.
   std::map<std::pair<JobId, Generation>, std::map<int, NodeId>> ranks_;  // Who started which rank.
   std::map<std::pair<JobId, Generation>, std::set<std::pair<NodeId, int>>> started_ranks_;
   std::map<std::string, JobId> submitted_;

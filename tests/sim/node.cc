@@ -16,11 +16,17 @@ bool IsFree(const Group& group) { return group.phase == Phase::kFree; }
 }  // namespace
 
 Node::Node(NodeWorld& world, std::string name, NodeOptions options, Behaviour behaviour)
-    : world_(world), name_(std::move(name)), id_("id-" + name_), options_(std::move(options)), behaviour_(behaviour) {
-  if (options_.address.empty()) options_.address = "10.0.1." + std::to_string(1 + std::hash<std::string>{}(name_) % 250);
+    : world_(world),
+      name_(std::move(name)),
+      id_("id-" + name_),
+      options_(std::move(options)),
+      behaviour_(behaviour) {
+  if (options_.address.empty())
+    options_.address = "10.0.1." + std::to_string(1 + std::hash<std::string>{}(name_) % 250);
 }
 
-// ---- sessions ------------------------------------------------------------------------------------
+// ---- sessions
+// ------------------------------------------------------------------------------------
 
 void Node::StartAgent() {
   if (agent_up_) return;
@@ -78,16 +84,18 @@ Hello Node::MakeHello() const {
 
 // After the network; lost when this agent dies before, held back while the network is silent.
 void Node::Say(Event event) {
-  world_.clock().After(behaviour_.net, [this, life = life_, session = session_, event = std::move(event)] {
-    auto send = [this, life, session, event] {
-      if (life == life_ && session == session_ && session_) world_.ToCoordinator(*this, event);
-    };
-    if (silent_) {
-      held_.push_back(send);
-    } else {
-      send();
-    }
-  });
+  world_.clock().After(behaviour_.net,
+                       [this, life = life_, session = session_, event = std::move(event)] {
+                         auto send = [this, life, session, event] {
+                           if (life == life_ && session == session_ && session_)
+                             world_.ToCoordinator(*this, event);
+                         };
+                         if (silent_) {
+                           held_.push_back(send);
+                         } else {
+                           send();
+                         }
+                       });
 }
 
 void Node::BreakSession() {
@@ -96,7 +104,8 @@ void Node::BreakSession() {
   session_.reset();
   welcomed_ = false;
   if (!silent_)
-    world_.clock().After(behaviour_.net, [this, session] { world_.ToCoordinator(*this, SessionBroken{session}); });
+    world_.clock().After(behaviour_.net,
+                         [this, session] { world_.ToCoordinator(*this, SessionBroken{session}); });
 }
 
 void Node::OnCoordinatorGone() {
@@ -152,9 +161,10 @@ void Node::Deliver(SessionId session, const Action& action) {
 void Node::OnWelcome(const Welcome& welcome) {
   const bool other = !cluster.empty() && cluster != welcome.cluster;
   if (other || welcome.epoch < highest_epoch) {
-    refused = absl::FailedPreconditionError(
-        "coordinator of cluster " + welcome.cluster.value() + " epoch " + std::to_string(welcome.epoch.value()) +
-        ", this agent follows " + cluster.value() + " epoch " + std::to_string(highest_epoch.value()));
+    refused = absl::FailedPreconditionError("coordinator of cluster " + welcome.cluster.value() +
+                                            " epoch " + std::to_string(welcome.epoch.value()) +
+                                            ", this agent follows " + cluster.value() + " epoch " +
+                                            std::to_string(highest_epoch.value()));
     BreakSession();
     Redial(kAfterRefusal);
     return;
@@ -183,7 +193,8 @@ void Node::Beat() {
   });
 }
 
-// ---- faults --------------------------------------------------------------------------------------
+// ---- faults
+// --------------------------------------------------------------------------------------
 
 void Node::KillAgent() {
   if (!agent_up_) return;
@@ -244,7 +255,8 @@ void Node::ExitRank(const JobId& job, int local_rank, int code) {
   Group* group = const_cast<Group*>(Live(job));
   if (group == nullptr || local_rank >= static_cast<int>(group->ranks.size())) return;
   if (!group->ranks[local_rank].alive) return;
-  EndRank(*group, group->ranks[local_rank], ExitKind::kExited, code, group->stop_deadline.has_value());
+  EndRank(*group, group->ranks[local_rank], ExitKind::kExited, code,
+          group->stop_deadline.has_value());
   Settle(*group);
 }
 
@@ -252,7 +264,8 @@ void Node::SignalRank(const JobId& job, int local_rank, int signal) {
   Group* group = const_cast<Group*>(Live(job));
   if (group == nullptr || local_rank >= static_cast<int>(group->ranks.size())) return;
   if (!group->ranks[local_rank].alive) return;
-  EndRank(*group, group->ranks[local_rank], ExitKind::kSignaled, signal, group->stop_deadline.has_value());
+  EndRank(*group, group->ranks[local_rank], ExitKind::kSignaled, signal,
+          group->stop_deadline.has_value());
   Settle(*group);
 }
 
@@ -273,6 +286,16 @@ void Node::LoseStore(const JobId& job) {
   Report(*group);
 }
 
+void Node::AskCommit(const JobId& job, Generation generation, std::int64_t step) {
+  if (!session_ || !welcomed_) return;
+  CommitRequest request;
+  request.job = job;
+  request.generation = generation;
+  request.step = step;
+  request.manifest_hash = "hash" + std::to_string(step);
+  Say(CommitAsked{*session_, request});
+}
+
 void Node::Notice(Duration left) {
   notice_ = {world_.clock().now() + left, regroup::Notice{NoticeSource::kCloud, 0, left, false}};
   if (session_ && welcomed_) Say(Noticed{*session_, notice_->second});
@@ -286,7 +309,8 @@ void Node::Signal(int signal, bool now) {
   LeaveIfFree();
 }
 
-// ---- look-ups ------------------------------------------------------------------------------------
+// ---- look-ups
+// ------------------------------------------------------------------------------------
 
 Group* Node::Find(const JobId& job, Generation generation) {
   auto groups = groups_.find(job);
@@ -299,7 +323,8 @@ const Group* Node::Live(const JobId& job) const {
   auto groups = groups_.find(job);
   if (groups == groups_.end()) return nullptr;
   for (auto it = groups->second.rbegin(); it != groups->second.rend(); ++it) {
-    const bool lives = std::any_of(it->second.ranks.begin(), it->second.ranks.end(), [](const Rank& r) { return r.alive; });
+    const bool lives = std::any_of(it->second.ranks.begin(), it->second.ranks.end(),
+                                   [](const Rank& r) { return r.alive; });
     if (lives) return &it->second;
   }
   return nullptr;
@@ -330,14 +355,17 @@ ProbeResult Node::Witness(const JobId& job, Generation generation, const Address
   return found->second.witness == address ? ProbeResult::kAccepted : ProbeResult::kRefused;
 }
 
-// ---- orders --------------------------------------------------------------------------------------
+// ---- orders
+// --------------------------------------------------------------------------------------
 
 void Node::Obey(const Order& order) {
   if (order.number <= obeyed_) return;
   obeyed_ = order.number;
   const JobId& job = order.job;
   if (order.forget)
-    std::erase_if(groups_[job], [&](const auto& entry) { return entry.first <= order.forget->up_to && IsFree(entry.second); });
+    std::erase_if(groups_[job], [&](const auto& entry) {
+      return entry.first <= order.forget->up_to && IsFree(entry.second);
+    });
   if (order.stop) ObeyStop(*order.stop, job);
   if (order.prepare) {
     const Generation wanted = order.prepare->generation;
@@ -355,7 +383,8 @@ void Node::Obey(const Order& order) {
 
 void Node::ObeyStop(const Stop& stop, const JobId& job) {
   stopped_[job] = std::max(stopped_[job], stop.up_to);
-  if (auto pending = pending_.find(job); pending != pending_.end() && pending->second.generation <= stop.up_to)
+  if (auto pending = pending_.find(job);
+      pending != pending_.end() && pending->second.generation <= stop.up_to)
     pending_.erase(pending);
   for (auto& entry : groups_[job])
     if (entry.first <= stop.up_to) StopGroup(entry.second, stop.grace);
@@ -390,9 +419,10 @@ void Node::StartPrepare(const JobId& job, const Prepare& prepare) {
     return;
   }
   if (behaviour_.never_prepares) return;
-  world_.clock().After(behaviour_.prepare, [this, job, generation = prepare.generation, boot = boot_] {
-    if (boot == boot_) Prepared(job, generation);
-  });
+  world_.clock().After(behaviour_.prepare,
+                       [this, job, generation = prepare.generation, boot = boot_] {
+                         if (boot == boot_) Prepared(job, generation);
+                       });
 }
 
 void Node::Prepared(const JobId& job, Generation generation) {
@@ -412,25 +442,27 @@ void Node::StartRanks(Group& group, const Run& run) {
     Report(group);
     return;
   }
-  world_.clock().After(behaviour_.start, [this, job = group.job, generation = group.generation, boot = boot_] {
-    Group* mine = Find(job, generation);
-    if (boot != boot_ || mine == nullptr || mine->phase != Phase::kStarting) return;
-    for (const RankAssignment& assigned : mine->run->mine) {
-      Rank rank;
-      rank.rank = assigned.rank;
-      rank.pid = world_.NewPid();
-      rank.started = world_.clock().now();
-      rank.alive = behaviour_.exec_error == 0;
-      mine->ranks.push_back(rank);
-      if (rank.alive) world_.RankStarted(*this, *mine, mine->ranks.back());
-    }
-    mine->phase = Phase::kRunning;
-    if (behaviour_.exec_error != 0)
-      for (Rank& rank : mine->ranks) EndRank(*mine, rank, ExitKind::kExecFailed, behaviour_.exec_error, false);
-    Report(*mine);
-    Settle(*mine);
-    if (behaviour_.speaks) TellProgress(job, generation);
-  });
+  world_.clock().After(
+      behaviour_.start, [this, job = group.job, generation = group.generation, boot = boot_] {
+        Group* mine = Find(job, generation);
+        if (boot != boot_ || mine == nullptr || mine->phase != Phase::kStarting) return;
+        for (const RankAssignment& assigned : mine->run->mine) {
+          Rank rank;
+          rank.rank = assigned.rank;
+          rank.pid = world_.NewPid();
+          rank.started = world_.clock().now();
+          rank.alive = behaviour_.exec_error == 0;
+          mine->ranks.push_back(rank);
+          if (rank.alive) world_.RankStarted(*this, *mine, mine->ranks.back());
+        }
+        mine->phase = Phase::kRunning;
+        if (behaviour_.exec_error != 0)
+          for (Rank& rank : mine->ranks)
+            EndRank(*mine, rank, ExitKind::kExecFailed, behaviour_.exec_error, false);
+        Report(*mine);
+        Settle(*mine);
+        if (behaviour_.speaks) TellProgress(job, generation);
+      });
 }
 
 void Node::StopGroup(Group& group, Duration grace) {
@@ -439,7 +471,8 @@ void Node::StopGroup(Group& group, Duration grace) {
   const bool known = group.stop_deadline.has_value();
   if (known && *group.stop_deadline <= deadline) return;
   group.stop_deadline = deadline;
-  const bool has_ranks = std::any_of(group.ranks.begin(), group.ranks.end(), [](const Rank& r) { return r.alive; });
+  const bool has_ranks =
+      std::any_of(group.ranks.begin(), group.ranks.end(), [](const Rank& r) { return r.alive; });
   if (group.phase != Phase::kStopping) {
     group.phase = Phase::kStopping;
     Report(group);
@@ -447,16 +480,18 @@ void Node::StopGroup(Group& group, Duration grace) {
   Instant end = world_.clock().now() + behaviour_.die;
   if (!has_ranks) end = world_.clock().now() + std::chrono::milliseconds(1);
   if (has_ranks && (behaviour_.ignores_term || behaviour_.unkillable)) end = deadline;
-  world_.clock().At(std::min(end, std::max(deadline, world_.clock().now() + std::chrono::milliseconds(1))),
-                    [this, job = group.job, generation = group.generation, boot = boot_] {
-                      if (boot == boot_) EndStop(job, generation);
-                    });
+  world_.clock().At(
+      std::min(end, std::max(deadline, world_.clock().now() + std::chrono::milliseconds(1))),
+      [this, job = group.job, generation = group.generation, boot = boot_] {
+        if (boot == boot_) EndStop(job, generation);
+      });
 }
 
 void Node::EndStop(const JobId& job, Generation generation) {
   Group* group = Find(job, generation);
   if (group == nullptr || group->phase != Phase::kStopping) return;
-  const bool has_ranks = std::any_of(group->ranks.begin(), group->ranks.end(), [](const Rank& r) { return r.alive; });
+  const bool has_ranks =
+      std::any_of(group->ranks.begin(), group->ranks.end(), [](const Rank& r) { return r.alive; });
   if (has_ranks && behaviour_.unkillable) {
     world_.clock().After(kUnkillableAfter, [this, job, generation, boot = boot_] {
       Group* stuck = boot == boot_ ? Find(job, generation) : nullptr;
@@ -487,7 +522,8 @@ void Node::EndRank(Group& group, Rank& rank, ExitKind kind, int code, bool after
 }
 
 void Node::Settle(Group& group) {
-  const bool lives = std::any_of(group.ranks.begin(), group.ranks.end(), [](const Rank& r) { return r.alive; });
+  const bool lives =
+      std::any_of(group.ranks.begin(), group.ranks.end(), [](const Rank& r) { return r.alive; });
   if (!lives) group.phase = Phase::kFree;
   Report(group);
   if (lives) return;
@@ -495,11 +531,13 @@ void Node::Settle(Group& group) {
   LeaveIfFree();
 }
 
-// ---- workers that speak --------------------------------------------------------------------------
+// ---- workers that speak
+// --------------------------------------------------------------------------
 
 void Node::TellProgress(const JobId& job, Generation generation) {
   Group* group = Find(job, generation);
-  const bool lives = group && std::any_of(group->ranks.begin(), group->ranks.end(), [](const Rank& r) { return r.alive; });
+  const bool lives = group && std::any_of(group->ranks.begin(), group->ranks.end(),
+                                          [](const Rank& r) { return r.alive; });
   if (!lives || group->stop_deadline) return;
   if (!group->saved) {
     const auto steps = (world_.clock().now() - group->ranks[0].started) / behaviour_.step;
@@ -537,7 +575,8 @@ void Node::OnWorkerNotice(const JobId& job, const WorkerNotice& notice) {
   });
 }
 
-// ---- reports -------------------------------------------------------------------------------------
+// ---- reports
+// -------------------------------------------------------------------------------------
 
 GroupReport Node::ReportOf(const Group& group) const {
   const Instant now = world_.clock().now();
@@ -570,7 +609,8 @@ void Node::Report(const Group& group) {
 
 void Node::LeaveIfFree() {
   if (!options_.launched || done || !agent_up_) return;
-  const bool over = result.has_value() || left_with_ || (refused && !launched_job && options_.launch);
+  const bool over =
+      result.has_value() || left_with_ || (refused && !launched_job && options_.launch);
   if (!over) return;
   for (const auto& job : groups_)
     for (const auto& entry : job.second)

@@ -1,7 +1,7 @@
 #pragma once
 
-// One node as PROTOCOL §5 describes it: an agent with its run directories, shims and workers. A model, not the agent's
-// code: it obeys orders, reports, redials, and can be made to misbehave.
+// One node as PROTOCOL §5 describes it: an agent with its run directories, shims and workers. A
+// model, not the agent's code: it obeys orders, reports, redials, and can be made to misbehave.
 
 #include <csignal>
 #include <cstdint>
@@ -25,15 +25,15 @@ struct Behaviour {
   Duration start = std::chrono::milliseconds(3);
   Duration die = std::chrono::milliseconds(5);  // From SIGTERM to the exit.
   Duration heartbeat = std::chrono::seconds(1);
-  bool ignores_term = false;     // Dies at the stop's deadline.
-  bool unkillable = false;       // Does not even die then.
+  bool ignores_term = false;  // Dies at the stop's deadline.
+  bool unkillable = false;    // Does not even die then.
   bool never_prepares = false;
   bool dies_in_prepare = false;  // The whole node, and its host answers.
   bool never_starts = false;
   bool witness = true;
-  std::string refuses;           // Why every Prepare is refused.
-  int exec_error = 0;            // errno of every start.
-  bool speaks = false;           // Its workers report steps and save on a notice.
+  std::string refuses;  // Why every Prepare is refused.
+  int exec_error = 0;   // errno of every start.
+  bool speaks = false;  // Its workers report steps and save on a notice.
   Duration step = std::chrono::milliseconds(100);
   Duration save = std::chrono::milliseconds(50);
 };
@@ -91,23 +91,25 @@ class Node {
 
   // Faults. `Kill…` = SIGKILL.
   void StartAgent();
-  void KillAgent();      // The session breaks; workers run on (a launched agent's lifeline closes).
-  void KillNode();       // Agent, shims and workers; the host answers for them.
-  void CutPower();       // The same, and the host is silent.
-  void Reboot();         // Run directories are gone, a new boot id; the agent is started.
+  void KillAgent();  // The session breaks; workers run on (a launched agent's lifeline closes).
+  void KillNode();   // Agent, shims and workers; the host answers for them.
+  void CutPower();   // The same, and the host is silent.
+  void Reboot();     // Run directories are gone, a new boot id; the agent is started.
   void SetSilent(bool silent);  // Packets are held back both ways.
   void ResetSession();
   void ExitRank(const JobId& job, int local_rank, int code);
   void SignalRank(const JobId& job, int local_rank, int signal);
   void LoseSupervisor(const JobId& job);
   void LoseStore(const JobId& job);
-  void Notice(Duration left);  // From a cloud.
+  void AskCommit(const JobId& job, Generation generation, std::int64_t step);  // Whatever it is.
+  void Notice(Duration left);                                                  // From a cloud.
   void Signal(int signal, bool now = false);  // To a launch command.
 
   // From the coordinator, after the network.
   void Deliver(SessionId session, const coordinator::Action& action);
   void OnCoordinatorGone();  // Its socket was reset.
-  coordinator::ProbeResult Witness(const JobId& job, Generation generation, const Address& address) const;
+  coordinator::ProbeResult Witness(const JobId& job, Generation generation,
+                                   const Address& address) const;
 
   const std::string& name() const { return name_; }
   const NodeId& id() const { return id_; }
@@ -126,14 +128,14 @@ class Node {
 
   std::optional<JobId> launched_job;
   std::optional<JobView> result;
-  std::optional<absl::Status> refused;       // Its launch, or its session.
+  std::optional<absl::Status> refused;  // Its launch, or its session.
   std::vector<JobEvent> news;
   std::vector<CommitAnswer> commit_answers;
   std::vector<std::string> log;  // Orders, for tests that ask what was said.
   Epoch highest_epoch;           // May be set by tests.
   ClusterId cluster;
   std::int64_t training_step = 0;
-  bool done = false;             // A launched agent that has left.
+  bool done = false;  // A launched agent that has left.
 
  private:
   void Redial(Duration delay);

@@ -29,7 +29,8 @@ LaunchRequest LaunchOf(const std::string& key, const JobSpec& spec) {
 
 World::World(Config config, std::uint64_t seed)
     : config_([&] {
-        if (config.new_cluster.empty()) config.new_cluster = ClusterId("cluster-" + std::to_string(seed));
+        if (config.new_cluster.empty())
+          config.new_cluster = ClusterId("cluster-" + std::to_string(seed));
         return config;
       }()),
       start_(clock_.now()) {
@@ -37,7 +38,8 @@ World::World(Config config, std::uint64_t seed)
   StartCoordinator();
 }
 
-// ---- the coordinator -----------------------------------------------------------------------------
+// ---- the coordinator
+// -----------------------------------------------------------------------------
 
 void World::StartCoordinator() {
   if (core_) return;
@@ -108,7 +110,8 @@ void World::Post(Event event) {
 }
 
 void World::TickDue() {
-  for (int ticks = 0; core_ && core_->NextDeadline() && *core_->NextDeadline() <= clock_.now(); ++ticks) {
+  for (int ticks = 0; core_ && core_->NextDeadline() && *core_->NextDeadline() <= clock_.now();
+       ++ticks) {
     CHECK(ticks < 10'000);  // The core must come to rest.
     Step(Tick{});
   }
@@ -139,7 +142,8 @@ void World::Arm() {
   });
 }
 
-// ---- the journal ---------------------------------------------------------------------------------
+// ---- the journal
+// ---------------------------------------------------------------------------------
 
 void World::Journal(Effects effects) {
   journal_.push_back(std::move(effects));
@@ -167,7 +171,7 @@ void World::CommitNext() {
   const bool outer = std::exchange(committing_, true);
   Effects effects = std::move(journal_.front());
   journal_.pop_front();
-  const std::uint64_t life = life_;
+  if (answers_before_commit && !CarryOutAll(effects.actions)) return;
   if (!effects.rows.empty() && Point()) return;
   checker.OnCommit(rows_, effects.rows, clock_.now());
   for (const Row& row : effects.rows) {
@@ -175,12 +179,19 @@ void World::CommitNext() {
     if (!row.value) rows_.erase(row.key);
   }
   if (!effects.rows.empty() && Point()) return;
-  for (const Action& action : effects.actions) {
-    const bool heavy = !std::holds_alternative<AckReport>(action);
-    if (heavy && Point()) return;
-    if (!CarryOut(action) || life != life_) return;
-  }
+  if (!answers_before_commit && !CarryOutAll(effects.actions)) return;
   committing_ = outer;
+}
+
+// False: the coordinator has died in between.
+bool World::CarryOutAll(const std::vector<Action>& actions) {
+  const std::uint64_t life = life_;
+  for (const Action& action : actions) {
+    const bool heavy = !std::holds_alternative<AckReport>(action);
+    if (heavy && Point()) return false;
+    if (!CarryOut(action) || life != life_) return false;
+  }
+  return true;
 }
 
 // False: the coordinator is gone.
@@ -193,7 +204,8 @@ bool World::CarryOut(const Action& action) {
       if (entry.second->id() == probe->node) found = entry.second.get();
     ProbeResult result = ProbeResult::kSilent;
     if (found) result = found->Witness(probe->job, probe->generation, probe->address);
-    const Duration took = result == ProbeResult::kSilent ? Duration(std::chrono::milliseconds(200)) : Duration(std::chrono::milliseconds(1));
+    const Duration took = result == ProbeResult::kSilent ? Duration(std::chrono::milliseconds(200))
+                                                         : Duration(std::chrono::milliseconds(1));
     clock_.After(took, [this, life = life_, probe = *probe, result] {
       if (life == life_) Post(Probed{probe.node, probe.job, probe.generation, result});
     });
@@ -216,9 +228,12 @@ bool World::CarryOut(const Action& action) {
     auto owner = owners_.find(session);
     if (owner == owners_.end()) return true;
     Node* node = nodes_.at(owner->second).get();
-    if (const auto* order = std::get_if<SendOrder>(&action)) checker.OnOrder(*node, order->order, clock_.now());
-    if (const auto* commit = std::get_if<AnswerCommit>(&action)) checker.OnCommitAnswered(commit->answer);
-    clock_.After(node->behaviour().net, [node, session, action] { node->Deliver(session, action); });
+    if (const auto* order = std::get_if<SendOrder>(&action))
+      checker.OnOrder(*node, order->order, clock_.now());
+    if (const auto* commit = std::get_if<AnswerCommit>(&action))
+      checker.OnCommitAnswered(commit->answer);
+    clock_.After(node->behaviour().net,
+                 [node, session, action] { node->Deliver(session, action); });
     if (std::holds_alternative<CloseSession>(action)) owners_.erase(owner);
   }
   return true;
@@ -232,7 +247,8 @@ void World::OnAnswer(const Answer& answer) {
     checker.OnCancelAnswered(cancelled->job, clock_.now());
 }
 
-// ---- nodes ---------------------------------------------------------------------------------------
+// ---- nodes
+// ---------------------------------------------------------------------------------------
 
 Node& World::Add(const std::string& name, NodeOptions options, Behaviour behaviour) {
   auto [slot, fresh] = nodes_.try_emplace(name, nullptr);
@@ -251,7 +267,8 @@ Node& World::AddLauncher(const std::string& name, const JobSpec& spec, Duration 
 
 void World::ToCoordinator(Node& node, Event event) {
   if (!core_) return;
-  if (const auto* opened = std::get_if<SessionOpened>(&event)) owners_[opened->session] = node.name();
+  if (const auto* opened = std::get_if<SessionOpened>(&event))
+    owners_[opened->session] = node.name();
   if (!std::holds_alternative<SessionBroken>(event)) checker.OnHeard(node.id(), clock_.now());
   Post(std::move(event));
 }
@@ -261,7 +278,8 @@ void World::RankStarted(Node& node, const Group& group, const Rank& rank) {
 }
 void World::RankKilledByUs(Node&, const Group&, const Rank&) {}
 
-// ---- clients -------------------------------------------------------------------------------------
+// ---- clients
+// -------------------------------------------------------------------------------------
 
 CallId World::Submit(const JobSpec& spec, const std::string& key) {
   const CallId call(++call_);
@@ -301,7 +319,8 @@ const Reply* World::ReplyTo(CallId call) const {
   return found == replies_.end() ? nullptr : &found->second;
 }
 
-// ---- time ----------------------------------------------------------------------------------------
+// ---- time
+// ----------------------------------------------------------------------------------------
 
 void World::RunFor(Duration duration) { clock_.RunUntil(clock_.now() + duration); }
 
@@ -313,7 +332,8 @@ bool World::RunUntil(const std::function<bool()>& condition, Duration limit) {
   return true;
 }
 
-// ---- views ---------------------------------------------------------------------------------------
+// ---- views
+// ---------------------------------------------------------------------------------------
 
 JobView World::View(const JobId& job) {
   CHECK(core_.has_value());

@@ -1,7 +1,8 @@
 #pragma once
 
-// A whole cluster in one thread: the real core behind a modelled journal, modelled nodes and a modelled network, on
-// virtual time. Everything that happens is a function of the calls made and of the seed.
+// A whole cluster in one thread: the real core behind a modelled journal, modelled nodes and a
+// modelled network, on virtual time. Everything that happens is a function of the calls made and of
+// the seed.
 
 #include <deque>
 #include <functional>
@@ -88,6 +89,7 @@ class World : public NodeWorld {
   void CommitBatch();
   void CommitNext();
   bool CarryOut(const coordinator::Action& action);
+  bool CarryOutAll(const std::vector<coordinator::Action>& actions);
   bool Point();  // True: the coordinator has just died here.
   void Arm();
   void TickDue();

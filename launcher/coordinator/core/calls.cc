@@ -129,6 +129,17 @@ void Engine::On(const LaunchAsked& event) {
   if (job.state.phase == JobPhase::kEnded) SendResultTo(job, *node);
 }
 
+// Of a job with very many launch commands: all that ever came; nobody counts them by hand.
+int Engine::NodesStaying(const Job& job) const {
+  constexpr std::size_t kMany = 64;
+  if (job.launchers.size() > kMany) return static_cast<int>(job.launchers.size());
+  return static_cast<int>(
+      std::count_if(job.launchers.begin(), job.launchers.end(), [&](const NodeId& id) {
+        const Node* node = FindNode(id);
+        return node && node->link != Link::kLost && !IsLeaving(job, *node);
+      }));
+}
+
 void Engine::Join(Job& job, Node& node, const LaunchRequest& request) {
   if (node.row.launch && node.row.launch->key == request.key && node.row.launch->job == job.id())
     return;
@@ -150,8 +161,7 @@ void Engine::Join(Job& job, Node& node, const LaunchRequest& request) {
   if (job.below_since || !FormedOf(job))
     job.membership_known = job.membership_known && !job.below_since;
   const JobSpec& spec = job.spec.spec;
-  AddEvent(job, NodeJoined{node.row.name, static_cast<int>(job.launchers.size()), spec.min_nodes,
-                           spec.max_nodes});
+  AddEvent(job, NodeJoined{node.row.name, NodesStaying(job), spec.min_nodes, spec.max_nodes});
   Touch(job, node);
   Refresh(job, node);
   MarkDirty(job);

@@ -109,6 +109,8 @@ void Engine::EndGeneration(Job& job, Generation generation, GenerationSoft& soft
   });
   const EndKind kind = KindOf(reason);
   const Streak streak = AfterEnd({job.state.own_failures, job.state.free_ends}, progressed, kind);
+  const GenerationRow* next = ProposedOf(job);
+  if (next && !std::holds_alternative<Resized>(reason)) Void(job, next->generation, {});
   job.not_before =
       *job.outage.detected_at + RestartDelay(streak, kind, config_, SeedOf(job.id(), generation));
   job.awaited_until = soft.ending->give_up;

@@ -142,6 +142,7 @@ class Engine {
   absl::StatusOr<JobId> Admit(const JobSpec& spec, const std::string& key, bool standalone,
                               std::uint64_t free_bytes);
   std::optional<LaunchedJob> LaunchedJobOf(const Job* job) const;
+  int NodesStaying(const Job& job) const;
   void Join(Job& job, Node& node, const LaunchRequest& request);
   void CancelJob(Job& job, const std::string& by, int signal, bool now, const std::string& key);
   void HurryCancel(Job& job);

@@ -181,7 +181,10 @@ int Engine::MaxNodesNow(const Job& job) const {
   const int max = std::min(job.spec.spec.max_nodes, kMaxNodesPerJob);
   auto previous = job.generations.find(job.state.last_formed);
   if (job.spec.spec.scale_up != ScaleUp::kNever || previous == job.generations.end()) return max;
-  return std::min(max, static_cast<int>(previous->second.members.size()));
+  std::size_t largest = previous->second.members.size();  // A loss may be made good, no more.
+  for (const auto& entry : job.generations)
+    if (!entry.second.voided) largest = std::max(largest, entry.second.members.size());
+  return std::min(max, static_cast<int>(largest));
 }
 
 // ---- candidates ------------------------------------------------------------------------------

@@ -270,10 +270,6 @@ bool Engine::CheckGrowth(Job& job, Generation generation, GenerationSoft& soft) 
       others_wait)
     return false;
   if (job.launched() && static_cast<int>(job.launchers.size()) <= nodes) return false;
-  const std::vector<NodeId> newcomers = Newcomers(job, soft);
-  const int size = UsableSize(nodes + static_cast<int>(newcomers.size()), spec.min_nodes,
-                              MaxNodesNow(job), spec.unit);
-  if (size <= nodes) return false;
   Instant due = job.last_change.value_or(recovered_at_) + *settle;
   const std::optional<Instant> last_join = job.launched() ? job.last_join : fleet_join_;
   if (last_join) due = std::max(due, *last_join + config_.join_batch);
@@ -281,6 +277,10 @@ bool Engine::CheckGrowth(Job& job, Generation generation, GenerationSoft& soft) 
     Wake(job, due);
     return false;
   }
+  const std::vector<NodeId> newcomers = Newcomers(job, soft);
+  const int size = UsableSize(nodes + static_cast<int>(newcomers.size()), spec.min_nodes,
+                              MaxNodesNow(job), spec.unit);
+  if (size <= nodes) return false;
   std::vector<NodeId> chosen;
   for (const auto& member : soft.members) {
     const Node* node = FindNode(member.first);

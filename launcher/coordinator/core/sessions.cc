@@ -357,10 +357,15 @@ void Engine::LoseNode(Node& node, const std::string& how, bool proved) {
   NodeRow row = node.row;
   row.lost = true;
   row.lost_how = how;
-  row.taken.clear();
+  // Of an awaited node nothing was shown: its row and its memberships say what it may hold.
+  const bool awaited = node.link == Link::kAwaited;
+  if (proved || !awaited) row.taken.clear();
   for (const JobId& id : node.jobs) {
     const Job* job = FindJob(id);
-    if (proved || job == nullptr || SlotsFree(*job, node)) continue;
+    const bool known = std::any_of(row.taken.begin(), row.taken.end(),
+                                   [&](const TakenSlots& taken) { return taken.job == id; });
+    if (proved || known || job == nullptr) continue;
+    if (awaited ? !node.claims.contains(id) : SlotsFree(*job, node)) continue;
     row.taken.push_back({id, job->state.last_formed, WorkersOn(*job, node), false});
   }
   if (node.session) {
