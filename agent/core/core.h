@@ -134,7 +134,7 @@ class Core {
 
   std::map<GroupKey, Group> groups_;
   std::map<JobId, Job> jobs_;
-  std::map<std::pair<GroupKey, int>, Progress> progress_;  // By global rank.
+  std::map<std::pair<GroupKey, int>, Progress> progress_;  // By local rank.
   std::map<GroupKey, CommitRequest> commits_;              // Asked and not answered.
 
   bool ever_ran_ = false;

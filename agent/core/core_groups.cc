@@ -7,6 +7,11 @@
 #include "agent/core/core.h"
 
 namespace regroup::agent {
+namespace {
+
+constexpr std::size_t kMaxRefusalBytes = 2048;
+
+}  // namespace
 
 // ---- prepare ------------------------------------------------------------------------------------
 
@@ -28,7 +33,7 @@ void Core::On(const PrepareFailed& failed) {
   if (group == nullptr || group->phase == Phase::kFree || group->started) return;
   Note(absl::StrCat("can't prepare ", failed.key.job.value(), " generation ",
                     failed.key.generation.value(), ": ", failed.why));
-  group->refused = failed.why;
+  group->refused = failed.why.substr(0, kMaxRefusalBytes);
   group->dirty = true;
   if (group->shim_ready && !group->shim_gone) {
     StopGroup(failed.key, *group, now_, StopReason::kFailure);
@@ -173,7 +178,7 @@ void Core::On(const WorkerSaid& said) {
     // It may have reconnected, or come late: what it missed is told again.
     if (group->notice_deadline && hello->takes_notice) NotifyWorkers(said.key, *group);
   } else if (const auto* progress = std::get_if<WorkerProgress>(&said.what)) {
-    Progress& kept = progress_[{said.key, said.rank}];
+    Progress& kept = progress_[{said.key, said.local_rank}];
     kept.last = *progress;
     kept.unsent = true;
   } else if (const auto* request = std::get_if<CommitRequest>(&said.what)) {

@@ -5,6 +5,9 @@
 namespace regroup::agent {
 namespace {
 
+// Of all ranks together: thousands that fail at once must fit into one message.
+constexpr std::size_t kMaxReportedErrorBytes = 128 << 10;
+
 Duration AgeAt(Instant now, Instant then) { return std::max(Duration::zero(), now - then); }
 
 Phase PhaseOf(const RunRecord& record) {
@@ -30,7 +33,10 @@ GroupReport ReportOf(const GroupKey& key, const Group& group, Instant now) {
     report.started.push_back(
         {.local_rank = local_rank, .pid = start.pid, .age = AgeAt(now, start.at)});
   }
+  std::size_t room = kMaxReportedErrorBytes;
   for (const auto& [local_rank, exit] : group.exits) {
+    const std::string error = exit.error.substr(0, room);
+    room -= error.size();
     report.exits.push_back({.local_rank = local_rank,
                             .kind = exit.kind,
                             .code = exit.code,
@@ -38,7 +44,7 @@ GroupReport ReportOf(const GroupKey& key, const Group& group, Instant now) {
                             .oom = exit.oom,
                             .pid = exit.pid,
                             .age = AgeAt(now, exit.at),
-                            .error = exit.error});
+                            .error = error});
   }
   report.supervisor_lost = group.supervisor_lost;
   report.store_lost = group.store_lost;

@@ -69,6 +69,24 @@ bool HasLiveGroups(const NodeId& node) {
   return false;
 }
 
+// What an earlier launch command on this node left when it was killed: its shims are gone, nobody
+// asks for their groups any more.
+void ClearRunBase(const std::string& base) {
+  constexpr int kRounds = 200;
+  constexpr useconds_t kRoundUs = 5'000;
+  absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(base);
+  if (!scan.ok()) return;
+  for (const shim::RunRecord& record : scan->records) {
+    for (int round = 0, clean = 0; record.supervisor_lost() && round < kRounds && clean < 2;
+         ++round) {
+      absl::StatusOr<int> found = shim::KillLeftovers(record);
+      clean = found.ok() && *found == 0 ? clean + 1 : 0;
+      if (clean < 2) ::usleep(kRoundUs);
+    }
+    shim::RemoveRunDirectory(record.path).IgnoreError();
+  }
+}
+
 absl::StatusOr<Node> TakeNode(const std::string& state_dir, bool launched) {
   ASSIGN_OR_RETURN(
       NodeFolder folder,
@@ -76,6 +94,7 @@ absl::StatusOr<Node> TakeNode(const std::string& state_dir, bool launched) {
           state_dir, launched ? io::Durability::kVolatile : io::Durability::kDurable,
           [launched](const NodeId& node) { return !launched || !HasLiveGroups(node); }));
   ASSIGN_OR_RETURN(std::string base, RunBase(folder.node()));
+  if (launched) ClearRunBase(base);
   ASSIGN_OR_RETURN(BootId boot, io::ReadBootId());
   return Node{std::move(folder), std::move(base), std::move(boot)};
 }

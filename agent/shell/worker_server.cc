@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/io/unix_socket.h"
+#include "common/rpc/convert.h"
 #include "proto/local.pb.h"
 
 namespace regroup::agent {
@@ -30,6 +31,35 @@ std::optional<double> Finite(bool has, double value) {
   return has && std::isfinite(value) ? std::optional<double>(value) : std::nullopt;
 }
 
+WorkerProgress ProgressOf(const local::Progress& said, const GroupKey& key, int rank) {
+  WorkerProgress progress;
+  progress.job = key.job;
+  progress.generation = key.generation;
+  progress.rank = rank;
+  progress.step = said.step();
+  progress.samples = said.samples();
+  progress.loss = Finite(said.has_loss(), said.loss());
+  progress.tokens_per_second = Finite(said.has_tokens_per_second(), said.tokens_per_second());
+  if (said.has_restored_step()) progress.restored_step = said.restored_step();
+  progress.init = Time(said.has_init_s(), said.init_s());
+  progress.restore = Time(said.has_restore_s(), said.restore_s());
+  progress.first_step = Time(said.has_first_step_s(), said.first_step_s());
+  progress.checkpoint = Time(said.has_checkpoint_s(), said.checkpoint_s());
+  return progress;
+}
+
+CommitRequest RequestOf(const local::CommitRequest& said, const GroupKey& key) {
+  CommitRequest request;
+  request.job = key.job;
+  request.generation = key.generation;
+  request.attempt = said.attempt();
+  request.step = said.step();
+  request.manifest_hash = said.manifest_hash();
+  request.path = said.path();
+  request.for_notice = said.for_notice();
+  return request;
+}
+
 }  // namespace
 
 struct WorkerServer::Peer {
@@ -45,7 +75,8 @@ struct WorkerServer::Peer {
 
 WorkerServer::WorkerServer(asio::io_context& loop, io::UniqueFd listener, int max_connections,
                            Post post, Warn warn)
-    : acceptor_(loop),
+    : loop_(loop),
+      acceptor_(loop),
       max_connections_(max_connections),
       post_(std::move(post)),
       warn_(std::move(warn)) {
@@ -110,50 +141,36 @@ bool WorkerServer::Handle(Peer& peer, const std::string& text) {
   google::protobuf::util::JsonParseOptions options;
   options.ignore_unknown_fields = true;  // A newer worker may say more.
   if (!google::protobuf::util::JsonStringToMessage(text, &line, options).ok() ||
-      (!peer.greeted && !line.has_hello())) {
+      line.has_hello() == peer.greeted) {
     warn_("garbage on the worker socket: connection closed");
     return false;
   }
   WorkerSaid said{.key = peer.key, .rank = peer.rank, .local_rank = peer.local_rank, .what = {}};
+  bool sound = true;
+  const auto take = [&](auto value) {
+    // What the coordinator would refuse costs this worker its connection, not this node its
+    // session.
+    sound = FromProto(ToProto(value)).ok();
+    said.what = std::move(value);
+  };
   switch (line.body_case()) {
     case local::WorkerLine::kHello:
       return Greet(peer, line);
-    case local::WorkerLine::kProgress: {
-      const local::Progress& p = line.progress();
-      WorkerProgress progress;
-      progress.job = peer.key.job;
-      progress.generation = peer.key.generation;
-      progress.rank = peer.rank;
-      progress.step = p.step();
-      progress.samples = p.samples();
-      progress.loss = Finite(p.has_loss(), p.loss());
-      progress.tokens_per_second = Finite(p.has_tokens_per_second(), p.tokens_per_second());
-      if (p.has_restored_step()) progress.restored_step = p.restored_step();
-      progress.init = Time(p.has_init_s(), p.init_s());
-      progress.restore = Time(p.has_restore_s(), p.restore_s());
-      progress.first_step = Time(p.has_first_step_s(), p.first_step_s());
-      progress.checkpoint = Time(p.has_checkpoint_s(), p.checkpoint_s());
-      said.what = std::move(progress);
+    case local::WorkerLine::kProgress:
+      take(ProgressOf(line.progress(), peer.key, peer.rank));
       break;
-    }
-    case local::WorkerLine::kCommit: {
-      const local::CommitRequest& c = line.commit();
-      CommitRequest request;
-      request.job = peer.key.job;
-      request.generation = peer.key.generation;
-      request.attempt = c.attempt();
-      request.step = c.step();
-      request.manifest_hash = c.manifest_hash();
-      request.path = c.path();
-      request.for_notice = c.for_notice();
-      said.what = std::move(request);
+    case local::WorkerLine::kCommit:
+      take(RequestOf(line.commit(), peer.key));
       break;
-    }
     case local::WorkerLine::kCommunicatorFailed:
       said.what = CommunicatorFailed{line.communicator_failed().text()};
       break;
     case local::WorkerLine::BODY_NOT_SET:
       return true;  // Something newer than this agent.
+  }
+  if (!sound) {
+    warn_("a worker said what can't be: connection closed");
+    return false;
   }
   post_(std::move(said));
   return true;

@@ -115,9 +115,18 @@ TEST_F(WorkerServerTest, GarbageClosesItsOwnConnectionOnly) {
     Say(bad, garbage);
     EXPECT_EQ(ReadLine(bad), "") << garbage.substr(0, 20);
   }
+  for (const std::string absurd :
+       {R"({"progress": {"step": -1}})", R"({"commit": {"manifestHash": "zz"}})", kHello}) {
+    const io::UniqueFd bad = Connect();
+    Say(bad, kHello);
+    EXPECT_FALSE(ReadLine(bad).empty());
+    Say(bad, absurd + "\n");
+    EXPECT_EQ(ReadLine(bad), "") << absurd;
+  }
   EXPECT_FALSE(warnings_.empty());
+  const std::size_t before = events_.size();
   Say(good, "{\"progress\": {\"step\": 1}}\n");
-  RunUntil([&] { return events_.size() == 2; });
+  RunUntil([&] { return events_.size() == before + 1; });
 }
 
 TEST_F(WorkerServerTest, ConnectionsAreBounded) {
