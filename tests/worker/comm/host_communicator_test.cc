@@ -84,15 +84,20 @@ int ReduceUntilFailure(int rank, Communicator& c, Results& results, std::string_
   }
 }
 
+// Ends the test, instead of hanging, when a rank has failed before it came that far.
 void AwaitSteps(const Results& results, int world, int steps) {
+  const double end = NowSeconds() + 60;
   for (int r = 0; r < world; ++r) {
-    while (results.steps[r] < steps) std::this_thread::yield();
+    while (results.steps[r] < steps) {
+      CHECK(results.code[r] == 0 && NowSeconds() < end);
+      std::this_thread::yield();
+    }
   }
 }
 
 // Sanitizers slow everything down, and other builds share the cores; the bench holds the tight
 // limits.
-constexpr double kSlack = 1.0;
+constexpr double kSlack = 3.0;
 
 TEST(HostCommunicatorFailureTest, SurvivorsOfASigkillReturnAndNameTheDeadRank) {
   for (int victim = 0; victim < 3; ++victim) {
@@ -120,7 +125,7 @@ TEST(HostCommunicatorFailureTest, AStoppedRankIsNamedAtTheDeadline) {
   RankProcesses ranks(
       3,
       [&](int rank, Communicator& c) { return ReduceUntilFailure(rank, c, *results, "rank 1 "); },
-      milliseconds(300));
+      seconds(2));
   AwaitSteps(*results, 3, 3);
   kill(ranks.pid(1), SIGSTOP);
   for (int r : {0, 2}) {
