@@ -193,7 +193,9 @@ void Engine::On(const LeaveAsked& event) {
     row.launch->left = true;
     Put(std::move(row));
     if (!FormedOf(*job))
-      AddEvent(*job, NodeLeft{node->row.name, absl::StrCat("signal ", event.signal)});
+      AddEvent(*job, NodeLeft{node->row.name, event.signal == 0
+                                                  ? "--join-timeout"
+                                                  : absl::StrCat("signal ", event.signal)});
   }
   SetLeaving(*node, Notice{NoticeSource::kSignal, event.signal, left, false});
   if (event.now && job->stop) {

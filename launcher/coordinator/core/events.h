@@ -63,7 +63,7 @@ struct LaunchAsked {
 // A launch command was interrupted: its node leaves the job. Not answered; may be repeated.
 struct LeaveAsked {
   SessionId session;
-  int signal = 0;    // SIGINT, SIGTERM or SIGHUP.
+  int signal = 0;    // SIGINT, SIGTERM or SIGHUP; 0: it waited as long as its --join-timeout.
   bool now = false;  // A second signal: without grace.
 };
 

@@ -137,7 +137,8 @@ int ExitCodeOf(const FailReason& failed, const std::optional<EndReason>& root) {
 }
 
 LeaveOutcome DecideLeave(const JobSpec& spec, int signal, int others) {
-  if (others == 0) return signal == SIGTERM ? LeaveOutcome::kPreempts : LeaveOutcome::kCancels;
+  if (others == 0)
+    return signal == SIGTERM || signal == 0 ? LeaveOutcome::kPreempts : LeaveOutcome::kCancels;
   if (spec.min_nodes == spec.max_nodes && signal == SIGINT) return LeaveOutcome::kCancels;
   return LeaveOutcome::kLeaves;
 }

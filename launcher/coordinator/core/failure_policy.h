@@ -63,7 +63,8 @@ std::optional<FailReason> FailsForExec(const std::vector<ExcludedNode>& excluded
 // for `root`.
 int ExitCodeOf(const FailReason& failed, const std::optional<EndReason>& root);
 
-// A launch command leaves: what becomes of its job? `others` = launch commands that stay.
+// A launch command leaves: what becomes of its job? `others` = launch commands that stay; `signal`
+// 0: its --join-timeout passed.
 enum class LeaveOutcome { kLeaves, kCancels, kPreempts };
 LeaveOutcome DecideLeave(const JobSpec& spec, int signal, int others);
 

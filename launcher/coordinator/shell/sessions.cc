@@ -115,8 +115,8 @@ class Sessions::Reactor final
         return wrap(FromProto(message.notice()));
       case pb::AgentMessage::kLeave: {
         const int signal = message.leave().signal();
-        if (signal < 1 || signal > 64)
-          return absl::InvalidArgumentError("leave.signal: is not in [1, 64]");
+        if (signal < 0 || signal > 64)
+          return absl::InvalidArgumentError("leave.signal: is not in [0, 64]");
         return Decoded{Decoded::Leave{signal, message.leave().now()}};
       }
       case pb::AgentMessage::BODY_NOT_SET:

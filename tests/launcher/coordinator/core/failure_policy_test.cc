@@ -173,6 +173,8 @@ TEST(DecideLeave, Table) {
   EXPECT_EQ(DecideLeave(elastic, SIGINT, 0), LeaveOutcome::kCancels);
   EXPECT_EQ(DecideLeave(elastic, SIGHUP, 0), LeaveOutcome::kCancels);
   EXPECT_EQ(DecideLeave(elastic, SIGTERM, 0), LeaveOutcome::kPreempts);
+  EXPECT_EQ(DecideLeave(elastic, 0, 0), LeaveOutcome::kPreempts);  // --join-timeout
+  EXPECT_EQ(DecideLeave(fixed, 0, 1), LeaveOutcome::kLeaves);
   EXPECT_EQ(DecideLeave(fixed, SIGINT, 2), LeaveOutcome::kCancels);
   EXPECT_EQ(DecideLeave(fixed, SIGTERM, 2), LeaveOutcome::kLeaves);
 }

@@ -114,9 +114,9 @@ class LogicalAgent::Impl::Stream final
       public std::enable_shared_from_this<Stream> {
  public:
   Stream(std::shared_ptr<Impl> agent, std::uint64_t number)
-      : agent_(std::move(agent)),
-        number_(number),
-        work_(boost::asio::make_work_guard(agent_->io_)) {}
+      : work_(boost::asio::make_work_guard(agent->io_)),
+        agent_(std::move(agent)),
+        number_(number) {}
 
   void Begin(pb::Coordinator::Stub& stub) {
     keep_ = shared_from_this();
@@ -164,10 +164,10 @@ class LogicalAgent::Impl::Stream final
     StartWrite(&outgoing_);
   }
 
+  // First, so that it goes last: the loop outlives gRPC's part and the agent's timers.
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
   const std::shared_ptr<Impl> agent_;
   const std::uint64_t number_;
-  boost::asio::executor_work_guard<boost::asio::io_context::executor_type>
-      work_;  // The loop outlives gRPC's part.
   std::shared_ptr<Stream> keep_;
   grpc::ClientContext context_;
   pb::CoordinatorMessage incoming_;

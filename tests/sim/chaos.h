@@ -1,0 +1,31 @@
+#pragma once
+
+// One random life of a small cluster, from one seed: jobs, faults of every kind, crashes of the
+// coordinator between any commit and any action; then, in some lives, the faults stop and
+// everything must come to rest.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/sim/world.h"
+
+namespace regroup::sim {
+
+struct ChaosOptions {
+  int actions = 16;
+  int rest_every = 8;                 // Every n-th seed ends with the rest; 1: all, 0: none.
+  std::function<void(World&)> plant;  // A bug.
+  coordinator::Config config;
+};
+struct ChaosResult {
+  std::vector<std::string> violations;
+  std::vector<std::string> history;  // What was done, with times.
+  std::uint64_t steps = 0;
+  int generations = 0;  // Formed.
+};
+
+ChaosResult RunChaos(std::uint64_t seed, const ChaosOptions& options = {});
+
+}  // namespace regroup::sim
