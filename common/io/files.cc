@@ -96,11 +96,15 @@ absl::Status RemoveEntry(int directory_fd, const char* name) {
   if (errno != EISDIR && errno != EPERM) return ErrnoStatus(errno, absl::StrCat("unlink ", name));
   UniqueFd child(::openat(directory_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!child) return ErrnoStatus(errno, absl::StrCat("open ", name));
-  absl::Status result = RemoveChildren(child.get());
-  if (::unlinkat(directory_fd, name, AT_REMOVEDIR) < 0 && errno != ENOENT) {
+  // What others write meanwhile is removed too, as long as they stop some time.
+  constexpr int kRounds = 100;
+  for (int round = 1;; ++round) {
+    absl::Status result = RemoveChildren(child.get());
+    if (::unlinkat(directory_fd, name, AT_REMOVEDIR) == 0 || errno == ENOENT) return result;
+    if (errno == ENOTEMPTY && result.ok() && round < kRounds) continue;
     result.Update(ErrnoStatus(errno, absl::StrCat("rmdir ", name)));
+    return result;
   }
-  return result;
 }
 
 }  // namespace

@@ -35,7 +35,8 @@ absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path);
 
 // Names without "." and "..", sorted. NOT_FOUND when there is no such directory.
 absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path);
-// Removes the tree; links are removed, not followed. OK when nothing was there.
+// Removes the tree; links are removed, not followed. OK when nothing was there. What another process
+// adds meanwhile goes too, in up to a hundred rounds.
 absl::Status RemoveTree(const std::string& path);
 
 // An flock of a file, held until destruction or the process's end (also SIGKILL). Descriptors that were passed on to

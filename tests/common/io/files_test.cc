@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <sys/stat.h>
+#include <unistd.h>
+
+#include <thread>
 
 #include "tests/common/io/temp_directory.h"
 
@@ -44,6 +47,25 @@ TEST(Files, PrivateDirectoryIsOurs) {
   EXPECT_FALSE(MakePrivateDirectory(directory / "a/link").ok());
   ASSERT_TRUE(ReplaceFile(directory / "file", "", Durability::kVolatile).ok());
   EXPECT_FALSE(MakePrivateDirectory(directory / "file").ok());
+}
+
+// A process that is told to end still writes its last state into its directory.
+TEST(Files, RemoveTreeRemovesWhatIsWrittenMeanwhile) {
+  for (int round = 0; round < 200; ++round) {
+    const TempDirectory directory;
+    const std::string tree = directory / "tree";
+    ASSERT_TRUE(MakeDirectories(tree).ok());
+    absl::StatusOr<UniqueFd> fd = OpenDirectory(tree);
+    ASSERT_TRUE(fd.ok());
+    std::thread writer([&] {
+      for (int i = 0; i < 3; ++i)
+        ReplaceFileAt(fd->get(), "state", "last words", Durability::kVolatile).IgnoreError();
+    });
+    const absl::Status removed = RemoveTree(tree);
+    writer.join();
+    ASSERT_TRUE(removed.ok()) << removed;
+    ASSERT_NE(::access(tree.c_str(), F_OK), 0) << round;
+  }
 }
 
 TEST(Files, RemoveTreeDoesNotFollowLinks) {
