@@ -47,7 +47,8 @@ bool NaturalLess(std::string_view a, std::string_view b) {
     }
   }
   if (a.size() - i != b.size() - j) return a.size() - i < b.size() - j;
-  return a < b;  // Equal but for leading zeros.
+  if (a.size() != b.size()) return a.size() < b.size();  // Equal but for leading zeros.
+  return a < b;
 }
 
 std::vector<NodeId> AssignGroupRanks(std::span<const NodeId> previous,

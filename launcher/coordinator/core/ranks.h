@@ -12,7 +12,7 @@
 
 namespace regroup::coordinator {
 
-// `node2` before `node10`: runs of digits compare as numbers.
+// `node2` before `node10`: runs of digits compare as numbers. `node1` before `node01`.
 bool NaturalLess(std::string_view a, std::string_view b);
 
 struct RankCandidate {
