@@ -47,7 +47,7 @@ struct Config {
   Duration unreachable_hold = std::chrono::minutes(5);
   Duration hold = std::chrono::seconds(60);
   Duration orphan_hold =
-      std::chrono::seconds(60);  // A launched job whose every node was lost: then it is preempted.
+      std::chrono::seconds(1);  // A launched job whose every node was lost: then it is preempted.
   Duration member_backoff_first = std::chrono::seconds(1);
   Duration member_backoff_limit = std::chrono::minutes(1);
 
