@@ -15,6 +15,7 @@ class Chaos {
       : seed_(seed), options_(options), rng_(seed), world_(options.config, seed) {}
 
   ChaosResult Run() {
+    world_.tracing = options_.tracing;
     world_.commit_delay = Pick<Duration>({0ms, 0ms, 1ms, 8ms});
     if (options_.plant) options_.plant(world_);
     const int nodes = 2 + static_cast<int>(rng_.Below(3));
@@ -28,6 +29,7 @@ class Chaos {
     const bool rests = options_.rest_every > 0 && seed_ % options_.rest_every == 0;
     if (rests && world_.checker.violations.empty()) Rest();
     world_.checker.AtEnd(world_.rows());
+    TakeTrace();
     ChaosResult result;
     result.violations = world_.checker.violations;
     result.history = std::move(history_);
@@ -44,7 +46,12 @@ class Chaos {
   T Pick(std::vector<T> from) {
     return from[rng_.Below(from.size())];
   }
+  void TakeTrace() {
+    for (std::string& line : world_.trace) history_.push_back("    " + std::move(line));
+    world_.trace.clear();
+  }
   void Note(const std::string& what) {
+    TakeTrace();
     history_.push_back(std::to_string(Seconds(world_.SinceStart())) + " " + what);
   }
   void Advance() { world_.RunFor(Pick<Duration>({1ms, 3ms, 10ms, 50ms, 300ms, 1500ms, 6s})); }

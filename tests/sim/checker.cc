@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
 namespace regroup::sim {
 using namespace coordinator;  // NOLINT: rows are all this file is about.
@@ -68,11 +69,18 @@ void Checker::Expect(bool condition, const std::string& what) {
   if (!condition && violations.size() < 20) violations.push_back(what);
 }
 
-// 1. No two coordinators write under one epoch.
 void Checker::OnCoordinatorStart(Instant now, Epoch epoch) {
-  Expect(epoch > epoch_, Text("1: epoch ", epoch, " after ", epoch_));
-  epoch_ = std::max(epoch_, epoch);
+  epoch_ = epoch;
+  seen_ = false;
   started_ = now;
+}
+
+// 1. No two coordinators write, or are seen, under one epoch. One that dies before its epoch is
+// durable was never there.
+void Checker::OnCoordinatorSeen() {
+  if (std::exchange(seen_, true)) return;
+  Expect(epoch_ > seen_epoch_, Text("1: epoch ", epoch_, " after ", seen_epoch_));
+  seen_epoch_ = std::max(seen_epoch_, epoch_);
 }
 
 // 31. Recovery is the fold of the durable rows.
@@ -82,6 +90,7 @@ void Checker::OnRecovery(const std::vector<Row>& durable, const std::vector<Row>
 
 void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row>& batch,
                        Instant now) {
+  if (!batch.empty()) OnCoordinatorSeen();
   Expect(batch.size() <= kMaxRowsPerStep, Text("a step wrote ", batch.size(), " rows"));
   for (const Row& row : batch) {
     if (!row.value) continue;

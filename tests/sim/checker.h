@@ -31,8 +31,9 @@ class Checker {
   void OnView(const JobView& view);
   void OnHeard(const NodeId& node, Instant now) { heard_[node] = now; }
   void OnStall(Duration gap) { stalled_ += gap; }
-  void OnJournalReplaced() { epoch_ = Epoch(); }  // By hand: what was durable may be gone.
+  void OnJournalReplaced() { seen_epoch_ = Epoch(); }  // By hand: what was durable may be gone.
   void OnCoordinatorStart(Instant now, Epoch epoch);
+  void OnCoordinatorSeen();  // It wrote a row, or an action of it was carried out.
   void AtEnd(const std::map<coordinator::Key, coordinator::Value>& rows);
   void Expect(bool condition, const std::string& what);
 
@@ -47,7 +48,8 @@ class Checker {
   void CheckLost(const coordinator::NodeRow* before, const coordinator::NodeRow& after,
                  Instant now);
 
-  Epoch epoch_;
+  Epoch epoch_, seen_epoch_;  // Of this coordinator; the highest that one before it was seen in.
+  bool seen_ = false;         // This coordinator was.
   Instant started_{};
   Duration stalled_{};
   std::map<JobId, JobSpec> specs_;

@@ -196,6 +196,9 @@ bool World::CarryOutAll(const std::vector<Action>& actions) {
 
 // False: the coordinator is gone.
 bool World::CarryOut(const Action& action) {
+  const bool leaves = std::holds_alternative<StepDown>(action) ||
+                      std::holds_alternative<coordinator::Finished>(action);
+  if (!leaves) checker.OnCoordinatorSeen();
   if (const auto* answer = std::get_if<Answer>(&action)) {
     OnAnswer(*answer);
   } else if (const auto* probe = std::get_if<Probe>(&action)) {

@@ -1,9 +1,15 @@
 // Random lives of a cluster with crashes between any commit and any action; every life is one seed.
 // A failure prints the seed and what was done. The checker is itself tested: by bugs that are
 // planted between the core and its journal.
+//
+// REGROUP_LIVES=N: N lives per shard (there are twenty) in place of the default.
+// REGROUP_SEED=N: only that life, with what the core said.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
 
 #include "tests/sim/chaos.h"
 
@@ -29,19 +35,37 @@ std::string Story(std::uint64_t seed, const ChaosResult& result) {
   return story;
 }
 
+std::uint64_t LivesPerShard() {
+  const char* asked = std::getenv("REGROUP_LIVES");
+  return asked ? std::strtoull(asked, nullptr, 10) : kLives;
+}
+
 class Random : public ::testing::TestWithParam<int> {};
 
 TEST_P(Random, LivesKeepTheInvariants) {
   int generations = 0;
-  for (std::uint64_t i = 0; i < kLives; ++i) {
+  const std::uint64_t lives = LivesPerShard();
+  for (std::uint64_t i = 0; i < lives; ++i) {
     const std::uint64_t seed = 1 + static_cast<std::uint64_t>(GetParam()) * 1'000'000 + i;
     const ChaosResult result = sim::RunChaos(seed);
     generations += result.generations;
     ASSERT_THAT(result.violations, ::testing::IsEmpty()) << Story(seed, result);
   }
-  EXPECT_GT(generations, static_cast<int>(kLives) / 2);  // The lives are worth living.
+  EXPECT_GT(generations, static_cast<int>(lives) / 2);  // The lives are worth living.
 }
 INSTANTIATE_TEST_SUITE_P(Shard, Random, ::testing::Range(0, kShards));
+
+// For the eye: one life, as REGROUP_SEED asks.
+TEST(RandomLife, OneSeed) {
+  const char* asked = std::getenv("REGROUP_SEED");
+  if (asked == nullptr) GTEST_SKIP() << "REGROUP_SEED names no life";
+  const std::uint64_t seed = std::strtoull(asked, nullptr, 10);
+  ChaosOptions options;
+  options.tracing = true;
+  const ChaosResult result = sim::RunChaos(seed, options);
+  std::fputs(Story(seed, result).c_str(), stderr);
+  EXPECT_THAT(result.violations, ::testing::IsEmpty());
+}
 
 // Equal seeds, equal lives.
 TEST(RandomLife, IsDeterministic) {
