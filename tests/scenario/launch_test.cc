@@ -67,6 +67,25 @@ TEST_F(Launch, below_the_minimum_it_waits) {
   EXPECT_THAT(Members(GenerationOf(job, 2)), ::testing::ElementsAre("node1", "node4", "node3"));
 }
 
+// §2 Preempted is not an end: who was only silent goes on with its job, as the same command would.
+TEST_F(Launch, a_silent_launcher_resumes_its_preempted_job) {
+  Start();
+  world().AddLauncher("node1", SpecOf("train", 1, 2));
+  const JobId job("train-1");
+  ASSERT_TRUE(Reaches(job, "running"));
+  world().node("node1").SetSilent(true);
+  ASSERT_TRUE(Reaches(job, "preempted", 7s));
+  world().RunFor(20s);
+  world().node("node1").SetSilent(false);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 10s));
+  EXPECT_EQ(world().LiveRanks(job), 1);
+  world().node("node1").Signal(SIGTERM);
+  ASSERT_TRUE(Reaches(job, "preempted", 60s));
+  world().RunFor(30s);
+  EXPECT_TRUE(world().node("node1").done);
+  EXPECT_EQ(world().StateOf(job), "preempted");
+}
+
 // §5: a fixed-size job is cancelled by Ctrl-C on any node, and every launch command gets the same
 // code.
 TEST_F(Launch, fixed_size_job_is_cancelled_by_ctrl_c) {

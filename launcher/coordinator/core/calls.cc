@@ -141,12 +141,18 @@ int Engine::NodesStaying(const Job& job) const {
 }
 
 void Engine::Join(Job& job, Node& node, const LaunchRequest& request) {
-  if (node.row.launch && node.row.launch->key == request.key && node.row.launch->job == job.id())
-    return;
-  NodeRow row = node.row;
-  row.launch = NodeLaunch{request.key, job.id(), std::max(request.spec.workers_per_node, 1), false};
-  Put(std::move(row));
+  const bool again =
+      node.row.launch && node.row.launch->key == request.key && node.row.launch->job == job.id();
+  if (!again) {
+    NodeRow row = node.row;
+    row.launch =
+        NodeLaunch{request.key, job.id(), std::max(request.spec.workers_per_node, 1), false};
+    Put(std::move(row));
+  }
   if (job.state.verdict) return;
+  // One that was silent until its job was preempted goes on with it.
+  const bool resumes = job.state.phase == JobPhase::kPreempted && !node.row.launch->left;
+  if (again && !resumes) return;
   if (!job.first_launcher || !FindNode(*job.first_launcher) ||
       FindNode(*job.first_launcher)->link == Link::kLost)
     job.first_launcher = node.row.node;
@@ -169,8 +175,9 @@ void Engine::Join(Job& job, Node& node, const LaunchRequest& request) {
 
 void Engine::On(const LeaveAsked& event) {
   Node* node = NodeOf(event.session);
-  if (node == nullptr || !node->row.launch) return;
+  if (node == nullptr) return;
   Heard(*node);
+  if (!node->row.launch) return;
   Job* job = FindJob(node->row.launch->job);
   if (job == nullptr || job->state.verdict) {
     if (job && job->state.phase == JobPhase::kEnding && event.now) HurryCancel(*job);
@@ -193,9 +200,9 @@ void Engine::On(const LeaveAsked& event) {
     row.launch->left = true;
     Put(std::move(row));
     if (!FormedOf(*job))
-      AddEvent(*job, NodeLeft{node->row.name, event.signal == 0
-                                                  ? "--join-timeout"
-                                                  : absl::StrCat("signal ", event.signal)});
+      AddEvent(*job,
+               NodeLeft{node->row.name, event.signal == 0 ? "--join-timeout"
+                                                          : absl::StrCat("signal ", event.signal)});
   }
   SetLeaving(*node, Notice{NoticeSource::kSignal, event.signal, left, false});
   if (event.now && job->stop) {

@@ -302,8 +302,14 @@ void Engine::IndexJob(const Job& job) {
   }
   const bool queued = job.state.phase == JobPhase::kQueued;
   const bool over = job.state.phase == JobPhase::kEnded || job.state.phase == JobPhase::kPreempted;
+  const std::uint64_t head_before = queue_.empty() ? 0 : *queue_.begin();
   if (queued) queue_.insert(sequence);
   if (!queued) queue_.erase(sequence);
+  const std::uint64_t head = queue_.empty() ? 0 : *queue_.begin();
+  if (head != head_before) {  // The new one may start, and the old one has another reason to wait.
+    if (head != 0) dirty_.insert(head);
+    if (queue_.contains(head_before)) dirty_.insert(head_before);
+  }
   if (over) over_.insert(sequence);
   if (!over) over_.erase(sequence);
 }

@@ -424,7 +424,6 @@ void Engine::Propose(Job& job, const std::vector<NodeId>& chosen, bool elective)
   job.claims_dirty = true;
   SetWait(job, std::nullopt, std::nullopt);
   MarkOrders(job, soft);
-  if (!queue_.empty()) dirty_.insert(*queue_.begin());
   Say(Severity::kInfo, "generation proposed",
       {{"job", job.id().value()},
        {"generation", absl::StrCat(generation.value())},

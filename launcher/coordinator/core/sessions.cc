@@ -410,6 +410,7 @@ void Engine::DeleteNode(Node& node) {
 void Engine::On(const Noticed& event) {
   Node* node = NodeOf(event.session);
   if (node == nullptr) return;
+  Heard(*node);
   SetLeaving(*node, event.notice);
   RefreshJobs(*node);
 }

@@ -96,6 +96,8 @@ std::optional<WaitReason> Engine::WaitOf(const Job& job, const Moment& at) const
   const Duration left =
       job.wait_until ? std::max(*job.wait_until - at.now, Duration{}) : Duration{};
   std::visit(FillWait{std::max(at.now - job.wait_since, Duration{}), left}, reason);
+  auto* behind = std::get_if<BehindJob>(&reason);
+  if (behind != nullptr && !queue_.empty()) behind->job = by_sequence_.at(*queue_.begin());
   return reason;
 }
 

@@ -43,7 +43,8 @@ class Nodes : public Scenario {
   }
 };
 
-// §4: another id with the default name of a live node takes NAME-2, NAME-3; the name of a lost node is free.
+// §4: another id with the default name of a live node takes NAME-2, NAME-3; the name of a lost node
+// is free.
 TEST_F(Nodes, default_names_get_suffixes) {
   Start();
   Open(HelloOf("x", "host"));
@@ -70,7 +71,8 @@ TEST_F(Nodes, explicit_names_are_refused) {
   EXPECT_TRUE(RowOf("y").name.empty());
 }
 
-// §4: same id, higher incarnation replaces at once; an older one changes nothing; events of old sessions are dropped.
+// §4: same id, higher incarnation replaces at once; an older one changes nothing; events of old
+// sessions are dropped.
 TEST_F(Nodes, newer_incarnation_replaces) {
   Start();
   Hello hello = HelloOf("x", "host");
@@ -87,7 +89,8 @@ TEST_F(Nodes, newer_incarnation_replaces) {
   EXPECT_EQ(ViewOfNode("host").state, "suspect");
 }
 
-// §4 Fencing: an agent that holds a higher generation than the journal ever gave is stopped by nobody.
+// §4 Fencing: an agent that holds a higher generation than the journal ever gave is stopped by
+// nobody.
 TEST_F(Nodes, unknown_generations_are_not_stopped) {
   Start();
   AddDaemons({"a"});
@@ -100,7 +103,8 @@ TEST_F(Nodes, unknown_generations_are_not_stopped) {
   hello.groups = {group};
   Open(hello);
   EXPECT_TRUE(RowOf("x").name.empty());
-  hello.groups[0].job = JobId("other-77");  // A job that this journal does not know: shown, and left alone.
+  hello.groups[0].job =
+      JobId("other-77");  // A job that this journal does not know: shown, and left alone.
   Open(hello);
   EXPECT_EQ(RowOf("x").name, "host");
   EXPECT_THAT(ViewOfNode("host").note, HasSubstr("other-77"));
@@ -145,7 +149,8 @@ TEST_F(Nodes, forgetting_a_node_is_proof_of_death) {
   ASSERT_TRUE(ReachesGeneration(job, 2, 5s));
 }
 
-// §2: the ended job does not wait for an unreachable node; its slots stay taken until an inventory clears them.
+// §2: the ended job does not wait for an unreachable node; its slots stay taken until an inventory
+// clears them.
 TEST_F(Nodes, slots_of_unreachable_nodes_stay_taken) {
   Start();
   AddDaemons({"a", "b"});
@@ -203,6 +208,18 @@ TEST_F(Nodes, notice_to_silent_workers_stops_at_once) {
   world().node("b").Notice(20s);
   ASSERT_TRUE(ReachesGeneration(job, 2, 1s));
   EXPECT_FALSE(std::get<Preempted>(*GenerationOf(job, 1).ended).saved);
+}
+
+// §4: whatever an agent says is a sign of life, a notice too.
+TEST_F(Nodes, a_notice_is_heard) {
+  Start();
+  const SessionId session = Open(HelloOf("x", "host"));
+  world().RunFor(4s);
+  world().Ask(coordinator::Noticed{session, Notice{NoticeSource::kCloud, 0, 60s, false}});
+  world().RunFor(4s);
+  EXPECT_FALSE(RowOf("x").lost);
+  world().RunFor(2s);
+  EXPECT_TRUE(RowOf("x").lost);
 }
 
 // A save that never comes does not eat the time that stopping needs.
