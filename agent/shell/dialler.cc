@@ -288,6 +288,10 @@ void LaunchDialler::Answered() { answered_ = true; }
 
 void LaunchDialler::StartCoordinator() {
   if (!hosts_ || coordinator_ != 0 || io::BootNow() < not_before_ || Listens()) return;
+  // The one that took us wrote its journal elsewhere: it is for a command with that state directory
+  // to start it again. Ours would lead another cluster.
+  const std::string journal = absl::StrCat(folder_, "/", kCoordinatorJournalName);
+  if (answered_ && ::access(journal.c_str(), F_OK) != 0) return;
   absl::Status spawned = SpawnCoordinator();
   if (!spawned.ok()) fatal_(spawned);
 }

@@ -1,7 +1,9 @@
 """A plain PyTorch training script that knows nothing of Regroup: gloo, DDP, DistributedSampler, own checkpoint.
 
-It is what people bring, and a little that a test needs: it appends one line per data epoch to LOG_DIR/<rank>.<pid>.log, so that a test can follow
-which process trained which epoch from which state, and rank 0 saves after every epoch by write and rename.
+It is what people bring, and a little that a test needs: it appends one line per data epoch to
+LOG_DIR/<earlier starts>.<rank>.<pid>.log, so that a test can follow which process trained which epoch from which state,
+and rank 0 saves after every epoch by write and rename. How often the job was started before is for the name of that log
+only (the restart count does not rise when a node is lost).
 """
 import argparse
 import os
@@ -37,7 +39,7 @@ def main():
     parser.add_argument("--step-seconds", type=float, default=0.02)
     args = parser.parse_args()
 
-    restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    restarts = int(os.environ.get("REGROUP_GENERATION", "1")) - 1
     old = processes_of_earlier_restarts(args.log_dir, restarts)
     log = open(os.path.join(args.log_dir, f"{restarts}.{os.environ['RANK']}.{os.getpid()}.log"), "a", buffering=1)
     print(f"start old={old}", file=log)

@@ -33,8 +33,8 @@ class Nodes(e2e.TestCase):
 
     def node(self, i, *options, nnodes="2:3", script=STAY, rdzv_id="job"):
         return self.fx.regroup("run", "--nnodes", nnodes, "--max-restarts", "3", "--rdzv-endpoint", f"127.0.0.1:{self.port}",
-                               "--rdzv-id", rdzv_id, "--node-name", f"node{i}", "--state-dir", self.fx.path("state", f"n{i}"),
-                               *options, "--no-python", "sh", "-c", script, env={"MARKS": self.marks, "NODE": str(i)})
+                               "--rdzv-id", rdzv_id, "--node-name", f"node{i}", *options,
+                               "--no-python", "sh", "-c", script, env={"MARKS": self.marks, "NODE": str(i)})
 
     def running(self, world, above=0, timeout=20):
         """The newest generation above `above` in which `world` ranks announced themselves: (number, {rank: pid})."""
@@ -119,15 +119,24 @@ class Life(Nodes):
         self.assertEqual([n.wait() for n in nodes[:2]], [0, 0])
 
     def test_coordinator_killed_nobody_notices(self):
-        nodes = [self.node(i, nnodes="2") for i in range(2)]
+        self.coordinator_is_killed([self.node(i, nnodes="2") for i in range(2)])
+
+    def test_coordinator_killed_with_a_state_directory_for_each_node(self):
+        """Only the command that has its journal can start it again."""
+        self.coordinator_is_killed([self.node(i, "--state-dir", self.fx.path("state", f"n{i}"), nnodes="2") for i in range(2)])
+
+    def coordinator_is_killed(self, nodes):
         _, ranks = self.running(2)
-        (coordinator,) = self.fx.processes("coordinator")
+        # Each of the commands may have started one: all but the first go at once.
+        (coordinator,) = e2e.wait_for(lambda: len(found := self.fx.processes("coordinator")) == 1 and found, 10)
         os.kill(coordinator.pid, signal.SIGKILL)
         e2e.wait_for(lambda: any(p.pid != coordinator.pid for p in self.fx.processes("coordinator")), 10,
                      "an agent to start the coordinator again", self.fx.describe)
         time.sleep(0.5)
         for pid in ranks.values():
             self.assertTrue(e2e.alive(pid))
+        for node in nodes:
+            self.assertNotIn("another cluster", node.stderr)
         self.finish()
         self.assertEqual([n.wait() for n in nodes], [0, 0], self.fx.describe())
 

@@ -21,7 +21,7 @@ PROBE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "store_probe.py
 
 
 def worker_logs(folder):
-    """[(restart count, rank, pid, text)] of every worker that has logged, in order of restarts and rank."""
+    """[(earlier starts, rank, pid, text)] of every worker that has logged, in order of starts and rank."""
     found = []
     for path in glob.glob(os.path.join(folder, "*.log")):
         count, rank, pid, _ = os.path.basename(path).split(".")
@@ -56,13 +56,13 @@ class Training(e2e.TestCase):
         os.mkdir(folder)
         path = os.path.join(folder, "model.pt")
         environment = dict(self.fx.env, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", GROUP_RANK="0", MASTER_ADDR="127.0.0.1",
-                           MASTER_PORT=str(e2e.free_port()), TORCHELASTIC_RESTART_COUNT="0")
+                           MASTER_PORT=str(e2e.free_port()))
         subprocess.run([self.python, SCRIPT, "--epochs", str(EPOCHS), "--checkpoint", path, "--log-dir", folder,
                         "--step-seconds", "0"], env=environment, check=True, timeout=120)
         return self.parameters(path)
 
     def workers(self, above=-1):
-        """Workers' pids of the newest restart count above `above`, once all that have started logged it."""
+        """Workers' pids of the newest start above `above`, once all that have started logged it."""
         logs = worker_logs(self.logs)
         newest = max((count for count, _, _, _ in logs), default=-1)
         return [pid for count, _, pid, _ in logs if count == newest and newest > above]
@@ -107,8 +107,8 @@ class Training(e2e.TestCase):
 class Launched(Training):
     def launch(self, name, port):
         return self.fx.regroup("run", "--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3", "--rdzv-endpoint",
-                               f"127.0.0.1:{port}", "--node-name", name, "--state-dir", self.fx.path("state", name),
-                               *self.arguments(), env={"PYTHON_EXEC": self.python})
+                               f"127.0.0.1:{port}", "--node-name", name, *self.arguments(),
+                               env={"PYTHON_EXEC": self.python})
 
     def one_seed(self, seed):
         rng = random.Random(f"run {seed}")
