@@ -27,6 +27,13 @@ void SetDeadline(grpc::ClientContext& context, Duration limit) {
 
 }  // namespace
 
+absl::Status Refused(const absl::Status& status) {
+  if (status.code() != absl::StatusCode::kInvalidArgument) return status;
+  UserErrorParts parts = PartsOf(status);
+  return UserError(absl::StatusCode::kFailedPrecondition, parts.what, parts.because,
+                   parts.try_this);
+}
+
 std::string NewKey() { return io::RandomHex(16); }
 
 Client::Client(Place place, std::vector<Connection> connections)
@@ -57,6 +64,7 @@ absl::StatusOr<Client> Client::Dial(const Place& place) {
 
 // Says who listens there instead, where somebody does.
 absl::Status Client::Explained(const absl::Status& status) const {
+  if (status.code() == absl::StatusCode::kInvalidArgument) return Refused(status);
   if (status.code() != absl::StatusCode::kUnavailable) return status;
   std::string because(status.message());
   if (place_.tcp) {
@@ -82,7 +90,7 @@ absl::StatusOr<Reply> Client::Try(Duration limit, Call call) const {
     grpc::Status status = call(*stub, context, reply);
     if (status.ok()) return reply;
     last = FromGrpcStatus(status);
-    if (last.code() != absl::StatusCode::kUnavailable) return last;
+    if (last.code() != absl::StatusCode::kUnavailable) break;
   }
   return Explained(last);
 }

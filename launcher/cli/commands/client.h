@@ -50,6 +50,9 @@ class Client {
   std::vector<Connection> connections_;  // Of one name, in the resolver's order.
 };
 
+// What a coordinator finds wrong is a refusal (exit 1), not a misuse of this command (exit 2).
+absl::Status Refused(const absl::Status& status);
+
 // Random, one per submission.
 std::string NewKey();
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "common/base/status_macros.h"
 #include "common/config/text.h"
@@ -149,6 +150,30 @@ absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& 
     }
   }
   return absl::OkStatus();
+}
+
+std::vector<std::string> NodesWithoutLogs(const std::vector<std::string>& roots,
+                                          const JobView& job) {
+  std::set<std::pair<Generation, int>> seen;
+  for (const std::string& root : roots) {
+    absl::StatusOr<std::map<Generation, std::vector<int>>> there = io::ListLogs(root, job.id);
+    if (!there.ok()) continue;
+    for (const auto& [generation, ranks] : *there) {
+      for (int rank : ranks) seen.insert({generation, rank});
+    }
+  }
+  std::map<std::string, bool> has;
+  for (const GenerationView& g : job.generations) {
+    for (const MemberView& member : g.members) {
+      bool& any = has[member.name];
+      for (int rank : member.ranks) any = any || seen.count({g.generation, rank}) > 0;
+    }
+  }
+  std::vector<std::string> without;
+  for (const auto& [node, any] : has) {
+    if (!any) without.push_back(node);
+  }
+  return without;
 }
 
 struct LogReplies::Stream {

@@ -31,6 +31,10 @@ std::vector<std::string> FindLogRoots(const std::string& state_dir, const std::s
 absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& job,
                           const LogFilter& filter, const std::function<void(LogEntry)>& take);
 
+// Members of the job none of whose ranks has a file here: they wrote nothing, or on another host.
+std::vector<std::string> NodesWithoutLogs(const std::vector<std::string>& roots,
+                                          const JobView& job);
+
 // Replies of one Logs call as entries. Streams are cut into lines here.
 class LogReplies {
  public:

@@ -111,11 +111,12 @@ class Logs : public Command {
     ASSIGN_OR_RETURN(Found found, reader.FindJob(words.rest[0], true));
     LogForm form = options_.json ? LogForm::kJson : raw_ ? LogForm::kRaw : LogForm::kText;
     LogMerge merge(found.job, form, terminal.out());
-    if (!found.live || IsOver(found.job)) {
+    bool run_over =
+        IsOver(found.job) && found.job.spec.origin == JobOrigin::kLaunched;  // Its agents are gone.
+    if (!found.live || run_over || !log_dir_.empty()) {
       std::vector<std::string> roots =
           FindLogRoots(found.place.state_dir(), log_dir_, found.job.id);
-      bool here = !roots.empty() && (!found.live || !log_dir_.empty());
-      if (here || !found.live) return FromDisk(found, roots, merge, terminal);
+      if (!found.live || !roots.empty()) return FromDisk(found, roots, merge, terminal);
     }
     return Live(found, merge, terminal);
   }
@@ -143,6 +144,11 @@ class Logs : public Command {
     }));
     RETURN_IF_ERROR(printed);
     RETURN_IF_ERROR(terminal.Print(merge.Take(std::nullopt)));
+    if (filter_.ranks.empty() && filter_.node.empty() && !filter_.since && !filter_.stderr_only) {
+      for (const std::string& node : NodesWithoutLogs(roots, found.job)) {
+        terminal.Say(Cat("regroup: no output of ", node, " on this host\n"));
+      }
+    }
     return kDone;
   }
 

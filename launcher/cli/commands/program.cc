@@ -101,7 +101,7 @@ absl::Status CheckScript(const std::string& script) {
 
 absl::StatusOr<std::string> FindExecutable(const std::string& name) {
   if (name.empty()) return Missing("''", "a program's name is empty", "");
-  if (name.find('/') != std::string::npos) {
+  if (name.find('/') != std::string::npos || name == "." || name == "..") {
     RETURN_IF_ERROR(CheckExecutable(name));
     return Absolute(name);
   }
@@ -117,7 +117,8 @@ absl::StatusOr<std::string> FindExecutable(const std::string& name) {
     if (unusable.ok()) unusable = fine;
   }
   if (!unusable.ok()) return unusable;
-  bool here = ::access(name.c_str(), F_OK) == 0;
+  struct stat info {};
+  bool here = ::stat(name.c_str(), &info) == 0 && S_ISREG(info.st_mode);
   return Missing(name, "it is not on PATH", here ? Cat("./", name) : std::string());
 }
 

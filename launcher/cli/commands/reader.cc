@@ -31,8 +31,9 @@ absl::StatusOr<Reading> ReadEnded(const std::string& folder, const ReadRequest& 
   (filter.jobs ? filter.job : filter.node) = request.selector();
   filter.ended = request.ended();
   filter.detail = request.detail();
-  ASSIGN_OR_RETURN(coordinator::ReadReply reply, coordinator::ReadOffline(folder, filter));
-  return Reading{std::move(reply.jobs), std::move(reply.nodes), Version{}};
+  absl::StatusOr<coordinator::ReadReply> reply = coordinator::ReadOffline(folder, filter);
+  if (!reply.ok()) return Refused(reply.status());
+  return Reading{std::move(reply->jobs), std::move(reply->nodes), Version{}};
 }
 
 }  // namespace

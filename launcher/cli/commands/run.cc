@@ -13,6 +13,7 @@
 #include "launcher/cli/commands/all.h"
 #include "launcher/cli/commands/exec.h"
 #include "launcher/cli/commands/job_flags.h"
+#include "launcher/cli/commands/old_runs.h"
 #include "launcher/cli/commands/program.h"
 
 namespace regroup::cli {
@@ -166,6 +167,7 @@ class RunCommand : public Command {
     RETURN_IF_ERROR(FillJob(words, config));
     RETURN_IF_ERROR(FillNode(config, terminal));
     FillOthers(words, config);
+    if (!config.log_dir_explicit) PruneNowAndThen(config.state_dir, config.log_dir);
     ASSIGN_OR_RETURN(int fd, WriteLaunchConfig(config));
     return BecomeSibling("regroup-agent", {kLaunchConfigFlag, std::to_string(fd)});
   }

@@ -208,7 +208,7 @@ std::optional<double> Goodput(const TimeAccount& t) {
 
 std::string PhaseBars(const RestartPhases& phases) {
   constexpr double kBar = 10;
-  std::vector<std::string> parts, unknown;
+  std::vector<std::string> ours, workers, unknown;
   for (const NamedPhase& phase : OurPhases(phases)) {
     if (!phase.value) {
       unknown.push_back(phase.name);
@@ -217,19 +217,20 @@ std::string PhaseBars(const RestartPhases& phases) {
     double share =
         phases.down > Duration::zero() ? Seconds(*phase.value) / Seconds(phases.down) : 0;
     auto bar = static_cast<std::size_t>(std::clamp(std::lround(share * kBar), 0L, 10L));
-    parts.push_back(
+    ours.push_back(
         Cat(phase.name, " ", PhaseText(*phase.value), bar > 0 ? " " : "", std::string(bar, '#')));
   }
   for (const NamedPhase& phase : WorkersPhases(phases)) {
     if (phase.value) {
-      parts.push_back(Cat(phase.name, " ", PhaseText(*phase.value)));
+      workers.push_back(Cat(phase.name, " ", PhaseText(*phase.value)));
     } else {
       unknown.push_back(phase.name);
     }
   }
-  std::string out = JoinWords(parts, " | ");
-  if (unknown.empty()) return out;
-  return Cat(out, "\n  not reported by the worker: ", JoinWords(unknown));
+  std::string out = JoinWords(ours, " | ");
+  if (!workers.empty()) out += Cat("\n  then ", JoinWords(workers, " | "));
+  if (!unknown.empty()) out += Cat("\n  not reported by the worker: ", JoinWords(unknown));
+  return out;
 }
 
 std::string RenderExplain(const JobView& job, std::optional<Generation> only,

@@ -18,7 +18,8 @@ std::string RenderExplain(const NodeView& node, const TextStyle& style);
 // Share of the job's life in which it made progress that it kept; unset before it has lived.
 std::optional<double> Goodput(const TimeAccount& time);
 
-// "detect .004 | decide .001 | stop .220 #######": a bar of ten for the whole of `down`.
+// "detect .004 | decide .001 | stop .220 #######": a bar of ten for the whole of `down`. The
+// worker's own phases come on a line of their own, and those that it did not report on another.
 std::string PhaseBars(const RestartPhases& phases);
 
 }  // namespace regroup::cli

@@ -7,7 +7,7 @@
 namespace regroup::cli {
 namespace {
 
-constexpr int kGap = 2, kNarrowest = 6;
+constexpr int kGap = 2, kNarrowest = 6, kUsualId = 20;
 
 int SumOf(const std::vector<int>& widths) {
   int sum = kGap * (static_cast<int>(widths.size()) - 1);
@@ -15,18 +15,22 @@ int SumOf(const std::vector<int>& widths) {
   return sum;
 }
 
-// REQUIRES: widths fit nowhere. Takes from the last column, then from the widest that is no id,
-// then from ids.
+// REQUIRES: the columns do not fit. Takes from the last one, then from long ids, then from the
+// others, then from ids.
 void Narrow(std::vector<int>& widths, const std::vector<Table::Column>& columns, int limit) {
-  auto take = [&](std::size_t at) {
-    int excess = SumOf(widths) - limit;
-    int least = std::min(widths[at], std::max(kNarrowest, DisplayWidth(columns[at].title)));
-    widths[at] = std::max(least, widths[at] - std::max(excess, 0));
+  auto take = [&](std::size_t at, int least) {
+    least = std::min(widths[at], std::max(least, DisplayWidth(columns[at].title)));
+    widths[at] = std::max(least, widths[at] - std::max(SumOf(widths) - limit, 0));
   };
-  take(widths.size() - 1);
-  for (bool ids : {false, true}) {
+  take(widths.size() - 1, kNarrowest);
+  struct Round {
+    bool ids;
+    int least;
+  };
+  for (const Round& round :
+       {Round{true, kUsualId}, Round{false, kNarrowest}, Round{true, kNarrowest}}) {
     for (std::size_t i = 0; i < widths.size(); ++i) {
-      if (columns[i].id == ids && SumOf(widths) > limit) take(i);
+      if (columns[i].id == round.ids) take(i, round.least);
     }
   }
 }

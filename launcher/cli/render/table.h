@@ -8,7 +8,7 @@
 namespace regroup::cli {
 
 // Columns of text. Piped, nothing is ever cut. On a terminal the last column gives way first, then
-// the widest of the others that may; ids may not unless nothing else is left.
+// ids longer than usual, then the others, then ids.
 class Table {
  public:
   struct Column {

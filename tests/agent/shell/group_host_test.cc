@@ -21,7 +21,7 @@ using testing::Scratch;
 
 std::string ShimProgram() {
   const char* folder = std::getenv("REGROUP_BIN_DIR");
-  return std::string(folder != nullptr ? folder : "bin") + "/regroup-shim";
+  return std::string(folder != nullptr ? folder : REGROUP_BIN_DIR_DEFAULT) + "/regroup-shim";
 }
 
 GroupKey Key() { return {JobId("a-1"), Generation(1)}; }

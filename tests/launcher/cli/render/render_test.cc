@@ -31,7 +31,9 @@ void ExpectFits(const std::string& text, int width) {
 TEST(Ps, TheScreenOfCliMd) {
   std::string text = RenderJobs({Train(), Gpt(), Eval()}, {});
   ExpectGolden("ps.txt", text);
-  ExpectFits(text, 80);
+  TextStyle terminal;
+  terminal.terminal = true;
+  ExpectFits(RenderJobs({Train(), Gpt(), Eval()}, terminal), 80);
 }
 
 TEST(Ps, NothingIsAHeader) { EXPECT_THAT(RenderJobs({}, {}), HasSubstr("JOB")); }
@@ -71,7 +73,7 @@ TEST(NodesTable, TheScreenOfCliMd) {
 TEST(ExplainScreen, TheScreenOfCliMd) {
   std::string text = RenderExplain(Train(), std::nullopt, {});
   ExpectGolden("explain.txt", text);
-  ExpectFits(text, 110);
+  ExpectFits(text, 90);
 }
 
 TEST(ExplainScreen, UnknownPhasesAreSaidNeverZero) {

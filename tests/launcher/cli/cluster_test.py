@@ -1,0 +1,208 @@
+"""Reading and changing commands against a real coordinator with one agent: exit codes, JSON, logs, idempotency."""
+import json
+import os
+import signal
+import time
+
+import regroup_e2e as e2e
+
+
+class Cluster(e2e.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.port = e2e.free_port()
+        self.fx.env["REGROUP_STATE_DIR"] = self.fx.path("state", "here")
+        self.coordinator = self.start_coordinator()
+        self.fx.service(e2e.binary("regroup"), "agent", "--coordinator", f"127.0.0.1:{self.port}", "--node-name", "node0",
+                        "--slots", "2")
+        e2e.wait_for(lambda: "ready" in self.fx.run("nodes").stdout, 20, "the node", self.fx.describe, every=0.1)
+
+    def start_coordinator(self):
+        return self.fx.service(e2e.binary("regroup"), "coordinator", "--listen", f"127.0.0.1:{self.port}")
+
+    def submit(self, script, *options):
+        done = self.fx.run("submit", *options, "--name", "job", "--", "sh", "-c", script)
+        self.assertEqual(done.code, 0, done)
+        return done.stdout.strip()
+
+    def json(self, *arguments):
+        done = self.fx.run(*arguments, "--json")
+        self.assertEqual(done.code, 0, done)
+        return json.loads(done.stdout)
+
+    def state(self, job):
+        return self.json("ps", job)["jobs"][0]["state"]
+
+    def until(self, job, state):
+        e2e.wait_for(lambda: self.state(job) == state, 20, f"{job} to be {state}", self.fx.describe, every=0.1)
+
+
+class Codes(Cluster):
+    def test_wait_exits_with_the_jobs_code(self):
+        self.assertEqual(self.fx.run("wait", self.submit("exit 0")).code, 0)
+        job = self.submit("echo why >&2; exit 7", "--max-restarts", "0")
+        waited = self.fx.run("wait", job)
+        self.assertEqual(waited.code, 7, waited)
+        self.assertRegex(waited.stderr, rf"regroup: {job} FAILED, exit 7")
+        self.assertIn("| why", waited.stderr)
+        self.assertEqual(self.fx.run("wait", job).code, 7, "also when it has long been over")
+        self.assertEqual(self.fx.run("wait", "last", "--json").code, 7)
+
+    def test_submit_wait_and_a_code_that_collides(self):
+        done = self.fx.run("submit", "--wait", "--max-restarts", "0", "--", "sh", "-c", "exit 130")
+        self.assertEqual(done.code, 130, done)
+        self.assertEqual(done.stderr.splitlines()[-1], "regroup: worker exit 130")
+        done = self.fx.run("submit", "--wait", "--max-restarts", "0", "--", "sh", "-c", "kill -9 $$")
+        self.assertEqual(done.code, 137, done)
+        self.assertIn("SIGKILL, not by us", done.stderr)
+
+    def test_missing_program(self):
+        done = self.fx.run("submit", "--wait", "--", "/no/such/program")
+        self.assertIn(done.code, (125, 126, 127), done)
+        self.assertIn("/no/such/program", done.stderr)
+
+    def test_cancel_is_143_and_timeout_124(self):
+        job = self.submit("sleep 60")
+        self.until(job, "running")
+        timed_out = self.fx.run("wait", job, "--timeout", "300ms")
+        self.assertEqual(timed_out.code, 124, timed_out)
+        self.assertEqual(self.fx.run("cancel", job).code, 0)
+        waited = self.fx.run("wait", job)
+        self.assertEqual(waited.code, 143, waited)
+        self.assertRegex(waited.stderr, "cancelled by ")
+        again = self.fx.run("cancel", job)
+        self.assertEqual(again.code, 1, again)
+
+    def test_ctrl_c_ends_the_waiting_not_the_job(self):
+        waiting = self.fx.regroup("submit", "--wait", "--name", "job", "--", "sleep", "60")
+        waiting.expect(r"job-\d+", stream="stdout")
+        job = waiting.stdout.strip()
+        self.until(job, "running")
+        waiting.send(signal.SIGINT)
+        self.assertEqual(waiting.wait(), 130, waiting)
+        self.assertIn(f"{job} goes on", waiting.stderr)
+        self.assertEqual(self.state(job), "running")
+        for command in (["wait", job], ["logs", job, "-f"]):
+            reader = self.fx.regroup(*command)
+            time.sleep(0.5)
+            reader.send(signal.SIGINT)
+            self.assertEqual(reader.wait(), 130 if command[0] == "wait" else 0, reader)
+        self.fx.run("cancel", job, "--now")
+        self.assertEqual(self.fx.run("wait", job).code, 143)
+
+    def test_not_found_and_did_you_mean(self):
+        job = self.submit("exit 0")
+        wrong = self.fx.run("explain", job.replace("job", "jbo"))
+        self.assertEqual(wrong.code, 1, wrong)
+        self.assertIn(f"did you mean {job}?", wrong.stderr)
+        wrong = self.fx.run("nodes", "node1")
+        self.assertEqual(wrong.code, 1, wrong)
+        self.assertIn("did you mean node0?", wrong.stderr)
+        self.assertEqual(self.fx.run("nodes", "forget", "nodeX").code, 1)
+        self.assertEqual(self.fx.run("explain", job, "--generation", "99").code, 1)
+
+    def test_ambiguous_prefix(self):
+        first, second = self.submit("exit 0"), self.submit("exit 0")
+        both = self.fx.run("explain", "job")
+        self.assertEqual(both.code, 1, both)
+        self.assertIn(first, both.stderr)
+        self.assertIn(second, both.stderr)
+
+    def test_unreachable_is_125(self):
+        self.coordinator.kill()
+        self.coordinator.wait()
+        for command in (["submit", "--", "true"], ["nodes", "forget", "node0"]):
+            done = self.fx.run(*command)
+            self.assertEqual(done.code, 125, done)
+        self.start_coordinator()
+        e2e.wait_for(lambda: "ready" in self.fx.run("nodes").stdout, 20, "the node again", self.fx.describe, every=0.1)
+
+    def test_one_key_is_one_job(self):
+        submit = ["submit", "--key", "my-key", "--name", "job", "--", "true"]
+        first = self.fx.run(*submit)
+        self.assertEqual(first.stdout, self.fx.run(*submit).stdout)
+        self.assertEqual(len(self.json("ps", "-a")["jobs"]), 1)
+
+
+class Reading(Cluster):
+    def test_queue_has_a_reason(self):
+        job = self.submit("true", "-N", "2")
+        self.until(job, "queued")
+        self.assertRegex(self.fx.run("ps").stdout, rf"{job} +queued .* needs 2 nodes, 1 free")
+        self.assertEqual(self.json("ps")["jobs"][0]["why"]["kind"], "below_minimum")
+        self.assertIn("Why it waits", self.fx.run("explain", job).stdout)
+        self.fx.run("cancel", job)
+        self.assertEqual(self.fx.run("wait", job).code, 143)
+
+    def test_logs(self):
+        job = self.submit("echo to out $RANK; echo to err >&2; printf 'no newline'", "--ppn", "2")
+        self.assertEqual(self.fx.run("wait", job).code, 0)
+        text = self.fx.run("logs", job)
+        self.assertEqual(text.code, 0, text)
+        self.assertRegex(text.stdout, r"(?m)^\d\d:\d\d:\d\d\.\d\d\d node0:1  to out 1$")
+        self.assertEqual(sorted(self.fx.run("logs", job, "--raw", "--rank", "0").stdout.splitlines()),
+                         ["no newline", "to err", "to out 0"])
+        self.assertEqual(self.fx.run("logs", job, "--raw", "--stderr").stdout, "to err\nto err\n")
+        self.assertEqual(self.fx.run("logs", job, "--raw", "--grep", "out [1-9]").stdout, "to out 1\n")
+        self.assertEqual(self.fx.run("logs", job, "--raw", "--rank", "1", "--tail", "1", "--stderr").stdout, "to err\n")
+        self.assertEqual(self.fx.run("logs", job, "--generation", "7").stdout, "")
+        self.assertEqual(self.fx.run("logs", job, "-f", "--raw", "--grep", "err").stdout, "to err\nto err\n")
+        rows = [json.loads(line) for line in self.fx.run("logs", job, "--json").stdout.splitlines()]
+        self.assertTrue(any(row.get("text") == "to out 0" and row["stream"] == "stdout" for row in rows), rows)
+
+    def test_follow_shows_lines_as_they_come_and_ends_with_the_job(self):
+        go = self.fx.path("work", "go")
+        job = self.submit(f"echo first; until [ -e {go} ]; do sleep 0.05; done; echo second")
+        reader = self.fx.regroup("logs", job, "-f")
+        reader.expect("first", stream="stdout")
+        self.assertNotIn("second", reader.stdout)
+        open(go, "w", encoding="utf-8").close()
+        self.assertEqual(reader.wait(), 0, reader)
+        self.assertIn("second", reader.stdout)
+
+    def test_explain_and_nodes_speak_json(self):
+        job = self.submit('[ "$REGROUP_GENERATION" = 2 ] || kill -9 $$')
+        self.assertEqual(self.fx.run("wait", job).code, 0)
+        explained = self.json("explain", job)
+        self.assertEqual(explained["schema"], "regroup.explain/1")
+        self.assertEqual(explained["generations"][0]["ended"]["kind"], "worker_failed")
+        down = explained["generations"][1]["restart"]
+        parts = sum(down[k] for k in ("detect_s", "decide_s", "stop_s", "form_s", "spawn_s") if k in down)
+        self.assertAlmostEqual(parts, down["down_s"], delta=0.005)
+        text = self.fx.run("explain", job).stdout
+        self.assertRegex(text, r"killed by signal 9\. Regroup did not send it")
+        self.assertIn("Charged 1 of 3", " ".join(text.split()))
+        (node,) = self.json("nodes")["nodes"]
+        self.assertEqual((node["node"], node["state"], node["slots"]), ("node0", "ready", 2))
+
+    def test_the_journal_is_read_when_nobody_serves_it(self):
+        job = self.submit("echo kept; exit 3", "--max-restarts", "0")
+        self.assertEqual(self.fx.run("wait", job).code, 3)
+        self.coordinator.send(signal.SIGTERM)
+        self.assertEqual(self.coordinator.wait(), 0)
+        self.assertIn("failed", self.fx.run("ps", "-a").stdout)
+        self.assertIn("exit 3", self.fx.run("explain", job).stdout)
+        self.assertIn("kept", self.fx.run("logs", job).stdout)
+        self.start_coordinator()
+        e2e.wait_for(lambda: "ready" in self.fx.run("nodes").stdout, 20, "the node again", self.fx.describe, every=0.1)
+
+    def test_prune_keeps_the_youngest(self):
+        jobs = [self.submit("echo x") for _ in range(3)]
+        for job in jobs:
+            self.assertEqual(self.fx.run("wait", job).code, 0)
+        shown = self.json("prune", "--keep", "1", "--dry-run")
+        self.assertEqual(len(shown["removed"]), 2, shown)
+        self.assertEqual(self.fx.run("prune", "--keep", "1").code, 0)
+        self.assertEqual(self.json("prune", "--keep", "1")["removed"], [])
+        self.assertTrue(os.path.isdir(shown["removed"][0]["path"].replace(shown["removed"][0]["job"], jobs[-1])))
+
+    def test_completion_knows_live_names(self):
+        job = self.submit("sleep 60")
+        self.assertIn(job, self.fx.run("__complete", "jobs").stdout.split())
+        self.assertEqual(self.fx.run("__complete", "nodes").stdout, "node0\n")
+        self.fx.run("cancel", job, "--now")
+        self.fx.run("wait", job)
+
+
+if __name__ == "__main__":
+    e2e.main()
