@@ -36,8 +36,8 @@ bool MayFollow(JobPhase from, JobPhase to) {
     case JobPhase::kRegrouping:
       return true;
     case JobPhase::kPreempted:
-      return to == JobPhase::kGathering || to == JobPhase::kRegrouping || to == JobPhase::kEnding ||
-             to == JobPhase::kEnded;
+      return to == JobPhase::kGathering || to == JobPhase::kForming ||  // In one step.
+             to == JobPhase::kRegrouping || to == JobPhase::kEnding || to == JobPhase::kEnded;
     case JobPhase::kEnding:
       return to == JobPhase::kEnded;
     case JobPhase::kEnded:
