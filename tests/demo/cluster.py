@@ -1,7 +1,10 @@
 """Starts and kills the real processes of the demo: one coordinator and three agents on loopback."""
 import ctypes
+import glob
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -70,6 +73,18 @@ def become_subreaper():
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
+def remove_cgroup(path):
+    """A control group is a folder that goes as a whole, once its processes are gone: the kernel may need a moment."""
+    for _ in range(100):
+        try:
+            os.rmdir(path)
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.01)
+
+
 class Cluster:
     """Owns every process that it starts; `close` leaves none."""
 
@@ -116,12 +131,29 @@ class Cluster:
         return agent, shims, workers
 
     def close(self):
-        """Kills what is left. We are a subreaper, so every process of the demo is a descendant of ours."""
+        """Kills what is left, and removes what the killed could not. We are a subreaper, so every process of the demo is
+        a descendant of ours."""
         for _ in range(200):
             left = descendants(os.getpid())
             if not left:
-                return
+                break
             for pid in left:
                 kill(pid)
             reap()
             time.sleep(0.01)
+        for directory in self._run_directories():
+            for spec in glob.glob(os.path.join(glob.escape(directory), "*", "spec")):
+                with open(spec, "rb") as f:
+                    for cgroup in re.findall(rb"/[\w./-]*/regroup-[\w.-]+\.[0-9]+\.[0-9a-f]{12}", f.read()):
+                        remove_cgroup(cgroup.decode())
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _run_directories(self):
+        """Those of the demo's nodes. `agent/shim/run_directory.h` says where they are."""
+        nodes = []
+        for path in glob.glob(os.path.join(glob.escape(self.folder), "*", "node-*", "node.json")):
+            with open(path, encoding="utf-8") as f:
+                nodes.append(json.load(f)["node"])
+        bases = ["/run/regroup", os.path.join(os.environ.get("XDG_RUNTIME_DIR") or "/run", "regroup"),
+                 f"/dev/shm/regroup-{os.geteuid()}"]
+        return [path for base in bases for node in nodes if os.path.isdir(path := os.path.join(base, node))]
