@@ -142,6 +142,28 @@ TEST_F(Generations, rebooted_member) {
   EXPECT_EQ(world().View(job).restarts_charged, 0);
 }
 
+// The same before any rank of g was started: none of them ever is, nor are those of the others.
+TEST_F(Generations, rebooted_member_before_its_ranks_start) {
+  Start();
+  sim::Behaviour slow;
+  slow.start = 3s;
+  AddDaemons({"a", "b"}, slow);
+  world().RunFor(1s);
+  world().Submit(SpecOf("job", 2, 2), "submit");
+  const JobId job("job-1");
+  ASSERT_TRUE(world().RunUntil([&] {
+    const sim::Group* group = world().node("b").Find(job, Generation(1));
+    return group != nullptr && group->phase == Phase::kStarting;
+  }));
+  world().node("b").SetSilent(true);
+  world().RunFor(2s);
+  world().node("b").Reboot();
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  EXPECT_TRUE(EndedBy<NodeRebooted>(GenerationOf(job, 1)));
+  EXPECT_FALSE(GenerationOf(job, 1).charged);
+  EXPECT_THAT(world().Pids(job), ElementsAre(1001, 1002));  // Nothing was started before.
+}
+
 // §2 Done: the done row outlives the coordinator; another rank's failure reruns all; nothing reruns
 // before finish_hold.
 TEST_F(Generations, done_then_failed_then_lost) {
