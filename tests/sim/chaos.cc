@@ -273,6 +273,19 @@ class Chaos {
         checker.Expect(world_.LiveRanks(state->job) == 0,
                        "16: processes of " + state->job.value() + " are left");
     }
+    CheckLaunchers();
+  }
+
+  // Nobody waits for a job that is over: a launch command has its result, leaves, or goes on.
+  void CheckLaunchers() {
+    for (auto& entry : world_.nodes()) {
+      const Node& node = *entry.second;
+      if (!node.attached() || !node.launched_job || node.result || node.leaving()) continue;
+      const std::string state = world_.StateOf(*node.launched_job);
+      world_.checker.Expect(
+          state != "preempted" && state != "succeeded" && state != "failed" && state != "cancelled",
+          "L2: " + node.name() + " waits for a job that is " + state);
+    }
   }
 
   std::string WhyOf(const JobId& job) {

@@ -118,6 +118,7 @@ class Node {
   bool running() const { return agent_up_; }
   bool attached() const { return welcomed_; }
   bool silent() const { return silent_; }
+  bool leaving() const { return left_with_.has_value(); }
   std::optional<SessionId> session() const { return session_; }
   const std::string& given_name() const { return given_name_; }
   const std::map<JobId, std::map<Generation, Group>>& groups() const { return groups_; }
