@@ -23,8 +23,10 @@ def percentile(values, share):
 
 
 def summarize(row, samples):
-    return {"row": row.name, "unit": row.unit, "n": len(samples), "p50": round(percentile(samples, 0.5), 6),
-            "p99": round(percentile(samples, 0.99), 6), "max": round(max(samples), 6), "min": round(min(samples), 6)}
+    def shown(value):
+        return float(f"{value:.4g}")
+    return {"row": row.name, "unit": row.unit, "n": len(samples), "p50": shown(percentile(samples, 0.5)),
+            "p99": shown(percentile(samples, 0.99)), "max": shown(max(samples)), "min": shown(min(samples))}
 
 
 def main():

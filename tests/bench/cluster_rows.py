@@ -6,8 +6,8 @@ import subprocess
 import tempfile
 import time
 
-import cluster as cl
 import world as w
+import cluster as cl  # world knows where it is
 from row import Row, Unavailable
 
 

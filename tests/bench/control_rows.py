@@ -3,8 +3,8 @@ import os
 import signal
 import time
 
-import cluster as cl
 import world as w
+import cluster as cl  # world knows where it is
 from row import Row, Unavailable  # noqa: F401
 
 cl.become_subreaper()

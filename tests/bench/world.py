@@ -132,6 +132,7 @@ class World:
                 cl.kill(pid)
             cl.reap()
             time.sleep(0.01)
+        cl.remove_run_directories(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self):

@@ -85,6 +85,21 @@ def remove_cgroup(path):
             time.sleep(0.01)
 
 
+def remove_run_directories(folder):
+    """What killed nodes left whose state directories are in `folder`; `agent/shim/run_directory.h` says where."""
+    bases = ["/run/regroup", os.path.join(os.environ.get("XDG_RUNTIME_DIR") or "/run", "regroup"),
+             f"/dev/shm/regroup-{os.geteuid()}"]
+    for path in glob.glob(os.path.join(glob.escape(folder), "*", "node-*", "node.json")):
+        with open(path, encoding="utf-8") as f:
+            node = json.load(f)["node"]
+        for base in bases:
+            for spec in glob.glob(os.path.join(base, node, "*", "spec")):
+                with open(spec, "rb") as f:
+                    for cgroup in re.findall(rb"/[\w./-]*/regroup-[\w.-]+\.[0-9]+\.[0-9a-f]{12}", f.read()):
+                        remove_cgroup(cgroup.decode())
+            shutil.rmtree(os.path.join(base, node), ignore_errors=True)
+
+
 class Cluster:
     """Owns every process that it starts; `close` leaves none."""
 
@@ -141,19 +156,4 @@ class Cluster:
                 kill(pid)
             reap()
             time.sleep(0.01)
-        for directory in self._run_directories():
-            for spec in glob.glob(os.path.join(glob.escape(directory), "*", "spec")):
-                with open(spec, "rb") as f:
-                    for cgroup in re.findall(rb"/[\w./-]*/regroup-[\w.-]+\.[0-9]+\.[0-9a-f]{12}", f.read()):
-                        remove_cgroup(cgroup.decode())
-            shutil.rmtree(directory, ignore_errors=True)
-
-    def _run_directories(self):
-        """Those of the demo's nodes. `agent/shim/run_directory.h` says where they are."""
-        nodes = []
-        for path in glob.glob(os.path.join(glob.escape(self.folder), "*", "node-*", "node.json")):
-            with open(path, encoding="utf-8") as f:
-                nodes.append(json.load(f)["node"])
-        bases = ["/run/regroup", os.path.join(os.environ.get("XDG_RUNTIME_DIR") or "/run", "regroup"),
-                 f"/dev/shm/regroup-{os.geteuid()}"]
-        return [path for base in bases for node in nodes if os.path.isdir(path := os.path.join(base, node))]
+        remove_run_directories(self.folder)
