@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <string_view>
+
 #include "common/base/status_macros.h"
 #include "common/config/text.h"
 #include "launcher/cli/commands/all.h"
@@ -23,11 +26,23 @@ class CoordinatorCommand : public Command {
 
   absl::StatusOr<int> Run(const ParsedLine& words, const Terminal&) override {
     RETURN_IF_ERROR(CheckWords(*this, words, 0, 0));
+    PreferTyped(words);
     RETURN_IF_ERROR(Validate(config_));
     return RunCoordinator(config_);
   }
 
  private:
+  // Of --local and --listen the one that was typed wins over the other's environment variable: a
+  // run's own coordinator starts with --local also where REGROUP_LISTEN is set for a service.
+  void PreferTyped(const ParsedLine& words) {
+    auto typed = [&](std::string_view flag) {
+      return std::any_of(words.given.begin(), words.given.end(),
+                         [&](const std::vector<std::string>& g) { return g.front() == flag; });
+    };
+    if (typed("--local") && !typed("--listen")) config_.listen.clear();
+    if (typed("--listen") && !typed("--local")) config_.local = false;
+  }
+
   CoordinatorConfig config_;
 };
 

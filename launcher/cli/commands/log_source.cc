@@ -130,6 +130,20 @@ std::vector<std::string> FindLogRoots(const std::string& state_dir, const std::s
   return {roots.begin(), roots.end()};
 }
 
+std::vector<std::string> OwnLogRoots(const std::vector<std::string>& roots, const Place& place,
+                                     JobOrigin origin) {
+  // Runs write below logs/<endpoint>-<port>/ or logs/local/, services below node-<k>/.
+  const std::string of_runs = Cat(place.state_dir(), "/", kRunLogsFolder, "/");
+  const std::string key = place.folder.substr(place.folder.find_last_of('-') + 1);
+  std::vector<std::string> own;
+  for (const std::string& root : roots) {
+    bool of_run = root.rfind(of_runs, 0) == 0;
+    bool same_key = of_run && root.substr(root.find_last_of("-/") + 1) == key;
+    if (origin == JobOrigin::kLaunched ? same_key : !of_run) own.push_back(root);
+  }
+  return own;
+}
+
 absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& job,
                           const LogFilter& filter, const std::function<void(LogEntry)>& take) {
   for (const std::string& root : roots) {

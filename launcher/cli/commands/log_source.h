@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -12,6 +13,9 @@
 #include "launcher/cli/render/log_text.h"
 
 namespace regroup::cli {
+
+// In the state directory: below it, a folder per endpoint holds the output of launch commands.
+inline constexpr std::string_view kRunLogsFolder = "logs";
 
 struct LogFilter {
   std::vector<int> ranks;  // Empty: all.
@@ -30,6 +34,11 @@ std::vector<std::string> FindLogRoots(const std::string& state_dir, const std::s
 // Every line that the filter lets through, in each stream's own order. Reads only.
 absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& job,
                           const LogFilter& filter, const std::function<void(LogEntry)>& take);
+
+// Those of `roots` that belong to a job of this coordinator: ids are unique within a coordinator
+// only, and several may have left output in one state directory.
+std::vector<std::string> OwnLogRoots(const std::vector<std::string>& roots, const Place& place,
+                                     JobOrigin origin);
 
 // Members of the job none of whose ranks has a file here: they wrote nothing, or on another host.
 std::vector<std::string> NodesWithoutLogs(const std::vector<std::string>& roots,

@@ -116,6 +116,7 @@ class Logs : public Command {
     if (!found.live || run_over || !log_dir_.empty()) {
       std::vector<std::string> roots =
           FindLogRoots(found.place.state_dir(), log_dir_, found.job.id);
+      if (log_dir_.empty()) roots = OwnLogRoots(roots, found.place, found.job.spec.origin);
       if (!found.live || !roots.empty()) return FromDisk(found, roots, merge, terminal);
     }
     return Live(found, merge, terminal);

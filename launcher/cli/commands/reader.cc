@@ -10,6 +10,7 @@
 #include "common/base/user_error.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
+#include "common/rpc/places.h"
 #include "launcher/coordinator/shell/offline.h"
 
 namespace regroup::cli {
@@ -169,6 +170,9 @@ absl::StatusOr<Client> TheCoordinator(const ReadOptions& options, std::string_vi
   request.set_what(ReadRequest::WHAT_NODES);
   for (const Place& place : places) {
     if (!place.tcp && !Exists(place.socket)) continue;
+    // The one of runs without an endpoint has no agents to give a job to, and comes and goes.
+    bool of_local_runs = place.folder == LocalCoordinatorFolder(place.state_dir());
+    if (of_local_runs && options.coordinator.empty()) continue;
     absl::StatusOr<Client> client = Client::Dial(place);
     absl::Status answered =
         client.ok() ? client->Read(request, kReadLimit).status() : client.status();

@@ -53,7 +53,8 @@ class Reader {
   std::vector<std::string> warnings_;
 };
 
-// The one live coordinator that a command which changes something talks to.
+// The one live coordinator that a command which changes something talks to. That of runs without an
+// endpoint has to be named.
 absl::StatusOr<Client> TheCoordinator(const ReadOptions& options, std::string_view command);
 
 }  // namespace regroup::cli

@@ -13,6 +13,7 @@
 #include "launcher/cli/commands/all.h"
 #include "launcher/cli/commands/exec.h"
 #include "launcher/cli/commands/job_flags.h"
+#include "launcher/cli/commands/log_source.h"
 #include "launcher/cli/commands/old_runs.h"
 #include "launcher/cli/commands/program.h"
 
@@ -254,7 +255,7 @@ class RunCommand : public Command {
     if (!state.notice.empty() && !flags_.quiet) terminal.Say(Cat("regroup: ", state.notice, "\n"));
     config.state_dir = state.path;
     config.log_dir_explicit = !flags_.log_dir.empty();
-    std::string logs = Cat(state.path, "/logs/", LogKey(flags_.endpoint));
+    std::string logs = Cat(state.path, "/", kRunLogsFolder, "/", LogKey(flags_.endpoint));
     if (config.log_dir_explicit) {
       ASSIGN_OR_RETURN(StateDirectory given,
                        DefaultStateDirectory(flags_.log_dir, false));  // Made absolute.

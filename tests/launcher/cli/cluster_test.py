@@ -16,6 +16,14 @@ class Cluster(e2e.TestCase):
         self.fx.service(e2e.binary("regroup"), "agent", "--coordinator", f"127.0.0.1:{self.port}", "--node-name", "node0",
                         "--slots", "2")
         e2e.wait_for(lambda: "ready" in self.fx.run("nodes").stdout, 20, "the node", self.fx.describe, every=0.1)
+        self.addCleanup(self.end_jobs)
+
+    def end_jobs(self):
+        """Before the services are ended: an agent that is told to detach leaves its workers running."""
+        if not self._has_failed():
+            for job in self.json("ps")["jobs"]:
+                self.fx.run("cancel", job["job"], "--now")
+            e2e.wait_for(lambda: not self.fx.processes("regroup-shim"), 20, "groups and stores to end", self.fx.describe)
 
     def start_coordinator(self):
         return self.fx.service(e2e.binary("regroup"), "coordinator", "--listen", f"127.0.0.1:{self.port}")
@@ -116,6 +124,16 @@ class Codes(Cluster):
             self.assertEqual(done.code, 125, done)
         self.start_coordinator()
         e2e.wait_for(lambda: "ready" in self.fx.run("nodes").stdout, 20, "the node again", self.fx.describe, every=0.1)
+
+    def test_a_run_on_this_host_takes_no_submits(self):
+        run = self.fx.regroup("run", "--rdzv-id", "mine", "sleep", "60")
+        run.expect("generation 1", stream="stderr")
+        job = self.submit("exit 0")
+        self.assertEqual(self.fx.run("wait", job).code, 0)
+        self.assertEqual(self.json("ps", job)["jobs"][0]["launched"], False)
+        self.assertEqual({row["name"] for row in self.json("ps", "-a")["jobs"]}, {"job", "mine"})
+        run.send(signal.SIGINT)
+        self.assertEqual(run.wait(), 130, run)
 
     def test_one_key_is_one_job(self):
         submit = ["submit", "--key", "my-key", "--name", "job", "--", "true"]

@@ -48,7 +48,9 @@ class Readme(e2e.TestCase):
                 continue
             if "torchrun" in block and shutil.which("torchrun"):
                 lines = block.splitlines()
-            self.execute("\n".join(lines))
+            shown = self.execute("\n".join(lines))
+            if "logs last --tail" in block:  # Of the two nodes only, not also of the run before, whose id is the same.
+                self.assertEqual(len(shown.stdout.split("regroup logs train-1\n")[1].splitlines()), 2, shown)
             executed += 1
         self.assertGreaterEqual(executed, 4)
 

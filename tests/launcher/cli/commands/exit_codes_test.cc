@@ -165,6 +165,18 @@ TEST_F(ExitCodes, ProgramIs126Or127) {
   EXPECT_THAT(ended.err, HasSubstr("try: ./plain"));
 }
 
+// What a run starts for itself, where REGROUP_LISTEN is set for a service.
+TEST_F(ExitCodes, TheTypedOneOfLocalAndListenWinsOverTheEnvironment) {
+  environment_["REGROUP_LISTEN"] = "no address at all";
+  Ended ended = Run({"coordinator", "--local", "--state-dir", "/dev/null/state"});
+  EXPECT_EQ(ended.code, 125);
+  EXPECT_THAT(ended.err, HasSubstr("/dev/null/state"));
+  environment_["REGROUP_LISTEN"] = "127.0.0.1:1";
+  environment_["REGROUP_LOCAL"] = "1";
+  EXPECT_THAT(Run({"coordinator"}).err, StartsWith("error: --local and --listen exclude each"));
+  EXPECT_THAT(Run({"coordinator", "--listen", "x:y"}).err, StartsWith("error: --listen is no add"));
+}
+
 TEST_F(ExitCodes, ClosedOrFullOutputIsAnError) {
   std::string command = program_ + " version > /dev/full";
   EXPECT_EQ(RunProgram("/bin/sh", {"-c", command}, environment_).code, 1);
