@@ -12,14 +12,14 @@ namespace {
 class Chaos {
  public:
   Chaos(std::uint64_t seed, const ChaosOptions& options)
-      : seed_(seed), options_(options), rng_(seed), world_(options.config, seed) {}
+      : seed_(seed), options_(options), rng_(seed), world_(ConfigOf(seed, options), seed) {}
 
   ChaosResult Run() {
     world_.tracing = options_.tracing;
-    world_.commit_delay = Pick<Duration>({0ms, 0ms, 1ms, 8ms});
+    world_.commit_delay = Pick<Duration>({0ms, 0ms, 1ms, 8ms, 300ms});
     if (options_.plant) options_.plant(world_);
     const int nodes = 2 + static_cast<int>(rng_.Below(3));
-    launched_ = rng_.Below(3) == 0;
+    launched_ = seed_ % 5 == 0 || rng_.Below(3) == 0;
     for (int i = 0; i < nodes; ++i) AddNode();
     Advance();
     for (int i = 0; i < options_.actions && world_.checker.violations.empty(); ++i) {
@@ -42,6 +42,12 @@ class Chaos {
   }
 
  private:
+  // Every fifth life is that of a coordinator which `regroup run` started.
+  static Config ConfigOf(std::uint64_t seed, const ChaosOptions& options) {
+    Config config = options.config;
+    config.ad_hoc = config.ad_hoc || seed % 5 == 0;
+    return config;
+  }
   template <class T>
   T Pick(std::vector<T> from) {
     return from[rng_.Below(from.size())];
@@ -80,6 +86,11 @@ class Chaos {
     spec.scale_up =
         Pick<ScaleUp>({ScaleUp::kSettle, ScaleUp::kNow, ScaleUp::kNext, ScaleUp::kNever});
     spec.grace = Pick<Duration>({2s, 10s});
+    if (rng_.Below(8) == 0) {
+      spec.unit = 2;
+      spec.max_nodes = std::max(spec.max_nodes, 2);
+    }
+    if (rng_.Below(8) == 0) spec.restart_window = 30s;
     return spec;
   }
 
@@ -91,6 +102,7 @@ class Chaos {
       if (!launch_spec_) launch_spec_ = RandomSpec("launch");
       options.launched = true;
       options.launch = LaunchOf("key-" + name, *launch_spec_);
+      options.launch->standalone = launch_spec_->max_nodes == 1;
     }
     world_.Add(name, options, RandomBehaviour());
     Note("add " + name);
@@ -177,7 +189,7 @@ class Chaos {
         return node.ResetSession();
       case 16:
         if (node.options().launched)
-          return node.Signal(Pick<int>({SIGINT, SIGTERM, SIGHUP}), rng_.Below(3) == 0);
+          return node.Signal(Pick<int>({SIGINT, SIGTERM, SIGHUP, 0}), rng_.Below(3) == 0);
         return node.Notice(Pick<Duration>({1s, 10s}));
       default:
         if (rng_.Below(3) == 0 && names_ < 6) AddNode();
@@ -254,6 +266,7 @@ class Chaos {
 
   void CheckRest() {
     Checker& checker = world_.checker;
+    if (world_.finished()) world_.StartCoordinator();  // It was right to leave; now it tells.
     checker.Expect(world_.coordinator_up(), "L6: the coordinator did not stay up");
     if (!world_.coordinator_up()) return;
     for (const auto& row : world_.rows()) {
@@ -265,8 +278,9 @@ class Chaos {
       int launchers = 0;
       for (auto& entry : world_.nodes())
         launchers += entry.second->options().launched && entry.second->running() ? 1 : 0;
-      const bool may_wait = spec.spec.origin == JobOrigin::kLaunched && launchers > 0 &&
-                            launchers <= spec.spec.min_nodes;
+      const int unit = spec.spec.unit, need = (spec.spec.min_nodes + unit - 1) / unit * unit;
+      const bool may_wait =
+          spec.spec.origin == JobOrigin::kLaunched && launchers > 0 && launchers <= need;
       checker.Expect(over || may_wait, "L1: " + state->job.value() + " is " +
                                            world_.StateOf(state->job) + WhyOf(state->job));
       if (over)

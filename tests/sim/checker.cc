@@ -72,6 +72,7 @@ void Checker::Expect(bool condition, const std::string& what) {
 void Checker::OnCoordinatorStart(Instant now, Epoch epoch) {
   epoch_ = epoch;
   seen_ = false;
+  lost_.clear();
   started_ = now;
 }
 
@@ -88,8 +89,19 @@ void Checker::OnRecovery(const std::vector<Row>& durable, const std::vector<Row>
   Expect(SameRows(durable, recovered), "31: recovered state is not the fold of the durable rows");
 }
 
-void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row>& batch,
-                       Instant now) {
+void Checker::OnDecided(const std::map<Key, Value>& durable, const std::vector<Row>& batch,
+                        Instant now) {
+  for (const Row& row : batch) {
+    const auto* node = row.value ? std::get_if<NodeRow>(&*row.value) : nullptr;
+    if (node == nullptr) continue;
+    const auto* before = RowBefore<NodeRow>(durable, row.key);
+    auto [lost, fresh] = lost_.try_emplace(node->node, before != nullptr && before->lost);
+    if (!lost->second && node->lost) CheckLost(*node, now);
+    lost->second = node->lost;
+  }
+}
+
+void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row>& batch) {
   if (!batch.empty()) OnCoordinatorSeen();
   Expect(batch.size() <= kMaxRowsPerStep, Text("a step wrote ", batch.size(), " rows"));
   for (const Row& row : batch) {
@@ -103,8 +115,6 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
       CheckGeneration(RowBefore<GenerationRow>(before, row.key), *generation);
     } else if (const auto* commit = std::get_if<CommitRow>(&*row.value)) {
       CheckCommitRow(RowBefore<CommitRow>(before, row.key), *commit);
-    } else if (const auto* node = std::get_if<NodeRow>(&*row.value)) {
-      CheckLost(RowBefore<NodeRow>(before, row.key), *node, now);
     } else if (const auto* event = std::get_if<JobEventRow>(&*row.value)) {
       std::uint64_t& last = last_event_[event->job];  // 30. Gap-free.
       Expect(event->event.number == last + 1,
@@ -179,15 +189,18 @@ void Checker::CheckCommitRow(const CommitRow* before, const CommitRow& after) {
 }
 
 // 32. Nobody is lost by silence before a lease has passed, nor soon after recovery.
-void Checker::CheckLost(const NodeRow* before, const NodeRow& after, Instant now) {
-  if (!after.lost || (before && before->lost) || after.lost_how != "silent") return;
+void Checker::CheckLost(const NodeRow& after, Instant now) {
+  if (after.lost_how != "silent") return;
   const Instant heard = std::max(heard_[after.node], started_);
   Expect(now - heard >= lease,
          Text("32: ", after.name, " lost after ", Seconds(now - heard), " s"));
 }
 
-void Checker::OnOrder(const Node& node, const Order& order, Instant) {
+void Checker::OnOrder(const Node& node, const Order& order, Instant now) {
   if (!order.run) return;
+  auto cancelled = cancelled_.find(order.job);
+  Expect(cancelled == cancelled_.end() || now <= cancelled->second,
+         Text("28: ", order.job, " is ordered to run after a cancel"));
   const Run& run = *order.run;
   // 5. Every member of a generation is told the same world.
   const std::string world = Text(run.world_size, "/", run.group_size, "/", run.store.host, ":",
@@ -227,9 +240,11 @@ void Checker::OnRankStarted(const Node& node, const Group& group, const Rank& ra
   }
   Expect(node.options().launched || live <= node.options().slots,
          Text("41: ", live, " ranks on ", node.name()));
-  // 28. Nothing starts after an acknowledged cancel.
+  // 28. Nothing starts after an acknowledged cancel, but what was ordered before it and then held
+  // back by a network that was silent: nobody can take that back.
   auto cancelled = cancelled_.find(group.job);
-  Expect(cancelled == cancelled_.end() || now <= cancelled->second + kInFlight,
+  const bool held_back = node.silent_until() && now <= *node.silent_until() + kInFlight;
+  Expect(cancelled == cancelled_.end() || now <= cancelled->second + kInFlight || held_back,
          "28: started after a cancel: " + name);
 }
 
@@ -248,6 +263,17 @@ void Checker::OnCommitAnswered(const CommitAnswer& answer) {
   const bool older = formed_[answer.job] > answer.generation;
   Expect(!older,
          Text("20: accepted a commit of generation ", answer.generation, " of ", answer.job));
+}
+
+// Nobody would take care of a job that goes on.
+void Checker::OnFinished(const std::map<Key, Value>& rows) {
+  for (const auto& row : rows) {
+    const auto* state = std::get_if<JobStateRow>(&row.second);
+    if (state == nullptr) continue;
+    Expect(state->phase == JobPhase::kEnded || state->phase == JobPhase::kPreempted,
+           Text("L3: the coordinator left ", state->job, " in phase ",
+                static_cast<int>(state->phase)));
+  }
 }
 
 void Checker::AtEnd(const std::map<Key, Value>& rows) {

@@ -19,8 +19,11 @@ namespace regroup::sim {
 
 class Checker {
  public:
+  // Once decided; durable later, and whoever is heard in between was lost all the same.
+  void OnDecided(const std::map<coordinator::Key, coordinator::Value>& durable,
+                 const std::vector<coordinator::Row>& batch, Instant now);
   void OnCommit(const std::map<coordinator::Key, coordinator::Value>& before,
-                const std::vector<coordinator::Row>& batch, Instant now);
+                const std::vector<coordinator::Row>& batch);
   void OnRecovery(const std::vector<coordinator::Row>& durable,
                   const std::vector<coordinator::Row>& recovered);
   void OnRankStarted(const Node& node, const Group& group, const Rank& rank, Instant now);
@@ -34,6 +37,7 @@ class Checker {
   void OnJournalReplaced() { seen_epoch_ = Epoch(); }  // By hand: what was durable may be gone.
   void OnCoordinatorStart(Instant now, Epoch epoch);
   void OnCoordinatorSeen();  // It wrote a row, or an action of it was carried out.
+  void OnFinished(const std::map<coordinator::Key, coordinator::Value>& rows);
   void AtEnd(const std::map<coordinator::Key, coordinator::Value>& rows);
   void Expect(bool condition, const std::string& what);
 
@@ -45,8 +49,7 @@ class Checker {
   void CheckGeneration(const coordinator::GenerationRow* before,
                        const coordinator::GenerationRow& after);
   void CheckCommitRow(const coordinator::CommitRow* before, const coordinator::CommitRow& after);
-  void CheckLost(const coordinator::NodeRow* before, const coordinator::NodeRow& after,
-                 Instant now);
+  void CheckLost(const coordinator::NodeRow& after, Instant now);
 
   Epoch epoch_, seen_epoch_;  // Of this coordinator; the highest that one before it was seen in.
   bool seen_ = false;         // This coordinator was.
@@ -62,6 +65,7 @@ class Checker {
   std::map<JobId, std::uint64_t> last_event_;
   std::map<JobId, int> ends_;
   std::map<NodeId, Instant> heard_;
+  std::map<NodeId, bool> lost_;  // As this coordinator decided last.
 };
 
 }  // namespace regroup::sim

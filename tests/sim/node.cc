@@ -125,6 +125,7 @@ void Node::SetSilent(bool silent) {
   if (silent_ == silent) return;
   silent_ = silent;
   if (silent) return;
+  silent_until_ = world_.clock().now();
   std::deque<std::function<void()>> held = std::exchange(held_, {});
   for (const auto& send : held) send();
 }

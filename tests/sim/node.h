@@ -118,6 +118,7 @@ class Node {
   bool running() const { return agent_up_; }
   bool attached() const { return welcomed_; }
   bool silent() const { return silent_; }
+  const std::optional<Instant>& silent_until() const { return silent_until_; }  // Its last end.
   bool leaving() const { return left_with_.has_value(); }
   std::optional<SessionId> session() const { return session_; }
   const std::string& given_name() const { return given_name_; }
@@ -187,6 +188,7 @@ class Node {
   Duration backoff_{};
   Instant born_{};
   std::vector<std::pair<JobId, Generation>> unsaid_;  // Changed between Hello and Welcome.
+  std::optional<Instant> silent_until_;
   std::optional<int> left_with_;
   bool leave_now_ = false;
   std::optional<std::pair<Instant, regroup::Notice>> notice_;

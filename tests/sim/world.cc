@@ -121,6 +121,7 @@ void World::Step(const Event& event) {
   ++steps;
   Effects effects = core_->Step(clock_.now(), clock_.wall(), event);
   if (tamper) tamper(effects);
+  checker.OnDecided(rows_, effects.rows, clock_.now());
   if (tracing)
     for (const Note& note : effects.notes) {
       std::string line = std::to_string(Seconds(SinceStart())) + " " + note.what;
@@ -173,7 +174,7 @@ void World::CommitNext() {
   journal_.pop_front();
   if (answers_before_commit && !CarryOutAll(effects.actions)) return;
   if (!effects.rows.empty() && Point()) return;
-  checker.OnCommit(rows_, effects.rows, clock_.now());
+  checker.OnCommit(rows_, effects.rows);
   for (const Row& row : effects.rows) {
     if (row.value) rows_[row.key] = *row.value;
     if (!row.value) rows_.erase(row.key);
@@ -218,6 +219,13 @@ bool World::CarryOut(const Action& action) {
     stepped_down_ = why;
     return false;
   } else if (std::holds_alternative<coordinator::Finished>(action)) {
+    checker.OnFinished(rows_);
+    for (const auto& entry : nodes_) {
+      const Node& node = *entry.second;
+      const bool served =
+          !node.attached() || node.silent() || !node.launched_job || node.leaving() || node.result;
+      checker.Expect(served, "L3: the coordinator left before " + node.name() + " had its result");
+    }
     CrashCoordinator();
     finished_ = true;
     return false;
