@@ -22,6 +22,7 @@ constexpr Duration kRefusedWait =
     2s;  // A coordinator that refused us, or that we refused, is asked again seldom.
 constexpr auto kGoodbye = 300ms;  // For the last messages to be read.
 constexpr Duration kAwayLogInterval = 30s;
+constexpr Duration kLastOutputLimit = 3s, kLastOutputCheck = 10ms;
 constexpr int kMinConnections = 64;
 
 GroupHost::Handler HandlerOf(std::function<void(Event)> post,
@@ -254,10 +255,25 @@ void Agent::OnMessage(v1::CoordinatorMessage message) {
       return Post(JobOver{code});
     }
     case v1::CoordinatorMessage::kOpenLogs:
-      return logs_.Open(target_->connection, options_.core.node, name_, message.open_logs());
+      return OpenLogs(message.open_logs(), io::BootNow() + kLastOutputLimit);
     case v1::CoordinatorMessage::BODY_NOT_SET:
       return;  // Something newer than this agent.
   }
+}
+
+// An exit is told before the last words of its rank are in the log files: what is to be read to its
+// end waits for them, unless a disk hangs.
+void Agent::OpenLogs(const v1::OpenLogs& asked, Instant limit) {
+  const bool to_the_end = !asked.selection().follow();
+  if (to_the_end && groups_.OutputPending(JobId(asked.selection().job())) &&
+      io::BootNow() < limit) {
+    auto timer = std::make_shared<asio::steady_timer>(loop_, kLastOutputCheck);
+    return timer->async_wait(
+        [this, timer, asked, limit, alive = std::weak_ptr(alive_)](error_code) {
+          if (alive.lock()) OpenLogs(asked, limit);
+        });
+  }
+  if (target_) logs_.Open(target_->connection, options_.core.node, name_, asked);
 }
 
 void Agent::OnLaunchAnswer(const v1::LaunchAnswer& answer) {

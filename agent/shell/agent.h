@@ -74,6 +74,7 @@ class Agent {
   void OnMessage(v1::CoordinatorMessage message);
   void OnBroken(const absl::Status& why);
   void OnLaunchAnswer(const v1::LaunchAnswer& answer);
+  void OpenLogs(const v1::OpenLogs& asked, Instant limit);
   void Away(const std::string& why);
   void Malformed(const absl::Status& why);
   void Log(const std::string& text, bool warning = false);
@@ -126,6 +127,8 @@ class Agent {
   bool refused_ = false;  // By the session that is about to end.
   std::optional<Instant> away_logged_;
   std::optional<End> end_;
+  const std::shared_ptr<bool> alive_ =
+      std::make_shared<bool>(true);  // Sole owner; others are weak.
 };
 
 }  // namespace regroup::agent

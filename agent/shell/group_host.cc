@@ -477,6 +477,17 @@ void GroupHost::ReadErrors(Hosted& hosted, const shim::State& state, bool all) {
   }
 }
 
+bool GroupHost::OutputPending(const JobId& job) const {
+  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
+    const Hosted& hosted = *entry.second;
+    if (entry.first.job != job || !hosted.state || hosted.end) return false;
+    return std::any_of(
+        hosted.state->ranks.begin(), hosted.state->ranks.end(), [](const shim::RankState& rank) {
+          return rank.phase == shim::RankPhase::kEnded && rank.pid > 0 && !rank.logs_complete;
+        });
+  });
+}
+
 // Free is said together with why its ranks failed, if that does not take long.
 void GroupHost::MaybeEmpty(Hosted& hosted) {
   if (!hosted.empty || hosted.empty_posted || !hosted.state) return;

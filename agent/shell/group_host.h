@@ -53,6 +53,9 @@ class GroupHost {
   // Whose orders the next run directories follow.
   void Follow(const ClusterId& cluster, Epoch epoch);
 
+  // Of a rank that ended, some output is not in its log files yet.
+  bool OutputPending(const JobId& job) const;
+
   void Carry(const WriteRunDirectory& action);
   void Carry(const SpawnShim& action);
   void Carry(const SpawnStore& action);

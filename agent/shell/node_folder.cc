@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/base/user_error.h"
 
 namespace regroup::agent {
 namespace {
@@ -73,7 +74,12 @@ absl::Status NodeFolder::Save() const {
                      {"incarnation", incarnation_.value()},
                      {"cluster", cluster_.value()},
                      {"highest_epoch", epoch_.value()}};
-  return io::ReplaceFile(absl::StrCat(path_, "/", kNodeFile), file.dump(2) + "\n", durability_);
+  const absl::Status written =
+      io::ReplaceFile(absl::StrCat(path_, "/", kNodeFile), file.dump(2) + "\n", durability_);
+  if (written.ok()) return written;
+  return UserError(written.code(), absl::StrCat("this node can not keep its state in ", path_),
+                   std::string(written.message()),
+                   absl::StrCat("df ", path_, ", or --state-dir DIRECTORY"));
 }
 
 absl::Status NodeFolder::Remember(const ClusterId& cluster, Epoch epoch) {

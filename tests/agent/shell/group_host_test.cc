@@ -111,11 +111,13 @@ TEST(GroupHost, AGroupRunsAndLeavesItsErrorBehind) {
   life.PrepareGroup(1);
   EXPECT_TRUE(life.Find<ShimReady>()->witness);
   life.StartGroup(1);
+  EXPECT_FALSE(life.host().OutputPending(Key().job)) << "nobody has ended";
   const RankExited* exited = life.WaitFor<RankExited>();
   ASSERT_NE(exited, nullptr);
   EXPECT_EQ(exited->exit.kind, ExitKind::kExited);
   EXPECT_EQ(exited->exit.code, 7);
   ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
+  EXPECT_FALSE(life.host().OutputPending(Key().job));
   ASSERT_NE(life.Find<RankErrorRead>(), nullptr) << "said before the group is free";
   EXPECT_EQ(life.Find<RankErrorRead>()->error, "why");
   life.host().Carry(RemoveRunDirectory{Key()});

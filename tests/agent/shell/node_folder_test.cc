@@ -1,11 +1,14 @@
 #include "agent/shell/node_folder.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
 #include "agent/shell/backoff.h"
+#include "common/base/user_error.h"
 #include "tests/agent/shell/scratch.h"
 
 namespace regroup::agent {
@@ -60,6 +63,24 @@ TEST(NodeFolder, DamageIsSaidAndNothingIsGuessed) {
   std::ofstream(scratch.path() + "/node-0/node.json") << "{\"node\": 5}";
   EXPECT_TRUE(
       absl::IsDataLoss(NodeFolder::Take(scratch.path(), io::Durability::kVolatile, Any).status()));
+}
+
+TEST(NodeFolder, AFullDiskIsSaidWithItsFolder) {
+  Scratch scratch;
+  // As on a full disk, nothing can be written.
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &none), 0);
+  const absl::Status taken =
+      NodeFolder::Take(scratch.path(), io::Durability::kVolatile, Any).status();
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  ::signal(SIGXFSZ, SIG_DFL);
+  const UserErrorParts said = PartsOf(taken);
+  EXPECT_EQ(said.what, "this node can not keep its state in " + scratch.path() + "/node-0");
+  EXPECT_NE(said.because, "");
+  EXPECT_NE(said.try_this, "");
 }
 
 TEST(Backoff, DoublesUnderItsBoundsAndIsFlatOnLoopback) {
