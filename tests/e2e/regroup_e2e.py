@@ -139,6 +139,7 @@ class Fixture:
     """A private place on this machine, and the programs started in it. `settle_s`: how long leftovers may take to go.
 
     `expects_run_directories`: the test kills agents for good, whose run directories then stay, as they must.
+    `hurries_coordinators`: those that launch commands started are told to end when these have, not two seconds later.
     """
 
     def __init__(self, settle_s=10.0):
@@ -146,7 +147,7 @@ class Fixture:
             raise RuntimeError("end-to-end tests are started by regroup_e2e.main()")
         self.root = tempfile.mkdtemp(prefix="rg", dir="/tmp")
         _root.tell(made=self.root)
-        self.settle_s, self.expects_run_directories = settle_s, False
+        self.settle_s, self.expects_run_directories, self.hurries_coordinators = settle_s, False, True
         self.programs, self._services, self._terminals = [], [], []
         for name in ("home", "state", "run", "tmp", "out", "work"):
             os.mkdir(os.path.join(self.root, name), 0o700)
@@ -225,12 +226,19 @@ class Fixture:
         deadline = time.monotonic() + (0 if failed else self.settle_s)
         while (left := self._left()) and time.monotonic() < deadline:
             self._poll()
+            self._hurry_coordinators()
             time.sleep(0.02)
         if left or failed:
             print(shown or self.describe(), file=sys.stderr)
         self._clean()
         if left and not failed:
             raise AssertionError("left behind:\n  " + "\n  ".join(left))
+
+    def _hurry_coordinators(self):
+        living = self.processes()
+        if self.hurries_coordinators and all("--ad-hoc" in info.argv for info in living):
+            self.hurries_coordinators = not living
+            processes.send([info.pid for info in living], signal.SIGTERM)
 
     def _poll(self):
         return [program.code for program in self.programs]

@@ -26,7 +26,8 @@ class ExitCodes(OneNode):
         run.wait()
         return run
 
-    def test_0_job_succeeded(self):
+    def test_0_job_succeeded_and_the_coordinator_leaves_by_itself(self):
+        self.fx.hurries_coordinators = False
         self.assertEqual(self.code("exit 0").code, 0)
 
     def test_workers_own_code(self):

@@ -61,7 +61,12 @@ class CtrlC(e2e.TestCase):
                                     f"echo up > {mark}; sleep 1.5; echo after > {mark}; exit 0")
         e2e.wait_for(lambda: os.path.exists(mark), 20, "the worker", self.fx.describe)
         terminal.hang_up()
-        e2e.wait_for(lambda: open(mark).read() == "after\n", 20, "the worker to go on", self.fx.describe)
+
+        def went_on():
+            with open(mark) as f:
+                return f.read() == "after\n"
+        e2e.wait_for(went_on, 20, "the worker to go on", self.fx.describe)
+        self.assertEqual(terminal.wait(20), 0)
 
     def test_second_ctrl_c_does_not_wait_for_the_grace(self):
         terminal = self.fx.terminal(e2e.binary("regroup"), "run", "--grace", "60s", "--no-python", "sh", "-c",

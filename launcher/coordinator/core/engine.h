@@ -102,6 +102,7 @@ class Engine {
   void Refuse(SessionId session, absl::Status why);
   NodeRow RowOf(const Hello& hello, const std::string& name, const Node* known) const;
   void Attach(Node& node, const SessionOpened& event);
+  bool CommandIsOver(const Node& node) const;
   void Heard(Node& node);
   void Detach(Node& node);  // Its session is no longer the current one.
   void SetLink(Node& node, Link link);

@@ -199,8 +199,18 @@ void Engine::On(const SessionBroken& event) {
   node->probe_at = now_;
   for (auto& watch : node->watches) watch.second.in_flight = false;
   Say(Severity::kInfo, "session broken", {{"node", node->row.name}});
+  if (CommandIsOver(*node)) return LoseNode(*node, "its command ended", /*proved=*/true);
   RefreshJobs(*node);
   OnNodeDeadline(*node);
+}
+
+// A launched agent that has nothing to come back to: its name is free for the next command at once.
+bool Engine::CommandIsOver(const Node& node) const {
+  if (!node.row.launch) return false;
+  const Job* job = FindJob(node.row.launch->job);
+  if (job == nullptr) return true;
+  return SlotsFree(*job, node) && (node.row.launch->left || job->state.phase == JobPhase::kEnded ||
+                                   job->state.phase == JobPhase::kPreempted);
 }
 
 void Engine::Heard(Node& node) {

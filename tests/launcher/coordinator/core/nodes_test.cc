@@ -71,6 +71,23 @@ TEST_F(Nodes, explicit_names_are_refused) {
   EXPECT_TRUE(RowOf("y").name.empty());
 }
 
+// A launch command that left has nothing to come back to: the next one on this host may have taken
+// another node folder, and has the name at once.
+TEST_F(Nodes, a_command_that_left_frees_its_name) {
+  Start();
+  Hello hello = HelloOf("x", "host");
+  hello.name_explicit = hello.launched = true;
+  const SessionId session = Open(hello);
+  world().Ask(coordinator::LaunchAsked{session, sim::LaunchOf("key", SpecOf("train", 2, 2))});
+  hello.node = NodeId("y");
+  Open(hello);
+  EXPECT_TRUE(RowOf("y").name.empty());  // It is there.
+  world().Ask(coordinator::LeaveAsked{session, SIGTERM, false});
+  world().Ask(coordinator::SessionBroken{session});
+  Open(hello);
+  EXPECT_EQ(RowOf("y").name, "host");
+}
+
 // §4: same id, higher incarnation replaces at once; an older one changes nothing; events of old
 // sessions are dropped.
 TEST_F(Nodes, newer_incarnation_replaces) {
