@@ -50,7 +50,8 @@ class Suite:
                    "--test-output-size-passed", "100000", "--test-output-size-failed", "1000000"]
         if repeat > 1:
             command += ["--repeat", f"until-fail:{repeat}"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as ctest:
+        environment = {"UBSAN_OPTIONS": "print_stacktrace=1", **os.environ}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, errors="replace") as ctest:
             _show(ctest.stdout, len(self.numbers))
         return _outcomes(report) if os.path.exists(report) else [(f"ctest in {self.folder}", "failed", "")]
 

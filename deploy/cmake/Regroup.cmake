@@ -84,11 +84,11 @@ function(regroup_links target library result)
   set(${result} FALSE PARENT_SCOPE)
 endfunction()
 
-# regroup_test(name DEPS target… [LABELS …]): every *.cc of this folder as one GoogleTest program. Where unit tests are
+# regroup_test(name DEPS target…): every *.cc of this folder as one GoogleTest program. Where unit tests are
 # off, and for tests that link gRPC under ThreadSanitizer (which would blame Debian's gRPC, not built with it), the
 # target exists but is neither built nor run.
 function(regroup_test name)
-  cmake_parse_arguments(ARG "" "" "DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "DEPS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS *.cc)
   add_executable(${name} ${sources})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/test-bin)
@@ -108,8 +108,8 @@ function(regroup_test name)
   endif()
   gtest_discover_tests(
     ${name} TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60
-    PROPERTIES LABELS "unit;${ARG_LABELS}" TIMEOUT 300
-               ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1;REGROUP_BIN_DIR=${CMAKE_BINARY_DIR}/bin")
+    # One value each: gtest_discover_tests loses the rest of a list. tests/run.py sets the sanitizers' options.
+    PROPERTIES LABELS unit TIMEOUT 300 ENVIRONMENT REGROUP_BIN_DIR=${CMAKE_BINARY_DIR}/bin)
 endfunction()
 
 # regroup_e2e_test(name file.py [TORCH] [ARGS …] [LABELS …] [TIMEOUT seconds]): a Python program that starts this
