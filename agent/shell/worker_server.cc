@@ -75,8 +75,7 @@ struct WorkerServer::Peer {
 
 WorkerServer::WorkerServer(asio::io_context& loop, io::UniqueFd listener, int max_connections,
                            Post post, Warn warn)
-    : loop_(loop),
-      acceptor_(loop),
+    : acceptor_(loop),
       max_connections_(max_connections),
       post_(std::move(post)),
       warn_(std::move(warn)) {

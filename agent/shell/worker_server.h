@@ -51,7 +51,6 @@ class WorkerServer {
   void Send(Peer& peer, const local::AgentLine& line);
   void Close(const std::shared_ptr<Peer>& peer);
 
-  boost::asio::io_context& loop_;
   boost::asio::local::stream_protocol::acceptor acceptor_;
   const int max_connections_;
   Post post_;

@@ -59,8 +59,7 @@ class TwoHosts(pytorch_test.Training):
                      self.fx.describe)
         self.pair.cut(self.hosts[1])
         self.assertEqual(keeper.wait(120), 0, keeper)
-        for info in [*e2e.descendants(lost.pid)]:
-            os.kill(info.pid, signal.SIGKILL)
+        e2e.kill_tree(lost.pid)
         lost.kill()
 
 

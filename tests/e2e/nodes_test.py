@@ -52,9 +52,7 @@ class Nodes(e2e.TestCase):
     def kill_node(self, launcher):
         """SIGKILLs agent, shims, store and workers; not the coordinator, which is a process of its own."""
         self.fx.expects_run_directories = True
-        for info in e2e.descendants(launcher.pid):
-            if "coordinator" not in info.argv:
-                os.kill(info.pid, signal.SIGKILL)
+        e2e.kill_tree(launcher.pid, sparing="coordinator")
         launcher.kill()
 
 

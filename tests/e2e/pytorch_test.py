@@ -119,9 +119,7 @@ class Launched(Training):
         if lost_node:
             self.fx.expects_run_directories = True
             victim = rng.randrange(2)
-            for info in [*e2e.descendants(launchers[victim].pid)]:
-                if "coordinator" not in info.argv:
-                    os.kill(info.pid, signal.SIGKILL)
+            e2e.kill_tree(launchers[victim].pid, sparing="coordinator")
             launchers[victim].kill()
             del launchers[victim]
         else:
@@ -159,8 +157,7 @@ class Submitted(Training):
         if lost_node:
             self.fx.expects_run_directories = True
             victim = self.agents[rng.choice(sorted(self.agents))]
-            for info in e2e.descendants(victim.pid):
-                os.kill(info.pid, signal.SIGKILL)
+            e2e.kill_tree(victim.pid)
             victim.kill()
         else:
             os.kill(rng.choice(self.workers()), signal.SIGKILL)

@@ -29,7 +29,7 @@ GroupKey Key() { return {JobId("a-1"), Generation(1)}; }
 // One life of an agent, without its core.
 class Life {
  public:
-  Life(const Scratch& scratch, std::string script) : scratch_(scratch) {
+  Life(const Scratch& scratch, std::string script) {
     GroupHost::Options options;
     options.node_base = scratch.path() + "/run";
     std::filesystem::create_directories(options.node_base);
@@ -97,7 +97,6 @@ class Life {
   GroupHost& host() { return *host_; }
 
  private:
-  const Scratch& scratch_;
   boost::asio::io_context loop_{1};
   boost::asio::thread_pool disk_{1};
   std::vector<Event> events_;

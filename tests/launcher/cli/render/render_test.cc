@@ -141,7 +141,7 @@ TEST(JsonDocuments, AreOneObjectWithASchema) {
 TEST(JsonDocuments, BytesThatAreNoTextDoNotBreakThem) {
   JobView job = Train();
   std::get<WorkerFailed>(*job.generations[0].ended).cause.exit.error = "\xff\xfe\x1b[2J";
-  EXPECT_NO_THROW(Json::parse(ExplainDocument(job)));
+  EXPECT_TRUE(Json::accept(ExplainDocument(job)));
 }
 
 LogEntry Entry(std::int64_t ms, const std::string& text, int rank = 0) {
