@@ -45,6 +45,7 @@ constexpr int kOftenLooks = 500;
 constexpr Duration kSilenceLimit = 10s;
 constexpr int kMostExits = 5;
 constexpr Duration kRestartAfter = 100ms;  // Another command's coordinator may be about to listen.
+constexpr Duration kRestartMost = 2s;      // One that ends again and again: a full disk, say.
 
 absl::StatusOr<DialTarget> TargetOf(const Address& address) {
   DialTarget target;
@@ -268,10 +269,7 @@ bool LaunchDialler::Listens() const {
 }
 
 void LaunchDialler::WaitForListener(Done done, int attempt) {
-  if (Listens()) {
-    exits_in_a_row_ = 0;
-    return done(Target());
-  }
+  if (Listens()) return done(Target());
   // Nobody starts it but us: after a coordinator that we found has ended, the next one is ours.
   if (coordinator_ == 0 && attempt > 0) StartCoordinator();
   if (attempt < kOftenLooks) {
@@ -284,7 +282,12 @@ void LaunchDialler::WaitForListener(Done done, int attempt) {
   });
 }
 
-void LaunchDialler::Answered() { answered_ = true; }
+// Only an answer is proof that a coordinator works: one that can't read its journal listens before
+// it knows.
+void LaunchDialler::Answered() {
+  answered_ = true;
+  exits_in_a_row_ = 0;
+}
 
 void LaunchDialler::StartCoordinator() {
   if (!hosts_ || coordinator_ != 0 || io::BootNow() < not_before_ || Listens()) return;
@@ -330,20 +333,26 @@ void LaunchDialler::OnCoordinatorExit() {
   }
   coordinator_ = 0;
   coordinator_watch_.reset();
-  not_before_ = io::BootNow() + kRestartAfter;
   // Another launch command of this host may have been first: then its coordinator listens, and ours
   // had to go.
-  if (Listens()) return;
-  if (++exits_in_a_row_ < kMostExits) return;  // WaitForListener starts the next one.
+  const bool replaced = Listens();
+  if (!replaced) ++exits_in_a_row_;
+  not_before_ = io::BootNow() + std::min(kRestartAfter * std::max(exits_in_a_row_, 1), kRestartMost);
+  // WaitForListener starts the next one. What has led this job once is waited for, however long.
+  if (replaced || answered_ || exits_in_a_row_ < kMostExits) return;
   const std::string said = StderrFrom(absl::StrCat(folder_, "/", kStderrName), stderr_from_);
   const std::string how = WIFSIGNALED(status)
                               ? absl::StrCat("was killed by signal ", WTERMSIG(status))
                               : absl::StrCat("exited with ", WEXITSTATUS(status));
-  if (!answered_) {
-    fatal_(UserError(absl::StatusCode::kUnavailable, "the coordinator of this run can't start",
-                     absl::StrCat("it ", how, said.empty() ? "" : ": ", said),
-                     absl::StrCat("cat ", folder_, "/*.log")));
+  if (std::optional<UserErrorParts> parts = ParseUserError(said)) {
+    const std::string because =
+        absl::StrCat(parts->what, parts->because.empty() ? "" : ": ", parts->because);
+    return fatal_(UserError(absl::StatusCode::kUnavailable,
+                            "the coordinator of this run can't start", because, parts->try_this));
   }
+  fatal_(UserError(absl::StatusCode::kUnavailable, "the coordinator of this run can't start",
+                   absl::StrCat("it ", how, said.empty() ? "" : ": ", said),
+                   absl::StrCat("cat ", folder_, "/*.log")));
 }
 
 std::optional<Address> LaunchDialler::ForOthers() const {

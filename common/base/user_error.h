@@ -20,5 +20,7 @@ UserErrorParts PartsOf(const absl::Status& status);
 
 // Three lines (fewer where a part is empty), each ending in a newline.
 std::string RenderUserError(const absl::Status& status);
+// What another program of ours rendered last in `text`; nullopt where there is no such thing.
+std::optional<UserErrorParts> ParseUserError(std::string_view text);
 
 }  // namespace regroup

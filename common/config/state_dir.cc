@@ -116,20 +116,22 @@ absl::StatusOr<StateDirectory> DefaultStateDirectory(std::string_view given, boo
 
 absl::Status MakeStateDirectory(const std::string& path) {
   std::string normal = Absolute(path);
+  std::string refused;  // What may exist all the same: a folder that we may not make again.
   for (std::size_t slash = normal.find('/', 1);; slash = normal.find('/', slash + 1)) {
     std::string part = normal.substr(0, slash);
-    if (::mkdir(part.c_str(), 0700) != 0 && errno != EEXIST &&
-        !(errno == EACCES || errno == EROFS)) {
-      return Refuse(Cat("can not make the state directory ", normal),
-                    Cat(part, ": ", std::strerror(errno)), "--state-dir DIRECTORY");
+    if (::mkdir(part.c_str(), 0700) != 0 && errno != EEXIST) {
+      if (refused.empty()) refused = Cat(part, ": ", std::strerror(errno));
+      if (errno != EACCES && errno != EROFS) {
+        return Refuse(Cat("can not make the state directory ", normal), refused,
+                      "--state-dir DIRECTORY");
+      }
     }
     if (slash == std::string::npos) break;
   }
   struct stat info {};
   if (::stat(normal.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
     return Refuse(Cat("can not make the state directory ", normal),
-                  errno == 0 || errno == EEXIST ? "it is no directory" : std::strerror(errno),
-                  "--state-dir DIRECTORY");
+                  refused.empty() ? "it is no directory" : refused, "--state-dir DIRECTORY");
   }
   if (info.st_uid != ::geteuid()) {
     return Refuse(Cat("the state directory ", normal, " belongs to another user"),

@@ -111,8 +111,7 @@ class Life(Nodes):
         begun = time.monotonic()
         self.running(2, above=generation)
         self.assertGreater(time.monotonic() - begun, 4, "silence is not death before the lease is over")
-        for pid in stopped:
-            os.kill(pid, signal.SIGKILL)
+        e2e.kill_tree(nodes[2].pid, sparing="coordinator")
         self.finish()
         self.assertEqual([n.wait() for n in nodes[:2]], [0, 0])
 

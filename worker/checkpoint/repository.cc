@@ -81,6 +81,27 @@ absl::Status ProbeWritable(const std::string& directory) {
   return absl::OkStatus();
 }
 
+// A file that can not be read is a damaged one, whatever the reason: never the wrong model.
+absl::Status Scan(const std::string& path, const FileInfo& file,
+                  const std::function<void(std::uint64_t, std::span<const std::byte>)>& use) {
+  absl::Status scanned = ScanShard(path, file, use);
+  return absl::IsFailedPrecondition(scanned) ? absl::DataLossError(scanned.message()) : scanned;
+}
+
+// The directory and all those above it that may be as new as it is.
+absl::Status SyncWithParents(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path directory = std::filesystem::absolute(path, error).lexically_normal();
+  if (error) return io::ErrnoStatus(error.value(), path);
+  for (;; directory = directory.parent_path()) {
+    const absl::Status synced = io::SyncDirectory(directory.string());
+    // One that may not be read was there before, and is not ours.
+    if (io::ErrnoOf(synced) == EACCES) return absl::OkStatus();
+    RETURN_IF_ERROR(synced);
+    if (directory == directory.parent_path()) return absl::OkStatus();
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<Repository> Repository::OpenForTraining(const std::string& path) {
@@ -138,7 +159,7 @@ absl::StatusOr<Manifest> Repository::ReadManifest(std::int64_t step) const {
 absl::Status Repository::Verify(const Manifest& m) const {
   const std::string directory = AttemptPath(m.step, m.generation, m.attempt);
   for (const FileInfo& file : m.files)
-    RETURN_IF_ERROR(ScanShard(absl::StrCat(directory, "/", file.name), file, nullptr));
+    RETURN_IF_ERROR(Scan(absl::StrCat(directory, "/", file.name), file, nullptr));
   return absl::OkStatus();
 }
 
@@ -175,7 +196,7 @@ absl::Status Repository::Load(const Manifest& m, const std::vector<StateTensor>&
                     chunk.data() + (from - offset), to - from);
       }
     };
-    RETURN_IF_ERROR(ScanShard(absl::StrCat(directory, "/", file.name), file, copy));
+    RETURN_IF_ERROR(Scan(absl::StrCat(directory, "/", file.name), file, copy));
   }
   return absl::OkStatus();
 }

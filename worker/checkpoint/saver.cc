@@ -21,6 +21,7 @@ using std::chrono::steady_clock;
 
 constexpr std::size_t kMaxReportBytes = 64u << 20;
 constexpr int kWriterNiceness = 5;  // Training goes first.
+constexpr std::size_t kVoidAttempts = 8;
 
 std::string ReportPath(const std::string& directory, int rank) {
   return absl::StrCat(directory, "/rank-", rank, ".report");
@@ -135,20 +136,37 @@ void Saver::Run() {
 }
 
 SaveOutcome Saver::Carry(const Request& request) {
-  SaveOutcome outcome{
-      request.attempt, request.step, request.for_notice, absl::OkStatus(), absl::OkStatus(), {}, 0};
+  SaveOutcome outcome;
+  outcome.attempt = request.attempt;
+  outcome.step = request.step;
+  outcome.for_notice = request.for_notice;
   FileInfo file;
   outcome.status = WriteAndReport(request, file);
   outcome.bytes = file.bytes;
-  if (outcome.status.ok() && options_.rank == 0) outcome.status = Publish(request, std::move(file));
-  if (options_.rank == 0) {
-    outcome.retention =
-        outcome.status.ok()
-            ? retention_.Apply()
-            : repository_.RemoveAttempt(request.step, options_.generation, request.attempt);
+  if (outcome.status.ok() && options_.rank == 0) {
+    outcome.status = Publish(request, std::move(file));
+    outcome.already_there = absl::IsAlreadyExists(outcome.status);
   }
+  if (options_.rank == 0) outcome.retention = Tidy(request, outcome.status.ok());
   outcome.took = steady_clock::now() - request.begun;
   return outcome;
+}
+
+// Whether the record of the step names this attempt, or might: its files must stay then.
+bool Saver::Exists(const Request& request) const {
+  const absl::StatusOr<Manifest> committed = repository_.ReadManifest(request.step);
+  if (!committed.ok()) return !absl::IsNotFound(committed.status());
+  return committed->generation == options_.generation && committed->attempt == request.attempt;
+}
+
+absl::Status Saver::Tidy(const Request& request, bool committed) {
+  // A record that could be linked but not made durable is there, and so are its files.
+  if (!committed && !Exists(request)) void_.push_back({request.step, request.attempt});
+  if (void_.size() > kVoidAttempts) void_.pop_front();
+  absl::Status result = committed ? retention_.Apply() : absl::OkStatus();
+  for (const auto& [step, attempt] : void_)
+    result.Update(repository_.RemoveAttempt(step, options_.generation, attempt));
+  return result;
 }
 
 absl::Status Saver::WriteAndReport(const Request& request, FileInfo& file) {

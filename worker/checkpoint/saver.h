@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -55,6 +56,7 @@ struct SaveOutcome {
   bool for_notice = false;
   // Rank 0: whether the checkpoint is committed. Others: whether this rank's file is durable.
   absl::Status status;
+  bool already_there = false;  // Rank 0: it is not, for a sound commit of this step was there.
   absl::Status retention;   // Rank 0: whether older ones could be tidied up.
   Duration took{};          // From the end of the snapshot.
   std::uint64_t bytes = 0;  // Of this rank's file.
@@ -62,8 +64,9 @@ struct SaveOutcome {
 
 // Saves checkpoints beside the training: Save copies this rank's share of the state and returns; a
 // thread writes it, and on rank 0 awaits the others' files, asks the gate, publishes and tidies up.
-// Two saves may be under way. A save that fails on any rank is void, leaves nothing, and harms
-// nothing: the commits before it stay. Owner thread only, but for what says otherwise.
+// Two saves may be under way. A save that fails on any rank is void and harms nothing: the commits
+// before it stay. What it left goes, at the latest with the saves after it. Owner thread only, but
+// for what says otherwise.
 class Saver {
  public:
   // `gate` may be null: nobody is asked. Repository and gate outlive the saver.
@@ -102,6 +105,8 @@ class Saver {
   SaveOutcome Carry(const Request& request);
   absl::Status WriteAndReport(const Request& request, FileInfo& file);
   absl::Status Publish(const Request& request, FileInfo file);
+  absl::Status Tidy(const Request& request, bool committed);
+  bool Exists(const Request& request) const;
   absl::StatusOr<FileInfo> AwaitReport(const Request& request, int rank,
                                        std::chrono::steady_clock::time_point end);
   bool GivenUp(std::uint64_t attempt) const;
@@ -110,7 +115,9 @@ class Saver {
   CommitGate* const gate_;
   const SaverOptions options_;
   const std::vector<TensorInfo> tensors_;
-  Retention retention_;  // Of the thread.
+  Retention retention_;  // Of the thread, as is the next.
+  // Void attempts, newest last, to which a slower rank may still add its file.
+  std::deque<std::pair<std::int64_t, std::uint64_t>> void_;  // (step, attempt)
   std::uint64_t next_attempt_;
 
   mutable std::mutex mutex_;
