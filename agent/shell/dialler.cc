@@ -337,7 +337,8 @@ void LaunchDialler::OnCoordinatorExit() {
   // had to go.
   const bool replaced = Listens();
   if (!replaced) ++exits_in_a_row_;
-  not_before_ = io::BootNow() + std::min(kRestartAfter * std::max(exits_in_a_row_, 1), kRestartMost);
+  not_before_ =
+      io::BootNow() + std::min(kRestartAfter * std::max(exits_in_a_row_, 1), kRestartMost);
   // WaitForListener starts the next one. What has led this job once is waited for, however long.
   if (replaced || answered_ || exits_in_a_row_ < kMostExits) return;
   const std::string said = StderrFrom(absl::StrCat(folder_, "/", kStderrName), stderr_from_);

@@ -21,7 +21,8 @@ std::string PayloadOf(const absl::Status& status, std::string_view key) {
 std::string TakePart(std::string_view& text, std::string_view key, std::string_view next) {
   if (text.substr(0, key.size()) != key) return "";
   text.remove_prefix(key.size());
-  std::size_t end = next.empty() ? text.find('\n') : text.find(absl::StrCat("\n", std::string(next)));
+  std::size_t end =
+      next.empty() ? text.find('\n') : text.find(absl::StrCat("\n", std::string(next)));
   if (end == std::string_view::npos) end = text.find("\ntry: ");
   if (end == std::string_view::npos) end = text.size();
   std::string part(text.substr(0, end));
@@ -34,8 +35,10 @@ std::string TakePart(std::string_view& text, std::string_view key, std::string_v
 absl::Status UserError(absl::StatusCode code, std::string_view what, std::string_view because,
                        std::string_view try_this) {
   absl::Status status(code, absl::string_view(what.data(), what.size()));
-  if (!because.empty()) status.SetPayload(kBecause, absl::Cord(absl::string_view(because.data(), because.size())));
-  if (!try_this.empty()) status.SetPayload(kTry, absl::Cord(absl::string_view(try_this.data(), try_this.size())));
+  if (!because.empty())
+    status.SetPayload(kBecause, absl::Cord(absl::string_view(because.data(), because.size())));
+  if (!try_this.empty())
+    status.SetPayload(kTry, absl::Cord(absl::string_view(try_this.data(), try_this.size())));
   return status;
 }
 

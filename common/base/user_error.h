@@ -8,8 +8,9 @@
 
 namespace regroup {
 
-// What a person is told when something is refused: `error:` what, `because:` value and limit, `try:` a command.
-// The second and third part travel inside the Status as payloads, through every layer up to the CLI.
+// What a person is told when something is refused: `error:` what, `because:` value and limit,
+// `try:` a command. The second and third part travel inside the Status as payloads, through every
+// layer up to the CLI.
 absl::Status UserError(absl::StatusCode code, std::string_view what, std::string_view because,
                        std::string_view try_this);
 

@@ -142,7 +142,9 @@ class Scanner {
     }
     std::string nearest = DidYouMean(name, LongNames(app_));
     return Misuse(Cat("unknown flag ", name),
-                  nearest.empty() ? "" : Cat("did you mean ", nearest, "?"), Help());
+                  nearest.empty() ? Cat("regroup ", app_.get_name(), " has no such flag")
+                                  : Cat("did you mean ", nearest, "?"),
+                  Help());
   }
 
   std::string Help() const {

@@ -119,9 +119,9 @@ absl::Status MakeStateDirectory(const std::string& path) {
   std::string refused;  // What may exist all the same: a folder that we may not make again.
   for (std::size_t slash = normal.find('/', 1);; slash = normal.find('/', slash + 1)) {
     std::string part = normal.substr(0, slash);
-    if (::mkdir(part.c_str(), 0700) != 0 && errno != EEXIST) {
-      if (refused.empty()) refused = Cat(part, ": ", std::strerror(errno));
-      if (errno != EACCES && errno != EROFS) {
+    if (int error = ::mkdir(part.c_str(), 0700) == 0 ? 0 : errno; error != 0 && error != EEXIST) {
+      if (refused.empty()) refused = Cat(part, ": ", std::strerror(error));
+      if (error != EACCES && error != EROFS) {
         return Refuse(Cat("can not make the state directory ", normal), refused,
                       "--state-dir DIRECTORY");
       }

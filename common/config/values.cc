@@ -209,7 +209,8 @@ absl::StatusOr<std::int64_t> ParseNumber(std::string_view text, std::int64_t min
   }
   if (negative) value = -value;
   if (value < min || value > max) {
-    return Bad(Cat(Shown(text), " is out of range"), Cat(min, " to ", max, " are allowed"), "");
+    return Bad(Cat(Shown(text), " is out of range"), Cat(min, " to ", max, " are allowed"),
+               Cat(std::clamp(value, min, max)));
   }
   return value;
 }
@@ -287,6 +288,12 @@ absl::StatusOr<PortRange> ParsePortRange(std::string_view text) {
   if (first > last) {
     return Bad(Cat(Shown(text), " is empty"), Cat(first, " is more than ", last),
                Cat(last, "-", first));
+  }
+  if (first == last) {
+    return Bad(Cat(Shown(text), " is too small"),
+               "a node needs a port for its witness and one for the store of the generation",
+               Cat(std::min<std::int64_t>(first, 65'000), "-",
+                   std::min<std::int64_t>(first, 65'000) + 100));
   }
   return PortRange{static_cast<std::uint16_t>(first), static_cast<std::uint16_t>(last)};
 }

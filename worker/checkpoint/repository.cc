@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <functional>
 #include <optional>
 #include <set>
 
@@ -88,25 +90,28 @@ absl::Status Scan(const std::string& path, const FileInfo& file,
   return absl::IsFailedPrecondition(scanned) ? absl::DataLossError(scanned.message()) : scanned;
 }
 
-// The directory and all those above it that may be as new as it is.
-absl::Status SyncWithParents(const std::string& path) {
-  std::error_code error;
-  std::filesystem::path directory = std::filesystem::absolute(path, error).lexically_normal();
-  if (error) return io::ErrnoStatus(error.value(), path);
-  for (;; directory = directory.parent_path()) {
-    const absl::Status synced = io::SyncDirectory(directory.string());
-    // One that may not be read was there before, and is not ours.
-    if (io::ErrnoOf(synced) == EACCES) return absl::OkStatus();
-    RETURN_IF_ERROR(synced);
-    if (directory == directory.parent_path()) return absl::OkStatus();
+// With its parents. The names of those that were missing are durable on return.
+absl::Status MakeDirectoriesDurably(const std::string& path) {
+  std::vector<std::string> parents;
+  struct stat info {};
+  for (std::filesystem::path at(path); stat(at.c_str(), &info) != 0 && errno == ENOENT;) {
+    at = at.has_parent_path() ? at.parent_path() : std::filesystem::path(".");
+    parents.push_back(at.string());
   }
+  RETURN_IF_ERROR(io::MakeDirectories(path));
+  for (const std::string& parent : parents) {
+    const absl::Status synced = io::SyncDirectory(parent);
+    // A directory may allow to make names in it, and not to be opened.
+    if (!synced.ok() && io::ErrnoOf(synced) != EACCES) return synced;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<Repository> Repository::OpenForTraining(const std::string& path) {
   const std::string commits = absl::StrCat(path, "/commits");
-  absl::Status made = io::MakeDirectories(commits);
+  absl::Status made = MakeDirectoriesDurably(commits);
   if (made.ok()) made = ProbeWritable(commits);
   if (made.ok()) made = ProbeWritable(path);
   if (!made.ok()) return NotWritable(path, made);
@@ -121,6 +126,12 @@ absl::StatusOr<Repository> Repository::Open(const std::string& path) {
                      "give the --checkpoint-dir of a training run");
   }
   return Repository(path);
+}
+
+std::string Repository::Identity() const {
+  struct stat info {};
+  if (stat(absl::StrCat(path_, "/commits").c_str(), &info) != 0) return path_;
+  return absl::StrCat(info.st_dev, ":", info.st_ino);
 }
 
 std::string Repository::RecordPath(std::int64_t step) const {

@@ -29,6 +29,9 @@ class Repository {
   static absl::StatusOr<Repository> Open(const std::string& path);
 
   const std::string& path() const { return path_; }
+  // Equal for two processes of one host if and only if it is the same directory, however it is
+  // named.
+  std::string Identity() const;
   std::string AttemptPath(std::int64_t step, std::uint64_t generation, std::uint64_t attempt) const;
 
   // Steps that have a commit record, whether or not it is sound, highest first.

@@ -76,8 +76,8 @@ absl::StatusOr<Restored> RestoreNewest(Communicator& ranks, const Repository& re
     const absl::StatusOr<std::string> own =
         ranks.rank() == 0 ? repository.ReadRecord(step) : absl::StatusOr<std::string>("");
     ASSIGN_OR_RETURN(const std::string record, ShareRecord(ranks, own));
-    absl::StatusOr<Manifest> manifest =
-        own.ok() ? LoadRecord(repository, record, step, state) : own.status();
+    absl::StatusOr<Manifest> manifest = own.ok() ? LoadRecord(repository, record, step, state)
+                                                 : absl::DataLossError(own.status().message());
     // The worst verdict counts, and among equal ones the lowest rank's words.
     const int verdict = manifest.ok()                                   ? kSound
                         : absl::IsFailedPrecondition(manifest.status()) ? kOtherModel

@@ -57,9 +57,9 @@ struct SaveOutcome {
   // Rank 0: whether the checkpoint is committed. Others: whether this rank's file is durable.
   absl::Status status;
   bool already_there = false;  // Rank 0: it is not, for a sound commit of this step was there.
-  absl::Status retention;   // Rank 0: whether older ones could be tidied up.
-  Duration took{};          // From the end of the snapshot.
-  std::uint64_t bytes = 0;  // Of this rank's file.
+  absl::Status retention;      // Rank 0: whether older ones could be tidied up.
+  Duration took{};             // From the end of the snapshot.
+  std::uint64_t bytes = 0;     // Of this rank's file.
 };
 
 // Saves checkpoints beside the training: Save copies this rank's share of the state and returns; a

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 
@@ -15,6 +16,7 @@ namespace {
 constexpr double kInitStd = 0.02;
 constexpr std::int64_t kMaxSize = 1 << 24;
 constexpr std::int64_t kMaxHeadWidth = 256;
+constexpr double kMaxParameters = 0x1p40;  // Their bytes can be counted without overflow.
 
 // Hands out a buffer front to back, on the borders that vector loads like.
 template <typename T>
@@ -359,6 +361,14 @@ absl::Status Validate(const GptConfig& config) {
       return absl::InvalidArgumentError(
           absl::StrCat("model ", name, " ", size, " is not within 1 and ", kMaxSize));
     }
+  }
+  const auto width = static_cast<double>(config.width);
+  const double parameters = static_cast<double>(config.layers) * 12 * width * width +
+                            static_cast<double>(config.vocabulary + config.context) * width;
+  if (parameters > kMaxParameters) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("model of %.3g parameters (%d layers, %d wide), more than %.3g", parameters,
+                        config.layers, config.width, kMaxParameters));
   }
   if (config.width % config.heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -14,8 +14,8 @@ struct GptConfig {
   friend bool operator==(const GptConfig&, const GptConfig&) = default;
 };
 
-// Invalid argument, with the numbers: a size below 1 or beyond 2^24, width not divisible by heads,
-// heads wider than 256.
+// Invalid argument, with the numbers: a size below 1 or beyond 2^24, more than 2^40 parameters,
+// width not divisible by heads, heads wider than 256.
 absl::Status Validate(const GptConfig& config);
 
 // Units: "embed", "block.0" …, "head". Parameter names and shapes are those of Hugging Face's GPT-2

@@ -10,6 +10,9 @@
 namespace regroup::worker {
 namespace {
 
+// Tokens of one micro-batch; so many of the widest model still have bytes that can be counted.
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 28;
+
 absl::Status CheckTokens(const char* what, std::span<const std::int32_t> tokens,
                          std::int64_t vocabulary) {
   for (std::int32_t token : tokens) {
@@ -29,10 +32,11 @@ absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(
     const Extent& extent, std::span<const T> weights, std::span<T> gradients) {
   CHECK(static_cast<std::int64_t>(weights.size()) == layout.flat_elements());
   CHECK(gradients.empty() || gradients.size() == weights.size());
-  if (extent.batch < 1 || extent.time < 1 || extent.time > model.context()) {
-    return absl::InvalidArgumentError(absl::StrCat("micro-batches of ", extent.batch, " x ",
-                                                   extent.time, " tokens for a context of ",
-                                                   model.context()));
+  if (extent.batch < 1 || extent.time < 1 || extent.time > model.context() ||
+      extent.batch > kMaxRows / extent.time) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "micro-batches of ", extent.batch, " x ", extent.time, " tokens for a context of ",
+        model.context(), "; at most ", kMaxRows, " tokens are possible"));
   }
   std::unique_ptr<UnitRunner> runner(new UnitRunner(model, kernels, extent));
   std::vector<LayerSpec> specs;

@@ -18,7 +18,7 @@ template <typename T>
 class UnitRunner {
  public:
   // gradients may be empty: forward only. Resource exhausted if the activations do not fit into
-  // memory.
+  // memory, invalid argument if the extent is beyond the model's context or 2^28 tokens.
   static absl::StatusOr<std::unique_ptr<UnitRunner>> Create(
       const Model<T>& model, const ParamLayout& layout, const KernelTable<T>& kernels,
       const Extent& extent, std::span<const T> weights, std::span<T> gradients);

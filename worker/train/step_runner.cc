@@ -45,9 +45,6 @@ StepRunner::StepRunner(Communicator& ranks, const ParamLayout& layout, const Dat
       slice_(RankSlice(options.batch, ranks.rank(), ranks.world_size())),
       micro_batches_(MicroBatchesOf(slice_.size, options.micro_batch)) {
   CHECK(slice_.size > 0);
-  const auto tokens = static_cast<std::size_t>(slice_.size * dataset.context());
-  tokens_.resize(tokens);
-  targets_.resize(tokens);
 }
 
 absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
@@ -55,6 +52,10 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
     const Dataset& dataset, TrainState& state, const StepRunnerOptions& options) {
   std::unique_ptr<StepRunner> runner(new StepRunner(ranks, layout, dataset, options));
   ASSIGN_OR_RETURN(runner->plan_, CheckedPlan(layout, options, ranks.rank()));
+  const auto tokens = static_cast<std::size_t>(runner->slice_.size * dataset.context());
+  ASSIGN_OR_RETURN(runner->samples_, Arena::Create(2 * Arena::Footprint<std::int32_t>(tokens)));
+  runner->tokens_ = runner->samples_.Take<std::int32_t>(tokens);
+  runner->targets_ = runner->samples_.Take<std::int32_t>(tokens);
   ASSIGN_OR_RETURN(runner->gradients_,
                    ranks.AllocateArena(static_cast<std::size_t>(layout.flat_elements())));
   const Extent extent{.batch = RankSlice(runner->slice_.size, 0, runner->micro_batches_).size,
@@ -73,8 +74,8 @@ absl::Status StepRunner::ReadSamples(std::span<const std::int64_t> ids) {
   const auto context = static_cast<std::size_t>(dataset_.context());
   for (std::size_t i = 0; i < static_cast<std::size_t>(slice_.size); ++i) {
     RETURN_IF_ERROR(dataset_.Read(ids[static_cast<std::size_t>(slice_.begin) + i],
-                                  std::span(tokens_).subspan(i * context, context),
-                                  std::span(targets_).subspan(i * context, context)));
+                                  tokens_.subspan(i * context, context),
+                                  targets_.subspan(i * context, context)));
   }
   return absl::OkStatus();
 }
@@ -89,8 +90,8 @@ MicroBatch StepRunner::MicroBatchOf(int index) const {
   const double scale = options_.gradient_factor / static_cast<double>(options_.batch * context);
   return {.batch = part.size,
           .time = context,
-          .tokens = std::span(tokens_).subspan(begin, size),
-          .targets = std::span(targets_).subspan(begin, size),
+          .tokens = tokens_.subspan(begin, size),
+          .targets = targets_.subspan(begin, size),
           .loss_scale = scale};
 }
 

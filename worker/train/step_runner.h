@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,6 +13,7 @@
 #include "worker/optim/optimizer.h"
 #include "worker/optim/schedule.h"
 #include "worker/plan/plan.h"
+#include "worker/tensor/arena.h"
 #include "worker/train/train_state.h"
 
 namespace regroup::worker {
@@ -77,8 +77,9 @@ class StepRunner {
   std::span<float> gradients_;  // An arena that the ranks share.
   std::unique_ptr<UnitRunner<float>> runner_;
   std::unique_ptr<AdamW<float>> optimizer_;
-  std::vector<std::int32_t> tokens_, targets_;  // (slice_.size, T)
-  double loss_sum_ = 0;                         // Of this rank, in nats over tokens.
+  Arena samples_;
+  std::span<std::int32_t> tokens_, targets_;  // (slice_.size, T), in samples_.
+  double loss_sum_ = 0;                       // Of this rank, in nats over tokens.
   double sum_squares_ = 0;
 };
 

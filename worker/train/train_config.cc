@@ -6,6 +6,8 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <set>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -71,6 +73,7 @@ absl::StatusOr<std::vector<std::string>> ReadConfigFile(const std::string& path,
                   std::string(text.status().message()), "regroup-worker train --config FILE");
   }
   std::vector<std::string> names, args;
+  std::set<std::string> given;
   for (const FlagDescription& flag : known.flags) names.push_back(flag.names.back().substr(2));
   try {
     const YAML::Node root = YAML::Load(*text);
@@ -87,6 +90,9 @@ absl::StatusOr<std::vector<std::string>> ReadConfigFile(const std::string& path,
         return Refuse(Cat(where, ": unknown field ", name),
                       nearest.empty() ? "" : Cat("did you mean ", nearest, "?"),
                       "regroup-worker train --help");
+      }
+      if (!given.insert(name).second) {
+        return Refuse(Cat(where, ": ", name, " is given twice"), "only one value can count", "");
       }
       const absl::StatusOr<std::string> value = TextOf(field.second);
       if (!value.ok() || value->empty()) {
@@ -230,9 +236,12 @@ absl::Status Validate(const TrainConfig& c) {
   if (c.warmup > c.steps)
     return Refuse("--warmup is too long", Cat(c.warmup, " steps of ", c.steps),
                   Cat("--warmup ", c.steps / 10));
-  if (c.collective_timeout <= Duration::zero() || c.join_timeout <= Duration::zero()) {
-    return Refuse("a time limit of 0", "nothing could ever arrive in time",
-                  "--collective-timeout 2m");
+  for (const auto& [name, limit] : {std::pair("--collective-timeout", c.collective_timeout),
+                                    {"--join-timeout", c.join_timeout}}) {
+    if (limit <= Duration::zero()) {
+      return Refuse(Cat(name, " is 0"),
+                    "nothing could ever arrive in time; more than 0 is accepted", Cat(name, " 1m"));
+    }
   }
   return absl::OkStatus();
 }

@@ -6,6 +6,8 @@
 #include <array>
 #include <cinttypes>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -166,10 +168,8 @@ std::map<std::string, std::string> Trainer::Settings() const {
   return settings;
 }
 
-// Ranks that train different things would still sum their gradients.
-absl::Status Trainer::Agree() {
-  std::string text;
-  for (const auto& [name, value] : Settings()) absl::StrAppend(&text, name, "=", value, "\n");
+// The highest rank whose text is not rank 0's, on every rank; 0: all are the same. Collective.
+absl::StatusOr<int> Trainer::OddRank(const std::string& text) {
   const std::string hash = Xxh3Hex(std::as_bytes(std::span(text)));
   std::array<char, 32> of_rank_0{};
   std::copy_n(hash.begin(), of_rank_0.size(), of_rank_0.begin());
@@ -178,19 +178,57 @@ absl::Status Trainer::Agree() {
   const bool differs = std::string(of_rank_0.data(), of_rank_0.size()) != hash;
   std::int64_t culprit = differs ? environment_.rank : 0;
   RETURN_IF_ERROR(Communication(ranks_->AllReduce(std::span(&culprit, 1), Reduction::kMax)));
-  if (culprit == 0) return absl::OkStatus();
+  return static_cast<int>(culprit);
+}
+
+absl::Status Trainer::Agree() {
+  // Ranks that train different things would still sum their gradients.
+  std::string text;
+  for (const auto& [name, value] : Settings()) absl::StrAppend(&text, name, "=", value, "\n");
+  ASSIGN_OR_RETURN(const int other_settings, OddRank(text));
+  if (other_settings != 0) {
+    return WithExit(
+        UserError(absl::StatusCode::kFailedPrecondition,
+                  absl::StrCat("rank ", other_settings,
+                               " was told other settings than rank 0, or reads other data"),
+                  absl::StrCat("this is rank ", environment_.rank, " with ", Settings()["data"],
+                               " as hash of its data"),
+                  "start every rank with the same flags and the same files"),
+        WorkerExit::kRanksDisagree);
+  }
+  // Every rank has a part of every checkpoint.
+  ASSIGN_OR_RETURN(
+      const int elsewhere,
+      OddRank(repository_ ? absl::StrCat(repository_->Identity(), " ", config_.checkpoint_every)
+                          : std::string()));
+  if (elsewhere == 0) return absl::OkStatus();
+  std::error_code ignored;
   return WithExit(
       UserError(absl::StatusCode::kFailedPrecondition,
-                absl::StrCat("rank ", culprit,
-                             " was told other settings than rank 0, or reads other data"),
-                differs ? absl::StrCat("this is rank ", environment_.rank, " with ",
-                                       Settings()["data"], " as hash of its data")
-                        : "",
-                "start every rank with the same flags and the same files"),
+                absl::StrCat("rank ", elsewhere,
+                             " would keep its checkpoints elsewhere than rank 0,"
+                             " or at other steps"),
+                repository_
+                    ? absl::StrCat("this is rank ", environment_.rank, " with ",
+                                   std::filesystem::absolute(repository_->path(), ignored).string(),
+                                   ", every ", config_.checkpoint_every, " steps")
+                    : absl::StrCat("this is rank ", environment_.rank, " without checkpoints"),
+                "start every rank with the same absolute --checkpoint-dir"),
       WorkerExit::kRanksDisagree);
 }
 
 absl::Status Trainer::Build() {
+  absl::Status built = BuildParts();
+  if (absl::IsResourceExhausted(built) || absl::IsInvalidArgument(built)) {
+    return WithExit(UserError(built.code(), "this model or its batch is too large",
+                              std::string(built.message()),
+                              "a smaller --micro-batch, --context, --width or --layers"),
+                    absl::IsInvalidArgument(built) ? WorkerExit::kUsage : WorkerExit::kFailed);
+  }
+  return built;
+}
+
+absl::Status Trainer::BuildParts() {
   model_ = MakeGpt<float>(config_.Model(dataset_->vocabulary()));
   ASSIGN_OR_RETURN(layout_, ParamLayout::Replicated(model_->UnitSpecs(), environment_.world_size));
   ASSIGN_OR_RETURN(state_, TrainState::Create(*layout_));
@@ -216,6 +254,9 @@ absl::Status Trainer::Restore() {
   std::optional<Manifest> manifest;
   if (repository_ && environment_.mutation != Mutation::kResumeFromZero) {
     absl::StatusOr<Restored> restored = RestoreNewest(*ranks_, *repository_, tensors_);
+    // Whatever the code: ranks that failed each other say nothing about the checkpoints.
+    if (const absl::Status group = ranks_->Health(); !restored.ok() && !group.ok())
+      return Communication(group);
     if (absl::IsDataLoss(restored.status()) || absl::IsFailedPrecondition(restored.status())) {
       return WithExit(UserError(restored.status().code(), "can not resume",
                                 std::string(restored.status().message()),
@@ -233,6 +274,13 @@ absl::Status Trainer::Restore() {
     step_ = manifest->step;
     samples_ = manifest->counters.count("samples") != 0 ? manifest->counters.at("samples")
                                                         : step_ * config_.batch;
+    if (samples_ < 0) {
+      return WithExit(UserError(absl::StatusCode::kDataLoss, "can not resume",
+                                absl::StrCat("the commit of step ", step_, " says that ", samples_,
+                                             " samples were consumed"),
+                                "another --checkpoint-dir"),
+                      WorkerExit::kCheckpointUnusable);
+    }
     saved_step_ = step_;
     if (first()) WarnOfOtherSettings(*manifest);
   } else {
@@ -406,9 +454,11 @@ absl::Status Trainer::LeaveForNotice() {
   if (control_) control_->Report(report_);
   termination_.EndSaving();
   std::this_thread::sleep_for(left.value_or(Duration::zero()) + kAwaitStop);
-  return WithExit(absl::DeadlineExceededError(absl::StrCat(
-                      "saved step ", step_, " for a notice, but nobody stopped this worker")),
-                  WorkerExit::kNoticeExpired);
+  const bool saved = last_outcome_ && last_outcome_->step == step_ && last_outcome_->status.ok();
+  return WithExit(
+      absl::DeadlineExceededError(absl::StrCat(saved ? "saved" : "could not save", " step ", step_,
+                                               " for a notice, but nobody stopped this worker")),
+      WorkerExit::kNoticeExpired);
 }
 
 // The training is done when its last checkpoint is.
@@ -422,8 +472,7 @@ absl::Status Trainer::Finish() {
   while (!saver_->WaitIdle(kLook)) RETURN_IF_ERROR(Communication(ranks_->Health()));
   PrintOutcomes();
   std::int64_t failed = last_outcome_ && last_outcome_->step == step_ &&
-                                !last_outcome_->status.ok() &&
-                                !absl::IsAlreadyExists(last_outcome_->status)
+                                !last_outcome_->status.ok() && !last_outcome_->already_there
                             ? 1
                             : 0;
   // Rank 0 is the last to know: it waits for the others' files and for the coordinator.

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "worker/checkpoint/repository.h"
 #include "worker/checkpoint/saver.h"
 #include "worker/comm/communicator.h"
@@ -43,7 +44,9 @@ class Trainer {
   absl::Status Prepare();
   absl::Status Join();
   absl::Status Agree();
+  absl::StatusOr<int> OddRank(const std::string& text);
   absl::Status Build();
+  absl::Status BuildParts();
   absl::Status Restore();
   absl::Status StartSaver();
   absl::Status Loop();

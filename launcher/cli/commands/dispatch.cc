@@ -34,7 +34,8 @@ int UnknownCommand(const std::string& word, const Terminal& terminal) {
   bool flag = word.substr(0, 1) == "-";
   TellError(UserError(absl::StatusCode::kInvalidArgument,
                       Cat(flag ? "unknown flag " : "unknown command ", ShellQuote(word)),
-                      nearest.empty() ? "" : Cat("did you mean ", nearest, "?"),
+                      nearest.empty() ? "regroup has no such command"
+                                      : Cat("did you mean ", nearest, "?"),
                       nearest.empty() ? "regroup --help" : Cat("regroup ", nearest, " --help")),
             terminal);
   return kUsage;
@@ -52,10 +53,17 @@ std::string ProgramHelp() {
   return Cat(text.substr(0, at), list, "\n", text.substr(at));
 }
 
-int Ended(const absl::StatusOr<int>& result, bool speaks_for_job, const Terminal& terminal) {
+// What was misused may not know whose flag or field it is: the command's help does.
+absl::Status WithHelp(const absl::Status& error, std::string_view command) {
+  const UserErrorParts parts = PartsOf(error);
+  if (error.code() != absl::StatusCode::kInvalidArgument || !parts.try_this.empty()) return error;
+  return UserError(error.code(), parts.what, parts.because, Cat("regroup ", command, " --help"));
+}
+
+int Ended(const absl::StatusOr<int>& result, Command& command, const Terminal& terminal) {
   if (result.ok()) return *result;
-  TellError(result.status(), terminal);
-  return ExitCodeOf(result.status(), speaks_for_job);
+  TellError(WithHelp(result.status(), command.line().Describe().name), terminal);
+  return ExitCodeOf(result.status(), command.speaks_for_job());
 }
 
 }  // namespace
@@ -107,10 +115,8 @@ int Dispatch(const std::vector<std::string>& args,
   Terminal terminal;
   bool asks_help = args.empty() || args[0] == "--help" || args[0] == "-h" || args[0] == "help";
   if (asks_help && args.size() < 2) {
-    return Ended(terminal.Print(ProgramHelp()).ok()
-                     ? absl::StatusOr<int>(args.empty() ? kUsage : kDone)
-                     : kNo,
-                 false, terminal);
+    if (!terminal.Print(ProgramHelp()).ok()) return kNo;
+    return args.empty() ? kUsage : kDone;
   }
   std::string name = asks_help ? args[1] : args[0];
   if (name == "--version" || name == "-V") name = "version";
@@ -123,13 +129,15 @@ int Dispatch(const std::vector<std::string>& args,
   if (asks_help) words = {"--help"};
   absl::StatusOr<ParsedLine> line =
       command->line().Parse(words, command->program_follows(), command->hints());
-  if (!line.ok()) return Ended(line.status(), command->speaks_for_job(), terminal);
+  if (!line.ok()) return Ended(line.status(), *command, terminal);
   if (line->help) {
     absl::Status printed = terminal.Print(RenderHelp(command->line().Describe()));
-    return Ended(printed.ok() ? absl::StatusOr<int>(kDone) : printed, false, terminal);
+    if (printed.ok()) return kDone;
+    TellError(printed, terminal);
+    return ExitCodeOf(printed, false);
   }
   if (auto handler = command->on_signal(terminal)) watch(std::move(handler));
-  return Ended(command->Run(*line, terminal), command->speaks_for_job(), terminal);
+  return Ended(command->Run(*line, terminal), *command, terminal);
 }
 
 }  // namespace regroup::cli

@@ -32,6 +32,14 @@ absl::Status Unusable(std::string_view name, std::string_view because, std::stri
                    because, try_this);
 }
 
+// What a person looks at next.
+std::string Look(const std::string& path) { return Cat("ls -ld ", ShellQuote(path)); }
+std::string LookAround(const std::string& path) {
+  const std::size_t slash = path.find_last_of('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash);
+  return Cat("ls ", ShellQuote(folder.empty() ? "/" : folder));
+}
+
 std::string Absolute(const std::string& path) {
   if (path.front() == '/') return path;
   std::string here(4096, '\0');
@@ -62,10 +70,11 @@ absl::Status CheckExecutable(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) {
     bool absent = errno == ENOENT || errno == ENOTDIR;
-    return absent ? Missing(path, std::strerror(errno), "")
-                  : Unusable(path, std::strerror(errno), "");
+    return absent ? Missing(path, std::strerror(errno), LookAround(path))
+                  : Unusable(path, std::strerror(errno), Look(path));
   }
-  if (S_ISDIR(info.st_mode)) return Unusable(path, "it is a directory", "");
+  if (S_ISDIR(info.st_mode))
+    return Unusable(path, "it is a directory", Cat("ls ", ShellQuote(path)));
   if (::access(path.c_str(), X_OK) != 0) {
     return Unusable(path, std::strerror(errno), Cat("chmod +x ", ShellQuote(path)));
   }
@@ -91,9 +100,11 @@ absl::StatusOr<std::string> FindPython() {
 
 absl::Status CheckScript(const std::string& script) {
   struct stat info {};
-  if (::stat(script.c_str(), &info) != 0) return Missing(script, std::strerror(errno), "");
+  if (::stat(script.c_str(), &info) != 0)
+    return Missing(script, std::strerror(errno), LookAround(script));
   if (S_ISDIR(info.st_mode)) return absl::OkStatus();  // Python runs a folder's __main__.py.
-  if (::access(script.c_str(), R_OK) != 0) return Unusable(script, std::strerror(errno), "");
+  if (::access(script.c_str(), R_OK) != 0)
+    return Unusable(script, std::strerror(errno), Look(script));
   return absl::OkStatus();
 }
 
@@ -119,7 +130,7 @@ absl::StatusOr<std::string> FindExecutable(const std::string& name) {
   if (!unusable.ok()) return unusable;
   struct stat info {};
   bool here = ::stat(name.c_str(), &info) == 0 && S_ISREG(info.st_mode);
-  return Missing(name, "it is not on PATH", here ? Cat("./", name) : std::string());
+  return Missing(name, "it is not on PATH", here ? Cat("./", name) : std::string("echo $PATH"));
 }
 
 absl::StatusOr<Program> ResolveProgram(const std::vector<std::string>& words,

@@ -3,8 +3,11 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sqlite3.h>
+#include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
@@ -13,6 +16,7 @@
 #include <mutex>
 #include <thread>
 
+#include "absl/strings/escaping.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
@@ -34,7 +38,14 @@ struct FinalizeStatement {
 using Database = std::unique_ptr<sqlite3, CloseDatabase>;
 using Statement = std::unique_ptr<sqlite3_stmt, FinalizeStatement>;
 
-absl::Status Damaged(const std::string& path, const std::string& how) {
+// SQLite notices a damaged tree, but not a damaged value.
+std::int64_t SumOf(const std::string& key, const std::string& value) {
+  return static_cast<std::int64_t>(
+      XXH3_64bits_withSeed(value.data(), value.size(), XXH3_64bits(key.data(), key.size())));
+}
+
+absl::Status Damaged(const std::string& path, std::string how) {
+  std::replace(how.begin(), how.end(), '\n', ' ');  // Of SQLite's own check: one line is told.
   // A copy is kept, so that nothing that is tried next can lose what is left. The first one is the
   // best.
   for (const char* suffix : {"", "-wal"}) {
@@ -79,7 +90,7 @@ class Connection {
   }
 
   absl::StatusOr<Journal::Batch> Rows() {
-    ASSIGN_OR_RETURN(Statement select, Prepare("SELECT key, value FROM rows ORDER BY key"));
+    ASSIGN_OR_RETURN(Statement select, Prepare("SELECT key, value, sum FROM rows ORDER BY key"));
     Journal::Batch rows;
     for (;;) {
       const int code = sqlite3_step(select.get());
@@ -91,6 +102,10 @@ class Connection {
         return std::string(static_cast<const char*>(data), static_cast<std::size_t>(size));
       };
       rows.push_back({bytes(0), bytes(1)});
+      if (SumOf(rows.back().key, *rows.back().value) != sqlite3_column_int64(select.get(), 2)) {
+        return Damaged(
+            path_, "the row " + absl::CHexEscape(rows.back().key) + " does not match its checksum");
+      }
     }
   }
 
@@ -144,12 +159,21 @@ class Connection {
     return tables == 0;
   }
 
+  // SQLite would take a few bytes of anything for an empty file, and overwrite them.
+  static bool IsCutOff(int fd) {
+    constexpr off_t kHeaderBytes = 100;
+    struct stat status {};
+    return fstat(fd, &status) == 0 && status.st_size > 0 && status.st_size < kHeaderBytes;
+  }
+
   absl::Status OpenFile(bool may_create) {
     // Made by us, so that it never exists with other permissions than these.
     const int fd =
         open(path_.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | (may_create ? O_CREAT : 0), 0600);
     if (fd < 0) return FileError(errno);
+    const bool cut_off = IsCutOff(fd);
     close(fd);
+    if (cut_off) return Damaged(path_, "it is shorter than the header of a journal");
     sqlite3* opened = nullptr;
     const int code = sqlite3_open_v2(
         path_.c_str(), &opened,
@@ -165,8 +189,9 @@ class Connection {
     RETURN_IF_ERROR(is_new ? MakeSchema() : CheckExisting());
     RETURN_IF_ERROR(Execute("PRAGMA synchronous=FULL", "opening"));
     if (is_new) RETURN_IF_ERROR(SyncNewFile());
-    ASSIGN_OR_RETURN(put_, Prepare("INSERT INTO rows(key, value) VALUES(?1, ?2) "
-                                   "ON CONFLICT(key) DO UPDATE SET value=excluded.value"));
+    ASSIGN_OR_RETURN(
+        put_, Prepare("INSERT INTO rows(key, value, sum) VALUES(?1, ?2, ?3) ON CONFLICT(key) "
+                      "DO UPDATE SET value=excluded.value, sum=excluded.sum"));
     ASSIGN_OR_RETURN(erase_, Prepare("DELETE FROM rows WHERE key=?1"));
     return absl::OkStatus();
   }
@@ -176,7 +201,8 @@ class Connection {
         "PRAGMA synchronous=OFF;"
         "PRAGMA journal_mode=WAL;"
         "BEGIN IMMEDIATE;"
-        "CREATE TABLE rows(key BLOB PRIMARY KEY NOT NULL, value BLOB NOT NULL) WITHOUT ROWID;"
+        "CREATE TABLE rows(key BLOB PRIMARY KEY NOT NULL, value BLOB NOT NULL, "
+        "sum INTEGER NOT NULL) WITHOUT ROWID;"
         "PRAGMA application_id=1380405840;"
         "PRAGMA user_version=1;"
         "COMMIT",
@@ -221,8 +247,10 @@ class Connection {
       sqlite3_stmt* statement = row.value ? put_.get() : erase_.get();
       // An empty value must be an empty blob, not NULL.
       sqlite3_bind_blob64(statement, 1, row.key.data(), row.key.size(), SQLITE_STATIC);
-      if (row.value)
+      if (row.value) {
         sqlite3_bind_blob64(statement, 2, row.value->c_str(), row.value->size(), SQLITE_STATIC);
+        sqlite3_bind_int64(statement, 3, SumOf(row.key, *row.value));
+      }
       const int code = sqlite3_step(statement);
       const absl::Status status = code == SQLITE_DONE ? absl::OkStatus() : Error("writing");
       sqlite3_reset(statement);

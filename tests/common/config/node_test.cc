@@ -121,6 +121,7 @@ TEST_F(StateDirTest, FileInTheWay) {
   std::string path = base_ + "/file";
   ASSERT_EQ(::symlink("/dev/null", path.c_str()), 0);
   EXPECT_FALSE(MakeStateDirectory(path).ok());
+  EXPECT_EQ(PartsOf(MakeStateDirectory(path)).because, "it is no directory");
   EXPECT_FALSE(MakeStateDirectory(path + "/deeper").ok());
 }
 

@@ -120,6 +120,7 @@ TEST(Values, Endpoints) {
 
 TEST(Values, PortRanges) {
   EXPECT_EQ(*ParsePortRange("20000-20100"), (PortRange{20000, 20100}));
+  EXPECT_EQ(PartsOf(ParsePortRange("20000-20000").status()).try_this, "20000-20100");
   for (const char* bad : {"", "5", "5-", "-5", "9-5", "0-5", "1-65536", "a-b"})
     EXPECT_FALSE(ParsePortRange(bad).ok()) << bad;
 }

@@ -61,6 +61,9 @@ TEST_F(TrainConfigTest, WhatIsWrongIsNamed) {
       {{"--data", ","}, "no path"},
       {{"--data", "x", "--width", "10", "--heads", "3"}, "no such model"},
       {{"--data", "x", "--steps", "5", "--warmup", "6"}, "--warmup"},
+      {{"--data", "x", "--join-timeout", "0s"}, "--join-timeout is 0"},
+      {{"--data", "x", "--layers", "1000", "--width", "16777216", "--heads", "65536"},
+       "3.38e+18 parameters"},
       {{"--data", "x", "word"}, "word"},
       {{"--dta", "x"}, "--dta"},
       {{"--config", "/nonexistent.yaml"}, "/nonexistent.yaml"},
@@ -74,6 +77,9 @@ TEST_F(TrainConfigTest, WhatIsWrongIsNamed) {
        "--steps"},
       {{"--config", (WriteAll(directory_ / "e", "config: x\n"), directory_ / "e")},
        "unknown field config"},
+      {{"--config",
+        (WriteAll(directory_ / "f", "data: x\nsteps: 1\nsteps: 2\n"), directory_ / "f")},
+       ":3: steps is given twice"},
   };
   for (const Row& row : rows) {
     const auto config = ReadTrainConfig(row.args);

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "common/base/user_error.h"
@@ -100,6 +101,27 @@ TEST_F(SqliteJournalTest, ADamagedFileIsRefusedAndKept) {
   EXPECT_THAT(parts.because, HasSubstr(path() + ".damaged"));
   EXPECT_FALSE(parts.try_this.empty());
   EXPECT_EQ(access((path() + ".damaged").c_str(), R_OK), 0);
+}
+
+// No page's structure is hurt: only the row's own checksum can tell.
+TEST_F(SqliteJournalTest, ADamagedValueIsRefusedAndKept) {
+  Fill(2'000);
+  std::string bytes = *io::ReadFile(path(), 64 << 20);
+  const std::size_t at = bytes.find(std::string(200, 'v'), bytes.size() / 2);
+  ASSERT_NE(at, std::string::npos);
+  Overwrite(static_cast<std::int64_t>(at) + 100, "w");
+  const absl::Status status = LoadNow(*Open()).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(PartsOf(status).because, HasSubstr("does not match its checksum; a copy is kept"));
+  EXPECT_TRUE(absl::IsDataLoss(ReadSqliteJournal(path()).status()));
+  EXPECT_EQ(access((path() + ".damaged").c_str(), R_OK), 0);
+}
+
+TEST_F(SqliteJournalTest, AFileCutOffWithinItsHeaderIsRefusedAndKept) {
+  Fill(1);
+  ASSERT_EQ(truncate(path().c_str(), 50), 0);
+  EXPECT_TRUE(absl::IsDataLoss(OpenStatus()));
+  EXPECT_EQ(std::filesystem::file_size(path()), 50u);
 }
 
 TEST_F(SqliteJournalTest, AFileOfSomethingElseIsRefused) {
