@@ -240,8 +240,7 @@ void Agent::OnMessage(v1::CoordinatorMessage message) {
     case v1::CoordinatorMessage::kCommitAnswer:
       return post(FromProto(message.commit_answer()),
                   [](CommitAnswer a) { return CommitAnswered{std::move(a)}; });
-    case v1::CoordinatorMessage::kLaunchAnswer:
-      return OnLaunchAnswer(message.launch_answer());
+    case v1::CoordinatorMessage::kLaunchAnswer: return OnLaunchAnswer(message.launch_answer());
     case v1::CoordinatorMessage::kNews: {
       absl::StatusOr<JobEvent> event = FromProto(message.news().event());
       if (event.ok() && front_ != nullptr) front_->Happened(*event);
@@ -256,8 +255,7 @@ void Agent::OnMessage(v1::CoordinatorMessage message) {
     }
     case v1::CoordinatorMessage::kOpenLogs:
       return OpenLogs(message.open_logs(), io::BootNow() + kLastOutputLimit);
-    case v1::CoordinatorMessage::BODY_NOT_SET:
-      return;  // Something newer than this agent.
+    case v1::CoordinatorMessage::BODY_NOT_SET: return;  // Something newer than this agent.
   }
 }
 

@@ -153,19 +153,15 @@ bool WorkerServer::Handle(Peer& peer, const std::string& text) {
     said.what = std::move(value);
   };
   switch (line.body_case()) {
-    case local::WorkerLine::kHello:
-      return Greet(peer, line);
+    case local::WorkerLine::kHello: return Greet(peer, line);
     case local::WorkerLine::kProgress:
       take(ProgressOf(line.progress(), peer.key, peer.rank));
       break;
-    case local::WorkerLine::kCommit:
-      take(RequestOf(line.commit(), peer.key));
-      break;
+    case local::WorkerLine::kCommit: take(RequestOf(line.commit(), peer.key)); break;
     case local::WorkerLine::kCommunicatorFailed:
       said.what = CommunicatorFailed{line.communicator_failed().text()};
       break;
-    case local::WorkerLine::BODY_NOT_SET:
-      return true;  // Something newer than this agent.
+    case local::WorkerLine::BODY_NOT_SET: return true;  // Something newer than this agent.
   }
   if (!sound) {
     warn_("a worker said what can't be: connection closed");

@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cerrno>
+#include <charconv>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -26,10 +26,12 @@ std::optional<long> ValueOf(std::string_view text, std::string_view key) {
     std::size_t end = std::min(text.find('\n'), text.size());
     std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
-    if (line.size() <= key.size() || line.substr(0, key.size()) != key || line[key.size()] != ' ') continue;
+    if (line.size() <= key.size() || line.substr(0, key.size()) != key || line[key.size()] != ' ')
+      continue;
     line.remove_prefix(key.size() + 1);
     long value = 0;
-    if (std::from_chars(line.data(), line.data() + line.size(), value).ec == std::errc()) return value;
+    if (std::from_chars(line.data(), line.data() + line.size(), value).ec == std::errc())
+      return value;
   }
   return std::nullopt;
 }
@@ -43,7 +45,9 @@ absl::StatusOr<CgroupMount> FindMount() {
   for (const std::string& line : std::vector<std::string>(absl::StrSplit(text, '\n'))) {
     std::vector<std::string> fields = absl::StrSplit(line, ' ');
     auto dash = std::find(fields.begin(), fields.end(), "-");
-    if (fields.size() < 7 || dash == fields.end() || dash + 1 == fields.end() || *(dash + 1) != "cgroup2") continue;
+    if (fields.size() < 7 || dash == fields.end() || dash + 1 == fields.end() ||
+        *(dash + 1) != "cgroup2")
+      continue;
     return CgroupMount{fields[4], fields[3]};
   }
   return absl::NotFoundError("no cgroup v2 hierarchy is mounted");
@@ -65,9 +69,11 @@ absl::Status RemoveFolders(const std::string& path) {
   for (const std::string& name : *names) {
     const std::string child = absl::StrCat(path, "/", name);
     struct stat info;
-    if (::lstat(child.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) RETURN_IF_ERROR(RemoveFolders(child));
+    if (::lstat(child.c_str(), &info) == 0 && S_ISDIR(info.st_mode))
+      RETURN_IF_ERROR(RemoveFolders(child));
   }
-  if (::rmdir(path.c_str()) < 0 && errno != ENOENT) return io::ErrnoStatus(errno, absl::StrCat("rmdir ", path));
+  if (::rmdir(path.c_str()) < 0 && errno != ENOENT)
+    return io::ErrnoStatus(errno, absl::StrCat("rmdir ", path));
   return absl::OkStatus();
 }
 
@@ -76,10 +82,13 @@ absl::Status RemoveFolders(const std::string& path) {
 absl::StatusOr<std::string> FindCgroupBase() {
   ASSIGN_OR_RETURN(CgroupMount mount, FindMount());
   ASSIGN_OR_RETURN(std::string own, OwnCgroup());
-  // Inside a container only part of the hierarchy is mounted; /proc/self/cgroup shows paths relative to the namespace.
+  // Inside a container only part of the hierarchy is mounted; /proc/self/cgroup shows paths
+  // relative to the namespace.
   if (mount.root != "/" && own.rfind(mount.root, 0) == 0) own = own.substr(mount.root.size());
-  const std::string base = own.empty() || own == "/" ? mount.mount_point : absl::StrCat(mount.mount_point, own);
-  // Moving a process needs write access to cgroup.procs of the common ancestor, which is this folder.
+  const std::string base =
+      own.empty() || own == "/" ? mount.mount_point : absl::StrCat(mount.mount_point, own);
+  // Moving a process needs write access to cgroup.procs of the common ancestor, which is this
+  // folder.
   if (::access(absl::StrCat(base, "/cgroup.procs").c_str(), W_OK) < 0) {
     return absl::NotFoundError(absl::StrCat(base, " is not writable by this user"));
   }
@@ -94,9 +103,10 @@ absl::StatusOr<std::string> FindCgroupBase() {
 }
 
 absl::StatusOr<std::string> MakeGroupCgroup(const std::string& base, const Spec& spec) {
-  const std::string path = absl::StrCat(base, "/regroup-", spec.job.value(), ".", spec.generation.value(), ".",
-                                        spec.nonce.substr(0, 12));
-  if (::mkdir(path.c_str(), 0755) < 0) return io::ErrnoStatus(errno, absl::StrCat("make cgroup ", path));
+  const std::string path = absl::StrCat(base, "/regroup-", spec.job.value(), ".",
+                                        spec.generation.value(), ".", spec.nonce.substr(0, 12));
+  if (::mkdir(path.c_str(), 0755) < 0)
+    return io::ErrnoStatus(errno, absl::StrCat("make cgroup ", path));
   return path;
 }
 
@@ -121,7 +131,8 @@ std::vector<pid_t> Cgroup::Processes() const {
   if (!text.ok()) return pids;
   for (const std::string& line : std::vector<std::string>(absl::StrSplit(*text, '\n'))) {
     pid_t pid = 0;
-    if (std::from_chars(line.data(), line.data() + line.size(), pid).ec == std::errc()) pids.push_back(pid);
+    if (std::from_chars(line.data(), line.data() + line.size(), pid).ec == std::errc())
+      pids.push_back(pid);
   }
   return pids;
 }
@@ -129,7 +140,8 @@ std::vector<pid_t> Cgroup::Processes() const {
 absl::Status Cgroup::KillAll() const {
   io::UniqueFd fd(::openat(fd_.get(), "cgroup.kill", O_WRONLY | O_CLOEXEC));
   if (!fd) return io::ErrnoStatus(errno, absl::StrCat("open ", path_, "/cgroup.kill"));
-  if (::write(fd.get(), "1", 1) != 1) return io::ErrnoStatus(errno, absl::StrCat("write ", path_, "/cgroup.kill"));
+  if (::write(fd.get(), "1", 1) != 1)
+    return io::ErrnoStatus(errno, absl::StrCat("write ", path_, "/cgroup.kill"));
   return absl::OkStatus();
 }
 

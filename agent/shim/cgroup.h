@@ -24,7 +24,8 @@ class Cgroup {
   std::vector<pid_t> Processes() const;  // Of this folder only.
   // SIGKILL to everything in it and below, also to what is being forked.
   absl::Status KillAll() const;
-  // Processes of this cgroup that the kernel killed for memory; NOT_FOUND without the memory controller.
+  // Processes of this cgroup that the kernel killed for memory; NOT_FOUND without the memory
+  // controller.
   absl::StatusOr<long> OomKills() const;
   absl::Status Remove();  // REQUIRES: not populated.
 

@@ -38,8 +38,8 @@ class SpawnSetup {
   }
   SpawnSetup(const SpawnSetup&) = delete;
 
-  // Makes `fd` the child's descriptor `target`. A copy above all targets comes first, so that no target overwrites a
-  // source that is still needed.
+  // Makes `fd` the child's descriptor `target`. A copy above all targets comes first, so that no
+  // target overwrites a source that is still needed.
   absl::Status Pass(int fd, int target) {
     io::UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 64));
     if (!copy) return io::ErrnoStatus(errno, absl::StrCat("duplicate descriptor ", fd));
@@ -47,7 +47,8 @@ class SpawnSetup {
     copies_.push_back(std::move(copy));
     return absl::OkStatus();
   }
-  // Session of its own, default dispositions; what would end a daemon is blocked from its first instruction on.
+  // Session of its own, default dispositions; what would end a daemon is blocked from its first
+  // instruction on.
   void Detach() {
     sigset_t all, blocked;
     ::sigfillset(&all);
@@ -55,7 +56,8 @@ class SpawnSetup {
     for (int signal : {SIGHUP, SIGINT, SIGTERM, SIGQUIT, SIGPIPE}) ::sigaddset(&blocked, signal);
     ::posix_spawnattr_setsigdefault(&attributes_, &all);
     ::posix_spawnattr_setsigmask(&attributes_, &blocked);
-    ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+    ::posix_spawnattr_setflags(&attributes_,
+                               POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
   }
   absl::StatusOr<pid_t> Spawn(const std::string& program, const std::vector<std::string>& words) {
     std::vector<char*> argv;
@@ -63,7 +65,8 @@ class SpawnSetup {
     argv.push_back(nullptr);
     char* no_environment[] = {nullptr};
     pid_t pid = 0;
-    int error = ::posix_spawn(&pid, program.c_str(), &actions_, &attributes_, argv.data(), no_environment);
+    int error =
+        ::posix_spawn(&pid, program.c_str(), &actions_, &attributes_, argv.data(), no_environment);
     if (error != 0) return io::ErrnoStatus(error, absl::StrCat("start ", program));
     return pid;
   }
@@ -75,7 +78,8 @@ class SpawnSetup {
 };
 
 bool EnvironmentHas(pid_t pid, const std::string& entry) {
-  absl::StatusOr<std::string> text = io::ReadFile(absl::StrCat("/proc/", pid, "/environ"), kMaxEnvironmentBytes);
+  absl::StatusOr<std::string> text =
+      io::ReadFile(absl::StrCat("/proc/", pid, "/environ"), kMaxEnvironmentBytes);
   if (!text.ok()) return false;
   const std::string zero(1, '\0');
   return (zero + *text + zero).find(zero + entry + zero) != std::string::npos;
@@ -88,8 +92,8 @@ std::set<pid_t> KnownRanks(const RunRecord& record) {
   for (const RankState& rank : record.state->ranks) {
     if (rank.pid <= 0) continue;
     std::optional<io::ProcessStat> stat = io::ReadProcessStat(rank.pid);
-    // While a session has members its number is not given to a new process; a process of that pid that started at
-    // another time shows that the session is gone.
+    // While a session has members its number is not given to a new process; a process of that pid
+    // that started at another time shows that the session is gone.
     if (!stat || stat->start_ticks == rank.start_ticks) pids.insert(rank.pid);
   }
   return pids;
@@ -99,26 +103,34 @@ std::set<pid_t> KnownRanks(const RunRecord& record) {
 
 absl::StatusOr<Lifeline> MakeLifeline() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0) return io::ErrnoStatus(errno, "make lifeline pipe");
+  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
+    return io::ErrnoStatus(errno, "make lifeline pipe");
   return Lifeline{io::UniqueFd(ends[0]), io::UniqueFd(ends[1])};
 }
 
-absl::StatusOr<SpawnedShim> SpawnShim(const std::string& program, const RunDirectory& directory, Role role,
-                                      const ShimFds& fds) {
+absl::StatusOr<SpawnedShim> SpawnShim(const std::string& program, const RunDirectory& directory,
+                                      Role role, const ShimFds& fds) {
   CHECK(fds.witness >= 0);
-  ASSIGN_OR_RETURN(io::FileLock lock, io::FileLock::TryAcquire(absl::StrCat(directory.path, "/", kLockFile)));
+  ASSIGN_OR_RETURN(io::FileLock lock,
+                   io::FileLock::TryAcquire(absl::StrCat(directory.path, "/", kLockFile)));
   ASSIGN_OR_RETURN(io::UniqueFd socket, io::ListenUnix(directory.fd.get(), kSocketFile));
-  io::UniqueFd log(::openat(directory.fd.get(), kShimLogFile, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  io::UniqueFd log(
+      ::openat(directory.fd.get(), kShimLogFile, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   io::UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  if (!log || !null) return io::ErrnoStatus(errno, absl::StrCat("open ", kShimLogFile, " or /dev/null"));
+  if (!log || !null)
+    return io::ErrnoStatus(errno, absl::StrCat("open ", kShimLogFile, " or /dev/null"));
 
   SpawnSetup setup;
   const std::size_t slash = directory.path.find_last_of('/');
-  std::vector<std::string> words = {program, role == Role::kStore ? kStoreMode : kGroupMode,
-                                    directory.path.substr(slash == std::string::npos ? 0 : slash + 1)};
-  std::vector<std::pair<int, int>> passed = {{null.get(), 0},      {null.get(), 1},
-                                             {log.get(), 2},       {directory.fd.get(), kDirectoryFd},
-                                             {lock.fd(), kLockFd}, {socket.get(), kSocketFd},
+  std::vector<std::string> words = {
+      program, role == Role::kStore ? kStoreMode : kGroupMode,
+      directory.path.substr(slash == std::string::npos ? 0 : slash + 1)};
+  std::vector<std::pair<int, int>> passed = {{null.get(), 0},
+                                             {null.get(), 1},
+                                             {log.get(), 2},
+                                             {directory.fd.get(), kDirectoryFd},
+                                             {lock.fd(), kLockFd},
+                                             {socket.get(), kSocketFd},
                                              {fds.witness, kListenerFd}};
   if (fds.lifeline >= 0) {
     passed.push_back({fds.lifeline, kLifelineFd});
@@ -132,7 +144,8 @@ absl::StatusOr<SpawnedShim> SpawnShim(const std::string& program, const RunDirec
   setup.Detach();
   SpawnedShim spawned;
   ASSIGN_OR_RETURN(spawned.pid, setup.Spawn(program, words));
-  absl::StatusOr<io::UniqueFd> pidfd = io::OpenPidfd(spawned.pid);  // Not reaped yet, so it is our child.
+  absl::StatusOr<io::UniqueFd> pidfd =
+      io::OpenPidfd(spawned.pid);  // Not reaped yet, so it is our child.
   if (!pidfd.ok()) {
     ::kill(spawned.pid, SIGKILL);
     return pidfd.status();
@@ -152,10 +165,12 @@ bool TryReap(pid_t pid) {
 
 // ---- link --------------------------------------------------------------------------------------
 
-absl::StatusOr<Link> Link::Connect(const RunDirectory& directory, const Spec& spec, bool wants_output) {
+absl::StatusOr<Link> Link::Connect(const RunDirectory& directory, const Spec& spec,
+                                   bool wants_output) {
   ASSIGN_OR_RETURN(io::UniqueFd fd, io::ConnectUnix(directory.fd.get(), kSocketFile));
   Link link(std::move(fd), spec.nonce);
-  RETURN_IF_ERROR(link.Send(Hello{.version = kShimProtocol, .nonce = spec.nonce, .wants_output = wants_output}));
+  RETURN_IF_ERROR(link.Send(
+      Hello{.version = kShimProtocol, .nonce = spec.nonce, .wants_output = wants_output}));
   return link;
 }
 
@@ -191,7 +206,8 @@ absl::StatusOr<std::optional<State>> Link::OnReadable() {
     ASSIGN_OR_RETURN(std::vector<std::string> bodies, TakeFrames(incoming_));
     if (bodies.empty()) continue;
     ASSIGN_OR_RETURN(State state, DecodeState(bodies.back()));  // Absolute: only the newest counts.
-    if (state.nonce != nonce_) return absl::FailedPreconditionError("the shim belongs to another run directory");
+    if (state.nonce != nonce_)
+      return absl::FailedPreconditionError("the shim belongs to another run directory");
     newest = std::move(state);
   }
   if (!newest && !end.ok()) return end;
@@ -223,11 +239,13 @@ absl::StatusOr<int> KillLeftovers(const RunRecord& record) {
   std::set<pid_t> doomed;
   for (const io::ProcessStat& process : processes) {
     if (process.dead() || process.pid == ::getpid()) continue;
-    if (ranks.contains(process.pid) || ranks.contains(process.session) || EnvironmentHas(process.pid, mark)) {
+    if (ranks.contains(process.pid) || ranks.contains(process.session) ||
+        EnvironmentHas(process.pid, mark)) {
       doomed.insert(process.pid);
     }
   }
-  for (bool grown = true; grown;) {  // And their descendants, whatever they did to session and environment.
+  for (bool grown = true;
+       grown;) {  // And their descendants, whatever they did to session and environment.
     grown = false;
     for (const io::ProcessStat& process : processes) {
       if (process.dead() || process.pid == ::getpid() || !doomed.contains(process.parent)) continue;
@@ -244,11 +262,12 @@ absl::StatusOr<int> KillLeftovers(const RunRecord& record) {
 }
 
 absl::Status KillShim(const RunRecord& record) {
-  // The pid of a state may be old, and there may be no state yet: who holds the socket's other end is asked, the kernel
-  // answers.
+  // The pid of a state may be old, and there may be no state yet: who holds the socket's other end
+  // is asked, the kernel answers.
   ASSIGN_OR_RETURN(RunDirectory directory, OpenRunDirectory(record.path));
   absl::StatusOr<io::UniqueFd> connection = io::ConnectUnix(directory.fd.get(), kSocketFile);
-  if (absl::IsUnavailable(connection.status()) || absl::IsNotFound(connection.status())) return absl::OkStatus();
+  if (absl::IsUnavailable(connection.status()) || absl::IsNotFound(connection.status()))
+    return absl::OkStatus();
   RETURN_IF_ERROR(connection.status());
   ASSIGN_OR_RETURN(io::PeerCredentials peer, io::PeerCredentialsOf(connection->get()));
   if (peer.pid == ::getpid()) return absl::UnavailableError("the shim has not started yet");

@@ -1,7 +1,8 @@
 #pragma once
 
-// The agent's side of a shim: start it, talk to it, find it again, clean up after it. Nothing here blocks longer than
-// a local system call; all descriptors are non-blocking and close-on-exec. One thread.
+// The agent's side of a shim: start it, talk to it, find it again, clean up after it. Nothing here
+// blocks longer than a local system call; all descriptors are non-blocking and close-on-exec. One
+// thread.
 
 #include <sys/types.h>
 
@@ -21,56 +22,63 @@ namespace regroup::shim {
 
 // ---- cgroups -----------------------------------------------------------------------------------
 
-// Folder of a writable cgroup v2 hierarchy below which groups can be made, under this process's own cgroup (found
-// through /proc/self/mountinfo, so also at /sys/fs/cgroup/unified). NOT_FOUND says why not: degraded mode.
+// Folder of a writable cgroup v2 hierarchy below which groups can be made, under this process's own
+// cgroup (found through /proc/self/mountinfo, so also at /sys/fs/cgroup/unified). NOT_FOUND says
+// why not: degraded mode.
 absl::StatusOr<std::string> FindCgroupBase();
-// <base>/regroup-<job>.<generation>.<nonce prefix>; goes into Spec::cgroup. The shim removes it when its group is free.
+// <base>/regroup-<job>.<generation>.<nonce prefix>; goes into Spec::cgroup. The shim removes it
+// when its group is free.
 absl::StatusOr<std::string> MakeGroupCgroup(const std::string& base, const Spec& spec);
 
 // ---- start -------------------------------------------------------------------------------------
 
-// Agents that end with their terminal (`regroup run`) keep `write_end` open and pass `read_end` to every shim and store.
+// Agents that end with their terminal (`regroup run`) keep `write_end` open and pass `read_end` to
+// every shim and store.
 struct Lifeline {
   io::UniqueFd read_end, write_end;
 };
 absl::StatusOr<Lifeline> MakeLifeline();
 
 struct ShimFds {
-  int witness = -1;   // Listening TCP socket (io::ListenTcpInRange); for a store: its listening socket. Required.
-  int lifeline = -1;  // Read end; -1: the shim outlives its agent.
+  int witness = -1;      // Listening TCP socket (io::ListenTcpInRange); for a store: its listening
+                         // socket. Required.
+  int lifeline = -1;     // Read end; -1: the shim outlives its agent.
   int rank0_stdin = -1;  // Becomes stdin of local rank 0; -1: /dev/null.
 };
 struct SpawnedShim {
-  pid_t pid = 0;        // A child of this process: reap it (TryReap) once `process` is readable.
+  pid_t pid = 0;         // A child of this process: reap it (TryReap) once `process` is readable.
   io::UniqueFd process;  // pidfd: readable when the shim has ended.
 };
-// Locks the directory, binds its socket and starts `program` (regroup-shim; as a store if the spec says so) by
-// posix_spawn. The caller closes its copies of `fds` afterwards (the witness: so that the shim is its only holder).
-absl::StatusOr<SpawnedShim> SpawnShim(const std::string& program, const RunDirectory& directory, Role role,
-                                      const ShimFds& fds);
+// Locks the directory, binds its socket and starts `program` (regroup-shim; as a store if the spec
+// says so) by posix_spawn. The caller closes its copies of `fds` afterwards (the witness: so that
+// the shim is its only holder).
+absl::StatusOr<SpawnedShim> SpawnShim(const std::string& program, const RunDirectory& directory,
+                                      Role role, const ShimFds& fds);
 // True when the child is gone and reaped (or is no child of ours).
 bool TryReap(pid_t pid);
 
 // ---- talk --------------------------------------------------------------------------------------
 
-// A connection to a shim or store; right after SpawnShim, before the shim has even started to run, or to one found by
-// ScanRunDirectories. Sends Hello by itself.
+// A connection to a shim or store; right after SpawnShim, before the shim has even started to run,
+// or to one found by ScanRunDirectories. Sends Hello by itself.
 //
-// Loop: wait until fd() is readable (and writable while WantsWrite()), then call OnReadable / OnWritable. After any
-// error drop the link and look at the run directory (ReadRunDirectory): not shim_alive = its state is final, or the
-// supervisor is lost; shim_alive = connect again. A dying shim's lock may outlive its sockets by some ms: then Connect
-// says UNAVAILABLE, and one looks again a little later. One that answers nothing for seconds is ended by KillShim.
+// Loop: wait until fd() is readable (and writable while WantsWrite()), then call OnReadable /
+// OnWritable. After any error drop the link and look at the run directory (ReadRunDirectory): not
+// shim_alive = its state is final, or the supervisor is lost; shim_alive = connect again. A dying
+// shim's lock may outlive its sockets by some ms: then Connect says UNAVAILABLE, and one looks
+// again a little later. One that answers nothing for seconds is ended by KillShim.
 class Link {
  public:
   // UNAVAILABLE: nobody listens.
-  static absl::StatusOr<Link> Connect(const RunDirectory& directory, const Spec& spec, bool wants_output);
+  static absl::StatusOr<Link> Connect(const RunDirectory& directory, const Spec& spec,
+                                      bool wants_output);
   Link(Link&&) = default;
   Link& operator=(Link&&) = default;
 
   int fd() const { return fd_.get(); }
   bool WantsWrite() const { return !outgoing_.empty(); }
-  // The newest state that arrived, if any. UNAVAILABLE at the end of the stream; a state that came with the end is
-  // still returned first, so call until the error.
+  // The newest state that arrived, if any. UNAVAILABLE at the end of the stream; a state that came
+  // with the end is still returned first, so call until the error.
   absl::StatusOr<std::optional<State>> OnReadable();
   absl::Status OnWritable();
   absl::Status Send(const Command& command);  // Queues, and writes what fits now.
@@ -84,9 +92,10 @@ class Link {
 
 // ---- clean up ----------------------------------------------------------------------------------
 
-// Kills what a dead shim left: its cgroup; without one every process that still is a known rank, is in a rank's session
-// or carries REGROUP_GROUP=<nonce>, and their descendants. Returns how many live processes it found. Call again after
-// a few ms until it has returned 0 twice. REQUIRES: the shim is gone (RunRecord::supervisor_lost).
+// Kills what a dead shim left: its cgroup; without one every process that still is a known rank, is
+// in a rank's session or carries REGROUP_GROUP=<nonce>, and their descendants. Returns how many
+// live processes it found. Call again after a few ms until it has returned 0 twice. REQUIRES: the
+// shim is gone (RunRecord::supervisor_lost).
 absl::StatusOr<int> KillLeftovers(const RunRecord& record);
 // SIGKILL to the shim of a record whose socket does not answer; then KillLeftovers.
 absl::Status KillShim(const RunRecord& record);

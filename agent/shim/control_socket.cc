@@ -14,18 +14,21 @@
 namespace regroup::shim {
 namespace {
 
-constexpr std::size_t kMaxClients = 8;  // More push the oldest out: a broken agent must not lock a working one out.
+constexpr std::size_t kMaxClients =
+    8;  // More push the oldest out: a broken agent must not lock a working one out.
 constexpr std::size_t kReadBytes = 16 << 10;
 
 }  // namespace
 
-absl::StatusOr<ControlSocket> ControlSocket::Open(int epoll_fd, io::UniqueFd listener, std::string nonce) {
+absl::StatusOr<ControlSocket> ControlSocket::Open(int epoll_fd, io::UniqueFd listener,
+                                                  std::string nonce) {
   RETURN_IF_ERROR(io::SetNonBlocking(listener.get(), true));
   if (::listen(listener.get(), 128) < 0) return io::ErrnoStatus(errno, "listen at shim socket");
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = listener.get();
-  if (::epoll_ctl(epoll_fd, EPOLL_CTL_ADD, listener.get(), &event) < 0) return io::ErrnoStatus(errno, "epoll_ctl");
+  if (::epoll_ctl(epoll_fd, EPOLL_CTL_ADD, listener.get(), &event) < 0)
+    return io::ErrnoStatus(errno, "epoll_ctl");
   return ControlSocket(epoll_fd, std::move(listener), std::move(nonce));
 }
 
@@ -85,7 +88,8 @@ bool ControlSocket::TakeCommands(Client& client, std::vector<Command>& commands)
   if (!bodies.ok()) return false;
   for (const std::string& body : *bodies) {
     absl::StatusOr<Command> command = DecodeCommand(body);
-    // A newer agent may know commands that came later; it sees from the version that they do nothing here.
+    // A newer agent may know commands that came later; it sees from the version that they do
+    // nothing here.
     if (absl::IsUnimplemented(command.status()) && client.greeted) continue;
     if (!command.ok()) return false;
     if (const auto* hello = std::get_if<Hello>(&*command)) {
@@ -104,18 +108,21 @@ bool ControlSocket::TakeCommands(Client& client, std::vector<Command>& commands)
 }
 
 bool ControlSocket::Asked() const {
-  return std::any_of(clients_.begin(), clients_.end(), [](const auto& entry) { return entry.second.asks; });
+  return std::any_of(clients_.begin(), clients_.end(),
+                     [](const auto& entry) { return entry.second.asks; });
 }
 
 bool ControlSocket::OutputWanted() const {
-  return std::any_of(clients_.begin(), clients_.end(), [](const auto& entry) { return entry.second.wants_output; });
+  return std::any_of(clients_.begin(), clients_.end(),
+                     [](const auto& entry) { return entry.second.wants_output; });
 }
 
 void ControlSocket::Send(const State& state, To to) {
   const std::string frame = Frame(Encode(state));
   for (auto it = clients_.begin(); it != clients_.end();) {
     Client& client = it->second;
-    const bool wanted = to == To::kAll || client.asks || (to == To::kOutputWanting && client.wants_output);
+    const bool wanted =
+        to == To::kAll || client.asks || (to == To::kOutputWanting && client.wants_output);
     bool alive = true;
     if (client.greeted && wanted) {
       client.asks = false;

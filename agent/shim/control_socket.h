@@ -12,11 +12,13 @@
 
 namespace regroup::shim {
 
-// The shim's end of its Unix socket: a few agents, usually one (two while an agent is replaced). Adds its descriptors
-// to the caller's epoll set, with the descriptor as data. One thread; never blocks.
+// The shim's end of its Unix socket: a few agents, usually one (two while an agent is replaced).
+// Adds its descriptors to the caller's epoll set, with the descriptor as data. One thread; never
+// blocks.
 class ControlSocket {
  public:
-  // `listener`: bound by the agent; listen() is called again, so that SO_PEERCRED names this process from now on.
+  // `listener`: bound by the agent; listen() is called again, so that SO_PEERCRED names this
+  // process from now on.
   static absl::StatusOr<ControlSocket> Open(int epoll_fd, io::UniqueFd listener, std::string nonce);
 
   bool Owns(int fd) const { return fd == listener_.get() || clients_.contains(fd); }

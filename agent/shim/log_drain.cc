@@ -19,7 +19,8 @@ constexpr std::size_t kLastReads = 2 * ((1 << 20) / kReadBytes) + 2;
 
 void Signal(int event_fd) {
   const std::uint64_t one = 1;
-  [[maybe_unused]] ssize_t ignored = ::write(event_fd, &one, sizeof(one));  // Full: it is readable anyway.
+  [[maybe_unused]] ssize_t ignored =
+      ::write(event_fd, &one, sizeof(one));  // Full: it is readable anyway.
 }
 
 }  // namespace
@@ -51,17 +52,21 @@ void LogDrain::Post(Order order) {
   Signal(wake_.get());
 }
 
-void LogDrain::AddRank(int local_rank, std::string directory, io::LogLimits limits, io::UniqueFd standard_output,
-                       io::UniqueFd standard_error) {
+void LogDrain::AddRank(int local_rank, std::string directory, io::LogLimits limits,
+                       io::UniqueFd standard_output, io::UniqueFd standard_error) {
   Order order{.kind = Order::kAdd, .local_rank = local_rank, .pipes = {}};
-  order.pipes.push_back({local_rank, std::move(standard_output),
-                         std::make_unique<io::LogWriter>(directory, io::LogStream::kStdout, limits)});
-  order.pipes.push_back({local_rank, std::move(standard_error),
-                         std::make_unique<io::LogWriter>(directory, io::LogStream::kStderr, limits)});
+  order.pipes.push_back(
+      {local_rank, std::move(standard_output),
+       std::make_unique<io::LogWriter>(directory, io::LogStream::kStdout, limits)});
+  order.pipes.push_back(
+      {local_rank, std::move(standard_error),
+       std::make_unique<io::LogWriter>(directory, io::LogStream::kStderr, limits)});
   Post(std::move(order));
 }
 
-void LogDrain::RankEnded(int local_rank) { Post({.kind = Order::kRankEnded, .local_rank = local_rank, .pipes = {}}); }
+void LogDrain::RankEnded(int local_rank) {
+  Post({.kind = Order::kRankEnded, .local_rank = local_rank, .pipes = {}});
+}
 
 void LogDrain::Finish() { Post({.kind = Order::kFinish, .local_rank = 0, .pipes = {}}); }
 
@@ -137,7 +142,8 @@ void LogDrain::ReadWhatIsThere(Pipe& pipe) {
   for (std::size_t i = 0; i < kLastReads; ++i) {
     const std::uint64_t before = pipe.writer->written_bytes() + pipe.writer->lost_bytes();
     if (!ReadOnce(pipe)) return;
-    if (pipe.writer->written_bytes() + pipe.writer->lost_bytes() == before) return;  // Empty for now.
+    if (pipe.writer->written_bytes() + pipe.writer->lost_bytes() == before)
+      return;  // Empty for now.
   }
 }
 
@@ -145,8 +151,8 @@ void LogDrain::Publish() {
   bool important = false, more_output = false;
   {
     std::lock_guard lock(mutex_);
-    important = progress_.complete.size() != local_.complete.size() || progress_.done != local_.done ||
-                progress_.trouble != local_.trouble;
+    important = progress_.complete.size() != local_.complete.size() ||
+                progress_.done != local_.done || progress_.trouble != local_.trouble;
     more_output = progress_.output_bytes != local_.output_bytes;
     progress_ = local_;
   }

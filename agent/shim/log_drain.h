@@ -16,19 +16,20 @@
 
 namespace regroup::shim {
 
-// One thread that moves what ranks write from their pipes into log files. It alone touches the disk; whoever owns this
-// object never waits for it.
+// One thread that moves what ranks write from their pipes into log files. It alone touches the
+// disk; whoever owns this object never waits for it.
 class LogDrain {
  public:
-  // `notify_fd` (an eventfd) is written when Look() would show a new trouble, `complete` or `done`; and, once after
-  // each WatchOutput, more output.
+  // `notify_fd` (an eventfd) is written when Look() would show a new trouble, `complete` or `done`;
+  // and, once after each WatchOutput, more output.
   static absl::StatusOr<std::unique_ptr<LogDrain>> Start(int notify_fd);
   ~LogDrain();  // REQUIRES: done() or Abandon() before.
 
   // Read ends of the pipes of one rank.
-  void AddRank(int local_rank, std::string directory, io::LogLimits limits, io::UniqueFd standard_output,
-               io::UniqueFd standard_error);
-  // The rank has ended: what its pipes hold now is all that is waited for, though a process it left may hold them open.
+  void AddRank(int local_rank, std::string directory, io::LogLimits limits,
+               io::UniqueFd standard_output, io::UniqueFd standard_error);
+  // The rank has ended: what its pipes hold now is all that is waited for, though a process it left
+  // may hold them open.
   void RankEnded(int local_rank);
   // Nobody is left who could write: the thread ends after what the pipes hold now.
   void Finish();

@@ -11,8 +11,17 @@
 namespace regroup::shim {
 namespace {
 
-// First byte of every body. Numbers are never given another meaning; the same holds for every tag below.
-enum Kind : char { kSpec = 1, kState = 2, kHello = 10, kStartRanks = 11, kStop = 12, kKill = 13, kQuery = 14 };
+// First byte of every body. Numbers are never given another meaning; the same holds for every tag
+// below.
+enum Kind : char {
+  kSpec = 1,
+  kState = 2,
+  kHello = 10,
+  kStartRanks = 11,
+  kStop = 12,
+  kKill = 13,
+  kQuery = 14
+};
 
 absl::Status Damaged(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("damaged ", std::string(what)));
@@ -25,7 +34,8 @@ absl::StatusOr<std::string_view> BodyOf(std::string_view bytes, Kind kind, std::
 
 absl::Status CheckVersion(std::uint32_t version, std::string_view what) {
   if (version >= kOldestShimProtocol && version <= kShimProtocol) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(std::string(what), " has shim protocol ", version, ", this program reads ",
+  return absl::FailedPreconditionError(absl::StrCat(std::string(what), " has shim protocol ",
+                                                    version, ", this program reads ",
                                                     kOldestShimProtocol, " to ", kShimProtocol));
 }
 
@@ -226,7 +236,8 @@ absl::StatusOr<Command> DecodeCommand(std::string_view bytes) {
       StartRanks start;
       bool plans_ok = true;
       while (in.Next()) {
-        if (in.tag() == 1) plans_ok = DecodePlan(in.bytes(), start.ranks.emplace_back()) && plans_ok;
+        if (in.tag() == 1)
+          plans_ok = DecodePlan(in.bytes(), start.ranks.emplace_back()) && plans_ok;
       }
       if (!plans_ok) return Damaged("shim command");
       command = start;
@@ -244,7 +255,9 @@ absl::StatusOr<Command> DecodeCommand(std::string_view bytes) {
     }
     case kKill: command = Kill{}; break;
     case kQuery: break;
-    default: return absl::UnimplementedError(absl::StrCat("shim command ", static_cast<int>(bytes[0]), " is not known"));
+    default:
+      return absl::UnimplementedError(
+          absl::StrCat("shim command ", static_cast<int>(bytes[0]), " is not known"));
   }
   if (!in.ok()) return Damaged("shim command");
   return command;
@@ -309,7 +322,8 @@ absl::StatusOr<std::vector<std::string>> TakeFrames(std::string& buffer) {
     std::uint32_t size = 0;
     std::memcpy(&size, buffer.data() + at, 4);
     if (size > kMaxMessageBytes) {
-      return absl::InvalidArgumentError(absl::StrCat("a message of ", size, " bytes, at most ", kMaxMessageBytes, " are allowed"));
+      return absl::InvalidArgumentError(absl::StrCat("a message of ", size, " bytes, at most ",
+                                                     kMaxMessageBytes, " are allowed"));
     }
     if (buffer.size() - at - 4 < size) break;
     bodies.push_back(buffer.substr(at + 4, size));

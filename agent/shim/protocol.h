@@ -1,10 +1,12 @@
 #pragma once
 
-// What an agent and a shim say to each other, and what lies in a run directory. Everything is absolute and repeatable:
-// a shim answers every change with its whole state, so an agent that comes back asks once and knows all.
+// What an agent and a shim say to each other, and what lies in a run directory. Everything is
+// absolute and repeatable: a shim answers every change with its whole state, so an agent that comes
+// back asks once and knows all.
 //
-// Numbered: a program reads kOldestShimProtocol … kShimProtocol; unknown fields are skipped, a field is never given
-// another meaning. Times are CLOCK_BOOTTIME (io::BootNow), valid for `boot` only.
+// Numbered: a program reads kOldestShimProtocol … kShimProtocol; unknown fields are skipped, a
+// field is never given another meaning. Times are CLOCK_BOOTTIME (io::BootNow), valid for `boot`
+// only.
 
 #include <sys/types.h>
 
@@ -29,7 +31,7 @@ inline constexpr std::uint32_t kShimProtocol = 1, kOldestShimProtocol = 1;
 enum class Role : std::uint8_t { kGroup = 0, kStore = 1 };
 
 struct ResourceLimit {
-  int resource = 0;  // RLIMIT_…
+  int resource = 0;                  // RLIMIT_…
   std::uint64_t soft = 0, hard = 0;  // ~0 is RLIM_INFINITY.
   friend bool operator==(const ResourceLimit&, const ResourceLimit&) = default;
 };
@@ -38,7 +40,8 @@ struct ResourceLimit {
 struct Spec {
   std::uint32_t version = kShimProtocol;
   Role role = Role::kGroup;
-  std::string nonce;  // io::RandomHex(16). Workers carry it as REGROUP_GROUP, which finds them when all else is lost.
+  std::string nonce;  // io::RandomHex(16). Workers carry it as REGROUP_GROUP, which finds them when
+                      // all else is lost.
   BootId boot;
   ClusterId cluster;
   Epoch epoch;
@@ -48,7 +51,8 @@ struct Spec {
 
   // Role::kGroup.
   int workers = 1;
-  std::vector<std::string> command;      // argv. The program is looked up in the PATH of the workers' environment.
+  std::vector<std::string>
+      command;  // argv. The program is looked up in the PATH of the workers' environment.
   std::vector<std::string> environment;  // "K=V", of all ranks; nothing else is inherited.
   std::string directory;                 // Working directory.
   mode_t umask = 022;
@@ -56,9 +60,11 @@ struct Spec {
   io::LogLimits log_limits;
   std::string cgroup;  // Folder made by MakeGroupCgroup, which holds the ranks only; empty: none.
   Duration lifeline_grace = std::chrono::seconds(30);  // Of the stop that a closed lifeline causes.
-  Duration unkillable_after = std::chrono::seconds(10);  // From the first SIGKILL to Phase::kUnkillable.
+  Duration unkillable_after =
+      std::chrono::seconds(10);  // From the first SIGKILL to Phase::kUnkillable.
   std::vector<ResourceLimit> limits = {{4 /* RLIMIT_CORE */, 0, 0}};
-  std::optional<int> oom_score_adj;  // Of the ranks. Raising needs no right; a refused lowering is skipped.
+  std::optional<int>
+      oom_score_adj;  // Of the ranks. Raising needs no right; a refused lowering is skipped.
 
   // Role::kStore.
   std::vector<std::string> store_members;  // IPs that may connect.
@@ -75,19 +81,21 @@ struct RankPlan {
   std::vector<int> cpus;                 // Affinity; empty: the shim's own.
 };
 
-// First message on every connection. The shim answers with its state, or closes when nonce or version do not fit.
+// First message on every connection. The shim answers with its state, or closes when nonce or
+// version do not fit.
 struct Hello {
   std::uint32_t version = kShimProtocol;
   std::string nonce;
   bool wants_output = false;  // Also a state at most every 10 ms while workers write output.
 };
-// Obeyed once in the life of a run directory (the mark lies there before the first rank starts); later ones, and any
-// after a stop, change nothing.
+// Obeyed once in the life of a run directory (the mark lies there before the first rank starts);
+// later ones, and any after a stop, change nothing.
 struct StartRanks {
   std::vector<RankPlan> ranks;  // One per local rank, in order.
 };
-// Sends `signal` to every rank's process group, at `deadline` SIGKILL to all there is. Repeated: an earlier deadline
-// counts, a later one does not, the signal is sent once (again only if it is another one).
+// Sends `signal` to every rank's process group, at `deadline` SIGKILL to all there is. Repeated: an
+// earlier deadline counts, a later one does not, the signal is sent once (again only if it is
+// another one).
 struct Stop {
   Instant deadline;
   int signal = 15;
@@ -96,7 +104,8 @@ struct Kill {};   // Stop with the deadline now.
 struct Query {};  // Send the state again.
 using Command = std::variant<Hello, StartRanks, Stop, Kill, Query>;
 
-// ---- shim → agent; also the file "state" ---------------------------------------------------------
+// ---- shim → agent; also the file "state"
+// ---------------------------------------------------------
 
 enum class RankPhase : std::uint8_t {
   kWaiting,   // No StartRanks yet.
@@ -110,12 +119,14 @@ struct RankState {
   pid_t pid = 0;
   std::uint64_t start_ticks = 0;
   Instant started_at{}, ended_at{};
-  ExitKind exit_kind = ExitKind::kExited;  // kEnded only. kExecFailed: it never ran a single instruction of its program.
+  ExitKind exit_kind = ExitKind::kExited;  // kEnded only. kExecFailed: it never ran a single
+                                           // instruction of its program.
   int code = 0;                            // Exit status, signal, errno.
-  std::string exec_stage;                  // kExecFailed: what failed: "clone", "chdir", "exec", …
-  bool after_stop = false;                 // A stop had been signalled before.
+  std::string exec_stage;   // kExecFailed: what failed: "clone", "chdir", "exec", …
+  bool after_stop = false;  // A stop had been signalled before.
   OomEvidence oom = OomEvidence::kNone;
-  bool logs_complete = false;  // kEnded: all it wrote is in its log files (or lost). Follows within ms.
+  bool logs_complete =
+      false;  // kEnded: all it wrote is in its log files (or lost). Follows within ms.
   friend bool operator==(const RankState&, const RankState&) = default;
 };
 
@@ -123,22 +134,24 @@ struct State {
   std::uint32_t version = kShimProtocol;
   std::string nonce;
   pid_t shim_pid = 0;
-  // kPrepared: no rank was started. kStarting: some exec is not confirmed. kRunning: all were, some may have ended.
-  // kStopping: a stop was obeyed, or the lifeline closed. kFree: nothing of the group is left; final, the shim exits.
-  // kUnkillable: SIGKILL was `unkillable_after` ago and `left` still live; may yet become kFree.
+  // kPrepared: no rank was started. kStarting: some exec is not confirmed. kRunning: all were, some
+  // may have ended. kStopping: a stop was obeyed, or the lifeline closed. kFree: nothing of the
+  // group is left; final, the shim exits. kUnkillable: SIGKILL was `unkillable_after` ago and
+  // `left` still live; may yet become kFree.
   Phase phase = Phase::kPrepared;
-  bool ever_started = false;  // StartRanks was obeyed.
+  bool ever_started = false;     // StartRanks was obeyed.
   std::vector<RankState> ranks;  // All local ranks, in order.
   std::optional<Instant> stop_deadline;
-  std::vector<pid_t> left;      // At most 16; kStopping after the deadline and kUnkillable.
-  bool cgroup_used = false;     // False: degraded mode, descendants are walked.
+  std::vector<pid_t> left;           // At most 16; kStopping after the deadline and kUnkillable.
+  bool cgroup_used = false;          // False: degraded mode, descendants are walked.
   std::uint64_t output_bytes = 0;    // Written to log files so far; grows while workers write.
   std::uint64_t lost_log_bytes = 0;  // Could not be written.
   std::string log_trouble;           // Why; the last error.
   friend bool operator==(const State&, const State&) = default;
 };
 
-// ---- encoding ------------------------------------------------------------------------------------
+// ---- encoding
+// ------------------------------------------------------------------------------------
 
 std::string Encode(const Spec& spec);
 std::string Encode(const Command& command);
@@ -150,10 +163,12 @@ absl::StatusOr<State> DecodeState(std::string_view bytes);
 // Messages travel as u32 length (little endian) and body.
 inline constexpr std::size_t kMaxMessageBytes = 4u << 20;
 std::string Frame(std::string_view body);
-// Takes whole bodies off the front of `buffer`. INVALID_ARGUMENT: a length above the limit; the peer is not one of ours.
+// Takes whole bodies off the front of `buffer`. INVALID_ARGUMENT: a length above the limit; the
+// peer is not one of ours.
 absl::StatusOr<std::vector<std::string>> TakeFrames(std::string& buffer);
 
-// The environment of one rank: the spec's, over it the plan's, sorted by key; REGROUP_GROUP=<nonce> is added.
+// The environment of one rank: the spec's, over it the plan's, sorted by key; REGROUP_GROUP=<nonce>
+// is added.
 std::vector<std::string> RankEnvironment(const Spec& spec, const RankPlan& plan);
 
 }  // namespace regroup::shim

@@ -1,5 +1,6 @@
-// regroup-shim: supervisor of one worker group, or (--store) the store of one generation. Started by an agent only,
-// through SpawnShim; everything it needs lies in its run directory and in inherited descriptors.
+// regroup-shim: supervisor of one worker group, or (--store) the store of one generation. Started
+// by an agent only, through SpawnShim; everything it needs lies in its run directory and in
+// inherited descriptors.
 
 #include <malloc.h>
 #include <signal.h>
@@ -25,31 +26,37 @@ struct Arguments {
   bool store = false, lifeline = false, standard_input = false;
 };
 
-// Signals that would end a process by default stay blocked for good; faults of our own must still end it.
+// Signals that would end a process by default stay blocked for good; faults of our own must still
+// end it.
 void BlockSignals() {
   sigset_t blocked;
   ::sigfillset(&blocked);
-  for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGSYS, SIGTRAP}) ::sigdelset(&blocked, signal);
+  for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGSYS, SIGTRAP})
+    ::sigdelset(&blocked, signal);
   ::sigprocmask(SIG_SETMASK, &blocked, nullptr);
 }
 
 absl::Status Serve(const Arguments& arguments, bool& finished) {
   io::UniqueFd directory(kDirectoryFd), socket(kSocketFd), listener(kListenerFd),
-      lifeline(arguments.lifeline ? kLifelineFd : -1), standard_input(arguments.standard_input ? kStdinFd : -1);
+      lifeline(arguments.lifeline ? kLifelineFd : -1),
+      standard_input(arguments.standard_input ? kStdinFd : -1);
   // kLockFd stays open, and so the lock held, until the kernel ends this process.
   ::syscall(SYS_close_range, 3u, ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
   ASSIGN_OR_RETURN(std::string bytes, io::ReadFileAt(directory.get(), kSpecFile, 8u << 20));
   ASSIGN_OR_RETURN(Spec spec, DecodeSpec(bytes));
   if (arguments.store) {
-    StoreHost::Fds fds{std::move(directory), std::move(socket), std::move(listener), std::move(lifeline)};
-    ASSIGN_OR_RETURN(std::unique_ptr<StoreHost> host, StoreHost::Create(std::move(spec), std::move(fds)));
+    StoreHost::Fds fds{std::move(directory), std::move(socket), std::move(listener),
+                       std::move(lifeline)};
+    ASSIGN_OR_RETURN(std::unique_ptr<StoreHost> host,
+                     StoreHost::Create(std::move(spec), std::move(fds)));
     host->Run();
     finished = true;
     return absl::OkStatus();
   }
-  SupervisorFds fds{std::move(directory), std::move(socket), std::move(listener), std::move(lifeline),
-                    std::move(standard_input)};
-  ASSIGN_OR_RETURN(std::unique_ptr<Supervisor> supervisor, Supervisor::Create(std::move(spec), std::move(fds)));
+  SupervisorFds fds{std::move(directory), std::move(socket), std::move(listener),
+                    std::move(lifeline), std::move(standard_input)};
+  ASSIGN_OR_RETURN(std::unique_ptr<Supervisor> supervisor,
+                   Supervisor::Create(std::move(spec), std::move(fds)));
   finished = supervisor->Run();
   if (!finished) ::_exit(0);  // The log thread hangs on a disk; nobody waits for it.
   return absl::OkStatus();

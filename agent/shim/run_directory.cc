@@ -13,12 +13,14 @@
 namespace regroup::shim {
 namespace {
 
-constexpr std::size_t kMaxSpecBytes = 4u << 20, kMaxStateBytes = 1u << 20, kMaxNotesBytes = 4u << 20;
+constexpr std::size_t kMaxSpecBytes = 4u << 20, kMaxStateBytes = 1u << 20,
+                      kMaxNotesBytes = 4u << 20;
 
 absl::Status TryBase(const std::string& base) {
   RETURN_IF_ERROR(io::MakePrivateDirectory(base));
   ASSIGN_OR_RETURN(io::FileSystemKind kind, io::FileSystemKindOf(base));
-  if (kind != io::FileSystemKind::kMemory) return absl::FailedPreconditionError("is not on a tmpfs");
+  if (kind != io::FileSystemKind::kMemory)
+    return absl::FailedPreconditionError("is not on a tmpfs");
   // Says whether it is writable, also where the permission bits say nothing (read-only mounts).
   const std::string probe = absl::StrCat(base, "/.probe.", ::getpid());
   absl::Status written = io::ReplaceFile(probe, "", io::Durability::kVolatile);
@@ -26,9 +28,11 @@ absl::Status TryBase(const std::string& base) {
   return written;
 }
 
-// /run/regroup is only made where /run is a tmpfs: on other hosts an empty folder on disk would be left behind.
+// /run/regroup is only made where /run is a tmpfs: on other hosts an empty folder on disk would be
+// left behind.
 bool ParentIsMemory(const std::string& base) {
-  absl::StatusOr<io::FileSystemKind> kind = io::FileSystemKindOf(base.substr(0, base.find_last_of('/')));
+  absl::StatusOr<io::FileSystemKind> kind =
+      io::FileSystemKindOf(base.substr(0, base.find_last_of('/')));
   return kind.ok() && *kind == io::FileSystemKind::kMemory;
 }
 
@@ -41,7 +45,9 @@ absl::StatusOr<std::string> MakeRunBase(const NodeId& node, const std::string& x
   std::vector<std::string> reasons;
   for (const std::string& base : bases) {
     const bool exists = ::access(base.c_str(), F_OK) == 0;
-    absl::Status usable = exists || ParentIsMemory(base) ? TryBase(base) : absl::FailedPreconditionError("is not on a tmpfs");
+    absl::Status usable = exists || ParentIsMemory(base)
+                              ? TryBase(base)
+                              : absl::FailedPreconditionError("is not on a tmpfs");
     if (usable.ok()) {
       const std::string node_base = absl::StrCat(base, "/", node.value());
       RETURN_IF_ERROR(io::MakePrivateDirectory(node_base));
@@ -49,7 +55,8 @@ absl::StatusOr<std::string> MakeRunBase(const NodeId& node, const std::string& x
     }
     reasons.push_back(absl::StrCat(base, ": ", usable.message()));
   }
-  return absl::FailedPreconditionError(absl::StrCat("no place for run directories (", absl::StrJoin(reasons, "; "), ")"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("no place for run directories (", absl::StrJoin(reasons, "; "), ")"));
 }
 
 std::string RunDirectoryName(const JobId& job, Generation generation, Role role) {
@@ -57,15 +64,19 @@ std::string RunDirectoryName(const JobId& job, Generation generation, Role role)
 }
 
 absl::StatusOr<RunDirectory> CreateRunDirectory(const std::string& node_base, const Spec& spec) {
-  const std::string path = absl::StrCat(node_base, "/", RunDirectoryName(spec.job, spec.generation, spec.role));
+  const std::string path =
+      absl::StrCat(node_base, "/", RunDirectoryName(spec.job, spec.generation, spec.role));
   const std::string bytes = Encode(spec);
   if (bytes.size() > kMaxSpecBytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("command and environment of ", spec.job.value(), " have ", bytes.size(),
-                                                     " bytes, at most ", kMaxSpecBytes, " are allowed"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("command and environment of ", spec.job.value(), " have ", bytes.size(),
+                     " bytes, at most ", kMaxSpecBytes, " are allowed"));
   }
-  if (::mkdir(path.c_str(), 0700) < 0) return io::ErrnoStatus(errno, absl::StrCat("make run directory ", path));
+  if (::mkdir(path.c_str(), 0700) < 0)
+    return io::ErrnoStatus(errno, absl::StrCat("make run directory ", path));
   ASSIGN_OR_RETURN(RunDirectory directory, OpenRunDirectory(path));
-  absl::Status written = io::ReplaceFileAt(directory.fd.get(), kSpecFile, bytes, io::Durability::kVolatile);
+  absl::Status written =
+      io::ReplaceFileAt(directory.fd.get(), kSpecFile, bytes, io::Durability::kVolatile);
   if (!written.ok()) {
     io::RemoveTree(path).IgnoreError();
     return written;

@@ -1,6 +1,7 @@
 #pragma once
 
-// A run directory is the record of one group (or one store) on this node: <base>/<node id>/<job>.<generation>[.store]/
+// A run directory is the record of one group (or one store) on this node: <base>/<node
+// id>/<job>.<generation>[.store]/
 //
 //   spec      written by the agent before the shim
 //   lock      flocked by the shim for life
@@ -29,8 +30,9 @@ inline constexpr char kSpecFile[] = "spec", kLockFile[] = "lock", kSocketFile[] 
                       kStartedFile[] = "started", kStateFile[] = "state", kAgentFile[] = "agent",
                       kShimLogFile[] = "shim.log";
 
-// Makes and returns `<base>/<node>`: base is the first writable tmpfs of /run/regroup, $XDG_RUNTIME_DIR/regroup (the
-// argument may be empty) and /dev/shm/regroup-<uid>. FAILED_PRECONDITION names them all.
+// Makes and returns `<base>/<node>`: base is the first writable tmpfs of /run/regroup,
+// $XDG_RUNTIME_DIR/regroup (the argument may be empty) and /dev/shm/regroup-<uid>.
+// FAILED_PRECONDITION names them all.
 absl::StatusOr<std::string> MakeRunBase(const NodeId& node, const std::string& xdg_runtime_dir);
 
 // "<job>.<generation>" or "<job>.<generation>.store".
@@ -41,7 +43,8 @@ struct RunDirectory {
   std::string path;
   io::UniqueFd fd;
 };
-// Makes the directory and writes the spec. ALREADY_EXISTS: there is one for this job, generation and role.
+// Makes the directory and writes the spec. ALREADY_EXISTS: there is one for this job, generation
+// and role.
 absl::StatusOr<RunDirectory> CreateRunDirectory(const std::string& node_base, const Spec& spec);
 absl::StatusOr<RunDirectory> OpenRunDirectory(const std::string& path);
 
@@ -49,13 +52,15 @@ absl::StatusOr<RunDirectory> OpenRunDirectory(const std::string& path);
 struct RunRecord {
   std::string path;
   Spec spec;
-  bool started = false;        // The mark.
-  std::optional<State> state;  // The last one written; none: nothing was started and nothing ended yet.
-  bool shim_alive = false;     // The lock is held.
-  bool other_boot = false;     // Void: nothing of it can live.
+  bool started = false;  // The mark.
+  std::optional<State>
+      state;  // The last one written; none: nothing was started and nothing ended yet.
+  bool shim_alive = false;  // The lock is held.
+  bool other_boot = false;  // Void: nothing of it can live.
   std::string agent_notes;
-  // The shim died before its group was free: KillLeftovers, then report "supervisor lost". Also true when it was never
-  // started (the agent died in between); then `started` is false and nothing of the group ever ran.
+  // The shim died before its group was free: KillLeftovers, then report "supervisor lost". Also
+  // true when it was never started (the agent died in between); then `started` is false and nothing
+  // of the group ever ran.
   bool supervisor_lost() const {
     return !shim_alive && !other_boot && !(state && state->phase == Phase::kFree);
   }
@@ -63,7 +68,8 @@ struct RunRecord {
 absl::StatusOr<RunRecord> ReadRunDirectory(const std::string& path);
 struct RunScan {
   std::vector<RunRecord> records;
-  std::vector<std::string> damaged;  // Paths that hold no readable spec, each with the reason ("path: why").
+  std::vector<std::string>
+      damaged;  // Paths that hold no readable spec, each with the reason ("path: why").
 };
 absl::StatusOr<RunScan> ScanRunDirectories(const std::string& node_base);
 

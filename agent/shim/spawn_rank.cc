@@ -26,16 +26,24 @@
 namespace regroup::shim {
 namespace {
 
-enum class Stage : int { kOom, kLimit, kAffinity, kDirectory, kStandardStreams, kDescriptors, kExec };
-constexpr const char* kStageNames[] = {"oom_score_adj", "setrlimit", "affinity", "chdir", "standard streams",
-                                       "descriptors", "exec"};
+enum class Stage : int {
+  kOom,
+  kLimit,
+  kAffinity,
+  kDirectory,
+  kStandardStreams,
+  kDescriptors,
+  kExec
+};
+constexpr const char* kStageNames[] = {"oom_score_adj",    "setrlimit",   "affinity", "chdir",
+                                       "standard streams", "descriptors", "exec"};
 struct StatusMessage {
   Stage stage;
   int error;
 };
 
-// Everything the child uses, laid out before the clone: after it, another thread's locks may be held for ever, so the
-// child only makes system calls.
+// Everything the child uses, laid out before the clone: after it, another thread's locks may be
+// held for ever, so the child only makes system calls.
 struct ChildPlan {
   std::vector<std::string> words, environment, candidates;
   std::vector<char*> argv, envp;
@@ -50,7 +58,8 @@ struct ChildPlan {
 };
 
 // What execvp would try, in its order; with the PATH of the worker, not of the shim.
-std::vector<std::string> Candidates(const std::string& program, const std::vector<std::string>& environment) {
+std::vector<std::string> Candidates(const std::string& program,
+                                    const std::vector<std::string>& environment) {
   if (program.empty() || program.find('/') != std::string::npos) return {program};
   std::string path = "/bin:/usr/bin";
   for (const std::string& entry : environment) {
@@ -98,11 +107,12 @@ absl::StatusOr<ChildPlan> MakeChildPlan(const Spec& spec, const RankPlan& plan, 
   ::_exit(127);
 }
 
-// By the kernel's own call: the library's leaves out the two signals that it keeps for itself, and a parent may have
-// ignored those as well.
+// By the kernel's own call: the library's leaves out the two signals that it keeps for itself, and
+// a parent may have ignored those as well.
 void ResetSignals() {
   const std::uint64_t standard[4] = {};  // Handler SIG_DFL, no flags, no restorer, empty mask.
-  for (int signal = 1; signal <= 64; ++signal) ::syscall(SYS_rt_sigaction, signal, standard, nullptr, 8);
+  for (int signal = 1; signal <= 64; ++signal)
+    ::syscall(SYS_rt_sigaction, signal, standard, nullptr, 8);
 }
 
 // 0, 1 and 2 are never among the sources: the shim keeps them open itself.
@@ -112,7 +122,8 @@ void TakeStandardStreams(const ChildPlan& plan) {
     Fail(plan, Stage::kStandardStreams, errno);
   }
   // Marked, not closed: the status pipe must live until the exec.
-  if (::syscall(SYS_close_range, 3u, ~0u, CLOSE_RANGE_CLOEXEC) < 0 && errno != ENOSYS && errno != EINVAL) {
+  if (::syscall(SYS_close_range, 3u, ~0u, CLOSE_RANGE_CLOEXEC) < 0 && errno != ENOSYS &&
+      errno != EINVAL) {
     Fail(plan, Stage::kDescriptors, errno);
   }
 }
@@ -126,19 +137,23 @@ void ApplyLimits(const ChildPlan& plan) {
   }
   for (const ResourceLimit& limit : plan.limits) {
     const rlimit value{limit.soft, limit.hard};
-    if (::setrlimit(static_cast<__rlimit_resource>(limit.resource), &value) < 0) Fail(plan, Stage::kLimit, errno);
+    if (::setrlimit(static_cast<__rlimit_resource>(limit.resource), &value) < 0)
+      Fail(plan, Stage::kLimit, errno);
   }
-  if (plan.cpus && ::sched_setaffinity(0, sizeof(*plan.cpus), &*plan.cpus) < 0) Fail(plan, Stage::kAffinity, errno);
+  if (plan.cpus && ::sched_setaffinity(0, sizeof(*plan.cpus), &*plan.cpus) < 0)
+    Fail(plan, Stage::kAffinity, errno);
 }
 
 [[noreturn]] void RunChild(const ChildPlan& plan) {
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != plan.parent) ::_exit(127);  // The shim died before: the signal would never come.
+  if (::getppid() != plan.parent)
+    ::_exit(127);  // The shim died before: the signal would never come.
   ResetSignals();
   ApplyLimits(plan);
   ::umask(plan.umask);
-  if (!plan.directory.empty() && ::chdir(plan.directory.c_str()) < 0) Fail(plan, Stage::kDirectory, errno);
+  if (!plan.directory.empty() && ::chdir(plan.directory.c_str()) < 0)
+    Fail(plan, Stage::kDirectory, errno);
   TakeStandardStreams(plan);
   sigset_t none;
   ::sigemptyset(&none);
@@ -152,7 +167,8 @@ void ApplyLimits(const ChildPlan& plan) {
   Fail(plan, Stage::kExec, error);
 }
 
-// A plain copy of the process (no CLONE_VM): the shim is small, and the child can not disturb its memory.
+// A plain copy of the process (no CLONE_VM): the shim is small, and the child can not disturb its
+// memory.
 pid_t Clone(int cgroup_fd) {
   clone_args args{};
   args.exit_signal = SIGCHLD;
@@ -195,7 +211,8 @@ absl::StatusOr<SpawnedRank> SpawnRank(const Spec& spec, const RankPlan& plan, co
   rank.pid = cloned.pid;
   rank.in_cgroup = cloned.in_cgroup;
   rank.exec_status = std::move(read_end);
-  if (std::optional<io::ProcessStat> stat = io::ReadProcessStat(rank.pid)) rank.start_ticks = stat->start_ticks;
+  if (std::optional<io::ProcessStat> stat = io::ReadProcessStat(rank.pid))
+    rank.start_ticks = stat->start_ticks;
   return rank;
 }
 
@@ -207,7 +224,8 @@ std::optional<ExecStatus> ReadExecStatus(int exec_status_fd) {
   } while (n < 0 && errno == EINTR);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return std::nullopt;
   if (n != sizeof(message)) return ExecStatus{};
-  return ExecStatus{.failed_stage = kStageNames[static_cast<int>(message.stage)], .error = message.error};
+  return ExecStatus{.failed_stage = kStageNames[static_cast<int>(message.stage)],
+                    .error = message.error};
 }
 
 }  // namespace regroup::shim

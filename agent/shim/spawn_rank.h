@@ -27,9 +27,10 @@ struct SpawnedRank {
   bool in_cgroup = false;
 };
 
-// Clones and returns at once: whatever can hang on a disk (working directory, program) is done by the child. The child
-// leads its own session and process group, dies with the calling *thread* (PDEATHSIG), has default dispositions and an
-// empty signal mask, and no descriptors but 0, 1, 2. REQUIRES: the calling thread lives as long as the process.
+// Clones and returns at once: whatever can hang on a disk (working directory, program) is done by
+// the child. The child leads its own session and process group, dies with the calling *thread*
+// (PDEATHSIG), has default dispositions and an empty signal mask, and no descriptors but 0, 1, 2.
+// REQUIRES: the calling thread lives as long as the process.
 absl::StatusOr<SpawnedRank> SpawnRank(const Spec& spec, const RankPlan& plan, const RankFds& fds,
                                       int default_oom_score_adj);
 

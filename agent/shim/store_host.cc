@@ -26,7 +26,8 @@ absl::Status StoreHost::Watch(int fd) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = fd;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) < 0) return io::ErrnoStatus(errno, "epoll_ctl");
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) < 0)
+    return io::ErrnoStatus(errno, "epoll_ctl");
   return absl::OkStatus();
 }
 
@@ -45,13 +46,15 @@ absl::Status StoreHost::SetUp() {
   ASSIGN_OR_RETURN(server_, store::Server::Create(std::move(fds_.listener), std::move(options)));
   RETURN_IF_ERROR(Watch(server_->epoll_fd()));
   if (fds_.lifeline) RETURN_IF_ERROR(Watch(fds_.lifeline.get()));
-  ASSIGN_OR_RETURN(control_, ControlSocket::Open(epoll_.get(), std::move(fds_.socket), spec_.nonce));
+  ASSIGN_OR_RETURN(control_,
+                   ControlSocket::Open(epoll_.get(), std::move(fds_.socket), spec_.nonce));
   return absl::OkStatus();
 }
 
 void StoreHost::Run() {
   for (;;) {
-    if (stop_deadline_ && (server_->connection_count() == 0 || io::BootNow() >= *stop_deadline_)) over_ = true;
+    if (stop_deadline_ && (server_->connection_count() == 0 || io::BootNow() >= *stop_deadline_))
+      over_ = true;
     if (over_) server_.reset();  // Closed before anybody is told.
     Report();
     if (over_) return;
@@ -93,10 +96,12 @@ void StoreHost::Report() {
   now.ever_started = true;
   now.stop_deadline = stop_deadline_;
   const bool changed = !(now == reported_);
-  if (changed || control_->Asked()) control_->Send(now, changed ? ControlSocket::To::kAll : ControlSocket::To::kAsking);
+  if (changed || control_->Asked())
+    control_->Send(now, changed ? ControlSocket::To::kAll : ControlSocket::To::kAsking);
   if (!changed) return;
   reported_ = now;
-  absl::Status saved = io::ReplaceFileAt(fds_.directory.get(), kStateFile, Encode(now), io::Durability::kVolatile);
+  absl::Status saved =
+      io::ReplaceFileAt(fds_.directory.get(), kStateFile, Encode(now), io::Durability::kVolatile);
   if (!saved.ok()) std::fprintf(stderr, "%s\n", std::string(saved.message()).c_str());
 }
 

@@ -11,9 +11,9 @@
 
 namespace regroup::shim {
 
-// The process of one generation's store: adopted, stopped and lifelined like a group's shim, with the same messages.
-// kRunning until told to stop (or the lifeline closes); then it takes no new connections and ends when the last one is
-// gone, at the deadline at the latest; Kill ends it now.
+// The process of one generation's store: adopted, stopped and lifelined like a group's shim, with
+// the same messages. kRunning until told to stop (or the lifeline closes); then it takes no new
+// connections and ends when the last one is gone, at the deadline at the latest; Kill ends it now.
 class StoreHost {
  public:
   struct Fds {

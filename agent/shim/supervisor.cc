@@ -30,7 +30,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr auto kKillAgain = milliseconds(20);      // A fork bomb is faster than one walk.
+constexpr auto kKillAgain = milliseconds(20);  // A fork bomb is faster than one walk.
 constexpr auto kUnkillableAgain = seconds(1);
 constexpr auto kOutputInterval = milliseconds(10);
 constexpr auto kLogPatience = seconds(5);
@@ -45,7 +45,8 @@ absl::StatusOr<OutputPipe> MakeOutputPipe() {
   if (::pipe2(ends, O_CLOEXEC) < 0) return io::ErrnoStatus(errno, "make output pipe");
   OutputPipe pipe{io::UniqueFd(ends[0]), io::UniqueFd(ends[1])};
   RETURN_IF_ERROR(io::SetNonBlocking(ends[0], true));
-  ::fcntl(ends[1], F_SETPIPE_SZ, kPipeBytes);  // Users have a limit; the default size works as well.
+  ::fcntl(ends[1], F_SETPIPE_SZ,
+          kPipeBytes);  // Users have a limit; the default size works as well.
   return pipe;
 }
 
@@ -88,7 +89,8 @@ absl::Status Supervisor::Watch(int fd, std::uint32_t events) {
   epoll_event event{};
   event.events = events;
   event.data.fd = fd;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) < 0) return io::ErrnoStatus(errno, "epoll_ctl");
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) < 0)
+    return io::ErrnoStatus(errno, "epoll_ctl");
   return absl::OkStatus();
 }
 
@@ -105,7 +107,8 @@ absl::Status Supervisor::SetUp() {
   timer_.reset(::timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK));
   logs_ready_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   dev_null_.reset(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  if (!epoll_ || !signals_ || !timer_ || !logs_ready_ || !dev_null_) return io::ErrnoStatus(errno, "set up supervisor");
+  if (!epoll_ || !signals_ || !timer_ || !logs_ready_ || !dev_null_)
+    return io::ErrnoStatus(errno, "set up supervisor");
   for (int fd : {signals_.get(), timer_.get(), logs_ready_.get(), fds_.witness.get()}) {
     RETURN_IF_ERROR(Watch(fd, EPOLLIN));
   }
@@ -126,7 +129,8 @@ absl::Status Supervisor::SetUp() {
   own_oom_score_adj_ = ReadOwnOomScore();
   LowerOwnOomScore();
   ASSIGN_OR_RETURN(logs_, LogDrain::Start(logs_ready_.get()));
-  ASSIGN_OR_RETURN(control_, ControlSocket::Open(epoll_.get(), std::move(fds_.socket), spec_.nonce));
+  ASSIGN_OR_RETURN(control_,
+                   ControlSocket::Open(epoll_.get(), std::move(fds_.socket), spec_.nonce));
   return absl::OkStatus();
 }
 
@@ -199,13 +203,14 @@ void Supervisor::OnLifeline() {
 void Supervisor::OnStartRanks(const StartRanks& start) {
   if (ever_started_ || stop_deadline_ || free_) return;  // Once, ever.
   if (start.ranks.size() != ranks_.size()) {
-    std::fprintf(stderr, "StartRanks names %zu ranks, this group has %zu\n", start.ranks.size(), ranks_.size());
+    std::fprintf(stderr, "StartRanks names %zu ranks, this group has %zu\n", start.ranks.size(),
+                 ranks_.size());
     return;
   }
   ever_started_ = true;
   // The mark before the first rank: whoever finds none may be sure that nothing ran.
-  absl::Status marked = io::ReplaceFileAt(fds_.directory.get(), kStartedFile, Encode(Command(start)),
-                                          io::Durability::kVolatile);
+  absl::Status marked = io::ReplaceFileAt(fds_.directory.get(), kStartedFile,
+                                          Encode(Command(start)), io::Durability::kVolatile);
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     ranks_[i].state.rank = start.ranks[i].rank;
     if (marked.ok()) {
@@ -230,7 +235,8 @@ void Supervisor::StartRank(Rank& rank, const RankPlan& plan) {
               .standard_error = error->write_end.get(),
               .cgroup = cgroup_ ? cgroup_->fd() : -1};
   absl::StatusOr<SpawnedRank> spawned = SpawnRank(spec_, plan, fds, own_oom_score_adj_);
-  if (!spawned.ok()) return EndRank(rank, ExitKind::kExecFailed, io::ErrnoOf(spawned.status()), "clone");
+  if (!spawned.ok())
+    return EndRank(rank, ExitKind::kExecFailed, io::ErrnoOf(spawned.status()), "clone");
   rank.state.phase = RankPhase::kStarting;
   rank.state.pid = spawned->pid;
   rank.state.start_ticks = spawned->start_ticks;
@@ -238,8 +244,8 @@ void Supervisor::StartRank(Rank& rank, const RankPlan& plan) {
   cgroup_used_ = cgroup_used_ && spawned->in_cgroup;
   CHECK(Watch(rank.exec_status.get(), EPOLLIN).ok());
   logs_->AddRank(rank.state.local_rank,
-                 io::LogDirectory(spec_.log_root, spec_.job, spec_.generation, rank.state.rank), spec_.log_limits,
-                 std::move(output->read_end), std::move(error->read_end));
+                 io::LogDirectory(spec_.log_root, spec_.job, spec_.generation, rank.state.rank),
+                 spec_.log_limits, std::move(output->read_end), std::move(error->read_end));
 }
 
 void Supervisor::OnExecStatus(Rank& rank) {
@@ -289,7 +295,8 @@ void Supervisor::ReapChildren() {
 }
 
 void Supervisor::OnRankExit(Rank& rank, int code, int status) {
-  if (rank.exec_status) OnExecStatus(rank);  // Did it ever run its program? The pipe holds the answer by now.
+  if (rank.exec_status)
+    OnExecStatus(rank);  // Did it ever run its program? The pipe holds the answer by now.
   if (rank.state.phase == RankPhase::kEnded) return;
   const bool exited = code == CLD_EXITED;
   EndRank(rank, exited ? ExitKind::kExited : ExitKind::kSignaled, status, "");
@@ -322,11 +329,13 @@ void Supervisor::OnStop(Instant deadline, int signal) {
   if (*stop_deadline_ <= io::BootNow()) OnDue(io::BootNow());
 }
 
-// Once per process: ranks by their group, others (orphans, those in sessions of their own) one by one.
+// Once per process: ranks by their group, others (orphans, those in sessions of their own) one by
+// one.
 void Supervisor::SignalGroup(int signal) {
   std::vector<pid_t> groups;
   for (const Rank& rank : ranks_) {
-    const bool alive = rank.state.phase == RankPhase::kStarting || rank.state.phase == RankPhase::kRunning;
+    const bool alive =
+        rank.state.phase == RankPhase::kStarting || rank.state.phase == RankPhase::kRunning;
     if (!alive) continue;
     // Before its setsid a new rank is still in this process's group.
     if (::kill(-rank.state.pid, signal) < 0) ::kill(rank.state.pid, signal);
@@ -342,13 +351,15 @@ void Supervisor::SignalGroup(int signal) {
 void Supervisor::KillAll(Instant now) {
   if (!first_kill_) first_kill_ = now;
   stop_signal_ = SIGKILL;
-  if (cgroup_) cgroup_->KillAll().IgnoreError();  // The walk below reaches the same ones, only later.
+  if (cgroup_)
+    cgroup_->KillAll().IgnoreError();  // The walk below reaches the same ones, only later.
   left_.clear();
   for (const io::ProcessStat& process : LiveDescendants()) {
     io::SignalProcess(process.pid, process.start_ticks, SIGKILL).IgnoreError();
     if (left_.size() < kMaxLeft) left_.push_back(process.pid);
   }
-  next_kill_ = now + (now - *first_kill_ < spec_.unkillable_after ? kKillAgain : Duration(kUnkillableAgain));
+  next_kill_ =
+      now + (now - *first_kill_ < spec_.unkillable_after ? kKillAgain : Duration(kUnkillableAgain));
 }
 
 void Supervisor::OnDue(Instant now) {
@@ -361,12 +372,13 @@ void Supervisor::OnDue(Instant now) {
   }
 }
 
-// Nothing is left when this process has no child: a subreaper is the root of all it started, however they forked; and,
-// with a cgroup, when that is empty too.
+// Nothing is left when this process has no child: a subreaper is the root of all it started,
+// however they forked; and, with a cgroup, when that is empty too.
 void Supervisor::CheckFree() {
   if (free_) return;
   for (const Rank& rank : ranks_) {
-    const bool over = rank.state.phase == RankPhase::kEnded || (rank.state.phase == RankPhase::kWaiting && stop_deadline_);
+    const bool over = rank.state.phase == RankPhase::kEnded ||
+                      (rank.state.phase == RankPhase::kWaiting && stop_deadline_);
     if (!over) return;
   }
   siginfo_t child{};
@@ -390,7 +402,8 @@ void Supervisor::CheckFree() {
 
 Phase Supervisor::PhaseNow() const {
   if (free_) return Phase::kFree;
-  if (first_kill_ && io::BootNow() - *first_kill_ >= spec_.unkillable_after) return Phase::kUnkillable;
+  if (first_kill_ && io::BootNow() - *first_kill_ >= spec_.unkillable_after)
+    return Phase::kUnkillable;
   if (stop_deadline_) return Phase::kStopping;
   if (!ever_started_) return Phase::kPrepared;
   const bool starting = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
@@ -400,7 +413,8 @@ Phase Supervisor::PhaseNow() const {
 }
 
 State Supervisor::Compose(const LogDrain::Progress& logs) {
-  for (int local_rank : logs.complete) ranks_[static_cast<std::size_t>(local_rank)].state.logs_complete = true;
+  for (int local_rank : logs.complete)
+    ranks_[static_cast<std::size_t>(local_rank)].state.logs_complete = true;
   State now;
   now.nonce = spec_.nonce;
   now.shim_pid = ::getpid();
@@ -416,14 +430,16 @@ State Supervisor::Compose(const LogDrain::Progress& logs) {
   return now;
 }
 
-// Tells what changed since the last time; then, and only then, writes it down. Returns whether all logs are written.
+// Tells what changed since the last time; then, and only then, writes it down. Returns whether all
+// logs are written.
 bool Supervisor::Report() {
   // Watched before it is looked at: what comes in between is seen or signalled.
   if (control_->OutputWanted() && !output_due_) logs_->WatchOutput();
   const LogDrain::Progress logs = logs_->Look();
   State now = Compose(logs);
   const bool changed = !(now == reported_);
-  const bool output = logs.output_bytes != now.output_bytes && control_->OutputWanted() && !output_due_;
+  const bool output =
+      logs.output_bytes != now.output_bytes && control_->OutputWanted() && !output_due_;
   now.output_bytes = logs.output_bytes;
   if (changed || output || control_->Asked()) {
     using To = ControlSocket::To;
@@ -433,7 +449,8 @@ bool Supervisor::Report() {
   if (output) output_due_ = io::BootNow() + kOutputInterval;
   if (changed) {
     // One that can not be written (a full tmpfs) is made good by the next change.
-    absl::Status saved = io::ReplaceFileAt(fds_.directory.get(), kStateFile, Encode(now), io::Durability::kVolatile);
+    absl::Status saved =
+        io::ReplaceFileAt(fds_.directory.get(), kStateFile, Encode(now), io::Durability::kVolatile);
     if (!saved.ok()) std::fprintf(stderr, "%s\n", std::string(saved.message()).c_str());
   }
   return logs.done;

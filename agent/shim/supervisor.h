@@ -23,15 +23,17 @@ struct SupervisorFds {
   io::UniqueFd directory, socket, witness, lifeline, rank0_stdin;  // The last two may be empty.
 };
 
-// Supervises one group until nothing of it is left. Runs on the process's main thread, which alone clones ranks and
-// never touches a path that may hang: only the run directory (tmpfs), /proc and cgroups.
+// Supervises one group until nothing of it is left. Runs on the process's main thread, which alone
+// clones ranks and never touches a path that may hang: only the run directory (tmpfs), /proc and
+// cgroups.
 //
-// REQUIRES: the process is a subreaper and has no children; SIGCHLD and all signals to be ignored are blocked.
+// REQUIRES: the process is a subreaper and has no children; SIGCHLD and all signals to be ignored
+// are blocked.
 class Supervisor {
  public:
   static absl::StatusOr<std::unique_ptr<Supervisor>> Create(Spec spec, SupervisorFds fds);
-  // Returns when the group is free, its state was sent and written, and its logs are on disk (waits 5 s for them; then
-  // false: the process must end by _exit).
+  // Returns when the group is free, its state was sent and written, and its logs are on disk (waits
+  // 5 s for them; then false: the process must end by _exit).
   bool Run();
 
  private:
@@ -76,11 +78,11 @@ class Supervisor {
   long oom_kills_seen_ = 0, cgroup_oom_kills_seen_ = 0;
 
   State reported_;
-  bool ever_started_ = false;   // Together with the mark in the run directory.
-  bool cgroup_used_ = false;    // Every rank was born in the cgroup.
-  bool free_ = false;           // Final.
+  bool ever_started_ = false;  // Together with the mark in the run directory.
+  bool cgroup_used_ = false;   // Every rank was born in the cgroup.
+  bool free_ = false;          // Final.
   std::optional<Instant> stop_deadline_, first_kill_, next_kill_, output_due_, logs_deadline_;
-  int stop_signal_ = 0;         // Last one sent; 0: none.
+  int stop_signal_ = 0;  // Last one sent; 0: none.
   std::vector<pid_t> left_;
 };
 

@@ -1,7 +1,8 @@
 #pragma once
 
-// Tagged fields: u16 tag, u32 length, bytes, all little endian. A reader skips tags it does not know. Integers are
-// eight bytes. Repeated fields repeat the tag; nested messages are fields in a field.
+// Tagged fields: u16 tag, u32 length, bytes, all little endian. A reader skips tags it does not
+// know. Integers are eight bytes. Repeated fields repeat the tag; nested messages are fields in a
+// field.
 
 #include <cstdint>
 #include <cstring>

@@ -14,21 +14,42 @@ namespace regroup::store {
 namespace {
 
 enum Opcode : std::uint8_t {
-  kValidate = 0, kSet, kCompareSet, kGet, kAdd, kCheck, kWait, kGetNumKeys, kDeleteKey, kAppend, kMultiGet, kMultiSet,
-  kCancelWait, kPing, kQueuePush, kQueuePop, kQueueLen, kListKeys, kBarrier, kOpcodes
+  kValidate = 0,
+  kSet,
+  kCompareSet,
+  kGet,
+  kAdd,
+  kCheck,
+  kWait,
+  kGetNumKeys,
+  kDeleteKey,
+  kAppend,
+  kMultiGet,
+  kMultiSet,
+  kCancelWait,
+  kPing,
+  kQueuePush,
+  kQueuePop,
+  kQueueLen,
+  kListKeys,
+  kBarrier,
+  kOpcodes
 };
 
 constexpr std::string_view kMagic("\xce\xf7\x85\x3c", 4);
 constexpr char kReady = 0, kNotReady = 1, kStopWaiting = 0, kWaitCanceled = 1;
 constexpr std::size_t kEntryBytes = 96;  // What a key costs beside its own bytes.
 
-void PutNumber(std::string& out, std::int64_t value) { out.append(reinterpret_cast<const char*>(&value), 8); }
+void PutNumber(std::string& out, std::int64_t value) {
+  out.append(reinterpret_cast<const char*>(&value), 8);
+}
 void PutString(std::string& out, std::string_view value) {
   PutNumber(out, static_cast<std::int64_t>(value.size()));
   out.append(value);
 }
 
-// As std::stoll, which the reference uses: leading blanks and trailing text are allowed, no digits are not.
+// As std::stoll, which the reference uses: leading blanks and trailing text are allowed, no digits
+// are not.
 bool ToNumber(const std::string& text, std::int64_t& value) {
   char* end = nullptr;
   errno = 0;
@@ -38,9 +59,10 @@ bool ToNumber(const std::string& text, std::int64_t& value) {
 
 absl::Status NotAClient(unsigned char first) {
   if (first <= 12) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        first == kValidate ? "sent a wrong handshake, or " : "",
-        "speaks the TCPStore dialect of PyTorch 2.0 or older (no handshake); this store needs PyTorch 2.2 or newer"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(first == kValidate ? "sent a wrong handshake, or " : "",
+                     "speaks the TCPStore dialect of PyTorch 2.0 or older (no handshake); this "
+                     "store needs PyTorch 2.2 or newer"));
   }
   return absl::InvalidArgumentError("is no TCPStore client");
 }
@@ -109,13 +131,16 @@ absl::Status Engine::ObeyAll(ConnectionId id, Connection& connection, std::vecto
 
 absl::Status Engine::Charge(Connection& connection) {
   held_bytes_ -= connection.charged_bytes;
-  connection.charged_bytes = connection.buffer.size() + connection.request.bytes + connection.wait_bytes;
+  connection.charged_bytes =
+      connection.buffer.size() + connection.request.bytes + connection.wait_bytes;
   held_bytes_ += connection.charged_bytes;
   if (held_bytes_ <= limits_.total_bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("unfinished requests hold more than ", limits_.total_bytes, " bytes"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("unfinished requests hold more than ", limits_.total_bytes, " bytes"));
 }
 
-// Five bytes, however they arrive: the reference refuses a split handshake and can be talked past a wrong one.
+// Five bytes, however they arrive: the reference refuses a split handshake and can be talked past a
+// wrong one.
 absl::Status Engine::Handshake(Connection& connection, std::size_t& at) {
   const std::string& buffer = connection.buffer;
   if (buffer.empty()) return absl::OkStatus();
@@ -126,7 +151,8 @@ absl::Status Engine::Handshake(Connection& connection, std::size_t& at) {
     }
     if (known < kMagic.size()) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        "speaks the TCPStore dialect of a PyTorch snapshot of August 2023 (magic before every command); this store needs "
+        "speaks the TCPStore dialect of a PyTorch snapshot of August 2023 (magic before every "
+        "command); this store needs "
         "PyTorch 2.2 or newer");
   }
   const std::size_t known = std::min(buffer.size() - 1, kMagic.size());
@@ -147,7 +173,8 @@ absl::Status Engine::Parse(Connection& connection, std::size_t& at, bool& whole)
     request.open = true;
   }
   const Fields* fields = FieldsOf(request.opcode);
-  if (fields == nullptr) return absl::InvalidArgumentError(absl::StrCat("sent the unknown opcode ", request.opcode));
+  if (fields == nullptr)
+    return absl::InvalidArgumentError(absl::StrCat("sent the unknown opcode ", request.opcode));
   while (request.field < fields->count) {
     bool done = false;
     RETURN_IF_ERROR(ParseField(connection, at, fields->at[request.field], done));
@@ -178,15 +205,17 @@ absl::Status Engine::ParseField(Connection& connection, std::size_t& at, Field f
     std::memcpy(&count, buffer.data() + at, 8);
     at += 8;
     if (count > limits_.keys_per_request) {
-      return absl::InvalidArgumentError(absl::StrCat("asked for ", count, " keys at once, at most ", limits_.keys_per_request,
-                                                     " are allowed"));
+      return absl::InvalidArgumentError(absl::StrCat("asked for ", count, " keys at once, at most ",
+                                                     limits_.keys_per_request, " are allowed"));
     }
     request.items_left = pairs ? 2 * count : count;
     request.in_list = true;
   }
   while (request.items_left > 0) {
     bool item_done = false;
-    RETURN_IF_ERROR(ParseString(connection, at, request.next_is_value ? limits_.value_bytes : limits_.key_bytes, item_done));
+    RETURN_IF_ERROR(ParseString(connection, at,
+                                request.next_is_value ? limits_.value_bytes : limits_.key_bytes,
+                                item_done));
     if (!item_done) return absl::OkStatus();
     --request.items_left;
     request.next_is_value = pairs && !request.next_is_value;
@@ -195,17 +224,20 @@ absl::Status Engine::ParseField(Connection& connection, std::size_t& at, Field f
   return absl::OkStatus();
 }
 
-absl::Status Engine::ParseString(Connection& connection, std::size_t& at, std::size_t limit, bool& done) {
+absl::Status Engine::ParseString(Connection& connection, std::size_t& at, std::size_t limit,
+                                 bool& done) {
   Request& request = connection.request;
   const std::string& buffer = connection.buffer;
   if (buffer.size() - at < 8) return absl::OkStatus();
   std::uint64_t size = 0;
   std::memcpy(&size, buffer.data() + at, 8);
   if (size > limit) {
-    return absl::InvalidArgumentError(absl::StrCat("sent a key or value of ", size, " bytes, at most ", limit, " are allowed"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("sent a key or value of ", size, " bytes, at most ", limit, " are allowed"));
   }
   if (request.bytes + size > limits_.request_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("sent a request of more than ", limits_.request_bytes, " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("sent a request of more than ", limits_.request_bytes, " bytes"));
   }
   if (buffer.size() - at - 8 < size) return absl::OkStatus();
   request.strings.emplace_back(buffer, at + 8, size);
@@ -240,8 +272,10 @@ absl::Status Engine::Obey(ConnectionId id, Connection& connection, std::vector<R
       for (const std::string& key : strings) {
         auto found = values_.find(key);
         // Missing: empty, as the reference; clients wait for the key first.
-        PutString(reply, found == values_.end() ? std::string_view() : std::string_view(found->second));
-        if (reply.size() > limits_.request_bytes) return absl::ResourceExhaustedError("asked for too many bytes at once");
+        PutString(reply,
+                  found == values_.end() ? std::string_view() : std::string_view(found->second));
+        if (reply.size() > limits_.request_bytes)
+          return absl::ResourceExhaustedError("asked for too many bytes at once");
       }
       break;
     case kAdd: {
@@ -266,14 +300,17 @@ absl::Status Engine::Obey(ConnectionId id, Connection& connection, std::vector<R
   return absl::OkStatus();
 }
 
-absl::Status Engine::ObeyWaiting(ConnectionId id, Connection& connection, std::vector<Reply>& replies) {
+absl::Status Engine::ObeyWaiting(ConnectionId id, Connection& connection,
+                                 std::vector<Reply>& replies) {
   Request& request = connection.request;
   if (request.opcode == kCheck) {
-    const bool all = std::all_of(request.strings.begin(), request.strings.end(), [&](const auto& key) { return Exists(key); });
+    const bool all = std::all_of(request.strings.begin(), request.strings.end(),
+                                 [&](const auto& key) { return Exists(key); });
     replies.push_back({id, std::string(1, all ? kReady : kNotReady)});
     return absl::OkStatus();
   }
-  if (request.opcode == kCancelWait) {  // Answered even when nothing is pending: the other answer may be on its way.
+  if (request.opcode ==
+      kCancelWait) {  // Answered even when nothing is pending: the other answer may be on its way.
     ForgetWait(id, connection);
     replies.push_back({id, std::string(1, kWaitCanceled)});
     return absl::OkStatus();
@@ -312,7 +349,8 @@ absl::Status Engine::ObeyWaiting(ConnectionId id, Connection& connection, std::v
   return absl::OkStatus();
 }
 
-absl::Status Engine::ObeyQueue(ConnectionId id, Connection& connection, std::vector<Reply>& replies) {
+absl::Status Engine::ObeyQueue(ConnectionId id, Connection& connection,
+                               std::vector<Reply>& replies) {
   Request& request = connection.request;
   const std::string& key = request.strings[0];
   if (request.opcode == kQueuePush) {
@@ -336,11 +374,14 @@ absl::Status Engine::ObeyQueue(ConnectionId id, Connection& connection, std::vec
 
 // ---- keys --------------------------------------------------------------------------------------
 
-bool Engine::Exists(const std::string& key) const { return values_.contains(key) || queues_.contains(key); }
+bool Engine::Exists(const std::string& key) const {
+  return values_.contains(key) || queues_.contains(key);
+}
 
 absl::Status Engine::Reserve(std::size_t bytes) {
   if (total_bytes_ + bytes > limits_.total_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("the store is full: ", limits_.total_bytes, " bytes"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the store is full: ", limits_.total_bytes, " bytes"));
   }
   total_bytes_ += bytes;
   return absl::OkStatus();
@@ -360,29 +401,35 @@ absl::Status Engine::Store(const std::string& key, std::string value, std::vecto
   return absl::OkStatus();
 }
 
-absl::Status Engine::Append(const std::string& key, const std::string& value, std::vector<Reply>& replies) {
+absl::Status Engine::Append(const std::string& key, const std::string& value,
+                            std::vector<Reply>& replies) {
   auto found = values_.find(key);
   if (found == values_.end()) return Store(key, value, replies);
   if (found->second.size() + value.size() > limits_.value_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("would make a value of more than ", limits_.value_bytes, " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("would make a value of more than ", limits_.value_bytes, " bytes"));
   }
   RETURN_IF_ERROR(Reserve(value.size()));
   found->second += value;
   return absl::OkStatus();
 }
 
-absl::Status Engine::Add(const std::string& key, std::int64_t delta, std::int64_t& sum, std::vector<Reply>& replies) {
+absl::Status Engine::Add(const std::string& key, std::int64_t delta, std::int64_t& sum,
+                         std::vector<Reply>& replies) {
   std::int64_t old = 0;
   auto found = values_.find(key);
   if (found != values_.end() && !ToNumber(found->second, old)) {
     return absl::InvalidArgumentError("added to a value that is no number");
   }
-  sum = static_cast<std::int64_t>(static_cast<std::uint64_t>(old) + static_cast<std::uint64_t>(delta));
+  sum = static_cast<std::int64_t>(static_cast<std::uint64_t>(old) +
+                                  static_cast<std::uint64_t>(delta));
   return Store(key, absl::StrCat(sum), replies);
 }
 
-absl::Status Engine::CompareSet(const Request& request, std::string& stored, std::vector<Reply>& replies) {
-  const std::string &key = request.strings[0], &expected = request.strings[1], &desired = request.strings[2];
+absl::Status Engine::CompareSet(const Request& request, std::string& stored,
+                                std::vector<Reply>& replies) {
+  const std::string &key = request.strings[0], &expected = request.strings[1],
+                    &desired = request.strings[2];
   auto found = values_.find(key);
   if (found == values_.end() && !expected.empty()) {
     stored = expected;  // Odd, but what clients know: nothing is stored.
@@ -412,7 +459,8 @@ bool Engine::Delete(const std::string& key) {
 
 // ---- waits -------------------------------------------------------------------------------------
 
-// The key has come to exist. Deleting it later wakes nobody twice: who waited for it no longer does.
+// The key has come to exist. Deleting it later wakes nobody twice: who waited for it no longer
+// does.
 void Engine::Wake(const std::string& key, std::size_t at_most, std::vector<Reply>& replies) {
   auto found = waiters_.find(key);
   if (found == waiters_.end()) return;
@@ -437,7 +485,8 @@ void Engine::ForgetWait(ConnectionId id, Connection& connection) {
     if (found->second.empty()) waiters_.erase(found);
   }
   connection.waits_for.clear();
-  if (auto found = barriers_.find(connection.barrier); !connection.barrier.empty() && found != barriers_.end()) {
+  if (auto found = barriers_.find(connection.barrier);
+      !connection.barrier.empty() && found != barriers_.end()) {
     std::erase(found->second, id);
     if (found->second.empty()) barriers_.erase(found);
   }

@@ -1,8 +1,8 @@
 #pragma once
 
-// The TCPStore protocol of PyTorch (2.1 and later: VALIDATE first) as a pure state machine: bytes in, bytes out. No
-// sockets, clock or threads. facts: one outstanding request per connection, no in-band errors (a violation closes that
-// connection), integers little endian.
+// The TCPStore protocol of PyTorch (2.1 and later: VALIDATE first) as a pure state machine: bytes
+// in, bytes out. No sockets, clock or threads. facts: one outstanding request per connection, no
+// in-band errors (a violation closes that connection), integers little endian.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,8 +25,8 @@ struct Limits {
   std::size_t value_bytes = 8u << 20;
   std::size_t keys_per_request = 131072;
   std::size_t request_bytes = 64u << 20;
-  // All keys and values, with what is kept per entry; and once more this for requests that have not fully arrived and
-  // for pending waits.
+  // All keys and values, with what is kept per entry; and once more this for requests that have not
+  // fully arrived and for pending waits.
   std::size_t total_bytes = 512u << 20;
 };
 
@@ -41,9 +41,11 @@ class Engine {
 
   // REQUIRES: `connection` was never opened before.
   void Open(ConnectionId connection);
-  // Obeys every whole request in what has arrived; a rest waits for more. Replies, possibly to other connections, are
-  // appended. Not OK: close this connection (call Close); the message says why.
-  absl::Status OnBytes(ConnectionId connection, std::string_view bytes, std::vector<Reply>& replies);
+  // Obeys every whole request in what has arrived; a rest waits for more. Replies, possibly to
+  // other connections, are appended. Not OK: close this connection (call Close); the message says
+  // why.
+  absl::Status OnBytes(ConnectionId connection, std::string_view bytes,
+                       std::vector<Reply>& replies);
   // Its pending waits are forgotten; keys stay.
   void Close(ConnectionId connection);
 
@@ -52,11 +54,12 @@ class Engine {
 
  private:
   enum class Field : std::uint8_t { kKey, kValue, kNumber, kNonce, kKeys, kPairs };
-  // A request as far as it has arrived; nothing is parsed twice, so that a slow sender costs no more than a fast one.
+  // A request as far as it has arrived; nothing is parsed twice, so that a slow sender costs no
+  // more than a fast one.
   struct Request {
     bool open = false;  // An opcode has been read.
     std::uint8_t opcode = 0;
-    std::size_t field = 0;       // Index into the opcode's fields.
+    std::size_t field = 0;         // Index into the opcode's fields.
     std::uint64_t items_left = 0;  // Of a list; counts keys and values.
     bool in_list = false, next_is_value = false;
     std::vector<std::string> strings;
@@ -92,8 +95,10 @@ class Engine {
 
   bool Exists(const std::string& key) const;
   absl::Status Store(const std::string& key, std::string value, std::vector<Reply>& replies);
-  absl::Status Append(const std::string& key, const std::string& value, std::vector<Reply>& replies);
-  absl::Status Add(const std::string& key, std::int64_t delta, std::int64_t& sum, std::vector<Reply>& replies);
+  absl::Status Append(const std::string& key, const std::string& value,
+                      std::vector<Reply>& replies);
+  absl::Status Add(const std::string& key, std::int64_t delta, std::int64_t& sum,
+                   std::vector<Reply>& replies);
   absl::Status CompareSet(const Request& request, std::string& stored, std::vector<Reply>& replies);
   bool Delete(const std::string& key);
   absl::Status Reserve(std::size_t bytes);
@@ -104,7 +109,8 @@ class Engine {
   std::unordered_map<ConnectionId, Connection> connections_;
   std::unordered_map<std::string, std::string> values_;
   std::unordered_map<std::string, std::deque<std::string>> queues_;  // None is empty.
-  std::unordered_map<std::string, std::deque<ConnectionId>> waiters_;  // By missing key, in order of arrival.
+  std::unordered_map<std::string, std::deque<ConnectionId>>
+      waiters_;  // By missing key, in order of arrival.
   std::unordered_map<std::string, std::vector<ConnectionId>> barriers_;
   std::size_t total_bytes_ = 0;
   std::size_t held_bytes_ = 0;  // Sum of charged_bytes.

@@ -18,17 +18,20 @@ namespace {
 
 constexpr ConnectionId kListenerId = 0;
 constexpr std::size_t kReadBytes = 64 << 10;
-constexpr std::size_t kPauseReadingAt = 1u << 20;  // Unsent bytes: who does not take answers may not ask for more.
+constexpr std::size_t kPauseReadingAt =
+    1u << 20;  // Unsent bytes: who does not take answers may not ask for more.
 constexpr int kEvents = 256, kAcceptsPerTurn = 256, kReadsPerTurn = 16;
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Create(io::UniqueFd listener, ServerOptions options) {
+absl::StatusOr<std::unique_ptr<Server>> Server::Create(io::UniqueFd listener,
+                                                       ServerOptions options) {
   CHECK(options.log);
   std::unique_ptr<Server> server(new Server(std::move(listener), std::move(options)));
   RETURN_IF_ERROR(io::SetNonBlocking(server->listener_.get(), true));
   ASSIGN_OR_RETURN(Address own, io::LocalAddressOf(server->listener_.get()));
-  server->allowed_.insert(own.host);  // This host's own workers come from the address they connect to.
+  server->allowed_.insert(
+      own.host);  // This host's own workers come from the address they connect to.
   for (const std::string& member : server->options_.members) {
     ASSIGN_OR_RETURN(std::string ip, io::CanonicalIp(member));
     server->allowed_.insert(ip);
@@ -64,7 +67,8 @@ void Server::HandleReady() {
     auto found = connections_.find(id);
     if (found == connections_.end() || found->second.broken) continue;
     if ((events[i].events & EPOLLOUT) != 0) Flush(found->second, id);
-    if ((events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && !found->second.broken) Read(id, found->second);
+    if ((events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && !found->second.broken)
+      Read(id, found->second);
   }
   SweepBroken();
 }
@@ -73,16 +77,19 @@ void Server::AcceptSome() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     io::SocketAddress peer;
     peer.size = sizeof(peer.storage);
-    io::UniqueFd fd(::accept4(listener_.get(), peer.get(), &peer.size, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    io::UniqueFd fd(
+        ::accept4(listener_.get(), peer.get(), &peer.size, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) return;
     absl::StatusOr<Address> address = io::FromSocketAddress(peer);
     if (!address.ok()) continue;
     if (!allowed_.contains(address->host)) {
-      Log(absl::StrCat("store: refused ", io::FormatAddress(*address), ": not a member of this generation"));
+      Log(absl::StrCat("store: refused ", io::FormatAddress(*address),
+                       ": not a member of this generation"));
       continue;
     }
     if (connections_.size() >= options_.max_connections) {
-      Log(absl::StrCat("store: refused ", io::FormatAddress(*address), ": ", connections_.size(), " connections are open"));
+      Log(absl::StrCat("store: refused ", io::FormatAddress(*address), ": ", connections_.size(),
+                       " connections are open"));
       continue;
     }
     const int on = 1;
@@ -144,17 +151,20 @@ void Server::Flush(Connection& connection, ConnectionId id) {
   }
   const std::size_t waiting = connection.unsent.size() - connection.sent;
   if (waiting > options_.max_unsent_bytes) {
-    Log(absl::StrCat("store: closed ", connection.peer, ": it leaves ", waiting, " bytes of answers unread"));
+    Log(absl::StrCat("store: closed ", connection.peer, ": it leaves ", waiting,
+                     " bytes of answers unread"));
     return Break(id, connection);
   }
-  const std::uint32_t wanted = (waiting > kPauseReadingAt ? 0u : static_cast<std::uint32_t>(EPOLLIN)) |
-                               (waiting > 0 ? static_cast<std::uint32_t>(EPOLLOUT) : 0u);
+  const std::uint32_t wanted =
+      (waiting > kPauseReadingAt ? 0u : static_cast<std::uint32_t>(EPOLLIN)) |
+      (waiting > 0 ? static_cast<std::uint32_t>(EPOLLOUT) : 0u);
   if (wanted == connection.watched) return;
   epoll_event event{};
   event.events = wanted;
   event.data.u64 = id;
   connection.watched = wanted;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.fd.get(), &event) < 0) Break(id, connection);
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.fd.get(), &event) < 0)
+    Break(id, connection);
 }
 
 // Closed at the end of the turn: somebody up the stack may still hold the connection.

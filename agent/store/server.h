@@ -15,18 +15,21 @@
 namespace regroup::store {
 
 struct ServerOptions {
-  std::vector<std::string> members;  // IPs that may connect; beside them only this host by the listener's own address.
+  std::vector<std::string>
+      members;  // IPs that may connect; beside them only this host by the listener's own address.
   std::size_t max_connections = 16384;
   std::size_t max_unsent_bytes = 128u << 20;  // Of one connection.
   Limits limits;
-  std::function<void(const std::string&)> log;  // One line per refused or broken connection, bounded; required.
+  std::function<void(const std::string&)>
+      log;  // One line per refused or broken connection, bounded; required.
 };
 
-// Serves one keyspace at one listening socket. One thread, non-blocking: wait until epoll_fd() is readable (it can be
-// nested in another epoll), then call HandleReady.
+// Serves one keyspace at one listening socket. One thread, non-blocking: wait until epoll_fd() is
+// readable (it can be nested in another epoll), then call HandleReady.
 class Server {
  public:
-  static absl::StatusOr<std::unique_ptr<Server>> Create(io::UniqueFd listener, ServerOptions options);
+  static absl::StatusOr<std::unique_ptr<Server>> Create(io::UniqueFd listener,
+                                                        ServerOptions options);
   int epoll_fd() const { return epoll_.get(); }
   void HandleReady();
   std::size_t connection_count() const { return connections_.size(); }

@@ -1,7 +1,8 @@
 #pragma once
 
-// What the coordinator and an agent say to each other, as plain values: both cores use these, common/rpc/convert maps
-// them to coordinator.proto. PROTOCOL §7. Every message is absolute and repeatable.
+// What the coordinator and an agent say to each other, as plain values: both cores use these,
+// common/rpc/convert maps them to coordinator.proto. PROTOCOL §7. Every message is absolute and
+// repeatable.
 
 #include <cstdint>
 #include <map>
@@ -31,8 +32,16 @@ inline constexpr std::uint32_t kProtocolMajor = 1, kProtocolMinor = 0;
 
 // ---- agent → coordinator -----------------------------------------------------------------------
 
-enum class ExitKind { kExited, kSignaled, kExecFailed };  // code: exit status, signal number, errno.
-enum class OomEvidence { kNone, kCounted, kProbable };     // cgroup memory.events, or /proc/vmstat only.
+enum class ExitKind {
+  kExited,
+  kSignaled,
+  kExecFailed
+};  // code: exit status, signal number, errno.
+enum class OomEvidence {
+  kNone,
+  kCounted,
+  kProbable
+};  // cgroup memory.events, or /proc/vmstat only.
 
 struct RankExit {
   int local_rank = 0;
@@ -41,8 +50,9 @@ struct RankExit {
   bool after_stop = false;  // We had signalled it: never a cause.
   OomEvidence oom = OomEvidence::kNone;
   std::int64_t pid = 0;
-  Duration age{};     // How long ago, when this was sent.
-  std::string error;  // Error file's message, else the last 20 lines of stderr; at most kMaxErrorBytes.
+  Duration age{};  // How long ago, when this was sent.
+  std::string
+      error;  // Error file's message, else the last 20 lines of stderr; at most kMaxErrorBytes.
   friend bool operator==(const RankExit&, const RankExit&) = default;
 };
 inline constexpr std::size_t kMaxErrorBytes = 8192;
@@ -56,8 +66,8 @@ struct RankStart {
 
 enum class Phase { kPreparing, kPrepared, kStarting, kRunning, kStopping, kFree, kUnkillable };
 
-// The whole state of one job's group on one node. kRunning = every rank was started. kFree = no process of it is left
-// and its slots can be used; its exits stay in the report until Forget.
+// The whole state of one job's group on one node. kRunning = every rank was started. kFree = no
+// process of it is left and its slots can be used; its exits stay in the report until Forget.
 struct GroupReport {
   ReportNo number;
   JobId job;
@@ -74,39 +84,41 @@ struct GroupReport {
 };
 
 enum class NoticeSource { kSignal, kFile, kCommand, kCloud };
-// This node will go away. For a launch command, `leave` says that it does so by itself once its workers are gone.
+// This node will go away. For a launch command, `leave` says that it does so by itself once its
+// workers are gone.
 struct Notice {
   NoticeSource source = NoticeSource::kSignal;
-  int signal = 0;        // 0 unless kSignal.
-  Duration left{};       // Until the node is gone, when this was sent.
+  int signal = 0;   // 0 unless kSignal.
+  Duration left{};  // Until the node is gone, when this was sent.
   bool withdrawn = false;
   friend bool operator==(const Notice&, const Notice&) = default;
 };
 
 struct Hello {
-  ClusterId cluster;     // Empty: this agent follows nobody yet.
+  ClusterId cluster;  // Empty: this agent follows nobody yet.
   Epoch highest_epoch;
   NodeId node;
   Incarnation incarnation;
   BootId boot;
-  std::string name;           // Label.
+  std::string name;            // Label.
   bool name_explicit = false;  // Given by --node-name: a clash is refused instead of renamed.
   int slots = 1;
   Version version;
-  std::string address;  // Local IP of this session: what other nodes are told.
-  std::string dialled;  // IP of the coordinator as this agent reached it.
-  bool launched = false;  // By `regroup run`; else a daemon.
+  std::string address;              // Local IP of this session: what other nodes are told.
+  std::string dialled;              // IP of the coordinator as this agent reached it.
+  bool launched = false;            // By `regroup run`; else a daemon.
   std::vector<GroupReport> groups;  // The whole inventory.
   std::vector<Notice> notices;
 };
 
-// A launch command asks to take part. Repeated with the same key after every reconnect; means the same each time.
+// A launch command asks to take part. Repeated with the same key after every reconnect; means the
+// same each time.
 struct LaunchRequest {
-  std::string key;      // Random, one per launch command.
-  std::string rdzv_id;  // Grammar of a job name.
+  std::string key;          // Random, one per launch command.
+  std::string rdzv_id;      // Grammar of a job name.
   bool standalone = false;  // One node without an endpoint: always a new job.
-  JobSpec spec;         // origin kLaunched. Bounds and budget must agree over all launchers of a job.
-  Duration age{};       // Since the launch command started.
+  JobSpec spec;    // origin kLaunched. Bounds and budget must agree over all launchers of a job.
+  Duration age{};  // Since the launch command started.
 };
 
 struct WorkerProgress {  // Of one rank; absolute.
@@ -122,14 +134,16 @@ struct WorkerProgress {  // Of one rank; absolute.
   std::optional<Duration> init, restore, first_step, checkpoint;
 };
 
-struct CommitRequest {  // Rank 0 has every rank's shard on disk and asks to publish. Answered by CommitAnswer.
+struct CommitRequest {  // Rank 0 has every rank's shard on disk and asks to publish. Answered by
+                        // CommitAnswer.
   JobId job;
   Generation generation;
   std::uint64_t attempt = 0;
   std::int64_t step = 0;
   std::string manifest_hash;  // Lower-case hex.
   std::string path;
-  bool for_notice = false;  // The save that a notice asked for: no step follows it in this generation.
+  bool for_notice =
+      false;  // The save that a notice asked for: no step follows it in this generation.
 };
 
 struct HeartbeatMessage {
@@ -148,7 +162,8 @@ struct Welcome {
 
 struct GroupSpec {  // What a node needs to know before ranks exist.
   int workers = 1;
-  JobSpec job;  // Launched jobs: command, directory and environment are ignored by the agent (CLI.md, Program).
+  JobSpec job;  // Launched jobs: command, directory and environment are ignored by the agent
+                // (CLI.md, Program).
 };
 struct Prepare {
   Generation generation;
@@ -156,7 +171,9 @@ struct Prepare {
   bool host_store = false;
   std::vector<std::string> store_members;  // IPs that the store accepts; only where host_store.
   std::string advertise;  // This node's IP as other members are told it; the store binds it.
-  friend bool operator==(const Prepare& a, const Prepare& b) { return a.generation == b.generation; }
+  friend bool operator==(const Prepare& a, const Prepare& b) {
+    return a.generation == b.generation;
+  }
 };
 struct RankAssignment {
   int local_rank = 0, rank = 0;
@@ -168,7 +185,7 @@ struct Run {
   std::vector<RankAssignment> mine;
   int group_rank = 0, group_size = 1, world_size = 1;
   int restart_count = 0, max_restarts = 0;
-  bool many_hosts = false;  // Members have more than one IP: export *_SOCKET_IFNAME.
+  bool many_hosts = false;       // Members have more than one IP: export *_SOCKET_IFNAME.
   std::int64_t resume_step = 0;  // Of the newest accepted commit; 0: none.
   friend bool operator==(const Run&, const Run&) = default;
 };
@@ -188,7 +205,8 @@ struct WorkerNotice {  // To workers of one generation: save within `left`, then
   Duration left{};
   friend bool operator==(const WorkerNotice&, const WorkerNotice&) = default;
 };
-// The whole desired state of one job on one node. Absence means nothing; forget and stop are cumulative.
+// The whole desired state of one job on one node. Absence means nothing; forget and stop are
+// cumulative.
 struct Order {
   OrderNo number;
   JobId job;

@@ -11,18 +11,24 @@
 namespace regroup {
 
 enum class ScaleUp { kSettle, kNow, kNext, kNever };
-enum class ExitAction { kRetry, kFail };  // What a job file's retry.exit_codes maps an exit code to.
+enum class ExitAction {
+  kRetry,
+  kFail
+};  // What a job file's retry.exit_codes maps an exit code to.
 enum class JobOrigin { kLaunched, kSubmitted };  // `regroup run` on each node, or `regroup submit`.
 
-// What a job is, as one person asked for it; never changed after it was accepted. Validated by ValidateJobSpec
-// (common/config); the limits are stated there.
+// What a job is, as one person asked for it; never changed after it was accepted. Validated by
+// ValidateJobSpec (common/config); the limits are stated there.
 struct JobSpec {
   std::string name;  // [a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?
   JobOrigin origin = JobOrigin::kSubmitted;
-  int min_nodes = 1, max_nodes = 1, unit = 1;  // World size counts nodes here: a multiple of unit in [min, max].
-  int workers_per_node = 1;  // Of a submitted job. Launched: each launcher brings its own (LaunchRequest).
-  std::vector<std::string> command;  // argv. Launched jobs: for display only; never executed by an agent.
-  std::string directory;             // Of a submitted job; absolute.
+  int min_nodes = 1, max_nodes = 1,
+      unit = 1;  // World size counts nodes here: a multiple of unit in [min, max].
+  int workers_per_node =
+      1;  // Of a submitted job. Launched: each launcher brings its own (LaunchRequest).
+  std::vector<std::string>
+      command;            // argv. Launched jobs: for display only; never executed by an agent.
+  std::string directory;  // Of a submitted job; absolute.
   std::map<std::string, std::string> environment;  // Of a submitted job, over the allow-list.
   Duration grace = std::chrono::seconds(30);
   Duration start_timeout = std::chrono::seconds(10);

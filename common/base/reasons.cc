@@ -4,7 +4,8 @@ namespace regroup {
 namespace {
 
 bool IsCrashSignal(int signal) {
-  return signal == 4 || signal == 6 || signal == 7 || signal == 8 || signal == 9 || signal == 11 || signal == 31;
+  return signal == 4 || signal == 6 || signal == 7 || signal == 8 || signal == 9 || signal == 11 ||
+         signal == 31;
 }
 
 int ClassOfExit(const RankExit& exit) {

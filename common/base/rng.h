@@ -6,7 +6,8 @@
 
 namespace regroup {
 
-// Seeded and portable: equal seeds give equal numbers with every compiler (SplitMix64, Steele et al. 2014).
+// Seeded and portable: equal seeds give equal numbers with every compiler (SplitMix64, Steele et
+// al. 2014).
 class Rng {
  public:
   explicit Rng(std::uint64_t seed) : state_(seed) {}

@@ -20,7 +20,9 @@ class StrongId {
   bool empty() const requires(!std::is_integral_v<Rep>) { return value_.empty(); }
   friend bool operator==(const StrongId&, const StrongId&) = default;
   friend auto operator<=>(const StrongId&, const StrongId&) = default;
-  friend std::ostream& operator<<(std::ostream& out, const StrongId& id) { return out << id.value_; }
+  friend std::ostream& operator<<(std::ostream& out, const StrongId& id) {
+    return out << id.value_;
+  }
 
  private:
   Rep value_{};

@@ -5,8 +5,8 @@
 
 namespace regroup {
 
-// Times inside a core are injected. An Instant comes from one monotonic clock of one process and never leaves it: what
-// crosses the wire or is written to a row is a Duration (PROTOCOL §4).
+// Times inside a core are injected. An Instant comes from one monotonic clock of one process and
+// never leaves it: what crosses the wire or is written to a row is a Duration (PROTOCOL §4).
 struct InjectedClock {
   using duration = std::chrono::nanoseconds;
   using rep = duration::rep;

@@ -1,7 +1,8 @@
 #pragma once
 
-// What a reader is shown: one snapshot of a job or node, the same for `ps`, `nodes`, `explain`, their --json and the
-// final report of a launch command. Built by the coordinator's core, rendered by common/report and launcher/cli.
+// What a reader is shown: one snapshot of a job or node, the same for `ps`, `nodes`, `explain`,
+// their --json and the final report of a launch command. Built by the coordinator's core, rendered
+// by common/report and launcher/cli.
 
 #include <cstdint>
 #include <optional>
@@ -41,7 +42,8 @@ struct TimeAccount {  // Where the job's time went; sums to its age.
 struct JobView {
   JobId id;
   JobSpec spec;
-  std::string state;  // queued gathering forming running regrouping ending succeeded failed cancelled preempted
+  std::string state;  // queued gathering forming running regrouping ending succeeded failed
+                      // cancelled preempted
   int nodes = 0, world = 0;
   Generation generation;
   std::optional<std::int64_t> step;
@@ -55,8 +57,9 @@ struct JobView {
   std::optional<WaitReason> why;
   std::optional<FailReason> failed;
   int exit_code = 0;  // Of an ended job: what `run` and `wait` exit with.
-  std::vector<GenerationView> generations;  // Oldest first, at most the last 100; only where detail was asked for.
-  std::vector<JobEvent> events;             // Likewise.
+  std::vector<GenerationView>
+      generations;  // Oldest first, at most the last 100; only where detail was asked for.
+  std::vector<JobEvent> events;  // Likewise.
   TimeAccount time;
 };
 

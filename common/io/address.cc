@@ -18,14 +18,16 @@ namespace regroup::io {
 namespace {
 
 absl::Status BadAddress(std::string_view text, std::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat("'", std::string(text), "' is no address: ", std::string(why)));
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", std::string(text), "' is no address: ", std::string(why)));
 }
 
 absl::StatusOr<std::uint16_t> ParsePort(std::string_view text) {
   unsigned port = 0;
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
   if (text.empty() || error != std::errc() || end != text.data() + text.size() || port > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat("'", std::string(text), "' is no port: 0 to 65535"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", std::string(text), "' is no port: 0 to 65535"));
   }
   return static_cast<std::uint16_t>(port);
 }
@@ -59,7 +61,8 @@ bool ParseIpv6(const std::string& host, std::uint16_t port, SocketAddress& out) 
   return true;
 }
 
-absl::StatusOr<Address> NameOf(int socket_fd, int (*call)(int, sockaddr*, socklen_t*), const char* what) {
+absl::StatusOr<Address> NameOf(int socket_fd, int (*call)(int, sockaddr*, socklen_t*),
+                               const char* what) {
   SocketAddress address;
   address.size = sizeof(address.storage);
   if (call(socket_fd, address.get(), &address.size) < 0) return ErrnoStatus(errno, what);
@@ -84,7 +87,8 @@ absl::StatusOr<Address> FromSocketAddress(const SocketAddress& address) {
     return Address{text, ntohs(v4->sin_port)};
   }
   if (address.storage.ss_family != AF_INET6) {
-    return absl::InvalidArgumentError(absl::StrCat("address family ", address.storage.ss_family, " is not IP"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("address family ", address.storage.ss_family, " is not IP"));
   }
   auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address.storage);
   const std::uint16_t port = ntohs(v6->sin6_port);
@@ -97,7 +101,8 @@ absl::StatusOr<Address> FromSocketAddress(const SocketAddress& address) {
   if (v6->sin6_scope_id != 0) {
     char name[IF_NAMESIZE];
     const char* known = ::if_indextoname(v6->sin6_scope_id, name);
-    absl::StrAppend(&host, "%", known != nullptr ? std::string(known) : absl::StrCat(v6->sin6_scope_id));
+    absl::StrAppend(&host, "%",
+                    known != nullptr ? std::string(known) : absl::StrCat(v6->sin6_scope_id));
   }
   return Address{host, port};
 }
@@ -114,8 +119,9 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view text, std::uint16_t defa
       ASSIGN_OR_RETURN(out.port, ParsePort(rest.substr(1)));
     }
     if (!IsIp(out.host)) return BadAddress(text, "brackets hold an IPv6 address");
-  } else if (std::size_t colon = text.find(':'); colon != std::string_view::npos &&
-                                                 text.find(':', colon + 1) == std::string_view::npos) {
+  } else if (std::size_t colon = text.find(':');
+             colon != std::string_view::npos &&
+             text.find(':', colon + 1) == std::string_view::npos) {
     out.host = std::string(text.substr(0, colon));
     ASSIGN_OR_RETURN(out.port, ParsePort(text.substr(colon + 1)));
   } else if (colon != std::string_view::npos && !IsIp(text)) {
@@ -137,7 +143,8 @@ absl::StatusOr<Address> ParseAddress(std::string_view text) {
 
 std::string FormatAddress(const Address& address) {
   const bool v6 = address.host.find(':') != std::string::npos;
-  return v6 ? absl::StrCat("[", address.host, "]:", address.port) : absl::StrCat(address.host, ":", address.port);
+  return v6 ? absl::StrCat("[", address.host, "]:", address.port)
+            : absl::StrCat(address.host, ":", address.port);
 }
 
 bool IsIp(std::string_view text) { return ToSocketAddress({std::string(text), 0}).ok(); }
@@ -158,11 +165,16 @@ bool IsWildcard(std::string_view ip) {
   return canonical.ok() && (*canonical == "0.0.0.0" || *canonical == "::");
 }
 
-absl::StatusOr<Address> LocalAddressOf(int socket_fd) { return NameOf(socket_fd, ::getsockname, "getsockname"); }
-absl::StatusOr<Address> PeerAddressOf(int socket_fd) { return NameOf(socket_fd, ::getpeername, "getpeername"); }
+absl::StatusOr<Address> LocalAddressOf(int socket_fd) {
+  return NameOf(socket_fd, ::getsockname, "getsockname");
+}
+absl::StatusOr<Address> PeerAddressOf(int socket_fd) {
+  return NameOf(socket_fd, ::getpeername, "getpeername");
+}
 
 absl::StatusOr<std::string> LocalIpTowards(const Address& peer) {
-  ASSIGN_OR_RETURN(SocketAddress target, ToSocketAddress({peer.host, peer.port == 0 ? std::uint16_t{9} : peer.port}));
+  ASSIGN_OR_RETURN(SocketAddress target,
+                   ToSocketAddress({peer.host, peer.port == 0 ? std::uint16_t{9} : peer.port}));
   UniqueFd fd(::socket(target.storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd) return ErrnoStatus(errno, "socket(SOCK_DGRAM)");
   if (::connect(fd.get(), target.get(), target.size) < 0) {
@@ -193,12 +205,14 @@ absl::StatusOr<std::string> InterfaceOwning(std::string_view ip) {
 absl::StatusOr<PortRange> ParsePortRange(std::string_view text) {
   std::size_t dash = text.find('-');
   if (dash == std::string_view::npos) {
-    return absl::InvalidArgumentError(absl::StrCat("'", std::string(text), "' is no port range: A-B"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", std::string(text), "' is no port range: A-B"));
   }
   ASSIGN_OR_RETURN(std::uint16_t first, ParsePort(text.substr(0, dash)));
   ASSIGN_OR_RETURN(std::uint16_t last, ParsePort(text.substr(dash + 1)));
   if (first == 0 || last < first) {
-    return absl::InvalidArgumentError(absl::StrCat("'", std::string(text), "' is no port range: 1 <= A <= B"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", std::string(text), "' is no port range: 1 <= A <= B"));
   }
   return PortRange{first, last};
 }
@@ -214,7 +228,8 @@ absl::StatusOr<UniqueFd> ListenTcp(const Address& address, int backlog) {
     ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
   }
   if (::bind(fd.get(), target.get(), target.size) < 0 || ::listen(fd.get(), backlog) < 0) {
-    if (errno == EADDRINUSE) return absl::AlreadyExistsError(absl::StrCat(FormatAddress(address), " is in use"));
+    if (errno == EADDRINUSE)
+      return absl::AlreadyExistsError(absl::StrCat(FormatAddress(address), " is in use"));
     return ErrnoStatus(errno, absl::StrCat("listen at ", FormatAddress(address)));
   }
   return fd;

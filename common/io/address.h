@@ -13,7 +13,8 @@
 
 namespace regroup::io {
 
-// "10.0.0.4:29400", "[fe80::1%eth0]:29400". Only IP literals; names are resolved elsewhere, off the loop.
+// "10.0.0.4:29400", "[fe80::1%eth0]:29400". Only IP literals; names are resolved elsewhere, off the
+// loop.
 absl::StatusOr<Address> ParseAddress(std::string_view text);
 std::string FormatAddress(const Address& address);
 // Host and port of user input, a name or a literal: "node0", "node0:29400", "[::1]:1", "::1".
@@ -42,7 +43,8 @@ absl::StatusOr<Address> PeerAddressOf(int socket_fd);
 
 // The local IP that packets to `peer` leave from (a connected UDP socket; nothing is sent).
 absl::StatusOr<std::string> LocalIpTowards(const Address& peer);
-// Name of the interface that owns this IP, as in GLOO_SOCKET_IFNAME. NOT_FOUND: this host does not have the IP.
+// Name of the interface that owns this IP, as in GLOO_SOCKET_IFNAME. NOT_FOUND: this host does not
+// have the IP.
 absl::StatusOr<std::string> InterfaceOwning(std::string_view ip);
 
 struct PortRange {
@@ -51,10 +53,11 @@ struct PortRange {
 };
 absl::StatusOr<PortRange> ParsePortRange(std::string_view text);  // "A-B", 1 <= A <= B.
 
-// Bound to exactly this address and listening; close-on-exec, non-blocking, no SO_REUSEPORT, IPv6 sockets are v6 only.
-// ALREADY_EXISTS: the port is taken.
+// Bound to exactly this address and listening; close-on-exec, non-blocking, no SO_REUSEPORT, IPv6
+// sockets are v6 only. ALREADY_EXISTS: the port is taken.
 absl::StatusOr<UniqueFd> ListenTcp(const Address& address, int backlog = 4096);
 // As above at some free port of the range. RESOURCE_EXHAUSTED names the range when all are taken.
-absl::StatusOr<UniqueFd> ListenTcpInRange(const std::string& ip, PortRange range, int backlog = 4096);
+absl::StatusOr<UniqueFd> ListenTcpInRange(const std::string& ip, PortRange range,
+                                          int backlog = 4096);
 
 }  // namespace regroup::io

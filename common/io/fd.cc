@@ -29,7 +29,8 @@ absl::Status SetNonBlocking(int fd, bool on) {
   int flags = ::fcntl(fd, F_GETFL);
   if (flags < 0) return ErrnoStatus(errno, "fcntl(F_GETFL)");
   int wanted = on ? flags | O_NONBLOCK : flags & ~O_NONBLOCK;
-  if (wanted != flags && ::fcntl(fd, F_SETFL, wanted) < 0) return ErrnoStatus(errno, "fcntl(F_SETFL)");
+  if (wanted != flags && ::fcntl(fd, F_SETFL, wanted) < 0)
+    return ErrnoStatus(errno, "fcntl(F_SETFL)");
   return absl::OkStatus();
 }
 

@@ -40,7 +40,8 @@ int ErrnoOf(const absl::Status& status);
 
 absl::Status SetNonBlocking(int fd, bool on);
 
-// Writes everything, also after partial writes and EINTR. REQUIRES: a blocking descriptor or a file.
+// Writes everything, also after partial writes and EINTR. REQUIRES: a blocking descriptor or a
+// file.
 absl::Status WriteAll(int fd, std::string_view bytes);
 
 }  // namespace regroup::io

@@ -34,7 +34,8 @@ absl::StatusOr<std::string> ReadAll(int fd, const std::string& name, std::size_t
   std::string bytes;
   for (;;) {
     std::size_t old_size = bytes.size();
-    std::size_t want = std::min<std::size_t>(std::max<std::size_t>(4096, old_size), max_bytes - old_size + 1);
+    std::size_t want =
+        std::min<std::size_t>(std::max<std::size_t>(4096, old_size), max_bytes - old_size + 1);
     bytes.resize(old_size + want);
     ssize_t n = ::read(fd, bytes.data() + old_size, want);
     if (n < 0 && errno == EINTR) {
@@ -51,7 +52,8 @@ absl::StatusOr<std::string> ReadAll(int fd, const std::string& name, std::size_t
 }
 
 std::string TemporaryName(const std::string& name) {
-  static std::atomic<unsigned> counter{0};  // Names only have to differ within this process and from others'.
+  static std::atomic<unsigned> counter{
+      0};  // Names only have to differ within this process and from others'.
   return absl::StrCat(name, ".tmp.", ::getpid(), ".", counter.fetch_add(1));
 }
 
@@ -137,9 +139,11 @@ absl::Status ReplaceFileAt(int directory_fd, const std::string& name, std::strin
     return written;
   }
   if (durability == Durability::kVolatile) return absl::OkStatus();
-  UniqueFd parent(::openat(directory_fd, ParentOf(name).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  UniqueFd parent(
+      ::openat(directory_fd, ParentOf(name).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!parent) return ErrnoStatus(errno, absl::StrCat("open directory of ", name));
-  if (::fsync(parent.get()) < 0) return ErrnoStatus(errno, absl::StrCat("fsync directory of ", name));
+  if (::fsync(parent.get()) < 0)
+    return ErrnoStatus(errno, absl::StrCat("fsync directory of ", name));
   return absl::OkStatus();
 }
 
@@ -215,7 +219,8 @@ absl::StatusOr<FileLock> FileLock::TryAcquire(const std::string& path) {
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd) return ErrnoStatus(errno, absl::StrCat("open ", path));
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) < 0) {
-    if (errno == EWOULDBLOCK) return absl::UnavailableError(absl::StrCat(path, " is locked by another process"));
+    if (errno == EWOULDBLOCK)
+      return absl::UnavailableError(absl::StrCat(path, " is locked by another process"));
     return ErrnoStatus(errno, absl::StrCat("flock ", path));
   }
   return FileLock(std::move(fd));
@@ -235,9 +240,18 @@ absl::StatusOr<FileSystemKind> FileSystemKindOf(const std::string& path) {
   struct statfs info;
   if (::statfs(path.c_str(), &info) < 0) return ErrnoStatus(errno, absl::StrCat("statfs ", path));
   switch (static_cast<unsigned>(info.f_type)) {
-    case kTmpfsMagic: case kRamfsMagic: return FileSystemKind::kMemory;
-    case kNfsMagic: case kSmbMagic: case kCifsMagic: case kSmb2Magic: case kFuseMagic:
-    case kCephMagic: case kLustreMagic: case kGpfsMagic: case kAfsMagic: case kV9fsMagic:
+    case kTmpfsMagic:
+    case kRamfsMagic: return FileSystemKind::kMemory;
+    case kNfsMagic:
+    case kSmbMagic:
+    case kCifsMagic:
+    case kSmb2Magic:
+    case kFuseMagic:
+    case kCephMagic:
+    case kLustreMagic:
+    case kGpfsMagic:
+    case kAfsMagic:
+    case kV9fsMagic:
     case kBeegfsMagic: return FileSystemKind::kNetwork;
     default: return FileSystemKind::kDisk;
   }
@@ -254,7 +268,9 @@ std::string RandomHex(std::size_t bytes) {
   std::string raw(bytes, '\0');
   CHECK(bytes <= 256);  // One getrandom call of at most 256 bytes is never cut short.
   ssize_t n;
-  do { n = ::getrandom(raw.data(), bytes, 0); } while (n < 0 && errno == EINTR);
+  do {
+    n = ::getrandom(raw.data(), bytes, 0);
+  } while (n < 0 && errno == EINTR);
   CHECK(n == static_cast<ssize_t>(bytes));
   return absl::BytesToHexString(raw);
 }

@@ -16,10 +16,11 @@ namespace regroup::io {
 // The whole file; OUT_OF_RANGE when it is longer than `max_bytes`, NOT_FOUND when there is none.
 // Works for /proc files, whose size is not known before.
 absl::StatusOr<std::string> ReadFile(const std::string& path, std::size_t max_bytes);
-absl::StatusOr<std::string> ReadFileAt(int directory_fd, const std::string& name, std::size_t max_bytes);
+absl::StatusOr<std::string> ReadFileAt(int directory_fd, const std::string& name,
+                                       std::size_t max_bytes);
 
-// Readers see the old contents or the new ones, whole. kDurable: also after a power cut, once this returns.
-// kVolatile does no fsync: for run directories on a tmpfs.
+// Readers see the old contents or the new ones, whole. kDurable: also after a power cut, once this
+// returns. kVolatile does no fsync: for run directories on a tmpfs.
 enum class Durability { kVolatile, kDurable };
 absl::Status ReplaceFile(const std::string& path, std::string_view contents, Durability durability,
                          mode_t mode = 0600);
@@ -27,20 +28,21 @@ absl::Status ReplaceFileAt(int directory_fd, const std::string& name, std::strin
                            Durability durability, mode_t mode = 0600);
 absl::Status SyncDirectory(const std::string& path);
 
-// Makes `path` (parents as well, 0755) with mode 0700. An existing one must be a directory of this user that nobody
-// else may write to; other permission bits are taken away. Symbolic links are not followed in the last component.
+// Makes `path` (parents as well, 0755) with mode 0700. An existing one must be a directory of this
+// user that nobody else may write to; other permission bits are taken away. Symbolic links are not
+// followed in the last component.
 absl::Status MakePrivateDirectory(const std::string& path);
 absl::Status MakeDirectories(const std::string& path, mode_t mode = 0755);
 absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path);
 
 // Names without "." and "..", sorted. NOT_FOUND when there is no such directory.
 absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path);
-// Removes the tree; links are removed, not followed. OK when nothing was there. What another process
-// adds meanwhile goes too, in up to a hundred rounds.
+// Removes the tree; links are removed, not followed. OK when nothing was there. What another
+// process adds meanwhile goes too, in up to a hundred rounds.
 absl::Status RemoveTree(const std::string& path);
 
-// An flock of a file, held until destruction or the process's end (also SIGKILL). Descriptors that were passed on to
-// a child (release(), posix_spawn) keep it held.
+// An flock of a file, held until destruction or the process's end (also SIGKILL). Descriptors that
+// were passed on to a child (release(), posix_spawn) keep it held.
 class FileLock {
  public:
   // Makes the file when missing. UNAVAILABLE when another process holds the lock.
@@ -60,7 +62,8 @@ enum class FileSystemKind { kDisk, kMemory, kNetwork };
 // Of an existing path. FUSE counts as network.
 absl::StatusOr<FileSystemKind> FileSystemKindOf(const std::string& path);
 struct DiskSpace {
-  std::uint64_t total_bytes = 0, free_bytes = 0;  // Free: for this user, without the reserve of root.
+  std::uint64_t total_bytes = 0,
+                free_bytes = 0;  // Free: for this user, without the reserve of root.
 };
 absl::StatusOr<DiskSpace> DiskSpaceOf(const std::string& path);
 

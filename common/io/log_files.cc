@@ -17,7 +17,8 @@
 namespace regroup::io {
 namespace {
 
-// Entries closer together than this are one: merging needs no more, and a fast writer must not fill the disk with times.
+// Entries closer together than this are one: merging needs no more, and a fast writer must not fill
+// the disk with times.
 constexpr auto kIndexInterval = std::chrono::milliseconds(1);
 constexpr std::uint64_t kMinSegmentBytes = 4096;
 constexpr std::size_t kMaxIndexBytes = 64u << 20;
@@ -29,7 +30,8 @@ struct DiskEntry {
 };
 static_assert(sizeof(DiskEntry) == 16);
 
-std::string SegmentPath(const std::string& directory, LogStream stream, int segment, const char* suffix) {
+std::string SegmentPath(const std::string& directory, LogStream stream, int segment,
+                        const char* suffix) {
   return absl::StrCat(directory, "/", std::string(NameOf(stream)), ".", segment, suffix);
 }
 
@@ -38,7 +40,8 @@ std::optional<int> SegmentOf(std::string_view name, LogStream stream) {
   std::string_view head = NameOf(stream);
   if (name.substr(0, head.size()) != head) return std::nullopt;
   name.remove_prefix(head.size());
-  if (name.size() < 6 || name.front() != '.' || name.substr(name.size() - 4) != ".log") return std::nullopt;
+  if (name.size() < 6 || name.front() != '.' || name.substr(name.size() - 4) != ".log")
+    return std::nullopt;
   name = name.substr(1, name.size() - 5);
   int segment = 0;
   auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), segment);
@@ -78,9 +81,12 @@ std::optional<T> NumberFromName(const std::string& name) {
 
 }  // namespace
 
-std::string_view NameOf(LogStream stream) { return stream == LogStream::kStdout ? "stdout" : "stderr"; }
+std::string_view NameOf(LogStream stream) {
+  return stream == LogStream::kStdout ? "stdout" : "stderr";
+}
 
-std::string LogDirectory(const std::string& root, const JobId& job, Generation generation, int rank) {
+std::string LogDirectory(const std::string& root, const JobId& job, Generation generation,
+                         int rank) {
   return absl::StrCat(root, "/", job.value(), "/", generation.value(), "/", rank);
 }
 
@@ -94,8 +100,9 @@ LogWriter::LogWriter(std::string directory, LogStream stream, LogLimits limits)
 
 void LogWriter::Append(std::string_view bytes, WallTime now) {
   if (lost_bytes_ > 0 && !bytes.empty()) {
-    const std::string note = absl::StrCat("\n[regroup: ", lost_bytes_, " bytes of ", std::string(NameOf(stream_)),
-                                          " lost here: ", last_error_.message(), "]\n");
+    const std::string note =
+        absl::StrCat("\n[regroup: ", lost_bytes_, " bytes of ", std::string(NameOf(stream_)),
+                     " lost here: ", last_error_.message(), "]\n");
     if (!WriteChunk(note, now).ok()) return Lose(bytes.size(), last_error_);
     lost_bytes_ = 0;
   }
@@ -106,7 +113,8 @@ void LogWriter::Append(std::string_view bytes, WallTime now) {
     std::string_view part = bytes.substr(0, limits_.segment_bytes - segment_size_);
     const std::uint64_t before = segment_size_;
     absl::Status written = WriteChunk(part, now);
-    bytes.remove_prefix(segment_size_ - before);  // What did reach the file, also of a failed write.
+    bytes.remove_prefix(segment_size_ -
+                        before);  // What did reach the file, also of a failed write.
     if (!written.ok()) return Lose(bytes.size(), written);
   }
 }
@@ -151,7 +159,8 @@ absl::Status LogWriter::WriteChunk(std::string_view bytes, WallTime now) {
   if (!log_) RETURN_IF_ERROR(OpenNextSegment());
   if (!last_index_time_ || now - *last_index_time_ >= kIndexInterval || now < *last_index_time_) {
     const DiskEntry entry{segment_size_, now.time_since_epoch().count()};
-    // An entry that did not fit only makes these bytes look as old as those before; the log itself decides.
+    // An entry that did not fit only makes these bytes look as old as those before; the log itself
+    // decides.
     if (::write(index_.get(), &entry, sizeof(entry)) == sizeof(entry)) last_index_time_ = now;
   }
   while (!bytes.empty()) {
@@ -198,15 +207,18 @@ bool LogReader::AdvanceSegment() {
   return false;
 }
 
-// An entry is written before its bytes: with the bytes in hand, the index that is read now covers them.
+// An entry is written before its bytes: with the bytes in hand, the index that is read now covers
+// them.
 void LogReader::CutAtNextEntry(Chunk& chunk) {
   auto advance = [&] {
-    while (index_at_ + 1 < index_.size() && index_[index_at_ + 1].offset <= position_.offset) ++index_at_;
+    while (index_at_ + 1 < index_.size() && index_[index_at_ + 1].offset <= position_.offset)
+      ++index_at_;
   };
   if (index_.empty() || index_.back().offset <= position_.offset + chunk.bytes.size()) LoadIndex();
   advance();
   if (index_at_ < index_.size()) chunk.at = index_[index_at_].at;
-  if (index_at_ + 1 < index_.size() && index_[index_at_ + 1].offset - position_.offset < chunk.bytes.size()) {
+  if (index_at_ + 1 < index_.size() &&
+      index_[index_at_ + 1].offset - position_.offset < chunk.bytes.size()) {
     chunk.bytes.resize(index_[index_at_ + 1].offset - position_.offset);
   }
 }
@@ -221,7 +233,8 @@ void LogReader::LoadIndex() {
     const std::size_t whole = n > 0 ? static_cast<std::size_t>(n) / sizeof(DiskEntry) : 0;
     if (whole == 0) return;
     for (std::size_t i = 0; i < whole; ++i) {
-      index_.push_back({entries[i].offset, WallTime(std::chrono::microseconds(entries[i].wall_us))});
+      index_.push_back(
+          {entries[i].offset, WallTime(std::chrono::microseconds(entries[i].wall_us))});
     }
     index_read_bytes_ += whole * sizeof(DiskEntry);
   }
@@ -239,7 +252,8 @@ absl::StatusOr<LogReader::Chunk> LogReader::Next(std::size_t max_bytes) {
       RETURN_IF_ERROR(opened);
     }
     chunk.bytes.resize(std::max<std::size_t>(1, max_bytes));
-    ssize_t n = ::pread(log_.get(), chunk.bytes.data(), chunk.bytes.size(), static_cast<off_t>(position_.offset));
+    ssize_t n = ::pread(log_.get(), chunk.bytes.data(), chunk.bytes.size(),
+                        static_cast<off_t>(position_.offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return ErrnoStatus(errno, absl::StrCat("read log in ", directory_));
     chunk.bytes.resize(static_cast<std::size_t>(n));
@@ -299,7 +313,8 @@ absl::StatusOr<LogPosition> TailPosition(const std::string& directory, LogStream
                                          std::size_t max_bytes) {
   const std::vector<int> segments = SegmentsIn(directory, stream);
   if (segments.empty()) return LogPosition{};
-  LogPosition position{segments.back(), SizeOf(SegmentPath(directory, stream, segments.back(), ".log"))};
+  LogPosition position{segments.back(),
+                       SizeOf(SegmentPath(directory, stream, segments.back(), ".log"))};
   std::size_t looked = 0;
   int newlines = 0;
   bool at_end = true;  // A newline at the very end closes the last line, it does not begin another.
@@ -313,10 +328,12 @@ absl::StatusOr<LogPosition> TailPosition(const std::string& directory, LogStream
     while (end > 0) {
       const std::size_t want = std::min<std::uint64_t>(sizeof(block), end);
       ssize_t n = ::pread(fd.get(), block, want, static_cast<off_t>(end - want));
-      if (n != static_cast<ssize_t>(want)) return ErrnoStatus(n < 0 ? errno : EIO, absl::StrCat("read ", path));
+      if (n != static_cast<ssize_t>(want))
+        return ErrnoStatus(n < 0 ? errno : EIO, absl::StrCat("read ", path));
       for (std::size_t i = want; i-- > 0; at_end = false) {
         if (looked++ >= max_bytes) return position;
-        if (block[i] == '\n' && !at_end && ++newlines == lines) return LogPosition{*segment, end - want + i + 1};
+        if (block[i] == '\n' && !at_end && ++newlines == lines)
+          return LogPosition{*segment, end - want + i + 1};
         position = {*segment, end - want + i};
       }
       end -= want;
@@ -325,15 +342,18 @@ absl::StatusOr<LogPosition> TailPosition(const std::string& directory, LogStream
   return position;
 }
 
-absl::StatusOr<LogPosition> PositionSince(const std::string& directory, LogStream stream, WallTime since) {
+absl::StatusOr<LogPosition> PositionSince(const std::string& directory, LogStream stream,
+                                          WallTime since) {
   LogPosition position;
   for (int segment : SegmentsIn(directory, stream)) {
-    absl::StatusOr<std::string> index = ReadFile(SegmentPath(directory, stream, segment, ".idx"), kMaxIndexBytes);
+    absl::StatusOr<std::string> index =
+        ReadFile(SegmentPath(directory, stream, segment, ".idx"), kMaxIndexBytes);
     if (index.ok()) {
       for (std::size_t at = 0; at + sizeof(DiskEntry) <= index->size(); at += sizeof(DiskEntry)) {
         DiskEntry entry;
         std::memcpy(&entry, index->data() + at, sizeof(entry));
-        if (entry.wall_us >= since.time_since_epoch().count()) return LogPosition{segment, entry.offset};
+        if (entry.wall_us >= since.time_since_epoch().count())
+          return LogPosition{segment, entry.offset};
       }
     }
     position = {segment, SizeOf(SegmentPath(directory, stream, segment, ".log"))};
@@ -341,7 +361,8 @@ absl::StatusOr<LogPosition> PositionSince(const std::string& directory, LogStrea
   return position;
 }
 
-std::string TailText(const std::string& directory, LogStream stream, int lines, std::size_t max_bytes) {
+std::string TailText(const std::string& directory, LogStream stream, int lines,
+                     std::size_t max_bytes) {
   std::string text;
   absl::StatusOr<LogPosition> position = TailPosition(directory, stream, lines, max_bytes);
   if (!position.ok()) return text;
@@ -357,13 +378,15 @@ std::string TailText(const std::string& directory, LogStream stream, int lines, 
   return text;
 }
 
-absl::StatusOr<std::map<Generation, std::vector<int>>> ListLogs(const std::string& root, const JobId& job) {
+absl::StatusOr<std::map<Generation, std::vector<int>>> ListLogs(const std::string& root,
+                                                                const JobId& job) {
   std::map<Generation, std::vector<int>> found;
   const std::string job_directory = absl::StrCat(root, "/", job.value());
   ASSIGN_OR_RETURN(std::vector<std::string> generations, ListDirectory(job_directory));
   for (const std::string& generation_name : generations) {
     std::optional<std::uint64_t> generation = NumberFromName<std::uint64_t>(generation_name);
-    absl::StatusOr<std::vector<std::string>> ranks = ListDirectory(absl::StrCat(job_directory, "/", generation_name));
+    absl::StatusOr<std::vector<std::string>> ranks =
+        ListDirectory(absl::StrCat(job_directory, "/", generation_name));
     if (!generation || !ranks.ok()) continue;
     std::vector<int>& list = found[Generation(*generation)];
     for (const std::string& rank_name : *ranks) {
@@ -374,8 +397,8 @@ absl::StatusOr<std::map<Generation, std::vector<int>>> ListLogs(const std::strin
   return found;
 }
 
-absl::StatusOr<std::uint64_t> PruneLogs(const std::string& root, const JobId& job, std::uint64_t max_bytes,
-                                        const std::set<Generation>& keep) {
+absl::StatusOr<std::uint64_t> PruneLogs(const std::string& root, const JobId& job,
+                                        std::uint64_t max_bytes, const std::set<Generation>& keep) {
   ASSIGN_OR_RETURN(auto logs, ListLogs(root, job));
   struct Segment {
     Generation generation;
@@ -393,17 +416,20 @@ absl::StatusOr<std::uint64_t> PruneLogs(const std::string& root, const JobId& jo
           const std::uint64_t bytes = SizeOf(SegmentPath(directory, stream, number, ".log")) +
                                       SizeOf(SegmentPath(directory, stream, number, ".idx"));
           total += bytes;
-          if (!keep.contains(generation)) removable.push_back({generation, number, rank, stream, bytes});
+          if (!keep.contains(generation))
+            removable.push_back({generation, number, rank, stream, bytes});
         }
       }
     }
   }
   std::sort(removable.begin(), removable.end(), [](const Segment& a, const Segment& b) {
-    return std::tie(a.generation, a.number, a.rank, a.stream) < std::tie(b.generation, b.number, b.rank, b.stream);
+    return std::tie(a.generation, a.number, a.rank, a.stream) <
+           std::tie(b.generation, b.number, b.rank, b.stream);
   });
   for (const Segment& segment : removable) {
     if (total <= max_bytes) break;
-    RemoveSegment(LogDirectory(root, job, segment.generation, segment.rank), segment.stream, segment.number);
+    RemoveSegment(LogDirectory(root, job, segment.generation, segment.rank), segment.stream,
+                  segment.number);
     total -= segment.bytes;
   }
   return total;

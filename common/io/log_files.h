@@ -2,11 +2,14 @@
 
 // Where the output of workers lies and how it is read:
 //
-//   <root>/<job>/<generation>/<rank>/stdout.<n>.log   segments, n from 0, each at most `segment_bytes`, never renamed
+//   <root>/<job>/<generation>/<rank>/stdout.<n>.log   segments, n from 0, each at most
+//   `segment_bytes`, never renamed
 //                                    stdout.<n>.idx   when each chunk of the segment was written
-//                                    stdout.log       symbolic link to the newest segment, for people (tail -F)
+//                                    stdout.log       symbolic link to the newest segment, for
+//                                    people (tail -F)
 //
-// and the same for stderr. A new generation never touches an old one's files. A file appears with its first byte.
+// and the same for stderr. A new generation never touches an old one's files. A file appears with
+// its first byte.
 
 #include <cstdint>
 #include <map>
@@ -27,15 +30,17 @@ namespace regroup::io {
 enum class LogStream { kStdout, kStderr };
 std::string_view NameOf(LogStream stream);  // "stdout", "stderr"
 
-std::string LogDirectory(const std::string& root, const JobId& job, Generation generation, int rank);
+std::string LogDirectory(const std::string& root, const JobId& job, Generation generation,
+                         int rank);
 
 struct LogLimits {
   std::uint64_t segment_bytes = 10u << 20;  // At least 4096.
-  int segments = 10;  // Per stream; the oldest is removed first.
+  int segments = 10;                        // Per stream; the oldest is removed first.
 };
 
-// Appends one stream of one rank. Used by one thread, which may block on the disk. Never fails towards the caller: what
-// can not be written is counted and, when writing works again, told by a line in the log itself.
+// Appends one stream of one rank. Used by one thread, which may block on the disk. Never fails
+// towards the caller: what can not be written is counted and, when writing works again, told by a
+// line in the log itself.
 class LogWriter {
  public:
   LogWriter(std::string directory, LogStream stream, LogLimits limits);
@@ -73,13 +78,13 @@ struct LogPosition {
   friend auto operator<=>(const LogPosition&, const LogPosition&) = default;
 };
 
-// Reads one stream of one rank from a position on, also while it is written: call again later for more. Survives that
-// segments are removed under it (`lost_segments` counts them).
+// Reads one stream of one rank from a position on, also while it is written: call again later for
+// more. Survives that segments are removed under it (`lost_segments` counts them).
 class LogReader {
  public:
   LogReader(std::string directory, LogStream stream, LogPosition from = {});
-  // The next bytes, at most `max_bytes`; empty when there are no more now. Never crosses a time entry, so that all of
-  // one chunk were written at `at`.
+  // The next bytes, at most `max_bytes`; empty when there are no more now. Never crosses a time
+  // entry, so that all of one chunk were written at `at`.
   struct Chunk {
     std::string bytes;
     WallTime at{};
@@ -127,16 +132,21 @@ class LineSplitter {
 absl::StatusOr<LogPosition> TailPosition(const std::string& directory, LogStream stream, int lines,
                                          std::size_t max_bytes = 1 << 20);
 // Where the first chunk that was written at `since` or later begins.
-absl::StatusOr<LogPosition> PositionSince(const std::string& directory, LogStream stream, WallTime since);
-// The last `lines` lines as one text of at most `max_bytes` (cut at the front); empty when there are none.
-std::string TailText(const std::string& directory, LogStream stream, int lines, std::size_t max_bytes);
+absl::StatusOr<LogPosition> PositionSince(const std::string& directory, LogStream stream,
+                                          WallTime since);
+// The last `lines` lines as one text of at most `max_bytes` (cut at the front); empty when there
+// are none.
+std::string TailText(const std::string& directory, LogStream stream, int lines,
+                     std::size_t max_bytes);
 
 // What is there, from the directories: generation → ranks.
-absl::StatusOr<std::map<Generation, std::vector<int>>> ListLogs(const std::string& root, const JobId& job);
+absl::StatusOr<std::map<Generation, std::vector<int>>> ListLogs(const std::string& root,
+                                                                const JobId& job);
 
-// Removes the oldest segments of a job (by generation, then number) until its logs hold at most `max_bytes`; those of
-// `keep` (the first and the last failure, the running one) stay. Returns the bytes that are left.
-absl::StatusOr<std::uint64_t> PruneLogs(const std::string& root, const JobId& job, std::uint64_t max_bytes,
-                                        const std::set<Generation>& keep);
+// Removes the oldest segments of a job (by generation, then number) until its logs hold at most
+// `max_bytes`; those of `keep` (the first and the last failure, the running one) stay. Returns the
+// bytes that are left.
+absl::StatusOr<std::uint64_t> PruneLogs(const std::string& root, const JobId& job,
+                                        std::uint64_t max_bytes, const std::set<Generation>& keep);
 
 }  // namespace regroup::io

@@ -104,7 +104,8 @@ std::vector<ProcessStat> DescendantsOf(pid_t root) {
   auto add_children = [&](pid_t parent) {
     auto [begin, end] = children.equal_range(parent);
     for (auto it = begin; it != end; ++it) found.push_back(it->second);
-    children.erase(begin, end);  // A listing is no snapshot: pids used twice must not make a circle.
+    children.erase(begin,
+                   end);  // A listing is no snapshot: pids used twice must not make a circle.
   };
   add_children(root);
   for (std::size_t i = 0; i < found.size(); ++i) add_children(found[i].pid);

@@ -15,13 +15,14 @@
 namespace regroup::io {
 
 absl::StatusOr<BootId> ReadBootId();
-// CLOCK_BOOTTIME: since boot, sleep included; the same for all processes of this boot. CLOCK_MONOTONIC's twin is
-// for coordinators. WallNow is for display.
+// CLOCK_BOOTTIME: since boot, sleep included; the same for all processes of this boot.
+// CLOCK_MONOTONIC's twin is for coordinators. WallNow is for display.
 Instant BootNow();
 Instant MonotonicNow();
 WallTime WallNow();
 
-// One process as /proc/<pid>/stat shows it. A pid with its start time names one process of this boot for ever.
+// One process as /proc/<pid>/stat shows it. A pid with its start time names one process of this
+// boot for ever.
 struct ProcessStat {
   pid_t pid = 0, parent = 0, group = 0, session = 0;
   char state = '?';               // 'Z' and 'X' are dead.
@@ -32,7 +33,8 @@ std::optional<ProcessStat> ReadProcessStat(pid_t pid);
 // Alive (a zombie is not) and the same process.
 bool IsAlive(pid_t pid, std::uint64_t start_ticks);
 
-// All processes; the living or dead descendants of `root` (without itself), parents before children.
+// All processes; the living or dead descendants of `root` (without itself), parents before
+// children.
 std::vector<ProcessStat> ListProcesses();
 std::vector<ProcessStat> DescendantsOf(pid_t root);
 

@@ -30,7 +30,8 @@ absl::StatusOr<sockaddr_un> UnixAddress(int directory_fd, const std::string& nam
   address.sun_family = AF_UNIX;
   const std::string path = ShortSocketPath(directory_fd, name);
   if (name.empty() || path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("socket name '", name, "' is empty or too long"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("socket name '", name, "' is empty or too long"));
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   return address;
@@ -51,17 +52,22 @@ std::string ShortSocketPath(int directory_fd, const std::string& name) {
 absl::StatusOr<UniqueFd> ListenUnix(int directory_fd, const std::string& name, int backlog) {
   ASSIGN_OR_RETURN(sockaddr_un address, UnixAddress(directory_fd, name));
   ASSIGN_OR_RETURN(UniqueFd fd, NewUnixSocket());
-  auto bind = [&] { return ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)); };
+  auto bind = [&] {
+    return ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address));
+  };
   if (bind() < 0) {
     if (errno != EADDRINUSE) return ErrnoStatus(errno, absl::StrCat("bind ", name));
     absl::StatusOr<UniqueFd> other = ConnectUnix(directory_fd, name);
-    if (other.ok()) return absl::UnavailableError(absl::StrCat(name, ": somebody listens there already"));
-    if (!absl::IsUnavailable(other.status()) && !absl::IsNotFound(other.status())) return other.status();
+    if (other.ok())
+      return absl::UnavailableError(absl::StrCat(name, ": somebody listens there already"));
+    if (!absl::IsUnavailable(other.status()) && !absl::IsNotFound(other.status()))
+      return other.status();
     ::unlinkat(directory_fd, name.c_str(), 0);
     if (bind() < 0) return ErrnoStatus(errno, absl::StrCat("bind ", name));
   }
   // The mode is set before listen(): nobody can connect in between.
-  if (::fchmodat(directory_fd, name.c_str(), 0600, 0) < 0) return ErrnoStatus(errno, absl::StrCat("chmod ", name));
+  if (::fchmodat(directory_fd, name.c_str(), 0600, 0) < 0)
+    return ErrnoStatus(errno, absl::StrCat("chmod ", name));
   if (::listen(fd.get(), backlog) < 0) return ErrnoStatus(errno, absl::StrCat("listen ", name));
   return fd;
 }

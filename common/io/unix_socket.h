@@ -9,11 +9,12 @@
 
 namespace regroup::io {
 
-// Stream sockets in the file system at any path length: sun_path holds 107 bytes only, so they are bound and reached
-// through /proc/self/fd/<directory_fd>/<name>. All descriptors are close-on-exec and non-blocking.
+// Stream sockets in the file system at any path length: sun_path holds 107 bytes only, so they are
+// bound and reached through /proc/self/fd/<directory_fd>/<name>. All descriptors are close-on-exec
+// and non-blocking.
 
-// Bound and listening, mode 0600. Replaces a socket file of that name which nobody listens on (a process that was
-// killed); UNAVAILABLE when somebody does.
+// Bound and listening, mode 0600. Replaces a socket file of that name which nobody listens on (a
+// process that was killed); UNAVAILABLE when somebody does.
 absl::StatusOr<UniqueFd> ListenUnix(int directory_fd, const std::string& name, int backlog = 128);
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int backlog = 128);
 
@@ -21,8 +22,8 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int backlog = 128);
 absl::StatusOr<UniqueFd> ConnectUnix(int directory_fd, const std::string& name);
 absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path);
 
-// A path of at most 107 bytes that names the same socket for this process as long as `directory_fd` is open; for
-// libraries that take a path (gRPC's "unix:").
+// A path of at most 107 bytes that names the same socket for this process as long as `directory_fd`
+// is open; for libraries that take a path (gRPC's "unix:").
 std::string ShortSocketPath(int directory_fd, const std::string& name);
 
 struct PeerCredentials {

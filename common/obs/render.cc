@@ -9,14 +9,10 @@ namespace {
 
 std::string_view NameOf(Level level) {
   switch (level) {
-    case Level::kDebug:
-      return "debug";
-    case Level::kInfo:
-      return "info";
-    case Level::kWarning:
-      return "warning";
-    case Level::kError:
-      return "error";
+    case Level::kDebug: return "debug";
+    case Level::kInfo: return "info";
+    case Level::kWarning: return "warning";
+    case Level::kError: return "error";
   }
   return "?";
 }
@@ -62,17 +58,10 @@ std::size_t PrintableUtf8(std::string_view text) {
 void AppendEscapedByte(std::string& out, unsigned char c, bool json) {
   std::array<char, 8> text{};
   switch (c) {
-    case '\n':
-      out += "\\n";
-      return;
-    case '\r':
-      out += "\\r";
-      return;
-    case '\t':
-      out += "\\t";
-      return;
-    default:
-      break;
+    case '\n': out += "\\n"; return;
+    case '\r': out += "\\r"; return;
+    case '\t': out += "\\t"; return;
+    default: break;
   }
   // JSON has no \x; what is not UTF-8 is shown as the code point of the same number.
   std::snprintf(text.data(), text.size(), json ? "\\u%04x" : "\\x%02x", c);

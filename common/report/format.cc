@@ -107,10 +107,8 @@ std::string SignalName(int signal) {
 
 std::string ExitText(const RankExit& e) {
   switch (e.kind) {
-    case ExitKind::kExited:
-      return Cat("exit ", e.code);
-    case ExitKind::kSignaled:
-      return SignalName(e.code);
+    case ExitKind::kExited: return Cat("exit ", e.code);
+    case ExitKind::kSignaled: return SignalName(e.code);
     case ExitKind::kExecFailed: {
       const char* text = ::strerrordesc_np(e.code);
       return Cat("could not start: ", text == nullptr ? Cat("error ", e.code) : std::string(text));

@@ -139,12 +139,10 @@ std::string SignalSentence(const RankCause& cause) {
 
 std::string CauseSentence(const RankCause& cause) {
   switch (cause.exit.kind) {
-    case ExitKind::kSignaled:
-      return SignalSentence(cause);
+    case ExitKind::kSignaled: return SignalSentence(cause);
     case ExitKind::kExecFailed:
       return Cat(WhoOf(cause), " could not be started: ", ErrorText(cause.exit.code), ".");
-    case ExitKind::kExited:
-      break;
+    case ExitKind::kExited: break;
   }
   std::string memory = cause.exit.oom == OomEvidence::kNone ? "" : " after an OOM kill";
   return Cat(WhoOf(cause), " exited with code ", cause.exit.code, memory, ".");

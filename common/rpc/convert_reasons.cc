@@ -247,9 +247,7 @@ absl::StatusOr<EndReason> FromProto(const pb::EndReason& value) {
     case pb::EndReason::kCancelled:
       out = Cancelled{TakeText(check, "by", value.cancelled().by())};
       break;
-    case pb::EndReason::kFinished:
-      out = Finished{};
-      break;
+    case pb::EndReason::kFinished: out = Finished{}; break;
     case pb::EndReason::REASON_NOT_SET:
       check.Fail("end reason: is missing or of a kind not known here");
   }
@@ -290,9 +288,7 @@ absl::StatusOr<FailReason> FromProto(const pb::FailReason& value) {
     case pb::FailReason::kBudgetSpent:
       out = BudgetSpent{value.budget_spent().used(), value.budget_spent().max()};
       break;
-    case pb::FailReason::kCrashLoop:
-      out = CrashLoop{value.crash_loop().failures()};
-      break;
+    case pb::FailReason::kCrashLoop: out = CrashLoop{value.crash_loop().failures()}; break;
     case pb::FailReason::kExitCodeSaysFail:
       out = ExitCodeSaysFail{value.exit_code_says_fail().code()};
       break;
@@ -305,9 +301,7 @@ absl::StatusOr<FailReason> FromProto(const pb::FailReason& value) {
       out = CancelledBy{TakeText(check, "who", value.cancelled_by().who()),
                         check.Number<int>("signal", value.cancelled_by().signal(), 0, 64)};
       break;
-    case pb::FailReason::kPreemptedAll:
-      out = PreemptedAll{};
-      break;
+    case pb::FailReason::kPreemptedAll: out = PreemptedAll{}; break;
     case pb::FailReason::kJoinTimedOut:
       out = JoinTimedOut{check.AnyDuration("limit", value.join_timed_out().limit_ns())};
       break;
@@ -453,8 +447,7 @@ absl::StatusOr<JobEvent> FromProto(const pb::JobEvent& value) {
           JobEnded{check.Number<int>("exit_code", value.job_ended().exit_code(), 0, kMaxExitCode),
                    TakeText(check, "state", value.job_ended().state())};
       break;
-    case pb::JobEvent::BODY_NOT_SET:
-      check.Fail("event: is missing or of a kind not known here");
+    case pb::JobEvent::BODY_NOT_SET: check.Fail("event: is missing or of a kind not known here");
   }
   return check.Finish(std::move(out));
 }

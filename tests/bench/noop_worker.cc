@@ -1,20 +1,20 @@
-// The worker of the control-plane benchmarks: says on disk when it started and when it was told to stop, reports one
-// step through its agent's socket, and otherwise does nothing. Times are CLOCK_MONOTONIC nanoseconds, comparable
-// between the processes of one machine.
+// The worker of the control-plane benchmarks: says on disk when it started and when it was told to
+// stop, reports one step through its agent's socket, and otherwise does nothing. Times are
+// CLOCK_MONOTONIC nanoseconds, comparable between the processes of one machine.
 //
 //   noop_worker FOLDER      writes FOLDER/<generation>.<rank>.<pid>.start, later ….stop
 
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <string>
 #include <ctime>
-#include <fcntl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
+#include <string>
 
 namespace {
 
@@ -50,9 +50,11 @@ void ReportStep() {
   int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) return;
   std::string generation = Variable("REGROUP_GENERATION");
-  std::string lines = "{\"hello\":{\"version\":1,\"job\":\"" + Variable("REGROUP_JOB") + "\",\"generation\":\"" + generation +
-                      "\",\"rank\":" + Variable("RANK") + ",\"localRank\":" + Variable("LOCAL_RANK") + "}}\n" +
-                      "{\"progress\":{\"step\":\"" + generation + "\",\"samples\":\"" + generation + "\"}}\n";
+  std::string lines = "{\"hello\":{\"version\":1,\"job\":\"" + Variable("REGROUP_JOB") +
+                      "\",\"generation\":\"" + generation + "\",\"rank\":" + Variable("RANK") +
+                      ",\"localRank\":" + Variable("LOCAL_RANK") + "}}\n" +
+                      "{\"progress\":{\"step\":\"" + generation + "\",\"samples\":\"" + generation +
+                      "\"}}\n";
   if (write(fd, lines.data(), lines.size()) < 0) _exit(3);
   // The descriptor stays open for the life of the process, as a real worker's does.
 }
@@ -69,8 +71,8 @@ int main(int argc, char** argv) {
   sigemptyset(&stop);
   sigaddset(&stop, SIGTERM);
   sigprocmask(SIG_BLOCK, &stop, nullptr);
-  std::string path = std::string(argv[1]) + "/" + Variable("REGROUP_GENERATION") + "." + Variable("RANK") + "." +
-                     std::to_string(getpid());
+  std::string path = std::string(argv[1]) + "/" + Variable("REGROUP_GENERATION") + "." +
+                     Variable("RANK") + "." + std::to_string(getpid());
   WriteTime(path + ".start", started);
   ReportStep();
   int signal = 0;

@@ -108,9 +108,7 @@ class Bench {
         case Op::kBackward:
           RETURN_IF_ERROR(runner_->Backward(instruction.unit, batch, instruction.micro_batch > 0));
           break;
-        case Op::kSumSquares:
-          grad_scale = ClipScale(optimizer_->SumSquares(), kClipNorm);
-          break;
+        case Op::kSumSquares: grad_scale = ClipScale(optimizer_->SumSquares(), kClipNorm); break;
         case Op::kStep:
           optimizer_->Step(
               instruction.unit,
@@ -118,8 +116,7 @@ class Bench {
           break;
         case Op::kReduceGrad:
         case Op::kVote:
-        case Op::kCommit:
-          break;  // Nobody else is here.
+        case Op::kCommit: break;  // Nobody else is here.
       }
     }
     return loss;

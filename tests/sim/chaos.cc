@@ -144,18 +144,12 @@ class Chaos {
     Note("job " + std::to_string(what) + " " + job.value() + " on " + node.name());
     const int rank = static_cast<int>(rng_.Below(2));
     switch (what) {
-      case 3:
-        return node.ExitRank(job, rank, 0);
-      case 4:
-        return node.ExitRank(job, rank, 1);
-      case 5:
-        return node.SignalRank(job, rank, SIGKILL);
-      case 6:
-        return node.LoseSupervisor(job);
-      case 7:
-        return node.LoseStore(job);
-      default:
-        world_.Cancel(job.value(), rng_.Below(2) == 0);
+      case 3: return node.ExitRank(job, rank, 0);
+      case 4: return node.ExitRank(job, rank, 1);
+      case 5: return node.SignalRank(job, rank, SIGKILL);
+      case 6: return node.LoseSupervisor(job);
+      case 7: return node.LoseStore(job);
+      default: world_.Cancel(job.value(), rng_.Below(2) == 0);
     }
   }
 
@@ -174,19 +168,13 @@ class Chaos {
     Node& node = AnyNode();
     Note("node " + std::to_string(what) + " " + node.name());
     switch (what) {
-      case 9:
-        return node.KillAgent();
+      case 9: return node.KillAgent();
       case 10:
-      case 11:
-        return Revive(node);
-      case 12:
-        return node.KillNode();
-      case 13:
-        return node.options().launched ? node.CutPower() : node.Reboot();
-      case 14:
-        return node.SetSilent(!node.silent());
-      case 15:
-        return node.ResetSession();
+      case 11: return Revive(node);
+      case 12: return node.KillNode();
+      case 13: return node.options().launched ? node.CutPower() : node.Reboot();
+      case 14: return node.SetSilent(!node.silent());
+      case 15: return node.ResetSession();
       case 16:
         if (node.options().launched)
           return node.Signal(Pick<int>({SIGINT, SIGTERM, SIGHUP, 0}), rng_.Below(3) == 0);

@@ -33,15 +33,12 @@ bool MayFollow(JobPhase from, JobPhase to) {
              to == JobPhase::kPreempted || to == JobPhase::kEnding || to == JobPhase::kEnded;
     case JobPhase::kForming:
     case JobPhase::kRunning:
-    case JobPhase::kRegrouping:
-      return true;
+    case JobPhase::kRegrouping: return true;
     case JobPhase::kPreempted:
       return to == JobPhase::kGathering || to == JobPhase::kForming ||  // In one step.
              to == JobPhase::kRegrouping || to == JobPhase::kEnding || to == JobPhase::kEnded;
-    case JobPhase::kEnding:
-      return to == JobPhase::kEnded;
-    case JobPhase::kEnded:
-      return false;
+    case JobPhase::kEnding: return to == JobPhase::kEnded;
+    case JobPhase::kEnded: return false;
   }
   return false;
 }

@@ -127,8 +127,7 @@ absl::Status SharedMemoryCommunicator::Failure() const {
           !mismatch_.empty()
               ? mismatch_
               : absl::StrCat("rank ", by, " and rank ", about, " issued different calls"));
-    default:
-      return absl::AbortedError(absl::StrCat("rank ", by, " aborted the communicator"));
+    default: return absl::AbortedError(absl::StrCat("rank ", by, " aborted the communicator"));
   }
 }
 

@@ -56,12 +56,9 @@ const Kernels& KernelsFor(Isa isa) {
   static const Kernels v3 = MakeTable("x86-64-v3", FillV3);
   static const Kernels v4 = MakeTable("x86-64-v4", FillV4);
   switch (isa) {
-    case Isa::kBaseline:
-      return baseline;
-    case Isa::kV3:
-      return v3;
-    case Isa::kV4:
-      return v4;
+    case Isa::kBaseline: return baseline;
+    case Isa::kV3: return v3;
+    case Isa::kV4: return v4;
   }
   CHECK(false);
 }

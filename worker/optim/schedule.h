@@ -16,8 +16,8 @@ struct Schedule {
 // `step` counts from 0: the learning rate of the (step + 1)th update.
 double LearningRate(const Schedule& schedule, std::int64_t step);
 
-// What gradients are multiplied by so that their global norm is at most max_norm (<= 0: no clipping,
-// 1). Not a number if the norm is none.
+// What gradients are multiplied by so that their global norm is at most max_norm (<= 0: no
+// clipping, 1). Not a number if the norm is none.
 double ClipScale(double sum_squares, double max_norm);
 
 }  // namespace regroup::worker

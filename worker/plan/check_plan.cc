@@ -45,20 +45,13 @@ class Walk {
 
   absl::Status Follow(const Instruction& instruction) {
     switch (instruction.op) {
-      case Op::kForward:
-        return Forward(instruction);
-      case Op::kBackward:
-        return Backward(instruction);
-      case Op::kReduceGrad:
-        return ReduceGrad(instruction);
-      case Op::kSumSquares:
-        return SumSquares();
-      case Op::kVote:
-        return Vote();
-      case Op::kStep:
-        return Step(instruction);
-      case Op::kCommit:
-        return Commit();
+      case Op::kForward: return Forward(instruction);
+      case Op::kBackward: return Backward(instruction);
+      case Op::kReduceGrad: return ReduceGrad(instruction);
+      case Op::kSumSquares: return SumSquares();
+      case Op::kVote: return Vote();
+      case Op::kStep: return Step(instruction);
+      case Op::kCommit: return Commit();
     }
     return Broken("is unknown");
   }

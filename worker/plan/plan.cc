@@ -82,16 +82,11 @@ std::string ToString(const Instruction& instruction) {
     case Op::kBackward:
       return absl::StrCat("Backward unit ", instruction.unit, " micro-batch ",
                           instruction.micro_batch);
-    case Op::kReduceGrad:
-      return absl::StrCat("ReduceGrad bucket ", instruction.bucket);
-    case Op::kSumSquares:
-      return "SumSquares";
-    case Op::kVote:
-      return "Vote";
-    case Op::kStep:
-      return absl::StrCat("Step unit ", instruction.unit);
-    case Op::kCommit:
-      return "Commit";
+    case Op::kReduceGrad: return absl::StrCat("ReduceGrad bucket ", instruction.bucket);
+    case Op::kSumSquares: return "SumSquares";
+    case Op::kVote: return "Vote";
+    case Op::kStep: return absl::StrCat("Step unit ", instruction.unit);
+    case Op::kCommit: return "Commit";
   }
   CHECK(false);
 }

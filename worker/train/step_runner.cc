@@ -125,19 +125,14 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
       return ranks_.AllReduceSum(gradients_.subspan(static_cast<std::size_t>(flat.begin),
                                                     static_cast<std::size_t>(flat.size)));
     }
-    case Op::kSumSquares:
-      sum_squares_ = optimizer_->SumSquares();
-      return absl::OkStatus();
-    case Op::kVote:
-      return Vote(ballot, result);
+    case Op::kSumSquares: sum_squares_ = optimizer_->SumSquares(); return absl::OkStatus();
+    case Op::kVote: return Vote(ballot, result);
     case Op::kStep:
       optimizer_->Step(instruction.unit, {.step = step,
                                           .lr = LearningRate(options_.schedule, step),
                                           .grad_scale = ClipScale(sum_squares_, options_.clip)});
       return absl::OkStatus();
-    case Op::kCommit:
-      result.done = true;
-      return absl::OkStatus();
+    case Op::kCommit: result.done = true; return absl::OkStatus();
   }
   CHECK(false);
 }

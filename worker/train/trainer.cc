@@ -58,16 +58,11 @@ absl::Status Communication(absl::Status status) {
 
 const char* NameOf(Mutation mutation) {
   switch (mutation) {
-    case Mutation::kNone:
-      return "none";
-    case Mutation::kSkipBatch:
-      return "skip_batch";
-    case Mutation::kRepeatBatch:
-      return "repeat_batch";
-    case Mutation::kResumeFromZero:
-      return "resume_from_zero";
-    case Mutation::kGradientScale:
-      return "gradient_scale";
+    case Mutation::kNone: return "none";
+    case Mutation::kSkipBatch: return "skip_batch";
+    case Mutation::kRepeatBatch: return "repeat_batch";
+    case Mutation::kResumeFromZero: return "resume_from_zero";
+    case Mutation::kGradientScale: return "gradient_scale";
   }
   return "?";
 }

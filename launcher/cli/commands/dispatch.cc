@@ -85,17 +85,12 @@ void TellError(const absl::Status& error, const Terminal& terminal) {
 
 int ExitCodeOf(const absl::Status& status, bool speaks_for_job) {
   switch (status.code()) {
-    case absl::StatusCode::kOk:
-      return kDone;
+    case absl::StatusCode::kOk: return kDone;
     case absl::StatusCode::kUnavailable:
-    case absl::StatusCode::kPermissionDenied:
-      return kUnreachable;
-    case absl::StatusCode::kDeadlineExceeded:
-      return kTimeout;
-    case absl::StatusCode::kInvalidArgument:
-      return speaks_for_job ? kUnreachable : kUsage;
-    default:
-      return speaks_for_job ? kUnreachable : kNo;
+    case absl::StatusCode::kPermissionDenied: return kUnreachable;
+    case absl::StatusCode::kDeadlineExceeded: return kTimeout;
+    case absl::StatusCode::kInvalidArgument: return speaks_for_job ? kUnreachable : kUsage;
+    default: return speaks_for_job ? kUnreachable : kNo;
   }
 }
 

@@ -51,16 +51,11 @@ Json PhasesJson(const RestartPhases& p) {
 
 const char* StateName(GenerationView::State state) {
   switch (state) {
-    case GenerationView::State::kProposed:
-      return "proposed";
-    case GenerationView::State::kFormed:
-      return "formed";
-    case GenerationView::State::kRunning:
-      return "running";
-    case GenerationView::State::kOver:
-      return "over";
-    case GenerationView::State::kVoided:
-      return "voided";
+    case GenerationView::State::kProposed: return "proposed";
+    case GenerationView::State::kFormed: return "formed";
+    case GenerationView::State::kRunning: return "running";
+    case GenerationView::State::kOver: return "over";
+    case GenerationView::State::kVoided: return "voided";
   }
   return "";
 }

@@ -96,12 +96,8 @@ void Engine::Refresh(Job& job, Node& node) {
     GenerationSoft& soft = entry.second;
     if (!soft.members.contains(node.row.node)) continue;
     switch (job.generations.at(entry.first).phase) {
-      case GenerationPhase::kProposed:
-        RefreshProposed(job, soft, entry.first, node);
-        break;
-      case GenerationPhase::kFormed:
-        RefreshFormed(job, soft, entry.first, node);
-        break;
+      case GenerationPhase::kProposed: RefreshProposed(job, soft, entry.first, node); break;
+      case GenerationPhase::kFormed: RefreshFormed(job, soft, entry.first, node); break;
       case GenerationPhase::kOver:
         if (!soft.waiting.contains(node.row.node)) break;
         if (const GroupReport* report = Shown(node, job.id(), entry.first))

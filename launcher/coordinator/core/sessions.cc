@@ -240,14 +240,10 @@ void Engine::On(const HeartbeatReceived& event) {
 std::optional<Instant> Engine::LeaseEnd(const Node& node) const {
   switch (node.link) {
     case Link::kAttached:
-    case Link::kSuspected:
-      return node.lease_from + config_.lease;
-    case Link::kAgentAway:
-      return std::max(node.broken_at + AwayLimit(node), node.awaited_until);
-    case Link::kAwaited:
-      return node.awaited_until;
-    case Link::kLost:
-      return std::nullopt;
+    case Link::kSuspected: return node.lease_from + config_.lease;
+    case Link::kAgentAway: return std::max(node.broken_at + AwayLimit(node), node.awaited_until);
+    case Link::kAwaited: return node.awaited_until;
+    case Link::kLost: return std::nullopt;
   }
   return std::nullopt;
 }

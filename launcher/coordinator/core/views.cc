@@ -54,32 +54,22 @@ const char* SignalText(int signal) {
 
 std::string Engine::StateName(const Job& job) const {
   switch (job.state.phase) {
-    case JobPhase::kQueued:
-      return "queued";
-    case JobPhase::kGathering:
-      return "gathering";
-    case JobPhase::kForming:
-      return "forming";
+    case JobPhase::kQueued: return "queued";
+    case JobPhase::kGathering: return "gathering";
+    case JobPhase::kForming: return "forming";
     case JobPhase::kRunning: {
       const GenerationRow* formed = FormedOf(job);
       return formed && job.soft.at(formed->generation).ending ? "regrouping" : "running";
     }
-    case JobPhase::kRegrouping:
-      return "regrouping";
-    case JobPhase::kPreempted:
-      return "preempted";
-    case JobPhase::kEnding:
-      return "ending";
-    case JobPhase::kEnded:
-      break;
+    case JobPhase::kRegrouping: return "regrouping";
+    case JobPhase::kPreempted: return "preempted";
+    case JobPhase::kEnding: return "ending";
+    case JobPhase::kEnded: break;
   }
   switch (job.state.verdict->state) {
-    case VerdictState::kSucceeded:
-      return "succeeded";
-    case VerdictState::kFailed:
-      return "failed";
-    case VerdictState::kCancelled:
-      return "cancelled";
+    case VerdictState::kSucceeded: return "succeeded";
+    case VerdictState::kFailed: return "failed";
+    case VerdictState::kCancelled: return "cancelled";
   }
   return "ended";
 }
@@ -148,16 +138,12 @@ GenerationView Engine::ViewOf(const Job& job, const GenerationRow& row) const {
   using State = GenerationView::State;
   auto soft = job.soft.find(row.generation);
   switch (row.phase) {
-    case GenerationPhase::kProposed:
-      view.state = State::kProposed;
-      break;
+    case GenerationPhase::kProposed: view.state = State::kProposed; break;
     case GenerationPhase::kFormed:
       view.state =
           soft != job.soft.end() && soft->second.running_at ? State::kRunning : State::kFormed;
       break;
-    case GenerationPhase::kOver:
-      view.state = row.voided ? State::kVoided : State::kOver;
-      break;
+    case GenerationPhase::kOver: view.state = row.voided ? State::kVoided : State::kOver; break;
   }
   for (std::size_t rank = 0; rank < row.members.size(); ++rank) {
     const GenerationMember& member = row.members[rank];
@@ -275,18 +261,10 @@ NodeView Engine::ViewOf(const Node& node, const Moment& at) const {
                    : at.now - node.last_heard > 2 * config_.heartbeat ? "suspect"
                                                                       : "ready";
       break;
-    case Link::kSuspected:
-      view.state = "suspect";
-      break;
-    case Link::kAgentAway:
-      view.state = "away";
-      break;
-    case Link::kAwaited:
-      view.state = "awaited";
-      break;
-    case Link::kLost:
-      view.state = "lost";
-      break;
+    case Link::kSuspected: view.state = "suspect"; break;
+    case Link::kAgentAway: view.state = "away"; break;
+    case Link::kAwaited: view.state = "awaited"; break;
+    case Link::kLost: view.state = "lost"; break;
   }
   view.slots = node.row.slots;
   view.slots_used = SlotsUsed(node);

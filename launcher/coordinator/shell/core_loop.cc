@@ -24,14 +24,10 @@ constexpr int kDiskFullTries = 120;
 
 obs::Level LevelOf(Severity severity) {
   switch (severity) {
-    case Severity::kDebug:
-      return obs::Level::kDebug;
-    case Severity::kInfo:
-      return obs::Level::kInfo;
-    case Severity::kWarning:
-      return obs::Level::kWarning;
-    case Severity::kError:
-      return obs::Level::kError;
+    case Severity::kDebug: return obs::Level::kDebug;
+    case Severity::kInfo: return obs::Level::kInfo;
+    case Severity::kWarning: return obs::Level::kWarning;
+    case Severity::kError: return obs::Level::kError;
   }
   return obs::Level::kError;
 }

@@ -23,10 +23,8 @@ bool IsFinal(absl::StatusCode code) {
     case absl::StatusCode::kUnauthenticated:
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kUnimplemented:
-    case absl::StatusCode::kDataLoss:
-      return true;
-    default:
-      return false;
+    case absl::StatusCode::kDataLoss: return true;
+    default: return false;
   }
 }
 
@@ -99,20 +97,13 @@ class Sessions::Reactor final
       return Decoded{*std::move(value)};
     };
     switch (message.body_case()) {
-      case pb::AgentMessage::kHello:
-        return wrap(FromProto(message.hello()));
-      case pb::AgentMessage::kLaunch:
-        return wrap(FromProto(message.launch()));
-      case pb::AgentMessage::kHeartbeat:
-        return wrap(FromProto(message.heartbeat()));
-      case pb::AgentMessage::kReport:
-        return wrap(FromProto(message.report()));
-      case pb::AgentMessage::kProgress:
-        return wrap(FromProto(message.progress()));
-      case pb::AgentMessage::kCommit:
-        return wrap(FromProto(message.commit()));
-      case pb::AgentMessage::kNotice:
-        return wrap(FromProto(message.notice()));
+      case pb::AgentMessage::kHello: return wrap(FromProto(message.hello()));
+      case pb::AgentMessage::kLaunch: return wrap(FromProto(message.launch()));
+      case pb::AgentMessage::kHeartbeat: return wrap(FromProto(message.heartbeat()));
+      case pb::AgentMessage::kReport: return wrap(FromProto(message.report()));
+      case pb::AgentMessage::kProgress: return wrap(FromProto(message.progress()));
+      case pb::AgentMessage::kCommit: return wrap(FromProto(message.commit()));
+      case pb::AgentMessage::kNotice: return wrap(FromProto(message.notice()));
       case pb::AgentMessage::kLeave: {
         const int signal = message.leave().signal();
         if (signal < 0 || signal > 64)

@@ -70,8 +70,7 @@ absl::Status SqliteError(const std::string& path, sqlite3* database, const char*
       return UserError(absl::StatusCode::kUnavailable, "another process uses the journal " + path,
                        text, "stop that process");
     case SQLITE_CORRUPT:
-    case SQLITE_NOTADB:
-      return Damaged(path, text);
+    case SQLITE_NOTADB: return Damaged(path, text);
     default:
       return UserError(
           absl::StatusCode::kInternal, "the journal " + path + " can't be used",

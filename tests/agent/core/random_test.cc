@@ -335,17 +335,14 @@ class World {
         }
         break;
       case 2:
-      case 3:
-        RandomOrder();
-        break;
+      case 3: RandomOrder(); break;
       case 4:
       case 5:
         for (auto& [key, directory] : node_.directories) {
           if (directory.shim) ShimStep(key, directory);
         }
         break;
-      default:
-        DeliverOne();
+      default: DeliverOne();
     }
   }
   void DeliverOne() {

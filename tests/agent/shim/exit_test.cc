@@ -31,8 +31,8 @@ TEST_F(ShimTest, ExitCodesAreExact) {
 
 TEST_F(ShimTest, EverySignalIsTold) {
   for (int signal = 1; signal < 32; ++signal) {
-    if (signal == SIGSTOP || signal == SIGTSTP || signal == SIGTTIN || signal == SIGTTOU || signal == SIGCHLD ||
-        signal == SIGCONT || signal == SIGURG || signal == SIGWINCH) {
+    if (signal == SIGSTOP || signal == SIGTSTP || signal == SIGTTIN || signal == SIGTTOU ||
+        signal == SIGCHLD || signal == SIGCONT || signal == SIGURG || signal == SIGWINCH) {
       continue;  // These end nobody.
     }
     Group group = Run(ShellSpec(absl::StrCat("kill -", signal, " $$")));
@@ -56,7 +56,10 @@ TEST_F(ShimTest, WhatCannotBeExecutedIsNoExit) {
     return work_ / name;
   };
   std::string foreign(64, '\0');
-  foreign.replace(0, 20, std::string("\x7f" "ELF\2\1\1\0\0\0\0\0\0\0\0\0\2\0\xf7\xf7", 20));  // No such machine.
+  foreign.replace(0, 20,
+                  std::string("\x7f"
+                              "ELF\2\1\1\0\0\0\0\0\0\0\0\0\2\0\xf7\xf7",
+                              20));  // No such machine.
   const std::vector<Unstartable> table = {
       {"missing", work_ / "none", ENOENT},
       {"missing in PATH", "no-such-program-of-ours", ENOENT},
@@ -94,9 +97,12 @@ TEST_F(ShimTest, StagesBeforeTheExecAreNamed) {
 
 TEST_F(ShimTest, ALaterExecutableOfThePathIsFound) {
   ASSERT_TRUE(io::MakeDirectories(work_ / "a").ok());
-  ASSERT_TRUE(io::ReplaceFile(work_ / "a/tool", "not for us", io::Durability::kVolatile, 0644).ok());
+  ASSERT_TRUE(
+      io::ReplaceFile(work_ / "a/tool", "not for us", io::Durability::kVolatile, 0644).ok());
   ASSERT_TRUE(io::MakeDirectories(work_ / "b").ok());
-  ASSERT_TRUE(io::ReplaceFile(work_ / "b/tool", "#!/bin/sh\necho found $1\n", io::Durability::kVolatile, 0755).ok());
+  ASSERT_TRUE(io::ReplaceFile(work_ / "b/tool", "#!/bin/sh\necho found $1\n",
+                              io::Durability::kVolatile, 0755)
+                  .ok());
   Spec spec = CommandSpec({"tool", "it"});
   spec.environment = {absl::StrCat("PATH=", work_ / "a", ":", work_ / "b")};
   Group group = Run(spec);
@@ -115,7 +121,8 @@ TEST_F(ShimTest, AWorkerStartsClean) {
   auto old_handler = ::signal(SIGPIPE, SIG_IGN);
   int leaky = ::open("/dev/null", O_RDONLY);  // Not close-on-exec.
   Spec spec = CommandSpec({"/bin/sh", "-c",
-                           "grep -E '^(SigBlk|SigIgn)' /proc/self/status; umask; pwd; ulimit -c; ls /proc/self/fd | tr '\\n' ' ';"
+                           "grep -E '^(SigBlk|SigIgn)' /proc/self/status; umask; pwd; ulimit -c; "
+                           "ls /proc/self/fd | tr '\\n' ' ';"
                            "echo; ps -o pid=,pgid=,sid= -p $$; echo in=$(cat)"});
   spec.umask = 027;
   Group group = Run(spec);
@@ -128,7 +135,8 @@ TEST_F(ShimTest, AWorkerStartsClean) {
   EXPECT_THAT(log, HasSubstr("SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n0027\n"));
   EXPECT_THAT(log, HasSubstr(work_.path() + "\n0\n0 1 2 3 \n"));  // 3 is ls's own.
   EXPECT_THAT(log, HasSubstr("in=\n"));                           // stdin is /dev/null.
-  EXPECT_THAT(log, testing::ContainsRegex(absl::StrCat(pid, " +", pid, " +", pid, "\n")));  // Leads its session.
+  EXPECT_THAT(log, testing::ContainsRegex(
+                       absl::StrCat(pid, " +", pid, " +", pid, "\n")));  // Leads its session.
 }
 
 TEST_F(ShimTest, EnvironmentIsWhatTheSpecSays) {
@@ -136,7 +144,8 @@ TEST_F(ShimTest, EnvironmentIsWhatTheSpecSays) {
   spec.environment = {"A=1", "RANK=wrong"};
   Group group = Run(spec);
   ASSERT_TRUE(group.WaitForEnd());
-  EXPECT_EQ(Log(group, 11), absl::StrCat("A=1\nLOCAL_RANK=1\nRANK=11\nREGROUP_GROUP=", spec.nonce, "\n"));
+  EXPECT_EQ(Log(group, 11),
+            absl::StrCat("A=1\nLOCAL_RANK=1\nRANK=11\nREGROUP_GROUP=", spec.nonce, "\n"));
 }
 
 TEST_F(ShimTest, StandardInputReachesLocalRankZeroOnly) {
@@ -188,7 +197,8 @@ TEST_F(ShimTest, StopBeforeStartFreesAndStartsNothingAfter) {
 
 TEST_F(ShimTest, OneRanksEndLeavesTheOthers) {
   Group group = Run(ShellSpec("if [ $LOCAL_RANK = 1 ]; then exit 9; fi; exec sleep 1000", 3));
-  ASSERT_TRUE(group.WaitFor([](const State& s) { return s.ranks[1].logs_complete && s.phase == Phase::kRunning; }));
+  ASSERT_TRUE(group.WaitFor(
+      [](const State& s) { return s.ranks[1].logs_complete && s.phase == Phase::kRunning; }));
   EXPECT_EQ(group.rank(1).phase, RankPhase::kEnded);
   EXPECT_EQ(group.rank(0).phase, RankPhase::kRunning);
   group.Stop(std::chrono::seconds(10));

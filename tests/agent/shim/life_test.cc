@@ -28,8 +28,9 @@ Witnessed Dial(const Address& address) {
   }
   pollfd poll{fd.get(), POLLIN, 0};
   char byte;
-  return ::poll(&poll, 1, 5000) == 1 && ::recv(fd.get(), &byte, 1, 0) == 0 ? Witnessed::kAcceptedAndClosed
-                                                                          : Witnessed::kOther;
+  return ::poll(&poll, 1, 5000) == 1 && ::recv(fd.get(), &byte, 1, 0) == 0
+             ? Witnessed::kAcceptedAndClosed
+             : Witnessed::kOther;
 }
 
 TEST_F(ShimTest, WitnessAnswersWhileTheGroupLives) {
@@ -50,7 +51,8 @@ TEST_F(ShimTest, WitnessIsSilentWhenTheShimIsStoppedAndRefusedWhenItIsKilled) {
   ::kill(group.shim.pid, SIGSTOP);
   io::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   io::SocketAddress target = *io::ToSocketAddress(group.witness);
-  EXPECT_EQ(::connect(fd.get(), target.get(), target.size), 0);  // The kernel's handshake proves nothing.
+  EXPECT_EQ(::connect(fd.get(), target.get(), target.size),
+            0);  // The kernel's handshake proves nothing.
   pollfd poll{fd.get(), POLLIN, 0};
   EXPECT_EQ(::poll(&poll, 1, 100), 0);
   ::kill(group.shim.pid, SIGKILL);
@@ -64,7 +66,8 @@ TEST_F(ShimTest, SignalsThatEndDaemonsDoNotEndAShim) {
   for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE}) ::kill(group.shim.pid, signal);
   group.Start();
   ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
-  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGALRM}) ::kill(group.shim.pid, signal);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGALRM})
+    ::kill(group.shim.pid, signal);
   ASSERT_TRUE(group.link->Send(Query{}).ok());
   ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
   group.Stop(seconds(10));
@@ -97,7 +100,8 @@ void KillAgent(const ForkedAgent& agent) {
 }
 
 TEST_F(ShimTest, AnotherAgentAdoptsAfterASigkill) {
-  Spec spec = ShellSpec("echo one; while [ ! -e $WORK/go ]; do sleep 0.01; done; echo two; exit 4", 2);
+  Spec spec =
+      ShellSpec("echo one; while [ ! -e $WORK/go ]; do sleep 0.01; done; echo two; exit 4", 2);
   ForkedAgent first = ForkAgent([&] {
     Group* group = new Group(Spawn(spec));  // Never destroyed: this process is killed.
     group->Start();
@@ -119,9 +123,11 @@ TEST_F(ShimTest, AnotherAgentAdoptsAfterASigkill) {
   ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
   EXPECT_TRUE(io::IsAlive(group.rank(1).pid, group.rank(1).start_ticks));
   // What was told is written then.
-  EXPECT_TRUE(Eventually([&] { return ReadRunDirectory(record.path)->state->ranks == group.state.ranks; }));
+  EXPECT_TRUE(
+      Eventually([&] { return ReadRunDirectory(record.path)->state->ranks == group.state.ranks; }));
   ASSERT_TRUE(io::ReplaceFile(work_ / "go", "", io::Durability::kVolatile).ok());
-  ASSERT_TRUE(group.WaitFor([](const State& s) { return s.phase == Phase::kFree && s.ranks[1].logs_complete; }));
+  ASSERT_TRUE(group.WaitFor(
+      [](const State& s) { return s.phase == Phase::kFree && s.ranks[1].logs_complete; }));
   EXPECT_EQ(group.rank(1).code, 4);
   EXPECT_EQ(Log(group, 11), "one\ntwo\n");
 }
@@ -134,7 +140,8 @@ TEST_F(ShimTest, WhatEndsWhileNobodyIsThereIsFoundLater) {
     group->WaitForPhase(Phase::kRunning);
   });
   KillAgent(first);
-  const std::string path = absl::StrCat(base_.path(), "/", RunDirectoryName(spec.job, spec.generation, spec.role));
+  const std::string path =
+      absl::StrCat(base_.path(), "/", RunDirectoryName(spec.job, spec.generation, spec.role));
   ASSERT_TRUE(Eventually([&] { return !ReadRunDirectory(path)->shim_alive; }));
   RunRecord record = *ReadRunDirectory(path);
   EXPECT_FALSE(record.supervisor_lost());
@@ -147,10 +154,12 @@ TEST_F(ShimTest, SigkilledShimTakesItsRanksAndTheAgentFindsTheRest) {
   for (bool with_cgroup : {false, true}) {
     use_cgroup_ = with_cgroup;
     if (with_cgroup && !FindCgroupBase().ok()) break;
-    // The rank dies with the shim; a daemon without the mark in its environment and one that keeps it do not.
+    // The rank dies with the shim; a daemon without the mark in its environment and one that keeps
+    // it do not.
     const std::string own = absl::StrCat("1000.", ::getpid());  // Tells our sleepers from others'.
-    Group group = Run(ShellSpec(absl::StrCat("(setsid sh -c 'sleep ", own, "' &); (setsid env -i sleep ", own,
-                                             " &); env -i sleep ", own, " & sleep 0.1; touch ready; wait")));
+    Group group =
+        Run(ShellSpec(absl::StrCat("(setsid sh -c 'sleep ", own, "' &); (setsid env -i sleep ", own,
+                                   " &); env -i sleep ", own, " & sleep 0.1; touch ready; wait")));
     ASSERT_TRUE(Eventually([&] { return ::access((work_ / "ready").c_str(), F_OK) == 0; }));
     ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
     const pid_t rank = group.rank().pid;
@@ -164,7 +173,8 @@ TEST_F(ShimTest, SigkilledShimTakesItsRanksAndTheAgentFindsTheRest) {
 
     EXPECT_GE(LiveWithMark(group.spec), 1);
     RunRecord record;
-    EXPECT_TRUE(Eventually([&] { return (record = *ReadRunDirectory(group.directory.path)).supervisor_lost(); }));
+    EXPECT_TRUE(Eventually(
+        [&] { return (record = *ReadRunDirectory(group.directory.path)).supervisor_lost(); }));
     int empty = 0;
     EXPECT_TRUE(Eventually([&] {
       absl::StatusOr<int> found = KillLeftovers(record);
@@ -177,10 +187,11 @@ TEST_F(ShimTest, SigkilledShimTakesItsRanksAndTheAgentFindsTheRest) {
     if (with_cgroup) {
       EXPECT_NE(::access(group.spec.cgroup.c_str(), F_OK), 0);
     } else {
-      // Documented limit: without a cgroup one that left session, parent and environment can not be told from a
-      // stranger. This test ends it.
+      // Documented limit: without a cgroup one that left session, parent and environment can not be
+      // told from a stranger. This test ends it.
       for (const io::ProcessStat& process : io::ListProcesses()) {
-        absl::StatusOr<std::string> words = io::ReadFile(absl::StrCat("/proc/", process.pid, "/cmdline"), 100);
+        absl::StatusOr<std::string> words =
+            io::ReadFile(absl::StrCat("/proc/", process.pid, "/cmdline"), 100);
         if (words.ok() && words->find(own) != std::string::npos) {
           io::SignalProcess(process.pid, process.start_ticks, SIGKILL).IgnoreError();
         }
@@ -196,14 +207,17 @@ TEST_F(ShimTest, AShimThatDoesNotAnswerCanBeKilled) {
   ASSERT_TRUE(KillShim(*ReadRunDirectory(group.directory.path)).ok());
   pollfd process{group.shim.process.get(), POLLIN, 0};
   EXPECT_EQ(::poll(&process, 1, 10000), 1);
-  EXPECT_TRUE(Eventually([&] { return ReadRunDirectory(group.directory.path)->supervisor_lost(); }));
-  EXPECT_TRUE(KillShim(*ReadRunDirectory(group.directory.path)).ok());  // Nobody there: nothing to do.
+  EXPECT_TRUE(
+      Eventually([&] { return ReadRunDirectory(group.directory.path)->supervisor_lost(); }));
+  EXPECT_TRUE(
+      KillShim(*ReadRunDirectory(group.directory.path)).ok());  // Nobody there: nothing to do.
   EXPECT_TRUE(Eventually([&] { return LiveWithMark(group.spec) == 0; }));
 }
 
 TEST_F(ShimTest, ClosedLifelineStopsWithGrace) {
   Lifeline lifeline = std::move(*MakeLifeline());
-  Spec spec = ShellSpec("trap 'echo saved; exit 0' TERM; touch ready; while :; do sleep 0.01; done");
+  Spec spec =
+      ShellSpec("trap 'echo saved; exit 0' TERM; touch ready; while :; do sleep 0.01; done");
   spec.lifeline_grace = seconds(15);
   Group group = Spawn(spec, lifeline.read_end.get());
   group.Start();
@@ -227,7 +241,8 @@ TEST_F(ShimTest, LifelineBreaksWithASigkilledAgentAndKeepsAnEarlierStop) {
       if (told_to_stop) group->Stop(milliseconds(200));
     });
     KillAgent(agent);
-    const std::string path = absl::StrCat(base_.path(), "/", RunDirectoryName(spec.job, spec.generation, spec.role));
+    const std::string path =
+        absl::StrCat(base_.path(), "/", RunDirectoryName(spec.job, spec.generation, spec.role));
     EXPECT_TRUE(Eventually([&] { return !ReadRunDirectory(path)->shim_alive; }));
     EXPECT_EQ(ReadRunDirectory(path)->state->ranks[0].code, SIGKILL);
     EXPECT_EQ(LiveWithMark(spec), 0);
@@ -245,10 +260,12 @@ TEST_F(ShimTest, PreparedGroupEndsWithItsLifeline) {
 TEST_F(ShimTest, OnlyWhoKnowsTheNonceIsObeyed) {
   Group group = Run(ShellSpec("exec sleep 1000"));
   ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
-  for (const std::string& bytes : {Frame(Encode(Command(Kill{}))), Frame(Encode(Command(Hello{.nonce = "wrong"}))),
-                                   std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100, '\xff')}) {
+  for (const std::string& bytes :
+       {Frame(Encode(Command(Kill{}))), Frame(Encode(Command(Hello{.nonce = "wrong"}))),
+        std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100, '\xff')}) {
     io::UniqueFd fd = std::move(*io::ConnectUnix(group.directory.fd.get(), kSocketFile));
-    ASSERT_EQ(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+    ASSERT_EQ(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
     pollfd poll{fd.get(), POLLIN, 0};
     char byte;
     EXPECT_EQ(::poll(&poll, 1, 10000), 1);
@@ -256,7 +273,8 @@ TEST_F(ShimTest, OnlyWhoKnowsTheNonceIsObeyed) {
   }
   // Many connections push each other out, and still a new one is served.
   std::vector<io::UniqueFd> crowd;
-  for (int i = 0; i < 40; ++i) crowd.push_back(std::move(*io::ConnectUnix(group.directory.fd.get(), kSocketFile)));
+  for (int i = 0; i < 40; ++i)
+    crowd.push_back(std::move(*io::ConnectUnix(group.directory.fd.get(), kSocketFile)));
   group.link = std::move(*Link::Connect(group.directory, group.spec, false));
   group.state = State{};
   ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
@@ -284,8 +302,10 @@ TEST_F(ShimTest, RunDirectoriesOfOtherBootsAndDamagedOnesAreToldApart) {
   absl::StatusOr<RunDirectory> second = CreateRunDirectory(base_.path(), store);
   ASSERT_TRUE(second.ok());
   ASSERT_TRUE(io::ReplaceFile(second->path + "/spec", "rubbish", io::Durability::kVolatile).ok());
-  ASSERT_TRUE(WriteAgentNotes(absl::StrCat(base_.path(), "/", RunDirectoryName(old.job, old.generation, old.role)),
-                              "notes").ok());
+  ASSERT_TRUE(WriteAgentNotes(absl::StrCat(base_.path(), "/",
+                                           RunDirectoryName(old.job, old.generation, old.role)),
+                              "notes")
+                  .ok());
   RunScan scan = *ScanRunDirectories(base_.path());
   ASSERT_EQ(scan.records.size(), 1u);
   EXPECT_TRUE(scan.records[0].other_boot);
@@ -299,7 +319,8 @@ TEST_F(ShimTest, RunDirectoriesOfOtherBootsAndDamagedOnesAreToldApart) {
 
 TEST_F(ShimTest, RunBaseIsOnATmpfs) {
   const NodeId node(io::RandomHex(8));
-  absl::StatusOr<std::string> base = MakeRunBase(node, work_.path());  // Not a tmpfs, so not chosen.
+  absl::StatusOr<std::string> base =
+      MakeRunBase(node, work_.path());  // Not a tmpfs, so not chosen.
   ASSERT_TRUE(base.ok()) << base.status();
   EXPECT_EQ(*io::FileSystemKindOf(*base), io::FileSystemKind::kMemory);
   EXPECT_THAT(*base, testing::Not(testing::HasSubstr(work_.path())));
@@ -310,14 +331,17 @@ TEST_F(ShimTest, AShimThatCannotStartSaysWhy) {
   Spec spec = ShellSpec("true");
   RunDirectory directory = std::move(*CreateRunDirectory(base_.path(), spec));
   io::UniqueFd witness = std::move(*io::ListenTcp({"127.0.0.1", 0}));
-  absl::StatusOr<SpawnedShim> none = SpawnShim("/no/such/shim", directory, Role::kGroup, {.witness = witness.get()});
+  absl::StatusOr<SpawnedShim> none =
+      SpawnShim("/no/such/shim", directory, Role::kGroup, {.witness = witness.get()});
   EXPECT_TRUE(absl::IsNotFound(none.status())) << none.status();
   ASSERT_TRUE(io::ReplaceFile(directory.path + "/spec", "rubbish", io::Durability::kVolatile).ok());
-  SpawnedShim shim = std::move(*SpawnShim(ShimProgram(), directory, Role::kGroup, {.witness = witness.get()}));
+  SpawnedShim shim =
+      std::move(*SpawnShim(ShimProgram(), directory, Role::kGroup, {.witness = witness.get()}));
   pollfd process{shim.process.get(), POLLIN, 0};
   EXPECT_EQ(::poll(&process, 1, 10000), 1);
   EXPECT_TRUE(TryReap(shim.pid));
-  EXPECT_THAT(*io::ReadFile(directory.path + "/shim.log", 1000), testing::HasSubstr("damaged run directory spec"));
+  EXPECT_THAT(*io::ReadFile(directory.path + "/shim.log", 1000),
+              testing::HasSubstr("damaged run directory spec"));
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ namespace regroup::shim {
 namespace {
 
 TEST_F(ShimTest, OutputIsByteExact) {
-  Group group = Run(ShellSpec("printf 'a\\0\\377\\303(\\033[31m\\r\\nno newline'; printf 'err' >&2"));
+  Group group =
+      Run(ShellSpec("printf 'a\\0\\377\\303(\\033[31m\\r\\nno newline'; printf 'err' >&2"));
   ASSERT_TRUE(group.WaitForEnd());
   EXPECT_TRUE(group.rank().logs_complete);
   EXPECT_EQ(Log(group), std::string("a\0\xff\xc3(\033[31m\r\nno newline", 22));
@@ -39,7 +40,8 @@ TEST_F(ShimTest, ClosedStreamsAreNoExit) {
 }
 
 TEST_F(ShimTest, AnOrphanThatKeepsWritingDoesNotDelayTheRanksLog) {
-  Group group = Run(ShellSpec("(setsid sh -c 'while :; do echo noise; done' &); echo mine; exit 1"));
+  Group group =
+      Run(ShellSpec("(setsid sh -c 'while :; do echo noise; done' &); echo mine; exit 1"));
   ASSERT_TRUE(group.WaitFor([](const State& s) { return s.ranks[0].logs_complete; }));
   EXPECT_EQ(group.state.phase, Phase::kRunning);
   ASSERT_TRUE(group.link->Send(Kill{}).ok());

@@ -106,14 +106,17 @@ TEST(ShimProtocol, UnknownFieldsAreSkippedOtherVersionsAreNot) {
   State state = FullState();
   state.version = kShimProtocol + 1;
   EXPECT_TRUE(absl::IsFailedPrecondition(DecodeState(Encode(state)).status()));
-  EXPECT_TRUE(absl::IsFailedPrecondition(DecodeCommand(Encode(Command(Hello{.version = 0, .nonce = "n"}))).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      DecodeCommand(Encode(Command(Hello{.version = 0, .nonce = "n"}))).status()));
   EXPECT_TRUE(absl::IsUnimplemented(DecodeCommand("\x7f").status()));
 }
 
 TEST(ShimProtocol, DamagedBytesAreRefusedNotObeyed) {
   const std::string spec = Encode(FullSpec()), state = Encode(FullState());
   for (std::size_t size = 0; size < spec.size(); ++size) {
-    DecodeSpec(spec.substr(0, size)).status().IgnoreError();  // A cut at a field's end is a shorter spec; no crash.
+    DecodeSpec(spec.substr(0, size))
+        .status()
+        .IgnoreError();  // A cut at a field's end is a shorter spec; no crash.
   }
   EXPECT_FALSE(DecodeSpec("").ok());
   EXPECT_FALSE(DecodeSpec(state).ok());
@@ -141,8 +144,8 @@ TEST(ShimProtocol, EnvironmentOfARank) {
   spec.nonce = "abc";
   spec.environment = {"PATH=/bin", "RANK=old", "EMPTY="};
   RankPlan plan{.local_rank = 0, .rank = 3, .environment = {"RANK=3", "NEW=a=b"}, .cpus = {}};
-  EXPECT_THAT(RankEnvironment(spec, plan),
-              testing::ElementsAre("EMPTY=", "NEW=a=b", "PATH=/bin", "RANK=3", "REGROUP_GROUP=abc"));
+  EXPECT_THAT(RankEnvironment(spec, plan), testing::ElementsAre("EMPTY=", "NEW=a=b", "PATH=/bin",
+                                                                "RANK=3", "REGROUP_GROUP=abc"));
 }
 
 }  // namespace

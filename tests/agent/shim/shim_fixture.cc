@@ -40,7 +40,8 @@ int LiveWithMark(const Spec& spec) {
   int found = 0;
   for (const io::ProcessStat& process : io::ListProcesses()) {
     if (process.dead()) continue;
-    absl::StatusOr<std::string> text = io::ReadFile(absl::StrCat("/proc/", process.pid, "/environ"), 1 << 20);
+    absl::StatusOr<std::string> text =
+        io::ReadFile(absl::StrCat("/proc/", process.pid, "/environ"), 1 << 20);
     if (text.ok() && text->find("REGROUP_GROUP=" + spec.nonce) != std::string::npos) ++found;
   }
   return found;
@@ -62,7 +63,8 @@ bool Group::WaitFor(const std::function<bool(const State&)>& fits) {
   const Instant limit = io::BootNow() + kPatience;
   while (state.nonce.empty() || !fits(state)) {
     if (gone || io::BootNow() >= limit) {
-      ADD_FAILURE() << (gone ? "the shim went away" : "waited in vain") << ", phase " << static_cast<int>(state.phase);
+      ADD_FAILURE() << (gone ? "the shim went away" : "waited in vain") << ", phase "
+                    << static_cast<int>(state.phase);
       return false;
     }
     pollfd poll{link->fd(), static_cast<short>(POLLIN | (link->WantsWrite() ? POLLOUT : 0)), 0};
@@ -93,13 +95,15 @@ bool Group::WaitForEnd() {
 void Group::Start() {
   StartRanks start;
   for (int i = 0; i < spec.workers; ++i) {
-    start.ranks.push_back({i, 10 + i, {absl::StrCat("RANK=", 10 + i), absl::StrCat("LOCAL_RANK=", i)}, {}});
+    start.ranks.push_back(
+        {i, 10 + i, {absl::StrCat("RANK=", 10 + i), absl::StrCat("LOCAL_RANK=", i)}, {}});
   }
   EXPECT_TRUE(link->Send(start).ok());
 }
 
 void Group::Stop(Duration grace, int signal) {
-  EXPECT_TRUE(link->Send(regroup::shim::Stop{.deadline = io::BootNow() + grace, .signal = signal}).ok());
+  EXPECT_TRUE(
+      link->Send(regroup::shim::Stop{.deadline = io::BootNow() + grace, .signal = signal}).ok());
 }
 
 ShimTest::ShimTest() = default;
@@ -151,7 +155,8 @@ Group ShimTest::Run(Spec spec) {
 }
 
 std::string ShimTest::Log(const Group& group, int rank, io::LogStream stream) {
-  io::LogReader reader(io::LogDirectory(group.spec.log_root, group.spec.job, group.spec.generation, rank), stream);
+  io::LogReader reader(
+      io::LogDirectory(group.spec.log_root, group.spec.job, group.spec.generation, rank), stream);
   std::string all;
   for (;;) {
     absl::StatusOr<io::LogReader::Chunk> chunk = reader.Next();

@@ -1,6 +1,7 @@
 #pragma once
 
-// Real shims and real workers. Every wait has a generous limit and ends with the event it waits for.
+// Real shims and real workers. Every wait has a generous limit and ends with the event it waits
+// for.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,13 +28,16 @@ class Group {
   Group(Group&&) = default;
   ~Group();  // Kills and reaps.
 
-  // Until the newest state fits; false (and a failure) after 20 s or when the shim went away before.
+  // Until the newest state fits; false (and a failure) after 20 s or when the shim went away
+  // before.
   bool WaitFor(const std::function<bool(const State&)>& fits);
   bool WaitForPhase(Phase phase);
   bool WaitForEnd();  // Free, the connection closed, the process gone.
   void Start();       // StartRanks with ranks 10, 11, …
   void Stop(Duration grace, int signal = 15);
-  const RankState& rank(int local_rank = 0) const { return state.ranks.at(static_cast<std::size_t>(local_rank)); }
+  const RankState& rank(int local_rank = 0) const {
+    return state.ranks.at(static_cast<std::size_t>(local_rank));
+  }
 
   Spec spec;
   RunDirectory directory;

@@ -23,7 +23,8 @@ class StopTest : public ShimTest, public testing::WithParamInterface<bool> {
   // Runs until the script has made $WORK/ready.
   Group RunUntilReady(const std::string& script) {
     Group group = Run(ShellSpec(script));
-    EXPECT_TRUE(Eventually([&] { return ::access((work_ / "ready").c_str(), F_OK) == 0; })) << ShimLog(group);
+    EXPECT_TRUE(Eventually([&] { return ::access((work_ / "ready").c_str(), F_OK) == 0; }))
+        << ShimLog(group);
     EXPECT_TRUE(group.WaitForPhase(Phase::kRunning));
     EXPECT_EQ(group.state.cgroup_used, use_cgroup_);
     return group;
@@ -37,7 +38,8 @@ class StopTest : public ShimTest, public testing::WithParamInterface<bool> {
 };
 
 TEST_P(StopTest, GraceLetsAWorkerFinish) {
-  Group group = RunUntilReady("trap 'echo saved; exit 5' TERM; touch ready; while :; do sleep 0.01; done");
+  Group group =
+      RunUntilReady("trap 'echo saved; exit 5' TERM; touch ready; while :; do sleep 0.01; done");
   group.Stop(seconds(30));
   ASSERT_TRUE(group.WaitForEnd());
   EXPECT_EQ(group.rank().exit_kind, ExitKind::kExited);
@@ -70,7 +72,8 @@ TEST_P(StopTest, ADeadlineNeverMovesLater) {
 
 TEST_P(StopTest, ASignalIsSentOnceAnotherOneToo) {
   Group group = RunUntilReady(
-      "trap 'echo term' TERM; trap 'echo int; exit 0' INT; touch ready; while :; do sleep 0.01; done");
+      "trap 'echo term' TERM; trap 'echo int; exit 0' INT; touch ready; while :; do sleep 0.01; "
+      "done");
   group.Stop(seconds(20));
   group.Stop(seconds(20));
   group.Stop(seconds(20));
@@ -83,8 +86,11 @@ TEST_P(StopTest, ASignalIsSentOnceAnotherOneToo) {
 TEST_P(StopTest, DaemonsAndEscapedSessionsKeepTheSlotAndDieWithTheGroup) {
   // A double fork and a session of its own, both deaf, outlive the rank.
   Group group = RunUntilReady(
-      "trap '' TERM; (setsid sh -c 'sleep 1000 & sleep 1000' &) ; (sh -c 'sleep 1000 &' &); sleep 0.1; touch ready; exit 0");
-  ASSERT_TRUE(group.WaitFor([](const State& s) { return s.ranks[0].phase == RankPhase::kEnded && s.ranks[0].logs_complete; }));
+      "trap '' TERM; (setsid sh -c 'sleep 1000 & sleep 1000' &) ; (sh -c 'sleep 1000 &' &); sleep "
+      "0.1; touch ready; exit 0");
+  ASSERT_TRUE(group.WaitFor([](const State& s) {
+    return s.ranks[0].phase == RankPhase::kEnded && s.ranks[0].logs_complete;
+  }));
   EXPECT_EQ(group.rank().code, 0);
   EXPECT_EQ(group.state.phase, Phase::kRunning);  // Not free: a rank's own exit is not enough.
   EXPECT_GE(LiveWithMark(group.spec), 3);
@@ -101,7 +107,8 @@ TEST_P(StopTest, OrphansThatEndByThemselvesFreeTheGroup) {
 
 TEST_P(StopTest, ABoundedForkBombIsKilled) {
   Group group = RunUntilReady(
-      "trap '' TERM; i=0; while [ $i -lt 40 ]; do (trap '' TERM; setsid sleep 1000) & i=$((i+1)); done; touch ready; wait");
+      "trap '' TERM; i=0; while [ $i -lt 40 ]; do (trap '' TERM; setsid sleep 1000) & i=$((i+1)); "
+      "done; touch ready; wait");
   group.Stop(milliseconds(10));
   ASSERT_TRUE(group.WaitForEnd());
   ExpectNothingLeft(group);
@@ -186,8 +193,9 @@ TEST_P(StopTest, AStopRightAfterTheStartReachesEveryone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Mode, StopTest, testing::Bool(),
-                         [](const auto& info) { return std::string(info.param ? "Cgroup" : "Walk"); });
+INSTANTIATE_TEST_SUITE_P(Mode, StopTest, testing::Bool(), [](const auto& info) {
+  return std::string(info.param ? "Cgroup" : "Walk");
+});
 
 }  // namespace
 }  // namespace regroup::shim

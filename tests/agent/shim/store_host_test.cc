@@ -28,12 +28,16 @@ class StoreProcess : public ShimTest {
 
 io::UniqueFd Dial(const Address& address, const std::string& from = "127.0.0.1") {
   io::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  io::SocketAddress source = *io::ToSocketAddress({from, 0}), target = *io::ToSocketAddress(address);
-  if (::bind(fd.get(), source.get(), source.size) < 0 || ::connect(fd.get(), target.get(), target.size) < 0) fd.reset();
+  io::SocketAddress source = *io::ToSocketAddress({from, 0}),
+                    target = *io::ToSocketAddress(address);
+  if (::bind(fd.get(), source.get(), source.size) < 0 ||
+      ::connect(fd.get(), target.get(), target.size) < 0)
+    fd.reset();
   return fd;
 }
 std::string Ask(const io::UniqueFd& fd, const std::string& request, std::size_t size) {
-  EXPECT_EQ(::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+  EXPECT_EQ(::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(request.size()));
   std::string reply(size, '\0');
   ssize_t n = ::recv(fd.get(), reply.data(), size, MSG_WAITALL);
   return reply.substr(0, static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
@@ -43,7 +47,8 @@ TEST_F(StoreProcess, ServesAndSurvivesItsAgent) {
   Group store = SpawnStore();
   // Connected before the process even runs: the agent bound the socket.
   io::UniqueFd client = Dial(store.witness);
-  EXPECT_EQ(Ask(client, wire::Validate() + wire::Set("/a", "1") + wire::Get("/a"), 9), wire::String("1"));
+  EXPECT_EQ(Ask(client, wire::Validate() + wire::Set("/a", "1") + wire::Get("/a"), 9),
+            wire::String("1"));
   ASSERT_TRUE(store.WaitForPhase(Phase::kRunning));
   store.link.reset();  // The agent goes away and another one comes.
   EXPECT_EQ(Ask(client, wire::Add("/a", 1), 8), wire::Number(2));
@@ -97,7 +102,8 @@ TEST_F(StoreProcess, ASigkillIsToldByTheSocketAndTheRecord) {
   ASSERT_TRUE(Eventually([&] { return !store.link->OnReadable().ok(); }));
   store.gone = true;
   RunRecord record;
-  EXPECT_TRUE(Eventually([&] { return (record = *ReadRunDirectory(store.directory.path)).supervisor_lost(); }));
+  EXPECT_TRUE(Eventually(
+      [&] { return (record = *ReadRunDirectory(store.directory.path)).supervisor_lost(); }));
   EXPECT_EQ(*KillLeftovers(record), 0);
 }
 

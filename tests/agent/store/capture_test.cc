@@ -39,7 +39,8 @@ std::vector<Call> ReadCapture() {
     Line line;
     line.client = text[4] == 'C';
     std::istringstream words(text.substr(6));
-    for (std::string word; words >> word;) line.bytes += static_cast<char>(std::stoi(word, nullptr, 16));
+    for (std::string word; words >> word;)
+      line.bytes += static_cast<char>(std::stoi(word, nullptr, 16));
     calls.back().lines.push_back(line);
   }
   return calls;

@@ -25,7 +25,8 @@ class EngineTest : public testing::Test {
     std::vector<Reply> replies;
     status_ = engine_.OnBytes(id, bytes, replies);
     std::string mine;
-    for (const Reply& reply : replies) (reply.connection == id ? mine : inbox_[reply.connection]) += reply.bytes;
+    for (const Reply& reply : replies)
+      (reply.connection == id ? mine : inbox_[reply.connection]) += reply.bytes;
     return mine;
   }
   std::string Inbox(ConnectionId id) { return std::exchange(inbox_[id], {}); }
@@ -213,7 +214,8 @@ struct Stranger {
 };
 TEST(Handshake, OthersAreRefusedByName) {
   const std::vector<Stranger> strangers = {
-      {Set("init/", "1").substr(1).insert(0, 1, '\0'), "PyTorch 2.0 or older"},  // SET of 1.13: opcode 0.
+      {Set("init/", "1").substr(1).insert(0, 1, '\0'),
+       "PyTorch 2.0 or older"},  // SET of 1.13: opcode 0.
       {std::string("\3", 1) + String("init/"), "PyTorch 2.0 or older"},
       {std::string("\x0c", 1), "PyTorch 2.0 or older"},
       {std::string("\xce\xf7\x85\x3c", 4), "August 2023"},
@@ -236,16 +238,18 @@ TEST(Handshake, OthersAreRefusedByName) {
   }
 }
 
-// Whatever arrives, in whatever pieces: no crash, no more memory than allowed, and an honest client is served.
+// Whatever arrives, in whatever pieces: no crash, no more memory than allowed, and an honest client
+// is served.
 TEST(RandomBytes, HarmOnlyTheirOwnConnection) {
   Rng rng(20240607);
   Engine engine({.total_bytes = 1 << 20});
   engine.Open(1);
   std::vector<Reply> replies;
   ASSERT_TRUE(engine.OnBytes(1, Validate(), replies).ok());
-  const std::vector<std::string> seeds = {Set("/a", "1"),    Wait({"/a", "/b"}), Add("/n", 1),     Barrier("/c", 2),
-                                          Push("/q", "x"),   Pop("/q"),          MultiGet({"/a"}), CompareSet("/a", "1", "2"),
-                                          Append("/a", "x"), Delete("/a"),       CancelWait(),     Op(17)};
+  const std::vector<std::string> seeds = {
+      Set("/a", "1"),    Wait({"/a", "/b"}), Add("/n", 1),     Barrier("/c", 2),
+      Push("/q", "x"),   Pop("/q"),          MultiGet({"/a"}), CompareSet("/a", "1", "2"),
+      Append("/a", "x"), Delete("/a"),       CancelWait(),     Op(17)};
   for (ConnectionId id = 2; id < 4000; ++id) {
     engine.Open(id);
     std::string bytes = Validate();

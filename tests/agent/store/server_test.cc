@@ -32,7 +32,8 @@ class StoreServer : public testing::Test {
   }
   io::UniqueFd Connect(const std::string& from = "127.0.0.1") {
     io::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    io::SocketAddress source = *io::ToSocketAddress({from, 0}), target = *io::ToSocketAddress(address_);
+    io::SocketAddress source = *io::ToSocketAddress({from, 0}),
+                      target = *io::ToSocketAddress(address_);
     CHECK(::bind(fd.get(), source.get(), source.size) == 0);
     CHECK(::connect(fd.get(), target.get(), target.size) == 0);
     CHECK(io::SetNonBlocking(fd.get(), true).ok());
@@ -71,7 +72,8 @@ class StoreServer : public testing::Test {
 
 TEST_F(StoreServer, OnlyMembersMayConnect) {
   Start({"127.0.0.3"});
-  io::UniqueFd own = Connect("127.0.0.1"), member = Connect("127.0.0.3"), stranger = Connect("127.0.0.2");
+  io::UniqueFd own = Connect("127.0.0.1"), member = Connect("127.0.0.3"),
+               stranger = Connect("127.0.0.2");
   EXPECT_TRUE(IsClosed(stranger));
   for (const io::UniqueFd* fd : {&own, &member}) {
     Send(*fd, Validate() + Ping(5));
@@ -89,7 +91,8 @@ TEST_F(StoreServer, ViolationsCloseTheirConnectionAndAreNamed) {
   EXPECT_TRUE(IsClosed(bad));
   EXPECT_TRUE(IsClosed(old));
   EXPECT_EQ(Receive(good, 1), kStop);
-  EXPECT_THAT(log_, testing::UnorderedElementsAre(HasSubstr("unknown opcode 99"), HasSubstr("PyTorch 2.0 or older")));
+  EXPECT_THAT(log_, testing::UnorderedElementsAre(HasSubstr("unknown opcode 99"),
+                                                  HasSubstr("PyTorch 2.0 or older")));
 }
 
 TEST_F(StoreServer, LargeValuesPassInBothDirections) {
@@ -151,7 +154,8 @@ TEST_F(StoreServer, FourThousandClientsMeetAtABarrier) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);
   files.rlim_cur = files.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &files);
-  if (files.rlim_cur < 2 * kClients + 100) GTEST_SKIP() << "needs " << 2 * kClients + 100 << " descriptors";
+  if (files.rlim_cur < 2 * kClients + 100)
+    GTEST_SKIP() << "needs " << 2 * kClients + 100 << " descriptors";
   Start({});
   std::vector<io::UniqueFd> clients;
   for (int i = 0; i < kClients; ++i) {

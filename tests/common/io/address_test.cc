@@ -15,8 +15,9 @@ TEST(Addresses, RoundTrips) {
 }
 
 TEST(Addresses, Refuses) {
-  for (const char* text : {"", ":", "10.0.0.4", "10.0.0.4:", "10.0.0.4:65536", "10.0.0.4:x", "node0:1", "::1:5x", "[::1]",
-                           "[::1", "[::1]5", "[node]:5", "1.2.3.4.5:1", "[fe80::1%]:80", "10.0.0.4:-1"}) {
+  for (const char* text :
+       {"", ":", "10.0.0.4", "10.0.0.4:", "10.0.0.4:65536", "10.0.0.4:x", "node0:1", "::1:5x",
+        "[::1]", "[::1", "[::1]5", "[node]:5", "1.2.3.4.5:1", "[fe80::1%]:80", "10.0.0.4:-1"}) {
     if (std::string_view(text) == "[::1]") continue;  // Port 0 is what it says.
     EXPECT_FALSE(ParseAddress(text).ok()) << text;
   }
@@ -62,7 +63,8 @@ TEST(Listen, ExcludesOthersAndReportsItsPort) {
 
 TEST(Listen, RangeGrammar) {
   EXPECT_EQ(*ParsePortRange("20000-20100"), (PortRange{20000, 20100}));
-  for (const char* text : {"", "5", "0-5", "9-5", "1-70000", "a-b"}) EXPECT_FALSE(ParsePortRange(text).ok()) << text;
+  for (const char* text : {"", "5", "0-5", "9-5", "1-70000", "a-b"})
+    EXPECT_FALSE(ParsePortRange(text).ok()) << text;
 }
 
 }  // namespace

@@ -80,7 +80,8 @@ TEST(LogFiles, ChunksKnowTheirTime) {
   EXPECT_EQ(lines[2].at, At(200));
   EXPECT_EQ(lines[3].at, At(300));
   EXPECT_EQ(lines[3].text.size(), 5000u);
-  LogReader since(directory / "r", LogStream::kStderr, *PositionSince(directory / "r", LogStream::kStderr, At(150)));
+  LogReader since(directory / "r", LogStream::kStderr,
+                  *PositionSince(directory / "r", LogStream::kStderr, At(150)));
   EXPECT_EQ(since.Next()->bytes, "o\nthree\n");
   EXPECT_EQ(PositionSince(directory / "r", LogStream::kStderr, At(301))->segment, 1);
 }
@@ -91,7 +92,8 @@ TEST(LogFiles, OldestSegmentsGoFirstAndTheReaderSaysSo) {
   LogReader reader(directory / "r", LogStream::kStdout);
   writer.Append("start", At(1));
   EXPECT_EQ(ReadRest(reader), "start");
-  for (int i = 0; i < 10; ++i) writer.Append(std::string(4096, static_cast<char>('a' + i)), At(2 + i));
+  for (int i = 0; i < 10; ++i)
+    writer.Append(std::string(4096, static_cast<char>('a' + i)), At(2 + i));
   std::string rest = ReadRest(reader);
   EXPECT_GT(reader.lost_segments(), 0);
   EXPECT_EQ(rest.substr(rest.size() - 5), "jjjjj");
@@ -118,7 +120,8 @@ TEST(LogFiles, Tail) {
   writer.Append("rest", At(2001));
   EXPECT_EQ(TailText(directory / "r", LogStream::kStdout, 2, 1000), "line 1999\nrest");
   EXPECT_EQ(TailText(directory / "r", LogStream::kStdout, 1000, 6), "9\nrest");
-  EXPECT_EQ(TailText(directory / "r", LogStream::kStdout, 1500, 1 << 20).substr(0, 9), "line 501\n");
+  EXPECT_EQ(TailText(directory / "r", LogStream::kStdout, 1500, 1 << 20).substr(0, 9),
+            "line 501\n");
 }
 
 TEST(LogFiles, LinesAreBounded) {
@@ -139,8 +142,8 @@ TEST(LogFiles, PruneKeepsWhatItMust) {
   TempDirectory directory;
   const JobId job("train-1");
   for (std::uint64_t generation = 1; generation <= 4; ++generation) {
-    LogWriter writer(LogDirectory(directory.path(), job, Generation(generation), 0), LogStream::kStdout,
-                     {.segment_bytes = 4096, .segments = 10});
+    LogWriter writer(LogDirectory(directory.path(), job, Generation(generation), 0),
+                     LogStream::kStdout, {.segment_bytes = 4096, .segments = 10});
     writer.Append(std::string(8192, 'x'), At(1));
   }
   EXPECT_THAT(ListLogs(directory.path(), job)->at(Generation(3)), testing::ElementsAre(0));
@@ -167,7 +170,8 @@ TEST(LogFiles, FullDiskLosesBytesAndSaysHowMany) {
   writer.Append("more", At(100));
   LogReader reader(directory / "r", LogStream::kStdout);
   const std::string all = ReadRest(reader);
-  EXPECT_THAT(all, testing::HasSubstr(absl::StrCat("[regroup: ", lost, " bytes of stdout lost here: ")));
+  EXPECT_THAT(all,
+              testing::HasSubstr(absl::StrCat("[regroup: ", lost, " bytes of stdout lost here: ")));
   EXPECT_EQ(all.substr(all.size() - 6), "]\nmore");
   ::umount2(directory.path().c_str(), MNT_DETACH);
 }

@@ -130,8 +130,7 @@ class TinyStore {
     std::vector<std::string> keys;
     if (!Take(input, at, opcode)) return false;
     switch (opcode) {
-      case 0:
-        return Take(input, at, word);
+      case 0: return Take(input, at, word);
       case 13:
         if (!Take(input, at, word)) return false;
         Answer(client, word);
@@ -169,8 +168,7 @@ class TinyStore {
         client.waits_for.clear();
         Answer<std::uint8_t>(client, 1);
         return true;
-      default:
-        CHECK(false);
+      default: CHECK(false);
     }
   }
 

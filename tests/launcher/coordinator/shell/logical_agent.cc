@@ -230,8 +230,7 @@ void LogicalAgent::Impl::Send(pb::AgentMessage message) {
 void LogicalAgent::Impl::OnMessage(std::uint64_t stream, const pb::CoordinatorMessage& message) {
   if (stream_ == nullptr || stream_->number() != stream) return;
   switch (message.body_case()) {
-    case pb::CoordinatorMessage::kWelcome:
-      return OnWelcome(message.welcome());
+    case pb::CoordinatorMessage::kWelcome: return OnWelcome(message.welcome());
     case pb::CoordinatorMessage::kRefused:
       stopped_ = true;
       return Update([&](auto& state) { state.refused = StatusFrom(message.refused()); });
@@ -263,8 +262,7 @@ void LogicalAgent::Impl::OnMessage(std::uint64_t stream, const pb::CoordinatorMe
       CHECK(job.ok());
       return Update([&](auto& state) { state.result = *job; });
     }
-    default:
-      return;
+    default: return;
   }
 }
 
