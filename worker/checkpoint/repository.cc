@@ -90,6 +90,17 @@ absl::Status Scan(const std::string& path, const FileInfo& file,
   return absl::IsFailedPrecondition(scanned) ? absl::DataLossError(scanned.message()) : scanned;
 }
 
+// Of a committed attempt whose process ended before it could do that.
+absl::Status RemoveReports(const std::string& attempt) {
+  const absl::StatusOr<std::vector<std::string>> names = io::ListDirectory(attempt);
+  if (!names.ok()) return absl::OkStatus();  // Damaged; whoever loads it will say so.
+  for (const std::string& name : *names) {
+    if (absl::EndsWith(name, ".report") && unlink(absl::StrCat(attempt, "/", name).c_str()) != 0)
+      return io::ErrnoStatus(errno, absl::StrCat(attempt, "/", name));
+  }
+  return absl::OkStatus();
+}
+
 // With its parents. The names of those that were missing are durable on return.
 absl::Status MakeDirectoriesDurably(const std::string& path) {
   std::vector<std::string> parents;
@@ -334,8 +345,10 @@ absl::Status Repository::SweepStep(const std::string& directory, std::int64_t st
     const std::optional<AttemptId> id = AttemptOf(name);
     if (!id || id->generation > generation) continue;
     if (committed.ok() && committed->generation == id->generation &&
-        committed->attempt == id->attempt)
+        committed->attempt == id->attempt) {
+      RETURN_IF_ERROR(RemoveReports(absl::StrCat(directory, "/", name)));
       continue;
+    }
     RETURN_IF_ERROR(RemoveAttempt(step, id->generation, id->attempt));
   }
   return absl::OkStatus();
@@ -345,8 +358,9 @@ absl::Status Repository::Sweep(std::uint64_t generation) const {
   RETURN_IF_ERROR(FinishDeletions());
   ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDirectory(path_));
   for (const std::string& name : names) {
-    if (const auto step = StepOf(name))
-      RETURN_IF_ERROR(SweepStep(absl::StrCat(path_, "/", name), *step, generation));
+    const std::string path = absl::StrCat(path_, "/", name);
+    if (absl::StartsWith(name, kTemporaryPrefix)) (void)unlink(path.c_str());
+    if (const auto step = StepOf(name)) RETURN_IF_ERROR(SweepStep(path, *step, generation));
   }
   return absl::OkStatus();
 }

@@ -108,6 +108,18 @@ TEST_F(RepositoryTest, ADamagedNewestFallsBackToTheOneBeforeAndSaysWhy) {
          std::filesystem::create_directory(attempt + "/rank-0-of-2.safetensors");
        },
        "not a regular file"},
+      {"file instead of the attempt",
+       [](auto&, auto& attempt) {
+         std::filesystem::remove_all(attempt);
+         WriteAll(attempt, "x");
+       },
+       "rank-0-of-2"},
+      {"directory instead of the record",
+       [](auto& record, auto&) {
+         std::filesystem::remove(record);
+         std::filesystem::create_directory(record);
+       },
+       "step-20"},
       {"attempt missing", [](auto&, auto& attempt) { std::filesystem::remove_all(attempt); },
        "rank-0-of-2"},
   };
@@ -261,6 +273,8 @@ TEST_F(RepositoryTest, SweepRemovesRubbishAndNothingElse) {
   ASSERT_TRUE(repository_.PrepareAttempt(30, 3, 4).ok());
   WriteAll(File("step-20/2-1/rank-0-of-1.safetensors"), "half");
   WriteAll(File("commits/.tmp-20-abc"), "half");
+  WriteAll(File(".tmp-probe-abc"), "");
+  WriteAll(File("step-10/3-1/rank-1.report"), "of a rank that did its work");
   EXPECT_EQ(*repository_.HighestAttempt(3), 4u);
   ASSERT_TRUE(repository_.PrepareAttempt(40, 4, 1).ok());  // Of a generation that may live.
   ASSERT_TRUE(repository_.Sweep(3).ok());

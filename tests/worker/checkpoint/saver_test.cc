@@ -87,6 +87,40 @@ TEST_F(SaverTest, ARankThatCanNotWriteVoidsTheSaveOnly) {
   EXPECT_EQ(RestoredStep(), 20);
 }
 
+// Rank 0 fails and removes the attempt; a slower rank then writes its file all the same.
+TEST_F(SaverTest, WhatASlowRankAddsToAVoidSaveGoesWithTheNext) {
+  auto zero = Make(0, 2), one = Make(1, 2);
+  ASSERT_TRUE(repository_.PrepareAttempt(10, 2, 1).ok());
+  WriteAll(repository_.AttemptPath(10, 2, 1) + "/rank-0-of-2.safetensors", "in the way");
+  for (const std::int64_t step : {10, 20}) {
+    state_.SetStep(step);
+    for (auto* saver : {zero.get(), one.get()}) {
+      saver->Save(step, {}, false, state_.tensors());
+      if (step == 10) saver->WaitIdle();
+    }
+    for (auto* saver : {zero.get(), one.get()}) saver->WaitIdle();
+  }
+  EXPECT_EQ(zero->TakeOutcomes().at(0).status.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(RestoredStep(), 20);
+  EXPECT_EQ(AllFiles(repository_.path()).size(), 3u);
+  EXPECT_FALSE(std::filesystem::exists(repository_.path() + "/step-10"));
+}
+
+// Only a sound commit of the step is as good as one's own; a file that is in the way is not.
+TEST_F(SaverTest, WhatIsInTheWayIsNoCommit) {
+  CommitStep(repository_, state_, 10);
+  auto saver = Make(0, 1);
+  ASSERT_TRUE(repository_.PrepareAttempt(20, 2, 2).ok());
+  WriteAll(repository_.AttemptPath(20, 2, 2) + "/rank-0-of-1.safetensors", "in the way");
+  for (const std::int64_t step : {10, 20}) saver->Save(step, {}, false, state_.tensors());
+  saver->WaitIdle();
+  const auto outcomes = saver->TakeOutcomes();
+  for (const SaveOutcome& o : outcomes)
+    EXPECT_EQ(o.status.code(), absl::StatusCode::kAlreadyExists) << o.status;
+  EXPECT_TRUE(outcomes.at(0).already_there);
+  EXPECT_FALSE(outcomes.at(1).already_there);
+}
+
 TEST_F(SaverTest, ARankThatNeverReportsIsNamedWhenPatienceEnds) {
   auto zero = Make(0, 2, nullptr, milliseconds(50));
   zero->Save(10, {}, false, state_.tensors());

@@ -28,19 +28,33 @@ template <typename T>
 std::vector<T> Given(std::string_view name, std::int64_t elements, double std = 1, double mean = 0);
 std::vector<std::int32_t> GivenTokens(std::string_view name, std::int64_t count, int vocabulary);
 
-// |actual - expected| / |expected| in the 2-norm; infinite if sizes differ or anything is not a
-// number.
+struct Deviation {
+  double norm = 0;     // |actual - expected| / |expected| in the 2-norm.
+  double element = 0;  // The same with the largest element of each.
+};
+
+// Infinite if sizes differ or anything is not a number.
 template <typename T, typename U>
-double RelativeError(const std::vector<T>& actual, const std::vector<U>& expected) {
-  if (actual.size() != expected.size()) return HUGE_VAL;
-  double difference = 0, norm = 0;
+Deviation DeviationOf(const std::vector<T>& actual, const std::vector<U>& expected) {
+  if (actual.size() != expected.size()) return {HUGE_VAL, HUGE_VAL};
+  double difference = 0, norm = 0, farthest = 0, largest = 0;
   for (std::size_t i = 0; i < actual.size(); ++i) {
     const double a = static_cast<double>(actual[i]), e = static_cast<double>(expected[i]);
     difference += (a - e) * (a - e);
     norm += e * e;
+    farthest = std::fmax(farthest, std::fabs(a - e));
+    largest = std::fmax(largest, std::fabs(e));
   }
-  const double error = norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
-  return std::isnan(error) ? HUGE_VAL : error;
+  if (std::isnan(difference) || std::isnan(norm)) return {HUGE_VAL, HUGE_VAL};
+  if (norm == 0) return {std::sqrt(difference), farthest};
+  return {std::sqrt(difference / norm), farthest / largest};
+}
+
+// The worse of both: what gradients and layers are judged by.
+template <typename T, typename U>
+double RelativeError(const std::vector<T>& actual, const std::vector<U>& expected) {
+  const Deviation deviation = DeviationOf(actual, expected);
+  return std::fmax(deviation.norm, deviation.element);
 }
 
 }  // namespace regroup::worker

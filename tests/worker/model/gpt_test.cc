@@ -144,7 +144,8 @@ void CheckTraining(const KernelTable<T>& kernels, double loss_tolerance, double 
     }
   }
   for (const ParamPlace& param : trainer.layout_.params()) {
-    EXPECT_LT(RelativeError(trainer.Values(trainer.weights_, param), golden[param.spec.name]),
+    // The 2-norm: one key's bias, whose gradient is nothing but rounding, may go anywhere.
+    EXPECT_LT(DeviationOf(trainer.Values(trainer.weights_, param), golden[param.spec.name]).norm,
               weight_tolerance)
         << param.spec.name;
   }
@@ -157,7 +158,7 @@ TEST(Gpt, NineStepsAgreeWithPyTorch) {
 }
 
 TEST(Gpt, GradientsAreThoseOfCentralDifferences) {
-  const GptConfig config = {.layers = 1, .width = 8, .heads = 2, .vocabulary = 7, .context = 5};
+  const GptConfig config = {.layers = 2, .width = 8, .heads = 2, .vocabulary = 7, .context = 5};
   Trainer<double> trainer(config, ReferenceKernels<double>(), 2);
   trainer.LoadGoldenWeights();
   const Tokens batch = {GivenTokens("a", 10, 7), GivenTokens("b", 10, 7)};
@@ -264,9 +265,13 @@ TEST(Gpt, BadMicroBatchesAreRefusedWithNumbers) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << row.what;
     EXPECT_NE(status.message().find(row.says), std::string::npos) << status;
   }
-  EXPECT_FALSE(UnitRunner<float>::Create(trainer.model_, trainer.layout_,
-                                         KernelsFor(Isa::kBaseline), {1, 13}, trainer.weights_, {})
-                   .ok());
+  for (const Extent& extent : {Extent{1, 13}, {0, 12}, {std::int64_t{1} << 40, 12}}) {
+    EXPECT_EQ(UnitRunner<float>::Create(trainer.model_, trainer.layout_, KernelsFor(Isa::kBaseline),
+                                        extent, trainer.weights_, {})
+                  .status()
+                  .code(),
+              absl::StatusCode::kInvalidArgument);
+  }
 }
 
 TEST(Gpt, ConfigurationsAreChecked) {
@@ -278,6 +283,7 @@ TEST(Gpt, ConfigurationsAreChecked) {
       {{.layers = 0}, "layers 0"},
       {{.width = -3}, "width -3"},
       {{.vocabulary = std::int64_t{1} << 25}, "vocabulary 33554432"},
+      {{.layers = 1000, .width = 1 << 24, .heads = 1 << 16}, "3.38e+18 parameters"},
       {{.width = 384, .heads = 5}, "384 is not a multiple of its 5 heads"},
       {{.width = 514, .heads = 2}, "257 wide"},
   };

@@ -1,0 +1,296 @@
+// One step of all ranks together, on threads: what processes do with it is in train_test.cc.
+
+#include "worker/train/step_runner.h"
+
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/base/rng.h"
+#include "tests/worker/golden/golden.h"
+#include "worker/comm/in_process_communicator.h"
+#include "worker/kernels/parallel_for.h"
+#include "worker/model/gpt.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define REGROUP_SEES_ALLOCATIONS 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define REGROUP_SEES_ALLOCATIONS 1
+#endif
+#endif
+#ifdef REGROUP_SEES_ALLOCATIONS
+// From sanitizer/allocator_interface.h, which not every compiler brings.
+extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*allocated)(const volatile void*,
+                                                                           std::size_t),
+                                                         void (*released)(const volatile void*));
+#endif
+
+namespace regroup::worker {
+namespace {
+
+constexpr GptConfig kModel = {
+    .layers = 2, .width = 24, .heads = 3, .vocabulary = 256, .context = 8};
+constexpr std::uint64_t kSeed = 3;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::string RandomText() {
+  Rng rng(5);
+  std::string text;
+  for (int i = 0; i < 700; ++i) text += static_cast<char>('a' + rng.Below(1 + rng.Below(26)));
+  return text;
+}
+
+// A text that one rank can not read from some sample on, or that holds a token of no vocabulary.
+class BadDataset final : public Dataset {
+ public:
+  explicit BadDataset(bool unreadable) : unreadable_(unreadable), text_(RandomText(), 8) {}
+  std::int64_t samples() const override { return text_.samples(); }
+  int vocabulary() const override { return text_.vocabulary(); }
+  int context() const override { return text_.context(); }
+  absl::Status Read(std::int64_t sample, std::span<std::int32_t> tokens,
+                    std::span<std::int32_t> targets) const override {
+    if (++reads_ > 3 && unreadable_) return absl::DataLossError("the disk gave out");
+    const absl::Status read = text_.Read(sample, tokens, targets);
+    if (reads_ > 3) tokens[2] = 256;
+    return read;
+  }
+
+ private:
+  const bool unreadable_;
+  const TextDataset text_;
+  mutable int reads_ = 0;  // One rank's.
+};
+
+// One rank's part of a world, as Trainer::Build makes it.
+struct Rank {
+  Rank(Communicator& ranks, const Dataset& dataset, const StepRunnerOptions& options)
+      : model(MakeGpt<float>(kModel)),
+        layout(*ParamLayout::Replicated(model.UnitSpecs(), ranks.world_size())),
+        state(*TrainState::Create(layout)),
+        sampler(kSeed, dataset.samples()) {
+    InitializeWeights<float>(layout, kSeed, state.weights);
+    auto made = StepRunner::Create(ranks, model, layout, dataset, state, options);
+    EXPECT_TRUE(made.ok()) << made.status();
+    runner = *std::move(made);
+  }
+  absl::StatusOr<StepResult> Step(std::int64_t step, int batch, const Ballot& ballot = {}) {
+    return runner->Run(step, sampler.Ids(step * batch, batch), ballot);
+  }
+  std::vector<float> Of(std::span<const float> flat, const ParamPlace& place) const {
+    const auto begin = flat.begin() + place.flat.begin;
+    return {begin, begin + place.flat.size};
+  }
+
+  const Model<float> model;
+  const ParamLayout layout;
+  TrainState state;
+  const Sampler sampler;
+  std::unique_ptr<StepRunner> runner;
+};
+
+// Seven samples in micro-batches of two: no world divides them, and every rank accumulates.
+StepRunnerOptions Options() {
+  return {.batch = 7,
+          .micro_batch = 2,
+          .optimizer = {},
+          .schedule = {.lr = 1e-2, .min_lr = 1e-3, .warmup_steps = 2, .total_steps = 6},
+          .clip = 0.5,
+          .gradient_factor = 1};
+}
+
+void OnEveryRank(int world, const std::function<void(Communicator&)>& body) {
+  auto ranks = MakeInProcessCommunicators(world);
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks) {
+    threads.emplace_back([&body, communicator = std::move(rank)]() mutable {
+      SetThreadCount(1);
+      body(*communicator);
+      communicator.reset();  // As a process that ends.
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+struct Trained {
+  std::vector<double> losses, norms;
+  std::vector<std::vector<float>> gradients, weights;  // By parameter; after one step, after all.
+  std::vector<float> flat;
+};
+
+// What every rank of a world has after six steps.
+std::vector<Trained> Train(int world, double factor_of_last_rank = 1) {
+  std::vector<Trained> all(static_cast<std::size_t>(world));
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(world, [&](Communicator& ranks) {
+    StepRunnerOptions options = Options();
+    if (ranks.rank() == world - 1) options.gradient_factor = factor_of_last_rank;
+    Rank rank(ranks, dataset, options);
+    Trained& trained = all[static_cast<std::size_t>(ranks.rank())];
+    for (std::int64_t step = 0; step < 6; ++step) {
+      const auto result = rank.Step(step, options.batch);
+      ASSERT_TRUE(result.ok()) << result.status();
+      ASSERT_TRUE(result->done);
+      trained.losses.push_back(result->loss);
+      trained.norms.push_back(result->gradient_norm);
+      for (const ParamPlace& place : rank.layout.params()) {
+        // The first moment of the first step is the clipped gradient, times 1 - beta1.
+        if (step == 0) trained.gradients.push_back(rank.Of(rank.state.first_moment, place));
+        if (step == 5) trained.weights.push_back(rank.Of(rank.state.weights, place));
+      }
+    }
+    trained.flat.assign(rank.state.weights.begin(), rank.state.weights.end());
+  });
+  return all;
+}
+
+double Worst(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+  double worst = 0;
+  for (std::size_t p = 0; p < a.size(); ++p) worst = std::max(worst, RelativeError(a[p], b[p]));
+  return worst;
+}
+
+TEST(StepRunner, EveryWorldTakesTheSameSteps) {
+  const Trained alone = Train(1)[0];
+  for (const double norm : alone.norms) EXPECT_GT(norm, Options().clip);  // Clipping is at work.
+  for (const int world : {2, 3, 7}) {
+    const std::vector<Trained> ranks = Train(world);
+    for (const Trained& rank : ranks) {
+      EXPECT_EQ(rank.flat, ranks[0].flat);  // To the bit.
+      EXPECT_EQ(rank.losses, ranks[0].losses);
+    }
+    for (std::size_t step = 0; step < 6; ++step) {
+      EXPECT_NEAR(ranks[0].losses[step], alone.losses[step], 1e-5) << world << " " << step;
+      EXPECT_NEAR(ranks[0].norms[step], alone.norms[step], 1e-5 * alone.norms[step]);
+    }
+    EXPECT_LT(Worst(ranks[0].gradients, alone.gradients), 1e-5) << world;
+    // Adam divides by the root of a second moment: tiny gradients of noisy sign move weights by
+    // ±lr.
+    for (std::size_t p = 0; p < alone.weights.size(); ++p) {
+      EXPECT_LT(DeviationOf(ranks[0].weights[p], alone.weights[p]).norm, 1e-3) << world << " " << p;
+    }
+  }
+}
+
+TEST(StepRunner, AWrongShareOfOneRankShowsInTheGradients) {
+  const Trained alone = Train(1)[0];
+  EXPECT_GT(Worst(Train(3, 1.01)[0].gradients, alone.gradients), 1e-4);
+}
+
+TEST(StepRunner, WhatIsNotFiniteOnOneRankChangesNothingOnAny) {
+  const TextDataset dataset(RandomText(), 8);
+  for (const bool in_loss : {false, true}) {
+    OnEveryRank(3, [&](Communicator& ranks) {
+      StepRunnerOptions options = Options();
+      if (ranks.rank() == 1 && !in_loss) options.gradient_factor = kInfinity;
+      Rank rank(ranks, dataset, options);
+      if (ranks.rank() == 1 && in_loss) rank.state.weights[0] = std::nanf("");
+      const std::vector<float> before(rank.state.weights.begin(), rank.state.weights.end());
+      // A token of the text reads the first row of weights: 'a'.
+      if (ranks.rank() == 1 && in_loss) {
+        const auto wte = rank.state.weights.subspan(97 * 24, 24);
+        std::fill(wte.begin(), wte.end(), std::nanf(""));
+      }
+      const auto result = rank.Step(0, options.batch);
+      ASSERT_TRUE(result.ok()) << result.status();
+      EXPECT_FALSE(result->done);
+      EXPECT_EQ(std::isnan(result->loss), in_loss);
+      EXPECT_FALSE(std::isfinite(result->gradient_norm));
+      for (const float moment : rank.state.first_moment) ASSERT_EQ(moment, 0);
+      for (const float moment : rank.state.second_moment) ASSERT_EQ(moment, 0);
+      if (ranks.rank() != 1) {
+        EXPECT_TRUE(std::equal(before.begin(), before.end(), rank.state.weights.begin()));
+      }
+    });
+  }
+}
+
+TEST(StepRunner, ARankThatCanNotGoOnEndsTheStepOfAll) {
+  const TextDataset good(RandomText(), 8);
+  for (const bool unreadable : {true, false}) {
+    OnEveryRank(3, [&](Communicator& ranks) {
+      const BadDataset bad(unreadable);
+      Rank rank(ranks, ranks.rank() == 1 ? static_cast<const Dataset&>(bad) : good, Options());
+      ASSERT_TRUE(rank.Step(0, 7).ok());
+      const std::vector<float> before(rank.state.weights.begin(), rank.state.weights.end());
+      const auto result = rank.Step(1, 7);
+      if (ranks.rank() == 1) {
+        EXPECT_EQ(result.status().code(),
+                  unreadable ? absl::StatusCode::kDataLoss : absl::StatusCode::kInvalidArgument);
+      } else {
+        EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
+        EXPECT_NE(std::string(result.status().message()).find("rank 1 is gone"), std::string::npos)
+            << result.status();
+      }
+      EXPECT_TRUE(std::equal(before.begin(), before.end(), rank.state.weights.begin()));
+    });
+  }
+}
+
+TEST(StepRunner, EveryRankHearsOfWhatAnyRankBrings) {
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(3, [&](Communicator& ranks) {
+    Rank rank(ranks, dataset, Options());
+    for (std::int64_t step = 0; step < 6; ++step) {
+      // Step s: rank s has a notice, rank s - 3 could not save.
+      const Ballot mine = {.notice = ranks.rank() == step, .busy = ranks.rank() == step - 3};
+      const auto result = rank.Step(step, 7, mine);
+      ASSERT_TRUE(result.ok());
+      EXPECT_EQ(result->any.notice, step < 3);
+      EXPECT_EQ(result->any.busy, step >= 3);
+    }
+  });
+}
+
+#ifdef REGROUP_SEES_ALLOCATIONS
+thread_local bool t_watched = false;
+thread_local std::size_t t_largest = 0;
+
+bool InsideOnednn() {
+  std::array<void*, 32> frames;
+  const int depth = backtrace(frames.data(), static_cast<int>(frames.size()));
+  for (int i = 0; i < depth; ++i) {
+    Dl_info info{};
+    if (dladdr(frames[static_cast<std::size_t>(i)], &info) != 0 && info.dli_fname != nullptr &&
+        std::strstr(info.dli_fname, "libdnnl") != nullptr) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void SeeAllocation(const volatile void*, std::size_t bytes) {
+  if (!t_watched) return;
+  t_watched = false;
+  if (bytes > t_largest && !InsideOnednn()) t_largest = bytes;
+  t_watched = true;
+}
+void SeeRelease(const volatile void*) {}
+
+// oneDNN's sgemm packs its operands into memory that it takes anew in each call; nothing of ours.
+TEST(StepRunner, AStepAllocatesNothingLargerThanAPage) {
+  ASSERT_NE(__sanitizer_install_malloc_and_free_hooks(&SeeAllocation, &SeeRelease), 0);
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(2, [&](Communicator& ranks) {
+    Rank rank(ranks, dataset, Options());
+    ASSERT_TRUE(rank.Step(0, 7).ok());  // Compiles the products of these shapes.
+    t_watched = true;
+    for (std::int64_t step = 1; step < 4; ++step) ASSERT_TRUE(rank.Step(step, 7).ok());
+    t_watched = false;
+    EXPECT_LE(t_largest, 4096u);
+    EXPECT_GT(t_largest, 0u);  // The sample ids at least.
+  });
+}
+#endif
+
+}  // namespace
+}  // namespace regroup::worker
