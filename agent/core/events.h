@@ -39,6 +39,7 @@ struct RankEnded {
   std::int64_t pid = 0;
   Instant at{};
   std::string error{};
+  ExecObstacle obstacle = ExecObstacle::kProgram;
 };
 
 // ---- facts -------------------------------------------------------------------------------------

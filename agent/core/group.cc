@@ -44,7 +44,8 @@ GroupReport ReportOf(const GroupKey& key, const Group& group, Instant now) {
                             .oom = exit.oom,
                             .pid = exit.pid,
                             .age = AgeAt(now, exit.at),
-                            .error = error});
+                            .error = error,
+                            .obstacle = exit.obstacle});
   }
   report.supervisor_lost = group.supervisor_lost;
   report.store_lost = group.store_lost;

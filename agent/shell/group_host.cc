@@ -45,7 +45,13 @@ bool Started(const shim::RankState& rank) {
          (rank.phase == shim::RankPhase::kEnded && rank.exit_kind != ExitKind::kExecFailed);
 }
 
-RankEnded EndOf(const shim::RankState& rank, const std::string& program) {
+ExecObstacle ObstacleOf(const std::string& exec_stage) {
+  if (exec_stage == shim::kStageDirectory) return ExecObstacle::kDirectory;
+  return exec_stage == shim::kStageInterpreter ? ExecObstacle::kInterpreter
+                                               : ExecObstacle::kProgram;
+}
+
+RankEnded EndOf(const shim::RankState& rank, const shim::Spec& spec) {
   RankEnded end{.local_rank = rank.local_rank,
                 .kind = rank.exit_kind,
                 .code = rank.code,
@@ -54,7 +60,12 @@ RankEnded EndOf(const shim::RankState& rank, const std::string& program) {
                 .pid = rank.pid,
                 .at = rank.ended_at};
   if (rank.exit_kind == ExitKind::kExecFailed) {
-    end.error = absl::StrCat(rank.exec_stage, " ", program, ": ", std::strerror(rank.code));
+    end.obstacle = ObstacleOf(rank.exec_stage);
+    const std::string what =
+        end.obstacle == ExecObstacle::kDirectory
+            ? absl::StrCat("working directory ", spec.directory)
+            : absl::StrCat(rank.exec_stage, " ", spec.command.empty() ? "" : spec.command[0]);
+    end.error = absl::StrCat(what, ": ", std::strerror(rank.code));
   }
   return end;
 }
@@ -395,7 +406,10 @@ void GroupHost::SaveNotes(const Hosted& hosted) {
 
 void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
   const std::uint64_t had = hosted.state ? hosted.state->output_bytes : 0;
+  const std::string trouble = hosted.state ? hosted.state->log_trouble : "";
   hosted.state = state;
+  if (state.log_trouble != trouble && !state.log_trouble.empty() && handler_.tell)
+    handler_.tell(absl::StrCat("output of workers is being lost: ", state.log_trouble));
   if (scan_done_) return CheckScan(false);
   const GroupKey key = hosted.key;
   if (!hosted.ready) {
@@ -414,8 +428,7 @@ void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
   for (const shim::RankState& rank : state.ranks) {
     if (rank.phase != shim::RankPhase::kEnded || !hosted.exits.insert(rank.local_rank).second)
       continue;
-    const std::string program = hosted.spec.command.empty() ? "" : hosted.spec.command[0];
-    handler_.post(RankExited{key, EndOf(rank, program)});
+    handler_.post(RankExited{key, EndOf(rank, hosted.spec)});
   }
   if (state.output_bytes != had && handler_.output) handler_.output(key);
   if (state.phase == Phase::kUnkillable && !std::exchange(hosted.stuck_posted, true))
@@ -628,10 +641,9 @@ RunRecord GroupHost::Describe(const Hosted& hosted) const {
   record.empty = hosted.state->phase == Phase::kFree;
   record.unkillable = hosted.state->phase == Phase::kUnkillable;
   record.stop_deadline = hosted.state->stop_deadline;
-  const std::string program = hosted.spec.command.empty() ? "" : hosted.spec.command[0];
   for (const shim::RankState& rank : hosted.state->ranks) {
     if (Started(rank)) record.starts.push_back({rank.local_rank, rank.pid, rank.started_at});
-    if (rank.phase == shim::RankPhase::kEnded) record.exits.push_back(EndOf(rank, program));
+    if (rank.phase == shim::RankPhase::kEnded) record.exits.push_back(EndOf(rank, hosted.spec));
   }
   return record;
 }

@@ -42,6 +42,7 @@ class GroupHost {
     std::function<void(Event)> post;
     std::function<void(const GroupKey&)> output;  // Workers of it have written to their logs.
     std::function<void(std::string)> warn;
+    std::function<void(std::string)> tell{};  // A warning that whoever started the job has to see.
   };
   GroupHost(boost::asio::io_context& loop, boost::asio::thread_pool& disk, Options options,
             Handler handler);

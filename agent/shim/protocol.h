@@ -113,6 +113,9 @@ enum class RankPhase : std::uint8_t {
   kRunning,
   kEnded,
 };
+// Values of exec_stage that people are told of in other words.
+inline constexpr char kStageDirectory[] = "chdir", kStageInterpreter[] = "interpreter";
+
 struct RankState {
   int local_rank = 0, rank = -1;
   RankPhase phase = RankPhase::kWaiting;

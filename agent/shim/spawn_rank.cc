@@ -33,10 +33,12 @@ enum class Stage : int {
   kDirectory,
   kStandardStreams,
   kDescriptors,
-  kExec
+  kExec,
+  kInterpreter
 };
-constexpr const char* kStageNames[] = {"oom_score_adj",    "setrlimit",   "affinity", "chdir",
-                                       "standard streams", "descriptors", "exec"};
+constexpr const char* kStageNames[] = {"oom_score_adj", "setrlimit",        "affinity",
+                                       kStageDirectory, "standard streams", "descriptors",
+                                       "exec",          kStageInterpreter};
 struct StatusMessage {
   Stage stage;
   int error;
@@ -163,6 +165,10 @@ void ApplyLimits(const ChildPlan& plan) {
     ::execve(program, plan.argv.data(), plan.envp.data());
     if (errno != ENOENT && errno != ENOTDIR && errno != EACCES) Fail(plan, Stage::kExec, errno);
     if (error != EACCES) error = errno;  // "Not executable" tells more than "not found" further on.
+  }
+  // The program is there: what its first line names, or its loader, is not.
+  for (const char* program : plan.programs) {
+    if (error == ENOENT && ::access(program, F_OK) == 0) Fail(plan, Stage::kInterpreter, error);
   }
   Fail(plan, Stage::kExec, error);
 }

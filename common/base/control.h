@@ -37,6 +37,8 @@ enum class ExitKind {
   kSignaled,
   kExecFailed
 };  // code: exit status, signal number, errno.
+// What could not be had: the program itself, the interpreter that it names, its directory.
+enum class ExecObstacle { kProgram, kInterpreter, kDirectory };
 enum class OomEvidence {
   kNone,
   kCounted,
@@ -53,6 +55,7 @@ struct RankExit {
   Duration age{};  // How long ago, when this was sent.
   std::string
       error;  // Error file's message, else the last 20 lines of stderr; at most kMaxErrorBytes.
+  ExecObstacle obstacle = ExecObstacle::kProgram;  // kExecFailed only.
   friend bool operator==(const RankExit&, const RankExit&) = default;
 };
 inline constexpr std::size_t kMaxErrorBytes = 8192;

@@ -28,6 +28,7 @@ struct LastCall {
 struct BackingOff {
   int failures = 0;
   Duration left{};
+  std::string node{}, why{};  // Set when a node could not prepare; empty after failures of the job.
 };
 struct SlotsStopping {
   std::vector<std::string> nodes;
@@ -135,7 +136,8 @@ struct ExitCodeSaysFail {
 };
 struct NotExecutable {
   int error_number = 0;
-  std::string program;
+  std::string program;  // The directory, where that is the obstacle.
+  ExecObstacle obstacle = ExecObstacle::kProgram;
 };
 struct CancelledBy {
   std::string who;
@@ -164,6 +166,7 @@ struct NodeJoined {
 struct NodeLeft {
   std::string node;
   std::string why;
+  bool stays = false;  // It could not prepare, and tries again.
 };
 struct GenerationFormed {
   Generation generation;

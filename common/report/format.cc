@@ -105,14 +105,22 @@ std::string SignalName(int signal) {
   return name == nullptr ? Cat("signal ", signal) : Cat("SIG", name);
 }
 
+std::string ObstacleText(int error_number, ExecObstacle obstacle) {
+  const char* text = ::strerrordesc_np(error_number);
+  const std::string error = text == nullptr ? Cat("error ", error_number) : std::string(text);
+  switch (obstacle) {
+    case ExecObstacle::kProgram: return error;
+    case ExecObstacle::kInterpreter: return Cat("its interpreter: ", error);
+    case ExecObstacle::kDirectory: return Cat("its working directory: ", error);
+  }
+  return error;
+}
+
 std::string ExitText(const RankExit& e) {
   switch (e.kind) {
     case ExitKind::kExited: return Cat("exit ", e.code);
     case ExitKind::kSignaled: return SignalName(e.code);
-    case ExitKind::kExecFailed: {
-      const char* text = ::strerrordesc_np(e.code);
-      return Cat("could not start: ", text == nullptr ? Cat("error ", e.code) : std::string(text));
-    }
+    case ExitKind::kExecFailed: return Cat("could not start: ", ObstacleText(e.code, e.obstacle));
   }
   return "";
 }

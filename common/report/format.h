@@ -23,6 +23,8 @@ std::string Rfc3339(WallTime t);    // "2026-11-21T14:09:30.114Z"
 std::string ClockText(WallTime t);  // "14:09:30.114"
 
 std::string SignalName(int signal);  // "SIGKILL"; "signal 64" where it has none.
+// What kept a program from being started: "Permission denied", "its interpreter: No such file …".
+std::string ObstacleText(int error_number, ExecObstacle obstacle);
 std::string ExitText(
     const RankExit& e);  // "exit 1", "SIGKILL", "could not start: No such file or directory"
 // "SIGKILL, not by us, no OOM kill counted"; "exit 1".

@@ -56,6 +56,12 @@ struct ExplainWait {
             "nothing: it starts by itself"};
   }
   ReasonText operator()(const BackingOff& r) const {
+    if (!r.why.empty()) {
+      return {"backing_off", Cat(r.node, ": ", r.why, ", again in ", ShortText(r.left)),
+              Cat(r.node, " could not prepare a generation: ", r.why, ". It tries again in ",
+                  ShortText(r.left), "."),
+              Cat("regroup nodes ", r.node)};
+    }
     return {"backing_off", Cat("after ", Count(r.failures, "failure"), ", ", ShortText(r.left)),
             Cat("It failed ", Count(r.failures, "time"),
                 " without progress, so the next start waits another ", ShortText(r.left), "."),
@@ -141,7 +147,10 @@ std::string CauseSentence(const RankCause& cause) {
   switch (cause.exit.kind) {
     case ExitKind::kSignaled: return SignalSentence(cause);
     case ExitKind::kExecFailed:
-      return Cat(WhoOf(cause), " could not be started: ", ErrorText(cause.exit.code), ".");
+      return Cat(WhoOf(cause), " could not be started: ",
+                 cause.exit.error.empty() ? ObstacleText(cause.exit.code, cause.exit.obstacle)
+                                          : cause.exit.error,
+                 ".");
     case ExitKind::kExited: break;
   }
   std::string memory = cause.exit.oom == OomEvidence::kNone ? "" : " after an OOM kill";
@@ -192,7 +201,9 @@ struct ExplainEnd {
   ReasonText operator()(const ExecFailed& r) const {
     return {"exec_failed", CauseBrief(r.cause),
             Cat(CauseSentence(r.cause), " ", r.cause.node, " is left out; it costs no restart."),
-            Cat("is the program there, and executable, on ", r.cause.node, "?")};
+            r.cause.exit.obstacle == ExecObstacle::kDirectory
+                ? Cat("make that directory on ", r.cause.node, ", or give another --workdir")
+                : Cat("is the program there, and executable, on ", r.cause.node, "?")};
   }
   ReasonText operator()(const Preempted& r) const {
     return {
@@ -249,8 +260,16 @@ struct ExplainFail {
             Logs(c, -1)};
   }
   ReasonText operator()(const NotExecutable& r) const {
-    return {"not_executable", Cat(r.program, " could not be started: ", ErrorText(r.error_number)),
-            Cat(r.program, " could not be started on the nodes: ", ErrorText(r.error_number), "."),
+    const std::string why = ErrorText(r.error_number);
+    if (r.obstacle == ExecObstacle::kDirectory) {
+      return {
+          "not_executable", Cat("working directory ", r.program, ": ", why),
+          Cat("The working directory ", r.program, " can not be entered on the nodes: ", why, "."),
+          "make it on each node, or give another --workdir"};
+    }
+    const std::string text = ObstacleText(r.error_number, r.obstacle);
+    return {"not_executable", Cat(r.program, " could not be started: ", text),
+            Cat(r.program, " could not be started on the nodes: ", text, "."),
             "is the program there, and executable, on each node?"};
   }
   ReasonText operator()(const CancelledBy& r) const {

@@ -120,6 +120,10 @@ std::string RunScreen::CoordinatorAway(Duration now, std::string_view why) {
   return Tick(now);
 }
 
+std::string RunScreen::Warning(std::string_view text) const {
+  return Lines({Cat("warning: ", EscapeControls(text))});
+}
+
 std::string RunScreen::CoordinatorBack(Duration now) {
   if (!away_since_) return "";
   Duration away = now - *away_since_;
@@ -229,8 +233,8 @@ std::vector<std::string> RunScreen::On(Duration now, const JobEventBody& body) {
     return OnGenerationEnded(now, *ended);
   if (const auto* waits = std::get_if<Waits>(&body)) return OnWaits(now, waits->reason);
   if (const auto* left = std::get_if<NodeLeft>(&body)) {
-    return {
-        Cat(left->node, " left", left->why.empty() ? "" : Cat(": ", EscapeControls(left->why)))};
+    const std::string why = left->why.empty() ? "" : Cat(": ", EscapeControls(left->why));
+    return {Cat(left->node, left->stays ? " can't prepare" : " left", why)};
   }
   if (const auto* leaving = std::get_if<NodeWillLeave>(&body)) {
     if (start_ && leaving->node == start_->node_name) return {};  // Leaving() has said so.

@@ -40,6 +40,7 @@ class RunScreen {
   // (`before_start`), after 2 s else; then one every 30 s from Tick. `why` as in "connection
   // refused".
   std::string CoordinatorAway(Duration now, std::string_view why);
+  std::string Warning(std::string_view text) const;
   std::string CoordinatorBack(Duration now);
 
   // The job is known. Once; a later call (the agent reconnected) prints nothing and updates the

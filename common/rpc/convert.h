@@ -102,6 +102,13 @@ absl::StatusOr<GenerationView> FromProto(const pb::GenerationView& value);
 absl::StatusOr<JobView> FromProto(const pb::JobView& value);
 absl::StatusOr<NodeView> FromProto(const pb::NodeView& value);
 
+namespace wire {
+inline constexpr std::pair<int, ExecObstacle> kObstacles[] = {
+    {pb::EXEC_OBSTACLE_PROGRAM, ExecObstacle::kProgram},
+    {pb::EXEC_OBSTACLE_INTERPRETER, ExecObstacle::kInterpreter},
+    {pb::EXEC_OBSTACLE_DIRECTORY, ExecObstacle::kDirectory}};
+}  // namespace wire
+
 // A refusal with its three parts (common/base/user_error.h): inside a session as a message, in a
 // call as error details.
 pb::Refused RefusedFrom(const absl::Status& status);  // REQUIRES: !status.ok().

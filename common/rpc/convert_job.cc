@@ -144,6 +144,7 @@ pb::RankExit ToProto(const RankExit& value) {
   out.set_pid(value.pid);
   out.set_age_ns(value.age.count());
   out.set_error(value.error);
+  out.set_obstacle(static_cast<pb::ExecObstacle>(EnumNumber(value.obstacle, wire::kObstacles)));
   return out;
 }
 
@@ -159,6 +160,7 @@ absl::StatusOr<RankExit> FromProto(const pb::RankExit& value) {
       check.Number<std::int64_t>("pid", value.pid(), 0, std::numeric_limits<std::int32_t>::max());
   exit.age = check.NonNegative("age", value.age_ns());
   exit.error = check.Text("error", value.error(), kMaxErrorBytes);
+  exit.obstacle = check.Enum("obstacle", value.obstacle(), wire::kObstacles);
   return check.Finish(std::move(exit));
 }
 

@@ -56,6 +56,8 @@ pb::WaitReason ToProto(const WaitReason& value) {
                  [&](const BackingOff& r) {
                    out.mutable_backing_off()->set_failures(r.failures);
                    out.mutable_backing_off()->set_left_ns(r.left.count());
+                   out.mutable_backing_off()->set_node(r.node);
+                   out.mutable_backing_off()->set_why(r.why);
                  },
                  [&](const SlotsStopping& r) {
                    Put(r.nodes, out.mutable_slots_stopping()->mutable_nodes());
@@ -106,7 +108,9 @@ absl::StatusOr<WaitReason> FromProto(const pb::WaitReason& value) {
       break;
     case pb::WaitReason::kBackingOff:
       out = BackingOff{value.backing_off().failures(),
-                       check.AnyDuration("left", value.backing_off().left_ns())};
+                       check.AnyDuration("left", value.backing_off().left_ns()),
+                       TakeText(check, "node", value.backing_off().node()),
+                       TakeText(check, "why", value.backing_off().why())};
       break;
     case pb::WaitReason::kSlotsStopping:
       out = SlotsStopping{TakeTexts(check, "nodes", value.slots_stopping().nodes()),
@@ -267,6 +271,8 @@ pb::FailReason ToProto(const FailReason& value) {
           [&](const NotExecutable& r) {
             out.mutable_not_executable()->set_error_number(r.error_number);
             out.mutable_not_executable()->set_program(r.program);
+            out.mutable_not_executable()->set_obstacle(
+                static_cast<pb::ExecObstacle>(wire::EnumNumber(r.obstacle, wire::kObstacles)));
           },
           [&](const CancelledBy& r) {
             out.mutable_cancelled_by()->set_who(r.who);
@@ -293,9 +299,10 @@ absl::StatusOr<FailReason> FromProto(const pb::FailReason& value) {
       out = ExitCodeSaysFail{value.exit_code_says_fail().code()};
       break;
     case pb::FailReason::kNotExecutable:
-      out =
-          NotExecutable{value.not_executable().error_number(),
-                        check.Text("program", value.not_executable().program(), kMaxJobTextBytes)};
+      out = NotExecutable{
+          value.not_executable().error_number(),
+          check.Text("program", value.not_executable().program(), kMaxJobTextBytes),
+          check.Enum("obstacle", value.not_executable().obstacle(), wire::kObstacles)};
       break;
     case pb::FailReason::kCancelledBy:
       out = CancelledBy{TakeText(check, "who", value.cancelled_by().who()),
@@ -357,6 +364,7 @@ pb::JobEvent ToProto(const JobEvent& value) {
           [&](const NodeLeft& e) {
             out.mutable_node_left()->set_node(e.node);
             out.mutable_node_left()->set_why(e.why);
+            out.mutable_node_left()->set_stays(e.stays);
           },
           [&](const GenerationFormed& e) {
             auto* p = out.mutable_generation_formed();
@@ -409,8 +417,9 @@ absl::StatusOr<JobEvent> FromProto(const pb::JobEvent& value) {
       break;
     }
     case pb::JobEvent::kNodeLeft:
-      out.body = NodeLeft{TakeText(check, "node", value.node_left().node()),
-                          TakeText(check, "why", value.node_left().why())};
+      out.body =
+          NodeLeft{TakeText(check, "node", value.node_left().node()),
+                   TakeText(check, "why", value.node_left().why()), value.node_left().stays()};
       break;
     case pb::JobEvent::kGenerationFormed: {
       const auto& p = value.generation_formed();

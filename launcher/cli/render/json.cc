@@ -113,7 +113,7 @@ struct BodyJson {
             {"max", e.max}};
   }
   Json operator()(const NodeLeft& e) const {
-    return {{"type", "node_left"}, {"node", e.node}, {"why", e.why}};
+    return {{"type", "node_left"}, {"node", e.node}, {"why", e.why}, {"stays", e.stays}};
   }
   Json operator()(const GenerationFormed& e) const {
     return {{"type", "generation_formed"},

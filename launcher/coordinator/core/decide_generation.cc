@@ -11,9 +11,11 @@ constexpr std::size_t kMaxNamesInReason = 16;
 
 struct Group {
   std::vector<std::string> names;
+  std::string why;  // Of the first.
   int count = 0;
   Instant first = Instant::max(), last{};
   void Add(const Candidate& candidate) {
+    if (count == 0) why = candidate.why;
     if (names.size() < kMaxNamesInReason) names.push_back(candidate.name);
     ++count;
     first = std::min(first, candidate.until);
@@ -65,7 +67,9 @@ GenerationDecision DecideGeneration(const GenerationPolicy& policy,
     return Wait{AwaitReattach{awaited.names, awaited.last - now}, awaited.first};
   if (size == 0) {
     if (UsableSize(have + backing_off.count, policy.min, policy.max, policy.unit) > 0)
-      return Wait{BackingOff{policy.failures, backing_off.first - now}, backing_off.first};
+      return Wait{BackingOff{policy.failures, backing_off.first - now, backing_off.names.front(),
+                             backing_off.why},
+                  backing_off.first};
     const int need = (policy.min + policy.unit - 1) / policy.unit * policy.unit;
     std::optional<Instant> again;
     if (backing_off.count > 0) again = backing_off.first;
@@ -77,7 +81,7 @@ GenerationDecision DecideGeneration(const GenerationPolicy& policy,
   if (!policy.verdict_open.empty())
     return Wait{BudgetVerdictOpen{policy.verdict_open}, std::nullopt};
   if (policy.not_before > now)
-    return Wait{BackingOff{policy.failures, policy.not_before - now}, policy.not_before};
+    return Wait{BackingOff{policy.failures, policy.not_before - now, "", ""}, policy.not_before};
   if (policy.last_call_until && *policy.last_call_until > now && size < best)
     return Wait{LastCall{have, *policy.last_call_until - now}, policy.last_call_until};
   return FormOf(std::move(ready), size);

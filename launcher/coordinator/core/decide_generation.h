@@ -27,6 +27,7 @@ struct Candidate {
   Instant until{};
   bool previous = false;  // Member of the generation before.
   bool former = false;    // Member of an earlier one.
+  std::string why{};      // kBackingOff: what it said.
 };
 
 struct GenerationPolicy {

@@ -130,6 +130,7 @@ void Engine::CloseAccount(Job& job, Generation generation, const GenerationSoft&
   row.phases.init = soft.init;
   row.phases.restore = soft.restore;
   row.phases.first_step = soft.first_step_took;
+  if (soft.last_step) state.best_step = std::max(state.best_step, *soft.last_step);
   if (!soft.running_at) return;
   const TimeAccount time = AccountOf(job, generation, soft, now_);
   state.account.productive += time.productive;

@@ -34,9 +34,14 @@ Duration Doubled(Duration first, int times, Duration limit) {
   return std::min(delay, limit);
 }
 
+// As a shell has it: 127 only where the program itself is not there.
+int ExecExitCode(int error_number, ExecObstacle obstacle) {
+  return error_number == ENOENT && obstacle == ExecObstacle::kProgram ? 127 : 126;
+}
+
 int ExitCodeOfExit(const RankExit& exit) {
   if (exit.kind == ExitKind::kSignaled) return 128 + exit.code;
-  if (exit.kind == ExitKind::kExecFailed) return exit.code == ENOENT ? 127 : 126;
+  if (exit.kind == ExitKind::kExecFailed) return ExecExitCode(exit.code, exit.obstacle);
   return exit.code;
 }
 
@@ -113,14 +118,14 @@ std::optional<FailReason> FailsJob(const JobSpec& spec, const EndReason& reason,
 }
 
 std::optional<FailReason> FailsForExec(const std::vector<ExcludedNode>& excluded, int nodes_left,
-                                       const std::string& program) {
+                                       const std::string& program, ExecObstacle obstacle) {
   if (excluded.empty()) return std::nullopt;
   const ExcludedNode& newest = excluded.back();
   const auto same = std::count_if(excluded.begin(), excluded.end(), [&](const ExcludedNode& node) {
     return node.error_number == newest.error_number;
   });
   if (nodes_left > 0 && same < 2) return std::nullopt;
-  return NotExecutable{newest.error_number, program};
+  return NotExecutable{newest.error_number, program, obstacle};
 }
 
 int ExitCodeOf(const FailReason& failed, const std::optional<EndReason>& root) {
@@ -129,7 +134,7 @@ int ExitCodeOf(const FailReason& failed, const std::optional<EndReason>& root) {
   if (std::holds_alternative<PreemptedAll>(failed)) return 143;
   if (std::holds_alternative<JoinTimedOut>(failed)) return 124;
   if (auto* exec = std::get_if<NotExecutable>(&failed))
-    return exec->error_number == ENOENT ? 127 : 126;
+    return ExecExitCode(exec->error_number, exec->obstacle);
   if (root) {
     if (const RankCause* cause = RankOf(*root)) return ExitCodeOfExit(cause->exit);
   }

@@ -228,6 +228,7 @@ std::optional<Candidate> Engine::CandidateOf(const Job& job, const Node& node,
   if (auto trial = job.trials.find(id); trial != job.trials.end() && trial->second.until > now_) {
     candidate.readiness = Readiness::kBackingOff;
     candidate.until = trial->second.until;
+    candidate.why = trial->second.why;
     return candidate;
   }
   if (!SlotsFree(job, node)) {
@@ -504,7 +505,10 @@ void Engine::Void(Job& job, Generation generation, const std::map<NodeId, std::s
     trial.until = now_ + MemberBackoff(++trial.failures, config_);
     trial.why = entry.second;
     if (elective) ++job.lost_newcomers;
-    if (failed.size() <= kMaxNames / 4) AddEvent(job, NodeLeft{NameOf(entry.first), entry.second});
+    const Node* node = FindNode(entry.first);
+    const bool stays = node && node->link == Link::kAttached;
+    if (failed.size() <= kMaxNames / 4)
+      AddEvent(job, NodeLeft{NameOf(entry.first), entry.second, stays});
   }
   UpdateGeneration(job, generation, [&](GenerationRow& row) {
     row.phase = GenerationPhase::kOver;

@@ -48,6 +48,7 @@ struct Unstartable {
   const char* name;
   std::string program;
   int error;
+  const char* stage = "exec";
 };
 TEST_F(ShimTest, WhatCannotBeExecutedIsNoExit) {
   auto write = [&](const std::string& name, std::string_view bytes, mode_t mode) {
@@ -66,7 +67,8 @@ TEST_F(ShimTest, WhatCannotBeExecutedIsNoExit) {
       {"not executable", write("plain", "#!/bin/sh\n", 0644), EACCES},
       {"directory", work_.path(), EACCES},
       {"no interpreter line", write("text", "echo hello\n", 0755), ENOEXEC},
-      {"interpreter missing", write("script", "#!/no/such/interpreter\n", 0755), ENOENT},
+      {"interpreter missing", write("script", "#!/no/such/interpreter\n", 0755), ENOENT,
+       "interpreter"},
       {"other architecture", write("foreign", foreign, 0755), ENOEXEC},
       {"empty", write("empty", "", 0755), ENOEXEC},
   };
@@ -75,7 +77,7 @@ TEST_F(ShimTest, WhatCannotBeExecutedIsNoExit) {
     ASSERT_TRUE(group.WaitForEnd()) << row.name;
     EXPECT_EQ(group.rank().exit_kind, ExitKind::kExecFailed) << row.name;
     EXPECT_EQ(group.rank().code, row.error) << row.name;
-    EXPECT_EQ(group.rank().exec_stage, "exec") << row.name;
+    EXPECT_EQ(group.rank().exec_stage, row.stage) << row.name;
   }
 }
 

@@ -55,6 +55,9 @@ TEST(Reasons, EndsNameWhoWhatAndNumbers) {
   oom.exit.oom = OomEvidence::kCounted;
   maybe.exit.oom = OomEvidence::kProbable;
   ours.exit.after_stop = true;
+  RankCause without_directory = Cause(ExitKind::kExecFailed, 2);
+  without_directory.exit.obstacle = ExecObstacle::kDirectory;
+  without_directory.exit.error = "working directory /w: No such file or directory";
   const EndRow rows[] = {
       {WorkerFailed{Cause(ExitKind::kSignaled, 9)},
        "node1 rank 3: SIGKILL, not by us, no OOM kill counted",
@@ -86,6 +89,11 @@ TEST(Reasons, EndsNameWhoWhatAndNumbers) {
        "Rank 3 on node1 (pid 48121) could not be started: Permission denied. node1 is left out; it "
        "costs no restart.",
        "is the program there, and executable, on node1?"},
+      {ExecFailed{without_directory},
+       "node1 rank 3: could not start: its working directory: No such file or directory",
+       "Rank 3 on node1 (pid 48121) could not be started: working directory /w: No such file or "
+       "directory. node1 is left out; it costs no restart.",
+       "make that directory on node1, or give another --workdir"},
       {NodeLost{"node2", "connection refused", 0s}, "node2 lost (connection refused)",
        "node2 was lost: connection refused. Losing a node costs no restart.",
        "regroup nodes node2"},
@@ -113,6 +121,14 @@ TEST(Reasons, WaitsSpeakOfTheirWorld) {
   EXPECT_EQ(Explain(below, {JobId("eval-2"), {}, JobOrigin::kLaunched}).brief, "2 of 4 nodes");
   EXPECT_EQ(Explain(WaitReason(MembersPreparing{{"node2"}, 1200ms}), kContext).brief,
             "node2 preparing, 1.2 s");
+  EXPECT_EQ(Explain(WaitReason(BackingOff{3, 2s, "", ""}), kContext).brief,
+            "after 3 failures, 2.0 s");
+  const ReasonText node =
+      Explain(WaitReason(BackingOff{0, 2s, "node2", "no port is free"}), kContext);
+  EXPECT_EQ(node.brief, "node2: no port is free, again in 2.0 s");
+  EXPECT_EQ(node.sentence,
+            "node2 could not prepare a generation: no port is free. It tries again in 2.0 s.");
+  EXPECT_EQ(node.next, "regroup nodes node2");
   std::vector<std::string> many(1000, "node");
   EXPECT_THAT(Explain(WaitReason(AwaitReattach{many, 1s}), kContext).sentence,
               HasSubstr(" and 995 more"));

@@ -13,8 +13,15 @@ namespace {
 using ::testing::HasSubstr;
 
 RankExit SomeExit() {
-  return {1,    ExitKind::kSignaled,           9,       true, OomEvidence::kCounted,
-          4121, std::chrono::milliseconds(12), "\xff\n"};
+  return {1,
+          ExitKind::kSignaled,
+          9,
+          true,
+          OomEvidence::kCounted,
+          4121,
+          std::chrono::milliseconds(12),
+          "\xff\n",
+          ExecObstacle::kInterpreter};
 }
 RankCause SomeCause() {
   return {"node1", 3, 1, SomeExit(), WallTime(std::chrono::microseconds(1'700'000'000'000'001))};
@@ -148,7 +155,7 @@ TEST(Convert, CoordinatorMessagesSurvive) {
 TEST(Convert, EveryReasonAndEventSurvives) {
   const Duration d = std::chrono::seconds(3);
   const std::vector<WaitReason> waits = {
-      BelowMinimum{1, 2, d, {"node2"}}, LastCall{3, d},           BackingOff{4, d},
+      BelowMinimum{1, 2, d, {"node2"}}, LastCall{3, d},           BackingOff{4, d, "node1", "why"},
       SlotsStopping{{"a"}, d},          AwaitReattach{{"a"}, d},  FinishHold{"a", d},
       UnreachableHold{{"a"}, d},        BudgetVerdictOpen{{"a"}}, BehindJob{JobId("a-1")},
       MembersPreparing{{"a"}, d},       SavingBeforeLeave{"a", d}};
@@ -175,8 +182,10 @@ TEST(Convert, EveryReasonAndEventSurvives) {
     EXPECT_EQ(FromProto(ToProto(reason))->index(), reason.index());
   }
   const std::vector<FailReason> fails = {
-      BudgetSpent{3, 3},     CrashLoop{5},   ExitCodeSaysFail{77}, NotExecutable{13, "\xff"},
-      CancelledBy{"me", 15}, PreemptedAll{}, JoinTimedOut{d}};
+      BudgetSpent{3, 3},     CrashLoop{5},
+      ExitCodeSaysFail{77},  NotExecutable{13, "\xff", ExecObstacle::kDirectory},
+      CancelledBy{"me", 15}, PreemptedAll{},
+      JoinTimedOut{d}};
   ASSERT_EQ(fails.size(), std::variant_size_v<FailReason>);
   for (const FailReason& reason : fails) {
     ExpectRoundTrip(reason);

@@ -152,6 +152,8 @@ TEST(ExitCodeOf, Table) {
       {ExitCodeSaysFail{77}, Failed(77), 77},
       {NotExecutable{ENOENT, "x"}, std::nullopt, 127},
       {NotExecutable{EACCES, "x"}, std::nullopt, 126},
+      {NotExecutable{ENOENT, "x", ExecObstacle::kInterpreter}, std::nullopt, 126},
+      {NotExecutable{ENOENT, "/w", ExecObstacle::kDirectory}, std::nullopt, 126},
       {CancelledBy{"me", 0}, std::nullopt, 143},
       {CancelledBy{"node1", SIGINT}, std::nullopt, 130},
       {CancelledBy{"node1", SIGHUP}, std::nullopt, 129},
