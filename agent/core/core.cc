@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/check.h"
+#include "common/base/user_error.h"
 
 namespace regroup::agent {
 namespace {
@@ -26,6 +27,12 @@ bool CoversGroup(const Run& run, const Group& group) {
   return static_cast<int>(run.mine.size()) == group.workers && !ranks.empty() &&
          *ranks.begin() == 0 && *ranks.rbegin() == group.workers - 1 &&
          static_cast<int>(ranks.size()) == group.workers;
+}
+
+// One minor apart works both ways.
+bool IsSpokenBy(const Version& mine, const Version& theirs) {
+  return mine.major == theirs.major &&
+         std::max(mine.minor, theirs.minor) - std::min(mine.minor, theirs.minor) <= 1;
 }
 
 }  // namespace
@@ -167,8 +174,7 @@ void Core::SayHello() {
 std::optional<std::string> Core::WhyNot(const Welcome& welcome) const {
   const Version& mine = config_.version;
   const Version& theirs = welcome.version;
-  const auto apart = std::max(mine.minor, theirs.minor) - std::min(mine.minor, theirs.minor);
-  if (mine.major != theirs.major || apart > 1) {
+  if (!IsSpokenBy(mine, theirs)) {
     return absl::StrFormat("the coordinator speaks protocol %d.%d (%s), this agent %d.%d (%s)",
                            theirs.major, theirs.minor, theirs.build, mine.major, mine.minor,
                            mine.build);
@@ -195,6 +201,13 @@ void Core::On(const Welcomed& welcomed) {
   if (std::optional<std::string> why = WhyNot(welcome)) {
     Note(*why);
     found_.reset();
+    // Nobody has started anything that would be worth waiting for the right one.
+    if (config_.launched && !ever_ran_ && !IsSpokenBy(config_.version, welcome.version)) {
+      return LeaveNow(
+          125, RenderUserError(UserError(absl::StatusCode::kFailedPrecondition,
+                                         "this command can't follow the coordinator that answers",
+                                         *why, "install the same Regroup on all nodes")));
+    }
     Do(RefuseCoordinator{*std::move(why)});
     return;
   }
@@ -218,7 +231,6 @@ void Core::On(const Welcomed& welcomed) {
 }
 
 void Core::On(const CoordinatorRefused& refused) {
-  Note(absl::StrCat("refused by the coordinator: ", refused.why));
   // A launch command that has nothing running ends here; running workers are nobody's business but
   // the coordinator's that formed them, so with any we dial on.
   if (config_.launched && !ever_ran_) LeaveNow(125, refused.why);

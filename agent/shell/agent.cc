@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <csignal>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/user_error.h"
 #include "common/io/proc.h"
 #include "common/rpc/convert.h"
+#include "common/rpc/describe_listener.h"
 
 namespace regroup::agent {
 namespace {
@@ -27,8 +29,9 @@ constexpr int kMinConnections = 64;
 
 GroupHost::Handler HandlerOf(std::function<void(Event)> post,
                              std::function<void(const GroupKey&)> output,
-                             std::function<void(std::string)> warn) {
-  return {std::move(post), std::move(output), std::move(warn)};
+                             std::function<void(std::string)> warn,
+                             std::function<void(std::string)> tell) {
+  return {std::move(post), std::move(output), std::move(warn), std::move(tell)};
 }
 
 std::uint64_t SeedOf(const NodeId& node) {
@@ -57,13 +60,14 @@ Agent::Agent(asio::io_context& loop, AgentOptions options, NodeFolder& folder, D
           loop, io::UniqueFd(::fcntl(options_.worker_listener.get(), F_DUPFD_CLOEXEC, 3)),
           std::max(kMinConnections, 4 * options_.core.slots),
           [this](Event event) { Post(std::move(event)); },
-          [this](std::string text) { Log(text, true); }),
+          [this](std::string text) { Warn(text); }),
       groups_(loop, disk_, options_.groups,
               HandlerOf([this](Event event) { Post(std::move(event)); },
                         [this](const GroupKey& key) {
                           if (front_ != nullptr) front_->Output(key, groups_.LogsOf(key));
                         },
-                        [this](std::string text) { Log(text, true); })),
+                        [this](std::string text) { Log(text, true); },
+                        [this](std::string text) { Warn(text); })),
       logs_(options_.groups.log_root),
       backoff_(SeedOf(options_.core.node)),
       signals_(loop),
@@ -99,6 +103,11 @@ void Agent::Fatal(const absl::Status& why) {
 void Agent::Log(const std::string& text, bool warning) {
   if (log_ == nullptr) return;
   log_->Log(warning ? obs::Level::kWarning : obs::Level::kInfo, text, {});
+}
+
+void Agent::Warn(const std::string& text) {
+  Log(text, true);
+  if (front_ != nullptr) front_->Warned(text);
 }
 
 // ---- the core -----------------------------------------------------------------------------------
@@ -189,11 +198,44 @@ void Agent::OnBroken(const absl::Status& why) {
 
 void Agent::Away(const std::string& why) {
   if (front_ != nullptr) front_->Away(why);
+  if (log_ == nullptr || !WorthLogging(why)) return;
+  const std::string target = target_ ? target_->connection.target : "";
+  const auto log = [this, target](const std::string& said) {
+    log_->Warning("no coordinator", {{"why", said}, {"target", target}});
+  };
+  if (!target_ || !target_->remote) return log(why);
+  // Who listens there instead says more than how it broke.
+  std::thread([&loop = loop_, remote = *target_->remote, why, log, alive = std::weak_ptr(alive_)] {
+    const ListenerDescription found = DescribeListener(remote);
+    const std::string said = found.kind == ListenerKind::kRegroup ? why : found.sentence;
+    asio::post(loop, [said, log, alive] {
+      if (alive.lock()) log(said);
+    });
+  }).detach();
+}
+
+// The same again is told seldom.
+bool Agent::WorthLogging(const std::string& why) {
   const Instant now = io::BootNow();
-  if (log_ == nullptr || (away_logged_ && now < *away_logged_ + kAwayLogInterval)) return;
+  if (away_logged_ && away_why_ == why && now < *away_logged_ + kAwayLogInterval) return false;
   away_logged_ = now;
-  log_->Warning("no coordinator",
-                {{"why", why}, {"target", target_ ? target_->connection.target : ""}});
+  away_why_ = why;
+  return true;
+}
+
+// By the coordinator: as it says, with its advice.
+void Agent::Refused(const absl::Status& why) {
+  const UserErrorParts parts = PartsOf(why);
+  const std::string text =
+      absl::StrCat(parts.what, parts.because.empty() ? "" : ": ", parts.because);
+  if (log_ != nullptr && WorthLogging(text)) {
+    log_->Warning("refused by the coordinator", {{"why", parts.what},
+                                                 {"because", parts.because},
+                                                 {"try", parts.try_this},
+                                                 {"target", target_->connection.target}});
+  }
+  Post(CoordinatorRefused{RenderUserError(why)});
+  if (front_ != nullptr && !end_) front_->Away(text);
 }
 
 // What a coordinator sends is checked like anything that comes from elsewhere.
@@ -230,8 +272,7 @@ void Agent::OnMessage(v1::CoordinatorMessage message) {
     }
     case v1::CoordinatorMessage::kRefused:
       refused_ = true;
-      Away(std::string(StatusFrom(message.refused()).message()));
-      return Post(CoordinatorRefused{RenderUserError(StatusFrom(message.refused()))});
+      return Refused(StatusFrom(message.refused()));
     case v1::CoordinatorMessage::kOrder:
       return post(FromProto(message.order()),
                   [](Order order) { return Ordered{std::move(order)}; });

@@ -36,6 +36,7 @@ class Front {
   virtual void Over(JobView view) = 0;
   virtual void Output(const GroupKey& key, const std::vector<GroupHost::RankLog>& logs) = 0;
   virtual void Leaving(int signal, Duration left, bool again) = 0;
+  virtual void Warned(const std::string& text) = 0;
 };
 
 struct AgentOptions {
@@ -78,6 +79,9 @@ class Agent {
   void Away(const std::string& why);
   void Malformed(const absl::Status& why);
   void Log(const std::string& text, bool warning = false);
+  void Warn(const std::string& text);
+  void Refused(const absl::Status& why);
+  bool WorthLogging(const std::string& why);
 
   template <class Message>
   void Send(void (v1::AgentMessage::*set)(Message*), Message message);
@@ -126,6 +130,7 @@ class Agent {
   std::string name_;      // As the coordinator named this node.
   bool refused_ = false;  // By the session that is about to end.
   std::optional<Instant> away_logged_;
+  std::string away_why_;
   std::optional<End> end_;
   const std::shared_ptr<bool> alive_ =
       std::make_shared<bool>(true);  // Sole owner; others are weak.

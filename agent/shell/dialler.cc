@@ -52,6 +52,7 @@ absl::StatusOr<DialTarget> TargetOf(const Address& address) {
   target.connection = Dial(address);
   ASSIGN_OR_RETURN(target.address, io::LocalIpTowards(address));
   target.dialled = address.host;
+  target.remote = address;
   // An address of this host other than 127.0.0.1 is as near.
   target.loopback = io::IsLoopback(address.host) || target.address == address.host;
   return target;

@@ -22,9 +22,10 @@ namespace regroup::agent {
 
 struct DialTarget {
   Connection connection;
-  std::string address;    // Local IP of such a session.
-  std::string dialled;    // IP of the coordinator.
-  bool loopback = false;  // On this host: dialled again at short, even intervals.
+  std::string address;            // Local IP of such a session.
+  std::string dialled;            // IP of the coordinator.
+  bool loopback = false;          // On this host: dialled again at short, even intervals.
+  std::optional<Address> remote;  // Unset: a Unix socket.
 };
 
 class Dialler {

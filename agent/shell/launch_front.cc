@@ -95,6 +95,17 @@ void LaunchFront::Leaving(int signal, Duration left, bool again) {
   Say(screen_.Leaving(Now(), signal, left, again));
 }
 
+// What happens again and again is told seldom.
+void LaunchFront::Warned(const std::string& text) {
+  constexpr Duration kInterval = 30s;
+  constexpr std::size_t kRemembered = 64;
+  const auto before = warned_.find(text);
+  if (before != warned_.end() && Now() < before->second + kInterval) return;
+  if (warned_.size() >= kRemembered) warned_.clear();
+  warned_[text] = Now();
+  Say(screen_.Warning(text));
+}
+
 void LaunchFront::Finish(const Agent::End& end) {
   std::string words;
   if (!end.why.empty()) {

@@ -28,6 +28,7 @@ class LaunchFront : public Front {
   void Over(JobView view) override;
   void Output(const GroupKey& key, const std::vector<GroupHost::RankLog>& logs) override;
   void Leaving(int signal, Duration left, bool again) override;
+  void Warned(const std::string& text) override;
 
   // After the loop: shows what is left of the output, then the end. Waits for a terminal that does
   // not read, unless the user has asked twice to leave.
@@ -46,6 +47,7 @@ class LaunchFront : public Front {
   std::string node_name_;
   std::map<GroupKey, std::set<std::string>> followed_;
   std::optional<JobView> view_;
+  std::map<std::string, Duration> warned_;  // Text → when.
   bool away_ = false;
   bool leaving_ = false, hurried_ = false;
 };

@@ -16,6 +16,21 @@ absl::StatusCode CodeOf(int code) {
 // A gRPC message travels in a header: text beyond this belongs into the details.
 constexpr std::size_t kMaxHeaderText = 2048;
 
+// "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.4:29400: Failed to connect
+// to remote host: Connection refused": only its end says anything.
+std::string WithoutDialling(std::string text) {
+  constexpr char kLast[] = "last error: ", kFailed[] = "Failed to connect to remote host: ";
+  const std::size_t last = text.find(kLast);
+  if (last == std::string::npos) return text;
+  std::size_t address = text.find(" ipv", last);
+  if (address == std::string::npos) address = text.find(" unix:", last);
+  std::size_t end = address == std::string::npos ? address : text.find(": ", address);
+  if (end == std::string::npos) return text;
+  std::string cause = text.substr(end + 2);
+  if (cause.rfind(kFailed, 0) == 0) cause.erase(0, sizeof kFailed - 1);
+  return cause.empty() ? text : cause;
+}
+
 }  // namespace
 
 pb::Refused RefusedFrom(const absl::Status& status) {
@@ -49,7 +64,7 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
       refused.code() != 0) {
     return StatusFrom(refused);
   }
-  return absl::Status(CodeOf(status.error_code()), status.error_message());
+  return absl::Status(CodeOf(status.error_code()), WithoutDialling(status.error_message()));
 }
 
 }  // namespace regroup

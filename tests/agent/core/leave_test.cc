@@ -171,6 +171,30 @@ TEST(AgentLeave, ARefusedLaunchEndsUnlessItsWorkersRun) {
   EXPECT_EQ(running.Last<Leave>(), nullptr);
 }
 
+TEST(AgentLeave, AnotherProtocolEndsALaunchUnlessItsWorkersRun) {
+  Welcome welcome{.cluster = ClusterId("c"),
+                  .epoch = Epoch(1),
+                  .name = "a",
+                  .version = {},
+                  .heartbeat = 1s,
+                  .lease = 5s};
+  welcome.version.major = 9;
+  for (bool runs : {false, true}) {
+    Driver agent(LaunchedConfig());
+    if (runs) {
+      agent.Attach();
+      BringUp(agent, 1, 1);
+      agent.Do(CoordinatorAway{});
+    }
+    agent.Do(CoordinatorFound{"10.0.0.2", "10.0.0.1"});
+    agent.Do(Welcomed{welcome});
+    EXPECT_EQ(agent.Last<Leave>() != nullptr, !runs);
+    if (runs) continue;
+    EXPECT_EQ(agent.Last<Leave>()->exit_code, 125);
+    EXPECT_NE(agent.Last<Leave>()->why.find("protocol 9.0"), std::string::npos);
+  }
+}
+
 TEST(AgentLeave, TheHostRestartsItsCoordinator) {
   Config config = LaunchedConfig();
   config.starts_coordinator = true;
