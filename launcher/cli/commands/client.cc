@@ -2,10 +2,12 @@
 
 #include <grpcpp/client_context.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
+#include "common/config/build_info.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
 #include "common/io/files.h"
@@ -79,6 +81,19 @@ absl::Status Client::Explained(const absl::Status& status) const {
                    "is it running? regroup ps shows what this host knows");
 }
 
+// Every command reads before it changes anything.
+absl::Status Client::CheckVersion(const Version& theirs) const {
+  const std::uint32_t apart =
+      std::max(theirs.minor, kProtocolMinor) - std::min(theirs.minor, kProtocolMinor);
+  if (theirs.major == kProtocolMajor && apart <= 1) return absl::OkStatus();
+  return UserError(
+      absl::StatusCode::kFailedPrecondition,
+      Cat("the coordinator at ", place_.label, " speaks another protocol"),
+      Cat("it speaks ", theirs.major, ".", theirs.minor, " (", theirs.build, "), this command ",
+          kProtocolMajor, ".", kProtocolMinor, " (", BuildId(), ")"),
+      "the regroup of that coordinator's host, or install the same on both");
+}
+
 template <class Reply, class Call>
 absl::StatusOr<Reply> Client::Try(Duration limit, Call call) const {
   absl::Status last = absl::UnavailableError("it has no address");
@@ -111,6 +126,7 @@ absl::StatusOr<Reading> Client::Read(const regroup::v1::ReadRequest& request,
     reading.nodes.push_back(std::move(view));
   }
   ASSIGN_OR_RETURN(reading.version, FromProto(reply.version()));
+  RETURN_IF_ERROR(CheckVersion(reading.version));
   return reading;
 }
 

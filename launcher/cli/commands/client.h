@@ -45,6 +45,7 @@ class Client {
   template <class Reply, class Call>
   absl::StatusOr<Reply> Try(Duration limit, Call call) const;
   absl::Status Explained(const absl::Status& status) const;
+  absl::Status CheckVersion(const Version& theirs) const;
 
   Place place_;
   std::vector<Connection> connections_;  // Of one name, in the resolver's order.

@@ -1,10 +1,12 @@
 #include "launcher/cli/commands/job_flags.h"
 
 #include "common/base/status_macros.h"
+#include "common/base/user_error.h"
 #include "common/config/flags.h"
 #include "common/config/hardware.h"
 #include "common/config/job_limits.h"
 #include "common/config/names.h"
+#include "common/config/text.h"
 
 namespace regroup::cli {
 
@@ -31,7 +33,11 @@ void DescribeFlags(CLI::App& app, JobFlags& flags) {
 
 absl::Status Apply(const JobFlags& flags, JobSpec& spec) {
   absl::StatusOr<int> workers = ResolveWorkersPerNode(flags.workers);
-  if (!workers.ok()) return AtField("--nproc-per-node", workers.status());
+  if (!workers.ok()) {
+    const UserErrorParts parts = PartsOf(workers.status());
+    return UserError(workers.status().code(), Cat("--nproc-per-node: ", parts.what), parts.because,
+                     Cat("--nproc-per-node ", parts.try_this));
+  }
   spec.workers_per_node = *workers;
   spec.min_nodes = flags.nodes.min;
   spec.max_nodes = flags.nodes.max;

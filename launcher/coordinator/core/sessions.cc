@@ -108,7 +108,9 @@ bool Engine::AdmitSession(const SessionOpened& event, std::string* name) {
 
 void Engine::Refuse(SessionId session, absl::Status why) {
   Say(Severity::kWarning, "refused a session",
-      {{"session", absl::StrCat(session.value())}, {"why", std::string(why.message())}});
+      {{"session", absl::StrCat(session.value())},
+       {"why", std::string(why.message())},
+       {"because", PartsOf(why).because}});
   Do(CloseSession{session, std::move(why)});
 }
 
