@@ -23,6 +23,11 @@ constexpr useconds_t kLockPauseUs = 10'000;
 
 std::string LockPath(const std::string& folder) { return folder + "/" + kCoordinatorLockName; }
 
+absl::Status CanNotKeep(const std::string& folder, const absl::Status& why) {
+  return UserError(why.code(), "the coordinator can not keep its state in " + folder,
+                   std::string(why.message()), "df " + folder + ", or --state-dir DIRECTORY");
+}
+
 absl::Status Held(const std::string& folder) {
   absl::StatusOr<std::string> holder = io::ReadFile(LockPath(folder), 4096);
   std::string who = holder.ok() ? *holder : "";
@@ -40,13 +45,14 @@ absl::StatusOr<Folder> Folder::Lock(const std::string& path, int tries) {
     usleep(kLockPauseUs);
     lock = io::FileLock::TryAcquire(LockPath(path));
   }
-  if (!lock.ok()) return absl::IsUnavailable(lock.status()) ? Held(path) : lock.status();
+  if (absl::IsUnavailable(lock.status())) return Held(path);
+  if (!lock.ok()) return CanNotKeep(path, lock.status());
   return Folder(path, *std::move(lock));
 }
 
 absl::StatusOr<Folder> Folder::Acquire(const std::string& path) {
-  RETURN_IF_ERROR(io::MakePrivateDirectory(path));
-  return Lock(path, kServeTries);
+  const absl::Status made = io::MakePrivateDirectory(path);
+  return made.ok() ? Lock(path, kServeTries) : CanNotKeep(path, made);
 }
 
 absl::StatusOr<Folder> Folder::AcquireExisting(const std::string& path) {
@@ -63,11 +69,11 @@ absl::Status Folder::Describe(const std::vector<Address>& listening) const {
   for (const Address& address : listening) text += " " + io::FormatAddress(address);
   text += "\n";
   // In place: a new file would have another lock.
-  if (ftruncate(lock_.fd(), 0) != 0) return io::ErrnoStatus(errno, LockPath(path_));
-  if (pwrite(lock_.fd(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
-    return io::ErrnoStatus(errno, LockPath(path_));
+  if (ftruncate(lock_.fd(), 0) == 0 &&
+      pwrite(lock_.fd(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size())) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return CanNotKeep(path_, io::ErrnoStatus(errno, LockPath(path_)));
 }
 
 }  // namespace regroup::coordinator

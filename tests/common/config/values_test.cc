@@ -125,6 +125,21 @@ TEST(Values, PortRanges) {
     EXPECT_FALSE(ParsePortRange(bad).ok()) << bad;
 }
 
+TEST(Values, ErrorsOfAnotherProgramAreReadBack) {
+  const absl::Status error = UserError(absl::StatusCode::kDataLoss, "the journal is damaged",
+                                       "row a\nand row b", "restore it");
+  const std::optional<UserErrorParts> parts =
+      ParseUserError("a line before; error: none\n" + RenderUserError(error) + "another\n");
+  ASSERT_TRUE(parts);
+  EXPECT_EQ(parts->what, "the journal is damaged");
+  EXPECT_EQ(parts->because, "row a\nand row b");
+  EXPECT_EQ(parts->try_this, "restore it");
+  EXPECT_EQ(ParseUserError("error: what\n")->what, "what");
+  EXPECT_EQ(ParseUserError("error: what\ntry: this\n")->try_this, "this");
+  EXPECT_FALSE(ParseUserError(""));
+  EXPECT_FALSE(ParseUserError("Segmentation fault\n"));
+}
+
 TEST(Values, DidYouMean) {
   const std::vector<std::string> commands = {"run", "submit", "ps", "nodes", "explain", "cancel"};
   EXPECT_EQ(DidYouMean("submti", commands), "submit");
