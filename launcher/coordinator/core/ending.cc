@@ -159,8 +159,12 @@ void Engine::CloseVerdict(Job& job, Generation generation, GenerationSoft& soft)
   std::vector<ExcludedNode> excluded = job.state.excluded;
   std::optional<FailReason> failed;
   if (std::holds_alternative<ExecFailed>(reason)) {
-    excluded.push_back(ExcludedOf(row, std::get<ExecFailed>(reason)));
-    failed = FailsForExec(excluded, NodesLeft(job, excluded), ProgramOf(job));
+    const ExecFailed& exec = std::get<ExecFailed>(reason);
+    excluded.push_back(ExcludedOf(row, exec));
+    const ExecObstacle obstacle = exec.cause.exit.obstacle;
+    failed = FailsForExec(
+        excluded, NodesLeft(job, excluded),
+        obstacle == ExecObstacle::kDirectory ? job.spec.spec.directory : ProgramOf(job), obstacle);
   } else {
     failed = FailsJob(job.spec.spec, reason, Charges(job), streak, config_);
   }
