@@ -41,6 +41,16 @@ def alive(pid):
         return False
 
 
+def age_of(pid):
+    """Seconds since that process began, or None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            ticks = int(f.read().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
 def kill(pid, number=signal.SIGKILL):
     """The moment just before the signal, or None when the process is already gone."""
     try:

@@ -19,11 +19,11 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cluster as cl  # noqa: E402
 import proof  # noqa: E402
 import screen as sc  # noqa: E402
+import view  # noqa: E402
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 NODES = ["node-a", "node-b", "node-c"]
-ACTS = ["train on 3 nodes", "SIGKILL one worker", "SIGKILL node-c", "SIGKILL the coordinator", "node-c returns",
-        "SIGTERM node-b (preempted)"]
+ACTS = view.ACTS
 
 
 class Failed(Exception):
@@ -104,6 +104,7 @@ class Demo:
         self.act = 0
         self.marks = {}      # act -> what its line says once it is over
         self.detail = ""     # of the running act
+        self.coordinator = ""  # what the summary says of it
         self.view = None     # last explain --json
         self.viewed = 0.0
 
@@ -165,40 +166,17 @@ class Demo:
     # ---- showing -------------------------------------------------------------------------------
 
     def clock(self):
-        return f"{int(time.monotonic() - self.started) // 60}:{int(time.monotonic() - self.started) % 60:02d}"
+        return view.clock(time.monotonic() - self.started)
 
     def draw(self, force=False):
         if not self.screen.live:
             return
-        about = "0:50" if self.options.fast else "3:00"
-        job = self.job()
-        lines = [f" Regroup demo   act {max(self.act, 1)}/6: {ACTS[max(self.act, 1) - 1]:<34} {self.clock()} of about {about}"]
-        state = "starting"
-        if job:
-            state = f"{job['job']} {job['state']}   generation {job['generation']}   world {job['world']}"
-        up = self.cluster.coordinator is not None and self.cluster.coordinator.poll() is None
-        lines.append(f" coordinator {'●' if up else '✗'}     job {state}")
-        logs = self.lines()
-        newest = max((line.generation for line in logs), default=0)
-        for name in NODES:
-            process = self.cluster.agents.get(name)
-            mark = "●" if process is not None and process.poll() is None else "✗"
-            ranks = [m for m in (job or {}).get("generations", [{}])[-1:] for m in m.get("members", []) if m["node"] == name]
-            rank = ranks[0]["ranks"][0] if ranks and ranks[0]["ranks"] else None
-            mine = [line for line in logs if line.generation == newest and line.rank == rank]
-            text = f"rank {rank}  step {mine[-1].step}" if mine and mark == "●" else "-"
-            lines.append(f" {name} {mark} {text}")
-        curve = [line.loss for line in logs if line.rank == 0]
-        if curve:
-            lines.append(f" loss {curve[0]:.2f} {sc.sparkline(curve, 50)} {curve[-1]:.2f}")
-        for act, title in enumerate(ACTS, 1):
-            if act in self.marks:
-                lines.append(f" ✓ {act} {title:<28} {self.marks[act]}")
-            elif act == self.act:
-                lines.append(f" ▶ {act} {title:<28} {self.detail}")
-            else:
-                lines.append(f" · {act} {title}")
-        self.screen.draw(lines, force)
+        coordinator = self.cluster.coordinator
+        up = coordinator is not None and coordinator.poll() is None
+        alive = {name: self.cluster.agents.get(name) is not None and self.cluster.agents[name].poll() is None for name in NODES}
+        self.screen.draw(view.live(
+            self.act, self.marks, self.detail, time.monotonic() - self.started, "1:00" if self.options.fast else "2:30",
+            self.job(), cl.age_of(coordinator.pid) if up else None, alive, self.lines(), time.time(), self.screen.columns()), force)
 
     def begin(self, act, detail=""):
         self.act, self.detail = act, detail
@@ -277,13 +255,15 @@ class Demo:
         self.cluster.start_coordinator()
         self.wait("the coordinator to answer", lambda: self.cluster.read("ps") is not None, 20)
         serving = time.monotonic() - killed
+        at = view.clock(killed - self.started)
         step = self.step()
         self.wait("steps after the coordinator came back", lambda: self.step() >= step + 3, 30)
         self.wait("the job to be shown as running", lambda: self.generation() == before, 20)
         after = [self.cluster.node_processes(n)[2] for n in NODES[:2]]
         if after != workers:
             raise Failed(f"workers {workers} became {after} when the coordinator was killed")
-        self.over(f"serving after {serving:.2f} s, 0 workers touched, generation {before}")
+        self.over(f"serving after {serving:.2f} s, 0 workers touched")
+        self.coordinator = f"SIGKILLed at {at}, {self.marks[4]}"
 
     def act_return(self):
         before = self.generation()
@@ -331,15 +311,26 @@ class Verdict:
         """The same seed with nothing killed, as one process."""
         folder = os.path.join(self.demo.folder, "undisturbed")
         os.makedirs(os.path.join(folder, "samples"))
+        self.demo.detail = "over; the same training undisturbed, to compare with"
+        if not self.demo.screen.live:
+            self.demo.screen.say(f"[{self.demo.clock()}] the same training undisturbed, to compare with")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("REGROUP_")}
-        process = subprocess.Popen(
-            [os.path.join(self.demo.options.bin_dir, "regroup-worker"),
-             *self.plan.train_flags(data_path, os.path.join(folder, "checkpoints"), os.path.join(folder, "samples"))],
-            env=dict(environment, OMP_NUM_THREADS="2"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True)
-        output, _ = process.communicate(timeout=300)
+        environment.update(OMP_NUM_THREADS="2", GOMP_SPINCOUNT="1000")  # As an agent would set them.
+        log = os.path.join(folder, "output")
+        with open(log, "w") as f:
+            process = subprocess.Popen(
+                [os.path.join(self.demo.options.bin_dir, "regroup-worker"),
+                 *self.plan.train_flags(data_path, os.path.join(folder, "checkpoints"), os.path.join(folder, "samples"))],
+                env=environment, stdin=subprocess.DEVNULL, stdout=f, stderr=f, start_new_session=True)
+        deadline = time.monotonic() + 600
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                raise Failed(f"the undisturbed run took more than 600 s; it says {log}")
+            self.demo.draw()
+            time.sleep(0.05)
         if process.returncode != 0:
-            raise Failed(f"the undisturbed run failed with exit {process.returncode}:\n{output[-2000:]}")
+            with open(log, errors="replace") as f:
+                raise Failed(f"the undisturbed run failed with exit {process.returncode}:\n{f.read()[-2000:]}")
         return proof.read_sample_logs(os.path.join(folder, "samples"))
 
     def _check(self):
@@ -390,33 +381,18 @@ class Verdict:
         text = self.sample_text()
         again = "./dev demo" + (" --fast" if options.fast else "") + f" --seed {self.demo.seed}"
         rows = ["", f" Regroup demo: {'FAILED' if self.problems else 'PASSED'} in {self.demo.clock()}   (seed {self.demo.seed}; repeat: {again})",
-                " GEN WORLD STEPS     ENDED BECAUSE                  DOWN  detect stop form spawn restore"]
-        for g, after in zip(self.generations, [*self.generations[1:], {}]):
-            steps = [line.step for line in self.lines if line.generation == g["generation"]]
-            span = f"{self.resumed[g['generation']]}–{max(steps)}" if steps else "–"
-            rows.append(f"{g['generation']:>4} {g['world']:>4}  {span:<9} {g.get('ended', {}).get('brief', '').partition(',')[0][:30]:<30} "
-                        + self._phases(after))
+                *view.generations_table(self.generations, self.lines)]
         total = plan.steps * plan.batch
-        rows += [f" coordinator  {self.demo.marks.get(4, '')}",
+        rows += [f" coordinator  {self.demo.coordinator}",
                  f" loss         {self.first:.3f} → {self.last:.3f}   unigram entropy {self.entropy:.3f}   undisturbed run "
                  f"{self.wanted:.3f} (Δ {abs(self.last - self.wanted):.0e})",
                  f" samples      {total:,} of {total:,} once, 0 lost; {self.repeated} steps computed twice"
                  if not self.problems else f" samples      see below; {self.repeated} steps computed twice",
-                 f" speed        goodput {100 * self._goodput():.1f} %",
+                 f" speed        {total * plan.context / self.view['ran_for_s']:,.0f} tokens/s   goodput {100 * self._goodput():.1f} %",
                  f' it writes    "…{text[:56]}…"',
                  f" look         regroup explain demo-1 --state-dir {os.path.relpath(self.demo.folder)} · ./dev demo --play"]
         rows += [f" FAILED: {problem}" for problem in self.problems]
         return rows
-
-    def _phases(self, generation):
-        phases = generation.get("restart")
-        if not phases:
-            return "–"
-        cells = [f"{phases['down_s']:.2f}s"]
-        for name in ("detect", "stop", "form", "spawn", "restore"):
-            value = phases.get(name + "_s")
-            cells.append("  –" if value is None else f"{value:.3f}".lstrip("0")[:4])
-        return " ".join(f"{c:>5}" for c in cells)
 
     def _goodput(self):
         account = self.view["time"]

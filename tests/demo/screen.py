@@ -47,6 +47,9 @@ class Screen:
             line = line.replace(mark, f"\x1b[{code}m{mark}\x1b[0m")
         return line
 
+    def columns(self):
+        return shutil.get_terminal_size((80, 24)).columns
+
     def draw(self, lines, force=False):
         """Replaces what the last draw showed. At most ten times a second, unless forced; nothing when not live."""
         if not self.live or (not force and time.monotonic() - self.last < 0.1):
