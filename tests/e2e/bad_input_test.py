@@ -266,6 +266,24 @@ class Ports(BadInput):
         self.assertEqual(len([p for p in self.fx.processes("coordinator") if p.pid != first.pid]), 0)
         self.stop(first)
 
+    def test_range_for_stores_and_witnesses_taken(self):
+        """The node says so, waits for one to be free, and goes on."""
+        listeners = []
+        while len(listeners) < 2:
+            first = socket.create_server(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                listeners = [first, socket.create_server(("127.0.0.1", port + 1))]
+            except OSError:
+                first.close()
+        run = self.fx.regroup("run", "--node-name", "here", "--port-range", f"{port}-{port + 1}", "true")
+        run.expect(f"regroup: here can't prepare: every port of {port}-{port + 1} at 127.0.0.1 is in use")
+        shown = self.fx.run("explain")
+        self.assertRegex(shown.stdout, r"(?s)here could not prepare a generation: every.port.of.*It\s+tries\s+again")
+        for listener in listeners:
+            listener.close()
+        self.assertEqual(run.wait(), 0, run)
+
     def is_told(self, port, words):
         self.refused(self.fx.regroup("coordinator", "--listen", f"127.0.0.1:{port}"), 125, f"port {port} .* is taken", words)
         self.refused(self.fx.regroup("run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "true"), 125,
