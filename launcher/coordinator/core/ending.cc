@@ -101,7 +101,6 @@ void Engine::EndGeneration(Job& job, Generation generation, GenerationSoft& soft
   FitRow(row);
   Put(row);
   state.phase = JobPhase::kRegrouping;
-  if (soft.last_step) state.best_step = std::max(state.best_step, *soft.last_step);
   UpdateState(job, [&](JobStateRow& next) {
     next.phase = state.phase;
     next.best_step = state.best_step;
@@ -267,6 +266,7 @@ void Engine::SetVerdict(Job& job, Verdict verdict, EndReason reason, StopReason 
   UpdateState(job, [&](JobStateRow& next) {
     next.phase = JobPhase::kEnding;
     next.verdict = std::move(verdict);
+    next.best_step = state.best_step;
     next.account = state.account;
   });
   const Instant deadline = now_ + grace;

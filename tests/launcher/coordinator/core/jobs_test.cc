@@ -160,6 +160,21 @@ TEST_F(Jobs, progress_makes_the_next_restart_immediate) {
   }
 }
 
+// An ended job shows how far it came, not how far the generation before the last did.
+TEST_F(Jobs, the_last_step_outlives_the_job) {
+  Start();
+  sim::Behaviour speaks;
+  speaks.speaks = true;
+  AddDaemons({"a"}, speaks);
+  const JobId job = Running(SpecOf("job", 1, 1));
+  world().RunFor(10s);
+  const std::optional<std::int64_t> reached = world().View(job).step;
+  ASSERT_GE(reached.value_or(0), 1);
+  world().node("a").ExitRank(job, 0, 0);
+  ASSERT_TRUE(Reaches(job, "succeeded", 5s));
+  EXPECT_GE(world().View(job).step.value_or(0), *reached);
+}
+
 TEST_F(Jobs, exit_codes_map_to_actions) {
   Start();
   AddDaemons({"a"});
