@@ -163,6 +163,10 @@ class Demo:
             return None
         return self.wait(f"a generation after {generation} with world {world}", check)
 
+    def repeated(self, before, now):
+        steps = max(line.step for line in self.lines() if line.generation == before) - now["restored_step"]
+        return f"{steps} step{'' if steps == 1 else 's'} repeated"
+
     # ---- showing -------------------------------------------------------------------------------
 
     def clock(self):
@@ -233,7 +237,7 @@ class Demo:
         self.begin(2, f"{self.plan.victim}, pid {workers[0]}")
         cl.kill(workers[0])
         now = self.running_after(before, 3)
-        self.over(f"running again after {now['restart']['down_s']:.2f} s, resumed from step {now['restored_step']}")
+        self.over(f"running again after {now['restart']['down_s']:.2f} s, {self.repeated(before, now)}")
 
     def act_node(self):
         before = self.generation()
@@ -243,7 +247,7 @@ class Demo:
             cl.kill(pid)
         now = self.running_after(before, 2)
         self.cluster.agents["node-c"].wait()
-        self.over(f"2 nodes go on after {now['restart']['down_s']:.2f} s, resumed from step {now['restored_step']}")
+        self.over(f"2 nodes go on after {now['restart']['down_s']:.2f} s, {self.repeated(before, now)}")
 
     def act_coordinator(self):
         before = self.generation()
@@ -270,7 +274,7 @@ class Demo:
         self.begin(5)
         self.cluster.start_agent("node-c")
         now = self.running_after(before, 3)
-        self.over(f"world 3 again after {now['restart']['down_s']:.2f} s, resumed from step {now['restored_step']}")
+        self.over(f"world 3 again after {now['restart']['down_s']:.2f} s, {self.repeated(before, now)}")
 
     def act_preempt(self):
         before = self.generation()

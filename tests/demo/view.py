@@ -49,9 +49,8 @@ def _node(name, alive, job, lines, now):
     mine = [line for line in lines if line.generation == generations[-1]["generation"] and line.rank == rank]
     if not mine:
         return f" {name} ● rank {rank}  starting"
-    share = mine[-1].count / sum(line.count for line in lines if (line.generation, line.step) == mine[-1][:2])
-    speed = (job.get("tokens_per_second") or 0) * share
-    return f" {name} ● rank {rank}  step {mine[-1].step:<5}" + (f" {speed:,.0f} tok/s" if speed and share <= 1 else "")
+    speed = (job.get("tokens_per_second") or 0) / generations[-1]["world"]  # Slices of a batch are equal.
+    return f" {name} ● rank {rank}  step {mine[-1].step:<5}" + (f" {speed:,.0f} tok/s" if speed else "")
 
 
 def _lives(job):
