@@ -140,7 +140,7 @@ bool WorkerServer::Handle(Peer& peer, const std::string& text) {
   google::protobuf::util::JsonParseOptions options;
   options.ignore_unknown_fields = true;  // A newer worker may say more.
   if (!google::protobuf::util::JsonStringToMessage(text, &line, options).ok() ||
-      line.has_hello() == peer.greeted) {
+      (!peer.greeted && !line.has_hello())) {
     warn_("garbage on the worker socket: connection closed");
     return false;
   }
@@ -178,8 +178,15 @@ bool WorkerServer::Greet(Peer& peer, const local::WorkerLine& line) {
                        " of the local protocol, this agent ", kLocalVersion));
     return false;
   }
+  const GroupKey key{JobId(hello.job()), Generation(hello.generation())};
+  const bool same =
+      key == peer.key && hello.rank() == peer.rank && hello.local_rank() == peer.local_rank;
+  if (peer.greeted && !same) {
+    warn_("a worker said to be another one: connection closed");
+    return false;
+  }
   peer.greeted = true;
-  peer.key = {JobId(hello.job()), Generation(hello.generation())};
+  peer.key = key;
   peer.rank = hello.rank();
   peer.local_rank = hello.local_rank();
   local::AgentLine welcome;

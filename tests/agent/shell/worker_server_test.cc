@@ -103,6 +103,21 @@ TEST_F(WorkerServerTest, NoticesReachOnlyTheirRank) {
   EXPECT_EQ(ReadLine(worker), "{\"notice\":{\"leftS\":5}}\n");
 }
 
+TEST_F(WorkerServerTest, AWorkerMayBeginToTakeNotices) {
+  const io::UniqueFd worker = Connect();
+  Say(worker,
+      R"({"hello": {"version": 1, "job": "a-1", "generation": "2", "rank": 3, "localRank": 1}})"
+      "\n");
+  EXPECT_FALSE(ReadLine(worker).empty());
+  Say(worker, kHello);
+  EXPECT_NE(ReadLine(worker).find("welcome"), std::string::npos);
+  ASSERT_EQ(events_.size(), 2u);
+  EXPECT_FALSE(std::get<WorkerHello>(Said(0).what).takes_notice);
+  EXPECT_TRUE(std::get<WorkerHello>(Said(1).what).takes_notice);
+  server_->TellNotice({JobId("a-1"), Generation(2)}, 1, 5s);
+  EXPECT_EQ(ReadLine(worker), "{\"notice\":{\"leftS\":5}}\n");
+}
+
 TEST_F(WorkerServerTest, GarbageClosesItsOwnConnectionOnly) {
   const io::UniqueFd good = Connect();
   Say(good, kHello);
@@ -115,8 +130,10 @@ TEST_F(WorkerServerTest, GarbageClosesItsOwnConnectionOnly) {
     Say(bad, garbage);
     EXPECT_EQ(ReadLine(bad), "") << garbage.substr(0, 20);
   }
-  for (const std::string absurd :
-       {R"({"progress": {"step": -1}})", R"({"commit": {"manifestHash": "zz"}})", kHello}) {
+  for (
+      const std::string absurd :
+      {R"({"progress": {"step": -1}})", R"({"commit": {"manifestHash": "zz"}})",
+       R"({"hello": {"version": 1, "job": "a-1", "generation": "2", "rank": 4, "localRank": 1}})"}) {
     const io::UniqueFd bad = Connect();
     Say(bad, kHello);
     EXPECT_FALSE(ReadLine(bad).empty());
