@@ -59,8 +59,10 @@ absl::Status NodeFolder::Load() {
     return found != file.end() && found->is_number_unsigned() ? found->get<std::uint64_t>() : 0;
   };
   if (!file.is_object() || !text_of("node") || text_of("node")->empty()) {
-    return absl::DataLossError(absl::StrCat(path_, "/", kNodeFile, " is damaged; remove ", path_,
-                                            " to make this a new node"));
+    return UserError(absl::StatusCode::kDataLoss,
+                     absl::StrCat("the node's file ", path_, "/", kNodeFile, " is damaged"),
+                     "it does not say which node this is",
+                     absl::StrCat("restore it, or remove ", path_, " to make this a new node"));
   }
   node_ = NodeId(*text_of("node"));
   incarnation_ = Incarnation(number_of("incarnation"));

@@ -135,17 +135,18 @@ std::string RunScreen::CoordinatorBack(Duration now) {
   return Lines({Cat("the coordinator answers again after ", ShortText(away))});
 }
 
+std::string RunScreen::AwayText(Duration now) const {
+  std::string where = start_ && start_->coordinator
+                          ? FormatEndpoint(start_->coordinator->host, start_->coordinator->port)
+                      : launch_.endpoint
+                          ? FormatEndpoint(launch_.endpoint->host, launch_.endpoint->port)
+                          : std::string("of this host");
+  std::string since = now - *away_since_ >= 1s ? Cat(" for ", SpanText(now - *away_since_)) : "";
+  return Cat("the coordinator ", where, " does not answer", since, " (", away_why_, ")");
+}
+
 std::string RunScreen::Reminder(Duration now) const {
-  if (away_since_) {
-    std::string where = start_ && start_->coordinator
-                            ? FormatEndpoint(start_->coordinator->host, start_->coordinator->port)
-                        : launch_.endpoint
-                            ? FormatEndpoint(launch_.endpoint->host, launch_.endpoint->port)
-                            : std::string("of this host");
-    std::string since = now - *away_since_ >= 1s ? Cat(" for ", SpanText(now - *away_since_)) : "";
-    return Cat("the coordinator ", where, " does not answer", since, " (", away_why_, ")",
-               start_ ? "; workers run on" : "; trying again");
-  }
+  if (away_since_) return Cat(AwayText(now), start_ ? "; workers run on" : "; trying again");
   if (!waits_) return "";
   if (const auto* below = std::get_if<BelowMinimum>(&*waits_)) {
     int need = below->need - below->have;
@@ -368,7 +369,7 @@ std::string RunScreen::Ended(Duration, const JobView& view, int code) {
 
 std::string RunScreen::JoinTimedOut(Duration now) {
   std::string limit = launch_.join_timeout ? FormatDuration(*launch_.join_timeout) : "";
-  std::string have = waits_ ? Reminder(now) : "";
+  std::string have = away_since_ ? AwayText(now) : waits_ ? Reminder(now) : "";
   return RenderUserError(
       UserError(absl::StatusCode::kDeadlineExceeded,
                 Cat("not enough nodes within --join-timeout ", limit), ForCharset(style_, have),

@@ -80,6 +80,7 @@ class RunScreen {
   std::vector<std::string> OnRunning(const GenerationRunning& running);
   std::vector<std::string> OnGenerationEnded(Duration now, const GenerationEnded& ended);
   std::vector<std::string> OnWaits(Duration now, const WaitReason& reason);
+  std::string AwayText(Duration now) const;  // REQUIRES: away_since_.
   std::string Reminder(Duration now) const;
   std::string Arrivals();
   ReasonContext Context() const;

@@ -213,6 +213,8 @@ TEST_F(RunScreenTest, RepeatedEventsAreSilent) {
   JobEvent event{1, {}, NodeLeft{"node1", "SIGTERM"}};
   EXPECT_EQ(screen_->OnEvent(0s, event), "regroup: node1 left: SIGTERM\n");
   EXPECT_EQ(screen_->OnEvent(0s, event), "");
+  event = {2, {}, NodeLeft{"node1", "every port is in use", true}};
+  EXPECT_EQ(screen_->OnEvent(0s, event), "regroup: node1 can't prepare: every port is in use\n");
 }
 
 TEST_F(RunScreenTest, UnreachableCoordinatorIsPatientAndVisible) {
@@ -223,6 +225,9 @@ TEST_F(RunScreenTest, UnreachableCoordinatorIsPatientAndVisible) {
   EXPECT_EQ(screen_->Tick(30s),
             "regroup: the coordinator node0:29400 does not answer for 30s (connection refused); "
             "trying again\n");
+  EXPECT_THAT(screen_->JoinTimedOut(30s),
+              HasSubstr("\nbecause: the coordinator node0:29400 does not answer "
+                        "for 30s (connection refused)\ntry: "));
   EXPECT_THAT(screen_->Started(31s, Start()), HasSubstr("regroup: train-4 · coordinator"));
   // A coordinator that is restarted quickly is nobody's business.
   EXPECT_EQ(screen_->CoordinatorAway(40s, "reset"), "");
