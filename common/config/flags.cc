@@ -142,7 +142,7 @@ class Scanner {
     }
     std::string nearest = DidYouMean(name, LongNames(app_));
     return Misuse(Cat("unknown flag ", name),
-                  nearest.empty() ? Cat("regroup ", app_.get_name(), " has no such flag")
+                  nearest.empty() ? Cat(app_.get_name(), " has no such flag")
                                   : Cat("did you mean ", nearest, "?"),
                   Help());
   }
