@@ -25,10 +25,24 @@ constexpr char kHelp[] =
     "usage: regroup-worker train --data PATH [OPTIONS]\n"
     "       regroup-worker generate --checkpoint DIR [OPTIONS]\n"
     "       regroup-worker version\n\n"
-    "`regroup-worker train --help` and `regroup-worker generate --help` show all options.\n";
+    "`regroup-worker train --help` and `regroup-worker generate --help` show all options.\n\n"
+    "exit codes:\n"
+    "  0   done\n"
+    "  1   something that should not happen: no memory, a kernel that failed\n"
+    "  2   a flag, a configuration, or data that can not be read\n"
+    "  10  the group was not formed: ranks are missing, or on different hosts\n"
+    "  11  another rank died, stopped or left in the middle of training\n"
+    "  12  ranks were given different settings or data\n"
+    "  13  the checkpoint directory can not be written\n"
+    "  14  no checkpoint verifies, or they are of another model\n"
+    "  15  the loss is not finite\n"
+    "  16  all steps are done, but the last checkpoint could not be saved\n"
+    "  17  saved for a notice, then nobody stopped this worker\n";
 
 int Tell(const absl::Status& status) {
   UserErrorParts parts = PartsOf(status);
+  if (parts.try_this.empty() && ExitOf(status) == WorkerExit::kUsage)
+    parts.try_this = "regroup-worker --help";
   // Flags are judged by code that all of Regroup's programs share.
   if (absl::StartsWith(parts.try_this, "regroup train") ||
       absl::StartsWith(parts.try_this, "regroup generate")) {
