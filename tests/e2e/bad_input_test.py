@@ -189,6 +189,8 @@ class Training(BadInput):
             self.refused(self.fx.start(worker, "train", "--data", data), 2, "can not train on this data", because, "--data")
         run = self.refused(self.fx.regroup("run", worker, "train", "--data", "/no/such/data"), 2, "this data", "No such file")
         self.assertIn("FAILED, exit 2", run.stderr)
+        codes = re.findall(r"(?m)^  (\d+)  ", self.fx.start(worker, "--help").expect("(?s)exit codes:.*17  ", stream="stdout").string)
+        self.assertEqual(codes, "0 1 2 10 11 12 13 14 15 16 17".split())
 
     def test_checkpoint_directory_not_writable(self):
         self.refused(self.train(2, "/proc/ckpt"), 13, "/proc/ckpt can not be written", "", "--checkpoint-dir")
@@ -444,6 +446,27 @@ class Journal(BadInput):
         coordinator.expect("serves")
         self.assertEqual(self.fx.run("ps", *self.at()).stdout.count("queued"), 8)
         self.stop(coordinator)
+
+
+    def test_damaged_node_folder(self):
+        coordinator, agent = self.start_coordinator(), self.start_agent("a")
+        agent.expect("following the coordinator")
+        self.stop(agent)
+        path = self.fx.path("state", "a", "node-0", "node.json")
+        with open(path, "rb") as f:
+            good = f.read()
+        for data in (b"", good[:20], b"\xff" * 100):
+            with open(path, "wb") as f:
+                f.write(data)
+            self.refused(self.start_agent("a"), 125, f"{re.escape(path)} is damaged", "which node", "node-0")
+            with open(path, "rb") as f:
+                self.assertEqual(f.read(), data)
+        with open(path, "wb") as f:
+            f.write(good)
+        agent = self.start_agent("a")
+        agent.expect("following the coordinator")
+        self.assertEqual(self.fx.run("nodes", *self.at()).stdout.count("\n"), 2, "the same node as before")
+        self.stop(agent, coordinator)
 
 
 class FullDisk(BadInput):
