@@ -1,0 +1,82 @@
+"""What all ranks decide together, so that none leaves a collective that the others still wait in."""
+import sys
+from typing import Any, Optional
+
+from . import _worker
+from ._client import logger
+from ._context import context
+
+
+class _Ballot:
+    """One vote a call, over a Gloo group of its own: the device is not waited for. The outcome is known a call later."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._group = torch.distributed.new_group(backend="gloo")
+        self._votes: Any = None
+        self._work: Any = None
+
+    def cast(self, vote: bool) -> bool:
+        outcome = False
+        if self._work is not None:
+            self._work.wait()
+            outcome = bool(self._votes.item())
+        self._votes = self._torch.tensor([int(vote)], dtype=self._torch.int32)
+        self._work = self._torch.distributed.all_reduce(
+            self._votes, op=self._torch.distributed.ReduceOp.MAX, group=self._group, async_op=True)
+        return outcome
+
+
+_ballot: Optional[_Ballot] = None
+_broken = False
+_decided = False
+
+
+def should_stop_together() -> bool:
+    """should_stop(), but the same on every rank: true one call after the first rank has heard of a notice.
+
+    A collective: every rank calls it at the same places, usually once a step. With torch.distributed initialised the
+    ranks vote on the CPU, in the background of the step; without it each rank is on its own.
+    """
+    global _decided
+    if not context().under_regroup:
+        return False
+    torch = _distributed()
+    if torch is None:
+        return _worker.should_stop()
+    if not _decided and not _broken:
+        _decided = _vote(torch)
+        if _decided:
+            _worker.agree()
+    return _decided
+
+
+def _vote(torch: Any) -> bool:
+    global _ballot, _broken
+    try:
+        if _ballot is None:
+            _ballot = _Ballot(torch)
+        return _ballot.cast(_worker.should_stop())
+    except Exception:  # A rank is gone, and so will be this one; or there is no Gloo here.
+        logger.warning("ranks can't agree on when to stop: notices go unheard", exc_info=True)
+        _broken = True
+        return False
+
+
+def _distributed() -> Any:
+    """The torch module, if this program has more than one rank in torch.distributed."""
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return torch if distributed.get_world_size() > 1 else None
+    except Exception:
+        logger.debug("torch.distributed can't be asked", exc_info=True)
+    return None
+
+
+def barrier() -> None:
+    """Returns once every rank is here; at once without torch.distributed."""
+    torch = _distributed()
+    if torch is not None and context().under_regroup:
+        torch.distributed.barrier()
