@@ -8,13 +8,17 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <sstream>
 
 #include "common/base/rng.h"
 #include "tests/worker/checkpoint/testing.h"
 #include "tests/worker/comm/tiny_store.h"
+#include "tests/worker/golden/golden.h"
 #include "tests/worker/train/fake_agent.h"
+#include "worker/data/sampler.h"
+#include "worker/train/sample_log.h"
 #include "worker/train/worker_exit.h"
 
 namespace regroup::worker {
@@ -39,6 +43,8 @@ std::vector<Consumed> ReadSampleLogs(const std::string& directory) {
   return lines;
 }
 
+constexpr int kTextBytes = 4000;
+
 struct RunOptions {
   std::uint64_t generation = 1;
   std::vector<std::string> flags{};
@@ -46,6 +52,7 @@ struct RunOptions {
   std::string socket{};
   std::string mutation{};
   rlim_t file_bytes = RLIM_INFINITY;
+  int full_rank = 0;  // Whose files have that limit.
 };
 
 class TrainTest : public testing::Test {
@@ -53,7 +60,8 @@ class TrainTest : public testing::Test {
   TrainTest() {
     Rng rng(5);
     std::string text;
-    for (int i = 0; i < 4000; ++i) text += static_cast<char>('a' + rng.Below(1 + rng.Below(26)));
+    for (int i = 0; i < kTextBytes; ++i)
+      text += static_cast<char>('a' + rng.Below(1 + rng.Below(26)));
     WriteAll(directory_ / "data.txt", text);
   }
 
@@ -113,7 +121,7 @@ class TrainTest : public testing::Test {
       const int fd = open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
       dup2(fd, 1);
       dup2(fd, 2);
-      if (options.file_bytes != RLIM_INFINITY) {
+      if (options.file_bytes != RLIM_INFINITY && options.full_rank == rank) {
         const rlimit limit{options.file_bytes, options.file_bytes};
         setrlimit(RLIMIT_FSIZE, &limit);
         signal(SIGXFSZ, SIG_IGN);
@@ -123,7 +131,8 @@ class TrainTest : public testing::Test {
           "--layers",        "1",     "--width",       "16",
           "--heads",         "2",     "--context",     "16",
           "--batch",         "7",     "--steps",       "12",
-          "--learning-rate", "1e-2",  "--micro-batch", "2"};
+          "--learning-rate", "1e-2",  "--micro-batch", "2",
+          "--warmup",        "3",     "--clip",        "0.5"};
       args.insert(args.end(), options.flags.begin(), options.flags.end());
       if (const auto own = options.flags_of_rank.find(rank); own != options.flags_of_rank.end()) {
         args.insert(args.end(), own->second.begin(), own->second.end());
@@ -158,6 +167,49 @@ class TrainTest : public testing::Test {
                   "/" + file.name);
     return bytes;
   }
+  // The state that the newest commit holds, by tensor.
+  std::map<std::string, std::vector<float>> NewestState(const std::string& name) const {
+    const Repository repository = *Repository::Open(directory_ / name);
+    const Manifest manifest = *repository.ReadManifest(repository.CommittedSteps()->at(0));
+    std::map<std::string, std::vector<float>> state;
+    std::vector<StateTensor> tensors;
+    for (const TensorInfo& info : manifest.tensors) {
+      state[info.name].resize(static_cast<std::size_t>(info.elements()));
+      tensors.push_back({info, state[info.name]});
+    }
+    EXPECT_TRUE(repository.Load(manifest, tensors).ok());
+    return state;
+  }
+  // The 2-norm of the difference of weights and moments, relative; of the worst tensor.
+  static double Difference(const std::map<std::string, std::vector<float>>& a,
+                           const std::map<std::string, std::vector<float>>& b) {
+    EXPECT_EQ(a.size(), b.size());
+    double worst = 0;
+    for (const auto& [name, values] : a)
+      worst = std::max(worst, DeviationOf(values, b.at(name)).norm);
+    return worst;
+  }
+  // Who consumed what, by step, of a history whose later generations took over from earlier ones;
+  // and that it is what the order of samples says.
+  std::map<std::int64_t, double> LossesOfLineage(const std::string& name) const {
+    std::map<std::int64_t, std::uint64_t> newest, hashes;
+    std::map<std::int64_t, std::int64_t> counts;
+    std::map<std::int64_t, double> losses;
+    const std::vector<Consumed> all = Samples(name);
+    for (const Consumed& c : all) newest[c.step] = std::max(newest[c.step], c.generation);
+    for (const Consumed& c : all) {
+      if (c.generation != newest[c.step]) continue;
+      hashes[c.step] += c.hash;
+      counts[c.step] += c.count;
+      losses[c.step] = c.loss;
+    }
+    const Sampler order(1, (kTextBytes - 1) / 16);
+    for (const auto& [step, hash] : hashes) {
+      EXPECT_EQ(counts[step], 7) << step;
+      EXPECT_EQ(hash, HashOfIds(order.Ids((step - 1) * 7, 7))) << step;
+    }
+    return losses;
+  }
   std::int64_t NewestStep(const std::string& name) const {
     const auto repository = Repository::Open(directory_ / name);
     if (!repository.ok()) return -1;
@@ -189,21 +241,51 @@ TEST_F(TrainTest, OneTwoAndThreeRanksTrainTheSame) {
     for (const auto& [step, count] : counts) EXPECT_EQ(count, 7);
     EXPECT_NE(group.Output(0).find("step 12  loss "), std::string::npos);
     EXPECT_EQ(NewestStep(name), 12);
+    // Adam divides by the root of a second moment: tiny gradients of noisy sign move weights by
+    // ±lr.
+    EXPECT_LT(Difference(NewestState(name), NewestState("w1")), 1e-3) << world;
   }
   EXPECT_LT(reference[12], reference[1]);
+}
+
+// Another program's reader of safetensors, here one of its own, finds the same numbers in the
+// files.
+TEST_F(TrainTest, CheckpointsArePlainSafetensors) {
+  for (const int world : {1, 3}) {
+    const std::string name = "plain" + std::to_string(world), out = directory_ / (name + ".bin");
+    Group group(*this, world, {.flags = Checkpoints(name)});
+    for (int code : group.WaitAll()) ASSERT_EQ(code, 0) << group.Output(0);
+    const std::string command =
+        "python3 " REGROUP_READ_CHECKPOINT " '" + directory_ / name + "' '" + out + "'";
+    ASSERT_EQ(std::system(command.c_str()), 0);
+    const auto state = NewestState(name);
+    const Repository repository = *Repository::Open(directory_ / name);
+    std::string expected;
+    const Manifest manifest = *repository.ReadManifest(12);
+    for (const TensorInfo& info : manifest.tensors) {
+      const std::vector<float>& values = state.at(info.name);
+      expected.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+    }
+    EXPECT_EQ(ReadAll(out), expected);
+  }
 }
 
 // One rank is killed without warning after a commit; what goes on from there ends with the same
 // bits as a run that was never disturbed.
 TEST_F(TrainTest, AKilledRunResumesToTheSameBits) {
+  const auto flags = [&](const std::string& name) {
+    std::vector<std::string> all = Checkpoints(name, 5);
+    all.insert(all.end(), {"--steps", "60"});
+    return all;
+  };
   for (int world : {1, 2}) {
     const std::string straight = "straight" + std::to_string(world),
                       broken = "broken" + std::to_string(world);
-    Group undisturbed(*this, world, {.flags = Checkpoints(straight)});
+    Group undisturbed(*this, world, {.flags = flags(straight)});
     for (int code : undisturbed.WaitAll()) ASSERT_EQ(code, 0) << undisturbed.Output(0);
     {
-      Group first(*this, world, {.generation = 1, .flags = Checkpoints(broken)});
-      while (NewestStep(broken) < 4) std::this_thread::yield();
+      Group first(*this, world, {.generation = 1, .flags = flags(broken)});
+      while (NewestStep(broken) < 5) std::this_thread::yield();
       first.Kill(world - 1, SIGKILL);
       EXPECT_EQ(first.Wait(world - 1), 128 + SIGKILL);
       if (world == 2) {
@@ -212,11 +294,42 @@ TEST_F(TrainTest, AKilledRunResumesToTheSameBits) {
         EXPECT_NE(first.Output(0).find("rank 1"), std::string::npos) << first.Output(0);
       }
     }
-    Group second(*this, world, {.generation = 2, .flags = Checkpoints(broken)});
+    EXPECT_LT(NewestStep(broken), 60);
+    Group second(*this, world, {.generation = 2, .flags = flags(broken)});
     for (int code : second.WaitAll()) ASSERT_EQ(code, 0) << second.Output(0);
     EXPECT_NE(second.Output(0).find("resumed from step "), std::string::npos) << second.Output(0);
     EXPECT_EQ(Newest(broken), Newest(straight)) << "world " << world;
   }
+}
+
+// Killed twice, and each time another number of ranks takes over.
+TEST_F(TrainTest, AKilledRunResumesAtOtherWorldSizesOnTheSameCourse) {
+  const auto flags = [&](const std::string& name) {
+    std::vector<std::string> all = Checkpoints(name, 5);
+    all.insert(all.end(), {"--steps", "60"});
+    return all;
+  };
+  Group undisturbed(*this, 2, {.flags = flags("straight")});
+  for (int code : undisturbed.WaitAll()) ASSERT_EQ(code, 0) << undisturbed.Output(0);
+  std::uint64_t generation = 0;
+  for (const int world : {3, 1, 2}) {
+    const std::int64_t resumed = std::max<std::int64_t>(0, NewestStep("resized"));
+    Group group(*this, world, {.generation = ++generation, .flags = flags("resized")});
+    if (generation < 3) {
+      while (NewestStep("resized") < resumed + 5) std::this_thread::yield();
+      for (int r = 0; r < world; ++r) group.Kill(r, SIGKILL);
+      (void)group.WaitAll();
+      EXPECT_LT(NewestStep("resized"), 60);
+      continue;
+    }
+    for (int code : group.WaitAll()) ASSERT_EQ(code, 0) << group.Output(0);
+    EXPECT_NE(group.Output(0).find("resumed from step "), std::string::npos) << group.Output(0);
+  }
+  const auto straight = LossesOfLineage("straight"), resized = LossesOfLineage("resized");
+  EXPECT_EQ(straight.size(), 60u);
+  EXPECT_EQ(resized.size(), 60u);
+  for (const auto& [step, loss] : resized) EXPECT_NEAR(loss, straight.at(step), 1e-5) << step;
+  EXPECT_LT(Difference(NewestState("resized"), NewestState("straight")), 1e-3);
 }
 
 // Notices, each to one rank only: all ranks save after the same step, none goes on, and the next
@@ -255,6 +368,7 @@ TEST_F(TrainTest, NoticesAndResizesLoseAndRepeatNoSample) {
     ends[c.step] = std::max(ends[c.step], c.first + c.count);
   }
   EXPECT_EQ(counts.size(), 1500u);
+  EXPECT_EQ(LossesOfLineage("resized").size(), 1500u);
   for (const auto& [step, count] : counts) {
     EXPECT_EQ(count, 7) << "step " << step;
     EXPECT_EQ(ends[step], step * 7);
@@ -307,6 +421,68 @@ TEST_F(TrainTest, AFullDiskIsAWarningUntilTheLastCheckpoint) {
   EXPECT_TRUE(AllFiles(directory_ / "ckpt").empty());
 }
 
+TEST_F(TrainTest, AFullDiskOfOneRankLeavesTheCommitsBeforeIt) {
+  Group first(*this, 2, {.flags = Checkpoints("ckpt")});
+  for (int code : first.WaitAll()) ASSERT_EQ(code, 0) << first.Output(0);
+  const std::string before = Newest("ckpt");
+  std::vector<std::string> flags = Checkpoints("ckpt");
+  flags.insert(flags.end(), {"--steps", "24"});
+  Group full(*this, 2, {.generation = 2, .flags = flags, .file_bytes = 4096, .full_rank = 1});
+  for (int code : full.WaitAll())
+    EXPECT_EQ(code, static_cast<int>(WorkerExit::kLastCheckpointFailed)) << full.Output(0);
+  EXPECT_NE(full.Output(0).find("rank 1 could not write its file"), std::string::npos)
+      << full.Output(0);
+  EXPECT_NE(full.Output(1).find("step 24 was not saved"), std::string::npos) << full.Output(1);
+  EXPECT_EQ(NewestStep("ckpt"), 12);
+  EXPECT_EQ(Newest("ckpt"), before);
+  Group well(*this, 2, {.generation = 3, .flags = flags});
+  for (int code : well.WaitAll()) EXPECT_EQ(code, 0) << well.Output(0);
+  EXPECT_NE(well.Output(0).find("resumed from step 12"), std::string::npos) << well.Output(0);
+  EXPECT_EQ(NewestStep("ckpt"), 24);
+}
+
+// What only one rank meets, in the middle of a step or of the last save, ends all of them.
+TEST_F(TrainTest, ARankThatFailsAloneTakesTheOthersAlong) {
+  Group group(*this, 3,
+              {.flags = {"--sample-log", directory_ / "log", "--steps", "1000000"},
+               .file_bytes = 300,
+               .full_rank = 1});
+  EXPECT_EQ(group.Wait(1), static_cast<int>(WorkerExit::kFailed));
+  for (int r : {0, 2}) {
+    EXPECT_EQ(group.Wait(r), static_cast<int>(WorkerExit::kCommunicatorFailed));
+    EXPECT_NE(group.Output(r).find("rank 1"), std::string::npos) << group.Output(r);
+  }
+}
+
+TEST_F(TrainTest, AStoppedRankIsNamedWhenTimeIsUp) {
+  FakeAgent agent(directory_ / "sock");
+  Group group(
+      *this, 2,
+      {.flags = {"--steps", "1000000", "--collective-timeout", "1s"}, .socket = agent.path()});
+  for (int r = 0; r < 2; ++r) agent.AwaitStep(r, 1);
+  group.Kill(1, SIGSTOP);
+  EXPECT_EQ(group.Wait(0), static_cast<int>(WorkerExit::kCommunicatorFailed));
+  EXPECT_NE(group.Output(0).find("has waited for rank 1"), std::string::npos) << group.Output(0);
+}
+
+TEST_F(TrainTest, ARankLostBeforeTheLastCommitIsNoticed) {
+  for (const int victim : {0, 1}) {
+    FakeAgent agent(directory_ / ("sock" + std::to_string(victim)));
+    agent.SetJudge(&FakeAgent::KeepSilent);
+    Group group(
+        *this, 2,
+        {.flags = Checkpoints("lost" + std::to_string(victim), 100), .socket = agent.path()});
+    agent.Await([](const auto& said) {
+      return std::any_of(said.begin(), said.end(),
+                         [](const auto& s) { return s.line.commit().step() == 12; });
+    });
+    group.Kill(victim, SIGKILL);
+    EXPECT_EQ(group.Wait(1 - victim), static_cast<int>(WorkerExit::kCommunicatorFailed));
+    EXPECT_NE(group.Output(1 - victim).find("rank " + std::to_string(victim)), std::string::npos);
+    EXPECT_EQ(NewestStep("lost" + std::to_string(victim)), -1);
+  }
+}
+
 TEST_F(TrainTest, ADamagedNewestCommitIsPassedOverAloud) {
   Group first(*this, 2, {.flags = Checkpoints("ckpt")});
   for (int code : first.WaitAll()) ASSERT_EQ(code, 0);
@@ -328,6 +504,7 @@ struct BadRow {
   int world;
   WorkerExit exit;
   const char* says;
+  WorkerExit exit_of_rank_1 = WorkerExit::kDone;  // As the others'.
 };
 
 TEST_F(TrainTest, WhatIsWrongIsSaidInThreePartsWithItsExit) {
@@ -379,14 +556,40 @@ TEST_F(TrainTest, WhatIsWrongIsSaidInThreePartsWithItsExit) {
        {.flags = {"--join-timeout", "300ms"}, .flags_of_rank = {{1, {"--layers", "0"}}}},
        2,
        WorkerExit::kGroupNotFormed,
-       "no rank 1"},
+       "no rank 1",
+       WorkerExit::kUsage},
+      {"other checkpoint directories",
+       {.flags = Checkpoints("here"), .flags_of_rank = {{1, Checkpoints("there")}}},
+       2,
+       WorkerExit::kRanksDisagree,
+       "rank 1 would keep its checkpoints elsewhere"},
+      {"other steps to save at",
+       {.flags = Checkpoints("here"), .flags_of_rank = {{1, {"--checkpoint-every", "5"}}}},
+       2,
+       WorkerExit::kRanksDisagree,
+       "/here, every 4 steps"},
+      {"checkpoints of one rank only",
+       {.flags_of_rank = {{1, Checkpoints("there")}}},
+       2,
+       WorkerExit::kRanksDisagree,
+       "without checkpoints"},
+      {"too large",
+       {.flags = {"--batch", "16777216", "--micro-batch", "16777216", "--context", "100"}},
+       1,
+       WorkerExit::kUsage,
+       "micro-batches of 16777216 x 100 tokens"},
   };
   std::uint64_t generation = 10;
   for (BadRow row : rows) {
     row.options.generation = ++generation;
     Group group(*this, row.world, row.options);
     const std::vector<int> codes = group.WaitAll();
-    EXPECT_EQ(codes[0], static_cast<int>(row.exit)) << row.name << ": " << group.Output(0);
+    for (int r = 0; r < row.world; ++r) {
+      const bool other = r == 1 && row.exit_of_rank_1 != WorkerExit::kDone;
+      EXPECT_EQ(codes[static_cast<std::size_t>(r)],
+                static_cast<int>(other ? row.exit_of_rank_1 : row.exit))
+          << row.name << ": " << group.Output(r);
+    }
     EXPECT_NE(group.Output(0).find("error: "), std::string::npos)
         << row.name << ": " << group.Output(0);
     EXPECT_NE(group.Output(0).find(row.says), std::string::npos)
