@@ -1,0 +1,158 @@
+// What a person types at regroup-worker, and what it answers.
+
+#include <gtest/gtest.h>
+#include <stdio.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/worker/checkpoint/testing.h"
+#include "worker/train/worker_exit.h"
+
+namespace regroup::worker {
+namespace {
+
+struct Answer {
+  int code = -1;
+  std::string out, err;
+};
+
+class ProgramTest : public testing::Test {
+ protected:
+  // Alone, whatever this test was started by.
+  Answer Run(const std::string& arguments) const {
+    const std::string out = directory_ / "out", err = directory_ / "err";
+    const std::string command = "env -i OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 " REGROUP_WORKER " " +
+                                arguments + " >'" + out + "' 2>'" + err + "' </dev/null";
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, ReadAll(out), ReadAll(err)};
+  }
+  std::string Train(const std::string& name) const {
+    WriteAll(directory_ / "data.txt", std::string(300, 'a') + std::string(300, 'b'));
+    const Answer answer = Run("train --data " + (directory_ / "data.txt") +
+                              " --layers 1 --width 16 --heads 2 --context 16 --steps 4 "
+                              "--checkpoint-dir " +
+                              (directory_ / name));
+    EXPECT_EQ(answer.code, 0) << answer.err;
+    return directory_ / name;
+  }
+
+  TemporaryDirectory directory_;
+};
+
+TEST_F(ProgramTest, GeneratesTheSameSampleFromTheSameSeed) {
+  const std::string generate = "generate --checkpoint " + Train("ckpt") + " --prompt 'abc' ";
+  const Answer one = Run(generate + "--tokens 40 --seed 3"),
+               same = Run(generate + "--tokens 40 --seed 3"),
+               other = Run(generate + "--tokens 40 --seed 4");
+  EXPECT_EQ(one.code, 0) << one.err;
+  EXPECT_EQ(one.err, "");
+  EXPECT_EQ(one.out.size(), 3u + 40 + 1);  // Longer than the context of 16.
+  EXPECT_EQ(one.out.substr(0, 3), "abc");
+  EXPECT_EQ(one.out.back(), '\n');
+  EXPECT_EQ(one.out, same.out);
+  EXPECT_NE(one.out, other.out);
+  EXPECT_EQ(Run(generate + "--tokens 0").out, "abc\n");
+  // The likeliest needs no luck.
+  EXPECT_EQ(Run(generate + "--temperature 0 --tokens 9 --seed 1").out,
+            Run(generate + "--temperature 0 --tokens 9 --seed 2").out);
+}
+
+TEST_F(ProgramTest, GeneratesFromTheNewestThatVerifiesAndSaysWhyNotFromANewerOne) {
+  const std::string directory = Train("ckpt");
+  const Repository repository = *Repository::Open(directory);
+  const Manifest manifest = *repository.ReadManifest(4);
+  const Answer none = Run("generate --tokens 1 --checkpoint " + directory);
+  EXPECT_EQ(none.code, 0) << none.err;
+  WriteAll(directory + "/commits/step-9", "garbage");
+  const Answer older = Run("generate --tokens 1 --checkpoint " + directory);
+  EXPECT_EQ(older.code, 0) << older.err;
+  EXPECT_NE(older.err.find("the commit of step 9 is not usable"), std::string::npos) << older.err;
+  std::filesystem::resize_file(
+      repository.AttemptPath(4, manifest.generation, manifest.attempt) + "/rank-0-of-1.safetensors",
+      4096);
+  const Answer unusable = Run("generate --tokens 1 --checkpoint " + directory);
+  EXPECT_EQ(unusable.code, static_cast<int>(WorkerExit::kCheckpointUnusable));
+  EXPECT_NE(unusable.err.find("error: no usable checkpoint in " + directory), std::string::npos)
+      << unusable.err;
+  EXPECT_EQ(unusable.out, "");
+}
+
+struct Row {
+  std::string arguments;
+  WorkerExit exit;
+  std::vector<std::string> says;
+};
+
+TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
+  const std::string ckpt = Train("ckpt"), generate = "generate --checkpoint " + ckpt + " ";
+  const auto file = [&](const std::string& text) {
+    static int number = 0;
+    const std::string path = directory_ / ("config" + std::to_string(++number) + ".yaml");
+    WriteAll(path, "data: " + (directory_ / "data.txt") + "\n" + text + "\n");
+    return "train --config " + path;
+  };
+  const WorkerExit usage = WorkerExit::kUsage;
+  const std::vector<Row> rows = {
+      {"", usage, {"no command given", "train, generate and version"}},
+      {"fly", usage, {"unknown command fly"}},
+      {"generate", usage, {"--checkpoint is missing", "regroup-worker generate"}},
+      {generate + "--tokens -1", usage, {"--tokens", "\"-1\"", "0 to 1000000"}},
+      {generate + "--tokens many", usage, {"--tokens", "\"many\"", "whole number"}},
+      {generate + "--temperature 101", usage, {"--temperature", "from 0 to 100"}},
+      {generate + "--temperature nan", usage, {"--temperature", "from 0 to 100"}},
+      {generate + "--seed -3", usage, {"--seed", "\"-3\"", "0 to 9223372036854775807"}},
+      {generate + "--prompt ''", usage, {"--prompt"}},
+      {generate + "word", usage, {"unexpected word word"}},
+      {generate + "--token 3", usage, {"--token", "did you mean --tokens?"}},
+      {"generate --checkpoint /nonexistent",
+       WorkerExit::kCheckpointUnusable,
+       {"no checkpoints in /nonexistent", "No such file"}},
+      {"generate --checkpoint " + (directory_ / "data.txt"),
+       WorkerExit::kCheckpointUnusable,
+       {"no checkpoints in", "Not a directory"}},
+      {file("layers: 0"), usage, {"config", "--layers", "\"0\"", "1 to 1000"}},
+      {file("batch: 99999999999"), usage, {"--batch", "\"99999999999\"", "1 to 16777216"}},
+      {file("learning_rate: fast"), usage, {"--learning-rate", "\"fast\"", "from 0 to 1000"}},
+      {file("beta1: 1"), usage, {"--beta1", "\"1\"", "from 0 to 0.999999"}},
+      {file("keep: 1"), usage, {"--keep", "\"1\"", "2 to 1000"}},
+      {file("heads: 5"), usage, {"width 384 is not a multiple of its 5 heads"}},
+      {file("steps: 5\nwarmup: 9"), usage, {"--warmup", "9 steps of 5"}},
+      {file("join_timeout: 0s"), usage, {"--join-timeout is 0"}},
+      {file("collective_timeout: soon"), usage, {"--collective-timeout", "soon"}},
+      {file("stps: 5"), usage, {"unknown field stps", ":2", "did you mean steps?"}},
+      {file("checkpoint_dir: /proc/none"),
+       WorkerExit::kCheckpointDirectory,
+       {"/proc/none can not be written", "--checkpoint-dir DIR"}},
+      {"train --data /nonexistent", usage, {"/nonexistent"}},
+  };
+  for (const Row& row : rows) {
+    const Answer answer = Run(row.arguments);
+    EXPECT_EQ(answer.code, static_cast<int>(row.exit)) << row.arguments << ": " << answer.err;
+    EXPECT_EQ(answer.err.rfind("error: ", 0), 0u) << row.arguments << ": " << answer.err;
+    for (const std::string& word : row.says) {
+      EXPECT_NE(answer.err.find(word), std::string::npos)
+          << row.arguments << ": " << word << " is not in: " << answer.err;
+    }
+    EXPECT_EQ(answer.out, "") << row.arguments;
+  }
+}
+
+TEST_F(ProgramTest, HelpNamesEveryExitCodeAndAnExample) {
+  Answer help = Run("train --help");
+  EXPECT_EQ(help.code, 0);
+  std::replace(help.out.begin(), help.out.end(), '\n', ' ');  // Lines are broken anywhere.
+  for (const char* word : {"10 the group", "11 another rank", "12 ranks", "13 ", "14 no usable",
+                           "15 loss", "16 last", "17 saved", "example:", "REGROUP_STEPS"}) {
+    EXPECT_NE(help.out.find(word), std::string::npos) << word;
+  }
+  EXPECT_EQ(Run("generate --help").code, 0);
+  EXPECT_EQ(Run("--help").code, 0);
+  EXPECT_EQ(Run("version").code, 0);
+}
+
+}  // namespace
+}  // namespace regroup::worker
