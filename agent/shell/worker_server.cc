@@ -3,6 +3,7 @@
 #include <google/protobuf/util/json_util.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/write.hpp>
 #include <cmath>
@@ -95,7 +96,7 @@ void WorkerServer::Accept() {
       absl::StatusOr<io::PeerCredentials> who = io::PeerCredentialsOf(peer->socket.native_handle());
       if (!who.ok() || (who->uid != ::geteuid() && who->uid != 0)) {
         warn_("a connection of another user to the worker socket was closed");
-      } else if (static_cast<int>(peers_.size()) >= max_connections_) {
+      } else if (static_cast<int>(peers_.size()) >= max_connections_ && !MakeRoom()) {
         warn_(absl::StrCat("more than ", max_connections_,
                            " connections to the worker socket: one was closed"));
       } else {
@@ -105,6 +106,15 @@ void WorkerServer::Accept() {
     }
     Accept();
   });
+}
+
+// A worker says hello at once: of those that have not, the oldest goes.
+bool WorkerServer::MakeRoom() {
+  const auto silent =
+      std::find_if(peers_.begin(), peers_.end(), [](const auto& peer) { return !peer->greeted; });
+  if (silent == peers_.end()) return false;
+  Close(std::shared_ptr<Peer>(*silent));
+  return true;
 }
 
 void WorkerServer::Read(const std::shared_ptr<Peer>& peer) {

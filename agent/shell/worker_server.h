@@ -42,6 +42,7 @@ class WorkerServer {
  private:
   struct Peer;
   void Accept();
+  bool MakeRoom();
   void Read(const std::shared_ptr<Peer>& peer);
   void Write(const std::shared_ptr<Peer>& peer);
   // False: close it.

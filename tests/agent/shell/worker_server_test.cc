@@ -160,5 +160,15 @@ TEST_F(WorkerServerTest, ConnectionsAreBounded) {
   EXPECT_TRUE(std::holds_alternative<WorkerHungUp>(events_.back()));
 }
 
+TEST_F(WorkerServerTest, SilentConnectionsKeepNoWorkerOut) {
+  std::vector<io::UniqueFd> silent;
+  for (int i = 0; i < 9; ++i) silent.push_back(Connect());
+  const io::UniqueFd worker = Connect();
+  Say(worker, kHello);
+  EXPECT_NE(ReadLine(worker).find("welcome"), std::string::npos);
+  EXPECT_EQ(ReadLine(silent.front()), "");
+  EXPECT_TRUE(warnings_.empty());
+}
+
 }  // namespace
 }  // namespace regroup::agent
