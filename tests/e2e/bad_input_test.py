@@ -18,7 +18,7 @@ import regroup_e2e as e2e
 
 TEXT = "/usr/share/common-licenses/GPL-3"
 # Waits until somebody makes the file $FINISH.
-STAY = 'echo "up $MASTER_PORT $REGROUP_SOCKET"; while [ ! -e "$FINISH" ]; do sleep 0.02; done'
+STAY = 'echo "up $MASTER_PORT $REGROUP_SOCKET $REGROUP_GENERATION $$"; while [ ! -e "$FINISH" ]; do sleep 0.02; done'
 _CLONE_NEWNS = 0x00020000
 
 
@@ -620,9 +620,10 @@ class Garbage(BadInput):
         return client
 
     def test_on_every_port_and_socket(self):
-        run = self.fx.regroup("run", "--nnodes", "1:2", "--ppn", "2", "--node-name", "n", "--rdzv-endpoint", f"127.0.0.1:{self.port}",
-                              "--no-python", "sh", "-c", STAY, env={"FINISH": self.finish})
-        said = run.expect(r"up (\d+) (\S+)", stream="stdout")
+        run = self.fx.regroup("run", "--nnodes", "1:2", "--ppn", "2", "--max-restarts", "1", "--node-name", "n",
+                              "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", "job", "--no-python", "sh", "-c", STAY,
+                              env={"FINISH": self.finish})
+        said = run.expect(r"up (\d+) (\S+) 1 (\d+)", stream="stdout")
         run.expect("generation 1 · world 2")
         store, workers = int(said.group(1)), said.group(2)
         paths = [path for folder in (os.path.dirname(workers), self.fx.path("state"))
@@ -638,16 +639,21 @@ class Garbage(BadInput):
         clients = []
         for where in [*(("127.0.0.1", port) for port in ports), *paths]:
             clients += [self.send(where, data) for data in garbage()]
-            clients += [self.send(where, b"") for _ in range(10)]
+            clients += [self.send(where, b"") for _ in range(80)]
         ps = self.fx.run("ps")
         self.assertRegex(ps.stdout, r"running\s+1 \(1:2\)\s+1 ", ps)
         for pid, rss in self.memory().items():
             self.assertLess(rss - before.get(pid, rss), 32 << 20, f"memory of {pid} grew: {self.fx.describe()}")
         self.assertEqual({p.pid for p in self.fx.processes("regroup-shim")}, pids)
+        # Who knows the protocol still gets in, and a generation can end and another be formed.
+        worker = self.send(workers, b'{"hello": {"version": 1, "job": "job-1", "generation": "1", "rank": 0}}\n')
+        self.assertIn(b"welcome", worker.recv(100))
+        os.kill(int(said.group(3)), signal.SIGKILL)
+        run.expect(r"up \d+ \S+ 2 \d+", stream="stdout")
         self.end()
         self.assertEqual(run.wait(), 0, run)
-        self.assertRegex(run.stderr, r"succeeded · .* · 1 generation ")
-        for client in clients:
+        self.assertRegex(run.stderr, r"succeeded · .* · 2 generations, 1 restart")
+        for client in [*clients, worker]:
             client.close()
 
 
