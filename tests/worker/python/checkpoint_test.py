@@ -84,14 +84,13 @@ class Commits(WorkerTest):
         self.assertTrue(checkpoint.commit(1, "/tmp/\udcff"))
         self.assertEqual(self.agent.connections, 1)
 
-    def test_after_a_notice_it_is_the_last_one(self):
+    def test_how_far_it_came_is_told_before_what_it_asks(self):
         self.become_worker()
-        regroup.should_stop()
-        self.agent.await_hello(takes_notice=True)
-        self.agent.tell({"notice": {"leftS": 10}})
-        wait_for(regroup.should_stop)
-        checkpoint.commit(8)
-        self.assertTrue([body for _, body in self.agent.said if "commit" in body][-1]["commit"]["for_notice"])
+        regroup.progress(step=1)
+        self.agent.await_step(1)
+        regroup.progress(step=2)
+        checkpoint.commit(2)
+        self.assertEqual(self.agent.kinds(), ["hello", "progress", "progress", "commit"])
 
     def test_restored(self):
         self.become_worker()

@@ -392,6 +392,32 @@ class TheEnd(WorkerTest):
         self.assert_waits(self.notified("signal.signal(signal.SIGTERM, lambda *_: None)\n"
                                         "print('saved', flush=True)\nregroup.leave()\nprint('returned')"))
 
+    def commits(self):
+        return [(b["commit"]["step"], b["commit"]["manifest_hash"], b["commit"]["for_notice"])
+                for _, b in self.agent.said if "commit" in b]
+
+    def test_after_a_commit_leave_tells_that_all_is_saved(self):
+        """Not the commit itself: this process is stopped at once, and has its checkpoint to publish."""
+        child = self.notified("assert regroup.checkpoint.commit(4, manifest_hash='ab')\nprint('saved', flush=True)\nregroup.leave()")
+        self.assert_waits(child)
+        self.assertEqual(self.commits(), [(4, "ab", False), (4, "ab", True)])
+
+    def test_so_it_does_when_there_was_nothing_left_to_save(self):
+        child = self.start("import regroup, time\nassert regroup.checkpoint.commit(4)\n"
+                           "while not regroup.should_stop(): time.sleep(0.01)\nprint('saved', flush=True)")
+        self.agent.await_hello(takes_notice=True)
+        self.agent.tell({"notice": {"leftS": 30}})
+        self.assert_waits(child)
+        self.assertEqual(self.commits(), [(4, "", False), (4, "", True)])
+
+    def test_without_a_commit_other_ranks_may_still_be_saving(self):
+        child = self.start("import regroup, time\nassert regroup.checkpoint.commit(4)\nregroup.progress(step=5)\n"
+                           "while not regroup.should_stop(): time.sleep(0.01)\nprint('saved', flush=True)")
+        self.agent.await_hello(takes_notice=True)
+        self.agent.tell({"notice": {"leftS": 30}})
+        self.assert_waits(child)
+        self.assertEqual(self.commits(), [(4, "", False)])
+
     def test_finished_is_finished(self):
         self.assertEqual(self.ends(self.notified("regroup.finished()")), 0)
 

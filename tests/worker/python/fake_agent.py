@@ -178,6 +178,7 @@ def forget_client():
     if _worker._client is not None:
         _worker._client.close()
     _worker._client, _worker._silent, _worker._seen = None, False, False
+    _worker._saved, _worker._saved_for_notice = None, False
     _agree._ballot, _agree._broken, _agree._decided = None, False, False
 
 

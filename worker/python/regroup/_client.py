@@ -219,24 +219,26 @@ class Client:
                 self._outgoing += _wire.hello(self.who, self._takes_notice)
             if self._asking is None and self._questions:
                 self._asking, self._question_due = self._questions.popleft(), True
-            if self._asking is not None and self._question_due:
-                self._outgoing += _wire.commit(self._asking.question)
-                self._question_due = False
             report, again = self._due_report(now)
-        if report is not None:
-            # A number may be a tensor that its device has not finished: reading it waits, and so does this thread.
-            self._outgoing += _wire.progress(report)
+            question = self._asking.question if self._asking is not None and self._question_due else None
+        # A number may be a tensor that its device has not finished: reading it waits, and so does this thread.
+        lines = b"" if report is None else _wire.progress(report)
         with self._changed:
+            if question is not None:
+                lines += _wire.commit(question)
+                self._question_due = False
+            self._outgoing += lines
             self._sent = not self._outgoing
             if self._is_sent():
                 self._changed.notify_all()
         return again
 
     def _due_report(self, now: float) -> Tuple[Optional[Dict[str, Any]], float]:
-        # One at a time: while the agent does not read, newer reports replace the one that waits.
-        if not self._report_due or self._report is None or self._outgoing:
+        # One at a time: while the agent does not read, newer reports replace the one that waits. How far it came goes
+        # before what it asks.
+        if not self._report_due or self._report is None or (self._outgoing and not self._question_due):
             return None, _IDLE_S
-        if now < self._next_report:
+        if now < self._next_report and not self._question_due:
             return None, self._next_report - now
         self._report_due = False
         self._next_report = now + REPORT_EVERY_S

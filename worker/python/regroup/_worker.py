@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import Any, Callable, Dict, Optional
 
 from . import _wire
@@ -19,6 +20,8 @@ _lock = threading.Lock()
 _client: Optional[Client] = None
 _silent = False  # This process must not speak, or can't.
 _seen = False  # The program knows of the notice.
+_saved: Optional[_wire.Question] = None  # The newest checkpoint that was asked for.
+_saved_for_notice = False
 
 
 def client() -> Optional[Client]:
@@ -149,7 +152,8 @@ def finished() -> None:
 def leave() -> None:
     """After a notice, on every rank that has saved: waits until this process is stopped, and does not return.
 
-    Without a notice it returns at once. Waiting is what tells "preempted" from "done": a worker that exits with 0 has
+    Rank 0, once it has committed, also tells that all is saved: workers are then stopped at once, otherwise at the
+    deadline. Without a notice it returns at once. Waiting is what tells "preempted" from "done": a worker that exits with 0 has
     finished its job. A program that was shown a notice and comes to its end does the same by itself, unless it called
     finished(), was ended by an exception, or left by os._exit().
     """
@@ -157,6 +161,7 @@ def leave() -> None:
     if c is None or not _seen:
         return
     begun = time.monotonic()
+    _tell_saved(c)
     c.flush(_LAST_WORDS_S)
     end_on_sigterm()
     while time.monotonic() < (c.notice.deadline if c.notice else begun) + _AWAIT_STOP_S:
@@ -168,6 +173,20 @@ def leave() -> None:
         except Exception:
             pass
     os._exit(NOTICE_EXPIRED)
+
+
+def asked(question: _wire.Question) -> None:
+    """Every rank has saved, and rank 0 asks whether that counts."""
+    global _saved, _saved_for_notice
+    _saved, _saved_for_notice = question, noticed()
+
+
+def _tell_saved(c: Client) -> None:
+    """The same commit once more, now as the last one: whoever waits for it may stop this job's workers. Not earlier, for
+    they are stopped at once, and a checkpoint is published only after its commit."""
+    if _saved is None or not (_saved_for_notice or _saved.step >= (c.reported("step") or 0)):
+        return  # Ranks may be saving: they have until the deadline.
+    c.ask(replace(_saved, attempt=_saved.attempt + 1, for_notice=True))
 
 
 def end_on_sigterm() -> None:

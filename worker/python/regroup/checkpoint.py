@@ -1,4 +1,4 @@
-"""Telling Regroup of checkpoints: it then knows where a restart resumes, and that a save for a notice is done.
+"""Telling Regroup of checkpoints: it then knows where a restart resumes, and after leave() that all is saved.
 
 A checkpoint is published once the coordinator has accepted it: only of the current generation, and only of a higher
 step than the one before. So a process that was given up, and does not know it yet, can't overwrite newer work.
@@ -15,7 +15,7 @@ from ._client import Asked, Client
 from ._context import context
 
 __all__ = ["Commit", "commit", "report", "restored", "save"]
-_attempts = count(1)
+_attempts = count(1, 2)  # The numbers between are leave()'s.
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,8 @@ class Commit:
 def commit(step: int, path: str = "", *, manifest_hash: str = "", timeout: float = 30.0) -> Commit:
     """Asks whether the checkpoint of `step`, durable in every part, may be published as `path`; waits for the answer.
 
-    Rank 0 asks, after every rank's part is on the disk; on other ranks nothing is asked and the answer is no. After
-    a notice it also says that this save was the last: workers are then stopped, soon. `manifest_hash` (hexadecimal)
-    tells two checkpoints of one step apart. No answer in time is a no.
+    Rank 0 asks, after every rank's part is on the disk; on other ranks nothing is asked and the answer is no.
+    `manifest_hash` (hexadecimal) tells two checkpoints of one step apart. No answer in time is a no.
     """
     c = _worker.client()
     if c is None:
@@ -103,7 +102,8 @@ def _ask(c: Client, step: int, path: str, manifest_hash: str) -> "Asked | Commit
     if number > (_wire.integer(c.reported("step")) or 0):
         c.report({"step": number})
     question = _wire.Question(next(_attempts), number, where.encode("utf-8", "replace").decode("utf-8"), digest,
-                              for_notice=_worker.noticed())
+                              for_notice=False)
+    _worker.asked(question)
     asked = c.ask(question)
     return Commit(False, "too many commits wait for an answer") if asked is None else asked
 
