@@ -37,6 +37,10 @@ _CORE_WORDS = re.compile(r"\b(random_device|sleep_for|sleep_until|usleep|nanosle
 _GETENV = re.compile(r"\b(secure_getenv|getenv|setenv|putenv|unsetenv)\s*\(")
 _EXIT = re.compile(r"(?<![\w.>:])(?:std::|::)?(?:exit|quick_exit)\s*\(")
 _MACHINE = re.compile(r"(?<![\w.$}~-])/(?:work|root|home/(?!user|u/)[a-z]\w*|Users/\w+)(?=/\w)")
+# DESIGN §7: one pool of threads for all computation, and no rounding that a compiler may choose.
+_MATH = tuple(f"worker/{folder}" for folder in ("tensor", "kernels", "layout", "model", "plan", "optim", "data"))
+_SECOND_POOL = re.compile(r"std::(?:jthread|thread|async|execution)\b|\bGOMP_\w+|\bomp_\w+|#\s*pragma\s+omp\b|<thread>")
+_FAST_MATH = re.compile(r"^[^#\n]*(-ffast-math|-Ofast|-funsafe-math-optimizations|-fassociative-math)", re.MULTILINE)
 _GUARD = re.compile(r"^#pragma once\b", re.MULTILINE)
 
 
@@ -132,6 +136,15 @@ def check_words(path, text):
             yield _line(text, match.start()), "exit() below main"
 
 
+def check_math(path, text):
+    if path.endswith(("CMakeLists.txt", ".cmake")):
+        for match in _FAST_MATH.finditer(text):
+            yield _line(text, match.start(1)), f"{match.group(1)}: NaN and the order of sums must stay"
+    if path.endswith(_CPP) and _inside(path, _MATH) and not path.startswith("worker/kernels/parallel_for."):
+        for match in _SECOND_POOL.finditer(cpp.blank(text)):
+            yield _line(text, match.start()), f"{match.group()}: ParallelFor is the only pool of threads here"
+
+
 def check_layout(path, text):
     if not path.endswith(_CODE + ("CMakeLists.txt", ".md", ".json")) and path != "dev":
         return
@@ -185,7 +198,7 @@ def check_functions(files, baseline):
 def check(files, baseline):
     findings = []
     for path, text in files.items():
-        for rule in (check_arrows, check_words, check_layout):
+        for rule in (check_arrows, check_words, check_math, check_layout):
             findings += [(path, line, what) for line, what in rule(path, text)]
     findings += check_functions(files, baseline)
     return [f"{path}:{line}: {what}" for path, line, what in sorted(findings)]

@@ -1,10 +1,13 @@
-"""Writes the golden files beside this script: PyTorch's answers in fp64. Needs PyTorch 2; the tests need only the files.
+"""Writes the golden files: PyTorch's answers in fp64. Needs PyTorch 2 and numpy; the C++ tests need only the files.
+
+    make_golden.py [FOLDER]     beside this script without FOLDER
 
 Weights and inputs come from counter_rng.py, which the tests compute too (golden.h), so files hold answers only.
 """
 import json
 import pathlib
 import struct
+import sys
 
 import numpy as np
 import torch
@@ -13,7 +16,7 @@ import torch_gpt
 from counter_rng import bell, seed_key
 
 SEED = 7
-HERE = pathlib.Path(__file__).resolve().parent
+FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent
 
 
 def write(name, tensors):
@@ -27,7 +30,7 @@ def write(name, tensors):
         data += array.tobytes()
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    (HERE / f"{name}.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    (FOLDER / f"{name}.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 def given(name, *shape, std=1.0, mean=0.0):
@@ -122,7 +125,7 @@ def gpt():
 
 
 def training():
-    """Ten steps as the trainer makes them: schedule, clip, AdamW; the losses and the weights they end in."""
+    """Nine steps as the trainer makes them: schedule, clip, AdamW; the losses and the weights they end in."""
     model = tiny_gpt()
     optimizer = model.optimizer(1e-2)
     warmup, total = 4, 9

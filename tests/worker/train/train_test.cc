@@ -55,6 +55,15 @@ struct RunOptions {
   int full_rank = 0;  // Whose files have that limit.
 };
 
+struct BadRow {
+  const char* name;
+  RunOptions options;
+  int world;
+  WorkerExit exit;
+  const char* says;
+  WorkerExit exit_of_rank_1 = WorkerExit::kDone;  // As the others'.
+};
+
 class TrainTest : public testing::Test {
  protected:
   TrainTest() {
@@ -215,6 +224,25 @@ class TrainTest : public testing::Test {
     if (!repository.ok()) return -1;
     const auto steps = repository->CommittedSteps();
     return !steps.ok() || steps->empty() ? -1 : steps->front();
+  }
+
+  void ExpectExits(const std::vector<BadRow>& rows) const {
+    std::uint64_t generation = 10;
+    for (BadRow row : rows) {
+      row.options.generation = ++generation;
+      Group group(*this, row.world, row.options);
+      const std::vector<int> codes = group.WaitAll();
+      for (int r = 0; r < row.world; ++r) {
+        const bool other = r == 1 && row.exit_of_rank_1 != WorkerExit::kDone;
+        EXPECT_EQ(codes[static_cast<std::size_t>(r)],
+                  static_cast<int>(other ? row.exit_of_rank_1 : row.exit))
+            << row.name << ": " << group.Output(r);
+      }
+      EXPECT_NE(group.Output(0).find("error: "), std::string::npos)
+          << row.name << ": " << group.Output(0);
+      EXPECT_NE(group.Output(0).find(row.says), std::string::npos)
+          << row.name << ": " << group.Output(0);
+    }
   }
 
   TemporaryDirectory directory_;
@@ -498,15 +526,6 @@ TEST_F(TrainTest, ADamagedNewestCommitIsPassedOverAloud) {
   EXPECT_NE(third.Output(0).find("resumed from step 12"), std::string::npos) << third.Output(0);
 }
 
-struct BadRow {
-  const char* name;
-  RunOptions options;
-  int world;
-  WorkerExit exit;
-  const char* says;
-  WorkerExit exit_of_rank_1 = WorkerExit::kDone;  // As the others'.
-};
-
 TEST_F(TrainTest, WhatIsWrongIsSaidInThreePartsWithItsExit) {
   Group broken(*this, 1, {.flags = Checkpoints("broken")});
   ASSERT_EQ(broken.Wait(0), 0);
@@ -541,11 +560,6 @@ TEST_F(TrainTest, WhatIsWrongIsSaidInThreePartsWithItsExit) {
        2,
        WorkerExit::kCheckpointUnusable,
        "step 12 is not usable"},
-      {"other settings",
-       {.flags_of_rank = {{1, {"--seed", "2"}}}},
-       2,
-       WorkerExit::kRanksDisagree,
-       "rank 1 was told other settings"},
       {"loss",
        {.flags = {"--learning-rate", "1000", "--clip", "0", "--steps", "200", "--weight-decay",
                   "1000"}},
@@ -558,6 +572,22 @@ TEST_F(TrainTest, WhatIsWrongIsSaidInThreePartsWithItsExit) {
        WorkerExit::kGroupNotFormed,
        "no rank 1",
        WorkerExit::kUsage},
+      {"too large",
+       {.flags = {"--batch", "16777216", "--micro-batch", "16777216", "--context", "100"}},
+       1,
+       WorkerExit::kUsage,
+       "micro-batches of 16777216 x 100 tokens"},
+  };
+  ExpectExits(rows);
+}
+
+TEST_F(TrainTest, RanksThatWereToldDifferentThingsAllSaySo) {
+  ExpectExits({
+      {"other settings",
+       {.flags_of_rank = {{1, {"--seed", "2"}}}},
+       2,
+       WorkerExit::kRanksDisagree,
+       "rank 1 was told other settings"},
       {"other checkpoint directories",
        {.flags = Checkpoints("here"), .flags_of_rank = {{1, Checkpoints("there")}}},
        2,
@@ -573,28 +603,7 @@ TEST_F(TrainTest, WhatIsWrongIsSaidInThreePartsWithItsExit) {
        2,
        WorkerExit::kRanksDisagree,
        "without checkpoints"},
-      {"too large",
-       {.flags = {"--batch", "16777216", "--micro-batch", "16777216", "--context", "100"}},
-       1,
-       WorkerExit::kUsage,
-       "micro-batches of 16777216 x 100 tokens"},
-  };
-  std::uint64_t generation = 10;
-  for (BadRow row : rows) {
-    row.options.generation = ++generation;
-    Group group(*this, row.world, row.options);
-    const std::vector<int> codes = group.WaitAll();
-    for (int r = 0; r < row.world; ++r) {
-      const bool other = r == 1 && row.exit_of_rank_1 != WorkerExit::kDone;
-      EXPECT_EQ(codes[static_cast<std::size_t>(r)],
-                static_cast<int>(other ? row.exit_of_rank_1 : row.exit))
-          << row.name << ": " << group.Output(r);
-    }
-    EXPECT_NE(group.Output(0).find("error: "), std::string::npos)
-        << row.name << ": " << group.Output(0);
-    EXPECT_NE(group.Output(0).find(row.says), std::string::npos)
-        << row.name << ": " << group.Output(0);
-  }
+  });
 }
 
 TEST_F(TrainTest, AnotherModelOnTheSameCheckpointsIsRefusedAndTheyStay) {
