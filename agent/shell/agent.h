@@ -63,6 +63,8 @@ class Agent {
   End Run();
   // From the loop: something that this process can't go on with. Ends at once unless workers run.
   void Fatal(const absl::Status& why);
+  // From the loop: logged, and shown by a launch command.
+  void Warn(const std::string& text);
 
  private:
   void Post(Event event);
@@ -79,7 +81,6 @@ class Agent {
   void Away(const std::string& why);
   void Malformed(const absl::Status& why);
   void Log(const std::string& text, bool warning = false);
-  void Warn(const std::string& text);
   void Refused(const absl::Status& why);
   bool WorthLogging(const std::string& why);
 

@@ -180,14 +180,18 @@ int RunLaunched(int config_fd) {
   boost::asio::io_context loop(1);
   Agent* agent = nullptr;
   absl::Status early;
-  LaunchDialler dialler(loop, *launch, absl::StrCat(ProgramFolder(), "/regroup"),
-                        [&](absl::Status why) {
-                          if (agent != nullptr) {
-                            agent->Fatal(why);
-                          } else {
-                            early = std::move(why);
-                          }
-                        });
+  LaunchDialler dialler(
+      loop, *launch, absl::StrCat(ProgramFolder(), "/regroup"),
+      [&](absl::Status why) {
+        if (agent != nullptr) {
+          agent->Fatal(why);
+        } else {
+          early = std::move(why);
+        }
+      },
+      [&](std::string text) {
+        if (agent != nullptr) agent->Warn(text);
+      });
   dialler.StartEarly();
   if (!early.ok()) return Tell(early, kOwnFault);
   absl::StatusOr<Node> node = TakeNode(launch->state_dir, /*launched=*/true);

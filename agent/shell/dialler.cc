@@ -157,11 +157,13 @@ void ServiceDialler::Find(Done done) {
 // ---- a launch command's -------------------------------------------------------------------------
 
 LaunchDialler::LaunchDialler(asio::io_context& loop, const LaunchConfig& launch,
-                             std::string regroup_program, std::function<void(absl::Status)> fatal)
+                             std::string regroup_program, std::function<void(absl::Status)> fatal,
+                             std::function<void(std::string)> warn)
     : loop_(loop),
       launch_(launch),
       regroup_program_(std::move(regroup_program)),
       fatal_(std::move(fatal)),
+      warn_(std::move(warn)),
       alive_(std::make_shared<bool>(true)),
       timer_(loop) {}
 
@@ -341,7 +343,13 @@ void LaunchDialler::OnCoordinatorExit() {
   not_before_ =
       io::BootNow() + std::min(kRestartAfter * std::max(exits_in_a_row_, 1), kRestartMost);
   // WaitForListener starts the next one. What has led this job once is waited for, however long.
-  if (replaced || answered_ || exits_in_a_row_ < kMostExits) return;
+  if (replaced || exits_in_a_row_ < kMostExits) return;
+  const absl::Status why = WhyItEnded(status);
+  if (!answered_) return fatal_(why);
+  warn_(absl::StrCat(std::string(why.message()), ": ", PartsOf(why).because));
+}
+
+absl::Status LaunchDialler::WhyItEnded(int status) const {
   const std::string said = StderrFrom(absl::StrCat(folder_, "/", kStderrName), stderr_from_);
   const std::string how = WIFSIGNALED(status)
                               ? absl::StrCat("was killed by signal ", WTERMSIG(status))
@@ -349,12 +357,12 @@ void LaunchDialler::OnCoordinatorExit() {
   if (std::optional<UserErrorParts> parts = ParseUserError(said)) {
     const std::string because =
         absl::StrCat(parts->what, parts->because.empty() ? "" : ": ", parts->because);
-    return fatal_(UserError(absl::StatusCode::kUnavailable,
-                            "the coordinator of this run can't start", because, parts->try_this));
+    return UserError(absl::StatusCode::kUnavailable, "the coordinator of this run can't start",
+                     because, parts->try_this);
   }
-  fatal_(UserError(absl::StatusCode::kUnavailable, "the coordinator of this run can't start",
+  return UserError(absl::StatusCode::kUnavailable, "the coordinator of this run can't start",
                    absl::StrCat("it ", how, said.empty() ? "" : ": ", said),
-                   absl::StrCat("cat ", folder_, "/*.log")));
+                   absl::StrCat("cat ", folder_, "/*.log"));
 }
 
 std::optional<Address> LaunchDialler::ForOthers() const {

@@ -58,9 +58,10 @@ class ServiceDialler : public Dialler {
 class LaunchDialler : public Dialler {
  public:
   // `fatal` ends the command with this error: what listens there is no Regroup, or our coordinator
-  // can't start.
+  // can't start. `warn`: it can't start again, and will be tried again.
   LaunchDialler(boost::asio::io_context& loop, const LaunchConfig& launch,
-                std::string regroup_program, std::function<void(absl::Status)> fatal);
+                std::string regroup_program, std::function<void(absl::Status)> fatal,
+                std::function<void(std::string)> warn);
   ~LaunchDialler() override;
 
   // Without waiting for anything: looks whether this host is the endpoint's, and starts the
@@ -80,6 +81,7 @@ class LaunchDialler : public Dialler {
   absl::StatusOr<DialTarget> Target() const;
   absl::Status SpawnCoordinator();
   void OnCoordinatorExit();
+  absl::Status WhyItEnded(int status) const;
   void WaitForListener(Done done, int attempt);
   bool Listens() const;
   void CheckListener();
@@ -88,6 +90,7 @@ class LaunchDialler : public Dialler {
   const LaunchConfig& launch_;
   const std::string regroup_program_;
   std::function<void(absl::Status)> fatal_;
+  std::function<void(std::string)> warn_;
   std::shared_ptr<bool> alive_;  // Held by handlers that may run after this object.
 
   bool decided_ = false;

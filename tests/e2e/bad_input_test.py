@@ -448,6 +448,30 @@ class Journal(BadInput):
         self.stop(coordinator)
 
 
+    def test_damaged_under_a_running_job(self):
+        """Its coordinator can't come back until somebody repairs the journal: said, waited for, and nobody is touched."""
+        run = self.fx.regroup("run", "--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--no-python", "sh", "-c",
+                              STAY, env={"FINISH": self.finish})
+        pid = int(run.expect(r"up \d+ \S+ 1 (\d+)", stream="stdout").group(1))
+        run.expect("generation 1")
+        (coordinator,) = self.fx.processes("coordinator", "--ad-hoc")
+        os.kill(coordinator.pid, signal.SIGSTOP)  # What it has committed by now is on the disk.
+        folder = os.path.dirname(os.path.join(self.fx.state_dir, f"coordinator-{self.port}", "x"))
+        shutil.copytree(folder, folder + ".good", ignore=shutil.ignore_patterns("socket", "lock"))
+        for name in ("journal.db", "journal.db-wal"):
+            with open(os.path.join(folder, name), "r+b") as f:
+                f.write(b"\xff" * 8192)
+        os.kill(coordinator.pid, signal.SIGKILL)
+        run.expect("regroup: warning: the coordinator of this run can't start: the journal .*journal.db is damaged: .*kept as")
+        run.expect("regroup: the coordinator 127.0.0.1.* does not answer .*workers run on")
+        self.assertTrue(e2e.alive(pid))
+        os.rename(folder, folder + ".bad")
+        os.rename(folder + ".good", folder)
+        run.expect("regroup: the coordinator answers again")
+        self.end()
+        self.assertEqual(run.wait(), 0, run)
+        self.assertRegex(run.stderr, r"succeeded · .* · 1 generation ")
+
     def test_damaged_node_folder(self):
         coordinator, agent = self.start_coordinator(), self.start_agent("a")
         agent.expect("following the coordinator")
