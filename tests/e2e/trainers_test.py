@@ -1,0 +1,68 @@
+"""Callbacks of the package `regroup` in the real Transformers, Lightning and Accelerate.
+
+Each is skipped where REGROUP_TEST_PYTHON can't import it: `pip install transformers accelerate lightning` there.
+"""
+import json
+import os
+import signal
+import subprocess
+
+import regroup_e2e as e2e
+from python_test import PACKAGE
+
+WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trainers_worker.py")
+
+
+class Trainers(e2e.TestCase):
+    def one(self, kind, suffix):
+        python = e2e.torch_python()
+        if subprocess.run([python, "-c", f"import {kind}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
+            self.skipTest(f"no {kind} in {python}")
+        self.folder = self.fx.path("work", "out")
+        os.mkdir(self.folder)
+        self.fx.env.update({"PYTHONPATH": PACKAGE, "PYTHONDONTWRITEBYTECODE": "1", "PYTHON_EXEC": python, "PYTHONWARNINGS": "ignore",
+                            "HF_HUB_OFFLINE": "1"})
+        self.port = e2e.free_port()
+
+        run = self.launch(kind, 1_000_000)
+        job = e2e.wait_for(lambda: (job := self.job()).get("step", 0) >= 45 and job, 90, "45 steps", self.fx.describe, every=0.2)
+        self.assertIn("loss", job)
+        self.assertEqual(job["committed_step"], 40, "its own checkpoints are reported")
+        run.send(signal.SIGTERM)
+        self.assertEqual(run.wait(25), 143, run)
+        self.assertIn("preempted (saved)", run.stderr)
+        self.assertNotRegex(run.stderr, "regroup's .* failed")
+        job = self.job()
+        step = job["committed_step"]
+        self.assertGreaterEqual(step, 45)
+        self.assertEqual(job["commit_path"], os.path.join(self.folder, suffix.format(step)))
+        self.assertTrue(os.path.exists(job["commit_path"]))
+        self.assertEqual(job["restarts"], 0)
+
+        again = self.launch(kind, step + 10)
+        self.assertEqual(again.wait(90), 0, again)
+        with open(os.path.join(self.folder, "log")) as f:
+            lines = sorted(line.split() for line in f)
+        self.assertEqual(lines, [["1", "0", "start", "0"], ["1", "1", "start", "0"],
+                                 ["2", "0", "done", str(step + 10)], ["2", "0", "start", str(step)],
+                                 ["2", "1", "done", str(step + 10)], ["2", "1", "start", str(step)]])
+
+    def launch(self, kind, steps):
+        return self.fx.regroup("run", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", kind, "--nproc-per-node", "2", WORKER,
+                               kind, self.folder, steps)
+
+    def job(self):
+        return next(iter(json.loads(self.fx.run("ps", "-a", "--json").stdout)["jobs"]), {})
+
+    def test_transformers(self):
+        self.one("transformers", "checkpoint-{}")
+
+    def test_lightning(self):
+        self.one("lightning", "regroup-{}.ckpt")
+
+    def test_accelerate(self):
+        self.one("accelerate", "step-{}")
+
+
+if __name__ == "__main__":
+    e2e.main()
