@@ -1,8 +1,10 @@
 """README.md says what is true: its shell blocks run, its job file is accepted, the files that it names exist."""
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 
 import regroup_e2e as e2e
 
@@ -53,6 +55,20 @@ class Readme(e2e.TestCase):
                 self.assertEqual(len(shown.stdout.split("regroup logs train-1\n")[1].splitlines()), 2, shown)
             executed += 1
         self.assertGreaterEqual(executed, 4)
+
+    def test_script_runs_with_and_without_regroup(self):
+        (text,) = blocks("python")
+        with open(self.fx.path("work", "script.py"), "w", encoding="utf-8") as f:
+            f.write(text)
+        self.fx.env.update(PYTHONPATH=os.path.join(_ROOT, "worker", "python"), PYTHONDONTWRITEBYTECODE="1", PYTHONWARNINGS="ignore")
+        for launcher in ([sys.executable], [e2e.binary("regroup"), "run"]):
+            run = self.fx.start(*launcher, "script.py", env={"PYTHON_EXEC": sys.executable})
+            self.assertEqual(run.wait(), 0, run)
+            with open(self.fx.path("work", "step.json"), encoding="utf-8") as f:
+                self.assertEqual(f.read(), "100")
+            os.unlink(self.fx.path("work", "step.json"))
+        job = json.loads(self.fx.run("ps", "-a", "--json").stdout)["jobs"][0]
+        self.assertEqual((job["step"], job["committed_step"]), (100, 100))
 
     def test_job_file_is_accepted(self):
         (text,) = blocks("yaml")
