@@ -84,7 +84,8 @@ bool Engine::AdvanceEnding(Job& job, Generation generation, GenerationSoft& soft
 bool Engine::HasProgressed(const Job& job, const GenerationSoft& soft) const {
   if (soft.last_step && *soft.last_step > job.state.best_step) return true;
   if (job.commit && soft.running_at && job.commit->generation == job.state.last_formed) return true;
-  return !soft.spoke && soft.running_at && now_ - *soft.running_at >= config_.silent_progress;
+  // A script may ask for notices and tell of no step: of its progress that says nothing.
+  return !soft.first_step && soft.running_at && now_ - *soft.running_at >= config_.silent_progress;
 }
 
 void Engine::EndGeneration(Job& job, Generation generation, GenerationSoft& soft) {

@@ -148,10 +148,15 @@ TEST_F(Jobs, crash_loop_fails_with_an_explanation) {
 }
 
 // §3 Progress: a higher step, or 60 s alive for a worker that does not speak, begins the counting
-// anew.
-TEST_F(Jobs, progress_makes_the_next_restart_immediate) {
+// anew. One that speaks and has told of no step yet only wants to hear of notices.
+class SilentJobs : public Jobs, public ::testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(Speaks, SilentJobs, ::testing::Bool());
+TEST_P(SilentJobs, progress_makes_the_next_restart_immediate) {
   Start();
-  AddDaemons({"a"});
+  sim::Behaviour behaviour;
+  behaviour.speaks = GetParam();
+  behaviour.step = 10min;
+  AddDaemons({"a"}, behaviour);
   const JobId job = Running(SpecOf("job", 1, 1, 100));
   for (std::uint64_t i = 0; i < 8; ++i) {
     world().RunFor(61s);
