@@ -1,4 +1,5 @@
 """What people and the world get wrong: each with a clear message, a documented exit code, and nothing lost."""
+import contextlib
 import ctypes
 import glob
 import os
@@ -299,10 +300,21 @@ class Ports(BadInput):
 
     def test_taken_by_something_else(self):
         def greet(client):
-            with client:
+            with client, contextlib.suppress(OSError):
                 client.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
                 client.recv(100)
         self.is_told(self.serve(greet), "something that is not Regroup listens on")
+
+    def test_taken_by_something_silent(self):
+        held = []
+        self.port = self.serve(held.append)
+        agent = self.start_agent("a")
+        self.refused(self.fx.regroup("run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "true"), 125,
+                     f"127.0.0.1:{self.port}", "something that is not Regroup listens on", "--rdzv-endpoint")
+        agent.expect("no coordinator.*something that is not Regroup listens on", timeout=20)
+        self.stop(agent)
+        for client in held:
+            client.close()
 
     def test_taken_by_a_torchrun(self):
         store = self.fx.start(e2e.torch_python(), "-c", "import sys, torch.distributed as d\n"
