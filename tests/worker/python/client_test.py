@@ -129,6 +129,16 @@ class Reports(WorkerTest):
         regroup.progress(step=10)
         self.assertFalse(regroup.flush(0.2))
 
+    def test_the_thread_takes_none_of_the_programs_signals(self):
+        self.become_worker()
+        regroup.progress(step=1)
+        self.agent.await_step(1)
+        with open(f"/proc/self/task/{_worker._client._thread.native_id}/status") as f:
+            blocked = int(next(line for line in f if line.startswith("SigBlk")).split()[1], 16)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGALRM):
+            self.assertTrue(blocked >> (number - 1) & 1, number)
+        self.assertFalse(blocked >> (signal.SIGSEGV - 1) & 1)
+
     def test_many_threads(self):
         self.become_worker()
         threads = [threading.Thread(target=lambda n=n: [regroup.progress(step=n * 1000 + i) for i in range(500)]) for n in range(8)]

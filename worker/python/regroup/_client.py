@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import select
+import signal
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 2.0
 REPORT_EVERY_S = 0.1
 MAX_QUESTIONS = 16
 _IDLE_S = 60.0
+_CRASHES = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
 _PATH_BYTES = 107  # Of a Unix socket's address.
 
 logger = logging.getLogger("regroup")
@@ -160,6 +162,8 @@ class Client:
 
     def _run(self) -> None:
         try:
+            # The program's signals are its own: one that it blocks, to wait for it, must not be delivered here.
+            signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()) - _CRASHES)
             while not self._stopped:
                 now = time.monotonic()
                 if self._socket is None and now >= self._next_dial:

@@ -161,9 +161,9 @@ def leave() -> None:
     if c is None or not _seen:
         return
     begun = time.monotonic()
+    end_on_sigterm()
     _tell_saved(c)
     c.flush(_LAST_WORDS_S)
-    end_on_sigterm()
     while time.monotonic() < (c.notice.deadline if c.notice else begun) + _AWAIT_STOP_S:
         time.sleep(0.5)
     logger.warning("left for a notice, but nobody stopped this worker")
