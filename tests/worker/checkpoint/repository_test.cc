@@ -209,6 +209,42 @@ TEST_F(RepositoryTest, OneRanksBadReadMakesAllRanksFallBack) {
   for (std::thread& t : threads) t.join();
 }
 
+// What only one rank finds is told to all, and ends the restore of all in the same way.
+TEST_F(RepositoryTest, OneRanksRefusalIsThatOfAllRanks) {
+  CommitStep(repository_, state_, 10, 1);
+  const Repository unlistable = *Repository::OpenForTraining(directory_ / "gone");
+  std::filesystem::remove_all(directory_ / "gone");
+  const std::vector<TensorInfo> other = {{"wte.weight", {37, 12}}};
+  const struct {
+    const char* what;
+    const Repository& of_rank_0;
+    const std::vector<TensorInfo>& model_of_rank_2;
+    absl::StatusCode code;
+    const char* says;
+  } kRows[] = {
+      {"rank 0 can not list the commits", unlistable, state_.infos(), absl::StatusCode::kDataLoss,
+       "gone/commits"},
+      {"rank 2 has another model", repository_, other, absl::StatusCode::kFailedPrecondition,
+       "another model"},
+  };
+  for (const auto& row : kRows) {
+    auto ranks = MakeInProcessCommunicators(3);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 3; ++r) {
+      threads.emplace_back([&, r] {
+        TestState mine(r == 2 ? row.model_of_rank_2 : state_.infos());
+        const auto restored =
+            RestoreNewest(*ranks[r], r == 0 ? row.of_rank_0 : repository_, mine.tensors());
+        EXPECT_EQ(restored.status().code(), row.code) << row.what << ": " << restored.status();
+        EXPECT_NE(std::string(restored.status().message()).find(row.says), std::string::npos)
+            << row.what << ": " << restored.status();
+        EXPECT_TRUE(ranks[r]->Barrier().ok()) << row.what;  // In step still.
+      });
+    }
+    for (std::thread& t : threads) t.join();
+  }
+}
+
 TEST_F(RepositoryTest, ASecondCommitOfAStepIsRefusedAndTheFirstStays) {
   const Manifest first = CommitStep(repository_, state_, 10);
   Manifest second = first;

@@ -9,11 +9,16 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <memory>
+#include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "common/base/rng.h"
 #include "worker/comm/in_process_communicator.h"
+#include "worker/comm/segment.h"
+#include "worker/comm/shared_memory_communicator.h"
 
 namespace regroup::worker {
 namespace {
@@ -236,6 +241,53 @@ TEST(CommunicatorFailureTest, ARankThatLeftIsGone) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_NE(std::string(status.message()).find("rank 1 is gone"), std::string::npos) << status;
   });
+}
+
+// Memory that one rank can not make or map.
+class PoorPeers final : public Peers {
+ public:
+  PoorPeers(std::vector<std::byte>& memory, bool poor) : memory_(memory), poor_(poor) {}
+  bool Gone(int) override { return false; }
+  std::string NameOf(int rank) const override { return "rank " + std::to_string(rank); }
+  absl::StatusOr<Arena> MakeArena(std::size_t bytes) override {
+    if (poor_) return absl::ResourceExhaustedError("no memory here");
+    memory_.resize(bytes);
+    return Arena{memory_.data(), {0, 0, bytes}};
+  }
+  absl::StatusOr<Arena> OpenArena(const ArenaTicket& ticket) override {
+    if (poor_) return absl::ResourceExhaustedError("no memory here");
+    return Arena{memory_.data(), ticket};
+  }
+  void ArenaShared(const ArenaTicket&) override {}
+
+ private:
+  std::vector<std::byte>& memory_;
+  const bool poor_;
+};
+
+TEST(CommunicatorFailureTest, AnArenaThatOneRankCanNotHaveIsRefusedToAllAndTheyGoOn) {
+  constexpr int kWorld = 3;
+  for (int poor = 0; poor < kWorld; ++poor) {
+    std::vector<std::byte> arena;
+    std::vector<std::byte> memory(SegmentBytes(kWorld) + 4096);
+    void* at = memory.data();
+    std::size_t room = memory.size();
+    auto* segment = new (std::align(4096, SegmentBytes(kWorld), at, room)) Segment;
+    std::vector<std::thread> threads;
+    for (int r = 0; r < kWorld; ++r) {
+      threads.emplace_back([&, r] {
+        SharedMemoryCommunicator c(r, kWorld, segment, SharedMemoryOptions{},
+                                   std::make_unique<PoorPeers>(arena, r == poor));
+        const auto refused = c.AllocateArena(1000);
+        EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+        EXPECT_EQ(std::string(refused.status().message()).find("no memory here"),
+                  r == poor ? 0 : std::string::npos)
+            << refused.status();
+        EXPECT_TRUE(c.Barrier().ok());  // In step still.
+      });
+    }
+    for (std::thread& t : threads) t.join();
+  }
 }
 
 }  // namespace
