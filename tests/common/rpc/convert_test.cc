@@ -413,5 +413,24 @@ TEST(Convert, RefusalsKeepTheirThreeParts) {
   EXPECT_FALSE(StatusFrom(odd).ok());
 }
 
+TEST(GrpcStatus, OfAFailedConnectionOnlyTheEndIsKept) {
+  const std::pair<const char*, const char*> rows[] = {
+      {"failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.4:29400: Failed to "
+       "connect to remote host: Connection refused",
+       "Connection refused"},
+      {"failed to connect to all addresses; last error: UNAVAILABLE: ipv6:%5B::1%5D:29400: Failed "
+       "parsing HTTP/2",
+       "Failed parsing HTTP/2"},
+      {"failed to connect to all addresses; last error: UNKNOWN: unix:/proc/self/fd/7/socket: "
+       "Connection refused",
+       "Connection refused"},
+      {"Socket closed", "Socket closed"},
+      {"last error: nothing like the others", "last error: nothing like the others"},
+  };
+  for (const auto& [said, kept] : rows) {
+    EXPECT_EQ(FromGrpcStatus(grpc::Status(grpc::StatusCode::UNAVAILABLE, said)).message(), kept);
+  }
+}
+
 }  // namespace
 }  // namespace regroup
