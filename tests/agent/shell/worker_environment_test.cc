@@ -103,6 +103,7 @@ TEST(WorkerEnvironment, TorchrunsVariablesInItsFormats) {
                                 {"REGROUP_JOB", "train-4"},
                                 {"REGROUP_GENERATION", "2"},
                                 {"REGROUP_SOCKET", "/run/sock"},
+                                {"REGROUP_LOCAL_RANK", "1"},
                                 {"REGROUP_RESUME_STEP", "96"}};
   EXPECT_EQ(all, expected);
 }

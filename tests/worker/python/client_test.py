@@ -69,6 +69,12 @@ class Reports(WorkerTest):
                                              "takes_notice": False}})
         self.assertEqual(said[1], {"progress": {"step": 7, "samples": 56, "loss": 2.5, "restored_step": 0}})
 
+    def test_a_program_may_have_another_idea_of_its_local_rank(self):
+        self.become_worker(LOCAL_RANK="0", REGROUP_LOCAL_RANK="3")
+        regroup.progress(step=1)
+        self.assertEqual(self.agent.await_step(1)[0]["hello"]["local_rank"], 3)
+        self.assertEqual(regroup.context().local_rank, 0)
+
     def test_what_was_said_stays_until_it_is_said_anew(self):
         self.become_worker()
         regroup.progress(step=1, loss=3.0, restored_step=0)

@@ -152,7 +152,7 @@ class WorkerTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         before = dict(os.environ)
         self.addCleanup(lambda: (os.environ.clear(), os.environ.update(before)))
-        for name in [*VARIABLES, "REGROUP_SOCKET", "TORCHELASTIC_ERROR_FILE"]:
+        for name in [*VARIABLES, "REGROUP_SOCKET", "REGROUP_LOCAL_RANK", "TORCHELASTIC_ERROR_FILE"]:
             os.environ.pop(name, None)
         self.agent = None
 

@@ -39,6 +39,11 @@ def context() -> Context:
     )
 
 
+def local_rank_for_agent() -> int:
+    """Who this process is to its agent, whatever a program makes of LOCAL_RANK."""
+    return _number("REGROUP_LOCAL_RANK", _number("LOCAL_RANK", 0))
+
+
 def _number(name: str, default: int) -> int:
     try:
         return int(os.environ.get(name, ""))
