@@ -26,6 +26,7 @@
 #include "common/config/launch_config.h"
 #include "common/config/state_dir.h"
 #include "common/io/proc.h"
+#include "common/io/spawn.h"
 #include "common/io/unix_socket.h"
 #include "common/rpc/places.h"
 
@@ -108,7 +109,7 @@ absl::StatusOr<AgentOptions> CommonOptions(const Node& node) {
   options.core.version.minor = kProtocolMinor;
   options.core.version.build = BuildId();
   options.groups.node_base = node.base;
-  options.groups.shim_program = absl::StrCat(ProgramFolder(), "/regroup-shim");
+  options.groups.shim_program = absl::StrCat(io::ProgramFolder(), "/regroup-shim");
   options.groups.worker_socket = absl::StrCat(node.base, "/", kWorkerSocket);
   options.groups.node = node.folder.node();
   options.groups.boot = node.boot;
@@ -181,7 +182,7 @@ int RunLaunched(int config_fd) {
   Agent* agent = nullptr;
   absl::Status early;
   LaunchDialler dialler(
-      loop, *launch, absl::StrCat(ProgramFolder(), "/regroup"),
+      loop, *launch, absl::StrCat(io::ProgramFolder(), "/regroup"),
       [&](absl::Status why) {
         if (agent != nullptr) {
           agent->Fatal(why);

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -21,6 +20,7 @@
 #include "common/config/values.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
+#include "common/io/spawn.h"
 #include "common/io/unix_socket.h"
 #include "common/rpc/describe_listener.h"
 #include "common/rpc/places.h"
@@ -90,45 +90,7 @@ std::string StderrFrom(const std::string& path, off_t from) {
   return text;
 }
 
-// In a session of its own, with default dispositions and an empty mask: it outlives this command
-// and its terminal.
-absl::StatusOr<pid_t> SpawnDetached(const std::string& program,
-                                    const std::vector<std::string>& arguments, int out) {
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawnattr_init(&attributes);
-  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_adddup2(&actions, out, 1);
-  ::posix_spawn_file_actions_adddup2(&actions, out, 2);
-  ::posix_spawn_file_actions_addclosefrom_np(&actions, 3);
-  sigset_t all, none;
-  ::sigfillset(&all);
-  ::sigemptyset(&none);
-  ::posix_spawnattr_setsigdefault(&attributes, &all);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setflags(&attributes,
-                             POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
-  std::vector<char*> argv = {const_cast<char*>(program.c_str())};
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  pid_t pid = 0;
-  const int error =
-      ::posix_spawn(&pid, program.c_str(), &actions, &attributes, argv.data(), environ);
-  ::posix_spawnattr_destroy(&attributes);
-  ::posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) return io::ErrnoStatus(error, absl::StrCat("start ", program));
-  return pid;
-}
-
 }  // namespace
-
-std::string ProgramFolder() {
-  std::string path(4096, '\0');
-  const ssize_t size = ::readlink("/proc/self/exe", path.data(), path.size());
-  path.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
-  return path.substr(0, path.find_last_of('/'));
-}
 
 // ---- a service's --------------------------------------------------------------------------------
 
@@ -319,8 +281,8 @@ absl::Status LaunchDialler::SpawnCoordinator() {
   } else if (launch_.endpoint) {
     coordinator.listen.push_back(io::FormatAddress(endpoint_));
   }
-  ASSIGN_OR_RETURN(coordinator_,
-                   SpawnDetached(regroup_program_, CoordinatorArguments(coordinator), out.get()));
+  ASSIGN_OR_RETURN(coordinator_, io::SpawnDetached(regroup_program_,
+                                                   CoordinatorArguments(coordinator), out.get()));
   ASSIGN_OR_RETURN(io::UniqueFd pidfd, io::OpenPidfd(coordinator_));
   coordinator_watch_.emplace(loop_, pidfd.release());
   coordinator_watch_->async_wait(asio::posix::stream_descriptor::wait_read,

@@ -111,7 +111,4 @@ class LaunchDialler : public Dialler {
   boost::asio::steady_timer timer_;
 };
 
-// This program's own folder, where the other programs of Regroup are.
-std::string ProgramFolder();
-
 }  // namespace regroup::agent

@@ -1,6 +1,7 @@
 // regroup-shim: supervisor of one worker group, or (--store) the store of one generation. Started
 // by an agent only, through SpawnShim; everything it needs lies in its run directory and in
-// inherited descriptors.
+// inherited descriptors. Or (--c10d) the store where real torchrun agents meet; started by a
+// coordinator only.
 
 #include <malloc.h>
 #include <signal.h>
@@ -12,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "agent/shim/c10d_host.h"
 #include "agent/shim/run_directory.h"
 #include "agent/shim/spawn_fds.h"
 #include "agent/shim/store_host.h"
@@ -62,7 +64,22 @@ absl::Status Serve(const Arguments& arguments, bool& finished) {
   return absl::OkStatus();
 }
 
+absl::Status ServeC10d() {
+  io::UniqueFd listener(kC10dListenerFd);
+  ::syscall(SYS_close_range, 4u, ~0u, 0u);
+  ASSIGN_OR_RETURN(std::unique_ptr<C10dHost> host, C10dHost::Create(std::move(listener)));
+  host->Run();
+  return absl::OkStatus();
+}
+
 int Main(int argc, char** argv) {
+  if (argc > 1 && argv[1] == kC10dMode && ::fcntl(kC10dListenerFd, F_GETFD) >= 0) {
+    BlockSignals();
+    if (::chdir("/") < 0) return 1;
+    const absl::Status served = ServeC10d();
+    if (!served.ok()) std::fprintf(stderr, "%s\n", served.ToString().c_str());
+    return served.ok() ? 0 : 1;
+  }
   Arguments arguments;
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];

@@ -39,6 +39,7 @@ enum Opcode : std::uint8_t {
 constexpr std::string_view kMagic("\xce\xf7\x85\x3c", 4);
 constexpr char kReady = 0, kNotReady = 1, kStopWaiting = 0, kWaitCanceled = 1;
 constexpr std::size_t kEntryBytes = 96;  // What a key costs beside its own bytes.
+constexpr std::size_t kOwnersPerConnection = 64;
 
 void PutNumber(std::string& out, std::int64_t value) {
   out.append(reinterpret_cast<const char*>(&value), 8);
@@ -102,7 +103,37 @@ void Engine::Close(ConnectionId id) {
   if (found == connections_.end()) return;
   ForgetWait(id, found->second);
   held_bytes_ -= found->second.charged_bytes;
+  LeaveOwners(found->second);
   connections_.erase(found);
+}
+
+void Engine::NoteOwners(Connection& connection) {
+  if (owner_of_ == nullptr) return;
+  const Request& request = connection.request;
+  const Fields* fields = FieldsOf(request.opcode);
+  if (fields->count == 0 || request.strings.empty()) return;
+  const bool pairs = fields->at[0] == Field::kPairs, many = fields->at[0] == Field::kKeys;
+  const std::size_t end = pairs || many ? request.strings.size() : 1;
+  for (std::size_t i = 0; i < end; i += pairs ? 2 : 1) {
+    std::string owner = owner_of_(request.strings[i]);
+    if (owner.empty() || connection.owners.size() >= kOwnersPerConnection) continue;
+    const auto [at, first] = connection.owners.insert(std::move(owner));
+    if (first) ++owners_[*at];
+  }
+}
+
+void Engine::LeaveOwners(const Connection& connection) {
+  for (const std::string& owner : connection.owners) {
+    const auto found = owners_.find(owner);
+    if (--found->second > 0) continue;
+    owners_.erase(found);
+    std::vector<std::string> keys;
+    for (const auto& entry : values_)
+      if (owner_of_(entry.first) == owner) keys.push_back(entry.first);
+    for (const auto& entry : queues_)
+      if (owner_of_(entry.first) == owner) keys.push_back(entry.first);
+    for (const std::string& key : keys) Delete(key);
+  }
 }
 
 absl::Status Engine::OnBytes(ConnectionId id, std::string_view bytes, std::vector<Reply>& replies) {
@@ -122,6 +153,7 @@ absl::Status Engine::ObeyAll(ConnectionId id, Connection& connection, std::vecto
     bool whole = false;
     RETURN_IF_ERROR(Parse(connection, at, whole));
     if (!whole) break;
+    NoteOwners(connection);
     RETURN_IF_ERROR(Obey(id, connection, replies));
     connection.request = Request{};
   }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -35,9 +36,15 @@ struct Reply {
   std::string bytes;
 };
 
+// Whose a key is; empty: nobody's. When the last connection that has named a key of some owner
+// closes, every key of that owner goes: who comes later under the same name begins anew.
+using OwnerOf = std::string (*)(std::string_view key);
+
 class Engine {
  public:
-  explicit Engine(Limits limits = {}) : limits_(limits) {}
+  // Without `owner_of` keys stay.
+  explicit Engine(Limits limits = {}, OwnerOf owner_of = nullptr)
+      : limits_(limits), owner_of_(owner_of) {}
 
   // REQUIRES: `connection` was never opened before.
   void Open(ConnectionId connection);
@@ -75,6 +82,7 @@ class Engine {
     bool pending = false;             // A WAIT or BARRIER has not been answered.
     std::size_t wait_bytes = 0;       // Of its keys.
     std::size_t charged_bytes = 0;    // Part of held_bytes_.
+    std::set<std::string> owners;     // Of the keys that it has named.
   };
 
   struct Fields {
@@ -104,8 +112,11 @@ class Engine {
   absl::Status Reserve(std::size_t bytes);
   void Wake(const std::string& key, std::size_t at_most, std::vector<Reply>& replies);
   void ForgetWait(ConnectionId id, Connection& connection);
+  void NoteOwners(Connection& connection);
+  void LeaveOwners(const Connection& connection);
 
   const Limits limits_;
+  const OwnerOf owner_of_;
   std::unordered_map<ConnectionId, Connection> connections_;
   std::unordered_map<std::string, std::string> values_;
   std::unordered_map<std::string, std::deque<std::string>> queues_;  // None is empty.
@@ -113,7 +124,8 @@ class Engine {
       waiters_;  // By missing key, in order of arrival.
   std::unordered_map<std::string, std::vector<ConnectionId>> barriers_;
   std::size_t total_bytes_ = 0;
-  std::size_t held_bytes_ = 0;  // Sum of charged_bytes.
+  std::size_t held_bytes_ = 0;         // Sum of charged_bytes.
+  std::map<std::string, int> owners_;  // How many connections have named a key of each.
 };
 
 }  // namespace regroup::store

@@ -28,6 +28,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(io::UniqueFd listener,
                                                        ServerOptions options) {
   CHECK(options.log);
   std::unique_ptr<Server> server(new Server(std::move(listener), std::move(options)));
+  server->epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  if (!server->epoll_) return io::ErrnoStatus(errno, "set up store");
+  if (!server->listener_) return server;
   RETURN_IF_ERROR(io::SetNonBlocking(server->listener_.get(), true));
   ASSIGN_OR_RETURN(Address own, io::LocalAddressOf(server->listener_.get()));
   server->allowed_.insert(
@@ -36,12 +39,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(io::UniqueFd listener,
     ASSIGN_OR_RETURN(std::string ip, io::CanonicalIp(member));
     server->allowed_.insert(ip);
   }
-  server->epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = kListenerId;
-  if (!server->epoll_ ||
-      ::epoll_ctl(server->epoll_.get(), EPOLL_CTL_ADD, server->listener_.get(), &event) < 0) {
+  if (::epoll_ctl(server->epoll_.get(), EPOLL_CTL_ADD, server->listener_.get(), &event) < 0) {
     return io::ErrnoStatus(errno, "set up store");
   }
   return server;
@@ -87,25 +88,34 @@ void Server::AcceptSome() {
                        ": not a member of this generation"));
       continue;
     }
-    if (connections_.size() >= options_.max_connections) {
-      Log(absl::StrCat("store: refused ", io::FormatAddress(*address), ": ", connections_.size(),
-                       " connections are open"));
-      continue;
-    }
-    const int on = 1;
-    ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    const ConnectionId id = next_id_++;
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.u64 = id;
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd.get(), &event) < 0) continue;
-    Connection connection;
-    connection.fd = std::move(fd);
-    connection.peer = io::FormatAddress(*address);
-    connection.watched = EPOLLIN;
-    connections_.emplace(id, std::move(connection));
-    engine_.Open(id);
+    Take(std::move(fd), *address);
   }
+}
+
+void Server::Adopt(io::UniqueFd connection) {
+  const absl::StatusOr<Address> peer = io::PeerAddressOf(connection.get());
+  if (!peer.ok() || !io::SetNonBlocking(connection.get(), true).ok()) return;
+  Take(std::move(connection), *peer);
+}
+
+void Server::Take(io::UniqueFd fd, const Address& peer) {
+  if (connections_.size() >= options_.max_connections) {
+    return Log(absl::StrCat("store: refused ", io::FormatAddress(peer), ": ", connections_.size(),
+                            " connections are open"));
+  }
+  const int on = 1;
+  ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  const ConnectionId id = next_id_++;
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = id;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd.get(), &event) < 0) return;
+  Connection connection;
+  connection.fd = std::move(fd);
+  connection.peer = io::FormatAddress(peer);
+  connection.watched = EPOLLIN;
+  connections_.emplace(id, std::move(connection));
+  engine_.Open(id);
 }
 
 void Server::Read(ConnectionId id, Connection& connection) {

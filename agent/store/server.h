@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "agent/store/engine.h"
+#include "common/base/control.h"
 #include "common/io/fd.h"
 
 namespace regroup::store {
@@ -17,6 +18,7 @@ namespace regroup::store {
 struct ServerOptions {
   std::vector<std::string>
       members;  // IPs that may connect; beside them only this host by the listener's own address.
+  OwnerOf owner_of = nullptr;
   std::size_t max_connections = 16384;
   std::size_t max_unsent_bytes = 128u << 20;  // Of one connection.
   Limits limits;
@@ -24,12 +26,16 @@ struct ServerOptions {
       log;  // One line per refused or broken connection, bounded; required.
 };
 
-// Serves one keyspace at one listening socket. One thread, non-blocking: wait until epoll_fd() is
-// readable (it can be nested in another epoll), then call HandleReady.
+// Serves one keyspace, at one listening socket or to connections that others accepted. One thread,
+// non-blocking: wait until epoll_fd() is readable (it can be nested in another epoll), then call
+// HandleReady.
 class Server {
  public:
+  // `listener` may be empty: then connections come by Adopt alone.
   static absl::StatusOr<std::unique_ptr<Server>> Create(io::UniqueFd listener,
                                                         ServerOptions options);
+  // A connection from anywhere, of which nothing has been read.
+  void Adopt(io::UniqueFd connection);
   int epoll_fd() const { return epoll_.get(); }
   void HandleReady();
   std::size_t connection_count() const { return connections_.size(); }
@@ -46,8 +52,11 @@ class Server {
     bool broken = false;
   };
   Server(io::UniqueFd listener, ServerOptions options)
-      : options_(std::move(options)), engine_(options_.limits), listener_(std::move(listener)) {}
+      : options_(std::move(options)),
+        engine_(options_.limits, options_.owner_of),
+        listener_(std::move(listener)) {}
   void AcceptSome();
+  void Take(io::UniqueFd fd, const Address& peer);
   void Read(ConnectionId id, Connection& connection);
   void Deliver(std::vector<Reply> replies);
   void Flush(Connection& connection, ConnectionId id);

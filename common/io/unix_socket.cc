@@ -107,4 +107,51 @@ absl::StatusOr<PeerCredentials> PeerCredentialsOf(int socket_fd) {
   return PeerCredentials{credentials.pid, credentials.uid, credentials.gid};
 }
 
+absl::Status SendFd(int socket_fd, int fd) {
+  char byte = 0;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(socket_fd, &message, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  return sent == 1 ? absl::OkStatus() : ErrnoStatus(errno, "sendmsg(SCM_RIGHTS)");
+}
+
+absl::StatusOr<UniqueFd> ReceiveFd(int socket_fd) {
+  char byte = 0;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  ssize_t got = 0;
+  do {
+    got = ::recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+    return absl::UnavailableError("nothing has arrived");
+  if (got < 0) return absl::InternalError(absl::StrCat("recvmsg: ", std::strerror(errno)));
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (header == nullptr || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS ||
+      header->cmsg_len != CMSG_LEN(sizeof(int))) {
+    return absl::InvalidArgumentError("no descriptor was sent");
+  }
+  int fd = -1;
+  std::memcpy(&fd, CMSG_DATA(header), sizeof(int));
+  return UniqueFd(fd);
+}
+
 }  // namespace regroup::io

@@ -34,4 +34,9 @@ struct PeerCredentials {
 // Of the process that called connect() or, for a client, listen().
 absl::StatusOr<PeerCredentials> PeerCredentialsOf(int socket_fd);
 
+// One descriptor, with one byte, over a connected Unix socket. ReceiveFd: UNAVAILABLE when nothing
+// has arrived, anything else when the other side sent no descriptor or is gone. Close-on-exec.
+absl::Status SendFd(int socket_fd, int fd);
+absl::StatusOr<UniqueFd> ReceiveFd(int socket_fd);
+
 }  // namespace regroup::io

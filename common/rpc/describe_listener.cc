@@ -117,7 +117,9 @@ ListenerDescription DescribeListener(const Address& address, Duration limit) {
   if (dialled.error != 0) {
     return {ListenerKind::kSilent, where + " can't be reached: " + std::strerror(dialled.error)};
   }
-  // Who greets first says who it is; a store waits for its client.
+  // A client's part of HTTP/2's beginning: a server answers with its own, a store closes.
+  constexpr std::string_view kPreface("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 33);
+  (void)!send(dialled.fd.get(), kPreface.data(), kPreface.size(), MSG_NOSIGNAL);
   const std::optional<std::string> greeting =
       ReadSome(dialled.fd.get(), 9, std::min(deadline, Clock::now() + limit / 5));
   dialled.fd.reset();
@@ -126,7 +128,7 @@ ListenerDescription DescribeListener(const Address& address, Duration limit) {
       return {ListenerKind::kRegroup, "a Regroup coordinator listens on " + where};
     return {ListenerKind::kGrpc, "another gRPC service listens on " + where};
   }
-  if (greeting && greeting->empty() && IsTorchStore(address, deadline)) {
+  if (IsTorchStore(address, deadline)) {
     return {ListenerKind::kTorchStore, "a torchrun seems to listen on " + where};
   }
   return {ListenerKind::kSomething, "something that is not Regroup listens on " + where};

@@ -31,6 +31,7 @@
 #include "common/rpc/resolve.h"
 #include "common/rpc/server.h"
 #include "launcher/coordinator/core/core.h"
+#include "launcher/coordinator/shell/c10d_door.h"
 #include "launcher/coordinator/shell/calls.h"
 #include "launcher/coordinator/shell/core_loop.h"
 #include "launcher/coordinator/shell/folder.h"
@@ -178,6 +179,7 @@ class DaemonImpl final : public Daemon, public Outlet {
         folder_(std::move(folder)),
         log_(std::move(log)),
         listener_(io_, *log_),
+        c10d_(folder_.path(), *log_),
         journal_(MakeSqliteJournal(folder_.JournalPath())),
         loop_(io_, *journal_, *log_, *this),
         sessions_(loop_, *log_, [this] { return FreeBytes(); }),
@@ -285,7 +287,7 @@ class DaemonImpl final : public Daemon, public Outlet {
       fields.push_back({"listen", io::FormatAddress(address)});
     loop_.Start(std::move(core));
     if (stopping_) return;
-    listener_.Start(*acceptor_);
+    listener_.Start(*acceptor_, [this](io::UniqueFd client) { c10d_.Admit(std::move(client)); });
     log_->Info("the coordinator serves", fields);
   }
 
@@ -413,6 +415,7 @@ class DaemonImpl final : public Daemon, public Outlet {
   const std::unique_ptr<obs::Logger> log_;
   boost::asio::io_context io_{1};
   Listener listener_;
+  C10dDoor c10d_;
   std::vector<Address> addresses_;
   const std::unique_ptr<Journal> journal_;
   CoreLoop loop_;
@@ -465,6 +468,7 @@ namespace regroup {
 
 int RunCoordinator(const CoordinatorConfig& config) {
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGCHLD, SIG_IGN);  // The process of torchrun's connections is nobody's to wait for.
   coordinator::RaiseDescriptorLimit();
   absl::StatusOr<std::unique_ptr<coordinator::Daemon>> daemon = coordinator::Daemon::Open(config);
   if (!daemon.ok()) {

@@ -18,6 +18,9 @@ namespace {
 
 constexpr int kAcceptsPerTurn = 64;
 constexpr auto kPause = std::chrono::milliseconds(100);
+constexpr auto kSilence = std::chrono::seconds(10);
+constexpr std::size_t kUnheard = 4096;     // Beyond it gRPC may wait for their first byte.
+constexpr unsigned char kLastOpcode = 18;  // Of a TCPStore (facts: torchelastic.md §4.3).
 
 }  // namespace
 
@@ -35,14 +38,17 @@ absl::Status Listener::ListenUnix(const std::string& directory, const std::strin
   return absl::OkStatus();
 }
 
-void Listener::Start(grpc::experimental::ExternalConnectionAcceptor& acceptor) {
+void Listener::Start(grpc::experimental::ExternalConnectionAcceptor& acceptor,
+                     std::function<void(io::UniqueFd)> take_store_client) {
   acceptor_ = &acceptor;
+  take_store_client_ = std::move(take_store_client);
   for (const auto& socket : sockets_) Await(*socket);
 }
 
 void Listener::Stop() {
   pause_timer_.cancel();
   sockets_.clear();
+  unheard_.clear();
   acceptor_ = nullptr;
 }
 
@@ -70,16 +76,62 @@ void Listener::AcceptSome(Socket& socket) {
       return;
     }
     if (!MayEnter(socket, fd.get())) continue;
-    if (!socket.is_unix) {
-      const int on = 1;
-      setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    const int listener_fd = socket.descriptor.native_handle();
+    if (socket.is_unix) {
+      HandOver(fd.release(), listener_fd);
+      continue;
     }
-    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
-    connection.listener_fd = socket.descriptor.native_handle();
-    connection.fd = fd.release();
-    acceptor_->HandleNewConnection(&connection);
+    const int on = 1;
+    setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    Listen(std::move(fd), listener_fd);
   }
   Await(socket);
+}
+
+void Listener::Listen(io::UniqueFd fd, int listener_fd) {
+  if (unheard_.size() >= kUnheard) return HandOver(fd.release(), listener_fd);
+  auto unheard = std::make_shared<Unheard>(io_, fd.release(), listener_fd);
+  unheard->at = unheard_.insert(unheard_.end(), unheard);
+  unheard->limit.expires_after(kSilence);
+  unheard->limit.async_wait(
+      [this, weak = std::weak_ptr(unheard)](const boost::system::error_code& error) {
+        const std::shared_ptr<Unheard> late = weak.lock();
+        if (!error && late && late->descriptor.is_open()) Forget(*late);
+      });
+  unheard->descriptor.async_wait(
+      boost::asio::posix::stream_descriptor::wait_read,
+      [this, weak = std::weak_ptr(unheard)](const boost::system::error_code& error) {
+        const std::shared_ptr<Unheard> spoke = weak.lock();
+        if (!error && spoke && spoke->descriptor.is_open()) Hear(spoke);
+      });
+}
+
+void Listener::Hear(const std::shared_ptr<Unheard>& unheard) {
+  unsigned char first = 0;
+  const ssize_t got = recv(unheard->descriptor.native_handle(), &first, 1, MSG_PEEK);
+  if (got == 1) {
+    io::UniqueFd fd(unheard->descriptor.release());
+    if (first <= kLastOpcode) {
+      take_store_client_(std::move(fd));
+    } else {
+      HandOver(fd.release(), unheard->listener_fd);
+    }
+  }
+  Forget(*unheard);
+}
+
+void Listener::Forget(Unheard& unheard) {
+  unheard.limit.cancel();
+  boost::system::error_code ignored;
+  unheard.descriptor.close(ignored);
+  unheard_.erase(unheard.at);
+}
+
+void Listener::HandOver(int fd, int listener_fd) {
+  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+  connection.listener_fd = listener_fd;
+  connection.fd = fd;
+  acceptor_->HandleNewConnection(&connection);
 }
 
 bool Listener::MayEnter(const Socket& socket, int fd) {

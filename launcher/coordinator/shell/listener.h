@@ -2,13 +2,17 @@
 
 // The coordinator's sockets. They listen before anything is served (a connection waits in the
 // backlog meanwhile); once started, connections are accepted on the loop and handed to gRPC. On the
-// Unix socket only this user and root are let in.
+// Unix socket only this user and root are let in. One TCP port serves two protocols: a client of
+// gRPC opens with the letters "PRI", one of PyTorch's TCPStore with an opcode, so the first byte
+// says whose a connection is. One that says nothing for 10 s is closed.
 
 #include <grpcpp/server_builder.h>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <functional>
+#include <list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,8 +32,10 @@ class Listener {
   absl::Status ListenTcp(Address& address);
   absl::Status ListenUnix(const std::string& directory, const std::string& name);
 
-  // Begins to accept. `acceptor` must outlive this.
-  void Start(grpc::experimental::ExternalConnectionAcceptor& acceptor);
+  // Begins to accept. `acceptor` must outlive this. `take_store_client`: is given what speaks the
+  // TCPStore protocol, unread.
+  void Start(grpc::experimental::ExternalConnectionAcceptor& acceptor,
+             std::function<void(io::UniqueFd)> take_store_client);
   void Stop();
 
  private:
@@ -39,14 +45,29 @@ class Listener {
     boost::asio::posix::stream_descriptor descriptor;
     bool is_unix;
   };
+  // Accepted, and nothing heard yet. Owned by unheard_; its handlers hold it, too.
+  struct Unheard {
+    Unheard(boost::asio::io_context& io, int fd, int listener_fd)
+        : descriptor(io, fd), limit(io), listener_fd(listener_fd) {}
+    boost::asio::posix::stream_descriptor descriptor;
+    boost::asio::steady_timer limit;
+    const int listener_fd;
+    std::list<std::shared_ptr<Unheard>>::iterator at;
+  };
   void Await(Socket& socket);
   void AcceptSome(Socket& socket);
+  void Listen(io::UniqueFd fd, int listener_fd);
+  void Hear(const std::shared_ptr<Unheard>& unheard);
+  void Forget(Unheard& unheard);
+  void HandOver(int fd, int listener_fd);
   bool MayEnter(const Socket& socket, int fd);
 
   boost::asio::io_context& io_;
   obs::Logger& log_;
   grpc::experimental::ExternalConnectionAcceptor* acceptor_ = nullptr;
+  std::function<void(io::UniqueFd)> take_store_client_;
   std::vector<std::unique_ptr<Socket>> sockets_;
+  std::list<std::shared_ptr<Unheard>> unheard_;
   boost::asio::steady_timer pause_timer_;
 };
 

@@ -46,6 +46,36 @@ TEST_F(EngineTest, Vectors) {
   EXPECT_EQ(Send(1, CompareSet("/k", "", "x")), String("x"));
 }
 
+// The first letter after the slash, for capital letters.
+std::string CapitalOf(std::string_view key) {
+  return key.size() > 1 && key[1] >= 'A' && key[1] <= 'Z' ? std::string(1, key[1]) : "";
+}
+
+TEST(Owners, KeysGoWithTheLastConnectionThatNamedOne) {
+  Engine engine({}, CapitalOf);
+  std::vector<Reply> replies;
+  const auto send = [&](ConnectionId id, const std::string& bytes) {
+    ASSERT_TRUE(engine.OnBytes(id, bytes, replies).ok());
+  };
+  for (const ConnectionId id : {1, 2, 3}) {
+    engine.Open(id);
+    send(id, Validate());
+  }
+  send(1, Set("/A1", "x") + Push("/Aqueue", "y") + Set("/free", "z"));
+  send(2, Get("/A1"));
+  send(3, Op(11) + Number(2) + String("/B") + String("/Avalue") + String("/C") + String("v"));
+  EXPECT_EQ(engine.key_count(), 4u);
+  engine.Close(3);
+  EXPECT_EQ(engine.key_count(), 2u) << "B and C are over";
+  engine.Close(1);
+  EXPECT_EQ(engine.key_count(), 2u) << "connection 2 has named a key of A";
+  engine.Close(2);
+  EXPECT_EQ(engine.key_count(), 1u) << "/free is nobody's";
+  engine.Open(4);
+  send(4, Validate() + Delete("/free"));
+  EXPECT_EQ(engine.total_bytes(), 0u) << "the queue went, too";
+}
+
 TEST_F(EngineTest, CompareSet) {
   EXPECT_EQ(Send(1, CompareSet("/k", "old", "new")), String("old"));  // Missing: nothing is stored.
   EXPECT_EQ(Send(1, Check({"/k"})), kNotReady);

@@ -1,6 +1,8 @@
 #include "common/io/unix_socket.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -31,6 +33,27 @@ TEST(UnixSockets, ReplaceADeadOneButNotALiveOne) {
   EXPECT_TRUE(absl::IsUnavailable(ConnectUnix(directory / "s").status()));
   EXPECT_TRUE(ListenUnix(directory / "s").ok());
   EXPECT_TRUE(absl::IsNotFound(ConnectUnix(directory / "other").status()));
+}
+
+TEST(UnixSockets, PassADescriptorOn) {
+  int pair[2] = {};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
+  UniqueFd a(pair[0]), b(pair[1]);
+  EXPECT_TRUE(absl::IsUnavailable(ReceiveFd(b.get()).status()));
+  UniqueFd sent(::eventfd(7, 0));
+  ASSERT_TRUE(SendFd(a.get(), sent.get()).ok());
+  absl::StatusOr<UniqueFd> got = ReceiveFd(b.get());
+  ASSERT_TRUE(got.ok()) << got.status();
+  sent.reset();
+  std::uint64_t value = 0;
+  EXPECT_EQ(::read(got->get(), &value, sizeof(value)), 8);
+  EXPECT_EQ(value, 7u);
+  EXPECT_NE(::fcntl(got->get(), F_GETFD) & FD_CLOEXEC, 0);
+  ASSERT_EQ(::send(a.get(), "x", 1, 0), 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(ReceiveFd(b.get()).status()));
+  a.reset();
+  EXPECT_FALSE(ReceiveFd(b.get()).ok());
+  EXPECT_FALSE(SendFd(b.get(), got->get()).ok());
 }
 
 }  // namespace

@@ -1,0 +1,99 @@
+"""Real torchrun agents meet at a coordinator's port, and do not notice when the coordinator is killed."""
+import os
+import signal
+import socket
+
+import regroup_e2e as e2e
+
+# Tells rank and pid by a file's name, and waits for the test.
+WORKER = """
+import os, sys, time
+open(os.path.join(sys.argv[1], f"{os.environ['RANK']}.{os.getpid()}"), "w").close()
+while not os.path.exists(sys.argv[1] + ".finish"):
+    time.sleep(0.05)
+"""
+
+
+class Torchrun(e2e.TestCase):
+    NODES = 3
+
+    def setUp(self):
+        super().setUp()
+        self.python, self.port = e2e.torch_python(), e2e.free_port()
+        self.coordinator = self.serve()
+        self.script = self.fx.path("work", "worker.py")
+        with open(self.script, "w") as f:
+            f.write(WORKER)
+
+    def serve(self):
+        coordinator = self.fx.service(e2e.binary("regroup"), "coordinator", "--listen", f"127.0.0.1:{self.port}",
+                                      "--state-dir", self.fx.path("state", "c"))
+        coordinator.expect("serves", 10)
+        return coordinator
+
+    def folder(self):
+        return self.fx.path("state", "c", f"coordinator-{self.port}")
+
+    def launch(self, marks, job="job", restarts=2):
+        os.mkdir(marks)
+        return [self.fx.start(self.python, "-m", "torch.distributed.run", "--nnodes", self.NODES, "--nproc-per-node", "1",
+                              "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", job,
+                              "--max-restarts", restarts, "--local-addr", "127.0.0.1", self.script, marks,
+                              env={"PYTHONUNBUFFERED": "1"}) for _ in range(self.NODES)]
+
+    def running(self, marks, but=()):
+        """rank -> pid, once every rank lives in a process that is none of `but`. Restarts are counted by each torchrun for
+        itself."""
+        def look():
+            marked = [name.split(".") for name in os.listdir(marks)]
+            ranks = {int(rank): int(pid) for rank, pid in marked if int(pid) not in but and e2e.alive(int(pid))}
+            return ranks if sorted(ranks) == list(range(self.NODES)) else None
+        return e2e.wait_for(look, 60, f"{self.NODES} ranks, none of {list(but)}", self.fx.describe, every=0.05)
+
+    def finish(self, marks, agents):
+        open(marks + ".finish", "w").close()
+        self.assertEqual([agent.wait(60) for agent in agents], [0] * self.NODES, self.fx.describe())
+
+    def test_coordinator_is_killed_then_a_worker(self):
+        marks = self.fx.path("work", "marks")
+        agents = self.launch(marks)
+        before = self.running(marks)
+        self.coordinator.kill()
+        self.serve()
+        self.assertEqual(self.running(marks), before, "workers were touched")
+        os.kill(before[1], signal.SIGKILL)
+        self.running(marks, but=before.values())
+        self.finish(marks, agents)
+        self.assertEqual(self.fx.run("nodes", "--coordinator", f"unix:{self.folder()}/coordinator.sock").code, 0)
+
+    def test_the_same_id_can_be_used_again(self):
+        for attempt in ("first", "second"):
+            marks = self.fx.path("work", attempt)
+            agents = self.launch(marks)
+            self.running(marks)
+            self.finish(marks, agents)
+
+    def test_both_protocols_at_once_and_garbage(self):
+        """gRPC goes on beside torchrun's store; what is neither is closed, and only that."""
+        marks = self.fx.path("work", "marks")
+        agents = self.launch(marks)
+        before = self.running(marks)
+        for garbage in (b"\x00\x00\x00\x00\x00\x00", b"\x04" + b"\xff" * 64, b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)):
+            with socket.create_connection(("127.0.0.1", self.port), 5) as s:
+                s.settimeout(15)
+                s.sendall(garbage)
+                try:
+                    while s.recv(4096):
+                        pass
+                except ConnectionResetError:
+                    pass
+        worker = self.fx.regroup("run", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--no-python", "true")
+        self.assertEqual(worker.wait(20), 0, worker)
+        self.assertEqual(self.running(marks), before)
+        with open(os.path.join(self.folder(), "c10d.log")) as f:
+            self.assertIn("PyTorch 2.0 or older", f.read())
+        self.finish(marks, agents)
+
+
+if __name__ == "__main__":
+    e2e.main()
