@@ -35,6 +35,8 @@ def epochs_of(logs, restarts):
 
 
 class Training(e2e.TestCase):
+    _undisturbed = None
+
     def setUp(self):
         super().setUp()
         self.python = e2e.torch_python()
@@ -51,7 +53,12 @@ class Training(e2e.TestCase):
         return [float(x) for x in done.stdout.split()]
 
     def undisturbed(self):
-        """The same script without Regroup, as one process."""
+        """Parameters that the same script reaches without Regroup, as one process: for all tests the same, so once."""
+        if Training._undisturbed is None:
+            Training._undisturbed = self._train_undisturbed()
+        return Training._undisturbed
+
+    def _train_undisturbed(self):
         folder = self.fx.path("work", "plain")
         os.mkdir(folder)
         path = os.path.join(folder, "model.pt")
