@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -84,11 +85,7 @@ Agent::~Agent() {
 }
 
 Agent::End Agent::Run() {
-  for (int signal : {SIGTERM, SIGINT, SIGHUP}) {
-    // `nohup` and a shell's `&` have said that this one is none of ours.
-    if (!IgnoredFromBirth(signal)) signals_.add(signal);
-  }
-  WaitForSignal();
+  WatchSignals();
   groups_.Scan([this](std::vector<RunRecord> records) { Post(Scanned{std::move(records)}); });
   Dial();
   loop_.run();
@@ -149,10 +146,29 @@ void Agent::ArmTimer() {
   });
 }
 
+void Agent::WatchSignals() {
+  std::set<int> watched = {SIGTERM, SIGINT, SIGHUP};
+  if (options_.core.launched) {
+    watched.insert({SIGQUIT, SIGUSR1, SIGUSR2});
+    watched.insert(options_.forwarded_signals.begin(), options_.forwarded_signals.end());
+  }
+  for (int signal : watched) {
+    // `nohup` and a shell's `&` have said that this one is none of ours.
+    if (!IgnoredFromBirth(signal)) signals_.add(signal);
+  }
+  WaitForSignal();
+}
+
 void Agent::WaitForSignal() {
   signals_.async_wait([this](error_code error, int signal) {
     if (error) return;
-    Post(SignalCaught{signal});
+    if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP) {
+      Post(SignalCaught{signal});
+    } else if (signal == SIGQUIT) {
+      Post(SignalCaught{SIGINT});  // Ctrl-\ is a person as well, and leaves no core file.
+    } else {
+      groups_.Forward(signal);
+    }
     WaitForSignal();
   });
 }

@@ -45,6 +45,7 @@ struct AgentOptions {
   io::UniqueFd worker_listener;
   std::optional<LaunchRequest> launch;  // Its age is that at `started_at`.
   Instant started_at{};
+  std::vector<int> forwarded_signals;  // Of a launch command, beside SIGUSR1 and SIGUSR2.
   bool durable_memory = false;  // A service remembers whom it follows on disk.
 };
 
@@ -70,6 +71,7 @@ class Agent {
   void Post(Event event);
   void Step();
   void ArmTimer();
+  void WatchSignals();
   void WaitForSignal();
   void Dial();
   void RedialLater(Duration wait);

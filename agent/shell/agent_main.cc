@@ -154,6 +154,7 @@ absl::StatusOr<AgentOptions> LaunchOptions(const LaunchConfig& launch, const Nod
   options.groups.log_root = launch.log_dir;
   options.groups.ports = Ports(launch.ports);
   options.groups.launched = true;
+  options.groups.worker = launch.worker;
   options.groups.pass_stdin = launch.spec.max_nodes == 1;
   std::string directory(4096, '\0');
   if (::getcwd(directory.data(), directory.size()) == nullptr) {
@@ -164,6 +165,7 @@ absl::StatusOr<AgentOptions> LaunchOptions(const LaunchConfig& launch, const Nod
   options.groups.program = [launch, directory, own = AllEnv()](const Prepare&) {
     return LaunchedProgram(launch, own, directory);
   };
+  options.forwarded_signals = launch.worker.forwarded_signals;
   LaunchRequest request;
   request.key = io::RandomHex(16);
   request.rdzv_id = launch.spec.name;

@@ -196,10 +196,12 @@ void LaunchDialler::CheckListener() {
 
 absl::StatusOr<DialTarget> LaunchDialler::Target() const {
   if (!launch_.endpoint) return TargetOf(absl::StrCat(folder_, "/", kCoordinatorSocketName));
-  if (hosts_) return TargetOf(endpoint_);
-  if (all_.empty())
+  if (!hosts_ && all_.empty())
     return absl::UnavailableError(absl::StrCat(launch_.endpoint->host, " has no address"));
-  return TargetOf(all_[attempt_ % all_.size()]);
+  ASSIGN_OR_RETURN(DialTarget target,
+                   TargetOf(hosts_ ? endpoint_ : all_[attempt_ % all_.size()]));
+  if (!launch_.local_address.empty()) target.address = launch_.local_address;
+  return target;
 }
 
 void LaunchDialler::Find(Done done) {

@@ -1,17 +1,21 @@
 #include "agent/shell/group_host.h"
 
 #include <fcntl.h>
+#include <netdb.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <boost/asio/post.hpp>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "agent/shell/exit_error.h"
+#include "agent/shell/numa.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/io/files.h"
@@ -79,6 +83,31 @@ std::optional<Address> AddressFrom(const json& object, const char* name) {
 json Parsed(const std::string& text) {
   json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
   return object.is_object() ? object : json::object();
+}
+
+// Why other hosts can't be told what the host's own name resolves to; empty: they can. May wait for
+// a name server.
+std::string HostNameProblem() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof name - 1) != 0) return "";
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  const int error = ::getaddrinfo(name, nullptr, &hints, &found);
+  if (error != 0) {
+    return absl::StrCat("this host's own name ", name, " has no address (", ::gai_strerror(error),
+                        "), and gloo asks for it");
+  }
+  bool usable = false;
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    char host[NI_MAXHOST] = {};
+    if (::getnameinfo(at->ai_addr, at->ai_addrlen, host, sizeof host, nullptr, 0, NI_NUMERICHOST) ==
+        0)
+      usable = usable || !io::IsLoopback(host);
+  }
+  ::freeaddrinfo(found);
+  return usable ? ""
+                : absl::StrCat("this host's own name ", name,
+                               " is an address of this host alone, and gloo gives it to others");
 }
 
 mode_t CurrentUmask() {
@@ -164,7 +193,7 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare) const 
   spec.workers = prepare.spec.workers;
   GroupProgram program = options_.program(prepare);
   AddGroupEnvironment(key, spec.workers, static_cast<int>(options_.cpus.size()),
-                      options_.worker_socket, program);
+                      options_.worker_socket, program, options_.worker);
   spec.command = std::move(program.command);
   spec.environment = ToEntries(program.environment);
   spec.directory = std::move(program.directory);
@@ -315,19 +344,58 @@ void GroupHost::Carry(const StartRanks& action) {
   shim::StartRanks start;
   start.ranks.resize(action.run.mine.size());
   for (const RankAssignment& rank : action.run.mine) {
-    shim::RankPlan plan = PlanRank(action.run, rank, group, interface, hosted->path);
+    shim::RankPlan plan =
+        PlanRank(action.run, rank, group, interface, hosted->path, options_.worker);
+    if (options_.worker.substitute_local_rank)
+      plan.command = CommandOf(hosted->spec.command, rank.local_rank);
     if (IsNativeWorker(hosted->spec.command))
+  if (action.run.many_hosts) WarnOfHostName(group, interface);
+  const auto visible = group.find("CUDA_VISIBLE_DEVICES");
+  const std::vector<int> gpu_nodes =
+      options_.worker.numa_binding.empty()
+          ? std::vector<int>()
+          : NumaNodesOfGpus(visible == group.end() ? std::nullopt : std::optional(visible->second));
       plan.cpus = CpusOf(rank.local_rank, hosted->spec.workers, options_.cpus);
     start.ranks[static_cast<std::size_t>(rank.local_rank)] = std::move(plan);
   }
   hosted->shim->Send(start);
 }
 
+    if (!options_.worker.numa_binding.empty()) {
+      plan.cpus = CpusNear({.how = options_.worker.numa_binding,
+                            .local_rank = rank.local_rank,
+                            .workers = hosted->spec.workers,
+                            .allowed = options_.cpus,
+                            .gpu_nodes = gpu_nodes});
+    }
 void GroupHost::Carry(const StopRanks& action) {
   Hosted* hosted = Find(action.key);
   if (hosted != nullptr && hosted->shim)
     hosted->shim->Send(shim::Stop{.deadline = action.deadline, .signal = SIGTERM});
 }
+// Gloo asks for the address of the host's name unless it is told an interface.
+void GroupHost::WarnOfHostName(const Environment& group, const std::string& interface) {
+  if (!interface.empty() || group.contains("GLOO_SOCKET_IFNAME") || !handler_.tell) return;
+  asio::post(disk_, [this, alive = alive_] {
+    std::string problem = HostNameProblem();
+    if (problem.empty()) return;
+    asio::post(loop_, [this, alive, problem = std::move(problem)] {
+      if (*alive) handler_.tell(absl::StrCat(problem, "; export GLOO_SOCKET_IFNAME"));
+    });
+  });
+}
+
+void GroupHost::Forward(int signal) {
+  for (const auto& [key, hosted] : groups_) {
+    if (!hosted->state || hosted->end) continue;
+    for (const shim::RankState& rank : hosted->state->ranks) {
+      if (rank.phase != shim::RankPhase::kRunning) continue;
+      io::SignalProcess(rank.pid, rank.start_ticks, signal)
+          .IgnoreError();  // Gone: its exit is on the way.
+    }
+  }
+}
+
 
 void GroupHost::Carry(const SignalRank& action) {
   Hosted* hosted = Find(action.key);

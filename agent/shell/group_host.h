@@ -36,6 +36,7 @@ class GroupHost {
                             // output is followed.
     bool pass_stdin = false;
     std::vector<int> cpus;
+    WorkerOptions worker;
     std::function<GroupProgram(const Prepare&)> program;
   };
   struct Handler {
@@ -67,6 +68,9 @@ class GroupHost {
   void Carry(const CloseStore& action);
   void Carry(const RemoveRunDirectory& action);
 
+  // To every running rank of this node; ends nothing by itself.
+  void Forward(int signal);
+
   // Where the ranks of a running group write, by local rank; empty before they run.
   struct RankLog {
     int rank = 0, local_rank = 0;
@@ -93,6 +97,7 @@ class GroupHost {
   void MaybeEmpty(Hosted& hosted);
   void KillLeftovers(const GroupKey& key, int clean_rounds, int rounds);
   void SaveNotes(const Hosted& hosted);
+  void WarnOfHostName(const Environment& group, const std::string& interface);
   Hosted* Find(const GroupKey& key);
   void Fail(const GroupKey& key, const absl::Status& why);
 

@@ -5,7 +5,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "agent/shell/exit_error.h"
+#include "agent/shell/output_rules.h"
+#include "common/config/state_dir.h"
+#include "common/io/files.h"
 #include "common/io/proc.h"
+#include "common/report/failure_report.h"
 
 namespace regroup::agent {
 namespace {
@@ -27,6 +32,7 @@ LaunchFront::LaunchFront(boost::asio::io_context& loop, const LaunchConfig& laun
       screen_(launch, StyleOf(STDERR_FILENO)),
       relay_(STDOUT_FILENO, STDERR_FILENO),
       timer_(loop),
+      host_(HostName()),
       node_name_(launch.node_name) {}
 
 Duration LaunchFront::Now() const {
@@ -78,9 +84,13 @@ void LaunchFront::Output(const GroupKey& key, const std::vector<GroupHost::RankL
   auto [group, first] = followed_.try_emplace(key);
   for (const GroupHost::RankLog& log : logs) {
     if (!group->second.insert(log.directory).second) continue;
-    const std::string prefix =
-        launch_.workers == 1 ? "" : absl::StrCat("[", node_name_, ":", log.rank, "] ");
-    relay_.Follow(log.directory, prefix);
+    relay_.Follow(log.directory,
+                  RulesFor(launch_, {.node = node_name_,
+                                     .host = host_,
+                                     .job = key.job.value(),
+                                     .generation = static_cast<int>(key.generation.value()),
+                                     .rank = log.rank,
+                                     .local_rank = log.local_rank}));
   }
   relay_.Poke();
   while (first && followed_.size() > kFollowedGenerations) {

@@ -46,6 +46,7 @@ class LaunchFront : public Front {
   boost::asio::steady_timer timer_;
   std::string node_name_;
   std::map<GroupKey, std::set<std::string>> followed_;
+  const std::string host_;
   std::optional<JobView> view_;
   std::map<std::string, Duration> warned_;  // Text → when.
   bool away_ = false;

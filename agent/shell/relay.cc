@@ -1,10 +1,12 @@
 #include "agent/shell/relay.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <utility>
 
 #include "common/io/proc.h"
@@ -38,9 +40,9 @@ Relay::~Relay() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Relay::Follow(std::string log_directory, std::string prefix) {
+void Relay::Follow(std::string log_directory, Rules rules) {
   std::lock_guard lock(mutex_);
-  to_follow_.emplace_back(std::move(log_directory), std::move(prefix));
+  to_follow_.emplace_back(std::move(log_directory), std::move(rules));
   poked_ = true;
   changed_.notify_all();
 }
@@ -79,6 +81,7 @@ void Relay::Run() {
   for (;;) {
     std::deque<std::string> say;
     std::vector<std::string> unfollow;
+    std::vector<std::pair<std::string, Rules>> follow;
     {
       std::unique_lock lock(mutex_);
       const std::optional<Instant> flush = mixer_.NextFlush();
@@ -89,19 +92,13 @@ void Relay::Run() {
                         [this] { return poked_ || finish_ || drop_ || !to_say_.empty(); });
       if (drop_) break;
       poked_ = false;
-      for (auto& [directory, prefix] : std::exchange(to_follow_, {})) {
-        for (auto stream : {io::LogStream::kStdout, io::LogStream::kStderr}) {
-          const auto sink = stream == io::LogStream::kStdout ? LineMixer::Sink::kStdout
-                                                             : LineMixer::Sink::kStderr;
-          streams_.push_back(
-              {directory, io::LogReader(directory, stream), mixer_.AddSource(sink, prefix)});
-        }
-      }
+      follow = std::exchange(to_follow_, {});
       say = std::exchange(to_say_, {});
       unfollow = std::exchange(to_unfollow_, {});
       finishing = finish_;
       last_words = last_words_;
     }
+    for (auto& [directory, rules] : follow) Start(std::move(directory), std::move(rules));
     std::vector<LineMixer::Piece> out;
     // What workers printed before something happened comes before the line that says so.
     while (ReadSome(out)) {
@@ -111,6 +108,9 @@ void Relay::Run() {
     for (const std::string& text : say) mixer_.Say(text, out);
     mixer_.Flush(io::BootNow(), finishing, out);
     if (finishing) mixer_.Say(last_words, out);
+    for (Stream& stream : streams_) {
+      if (finishing) Keep(stream, stream.filter.Finish());
+    }
     Write(out);
     if (finishing) break;
   }
@@ -119,11 +119,46 @@ void Relay::Run() {
   changed_.notify_all();
 }
 
+void Relay::Start(std::string directory, Rules rules) {
+  if (!rules.link.empty()) {
+    std::error_code ignored;  // The logs themselves are elsewhere.
+    std::filesystem::create_directories(std::filesystem::path(rules.link).parent_path(), ignored);
+    std::filesystem::create_symlink(rules.link_target, rules.link, ignored);
+  }
+  for (auto stream : {io::LogStream::kStdout, io::LogStream::kStderr}) {
+    const bool out = stream == io::LogStream::kStdout;
+    Rule& rule = out ? rules.out : rules.err;
+    if (!rule.shown && rule.filters.empty()) continue;
+    const auto sink = out ? LineMixer::Sink::kStdout : LineMixer::Sink::kStderr;
+    const int source = rule.shown ? mixer_.AddSource(sink, rule.prefix) : kNotShown;
+    streams_.push_back({directory, io::LogReader(directory, stream), source,
+                        LineFilter(std::move(rule.filters)), std::move(rule.filtered_file)});
+  }
+}
+
+// Several nodes may append to the same file.
+void Relay::Keep(const Stream& stream, const std::string& lines) {
+  if (lines.empty()) return;
+  std::error_code ignored;
+  std::filesystem::create_directories(std::filesystem::path(stream.filtered_file).parent_path(),
+                                      ignored);
+  const io::UniqueFd file(
+      ::open(stream.filtered_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  if (file.get() < 0) return;  // The whole output is in the logs.
+  for (std::size_t done = 0; done < lines.size();) {
+    const ssize_t wrote = ::write(file.get(), lines.data() + done, lines.size() - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) return;
+    done += static_cast<std::size_t>(wrote);
+  }
+}
+
 void Relay::Drop(const std::vector<std::string>& directories, std::vector<LineMixer::Piece>& out) {
   for (const std::string& directory : directories) {
     for (auto stream = streams_.begin(); stream != streams_.end();) {
       if (stream->directory == directory) {
-        mixer_.RemoveSource(stream->source, out);
+        Keep(*stream, stream->filter.Finish());
+        if (stream->source != kNotShown) mixer_.RemoveSource(stream->source, out);
         stream = streams_.erase(stream);
       } else {
         ++stream;
@@ -138,6 +173,8 @@ bool Relay::ReadSome(std::vector<LineMixer::Piece>& out) {
     absl::StatusOr<io::LogReader::Chunk> chunk = stream.reader.Next(kReadBytes);
     if (!chunk.ok() || chunk->bytes.empty()) continue;
     any = true;
+    if (!stream.filtered_file.empty()) Keep(stream, stream.filter.Add(chunk->bytes));
+    if (stream.source == kNotShown) continue;
     mixer_.Add(stream.source, chunk->bytes, io::BootNow(), out);
   }
   return any;

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "agent/shell/line_filter.h"
 #include "agent/shell/line_mixer.h"
 #include "common/io/log_files.h"
 
@@ -24,9 +25,22 @@ class Relay {
   ~Relay();  // Without Finish, what was not shown yet is dropped, once the write in flight is over.
   Relay(const Relay&) = delete;
 
+  struct Rule {          // Of one stream of one rank.
+    std::string prefix;  // Empty: bytes pass as they are.
+    bool shown = true;
+    std::vector<std::string> filters;  // Lines with one of them go to filtered_file as well.
+    std::string filtered_file;
+    friend bool operator==(const Rule&, const Rule&) = default;
+  };
+  struct Rules {
+    Rule out, err;
+    // A symbolic link to be made, with the folders above it; what is there stays. Empty: none.
+    std::string link, link_target;
+  };
+
   // Any thread; none of them waits for a disk or a reader.
-  // Follows one rank's logs from their beginning. An empty prefix passes bytes as they are.
-  void Follow(std::string log_directory, std::string prefix);
+  // Follows one rank's logs from their beginning.
+  void Follow(std::string log_directory, Rules rules);
   // Nothing more will be written there: shows what there is, then lets go.
   void Unfollow(std::string log_directory);
   void Poke();                 // There may be more in the logs.
@@ -39,8 +53,13 @@ class Relay {
   struct Stream {
     std::string directory;
     io::LogReader reader;
-    int source;
+    int source;  // kNotShown: of none of the mixer's.
+    LineFilter filter;
+    std::string filtered_file;
   };
+  static constexpr int kNotShown = -1;
+  void Start(std::string directory, Rules rules);
+  void Keep(const Stream& stream, const std::string& lines);
   void Run();
   void Drop(const std::vector<std::string>& directories, std::vector<LineMixer::Piece>& out);
   bool ReadSome(std::vector<LineMixer::Piece>& out);
@@ -52,7 +71,7 @@ class Relay {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::pair<std::string, std::string>> to_follow_;
+  std::vector<std::pair<std::string, Rules>> to_follow_;
   std::vector<std::string> to_unfollow_;
   std::deque<std::string> to_say_;
   bool poked_ = false, finish_ = false, drop_ = false, done_ = false;

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "common/config/env.h"
 
@@ -36,6 +38,24 @@ std::string PythonOf(const Environment& environment) {
   if (chosen != environment.end() && !chosen->second.empty()) return chosen->second;
   const auto path = environment.find("PATH");
   return path != environment.end() && OnPath("python", path->second) ? "python" : "python3";
+}
+
+// torchrun's virtual local rank. AMD's variable counts before NVIDIA's.
+void HideOtherDevices(int local_rank, const Environment& group, Environment& environment) {
+  environment["LOCAL_RANK"] = "0";
+  const auto hip = group.find("HIP_VISIBLE_DEVICES");
+  const bool amd = hip != group.end() && !hip->second.empty();
+  const auto visible = amd ? hip : group.find("CUDA_VISIBLE_DEVICES");
+  std::string device = absl::StrCat(local_rank);
+  if (visible != group.end()) {
+    const std::vector<std::string> devices = absl::StrSplit(visible->second, ',');
+    // A list that is too short was refused when the command was given.
+    device = static_cast<std::size_t>(local_rank) < devices.size()
+                 ? std::string(absl::StripAsciiWhitespace(devices[local_rank]))
+                 : "";
+  }
+  environment["CUDA_VISIBLE_DEVICES"] = device;
+  if (amd) environment["HIP_VISIBLE_DEVICES"] = device;
 }
 
 Environment Inherited(const Environment& own, bool all) {
@@ -83,15 +103,18 @@ bool IsNativeWorker(const std::vector<std::string>& command) {
 }
 
 void AddGroupEnvironment(const GroupKey& key, int workers, int cpus,
-                         const std::string& worker_socket, GroupProgram& program) {
+                         const std::string& worker_socket, GroupProgram& program,
+                         const WorkerOptions& options) {
   Environment& environment = program.environment;
   environment["REGROUP_JOB"] = key.job.value();
   environment["REGROUP_GENERATION"] = absl::StrCat(key.generation.value());
   environment["REGROUP_SOCKET"] = worker_socket;
-  environment["TORCHELASTIC_RUN_ID"] = key.job.value();
+  environment["TORCHELASTIC_RUN_ID"] = options.run_id.empty() ? key.job.value() : options.run_id;
   environment["TORCHELASTIC_USE_AGENT_STORE"] = "True";
   environment["LOCAL_WORLD_SIZE"] = absl::StrCat(workers);
-  environment["ROLE_NAME"] = "default";
+  environment["ROLE_NAME"] = options.role;
+  if (!options.handled_signals.empty())
+    environment["TORCHELASTIC_SIGNALS_TO_HANDLE"] = options.handled_signals;
   SetDefault(environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   if (IsNativeWorker(program.command)) {
     SetDefault(environment, "OMP_NUM_THREADS",
@@ -104,7 +127,8 @@ void AddGroupEnvironment(const GroupKey& key, int workers, int cpus,
 }
 
 shim::RankPlan PlanRank(const Run& run, const RankAssignment& rank, const Environment& group,
-                        const std::string& interface, const std::string& error_files) {
+                        const std::string& interface, const std::string& error_files,
+                        const WorkerOptions& options) {
   Environment environment;
   environment["RANK"] = environment["ROLE_RANK"] = absl::StrCat(rank.rank);
   environment["LOCAL_RANK"] = absl::StrCat(rank.local_rank);
@@ -125,11 +149,20 @@ shim::RankPlan PlanRank(const Run& run, const RankAssignment& rank, const Enviro
       if (!group.contains(name)) environment[name] = interface;
     }
   }
+  if (options.virtual_local_rank) HideOtherDevices(rank.local_rank, group, environment);
   shim::RankPlan plan;
   plan.local_rank = rank.local_rank;
   plan.rank = rank.rank;
   plan.environment = ToEntries(environment);
   return plan;
+}
+
+std::vector<std::string> CommandOf(const std::vector<std::string>& command, int local_rank) {
+  std::vector<std::string> words;
+  for (const std::string& word : command)
+    words.push_back(absl::StrReplaceAll(word, {{"${local_rank}", absl::StrCat(local_rank)}}));
+  if (words == command) words.clear();
+  return words;
 }
 
 std::vector<int> CpusOf(int local_rank, int workers, const std::vector<int>& cpus) {

@@ -34,7 +34,8 @@ GroupProgram SubmittedProgram(const JobSpec& job, const Environment& own);
 // Adds what every rank of this group shares. `workers` are the local ranks, `cpus` those this node
 // may use.
 void AddGroupEnvironment(const GroupKey& key, int workers, int cpus,
-                         const std::string& worker_socket, GroupProgram& program);
+                         const std::string& worker_socket, GroupProgram& program,
+                         const WorkerOptions& options = {});
 
 // regroup-worker takes part in choosing its threads; other programs are left alone.
 bool IsNativeWorker(const std::vector<std::string>& command);
@@ -42,7 +43,10 @@ bool IsNativeWorker(const std::vector<std::string>& command);
 // What is known only once the generation is formed. `group` is the environment of all ranks,
 // `interface` owns the node's advertised address (empty: unknown), `error_files` is a folder.
 shim::RankPlan PlanRank(const Run& run, const RankAssignment& rank, const Environment& group,
-                        const std::string& interface, const std::string& error_files);
+                        const std::string& interface, const std::string& error_files,
+                        const WorkerOptions& options = {});
+// The command of one rank where "${local_rank}" stands for its number; empty where it is nowhere.
+std::vector<std::string> CommandOf(const std::vector<std::string>& command, int local_rank);
 // Disjoint, one block per local rank; empty when there are fewer CPUs than ranks.
 std::vector<int> CpusOf(int local_rank, int workers, const std::vector<int>& cpus);
 // Where that rank's TORCHELASTIC_ERROR_FILE is.

@@ -68,6 +68,7 @@ std::string EncodePlan(const RankPlan& plan) {
   out.Int(2, plan.rank);
   for (const std::string& entry : plan.environment) out.Bytes(3, entry);
   for (int cpu : plan.cpus) out.Int(4, cpu);
+  for (const std::string& word : plan.command) out.Bytes(5, word);
   return out.Take();
 }
 
@@ -79,6 +80,7 @@ bool DecodePlan(std::string_view bytes, RankPlan& plan) {
       case 2: plan.rank = static_cast<int>(in.Int()); break;
       case 3: plan.environment.push_back(in.str()); break;
       case 4: plan.cpus.push_back(static_cast<int>(in.Int())); break;
+      case 5: plan.command.push_back(in.str()); break;
     }
   }
   return in.ok();

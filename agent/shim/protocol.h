@@ -79,6 +79,7 @@ struct RankPlan {
   int local_rank = 0, rank = 0;
   std::vector<std::string> environment;  // Over the spec's; same keys are replaced.
   std::vector<int> cpus;                 // Affinity; empty: the shim's own.
+  std::vector<std::string> command{};    // Instead of the spec's; empty: that one.
 };
 
 // First message on every connection. The shim answers with its state, or closes when nonce or

@@ -77,8 +77,8 @@ std::vector<std::string> Candidates(const std::string& program,
 absl::StatusOr<ChildPlan> MakeChildPlan(const Spec& spec, const RankPlan& plan, const RankFds& fds,
                                         int default_oom_score_adj) {
   ChildPlan child;
-  if (spec.command.empty()) return absl::InvalidArgumentError("the command is empty");
-  child.words = spec.command;
+  child.words = plan.command.empty() ? spec.command : plan.command;
+  if (child.words.empty()) return absl::InvalidArgumentError("the command is empty");
   child.environment = RankEnvironment(spec, plan);
   child.candidates = Candidates(child.words[0], child.environment);
   for (std::string& word : child.words) child.argv.push_back(word.data());

@@ -54,8 +54,8 @@ std::vector<std::string> LongNames(const CLI::App& app) {
 class Scanner {
  public:
   Scanner(CLI::App& app, const std::vector<std::string>& args, bool program_follows,
-          const std::vector<std::pair<std::string, std::string>>& hints)
-      : app_(app), args_(args), program_follows_(program_follows), hints_(hints) {}
+          const std::vector<std::pair<std::string, std::string>>& hints, const ParseRules& rules)
+      : app_(app), args_(args), program_follows_(program_follows), hints_(hints), rules_(rules) {}
 
   absl::Status Run() {
     for (at_ = 0; at_ < args_.size(); ++at_) {
@@ -91,6 +91,7 @@ class Scanner {
     std::replace(name.begin(), name.end(), '_', '-');
     if (name == "--help") return line_.help = true, absl::OkStatus();
     CLI::Option* option = Find(app_, name);
+    if (option == nullptr && rules_.abbreviations) option = Abbreviated(name);
     if (option == nullptr) return Unknown(name);
     if (equals != std::string::npos) return Take(*option, word.substr(equals + 1));
     if (!TakesValue(*option)) return Take(*option, std::nullopt);
@@ -114,12 +115,26 @@ class Scanner {
     return absl::OkStatus();
   }
 
+  // Null where none begins like that, or several do.
+  CLI::Option* Abbreviated(const std::string& name) const {
+    CLI::Option* found = nullptr;
+    for (CLI::Option* option : app_.get_options()) {
+      for (const std::string& candidate : option->get_lnames()) {
+        if (("--" + candidate).rfind(name, 0) != 0) continue;
+        if (found != nullptr && found != option) return nullptr;
+        found = option;
+      }
+    }
+    return found;
+  }
+
   absl::Status TakeNext(const CLI::Option& option) {
     if (at_ + 1 >= args_.size()) return NoValue(option);
     return Take(option, args_[++at_]);
   }
 
   absl::Status Take(const CLI::Option& option, std::optional<std::string> value) {
+    if (value && value->empty() && rules_.empty_is_absent) return absl::OkStatus();
     if (value && value->empty()) return NoValue(option);
     std::string name = LongName(option);
     tokens_.push_back(value ? Cat(name, "=", *value) : name);
@@ -155,6 +170,7 @@ class Scanner {
   const std::vector<std::string>& args_;
   const bool program_follows_;
   const std::vector<std::pair<std::string, std::string>>& hints_;
+  const ParseRules rules_;
   std::size_t at_ = 0;
   ParsedLine line_;
   std::vector<std::string> tokens_;
@@ -165,6 +181,15 @@ absl::Status FromException(const CLI::App& app, const ParsedLine& line,
                            const CLI::ParseError& error) {
   std::string text = error.what();
   std::size_t name_end = text.find(kPart);
+  const std::size_t dashes = text.find("--");
+  if (name_end == std::string::npos && dashes != std::string::npos) {
+    const CLI::Option* option =
+        app.get_option_no_throw(text.substr(dashes, text.find(' ', dashes) - dashes));
+    if (option != nullptr &&
+        !TakesValue(*option)) {  // A switch: typed with "=", or by its variable.
+      return Misuse(text, "1 or 0 is expected", Cat("unset ", option->get_envname()));
+    }
+  }
   if (name_end == std::string::npos)
     return Misuse(text, "", Cat("regroup ", app.get_name(), " --help"));
   std::size_t what_end = text.find(kPart, name_end + 1);
@@ -311,8 +336,8 @@ CommandDescription CommandLine::Describe() const {
 
 absl::StatusOr<ParsedLine> CommandLine::Parse(
     const std::vector<std::string>& args, bool program_follows,
-    const std::vector<std::pair<std::string, std::string>>& hints) {
-  Scanner scanner(state_->app, args, program_follows, hints);
+    const std::vector<std::pair<std::string, std::string>>& hints, const ParseRules& rules) {
+  Scanner scanner(state_->app, args, program_follows, hints, rules);
   RETURN_IF_ERROR(scanner.Run());
   std::vector<std::string> tokens = scanner.tokens();
   ParsedLine line = std::move(scanner).line();
@@ -335,6 +360,11 @@ void ScopeEnvironment(CLI::App& app, std::string_view command) {
     if (shared.count(option->get_lnames().front()) == 0)
       option->envname(EnvironmentName(prefix, *option));
   }
+}
+
+void RenameEnvironment(CLI::App& app, std::string_view flag, std::string_view prefix) {
+  CLI::Option* option = app.get_option(std::string(flag));
+  option->envname(prefix.empty() ? std::string() : EnvironmentName(prefix, *option));
 }
 
 }  // namespace regroup

@@ -77,6 +77,12 @@ struct ParsedLine {
   std::vector<std::vector<std::string>> given;
 };
 
+// How a line is read that was written for somebody else's parser.
+struct ParseRules {
+  bool abbreviations = false;    // --stand is --standalone where nothing else begins like that.
+  bool empty_is_absent = false;  // --rdzv-id "" is as good as no --rdzv-id.
+};
+
 // The flags of one command.
 class CommandLine {
  public:
@@ -94,7 +100,8 @@ class CommandLine {
   // do.
   absl::StatusOr<ParsedLine> Parse(
       const std::vector<std::string>& args, bool program_follows,
-      const std::vector<std::pair<std::string, std::string>>& hints = {});
+      const std::vector<std::pair<std::string, std::string>>& hints = {},
+      const ParseRules& rules = {});
 
  private:
   struct State;
@@ -104,6 +111,9 @@ class CommandLine {
 // Flags of a reading command live under REGROUP_<COMMAND>_<FLAG> (a worker's own REGROUP_GENERATION
 // must not become `logs --generation`), except those that every command shares.
 void ScopeEnvironment(CLI::App& app, std::string_view command);
+
+// Gives flag --some-name the variable PREFIX_SOME_NAME instead; none with an empty prefix.
+void RenameEnvironment(CLI::App& app, std::string_view flag, std::string_view prefix);
 
 // 80 columns; usage, text, flags with default and environment name, example.
 std::string RenderHelp(const CommandDescription& description);

@@ -48,7 +48,7 @@ std::string NamesOf(const FlagDescription& flag) {
 std::string HelpOf(const FlagDescription& flag) {
   std::string text = flag.help;
   if (!flag.default_text.empty()) text += Cat(" (default ", flag.default_text, ")");
-  return Cat(text, " [", flag.environment, "]");
+  return flag.environment.empty() ? text : Cat(text, " [", flag.environment, "]");
 }
 
 std::string Entry(std::string_view name, std::string_view help) {
@@ -128,7 +128,8 @@ std::string RenderManPage(const CommandDescription& description, std::string_vie
   for (const FlagDescription& flag : description.flags) {
     out += Cat(".TP\n.B ", Roff(NamesOf(flag)), "\n", Roff(flag.help));
     if (!flag.default_text.empty()) out += Cat(" (default ", Roff(flag.default_text), ")");
-    out += Cat(".\nEnvironment: ", Roff(flag.environment), ".\n");
+    out +=
+        flag.environment.empty() ? ".\n" : Cat(".\nEnvironment: ", Roff(flag.environment), ".\n");
   }
   return Cat(out, ".SH EXAMPLE\n.nf\n", Roff(description.example), "\n.fi\n");
 }

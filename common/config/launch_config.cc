@@ -81,9 +81,18 @@ class Fields {
     if (!object_.contains(name)) return;
     Time(name, out.emplace());
   }
+  void List(const char* name, std::vector<int>& out) {
+    const json* value = Find(name, json::value_t::array);
+    if (value == nullptr) return;
+    for (const json& item : *value) {
+      if (!item.is_number_integer()) return Fail(name);
+      out.push_back(item.get<int>());
+    }
+  }
   void List(const char* name, std::vector<std::string>& out) {
     const json* value = Find(name, json::value_t::array);
     if (value == nullptr) return;
+    out.clear();
     for (const json& item : *value) {
       if (!item.is_string()) return Fail(name);
       out.push_back(Narrowed(item.get_ref<const std::string&>()));
@@ -136,6 +145,46 @@ void JobFromJson(Fields& fields, JobSpec& spec) {
   spec.origin = JobOrigin::kLaunched;
 }
 
+json WorkerToJson(const WorkerOptions& worker) {
+  return {{"role", Widened(worker.role)},
+          {"run_id", Widened(worker.run_id)},
+          {"substitute_local_rank", worker.substitute_local_rank},
+          {"virtual_local_rank", worker.virtual_local_rank},
+          {"numa_binding", worker.numa_binding},
+          {"forwarded_signals", worker.forwarded_signals},
+          {"handled_signals", worker.handled_signals}};
+}
+
+void WorkerFromJson(Fields& fields, WorkerOptions& worker) {
+  fields.Text("role", worker.role);
+  fields.Text("run_id", worker.run_id);
+  fields.Bool("substitute_local_rank", worker.substitute_local_rank);
+  fields.Bool("virtual_local_rank", worker.virtual_local_rank);
+  fields.Text("numa_binding", worker.numa_binding);
+  fields.List("forwarded_signals", worker.forwarded_signals);
+  fields.Text("handled_signals", worker.handled_signals);
+}
+
+json OutputToJson(const OutputOptions& output) {
+  return {{"redirects", output.redirects},
+          {"tee", output.tee},
+          {"shown_ranks", output.shown_ranks},
+          {"prefix_template", Widened(output.prefix_template)},
+          {"stdout_filters", Texts(output.stdout_filters)},
+          {"stderr_filters", Texts(output.stderr_filters)},
+          {"attempts", output.attempts}};
+}
+
+void OutputFromJson(Fields& fields, OutputOptions& output) {
+  fields.List("redirects", output.redirects);
+  fields.List("tee", output.tee);
+  fields.List("shown_ranks", output.shown_ranks);
+  fields.Text("prefix_template", output.prefix_template);
+  fields.List("stdout_filters", output.stdout_filters);
+  fields.List("stderr_filters", output.stderr_filters);
+  fields.Bool("attempts", output.attempts);
+}
+
 absl::Status Errno(std::string_view what) {
   return absl::InternalError(Cat("launch config: ", what, ": ", std::strerror(errno)));
 }
@@ -157,7 +206,12 @@ std::string LaunchConfigToJson(const LaunchConfig& config) {
               {"first_port", config.ports.first},
               {"last_port", config.ports.last},
               {"insecure", config.insecure},
+              {"insecure_implied", config.insecure_implied},
               {"quiet", config.quiet},
+              {"local_address", Widened(config.local_address)},
+              {"worker", WorkerToJson(config.worker)},
+              {"output", OutputToJson(config.output)},
+              {"others_command", Texts(config.others_command)},
               {"started_boottime_ns", config.started_boottime_ns},
               {"others_options", Texts(config.others_options)},
               {"others_program", Texts(config.others_program)}};
@@ -171,8 +225,10 @@ std::string LaunchConfigToJson(const LaunchConfig& config) {
 
 absl::StatusOr<LaunchConfig> LaunchConfigFromJson(std::string_view text) {
   json object = json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object() || !object.contains("job") || !object["job"].is_object()) {
-    return absl::InvalidArgumentError("launch config: not a JSON object with a job");
+  for (const char* part : {"job", "worker", "output"}) {
+    if (!object.is_object() || !object.contains(part) || !object[part].is_object()) {
+      return absl::InvalidArgumentError(Cat("launch config: not a JSON object with a ", part));
+    }
   }
   LaunchConfig config;
   Fields fields(object);
@@ -189,7 +245,10 @@ absl::StatusOr<LaunchConfig> LaunchConfigFromJson(std::string_view text) {
   fields.Integer("first_port", config.ports.first);
   fields.Integer("last_port", config.ports.last);
   fields.Bool("insecure", config.insecure);
+  fields.Bool("insecure_implied", config.insecure_implied);
   fields.Bool("quiet", config.quiet);
+  fields.Text("local_address", config.local_address);
+  fields.List("others_command", config.others_command);
   fields.Integer("started_boottime_ns", config.started_boottime_ns);
   fields.List("others_options", config.others_options);
   fields.List("others_program", config.others_program);
@@ -202,7 +261,12 @@ absl::StatusOr<LaunchConfig> LaunchConfigFromJson(std::string_view text) {
   Fields job(object["job"]);
   JobFromJson(job, config.spec);
   RETURN_IF_ERROR(fields.status());
+  Fields worker(object["worker"]), output(object["output"]);
+  WorkerFromJson(worker, config.worker);
+  OutputFromJson(output, config.output);
   RETURN_IF_ERROR(job.status());
+  RETURN_IF_ERROR(worker.status());
+  RETURN_IF_ERROR(output.status());
   return config;
 }
 

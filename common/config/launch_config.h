@@ -1,9 +1,10 @@
 #pragma once
 
-// What `regroup run` hands to the agent it becomes: parsed, validated and resolved, so that the
-// agent judges no flag. It travels as JSON in an anonymous file whose descriptor number follows
-// kLaunchConfigFlag on regroup-agent's command line. The working directory, umask, limits and
-// environment of the launch command are the agent's own: exec keeps them.
+// What `regroup run` and `regroup-torchrun` hand to the agent it becomes: parsed, validated and
+// resolved, so that the agent judges no flag. It travels as JSON in an anonymous file whose
+// descriptor number follows kLaunchConfigFlag on regroup-agent's command line. The working
+// directory, umask, limits and environment of the launch command are the agent's own: exec keeps
+// them.
 
 #include <cstdint>
 #include <optional>
@@ -35,6 +36,30 @@ struct Endpoint {  // As typed: a name or an IP literal without brackets. Not re
 };
 inline constexpr std::uint16_t kDefaultPort = 29400;
 
+// What torchrun's options ask of this node's workers.
+struct WorkerOptions {
+  std::string role = "default";
+  std::string run_id;                  // TORCHELASTIC_RUN_ID, as typed; empty: the job's id.
+  bool substitute_local_rank = false;  // "${local_rank}" in arguments.
+  bool virtual_local_rank = false;     // LOCAL_RANK is 0, and one device is visible.
+  std::string numa_binding;            // Empty, node, socket, exclusive, core-complex.
+  std::vector<int> forwarded_signals;  // Passed on to workers; they end nothing.
+  std::string handled_signals;         // TORCHELASTIC_SIGNALS_TO_HANDLE; empty: not set.
+  friend bool operator==(const WorkerOptions&, const WorkerOptions&) = default;
+};
+
+// What they ask of the workers' output. All of it is in the logs in any case.
+struct OutputOptions {
+  static constexpr int kStdout = 1, kStderr = 2;  // Bits.
+  std::vector<int> redirects, tee;  // Of each local rank: to a file only; to a file and shown.
+  std::vector<int> shown_ranks;     // Local ranks; empty: all are shown.
+  std::string prefix_template;      // With ${role_name} ${rank} ${local_rank} ${hostname}.
+  // Lines with one of these texts also go to filtered_stdout.log, filtered_stderr.log.
+  std::vector<std::string> stdout_filters, stderr_filters;
+  bool attempts = false;  // <log_dir>/<job>_<node>/attempt_<n>/<local rank>, as under torchrun.
+  friend bool operator==(const OutputOptions&, const OutputOptions&) = default;
+};
+
 struct LaunchConfig {
   // The program.
   std::vector<std::string> given;  // PROGRAM ARGS… as typed; for display.
@@ -60,13 +85,18 @@ struct LaunchConfig {
   bool log_dir_explicit = false;
   PortRange ports;
   bool insecure = false;
+  bool insecure_implied = false;  // By regroup-torchrun: nobody typed it.
   bool quiet = false;
+  std::string local_address;  // --local-addr, an IP literal of this host; empty: found out.
+  WorkerOptions worker;
+  OutputOptions output;
 
   // CLOCK_BOOTTIME nanoseconds when the launch command started: LaunchRequest::age = now − this.
   std::int64_t started_boottime_ns = 0;
 
   // What the others have to type (common/report's CommandForOthers puts the endpoint between the
   // two).
+  std::vector<std::string> others_command = {"regroup", "run"};
   std::vector<std::string>
       others_options;  // Every option given but endpoint, --rdzv-id, --node-name and --insecure.
   std::vector<std::string>

@@ -68,10 +68,12 @@ std::string PhasesText(const RestartPhases& phases) {
 std::string CommandForOthers(const LaunchConfig& launch, const Address& endpoint, int width) {
   std::vector<std::string> units = Units(launch.others_options);
   units.push_back(Cat("--rdzv-endpoint ", FormatEndpoint(endpoint.host, endpoint.port)));
-  units.push_back(Cat("--rdzv-id ", ShellQuote(launch.spec.name)));
-  if (launch.insecure) units.push_back("--insecure");
+  units.push_back(
+      Cat("--rdzv-id ",
+          ShellQuote(launch.worker.run_id.empty() ? launch.spec.name : launch.worker.run_id)));
+  if (launch.insecure && !launch.insecure_implied) units.push_back("--insecure");
   for (const std::string& word : launch.others_program) units.push_back(ShellQuote(word));
-  std::string out = "    regroup run", continued = "      ";
+  std::string out = Cat("    ", ShellJoin(launch.others_command)), continued = "      ";
   std::size_t column = out.size();
   for (const std::string& unit : units) {
     bool fits = column + 1 + unit.size() + 2 <= static_cast<std::size_t>(width);
@@ -186,7 +188,10 @@ std::string RunScreen::Started(Duration now, const RunStart& start) {
   std::vector<std::string> lines;
   bool plaintext = launch_.insecure && launch_.endpoint && !IsLoopback(launch_.endpoint->host);
   if (plaintext)
-    lines.push_back("warning: --insecure: what nodes say to each other is not encrypted");
+    lines.push_back(
+        Cat("warning: ",
+            launch_.insecure_implied ? "regroup-torchrun implies --insecure" : "--insecure",
+            ": what nodes say to each other is not encrypted"));
   std::string text = start.job.value();
   if (start.coordinator)
     text +=

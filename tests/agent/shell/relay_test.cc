@@ -1,7 +1,9 @@
 #include "agent/shell/relay.h"
 
 #include <gtest/gtest.h>
+
 #include <unistd.h>
+#include <fstream>
 
 #include "common/io/proc.h"
 #include "tests/agent/shell/scratch.h"
@@ -38,7 +40,7 @@ TEST(Relay, FollowsLogsAndSaysItsOwnOnStderr) {
   io::LogWriter writer(logs, io::LogStream::kStdout, {});
   {
     Relay relay(out.write.get(), err.write.get());
-    relay.Follow(logs, "");
+    relay.Follow(logs, {});
     writer.Append(std::string("a\0b", 3), io::WallNow());
     relay.Poke();
     char first[3];
@@ -51,6 +53,32 @@ TEST(Relay, FollowsLogsAndSaysItsOwnOnStderr) {
   EXPECT_EQ(err.All(), "regroup: hello\nregroup: end\n");
 }
 
+TEST(Relay, WhatIsNotShownIsFilteredAllTheSame) {
+  Scratch scratch;
+  Pipe out, err;
+  const std::string logs = scratch.path() + "/train-1/1/0", kept = scratch.path() + "/a/kept.log";
+  io::LogWriter to_stdout(logs, io::LogStream::kStdout, {}),
+      to_stderr(logs, io::LogStream::kStderr, {});
+  Relay::Rules rules;
+  rules.out = {.prefix = "", .shown = false, .filters = {"loss", "step"}, .filtered_file = kept};
+  rules.err.prefix = "[default0]:";
+  rules.link = scratch.path() + "/train-1_n/attempt_0/0";
+  rules.link_target = "../../train-1/1/0";
+  {
+    Relay relay(out.write.get(), err.write.get());
+    relay.Follow(logs, rules);
+    to_stdout.Append("step 1\nnothing\nlo", io::WallNow());
+    to_stdout.Append("ss 2\nmore step", io::WallNow());
+    to_stderr.Append("oops\n", io::WallNow());
+    EXPECT_TRUE(relay.Finish("", 10s));
+  }
+  EXPECT_EQ(out.All(), "");
+  EXPECT_EQ(err.All(), "[default0]:oops\n");
+  std::ifstream in(kept);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), "step 1\nloss 2\nmore step\n");
+  EXPECT_TRUE(std::filesystem::exists(rules.link + "/stdout.log"));
+}
+
 TEST(Relay, AReaderThatDoesNotReadDelaysOnlyTheShow) {
   Scratch scratch;
   Pipe out, err;
@@ -59,7 +87,7 @@ TEST(Relay, AReaderThatDoesNotReadDelaysOnlyTheShow) {
   const std::string block(256 << 10, 'x');  // More than a pipe holds.
   writer.Append(block, io::WallNow());
   Relay relay(out.write.get(), err.write.get());
-  relay.Follow(logs, "");
+  relay.Follow(logs, {});
   EXPECT_FALSE(relay.Finish("", 200ms));
   std::string got(block.size(), '\0');
   for (std::size_t done = 0; done < got.size();) {

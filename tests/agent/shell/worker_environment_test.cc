@@ -64,6 +64,46 @@ TEST(WorkerEnvironment, ThreadsFollowTorchrunUnlessTheWorkerIsOurs) {
   }
 }
 
+TEST(WorkerEnvironment, RoleRunIdAndSignalsAreWhatTheLaunchCommandSaid) {
+  GroupProgram program{{"python3"}, {}, "/"};
+  WorkerOptions options;
+  options.role = "trainer";
+  options.run_id = "Run_1";
+  options.handled_signals = "SIGTERM,SIGUSR1";
+  AddGroupEnvironment(Key(), 1, 8, "/sock", program, options);
+  EXPECT_EQ(program.environment.at("ROLE_NAME"), "trainer");
+  EXPECT_EQ(program.environment.at("TORCHELASTIC_RUN_ID"), "Run_1");
+  EXPECT_EQ(program.environment.at("TORCHELASTIC_SIGNALS_TO_HANDLE"), "SIGTERM,SIGUSR1");
+}
+
+TEST(WorkerEnvironment, VirtualLocalRankShowsOneDevice) {
+  struct Row {
+    Environment group;
+    const char *cuda, *hip;
+  };
+  regroup::Run run;
+  run.mine = {{0, 4}, {1, 5}};
+  WorkerOptions options;
+  options.virtual_local_rank = true;
+  for (const Row& row :
+       {Row{{}, "1", ""}, Row{{{"CUDA_VISIBLE_DEVICES", "6, 7"}}, "7", ""},
+        Row{{{"CUDA_VISIBLE_DEVICES", "6,7"}, {"HIP_VISIBLE_DEVICES", "2,3"}}, "3", "3"},
+        Row{{{"HIP_VISIBLE_DEVICES", ""}}, "1", ""}}) {
+    Environment made =
+        FromEntries(PlanRank(run, run.mine[1], row.group, "", "", options).environment);
+    EXPECT_EQ(made.at("LOCAL_RANK"), "0");
+    EXPECT_EQ(made.at("RANK"), "5");
+    EXPECT_EQ(made["CUDA_VISIBLE_DEVICES"], row.cuda);
+    EXPECT_EQ(made["HIP_VISIBLE_DEVICES"], row.hip);
+  }
+}
+
+TEST(WorkerEnvironment, LocalRankInArguments) {
+  EXPECT_THAT(CommandOf({"p", "--gpu=${local_rank}", "${local_rank}", "$local_rank"}, 3),
+              ElementsAre("p", "--gpu=3", "3", "$local_rank"));
+  EXPECT_THAT(CommandOf({"p", "x"}, 3), ElementsAre());
+}
+
 TEST(WorkerEnvironment, TorchrunsVariablesInItsFormats) {
   GroupProgram program{{"python3"}, {}, "/"};
   AddGroupEnvironment(Key(), 2, 8, "/run/sock", program);

@@ -89,7 +89,11 @@ TEST(ShimProtocol, CommandsRoundTrip) {
   const std::vector<Command> commands = {
       Hello{.version = kShimProtocol, .nonce = "n", .wants_output = true},
       StartRanks{{{.local_rank = 0, .rank = 4, .environment = {"RANK=4"}, .cpus = {0, 3}},
-                  {.local_rank = 1, .rank = 5, .environment = {}, .cpus = {}}}},
+                  {.local_rank = 1,
+                   .rank = 5,
+                   .environment = {},
+                   .cpus = {},
+                   .command = {"train", "5", ""}}}},
       Stop{.deadline = Instant(Duration(123)), .signal = 2}, Kill{}, Query{}};
   for (const Command& command : commands) {
     absl::StatusOr<Command> back = DecodeCommand(Encode(command));

@@ -50,6 +50,23 @@ LaunchConfig Sample() {
   config.ports = {20000, 20100};
   config.insecure = config.quiet = true;
   config.started_boottime_ns = 123456789012345;
+  config.insecure_implied = true;
+  config.local_address = "10.0.0.5";
+  config.worker = {.role = "trainer",
+                   .run_id = "Run_1",
+                   .substitute_local_rank = true,
+                   .virtual_local_rank = true,
+                   .numa_binding = "socket",
+                   .forwarded_signals = {10, 12},
+                   .handled_signals = "SIGTERM,SIGUSR1"};
+  config.output = {.redirects = {1, 0},
+                   .tee = {0, 3},
+                   .shown_ranks = {1},
+                   .prefix_template = "${rank}\xff",
+                   .stdout_filters = {"a", "b,c"},
+                   .stderr_filters = {"d"},
+                   .attempts = true};
+  config.others_command = {"regroup-torchrun"};
   config.others_options = {"--nnodes", "2:3"};
   config.others_program = {"train.py"};
   return config;

@@ -291,6 +291,16 @@ TEST(CommandForOthers, FitsAndQuotes) {
             "      --name 'it'\\''s a run' --lr=3e-4\n");
 }
 
+TEST(CommandForOthers, OfTorchrunNamesItsIdAndNothingImplied) {
+  LaunchConfig launch = Launch();
+  launch.others_command = {"regroup-torchrun"};
+  launch.insecure = launch.insecure_implied = true;
+  launch.worker.run_id = "Run 1";
+  EXPECT_EQ(CommandForOthers(launch, {"10.0.0.4", 29500}, 200),
+            "    regroup-torchrun --nnodes 2:3 --nproc-per-node 2 --max-restarts 3 "
+            "--rdzv-endpoint 10.0.0.4:29500 --rdzv-id 'Run 1' train.py\n");
+}
+
 TEST(FailureReport, LongStderrIsCutAtItsBeginning) {
   JobView view = Failed();
   std::string& error = std::get<WorkerFailed>(*view.generations[0].ended).cause.exit.error;

@@ -1,0 +1,29 @@
+#pragma once
+
+// The lines of a stream in which one of some texts stands.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace regroup::agent {
+
+// Pure.
+class LineFilter {
+ public:
+  explicit LineFilter(std::vector<std::string> texts) : texts_(std::move(texts)) {}
+  // The matching ones among the lines that `bytes` finishes, each with its newline.
+  std::string Add(std::string_view bytes);
+  // The unfinished last line, if it matches.
+  std::string Finish();
+
+  static constexpr std::size_t kMaxLineBytes = 64 << 10;  // A longer one is cut there.
+
+ private:
+  void Judge(std::string line, std::string& out) const;
+
+  const std::vector<std::string> texts_;
+  std::string held_;
+};
+
+}  // namespace regroup::agent
