@@ -41,5 +41,9 @@ void Watch(std::function<int(int)> handler) {
 
 int main(int argc, char** argv) {
   std::vector<std::string> args(argv + (argc > 0 ? 1 : 0), argv + argc);
+  // One program under two names: regroup-torchrun is a link, which may be called torchrun as well.
+  std::string name = argc > 0 ? argv[0] : "";
+  name = name.substr(name.find_last_of('/') + 1);
+  if (name == "regroup-torchrun" || name == "torchrun") args.insert(args.begin(), "torchrun");
   return regroup::cli::Dispatch(args, Watch);
 }

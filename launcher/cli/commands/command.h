@@ -50,6 +50,7 @@ class Command {
   // The words that follow flags are a program with its own flags.
   virtual bool program_follows() const { return false; }
   virtual std::vector<std::pair<std::string, std::string>> hints() const { return {}; }
+  virtual ParseRules rules() const { return {}; }
   // Its codes are those of the first column of the table. Asked after Parse, also when that failed.
   virtual bool speaks_for_job() const { return false; }
   // An error is rendered by the caller; ExitCodeOf gives its code.

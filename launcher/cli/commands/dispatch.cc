@@ -123,7 +123,7 @@ int Dispatch(const std::vector<std::string>& args,
   std::vector<std::string> words(args.begin() + 1, args.end());
   if (asks_help) words = {"--help"};
   absl::StatusOr<ParsedLine> line =
-      command->line().Parse(words, command->program_follows(), command->hints());
+      command->line().Parse(words, command->program_follows(), command->hints(), command->rules());
   if (!line.ok()) return Ended(line.status(), *command, terminal);
   if (line->help) {
     absl::Status printed = terminal.Print(RenderHelp(command->line().Describe()));

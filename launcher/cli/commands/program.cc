@@ -19,6 +19,9 @@ namespace regroup::cli {
 namespace {
 
 constexpr std::string_view kScriptSuffix = ".py";
+// What torchrun's --run-path does in a process of its own.
+constexpr char kRunPath[] =
+    "import sys, runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
 
 bool EndsWith(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
@@ -136,16 +139,19 @@ absl::StatusOr<std::string> FindExecutable(const std::string& name) {
 absl::StatusOr<Program> ResolveProgram(const std::vector<std::string>& words,
                                        const ProgramFlags& flags) {
   Program program;
-  program.python = !flags.no_python && (flags.module || EndsWith(words.front(), kScriptSuffix));
+  program.python = flags.run_path || (!flags.no_python && (flags.module || flags.always_python ||
+                                                           EndsWith(words.front(), kScriptSuffix)));
+  const bool module = flags.module && !flags.run_path;
   if (!program.python) {
     ASSIGN_OR_RETURN(program.executable, FindExecutable(words.front()));
     program.argv = words;
     return program;
   }
-  if (!flags.module) RETURN_IF_ERROR(CheckScript(words.front()));
+  if (!module) RETURN_IF_ERROR(CheckScript(words.front()));
   ASSIGN_OR_RETURN(program.executable, FindPython());
   program.argv = {program.executable, "-u"};
-  if (flags.module) program.argv.push_back("-m");
+  if (flags.run_path) program.argv.insert(program.argv.end(), {"-c", kRunPath});
+  if (module) program.argv.push_back("-m");
   program.argv.insert(program.argv.end(), words.begin(), words.end());
   return program;
 }

@@ -10,8 +10,10 @@
 namespace regroup::cli {
 
 struct ProgramFlags {
-  bool module = false;     // -m
-  bool no_python = false;  // --no-python
+  bool module = false;         // -m
+  bool no_python = false;      // --no-python
+  bool run_path = false;       // --run-path: beats both.
+  bool always_python = false;  // Also what does not end in .py, but for no_python.
 };
 
 struct Program {

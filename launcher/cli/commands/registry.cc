@@ -6,8 +6,9 @@
 namespace regroup::cli {
 
 std::span<const CommandEntry> AllCommands() {
-  static constexpr std::array<CommandEntry, 17> kCommands = {
+  static constexpr std::array<CommandEntry, 18> kCommands = {
       {{"run", MakeRun},
+       {"torchrun", MakeTorchrun},
        {"submit", MakeSubmit},
        {"ps", MakePs},
        {"nodes", MakeNodes},

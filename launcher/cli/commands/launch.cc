@@ -1,0 +1,288 @@
+#include "launcher/cli/commands/launch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/config/env.h"
+#include "common/config/job_limits.h"
+#include "common/config/network_rule.h"
+#include "common/config/state_dir.h"
+#include "common/config/text.h"
+#include "common/config/values.h"
+#include "launcher/cli/commands/exec.h"
+#include "launcher/cli/commands/log_source.h"
+#include "launcher/cli/commands/old_runs.h"
+
+namespace regroup::cli {
+namespace {
+
+using Words = std::vector<std::string>;
+
+absl::Status Misuse(std::string_view what, std::string_view because, std::string_view try_this) {
+  return UserError(absl::StatusCode::kInvalidArgument, what, because, try_this);
+}
+
+void Append(Words& words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+}
+
+// Flags in force: as typed, and those that the environment gave.
+std::vector<Words> FlagsInForce(const ParsedLine& words, const CommandDescription& description) {
+  std::vector<Words> flags = words.given;
+  for (const FlagDescription& flag : description.flags) {
+    const std::string& name =
+        *std::find_if(flag.names.begin(), flag.names.end(),
+                      [](const std::string& n) { return n.substr(0, 2) == "--"; });
+    bool typed =
+        std::any_of(flags.begin(), flags.end(), [&](const Words& f) { return f[0] == name; });
+    std::string value = GetEnv(flag.environment).value_or("");
+    if (typed || value.empty()) continue;
+    flags.push_back(flag.placeholder.empty() ? Words{Cat(name, "=", value)} : Words{name, value});
+  }
+  return flags;
+}
+
+bool IsOneOf(const Words& flag, std::initializer_list<std::string_view> names) {
+  std::string_view name = std::string_view(flag[0]).substr(0, flag[0].find('='));
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// "local", or the endpoint: job ids are unique within a coordinator only, and logs must not mix.
+std::string LogKey(const std::optional<Endpoint>& endpoint) {
+  if (!endpoint) return "local";
+  std::string key = Cat(endpoint->host, "-", endpoint->port);
+  for (char& c : key) {
+    if (c == ':' || c == '%' || c == '/') c = '_';
+  }
+  return key;
+}
+
+// For people only, so it may be cut to what a job may hold.
+Words Displayed(const Words& given) {
+  constexpr std::size_t kMostBytes = limits::kCommandBytes / 2, kMostWords = limits::kArguments / 2;
+  Words shown;
+  std::size_t bytes = 0;
+  for (const std::string& word : given) {
+    bytes += word.size() + 1;
+    if (bytes > kMostBytes || shown.size() == kMostWords) {
+      shown.push_back("...");
+      break;
+    }
+    shown.push_back(word);
+  }
+  return shown;
+}
+
+}  // namespace
+
+void DescribeFlags(Manner manner, CLI::App& app, LaunchFlags& flags) {
+  DescribeFlags(app, flags.job);
+  AddInt(app, "-n,--total-ranks", flags.total_ranks, 1, limits::kNodes * limits::kWorkersPerNode,
+         "workers of the whole job, in place of --nproc-per-node; --nnodes must divide it",
+         "TOTAL");
+  AddParsed(app, "--rdzv-endpoint", "HOST[:PORT]", "",
+            "where nodes meet; the coordinator runs on that host", [&flags](std::string_view text) {
+              ASSIGN_OR_RETURN(flags.endpoint, ParseEndpoint(text));
+              return absl::OkStatus();
+            });
+  AddText(app, "--rdzv-id", flags.rdzv_id, "name of the job; none: the program's base name", "ID");
+  AddDuration(app, "--join-timeout", flags.join_timeout,
+              "give up (exit 124) when not enough nodes have joined by then; none: wait");
+  AddSwitch(app, "-m,--module", flags.program.module,
+            "PROGRAM is a Python module, as in python -m");
+  AddSwitch(app, "--no-python", flags.program.no_python,
+            "execute PROGRAM directly, also when it ends in .py");
+  AddText(app, "--node-name", flags.node_name, "name of this node; none: the host's", "NAME");
+  AddText(app, "--state-dir", flags.state_dir, "where journal, node and logs are kept",
+          "DIRECTORY");
+  AddText(app, "--log-dir", flags.log_dir,
+          "where output of workers is kept; none: in the state directory", "DIRECTORY");
+  AddParsed(app, "--port-range", "FIRST-LAST", "",
+            "ports that stores and witnesses may use; none: any", [&flags](std::string_view text) {
+              ASSIGN_OR_RETURN(flags.ports, ParsePortRange(text));
+              return absl::OkStatus();
+            });
+  AddSwitch(app, "--insecure", flags.insecure, "allow plaintext connections between hosts");
+  AddSwitch(app, "-q,--quiet", flags.quiet, "no lines of Regroup's own, except about a failure");
+  DescribeFlags(app, flags.torch);
+  if (manner != Manner::kTorchrun) return;
+  for (const TorchrunOption& option : TorchrunOptions()) {
+    RenameEnvironment(app, Cat("--", option.name), option.environment ? "PET_" : "");
+  }
+}
+
+LaunchCommand::LaunchCommand(Manner manner, CommandDescription description)
+    : Command(std::move(description)), manner_(manner), started_ns_(BoottimeNanoseconds()) {
+  DescribeFlags(manner_, line().app(), flags_);
+}
+
+absl::StatusOr<int> LaunchCommand::Run(const ParsedLine& words, const Terminal& terminal) {
+  if (!flags_.torch.print_completion.empty()) {
+    RETURN_IF_ERROR(
+        terminal.Print(TorchrunCompletion(flags_.torch.print_completion, line().Describe())));
+    return kDone;
+  }
+  if (words.rest.empty()) {
+    const CommandDescription description = line().Describe();
+    return Misuse("there is no program to run", Cat("usage: ", description.usage),
+                  Cat(ShellJoin(Shown()), " --help"));
+  }
+  RETURN_IF_ERROR(Prepare(words));
+  absl::StatusOr<Program> program = ResolveProgram(words.rest, flags_.program);
+  if (!program.ok()) {
+    TellError(program.status(), terminal);
+    return program.status().code() == absl::StatusCode::kNotFound ? kNotFoundCode
+                                                                  : kNotExecutableCode;
+  }
+  LaunchConfig config;
+  config.executable = program->executable;
+  config.argv = program->argv;
+  config.python = program->python;
+  RETURN_IF_ERROR(FillJob(words, config));
+  RETURN_IF_ERROR(FillNode(config, terminal));
+  RETURN_IF_ERROR(Apply(flags_.torch, config.workers, config));
+  if (torchrun() && config.worker.handled_signals.empty())
+    config.worker.handled_signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+  FillOthers(words, config);
+  TellNotices(config, terminal);
+  if (!config.log_dir_explicit) PruneNowAndThen(config.state_dir, config.log_dir);
+  ASSIGN_OR_RETURN(int fd, WriteLaunchConfig(config));
+  return BecomeSibling("regroup-agent", {kLaunchConfigFlag, std::to_string(fd)});
+}
+
+absl::Status LaunchCommand::Prepare(const ParsedLine& words) {
+  flags_in_force_ = FlagsInForce(words, line().Describe());
+  Words names;
+  for (const Words& flag : flags_in_force_) names.push_back(flag[0].substr(0, flag[0].find('=')));
+  ASSIGN_OR_RETURN(meeting_, Settle(manner_, names, flags_));
+  flags_.program.run_path = flags_.torch.run_path;
+  flags_.program.always_python = torchrun();
+  if (torchrun() && flags_.endpoint && !IsLoopback(flags_.endpoint->host) && !flags_.insecure)
+    flags_.insecure = insecure_implied_ = true;
+  return Check(words);
+}
+
+// The command as it is called.
+Words LaunchCommand::Shown() const {
+  return torchrun() ? Words{"regroup-torchrun"} : Words{"regroup", "run"};
+}
+
+// The command as it is, with `extra` options before the program.
+std::string LaunchCommand::CommandWith(const ParsedLine& words, const Words& extra) const {
+  Words all = Shown();
+  for (const Words& flag : flags_in_force_) Append(all, flag);
+  Append(all, extra);
+  if (words.dashes) all.push_back("--");
+  Append(all, words.rest);
+  return ShellJoin(all);
+}
+
+absl::Status LaunchCommand::Check(const ParsedLine& words) const {
+  if (flags_.program.module && flags_.program.no_python && !flags_.program.run_path) {
+    return UserError(absl::StatusCode::kInvalidArgument, "-m and --no-python exclude each other",
+                     "a module is run by Python", "leave --no-python out");
+  }
+  if (flags_.job.nodes.max > 1 && !flags_.endpoint) {
+    Words extra = {"--rdzv-endpoint", Cat(HostName(), ":", kDefaultPort), "--rdzv-id",
+                   JobName(words)};
+    if (!flags_.insecure) extra.push_back("--insecure");
+    return UserError(absl::StatusCode::kInvalidArgument,
+                     Cat("--nnodes ", FormatNnodes(flags_.job.nodes.min, flags_.job.nodes.max),
+                         " needs --rdzv-endpoint HOST[:PORT]"),
+                     "several nodes have to meet somewhere, for example here",
+                     CommandWith(words, extra));
+  }
+  if (flags_.endpoint) {
+    RETURN_IF_ERROR(CheckNetworkRule(*flags_.endpoint, flags_.insecure, CommandWith(words, {})));
+  }
+  if (flags_.join_timeout && *flags_.join_timeout <= Duration::zero()) {
+    return UserError(absl::StatusCode::kInvalidArgument, "--join-timeout: 0s is no time to join",
+                     "more than 0 is needed", "leave --join-timeout out to wait");
+  }
+  return absl::OkStatus();
+}
+
+std::string LaunchCommand::JobName(const ParsedLine& words) const {
+  if (flags_.rdzv_id.empty()) return DefaultJobName(words.rest);
+  return torchrun() ? JobNameFromId(flags_.rdzv_id) : flags_.rdzv_id;
+}
+
+absl::Status LaunchCommand::FillJob(const ParsedLine& words, LaunchConfig& config) const {
+  config.given = words.rest;
+  config.spec.origin = JobOrigin::kLaunched;
+  config.spec.name = JobName(words);
+  config.spec.command = Displayed(words.rest);
+  RETURN_IF_ERROR(ValidateJobName("--rdzv-id", config.spec.name));
+  RETURN_IF_ERROR(Apply(flags_.job, config.spec));
+  config.workers = config.spec.workers_per_node;
+  config.spec.workers_per_node = 1;  // Each launcher brings its own.
+  RETURN_IF_ERROR(ValidateJobSpec(config.spec));
+  config.endpoint = flags_.endpoint;
+  config.join_timeout = flags_.join_timeout;
+  config.started_boottime_ns = started_ns_;
+  config.worker.run_id = torchrun() ? flags_.rdzv_id : "";
+  config.worker.substitute_local_rank = torchrun();
+  return absl::OkStatus();
+}
+
+absl::Status LaunchCommand::FillNode(LaunchConfig& config, const Terminal& terminal) const {
+  config.node_name_explicit = !flags_.node_name.empty();
+  config.node_name = config.node_name_explicit     ? flags_.node_name
+                     : !meeting_.node_name.empty() ? meeting_.node_name
+                                                   : HostName();
+  RETURN_IF_ERROR(ValidateNodeName("--node-name", config.node_name));
+  ASSIGN_OR_RETURN(StateDirectory state, DefaultStateDirectory(flags_.state_dir, false));
+  RETURN_IF_ERROR(MakeStateDirectory(state.path));
+  if (!state.notice.empty() && !flags_.quiet) terminal.Say(Cat("regroup: ", state.notice, "\n"));
+  config.state_dir = state.path;
+  config.log_dir_explicit = !flags_.log_dir.empty();
+  std::string logs = Cat(state.path, "/", kRunLogsFolder, "/", LogKey(flags_.endpoint));
+  if (config.log_dir_explicit) {
+    ASSIGN_OR_RETURN(StateDirectory given,
+                     DefaultStateDirectory(flags_.log_dir, false));  // Made absolute.
+    logs = given.path;
+  }
+  config.log_dir = logs;
+  config.ports = flags_.ports;
+  config.insecure = flags_.insecure;
+  config.insecure_implied = insecure_implied_;
+  const TorchFlags& torch = flags_.torch;
+  const bool asked = torch.redirects.any() || torch.tee.any() || !torch.stdout_filters.empty() ||
+                     !torch.stderr_filters.empty();
+  config.output.attempts = config.log_dir_explicit && (torchrun() || asked);
+  config.quiet = flags_.quiet;
+  return absl::OkStatus();
+}
+
+void LaunchCommand::FillOthers(const ParsedLine& words, LaunchConfig& config) const {
+  config.others_command = Shown();
+  for (const Words& flag : flags_in_force_) {
+    if (IsOneOf(flag, {"--rdzv-endpoint", "--rdzv-id", "--node-name", "--insecure", "--local-addr",
+                       "--node-rank", "--master-addr", "--master-port"}))
+      continue;
+    Append(IsOneOf(flag, {"--module", "--no-python", "--run-path"}) ? config.others_program
+                                                                    : config.others_options,
+           flag);
+  }
+  if (!meeting_.node_name.empty()) {
+    const bool two = flags_.job.nodes.max == 2;
+    const int mine = flags_.torch.node_rank.value_or(0);
+    Append(config.others_options, {"--node-rank", two ? std::to_string(1 - mine) : "RANK"});
+  }
+  if (words.dashes) config.others_program.push_back("--");
+  Append(config.others_program, words.rest);
+}
+
+void LaunchCommand::TellNotices(const LaunchConfig& config, const Terminal& terminal) const {
+  if (flags_.quiet) return;
+  for (const std::string& notice : meeting_.notices) terminal.Say(Cat("regroup: ", notice, "\n"));
+  if (torchrun() && config.workers > 1 && !GetEnv("OMP_NUM_THREADS")) {
+    terminal.Say(Cat("regroup: OMP_NUM_THREADS=1 for each of ", config.workers,
+                     " workers, as under torchrun; set it to what your program needs\n"));
+  }
+}
+
+}  // namespace regroup::cli
