@@ -58,7 +58,7 @@ absl::StatusOr<UniqueFd> ListenUnix(int directory_fd, const std::string& name, i
   if (bind() < 0) {
     if (errno != EADDRINUSE) return ErrnoStatus(errno, absl::StrCat("bind ", name));
     absl::StatusOr<UniqueFd> other = ConnectUnix(directory_fd, name);
-    if (other.ok())
+    if (other.ok() || absl::IsResourceExhausted(other.status()))
       return absl::UnavailableError(absl::StrCat(name, ": somebody listens there already"));
     if (!absl::IsUnavailable(other.status()) && !absl::IsNotFound(other.status()))
       return other.status();
@@ -86,9 +86,10 @@ absl::StatusOr<UniqueFd> ConnectUnix(int directory_fd, const std::string& name) 
     result = ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address));
   } while (result < 0 && errno == EINTR);
   if (result == 0) return fd;
-  if (errno == ECONNREFUSED || errno == EAGAIN) {
+  if (errno == ECONNREFUSED)
     return absl::UnavailableError(absl::StrCat("connect ", name, ": ", std::strerror(errno)));
-  }
+  if (errno == EAGAIN)
+    return absl::ResourceExhaustedError(absl::StrCat("connect ", name, ": its backlog is full"));
   return ErrnoStatus(errno, absl::StrCat("connect ", name));
 }
 

@@ -18,7 +18,8 @@ namespace regroup::io {
 absl::StatusOr<UniqueFd> ListenUnix(int directory_fd, const std::string& name, int backlog = 128);
 absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int backlog = 128);
 
-// Connected. UNAVAILABLE when nobody listens, NOT_FOUND without the file.
+// Connected. UNAVAILABLE when nobody listens, NOT_FOUND without the file, RESOURCE_EXHAUSTED when
+// somebody listens who is behind with accepting.
 absl::StatusOr<UniqueFd> ConnectUnix(int directory_fd, const std::string& name);
 absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path);
 

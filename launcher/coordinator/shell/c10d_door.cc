@@ -11,6 +11,12 @@
 #include "common/io/unix_socket.h"
 
 namespace regroup::coordinator {
+namespace {
+
+constexpr int kBacklog = 4096;  // All of a large job's torchruns may come before it has started.
+
+}  // namespace
+
 void C10dDoor::Admit(io::UniqueFd client) {
   absl::Status passed = PassOn(client);
   if (absl::IsUnavailable(passed) || absl::IsNotFound(passed)) {
@@ -30,7 +36,7 @@ absl::Status C10dDoor::PassOn(const io::UniqueFd& client) {
 
 absl::Status C10dDoor::StartHost() {
   ASSIGN_OR_RETURN(const io::UniqueFd listener,
-                   io::ListenUnix(absl::StrCat(folder_, "/", kC10dSocketName)));
+                   io::ListenUnix(absl::StrCat(folder_, "/", kC10dSocketName), kBacklog));
   const std::string path = absl::StrCat(folder_, "/", kC10dLogName);
   const io::UniqueFd log(
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600));

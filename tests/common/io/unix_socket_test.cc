@@ -6,6 +6,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <vector>
+
 #include "tests/common/io/temp_directory.h"
 
 namespace regroup::io {
@@ -33,6 +35,24 @@ TEST(UnixSockets, ReplaceADeadOneButNotALiveOne) {
   EXPECT_TRUE(absl::IsUnavailable(ConnectUnix(directory / "s").status()));
   EXPECT_TRUE(ListenUnix(directory / "s").ok());
   EXPECT_TRUE(absl::IsNotFound(ConnectUnix(directory / "other").status()));
+}
+
+// Two would serve under one name, each with a part of the clients.
+TEST(UnixSockets, OneThatIsBehindIsNotReplaced) {
+  TempDirectory directory;
+  absl::StatusOr<UniqueFd> server = ListenUnix(directory / "s", 1);
+  ASSERT_TRUE(server.ok()) << server.status();
+  std::vector<UniqueFd> waiting;
+  absl::Status last;
+  for (int i = 0; i < 16 && last.ok(); ++i) {
+    absl::StatusOr<UniqueFd> client = ConnectUnix(directory / "s");
+    last = client.status();
+    if (client.ok()) waiting.push_back(*std::move(client));
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(last)) << last;
+  EXPECT_TRUE(absl::IsUnavailable(ListenUnix(directory / "s").status()));
+  UniqueFd accepted(::accept(server->get(), nullptr, nullptr));
+  EXPECT_TRUE(ConnectUnix(directory / "s").ok());
 }
 
 TEST(UnixSockets, PassADescriptorOn) {
