@@ -37,6 +37,7 @@ def main():
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--log-dir", required=True)
     parser.add_argument("--step-seconds", type=float, default=0.02)
+    parser.add_argument("--hold", help="the last epoch waits until this file exists: a test's kill comes before the end")
     args = parser.parse_args()
 
     restarts = int(os.environ.get("REGROUP_GENERATION", "1")) - 1
@@ -70,6 +71,8 @@ def main():
         first = state["epoch"]
     ddp = DistributedDataParallel(model)
     for epoch in range(first, args.epochs):
+        while args.hold and epoch == args.epochs - 1 and not os.path.exists(args.hold):
+            time.sleep(0.01)
         sampler.set_epoch(epoch)
         for x, y in loader:
             optimizer.zero_grad()
@@ -81,6 +84,7 @@ def main():
         if rank == 0:
             temporary = f"{args.checkpoint}.{os.getpid()}.tmp"
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}, temporary)
+            time.sleep(args.step_seconds)
             os.replace(temporary, args.checkpoint)
         dist.barrier()
     print(f"done rank={rank}", file=log)

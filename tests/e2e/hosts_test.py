@@ -35,6 +35,7 @@ class TwoHosts(pytorch_test.Training):
         e2e.wait_for(lambda: max(pytorch_test.epochs_of(pytorch_test.worker_logs(self.logs), 0), default=-1) >= 1, 60, "epoch 1",
                      self.fx.describe)
         os.kill(self.workers()[-1], signal.SIGKILL)
+        self.let_end()
         for launcher in launchers:
             self.assertEqual(launcher.wait(120), 0, self.fx.describe())
         self.judge(lost_node=False)
@@ -58,6 +59,7 @@ class TwoHosts(pytorch_test.Training):
         e2e.wait_for(lambda: max(pytorch_test.epochs_of(pytorch_test.worker_logs(self.logs), 0), default=-1) >= 1, 60, "epoch 1",
                      self.fx.describe)
         self.pair.cut(self.hosts[1])
+        self.let_end()
         self.assertEqual(keeper.wait(120), 0, keeper)
         e2e.kill_tree(lost.pid)
         lost.kill()
@@ -69,6 +71,7 @@ class NamesResolveToLoopback(TwoHosts):
 
     def test_endpoint_by_name(self):
         """The host dials its own name, 127.0.1.1 as on a stock Debian; the other one dials its address."""
+        self.let_end()
         launchers = [self.launch(self.hosts[0], "alpha"), None]
         launchers[0].expect("1 of 2 nodes|generation 1", 30)
         launchers[1] = self.launch(self.hosts[1], self.hosts[0].ipv4)

@@ -44,7 +44,10 @@ class Training(e2e.TestCase):
         os.mkdir(self.logs)
 
     def arguments(self):
-        return [SCRIPT, "--epochs", EPOCHS, "--checkpoint", self.checkpoint, "--log-dir", self.logs]
+        return [SCRIPT, "--epochs", EPOCHS, "--checkpoint", self.checkpoint, "--log-dir", self.logs, "--hold", self.logs + ".go"]
+
+    def let_end(self):
+        open(self.logs + ".go", "w").close()
 
     def parameters(self, path):
         code = ("import sys, torch; m = torch.load(sys.argv[1])['model']; "
@@ -131,6 +134,7 @@ class Launched(Training):
             del launchers[victim]
         else:
             os.kill(rng.choice(self.workers()), signal.SIGKILL)
+        self.let_end()
         for launcher in launchers:
             self.assertEqual(launcher.wait(120), 0, f"seed {seed}, {moment}: {launcher}")
         self.judge(lost_node)
@@ -168,6 +172,7 @@ class Submitted(Training):
             victim.kill()
         else:
             os.kill(rng.choice(self.workers()), signal.SIGKILL)
+        self.let_end()
         waited = self.fx.run("wait", "train", timeout=120)
         self.assertEqual(waited.code, 0, f"seed {seed}, {moment}: {waited}")
         self.judge(lost_node)
