@@ -66,6 +66,10 @@ fi
 for program in "${PROGRAMS[@]}"; do
   put "$staging/$program" "$PREFIX/bin/$program" 755
 done
+folder "$PREFIX/bin"
+ln -sfn regroup "$PREFIX/bin/regroup-torchrun.new" # One program under two names.
+mv -fT "$PREFIX/bin/regroup-torchrun.new" "$PREFIX/bin/regroup-torchrun"
+files+=("$PREFIX/bin/regroup-torchrun")
 for page in "$staging"/man/*.1; do
   put "$page" "$PREFIX/share/man/man1/$(basename "$page")" 644
 done

@@ -33,7 +33,7 @@ class Install(e2e.TestCase):
     def test_install_and_uninstall(self):
         before = self.content()
         self.assertIn("export PATH", self.install().stdout)
-        for path in ("bin/regroup", "bin/regroup-agent", "bin/regroup-shim", "bin/regroup-worker",
+        for path in ("bin/regroup", "bin/regroup-agent", "bin/regroup-shim", "bin/regroup-worker", "bin/regroup-torchrun",
                      "share/man/man1/regroup.1", "share/man/man1/regroup-run.1", "share/zsh/site-functions/_regroup",
                      "share/bash-completion/completions/regroup", "share/fish/vendor_completions.d/regroup.fish"):
             self.assertTrue(os.path.getsize(os.path.join(self.prefix, path)) > 0, path)

@@ -1,0 +1,159 @@
+"""`regroup-torchrun`: torchrun's command line, its habits, and a PyTorch script that knows neither."""
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import regroup_e2e as e2e
+
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ddp_train.py")
+SHOW = "import os, sys, json; print(json.dumps([dict(os.environ), sys.argv]))\n"
+
+
+class Torchrun(e2e.TestCase):
+    def torchrun(self, *words, **more):
+        env = {"PYTHON_EXEC": sys.executable, **more.pop("env", {})}
+        return self.fx.start(e2e.binary("regroup-torchrun"), *words, env=env, **more)
+
+    def script(self, text, name="program"):
+        path = self.fx.path("work", name)
+        with open(path, "w") as f:
+            f.write(text)
+        return path
+
+    def shown(self, *words, **more):
+        """(environment, arguments) of each worker, by rank."""
+        run = self.torchrun(*words, **more)
+        self.assertEqual(run.wait(), 0, run)
+        lines = [line[line.index("[{"):] for line in run.stdout.splitlines() if "[{" in line]
+        return sorted((json.loads(line) for line in lines), key=lambda worker: int(worker[0]["RANK"]))
+
+
+class OneNode(Torchrun):
+    def test_environment_and_arguments(self):
+        workers = self.shown("--standalone", "--nproc_per_node=2", "--role", "trainer", "--max-restarts=3", self.script(SHOW),
+                             "--x", "${local_rank}", env={"PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGUSR1"})
+        self.assertEqual(len(workers), 2)
+        for rank, (env, argv) in enumerate(workers):
+            wanted = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1,
+                      "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 2, "ROLE_NAME": "trainer", "MASTER_ADDR": "127.0.0.1",
+                      "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 3, "TORCHELASTIC_USE_AGENT_STORE": "True",
+                      "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1, "OMP_NUM_THREADS": 1, "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGUSR1"}
+            self.assertEqual({name: env.get(name) for name in wanted}, {name: str(value) for name, value in wanted.items()})
+            self.assertTrue(env["TORCHELASTIC_ERROR_FILE"])
+            self.assertEqual(argv[1:], ["--x", str(rank)])
+
+    def test_options_come_from_pet_variables(self):
+        env = {"PET_NPROC_PER_NODE": "2", "PET_STANDALONE": "1", "PET_VIRTUAL_LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,5"}
+        workers = self.shown(self.script(SHOW), env=env)
+        self.assertEqual([(w["LOCAL_RANK"], w["CUDA_VISIBLE_DEVICES"]) for w, _ in workers], [("0", "4"), ("0", "5")])
+
+    def test_run_path_and_module(self):
+        text = "import sys\nprint(__name__, sys.argv)\n"
+        path = self.script(text)
+        self.script(text, "some_module.py")
+        run = self.torchrun("--standalone", "--run-path", path, "a")
+        self.assertEqual(run.wait(), 0, run)
+        self.assertEqual(run.stdout, f"__main__ {[path, 'a']!r}\n")
+        run = self.torchrun("--standalone", "-m", "some_module", "b")
+        self.assertEqual(run.wait(), 0, run)
+        self.assertRegex(run.stdout, r"__main__ \['.*some_module.py', 'b'\]")
+
+    def test_workers_own_exit_code(self):
+        run = self.torchrun("--standalone", self.script("raise SystemExit(7)\n"))
+        self.assertEqual(run.wait(), 7, run)
+
+    def test_output_is_kept_shown_and_filtered_as_asked(self):
+        logs = self.fx.path("work", "logs")
+        text = ("import os, sys, time\nr = os.environ['RANK']\nprint('loss', r)\nprint('other', r)\nprint('oops', r, file=sys.stderr)\n"
+                "sys.exit(1 if r == '0' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n")
+        run = self.torchrun("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--log-dir", logs, "-t", "1", "-r", "0:2",
+                            "--local-ranks-filter", "0", "--duplicate-stdout-filters", "loss", self.script(text))
+        self.assertEqual(run.wait(), 0, run)
+        self.assertIn("[default0]:loss 0", run.stdout)
+        self.assertNotIn("loss 1", run.stdout)
+        self.assertNotIn("oops 1", run.stderr)
+        folder, = [name for name in os.listdir(logs) if "_" in name]
+        attempts = sorted(os.listdir(os.path.join(logs, folder)))
+        self.assertEqual(len(attempts), 2, attempts)
+
+        def read(*path):
+            with open(os.path.join(logs, folder, *path)) as f:
+                return f.read()
+        self.assertEqual(attempts[0], "attempt_0")
+        self.assertEqual(read("attempt_0", "0", "stderr.log"), "oops 0\n")
+        self.assertEqual(read(attempts[1], "1", "stdout.log"), "loss 1\nother 1\n")
+        self.assertEqual(sorted(read(attempts[1], "filtered_stdout.log").splitlines()), ["loss 0", "loss 1"])
+
+    def test_sigusr1_reaches_workers_and_ends_nothing(self):
+        text = ("import signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: (print('got it', flush=True), exit(0)))\n"
+                "print('ready', flush=True)\ntime.sleep(60)\n")
+        run = self.torchrun("--standalone", self.script(text))
+        run.expect("ready", stream="stdout")
+        run.send(signal.SIGUSR1)
+        self.assertEqual(run.wait(), 0, run)
+        self.assertIn("got it", run.stdout)
+
+    def test_numa_binding_stays_within_what_is_allowed(self):
+        run = self.torchrun("--standalone", "--numa-binding", "node", self.script("import os; print(sorted(os.sched_getaffinity(0)))\n"))
+        self.assertEqual(run.wait(), 0, run)
+        self.assertLessEqual(set(json.loads(run.stdout)), os.sched_getaffinity(0))
+
+
+class TwoNodes(Torchrun):
+    def test_static_ranks_follow_node_rank(self):
+        """As tutorials have it: underscores, no back-end named. The node of rank 1 comes first."""
+        port, path, runs = e2e.free_port(), self.script(SHOW), {}
+        for rank in (1, 0):
+            runs[rank] = self.torchrun("--nnodes=2", f"--node_rank={rank}", "--nproc_per_node=1", "--master_addr=127.0.0.1",
+                                       f"--master_port={port}", path)
+        for rank, run in runs.items():
+            self.assertEqual(run.wait(), 0, run)
+            env, _ = json.loads(run.stdout)
+            self.assertEqual((env["RANK"], env["GROUP_RANK"], env["WORLD_SIZE"]), (str(rank), str(rank), "2"), run)
+
+    def test_c10d_with_an_id(self):
+        port, path = e2e.free_port(), self.script(SHOW)
+        runs = [self.torchrun("--nnodes=1:2", "--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{port}", "--rdzv_id=Job_7",
+                              "--rdzv_conf=join_timeout=20,last_call_timeout=3", "--node-name", f"n{i}", path) for i in range(2)]
+        for run in runs:
+            self.assertEqual(run.wait(), 0, run)
+            self.assertIn("--rdzv-conf last_call_timeout has no effect", run.stderr)
+        self.assertTrue(all('"TORCHELASTIC_RUN_ID": "Job_7"' in run.stdout for run in runs if run.stdout))
+
+    def test_join_timeout(self):
+        run = self.torchrun("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{e2e.free_port()}",
+                            "--rdzv-conf=join_timeout=1", self.script(""))
+        self.assertEqual(run.wait(), 124, run)
+        self.assertIn("regroup-torchrun --nnodes 2", run.stderr)
+
+
+class AgainstTorchrun(Torchrun):
+    def test_every_option_of_the_real_one_is_known(self):
+        code = ("import json; from torch.distributed.run import get_args_parser as p\n"
+                "print(json.dumps([a.option_strings for a in p()._actions if a.option_strings]))")
+        done = subprocess.run([e2e.torch_python(), "-c", code], capture_output=True, text=True, check=True)
+        run = self.torchrun("--help")
+        self.assertEqual(run.wait(), 0)
+        words = set(run.stdout.replace(",", " ").split())
+        for spellings in json.loads(done.stdout):
+            if "--help" not in spellings:
+                for name in spellings:
+                    self.assertIn(name if name[1] != "-" else name.replace("_", "-"), words)
+
+    def test_a_ddp_script(self):
+        logs = self.fx.path("work", "logs")
+        os.mkdir(logs)
+        run = self.torchrun("--standalone", "--nproc-per-node", "2", SCRIPT, "--epochs", "2", "--checkpoint",
+                            self.fx.path("work", "model.pt"), "--log-dir", logs, env={"PYTHON_EXEC": e2e.torch_python()})
+        self.assertEqual(run.wait(60), 0, run)
+        texts = []
+        for name in os.listdir(logs):
+            with open(os.path.join(logs, name)) as f:
+                texts.append(f.read())
+        self.assertEqual(sum("done rank=" in text for text in texts), 2, texts)
+
+
+if __name__ == "__main__":
+    e2e.main()
