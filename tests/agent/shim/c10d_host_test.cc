@@ -48,16 +48,16 @@ class C10dProcess : public testing::Test {
     ::waitpid(*pid_, nullptr, 0);
   }
 
-  // A client whose connection was accepted here and passed on.
+  // A client whose connection was accepted here and passed on; our end stays open in `accepted_`.
   io::UniqueFd Client() {
     const Address address = *io::LocalAddressOf(listener_.get());
     io::SocketAddress target = *io::ToSocketAddress(address);
     io::UniqueFd client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     EXPECT_EQ(::connect(client.get(), target.get(), target.size), 0);
-    io::UniqueFd accepted;
-    while (!accepted) accepted.reset(::accept(listener_.get(), nullptr, nullptr));
+    accepted_.reset();
+    while (!accepted_) accepted_.reset(::accept(listener_.get(), nullptr, nullptr));
     const io::UniqueFd hander = *io::ConnectUnix(directory_ / "s");
-    EXPECT_TRUE(io::SendFd(hander.get(), accepted.get()).ok());
+    EXPECT_TRUE(io::SendFd(hander.get(), accepted_.get()).ok());
     return client;
   }
   static std::string Ask(const io::UniqueFd& client, const std::string& request, std::size_t size) {
@@ -80,7 +80,7 @@ class C10dProcess : public testing::Test {
   }
 
   io::TempDirectory directory_;
-  io::UniqueFd listener_;
+  io::UniqueFd listener_, accepted_;
   std::optional<pid_t> pid_;
 };
 
@@ -90,6 +90,7 @@ TEST_F(C10dProcess, ServesWhatIsPassedOnAndEndsAfterTheLast) {
   EXPECT_EQ(Ask(first, wire::Validate() + wire::Ping(7), 4), std::string("\7\0\0\0", 4));
   EXPECT_EQ(Ask(first, wire::CompareSet(key, "", "state"), 13), wire::String("state"));
   EXPECT_EQ(Ask(second, wire::Validate() + wire::Get(key), 13), wire::String("state"));
+  accepted_.reset();
   first.reset();
   EXPECT_EQ(Ask(second, wire::Get(key), 13), wire::String("state"));
   second.reset();
@@ -97,8 +98,18 @@ TEST_F(C10dProcess, ServesWhatIsPassedOnAndEndsAfterTheLast) {
   io::UniqueFd third = Client();
   EXPECT_EQ(Ask(third, wire::Validate() + wire::CompareSet(key, "", "new"), 11),
             wire::String("new"));
+  accepted_.reset();
   third.reset();
   EXPECT_TRUE(HasEnded());
+}
+
+TEST_F(C10dProcess, AClientWhoseHostIsGoneIsNoticed) {
+  io::UniqueFd client = Client();
+  EXPECT_EQ(Ask(client, wire::Validate() + wire::Ping(7), 4), std::string("\7\0\0\0", 4));
+  int on = 0;
+  socklen_t size = sizeof on;
+  ASSERT_EQ(::getsockopt(accepted_.get(), SOL_SOCKET, SO_KEEPALIVE, &on, &size), 0);
+  EXPECT_NE(on, 0);
 }
 
 TEST_F(C10dProcess, AHanderWithoutADescriptorIsLetGo) {
