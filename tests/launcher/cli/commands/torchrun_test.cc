@@ -183,9 +183,9 @@ struct MeetingRow {
   std::size_t notices = 0;
 };
 
-TEST(Meeting, Table) {
+std::vector<MeetingRow> MeetingRows() {
   const Manner t = Manner::kTorchrun, r = Manner::kRun;
-  const std::vector<MeetingRow> rows = {
+  return {
       {"nothing", t, {}, "1", "", "", -1},
       {"standalone", t, {"--standalone"}, "1", "", "", -1},
       {"standalone ignores", t, {"--standalone", "--rdzv-endpoint=a:1"}, "1", "", "", -1, 1},
@@ -252,7 +252,10 @@ TEST(Meeting, Table) {
        5},
       {"total", r, {"--nnodes=2", "--rdzv-endpoint=h", "-n", "8"}, "2", "h:29400", "", -1},
   };
-  for (const MeetingRow& row : rows) {
+}
+
+TEST(Meeting, Table) {
+  for (const MeetingRow& row : MeetingRows()) {
     Words args = row.args;
     args.push_back("x.py");
     const Outcome outcome = Read(row.manner, args);
