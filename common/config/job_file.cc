@@ -2,6 +2,7 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -31,6 +32,20 @@ std::string_view KindOf(const YAML::Node& node) {
 }
 
 // Walks a parsed file; every error says source:line and the field.
+// Options of a launch command that say nothing about the job; empty: it is none of them.
+std::string_view WhyNotInAJob(std::string_view field) {
+  std::string name(field);
+  std::replace(name.begin(), name.end(), '-', '_');
+  if (name.rfind("rdzv_", 0) == 0 || name == "master_addr" || name == "master_port")
+    return "nodes of a submitted job do not look for each other: the coordinator brings them "
+           "together";
+  if (name == "node_rank") return "the coordinator gives ranks, in natural order of nodes' names";
+  if (name == "standalone") return "nnodes: 1 is a job of one node";
+  if (name == "local_addr") return "an address belongs to a node: each agent finds its own";
+  if (name == "log_dir") return "each agent has its own: regroup agent --log-dir";
+  return "";
+}
+
 class JobFileReader {
  public:
   JobFileReader(std::string_view source, std::string_view directory) : source_(source) {
@@ -55,6 +70,10 @@ class JobFileReader {
          {"workdir", [&](auto& n) { return Text(n, spec_.directory); }},
          {"env", [&](auto& n) { return Environment(n); }},
          {"grace", [&](auto& n) { return Time(n, spec_.grace); }},
+         // As torchrun calls them.
+         {"max_restarts",
+          [&](auto& n) { return Number(n, 0, limits::kRestarts, spec_.max_restarts); }},
+         {"shutdown_timeout", [&](auto& n) { return Seconds(n, spec_.grace); }},
          {"scale_up", [&](auto& n) { return Scale(n); }},
          {"retry", [&](auto& n) { return Retry(n); }}}));
     for (const char* required : {"name", "run"}) {
@@ -101,6 +120,10 @@ class JobFileReader {
         return Bad(entry.first, "a field's name is expected", Cat("this is ", KindOf(entry.first)));
       const std::string& name = entry.first.Scalar();
       auto reader = readers.find(name);
+      if (reader == readers.end() && prefix.empty() && !WhyNotInAJob(name).empty()) {
+        return Bad(entry.first, Cat("a job file has no ", ShellQuote(name.substr(0, 60))),
+                   WhyNotInAJob(name), "leave it out");
+      }
       if (reader == readers.end()) {
         std::vector<std::string> known;
         for (const auto& [field, unused] : readers) known.push_back(field);
@@ -138,6 +161,13 @@ class JobFileReader {
     absl::StatusOr<Duration> time = ParseDuration(node.Scalar());
     if (!time.ok()) return Within(node, time.status());
     out = *time;
+    return absl::OkStatus();
+  }
+
+  absl::Status Seconds(const YAML::Node& node, Duration& out) const {
+    int seconds = 0;
+    RETURN_IF_ERROR(Number(node, 0, 365 * 24 * 3600, seconds));
+    out = std::chrono::seconds(seconds);
     return absl::OkStatus();
   }
 

@@ -148,6 +148,14 @@ TEST(JobFile, Variants) {
   EXPECT_EQ(spec->scale_up, ScaleUp::kNever);
 }
 
+TEST(JobFile, TorchrunsNames) {
+  absl::StatusOr<JobSpec> job =
+      ParseJobFile("name: a\nrun: x\nmax_restarts: 4\nshutdown_timeout: 90\n", "job.yaml", "/w");
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->max_restarts, 4);
+  EXPECT_EQ(job->grace, std::chrono::seconds(90));
+}
+
 TEST(JobFile, RendersWhatItReads) {
   JobSpec spec = *ParseJobFile(kCompleteExample, "job.yaml", "/home/u");
   spec.unit = 2;
@@ -169,7 +177,14 @@ TEST(JobFile, Errors) {
   const FileRow rows[] = {
       {ok + "nnode: 2\n", "job.yaml:3: unknown field nnode", "did you mean nnodes?"},
       {ok + "zebra: 2\n", "job.yaml:3: unknown field zebra",
-       "known are: env grace name nnodes nproc_per_node retry run scale_up workdir"},
+       "known are: env grace max_restarts name nnodes nproc_per_node retry run scale_up "
+       "shutdown_timeout workdir"},
+      {ok + "rdzv_endpoint: node0\n", "job.yaml:3: a job file has no rdzv_endpoint",
+       "nodes of a submitted job do not look for each other: the coordinator brings them together"},
+      {ok + "node-rank: 1\n", "job.yaml:3: a job file has no node-rank",
+       "the coordinator gives ranks, in natural order of nodes' names"},
+      {ok + "shutdown_timeout: -1\n", "job.yaml:3: shutdown_timeout: \"-1\" is out of range",
+       "0 to 31536000 are allowed"},
       {ok + "nnodes: 4:2\n", "job.yaml:3: nnodes: \"4:2\" has its minimum above its maximum",
        "MIN:MAX needs MIN at most MAX, and 4 is more than 2"},
       {ok + "nnodes: 0\n", "job.yaml:3: nnodes: \"0\" is out of range", "1 to 10000 are allowed"},
