@@ -145,6 +145,21 @@ class Reports(WorkerTest):
             self.assertTrue(blocked >> (number - 1) & 1, number)
         self.assertFalse(blocked >> (signal.SIGSEGV - 1) & 1)
 
+    def test_a_signal_handler_may_call_while_the_first_call_is_under_way(self):
+        self.become_worker()
+        before = signal.signal(signal.SIGUSR1, lambda *_: regroup.progress(step=5))
+        self.addCleanup(signal.signal, signal.SIGUSR1, before)
+        made = _worker.Client
+
+        def interrupted(*args):
+            signal.raise_signal(signal.SIGUSR1)
+            return made(*args)
+        self.addCleanup(setattr, _worker, "Client", made)
+        _worker.Client = interrupted
+        regroup.progress(step=6)
+        self.agent.await_step(6)
+        self.assertEqual(self.agent.connections, 1)
+
     def test_many_threads(self):
         self.become_worker()
         threads = [threading.Thread(target=lambda n=n: [regroup.progress(step=n * 1000 + i) for i in range(500)]) for n in range(8)]

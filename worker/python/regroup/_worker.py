@@ -16,8 +16,9 @@ NOTICE_EXPIRED = 17  # Exit code of a worker that left for a notice and was neve
 _AWAIT_STOP_S = 60.0  # After a notice's deadline.
 _LAST_WORDS_S = 0.5  # They take a millisecond, unless the agent is away.
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # A signal handler may call us while its own thread is here.
 _client: Optional[Client] = None
+_starting = False
 _silent = False  # This process must not speak, or can't.
 _seen = False  # The program knows of the notice.
 _saved: Optional[_wire.Question] = None  # The newest checkpoint that was asked for.
@@ -32,18 +33,21 @@ def client() -> Optional[Client]:
 
 
 def _start() -> Optional[Client]:
-    global _client, _silent
+    global _client, _silent, _starting
     path = os.environ.get("REGROUP_SOCKET", "")
     with _lock:
-        if _client is None and not _silent:
+        if _client is None and not _silent and not _starting:
             if not path or _is_helper():
                 _silent = True
                 return None
+            _starting = True
             try:
                 _client = Client(path, context())
             except Exception:  # No thread or descriptor to be had: then without.
                 logger.debug("can't talk to the agent", exc_info=True)
                 _silent = True
+            finally:
+                _starting = False
         return _client
 
 
@@ -54,9 +58,9 @@ def _is_helper() -> bool:
 
 
 def _after_fork() -> None:
-    global _client, _silent, _seen, _lock
+    global _client, _silent, _seen, _lock, _starting
     inherited, _client = _client, None
-    _lock, _seen = threading.Lock(), False
+    _lock, _seen, _starting = threading.RLock(), False, False
     if inherited is not None:
         _silent = True
         inherited.drop()
