@@ -9,7 +9,6 @@
 #include <boost/asio/post.hpp>
 #include <csignal>
 #include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -341,6 +340,12 @@ void GroupHost::Carry(const StartRanks& action) {
     absl::StatusOr<std::string> owner = io::InterfaceOwning(hosted->witness->host);
     if (owner.ok()) interface = *std::move(owner);
   }
+  if (action.run.many_hosts) WarnOfHostName(group, interface);
+  const auto visible = group.find("CUDA_VISIBLE_DEVICES");
+  const std::vector<int> gpu_nodes =
+      options_.worker.numa_binding.empty()
+          ? std::vector<int>()
+          : NumaNodesOfGpus(visible == group.end() ? std::nullopt : std::optional(visible->second));
   shim::StartRanks start;
   start.ranks.resize(action.run.mine.size());
   for (const RankAssignment& rank : action.run.mine) {
@@ -349,18 +354,7 @@ void GroupHost::Carry(const StartRanks& action) {
     if (options_.worker.substitute_local_rank)
       plan.command = CommandOf(hosted->spec.command, rank.local_rank);
     if (IsNativeWorker(hosted->spec.command))
-  if (action.run.many_hosts) WarnOfHostName(group, interface);
-  const auto visible = group.find("CUDA_VISIBLE_DEVICES");
-  const std::vector<int> gpu_nodes =
-      options_.worker.numa_binding.empty()
-          ? std::vector<int>()
-          : NumaNodesOfGpus(visible == group.end() ? std::nullopt : std::optional(visible->second));
       plan.cpus = CpusOf(rank.local_rank, hosted->spec.workers, options_.cpus);
-    start.ranks[static_cast<std::size_t>(rank.local_rank)] = std::move(plan);
-  }
-  hosted->shim->Send(start);
-}
-
     if (!options_.worker.numa_binding.empty()) {
       plan.cpus = CpusNear({.how = options_.worker.numa_binding,
                             .local_rank = rank.local_rank,
@@ -368,11 +362,11 @@ void GroupHost::Carry(const StartRanks& action) {
                             .allowed = options_.cpus,
                             .gpu_nodes = gpu_nodes});
     }
-void GroupHost::Carry(const StopRanks& action) {
-  Hosted* hosted = Find(action.key);
-  if (hosted != nullptr && hosted->shim)
-    hosted->shim->Send(shim::Stop{.deadline = action.deadline, .signal = SIGTERM});
+    start.ranks[static_cast<std::size_t>(rank.local_rank)] = std::move(plan);
+  }
+  hosted->shim->Send(start);
 }
+
 // Gloo asks for the address of the host's name unless it is told an interface.
 void GroupHost::WarnOfHostName(const Environment& group, const std::string& interface) {
   if (!interface.empty() || group.contains("GLOO_SOCKET_IFNAME") || !handler_.tell) return;
@@ -396,6 +390,11 @@ void GroupHost::Forward(int signal) {
   }
 }
 
+void GroupHost::Carry(const StopRanks& action) {
+  Hosted* hosted = Find(action.key);
+  if (hosted != nullptr && hosted->shim)
+    hosted->shim->Send(shim::Stop{.deadline = action.deadline, .signal = SIGTERM});
+}
 
 void GroupHost::Carry(const SignalRank& action) {
   Hosted* hosted = Find(action.key);

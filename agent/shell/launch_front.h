@@ -44,9 +44,9 @@ class LaunchFront : public Front {
   RunScreen screen_;
   Relay relay_;
   boost::asio::steady_timer timer_;
+  const std::string host_;
   std::string node_name_;
   std::map<GroupKey, std::set<std::string>> followed_;
-  const std::string host_;
   std::optional<JobView> view_;
   std::map<std::string, Duration> warned_;  // Text → when.
   bool away_ = false;
