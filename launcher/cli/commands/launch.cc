@@ -223,7 +223,9 @@ absl::Status LaunchCommand::FillJob(const ParsedLine& words, LaunchConfig& confi
   config.endpoint = flags_.endpoint;
   config.join_timeout = flags_.join_timeout;
   config.started_boottime_ns = started_ns_;
-  config.worker.run_id = torchrun() ? flags_.rdzv_id : "";
+  // A node that was told the default name, and one that found it, have to say the same.
+  const bool own_id = torchrun() && flags_.rdzv_id != DefaultJobName(words.rest);
+  config.worker.run_id = own_id ? flags_.rdzv_id : "";
   config.worker.substitute_local_rank = torchrun();
   return absl::OkStatus();
 }

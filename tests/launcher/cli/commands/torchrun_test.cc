@@ -419,6 +419,7 @@ TEST_F(ByName, AnIdIsTheWorkersRunIdAsTyped) {
   EXPECT_EQ(config.worker.run_id, "Run_1");
   EXPECT_EQ(config.spec.name, "run-1");
   EXPECT_EQ(Launch({"--rdzv-id", "none", "train"}).spec.name, "train");
+  EXPECT_EQ(Launch({"--rdzv-id", "train", "train"}).worker.run_id, "") << "the default, as told";
 }
 
 TEST_F(ByName, CompletionForTheThreeShells) {
