@@ -129,6 +129,9 @@ ListenerDescription DescribeListener(const Address& address, Duration limit) {
     return {ListenerKind::kGrpc, "another gRPC service listens on " + where};
   }
   if (IsTorchStore(address, deadline)) {
+    // A coordinator's port is a store, too; one that was loading its journal did not greet in time.
+    if (IsRegroup(address, std::min(deadline, Clock::now() + limit / 5)))
+      return {ListenerKind::kRegroup, "a Regroup coordinator listens on " + where};
     return {ListenerKind::kTorchStore, "a torchrun seems to listen on " + where};
   }
   return {ListenerKind::kSomething, "something that is not Regroup listens on " + where};

@@ -13,6 +13,8 @@ while not os.path.exists(sys.argv[1] + ".finish"):
     time.sleep(0.05)
 """
 
+OLD_CLIENT = b"\x03" + (5).to_bytes(8, "little") + b"init/" + (1).to_bytes(8, "little")  # PyTorch 2.0: no handshake.
+
 
 class Torchrun(e2e.TestCase):
     NODES = 3
@@ -78,7 +80,7 @@ class Torchrun(e2e.TestCase):
         marks = self.fx.path("work", "marks")
         agents = self.launch(marks)
         before = self.running(marks)
-        for garbage in (b"\x00\x00\x00\x00\x00\x00", b"\x04" + b"\xff" * 64, b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)):
+        for garbage in (b"\x00\x00\x00\x00\x00\x00", b"\x04" + b"\xff" * 64, OLD_CLIENT, b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)):
             with socket.create_connection(("127.0.0.1", self.port), 5) as s:
                 s.settimeout(15)
                 s.sendall(garbage)
