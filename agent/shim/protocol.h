@@ -150,7 +150,8 @@ struct State {
   bool cgroup_used = false;          // False: degraded mode, descendants are walked.
   std::uint64_t output_bytes = 0;    // Written to log files so far; grows while workers write.
   std::uint64_t lost_log_bytes = 0;  // Could not be written.
-  std::string log_trouble;           // Why; the last error.
+  // Why; the last error. Of a store: the last client whose dialect it does not speak.
+  std::string log_trouble;
   friend bool operator==(const State&, const State&) = default;
 };
 

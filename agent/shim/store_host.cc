@@ -43,6 +43,7 @@ absl::Status StoreHost::SetUp() {
   store::ServerOptions options;
   options.members = spec_.store_members;
   options.log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+  options.on_old_client = [this](const std::string& line) { trouble_ = line; };
   ASSIGN_OR_RETURN(server_, store::Server::Create(std::move(fds_.listener), std::move(options)));
   RETURN_IF_ERROR(Watch(server_->epoll_fd()));
   if (fds_.lifeline) RETURN_IF_ERROR(Watch(fds_.lifeline.get()));
@@ -95,6 +96,7 @@ void StoreHost::Report() {
   now.phase = over_ ? Phase::kFree : stop_deadline_ ? Phase::kStopping : Phase::kRunning;
   now.ever_started = true;
   now.stop_deadline = stop_deadline_;
+  now.log_trouble = trouble_;
   const bool changed = !(now == reported_);
   if (changed || control_->Asked())
     control_->Send(now, changed ? ControlSocket::To::kAll : ControlSocket::To::kAsking);

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "agent/shim/control_socket.h"
@@ -39,6 +40,7 @@ class StoreHost {
   std::unique_ptr<store::Server> server_;
   std::optional<Instant> stop_deadline_;
   bool over_ = false;
+  std::string trouble_;  // Told to people.
   State reported_;
 };
 

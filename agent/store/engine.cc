@@ -58,14 +58,19 @@ bool ToNumber(const std::string& text, std::int64_t& value) {
   return end != text.c_str() && errno != ERANGE;
 }
 
-absl::Status NotAClient(unsigned char first) {
-  if (first <= 12) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(first == kValidate ? "sent a wrong handshake, or " : "",
-                     "speaks the TCPStore dialect of PyTorch 2.0 or older (no handshake); this "
-                     "store needs PyTorch 2.2 or newer"));
+// REQUIRES: `buffer` is not empty and is no part of a handshake. An old client sends a command
+// right away, mostly ADD to `init/`: its first byte, and a length that a key can have.
+absl::Status NotAClient(std::string_view buffer, std::size_t key_bytes) {
+  constexpr unsigned char kHighestOldOpcode = 12;
+  std::uint64_t length = 0;
+  std::memcpy(&length, buffer.data() + 1, std::min<std::size_t>(buffer.size() - 1, sizeof length));
+  if (static_cast<unsigned char>(buffer[0]) > kHighestOldOpcode || length > key_bytes) {
+    return absl::InvalidArgumentError(buffer[0] == kValidate ? "sent a wrong handshake"
+                                                             : "is no TCPStore client");
   }
-  return absl::InvalidArgumentError("is no TCPStore client");
+  return absl::UnimplementedError(
+      "speaks the TCPStore dialect of PyTorch 2.0 or older (no handshake); this store needs "
+      "PyTorch 2.2 or newer");
 }
 
 }  // namespace
@@ -179,16 +184,17 @@ absl::Status Engine::Handshake(Connection& connection, std::size_t& at) {
   if (buffer[0] != kValidate) {
     const std::size_t known = std::min(buffer.size(), kMagic.size());
     if (buffer.compare(0, known, kMagic.substr(0, known)) != 0) {
-      return NotAClient(static_cast<unsigned char>(buffer[0]));
+      return NotAClient(buffer, limits_.key_bytes);
     }
     if (known < kMagic.size()) return absl::OkStatus();
-    return absl::InvalidArgumentError(
+    return absl::UnimplementedError(
         "speaks the TCPStore dialect of a PyTorch snapshot of August 2023 (magic before every "
         "command); this store needs "
         "PyTorch 2.2 or newer");
   }
   const std::size_t known = std::min(buffer.size() - 1, kMagic.size());
-  if (buffer.compare(1, known, kMagic.substr(0, known)) != 0) return NotAClient(kValidate);
+  if (buffer.compare(1, known, kMagic.substr(0, known)) != 0)
+    return NotAClient(buffer, limits_.key_bytes);
   if (known < kMagic.size()) return absl::OkStatus();
   connection.validated = true;
   at = 1 + kMagic.size();

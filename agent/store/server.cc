@@ -130,7 +130,10 @@ void Server::Read(ConnectionId id, Connection& connection) {
     absl::Status obeyed = engine_.OnBytes(id, {buffer, static_cast<std::size_t>(n)}, replies);
     Deliver(std::move(replies));  // Also those before a violation.
     if (!obeyed.ok()) {
-      Log(absl::StrCat("store: closed ", connection.peer, ": it ", obeyed.message()));
+      const std::string line =
+          absl::StrCat("store: closed ", connection.peer, ": it ", obeyed.message());
+      Log(line);
+      if (absl::IsUnimplemented(obeyed) && options_.on_old_client) options_.on_old_client(line);
       return Break(id, connection);
     }
     if (static_cast<std::size_t>(n) < sizeof(buffer)) return;

@@ -24,6 +24,8 @@ struct ServerOptions {
   Limits limits;
   std::function<void(const std::string&)>
       log;  // One line per refused or broken connection, bounded; required.
+  // Beside `log`: a client of a PyTorch that is too old; somebody has to install another. Optional.
+  std::function<void(const std::string&)> on_old_client;
 };
 
 // Serves one keyspace, at one listening socket or to connections that others accepted. One thread,

@@ -75,10 +75,19 @@ def program(name, *arguments):
     return measure
 
 
+def store_clients(bin_dir):
+    python = os.environ.get("REGROUP_TEST_PYTHON")
+    if not python:
+        raise Unavailable("REGROUP_TEST_PYTHON names no PyTorch (./dev bench sets it)")
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "store_clients.py")
+    return program("bench_store", "--bin-dir", "{bin}", "--folder", "{folder}", "--python", python, "--script", script)(bin_dir)
+
+
 ROWS = [
     Row("coordinator killed, answering", "s", 0.3, 0.1, coordinator_killed(False)),
     Row("coordinator killed, all re-attached", "s", 1.0, 0.3, coordinator_killed(True)),
     Row("1000 agents joined to formed", "s", 2.0, 1.0, program("bench_fleet", "--bin-dir", "{bin}", "--folder", "{folder}", "--agents", "1000")),
+    Row("4000 clients of a store and 64 of PyTorch", "s", 2.0, 0.5, store_clients, judged="max"),
     Row("durable submits", "1/s", 1000, 2000, program("bench_submits", "--bin-dir", "{bin}", "--folder", "{folder}", "--clients", "32"),
         higher_is_better=True),
 ]

@@ -67,6 +67,17 @@ TEST_F(StoreProcess, ServesAndSurvivesItsAgent) {
   EXPECT_FALSE(ReadRunDirectory(store.directory.path)->supervisor_lost());
 }
 
+TEST_F(StoreProcess, AnAgentIsToldOfAClientThatIsTooOld) {
+  Group store = SpawnStore();
+  io::UniqueFd garbage = Dial(store.witness), old = Dial(store.witness);
+  EXPECT_EQ(Ask(garbage, "GET / HTTP/1.1\r\n\r\n", 1), "");
+  EXPECT_EQ(Ask(old, wire::Op(3) + wire::String("init/") + wire::Number(1), 1), "");
+  EXPECT_TRUE(store.WaitFor([](const State& state) {
+    return state.log_trouble.find("PyTorch 2.0 or older") != std::string::npos;
+  }));
+  EXPECT_EQ(store.state.phase, Phase::kRunning);
+}
+
 TEST_F(StoreProcess, StopsWhenTheLastClientIsGone) {
   Group store = SpawnStore();
   io::UniqueFd client = Dial(store.witness);

@@ -28,6 +28,7 @@ class StoreServer : public testing::Test {
     options.members = std::move(members);
     options.max_connections = max_connections;
     options.log = [this](const std::string& line) { log_.push_back(line); };
+    options.on_old_client = [this](const std::string& line) { old_.push_back(line); };
     server_ = std::move(*Server::Create(std::move(listener), std::move(options)));
   }
   io::UniqueFd Connect(const std::string& from = "127.0.0.1") {
@@ -67,7 +68,7 @@ class StoreServer : public testing::Test {
 
   Address address_;
   std::unique_ptr<Server> server_;
-  std::vector<std::string> log_;
+  std::vector<std::string> log_, old_;
 };
 
 TEST_F(StoreServer, OnlyMembersMayConnect) {
@@ -93,6 +94,7 @@ TEST_F(StoreServer, ViolationsCloseTheirConnectionAndAreNamed) {
   EXPECT_EQ(Receive(good, 1), kStop);
   EXPECT_THAT(log_, testing::UnorderedElementsAre(HasSubstr("unknown opcode 99"),
                                                   HasSubstr("PyTorch 2.0 or older")));
+  EXPECT_THAT(old_, ElementsAre(HasSubstr("PyTorch 2.0 or older")));
 }
 
 TEST_F(StoreServer, LargeValuesPassInBothDirections) {
@@ -146,6 +148,32 @@ TEST_F(StoreServer, ClosedListenerKeepsItsConnections) {
   io::UniqueFd late(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   io::SocketAddress target = *io::ToSocketAddress(address_);
   EXPECT_EQ(::connect(late.get(), target.get(), target.size), -1);
+}
+
+TEST_F(StoreServer, ScannersAmongManyClientsHarmOnlyThemselves) {
+  constexpr int kClients = 200;
+  Start({});
+  const std::vector<std::string> garbage = {
+      "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+      std::string("\x16\x03\x01\x02\x00\x01", 6),
+      std::string("\x03\x00\x00\x13\x0e\xe0\x00\x00\x00\x00", 10),  // RDP.
+      std::string(4096, '\xff'),
+      Validate() + Op(1) + Number(1 << 30),  // A key of a gigabyte.
+      Validate() + Op(1) + String("/k") + Number(std::int64_t{1} << 40),
+      Validate() + Keys(6, {}).substr(0, 1) + Number(-1),
+      Validate() + Op(77)};
+  std::vector<io::UniqueFd> clients, strangers;
+  for (int i = 0; i < kClients; ++i) {
+    strangers.push_back(Connect());
+    Send(strangers.back(), garbage[static_cast<std::size_t>(i) % garbage.size()]);
+    clients.push_back(Connect());
+    Send(clients.back(), Validate() + Add("init/", 1) + Barrier("/b", kClients));
+  }
+  for (const io::UniqueFd& client : clients) EXPECT_EQ(Receive(client, 9).substr(8), kStop);
+  for (const io::UniqueFd& stranger : strangers) EXPECT_TRUE(IsClosed(stranger));
+  EXPECT_EQ(server_->connection_count(), static_cast<std::size_t>(kClients));
+  EXPECT_EQ(log_.size(), static_cast<std::size_t>(kClients));
+  EXPECT_THAT(old_, testing::IsEmpty());
 }
 
 TEST_F(StoreServer, FourThousandClientsMeetAtABarrier) {
