@@ -11,6 +11,14 @@ namespace {
 
 constexpr std::size_t kMaxRefusalBytes = 2048;
 
+// NCCL's watchdog aborts a rank whose peers are gone; of any other signal a rank's words know
+// nothing.
+ErrorEvidence EvidenceFor(const RankEnded& exit, ErrorEvidence told) {
+  const bool spoke =
+      exit.kind == ExitKind::kExited || (exit.kind == ExitKind::kSignaled && exit.code == SIGABRT);
+  return spoke ? told : ErrorEvidence::kNone;
+}
+
 }  // namespace
 
 // ---- prepare ------------------------------------------------------------------------------------
@@ -102,7 +110,10 @@ void Core::On(const RankExited& exited) {
   exit.after_stop |= (group->signalled_at && exit.at >= *group->signalled_at) ||
                      (signalled != group->rank_signalled_at.end() && exit.at >= signalled->second);
   const auto failed = group->communicator_failed.find(local_rank);
-  if (exit.error.empty() && failed != group->communicator_failed.end()) exit.error = failed->second;
+  if (failed != group->communicator_failed.end()) {
+    exit.evidence = EvidenceFor(exit, ErrorEvidence::kCommunicator);
+    if (exit.error.empty()) exit.error = failed->second;
+  }
   if (exit.error.size() > kMaxErrorBytes) exit.error.resize(kMaxErrorBytes);
   group->exits.emplace(local_rank, std::move(exit));
   group->dirty = true;
@@ -116,6 +127,8 @@ void Core::On(const RankErrorRead& read) {
   const auto exit = group->exits.find(read.local_rank);
   if (exit == group->exits.end() || read.error.empty() || exit->second.error == read.error) return;
   exit->second.error = read.error.substr(0, kMaxErrorBytes);
+  if (exit->second.evidence != ErrorEvidence::kCommunicator)
+    exit->second.evidence = EvidenceFor(exit->second, read.evidence);
   group->dirty = true;
 }
 

@@ -40,6 +40,7 @@ struct RankEnded {
   Instant at{};
   std::string error{};
   ExecObstacle obstacle = ExecObstacle::kProgram;
+  ErrorEvidence evidence = ErrorEvidence::kNone;
 };
 
 // ---- facts -------------------------------------------------------------------------------------
@@ -118,6 +119,7 @@ struct RankErrorRead {  // What a failed rank left behind was read again, more o
   GroupKey key;
   int local_rank = 0;
   std::string error;
+  ErrorEvidence evidence = ErrorEvidence::kNone;
 };
 struct GroupEmpty {  // No process of it is left.
   GroupKey key;

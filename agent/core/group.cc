@@ -45,7 +45,8 @@ GroupReport ReportOf(const GroupKey& key, const Group& group, Instant now) {
                             .pid = exit.pid,
                             .age = AgeAt(now, exit.at),
                             .error = error,
-                            .obstacle = exit.obstacle});
+                            .obstacle = exit.obstacle,
+                            .evidence = exit.evidence});
   }
   report.supervisor_lost = group.supervisor_lost;
   report.store_lost = group.store_lost;

@@ -206,6 +206,9 @@ int RunLaunched(int config_fd) {
   Agent shell(loop, *std::move(options), node->folder, dialler, &front, nullptr);
   agent = &shell;
   const Agent::End end = shell.Run();
+  // Started by a worker of another launcher: that one looks for it there.
+  const std::optional<std::string> error_file = GetEnv("TORCHELASTIC_ERROR_FILE");
+  if (error_file && !error_file->empty()) front.LeaveErrorFile(*error_file);
   front.Finish(end);
   CleanUp(node->base);
   Exit(end.exit_code);

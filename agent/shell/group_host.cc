@@ -251,8 +251,13 @@ std::shared_ptr<ShimProcess> GroupHost::MakeProcess(const GroupKey& key, std::st
                                                     shim::Spec spec) {
   const bool store = spec.role == shim::Role::kStore;
   ShimProcess::Handler handler;
-  handler.state = [this, key, store](const shim::State& state) {
-    if (Hosted* hosted = Find(key); hosted != nullptr && !store) OnState(*hosted, state);
+  handler.state = [this, key, store, told = std::string()](const shim::State& state) mutable {
+    Hosted* hosted = Find(key);
+    if (hosted == nullptr) return;
+    if (!store) return OnState(*hosted, state);
+    if (state.log_trouble.empty() || state.log_trouble == told) return;
+    told = state.log_trouble;
+    (handler_.tell ? handler_.tell : handler_.warn)(told);
   };
   handler.gone = [this, key, store](const shim::RunRecord& record) {
     Hosted* hosted = Find(key);
@@ -545,12 +550,13 @@ void GroupHost::ReadErrors(Hosted& hosted, const shim::State& state, bool all) {
         io::LogDirectory(hosted.spec.log_root, hosted.key.job, hosted.key.generation, rank.rank);
     asio::post(
         disk_, [this, alive = alive_, key = hosted.key, local_rank = rank.local_rank, file, logs] {
-          asio::post(loop_, [this, alive, key, local_rank, error = ReadExitError(file, logs)] {
+          asio::post(loop_, [this, alive, key, local_rank, said = ReadExitError(file, logs)] {
             if (!*alive) return;
             Hosted* hosted = Find(key);
             if (hosted == nullptr) return;
             --hosted->errors_pending;
-            if (!error.empty()) handler_.post(RankErrorRead{key, local_rank, error});
+            if (!said.text.empty())
+              handler_.post(RankErrorRead{key, local_rank, said.text, said.evidence});
             MaybeEmpty(*hosted);
           });
         });

@@ -116,6 +116,16 @@ void LaunchFront::Warned(const std::string& text) {
   Say(screen_.Warning(text));
 }
 
+void LaunchFront::LeaveErrorFile(const std::string& path) {
+  const GenerationView* generation =
+      view_ && view_->state == "failed" ? DecidingGeneration(*view_) : nullptr;
+  const RankCause* cause = generation == nullptr ? nullptr : CauseOf(generation);
+  if (cause == nullptr) return;
+  const absl::Status written =
+      io::ReplaceFile(path, ErrorFileOf(*cause), io::Durability::kVolatile, 0644);
+  if (!written.ok()) Warned(absl::StrCat("error file: ", std::string(written.message())));
+}
+
 void LaunchFront::Finish(const Agent::End& end) {
   std::string words;
   if (!end.why.empty()) {

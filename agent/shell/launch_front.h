@@ -33,6 +33,8 @@ class LaunchFront : public Front {
   // After the loop: shows what is left of the output, then the end. Waits for a terminal that does
   // not read, unless the user has asked twice to leave.
   void Finish(const Agent::End& end);
+  // For a launcher above this one: why the job failed, if it did. After the loop, before Finish.
+  void LeaveErrorFile(const std::string& path);
 
  private:
   Duration Now() const;

@@ -45,6 +45,10 @@ enum class OomEvidence {
   kProbable
 };  // cgroup memory.events, or /proc/vmstat only.
 
+// What a failed rank's own words tell about the cause. kErrorFile: it left one. kCommunicator: what
+// it told of, there or on stderr, is the loss of its peers.
+enum class ErrorEvidence { kNone, kErrorFile, kCommunicator };
+
 struct RankExit {
   int local_rank = 0;
   ExitKind kind = ExitKind::kExited;
@@ -56,6 +60,7 @@ struct RankExit {
   std::string
       error;  // Error file's message, else the last 20 lines of stderr; at most kMaxErrorBytes.
   ExecObstacle obstacle = ExecObstacle::kProgram;  // kExecFailed only.
+  ErrorEvidence evidence = ErrorEvidence::kNone;
   friend bool operator==(const RankExit&, const RankExit&) = default;
 };
 inline constexpr std::size_t kMaxErrorBytes = 8192;

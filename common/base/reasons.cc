@@ -9,23 +9,25 @@ bool IsCrashSignal(int signal) {
 }
 
 int ClassOfExit(const RankExit& exit) {
-  if (exit.oom != OomEvidence::kNone) return 5;
-  if (exit.kind == ExitKind::kSignaled && IsCrashSignal(exit.code)) return 4;
-  return 3;
+  if (exit.oom != OomEvidence::kNone) return 6;
+  if (exit.evidence == ErrorEvidence::kCommunicator) return 2;
+  if (exit.evidence == ErrorEvidence::kErrorFile) return 5;
+  if (exit.kind == ExitKind::kSignaled && IsCrashSignal(exit.code)) return 5;
+  return 4;
 }
 
 struct Classify {
   int operator()(const WorkerFailed& r) const { return ClassOfExit(r.cause.exit); }
-  int operator()(const ExecFailed&) const { return 3; }
-  int operator()(const StartTimedOut&) const { return 2; }
-  int operator()(const NodeLost&) const { return 6; }
-  int operator()(const NodeRebooted&) const { return 6; }
-  int operator()(const SupervisorLost&) const { return 5; }
-  int operator()(const StoreLost&) const { return 5; }
-  int operator()(const Preempted&) const { return 7; }
-  int operator()(const Drained&) const { return 7; }
+  int operator()(const ExecFailed&) const { return 4; }
+  int operator()(const StartTimedOut&) const { return 3; }
+  int operator()(const NodeLost&) const { return 7; }
+  int operator()(const NodeRebooted&) const { return 7; }
+  int operator()(const SupervisorLost&) const { return 6; }
+  int operator()(const StoreLost&) const { return 6; }
+  int operator()(const Preempted&) const { return 8; }
+  int operator()(const Drained&) const { return 8; }
   int operator()(const Resized&) const { return 1; }
-  int operator()(const Cancelled&) const { return 8; }
+  int operator()(const Cancelled&) const { return 9; }
   int operator()(const Finished&) const { return 0; }
 };
 

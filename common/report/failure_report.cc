@@ -15,13 +15,6 @@ namespace {
 
 constexpr std::size_t kMaxStderrLines = 60;  // A traceback is shown whole up to here; else its end.
 
-const RankCause* CauseOf(const GenerationView* generation) {
-  if (generation == nullptr || !generation->ended) return nullptr;
-  if (const auto* failed = std::get_if<WorkerFailed>(&*generation->ended)) return &failed->cause;
-  if (const auto* exec = std::get_if<ExecFailed>(&*generation->ended)) return &exec->cause;
-  return nullptr;
-}
-
 // One row of the report: the label stands in its first line only.
 std::string Row(std::string_view label, const std::vector<std::string>& lines) {
   constexpr std::size_t kColumn = 14;
@@ -108,6 +101,13 @@ bool IsDeciding(const EndReason& reason) {
 }
 
 }  // namespace
+
+const RankCause* CauseOf(const GenerationView* generation) {
+  if (generation == nullptr || !generation->ended) return nullptr;
+  if (const auto* failed = std::get_if<WorkerFailed>(&*generation->ended)) return &failed->cause;
+  if (const auto* exec = std::get_if<ExecFailed>(&*generation->ended)) return &exec->cause;
+  return nullptr;
+}
 
 const GenerationView* DecidingGeneration(const JobView& view) {
   const GenerationView* last_ended = nullptr;

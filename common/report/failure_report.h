@@ -18,6 +18,8 @@ std::string EndLine(const JobView& view);
 
 // The generation that decided the end, or null.
 const GenerationView* DecidingGeneration(const JobView& view);
+// The rank that ended it, or null: it has not ended, or otherwise. May be given null.
+const RankCause* CauseOf(const GenerationView* generation);
 // A worker's own exit code >= 120 collides with ours: then this is its code.
 std::optional<int> AmbiguousWorkerExit(const JobView& view);
 

@@ -26,6 +26,10 @@ constexpr std::pair<int, OomEvidence> kOomEvidence[] = {
     {pb::OOM_EVIDENCE_NONE, OomEvidence::kNone},
     {pb::OOM_EVIDENCE_COUNTED, OomEvidence::kCounted},
     {pb::OOM_EVIDENCE_PROBABLE, OomEvidence::kProbable}};
+constexpr std::pair<int, ErrorEvidence> kErrorEvidence[] = {
+    {pb::ERROR_EVIDENCE_NONE, ErrorEvidence::kNone},
+    {pb::ERROR_EVIDENCE_ERROR_FILE, ErrorEvidence::kErrorFile},
+    {pb::ERROR_EVIDENCE_COMMUNICATOR, ErrorEvidence::kCommunicator}};
 constexpr std::pair<int, NoticeSource> kNoticeSources[] = {
     {pb::NOTICE_SOURCE_SIGNAL, NoticeSource::kSignal},
     {pb::NOTICE_SOURCE_FILE, NoticeSource::kFile},
@@ -145,6 +149,7 @@ pb::RankExit ToProto(const RankExit& value) {
   out.set_age_ns(value.age.count());
   out.set_error(value.error);
   out.set_obstacle(static_cast<pb::ExecObstacle>(EnumNumber(value.obstacle, wire::kObstacles)));
+  out.set_evidence(static_cast<pb::ErrorEvidence>(EnumNumber(value.evidence, kErrorEvidence)));
   return out;
 }
 
@@ -161,6 +166,7 @@ absl::StatusOr<RankExit> FromProto(const pb::RankExit& value) {
   exit.age = check.NonNegative("age", value.age_ns());
   exit.error = check.Text("error", value.error(), kMaxErrorBytes);
   exit.obstacle = check.Enum("obstacle", value.obstacle(), wire::kObstacles);
+  exit.evidence = check.Enum("evidence", value.evidence(), kErrorEvidence);
   return check.Finish(std::move(exit));
 }
 

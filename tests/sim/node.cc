@@ -261,6 +261,15 @@ void Node::ExitRank(const JobId& job, int local_rank, int code) {
   Settle(*group);
 }
 
+void Node::TellWords(const JobId& job, Generation generation, int local_rank, std::string words,
+                     ErrorEvidence evidence) {
+  Group* group = Find(job, generation);
+  if (group == nullptr || !group->ranks[local_rank].exit) return;
+  group->ranks[local_rank].exit->error = std::move(words);
+  group->ranks[local_rank].exit->evidence = evidence;
+  Report(*group);
+}
+
 void Node::SignalRank(const JobId& job, int local_rank, int signal) {
   Group* group = const_cast<Group*>(Live(job));
   if (group == nullptr || local_rank >= static_cast<int>(group->ranks.size())) return;

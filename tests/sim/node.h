@@ -99,6 +99,9 @@ class Node {
   void ResetSession();
   void ExitRank(const JobId& job, int local_rank, int code);
   void SignalRank(const JobId& job, int local_rank, int signal);
+  // What an ended rank left behind has been read.
+  void TellWords(const JobId& job, Generation generation, int local_rank, std::string words,
+                 ErrorEvidence evidence);
   void LoseSupervisor(const JobId& job);
   void LoseStore(const JobId& job);
   void AskCommit(const JobId& job, Generation generation, std::int64_t step);  // Whatever it is.

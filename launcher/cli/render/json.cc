@@ -34,6 +34,8 @@ Json ExitJson(const RankCause& cause) {
                                                          : "probable";
   if (cause.at != WallTime{}) out["at"] = Rfc3339(cause.at);
   if (!cause.exit.error.empty()) out["stderr"] = cause.exit.error;
+  if (cause.exit.evidence == ErrorEvidence::kErrorFile) out["evidence"] = "error_file";
+  if (cause.exit.evidence == ErrorEvidence::kCommunicator) out["evidence"] = "communicator";
   return out;
 }
 

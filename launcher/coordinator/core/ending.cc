@@ -10,6 +10,8 @@ namespace regroup::coordinator {
 namespace {
 
 constexpr std::size_t kMaxNames = 16;
+// Of a consequence's error text; the root cause keeps kMaxErrorBytes.
+constexpr std::size_t kMaxConsequenceBytes = 512;
 constexpr int kTakenPerStep = 12;  // Rows of unreachable nodes written in one step.
 constexpr std::size_t kMaxCharges = 1'000;
 
@@ -170,7 +172,11 @@ void Engine::CloseVerdict(Job& job, Generation generation, GenerationSoft& soft)
   }
   const bool charged = ChargesBudget(reason) && !failed;
   std::vector<RankCause> consequences;
-  for (const auto& entry : soft.consequences) consequences.push_back(entry.second);
+  for (const auto& entry : soft.consequences) {
+    consequences.push_back(entry.second);
+    std::string& error = consequences.back().exit.error;
+    if (error.size() > kMaxConsequenceBytes) error.resize(kMaxConsequenceBytes);
+  }
   UpdateGeneration(job, generation, [&](GenerationRow& next) {
     next.ended = reason;
     next.consequences = consequences;

@@ -126,7 +126,7 @@ class Engine {
   void RefreshLostMember(Job& job, GenerationSoft& soft, Generation generation, Node& node);
   void FoldExits(Job& job, GenerationSoft& soft, Generation generation, Node& node,
                  const GroupReport& report);
-  static void LearnError(GenerationSoft& soft, const std::string& node, const RankExit& exit);
+  bool LearnError(GenerationSoft& soft, const std::string& node, const RankExit& exit);
   void FoldCause(GenerationSoft& soft, CauseAt cause);
   void RecordDone(Job& job, GenerationSoft& soft, Generation generation, Node& node,
                   const GroupReport& report);

@@ -1,6 +1,7 @@
 // What agents say about their groups: acks, starts, exits, progress, commits. PROTOCOL §2, §3.
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "launcher/coordinator/core/engine.h"
@@ -9,8 +10,6 @@ namespace regroup::coordinator {
 namespace {
 
 constexpr std::size_t kMaxConsequences = 8;
-constexpr std::size_t kMaxConsequenceBytes =
-    512;  // Of its error text; the root cause keeps kMaxErrorBytes.
 
 bool IsDone(const RankExit& exit) {
   return exit.kind == ExitKind::kExited && exit.code == 0 && !exit.after_stop;
@@ -188,10 +187,10 @@ void Engine::FoldExits(Job& job, GenerationSoft& soft, Generation generation, No
   for (const RankExit& exit : report.exits) {
     if (exit.local_rank < 0 || exit.local_rank >= row.members[group_rank].workers) continue;
     if (!IsFailure(exit)) continue;
-    if (!soft.seen_exits.emplace(node.row.node, exit.local_rank).second) {
-      LearnError(soft, node.row.name, exit);
+    // One that was left out of the consequences may turn out to be the cause.
+    if (!soft.seen_exits.emplace(node.row.node, exit.local_rank).second &&
+        (LearnError(soft, node.row.name, exit) || exit.evidence != ErrorEvidence::kErrorFile))
       continue;
-    }
     RankCause cause;
     cause.node = node.row.name;
     cause.local_rank = exit.local_rank;
@@ -205,19 +204,25 @@ void Engine::FoldExits(Job& job, GenerationSoft& soft, Generation generation, No
   }
 }
 
-// An exit is reported before anybody has read what its process wrote: the words come with a later
-// report.
-void Engine::LearnError(GenerationSoft& soft, const std::string& node, const RankExit& exit) {
-  auto learn = [&](RankCause& cause, std::size_t limit) {
-    if (cause.node != node || cause.local_rank != exit.local_rank || !cause.exit.error.empty())
-      return;
-    cause.exit.error = exit.error.substr(0, limit);
+// An exit is reported before anybody has read what its process wrote: the words, and what they tell
+// about the cause, come with a later report. False: it is neither the cause nor a consequence.
+bool Engine::LearnError(GenerationSoft& soft, const std::string& node, const RankExit& exit) {
+  bool known = false, other_class = false;
+  const auto learn = [&](RankCause& cause) {
+    if (cause.node != node || cause.local_rank != exit.local_rank) return;
+    known = true;
+    other_class = other_class || cause.exit.evidence != exit.evidence;
+    cause.exit.evidence = exit.evidence;
+    if (cause.exit.error.empty()) cause.exit.error = exit.error.substr(0, kMaxErrorBytes);
   };
   if (soft.cause) {
-    if (auto* failed = std::get_if<WorkerFailed>(&soft.cause->reason))
-      learn(failed->cause, kMaxErrorBytes);
+    if (auto* failed = std::get_if<WorkerFailed>(&soft.cause->reason)) learn(failed->cause);
   }
-  for (auto& [at, consequence] : soft.consequences) learn(consequence, kMaxConsequenceBytes);
+  for (auto& [at, consequence] : soft.consequences) learn(consequence);
+  if (!other_class) return known;
+  for (auto& [at, consequence] : std::exchange(soft.consequences, {}))
+    FoldCause(soft, {WorkerFailed{std::move(consequence)}, at});
+  return known;
 }
 
 void Engine::FoldCause(GenerationSoft& soft, CauseAt cause) {
@@ -230,9 +235,7 @@ void Engine::FoldCause(GenerationSoft& soft, CauseAt cause) {
   if (failed == nullptr) return;
   auto at = std::upper_bound(soft.consequences.begin(), soft.consequences.end(), cause.at,
                              [](Instant when, const auto& entry) { return when < entry.first; });
-  at = soft.consequences.emplace(at, cause.at, failed->cause);
-  if (at->second.exit.error.size() > kMaxConsequenceBytes)
-    at->second.exit.error.resize(kMaxConsequenceBytes);
+  soft.consequences.emplace(at, cause.at, failed->cause);
   if (soft.consequences.size() > kMaxConsequences) soft.consequences.pop_back();
 }
 

@@ -21,7 +21,8 @@ RankExit SomeExit() {
           4121,
           std::chrono::milliseconds(12),
           "\xff\n",
-          ExecObstacle::kInterpreter};
+          ExecObstacle::kInterpreter,
+          ErrorEvidence::kErrorFile};
 }
 RankCause SomeCause() {
   return {"node1", 3, 1, SomeExit(), WallTime(std::chrono::microseconds(1'700'000'000'000'001))};

@@ -24,6 +24,11 @@ RankCause Exit(ExitKind kind, int code, OomEvidence oom = OomEvidence::kNone, in
 EndReason Failed(int code, int rank = 0) {
   return WorkerFailed{Exit(ExitKind::kExited, code, OomEvidence::kNone, rank)};
 }
+EndReason Told(ErrorEvidence evidence) {
+  WorkerFailed failed{Exit(ExitKind::kExited, 1)};
+  failed.cause.exit.evidence = evidence;
+  return failed;
+}
 EndReason Killed(int signal) { return WorkerFailed{Exit(ExitKind::kSignaled, signal)}; }
 
 // Root cause = worst class, then earliest time.
@@ -35,6 +40,11 @@ TEST(IsWorse, ClassThenTimeThenRank) {
       {{WorkerFailed{Exit(ExitKind::kSignaled, 9, OomEvidence::kCounted)}, t + 1s},
        {Killed(11), t}},
       {{Killed(11), t + 1s}, {Failed(1), t}},
+      {{Told(ErrorEvidence::kErrorFile), t + 1s}, {Failed(1), t}},
+      {{Told(ErrorEvidence::kErrorFile), t}, {Killed(11), t + 1ms}},
+      {{Failed(1), t + 1s}, {Told(ErrorEvidence::kCommunicator), t}},
+      {{StartTimedOut{"a", 10s}, t + 1s}, {Told(ErrorEvidence::kCommunicator), t}},
+      {{Told(ErrorEvidence::kCommunicator), t + 1s}, {Resized{2, 3, {}}, t}},
       {{Failed(1), t}, {Failed(2), t + 1ms}},
       {{Failed(1, 0), t}, {Failed(1, 1), t}},
       {{Failed(1), t + 1s}, {Resized{2, 3, {}}, t}},
