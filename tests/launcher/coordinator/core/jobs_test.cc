@@ -133,6 +133,59 @@ TEST_F(Jobs, restarts_back_off_until_the_budget_is_spent) {
   EXPECT_EQ(std::get<BudgetSpent>(*view.failed).used, 2);
 }
 
+// §3: an exit is told before its words are, and only they say whose failure was the others'.
+TEST_F(Jobs, words_told_later_choose_the_root_cause) {
+  Start();
+  sim::NodeOptions two;
+  two.slots = 2;
+  sim::Behaviour slow;
+  slow.die = 300ms;
+  for (const char* name : {"a", "b"}) world().Add(name, two, slow);
+  JobSpec spec = SpecOf("job", 2, 2);
+  spec.workers_per_node = 2;
+  const JobId job = Running(spec);
+  world().node("a").ExitRank(job, 1, 1);  // Of two at the same time the lower rank counts.
+  world().node("b").ExitRank(job, 0, 3);
+  world().RunFor(20ms);
+  const auto cause = [&] {
+    return std::get<WorkerFailed>(*world().View(job).generations.at(0).ended).cause;
+  };
+  world().node("a").TellWords(job, Generation(1), 1, "Connection closed by peer",
+                              ErrorEvidence::kCommunicator);
+  world().node("b").TellWords(job, Generation(1), 0, "no such layer", ErrorEvidence::kErrorFile);
+  ASSERT_TRUE(Reaches(job, "failed", 2s));
+  EXPECT_EQ(cause().node, "b");
+  EXPECT_EQ(cause().rank, 2);
+  EXPECT_EQ(cause().exit.error, "no such layer");
+  EXPECT_EQ(world().View(job).exit_code, 3);
+  const std::vector<RankCause> others = world().View(job).generations.at(0).consequences;
+  ASSERT_EQ(others.size(), 1u);
+  EXPECT_EQ(others[0].exit.error, "Connection closed by peer");
+}
+
+// The same where so many ranks failed because of it that it was not even remembered.
+TEST_F(Jobs, the_root_cause_is_found_among_many_failures) {
+  Start();
+  constexpr int kWorkers = 24;
+  sim::NodeOptions wide;
+  wide.slots = kWorkers;
+  sim::Behaviour slow;
+  slow.die = 300ms;
+  world().Add("a", wide, slow);
+  JobSpec spec = SpecOf("job", 1, 1);
+  spec.workers_per_node = kWorkers;
+  const JobId job = Running(spec);
+  for (int i = 0; i + 1 < kWorkers; ++i) world().node("a").ExitRank(job, i, 1);
+  world().RunFor(20ms);
+  for (int i = 0; i + 2 < kWorkers; ++i)
+    world().node("a").TellWords(job, Generation(1), i, "reset", ErrorEvidence::kCommunicator);
+  world().node("a").TellWords(job, Generation(1), kWorkers - 2, "why", ErrorEvidence::kErrorFile);
+  ASSERT_TRUE(Reaches(job, "failed", 2s));
+  const RankCause cause = std::get<WorkerFailed>(*world().View(job).generations.at(0).ended).cause;
+  EXPECT_EQ(cause.rank, kWorkers - 2);
+  EXPECT_EQ(cause.exit.error, "why");
+}
+
 TEST_F(Jobs, crash_loop_fails_with_an_explanation) {
   Start();
   AddDaemons({"a"});
