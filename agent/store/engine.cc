@@ -112,19 +112,26 @@ void Engine::Close(ConnectionId id) {
   connections_.erase(found);
 }
 
-void Engine::NoteOwners(Connection& connection) {
-  if (owner_of_ == nullptr) return;
+absl::Status Engine::NoteOwners(Connection& connection) {
+  if (owner_of_ == nullptr) return absl::OkStatus();
   const Request& request = connection.request;
   const Fields* fields = FieldsOf(request.opcode);
-  if (fields->count == 0 || request.strings.empty()) return;
+  if (fields->count == 0 || request.strings.empty()) return absl::OkStatus();
   const bool pairs = fields->at[0] == Field::kPairs, many = fields->at[0] == Field::kKeys;
   const std::size_t end = pairs || many ? request.strings.size() : 1;
   for (std::size_t i = 0; i < end; i += pairs ? 2 : 1) {
     std::string owner = owner_of_(request.strings[i]);
-    if (owner.empty() || connection.owners.size() >= kOwnersPerConnection) continue;
+    if (owner.empty()) continue;
     const auto [at, first] = connection.owners.insert(std::move(owner));
-    if (first) ++owners_[*at];
+    if (!first) continue;
+    ++owners_[*at];
+    connection.owner_bytes += at->size() + kEntryBytes;
+    if (connection.owners.size() > kOwnersPerConnection) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("named keys of more than ", kOwnersPerConnection, " jobs"));
+    }
   }
+  return absl::OkStatus();
 }
 
 void Engine::LeaveOwners(const Connection& connection) {
@@ -158,7 +165,7 @@ absl::Status Engine::ObeyAll(ConnectionId id, Connection& connection, std::vecto
     bool whole = false;
     RETURN_IF_ERROR(Parse(connection, at, whole));
     if (!whole) break;
-    NoteOwners(connection);
+    RETURN_IF_ERROR(NoteOwners(connection));
     RETURN_IF_ERROR(Obey(id, connection, replies));
     connection.request = Request{};
   }
@@ -168,8 +175,8 @@ absl::Status Engine::ObeyAll(ConnectionId id, Connection& connection, std::vecto
 
 absl::Status Engine::Charge(Connection& connection) {
   held_bytes_ -= connection.charged_bytes;
-  connection.charged_bytes =
-      connection.buffer.size() + connection.request.bytes + connection.wait_bytes;
+  connection.charged_bytes = connection.buffer.size() + connection.request.bytes +
+                             connection.wait_bytes + connection.owner_bytes;
   held_bytes_ += connection.charged_bytes;
   if (held_bytes_ <= limits_.total_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(

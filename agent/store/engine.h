@@ -81,6 +81,7 @@ class Engine {
     std::string barrier;              // Key of a pending BARRIER.
     bool pending = false;             // A WAIT or BARRIER has not been answered.
     std::size_t wait_bytes = 0;       // Of its keys.
+    std::size_t owner_bytes = 0;      // Of `owners`.
     std::size_t charged_bytes = 0;    // Part of held_bytes_.
     std::set<std::string> owners;     // Of the keys that it has named.
   };
@@ -112,7 +113,7 @@ class Engine {
   absl::Status Reserve(std::size_t bytes);
   void Wake(const std::string& key, std::size_t at_most, std::vector<Reply>& replies);
   void ForgetWait(ConnectionId id, Connection& connection);
-  void NoteOwners(Connection& connection);
+  absl::Status NoteOwners(Connection& connection);
   void LeaveOwners(const Connection& connection);
 
   const Limits limits_;

@@ -76,6 +76,20 @@ TEST(Owners, KeysGoWithTheLastConnectionThatNamedOne) {
   EXPECT_EQ(engine.total_bytes(), 0u) << "the queue went, too";
 }
 
+TEST(Owners, OfOneConnectionAreBounded) {
+  Engine engine({}, [](std::string_view key) { return std::string(key); });
+  engine.Open(1);
+  std::vector<Reply> replies;
+  ASSERT_TRUE(engine.OnBytes(1, Validate(), replies).ok());
+  absl::Status last;
+  int named = 0;
+  for (; last.ok() && named < 1000; ++named)
+    last = engine.OnBytes(1, Get(absl::StrCat("/", named)), replies);
+  EXPECT_EQ(named, 65);
+  EXPECT_THAT(std::string(last.message()), HasSubstr("more than 64 jobs"));
+  engine.Close(1);
+}
+
 TEST_F(EngineTest, CompareSet) {
   EXPECT_EQ(Send(1, CompareSet("/k", "old", "new")), String("old"));  // Missing: nothing is stored.
   EXPECT_EQ(Send(1, Check({"/k"})), kNotReady);
