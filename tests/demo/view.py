@@ -110,6 +110,7 @@ def generations_table(generations, lines):
     for g, after in zip(generations, [*generations[1:], {}]):
         steps = [line.step for line in lines if line.generation == g["generation"]]
         span = f"{g.get('restored_step', 0)}–{max(steps)}" if steps else "–"
-        because = g.get("ended", {}).get("brief", "").partition(",")[0].partition(" (")[0][:22]
+        brief = g.get("ended", {}).get("brief", "").rpartition("nodes: ")[2]  # "2 to 3 nodes: node-c joined"
+        because = brief.partition(",")[0].partition(" (")[0][:22]
         rows.append(f"{g['generation']:>4} {g['world']:>4}  {span:<8} {because:<22} {_phases(after)}".rstrip(" –"))
     return rows

@@ -72,6 +72,8 @@ class Table(unittest.TestCase):
         rows = view.generations_table([JOB["generations"][0], job], LINES)
         self.assertEqual(rows[1], "   1    3  0–141    node-c lost            0.98s      – .020 .040  .020")
         self.assertEqual(rows[2], "   3    2  –        finished")
+        grown = dict(job, ended={"brief": "2 to 3 nodes: node-c joined"})
+        self.assertEqual(view.generations_table([grown], LINES)[1], "   3    2  –        node-c joined")
         self.assertLessEqual(max(map(len, rows)), 79)
 
 
