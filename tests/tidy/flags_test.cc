@@ -9,6 +9,7 @@
 
 #include "common/config/flags.h"
 #include "launcher/cli/commands/command.h"
+#include "launcher/cli/commands/torch_flags.h"
 
 namespace regroup::cli {
 namespace {
@@ -17,6 +18,13 @@ namespace {
 std::string WithoutEscapes(std::string text) {
   text.erase(std::remove(text.begin(), text.end(), '\\'), text.end());
   return text;
+}
+
+bool WithoutEnvironmentInTorchrun(const std::string& name) {
+  const std::vector<TorchrunOption>& all = TorchrunOptions();
+  return std::any_of(all.begin(), all.end(), [&](const TorchrunOption& option) {
+    return option.name == name && !option.environment;
+  });
 }
 
 // What a command's flags lack, given its help and its man page.
@@ -34,7 +42,12 @@ std::vector<std::string> Findings(const CommandDescription& command, const std::
     };
     if (flag.help.empty()) lacks("no help");
     if (!flag.help.empty() && flag.help.back() == '.') lacks("help is no sentence of its own");
-    if (flag.environment.rfind("REGROUP_", 0) != 0) lacks("no environment name");
+    const bool ours = flag.environment.rfind("REGROUP_", 0) == 0;
+    const bool torchruns =
+        command.name == "torchrun" &&
+        (flag.environment.rfind("PET_", 0) == 0 ||
+         (flag.environment.empty() && WithoutEnvironmentInTorchrun(name.substr(2))));
+    if (!ours && !torchruns) lacks("no environment name");
     for (const std::string* text : {&help, &page}) {
       const std::string where = text == &help ? "--help" : "the man page";
       if (!contains(*text, name)) lacks("not in " + where);
