@@ -179,7 +179,7 @@ class Demo:
         up = coordinator is not None and coordinator.poll() is None
         alive = {name: self.cluster.agents.get(name) is not None and self.cluster.agents[name].poll() is None for name in NODES}
         self.screen.draw(view.live(
-            self.act, self.marks, self.detail, time.monotonic() - self.started, "1:00" if self.options.fast else "2:30",
+            self.act, self.marks, self.detail, time.monotonic() - self.started, "0:30" if self.options.fast else "1:30",
             self.job(), cl.age_of(coordinator.pid) if up else None, alive, self.lines(), time.time(), self.screen.columns()), force)
 
     def begin(self, act, detail=""):
