@@ -60,6 +60,7 @@ class BadInput(e2e.TestCase):
                                "--state-dir", self.fx.path("state", folder), *options)
 
     def stop(self, *programs):
+        self.fx.let_groups_end()
         for program in programs:
             program.send(signal.SIGTERM)
         for program in programs:

@@ -218,6 +218,8 @@ class Fixture:
     def close(self, failed=False):
         """Ends the services, waits for everything to go, compares. Raises AssertionError naming what is left."""
         shown = self.describe() if failed else ""
+        if not failed:
+            self.let_groups_end()
         for program in self._services:
             if program.code is None:
                 program.send(signal.SIGTERM)
@@ -233,6 +235,13 @@ class Fixture:
         self._clean()
         if left and not failed:
             raise AssertionError("left behind:\n  " + "\n  ".join(left))
+
+    def let_groups_end(self):
+        """A job is over for who waited for it a moment before its store and supervisors are gone; an agent that is stopped
+        in between leaves them to the next one, which no test starts."""
+        deadline = time.monotonic() + 3
+        while self.processes("regroup-shim") and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def _hurry_coordinators(self):
         living = self.processes()
