@@ -8,7 +8,18 @@ namespace {
 
 using ::testing::ElementsAre;
 
-class Generations : public Scenario {};
+class Generations : public Scenario {
+ protected:
+  // Node b is away for a moment and comes back from a reboot: that ends generation 1, at no charge.
+  void RebootFreeOfCharge(const JobId& job) {
+    world().node("b").SetSilent(true);
+    world().RunFor(2s);
+    world().node("b").Reboot();
+    ASSERT_TRUE(ReachesGeneration(job, 2));
+    EXPECT_TRUE(EndedBy<NodeRebooted>(GenerationOf(job, 1)));
+    EXPECT_FALSE(GenerationOf(job, 1).charged);
+  }
+};
 
 // §2 Propose: the number is durable before the first Prepare; a voided one is never used again.
 TEST_F(Generations, number_burned_by_a_dead_proposal) {
@@ -133,12 +144,7 @@ TEST_F(Generations, rebooted_member) {
   const JobId job = Running(SpecOf("job", 2, 2));
   const std::size_t started = world().node("b").Pids(job).size();
   EXPECT_EQ(started, 1u);
-  world().node("b").SetSilent(true);
-  world().RunFor(2s);
-  world().node("b").Reboot();
-  ASSERT_TRUE(ReachesGeneration(job, 2));
-  EXPECT_TRUE(EndedBy<NodeRebooted>(GenerationOf(job, 1)));
-  EXPECT_FALSE(GenerationOf(job, 1).charged);
+  RebootFreeOfCharge(job);
   EXPECT_EQ(world().View(job).restarts_charged, 0);
 }
 
@@ -155,12 +161,7 @@ TEST_F(Generations, rebooted_member_before_its_ranks_start) {
     const sim::Group* group = world().node("b").Find(job, Generation(1));
     return group != nullptr && group->phase == Phase::kStarting;
   }));
-  world().node("b").SetSilent(true);
-  world().RunFor(2s);
-  world().node("b").Reboot();
-  ASSERT_TRUE(ReachesGeneration(job, 2));
-  EXPECT_TRUE(EndedBy<NodeRebooted>(GenerationOf(job, 1)));
-  EXPECT_FALSE(GenerationOf(job, 1).charged);
+  RebootFreeOfCharge(job);
   EXPECT_THAT(world().Pids(job), ElementsAre(1001, 1002));  // Nothing was started before.
 }
 

@@ -166,7 +166,7 @@ void Engine::CloseVerdict(Job& job, Generation generation, GenerationSoft& soft)
     const ExecObstacle obstacle = exec.cause.exit.obstacle;
     failed = FailsForExec(
         excluded, NodesLeft(job, excluded),
-        obstacle == ExecObstacle::kDirectory ? job.spec.spec.directory : ProgramOf(job), obstacle);
+        obstacle == ExecObstacle::kDirectory ? job.spec.spec.directory : ProgramOf(job));
   } else {
     failed = FailsJob(job.spec.spec, reason, Charges(job), streak, config_);
   }
@@ -202,7 +202,8 @@ void Engine::CloseVerdict(Job& job, Generation generation, GenerationSoft& soft)
 }
 
 ExcludedNode Engine::ExcludedOf(const GenerationRow& row, const ExecFailed& failed) const {
-  ExcludedNode excluded{NodeId(), failed.cause.node, failed.cause.exit.code};
+  ExcludedNode excluded{NodeId(), failed.cause.node, failed.cause.exit.code,
+                        failed.cause.exit.obstacle};
   for (const GenerationMember& member : row.members)
     if (member.name == failed.cause.node) excluded.node = member.node;
   return excluded;

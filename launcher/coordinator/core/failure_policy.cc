@@ -118,14 +118,14 @@ std::optional<FailReason> FailsJob(const JobSpec& spec, const EndReason& reason,
 }
 
 std::optional<FailReason> FailsForExec(const std::vector<ExcludedNode>& excluded, int nodes_left,
-                                       const std::string& program, ExecObstacle obstacle) {
+                                       const std::string& program) {
   if (excluded.empty()) return std::nullopt;
   const ExcludedNode& newest = excluded.back();
   const auto same = std::count_if(excluded.begin(), excluded.end(), [&](const ExcludedNode& node) {
-    return node.error_number == newest.error_number;
+    return node.error_number == newest.error_number && node.obstacle == newest.obstacle;
   });
   if (nodes_left > 0 && same < 2) return std::nullopt;
-  return NotExecutable{newest.error_number, program, obstacle};
+  return NotExecutable{newest.error_number, program, newest.obstacle};
 }
 
 int ExitCodeOf(const FailReason& failed, const std::optional<EndReason>& root) {

@@ -57,8 +57,7 @@ std::optional<FailReason> FailsJob(const JobSpec& spec, const EndReason& reason,
 // A node could not execute the program: does that fail the job? REQUIRES: excluded has the newest
 // at its end.
 std::optional<FailReason> FailsForExec(const std::vector<ExcludedNode>& excluded, int nodes_left,
-                                       const std::string& program,
-                                       ExecObstacle obstacle = ExecObstacle::kProgram);
+                                       const std::string& program);
 
 // What launch commands and `wait` exit with after a job failed for `failed`, its last generation
 // for `root`.

@@ -92,6 +92,7 @@ struct ExcludedNode {  // It could not execute the program.
   NodeId node;
   std::string name;
   int error_number = 0;
+  ExecObstacle obstacle = ExecObstacle::kProgram;
 };
 struct JobStateRow {  // `job/J/state`
   JobId job;

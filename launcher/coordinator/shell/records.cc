@@ -181,6 +181,7 @@ pb::JobStateRow Encode(const JobStateRow& row) {
     added->set_node(node.node.value());
     added->set_name(node.name);
     added->set_error_number(node.error_number);
+    added->set_obstacle(static_cast<pb::ExecObstacle>(EnumNumber(node.obstacle, wire::kObstacles)));
   }
   *out.mutable_account() = Encode(row.account);
   if (row.ended_at) out.set_ended_at_us(Us(*row.ended_at));
@@ -213,7 +214,8 @@ absl::StatusOr<JobStateRow> Decode(const pb::JobStateRow& row) {
   out.best_step = row.best_step();
   out.growths = row.growths();
   for (const pb::ExcludedNode& node : row.excluded()) {
-    out.excluded.push_back({NodeId(node.node()), node.name(), node.error_number()});
+    out.excluded.push_back({NodeId(node.node()), node.name(), node.error_number(),
+                            check.Enum("obstacle", node.obstacle(), wire::kObstacles)});
   }
   out.account = DecodeAccount(row.account());
   if (row.has_ended_at_us()) out.ended_at = WallOf(row.ended_at_us());

@@ -139,11 +139,14 @@ TEST(FailsJob, Table) {
 // On all nodes, or the same errno on two: the job fails at once.
 TEST(FailsForExec, Table) {
   const ExcludedNode a{NodeId("a"), "a", ENOENT}, b{NodeId("b"), "b", ENOENT},
-      c{NodeId("c"), "c", EACCES};
+      c{NodeId("c"), "c", EACCES}, d{NodeId("d"), "d", ENOENT, ExecObstacle::kDirectory};
   EXPECT_FALSE(FailsForExec({a}, 2, "train"));
   EXPECT_TRUE(FailsForExec({a}, 0, "train"));
   EXPECT_TRUE(FailsForExec({a, b}, 5, "train"));
   EXPECT_FALSE(FailsForExec({a, c}, 5, "train"));
+  EXPECT_FALSE(FailsForExec({a, d}, 5, "/work")) << "a program here, a directory there";
+  EXPECT_EQ(std::get<NotExecutable>(*FailsForExec({a, d}, 0, "/work")).obstacle,
+            ExecObstacle::kDirectory);
   EXPECT_FALSE(FailsForExec({}, 0, "train"));
 }
 

@@ -85,7 +85,7 @@ TEST(Records, EveryKindOfRowSurvives) {
   state.free_ends = 1;
   state.best_step = 812;
   state.growths = 2;
-  state.excluded = {{node, "node1", 13}};
+  state.excluded = {{node, "node1", 13, ExecObstacle::kDirectory}};
   state.account = {Duration(1), Duration(2), Duration(3), Duration(4),
                    Duration(5), Duration(6), Duration(7)};
   state.ended_at = at;
