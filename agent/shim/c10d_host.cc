@@ -3,7 +3,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -60,29 +59,16 @@ absl::StatusOr<std::unique_ptr<C10dHost>> C10dHost::Create(io::UniqueFd listener
   return host;
 }
 
-absl::Status C10dHost::Watch(int fd) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = fd;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) < 0)
-    return io::ErrnoStatus(errno, "epoll_ctl");
-  return absl::OkStatus();
-}
-
 absl::Status C10dHost::SetUp() {
-  rlimit files{};
-  if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
-    files.rlim_cur = files.rlim_max;
-    ::setrlimit(RLIMIT_NOFILE, &files);
-  }
   epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_) return io::ErrnoStatus(errno, "set up c10d host");
   store::ServerOptions options;
+  options.FitInto(io::RaiseDescriptorLimit(), kHanders + 64);
   options.owner_of = RendezvousOf;
   options.log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
   ASSIGN_OR_RETURN(server_, store::Server::Create({}, std::move(options)));
-  RETURN_IF_ERROR(Watch(server_->epoll_fd()));
-  return Watch(listener_.get());
+  RETURN_IF_ERROR(io::Watch(epoll_.get(), server_->epoll_fd(), EPOLLIN));
+  return io::Watch(epoll_.get(), listener_.get(), EPOLLIN);
 }
 
 void C10dHost::Run() {
@@ -111,7 +97,7 @@ void C10dHost::AcceptHander() {
   const absl::StatusOr<io::PeerCredentials> peer = io::PeerCredentialsOf(fd.get());
   if (!peer.ok() || (peer->uid != ::geteuid() && peer->uid != 0)) return;
   const int number = fd.get();
-  if (Watch(number).ok()) handers_.emplace(number, std::move(fd));
+  if (io::Watch(epoll_.get(), number, EPOLLIN).ok()) handers_.emplace(number, std::move(fd));
 }
 
 void C10dHost::TakeFrom(int hander) {

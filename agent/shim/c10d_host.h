@@ -31,7 +31,6 @@ class C10dHost {
  private:
   explicit C10dHost(io::UniqueFd listener) : listener_(std::move(listener)) {}
   absl::Status SetUp();
-  absl::Status Watch(int fd);
   void AcceptHander();
   void TakeFrom(int hander);
 

@@ -24,11 +24,7 @@ absl::StatusOr<ControlSocket> ControlSocket::Open(int epoll_fd, io::UniqueFd lis
                                                   std::string nonce) {
   RETURN_IF_ERROR(io::SetNonBlocking(listener.get(), true));
   if (::listen(listener.get(), 128) < 0) return io::ErrnoStatus(errno, "listen at shim socket");
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = listener.get();
-  if (::epoll_ctl(epoll_fd, EPOLL_CTL_ADD, listener.get(), &event) < 0)
-    return io::ErrnoStatus(errno, "epoll_ctl");
+  RETURN_IF_ERROR(io::Watch(epoll_fd, listener.get(), EPOLLIN));
   return ControlSocket(epoll_fd, std::move(listener), std::move(nonce));
 }
 

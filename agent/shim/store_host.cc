@@ -1,7 +1,6 @@
 #include "agent/shim/store_host.h"
 
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,31 +21,17 @@ absl::StatusOr<std::unique_ptr<StoreHost>> StoreHost::Create(Spec spec, Fds fds)
   return host;
 }
 
-absl::Status StoreHost::Watch(int fd) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = fd;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) < 0)
-    return io::ErrnoStatus(errno, "epoll_ctl");
-  return absl::OkStatus();
-}
-
 absl::Status StoreHost::SetUp() {
-  rlimit files{};
-  // One descriptor per client: thousands of ranks.
-  if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
-    files.rlim_cur = files.rlim_max;
-    ::setrlimit(RLIMIT_NOFILE, &files);
-  }
   epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_) return io::ErrnoStatus(errno, "set up store host");
   store::ServerOptions options;
+  options.FitInto(io::RaiseDescriptorLimit(), 64);
   options.members = spec_.store_members;
   options.log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
   options.on_old_client = [this](const std::string& line) { trouble_ = line; };
   ASSIGN_OR_RETURN(server_, store::Server::Create(std::move(fds_.listener), std::move(options)));
-  RETURN_IF_ERROR(Watch(server_->epoll_fd()));
-  if (fds_.lifeline) RETURN_IF_ERROR(Watch(fds_.lifeline.get()));
+  RETURN_IF_ERROR(io::Watch(epoll_.get(), server_->epoll_fd(), EPOLLIN));
+  if (fds_.lifeline) RETURN_IF_ERROR(io::Watch(epoll_.get(), fds_.lifeline.get(), EPOLLIN));
   ASSIGN_OR_RETURN(control_,
                    ControlSocket::Open(epoll_.get(), std::move(fds_.socket), spec_.nonce));
   return absl::OkStatus();

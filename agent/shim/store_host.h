@@ -26,7 +26,6 @@ class StoreHost {
  private:
   StoreHost(Spec spec, Fds fds) : spec_(std::move(spec)), fds_(std::move(fds)) {}
   absl::Status SetUp();
-  absl::Status Watch(int fd);
   void OnEvent(int fd, std::uint32_t events);
   void OnLifeline();
   void Stop(Instant deadline);

@@ -86,12 +86,7 @@ absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(Spec spec, Superv
 }
 
 absl::Status Supervisor::Watch(int fd, std::uint32_t events) {
-  epoll_event event{};
-  event.events = events;
-  event.data.fd = fd;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) < 0)
-    return io::ErrnoStatus(errno, "epoll_ctl");
-  return absl::OkStatus();
+  return io::Watch(epoll_.get(), fd, events);
 }
 
 absl::Status Supervisor::SetUp() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,6 +21,12 @@ struct ServerOptions {
       members;  // IPs that may connect; beside them only this host by the listener's own address.
   OwnerOf owner_of = nullptr;
   std::size_t max_connections = 16384;
+  // Fewer, so that this many descriptors are enough with `others` beside: a connection beyond is
+  // refused; without a descriptor it could not even be accepted, and would be reported for ever.
+  void FitInto(std::size_t descriptors, std::size_t others) {
+    const std::size_t left = descriptors > 2 * others ? descriptors - others : descriptors / 2;
+    max_connections = std::min(max_connections, left);
+  }
   std::size_t max_unsent_bytes = 128u << 20;  // Of one connection.
   Limits limits;
   std::function<void(const std::string&)>

@@ -1,5 +1,8 @@
 #include "common/io/fd.h"
 
+#include <sys/epoll.h>
+#include <sys/resource.h>
+
 #include <cerrno>
 #include <string>
 
@@ -11,6 +14,24 @@ namespace regroup::io {
 namespace {
 constexpr char kErrnoPayload[] = "regroup/errno";
 }  // namespace
+
+absl::Status Watch(int epoll_fd, int fd, std::uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = fd;
+  if (::epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0) return ErrnoStatus(errno, "epoll_ctl");
+  return absl::OkStatus();
+}
+
+std::size_t RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;
+  if (limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) ::getrlimit(RLIMIT_NOFILE, &limit);
+  }
+  return limit.rlim_cur;
+}
 
 absl::Status ErrnoStatus(int error, std::string_view what) {
   absl::Status status = absl::ErrnoToStatus(error, {what.data(), what.size()});

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <utility>
 
@@ -33,6 +35,11 @@ class UniqueFd {
  private:
   int fd_ = -1;
 };
+
+// EPOLL_CTL_ADD, level-triggered; what comes carries the number of `fd`.
+absl::Status Watch(int epoll_fd, int fd, std::uint32_t events);
+// As many descriptors as this process may have; how many that are.
+std::size_t RaiseDescriptorLimit();
 
 // "<what>: <strerror>", with the code that fits the errno. ErrnoOf gives the number back (0: none).
 absl::Status ErrnoStatus(int error, std::string_view what);

@@ -3,7 +3,6 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 #include <signal.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <boost/asio/executor_work_guard.hpp>
@@ -125,14 +124,6 @@ pb::JobView ShownResult(const JobView& job) {
   if (shown.ByteSizeLong() > kMaxResultBytes) shown.clear_generations();
   if (shown.ByteSizeLong() > kMaxResultBytes) shown.clear_events();
   return shown;
-}
-
-// As many descriptors as we may have: a session is one.
-void RaiseDescriptorLimit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 absl::Status PortTaken(const Address& address) {
@@ -469,7 +460,7 @@ namespace regroup {
 int RunCoordinator(const CoordinatorConfig& config) {
   signal(SIGPIPE, SIG_IGN);
   signal(SIGCHLD, SIG_IGN);  // The process of torchrun's connections is nobody's to wait for.
-  coordinator::RaiseDescriptorLimit();
+  io::RaiseDescriptorLimit();  // A session is one.
   absl::StatusOr<std::unique_ptr<coordinator::Daemon>> daemon = coordinator::Daemon::Open(config);
   if (!daemon.ok()) {
     std::fputs(RenderUserError(daemon.status()).c_str(), stderr);

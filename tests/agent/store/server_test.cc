@@ -123,6 +123,17 @@ TEST_F(StoreServer, AReaderThatNeverReadsIsBoundedByBackPressure) {
   EXPECT_EQ(Receive(other, 4).size(), 4u);
 }
 
+TEST(ServerOptions, DescriptorsBoundConnections) {
+  const auto within = [](std::size_t descriptors) {
+    ServerOptions options;
+    options.FitInto(descriptors, 300);
+    return options.max_connections;
+  };
+  EXPECT_EQ(within(1 << 20), 16384u);
+  EXPECT_EQ(within(1024), 724u);
+  EXPECT_EQ(within(256), 128u);
+}
+
 TEST_F(StoreServer, ConnectionsAreBounded) {
   Start({}, 2);
   io::UniqueFd first = Connect(), second = Connect();
