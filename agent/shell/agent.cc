@@ -219,13 +219,16 @@ void Agent::Away(const std::string& why) {
   const auto log = [this, target](const std::string& said) {
     log_->Warning("no coordinator", {{"why", said}, {"target", target}});
   };
-  if (!target_ || !target_->remote) return log(why);
+  if (!target_ || !target_->remote || std::exchange(probing_, true)) return log(why);
   // Who listens there instead says more than how it broke.
-  std::thread([&loop = loop_, remote = *target_->remote, why, log, alive = std::weak_ptr(alive_)] {
+  std::thread([this, &loop = loop_, remote = *target_->remote, why, log,
+               alive = std::weak_ptr(alive_)] {
     const ListenerDescription found = DescribeListener(remote);
     const std::string said = found.kind == ListenerKind::kRegroup ? why : found.sentence;
-    asio::post(loop, [said, log, alive] {
-      if (alive.lock()) log(said);
+    asio::post(loop, [this, said, log, alive] {
+      if (!alive.lock()) return;
+      probing_ = false;
+      log(said);
     });
   }).detach();
 }

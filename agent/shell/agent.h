@@ -134,6 +134,7 @@ class Agent {
   bool refused_ = false;  // By the session that is about to end.
   std::optional<Instant> away_logged_;
   std::string away_why_;
+  bool probing_ = false;  // A thread asks who listens at the coordinator's address.
   std::optional<End> end_;
   const std::shared_ptr<bool> alive_ =
       std::make_shared<bool>(true);  // Sole owner; others are weak.
