@@ -16,6 +16,22 @@
 namespace regroup::io {
 namespace {
 
+// One byte and room for one descriptor.
+struct FdMessage {
+  FdMessage() {
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+  }
+  FdMessage(const FdMessage&) = delete;
+
+  char byte = 0;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+};
+
 struct SplitPath {
   std::string directory, name;
 };
@@ -109,43 +125,29 @@ absl::StatusOr<PeerCredentials> PeerCredentialsOf(int socket_fd) {
 }
 
 absl::Status SendFd(int socket_fd, int fd) {
-  char byte = 0;
-  iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  FdMessage out;
+  cmsghdr* header = CMSG_FIRSTHDR(&out.message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
   ssize_t sent = 0;
   do {
-    sent = ::sendmsg(socket_fd, &message, MSG_NOSIGNAL);
+    sent = ::sendmsg(socket_fd, &out.message, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   return sent == 1 ? absl::OkStatus() : ErrnoStatus(errno, "sendmsg(SCM_RIGHTS)");
 }
 
 absl::StatusOr<UniqueFd> ReceiveFd(int socket_fd) {
-  char byte = 0;
-  iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
+  FdMessage in;
   ssize_t got = 0;
   do {
-    got = ::recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC);
+    got = ::recvmsg(socket_fd, &in.message, MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
     return absl::UnavailableError("nothing has arrived");
   if (got < 0) return absl::InternalError(absl::StrCat("recvmsg: ", std::strerror(errno)));
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  const cmsghdr* header = CMSG_FIRSTHDR(&in.message);
   if (header == nullptr || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS ||
       header->cmsg_len != CMSG_LEN(sizeof(int))) {
     return absl::InvalidArgumentError("no descriptor was sent");
