@@ -189,12 +189,7 @@ TEST(AgentCore, OtherProtocolsAreRefusedNamingBoth) {
            {1, 0, true}, {1, 1, true}, {1, 2, false}, {2, 0, false}}) {
     Driver agent(ServiceConfig());
     agent.Do(CoordinatorFound{"10.0.0.2", "10.0.0.1"});
-    Welcome welcome{.cluster = ClusterId("c"),
-                    .epoch = Epoch(1),
-                    .name = "a",
-                    .version = {},
-                    .heartbeat = 1s,
-                    .lease = 5s};
+    Welcome welcome = Driver::WelcomeOf();
     welcome.version.major = major;
     welcome.version.minor = minor;
     agent.Do(Welcomed{welcome});

@@ -61,12 +61,15 @@ class Driver {
 
   Effects& Attach(std::string cluster = "c", std::uint64_t epoch = 1) {
     Do(CoordinatorFound{"10.0.0.2", "10.0.0.1"});
-    return Do(Welcomed{{.cluster = ClusterId(std::move(cluster)),
-                        .epoch = Epoch(epoch),
-                        .name = "a",
-                        .version = {},
-                        .heartbeat = 1s,
-                        .lease = 5s}});
+    return Do(Welcomed{WelcomeOf(std::move(cluster), epoch)});
+  }
+  static Welcome WelcomeOf(std::string cluster = "c", std::uint64_t epoch = 1) {
+    return {.cluster = ClusterId(std::move(cluster)),
+            .epoch = Epoch(epoch),
+            .name = "a",
+            .version = {},
+            .heartbeat = 1s,
+            .lease = 5s};
   }
 
   // The last action of that type in the last step.

@@ -172,12 +172,7 @@ TEST(AgentLeave, ARefusedLaunchEndsUnlessItsWorkersRun) {
 }
 
 TEST(AgentLeave, AnotherProtocolEndsALaunchUnlessItsWorkersRun) {
-  Welcome welcome{.cluster = ClusterId("c"),
-                  .epoch = Epoch(1),
-                  .name = "a",
-                  .version = {},
-                  .heartbeat = 1s,
-                  .lease = 5s};
+  Welcome welcome = Driver::WelcomeOf();
   welcome.version.major = 9;
   for (bool runs : {false, true}) {
     Driver agent(LaunchedConfig());

@@ -3,16 +3,16 @@
 #include "agent/shim/c10d_host.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <optional>
-#include <thread>
 
 #include "common/io/address.h"
+#include "common/io/proc.h"
 #include "common/io/spawn.h"
 #include "common/io/unix_socket.h"
 #include "tests/agent/shim/shim_fixture.h"
@@ -69,14 +69,12 @@ class C10dProcess : public testing::Test {
   }
   // Reaped. Within 20 s, or the test fails.
   bool HasEnded() {
-    for (int i = 0; i < 2000; ++i) {
-      if (::waitpid(*pid_, nullptr, WNOHANG) == *pid_) {
-        pid_.reset();
-        return true;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    return false;
+    const io::UniqueFd process = *io::OpenPidfd(*pid_);
+    pollfd ended{process.get(), POLLIN, 0};
+    if (::poll(&ended, 1, 20'000) != 1) return false;
+    ::waitpid(*pid_, nullptr, 0);
+    pid_.reset();
+    return true;
   }
 
   io::TempDirectory directory_;
