@@ -3,6 +3,7 @@
 Each host has its own IPv4 and IPv6 address, its own host name (which nothing resolves, or which /etc/hosts maps to
 127.0.1.1 as Debian does) and its own loopback. Names of the namespaces carry our pid, so two test runs do not meet.
 """
+import itertools
 import os
 import shutil
 import subprocess
@@ -31,6 +32,8 @@ def available():
 
 
 class TwoHosts:
+    _made = itertools.count()  # Several pairs of one process do not meet either.
+
     def __init__(self, resolves_to_127_0_1_1=False):
         self.resolves = resolves_to_127_0_1_1
         self.folder = tempfile.mkdtemp(prefix="rg-hosts-")
@@ -39,7 +42,8 @@ class TwoHosts:
     def __enter__(self):
         pid = os.getpid()
         net = 10 + pid % 200  # Private to our namespaces: no address outside them is ever used.
-        names = [f"rg{pid}a", f"rg{pid}b"]
+        pair = next(self._made)
+        names = [f"rg{pid}.{pair}a", f"rg{pid}.{pair}b"]
         try:
             for i, namespace in enumerate(names):
                 self._ip("netns", "add", namespace)
