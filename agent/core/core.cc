@@ -15,6 +15,7 @@ using namespace std::chrono_literals;
 
 constexpr Duration kProgressInterval = 100ms;
 constexpr Duration kCoordinatorRestartInterval = 1s;
+constexpr Duration kShimSilence = 2s;  // After the deadline of a stop.
 
 std::string NameOf(const GroupKey& key) {
   return absl::StrCat(key.job.value(), " generation ", key.generation.value());
@@ -63,6 +64,7 @@ void Core::Settle() {
     // cumulative.
     it = any_group || it->second.prepare || it->second.run ? std::next(it) : jobs_.erase(it);
   }
+  KillSilentShims();
   SendReports(/*all=*/false);
   if (attached_) {
     for (auto& [key, progress] : progress_) {
@@ -91,6 +93,7 @@ std::optional<Instant> Core::NextDeadline() const {
   } else {
     consider(next_coordinator_start_);
   }
+  for (const auto& [key, group] : groups_) consider(SilentAt(group));
   for (Instant at : LeaveDeadlines()) {
     if (at > now_) consider(at);
   }
@@ -385,6 +388,7 @@ void Core::StopGroup(const GroupKey& key, Group& group, Instant deadline, StopRe
   }
   if (group.stop_deadline && *group.stop_deadline <= deadline) return;
   group.stop_deadline = deadline;
+  group.kill_shim_at.reset();
   if (!group.signalled_at) group.signalled_at = now_;
   if (group.phase != Phase::kUnkillable && group.phase != Phase::kStopping) {
     group.phase = Phase::kStopping;
@@ -395,6 +399,24 @@ void Core::StopGroup(const GroupKey& key, Group& group, Instant deadline, StopRe
 
 void Core::StopEverything(Instant deadline) {
   for (auto& [key, group] : groups_) StopGroup(key, group, deadline, StopReason::kNotice);
+}
+
+// A live shim kills its ranks at the deadline and says so; then its group is free or unkillable.
+std::optional<Instant> Core::SilentAt(const Group& group) {
+  const bool awaited = group.phase == Phase::kStopping && group.shim_spawned && !group.shim_gone;
+  return awaited ? group.kill_shim_at : std::nullopt;
+}
+
+void Core::KillSilentShims() {
+  for (auto& [key, group] : groups_) {
+    if (group.stop_deadline && !group.kill_shim_at)
+      group.kill_shim_at = std::max(now_, *group.stop_deadline) + kShimSilence;
+    const std::optional<Instant> at = SilentAt(group);
+    if (!at || now_ < *at) continue;
+    Note(absl::StrCat("the shim of ", NameOf(key), " does not answer and is killed"));
+    group.kill_shim_at = now_ + kShimSilence;
+    Do(KillShim{key});
+  }
 }
 
 // ---- reports ------------------------------------------------------------------------------------

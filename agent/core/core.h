@@ -102,6 +102,8 @@ class Core {
   void MaybePrepared(Group& group);
   void StopGroup(const GroupKey& key, Group& group, Instant deadline, StopReason reason);
   void StopEverything(Instant deadline);
+  void KillSilentShims();
+  static std::optional<Instant> SilentAt(const Group& group);
   void MarkFree(Group& group);
   void NotifyWorkers(const GroupKey& key, Group& group);
   void SendReports(bool all);

@@ -194,6 +194,9 @@ struct KillGroup {  // Its shim is gone. Answered by GroupEmpty, once the killed
                     // GroupStuck.
   GroupKey key;
 };
+struct KillShim {  // It does not answer. Answered by ShimGone.
+  GroupKey key;
+};
 struct CloseStore {
   GroupKey key;
 };
@@ -251,11 +254,12 @@ struct Leave {               // End the process. Nothing follows.
   std::string why;  // For exit code 125: what to tell the user.
 };
 
-using Action = std::variant<WriteRunDirectory, SpawnShim, SpawnStore, StartRanks, StopRanks,
-                            SignalRank, KillGroup, CloseStore, RemoveRunDirectory, SendHello,
-                            RememberCoordinator, RefuseCoordinator, SendLaunch, SendReport,
-                            SendProgress, SendCommit, SendNotice, SendLeave, ShowLeaving,
-                            SendHeartbeat, TellNotice, TellCommit, StartCoordinator, Leave>;
+using Action =
+    std::variant<WriteRunDirectory, SpawnShim, SpawnStore, StartRanks, StopRanks, SignalRank,
+                 KillGroup, KillShim, CloseStore, RemoveRunDirectory, SendHello,
+                 RememberCoordinator, RefuseCoordinator, SendLaunch, SendReport, SendProgress,
+                 SendCommit, SendNotice, SendLeave, ShowLeaving, SendHeartbeat, TellNotice,
+                 TellCommit, StartCoordinator, Leave>;
 
 struct Effects {
   std::vector<Action> actions;

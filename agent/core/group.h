@@ -24,6 +24,7 @@ struct Group {
   std::optional<Address> store, witness;
 
   std::optional<Instant> stop_deadline;  // Never moves later.
+  std::optional<Instant> kill_shim_at;   // It should have said by then that its ranks are gone.
   std::optional<Instant> signalled_at;   // First signal of ours to every rank.
   std::map<int, Instant> rank_signalled_at;
 

@@ -420,11 +420,11 @@ void GroupHost::Carry(const CloseStore& action) {
 void GroupHost::Carry(const RemoveRunDirectory& action) {
   Hosted* hosted = Find(action.key);
   if (hosted == nullptr) return;
-  for (const std::shared_ptr<ShimProcess>& process : {hosted->shim, hosted->store_shim}) {
-    if (!process) continue;
-    if (process->alive()) process->Send(shim::Kill{});
-    process->Drop();
-  }
+  // The shim may still write its ranks' last words; a store has nothing to finish, and may hang.
+  if (hosted->shim && hosted->shim->alive()) hosted->shim->Send(shim::Kill{});
+  if (hosted->store_shim && hosted->store_shim->alive()) KillAt(hosted->store_path);
+  for (const std::shared_ptr<ShimProcess>& process : {hosted->shim, hosted->store_shim})
+    if (process) process->Drop();
   for (const std::string& path : {hosted->path, hosted->store_path}) {
     if (path.empty()) continue;
     absl::Status removed = shim::RemoveRunDirectory(path);
@@ -435,6 +435,18 @@ void GroupHost::Carry(const RemoveRunDirectory& action) {
 }
 
 void GroupHost::Carry(const KillGroup& action) { KillLeftovers(action.key, 0, 0); }
+
+void GroupHost::Carry(const KillShim& action) {
+  if (const Hosted* hosted = Find(action.key)) KillAt(hosted->path);
+}
+
+void GroupHost::KillAt(const std::string& path) {
+  if (path.empty()) return;
+  absl::StatusOr<shim::RunRecord> record = shim::ReadRunDirectory(path);
+  const absl::Status killed = record.ok() ? shim::KillShim(*record) : record.status();
+  if (!killed.ok())
+    handler_.warn(absl::StrCat("kill the process of ", path, ": ", std::string(killed.message())));
+}
 
 void GroupHost::KillLeftovers(const GroupKey& key, int clean_rounds, int rounds) {
   Hosted* hosted = Find(key);

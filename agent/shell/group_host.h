@@ -65,6 +65,7 @@ class GroupHost {
   void Carry(const StopRanks& action);
   void Carry(const SignalRank& action);
   void Carry(const KillGroup& action);
+  void Carry(const KillShim& action);
   void Carry(const CloseStore& action);
   void Carry(const RemoveRunDirectory& action);
 
@@ -95,6 +96,7 @@ class GroupHost {
   void OnStoreGone(Hosted& hosted);
   void ReadErrors(Hosted& hosted, const shim::State& state, bool all);
   void MaybeEmpty(Hosted& hosted);
+  void KillAt(const std::string& path);
   void KillLeftovers(const GroupKey& key, int clean_rounds, int rounds);
   void SaveNotes(const Hosted& hosted);
   void WarnOfHostName(const Environment& group, const std::string& interface);

@@ -80,6 +80,16 @@ class ExitCodes(OneNode):
         self.assertNotIn("restart 1 of 5", run.stderr)
 
 
+class Supervisor(OneNode):
+    def test_one_that_hangs_is_killed_with_its_workers(self):
+        run = self.sh("echo up; exec sleep 1000", "--grace", "1s")
+        run.expect("up", 20, "stdout")
+        for shim in self.fx.processes("regroup-shim"):
+            os.kill(shim.pid, signal.SIGSTOP)
+        run.send(signal.SIGINT)
+        self.assertEqual(run.wait(20), 130, run)
+
+
 class Output(OneNode):
     def test_one_worker_is_byte_exact_and_ours_goes_to_stderr(self):
         run = self.python("import sys, os\nos.write(1, bytes(range(256)) * 300)\nos.write(2, b'err\\r50%\\r100%\\n')\n")

@@ -130,6 +130,35 @@ TEST(AgentCore, ADeadShimIsReportedLostAndItsGroupKilled) {
   EXPECT_EQ(agent.Last<SendReport>()->report.phase, Phase::kFree);
 }
 
+TEST(AgentCore, AShimThatLetsAStopPassInSilenceIsKilled) {
+  Driver agent(ServiceConfig(), {RunningRecord("a-1", 1)});
+  agent.Attach();
+  agent.Do(Ordered{StopOrder(1, 1, 2s)});
+  EXPECT_NE(agent.Last<StopRanks>(), nullptr);
+  agent.AdvanceTo(3900ms);
+  EXPECT_EQ(agent.CountEver<KillShim>(), 0) << "it has 2 s after the deadline";
+  agent.AdvanceTo(4100ms);
+  EXPECT_EQ(agent.CountEver<KillShim>(), 1);
+  agent.AdvanceTo(6100ms);
+  EXPECT_EQ(agent.CountEver<KillShim>(), 2) << "the first may have met a shim still starting";
+  agent.Do(ShimGone{Key("a-1", 1)});
+  EXPECT_NE(agent.Last<KillGroup>(), nullptr);
+  agent.AdvanceTo(20s);
+  EXPECT_EQ(agent.CountEver<KillShim>(), 2);
+  agent.Do(GroupEmpty{Key("a-1", 1)});
+  EXPECT_EQ(agent.Last<SendReport>()->report.phase, Phase::kFree);
+}
+
+TEST(AgentCore, AnUnkillableGroupKeepsItsShim) {
+  Driver agent(ServiceConfig(), {RunningRecord("a-1", 1)});
+  agent.Attach();
+  agent.Do(Ordered{StopOrder(1, 1, 2s)});
+  agent.AdvanceTo(3s);
+  agent.Do(GroupStuck{Key("a-1", 1)});
+  agent.AdvanceTo(20s);
+  EXPECT_EQ(agent.CountEver<KillShim>(), 0);
+}
+
 TEST(AgentCore, ADirectoryWhoseShimNeverRanIsRemoved) {
   RunRecord record = LiveRecord("a-1", 1);
   record.shim_alive = false;

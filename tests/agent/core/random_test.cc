@@ -168,6 +168,12 @@ class World {
     shim.killed = true;
     Later(GroupEmpty{a.key});
   }
+  void Carry(const KillShim& a) {
+    Shim& shim = *node_.directories.at(a.key).shim;
+    if (!std::exchange(shim.alive, false)) return;
+    for (Rank& rank : shim.ranks) rank.alive = false;  // PDEATHSIG.
+    Later(ShimGone{a.key});
+  }
   void Carry(const CloseStore& a) { node_.directories.at(a.key).store_alive = false; }
   void Carry(const RemoveRunDirectory& a) {
     ASSERT_TRUE(node_.directories.contains(a.key));

@@ -166,6 +166,23 @@ TEST(GroupHost, AnotherLifeAdoptsWhatRuns) {
   EXPECT_TRUE(std::filesystem::is_empty(scratch.path() + "/run"));
 }
 
+TEST(GroupHost, AShimThatDoesNotAnswerIsKilledWithItsRanks) {
+  Scratch scratch;
+  Life life(scratch, "exec sleep 60");
+  life.PrepareGroup(1);
+  life.StartGroup(1);
+  const auto pid = static_cast<pid_t>(life.Find<RanksStarted>()->starts.at(0).pid);
+  const auto stat = io::ReadProcessStat(pid);
+  ASSERT_TRUE(stat);
+  ASSERT_EQ(::kill(stat->parent, SIGSTOP), 0);
+  life.host().Carry(KillShim{Key()});
+  ASSERT_NE(life.WaitFor<ShimGone>(), nullptr);
+  life.host().Carry(KillGroup{Key()});
+  ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
+  EXPECT_FALSE(io::IsAlive(pid, stat->start_ticks));
+  life.host().Carry(RemoveRunDirectory{Key()});
+}
+
 TEST(GroupHost, ADeadShimIsSeenAndItsRanksAreKilled) {
   Scratch scratch;
   Life life(scratch, "setsid sleep 60 & exec sleep 60");
