@@ -90,7 +90,11 @@ void Listener::AcceptSome(Socket& socket) {
 
 void Listener::Listen(io::UniqueFd fd, int listener_fd) {
   if (unheard_.size() >= kUnheard) return HandOver(fd.release(), listener_fd);
-  auto unheard = std::make_shared<Unheard>(io_, fd.release(), listener_fd);
+  auto unheard = std::make_shared<Unheard>(io_, listener_fd);
+  boost::system::error_code failed;
+  unheard->descriptor.assign(fd.get(), failed);
+  if (failed) return;  // The kernel watches no more descriptors; the peer dials again.
+  fd.release();
   unheard->at = unheard_.insert(unheard_.end(), unheard);
   unheard->limit.expires_after(kSilence);
   unheard->limit.async_wait(

@@ -47,8 +47,8 @@ class Listener {
   };
   // Accepted, and nothing heard yet. Owned by unheard_; its handlers hold it, too.
   struct Unheard {
-    Unheard(boost::asio::io_context& io, int fd, int listener_fd)
-        : descriptor(io, fd), limit(io), listener_fd(listener_fd) {}
+    Unheard(boost::asio::io_context& io, int listener_fd)
+        : descriptor(io), limit(io), listener_fd(listener_fd) {}
     boost::asio::posix::stream_descriptor descriptor;
     boost::asio::steady_timer limit;
     const int listener_fd;
