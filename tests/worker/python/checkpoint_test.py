@@ -129,6 +129,16 @@ class Saving(WorkerTest):
         self.assertEqual(os.listdir(self.path("last", "deep")), ["a"])
         self.assertEqual(sorted(os.listdir(self.folder)), ["agent.sock", "last"])
 
+    def test_a_folder_is_replaced_in_one_step(self):
+        for name in ("old", "new"):
+            self.write_folder(self.path(name))
+            self.write(self.path(name, name))
+        self.assertTrue(checkpoint._exchange(self.path("new"), self.path("old")))
+        self.assertEqual(sorted(os.listdir(self.path("old"))), ["deep", "new"])
+        self.assertEqual(sorted(os.listdir(self.path("new"))), ["deep", "old"])
+        with self.assertRaises(OSError):
+            checkpoint._exchange(self.path("nowhere"), self.path("old"))
+
     def test_what_write_raises_is_raised_and_nothing_is_left(self):
         self.become_worker()
 

@@ -3,6 +3,8 @@
 A checkpoint is published once the coordinator has accepted it: only of the current generation, and only of a higher
 step than the one before. So a process that was given up, and does not know it yet, can't overwrite newer work.
 """
+import ctypes
+import errno
 import os
 import shutil
 import time
@@ -122,15 +124,30 @@ def _sync_tree(path: str) -> None:
 
 def _move(partial: str, path: str) -> None:
     old = f"{path}.old-{os.getpid()}"
-    if os.path.isdir(path):
+    if not os.path.isdir(path):
+        os.replace(partial, path)
+    elif not _exchange(partial, path):  # `partial` is the old one then.
         os.rename(path, old)  # A folder does not replace another one.
-    os.replace(partial, path)
+        os.rename(partial, path)
     fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)  # Without it a power cut may undo the move.
     finally:
         os.close(fd)
     _remove(old)
+
+
+def _exchange(one: str, other: str) -> bool:
+    """Swaps two names in one step. False where the C library or the file system can't."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    at_cwd, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if rename(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), ctypes.c_uint(exchange)) == 0:
+        return True
+    if ctypes.get_errno() in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(ctypes.get_errno(), f"can't put {one} in place of {other}")
 
 
 def _remove(path: str) -> None:
