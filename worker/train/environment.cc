@@ -39,6 +39,7 @@ absl::StatusOr<WorkerEnvironment> ReadWorkerEnvironment() {
   RETURN_IF_ERROR(ReadInteger("WORLD_SIZE", e.world_size, 1, kMax));
   RETURN_IF_ERROR(ReadInteger("RANK", e.rank, 0, e.world_size - 1));
   RETURN_IF_ERROR(ReadInteger("LOCAL_RANK", e.local_rank, 0, kMax));
+  RETURN_IF_ERROR(ReadInteger("REGROUP_LOCAL_RANK", e.local_rank, 0, kMax));  // Never virtual.
   RETURN_IF_ERROR(ReadInteger("MASTER_PORT", e.store_port, 0, 65535));
   RETURN_IF_ERROR(
       ReadInteger("REGROUP_GENERATION", e.generation, 0, std::numeric_limits<std::int64_t>::max()));

@@ -12,11 +12,12 @@ enum class Mutation { kNone, kSkipBatch, kRepeatBatch, kResumeFromZero, kGradien
 
 // What the launcher tells a worker through its environment; the torchrun names.
 struct WorkerEnvironment {
-  int rank = 0, world_size = 1, local_rank = 0;  // RANK, WORLD_SIZE, LOCAL_RANK.
-  std::string store_host;                        // MASTER_ADDR.
-  std::uint16_t store_port = 0;                  // MASTER_PORT.
-  std::string job;                               // REGROUP_JOB; empty without Regroup.
-  std::uint64_t generation = 0;                  // REGROUP_GENERATION; 0 without Regroup.
+  int rank = 0, world_size = 1;  // RANK, WORLD_SIZE.
+  int local_rank = 0;            // REGROUP_LOCAL_RANK, else LOCAL_RANK.
+  std::string store_host;        // MASTER_ADDR.
+  std::uint16_t store_port = 0;  // MASTER_PORT.
+  std::string job;               // REGROUP_JOB; empty without Regroup.
+  std::uint64_t generation = 0;  // REGROUP_GENERATION; 0 without Regroup.
   std::int64_t resume_step =
       0;               // REGROUP_RESUME_STEP: of the newest commit that the coordinator accepted.
   std::string socket;  // REGROUP_SOCKET; empty: nobody to talk to.
