@@ -39,6 +39,7 @@ WorkerProgress ProgressOf(const local::Progress& said, const GroupKey& key, int 
   progress.rank = rank;
   progress.step = said.step();
   progress.samples = said.samples();
+  if (said.has_tokens()) progress.tokens = said.tokens();
   progress.loss = Finite(said.has_loss(), said.loss());
   progress.tokens_per_second = Finite(said.has_tokens_per_second(), said.tokens_per_second());
   if (said.has_restored_step()) progress.restored_step = said.restored_step();

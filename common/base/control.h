@@ -134,12 +134,13 @@ struct WorkerProgress {  // Of one rank; absolute.
   Generation generation;
   int rank = 0;
   std::int64_t step = 0;
-  std::int64_t samples = 0;
+  std::int64_t samples = 0;  // Done so far by the whole job; 0: not told.
   std::optional<double> loss;
   std::optional<double> tokens_per_second;
   std::optional<std::int64_t> restored_step;  // Step this generation resumed from.
   // Durations of this worker's life so far, where it told them.
   std::optional<Duration> init, restore, first_step, checkpoint;
+  std::optional<std::int64_t> tokens;  // As samples.
 };
 
 struct CommitRequest {  // Rank 0 has every rank's shard on disk and asks to publish. Answered by

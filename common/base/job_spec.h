@@ -36,6 +36,7 @@ struct JobSpec {
   std::optional<Duration> restart_window;  // Unset: the whole job.
   std::map<int, ExitAction> exit_codes;
   ScaleUp scale_up = ScaleUp::kSettle;
+  std::optional<double> price_per_node_hour;  // In whatever money its reader thinks.
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };
 

@@ -39,6 +39,13 @@ struct TimeAccount {  // Where the job's time went; sums to its age.
   Duration productive{}, checkpoint{}, detect{}, regroup{}, restore{}, recompute{}, idle{};
 };
 
+struct CostView {         // Of a job with a price, in the price's money.
+  double node_hours = 0;  // Held, from the first generation's run on.
+  double total = 0;       // So far.
+  double lost = 0;        // Of it, to failures and preemptions.
+  std::optional<double> per_million_samples, per_million_tokens;  // Unset: workers do not tell.
+};
+
 struct JobView {
   JobId id;
   JobSpec spec;
@@ -61,6 +68,7 @@ struct JobView {
       generations;  // Oldest first, at most the last 100; only where detail was asked for.
   std::vector<JobEvent> events;  // Likewise.
   TimeAccount time;
+  std::optional<CostView> cost;
 };
 
 struct NodeView {

@@ -75,6 +75,7 @@ class JobFileReader {
           [&](auto& n) { return Number(n, 0, limits::kRestarts, spec_.max_restarts); }},
          {"shutdown_timeout", [&](auto& n) { return Seconds(n, spec_.grace); }},
          {"scale_up", [&](auto& n) { return Scale(n); }},
+         {"price_per_node_hour", [&](auto& n) { return Price(n); }},
          {"retry", [&](auto& n) { return Retry(n); }}}));
     for (const char* required : {"name", "run"}) {
       if (lines_.count(required) == 0) {
@@ -225,6 +226,14 @@ class JobFileReader {
     return absl::OkStatus();
   }
 
+  absl::Status Price(const YAML::Node& node) {
+    if (!node.IsScalar()) return WrongType(node, "a number without a currency");
+    absl::StatusOr<double> price = ParseReal(node.Scalar());
+    if (!price.ok()) return Within(node, price.status());
+    spec_.price_per_node_hour = *price;
+    return absl::OkStatus();
+  }
+
   absl::Status Retry(const YAML::Node& node) {
     if (!node.IsMap()) return WrongType(node, "a map with max, window and exit_codes");
     return Each(
@@ -327,6 +336,9 @@ std::string RenderJobFile(const JobSpec& spec) {
   }
   out << YAML::Key << "grace" << YAML::Value << FormatDuration(spec.grace);
   out << YAML::Key << "scale_up" << YAML::Value << std::string(NameOf(spec.scale_up));
+  if (spec.price_per_node_hour)
+    out << YAML::Key << "price_per_node_hour" << YAML::Value
+        << FormatReal(*spec.price_per_node_hour);
   out << YAML::Key << "retry" << YAML::Value << YAML::BeginMap;
   out << YAML::Key << "max" << YAML::Value << spec.max_restarts;
   if (spec.restart_window)

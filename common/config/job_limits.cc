@@ -127,6 +127,13 @@ absl::Status ValidateDirectory(const JobSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status ValidatePrice(double price) {
+  if (price >= 0 && price <= limits::kPrice) return absl::OkStatus();  // No NaN passes.
+  return Bad(
+      Cat("price_per_node_hour: ", FormatReal(price), " is out of range"),
+      Cat("0 to ", static_cast<std::int64_t>(limits::kPrice), " are allowed, without a currency"));
+}
+
 }  // namespace
 
 absl::Status ValidateJobName(std::string_view field, std::string_view name) {
@@ -182,6 +189,7 @@ absl::Status ValidateJobSpec(const JobSpec& spec) {
                                     std::chrono::milliseconds(1), limits::kDuration));
   }
   RETURN_IF_ERROR(InRange("max_restarts", spec.max_restarts, 0, limits::kRestarts));
+  if (spec.price_per_node_hour) RETURN_IF_ERROR(ValidatePrice(*spec.price_per_node_hour));
   if (spec.exit_codes.size() > 255)
     return Bad("retry.exit_codes: more than 255 entries", "exit codes are 1 to 255");
   for (const auto& [code, action] : spec.exit_codes)

@@ -22,6 +22,7 @@ inline constexpr std::size_t kCommandBytes = 64 * 1024;
 inline constexpr std::size_t kEnvironmentEntries = 1'024;
 inline constexpr std::size_t kEnvironmentBytes = 64 * 1024;
 inline constexpr std::size_t kDirectoryBytes = 4'096;
+inline constexpr double kPrice = 1e9;
 inline constexpr Duration kDuration = std::chrono::hours(24 * 365);
 }  // namespace limits
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -213,6 +214,22 @@ absl::StatusOr<std::int64_t> ParseNumber(std::string_view text, std::int64_t min
                Cat(std::clamp(value, min, max)));
   }
   return value;
+}
+
+absl::StatusOr<double> ParseReal(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) {
+    return Bad(Cat(Shown(text), " is not a number"),
+               "digits with a decimal point, as in 2.5, and nothing else", "");
+  }
+  return value;
+}
+
+std::string FormatReal(double value) {
+  std::array<char, 32> text;
+  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() ? std::string(text.data(), end) : std::string();
 }
 
 absl::StatusOr<NodeBounds> ParseNnodes(std::string_view text) {

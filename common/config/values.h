@@ -43,6 +43,10 @@ absl::StatusOr<PortRange> ParsePortRange(std::string_view text);
 // A decimal number, nothing else.
 absl::StatusOr<std::int64_t> ParseNumber(std::string_view text, std::int64_t min, std::int64_t max);
 
+// A finite decimal number, as in 2, 0.35 or 1e3; a comma or a currency is not part of it.
+absl::StatusOr<double> ParseReal(std::string_view text);
+std::string FormatReal(double value);  // The shortest text that reads back as the same value.
+
 // The same error with "FIELD: " in front of its first part.
 absl::Status AtField(std::string_view field, const absl::Status& status);
 

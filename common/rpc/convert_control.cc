@@ -292,6 +292,7 @@ pb::WorkerProgress ToProto(const WorkerProgress& value) {
   if (value.restore) out.set_restore_ns(value.restore->count());
   if (value.first_step) out.set_first_step_ns(value.first_step->count());
   if (value.checkpoint) out.set_checkpoint_ns(value.checkpoint->count());
+  if (value.tokens) out.set_tokens(*value.tokens);
   return out;
 }
 
@@ -317,6 +318,8 @@ absl::StatusOr<WorkerProgress> FromProto(const pb::WorkerProgress& value) {
     out.first_step = check.NonNegative("first_step", value.first_step_ns());
   if (value.has_checkpoint_ns())
     out.checkpoint = check.NonNegative("checkpoint", value.checkpoint_ns());
+  if (value.has_tokens())
+    out.tokens = check.Number<std::int64_t>("tokens", value.tokens(), 0, kMaxNumber);
   return check.Finish(std::move(out));
 }
 

@@ -97,6 +97,7 @@ pb::JobSpec ToProto(const JobSpec& value) {
         static_cast<pb::ExitAction>(EnumNumber(action, kExitActions));
   }
   out.set_scale_up(static_cast<pb::ScaleUp>(EnumNumber(value.scale_up, kScaleUps)));
+  if (value.price_per_node_hour) out.set_price_per_node_hour(*value.price_per_node_hour);
   return out;
 }
 
@@ -120,6 +121,8 @@ absl::StatusOr<JobSpec> FromProto(const pb::JobSpec& value) {
     }
   }
   spec.scale_up = check.Enum("scale_up", value.scale_up(), kScaleUps);
+  if (value.has_price_per_node_hour())
+    spec.price_per_node_hour = check.Finite("price_per_node_hour", value.price_per_node_hour());
   return check.Finish(std::move(spec));
 }
 

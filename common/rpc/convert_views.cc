@@ -72,6 +72,29 @@ absl::StatusOr<TimeAccount> FromProto(const pb::TimeAccount& value) {
   return check.Finish(out);
 }
 
+pb::CostView ToProto(const CostView& value) {
+  pb::CostView out;
+  out.set_node_hours(value.node_hours);
+  out.set_total(value.total);
+  out.set_lost(value.lost);
+  if (value.per_million_samples) out.set_per_million_samples(*value.per_million_samples);
+  if (value.per_million_tokens) out.set_per_million_tokens(*value.per_million_tokens);
+  return out;
+}
+
+absl::StatusOr<CostView> FromProto(const pb::CostView& value) {
+  Checker check;
+  CostView out;
+  out.node_hours = check.Finite("node_hours", value.node_hours());
+  out.total = check.Finite("total", value.total());
+  out.lost = check.Finite("lost", value.lost());
+  if (value.has_per_million_samples())
+    out.per_million_samples = check.Finite("per_million_samples", value.per_million_samples());
+  if (value.has_per_million_tokens())
+    out.per_million_tokens = check.Finite("per_million_tokens", value.per_million_tokens());
+  return check.Finish(out);
+}
+
 }  // namespace
 
 pb::GenerationView ToProto(const GenerationView& value) {
@@ -148,6 +171,7 @@ pb::JobView ToProto(const JobView& value) {
     *out.add_generations() = ToProto(generation);
   for (const JobEvent& event : value.events) *out.add_events() = ToProto(event);
   *out.mutable_time() = ToProto(value.time);
+  if (value.cost) *out.mutable_cost() = ToProto(*value.cost);
   return out;
 }
 
@@ -186,6 +210,7 @@ absl::StatusOr<JobView> FromProto(const pb::JobView& value) {
       out.events.push_back(check.Nested("events", FromProto(event)));
   }
   out.time = check.Nested("time", FromProto(value.time()));
+  if (value.has_cost()) out.cost = check.Nested("cost", FromProto(value.cost()));
   return check.Finish(std::move(out));
 }
 

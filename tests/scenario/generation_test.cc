@@ -292,5 +292,45 @@ TEST_F(Generations, joiner_dies_first) {
               ElementsAre("a", "b", "c"));
 }
 
+// Nodes count for as long as the job holds them; what a failure made necessary is lost.
+TEST_F(Generations, cost_of_nodes_while_they_are_held) {
+  Start();
+  sim::Behaviour speaks;
+  speaks.speaks = true;
+  AddDaemons({"a", "b"}, speaks);
+  JobSpec spec = SpecOf("job", 2, 2, 3);
+  spec.price_per_node_hour = 3600;  // 1 per second of a node.
+  const JobId job = Running(spec);
+  world().RunFor(100s);
+  const CostView running = *world().View(job).cost;
+  EXPECT_NEAR(running.total, 200, 1);
+  EXPECT_EQ(running.lost, 0);
+  EXPECT_NEAR(*running.per_million_tokens, 200, 2);  // 1,000 steps of 1,000 tokens.
+  EXPECT_FALSE(running.per_million_samples);
+
+  // The node that is left is held for a minute. Then the job queues, and holds none.
+  world().node("b").KillNode();
+  ASSERT_TRUE(Reaches(job, "queued", 120s));
+  world().RunFor(1h);
+  const JobView queued = world().View(job);
+  EXPECT_NEAR(queued.cost->lost, 60, 1);
+  EXPECT_NEAR(queued.cost->total, running.total + queued.cost->lost, 1);
+
+  world().Add("c", {}, speaks);
+  ASSERT_TRUE(Reaches(job, "running"));
+  world().RunFor(10s);
+  const JobView again = world().View(job);
+  EXPECT_NEAR(again.cost->total, queued.cost->total + 20, 2);
+  EXPECT_NEAR(again.cost->lost, 80, 2);  // These ten seconds repeat what had been done.
+
+  // Time that ended a generation is not counted twice.
+  const TimeAccount& time = again.time;
+  EXPECT_NEAR(Seconds(time.productive), 100, 1);
+  EXPECT_NEAR(Seconds(time.recompute), 10, 1);
+  EXPECT_NEAR(Seconds(time.productive + time.checkpoint + time.detect + time.regroup +
+                      time.restore + time.recompute + time.idle),
+              Seconds(again.age), 0.001);
+}
+
 }  // namespace
 }  // namespace regroup

@@ -557,6 +557,7 @@ void Node::TellProgress(const JobId& job, Generation generation) {
     progress.generation = generation;
     progress.rank = group->ranks[0].rank;
     progress.step = training_step;
+    progress.tokens = 1000 * training_step;
     progress.restored_step = group->first_step;
     if (session_ && welcomed_) Say(Progressed{*session_, progress});
   }

@@ -52,6 +52,7 @@ std::string ReportLine(const WorkerReport& report) {
   local::Progress& progress = *line.mutable_progress();
   progress.set_step(report.step);
   progress.set_samples(report.samples);
+  if (report.tokens) progress.set_tokens(*report.tokens);
   if (report.loss) progress.set_loss(*report.loss);
   if (report.tokens_per_second) progress.set_tokens_per_second(*report.tokens_per_second);
   if (report.restored_step) progress.set_restored_step(*report.restored_step);

@@ -26,7 +26,8 @@ struct ControlOptions {
 
 // What a rank tells about itself; absolute, so that only the newest one matters.
 struct WorkerReport {
-  std::int64_t step = 0, samples = 0;
+  std::int64_t step = 0, samples = 0;  // Done so far, over all restarts, by the whole job.
+  std::optional<std::int64_t> tokens;  // Likewise.
   std::optional<double> loss, tokens_per_second;
   std::optional<std::int64_t> restored_step;
   std::optional<double> init_s, restore_s, first_step_s, checkpoint_s;

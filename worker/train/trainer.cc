@@ -288,6 +288,7 @@ absl::Status Trainer::Restore() {
   report_.restored_step = step_;
   report_.step = step_;
   report_.samples = samples_;
+  report_.tokens = samples_ * config_.context;
   report_.restore_s = SecondsSince(begin);
   if (control_) control_->Report(report_);
   if (first()) {
@@ -381,6 +382,7 @@ void Trainer::ReportStep(const StepResult& result, double seconds) {
   const double tokens_per_second = static_cast<double>(config_.batch) * config_.context / seconds;
   report_.step = step_;
   report_.samples = samples_;
+  report_.tokens = samples_ * config_.context;
   report_.loss = result.loss;
   report_.tokens_per_second = tokens_per_second;
   if (!report_.first_step_s) report_.first_step_s = seconds;

@@ -172,6 +172,39 @@ std::string TimeText(const TimeAccount& t, int width) {
   return Cat("Time ", AgeText(total), " =\n", Filled(JoinWords(shown), width));
 }
 
+// Of an amount of money whose name we do not know.
+std::string AmountText(double amount) {
+  if (amount > 0 && amount < 0.01) return "< 0.01";
+  char text[400];  // As long as the largest double.
+  std::snprintf(text, sizeof text, "%.2f", amount);
+  return text;
+}
+
+std::string CostText(const JobView& job, int width) {
+  if (!job.cost || !job.spec.price_per_node_hour) return "";
+  const CostView& cost = *job.cost;
+  char hours[400];
+  std::snprintf(hours, sizeof hours, "%.2f", cost.node_hours);
+  std::string line = Cat("Cost ", AmountText(cost.total), " = ", hours, " node hours at ",
+                         AmountText(*job.spec.price_per_node_hour));
+  std::string lost = Cat("lost to failures ", AmountText(cost.lost));
+  if (cost.total > 0) lost += Cat(" (", PercentText(cost.lost / cost.total), ")");
+  if (DisplayWidth(line) + 2 + DisplayWidth(lost) <= width) {
+    line += Cat(", ", lost, "\n");
+  } else {
+    line += Cat(",\n", Filled(lost, width));
+  }
+  constexpr char kUnknown[] = "not reported by the worker";
+  if (!cost.per_million_tokens && !cost.per_million_samples)
+    return Cat(line, "  per million tokens or samples: ", kUnknown, "\n");
+  auto text = [&](const std::optional<double>& amount) {
+    return amount ? AmountText(*amount) : std::string(kUnknown);
+  };
+  return Cat(line, Filled(Cat("per million tokens ", text(cost.per_million_tokens),
+                              ", per million samples ", text(cost.per_million_samples)),
+                          width));
+}
+
 std::string HeaderOf(const JobView& job, const TextStyle& style) {
   Tone tone = job.state == "failed"      ? Tone::kBad
               : job.state == "succeeded" ? Tone::kGood
@@ -266,7 +299,7 @@ std::string RenderExplain(const JobView& job, std::optional<Generation> only,
     out += Cat("Why these ranks   ", PlacesText(*last), " (",
                MovesText(*last, Previous(job, *last)), ")\n");
   }
-  if (!only) out += Cat(WhyNotMore(job), TimeText(job.time, width));
+  if (!only) out += Cat(WhyNotMore(job), TimeText(job.time, width), CostText(job, width));
   out += Cat("Next  ", NextStep(job, ended.empty() ? nullptr : ended.back()), "\n");
   return ForCharset(style, out);
 }

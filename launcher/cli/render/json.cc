@@ -104,6 +104,16 @@ Json TimeJson(const TimeAccount& t) {
           {"idle_s", Seconds(t.idle)}};
 }
 
+Json CostJson(const CostView& cost, double price) {
+  Json out = {{"price_per_node_hour", price},
+              {"node_hours", cost.node_hours},
+              {"total", cost.total},
+              {"lost_to_failures", cost.lost}};
+  if (cost.per_million_tokens) out["per_million_tokens"] = *cost.per_million_tokens;
+  if (cost.per_million_samples) out["per_million_samples"] = *cost.per_million_samples;
+  return out;
+}
+
 struct BodyJson {
   const ReasonContext& context;
 
@@ -194,6 +204,7 @@ Json JobJson(const JobView& job, bool detail) {
   if (job.ran_for) out["exit_code"] = job.exit_code;
   if (std::optional<double> goodput = Goodput(job.time)) out["goodput"] = *goodput;
   out["time"] = TimeJson(job.time);
+  if (job.cost) out["cost"] = CostJson(*job.cost, job.spec.price_per_node_hour.value_or(0));
   if (!detail) return out;
   out["command"] = job.spec.command;
   out["scale_up"] = NameOf(job.spec.scale_up);

@@ -45,7 +45,8 @@ void Engine::BeginEnding(Job& job, Generation generation, StopReason reason, Dur
   job.outage = Outage{};
   const bool elective = reason == StopReason::kElective || reason == StopReason::kNotice;
   if (!elective) job.outage.event_at = soft.cause ? std::min(soft.cause->at, now_) : now_;
-  job.outage.detected_at = now_;
+  job.outage.detected_at = job.outage.held_until = now_;
+  job.outage.nodes = static_cast<int>(soft.members.size());
   soft.ending = GenerationSoft::Ending{now_ + grace + config_.stop_margin};
   std::map<NodeId, Instant> sooner;
   for (const auto& member : soft.members) {
@@ -100,15 +101,11 @@ void Engine::EndGeneration(Job& job, Generation generation, GenerationSoft& soft
   row.ended = reason;
   row.verdict_open = true;
   row.progressed = progressed;
-  CloseAccount(job, generation, soft, row, state);
+  CloseAccount(job, soft, row, state);
   FitRow(row);
   Put(row);
   state.phase = JobPhase::kRegrouping;
-  UpdateState(job, [&](JobStateRow& next) {
-    next.phase = state.phase;
-    next.best_step = state.best_step;
-    next.account = state.account;
-  });
+  UpdateState(job, [&](JobStateRow& next) { next = state; });
   const EndKind kind = KindOf(reason);
   const Streak streak = AfterEnd({job.state.own_failures, job.state.free_ends}, progressed, kind);
   const GenerationRow* next = ProposedOf(job);
@@ -124,8 +121,8 @@ void Engine::EndGeneration(Job& job, Generation generation, GenerationSoft& soft
   MarkCapacity();
 }
 
-void Engine::CloseAccount(Job& job, Generation generation, const GenerationSoft& soft,
-                          GenerationRow& row, JobStateRow& state) const {
+void Engine::CloseAccount(const Job& job, const GenerationSoft& soft, GenerationRow& row,
+                          JobStateRow& state) const {
   row.first_step = soft.first_step;
   row.last_step = soft.last_step;
   row.restored_step = soft.restored_step;
@@ -133,12 +130,9 @@ void Engine::CloseAccount(Job& job, Generation generation, const GenerationSoft&
   row.phases.restore = soft.restore;
   row.phases.first_step = soft.first_step_took;
   if (soft.last_step) state.best_step = std::max(state.best_step, *soft.last_step);
-  if (!soft.running_at) return;
-  const TimeAccount time = AccountOf(job, generation, soft, now_);
-  state.account.productive += time.productive;
-  state.account.checkpoint += time.checkpoint;
-  state.account.restore += time.restore;
-  state.account.recompute += time.recompute;
+  state.samples = std::max(state.samples, soft.samples);
+  state.tokens = std::max(state.tokens, soft.tokens);
+  Book(RunAccount(job, row, soft, now_), state);
 }
 
 // ---- the verdict -----------------------------------------------------------------------------
@@ -263,20 +257,19 @@ void Engine::SetVerdict(Job& job, Verdict verdict, EndReason reason, StopReason 
     row.phase = GenerationPhase::kOver;
     row.ended = reason;
     row.ended_at = wall_;
-    CloseAccount(job, generation, soft, row, state);
+    CloseAccount(job, soft, row, state);
     FitRow(row);
     Put(row);
     AddEvent(job, GenerationEnded{generation, reason, false, job.state.restarts_charged,
                                   job.spec.spec.max_restarts});
   }
+  Book(OutageAccount(job, now_), state);
+  job.outage = Outage{};
   for (const auto& entry : job.soft) MarkOrders(job, entry.second);
   job.soft.clear();
-  UpdateState(job, [&](JobStateRow& next) {
-    next.phase = JobPhase::kEnding;
-    next.verdict = std::move(verdict);
-    next.best_step = state.best_step;
-    next.account = state.account;
-  });
+  state.phase = JobPhase::kEnding;
+  state.verdict = std::move(verdict);
+  UpdateState(job, [&](JobStateRow& next) { next = state; });
   const Instant deadline = now_ + grace;
   const bool already = job.stop && job.stop->up_to == job.state.last_formed && !succeeded;
   job.stop = StopOrder{

@@ -201,7 +201,7 @@ class Engine {
   void BeginEnding(Job& job, Generation generation, StopReason reason, Duration grace);
   bool AdvanceEnding(Job& job, Generation generation, GenerationSoft& soft);
   void EndGeneration(Job& job, Generation generation, GenerationSoft& soft);
-  void CloseAccount(Job& job, Generation generation, const GenerationSoft& soft, GenerationRow& row,
+  void CloseAccount(const Job& job, const GenerationSoft& soft, GenerationRow& row,
                     JobStateRow& state) const;
   bool HasProgressed(const Job& job, const GenerationSoft& soft) const;
   bool CloseVerdicts(Job& job);
@@ -246,9 +246,22 @@ class Engine {
   NodeView ViewOf(const Node& node, const Moment& at) const;
   std::string NoteOf(const Node& node, const Moment& at) const;
   std::optional<WaitReason> WaitOf(const Job& job, const Moment& at) const;
-  TimeAccount AccountOf(const Job& job, Generation generation, const GenerationSoft& soft,
-                        Instant now) const;
+
+  // ---- accounts.cc: where time went ------------------------------------------------------------
+  // What the journal's account lacks: the generation that runs, and the outage that goes on.
+  struct OpenAccount {
+    TimeAccount time;
+    HeldTime held;
+  };
+  OpenAccount OpenAccountOf(const Job& job, Instant now) const;
+  OpenAccount RunAccount(const Job& job, const GenerationRow& row, const GenerationSoft& soft,
+                         Instant now) const;
+  OpenAccount OutageAccount(const Job& job, Instant now) const;
+  bool AfterFailure(const Job& job, Generation next) const;
+  void Book(const OpenAccount& open, JobStateRow& state) const;
+  void CountHeld(Job& job) const;
   TimeAccount WholeAccountOf(const Job& job, const Moment& at) const;
+  std::optional<CostView> CostOf(const Job& job, Instant now) const;
   Duration AgeOf(const Job& job, const Moment& at) const;
   std::string StateName(const Job& job) const;
 

@@ -301,6 +301,7 @@ int Engine::SlotsUsed(const Node& node) const {
 
 void Engine::UpdateClaims(Job& job) {
   job.claims_dirty = false;
+  CountHeld(job);
   std::set<NodeId> wanted;
   for (const GenerationRow* row : {FormedOf(job), ProposedOf(job)}) {
     if (row == nullptr || job.state.phase == JobPhase::kEnding) continue;

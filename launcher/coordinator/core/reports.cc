@@ -288,6 +288,8 @@ void Engine::UpdateSteps(GenerationSoft& soft, const WorkerProgress& progress) {
     soft.last_step_at = now_;
   }
   if (progress.restored_step) soft.restored_step = progress.restored_step;
+  soft.samples = std::max(soft.samples, progress.samples);
+  soft.tokens = std::max(soft.tokens, progress.tokens.value_or(0));
   if (progress.loss) soft.loss = progress.loss;
   if (progress.tokens_per_second) soft.tokens_per_second = progress.tokens_per_second;
   KeepLarger(soft.init, progress.init);

@@ -82,6 +82,14 @@ enum class JobPhase {
   kEnding,
   kEnded
 };
+// Time of one node: an hour of two nodes is two hours. Coarser than Duration, for there may be
+// thousands of them for years.
+using NodeTime = std::chrono::duration<std::int64_t, std::micro>;
+struct HeldTime {  // Of nodes that a job held.
+  NodeTime held{};
+  NodeTime lost{};  // Of it, to failures and preemptions.
+  friend bool operator==(const HeldTime&, const HeldTime&) = default;
+};
 enum class VerdictState { kSucceeded, kFailed, kCancelled };
 struct Verdict {  // Final.
   VerdictState state = VerdictState::kSucceeded;
@@ -111,7 +119,9 @@ struct JobStateRow {  // `job/J/state`
   std::int64_t best_step = 0;
   int growths = 0;
   std::vector<ExcludedNode> excluded;
-  TimeAccount account;  // Of generations that are over; idle is left 0.
+  TimeAccount account;                   // Of generations that are over; idle is left 0.
+  HeldTime held;                         // Likewise.
+  std::int64_t samples = 0, tokens = 0;  // Done by then; 0: not told.
   std::optional<WallTime> ended_at;
   Duration ran_for{};  // Of an ended job.
 };

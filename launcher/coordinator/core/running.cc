@@ -57,7 +57,7 @@ void Engine::EnterRunning(Job& job, Generation generation, GenerationSoft& soft)
   if (!first) return;
   job.trials.clear();
   const RestartPhases phases = PhasesOf(job.outage, now_);
-  const Outage outage = job.outage;
+  const OpenAccount outage = OutageAccount(job, now_);
   UpdateGeneration(job, generation, [&](GenerationRow& row) {
     row.phases = phases;
     for (GenerationMember& member : row.members) {
@@ -75,9 +75,7 @@ void Engine::EnterRunning(Job& job, Generation generation, GenerationSoft& soft)
   });
   UpdateState(job, [&](JobStateRow& state) {
     state.phase = JobPhase::kRunning;
-    if (outage.event_at && outage.detected_at)
-      state.account.detect += *outage.detected_at - *outage.event_at;
-    if (outage.detected_at) state.account.regroup += now_ - *outage.detected_at;
+    Book(outage, state);
   });
   if (!job.running_since) job.running_since = now_;
   AddEvent(job, GenerationRunning{generation, phases});

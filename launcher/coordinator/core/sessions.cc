@@ -409,7 +409,10 @@ void Engine::DeleteNode(Node& node) {
   for (const JobId& id : jobs)
     if (Job* job = FindJob(id)) Untouch(*job, node);
   for (const JobId& id : node.claims)
-    if (Job* job = FindJob(id)) job->claimed.erase(node.row.node);
+    if (Job* job = FindJob(id)) {
+      CountHeld(*job);
+      job->claimed.erase(node.row.node);
+    }
   Delete(NodeKey(node.row.node));
 }
 

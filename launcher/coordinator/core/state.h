@@ -117,6 +117,7 @@ struct GenerationSoft {
   // Progress, as told by its ranks.
   bool spoke = false;
   std::optional<std::int64_t> first_step, last_step, restored_step;
+  std::int64_t samples = 0, tokens = 0;  // 0: not told.
   std::optional<double> loss, tokens_per_second;
   std::optional<Duration> init, restore, first_step_took, checkpoint;
   std::optional<Instant> last_step_at, step_before_at;  // The two last times that the step rose.
@@ -155,6 +156,10 @@ struct StopOrder {
 struct Outage {
   std::optional<Instant> event_at;  // The cause. Unset in an elective change.
   std::optional<Instant> detected_at, free_at, proposed_at, formed_at;
+  int nodes = 0;  // Of the generation that it ended.
+  // Of nodes held since it was detected, up to held_until.
+  NodeTime held{};
+  Instant held_until{};
 };
 
 struct Job {

@@ -91,47 +91,6 @@ std::optional<WaitReason> Engine::WaitOf(const Job& job, const Moment& at) const
   return reason;
 }
 
-// Where the time of one generation went, from the moment it ran.
-TimeAccount Engine::AccountOf(const Job& job, Generation generation, const GenerationSoft& soft,
-                              Instant now) const {
-  TimeAccount account;
-  if (!soft.running_at) return account;
-  Duration left = std::max(now - *soft.running_at, Duration{});
-  auto take = [&](Duration wanted) {
-    const Duration taken = std::clamp(wanted, Duration{}, left);
-    left -= taken;
-    return taken;
-  };
-  account.restore = take(soft.init.value_or(Duration{}) + soft.restore.value_or(Duration{}));
-  account.checkpoint = take(soft.checkpoint.value_or(Duration{}));
-  if (soft.first_step && soft.last_step && *soft.last_step >= *soft.first_step) {
-    const std::int64_t steps = *soft.last_step - *soft.first_step + 1;
-    const std::int64_t from =
-        soft.restored_step.value_or(job.generations.at(generation).resume_step);
-    const std::int64_t repeated =
-        std::clamp<std::int64_t>(std::min(job.state.best_step, *soft.last_step) - from, 0, steps);
-    account.recompute = take(left / steps * repeated);
-  }
-  account.productive = left;
-  return account;
-}
-
-TimeAccount Engine::WholeAccountOf(const Job& job, const Moment& at) const {
-  TimeAccount account = job.state.account;
-  if (const GenerationRow* formed = FormedOf(job)) {
-    const TimeAccount now =
-        AccountOf(job, formed->generation, job.soft.at(formed->generation), at.now);
-    account.productive += now.productive;
-    account.checkpoint += now.checkpoint;
-    account.restore += now.restore;
-    account.recompute += now.recompute;
-  }
-  const Duration told = account.productive + account.checkpoint + account.detect + account.regroup +
-                        account.restore + account.recompute;
-  account.idle = std::max(AgeOf(job, at) - told, Duration{});
-  return account;
-}
-
 GenerationView Engine::ViewOf(const Job& job, const GenerationRow& row) const {
   GenerationView view;
   view.generation = row.generation;
@@ -206,6 +165,7 @@ JobView Engine::ViewOf(const Job& job, bool detail, const Moment& at) const {
     view.exit_code = 143;
   }
   view.time = WholeAccountOf(job, at);
+  view.cost = CostOf(job, at.now);
   if (!detail) return view;
   for (const auto& entry : job.generations) view.generations.push_back(ViewOf(job, entry.second));
   view.events.assign(job.events.begin(), job.events.end());

@@ -186,6 +186,10 @@ pb::JobStateRow Encode(const JobStateRow& row) {
   *out.mutable_account() = Encode(row.account);
   if (row.ended_at) out.set_ended_at_us(Us(*row.ended_at));
   out.set_ran_for_ns(row.ran_for.count());
+  out.set_held_node_us(row.held.held.count());
+  out.set_lost_node_us(row.held.lost.count());
+  out.set_samples(row.samples);
+  out.set_tokens(row.tokens);
   return out;
 }
 
@@ -220,6 +224,9 @@ absl::StatusOr<JobStateRow> Decode(const pb::JobStateRow& row) {
   out.account = DecodeAccount(row.account());
   if (row.has_ended_at_us()) out.ended_at = WallOf(row.ended_at_us());
   out.ran_for = Duration(row.ran_for_ns());
+  out.held = {NodeTime(row.held_node_us()), NodeTime(row.lost_node_us())};
+  out.samples = row.samples();
+  out.tokens = row.tokens();
   return check.Finish(std::move(out));
 }
 

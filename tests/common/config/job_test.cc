@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "common/base/user_error.h"
 #include "common/config/job_file.h"
 #include "common/config/job_limits.h"
@@ -92,6 +94,11 @@ TEST(JobLimits, EveryLimitIsNamed) {
       {"start", [](JobSpec& s) { s.start_timeout = 0s; }, "start_timeout: 0s"},
       {"window", [](JobSpec& s) { s.restart_window = 0s; }, "restart_window: 0s"},
       {"restarts", [](JobSpec& s) { s.max_restarts = -1; }, "max_restarts: -1"},
+      {"price", [](JobSpec& s) { s.price_per_node_hour = -0.5; },
+       "price_per_node_hour: -0.5 is out of range"},
+      {"price that is no number",
+       [](JobSpec& s) { s.price_per_node_hour = std::numeric_limits<double>::quiet_NaN(); },
+       "price_per_node_hour: nan is out of range"},
       {"exit code", [](JobSpec& s) { s.exit_codes[256] = ExitAction::kFail; },
        "retry.exit_codes: 256"}};
   EXPECT_TRUE(ValidateJobSpec(Good()).ok());
@@ -156,10 +163,19 @@ TEST(JobFile, TorchrunsNames) {
   EXPECT_EQ(job->grace, std::chrono::seconds(90));
 }
 
+TEST(JobFile, Price) {
+  absl::StatusOr<JobSpec> job =
+      ParseJobFile("name: a\nrun: x\nprice_per_node_hour: 2.50\n", "job.yaml", "/w");
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->price_per_node_hour, 2.5);
+  EXPECT_THAT(RenderJobFile(*job), HasSubstr("price_per_node_hour: 2.5\n"));
+}
+
 TEST(JobFile, RendersWhatItReads) {
   JobSpec spec = *ParseJobFile(kCompleteExample, "job.yaml", "/home/u");
   spec.unit = 2;
   spec.restart_window = 90min;
+  spec.price_per_node_hour = 0.1;
   spec.environment["QUOTES"] = "a \"b\"\n: #c\t'";
   spec.command.push_back("");
   spec.command.push_back("yes");
@@ -177,8 +193,8 @@ TEST(JobFile, Errors) {
   const FileRow rows[] = {
       {ok + "nnode: 2\n", "job.yaml:3: unknown field nnode", "did you mean nnodes?"},
       {ok + "zebra: 2\n", "job.yaml:3: unknown field zebra",
-       "known are: env grace max_restarts name nnodes nproc_per_node retry run scale_up "
-       "shutdown_timeout workdir"},
+       "known are: env grace max_restarts name nnodes nproc_per_node price_per_node_hour retry run "
+       "scale_up shutdown_timeout workdir"},
       {ok + "rdzv_endpoint: node0\n", "job.yaml:3: a job file has no rdzv_endpoint",
        "nodes of a submitted job do not look for each other: the coordinator brings them together"},
       {ok + "node-rank: 1\n", "job.yaml:3: a job file has no node-rank",
@@ -196,6 +212,20 @@ TEST(JobFile, Errors) {
       {ok + "env: {A: [1]}\n", "job.yaml:3: env: a map NAME: value is expected", "this is a list"},
       {ok + "grace: 60\n", "job.yaml:3: grace: \"60\" is not a duration",
        "its unit is missing (ns us ms s m h d)"},
+      {ok + "price_per_node_hour: -1\n", "job.yaml:3: price_per_node_hour: -1 is out of range",
+       "0 to 1000000000 are allowed, without a currency"},
+      {ok + "price_per_node_hour: $3.50\n",
+       "job.yaml:3: price_per_node_hour: \"$3.50\" is not a number",
+       "digits with a decimal point, as in 2.5, and nothing else"},
+      {ok + "price_per_node_hour: .inf\n",
+       "job.yaml:3: price_per_node_hour: \".inf\" is not a number",
+       "digits with a decimal point, as in 2.5, and nothing else"},
+      {ok + "price_per_node_hour: 1e400\n",
+       "job.yaml:3: price_per_node_hour: \"1e400\" is not a number",
+       "digits with a decimal point, as in 2.5, and nothing else"},
+      {ok + "price_per_node_hour: [1]\n",
+       "job.yaml:3: price_per_node_hour: a number without a currency is expected",
+       "this is a list"},
       {ok + "retry: {maximum: 3}\n", "job.yaml:3: unknown field retry.maximum",
        "did you mean max?"},
       {ok + "retry: {exit_codes: {77: retyr}}\n",

@@ -44,6 +44,7 @@ JobSpec SomeSpec() {
   spec.restart_window = std::chrono::hours(1);
   spec.exit_codes = {{77, ExitAction::kFail}};
   spec.scale_up = ScaleUp::kNever;
+  spec.price_per_node_hour = 2.5;
   return spec;
 }
 GroupReport SomeReport() {
@@ -117,7 +118,7 @@ TEST(Convert, AgentMessagesSurvive) {
   ExpectAllFieldsSet(ToProto(launch));
   const WorkerProgress progress{JobId("a-1"), Generation(2), 3, 4,           5,
                                 0.5,          100.0,         7, Duration(1), Duration(2),
-                                Duration(3),  Duration(4)};
+                                Duration(3),  Duration(4),   8};
   ExpectRoundTrip(progress);
   ExpectAllFieldsSet(ToProto(progress));
   const CommitRequest commit{JobId("a-1"), Generation(2), 3, 4, "00ff", "/ckpt", true};
@@ -244,6 +245,7 @@ TEST(Convert, ViewsSurvive) {
   job.created_at = SomeCause().at;
   job.age = job.time.idle = job.time.productive = job.time.checkpoint = job.time.detect =
       job.time.regroup = job.time.restore = job.time.recompute = Duration(9);
+  job.cost = CostView{4.5, 9, 0.5, 1.5, 2.5};
   job.ran_for = Duration(3);
   job.why = WaitReason(LastCall{1, Duration(2)});
   job.failed = FailReason(CrashLoop{5});
@@ -254,6 +256,7 @@ TEST(Convert, ViewsSurvive) {
   const pb::JobView wire = ToProto(job);
   ExpectAllFieldsSet(wire);
   ExpectAllFieldsSet(wire.time());
+  ExpectAllFieldsSet(wire.cost());
   ExpectAllFieldsSet(wire.generations(0));
   ExpectAllFieldsSet(wire.generations(0).members(0));
   const NodeView node{NodeId("n"),    "node1",     "10.0.0.4", "ready", 2,    1,
@@ -356,7 +359,7 @@ TEST(Convert, JobsOfImpossibleShapeAreRefused) {
 }
 
 TEST(Convert, NumbersThatAreNoneAreRefusedAndNeverSent) {
-  WorkerProgress progress{JobId("a-1"), Generation(2), 3, 4, 5, {}, {}, {}, {}, {}, {}, {}};
+  WorkerProgress progress{JobId("a-1"), Generation(2), 3, 4, 5, {}, {}, {}, {}, {}, {}, {}, {}};
   progress.loss = std::numeric_limits<double>::quiet_NaN();
   EXPECT_FALSE(ToProto(progress).has_loss());
   pb::WorkerProgress wire = ToProto(progress);

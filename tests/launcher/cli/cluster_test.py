@@ -178,6 +178,28 @@ class Reading(Cluster):
         self.assertEqual(reader.wait(), 0, reader)
         self.assertIn("second", reader.stdout)
 
+    def submit_file(self, text):
+        path = self.fx.path("work", "job.yaml")
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(f"name: job\nworkdir: /\n{text}")
+        done = self.fx.run("submit", path)
+        self.assertEqual(done.code, 0, done)
+        return done.stdout.strip()
+
+    def test_cost_is_told_where_there_is_a_price(self):
+        job = self.submit_file("run: sleep 1\nprice_per_node_hour: 3600\n")
+        self.assertEqual(self.fx.run("wait", job).code, 0)
+        cost = self.json("ps", "-a", job)["jobs"][0]["cost"]
+        self.assertGreater(cost["total"], 0.9)
+        self.assertLess(cost["total"], 20)
+        self.assertEqual((cost["price_per_node_hour"], cost["lost_to_failures"]), (3600, 0))
+        self.assertNotIn("per_million_tokens", cost)
+        self.assertEqual(self.json("explain", job)["cost"], cost)
+        text = self.fx.run("explain", job).stdout
+        self.assertRegex(text, r"(?m)^Cost \d+\.\d\d = 0\.00 node hours at 3600\.00, lost to failures 0\.00 \(0\.0 %\)$")
+        self.assertIn("  per million tokens or samples: not reported by the worker\n", text)
+        self.assertNotIn("cost", self.json("ps", "-a", self.submit("true"))["jobs"][0])
+
     def test_explain_and_nodes_speak_json(self):
         job = self.submit('[ "$REGROUP_GENERATION" = 2 ] || kill -9 $$')
         self.assertEqual(self.fx.run("wait", job).code, 0)

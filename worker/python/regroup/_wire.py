@@ -13,7 +13,7 @@ MAX_TEXT_BYTES = 4096
 _MAX_INTEGER = (1 << 63) - 1
 _MAX_LEFT_S = 1e6
 
-INTEGERS = ("step", "samples", "restored_step")
+INTEGERS = ("step", "samples", "tokens", "restored_step")
 NUMBERS = ("loss", "tokens_per_second", "init_s", "restore_s", "first_step_s", "checkpoint_s")
 
 

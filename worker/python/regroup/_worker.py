@@ -69,10 +69,12 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def progress(step: int, *, loss: Any = None, samples: Optional[int] = None, tokens_per_second: Any = None,
-             restored_step: Optional[int] = None, init_s: Optional[float] = None, restore_s: Optional[float] = None,
-             first_step_s: Optional[float] = None, checkpoint_s: Optional[float] = None) -> None:
-    """Tells how far this rank is: steps and samples done so far, over all restarts. Call it on every rank.
+def progress(step: int, *, loss: Any = None, samples: Optional[int] = None, tokens: Optional[int] = None,
+             tokens_per_second: Any = None, restored_step: Optional[int] = None, init_s: Optional[float] = None,
+             restore_s: Optional[float] = None, first_step_s: Optional[float] = None,
+             checkpoint_s: Optional[float] = None) -> None:
+    """Tells how far this rank is: steps, samples and tokens done so far, by the whole job and over all restarts. Call it
+    on every rank.
 
     Absolute and cheap: the newest report replaces one that was not sent yet. `restored_step` is the step of the
     checkpoint that this process loaded. Numbers may be tensors; those of a GPU are read in the background. What is no
@@ -81,7 +83,7 @@ def progress(step: int, *, loss: Any = None, samples: Optional[int] = None, toke
     c = client()
     if c is None:
         return
-    said = {"step": step, "loss": loss, "samples": samples, "tokens_per_second": tokens_per_second,
+    said = {"step": step, "loss": loss, "samples": samples, "tokens": tokens, "tokens_per_second": tokens_per_second,
             "restored_step": restored_step, "init_s": init_s, "restore_s": restore_s, "first_step_s": first_step_s,
             "checkpoint_s": checkpoint_s}
     try:

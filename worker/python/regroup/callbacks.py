@@ -63,7 +63,8 @@ class Transformers(_Hooks):
 
     @_quiet
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        _worker.progress(state.global_step, samples=_samples(args, state.global_step))
+        _worker.progress(state.global_step, samples=_samples(args, state.global_step),
+                         tokens=getattr(state, "num_input_tokens_seen", 0) or None)
         if _agree.should_stop_together():
             control.should_save = control.should_training_stop = True
 
@@ -156,9 +157,9 @@ class Accelerate:
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator
 
-    def step(self, step: int, *, loss: Any = None, samples: Optional[int] = None) -> bool:
+    def step(self, step: int, *, loss: Any = None, samples: Optional[int] = None, tokens: Optional[int] = None) -> bool:
         """Tells of a finished step; true on every rank, after the same step, when it is time to save and leave."""
-        _worker.progress(step, loss=loss, samples=samples)
+        _worker.progress(step, loss=loss, samples=samples, tokens=tokens)
         return _agree.should_stop_together()
 
     def save(self, step: int, folder: str, **options: Any) -> checkpoint.Commit:

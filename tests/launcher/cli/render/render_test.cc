@@ -87,6 +87,42 @@ TEST(ExplainScreen, UnknownPhasesAreSaidNeverZero) {
   EXPECT_THAT(text, Not(HasSubstr("restore .000")));
 }
 
+TEST(ExplainScreen, Cost) {
+  JobView job = Train();
+  job.spec.price_per_node_hour = 3.5;
+  job.cost = CostView{4.468, 15.638, 0.126, 3.4, 0.0021};
+  std::string text = RenderExplain(job, std::nullopt, {});
+  ExpectGolden("explain_cost.txt", text);
+  ExpectFits(text, 90);
+  EXPECT_THAT(text, HasSubstr("per million tokens < 0.01, per million samples 3.40"));
+  job.cost->per_million_tokens.reset();
+  EXPECT_THAT(RenderExplain(job, std::nullopt, {}),
+              HasSubstr("per million tokens not reported by the worker, per million samples 3.40"));
+  job.cost->per_million_samples.reset();
+  EXPECT_THAT(RenderExplain(job, std::nullopt, {}),
+              HasSubstr("per million tokens or samples: not reported by the worker"));
+  job.cost = CostView{};  // Nothing was held yet.
+  EXPECT_THAT(RenderExplain(job, std::nullopt, {}),
+              HasSubstr("Cost 0.00 = 0.00 node hours at 3.50, lost to failures 0.00\n"));
+  job.cost = CostView{1e12, 1e21, 1e21, {}, {}};
+  ExpectFits(RenderExplain(job, std::nullopt, {}), 90);
+  EXPECT_THAT(RenderExplain(Train(), std::nullopt, {}), Not(HasSubstr("Cost")));
+}
+
+TEST(JsonDocuments, Cost) {
+  JobView job = Train();
+  EXPECT_FALSE(Json::parse(JobsDocument({job}))["jobs"][0].contains("cost"));
+  job.spec.price_per_node_hour = 3.5;
+  job.cost = CostView{4, 14, 0.5, {}, 0.25};
+  const Json expected = {{"price_per_node_hour", 3.5},
+                         {"node_hours", 4.0},
+                         {"total", 14.0},
+                         {"lost_to_failures", 0.5},
+                         {"per_million_tokens", 0.25}};  // Unknown is absent.
+  EXPECT_EQ(Json::parse(JobsDocument({job}))["jobs"][0]["cost"], expected);
+  EXPECT_EQ(Json::parse(ExplainDocument(job))["cost"], expected);
+}
+
 TEST(ExplainScreen, QueuedFailedAndNode) {
   EXPECT_EQ(RenderExplain(Eval(), std::nullopt, {}),
             "eval-2 queued\n\nWhy it waits\n  It needs 4 nodes and 2 are free, for 3m.\nNext  "

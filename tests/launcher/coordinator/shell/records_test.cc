@@ -27,6 +27,7 @@ JobSpec Spec() {
   spec.restart_window = std::chrono::hours(1);
   spec.exit_codes = {{77, ExitAction::kFail}, {3, ExitAction::kRetry}};
   spec.scale_up = ScaleUp::kNever;
+  spec.price_per_node_hour = 2.5;
   return spec;
 }
 
@@ -88,6 +89,9 @@ TEST(Records, EveryKindOfRowSurvives) {
   state.excluded = {{node, "node1", 13, ExecObstacle::kDirectory}};
   state.account = {Duration(1), Duration(2), Duration(3), Duration(4),
                    Duration(5), Duration(6), Duration(7)};
+  state.held = {NodeTime(8), NodeTime(9)};
+  state.samples = 10;
+  state.tokens = 11;
   state.ended_at = at;
   state.ran_for = std::chrono::hours(2);
   ExpectRoundTrip({JobStateKey(job), state});

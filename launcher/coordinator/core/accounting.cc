@@ -1,0 +1,64 @@
+#include "launcher/coordinator/core/accounting.h"
+
+#include <algorithm>
+
+namespace regroup::coordinator {
+namespace {
+
+double Hours(NodeTime time) {
+  return std::chrono::duration<double, std::ratio<3600>>(time).count();
+}
+
+}  // namespace
+
+TimeAccount SplitRun(const RunFacts& run) {
+  TimeAccount account;
+  Duration left = std::max(run.lasted, Duration{});
+  auto take = [&](Duration wanted) {
+    const Duration taken = std::clamp(wanted, Duration{}, left);
+    left -= taken;
+    return taken;
+  };
+  account.restore = take(run.start);
+  account.checkpoint = take(run.checkpoint);
+  if (run.first_step && run.last_step && *run.last_step >= *run.first_step) {
+    const std::int64_t steps = *run.last_step - *run.first_step + 1;
+    const std::int64_t repeated = std::clamp<std::int64_t>(
+        std::min(run.best_step, *run.last_step) - run.resumed_from, 0, steps);
+    account.recompute = take(left / steps * repeated);
+  }
+  account.productive = left;
+  return account;
+}
+
+HeldTime HeldByRun(const TimeAccount& run, int nodes, bool after_failure) {
+  HeldTime time;
+  time.held = NodeTimeOf(run.productive + run.checkpoint + run.restore + run.recompute, nodes);
+  if (after_failure) time.lost = NodeTimeOf(run.restore + run.recompute, nodes);
+  return time;
+}
+
+HeldTime HeldByOutage(Duration detect, int nodes, NodeTime regroup, bool after_failure) {
+  HeldTime time;
+  time.held = NodeTimeOf(detect, nodes) + regroup;
+  if (after_failure) time.lost = time.held;
+  return time;
+}
+
+NodeTime NodeTimeOf(Duration time, int nodes) {
+  return std::chrono::duration_cast<NodeTime>(std::max(time, Duration{})) * nodes;
+}
+
+std::optional<CostView> CostOf(const std::optional<double>& price_per_node_hour,
+                               const HeldTime& time, std::int64_t samples, std::int64_t tokens) {
+  if (!price_per_node_hour) return std::nullopt;
+  CostView cost;
+  cost.node_hours = Hours(time.held);
+  cost.total = cost.node_hours * *price_per_node_hour;
+  cost.lost = Hours(time.lost) * *price_per_node_hour;
+  if (samples > 0) cost.per_million_samples = cost.total * 1e6 / static_cast<double>(samples);
+  if (tokens > 0) cost.per_million_tokens = cost.total * 1e6 / static_cast<double>(tokens);
+  return cost;
+}
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,121 @@
+// Where a job's time, and its nodes' time, went.
+
+#include <algorithm>
+
+#include "launcher/coordinator/core/accounting.h"
+#include "launcher/coordinator/core/engine.h"
+
+namespace regroup::coordinator {
+namespace {
+
+void Add(TimeAccount& sum, const TimeAccount& more) {
+  sum.productive += more.productive;
+  sum.checkpoint += more.checkpoint;
+  sum.detect += more.detect;
+  sum.regroup += more.regroup;
+  sum.restore += more.restore;
+  sum.recompute += more.recompute;
+}
+
+void Add(HeldTime& sum, const HeldTime& more) {
+  sum.held += more.held;
+  sum.lost += more.lost;
+}
+
+}  // namespace
+
+// Whether the generation that ran before `next` ended by anything but our own wish to resize it.
+bool Engine::AfterFailure(const Job& job, Generation next) const {
+  for (auto it = job.generations.rbegin(); it != job.generations.rend(); ++it) {
+    const GenerationRow& row = it->second;
+    if (row.generation >= next || row.voided || row.phase == GenerationPhase::kProposed) continue;
+    auto soft = job.soft.find(row.generation);
+    if (soft != job.soft.end() && soft->second.cause)
+      return !std::holds_alternative<Resized>(soft->second.cause->reason);
+    return !row.ended || !std::holds_alternative<Resized>(*row.ended);
+  }
+  return false;
+}
+
+// From the moment it ran; once it ends, up to what ended it.
+Engine::OpenAccount Engine::RunAccount(const Job& job, const GenerationRow& row,
+                                       const GenerationSoft& soft, Instant now) const {
+  OpenAccount open;
+  if (!soft.running_at) return open;
+  Instant until = now;
+  if (soft.ending && job.outage.detected_at)
+    until = std::min(now, job.outage.event_at.value_or(*job.outage.detected_at));
+  RunFacts run;
+  run.lasted = until - *soft.running_at;
+  run.start = soft.init.value_or(Duration{}) + soft.restore.value_or(Duration{});
+  run.checkpoint = soft.checkpoint.value_or(Duration{});
+  run.first_step = soft.first_step;
+  run.last_step = soft.last_step;
+  run.resumed_from = soft.restored_step.value_or(row.resume_step);
+  run.best_step = job.state.best_step;
+  open.time = SplitRun(run);
+  open.held =
+      HeldByRun(open.time, static_cast<int>(row.members.size()), AfterFailure(job, row.generation));
+  return open;
+}
+
+// From what ended the last generation to now.
+Engine::OpenAccount Engine::OutageAccount(const Job& job, Instant now) const {
+  OpenAccount open;
+  const Outage& outage = job.outage;
+  if (!outage.detected_at) return open;
+  if (outage.event_at) open.time.detect = *outage.detected_at - *outage.event_at;
+  open.time.regroup = std::max(now - *outage.detected_at, Duration{});
+  const NodeTime since = NodeTimeOf(now - outage.held_until, static_cast<int>(job.claimed.size()));
+  const GenerationRow* formed = FormedOf(job);
+  const bool ending = formed && job.soft.at(formed->generation).ending;
+  const Generation next = formed && !ending ? formed->generation : job.state.last_number.Next();
+  open.held =
+      HeldByOutage(open.time.detect, outage.nodes, outage.held + since, AfterFailure(job, next));
+  return open;
+}
+
+Engine::OpenAccount Engine::OpenAccountOf(const Job& job, Instant now) const {
+  OpenAccount open = OutageAccount(job, now);
+  if (const GenerationRow* formed = FormedOf(job)) {
+    const OpenAccount run = RunAccount(job, *formed, job.soft.at(formed->generation), now);
+    Add(open.time, run.time);
+    Add(open.held, run.held);
+  }
+  return open;
+}
+
+void Engine::Book(const OpenAccount& open, JobStateRow& state) const {
+  Add(state.account, open.time);
+  Add(state.held, open.held);
+}
+
+// Before the nodes that the job holds change.
+void Engine::CountHeld(Job& job) const {
+  Outage& outage = job.outage;
+  if (!outage.detected_at) return;
+  outage.held += NodeTimeOf(now_ - outage.held_until, static_cast<int>(job.claimed.size()));
+  outage.held_until = now_;
+}
+
+TimeAccount Engine::WholeAccountOf(const Job& job, const Moment& at) const {
+  TimeAccount account = job.state.account;
+  Add(account, OpenAccountOf(job, at.now).time);
+  const Duration told = account.productive + account.checkpoint + account.detect + account.regroup +
+                        account.restore + account.recompute;
+  account.idle = std::max(AgeOf(job, at) - told, Duration{});
+  return account;
+}
+
+std::optional<CostView> Engine::CostOf(const Job& job, Instant now) const {
+  HeldTime held = job.state.held;
+  Add(held, OpenAccountOf(job, now).held);
+  std::int64_t samples = job.state.samples, tokens = job.state.tokens;
+  if (const GenerationRow* formed = FormedOf(job)) {
+    samples = std::max(samples, job.soft.at(formed->generation).samples);
+    tokens = std::max(tokens, job.soft.at(formed->generation).tokens);
+  }
+  return coordinator::CostOf(job.spec.spec.price_per_node_hour, held, samples, tokens);
+}
+
+}  // namespace regroup::coordinator
