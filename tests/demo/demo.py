@@ -189,7 +189,7 @@ class Demo:
         self.draw(force=True)
 
     def over(self, text):
-        self.marks[self.act] = text
+        self.marks[self.act], self.detail = text, ""
         if not self.screen.live:
             self.screen.say(f"[{self.clock()}]   {text}")
         self.draw(force=True)
@@ -293,6 +293,7 @@ class Demo:
         for act, play in enumerate([self.act_worker, self.act_node, self.act_coordinator, self.act_return, self.act_preempt], 1):
             self.until_step(act)
             play()
+        self.detail = "training to the end"
         self.wait("the job to end", lambda: (self.job(fresh=True) or {}).get("state") == "succeeded", 240)
         return Verdict(self, data, data_path)
 
@@ -315,7 +316,7 @@ class Verdict:
         """The same seed with nothing killed, as one process."""
         folder = os.path.join(self.demo.folder, "undisturbed")
         os.makedirs(os.path.join(folder, "samples"))
-        self.demo.detail = "over; the same training undisturbed, to compare with"
+        self.demo.detail = "the same training undisturbed, to compare with"
         if not self.demo.screen.live:
             self.demo.screen.say(f"[{self.demo.clock()}] the same training undisturbed, to compare with")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("REGROUP_")}

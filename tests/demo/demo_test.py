@@ -1,5 +1,7 @@
 """The demo passes, detects each planted fault, and leaves nothing behind when it is interrupted."""
+import json
 import os
+import re
 import signal
 import sys
 
@@ -34,12 +36,54 @@ class Demo(e2e.TestCase):
     def test_a_wrong_gradient_scale_fails_it(self):
         self.mutated("gradient_scale", "FAILED: .*final loss")
 
+    def interrupted_at(self, words):
+        """Ctrl-C once `words` are on the terminal: the terminal is as before, and (the fixture looks) nothing is left."""
+        terminal = self.fx.terminal(sys.executable, DEMO, "--fast", "--seed", "7", rows=24, columns=60)
+        terminal.expect(words, 120)
+        terminal.send("\x03")
+        self.assertEqual(terminal.wait(20), 128 + signal.SIGINT, terminal.text[-2000:])
+        self.assertIn("\x1b[?25h", terminal.text, "the cursor stays hidden")
+        self.assertTrue(terminal.modes_kept())
+
     def test_ctrl_c_leaves_nothing(self):
-        terminal = self.fx.terminal(sys.executable, DEMO, "--fast", rows=24, columns=60)
-        terminal.expect("generation 1", 30)
+        self.interrupted_at("generation 1")
+
+    def test_ctrl_c_while_a_node_is_down_leaves_nothing(self):
+        self.interrupted_at("act 4/6")
+
+    def test_ctrl_c_in_the_undisturbed_run_leaves_nothing(self):
+        self.interrupted_at("the same training undisturbed")
+
+    def test_play_leaves_a_cluster_that_comes_back_by_itself(self):
+        terminal = self.fx.terminal(sys.executable, DEMO, "--fast", "--seed", "7", "--play", rows=24, columns=60)
+        shown = terminal.expect("Ctrl-C here ends everything", 120)
+        self.assertIn("PASSED", shown)
+        endpoint = re.search(r"REGROUP_COORDINATOR=(\S+)", shown)[1]
+        pids = [int(pid) for pid in re.findall(r"kill -9 (\d+)", shown)]
+        self.assertGreaterEqual(len(pids), 3, "two agents and the coordinator")
+        self.assertEqual(self.states(endpoint), ["succeeded"])
+        os.kill(pids[-1], signal.SIGKILL)
+        e2e.wait_for(lambda: self.states(endpoint) == ["succeeded"], 20, "the coordinator answers again")
         terminal.send("\x03")
         self.assertEqual(terminal.wait(20), 128 + signal.SIGINT)
-        self.assertIn("\x1b[?25h", terminal.text, "the cursor stays hidden")
+
+    def states(self, endpoint):
+        """Of all jobs; empty while nobody answers."""
+        run = self.fx.run("ps", "-a", "--json", env={"REGROUP_COORDINATOR": endpoint})
+        return [job["state"] for job in json.loads(run.stdout)["jobs"]] if run.code == 0 else []
+
+    def test_two_at_once_as_another_user(self):
+        os.chmod(self.fx.root, 0o711)
+        home = self.fx.path("other")
+        os.mkdir(home)
+        os.chmod(home, 0o777)
+        user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"] if os.geteuid() == 0 else []
+        environment = {name: home for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "TMPDIR")}
+        runs = [self.fx.start(*user, sys.executable, DEMO, "--fast", "--seed", str(seed), env=environment, cwd="/")
+                for seed in (7, 8)]
+        for run in runs:
+            self.assertEqual(run.wait(240), 0, run)
+            self.assertIn("PASSED", run.stdout)
 
     def test_unreadable_data_is_named(self):
         run = self.demo("--data", "/does/not/exist")

@@ -77,6 +77,8 @@ def _acts(act, marks, detail, columns):
             rows.append(packed)
             packed = ""
         packed += ("  " if packed else "") + one
+    if len(marks) == len(ACTS) and detail:
+        packed = f" ▶ {detail}"
     return rows + ([packed] if packed else [])
 
 

@@ -60,6 +60,12 @@ class Live(unittest.TestCase):
         self.assertEqual(rows[5][:10], " loss 5.48")
         self.assertEqual(rows[6], " g1 ──╳ g3")
 
+    def test_after_the_acts_it_tells_what_goes_on(self):
+        marks = dict.fromkeys(range(1, 7), "done")
+        rows = view.live(6, marks, "training to the end", 80, "1:30", JOB, 57.2, ALIVE, LINES, NOW, 60)
+        self.assertEqual(rows[-2:], [" ✓ 6 SIGTERM node-b (preempted)  done", " ▶ training to the end"])
+        self.assertIn("act 6/6", rows[0])
+
     def test_before_there_is_a_job(self):
         rows = view.live(1, {}, "", 0, "2:30", None, None, dict.fromkeys(ALIVE, False), [], NOW, 80)
         self.assertEqual(rows[1], " coordinator ✗ down     job: none yet")
