@@ -76,6 +76,15 @@ Words Displayed(const Words& given) {
   return shown;
 }
 
+constexpr std::string_view kAnyPort = ":0";
+
+// HOST:0 or [IPV6]:0; an IPv6 address alone may end like that.
+bool HasAnyPort(std::string_view endpoint) {
+  if (endpoint.empty()) return false;
+  const std::size_t colon = endpoint.front() == '[' ? endpoint.rfind(':') : endpoint.find(':');
+  return colon != std::string_view::npos && colon != 0 && endpoint.substr(colon) == kAnyPort;
+}
+
 }  // namespace
 
 void DescribeFlags(Manner manner, CLI::App& app, LaunchFlags& flags) {
@@ -85,6 +94,8 @@ void DescribeFlags(Manner manner, CLI::App& app, LaunchFlags& flags) {
          "TOTAL");
   AddParsed(app, "--rdzv-endpoint", "HOST[:PORT]", "",
             "where nodes meet; the coordinator runs on that host", [&flags](std::string_view text) {
+              flags.any_port = HasAnyPort(text);
+              if (flags.any_port) text.remove_suffix(kAnyPort.size());
               ASSIGN_OR_RETURN(flags.endpoint, ParseEndpoint(text));
               return absl::OkStatus();
             });

@@ -21,6 +21,7 @@ struct LaunchFlags {
   JobFlags job;
   std::optional<int> total_ranks;  // -n: of the whole job.
   std::optional<Endpoint> endpoint;
+  bool any_port = false;  // HOST:0, as torchrun's page has it for a single node.
   std::string rdzv_id;
   std::optional<Duration> join_timeout;
   ProgramFlags program;

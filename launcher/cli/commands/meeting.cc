@@ -108,6 +108,20 @@ absl::Status SettleStatic(LaunchFlags& flags, Meeting& meeting) {
   return absl::OkStatus();
 }
 
+// A port that only this host knows is good for this host alone, which needs no endpoint.
+absl::Status SettlePort(LaunchFlags& flags) {
+  if (!flags.any_port || flags.torch.standalone) return absl::OkStatus();
+  if (flags.job.nodes.max > 1) {
+    return Misuse(
+        Cat("--rdzv-endpoint ", flags.endpoint->host, ":0 means any port"),
+        Cat("the nodes of --nnodes ", FormatNnodes(flags.job.nodes.min, flags.job.nodes.max),
+            " have to know which one"),
+        Cat("--rdzv-endpoint ", flags.endpoint->host, ":", kDefaultPort));
+  }
+  flags.endpoint.reset();
+  return absl::OkStatus();
+}
+
 absl::Status SettleStandalone(LaunchFlags& flags, Meeting& meeting) {
   NodeBounds& nodes = flags.job.nodes;
   if (nodes.min > 1) {
@@ -148,6 +162,7 @@ absl::StatusOr<Meeting> Settle(Manner manner, const std::vector<std::string>& na
   const bool is_static =
       !torch.standalone &&
       (torch.backend == "static" || (torch.backend.empty() && (torchrun || names_master)));
+  RETURN_IF_ERROR(SettlePort(flags));
   if (torchrun && flags.rdzv_id == "none") flags.rdzv_id.clear();  // What torchrun calls no id.
   if (torch.standalone) {
     RETURN_IF_ERROR(SettleStandalone(flags, meeting));

@@ -275,6 +275,16 @@ TEST(Meeting, Table) {
   }
 }
 
+TEST(Meeting, AnyPortIsForOneNodeThatNeedsNone) {
+  for (const Words& args : {Words{"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "x"},
+                            Words{"--standalone", "--nnodes=1:4", "--rdzv-endpoint=h:0", "x"}}) {
+    const Outcome outcome = Read(Manner::kTorchrun, args);
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_FALSE(outcome.flags.endpoint);
+    EXPECT_EQ(outcome.flags.job.nodes.max, 1);
+  }
+}
+
 TEST(Meeting, TotalRanksAreSpread) {
   EXPECT_EQ(Read(Manner::kRun, {"-N", "2", "--rdzv-endpoint=h", "-n", "8", "x"}).flags.job.workers,
             "4");
@@ -317,6 +327,7 @@ TEST(Refused, Table) {
       {{"--rdzv-backend=c10d", "--rdzv-conf", "join_timeout=x"}, "--rdzv-conf join_timeout"},
       {{"--rdzv-conf", "store_type=file"}, "store_type=file is not served"},
       {{"--standalone", "--nnodes", "2"}, "exclude each other"},
+      {{"--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:0"}, "have to know which one"},
       {{"--nnodes", "2", "--node-rank", "2"}, "ranks 0 to 1"},
       {{"--nnodes", "0:1"}, "--nnodes"},
       {{"--nnodes", "2", "--node-rank=1", "--node-name=a"}, "--node-name and --node-rank"},
