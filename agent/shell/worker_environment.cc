@@ -11,6 +11,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "common/config/env.h"
+#include "common/io/address.h"
 
 namespace regroup::agent {
 namespace {
@@ -38,6 +39,14 @@ std::string PythonOf(const Environment& environment) {
   if (chosen != environment.end() && !chosen->second.empty()) return chosen->second;
   const auto path = environment.find("PATH");
   return path != environment.end() && OnPath("python", path->second) ? "python" : "python3";
+}
+
+// A port that nobody listens on there. 0, any one, when none is to be had.
+std::uint16_t UnusedPort(const std::string& ip) {
+  absl::StatusOr<io::UniqueFd> listener = io::ListenTcp({ip, 0});
+  if (!listener.ok()) return 0;
+  absl::StatusOr<Address> address = io::LocalAddressOf(listener->get());
+  return address.ok() ? address->port : 0;
 }
 
 // torchrun's virtual local rank. AMD's variable counts before NVIDIA's.
@@ -148,6 +157,12 @@ shim::RankPlan PlanRank(const Run& run, const RankAssignment& rank, const Enviro
     for (const char* name : {"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
       if (!group.contains(name)) environment[name] = interface;
     }
+  }
+  if (options.sets_master_port && run.world_size == 1) {
+    // PyTorch would take an address of the program's own for ours and wait for a store that nobody
+    // serves. A lone rank can as well serve it, there or at a port that nobody uses.
+    environment["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+    environment["MASTER_PORT"] = absl::StrCat(UnusedPort(run.store.host));
   }
   if (options.virtual_local_rank) HideOtherDevices(rank.local_rank, group, environment);
   shim::RankPlan plan;

@@ -152,7 +152,8 @@ json WorkerToJson(const WorkerOptions& worker) {
           {"virtual_local_rank", worker.virtual_local_rank},
           {"numa_binding", worker.numa_binding},
           {"forwarded_signals", worker.forwarded_signals},
-          {"handled_signals", worker.handled_signals}};
+          {"handled_signals", worker.handled_signals},
+          {"sets_master_port", worker.sets_master_port}};
 }
 
 void WorkerFromJson(Fields& fields, WorkerOptions& worker) {
@@ -163,6 +164,7 @@ void WorkerFromJson(Fields& fields, WorkerOptions& worker) {
   fields.Text("numa_binding", worker.numa_binding);
   fields.List("forwarded_signals", worker.forwarded_signals);
   fields.Text("handled_signals", worker.handled_signals);
+  fields.Bool("sets_master_port", worker.sets_master_port);
 }
 
 json OutputToJson(const OutputOptions& output) {

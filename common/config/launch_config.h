@@ -45,6 +45,7 @@ struct WorkerOptions {
   std::string numa_binding;            // Empty, node, socket, exclusive, core-complex.
   std::vector<int> forwarded_signals;  // Passed on to workers; they end nothing.
   std::string handled_signals;         // TORCHELASTIC_SIGNALS_TO_HANDLE; empty: not set.
+  bool sets_master_port = false;  // The program says itself where its processes meet, it seems.
   friend bool operator==(const WorkerOptions&, const WorkerOptions&) = default;
 };
 

@@ -152,6 +152,7 @@ absl::StatusOr<int> LaunchCommand::Run(const ParsedLine& words, const Terminal& 
   config.executable = program->executable;
   config.argv = program->argv;
   config.python = program->python;
+  config.worker.sets_master_port = program->sets_master_port;
   RETURN_IF_ERROR(FillJob(words, config));
   RETURN_IF_ERROR(FillNode(config, terminal));
   RETURN_IF_ERROR(Apply(flags_.torch, config.workers, config));
@@ -292,6 +293,11 @@ void LaunchCommand::FillOthers(const ParsedLine& words, LaunchConfig& config) co
 void LaunchCommand::TellNotices(const LaunchConfig& config, const Terminal& terminal) const {
   if (flags_.quiet) return;
   for (const std::string& notice : meeting_.notices) terminal.Say(Cat("regroup: ", notice, "\n"));
+  if (config.worker.sets_master_port && config.workers == 1 && flags_.job.nodes.max == 1) {
+    terminal.Say(Cat("regroup: ", config.given.front(),
+                     " sets MASTER_PORT, so its one rank serves its own store "
+                     "(TORCHELASTIC_USE_AGENT_STORE=False)\n"));
+  }
   if (torchrun() && config.workers > 1 && !GetEnv("OMP_NUM_THREADS")) {
     terminal.Say(Cat("regroup: OMP_NUM_THREADS=1 for each of ", config.workers,
                      " workers, as under torchrun; set it to what your program needs\n"));

@@ -98,6 +98,26 @@ TEST(WorkerEnvironment, VirtualLocalRankShowsOneDevice) {
   }
 }
 
+TEST(WorkerEnvironment, ALoneRankThatSetsMasterPortServesItsOwnStore) {
+  regroup::Run run;
+  run.store = {"127.0.0.1", 41000};
+  run.mine = {{0, 0}};
+  run.world_size = 1;
+  WorkerOptions options;
+  auto made = [&] {
+    return FromEntries(PlanRank(run, run.mine[0], {}, "", "", options).environment);
+  };
+  EXPECT_EQ(made().at("MASTER_PORT"), "41000");
+  EXPECT_FALSE(made().contains("TORCHELASTIC_USE_AGENT_STORE"));  // The group's: True.
+  options.sets_master_port = true;
+  EXPECT_EQ(made().at("TORCHELASTIC_USE_AGENT_STORE"), "False");
+  EXPECT_NE(made().at("MASTER_PORT"), "41000");
+  EXPECT_GT(std::stoi(made().at("MASTER_PORT")), 1023);
+  run.world_size = 2;
+  EXPECT_EQ(made().at("MASTER_PORT"), "41000");
+  EXPECT_FALSE(made().contains("TORCHELASTIC_USE_AGENT_STORE"));
+}
+
 TEST(WorkerEnvironment, LocalRankInArguments) {
   EXPECT_THAT(CommandOf({"p", "--gpu=${local_rank}", "${local_rank}", "$local_rank"}, 3),
               ElementsAre("p", "--gpu=3", "3", "$local_rank"));

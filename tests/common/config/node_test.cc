@@ -58,7 +58,8 @@ LaunchConfig Sample() {
                    .virtual_local_rank = true,
                    .numa_binding = "socket",
                    .forwarded_signals = {10, 12},
-                   .handled_signals = "SIGTERM,SIGUSR1"};
+                   .handled_signals = "SIGTERM,SIGUSR1",
+                   .sets_master_port = true};
   config.output = {.redirects = {1, 0},
                    .tee = {0, 3},
                    .shown_ranks = {1},
