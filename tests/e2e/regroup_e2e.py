@@ -282,12 +282,12 @@ class TestCase(unittest.TestCase):
         return any(test is self for test, _ in result.failures + result.errors)
 
 
-def main():
+def main(runner=None):
     """Runs the tests of the calling file, under a root process and a guard. Exit code 77: all were skipped."""
     def tests(root):
         global _root  # pylint: disable=global-statement
         _root = root
-        program = unittest.main(module="__main__", exit=False, verbosity=2)
+        program = unittest.main(module="__main__", exit=False, verbosity=2, testRunner=runner)
         for test, reason in program.result.skipped:
             print(f"SKIPPED {test.id()}: {reason}", flush=True)
         if not program.result.wasSuccessful():
