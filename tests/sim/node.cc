@@ -570,6 +570,16 @@ void Node::OnWorkerNotice(const JobId& job, const WorkerNotice& notice) {
   Group* group = Find(job, notice.generation);
   if (group == nullptr || group->saved || group->ranks.empty() || !behaviour_.speaks) return;
   group->saved = true;
+  if (behaviour_.ends_on_notice) {
+    world_.clock().After(behaviour_.die, [this, job, generation = notice.generation] {
+      Group* mine = Find(job, generation);
+      if (mine == nullptr || mine->phase != Phase::kRunning) return;
+      for (Rank& rank : mine->ranks)
+        if (rank.alive) EndRank(*mine, rank, ExitKind::kExited, 0, true);
+      Settle(*mine);
+    });
+    return;
+  }
   if (group->ranks[0].rank != 0) return;
   world_.clock().After(behaviour_.save, [this, job, generation = notice.generation] {
     Group* mine = Find(job, generation);

@@ -31,9 +31,10 @@ struct Behaviour {
   bool dies_in_prepare = false;  // The whole node, and its host answers.
   bool never_starts = false;
   bool witness = true;
-  std::string refuses;  // Why every Prepare is refused.
-  int exec_error = 0;   // errno of every start.
-  bool speaks = false;  // Its workers report steps and save on a notice.
+  std::string refuses;          // Why every Prepare is refused.
+  int exec_error = 0;           // errno of every start.
+  bool speaks = false;          // Its workers report steps and save on a notice.
+  bool ends_on_notice = false;  // They take none: they get SIGTERM instead, and end with 0.
   Duration step = std::chrono::milliseconds(100);
   Duration save = std::chrono::milliseconds(50);
 };

@@ -58,17 +58,27 @@ void Engine::BeginEnding(Job& job, Generation generation, StopReason reason, Dur
   job.membership_known = true;
   if (const GenerationRow* next = ProposedOf(job); next && reason != StopReason::kElective)
     Void(job, next->generation, {});
-  for (const auto& lost : soft.lost) {
-    auto came = job.newcomers.find(lost.first);
-    if (came != job.newcomers.end() && now_ < came->second + config_.newcomer_trial)
-      ++job.lost_newcomers;
-    job.newcomers.erase(lost.first);
-  }
+  PutOnTrial(job, soft);
   MarkOrders(job, soft);
   Say(Severity::kInfo, "generation ends",
       {{"job", job.id().value()},
        {"generation", absl::StrCat(generation.value())},
        {"stop_s", absl::StrCat(Seconds(grace))}});
+}
+
+// Whoever is lost is on trial: lost again within it, it flaps.
+void Engine::PutOnTrial(Job& job, const GenerationSoft& soft) {
+  std::erase_if(job.newcomers, [&](const auto& newcomer) {
+    return newcomer.second.since + config_.newcomer_trial <= now_;
+  });
+  std::set<NodeId> lost = soft.blinked;
+  for (const auto& entry : soft.lost) lost.insert(entry.first);
+  for (const NodeId& id : lost) {
+    auto [newcomer, first] = job.newcomers.try_emplace(id);
+    newcomer->second.since = now_;
+    newcomer->second.flaps = !first;
+    if (!first) ++job.lost_newcomers;
+  }
 }
 
 bool Engine::AdvanceEnding(Job& job, Generation generation, GenerationSoft& soft) {

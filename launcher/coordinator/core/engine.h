@@ -157,6 +157,7 @@ class Engine {
   bool AdvanceOnce(Job& job);
   bool Gather(Job& job);
   bool GatherWaits(Job& job, const Wait& wait);
+  void LeaveOutFlapping(const Job& job, std::vector<Candidate>& candidates) const;
   bool CheapWait(Job& job);
   bool IsLeaving(const Job& job, const Node& node) const;
   bool HasEnough(Job& job, int nodes);
@@ -199,6 +200,7 @@ class Engine {
 
   // ---- ending.cc: the end of a generation and of a job -----------------------------------------
   void BeginEnding(Job& job, Generation generation, StopReason reason, Duration grace);
+  void PutOnTrial(Job& job, const GenerationSoft& soft);
   bool AdvanceEnding(Job& job, Generation generation, GenerationSoft& soft);
   void EndGeneration(Job& job, Generation generation, GenerationSoft& soft);
   void CloseAccount(const Job& job, const GenerationSoft& soft, GenerationRow& row,

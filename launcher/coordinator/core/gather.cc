@@ -50,7 +50,8 @@ bool Engine::AdvanceOnce(Job& job) {
 bool Engine::Gather(Job& job) {
   if (job.launched() && CheckAbandoned(job)) return true;
   if (CheapWait(job)) return false;
-  const std::vector<Candidate> candidates = CandidatesOf(job);
+  std::vector<Candidate> candidates = CandidatesOf(job);
+  LeaveOutFlapping(job, candidates);
   const auto ready = std::count_if(
       candidates.begin(), candidates.end(),
       [](const Candidate& candidate) { return candidate.readiness == Readiness::kReady; });
@@ -61,6 +62,24 @@ bool Engine::Gather(Job& job) {
     return true;
   }
   return GatherWaits(job, std::get<Wait>(decision));
+}
+
+// Under `settle` a node that flaps comes back as one that joins does, unless the job needs it to
+// run.
+void Engine::LeaveOutFlapping(const Job& job, std::vector<Candidate>& candidates) const {
+  const JobSpec& spec = job.spec.spec;
+  if (spec.scale_up != ScaleUp::kSettle) return;
+  const auto flaps = [&](const Candidate& candidate) {
+    auto found = job.newcomers.find(candidate.node);
+    return found != job.newcomers.end() && found->second.flaps &&
+           now_ < found->second.since + config_.newcomer_trial;
+  };
+  const auto steady =
+      std::count_if(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
+        return !flaps(candidate) && candidate.readiness != Readiness::kBackingOff;
+      });
+  if (UsableSize(static_cast<int>(steady), spec.min_nodes, MaxNodesNow(job), spec.unit) > 0)
+    std::erase_if(candidates, flaps);
 }
 
 // Waits that need no look at every node: so that a thousand joins cost a thousand cheap steps.
@@ -544,7 +563,7 @@ void Engine::FormGeneration(Job& job, Generation generation) {
         before != job.generations.end() &&
         std::any_of(before->second.members.begin(), before->second.members.end(),
                     [&](const GenerationMember& m) { return m.node == member.first; });
-    if (again && !known) job.newcomers[member.first] = now_;
+    if (again && !known) job.newcomers[member.first].since = now_;
   }
   UpdateGeneration(job, generation, [&](GenerationRow& row) {
     row.phase = GenerationPhase::kFormed;

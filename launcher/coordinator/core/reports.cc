@@ -144,6 +144,7 @@ void Engine::RefreshFormed(Job& job, GenerationSoft& soft, Generation generation
     const GroupReport* report = Shown(node, job.id(), generation);
     const bool all_done = DoneRanksOf(job, generation, id) >= workers;
     if (report == nullptr) {
+      if (!all_done) soft.blinked.insert(id);
       if (!all_done && node.rebooted) FoldCause(soft, {NodeRebooted{node.row.name}, now_});
       if (!all_done && !node.rebooted)
         FoldCause(soft, {NodeLost{node.row.name, kHowWiped, Duration{}}, now_});
@@ -152,12 +153,17 @@ void Engine::RefreshFormed(Job& job, GenerationSoft& soft, Generation generation
       FoldExits(job, soft, generation, node, *report);
       if (!soft.ending) RecordDone(job, soft, generation, node, *report);
       RecordStarts(soft, workers, node, *report);
-      if (report->supervisor_lost && DoneRanksOf(job, generation, id) < workers)
+      const bool undone = DoneRanksOf(job, generation, id) < workers;
+      if (report->supervisor_lost && undone) {
+        soft.blinked.insert(id);
         FoldCause(soft, {SupervisorLost{node.row.name}, now_});
+      }
       if (report->store_lost && soft.members.at(id) == 0)
         FoldCause(soft, {StoreLost{node.row.name}, now_});
-      const bool gone = report->phase == Phase::kFree && DoneRanksOf(job, generation, id) < workers;
-      if (gone && !soft.ending && !soft.cause) {
+      const bool gone = report->phase == Phase::kFree && undone;
+      if (gone && soft.saving) {
+        soft.saving->stopped = true;
+      } else if (gone && !soft.ending && !soft.cause) {
         // Stopped, but not by us: by its own launch command, or by us before a crash, and then
         // somebody else knows why.
         if (node.leaving) FoldCause(soft, {Preempted{node.row.name, false}, now_});

@@ -201,7 +201,7 @@ bool Engine::CheckNotices(Job& job, Generation generation, GenerationSoft& soft)
 
 bool Engine::CheckSaving(Job& job, Generation generation, GenerationSoft& soft) {
   if (!soft.saving) return false;
-  if (!soft.saving->saved && now_ < soft.saving->until) {
+  if (!soft.saving->saved && !soft.saving->stopped && now_ < soft.saving->until) {
     Wake(job, soft.saving->until);
     return false;
   }

@@ -111,6 +111,7 @@ struct GenerationSoft {
   std::map<NodeId, std::vector<RankStart>> started;
   int done_ranks = 0;
   std::map<NodeId, Instant> lost;  // Members that were lost while it ran, and when.
+  std::set<NodeId> blinked;        // Members that came back without their group.
   std::set<NodeId> leaving;        // Members that were told to go.
   std::set<NodeId> told_leaving;   // Members whose notice the job has heard of.
 
@@ -127,6 +128,7 @@ struct GenerationSoft {
     std::string node;  // Who leaves; empty: for a growth.
     Instant until{};
     bool saved = false;
+    bool stopped = false;  // Workers that a notice ends have ended: nothing goes on any more.
   };
   std::optional<Saving> saving;
 
@@ -194,7 +196,11 @@ struct Job {
   Instant not_before{};
   Instant awaited_until{};  // Members that blinked are waited for until then.
   int lost_newcomers = 0;
-  std::map<NodeId, Instant> newcomers;  // When they came, for `newcomer_trial`.
+  struct Newcomer {
+    Instant since{};     // When it came, or was lost: it may be back at once. For `newcomer_trial`.
+    bool flaps = false;  // It was lost as a newcomer.
+  };
+  std::map<NodeId, Newcomer> newcomers;
 
   std::optional<WaitReason> wait;
   Instant wait_since{};

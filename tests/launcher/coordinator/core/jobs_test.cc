@@ -396,6 +396,53 @@ TEST_F(Jobs, growth_saves_first) {
   EXPECT_EQ(world().node("a").Live(job)->run->resume_step, *world().View(job).committed_step);
 }
 
+// §2: workers that speak and take no notice are told by SIGTERM, which ends them: still a growth.
+TEST_F(Jobs, growth_of_workers_that_a_notice_ends) {
+  Start();
+  sim::Behaviour ends;
+  ends.speaks = ends.ends_on_notice = true;
+  AddDaemons({"a", "b"}, ends);
+  const JobId job = Running(SpecOf("job", 2, 3));
+  world().RunFor(2s);
+  world().Add("c", {}, ends);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 2s));
+  EXPECT_TRUE(EndedBy<Resized>(GenerationOf(job, 1)));
+  EXPECT_THAT(Members(GenerationOf(job, 2)), ElementsAre("a", "b", "c"));
+}
+
+// Kills "c" every 5 s; it is back before it was missed, or a moment later. How often the job formed
+// anew.
+int FormedWhileFlapping(sim::World& world, const JobId& job, int flaps) {
+  const Generation first = world.View(job).generation;
+  for (int flap = 0; flap < flaps; ++flap) {
+    world.node("c").KillNode();
+    world.RunFor(flap % 3 * 20ms);
+    world.node("c").StartAgent();
+    world.RunFor(5s);
+  }
+  int formed = 0;
+  for (const GenerationView& view : world.View(job).generations)
+    formed += view.generation > first && view.state != GenerationView::State::kVoided;
+  return formed;
+}
+
+// §2: a node that comes and goes disturbs the others ever more seldom.
+TEST_F(Jobs, a_flapping_node_settles) {
+  Start();
+  AddDaemons({"a", "b", "c"});
+  const JobId job = Running(SpecOf("job", 2, 3));
+  EXPECT_LE(FormedWhileFlapping(world(), job, 24), 5);
+  EXPECT_EQ(world().StateOf(job), "running");
+}
+
+// Where the job can't run without it, it is taken as soon as restarts allow.
+TEST_F(Jobs, a_flapping_node_that_is_needed_is_taken) {
+  Start();
+  AddDaemons({"a", "b", "c"});
+  const JobId job = Running(SpecOf("job", 3, 3));
+  EXPECT_GE(FormedWhileFlapping(world(), job, 24), 6);
+}
+
 // A crash while members that have saved wait to be stopped: the next coordinator stops them.
 TEST_F(Jobs, a_save_is_followed_by_a_stop_across_a_crash) {
   Start();
