@@ -53,7 +53,8 @@ class SpawnSetup {
     sigset_t all, blocked;
     ::sigfillset(&all);
     ::sigemptyset(&blocked);
-    for (int signal : {SIGHUP, SIGINT, SIGTERM, SIGQUIT, SIGPIPE}) ::sigaddset(&blocked, signal);
+    for (int signal : {SIGHUP, SIGINT, SIGTERM, SIGQUIT, SIGPIPE, SIGUSR1, SIGUSR2})
+      ::sigaddset(&blocked, signal);
     ::posix_spawnattr_setsigdefault(&attributes_, &all);
     ::posix_spawnattr_setsigmask(&attributes_, &blocked);
     ::posix_spawnattr_setflags(&attributes_,

@@ -460,6 +460,8 @@ namespace regroup {
 int RunCoordinator(const CoordinatorConfig& config) {
   signal(SIGPIPE, SIG_IGN);
   signal(SIGCHLD, SIG_IGN);  // The process of torchrun's connections is nobody's to wait for.
+  // Meant for workers, but sent to every process of a batch job's step.
+  for (int number : {SIGUSR1, SIGUSR2}) signal(number, SIG_IGN);
   io::RaiseDescriptorLimit();  // A session is one.
   absl::StatusOr<std::unique_ptr<coordinator::Daemon>> daemon = coordinator::Daemon::Open(config);
   if (!daemon.ok()) {
