@@ -420,11 +420,13 @@ void GroupHost::Carry(const CloseStore& action) {
 void GroupHost::Carry(const RemoveRunDirectory& action) {
   Hosted* hosted = Find(action.key);
   if (hosted == nullptr) return;
+  for (const std::shared_ptr<ShimProcess>& process : {hosted->shim, hosted->store_shim}) {
+    if (!process) continue;
+    if (process->alive()) process->Send(shim::Kill{});
+    process->Drop();
+  }
   // The shim may still write its ranks' last words; a store has nothing to finish, and may hang.
-  if (hosted->shim && hosted->shim->alive()) hosted->shim->Send(shim::Kill{});
-  if (hosted->store_shim && hosted->store_shim->alive()) KillAt(hosted->store_path);
-  for (const std::shared_ptr<ShimProcess>& process : {hosted->shim, hosted->store_shim})
-    if (process) process->Drop();
+  if (hosted->store_shim) KillAt(hosted->store_path);
   for (const std::string& path : {hosted->path, hosted->store_path}) {
     if (path.empty()) continue;
     absl::Status removed = shim::RemoveRunDirectory(path);
@@ -444,7 +446,7 @@ void GroupHost::KillAt(const std::string& path) {
   if (path.empty()) return;
   absl::StatusOr<shim::RunRecord> record = shim::ReadRunDirectory(path);
   const absl::Status killed = record.ok() ? shim::KillShim(*record) : record.status();
-  if (!killed.ok())
+  if (!killed.ok() && !absl::IsUnavailable(killed))  // Not started yet: its Kill awaits it.
     handler_.warn(absl::StrCat("kill the process of ", path, ": ", std::string(killed.message())));
 }
 
