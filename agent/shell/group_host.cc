@@ -121,6 +121,7 @@ mode_t CurrentUmask() {
 struct GroupHost::Hosted {
   GroupKey key;
   shim::Spec spec;
+  WorkerOptions worker;
   std::string path, store_path;
   bool host_store = false;
   std::vector<std::string> store_members;
@@ -180,7 +181,8 @@ void GroupHost::Fail(const GroupKey& key, const absl::Status& why) {
 
 // ---- prepare ------------------------------------------------------------------------------------
 
-shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare) const {
+shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
+                             const WorkerOptions& worker) const {
   shim::Spec spec;
   spec.nonce = io::RandomHex(16);
   spec.boot = options_.boot;
@@ -192,7 +194,7 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare) const 
   spec.workers = prepare.spec.workers;
   GroupProgram program = options_.program(prepare);
   AddGroupEnvironment(key, spec.workers, static_cast<int>(options_.cpus.size()),
-                      options_.worker_socket, program, options_.worker);
+                      options_.worker_socket, program, worker);
   spec.command = std::move(program.command);
   spec.environment = ToEntries(program.environment);
   spec.directory = std::move(program.directory);
@@ -232,10 +234,16 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
   const std::string ip = prepare.advertise.empty() ? "127.0.0.1" : prepare.advertise;
   ASSIGN_OR_RETURN(hosted->witness_fd, io::ListenTcpInRange(ip, options_.ports));
   ASSIGN_OR_RETURN(hosted->witness, io::LocalAddressOf(hosted->witness_fd.get()));
-  hosted->spec = SpecOf(key, prepare);
+  hosted->worker = options_.launched ? options_.worker : SubmittedOptions(prepare.spec.job);
+  hosted->spec = SpecOf(key, prepare, hosted->worker);
+  // Of a launch command it has checked that itself.
+  if (!options_.launched && hosted->worker.virtual_local_rank)
+    RETURN_IF_ERROR(CheckDevices(hosted->spec.workers, FromEntries(hosted->spec.environment)));
   hosted->spec.agent_data = json{{"host_store", prepare.host_store},
                                  {"store_members", prepare.store_members},
                                  {"advertise", ip},
+                                 {"numa_binding", hosted->worker.numa_binding},
+                                 {"virtual_local_rank", hosted->worker.virtual_local_rank},
                                  {"witness", ToJson(*hosted->witness)}}
                                 .dump();
   AddCgroup(hosted->spec);
@@ -348,20 +356,20 @@ void GroupHost::Carry(const StartRanks& action) {
   if (action.run.many_hosts) WarnOfHostName(group, interface);
   const auto visible = group.find("CUDA_VISIBLE_DEVICES");
   const std::vector<int> gpu_nodes =
-      options_.worker.numa_binding.empty()
+      hosted->worker.numa_binding.empty()
           ? std::vector<int>()
           : NumaNodesOfGpus(visible == group.end() ? std::nullopt : std::optional(visible->second));
   shim::StartRanks start;
   start.ranks.resize(action.run.mine.size());
   for (const RankAssignment& rank : action.run.mine) {
     shim::RankPlan plan =
-        PlanRank(action.run, rank, group, interface, hosted->path, options_.worker);
-    if (options_.worker.substitute_local_rank)
+        PlanRank(action.run, rank, group, interface, hosted->path, hosted->worker);
+    if (hosted->worker.substitute_local_rank)
       plan.command = CommandOf(hosted->spec.command, rank.local_rank);
     if (IsNativeWorker(hosted->spec.command))
       plan.cpus = CpusOf(rank.local_rank, hosted->spec.workers, options_.cpus);
-    if (!options_.worker.numa_binding.empty()) {
-      plan.cpus = CpusNear({.how = options_.worker.numa_binding,
+    if (!hosted->worker.numa_binding.empty()) {
+      plan.cpus = CpusNear({.how = hosted->worker.numa_binding,
                             .local_rank = rank.local_rank,
                             .workers = hosted->spec.workers,
                             .allowed = options_.cpus,
@@ -379,7 +387,7 @@ void GroupHost::WarnOfHostName(const Environment& group, const std::string& inte
     std::string problem = HostNameProblem();
     if (problem.empty()) return;
     asio::post(loop_, [this, alive, problem = std::move(problem)] {
-      if (*alive) handler_.tell(absl::StrCat(problem, "; export GLOO_SOCKET_IFNAME"));
+      if (*alive) handler_.tell(absl::StrCat(problem, "; export GLOO_SOCKET_IFNAME=INTERFACE"));
     });
   });
 }
@@ -669,6 +677,10 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
   const json data = Parsed(record.spec.agent_data), notes = Parsed(record.agent_notes);
   hosted->host_store = data.value("host_store", false);
   hosted->store_members = data.value("store_members", std::vector<std::string>());
+  hosted->worker = options_.worker;
+  hosted->worker.numa_binding = data.value("numa_binding", hosted->worker.numa_binding);
+  hosted->worker.virtual_local_rank =
+      data.value("virtual_local_rank", hosted->worker.virtual_local_rank);
   hosted->witness = AddressFrom(data, "witness");
   hosted->noticed = notes.value("noticed", false);
   hosted->killed = notes.value("killed", false);

@@ -82,7 +82,7 @@ class GroupHost {
  private:
   struct Hosted;
   absl::Status Write(const GroupKey& key, const Prepare& prepare);
-  shim::Spec SpecOf(const GroupKey& key, const Prepare& prepare) const;
+  shim::Spec SpecOf(const GroupKey& key, const Prepare& prepare, const WorkerOptions& worker) const;
   void AddCgroup(shim::Spec& spec);
   absl::Status Spawn(Hosted& hosted);
   absl::Status SpawnStoreOf(Hosted& hosted);

@@ -41,6 +41,14 @@ std::string PythonOf(const Environment& environment) {
   return path != environment.end() && OnPath("python", path->second) ? "python" : "python3";
 }
 
+// Which variable says what devices there are. AMD's counts before NVIDIA's.
+Environment::const_iterator VisibleDevices(const Environment& environment) {
+  const auto hip = environment.find("HIP_VISIBLE_DEVICES");
+  return hip != environment.end() && !hip->second.empty()
+             ? hip
+             : environment.find("CUDA_VISIBLE_DEVICES");
+}
+
 // A port that nobody listens on there. 0, any one, when none is to be had.
 std::uint16_t UnusedPort(const std::string& ip) {
   absl::StatusOr<io::UniqueFd> listener = io::ListenTcp({ip, 0});
@@ -49,22 +57,20 @@ std::uint16_t UnusedPort(const std::string& ip) {
   return address.ok() ? address->port : 0;
 }
 
-// torchrun's virtual local rank. AMD's variable counts before NVIDIA's.
+// torchrun's virtual local rank.
 void HideOtherDevices(int local_rank, const Environment& group, Environment& environment) {
   environment["LOCAL_RANK"] = "0";
-  const auto hip = group.find("HIP_VISIBLE_DEVICES");
-  const bool amd = hip != group.end() && !hip->second.empty();
-  const auto visible = amd ? hip : group.find("CUDA_VISIBLE_DEVICES");
+  const auto visible = VisibleDevices(group);
   std::string device = absl::StrCat(local_rank);
   if (visible != group.end()) {
     const std::vector<std::string> devices = absl::StrSplit(visible->second, ',');
-    // A list that is too short was refused when the command was given.
+    // A list that is too short was refused before.
     device = static_cast<std::size_t>(local_rank) < devices.size()
                  ? std::string(absl::StripAsciiWhitespace(devices[local_rank]))
                  : "";
   }
   environment["CUDA_VISIBLE_DEVICES"] = device;
-  if (amd) environment["HIP_VISIBLE_DEVICES"] = device;
+  if (visible != group.end()) environment[visible->first] = device;
 }
 
 Environment Inherited(const Environment& own, bool all) {
@@ -105,6 +111,24 @@ GroupProgram SubmittedProgram(const JobSpec& job, const Environment& own) {
     SetDefault(program.environment, "PYTHONUNBUFFERED", "1");
   }
   return program;
+}
+
+WorkerOptions SubmittedOptions(const JobSpec& job) {
+  WorkerOptions options;
+  options.role = job.role;
+  options.numa_binding = job.numa_binding;
+  options.virtual_local_rank = job.virtual_local_rank;
+  return options;
+}
+
+absl::Status CheckDevices(int workers, const Environment& environment) {
+  const auto visible = VisibleDevices(environment);
+  if (visible == environment.end()) return absl::OkStatus();
+  const std::vector<std::string> devices = absl::StrSplit(visible->second, ',');
+  if (static_cast<int>(devices.size()) >= workers) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("virtual_local_rank: ", workers, " workers need ", workers, " devices, and ",
+                   visible->first, "=", visible->second, " names ", devices.size()));
 }
 
 bool IsNativeWorker(const std::vector<std::string>& command) {

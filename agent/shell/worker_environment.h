@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "agent/core/events.h"
 #include "agent/shim/protocol.h"
 #include "common/base/control.h"
@@ -30,6 +31,10 @@ GroupProgram LaunchedProgram(const LaunchConfig& launch, const Environment& own,
 // Submitted: the job's, over an allow-list of ours. CLI.md, Program: a .py runs under $PYTHON_EXEC,
 // python or python3.
 GroupProgram SubmittedProgram(const JobSpec& job, const Environment& own);
+// What a submitted job asks of its workers.
+WorkerOptions SubmittedOptions(const JobSpec& job);
+// With a virtual local rank each worker sees one device: the list must be long enough.
+absl::Status CheckDevices(int workers, const Environment& environment);
 
 // Adds what every rank of this group shares. `workers` are the local ranks, `cpus` those this node
 // may use.

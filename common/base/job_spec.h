@@ -36,6 +36,9 @@ struct JobSpec {
   std::optional<Duration> restart_window;  // Unset: the whole job.
   std::map<int, ExitAction> exit_codes;
   ScaleUp scale_up = ScaleUp::kSettle;
+  std::string role = "default";  // ROLE_NAME; the same on all nodes.
+  std::string numa_binding;  // Of a submitted job: empty, node, socket, exclusive, core-complex.
+  bool virtual_local_rank = false;            // Of a submitted job.
   std::optional<double> price_per_node_hour;  // In whatever money its reader thinks.
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };

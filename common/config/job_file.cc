@@ -31,21 +31,57 @@ std::string_view KindOf(const YAML::Node& node) {
   return "empty";
 }
 
-// Walks a parsed file; every error says source:line and the field.
-// Options of a launch command that say nothing about the job; empty: it is none of them.
-std::string_view WhyNotInAJob(std::string_view field) {
+// Options of a launch command that say nothing about a submitted job, and what takes their place.
+struct NotInAJob {
+  std::string_view name;  // A * stands for whatever follows.
+  std::string_view because, try_this;
+};
+constexpr NotInAJob kNotInAJob[] = {
+    {"rdzv_*",
+     "nodes of a submitted job do not look for each other: the coordinator brings them together",
+     "leave it out"},
+    {"master_*",
+     "nodes of a submitted job do not look for each other: the coordinator brings them together",
+     "leave it out"},
+    {"node_rank", "the coordinator gives ranks, in natural order of nodes' names", "leave it out"},
+    {"standalone", "a job of one node says so by its number of nodes", "nnodes: 1"},
+    {"local_addr", "an address belongs to a node: each agent finds its own", "leave it out"},
+    {"log_dir", "logs are each agent's own", "regroup agent --log-dir DIRECTORY"},
+    {"logs_specs", "there are no plug-ins for logs: everything is kept", "regroup logs JOB"},
+    {"redirects", "nothing is shown where an agent runs a job: all output is kept",
+     "regroup logs JOB"},
+    {"tee", "nothing is shown where an agent runs a job: all output is kept",
+     "regroup logs -f JOB"},
+    {"local_ranks_filter", "nothing is shown where an agent runs a job: whoever reads chooses",
+     "regroup logs JOB --rank R,R"},
+    {"log_line_prefix_template", "logs know time, node and rank of each line",
+     "regroup logs JOB, or regroup logs JOB --raw"},
+    {"duplicate_stdout_filters", "whoever reads chooses lines", "regroup logs JOB --grep RE"},
+    {"duplicate_stderr_filters", "whoever reads chooses lines",
+     "regroup logs JOB --stderr --grep RE"},
+    {"signals_to_handle", "nobody sends signals to a submitted job: `regroup cancel` ends it",
+     "leave it out"},
+    {"monitor_interval", "exits of workers are events, nothing is polled", "leave it out"},
+    {"start_method", "workers are programs of their own", "leave it out"},
+    {"event_log_handler", "the coordinator keeps every event", "regroup explain JOB --json"},
+    {"join_timeout", "a job waits in the queue for as long as it takes", "regroup cancel JOB"},
+    {"module", "run is the whole command", "run: [python, -m, MODULE]"},
+    {"no_python", "run is the whole command", "run: [PROGRAM, ARGS]"},
+    {"run_path", "run is the whole command", "run: [python, FILE]"},
+};
+
+const NotInAJob* WhyNotInAJob(std::string_view field) {
   std::string name(field);
   std::replace(name.begin(), name.end(), '-', '_');
-  if (name.rfind("rdzv_", 0) == 0 || name == "master_addr" || name == "master_port")
-    return "nodes of a submitted job do not look for each other: the coordinator brings them "
-           "together";
-  if (name == "node_rank") return "the coordinator gives ranks, in natural order of nodes' names";
-  if (name == "standalone") return "nnodes: 1 is a job of one node";
-  if (name == "local_addr") return "an address belongs to a node: each agent finds its own";
-  if (name == "log_dir") return "each agent has its own: regroup agent --log-dir";
-  return "";
+  for (const NotInAJob& row : kNotInAJob) {
+    const bool family = row.name.back() == '*';
+    const std::string_view stem = row.name.substr(0, row.name.size() - (family ? 1 : 0));
+    if (family ? name.rfind(stem, 0) == 0 : name == stem) return &row;
+  }
+  return nullptr;
 }
 
+// Walks a parsed file; every error says source:line and the field.
 class JobFileReader {
  public:
   JobFileReader(std::string_view source, std::string_view directory) : source_(source) {
@@ -75,6 +111,9 @@ class JobFileReader {
           [&](auto& n) { return Number(n, 0, limits::kRestarts, spec_.max_restarts); }},
          {"shutdown_timeout", [&](auto& n) { return Seconds(n, spec_.grace); }},
          {"scale_up", [&](auto& n) { return Scale(n); }},
+         {"role", [&](auto& n) { return Text(n, spec_.role); }},
+         {"numa_binding", [&](auto& n) { return Text(n, spec_.numa_binding); }},
+         {"virtual_local_rank", [&](auto& n) { return Switch(n, spec_.virtual_local_rank); }},
          {"price_per_node_hour", [&](auto& n) { return Price(n); }},
          {"retry", [&](auto& n) { return Retry(n); }}}));
     for (const char* required : {"name", "run"}) {
@@ -121,9 +160,11 @@ class JobFileReader {
         return Bad(entry.first, "a field's name is expected", Cat("this is ", KindOf(entry.first)));
       const std::string& name = entry.first.Scalar();
       auto reader = readers.find(name);
-      if (reader == readers.end() && prefix.empty() && !WhyNotInAJob(name).empty()) {
+      const NotInAJob* why_not =
+          reader == readers.end() && prefix.empty() ? WhyNotInAJob(name) : nullptr;
+      if (why_not != nullptr) {
         return Bad(entry.first, Cat("a job file has no ", ShellQuote(name.substr(0, 60))),
-                   WhyNotInAJob(name), "leave it out");
+                   why_not->because, why_not->try_this);
       }
       if (reader == readers.end()) {
         std::vector<std::string> known;
@@ -223,6 +264,13 @@ class JobFileReader {
     absl::StatusOr<ScaleUp> scale = ParseScaleUp(node.Scalar());
     if (!scale.ok()) return Within(node, scale.status());
     spec_.scale_up = *scale;
+    return absl::OkStatus();
+  }
+
+  absl::Status Switch(const YAML::Node& node, bool& out) const {
+    const std::string text = node.IsScalar() ? node.Scalar() : std::string();
+    if (text != "true" && text != "false") return WrongType(node, "true or false");
+    out = text == "true";
     return absl::OkStatus();
   }
 
@@ -336,6 +384,11 @@ std::string RenderJobFile(const JobSpec& spec) {
   }
   out << YAML::Key << "grace" << YAML::Value << FormatDuration(spec.grace);
   out << YAML::Key << "scale_up" << YAML::Value << std::string(NameOf(spec.scale_up));
+  if (spec.role != JobSpec().role)
+    out << YAML::Key << "role" << YAML::Value << YAML::DoubleQuoted << spec.role;
+  if (!spec.numa_binding.empty())
+    out << YAML::Key << "numa_binding" << YAML::Value << spec.numa_binding;
+  if (spec.virtual_local_rank) out << YAML::Key << "virtual_local_rank" << YAML::Value << true;
   if (spec.price_per_node_hour)
     out << YAML::Key << "price_per_node_hour" << YAML::Value
         << FormatReal(*spec.price_per_node_hour);

@@ -1,5 +1,6 @@
 #include "common/config/job_limits.h"
 
+#include <algorithm>
 #include <cctype>
 
 #include "common/base/status_macros.h"
@@ -127,6 +128,16 @@ absl::Status ValidateDirectory(const JobSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status ValidateNumaBinding(const std::string& how) {
+  const std::vector<std::string>& known = NumaBindings();
+  if (how.empty() || std::find(known.begin(), known.end(), how) != known.end())
+    return absl::OkStatus();
+  const std::string nearest = DidYouMean(how, known);
+  return Bad(Cat("numa_binding: ", ShellQuote(how.substr(0, 60)), " is not known"),
+             "node, socket, exclusive and core-complex are",
+             Cat("numa_binding: ", nearest.empty() ? known.front() : nearest));
+}
+
 absl::Status ValidatePrice(double price) {
   if (price >= 0 && price <= limits::kPrice) return absl::OkStatus();  // No NaN passes.
   return Bad(
@@ -175,12 +186,30 @@ absl::Status ValidateNodeName(std::string_view field, std::string_view name) {
                  " letters, digits, '.', '_' and '-', starting with a letter or digit"));
 }
 
+absl::Status ValidateRole(std::string_view field, std::string_view role) {
+  const bool good = !role.empty() && role.size() <= limits::kRoleBytes &&
+                    std::none_of(role.begin(), role.end(), [](char c) {
+                      return std::iscntrl(static_cast<unsigned char>(c)) != 0;
+                    });
+  if (good) return absl::OkStatus();
+  return Bad(Cat(field, ": ", ShellQuote(role.substr(0, 80)), " is not a role"),
+             Cat("1 to ", limits::kRoleBytes, " bytes, no control characters"),
+             Cat(field, " trainer"));
+}
+
+const std::vector<std::string>& NumaBindings() {
+  static const std::vector<std::string> known = {"node", "socket", "exclusive", "core-complex"};
+  return known;
+}
+
 absl::Status ValidateJobSpec(const JobSpec& spec) {
   RETURN_IF_ERROR(ValidateJobName("name", spec.name));
   RETURN_IF_ERROR(ValidateNodes(spec));
   RETURN_IF_ERROR(ValidateCommand(spec));
   RETURN_IF_ERROR(ValidateDirectory(spec));
   RETURN_IF_ERROR(ValidateEnvironment(spec));
+  RETURN_IF_ERROR(ValidateRole("role", spec.role));
+  RETURN_IF_ERROR(ValidateNumaBinding(spec.numa_binding));
   RETURN_IF_ERROR(DurationInRange("grace", spec.grace, Duration::zero(), limits::kDuration));
   RETURN_IF_ERROR(DurationInRange("start_timeout", spec.start_timeout, std::chrono::milliseconds(1),
                                   limits::kDuration));

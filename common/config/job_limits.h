@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "common/base/job_spec.h"
@@ -22,6 +23,7 @@ inline constexpr std::size_t kCommandBytes = 64 * 1024;
 inline constexpr std::size_t kEnvironmentEntries = 1'024;
 inline constexpr std::size_t kEnvironmentBytes = 64 * 1024;
 inline constexpr std::size_t kDirectoryBytes = 4'096;
+inline constexpr std::size_t kRoleBytes = 63;
 inline constexpr double kPrice = 1e9;
 inline constexpr Duration kDuration = std::chrono::hours(24 * 365);
 }  // namespace limits
@@ -32,6 +34,12 @@ absl::Status ValidateJobName(std::string_view field, std::string_view name);
 std::string JobNameFrom(std::string_view text);
 // A label of a node: [A-Za-z0-9][A-Za-z0-9._-]{0,62}.
 absl::Status ValidateNodeName(std::string_view field, std::string_view name);
+
+// ROLE_NAME of a job's workers.
+absl::Status ValidateRole(std::string_view field, std::string_view role);
+
+// What `numa_binding` may be.
+const std::vector<std::string>& NumaBindings();
 
 // Everything a coordinator may rely on. The error names field, value and limit. Never trusts
 // `spec`.

@@ -125,6 +125,7 @@ json JobToJson(const JobSpec& spec) {
               {"start_timeout_ns", spec.start_timeout.count()},
               {"max_restarts", spec.max_restarts},
               {"scale_up", static_cast<int>(spec.scale_up)},
+              {"role", Widened(spec.role)},
               {"command", Texts(spec.command)}};
   if (spec.restart_window) job["restart_window_ns"] = spec.restart_window->count();
   return job;
@@ -140,6 +141,7 @@ void JobFromJson(Fields& fields, JobSpec& spec) {
   fields.Time("restart_window_ns", spec.restart_window);
   fields.Integer("max_restarts", spec.max_restarts);
   fields.Integer("scale_up", scale_up);
+  fields.Text("role", spec.role);
   fields.List("command", spec.command);
   spec.scale_up = static_cast<ScaleUp>(scale_up);
   spec.origin = JobOrigin::kLaunched;

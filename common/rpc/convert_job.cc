@@ -98,6 +98,9 @@ pb::JobSpec ToProto(const JobSpec& value) {
   }
   out.set_scale_up(static_cast<pb::ScaleUp>(EnumNumber(value.scale_up, kScaleUps)));
   if (value.price_per_node_hour) out.set_price_per_node_hour(*value.price_per_node_hour);
+  out.set_role(value.role);
+  out.set_numa_binding(value.numa_binding);
+  out.set_virtual_local_rank(value.virtual_local_rank);
   return out;
 }
 
@@ -123,6 +126,9 @@ absl::StatusOr<JobSpec> FromProto(const pb::JobSpec& value) {
   spec.scale_up = check.Enum("scale_up", value.scale_up(), kScaleUps);
   if (value.has_price_per_node_hour())
     spec.price_per_node_hour = check.Finite("price_per_node_hour", value.price_per_node_hour());
+  if (!value.role().empty()) spec.role = check.Text("role", value.role(), kMaxIdBytes);
+  spec.numa_binding = check.Text("numa_binding", value.numa_binding(), kMaxIdBytes);
+  spec.virtual_local_rank = value.virtual_local_rank();
   return check.Finish(std::move(spec));
 }
 

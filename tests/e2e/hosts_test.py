@@ -74,5 +74,47 @@ class NamesResolveToLoopback(TwoHosts):
         self.train(["alpha", self.hosts[0].ipv4], re.escape(self.hosts[0].ipv4))
 
 
+class OwnName(e2e.TestCase):
+    """gloo asks what the host's own name resolves to, unless it is told an interface."""
+
+    def setUp(self):
+        why = hosts.available()
+        if why:
+            raise unittest.SkipTest(why)
+        super().setUp()
+        self.pair = hosts.TwoHosts()
+        self.host = self.pair.__enter__()[0]
+
+    def tearDown(self):
+        self.pair.__exit__()
+
+    def launch(self, **variables):
+        """Two nodes on one host, at addresses that no interface is known to own."""
+        self.go = self.fx.path("work", "go")
+        return [self.fx.start(*self.host.command(
+            e2e.binary("regroup"), "run", "--nnodes", "2", "--insecure", "--rdzv-endpoint", "127.0.0.1:29400",
+            "--local-addr", f"127.0.0.{n + 2}", "--node-name", f"n{n}", "--state-dir", self.fx.path("state", str(n)),
+            "sh", "-c", f"until [ -e {self.go} ]; do sleep 0.05; done"), env=variables) for n in range(2)]
+
+    def end(self, launchers):
+        open(self.go, "w").close()
+        for launcher in launchers:
+            self.assertEqual(launcher.wait(60), 0, launcher)
+
+    def test_a_name_that_does_not_resolve_is_told_with_what_to_set(self):
+        launchers = self.launch()
+        for launcher in launchers:
+            launcher.expect(r"regroup: warning: this host's own name alpha has no address \(.+\), and gloo asks for it; "
+                            r"export GLOO_SOCKET_IFNAME=INTERFACE", 60)
+        self.end(launchers)
+
+    def test_who_names_an_interface_is_told_nothing(self):
+        launchers = self.launch(GLOO_SOCKET_IFNAME="lo")
+        launchers[0].expect("generation 1", 60)
+        self.end(launchers)
+        for launcher in launchers:
+            self.assertNotIn("own name", launcher.stderr)
+
+
 if __name__ == "__main__":
     e2e.main()

@@ -33,13 +33,13 @@ class Torchrun(e2e.TestCase):
 class OneNode(Torchrun):
     def test_environment_and_arguments(self):
         workers = self.shown("--standalone", "--nproc_per_node=2", "--role", "trainer", "--max-restarts=3", self.script(SHOW),
-                             "--x", "${local_rank}", env={"PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGUSR1"})
+                             "--x", "${local_rank}", env={"PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"})
         self.assertEqual(len(workers), 2)
         for rank, (env, argv) in enumerate(workers):
             wanted = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1,
                       "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 2, "ROLE_NAME": "trainer", "MASTER_ADDR": "127.0.0.1",
                       "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 3, "TORCHELASTIC_USE_AGENT_STORE": "True",
-                      "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1, "OMP_NUM_THREADS": 1, "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGUSR1"}
+                      "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1, "OMP_NUM_THREADS": 1, "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"}
             self.assertEqual({name: env.get(name) for name in wanted}, {name: str(value) for name, value in wanted.items()})
             self.assertTrue(env["TORCHELASTIC_ERROR_FILE"])
             self.assertEqual(argv[1:], ["--x", str(rank)])

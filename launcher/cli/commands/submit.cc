@@ -51,7 +51,8 @@ class Submit : public Command {
                          "Fields of a file: name, nnodes (N, MIN:MAX or {min, max, unit}), "
                          "nproc_per_node, run (a list, "
                          "or a line for sh -c), workdir, env, grace, scale_up, retry: {max, "
-                         "window, exit_codes}, price_per_node_hour (a number: `explain` and "
+                         "window, exit_codes}, role, numa_binding, "
+                         "virtual_local_rank, price_per_node_hour (a number: `explain` and "
                          "`ps --json` then tell what the job costs; a node counts whole).",
                  .example =
                      "regroup submit job.yaml\n"

@@ -93,6 +93,22 @@ constexpr std::array<NamedSignal, 14> kSignals = {{{"SIGTERM", SIGTERM, true},
                                                    {"SIGXCPU", SIGXCPU, false},
                                                    {"SIGVTALRM", SIGVTALRM, false}}};
 
+// Under torchrun a signal that is left out kills the launcher at once, and its workers run on.
+absl::Status CheckAllThatEnd(const std::string& names) {
+  const std::vector<std::string> given = Split(names, ',');
+  std::string missing, all = names;
+  for (const NamedSignal& signal : kSignals) {
+    if (!signal.ends || std::find(given.begin(), given.end(), signal.name) != given.end()) continue;
+    missing += Cat(missing.empty() ? "" : " ", signal.name);
+    all += Cat(all.empty() ? "" : ",", signal.name);
+  }
+  if (missing.empty()) return absl::OkStatus();
+  return Misuse(Cat(missing, " can not be left out"),
+                "this node leaves its job on each of SIGTERM SIGINT SIGHUP SIGQUIT, so that no "
+                "worker is left behind",
+                all);
+}
+
 absl::Status ParseSignals(std::string_view text, TorchFlags& flags) {
   flags.signals.clear();
   flags.signal_names.clear();
@@ -113,7 +129,7 @@ absl::Status ParseSignals(std::string_view text, TorchFlags& flags) {
     if (!found->ends) flags.signals.push_back(found->number);
     flags.signal_names += Cat(flags.signal_names.empty() ? "" : ",", name);
   }
-  return absl::OkStatus();
+  return CheckAllThatEnd(flags.signal_names);
 }
 
 absl::Status ParseRanks(std::string_view text, std::vector<int>& ranks) {
@@ -281,8 +297,7 @@ void DescribeFlags(CLI::App& app, TorchFlags& flags) {
             "bind each worker to CPUs near the GPU of its local rank: node, socket, exclusive, "
             "core-complex",
             [&flags](std::string_view text) {
-              return ParseOneOf(text, {"node", "socket", "exclusive", "core-complex"},
-                                flags.numa_binding);
+              return ParseOneOf(text, NumaBindings(), flags.numa_binding);
             });
   AddParsed(app, "--signals-to-handle", "SIGNALS", "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
             "signals beyond these four are passed on to workers and end nothing; SIGUSR1 and "
@@ -411,7 +426,8 @@ absl::StatusOr<std::string> ResolveLocalAddress(const std::string& text) {
 }
 
 absl::Status Apply(const TorchFlags& flags, int workers, LaunchConfig& config) {
-  config.worker.role = flags.role;
+  RETURN_IF_ERROR(ValidateRole("--role", flags.role));
+  config.worker.role = config.spec.role = flags.role;
   config.worker.virtual_local_rank = flags.virtual_local_rank;
   config.worker.numa_binding = flags.numa_binding;
   config.worker.forwarded_signals = flags.signals;

@@ -15,8 +15,8 @@ absl::Status Mismatch(const JobId& job, const std::string& flag, const std::stri
                       const std::string& asked) {
   return UserError(
       absl::StatusCode::kFailedPrecondition,
-      absl::StrCat("job ", job.value(),
-                   " runs with other bounds than this launch command asks for"),
+      absl::StrCat("job ", job.value(), " runs with another ", flag,
+                   " than this launch command asks for"),
       absl::StrCat("the job has ", flag, " ", running, ", this launch command ", flag, " ", asked),
       absl::StrCat("give ", flag, " ", running, ", or another --rdzv-id"));
 }
@@ -78,6 +78,8 @@ absl::Status CheckSameBounds(const JobId& job, const JobSpec& running, const Job
   if (running.max_restarts != asked.max_restarts)
     return Mismatch(job, "--max-restarts", absl::StrCat(running.max_restarts),
                     absl::StrCat(asked.max_restarts));
+  // ROLE_RANK and ROLE_WORLD_SIZE count within a role: with one role they are RANK and WORLD_SIZE.
+  if (running.role != asked.role) return Mismatch(job, "--role", running.role, asked.role);
   return absl::OkStatus();
 }
 

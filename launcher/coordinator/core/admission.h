@@ -57,7 +57,8 @@ using LaunchDecision = std::variant<JoinJob, ShowResult, BeginJob, absl::Status>
 LaunchDecision DecideLaunch(const LaunchRequest& request, const std::optional<LaunchedJob>& mine,
                             const std::optional<LaunchedJob>& newest);
 
-// Bounds and budget must be the same on every launch command of a job; the error names both values.
+// Bounds, budget and role must be the same on every launch command of a job; the error names both
+// values.
 absl::Status CheckSameBounds(const JobId& job, const JobSpec& running, const JobSpec& asked);
 
 }  // namespace regroup::coordinator

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "common/io/proc.h"
 #include "tests/agent/shell/scratch.h"
@@ -73,8 +74,9 @@ class Life {
     EXPECT_TRUE(found);
     return found.value_or(std::vector<RunRecord>());
   }
-  void PrepareGroup(int workers, bool host_store = false) {
+  void PrepareGroup(int workers, bool host_store = false, const JobSpec& job = {}) {
     Prepare prepare;
+    prepare.spec.job = job;
     prepare.generation = Generation(1);
     prepare.spec.workers = workers;
     prepare.host_store = host_store;
@@ -164,6 +166,30 @@ TEST(GroupHost, AnotherLifeAdoptsWhatRuns) {
   ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
   life.host().Carry(RemoveRunDirectory{Key()});
   EXPECT_TRUE(std::filesystem::is_empty(scratch.path() + "/run"));
+}
+
+// What a job file asks of its workers is known to whoever starts them.
+TEST(GroupHost, AnotherLifeStartsRanksAsTheJobWantsThem) {
+  Scratch scratch;
+  {
+    JobSpec job;
+    job.role = "trainer";
+    job.virtual_local_rank = true;
+    Life life(scratch, "echo $ROLE_NAME $LOCAL_RANK $CUDA_VISIBLE_DEVICES > " + scratch.path() +
+                           "/seen-$RANK");
+    life.PrepareGroup(2, /*host_store=*/false, job);
+  }
+  Life life(scratch, "");
+  ASSERT_EQ(life.Scan().size(), 1u);
+  life.StartGroup(2);
+  ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
+  for (int rank = 0; rank < 2; ++rank) {
+    std::ifstream seen(scratch.path() + "/seen-" + std::to_string(rank));
+    std::string line;
+    std::getline(seen, line);
+    EXPECT_EQ(line, "trainer 0 " + std::to_string(rank));
+  }
+  life.host().Carry(RemoveRunDirectory{Key()});
 }
 
 TEST(GroupHost, AShimThatDoesNotAnswerIsKilledWithItsRanks) {

@@ -76,6 +76,27 @@ TEST(WorkerEnvironment, RoleRunIdAndSignalsAreWhatTheLaunchCommandSaid) {
   EXPECT_EQ(program.environment.at("TORCHELASTIC_SIGNALS_TO_HANDLE"), "SIGTERM,SIGUSR1");
 }
 
+TEST(WorkerEnvironment, WhatASubmittedJobAsks) {
+  JobSpec job;
+  EXPECT_EQ(SubmittedOptions(job), WorkerOptions());
+  job.role = "trainer";
+  job.numa_binding = "socket";
+  job.virtual_local_rank = true;
+  const WorkerOptions options = SubmittedOptions(job);
+  EXPECT_EQ(options.role, "trainer");
+  EXPECT_EQ(options.numa_binding, "socket");
+  EXPECT_TRUE(options.virtual_local_rank);
+}
+
+TEST(WorkerEnvironment, AListOfDevicesThatIsTooShortIsRefused) {
+  EXPECT_TRUE(CheckDevices(8, {}).ok());
+  EXPECT_TRUE(CheckDevices(2, {{"CUDA_VISIBLE_DEVICES", "0,1"}}).ok());
+  EXPECT_TRUE(
+      CheckDevices(2, {{"CUDA_VISIBLE_DEVICES", "0"}, {"HIP_VISIBLE_DEVICES", "0,1"}}).ok());
+  EXPECT_EQ(CheckDevices(3, {{"CUDA_VISIBLE_DEVICES", "0,1"}}).message(),
+            "virtual_local_rank: 3 workers need 3 devices, and CUDA_VISIBLE_DEVICES=0,1 names 2");
+}
+
 TEST(WorkerEnvironment, VirtualLocalRankShowsOneDevice) {
   struct Row {
     Environment group;

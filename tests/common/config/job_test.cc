@@ -156,11 +156,16 @@ TEST(JobFile, Variants) {
 }
 
 TEST(JobFile, TorchrunsNames) {
-  absl::StatusOr<JobSpec> job =
-      ParseJobFile("name: a\nrun: x\nmax_restarts: 4\nshutdown_timeout: 90\n", "job.yaml", "/w");
+  absl::StatusOr<JobSpec> job = ParseJobFile(
+      "name: a\nrun: x\nmax_restarts: 4\nshutdown_timeout: 90\nrole: trainer\n"
+      "numa_binding: socket\nvirtual_local_rank: true\n",
+      "job.yaml", "/w");
   ASSERT_TRUE(job.ok()) << job.status();
   EXPECT_EQ(job->max_restarts, 4);
   EXPECT_EQ(job->grace, std::chrono::seconds(90));
+  EXPECT_EQ(job->role, "trainer");
+  EXPECT_EQ(job->numa_binding, "socket");
+  EXPECT_TRUE(job->virtual_local_rank);
 }
 
 TEST(JobFile, Price) {
@@ -176,6 +181,9 @@ TEST(JobFile, RendersWhatItReads) {
   spec.unit = 2;
   spec.restart_window = 90min;
   spec.price_per_node_hour = 0.1;
+  spec.role = "tr: #\"x";
+  spec.numa_binding = "core-complex";
+  spec.virtual_local_rank = true;
   spec.environment["QUOTES"] = "a \"b\"\n: #c\t'";
   spec.command.push_back("");
   spec.command.push_back("yes");
@@ -193,8 +201,8 @@ TEST(JobFile, Errors) {
   const FileRow rows[] = {
       {ok + "nnode: 2\n", "job.yaml:3: unknown field nnode", "did you mean nnodes?"},
       {ok + "zebra: 2\n", "job.yaml:3: unknown field zebra",
-       "known are: env grace max_restarts name nnodes nproc_per_node price_per_node_hour retry run "
-       "scale_up shutdown_timeout workdir"},
+       "known are: env grace max_restarts name nnodes nproc_per_node numa_binding "
+       "price_per_node_hour retry role run scale_up shutdown_timeout virtual_local_rank workdir"},
       {ok + "rdzv_endpoint: node0\n", "job.yaml:3: a job file has no rdzv_endpoint",
        "nodes of a submitted job do not look for each other: the coordinator brings them together"},
       {ok + "node-rank: 1\n", "job.yaml:3: a job file has no node-rank",
@@ -212,6 +220,14 @@ TEST(JobFile, Errors) {
       {ok + "env: {A: [1]}\n", "job.yaml:3: env: a map NAME: value is expected", "this is a list"},
       {ok + "grace: 60\n", "job.yaml:3: grace: \"60\" is not a duration",
        "its unit is missing (ns us ms s m h d)"},
+      {ok + "role: \"\"\n", "job.yaml:3: role: '' is not a role",
+       "1 to 63 bytes, no control characters"},
+      {ok + "numa_binding: nodes\n", "job.yaml:3: numa_binding: nodes is not known",
+       "node, socket, exclusive and core-complex are"},
+      {ok + "virtual_local_rank: 1\n", "job.yaml:3: virtual_local_rank: true or false is expected",
+       "this is text"},
+      {ok + "tee: 3\n", "job.yaml:3: a job file has no tee",
+       "nothing is shown where an agent runs a job: all output is kept"},
       {ok + "price_per_node_hour: -1\n", "job.yaml:3: price_per_node_hour: -1 is out of range",
        "0 to 1000000000 are allowed, without a currency"},
       {ok + "price_per_node_hour: $3.50\n",

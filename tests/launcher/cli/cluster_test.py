@@ -200,6 +200,13 @@ class Reading(Cluster):
         self.assertIn("  per million tokens or samples: not reported by the worker\n", text)
         self.assertNotIn("cost", self.json("ps", "-a", self.submit("true"))["jobs"][0])
 
+    def test_a_job_file_has_torchruns_options_of_workers(self):
+        job = self.submit_file("nproc_per_node: 2\nrole: trainer\nvirtual_local_rank: true\nnuma_binding: node\n"
+                               "run: echo $ROLE_NAME $LOCAL_RANK $CUDA_VISIBLE_DEVICES $RANK $ROLE_RANK $ROLE_WORLD_SIZE\n")
+        self.assertEqual(self.fx.run("wait", job).code, 0)
+        self.assertEqual(sorted(self.fx.run("logs", job, "--raw").stdout.splitlines()),
+                         ["trainer 0 0 0 0 2", "trainer 0 1 1 1 2"])
+
     def test_explain_and_nodes_speak_json(self):
         job = self.submit('[ "$REGROUP_GENERATION" = 2 ] || kill -9 $$')
         self.assertEqual(self.fx.run("wait", job).code, 0)

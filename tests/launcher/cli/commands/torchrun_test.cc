@@ -6,9 +6,12 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#include <algorithm>
+#include <map>
 #include <set>
 
 #include "common/base/user_error.h"
+#include "common/config/job_file.h"
 #include "common/config/text.h"
 #include "launcher/cli/commands/all.h"
 #include "launcher/cli/commands/launch.h"
@@ -104,7 +107,7 @@ const std::vector<OptionRow>& OptionRows() {
       {"master-port", "1234", {"--nnodes", "2"}},
       {"local-addr", "127.0.0.1", {}},
       {"numa-binding", "node", {}},
-      {"signals-to-handle", "SIGTERM,SIGUSR1", {}},
+      {"signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1", {}},
       {"shutdown-timeout", "7", {}},
       {"virtual-local-rank", "", {}},
       {"print-completion", "bash", {}},
@@ -322,6 +325,9 @@ TEST(Refused, Table) {
       {{"--tee", "a"}, "names no streams"},
       {{"--local-ranks-filter", "0,x"}, "--local-ranks-filter"},
       {{"--signals-to-handle", "SIGTERM,SIGKILL"}, "SIGKILL"},
+      {{"--signals-to-handle", "usr1,term"}, "SIGINT SIGHUP SIGQUIT can not be left out"},
+      {{"--signals-to-handle", "SIGINT"}, "SIGINT,SIGTERM,SIGHUP,SIGQUIT"},
+      {{"--role", std::string(64, 'r')}, "1 to 63 bytes"},
       {{"--print-completion", "fish"}, "bash, zsh, tcsh"},
       {{"--rdzv-conf", "join_timeout"}, "is not KEY=VALUE"},
       {{"--rdzv-backend=c10d", "--rdzv-conf", "join_timeout=x"}, "--rdzv-conf join_timeout"},
@@ -350,11 +356,42 @@ TEST(Refused, Table) {
   }
 }
 
+// What describes a job is a field of a job file; of everything else it says what takes its place.
+TEST(EveryTorchrunOption, StandsInAJobFileOrIsRefusedWithTheReason) {
+  const std::map<std::string, std::string> fields = {{"nnodes", "2"},
+                                                     {"nproc_per_node", "2"},
+                                                     {"max_restarts", "1"},
+                                                     {"shutdown_timeout", "9"},
+                                                     {"role", "trainer"},
+                                                     {"numa_binding", "node"},
+                                                     {"virtual_local_rank", "true"}};
+  for (const TorchrunOption& option : TorchrunOptions()) {
+    if (option.name == "print-completion") continue;  // It is about a shell.
+    for (char dash : {'-', '_'}) {
+      std::string name(option.name);
+      std::replace(name.begin(), name.end(), '-', '_');
+      const auto field = fields.find(name);
+      if (field == fields.end()) std::replace(name.begin(), name.end(), '_', dash);
+      const std::string value = field == fields.end() ? "1" : field->second;
+      const absl::Status status =
+          ParseJobFile(Cat("name: a\nrun: x\n", name, ": ", value, "\n"), "j", "/w").status();
+      if (field != fields.end()) {
+        EXPECT_TRUE(status.ok()) << name << status;
+        continue;
+      }
+      const UserErrorParts parts = PartsOf(status);
+      EXPECT_EQ(parts.what, Cat("j:3: a job file has no ", name));
+      EXPECT_FALSE(parts.because.empty()) << name;
+      EXPECT_FALSE(parts.try_this.empty()) << name;
+    }
+  }
+}
+
 TEST(Signals, OnlyTheFourAlwaysEnd) {
   const Outcome outcome =
-      Read(Manner::kTorchrun, {"--signals-to-handle", "SIGTERM, usr2,SIGCONT", "x"});
+      Read(Manner::kTorchrun, {"--signals-to-handle", "term, INT,SIGQUIT,hup,usr2,SIGCONT", "x"});
   EXPECT_THAT(outcome.config.worker.forwarded_signals, ElementsAre(SIGUSR2, SIGCONT));
-  EXPECT_EQ(outcome.config.worker.handled_signals, "SIGTERM,SIGUSR2,SIGCONT");
+  EXPECT_EQ(outcome.config.worker.handled_signals, "SIGTERM,SIGINT,SIGQUIT,SIGHUP,SIGUSR2,SIGCONT");
 }
 
 TEST(Filters, TwoCommasAreOne) {

@@ -112,6 +112,10 @@ TEST(CheckSameBounds, NamesBothValues) {
   EXPECT_THAT(PartsOf(CheckSameBounds(JobId("j-1"), running, asked)).because,
               ::testing::AllOf(HasSubstr("--max-restarts 0"), HasSubstr("5")));
   asked = running;
+  asked.role = "evaluator";
+  EXPECT_THAT(PartsOf(CheckSameBounds(JobId("j-1"), running, asked)).because,
+              ::testing::AllOf(HasSubstr("--role default"), HasSubstr("--role evaluator")));
+  asked = running;
   asked.command = {"other"};
   asked.workers_per_node = 9;
   EXPECT_TRUE(CheckSameBounds(JobId("j-1"), running, asked).ok());  // Each launcher's own.
