@@ -29,12 +29,12 @@ void LogSelectionReader::FindStreams() {
     if (!absl::IsNotFound(found.status())) problem_ = std::string(found.status().message());
     return;
   }
+  // The end of a job's output is the end of its newest generation, and what follows.
+  if (existed && selection_.has_tail() && selection_.generation() == 0 && !found->empty())
+    oldest_ = found->rbegin()->first;
   for (const auto& [generation, ranks] : *found) {
     if (selection_.generation() != 0 && selection_.generation() != generation.value()) continue;
-    // The end of a job's output is the end of its newest generation.
-    if (existed && selection_.has_tail() && selection_.generation() == 0 &&
-        generation != found->rbegin()->first)
-      continue;
+    if (generation < oldest_) continue;
     const int first = ranks.empty() ? 0 : *std::min_element(ranks.begin(), ranks.end());
     for (int rank : ranks) {
       const auto& wanted = selection_.ranks();

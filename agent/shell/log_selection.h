@@ -43,6 +43,7 @@ class LogSelectionReader {
   const v1::LogSelection selection_;
   const JobId job_;
   bool looked_ = false;  // What is found from now on is new.
+  Generation oldest_;
   std::map<std::tuple<Generation, int, io::LogStream>, Stream> streams_;
   std::string problem_;
 };

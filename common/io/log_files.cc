@@ -277,7 +277,7 @@ absl::StatusOr<LogReader::Chunk> LogReader::Next(std::size_t max_bytes) {
 
 void LineSplitter::Add(std::string_view bytes, WallTime at, std::vector<LogLine>& out) {
   while (!bytes.empty()) {
-    if (partial_.text.empty()) partial_.at = at;
+    if (partial_.text.empty() && !cut_) partial_.at = at;
     const std::size_t room = max_line_bytes_ - partial_.text.size();
     const std::size_t newline = bytes.substr(0, room + 1).find('\n');
     if (newline != std::string_view::npos) {
@@ -286,12 +286,16 @@ void LineSplitter::Add(std::string_view bytes, WallTime at, std::vector<LogLine>
       partial_.complete = true;
       out.push_back(std::move(partial_));
       partial_ = LogLine{};
+      cut_ = false;
     } else if (bytes.size() > room) {
       partial_.text.append(bytes.substr(0, room));
       bytes.remove_prefix(room);
       partial_.complete = false;
+      const WallTime begun = partial_.at;
       out.push_back(std::move(partial_));
       partial_ = LogLine{};
+      partial_.at = begun;
+      cut_ = true;
     } else {
       partial_.text.append(bytes);
       return;

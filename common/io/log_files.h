@@ -113,7 +113,8 @@ class LogReader {
   int lost_segments_ = 0;
 };
 
-// Cuts chunks into lines. A line longer than `max_line_bytes` is cut there.
+// Cuts chunks into lines. A line longer than `max_line_bytes` is cut there, and its rest has the
+// same time.
 class LineSplitter {
  public:
   explicit LineSplitter(std::size_t max_line_bytes = 64 << 10) : max_line_bytes_(max_line_bytes) {}
@@ -126,6 +127,7 @@ class LineSplitter {
  private:
   const std::size_t max_line_bytes_;
   LogLine partial_;
+  bool cut_ = false;  // The line that partial_ belongs to has begun before.
 };
 
 // Where the last `lines` lines begin (0: at the end), looking back at most `max_bytes`.

@@ -104,7 +104,7 @@ absl::Status ReadStream(const StreamId& id, const LogFilter& filter,
   auto give = [&] {
     for (io::LogLine& line : lines) {
       take({line.at, id.node, id.generation, id.rank, id.stream == io::LogStream::kStderr,
-            std::move(line.text)});
+            std::move(line.text), !line.complete});
     }
     lines.clear();
   };
@@ -114,7 +114,10 @@ absl::Status ReadStream(const StreamId& id, const LogFilter& filter,
     splitter.Add(chunk.bytes, chunk.at, lines);
     give();
   }
-  if (std::optional<io::LogLine> rest = splitter.TakePartial()) lines.push_back(*std::move(rest));
+  if (std::optional<io::LogLine> rest = splitter.TakePartial()) {
+    rest->complete = true;  // There is no more of it.
+    lines.push_back(*std::move(rest));
+  }
   give();
   return absl::OkStatus();
 }
@@ -150,6 +153,8 @@ absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& 
     ASSIGN_OR_RETURN(auto there, io::ListLogs(root, job.id));
     for (const auto& [generation, ranks] : there) {
       if (filter.generation && generation != *filter.generation) continue;
+      // The end of a node's output is the end of its newest generation.
+      if (filter.tail && !filter.generation && generation != there.rbegin()->first) continue;
       for (int rank : ranks) {
         bool asked = filter.ranks.empty() || std::find(filter.ranks.begin(), filter.ranks.end(),
                                                        rank) != filter.ranks.end();
@@ -202,7 +207,8 @@ void LogReplies::Add(const regroup::v1::LogChunk& chunk) {
   if (stream == nullptr) {
     stream = std::make_shared<Stream>();
     stream->like = {WallTime{},   chunk.node(),      Generation(chunk.generation()),
-                    chunk.rank(), chunk.is_stderr(), ""};
+                    chunk.rank(), chunk.is_stderr(), "",
+                    false};
   }
   std::vector<io::LogLine> lines;
   stream->splitter.Add(chunk.data(), WallTime{std::chrono::microseconds(chunk.at_us())}, lines);
@@ -210,6 +216,7 @@ void LogReplies::Add(const regroup::v1::LogChunk& chunk) {
     LogEntry entry = stream->like;
     entry.at = line.at;
     entry.text = std::move(line.text);
+    entry.cut = !line.complete;
     take_(std::move(entry));
   }
 }

@@ -43,6 +43,7 @@ class Pattern {
                      Cat(ShellQuote(text.substr(0, 60)), " is not a regular expression"), why,
                      "as for grep -E");
   }
+  bool given() const { return compiled_; }
   bool Matches(const std::string& line) const {
     if (!compiled_) return true;
     regmatch_t range{};
@@ -80,7 +81,10 @@ class Logs : public Command {
                          "(UTC); a line "
                          "separates generations. A live job's logs come from every agent, nodes "
                          "that can not be reached "
-                         "are named; an ended run's are read from disk.",
+                         "are named; an ended run's are read from disk. On a terminal workers can "
+                         "colour their lines, of a progress bar the last state is shown, and every "
+                         "other control byte is escaped; into a pipe, and with --raw, go the bytes "
+                         "that were written.",
                  .example = "regroup logs train-4 -f --rank 0\nregroup logs last --generation 3 "
                             "--stderr --tail 20",
                  .positionals = {{"JOB", "an id, a unique prefix of one, or last"}}}) {
@@ -96,7 +100,7 @@ class Logs : public Command {
     AddParsed(line().app(), "--grep", "RE", "", "only lines that match, as for grep -E",
               [this](std::string_view text) { return pattern_.Compile(std::string(text)); });
     AddInt(line().app(), "--tail", filter_.tail, 0, 1'000'000'000,
-           "at most so many last lines of each rank");
+           "at most so many last lines of each rank, of its node's newest generation");
     AddSwitch(line().app(), "--raw", raw_, "lines as written: no time, no node, no separators");
     AddText(line().app(), "--log-dir", log_dir_,
             "where an ended run kept its output, if it was given --log-dir", "DIRECTORY");
@@ -161,6 +165,7 @@ class Logs : public Command {
 
   absl::Status AddEntry(LogEntry entry, LogMerge& merge, const Terminal& terminal) const {
     if (!pattern_.Matches(entry.text)) return absl::OkStatus();
+    if (pattern_.given()) entry.cut = false;  // What it goes on with may not match.
     merge.Add(std::move(entry));
     if (merge.held_bytes() < kMostHeldBytes) return absl::OkStatus();
     return terminal.Print(merge.Take(merge.Median()));

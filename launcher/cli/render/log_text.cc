@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "common/config/text.h"
 #include "common/report/format.h"
@@ -20,10 +21,44 @@ std::string CauseText(const EndReason& reason, const ReasonContext& context) {
   return Cat(cause->node, rank, " ", ExitText(cause->exit));
 }
 
+// The length of "ESC [ 0-9;: FINAL" at the front of `text`; 0: there is no such thing.
+std::size_t ControlAt(std::string_view text, char final) {
+  constexpr std::size_t kLongest = 64;
+  if (text.substr(0, 2) != "\x1b[") return 0;
+  const std::size_t end = text.find_first_not_of("0123456789;:", 2);
+  return end < std::min(text.size(), kLongest) && text[end] == final ? end + 1 : 0;
+}
+
+// What a terminal would show in the end: a carriage return begins the line anew.
+std::string_view LastState(std::string_view text) {
+  while (!text.empty() && text.back() == '\r') text.remove_suffix(1);
+  const std::size_t begin = text.rfind('\r');
+  return begin == std::string_view::npos ? text : text.substr(begin + 1);
+}
+
+std::string TerminalText(std::string_view text, bool color) {
+  std::string out;
+  bool coloured = false;
+  text = LastState(text);
+  while (!text.empty()) {
+    const std::size_t chooses_color = ControlAt(text, 'm');
+    if (const std::size_t size = chooses_color + ControlAt(text, 'K'); size > 0) {
+      if (color) out.append(text.substr(0, chooses_color));
+      coloured = coloured || (color && chooses_color > 0);
+      text.remove_prefix(size);  // Of a line that was erased the last state is shown in any case.
+      continue;
+    }
+    const std::size_t next = text.find('\x1b', 1);
+    out += EscapeControls(text.substr(0, next), /*keep_tab=*/true);
+    text.remove_prefix(std::min(next, text.size()));
+  }
+  return coloured ? Cat(out, "\x1b[0m") : out;
+}
+
 }  // namespace
 
 std::string RenderEntry(const LogEntry& entry, LogForm form, const TextStyle& style) {
-  if (form == LogForm::kRaw) return Cat(entry.text, "\n");
+  if (form == LogForm::kRaw) return entry.cut ? entry.text : Cat(entry.text, "\n");
   if (form == LogForm::kJson) {
     Json out = {{"schema", "regroup.log/1"}};
     if (entry.at != WallTime{}) out["at"] = Rfc3339(entry.at);
@@ -32,11 +67,14 @@ std::string RenderEntry(const LogEntry& entry, LogForm form, const TextStyle& st
     out["rank"] = entry.rank;
     out["stream"] = entry.is_stderr ? "stderr" : "stdout";
     out["text"] = entry.text;
-    return Dump(out);
+    if (entry.cut) out["cut"] = true;
+    // UTF-8 has controls that JSON does not escape.
+    return out.dump(-1, ' ', /*ensure_ascii=*/style.terminal, Json::error_handler_t::replace) +
+           "\n";
   }
   std::string at = entry.at == WallTime{} ? std::string(12, ' ') : ClockText(entry.at);
   std::string who = Cat(entry.node, ":", entry.rank);
-  std::string text = style.terminal ? EscapeControls(entry.text, /*keep_tab=*/true) : entry.text;
+  std::string text = style.terminal ? TerminalText(entry.text, style.color) : entry.text;
   Tone tone = entry.is_stderr ? Tone::kBad : Tone::kDim;
   return Cat(Painted(style, Tone::kDim, at), " ", Painted(style, tone, who), "  ", text, "\n");
 }

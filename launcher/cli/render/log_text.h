@@ -20,11 +20,15 @@ struct LogEntry {
   int rank = 0;
   bool is_stderr = false;
   std::string text;  // Any bytes, without the newline.
+  bool cut = false;  // Too long for one: the stream's next entry is its rest.
 };
 
 enum class LogForm { kText, kRaw, kJson };
 
-// "14:09:29.803 node0:0  step 8107 loss 2.414". Raw: the bytes as the worker wrote them.
+// "14:09:29.803 node0:0  step 8107 loss 2.414". Raw: the bytes as the worker wrote them. On a
+// terminal what the worker wrote can colour its line (SGR, where colour is wanted) and nothing
+// else: of a line that was rewritten with carriage returns (tqdm) the last state is shown, other
+// controls are escaped. Piped text has its bytes.
 std::string RenderEntry(const LogEntry& entry, LogForm form, const TextStyle& style);
 
 // Collects what arrives in any order; each stream's lines in their own order.

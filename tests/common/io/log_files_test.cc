@@ -138,6 +138,19 @@ TEST(LogFiles, LinesAreBounded) {
   EXPECT_FALSE(splitter.TakePartial());
 }
 
+TEST(LogFiles, WhatALineWasCutFromHasItsTime) {
+  LineSplitter splitter(4);
+  std::vector<LogLine> lines;
+  splitter.Add("abc", At(1), lines);
+  splitter.Add("def", At(2), lines);
+  splitter.Add("ghi\nnext\n", At(3), lines);
+  ASSERT_EQ(lines.size(), 4u);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(lines[i].at, At(1)) << i;
+  EXPECT_EQ(lines[2].text, "i");
+  EXPECT_TRUE(lines[2].complete);
+  EXPECT_EQ(lines[3].at, At(3));
+}
+
 TEST(LogFiles, PruneKeepsWhatItMust) {
   TempDirectory directory;
   const JobId job("train-1");

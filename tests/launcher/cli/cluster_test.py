@@ -2,6 +2,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 
 import regroup_e2e as e2e
@@ -177,6 +178,81 @@ class Reading(Cluster):
         open(go, "w", encoding="utf-8").close()
         self.assertEqual(reader.wait(), 0, reader)
         self.assertIn("second", reader.stdout)
+
+    def test_logs_of_bytes_that_are_no_text(self):
+        """Piped they are the worker's; a terminal is shown the last state of a bar, colours, and no other control."""
+        with open(self.fx.path("work", "bytes"), "wb") as f:
+            f.write(b" 10%|#\r100%|####\n" b"\x1b[31mred\x1b[0m\n" b"\x1b]0;title\x07\x1b[2J\x00\xff\n" +
+                    b"x" * 200_000 + b"\nno newline")
+        job = self.submit(f"cat {self.fx.path('work', 'bytes')}")
+        self.assertEqual(self.fx.run("wait", job).code, 0)
+        with open(self.fx.path("work", "bytes"), "rb") as f:
+            written = f.read()
+        raw = subprocess.run([e2e.binary("regroup"), "logs", job, "--raw"], env=self.fx.env, capture_output=True, timeout=30)
+        self.assertEqual(raw.stdout, written + b"\n")
+        rows = [json.loads(line) for line in self.fx.run("logs", job, "--json").stdout.splitlines()]
+        self.assertIn("\x1b[31mred\x1b[0m", [row.get("text") for row in rows])
+        terminal = self.fx.terminal(e2e.binary("regroup"), "logs", job, columns=200)
+        self.assertEqual(terminal.wait(20), 0, terminal)
+        shown = terminal.text
+        self.assertRegex(shown, r"  100%\|####\r?\n")
+        self.assertNotIn(" 10%|#", shown)
+        self.assertIn("\x1b[31mred\x1b[0m", shown)
+        self.assertIn(r"\x1b]0;title\x07\x1b[2J\x00\xff", shown)
+        for control in ("\x1b]", "\x1b[2J", "\x07", "\x00"):
+            self.assertNotIn(control, shown)
+        self.assertIn("  no newline", shown)
+
+    def test_logs_since_and_tail_over_generations(self):
+        job = self.submit('echo a$REGROUP_GENERATION-$RANK; echo b$REGROUP_GENERATION-$RANK; '
+                          'if [ $REGROUP_GENERATION = 1 ]; then sleep 3; exit 1; fi', "--ppn", "2")
+        self.assertEqual(self.fx.run("wait", job).code, 0)
+
+        def lines(*options):
+            return sorted(self.fx.run("logs", job, "--raw", *options).stdout.split())
+        self.assertEqual(lines("--tail", "1"), ["b2-0", "b2-1"])
+        self.assertEqual(lines("--tail", "1", "--generation", "1"), ["b1-0", "b1-1"])
+        self.assertEqual(lines("--since", "2s"), ["a2-0", "a2-1", "b2-0", "b2-1"])
+        self.assertEqual(len(lines("--since", "10m")), 8)
+        self.coordinator.send(signal.SIGTERM)  # From disk it is the same.
+        self.assertEqual(self.coordinator.wait(), 0)
+        self.assertEqual(lines("--tail", "1"), ["b2-0", "b2-1"])
+        self.assertEqual(len(lines("--since", "10m")), 8)
+        self.start_coordinator()
+        e2e.wait_for(lambda: "ready" in self.fx.run("nodes").stdout, 20, "the node again", self.fx.describe, every=0.1)
+
+    def test_logs_of_two_nodes_one_of_which_can_not_be_reached(self):
+        other = self.fx.service(e2e.binary("regroup"), "agent", "--coordinator", f"127.0.0.1:{self.port}", "--node-name", "node1",
+                                "--slots", "2")
+        e2e.wait_for(lambda: len(self.json("nodes")["nodes"]) == 2, 20, "two nodes", self.fx.describe, every=0.1)
+        go = self.fx.path("work", "go")
+        job = self.submit(f"echo first $RANK; echo last $RANK; until [ -e {go} ]; do sleep 0.05; done", "-N", "2")
+        e2e.wait_for(lambda: self.fx.run("logs", job, "--raw").stdout.count("last") == 2, 20, "output", self.fx.describe)
+        self.assertEqual(sorted(self.fx.run("logs", job, "--raw", "--tail", "1").stdout.splitlines()), ["last 0", "last 1"])
+        self.assertEqual(self.fx.run("logs", job, "--raw", "--node", "node1", "--grep", "^f").stdout, "first 1\n")
+        other.send(signal.SIGTERM)  # It detaches; its worker runs on.
+        other.wait()
+        logs = self.fx.run("logs", job, "--raw")
+        self.assertEqual(logs.code, 1, logs)
+        self.assertIn("first 0", logs.stdout)
+        self.assertRegex(logs.stderr, r"regroup: no logs from node1: \S+")
+        self.fx.service(e2e.binary("regroup"), "agent", "--coordinator", f"127.0.0.1:{self.port}", "--node-name", "node1",
+                        "--slots", "2")
+        open(go, "w", encoding="utf-8").close()
+        self.assertEqual(self.fx.run("wait", job).code, 0)
+
+    def test_follow_crosses_generations_and_ctrl_c_ends_it_with_0(self):
+        job = self.submit('echo in $REGROUP_GENERATION; [ $REGROUP_GENERATION = 2 ] || { sleep 0.5; exit 1; }; sleep 60')
+        reader = self.fx.regroup("logs", job, "-f")
+        reader.expect(r"-- generation 1 ended .* -- generation 2, world 1 --", 20, stream="stdout")
+        reader.expect("in 2", stream="stdout")
+        reader.send(signal.SIGINT)
+        self.assertEqual(reader.wait(), 0, reader)
+        text = reader.stdout
+        self.assertLess(text.index("in 1"), text.index("-- generation 1 ended"))
+        self.assertLess(text.index("-- generation 1 ended"), text.index("in 2"))
+        self.fx.run("cancel", job, "--now")
+        self.assertEqual(self.fx.run("wait", job).code, 143)
 
     def submit_file(self, text):
         path = self.fx.path("work", "job.yaml")

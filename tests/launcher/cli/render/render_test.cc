@@ -181,7 +181,7 @@ TEST(JsonDocuments, BytesThatAreNoTextDoNotBreakThem) {
 }
 
 LogEntry Entry(std::int64_t ms, const std::string& text, int rank = 0) {
-  return {At(ms), "node0", Generation(1), rank, false, text};
+  return {At(ms), "node0", Generation(1), rank, false, text, false};
 }
 
 TEST(LogText, TheScreenOfCliMd) {
@@ -223,6 +223,74 @@ TEST(LogText, RawIsTheBytesAndTerminalsAreSafe) {
   EXPECT_EQ(RenderEntry(entry, LogForm::kText, terminal),
             "14:09:30.000 node0:0  a\\x1b[2J\\x00b\\xff\n");
   EXPECT_EQ(Json::parse(RenderEntry(entry, LogForm::kJson, {}))["rank"], 0);
+}
+
+// What a worker writes may colour its own line on a terminal, and nothing else.
+TEST(LogText, OnATerminal) {
+  struct Row {
+    const char* name;
+    std::string text, colour, plain;
+  };
+  const Row rows[] = {
+      {"tqdm", " 10%|#  |\r 55%|## |\r100%|###|", "100%|###|", "100%|###|"},
+      {"tqdm, unfinished", " 10%|#  |\r 55%|## |\r", " 55%|## |", " 55%|## |"},
+      {"erased and written again", "10%\x1b[2K\r\x1b[K55%", "55%", "55%"},
+      {"lines of another system", "text\r", "text", "text"},
+      {"only returns", "\r\r", "", ""},
+      {"colour", "\x1b[1;31mred\x1b[0m \x1b[38:5:9mx", "\x1b[1;31mred\x1b[0m \x1b[38:5:9mx\x1b[0m",
+       "red x"},
+      {"clear and move", "a\x1b[2J\x1b[1;1Hb", "a\\x1b[2J\\x1b[1;1Hb", "a\\x1b[2J\\x1b[1;1Hb"},
+      {"title", "\x1b]0;t\x07", "\\x1b]0;t\\x07", "\\x1b]0;t\\x07"},
+      {"a colour with something else in it", "\x1b[31\x1b[2Jm", "\\x1b[31\\x1b[2Jm",
+       "\\x1b[31\\x1b[2Jm"},
+      {"never ended", "\x1b[31", "\\x1b[31", "\\x1b[31"},
+      {"private modes", "\x1b[?1049h\x1b[>4;2m", "\\x1b[?1049h\\x1b[>4;2m",
+       "\\x1b[?1049h\\x1b[>4;2m"},
+      {"too long for a colour", "\x1b[" + std::string(100, '1') + "m",
+       "\\x1b[" + std::string(100, '1') + "m", "\\x1b[" + std::string(100, '1') + "m"},
+      {"C1, NUL, DEL, tab",
+       std::string("\xc2\x9b"
+                   "2J\0\x7f\t.",
+                   8),
+       "\\xc2\\x9b"
+       "2J\\x00\\x7f\t.",
+       "\\xc2\\x9b"
+       "2J\\x00\\x7f\t."},
+      {"half a character", "gr\xc3", "gr\\xc3", "gr\\xc3"},
+      {"a whole one", "grün", "grün", "grün"}};
+  TextStyle plain, colour;
+  plain.terminal = colour.terminal = colour.color = true;
+  for (const Row& row : rows) {
+    const std::string shown = RenderEntry(Entry(0, row.text), LogForm::kText, colour);
+    EXPECT_EQ(shown.substr(shown.find("node0:0") + 13), row.colour + "\n") << row.name;
+    EXPECT_EQ(RenderEntry(Entry(0, row.text), LogForm::kText, plain),
+              "14:09:30.000 node0:0  " + row.plain + "\n")
+        << row.name;
+    EXPECT_EQ(RenderEntry(Entry(0, row.text), LogForm::kText, {}),
+              "14:09:30.000 node0:0  " + row.text + "\n")
+        << row.name;
+    EXPECT_EQ(RenderEntry(Entry(0, row.text), LogForm::kRaw, colour), row.text + "\n") << row.name;
+    const std::string json = RenderEntry(Entry(0, row.text), LogForm::kJson, colour);
+    EXPECT_TRUE(std::all_of(json.begin(), json.end() - 1, [](char c) {
+      return c >= ' ' && c < 127;
+    })) << json;
+    EXPECT_TRUE(Json::accept(json)) << json;
+  }
+}
+
+TEST(LogText, ALongLineIsWholeWhenRaw) {
+  LogEntry first = Entry(0, "abc"), rest = Entry(0, "def");
+  first.cut = true;
+  LogMerge raw(Train(), LogForm::kRaw, {}), text(Train(), LogForm::kText, {});
+  for (LogMerge* merge : {&raw, &text}) {
+    merge->Add(Entry(1, "later", 1));
+    merge->Add(first);
+    merge->Add(rest);
+  }
+  EXPECT_EQ(raw.Take(std::nullopt), "abcdef\nlater\n");
+  EXPECT_EQ(text.Take(std::nullopt),
+            "14:09:30.000 node0:0  abc\n14:09:30.000 node0:0  def\n14:09:30.001 node0:1  later\n");
+  EXPECT_EQ(Json::parse(RenderEntry(first, LogForm::kJson, {}))["cut"], true);
 }
 
 TEST(TableTest, NarrowTerminalsCutTheLastColumnFirst) {
