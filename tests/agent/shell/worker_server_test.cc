@@ -73,7 +73,7 @@ TEST_F(WorkerServerTest, HelloThenProgressAndCommit) {
   Say(worker, kHello);
   EXPECT_NE(ReadLine(worker).find("welcome"), std::string::npos);
   Say(worker,
-      R"({"progress": {"step": "12", "samples": 48, "loss": 2.5, "initS": 0.25}})"
+      R"({"progress": {"step": "12", "samples": 48, "tokens": "49152", "loss": 2.5, "initS": 0.25}})"
       "\n"
       R"({"commit": {"attempt": 2, "step": 12, "manifestHash": "ab", "path": "/ckpt", "forNotice": true}})"
       "\n");
@@ -84,6 +84,8 @@ TEST_F(WorkerServerTest, HelloThenProgressAndCommit) {
   EXPECT_TRUE(std::get<WorkerHello>(Said(0).what).takes_notice);
   const auto& progress = std::get<WorkerProgress>(Said(1).what);
   EXPECT_EQ(progress.step, 12);
+  EXPECT_EQ(progress.samples, 48);
+  EXPECT_EQ(progress.tokens, 49152);
   EXPECT_EQ(progress.rank, 3);
   EXPECT_EQ(progress.loss, 2.5);
   EXPECT_EQ(progress.init, Duration(250ms));

@@ -24,6 +24,7 @@ TEST_F(ControlClientTest, SaysHelloThenReportsTheNewest) {
   WorkerReport report;
   report.step = 7;
   report.samples = 56;
+  report.tokens = 57344;
   report.loss = 2.5;
   report.restored_step = 0;
   client->Report(report);
@@ -35,6 +36,7 @@ TEST_F(ControlClientTest, SaysHelloThenReportsTheNewest) {
   EXPECT_EQ(said[0].line.hello().local_rank(), 1);
   EXPECT_TRUE(said[0].line.hello().takes_notice());
   EXPECT_EQ(said[1].line.progress().loss(), 2.5);
+  EXPECT_EQ(said[1].line.progress().tokens(), 57344);
   EXPECT_TRUE(said[1].line.progress().has_restored_step());
   EXPECT_FALSE(said[1].line.progress().has_first_step_s());
 }
