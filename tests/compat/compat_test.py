@@ -25,13 +25,24 @@ from jobs import Job, with_children  # noqa: E402
 PAUSE_S, DISTURBED_STEPS, CALM_STEPS = 0.05, 40, 5  # A disturbance has two seconds to come.
 
 
+def has_ipv6():
+    try:
+        return bool(e2e.free_port("::1"))
+    except OSError:
+        return False
+
+
 class Matrix(e2e.TestCase):
     def one(self, cell):
         kind, _ = matrix.DISTURBANCES[cell.disturbance]
         arguments = ["--steps", CALM_STEPS] if kind == "calm" else ["--steps", DISTURBED_STEPS, "--pause", PAUSE_S]
         host = "::1" if cell.disturbance == "ipv6" else "127.0.0.1"
+        if host == "::1" and not has_ipv6():
+            self.skipTest("this machine has no IPv6")
         jobs = [Job(self.fx, cell.script, cell.launch, arguments, host, number)
                 for number in range(2 if cell.disturbance == "two" else 1)]
+        if cell.launch == "elastic":
+            jobs[-1].port = jobs[0].port  # One endpoint serves them all, by their ids.
         nodes = 1 if cell.disturbance == "added" else jobs[0].launch.nodes
         for job in jobs:
             for node in range(nodes):
