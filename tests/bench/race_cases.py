@@ -205,17 +205,18 @@ def up(race, launcher, disturbance, pair):
     for _ in range(TRIES):
         world = race.world(launcher, disturbance.nodes, nnodes=nnodes, store=disturbance.store, extra=disturbance.extra,
                            hosts=pair.hosts if pair else None)
-        if started(world, disturbance.nodes, rw.BOUND / 2):
+        # Of 1:2 the first alone would be a world already; which host has the endpoint is known there.
+        if started(world, disturbance.nodes, rw.BOUND / 2, host_first=not pair):
             break
         for i in world.launchers:
             world.strike(i, signal.SIGKILL)
     return world
 
 
-def started(world, nodes, bound):
+def started(world, nodes, bound, host_first=True):
     """Launches it; False when not all ranks run in time."""
     try:
-        world.launch(host_first=True)
+        world.launch(host_first)
     except RuntimeError as reason:
         rw.say(str(reason))
         return False
