@@ -642,7 +642,7 @@ class Garbage(BadInput):
                     rss = re.search(r"VmRSS:\s+(\d+)", f.read())
             except OSError:  # A child of a worker, gone by now.
                 continue
-            if rss and "regroup" in info.argv[0]:
+            if rss and info.argv and "regroup" in info.argv[0]:
                 found[info.pid] = int(rss.group(1)) << 10
         return found
 

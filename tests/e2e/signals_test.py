@@ -157,13 +157,13 @@ class Running(Phase):
         """`--signal=USR1@60`: nothing ends, workers hear it, and the job goes on to its own end."""
         run = self.launch("a", WORKER)
         run.expect("working", stream="stdout")
-        before = {info.pid for info in self.fx.processes() if info.argv[0] != "sleep"}
+        before = {info.pid for info in self.fx.processes("regroup")}
         for number in PASSED_ON:
             # `sleep` between two looks has no handler of its own, and ends: the shell goes on.
             self.everything_gets(number, run)
             e2e.wait_for(lambda number=number: name_of(number)[3:].lower() in self.lines("a"), 5, name_of(number), run)
         time.sleep(0.2)
-        self.assertEqual({info.pid for info in self.fx.processes() if info.argv[0] != "sleep"}, before)
+        self.assertEqual({info.pid for info in self.fx.processes("regroup")}, before)
         self.finish("a")
         self.assertEqual(run.wait(10), 0, run)
         self.assertEqual(self.lines("a").count("start"), 1)
