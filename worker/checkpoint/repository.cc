@@ -297,6 +297,29 @@ void Repository::Unstage(const StagedCommit& staged) const {
   (void)unlink(staged.temporary.c_str());
 }
 
+absl::Status Repository::PublishStaged(const std::string& job, std::int64_t step) const {
+  if (!absl::IsNotFound(ReadRecord(step).status())) return absl::OkStatus();
+  const std::string commits = absl::StrCat(path_, "/commits");
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDirectory(commits));
+  std::optional<StagedCommit> newest;
+  for (const std::string& name : names) {
+    if (!absl::StartsWith(name, absl::StrCat(kTemporaryPrefix, step, "-"))) continue;
+    StagedCommit staged;
+    staged.temporary = absl::StrCat(commits, "/", name);
+    absl::StatusOr<std::string> record = io::ReadFile(staged.temporary, kMaxRecordBytes);
+    if (!record.ok()) continue;
+    absl::StatusOr<Manifest> manifest = ParseManifest(*record);
+    if (!manifest.ok() || manifest->step != step || manifest->job != job) continue;
+    staged.record = *std::move(record);
+    staged.manifest = *std::move(manifest);
+    if (newest && newest->manifest.generation > staged.manifest.generation) continue;
+    if (Verify(staged.manifest).ok()) newest = std::move(staged);
+  }
+  if (!newest)
+    return absl::NotFoundError(absl::StrCat("nothing usable of step ", step, " is staged"));
+  return Publish(*newest);
+}
+
 absl::Status Repository::Delete(std::int64_t step) const {
   const absl::StatusOr<Manifest> manifest = ReadManifest(step);
   const std::string tombstone = absl::StrCat(path_, "/commits/", kDeletedPrefix, kStepPrefix, step);

@@ -64,6 +64,11 @@ class Repository {
   // In any case the staged name is gone.
   absl::Status Publish(const StagedCommit& staged) const;
   void Unstage(const StagedCommit& staged) const;
+  // Publishes what an earlier process of `job` staged for `step` and did not come to publish,
+  // though the coordinator has accepted it; of several, the newest generation's that verifies. OK
+  // if that step has a record already. Not found: nothing usable is staged. For rank 0, before
+  // Sweep.
+  absl::Status PublishStaged(const std::string& job, std::int64_t step) const;
 
   // Deletes a checkpoint: its record first, then its files.
   absl::Status Delete(std::int64_t step) const;

@@ -159,10 +159,19 @@ bool Saver::Exists(const Request& request) const {
   return committed->generation == options_.generation && committed->attempt == request.attempt;
 }
 
+void Saver::VoidUnanswered() {
+  if (!unanswered_) return;
+  repository_.Unstage(unanswered_->staged);
+  void_.push_back({unanswered_->step, unanswered_->attempt});
+  unanswered_.reset();
+}
+
 absl::Status Saver::Tidy(const Request& request, bool committed) {
+  const bool open = unanswered_ && unanswered_->attempt == request.attempt;
   // A record that could be linked but not made durable is there, and so are its files.
-  if (!committed && !Exists(request)) void_.push_back({request.step, request.attempt});
-  if (void_.size() > kVoidAttempts) void_.pop_front();
+  if (!committed && !open && !Exists(request)) void_.push_back({request.step, request.attempt});
+  if (committed) VoidUnanswered();
+  while (void_.size() > kVoidAttempts) void_.pop_front();
   absl::Status result = committed ? retention_.Apply() : absl::OkStatus();
   for (const auto& [step, attempt] : void_)
     result.Update(repository_.RemoveAttempt(step, options_.generation, attempt));
@@ -248,8 +257,13 @@ absl::Status Saver::Publish(const Request& request, FileInfo file) {
     const auto late = steady_clock::now() + options_.patience;
     const absl::Status answer = gate_->Ask(
         question, [&] { return GivenUp(request.attempt) || steady_clock::now() > late; });
-    if (!answer.ok()) {
+    if (absl::IsFailedPrecondition(answer)) {
       repository_.Unstage(staged);
+      return answer;
+    }
+    if (!answer.ok()) {
+      VoidUnanswered();
+      unanswered_ = Unanswered{request.step, request.attempt, staged};
       return answer;
     }
   }

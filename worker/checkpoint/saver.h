@@ -33,8 +33,8 @@ struct CommitQuestion {
 class CommitGate {
  public:
   virtual ~CommitGate() = default;
-  // OK: go on. Failed precondition: refused, with the reason. Any thread; returns soon after
-  // `cancelled` turns true.
+  // OK: go on. Failed precondition: refused, with the reason. Anything else: not known. Any thread;
+  // returns soon after `cancelled` turns true.
   virtual absl::Status Ask(const CommitQuestion& question,
                            const std::function<bool()>& cancelled) = 0;
 };
@@ -105,6 +105,7 @@ class Saver {
   SaveOutcome Carry(const Request& request);
   absl::Status WriteAndReport(const Request& request, FileInfo& file);
   absl::Status Publish(const Request& request, FileInfo file);
+  void VoidUnanswered();
   absl::Status Tidy(const Request& request, bool committed);
   bool Exists(const Request& request) const;
   absl::StatusOr<FileInfo> AwaitReport(const Request& request, int rank,
@@ -118,6 +119,14 @@ class Saver {
   Retention retention_;  // Of the thread, as is the next.
   // Void attempts, newest last, to which a slower rank may still add its file.
   std::deque<std::pair<std::int64_t, std::uint64_t>> void_;  // (step, attempt)
+  // The newest that was asked for and neither accepted nor refused. It may have been accepted: then
+  // the next generation publishes it (Repository::PublishStaged).
+  struct Unanswered {
+    std::int64_t step = 0;
+    std::uint64_t attempt = 0;
+    Repository::StagedCommit staged;
+  };
+  std::optional<Unanswered> unanswered_;
   std::uint64_t next_attempt_;
 
   mutable std::mutex mutex_;

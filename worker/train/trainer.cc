@@ -248,6 +248,12 @@ absl::Status Trainer::Restore() {
   const auto begin = steady_clock::now();
   std::optional<Manifest> manifest;
   if (repository_ && environment_.mutation != Mutation::kResumeFromZero) {
+    if (first() && environment_.resume_step > 0) {
+      // Accepted, but who asked has died before it was published.
+      const absl::Status published =
+          repository_->PublishStaged(environment_.job, environment_.resume_step);
+      if (!published.ok() && !absl::IsNotFound(published)) Warn(std::string(published.message()));
+    }
     absl::StatusOr<Restored> restored = RestoreNewest(*ranks_, *repository_, tensors_);
     // Whatever the code: ranks that failed each other say nothing about the checkpoints.
     if (const absl::Status group = ranks_->Health(); !restored.ok() && !group.ok())
