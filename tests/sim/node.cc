@@ -261,6 +261,13 @@ void Node::ExitRank(const JobId& job, int local_rank, int code) {
   Settle(*group);
 }
 
+void Node::EndRankByNotice(const JobId& job, int local_rank) {
+  Group* group = const_cast<Group*>(Live(job));
+  if (group == nullptr || !group->ranks.at(local_rank).alive) return;
+  EndRank(*group, group->ranks[local_rank], ExitKind::kSignaled, SIGTERM, /*after_stop=*/true);
+  Settle(*group);
+}
+
 void Node::TellWords(const JobId& job, Generation generation, int local_rank, std::string words,
                      ErrorEvidence evidence) {
   Group* group = Find(job, generation);

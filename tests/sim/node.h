@@ -99,6 +99,7 @@ class Node {
   void SetSilent(bool silent);  // Packets are held back both ways.
   void ResetSession();
   void ExitRank(const JobId& job, int local_rank, int code);
+  void EndRankByNotice(const JobId& job, int local_rank);  // It speaks not, so it had SIGTERM.
   void SignalRank(const JobId& job, int local_rank, int signal);
   // What an ended rank left behind has been read.
   void TellWords(const JobId& job, Generation generation, int local_rank, std::string words,

@@ -24,7 +24,13 @@ std::uint64_t SeedOf(const JobId& job, Generation generation) {
 
 // REQUIRES: the generation ends, or is over.
 EndReason ReasonOf(const GenerationSoft& soft) {
-  return soft.cause ? soft.cause->reason : *soft.fallback;
+  if (!soft.cause) return *soft.fallback;
+  // It lost a peer, and that peer had been told to go: not all ranks hear of a notice in one step.
+  const auto* failed = std::get_if<WorkerFailed>(&soft.cause->reason);
+  if (failed && failed->cause.exit.evidence == ErrorEvidence::kCommunicator &&
+      !soft.ended_by_notice.empty())
+    return Preempted{soft.ended_by_notice, false};
+  return soft.cause->reason;
 }
 
 struct MarkSaved {

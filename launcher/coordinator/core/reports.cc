@@ -192,6 +192,7 @@ void Engine::FoldExits(Job& job, GenerationSoft& soft, Generation generation, No
   const int group_rank = soft.members.at(node.row.node);
   for (const RankExit& exit : report.exits) {
     if (exit.local_rank < 0 || exit.local_rank >= row.members[group_rank].workers) continue;
+    if (exit.after_stop && node.leaving) soft.ended_by_notice = node.row.name;
     if (!IsFailure(exit)) continue;
     // One that was left out of the consequences may turn out to be the cause.
     if (!soft.seen_exits.emplace(node.row.node, exit.local_rank).second &&

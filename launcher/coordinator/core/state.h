@@ -113,6 +113,7 @@ struct GenerationSoft {
   std::map<NodeId, Instant> lost;  // Members that were lost while it ran, and when.
   std::set<NodeId> blinked;        // Members that came back without their group.
   std::set<NodeId> leaving;        // Members that were told to go.
+  std::string ended_by_notice;     // One that leaves, of which a rank has ended as it was told.
   std::set<NodeId> told_leaving;   // Members whose notice the job has heard of.
 
   // Progress, as told by its ranks.

@@ -163,7 +163,34 @@ TEST_F(Jobs, words_told_later_choose_the_root_cause) {
   EXPECT_EQ(others[0].exit.error, "Connection closed by peer");
 }
 
-// The same where so many ranks failed because of it that it was not even remembered.
+// A notice reaches a rank that does not speak yet as SIGTERM, and then its peers lose it.
+TEST_F(Jobs, who_loses_a_peer_to_a_notice_has_not_failed) {
+  Start();
+  sim::NodeOptions three;  // The third rank keeps the verdict open until the words are read.
+  three.slots = 3;
+  sim::Behaviour saves;
+  saves.speaks = true;
+  saves.save = 10s;
+  saves.die = 300ms;
+  world().Add("a", three, saves);
+  JobSpec spec = SpecOf("job", 1, 1);
+  spec.workers_per_node = 3;
+  spec.max_restarts = 0;
+  const JobId job = Running(spec);
+  world().node("a").Notice(30s);
+  world().RunFor(20ms);
+  world().node("a").EndRankByNotice(job, 0);
+  world().node("a").ExitRank(job, 1, 1);
+  world().RunFor(20ms);
+  world().node("a").TellWords(job, Generation(1), 1, "Connection closed by peer",
+                              ErrorEvidence::kCommunicator);
+  world().RunFor(1s);
+  EXPECT_TRUE(EndedBy<Preempted>(GenerationOf(job, 1)));
+  EXPECT_NE(world().StateOf(job), "failed");
+  EXPECT_EQ(world().View(job).restarts_charged, 0);
+}
+
+// The root cause where so many ranks failed because of it that it was not even remembered.
 TEST_F(Jobs, the_root_cause_is_found_among_many_failures) {
   Start();
   constexpr int kWorkers = 24;
