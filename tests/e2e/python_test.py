@@ -132,6 +132,7 @@ class Together(Python):
                                  "two ranks", self.fx.describe)
         self.assertEqual({line[4] for line in survivors}, {notices[0][4]}, "they go on from what was saved")
         self.assertEqual(self.job()["restarts"], 0)
+        self.await_step(int(notices[0][4]) + 3)  # A rank that has not asked yet gets SIGTERM, and its peer an error.
         nodes[0].send(signal.SIGTERM)
         self.assertEqual(nodes[0].wait(20), 143, nodes[0])
 
