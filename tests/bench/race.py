@@ -67,7 +67,7 @@ def main():
         failed = True
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        rw.kill_everything()
+        cl.kill_descendants()
     print(race_table.render(cases, results))
     missed = race_table.missed(cases, results)
     if missed:

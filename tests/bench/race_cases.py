@@ -108,7 +108,7 @@ def starts(bench, launcher, nodes, rounds, kills, elastic=False):
                 recovered.append(max(s for *_, s in ranks.values()) - died if ranks else rw.NEVER)
                 if not ranks:
                     break
-            rw.kill_everything()
+            rw.cl.kill_descendants()
             cpu.append(rw.cpu_seconds_of_children() - before)
     how = f"--nnodes {nnodes}{settings(launcher) if nodes > 1 else ''}, one launcher a node, all on one host"
     bench.add(start, launcher, started, f"exec of the first launcher to the last worker's first instruction, {how}")
@@ -333,7 +333,7 @@ def measure(bin_dir, cases, results, fast):
             part()
         except (RuntimeError, OSError) as reason:  # A part that breaks must not hide the others.
             rw.say(f"{title}: {type(reason).__name__}: {reason}")
-            rw.kill_everything()
+            rw.cl.kill_descendants()
             broken = True
         if (took := time.monotonic() - begun) > 0.5:
             rw.say(f"{title}: {took:.0f} s")

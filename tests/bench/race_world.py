@@ -81,22 +81,10 @@ class Race:
         deadline = time.monotonic() + 3
         while time.monotonic() < deadline and any(p.poll() is None for p in ours):
             time.sleep(0.01)
-        kill_everything()
+        cl.kill_descendants()
         for world in self.worlds:
             cl.remove_run_directories(world.folder)
             shutil.rmtree(world.folder, ignore_errors=True)
-
-
-def kill_everything():
-    """SIGKILLs and reaps every descendant. We are a subreaper: orphans are ours."""
-    for _ in range(500):
-        left = cl.descendants(os.getpid())
-        if not left:
-            break
-        for pid in left:
-            cl.kill(pid)
-        cl.reap()
-        time.sleep(0.01)
 
 
 class World:

@@ -124,14 +124,7 @@ class World:
         deadline = time.monotonic() + 3
         while time.monotonic() < deadline and any(p.poll() is None for p in self.launchers):
             time.sleep(0.01)
-        for _ in range(300):
-            left = cl.descendants(os.getpid())
-            if not left:
-                break
-            for pid in left:
-                cl.kill(pid)
-            cl.reap()
-            time.sleep(0.01)
+        cl.kill_descendants()
         cl.remove_run_directories(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -61,6 +61,18 @@ def kill(pid, number=signal.SIGKILL):
         return None
 
 
+def kill_descendants():
+    """SIGKILLs and reaps everything that we started, directly or not. We are a subreaper: orphans are ours."""
+    for _ in range(500):
+        left = descendants(os.getpid())
+        if not left:
+            break
+        for pid in left:
+            kill(pid)
+        reap()
+        time.sleep(0.01)
+
+
 def descendants(pid):
     found = []
     for child in children_of(pid):
@@ -156,14 +168,6 @@ class Cluster:
         return agent, shims, workers
 
     def close(self):
-        """Kills what is left, and removes what the killed could not. We are a subreaper, so every process of the demo is
-        a descendant of ours."""
-        for _ in range(200):
-            left = descendants(os.getpid())
-            if not left:
-                break
-            for pid in left:
-                kill(pid)
-            reap()
-            time.sleep(0.01)
+        """Kills what is left, and removes what the killed could not."""
+        kill_descendants()
         remove_run_directories(self.folder)

@@ -87,6 +87,17 @@ class Life {
     if (host_store) host_->Carry(SpawnStore{Key()});
     ASSERT_NE(WaitFor<ShimReady>(), nullptr);
   }
+  io::ProcessStat FirstRank() const {
+    const auto pid = static_cast<pid_t>(Find<RanksStarted>()->starts.at(0).pid);
+    return io::ReadProcessStat(pid).value();
+  }
+  // Its shim is about to be gone.
+  void ExpectKilled(const io::ProcessStat& rank) {
+    ASSERT_NE(WaitFor<ShimGone>(), nullptr);
+    host_->Carry(KillGroup{Key()});
+    ASSERT_NE(WaitFor<GroupEmpty>(), nullptr);
+    EXPECT_FALSE(io::IsAlive(rank.pid, rank.start_ticks));
+  }
   void StartGroup(int workers) {
     regroup::Run run;
     run.generation = Generation(1);
@@ -197,15 +208,10 @@ TEST(GroupHost, AShimThatDoesNotAnswerIsKilledWithItsRanks) {
   Life life(scratch, "exec sleep 60");
   life.PrepareGroup(1);
   life.StartGroup(1);
-  const auto pid = static_cast<pid_t>(life.Find<RanksStarted>()->starts.at(0).pid);
-  const auto stat = io::ReadProcessStat(pid);
-  ASSERT_TRUE(stat);
-  ASSERT_EQ(::kill(stat->parent, SIGSTOP), 0);
+  const io::ProcessStat rank = life.FirstRank();
+  ASSERT_EQ(::kill(rank.parent, SIGSTOP), 0);
   life.host().Carry(KillShim{Key()});
-  ASSERT_NE(life.WaitFor<ShimGone>(), nullptr);
-  life.host().Carry(KillGroup{Key()});
-  ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
-  EXPECT_FALSE(io::IsAlive(pid, stat->start_ticks));
+  life.ExpectKilled(rank);
   life.host().Carry(RemoveRunDirectory{Key()});
 }
 
@@ -214,14 +220,9 @@ TEST(GroupHost, ADeadShimIsSeenAndItsRanksAreKilled) {
   Life life(scratch, "setsid sleep 60 & exec sleep 60");
   life.PrepareGroup(1);
   life.StartGroup(1);
-  const auto pid = static_cast<pid_t>(life.Find<RanksStarted>()->starts.at(0).pid);
-  const auto stat = io::ReadProcessStat(pid);
-  ASSERT_TRUE(stat);
-  ASSERT_EQ(::kill(stat->parent, SIGKILL), 0);
-  ASSERT_NE(life.WaitFor<ShimGone>(), nullptr);
-  life.host().Carry(KillGroup{Key()});
-  ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
-  EXPECT_FALSE(io::IsAlive(pid, stat->start_ticks));
+  const io::ProcessStat rank = life.FirstRank();
+  ASSERT_EQ(::kill(rank.parent, SIGKILL), 0);
+  life.ExpectKilled(rank);
   Life next(scratch, "");
   const std::vector<RunRecord> records = next.Scan();
   ASSERT_EQ(records.size(), 1u);
