@@ -157,6 +157,10 @@ void Agent::WatchSignals() {
     if (!IgnoredFromBirth(signal)) signals_.add(signal);
   }
   WaitForSignal();
+  sigset_t held;  // By the launch command, until now.
+  ::sigemptyset(&held);
+  for (int signal : {SIGUSR1, SIGUSR2}) ::sigaddset(&held, signal);
+  ::pthread_sigmask(SIG_UNBLOCK, &held, nullptr);
 }
 
 void Agent::WaitForSignal() {

@@ -2,8 +2,8 @@
 
 It is what people bring, and a little that a test needs: it appends one line per data epoch to
 LOG_DIR/<earlier starts>.<rank>.<pid>.log, so that a test can follow which process trained which epoch from which state,
-and rank 0 saves after every epoch by write and rename. How often the job was started before is for the name of that log
-only (the restart count does not rise when a node is lost).
+and rank 0 saves after every epoch by write and rename; at its end each rank logs its parameters. How often the job was
+started before is for the name of that log only (the restart count does not rise when a node is lost).
 """
 import argparse
 import os
@@ -87,6 +87,7 @@ def main():
             time.sleep(args.step_seconds)
             os.replace(temporary, args.checkpoint)
         dist.barrier()
+    print("parameters", *(x for p in model.parameters() for x in p.flatten().tolist()), file=log)
     print(f"done rank={rank}", file=log)
     dist.destroy_process_group()
 

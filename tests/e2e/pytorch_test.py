@@ -34,6 +34,12 @@ def epochs_of(logs, restarts):
     return [int(e) for count, _, _, text in logs if count == restarts for e in re.findall(r"^epoch=(\d+)", text, re.M)]
 
 
+def parameters(logs):
+    """What rank 0 of the last start ended with."""
+    text = [text for _, rank, _, text in logs if rank == 0][-1]
+    return [float(x) for x in re.search(r"^parameters (.*)", text, re.M).group(1).split()]
+
+
 class Training(e2e.TestCase):
     _undisturbed = None
 
@@ -49,12 +55,6 @@ class Training(e2e.TestCase):
     def let_end(self):
         open(self.logs + ".go", "w").close()
 
-    def parameters(self, path):
-        code = ("import sys, torch; m = torch.load(sys.argv[1])['model']; "
-                "print(' '.join(repr(x) for k in sorted(m) for x in m[k].flatten().tolist()))")
-        done = subprocess.run([self.python, "-c", code, path], capture_output=True, text=True, check=True)
-        return [float(x) for x in done.stdout.split()]
-
     def undisturbed(self):
         """Parameters that the same script reaches without Regroup, as one process: for all tests the same, so once."""
         if Training._undisturbed is None:
@@ -64,12 +64,11 @@ class Training(e2e.TestCase):
     def _train_undisturbed(self):
         folder = self.fx.path("work", "plain")
         os.mkdir(folder)
-        path = os.path.join(folder, "model.pt")
         environment = dict(self.fx.env, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", GROUP_RANK="0", MASTER_ADDR="127.0.0.1",
                            MASTER_PORT=str(e2e.free_port()))
-        subprocess.run([self.python, SCRIPT, "--epochs", str(EPOCHS), "--checkpoint", path, "--log-dir", folder,
-                        "--step-seconds", "0"], env=environment, check=True, timeout=120)
-        return self.parameters(path)
+        subprocess.run([self.python, SCRIPT, "--epochs", str(EPOCHS), "--checkpoint", os.path.join(folder, "model.pt"),
+                        "--log-dir", folder, "--step-seconds", "0"], env=environment, check=True, timeout=120)
+        return parameters(worker_logs(folder))
 
     def workers(self, above=-1):
         """Workers' pids of the newest start above `above`, once all that have started logged it."""
@@ -110,7 +109,7 @@ class Training(e2e.TestCase):
             self.assertIn("start old=[]", text, f"rank {rank} (pid {pid}) of restart {count} met processes of the one before")
         size = 2 if lost_node else 4
         self.assertEqual([rank for count, rank, _, text in logs if count == last and "done" in text], list(range(size)))
-        for mine, wanted in zip(self.parameters(self.checkpoint), self.undisturbed()):
+        for mine, wanted in zip(parameters(logs), self.undisturbed(), strict=True):
             self.assertAlmostEqual(mine, wanted, delta=1e-3)
 
 

@@ -6,6 +6,7 @@ The fixture itself fails a test that leaves a process, a socket or a file.
 import os
 import shutil
 import signal
+import sys
 import time
 
 import regroup_e2e as e2e
@@ -89,22 +90,42 @@ class Waiting(Phase):
         self.assertFalse([key for key in self.runs if self.lines(key)], "a worker was started while a node was missing")
 
 
-class Preparing(Phase):
-    """The group is asked for and not there yet: its shim takes a second to begin."""
-
-    def slow_programs(self):
-        """Copies of the programs whose shim begins late; the path of `regroup` among them."""
+class Late(Phase):
+    def programs(self, late):
+        """Copies of the programs, of which `late` takes a second to begin; the path of `regroup` among them."""
         folder = self.fx.path("bin")
         os.mkdir(folder)
-        for name in ("regroup", "regroup-agent"):
+        for name in {"regroup", "regroup-agent", "regroup-shim"} - {late}:
             shutil.copy(e2e.binary(name), folder)
-        with open(os.path.join(folder, "regroup-shim"), "w", encoding="ascii") as f:
-            f.write(f'#!/bin/sh\n/bin/sleep 1\nexec {e2e.binary("regroup-shim")} "$@"\n')
-        os.chmod(os.path.join(folder, "regroup-shim"), 0o755)
+        with open(os.path.join(folder, late), "w", encoding="ascii") as f:
+            # Not by a shell: some clear the signal mask that they inherit.
+            f.write(f"#!{sys.executable}\nimport os, sys, time\ntime.sleep(1)\n"
+                    "os.execv(sys.argv[0] + '.late', sys.argv)\n")
+        os.chmod(f.name, 0o755)
+        shutil.copy(e2e.binary(late), f.name + ".late")
         return os.path.join(folder, "regroup")
 
+
+class Beginning(Late):
+    """The launch command has begun, and the agent that it becomes has not."""
+
+    def test_forwarded_signals_wait(self):
+        program = self.programs("regroup-agent")
+        for number in PASSED_ON:
+            self.launch(number, WORKER, program=program)
+        e2e.wait_for(lambda: len(self.fx.processes("regroup-agent")) == len(self.runs), 10, "every agent", self.fx.describe)
+        self.send_all()
+        for number, run in self.runs.items():
+            run.expect("working", stream="stdout")
+            self.finish(number)
+            self.assertEqual(run.wait(10), 0, run)
+
+
+class Preparing(Late):
+    """The group is asked for and not there yet: its shim takes a second to begin."""
+
     def test_signals(self):
-        program = self.slow_programs()
+        program = self.programs("regroup-shim")
         for number in (*ENDS, signal.SIGUSR1, signal.SIGKILL):
             self.launch(number, WORKER, "--grace", "2s", program=program)
         e2e.wait_for(lambda: len(self.fx.processes("regroup-shim", "--group")) >= len(self.runs), 10, "every shim", self.fx.describe)

@@ -1,5 +1,7 @@
 #include "launcher/cli/commands/launch.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,6 +29,15 @@ absl::Status Misuse(std::string_view what, std::string_view because, std::string
 
 void Append(Words& words, const Words& more) {
   words.insert(words.end(), more.begin(), more.end());
+}
+
+// A batch system may send these as soon as the job has begun: they wait until the agent that this
+// process becomes can pass them on.
+void HoldForwardedSignals() {
+  sigset_t held;
+  ::sigemptyset(&held);
+  for (int signal : {SIGUSR1, SIGUSR2}) ::sigaddset(&held, signal);
+  ::pthread_sigmask(SIG_BLOCK, &held, nullptr);
 }
 
 // Flags in force: as typed, and those that the environment gave.
@@ -131,6 +142,7 @@ LaunchCommand::LaunchCommand(Manner manner, CommandDescription description)
 }
 
 absl::StatusOr<int> LaunchCommand::Run(const ParsedLine& words, const Terminal& terminal) {
+  HoldForwardedSignals();
   if (!flags_.torch.print_completion.empty()) {
     RETURN_IF_ERROR(
         terminal.Print(TorchrunCompletion(flags_.torch.print_completion, line().Describe())));

@@ -14,6 +14,7 @@
 #include "common/config/job_limits.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
+#include "launcher/cli/commands/python_source.h"
 
 namespace regroup::cli {
 namespace {
@@ -33,15 +34,6 @@ absl::Status Missing(std::string_view name, std::string_view because, std::strin
 absl::Status Unusable(std::string_view name, std::string_view because, std::string_view try_this) {
   return UserError(absl::StatusCode::kFailedPrecondition, Cat(name, " can not be executed"),
                    because, try_this);
-}
-
-std::string BeginningOf(const std::string& path) {
-  constexpr std::size_t kMostBytes = 1 << 20;
-  std::ifstream in(path, std::ios::binary);
-  std::string text(kMostBytes, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(in.gcount()));
-  return text;
 }
 
 // What a person looks at next.
@@ -162,24 +154,9 @@ absl::StatusOr<Program> ResolveProgram(const std::vector<std::string>& words,
   if (flags.run_path) program.argv.insert(program.argv.end(), {"-c", kRunPath});
   if (module) program.argv.push_back("-m");
   program.argv.insert(program.argv.end(), words.begin(), words.end());
-  program.sets_master_port = !module && SetsMasterPort(BeginningOf(words.front()));
+  program.sets_master_port =
+      module ? ModuleSetsMasterPort(words.front()) : ScriptSetsMasterPort(words.front());
   return program;
-}
-
-bool SetsMasterPort(std::string_view python) {
-  constexpr std::string_view kName = "MASTER_PORT";
-  for (std::size_t at = 0; (at = python.find(kName, at)) != std::string_view::npos;) {
-    const std::string_view line = python.substr(0, at);
-    const std::size_t start = line.find_last_of('\n') + 1;  // 0 when there is none.
-    at += kName.size();
-    if (line.find('#', start) != std::string_view::npos) continue;
-    // ["MASTER_PORT"] = …, MASTER_PORT=…, {"MASTER_PORT": …}; not a comparison.
-    const std::size_t sign = python.find_first_not_of("\"'] \t", at);
-    if (sign == std::string_view::npos) return false;
-    const bool assigned = python[sign] == '=' && python.substr(sign, 2) != "==";
-    if (assigned || python[sign] == ':') return true;
-  }
-  return false;
 }
 
 std::string DefaultJobName(const std::vector<std::string>& words) {

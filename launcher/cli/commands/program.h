@@ -3,7 +3,6 @@
 // From PROGRAM as typed to what every worker executes (CLI.md, Program).
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -21,7 +20,7 @@ struct Program {
   std::string executable;  // Absolute.
   std::vector<std::string> argv;
   bool python = false;
-  bool sets_master_port = false;  // SetsMasterPort, of a script.
+  bool sets_master_port = false;  // python_source.h
 };
 
 // REQUIRES: words not empty. NOT_FOUND: there is no such program (exit 127); FAILED_PRECONDITION:
@@ -31,10 +30,6 @@ absl::StatusOr<Program> ResolveProgram(const std::vector<std::string>& words,
 
 // Where execvp would find it. As above.
 absl::StatusOr<std::string> FindExecutable(const std::string& name);
-
-// Does this Python text seem to say by itself where its processes meet? A guess: what is assigned
-// may be for other cases than this one.
-bool SetsMasterPort(std::string_view python);
 
 // What a job is called that nobody named: the program's base name without .py.
 std::string DefaultJobName(const std::vector<std::string>& words);

@@ -58,21 +58,14 @@ TEST_F(ProgramTest, PythonRunsScriptsAndModules) {
   EXPECT_EQ(CodeOf({script}), absl::StatusCode::kNotFound);
 }
 
-TEST_F(ProgramTest, AScriptThatSetsMasterPortIsKnown) {
+TEST_F(ProgramTest, AProgramThatSetsMasterPortIsKnown) {
   Make("bin/python3", 0755);
-  for (const char* text :
-       {"os.environ['MASTER_PORT'] = '12355'", "  os.environ[\"MASTER_PORT\"]=p\n",
-        "os.environ.update(MASTER_ADDR='h', MASTER_PORT='1')",
-        "# MASTER_PORT = 1\nos.environ.update({\"MASTER_PORT\": \"1\"})"}) {
-    EXPECT_TRUE(SetsMasterPort(text)) << text;
-    EXPECT_TRUE(ResolveProgram({Make("a.py", 0644, text)}, {})->sets_master_port) << text;
-  }
-  for (const char* text : {"", "MASTER_PORT", "print(os.environ['MASTER_PORT'])",
-                           "if os.environ['MASTER_PORT'] == '1': pass",
-                           "os.environ.setdefault('MASTER_PORT', '29500')",
-                           "#   os.environ['MASTER_PORT'] = '12355'"}) {
-    EXPECT_FALSE(SetsMasterPort(text)) << text;
-  }
+  const std::string script = Make("train.py", 0644, "os.environ['MASTER_PORT'] = '12355'");
+  EXPECT_TRUE(ResolveProgram({script}, {})->sets_master_port);
+  EXPECT_TRUE(ResolveProgram({script}, {.run_path = true})->sets_master_port);
+  EXPECT_FALSE(ResolveProgram({Make("other.py", 0644, "")}, {})->sets_master_port);
+  EXPECT_FALSE(ResolveProgram({"no.such.module"}, {.module = true})->sets_master_port);
+  EXPECT_FALSE(ResolveProgram({Make("train", 0755)}, {})->sets_master_port);
 }
 
 TEST_F(ProgramTest, EverythingElseIsExecuted) {

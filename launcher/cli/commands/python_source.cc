@@ -1,0 +1,134 @@
+#include "launcher/cli/commands/python_source.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "common/config/text.h"
+
+namespace regroup::cli {
+namespace {
+
+std::string BeginningOf(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::string text(kMostBytes, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  return text;
+}
+
+std::string FolderOf(const std::string& path) {
+  const std::size_t slash = path.find_last_of('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+std::vector<std::string> WordsOf(std::string_view line) {
+  std::vector<std::string> words(1);
+  for (const char c : line) {
+    if (c == '#') break;
+    if (c != ' ' && c != '\t' && c != ',' && c != '(' && c != ')' && c != '\r' && c != ';') {
+      words.back() += c;
+    } else if (!words.back().empty()) {
+      words.emplace_back();
+    }
+  }
+  if (words.back().empty()) words.pop_back();
+  return words;
+}
+
+// Files of one program, each looked at once.
+class Sources {
+ public:
+  explicit Sources(std::string root) : root_(std::move(root)) {}
+
+  void AddScript(const std::string& path) { Add(path); }
+  // A module's dots are folders; it is a file, or a folder with a file of a fixed name.
+  void AddModule(const std::string& folder, std::string name) {
+    std::replace(name.begin(), name.end(), '.', '/');
+    const std::string path = Cat(folder, "/", name);
+    for (const char* end : {".py", "/__init__.py", "/__main__.py"}) Add(Cat(path, end));
+  }
+
+  bool SetsPort() {
+    for (std::size_t at = 0; at < files_.size(); ++at) {
+      const std::string text = BeginningOf(files_[at]);
+      if (SetsMasterPort(text)) return true;
+      FollowImports(text, FolderOf(files_[at]));
+    }
+    return false;
+  }
+
+ private:
+  void Add(const std::string& path) {
+    std::error_code error;  // A pipe, which only one can read, is left to Python.
+    if (files_.size() >= kMostFiles || !std::filesystem::is_regular_file(path, error)) return;
+    if (seen_.insert(path).second) files_.push_back(path);
+  }
+
+  void FollowImports(std::string_view text, const std::string& folder) {
+    for (std::size_t start = 0; start < text.size();) {
+      const std::size_t end = std::min(text.find('\n', start), text.size());
+      const std::vector<std::string> words = WordsOf(text.substr(start, end - start));
+      start = end + 1;
+      if (words.size() < 2) continue;
+      if (words[0] == "import") {
+        for (std::size_t i = 1; i < words.size(); ++i) AddModule(root_, words[i]);
+      } else if (words[0] == "from") {
+        FollowFrom(words, folder);
+      }
+    }
+  }
+
+  // from a.b import c, d: also a/b/c.py. Leading dots: this file's folder and those above it.
+  void FollowFrom(const std::vector<std::string>& words, const std::string& folder) {
+    const std::size_t dots = std::min(words[1].find_first_not_of('.'), words[1].size());
+    std::string base = dots == 0 ? root_ : folder;
+    for (std::size_t up = 1; up < dots; ++up) base += "/..";
+    const std::string name = words[1].substr(dots);
+    if (!name.empty()) AddModule(base, name);
+    for (std::size_t i = 3; i < words.size(); ++i)
+      AddModule(base, name.empty() ? words[i] : Cat(name, ".", words[i]));
+  }
+
+  const std::string root_;  // Where its own modules are looked for.
+  std::vector<std::string> files_;
+  std::set<std::string> seen_;
+};
+
+}  // namespace
+
+bool ScriptSetsMasterPort(const std::string& path) {
+  std::error_code error;
+  const bool folder = std::filesystem::is_directory(path, error);
+  Sources program(folder ? path : FolderOf(path));
+  program.AddScript(folder ? Cat(path, "/__main__.py") : path);
+  return program.SetsPort();
+}
+
+bool ModuleSetsMasterPort(const std::string& name) {
+  Sources program(".");
+  program.AddModule(".", name);
+  return program.SetsPort();
+}
+
+bool SetsMasterPort(std::string_view python) {
+  constexpr std::string_view kName = "MASTER_PORT";
+  for (std::size_t at = 0; (at = python.find(kName, at)) != std::string_view::npos;) {
+    const std::string_view line = python.substr(0, at);
+    const std::size_t start = line.find_last_of('\n') + 1;  // 0 when there is none.
+    at += kName.size();
+    if (line.find('#', start) != std::string_view::npos) continue;
+    // ["MASTER_PORT"] = …, MASTER_PORT=…, {"MASTER_PORT": …}; not a comparison.
+    const std::size_t sign = python.find_first_not_of("\"'] \t", at);
+    if (sign == std::string_view::npos) return false;
+    const bool assigned = python[sign] == '=' && python.substr(sign, 2) != "==";
+    if (assigned || python[sign] == ':') return true;
+  }
+  return false;
+}
+
+}  // namespace regroup::cli

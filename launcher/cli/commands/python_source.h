@@ -1,0 +1,23 @@
+#pragma once
+
+// What a Python program seems to do, read from its text before it starts. A guess: nothing depends
+// on it but a default.
+
+#include <string>
+#include <string_view>
+
+namespace regroup::cli {
+
+// Does it say by itself where its processes meet? Looks at the script, or at the module that
+// `python -m` would run from the working directory, and at what they import from beside them: at
+// most kMostFiles files, the first kMostBytes of each. What can't be read says nothing.
+inline constexpr int kMostFiles = 64;
+inline constexpr int kMostBytes = 1 << 20;
+bool ScriptSetsMasterPort(const std::string& path);
+bool ModuleSetsMasterPort(const std::string& name);
+
+// One file's text: is MASTER_PORT assigned in it, as a variable or a key? Comments don't count. It
+// may be for other cases than this one.
+bool SetsMasterPort(std::string_view python);
+
+}  // namespace regroup::cli

@@ -1,0 +1,105 @@
+#include "launcher/cli/commands/python_source.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace regroup::cli {
+namespace {
+
+constexpr char kSets[] = "os.environ['MASTER_PORT'] = '12355'";
+
+class PythonSourceTest : public ::testing::Test {
+ protected:
+  PythonSourceTest() : here_(std::filesystem::current_path()) {
+    std::string pattern = ::testing::TempDir() + "python_source_XXXXXX";
+    folder_ = ::mkdtemp(pattern.data());
+    std::filesystem::current_path(folder_);
+  }
+  ~PythonSourceTest() override {
+    std::filesystem::current_path(here_);
+    std::filesystem::remove_all(folder_);
+  }
+  static void Make(const std::string& name, const std::string& text) {
+    const std::filesystem::path path(name);
+    if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  }
+  const std::filesystem::path here_;
+  std::string folder_;
+};
+
+TEST_F(PythonSourceTest, AnAssignmentIsSeen) {
+  for (const char* text : {kSets, "  os.environ[\"MASTER_PORT\"]=p\n",
+                           "os.environ.update(MASTER_ADDR='h', MASTER_PORT='1')",
+                           "# MASTER_PORT = 1\nos.environ.update({\"MASTER_PORT\": \"1\"})"}) {
+    EXPECT_TRUE(SetsMasterPort(text)) << text;
+  }
+  for (const char* text : {"", "MASTER_PORT", "print(os.environ['MASTER_PORT'])",
+                           "if os.environ['MASTER_PORT'] == '1': pass",
+                           "os.environ.setdefault('MASTER_PORT', '29500')",
+                           "#   os.environ['MASTER_PORT'] = '12355'"}) {
+    EXPECT_FALSE(SetsMasterPort(text)) << text;
+  }
+}
+
+TEST_F(PythonSourceTest, ImportsFromBesideAreFollowed) {
+  Make("code/setup/net.py", kSets);
+  Make("code/setup/__init__.py", "");
+  Make("code/indirect.py", "from setup import (net, other)\n");
+  Make("code/up/deep/__init__.py", "from ...setup.net import meet\n");
+  for (const char* text :
+       {"import setup.net", "import os, setup.net as net", "  from setup.net import *",
+        "from setup import net  # How they meet.", "import torch\nimport indirect\r\n",
+        "from . import indirect", "from .setup.net import x", "import up.deep"}) {
+    Make("code/train.py", text);
+    EXPECT_TRUE(ScriptSetsMasterPort("code/train.py")) << text;
+    EXPECT_TRUE(ScriptSetsMasterPort(folder_ + "/code/train.py")) << text;
+  }
+  for (const char* text : {"import setup", "import net", "# import indirect", "print('import')",
+                           "import train", "from .. import indirect", "import", "from . import"}) {
+    Make("code/train.py", text);
+    EXPECT_FALSE(ScriptSetsMasterPort("code/train.py")) << text;
+  }
+  EXPECT_FALSE(ScriptSetsMasterPort("code/none.py"));
+  EXPECT_FALSE(ScriptSetsMasterPort("code"));
+  Make("code/__main__.py", "import indirect");
+  EXPECT_TRUE(ScriptSetsMasterPort("code"));
+}
+
+TEST_F(PythonSourceTest, APipeIsLeftToPython) {
+  ASSERT_EQ(::mkfifo("train.py", 0600), 0);
+  EXPECT_FALSE(ScriptSetsMasterPort("train.py"));
+}
+
+TEST_F(PythonSourceTest, ModulesAreFoundFromTheWorkingDirectory) {
+  Make("train.py", "import pkg.net");
+  Make("pkg/net.py", kSets);
+  Make("pkg/__main__.py", "from .net import meet");
+  Make("pkg/calm.py", "import os");
+  EXPECT_TRUE(ModuleSetsMasterPort("train"));
+  EXPECT_TRUE(ModuleSetsMasterPort("pkg"));
+  EXPECT_TRUE(ModuleSetsMasterPort("pkg.net"));
+  EXPECT_FALSE(ModuleSetsMasterPort("pkg.calm"));
+  EXPECT_FALSE(ModuleSetsMasterPort("torch.distributed.run"));
+}
+
+TEST_F(PythonSourceTest, LooksAtSoMuchAndNoMore) {
+  Make("late.py", std::string(kMostBytes, ' ') + kSets);
+  EXPECT_FALSE(ScriptSetsMasterPort("late.py"));
+  Make("late.py", std::string(kMostBytes - sizeof kSets, ' ') + kSets);
+  EXPECT_TRUE(ScriptSetsMasterPort("late.py"));
+  const int chained = kMostFiles + 1;
+  for (int i = 0; i < chained; ++i)
+    Make("m" + std::to_string(i) + ".py", "import m" + std::to_string(i + 1));
+  Make("m" + std::to_string(chained) + ".py", kSets);
+  EXPECT_FALSE(ScriptSetsMasterPort("m0.py"));
+  EXPECT_FALSE(ScriptSetsMasterPort("m1.py"));
+  EXPECT_TRUE(ScriptSetsMasterPort("m2.py"));
+}
+
+}  // namespace
+}  // namespace regroup::cli
