@@ -4,13 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "common/config/env.h"
+#include "common/config/hardware.h"
 #include "common/io/address.h"
 
 namespace regroup::agent {
@@ -41,14 +42,6 @@ std::string PythonOf(const Environment& environment) {
   return path != environment.end() && OnPath("python", path->second) ? "python" : "python3";
 }
 
-// Which variable says what devices there are. AMD's counts before NVIDIA's.
-Environment::const_iterator VisibleDevices(const Environment& environment) {
-  const auto hip = environment.find("HIP_VISIBLE_DEVICES");
-  return hip != environment.end() && !hip->second.empty()
-             ? hip
-             : environment.find("CUDA_VISIBLE_DEVICES");
-}
-
 // A port that nobody listens on there. 0, any one, when none is to be had.
 std::uint16_t UnusedPort(const std::string& ip) {
   absl::StatusOr<io::UniqueFd> listener = io::ListenTcp({ip, 0});
@@ -60,17 +53,15 @@ std::uint16_t UnusedPort(const std::string& ip) {
 // torchrun's virtual local rank.
 void HideOtherDevices(int local_rank, const Environment& group, Environment& environment) {
   environment["LOCAL_RANK"] = "0";
-  const auto visible = VisibleDevices(group);
+  const std::optional<VisibleDevices> visible = VisibleDevicesOf(group);
   std::string device = absl::StrCat(local_rank);
-  if (visible != group.end()) {
-    const std::vector<std::string> devices = absl::StrSplit(visible->second, ',');
+  if (visible) {
     // A list that is too short was refused before.
-    device = static_cast<std::size_t>(local_rank) < devices.size()
-                 ? std::string(absl::StripAsciiWhitespace(devices[local_rank]))
-                 : "";
+    const auto at = static_cast<std::size_t>(local_rank);
+    device = at < visible->devices.size() ? visible->devices[at] : "";
+    environment[visible->variable] = device;
   }
   environment["CUDA_VISIBLE_DEVICES"] = device;
-  if (visible != group.end()) environment[visible->first] = device;
 }
 
 Environment Inherited(const Environment& own, bool all) {
@@ -122,13 +113,11 @@ WorkerOptions SubmittedOptions(const JobSpec& job) {
 }
 
 absl::Status CheckDevices(int workers, const Environment& environment) {
-  const auto visible = VisibleDevices(environment);
-  if (visible == environment.end()) return absl::OkStatus();
-  const std::vector<std::string> devices = absl::StrSplit(visible->second, ',');
-  if (static_cast<int>(devices.size()) >= workers) return absl::OkStatus();
+  const std::optional<VisibleDevices> few = TooFewDevices(workers, environment);
+  if (!few) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("virtual_local_rank: ", workers, " workers need ", workers, " devices, and ",
-                   visible->first, "=", visible->second, " names ", devices.size()));
+                   few->variable, "=", few->value, " names ", few->devices.size()));
 }
 
 bool IsNativeWorker(const std::vector<std::string>& command) {

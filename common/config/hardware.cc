@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/base/status_macros.h"
@@ -126,6 +128,28 @@ int UsableGpus() {
     ++devices;
   }
   return devices;
+}
+
+std::optional<VisibleDevices> VisibleDevicesOf(
+    const std::map<std::string, std::string>& environment) {
+  auto found = environment.find("HIP_VISIBLE_DEVICES");
+  if (found == environment.end() || found->second.empty())
+    found = environment.find("CUDA_VISIBLE_DEVICES");
+  if (found == environment.end()) return std::nullopt;
+  VisibleDevices visible{found->first, found->second, {}};
+  std::istringstream in(found->second + ",");  // As torchrun splits it: "" is one, without a name.
+  for (std::string device; std::getline(in, device, ',');) {
+    device.erase(std::remove(device.begin(), device.end(), ' '), device.end());
+    visible.devices.push_back(std::move(device));
+  }
+  return visible;
+}
+
+std::optional<VisibleDevices> TooFewDevices(int workers,
+                                            const std::map<std::string, std::string>& environment) {
+  std::optional<VisibleDevices> visible = VisibleDevicesOf(environment);
+  if (visible && std::ssize(visible->devices) >= workers) visible.reset();
+  return visible;
 }
 
 absl::StatusOr<int> ResolveWorkersPerNode(std::string_view text) {

@@ -11,11 +11,13 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/config/env.h"
 #include "common/config/flags.h"
+#include "common/config/hardware.h"
 #include "common/config/job_limits.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
@@ -444,13 +446,10 @@ absl::Status Apply(const TorchFlags& flags, int workers, LaunchConfig& config) {
     ASSIGN_OR_RETURN(config.local_address, ResolveLocalAddress(flags.local_addr));
   }
   if (!flags.virtual_local_rank) return absl::OkStatus();
-  for (const char* name : {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"}) {
-    const std::optional<std::string> visible = GetEnv(name);
-    if (!visible || (visible->empty() && std::string_view(name) == "HIP_VISIBLE_DEVICES")) continue;
-    const auto devices = static_cast<int>(Split(*visible, ',').size());
-    if (devices >= workers) break;
+  if (const std::optional<VisibleDevices> few = TooFewDevices(workers, AllEnv())) {
     return Misuse(Cat("--virtual-local-rank: ", workers, " workers need ", workers, " devices"),
-                  Cat(name, "=", *visible, " names ", devices), Cat("--nproc-per-node ", devices));
+                  Cat(few->variable, "=", few->value, " names ", few->devices.size()),
+                  Cat("--nproc-per-node ", few->devices.size()));
   }
   return absl::OkStatus();
 }

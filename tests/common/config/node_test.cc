@@ -171,6 +171,20 @@ TEST(Hardware, CpusRespectAffinity) {
   EXPECT_LE(UsableCpus(), CPU_COUNT(&before));
 }
 
+TEST(Hardware, AListOfDevicesMayBeTooShort) {
+  using Environment = std::map<std::string, std::string>;
+  EXPECT_FALSE(TooFewDevices(8, {}));
+  EXPECT_FALSE(TooFewDevices(2, {{"CUDA_VISIBLE_DEVICES", "0, 1"}}));
+  EXPECT_FALSE(TooFewDevices(2, {{"CUDA_VISIBLE_DEVICES", "0"}, {"HIP_VISIBLE_DEVICES", "0,1"}}));
+  const Environment few = {{"CUDA_VISIBLE_DEVICES", "6, 7"}, {"HIP_VISIBLE_DEVICES", ""}};
+  ASSERT_TRUE(TooFewDevices(3, few));
+  EXPECT_EQ(TooFewDevices(3, few)->variable, "CUDA_VISIBLE_DEVICES");
+  EXPECT_EQ(TooFewDevices(3, few)->value, "6, 7");
+  EXPECT_THAT(TooFewDevices(3, few)->devices, ::testing::ElementsAre("6", "7"));
+  EXPECT_THAT(VisibleDevicesOf({{"CUDA_VISIBLE_DEVICES", ""}})->devices,
+              ::testing::ElementsAre(""));
+}
+
 TEST(Hardware, VisibleDevices) {
   struct Row {
     const char* value;
