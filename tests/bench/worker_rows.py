@@ -23,7 +23,7 @@ def train_step(rounds=3):
         if not python:
             raise Unavailable("REGROUP_TEST_PYTHON names no PyTorch (./dev bench sets it)")
         ours = [os.path.join(bin_dir, "bench_train_step"), "--steps", "12", "--warmup", "3", "--threads", "2"]
-        theirs = [python, os.path.join(HERE, "torch_step.py"), "--steps", "12"]
+        theirs = [python, os.path.join(HERE, "torch_step.py"), "--steps", "12", "--threads", "2"]
         plain = {k: v for k, v in os.environ.items() if k not in TUNED}
         peers = [("eager", [], {}), ("eager, glibc tuned", ["--tuned"], TUNED), ("compiled", ["--compile"], {}),
                  ("compiled, glibc tuned", ["--compile", "--tuned"], TUNED)]

@@ -1,0 +1,81 @@
+"""What `./dev bench` calls missed, and what its exit code is, over rows that measure nothing."""
+import contextlib
+import io
+import json
+import os
+import sys
+import unittest
+from unittest import mock
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import bench  # noqa: E402
+import worker_rows  # noqa: E402
+from row import Row, Unavailable  # noqa: E402
+
+
+def row(name, samples=(), ship=2.0, error=None, **options):
+    def measure(_):
+        if error:
+            raise error
+        return list(samples), "a set-up"
+    return Row(name, "s", ship, ship / 2, measure, **options)
+
+
+GOOD = row("good", [1.0, 1.5, 9.0])
+
+
+class Check(unittest.TestCase):
+    def bench(self, *rows, check=True):
+        """(exit code, names that are called missed, the line of each row)."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = bench.main(["--check"] if check else [], list(rows))
+        missed = err.getvalue().removeprefix("missed: ").strip()
+        return code, missed, [json.loads(line) for line in out.getvalue().splitlines()]
+
+    def test_a_row_that_reaches_its_target(self):
+        code, missed, (line,) = self.bench(GOOD)
+        self.assertEqual((code, missed, line["ok"]), (0, "", True))
+        self.assertEqual((line["n"], line["p50"], line["p99"], line["max"]), (3, 1.5, 9.0, 9.0))
+
+    def test_a_row_that_misses_it(self):
+        for bad in (row("bad", [3.0]), row("bad", [1.0], higher_is_better=True), row("bad", [1.0, 1.0, 3.0], judged="p99"),
+                    row("bad", error=RuntimeError("broke"))):
+            self.assertEqual(self.bench(GOOD, bad, GOOD)[:2], (1, "bad"))
+            self.assertEqual(self.bench(GOOD, bad, check=False)[:2], (0, "bad"))
+
+    def test_a_row_that_can_not_be_measured_has_not_reached_it(self):
+        absent = row("absent", error=Unavailable("no PyTorch"))
+        code, missed, lines = self.bench(GOOD, absent, GOOD)
+        self.assertEqual((code, missed, lines[1]), (1, "absent", {"row": "absent", "skipped": "no PyTorch"}))
+        self.assertEqual(self.bench(GOOD, absent, check=False)[0], 0)
+
+    def test_without_pytorch_the_race_is_missed_and_an_absent_gloo_is_not(self):
+        with mock.patch.dict(os.environ):
+            os.environ.pop("REGROUP_TEST_PYTHON", None)
+            code, missed, _ = self.bench(*[r for r in worker_rows.ROWS if "PyTorch" in r.name])
+        self.assertEqual((code, missed), (1, "train step against PyTorch"))
+        alone = [{"name": "allreduce_1KiB", "samples": [1e-6], "setup": "2 ranks"}]
+        with mock.patch.object(worker_rows, "json_lines", return_value=alone), mock.patch("os.path.exists", return_value=True):
+            code, missed, (line,) = self.bench(*[r for r in worker_rows.ROWS if "1 KiB" in r.name])
+        self.assertEqual((code, missed), (0, ""))
+        self.assertIn("no Gloo here", line["setup"])
+
+    def test_both_sides_of_the_train_step_have_two_threads(self):
+        """As the row's set-up says."""
+        started = []
+
+        def lines(command, environment=None, timeout=600):
+            started.append(command)
+            return [{"p50": 100.0, "losses": [5.0]}]
+        (race,) = [r for r in worker_rows.ROWS if "PyTorch" in r.name]
+        with mock.patch.object(worker_rows, "json_lines", lines), mock.patch.dict(os.environ, REGROUP_TEST_PYTHON="python3"):
+            _, setup = race.measure("/bin")
+        self.assertIn("2 threads", setup)
+        self.assertTrue(any("torch_step.py" in word for command in started for word in command))
+        for command in started:
+            self.assertEqual(command[command.index("--threads") + 1], "2", command)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
