@@ -10,6 +10,8 @@ import socket
 import subprocess
 import time
 
+import proof
+
 
 def free_port():
     with socket.socket() as s:
@@ -152,6 +154,11 @@ class Cluster:
     def call(self, *arguments, timeout=20):
         return subprocess.run([os.path.join(self.bin_dir, "regroup"), *arguments], env=self.environment, stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, timeout=timeout)
+
+    def served_at(self):
+        """When each coordinator served, says its log."""
+        with open(os.path.join(self.folder, "coordinator.log"), encoding="utf-8", errors="replace") as f:
+            return proof.served_at(f.read())
 
     def read(self, *arguments):
         """The object that a command prints with --json, or None while the coordinator does not answer."""

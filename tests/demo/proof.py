@@ -1,9 +1,13 @@
 """What the demo has to prove, computed from the ranks' own logs and the journal alone. Pure functions."""
 import collections
+import datetime
 import math
 import os
+import re
 
 Consumed = collections.namedtuple("Consumed", "generation step rank world first count hash loss")
+# Samples of the whole order, as the lineage consumed them: how many once, never and more often; in all.
+Counts = collections.namedtuple("Counts", "once lost more consumed")
 
 
 def read_sample_logs(folder):
@@ -32,6 +36,17 @@ def lineage(lines, resumed):
             if line.generation == generation:
                 owner[line.step] = generation
     return owner
+
+
+def count_samples(lines, resumed, steps, batch):
+    """Counts of the samples [0, steps*batch) of the global order."""
+    owner = lineage(lines, resumed)
+    times = collections.Counter()
+    for line in lines:
+        if owner.get(line.step) == line.generation:
+            times.update(range(line.first, line.first + line.count))
+    seen = [times[position] for position in range(steps * batch)]
+    return Counts(seen.count(1), seen.count(0), sum(n > 1 for n in seen), times.total())
 
 
 def check_exactly_once(lines, resumed, steps, batch):
@@ -79,6 +94,12 @@ def step_hashes(lines, resumed):
 def losses(lines, resumed):
     owner = lineage(lines, resumed)
     return {line.step: line.loss for line in lines if owner.get(line.step) == line.generation}
+
+
+def served_at(log):
+    """When the coordinators that wrote this log served, each once: seconds since 1970."""
+    stamps = re.findall(r'^(\S+)Z info what="the coordinator serves"', log, re.MULTILINE)
+    return [datetime.datetime.fromisoformat(stamp).replace(tzinfo=datetime.timezone.utc).timestamp() for stamp in stamps]
 
 
 def unigram_entropy(data):

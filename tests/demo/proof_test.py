@@ -30,22 +30,37 @@ class ExactlyOnce(unittest.TestCase):
     def problems(self, lines, resumed=None):
         return proof.check_exactly_once(lines, RESUMED if resumed is None else resumed, STEPS, BATCH)[0]
 
+    def counts(self, lines):
+        counts = proof.count_samples(lines, RESUMED, STEPS, BATCH)
+        return counts.once, counts.lost, counts.more
+
     def test_a_right_run_has_no_problem(self):
         self.assertEqual(proof.check_exactly_once(run(RIGHT), RESUMED, STEPS, BATCH), ([], 2))
+        self.assertEqual(proof.count_samples(run(RIGHT), RESUMED, STEPS, BATCH), proof.Counts(120, 0, 0, 120))
 
     def test_a_skipped_batch(self):
         lines = [line._replace(first=line.first + BATCH) if line.step >= 10 else line for line in run(RIGHT)]
         self.assertTrue(self.problems(lines))
+        self.assertEqual(self.counts(lines), (114, 6, 0))
 
     def test_a_repeated_batch(self):
         lines = [line._replace(first=line.first - BATCH) if line.step >= 10 else line for line in run(RIGHT)]
         self.assertTrue(self.problems(lines))
+        self.assertEqual(self.counts(lines), (108, 6, 6))
 
     def test_a_lost_rank(self):
-        self.assertTrue(self.problems([line for line in run(RIGHT) if not (line.step == 5 and line.rank == 1)]))
+        lines = [line for line in run(RIGHT) if not (line.step == 5 and line.rank == 1)]
+        self.assertTrue(self.problems(lines))
+        self.assertEqual(self.counts(lines), (118, 2, 0))
 
     def test_a_missing_step(self):
-        self.assertTrue(self.problems([line for line in run(RIGHT) if line.step != 12]))
+        lines = [line for line in run(RIGHT) if line.step != 12]
+        self.assertTrue(self.problems(lines))
+        self.assertEqual(self.counts(lines), (114, 6, 0))
+
+    def test_no_logs_at_all(self):
+        self.assertTrue(self.problems([]))
+        self.assertEqual(self.counts([]), (0, 120, 0))
 
     def test_a_step_beyond_the_end(self):
         self.assertTrue(self.problems(run([*RIGHT, (4, 2, 21, 21)]), {**RESUMED, 4: 20}))
@@ -73,6 +88,15 @@ class Reading(unittest.TestCase):
             with open(os.path.join(folder, "1-0.log"), "w") as f:
                 f.write("1 1 0 1 0 6 ff 2.5\n1 2 0 1 6 6 f")
             self.assertEqual(proof.read_sample_logs(folder), [proof.Consumed(1, 1, 0, 1, 0, 6, 255, 2.5)])
+
+    def test_when_coordinators_served(self):
+        log = ('2026-11-21T22:42:00.338202Z info what="the coordinator serves" folder=/x epoch=1 rows=0\n'
+               '2026-11-21T22:42:05.512346Z info what="generation ends" job=demo-1\n'
+               '2026-11-21T22:42:08.438591Z info what="the coordinator serves" folder=/x epoch=2 rows=28\n2026-11')
+        first, second = proof.served_at(log)
+        self.assertAlmostEqual(first, 1795300920.338202, places=5)
+        self.assertAlmostEqual(second - first, 8.100389, places=5)
+        self.assertEqual(proof.served_at(""), [])
 
     def test_entropy(self):
         self.assertAlmostEqual(proof.unigram_entropy(b"abababab"), 0.693147, places=6)

@@ -107,6 +107,22 @@ def _phases(generation):
     return " ".join(f"{cell:>{width}}" for cell, width in zip(cells, (5, 6, 4, 4, 5, 7)))
 
 
+def _loss(value):
+    return "–" if value is None else f"{value:.3f}"
+
+
+def loss_row(first, last, entropy, undisturbed):
+    """Of the first step and the last; None: that step was never computed."""
+    apart = "" if last is None or undisturbed is None else f" (Δ {abs(last - undisturbed):.0e})"
+    return (f" loss         {_loss(first)} → {_loss(last)}   unigram entropy {_loss(entropy)}   undisturbed run "
+            f"{_loss(undisturbed)}{apart}")
+
+
+def samples_row(counts, wanted, repeated):
+    more = f", {counts.more:,} more than once" if counts.more else ""
+    return f" samples      {counts.once:,} of {wanted:,} once, {counts.lost:,} lost{more}; {repeated} steps computed twice"
+
+
 def generations_table(generations, lines):
     rows = [" GEN WORLD STEPS    ENDED BECAUSE           DOWN detect stop form spawn restore"]
     for g, after in zip(generations, [*generations[1:], {}]):

@@ -72,6 +72,24 @@ class Live(unittest.TestCase):
         self.assertEqual(rows[2], " node-a ✗ down")
 
 
+class Summary(unittest.TestCase):
+    def test_a_right_run(self):
+        self.assertEqual(view.loss_row(5.4781, 1.7129, 3.2127, 1.713),
+                         " loss         5.478 → 1.713   unigram entropy 3.213   undisturbed run 1.713 (Δ 1e-04)")
+        self.assertEqual(view.samples_row(proof.Counts(14400, 0, 0, 14400), 14400, 8),
+                         " samples      14,400 of 14,400 once, 0 lost; 8 steps computed twice")
+
+    def test_a_wrong_run_shows_what_was_counted(self):
+        self.assertEqual(view.samples_row(proof.Counts(14352, 24, 24, 14424), 14400, 8),
+                         " samples      14,352 of 14,400 once, 24 lost, 24 more than once; 8 steps computed twice")
+
+    def test_a_step_that_was_never_computed(self):
+        self.assertEqual(view.loss_row(5.4781, None, 3.2127, 1.713),
+                         " loss         5.478 → –   unigram entropy 3.213   undisturbed run 1.713")
+        self.assertEqual(view.loss_row(None, None, 3.2127, None),
+                         " loss         – → –   unigram entropy 3.213   undisturbed run –")
+
+
 class Table(unittest.TestCase):
     def test_one_row_per_generation_with_the_restart_that_followed(self):
         job = dict(JOB["generations"][2], state="over", first_step=128, restored_step=128, ended={"brief": "finished"})
