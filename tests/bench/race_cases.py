@@ -164,7 +164,7 @@ DISTURBANCES = [
                 store=True),
     Disturbance(ADDED, 2, 3, add_node, "exec of a third launcher to the last of three new workers' first instruction, 2:3; Regroup with --scale-up now",
                 extra=("--scale-up", "now")),
-    Disturbance(CUT, 2, 1, cut_last, "a host's link goes down, to the first instruction of the other's new worker; two network namespaces, 1:2",
+    Disturbance(CUT, 2, 1, cut_last, "what a host and the other one send each other vanishes, to the first instruction of the other's new worker; two network namespaces, 1:2",
                 two_hosts=True, extra=("--insecure",)),
 ]
 

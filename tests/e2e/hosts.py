@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import tempfile
 
+_NOBODY = "02:00:00:00:00:99"  # No interface has this address, so what is sent to it is dropped by who receives it.
+
 
 class Host:
     def __init__(self, name, namespace, ipv4, ipv6, hosts_file):
@@ -64,8 +66,11 @@ class TwoHosts:
         return self.hosts
 
     def cut(self, host):
-        """The host falls silent: no packet leaves or arrives any more."""
-        self._in(host, "link", "set", "veth0", "down")
+        """The host falls silent: what it sends and what is sent to it vanishes, and nobody's link or route tells so."""
+        other = next(peer for peer in self.hosts if peer is not host)
+        for sender, receiver in ((host, other), (other, host)):
+            for address in (receiver.ipv4, receiver.ipv6):
+                self._in(sender, "neigh", "replace", address, "lladdr", _NOBODY, "dev", "veth0", "nud", "permanent")
 
     def __exit__(self, *_):
         for host in self.hosts:
