@@ -1,6 +1,6 @@
 """A plain PyTorch training script that knows nothing of Regroup: gloo, DDP, DistributedSampler, own checkpoint.
 
-It is what people bring, and a little that a test needs: it appends one line per data epoch to
+It is what people bring, and a little that a test needs: it appends what it does, as one line per data epoch, to
 LOG_DIR/<earlier starts>.<rank>.<pid>.log, so that a test can follow which process trained which epoch from which state,
 and rank 0 saves after every epoch by write and rename; at its end each rank logs its parameters. How often the job was
 started before is for the name of that log only (the restart count does not rise when a node is lost).
@@ -9,11 +9,21 @@ import argparse
 import os
 import time
 
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--log-dir", required=True)
+    parser.add_argument("--step-seconds", type=float, default=0.02)
+    parser.add_argument("--hold", help="the last epoch waits until this file exists: a test's kill comes before the end")
+    return parser.parse_args()
+
+
+def stat(pid):
+    """State and parent of a process."""
+    with open(f"/proc/{pid}/stat") as f:
+        return f.read().rpartition(")")[2].split()[:2]
 
 
 def processes_of_earlier_restarts(folder, restarts):
@@ -23,33 +33,37 @@ def processes_of_earlier_restarts(folder, restarts):
         count, _, pid, _ = name.split(".")
         if int(count) < restarts:
             try:
-                with open(f"/proc/{pid}/stat") as f:
-                    if f.read().rpartition(")")[2].split()[0] not in "ZX":
-                        found.append(int(pid))
+                if stat(pid)[0] not in "ZX":
+                    found.append(int(pid))
             except OSError:
                 continue
     return found
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--checkpoint", required=True)
-    parser.add_argument("--log-dir", required=True)
-    parser.add_argument("--step-seconds", type=float, default=0.02)
-    parser.add_argument("--hold", help="the last epoch waits until this file exists: a test's kill comes before the end")
-    args = parser.parse_args()
-
+def begin(folder):
+    """Opens the log and writes who is here. Importing PyTorch takes seconds, after which who should be gone may be gone."""
     restarts = int(os.environ.get("REGROUP_GENERATION", "1")) - 1
-    old = processes_of_earlier_restarts(args.log_dir, restarts)
-    log = open(os.path.join(args.log_dir, f"{restarts}.{os.environ['RANK']}.{os.getpid()}.log"), "a", buffering=1)
-    print(f"start old={old}", file=log)
+    old = processes_of_earlier_restarts(folder, restarts)
+    opened = open(os.path.join(folder, f"{restarts}.{os.environ['RANK']}.{os.getpid()}.log"), "a", buffering=1)
+    print(f"start old={old}", file=opened)
+    return opened
+
+
+args = arguments()
+log = begin(args.log_dir)
+
+import torch  # noqa: E402 (see begin())
+import torch.distributed as dist  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+from torch.utils.data.distributed import DistributedSampler  # noqa: E402
+
+
+def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    print(f"init rank={rank} world={world} pid={os.getpid()} local={os.environ['LOCAL_RANK']}"
-          f" group={os.environ['GROUP_RANK']} master={os.environ['MASTER_ADDR']}"
-          f" restarts={restarts}", file=log)
+    print(f"init rank={rank} world={world} master={os.environ['MASTER_ADDR']}", file=log)
 
     torch.manual_seed(7)
     inputs = torch.randn(96, 8)
@@ -92,5 +106,4 @@ def main():
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+main()
