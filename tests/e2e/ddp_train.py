@@ -45,7 +45,9 @@ def begin(folder):
     restarts = int(os.environ.get("REGROUP_GENERATION", "1")) - 1
     old = processes_of_earlier_restarts(folder, restarts)
     opened = open(os.path.join(folder, f"{restarts}.{os.environ['RANK']}.{os.getpid()}.log"), "a", buffering=1)
-    print(f"start old={old}", file=opened)
+    # A node's agent is what started the supervisor of its ranks.
+    print(f"start old={old} agent={stat(os.getppid())[1]} local={os.environ['LOCAL_RANK']} world={os.environ['WORLD_SIZE']}",
+          file=opened)
     return opened
 
 

@@ -34,6 +34,16 @@ def epochs_of(logs, restarts):
     return [int(e) for count, _, _, text in logs if count == restarts for e in re.findall(r"^epoch=(\d+)", text, re.M)]
 
 
+def places(logs, restarts):
+    """{rank: (its node's agent, local rank)} of the ranks that started then, and how many there were to be."""
+    found, world = {}, 0
+    for count, rank, _, text in logs:
+        if count == restarts:
+            agent, local, world = map(int, re.match(r"start .* agent=(\d+) local=(\d+) world=(\d+)$", text, re.M).groups())
+            found[rank] = agent, local
+    return found, world
+
+
 def parameters(logs):
     """What rank 0 of the last start ended with."""
     text = [text for _, rank, _, text in logs if rank == 0][-1]
@@ -107,10 +117,20 @@ class Training(e2e.TestCase):
         self.assertEqual(highest, EPOCHS - 1)
         for count, rank, pid, text in logs:
             self.assertIn("start old=[]", text, f"rank {rank} (pid {pid}) of restart {count} met processes of the one before")
+        self.judge_ranks(logs)
         size = 2 if lost_node else 4
         self.assertEqual([rank for count, rank, _, text in logs if count == last and "done" in text], list(range(size)))
         for mine, wanted in zip(parameters(logs), self.undisturbed(), strict=True):
             self.assertAlmostEqual(mine, wanted, delta=1e-3)
+
+    def judge_ranks(self, logs):
+        """Where a rank's node survived, and the next world still has that rank, it is the same process slot there."""
+        starts = sorted({count for count, _, _, _ in logs})
+        for before, after in zip(starts, starts[1:]):
+            (old, _), (new, world) = places(logs, before), places(logs, after)
+            survivors = {agent for agent, _ in new.values()}
+            stay = {rank: place for rank, place in old.items() if rank < world and place[0] in survivors}
+            self.assertEqual({rank: new.get(rank) for rank in stay}, stay, f"ranks of restart {before} moved in restart {after}")
 
 
 class Launched(Training):
