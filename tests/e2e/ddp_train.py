@@ -62,6 +62,7 @@ from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 
 def main():
+    print("joins", file=log)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()

@@ -1,8 +1,9 @@
 """A plain PyTorch script under Regroup: processes and nodes are killed at random moments, nothing is lost.
 
-    pytorch_test.py                  two seeds, under `regroup run` and submitted to daemon agents
-    pytorch_test.py --seeds 0:20     the seeds 0 to 19
+    pytorch_test.py                  two seeds under `regroup run`, two submitted to daemon agents
+    pytorch_test.py --seeds 0:20     the seeds 0 to 19 in both ways
 """
+import collections
 import glob
 import os
 import random
@@ -11,13 +12,26 @@ import signal
 import subprocess
 import sys
 import time
+import unittest
 
 import regroup_e2e as e2e
 
 EPOCHS = 8
-SEEDS = range(2)
+MOMENTS = ("init", "step", "save")
+SEEDS = {"run": (8, 9), "submit": (3, 13)}
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ddp_train.py")
 PROBE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "store_probe.py")
+
+
+# Who is killed, and when. `reached`: at init so many ranks that wait for each other, else an epoch; `delay_s`: after a step.
+Kill = collections.namedtuple("Kill", "moment reached delay_s victim which")
+
+
+def kill_of(way, seed):
+    rng = random.Random(f"{way} {seed}")
+    moment, victim = rng.choice(MOMENTS), rng.choice(["worker", "node"])
+    reached = rng.randrange(1, 5) if moment == "init" else rng.randrange(1, EPOCHS - 2)
+    return Kill(moment, reached, 0.1 * rng.random(), victim, rng.randrange(4 if victim == "worker" else 2))
 
 
 def worker_logs(folder):
@@ -86,21 +100,22 @@ class Training(e2e.TestCase):
         newest = max((count for count, _, _, _ in logs), default=-1)
         return [pid for count, _, pid, _ in logs if count == newest and newest > above]
 
-    def at_random_moment(self, rng):
-        """Waits for a moment of the training: while workers start, in a step, or in the middle of a save."""
-        moment = rng.choice(["init", "step", "save"])
+    def await_moment(self, kill):
+        """Ranks that make their process group, a step, or a save in its middle."""
         e2e.wait_for(lambda: len(self.workers()) == 4, 60, "four workers", self.fx.describe)
-        if moment == "init":
-            time.sleep(rng.random())
-            return moment
-        reached = rng.randrange(1, EPOCHS - 2)
-        e2e.wait_for(lambda: max(epochs_of(worker_logs(self.logs), 0), default=-1) >= reached, 60, f"epoch {reached}",
+        if kill.moment == "init":
+            e2e.wait_for(lambda: sum("joins" in text for _, _, _, text in worker_logs(self.logs)) >= kill.reached, 60,
+                         f"{kill.reached} ranks that join", self.fx.describe)
+            return
+        e2e.wait_for(lambda: max(epochs_of(worker_logs(self.logs), 0), default=-1) >= kill.reached, 60, f"epoch {kill.reached}",
                      self.fx.describe)
-        if moment == "save":
+        if kill.moment == "save":
             e2e.wait_for(lambda: glob.glob(self.checkpoint + ".*.tmp"), 20, "a save in progress", self.fx.describe, every=0)
         else:
-            time.sleep(0.1 * rng.random())
-        return moment
+            time.sleep(kill.delay_s)
+
+    def kill_worker(self, which):
+        os.kill(self.workers()[which], signal.SIGKILL)
 
     def judge(self, lost_node):
         """What must hold after the job succeeded."""
@@ -140,23 +155,21 @@ class Launched(Training):
                                env={"PYTHON_EXEC": self.python})
 
     def one_seed(self, seed):
-        rng = random.Random(f"run {seed}")
+        kill = kill_of("run", seed)
         port = e2e.free_port()
         launchers = [self.launch(name, port) for name in ("node0", "node1")]
-        moment = self.at_random_moment(rng)
-        lost_node = rng.random() < 0.5
-        if lost_node:
+        self.await_moment(kill)
+        if kill.victim == "node":
             self.fx.expects_run_directories = True
-            victim = rng.randrange(2)
-            e2e.kill_tree(launchers[victim].pid, sparing="coordinator")
-            launchers[victim].kill()
-            del launchers[victim]
+            launcher = launchers.pop(kill.which)
+            e2e.kill_tree(launcher.pid, sparing="coordinator")
+            launcher.kill()
         else:
-            os.kill(rng.choice(self.workers()), signal.SIGKILL)
+            self.kill_worker(kill.which)
         self.let_end()
         for launcher in launchers:
-            self.assertEqual(launcher.wait(120), 0, f"seed {seed}, {moment}: {launcher}")
-        self.judge(lost_node)
+            self.assertEqual(launcher.wait(120), 0, f"seed {seed}, {kill}: {launcher}")
+        self.judge(kill.victim == "node")
 
 
 class Submitted(Training):
@@ -180,21 +193,20 @@ class Submitted(Training):
         self.assertEqual(done.code, 0, done)
 
     def one_seed(self, seed):
-        rng = random.Random(f"submit {seed}")
+        kill = kill_of("submit", seed)
         self.submit()
-        moment = self.at_random_moment(rng)
-        lost_node = rng.random() < 0.5
-        if lost_node:
+        self.await_moment(kill)
+        if kill.victim == "node":
             self.fx.expects_run_directories = True
-            victim = self.agents[rng.choice(sorted(self.agents))]
+            victim = self.agents[f"node{kill.which}"]
             e2e.kill_tree(victim.pid)
             victim.kill()
         else:
-            os.kill(rng.choice(self.workers()), signal.SIGKILL)
+            self.kill_worker(kill.which)
         self.let_end()
         waited = self.fx.run("wait", "train", timeout=120)
-        self.assertEqual(waited.code, 0, f"seed {seed}, {moment}: {waited}")
-        self.judge(lost_node)
+        self.assertEqual(waited.code, 0, f"seed {seed}, {kill}: {waited}")
+        self.judge(kill.victim == "node")
 
 
 class AgentRestart(Submitted):
@@ -219,16 +231,28 @@ class AgentRestart(Submitted):
         self.assertEqual(sorted(self.workers()), before, "workers were restarted")
 
 
+class Seeds(unittest.TestCase):
+    def test_few_seeds_kill_everything_at_every_moment(self):
+        """Both victims in both ways; all moments; node and rank 0, which saves, where a survivor keeps its ranks."""
+        kills = {way: [kill_of(way, seed) for seed in SEEDS[way]] for way in SEEDS}
+        for way, chosen in kills.items():
+            self.assertEqual({kill.victim for kill in chosen}, {"worker", "node"}, way)
+        chosen = kills["run"] + kills["submit"]
+        self.assertEqual({kill.moment for kill in chosen}, set(MOMENTS))
+        self.assertIn(("save", "worker", 0), {(kill.moment, kill.victim, kill.which) for kill in chosen})
+        self.assertEqual({kill.which for kill in chosen if kill.victim == "node"}, {0, 1})
+
+
 def add_seeds():
-    for seed in SEEDS:
-        for case in (Launched, Submitted):
+    for way, case in (("run", Launched), ("submit", Submitted)):
+        for seed in SEEDS[way]:
             setattr(case, f"test_seed_{seed:02d}", lambda self, seed=seed: self.one_seed(seed))
 
 
 if __name__ == "__main__":
     if "--seeds" in sys.argv:
         at = sys.argv.index("--seeds")
-        SEEDS = range(*map(int, sys.argv[at + 1].split(":")))
+        SEEDS = dict.fromkeys(SEEDS, range(*map(int, sys.argv[at + 1].split(":"))))
         del sys.argv[at:at + 2]
     add_seeds()
     # The seeded tests belong to the two classes they were made for, not to what derives from them.
