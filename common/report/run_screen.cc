@@ -148,7 +148,13 @@ std::string RunScreen::AwayText(Duration now) const {
 }
 
 std::string RunScreen::Reminder(Duration now) const {
-  if (away_since_) return Cat(AwayText(now), start_ ? "; workers run on" : "; trying again");
+  if (away_since_) {
+    std::string text = AwayText(now);
+    if (!start_) return Cat(text, "; trying again");
+    text += "; waiting for it, workers are left alone";
+    if (now - *away_since_ >= kReminder) text += " · if its host died: start it there again";
+    return text;
+  }
   if (!waits_) return "";
   if (const auto* below = std::get_if<BelowMinimum>(&*waits_)) {
     int need = below->need - below->have;

@@ -476,7 +476,7 @@ class Journal(BadInput):
                 f.write(b"\xff" * 8192)
         os.kill(coordinator.pid, signal.SIGKILL)
         run.expect("regroup: warning: the coordinator of this run can't start: the journal .*journal.db is damaged: .*kept as")
-        run.expect("regroup: the coordinator 127.0.0.1.* does not answer .*workers run on")
+        run.expect("regroup: the coordinator 127.0.0.1.* does not answer .*waiting for it, workers are left alone")
         self.assertTrue(e2e.alive(pid))
         os.rename(folder, folder + ".bad")
         os.rename(folder + ".good", folder)

@@ -122,6 +122,32 @@ class Life(Nodes):
         """Only the command that has its journal can start it again."""
         self.coordinator_is_killed([self.node(i, "--state-dir", self.fx.path("state", f"n{i}"), nnodes="2") for i in range(2)])
 
+    def test_host_of_the_coordinator_dies_the_others_wait_for_its_command(self):
+        """Two survivors would be enough: what they lack is who decides, and the journal on that host's disk."""
+        def start(i):
+            return self.node(i, "--state-dir", self.fx.path("state", f"n{i}"))
+        nodes = [start(0)]
+        nodes[0].expect("1 of 2 nodes")  # So it is this one whose command starts the coordinator.
+        nodes += [start(1), start(2)]
+        generation, ranks = self.running(3)
+        self.fx.expects_run_directories = True
+        killed = e2e.kill_tree(nodes[0].pid)
+        nodes[0].kill()
+        self.assertTrue({info.pid for info in self.fx.processes("coordinator")} <= set(killed), self.fx.describe())
+        os.kill(ranks[1], signal.SIGKILL)  # It has lost a peer.
+        for node in nodes[1:]:
+            node.expect(rf"regroup: the coordinator 127\.0\.0\.1:{self.port} does not answer for 2.*; waiting for it, workers are left alone")
+        self.assertTrue(e2e.alive(ranks[2]))
+        nodes[0] = start(0)
+        _, new = self.running(3, above=generation)
+        self.assertFalse(set(new.values()) & set(ranks.values()))
+        for node in nodes[1:]:
+            node.expect("regroup: the coordinator answers again after ")
+            node.expect("regroup: node0 lost ")
+        self.finish()
+        self.assertEqual([n.wait() for n in nodes], [0, 0, 0], self.fx.describe())
+        self.assertNotRegex(nodes[1].stderr, "restart 1 of 3", "losing a node is free, and so is what follows from it")
+
     def coordinator_is_killed(self, nodes):
         _, ranks = self.running(2)
         # Each of the commands may have started one: all but the first go at once.

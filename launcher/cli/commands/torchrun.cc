@@ -25,8 +25,10 @@ class Torchrun : public LaunchCommand {
                  "the worker's. torchrun authenticates nobody, so --insecure is implied; "
                  "nodes are waited for for 600 s.\n\n"
                  "Without --rdzv-backend it is static, as under torchrun: --nnodes nodes, in the "
-                 "order of --node-rank. Exit code: that of regroup run, so the worker's own "
-                 "instead of torchrun's 1.",
+                 "order of --node-rank. When the host of the endpoint dies, the others wait until "
+                 "the same command is given there again (regroup run --help: how to keep it "
+                 "apart). Exit code: that of regroup run, so the worker's own instead of "
+                 "torchrun's 1.",
              .example = "regroup-torchrun --standalone --nproc-per-node 2 train.py\n"
                         "regroup-torchrun --nnodes 2:4 --nproc-per-node gpu --max-restarts 3 \\\n"
                         "  --rdzv-backend c10d --rdzv-endpoint node0:29400 --rdzv-id 1 train.py",

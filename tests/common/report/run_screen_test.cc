@@ -234,10 +234,15 @@ TEST_F(RunScreenTest, UnreachableCoordinatorIsPatientAndVisible) {
   EXPECT_EQ(screen_->NextTick(), Duration(42s));
   EXPECT_EQ(screen_->CoordinatorBack(41s), "");
   EXPECT_EQ(screen_->CoordinatorAway(50s, "reset"), "");
-  EXPECT_EQ(
-      screen_->Tick(52s),
-      "regroup: the coordinator 10.0.0.4:29400 does not answer for 2.0s (reset); workers run on\n");
-  EXPECT_EQ(screen_->CoordinatorBack(55s), "regroup: the coordinator answers again after 5.0 s\n");
+  EXPECT_EQ(screen_->Tick(52s),
+            "regroup: the coordinator 10.0.0.4:29400 does not answer for 2.0s (reset); waiting for "
+            "it, workers are left alone\n");
+  // What it can't do by itself: come back on a host that died.
+  EXPECT_EQ(screen_->CoordinatorAway(60s, "no route to host"), "");
+  EXPECT_EQ(screen_->Tick(82s),
+            "regroup: the coordinator 10.0.0.4:29400 does not answer for 32s (no route to host); "
+            "waiting for it, workers are left alone · if its host died: start it there again\n");
+  EXPECT_EQ(screen_->CoordinatorBack(85s), "regroup: the coordinator answers again after 35 s\n");
 }
 
 TEST_F(RunScreenTest, OtherEnds) {
