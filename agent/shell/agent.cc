@@ -61,14 +61,14 @@ Agent::Agent(asio::io_context& loop, AgentOptions options, NodeFolder& folder, D
           loop, io::UniqueFd(::fcntl(options_.worker_listener.get(), F_DUPFD_CLOEXEC, 3)),
           std::max(kMinConnections, 4 * options_.core.slots),
           [this](Event event) { Post(std::move(event)); },
-          [this](std::string text) { Warn(text); }),
+          [this](const std::string& text) { Warn(text); }),
       groups_(loop, disk_, options_.groups,
               HandlerOf([this](Event event) { Post(std::move(event)); },
                         [this](const GroupKey& key) {
                           if (front_ != nullptr) front_->Output(key, groups_.LogsOf(key));
                         },
-                        [this](std::string text) { Log(text, true); },
-                        [this](std::string text) { Warn(text); })),
+                        [this](const std::string& text) { Log(text, true); },
+                        [this](const std::string& text) { Warn(text); })),
       logs_(options_.groups.log_root),
       backoff_(SeedOf(options_.core.node)),
       signals_(loop),
@@ -201,8 +201,8 @@ void Agent::RedialLater(Duration wait) {
 void Agent::Connect(const DialTarget& target) {
   target_ = target;
   Session::Handler handler;
-  handler.message = [this](v1::CoordinatorMessage message) { OnMessage(std::move(message)); };
-  handler.broken = [this](absl::Status why) { OnBroken(why); };
+  handler.message = [this](const v1::CoordinatorMessage& message) { OnMessage(message); };
+  handler.broken = [this](const absl::Status& why) { OnBroken(why); };
   session_ = std::make_unique<Session>(loop_, target.connection, std::move(handler));
   Post(CoordinatorFound{target.address, target.dialled});
 }
@@ -271,7 +271,7 @@ void Agent::Malformed(const absl::Status& why) {
   RedialLater(kRefusedWait);
 }
 
-void Agent::OnMessage(v1::CoordinatorMessage message) {
+void Agent::OnMessage(const v1::CoordinatorMessage& message) {
   const auto post = [this](auto value, auto make) {
     if (!value.ok()) return Malformed(value.status());
     Post(make(*std::move(value)));

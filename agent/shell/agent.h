@@ -46,7 +46,7 @@ struct AgentOptions {
   std::optional<LaunchRequest> launch;  // Its age is that at `started_at`.
   Instant started_at{};
   std::vector<int> forwarded_signals;  // Of a launch command, beside SIGUSR1 and SIGUSR2.
-  bool durable_memory = false;  // A service remembers whom it follows on disk.
+  bool durable_memory = false;         // A service remembers whom it follows on disk.
 };
 
 class Agent {
@@ -76,7 +76,7 @@ class Agent {
   void Dial();
   void RedialLater(Duration wait);
   void Connect(const DialTarget& target);
-  void OnMessage(v1::CoordinatorMessage message);
+  void OnMessage(const v1::CoordinatorMessage& message);
   void OnBroken(const absl::Status& why);
   void OnLaunchAnswer(const v1::LaunchAnswer& answer);
   void OpenLogs(const v1::OpenLogs& asked, Instant limit);

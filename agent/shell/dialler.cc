@@ -198,8 +198,7 @@ absl::StatusOr<DialTarget> LaunchDialler::Target() const {
   if (!launch_.endpoint) return TargetOf(absl::StrCat(folder_, "/", kCoordinatorSocketName));
   if (!hosts_ && all_.empty())
     return absl::UnavailableError(absl::StrCat(launch_.endpoint->host, " has no address"));
-  ASSIGN_OR_RETURN(DialTarget target,
-                   TargetOf(hosts_ ? endpoint_ : all_[attempt_ % all_.size()]));
+  ASSIGN_OR_RETURN(DialTarget target, TargetOf(hosts_ ? endpoint_ : all_[attempt_ % all_.size()]));
   if (!launch_.local_address.empty()) target.address = launch_.local_address;
   return target;
 }
@@ -211,7 +210,7 @@ void LaunchDialler::Find(Done done) {
   ResolveLater(
       {launch_.endpoint->host, launch_.endpoint->port},
       [this, alive = alive_, &loop = loop_, done](absl::StatusOr<std::vector<Address>> addresses) {
-        asio::post(loop, [this, alive, done, addresses] {
+        asio::post(loop, [this, alive, done, addresses = std::move(addresses)] {
           if (*alive) Resolved(addresses, done);
         });
       });

@@ -119,7 +119,7 @@ void Relay::Run() {
   changed_.notify_all();
 }
 
-void Relay::Start(std::string directory, Rules rules) {
+void Relay::Start(const std::string& directory, Rules rules) {
   if (!rules.link.empty()) {
     std::error_code ignored;  // The logs themselves are elsewhere.
     std::filesystem::create_directories(std::filesystem::path(rules.link).parent_path(), ignored);

@@ -58,7 +58,7 @@ class Relay {
     std::string filtered_file;
   };
   static constexpr int kNotShown = -1;
-  void Start(std::string directory, Rules rules);
+  void Start(const std::string& directory, Rules rules);
   void Keep(const Stream& stream, const std::string& lines);
   void Run();
   void Drop(const std::vector<std::string>& directories, std::vector<LineMixer::Piece>& out);

@@ -104,12 +104,11 @@ void C10dHost::TakeFrom(int hander) {
   const auto found = handers_.find(hander);
   if (found == handers_.end()) return;
   absl::StatusOr<io::UniqueFd> client = io::ReceiveFd(hander);
-  if (client.ok()) {
-    NoticeItsEnd(client->get());
-    server_->Adopt(*std::move(client));
-  }
-  if (!client.ok() && absl::IsUnavailable(client.status())) return;  // Nothing has arrived yet.
+  if (absl::IsUnavailable(client.status())) return;  // Nothing has arrived yet.
   handers_.erase(found);
+  if (!client.ok()) return;
+  NoticeItsEnd(client->get());
+  server_->Adopt(*std::move(client));
 }
 
 }  // namespace regroup::shim

@@ -52,7 +52,7 @@ void LogDrain::Post(Order order) {
   Signal(wake_.get());
 }
 
-void LogDrain::AddRank(int local_rank, std::string directory, io::LogLimits limits,
+void LogDrain::AddRank(int local_rank, const std::string& directory, io::LogLimits limits,
                        io::UniqueFd standard_output, io::UniqueFd standard_error) {
   Order order{.kind = Order::kAdd, .local_rank = local_rank, .pipes = {}};
   order.pipes.push_back(

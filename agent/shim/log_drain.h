@@ -26,7 +26,7 @@ class LogDrain {
   ~LogDrain();  // REQUIRES: done() or Abandon() before.
 
   // Read ends of the pipes of one rank.
-  void AddRank(int local_rank, std::string directory, io::LogLimits limits,
+  void AddRank(int local_rank, const std::string& directory, io::LogLimits limits,
                io::UniqueFd standard_output, io::UniqueFd standard_error);
   // The rank has ended: what its pipes hold now is all that is waited for, though a process it left
   // may hold them open.

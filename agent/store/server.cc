@@ -140,8 +140,8 @@ void Server::Read(ConnectionId id, Connection& connection) {
   }
 }
 
-void Server::Deliver(std::vector<Reply> replies) {
-  for (Reply& reply : replies) {
+void Server::Deliver(const std::vector<Reply>& replies) {
+  for (const Reply& reply : replies) {
     auto found = connections_.find(reply.connection);
     if (found == connections_.end() || found->second.broken) continue;
     found->second.unsent += reply.bytes;

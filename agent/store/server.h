@@ -67,7 +67,7 @@ class Server {
   void AcceptSome();
   void Take(io::UniqueFd fd, const Address& peer);
   void Read(ConnectionId id, Connection& connection);
-  void Deliver(std::vector<Reply> replies);
+  void Deliver(const std::vector<Reply>& replies);
   void Flush(Connection& connection, ConnectionId id);
   void Break(ConnectionId id, Connection& connection);
   void SweepBroken();

@@ -68,8 +68,8 @@ bool IsIpLiteral(std::string_view host) {
 
 namespace wire {
 
-void Checker::Fail(std::string message) {
-  if (status_.ok()) status_ = absl::InvalidArgumentError(std::move(message));
+void Checker::Fail(absl::string_view message) {
+  if (status_.ok()) status_ = absl::InvalidArgumentError(message);
 }
 
 void Checker::OutOfRange(std::string_view field, const std::string& value, std::int64_t low,

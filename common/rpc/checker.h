@@ -78,7 +78,7 @@ class Checker {
     return table[0].second;
   }
 
-  void Fail(std::string message);
+  void Fail(absl::string_view message);
   const absl::Status& status() const { return status_; }
 
   template <class T>

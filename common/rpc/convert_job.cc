@@ -195,7 +195,7 @@ absl::StatusOr<Notice> FromProto(const pb::Notice& value) {
   notice.signal = check.Number<int>("signal", value.signal(), 0, 64);
   notice.left = check.NonNegative("left", value.left_ns());
   notice.withdrawn = value.withdrawn();
-  return check.Finish(std::move(notice));
+  return check.Finish(notice);
 }
 
 }  // namespace regroup

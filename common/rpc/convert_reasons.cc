@@ -345,7 +345,7 @@ absl::StatusOr<RestartPhases> FromProto(const pb::RestartPhases& value) {
   out.restore = TakeOptional(check, "restore", value.has_restore_ns(), value.restore_ns());
   out.first_step =
       TakeOptional(check, "first_step", value.has_first_step_ns(), value.first_step_ns());
-  return check.Finish(std::move(out));
+  return check.Finish(out);
 }
 
 pb::JobEvent ToProto(const JobEvent& value) {

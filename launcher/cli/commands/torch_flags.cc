@@ -119,7 +119,7 @@ absl::Status ParseSignals(std::string_view text, TorchFlags& flags) {
     if (name.empty()) continue;
     std::transform(name.begin(), name.end(), name.begin(),
                    [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
-    if (name.rfind("SIG", 0) != 0) name = "SIG" + name;
+    if (name.rfind("SIG", 0) != 0) name.insert(0, "SIG");
     auto found = std::find_if(kSignals.begin(), kSignals.end(),
                               [&](const NamedSignal& s) { return s.name == name; });
     if (found == kSignals.end()) {

@@ -84,7 +84,7 @@ void LogMerge::Push(WallTime at, std::string text) {
   items_.push_back({at, std::move(text), round_});
 }
 
-void LogMerge::Add(LogEntry entry) { Push(entry.at, RenderEntry(entry, form_, style_)); }
+void LogMerge::Add(const LogEntry& entry) { Push(entry.at, RenderEntry(entry, form_, style_)); }
 
 std::string LogMerge::Separator(const GenerationEnded& ended, WallTime at,
                                 const GenerationFormed* next) const {

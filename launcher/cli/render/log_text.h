@@ -37,7 +37,7 @@ class LogMerge {
   LogMerge(JobView job, LogForm form, TextStyle style)
       : job_(std::move(job)), form_(form), style_(style) {}
 
-  void Add(LogEntry entry);
+  void Add(const LogEntry& entry);
   void Add(const JobEvent& event);  // Only ends and beginnings of generations show.
 
   // Everything up to `until`, in order of time, ready to print; all of it without `until`.

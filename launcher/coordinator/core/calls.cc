@@ -280,8 +280,11 @@ absl::StatusOr<JobId> Engine::Resolve(const std::string& reference) const {
 void Engine::On(const ReadAsked& event) {
   if (!event.wait_for_end) {
     absl::StatusOr<ReadReply> reply = Read(event.filter, now_, wall_);
-    if (reply.ok()) Do(Answer{event.call, *std::move(reply)});
-    if (!reply.ok()) Do(Answer{event.call, reply.status()});
+    if (!reply.ok()) {
+      Do(Answer{event.call, reply.status()});
+    } else {
+      Do(Answer{event.call, *std::move(reply)});
+    }
     return;
   }
   absl::StatusOr<JobId> id = Resolve(event.filter.job);

@@ -261,7 +261,7 @@ void Engine::FailJob(Job& job, const FailReason& failed, const std::optional<End
 }
 
 // Final. `reason`: how a generation that still runs is recorded.
-void Engine::SetVerdict(Job& job, Verdict verdict, EndReason reason, StopReason stop,
+void Engine::SetVerdict(Job& job, Verdict verdict, const EndReason& reason, StopReason stop,
                         Duration grace) {
   if (const GenerationRow* next = ProposedOf(job)) Void(job, next->generation, {});
   const bool succeeded = verdict.state == VerdictState::kSucceeded;

@@ -214,7 +214,8 @@ class Engine {
   std::vector<Duration> ChargeAges(const Job& job) const;
   int Charges(const Job& job) const;
   int OpenCharges(const Job& job) const;
-  void SetVerdict(Job& job, Verdict verdict, EndReason reason, StopReason stop, Duration grace);
+  void SetVerdict(Job& job, Verdict verdict, const EndReason& reason, StopReason stop,
+                  Duration grace);
   void FailJob(Job& job, const FailReason& failed, const std::optional<EndReason>& root);
   bool FinishEnding(Job& job);
   bool HasUnkillable(const Job& job, const Node& node) const;

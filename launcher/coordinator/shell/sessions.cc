@@ -180,7 +180,7 @@ void Sessions::Obey(SessionId id, Session& session, Instant received, Decoded me
     return BeginClose(at, is_hello ? Protocol("this session said hello twice", "")
                                    : Protocol("this session did not begin with hello", ""));
   }
-  const auto step = [&](Event event) { loop_.Step(received, event); };
+  const auto step = [&](const Event& event) { loop_.Step(received, event); };
   std::visit(wire::Overloaded{
                  [&](Hello& hello) {
                    session.timer.cancel();
