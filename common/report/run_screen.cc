@@ -217,12 +217,20 @@ std::vector<std::string> RunScreen::FlushHeld() {
 std::vector<std::string> RunScreen::FlushJoined() {
   std::vector<std::string> lines;
   for (const NodeJoined& joined : joined_) {
-    lines.push_back(Cat(joined.node, " joined · ", joined.have, " of ",
-                        FormatNnodes(joined.min, joined.max), " nodes"));
+    lines.push_back(Cat(joined.node,
+                        joined.have > joined.max ? " joined as a spare · " : " joined · ",
+                        joined.have, " of ", FormatNnodes(joined.min, joined.max), " nodes"));
   }
   joined_.clear();
+  if (spare_) {
+    lines.push_back(Cat("this node waits as a spare · ", spare_->have, " of ",
+                        FormatNnodes(spare_->min, spare_->max), " nodes"));
+  }
+  spare_.reset();
   return lines;
 }
+
+bool RunScreen::IsMe(const std::string& node) const { return start_ && node == start_->node_name; }
 
 std::string RunScreen::Arrivals() {
   std::vector<std::string> names;
@@ -239,7 +247,7 @@ std::string RunScreen::OnEvent(Duration now, const JobEvent& event) {
 
 std::vector<std::string> RunScreen::On(Duration now, const JobEventBody& body) {
   if (const auto* joined = std::get_if<NodeJoined>(&body)) return OnJoined(now, *joined);
-  if (const auto* formed = std::get_if<GenerationFormed>(&body)) return OnFormed(*formed);
+  if (const auto* formed = std::get_if<GenerationFormed>(&body)) return OnFormed(now, *formed);
   if (const auto* running = std::get_if<GenerationRunning>(&body)) return OnRunning(*running);
   if (const auto* ended = std::get_if<GenerationEnded>(&body))
     return OnGenerationEnded(now, *ended);
@@ -249,7 +257,7 @@ std::vector<std::string> RunScreen::On(Duration now, const JobEventBody& body) {
     return {Cat(left->node, left->stays ? " can't prepare" : " left", why)};
   }
   if (const auto* leaving = std::get_if<NodeWillLeave>(&body)) {
-    if (start_ && leaving->node == start_->node_name) return {};  // Leaving() has said so.
+    if (IsMe(leaving->node)) return {};  // Leaving() has said so.
     if (leaving->notice.withdrawn) return {Cat(leaving->node, " stays after all")};
     std::string why = leaving->notice.signal == 0 ? "notice" : SignalName(leaving->notice.signal);
     return {
@@ -258,25 +266,36 @@ std::vector<std::string> RunScreen::On(Duration now, const JobEventBody& body) {
   if (std::holds_alternative<JobEnded>(body)) {  // Ended() tells how: it has the whole view.
     held_.reset();
     joined_.clear();
+    spare_.reset();
     held_until_.reset();
   }
   return {};  // Commits are no news for a launch command.
 }
 
 std::vector<std::string> RunScreen::OnJoined(Duration now, const NodeJoined& joined) {
-  if (start_ && joined.node == start_->node_name) return {};
-  joined_.push_back(joined);
+  if (IsMe(joined.node)) {
+    if (joined.have <= joined.max) return {};
+    spare_ = joined;
+  } else {
+    joined_.push_back(joined);
+  }
   if (joined.have < joined.min) return FlushJoined();
   HoldUntil(now + kHold);
   return {};
 }
 
-std::vector<std::string> RunScreen::OnFormed(const GenerationFormed& formed) {
+std::vector<std::string> RunScreen::OnFormed(Duration now, const GenerationFormed& formed) {
   waits_.reset();
   if (!away_since_) next_reminder_.reset();
   std::vector<std::string> lines;
   if (held_) lines.push_back(*std::exchange(held_, std::nullopt));
   held_until_.reset();
+  if (std::any_of(formed.members.begin(), formed.members.end(),
+                  [this](const std::string& name) { return IsMe(name); })) {
+    spare_.reset();
+  } else if (spare_) {
+    HoldUntil(now + kHold);
+  }
   if (formed.generation.value() > 1) {
     formed_ = formed;
     return lines;

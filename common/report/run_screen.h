@@ -76,13 +76,14 @@ class RunScreen {
   std::vector<std::string> FlushJoined();
   std::vector<std::string> On(Duration now, const JobEventBody& body);
   std::vector<std::string> OnJoined(Duration now, const NodeJoined& joined);
-  std::vector<std::string> OnFormed(const GenerationFormed& formed);
+  std::vector<std::string> OnFormed(Duration now, const GenerationFormed& formed);
   std::vector<std::string> OnRunning(const GenerationRunning& running);
   std::vector<std::string> OnGenerationEnded(Duration now, const GenerationEnded& ended);
   std::vector<std::string> OnWaits(Duration now, const WaitReason& reason);
   std::string AwayText(Duration now) const;  // REQUIRES: away_since_.
   std::string Reminder(Duration now) const;
   std::string Arrivals();
+  bool IsMe(const std::string& node) const;
   ReasonContext Context() const;
   void HoldUntil(Duration when);
 
@@ -92,7 +93,8 @@ class RunScreen {
   std::optional<RunStart> start_;
   std::uint64_t last_event_ = 0;
   bool taught_ = false;
-  std::vector<NodeJoined> joined_;  // Arrivals that go into the generation's line.
+  std::vector<NodeJoined> joined_;   // Arrivals that go into the generation's line.
+  std::optional<NodeJoined> spare_;  // This node's own, one too many: until it is known to stay so.
   std::optional<GenerationFormed>
       formed_;                          // Formed, not yet running: its line waits for the phases.
   std::optional<std::string> held_;     // A failure that the final report may be about.

@@ -102,6 +102,26 @@ class Life(Nodes):
         self.finish()
         self.assertEqual([n.wait() for n in (nodes[0], nodes[1], back)], [0, 0, 0], self.fx.describe())
 
+    def test_a_spare_takes_the_place_of_a_lost_node(self):
+        """One too many is normal: it waits, says so, touches nobody, and is in the next group without any wait."""
+        nodes = [self.node(0, nnodes="2")]
+        nodes[0].expect("1 of 2 nodes")  # Its command starts the coordinator.
+        nodes.append(self.node(1, nnodes="2"))
+        before = self.running(2)
+        nodes.append(self.node(2, nnodes="2"))
+        nodes[2].expect("regroup: this node waits as a spare · 3 of 2 nodes")
+        nodes[0].expect("regroup: node2 joined as a spare · 3 of 2 nodes")
+        self.assertEqual(self.running(2), before, "workers were touched")
+        begun = time.monotonic()
+        self.kill_node(nodes[1])
+        generation, _ = self.running(2, above=before[0])
+        self.assertLess(time.monotonic() - begun, 2)
+        with open(self.marks) as f:
+            rows = [list(map(int, line.split())) for line in f]
+        self.assertEqual({row[5]: row[3] for row in rows if row[0] == generation}, {0: 0, 2: 1}, "the lost node's rank")
+        self.finish()
+        self.assertEqual([nodes[0].wait(), nodes[2].wait()], [0, 0], self.fx.describe())
+
     def test_silent_node_is_lost_by_the_lease(self):
         nodes = [self.node(i) for i in range(3)]
         generation, _ = self.running(3)

@@ -197,6 +197,23 @@ TEST_F(RunScreenTest, ArrivalOfANodeThatIsNotNeededYetIsToldWithinASecond) {
             "stop .22 form .03 spawn .05)\n");
 }
 
+TEST_F(RunScreenTest, SpareNodesAreToldApart) {
+  (void)screen_->Started(0s, Start());
+  (void)On(GenerationFormed{Generation(1), 3, 6, 3ms, {"node1", "node2", "node3"}});
+  EXPECT_EQ(On(NodeJoined{"node0", 4, 2, 3}, 1s) + On(NodeJoined{"node4", 5, 2, 3}, 1s), "");
+  EXPECT_EQ(screen_->Tick(2s),
+            "regroup: node4 joined as a spare · 5 of 2:3 nodes\n"
+            "regroup: this node waits as a spare · 4 of 2:3 nodes\n");
+  EXPECT_EQ(screen_->NextTick(), std::nullopt);
+  // Which of those that come at once is one too many is known once a group has formed.
+  EXPECT_EQ(On(NodeJoined{"node0", 4, 2, 3}, 10s), "");
+  EXPECT_EQ(On(GenerationFormed{Generation(2), 3, 6, 3ms, {"node1", "node2", "node4"}}, 10s), "");
+  EXPECT_EQ(screen_->Tick(11s), "regroup: this node waits as a spare · 4 of 2:3 nodes\n");
+  EXPECT_EQ(On(NodeJoined{"node0", 4, 2, 3}, 20s), "");
+  EXPECT_EQ(On(GenerationFormed{Generation(3), 3, 6, 3ms, {"node0", "node1", "node2"}}, 20s), "");
+  EXPECT_EQ(screen_->NextTick(), std::nullopt);
+}
+
 TEST_F(RunScreenTest, LastRestartIsToldOnceItIsKnownNotToBeTheEnd) {
   (void)screen_->Started(0s, Start());
   (void)On(GenerationFormed{Generation(1), 2, 4, 3ms, {}});
