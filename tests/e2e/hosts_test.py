@@ -1,4 +1,5 @@
 """Two hosts (network and UTS namespaces): own addresses, host names that nothing resolves, or only to 127.0.1.1."""
+import itertools
 import os
 import re
 import signal
@@ -32,18 +33,22 @@ class TwoHosts(pytorch_test.Training):
     def train(self, endpoints):
         """Starts a node on each host and waits until their training goes on."""
         launchers = [self.launch(host, endpoint) for host, endpoint in zip(self.hosts, endpoints)]
+        self.await_epoch_1()
+        return launchers
+
+    def await_epoch_1(self):
         e2e.wait_for(lambda: len(self.workers()) == 4, 60, "four workers", self.fx.describe)
         e2e.wait_for(lambda: max(pytorch_test.epochs_of(pytorch_test.worker_logs(self.logs), 0), default=-1) >= 1, 60, "epoch 1",
                      self.fx.describe)
-        return launchers
 
-    def finish(self, launchers, meets_at):
-        """The job goes on to its end, by the right addresses."""
+    def finish(self, launchers, *meet_at):
+        """The job goes on to its end, its ranks meeting at these addresses one after the other."""
         self.let_end()
         for launcher in launchers:
             self.assertEqual(launcher.wait(120), 0, self.fx.describe())
-        masters = [re.search(r"master=(\S+)", text) for _, _, _, text in pytorch_test.worker_logs(self.logs)]
-        self.assertEqual({master.group(1) for master in masters if master}, {meets_at})
+        masters = [address for _, _, _, text in pytorch_test.worker_logs(self.logs)
+                   for address in re.findall(r"^init .* master=(\S+)", text, re.M)]
+        self.assertEqual([address for address, _ in itertools.groupby(masters)], list(meet_at))
 
     def kill_a_worker_at(self, endpoints):
         launchers = self.train(endpoints)
@@ -63,10 +68,34 @@ class TwoHosts(pytorch_test.Training):
         e2e.kill_tree(lost.pid)
         lost.kill()
 
+    def service(self, host, role, *options):
+        return self.fx.service(*host.command(e2e.binary("regroup"), role, *options, "--insecure", "--state-dir",
+                                             self.fx.path("state", f"{role}-{host.name}")))
+
+    def test_submitted_and_node_of_group_rank_0_killed(self):
+        """Its host refuses the witness at once; the survivor goes on at an address of its own."""
+        self.fx.expects_run_directories = True
+        first, second = self.hosts
+        self.service(first, "coordinator", "--listen", first.ipv4)
+        agents = [self.service(host, "agent", "--coordinator", first.ipv4, "--slots", "2") for host in self.hosts]
+        self.fx.env["REGROUP_COORDINATOR"] = "unix:" + self.fx.path("state", f"coordinator-{first.name}", "coordinator-29400",
+                                                                    "coordinator.sock")
+        e2e.wait_for(lambda: self.fx.run("nodes").stdout.count("ready") == 2, 20, "two nodes", self.fx.describe, every=0.1)
+        done = self.fx.run("submit", "--nnodes", "1:2", "--nproc-per-node", "2", "--name", "train", "--", self.python, "-u",
+                           *self.arguments())
+        self.assertEqual(done.code, 0, done)
+        self.await_epoch_1()
+        e2e.kill_tree(agents[0].pid)
+        agents[0].kill()
+        e2e.wait_for(lambda: len(self.workers(above=0)) == 2, 4, "the survivor's ranks before the lease is over", self.fx.describe)
+        self.finish([self.fx.regroup("wait", "train")], first.ipv4, second.ipv4)
+        self.judge(lost_node=True)
+
 
 class NamesResolveToLoopback(TwoHosts):
     RESOLVES = True
-    test_ipv4 = test_ipv6_and_host_goes_silent = None  # Literal addresses: no name is asked for.
+    # Literal addresses: no name is asked for.
+    test_ipv4 = test_ipv6_and_host_goes_silent = test_submitted_and_node_of_group_rank_0_killed = None
 
     def test_endpoint_by_name(self):
         """The host dials its own name, 127.0.1.1 as on a stock Debian; the other one dials its address."""

@@ -141,6 +141,8 @@ class Training(e2e.TestCase):
     def judge_ranks(self, logs):
         """Where a rank's node survived, and the next world still has that rank, it is the same process slot there."""
         starts = sorted({count for count, _, _, _ in logs})
+        first, last = ({agent for agent, _ in places(logs, count)[0].values()} for count in (starts[0], starts[-1]))
+        self.assertTrue(first & last, "no node survived")
         for before, after in zip(starts, starts[1:]):
             (old, _), (new, world) = places(logs, before), places(logs, after)
             survivors = {agent for agent, _ in new.values()}
