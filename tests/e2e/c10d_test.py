@@ -1,14 +1,18 @@
 """Real torchrun agents meet at a coordinator's port, and do not notice when the coordinator is killed."""
+import collections
 import os
 import signal
 import socket
 
 import regroup_e2e as e2e
 
-# Tells rank and pid by a file's name, and waits for the test.
+Worker = collections.namedtuple("Worker", "rank pid agent world master_port")
+
+# Tells all of that by a file's name, and waits for the test.
 WORKER = """
 import os, sys, time
-open(os.path.join(sys.argv[1], f"{os.environ['RANK']}.{os.getpid()}"), "w").close()
+said = [os.environ["RANK"], os.getpid(), os.getppid(), os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"]]
+open(os.path.join(sys.argv[1], ".".join(map(str, said))), "w").close()
 while not os.path.exists(sys.argv[1] + ".finish"):
     time.sleep(0.05)
 """
@@ -36,25 +40,26 @@ class Torchrun(e2e.TestCase):
     def folder(self):
         return self.fx.path("state", "c", f"coordinator-{self.port}")
 
-    def launch(self, marks, job="job", restarts=2):
+    def launch(self, marks, nnodes=NODES, conf="", **env):
         os.mkdir(marks)
-        return [self.fx.start(self.python, "-m", "torch.distributed.run", "--nnodes", self.NODES, "--nproc-per-node", "1",
-                              "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", job,
-                              "--max-restarts", restarts, "--local-addr", "127.0.0.1", self.script, marks,
-                              env={"PYTHONUNBUFFERED": "1"}) for _ in range(self.NODES)]
+        return [self.fx.start(self.python, "-m", "torch.distributed.run", "--nnodes", nnodes, "--nproc-per-node", "1",
+                              "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", "job",
+                              "--rdzv-conf", conf, "--max-restarts", "2", "--local-addr", "127.0.0.1", self.script, marks,
+                              env={"PYTHONUNBUFFERED": "1", **env}) for _ in range(self.NODES)]
 
-    def running(self, marks, but=()):
-        """rank -> pid, once every rank lives in a process that is none of `but`. Restarts are counted by each torchrun for
-        itself."""
+    def running(self, marks, but=None, world=NODES):
+        """rank -> Worker, once every rank of the world lives in a process that is none of the workers `but`. Restarts are
+        counted by each torchrun for itself."""
+        old = {worker.pid for worker in (but or {}).values()}
         def look():
-            marked = [name.split(".") for name in os.listdir(marks)]
-            ranks = {int(rank): int(pid) for rank, pid in marked if int(pid) not in but and e2e.alive(int(pid))}
-            return ranks if sorted(ranks) == list(range(self.NODES)) else None
-        return e2e.wait_for(look, 60, f"{self.NODES} ranks, none of {list(but)}", self.fx.describe, every=0.05)
+            marked = [Worker(*map(int, name.split("."))) for name in os.listdir(marks)]
+            ranks = {w.rank: w for w in marked if w.world == world and w.pid not in old and e2e.alive(w.pid)}
+            return ranks if sorted(ranks) == list(range(world)) else None
+        return e2e.wait_for(look, 60, f"{world} ranks, none of {old}", self.fx.describe, every=0.05)
 
     def finish(self, marks, agents):
         open(marks + ".finish", "w").close()
-        self.assertEqual([agent.wait(60) for agent in agents], [0] * self.NODES, self.fx.describe())
+        self.assertEqual([agent.wait(60) for agent in agents], [0] * len(agents), self.fx.describe())
 
     def test_coordinator_is_killed_then_a_worker(self):
         marks = self.fx.path("work", "marks")
@@ -63,17 +68,30 @@ class Torchrun(e2e.TestCase):
         self.coordinator.kill()
         self.serve()
         self.assertEqual(self.running(marks), before, "workers were touched")
-        os.kill(before[1], signal.SIGKILL)
-        self.running(marks, but=before.values())
+        os.kill(before[1].pid, signal.SIGKILL)
+        self.running(marks, but=before)
         self.finish(marks, agents)
         self.assertEqual(self.fx.run("nodes", "--coordinator", f"unix:{self.folder()}/coordinator.sock").code, 0)
 
-    def test_the_same_id_can_be_used_again(self):
-        for attempt in ("first", "second"):
-            marks = self.fx.path("work", attempt)
-            agents = self.launch(marks)
-            self.running(marks)
-            self.finish(marks, agents)
+    def test_the_same_id_again_then_the_node_of_rank_0_is_killed(self):
+        """torchrun takes for dead who missed keep-alives, by default for 15 s; and without the variable its other agents
+        would send their workers to the store that the dead one had."""
+        marks = self.fx.path("work", "first")
+        agents = self.launch(marks)
+        self.running(marks)
+        self.finish(marks, agents)
+        marks = self.fx.path("work", "second")
+        agents = self.launch(marks, f"2:{self.NODES}", "keep_alive_interval=1,last_call_timeout=1",
+                             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+        before = self.running(marks)
+        dead = before[0].agent
+        e2e.kill_tree(dead)
+        os.kill(before[1].pid, signal.SIGKILL)  # As a rank ends that has lost a peer.
+        after = self.running(marks, but=before, world=self.NODES - 1)
+        self.assertEqual({worker.agent for worker in after.values()}, {agent.pid for agent in agents} - {dead})
+        (store,) = {worker.master_port for worker in after.values()}
+        self.assertNotEqual(store, before[0].master_port)
+        self.finish(marks, [agent for agent in agents if agent.pid != dead])
 
     def test_both_protocols_at_once_and_garbage(self):
         """gRPC goes on beside torchrun's store; what is neither is closed, and only that."""
