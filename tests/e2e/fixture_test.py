@@ -136,6 +136,25 @@ class FixtureTest(unittest.TestCase):
             self.assertIn("terminal: its modes", terminal.text)
             self.assertFalse(terminal.modes_kept())
 
+    def test_terminal_modes_of_a_program(self):
+        """Each terminal that the fixture gave to a program counts, also one that the test has closed."""
+        for close in ("", "t.close()"):
+            self.assert_caught(f"""
+                t = self.fx.terminal("stty", "raw")
+                self.assertEqual(t.wait(), 0)
+                {close}
+            """, "terminal of stty raw: its modes are not what they were")
+
+    def test_terminal_modes_that_were_put_back(self):
+        """Nor does a program count that did not end by itself: it was never asked to put them back."""
+        result = self.inner("""
+            t = self.fx.terminal("sh", "-c", 'before=$(stty -g); stty raw; stty "$before"')
+            self.assertEqual(t.wait(), 0)
+            killed = self.fx.terminal("sh", "-c", "stty -echo; echo here; exec sleep 600")
+            killed.expect("here")
+        """).run()
+        self.assertEqual(result.returncode, 0, result.stderr)
+
     def test_a_terminal_program(self):
         result = self.inner("""
             with self.fx.terminal("sh", "-c", "stty size; trap 'echo caught; exit 5' INT; while :; do sleep 0.1; done",

@@ -12,8 +12,9 @@
 
 Each test gets a Fixture `self.fx`: a private folder with a short path (state, runtime, home and temporary directories
 in it), programs started in it, and at the end a comparison of processes, listening sockets, /dev/shm, /tmp, run
-directories, control groups, network namespaces and terminal modes with those before. What is left fails the test. A
-guard process does the same when the test itself is killed. Register a file with regroup_e2e_test() in CMake.
+directories, control groups, network namespaces and modes of terminals (the test's own, and each that a program was given)
+with those before. What is left fails the test. A guard process does the same when the test itself is killed. Register a
+file with regroup_e2e_test() in CMake.
 
 By hand: python3 tests/e2e/x_test.py [Class.test]. REGROUP_BIN_DIR names another folder of programs than the release
 build's; REGROUP_E2E_KEEP=1 keeps folders.
@@ -230,6 +231,7 @@ class Fixture:
             self._poll()
             self._hurry_coordinators()
             time.sleep(0.02)
+        left += [f"terminal of {' '.join(t.argv)}: its modes are not what they were" for t in self._terminals if t.spoilt]
         if left or failed:
             print(shown or self.describe(), file=sys.stderr)
         self._clean()

@@ -1,7 +1,7 @@
 """Ctrl-C, closed terminals and their relatives: `regroup run` on a real terminal ends as a shell user expects."""
 import os
+import re
 import signal
-import subprocess
 import sys
 import time
 
@@ -27,7 +27,7 @@ class CtrlC(e2e.TestCase):
         terminal = self.fx.terminal("timeout", "--foreground", "60", *self.run_command())
         terminal.expect("working")
         terminal.send("\x03")
-        terminal.wait(20)
+        self.assertEqual(terminal.wait(20), 130, terminal)  # timeout's code is its program's.
         self.assertIn("stopping", terminal.text, "the worker was not given its grace")
 
     def test_under_make(self):
@@ -37,16 +37,25 @@ class CtrlC(e2e.TestCase):
         terminal = self.fx.terminal("make", "-f", makefile, "go")
         terminal.expect("working")
         terminal.send("\x03")
-        terminal.wait(20)
+        self.assertEqual(terminal.wait(20), -signal.SIGINT, terminal)  # make waits, tells, and ends as it was told to.
         self.assertIn("stopping", terminal.text)
+        self.assertRegex(terminal.text, r"make: \*\*\* \[.*: go\] Error 130")
 
     def test_under_subprocess_run(self):
         """Python SIGKILLs its child a quarter of a second after Ctrl-C: the lifeline ends the workers with their grace."""
-        code = f"import subprocess; subprocess.run({self.run_command()!r})"
-        terminal = self.fx.terminal(sys.executable, "-c", code)
+        saved = self.fx.path("work", "saved")
+        worker = f'trap "sleep 1; echo all > {saved}; exit 0" TERM; echo working $$; while :; do sleep 0.05; done'
+        command = [e2e.binary("regroup"), "run", "--no-python", "sh", "-c", worker]
+        terminal = self.fx.terminal(sys.executable, "-c", f"import subprocess; subprocess.run({command!r})")
         terminal.expect("working")
+        pid = int(re.search(r"working (\d+)", terminal.text)[1])
+        self.fx.expects_run_directories = True
         terminal.send("\x03")
-        terminal.wait(20)
+        self.assertEqual(terminal.wait(20), -signal.SIGINT, terminal)
+        self.assertFalse(os.path.exists(saved), "the launch command was not killed: its worker had already ended")
+        self.assertTrue(e2e.wait_exit(pid, 20), self.fx.describe())
+        with open(saved, encoding="ascii") as f:
+            self.assertEqual(f.read(), "all\n", "the worker was not given its grace")
 
     def test_terminal_closed(self):
         terminal = self.fx.terminal(*self.run_command())
