@@ -18,7 +18,7 @@ import regroup_e2e as e2e
 
 EPOCHS = 8
 MOMENTS = ("init", "step", "save")
-SEEDS = {"run": (8, 9), "submit": (3, 13)}
+FEW = {"run": (8, 9), "submit": (3, 13)}
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ddp_train.py")
 PROBE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "store_probe.py")
 
@@ -236,7 +236,7 @@ class AgentRestart(Submitted):
 class Seeds(unittest.TestCase):
     def test_few_seeds_kill_everything_at_every_moment(self):
         """Both victims in both ways; all moments; node and rank 0, which saves, where a survivor keeps its ranks."""
-        kills = {way: [kill_of(way, seed) for seed in SEEDS[way]] for way in SEEDS}
+        kills = {way: [kill_of(way, seed) for seed in seeds] for way, seeds in FEW.items()}
         for way, chosen in kills.items():
             self.assertEqual({kill.victim for kill in chosen}, {"worker", "node"}, way)
         chosen = kills["run"] + kills["submit"]
@@ -245,18 +245,19 @@ class Seeds(unittest.TestCase):
         self.assertEqual({kill.which for kill in chosen if kill.victim == "node"}, {0, 1})
 
 
-def add_seeds():
+def add_seeds(seeds):
     for way, case in (("run", Launched), ("submit", Submitted)):
-        for seed in SEEDS[way]:
+        for seed in seeds[way]:
             setattr(case, f"test_seed_{seed:02d}", lambda self, seed=seed: self.one_seed(seed))
 
 
 if __name__ == "__main__":
+    chosen = FEW
     if "--seeds" in sys.argv:
         at = sys.argv.index("--seeds")
-        SEEDS = dict.fromkeys(SEEDS, range(*map(int, sys.argv[at + 1].split(":"))))
+        chosen = dict.fromkeys(FEW, range(*map(int, sys.argv[at + 1].split(":"))))
         del sys.argv[at:at + 2]
-    add_seeds()
+    add_seeds(chosen)
     # The seeded tests belong to the two classes they were made for, not to what derives from them.
     for name in [n for n in dir(AgentRestart) if n.startswith("test_seed_")]:
         setattr(AgentRestart, name, None)
