@@ -22,6 +22,8 @@
 namespace regroup {
 namespace {
 
+constexpr std::string_view kWorkersToTry = "8";
+
 int AffinityCpus() {
   constexpr int kMostCpus = 1 << 16;
   for (int cpus = 1024; cpus <= kMostCpus; cpus *= 4) {
@@ -168,6 +170,19 @@ absl::StatusOr<int> ResolveWorkersPerNode(std::string_view text) {
                      Cat(parts.because, ", or gpu, cpu, auto"), "auto");
   }
   return static_cast<int>(*number);
+}
+
+absl::StatusOr<int> ParseWorkersPerNode(std::string_view text) {
+  if (text == "gpu" || text == "cpu" || text == "auto") {
+    return UserError(absl::StatusCode::kInvalidArgument,
+                     Cat("\"", text, "\" is not for a submitted job"),
+                     "it runs on nodes that may have other devices than this host", kWorkersToTry);
+  }
+  absl::StatusOr<std::int64_t> number = ParseNumber(text, 1, limits::kWorkersPerNode);
+  if (number.ok()) return static_cast<int>(*number);
+  const UserErrorParts parts = PartsOf(number.status());
+  return UserError(number.status().code(), parts.what, parts.because,
+                   parts.try_this.empty() ? kWorkersToTry : parts.try_this);
 }
 
 }  // namespace regroup

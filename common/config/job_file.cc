@@ -14,6 +14,7 @@
 
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
+#include "common/config/hardware.h"
 #include "common/config/job_limits.h"
 #include "common/config/names.h"
 #include "common/config/text.h"
@@ -96,26 +97,25 @@ class JobFileReader {
                        Cat("a map of fields is expected, this is ", KindOf(root)),
                        "regroup submit --help");
     }
-    RETURN_IF_ERROR(Each(
-        root, "",
-        {{"name", [&](auto& n) { return Text(n, spec_.name); }},
-         {"nnodes", [&](auto& n) { return Nodes(n); }},
-         {"nproc_per_node",
-          [&](auto& n) { return Number(n, 1, limits::kWorkersPerNode, spec_.workers_per_node); }},
-         {"run", [&](auto& n) { return Command(n); }},
-         {"workdir", [&](auto& n) { return Text(n, spec_.directory); }},
-         {"env", [&](auto& n) { return Environment(n); }},
-         {"grace", [&](auto& n) { return Time(n, spec_.grace); }},
-         // As torchrun calls them.
-         {"max_restarts",
-          [&](auto& n) { return Number(n, 0, limits::kRestarts, spec_.max_restarts); }},
-         {"shutdown_timeout", [&](auto& n) { return Seconds(n, spec_.grace); }},
-         {"scale_up", [&](auto& n) { return Scale(n); }},
-         {"role", [&](auto& n) { return Text(n, spec_.role); }},
-         {"numa_binding", [&](auto& n) { return Text(n, spec_.numa_binding); }},
-         {"virtual_local_rank", [&](auto& n) { return Switch(n, spec_.virtual_local_rank); }},
-         {"price_per_node_hour", [&](auto& n) { return Price(n); }},
-         {"retry", [&](auto& n) { return Retry(n); }}}));
+    RETURN_IF_ERROR(
+        Each(root, "",
+             {{"name", [&](auto& n) { return Text(n, spec_.name); }},
+              {"nnodes", [&](auto& n) { return Nodes(n); }},
+              {"nproc_per_node", [&](auto& n) { return Workers(n); }},
+              {"run", [&](auto& n) { return Command(n); }},
+              {"workdir", [&](auto& n) { return Text(n, spec_.directory); }},
+              {"env", [&](auto& n) { return Environment(n); }},
+              {"grace", [&](auto& n) { return Time(n, spec_.grace); }},
+              // As torchrun calls them.
+              {"max_restarts",
+               [&](auto& n) { return Number(n, 0, limits::kRestarts, spec_.max_restarts); }},
+              {"shutdown_timeout", [&](auto& n) { return Seconds(n, spec_.grace); }},
+              {"scale_up", [&](auto& n) { return Scale(n); }},
+              {"role", [&](auto& n) { return Text(n, spec_.role); }},
+              {"numa_binding", [&](auto& n) { return Text(n, spec_.numa_binding); }},
+              {"virtual_local_rank", [&](auto& n) { return Switch(n, spec_.virtual_local_rank); }},
+              {"price_per_node_hour", [&](auto& n) { return Price(n); }},
+              {"retry", [&](auto& n) { return Retry(n); }}}));
     for (const char* required : {"name", "run"}) {
       if (lines_.count(required) == 0) {
         return UserError(absl::StatusCode::kInvalidArgument,
@@ -195,6 +195,18 @@ class JobFileReader {
     absl::StatusOr<std::int64_t> number = ParseNumber(node.Scalar(), min, max);
     if (!number.ok()) return Within(node, number.status());
     out = static_cast<int>(*number);
+    return absl::OkStatus();
+  }
+
+  absl::Status Workers(const YAML::Node& node) {
+    if (!node.IsScalar()) return WrongType(node, "a whole number");
+    absl::StatusOr<int> workers = ParseWorkersPerNode(node.Scalar());
+    if (!workers.ok()) {
+      const UserErrorParts parts = PartsOf(workers.status());
+      return Bad(node, Cat(field_, ": ", parts.what), parts.because,
+                 Cat(field_, ": ", parts.try_this));
+    }
+    spec_.workers_per_node = *workers;
     return absl::OkStatus();
   }
 

@@ -17,7 +17,10 @@ void DescribeFlags(CLI::App& app, JobFlags& flags) {
               return absl::OkStatus();
             });
   AddText(app, "--nproc-per-node,--ppn", flags.workers,
-          "workers on this node: a number, gpu, cpu, or auto (GPUs, else CPUs)", "N");
+          flags.origin == JobOrigin::kSubmitted
+              ? "workers on each node"
+              : "workers on this node: a number, gpu, cpu, or auto (GPUs, else CPUs)",
+          "N");
   AddInt(app, "--max-restarts", flags.max_restarts, 0, limits::kRestarts,
          "restarts of the whole group after a fault of its own; losing nodes is free");
   AddDuration(app, "--grace", flags.grace, "time that workers get to stop when they are asked to");
@@ -32,12 +35,15 @@ void DescribeFlags(CLI::App& app, JobFlags& flags) {
 }
 
 absl::Status Apply(const JobFlags& flags, JobSpec& spec) {
-  absl::StatusOr<int> workers = ResolveWorkersPerNode(flags.workers);
+  absl::StatusOr<int> workers = flags.origin == JobOrigin::kSubmitted
+                                    ? ParseWorkersPerNode(flags.workers)
+                                    : ResolveWorkersPerNode(flags.workers);
   if (!workers.ok()) {
     const UserErrorParts parts = PartsOf(workers.status());
     return UserError(workers.status().code(), Cat("--nproc-per-node: ", parts.what), parts.because,
                      Cat("--nproc-per-node ", parts.try_this));
   }
+  spec.origin = flags.origin;
   spec.workers_per_node = *workers;
   spec.min_nodes = flags.nodes.min;
   spec.max_nodes = flags.nodes.max;

@@ -16,6 +16,7 @@ class App;
 namespace regroup::cli {
 
 struct JobFlags {
+  JobOrigin origin = JobOrigin::kLaunched;
   NodeBounds nodes;
   std::string workers = "1";
   int max_restarts = 0;
@@ -24,7 +25,7 @@ struct JobFlags {
 };
 // `flags` holds the defaults.
 void DescribeFlags(CLI::App& app, JobFlags& flags);
-// Fills nodes, workers, restarts, grace and scale-up; the error names the flag.
+// Fills origin, nodes, workers, restarts, grace and scale-up; the error names the flag.
 absl::Status Apply(const JobFlags& flags, JobSpec& spec);
 
 }  // namespace regroup::cli

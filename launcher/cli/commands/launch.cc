@@ -236,7 +236,6 @@ std::string LaunchCommand::JobName(const ParsedLine& words) const {
 
 absl::Status LaunchCommand::FillJob(const ParsedLine& words, LaunchConfig& config) const {
   config.given = words.rest;
-  config.spec.origin = JobOrigin::kLaunched;
   config.spec.name = JobName(words);
   config.spec.command = Displayed(words.rest);
   RETURN_IF_ERROR(ValidateJobName("--rdzv-id", config.spec.name));

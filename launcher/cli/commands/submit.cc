@@ -61,6 +61,7 @@ class Submit : public Command {
                      {"FILE", "a job file"},
                      {"PROGRAM ARGS...", "what each worker executes, found on its node"}}}) {
     constexpr int kDefaultRestarts = 3;
+    job_.origin = JobOrigin::kSubmitted;
     job_.max_restarts = kDefaultRestarts;
     DescribeFlags(line().app(), job_);
     AddText(line().app(), "--name", name_, "name of the job; none: the program's base name",
@@ -146,7 +147,6 @@ class Submit : public Command {
       return ReadJobFile(words.rest[0], CurrentDirectory());
     }
     JobSpec spec;
-    spec.origin = JobOrigin::kSubmitted;
     spec.name = name_.empty() ? DefaultJobName(words.rest) : name_;
     spec.command = words.rest;
     spec.directory = directory_.empty() ? CurrentDirectory() : directory_;

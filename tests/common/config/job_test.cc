@@ -192,6 +192,14 @@ TEST(JobFile, RendersWhatItReads) {
   EXPECT_EQ(*again, spec);
 }
 
+TEST(JobFile, NothingOfThisHostIsCounted) {
+  const UserErrorParts parts = PartsOf(
+      ParseJobFile("name: a\nrun: x\nnproc_per_node: gpu\n", "job.yaml", "/home/u").status());
+  EXPECT_EQ(parts.what, "job.yaml:3: nproc_per_node: \"gpu\" is not for a submitted job");
+  EXPECT_EQ(parts.because, "it runs on nodes that may have other devices than this host");
+  EXPECT_EQ(parts.try_this, "nproc_per_node: 8");
+}
+
 struct FileRow {
   std::string text, what, because;
 };

@@ -17,6 +17,7 @@
 #include "common/config/launch_config.h"
 #include "common/config/network_rule.h"
 #include "common/config/state_dir.h"
+#include "common/config/text.h"
 
 namespace regroup {
 namespace {
@@ -205,6 +206,20 @@ TEST(Hardware, VisibleDevices) {
   for (const char* bad : {"0", "-1", "1025", "1000000000", "two", ""})
     EXPECT_FALSE(ResolveWorkersPerNode(bad).ok()) << bad;
   EXPECT_EQ(*ResolveWorkersPerNode("8"), 8);
+}
+
+TEST(Hardware, DevicesOfThisHostAreNotThoseOfASubmittedJob) {
+  for (const char* counted : {"gpu", "cpu", "auto"}) {
+    const UserErrorParts parts = PartsOf(ParseWorkersPerNode(counted).status());
+    EXPECT_EQ(parts.what, Cat("\"", counted, "\" is not for a submitted job"));
+    EXPECT_EQ(parts.because, "it runs on nodes that may have other devices than this host");
+    EXPECT_EQ(parts.try_this, "8");
+  }
+  for (const char* bad : {"0", "-1", "1025", "two", ""}) {
+    EXPECT_FALSE(ParseWorkersPerNode(bad).ok()) << bad;
+    EXPECT_FALSE(PartsOf(ParseWorkersPerNode(bad).status()).try_this.empty()) << bad;
+  }
+  EXPECT_EQ(*ParseWorkersPerNode("1024"), 1024);
 }
 
 TEST(Environment, ListsAndSecrets) {

@@ -63,6 +63,15 @@ TEST(EveryFlag, HasHelpEnvironmentManEntryAndCompletion) {
   }
 }
 
+TEST(EveryFlag, HelpSaysWhatIsTaken) {
+  for (const CommandEntry& entry : AllCommands()) {
+    std::string help;
+    for (const FlagDescription& flag : entry.make()->line().Describe().flags) help += flag.help;
+    const bool counts_devices = entry.name == "run" || entry.name == "torchrun";
+    EXPECT_EQ(help.find("gpu, cpu, or auto") != std::string::npos, counts_devices) << entry.name;
+  }
+}
+
 // A worker's own variables must not become flags of a command that it runs.
 TEST(EveryFlag, NoEnvironmentNameIsAWorkersVariable) {
   const std::set<std::string> of_workers = {"REGROUP_JOB", "REGROUP_GENERATION", "REGROUP_SOCKET",
