@@ -72,6 +72,7 @@ class Core {
   void On(const Ordered&);
   void On(const ReportAcked&);
   void On(const CommitAnswered&);
+  void On(const EnoughJoined&);
   void On(const JobOver&);
   void On(const RunDirectoryWritten&);
   void On(const PrepareFailed&);
@@ -116,6 +117,7 @@ class Core {
   void SayLeaving();
   void LeaveIfDue();
   void LeaveNow(int exit_code, std::string why);
+  std::optional<Instant> JoinDeadline() const;
   std::vector<Instant> LeaveDeadlines() const;
   bool AnyBusy() const;
   bool AllAcked() const;
@@ -140,6 +142,7 @@ class Core {
   std::map<GroupKey, CommitRequest> commits_;              // Asked and not answered.
 
   bool ever_ran_ = false;
+  bool enough_joined_ = false;  // A spare waits as long as the job runs: no join timeout.
   std::optional<int> result_;
   std::optional<Instant> result_at_;
   std::optional<Leaving> leaving_;

@@ -79,11 +79,19 @@ void Core::SayLeaving() {
   }
 }
 
+void Core::On(const EnoughJoined&) { enough_joined_ = true; }
+
 void Core::On(const JobOver& over) {
   if (!config_.launched || result_) return;
   result_ = over.exit_code;
   result_at_ = now_;
   StopEverything(now_ + kSlack);
+}
+
+std::optional<Instant> Core::JoinDeadline() const {
+  const bool waits = !ever_ran_ && !enough_joined_ && !leaving_ && !result_;
+  if (!config_.join_timeout || !waits) return std::nullopt;
+  return started_at_ + *config_.join_timeout;
 }
 
 std::vector<Instant> Core::LeaveDeadlines() const {
@@ -94,15 +102,13 @@ std::vector<Instant> Core::LeaveDeadlines() const {
     deadlines.push_back(leaving_->deadline + kSlack + kKillWait);
     if (leaving_->idle_since) deadlines.push_back(*leaving_->idle_since + kResultWait);
   }
-  if (config_.join_timeout && !ever_ran_ && !leaving_)
-    deadlines.push_back(started_at_ + *config_.join_timeout);
+  if (const auto timeout = JoinDeadline()) deadlines.push_back(*timeout);
   return deadlines;
 }
 
 void Core::LeaveIfDue() {
   if (left_) return;
-  if (config_.join_timeout && !ever_ran_ && !leaving_ && !result_ &&
-      now_ >= started_at_ + *config_.join_timeout) {
+  if (const auto timeout = JoinDeadline(); timeout && now_ >= *timeout) {
     BeginLeaving(0, now_);
     leaving_->now = true;
     StopEverything(now_);

@@ -87,7 +87,8 @@ struct ReportAcked {
 struct CommitAnswered {
   CommitAnswer answer;
 };
-struct JobOver {  // The job of this launch command.
+struct EnoughJoined {};  // More nodes than the job of this launch command can use.
+struct JobOver {         // The job of this launch command.
   int exit_code = 0;
 };
 
@@ -154,11 +155,11 @@ struct SignalCaught {
 };
 struct Tick {};  // now >= NextDeadline().
 
-using Event =
-    std::variant<Scanned, CoordinatorFound, Welcomed, CoordinatorRefused, CoordinatorAway, Ordered,
-                 ReportAcked, CommitAnswered, JobOver, RunDirectoryWritten, PrepareFailed,
-                 ShimReady, StoreBound, RanksStarted, RankExited, RankErrorRead, GroupEmpty,
-                 GroupStuck, ShimGone, StoreGone, WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
+using Event = std::variant<Scanned, CoordinatorFound, Welcomed, CoordinatorRefused, CoordinatorAway,
+                           Ordered, ReportAcked, CommitAnswered, EnoughJoined, JobOver,
+                           RunDirectoryWritten, PrepareFailed, ShimReady, StoreBound, RanksStarted,
+                           RankExited, RankErrorRead, GroupEmpty, GroupStuck, ShimGone, StoreGone,
+                           WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
 
 // ---- orders to the shell, carried out in sequence
 // ------------------------------------------------

@@ -307,7 +307,10 @@ void Agent::OnMessage(const v1::CoordinatorMessage& message) {
     case v1::CoordinatorMessage::kLaunchAnswer: return OnLaunchAnswer(message.launch_answer());
     case v1::CoordinatorMessage::kNews: {
       absl::StatusOr<JobEvent> event = FromProto(message.news().event());
-      if (event.ok() && front_ != nullptr) front_->Happened(*event);
+      if (!event.ok()) return;
+      if (front_ != nullptr) front_->Happened(*event);
+      const auto* joined = std::get_if<NodeJoined>(&event->body);
+      if (joined != nullptr && joined->have > joined->max) Post(EnoughJoined{});
       return;
     }
     case v1::CoordinatorMessage::kResult: {

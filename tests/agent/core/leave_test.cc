@@ -154,6 +154,11 @@ TEST(AgentLeave, JoinTimeout) {
   BringUp(ran, 1, 1);
   ran.AdvanceTo(60s);
   EXPECT_EQ(ran.CountEver<Leave>(), 0);
+  Driver spare(config);
+  spare.Attach();
+  spare.Do(EnoughJoined{});
+  spare.AdvanceTo(60s);
+  EXPECT_EQ(spare.CountEver<Leave>(), 0);
 }
 
 TEST(AgentLeave, ARefusedLaunchEndsUnlessItsWorkersRun) {
