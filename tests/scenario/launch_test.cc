@@ -1,5 +1,6 @@
 // Scenarios about launch commands: joining, leaving, coming late. PROTOCOL §5, CLI.md.
 
+#include <algorithm>
 #include <csignal>
 
 #include "tests/scenario/testing.h"
@@ -65,6 +66,34 @@ TEST_F(Launch, below_the_minimum_it_waits) {
   world().AddLauncher("node4", SpecOf("train", 3, 4));
   ASSERT_TRUE(Reaches(job, "running"));
   EXPECT_THAT(Members(GenerationOf(job, 2)), ::testing::ElementsAre("node1", "node4", "node3"));
+}
+
+// §2 Ranks: spares. However many nodes there are, one too many is told so, and takes a lost one's
+// place.
+TEST_F(Launch, spare_of_many_is_told) {
+  coordinator::Config config;
+  config.ad_hoc = true;
+  Start(config);
+  constexpr int kNodes = 17;
+  for (int i = 1; i <= kNodes; ++i)
+    world().AddLauncher(absl::StrCat("node", i), SpecOf("train", kNodes, kNodes));
+  const JobId job("train-1");
+  ASSERT_TRUE(Reaches(job, "running"));
+  world().AddLauncher("spare", SpecOf("train", kNodes, kNodes));
+  world().RunFor(2s);
+  const auto says = [](const JobEvent& event) {
+    const auto* joined = std::get_if<NodeJoined>(&event.body);
+    return joined && joined->node == "spare" && joined->have == kNodes + 1 && joined->max == kNodes;
+  };
+  const auto told = [&](const char* name) {
+    const std::vector<JobEvent>& news = world().node(name).news;
+    return std::count_if(news.begin(), news.end(), says);
+  };
+  EXPECT_EQ(told("spare"), 1);
+  EXPECT_EQ(told("node2"), 0);
+  world().node("node2").KillAgent();
+  ASSERT_TRUE(ReachesGeneration(job, 2, 60s));
+  EXPECT_EQ(Members(GenerationOf(job, 2))[1], "spare");
 }
 
 // §2 Preempted is not an end: who was only silent goes on with its job, as the same command would.

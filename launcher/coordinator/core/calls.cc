@@ -13,6 +13,8 @@ namespace regroup::coordinator {
 namespace {
 
 constexpr std::size_t kMaxNamesInError = 8;
+// With very many launch commands, what each of them need not print goes to the first one only.
+constexpr std::size_t kFewLaunchers = 16;
 
 }  // namespace
 
@@ -168,6 +170,9 @@ void Engine::Join(Job& job, Node& node, const LaunchRequest& request) {
     job.membership_known = job.membership_known && !job.below_since;
   const JobSpec& spec = job.spec.spec;
   AddEvent(job, NodeJoined{node.row.name, NodesStaying(job), spec.min_nodes, spec.max_nodes});
+  // Whether it is one too many concerns itself, however many there are.
+  if (job.launchers.size() > kFewLaunchers && node.session && job.first_launcher != node.row.node)
+    Do(SendNews{*node.session, job.id(), job.events.back()});
   Touch(job, node);
   Refresh(job, node);
   MarkDirty(job);
@@ -366,8 +371,6 @@ void Engine::On(const ForgetNodeAsked& event) {
 // ---- events ----------------------------------------------------------------------------------
 
 void Engine::AddEvent(Job& job, JobEventBody body) {
-  // With very many launch commands, what each of them need not print goes to the first one only.
-  constexpr std::size_t kFewLaunchers = 16;
   const bool minor =
       std::holds_alternative<NodeJoined>(body) || std::holds_alternative<Waits>(body) ||
       std::holds_alternative<CommitAccepted>(body) || std::holds_alternative<NodeLeft>(body);
