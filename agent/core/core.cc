@@ -161,7 +161,8 @@ void Core::SayHello() {
               .dialled = found_->dialled,
               .launched = config_.launched,
               .groups = {},
-              .notices = {}};
+              .notices = {},
+              .no_cgroup = config_.no_cgroup};
   SendReports(
       /*all=*/false);  // Numbers what has changed since; nothing leaves while we are not attached.
   for (auto& [key, group] : groups_) hello.groups.push_back(ReportOf(key, group, now_));

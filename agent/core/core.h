@@ -20,6 +20,7 @@ struct Config {
   bool name_explicit = false;
   int slots = 1;
   Version version;
+  std::string no_cgroup;                      // Why groups get none; empty: they get one.
   bool launched = false;                      // By `regroup run`; else a service.
   bool sigterm_is_notice = false;             // Of a service.
   bool starts_coordinator = false;            // This host hosts the launch command's coordinator.

@@ -114,6 +114,12 @@ absl::StatusOr<AgentOptions> CommonOptions(const Node& node) {
   options.groups.node = node.folder.node();
   options.groups.boot = node.boot;
   options.groups.cpus = Cpus();
+  absl::StatusOr<std::string> cgroups = shim::FindCgroupBase();
+  if (cgroups.ok()) {
+    options.groups.cgroup_base = *std::move(cgroups);
+  } else {
+    options.core.no_cgroup = std::string(cgroups.status().message());
+  }
   ASSIGN_OR_RETURN(options.worker_listener, io::ListenUnix(options.groups.worker_socket));
   return options;
 }
@@ -251,6 +257,8 @@ absl::StatusOr<int> RunService(const AgentConfig& config) {
                               {"slots", absl::StrCat(options.core.slots)},
                               {"run_directories", node.base},
                               {"build", options.core.version.build}});
+  if (!options.core.no_cgroup.empty())
+    log->Warning("groups get no cgroup", {{"why", options.core.no_cgroup}});
   if (config.insecure) log->Warning("--insecure: connections to other hosts are plaintext");
   const std::string coordinator =
       config.coordinator.empty()

@@ -149,8 +149,6 @@ GroupHost::GroupHost(asio::io_context& loop, asio::thread_pool& disk, Options op
       handler_(std::move(handler)),
       scan_timer_(loop),
       alive_(std::make_shared<bool>(true)) {
-  absl::StatusOr<std::string> base = shim::FindCgroupBase();
-  if (base.ok()) cgroup_base_ = *std::move(base);
   if (options_.launched) {
     absl::StatusOr<shim::Lifeline> lifeline = shim::MakeLifeline();
     if (lifeline.ok()) lifeline_ = *std::move(lifeline);
@@ -210,8 +208,8 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
 }
 
 void GroupHost::AddCgroup(shim::Spec& spec) {
-  if (cgroup_base_.empty()) return;
-  absl::StatusOr<std::string> cgroup = shim::MakeGroupCgroup(cgroup_base_, spec);
+  if (options_.cgroup_base.empty()) return;
+  absl::StatusOr<std::string> cgroup = shim::MakeGroupCgroup(options_.cgroup_base, spec);
   if (cgroup.ok()) {
     spec.cgroup = *std::move(cgroup);
   } else {

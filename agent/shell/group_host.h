@@ -29,6 +29,7 @@ class GroupHost {
     std::string shim_program;
     std::string log_root;
     std::string worker_socket;
+    std::string cgroup_base;  // Of groups; empty: they get no cgroup.
     io::PortRange ports;
     NodeId node;
     BootId boot;
@@ -109,7 +110,6 @@ class GroupHost {
   Handler handler_;
   ClusterId cluster_;
   Epoch epoch_;
-  std::string cgroup_base_;  // Empty: none is writable.
   std::optional<shim::Lifeline> lifeline_;
   std::map<GroupKey, std::unique_ptr<Hosted>> groups_;
 

@@ -117,6 +117,9 @@ struct Hello {
   bool launched = false;            // By `regroup run`; else a daemon.
   std::vector<GroupReport> groups;  // The whole inventory.
   std::vector<Notice> notices;
+  // Why groups of this node get no cgroup, for people; empty: they get one, or the agent is older
+  // than this field.
+  std::string no_cgroup;
 };
 
 // A launch command asks to take part. Repeated with the same key after every reconnect; means the

@@ -212,6 +212,7 @@ pb::Hello ToProto(const Hello& value) {
   out.set_launched(value.launched);
   for (const GroupReport& group : value.groups) *out.add_groups() = ToProto(group);
   for (const Notice& notice : value.notices) *out.add_notices() = ToProto(notice);
+  out.set_no_cgroup(value.no_cgroup);
   return out;
 }
 
@@ -240,6 +241,7 @@ absl::StatusOr<Hello> FromProto(const pb::Hello& value) {
     for (const pb::Notice& notice : value.notices())
       out.notices.push_back(check.Nested("notices", FromProto(notice)));
   }
+  out.no_cgroup = check.Text("no_cgroup", value.no_cgroup(), kMaxTextBytes);
   return check.Finish(std::move(out));
 }
 

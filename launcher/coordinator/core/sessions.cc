@@ -149,6 +149,7 @@ void Engine::Attach(Node& node, const SessionOpened& event) {
   sessions_[event.session] = hello.node;
   node.attached_at = node.last_heard = node.lease_from = now_;
   node.proved_dead = false;
+  node.no_cgroup = hello.no_cgroup;
   node.sent.clear();
   node.unanswered.clear();
   node.last_order = node.obeyed = OrderNo();

@@ -70,6 +70,7 @@ struct Node {
   Instant attached_at{}, last_heard{}, broken_at{}, awaited_until{}, lost_at{};
   Instant lease_from{};  // The lease runs since then: last heard, or a step of its job since.
   Instant probe_at{};
+  std::string no_cgroup;     // As its last Hello said.
   bool rebooted = false;     // This session's Hello showed a new boot id.
   bool proved_dead = false;  // Lost, and nothing of it can run any more.
   std::optional<Leaving> leaving;

@@ -207,6 +207,8 @@ std::string Engine::NoteOf(const Node& node, const Moment& at) const {
   for (const auto& entry : node.groups)
     if (FindJob(entry.first) == nullptr)
       notes.push_back(absl::StrCat("runs unknown job ", entry.first.value()));
+  if (node.link != Link::kLost && !node.no_cgroup.empty())
+    notes.push_back(absl::StrCat("no cgroup: ", node.no_cgroup));
   return absl::StrJoin(notes, ", ");
 }
 

@@ -61,6 +61,14 @@ TEST(AgentCore, NothingIsSentOrObeyedBeforeTheScan) {
   EXPECT_EQ(hello.groups[0].started.at(0).age, 990s);
 }
 
+TEST(AgentCore, ANodeWithoutACgroupSaysSo) {
+  Config config = ServiceConfig();
+  config.no_cgroup = "no cgroup v2 hierarchy is mounted";
+  Driver agent(config);
+  agent.Do(CoordinatorFound{"10.0.0.2", "10.0.0.1"});
+  EXPECT_EQ(agent.Last<SendHello>()->hello.no_cgroup, config.no_cgroup);
+}
+
 TEST(AgentCore, RunIsObeyedOnce) {
   Driver agent(ServiceConfig());
   agent.Attach();

@@ -1,7 +1,9 @@
 """Agents as services, for real: killed and back, detached, given notice, met by another coordinator."""
+import json
 import os
 import random
 import signal
+import subprocess
 import time
 
 import regroup_e2e as e2e
@@ -15,7 +17,7 @@ class Agents(e2e.TestCase):
         self.port = e2e.free_port()
         self.marks = self.fx.path("work", "marks")
         self.coordinator = self.start_coordinator("coordinator")
-        self.agents = {}
+        self.agents, self.before_agent = {}, []
 
     def start_coordinator(self, folder):
         state = self.fx.path("state", folder)
@@ -27,7 +29,7 @@ class Agents(e2e.TestCase):
 
     def agent(self, name, *more, slots=1):
         self.agents[name] = self.fx.service(
-            e2e.binary("regroup-agent"), "--coordinator", f"127.0.0.1:{self.port}", "--slots", str(slots),
+            *self.before_agent, e2e.binary("regroup-agent"), "--coordinator", f"127.0.0.1:{self.port}", "--slots", str(slots),
             "--node-name", name, "--state-dir", self.fx.path("state", name), *more)
         return self.agents[name]
 
@@ -148,6 +150,22 @@ class Agents(e2e.TestCase):
         self.assertEqual(len(self.started()), 1)
         self.assertTrue(e2e.alive(pid))
         self.cancel("job-1")
+
+    def test_a_node_without_a_cgroup_is_marked(self):
+        if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
+            self.skipTest("a mount namespace of its own needs root")
+        self.agent("a")
+        self.before_agent = ["unshare", "-m", "sh", "-c", 'umount -a -l -t cgroup2; exec "$@"', "sh"]
+        self.agent("b")
+        self.follows("b")
+        job = self.submit(2, 'grep -q regroup-job /proc/self/cgroup && touch "$MARKS.$RANK"; ' + WORKER)
+        self.wait_for_world(1, 2)
+        nodes = {node["node"]: node.get("note", "") for node in json.loads(self.regroup("nodes", "--json").stdout)["nodes"]}
+        self.assertEqual("no cgroup" in nodes["a"], not os.path.exists(self.marks + ".0"), nodes)
+        self.assertIn("no cgroup: no cgroup v2 hierarchy is mounted", nodes["b"])
+        self.assertFalse(os.path.exists(self.marks + ".1"))
+        self.assertRegex(self.regroup("nodes").stdout, r"(?m)^b .*no cgroup v2")
+        self.cancel(job)
 
     def test_logs_are_followed_to_the_end(self):
         self.agent("a", slots=2)

@@ -37,6 +37,7 @@ class Life {
     options.shim_program = ShimProgram();
     options.log_root = scratch.path() + "/logs";
     options.worker_socket = "/nowhere";
+    options.cgroup_base = shim::FindCgroupBase().value_or("");
     options.node = NodeId("n");
     options.boot = *io::ReadBootId();
     options.program = [script](const Prepare&) {

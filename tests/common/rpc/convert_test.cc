@@ -80,6 +80,7 @@ Hello SomeHello() {
   hello.launched = true;
   hello.groups = {SomeReport()};
   hello.notices = {{NoticeSource::kCloud, 0, std::chrono::seconds(90), true}};
+  hello.no_cgroup = "no cgroup v2 hierarchy is mounted";
   return hello;
 }
 

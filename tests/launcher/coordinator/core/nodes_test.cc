@@ -10,6 +10,7 @@ namespace {
 
 using coordinator::NodeRow;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Nodes : public Scenario {
  protected:
@@ -265,6 +266,23 @@ TEST_F(Nodes, lost_nodes_are_dropped_after_a_week) {
   EXPECT_TRUE(RowOf("x").lost);
   world().RunFor(100s);
   EXPECT_TRUE(RowOf("x").name.empty());
+}
+
+// §5: a node without a cgroup is marked, as its newest Hello says, until it is lost.
+TEST_F(Nodes, a_node_without_a_cgroup_is_marked) {
+  Start();
+  Open(HelloOf("x", "host"));
+  EXPECT_EQ(ViewOfNode("host").note, "");
+  Hello hello = HelloOf("x", "host");
+  hello.no_cgroup = "/sys/fs/cgroup is not writable by this user";
+  Open(hello);
+  EXPECT_EQ(ViewOfNode("host").note, "no cgroup: /sys/fs/cgroup is not writable by this user");
+  Open(HelloOf("x", "host"));
+  EXPECT_EQ(ViewOfNode("host").note, "");
+  Open(hello);
+  world().RunFor(20s);
+  EXPECT_EQ(ViewOfNode("host").state, "lost");
+  EXPECT_THAT(ViewOfNode("host").note, Not(HasSubstr("cgroup")));
 }
 
 // §5: the member beside the coordinator is known by the address at which others reached it.
