@@ -227,6 +227,20 @@ class Leaving(Nodes):
 
 
 class Ids(Nodes):
+    def test_each_command_runs_what_it_was_given_itself(self):
+        """Program, arguments, directory and environment of a node are its own command's, whatever the job's first one said."""
+        for name in ("here", "there"):
+            os.mkdir(self.fx.path("work", name))
+        runs = [self.fx.start(e2e.binary("regroup"), "run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{self.port}",
+                              "--rdzv-id", "job", "--node-name", f"node{i}", "--no-python", "sh", "-c",
+                              f'echo "{word} $NODE $RANK $1 $(basename "$PWD")" >> "$MARKS"', "sh", word * 2,
+                              env={"MARKS": self.marks, "NODE": str(i)}, cwd=self.fx.path("work", word))
+                for i, word in enumerate(("here", "there"))]
+        for run in runs:
+            self.assertEqual(run.wait(20), 0, run)
+        with open(self.marks, encoding="ascii") as f:
+            self.assertEqual(sorted(f.read().splitlines()), ["here 0 0 herehere here", "there 1 1 therethere there"])
+
     def test_other_bounds_are_refused_naming_both(self):
         first = self.node(0, nnodes="2")
         first.expect("1 of 2 nodes")

@@ -75,6 +75,24 @@ TEST(AgentLeave, LaunchersLeaveWithGrace) {
   }
 }
 
+TEST(AgentLeave, ANoticeIsPartOfTheNextHello) {
+  Config config = ServiceConfig();
+  config.sigterm_is_notice = true;
+  config.grace = 20s;
+  Driver agent(config);
+  agent.Attach();
+  BringUp(agent, 1, 1);
+  agent.Do(SignalCaught{SIGTERM});
+  agent.Do(CoordinatorAway{});
+  agent.AdvanceTo(5s);
+  agent.Do(CoordinatorFound{"10.0.0.2", "10.0.0.1"});
+  const Hello& hello = agent.Last<SendHello>()->hello;
+  EXPECT_EQ(hello.groups.size(), 1u);
+  ASSERT_EQ(hello.notices.size(), 1u);
+  EXPECT_EQ(hello.notices[0].signal, SIGTERM);
+  EXPECT_EQ(hello.notices[0].left, 15s);
+}
+
 TEST(AgentLeave, OneCtrlCUnderTimeoutArrivesTwice) {
   Driver agent(LaunchedConfig());
   agent.Attach();
