@@ -6,6 +6,13 @@ import subprocess
 import time
 
 import regroup_e2e as e2e
+import worker_variables
+
+# What a worker gets of its agent's environment is this, by `common/config/env.h`, and LC_*.
+ALLOWED = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "TMPDIR", "TEMP", "TMP", "HTTP_PROXY", "HTTPS_PROXY",
+           "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX",
+           "PYTHONPATH", "PYTHON_EXEC", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+OF_THE_AGENT = {**worker_variables.SECRETS, "AWS_SECRET_ACCESS_KEY": "the agent's", "LC_TIME": "C", "no_proxy": "192.0.2.1"}
 
 
 class Cluster(e2e.TestCase):
@@ -15,7 +22,7 @@ class Cluster(e2e.TestCase):
         self.fx.env["REGROUP_STATE_DIR"] = self.fx.path("state", "here")
         self.coordinator = self.start_coordinator()
         self.fx.service(e2e.binary("regroup"), "agent", "--coordinator", f"127.0.0.1:{self.port}", "--node-name", "node0",
-                        "--slots", "2")
+                        "--slots", "2", env=OF_THE_AGENT)
         e2e.wait_for(lambda: "ready" in self.fx.run("nodes").stdout, 20, "the node", self.fx.describe, every=0.1)
         self.addCleanup(self.end_jobs)
 
@@ -261,6 +268,15 @@ class Reading(Cluster):
         done = self.fx.run("submit", path)
         self.assertEqual(done.code, 0, done)
         return done.stdout.strip()
+
+    def test_a_worker_has_the_list_of_its_agents_environment_the_jobs_and_what_is_documented(self):
+        job = self.submit_file("run: [env, '-0']\nenv: {MINE: a b, TMPDIR: /elsewhere}\n")
+        self.assertEqual(self.fx.run("wait", job).code, 0)
+        agent = {**self.fx.env, **OF_THE_AGENT}
+        inherited = {k: v for k, v in agent.items() if k in ALLOWED or k.startswith("LC_")}
+        self.assertGreaterEqual(set(inherited), {"PATH", "HOME", "LANG", "LC_TIME", "no_proxy"})
+        worker_variables.check(self, worker_variables.parse(self.fx.run("logs", job, "--raw").stdout), inherited, job,
+                               {"MINE": "a b", "TMPDIR": "/elsewhere"})
 
     def test_cost_is_told_where_there_is_a_price(self):
         job = self.submit_file("run: sleep 1\nprice_per_node_hour: 3600\n")
