@@ -116,10 +116,12 @@ class TwoNodes(Torchrun):
     def test_c10d_with_an_id(self):
         port, path = e2e.free_port(), self.script(SHOW)
         runs = [self.torchrun("--nnodes=1:2", "--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{port}", "--rdzv_id=Job_7",
-                              "--rdzv_conf=join_timeout=20,last_call_timeout=3", "--node-name", f"n{i}", path) for i in range(2)]
+                              "--rdzv_conf=join_timeout=20,last_call_timeout=3", "--node-name", f"n{i}", path,
+                              env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}) for i in range(2)]
         for run in runs:
             self.assertEqual(run.wait(), 0, run)
             self.assertIn("--rdzv-conf last_call_timeout has no effect", run.stderr)
+            self.assertIn("regroup: TORCHELASTIC_ENABLE_FILE_TIMER=1 has no effect", run.stderr)
         self.assertTrue(all('"TORCHELASTIC_RUN_ID": "Job_7"' in run.stdout for run in runs if run.stdout))
 
     def test_join_timeout(self):

@@ -19,6 +19,7 @@ constexpr char kStaticHost[] = "127.0.0.1";
 constexpr Duration kTorchrunJoinTimeout = std::chrono::minutes(10);
 constexpr std::size_t kHostBytes = 56;  // Of a node's name behind its rank.
 constexpr char kTimeoutVariable[] = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
+constexpr char kFileTimerVariable[] = "TORCHELASTIC_ENABLE_FILE_TIMER";
 
 absl::Status Misuse(std::string_view what, std::string_view because, std::string_view try_this) {
   return UserError(absl::StatusCode::kInvalidArgument, what, because, try_this);
@@ -174,6 +175,11 @@ absl::StatusOr<Meeting> Settle(Manner manner, const std::vector<std::string>& na
   ASSIGN_OR_RETURN(RendezvousConf conf, ParseRendezvousConf(torch.rdzv_conf, is_static));
   meeting.notices.insert(meeting.notices.end(), conf.without_effect.begin(),
                          conf.without_effect.end());
+  if (GetEnv(kFileTimerVariable) == "1") {
+    meeting.notices.push_back(
+        Cat(kFileTimerVariable,
+            "=1 has no effect: timers of torch.distributed.elastic.timer are not watched"));
+  }
   if (!flags.join_timeout) flags.join_timeout = conf.join_timeout;
   if (!flags.join_timeout && torchrun && flags.endpoint) flags.join_timeout = kTorchrunJoinTimeout;
   RETURN_IF_ERROR(SettleRanks(names, flags));

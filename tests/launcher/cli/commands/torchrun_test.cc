@@ -278,6 +278,18 @@ TEST(Meeting, Table) {
   }
 }
 
+TEST(Meeting, TimersAreNotWatchedAndThatIsSaid) {
+  for (Manner manner : {Manner::kRun, Manner::kTorchrun}) {
+    const auto notices = [&](const char* value) {
+      return Read(manner, {"x"}, {{"TORCHELASTIC_ENABLE_FILE_TIMER", value}}).meeting.notices;
+    };
+    EXPECT_THAT(notices("1"),
+                ElementsAre("TORCHELASTIC_ENABLE_FILE_TIMER=1 has no effect: timers of "
+                            "torch.distributed.elastic.timer are not watched"));
+    EXPECT_THAT(notices("0"), IsEmpty());
+  }
+}
+
 TEST(Meeting, AnyPortIsForOneNodeThatNeedsNone) {
   for (const Words& args : {Words{"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "x"},
                             Words{"--standalone", "--nnodes=1:4", "--rdzv-endpoint=h:0", "x"}}) {
