@@ -1,4 +1,5 @@
 """`regroup-torchrun`: torchrun's command line, its habits, and a PyTorch script that knows neither."""
+import glob
 import json
 import os
 import signal
@@ -11,10 +12,25 @@ SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ddp_train.py"
 SHOW = "import os, sys, json; print(json.dumps([dict(os.environ), sys.argv]))\n"
 
 
+def cores_of_nodes():
+    """Of each NUMA node that has CPUs: its cores that this process may use."""
+    def listed(path):
+        try:
+            with open(path, encoding="ascii") as f:
+                ranges = [part.split("-") for part in f.read().strip().split(",") if part]
+        except FileNotFoundError:
+            return set()
+        return {cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1)}
+
+    nodes = [listed(path) for path in glob.glob("/sys/devices/system/node/node[0-9]*/cpulist")]
+    siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    return [{min(listed(siblings.format(cpu)), default=cpu) for cpu in cpus & os.sched_getaffinity(0)} for cpus in nodes if cpus]
+
+
 class Torchrun(e2e.TestCase):
-    def torchrun(self, *words, **more):
+    def torchrun(self, *words, under=(), **more):
         env = {"PYTHON_EXEC": sys.executable, **more.pop("env", {})}
-        return self.fx.start(e2e.binary("regroup-torchrun"), *words, env=env, **more)
+        return self.fx.start(*under, e2e.binary("regroup-torchrun"), *words, env=env, **more)
 
     def script(self, text, name="program"):
         path = self.fx.path("work", name)
@@ -95,10 +111,22 @@ class OneNode(Torchrun):
         self.assertEqual(run.wait(), 0, run)
         self.assertIn("got it", run.stdout)
 
+    def bound(self, *words, **more):
+        """CPUs of each worker, by rank."""
+        text = "import json, os; print(json.dumps([{'RANK': os.environ['RANK']}, sorted(os.sched_getaffinity(0))]))\n"
+        return [set(cpus) for _, cpus in self.shown("--standalone", *words, self.script(text), **more)]
+
+    def test_numa_binding_gives_cores_of_their_own(self):
+        if min((len(cores) for cores in cores_of_nodes()), default=0) < 2:
+            self.skipTest("two allowed cores in each NUMA node are needed")
+        first, second = self.bound("--nproc-per-node=2", "--numa-binding=exclusive")
+        self.assertTrue(first and second)
+        self.assertFalse(first & second, (first, second))
+        self.assertLessEqual(first | second, os.sched_getaffinity(0))
+
     def test_numa_binding_stays_within_what_is_allowed(self):
-        run = self.torchrun("--standalone", "--numa-binding", "node", self.script("import os; print(sorted(os.sched_getaffinity(0)))\n"))
-        self.assertEqual(run.wait(), 0, run)
-        self.assertLessEqual(set(json.loads(run.stdout)), os.sched_getaffinity(0))
+        allowed = min(os.sched_getaffinity(0))
+        self.assertEqual(self.bound("--numa-binding=node", under=("taskset", "-c", str(allowed))), [{allowed}])
 
 
 class TwoNodes(Torchrun):
