@@ -44,6 +44,7 @@ for program in "${PROGRAMS[@]}"; do
 done
 mkdir "$staging/man"
 "$BIN/regroup" __man "$staging/man"
+"$BIN/regroup-worker" __man "$staging/man"
 for shell in bash zsh fish; do
   "$BIN/regroup" __completion "$shell" >"$staging/completion.$shell"
 done

@@ -162,9 +162,7 @@ class Scanner {
                   Help());
   }
 
-  std::string Help() const {
-    return Cat("regroup ", app_.get_name(), app_.get_name().empty() ? "" : " ", "--help");
-  }
+  std::string Help() const { return Cat(app_.get_name(), " --help"); }
 
   CLI::App& app_;
   const std::vector<std::string>& args_;
@@ -190,8 +188,7 @@ absl::Status FromException(const CLI::App& app, const ParsedLine& line,
       return Misuse(text, "1 or 0 is expected", Cat("unset ", option->get_envname()));
     }
   }
-  if (name_end == std::string::npos)
-    return Misuse(text, "", Cat("regroup ", app.get_name(), " --help"));
+  if (name_end == std::string::npos) return Misuse(text, "", Cat(app.get_name(), " --help"));
   std::size_t what_end = text.find(kPart, name_end + 1);
   std::size_t because_end = text.find(kPart, what_end + 1);
   // CLI11 puts "NAME: " before the message: ours says the name itself.
@@ -303,13 +300,21 @@ void AddBytes(CLI::App& app, std::string_view names, std::uint64_t& value, std::
   });
 }
 
+std::string CommandDescription::Title() const {
+  return name.empty() ? program : Cat(program, " ", name);
+}
+
+std::string CommandDescription::Page() const {
+  return name.empty() ? program : Cat(program, "-", name);
+}
+
 struct CommandLine::State {
   CommandDescription description;
   CLI::App app;
 };
 
 CommandLine::CommandLine(CommandDescription description) : state_(std::make_unique<State>()) {
-  state_->app.name(description.name);
+  state_->app.name(description.Title());
   state_->app.description(description.summary);
   state_->app.set_help_flag();
   state_->description = std::move(description);

@@ -64,7 +64,12 @@ struct CommandDescription {
   std::string text{};     // Paragraphs for --help and man page.
   std::string example{};  // Shell lines.
   std::vector<std::pair<std::string, std::string>> positionals{};  // Name and help.
+  std::vector<std::pair<int, std::string>> exit_codes{};           // Where they are its own.
   std::vector<FlagDescription> flags{};
+  std::string program{"regroup"};
+
+  std::string Title() const;  // "regroup run"
+  std::string Page() const;   // "regroup-run", of the manual.
 };
 
 struct ParsedLine {

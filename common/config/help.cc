@@ -61,6 +61,12 @@ std::string Entry(std::string_view name, std::string_view help) {
   return out + Filled(help, kHelpColumn, kHelpColumn);
 }
 
+std::string ExitCode(int code, std::string_view meaning) {
+  std::string out = Cat("  ", code);
+  out.resize(6, ' ');
+  return out + Filled(meaning, 6, 6);
+}
+
 std::string Indented(std::string_view lines) {
   std::string out;
   std::istringstream in{std::string(lines)};
@@ -95,19 +101,21 @@ std::string Upper(std::string_view text) {
 }  // namespace
 
 std::string RenderHelp(const CommandDescription& description) {
-  std::string title = description.name.empty() ? "regroup" : Cat("regroup ", description.name);
-  std::string out = Cat(Filled(Cat(title, ": ", description.summary), 0, 0),
+  std::string out = Cat(Filled(Cat(description.Title(), ": ", description.summary), 0, 0),
                         "\nusage: ", description.usage, "\n\n", Paragraphs(description.text));
   for (const auto& [name, help] : description.positionals) out += Entry(name, help);
   if (!description.positionals.empty()) out += "\n";
   if (!description.flags.empty()) out += "options, each also an environment variable:\n";
   for (const FlagDescription& flag : description.flags) out += Entry(NamesOf(flag), HelpOf(flag));
   if (!description.flags.empty()) out += "\n";
+  if (!description.exit_codes.empty()) out += "exit codes:\n";
+  for (const auto& [code, meaning] : description.exit_codes) out += ExitCode(code, meaning);
+  if (!description.exit_codes.empty()) out += "\n";
   return Cat(out, "example:\n", Indented(description.example));
 }
 
 std::string RenderManPage(const CommandDescription& description, std::string_view version) {
-  std::string page = description.name.empty() ? "regroup" : Cat("regroup-", description.name);
+  const std::string page = description.Page();
   std::string out = Cat(
       ".TH ", Upper(page), " 1 \"\" \"Regroup ", version, "\" \"Regroup\"\n.SH NAME\n", Roff(page),
       " \\- ", Roff(description.summary), "\n.SH SYNOPSIS\n.B ", Roff(description.usage), "\n");
@@ -131,6 +139,9 @@ std::string RenderManPage(const CommandDescription& description, std::string_vie
     out +=
         flag.environment.empty() ? ".\n" : Cat(".\nEnvironment: ", Roff(flag.environment), ".\n");
   }
+  if (!description.exit_codes.empty()) out += ".SH EXIT STATUS\n";
+  for (const auto& [code, meaning] : description.exit_codes)
+    out += Cat(".TP\n.B ", code, "\n", Roff(meaning), ".\n");
   return Cat(out, ".SH EXAMPLE\n.nf\n", Roff(description.example), "\n.fi\n");
 }
 

@@ -1,23 +1,32 @@
-// Every flag of every command says what it is for: in --help, in the environment and in the man
-// page.
+// Every flag of every command of every program says what it is for: in --help, in the environment
+// and in the man page.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "common/config/flags.h"
 #include "launcher/cli/commands/command.h"
 #include "launcher/cli/commands/torch_flags.h"
+#include "worker/train/commands.h"
 
 namespace regroup::cli {
 namespace {
 
-// roff writes a dash as "\-".
-std::string WithoutEscapes(std::string text) {
-  text.erase(std::remove(text.begin(), text.end(), '\\'), text.end());
-  return text;
+// roff writes a dash as "\-", a backslash as "\e" and nothing as "\&".
+std::string WithoutEscapes(const std::string& text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '\\' || i + 1 == text.size()) {
+      out += text[i];
+    } else if (const char escaped = text[++i]; escaped != '&') {
+      out += escaped == 'e' ? '\\' : escaped;
+    }
+  }
+  return out;
 }
 
 bool WithoutEnvironmentInTorchrun(const std::string& name) {
@@ -61,18 +70,35 @@ std::vector<std::string> Findings(const CommandDescription& command, const std::
   return findings;
 }
 
+std::vector<std::string> Findings(const CommandDescription& command) {
+  return Findings(command, RenderHelp(command), WithoutEscapes(RenderManPage(command, "1")));
+}
+
 TEST(FlagsTest, EveryFlagOfEveryCommandIsExplained) {
   int flags = 0;
   for (const CommandEntry& entry : AllCommands()) {
     if (entry.hidden) continue;
     CommandDescription command = entry.make()->line().Describe();
     flags += static_cast<int>(command.flags.size());
-    for (const std::string& finding :
-         Findings(command, RenderHelp(command), WithoutEscapes(RenderManPage(command, "1")))) {
-      ADD_FAILURE() << finding;
-    }
+    for (const std::string& finding : Findings(command)) ADD_FAILURE() << finding;
   }
   EXPECT_GT(flags, 30) << "the commands were not found";
+}
+
+TEST(FlagsTest, EveryFlagOfTheWorkerIsExplained) {
+  // What an agent tells its workers must not become a flag of theirs.
+  const std::set<std::string> told = {"REGROUP_JOB", "REGROUP_GENERATION", "REGROUP_SOCKET",
+                                      "REGROUP_LOCAL_RANK", "REGROUP_RESUME_STEP"};
+  int flags = 0;
+  for (const CommandDescription& command : worker::DescribeWorker()) {
+    flags += static_cast<int>(command.flags.size());
+    for (const std::string& finding : Findings(command)) ADD_FAILURE() << finding;
+    std::set<std::string> variables = told;
+    for (const FlagDescription& flag : command.flags) {
+      EXPECT_TRUE(variables.insert(flag.environment).second) << flag.environment << " is taken";
+    }
+  }
+  EXPECT_GT(flags, 20) << "the commands were not found";
 }
 
 TEST(FlagsTest, APlantedFlagIsCaught) {

@@ -101,13 +101,18 @@ CommandDescription DescribeGenerate() {
       .usage = "regroup-worker generate --checkpoint DIR [OPTIONS]",
       .text = "Uses the newest commit that verifies.",
       .example =
-          "regroup-worker generate --checkpoint ~/checkpoints --prompt 'The licence' --tokens 300"};
+          "regroup-worker generate --checkpoint ~/checkpoints --prompt 'The licence' --tokens 300",
+      .program = "regroup-worker"};
 }
 
 void DescribeGenerateFlags(CLI::App& app, GenerateConfig& c) {
   AddText(app, "--checkpoint", c.checkpoint,
           "the --checkpoint-dir of a training, as in --checkpoint ckpt", "DIR");
-  AddText(app, "--prompt", c.prompt, "text to go on from, as in --prompt 'Once'");
+  AddParsed(app, "--prompt", "TEXT", "a new line", "text to go on from, as in --prompt 'Once'",
+            [&c](std::string_view text) {
+              c.prompt = std::string(text);
+              return absl::OkStatus();
+            });
   AddInt(app, "--tokens", c.tokens, 0, 1'000'000, "how many tokens to write, as in --tokens 100");
   AddParsed(
       app, "--temperature", "X", absl::StrFormat("%g", c.temperature),
@@ -129,6 +134,7 @@ void DescribeGenerateFlags(CLI::App& app, GenerateConfig& c) {
               c.seed = static_cast<std::uint64_t>(seed);
               return absl::OkStatus();
             });
+  ScopeEnvironment(app, "generate");
 }
 
 absl::StatusOr<std::optional<GenerateConfig>> ReadGenerateConfig(
@@ -136,7 +142,6 @@ absl::StatusOr<std::optional<GenerateConfig>> ReadGenerateConfig(
   GenerateConfig config;
   CommandLine line(DescribeGenerate());
   DescribeGenerateFlags(line.app(), config);
-  ScopeEnvironment(line.app(), "generate");
   ASSIGN_OR_RETURN(const ParsedLine parsed, line.Parse(args, false));
   if (parsed.help) return std::optional<GenerateConfig>();
   if (!parsed.rest.empty() || config.checkpoint.empty()) {

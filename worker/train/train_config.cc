@@ -17,6 +17,7 @@
 #include "common/config/text.h"
 #include "common/config/values.h"
 #include "common/io/files.h"
+#include "worker/train/worker_exit.h"
 
 namespace regroup::worker {
 namespace {
@@ -155,17 +156,13 @@ CommandDescription DescribeTrain() {
               "and MASTER_PORT tell "
               "of; alone without them. The result depends on the settings, not on the number of "
               "ranks. With "
-              "--checkpoint-dir it goes on from the newest commit that verifies.\n\nExit codes: 0 "
-              "done, 2 usage or "
-              "unreadable data, 10 the group was not formed, 11 another rank was lost, 12 ranks "
-              "disagree, 13 "
-              "checkpoint directory not writable, 14 no usable checkpoint, 15 loss not finite, 16 "
-              "last checkpoint "
-              "not saved, 17 saved for a notice but never stopped, 1 anything else.",
+              "--checkpoint-dir it goes on from the newest commit that verifies.",
           .example =
               "regroup run --nproc-per-node 2 regroup-worker train --data "
               "/usr/share/common-licenses \\\n"
-              "  --checkpoint-dir ~/checkpoints --steps 500"};
+              "  --checkpoint-dir ~/checkpoints --steps 500",
+          .exit_codes = DescribeExits(),
+          .program = "regroup-worker"};
 }
 
 void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {

@@ -1,7 +1,5 @@
 #include "worker/train/worker_exit.h"
 
-#include <string>
-
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -10,6 +8,20 @@ namespace regroup::worker {
 namespace {
 constexpr char kKey[] = "regroup/worker-exit";
 }  // namespace
+
+std::vector<std::pair<int, std::string>> DescribeExits() {
+  return {{0, "done"},
+          {1, "something that should not happen: no memory, a kernel that failed"},
+          {2, "a flag, a configuration, or data that can not be read"},
+          {10, "the group was not formed: ranks are missing, or on different hosts"},
+          {11, "another rank died, stopped or left in the middle of training"},
+          {12, "ranks were given different settings or data"},
+          {13, "the checkpoint directory can not be written"},
+          {14, "no checkpoint verifies, or they are of another model"},
+          {15, "the loss is not finite"},
+          {16, "all steps are done, but the last checkpoint could not be saved"},
+          {17, "saved for a notice, then nobody stopped this worker"}};
+}
 
 absl::Status WithExit(absl::Status status, WorkerExit exit) {
   if (!status.ok()) status.SetPayload(kKey, absl::Cord(absl::StrCat(static_cast<int>(exit))));

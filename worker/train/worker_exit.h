@@ -1,5 +1,9 @@
 #pragma once
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "absl/status/status.h"
 
 namespace regroup::worker {
@@ -21,6 +25,9 @@ enum class WorkerExit : int {
       16,               // All steps are done, but the last checkpoint could not be committed.
   kNoticeExpired = 17,  // Saved for a notice, then nobody stopped this worker.
 };
+
+// Each code and what it means to a person.
+std::vector<std::pair<int, std::string>> DescribeExits();
 
 // The exit travels inside the status. An OK status stays as it is.
 absl::Status WithExit(absl::Status status, WorkerExit exit);

@@ -4,12 +4,13 @@
 
 #include <cstdio>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/user_error.h"
 #include "common/config/flags.h"
+#include "worker/train/commands.h"
 #include "worker/train/environment.h"
 #include "worker/train/generate.h"
 #include "worker/train/termination.h"
@@ -20,34 +21,10 @@
 namespace regroup::worker {
 namespace {
 
-constexpr char kHelp[] =
-    "regroup-worker: train a GPT on text, data-parallel, and come back from anything\n\n"
-    "usage: regroup-worker train --data PATH [OPTIONS]\n"
-    "       regroup-worker generate --checkpoint DIR [OPTIONS]\n"
-    "       regroup-worker version\n\n"
-    "`regroup-worker train --help` and `regroup-worker generate --help` show all options.\n\n"
-    "exit codes:\n"
-    "  0   done\n"
-    "  1   something that should not happen: no memory, a kernel that failed\n"
-    "  2   a flag, a configuration, or data that can not be read\n"
-    "  10  the group was not formed: ranks are missing, or on different hosts\n"
-    "  11  another rank died, stopped or left in the middle of training\n"
-    "  12  ranks were given different settings or data\n"
-    "  13  the checkpoint directory can not be written\n"
-    "  14  no checkpoint verifies, or they are of another model\n"
-    "  15  the loss is not finite\n"
-    "  16  all steps are done, but the last checkpoint could not be saved\n"
-    "  17  saved for a notice, then nobody stopped this worker\n";
-
 int Tell(const absl::Status& status) {
   UserErrorParts parts = PartsOf(status);
   if (parts.try_this.empty() && ExitOf(status) == WorkerExit::kUsage)
     parts.try_this = "regroup-worker --help";
-  // Flags are judged by code that all of Regroup's programs share.
-  if (absl::StartsWith(parts.try_this, "regroup train") ||
-      absl::StartsWith(parts.try_this, "regroup generate")) {
-    parts.try_this.insert(sizeof "regroup" - 1, "-worker");
-  }
   const std::string text =
       RenderUserError(UserError(status.code(), parts.what, parts.because, parts.try_this));
   std::fputs(text.c_str(), stderr);
@@ -56,21 +33,18 @@ int Tell(const absl::Status& status) {
 
 int Misuse(absl::Status status) { return Tell(WithExit(std::move(status), WorkerExit::kUsage)); }
 
-template <class Config>
-int Help(CommandDescription description, void (*describe)(CLI::App&, Config&)) {
-  Config config;
-  CommandLine line(std::move(description));
-  describe(line.app(), config);
-  std::string text = RenderHelp(line.Describe());
-  if (absl::StartsWith(text, "regroup ")) text.insert(sizeof "regroup" - 1, "-worker");
-  std::fputs(text.c_str(), stdout);
+// Of "train" and so on; of the program itself when it is empty.
+int Help(std::string_view command) {
+  for (const CommandDescription& description : DescribeWorker()) {
+    if (description.name == command) std::fputs(RenderHelp(description).c_str(), stdout);
+  }
   return 0;
 }
 
 int TrainMain(const std::vector<std::string>& args) {
   const absl::StatusOr<std::optional<TrainConfig>> config = ReadTrainConfig(args);
   if (!config.ok()) return Misuse(config.status());
-  if (!*config) return Help<TrainConfig>(DescribeTrain(), &DescribeTrainFlags);
+  if (!*config) return Help("train");
   const absl::StatusOr<WorkerEnvironment> environment = ReadWorkerEnvironment();
   if (!environment.ok()) return Misuse(environment.status());
   Termination termination;
@@ -87,7 +61,7 @@ int TrainMain(const std::vector<std::string>& args) {
 int GenerateMain(const std::vector<std::string>& args) {
   const absl::StatusOr<std::optional<GenerateConfig>> config = ReadGenerateConfig(args);
   if (!config.ok()) return Misuse(config.status());
-  if (!*config) return Help<GenerateConfig>(DescribeGenerate(), &DescribeGenerateFlags);
+  if (!*config) return Help("generate");
   const absl::Status status = Generate(**config);
   return status.ok() ? 0 : Tell(status);
 }
@@ -102,8 +76,11 @@ int Main(const std::vector<std::string>& words) {
     return 0;
   }
   if (command == "--help" || command == "-h" || command == "help") {
-    std::fputs(kHelp, stdout);
-    return 0;
+    return Help("");
+  }
+  if (command == "__man" && args.size() == 1) {  // Of the installation.
+    const absl::Status written = WriteManPages(args[0], REGROUP_VERSION);
+    return written.ok() ? 0 : Tell(written);
   }
   return Misuse(UserError(
       absl::StatusCode::kInvalidArgument,

@@ -28,8 +28,8 @@ std::vector<Page> AllPages() {
   std::vector<Page> pages = {{"regroup", RenderManPage(DescribeProgram(), ReleaseVersion())}};
   for (const CommandEntry& entry : AllCommands()) {
     if (entry.hidden) continue;
-    pages.push_back({Cat("regroup-", entry.name),
-                     RenderManPage(entry.make()->line().Describe(), ReleaseVersion())});
+    const CommandDescription description = entry.make()->line().Describe();
+    pages.push_back({description.Page(), RenderManPage(description, ReleaseVersion())});
   }
   return pages;
 }

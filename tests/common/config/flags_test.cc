@@ -150,10 +150,10 @@ TEST_F(FlagsTest, Errors) {
        "regroup run --help"},
       {{"--frobnicate", "x"},
        "unknown flag --frobnicate",
-       "run has no such flag",
+       "regroup run has no such flag",
        "regroup run --help"},
       {{"--standalone", "x"}, "unknown flag --standalone", "a one-node run needs no flag", ""},
-      {{"-Z"}, "unknown flag -Z", "run has no such flag", "regroup run --help"},
+      {{"-Z"}, "unknown flag -Z", "regroup run has no such flag", "regroup run --help"},
       {{"--nnodes"}, "--nnodes needs a value", "none was given", "--nnodes MIN[:MAX]"},
       {{"--nnodes=", "x"}, "--nnodes needs a value", "none was given", "--nnodes MIN[:MAX]"},
       {{"--max-restarts", "101"},
@@ -220,6 +220,25 @@ TEST_F(FlagsTest, OneDeclarationServesHelpAndManPage) {
     end = help.find('\n', at);
     EXPECT_LE(end - at, 80u) << help.substr(at, end - at);
   }
+}
+
+TEST(Help, OfAnotherProgramNamesItAndItsExitCodes) {
+  const CommandDescription description = {.name = "train",
+                                          .summary = "train a model",
+                                          .usage = "other train",
+                                          .example = "other train --fast",
+                                          .exit_codes = {{0, "done"}, {11, "another rank died"}},
+                                          .program = "other"};
+  EXPECT_EQ(RenderHelp(description),
+            "other train: train a model\n\nusage: other train\n\nexit codes:\n  0   done\n"
+            "  11  another rank died\n\nexample:\n  other train --fast\n");
+  const std::string page = RenderManPage(description, "1");
+  EXPECT_THAT(page, HasSubstr(".TH OTHER-TRAIN 1"));
+  EXPECT_THAT(page, HasSubstr(".SH NAME\nother\\-train \\- train a model\n"));
+  EXPECT_THAT(page,
+              HasSubstr(".SH EXIT STATUS\n.TP\n.B 0\ndone.\n.TP\n.B 11\nanother rank died.\n"));
+  const auto refused = CommandLine(description).Parse({"--slow"}, false).status();
+  EXPECT_EQ(PartsOf(refused).try_this, "other train --help");
 }
 
 TEST(AgentConfig, Rules) {

@@ -23,10 +23,11 @@ struct Answer {
 class ProgramTest : public testing::Test {
  protected:
   // Alone, whatever this test was started by.
-  Answer Run(const std::string& arguments) const {
+  Answer Run(const std::string& arguments, const std::string& variables = "") const {
     const std::string out = directory_ / "out", err = directory_ / "err";
-    const std::string command = "env -i OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 " REGROUP_WORKER " " +
-                                arguments + " >'" + out + "' 2>'" + err + "' </dev/null";
+    const std::string command = "env -i OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000 " + variables +
+                                " " REGROUP_WORKER " " + arguments + " >'" + out + "' 2>'" + err +
+                                "' </dev/null";
     const int status = std::system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, ReadAll(out), ReadAll(err)};
   }
@@ -56,6 +57,9 @@ TEST_F(ProgramTest, GeneratesTheSameSampleFromTheSameSeed) {
   EXPECT_EQ(one.out, same.out);
   EXPECT_NE(one.out, other.out);
   EXPECT_EQ(Run(generate + "--tokens 0").out, "abc\n");
+  const std::string help = Run("generate --help").out;
+  EXPECT_NE(help.find("[REGROUP_GENERATE_TOKENS]"), std::string::npos) << help;
+  EXPECT_EQ(Run(generate, "REGROUP_GENERATE_TOKENS=0").out, "abc\n");
   // The likeliest needs no luck.
   EXPECT_EQ(Run(generate + "--temperature 0 --tokens 9 --seed 1").out,
             Run(generate + "--temperature 0 --tokens 9 --seed 2").out);
@@ -128,6 +132,10 @@ TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
        WorkerExit::kCheckpointDirectory,
        {"/proc/none can not be written", "--checkpoint-dir DIR"}},
       {"train --data /nonexistent", usage, {"/nonexistent"}},
+      {"train --dta x",
+       usage,
+       {"--dta", "did you mean --data?", "try: regroup-worker train --help"}},
+      {"__man /nonexistent", WorkerExit::kFailed, {"can not write /nonexistent/regroup-worker.1"}},
   };
   for (const Row& row : rows) {
     const Answer answer = Run(row.arguments);

@@ -1,0 +1,60 @@
+#include "worker/train/commands.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "common/base/user_error.h"
+#include "worker/train/generate.h"
+#include "worker/train/train_config.h"
+#include "worker/train/worker_exit.h"
+
+namespace regroup::worker {
+namespace {
+
+CommandDescription DescribeProgram() {
+  return {.name = "",
+          .summary = "train a GPT on text, data-parallel, and come back from anything",
+          .usage = "regroup-worker COMMAND [OPTIONS]",
+          .text = "`regroup-worker COMMAND --help` shows all options of a command.",
+          .example =
+              "regroup-worker train --data /usr/share/common-licenses --checkpoint-dir ckpt\n"
+              "regroup-worker generate --checkpoint ckpt",
+          .positionals = {{"train", "train a model, alone or as one of many ranks"},
+                          {"generate", "write text with a trained model"},
+                          {"version", "say which version this is"}},
+          .exit_codes = DescribeExits(),
+          .program = "regroup-worker"};
+}
+
+template <class Config>
+CommandDescription WithFlags(CommandDescription description, void (*describe)(CLI::App&, Config&)) {
+  Config config;
+  CommandLine line(std::move(description));
+  describe(line.app(), config);
+  return line.Describe();
+}
+
+}  // namespace
+
+std::vector<CommandDescription> DescribeWorker() {
+  return {DescribeProgram(), WithFlags<TrainConfig>(DescribeTrain(), &DescribeTrainFlags),
+          WithFlags<GenerateConfig>(DescribeGenerate(), &DescribeGenerateFlags)};
+}
+
+absl::Status WriteManPages(const std::string& folder, std::string_view version) {
+  for (const CommandDescription& command : DescribeWorker()) {
+    const std::string path = folder + "/" + command.Page() + ".1";
+    std::ofstream out(path);
+    out << RenderManPage(command, version);
+    out.close();
+    if (!out) {
+      return UserError(absl::StatusCode::kFailedPrecondition, "can not write " + path,
+                       std::strerror(errno), "");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace regroup::worker
