@@ -42,7 +42,8 @@ void LogSelectionReader::FindStreams() {
         continue;
       if (!selection_.stderr_only())
         AddStream(generation, rank, first, io::LogStream::kStdout, existed);
-      AddStream(generation, rank, first, io::LogStream::kStderr, existed);
+      if (!selection_.stdout_only())
+        AddStream(generation, rank, first, io::LogStream::kStderr, existed);
     }
   }
 }

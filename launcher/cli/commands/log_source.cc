@@ -164,7 +164,7 @@ absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& 
                     generation, rank, NodeOf(job, generation, rank)};
         if (!filter.stderr_only) RETURN_IF_ERROR(ReadStream(id, filter, take));
         id.stream = io::LogStream::kStderr;
-        RETURN_IF_ERROR(ReadStream(id, filter, take));
+        if (!filter.stdout_only) RETURN_IF_ERROR(ReadStream(id, filter, take));
       }
     }
   }

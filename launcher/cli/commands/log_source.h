@@ -21,7 +21,7 @@ struct LogFilter {
   std::vector<int> ranks;  // Empty: all.
   std::string node;        // Name or id; empty: all.
   std::optional<Generation> generation;
-  bool stderr_only = false;
+  bool stdout_only = false, stderr_only = false;  // Not both.
   std::optional<Duration> since;
   std::optional<int> tail;  // Per rank and stream.
 };

@@ -75,8 +75,9 @@ class Logs : public Command {
       : Command({.name = "logs",
                  .summary = "output of a job's workers, of all ranks in order of time",
                  .usage =
-                     "regroup logs JOB [-f] [--rank R,R] [--node N] [--generation G] [--stderr]\n"
-                     "                    [--since DURATION] [--grep RE] [--tail N] [--raw]",
+                     "regroup logs JOB [-f] [--rank R,R] [--node N] [--generation G]\n"
+                     "                    [--stdout] [--stderr] [--since DURATION] [--grep RE]\n"
+                     "                    [--tail N] [--raw]",
                  .text = "Lines of all ranks and generations, merged by the time they were written "
                          "(UTC); a line "
                          "separates generations. A live job's logs come from every agent, nodes "
@@ -95,7 +96,10 @@ class Logs : public Command {
             "NODE");
     AddInt(line().app(), "--generation", generation_, 1, 1'000'000'000, "only this generation",
            "G");
-    AddSwitch(line().app(), "--stderr", filter_.stderr_only, "only standard error");
+    AddSwitch(line().app(), "--stdout", filter_.stdout_only,
+              "only standard output; with --stderr: both, as without either");
+    AddSwitch(line().app(), "--stderr", filter_.stderr_only,
+              "only standard error; with --stdout: both, as without either");
     AddDuration(line().app(), "--since", filter_.since, "not older than this, as in 10m");
     AddParsed(line().app(), "--grep", "RE", "", "only lines that match, as for grep -E",
               [this](std::string_view text) { return pattern_.Compile(std::string(text)); });
@@ -110,6 +114,8 @@ class Logs : public Command {
 
   absl::StatusOr<int> Run(const ParsedLine& words, const Terminal& terminal) override {
     RETURN_IF_ERROR(CheckWords(*this, words, 1, 1));
+    if (filter_.stdout_only && filter_.stderr_only)
+      filter_.stdout_only = filter_.stderr_only = false;
     if (generation_) filter_.generation = Generation(static_cast<std::uint64_t>(*generation_));
     ASSIGN_OR_RETURN(Reader reader, Reader::Open(options_, Cat("regroup logs ", words.rest[0])));
     ASSIGN_OR_RETURN(Found found, reader.FindJob(words.rest[0], true));
@@ -149,7 +155,8 @@ class Logs : public Command {
     }));
     RETURN_IF_ERROR(printed);
     RETURN_IF_ERROR(terminal.Print(merge.Take(std::nullopt)));
-    if (filter_.ranks.empty() && filter_.node.empty() && !filter_.since && !filter_.stderr_only) {
+    if (filter_.ranks.empty() && filter_.node.empty() && !filter_.since && !filter_.stdout_only &&
+        !filter_.stderr_only) {
       for (const std::string& node : NodesWithoutLogs(roots, found.job)) {
         terminal.Say(Cat("regroup: no output of ", node, " on this host\n"));
       }
@@ -177,6 +184,7 @@ class Logs : public Command {
     for (int rank : filter_.ranks) selection.add_ranks(rank);
     selection.set_node(filter_.node);
     selection.set_generation(filter_.generation ? filter_.generation->value() : 0);
+    selection.set_stdout_only(filter_.stdout_only);
     selection.set_stderr_only(filter_.stderr_only);
     if (filter_.since) selection.set_since_ns(filter_.since->count());
     if (filter_.tail) selection.set_tail(*filter_.tail);

@@ -169,6 +169,8 @@ class Reading(Cluster):
         self.assertEqual(sorted(self.fx.run("logs", job, "--raw", "--rank", "0").stdout.splitlines()),
                          ["no newline", "to err", "to out 0"])
         self.assertEqual(self.fx.run("logs", job, "--raw", "--stderr").stdout, "to err\nto err\n")
+        self.assertEqual(sorted(self.fx.run("logs", job, "--raw", "--stdout", "--rank", "0").stdout.splitlines()), ["no newline", "to out 0"])
+        self.assertEqual(len(self.fx.run("logs", job, "--raw", "--stdout", "--stderr").stdout.splitlines()), 6)
         self.assertEqual(self.fx.run("logs", job, "--raw", "--grep", "out [1-9]").stdout, "to out 1\n")
         self.assertEqual(self.fx.run("logs", job, "--raw", "--rank", "1", "--tail", "1", "--stderr").stdout, "to err\n")
         self.assertEqual(self.fx.run("logs", job, "--generation", "7").stdout, "")
