@@ -198,7 +198,7 @@ int RunLaunched(int config_fd) {
           early = std::move(why);
         }
       },
-      [&](std::string text) {
+      [&](const std::string& text) {
         if (agent != nullptr) agent->Warn(text);
       });
   dialler.StartEarly();
