@@ -112,23 +112,26 @@ function(regroup_test name)
     PROPERTIES LABELS unit TIMEOUT 300 ENVIRONMENT REGROUP_BIN_DIR=${CMAKE_BINARY_DIR}/bin)
 endfunction()
 
-# regroup_e2e_test(name file.py [TORCH] [ARGS …] [LABELS …] [TIMEOUT seconds]): a Python program that starts this
-# build's binaries, one test at a time. TORCH: it needs REGROUP_TEST_PYTHON, an interpreter with PyTorch, in the
+# regroup_e2e_test(name file.py [TORCH] [KIND kind] [ARGS …] [LABELS …] [TIMEOUT seconds]): a Python program that starts
+# this build's binaries, one test at a time; the test is called kind.name, e2e.name without KIND. TORCH: it needs REGROUP_TEST_PYTHON, an interpreter with PyTorch, in the
 # environment of ctest. Label `slow`: `./dev test` runs it only when -R asks for it. Exit code 77 means skipped.
 function(regroup_e2e_test name file)
-  cmake_parse_arguments(ARG "TORCH" "TIMEOUT" "ARGS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH" "KIND;TIMEOUT" "ARGS;LABELS" ${ARGN})
   if(NOT REGROUP_E2E_TESTS)
     return()
   endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
+  if(NOT ARG_KIND)
+    set(ARG_KIND e2e)
+  endif()
   if(ARG_TORCH)
     list(APPEND ARG_LABELS torch)
   endif()
-  add_test(NAME e2e.${name} COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/${file} ${ARG_ARGS})
-  set_tests_properties(e2e.${name} PROPERTIES
-    LABELS "e2e;${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77 RUN_SERIAL ON
+  add_test(NAME ${ARG_KIND}.${name} COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/${file} ${ARG_ARGS})
+  set_tests_properties(${ARG_KIND}.${name} PROPERTIES
+    LABELS "${ARG_KIND};${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77 RUN_SERIAL ON
     ENVIRONMENT "REGROUP_BIN_DIR=${CMAKE_BINARY_DIR}/bin;PYTHONPATH=${CMAKE_SOURCE_DIR}/tests/e2e;PYTHONDONTWRITEBYTECODE=1")
 endfunction()
 
