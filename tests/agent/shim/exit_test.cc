@@ -1,8 +1,13 @@
 // How ranks end, and how it is told.
 
 #include <signal.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "common/io/files.h"
@@ -209,6 +214,37 @@ TEST_F(ShimTest, OneRanksEndLeavesTheOthers) {
   EXPECT_EQ(group.rank(0).code, SIGTERM);
   EXPECT_TRUE(group.rank(0).after_stop);
   EXPECT_FALSE(group.rank(1).after_stop);
+}
+
+// The first of two system calls that a stopped process makes, from now on; -1: neither.
+long FirstCallOf(pid_t pid, const std::set<long>& calls) {
+  for (;;) {
+    if (::ptrace(PTRACE_SYSCALL, pid, nullptr, nullptr) != 0) return -1;
+    int status = 0;
+    if (::waitpid(pid, &status, __WALL) != pid || !WIFSTOPPED(status)) return -1;
+    __ptrace_syscall_info info{};
+    if (::ptrace(PTRACE_GET_SYSCALL_INFO, pid, sizeof(info), &info) < 0) return -1;
+    if (info.op != PTRACE_SYSCALL_INFO_ENTRY) continue;
+    if (const auto call = static_cast<long>(info.entry.nr); calls.contains(call)) return call;
+  }
+}
+
+TEST_F(ShimTest, AnExitIsReportedBeforeItIsWritten) {
+  Group group = Run(ShellSpec("while [ ! -e $WORK/go ]; do sleep 0.01; done; exit 4"));
+  ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
+  const std::string path = group.directory.path;
+  ASSERT_TRUE(
+      Eventually([&] { return ReadRunDirectory(path)->state->ranks == group.state.ranks; }));
+  if (::ptrace(PTRACE_SEIZE, group.shim.pid, nullptr, PTRACE_O_TRACESYSGOOD) != 0)
+    GTEST_SKIP() << "needs the right to trace";
+  ASSERT_EQ(::ptrace(PTRACE_INTERRUPT, group.shim.pid, nullptr, nullptr), 0);
+  ASSERT_EQ(::waitpid(group.shim.pid, nullptr, __WALL), group.shim.pid);
+  ASSERT_TRUE(io::ReplaceFile(work_ / "go", "", io::Durability::kVolatile).ok());
+  EXPECT_EQ(FirstCallOf(group.shim.pid, {SYS_sendto, SYS_renameat}), SYS_sendto);
+  EXPECT_EQ(FirstCallOf(group.shim.pid, {SYS_sendto, SYS_renameat}), SYS_renameat);
+  ASSERT_EQ(::ptrace(PTRACE_DETACH, group.shim.pid, nullptr, nullptr), 0);
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(group.rank().code, 4);
 }
 
 TEST_F(ShimTest, StateFollowsTheOrderStartedThenEnded) {

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/io/address.h"
+#include "common/io/files.h"
 #include "common/io/proc.h"
 #include "common/io/unix_socket.h"
 #include "tests/agent/shim/shim_fixture.h"
@@ -73,6 +74,28 @@ TEST_F(ShimTest, SignalsThatEndDaemonsDoNotEndAShim) {
   group.Stop(seconds(10));
   ASSERT_TRUE(group.WaitForEnd());
   EXPECT_EQ(ShimLog(group), "");
+}
+
+TEST_F(ShimTest, StartsInASessionOfItsOwnAndInheritsNoDisposition) {
+  const auto handler = ::signal(SIGUSR1, SIG_IGN);
+  sigset_t some, before;
+  ::sigemptyset(&some);
+  ::sigaddset(&some, SIGSEGV);
+  ::sigprocmask(SIG_BLOCK, &some, &before);
+  Group group = Run(ShellSpec("exec sleep 1000"));
+  ::sigprocmask(SIG_SETMASK, &before, nullptr);
+  ::signal(SIGUSR1, handler);
+  ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
+  EXPECT_EQ(::getsid(group.shim.pid), group.shim.pid);
+  const std::string status =
+      *io::ReadFile(absl::StrCat("/proc/", group.shim.pid, "/status"), 1 << 16);
+  const auto mask = [&](const std::string& name) {
+    return std::stoull(status.substr(status.find(name) + name.size()), nullptr, 16);
+  };
+  EXPECT_EQ(mask("SigIgn:\t") & (1u << (SIGUSR1 - 1)), 0u);
+  // It holds back what would end a daemon, and not its own faults.
+  EXPECT_NE(mask("SigBlk:\t") & (1u << (SIGTERM - 1)), 0u);
+  EXPECT_EQ(mask("SigBlk:\t") & (1u << (SIGSEGV - 1)), 0u);
 }
 
 // A process that acts as the agent, and can be killed.

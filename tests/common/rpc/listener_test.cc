@@ -147,6 +147,23 @@ TEST(Channel, ReconnectsSoonAfterTheServerComesUp) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(500));
 }
 
+TEST(Channel, GoesThroughNoProxy) {
+  Address nobody{"127.0.0.1", 0};
+  Listen(nobody);
+  const std::string proxy = "http://" + io::FormatAddress(nobody);
+  const std::vector<const char*> names = {"grpc_proxy", "https_proxy", "http_proxy"};
+  for (const char* name : names) ASSERT_EQ(setenv(name, proxy.c_str(), 1), 0);
+  RefusingService service;
+  GrpcServer server(&service);
+  const Connection connection = Dial(server.address());
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
+  pb::ReadReply reply;
+  EXPECT_EQ(pb::Coordinator::NewStub(connection.channel)->Read(&context, {}, &reply).error_code(),
+            grpc::StatusCode::PERMISSION_DENIED);
+  for (const char* name : names) unsetenv(name);
+}
+
 TEST(Channel, TwoServersDoNotShareAPort) {
   RefusingService service;
   GrpcServer first(&service);

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <csignal>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/user_error.h"
 #include "tests/scenario/testing.h"
 
@@ -161,6 +162,58 @@ TEST_F(Jobs, words_told_later_choose_the_root_cause) {
   const std::vector<RankCause> others = world().View(job).generations.at(0).consequences;
   ASSERT_EQ(others.size(), 1u);
   EXPECT_EQ(others[0].exit.error, "Connection closed by peer");
+}
+
+// §2: what a change writes about generations, commit by commit.
+TEST_F(Jobs, a_restart_is_two_commits_and_an_elective_change_three) {
+  Start();
+  AddDaemons({"a", "b"});
+  const JobId job = Running(SpecOf("job", 1, 3, 1));
+  std::map<Generation, coordinator::GenerationPhase> known = {
+      {Generation(1), coordinator::GenerationPhase::kFormed}};
+  std::vector<std::string> commits;
+  world().tamper = [&](coordinator::Effects& effects) {
+    constexpr const char* kPhases[] = {"proposed", "formed", "over"};
+    std::string commit;
+    for (const coordinator::Row& row : effects.rows) {
+      const auto* value =
+          row.value ? std::get_if<coordinator::GenerationRow>(&*row.value) : nullptr;
+      if (value == nullptr) continue;
+      const auto [at, is_new] = known.emplace(value->generation, value->phase);
+      if (!is_new && std::exchange(at->second, value->phase) == value->phase) continue;
+      commit += absl::StrCat(commit.empty() ? "" : ", ", value->generation.value(), " ",
+                             kPhases[static_cast<int>(value->phase)]);
+    }
+    if (!commit.empty()) commits.push_back(commit);
+  };
+  world().node("b").ExitRank(job, 0, 1);
+  EXPECT_TRUE(ReachesGeneration(job, 2));
+  EXPECT_THAT(commits, ElementsAre("1 over, 2 proposed", "2 formed"));
+  commits.clear();
+  AddDaemons({"c"});
+  EXPECT_TRUE(ReachesGeneration(job, 3));
+  EXPECT_THAT(commits, ElementsAre("3 proposed", "2 over", "3 formed"));
+  world().tamper = nullptr;
+}
+
+// §3: an exit that is told late happened its age before it was told, and is the first one here.
+TEST_F(Jobs, the_time_of_an_exit_is_its_age_before_it_was_told) {
+  Start();
+  AddDaemons({"a", "b"});
+  const JobId job = Running(SpecOf("job", 2, 2, 1));
+  world().node("a").SetSilent(true);
+  world().node("a").ExitRank(job, 0, 3);
+  world().RunFor(100ms);
+  world().node("b").ExitRank(job, 0, 1);
+  world().RunFor(100ms);
+  EXPECT_EQ(world().StateOf(job), "regrouping");  // As far as is known, because of b.
+  world().node("a").ResetSession();
+  world().node("a").SetSilent(false);
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  const GenerationView ended = GenerationOf(job, 1);
+  EXPECT_EQ(std::get<WorkerFailed>(*ended.ended).cause.node, "a");
+  ASSERT_EQ(ended.consequences.size(), 1u);
+  EXPECT_EQ(ended.consequences[0].node, "b");
 }
 
 // A notice reaches a rank that does not speak yet as SIGTERM, and then its peers lose it.
