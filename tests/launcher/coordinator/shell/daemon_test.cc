@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <fstream>
 #include <future>
 #include <set>
@@ -292,6 +293,102 @@ pb::AgentMessage SomeHello(const std::string& node) {
   pb::AgentMessage message;
   *message.mutable_hello() = ToProto(hello);
   return message;
+}
+
+// Whoever comes while the journal still opens is answered once it is open.
+TEST_F(DaemonTest, ItListensBeforeItsJournalIsOpen) {
+  config_.state_dir = dir_.path() + "/state";
+  config_.listen = {"127.0.0.1:0"};
+  config_.log_file = dir_.path() + "/coordinator.log";
+  config_.insecure = true;
+  daemon_ = *Daemon::Open(config_);
+  EXPECT_NE(access((daemon_->folder() + "/journal.db").c_str(), F_OK), 0);
+  const io::SocketAddress target = *io::ToSocketAddress(daemon_->addresses().front());
+  const io::UniqueFd early(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(connect(early.get(), target.get(), target.size), 0) << strerror(errno);
+  Client client = OverTcp();
+  std::future<absl::Status> answer =
+      std::async(std::launch::async, [&] { return client.ReadJob("none").status(); });
+  EXPECT_EQ(answer.wait_for(milliseconds(200)), std::future_status::timeout);
+  thread_ = std::thread([this] { exit_status_ = daemon_->Run(/*catch_signals=*/false); });
+  EXPECT_TRUE(absl::IsNotFound(answer.get()));
+}
+
+// Calls in flight: a wait for a job's end, its logs, an agent's session.
+class CallsInFlight {
+ public:
+  CallsInFlight(Client& client, const std::string& node) {
+    for (grpc::ClientContext* context : {&wait_, &logs_, &session_})
+      context->set_deadline(std::chrono::system_clock::now() + seconds(60));
+    pb::ReadRequest request;
+    request.set_what(pb::ReadRequest::WHAT_JOBS);
+    request.set_selector("last");
+    request.set_wait_for_end(true);
+    waiting_ = std::async(std::launch::async, [this, &client, request] {
+      pb::ReadReply reply;
+      return FromGrpcStatus(client.stub().Read(&wait_, request, &reply));
+    });
+    pb::LogSelection selection;
+    selection.set_job("last");
+    selection.set_follow(true);
+    lines_ = client.stub().Logs(&logs_, selection);
+    stream_ = client.stub().Session(&session_);
+    pb::CoordinatorMessage welcome;
+    EXPECT_TRUE(stream_->Write(SomeHello(node)) && stream_->Read(&welcome));
+    pb::LogsReply first;
+    EXPECT_TRUE(lines_->Read(&first));
+  }
+  void Cancel() {
+    for (grpc::ClientContext* context : {&wait_, &logs_, &session_}) context->TryCancel();
+  }
+  std::vector<absl::Status> Ends() {
+    std::vector<absl::Status> ends = {waiting_.get()};
+    for (pb::LogsReply reply; lines_->Read(&reply);) {
+    }
+    ends.push_back(FromGrpcStatus(lines_->Finish()));
+    for (pb::CoordinatorMessage message; stream_->Read(&message);) {
+    }
+    ends.push_back(FromGrpcStatus(stream_->Finish()));
+    return ends;
+  }
+
+ private:
+  grpc::ClientContext wait_, logs_, session_;
+  std::future<absl::Status> waiting_;
+  std::unique_ptr<grpc::ClientReader<pb::LogsReply>> lines_;
+  std::unique_ptr<grpc::ClientReaderWriter<pb::AgentMessage, pb::CoordinatorMessage>> stream_;
+};
+
+TEST_F(DaemonTest, ItsEndFinishesEveryCallFirst) {
+  Start();
+  Client client = OverTcp();
+  ASSERT_TRUE(client.Submit(SubmittedJob("train", 1, 2), "key").ok());
+  CallsInFlight calls(client, "node0");
+  const auto begin = std::chrono::steady_clock::now();
+  daemon_->RequestStop();
+  for (const absl::Status& end : calls.Ends())
+    EXPECT_THAT(std::string(end.message()), HasSubstr("the coordinator is shutting down"));
+  EXPECT_EQ(Stop(), 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(2));  // Nobody had to be cut.
+}
+
+// gRPC ends the process at a second Finish, and its server never at a call without one.
+TEST_F(DaemonTest, ACancelledCallIsFinishedOnce) {
+  Start();
+  Client client = OverTcp();
+  ASSERT_TRUE(client.Submit(SubmittedJob("train", 1, 2), "key").ok());
+  for (int i = 0; i < 20; ++i) {
+    CallsInFlight calls(client, "node0");
+    calls.Cancel();
+    if (i == 10) {  // Answers those that wait, too.
+      EXPECT_TRUE(client.Cancel("train").ok());
+    }
+    for (const absl::Status& end : calls.Ends())
+      EXPECT_TRUE(i >= 10 || absl::IsCancelled(end)) << end;
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(Stop(), 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(2));
 }
 
 TEST_F(DaemonTest, ASessionThatDoesNotSpeakTheProtocolIsRefusedNamingWhy) {

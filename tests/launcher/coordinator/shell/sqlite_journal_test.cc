@@ -7,9 +7,11 @@
 #include <sqlite3.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 
@@ -17,6 +19,18 @@
 #include "common/io/files.h"
 #include "tests/launcher/coordinator/shell/journal_contract.h"
 #include "tests/launcher/coordinator/shell/temp_dir.h"
+
+namespace {
+std::atomic<int> synced{0};  // Files and folders, by anybody in this process.
+}  // namespace
+extern "C" int fsync(int fd) {
+  ++synced;
+  return static_cast<int>(syscall(SYS_fsync, fd));
+}
+extern "C" int fdatasync(int fd) {
+  ++synced;
+  return static_cast<int>(syscall(SYS_fdatasync, fd));
+}
 
 namespace regroup::coordinator {
 namespace {
@@ -63,6 +77,21 @@ TEST_F(SqliteJournalTest, OnlyTheOwnerMayReadTheFile) {
   struct stat status {};
   ASSERT_EQ(stat(path().c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600u);
+}
+
+// On a slow disk each of them takes long, and a launch command waits for all.
+TEST_F(SqliteJournalTest, ItsMakingIsSyncedOnceAtItsEndAndThenEveryCommit) {
+  for (const int for_opening : {3, 0}) {  // File, log and folder; a second life has all of them.
+    std::unique_ptr<Journal> journal = Open();
+    int before = synced;
+    ASSERT_TRUE(LoadNow(*journal).ok());
+    EXPECT_EQ(synced - before, for_opening);
+    for (const char* value : {"1", "2", "3"}) {
+      before = synced;
+      ASSERT_TRUE(CommitNow(*journal, {{"a", value}}).ok());
+      EXPECT_GE(synced - before, 1);
+    }
+  }
 }
 
 TEST_F(SqliteJournalTest, ReadsOnTheCallersThread) {

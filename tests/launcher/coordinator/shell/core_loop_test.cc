@@ -1,0 +1,116 @@
+#include "launcher/coordinator/shell/core_loop.h"
+
+#include <gmock/gmock.h>
+
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/io/proc.h"
+#include "tests/launcher/coordinator/shell/daemon_fixture.h"
+#include "tests/launcher/coordinator/shell/temp_dir.h"
+
+namespace regroup::coordinator {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// A disk that takes as long as the test says.
+class HeldJournal final : public Journal {
+ public:
+  void Load(Loaded) override {}
+  void Commit(Batch batch, Done done) override {
+    CHECK(!done_);  // One is in flight.
+    batches.push_back(std::move(batch));
+    done_ = std::move(done);
+  }
+  void Finish(absl::Status status) { std::exchange(done_, nullptr)(std::move(status)); }
+
+  std::vector<Batch> batches;
+
+ private:
+  Done done_;
+};
+
+class Recorder final : public Outlet {
+ public:
+  void CarryOut(Action action) override {
+    if (const auto* answer = std::get_if<Answer>(&action)) answered.push_back(answer->call.value());
+  }
+  void Happened(const JobId&, const JobEvent&) override {}
+  void Fatal(const absl::Status& why) override { fatal = why; }
+
+  std::vector<std::uint64_t> answered;
+  absl::Status fatal;
+};
+
+class CoreLoopTest : public ::testing::Test {
+ protected:
+  CoreLoopTest() {
+    Config config;
+    config.new_cluster = ClusterId("c0ffee");
+    loop_.Start(Core(config, Epoch(1), {}, io::MonotonicNow()));
+    Run();
+  }
+  void Submit(std::uint64_t call) {
+    SubmitAsked event;
+    event.call = CallId(call);
+    event.key = "key-" + std::to_string(call);
+    event.spec = SubmittedJob("train", 1, 1);
+    event.free_bytes = std::uint64_t{1} << 40;
+    loop_.Post([this, event](Instant received) { loop_.Step(received, event); });
+    Run();
+  }
+  void Read(std::uint64_t call) {
+    ReadAsked event;
+    event.call = CallId(call);
+    loop_.Post([this, event](Instant received) { loop_.Step(received, event); });
+    Run();
+  }
+  void Finish(absl::Status status = absl::OkStatus()) {
+    journal_.Finish(std::move(status));
+    Run();
+  }
+  void Run() {
+    io_.restart();
+    io_.poll();
+  }
+
+  testing::TempDir dir_;
+  std::unique_ptr<obs::Logger> log_ =
+      *obs::Logger::Create({.path = dir_.path() + "/log", .max_bytes = 1 << 20});
+  boost::asio::io_context io_{1};
+  HeldJournal journal_;
+  Recorder outlet_;
+  CoreLoop loop_{io_, journal_, *log_, outlet_};
+};
+
+TEST_F(CoreLoopTest, WhileTheDiskIsBusyItGoesOnAndSaysNothing) {
+  ASSERT_EQ(journal_.batches.size(), 1u);  // What the recovery wrote.
+  for (std::uint64_t call : {1, 2}) Submit(call);
+  Read(3);
+  Submit(4);
+  EXPECT_EQ(journal_.batches.size(), 1u);
+  EXPECT_THAT(outlet_.answered, IsEmpty());
+  Finish();
+  ASSERT_EQ(journal_.batches.size(), 2u);  // All that collected.
+  EXPECT_GE(journal_.batches[1].size(), 3u);
+  EXPECT_THAT(outlet_.answered, IsEmpty());
+  Finish();
+  EXPECT_THAT(outlet_.answered, ElementsAre(1, 2, 3, 4));
+  Read(5);  // Nothing is on its way: there is nothing to wait for.
+  EXPECT_THAT(outlet_.answered, ElementsAre(1, 2, 3, 4, 5));
+}
+
+TEST_F(CoreLoopTest, AJournalThatFailsIsFatalAndNothingIsSaidAnyMore) {
+  Finish();
+  Submit(1);
+  Finish(absl::InternalError("the disk is gone"));
+  EXPECT_EQ(outlet_.fatal, absl::InternalError("the disk is gone"));
+  Submit(2);
+  Read(3);
+  EXPECT_THAT(outlet_.answered, IsEmpty());
+}
+
+}  // namespace
+}  // namespace regroup::coordinator
