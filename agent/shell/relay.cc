@@ -98,7 +98,7 @@ void Relay::Run() {
       finishing = finish_;
       last_words = last_words_;
     }
-    for (auto& [directory, rules] : follow) Start(std::move(directory), std::move(rules));
+    for (auto& [directory, rules] : follow) Start(directory, std::move(rules));
     std::vector<LineMixer::Piece> out;
     // What workers printed before something happened comes before the line that says so.
     while (ReadSome(out)) {

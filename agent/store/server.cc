@@ -128,7 +128,7 @@ void Server::Read(ConnectionId id, Connection& connection) {
     if (n <= 0) return Break(id, connection);
     std::vector<Reply> replies;
     absl::Status obeyed = engine_.OnBytes(id, {buffer, static_cast<std::size_t>(n)}, replies);
-    Deliver(std::move(replies));  // Also those before a violation.
+    Deliver(replies);  // Also those before a violation.
     if (!obeyed.ok()) {
       const std::string line =
           absl::StrCat("store: closed ", connection.peer, ": it ", obeyed.message());
