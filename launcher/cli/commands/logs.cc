@@ -173,7 +173,7 @@ class Logs : public Command {
   absl::Status AddEntry(LogEntry entry, LogMerge& merge, const Terminal& terminal) const {
     if (!pattern_.Matches(entry.text)) return absl::OkStatus();
     if (pattern_.given()) entry.cut = false;  // What it goes on with may not match.
-    merge.Add(std::move(entry));
+    merge.Add(entry);
     if (merge.held_bytes() < kMostHeldBytes) return absl::OkStatus();
     return terminal.Print(merge.Take(merge.Median()));
   }
