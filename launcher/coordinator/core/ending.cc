@@ -122,12 +122,11 @@ void Engine::EndGeneration(Job& job, Generation generation, GenerationSoft& soft
   Put(row);
   state.phase = JobPhase::kRegrouping;
   UpdateState(job, [&](JobStateRow& next) { next = state; });
-  const EndKind kind = KindOf(reason);
-  const Streak streak = AfterEnd({job.state.own_failures, job.state.free_ends}, progressed, kind);
+  const Streak streak =
+      AfterEnd({job.state.own_failures, job.state.free_ends}, progressed, KindOf(reason));
   const GenerationRow* next = ProposedOf(job);
   if (next && !std::holds_alternative<Resized>(reason)) Void(job, next->generation, {});
-  job.not_before =
-      *job.outage.detected_at + RestartDelay(streak, kind, config_, SeedOf(job.id(), generation));
+  job.not_before = *job.outage.detected_at + BackOffAfter(job, row, streak);
   job.awaited_until = soft.ending->give_up;
   job.outage.free_at = now_;
   job.gather_since = now_;
@@ -135,6 +134,22 @@ void Engine::EndGeneration(Job& job, Generation generation, GenerationSoft& soft
   job.last_change = now_;
   job.claims_dirty = true;
   MarkCapacity();
+}
+
+// `streak`: with the end of `row`. REQUIRES: that has ended.
+Duration Engine::BackOffAfter(const Job& job, const GenerationRow& row,
+                              const Streak& streak) const {
+  return RestartDelay(streak, KindOf(*row.ended), config_, SeedOf(job.id(), row.generation));
+}
+
+// Rows hold no instants: what a crash cut short begins again in full.
+void Engine::RecoverBackOff(Job& job) {
+  auto last = job.generations.find(job.state.last_formed);
+  if (last == job.generations.end() || !last->second.ended) return;
+  Streak streak{job.state.own_failures, job.state.free_ends};
+  if (last->second.verdict_open)
+    streak = AfterEnd(streak, last->second.progressed, KindOf(*last->second.ended));
+  job.not_before = now_ + BackOffAfter(job, last->second, streak);
 }
 
 void Engine::CloseAccount(const Job& job, const GenerationSoft& soft, GenerationRow& row,
@@ -288,8 +303,12 @@ void Engine::SetVerdict(Job& job, Verdict verdict, const EndReason& reason, Stop
   UpdateState(job, [&](JobStateRow& next) { next = state; });
   const Instant deadline = now_ + grace;
   const bool already = job.stop && job.stop->up_to == job.state.last_formed && !succeeded;
-  job.stop = StopOrder{
-      job.state.last_number, stop, already ? std::min(deadline, job.stop->deadline) : deadline, {}};
+  StopOrder order{job.state.last_number, stop, deadline, {}};
+  if (already) {
+    order.deadline = std::min(deadline, job.stop->deadline);
+    order.sooner = std::move(job.stop->sooner);
+  }
+  job.stop = std::move(order);
   for (const NodeId& id : job.touched) MarkOrder(job, id);
   SetWait(job, std::nullopt, std::nullopt);
   job.claims_dirty = true;

@@ -395,6 +395,7 @@ void Engine::RecoverJobs() {
         if (Node* node = FindNode(member.node)) Touch(job, *node);
       }
     }
+    RecoverBackOff(job);
     if (job.state.phase == JobPhase::kEnding) {
       const bool cancelled =
           job.state.verdict && job.state.verdict->state == VerdictState::kCancelled;

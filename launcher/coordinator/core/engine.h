@@ -22,6 +22,7 @@
 #include "launcher/coordinator/core/config.h"
 #include "launcher/coordinator/core/decide_generation.h"
 #include "launcher/coordinator/core/events.h"
+#include "launcher/coordinator/core/failure_policy.h"
 #include "launcher/coordinator/core/rows.h"
 #include "launcher/coordinator/core/state.h"
 
@@ -71,6 +72,7 @@ class Engine {
   void RecoverNodes();
   void RecoverJobs();
   void RecoverGeneration(Job& job, const GenerationRow& row);
+  void RecoverBackOff(Job& job);
 
   Job* FindJob(const JobId& id);
   const Job* FindJob(const JobId& id) const;
@@ -206,6 +208,7 @@ class Engine {
   void CloseAccount(const Job& job, const GenerationSoft& soft, GenerationRow& row,
                     JobStateRow& state) const;
   bool HasProgressed(const Job& job, const GenerationSoft& soft) const;
+  Duration BackOffAfter(const Job& job, const GenerationRow& row, const Streak& streak) const;
   bool CloseVerdicts(Job& job);
   void CloseVerdict(Job& job, Generation generation, GenerationSoft& soft);
   ExcludedNode ExcludedOf(const GenerationRow& row, const ExecFailed& failed) const;

@@ -55,7 +55,10 @@ void Engine::EnterRunning(Job& job, Generation generation, GenerationSoft& soft)
   soft.running_at = first || age == Duration::max() ? now_ : now_ - age;
   SetWait(job, std::nullopt, std::nullopt);
   if (!first) return;
-  job.trials.clear();
+  // Who is still out of it has not shown that it can take part.
+  std::erase_if(job.trials, [&](const auto& trial) {
+    return soft.members.contains(trial.first) || FindNode(trial.first) == nullptr;
+  });
   const RestartPhases phases = PhasesOf(job.outage, now_);
   const OpenAccount outage = OutageAccount(job, now_);
   UpdateGeneration(job, generation, [&](GenerationRow& row) {
