@@ -1,6 +1,8 @@
 // Scenarios about generations: numbers, crashes between rows, ends and their causes. PROTOCOL §2,
 // §3.
 
+#include <csignal>
+
 #include "tests/scenario/testing.h"
 
 namespace regroup {
@@ -19,7 +21,48 @@ class Generations : public Scenario {
     EXPECT_TRUE(EndedBy<NodeRebooted>(GenerationOf(job, 1)));
     EXPECT_FALSE(GenerationOf(job, 1).charged);
   }
+  // When a proposal had this node as a member.
+  std::vector<Duration> TimesAsked(const JobId& job, const std::string& name) {
+    std::vector<Duration> times;
+    for (const auto& entry : world().rows()) {
+      const auto* row = std::get_if<coordinator::GenerationRow>(&entry.second);
+      if (row == nullptr || row->job != job) continue;
+      for (const coordinator::GenerationMember& member : row->members)
+        if (member.name == name) times.push_back(row->proposed_at.time_since_epoch());
+    }
+    return times;
+  }
+  int SlotsUsed(const std::string& name) {
+    coordinator::ReadFilter filter;
+    filter.jobs = false;
+    filter.nodes = true;
+    filter.node = name;
+    sim::Clock& clock = world().clock();
+    return world().core().Read(filter, clock.now(), clock.wall())->nodes.at(0).slots_used;
+  }
 };
+
+// §3 Back-off: rows hold no instants, so after a crash the wait begins again, in full.
+TEST_F(Generations, a_crash_shortens_no_back_off) {
+  for (const Duration crash_after : {5ms, 100ms, 1500ms}) {  // While it ends, soon after, late.
+    Start();
+    AddDaemons({"a", "b"});
+    const JobId job = Running(SpecOf("job", 2, 2, 9));
+    for (std::uint64_t failed = 1; failed <= 3; ++failed) {
+      world().node("b").ExitRank(job, 0, 1);
+      if (failed < 3) {
+        ASSERT_TRUE(ReachesGeneration(job, failed + 1));
+      }
+    }
+    world().RunFor(crash_after);  // The third failure in a row waits 2 s, less a fifth at most.
+    world().CrashCoordinator();
+    world().StartCoordinator();
+    world().RunFor(1500ms);
+    EXPECT_EQ(world().StateOf(job), "regrouping");
+    EXPECT_TRUE(std::holds_alternative<BackingOff>(*world().View(job).why));
+    ASSERT_TRUE(ReachesGeneration(job, 4, 2s));
+  }
+}
 
 // §2 Propose: the number is durable before the first Prepare; a voided one is never used again.
 TEST_F(Generations, number_burned_by_a_dead_proposal) {
@@ -238,28 +281,69 @@ TEST_F(Generations, slow_stop_flap_unkillable) {
   sim::Behaviour stuck;
   stuck.unkillable = true;
   world().Add("stuck", {}, stuck);
-  AddDaemons({"a", "b"});
-  JobSpec spec = SpecOf("job", 2, 4, 3);
-  spec.scale_up = ScaleUp::kNext;
+  AddDaemons({"a"});
+  JobSpec spec = SpecOf("job", 2, 5, 3);
+  spec.grace = 20s;
+  spec.scale_up = ScaleUp::kNow;
   const JobId job = Running(spec);
-  ASSERT_EQ(world().View(job).nodes, 4);
-  world().node("b").KillAgent();  // It will come and go.
-  world().node("b").KillNode();
-  ASSERT_TRUE(ReachesGeneration(job, 2));
-  EXPECT_THAT(Members(GenerationOf(job, 2)), ::testing::UnorderedElementsAre("a", "slow"));
-  world().RunFor(5s);
-  EXPECT_EQ(world().node("stuck").LiveRanks(), 1);
-  EXPECT_EQ(world().node("slow").LiveRanks(), 1);
+  ASSERT_EQ(world().View(job).nodes, 3);
 
-  // A node that refuses every Prepare is asked more and more seldom, and nobody waits for it.
-  world().node("b").behaviour().refuses = "no memory";
-  world().node("b").StartAgent();
-  world().RunFor(2s);
-  world().node("a").ExitRank(job, 0, 3);
-  ASSERT_TRUE(world().RunUntil([&] {
-    return world().StateOf(job) == "running" && world().View(job).generation > Generation(2);
-  }));
-  EXPECT_EQ(world().View(job).nodes, 2);
+  // It dies of every Prepare and is back at once: asked more and more seldom.
+  sim::Behaviour flaps;
+  flaps.dies_in_prepare = true;
+  world().Add("flapper", {}, flaps);
+  const auto flap_for = [&](Duration duration) {
+    for (Duration past{}; past < duration; past += 100ms) {
+      world().RunFor(100ms);
+      if (!world().node("flapper").running()) world().node("flapper").StartAgent();
+    }
+  };
+  flap_for(45s);
+  EXPECT_EQ(world().View(job).generation, Generation(1));  // Nobody was touched.
+
+  // A growth stops everybody, with the job's grace.
+  world().Add("new");
+  const Duration before = world().SinceStart();
+  while (world().SinceStart() < before + 40s && world().View(job).generation == Generation(1))
+    flap_for(100ms);
+  EXPECT_GE(world().SinceStart() - before, 20s);  // The slow one was waited for,
+  EXPECT_LE(world().SinceStart() - before, 21s);  // the dead one no longer, nor the flapper.
+  ASSERT_TRUE(world().RunUntil([&] { return world().StateOf(job) == "running"; }));
+  const std::uint64_t formed = world().View(job).generation.value();
+  EXPECT_THAT(Members(GenerationOf(job, formed)),
+              ::testing::UnorderedElementsAre("a", "new", "slow"));
+
+  // The slot of the dead one stays taken, and the flapper is asked as seldom as before.
+  flap_for(60s);
+  EXPECT_EQ(world().node("stuck").LiveRanks(), 1);
+  EXPECT_EQ(SlotsUsed("stuck"), 1);
+  EXPECT_THAT(Members(GenerationOf(job, world().View(job).generation.value())),
+              ::testing::UnorderedElementsAre("a", "new", "slow"));
+  const std::vector<Duration> asked = TimesAsked(job, "flapper");
+  EXPECT_EQ(asked.size(), 7u);
+  for (std::size_t i = 1; i < asked.size(); ++i)
+    EXPECT_GE(asked[i] - asked[i - 1], 1s * (1 << (i - 1))) << i;
+}
+
+// §5 A stop deadline never moves later: who is told to stop now is not told to take its time by a
+// cancel. (The checker compares the orders.)
+TEST_F(Generations, a_cancel_gives_nobody_more_time) {
+  Start();
+  const JobSpec spec = SpecOf("job", 1, 3);
+  for (const char* name : {"a", "b", "c"})
+    world().AddLauncher(name, spec).behaviour().ignores_term = true;
+  const JobId job("job-1");
+  ASSERT_TRUE(Reaches(job, "running"));
+  world().node("a").Signal(SIGINT);
+  world().RunFor(100ms);
+  EXPECT_EQ(world().LiveRanks(job), 3);
+  world().node("a").Signal(SIGINT, /*now=*/true);
+  world().RunFor(1ms);
+  world().Cancel(job.value());
+  world().RunFor(100ms);
+  EXPECT_EQ(world().node("a").LiveRanks(), 0);
+  EXPECT_EQ(world().LiveRanks(job), 2);  // The others have the grace.
+  ASSERT_TRUE(Reaches(job, "cancelled", 40s));
 }
 
 // §2 Elective changes: newcomers prepare first; if they fail, nobody was touched.

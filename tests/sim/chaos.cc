@@ -22,9 +22,11 @@ class Chaos {
     launched_ = seed_ % 5 == 0 || rng_.Below(3) == 0;
     for (int i = 0; i < nodes; ++i) AddNode();
     Advance();
-    for (int i = 0; i < options_.actions && world_.checker.violations.empty(); ++i) {
+    const int actions = 4 + static_cast<int>(rng_.Below(options_.actions - 3));
+    for (int i = 0; i < actions && world_.checker.violations.empty(); ++i) {
       Act();
       Advance();
+      if (i % 2 == 0) world_.Poll();
     }
     const bool rests = options_.rest_every > 0 && seed_ % options_.rest_every == 0;
     if (rests && world_.checker.violations.empty()) Rest();
@@ -161,7 +163,9 @@ class Chaos {
     const auto step = static_cast<std::int64_t>(rng_.Below(20));
     Note("commit " + job.value() + " " + std::to_string(generation.value()) + " step " +
          std::to_string(step));
-    node.AskCommit(job, generation, step);
+    node.AskCommit(job, generation, step, Pick<std::string>({"a", "a", "b"}));
+    if (rng_.Below(3) == 0)  // Again, or another one in its place.
+      node.AskCommit(job, generation, step, Pick<std::string>({"a", "b"}));
   }
 
   void HurtNode(std::uint64_t what) {

@@ -14,8 +14,8 @@
 namespace regroup::sim {
 
 struct ChaosOptions {
-  int actions = 16;
-  int rest_every = 8;                 // Every n-th seed ends with the rest; 1: all, 0: none.
+  int actions = 14;                   // At most; at least four.
+  int rest_every = 39;                // Every n-th seed ends with the rest; 1: all, 0: none.
   std::function<void(World&)> plant;  // A bug.
   coordinator::Config config;
   bool tracing = false;  // The history tells what the core said, too.

@@ -4,6 +4,8 @@
 #include <sstream>
 #include <utility>
 
+#include "launcher/coordinator/core/failure_policy.h"
+
 namespace regroup::sim {
 using namespace coordinator;  // NOLINT: rows are all this file is about.
 
@@ -71,6 +73,17 @@ void Checker::OnCoordinatorStart(Instant now, Epoch epoch) {
   seen_ = false;
   lost_.clear();
   started_ = now;
+  sessions_.clear();
+  opened_.clear();
+  lost_at_.clear();
+  agents_restarted_.clear();
+  deadlines_.clear();  // A recovered wait starts again in full.
+  asked_.clear();
+}
+
+void Checker::OnJournalReplaced() {
+  seen_epoch_ = Epoch();
+  views_.clear();
 }
 
 // 1. No two coordinators write, or are seen, under one epoch. One that dies before its epoch is
@@ -86,19 +99,104 @@ void Checker::OnRecovery(const std::vector<Row>& durable, const std::vector<Row>
   Expect(SameRows(durable, recovered), "31: recovered state is not the fold of the durable rows");
 }
 
-void Checker::OnDecided(const std::map<Key, Value>& durable, const std::vector<Row>& batch,
-                        Instant now) {
-  for (const Row& row : batch) {
-    const auto* node = row.value ? std::get_if<NodeRow>(&*row.value) : nullptr;
-    if (node == nullptr) continue;
-    const auto* before = RowBefore<NodeRow>(durable, row.key);
-    auto [lost, fresh] = lost_.try_emplace(node->node, before != nullptr && before->lost);
-    if (!lost->second && node->lost) CheckLost(*node, now);
-    lost->second = node->lost;
+void Checker::OnEvent(const Event& event) {
+  ++events_;
+  const auto acks = [&](const NodeId& node, const GroupReport& report) {
+    if (report.phase != Phase::kPreparing && report.refused.empty())
+      acked_[{report.job, report.generation}].insert(node);
+    const bool runs = report.phase == Phase::kRunning;
+    if (runs) running_[{report.job, report.generation}].insert(node);
+  };
+  if (const auto* opened = std::get_if<SessionOpened>(&event)) {
+    const Hello& hello = opened->hello;
+    sessions_[opened->session] = hello.node;
+    opened_[hello.node] = events_;
+    auto [agent, first] = agents_.try_emplace(hello.node, hello.incarnation);
+    if (std::exchange(agent->second, hello.incarnation) != hello.incarnation)
+      agents_restarted_.insert(hello.node);
+    for (const GroupReport& report : hello.groups) acks(hello.node, report);
+    if (!hello.notices.empty()) leaving_.insert(hello.node);
+  } else if (const auto* reported = std::get_if<Reported>(&event)) {
+    acks(sessions_[reported->session], reported->report);
+  } else if (const auto* noticed = std::get_if<Noticed>(&event)) {
+    leaving_.insert(sessions_[noticed->session]);
+  } else if (const auto* leave = std::get_if<LeaveAsked>(&event)) {
+    leaving_.insert(sessions_[leave->session]);
+  } else if (const auto* commit = std::get_if<CommitAsked>(&event)) {
+    asked_[commit->session].push_back(commit->request);
   }
 }
 
-void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row>& batch) {
+void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effects, Instant now) {
+  for (const Row& row : effects.rows) {
+    if (!row.value) {
+      const auto* gone = RowBefore<NodeRow>(durable, row.key);
+      if (gone != nullptr) OnLost(gone->node, now);
+    } else if (const auto* node = std::get_if<NodeRow>(&*row.value)) {
+      const auto* before = RowBefore<NodeRow>(durable, row.key);
+      auto [lost, fresh] = lost_.try_emplace(node->node, before != nullptr && before->lost);
+      if (!lost->second && node->lost) {
+        CheckLost(*node, now);
+        OnLost(node->node, now);
+      }
+      lost->second = node->lost;
+    }
+  }
+  for (const Row& row : effects.rows) {
+    const auto* generation = row.value ? std::get_if<GenerationRow>(&*row.value) : nullptr;
+    if (generation == nullptr || RowBefore<GenerationRow>(durable, row.key) != nullptr) continue;
+    if (generation->phase == GenerationPhase::kProposed) CheckProposed(*generation);
+  }
+  for (const Action& action : effects.actions) {
+    const auto* send = std::get_if<SendOrder>(&action);
+    if (send != nullptr && send->order.stop) CheckStop(*send, now);
+  }
+}
+
+// 9. Whoever was lost comes back by a Hello.
+void Checker::CheckProposed(const GenerationRow& row) {
+  for (const GenerationMember& member : row.members) {
+    auto opened = opened_.find(member.node);
+    auto lost = lost_at_.find(member.node);
+    const bool here =
+        opened != opened_.end() && (lost == lost_at_.end() || opened->second >= lost->second);
+    Expect(here, Text("9: ", member.node, " of ", row.job, " generation ", row.generation,
+                      " was not heard of since it was lost"));
+  }
+}
+
+// 19. Of a generation's members, until a crash, after which what waits begins again. What else a
+// node has left has no deadline here: its grace counts from each order, and agents keep the
+// earliest.
+void Checker::CheckStop(const SendOrder& send, Instant now) {
+  const Stop& stop = *send.order.stop;
+  const NodeId& node = sessions_[send.session];
+  const GenerationId formed{send.order.job, formed_[send.order.job]};
+  if (formed.second <= stop.up_to && IsMember(formed, node)) noticed_.try_emplace(formed, now);
+  if (stop.reason == StopReason::kSuperseded) return;
+  if (!IsMember({send.order.job, stop.up_to}, node)) return;
+  const Instant deadline = now + stop.grace;
+  auto [told, first] = deadlines_.try_emplace({node, send.order.job, stop.up_to}, deadline);
+  Expect(deadline <= std::max(told->second, now),  // One that has passed is told as none left.
+         Text("19: ", node, " may stop ", send.order.job, " up to ", stop.up_to, " ",
+              Seconds(deadline - told->second), " s later"));
+  told->second = std::min(told->second, deadline);
+}
+
+bool Checker::IsMember(const GenerationId& id, const NodeId& node) const {
+  auto members = members_.find(id);
+  return members != members_.end() && members->second.contains(node);
+}
+
+// Whatever it is a member of may end for that.
+void Checker::OnLost(const NodeId& node, Instant now) {
+  lost_at_[node] = events_;
+  for (const auto& formed : members_)
+    if (formed.second.contains(node)) disturbed_.try_emplace(formed.first, now);
+}
+
+void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row>& batch,
+                       Instant now) {
   if (!batch.empty()) OnCoordinatorSeen();
   Expect(batch.size() <= kMaxRowsPerStep, Text("a step wrote ", batch.size(), " rows"));
   for (const Row& row : batch) {
@@ -109,9 +207,20 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
     } else if (const auto* state = std::get_if<JobStateRow>(&*row.value)) {
       CheckState(RowBefore<JobStateRow>(before, row.key), *state);
     } else if (const auto* generation = std::get_if<GenerationRow>(&*row.value)) {
-      CheckGeneration(RowBefore<GenerationRow>(before, row.key), *generation);
+      const auto* known = RowBefore<GenerationRow>(before, row.key);
+      CheckGeneration(known, *generation);
+      if (known == nullptr && !generation->elective)  // 36. Decided a little before it is durable.
+        Expect(now >= not_before_[generation->job],
+               Text("36: ", generation->job, " restarts ",
+                    Seconds(not_before_[generation->job] - now), " s too early"));
+      const bool ends = known != nullptr && known->phase == GenerationPhase::kFormed &&
+                        generation->phase == GenerationPhase::kOver;
+      const auto* state = RowBefore<JobStateRow>(before, JobStateKey(generation->job));
+      if (ends && state != nullptr) BackOff(*state, *generation);
     } else if (const auto* commit = std::get_if<CommitRow>(&*row.value)) {
       CheckCommitRow(RowBefore<CommitRow>(before, row.key), *commit);
+    } else if (const auto* node = std::get_if<NodeRow>(&*row.value)) {
+      CheckNode(RowBefore<NodeRow>(before, row.key), *node);
     } else if (const auto* event = std::get_if<JobEventRow>(&*row.value)) {
       std::uint64_t& last = last_event_[event->job];  // 30. Gap-free.
       Expect(event->event.number == last + 1,
@@ -127,6 +236,7 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
 // 27. Along the graph, verdicts final. 35. Counted restarts within the budget.
 void Checker::CheckState(const JobStateRow* before, const JobStateRow& after) {
   const JobSpec& spec = specs_[after.job];
+  if (after.verdict) verdicts_.insert(after.job);
   if (!spec.restart_window)
     Expect(after.restarts_charged <= spec.max_restarts,
            Text("35: ", after.job, " charged ", after.restarts_charged, " of ", spec.max_restarts));
@@ -144,14 +254,14 @@ void Checker::CheckState(const JobStateRow* before, const JobStateRow& after) {
   }
 }
 
-// 3. Numbers rise and are never used twice. 4. One formed generation. 6. World within bounds. 7.
-// Every member acked.
+// 3. Numbers rise and are never used twice. 4. One formed generation. 5. Its members stay.
 void Checker::CheckGeneration(const GenerationRow* before, const GenerationRow& after) {
   const std::string name = Text(after.job, " generation ", after.generation);
   if (before == nullptr) {
     Expect(after.phase == GenerationPhase::kProposed, "3: " + name + " was not proposed first");
     Expect(after.generation > proposed_[after.job], "3: " + name + " was used before");
     proposed_[after.job] = after.generation;
+    if (after.elective) elective_[after.job] = after.generation;
   } else {
     bool same = before->members.size() == after.members.size();
     for (std::size_t i = 0; same && i < after.members.size(); ++i)
@@ -159,6 +269,7 @@ void Checker::CheckGeneration(const GenerationRow* before, const GenerationRow& 
     Expect(same, "5: members of " + name + " changed");
     Expect(before->phase <= after.phase, "3: " + name + " went back");
   }
+  if (after.phase == GenerationPhase::kOver) over_.emplace(after.job, after.generation);
   if (after.phase == GenerationPhase::kOver && formed_[after.job] == after.generation)
     formed_[after.job] = Generation();
   if (after.phase != GenerationPhase::kFormed ||
@@ -167,18 +278,61 @@ void Checker::CheckGeneration(const GenerationRow* before, const GenerationRow& 
   Expect(formed_[after.job] == Generation(),
          Text("4: ", name, " formed beside ", formed_[after.job]));
   formed_[after.job] = after.generation;
+  CheckFormed(after);
+}
+
+// 6. World within bounds. 7. Every member acked and is not lost. 21. It resumes from the last
+// commit.
+void Checker::CheckFormed(const GenerationRow& after) {
+  const std::string name = Text(after.job, " generation ", after.generation);
   const JobSpec& spec = specs_[after.job];
   const int nodes = static_cast<int>(after.members.size());
   Expect(nodes >= spec.min_nodes && nodes <= spec.max_nodes && nodes % spec.unit == 0,
          Text("6: ", name, " has ", nodes));
-  std::set<NodeId> members;
-  for (const GenerationMember& member : after.members) members.insert(member.node);
+  std::set<NodeId>& members = members_[{after.job, after.generation}];
+  for (const GenerationMember& member : after.members) {
+    members.insert(member.node);
+    Expect(acked_[{after.job, after.generation}].contains(member.node),
+           Text("7: ", member.node, " never prepared ", name));
+  }
   Expect(members.size() == after.members.size(), "6: a node is twice in " + name);
   Expect(after.store.has_value(), "5: " + name + " has no store");
+  Expect(after.resume_step == committed_[after.job],
+         Text("21: ", name, " resumes from step ", after.resume_step, ", committed was ",
+              committed_[after.job]));
+}
+
+// 36. The first failure and the first after progress are followed at once; each further one waits
+// 1 s, 2 s, ... less a fifth, from when it was noticed: by the first stop at the latest, and after
+// it happened.
+void Checker::BackOff(const JobStateRow& state, const GenerationRow& ended) {
+  const EndKind kind = KindOf(*ended.ended);
+  const Streak streak = AfterEnd({state.own_failures, state.free_ends}, ended.progressed, kind);
+  auto happened = disturbed_.find({ended.job, ended.generation});
+  auto noticed = noticed_.find({ended.job, ended.generation});
+  Instant since = Instant::max();
+  if (happened != disturbed_.end()) since = happened->second;
+  if (noticed != noticed_.end()) since = std::min(since, noticed->second);
+  not_before_[ended.job] = Instant{};
+  const int further = streak.own + streak.free - 2;
+  if (further < 0 || kind == EndKind::kNeutral || since == Instant::max()) return;
+  const Duration delay =
+      std::min<Duration>(first_backoff * (1 << std::min(further, 6)), std::chrono::seconds(60));
+  not_before_[ended.job] = since + delay * 4 / 5;
+}
+
+// 10. An older agent of a node changes nothing.
+void Checker::CheckNode(const NodeRow* before, const NodeRow& after) {
+  if (before != nullptr)
+    Expect(after.incarnation >= before->incarnation,
+           Text("10: incarnation ", after.incarnation, " of ", after.name, " after ",
+                before->incarnation));
 }
 
 // 20, 21. Commits of the current generation only, steps rising within it.
 void Checker::CheckCommitRow(const CommitRow* before, const CommitRow& after) {
+  manifests_[{{after.job, after.generation}, after.step}] = after.manifest_hash;
+  committed_[after.job] = after.step;
   if (before && before->generation == after.generation)
     Expect(after.step > before->step,
            Text("21: commit of step ", after.step, " after ", before->step));
@@ -202,7 +356,7 @@ void Checker::OnOrder(const Node& node, const Order& order, Instant now) {
   // 5. Every member of a generation is told the same world.
   const std::string world = Text(run.world_size, "/", run.group_size, "/", run.store.host, ":",
                                  run.store.port, "/", run.restart_count, "/", run.resume_step);
-  auto [told, fresh] = worlds_.try_emplace({order.job, run.generation}, world);
+  auto [told, fresh] = told_.try_emplace({order.job, run.generation}, world);
   Expect(fresh || told->second == world, Text("5: ", order.job, " generation ", run.generation,
                                               ": ", told->second, " and ", world));
   for (const RankAssignment& mine : run.mine) {
@@ -221,9 +375,11 @@ void Checker::OnRankStarted(const Node& node, const Group& group, const Rank& ra
   // 12. A rank starts once.
   Expect(started_ranks_[{group.job, group.generation}].emplace(node.id(), local).second,
          "12: started twice: " + name);
-  // 8. Only formed generations start, and only their members.
-  Expect(formed_[group.job] == group.generation || proposed_[group.job] >= group.generation,
-         "8: started without a formed generation: " + name);
+  // 8. Only generations that formed start, and only their members.
+  const GenerationId id{group.job, group.generation};
+  Expect(members_.contains(id), "8: started without a formed generation: " + name);
+  Expect(!members_.contains(id) || IsMember(id, node.id()),
+         "8: started on a node that is no member: " + name);
   // 14. Nothing older of this job lives on this node. 13, 41. Slots hold.
   int live = 0;
   for (const auto& job : node.groups()) {
@@ -245,6 +401,34 @@ void Checker::OnRankStarted(const Node& node, const Group& group, const Rank& ra
          "28: started after a cancel: " + name);
 }
 
+void Checker::OnDisturbed(const Group& group, Instant now) {
+  disturbed_.try_emplace({group.job, group.generation}, now);
+}
+
+// Is there a reason to end it? What happened to it, an end that was decided, a growth, a member
+// that leaves, or that did not tell that its ranks run.
+bool Checker::IsDisturbed(const GenerationId& id) const {
+  auto elective = elective_.find(id.first);
+  if (disturbed_.contains(id) || over_.contains(id) || verdicts_.contains(id.first)) return true;
+  if (elective != elective_.end() && elective->second > id.second) return true;
+  auto members = members_.find(id);
+  if (members == members_.end()) return true;  // 8 says so.
+  auto running = running_.find(id);
+  for (const NodeId& member : members->second) {
+    if (leaving_.contains(member)) return true;
+    if (running == running_.end() || !running->second.contains(member)) return true;
+  }
+  return false;
+}
+
+// 17, 18. That an agent or the coordinator was started again is no reason to stop a rank.
+void Checker::OnStopped(const Node& node, const Group& group) {
+  const bool agent = agents_restarted_.contains(node.id());
+  Expect(IsDisturbed({group.job, group.generation}),
+         Text(agent ? "17: " : "18: ", node.name(), " stops ", group.job, " generation ",
+              group.generation, " for no reason"));
+}
+
 // 25, 26. One key, one job.
 void Checker::OnSubmitAnswered(const std::string& key, const JobId& job) {
   auto [known, fresh] = submitted_.try_emplace(key, job);
@@ -254,12 +438,42 @@ void Checker::OnSubmitAnswered(const std::string& key, const JobId& job) {
 
 void Checker::OnCancelAnswered(const JobId& job, Instant now) { cancelled_.try_emplace(job, now); }
 
-// 20. Accepted only for the generation that formed last.
-void Checker::OnCommitAnswered(const CommitAnswer& answer) {
+// 20. Accepted only for the generation that formed last. 24. What is accepted is what was recorded:
+// the same twice is one record, and nothing else becomes that step.
+void Checker::OnCommitAnswered(SessionId session, const CommitAnswer& answer) {
+  std::deque<CommitRequest>& asked = asked_[session];
+  const CommitRequest request = asked.empty() ? CommitRequest{} : asked.front();
+  if (!asked.empty()) asked.pop_front();
   if (!answer.accepted) return;
+  const auto& recorded = manifests_[{{answer.job, answer.generation}, answer.step}];
+  Expect(recorded == request.manifest_hash,
+         Text("24: step ", answer.step, " of ", answer.job, " is accepted as ",
+              request.manifest_hash, " and recorded as ", recorded));
   const bool older = formed_[answer.job] > answer.generation;
   Expect(!older,
          Text("20: accepted a commit of generation ", answer.generation, " of ", answer.job));
+}
+
+// 29. What a reader has seen does not become undone.
+void Checker::OnRead(const ReadReply& reply) {
+  std::map<JobId, JobView> seen = std::exchange(views_, {});
+  for (const JobView& view : reply.jobs) {
+    views_[view.id] = view;
+    auto found = seen.find(view.id);
+    if (found == seen.end()) continue;
+    const JobView& before = found->second;
+    const bool over =
+        before.state == "succeeded" || before.state == "failed" || before.state == "cancelled";
+    Expect(view.generation >= before.generation && view.regroups >= before.regroups &&
+               view.restarts_charged >= before.restarts_charged,
+           Text("29: generation, regroups or restarts of ", view.id, " fell"));
+    Expect(!over || view.state == before.state,
+           Text("29: ", view.id, " was ", before.state, " and is ", view.state));
+    Expect(!before.committed_step || view.committed_step >= before.committed_step,
+           Text("29: the committed step of ", view.id, " fell"));
+    seen.erase(found);
+  }
+  for (const auto& gone : seen) Expect(false, Text("29: ", gone.first, " is not read any more"));
 }
 
 // Nobody would take care of a job that goes on.

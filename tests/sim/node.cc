@@ -204,8 +204,12 @@ void Node::KillAgent() {
   ++life_;
   pending_.clear();
   if (!options_.launched) return;
-  for (auto& job : groups_)  // The lifeline closes: every shim stops its group.
-    for (auto& group : job.second) StopGroup(group.second, std::chrono::seconds(30));
+  for (auto& job : groups_) {  // The lifeline closes: every shim stops its group.
+    for (auto& group : job.second) {
+      if (!IsFree(group.second)) world_.Disturbed(group.second);
+      StopGroup(group.second, std::chrono::seconds(30));
+    }
+  }
 }
 
 void Node::DropEverything() {
@@ -223,6 +227,7 @@ void Node::KillNode() {
     for (auto& entry : job.second) {
       Group& group = entry.second;
       if (IsFree(group)) continue;
+      world_.Disturbed(group);
       group.supervisor_lost = true;
       for (Rank& rank : group.ranks) rank.alive = false;
       group.phase = Phase::kFree;
@@ -290,6 +295,7 @@ void Node::LoseSupervisor(const JobId& job) {
   Group* group = const_cast<Group*>(Live(job));
   if (group == nullptr) return;
   for (Rank& rank : group->ranks) rank.alive = false;
+  world_.Disturbed(*group);
   group->supervisor_lost = true;
   group->phase = Phase::kFree;
   Report(*group);
@@ -299,17 +305,19 @@ void Node::LoseSupervisor(const JobId& job) {
 void Node::LoseStore(const JobId& job) {
   Group* group = const_cast<Group*>(Live(job));
   if (group == nullptr || !group->host_store) return;
+  world_.Disturbed(*group);
   group->store_lost = true;
   Report(*group);
 }
 
-void Node::AskCommit(const JobId& job, Generation generation, std::int64_t step) {
+void Node::AskCommit(const JobId& job, Generation generation, std::int64_t step,
+                     std::string manifest_hash) {
   if (!session_ || !welcomed_) return;
   CommitRequest request;
   request.job = job;
   request.generation = generation;
   request.step = step;
-  request.manifest_hash = "hash" + std::to_string(step);
+  request.manifest_hash = std::move(manifest_hash);
   Say(CommitAsked{*session_, request});
 }
 
@@ -403,8 +411,13 @@ void Node::ObeyStop(const Stop& stop, const JobId& job) {
   if (auto pending = pending_.find(job);
       pending != pending_.end() && pending->second.generation <= stop.up_to)
     pending_.erase(pending);
-  for (auto& entry : groups_[job])
-    if (entry.first <= stop.up_to) StopGroup(entry.second, stop.grace);
+  for (auto& entry : groups_[job]) {
+    if (entry.first > stop.up_to) continue;
+    const bool lives = std::any_of(entry.second.ranks.begin(), entry.second.ranks.end(),
+                                   [](const Rank& r) { return r.alive; });
+    if (lives && !entry.second.stop_deadline) world_.Stopped(*this, entry.second);
+    StopGroup(entry.second, stop.grace);
+  }
 }
 
 void Node::TryPending(const JobId& job) {
@@ -520,7 +533,6 @@ void Node::EndStop(const JobId& job, Generation generation) {
   }
   for (Rank& rank : group->ranks) {
     if (!rank.alive) continue;
-    world_.RankKilledByUs(*this, *group, rank);
     EndRank(*group, rank, ExitKind::kSignaled, behaviour_.ignores_term ? SIGKILL : SIGTERM, true);
   }
   Settle(*group);
@@ -536,6 +548,8 @@ void Node::EndRank(Group& group, Rank& rank, ExitKind kind, int code, bool after
   exit.after_stop = after_stop;
   exit.pid = rank.pid;
   rank.exit = exit;
+  const bool done = kind == ExitKind::kExited && code == 0;
+  if (!after_stop && !done) world_.Disturbed(group);
 }
 
 void Node::Settle(Group& group) {

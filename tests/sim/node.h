@@ -83,7 +83,8 @@ class NodeWorld {
   virtual void ToCoordinator(Node& node, coordinator::Event event) = 0;
   virtual std::int64_t NewPid() = 0;
   virtual void RankStarted(Node& node, const Group& group, const Rank& rank) = 0;
-  virtual void RankKilledByUs(Node& node, const Group& group, const Rank& rank) = 0;
+  virtual void Disturbed(const Group& group) = 0;            // By what is no order.
+  virtual void Stopped(Node& node, const Group& group) = 0;  // By an order; ranks of it live.
 };
 
 class Node {
@@ -106,8 +107,10 @@ class Node {
                  ErrorEvidence evidence);
   void LoseSupervisor(const JobId& job);
   void LoseStore(const JobId& job);
-  void AskCommit(const JobId& job, Generation generation, std::int64_t step);  // Whatever it is.
-  void Notice(Duration left);                                                  // From a cloud.
+  // Whatever it is.
+  void AskCommit(const JobId& job, Generation generation, std::int64_t step,
+                 std::string manifest_hash = "hash");
+  void Notice(Duration left);                 // From a cloud.
   void Signal(int signal, bool now = false);  // To a launch command.
 
   // From the coordinator, after the network.

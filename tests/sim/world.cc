@@ -35,6 +35,7 @@ World::World(Config config, std::uint64_t seed)
       }()),
       start_(clock_.now()) {
   checker.lease = config_.lease;
+  checker.first_backoff = config_.backoff_first;
   StartCoordinator();
 }
 
@@ -119,9 +120,10 @@ void World::TickDue() {
 
 void World::Step(const Event& event) {
   ++steps;
+  checker.OnEvent(event);
   Effects effects = core_->Step(clock_.now(), clock_.wall(), event);
   if (tamper) tamper(effects);
-  checker.OnDecided(rows_, effects.rows, clock_.now());
+  checker.OnDecided(rows_, effects, clock_.now());
   if (tracing)
     for (const Note& note : effects.notes) {
       std::string line = std::to_string(Seconds(SinceStart())) + " " + note.what;
@@ -174,7 +176,7 @@ void World::CommitNext() {
   journal_.pop_front();
   if (answers_before_commit && !CarryOutAll(effects.actions)) return;
   if (!effects.rows.empty() && Point()) return;
-  checker.OnCommit(rows_, effects.rows);
+  checker.OnCommit(rows_, effects.rows, clock_.now());
   for (const Row& row : effects.rows) {
     if (row.value) rows_[row.key] = *row.value;
     if (!row.value) rows_.erase(row.key);
@@ -242,7 +244,7 @@ bool World::CarryOut(const Action& action) {
     if (const auto* order = std::get_if<SendOrder>(&action))
       checker.OnOrder(*node, order->order, clock_.now());
     if (const auto* commit = std::get_if<AnswerCommit>(&action))
-      checker.OnCommitAnswered(commit->answer);
+      checker.OnCommitAnswered(commit->session, commit->answer);
     clock_.After(node->behaviour().net,
                  [node, session, action] { node->Deliver(session, action); });
     if (std::holds_alternative<CloseSession>(action)) owners_.erase(owner);
@@ -256,6 +258,8 @@ void World::OnAnswer(const Answer& answer) {
     checker.OnSubmitAnswered(submit_keys_[answer.call], submitted->job);
   if (const auto* cancelled = std::get_if<CancelReply>(&answer.reply))
     checker.OnCancelAnswered(cancelled->job, clock_.now());
+  if (const auto* read = std::get_if<ReadReply>(&answer.reply); read && polls_.erase(answer.call))
+    checker.OnRead(*read);
 }
 
 // ---- nodes
@@ -287,7 +291,8 @@ void World::ToCoordinator(Node& node, Event event) {
 void World::RankStarted(Node& node, const Group& group, const Rank& rank) {
   checker.OnRankStarted(node, group, rank, clock_.now());
 }
-void World::RankKilledByUs(Node&, const Group&, const Rank&) {}
+void World::Disturbed(const Group& group) { checker.OnDisturbed(group, clock_.now()); }
+void World::Stopped(Node& node, const Group& group) { checker.OnStopped(node, group); }
 
 // ---- clients
 // -------------------------------------------------------------------------------------
@@ -315,6 +320,16 @@ CallId World::WaitFor(const std::string& job) {
   asked.call = call;
   asked.filter.job = job;
   asked.wait_for_end = true;
+  Post(asked);
+  return call;
+}
+
+CallId World::Poll() {
+  const CallId call(++call_);
+  polls_.insert(call);
+  ReadAsked asked;
+  asked.call = call;
+  asked.filter.ended = true;
   Post(asked);
   return call;
 }

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,7 @@ class World : public NodeWorld {
   CallId Submit(const JobSpec& spec, const std::string& key);
   CallId Cancel(const std::string& job, bool now = false);
   CallId WaitFor(const std::string& job);
+  CallId Poll();  // One client that asks for all jobs, again and again.
   CallId Forget(const std::string& node);
   const coordinator::Reply* ReplyTo(CallId call) const;
   void Ask(coordinator::Event event) { Post(std::move(event)); }
@@ -80,7 +82,8 @@ class World : public NodeWorld {
   void ToCoordinator(Node& node, coordinator::Event event) override;
   std::int64_t NewPid() override { return ++pid_; }
   void RankStarted(Node& node, const Group& group, const Rank& rank) override;
-  void RankKilledByUs(Node& node, const Group& group, const Rank& rank) override;
+  void Disturbed(const Group& group) override;
+  void Stopped(Node& node, const Group& group) override;
 
  private:
   void Post(coordinator::Event event);
@@ -114,6 +117,7 @@ class World : public NodeWorld {
   std::map<SessionId, std::string> owners_;
   std::map<CallId, coordinator::Reply> replies_;
   std::map<CallId, std::string> submit_keys_;
+  std::set<CallId> polls_;
 };
 
 // A job of `nodes` single-worker nodes.
