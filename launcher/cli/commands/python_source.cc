@@ -1,6 +1,7 @@
 #include "launcher/cli/commands/python_source.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -14,8 +15,11 @@ namespace regroup::cli {
 namespace {
 
 std::string BeginningOf(const std::string& path) {
+  std::error_code error;
+  const std::uintmax_t size = std::filesystem::file_size(path, error);
+  if (error) return "";
   std::ifstream in(path, std::ios::binary);
-  std::string text(kMostBytes, '\0');
+  std::string text(std::min<std::uintmax_t>(size, kMostBytes), '\0');
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(in.gcount()));
   return text;
@@ -45,7 +49,11 @@ class Sources {
  public:
   explicit Sources(std::string root) : root_(std::move(root)) {}
 
-  void AddScript(const std::string& path) { Add(path); }
+  void Add(const std::string& path) {
+    std::error_code error;  // A pipe, which only one can read, is left to Python.
+    if (files_.size() >= kMostFiles || !std::filesystem::is_regular_file(path, error)) return;
+    if (seen_.insert(path).second) files_.push_back(path);
+  }
   // A module's dots are folders; it is a file, or a folder with a file of a fixed name.
   void AddModule(const std::string& folder, std::string name) {
     std::replace(name.begin(), name.end(), '.', '/');
@@ -63,12 +71,6 @@ class Sources {
   }
 
  private:
-  void Add(const std::string& path) {
-    std::error_code error;  // A pipe, which only one can read, is left to Python.
-    if (files_.size() >= kMostFiles || !std::filesystem::is_regular_file(path, error)) return;
-    if (seen_.insert(path).second) files_.push_back(path);
-  }
-
   void FollowImports(std::string_view text, const std::string& folder) {
     for (std::size_t start = 0; start < text.size();) {
       const std::size_t end = std::min(text.find('\n', start), text.size());
@@ -105,7 +107,7 @@ bool ScriptSetsMasterPort(const std::string& path) {
   std::error_code error;
   const bool folder = std::filesystem::is_directory(path, error);
   Sources program(folder ? path : FolderOf(path));
-  program.AddScript(folder ? Cat(path, "/__main__.py") : path);
+  program.Add(folder ? Cat(path, "/__main__.py") : path);
   return program.SetsPort();
 }
 
