@@ -113,8 +113,9 @@ function(regroup_test name)
 endfunction()
 
 # regroup_e2e_test(name file.py [TORCH] [KIND kind] [ARGS …] [LABELS …] [TIMEOUT seconds]): a Python program that starts
-# this build's binaries, one test at a time; the test is called kind.name, e2e.name without KIND. TORCH: it needs REGROUP_TEST_PYTHON, an interpreter with PyTorch, in the
-# environment of ctest. Label `slow`: `./dev test` runs it only when -R asks for it. Exit code 77 means skipped.
+# this build's binaries, one test at a time; the test is called kind.name, e2e.name without KIND. TORCH: it needs
+# REGROUP_TEST_PYTHON, an interpreter with PyTorch, in the environment of ctest. Label `slow`: `./dev test` runs it only
+# when -R asks for it. Exit code 77 means skipped.
 function(regroup_e2e_test name file)
   cmake_parse_arguments(ARG "TORCH" "KIND;TIMEOUT" "ARGS;LABELS" ${ARGN})
   if(NOT REGROUP_E2E_TESTS)

@@ -27,10 +27,15 @@ TEST(AgentLeave, ASignalDetachesAService) {
   }
 }
 
-TEST(AgentLeave, SigtermIsANoticeWhereAsked) {
+Config NoticedService() {
   Config config = ServiceConfig();
   config.sigterm_is_notice = true;
   config.grace = 20s;
+  return config;
+}
+
+TEST(AgentLeave, SigtermIsANoticeWhereAsked) {
+  const Config config = NoticedService();
   Driver agent(config);
   agent.Attach();
   BringUp(agent, 1, 1);
@@ -76,9 +81,7 @@ TEST(AgentLeave, LaunchersLeaveWithGrace) {
 }
 
 TEST(AgentLeave, ANoticeIsPartOfTheNextHello) {
-  Config config = ServiceConfig();
-  config.sigterm_is_notice = true;
-  config.grace = 20s;
+  const Config config = NoticedService();
   Driver agent(config);
   agent.Attach();
   BringUp(agent, 1, 1);
