@@ -162,7 +162,6 @@ using Event = std::variant<Scanned, CoordinatorFound, Welcomed, CoordinatorRefus
                            WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
 
 // ---- orders to the shell, carried out in sequence
-// ------------------------------------------------
 
 // The run directory: the record of the group, complete before its shim exists. Answered by
 // RunDirectoryWritten or PrepareFailed.

@@ -147,7 +147,6 @@ int Tell(const absl::Status& status, int code) {
 }
 
 // ---- `regroup run`
-// -------------------------------------------------------------------------------
 
 absl::StatusOr<AgentOptions> LaunchOptions(const LaunchConfig& launch, const Node& node) {
   ASSIGN_OR_RETURN(AgentOptions options, CommonOptions(node));
@@ -221,7 +220,6 @@ int RunLaunched(int config_fd) {
 }
 
 // ---- `regroup agent`
-// -----------------------------------------------------------------------------
 
 absl::StatusOr<AgentOptions> ServiceOptions(const AgentConfig& config, const Node& node) {
   ASSIGN_OR_RETURN(AgentOptions options, CommonOptions(node));

@@ -106,7 +106,6 @@ struct Query {};  // Send the state again.
 using Command = std::variant<Hello, StartRanks, Stop, Kill, Query>;
 
 // ---- shim → agent; also the file "state"
-// ---------------------------------------------------------
 
 enum class RankPhase : std::uint8_t {
   kWaiting,   // No StartRanks yet.
@@ -156,7 +155,6 @@ struct State {
 };
 
 // ---- encoding
-// ------------------------------------------------------------------------------------
 
 std::string Encode(const Spec& spec);
 std::string Encode(const Command& command);

@@ -111,7 +111,6 @@ void RunScreen::HoldUntil(Duration when) {
 }
 
 // ---- the coordinator
-// -----------------------------------------------------------------------------
 
 std::string RunScreen::CoordinatorAway(Duration now, std::string_view why) {
   away_why_ = EscapeControls(why);
@@ -184,7 +183,6 @@ std::string RunScreen::Tick(Duration now) {
 }
 
 // ---- the job's life
-// ------------------------------------------------------------------------------
 
 std::string RunScreen::Started(Duration now, const RunStart& start) {
   bool again = start_.has_value();
@@ -365,7 +363,6 @@ std::vector<std::string> RunScreen::OnWaits(Duration now, const WaitReason& reas
 }
 
 // ---- the end
-// -------------------------------------------------------------------------------------
 
 std::string RunScreen::Leaving(Duration, int signal, Duration left, bool again) {
   if (again) return Lines({Cat(SignalName(signal), " again · killing this node's workers now")});

@@ -314,8 +314,7 @@ class Chaos {
 }  // namespace
 
 ChaosResult RunChaos(std::uint64_t seed, const ChaosOptions& options) {
-  ChaosOptions used = options;
-  return Chaos(seed, used).Run();
+  return Chaos(seed, options).Run();
 }
 
 }  // namespace regroup::sim

@@ -20,13 +20,12 @@ Node::Node(NodeWorld& world, std::string name, NodeOptions options, Behaviour be
       name_(std::move(name)),
       id_("id-" + name_),
       options_(std::move(options)),
-      behaviour_(behaviour) {
+      behaviour_(std::move(behaviour)) {
   if (options_.address.empty())
     options_.address = "10.0.1." + std::to_string(1 + std::hash<std::string>{}(name_) % 250);
 }
 
 // ---- sessions
-// ------------------------------------------------------------------------------------
 
 void Node::StartAgent() {
   if (agent_up_) return;
@@ -195,7 +194,6 @@ void Node::Beat() {
 }
 
 // ---- faults
-// --------------------------------------------------------------------------------------
 
 void Node::KillAgent() {
   if (!agent_up_) return;
@@ -335,7 +333,6 @@ void Node::Signal(int signal, bool now) {
 }
 
 // ---- look-ups
-// ------------------------------------------------------------------------------------
 
 Group* Node::Find(const JobId& job, Generation generation) {
   auto groups = groups_.find(job);
@@ -381,7 +378,6 @@ ProbeResult Node::Witness(const JobId& job, Generation generation, const Address
 }
 
 // ---- orders
-// --------------------------------------------------------------------------------------
 
 void Node::Obey(const Order& order) {
   if (order.number <= obeyed_) return;
@@ -563,7 +559,6 @@ void Node::Settle(Group& group) {
 }
 
 // ---- workers that speak
-// --------------------------------------------------------------------------
 
 void Node::TellProgress(const JobId& job, Generation generation) {
   Group* group = Find(job, generation);
@@ -618,7 +613,6 @@ void Node::OnWorkerNotice(const JobId& job, const WorkerNotice& notice) {
 }
 
 // ---- reports
-// -------------------------------------------------------------------------------------
 
 GroupReport Node::ReportOf(const Group& group) const {
   const Instant now = world_.clock().now();

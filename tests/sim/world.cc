@@ -40,7 +40,6 @@ World::World(Config config, std::uint64_t seed)
 }
 
 // ---- the coordinator
-// -----------------------------------------------------------------------------
 
 void World::StartCoordinator() {
   if (core_) return;
@@ -146,7 +145,6 @@ void World::Arm() {
 }
 
 // ---- the journal
-// ---------------------------------------------------------------------------------
 
 void World::Journal(Effects effects) {
   journal_.push_back(std::move(effects));
@@ -263,11 +261,11 @@ void World::OnAnswer(const Answer& answer) {
 }
 
 // ---- nodes
-// ---------------------------------------------------------------------------------------
 
 Node& World::Add(const std::string& name, NodeOptions options, Behaviour behaviour) {
   auto [slot, fresh] = nodes_.try_emplace(name, nullptr);
-  if (fresh) slot->second = std::make_unique<Node>(*this, name, std::move(options), behaviour);
+  if (fresh)
+    slot->second = std::make_unique<Node>(*this, name, std::move(options), std::move(behaviour));
   slot->second->StartAgent();
   return *slot->second;
 }
@@ -295,7 +293,6 @@ void World::Disturbed(const Group& group) { checker.OnDisturbed(group, clock_.no
 void World::Stopped(Node& node, const Group& group) { checker.OnStopped(node, group); }
 
 // ---- clients
-// -------------------------------------------------------------------------------------
 
 CallId World::Submit(const JobSpec& spec, const std::string& key) {
   const CallId call(++call_);
@@ -346,7 +343,6 @@ const Reply* World::ReplyTo(CallId call) const {
 }
 
 // ---- time
-// ----------------------------------------------------------------------------------------
 
 void World::RunFor(Duration duration) { clock_.RunUntil(clock_.now() + duration); }
 
@@ -359,7 +355,6 @@ bool World::RunUntil(const std::function<bool()>& condition, Duration limit) {
 }
 
 // ---- views
-// ---------------------------------------------------------------------------------------
 
 JobView World::View(const JobId& job) {
   CHECK(core_.has_value());

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/config/flags.h"
 #include "launcher/cli/commands/command.h"
 #include "launcher/cli/commands/torch_flags.h"
@@ -47,7 +48,7 @@ std::vector<std::string> Findings(const CommandDescription& command, const std::
     const std::string& name = flag.names.back();
     if (name == "--help") continue;
     auto lacks = [&](const std::string& what) {
-      findings.push_back(command.name + " " + name + ": " + what);
+      findings.push_back(absl::StrCat(command.name, " ", name, ": ", what));
     };
     if (flag.help.empty()) lacks("no help");
     if (!flag.help.empty() && flag.help.back() == '.') lacks("help is no sentence of its own");

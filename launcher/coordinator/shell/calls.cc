@@ -207,7 +207,6 @@ void Calls::EndAll(const absl::Status& why, std::function<void()> done) {
 }
 
 // ---- the calls
-// -----------------------------------------------------------------------------------
 
 grpc::ServerUnaryReactor* Calls::Submit(grpc::CallbackServerContext* context,
                                         const pb::SubmitRequest* request, pb::SubmitReply* reply) {

@@ -111,7 +111,6 @@ grpc::ServerWriteReactor<pb::LogsReply>* LogRelay::Logs(const pb::LogSelection* 
 grpc::ServerReadReactor<pb::SendLogsRequest>* LogRelay::SendLogs() { return new Sender(*this); }
 
 // ---- readers
-// -------------------------------------------------------------------------------------
 
 void LogRelay::AddReader(Reader* reader, Instant received) {
   const ReaderId id = reader->id();
@@ -341,7 +340,6 @@ void LogRelay::FinishReader(Relays::iterator at) {
 }
 
 // ---- senders
-// -------------------------------------------------------------------------------------
 
 void LogRelay::AddSender(Sender* sender) {
   feeds_[sender->id()].sender = sender;
@@ -426,7 +424,6 @@ void LogRelay::FinishSender(SenderId id, const absl::Status& status) {
 }
 
 // ---- the end
-// -------------------------------------------------------------------------------------
 
 void LogRelay::EndAll(const absl::Status& why, std::function<void()> done) {
   ended_ = true;

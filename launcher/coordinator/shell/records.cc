@@ -37,7 +37,6 @@ constexpr std::pair<int, GenerationPhase> kGenerationPhases[] = {
     {pb::GENERATION_PHASE_OVER, GenerationPhase::kOver}};
 
 // ---- meta, node
-// ----------------------------------------------------------------------------------
 
 pb::MetaRow Encode(const MetaRow& row) {
   pb::MetaRow out;
@@ -110,7 +109,6 @@ absl::StatusOr<NodeRow> Decode(const pb::NodeRow& row) {
 }
 
 // ---- job
-// -----------------------------------------------------------------------------------------
 
 pb::JobSpecRow Encode(const JobSpecRow& row) {
   pb::JobSpecRow out;
@@ -231,7 +229,6 @@ absl::StatusOr<JobStateRow> Decode(const pb::JobStateRow& row) {
 }
 
 // ---- generation
-// ----------------------------------------------------------------------------------
 
 pb::GenerationMember Encode(const GenerationMember& member) {
   pb::GenerationMember out;
@@ -316,7 +313,6 @@ absl::StatusOr<GenerationRow> Decode(const pb::GenerationRow& row) {
 }
 
 // ---- done, commit, event
-// -------------------------------------------------------------------------
 
 pb::DoneRow Encode(const DoneRow& row) {
   pb::DoneRow out;

@@ -155,7 +155,7 @@ inline RunRecord RunningRecord(std::string job, std::uint64_t generation, int wo
 
 // Through prepare and run to running, `workers` ranks.
 inline void BringUp(Driver& agent, std::uint64_t generation, int workers,
-                    std::uint64_t first_order = 1, std::string job = "a-1") {
+                    std::uint64_t first_order = 1, const std::string& job = "a-1") {
   const GroupKey key = Key(job, generation);
   agent.Do(Ordered{PrepareOrder(first_order, generation, workers, false, job)});
   agent.Do(RunDirectoryWritten{key});

@@ -17,7 +17,6 @@
 namespace regroup::shim {
 namespace {
 
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 TEST_F(ShimTest, ExitCodesAreExact) {

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "absl/strings/str_format.h"
 #include "common/base/user_error.h"
 #include "common/config/job_file.h"
 #include "common/config/job_limits.h"
@@ -282,9 +283,8 @@ TEST(JobFile, HostileFilesAreRefused) {
   EXPECT_FALSE(ParseJobFile("? [a]\n: b\n", "j", "/").ok());
   std::string bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n";
   for (char c = 'b'; c < 'z'; ++c) {
-    std::string last(1, static_cast<char>(c - 1));
-    bomb += std::string(1, c) + ": &" + std::string(1, c) + " [*" + last + ",*" + last + ",*" +
-            last + "]\n";
+    const char last = static_cast<char>(c - 1);
+    bomb += absl::StrFormat("%c: &%c [*%c,*%c,*%c]\n", c, c, last, last, last);
   }
   EXPECT_FALSE(ParseJobFile(bomb, "j", "/").ok());
   EXPECT_FALSE(ParseJobFile("name: &a a\nrun: &x [*x]\n", "j", "/").ok());

@@ -57,7 +57,7 @@ class RunScreenTest : public ::testing::Test {
     ::setenv("HOME", "/home/u", 1);
     Reset(Launch());
   }
-  void Reset(LaunchConfig launch, TextStyle style = {}) {
+  void Reset(const LaunchConfig& launch, TextStyle style = {}) {
     screen_ = std::make_unique<RunScreen>(launch, style);
   }
   std::string On(JobEventBody body, Duration now = 0s) {

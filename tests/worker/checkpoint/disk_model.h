@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/rng.h"
 #include "tests/worker/checkpoint/io_watch.h"
@@ -126,7 +127,8 @@ class DiskModel {
       if (survives()) Apply(change, names);
     }
     for (const auto& [name, child] : names)
-      Write(nodes_[static_cast<std::size_t>(child)], probability, rng, target + "/" + name);
+      Write(nodes_[static_cast<std::size_t>(child)], probability, rng,
+            absl::StrCat(target, "/", name));
   }
 
   const std::string root_;

@@ -30,6 +30,7 @@
 #endif
 #ifdef REGROUP_SEES_ALLOCATIONS
 // From sanitizer/allocator_interface.h, which not every compiler brings.
+// NOLINTNEXTLINE(bugprone-reserved-identifier)
 extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*allocated)(const volatile void*,
                                                                            std::size_t),
                                                          void (*released)(const volatile void*));

@@ -12,6 +12,7 @@
 #include <map>
 #include <sstream>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/rng.h"
 #include "tests/worker/checkpoint/testing.h"
 #include "tests/worker/comm/tiny_store.h"
@@ -34,7 +35,7 @@ struct Consumed {
 std::vector<Consumed> ReadSampleLogs(const std::string& directory) {
   std::vector<Consumed> lines;
   for (const std::string& name : AllFiles(directory)) {
-    std::istringstream text(ReadAll(directory + "/" + name));
+    std::istringstream text(ReadAll(absl::StrCat(directory, "/", name)));
     Consumed c;
     while (text >> c.generation >> c.step >> c.rank >> c.world >> c.first >> c.count >> std::hex >>
            c.hash >> std::dec >> c.loss)

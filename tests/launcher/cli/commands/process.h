@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+
 namespace regroup::cli {
 
 struct Ended {
@@ -31,7 +33,7 @@ inline Ended RunProgram(const std::string& path, std::vector<std::string> args,
   args.insert(args.begin(), path);
   environment.emplace("PATH", "/usr/bin:/bin");
   std::vector<std::string> entries;
-  for (const auto& [name, value] : environment) entries.push_back(name + "=" + value);
+  for (const auto& [name, value] : environment) entries.push_back(absl::StrCat(name, "=", value));
   std::vector<char*> argv, envp;
   for (std::string& arg : args) argv.push_back(arg.data());
   for (std::string& entry : entries) envp.push_back(entry.data());

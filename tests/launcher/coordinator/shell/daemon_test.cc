@@ -281,7 +281,6 @@ TEST_F(DaemonTest, GarbageIsCutAndNobodyElseNotices) {
 }
 
 // ---- sessions by hand
-// ----------------------------------------------------------------------------
 
 pb::AgentMessage SomeHello(const std::string& node) {
   Hello hello;
@@ -454,7 +453,6 @@ TEST_F(DaemonTest, AnAgentThatDoesNotReadIsCut) {
 }
 
 // ---- logs
-// ----------------------------------------------------------------------------------------
 
 // An agent that answers open_logs with these lines, by hand.
 class LogAgent {
@@ -589,7 +587,6 @@ TEST_F(DaemonTest, LogsOfANodeThatIsAwaySayso) {
 }
 
 // ---- many
-// ----------------------------------------------------------------------------------------
 
 TEST_F(DaemonTest, SubmitsOfManyClientsAreAllKept) {
   Start();

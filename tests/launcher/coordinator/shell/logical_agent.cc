@@ -177,7 +177,6 @@ class LogicalAgent::Impl::Stream final
 };
 
 // ---- session
-// -------------------------------------------------------------------------------------
 
 void LogicalAgent::Impl::Dial() {
   if (stopped_ || stream_ != nullptr) return;
@@ -345,7 +344,6 @@ void LogicalAgent::Impl::SetLaunch(const LaunchRequest& request) {
 }
 
 // ---- orders
-// --------------------------------------------------------------------------------------
 
 void LogicalAgent::Impl::Obey(const Order& order) {
   obeyed_ = order.number;
@@ -461,7 +459,6 @@ void LogicalAgent::Impl::Report(const JobId& job) {
 }
 
 // ---- the public face
-// -----------------------------------------------------------------------------
 
 LogicalAgent::~LogicalAgent() = default;
 
