@@ -70,7 +70,20 @@ class FixtureTest(unittest.TestCase):
             self.fx.service("sleep", "600")
         """).run()
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertEqual(glob.glob("/tmp/rg-reports-*/nothing"), [])
+
+    def test_the_guard_takes_no_end_for_a_kill(self):
+        """Neither an end with success nor one with a failure, however late the root process comes to say so."""
+        for body, code in (("pass", 0), ("self.fail()", 1)):
+            inner = self.inner(f"os.kill(os.getppid(), signal.SIGSTOP)\n{body}")
+            root = inner.start()
+            self.addCleanup(root.stdout.close)
+            self.addCleanup(root.kill)
+            self.wait_until(lambda: root.poll() is None and processes.read(root.pid).state == "T"
+                            and not processes.descendants(root.pid))
+            time.sleep(0.5)
+            root.send_signal(signal.SIGCONT)
+            self.assertEqual(root.wait(20), code)
+            self.assertEqual(glob.glob(os.path.join(inner.folder.name, "*.txt")), [])
 
     def test_a_daemon_is_caught_and_ended(self):
         inner = self.inner("""

@@ -50,6 +50,19 @@ TEST_F(Launch, launchers_leave) {
   EXPECT_TRUE(world().finished());  // The ad-hoc coordinator leaves too.
 }
 
+// §4: a witness that still accepts keeps a launched node for its grace and a second, no longer.
+TEST_F(Launch, a_launcher_that_is_gone_is_awaited_for_its_grace) {
+  const JobSpec spec = SpecOf("train", 1, 3);
+  const JobId job = LaunchThree(spec);
+  world().node("node2").behaviour().unkillable = true;
+  world().node("node2").KillAgent();
+  world().RunFor(spec.grace + 900ms);
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+  EXPECT_FALSE(world().NodeRowOf("node2").lost);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 500ms));
+  EXPECT_TRUE(world().NodeRowOf("node2").lost);
+}
+
 // §5: below its minimum the job waits, visibly, for the next launch command.
 TEST_F(Launch, below_the_minimum_it_waits) {
   const JobId job = LaunchThree(SpecOf("train", 3, 4));

@@ -223,7 +223,7 @@ void Sessions::OnEnded(SessionId id) {
   Session& session = *at->second;
   Broken(id, session);
   session.cancelled = true;
-  session.queue.clear();
+  session.outbox.Clear();
   if (!session.closing) session.closing = absl::OkStatus();
   if (session.write_in_flight) {
     session.reactor->Cancel();  // A peer that stopped reading would hold it.
@@ -240,7 +240,7 @@ void Sessions::OnWritten(SessionId id, bool ok) {
   if (!ok) {
     Broken(id, session);
     session.cancelled = true;
-    session.queue.clear();
+    session.outbox.Clear();
     if (!session.closing) session.closing = absl::OkStatus();
   }
   Pump(at);
@@ -249,67 +249,51 @@ void Sessions::OnWritten(SessionId id, bool ok) {
 void Sessions::Pump(Table::iterator at) {
   Session& session = *at->second;
   if (session.write_in_flight) return;
-  if (session.queue.empty()) {
+  if (session.outbox.empty()) {
     if (session.closing) Finish(at, *session.closing);
     return;
   }
-  Outgoing next = std::move(session.queue.front());
-  session.queue.pop_front();
-  if (next.kind == Kind::kAnswer) --session.answers;
-  if (next.kind == Kind::kNews) --session.news;
   session.write_in_flight = true;
-  session.reactor->Write(std::move(next.message));
+  session.reactor->Write(session.outbox.Next());
 }
 
-void Sessions::Enqueue(SessionId id, Outgoing outgoing) {
+Sessions::Session* Sessions::Writable(SessionId id) {
   const auto at = sessions_.find(id);
-  if (at == sessions_.end() || at->second->closing) return;
-  Session& session = *at->second;
-  if (outgoing.kind == Kind::kOrder) {
-    // The newest order of a job is the whole of what is wanted: it takes the older one's place.
-    const auto older =
-        std::find_if(session.queue.begin(), session.queue.end(), [&](const Outgoing& queued) {
-          return queued.kind == Kind::kOrder && queued.job == outgoing.job;
-        });
-    if (older != session.queue.end()) {
-      older->message = std::move(outgoing.message);
-      return;
-    }
-  }
-  session.answers += outgoing.kind == Kind::kAnswer ? 1 : 0;
-  session.news += outgoing.kind == Kind::kNews ? 1 : 0;
-  if (session.answers > kMaxPendingAnswers || session.news > kMaxPendingNews) {
-    log_.Warning("an agent does not read: its session is cut",
-                 {{"node", session.node.value()}, {"peer", session.reactor->peer()}});
-    return BeginClose(
-        at, UserError(absl::StatusCode::kResourceExhausted, "this agent does not read its session",
-                      std::to_string(session.queue.size()) + " messages wait", ""));
-  }
-  session.queue.push_back(std::move(outgoing));
-  Pump(at);
+  return at == sessions_.end() || at->second->closing ? nullptr : at->second.get();
 }
 
-void Sessions::SendAnswer(SessionId session, pb::CoordinatorMessage message) {
-  if (message.has_welcome()) {
-    const auto at = sessions_.find(session);
-    if (at == sessions_.end() || at->second->closing) return;
-    const NodeId node = at->second->node;
-    by_node_[node] = session;
-    Enqueue(session, {Kind::kAnswer, {}, std::move(message)});
-    if (attached_hook_) attached_hook_(node, session);
-    return;
-  }
-  Enqueue(session, {Kind::kAnswer, {}, std::move(message)});
+void Sessions::Send(SessionId id, bool fits) {
+  const auto at = sessions_.find(id);
+  if (fits) return Pump(at);
+  const Session& session = *at->second;
+  log_.Warning("an agent does not read: its session is cut",
+               {{"node", session.node.value()}, {"peer", session.reactor->peer()}});
+  BeginClose(at,
+             UserError(absl::StatusCode::kResourceExhausted, "this agent does not read its session",
+                       std::to_string(session.outbox.size()) + " messages wait", ""));
 }
 
-void Sessions::SendNews(SessionId session, pb::CoordinatorMessage message) {
-  Enqueue(session, {Kind::kNews, {}, std::move(message)});
+void Sessions::SendAnswer(SessionId id, pb::CoordinatorMessage message) {
+  Session* session = Writable(id);
+  if (session == nullptr) return;
+  const bool welcome = message.has_welcome();
+  const NodeId node = session->node;
+  if (welcome) by_node_[node] = id;
+  Send(id, session->outbox.AddAnswer(std::move(message)));
+  if (welcome && attached_hook_) attached_hook_(node, id);
 }
 
-void Sessions::SendOrder(SessionId session, const Order& order) {
+void Sessions::SendNews(SessionId id, pb::CoordinatorMessage message) {
+  if (Session* session = Writable(id)) Send(id, session->outbox.AddNews(std::move(message)));
+}
+
+void Sessions::SendOrder(SessionId id, const Order& order) {
+  Session* session = Writable(id);
+  if (session == nullptr) return;
   pb::CoordinatorMessage message;
   *message.mutable_order() = ToProto(order);
-  Enqueue(session, {Kind::kOrder, order.job, std::move(message)});
+  session->outbox.AddOrder(order.job, std::move(message));
+  Send(id, true);
 }
 
 void Sessions::Close(SessionId session, const absl::Status& why) {
@@ -322,12 +306,11 @@ void Sessions::BeginClose(Table::iterator at, const absl::Status& why) {
   if (session.closing) return;
   Broken(at->first, session);
   session.closing = why;
-  session.queue.clear();
+  session.outbox.Clear();
   if (IsFinal(why.code()) && !session.cancelled) {
-    Outgoing last;
-    *last.message.mutable_refused() = RefusedFrom(why);
-    session.answers = 1;
-    session.queue.push_back(std::move(last));
+    pb::CoordinatorMessage last;
+    *last.mutable_refused() = RefusedFrom(why);
+    CHECK(session.outbox.AddAnswer(std::move(last)));
   }
   session.timer.expires_after(kLastMessageLimit);
   session.timer.async_wait([this, id = at->first](const boost::system::error_code& error) {

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <boost/asio/steady_timer.hpp>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -24,12 +23,11 @@
 #include "common/rpc/convert.h"
 #include "launcher/coordinator/core/events.h"
 #include "launcher/coordinator/shell/core_loop.h"
+#include "launcher/coordinator/shell/outbox.h"
 #include "proto/coordinator.pb.h"
 
 namespace regroup::coordinator {
 
-inline constexpr std::size_t kMaxPendingAnswers = 64;
-inline constexpr std::size_t kMaxPendingNews = 1'024;
 inline constexpr std::size_t kMaxSessions = 16'384;
 
 class Sessions {
@@ -62,12 +60,6 @@ class Sessions {
 
  private:
   class Reactor;
-  enum class Kind { kAnswer, kOrder, kNews };
-  struct Outgoing {
-    Kind kind = Kind::kAnswer;
-    JobId job;  // Of an order.
-    pb::CoordinatorMessage message;
-  };
   struct Session {
     explicit Session(boost::asio::io_context& io) : timer(io) {}
     Reactor* reactor = nullptr;
@@ -75,8 +67,7 @@ class Sessions {
     bool write_in_flight = false;
     bool cancelled = false;               // The stream is dead: nothing can be written.
     std::optional<absl::Status> closing;  // Finishes with it once the last message is out.
-    std::deque<Outgoing> queue;
-    std::size_t answers = 0, news = 0;
+    Outbox outbox;
     boost::asio::steady_timer timer;  // Until Hello; later until the last message is out.
   };
   struct Decoded;
@@ -87,7 +78,8 @@ class Sessions {
   void OnEnded(SessionId id);  // The agent half-closed or the stream broke.
   void OnWritten(SessionId id, bool ok);
   void Obey(SessionId id, Session& session, Instant received, Decoded message);
-  void Enqueue(SessionId id, Outgoing outgoing);
+  Session* Writable(SessionId id);     // Null: gone, or being closed.
+  void Send(SessionId id, bool fits);  // What its outbox was given just now, or its end.
   void Pump(Table::iterator at);
   void BeginClose(Table::iterator at, const absl::Status& why);
   void Broken(SessionId id, Session& session);

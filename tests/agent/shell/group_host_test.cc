@@ -5,12 +5,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
+#include "common/io/address.h"
+#include "common/io/fd.h"
 #include "common/io/proc.h"
 #include "tests/agent/shell/scratch.h"
 
@@ -26,6 +29,12 @@ std::string ShimProgram() {
 }
 
 GroupKey Key() { return {JobId("a-1"), Generation(1)}; }
+
+bool Connects(const Address& address) {
+  const io::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const io::SocketAddress target = *io::ToSocketAddress(address);
+  return ::connect(fd.get(), target.get(), target.size) == 0;
+}
 
 // One life of an agent, without its core.
 class Life {
@@ -75,13 +84,14 @@ class Life {
     EXPECT_TRUE(found);
     return found.value_or(std::vector<RunRecord>());
   }
-  void PrepareGroup(int workers, bool host_store = false, const JobSpec& job = {}) {
+  void PrepareGroup(int workers, bool host_store = false, const JobSpec& job = {},
+                    const std::string& advertise = "127.0.0.1") {
     Prepare prepare;
     prepare.spec.job = job;
     prepare.generation = Generation(1);
     prepare.spec.workers = workers;
     prepare.host_store = host_store;
-    prepare.advertise = "127.0.0.1";
+    prepare.advertise = advertise;
     host_->Carry(WriteRunDirectory{Key(), prepare});
     ASSERT_NE(WaitFor<RunDirectoryWritten>(), nullptr);
     host_->Carry(SpawnShim{Key()});
@@ -137,6 +147,20 @@ TEST(GroupHost, AGroupRunsAndLeavesItsErrorBehind) {
   EXPECT_EQ(io::TailText(io::LogDirectory(scratch.path() + "/logs", Key().job, Key().generation, 0),
                          io::LogStream::kStdout, 10, 100),
             "out\n");
+}
+
+TEST(GroupHost, TheStoreListensAtTheAdvertisedAddressOnly) {
+  Scratch scratch;
+  Life life(scratch, "");
+  life.PrepareGroup(1, true, {}, "127.0.0.3");
+  const Address store = life.Find<StoreBound>()->address;
+  EXPECT_EQ(store.host, "127.0.0.3");
+  EXPECT_TRUE(Connects(store));
+  EXPECT_FALSE(Connects({"127.0.0.1", store.port}));
+  life.host().Carry(CloseStore{Key()});
+  life.host().Carry(StopRanks{Key(), io::BootNow()});
+  ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
+  life.host().Carry(RemoveRunDirectory{Key()});
 }
 
 TEST(GroupHost, AGroupWithoutRanksStopsAtOnce) {

@@ -168,6 +168,12 @@ TEST(Torchrun, TheLineBeatsTheVariable) {
   EXPECT_EQ(outcome.flags.job.workers, "3");
 }
 
+// As torchrun: PROTOCOL §3.
+TEST(Torchrun, RestartsNobodyUnlessAsked) {
+  for (Manner manner : {Manner::kTorchrun, Manner::kRun})
+    EXPECT_EQ(Read(manner, {"x.py"}).flags.job.max_restarts, 0);
+}
+
 TEST(Torchrun, ShortFlagsAbbreviationsAndEmptyValues) {
   const Outcome outcome =
       Read(Manner::kTorchrun, {"-r3", "-t", "0:1,1:2", "-m", "--stand", "--rdzv-id", "", "x"});

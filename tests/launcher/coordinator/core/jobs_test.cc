@@ -434,6 +434,22 @@ TEST_F(Jobs, growth_settles) {
   EXPECT_EQ(world().View(job).restarts_charged, 0);
 }
 
+// §2: each newcomer that is soon lost doubles the time to the next growth.
+TEST_F(Jobs, a_lost_newcomer_doubles_the_settling) {
+  Start();
+  AddDaemons({"a"});
+  const JobId job = Running(SpecOf("job", 1, 5));
+  world().Add("b");
+  ASSERT_TRUE(ReachesGeneration(job, 2, 2s));
+  world().node("b").KillNode();
+  ASSERT_TRUE(ReachesGeneration(job, 3, 2s));
+  world().Add("c");
+  world().RunFor(55s);
+  EXPECT_EQ(world().View(job).generation, Generation(3));
+  ASSERT_TRUE(ReachesGeneration(job, 4, 10s));
+  EXPECT_THAT(Members(GenerationOf(job, 4)), ElementsAre("a", "c"));
+}
+
 TEST_F(Jobs, growth_never_and_next) {
   Start();
   AddDaemons({"a", "b"});
