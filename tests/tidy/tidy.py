@@ -41,6 +41,7 @@ _MACHINE = re.compile(r"(?<![\w.$}~-])/(?:work|root|home/(?!user|u/)[a-z]\w*|Use
 _MATH = tuple(f"worker/{folder}" for folder in ("tensor", "kernels", "layout", "model", "plan", "optim", "data"))
 _SECOND_POOL = re.compile(r"std::(?:jthread|thread|async|execution)\b|\bGOMP_\w+|\bomp_\w+|#\s*pragma\s+omp\b|<thread>")
 _FAST_MATH = re.compile(r"^[^#\n]*(-ffast-math|-Ofast|-funsafe-math-optimizations|-fassociative-math)", re.MULTILINE)
+_GRPC_OPERATION = re.compile(r"\b(StartRead|StartWrite|Finish)\s*\(")
 _GUARD = re.compile(r"^#pragma once\b", re.MULTILINE)
 
 
@@ -145,6 +146,17 @@ def check_math(path, text):
             yield _line(text, match.start()), f"{match.group()}: ParallelFor is the only pool of threads here"
 
 
+def check_callbacks(path, text):
+    """PROTOCOL §6: gRPC's callbacks only post; the loop alone reads, writes and finishes."""
+    if not _inside(path, ("launcher/coordinator/shell",)) or not path.endswith(_CPP):
+        return
+    lines = cpp.blank(text).split("\n")
+    for name, first, last in cpp.functions(text):
+        if re.match(r"\s*void On\w+\(.*\boverride\b", lines[first - 1]):
+            for call in _GRPC_OPERATION.findall("\n".join(lines[first - 1:last])):
+                yield first, f"{name} calls {call}: a callback of gRPC only posts"
+
+
 def check_layout(path, text):
     if not path.endswith(_CODE + ("CMakeLists.txt", ".md", ".json")) and path != "dev":
         return
@@ -198,7 +210,7 @@ def check_functions(files, baseline):
 def check(files, baseline):
     findings = []
     for path, text in files.items():
-        for rule in (check_arrows, check_words, check_math, check_layout):
+        for rule in (check_arrows, check_words, check_math, check_callbacks, check_layout):
             findings += [(path, line, what) for line, what in rule(path, text)]
     findings += check_functions(files, baseline)
     return [f"{path}:{line}: {what}" for path, line, what in sorted(findings)]
