@@ -289,12 +289,14 @@ class Ports(BadInput):
         self.assertEqual(run.wait(), 0, run)
 
     def is_told(self, port, words):
-        self.refused(self.fx.regroup("coordinator", "--listen", f"127.0.0.1:{port}"), 125, f"port {port} .* is taken", words)
-        self.refused(self.fx.regroup("run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "true"), 125,
-                     f"127.0.0.1:{port}", words, "--rdzv-endpoint")
-        self.refused(self.fx.regroup("ps", "--coordinator", f"127.0.0.1:{port}"), 125, "can not be reached", words)
         self.port = port
         agent = self.start_agent(f"agent-{port}")
+        coordinator = self.fx.regroup("coordinator", "--listen", f"127.0.0.1:{port}")
+        run = self.fx.regroup("run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "true")
+        ps = self.fx.regroup("ps", "--coordinator", f"127.0.0.1:{port}")
+        self.refused(coordinator, 125, f"port {port} .* is taken", words)
+        self.refused(run, 125, f"127.0.0.1:{port}", words, "--rdzv-endpoint")
+        self.refused(ps, 125, "can not be reached", words)
         agent.expect(words, timeout=15)  # It goes on trying.
         self.assertIsNone(agent.code, agent)
         self.stop(agent)

@@ -61,10 +61,16 @@ class Torchrun(e2e.TestCase):
         open(marks + ".finish", "w").close()
         self.assertEqual([agent.wait(60) for agent in agents], [0] * len(agents), self.fx.describe())
 
-    def test_coordinator_is_killed_then_a_worker(self):
-        marks = self.fx.path("work", "marks")
+    def test_a_killed_coordinator_then_the_same_id_and_the_node_of_rank_0_killed(self):
+        self.both_protocols_garbage_and_a_killed_coordinator(self.fx.path("work", "first"))
+        self.the_node_of_rank_0_is_killed(self.fx.path("work", "second"))
+
+    def both_protocols_garbage_and_a_killed_coordinator(self, marks):
         agents = self.launch(marks)
         before = self.running(marks)
+        self.send_garbage()
+        run = self.fx.regroup("run", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--no-python", "true")
+        self.assertEqual(run.wait(20), 0, run)
         self.coordinator.kill()
         self.serve()
         self.assertEqual(self.running(marks), before, "workers were touched")
@@ -73,14 +79,23 @@ class Torchrun(e2e.TestCase):
         self.finish(marks, agents)
         self.assertEqual(self.fx.run("nodes", "--coordinator", f"unix:{self.folder()}/coordinator.sock").code, 0)
 
-    def test_the_same_id_again_then_the_node_of_rank_0_is_killed(self):
+    def send_garbage(self):
+        """gRPC goes on beside torchrun's store; what is neither is closed, and only that."""
+        for garbage in (b"\x00\x00\x00\x00\x00\x00", b"\x04" + b"\xff" * 64, OLD_CLIENT, b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)):
+            with socket.create_connection(("127.0.0.1", self.port), 5) as s:
+                s.settimeout(15)
+                s.sendall(garbage)
+                try:
+                    while s.recv(4096):
+                        pass
+                except ConnectionResetError:
+                    pass
+        with open(os.path.join(self.folder(), "c10d.log")) as f:
+            self.assertIn("PyTorch 2.0 or older", f.read())
+
+    def the_node_of_rank_0_is_killed(self, marks):
         """torchrun takes for dead who missed keep-alives, by default for 15 s; and without the variable its other agents
         would send their workers to the store that the dead one had."""
-        marks = self.fx.path("work", "first")
-        agents = self.launch(marks)
-        self.running(marks)
-        self.finish(marks, agents)
-        marks = self.fx.path("work", "second")
         agents = self.launch(marks, f"2:{self.NODES}", "keep_alive_interval=1,last_call_timeout=1",
                              TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
         before = self.running(marks)
@@ -92,27 +107,6 @@ class Torchrun(e2e.TestCase):
         (store,) = {worker.master_port for worker in after.values()}
         self.assertNotEqual(store, before[0].master_port)
         self.finish(marks, [agent for agent in agents if agent.pid != dead])
-
-    def test_both_protocols_at_once_and_garbage(self):
-        """gRPC goes on beside torchrun's store; what is neither is closed, and only that."""
-        marks = self.fx.path("work", "marks")
-        agents = self.launch(marks)
-        before = self.running(marks)
-        for garbage in (b"\x00\x00\x00\x00\x00\x00", b"\x04" + b"\xff" * 64, OLD_CLIENT, b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)):
-            with socket.create_connection(("127.0.0.1", self.port), 5) as s:
-                s.settimeout(15)
-                s.sendall(garbage)
-                try:
-                    while s.recv(4096):
-                        pass
-                except ConnectionResetError:
-                    pass
-        worker = self.fx.regroup("run", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--no-python", "true")
-        self.assertEqual(worker.wait(20), 0, worker)
-        self.assertEqual(self.running(marks), before)
-        with open(os.path.join(self.folder(), "c10d.log")) as f:
-            self.assertIn("PyTorch 2.0 or older", f.read())
-        self.finish(marks, agents)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ def parameters(logs):
 
 
 class Training(e2e.TestCase):
+    RANKS = 2  # Of each of the two nodes.
     _undisturbed = None
 
     def setUp(self):
@@ -133,7 +134,7 @@ class Training(e2e.TestCase):
         for count, rank, pid, text in logs:
             self.assertIn("start old=[]", text, f"rank {rank} (pid {pid}) of restart {count} met processes of the one before")
         self.judge_ranks(logs)
-        size = 2 if lost_node else 4
+        size = self.RANKS if lost_node else 2 * self.RANKS
         self.assertEqual([rank for count, rank, _, text in logs if count == last and "done" in text], list(range(size)))
         for mine, wanted in zip(parameters(logs), self.undisturbed(), strict=True):
             self.assertAlmostEqual(mine, wanted, delta=1e-3)
