@@ -17,6 +17,7 @@ import sys
 import time
 import xml.etree.ElementTree as xml
 
+_TSAN_KNOWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tsan.supp")
 _SKIP_LINE = re.compile(r"^SKIPPED (\S+): (.*)$", re.MULTILINE)
 _GTEST_SKIP = re.compile(r": Skipped\n(.*)$", re.MULTILINE)
 
@@ -50,7 +51,7 @@ class Suite:
                    "--test-output-size-passed", "100000", "--test-output-size-failed", "1000000"]
         if repeat > 1:
             command += ["--repeat", f"until-fail:{repeat}"]
-        environment = {"UBSAN_OPTIONS": "print_stacktrace=1", **os.environ}
+        environment = {"UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": f"suppressions={_TSAN_KNOWN}", **os.environ}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, errors="replace") as ctest:
             _show(ctest.stdout, len(self.numbers))
         return _outcomes(report) if os.path.exists(report) else [(f"ctest in {self.folder}", "failed", "")]

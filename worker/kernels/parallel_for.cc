@@ -5,6 +5,10 @@
 
 #include "common/base/check.h"
 
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
+
 // The few entry points of libgomp that both compilers can call: Clang's own -fopenmp would bring a
 // second pool.
 extern "C" {
@@ -17,6 +21,16 @@ void omp_set_num_threads(int threads);
 namespace regroup::worker {
 namespace {
 
+// libgomp is not built with ThreadSanitizer, which therefore has to be told that what one thread
+// did before Release comes before what another does after Acquire.
+#ifdef __SANITIZE_THREAD__
+void Acquire(void* address) { __tsan_acquire(address); }
+void Release(void* address) { __tsan_release(address); }
+#else
+void Acquire(void*) {}
+void Release(void*) {}
+#endif
+
 struct Region {
   void (*body)(const void*, std::int64_t, int);
   const void* argument;
@@ -25,13 +39,15 @@ struct Region {
 };
 
 void RunRegion(void* data) {
+  Acquire(data);
   Region& region = *static_cast<Region*>(data);
   const int thread = omp_get_thread_num();
   for (;;) {
     const std::int64_t task = region.next.fetch_add(1, std::memory_order_relaxed);
-    if (task >= region.tasks) return;
+    if (task >= region.tasks) break;
     region.body(region.argument, task, thread);
   }
+  Release(data);
 }
 
 }  // namespace
@@ -51,7 +67,9 @@ void RunTasks(std::int64_t tasks, void (*body)(const void*, std::int64_t, int),
     return;
   }
   Region region{.body = body, .argument = argument, .tasks = tasks};
+  Release(&region);
   GOMP_parallel(RunRegion, &region, static_cast<unsigned>(threads), 0);
+  Acquire(&region);
 }
 
 }  // namespace regroup::worker
