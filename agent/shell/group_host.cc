@@ -242,6 +242,7 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
                                  {"advertise", ip},
                                  {"numa_binding", hosted->worker.numa_binding},
                                  {"virtual_local_rank", hosted->worker.virtual_local_rank},
+                                 {"sets_master_port", hosted->worker.sets_master_port},
                                  {"witness", ToJson(*hosted->witness)}}
                                 .dump();
   AddCgroup(hosted->spec);
@@ -679,6 +680,7 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
   hosted->worker.numa_binding = data.value("numa_binding", hosted->worker.numa_binding);
   hosted->worker.virtual_local_rank =
       data.value("virtual_local_rank", hosted->worker.virtual_local_rank);
+  hosted->worker.sets_master_port = data.value("sets_master_port", hosted->worker.sets_master_port);
   hosted->witness = AddressFrom(data, "witness");
   hosted->noticed = notes.value("noticed", false);
   hosted->killed = notes.value("killed", false);

@@ -109,6 +109,7 @@ WorkerOptions SubmittedOptions(const JobSpec& job) {
   options.role = job.role;
   options.numa_binding = job.numa_binding;
   options.virtual_local_rank = job.virtual_local_rank;
+  options.sets_master_port = job.sets_master_port;
   return options;
 }
 

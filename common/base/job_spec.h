@@ -38,7 +38,8 @@ struct JobSpec {
   ScaleUp scale_up = ScaleUp::kSettle;
   std::string role = "default";  // ROLE_NAME; the same on all nodes.
   std::string numa_binding;  // Of a submitted job: empty, node, socket, exclusive, core-complex.
-  bool virtual_local_rank = false;            // Of a submitted job.
+  bool virtual_local_rank = false;  // Of a submitted job.
+  bool sets_master_port = false;    // Of a submitted job: its program seems to say where it meets.
   std::optional<double> price_per_node_hour;  // In whatever money its reader thinks.
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };

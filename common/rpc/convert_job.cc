@@ -101,6 +101,7 @@ pb::JobSpec ToProto(const JobSpec& value) {
   out.set_role(value.role);
   out.set_numa_binding(value.numa_binding);
   out.set_virtual_local_rank(value.virtual_local_rank);
+  out.set_sets_master_port(value.sets_master_port);
   return out;
 }
 
@@ -129,6 +130,7 @@ absl::StatusOr<JobSpec> FromProto(const pb::JobSpec& value) {
   if (!value.role().empty()) spec.role = check.Text("role", value.role(), kMaxIdBytes);
   spec.numa_binding = check.Text("numa_binding", value.numa_binding(), kMaxIdBytes);
   spec.virtual_local_rank = value.virtual_local_rank();
+  spec.sets_master_port = value.sets_master_port();
   return check.Finish(std::move(spec));
 }
 

@@ -47,16 +47,19 @@ def missed(cases, results):
     return [case.name for case in cases if bad(case)]
 
 
+def bound(case, value):
+    return _NO if value is None else f"{'>=' if case.higher_is_better else '<='} {value:g} {case.unit}".rstrip()
+
+
 def render(cases, results):
-    rows = [["case", *COLUMNS, "ratio", "ship"]]
+    rows = [["case", *COLUMNS, "ratio", "ship", "aim"]]
     for case in cases:
         row = [case.name]
         for column in COLUMNS:
             samples = results.samples.get((case.name, column))
             row.append(shown(median(samples), case.unit) if samples else _NO)
-        bound = f"{'>=' if case.higher_is_better else '<='} {case.ship:g} {case.unit}".rstrip()
-        verdict = "" if case.name not in missed([case], results) else " MISSED"
-        rows.append([*row, ratio(case, results), bound + verdict])
+        verdict = " MISSED" if missed([case], results) else ""
+        rows.append([*row, ratio(case, results), bound(case, case.ship) + verdict, bound(case, case.aim)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in rows]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")

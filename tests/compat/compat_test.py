@@ -1,8 +1,8 @@
 """Scripts that know nothing of Regroup, started as tutorials start them, and disturbed. See matrix.py.
 
-    compat_test.py                a part of the matrix that has each script, launch and disturbance
+    compat_test.py                a part of the matrix that has each script, launch and disturbance, and the tutorials, with
+                                  PyTorch alone
     compat_test.py --pairwise     a part of the matrix that has every two of them together
-    compat_test.py --tutorials    what tutorials have taught people
     compat_test.py --all          the whole matrix, and the tutorials (`./dev compat`)
       --list prints the cells instead · -R WORD only those whose line has WORD in it (a regular expression)
 """
@@ -143,14 +143,14 @@ def add(case, name, line, body):
     setattr(case, name, body)
 
 
-def add_tests(cells, with_tutorials, word):
-    """Makes a test of each cell, and of each of the tutorials' habits, whose line has `word` in it."""
+def add_tests(cells, habits, word):
+    """Makes a test of each cell, and of each of those habits of tutorials, whose line has `word` in it."""
     for cell in cells:
         if re.search(word, " ".join(cell)):
             add(Matrix, "test_" + "_".join(cell), cell, lambda self, cell=cell: self.one(cell))
     for name in [name for name in dir(tutorials.Tutorials) if name.startswith("test_")]:
         words = tutorials.LINES[name]
-        if with_tutorials and re.search(word, " ".join(words)):
+        if name in habits and re.search(word, " ".join(words)):
             LINES[name] = words
         else:
             setattr(tutorials.Tutorials, name, None)
@@ -160,14 +160,13 @@ def add_tests(cells, with_tutorials, word):
 def main():
     parser = argparse.ArgumentParser(prog="./dev compat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairwise", action="store_true", help="only so many cells that every two values meet")
-    parser.add_argument("--tutorials", action="store_true", help="only what tutorials have taught people")
     parser.add_argument("--all", action="store_true", help="the whole matrix, and the tutorials")
     parser.add_argument("--list", action="store_true", help="print the cells instead")
     parser.add_argument("-R", dest="word", default="", help="only cells whose line has this in it")
     options = parser.parse_args()
-    cells = (matrix.pairwise() if options.pairwise else [] if options.tutorials else matrix.cells() if options.all
-             else matrix.quick())
-    add_tests(cells, options.all or options.tutorials, options.word)
+    cells = matrix.pairwise() if options.pairwise else matrix.cells() if options.all else matrix.quick()
+    habits = [] if options.pairwise else tutorials.LINES if options.all else tutorials.quick()
+    add_tests(cells, habits, options.word)
     if options.list:
         print("\n".join(line_of(name).rstrip() for name in LINES))
         return

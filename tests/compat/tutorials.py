@@ -1,6 +1,7 @@
 """Habits that tutorials have taught people, each with the command line as it stands there (only `torchrun` is replaced)."""
 import os
 import signal
+import socket
 
 import regroup_e2e as e2e
 import jobs
@@ -12,6 +13,7 @@ LINES = {
     "test_b_static_with_underscores": ("ddp", "tutorial (b)", "none"),
     "test_c_spawns_at_its_own_address": ("spawn", "tutorial (c)", "none"),
     "test_c_spawned_process_is_killed": ("spawn", "tutorial (c)", "rank"),
+    "test_c_submitted": ("spawn", "tutorial (c)", "submitted"),
     "test_d_data_parallel": ("DataParallel", "tutorial (d)", "none"),
     "test_e_resumes_what_rank_0_saved": ("resume", "tutorial (e)", "again"),
     "test_f_accelerate_launch_on_two_machines": ("accelerate", "tutorial (f)", "none"),
@@ -20,6 +22,13 @@ LINES = {
     "test_i_record_tells_why": ("record", "tutorial (i)", "failure"),
     "test_j_dcp_at_another_world_size": ("dcp", "tutorial (j)", "again"),
 }
+
+
+def quick():
+    """Those that PyTorch alone is enough for."""
+    needs = {name: script.needs for name, script in matrix.SCRIPTS.items()}
+    return [test for test, (script, *_) in LINES.items() if needs.get(script) is None]
+
 
 _MACHINES = """compute_environment: LOCAL_MACHINE
 distributed_type: MULTI_GPU
@@ -40,6 +49,15 @@ class Tutorials(e2e.TestCase):
         python = jobs.python_for(matrix.Script(file, False, needs))
         return jobs.start_line(self.fx, line, [os.path.join(jobs.FOLDER, file), *arguments], python, self.fx.work)
 
+    def needs_port(self, port):
+        """Tutorials name theirs."""
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                s.bind(("127.0.0.1", port))
+            except OSError as why:
+                self.skipTest(f"port {port}: {why.strerror}")
+
     def finishes(self, programs, world):
         for program in programs:
             self.assertEqual(program.wait(120), 0, self.fx.describe())
@@ -48,9 +66,11 @@ class Tutorials(e2e.TestCase):
             self.assertEqual(said.count(f"finished rank={rank} world={world}"), 1, self.fx.describe())
 
     def test_a_c10d_at_localhost(self):
+        self.needs_port(29500)
         self.finishes([self.go("regroup-torchrun --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=localhost:29500", "ddp.py")], 4)
 
     def test_b_static_with_underscores(self):
+        self.needs_port(1234)
         line = "regroup-torchrun --nproc_per_node=1 --nnodes=2 --node_rank={} --master_addr=127.0.0.1 --master_port=1234"
         self.finishes([self.go(line.format(node), "ddp.py") for node in (0, 1)], 2)
 
@@ -65,6 +85,17 @@ class Tutorials(e2e.TestCase):
         os.kill(spawned[1], signal.SIGKILL)
         self.finishes([run], 2)
         self.assertEqual([pid for pid in spawned if e2e.alive(pid)], [])
+
+    def test_c_submitted(self):
+        self.fx.env["REGROUP_STATE_DIR"] = self.fx.path("state", "c")
+        self.fx.env["REGROUP_COORDINATOR"] = endpoint = f"127.0.0.1:{e2e.free_port()}"
+        self.fx.service("regroup", "coordinator", "--listen", endpoint).expect("serves")
+        self.fx.service("regroup", "agent", "--slots", "1", env={"PYTHON_EXEC": e2e.torch_python()})
+        submitted = self.go("regroup submit --wait --", "spawn.py")
+        self.assertEqual(submitted.wait(60), 0, self.fx.describe())
+        self.assertIn("serves its own store", submitted.stderr)
+        said = self.fx.run("logs", "spawn").stdout
+        self.assertEqual([said.count(f"finished rank={rank} world=2") for rank in (0, 1)], [1, 1], said)
 
     def test_d_data_parallel(self):
         self.finishes([self.go("regroup-torchrun --nproc_per_node=1", "data_parallel.py")], 1)

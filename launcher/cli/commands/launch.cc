@@ -17,6 +17,7 @@
 #include "launcher/cli/commands/exec.h"
 #include "launcher/cli/commands/log_source.h"
 #include "launcher/cli/commands/old_runs.h"
+#include "launcher/cli/commands/python_source.h"
 
 namespace regroup::cli {
 namespace {
@@ -304,11 +305,8 @@ void LaunchCommand::FillOthers(const ParsedLine& words, LaunchConfig& config) co
 void LaunchCommand::TellNotices(const LaunchConfig& config, const Terminal& terminal) const {
   if (flags_.quiet) return;
   for (const std::string& notice : meeting_.notices) terminal.Say(Cat("regroup: ", notice, "\n"));
-  if (config.worker.sets_master_port && config.workers == 1 && flags_.job.nodes.max == 1) {
-    terminal.Say(Cat("regroup: ", config.given.front(),
-                     " sets MASTER_PORT, so its one rank serves its own store "
-                     "(TORCHELASTIC_USE_AGENT_STORE=False)\n"));
-  }
+  if (config.worker.sets_master_port && config.workers == 1 && flags_.job.nodes.max == 1)
+    terminal.Say(OwnStoreNotice(config.given.front()));
   if (torchrun() && config.workers > 1 && !GetEnv("OMP_NUM_THREADS")) {
     terminal.Say(Cat("regroup: OMP_NUM_THREADS=1 for each of ", config.workers,
                      " workers, as under torchrun; set it to what your program needs\n"));

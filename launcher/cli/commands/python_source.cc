@@ -111,10 +111,34 @@ bool ScriptSetsMasterPort(const std::string& path) {
   return program.SetsPort();
 }
 
-bool ModuleSetsMasterPort(const std::string& name) {
-  Sources program(".");
-  program.AddModule(".", name);
+bool ModuleSetsMasterPort(const std::string& name, const std::string& directory) {
+  Sources program(directory);
+  program.AddModule(directory, name);
   return program.SetsPort();
+}
+
+bool CommandSetsMasterPort(const std::vector<std::string>& command, const std::string& directory) {
+  std::size_t at = 0;
+  const std::string first = command.empty() ? "" : command[0];
+  const std::filesystem::path executable(first);
+  const bool python = executable.filename().string().substr(0, 6) == "python";
+  if (python) ++at;
+  for (; python && at < command.size() && command[at].substr(0, 1) == "-"; ++at) {
+    if (command[at] == "-m") break;
+    if (command[at] == "-c" || command[at] == "-") return false;
+    if (command[at] == "-W" || command[at] == "-X") ++at;  // Their value.
+  }
+  if (at >= command.size()) return false;
+  if (command[at] == "-m")
+    return at + 1 < command.size() && ModuleSetsMasterPort(command[at + 1], directory);
+  if (!python && executable.extension() != ".py") return false;
+  return ScriptSetsMasterPort(std::filesystem::path(directory) / command[at]);
+}
+
+std::string OwnStoreNotice(std::string_view program) {
+  return Cat("regroup: ", program,
+             " sets MASTER_PORT, so its one rank serves its own store "
+             "(TORCHELASTIC_USE_AGENT_STORE=False)\n");
 }
 
 bool SetsMasterPort(std::string_view python) {

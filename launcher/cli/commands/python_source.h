@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace regroup::cli {
 
@@ -14,7 +15,13 @@ namespace regroup::cli {
 inline constexpr int kMostFiles = 64;
 inline constexpr int kMostBytes = 1 << 20;
 bool ScriptSetsMasterPort(const std::string& path);
-bool ModuleSetsMasterPort(const std::string& name);
+bool ModuleSetsMasterPort(const std::string& name, const std::string& directory = ".");
+// What a submitted job executes in `directory`: a script, -m and a module, or either after a Python
+// and its options. Anything else says nothing.
+bool CommandSetsMasterPort(const std::vector<std::string>& command, const std::string& directory);
+
+// What a person is told of a job with one rank whose program does.
+std::string OwnStoreNotice(std::string_view program);
 
 // One file's text: is MASTER_PORT assigned in it, as a variable or a key? Comments don't count. It
 // may be for other cases than this one.

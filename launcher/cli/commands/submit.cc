@@ -14,6 +14,7 @@
 #include "launcher/cli/commands/all.h"
 #include "launcher/cli/commands/job_flags.h"
 #include "launcher/cli/commands/program.h"
+#include "launcher/cli/commands/python_source.h"
 #include "launcher/cli/commands/reader.h"
 #include "launcher/cli/commands/waiting.h"
 #include "launcher/cli/render/json.h"
@@ -82,6 +83,9 @@ class Submit : public Command {
 
   absl::StatusOr<int> Run(const ParsedLine& words, const Terminal& terminal) override {
     ASSIGN_OR_RETURN(JobSpec spec, Specification(words));
+    spec.sets_master_port = CommandSetsMasterPort(spec.command, spec.directory);
+    if (spec.sets_master_port && spec.max_nodes * spec.workers_per_node == 1)
+      terminal.Say(OwnStoreNotice(spec.name));
     absl::StatusOr<Client> found = TheCoordinator(options_, "regroup submit ...");
     bool checked_here_only = dry_run_ && options_.coordinator.empty() &&
                              found.status().code() == absl::StatusCode::kUnavailable;

@@ -82,10 +82,12 @@ TEST(WorkerEnvironment, WhatASubmittedJobAsks) {
   job.role = "trainer";
   job.numa_binding = "socket";
   job.virtual_local_rank = true;
+  job.sets_master_port = true;
   const WorkerOptions options = SubmittedOptions(job);
   EXPECT_EQ(options.role, "trainer");
   EXPECT_EQ(options.numa_binding, "socket");
   EXPECT_TRUE(options.virtual_local_rank);
+  EXPECT_TRUE(options.sets_master_port);
 }
 
 TEST(WorkerEnvironment, AListOfDevicesThatIsTooShortIsRefused) {

@@ -48,6 +48,7 @@ JobSpec SomeSpec() {
   spec.role = "trainer";
   spec.numa_binding = "node";
   spec.virtual_local_rank = true;
+  spec.sets_master_port = true;
   return spec;
 }
 GroupReport SomeReport() {

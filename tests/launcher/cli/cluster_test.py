@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import regroup_e2e as e2e
@@ -300,6 +301,19 @@ class Reading(Cluster):
         self.assertEqual(self.fx.run("wait", job).code, 0)
         self.assertEqual(sorted(self.fx.run("logs", job, "--raw").stdout.splitlines()),
                          ["trainer 0 0 0 0 2", "trainer 0 1 1 1 2"])
+
+    def test_a_lone_rank_that_says_where_it_meets_serves_its_own_store(self):
+        for name, text in (("meet.py", "import os\nos.environ['MASTER_PORT'] = '12355'\n"), ("calm.py", ""),
+                           ("train.py", "import os, sys\nprint(os.environ['TORCHELASTIC_USE_AGENT_STORE'])\nimport meet\n")):
+            with open(self.fx.path("work", name), "w") as f:
+                f.write(text)
+        for words, store in ((["train.py"], "False"), ([sys.executable, "train.py"], "False"),
+                             ([sys.executable, "-c", "import train, calm"], "True")):
+            done = self.fx.run("submit", "--name", "job", "--workdir", self.fx.work, "--", *words)
+            self.assertEqual(("MASTER_PORT, so its one rank serves its own store" in done.stderr, done.code), (store == "False", 0), done)
+            job = done.stdout.strip()
+            self.assertEqual(self.fx.run("wait", job).code, 0)
+            self.assertEqual(self.fx.run("logs", job, "--raw").stdout, store + "\n")
 
     def test_explain_and_nodes_speak_json(self):
         job = self.submit('[ "$REGROUP_GENERATION" = 2 ] || kill -9 $$')

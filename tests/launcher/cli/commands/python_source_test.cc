@@ -87,6 +87,28 @@ TEST_F(PythonSourceTest, ModulesAreFoundFromTheWorkingDirectory) {
   EXPECT_FALSE(ModuleSetsMasterPort("torch.distributed.run"));
 }
 
+TEST_F(PythonSourceTest, ACommandNamesAScriptOrAModule) {
+  Make("code/train.py", "import net");
+  Make("code/net.py", kSets);
+  Make("code/calm.py", "");
+  using Words = std::vector<std::string>;
+  for (const Words& command :
+       {Words{"train.py", "--lr", "1"}, Words{folder_ + "/code/train.py"}, Words{"-m", "train"},
+        Words{"python", "train.py"}, Words{"/usr/bin/python3.11", "-u", "-W", "ignore", "train.py"},
+        Words{"python3", "-B", "-m", "train", "-x"}}) {
+    EXPECT_TRUE(CommandSetsMasterPort(command, folder_ + "/code")) << command.back();
+    EXPECT_FALSE(CommandSetsMasterPort(command, folder_) &&
+                 command[0] != folder_ + "/code/train.py");
+  }
+  for (const Words& command :
+       {Words{}, Words{""}, Words{"calm.py", "train.py"}, Words{"-m", "calm"}, Words{"-m"},
+        Words{"python"}, Words{"python", "-u"}, Words{"python", "-c", "train.py"},
+        Words{"python", "-", "train.py"}, Words{"python", "-W"}, Words{"bash", "train.py"},
+        Words{"sh", "-c", "python train.py"}, Words{".py"}}) {
+    EXPECT_FALSE(CommandSetsMasterPort(command, folder_ + "/code"));
+  }
+}
+
 TEST_F(PythonSourceTest, LooksAtSoMuchAndNoMore) {
   Make("late.py", std::string(kMostBytes, ' ') + kSets);
   EXPECT_FALSE(ScriptSetsMasterPort("late.py"));

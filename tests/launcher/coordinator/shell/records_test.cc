@@ -31,6 +31,7 @@ JobSpec Spec() {
   spec.role = "trainer";
   spec.numa_binding = "node";
   spec.virtual_local_rank = true;
+  spec.sets_master_port = true;
   return spec;
 }
 
