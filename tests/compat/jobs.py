@@ -1,6 +1,7 @@
 """One job of the matrix: a script, started by the same command on each of its nodes, watched from outside."""
 import os
 import re
+import signal
 import subprocess
 import unittest
 
@@ -55,8 +56,9 @@ class Job:
 
     def await_true(self, look, what):
         def looked():
-            if any(program.code not in (0, None) for program in self.programs[-1:]):
-                raise RuntimeError(f"failed while waiting for {what}: {self.programs[-1]}")
+            for program in self.programs:
+                if program.code not in (0, None, -signal.SIGKILL):  # Which is ours.
+                    raise RuntimeError(f"failed while waiting for {what}: {program}")
             return look()
         return e2e.wait_for(looked, 120, what, self.fx.describe, every=0.03)
 
