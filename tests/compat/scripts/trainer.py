@@ -1,11 +1,11 @@
 """Hugging Face's Trainer with its own checkpoints."""
 import argparse
+import glob
 import os
 import time
 
 import torch
 import transformers
-from transformers.trainer_utils import get_last_checkpoint
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -33,8 +33,14 @@ class Say(transformers.TrainerCallback):
 
     def on_step_end(self, arguments, state, control, **_):
         time.sleep(self.pause)
+
+    def on_save(self, arguments, state, control, **_):
         if state.is_world_process_zero:
             print(f"step {state.global_step}", flush=True)
+
+
+def step_of(checkpoint):
+    return int(checkpoint.rpartition("-")[2])
 
 
 def main():
@@ -47,11 +53,10 @@ def main():
         output_dir=args.checkpoint, max_steps=args.steps, per_device_train_batch_size=2, save_steps=2, save_total_limit=3, report_to=[],
         use_cpu=True, disable_tqdm=True, learning_rate=1e-3)
     trainer = transformers.Trainer(model=Line(), args=arguments, train_dataset=Numbers(), callbacks=[Say(args.pause)])
-    last = get_last_checkpoint(args.checkpoint) if os.path.isdir(args.checkpoint) else None
-    if last and not os.path.exists(os.path.join(last, "trainer_state.json")):
-        last = None  # Not whole.
+    whole = [os.path.dirname(path) for path in glob.glob(os.path.join(args.checkpoint, "checkpoint-*", "trainer_state.json"))]
+    last = max(whole, key=step_of, default=None)  # trainer_state.json is written last.
     if last:
-        print(f"rank {os.environ['RANK']} resumes at {last.rpartition('-')[2]}", flush=True)
+        print(f"rank {os.environ['RANK']} resumes at {step_of(last)}", flush=True)
     trainer.train(resume_from_checkpoint=last)
     print(f"finished rank={arguments.process_index} world={arguments.world_size}", flush=True)
 
