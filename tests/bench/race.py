@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Regroup beside PyTorch's torchrun and NVIDIA's ft_launcher: same no-op worker, same machine, same run.
 
-  ./dev bench torchrun            every case, about 12 minutes: one JSON line per case and launcher, then a table
+  ./dev bench torchrun            every case, about 11 minutes: one JSON line per case and launcher, then a table
   ./dev bench torchrun --fast     each once
   ./dev bench torchrun start      cases whose name contains one of the words
   ./dev bench torchrun --check    exit 1 where Regroup misses a *ship* target
