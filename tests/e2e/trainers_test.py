@@ -1,6 +1,6 @@
 """Callbacks of the package `regroup` in the real Transformers, Lightning and Accelerate.
 
-Each is skipped where REGROUP_TEST_PYTHON can't import it: `pip install transformers accelerate lightning` there.
+`./dev test -R trainers` installs them into a PyTorch of its own; each is skipped where REGROUP_TEST_PYTHON can't import it.
 """
 import json
 import os
