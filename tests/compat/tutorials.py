@@ -21,6 +21,7 @@ LINES = {
     "test_h_loaders_go_with_their_rank": ("loader", "tutorial (h)", "rank"),
     "test_i_record_tells_why": ("record", "tutorial (i)", "failure"),
     "test_j_dcp_at_another_world_size": ("dcp", "tutorial (j)", "again"),
+    "test_k_a_rank_that_hangs_is_found_by_its_peers": ("ddp", "tutorial (k)", "hang"),
 }
 
 
@@ -149,3 +150,16 @@ class Tutorials(e2e.TestCase):
             run = self.go(f"regroup-torchrun --standalone --nproc_per_node={world}", "dcp.py", "--steps", steps)
             self.finishes([run], world)
         self.assertEqual(run.stdout.count("resumes at 2"), 3, run)
+
+    def test_k_a_rank_that_hangs_is_found_by_its_peers(self):
+        """Their collective runs into its time-out; the one that hangs is ended with them."""
+        run = self.go("regroup-torchrun --standalone --nproc_per_node=2 --max-restarts=1", "ddp.py", "--steps", 20, "--pause", 0.05,
+                      "--timeout", 4)
+        run.expect("step 2", 60, "stdout")
+        ranks = {int(e2e.environment(info.pid)["RANK"]): info.pid for info in self.fx.processes("ddp.py")
+                 if "RANK" in e2e.environment(info.pid)}
+        os.kill(ranks[1], signal.SIGSTOP)
+        run.expect("generation 2", 30)
+        self.assertEqual([pid for pid in ranks.values() if e2e.alive(pid)], [])
+        self.finishes([run], 2)
+        self.assertRegex(run.stderr, r"rank 0: exit 1 .*restart 1 of 1")

@@ -1,5 +1,6 @@
 """DistributedDataParallel over env://, as the tutorial on DDP with torchrun has it."""
 import argparse
+import datetime
 import time
 
 import torch
@@ -19,7 +20,7 @@ class ToyModel(torch.nn.Module):
 
 
 def demo_basic(args):
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=args.timeout))
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
     model = DistributedDataParallel(ToyModel())
@@ -44,4 +45,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--timeout", type=float, default=1800.0, help="of a collective, in seconds")
     demo_basic(parser.parse_args())
