@@ -1,0 +1,82 @@
+"""./dev where something is missing: no apt, no rights, no network, a word it does not know. Only apt and sudo are played."""
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+DEV = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "dev")
+TOOLS = "bash cat cmake dirname env grep mkdir nproc readlink tail tee true".split()
+NOBODY = 65534
+
+
+class Dev(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        os.chmod(self.folder, 0o777)
+        shutil.copy(DEV, self.folder)
+        self.path = os.path.join(self.folder, "bin")
+        os.mkdir(self.path)
+        for tool in TOOLS:
+            if where := shutil.which(tool):
+                os.symlink(where, os.path.join(self.path, tool))
+
+    def play(self, name, text):
+        file = os.path.join(self.path, name)
+        with open(file, "w", encoding="utf-8") as f:
+            f.write(f"#!{shutil.which('bash')}\n{text}\n")
+        os.chmod(file, 0o755)
+
+    def debian(self, installed=""):
+        self.play("dpkg-query", f"for name in {installed or '$NONE'}; do echo $name installed; done")
+        self.play("apt-get", f"echo apt-get \"$@\" >>{self.folder}/asked; echo 'E: Could not resolve the name of a mirror' >&2; exit 100")
+
+    def run_dev(self, *words, user=None):
+        return subprocess.run([os.path.join(self.folder, "dev"), *words], env={"PATH": self.path, "HOME": self.folder}, user=user,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+
+    def test_alone_it_explains(self):
+        done = self.run_dev()
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for word in ("demo", "test", "build", "bench", "lint", "install", "uninstall", "First time here?"):
+            self.assertIn(word, done.stdout)
+        done = self.run_dev("tset")
+        self.assertEqual((done.returncode, done.stderr), (1, "error: there is no command tset\ntry: ./dev\n"))
+
+    def test_where_there_is_no_apt(self):
+        done = self.run_dev("build")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("error: this is not a Debian system", done.stderr)
+        self.assertIn("libgrpc++-dev", done.stderr)
+        self.assertIn("REGROUP_PACKAGES=present", done.stderr)
+
+    def test_who_may_not_install_is_told_what_root_types(self):
+        self.debian("g++ cmake")
+        done = self.run_dev("build", user=NOBODY if os.geteuid() == 0 else None)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("and this user may not install them. As root:\n  apt-get install ninja-build ccache", done.stderr)
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "asked")))
+
+    def test_without_network_it_says_what_it_tried(self):
+        self.debian("g++ cmake")
+        self.play("sudo", "[[ $1 != -n ]] || shift; exec \"$@\"")
+        done = self.run_dev("build")
+        self.assertEqual(done.returncode, 1)
+        command = "env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ninja-build ccache"
+        self.assertLess(done.stdout.index(command), done.stdout.index("installing …"), "the command comes first")
+        self.assertIn("error: the packages could not be installed (no network?)", done.stderr)
+        self.assertIn("E: Could not resolve the name of a mirror", done.stderr)
+        with open(os.path.join(self.folder, "build", "log", "apt-install.log"), encoding="utf-8") as log:
+            self.assertIn("Could not resolve", log.read())
+
+    def test_packages_that_are_there_are_not_asked_for(self):
+        names = subprocess.run(["bash", "-c", f"source <(grep -v '^main ' {DEV} | sed '/^cd /d'); echo ${{BUILD_PACKAGES[@]}}"],
+                               capture_output=True, text=True, check=True).stdout.strip()
+        self.debian(names)
+        self.run_dev("build")
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "asked")))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
