@@ -122,11 +122,16 @@ class Demo(e2e.TestCase):
         os.chmod(home, 0o777)
         user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"] if os.geteuid() == 0 else []
         environment = {name: home for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "TMPDIR")}
-        runs = [self.fx.start(*user, sys.executable, DEMO, "--fast", "--seed", str(seed), env=environment, cwd="/")
-                for seed in (7, 8)]
+        text = self.fx.path("other", "text")
+        with open(DEMO, encoding="utf-8") as code, open(text, "w", encoding="utf-8") as f:
+            f.write(code.read() * 10)
+        runs = [self.fx.start(*user, sys.executable, DEMO, "--fast", "--seed", *options, env=environment, cwd="/")
+                for options in (["7"], ["8", "--data", text])]
         for run in runs:
             self.assertEqual(run.wait(240), 0, run)
             self.assertIn("PASSED", run.stdout)
+        one, other = (re.search(r"unigram entropy (\S+)", run.stdout).group(1) for run in runs)
+        self.assertNotEqual(one, other, "each trains on its own text")
 
     def test_unreadable_data_is_named(self):
         run = self.demo("--data", "/does/not/exist")

@@ -49,7 +49,7 @@ class Install(e2e.TestCase):
         self.install()
         run = self.fx.start(os.path.join(self.prefix, "bin/regroup"), "run", "--no-python", "sh", "-c", "exit 7")
         self.assertEqual(run.wait(), 7, run)
-        self.script("uninstall.sh", self.prefix)
+        self.assertRegex(self.script("uninstall.sh", self.prefix).stdout, r"jobs and logs remain in /\S+/regroup\n")
 
     def test_over_an_older_version(self):
         before = self.content()

@@ -315,6 +315,19 @@ class Reading(Cluster):
             self.assertEqual(self.fx.run("wait", job).code, 0)
             self.assertEqual(self.fx.run("logs", job, "--raw").stdout, store + "\n")
 
+    def test_daemons_log_json_when_asked(self):
+        state, port = self.fx.path("state", "json"), e2e.free_port()
+        coordinator = self.fx.service("regroup", "coordinator", "--log-json", "--listen", f"127.0.0.1:{port}", "--state-dir", state)
+        coordinator.expect("the coordinator serves")
+        agent = self.fx.service("regroup", "agent", "--log-json", "--coordinator", f"127.0.0.1:{port}", "--state-dir", state)
+        agent.expect("following the coordinator")
+        for program, said in ((coordinator, {"what": "the coordinator serves", "listen": f"127.0.0.1:{port}"}),
+                              (agent, {"what": "following the coordinator", "target": f"127.0.0.1:{port}"})):
+            lines = [json.loads(line) for line in program.stderr.splitlines()]
+            self.assertTrue(any(said.items() <= line.items() for line in lines), lines)
+            for line in lines:
+                self.assertLessEqual({"time", "level", "what"}, set(line))
+
     def test_explain_and_nodes_speak_json(self):
         job = self.submit('[ "$REGROUP_GENERATION" = 2 ] || kill -9 $$')
         self.assertEqual(self.fx.run("wait", job).code, 0)
