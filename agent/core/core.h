@@ -78,6 +78,7 @@ class Core {
   void On(const RunDirectoryWritten&);
   void On(const PrepareFailed&);
   void On(const ShimReady&);
+  void On(const NodeChecked&);
   void On(const StoreBound&);
   void On(const RanksStarted&);
   void On(const RankExited&);

@@ -56,11 +56,19 @@ void Core::On(const ShimReady& ready) {
   if (group == nullptr || group->shim_ready || group->phase == Phase::kFree) return;
   group->shim_ready = true;
   group->witness = ready.witness;
+  group->checking = ready.checking;
   if (group->stop_deadline) {
     Do(StopRanks{ready.key, *group->stop_deadline});
   } else {
     MaybePrepared(*group);
   }
+}
+
+void Core::On(const NodeChecked& checked) {
+  Group* group = Find(checked.key);
+  if (group == nullptr) return;
+  group->checking = false;
+  MaybePrepared(*group);
 }
 
 void Core::On(const StoreBound& bound) {
@@ -72,7 +80,8 @@ void Core::On(const StoreBound& bound) {
 }
 
 void Core::MaybePrepared(Group& group) {
-  if (group.phase != Phase::kPreparing || !group.shim_ready || (group.host_store && !group.store))
+  if (group.phase != Phase::kPreparing || !group.shim_ready || group.checking ||
+      (group.host_store && !group.store))
     return;
   group.phase = Phase::kPrepared;
   group.dirty = true;
@@ -152,7 +161,7 @@ void Core::On(const ShimGone& gone) {
   group->shim_gone = true;
   if (group->phase == Phase::kFree) return;
   group->dirty = true;
-  if (!group->started) {
+  if (!group->started && !group->checking) {
     if (!group->stop_deadline) group->supervisor_lost = true;
     MarkFree(*group);
     return;

@@ -55,8 +55,9 @@ struct RunRecord {
   bool noticed = false;     // The noticed mark is there: workers that do not speak were signalled.
   bool shim_alive = false;  // The run directory's lock is held.
   bool store_alive = false;
-  bool empty = false;   // The shim saw the last process of the group end.
-  bool killed = false;  // The killed mark is there: the shim was lost, and what it left is gone.
+  bool checking = false;  // Its node check runs.
+  bool empty = false;     // The shim saw the last process of the group end.
+  bool killed = false;    // The killed mark is there: the shim was lost, and what it left is gone.
   bool unkillable = false;
   std::optional<Instant> stop_deadline;  // The shim was told to stop.
   std::optional<Address> store, witness;
@@ -102,6 +103,10 @@ struct PrepareFailed {  // Any part of it: run directory, shim, store.
 struct ShimReady {
   GroupKey key;
   std::optional<Address> witness;
+  bool checking = false;  // Its node check runs: NodeChecked or PrepareFailed follows.
+};
+struct NodeChecked {  // It has passed.
+  GroupKey key;
 };
 struct StoreBound {
   GroupKey key;
@@ -157,9 +162,9 @@ struct Tick {};  // now >= NextDeadline().
 
 using Event = std::variant<Scanned, CoordinatorFound, Welcomed, CoordinatorRefused, CoordinatorAway,
                            Ordered, ReportAcked, CommitAnswered, EnoughJoined, JobOver,
-                           RunDirectoryWritten, PrepareFailed, ShimReady, StoreBound, RanksStarted,
-                           RankExited, RankErrorRead, GroupEmpty, GroupStuck, ShimGone, StoreGone,
-                           WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
+                           RunDirectoryWritten, PrepareFailed, ShimReady, NodeChecked, StoreBound,
+                           RanksStarted, RankExited, RankErrorRead, GroupEmpty, GroupStuck,
+                           ShimGone, StoreGone, WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
 
 // ---- orders to the shell, carried out in sequence
 

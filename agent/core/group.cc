@@ -62,6 +62,7 @@ Group Adopt(const RunRecord& record) {
   group.has_directory = true;
   group.shim_spawned = true;
   group.shim_ready = record.shim_alive;
+  group.checking = record.checking;
   group.shim_gone = !record.shim_alive;
   group.started = record.started;
   group.store = record.store;

@@ -18,6 +18,7 @@ struct Group {
   bool has_directory = false;  // Its run directory exists, in whole or in part.
   bool shim_spawned = false;
   bool shim_ready = false;
+  bool checking = false;  // The node check runs.
   bool shim_gone = false;
   bool started = false;  // The started mark is (about to be) there. Never goes back.
   bool store_closed = false;

@@ -19,6 +19,7 @@
 #include "common/base/status_macros.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
+#include "common/report/text_style.h"
 
 namespace regroup::agent {
 namespace {
@@ -109,6 +110,12 @@ std::string HostNameProblem() {
                                " is an address of this host alone, and gloo gives it to others");
 }
 
+// A shim that was killed before its first rank may have left what its node check had started.
+void EndCheckOf(const shim::RunRecord& record) {
+  if (record.spec.node_check.wanted() && record.supervisor_lost() && !record.started)
+    shim::KillLeftovers(record).status().IgnoreError();
+}
+
 mode_t CurrentUmask() {
   const mode_t mask = ::umask(022);
   ::umask(mask);
@@ -132,6 +139,7 @@ struct GroupHost::Hosted {
   std::optional<shim::RunRecord> end;  // The shim's last words.
 
   bool adopted = false, ready = false;
+  bool checking = false, check_failed = false;
   std::size_t starts = 0;
   std::set<int> exits;        // Posted.
   std::set<int> errors_read;  // Asked for, or done.
@@ -196,6 +204,7 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
   spec.command = std::move(program.command);
   spec.environment = ToEntries(program.environment);
   spec.directory = std::move(program.directory);
+  spec.node_check = std::move(program.node_check);
   spec.log_root = options_.log_root;
   spec.lifeline_grace = prepare.spec.job.grace;
   if (options_.launched) {
@@ -507,8 +516,14 @@ void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
   const GroupKey key = hosted.key;
   if (!hosted.ready) {
     hosted.ready = true;
-    handler_.post(ShimReady{key, hosted.witness});
+    hosted.checking = state.phase == Phase::kPreparing;
+    handler_.post(ShimReady{key, hosted.witness, hosted.checking});
   }
+  const bool check_is_over = hosted.checking && state.phase != Phase::kPreparing;
+  if (check_is_over) hosted.checking = false;
+  if (check_is_over && state.phase == Phase::kPrepared) handler_.post(NodeChecked{key});
+  if (!state.check_failed.empty() && !std::exchange(hosted.check_failed, true))
+    handler_.post(PrepareFailed{key, EscapeControls(state.check_failed)});
   RanksStarted started{key, {}};
   for (const shim::RankState& rank : state.ranks) {
     if (Started(rank)) started.starts.push_back({rank.local_rank, rank.pid, rank.started_at});
@@ -545,6 +560,7 @@ void GroupHost::OnGone(Hosted& hosted, const shim::RunRecord& record) {
     return;
   }
   if (!hosted.ready) {
+    EndCheckOf(record);
     absl::StatusOr<std::string> log =
         io::ReadFile(absl::StrCat(hosted.path, "/", shim::kShimLogFile), kShimLogBytes);
     return Fail(key, absl::UnavailableError(absl::StrCat("its supervisor ended before it was ready",
@@ -690,6 +706,7 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
     hosted->state.reset();  // It answers itself.
     hosted->shim = MakeProcess(key, record.path, record.spec);
   } else {
+    EndCheckOf(record);
     hosted->end = std::move(record);
   }
   Hosted& placed = *(groups_[key] = std::move(hosted));
@@ -713,6 +730,7 @@ void GroupHost::CheckScan(bool time_is_up) {
       hosted->starts += Started(rank);
       if (rank.phase == shim::RankPhase::kEnded) hosted->exits.insert(rank.local_rank);
     }
+    hosted->checking = hosted->state->phase == Phase::kPreparing;
     hosted->stuck_posted = hosted->state->phase == Phase::kUnkillable;
     hosted->empty = hosted->empty_posted = hosted->state->phase == Phase::kFree;
   }
@@ -737,6 +755,7 @@ RunRecord GroupHost::Describe(const Hosted& hosted) const {
   record.started = hosted.end && hosted.end->started;
   if (!hosted.state) return record;
   record.started = record.started || hosted.state->ever_started;
+  record.checking = hosted.state->phase == Phase::kPreparing;
   record.empty = hosted.state->phase == Phase::kFree;
   record.unkillable = hosted.state->phase == Phase::kUnkillable;
   record.stop_deadline = hosted.state->stop_deadline;

@@ -83,6 +83,7 @@ GroupProgram LaunchedProgram(const LaunchConfig& launch, const Environment& own,
     program.command[0] = launch.executable;
   program.environment = Inherited(own, /*all=*/true);
   program.directory = directory;
+  program.node_check = launch.spec.node_check;
   if (launch.python) program.environment["PYTHONUNBUFFERED"] = "1";
   return program;
 }
@@ -92,6 +93,7 @@ GroupProgram SubmittedProgram(const JobSpec& job, const Environment& own) {
   program.environment = Inherited(own, /*all=*/false);
   for (const auto& [name, value] : job.environment) program.environment[name] = value;
   program.directory = job.directory;
+  program.node_check = job.node_check;
   program.command = job.command;
   if (program.command.empty()) return program;
   const bool script = absl::EndsWith(program.command[0], ".py");

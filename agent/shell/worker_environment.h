@@ -22,6 +22,7 @@ struct GroupProgram {
   std::vector<std::string> command;  // The first word is looked up in the workers' PATH.
   Environment environment;           // Of all ranks.
   std::string directory;
+  NodeCheck node_check{};
 };
 
 // `own` is the environment of this process. Launched: what the launch command named, in its whole

@@ -154,6 +154,8 @@ std::string Encode(const Spec& spec) {
   for (const std::string& ip : spec.store_members) out.Bytes(22, ip);
   out.Bytes(23, spec.agent_data);
   out.Int(24, spec.unkillable_after.count());
+  out.Bytes(25, spec.node_check.command);
+  out.Int(26, spec.node_check.timeout.count());
   return std::string(1, kSpec) + out.Take();
 }
 
@@ -190,6 +192,8 @@ absl::StatusOr<Spec> DecodeSpec(std::string_view bytes) {
       case 22: spec.store_members.push_back(in.str()); break;
       case 23: spec.agent_data = in.str(); break;
       case 24: spec.unkillable_after = Duration(in.Int()); break;
+      case 25: spec.node_check.command = in.str(); break;
+      case 26: spec.node_check.timeout = Duration(in.Int()); break;
     }
   }
   if (!in.ok() || !limits_ok || spec.nonce.empty()) return Damaged("run directory spec");
@@ -279,6 +283,7 @@ std::string Encode(const State& state) {
   out.Int(10, static_cast<std::int64_t>(state.output_bytes));
   out.Int(11, static_cast<std::int64_t>(state.lost_log_bytes));
   out.Bytes(12, state.log_trouble);
+  out.Bytes(13, state.check_failed);
   return std::string(1, kState) + out.Take();
 }
 
@@ -302,6 +307,7 @@ absl::StatusOr<State> DecodeState(std::string_view bytes) {
       case 10: state.output_bytes = static_cast<std::uint64_t>(in.Int()); break;
       case 11: state.lost_log_bytes = static_cast<std::uint64_t>(in.Int()); break;
       case 12: state.log_trouble = in.str(); break;
+      case 13: state.check_failed = in.str(); break;
     }
   }
   if (!in.ok() || !ranks_ok) return Damaged("shim state");

@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/control.h"
 #include "common/base/ids.h"
+#include "common/base/job_spec.h"
 #include "common/base/time.h"
 #include "common/io/log_files.h"
 
@@ -51,6 +52,7 @@ struct Spec {
 
   // Role::kGroup.
   int workers = 1;
+  NodeCheck node_check;  // Before any rank, in the same environment, directory and cgroup.
   std::vector<std::string>
       command;  // argv. The program is looked up in the PATH of the workers' environment.
   std::vector<std::string> environment;  // "K=V", of all ranks; nothing else is inherited.
@@ -137,11 +139,12 @@ struct State {
   std::uint32_t version = kShimProtocol;
   std::string nonce;
   pid_t shim_pid = 0;
-  // kPrepared: no rank was started. kStarting: some exec is not confirmed. kRunning: all were, some
-  // may have ended. kStopping: a stop was obeyed, or the lifeline closed. kFree: nothing of the
-  // group is left; final, the shim exits. kUnkillable: SIGKILL was `unkillable_after` ago and
-  // `left` still live; may yet become kFree.
+  // kPreparing: the node check runs. kPrepared: no rank was started. kStarting: some exec is not
+  // confirmed. kRunning: all were, some may have ended. kStopping: a stop was obeyed, or the
+  // lifeline closed. kFree: nothing of the group is left; final, the shim exits. kUnkillable:
+  // SIGKILL was `unkillable_after` ago and `left` still live; may yet become kFree.
   Phase phase = Phase::kPrepared;
+  std::string check_failed;  // How the node check failed, any bytes; the shim then stops by itself.
   bool ever_started = false;     // StartRanks was obeyed.
   std::vector<RankState> ranks;  // All local ranks, in order.
   std::optional<Instant> stop_deadline;

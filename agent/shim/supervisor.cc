@@ -31,6 +31,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr auto kKillAgain = milliseconds(20);  // A fork bomb is faster than one walk.
+constexpr auto kCheckLeftovers = seconds(1);   // To end them, beyond the check's own time.
 constexpr auto kUnkillableAgain = seconds(1);
 constexpr auto kOutputInterval = milliseconds(10);
 constexpr auto kLogPatience = seconds(5);
@@ -126,6 +127,7 @@ absl::Status Supervisor::SetUp() {
   ASSIGN_OR_RETURN(logs_, LogDrain::Start(logs_ready_.get()));
   ASSIGN_OR_RETURN(control_,
                    ControlSocket::Open(epoll_.get(), std::move(fds_.socket), spec_.nonce));
+  if (spec_.node_check.wanted()) StartCheck();
   return absl::OkStatus();
 }
 
@@ -166,6 +168,7 @@ void Supervisor::OnEvent(int fd, std::uint32_t events) {
     [[maybe_unused]] ssize_t ignored = ::read(fd, &count, sizeof(count));
     return;  // Report looks.
   }
+  if (check_ && fd == check_->output_fd()) return check_->ReadOutput();
   if (cgroup_ && fd == cgroup_->events_fd()) {
     cgroup_->Populated().IgnoreError();  // Reading clears the event; CheckFree looks.
     return;
@@ -193,10 +196,48 @@ void Supervisor::OnLifeline() {
   if (!stop_deadline_) OnStop(io::BootNow() + spec_.lifeline_grace, SIGTERM);
 }
 
+// ---- node check --------------------------------------------------------------------------------
+
+void Supervisor::StartCheck() {
+  absl::StatusOr<NodeCheckProcess> started = NodeCheckProcess::Start(
+      spec_, dev_null_.get(), cgroup_ ? cgroup_->fd() : -1, own_oom_score_adj_);
+  if (!started.ok())
+    return FailCheck(absl::StrCat("its node check could not be started: ",
+                                  std::string(started.status().message())));
+  check_ = *std::move(started);
+  check_due_ = check_->deadline();
+  cgroup_used_ = cgroup_used_ && check_->in_cgroup();
+  CHECK(Watch(check_->output_fd(), EPOLLIN).ok());
+}
+
+// The check has taken too long; or it has passed, and what it left running would be in the way of
+// the ranks.
+void Supervisor::OnCheckDue(Instant now) {
+  ReapChildren();
+  if (!check_ || now < *check_due_) return;
+  if (!check_passed_) return FailCheck(check_->TimedOut());
+  if (NothingLeft()) {
+    check_.reset();
+    check_due_.reset();
+    left_.clear();
+  } else if (now >= check_->deadline() + kCheckLeftovers) {
+    FailCheck("what its node check has started can't be ended");
+  } else {
+    // Not by the cgroup: Linux 6.18 also kills whatever is cloned into it later.
+    KillDescendants();
+    check_due_ = now + kKillAgain;
+  }
+}
+
+void Supervisor::FailCheck(std::string how) {
+  check_failed_ = std::move(how);
+  OnStop(io::BootNow(), SIGKILL);
+}
+
 // ---- start -------------------------------------------------------------------------------------
 
 void Supervisor::OnStartRanks(const StartRanks& start) {
-  if (ever_started_ || stop_deadline_ || free_) return;  // Once, ever.
+  if (ever_started_ || stop_deadline_ || free_ || check_) return;  // Once, ever.
   if (start.ranks.size() != ranks_.size()) {
     std::fprintf(stderr, "StartRanks names %zu ranks, this group has %zu\n", start.ranks.size(),
                  ranks_.size());
@@ -284,6 +325,15 @@ void Supervisor::ReapChildren() {
     siginfo_t child{};
     if (::waitid(P_ALL, 0, &child, WEXITED | WNOHANG) < 0 && errno == EINTR) continue;
     if (child.si_pid == 0) return;
+    if (check_ && child.si_pid == check_->pid() && !check_passed_) {
+      const std::string failed = check_->Judge(child.si_code, child.si_status, LookForOom());
+      if (!failed.empty()) {
+        FailCheck(failed);
+        continue;
+      }
+      check_passed_ = true;
+      check_due_ = io::BootNow();
+    }
     Rank* rank = FindByPid(child.si_pid);
     if (rank != nullptr) OnRankExit(*rank, child.si_code, child.si_status);
   }
@@ -318,6 +368,11 @@ OomEvidence Supervisor::LookForOom() {
 void Supervisor::OnStop(Instant deadline, int signal) {
   if (free_) return;
   const bool any_rank = ever_started_;
+  if (check_) {  // Nobody needs what it would have said.
+    check_.reset();
+    check_due_.reset();
+    deadline = std::min(deadline, io::BootNow());
+  }
   if (!stop_deadline_ || deadline < *stop_deadline_) stop_deadline_ = deadline;
   if (signal != stop_signal_ && any_rank && !first_kill_) SignalGroup(signal);
   stop_signal_ = signal;
@@ -348,16 +403,21 @@ void Supervisor::KillAll(Instant now) {
   stop_signal_ = SIGKILL;
   if (cgroup_)
     cgroup_->KillAll().IgnoreError();  // The walk below reaches the same ones, only later.
+  KillDescendants();
+  next_kill_ =
+      now + (now - *first_kill_ < spec_.unkillable_after ? kKillAgain : Duration(kUnkillableAgain));
+}
+
+void Supervisor::KillDescendants() {
   left_.clear();
   for (const io::ProcessStat& process : LiveDescendants()) {
     io::SignalProcess(process.pid, process.start_ticks, SIGKILL).IgnoreError();
     if (left_.size() < kMaxLeft) left_.push_back(process.pid);
   }
-  next_kill_ =
-      now + (now - *first_kill_ < spec_.unkillable_after ? kKillAgain : Duration(kUnkillableAgain));
 }
 
 void Supervisor::OnDue(Instant now) {
+  if (check_due_ && now >= *check_due_) OnCheckDue(now);
   if (output_due_ && now >= *output_due_) output_due_.reset();
   if (free_ || !stop_deadline_ || now < *stop_deadline_) return;
   if (!next_kill_ || now >= *next_kill_) {
@@ -367,8 +427,16 @@ void Supervisor::OnDue(Instant now) {
   }
 }
 
-// Nothing is left when this process has no child: a subreaper is the root of all it started,
-// however they forked; and, with a cgroup, when that is empty too.
+// A subreaper is the root of all it started, however they forked: it has no child; and, with a
+// cgroup, that is empty too.
+bool Supervisor::NothingLeft() const {
+  siginfo_t child{};
+  if (::waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD) return false;
+  if (!cgroup_) return true;
+  const absl::StatusOr<bool> populated = cgroup_->Populated();
+  return populated.ok() && !*populated;
+}
+
 void Supervisor::CheckFree() {
   if (free_) return;
   for (const Rank& rank : ranks_) {
@@ -376,12 +444,7 @@ void Supervisor::CheckFree() {
                       (rank.state.phase == RankPhase::kWaiting && stop_deadline_);
     if (!over) return;
   }
-  siginfo_t child{};
-  if (::waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD) return;
-  if (cgroup_) {
-    absl::StatusOr<bool> populated = cgroup_->Populated();
-    if (!populated.ok() || *populated) return;
-  }
+  if (!NothingLeft()) return;
   free_ = true;
   left_.clear();
   fds_.witness.reset();
@@ -400,6 +463,7 @@ Phase Supervisor::PhaseNow() const {
   if (first_kill_ && io::BootNow() - *first_kill_ >= spec_.unkillable_after)
     return Phase::kUnkillable;
   if (stop_deadline_) return Phase::kStopping;
+  if (check_) return Phase::kPreparing;
   if (!ever_started_) return Phase::kPrepared;
   const bool starting = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
     return rank.state.phase == RankPhase::kStarting;
@@ -414,6 +478,7 @@ State Supervisor::Compose(const LogDrain::Progress& logs) {
   now.nonce = spec_.nonce;
   now.shim_pid = ::getpid();
   now.phase = PhaseNow();
+  now.check_failed = check_failed_;
   now.ever_started = ever_started_;
   for (const Rank& rank : ranks_) now.ranks.push_back(rank.state);
   now.stop_deadline = stop_deadline_;
@@ -460,6 +525,7 @@ std::optional<Instant> Supervisor::NextDue() const {
   };
   consider(output_due_);
   consider(logs_deadline_);
+  consider(check_due_);
   if (!free_) consider(next_kill_ ? next_kill_ : stop_deadline_);
   return next;
 }

@@ -11,6 +11,7 @@
 #include "agent/shim/cgroup.h"
 #include "agent/shim/control_socket.h"
 #include "agent/shim/log_drain.h"
+#include "agent/shim/node_check.h"
 #include "agent/shim/protocol.h"
 #include "common/io/fd.h"
 
@@ -48,6 +49,9 @@ class Supervisor {
   void OnEvent(int fd, std::uint32_t events);
   void OnCommand(const Command& command);
   void OnLifeline();
+  void StartCheck();
+  void OnCheckDue(Instant now);
+  void FailCheck(std::string how);
   void OnStartRanks(const StartRanks& start);
   void StartRank(Rank& rank, const RankPlan& plan);
   void OnExecStatus(Rank& rank);
@@ -59,6 +63,8 @@ class Supervisor {
   void SignalGroup(int signal);
   void OnDue(Instant now);
   void KillAll(Instant now);
+  void KillDescendants();
+  bool NothingLeft() const;
   void CheckFree();
   Phase PhaseNow() const;
   State Compose(const LogDrain::Progress& logs);
@@ -76,6 +82,11 @@ class Supervisor {
   std::vector<Rank> ranks_;  // By local rank; fixed.
   int own_oom_score_adj_ = 0;
   long oom_kills_seen_ = 0, cgroup_oom_kills_seen_ = 0;
+
+  std::optional<NodeCheckProcess> check_;  // Until it is over and nothing of it is left.
+  bool check_passed_ = false;              // Its process; what it has started is being ended.
+  std::optional<Instant> check_due_;       // Set as long as check_ is.
+  std::string check_failed_;
 
   State reported_;
   bool ever_started_ = false;  // Together with the mark in the run directory.

@@ -174,8 +174,8 @@ struct Welcome {
 
 struct GroupSpec {  // What a node needs to know before ranks exist.
   int workers = 1;
-  JobSpec job;  // Launched jobs: command, directory and environment are ignored by the agent
-                // (CLI.md, Program).
+  JobSpec job;  // Launched jobs: command, directory, environment and node_check are ignored by the
+                // agent (CLI.md, Program).
 };
 struct Prepare {
   Generation generation;

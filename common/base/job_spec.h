@@ -17,6 +17,15 @@ enum class ExitAction {
 };  // What a job file's retry.exit_codes maps an exit code to.
 enum class JobOrigin { kLaunched, kSubmitted };  // `regroup run` on each node, or `regroup submit`.
 
+// What says whether a node may take part: run on each member before each generation, once its slots
+// are free and before its first rank. 0: it may.
+struct NodeCheck {
+  std::string command;  // A line for sh -c; empty: none. A launched node runs its own command's.
+  Duration timeout = std::chrono::minutes(1);
+  bool wanted() const { return !command.empty(); }
+  friend bool operator==(const NodeCheck&, const NodeCheck&) = default;
+};
+
 // What a job is, as one person asked for it; never changed after it was accepted. Validated by
 // ValidateJobSpec (common/config); the limits are stated there.
 struct JobSpec {
@@ -40,6 +49,7 @@ struct JobSpec {
   std::string numa_binding;  // Of a submitted job: empty, node, socket, exclusive, core-complex.
   bool virtual_local_rank = false;  // Of a submitted job.
   bool sets_master_port = false;    // Of a submitted job: its program seems to say where it meets.
+  NodeCheck node_check;
   std::optional<double> price_per_node_hour;  // In whatever money its reader thinks.
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };

@@ -115,6 +115,8 @@ class JobFileReader {
               {"role", [&](auto& n) { return Text(n, spec_.role); }},
               {"numa_binding", [&](auto& n) { return Text(n, spec_.numa_binding); }},
               {"virtual_local_rank", [&](auto& n) { return Switch(n, spec_.virtual_local_rank); }},
+              {"node_check", [&](auto& n) { return Text(n, spec_.node_check.command); }},
+              {"node_check_timeout", [&](auto& n) { return Time(n, spec_.node_check.timeout); }},
               {"price_per_node_hour", [&](auto& n) { return Price(n); }},
               {"retry", [&](auto& n) { return Retry(n); }}}));
     for (const char* required : {"name", "run"}) {
@@ -402,6 +404,12 @@ std::string RenderJobFile(const JobSpec& spec) {
   if (!spec.numa_binding.empty())
     out << YAML::Key << "numa_binding" << YAML::Value << spec.numa_binding;
   if (spec.virtual_local_rank) out << YAML::Key << "virtual_local_rank" << YAML::Value << true;
+  if (spec.node_check.wanted()) {
+    out << YAML::Key << "node_check" << YAML::Value << YAML::DoubleQuoted
+        << spec.node_check.command;
+    out << YAML::Key << "node_check_timeout" << YAML::Value
+        << FormatDuration(spec.node_check.timeout);
+  }
   if (spec.price_per_node_hour)
     out << YAML::Key << "price_per_node_hour" << YAML::Value
         << FormatReal(*spec.price_per_node_hour);

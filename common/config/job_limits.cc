@@ -138,6 +138,17 @@ absl::Status ValidateNumaBinding(const std::string& how) {
              Cat("numa_binding: ", nearest.empty() ? known.front() : nearest));
 }
 
+absl::Status ValidateNodeCheck(const NodeCheck& check) {
+  if (check.command.size() > limits::kNodeCheckBytes || HasNul(check.command)) {
+    return Bad(Cat("node_check: ", check.command.size(), " bytes",
+                   HasNul(check.command) ? " with a NUL among them" : ""),
+               Cat("a line of up to ", limits::kNodeCheckBytes, " bytes for sh is allowed"),
+               "a script that is there on each node");
+  }
+  return DurationInRange("node_check_timeout", check.timeout, std::chrono::milliseconds(1),
+                         limits::kNodeCheckTimeout);
+}
+
 absl::Status ValidatePrice(double price) {
   if (price >= 0 && price <= limits::kPrice) return absl::OkStatus();  // No NaN passes.
   return Bad(
@@ -210,6 +221,7 @@ absl::Status ValidateJobSpec(const JobSpec& spec) {
   RETURN_IF_ERROR(ValidateEnvironment(spec));
   RETURN_IF_ERROR(ValidateRole("role", spec.role));
   RETURN_IF_ERROR(ValidateNumaBinding(spec.numa_binding));
+  RETURN_IF_ERROR(ValidateNodeCheck(spec.node_check));
   RETURN_IF_ERROR(DurationInRange("grace", spec.grace, Duration::zero(), limits::kDuration));
   RETURN_IF_ERROR(DurationInRange("start_timeout", spec.start_timeout, std::chrono::milliseconds(1),
                                   limits::kDuration));

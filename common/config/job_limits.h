@@ -24,6 +24,8 @@ inline constexpr std::size_t kEnvironmentEntries = 1'024;
 inline constexpr std::size_t kEnvironmentBytes = 64 * 1024;
 inline constexpr std::size_t kDirectoryBytes = 4'096;
 inline constexpr std::size_t kRoleBytes = 63;
+inline constexpr std::size_t kNodeCheckBytes = 4'096;
+inline constexpr Duration kNodeCheckTimeout = std::chrono::hours(1);
 inline constexpr double kPrice = 1e9;
 inline constexpr Duration kDuration = std::chrono::hours(24 * 365);
 }  // namespace limits

@@ -126,6 +126,8 @@ json JobToJson(const JobSpec& spec) {
               {"max_restarts", spec.max_restarts},
               {"scale_up", static_cast<int>(spec.scale_up)},
               {"role", Widened(spec.role)},
+              {"node_check", Widened(spec.node_check.command)},
+              {"node_check_timeout_ns", spec.node_check.timeout.count()},
               {"command", Texts(spec.command)}};
   if (spec.restart_window) job["restart_window_ns"] = spec.restart_window->count();
   return job;
@@ -142,6 +144,8 @@ void JobFromJson(Fields& fields, JobSpec& spec) {
   fields.Integer("max_restarts", spec.max_restarts);
   fields.Integer("scale_up", scale_up);
   fields.Text("role", spec.role);
+  fields.Text("node_check", spec.node_check.command);
+  fields.Time("node_check_timeout_ns", spec.node_check.timeout);
   fields.List("command", spec.command);
   spec.scale_up = static_cast<ScaleUp>(scale_up);
   spec.origin = JobOrigin::kLaunched;

@@ -38,10 +38,11 @@ constexpr std::pair<int, NoticeSource> kNoticeSources[] = {
 
 // Command, directory and environment of a job: argv and envp, so no NUL byte inside a string.
 void CheckProgram(Checker& check, const pb::JobSpec& value, JobSpec& spec) {
-  std::size_t bytes = value.directory().size();
+  std::size_t bytes = value.directory().size() + value.node_check().size();
   for (const std::string& argument : value.command()) bytes += argument.size() + 1;
   for (const auto& [key, text] : value.environment()) bytes += key.size() + text.size() + 2;
-  check.Number<int>("command, directory and environment (bytes)", bytes, 0, kMaxJobTextBytes);
+  check.Number<int>("command, directory, environment and node_check (bytes)", bytes, 0,
+                    kMaxJobTextBytes);
   if (!check.status().ok()) return;
   const auto without_nul = [&](std::string_view field, const std::string& text) {
     if (text.find('\0') != std::string::npos)
@@ -49,6 +50,7 @@ void CheckProgram(Checker& check, const pb::JobSpec& value, JobSpec& spec) {
     return text;
   };
   spec.directory = without_nul("directory", value.directory());
+  spec.node_check.command = without_nul("node_check", value.node_check());
   for (const std::string& argument : value.command())
     spec.command.push_back(without_nul("command", argument));
   for (const auto& [key, text] : value.environment()) {
@@ -102,6 +104,8 @@ pb::JobSpec ToProto(const JobSpec& value) {
   out.set_numa_binding(value.numa_binding);
   out.set_virtual_local_rank(value.virtual_local_rank);
   out.set_sets_master_port(value.sets_master_port);
+  out.set_node_check(value.node_check.command);
+  out.set_node_check_timeout_ns(value.node_check.timeout.count());
   return out;
 }
 
@@ -131,6 +135,9 @@ absl::StatusOr<JobSpec> FromProto(const pb::JobSpec& value) {
   spec.numa_binding = check.Text("numa_binding", value.numa_binding(), kMaxIdBytes);
   spec.virtual_local_rank = value.virtual_local_rank();
   spec.sets_master_port = value.sets_master_port();
+  if (spec.node_check.wanted())
+    spec.node_check.timeout =
+        check.NonNegative("node_check_timeout", value.node_check_timeout_ns());
   return check.Finish(std::move(spec));
 }
 

@@ -122,6 +122,24 @@ class Life(Nodes):
         self.finish()
         self.assertEqual([nodes[0].wait(), nodes[2].wait()], [0, 0], self.fx.describe())
 
+    def test_a_node_that_fails_its_check_waits_outside(self):
+        """Before the first group, and when it breaks later: who fails is left out by name and reason, and taken back when it passes."""
+        check = f'if [ -e {self.marks}.bad$NODE ]; then echo looking; echo "GPU $NODE is gone" >&2; exit 3; fi'
+        open(self.marks + ".bad2", "w").close()
+        nodes = [self.node(i, "--node-check", check, "--scale-up", "now") for i in range(3)]
+        generation, before = self.running(2)
+        for node in nodes:
+            node.expect(r"node2 can't prepare: its node check exited with 3: GPU 2 is gone")
+        os.unlink(self.marks + ".bad2")
+        generation, ranks = self.running(3, above=generation)
+        open(self.marks + ".bad1", "w").close()
+        os.kill(ranks[1], signal.SIGKILL)
+        generation, _ = self.running(2, above=generation)
+        nodes[0].expect(r"node1 can't prepare: its node check exited with 3: GPU 1 is gone")
+        self.finish()
+        self.assertEqual([node.wait() for node in nodes], [0, 0, 0], self.fx.describe())
+        self.assertIn("1 restart", nodes[0].stderr)
+
     def test_silent_node_is_lost_by_the_lease(self):
         nodes = [self.node(i) for i in range(3)]
         generation, _ = self.running(3)

@@ -32,14 +32,16 @@ class Generations : public Scenario {
     }
     return times;
   }
-  int SlotsUsed(const std::string& name) {
+  NodeView NodeOf(const std::string& name) {
     coordinator::ReadFilter filter;
     filter.jobs = false;
     filter.nodes = true;
     filter.node = name;
     sim::Clock& clock = world().clock();
-    return world().core().Read(filter, clock.now(), clock.wall())->nodes.at(0).slots_used;
+    return world().core().Read(filter, clock.now(), clock.wall())->nodes.at(0);
   }
+  int SlotsUsed(const std::string& name) { return NodeOf(name).slots_used; }
+  std::string NodeNote(const std::string& name) { return NodeOf(name).note; }
 };
 
 // §3 Back-off: rows hold no instants, so after a crash the wait begins again, in full.
@@ -374,6 +376,68 @@ TEST_F(Generations, joiner_dies_first) {
       [&] { return world().StateOf(job) == "running" && world().View(job).nodes == 3; }, 300s));
   EXPECT_THAT(Members(GenerationOf(job, world().View(job).generation.value())),
               ElementsAre("a", "b", "c"));
+}
+
+// §2 Prepare: a member may take as long as the job's node check may, and no longer.
+TEST_F(Generations, a_node_check_has_its_own_time) {
+  JobSpec spec = SpecOf("job", 2, 2);
+  sim::Behaviour slow;
+  slow.prepare = 9s;
+  for (const bool checked : {true, false}) {
+    Start();
+    AddDaemons({"a"});
+    AddDaemons({"b"}, slow);
+    spec.node_check.command = checked ? "nvidia-smi" : "";
+    spec.node_check.timeout = 10s;
+    world().RunFor(1s);
+    world().Submit(spec, "k");
+    const JobId job("job-1");
+    if (checked) {
+      ASSERT_TRUE(ReachesGeneration(job, 1));
+      continue;
+    }
+    world().RunFor(5s);
+    EXPECT_EQ(GenerationOf(job, 1).state, GenerationView::State::kVoided);
+  }
+  Start();
+  slow.prepare = 13s;  // Its check is over time, and the agent does not say so.
+  AddDaemons({"a"});
+  AddDaemons({"b"}, slow);
+  world().RunFor(1s);
+  spec.node_check.command = "nvidia-smi";
+  world().Submit(spec, "k");
+  world().RunFor(11s);
+  EXPECT_EQ(GenerationOf(JobId("job-1"), 1).state, GenerationView::State::kProposed);
+  world().RunFor(2s);
+  EXPECT_EQ(GenerationOf(JobId("job-1"), 1).state, GenerationView::State::kVoided);
+}
+
+// §2 Prepare: whoever fails its check is left out, says why, and is asked again until it passes.
+TEST_F(Generations, a_node_that_fails_its_check_is_left_out) {
+  const std::string why = "its node check exited with 3: 7 GPUs";
+  Start();
+  sim::Behaviour bad;
+  bad.refuses = why;
+  AddDaemons({"a", "b"});
+  AddDaemons({"c"}, bad);
+  JobSpec spec = SpecOf("job", 2, 3);
+  spec.node_check.command = "nvidia-smi";
+  spec.scale_up = ScaleUp::kNow;
+  const JobId job = Running(spec);
+  EXPECT_THAT(Members(GenerationOf(job, world().View(job).generation.value())),
+              ElementsAre("a", "b"));
+  EXPECT_EQ(world().View(job).restarts_charged, 0);
+  EXPECT_THAT(NodeNote("c"), ::testing::AllOf(::testing::StartsWith("not in job-1 for "),
+                                              ::testing::EndsWith(why)));
+  EXPECT_EQ(NodeNote("a"), "");
+  const std::vector<std::int64_t> pids = world().Pids(job);
+  world().RunFor(120s);
+  EXPECT_EQ(world().Pids(job), pids) << "a check elsewhere touches nobody";
+  EXPECT_GE(TimesAsked(job, "c").size(), 4u);
+  EXPECT_LE(TimesAsked(job, "c").size(), 9u);
+  world().node("c").behaviour().refuses = "";
+  ASSERT_TRUE(world().RunUntil([&] { return world().View(job).nodes == 3; }, 120s));
+  EXPECT_EQ(NodeNote("c"), "");
 }
 
 // Nodes count for as long as the job holds them; what a failure made necessary is lost.

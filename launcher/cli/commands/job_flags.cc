@@ -32,6 +32,12 @@ void DescribeFlags(CLI::App& app, JobFlags& flags) {
               ASSIGN_OR_RETURN(flags.scale_up, ParseScaleUp(text));
               return absl::OkStatus();
             });
+  AddText(app, "--node-check", flags.node_check.command,
+          "a line for sh, run on each node before each generation; a node where it fails is left "
+          "out and tried again later",
+          "COMMAND");
+  AddDuration(app, "--node-check-timeout", flags.node_check.timeout,
+              "a node check that takes longer has failed");
 }
 
 absl::Status Apply(const JobFlags& flags, JobSpec& spec) {
@@ -50,6 +56,7 @@ absl::Status Apply(const JobFlags& flags, JobSpec& spec) {
   spec.max_restarts = flags.max_restarts;
   spec.grace = flags.grace;
   spec.scale_up = flags.scale_up;
+  spec.node_check = flags.node_check;
   return absl::OkStatus();
 }
 

@@ -22,10 +22,11 @@ struct JobFlags {
   int max_restarts = 0;
   Duration grace = std::chrono::seconds(30);
   ScaleUp scale_up = ScaleUp::kSettle;
+  NodeCheck node_check;
 };
 // `flags` holds the defaults.
 void DescribeFlags(CLI::App& app, JobFlags& flags);
-// Fills origin, nodes, workers, restarts, grace and scale-up; the error names the flag.
+// Fills origin, nodes, workers, restarts, grace, scale-up and node check; the error names the flag.
 absl::Status Apply(const JobFlags& flags, JobSpec& spec);
 
 }  // namespace regroup::cli

@@ -52,7 +52,7 @@ class Submit : public Command {
                          "Fields of a file: name, nnodes (N, MIN:MAX or {min, max, unit}), "
                          "nproc_per_node, run (a list, "
                          "or a line for sh -c), workdir, env, grace, scale_up, retry: {max, "
-                         "window, exit_codes}, role, numa_binding, "
+                         "window, exit_codes}, node_check, node_check_timeout, role, numa_binding, "
                          "virtual_local_rank, price_per_node_hour (a number: `explain` and "
                          "`ps --json` then tell what the job costs; a node counts whole).",
                  .example =

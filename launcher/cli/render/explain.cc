@@ -4,12 +4,14 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "common/config/text.h"
 #include "common/config/values.h"
 #include "common/report/format.h"
 #include "common/report/reasons.h"
+#include "common/report/text_style.h"
 #include "launcher/cli/render/lists.h"
 
 namespace regroup::cli {
@@ -142,14 +144,30 @@ std::string MovesText(const GenerationView& generation, const GenerationView* pr
   return moves.empty() ? "nobody moved" : JoinWords(moves);
 }
 
-std::string WhyNotMore(const JobView& job) {
+// The last node that could not prepare, and has not taken part or gone since; empty: there is none.
+std::string LeftOut(const JobView& job) {
+  std::set<std::string> settled;
+  for (auto event = job.events.rbegin(); event != job.events.rend(); ++event) {
+    if (const auto* formed = std::get_if<GenerationFormed>(&event->body))
+      settled.insert(formed->members.begin(), formed->members.end());
+    const auto* left = std::get_if<NodeLeft>(&event->body);
+    if (left == nullptr || !settled.insert(left->node).second || !left->stays) continue;
+    return Cat(left->node, " can't prepare: ", EscapeControls(left->why), "; it is asked again");
+  }
+  return "";
+}
+
+std::string WhyNotMore(const JobView& job, int width) {
   if (IsOver(job) || job.nodes == 0 || job.nodes >= job.spec.max_nodes) return "";
   std::string bounds = FormatNnodes(job.spec.min_nodes, job.spec.max_nodes);
   std::string why = Cat("no other node ",
                         job.spec.origin == JobOrigin::kLaunched ? "has asked to join" : "is free",
                         " (--nnodes ", bounds, ")");
+  if (const std::string left_out = LeftOut(job); !left_out.empty()) why = left_out;
   if (job.spec.scale_up == ScaleUp::kNever) why = "it was started with --scale-up never";
-  return Cat("Why not ", Count(job.nodes + 1, "node"), "   ", why, "\n");
+  const std::string question = Cat("Why not ", Count(job.nodes + 1, "node"));
+  const std::string line = Cat(question, "   ", why);
+  return DisplayWidth(line) <= width ? Cat(line, "\n") : Cat(question, "\n", Filled(why, width));
 }
 
 std::string TimeText(const TimeAccount& t, int width) {
@@ -299,7 +317,7 @@ std::string RenderExplain(const JobView& job, std::optional<Generation> only,
     out += Cat("Why these ranks   ", PlacesText(*last), " (",
                MovesText(*last, Previous(job, *last)), ")\n");
   }
-  if (!only) out += Cat(WhyNotMore(job), TimeText(job.time, width), CostText(job, width));
+  if (!only) out += Cat(WhyNotMore(job, width), TimeText(job.time, width), CostText(job, width));
   out += Cat("Next  ", NextStep(job, ended.empty() ? nullptr : ended.back()), "\n");
   return ForCharset(style, out);
 }

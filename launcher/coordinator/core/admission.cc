@@ -11,6 +11,12 @@ std::string NodesText(const JobSpec& spec) {
                                           : absl::StrCat(spec.min_nodes, ":", spec.max_nodes);
 }
 
+std::string Quoted(const std::string& line) { return absl::StrCat("'", line, "'"); }
+
+std::string Milliseconds(Duration time) {
+  return absl::StrCat(std::chrono::duration_cast<std::chrono::milliseconds>(time).count(), "ms");
+}
+
 absl::Status Mismatch(const JobId& job, const std::string& flag, const std::string& running,
                       const std::string& asked) {
   return UserError(
@@ -78,6 +84,13 @@ absl::Status CheckSameBounds(const JobId& job, const JobSpec& running, const Job
   if (running.max_restarts != asked.max_restarts)
     return Mismatch(job, "--max-restarts", absl::StrCat(running.max_restarts),
                     absl::StrCat(asked.max_restarts));
+  // A member may take as long to prepare as the job's check may.
+  const NodeCheck &check = running.node_check, &own = asked.node_check;
+  if (check.command != own.command)
+    return Mismatch(job, "--node-check", Quoted(check.command), Quoted(own.command));
+  if (check.wanted() && check.timeout != own.timeout)
+    return Mismatch(job, "--node-check-timeout", Milliseconds(check.timeout),
+                    Milliseconds(own.timeout));
   // ROLE_RANK and ROLE_WORLD_SIZE count within a role: with one role they are RANK and WORLD_SIZE.
   if (running.role != asked.role) return Mismatch(job, "--role", running.role, asked.role);
   return absl::OkStatus();

@@ -183,6 +183,7 @@ class Engine {
   void Void(Job& job, Generation generation, const std::map<NodeId, std::string>& failed);
   bool AskSurvivors(Job& job, GenerationSoft& soft);
   void FormGeneration(Job& job, Generation generation);
+  Duration AckLimit(const Job& job) const;
   void DropOldGenerations(Job& job);
   void UpdateClaims(Job& job);
   void SetWait(Job& job, std::optional<WaitReason> reason, std::optional<Instant> until);
@@ -251,6 +252,7 @@ class Engine {
   GenerationView ViewOf(const Job& job, const GenerationRow& row) const;
   NodeView ViewOf(const Node& node, const Moment& at) const;
   std::string NoteOf(const Node& node, const Moment& at) const;
+  std::map<NodeId, std::vector<std::string>> LeftOut(const Moment& at) const;
   std::optional<WaitReason> WaitOf(const Job& job, const Moment& at) const;
 
   // ---- accounts.cc: where time went ------------------------------------------------------------

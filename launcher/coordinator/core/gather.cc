@@ -423,7 +423,7 @@ void Engine::Propose(Job& job, const std::vector<NodeId>& chosen, bool elective)
   GenerationSoft& soft = job.soft[generation];
   soft.since = now_;
   soft.proposed_at = now_;
-  soft.ack_deadline = now_ + config_.ack;
+  soft.ack_deadline = now_ + AckLimit(job);
   const GenerationRow* formed = FormedOf(job);
   for (std::size_t rank = 0; rank < row.members.size(); ++rank) {
     const NodeId& id = row.members[rank].node;
@@ -449,6 +449,12 @@ void Engine::Propose(Job& job, const std::vector<NodeId>& chosen, bool elective)
       {{"job", job.id().value()},
        {"generation", absl::StrCat(generation.value())},
        {"nodes", absl::StrCat(row.members.size())}});
+}
+
+// How long a member may take to prepare.
+Duration Engine::AckLimit(const Job& job) const {
+  const NodeCheck& check = job.spec.spec.node_check;
+  return config_.ack + (check.wanted() ? check.timeout : Duration::zero());
 }
 
 void Engine::DropOldGenerations(Job& job) {
@@ -505,7 +511,7 @@ bool Engine::AskSurvivors(Job& job, GenerationSoft& soft) {
     soft.unacked.insert(id);
     MarkOrder(job, id);
   }
-  soft.ack_deadline = now_ + config_.ack;
+  soft.ack_deadline = now_ + AckLimit(job);
   job.outage.proposed_at = now_;
   return true;
 }

@@ -212,6 +212,20 @@ std::string Engine::NoteOf(const Node& node, const Moment& at) const {
   return absl::StrJoin(notes, ", ");
 }
 
+// By node: which jobs leave it out at present, and why.
+std::map<NodeId, std::vector<std::string>> Engine::LeftOut(const Moment& at) const {
+  std::map<NodeId, std::vector<std::string>> left_out;
+  for (const auto& entry : jobs_) {
+    for (const auto& trial : entry.second.trials) {
+      const Duration left = trial.second.until - at.now;
+      if (left <= Duration::zero() || entry.second.state.phase == JobPhase::kEnded) continue;
+      left_out[trial.first].push_back(absl::StrFormat(
+          "not in %s for %.1f s: %s", entry.first.value(), Seconds(left), trial.second.why));
+    }
+  }
+  return left_out;
+}
+
 NodeView Engine::ViewOf(const Node& node, const Moment& at) const {
   NodeView view;
   view.id = node.row.node;
@@ -259,11 +273,17 @@ absl::StatusOr<ReadReply> Engine::Read(const ReadFilter& filter, Instant now, Wa
     }
   }
   if (!filter.nodes) return reply;
+  std::map<NodeId, std::vector<std::string>> notes = LeftOut(at);
   for (const auto& entry : nodes_) {
     const Node& node = entry.second;
     const bool asked =
         filter.node.empty() || node.row.name == filter.node || entry.first.value() == filter.node;
-    if (asked) reply.nodes.push_back(ViewOf(node, at));
+    if (!asked) continue;
+    NodeView view = ViewOf(node, at);
+    std::vector<std::string>& note = notes[entry.first];
+    if (!view.note.empty()) note.insert(note.begin(), view.note);
+    view.note = absl::StrJoin(note, ", ");
+    reply.nodes.push_back(std::move(view));
   }
   if (reply.nodes.empty() && !filter.node.empty())
     return UserError(absl::StatusCode::kNotFound, absl::StrCat("no node ", filter.node),

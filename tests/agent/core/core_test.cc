@@ -49,6 +49,48 @@ TEST(AgentCore, PrepareWritesTheRecordThenSpawnsThenReports) {
   EXPECT_EQ(report->report.witness, (Address{"10.0.0.2", 5000}));
 }
 
+TEST(AgentCore, ANodeCheckIsAwaitedAndItsFailureToldWithWhatItSaid) {
+  const GroupKey key = Key("a-1", 1);
+  for (const bool passes : {true, false}) {
+    Driver agent(ServiceConfig());
+    agent.Attach();
+    agent.Do(Ordered{PrepareOrder(1, 1, 2)});
+    agent.Do(RunDirectoryWritten{key});
+    agent.Do(ShimReady{key, std::nullopt, /*checking=*/true});
+    EXPECT_EQ(agent.Last<SendReport>(), nullptr) << "it is not prepared yet";
+    if (passes) {
+      agent.Do(NodeChecked{key});
+      EXPECT_EQ(agent.Last<SendReport>()->report.phase, Phase::kPrepared);
+      continue;
+    }
+    agent.Do(PrepareFailed{key, "its node check exited with 3"});
+    EXPECT_NE(agent.Last<StopRanks>(), nullptr) << "its slots are taken until nothing is left";
+    EXPECT_EQ(agent.Last<SendReport>()->report.refused, "its node check exited with 3");
+    agent.Do(GroupEmpty{key});
+    EXPECT_EQ(agent.Last<SendReport>()->report.phase, Phase::kFree);
+    EXPECT_EQ(agent.Last<SendReport>()->report.refused, "its node check exited with 3");
+  }
+}
+
+TEST(AgentCore, ANodeCheckSurvivesTheAgentAndNotItsShim) {
+  const GroupKey key = Key("a-1", 1);
+  RunRecord record = LiveRecord("a-1", 1);
+  record.checking = true;
+  Driver agent(ServiceConfig(), {record});
+  agent.Attach();
+  EXPECT_EQ(agent.core().groups().at(key).phase, Phase::kPreparing);
+  agent.Do(NodeChecked{key});
+  EXPECT_EQ(agent.Last<SendReport>()->report.phase, Phase::kPrepared);
+
+  Driver other(ServiceConfig(), {record});
+  other.Attach();
+  other.Do(ShimGone{key});
+  EXPECT_NE(other.Last<KillGroup>(), nullptr) << "what the check started may live";
+  EXPECT_EQ(other.Last<SendReport>()->report.phase, Phase::kStopping);
+  other.Do(GroupEmpty{key});
+  EXPECT_EQ(other.Last<SendReport>()->report.phase, Phase::kFree);
+}
+
 TEST(AgentCore, NothingIsSentOrObeyedBeforeTheScan) {
   Core core(ServiceConfig(), At(0s));
   EXPECT_TRUE(core.Step(At(0s), CoordinatorFound{"10.0.0.2", "10.0.0.1"}).actions.empty());

@@ -98,6 +98,40 @@ class Agents(e2e.TestCase):
         self.assertEqual(len(generations), len(set(generations)), f"a generation ran twice: {generations}, REGROUP_SEED={seed}")
         self.cancel(job)
 
+    def test_a_check_goes_on_without_its_agent_and_not_without_its_shim(self):
+        go, pids = self.fx.path("work", "go"), self.fx.path("work", "pids")
+        self.agent("a")
+        job = self.submit(1, WORKER, "--node-check", f"setsid sleep 600 & echo $! $$ >> {pids}; while [ ! -e {go} ]; do sleep 0.02; done")
+
+        def checks():
+            if not os.path.exists(pids):
+                return []
+            with open(pids) as f:
+                return [[int(pid) for pid in line.split()] for line in f]
+        e2e.wait_for(lambda: len(checks()) == 1, 20, "the check", self.fx.describe)
+        self.kill("a")
+        self.agent("a")
+        self.follows("a")
+        self.assertTrue(all(e2e.alive(pid) for pid in checks()[0]))
+        shims = [info.pid for info in self.fx.processes("regroup-shim") if "--store" not in info.argv]
+        os.kill(shims[0], signal.SIGKILL)
+        e2e.wait_for(lambda: len(checks()) == 2, 20, "another check", self.fx.describe)
+        self.assertFalse(any(e2e.alive(pid) for pid in checks()[0]), "what the first check had started")
+        open(go, "w").close()
+        [(generation, _, pid)] = self.wait_for_world(1, 1)
+        self.assertEqual((len(checks()), generation), (2, 2))
+        self.assertFalse(any(e2e.alive(pid) for pid in checks()[1]), "what a check leaves does not run beside ranks")
+        self.assertTrue(e2e.alive(pid))
+        self.cancel(job)
+
+    def test_a_failing_check_is_told_by_nodes_and_ps(self):
+        self.agent("a")
+        job = self.submit(1, WORKER, "--node-check", "printf 'bad \\033[31mlink'; exit 4")
+        e2e.wait_for(lambda: "exited with 4" in self.regroup("ps", job).stdout, 20, "the reason", self.fx.describe)
+        self.assertRegex(self.regroup("nodes").stdout, rf"(?s)not in {job} for \S+ s: its node check exited with 4: bad \\x1b\[31mlink")
+        self.assertEqual(self.started(), [])
+        self.cancel(job)
+
     def test_sigterm_detaches(self):
         self.agent("a")
         job = self.submit(1)

@@ -95,6 +95,14 @@ TEST(JobLimits, EveryLimitIsNamed) {
       {"start", [](JobSpec& s) { s.start_timeout = 0s; }, "start_timeout: 0s"},
       {"window", [](JobSpec& s) { s.restart_window = 0s; }, "restart_window: 0s"},
       {"restarts", [](JobSpec& s) { s.max_restarts = -1; }, "max_restarts: -1"},
+      {"long check", [](JobSpec& s) { s.node_check.command = std::string(4097, 'x'); },
+       "node_check: 4097 bytes"},
+      {"nul in a check", [](JobSpec& s) { s.node_check.command = std::string("a\0b", 3); },
+       "node_check: 3 bytes with a NUL"},
+      {"check without time", [](JobSpec& s) { s.node_check.timeout = 0s; },
+       "node_check_timeout: 0s is out of range"},
+      {"endless check", [](JobSpec& s) { s.node_check.timeout = 61min; },
+       "node_check_timeout: 1h1m is out of range"},
       {"price", [](JobSpec& s) { s.price_per_node_hour = -0.5; },
        "price_per_node_hour: -0.5 is out of range"},
       {"price that is no number",
@@ -183,6 +191,7 @@ TEST(JobFile, RendersWhatItReads) {
   spec.restart_window = 90min;
   spec.price_per_node_hour = 0.1;
   spec.role = "tr: #\"x";
+  spec.node_check = {"test -e /dev/nvidia0 || { echo \"no: #device\"; exit 1; }", 90s};
   spec.numa_binding = "core-complex";
   spec.virtual_local_rank = true;
   spec.environment["QUOTES"] = "a \"b\"\n: #c\t'";
@@ -210,7 +219,8 @@ TEST(JobFile, Errors) {
   const FileRow rows[] = {
       {ok + "nnode: 2\n", "job.yaml:3: unknown field nnode", "did you mean nnodes?"},
       {ok + "zebra: 2\n", "job.yaml:3: unknown field zebra",
-       "known are: env grace max_restarts name nnodes nproc_per_node numa_binding "
+       "known are: env grace max_restarts name nnodes node_check node_check_timeout nproc_per_node "
+       "numa_binding "
        "price_per_node_hour retry role run scale_up shutdown_timeout virtual_local_rank workdir"},
       {ok + "rdzv_endpoint: node0\n", "job.yaml:3: a job file has no rdzv_endpoint",
        "nodes of a submitted job do not look for each other: the coordinator brings them together"},

@@ -40,6 +40,7 @@ LaunchConfig Sample() {
   config.spec.restart_window = 1h;
   config.spec.scale_up = ScaleUp::kNever;
   config.spec.command = config.given;
+  config.spec.node_check = {"test -e \xff", 9s};
   config.workers = 2;
   config.endpoint = Endpoint{"fe80::1", 29401};
   config.join_timeout = 600s;

@@ -49,6 +49,7 @@ JobSpec SomeSpec() {
   spec.numa_binding = "node";
   spec.virtual_local_rank = true;
   spec.sets_master_port = true;
+  spec.node_check = {"test -e \xff", std::chrono::seconds(9)};
   return spec;
 }
 GroupReport SomeReport() {
@@ -348,7 +349,11 @@ TEST(Convert, JobsOfImpossibleShapeAreRefused) {
       {[](pb::JobSpec& s) { s.add_command(std::string("a\0b", 3)); },
        "command: contains a NUL byte"},
       {[](pb::JobSpec& s) { s.add_command(std::string(200'000, 'x')); },
-       "command, directory and environment (bytes)"},
+       "command, directory, environment and node_check (bytes)"},
+      {[](pb::JobSpec& s) { s.set_node_check(std::string("a\0b", 3)); },
+       "node_check: contains a NUL byte"},
+      {[](pb::JobSpec& s) { s.set_node_check("true"), s.set_node_check_timeout_ns(-1); },
+       "node_check_timeout: -1"},
       {[](pb::JobSpec& s) { (*s.mutable_environment())["A=B"] = ""; }, "environment:"},
       {[](pb::JobSpec& s) { (*s.mutable_exit_codes())[256] = pb::EXIT_ACTION_FAIL; },
        "exit_codes: 256"},

@@ -87,6 +87,22 @@ TEST(ExplainScreen, UnknownPhasesAreSaidNeverZero) {
   EXPECT_THAT(text, Not(HasSubstr("restore .000")));
 }
 
+TEST(ExplainScreen, WhoWasLeftOutAndWhy) {
+  JobView job = Train();
+  const auto explained = [&job] { return RenderExplain(job, std::nullopt, {}); };
+  job.events.push_back({7, At(0), NodeLeft{"node2", "its node check exited with 3: no GPU", true}});
+  EXPECT_THAT(explained(),
+              HasSubstr("Why not 3 nodes\n  node2 can't prepare: its node check exited "
+                        "with 3: no GPU; it is asked again\n"));
+  job.events.push_back({8, At(1), NodeLeft{"node3", "silent", false}});
+  EXPECT_THAT(explained(), HasSubstr("node2 can't prepare")) << "another one is lost";
+  job.events.push_back({9, At(2), NodeLeft{"node2", "silent", false}});
+  EXPECT_THAT(explained(), HasSubstr("no other node has asked to join"));
+  job.events.pop_back();
+  job.events.push_back({9, At(2), GenerationFormed{Generation(2), 2, 4, 1ms, {"node0", "node2"}}});
+  EXPECT_THAT(explained(), HasSubstr("no other node has asked to join"));
+}
+
 TEST(ExplainScreen, Cost) {
   JobView job = Train();
   job.spec.price_per_node_hour = 3.5;

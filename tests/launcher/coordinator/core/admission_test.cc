@@ -116,6 +116,15 @@ TEST(CheckSameBounds, NamesBothValues) {
   EXPECT_THAT(PartsOf(CheckSameBounds(JobId("j-1"), running, asked)).because,
               ::testing::AllOf(HasSubstr("--role default"), HasSubstr("--role evaluator")));
   asked = running;
+  asked.node_check.timeout = std::chrono::seconds(5);  // Of no check.
+  EXPECT_TRUE(CheckSameBounds(JobId("j-1"), running, asked).ok());
+  asked.node_check.command = "nvidia-smi";
+  EXPECT_THAT(PartsOf(CheckSameBounds(JobId("j-1"), running, asked)).because,
+              ::testing::AllOf(HasSubstr("--node-check ''"), HasSubstr("'nvidia-smi'")));
+  running.node_check.command = "nvidia-smi";
+  EXPECT_THAT(PartsOf(CheckSameBounds(JobId("j-1"), running, asked)).because,
+              ::testing::AllOf(HasSubstr("--node-check-timeout 60000ms"), HasSubstr("5000ms")));
+  asked = running;
   asked.command = {"other"};
   asked.workers_per_node = 9;
   EXPECT_TRUE(CheckSameBounds(JobId("j-1"), running, asked).ok());  // Each launcher's own.
