@@ -1,17 +1,19 @@
 """Scripts that know nothing of Regroup, started as tutorials start them, and disturbed. See matrix.py.
 
-    compat_test.py                a part of the matrix that has each script, launch and disturbance, and the tutorials, with
-                                  PyTorch alone
-    compat_test.py --pairwise     a part of the matrix that has every two of them together
+    compat_test.py                the tutorials, with PyTorch alone
+    compat_test.py --pairwise     few cells, with several disturbances each, in which every two of its values meet; without
+                                  scripts whose package is not there
     compat_test.py --all          the whole matrix, and the tutorials (`./dev compat`)
       --list prints the cells instead · -R WORD only those whose line has WORD in it (a regular expression)
 """
 import argparse
 import collections
+import concurrent.futures
 import os
 import re
 import signal
 import sys
+import threading
 import time
 import unittest
 import zlib
@@ -20,9 +22,10 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import regroup_e2e as e2e  # noqa: E402 (the path has to come first)
 import matrix  # noqa: E402
 import tutorials  # noqa: E402
-from jobs import Job, with_children  # noqa: E402
+from jobs import Job, importable, with_children  # noqa: E402
 
-PAUSE_S, DISTURBED_STEPS, CALM_STEPS = 0.05, 40, 5  # A disturbance has two seconds to come.
+PAUSE_S, DISTURBED_STEPS, CALM_STEPS = 0.05, 40, 5  # Each disturbance has two seconds to come.
+LANES = 3  # Cells at once: while the steps of one pass, others have the processors to import PyTorch.
 
 
 def has_ipv6():
@@ -32,55 +35,66 @@ def has_ipv6():
         return False
 
 
-class Matrix(e2e.TestCase):
+class Matrix(unittest.TestCase):
+    """A test for each cell. They share one place, as the jobs of one user on one host do, and run side by side there."""
+
+    fx = None  # Set while they run.
+
     def one(self, cell):
-        kind, _ = matrix.DISTURBANCES[cell.disturbance]
-        arguments = ["--steps", CALM_STEPS] if kind == "calm" else ["--steps", DISTURBED_STEPS, "--pause", PAUSE_S]
-        host = "::1" if cell.disturbance == "ipv6" else "127.0.0.1"
+        happens = cell.disturbance.split("+")
+        later = [name for name in happens if name not in matrix.FROM_THE_START]
+        arguments = ["--steps", DISTURBED_STEPS * len(later), "--pause", PAUSE_S] if later else ["--steps", CALM_STEPS]
+        host = "::1" if "ipv6" in happens else "127.0.0.1"
         if host == "::1" and not has_ipv6():
             self.skipTest("this machine has no IPv6")
-        jobs = [Job(self.fx, cell.script, cell.launch, arguments, host, number)
-                for number in range(2 if cell.disturbance == "two" else 1)]
+        jobs = [Job(self.fx, cell.script, cell.launch, "-".join((*cell, str(number))), arguments, host)
+                for number in range(2 if "two" in happens else 1)]
         if cell.launch == "elastic":
             jobs[-1].port = jobs[0].port  # One endpoint serves them all, by their ids.
-        nodes = 1 if cell.disturbance == "added" else jobs[0].launch.nodes
-        for job in jobs:
-            for node in range(nodes):
-                job.start(node)
-        world = nodes * jobs[0].launch.per_node
-        if kind != "calm":
-            world = self.disturb(jobs[0], cell, world)
-        elif cell.disturbance == "ipv6":
-            _, ranks = jobs[0].running(world)
+        try:
+            self.go(jobs, cell, later)
+        finally:
+            for job in jobs:
+                job.end()
+
+    def go(self, jobs, cell, later):
+        """What happens later happens to the first job."""
+        worlds = [job.start_nodes(1 if "added" in later and job is jobs[0] else None) for job in jobs]
+        if "ipv6" in cell.disturbance:
+            _, ranks = jobs[0].running(worlds[0])
             self.assertEqual({e2e.environment(info.pid)["MASTER_ADDR"] for info in ranks.values()}, {"::1"})
-        for job in jobs:
+        for name in later:
+            worlds[0] = self.disturb(jobs[0], name, worlds[0], choice=zlib.crc32("/".join(cell).encode()))
+        for job, world in zip(jobs, worlds):
             for program in job.programs:
                 if program.code != -signal.SIGKILL:
-                    self.assertEqual(program.wait(120), 0, self.fx.describe())
-            self.assertEqual(job.finished(), [(rank, world) for rank in range(world)], self.fx.describe())
+                    self.assertEqual(program.wait(120), 0, job.describe())
+            self.assertEqual(job.finished(), [(rank, world) for rank in range(world)], job.describe())
 
-    def disturb(self, job, cell, world):
-        """Does to a running job what the cell says; returns the size of the world that it comes back with."""
+    def disturb(self, job, name, world, choice):
+        """Does that to a running job; returns the size of the world that it comes back with. `choice`: neither always rank 0
+        nor never."""
         generation, ranks = job.running(world)
-        job.await_step()
+        resumed = job.count(r"resumes at [1-9]")
+        job.await_another(r"\bstep \d")
         before = with_children(ranks.values())
-        choice = zlib.crc32("/".join(cell).encode())  # Neither always rank 0 nor never.
-        if cell.disturbance == "rank":
+        if name == "rank":
             os.kill(ranks[choice % world].pid, signal.SIGKILL)
-        elif cell.disturbance == "added":
+        elif name == "added":
             world += 1
             job.start(len(job.programs))
         else:
-            world = self.lose_node(job, choice % len(job.programs), world)
+            world = self.lose_node(job, choice, world)
         job.running(world, above=generation)
         self.assertEqual([pid for pid in before if e2e.alive(pid)], [], "processes of the generation before")
         if job.script.resumes:
-            job.await_true(lambda: re.search(r"resumes at [1-9]", job.stdout), "what was saved to be loaded")
+            job.await_true(lambda: job.count(r"resumes at [1-9]") > resumed, "what was saved to be loaded")
         return world
 
-    def lose_node(self, job, victim, world):
+    def lose_node(self, job, choice, world):
         """SIGKILLs a node's agent, shims, store and workers. A job of a fixed size goes on when its command is given again."""
-        self.fx.expects_run_directories = True
+        living = [node for node, program in enumerate(job.programs) if program.code is None]
+        victim = living[choice % len(living)]
         e2e.kill_tree(job.programs[victim].pid, sparing="coordinator")
         job.programs[victim].kill()
         if job.launch.kind == "elastic":
@@ -90,52 +104,91 @@ class Matrix(e2e.TestCase):
 
 
 class Result(unittest.TextTestResult):
-    """A line for each cell, and nothing else while all is well."""
+    """A line for each cell, and nothing else while all is well. Any thread."""
 
-    total, told = 0, None
+    total = None
 
     def __init__(self, *arguments, **more):
         super().__init__(*arguments, **more)
+        self.lock, self.began, self.told = threading.RLock(), {}, set()
         self.counts, self.started = collections.Counter(), time.monotonic()
 
     def startTest(self, test):
-        unittest.TestResult.startTest(self, test)
-        self.began = time.monotonic()
+        with self.lock:
+            unittest.TestResult.startTest(self, test)
+            self.began[test] = time.monotonic()
 
     def say(self, test, outcome):
-        if test is self.told:
+        if test in self.told:
             return  # What it left behind is an error of its own.
-        self.told = test
+        self.told.add(test)
         self.counts[outcome] += 1
         total = len(str(Result.total))
-        print(f"[{self.testsRun:>{total}}/{Result.total}] {line_of(test._testMethodName)} {outcome:<7}"
-              f"{time.monotonic() - self.began:6.1f} s", flush=True)
+        print(f"[{len(self.told):>{total}}/{Result.total}] {line_of(test._testMethodName)} {outcome:<7}"
+              f"{time.monotonic() - self.began[test]:6.1f} s", flush=True)
 
     def addSuccess(self, test):
-        self.say(test, "ok")
+        with self.lock:
+            self.say(test, "ok")
 
     def addFailure(self, test, err):
-        unittest.TestResult.addFailure(self, test, err)
-        self.say(test, "FAILED")
+        with self.lock:
+            unittest.TestResult.addFailure(self, test, err)
+            self.say(test, "FAILED")
 
     def addError(self, test, err):
-        unittest.TestResult.addError(self, test, err)
-        self.say(test, "FAILED")
+        with self.lock:
+            unittest.TestResult.addError(self, test, err)
+            self.say(test, "FAILED")
 
     def addSkip(self, test, reason):
-        unittest.TestResult.addSkip(self, test, reason)
-        self.say(test, "skipped")
+        with self.lock:
+            unittest.TestResult.addSkip(self, test, reason)
+            self.say(test, "skipped")
 
     def stopTestRun(self):
         counts = ", ".join(f"{self.counts[outcome]} {outcome}" for outcome in ("ok", "FAILED", "skipped"))
         print(f"{counts} in {time.monotonic() - self.started:.0f} s", flush=True)
 
 
+class Runner(unittest.TextTestRunner):
+    """First the cells, some at once, then the tutorials, one by one: those have ports of their own."""
+
+    resultclass = Result
+
+    def run(self, suite):
+        result = self._makeResult()
+        tests = [test for case in suite for test in case]
+        cells = sorted((test for test in tests if isinstance(test, Matrix)),
+                       key=lambda test: -len(LINES[test._testMethodName][2]))  # So that no long one is left at the end.
+        result.startTestRun()
+        if cells:
+            self.run_cells(cells, result)
+        for test in tests:
+            if test not in cells:
+                test(result)
+        result.printErrors()
+        result.stopTestRun()
+        return result
+
+    @staticmethod
+    def run_cells(cells, result):
+        Matrix.fx = e2e.Fixture()
+        Matrix.fx.expects_run_directories = True  # Of nodes that are killed.
+        with concurrent.futures.ThreadPoolExecutor(LANES) as lanes:
+            for done in [lanes.submit(cell, result) for cell in cells]:
+                done.result()
+        try:
+            Matrix.fx.close()
+        except AssertionError:
+            result.addFailure(cells[-1], sys.exc_info())
+
+
 LINES = {}  # By the name of a test's method.
 
 
 def line_of(method):
-    return " ".join(f"{word:<{width}}" for word, width in zip(LINES[method], (12, 12, 8)))
+    return " ".join(f"{word:<{width}}" for word, width in zip(LINES[method], (12, 12, 24)))
 
 
 def add(case, name, line, body):
@@ -147,7 +200,7 @@ def add_tests(cells, habits, word):
     """Makes a test of each cell, and of each of those habits of tutorials, whose line has `word` in it."""
     for cell in cells:
         if re.search(word, " ".join(cell)):
-            add(Matrix, "test_" + "_".join(cell), cell, lambda self, cell=cell: self.one(cell))
+            add(Matrix, "test_" + "_".join(cell).replace("+", "_"), cell, lambda self, cell=cell: self.one(cell))
     for name in [name for name in dir(tutorials.Tutorials) if name.startswith("test_")]:
         words = tutorials.LINES[name]
         if name in habits and re.search(word, " ".join(words)):
@@ -157,15 +210,24 @@ def add_tests(cells, habits, word):
     Result.total = len(LINES)
 
 
+def there():
+    """The scripts that can run here."""
+    python, known = e2e.torch_python(), matrix.SCRIPTS.items()
+    missing = {needs for needs in {script.needs for _, script in known} - {None} if not importable(python, needs)}
+    if missing:
+        print(f"without the scripts that need {' and '.join(sorted(missing))}: not in {python}", flush=True)
+    return [name for name, script in known if script.needs not in missing]
+
+
 def main():
     parser = argparse.ArgumentParser(prog="./dev compat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairwise", action="store_true", help="only so many cells that every two values meet")
+    parser.add_argument("--pairwise", action="store_true", help="only so many cells that every two values meet, no tutorials")
     parser.add_argument("--all", action="store_true", help="the whole matrix, and the tutorials")
     parser.add_argument("--list", action="store_true", help="print the cells instead")
     parser.add_argument("-R", dest="word", default="", help="only cells whose line has this in it")
     options = parser.parse_args()
-    cells = matrix.pairwise() if options.pairwise else matrix.cells() if options.all else matrix.quick()
-    habits = [] if options.pairwise else tutorials.LINES if options.all else tutorials.quick()
+    cells = matrix.pairwise(there()) if options.pairwise else matrix.cells() if options.all else []
+    habits = [] if options.pairwise else tutorials.LINES if options.all else tutorials.plain()
     add_tests(cells, habits, options.word)
     if options.list:
         print("\n".join(line_of(name).rstrip() for name in LINES))
@@ -173,7 +235,7 @@ def main():
     if not LINES:
         sys.exit(f"error: no cell has {options.word!r} in its line\n  try: ./dev compat --list")
     del sys.argv[1:]
-    e2e.main(unittest.TextTestRunner(resultclass=Result))
+    e2e.main(Runner())
 
 
 if __name__ == "__main__":

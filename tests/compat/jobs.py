@@ -3,6 +3,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import unittest
 
 import regroup_e2e as e2e
@@ -10,31 +11,32 @@ from fixture import processes
 from matrix import LAUNCHES, SCRIPTS
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scripts")
+_STARTING = threading.Lock()  # Cells run side by side in one place.
 _FINISHED = re.compile(r"finished rank=(\d+) world=(\d+)")
 
 
 def python_for(script):
     """The interpreter for a script; skips the test where it lacks a package that the script needs."""
     python = e2e.torch_python()
-    if script.needs and not _importable(python, script.needs):
+    if script.needs and not importable(python, script.needs):
         raise unittest.SkipTest(f"no {script.needs} in {python} (./dev compat installs it into a PyTorch of its own)")
     return python
 
 
-def _importable(python, package):
+def importable(python, package):
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
     return subprocess.run([python, "-c", code], check=False).returncode == 0
 
 
 class Job:
-    """`lines` of its launch are given `arguments` for the script. Programs run in a folder of the job's own."""
+    """`lines` of its launch are given `arguments` for the script. Programs run in a folder of the job's own, called `name`."""
 
-    def __init__(self, fx, script, launch, arguments=(), host="127.0.0.1", number=0):
+    def __init__(self, fx, script, launch, name, arguments=(), host="127.0.0.1"):
         self.fx, self.script, self.launch = fx, SCRIPTS[script], LAUNCHES[launch]
         self.arguments, self.host = list(map(str, arguments)), host
         self.python = python_for(self.script)
         self.path = os.path.join(FOLDER, self.script.file)
-        self.port, self.name = e2e.free_port(host), f"job{number}"
+        self.port, self.name = e2e.free_port(host), name
         self.folder = fx.path("work", self.name)
         os.mkdir(self.folder)
         self.programs = []
@@ -42,17 +44,38 @@ class Job:
     def start(self, node):
         endpoint = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
         line = self.launch.lines.format(node=node, host=self.host, port=self.port, endpoint=endpoint, id=self.name)
-        program = start_line(self.fx, line, [self.path, *self.arguments], self.python, self.folder)
+        with _STARTING:
+            program = start_line(self.fx, line, [self.path, *self.arguments], self.python, self.folder)
         self.programs.append(program)
         return program
+
+    def end(self):
+        """Whatever of it still runs."""
+        for program in self.programs:
+            if program.code is None:
+                e2e.kill_tree(program.pid)
+                program.kill()
+
+    def describe(self):
+        return "\n".join(map(str, self.programs))
 
     @property
     def stdout(self):
         return "".join(program.stdout for program in self.programs)
 
-    def await_step(self, said=0):
-        """Waits for a line of rank 0 about a step, after the first `said` characters."""
-        self.await_true(lambda: re.search(r"\bstep \d", self.stdout[said:]), "a step")
+    def start_nodes(self, nodes=None):
+        """Starts the first `nodes` of them, or all; returns the size of their world."""
+        nodes = nodes or self.launch.nodes
+        for node in range(nodes):
+            self.start(node)
+        return nodes * self.launch.per_node
+
+    def count(self, pattern):
+        return len(re.findall(pattern, self.stdout))
+
+    def await_another(self, pattern):
+        said = self.count(pattern)
+        self.await_true(lambda: self.count(pattern) > said, pattern)
 
     def await_true(self, look, what):
         def looked():
@@ -60,7 +83,7 @@ class Job:
                 if program.code not in (0, None, -signal.SIGKILL):  # Which is ours.
                     raise RuntimeError(f"failed while waiting for {what}: {program}")
             return look()
-        return e2e.wait_for(looked, 120, what, self.fx.describe, every=0.03)
+        return e2e.wait_for(looked, 120, what, self.describe, every=0.1)
 
     def ranks(self):
         """(generation, {rank: process}, world size) of the newest generation; (0, {}, 0) when none runs."""

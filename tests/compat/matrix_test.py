@@ -6,34 +6,27 @@ import unittest
 
 import matrix
 
+PLAIN = [name for name, script in matrix.SCRIPTS.items() if script.needs is None]
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "scripts")
-
-
-def covered(cells, features):
-    return set().union(*map(features, cells))
 
 
 class Parts(unittest.TestCase):
     def test_every_two_values_meet(self):
-        chosen = matrix.pairwise()
-        wanted = set().union(*(itertools.combinations((f"script {c.script}", f"launch {c.launch}", f"disturbance {c.disturbance}"), 2)
-                               for c in matrix.cells()))
-        self.assertEqual(wanted - covered(chosen, matrix.pairs), set())
-        self.assertLess(len(chosen), len(matrix.cells()) / 3)
-        self.assertEqual(len(chosen), len(set(chosen)))
-
-    def test_the_quick_part_has_every_value_and_every_two_kinds(self):
-        chosen = matrix.quick()
-        for factor, values in enumerate((matrix.SCRIPTS, matrix.LAUNCHES, matrix.DISTURBANCES)):
-            wanted = {name for name in values if factor or matrix.SCRIPTS[name].needs is None}
-            self.assertEqual({cell[factor] for cell in chosen}, wanted)
-        kinds = {(matrix.SCRIPTS[c.script].resumes, matrix.DISTURBANCES[c.disturbance][0]) for c in chosen}
-        self.assertEqual(kinds, set(itertools.product((True, False), ("calm", "loss", "growth"))))
-        kinds = {(matrix.LAUNCHES[c.launch].kind, matrix.DISTURBANCES[c.disturbance][0]) for c in chosen}
-        self.assertEqual(kinds, {("one node", "calm"), ("one node", "loss"), ("fixed", "calm"), ("fixed", "loss"), ("elastic", "calm"),
-                                 ("elastic", "loss"), ("elastic", "growth")})
-        self.assertLessEqual(len(chosen), 9, "each costs every run of the tests six seconds")
-        self.assertEqual(chosen, matrix.quick())
+        for scripts in (PLAIN, list(matrix.SCRIPTS)):
+            chosen = matrix.pairwise(scripts)
+            met = set().union(*(matrix.pairs(cell) for cell in chosen))
+            for script, (name, kinds) in itertools.product(scripts, matrix.DISTURBANCES.items()):
+                self.assertIn((f"script {script}", name), met)
+                self.assertIn((f"script {script}", f"no {name}"), met)
+                for launch, spec in matrix.LAUNCHES.items():
+                    self.assertEqual((f"launch {launch}", name) in met, spec.kind in kinds)
+                    self.assertIn((f"launch {launch}", f"no {name}"), met)
+            for one, other in itertools.combinations(matrix.DISTURBANCES, 2):
+                for pair in itertools.product((one, f"no {one}"), (other, f"no {other}")):
+                    self.assertIn(pair, met)
+            self.assertEqual({cell.script for cell in chosen}, set(scripts))
+            self.assertLessEqual(len(chosen), 24, "each costs every run of the tests eight seconds")
+            self.assertEqual(chosen, matrix.pairwise(scripts))
 
     def test_what_is_only_in_one_cell_is_kept(self):
         Pair = collections.namedtuple("Pair", "a b")
@@ -49,6 +42,13 @@ class Cells(unittest.TestCase):
         self.assertIn(matrix.Cell("ddp", "elastic", "added"), cells)
         self.assertNotIn(matrix.Cell("ddp", "fixed", "added"), cells)
         self.assertNotIn(matrix.Cell("ddp", "standalone", "node"), cells)
+
+    def test_several_happen_in_one_cell_where_each_makes_sense(self):
+        cells = matrix.several(["ddp"])
+        self.assertIn(matrix.Cell("ddp", "elastic", "two+ipv6+added+rank+node"), cells)
+        self.assertIn(matrix.Cell("ddp", "run", "two+rank"), cells)
+        self.assertNotIn(matrix.Cell("ddp", "static", "added+rank"), cells)
+        self.assertLessEqual({cell for cell in matrix.cells() if cell.script == "ddp"}, set(cells))
 
     def test_scripts_know_nothing_of_regroup(self):
         files = sorted(os.listdir(_FOLDER))

@@ -25,7 +25,7 @@ LINES = {
 }
 
 
-def quick():
+def plain():
     """Those that PyTorch alone is enough for."""
     needs = {name: script.needs for name, script in matrix.SCRIPTS.items()}
     return [test for test, (script, *_) in LINES.items() if needs.get(script) is None]
