@@ -56,7 +56,7 @@ void NodeCheckProcess::ReadOutput() {
   }
 }
 
-std::string NodeCheckProcess::WithLastLine(std::string what) {
+std::string NodeCheckProcess::WithLastLine(const std::string& what) {
   ReadOutput();
   absl::string_view line = absl::StripAsciiWhitespace(tail_);
   line = line.substr(line.find_last_of("\r\n") + 1).substr(0, kMaxLineBytes);

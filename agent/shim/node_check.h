@@ -32,7 +32,7 @@ class NodeCheckProcess {
 
  private:
   NodeCheckProcess() = default;
-  std::string WithLastLine(std::string what);
+  std::string WithLastLine(const std::string& what);
 
   pid_t pid_ = 0;
   bool in_cgroup_ = false;

@@ -13,7 +13,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 class NodeCheckTest : public ShimTest, public testing::WithParamInterface<bool> {
