@@ -1,6 +1,7 @@
 // Scenarios about generations: numbers, crashes between rows, ends and their causes. PROTOCOL §2,
 // §3.
 
+#include <algorithm>
 #include <csignal>
 
 #include "tests/scenario/testing.h"
@@ -438,6 +439,31 @@ TEST_F(Generations, a_node_that_fails_its_check_is_left_out) {
   world().node("c").behaviour().refuses = "";
   ASSERT_TRUE(world().RunUntil([&] { return world().View(job).nodes == 3; }, 120s));
   EXPECT_EQ(NodeNote("c"), "");
+}
+
+// §2 Elective changes: `settle` doubles for newcomers that are lost, not for one that keeps
+// refusing.
+TEST_F(Generations, a_node_that_fails_its_check_delays_no_other) {
+  Start();
+  sim::Behaviour bad;
+  bad.refuses = "its node check exited with 3";
+  AddDaemons({"a", "b"});
+  const JobId job = Running(SpecOf("job", 2, 4));
+  world().Add("c");  // The first growth is at once.
+  ASSERT_TRUE(world().RunUntil([&] { return world().View(job).nodes == 3; }));
+  AddDaemons({"d"}, bad);
+  world().RunFor(130min);
+  const JobView view = world().View(job);
+  EXPECT_EQ(view.nodes, 3);
+  EXPECT_GE(view.generations.back().generation, Generation(120)) << "it was asked each minute";
+  EXPECT_LE(view.generations.size(), 101u);
+  EXPECT_EQ(GenerationOf(job, 1).state, GenerationView::State::kOver) << "what ran is kept";
+  const auto refusals = std::count_if(
+      view.events.begin(), view.events.end(),
+      [](const JobEvent& event) { return std::holds_alternative<NodeLeft>(event.body); });
+  EXPECT_EQ(refusals, 1) << "the same reason is told once";
+  world().Add("e");
+  EXPECT_TRUE(world().RunUntil([&] { return world().View(job).nodes == 4; }, 5s));
 }
 
 // Nodes count for as long as the job holds them; what a failure made necessary is lost.

@@ -459,9 +459,13 @@ Duration Engine::AckLimit(const Job& job) const {
 
 void Engine::DropOldGenerations(Job& job) {
   if (job.generations.size() <= static_cast<std::size_t>(config_.max_generations_per_job)) return;
-  const Generation oldest = job.generations.begin()->first;
-  if (job.soft.contains(oldest) || oldest == job.state.last_formed) return;
-  Delete(GenerationKey(job.id(), oldest));
+  // A node that refuses for hours voids many; what ran is worth more.
+  auto oldest = std::find_if(
+      job.generations.begin(), job.generations.end(),
+      [&](const auto& entry) { return entry.second.voided && !job.soft.contains(entry.first); });
+  if (oldest == job.generations.end()) oldest = job.generations.begin();
+  if (job.soft.contains(oldest->first) || oldest->first == job.state.last_formed) return;
+  Delete(GenerationKey(job.id(), oldest->first));
 }
 
 bool Engine::AdvanceProposal(Job& job) {
@@ -528,12 +532,14 @@ void Engine::Void(Job& job, Generation generation, const std::map<NodeId, std::s
                    : absl::StrCat(NameOf(failed.begin()->first), ": ", failed.begin()->second)}});
   for (const auto& entry : failed) {
     MemberTrial& trial = job.trials[entry.first];
-    trial.until = now_ + MemberBackoff(++trial.failures, config_);
-    trial.why = entry.second;
-    if (elective) ++job.lost_newcomers;
     const Node* node = FindNode(entry.first);
     const bool stays = node && node->link == Link::kAttached;
-    if (failed.size() <= kMaxNames / 4)
+    const bool news = !stays || trial.failures == 0 || trial.why != entry.second;
+    trial.until = now_ + MemberBackoff(++trial.failures, config_);
+    trial.why = entry.second;
+    // One that stays and only refuses has cost nobody anything: it waits, others that come do not.
+    if (elective && !stays) ++job.lost_newcomers;
+    if (news && failed.size() <= kMaxNames / 4)
       AddEvent(job, NodeLeft{NameOf(entry.first), entry.second, stays});
   }
   UpdateGeneration(job, generation, [&](GenerationRow& row) {
