@@ -52,13 +52,20 @@ Isa BestIsa() {
 
 const Kernels& KernelsFor(Isa isa) {
   CHECK(isa <= BestIsa());
-  static const Kernels baseline = MakeTable("baseline", FillBaseline);
-  static const Kernels v3 = MakeTable("x86-64-v3", FillV3);
-  static const Kernels v4 = MakeTable("x86-64-v4", FillV4);
+  // Each when it is asked for: even filling a table takes the instructions that it is for.
   switch (isa) {
-    case Isa::kBaseline: return baseline;
-    case Isa::kV3: return v3;
-    case Isa::kV4: return v4;
+    case Isa::kBaseline: {
+      static const Kernels table = MakeTable("baseline", FillBaseline);
+      return table;
+    }
+    case Isa::kV3: {
+      static const Kernels table = MakeTable("x86-64-v3", FillV3);
+      return table;
+    }
+    case Isa::kV4: {
+      static const Kernels table = MakeTable("x86-64-v4", FillV4);
+      return table;
+    }
   }
   CHECK(false);
 }

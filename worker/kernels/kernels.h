@@ -27,8 +27,9 @@ struct AdamWStep {
 
 // Every computation on tensors, for one scalar and one instruction set. Pointers are dense
 // row-major and must not overlap unless said otherwise. Results of own kernels do not depend on the
-// thread count; those of oneDNN's products do not either, but for the input gradient of some sizes
-// (out = 2560 is one), which rounds differently. Own kernels allocate nothing; `scratch` arguments
+// thread count; those of oneDNN's products do not either where it has AVX-512, but for the input
+// gradient of some sizes (out = 2560 is one), which rounds differently; on AVX2 it also divides
+// sums among threads, so most round differently. Own kernels allocate nothing; `scratch` arguments
 // are as large as the *ScratchElements functions below say. Execution thread only.
 template <typename T>
 struct KernelTable {

@@ -1,5 +1,10 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "worker/kernels/kernels.h"
@@ -13,6 +18,24 @@ inline std::vector<const Kernels*> FloatTables() {
     if (isa <= BestIsa()) tables.push_back(&KernelsFor(isa));
   }
   return tables;
+}
+
+// oneDNN's products are the same bits for every thread count where it has AVX-512 only.
+inline bool ProductsKeepBits() { return BestIsa() == Isa::kV4; }
+
+// Two results of the same products, for different thread counts.
+inline void ExpectSameProducts(const std::vector<float>& a, const std::vector<float>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  if (ProductsKeepBits()) {
+    EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0);
+    return;
+  }
+  float largest = 0, apart = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    largest = std::max(largest, std::abs(a[i]));
+    apart = std::max(apart, std::abs(a[i] - b[i]));
+  }
+  EXPECT_LT(apart, 1e-5f * largest);
 }
 
 // fp32 against fp64, relative in the 2-norm.

@@ -233,6 +233,15 @@ TEST_P(EveryTable, SumsOverFlatBuffers) {
   }
 }
 
+// A product of oneDNN's; by one thread, where its bits depend on how many there are.
+template <class Product>
+void ExpectDone(const Product& product) {
+  const int threads = ThreadCount();
+  if (!ProductsKeepBits()) SetThreadCount(1);
+  EXPECT_TRUE(product().ok());
+  SetThreadCount(threads);
+}
+
 // All results of one table for one thread count, end to end.
 Floats Everything(const Kernels& k) {
   const std::int64_t rows = 130, C = 48, V = 50;
@@ -247,19 +256,21 @@ Floats Everything(const Kernels& k) {
   const LinearShape qkv_shape{rows, C, 3 * C};
   k.layer_norm_forward(rows, C, x.data(), nullptr, nullptr, gain.data(), bias.data(), y.data(),
                        mean.data(), rstd.data());
-  EXPECT_TRUE(k.linear_forward(qkv_shape, WeightOrder::kInOut, y.data(), w.data(), nullptr,
-                               qkv.data(), false)
-                  .ok());
+  ExpectDone([&] {
+    return k.linear_forward(qkv_shape, WeightOrder::kInOut, y.data(), w.data(), nullptr, qkv.data(),
+                            false);
+  });
   k.attention_forward(attention, qkv.data(), out.data(), lse.data(), scratch.data());
   k.attention_backward(attention, qkv.data(), out.data(), lse.data(), x.data(), dqkv.data(),
                        scratch.data());
   k.bias_grad(rows, 3 * C, dqkv.data(), dqkv_bias.data(), false, scratch.data());
-  EXPECT_TRUE(
-      k.linear_weight_grad(qkv_shape, WeightOrder::kInOut, y.data(), dqkv.data(), dw.data(), false)
-          .ok());
-  EXPECT_TRUE(
-      k.linear_input_grad(qkv_shape, WeightOrder::kInOut, dqkv.data(), w.data(), dnorm.data())
-          .ok());
+  ExpectDone([&] {
+    return k.linear_weight_grad(qkv_shape, WeightOrder::kInOut, y.data(), dqkv.data(), dw.data(),
+                                false);
+  });
+  ExpectDone([&] {
+    return k.linear_input_grad(qkv_shape, WeightOrder::kInOut, dqkv.data(), w.data(), dnorm.data());
+  });
   k.layer_norm_backward(rows, C, dnorm.data(), x.data(), gain.data(), mean.data(), rstd.data(),
                         dx.data(), false, dgain.data(), dbias.data(), false, scratch.data());
   Floats logits = Given<float>("logits", rows * V), losses(Size(rows));
@@ -309,10 +320,8 @@ TEST(Onednn, ThreadsDoNotChangeABitOfCommonProducts) {
       for (const Floats* part : {&dx, &dw}) y.insert(y.end(), part->begin(), part->end());
       results.push_back(std::move(y));
     }
-    for (const Floats& other : {results[1], results[2]}) {
-      EXPECT_EQ(std::memcmp(results[0].data(), other.data(), other.size() * sizeof(float)), 0)
-          << s.rows << " " << s.in << " " << s.out;
-    }
+    SCOPED_TRACE(::testing::Message() << s.rows << " " << s.in << " " << s.out);
+    for (const Floats& other : {results[1], results[2]}) ExpectSameProducts(results[0], other);
   }
   SetThreadCount(before);
 }
