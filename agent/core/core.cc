@@ -109,7 +109,8 @@ void Core::On(const Scanned& scanned) {
     // Another boot killed everything in it. A directory without a shim that never started a rank is
     // an unfinished prepare: nothing runs, and the coordinator, which sees no such group in our
     // Hello, prepares again or gives up.
-    if (record.boot != config_.boot || (!record.shim_alive && !record.started)) {
+    const bool nothing_runs = !record.shim_alive && !record.started && !record.checking;
+    if (record.boot != config_.boot || nothing_runs) {
       Note(
           absl::StrCat("removing the run directory of ", NameOf(record.key),
                        record.boot != config_.boot ? ": of another boot" : ": its shim never ran"));

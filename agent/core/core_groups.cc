@@ -161,14 +161,9 @@ void Core::On(const ShimGone& gone) {
   group->shim_gone = true;
   if (group->phase == Phase::kFree) return;
   group->dirty = true;
-  if (!group->started && !group->checking) {
-    if (!group->stop_deadline) group->supervisor_lost = true;
-    MarkFree(*group);
-    return;
-  }
   Note(absl::StrCat("the shim of ", gone.key.job.value(), " generation ",
                     gone.key.generation.value(), " is gone"));
-  group->supervisor_lost = true;
+  group->supervisor_lost = group->started || !group->stop_deadline;
   if (!group->signalled_at) group->signalled_at = now_;
   if (group->phase != Phase::kUnkillable) group->phase = Phase::kStopping;
   Do(KillGroup{gone.key});

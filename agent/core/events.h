@@ -55,10 +55,11 @@ struct RunRecord {
   bool noticed = false;     // The noticed mark is there: workers that do not speak were signalled.
   bool shim_alive = false;  // The run directory's lock is held.
   bool store_alive = false;
-  bool checking = false;  // Its node check runs.
+  bool checking = false;  // Its node check runs, or may have left something of its own.
   bool empty = false;     // The shim saw the last process of the group end.
   bool killed = false;    // The killed mark is there: the shim was lost, and what it left is gone.
   bool unkillable = false;
+  std::string check_failed;              // How; empty: it has not.
   std::optional<Instant> stop_deadline;  // The shim was told to stop.
   std::optional<Address> store, witness;
   std::vector<RankStarted> starts;

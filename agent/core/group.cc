@@ -63,6 +63,7 @@ Group Adopt(const RunRecord& record) {
   group.shim_spawned = true;
   group.shim_ready = record.shim_alive;
   group.checking = record.checking;
+  group.refused = record.check_failed;
   group.shim_gone = !record.shim_alive;
   group.started = record.started;
   group.store = record.store;

@@ -110,12 +110,6 @@ std::string HostNameProblem() {
                                " is an address of this host alone, and gloo gives it to others");
 }
 
-// A shim that was killed before its first rank may have left what its node check had started.
-void EndCheckOf(const shim::RunRecord& record) {
-  if (record.spec.node_check.wanted() && record.supervisor_lost() && !record.started)
-    shim::KillLeftovers(record).status().IgnoreError();
-}
-
 mode_t CurrentUmask() {
   const mode_t mask = ::umask(022);
   ::umask(mask);
@@ -517,7 +511,8 @@ void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
   if (!hosted.ready) {
     hosted.ready = true;
     hosted.checking = state.phase == Phase::kPreparing;
-    handler_.post(ShimReady{key, hosted.witness, hosted.checking});
+    // A check that failed before anybody looked is no reason to call the group prepared.
+    handler_.post(ShimReady{key, hosted.witness, hosted.checking || !state.check_failed.empty()});
   }
   const bool check_is_over = hosted.checking && state.phase != Phase::kPreparing;
   if (check_is_over) hosted.checking = false;
@@ -560,12 +555,14 @@ void GroupHost::OnGone(Hosted& hosted, const shim::RunRecord& record) {
     return;
   }
   if (!hosted.ready) {
-    EndCheckOf(record);
     absl::StatusOr<std::string> log =
         io::ReadFile(absl::StrCat(hosted.path, "/", shim::kShimLogFile), kShimLogBytes);
-    return Fail(key, absl::UnavailableError(absl::StrCat("its supervisor ended before it was ready",
-                                                         log.ok() && !log->empty() ? ": " : "",
-                                                         log.ok() ? *log : "")));
+    const bool checked = hosted.spec.node_check.wanted();  // And may have left something.
+    if (checked) handler_.post(ShimReady{key, hosted.witness, /*checking=*/true});
+    Fail(key, absl::UnavailableError(absl::StrCat("its supervisor ended before it was ready",
+                                                  log.ok() && !log->empty() ? ": " : "",
+                                                  log.ok() ? *log : "")));
+    if (!checked) return;
   }
   handler_.post(ShimGone{key});
 }
@@ -706,7 +703,6 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
     hosted->state.reset();  // It answers itself.
     hosted->shim = MakeProcess(key, record.path, record.spec);
   } else {
-    EndCheckOf(record);
     hosted->end = std::move(record);
   }
   Hosted& placed = *(groups_[key] = std::move(hosted));
@@ -723,6 +719,10 @@ void GroupHost::CheckScan(bool time_is_up) {
   std::vector<RunRecord> records;
   for (auto& [key, hosted] : groups_) {
     if (!hosted->state && hosted->end) hosted->state = hosted->end->state;
+    // Of a shim that does not answer, or is gone, nobody knows better.
+    hosted->checking = hosted->state && !hosted->end
+                           ? hosted->state->phase == Phase::kPreparing
+                           : hosted->spec.node_check.wanted() && !hosted->killed;
     records.push_back(Describe(*hosted));
     // What the record says is not posted again.
     if (!hosted->state) continue;
@@ -730,7 +730,6 @@ void GroupHost::CheckScan(bool time_is_up) {
       hosted->starts += Started(rank);
       if (rank.phase == shim::RankPhase::kEnded) hosted->exits.insert(rank.local_rank);
     }
-    hosted->checking = hosted->state->phase == Phase::kPreparing;
     hosted->stuck_posted = hosted->state->phase == Phase::kUnkillable;
     hosted->empty = hosted->empty_posted = hosted->state->phase == Phase::kFree;
   }
@@ -753,9 +752,10 @@ RunRecord GroupHost::Describe(const Hosted& hosted) const {
   record.store = hosted.store;
   record.witness = hosted.witness;
   record.started = hosted.end && hosted.end->started;
+  record.checking = hosted.checking;
   if (!hosted.state) return record;
   record.started = record.started || hosted.state->ever_started;
-  record.checking = hosted.state->phase == Phase::kPreparing;
+  record.check_failed = EscapeControls(hosted.state->check_failed);
   record.empty = hosted.state->phase == Phase::kFree;
   record.unkillable = hosted.state->phase == Phase::kUnkillable;
   record.stop_deadline = hosted.state->stop_deadline;

@@ -31,7 +31,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr auto kKillAgain = milliseconds(20);  // A fork bomb is faster than one walk.
-constexpr auto kCheckLeftovers = seconds(1);   // To end them, beyond the check's own time.
+constexpr auto kCheckLeftovers = seconds(1);   // To end them, once the check has passed.
 constexpr auto kUnkillableAgain = seconds(1);
 constexpr auto kOutputInterval = milliseconds(10);
 constexpr auto kLogPatience = seconds(5);
@@ -220,7 +220,7 @@ void Supervisor::OnCheckDue(Instant now) {
     check_.reset();
     check_due_.reset();
     left_.clear();
-  } else if (now >= check_->deadline() + kCheckLeftovers) {
+  } else if (now >= *check_limit_) {
     FailCheck("what its node check has started can't be ended");
   } else {
     // Not by the cgroup: Linux 6.18 also kills whatever is cloned into it later.
@@ -333,6 +333,7 @@ void Supervisor::ReapChildren() {
       }
       check_passed_ = true;
       check_due_ = io::BootNow();
+      check_limit_ = *check_due_ + kCheckLeftovers;
     }
     Rank* rank = FindByPid(child.si_pid);
     if (rank != nullptr) OnRankExit(*rank, child.si_code, child.si_status);

@@ -86,6 +86,7 @@ class Supervisor {
   std::optional<NodeCheckProcess> check_;  // Until it is over and nothing of it is left.
   bool check_passed_ = false;              // Its process; what it has started is being ended.
   std::optional<Instant> check_due_;       // Set as long as check_ is.
+  std::optional<Instant> check_limit_;     // Set once it has passed.
   std::string check_failed_;
 
   State reported_;

@@ -75,8 +75,8 @@ class Matrix(unittest.TestCase):
         """Does that to a running job; returns the size of the world that it comes back with. `choice`: neither always rank 0
         nor never."""
         generation, ranks = job.running(world)
-        resumed = job.count(r"resumes at [1-9]")
         job.await_another(r"\bstep \d")
+        resumed = job.count(r"resumes at [1-9]")
         before = with_children(ranks.values())
         if name == "rank":
             os.kill(ranks[choice % world].pid, signal.SIGKILL)
@@ -162,8 +162,8 @@ class Runner(unittest.TextTestRunner):
         cells = sorted((test for test in tests if isinstance(test, Matrix)),
                        key=lambda test: -len(LINES[test._testMethodName][2]))  # So that no long one is left at the end.
         result.startTestRun()
-        if cells:
-            self.run_cells(cells, result)
+        for kills_nodes in (True, False):
+            self.run_cells([cell for cell in cells if ("node" in LINES[cell._testMethodName][2]) == kills_nodes], result, kills_nodes)
         for test in tests:
             if test not in cells:
                 test(result)
@@ -172,15 +172,21 @@ class Runner(unittest.TextTestRunner):
         return result
 
     @staticmethod
-    def run_cells(cells, result):
+    def run_cells(cells, result, kills_nodes):
+        if not cells:
+            return
         Matrix.fx = e2e.Fixture()
-        Matrix.fx.expects_run_directories = True  # Of nodes that are killed.
-        with concurrent.futures.ThreadPoolExecutor(LANES) as lanes:
+        Matrix.fx.expects_run_directories = kills_nodes  # Which leave theirs behind.
+        lanes = concurrent.futures.ThreadPoolExecutor(LANES)
+        try:
             for done in [lanes.submit(cell, result) for cell in cells]:
                 done.result()
+        finally:
+            lanes.shutdown(cancel_futures=True)  # After Ctrl-C; otherwise there are none.
         try:
             Matrix.fx.close()
         except AssertionError:
+            print("FAILED: something is left of these cells", flush=True)
             result.addFailure(cells[-1], sys.exc_info())
 
 
@@ -211,12 +217,18 @@ def add_tests(cells, habits, word):
 
 
 def there():
-    """The scripts that can run here."""
-    python, known = e2e.torch_python(), matrix.SCRIPTS.items()
-    missing = {needs for needs in {script.needs for _, script in known} - {None} if not importable(python, needs)}
+    """The scripts and the disturbances that can be had here."""
+    known = matrix.SCRIPTS.items()
+    try:
+        missing = {needs for needs in {script.needs for _, script in known} - {None} if not importable(e2e.torch_python(), needs)}
+    except unittest.SkipTest:
+        missing = set()  # Each cell says so.
     if missing:
-        print(f"without the scripts that need {' and '.join(sorted(missing))}: not in {python}", flush=True)
-    return [name for name, script in known if script.needs not in missing]
+        print(f"without the scripts that need {' and '.join(sorted(missing))}: not in {e2e.torch_python()}", flush=True)
+    if not has_ipv6():
+        print("without ipv6: this machine has none", flush=True)
+    return ([name for name, script in known if script.needs not in missing],
+            [name for name in matrix.DISTURBANCES if name != "ipv6" or has_ipv6()])
 
 
 def main():
@@ -226,7 +238,7 @@ def main():
     parser.add_argument("--list", action="store_true", help="print the cells instead")
     parser.add_argument("-R", dest="word", default="", help="only cells whose line has this in it")
     options = parser.parse_args()
-    cells = matrix.pairwise(there()) if options.pairwise else matrix.cells() if options.all else []
+    cells = matrix.pairwise(*there()) if options.pairwise else matrix.cells() if options.all else []
     habits = [] if options.pairwise else tutorials.LINES if options.all else tutorials.plain()
     add_tests(cells, habits, options.word)
     if options.list:

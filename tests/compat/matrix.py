@@ -54,9 +54,9 @@ def cells():
             if names[2] == "none" or LAUNCHES[names[1]].kind in DISTURBANCES[names[2]]]
 
 
-def several(scripts):
-    """What a cover may choose from: cells of these scripts with any number of disturbances."""
-    subsets = [chosen for size in range(len(DISTURBANCES) + 1) for chosen in itertools.combinations(DISTURBANCES, size)]
+def several(scripts, disturbances=tuple(DISTURBANCES)):
+    """What a cover may choose from: cells of these scripts with any number of these disturbances."""
+    subsets = [chosen for size in range(len(disturbances) + 1) for chosen in itertools.combinations(disturbances, size)]
     return [Cell(script, launch, "+".join(chosen) or "none") for script in scripts for launch in LAUNCHES for chosen in subsets
             if all(LAUNCHES[launch].kind in DISTURBANCES[name] for name in chosen)]
 
@@ -84,6 +84,6 @@ def cover(candidates, features):
     return chosen
 
 
-def pairwise(scripts):
+def pairwise(scripts, disturbances=tuple(DISTURBANCES)):
     """Every two values together, in few cells with several disturbances."""
-    return cover(several(scripts), pairs)
+    return cover(several(scripts, disturbances), pairs)

@@ -159,7 +159,7 @@ class Engine {
   bool AdvanceOnce(Job& job);
   bool Gather(Job& job);
   bool GatherWaits(Job& job, const Wait& wait);
-  void LeaveOutFlapping(const Job& job, std::vector<Candidate>& candidates) const;
+  void LeaveOutUnsteady(const Job& job, std::vector<Candidate>& candidates) const;
   bool CheapWait(Job& job);
   bool IsLeaving(const Job& job, const Node& node) const;
   bool HasEnough(Job& job, int nodes);

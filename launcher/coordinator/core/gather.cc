@@ -1,6 +1,7 @@
 // The next generation: gather, propose, form. PROTOCOL §2.
 
 #include <algorithm>
+#include <bit>
 
 #include "absl/strings/str_cat.h"
 #include "launcher/coordinator/core/engine.h"
@@ -51,7 +52,7 @@ bool Engine::Gather(Job& job) {
   if (job.launched() && CheckAbandoned(job)) return true;
   if (CheapWait(job)) return false;
   std::vector<Candidate> candidates = CandidatesOf(job);
-  LeaveOutFlapping(job, candidates);
+  LeaveOutUnsteady(job, candidates);
   const auto ready = std::count_if(
       candidates.begin(), candidates.end(),
       [](const Candidate& candidate) { return candidate.readiness == Readiness::kReady; });
@@ -64,22 +65,24 @@ bool Engine::Gather(Job& job) {
   return GatherWaits(job, std::get<Wait>(decision));
 }
 
-// Under `settle` a node that flaps comes back as one that joins does, unless the job needs it to
-// run.
-void Engine::LeaveOutFlapping(const Job& job, std::vector<Candidate>& candidates) const {
+// A node that failed its check comes back as one that joins does, and under `settle` so does one
+// that flaps: unless the job needs them to run. The others do not wait for what may fail again.
+void Engine::LeaveOutUnsteady(const Job& job, std::vector<Candidate>& candidates) const {
   const JobSpec& spec = job.spec.spec;
-  if (spec.scale_up != ScaleUp::kSettle) return;
-  const auto flaps = [&](const Candidate& candidate) {
+  if (spec.scale_up != ScaleUp::kSettle && spec.scale_up != ScaleUp::kNow) return;
+  const auto unsteady = [&](const Candidate& candidate) {
+    if (spec.node_check.wanted() && job.trials.contains(candidate.node)) return true;
+    if (spec.scale_up != ScaleUp::kSettle) return false;
     auto found = job.newcomers.find(candidate.node);
     return found != job.newcomers.end() && found->second.flaps &&
            now_ < found->second.since + config_.newcomer_trial;
   };
   const auto steady =
       std::count_if(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
-        return !flaps(candidate) && candidate.readiness != Readiness::kBackingOff;
+        return !unsteady(candidate) && candidate.readiness != Readiness::kBackingOff;
       });
   if (UsableSize(static_cast<int>(steady), spec.min_nodes, MaxNodesNow(job), spec.unit) > 0)
-    std::erase_if(candidates, flaps);
+    std::erase_if(candidates, unsteady);
 }
 
 // Waits that need no look at every node: so that a thousand joins cost a thousand cheap steps.
@@ -524,6 +527,7 @@ bool Engine::AskSurvivors(Job& job, GenerationSoft& soft) {
 void Engine::Void(Job& job, Generation generation, const std::map<NodeId, std::string>& failed) {
   const bool elective = job.generations.at(generation).elective;
   const bool recovered = job.soft.at(generation).recovered;
+  const Duration took = now_ - job.soft.at(generation).proposed_at.value_or(now_);
   Say(Severity::kWarning, "proposal voided",
       {{"job", job.id().value()},
        {"generation", absl::StrCat(generation.value())},
@@ -534,9 +538,11 @@ void Engine::Void(Job& job, Generation generation, const std::map<NodeId, std::s
     MemberTrial& trial = job.trials[entry.first];
     const Node* node = FindNode(entry.first);
     const bool stays = node && node->link == Link::kAttached;
-    const bool news = !stays || trial.failures == 0 || trial.why != entry.second;
     trial.until = now_ + MemberBackoff(++trial.failures, config_);
+    // While a check runs into its time, nobody else can join: half of the time at most.
+    if (job.spec.spec.node_check.wanted()) trial.until = std::max(trial.until, now_ + took);
     trial.why = entry.second;
+    const bool news = !stays || std::has_single_bit(static_cast<unsigned>(trial.failures));
     // One that stays and only refuses has cost nobody anything: it waits, others that come do not.
     if (elective && !stays) ++job.lost_newcomers;
     if (news && failed.size() <= kMaxNames / 4)

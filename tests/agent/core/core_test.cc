@@ -89,6 +89,32 @@ TEST(AgentCore, ANodeCheckSurvivesTheAgentAndNotItsShim) {
   EXPECT_EQ(other.Last<SendReport>()->report.phase, Phase::kStopping);
   other.Do(GroupEmpty{key});
   EXPECT_EQ(other.Last<SendReport>()->report.phase, Phase::kFree);
+
+  record.shim_alive = false;  // Agent and shim died together.
+  Driver later(ServiceConfig(), {record});
+  EXPECT_NE(later.Last<KillGroup>(), nullptr);
+  EXPECT_EQ(later.CountEver<RemoveRunDirectory>(), 0);
+
+  record.shim_alive = true;
+  record.checking = false;
+  record.stop_deadline = At(0s);
+  record.check_failed = "its node check exited with 3";
+  Driver told(ServiceConfig(), {record});
+  told.Do(CoordinatorFound{"10.0.0.2", "10.0.0.1"});
+  EXPECT_EQ(told.Last<SendHello>()->hello.groups.at(0).refused, record.check_failed);
+}
+
+TEST(AgentCore, ACheckThatFailedBeforeAnybodyLookedIsNeverPrepared) {
+  const GroupKey key = Key("a-1", 1);
+  Driver agent(ServiceConfig());
+  agent.Attach();
+  agent.Do(Ordered{PrepareOrder(1, 1)});
+  agent.Do(RunDirectoryWritten{key});
+  agent.Do(ShimReady{key, std::nullopt, /*checking=*/true});
+  agent.Do(PrepareFailed{key, "its node check exited with 3"});
+  EXPECT_EQ(agent.Last<SendReport>()->report.phase, Phase::kStopping);
+  agent.Do(NodeChecked{key});  // Not that it could come.
+  EXPECT_EQ(agent.core().groups().at(key).phase, Phase::kStopping);
 }
 
 TEST(AgentCore, NothingIsSentOrObeyedBeforeTheScan) {

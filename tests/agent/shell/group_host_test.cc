@@ -39,7 +39,7 @@ bool Connects(const Address& address) {
 // One life of an agent, without its core.
 class Life {
  public:
-  Life(const Scratch& scratch, std::string script) {
+  Life(const Scratch& scratch, std::string script, NodeCheck check = {}) {
     GroupHost::Options options;
     options.node_base = scratch.path() + "/run";
     std::filesystem::create_directories(options.node_base);
@@ -49,8 +49,8 @@ class Life {
     options.cgroup_base = shim::FindCgroupBase().value_or("");
     options.node = NodeId("n");
     options.boot = *io::ReadBootId();
-    options.program = [script](const Prepare&) {
-      return GroupProgram{{"/bin/sh", "-c", script}, {{"PATH", "/usr/bin:/bin"}}, "/"};
+    options.program = [script, check](const Prepare&) {
+      return GroupProgram{{"/bin/sh", "-c", script}, {{"PATH", "/usr/bin:/bin"}}, "/", check};
     };
     host_.emplace(
         loop_, disk_, std::move(options),
@@ -170,6 +170,32 @@ TEST(GroupHost, AGroupWithoutRanksStopsAtOnce) {
   life.host().Carry(StopRanks{Key(), io::BootNow()});
   ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
   EXPECT_EQ(life.Find<RanksStarted>(), nullptr);
+  life.host().Carry(RemoveRunDirectory{Key()});
+}
+
+// The first thing that is heard of it may be its end.
+TEST(GroupHost, ACheckThatHasFailedIsNotCalledReady) {
+  Scratch scratch;
+  Life life(scratch, "", {"echo no GPU; exit 3", 10s});
+  Prepare prepare;
+  prepare.generation = Generation(1);
+  life.host().Carry(WriteRunDirectory{Key(), prepare});
+  life.host().Carry(SpawnShim{Key()});
+  const auto over = [&] {  // Long before the loop runs and could hear of it.
+    const absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(scratch.path() + "/run");
+    return scan.ok() && scan->records.size() == 1 && scan->records[0].state &&
+           scan->records[0].state->phase == Phase::kFree;
+  };
+  const auto limit = std::chrono::steady_clock::now() + 10s;
+  while (!over() && std::chrono::steady_clock::now() < limit) {
+  }
+  ASSERT_TRUE(over());
+  ASSERT_NE(life.WaitFor<PrepareFailed>(), nullptr);
+  EXPECT_EQ(life.Find<PrepareFailed>()->why, "its node check exited with 3: no GPU");
+  ASSERT_NE(life.Find<ShimReady>(), nullptr);
+  EXPECT_TRUE(life.Find<ShimReady>()->checking);
+  EXPECT_EQ(life.Find<NodeChecked>(), nullptr);
+  ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
   life.host().Carry(RemoveRunDirectory{Key()});
 }
 
