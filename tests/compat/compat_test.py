@@ -227,7 +227,7 @@ def there():
         print(f"without the scripts that need {' and '.join(sorted(missing))}: not in {e2e.torch_python()}", flush=True)
     if not has_ipv6():
         print("without ipv6: this machine has none", flush=True)
-    return ([name for name, script in known if script.needs not in missing],
+    return ([name for name, script in known if script.needs not in missing and name not in matrix.HABITS],
             [name for name in matrix.DISTURBANCES if name != "ipv6" or has_ipv6()])
 
 

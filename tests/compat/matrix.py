@@ -24,6 +24,8 @@ SCRIPTS = {
     "trainer": Script("trainer.py", True, "transformers"),
 }
 
+HABITS = {"explicit", "loader"}  # Of tutorials (g) and (h): the whole matrix has them, the pairwise part has not.
+
 _C10D = "--rdzv-id={id} --rdzv-backend=c10d --rdzv-endpoint={endpoint}"
 LAUNCHES = {
     "standalone": Launch("one node", "regroup-torchrun --standalone --nnodes=1 --nproc-per-node=2 --max-restarts=3", 1, 2),
