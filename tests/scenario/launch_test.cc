@@ -217,5 +217,25 @@ TEST_F(Launch, late_and_repeated_id) {
   EXPECT_EQ(world().node("younger").launched_job, next);
 }
 
+// §5: a launch command that is killed while its node prepares leaves nothing to the next one there,
+// whose program is another.
+TEST_F(Launch, the_next_command_of_a_node_takes_over_nothing) {
+  Start();
+  JobSpec first = SpecOf("first", 1, 1);
+  first.node_check.command = "sleep 700";
+  sim::Node& node = world().AddLauncher("node1", first);
+  node.behaviour().never_prepares = true;
+  ASSERT_TRUE(Reaches(JobId("first-1"), "forming"));
+  node.KillAgent();
+  world().RunFor(100ms);
+  node.behaviour().never_prepares = false;
+  node.StartCommand(sim::LaunchOf("key-second", SpecOf("second", 1, 1)));
+  ASSERT_TRUE(Reaches(JobId("second-2"), "running", 500ms)) << "its slots are its own";
+  EXPECT_EQ(world().View(JobId("second-2")).generation, Generation(1));
+  world().RunFor(5s);
+  EXPECT_EQ(world().StateOf(JobId("first-1")), "preempted");
+  EXPECT_EQ(GenerationOf(JobId("first-1"), 1).state, GenerationView::State::kVoided);
+}
+
 }  // namespace
 }  // namespace regroup

@@ -93,6 +93,11 @@ class Node {
 
   // Faults. `Kill…` = SIGKILL.
   void StartAgent();
+  // Another launch command on this node, which finds the folder of the one before.
+  void StartCommand(LaunchRequest launch) {
+    options_.launch = std::move(launch);
+    StartAgent();
+  }
   void KillAgent();  // The session breaks; workers run on (a launched agent's lifeline closes).
   void KillNode();   // Agent, shims and workers; the host answers for them.
   void CutPower();   // The same, and the host is silent.

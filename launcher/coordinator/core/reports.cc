@@ -112,6 +112,9 @@ void Engine::RefreshProposed(Job& job, GenerationSoft& soft, Generation generati
   const NodeId& id = node.row.node;
   if (node.link == Link::kLost) soft.failed_members[id] = node.row.lost_how;
   if (IsLeaving(job, node)) soft.failed_members[id] = "it is leaving";
+  // What answers there now is another command, with a program of its own.
+  if (job.launched() && !job.launchers.contains(id))
+    soft.failed_members[id] = "its launch command has ended";
   if (node.link != Link::kAttached || !soft.asked.contains(id)) return;
   const GroupReport* report = Shown(node, job.id(), generation);
   if (report == nullptr) {
