@@ -183,11 +183,11 @@ class Runner(unittest.TextTestRunner):
                 done.result()
         finally:
             lanes.shutdown(cancel_futures=True)  # After Ctrl-C; otherwise there are none.
-        try:
-            Matrix.fx.close()
-        except AssertionError:
-            print("FAILED: something is left of these cells", flush=True)
-            result.addFailure(cells[-1], sys.exc_info())
+            try:
+                Matrix.fx.close()
+            except AssertionError:
+                print("FAILED: something is left of these cells", flush=True)
+                result.addFailure(cells[-1], sys.exc_info())
 
 
 LINES = {}  # By the name of a test's method.
