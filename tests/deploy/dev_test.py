@@ -6,7 +6,7 @@ import tempfile
 import unittest
 
 DEV = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "dev")
-TOOLS = "bash cat cmake dirname env grep mkdir nproc readlink tail tee true".split()
+TOOLS = "bash cat cmake dirname env grep mkdir nproc readlink realpath tail tee true".split()
 NOBODY = 65534
 
 
@@ -43,6 +43,31 @@ class Dev(unittest.TestCase):
             self.assertIn(word, done.stdout)
         done = self.run_dev("tset")
         self.assertEqual((done.returncode, done.stderr), (1, "error: there is no command tset\ntry: ./dev\n"))
+
+    def test_two_in_one_checkout_wait_for_each_other(self):
+        os.symlink(shutil.which("flock"), os.path.join(self.path, "flock"))
+        os.mkfifo(os.path.join(self.folder, "go"))
+        os.makedirs(os.path.join(self.folder, "deploy"))
+        with open(os.path.join(self.folder, "deploy", "uninstall.sh"), "w", encoding="utf-8") as f:
+            f.write("echo here\nread -r word <go\necho $word\n")
+
+        def start(**more):
+            return subprocess.Popen([os.path.join(self.folder, "dev"), "uninstall", "--prefix", "/x"], stdin=subprocess.DEVNULL, text=True,
+                                    env={"PATH": self.path, "HOME": self.folder, **more}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        first = start()
+        self.assertEqual(first.stdout.readline(), "here\n")
+        second = start()
+        self.assertEqual(second.stderr.readline(), "another ./dev works in this checkout: waiting until it has ended …\n")
+        nested = start(REGROUP_DEV_HAS_TURN="1")  # What the first one starts does not wait for it.
+        self.assertEqual(nested.stdout.readline(), "here\n")
+        self.assertEqual(self.run_dev().returncode, 0, "the help waits for nobody")
+        for program in (nested, first):
+            program.terminate()
+            program.communicate(timeout=20)
+        self.assertEqual(second.stdout.readline(), "here\n")
+        with open(os.path.join(self.folder, "go"), "w", encoding="utf-8") as f:
+            f.write("done\n")
+        self.assertEqual(second.communicate(timeout=20), ("done\n", ""))
 
     def test_where_there_is_no_apt(self):
         done = self.run_dev("build")
