@@ -188,22 +188,26 @@ absl::Status Repository::Verify(const Manifest& m) const {
 absl::Status Repository::Load(const Manifest& m, const std::vector<StateTensor>& state) const {
   std::map<std::string, const StateTensor*> wanted;
   for (const StateTensor& t : state) wanted[t.info.name] = &t;
+  const auto other_model = [&](const std::string& how) {
+    return absl::FailedPreconditionError(absl::StrCat("the checkpoint of step ", m.step,
+                                                      " is of another model: it has ",
+                                                      m.tensors.size(), " tensors", how));
+  };
   std::vector<std::byte*> destinations;
   for (const TensorInfo& t : m.tensors) {
     const auto found = wanted.find(t.name);
-    if (found == wanted.end() || found->second->info.shape != t.shape ||
-        m.tensors.size() != state.size()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("the checkpoint of step ", m.step, " is of another model: it has ",
-                       m.tensors.size(), " tensors, ", t.name, " of shape (",
-                       absl::StrJoin(t.shape, ", "), "); this model has ", state.size(), " tensors",
-                       found == wanted.end()
-                           ? absl::StrCat(", none named ", t.name)
-                           : absl::StrCat(", ", t.name, " of shape (",
-                                          absl::StrJoin(found->second->info.shape, ", "), ")")));
+    if (found == wanted.end() || found->second->info.shape != t.shape) {
+      const std::string here =
+          found == wanted.end()
+              ? "none of that name"
+              : absl::StrCat("one of shape (", absl::StrJoin(found->second->info.shape, ", "), ")");
+      return other_model(absl::StrCat(", ", t.name, " of shape (", absl::StrJoin(t.shape, ", "),
+                                      "); this model has ", here));
     }
     destinations.push_back(std::as_writable_bytes(found->second->data).data());
   }
+  if (m.tensors.size() != state.size())
+    return other_model(absl::StrCat("; this model has ", state.size()));
   const std::string directory = AttemptPath(m.step, m.generation, m.attempt);
   for (const FileInfo& file : m.files) {
     const auto copy = [&](std::uint64_t offset, std::span<const std::byte> chunk) {

@@ -17,7 +17,8 @@ enum class Reduction { kSum, kMax };
 // the timing, so the result has equal bits on all ranks and in all runs of one world size.
 //
 // Failures end the communicator for every rank: the first one is published to all ranks, whose
-// pending and later calls return it. Buffers of a failed call hold unspecified values.
+// pending and later calls return it, marked for IsCommunicatorFailure. Buffers of a failed call
+// hold unspecified values.
 //   kAborted             Abort() was called on some rank.
 //   kUnavailable         a rank died or left; the message names it.
 //   kDeadlineExceeded    a rank did not arrive within the deadline of one call; the message names
@@ -47,8 +48,14 @@ class Communicator {
   // outside of any call.
   virtual absl::Status Health() = 0;
 
-  // Any thread. Every rank's pending and later calls return kAborted.
+  // Any thread. Every rank's pending and later calls return kAborted, naming this rank.
   virtual void Abort() = 0;
 };
+
+// Whether the group has failed. A file or a data set fails with the same codes as a communicator,
+// so a failure of the group is marked, by the communicator, and its code decides nothing.
+bool IsCommunicatorFailure(const absl::Status& status);
+// For implementations.
+absl::Status MarkCommunicatorFailure(absl::Status status);
 
 }  // namespace regroup::worker

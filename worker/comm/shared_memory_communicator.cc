@@ -113,6 +113,10 @@ absl::Status SharedMemoryCommunicator::Fail(std::uint32_t kind, int about) {
 }
 
 absl::Status SharedMemoryCommunicator::Failure() const {
+  return MarkCommunicatorFailure(Published());
+}
+
+absl::Status SharedMemoryCommunicator::Published() const {
   const std::uint64_t packed = segment_->failure.load();
   const int by = static_cast<int>(packed >> 16 & 0xFFFF), about = static_cast<int>(packed & 0xFFFF);
   switch (packed >> 32) {
@@ -127,7 +131,7 @@ absl::Status SharedMemoryCommunicator::Failure() const {
           !mismatch_.empty()
               ? mismatch_
               : absl::StrCat("rank ", by, " and rank ", about, " issued different calls"));
-    default: return absl::AbortedError(absl::StrCat("rank ", by, " aborted the communicator"));
+    default: return absl::AbortedError(absl::StrCat("rank ", by, " failed and ended the group"));
   }
 }
 

@@ -92,7 +92,8 @@ class SharedMemoryCommunicator final : public Communicator {
   void Publish(std::uint32_t kind, int about);  // Any thread. The first failure stays.
   // Publishes, and returns what was published first.
   absl::Status Fail(std::uint32_t kind, int about);
-  absl::Status Failure() const;
+  absl::Status Failure() const;    // The failure word, as callers see it.
+  absl::Status Published() const;  // The failure word in words.
   void WakeAll();
 
   const int rank_;

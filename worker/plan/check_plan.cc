@@ -15,6 +15,7 @@ class Walk {
       : layout_(layout),
         plan_(plan),
         units_(static_cast<UnitId>(layout.units().size())),
+        zeroed_(layout.units().size(), false),
         reduced_(layout.units().size(), false),
         stepped_(layout.units().size(), false) {}
 
@@ -47,6 +48,7 @@ class Walk {
     switch (instruction.op) {
       case Op::kForward: return Forward(instruction);
       case Op::kBackward: return Backward(instruction);
+      case Op::kZeroGrad: return ZeroGrad(instruction);
       case Op::kReduceGrad: return ReduceGrad(instruction);
       case Op::kSumSquares: return SumSquares();
       case Op::kVote: return Vote();
@@ -57,6 +59,9 @@ class Walk {
   }
 
   absl::Status Forward(const Instruction& instruction) {
+    if (AllBackwardsDone()) {
+      return Broken(absl::StrCat("the plan has ", plan_.micro_batches, " micro-batches"));
+    }
     if (instruction.micro_batch != micro_batch_ || instruction.unit != next_forward_) {
       return Broken(absl::StrCat("unit ", next_forward_, " of micro-batch ", micro_batch_,
                                  " is the next to go forward"));
@@ -93,11 +98,13 @@ class Walk {
 
   // True once the last micro-batch's backward of `unit` and of all that share it has happened.
   bool GradientsComplete(UnitId unit) const {
+    if (plan_.micro_batches == 0) return zeroed_[static_cast<std::size_t>(unit)];
     return AllBackwardsDone() || (micro_batch_ == plan_.micro_batches - 1 &&
                                   next_forward_ == units_ && next_backward_ < unit);
   }
 
-  absl::Status ReduceGrad(const Instruction& instruction) {
+  // That the instruction's bucket is one of the plan and lies where its units do.
+  absl::Status CheckBucket(const Instruction& instruction) const {
     if (instruction.bucket < 0 ||
         static_cast<std::size_t>(instruction.bucket) >= plan_.buckets.size()) {
       return Broken(absl::StrCat("there are ", plan_.buckets.size(), " buckets"));
@@ -113,6 +120,25 @@ class Walk {
     if (bucket.flat != Range{begin, layout_.units()[last].flat.end() - begin}) {
       return Broken("its bucket is not the memory of its units");
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status ZeroGrad(const Instruction& instruction) {
+    if (plan_.micro_batches != 0) return Broken("would wipe the gradients of micro-batches");
+    RETURN_IF_ERROR(CheckBucket(instruction));
+    const Bucket& bucket = plan_.buckets[static_cast<std::size_t>(instruction.bucket)];
+    for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
+      if (reduced_[static_cast<std::size_t>(u)]) {
+        return Broken(absl::StrCat("would wipe the reduced gradients of unit ", u));
+      }
+      zeroed_[static_cast<std::size_t>(u)] = true;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReduceGrad(const Instruction& instruction) {
+    RETURN_IF_ERROR(CheckBucket(instruction));
+    const Bucket& bucket = plan_.buckets[static_cast<std::size_t>(instruction.bucket)];
     for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
       if (reduced_[static_cast<std::size_t>(u)]) {
         return Broken(absl::StrCat("unit ", u, " is reduced twice"));
@@ -170,7 +196,7 @@ class Walk {
   std::size_t at_ = 0;
   int micro_batch_ = 0;                           // The one in flight, or the next.
   UnitId next_forward_ = 0, next_backward_ = -1;  // -1: no backward is due.
-  std::vector<bool> reduced_, stepped_;           // By unit.
+  std::vector<bool> zeroed_, reduced_, stepped_;  // By unit.
   bool summed_ = false, voted_ = false, committed_ = false;
   std::vector<Range> collectives_;
 };

@@ -42,7 +42,7 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
     return absl::InvalidArgumentError(
         absl::StrCat("a plan for rank ", options.rank, " of world ", layout.world()));
   }
-  if (options.micro_batches < 1 || options.bucket_bytes < 1) {
+  if (options.micro_batches < 0 || options.bucket_bytes < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("a plan for rank ", options.rank, " with ", options.micro_batches,
                      " micro-batches and buckets of ", options.bucket_bytes, " bytes"));
@@ -53,6 +53,10 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
             .instructions = {}};
   const UnitId units = static_cast<UnitId>(layout.units().size());
   std::vector<Instruction>& list = plan.instructions;
+  for (int b = 0; options.micro_batches == 0 && b < static_cast<int>(plan.buckets.size()); ++b) {
+    list.push_back({.op = Op::kZeroGrad, .bucket = b});
+    list.push_back({.op = Op::kReduceGrad, .bucket = b});
+  }
   for (int m = 0; m < options.micro_batches; ++m) {
     for (UnitId u = 0; u < units; ++u) {
       list.push_back({.op = Op::kForward, .unit = u, .micro_batch = m});
@@ -82,6 +86,7 @@ std::string ToString(const Instruction& instruction) {
     case Op::kBackward:
       return absl::StrCat("Backward unit ", instruction.unit, " micro-batch ",
                           instruction.micro_batch);
+    case Op::kZeroGrad: return absl::StrCat("ZeroGrad bucket ", instruction.bucket);
     case Op::kReduceGrad: return absl::StrCat("ReduceGrad bucket ", instruction.bucket);
     case Op::kSumSquares: return "SumSquares";
     case Op::kVote: return "Vote";

@@ -14,6 +14,7 @@ namespace regroup::worker {
 enum class Op : std::uint8_t {
   kForward,   // Unit, micro-batch.
   kBackward,  // Unit, micro-batch: gradients are written (micro-batch 0) or added to (later ones).
+  kZeroGrad,  // Bucket: zeros, on a rank that has no sample in any batch.
   kReduceGrad,  // Bucket: sum of its gradients over all ranks. Collective.
   kSumSquares,  // Of all reduced gradients; local in a replicated layout.
   kVote,    // Collective: every rank is here with its loss, sample count and a finite norm, or the
@@ -26,7 +27,7 @@ struct Instruction {
   Op op = Op::kForward;
   UnitId unit = -1;      // kForward, kBackward, kStep.
   int micro_batch = -1;  // kForward, kBackward.
-  int bucket = -1;       // kReduceGrad: index into Plan::buckets.
+  int bucket = -1;       // kZeroGrad, kReduceGrad: index into Plan::buckets.
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };
 
@@ -40,28 +41,30 @@ struct Bucket {
 // One training step of one rank.
 struct Plan {
   int rank = 0;
-  int micro_batches = 1;
+  int micro_batches = 1;        // 0: the rank only adds zeros to the others' gradients.
   std::vector<Bucket> buckets;  // In the order of their reduction.
   std::vector<Instruction> instructions;
 };
 
 struct PlanOptions {
   int rank = 0;
-  int micro_batches = 1;                        // At least 1; may differ between ranks.
+  int micro_batches = 1;                        // May differ between ranks; 0: no sample.
   std::int64_t bucket_bytes = 4 * 1024 * 1024;  // A bucket closes once it holds that much.
 };
 
 // Data parallel: every micro-batch forward and backward; each bucket is reduced right after the
 // last backward that fills it, on the last micro-batch; then SumSquares, Vote, Step of each unit,
-// Commit. Pure: equal layouts and bucket sizes give equal collectives on every rank. Invalid
-// argument: rank not in the layout's world, no micro-batch, bucket_bytes < 1.
+// Commit. A rank without a micro-batch zeroes each bucket and reduces it. Pure: equal layouts and
+// bucket sizes give equal collectives on every rank. Invalid argument: rank not in the layout's
+// world, micro_batches < 0, bucket_bytes < 1.
 absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& options);
 
 // Checks the plans of all ranks (plans[r] is rank r's) against each other without running them:
 // equal collectives in equal order, each micro-batch's forwards in order and its backwards in
-// reverse order, every unit reduced exactly once and only after its last backward, SumSquares after
-// all reductions, Vote before the first Step, every unit stepped exactly once, Commit last. Failed
-// precondition names rank, instruction and rule.
+// reverse order, every unit reduced exactly once and only after its last backward (or, on a rank
+// without a micro-batch, after its ZeroGrad), SumSquares after all reductions, Vote before the
+// first Step, every unit stepped exactly once, Commit last. Failed precondition names rank,
+// instruction and rule.
 absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans);
 
 std::string ToString(const Instruction& instruction);  // "Backward unit 3 micro-batch 0"

@@ -11,7 +11,7 @@ namespace regroup::worker {
 namespace {
 
 int MicroBatchesOf(std::int64_t samples, int largest) {
-  return static_cast<int>(std::max<std::int64_t>(1, (samples + largest - 1) / largest));
+  return static_cast<int>((samples + largest - 1) / largest);
 }
 
 absl::StatusOr<Plan> PlanOf(const ParamLayout& layout, const StepRunnerOptions& options, int rank) {
@@ -43,22 +43,23 @@ StepRunner::StepRunner(Communicator& ranks, const ParamLayout& layout, const Dat
       dataset_(dataset),
       options_(options),
       slice_(RankSlice(options.batch, ranks.rank(), ranks.world_size())),
-      micro_batches_(MicroBatchesOf(slice_.size, options.micro_batch)) {
-  CHECK(slice_.size > 0);
-}
+      micro_batches_(MicroBatchesOf(slice_.size, options.micro_batch)) {}
 
 absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
     Communicator& ranks, const Model<float>& model, const ParamLayout& layout,
     const Dataset& dataset, TrainState& state, const StepRunnerOptions& options) {
   std::unique_ptr<StepRunner> runner(new StepRunner(ranks, layout, dataset, options));
   ASSIGN_OR_RETURN(runner->plan_, CheckedPlan(layout, options, ranks.rank()));
-  const auto tokens = static_cast<std::size_t>(runner->slice_.size * dataset.context());
+  // A rank without a sample makes room for one, so that no arena has to be empty.
+  const std::int64_t samples = std::max<std::int64_t>(1, runner->slice_.size);
+  const auto tokens = static_cast<std::size_t>(samples * dataset.context());
   ASSIGN_OR_RETURN(runner->samples_, Arena::Create(2 * Arena::Footprint<std::int32_t>(tokens)));
   runner->tokens_ = runner->samples_.Take<std::int32_t>(tokens);
   runner->targets_ = runner->samples_.Take<std::int32_t>(tokens);
   ASSIGN_OR_RETURN(runner->gradients_,
                    ranks.AllocateArena(static_cast<std::size_t>(layout.flat_elements())));
-  const Extent extent{.batch = RankSlice(runner->slice_.size, 0, runner->micro_batches_).size,
+  const int micro_batches = std::max(1, runner->micro_batches_);
+  const Extent extent{.batch = RankSlice(samples, 0, micro_batches).size,
                       .time = dataset.context()};
   const Kernels& kernels = KernelsFor(BestIsa());
   ASSIGN_OR_RETURN(runner->runner_, UnitRunner<float>::Create(model, layout, kernels, extent,
@@ -120,11 +121,12 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
     case Op::kBackward:
       return runner_->Backward(instruction.unit, MicroBatchOf(instruction.micro_batch),
                                instruction.micro_batch > 0);
-    case Op::kReduceGrad: {
-      const Range& flat = plan_.buckets[static_cast<std::size_t>(instruction.bucket)].flat;
-      return ranks_.AllReduceSum(gradients_.subspan(static_cast<std::size_t>(flat.begin),
-                                                    static_cast<std::size_t>(flat.size)));
+    case Op::kZeroGrad: {
+      const std::span<float> bucket = BucketOf(instruction);
+      std::fill(bucket.begin(), bucket.end(), 0.0F);
+      return absl::OkStatus();
     }
+    case Op::kReduceGrad: return ranks_.AllReduceSum(BucketOf(instruction));
     case Op::kSumSquares: sum_squares_ = optimizer_->SumSquares(); return absl::OkStatus();
     case Op::kVote: return Vote(ballot, result);
     case Op::kStep:
@@ -135,6 +137,12 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
     case Op::kCommit: result.done = true; return absl::OkStatus();
   }
   CHECK(false);
+}
+
+std::span<float> StepRunner::BucketOf(const Instruction& instruction) const {
+  const Range& flat = plan_.buckets[static_cast<std::size_t>(instruction.bucket)].flat;
+  return gradients_.subspan(static_cast<std::size_t>(flat.begin),
+                            static_cast<std::size_t>(flat.size));
 }
 
 absl::Status StepRunner::Vote(const Ballot& ballot, StepResult& result) {

@@ -19,7 +19,7 @@
 namespace regroup::worker {
 
 struct StepRunnerOptions {
-  int batch = 1;        // Global. At least the world size, so that every rank has a sample.
+  int batch = 1;        // Global. Ranks beyond it have no sample and add zeros.
   int micro_batch = 1;  // At most that many at once.
   AdamWConfig optimizer;
   Schedule schedule;
@@ -52,7 +52,7 @@ class StepRunner {
       const Dataset& dataset, TrainState& state, const StepRunnerOptions& options);
 
   // `ids`: the global batch, options.batch of them. `step`: updates made before this one. Failures
-  // of the communicator come back as they are.
+  // of the communicator come back as they are, and so do those of the data, whatever their codes.
   absl::StatusOr<StepResult> Run(std::int64_t step, std::span<const std::int64_t> ids,
                                  const Ballot& ballot);
 
@@ -65,6 +65,7 @@ class StepRunner {
   MicroBatch MicroBatchOf(int index) const;
   absl::Status Carry(const Instruction& instruction, std::int64_t step, const Ballot& ballot,
                      StepResult& result);
+  std::span<float> BucketOf(const Instruction& instruction) const;
   absl::Status Vote(const Ballot& ballot, StepResult& result);
 
   Communicator& ranks_;

@@ -209,6 +209,9 @@ void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
          "steps between checkpoints, as in --checkpoint-every 50");
   AddInt(app, "--keep", c.keep, 2, 1000,
          "newest verified checkpoints that are kept, as in --keep 3");
+  AddSwitch(app, "--accept-other-settings", c.accept_other_settings,
+            "resume a checkpoint made with another seed or data; samples may then repeat or "
+            "be left out");
   AddText(
       app, "--sample-log", c.sample_log,
       "directory for one line per rank and step of what was consumed, as in --sample-log samples",

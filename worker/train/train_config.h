@@ -30,7 +30,8 @@ struct TrainConfig {
   std::string checkpoint_dir;  // Empty: no checkpoints.
   int checkpoint_every = 100;
   int keep = 2;
-  std::string sample_log;  // Directory; empty: none.
+  bool accept_other_settings = false;  // Resumes although the order of samples is another.
+  std::string sample_log;              // Directory; empty: none.
   int log_every = 1;
   Duration collective_timeout = std::chrono::seconds(120);
   Duration join_timeout = std::chrono::seconds(60);

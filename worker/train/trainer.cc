@@ -52,10 +52,6 @@ std::string WithThousands(double value) {
   return digits;
 }
 
-absl::Status Communication(absl::Status status) {
-  return WithExit(std::move(status), WorkerExit::kCommunicatorFailed);
-}
-
 const char* NameOf(Mutation mutation) {
   switch (mutation) {
     case Mutation::kNone: return "none";
@@ -108,13 +104,11 @@ absl::Status Trainer::Prepare() {
         WorkerExit::kUsage);
   }
   dataset_ = *std::move(dataset);
-  if (config_.batch < environment_.world_size) {
-    return WithExit(
-        UserError(absl::StatusCode::kInvalidArgument, "--batch is too small",
-                  absl::StrCat("a batch of ", config_.batch, " samples leaves ranks of a world of ",
-                               environment_.world_size, " without any"),
-                  absl::StrCat("--batch ", environment_.world_size)),
-        WorkerExit::kUsage);
+  if (config_.batch < environment_.world_size && first()) {
+    Warn(absl::StrCat("a batch of ", config_.batch, " samples leaves ",
+                      environment_.world_size - config_.batch, " of ", environment_.world_size,
+                      " ranks without a sample; --batch ", environment_.world_size,
+                      " would use them all"));
   }
   if (!config_.checkpoint_dir.empty()) {
     absl::StatusOr<Repository> repository = Repository::OpenForTraining(config_.checkpoint_dir);
@@ -168,11 +162,10 @@ absl::StatusOr<int> Trainer::OddRank(const std::string& text) {
   const std::string hash = Xxh3Hex(std::as_bytes(std::span(text)));
   std::array<char, 32> of_rank_0{};
   std::copy_n(hash.begin(), of_rank_0.size(), of_rank_0.begin());
-  RETURN_IF_ERROR(
-      Communication(ranks_->Broadcast(std::as_writable_bytes(std::span(of_rank_0)), 0)));
+  RETURN_IF_ERROR(ranks_->Broadcast(std::as_writable_bytes(std::span(of_rank_0)), 0));
   const bool differs = std::string(of_rank_0.data(), of_rank_0.size()) != hash;
   std::int64_t culprit = differs ? environment_.rank : 0;
-  RETURN_IF_ERROR(Communication(ranks_->AllReduce(std::span(&culprit, 1), Reduction::kMax)));
+  RETURN_IF_ERROR(ranks_->AllReduce(std::span(&culprit, 1), Reduction::kMax));
   return static_cast<int>(culprit);
 }
 
@@ -255,9 +248,8 @@ absl::Status Trainer::Restore() {
       if (!published.ok() && !absl::IsNotFound(published)) Warn(std::string(published.message()));
     }
     absl::StatusOr<Restored> restored = RestoreNewest(*ranks_, *repository_, tensors_);
-    // Whatever the code: ranks that failed each other say nothing about the checkpoints.
-    if (const absl::Status group = ranks_->Health(); !restored.ok() && !group.ok())
-      return Communication(group);
+    // Ranks that failed each other say nothing about the checkpoints.
+    if (IsCommunicatorFailure(restored.status())) return restored.status();
     if (absl::IsDataLoss(restored.status()) || absl::IsFailedPrecondition(restored.status())) {
       return WithExit(UserError(restored.status().code(), "can not resume",
                                 std::string(restored.status().message()),
@@ -265,7 +257,7 @@ absl::Status Trainer::Restore() {
                                              config_.checkpoint_dir, " to start anew")),
                       WorkerExit::kCheckpointUnusable);
     }
-    if (!restored.ok()) return Communication(restored.status());
+    if (!restored.ok()) return restored.status();
     if (first()) {
       for (const std::string& why : restored->skipped) Warn(why);
     }
@@ -283,7 +275,7 @@ absl::Status Trainer::Restore() {
                       WorkerExit::kCheckpointUnusable);
     }
     saved_step_ = step_;
-    if (first()) WarnOfOtherSettings(*manifest);
+    RETURN_IF_ERROR(CheckSettings(*manifest));
   } else {
     InitializeWeights<float>(*layout_, config_.seed, state_->weights);
   }
@@ -308,16 +300,30 @@ absl::Status Trainer::Restore() {
   return absl::OkStatus();
 }
 
-void Trainer::WarnOfOtherSettings(const Manifest& manifest) const {
+absl::Status Trainer::CheckSettings(const Manifest& manifest) const {
   std::string differences;
+  bool other_samples = false;
   for (const auto& [name, value] : Settings()) {
     const auto before = manifest.settings.find(name);
     if (before == manifest.settings.end() || before->second == value) continue;
     absl::StrAppend(&differences, differences.empty() ? "" : ", ", name, " ", before->second, " → ",
                     value);
+    other_samples |= name == "seed" || name == "data";  // Another context is another model.
   }
-  if (!differences.empty())
+  if (other_samples && !config_.accept_other_settings) {
+    return WithExit(
+        UserError(
+            absl::StatusCode::kFailedPrecondition,
+            absl::StrCat("cannot resume from step ", manifest.step, " in ", config_.checkpoint_dir),
+            absl::StrCat("its samples came in another order, so some would be repeated and "
+                         "some left out: ",
+                         differences),
+            "the former settings, another --checkpoint-dir, or --accept-other-settings"),
+        WorkerExit::kCheckpointUnusable);
+  }
+  if (!differences.empty() && first())
     Warn(absl::StrCat("the checkpoint was made with other settings: ", differences));
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::StartSaver() {
@@ -330,7 +336,7 @@ absl::Status Trainer::StartSaver() {
     highest =
         static_cast<std::int64_t>(repository_->HighestAttempt(environment_.generation).value_or(0));
   }
-  RETURN_IF_ERROR(Communication(ranks_->AllReduce(std::span(&highest, 1), Reduction::kMax)));
+  RETURN_IF_ERROR(ranks_->AllReduce(std::span(&highest, 1), Reduction::kMax));
   SaverOptions options;
   options.rank = environment_.rank;
   options.world_size = environment_.world_size;
@@ -472,7 +478,7 @@ absl::Status Trainer::Finish() {
   }
   if (!saver_) return absl::OkStatus();
   // No collective would notice a rank that dies before its last file is written.
-  while (!saver_->WaitIdle(kLook)) RETURN_IF_ERROR(Communication(ranks_->Health()));
+  while (!saver_->WaitIdle(kLook)) RETURN_IF_ERROR(ranks_->Health());
   PrintOutcomes();
   std::int64_t failed = last_outcome_ && last_outcome_->step == step_ &&
                                 !last_outcome_->status.ok() && !last_outcome_->already_there
@@ -480,7 +486,7 @@ absl::Status Trainer::Finish() {
                             : 0;
   // Rank 0 is the last to know: it waits for the others' files and for the coordinator.
   ranks_->SetDeadline(2 * kSavePatience + config_.collective_timeout);
-  RETURN_IF_ERROR(Communication(ranks_->AllReduce(std::span(&failed, 1), Reduction::kMax)));
+  RETURN_IF_ERROR(ranks_->AllReduce(std::span(&failed, 1), Reduction::kMax));
   if (failed == 0) return absl::OkStatus();
   return WithExit(
       UserError(absl::StatusCode::kUnavailable,
@@ -492,12 +498,12 @@ absl::Status Trainer::Finish() {
 }
 
 absl::Status Trainer::TellOfFailure(absl::Status status) {
-  const bool between_ranks = absl::IsAborted(status) || absl::IsUnavailable(status) ||
-                             absl::IsDeadlineExceeded(status) || absl::IsFailedPrecondition(status);
-  if (!HasExit(status) && between_ranks) status = Communication(std::move(status));
-  if (ExitOf(status) == WorkerExit::kCommunicatorFailed && control_)
-    control_->CommunicatorFailed(std::string(status.message()));
-  return status;
+  if (!IsCommunicatorFailure(status)) {
+    ranks_->Abort();  // Now, and not once this process is gone: the others wait for this rank.
+    return status;
+  }
+  if (control_) control_->CommunicatorFailed(std::string(status.message()));
+  return WithExit(std::move(status), WorkerExit::kCommunicatorFailed);
 }
 
 double Trainer::SecondsOfLife() const {

@@ -59,7 +59,8 @@ class Trainer {
   void ReportStep(const StepResult& result, double seconds);
   void PrintOutcomes();
   void NoteOutcome(const SaveOutcome& outcome);
-  void WarnOfOtherSettings(const Manifest& manifest) const;
+  // Refuses a checkpoint whose order of samples is another; warns rank 0 of other differences.
+  absl::Status CheckSettings(const Manifest& manifest) const;
   std::map<std::string, std::string> Settings() const;
   double SecondsOfLife() const;
   bool first() const { return environment_.rank == 0; }

@@ -17,7 +17,7 @@ std::vector<std::pair<int, std::string>> DescribeExits() {
           {11, "another rank died, stopped or left in the middle of training"},
           {12, "ranks were given different settings or data"},
           {13, "the checkpoint directory can not be written"},
-          {14, "no checkpoint verifies, or they are of another model"},
+          {14, "no checkpoint verifies, or they are of another model or other data"},
           {15, "the loss is not finite"},
           {16, "all steps are done, but the last checkpoint could not be saved"},
           {17, "saved for a notice, then nobody stopped this worker"}};
@@ -27,8 +27,6 @@ absl::Status WithExit(absl::Status status, WorkerExit exit) {
   if (!status.ok()) status.SetPayload(kKey, absl::Cord(absl::StrCat(static_cast<int>(exit))));
   return status;
 }
-
-bool HasExit(const absl::Status& status) { return status.GetPayload(kKey).has_value(); }
 
 WorkerExit ExitOf(const absl::Status& status) {
   if (status.ok()) return WorkerExit::kDone;

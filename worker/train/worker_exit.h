@@ -19,7 +19,7 @@ enum class WorkerExit : int {
   kCommunicatorFailed = 11,   // Another rank died, stopped or left in the middle of training.
   kRanksDisagree = 12,        // Ranks were given different settings or data.
   kCheckpointDirectory = 13,  // It can not be written.
-  kCheckpointUnusable = 14,   // None verifies, or it is of another model.
+  kCheckpointUnusable = 14,   // None verifies, or it is of another model or other data.
   kLossNotFinite = 15,        // NaN or infinite; the weights are those of the step before.
   kLastCheckpointFailed =
       16,               // All steps are done, but the last checkpoint could not be committed.
@@ -31,7 +31,6 @@ std::vector<std::pair<int, std::string>> DescribeExits();
 
 // The exit travels inside the status. An OK status stays as it is.
 absl::Status WithExit(absl::Status status, WorkerExit exit);
-bool HasExit(const absl::Status& status);
 // kFailed where none was given, kDone for OK.
 WorkerExit ExitOf(const absl::Status& status);
 

@@ -185,6 +185,18 @@ TEST_F(RepositoryTest, AnotherModelIsRefusedInsteadOfSkipped) {
       << restored.status();
 }
 
+// A sound record of less than the model must not leave the rest of the weights as they were.
+TEST_F(RepositoryTest, ACommitOfFewerTensorsIsAnotherModel) {
+  CommitStep(repository_, state_, 10);
+  Manifest manifest = *repository_.ReadManifest(10);
+  for (const bool none : {false, true}) {
+    manifest.tensors.resize(none ? 0 : manifest.tensors.size() - 1);
+    manifest.files.clear();
+    const absl::Status loaded = repository_.Load(manifest, state_.tensors());
+    EXPECT_EQ(loaded.code(), absl::StatusCode::kFailedPrecondition) << loaded;
+  }
+}
+
 TEST_F(RepositoryTest, OneRanksBadReadMakesAllRanksFallBack) {
   CommitStep(repository_, state_, 10, 1);
   CommitStep(repository_, state_, 20, 1);

@@ -76,7 +76,8 @@ TEST(Plan, BucketsPartitionTheFlatBuffer) {
 
 TEST(Plan, AnyMixOfMicroBatchesPassesTheCheck) {
   for (const std::vector<int>& counts :
-       {std::vector{1}, std::vector{4}, std::vector{1, 1}, std::vector{3, 2, 2}}) {
+       {std::vector{1}, std::vector{4}, std::vector{1, 1}, std::vector{3, 2, 2},
+        std::vector{1, 0, 0}, std::vector{0}}) {
     const ParamLayout layout = Layout(static_cast<int>(counts.size()));
     const absl::Status status = CheckPlan(layout, Plans(layout, counts));
     EXPECT_TRUE(status.ok()) << status;
@@ -86,7 +87,7 @@ TEST(Plan, AnyMixOfMicroBatchesPassesTheCheck) {
 TEST(Plan, RefusesWhatCanNotBe) {
   const ParamLayout layout = Layout(2);
   for (const PlanOptions& options :
-       {PlanOptions{.rank = 2}, PlanOptions{.rank = -1}, PlanOptions{.micro_batches = 0},
+       {PlanOptions{.rank = 2}, PlanOptions{.rank = -1}, PlanOptions{.micro_batches = -1},
         PlanOptions{.bucket_bytes = 0}}) {
     EXPECT_EQ(MakePlan(layout, options).status().code(), absl::StatusCode::kInvalidArgument);
   }
@@ -167,6 +168,19 @@ const Mistake kMistakes[] = {
      },
      "rank 1"},
     {"another rank's plan", [](Plan& p) { p.rank = 0; }, "plan 1 is of rank 0"},
+    {"one micro-batch too many",
+     [](Plan& p) {
+       p.instructions.insert(
+           p.instructions.begin() + static_cast<std::ptrdiff_t>(Find(p, Op::kVote)),
+           {.op = Op::kForward, .unit = 0, .micro_batch = 1});
+     },
+     "has 1 micro-batches"},
+    {"gradients wiped",
+     [](Plan& p) {
+       const auto at = static_cast<std::ptrdiff_t>(Find(p, Op::kReduceGrad));
+       p.instructions.insert(p.instructions.begin() + at, {.op = Op::kZeroGrad, .bucket = 0});
+     },
+     "would wipe the gradients of micro-batches"},
 };
 
 TEST(CheckPlan, CatchesEveryPlantedMistake) {
@@ -174,6 +188,41 @@ TEST(CheckPlan, CatchesEveryPlantedMistake) {
   for (const Mistake& mistake : kMistakes) {
     SCOPED_TRACE(mistake.what);
     std::vector<Plan> plans = Plans(layout, {1, 1});
+    ASSERT_TRUE(CheckPlan(layout, plans).ok());
+    mistake.make(plans[1]);
+    const absl::Status status = CheckPlan(layout, plans);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
+  }
+}
+
+const Mistake kMistakesWithoutSamples[] = {
+    {"a bucket not zeroed", [](Plan& p) { Erase(p, Find(p, Op::kZeroGrad)); },
+     "gradients of unit 2 are not complete"},
+    {"a bucket zeroed after its reduction",
+     [](Plan& p) { Move(p, Find(p, Op::kZeroGrad), Find(p, Op::kReduceGrad)); },
+     "gradients of unit 2 are not complete"},
+    {"a sum wiped",
+     [](Plan& p) {
+       const auto at = static_cast<std::ptrdiff_t>(Find(p, Op::kSumSquares));
+       p.instructions.insert(p.instructions.begin() + at, {.op = Op::kZeroGrad, .bucket = 0});
+     },
+     "would wipe the reduced gradients of unit 2"},
+    {"a bucket that does not exist zeroed",
+     [](Plan& p) { p.instructions[Find(p, Op::kZeroGrad)].bucket = 9; }, "there are 2 buckets"},
+    {"a forward without a sample",
+     [](Plan& p) {
+       p.instructions.insert(p.instructions.begin(),
+                             {.op = Op::kForward, .unit = 0, .micro_batch = 0});
+     },
+     "has 0 micro-batches"},
+};
+
+TEST(CheckPlan, CatchesEveryMistakeOfARankWithoutSamples) {
+  const ParamLayout layout = Layout(2);
+  for (const Mistake& mistake : kMistakesWithoutSamples) {
+    SCOPED_TRACE(mistake.what);
+    std::vector<Plan> plans = Plans(layout, {1, 0});
     ASSERT_TRUE(CheckPlan(layout, plans).ok());
     mistake.make(plans[1]);
     const absl::Status status = CheckPlan(layout, plans);

@@ -277,6 +277,34 @@ TEST_F(TrainTest, OneTwoAndThreeRanksTrainTheSame) {
   EXPECT_LT(reference[12], reference[1]);
 }
 
+// A node that joins must not end a healthy job for having too few samples.
+TEST_F(TrainTest, RanksWithoutASampleTakePart) {
+  const auto flags = [&](const std::string& name) {
+    std::vector<std::string> all = Checkpoints(name);
+    all.insert(all.end(), {"--batch", "2"});
+    return all;
+  };
+  std::map<std::int64_t, double> alone;
+  for (const int world : {1, 3}) {
+    const std::string name = "w" + std::to_string(world);
+    Group group(*this, world, {.flags = flags(name)});
+    for (int code : group.WaitAll()) ASSERT_EQ(code, 0) << group.Output(0);
+    std::map<std::int64_t, std::int64_t> counts;
+    for (const Consumed& c : Samples(name)) {
+      if (world == 1) alone[c.step] = c.loss;
+      EXPECT_NEAR(c.loss, alone[c.step], 1e-5) << "world " << world << " step " << c.step;
+      EXPECT_EQ(c.count, world == 1 ? 2 : c.rank < 2 ? 1 : 0);
+      counts[c.step] += c.count;
+    }
+    EXPECT_EQ(counts.size(), 12u);
+    for (const auto& [step, count] : counts) EXPECT_EQ(count, 2) << step;
+    const bool said =
+        group.Output(0).find("leaves 1 of 3 ranks without a sample") != std::string::npos;
+    EXPECT_EQ(said, world == 3) << group.Output(0);
+  }
+  EXPECT_LT(Difference(NewestState("w3"), NewestState("w1")), 1e-3);
+}
+
 // Another program's reader of safetensors, here one of its own, finds the same numbers in the
 // files.
 TEST_F(TrainTest, CheckpointsArePlainSafetensors) {
@@ -479,7 +507,8 @@ TEST_F(TrainTest, ARankThatFailsAloneTakesTheOthersAlong) {
   EXPECT_EQ(group.Wait(1), static_cast<int>(WorkerExit::kFailed));
   for (int r : {0, 2}) {
     EXPECT_EQ(group.Wait(r), static_cast<int>(WorkerExit::kCommunicatorFailed));
-    EXPECT_NE(group.Output(r).find("rank 1"), std::string::npos) << group.Output(r);
+    EXPECT_NE(group.Output(r).find("rank 1 failed and ended the group"), std::string::npos)
+        << group.Output(r);
   }
 }
 
@@ -544,7 +573,6 @@ TEST_F(TrainTest, WhatIsWrongIsSaidInThreePartsWithItsExit) {
        1,
        WorkerExit::kUsage,
        "4 bytes"},
-      {"batch too small", {.flags = {"--batch", "1"}}, 2, WorkerExit::kUsage, "a world of 2"},
       {"unknown flag", {.flags = {"--stps", "1"}}, 1, WorkerExit::kUsage, "did you mean --steps?"},
       {"checkpoint directory",
        {.flags = {"--checkpoint-dir", directory_ / "data.txt"}},
@@ -617,6 +645,36 @@ TEST_F(TrainTest, AnotherModelOnTheSameCheckpointsIsRefusedAndTheyStay) {
   EXPECT_EQ(other.Wait(0), static_cast<int>(WorkerExit::kCheckpointUnusable));
   EXPECT_NE(other.Output(0).find("another model"), std::string::npos) << other.Output(0);
   EXPECT_EQ(Newest("good"), before);
+}
+
+TEST_F(TrainTest, AnotherOrderOfSamplesIsRefusedUnlessAccepted) {
+  Group made(*this, 2, {.flags = Checkpoints("good")});
+  for (int code : made.WaitAll()) ASSERT_EQ(code, 0) << made.Output(0);
+  const std::string before = Newest("good");
+  WriteAll(directory_ / "other.txt", ReadAll(directory_ / "data.txt") + "more");
+  const std::vector<std::pair<const char*, std::vector<std::string>>> rows = {
+      {"seed 1 → 2", {"--seed", "2"}},
+      {"data ", {"--data", directory_ / "other.txt"}},
+  };
+  std::uint64_t generation = 1;
+  for (const auto& [says, other] : rows) {
+    std::vector<std::string> flags = Checkpoints("good");
+    flags.insert(flags.end(), other.begin(), other.end());
+    Group refused(*this, 2, {.generation = ++generation, .flags = flags});
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_EQ(refused.Wait(r), static_cast<int>(WorkerExit::kCheckpointUnusable));
+      EXPECT_NE(refused.Output(r).find(says), std::string::npos) << refused.Output(r);
+    }
+    EXPECT_EQ(Newest("good"), before);
+  }
+  std::vector<std::string> accepted = Checkpoints("good");
+  accepted.insert(accepted.end(), {"--seed", "2", "--steps", "16", "--accept-other-settings"});
+  Group well(*this, 2, {.generation = ++generation, .flags = accepted});
+  for (int code : well.WaitAll()) EXPECT_EQ(code, 0) << well.Output(0);
+  EXPECT_NE(well.Output(0).find("warning: the checkpoint was made with other settings"),
+            std::string::npos)
+      << well.Output(0);
+  EXPECT_EQ(NewestStep("good"), 16);
 }
 
 TEST_F(TrainTest, PlantedDefectsAreLoudAndShowInTheSampleLog) {
