@@ -20,6 +20,7 @@ namespace {
 namespace asio = boost::asio;
 using boost::system::error_code;
 
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 constexpr std::size_t kMaxOutgoingBytes = 256 << 10;
 constexpr std::uint32_t kLocalVersion = 1;
 constexpr double kMaxSeconds = 1e9;
@@ -78,6 +79,7 @@ struct WorkerServer::Peer {
 WorkerServer::WorkerServer(asio::io_context& loop, io::UniqueFd listener, int max_connections,
                            Post post, Warn warn)
     : acceptor_(loop),
+      pause_(loop),
       max_connections_(max_connections),
       post_(std::move(post)),
       warn_(std::move(warn)) {
@@ -92,6 +94,7 @@ WorkerServer::~WorkerServer() {
 void WorkerServer::Accept() {
   acceptor_.async_accept([this](error_code error, asio::local::stream_protocol::socket socket) {
     if (error == asio::error::operation_aborted) return;
+    if (error && error != asio::error::connection_aborted) return AcceptLater(error);
     if (!error) {
       auto peer = std::make_shared<Peer>(std::move(socket));
       absl::StatusOr<io::PeerCredentials> who = io::PeerCredentialsOf(peer->socket.native_handle());
@@ -106,6 +109,16 @@ void WorkerServer::Accept() {
       }
     }
     Accept();
+  });
+}
+
+// No descriptors or memory: what waits stays in the backlog, and asking at once again would spin.
+void WorkerServer::AcceptLater(error_code why) {
+  if (why != told_) warn_(absl::StrCat("workers can't connect now: ", why.message()));
+  told_ = why;
+  pause_.expires_after(kAcceptPause);
+  pause_.async_wait([this](error_code error) {
+    if (!error) Accept();
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <deque>
 #include <functional>
 #include <list>
@@ -42,6 +43,7 @@ class WorkerServer {
  private:
   struct Peer;
   void Accept();
+  void AcceptLater(boost::system::error_code why);
   bool MakeRoom();
   void Read(const std::shared_ptr<Peer>& peer);
   void Write(const std::shared_ptr<Peer>& peer);
@@ -53,11 +55,13 @@ class WorkerServer {
   void Close(const std::shared_ptr<Peer>& peer);
 
   boost::asio::local::stream_protocol::acceptor acceptor_;
+  boost::asio::steady_timer pause_;  // No descriptors: until some may be free.
   const int max_connections_;
   Post post_;
   Warn warn_;
   // Owned by this list and by the handlers in flight of each.
   std::list<std::shared_ptr<Peer>> peers_;
+  boost::system::error_code told_;  // The last reason that was warned of.
 };
 
 }  // namespace regroup::agent

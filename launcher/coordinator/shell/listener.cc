@@ -46,7 +46,6 @@ void Listener::Start(grpc::experimental::ExternalConnectionAcceptor& acceptor,
 }
 
 void Listener::Stop() {
-  pause_timer_.cancel();
   sockets_.clear();
   unheard_.clear();
   acceptor_ = nullptr;
@@ -68,10 +67,9 @@ void Listener::AcceptSome(Socket& socket) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
       // No descriptors or memory now: what waits stays in the backlog.
       log_.Warning("connections can't be accepted", {{"because", std::strerror(errno)}});
-      pause_timer_.expires_after(kPause);
-      pause_timer_.async_wait([this](const boost::system::error_code& error) {
-        if (error) return;
-        for (const auto& each : sockets_) Await(*each);
+      socket.pause.expires_after(kPause);
+      socket.pause.async_wait([this, &socket](const boost::system::error_code& error) {
+        if (!error) Await(socket);
       });
       return;
     }

@@ -26,7 +26,7 @@ namespace regroup::coordinator {
 
 class Listener {
  public:
-  Listener(boost::asio::io_context& io, obs::Logger& log) : io_(io), log_(log), pause_timer_(io) {}
+  Listener(boost::asio::io_context& io, obs::Logger& log) : io_(io), log_(log) {}
 
   // Bound and listening when it returns. Port 0: the kernel chooses; `address` is completed.
   absl::Status ListenTcp(Address& address);
@@ -41,8 +41,9 @@ class Listener {
  private:
   struct Socket {
     Socket(boost::asio::io_context& io, int fd, bool is_unix)
-        : descriptor(io, fd), is_unix(is_unix) {}
+        : descriptor(io, fd), pause(io), is_unix(is_unix) {}
     boost::asio::posix::stream_descriptor descriptor;
+    boost::asio::steady_timer pause;  // After a lack of descriptors. Only one wait is ever armed.
     bool is_unix;
   };
   // Accepted, and nothing heard yet. Owned by unheard_; its handlers hold it, too.
@@ -68,7 +69,6 @@ class Listener {
   std::function<void(io::UniqueFd)> take_store_client_;
   std::vector<std::unique_ptr<Socket>> sockets_;
   std::list<std::shared_ptr<Unheard>> unheard_;
-  boost::asio::steady_timer pause_timer_;
 };
 
 }  // namespace regroup::coordinator

@@ -1,6 +1,8 @@
 #include "agent/shell/worker_server.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -67,6 +69,21 @@ class WorkerServerTest : public ::testing::Test {
   std::vector<std::string> warnings_;
   std::optional<WorkerServer> server_;
 };
+
+TEST_F(WorkerServerTest, WithoutDescriptorsItWaitsAndDoesNotSpin) {
+  io::UniqueFd worker = Connect();
+  io::UniqueFd lowest(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{static_cast<rlim_t>(lowest.get()) + 1, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::size_t handlers = loop_.run_for(350ms);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_LE(handlers, 16u);
+  EXPECT_EQ(warnings_.size(), 1u);
+  Say(worker, kHello);
+  EXPECT_NE(ReadLine(worker).find("welcome"), std::string::npos) << "what waited is served";
+}
 
 TEST_F(WorkerServerTest, HelloThenProgressAndCommit) {
   const io::UniqueFd worker = Connect();
