@@ -15,7 +15,8 @@ using namespace std::chrono_literals;
 
 constexpr Duration kProgressInterval = 100ms;
 constexpr Duration kCoordinatorRestartInterval = 1s;
-constexpr Duration kShimSilence = 2s;  // After the deadline of a stop.
+constexpr Duration kWelcomeLimit = 5s;  // At least.
+constexpr Duration kShimSilence = 2s;   // After the deadline of a stop.
 
 std::string NameOf(const GroupKey& key) {
   return absl::StrCat(key.job.value(), " generation ", key.generation.value());
@@ -42,6 +43,9 @@ Core::Core(Config config, Instant now) : config_(std::move(config)), started_at_
 
 Effects Core::Step(Instant now, const Event& event) {
   CHECK(now >= now_);
+  // Attached, a step comes at least each heartbeat. What was said while this process stood still
+  // waits to be read.
+  if (attached_ && silent_at_) *silent_at_ += std::max(Duration::zero(), now - now_ - heartbeat_);
   now_ = now;
   effects_ = {};
   if (left_) return {};
@@ -74,6 +78,7 @@ void Core::Settle() {
       Do(SendProgress{progress.last});
     }
   }
+  BreakIfSilent();
   HeartbeatIfDue();
   CoordinatorIfDue();
   LeaveIfDue();
@@ -85,6 +90,7 @@ std::optional<Instant> Core::NextDeadline() const {
     if (at && (!next || *at < *next)) next = at;
   };
   if (left_) return next;
+  consider(silent_at_);
   if (attached_) {
     consider(next_heartbeat_);
     for (const auto& [key, progress] : progress_) {
@@ -118,6 +124,7 @@ void Core::On(const Scanned& scanned) {
       continue;
     }
     Group& group = groups_.emplace(record.key, Adopt(record)).first->second;
+    if (group.workers == 0) group.workers = config_.slots;
     Job& job = jobs_[record.key.job];
     job.highest = std::max(job.highest, record.key.generation);
     if (group.started) ever_ran_ = true;
@@ -139,6 +146,7 @@ void Core::On(const Scanned& scanned) {
 
 void Core::On(const CoordinatorFound& found) {
   found_ = found;
+  silent_at_ = now_ + std::max(lease_, kWelcomeLimit);
   SayHello();
 }
 
@@ -206,6 +214,7 @@ void Core::On(const Welcomed& welcomed) {
   if (std::optional<std::string> why = WhyNot(welcome)) {
     Note(*why);
     found_.reset();
+    silent_at_.reset();
     // Nobody has started anything that would be worth waiting for the right one.
     if (config_.launched && !ever_ran_ && !IsSpokenBy(config_.version, welcome.version)) {
       return LeaveNow(
@@ -226,6 +235,9 @@ void Core::On(const Welcomed& welcomed) {
   obeyed_ = OrderNo();
   heartbeat_ = std::clamp<Duration>(welcome.heartbeat, 10ms, 1min);
   next_heartbeat_ = now_ + heartbeat_;
+  lease_ = std::max<Duration>(welcome.lease, 2 * heartbeat_);
+  silent_at_.reset();
+  if (welcome.answers_heartbeats) silent_at_ = now_ + lease_;
   if (config_.launched) Do(SendLaunch{});
   // Whatever was unacknowledged may have been lost with the session or the coordinator: all of it
   // again.
@@ -245,6 +257,7 @@ void Core::On(const CoordinatorAway&) {
   if (attached_) Note("the coordinator is away");
   attached_ = false;
   found_.reset();
+  silent_at_.reset();
   next_heartbeat_.reset();
   for (auto& [job, state] : jobs_) {  // The next one compares, then orders.
     state.prepare.reset();
@@ -252,6 +265,21 @@ void Core::On(const CoordinatorAway&) {
   }
   if (config_.starts_coordinator && !next_coordinator_start_) next_coordinator_start_ = now_;
   if (leaving_) StopEverything(leaving_->now ? now_ : leaving_->deadline);
+}
+
+void Core::On(const CoordinatorSpoke&) {
+  if (attached_ && silent_at_) silent_at_ = now_ + lease_;
+}
+
+// TCP alone would notice a host that is gone after minutes.
+void Core::BreakIfSilent() {
+  if (!silent_at_ || *silent_at_ > now_) return;
+  const Duration silence = attached_ ? lease_ : std::max(lease_, kWelcomeLimit);
+  std::string why =
+      absl::StrFormat("nothing was heard from the coordinator for %g s", Seconds(silence));
+  Note(why);
+  Do(BreakSession{std::move(why)});
+  On(CoordinatorAway{});
 }
 
 void Core::CoordinatorIfDue() {
@@ -438,7 +466,10 @@ void Core::SendReports(bool all) {
 
 void Core::On(const ReportAcked& acked) {
   for (auto& [key, group] : groups_) {
-    if (group.number == acked.number && !group.dirty) group.acked = true;
+    if (group.number != acked.number || group.dirty) continue;
+    group.acked = true;
+    // Until now a refused witness would have said that this node died with it.
+    if (group.phase == Phase::kFree && group.shim_spawned) Do(ReleaseShim{key});
   }
 }
 

@@ -70,6 +70,7 @@ class Core {
   void On(const Welcomed&);
   void On(const CoordinatorRefused&);
   void On(const CoordinatorAway&);
+  void On(const CoordinatorSpoke&);
   void On(const Ordered&);
   void On(const ReportAcked&);
   void On(const CommitAnswered&);
@@ -112,6 +113,7 @@ class Core {
   void SendReports(bool all);
   void FlushProgress(const GroupKey& key);
   void HeartbeatIfDue();
+  void BreakIfSilent();
   void CoordinatorIfDue();
   void Remove(const GroupKey& key);
 
@@ -134,6 +136,10 @@ class Core {
   bool attached_ = false;
   Duration heartbeat_{};
   std::optional<Instant> next_heartbeat_;
+  Duration lease_{};  // Of the last coordinator that welcomed this agent.
+  // Of the session: by then something must have been heard. Unset while there is none, or its
+  // coordinator answers no heartbeats.
+  std::optional<Instant> silent_at_;
   std::optional<Instant> next_coordinator_start_;
   OrderNo obeyed_;
   ReportNo last_report_;

@@ -49,7 +49,7 @@ struct RankEnded {
 struct RunRecord {
   GroupKey key;
   BootId boot;
-  int workers = 0;
+  int workers = 0;  // 0: not known, so that it may hold every slot.
   bool host_store = false;
   bool started = false;     // The started mark is there: `run` was obeyed.
   bool noticed = false;     // The noticed mark is there: workers that do not speak were signalled.
@@ -79,7 +79,8 @@ struct Welcomed {
 struct CoordinatorRefused {  // Instead of a Welcome, or as the answer to a launch.
   std::string why;
 };
-struct CoordinatorAway {};  // The session is broken.
+struct CoordinatorAway {};   // The session is broken.
+struct CoordinatorSpoke {};  // Any message of it.
 struct Ordered {
   Order order;
 };
@@ -161,11 +162,12 @@ struct SignalCaught {
 };
 struct Tick {};  // now >= NextDeadline().
 
-using Event = std::variant<Scanned, CoordinatorFound, Welcomed, CoordinatorRefused, CoordinatorAway,
-                           Ordered, ReportAcked, CommitAnswered, EnoughJoined, JobOver,
-                           RunDirectoryWritten, PrepareFailed, ShimReady, NodeChecked, StoreBound,
-                           RanksStarted, RankExited, RankErrorRead, GroupEmpty, GroupStuck,
-                           ShimGone, StoreGone, WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
+using Event =
+    std::variant<Scanned, CoordinatorFound, Welcomed, CoordinatorRefused, CoordinatorAway,
+                 CoordinatorSpoke, Ordered, ReportAcked, CommitAnswered, EnoughJoined, JobOver,
+                 RunDirectoryWritten, PrepareFailed, ShimReady, NodeChecked, StoreBound,
+                 RanksStarted, RankExited, RankErrorRead, GroupEmpty, GroupStuck, ShimGone,
+                 StoreGone, WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
 
 // ---- orders to the shell, carried out in sequence
 
@@ -203,6 +205,9 @@ struct KillGroup {  // Its shim is gone. Answered by GroupEmpty, once the killed
 struct KillShim {  // It does not answer. Answered by ShimGone.
   GroupKey key;
 };
+struct ReleaseShim {  // The coordinator knows that its group is free and how: it need not wait.
+  GroupKey key;
+};
 struct CloseStore {
   GroupKey key;
 };
@@ -218,6 +223,9 @@ struct RememberCoordinator {  // Durable on return, for an agent that is a servi
   Epoch epoch;
 };
 struct RefuseCoordinator {  // Close this session; dial again, patiently.
+  std::string why;
+};
+struct BreakSession {  // Nothing was heard for a lease: close it; dial again, soon and briefly.
   std::string why;
 };
 struct SendLaunch {};
@@ -262,10 +270,10 @@ struct Leave {               // End the process. Nothing follows.
 
 using Action =
     std::variant<WriteRunDirectory, SpawnShim, SpawnStore, StartRanks, StopRanks, SignalRank,
-                 KillGroup, KillShim, CloseStore, RemoveRunDirectory, SendHello,
-                 RememberCoordinator, RefuseCoordinator, SendLaunch, SendReport, SendProgress,
-                 SendCommit, SendNotice, SendLeave, ShowLeaving, SendHeartbeat, TellNotice,
-                 TellCommit, StartCoordinator, Leave>;
+                 KillGroup, KillShim, ReleaseShim, CloseStore, RemoveRunDirectory, SendHello,
+                 RememberCoordinator, RefuseCoordinator, BreakSession, SendLaunch, SendReport,
+                 SendProgress, SendCommit, SendNotice, SendLeave, ShowLeaving, SendHeartbeat,
+                 TellNotice, TellCommit, StartCoordinator, Leave>;
 
 struct Effects {
   std::vector<Action> actions;

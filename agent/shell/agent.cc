@@ -23,7 +23,8 @@ using namespace std::chrono_literals;
 
 constexpr Duration kRefusedWait =
     2s;  // A coordinator that refused us, or that we refused, is asked again seldom.
-constexpr auto kGoodbye = 300ms;  // For the last messages to be read.
+constexpr Duration kSlowDial = 1s;  // A host that is there answers sooner, if only with a refusal.
+constexpr auto kGoodbye = 300ms;    // For the last messages to be read.
 constexpr Duration kAwayLogInterval = 30s;
 constexpr Duration kLastOutputLimit = 3s, kLastOutputCheck = 10ms;
 constexpr int kMinConnections = 64;
@@ -198,8 +199,15 @@ void Agent::RedialLater(Duration wait) {
   });
 }
 
+// Until a coordinator has answered: nobody says when a network heals.
+void Agent::Hurry() {
+  backoff_.Hurry();
+  dialler_.Hurry(true);
+}
+
 void Agent::Connect(const DialTarget& target) {
   target_ = target;
+  dialled_at_ = io::BootNow();
   Session::Handler handler;
   handler.message = [this](const v1::CoordinatorMessage& message) { OnMessage(message); };
   handler.broken = [this](const absl::Status& why) { OnBroken(why); };
@@ -211,6 +219,7 @@ void Agent::OnBroken(const absl::Status& why) {
   session_.reset();
   if (end_) return loop_.stop();
   const bool refused = std::exchange(refused_, false);
+  if (!core_.attached() && !refused && io::BootNow() - dialled_at_ > kSlowDial) Hurry();
   if (!refused) Away(std::string(why.message()));
   Post(CoordinatorAway{});
   RedialLater(refused ? kRefusedWait : backoff_.Next(target_ && target_->loopback));
@@ -276,14 +285,18 @@ void Agent::OnMessage(const v1::CoordinatorMessage& message) {
     if (!value.ok()) return Malformed(value.status());
     Post(make(*std::move(value)));
   };
+  Post(CoordinatorSpoke{});
   switch (message.body_case()) {
+    case v1::CoordinatorMessage::kHeartbeatAnswer: return;
     case v1::CoordinatorMessage::kWelcome: {
       absl::StatusOr<Welcome> welcome = FromProto(message.welcome());
       if (!welcome.ok()) return Malformed(welcome.status());
       name_ = welcome->name;
+      groups_.LetAgentsBeAway(welcome->agent_restart);
       Post(Welcomed{*std::move(welcome)});
       if (!core_.attached()) return;
       dialler_.Answered();
+      dialler_.Hurry(false);
       backoff_.Reset();
       away_logged_.reset();
       if (log_ != nullptr) {
@@ -373,6 +386,13 @@ void Agent::Carry(const RefuseCoordinator& action) {
   session_.reset();
   Away(action.why);
   RedialLater(kRefusedWait);
+}
+
+void Agent::Carry(const BreakSession& action) {
+  session_.reset();
+  Hurry();
+  Away(action.why);
+  RedialLater(backoff_.Next(target_ && target_->loopback));
 }
 
 void Agent::Carry(const SendLaunch&) {

@@ -75,6 +75,7 @@ class Agent {
   void WaitForSignal();
   void Dial();
   void RedialLater(Duration wait);
+  void Hurry();
   void Connect(const DialTarget& target);
   void OnMessage(const v1::CoordinatorMessage& message);
   void OnBroken(const absl::Status& why);
@@ -92,6 +93,7 @@ class Agent {
   void Carry(const SendHello& action);
   void Carry(const RememberCoordinator& action);
   void Carry(const RefuseCoordinator& action);
+  void Carry(const BreakSession& action);
   void Carry(const SendLaunch& action);
   void Carry(const SendReport& action);
   void Carry(const SendProgress& action);
@@ -129,6 +131,7 @@ class Agent {
   bool stepping_ = false;
 
   std::optional<DialTarget> target_;
+  Instant dialled_at_{};
   std::unique_ptr<Session> session_;
   std::string name_;      // As the coordinator named this node.
   bool refused_ = false;  // By the session that is about to end.

@@ -3,13 +3,16 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +49,13 @@ std::vector<int> Cpus() {
   return cpus;
 }
 
+// What workers get: many a program closes or selects all descriptors up to a raised limit.
+std::optional<shim::ResourceLimit> OwnDescriptorLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return std::nullopt;
+  return shim::ResourceLimit{RLIMIT_NOFILE, limit.rlim_cur, limit.rlim_max};
+}
+
 // What both kinds of agent need of their node.
 struct Node {
   NodeFolder folder;
@@ -63,11 +73,11 @@ bool HasLiveGroups(const NodeId& node) {
   absl::StatusOr<std::string> base = RunBase(node);
   if (!base.ok()) return false;
   absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(*base);
-  if (!scan.ok()) return false;
-  for (const shim::RunRecord& record : scan->records) {
-    if (record.shim_alive) return true;
-  }
-  return false;
+  if (!scan.ok()) return true;  // Nobody knows what lives there.
+  const auto lives = [](const shim::RunRecord& record) { return record.shim_alive; };
+  const auto held = [](const shim::UnreadableRun& run) { return run.held; };
+  return std::any_of(scan->records.begin(), scan->records.end(), lives) ||
+         std::any_of(scan->unreadable.begin(), scan->unreadable.end(), held);
 }
 
 // What an earlier launch command on this node left when it was killed: its shims are gone, nobody
@@ -85,6 +95,9 @@ void ClearRunBase(const std::string& base) {
       if (clean < 2) ::usleep(kRoundUs);
     }
     shim::RemoveRunDirectory(record.path).IgnoreError();
+  }
+  for (const shim::UnreadableRun& run : scan->unreadable) {
+    if (!run.held) shim::RemoveRunDirectory(run.path).IgnoreError();
   }
 }
 
@@ -114,6 +127,8 @@ absl::StatusOr<AgentOptions> CommonOptions(const Node& node) {
   options.groups.node = node.folder.node();
   options.groups.boot = node.boot;
   options.groups.cpus = Cpus();
+  options.groups.descriptors = OwnDescriptorLimit();
+  io::RaiseDescriptorLimit();
   absl::StatusOr<std::string> cgroups = shim::FindCgroupBase();
   if (cgroups.ok()) {
     options.groups.cgroup_base = *std::move(cgroups);
@@ -126,10 +141,22 @@ absl::StatusOr<AgentOptions> CommonOptions(const Node& node) {
 
 io::PortRange Ports(const PortRange& range) { return {range.first, range.last}; }
 
-// Leaves nothing where there is nothing to come back to.
-void CleanUp(const std::string& base) {
-  absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(base);
-  if (!scan.ok() || !scan->records.empty()) return;
+// Leaves nothing where there is nothing to come back to. Shims that are about to end are waited
+// for; what groups that are free have left is of use to a service alone, which tells of it.
+void CleanUp(const std::string& base, bool launched) {
+  constexpr int kRounds = 100;
+  constexpr useconds_t kRoundUs = 5'000;
+  for (int round = 0;; ++round) {
+    absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(base);
+    if (!scan.ok() || !scan->unreadable.empty()) return;
+    if (scan->records.empty()) break;
+    for (const shim::RunRecord& record : scan->records) {
+      const bool over = record.state && record.state->phase == Phase::kFree;
+      if (!launched || !over || round == kRounds) return;
+      shim::RemoveRunDirectory(record.path).IgnoreError();  // Held: in the next round.
+    }
+    ::usleep(kRoundUs);
+  }
   ::unlink(absl::StrCat(base, "/", kWorkerSocket).c_str());
   ::rmdir(base.c_str());
 }
@@ -215,7 +242,7 @@ int RunLaunched(int config_fd) {
   const std::optional<std::string> error_file = GetEnv("TORCHELASTIC_ERROR_FILE");
   if (error_file && !error_file->empty()) front.LeaveErrorFile(*error_file);
   front.Finish(end);
-  CleanUp(node->base);
+  CleanUp(node->base, /*launched=*/true);
   Exit(end.exit_code);
 }
 
@@ -258,17 +285,18 @@ absl::StatusOr<int> RunService(const AgentConfig& config) {
   if (!options.core.no_cgroup.empty())
     log->Warning("groups get no cgroup", {{"why", options.core.no_cgroup}});
   if (config.insecure) log->Warning("--insecure: connections to other hosts are plaintext");
-  const std::string coordinator =
-      config.coordinator.empty()
-          ? absl::StrCat(LocalCoordinatorFolder(state.path), "/", kCoordinatorSocketName)
-          : config.coordinator;
+  std::vector<std::string> coordinators = config.coordinators;
+  if (coordinators.empty()) {
+    coordinators.push_back(
+        absl::StrCat(LocalCoordinatorFolder(state.path), "/", kCoordinatorSocketName));
+  }
   boost::asio::io_context loop(1);
-  ServiceDialler dialler(loop, coordinator);
+  ServiceDialler dialler(loop, std::move(coordinators));
   Agent shell(loop, std::move(options), node.folder, dialler, nullptr, log.get());
   const Agent::End end = shell.Run();
   log->Info("agent ends", {{"exit_code", absl::StrCat(end.exit_code)}});
   log->Flush();
-  CleanUp(node.base);
+  CleanUp(node.base, /*launched=*/false);
   Exit(end.exit_code);
 }
 

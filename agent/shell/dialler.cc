@@ -47,9 +47,9 @@ constexpr int kMostExits = 5;
 constexpr Duration kRestartAfter = 100ms;  // Another command's coordinator may be about to listen.
 constexpr Duration kRestartMost = 2s;      // One that ends again and again: a full disk, say.
 
-absl::StatusOr<DialTarget> TargetOf(const Address& address) {
+absl::StatusOr<DialTarget> TargetOf(const Address& address, Duration connect_limit) {
   DialTarget target;
-  target.connection = Dial(address);
+  target.connection = Dial(address, {.connect_limit = connect_limit});
   ASSIGN_OR_RETURN(target.address, io::LocalIpTowards(address));
   target.dialled = address.host;
   target.remote = address;
@@ -95,23 +95,22 @@ std::string StderrFrom(const std::string& path, off_t from) {
 // ---- a service's --------------------------------------------------------------------------------
 
 void ServiceDialler::Find(Done done) {
-  constexpr std::string_view kUnix = "unix:";
-  if (coordinator_.find('/') != std::string::npos) {
-    return done(TargetOf(absl::StartsWith(coordinator_, "unix:") ? coordinator_.substr(kUnix.size())
-                                                                 : coordinator_));
-  }
-  absl::StatusOr<Endpoint> endpoint = ParseEndpoint(coordinator_);
+  if (!std::exchange(answered_, false)) ++turn_;
+  const std::string& coordinator = coordinators_[turn_ % coordinators_.size()];
+  if (coordinator.find('/') != std::string::npos) return done(TargetOf(coordinator));
+  absl::StatusOr<Endpoint> endpoint = ParseEndpoint(coordinator);
   if (!endpoint.ok()) return done(endpoint.status());
-  if (io::IsIp(endpoint->host)) return done(TargetOf(Address{endpoint->host, endpoint->port}));
-  const std::size_t attempt = attempt_++;
+  if (io::IsIp(endpoint->host))
+    return done(TargetOf(Address{endpoint->host, endpoint->port}, connect_limit_));
+  const std::size_t attempt = attempt_++ / coordinators_.size();
   ResolveLater({endpoint->host, endpoint->port},
-               [&loop = loop_, done = std::move(done),
-                attempt](absl::StatusOr<std::vector<Address>> addresses) {
-                 asio::post(loop, [done, attempt, addresses = std::move(addresses)] {
+               [&loop = loop_, done = std::move(done), attempt,
+                limit = connect_limit_](absl::StatusOr<std::vector<Address>> addresses) {
+                 asio::post(loop, [done, attempt, limit, addresses = std::move(addresses)] {
                    if (!addresses.ok()) return done(addresses.status());
                    if (addresses->empty())
                      return done(absl::NotFoundError("the name has no address"));
-                   done(TargetOf((*addresses)[attempt % addresses->size()]));
+                   done(TargetOf((*addresses)[attempt % addresses->size()], limit));
                  });
                });
 }
@@ -198,7 +197,8 @@ absl::StatusOr<DialTarget> LaunchDialler::Target() const {
   if (!launch_.endpoint) return TargetOf(absl::StrCat(folder_, "/", kCoordinatorSocketName));
   if (!hosts_ && all_.empty())
     return absl::UnavailableError(absl::StrCat(launch_.endpoint->host, " has no address"));
-  ASSIGN_OR_RETURN(DialTarget target, TargetOf(hosts_ ? endpoint_ : all_[attempt_ % all_.size()]));
+  ASSIGN_OR_RETURN(DialTarget target,
+                   TargetOf(hosts_ ? endpoint_ : all_[attempt_ % all_.size()], connect_limit_));
   if (!launch_.local_address.empty()) target.address = launch_.local_address;
   return target;
 }

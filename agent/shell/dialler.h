@@ -39,19 +39,31 @@ class Dialler {
   virtual void StartCoordinator() {}
   // What was found is a coordinator that takes us.
   virtual void Answered() {}
+  // True: one attempt to connect gets half a second instead of five.
+  void Hurry(bool hurried) { connect_limit_ = hurried ? kHurriedConnect : kConnect; }
+
+ protected:
+  static constexpr Duration kConnect = std::chrono::seconds(5);
+  static constexpr Duration kHurriedConnect = std::chrono::milliseconds(500);
+  Duration connect_limit_ = kConnect;
 };
 
-// A service's: HOST[:PORT], resolved anew each time, or the path of a Unix socket.
+// A service's: each is HOST[:PORT], resolved anew each time, or the path of a Unix socket. They are
+// tried in turn, from the one that answered last.
 class ServiceDialler : public Dialler {
  public:
-  ServiceDialler(boost::asio::io_context& loop, std::string coordinator)
-      : loop_(loop), coordinator_(std::move(coordinator)) {}
+  // REQUIRES: there is at least one.
+  ServiceDialler(boost::asio::io_context& loop, std::vector<std::string> coordinators)
+      : loop_(loop), coordinators_(std::move(coordinators)) {}
   void Find(Done done) override;
+  void Answered() override { answered_ = true; }
 
  private:
   boost::asio::io_context& loop_;
-  const std::string coordinator_;
+  const std::vector<std::string> coordinators_;
+  std::size_t turn_ = 0;
   std::size_t attempt_ = 0;  // Each address of a name has its turn.
+  bool answered_ = true;     // The one whose turn it is; at first none has failed.
 };
 
 // A launch command's. CLI.md, Job identity; PROTOCOL §5, ad-hoc mode.

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/shell/exit_error.h"
+#include "agent/shell/hosted_group.h"
 #include "agent/shell/numa.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
@@ -29,62 +30,18 @@ using boost::system::error_code;
 using nlohmann::json;
 using namespace std::chrono_literals;
 
-constexpr auto kScanLimit = 1s;
 constexpr auto kErrorLimit =
     200ms;  // How long an empty group waits for what its failed ranks printed.
 constexpr auto kOutputLimit = 5s;  // The same, where people watch.
 constexpr auto kKillInterval = 5ms;
 constexpr auto kStuckInterval = 1s;
+constexpr auto kRemoveInterval = 20ms, kLastWords = 10000ms;
 constexpr int kStuckRounds = 2000;                     // × kKillInterval
 constexpr std::uint64_t kLogBytesPerJob = 2ull << 30;  // On this node.
 constexpr std::size_t kShimLogBytes = 4096;
 constexpr int kServiceOomAdjustment = 500;  // Workers go before the agent does.
 
-bool Failed(const shim::RankState& rank) {
-  return rank.phase == shim::RankPhase::kEnded && rank.exit_kind != ExitKind::kExecFailed &&
-         !(rank.exit_kind == ExitKind::kExited && rank.code == 0);
-}
-bool Started(const shim::RankState& rank) {
-  return rank.phase == shim::RankPhase::kRunning ||
-         (rank.phase == shim::RankPhase::kEnded && rank.exit_kind != ExitKind::kExecFailed);
-}
-
-ExecObstacle ObstacleOf(const std::string& exec_stage) {
-  if (exec_stage == shim::kStageDirectory) return ExecObstacle::kDirectory;
-  return exec_stage == shim::kStageInterpreter ? ExecObstacle::kInterpreter
-                                               : ExecObstacle::kProgram;
-}
-
-RankEnded EndOf(const shim::RankState& rank, const shim::Spec& spec) {
-  RankEnded end{.local_rank = rank.local_rank,
-                .kind = rank.exit_kind,
-                .code = rank.code,
-                .after_stop = rank.after_stop,
-                .oom = rank.oom,
-                .pid = rank.pid,
-                .at = rank.ended_at};
-  if (rank.exit_kind == ExitKind::kExecFailed) {
-    end.obstacle = ObstacleOf(rank.exec_stage);
-    const std::string what =
-        end.obstacle == ExecObstacle::kDirectory
-            ? absl::StrCat("working directory ", spec.directory)
-            : absl::StrCat(rank.exec_stage, " ", spec.command.empty() ? "" : spec.command[0]);
-    end.error = absl::StrCat(what, ": ", std::strerror(rank.code));
-  }
-  return end;
-}
-
 json ToJson(const Address& address) { return {{"host", address.host}, {"port", address.port}}; }
-std::optional<Address> AddressFrom(const json& object, const char* name) {
-  const auto found = object.find(name);
-  if (found == object.end() || !found->is_object()) return std::nullopt;
-  return Address{found->value("host", std::string()), found->value("port", std::uint16_t{0})};
-}
-json Parsed(const std::string& text) {
-  json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return object.is_object() ? object : json::object();
-}
-
 // Why other hosts can't be told what the host's own name resolves to; empty: they can. May wait for
 // a name server.
 std::string HostNameProblem() {
@@ -118,31 +75,6 @@ mode_t CurrentUmask() {
 
 }  // namespace
 
-// Owned by GroupHost; its processes' handlers refer to it by key.
-struct GroupHost::Hosted {
-  GroupKey key;
-  shim::Spec spec;
-  WorkerOptions worker;
-  std::string path, store_path;
-  bool host_store = false;
-  std::vector<std::string> store_members;
-  std::optional<Address> witness, store;
-  io::UniqueFd witness_fd;  // Until the shim has it.
-  std::shared_ptr<ShimProcess> shim, store_shim;
-  std::optional<shim::State> state;    // The newest one.
-  std::optional<shim::RunRecord> end;  // The shim's last words.
-
-  bool adopted = false, ready = false;
-  bool checking = false, check_failed = false;
-  std::size_t starts = 0;
-  std::set<int> exits;        // Posted.
-  std::set<int> errors_read;  // Asked for, or done.
-  int errors_pending = 0;
-  bool empty = false, empty_posted = false, stuck_posted = false;
-  bool empty_limited = false, errors_late = false;
-  bool noticed = false, killed = false;  // Marks.
-};
-
 GroupHost::GroupHost(asio::io_context& loop, asio::thread_pool& disk, Options options,
                      Handler handler)
     : loop_(loop),
@@ -175,6 +107,14 @@ void GroupHost::Follow(const ClusterId& cluster, Epoch epoch) {
   epoch_ = epoch;
 }
 
+void GroupHost::After(std::chrono::milliseconds wait, std::function<void()> what) {
+  auto timer = std::make_shared<asio::steady_timer>(loop_);
+  timer->expires_after(wait);
+  timer->async_wait([alive = alive_, timer, what = std::move(what)](error_code error) {
+    if (!error && *alive) what();
+  });
+}
+
 void GroupHost::Fail(const GroupKey& key, const absl::Status& why) {
   handler_.post(PrepareFailed{key, std::string(why.message())});
 }
@@ -201,24 +141,24 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
   spec.node_check = std::move(program.node_check);
   spec.log_root = options_.log_root;
   spec.lifeline_grace = prepare.spec.job.grace;
+  spec.agent_patience = agent_restart_;
   if (options_.launched) {
     spec.umask = CurrentUmask();
     spec.limits = {};
   } else {
     spec.oom_score_adj = kServiceOomAdjustment;
   }
+  if (options_.descriptors) spec.limits.push_back(*options_.descriptors);
+  if (!options_.cgroup_base.empty()) spec.cgroup = GroupCgroup(options_.cgroup_base, spec);
   return spec;
 }
 
-void GroupHost::AddCgroup(shim::Spec& spec) {
-  if (options_.cgroup_base.empty()) return;
-  absl::StatusOr<std::string> cgroup = shim::MakeGroupCgroup(options_.cgroup_base, spec);
-  if (cgroup.ok()) {
-    spec.cgroup = *std::move(cgroup);
-  } else {
-    handler_.warn(absl::StrCat("no cgroup for ", spec.job.value(), ": ",
-                               std::string(cgroup.status().message())));
-  }
+void GroupHost::MakeCgroup(const shim::Spec& spec) {
+  if (spec.cgroup.empty()) return;
+  const absl::Status made = shim::MakeGroupCgroup(spec);  // Without it, its shim walks descendants.
+  if (!made.ok())
+    handler_.warn(
+        absl::StrCat("no cgroup for ", spec.job.value(), ": ", std::string(made.message())));
 }
 
 void GroupHost::Carry(const WriteRunDirectory& action) {
@@ -248,10 +188,10 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
                                  {"sets_master_port", hosted->worker.sets_master_port},
                                  {"witness", ToJson(*hosted->witness)}}
                                 .dump();
-  AddCgroup(hosted->spec);
   absl::StatusOr<shim::RunDirectory> directory =
       shim::CreateRunDirectory(options_.node_base, hosted->spec);
   RETURN_IF_ERROR(directory.status());
+  MakeCgroup(hosted->spec);
   hosted->path = directory->path;
   groups_[key] = std::move(hosted);
   return absl::OkStatus();
@@ -329,6 +269,7 @@ absl::Status GroupHost::SpawnStoreOf(Hosted& hosted) {
   spec.job = hosted.key.job;
   spec.generation = hosted.key.generation;
   spec.store_members = hosted.store_members;
+  spec.agent_patience = agent_restart_;
   spec.agent_data = json{{"store", ToJson(address)}}.dump();
   // One that an earlier life of this agent wrote, and died before it was spawned.
   if (!hosted.store_path.empty()) RETURN_IF_ERROR(shim::RemoveRunDirectory(hosted.store_path));
@@ -437,19 +378,38 @@ void GroupHost::Carry(const RemoveRunDirectory& action) {
   }
   // The shim may still write its ranks' last words; a store has nothing to finish, and may hang.
   if (hosted->store_shim) KillAt(hosted->store_path);
+  const bool shim_ran = hosted->shim || (hosted->end && hosted->end->started);
+  if (!shim_ran && !hosted->spec.cgroup.empty()) shim::RemoveEmptyCgroup(hosted->spec.cgroup);
   for (const std::string& path : {hosted->path, hosted->store_path}) {
-    if (path.empty()) continue;
-    absl::Status removed = shim::RemoveRunDirectory(path);
-    if (!removed.ok())
-      handler_.warn(absl::StrCat("can't remove ", path, ": ", std::string(removed.message())));
+    if (!path.empty()) RemoveDirectory(path);
   }
   groups_.erase(action.key);
+}
+
+void GroupHost::RemoveDirectory(const std::string& path, std::chrono::milliseconds waited) {
+  const absl::Status removed = shim::RemoveRunDirectory(path);
+  if (removed.ok()) return;
+  const bool held = absl::IsFailedPrecondition(removed);
+  if (!held && waited == 0ms)
+    handler_.warn(absl::StrCat("can't remove ", path, ": ", std::string(removed.message())));
+  if (held && waited == kLastWords) KillAt(path);
+  const auto wait =
+      waited < kLastWords ? kRemoveInterval : std::chrono::milliseconds(kStuckInterval);
+  After(wait, [this, path, waited] {
+    RemoveDirectory(path, std::min<std::chrono::milliseconds>(waited + kRemoveInterval,
+                                                              kLastWords + kRemoveInterval));
+  });
 }
 
 void GroupHost::Carry(const KillGroup& action) { KillLeftovers(action.key, 0, 0); }
 
 void GroupHost::Carry(const KillShim& action) {
   if (const Hosted* hosted = Find(action.key)) KillAt(hosted->path);
+}
+
+void GroupHost::Carry(const ReleaseShim& action) {
+  Hosted* hosted = Find(action.key);
+  if (hosted != nullptr && hosted->shim) hosted->shim->Send(shim::Release{});
 }
 
 void GroupHost::KillAt(const std::string& path) {
@@ -463,12 +423,14 @@ void GroupHost::KillAt(const std::string& path) {
 void GroupHost::KillLeftovers(const GroupKey& key, int clean_rounds, int rounds) {
   Hosted* hosted = Find(key);
   if (hosted == nullptr) return;
-  if (!hosted->end) {
+  if (!hosted->end && !hosted->unreadable) {
     // The core knows it is gone from the scan or from OnGone: both have left the record.
     hosted->killed = true;
     return handler_.post(GroupEmpty{key});
   }
-  absl::StatusOr<int> found = shim::KillLeftovers(*hosted->end);
+  absl::StatusOr<int> found = hosted->unreadable
+                                  ? shim::KillUnreadable(*hosted->unreadable, options_.cgroup_base)
+                                  : shim::KillLeftovers(*hosted->end);
   if (!found.ok())
     handler_.warn(absl::StrCat("kill what is left of ", key.job.value(), ": ",
                                std::string(found.status().message())));
@@ -479,15 +441,8 @@ void GroupHost::KillLeftovers(const GroupKey& key, int clean_rounds, int rounds)
     return handler_.post(GroupEmpty{key});
   }
   if (rounds == kStuckRounds) handler_.post(GroupStuck{key});
-  auto timer = std::make_shared<asio::steady_timer>(loop_);
-  if (rounds < kStuckRounds) {
-    timer->expires_after(kKillInterval);
-  } else {
-    timer->expires_after(kStuckInterval);
-  }
-  timer->async_wait([this, alive = alive_, timer, key, clean_rounds, rounds](error_code error) {
-    if (!error && *alive) KillLeftovers(key, clean_rounds, rounds + 1);
-  });
+  After(rounds < kStuckRounds ? kKillInterval : std::chrono::milliseconds(kStuckInterval),
+        [this, key, clean_rounds, rounds] { KillLeftovers(key, clean_rounds, rounds + 1); });
 }
 
 void GroupHost::SaveNotes(const Hosted& hosted) {
@@ -637,133 +592,6 @@ void GroupHost::MaybeEmpty(Hosted& hosted) {
     late->errors_late = true;
     MaybeEmpty(*late);
   });
-}
-
-// ---- scan ---------------------------------------------------------------------------------------
-
-void GroupHost::Scan(std::function<void(std::vector<RunRecord>)> done) {
-  absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(options_.node_base);
-  if (!scan.ok()) {
-    handler_.warn(std::string(scan.status().message()));
-    return done({});
-  }
-  for (const std::string& damaged : scan->damaged) {
-    handler_.warn(absl::StrCat("removing a damaged run directory: ", damaged));
-    shim::RemoveRunDirectory(damaged.substr(0, damaged.find(": "))).IgnoreError();
-  }
-  scan_done_ = std::move(done);
-  for (shim::RunRecord& record : scan->records) {
-    if (record.spec.role == shim::Role::kGroup) AdoptRecord(std::move(record));
-  }
-  for (shim::RunRecord& record : scan->records) {
-    if (record.spec.role != shim::Role::kStore) continue;
-    Hosted* hosted = Find({record.spec.job, record.spec.generation});
-    const std::string path = record.path;
-    if (hosted == nullptr) {  // Of a group that is gone.
-      auto orphan = MakeProcess({record.spec.job, record.spec.generation}, path, record.spec);
-      if (record.shim_alive) orphan->Adopt();
-      orphan->Send(shim::Kill{});
-      orphan->Drop();
-      shim::RemoveRunDirectory(path).IgnoreError();
-      continue;
-    }
-    hosted->store_path = path;
-    hosted->store = AddressFrom(Parsed(record.spec.agent_data), "store");
-    if (!record.shim_alive) continue;
-    hosted->store_shim = MakeProcess(hosted->key, path, record.spec);
-    hosted->store_shim->Adopt();
-  }
-  scan_timer_.expires_after(kScanLimit);
-  scan_timer_.async_wait([this, alive = alive_](error_code error) {
-    if (!error && *alive) CheckScan(true);
-  });
-  CheckScan(false);
-}
-
-void GroupHost::AdoptRecord(shim::RunRecord record) {
-  auto hosted = std::make_unique<Hosted>();
-  hosted->key = {record.spec.job, record.spec.generation};
-  hosted->spec = record.spec;
-  hosted->path = record.path;
-  hosted->adopted = hosted->ready = true;
-  const json data = Parsed(record.spec.agent_data), notes = Parsed(record.agent_notes);
-  hosted->host_store = data.value("host_store", false);
-  hosted->store_members = data.value("store_members", std::vector<std::string>());
-  hosted->worker = options_.worker;
-  hosted->worker.numa_binding = data.value("numa_binding", hosted->worker.numa_binding);
-  hosted->worker.virtual_local_rank =
-      data.value("virtual_local_rank", hosted->worker.virtual_local_rank);
-  hosted->worker.sets_master_port = data.value("sets_master_port", hosted->worker.sets_master_port);
-  hosted->witness = AddressFrom(data, "witness");
-  hosted->noticed = notes.value("noticed", false);
-  hosted->killed = notes.value("killed", false);
-  hosted->state = record.state;
-  const GroupKey key = hosted->key;
-  if (record.shim_alive) {
-    hosted->state.reset();  // It answers itself.
-    hosted->shim = MakeProcess(key, record.path, record.spec);
-  } else {
-    hosted->end = std::move(record);
-  }
-  Hosted& placed = *(groups_[key] = std::move(hosted));
-  if (placed.shim) placed.shim->Adopt();
-}
-
-void GroupHost::CheckScan(bool time_is_up) {
-  if (!scan_done_) return;
-  for (const auto& [key, hosted] : groups_) {
-    if (hosted->shim && !hosted->state && !hosted->end && !time_is_up) return;
-  }
-  scan_timer_.cancel();
-  auto done = std::exchange(scan_done_, {});
-  std::vector<RunRecord> records;
-  for (auto& [key, hosted] : groups_) {
-    if (!hosted->state && hosted->end) hosted->state = hosted->end->state;
-    // Of a shim that does not answer, or is gone, nobody knows better.
-    hosted->checking = hosted->state && !hosted->end
-                           ? hosted->state->phase == Phase::kPreparing
-                           : hosted->spec.node_check.wanted() && !hosted->killed;
-    records.push_back(Describe(*hosted));
-    // What the record says is not posted again.
-    if (!hosted->state) continue;
-    for (const shim::RankState& rank : hosted->state->ranks) {
-      hosted->starts += Started(rank);
-      if (rank.phase == shim::RankPhase::kEnded) hosted->exits.insert(rank.local_rank);
-    }
-    hosted->stuck_posted = hosted->state->phase == Phase::kUnkillable;
-    hosted->empty = hosted->empty_posted = hosted->state->phase == Phase::kFree;
-  }
-  done(std::move(records));
-  for (auto& [key, hosted] : groups_) {
-    if (hosted->state) ReadErrors(*hosted, *hosted->state, hosted->end.has_value());
-  }
-}
-
-RunRecord GroupHost::Describe(const Hosted& hosted) const {
-  RunRecord record;
-  record.key = hosted.key;
-  record.boot = hosted.spec.boot;
-  record.workers = hosted.spec.workers;
-  record.host_store = hosted.host_store;
-  record.noticed = hosted.noticed;
-  record.killed = hosted.killed;
-  record.shim_alive = hosted.shim && !hosted.end;
-  record.store_alive = hosted.store_shim && hosted.store_shim->alive();
-  record.store = hosted.store;
-  record.witness = hosted.witness;
-  record.started = hosted.end && hosted.end->started;
-  record.checking = hosted.checking;
-  if (!hosted.state) return record;
-  record.started = record.started || hosted.state->ever_started;
-  record.check_failed = EscapeControls(hosted.state->check_failed);
-  record.empty = hosted.state->phase == Phase::kFree;
-  record.unkillable = hosted.state->phase == Phase::kUnkillable;
-  record.stop_deadline = hosted.state->stop_deadline;
-  for (const shim::RankState& rank : hosted.state->ranks) {
-    if (Started(rank)) record.starts.push_back({rank.local_rank, rank.pid, rank.started_at});
-    if (rank.phase == shim::RankPhase::kEnded) record.exits.push_back(EndOf(rank, hosted.spec));
-  }
-  return record;
 }
 
 std::vector<GroupHost::RankLog> GroupHost::LogsOf(const GroupKey& key) const {

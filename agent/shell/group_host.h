@@ -37,6 +37,8 @@ class GroupHost {
                             // output is followed.
     bool pass_stdin = false;
     std::vector<int> cpus;
+    // Of the agent as it was started: what workers get.
+    std::optional<shim::ResourceLimit> descriptors;
     WorkerOptions worker;
     std::function<GroupProgram(const Prepare&)> program;
   };
@@ -51,10 +53,14 @@ class GroupHost {
   ~GroupHost();
 
   // Reads all run directories and asks all living shims; then calls `done` with what they say,
-  // once.
+  // once. As long as they can't be read for want of descriptors or memory, or since a disk fails,
+  // it warns, tries again every kScanAgain and touches nothing.
   void Scan(std::function<void(std::vector<RunRecord>)> done);
+  static constexpr std::chrono::milliseconds kScanAgain{1000};
   // Whose orders the next run directories follow.
   void Follow(const ClusterId& cluster, Epoch epoch);
+  // How long the next shims and stores wait for an agent that is away.
+  void LetAgentsBeAway(Duration agent_restart) { agent_restart_ = agent_restart; }
 
   // Of a rank that ended, some output is not in its log files yet.
   bool OutputPending(const JobId& job) const;
@@ -67,6 +73,7 @@ class GroupHost {
   void Carry(const SignalRank& action);
   void Carry(const KillGroup& action);
   void Carry(const KillShim& action);
+  void Carry(const ReleaseShim& action);
   void Carry(const CloseStore& action);
   void Carry(const RemoveRunDirectory& action);
 
@@ -84,11 +91,15 @@ class GroupHost {
   struct Hosted;
   absl::Status Write(const GroupKey& key, const Prepare& prepare);
   shim::Spec SpecOf(const GroupKey& key, const Prepare& prepare, const WorkerOptions& worker) const;
-  void AddCgroup(shim::Spec& spec);
+  void MakeCgroup(const shim::Spec& spec);
   absl::Status Spawn(Hosted& hosted);
   absl::Status SpawnStoreOf(Hosted& hosted);
   std::shared_ptr<ShimProcess> MakeProcess(const GroupKey& key, std::string path, shim::Spec spec);
+  void Adopt(shim::RunScan scan);
   void AdoptRecord(shim::RunRecord record);
+  void AdoptStore(shim::RunRecord record);
+  void AdoptUnreadable(shim::UnreadableRun run);
+  void EndUnreadable(const shim::UnreadableRun& run);
   void CheckScan(bool time_is_up);
   RunRecord Describe(const Hosted& hosted) const;
 
@@ -98,6 +109,9 @@ class GroupHost {
   void ReadErrors(Hosted& hosted, const shim::State& state, bool all);
   void MaybeEmpty(Hosted& hosted);
   void KillAt(const std::string& path);
+  // As soon as no process holds its lock; one that holds it for kLastWords is killed.
+  void RemoveDirectory(const std::string& path, std::chrono::milliseconds waited = {});
+  void After(std::chrono::milliseconds wait, std::function<void()> what);
   void KillLeftovers(const GroupKey& key, int clean_rounds, int rounds);
   void SaveNotes(const Hosted& hosted);
   void WarnOfHostName(const Environment& group, const std::string& interface);
@@ -110,6 +124,7 @@ class GroupHost {
   Handler handler_;
   ClusterId cluster_;
   Epoch epoch_;
+  Duration agent_restart_ = std::chrono::minutes(2);
   std::optional<shim::Lifeline> lifeline_;
   std::map<GroupKey, std::unique_ptr<Hosted>> groups_;
 

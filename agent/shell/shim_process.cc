@@ -1,5 +1,6 @@
 #include "agent/shell/shim_process.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace regroup::agent {
@@ -10,6 +11,7 @@ using boost::system::error_code;
 
 // Between the end of a connection and the end of the process that held it lie microseconds.
 constexpr auto kLookAgain = std::chrono::milliseconds(2);
+constexpr int kLooksInDoubt = 9;  // Then each second: 2 ms doubled so often.
 
 }  // namespace
 
@@ -85,6 +87,7 @@ void ShimProcess::OnReadable() {
     absl::StatusOr<std::optional<shim::State>> state = link_->OnReadable();
     if (!state.ok()) return Lost();
     if (!*state) break;
+    looks_ = 0;
     if (auto handle = handler_.state) handle(**state);
     if (dropped_ || !link_) return;
   }
@@ -102,7 +105,7 @@ void ShimProcess::Lost() {
     watch_.reset();
   }
   link_.reset();
-  retry_.expires_after(kLookAgain);
+  retry_.expires_after(kLookAgain * (1 << std::min(looks_++, kLooksInDoubt)));
   retry_.async_wait([self = shared_from_this()](error_code error) {
     if (!error && !self->dropped_) self->Look();
   });
@@ -113,11 +116,14 @@ void ShimProcess::Lost() {
 void ShimProcess::Look() {
   absl::StatusOr<shim::RunRecord> record = shim::ReadRunDirectory(path_);
   if (record.ok() && record->shim_alive) return Adopt();
+  // Only what can be read says that it is gone: descriptors may be short here.
+  const absl::StatusOr<bool> held = shim::IsHeld(path_);
+  if (!record.ok() && (!held.ok() || *held)) return Lost();
   gone_ = true;
   shim::RunRecord last;
   if (record.ok()) {
     last = *std::move(record);
-  } else {  // Somebody removed the directory: nothing is known but that.
+  } else {  // Removed, or it can't be read: nothing is known but that no process holds it.
     last.path = path_;
     last.spec = spec_;
   }

@@ -59,6 +59,7 @@ class ShimProcess : public std::enable_shared_from_this<ShimProcess> {
   std::optional<boost::asio::posix::stream_descriptor>
       watch_;  // Of link_'s descriptor, which it does not own.
   boost::asio::steady_timer retry_;
+  int looks_ = 0;  // In a row without a state.
   bool writing_ = false, gone_ = false, dropped_ = false;
 };
 

@@ -1,7 +1,5 @@
 #include "agent/shim/c10d_host.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -26,16 +24,6 @@ bool IsNumber(std::string_view text) {
   for (const char c : text)
     if (std::isdigit(static_cast<unsigned char>(c)) == 0) return false;
   return !text.empty();
-}
-
-// A host that lost its power says no goodbye: without this its job's keys would stay for good. Ten
-// minutes, since a client whose network was away for less goes on, and could not dial again.
-void NoticeItsEnd(int fd) {
-  const int on = 1, every_s = 60, times = 10;
-  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &every_s, sizeof every_s);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, sizeof times);
 }
 
 }  // namespace
@@ -107,7 +95,6 @@ void C10dHost::TakeFrom(int hander) {
   if (absl::IsUnavailable(client.status())) return;  // Nothing has arrived yet.
   handers_.erase(found);
   if (!client.ok()) return;
-  NoticeItsEnd(client->get());
   server_->Adopt(*std::move(client));
 }
 

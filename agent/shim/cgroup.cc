@@ -102,12 +102,22 @@ absl::StatusOr<std::string> FindCgroupBase() {
   return base;
 }
 
-absl::StatusOr<std::string> MakeGroupCgroup(const std::string& base, const Spec& spec) {
-  const std::string path = absl::StrCat(base, "/regroup-", spec.job.value(), ".",
-                                        spec.generation.value(), ".", spec.nonce.substr(0, 12));
-  if (::mkdir(path.c_str(), 0755) < 0)
-    return io::ErrnoStatus(errno, absl::StrCat("make cgroup ", path));
-  return path;
+std::string GroupCgroup(const std::string& base, const Spec& spec) {
+  return absl::StrCat(base, "/regroup-", spec.job.value(), ".", spec.generation.value(), ".",
+                      spec.nonce.substr(0, 12));
+}
+
+absl::Status MakeGroupCgroup(const Spec& spec) {
+  if (::mkdir(spec.cgroup.c_str(), 0755) < 0)
+    return io::ErrnoStatus(errno, absl::StrCat("make cgroup ", spec.cgroup));
+  return absl::OkStatus();
+}
+
+void RemoveEmptyCgroup(const std::string& path) {
+  absl::StatusOr<Cgroup> cgroup = Cgroup::Open(path);
+  if (!cgroup.ok()) return;
+  const absl::StatusOr<bool> populated = cgroup->Populated();
+  if (populated.ok() && !*populated) cgroup->Remove().IgnoreError();
 }
 
 absl::StatusOr<Cgroup> Cgroup::Open(const std::string& path) {

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -98,6 +99,62 @@ std::set<pid_t> KnownRanks(const RunRecord& record) {
     if (!stat || stat->start_ticks == rank.start_ticks) pids.insert(rank.pid);
   }
   return pids;
+}
+
+}  // namespace
+
+namespace {
+
+// Returns how many of them lived.
+absl::StatusOr<int> KillAll(const std::vector<io::ProcessStat>& processes) {
+  int found = 0;
+  for (const io::ProcessStat& process : processes) {
+    if (process.dead()) continue;
+    ++found;
+    absl::Status killed = io::SignalProcess(process.pid, process.start_ticks, SIGKILL);
+    if (!killed.ok() && !absl::IsNotFound(killed)) return killed;
+  }
+  return found;
+}
+
+// The kernel names no holder of an flock; a shim has its lock at a descriptor of its own.
+std::vector<io::ProcessStat> HoldersOfLock(const std::string& path) {
+  struct stat lock {};
+  if (::stat(absl::StrCat(path, "/", kLockFile).c_str(), &lock) < 0) return {};
+  std::vector<io::ProcessStat> processes = io::ListProcesses();
+  std::erase_if(processes, [&](const io::ProcessStat& process) {
+    struct stat held {};
+    const std::string at = absl::StrCat("/proc/", process.pid, "/fd/", kLockFd);
+    const bool holds = process.pid != ::getpid() && ::stat(at.c_str(), &held) == 0 &&
+                       held.st_dev == lock.st_dev && held.st_ino == lock.st_ino;
+    return !holds;
+  });
+  return processes;
+}
+
+// Those of any nonce: which one was this group's can't be read.
+absl::StatusOr<int> KillCgroupsOf(const UnreadableRun& run, const std::string& cgroup_base) {
+  if (cgroup_base.empty() || run.role == Role::kStore) return 0;
+  const std::string prefix =
+      absl::StrCat("regroup-", run.job.value(), ".", run.generation.value(), ".");
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDirectory(cgroup_base));
+  int found = 0;
+  for (const std::string& name : names) {
+    const bool ours = name.size() > prefix.size() && name.compare(0, prefix.size(), prefix) == 0 &&
+                      name.find('.', prefix.size()) == std::string::npos;
+    if (!ours) continue;
+    absl::StatusOr<Cgroup> cgroup = Cgroup::Open(absl::StrCat(cgroup_base, "/", name));
+    if (absl::IsNotFound(cgroup.status())) continue;
+    RETURN_IF_ERROR(cgroup.status());
+    ASSIGN_OR_RETURN(const bool populated, cgroup->Populated());
+    if (populated) {
+      ++found;
+      RETURN_IF_ERROR(cgroup->KillAll());
+    } else {
+      cgroup->Remove().IgnoreError();  // Its shim may be about to.
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -236,7 +293,7 @@ absl::StatusOr<int> KillLeftovers(const RunRecord& record) {
   }
   const std::string mark = "REGROUP_GROUP=" + record.spec.nonce;
   const std::set<pid_t> ranks = KnownRanks(record);
-  const std::vector<io::ProcessStat> processes = io::ListProcesses();
+  std::vector<io::ProcessStat> processes = io::ListProcesses();
   std::set<pid_t> doomed;
   for (const io::ProcessStat& process : processes) {
     if (process.dead() || process.pid == ::getpid()) continue;
@@ -253,13 +310,32 @@ absl::StatusOr<int> KillLeftovers(const RunRecord& record) {
       grown = doomed.insert(process.pid).second || grown;
     }
   }
-  for (const io::ProcessStat& process : processes) {
-    if (!doomed.contains(process.pid)) continue;
-    ++found;
-    absl::Status killed = io::SignalProcess(process.pid, process.start_ticks, SIGKILL);
-    if (!killed.ok() && !absl::IsNotFound(killed)) return killed;
+  std::erase_if(processes, [&](const auto& process) { return !doomed.contains(process.pid); });
+  ASSIGN_OR_RETURN(const int killed, KillAll(processes));
+  return found + killed;
+}
+
+absl::StatusOr<int> KillUnreadable(const UnreadableRun& run, const std::string& cgroup_base) {
+  ASSIGN_OR_RETURN(const bool held, IsHeld(run.path));
+  if (!held && run.spec) {
+    RunRecord record;
+    record.path = run.path;
+    record.spec = *run.spec;
+    return KillLeftovers(record);
   }
-  return found;
+  const std::vector<io::ProcessStat> holders = HoldersOfLock(run.path);
+  int found = 0;
+  for (const io::ProcessStat& holder : holders) {
+    ASSIGN_OR_RETURN(const int killed, KillAll(io::DescendantsOf(holder.pid)));
+    found += killed;
+  }
+  ASSIGN_OR_RETURN(const int populated, KillCgroupsOf(run, cgroup_base));
+  found += populated;
+  // While its ranks end it stays: they are found as its descendants.
+  if (found == 0) {
+    ASSIGN_OR_RETURN(found, KillAll(holders));
+  }
+  return found > 0 || !held ? found : 1;  // Held by what can't be seen from here.
 }
 
 absl::Status KillShim(const RunRecord& record) {

@@ -26,9 +26,13 @@ namespace regroup::shim {
 // cgroup (found through /proc/self/mountinfo, so also at /sys/fs/cgroup/unified). NOT_FOUND says
 // why not: degraded mode.
 absl::StatusOr<std::string> FindCgroupBase();
-// <base>/regroup-<job>.<generation>.<nonce prefix>; goes into Spec::cgroup. The shim removes it
-// when its group is free.
-absl::StatusOr<std::string> MakeGroupCgroup(const std::string& base, const Spec& spec);
+// <base>/regroup-<job>.<generation>.<nonce prefix>; goes into Spec::cgroup, and so into the run
+// directory, before it is made: what an agent that dies makes of it is found again. The shim
+// removes it when its group is free.
+std::string GroupCgroup(const std::string& base, const Spec& spec);
+absl::Status MakeGroupCgroup(const Spec& spec);
+// Of a group whose shim never ran. What is not there, or not empty, stays as it is.
+void RemoveEmptyCgroup(const std::string& path);
 
 // ---- start -------------------------------------------------------------------------------------
 
@@ -97,6 +101,10 @@ class Link {
 // live processes it found. Call again after a few ms until it has returned 0 twice. REQUIRES: the
 // shim is gone (RunRecord::supervisor_lost).
 absl::StatusOr<int> KillLeftovers(const RunRecord& record);
+// One round of the same for a directory that can't be read: first what its shim has started (its
+// descendants, and the cgroup of that job and generation below `cgroup_base`, which may be empty),
+// then the process that holds the lock. Call again until it has returned 0 twice.
+absl::StatusOr<int> KillUnreadable(const UnreadableRun& run, const std::string& cgroup_base);
 // SIGKILL to the shim of a record whose socket does not answer; then KillLeftovers.
 absl::Status KillShim(const RunRecord& record);
 

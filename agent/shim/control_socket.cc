@@ -113,6 +113,11 @@ bool ControlSocket::OutputWanted() const {
                      [](const auto& entry) { return entry.second.wants_output; });
 }
 
+bool ControlSocket::HasAgent() const {
+  return std::any_of(clients_.begin(), clients_.end(),
+                     [](const auto& entry) { return entry.second.greeted; });
+}
+
 void ControlSocket::Send(const State& state, To to) {
   const std::string frame = Frame(Encode(state));
   for (auto it = clients_.begin(); it != clients_.end();) {

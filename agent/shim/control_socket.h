@@ -26,6 +26,7 @@ class ControlSocket {
   std::vector<Command> OnEvent(int fd, std::uint32_t events);
   bool Asked() const;  // Somebody waits for the state.
   bool OutputWanted() const;
+  bool HasAgent() const;  // One that has said hello is connected.
 
   enum class To { kAll, kAsking, kOutputWanting };
   // A state replaces one that a slow reader has not taken yet.

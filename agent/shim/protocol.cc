@@ -20,7 +20,8 @@ enum Kind : char {
   kStartRanks = 11,
   kStop = 12,
   kKill = 13,
-  kQuery = 14
+  kQuery = 14,
+  kRelease = 15
 };
 
 absl::Status Damaged(std::string_view what) {
@@ -156,6 +157,7 @@ std::string Encode(const Spec& spec) {
   out.Int(24, spec.unkillable_after.count());
   out.Bytes(25, spec.node_check.command);
   out.Int(26, spec.node_check.timeout.count());
+  out.Int(27, spec.agent_patience.count());
   return std::string(1, kSpec) + out.Take();
 }
 
@@ -194,6 +196,7 @@ absl::StatusOr<Spec> DecodeSpec(std::string_view bytes) {
       case 24: spec.unkillable_after = Duration(in.Int()); break;
       case 25: spec.node_check.command = in.str(); break;
       case 26: spec.node_check.timeout = Duration(in.Int()); break;
+      case 27: spec.agent_patience = Duration(in.Int()); break;
     }
   }
   if (!in.ok() || !limits_ok || spec.nonce.empty()) return Damaged("run directory spec");
@@ -218,6 +221,8 @@ std::string Encode(const Command& command) {
     out.Int(2, stop->signal);
   } else if (std::holds_alternative<Kill>(command)) {
     kind = kKill;
+  } else if (std::holds_alternative<Release>(command)) {
+    kind = kRelease;
   }
   return std::string(1, kind) + out.Take();
 }
@@ -261,6 +266,7 @@ absl::StatusOr<Command> DecodeCommand(std::string_view bytes) {
     }
     case kKill: command = Kill{}; break;
     case kQuery: break;
+    case kRelease: command = Release{}; break;
     default:
       return absl::UnimplementedError(
           absl::StrCat("shim command ", static_cast<int>(bytes[0]), " is not known"));

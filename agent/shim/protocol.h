@@ -65,6 +65,10 @@ struct Spec {
   Duration unkillable_after =
       std::chrono::seconds(10);  // From the first SIGKILL to Phase::kUnkillable.
   std::vector<ResourceLimit> limits = {{4 /* RLIMIT_CORE */, 0, 0}};
+  // How long this process waits for an agent that is away: with the last state of its group, which
+  // no agent has taken to a coordinator yet; with a group of which no rank was ever started; a
+  // store without client and agent. Zero: it ends with its group, and waits for an agent for ever.
+  Duration agent_patience{};
   std::optional<int>
       oom_score_adj;  // Of the ranks. Raising needs no right; a refused lowering is skipped.
 
@@ -105,7 +109,10 @@ struct Stop {
 };
 struct Kill {};   // Stop with the deadline now.
 struct Query {};  // Send the state again.
-using Command = std::variant<Hello, StartRanks, Stop, Kill, Query>;
+// The last state of a free group is durable elsewhere: its witness may be refused from now on. A
+// Kill says the same.
+struct Release {};
+using Command = std::variant<Hello, StartRanks, Stop, Kill, Query, Release>;
 
 // ---- shim → agent; also the file "state"
 
@@ -141,8 +148,9 @@ struct State {
   pid_t shim_pid = 0;
   // kPreparing: the node check runs. kPrepared: no rank was started. kStarting: some exec is not
   // confirmed. kRunning: all were, some may have ended. kStopping: a stop was obeyed, or the
-  // lifeline closed. kFree: nothing of the group is left; final, the shim exits. kUnkillable:
-  // SIGKILL was `unkillable_after` ago and `left` still live; may yet become kFree.
+  // lifeline closed. kFree: nothing of the group is left; final, the shim exits once it is
+  // released. kUnkillable: SIGKILL was `unkillable_after` ago and `left` still live; may yet become
+  // kFree.
   Phase phase = Phase::kPrepared;
   std::string check_failed;  // How the node check failed, any bytes; the shim then stops by itself.
   bool ever_started = false;     // StartRanks was obeyed.

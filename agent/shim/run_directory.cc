@@ -4,6 +4,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
+
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/status_macros.h"
@@ -101,6 +104,8 @@ absl::StatusOr<RunRecord> ReadRunDirectory(const std::string& path) {
   // The lock before the state: a shim that ends in between has written its last state by then.
   ASSIGN_OR_RETURN(record.shim_alive, io::IsLocked(fd, kLockFile));
   record.started = ::faccessat(fd, kStartedFile, F_OK, 0) == 0;
+  if (!record.started && errno != ENOENT)
+    return io::ErrnoStatus(errno, absl::StrCat("look for ", kStartedFile));
   absl::StatusOr<std::string> state = io::ReadFileAt(fd, kStateFile, kMaxStateBytes);
   if (state.ok()) {
     ASSIGN_OR_RETURN(record.state, DecodeState(*state));
@@ -108,9 +113,63 @@ absl::StatusOr<RunRecord> ReadRunDirectory(const std::string& path) {
     return state.status();
   }
   absl::StatusOr<std::string> notes = io::ReadFileAt(fd, kAgentFile, kMaxNotesBytes);
-  if (notes.ok()) record.agent_notes = *std::move(notes);
+  if (notes.ok()) {
+    record.agent_notes = *std::move(notes);
+  } else if (!absl::IsNotFound(notes.status())) {
+    return notes.status();
+  }
   return record;
 }
+
+namespace {
+
+// Says the error something about the directory? Others are of this process or of the host.
+bool IsOfTheDirectory(const absl::Status& error) {
+  switch (io::ErrnoOf(error)) {
+    case 0:  // Not the kernel's: what was read makes no sense, or is too long.
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case ELOOP:
+    case EACCES:
+    case EPERM: return true;
+    default: return false;
+  }
+}
+
+// "<job>.<generation>" or "<job>.<generation>.store"; a job's id may have dots of its own.
+void TakeName(std::string_view name, UnreadableRun& run) {
+  constexpr std::string_view kStore = ".store";
+  if (name.size() > kStore.size() && name.substr(name.size() - kStore.size()) == kStore) {
+    name.remove_suffix(kStore.size());
+    run.role = Role::kStore;
+  }
+  const std::size_t dot = name.rfind('.');
+  std::uint64_t generation = 0;
+  if (dot == std::string_view::npos || dot == 0 ||
+      !absl::SimpleAtoi(std::string(name.substr(dot + 1)), &generation) || generation == 0)
+    return;
+  run.job = JobId(std::string(name.substr(0, dot)));
+  run.generation = Generation(generation);
+}
+
+absl::StatusOr<UnreadableRun> LookAtUnreadable(const std::string& path, const std::string& name,
+                                               const absl::Status& why) {
+  UnreadableRun run;
+  run.path = path;
+  run.why = std::string(why.message());
+  TakeName(name, run);
+  ASSIGN_OR_RETURN(RunDirectory directory, OpenRunDirectory(path));
+  const int fd = directory.fd.get();
+  ASSIGN_OR_RETURN(run.held, io::IsLocked(fd, kLockFile));
+  run.had_shim = run.held || ::faccessat(fd, kLockFile, F_OK, 0) == 0;
+  absl::StatusOr<std::string> bytes = io::ReadFileAt(fd, kSpecFile, kMaxSpecBytes);
+  absl::StatusOr<Spec> spec = bytes.ok() ? DecodeSpec(*bytes) : bytes.status();
+  if (spec.ok()) run.spec = *std::move(spec);
+  return run;
+}
+
+}  // namespace
 
 absl::StatusOr<RunScan> ScanRunDirectories(const std::string& node_base) {
   RunScan scan;
@@ -122,9 +181,20 @@ absl::StatusOr<RunScan> ScanRunDirectories(const std::string& node_base) {
     absl::StatusOr<RunRecord> record = ReadRunDirectory(path);
     if (record.ok()) {
       scan.records.push_back(*std::move(record));
-    } else {
-      scan.damaged.push_back(absl::StrCat(path, ": ", record.status().message()));
+      continue;
     }
+    if (::lstat(path.c_str(), &info) < 0 && errno == ENOENT) continue;  // Removed meanwhile.
+    absl::Status why = record.status();
+    if (IsOfTheDirectory(why)) {
+      absl::StatusOr<UnreadableRun> run = LookAtUnreadable(path, name, why);
+      if (run.ok()) {
+        scan.unreadable.push_back(*std::move(run));
+        continue;
+      }
+      why = run.status();
+    }
+    return absl::UnavailableError(
+        absl::StrCat("can't look at run directory ", path, ": ", std::string(why.message())));
   }
   return scan;
 }
@@ -133,6 +203,17 @@ absl::Status WriteAgentNotes(const std::string& path, std::string_view notes) {
   return io::ReplaceFile(absl::StrCat(path, "/", kAgentFile), notes, io::Durability::kVolatile);
 }
 
-absl::Status RemoveRunDirectory(const std::string& path) { return io::RemoveTree(path); }
+absl::StatusOr<bool> IsHeld(const std::string& path) {
+  absl::StatusOr<RunDirectory> directory = OpenRunDirectory(path);
+  if (absl::IsNotFound(directory.status())) return false;
+  RETURN_IF_ERROR(directory.status());
+  return io::IsLocked(directory->fd.get(), kLockFile);
+}
+
+absl::Status RemoveRunDirectory(const std::string& path) {
+  ASSIGN_OR_RETURN(const bool held, IsHeld(path));
+  if (held) return absl::FailedPreconditionError(absl::StrCat(path, ": its process lives"));
+  return io::RemoveTree(path);
+}
 
 }  // namespace regroup::shim

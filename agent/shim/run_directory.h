@@ -66,14 +66,29 @@ struct RunRecord {
   }
 };
 absl::StatusOr<RunRecord> ReadRunDirectory(const std::string& path);
+// A directory that is there and can't be understood: written by a newer program, or its files are
+// gone, damaged, or not ours to read. Its name still says whose it is.
+struct UnreadableRun {
+  std::string path, why;
+  JobId job;  // Empty: the name is not of a run directory.
+  Generation generation;
+  Role role = Role::kGroup;
+  std::optional<Spec> spec;  // Where that much could be read.
+  bool held = false;         // The lock is held: its shim lives.
+  bool had_shim = false;     // There is a lock file, so a shim was (about to be) started.
+};
 struct RunScan {
   std::vector<RunRecord> records;
-  std::vector<std::string>
-      damaged;  // Paths that hold no readable spec, each with the reason ("path: why").
+  std::vector<UnreadableRun> unreadable;
 };
+// An error means that nothing is known and nothing may be touched: descriptors or memory are short,
+// the disk fails, or a lock can't be looked at. It may pass; ask again.
 absl::StatusOr<RunScan> ScanRunDirectories(const std::string& node_base);
 
 absl::Status WriteAgentNotes(const std::string& path, std::string_view notes);
+// Does a process hold the lock? False without a directory.
+absl::StatusOr<bool> IsHeld(const std::string& path);
+// FAILED_PRECONDITION, and nothing is touched, as long as its lock is held.
 absl::Status RemoveRunDirectory(const std::string& path);
 
 }  // namespace regroup::shim

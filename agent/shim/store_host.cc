@@ -14,6 +14,11 @@
 #include "common/io/proc.h"
 
 namespace regroup::shim {
+namespace {
+
+constexpr auto kLookAgain = std::chrono::seconds(1);
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<StoreHost>> StoreHost::Create(Spec spec, Fds fds) {
   std::unique_ptr<StoreHost> host(new StoreHost(std::move(spec), std::move(fds)));
@@ -41,6 +46,7 @@ void StoreHost::Run() {
   for (;;) {
     if (stop_deadline_ && (server_->connection_count() == 0 || io::BootNow() >= *stop_deadline_))
       over_ = true;
+    EndIfAbandoned();
     if (over_) server_.reset();  // Closed before anybody is told.
     Report();
     if (over_) return;
@@ -74,6 +80,28 @@ void StoreHost::Stop(Instant deadline) {
   server_->CloseListener();
 }
 
+void StoreHost::EndIfAbandoned() {
+  const bool alone = spec_.agent_patience > Duration::zero() && server_->connection_count() == 0 &&
+                     !control_->HasAgent();
+  const Instant now = io::BootNow();
+  if (!alone) {
+    abandoned_due_.reset();
+  } else if (!abandoned_due_) {
+    abandoned_due_ = now + spec_.agent_patience;
+  } else if (now >= *abandoned_due_) {
+    over_ = over_ || !GroupMayLive();
+    abandoned_due_ = now + kLookAgain;
+  }
+}
+
+// Ranks of this node may still come to this store; of others' nodes those that live are connected.
+bool StoreHost::GroupMayLive() const {
+  const std::string lock =
+      "../" + RunDirectoryName(spec_.job, spec_.generation, Role::kGroup) + "/" + kLockFile;
+  const absl::StatusOr<bool> locked = io::IsLocked(fds_.directory.get(), lock);
+  return !locked.ok() || *locked;
+}
+
 void StoreHost::Report() {
   State now;
   now.nonce = spec_.nonce;
@@ -93,8 +121,10 @@ void StoreHost::Report() {
 }
 
 int StoreHost::MillisecondsLeft() const {
-  if (!stop_deadline_) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*stop_deadline_ - io::BootNow());
+  std::optional<Instant> next = stop_deadline_;
+  if (abandoned_due_ && (!next || *abandoned_due_ < *next)) next = abandoned_due_;
+  if (!next) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - io::BootNow());
   return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 3600'000));
 }
 

@@ -15,6 +15,8 @@ namespace regroup::shim {
 // The process of one generation's store: adopted, stopped and lifelined like a group's shim, with
 // the same messages. kRunning until told to stop (or the lifeline closes); then it takes no new
 // connections and ends when the last one is gone, at the deadline at the latest; Kill ends it now.
+// By itself it ends once neither client nor agent was there for spec.agent_patience and no process
+// holds the lock of its group's run directory.
 class StoreHost {
  public:
   struct Fds {
@@ -30,6 +32,8 @@ class StoreHost {
   void OnLifeline();
   void Stop(Instant deadline);
   void Report();
+  void EndIfAbandoned();
+  bool GroupMayLive() const;
   int MillisecondsLeft() const;
 
   const Spec spec_;
@@ -38,6 +42,7 @@ class StoreHost {
   std::optional<ControlSocket> control_;
   std::unique_ptr<store::Server> server_;
   std::optional<Instant> stop_deadline_;
+  std::optional<Instant> abandoned_due_;  // Set while there is neither client nor agent.
   bool over_ = false;
   std::string trouble_;  // Told to people.
   State reported_;

@@ -135,8 +135,9 @@ bool Supervisor::Run() {
   bool logs_finished = false;
   for (;;) {
     const bool logs_done = Report();
-    if (free_ && logs_done) return true;
-    if (free_ && logs_deadline_ && io::BootNow() >= *logs_deadline_) {
+    EndIfReleased();
+    if (released_ && logs_done) return true;
+    if (released_ && io::BootNow() >= *logs_deadline_) {
       logs_->Abandon();
       return false;
     }
@@ -144,6 +145,7 @@ bool Supervisor::Run() {
       logs_->Finish();
       logs_finished = true;
     }
+    WatchForAgent();
     ArmTimer();
     epoll_event events[32];
     int n = ::epoll_wait(epoll_.get(), events, 32, -1);
@@ -185,7 +187,9 @@ void Supervisor::OnEvent(int fd, std::uint32_t events) {
 void Supervisor::OnCommand(const Command& command) {
   if (const auto* start = std::get_if<StartRanks>(&command)) OnStartRanks(*start);
   if (const auto* stop = std::get_if<Stop>(&command)) OnStop(stop->deadline, stop->signal);
-  if (std::holds_alternative<Kill>(command)) OnStop(io::BootNow(), SIGKILL);
+  const bool kill = std::holds_alternative<Kill>(command);
+  if (free_ && (kill || std::holds_alternative<Release>(command))) release_due_ = io::BootNow();
+  if (kill) OnStop(io::BootNow(), SIGKILL);
 }
 
 void Supervisor::OnLifeline() {
@@ -193,6 +197,8 @@ void Supervisor::OnLifeline() {
   ssize_t n = ::read(fds_.lifeline.get(), bytes, sizeof(bytes));
   if (n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN))) return;
   fds_.lifeline.reset();
+  lifeline_closed_ = true;
+  if (free_) release_due_ = io::BootNow();
   if (!stop_deadline_) OnStop(io::BootNow() + spec_.lifeline_grace, SIGTERM);
 }
 
@@ -420,6 +426,10 @@ void Supervisor::KillDescendants() {
 void Supervisor::OnDue(Instant now) {
   if (check_due_ && now >= *check_due_) OnCheckDue(now);
   if (output_due_ && now >= *output_due_) output_due_.reset();
+  if (orphan_due_ && now >= *orphan_due_) {
+    orphan_due_.reset();
+    OnStop(now, SIGKILL);
+  }
   if (free_ || !stop_deadline_ || now < *stop_deadline_) return;
   if (!next_kill_ || now >= *next_kill_) {
     ReapChildren();
@@ -448,13 +458,32 @@ void Supervisor::CheckFree() {
   if (!NothingLeft()) return;
   free_ = true;
   left_.clear();
-  fds_.witness.reset();
+  const Instant now = io::BootNow();
+  // Its launch command is gone, so that no agent will ever ask.
+  release_due_ = lifeline_closed_ ? now : now + spec_.agent_patience;
   if (cgroup_) {
     absl::Status removed = cgroup_->Remove();
     if (!removed.ok()) std::fprintf(stderr, "%s\n", std::string(removed.message()).c_str());
     cgroup_.reset();
   }
-  logs_deadline_ = io::BootNow() + kLogPatience;
+  logs_deadline_ = now + kLogPatience;
+}
+
+void Supervisor::EndIfReleased() {
+  if (!free_ || released_ || io::BootNow() < *release_due_) return;
+  released_ = true;
+  fds_.witness.reset();
+}
+
+// Of a group that only an agent can start: without one for long it ends.
+void Supervisor::WatchForAgent() {
+  const bool orphan = spec_.agent_patience > Duration::zero() && !ever_started_ &&
+                      !stop_deadline_ && !free_ && !control_->HasAgent();
+  if (!orphan) {
+    orphan_due_.reset();
+  } else if (!orphan_due_) {
+    orphan_due_ = io::BootNow() + spec_.agent_patience;
+  }
 }
 
 // ---- report ------------------------------------------------------------------------------------
@@ -525,7 +554,8 @@ std::optional<Instant> Supervisor::NextDue() const {
     if (due && (!next || *due < *next)) next = due;
   };
   consider(output_due_);
-  consider(logs_deadline_);
+  if (free_) consider(released_ ? logs_deadline_ : release_due_);
+  consider(orphan_due_);
   consider(check_due_);
   if (!free_) consider(next_kill_ ? next_kill_ : stop_deadline_);
   return next;

@@ -33,8 +33,10 @@ struct SupervisorFds {
 class Supervisor {
  public:
   static absl::StatusOr<std::unique_ptr<Supervisor>> Create(Spec spec, SupervisorFds fds);
-  // Returns when the group is free, its state was sent and written, and its logs are on disk (waits
-  // 5 s for them; then false: the process must end by _exit).
+  // Returns when the group is free, its state was sent and written, an agent has released it (or
+  // none came for spec.agent_patience, or the lifeline closed), and its logs are on disk (waits 5 s
+  // for them; then false: the process must end by _exit). Until it is released its witness accepts,
+  // so that a refused witness means a process that died.
   bool Run();
 
  private:
@@ -66,6 +68,8 @@ class Supervisor {
   void KillDescendants();
   bool NothingLeft() const;
   void CheckFree();
+  void EndIfReleased();
+  void WatchForAgent();
   Phase PhaseNow() const;
   State Compose(const LogDrain::Progress& logs);
   bool Report();
@@ -93,8 +97,12 @@ class Supervisor {
   bool ever_started_ = false;  // Together with the mark in the run directory.
   bool cgroup_used_ = false;   // Every rank was born in the cgroup.
   bool free_ = false;          // Final.
+  bool lifeline_closed_ = false;
+  bool released_ = false;  // Free, and no agent has to be told any more.
   std::optional<Instant> stop_deadline_, first_kill_, next_kill_, output_due_, logs_deadline_;
-  int stop_signal_ = 0;  // Last one sent; 0: none.
+  std::optional<Instant> release_due_;  // Set once the group is free.
+  std::optional<Instant> orphan_due_;   // Set while no rank was started and no agent is there.
+  int stop_signal_ = 0;                 // Last one sent; 0: none.
   std::vector<pid_t> left_;
 };
 

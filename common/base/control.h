@@ -170,6 +170,8 @@ struct Welcome {
   std::string name;  // Possibly NAME-2.
   Version version;
   Duration heartbeat{}, lease{};
+  Duration agent_restart = std::chrono::minutes(2);
+  bool answers_heartbeats = false;  // An older coordinator does not.
 };
 
 struct GroupSpec {  // What a node needs to know before ranks exist.

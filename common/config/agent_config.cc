@@ -1,5 +1,6 @@
 #include "common/config/agent_config.h"
 
+#include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/config/flags.h"
@@ -13,11 +14,14 @@ namespace regroup {
 void DescribeFlags(CLI::App& app, AgentConfig& config) {
   AddParsed(
       app, "--coordinator", "ADDRESS", "",
-      "coordinator to serve: HOST[:PORT], or the path of its socket; none: the one of this host",
+      "coordinator to serve: HOST[:PORT], or the path of its socket; up to 8 with commas, tried in "
+      "turn; none: the one of this host",
       [&config](std::string_view text) {
         constexpr std::string_view kUnix = "unix:";
-        config.coordinator =
-            text.substr(0, kUnix.size()) == kUnix ? text.substr(kUnix.size()) : text;
+        config.coordinators = absl::StrSplit(absl::string_view(text.data(), text.size()), ',');
+        for (std::string& coordinator : config.coordinators) {
+          if (coordinator.compare(0, kUnix.size(), kUnix) == 0) coordinator.erase(0, kUnix.size());
+        }
         return absl::OkStatus();
       });
   AddInt(app, "--slots", config.slots, 0, limits::kWorkersPerNode,
@@ -45,12 +49,20 @@ absl::Status Validate(const AgentConfig& config) {
     return UserError(absl::StatusCode::kInvalidArgument, "--grace: 0s leaves no time to save",
                      "more than 0 is needed", "--grace 30s");
   }
-  if (config.coordinator.empty() || config.coordinator.find('/') != std::string::npos)
-    return absl::OkStatus();
-  absl::StatusOr<Endpoint> endpoint = ParseEndpoint(config.coordinator);
-  if (!endpoint.ok()) return AtField("--coordinator", endpoint.status());
-  return CheckNetworkRule(*endpoint, config.insecure,
-                          Cat("regroup agent --coordinator ", config.coordinator));
+  if (config.coordinators.size() > kMaxCoordinators) {
+    return UserError(absl::StatusCode::kInvalidArgument,
+                     Cat("--coordinator: ", config.coordinators.size(), " addresses"),
+                     Cat("an agent tries at most ", kMaxCoordinators, " in turn"),
+                     "--coordinator HOST1,HOST2");
+  }
+  for (const std::string& coordinator : config.coordinators) {
+    if (coordinator.find('/') != std::string::npos) continue;
+    absl::StatusOr<Endpoint> endpoint = ParseEndpoint(coordinator);
+    if (!endpoint.ok()) return AtField("--coordinator", endpoint.status());
+    RETURN_IF_ERROR(CheckNetworkRule(*endpoint, config.insecure,
+                                     Cat("regroup agent --coordinator ", coordinator)));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace regroup

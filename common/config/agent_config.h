@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "common/base/time.h"
@@ -16,10 +17,12 @@ class App;
 
 namespace regroup {
 
+inline constexpr std::size_t kMaxCoordinators = 8;
+
 struct AgentConfig {
-  std::string coordinator;  // HOST[:PORT] as typed, or the path of a Unix socket (has a '/').
-                            // Empty: coordinator-local.
-  int slots = 0;            // 0: count GPUs, else 1.
+  // Each HOST[:PORT] as typed, or the path of a Unix socket (has a '/'). None: coordinator-local.
+  std::vector<std::string> coordinators;
+  int slots = 0;  // 0: count GPUs, else 1.
   bool sigterm_is_notice = false;
   Duration grace = std::chrono::seconds(30);  // Until this node is gone after a notice by signal.
   std::string node_name;                      // Empty: the host's name, and then not explicit.

@@ -21,14 +21,13 @@ int Milliseconds(Duration duration) {
 }
 
 grpc::ChannelArguments Arguments(const DialOptions& options, bool loopback) {
-  // How long one attempt to connect may take; gRPC calls it the minimal back-off.
-  constexpr int kConnectMs = 5'000;
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, Milliseconds(options.first_backoff));
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
+  // gRPC's name for how long one attempt to connect may take.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, Milliseconds(options.connect_limit));
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS,
                    Milliseconds(loopback ? options.first_backoff
                                          : std::max(options.first_backoff, options.max_backoff)));

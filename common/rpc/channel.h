@@ -23,6 +23,7 @@ struct DialOptions {
   Duration first_backoff = std::chrono::milliseconds(50);
   Duration max_backoff =
       std::chrono::seconds(2);  // On loopback: equal to first_backoff, whatever is given here.
+  Duration connect_limit = std::chrono::seconds(5);  // Of one attempt.
   int max_receive_bytes = kMaxReplyBytes;
 };
 

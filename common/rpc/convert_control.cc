@@ -358,6 +358,8 @@ pb::Welcome ToProto(const Welcome& value) {
   *out.mutable_version() = ToProto(value.version);
   out.set_heartbeat_ns(value.heartbeat.count());
   out.set_lease_ns(value.lease.count());
+  out.set_agent_restart_ns(value.agent_restart.count());
+  out.set_answers_heartbeats(value.answers_heartbeats);
   return out;
 }
 
@@ -373,6 +375,11 @@ absl::StatusOr<Welcome> FromProto(const pb::Welcome& value) {
   out.heartbeat =
       Duration(check.Number<std::int64_t>("heartbeat", value.heartbeat_ns(), kMillisecond, kDay));
   out.lease = Duration(check.Number<std::int64_t>("lease", value.lease_ns(), kMillisecond, kDay));
+  if (value.agent_restart_ns() != 0) {
+    out.agent_restart = Duration(
+        check.Number<std::int64_t>("agent_restart", value.agent_restart_ns(), kMillisecond, kDay));
+  }
+  out.answers_heartbeats = value.answers_heartbeats();
   return check.Finish(std::move(out));
 }
 

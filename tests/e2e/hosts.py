@@ -72,6 +72,13 @@ class TwoHosts:
             for address in (receiver.ipv4, receiver.ipv6):
                 self._in(sender, "neigh", "replace", address, "lladdr", _NOBODY, "dev", "veth0", "nud", "permanent")
 
+    def heal(self, host):
+        """What was cut is whole again, and nobody is told."""
+        other = next(peer for peer in self.hosts if peer is not host)
+        for sender, receiver in ((host, other), (other, host)):
+            for address in (receiver.ipv4, receiver.ipv6):
+                self._in(sender, "neigh", "del", address, "dev", "veth0")
+
     def __exit__(self, *_):
         for host in self.hosts:
             subprocess.run(["ip", "netns", "del", host.namespace], check=False, capture_output=True)

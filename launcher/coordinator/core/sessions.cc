@@ -156,8 +156,14 @@ void Engine::Attach(Node& node, const SessionOpened& event) {
   node.told_result.reset();
   node.groups.clear();
   node.leaving.reset();
-  Do(SendWelcome{event.session, Welcome{meta_.cluster, epoch_, node.row.name, config_.version,
-                                        config_.heartbeat, config_.lease}});
+  Do(SendWelcome{event.session, Welcome{.cluster = meta_.cluster,
+                                        .epoch = epoch_,
+                                        .name = node.row.name,
+                                        .version = config_.version,
+                                        .heartbeat = config_.heartbeat,
+                                        .lease = config_.lease,
+                                        .agent_restart = config_.agent_restart,
+                                        .answers_heartbeats = true}});
   Say(Severity::kInfo, "node attached", {{"node", node.row.name}, {"address", node.row.address}});
   for (const GroupReport& group : hello.groups) {
     node.groups[group.job][group.generation] = group;

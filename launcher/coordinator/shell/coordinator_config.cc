@@ -28,6 +28,8 @@ void DescribeFlags(CLI::App& app, CoordinatorConfig& config) {
   AddDuration(app, "--agent-lease", config.lease, "silence after which a node is lost, as in 5s");
   AddDuration(app, "--heartbeat", config.heartbeat,
               "how often an agent says that it lives, as in 1s");
+  AddDuration(app, "--agent-restart", config.agent_restart,
+              "how long an agent may be away while its workers run on, as in 2m");
 }
 
 absl::Status Validate(const CoordinatorConfig& config) {
@@ -51,6 +53,13 @@ absl::Status Validate(const CoordinatorConfig& config) {
             FormatDuration(config.heartbeat) +
             "; the heartbeat is at least 10ms, the lease at least three of them and at most 1h",
         "regroup coordinator --agent-lease 5s --heartbeat 1s");
+  }
+  if (config.agent_restart < std::chrono::seconds(1) ||
+      config.agent_restart > std::chrono::hours(24)) {
+    return UserError(absl::StatusCode::kInvalidArgument,
+                     "--agent-restart: " + FormatDuration(config.agent_restart) +
+                         " is no time for an agent to be replaced in",
+                     "it is at least 1s and at most 24h", "regroup coordinator --agent-restart 2m");
   }
   return absl::OkStatus();
 }

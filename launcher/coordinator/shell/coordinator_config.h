@@ -25,6 +25,7 @@ struct CoordinatorConfig {
   bool log_json = false;
   std::string build;  // Commit and build type, for people; set by main.
   Duration lease = std::chrono::seconds(5);
+  Duration agent_restart = std::chrono::minutes(2);
   Duration heartbeat = std::chrono::seconds(1);
 };
 

@@ -266,6 +266,7 @@ class DaemonImpl final : public Daemon, public Outlet {
     config.ad_hoc = config_.ad_hoc;
     config.lease = config_.lease;
     config.heartbeat = config_.heartbeat;
+    config.agent_restart = config_.agent_restart;
     Core core(config, epoch, *rows, io::MonotonicNow());
     calls_.SetIdentity({core.cluster(), epoch, OurVersion()});
     sessions_.OnAttached(

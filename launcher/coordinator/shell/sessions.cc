@@ -197,6 +197,7 @@ void Sessions::Obey(SessionId id, Session& session, Instant received, Decoded me
                  },
                  [&](HeartbeatMessage& heartbeat) {
                    step(HeartbeatReceived{id, heartbeat.obeyed});
+                   AnswerHeartbeat(id);
                  },
                  [&](GroupReport& report) {
                    step(Reported{id, std::move(report)});
@@ -281,6 +282,16 @@ void Sessions::SendAnswer(SessionId id, pb::CoordinatorMessage message) {
   if (welcome) by_node_[node] = id;
   Send(id, session->outbox.AddAnswer(std::move(message)));
   if (welcome && attached_hook_) attached_hook_(node, id);
+}
+
+// Not behind the disk: it says that this process is there, not that anything is durable. What is
+// on its way already says as much.
+void Sessions::AnswerHeartbeat(SessionId id) {
+  Session* session = Writable(id);
+  if (session == nullptr || session->write_in_flight) return;
+  pb::CoordinatorMessage answer;
+  answer.mutable_heartbeat_answer();
+  SendAnswer(id, std::move(answer));
 }
 
 void Sessions::SendNews(SessionId id, pb::CoordinatorMessage message) {

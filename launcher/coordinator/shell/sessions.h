@@ -43,6 +43,7 @@ class Sessions {
   // The rest on the loop's thread. A session that is gone swallows what is sent to it.
   void SendAnswer(SessionId session, pb::CoordinatorMessage message);
   void SendNews(SessionId session, pb::CoordinatorMessage message);
+  void AnswerHeartbeat(SessionId session);
   void SendOrder(SessionId session, const Order& order);
   // Finishes the stream with this status; where it means that the agent must stay away, a refusal
   // goes before it.

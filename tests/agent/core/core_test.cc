@@ -30,6 +30,13 @@ CommitAnswer Accepted(const GroupKey& key, std::uint64_t attempt) {
   return answer;
 }
 
+void AttachToOneThatAnswers(Driver& agent) {
+  agent.Do(CoordinatorFound{"10.0.0.2", "10.0.0.1"});
+  Welcome welcome = Driver::WelcomeOf();
+  welcome.answers_heartbeats = true;
+  agent.Do(Welcomed{welcome});
+}
+
 TEST(AgentCore, PrepareWritesTheRecordThenSpawnsThenReports) {
   Driver agent(ServiceConfig());
   agent.Attach();
@@ -549,6 +556,82 @@ TEST(AgentCore, HeartbeatsEchoTheLastOrderObeyed) {
   agent.Do(CoordinatorAway{});
   agent.AdvanceTo(10s);
   EXPECT_EQ(agent.CountEver<SendHeartbeat>(), 1);
+}
+
+// M5: TCP alone notices a host that is gone after up to 15 minutes.
+TEST(AgentCore, ASilentCoordinatorIsLeftAfterALease) {
+  Driver agent(ServiceConfig());
+  AttachToOneThatAnswers(agent);
+  agent.AdvanceTo(4s);
+  agent.Do(CoordinatorSpoke{});
+  agent.AdvanceTo(8999ms);
+  EXPECT_TRUE(agent.core().attached());
+  EXPECT_EQ(agent.CountEver<BreakSession>(), 0);
+  agent.AdvanceTo(9s);
+  EXPECT_FALSE(agent.core().attached());
+  ASSERT_NE(agent.Last<BreakSession>(), nullptr);
+  EXPECT_EQ(agent.Last<BreakSession>()->why, "nothing was heard from the coordinator for 5 s");
+  agent.AdvanceTo(100s);
+  EXPECT_EQ(agent.CountEver<BreakSession>(), 1);
+}
+
+TEST(AgentCore, ACoordinatorThatAnswersNoHeartbeatsMayBeSilent) {
+  Driver agent(ServiceConfig());
+  agent.Attach();
+  agent.AdvanceTo(100s);
+  EXPECT_TRUE(agent.core().attached());
+}
+
+TEST(AgentCore, WhatWasSaidWhileTheAgentStoodStillIsReadFirst) {
+  Driver agent(ServiceConfig());
+  AttachToOneThatAnswers(agent);
+  agent.StandStill(60s);
+  EXPECT_TRUE(agent.core().attached());
+  agent.AdvanceTo(63999ms);
+  EXPECT_TRUE(agent.core().attached());
+  agent.AdvanceTo(64s);
+  EXPECT_FALSE(agent.core().attached());
+}
+
+TEST(AgentCore, ASessionWithoutAWelcomeIsLeft) {
+  Driver agent(ServiceConfig());
+  agent.Do(CoordinatorFound{"10.0.0.2", "10.0.0.1"});
+  agent.AdvanceTo(4999ms);
+  EXPECT_EQ(agent.CountEver<BreakSession>(), 0);
+  agent.AdvanceTo(5s);
+  EXPECT_EQ(agent.CountEver<BreakSession>(), 1);
+}
+
+// H4: a refused witness means that its node died, so it stays until the end of its group is known.
+TEST(AgentCore, AShimIsReleasedOnceTheCoordinatorKnowsItsEnd) {
+  Driver agent(ServiceConfig());
+  agent.Attach();
+  BringUp(agent, 1, 1);
+  const GroupKey key = Key("a-1", 1);
+  agent.Do(ReportAcked{agent.core().groups().at(key).number});
+  agent.Do(RankExited{key, {}});
+  agent.Do(ReportAcked{agent.core().groups().at(key).number});
+  EXPECT_EQ(agent.CountEver<ReleaseShim>(), 0) << "it is not free yet";
+  const ReportNo before = agent.core().groups().at(key).number;
+  agent.Do(GroupEmpty{key});
+  agent.Do(ReportAcked{before});
+  EXPECT_EQ(agent.CountEver<ReleaseShim>(), 0);
+  agent.Do(ReportAcked{agent.core().groups().at(key).number});
+  EXPECT_NE(agent.Last<ReleaseShim>(), nullptr);
+}
+
+TEST(AgentCore, AGroupOfUnknownSizeHoldsEverySlot) {
+  RunRecord record;
+  record.key = Key("a-1", 1);
+  record.boot = BootId("boot");
+  record.started = true;
+  Driver agent(ServiceConfig(4), {record});
+  EXPECT_EQ(agent.CountEver<KillGroup>(), 1);
+  agent.Attach();
+  agent.Do(Ordered{PrepareOrder(1, 1, 1, false, "b-2")});
+  EXPECT_EQ(agent.Last<WriteRunDirectory>(), nullptr);
+  agent.Do(GroupEmpty{record.key});
+  EXPECT_NE(agent.Last<WriteRunDirectory>(), nullptr);
 }
 
 TEST(AgentCore, WithoutACoordinatorWorkersRunOn) {

@@ -59,6 +59,12 @@ class Driver {
     now_ = std::max(now_, At(at));
   }
 
+  // The process stood still so long: no Tick came.
+  Effects& StandStill(Duration time) {
+    now_ += time;
+    return Do(Tick{});
+  }
+
   Effects& Attach(std::string cluster = "c", std::uint64_t epoch = 1) {
     Do(CoordinatorFound{"10.0.0.2", "10.0.0.1"});
     return Do(Welcomed{WelcomeOf(std::move(cluster), epoch)});

@@ -11,7 +11,7 @@ import regroup_e2e as e2e
 WORKER = 'echo "$REGROUP_GENERATION $RANK $$" >> "$MARKS"; echo "hello from $RANK"; exec sleep 600'
 
 
-class Agents(e2e.TestCase):
+class Fleet(e2e.TestCase):
     def setUp(self):
         super().setUp()
         self.port = e2e.free_port()
@@ -68,6 +68,26 @@ class Agents(e2e.TestCase):
         e2e.wait_for(lambda: not any(e2e.alive(pid) for _, _, pid in self.started()), 20, "the workers to end", self.fx.describe)
         e2e.wait_for(lambda: "cancelled" in self.regroup("ps", "-a").stdout, 20, "the job to end", self.fx.describe)
 
+    def roll(self, jobs):
+        """Agents are replaced one after the other, again and again, while short jobs end on them."""
+        names = ("a", "b", "c")
+        for name in names:
+            self.agent(name, slots=8)
+        for i in range(jobs):
+            done = self.regroup("submit", "--name", f"j{i}", "--max-restarts", "3", "--", "sh", "-c", f"echo {i} >> {self.marks}; sleep 0.{i % 7}")
+            self.assertEqual(done.code, 0, done)
+            if i % 4 == 0:
+                name = names[i // 4 % 3]
+                self.agents[name].send(signal.SIGTERM)
+                self.agents[name].wait()
+                self.agent(name, slots=8)
+        e2e.wait_for(lambda: self.regroup("ps", "-a").stdout.count("succeeded") == jobs, 120, "all jobs", self.fx.describe, every=0.5)
+        with open(self.marks) as f:
+            ran = sorted(map(int, f.read().split()))
+        self.assertEqual(ran, list(range(jobs)), "each runs once")
+
+
+class Agents(Fleet):
     def test_a_killed_agent_adopts_its_workers(self):
         for name in ("a", "b"):
             self.agent(name)
@@ -81,6 +101,39 @@ class Agents(e2e.TestCase):
         self.assertTrue(all(e2e.alive(pid) for _, _, pid in before))
         e2e.wait_for(lambda: "running" in self.regroup("ps").stdout, 10, "the job to run", self.fx.describe)
         self.cancel(job)
+
+    def test_what_lives_of_an_unreadable_run_directory_is_ended_before_anything_new_starts(self):
+        self.agent("a")
+        job = self.submit(1, f"setsid sleep 600 & echo $! > {self.marks}.child; " + WORKER)
+        (_, _, pid), = self.wait_for_world(1, 1)
+        with open(self.marks + ".child") as f:
+            child = int(f.read())
+        shim, = [info for info in self.fx.processes("regroup-shim") if f"{job}.1" in info.argv]
+        self.kill("a")
+        with open(os.path.join(os.readlink(f"/proc/{shim.pid}/fd/3"), "state"), "w") as f:
+            f.write("of a newer program")
+        self.agent("a")
+        self.wait_for_world(2, 1)
+        self.assertFalse(any(e2e.alive(p) for p in (pid, child, shim.pid)), "two generations at once")
+        self.cancel(job)
+
+    def test_what_ended_while_its_agent_was_away_does_not_run_again(self):
+        self.agent("a")
+        go = self.fx.path("work", "go")
+        job = self.submit(1, f'echo "$REGROUP_GENERATION $RANK $$" >> "$MARKS"; until [ -e {go} ]; do sleep 0.02; done')
+        (_, _, pid), = self.wait_for_world(1, 1)
+        e2e.wait_for(lambda: "running" in self.regroup("ps").stdout, 20, "the job to run", self.fx.describe)
+        self.kill("a")
+        open(go, "w").close()
+        e2e.wait_for(lambda: not e2e.alive(pid), 20, "the worker to end", self.fx.describe)
+        time.sleep(1)  # Ten probes of its witness: refused would be the proof of a loss.
+        self.assertIn("running", self.regroup("ps").stdout)
+        self.agent("a")
+        self.assertEqual(self.regroup("wait", job).code, 0)
+        self.assertEqual(self.started(), [(1, 0, pid)], "it ran twice")
+
+    def test_rolling_restarts_while_short_jobs_end(self):
+        self.roll(24)
 
     def test_killed_at_any_moment_no_rank_starts_twice(self):
         seed = int(os.environ.get("REGROUP_SEED", "7"))
@@ -210,6 +263,13 @@ class Agents(e2e.TestCase):
             for i in (1, 2, 3):
                 self.assertIn(f"line {i} of {rank}", follower.stdout)
         self.assertEqual(follower.stdout.count("last words"), 2)
+
+
+class Many(Fleet):
+    """The same with as many jobs as a fleet ends in a minute."""
+
+    def test_rolling_restarts_while_short_jobs_end(self):
+        self.roll(200)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 
 #include "agent/shell/group_host.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <csignal>
@@ -119,6 +121,20 @@ class Life {
     ASSERT_NE(WaitFor<RanksStarted>(), nullptr);
   }
   GroupHost& host() { return *host_; }
+  const std::vector<std::string>& warnings() const { return warnings_; }
+  // Until no shim holds its lock any more.
+  void WaitUntilEmpty(const std::string& folder) {
+    const auto limit = std::chrono::steady_clock::now() + 10s;
+    while (!std::filesystem::is_empty(folder) && std::chrono::steady_clock::now() < limit) {
+      loop_.restart();
+      loop_.run_one_for(50ms);
+    }
+    EXPECT_TRUE(std::filesystem::is_empty(folder));
+  }
+  void RunFor(std::chrono::milliseconds time) {
+    loop_.restart();
+    loop_.run_for(time);
+  }
 
  private:
   boost::asio::io_context loop_{1};
@@ -143,7 +159,7 @@ TEST(GroupHost, AGroupRunsAndLeavesItsErrorBehind) {
   ASSERT_NE(life.Find<RankErrorRead>(), nullptr) << "said before the group is free";
   EXPECT_EQ(life.Find<RankErrorRead>()->error, "why");
   life.host().Carry(RemoveRunDirectory{Key()});
-  EXPECT_TRUE(std::filesystem::is_empty(scratch.path() + "/run"));
+  life.WaitUntilEmpty(scratch.path() + "/run");
   EXPECT_EQ(io::TailText(io::LogDirectory(scratch.path() + "/logs", Key().job, Key().generation, 0),
                          io::LogStream::kStdout, 10, 100),
             "out\n");
@@ -227,7 +243,7 @@ TEST(GroupHost, AnotherLifeAdoptsWhatRuns) {
   EXPECT_TRUE(exited->exit.after_stop);
   ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
   life.host().Carry(RemoveRunDirectory{Key()});
-  EXPECT_TRUE(std::filesystem::is_empty(scratch.path() + "/run"));
+  life.WaitUntilEmpty(scratch.path() + "/run");
 }
 
 // What a job file asks of its workers is known to whoever starts them.
@@ -264,6 +280,91 @@ TEST(GroupHost, AShimThatDoesNotAnswerIsKilledWithItsRanks) {
   life.host().Carry(KillShim{Key()});
   life.ExpectKilled(rank);
   life.host().Carry(RemoveRunDirectory{Key()});
+}
+
+// H3: it used to be removed, its ranks lived on and nobody could ever stop them.
+TEST(GroupHost, ADirectoryThatCannotBeReadKeepsItsGroupUntilThatIsEnded) {
+  for (const char* file : {"state", "spec"}) {
+    Scratch scratch;
+    const std::string folder = scratch.path() + "/run/a-1.1";
+    std::optional<io::ProcessStat> rank;
+    {
+      Life life(scratch, "setsid sleep 60 & exec sleep 60");
+      life.PrepareGroup(3);
+      life.StartGroup(3);
+      rank = life.FirstRank();
+    }
+    std::ofstream(folder + "/" + file) << "rubbish";
+    Life life(scratch, "");
+    const std::vector<RunRecord> records = life.Scan();
+    ASSERT_EQ(records.size(), 1u);
+    const RunRecord& record = records[0];
+    EXPECT_EQ(record.key, Key());
+    EXPECT_TRUE(record.started && !record.shim_alive && !record.empty && !record.killed);
+    EXPECT_EQ(record.workers, std::string(file) == "spec" ? 0 : 3);
+    EXPECT_TRUE(io::IsAlive(rank->pid, rank->start_ticks));
+    EXPECT_TRUE(std::filesystem::exists(folder));
+    life.host().Carry(KillGroup{Key()});
+    ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
+    EXPECT_FALSE(io::IsAlive(rank->pid, rank->start_ticks));
+    EXPECT_FALSE(io::IsAlive(rank->parent, 0)) << "its shim";
+    life.host().Carry(RemoveRunDirectory{Key()});
+    life.WaitUntilEmpty(scratch.path() + "/run");
+  }
+}
+
+TEST(GroupHost, WithoutDescriptorsTheScanWaitsAndTouchesNothing) {
+  Scratch scratch;
+  std::optional<io::ProcessStat> rank;
+  {
+    Life life(scratch, "exec sleep 60");
+    life.PrepareGroup(1);
+    life.StartGroup(1);
+    rank = life.FirstRank();
+  }
+  Life life(scratch, "");
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const io::UniqueFd lowest(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const rlimit none{static_cast<rlim_t>(lowest.get()) + 1, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::optional<std::vector<RunRecord>> found;
+  life.host().Scan([&](std::vector<RunRecord> records) { found = std::move(records); });
+  EXPECT_FALSE(found);
+  EXPECT_EQ(life.warnings().size(), 1u);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (int round = 0; round < 100 && !found; ++round) life.RunFor(100ms);
+  ASSERT_TRUE(found);
+  ASSERT_EQ(found->size(), 1u);
+  EXPECT_TRUE((*found)[0].shim_alive);
+  EXPECT_TRUE(io::IsAlive(rank->pid, rank->start_ticks));
+  life.host().Carry(StopRanks{Key(), io::BootNow()});
+  ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
+  life.host().Carry(RemoveRunDirectory{Key()});
+  life.WaitUntilEmpty(scratch.path() + "/run");
+}
+
+// An agent that dies between the directory and the shim leaves an empty cgroup, which the
+// directory names.
+TEST(GroupHost, ACgroupWithoutAShimGoesWithItsDirectory) {
+  const absl::StatusOr<std::string> base = shim::FindCgroupBase();
+  if (!base.ok()) GTEST_SKIP() << base.status();
+  Scratch scratch;
+  {
+    Life life(scratch, "");
+    Prepare prepare;
+    prepare.generation = Generation(1);
+    life.host().Carry(WriteRunDirectory{Key(), prepare});
+  }
+  const absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(scratch.path() + "/run");
+  ASSERT_TRUE(scan.ok() && scan->records.size() == 1);
+  const std::string cgroup = scan->records[0].spec.cgroup;
+  ASSERT_TRUE(std::filesystem::exists(cgroup)) << cgroup;
+  Life next(scratch, "");
+  ASSERT_EQ(next.Scan().size(), 1u);
+  next.host().Carry(RemoveRunDirectory{Key()});
+  EXPECT_FALSE(std::filesystem::exists(cgroup));
+  next.WaitUntilEmpty(scratch.path() + "/run");
 }
 
 TEST(GroupHost, ADeadShimIsSeenAndItsRanksAreKilled) {

@@ -83,6 +83,19 @@ TEST(NodeFolder, AFullDiskIsSaidWithItsFolder) {
   EXPECT_NE(said.try_this, "");
 }
 
+TEST(Backoff, HurriedItIsAtMostASecondUntilReset) {
+  Backoff backoff(1);
+  for (int i = 0; i < 8; ++i) backoff.Next(false);
+  backoff.Hurry();
+  Duration longest{};
+  for (int i = 0; i < 200; ++i) longest = std::max(longest, backoff.Next(false));
+  EXPECT_LE(longest, std::chrono::seconds(1));
+  backoff.Reset();
+  longest = {};
+  for (int i = 0; i < 200; ++i) longest = std::max(longest, backoff.Next(false));
+  EXPECT_GT(longest, std::chrono::seconds(1));
+}
+
 TEST(Backoff, DoublesUnderItsBoundsAndIsFlatOnLoopback) {
   Backoff backoff(1);
   Duration bound = Backoff::kFirst;

@@ -335,9 +335,54 @@ TEST_F(ShimTest, RunDirectoriesOfOtherBootsAndDamagedOnesAreToldApart) {
   EXPECT_FALSE(scan.records[0].supervisor_lost());
   EXPECT_FALSE(scan.records[0].started);
   EXPECT_EQ(scan.records[0].agent_notes, "notes");
-  ASSERT_EQ(scan.damaged.size(), 1u);
+  ASSERT_EQ(scan.unreadable.size(), 1u);
+  EXPECT_EQ(scan.unreadable[0].job, old.job);
+  EXPECT_EQ(scan.unreadable[0].generation, old.generation);
+  EXPECT_EQ(scan.unreadable[0].role, Role::kStore);
+  EXPECT_FALSE(scan.unreadable[0].held || scan.unreadable[0].had_shim || scan.unreadable[0].spec);
   EXPECT_TRUE(RemoveRunDirectory(second->path).ok());
-  EXPECT_TRUE(ScanRunDirectories(base_.path())->damaged.empty());
+  EXPECT_TRUE(ScanRunDirectories(base_.path())->unreadable.empty());
+}
+
+TEST_F(ShimTest, ADirectoryWhoseLockIsHeldIsNotRemoved) {
+  Group group = Run(ShellSpec("exec sleep 600"));
+  ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
+  EXPECT_TRUE(absl::IsFailedPrecondition(RemoveRunDirectory(group.directory.path)));
+  EXPECT_TRUE(*IsHeld(group.directory.path));
+  group.Stop(Duration{}, 9);
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_TRUE(RemoveRunDirectory(group.directory.path).ok());
+  EXPECT_FALSE(*IsHeld(group.directory.path));
+}
+
+// With its cgroup, and without one: what it has started is found as well.
+TEST_F(ShimTest, WhatLivesOfAnUnreadableDirectoryIsEnded) {
+  for (const bool cgroup : {true, false}) {
+    use_cgroup_ = cgroup;
+    Group group = Run(ShellSpec("setsid sleep 600 & exec sleep 600"));
+    ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
+    ASSERT_TRUE(Eventually([&] { return LiveWithMark(group.spec) == 2; }));
+    for (const char* file : {"spec", "state"}) {
+      ASSERT_TRUE(io::ReplaceFile(absl::StrCat(group.directory.path, "/", file), "rubbish",
+                                  io::Durability::kVolatile)
+                      .ok());
+    }
+    const RunScan scan = *ScanRunDirectories(base_.path());
+    ASSERT_EQ(scan.unreadable.size(), 1u);
+    EXPECT_TRUE(scan.unreadable[0].held);
+    EXPECT_EQ(scan.unreadable[0].job, group.spec.job);
+    int clean = 0;
+    ASSERT_TRUE(Eventually([&] {
+      const absl::StatusOr<int> found =
+          KillUnreadable(scan.unreadable[0], FindCgroupBase().value_or(""));
+      clean = found.ok() && *found == 0 ? clean + 1 : 0;
+      return clean == 2;
+    }));
+    EXPECT_EQ(LiveWithMark(group.spec), 0);
+    EXPECT_FALSE(*IsHeld(group.directory.path));
+    ASSERT_TRUE(RemoveRunDirectory(group.directory.path).ok());
+    group.gone = true;
+  }
 }
 
 TEST_F(ShimTest, RunBaseIsOnATmpfs) {

@@ -123,7 +123,10 @@ Spec ShimTest::CommandSpec(std::vector<std::string> command, int workers) {
   spec.log_root = work_ / "logs";
   if (use_cgroup_) {
     absl::StatusOr<std::string> found = FindCgroupBase();
-    if (found.ok()) spec.cgroup = *MakeGroupCgroup(*found, spec);
+    if (found.ok()) {
+      spec.cgroup = GroupCgroup(*found, spec);
+      CHECK(MakeGroupCgroup(spec).ok());
+    }
   }
   return spec;
 }

@@ -1,0 +1,52 @@
+#pragma once
+
+// One group as GroupHost keeps it, and how it reads what a shim or a run directory says. Of
+// group_host.cc and group_host_scan.cc alone.
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "agent/shell/group_host.h"
+
+namespace regroup::agent {
+
+// Owned by GroupHost; its processes' handlers refer to it by key.
+struct GroupHost::Hosted {
+  GroupKey key;
+  shim::Spec spec;
+  WorkerOptions worker;
+  std::string path, store_path;
+  bool host_store = false;
+  std::vector<std::string> store_members;
+  std::optional<Address> witness, store;
+  io::UniqueFd witness_fd;  // Until the shim has it.
+  std::shared_ptr<ShimProcess> shim, store_shim;
+  std::optional<shim::State> state;    // The newest one.
+  std::optional<shim::RunRecord> end;  // The shim's last words.
+  std::optional<shim::UnreadableRun> unreadable;
+
+  bool adopted = false, ready = false;
+  bool checking = false, check_failed = false;
+  std::size_t starts = 0;
+  std::set<int> exits;        // Posted.
+  std::set<int> errors_read;  // Asked for, or done.
+  int errors_pending = 0;
+  bool empty = false, empty_posted = false, stuck_posted = false;
+  bool empty_limited = false, errors_late = false;
+  bool noticed = false, killed = false;  // Marks.
+};
+
+// Ended, and not by exit code 0 of its program.
+bool Failed(const shim::RankState& rank);
+bool Started(const shim::RankState& rank);
+RankEnded EndOf(const shim::RankState& rank, const shim::Spec& spec);
+
+// What an agent has noted for itself; an empty object where that is none.
+nlohmann::json ParseNotes(const std::string& text);
+std::optional<Address> AddressFrom(const nlohmann::json& object, const char* name);
+
+}  // namespace regroup::agent
