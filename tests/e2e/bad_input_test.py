@@ -250,7 +250,7 @@ class Training(BadInput):
         for path in glob.glob(folder + "/step-*/*/*.safetensors"):
             flip(path)
         before = sorted(glob.glob(folder + "/**", recursive=True))
-        self.refused(self.train(8, folder), 14, "can not resume", "none of 3 commits in .*ckpt verifies", "--checkpoint-dir")
+        self.refused(self.train(8, folder), 14, "cannot resume", "none of 3 commits in .*ckpt verifies", "--checkpoint-dir")
         self.refused(self.fx.start(e2e.binary("regroup-worker"), "generate", "--checkpoint", folder), 14, "checkpoint")
         self.assertEqual(sorted(glob.glob(folder + "/**", recursive=True)), before, "nothing is deleted")
 

@@ -245,6 +245,7 @@ absl::Status Saver::Publish(const Request& request, FileInfo file) {
     ASSIGN_OR_RETURN(FileInfo other, AwaitReport(request, r, end));
     manifest.files.push_back(std::move(other));
   }
+  if (options_.owner != nullptr) RETURN_IF_ERROR(options_.owner->Check());
   // Everything slow comes before the question: a commit that was accepted is published at once.
   ASSIGN_OR_RETURN(const Repository::StagedCommit staged, repository_.Stage(std::move(manifest)));
   const std::string directory =

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/time.h"
+#include "worker/checkpoint/owner.h"
 #include "worker/checkpoint/repository.h"
 #include "worker/checkpoint/shard.h"
 
@@ -48,6 +49,7 @@ struct SaverOptions {
   // From a rank's own file being durable until all others' are, and then for the gate's answer.
   Duration patience = std::chrono::seconds(60);
   std::map<std::string, std::string> settings;
+  Owner* owner = nullptr;  // Rank 0's: nothing is published in a directory that was lost.
 };
 
 struct SaveOutcome {

@@ -51,9 +51,14 @@ void Termination::Run() {
     CHECK(sigwait(&set, &number) == 0);
     const std::scoped_lock lock(mutex_);
     if (stop_) return;
-    if (!saving_) DieOfSigterm();
+    if (!saving_) End();
     received_ = true;
   }
+}
+
+void Termination::End() {
+  if (last_) last_();
+  DieOfSigterm();
 }
 
 void Termination::BeginSaving() {
@@ -64,7 +69,7 @@ void Termination::BeginSaving() {
 void Termination::EndSaving() {
   const std::scoped_lock lock(mutex_);
   saving_ = false;
-  if (received_) DieOfSigterm();
+  if (received_) End();
 }
 
 }  // namespace regroup::worker

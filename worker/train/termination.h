@@ -1,7 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 namespace regroup::worker {
 
@@ -13,15 +15,22 @@ class Termination {
   Termination();  // Blocks the signal in this thread, and so in all threads made later.
   ~Termination();
 
+  // Called before the signal ends the process. Returns soon, whatever disks and networks do.
+  void AtEnd(std::function<void()> last) {
+    const std::scoped_lock lock(mutex_);
+    last_ = std::move(last);
+  }
   void BeginSaving();
   // Ends the process if the signal has come meanwhile.
   void EndSaving();
 
  private:
   void Run();
+  [[noreturn]] void End();
 
   std::mutex mutex_;
   bool saving_ = false, received_ = false, stop_ = false;
+  std::function<void()> last_;
   std::thread thread_;
 };
 

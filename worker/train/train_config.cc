@@ -209,6 +209,8 @@ void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
          "steps between checkpoints, as in --checkpoint-every 50");
   AddInt(app, "--keep", c.keep, 2, 1000,
          "newest verified checkpoints that are kept, as in --keep 3");
+  AddSwitch(app, "--take-over", c.take_over,
+            "take the checkpoint directory from another job, which then ends");
   AddSwitch(app, "--accept-other-settings", c.accept_other_settings,
             "resume a checkpoint made with another seed or data; samples may then repeat or "
             "be left out");
@@ -222,6 +224,9 @@ void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
               "how long a rank waits for another inside a step, as in --collective-timeout 1m");
   AddDuration(app, "--join-timeout", c.join_timeout,
               "how long a rank waits for all others at start, as in --join-timeout 1m");
+  AddDuration(
+      app, "--restore-timeout", c.restore_timeout,
+      "how long a rank waits for others that read a checkpoint, as in --restore-timeout 1h");
 }
 
 absl::Status Validate(const TrainConfig& c) {
@@ -237,7 +242,8 @@ absl::Status Validate(const TrainConfig& c) {
     return Refuse("--warmup is too long", Cat(c.warmup, " steps of ", c.steps),
                   Cat("--warmup ", c.steps / 10));
   for (const auto& [name, limit] : {std::pair("--collective-timeout", c.collective_timeout),
-                                    {"--join-timeout", c.join_timeout}}) {
+                                    {"--join-timeout", c.join_timeout},
+                                    {"--restore-timeout", c.restore_timeout}}) {
     if (limit <= Duration::zero()) {
       return Refuse(Cat(name, " is 0"),
                     "nothing could ever arrive in time; more than 0 is accepted", Cat(name, " 1m"));

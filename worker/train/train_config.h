@@ -30,11 +30,13 @@ struct TrainConfig {
   std::string checkpoint_dir;  // Empty: no checkpoints.
   int checkpoint_every = 100;
   int keep = 2;
+  bool take_over = false;              // The checkpoint directory, from another job.
   bool accept_other_settings = false;  // Resumes although the order of samples is another.
   std::string sample_log;              // Directory; empty: none.
   int log_every = 1;
   Duration collective_timeout = std::chrono::seconds(120);
   Duration join_timeout = std::chrono::seconds(60);
+  Duration restore_timeout = std::chrono::minutes(30);
 
   GptConfig Model(int vocabulary) const;
   AdamWConfig Optimizer() const;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cinttypes>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
@@ -237,32 +238,62 @@ absl::Status Trainer::BuildParts() {
   return absl::OkStatus();
 }
 
+absl::Status Trainer::TakeDirectory() {
+  absl::StatusOr<std::unique_ptr<Owner>> owner = Owner::Take(
+      config_.checkpoint_dir,
+      {.job = environment_.job,
+       .generation = environment_.generation,
+       .take_over = config_.take_over},
+      [&](const std::string& holder, Duration left) {
+        Warn(absl::StrCat(config_.checkpoint_dir, " was last written by ", holder,
+                          "; waiting up to ", std::ceil(Seconds(left)),
+                          " s to see whether that still runs (--take-over does not wait)"));
+      });
+  if (!owner.ok()) {
+    return WithExit(UserError(owner.status().code(), "cannot use this checkpoint directory",
+                              std::string(owner.status().message()),
+                              "another --checkpoint-dir, or --take-over, which ends the other job"),
+                    WorkerExit::kCheckpointDirectory);
+  }
+  owner_ = *std::move(owner);
+  termination_.AtEnd([o = owner_.get()] { o->LeaveWithin(std::chrono::milliseconds(200)); });
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::LoadNewest(std::optional<Manifest>& manifest) {
+  if (first() && environment_.resume_step > 0) {
+    // Accepted, but who asked has died before it was published.
+    const absl::Status published =
+        repository_->PublishStaged(environment_.job, environment_.resume_step);
+    if (!published.ok() && !absl::IsNotFound(published)) Warn(std::string(published.message()));
+  }
+  absl::StatusOr<Restored> restored = RestoreNewest(*ranks_, *repository_, tensors_);
+  // Ranks that failed each other say nothing about the checkpoints.
+  if (IsCommunicatorFailure(restored.status())) return restored.status();
+  if (absl::IsDataLoss(restored.status()) || absl::IsFailedPrecondition(restored.status())) {
+    return WithExit(UserError(restored.status().code(), "cannot resume",
+                              std::string(restored.status().message()),
+                              absl::StrCat("another --checkpoint-dir, or remove ",
+                                           config_.checkpoint_dir, " to start anew")),
+                    WorkerExit::kCheckpointUnusable);
+  }
+  if (!restored.ok()) return restored.status();
+  if (first()) {
+    for (const std::string& why : restored->skipped) Warn(why);
+  }
+  manifest = std::move(restored->manifest);
+  return absl::OkStatus();
+}
+
 absl::Status Trainer::Restore() {
   const auto begin = steady_clock::now();
+  // Rank 0 alone takes the directory and finishes commits, and ranks read at their own pace: none
+  // of that is a step. Who dies meanwhile is noticed at once all the same.
+  ranks_->SetDeadline(config_.restore_timeout);
   std::optional<Manifest> manifest;
-  if (repository_ && environment_.mutation != Mutation::kResumeFromZero) {
-    if (first() && environment_.resume_step > 0) {
-      // Accepted, but who asked has died before it was published.
-      const absl::Status published =
-          repository_->PublishStaged(environment_.job, environment_.resume_step);
-      if (!published.ok() && !absl::IsNotFound(published)) Warn(std::string(published.message()));
-    }
-    absl::StatusOr<Restored> restored = RestoreNewest(*ranks_, *repository_, tensors_);
-    // Ranks that failed each other say nothing about the checkpoints.
-    if (IsCommunicatorFailure(restored.status())) return restored.status();
-    if (absl::IsDataLoss(restored.status()) || absl::IsFailedPrecondition(restored.status())) {
-      return WithExit(UserError(restored.status().code(), "can not resume",
-                                std::string(restored.status().message()),
-                                absl::StrCat("another --checkpoint-dir, or remove ",
-                                             config_.checkpoint_dir, " to start anew")),
-                      WorkerExit::kCheckpointUnusable);
-    }
-    if (!restored.ok()) return restored.status();
-    if (first()) {
-      for (const std::string& why : restored->skipped) Warn(why);
-    }
-    manifest = std::move(restored->manifest);
-  }
+  if (repository_ && first()) RETURN_IF_ERROR(TakeDirectory());
+  if (repository_ && environment_.mutation != Mutation::kResumeFromZero)
+    RETURN_IF_ERROR(LoadNewest(manifest));
   if (manifest) {
     step_ = manifest->step;
     samples_ = manifest->counters.count("samples") != 0 ? manifest->counters.at("samples")
@@ -327,7 +358,10 @@ absl::Status Trainer::CheckSettings(const Manifest& manifest) const {
 }
 
 absl::Status Trainer::StartSaver() {
-  if (!repository_) return absl::OkStatus();
+  if (!repository_) {
+    ranks_->SetDeadline(config_.collective_timeout);
+    return absl::OkStatus();
+  }
   std::int64_t highest = 0;
   if (first()) {
     // A directory that can not be tidied up may still be saved to.
@@ -346,6 +380,8 @@ absl::Status Trainer::StartSaver() {
   options.keep = config_.keep;
   options.patience = kSavePatience;
   options.settings = Settings();
+  options.owner = owner_.get();
+  ranks_->SetDeadline(config_.collective_timeout);
   ASSIGN_OR_RETURN(
       saver_, Saver::Create(*repository_, control_.get(), std::move(options), InfosOf(tensors_)));
   return absl::OkStatus();
@@ -407,6 +443,13 @@ void Trainer::ReportStep(const StepResult& result, double seconds) {
 
 absl::Status Trainer::SaveWhatIsDue(const Ballot& any) {
   PrintOutcomes();
+  if (owner_ && owner_->lost()) {
+    return WithExit(UserError(absl::StatusCode::kFailedPrecondition,
+                              "another job has taken the checkpoint directory",
+                              std::string(owner_->Check().message()),
+                              "another --checkpoint-dir for one of the two"),
+                    WorkerExit::kCheckpointDirectory);
+  }
   // After the last step there is nothing to leave for: what remains is the last save.
   if (any.notice && step_ < config_.steps) return LeaveForNotice();
   if (!saver_ || step_ % config_.checkpoint_every != 0 || step_ == config_.steps)
@@ -487,7 +530,10 @@ absl::Status Trainer::Finish() {
   // Rank 0 is the last to know: it waits for the others' files and for the coordinator.
   ranks_->SetDeadline(2 * kSavePatience + config_.collective_timeout);
   RETURN_IF_ERROR(ranks_->AllReduce(std::span(&failed, 1), Reduction::kMax));
-  if (failed == 0) return absl::OkStatus();
+  if (failed == 0) {
+    if (owner_) owner_->Release();
+    return absl::OkStatus();
+  }
   return WithExit(
       UserError(absl::StatusCode::kUnavailable,
                 absl::StrCat("all ", step_,

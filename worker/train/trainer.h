@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "worker/checkpoint/owner.h"
 #include "worker/checkpoint/repository.h"
 #include "worker/checkpoint/saver.h"
 #include "worker/comm/communicator.h"
@@ -37,6 +38,7 @@ class Trainer {
   absl::Status Run();
   // Sends what the agent has not heard yet; takes a moment at most.
   void SayGoodbye() {
+    if (owner_) owner_->LeaveWithin(std::chrono::milliseconds(200));
     if (control_) control_->Flush();
   }
 
@@ -47,7 +49,9 @@ class Trainer {
   absl::StatusOr<int> OddRank(const std::string& text);
   absl::Status Build();
   absl::Status BuildParts();
+  absl::Status TakeDirectory();
   absl::Status Restore();
+  absl::Status LoadNewest(std::optional<Manifest>& manifest);
   absl::Status StartSaver();
   absl::Status Loop();
   absl::Status Step();
@@ -71,6 +75,7 @@ class Trainer {
   std::unique_ptr<ControlClient> control_;  // Null without an agent.
   std::unique_ptr<TextDataset> dataset_;
   std::optional<Repository> repository_;  // None: no checkpoints.
+  std::unique_ptr<Owner> owner_;          // Of the repository; rank 0's.
   std::optional<SampleLog> sample_log_;
   std::unique_ptr<Communicator> ranks_;
   std::optional<Model<float>> model_;

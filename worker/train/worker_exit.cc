@@ -16,7 +16,7 @@ std::vector<std::pair<int, std::string>> DescribeExits() {
           {10, "the group was not formed: ranks are missing, or on different hosts"},
           {11, "another rank died, stopped or left in the middle of training"},
           {12, "ranks were given different settings or data"},
-          {13, "the checkpoint directory can not be written"},
+          {13, "the checkpoint directory cannot be written, or another job uses it"},
           {14, "no checkpoint verifies, or they are of another model or other data"},
           {15, "the loss is not finite"},
           {16, "all steps are done, but the last checkpoint could not be saved"},

@@ -18,7 +18,7 @@ enum class WorkerExit : int {
       10,  // The store does not answer, ranks are missing, or they are on different hosts.
   kCommunicatorFailed = 11,   // Another rank died, stopped or left in the middle of training.
   kRanksDisagree = 12,        // Ranks were given different settings or data.
-  kCheckpointDirectory = 13,  // It can not be written.
+  kCheckpointDirectory = 13,  // It cannot be written, or another job uses it.
   kCheckpointUnusable = 14,   // None verifies, or it is of another model or other data.
   kLossNotFinite = 15,        // NaN or infinite; the weights are those of the step before.
   kLastCheckpointFailed =

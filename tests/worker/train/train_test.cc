@@ -52,6 +52,7 @@ struct RunOptions {
   std::map<int, std::vector<std::string>> flags_of_rank{};
   std::string socket{};
   std::string mutation{};
+  std::string job = "test-1";
   rlim_t file_bytes = RLIM_INFINITY;
   int full_rank = 0;  // Whose files have that limit.
 };
@@ -122,7 +123,7 @@ class TrainTest : public testing::Test {
       setenv("WORLD_SIZE", std::to_string(world_size).c_str(), 1);
       setenv("MASTER_ADDR", "127.0.0.1", 1);
       setenv("MASTER_PORT", std::to_string(store_.port()).c_str(), 1);
-      setenv("REGROUP_JOB", "test-1", 1);
+      setenv("REGROUP_JOB", options.job.c_str(), 1);
       setenv("REGROUP_GENERATION", std::to_string(options.generation).c_str(), 1);
       setenv("OMP_NUM_THREADS", "1", 1);
       setenv("GOMP_SPINCOUNT", "1000", 1);
@@ -464,7 +465,7 @@ TEST_F(TrainTest, ARefusedCommitHarmsNothingUntilTheLast) {
       << group.Output(0);
   EXPECT_NE(group.Output(0).find("step 12  loss"), std::string::npos);
   EXPECT_EQ(NewestStep("ckpt"), 4);
-  EXPECT_EQ(AllFiles(directory_ / "ckpt").size(), 3u);
+  EXPECT_EQ(AllFiles(directory_ / "ckpt").size(), 4u);  // A record, two files, the owner.
 }
 
 // A limit on the size of files stands for the full disk; a world of one shares no memory, which it
@@ -475,7 +476,7 @@ TEST_F(TrainTest, AFullDiskIsAWarningUntilTheLastCheckpoint) {
   EXPECT_NE(group.Output(0).find("step 12  loss"), std::string::npos) << group.Output(0);
   EXPECT_NE(group.Output(0).find("the checkpoint of step 4 was not saved"), std::string::npos)
       << group.Output(0);
-  EXPECT_TRUE(AllFiles(directory_ / "ckpt").empty());
+  EXPECT_EQ(AllFiles(directory_ / "ckpt"), std::vector<std::string>{"owner"});
 }
 
 TEST_F(TrainTest, AFullDiskOfOneRankLeavesTheCommitsBeforeIt) {
@@ -675,6 +676,39 @@ TEST_F(TrainTest, AnotherOrderOfSamplesIsRefusedUnlessAccepted) {
             std::string::npos)
       << well.Output(0);
   EXPECT_EQ(NewestStep("good"), 16);
+}
+
+// Two jobs on one directory: the second is refused by name, and what it takes over ends the first.
+TEST_F(TrainTest, ADirectoryHasOneOwner) {
+  const auto flags = [&](std::vector<std::string> more) {
+    std::vector<std::string> all = Checkpoints("ckpt", 5);
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const int refused = static_cast<int>(WorkerExit::kCheckpointDirectory);
+  Group first(*this, 2, {.flags = flags({"--steps", "1000000"}), .job = "one-1"});
+  while (NewestStep("ckpt") < 5) std::this_thread::yield();
+  Group second(*this, 1, {.generation = 2, .flags = flags({}), .job = "two-1"});
+  EXPECT_EQ(second.Wait(0), refused);
+  EXPECT_NE(second.Output(0).find("in use by one-1"), std::string::npos) << second.Output(0);
+  EXPECT_NE(second.Output(0).find("--take-over"), std::string::npos) << second.Output(0);
+  Group third(
+      *this, 1,
+      {.generation = 3, .flags = flags({"--take-over", "--steps", "1000000"}), .job = "two-1"});
+  EXPECT_EQ(first.Wait(0), refused);
+  EXPECT_NE(first.Output(0).find("in use by two-1"), std::string::npos) << first.Output(0);
+  EXPECT_EQ(first.Wait(1), static_cast<int>(WorkerExit::kCommunicatorFailed)) << first.Output(1);
+  const std::int64_t step = NewestStep("ckpt");
+  while (NewestStep("ckpt") < step + 5) std::this_thread::yield();
+  third.Kill(0, SIGTERM);  // Its lease ends soon, so that the next job need not wait long.
+  EXPECT_EQ(third.Wait(0), 128 + SIGTERM);
+  Group fourth(
+      *this, 1,
+      {.generation = 1, .flags = flags({"--steps", "1", "--warmup", "0"}), .job = "three-1"});
+  EXPECT_EQ(fourth.Wait(0), 0) << fourth.Output(0);
+  EXPECT_NE(fourth.Output(0).find("was last written by two-1"), std::string::npos)
+      << fourth.Output(0);
+  EXPECT_EQ(std::filesystem::exists(directory_ / "ckpt/owner"), false);
 }
 
 TEST_F(TrainTest, PlantedDefectsAreLoudAndShowInTheSampleLog) {
