@@ -141,18 +141,24 @@ absl::StatusOr<AgentOptions> CommonOptions(const Node& node) {
 
 io::PortRange Ports(const PortRange& range) { return {range.first, range.last}; }
 
-// Leaves nothing where there is nothing to come back to. Shims that are about to end are waited
-// for; what groups that are free have left is of use to a service alone, which tells of it.
+// Leaves nothing where there is nothing to come back to. Shims and stores that are about to end are
+// waited for; what groups that are free have left is of use to a service alone, which tells of it.
 void CleanUp(const std::string& base, bool launched) {
   constexpr int kRounds = 100;
   constexpr useconds_t kRoundUs = 5'000;
+  const auto busy = [](const shim::RunRecord& record) {
+    return record.spec.role == shim::Role::kGroup &&
+           !(record.state && record.state->phase == Phase::kFree);
+  };
   for (int round = 0;; ++round) {
     absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(base);
     if (!scan.ok() || !scan->unreadable.empty()) return;
     if (scan->records.empty()) break;
+    const bool kept = std::any_of(scan->records.begin(), scan->records.end(), busy);
+    if (!launched || kept || round == kRounds) return;
     for (const shim::RunRecord& record : scan->records) {
-      const bool over = record.state && record.state->phase == Phase::kFree;
-      if (!launched || !over || round == kRounds) return;
+      if (record.spec.role == shim::Role::kStore && record.shim_alive)
+        shim::KillShim(record).IgnoreError();
       shim::RemoveRunDirectory(record.path).IgnoreError();  // Held: in the next round.
     }
     ::usleep(kRoundUs);

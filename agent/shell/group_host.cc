@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <csignal>
 #include <cstring>
@@ -35,6 +36,7 @@ constexpr auto kErrorLimit =
 constexpr auto kOutputLimit = 5s;  // The same, where people watch.
 constexpr auto kKillInterval = 5ms;
 constexpr auto kStuckInterval = 1s;
+constexpr auto kReachLimit = 3s;
 constexpr auto kRemoveInterval = 20ms, kLastWords = 10000ms;
 constexpr int kStuckRounds = 2000;                     // × kKillInterval
 constexpr std::uint64_t kLogBytesPerJob = 2ull << 30;  // On this node.
@@ -296,7 +298,10 @@ void GroupHost::Carry(const StartRanks& action) {
     absl::StatusOr<std::string> owner = io::InterfaceOwning(hosted->witness->host);
     if (owner.ok()) interface = *std::move(owner);
   }
-  if (action.run.many_hosts) WarnOfHostName(group, interface);
+  if (action.run.many_hosts) {
+    WarnOfHostName(group, interface);
+    if (!hosted->host_store) WarnOfStore(action.key, action.run.store);
+  }
   const auto visible = group.find("CUDA_VISIBLE_DEVICES");
   const std::vector<int> gpu_nodes =
       hosted->worker.numa_binding.empty()
@@ -332,6 +337,30 @@ void GroupHost::WarnOfHostName(const Environment& group, const std::string& inte
     asio::post(loop_, [this, alive, problem = std::move(problem)] {
       if (*alive) handler_.tell(absl::StrCat(problem, "; export GLOO_SOCKET_IFNAME=INTERFACE"));
     });
+  });
+}
+
+// Ranks that cannot reach where they meet wait for many minutes before they say so, and then blame
+// something else.
+void GroupHost::WarnOfStore(const GroupKey& key, const Address& store) {
+  error_code bad;
+  const asio::ip::address address = asio::ip::make_address(store.host, bad);
+  if (bad) return;
+  auto socket = std::make_shared<asio::ip::tcp::socket>(loop_);
+  auto limit = std::make_shared<asio::steady_timer>(loop_, kReachLimit);
+  limit->async_wait([socket](error_code error) {
+    error_code ignored;
+    if (!error) socket->close(ignored);
+  });
+  socket->async_connect({address, store.port}, [this, alive = alive_, socket, limit, key,
+                                                store](error_code error) {
+    limit->cancel();
+    if (!error || !*alive) return;
+    const std::string why = error == asio::error::operation_aborted ? "no answer" : error.message();
+    (handler_.tell ? handler_.tell : handler_.warn)(absl::StrCat(
+        "this node does not reach ", io::FormatAddress(store), ", where the ranks of ",
+        key.job.value(), " generation ", key.generation.value(), " meet (", why,
+        "); if other nodes cannot reach it either, start that node with another --local-addr"));
   });
 }
 

@@ -115,6 +115,7 @@ class GroupHost {
   void KillLeftovers(const GroupKey& key, int clean_rounds, int rounds);
   void SaveNotes(const Hosted& hosted);
   void WarnOfHostName(const Environment& group, const std::string& interface);
+  void WarnOfStore(const GroupKey& key, const Address& store);
   Hosted* Find(const GroupKey& key);
   void Fail(const GroupKey& key, const absl::Status& why);
 

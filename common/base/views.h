@@ -63,6 +63,8 @@ struct JobView {
   std::optional<Duration> ran_for;  // Of an ended job.
   std::optional<WaitReason> why;
   std::optional<FailReason> failed;
+  // What ended the newest generation, if a rank's failure did; the end of its error alone.
+  std::optional<RankCause> last_failure;
   int exit_code = 0;  // Of an ended job: what `run` and `wait` exit with.
   std::vector<GenerationView>
       generations;  // Oldest first, at most the last 100; only where detail was asked for.

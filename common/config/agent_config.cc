@@ -18,6 +18,7 @@ void DescribeFlags(CLI::App& app, AgentConfig& config) {
       "turn; none: the one of this host",
       [&config](std::string_view text) {
         constexpr std::string_view kUnix = "unix:";
+        if (text.empty()) return absl::OkStatus();
         config.coordinators = absl::StrSplit(absl::string_view(text.data(), text.size()), ',');
         for (std::string& coordinator : config.coordinators) {
           if (coordinator.compare(0, kUnix.size(), kUnix) == 0) coordinator.erase(0, kUnix.size());

@@ -53,16 +53,6 @@ std::string RootCause(const RankCause& cause) {
   return text;
 }
 
-std::string LastLine(const std::string& text) {
-  std::string last;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) {
-    if (line.find_first_not_of(" \t\r") != std::string::npos) last = line;
-  }
-  constexpr std::size_t kLongest = 100;
-  return EscapeControls(std::string_view(last).substr(0, kLongest));
-}
-
 // Ranks that say the same are told together.
 std::vector<std::string> Consequences(const GenerationView& generation, WallTime root) {
   std::map<std::string, std::pair<std::vector<int>, WallTime>> groups;

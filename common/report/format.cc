@@ -9,6 +9,7 @@
 #include <ctime>
 
 #include "common/config/text.h"
+#include "common/report/text_style.h"
 
 namespace regroup {
 namespace {
@@ -136,6 +137,22 @@ std::string ExitTextWithSender(const RankExit& e) {
   if (e.kind == ExitKind::kSignaled && e.code == kKill)
     return Cat(text, ", not by us, no OOM kill counted");
   return text;
+}
+
+std::string LastLine(std::string_view error) {
+  constexpr std::size_t kLongest = 100;
+  const std::size_t end = error.find_last_not_of(" \t\r\n");
+  if (end == std::string_view::npos) return "";
+  const std::size_t newline = error.rfind('\n', end);
+  std::string_view line = error.substr(newline == std::string_view::npos ? 0 : newline + 1);
+  line = line.substr(0, line.find_last_not_of(" \t\r\n") + 1);
+  return EscapeControls(line.substr(0, kLongest));
+}
+
+std::string SaidAtExit(const RankExit& e) {
+  const bool failed = e.kind == ExitKind::kExited && e.code != 0 && !e.after_stop;
+  const std::string said = failed ? LastLine(e.error) : "";
+  return said.empty() ? "" : Cat(": ", said);
 }
 
 std::string Count(long long n, std::string_view one, std::string_view many) {

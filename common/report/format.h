@@ -29,6 +29,11 @@ std::string ExitText(
     const RankExit& e);  // "exit 1", "SIGKILL", "could not start: No such file or directory"
 // "SIGKILL, not by us, no OOM kill counted"; "exit 1".
 std::string ExitTextWithSender(const RankExit& e);
+// The last line of what a failed rank said that is not blank, "ValueError: boom": escaped, at most
+// 100 bytes of it. Empty: it said nothing.
+std::string LastLine(std::string_view error);
+// The same where it goes beside an exit code, ": ValueError: boom"; empty for any other end.
+std::string SaidAtExit(const RankExit& e);
 
 std::string Count(long long n, std::string_view one,
                   std::string_view many = "");  // "1 node", "2 nodes".

@@ -154,12 +154,14 @@ std::string CauseSentence(const RankCause& cause) {
     case ExitKind::kExited: break;
   }
   std::string memory = cause.exit.oom == OomEvidence::kNone ? "" : " after an OOM kill";
-  return Cat(WhoOf(cause), " exited with code ", cause.exit.code, memory, ".");
+  const std::string said = SaidAtExit(cause.exit);
+  return Cat(WhoOf(cause), " exited with code ", cause.exit.code, memory, said,
+             said.empty() || said.back() != '.' ? "." : "");
 }
 
 std::string CauseBrief(const RankCause& cause) {
   std::string rank = cause.rank < 0 ? "" : Cat(" rank ", cause.rank);
-  return Cat(cause.node, rank, ": ", ExitTextWithSender(cause.exit));
+  return Cat(cause.node, rank, ": ", ExitTextWithSender(cause.exit), SaidAtExit(cause.exit));
 }
 
 struct ExplainEnd {

@@ -172,6 +172,7 @@ pb::JobView ToProto(const JobView& value) {
   for (const JobEvent& event : value.events) *out.add_events() = ToProto(event);
   *out.mutable_time() = ToProto(value.time);
   if (value.cost) *out.mutable_cost() = ToProto(*value.cost);
+  if (value.last_failure) *out.mutable_last_failure() = ToProto(*value.last_failure);
   return out;
 }
 
@@ -211,6 +212,8 @@ absl::StatusOr<JobView> FromProto(const pb::JobView& value) {
   }
   out.time = check.Nested("time", FromProto(value.time()));
   if (value.has_cost()) out.cost = check.Nested("cost", FromProto(value.cost()));
+  if (value.has_last_failure())
+    out.last_failure = check.Nested("last_failure", FromProto(value.last_failure()));
   return check.Finish(std::move(out));
 }
 

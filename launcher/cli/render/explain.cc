@@ -108,7 +108,7 @@ std::string WhyEnded(const JobView& job, const GenerationView& generation, int w
   out += Filled(sentence, width);
   for (const RankCause& other : generation.consequences) {
     out += Cat("  after it: rank ", other.rank, " on ", other.node, " ",
-               ExitTextWithSender(other.exit), "\n");
+               ExitTextWithSender(other.exit), SaidAtExit(other.exit), "\n");
   }
   const GenerationView* next = Next(job, generation);
   if (next == nullptr) return out;

@@ -201,6 +201,7 @@ Json JobJson(const JobView& job, bool detail) {
   if (job.ran_for) out["ran_for_s"] = Seconds(*job.ran_for);
   if (job.why) out["why"] = ReasonJson(*job.why, context);
   if (job.failed) out["failed"] = ReasonJson(*job.failed, context);
+  if (job.last_failure) out["last_failure"] = ExitJson(*job.last_failure);
   if (job.ran_for) out["exit_code"] = job.exit_code;
   if (std::optional<double> goodput = Goodput(job.time)) out["goodput"] = *goodput;
   out["time"] = TimeJson(job.time);

@@ -23,8 +23,18 @@ std::string LossText(const std::optional<double>& loss) {
 
 std::string WhyOf(const JobView& job) {
   ReasonContext context{job.id, job.generation, job.spec.origin};
-  if (job.failed) return Explain(*job.failed, context).brief;
-  return job.why ? Explain(*job.why, context).brief : "";
+  std::string why;
+  if (job.failed) {
+    why = Explain(*job.failed, context).brief;
+  } else if (job.why) {
+    why = Explain(*job.why, context).brief;
+  }
+  const bool by_failure = job.failed ? std::holds_alternative<BudgetSpent>(*job.failed) ||
+                                           std::holds_alternative<CrashLoop>(*job.failed) ||
+                                           std::holds_alternative<ExitCodeSaysFail>(*job.failed)
+                                     : job.why && std::holds_alternative<BackingOff>(*job.why);
+  if (!by_failure || !job.last_failure) return why;
+  return Cat(why, " · ", Explain(EndReason(WorkerFailed{*job.last_failure}), context).brief);
 }
 
 std::string JobsOf(const NodeView& node) {

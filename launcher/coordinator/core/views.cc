@@ -132,6 +132,25 @@ GenerationView Engine::ViewOf(const Job& job, const GenerationRow& row) const {
   return view;
 }
 
+namespace {
+
+// Its last line is shown in lists: thousands of whole tracebacks would not fit into one reply.
+std::optional<RankCause> LastFailureOf(const Job& job) {
+  constexpr std::size_t kShownBytes = 256;
+  for (auto at = job.generations.rbegin(); at != job.generations.rend(); ++at) {
+    if (!at->second.ended) continue;
+    const auto* failed = std::get_if<WorkerFailed>(&*at->second.ended);
+    if (failed == nullptr) return std::nullopt;
+    RankCause cause = failed->cause;
+    std::string& error = cause.exit.error;
+    if (error.size() > kShownBytes) error.erase(0, error.size() - kShownBytes);
+    return cause;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 JobView Engine::ViewOf(const Job& job, bool detail, const Moment& at) const {
   JobView view;
   view.id = job.id();
@@ -164,6 +183,7 @@ JobView Engine::ViewOf(const Job& job, bool detail, const Moment& at) const {
     view.failed = PreemptedAll{};
     view.exit_code = 143;
   }
+  view.last_failure = LastFailureOf(job);
   view.time = WholeAccountOf(job, at);
   view.cost = CostOf(job, at.now);
   if (!detail) return view;

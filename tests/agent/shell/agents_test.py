@@ -135,6 +135,18 @@ class Agents(Fleet):
     def test_rolling_restarts_while_short_jobs_end(self):
         self.roll(24)
 
+    def test_the_last_line_of_an_error_is_told_beside_the_exit_code(self):
+        script = "echo 'Traceback (most recent call last):' >&2; printf 'ValueError: \\033[1mboom\\n\\n' >&2; exit 1"
+        said = r"exit 1: ValueError: \\x1b\[1mboom"
+        self.agent("a")
+        job = self.submit(1, script, "--max-restarts", "0")
+        self.assertEqual(self.regroup("wait", job).code, 1)
+        self.assertRegex(self.regroup("ps", "-a").stdout, r"no restarts allowed \(--max-restarts 0\) · a rank 0: " + said)
+        self.assertRegex(" ".join(self.regroup("explain", job).stdout.split()),
+                         r"Rank 0 on a \(pid \d+\) exited with code 1: ValueError: \\x1b\[1mboom\.")
+        run = self.fx.run("run", "--max-restarts", "1", "--state-dir", self.fx.path("state", "run"), "sh", "-c", script)
+        self.assertRegex(run.stderr, rf"rank 0: {said} · restart 1 of 1")
+
     def test_killed_at_any_moment_no_rank_starts_twice(self):
         seed = int(os.environ.get("REGROUP_SEED", "7"))
         rng = random.Random(seed)

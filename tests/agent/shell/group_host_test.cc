@@ -111,10 +111,11 @@ class Life {
     ASSERT_NE(WaitFor<GroupEmpty>(), nullptr);
     EXPECT_FALSE(io::IsAlive(rank.pid, rank.start_ticks));
   }
-  void StartGroup(int workers) {
+  void StartGroup(int workers, const Address& store = {"127.0.0.1", 1}, bool many_hosts = false) {
     regroup::Run run;
     run.generation = Generation(1);
-    run.store = {"127.0.0.1", 1};
+    run.store = store;
+    run.many_hosts = many_hosts;
     for (int i = 0; i < workers; ++i) run.mine.push_back({i, i});
     run.world_size = workers;
     host_->Carry(StartRanks{Key(), run});
@@ -268,6 +269,28 @@ TEST(GroupHost, AnotherLifeStartsRanksAsTheJobWantsThem) {
     EXPECT_EQ(line, "trainer 0 " + std::to_string(rank));
   }
   life.host().Carry(RemoveRunDirectory{Key()});
+}
+
+TEST(GroupHost, AStoreThatThisNodeDoesNotReachIsTold) {
+  Scratch scratch;
+  const io::UniqueFd listener = std::move(*io::ListenTcp({"127.0.0.1", 0}));
+  const Address reached = *io::LocalAddressOf(listener.get());
+  for (const Address& store : {reached, Address{"127.0.0.1", 1}}) {
+    Life life(scratch, "");
+    life.PrepareGroup(1);
+    life.StartGroup(1, store, /*many_hosts=*/true);
+    ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
+    if (store.port == 1) {
+      ASSERT_EQ(life.warnings().size(), 1u);
+      EXPECT_THAT(life.warnings()[0],
+                  ::testing::AllOf(::testing::HasSubstr("does not reach 127.0.0.1:1,"),
+                                   ::testing::HasSubstr("(Connection refused)")));
+    } else {
+      EXPECT_TRUE(life.warnings().empty()) << life.warnings()[0];
+    }
+    life.host().Carry(RemoveRunDirectory{Key()});
+    life.WaitUntilEmpty(scratch.path() + "/run");
+  }
 }
 
 TEST(GroupHost, AShimThatDoesNotAnswerIsKilledWithItsRanks) {

@@ -245,17 +245,23 @@ TEST(AgentConfig, Rules) {
     std::vector<std::string> args;
     std::string error;  // Of parsing or Validate; empty: fine.
   };
-  const Row rows[] = {{{}, ""},
-                      {{"--coordinator", "localhost:5"}, ""},
-                      {{"--coordinator", "/run/regroup/coordinator.sock"}, ""},
-                      {{"--coordinator", "unix:/run/regroup/socket"}, ""},
-                      {{"--coordinator", "node0", "--insecure"}, ""},
-                      {{"--coordinator", "node0"}, "node0:29400 is on another host or may be"},
-                      {{"--coordinator", "node0:x"}, "--coordinator: \"x\" is not a whole number"},
-                      {{"--node-name", "a b"}, "--node-name: 'a b' is not a node's name"},
-                      {{"--slots", "-1"}, "--slots: \"-1\" is out of range"},
-                      {{"--port-range", "9-5"}, "--port-range: \"9-5\" is empty"},
-                      {{"--grace", "0"}, "--grace: 0s leaves no time to save"}};
+  const Row rows[] = {
+      {{}, ""},
+      {{"--coordinator", "localhost:5"}, ""},
+      {{"--coordinator", "/run/regroup/coordinator.sock"}, ""},
+      {{"--coordinator", "unix:/run/regroup/socket"}, ""},
+      {{"--coordinator", "node0", "--insecure"}, ""},
+      {{"--coordinator", "localhost:5,unix:/run/x,localhost:6"}, ""},
+      {{"--coordinator", "localhost,node0"}, "node0:29400 is on another host or may be"},
+      {{"--coordinator", "localhost,localhost:x"}, "--coordinator: \"x\" is not a whole number"},
+      {{"--coordinator", "::1,::1,::1,::1,::1,::1,::1,::1"}, ""},
+      {{"--coordinator", "::1,::1,::1,::1,::1,::1,::1,::1,::1"}, "--coordinator: 9 addresses"},
+      {{"--coordinator", "node0"}, "node0:29400 is on another host or may be"},
+      {{"--coordinator", "node0:x"}, "--coordinator: \"x\" is not a whole number"},
+      {{"--node-name", "a b"}, "--node-name: 'a b' is not a node's name"},
+      {{"--slots", "-1"}, "--slots: \"-1\" is out of range"},
+      {{"--port-range", "9-5"}, "--port-range: \"9-5\" is empty"},
+      {{"--grace", "0"}, "--grace: 0s leaves no time to save"}};
   for (const Row& row : rows) {
     AgentConfig config;
     CommandLine line({.name = "agent", .summary = "s", .usage = "u", .text = "", .example = "e"});

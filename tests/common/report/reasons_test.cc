@@ -58,6 +58,8 @@ TEST(Reasons, EndsNameWhoWhatAndNumbers) {
   RankCause without_directory = Cause(ExitKind::kExecFailed, 2);
   without_directory.exit.obstacle = ExecObstacle::kDirectory;
   without_directory.exit.error = "working directory /w: No such file or directory";
+  RankCause said = Cause(ExitKind::kExited, 7);
+  said.exit.error = "Traceback (most recent call last):\n  File\nValueError: \x1b[1mboom\n\n";
   const EndRow rows[] = {
       {WorkerFailed{Cause(ExitKind::kSignaled, 9)},
        "node1 rank 3: SIGKILL, not by us, no OOM kill counted",
@@ -83,6 +85,9 @@ TEST(Reasons, EndsNameWhoWhatAndNumbers) {
        "regroup logs train-4 --generation 2 --rank 3"},
       {WorkerFailed{Cause(ExitKind::kExited, 7)}, "node1 rank 3: exit 7",
        "Rank 3 on node1 (pid 48121) exited with code 7.",
+       "regroup logs train-4 --generation 2 --rank 3"},
+      {WorkerFailed{said}, "node1 rank 3: exit 7: ValueError: \\x1b[1mboom",
+       "Rank 3 on node1 (pid 48121) exited with code 7: ValueError: \\x1b[1mboom.",
        "regroup logs train-4 --generation 2 --rank 3"},
       {ExecFailed{Cause(ExitKind::kExecFailed, 13)},
        "node1 rank 3: could not start: Permission denied",

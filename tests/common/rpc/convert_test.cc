@@ -150,9 +150,14 @@ TEST(Convert, CoordinatorMessagesSurvive) {
   ExpectAllFieldsSet(wire.prepare());
   ExpectAllFieldsSet(wire.run());
   ExpectAllFieldsSet(wire.stop());
-  const Welcome welcome{
-      ClusterId("c"),         Epoch(2), "node1-2", {1, 1, "b", {"f"}}, std::chrono::seconds(1),
-      std::chrono::seconds(5)};
+  const Welcome welcome{ClusterId("c"),
+                        Epoch(2),
+                        "node1-2",
+                        {1, 1, "b", {"f"}},
+                        std::chrono::seconds(1),
+                        std::chrono::seconds(5),
+                        std::chrono::minutes(3),
+                        true};
   ExpectRoundTrip(welcome);
   ExpectAllFieldsSet(ToProto(welcome));
   const CommitAnswer answer{JobId("a-1"), Generation(2), 3, 4, true, "because"};
@@ -255,6 +260,7 @@ TEST(Convert, ViewsSurvive) {
   job.ran_for = Duration(3);
   job.why = WaitReason(LastCall{1, Duration(2)});
   job.failed = FailReason(CrashLoop{5});
+  job.last_failure = SomeCause();
   job.exit_code = 3;
   job.generations = {generation};
   job.events = {{1, SomeCause().at, NodeJoined{"a", 1, 2, 3}}};
