@@ -122,8 +122,9 @@ class Chaos {
   }
 
   void Act() {
-    const std::uint64_t what = rng_.Below(27);
+    const std::uint64_t what = rng_.Below(28);
     if (what < 3) return Submit();
+    if (what == 27) return CutOff();
     if (what >= 25) return Commit();
     if (what < 9) return HurtJob(what);
     if (what < 18) return HurtNode(what);
@@ -196,6 +197,13 @@ class Chaos {
     if (what == 22) return world_.StallCoordinator(Pick<Duration>({1500ms, 8s}));
     world_.CrashAt(-1);
     world_.StartCoordinator();
+  }
+
+  // The coordinator's own network: all nodes at once.
+  void CutOff() {
+    const bool silent = !AnyNode().silent();
+    Note(silent ? "cut off" : "not cut off");
+    for (auto& entry : world_.nodes()) entry.second->SetSilent(silent);
   }
 
   void Revive(Node& node) {

@@ -11,6 +11,7 @@ using namespace coordinator;  // NOLINT: rows are all this file is about.
 
 namespace {
 
+constexpr Duration kCommitMargin = std::chrono::seconds(1);    // Between a decision and its commit.
 constexpr Duration kInFlight = std::chrono::milliseconds(50);  // Network and start of a rank.
 
 template <class T>
@@ -74,6 +75,7 @@ void Checker::OnCoordinatorStart(Instant now, Epoch epoch) {
   lost_.clear();
   started_ = now;
   sessions_.clear();
+  open_sessions_.clear();
   opened_.clear();
   lost_at_.clear();
   agents_restarted_.clear();
@@ -99,7 +101,9 @@ void Checker::OnRecovery(const std::vector<Row>& durable, const std::vector<Row>
   Expect(SameRows(durable, recovered), "31: recovered state is not the fold of the durable rows");
 }
 
-void Checker::OnEvent(const Event& event) {
+void Checker::OnEvent(const Event& event, Instant now) {
+  const auto* probed = std::get_if<Probed>(&event);
+  if (probed && probed->result == ProbeResult::kAccepted) accepted_[probed->node] = now;
   ++events_;
   const auto acks = [&](const NodeId& node, const GroupReport& report) {
     if (report.phase != Phase::kPreparing && report.refused.empty())
@@ -111,6 +115,7 @@ void Checker::OnEvent(const Event& event) {
     const Hello& hello = opened->hello;
     sessions_[opened->session] = hello.node;
     opened_[hello.node] = events_;
+    open_sessions_[hello.node] = opened->session;
     auto [agent, first] = agents_.try_emplace(hello.node, hello.incarnation);
     if (std::exchange(agent->second, hello.incarnation) != hello.incarnation)
       agents_restarted_.insert(hello.node);
@@ -122,6 +127,8 @@ void Checker::OnEvent(const Event& event) {
     leaving_.insert(sessions_[noticed->session]);
   } else if (const auto* leave = std::get_if<LeaveAsked>(&event)) {
     leaving_.insert(sessions_[leave->session]);
+  } else if (const auto* broken = std::get_if<SessionBroken>(&event)) {
+    std::erase_if(open_sessions_, [&](const auto& s) { return s.second == broken->session; });
   } else if (const auto* commit = std::get_if<CommitAsked>(&event)) {
     asked_[commit->session].push_back(commit->request);
   }
@@ -140,10 +147,15 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
         OnLost(node->node, now);
       }
       lost->second = node->lost;
+      if (node->lost) open_sessions_.erase(node->node);
+      lost_how_[node->node] = node->lost_how;
     }
   }
   for (const Row& row : effects.rows) {
     const auto* generation = row.value ? std::get_if<GenerationRow>(&*row.value) : nullptr;
+    if (generation && generation->phase == GenerationPhase::kOver &&
+        decided_over_.emplace(generation->job, generation->generation).second)
+      CheckHold(*generation, now);
     if (generation == nullptr || RowBefore<GenerationRow>(durable, row.key) != nullptr) continue;
     if (generation->phase == GenerationPhase::kProposed) CheckProposed(*generation);
   }
@@ -195,6 +207,15 @@ void Checker::OnLost(const NodeId& node, Instant now) {
     if (formed.second.contains(node)) disturbed_.try_emplace(formed.first, now);
 }
 
+// 43. Once the whole batch is there: its rows have an order of their own.
+void Checker::CheckEnded(const std::vector<Row>& batch) {
+  for (const Row& row : batch) {
+    const auto* state = row.value ? std::get_if<JobStateRow>(&*row.value) : nullptr;
+    if (state == nullptr || state->phase != JobPhase::kEnded) continue;
+    Expect(open_[state->job].empty(), Text("43: ", state->job, " ended with an open verdict"));
+  }
+}
+
 void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row>& batch,
                        Instant now) {
   if (!batch.empty()) OnCoordinatorSeen();
@@ -205,7 +226,7 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
       Expect(!specs_.contains(spec->job), Text("26: ", spec->job, " was admitted twice"));
       specs_[spec->job] = spec->spec;
     } else if (const auto* state = std::get_if<JobStateRow>(&*row.value)) {
-      CheckState(RowBefore<JobStateRow>(before, row.key), *state);
+      CheckState(RowBefore<JobStateRow>(before, row.key), *state, now);
     } else if (const auto* generation = std::get_if<GenerationRow>(&*row.value)) {
       const auto* known = RowBefore<GenerationRow>(before, row.key);
       CheckGeneration(known, *generation);
@@ -231,15 +252,22 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
         Expect(++ends_[event->job] == 1, Text("27: ", event->job, " ended twice"));
     }
   }
+  CheckEnded(batch);
 }
 
-// 27. Along the graph, verdicts final. 35. Counted restarts within the budget.
-void Checker::CheckState(const JobStateRow* before, const JobStateRow& after) {
+// 27. Along the graph, verdicts final. 35. Counted restarts within the budget, and its window,
+// which a restart of the coordinator may only widen. 43. A job ends with no verdict of a generation
+// open.
+void Checker::CheckState(const JobStateRow* before, const JobStateRow& after, Instant now) {
   const JobSpec& spec = specs_[after.job];
   if (after.verdict) verdicts_.insert(after.job);
-  if (!spec.restart_window)
-    Expect(after.restarts_charged <= spec.max_restarts,
-           Text("35: ", after.job, " charged ", after.restarts_charged, " of ", spec.max_restarts));
+  std::vector<Instant>& charges = charged_at_[after.job];
+  while (static_cast<int>(charges.size()) < after.restarts_charged) charges.push_back(now);
+  const auto counted = std::count_if(charges.begin(), charges.end(), [&](Instant at) {
+    return !spec.restart_window || now - at < *spec.restart_window - kCommitMargin;
+  });
+  Expect(counted <= spec.max_restarts,
+         Text("35: ", after.job, " charged ", counted, " of ", spec.max_restarts));
   if (before == nullptr) return;
   Expect(MayFollow(before->phase, after.phase),
          Text("27: ", after.job, " from phase ", static_cast<int>(before->phase), " to ",
@@ -270,6 +298,8 @@ void Checker::CheckGeneration(const GenerationRow* before, const GenerationRow& 
     Expect(before->phase <= after.phase, "3: " + name + " went back");
   }
   if (after.phase == GenerationPhase::kOver) over_.emplace(after.job, after.generation);
+  if (after.verdict_open) open_[after.job].insert(after.generation);
+  if (!after.verdict_open) open_[after.job].erase(after.generation);
   if (after.phase == GenerationPhase::kOver && formed_[after.job] == after.generation)
     formed_[after.job] = Generation();
   if (after.phase != GenerationPhase::kFormed ||
@@ -302,19 +332,29 @@ void Checker::CheckFormed(const GenerationRow& after) {
               committed_[after.job]));
 }
 
-// 36. The first failure and the first after progress are followed at once; each further one waits
+// 36. The first own fault and the first after progress are followed at once; each further one waits
 // 1 s, 2 s, ... less a fifth, from when it was noticed: by the first stop at the latest, and after
-// it happened.
+// it happened. A free end waits when its node caused the free one before, too, or from the third
+// on.
 void Checker::BackOff(const JobStateRow& state, const GenerationRow& ended) {
   const EndKind kind = KindOf(*ended.ended);
-  const Streak streak = AfterEnd({state.own_failures, state.free_ends}, ended.progressed, kind);
+  FreeEnds& ends = free_ends_[ended.job];
+  if (kind == EndKind::kFree) {
+    const std::string node = NodeOfReason(*ended.ended);
+    if (ended.progressed || ends.node != node) ends = {node, 0};
+    ++ends.same;
+  } else if (ended.progressed) {
+    ends = {};
+  }
+  const int own = (ended.progressed ? 0 : state.own_failures) + 1;
+  const int free = (ended.progressed ? 0 : state.free_ends) + 1;
   auto happened = disturbed_.find({ended.job, ended.generation});
   auto noticed = noticed_.find({ended.job, ended.generation});
   Instant since = Instant::max();
   if (happened != disturbed_.end()) since = happened->second;
   if (noticed != noticed_.end()) since = std::min(since, noticed->second);
   not_before_[ended.job] = Instant{};
-  const int further = streak.own + streak.free - 2;
+  const int further = kind == EndKind::kOwn ? own - 2 : std::max(free - 3, ends.same - 2);
   if (further < 0 || kind == EndKind::kNeutral || since == Instant::max()) return;
   const Duration delay =
       std::min<Duration>(first_backoff * (1 << std::min(further, 6)), std::chrono::seconds(60));
@@ -345,6 +385,42 @@ void Checker::CheckLost(const NodeRow& after, Instant now) {
   const Instant heard = std::max(heard_[after.node], started_);
   Expect(now - heard >= lease,
          Text("32: ", after.name, " lost after ", Seconds(now - heard), " s"));
+  CheckBrake(after, now - heard, now);
+}
+
+// 37. Nobody is lost by silence while many fell silent within one lease. Counted are open sessions
+// of which nothing was heard for more than two beats, and for no longer than a lease.
+void Checker::CheckBrake(const NodeRow& lost, Duration silent_for, Instant now) {
+  // It was kept for another reason, or its session was closed before.
+  if (silent_for > lease + kCommitMargin || !open_sessions_.contains(lost.node)) return;
+  int silent = 0, sessions = 0;
+  for (const auto& [node, session] : open_sessions_) {
+    ++sessions;
+    const Duration age = now - std::max(heard_[node], accepted_[node]);
+    if (age > 2 * heartbeat && (age <= lease || node == lost.node)) ++silent;
+  }
+  Expect(silent < 3 || silent < 0.2 * sessions || stalled_ > Duration{},
+         Text("37: ", lost.name, " lost while ", silent, " of ", sessions, " are silent"));
+}
+
+// 42. A generation of which no member is heard is not ended for that before the hold, unless one is
+// proved dead. One that was heard has been told to stop.
+void Checker::CheckHold(const GenerationRow& over, Instant now) {
+  const GenerationId id{over.job, over.generation};
+  const auto* lost = over.ended ? std::get_if<NodeLost>(&*over.ended) : nullptr;
+  if (lost == nullptr || lost->how != "silent" || !members_.contains(id) || noticed_.contains(id))
+    return;
+  Instant heard{};
+  for (const NodeId& node : members_.at(id)) {
+    auto how = lost_how_.find(node);
+    if (!lost_[node] || how == lost_how_.end() || how->second != "silent" ||
+        leaving_.contains(node))
+      return;
+    heard = std::max({heard, heard_[node], started_});
+  }
+  Expect(now - heard >= unreachable_hold,
+         Text("42: ", over.job, " generation ", over.generation, " ended for a silence of ",
+              Seconds(now - heard), " s"));
 }
 
 void Checker::OnOrder(const Node& node, const Order& order, Instant now) {

@@ -4,12 +4,14 @@
 // concern the coordinator. It sees what reaches the core, what is durable, what is answered, and
 // every process that starts or is stopped; never the core's memory.
 //
+// Beyond that list: 42, an unheard generation is held; 43, no verdict outlives its job.
+//
 // Of that list these are not here:
 //   2       one journal has one writer: its folder is flocked (tests/launcher/coordinator/shell);
 //   11      is 6 as orders give it: a rank of a generation has one node;
 //   15      these agents are models; the real ones are held to it by tests/agent;
 //   22, 23  the coordinator reads no checkpoint; tests/worker/checkpoint does;
-//   33, 37  there is no `stop_after` and no brake;
+//   33      there is no `stop_after`;
 //   34      no core can read a clock (tests/tidy), and the wall time that it is given is displayed;
 //   38      bounds are reached one by one in core tests, queues of the shell in its own;
 //   39, 40  there are no identities and no secrets.
@@ -34,7 +36,7 @@ namespace regroup::sim {
 class Checker {
  public:
   // What the core is about to be stepped with.
-  void OnEvent(const coordinator::Event& event);
+  void OnEvent(const coordinator::Event& event, Instant now);
   // Once decided; durable later, and whoever is heard in between was lost all the same.
   void OnDecided(const std::map<coordinator::Key, coordinator::Value>& durable,
                  const coordinator::Effects& effects, Instant now);
@@ -62,21 +64,25 @@ class Checker {
   void Expect(bool condition, const std::string& what);
 
   std::vector<std::string> violations;
-  Duration lease{}, first_backoff{};
+  Duration lease{}, first_backoff{}, heartbeat{}, unreachable_hold{};
 
  private:
   using GenerationId = std::pair<JobId, Generation>;
 
   void CheckProposed(const coordinator::GenerationRow& row);
   void CheckStop(const coordinator::SendOrder& send, Instant now);
-  void CheckState(const coordinator::JobStateRow* before, const coordinator::JobStateRow& after);
+  void CheckState(const coordinator::JobStateRow* before, const coordinator::JobStateRow& after,
+                  Instant now);
   void CheckGeneration(const coordinator::GenerationRow* before,
                        const coordinator::GenerationRow& after);
   void CheckFormed(const coordinator::GenerationRow& row);
   void BackOff(const coordinator::JobStateRow& state, const coordinator::GenerationRow& ended);
   void CheckCommitRow(const coordinator::CommitRow* before, const coordinator::CommitRow& after);
+  void CheckEnded(const std::vector<coordinator::Row>& batch);
   void CheckNode(const coordinator::NodeRow* before, const coordinator::NodeRow& after);
   void CheckLost(const coordinator::NodeRow& after, Instant now);
+  void CheckBrake(const coordinator::NodeRow& lost, Duration silent_for, Instant now);
+  void CheckHold(const coordinator::GenerationRow& over, Instant now);
   void OnLost(const NodeId& node, Instant now);
   bool IsDisturbed(const GenerationId& id) const;
   bool IsMember(const GenerationId& id, const NodeId& node) const;
@@ -94,9 +100,17 @@ class Checker {
   std::map<GenerationId, std::set<NodeId>> acked_, running_;
   std::map<GenerationId, Instant> disturbed_, noticed_;  // The first event; the first stop for it.
   std::set<GenerationId> over_;
+  std::set<GenerationId> decided_over_;
+  std::map<JobId, std::set<Generation>> open_;  // Verdicts.
   std::map<JobId, Generation> elective_;  // The newest that was proposed while another one ran.
   std::set<JobId> verdicts_;
   std::map<JobId, Instant> not_before_;
+  struct FreeEnds {  // In a row of one node.
+    std::string node;
+    int same = 0;
+  };
+  std::map<JobId, FreeEnds> free_ends_;
+  std::map<JobId, std::vector<Instant>> charged_at_;
   std::map<std::string, JobId> submitted_;
   std::map<JobId, Instant> cancelled_;
   std::map<JobId, std::uint64_t> last_event_;
@@ -108,6 +122,9 @@ class Checker {
   // Of this coordinator's life.
   std::uint64_t events_ = 0;
   std::map<SessionId, NodeId> sessions_;
+  std::map<NodeId, SessionId> open_sessions_;
+  std::map<NodeId, Instant> accepted_;  // By a witness.
+  std::map<NodeId, std::string> lost_how_;
   std::map<NodeId, std::uint64_t> opened_, lost_at_;  // At which event.
   std::set<NodeId> agents_restarted_;
   std::map<std::tuple<NodeId, JobId, Generation>, Instant> deadlines_;  // That stops were given.

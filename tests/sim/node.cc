@@ -515,7 +515,7 @@ void Node::StopGroup(Group& group, Duration grace) {
 
 void Node::EndStop(const JobId& job, Generation generation) {
   Group* group = Find(job, generation);
-  if (group == nullptr || group->phase != Phase::kStopping) return;
+  if (group == nullptr || group->phase != Phase::kStopping || behaviour_.wedged) return;
   const bool has_ranks =
       std::any_of(group->ranks.begin(), group->ranks.end(), [](const Rank& r) { return r.alive; });
   if (has_ranks && behaviour_.unkillable) {

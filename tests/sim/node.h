@@ -27,6 +27,7 @@ struct Behaviour {
   Duration heartbeat = std::chrono::seconds(1);
   bool ignores_term = false;  // Dies at the stop's deadline.
   bool unkillable = false;    // Does not even die then.
+  bool wedged = false;        // Its shim neither ends a stop nor says why.
   bool never_prepares = false;
   bool dies_in_prepare = false;  // The whole node, and its host answers.
   bool never_starts = false;

@@ -36,6 +36,8 @@ World::World(Config config, std::uint64_t seed)
       start_(clock_.now()) {
   checker.lease = config_.lease;
   checker.first_backoff = config_.backoff_first;
+  checker.heartbeat = config_.heartbeat;
+  checker.unreachable_hold = config_.unreachable_hold;
   StartCoordinator();
 }
 
@@ -119,7 +121,7 @@ void World::TickDue() {
 
 void World::Step(const Event& event) {
   ++steps;
-  checker.OnEvent(event);
+  checker.OnEvent(event, clock_.now());
   Effects effects = core_->Step(clock_.now(), clock_.wall(), event);
   if (tamper) tamper(effects);
   checker.OnDecided(rows_, effects, clock_.now());

@@ -11,6 +11,7 @@
 #include "common/config/text.h"
 #include "common/config/values.h"
 #include "common/io/files.h"
+#include "common/report/text_style.h"
 #include "common/rpc/convert.h"
 #include "common/rpc/describe_listener.h"
 #include "common/rpc/resolve.h"
@@ -20,6 +21,7 @@ namespace {
 
 using namespace std::chrono_literals;
 constexpr Duration kCallLimit = 10s;
+constexpr std::size_t kMaxWarnings = 8, kMaxWarningBytes = 1'024;
 constexpr Duration kFollowLimit = std::chrono::hours(24 * 365);
 
 void SetDeadline(grpc::ClientContext& context, Duration limit) {
@@ -124,6 +126,10 @@ absl::StatusOr<Reading> Client::Read(const regroup::v1::ReadRequest& request,
   for (const auto& node : reply.nodes()) {
     ASSIGN_OR_RETURN(NodeView view, FromProto(node));
     reading.nodes.push_back(std::move(view));
+  }
+  for (const std::string& warning : reply.warnings()) {
+    if (reading.warnings.size() < kMaxWarnings && warning.size() <= kMaxWarningBytes)
+      reading.warnings.push_back(EscapeControls(warning));
   }
   ASSIGN_OR_RETURN(reading.version, FromProto(reply.version()));
   RETURN_IF_ERROR(CheckVersion(reading.version));

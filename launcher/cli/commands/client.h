@@ -20,6 +20,7 @@ struct Reading {
   std::vector<JobView> jobs;
   std::vector<NodeView> nodes;
   Version version;
+  std::vector<std::string> warnings{};  // Of the coordinator, for people.
 };
 
 class Client {

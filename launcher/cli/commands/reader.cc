@@ -75,6 +75,7 @@ absl::Status Reader::Each(const ReadRequest& request,
   for (const Place& place : places_) {
     absl::StatusOr<Part> part = ReadPlace(place, request);
     if (part.ok()) {
+      for (const std::string& warning : part->reading.warnings) warnings_.push_back(warning);
       take(place, *std::move(part));
       ++read;
     } else if (part.status().code() == absl::StatusCode::kNotFound) {

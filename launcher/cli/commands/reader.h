@@ -26,7 +26,7 @@ class Reader {
   static absl::StatusOr<Reader> Open(const ReadOptions& options, std::string_view command);
 
   // Of all places, oldest first. A place that can't be read is told by `warnings`, unless it is the
-  // only one.
+  // only one; so is what a coordinator wants every reader to know.
   absl::StatusOr<std::vector<JobView>> Jobs(bool ended);
   absl::StatusOr<std::vector<NodeView>> Nodes();
   // A full id, a unique prefix, or "last" (the youngest). NOT_FOUND with the nearest id.

@@ -70,6 +70,7 @@ struct CancelReply {
 struct ReadReply {
   std::vector<JobView> jobs;
   std::vector<NodeView> nodes;
+  std::vector<std::string> warnings{};  // What concerns all of them; sentences.
 };
 struct ForgetNodeReply {
   NodeId node;

@@ -236,6 +236,7 @@ void Engine::CancelJob(Job& job, const std::string& by, int signal, bool now,
 void Engine::HurryCancel(Job& job) {
   if (!job.stop || job.stop->deadline <= now_) return;
   job.stop->deadline = now_;
+  job.stop->give_up = now_ + config_.stop_margin;
   UpdateState(job, [](JobStateRow& state) { state.stop_now = true; });
   for (const NodeId& id : job.touched) MarkOrder(job, id);
   MarkDirty(job);

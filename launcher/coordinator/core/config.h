@@ -27,7 +27,12 @@ struct Config {
   // After recovery an agent may need this long to redial. Until then a refused witness proves
   // nothing: its group may have ended while nobody could be told, and the agent knows how.
   Duration redial = std::chrono::seconds(3);
-  int awaited_leases = 3;  // After recovery nobody expires before this many leases ...
+  // Mass silence: when so many of all sessions fall silent within one lease, the fault is more
+  // likely ours than theirs, and silence expires no node for `brake`.
+  Duration brake = std::chrono::seconds(60);
+  int brake_nodes = 3;       // At least so many nodes,
+  double brake_share = 0.2;  // and at least this share of all sessions.
+  int awaited_leases = 3;    // After recovery nobody expires before this many leases ...
   Duration awaited_per_node = std::chrono::milliseconds(10);  // ... plus this for every known node.
 
   // Life of a generation.
@@ -43,6 +48,8 @@ struct Config {
       std::chrono::seconds(2);  // Of a notice's time, kept for stopping after the save.
   Duration settle = std::chrono::seconds(30);
   Duration newcomer_trial = std::chrono::minutes(5);  // A newcomer lost within it doubles `settle`.
+  Duration verdict_limit =
+      std::chrono::seconds(60);  // A verdict is closed so long after its members were given up.
   Duration finish_hold = std::chrono::seconds(60);
   Duration unreachable_hold = std::chrono::minutes(5);
   Duration hold = std::chrono::seconds(60);
@@ -62,6 +69,7 @@ struct Config {
   // Bounds.
   int max_ended_jobs = 10'000;
   Duration keep_ended = std::chrono::hours(24 * 30);
+  Duration retention_sweep = std::chrono::hours(1);  // How often ages are looked at.
   Duration keep_lost_nodes = std::chrono::hours(24 * 7);
   int max_events_per_job = 1'000;
   int max_generations_per_job = 100;

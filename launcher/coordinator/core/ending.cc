@@ -53,14 +53,15 @@ void Engine::BeginEnding(Job& job, Generation generation, StopReason reason, Dur
   if (!elective) job.outage.event_at = soft.cause ? std::min(soft.cause->at, now_) : now_;
   job.outage.detected_at = job.outage.held_until = now_;
   job.outage.nodes = static_cast<int>(soft.members.size());
-  soft.ending = GenerationSoft::Ending{now_ + grace + config_.stop_margin};
+  const Instant deadline = now_ + grace, give_up = deadline + config_.stop_margin;
+  soft.ending = GenerationSoft::Ending{give_up};
   std::map<NodeId, Instant> sooner;
   for (const auto& member : soft.members) {
     if (!IsSettled(job, generation, member.first)) soft.waiting.insert(member.first);
     const Node* node = FindNode(member.first);
     if (node && node->leaving) sooner[member.first] = node->leaving->until;
   }
-  job.stop = StopOrder{generation, reason, now_ + grace, std::move(sooner)};
+  job.stop = StopOrder{generation, reason, deadline, give_up, std::move(sooner)};
   job.membership_known = true;
   if (const GenerationRow* next = ProposedOf(job); next && reason != StopReason::kElective)
     Void(job, next->generation, {});
@@ -107,23 +108,29 @@ bool Engine::HasProgressed(const Job& job, const GenerationSoft& soft) const {
   return !soft.first_step && soft.running_at && now_ - *soft.running_at >= config_.silent_progress;
 }
 
-void Engine::EndGeneration(Job& job, Generation generation, GenerationSoft& soft) {
-  const bool progressed = HasProgressed(job, soft);
-  const EndReason reason = ReasonOf(soft);
+// Its verdict stays open until all members have told, or `close_by`. REQUIRES: it ends for a
+// reason.
+void Engine::PutEnded(Job& job, Generation generation, GenerationSoft& soft, JobStateRow& state) {
   GenerationRow row = job.generations.at(generation);
-  JobStateRow state = job.state;
   row.phase = GenerationPhase::kOver;
   row.ended_at = wall_;
-  row.ended = reason;
+  row.ended = ReasonOf(soft);
   row.verdict_open = true;
-  row.progressed = progressed;
+  row.progressed = HasProgressed(job, soft);
   CloseAccount(job, soft, row, state);
   FitRow(row);
   Put(row);
+  soft.close_by = std::max(now_, soft.ending->give_up) + config_.verdict_limit;
+}
+
+void Engine::EndGeneration(Job& job, Generation generation, GenerationSoft& soft) {
+  const EndReason reason = ReasonOf(soft);
+  JobStateRow state = job.state;
+  PutEnded(job, generation, soft, state);
+  const GenerationRow& row = job.generations.at(generation);
   state.phase = JobPhase::kRegrouping;
   UpdateState(job, [&](JobStateRow& next) { next = state; });
-  const Streak streak =
-      AfterEnd({job.state.own_failures, job.state.free_ends}, progressed, KindOf(reason));
+  const Streak streak = StreakWith(job, row);
   const GenerationRow* next = ProposedOf(job);
   if (next && !std::holds_alternative<Resized>(reason)) Void(job, next->generation, {});
   job.not_before = *job.outage.detected_at + BackOffAfter(job, row, streak);
@@ -136,6 +143,21 @@ void Engine::EndGeneration(Job& job, Generation generation, GenerationSoft& soft
   MarkCapacity();
 }
 
+// With the end of `row`, whose verdict is open. REQUIRES: that has ended.
+Streak Engine::StreakWith(const Job& job, const GenerationRow& row) const {
+  Streak streak =
+      AfterEnd({job.state.own_failures, job.state.free_ends}, row.progressed, KindOf(*row.ended));
+  streak.same_node = SameNodeUpTo(job, row);
+  return streak;
+}
+
+int Engine::SameNodeUpTo(const Job& job, const GenerationRow& row) const {
+  std::vector<PastEnd> ends;
+  for (const auto& [generation, past] : job.generations)
+    if (generation <= row.generation && past.ended) ends.push_back({&*past.ended, past.progressed});
+  return SameNodeEnds(ends);
+}
+
 // `streak`: with the end of `row`. REQUIRES: that has ended.
 Duration Engine::BackOffAfter(const Job& job, const GenerationRow& row,
                               const Streak& streak) const {
@@ -146,9 +168,8 @@ Duration Engine::BackOffAfter(const Job& job, const GenerationRow& row,
 void Engine::RecoverBackOff(Job& job) {
   auto last = job.generations.find(job.state.last_formed);
   if (last == job.generations.end() || !last->second.ended) return;
-  Streak streak{job.state.own_failures, job.state.free_ends};
-  if (last->second.verdict_open)
-    streak = AfterEnd(streak, last->second.progressed, KindOf(*last->second.ended));
+  Streak streak{job.state.own_failures, job.state.free_ends, SameNodeUpTo(job, last->second)};
+  if (last->second.verdict_open) streak = StreakWith(job, last->second);
   job.not_before = now_ + BackOffAfter(job, last->second, streak);
 }
 
@@ -168,12 +189,15 @@ void Engine::CloseAccount(const Job& job, const GenerationSoft& soft, Generation
 
 // ---- the verdict -----------------------------------------------------------------------------
 
+// With what is known by then: a member that reports neither its end nor its loss ends no window.
 bool Engine::CloseVerdicts(Job& job) {
   for (auto& entry : job.soft) {
-    const bool over = job.generations.at(entry.first).phase == GenerationPhase::kOver;
-    if (!over || !entry.second.waiting.empty()) continue;
-    CloseVerdict(job, entry.first, entry.second);
-    return true;
+    if (job.generations.at(entry.first).phase != GenerationPhase::kOver) continue;
+    if (entry.second.waiting.empty() || now_ >= entry.second.close_by) {
+      CloseVerdict(job, entry.first, entry.second);
+      return true;
+    }
+    Wake(job, entry.second.close_by);
   }
   return false;
 }
@@ -196,19 +220,7 @@ void Engine::CloseVerdict(Job& job, Generation generation, GenerationSoft& soft)
     failed = FailsJob(job.spec.spec, reason, Charges(job), streak, config_);
   }
   const bool charged = ChargesBudget(reason) && !failed;
-  std::vector<RankCause> consequences;
-  for (const auto& entry : soft.consequences) {
-    consequences.push_back(entry.second);
-    std::string& error = consequences.back().exit.error;
-    if (error.size() > kMaxConsequenceBytes) error.resize(kMaxConsequenceBytes);
-  }
-  UpdateGeneration(job, generation, [&](GenerationRow& next) {
-    next.ended = reason;
-    next.consequences = consequences;
-    next.verdict_open = false;
-    next.charged = charged;
-    FitRow(next);
-  });
+  RecordVerdict(job, generation, soft, charged);
   if (charged && job.spec.spec.restart_window) {
     if (job.charge_times.size() >= kMaxCharges) job.charge_times.erase(job.charge_times.begin());
     job.charge_times.push_back(now_);
@@ -223,7 +235,24 @@ void Engine::CloseVerdict(Job& job, Generation generation, GenerationSoft& soft)
   job.soft.erase(generation);
   AddEvent(job, GenerationEnded{generation, reason, charged, job.state.restarts_charged,
                                 job.spec.spec.max_restarts});
-  if (failed) FailJob(job, *failed, reason);
+  if (failed && !job.state.verdict) FailJob(job, *failed, reason);
+}
+
+void Engine::RecordVerdict(Job& job, Generation generation, const GenerationSoft& soft,
+                           bool charged) {
+  std::vector<RankCause> consequences;
+  for (const auto& entry : soft.consequences) {
+    consequences.push_back(entry.second);
+    std::string& error = consequences.back().exit.error;
+    if (error.size() > kMaxConsequenceBytes) error.resize(kMaxConsequenceBytes);
+  }
+  UpdateGeneration(job, generation, [&](GenerationRow& next) {
+    next.ended = ReasonOf(soft);
+    next.consequences = consequences;
+    next.verdict_open = false;
+    next.charged = charged;
+    FitRow(next);
+  });
 }
 
 ExcludedNode Engine::ExcludedOf(const GenerationRow& row, const ExecFailed& failed) const {
@@ -255,6 +284,17 @@ std::vector<Duration> Engine::ChargeAges(const Job& job) const {
   return ages;
 }
 
+// What has left the window leaves its row, too: after a crash the ages that it holds begin anew.
+void Engine::DropOldCharges(Job& job) {
+  const bool ended = job.state.phase == JobPhase::kEnded;
+  if (ended || job.charge_times.empty() || !job.spec.spec.restart_window) return;
+  const Duration window = *job.spec.spec.restart_window;
+  const auto left = std::erase_if(job.charge_times, [&](Instant at) { return now_ - at > window; });
+  if (left > 0) UpdateState(job, [](JobStateRow&) {});
+  if (!job.charge_times.empty())
+    Wake(job, job.charge_times.front() + window + std::chrono::milliseconds(1));
+}
+
 int Engine::Charges(const Job& job) const {
   return ChargesInWindow(job.state.restarts_charged, ChargeAges(job), job.spec.spec.restart_window);
 }
@@ -275,39 +315,50 @@ void Engine::FailJob(Job& job, const FailReason& failed, const std::optional<End
              Cancelled{"the job has failed"}, StopReason::kFailure, config_.failure_grace);
 }
 
+// A generation that ran until the job's verdict.
+void Engine::PutStopped(Job& job, Generation generation, const EndReason& reason,
+                        JobStateRow& state) {
+  GenerationRow row = job.generations.at(generation);
+  row.phase = GenerationPhase::kOver;
+  row.ended = reason;
+  row.ended_at = wall_;
+  CloseAccount(job, job.soft.at(generation), row, state);
+  FitRow(row);
+  Put(row);
+  job.soft.erase(generation);
+  AddEvent(job, GenerationEnded{generation, reason, false, job.state.restarts_charged,
+                                job.spec.spec.max_restarts});
+}
+
 // Final. `reason`: how a generation that still runs is recorded.
 void Engine::SetVerdict(Job& job, Verdict verdict, const EndReason& reason, StopReason stop,
                         Duration grace) {
   if (const GenerationRow* next = ProposedOf(job)) Void(job, next->generation, {});
   const bool succeeded = verdict.state == VerdictState::kSucceeded;
   JobStateRow state = job.state;
+  for (const auto& entry : job.soft) MarkOrders(job, entry.second);
   if (const GenerationRow* formed = FormedOf(job)) {
     const Generation generation = formed->generation;
-    const GenerationSoft& soft = job.soft.at(generation);
-    GenerationRow row = *formed;
-    row.phase = GenerationPhase::kOver;
-    row.ended = reason;
-    row.ended_at = wall_;
-    CloseAccount(job, soft, row, state);
-    FitRow(row);
-    Put(row);
-    AddEvent(job, GenerationEnded{generation, reason, false, job.state.restarts_charged,
-                                  job.spec.spec.max_restarts});
+    GenerationSoft& soft = job.soft.at(generation);
+    if (soft.ending) {  // For a cause of its own, which the job's verdict does not change.
+      PutEnded(job, generation, soft, state);
+    } else {
+      PutStopped(job, generation, reason, state);
+    }
   }
   Book(OutageAccount(job, now_), state);
   job.outage = Outage{};
-  for (const auto& entry : job.soft) MarkOrders(job, entry.second);
-  job.soft.clear();
   state.phase = JobPhase::kEnding;
   state.verdict = std::move(verdict);
   UpdateState(job, [&](JobStateRow& next) { next = state; });
   const Instant deadline = now_ + grace;
   const bool already = job.stop && job.stop->up_to == job.state.last_formed && !succeeded;
-  StopOrder order{job.state.last_number, stop, deadline, {}};
+  StopOrder order{job.state.last_number, stop, deadline, {}, {}};
   if (already) {
     order.deadline = std::min(deadline, job.stop->deadline);
     order.sooner = std::move(job.stop->sooner);
   }
+  order.give_up = order.deadline + config_.stop_margin;
   job.stop = std::move(order);
   for (const NodeId& id : job.touched) MarkOrder(job, id);
   SetWait(job, std::nullopt, std::nullopt);
@@ -319,7 +370,6 @@ void Engine::SetVerdict(Job& job, Verdict verdict, const EndReason& reason, Stop
 // Terminal when every reachable member has shown its slots free; the others stay taken on their
 // nodes' rows.
 bool Engine::FinishEnding(Job& job) {
-  const Instant give_up = job.stop->deadline + config_.stop_margin;
   bool wait = false;
   int taken = 0;
   const std::set<NodeId> touched = job.touched;
@@ -329,7 +379,7 @@ bool Engine::FinishEnding(Job& job) {
       continue;  // Its row says what it may still hold.
     if (node->link == Link::kAttached && SlotsFree(job, *node)) continue;
     const bool unkillable = node->link == Link::kAttached && HasUnkillable(job, *node);
-    if (!unkillable && now_ < give_up) {
+    if (!unkillable && now_ < job.stop->give_up) {
       wait = true;
     } else if (RecordTaken(job, *node, unkillable) && ++taken >= kTakenPerStep) {
       MarkDirty(job);
@@ -337,8 +387,12 @@ bool Engine::FinishEnding(Job& job) {
     }
   }
   if (wait) {
-    Wake(job, give_up);
+    Wake(job, job.stop->give_up);
     return false;
+  }
+  if (!job.soft.empty()) {  // Nothing more will be learned in time.
+    CloseVerdict(job, job.soft.begin()->first, job.soft.begin()->second);
+    return true;
   }
   EndJob(job);
   return true;

@@ -61,6 +61,7 @@ Effects Engine::Step(Instant now, WallTime wall, const Event& event) {
   if (!stepped_down_) {
     std::visit([this](const auto& e) { On(e); }, event);
     Drain();
+    SweepOldJobs();
     if (HasRoom()) PurgeSome();
     FlushOrders();
     CheckAdHocExit();
@@ -75,6 +76,8 @@ std::optional<Instant> Engine::NextDeadline() const {
   if (stepped_down_ || finished_) return std::nullopt;
   if (!dirty_.empty() || !purging_.empty()) return now_;
   std::optional<Instant> next = AdHocExitAt();
+  if (retention_at_ && !over_.empty())
+    next = next ? std::min(*next, *retention_at_) : *retention_at_;
   if (!deadlines_.empty()) {
     const Instant due = std::get<0>(*deadlines_.begin());
     next = next ? std::min(*next, due) : due;
@@ -316,8 +319,8 @@ void Engine::IndexJob(const Job& job) {
 
 void Engine::UpdateState(Job& job, const StateChange& change) {
   JobStateRow next = job.state;
-  next.charges = ChargeAges(job);
   change(next);
+  next.charges = ChargeAges(job);
   Put(std::move(next));
 }
 
@@ -395,6 +398,7 @@ void Engine::RecoverJobs() {
         if (Node* node = FindNode(member.node)) Touch(job, *node);
       }
     }
+    for (const Duration age : job.state.charges) job.charge_times.push_back(now_ - age);
     RecoverBackOff(job);
     if (job.state.phase == JobPhase::kEnding) {
       const bool cancelled =
@@ -404,6 +408,7 @@ void Engine::RecoverJobs() {
       job.stop = StopOrder{job.state.last_number,
                            cancelled ? StopReason::kCancelled : StopReason::kFailure,
                            now_ + grace,
+                           now_ + grace + config_.stop_margin,
                            {}};
     }
     UpdateClaims(job);
@@ -435,6 +440,7 @@ void Engine::RecoverGeneration(Job& job, const GenerationRow& row) {
     soft.fallback = *row.ended;  // Unless its members' inventories tell it better.
   if (soft.fallback && !IsToldAgain(*soft.fallback))
     soft.cause = CauseAt{*row.ended, Instant::max()};
+  soft.close_by = now_ + config_.failure_grace + config_.stop_margin + config_.verdict_limit;
   for (const auto& member : soft.members) {
     if (row.phase == GenerationPhase::kOver && !IsSettled(job, row.generation, member.first))
       soft.waiting.insert(member.first);

@@ -73,6 +73,8 @@ class Engine {
   void RecoverJobs();
   void RecoverGeneration(Job& job, const GenerationRow& row);
   void RecoverBackOff(Job& job);
+  Streak StreakWith(const Job& job, const GenerationRow& row) const;
+  int SameNodeUpTo(const Job& job, const GenerationRow& row) const;
 
   Job* FindJob(const JobId& id);
   const Job* FindJob(const JobId& id) const;
@@ -114,12 +116,16 @@ class Engine {
   std::optional<Instant> LeaseEnd(const Node& node) const;
   Duration AwayLimit(const Node& node) const;
   bool JobStepsWithout(const Node& node) const;
+  bool StepsKeep(const Node& node) const;
+  bool Brake();
+  bool IsBraked(Instant now) const { return now < brake_.until; }
   void ProbeWitnesses(Node& node);
   void WatchGroup(Node& node, const GroupReport& report);
   void SetLeaving(Node& node, const Notice& notice);
   void RefreshJobs(Node& node);  // Everything that depends on this node looks again.
   void Touch(Job& job, Node& node);
   void Untouch(Job& job, Node& node);
+  void ForEachWait(const std::function<void(Instant&)>& extend);
 
   // ---- reports.cc: what agents say -------------------------------------------------------------
   void Refresh(Job& job, Node& node);
@@ -194,6 +200,11 @@ class Engine {
   bool AdvanceFormed(Job& job, Generation generation);
   bool CheckDone(Job& job, Generation generation, GenerationSoft& soft);
   bool CheckLost(Job& job, Generation generation, GenerationSoft& soft);
+  bool HoldsForSilence(Job& job, const GenerationRow& row, GenerationSoft& soft,
+                       const std::vector<NodeId>& lost);
+  bool IsHeard(const NodeId& id) const;
+  bool FinishHolds(Job& job, const GenerationRow& row, GenerationSoft& soft,
+                   const std::vector<NodeId>& lost);
   bool CheckStart(Job& job, Generation generation, GenerationSoft& soft);
   bool CheckNotices(Job& job, Generation generation, GenerationSoft& soft);
   bool CheckSaving(Job& job, Generation generation, GenerationSoft& soft);
@@ -216,6 +227,7 @@ class Engine {
   int NodesLeft(const Job& job, const std::vector<ExcludedNode>& excluded) const;
   std::string ProgramOf(const Job& job) const;
   std::vector<Duration> ChargeAges(const Job& job) const;
+  void DropOldCharges(Job& job);
   int Charges(const Job& job) const;
   int OpenCharges(const Job& job) const;
   void SetVerdict(Job& job, Verdict verdict, const EndReason& reason, StopReason stop,
@@ -224,6 +236,9 @@ class Engine {
   bool FinishEnding(Job& job);
   bool HasUnkillable(const Job& job, const Node& node) const;
   bool RecordTaken(Job& job, Node& node, bool unkillable);
+  void PutEnded(Job& job, Generation generation, GenerationSoft& soft, JobStateRow& state);
+  void PutStopped(Job& job, Generation generation, const EndReason& reason, JobStateRow& state);
+  void RecordVerdict(Job& job, Generation generation, const GenerationSoft& soft, bool charged);
   void EndJob(Job& job);
   bool CheckAbandoned(Job& job);
   void PreemptJob(Job& job);
@@ -240,6 +255,8 @@ class Engine {
   Run RunOf(const Job& job, const GenerationRow& row, int group_rank) const;
   bool IsClosed(const Job& job, Generation generation) const;
   void ClearTaken(const Job& job, Node& node);
+  bool WasPurged(const JobId& id) const;
+  bool StopUnknown(Node& node, const JobId& id);
 
   // ---- views.cc: what people see ---------------------------------------------------------------
   struct Moment {
@@ -251,6 +268,7 @@ class Engine {
   JobView ResultOf(const Job& job) const;
   GenerationView ViewOf(const Job& job, const GenerationRow& row) const;
   NodeView ViewOf(const Node& node, const Moment& at) const;
+  std::string WhyKept(const Node& node, const Moment& at) const;
   std::string NoteOf(const Node& node, const Moment& at) const;
   std::map<NodeId, std::vector<std::string>> LeftOut(const Moment& at) const;
   std::optional<WaitReason> WaitOf(const Job& job, const Moment& at) const;
@@ -276,6 +294,7 @@ class Engine {
   // ---- retention.cc: what is kept, and when an ad-hoc coordinator leaves ------------------------
   void NoteOver(Job& job);
   void ChoosePurge();
+  void SweepOldJobs();
   void PurgeSome();
   bool MayPurge(const Job& job) const;
   void CheckAdHocExit();
@@ -283,7 +302,7 @@ class Engine {
 
   const Config config_;
   const Epoch epoch_;
-  const Instant recovered_at_;
+  Instant recovered_at_;
   Instant now_{};
   WallTime wall_{};
   bool first_step_done_ = false;
@@ -304,15 +323,20 @@ class Engine {
   // Soft.
   std::map<SessionId, NodeId> sessions_;
   std::set<NodeId> attached_daemons_;
-  int broken_ = 0;                     // Nodes that are probed or awaited.
+  int broken_ = 0;  // Nodes that are probed or awaited.
+  struct {
+    Instant until{};  // Silence expires no node before.
+    int silent = 0, sessions = 0;
+  } brake_;
   std::optional<Instant> fleet_join_;  // When a daemon came last.
   std::set<std::uint64_t> hungry_;     // Submitted jobs that could use more nodes.
   std::map<CallId, JobId> waiting_calls_;
   std::set<std::uint64_t> dirty_;  // Jobs to look at, oldest first.
   std::set<JobId> orders_dirty_;
   std::deque<JobId> purging_;
-  std::optional<Instant> last_over_;   // When a job ended or was preempted, in this life.
-  std::optional<Instant> idle_since_;  // Ad-hoc: nobody is attached since then.
+  std::optional<Instant> retention_at_;  // The next look at ages.
+  std::optional<Instant> last_over_;     // When a job ended or was preempted, in this life.
+  std::optional<Instant> idle_since_;    // Ad-hoc: nobody is attached since then.
   enum class DueKind { kNode, kJob };
   std::set<std::tuple<Instant, DueKind, std::string>> deadlines_;
 

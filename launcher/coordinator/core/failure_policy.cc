@@ -10,6 +10,8 @@
 namespace regroup::coordinator {
 namespace {
 
+constexpr int kFreeEndsInARow = 3;  // So many without progress are no coincidence.
+
 const RankCause* RankOf(const EndReason& reason) {
   if (auto* failed = std::get_if<WorkerFailed>(&reason)) return &failed->cause;
   if (auto* exec = std::get_if<ExecFailed>(&reason)) return &exec->cause;
@@ -74,12 +76,31 @@ Streak AfterEnd(Streak before, bool progressed, EndKind kind) {
   return streak;
 }
 
+std::string NodeOfReason(const EndReason& reason) { return std::visit(NodeOf{}, reason); }
+
+int SameNodeEnds(std::span<const PastEnd> ends) {
+  if (ends.empty() || KindOf(*ends.back().reason) != EndKind::kFree) return 0;
+  const std::string node = NodeOfReason(*ends.back().reason);
+  int same = 0;
+  for (auto end = ends.rbegin(); end != ends.rend(); ++end) {
+    if (KindOf(*end->reason) == EndKind::kFree) {
+      if (NodeOfReason(*end->reason) != node) break;
+      ++same;
+    }
+    if (end->progressed) break;  // It was the first after progress.
+  }
+  return same;
+}
+
 Duration RestartDelay(const Streak& streak, EndKind last, const Config& config,
                       std::uint64_t seed) {
-  const int in_a_row = streak.own + streak.free;
-  if (in_a_row < 2 || last == EndKind::kNeutral) return Duration{};
-  const Duration limit = last == EndKind::kOwn ? config.backoff_limit : config.free_backoff_limit;
-  const Duration delay = Doubled(config.backoff_first, in_a_row - 2, limit);
+  if (last == EndKind::kNeutral) return Duration{};
+  const bool own = last == EndKind::kOwn;
+  const int further =
+      own ? streak.own - 2 : std::max(streak.free - kFreeEndsInARow, streak.same_node - 2);
+  if (further < 0) return Duration{};
+  const Duration limit = own ? config.backoff_limit : config.free_backoff_limit;
+  const Duration delay = Doubled(config.backoff_first, further, limit);
   const double jitter = 0.8 + 0.4 * Rng(seed).Unit();
   return std::min(FromSeconds(Seconds(delay) * jitter), limit);
 }

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "common/base/job_spec.h"
@@ -28,15 +30,29 @@ bool IsWorse(const CauseAt& a, const CauseAt& b);
 enum class EndKind { kOwn, kFree, kNeutral };
 EndKind KindOf(const EndReason& reason);
 
-// Ends in a row without progress.
+// Ends in a row without progress. `same_node`: of the free ones, how many in a row one and the same
+// node caused, up to the last.
 struct Streak {
-  int own = 0, free = 0;
+  int own = 0, free = 0, same_node = 0;
   friend bool operator==(const Streak&, const Streak&) = default;
 };
 Streak AfterEnd(Streak before, bool progressed, EndKind kind);
 
-// The first end and the first after progress are followed at once; each further one waits 1 s, 2 s,
-// … ± 20 %. `seed` makes the jitter: equal seeds, equal delays.
+// The node that an end is about; empty: none.
+std::string NodeOfReason(const EndReason& reason);
+
+// How many free ends in a row, up to and with the last of `ends`, its node caused. A row ends at
+// progress, or at a free end of another node; own faults are not looked at. `ends`: oldest first.
+struct PastEnd {
+  const EndReason* reason;
+  bool progressed;
+};
+int SameNodeEnds(std::span<const PastEnd> ends);
+
+// The first own fault and the first after progress are followed at once; each further one waits 1
+// s, 2 s, … ± 20 %. A free end waits only when the same node caused the one before, or when three
+// in a row brought no progress: whoever is left is not to blame. `seed` makes the jitter: equal
+// seeds, equal delays.
 Duration RestartDelay(const Streak& streak, EndKind last, const Config& config, std::uint64_t seed);
 
 // How long a member that voided `failures` proposals in a row is no candidate.

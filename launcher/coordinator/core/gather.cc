@@ -30,12 +30,13 @@ void Engine::Advance(Job& job) {
   }
   if (job.claims_dirty) UpdateClaims(job);
   UpdateHunger(job);
+  DropOldCharges(job);
 }
 
 bool Engine::AdvanceOnce(Job& job) {
   if (job.state.phase == JobPhase::kEnded) return false;
-  if (job.state.phase == JobPhase::kEnding) return FinishEnding(job);
   if (CloseVerdicts(job)) return true;
+  if (job.state.phase == JobPhase::kEnding) return FinishEnding(job);
   if (job.state.phase == JobPhase::kPreempted) return false;
   if (const GenerationRow* formed = FormedOf(job)) {
     const Generation generation = formed->generation;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/numbers.h"
 #include "launcher/coordinator/core/engine.h"
 
 namespace regroup::coordinator {
@@ -177,6 +178,56 @@ Run Engine::RunOf(const Job& job, const GenerationRow& row, int group_rank) cons
   run.max_restarts = job.spec.spec.max_restarts;
   run.resume_step = row.resume_step;
   return run;
+}
+
+// An id of this journal that is no job's any more: purged while a group of it was out of sight, on
+// a node that an operator had forgotten. An id that it never gave is none of its business.
+bool Engine::WasPurged(const JobId& id) const {
+  const std::string& text = id.value();
+  const std::size_t dash = text.rfind('-');
+  std::uint64_t sequence = 0;
+  if (dash == std::string::npos || !absl::SimpleAtoi(text.substr(dash + 1), &sequence))
+    return false;
+  return sequence > 0 && !by_sequence_.empty() && sequence < by_sequence_.rbegin()->first &&
+         !by_sequence_.contains(sequence);
+}
+
+// No job asks for such a group: it is stopped, and forgotten once it is free. False: it is left
+// alone, and shown.
+bool Engine::StopUnknown(Node& node, const JobId& id) {
+  auto found = node.groups.find(id);
+  if (found == node.groups.end() || !WasPurged(id)) return false;
+  Order order;
+  order.job = id;
+  bool all_free = true;
+  Generation newest;
+  for (const auto& [generation, report] : found->second) {
+    newest = std::max(newest, generation);
+    all_free = all_free && report.phase == Phase::kFree;
+  }
+  SentOrder key;
+  if (all_free) {
+    key.forget = newest;
+    order.forget = Forget{newest};
+  } else {
+    key.stop = newest;
+    order.stop = Stop{newest, config_.failure_grace, StopReason::kSuperseded};
+  }
+  auto sent = node.sent.find(id);
+  if (sent == node.sent.end() || !(sent->second == key)) {
+    Say(Severity::kWarning, "a group of a job that is not kept any more is ended",
+        {{"node", node.row.name}, {"job", id.value()}});
+    node.last_order = node.last_order.Next();
+    key.number = order.number = node.last_order;
+    Do(SendOrder{*node.session, std::move(order)});
+    node.sent[id] = key;
+  }
+  if (all_free) {  // Were the order lost, the next Hello would show it again.
+    node.groups.erase(found);
+    node.sent.erase(id);
+    MarkCapacity();
+  }
+  return true;
 }
 
 // The last group of this job on this node was shown free: nothing stays taken there.

@@ -38,6 +38,10 @@ void Engine::On(const Reported& event) {
   const GroupReport& report = event.report;
   Do(AckReport{event.session, report.number});
   Job* job = FindJob(report.job);
+  if (job == nullptr) {
+    node->groups[report.job][report.generation] = report;
+    if (StopUnknown(*node, report.job)) return;
+  }
   if (job == nullptr || report.generation > job->state.last_number) {
     Say(Severity::kWarning, "report of a group that this journal does not know",
         {{"node", node->row.name},

@@ -11,9 +11,9 @@ constexpr int kRowsPerPurge = 24;
 
 }  // namespace
 
-// Its id is never given out again, and nothing of it may still run anywhere.
+// Its id is never given out again, nothing of it may still run anywhere, and no verdict is open.
 bool Engine::MayPurge(const Job& job) const {
-  if (job.spec.sequence == by_sequence_.rbegin()->first) return false;
+  if (job.spec.sequence == by_sequence_.rbegin()->first || !job.soft.empty()) return false;
   for (const NodeId& id : job.touched) {
     const Node* node = FindNode(id);
     if (node == nullptr) continue;
@@ -34,17 +34,32 @@ void Engine::NoteOver(Job& job) {
   ChoosePurge();
 }
 
-// The oldest job that is over, when there are too many or it is too old; one at a time.
+// The oldest job that is over, when there are too many; one at a time.
 void Engine::ChoosePurge() {
-  if (!purging_.empty()) return;
-  const bool too_many = over_.size() > static_cast<std::size_t>(config_.max_ended_jobs);
+  if (!purging_.empty() || over_.size() <= static_cast<std::size_t>(config_.max_ended_jobs)) return;
   for (std::uint64_t sequence : over_) {
     const Job& job = jobs_.at(by_sequence_.at(sequence));
-    const bool too_old = now_ >= job.over_at.value_or(recovered_at_) + config_.keep_ended;
-    if (!too_many && !too_old) return;
     if (!MayPurge(job)) continue;
     purging_.push_back(job.id());
     return;
+  }
+}
+
+// All that are too old. By the wall clock, the only one that goes on while no coordinator runs; in
+// its own life none is younger than it has seen it.
+void Engine::SweepOldJobs() {
+  if (!retention_at_) retention_at_ = now_;
+  if (now_ < *retention_at_) return;
+  retention_at_ = now_ + config_.retention_sweep;
+  for (std::uint64_t sequence : over_) {
+    const Job& job = jobs_.at(by_sequence_.at(sequence));
+    const Duration here = job.over_at ? now_ - *job.over_at : Duration{};
+    const Duration by_wall = job.state.ended_at
+                                 ? std::chrono::duration_cast<Duration>(wall_ - *job.state.ended_at)
+                                 : now_ - recovered_at_;
+    const bool listed = std::find(purging_.begin(), purging_.end(), job.id()) != purging_.end();
+    if (std::max(here, by_wall) >= config_.keep_ended && !listed && MayPurge(job))
+      purging_.push_back(job.id());
   }
 }
 
@@ -58,6 +73,10 @@ void Engine::PurgeSome() {
     return;
   }
   const JobId id = job->id();
+  if (!over_.contains(job->spec.sequence) || !MayPurge(*job)) {  // A preempted one goes on again.
+    purging_.pop_front();
+    return;
+  }
   int left = kRowsPerPurge;
   const auto ring = static_cast<std::uint64_t>(config_.max_events_per_job);
   while (left > 0 && !job->events.empty()) {

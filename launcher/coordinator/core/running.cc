@@ -10,6 +10,8 @@
 namespace regroup::coordinator {
 namespace {
 
+constexpr std::size_t kMaxNames = 16;
+
 int WorldOf(const GenerationRow& row) {
   int world = 0;
   for (const GenerationMember& member : row.members) world += member.workers;
@@ -41,9 +43,10 @@ bool Engine::AdvanceFormed(Job& job, Generation generation) {
     BeginEnding(job, generation, StopReason::kFailure, config_.failure_grace);
     return true;
   }
-  return CheckLost(job, generation, soft) || CheckStart(job, generation, soft) ||
-         CheckNotices(job, generation, soft) || CheckSaving(job, generation, soft) ||
-         CheckGrowth(job, generation, soft);
+  if (CheckLost(job, generation, soft)) return true;
+  if (soft.held) return false;
+  return CheckStart(job, generation, soft) || CheckNotices(job, generation, soft) ||
+         CheckSaving(job, generation, soft) || CheckGrowth(job, generation, soft);
 }
 
 void Engine::EnterRunning(Job& job, Generation generation, GenerationSoft& soft) {
@@ -109,31 +112,24 @@ bool Engine::CheckDone(Job& job, Generation generation, GenerationSoft& soft) {
 }
 
 // A loss ends the generation, unless every rank that can still be heard is done: then the lost node
-// may come back with the same news.
+// may come back with the same news. And unless no member at all is heard.
 bool Engine::CheckLost(Job& job, Generation generation, GenerationSoft& soft) {
-  if (soft.lost.empty()) return false;
   const GenerationRow& row = job.generations.at(generation);
-  int undone = 0;
-  Instant first = Instant::max();
+  std::vector<NodeId> undone;  // Lost members whose ranks are not all done.
   for (const auto& entry : soft.lost) {
-    undone += row.members[soft.members.at(entry.first)].workers -
-              DoneRanksOf(job, generation, entry.first);
-    first = std::min(first, entry.second);
-  }
-  if (undone == 0) return false;
-  const bool others_done = soft.done_ranks > 0 && soft.done_ranks + undone == WorldOf(row);
-  if (others_done && now_ < first + config_.finish_hold) {
-    SetWait(job, FinishHold{NameOf(soft.lost.begin()->first), Duration{}},
-            first + config_.finish_hold);
-    Wake(job, first + config_.finish_hold);
-    return false;
-  }
-  for (const auto& entry : soft.lost) {
-    const Node* node = FindNode(entry.first);
     const GenerationMember& member = row.members[soft.members.at(entry.first)];
-    if (DoneRanksOf(job, generation, entry.first) >= member.workers) continue;
-    const Instant heard = node ? node->last_heard : entry.second;
-    if (soft.leaving.contains(entry.first)) {
+    if (DoneRanksOf(job, generation, entry.first) < member.workers) undone.push_back(entry.first);
+  }
+  const bool held = soft.held;
+  soft.held = !undone.empty() &&
+              (HoldsForSilence(job, row, soft, undone) || FinishHolds(job, row, soft, undone));
+  if (held && !soft.held) SetWait(job, std::nullopt, std::nullopt);
+  if (undone.empty() || soft.held) return false;
+  for (const NodeId& id : undone) {
+    const Node* node = FindNode(id);
+    const GenerationMember& member = row.members[soft.members.at(id)];
+    const Instant heard = node ? node->last_heard : soft.lost.at(id);
+    if (soft.leaving.contains(id)) {
       FoldCause(soft, {Preempted{member.name, soft.saving && soft.saving->saved}, heard});
     } else {
       const std::string how = node && node->link == Link::kLost ? node->row.lost_how : kHowRefused;
@@ -141,6 +137,65 @@ bool Engine::CheckLost(Job& job, Generation generation, GenerationSoft& soft) {
     }
   }
   BeginEnding(job, generation, StopReason::kFailure, config_.failure_grace);
+  return true;
+}
+
+// While no member is heard, their silence tells as much about our network as about them, and the
+// generation may train on unseen: it stays until one is proved dead, or for `unreachable_hold`.
+// Once one is heard again, the others have a lease to follow it.
+bool Engine::HoldsForSilence(Job& job, const GenerationRow& row, GenerationSoft& soft,
+                             const std::vector<NodeId>& lost) {
+  Instant until{};
+  std::vector<std::string> names;
+  for (const NodeId& id : lost) {
+    const Node* node = FindNode(id);
+    const bool silent = node && node->link == Link::kLost && !node->proved_dead;
+    // A launched agent that was away for longer than its grace has no workers left.
+    if (!silent || soft.leaving.contains(id) ||
+        (node->row.launched && node->row.lost_how == kHowAway))
+      return false;
+    until = std::max(until, node->lost_at + config_.unreachable_hold);
+    if (names.size() < kMaxNames) names.push_back(node->row.name);
+  }
+  const bool heard = std::any_of(row.members.begin(), row.members.end(),
+                                 [&](const GenerationMember& m) { return IsHeard(m.node); });
+  if (heard) {
+    if (soft.unheard) soft.return_until = now_ + config_.lease;
+    soft.unheard = false;
+    if (now_ >= soft.return_until) return false;
+    SetWait(job, AwaitReattach{names, Duration{}}, soft.return_until);
+    Wake(job, soft.return_until);
+    return true;
+  }
+  if (now_ >= until) return false;
+  soft.unheard = true;
+  SetWait(job, UnreachableHold{names, Duration{}}, until);
+  // A heartbeat alone makes no job look again.
+  const bool others = soft.lost.size() < soft.members.size();
+  Wake(job, others ? std::min(until, now_ + config_.heartbeat) : until);
+  return true;
+}
+
+// Its host can be reached: it said something lately, or its witness accepts.
+bool Engine::IsHeard(const NodeId& id) const {
+  const Node* node = FindNode(id);
+  if (node == nullptr) return false;
+  return node->link == Link::kAgentAway || (node->link == Link::kAttached && !node->kept_until &&
+                                            now_ - node->lease_from <= 2 * config_.heartbeat);
+}
+
+bool Engine::FinishHolds(Job& job, const GenerationRow& row, GenerationSoft& soft,
+                         const std::vector<NodeId>& lost) {
+  int undone = 0;
+  Instant first = Instant::max();
+  for (const NodeId& id : lost) {
+    undone += row.members[soft.members.at(id)].workers - DoneRanksOf(job, row.generation, id);
+    first = std::min(first, soft.lost.at(id));
+  }
+  const bool others_done = soft.done_ranks > 0 && soft.done_ranks + undone == WorldOf(row);
+  if (!others_done || now_ >= first + config_.finish_hold) return false;
+  SetWait(job, FinishHold{NameOf(lost.front()), Duration{}}, first + config_.finish_hold);
+  Wake(job, first + config_.finish_hold);
   return true;
 }
 

@@ -149,6 +149,7 @@ void Engine::Attach(Node& node, const SessionOpened& event) {
   sessions_[event.session] = hello.node;
   node.attached_at = node.last_heard = node.lease_from = now_;
   node.proved_dead = false;
+  node.kept_until.reset();
   node.no_cgroup = hello.no_cgroup;
   node.sent.clear();
   node.unanswered.clear();
@@ -170,6 +171,8 @@ void Engine::Attach(Node& node, const SessionOpened& event) {
     if (Job* job = FindJob(group.job)) Touch(*job, node);
     WatchGroup(node, group);
   }
+  for (const GroupReport& group : hello.groups)
+    if (FindJob(group.job) == nullptr) StopUnknown(node, group.job);
   std::erase_if(node.watches, [&](const auto& watch) {
     auto shown = node.groups.find(watch.first);
     return shown == node.groups.end() || !shown->second.contains(watch.second.generation);
@@ -224,6 +227,7 @@ bool Engine::CommandIsOver(const Node& node) const {
 
 void Engine::Heard(Node& node) {
   node.last_heard = now_;
+  node.kept_until.reset();
   node.lease_from = std::max(node.lease_from, now_);
 }
 
@@ -249,9 +253,9 @@ void Engine::On(const HeartbeatReceived& event) {
 std::optional<Instant> Engine::LeaseEnd(const Node& node) const {
   switch (node.link) {
     case Link::kAttached:
-    case Link::kSuspected: return node.lease_from + config_.lease;
+    case Link::kSuspected: return std::max(node.lease_from + config_.lease, brake_.until);
     case Link::kAgentAway: return std::max(node.broken_at + AwayLimit(node), node.awaited_until);
-    case Link::kAwaited: return node.awaited_until;
+    case Link::kAwaited: return std::max(node.awaited_until, brake_.until);
     case Link::kLost: return std::nullopt;
   }
   return std::nullopt;
@@ -279,6 +283,36 @@ bool Engine::JobStepsWithout(const Node& node) const {
   return false;
 }
 
+// Steps vouch for a silent member, but not for ever: a job that is not synchronous steps on without
+// it.
+bool Engine::StepsKeep(const Node& node) const {
+  return (!node.kept_until || now_ < *node.kept_until) && JobStepsWithout(node);
+}
+
+// A node's lease is over. True: so many others fell silent with it that silence is not believed for
+// a while; most likely it is this coordinator that is cut off.
+bool Engine::Brake() {
+  const Instant from = now_ - config_.lease - config_.heartbeat;
+  const Instant silent_since = now_ - 2 * config_.heartbeat;
+  int silent = 0, sessions = 0;
+  for (const auto& entry : nodes_) {
+    const Node& node = entry.second;
+    const bool lost_now =
+        node.link == Link::kLost && node.row.lost_how == kHowSilent && node.lost_at > from;
+    if (node.session || lost_now) ++sessions;
+    const bool fell_silent = node.session && !node.kept_until && node.lease_from >= from &&
+                             node.lease_from < silent_since;
+    if (fell_silent || lost_now) ++silent;
+  }
+  if (silent < config_.brake_nodes || silent < config_.brake_share * sessions) return false;
+  brake_ = {now_ + config_.brake, silent, sessions};
+  Say(Severity::kWarning, "many nodes fell silent at once: silence is not believed for a while",
+      {{"silent", absl::StrCat(silent)},
+       {"sessions", absl::StrCat(sessions)},
+       {"seconds", absl::StrCat(Seconds(config_.brake))}});
+  return true;
+}
+
 void Engine::OnNodeDeadline(Node& node) {
   if (node.link == Link::kLost) {
     if (node.row.taken.empty() && node.jobs.empty()) {
@@ -289,10 +323,11 @@ void Engine::OnNodeDeadline(Node& node) {
     return;
   }
   if (*LeaseEnd(node) <= now_) {
-    if (JobStepsWithout(node)) {
+    if (StepsKeep(node)) {
+      if (!node.kept_until) node.kept_until = node.lease_from + config_.unreachable_hold;
       node.lease_from = node.broken_at = now_;
       node.awaited_until = now_ + config_.lease;
-    } else {
+    } else if (node.link == Link::kAgentAway || !Brake()) {
       LoseNode(node, node.link == Link::kAgentAway ? kHowAway : kHowSilent, false);
       return;
     }
@@ -391,6 +426,7 @@ void Engine::LoseNode(Node& node, const std::string& how, bool proved) {
   }
   SetLink(node, Link::kLost);
   node.proved_dead = proved;
+  node.kept_until.reset();
   node.lost_at = now_;
   node.leaving.reset();
   node.watches.clear();
@@ -469,21 +505,47 @@ void Engine::Touch(Job& job, Node& node) {
 void Engine::Untouch(Job& job, Node& node) {
   job.touched.erase(node.row.node);
   node.jobs.erase(job.id());
+  node.sent.erase(job.id());
+}
+
+// Every soft instant that waits for somebody else: nobody could be heard while the loop stood
+// still. Not here: what passes by itself (back-off, settling, a notice's time), and deadlines that
+// agents keep on clocks of their own.
+void Engine::ForEachWait(const std::function<void(Instant&)>& extend) {
+  const auto extend_if = [&](std::optional<Instant>& at) {
+    if (at) extend(*at);
+  };
+  extend(recovered_at_);
+  extend(brake_.until);
+  extend_if(fleet_join_);
+  extend_if(idle_since_);
+  for (auto& [id, node] : nodes_) {
+    for (Instant* at :
+         {&node.lease_from, &node.broken_at, &node.awaited_until, &node.attached_at, &node.lost_at})
+      extend(*at);
+    extend_if(node.kept_until);
+  }
+  for (auto& [id, job] : jobs_) {
+    extend(job.awaited_until);
+    for (auto* at : {&job.below_since, &job.enough_since, &job.last_join, &job.wait_until})
+      extend_if(*at);
+    for (auto& trial : job.trials) extend(trial.second.until);
+    for (auto& newcomer : job.newcomers) extend(newcomer.second.since);
+    if (job.stop) extend(job.stop->give_up);
+    for (auto& [generation, soft] : job.soft) {
+      extend(soft.ack_deadline);
+      extend(soft.since);
+      extend(soft.return_until);
+      extend(soft.close_by);
+      for (auto& lost : soft.lost) extend(lost.second);
+      if (soft.ending) extend(soft.ending->give_up);
+      if (soft.saving && soft.saving->node.empty()) extend(soft.saving->until);
+    }
+  }
 }
 
 void Engine::On(const Stalled& event) {
-  for (auto& entry : nodes_) {
-    Node& node = entry.second;
-    node.lease_from += event.gap;
-    node.broken_at += event.gap;
-    node.awaited_until += event.gap;
-  }
-  for (auto& entry : jobs_) {
-    for (auto& generation : entry.second.soft) {
-      generation.second.ack_deadline += event.gap;
-      generation.second.since += event.gap;
-    }
-  }
+  ForEachWait([&](Instant& at) { at += event.gap; });
 }
 
 }  // namespace regroup::coordinator

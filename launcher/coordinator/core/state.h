@@ -70,6 +70,8 @@ struct Node {
   Instant attached_at{}, last_heard{}, broken_at{}, awaited_until{}, lost_at{};
   Instant lease_from{};  // The lease runs since then: last heard, or a step of its job since.
   Instant probe_at{};
+  // Silent for more than a lease, but its job steps: that vouches for it until then.
+  std::optional<Instant> kept_until;
   std::string no_cgroup;     // As its last Hello said.
   bool rebooted = false;     // This session's Hello showed a new boot id.
   bool proved_dead = false;  // Lost, and nothing of it can run any more.
@@ -112,10 +114,13 @@ struct GenerationSoft {
   std::map<NodeId, std::vector<RankStart>> started;
   int done_ranks = 0;
   std::map<NodeId, Instant> lost;  // Members that were lost while it ran, and when.
-  std::set<NodeId> blinked;        // Members that came back without their group.
-  std::set<NodeId> leaving;        // Members that were told to go.
-  std::string ended_by_notice;     // One that leaves, of which a rank has ended as it was told.
-  std::set<NodeId> told_leaving;   // Members whose notice the job has heard of.
+  bool held = false;         // A loss by silence is not believed yet, so nothing else is decided.
+  bool unheard = false;      // No member was heard when one was lost by silence.
+  Instant return_until{};    // One is heard again: the others may follow until then.
+  std::set<NodeId> blinked;  // Members that came back without their group.
+  std::set<NodeId> leaving;  // Members that were told to go.
+  std::string ended_by_notice;    // One that leaves, of which a rank has ended as it was told.
+  std::set<NodeId> told_leaving;  // Members whose notice the job has heard of.
 
   // Progress, as told by its ranks.
   bool spoke = false;
@@ -146,6 +151,7 @@ struct GenerationSoft {
   std::vector<std::pair<Instant, RankCause>> consequences;
   std::set<std::pair<NodeId, int>> seen_exits;
   std::set<NodeId> waiting;  // Members that have neither shown their slots free nor are lost.
+  Instant close_by{};        // The verdict is closed by then, whoever is still waited for.
 };
 
 // What survivors of the ended generation, and everything below it, are told.
@@ -153,6 +159,7 @@ struct StopOrder {
   Generation up_to;
   StopReason reason = StopReason::kFailure;
   Instant deadline{};
+  Instant give_up{};                 // Who has not stopped by then is left behind.
   std::map<NodeId, Instant> sooner;  // Nodes whose launch command can not wait.
 };
 

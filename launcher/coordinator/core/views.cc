@@ -204,12 +204,31 @@ JobView Engine::ResultOf(const Job& job) const {
   return view;
 }
 
+// Why a node that says nothing is not lost yet; empty: it is heard, or its lease runs.
+std::string Engine::WhyKept(const Node& node, const Moment& at) const {
+  const Duration silent = at.now - std::min(node.last_heard, at.now);
+  if (node.kept_until && node.link != Link::kLost) {
+    for (const JobId& id : node.jobs) {
+      const Job* job = FindJob(id);
+      if (job && FormedOf(*job))
+        return absl::StrFormat("silent for %.0f s, kept because %s steps", Seconds(silent),
+                               id.value());
+    }
+  }
+  if (node.link == Link::kAttached && silent > config_.lease && IsBraked(at.now))
+    return absl::StrFormat("silent for %.0f s, kept because many fell silent at once",
+                           Seconds(silent));
+  return "";
+}
+
 std::string Engine::NoteOf(const Node& node, const Moment& at) const {
   std::vector<std::string> notes;
   auto seconds = [](Duration d) { return absl::StrFormat("%.1f s", std::max(Seconds(d), 0.0)); };
   if (node.link == Link::kLost) notes.push_back(node.row.lost_how);
+  if (const std::string kept = WhyKept(node, at); !kept.empty()) notes.push_back(kept);
   const bool waits =
-      node.link == Link::kSuspected || node.link == Link::kAgentAway || node.link == Link::kAwaited;
+      !node.kept_until && (node.link == Link::kSuspected || node.link == Link::kAgentAway ||
+                           node.link == Link::kAwaited);
   if (waits)
     notes.push_back(absl::StrCat("lost in ", seconds(*LeaseEnd(node) - at.now), " unless heard"));
   if (node.leaving) {
@@ -221,9 +240,11 @@ std::string Engine::NoteOf(const Node& node, const Moment& at) const {
       if (formed && job->soft.at(formed->generation).saving) notes.push_back("saving");
     }
   }
-  for (const TakenSlots& taken : node.row.taken)
+  for (const TakenSlots& taken : node.row.taken) {
+    if (!taken.unkillable && node.link == Link::kAttached) continue;  // Its groups show it.
     notes.push_back(absl::StrCat(taken.unkillable ? "unkillable group of " : "may still run ",
                                  taken.job.value()));
+  }
   for (const auto& entry : node.groups)
     if (FindJob(entry.first) == nullptr)
       notes.push_back(absl::StrCat("runs unknown job ", entry.first.value()));
@@ -281,6 +302,12 @@ NodeView Engine::ViewOf(const Node& node, const Moment& at) const {
 absl::StatusOr<ReadReply> Engine::Read(const ReadFilter& filter, Instant now, WallTime wall) const {
   const Moment at{std::max(now, now_), wall};
   ReadReply reply;
+  if (IsBraked(at.now))
+    reply.warnings.push_back(
+        absl::StrFormat("%d of %d nodes fell silent at once, so this coordinator may be cut off: "
+                        "no node is lost by "
+                        "silence for another %.0f s",
+                        brake_.silent, brake_.sessions, Seconds(brake_.until - at.now)));
   if (filter.jobs && !filter.job.empty()) {
     absl::StatusOr<JobId> id = Resolve(filter.job);
     if (!id.ok()) return id.status();

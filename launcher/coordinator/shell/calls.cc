@@ -44,6 +44,7 @@ absl::Status FillRead(const Identity& identity, bool detail, const Reply& reply,
     }
   }
   for (const NodeView& node : (*read)->nodes) *out.add_nodes() = ToProto(node);
+  for (const std::string& warning : (*read)->warnings) out.add_warnings(warning);
   out.set_cluster(identity.cluster.value());
   out.set_epoch(identity.epoch.value());
   *out.mutable_version() = ToProto(identity.version);

@@ -96,6 +96,36 @@ TEST(RestartDelay, DoublesWithinItsLimits) {
   EXPECT_LE(RestartDelay({0, 40}, EndKind::kFree, config, 1), 5min);
 }
 
+// A free end waits when its node caused the free one before it, or when it is the third in a row;
+// own faults before it do not count.
+TEST(RestartDelay, OfFreeEnds) {
+  const Config config;
+  const auto waits = [&](const Streak& streak) {
+    return RestartDelay(streak, EndKind::kFree, config, 1) > Duration{};
+  };
+  EXPECT_FALSE(waits({0, 1, 1}));
+  EXPECT_FALSE(waits({3, 1, 1}));
+  EXPECT_FALSE(waits({0, 2, 1}));
+  EXPECT_TRUE(waits({0, 2, 2}));
+  EXPECT_TRUE(waits({0, 3, 1}));
+  EXPECT_GT(RestartDelay({0, 5, 5}, EndKind::kFree, config, 1), 6s);
+  EXPECT_EQ(RestartDelay({1, 9, 9}, EndKind::kOwn, config, 1), 0s);
+}
+
+TEST(SameNodeEnds, Table) {
+  const EndReason a = NodeLost{"a", "silent", 5s}, b = StoreLost{"b"}, own = StartTimedOut{"a", 1s};
+  const auto count = [](std::vector<PastEnd> ends) { return SameNodeEnds(ends); };
+  EXPECT_EQ(count({}), 0);
+  EXPECT_EQ(count({{&a, false}}), 1);
+  EXPECT_EQ(count({{&a, false}, {&a, false}}), 2);
+  EXPECT_EQ(count({{&a, false}, {&a, true}}), 1);
+  EXPECT_EQ(count({{&a, true}, {&a, false}}), 2);
+  EXPECT_EQ(count({{&a, false}, {&b, false}, {&a, false}}), 1);
+  EXPECT_EQ(count({{&a, false}, {&own, false}, {&a, false}}), 2);
+  EXPECT_EQ(count({{&a, false}, {&own, true}, {&a, false}}), 1);
+  EXPECT_EQ(count({{&a, false}, {&own, false}}), 0);
+}
+
 TEST(MemberBackoff, OneSecondDoublingToAMinute) {
   const Config config;
   const std::vector<Duration> wanted = {0s, 1s, 2s, 4s, 8s, 16s, 32s, 60s, 60s};

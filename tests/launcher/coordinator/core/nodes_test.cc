@@ -56,7 +56,7 @@ TEST_F(Nodes, default_names_get_suffixes) {
   EXPECT_EQ(RowOf("z").name, "host-3");
   Open(HelloOf("y", "host"));  // It reconnects, and keeps what it was given.
   EXPECT_EQ(RowOf("y").name, "host-2");
-  world().RunFor(6s);  // Nobody beats: all are lost.
+  world().RunFor(66s);  // None beats: all are lost, after the brake.
   EXPECT_TRUE(RowOf("x").lost);
   Open(HelloOf("w", "host"));
   EXPECT_EQ(RowOf("w").name, "host");

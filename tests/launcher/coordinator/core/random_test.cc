@@ -368,6 +368,38 @@ TEST(PlantedBugs, AShortLeaseIsCaught) {
   options.plant = [](World& world) { world.checker.lease = std::chrono::seconds(5); };
   EXPECT_TRUE(Catches(options, "32: "));
 }
+TEST(PlantedBugs, AShortHoldIsCaught) {
+  ChaosOptions options;
+  options.config.unreachable_hold = std::chrono::seconds(0);
+  options.plant = [](World& world) { world.checker.unreachable_hold = std::chrono::minutes(5); };
+  EXPECT_TRUE(Catches(options, "42: "));
+}
+TEST(PlantedBugs, AMissingBrakeIsCaught) {
+  ChaosOptions options;
+  options.config.brake_nodes = 100;
+  EXPECT_TRUE(Catches(options, "37: "));
+}
+// Too rare a life to be drawn: so many failures of one job, a crash in between.
+TEST(PlantedBugs, AForgottenWindowIsCaught) {
+  using std::chrono::seconds;
+  World world;
+  Tamper(world, [](Effects& e) {
+    ChangeRows<coordinator::JobStateRow>(e, [](coordinator::JobStateRow& r) { r.charges.clear(); });
+  });
+  world.Add("a");
+  world.RunFor(seconds(1));
+  JobSpec spec = sim::SpecOf("job", 1, 1, 1);
+  spec.restart_window = seconds(1000);
+  world.Submit(spec, "key");
+  for (int i = 0; i < 3; ++i) {
+    world.RunFor(seconds(10));
+    world.node("a").ExitRank(JobId("job-1"), 0, 1);
+    world.RunFor(seconds(10));
+    world.CrashCoordinator();
+    world.StartCoordinator();
+  }
+  EXPECT_THAT(world.checker.violations, ::testing::Contains(::testing::StartsWith("35: ")));
+}
 TEST(PlantedBugs, AShortBackOffIsCaught) {
   ChaosOptions options;
   options.config.backoff_first = std::chrono::milliseconds(1);

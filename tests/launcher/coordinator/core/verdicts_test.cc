@@ -1,0 +1,338 @@
+// What a failure costs, and what is left of it: verdicts, back-off, restart windows, retention, and
+// groups that no job asks for any more. PROTOCOL §3, §5, §6.
+
+#include <malloc.h>
+
+#include <csignal>
+
+#include "absl/strings/str_cat.h"
+#include "tests/scenario/testing.h"
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/allocator_interface.h>
+#endif
+
+namespace regroup {
+namespace {
+
+using coordinator::GenerationRow;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class Verdicts : public Scenario {
+ protected:
+  GenerationRow RowOf(const JobId& job, std::uint64_t generation) {
+    auto found = world().rows().find(coordinator::GenerationKey(job, Generation(generation)));
+    return found == world().rows().end() ? GenerationRow{} : std::get<GenerationRow>(found->second);
+  }
+  bool IsKept(const std::string& job) {
+    return world().rows().contains(coordinator::JobSpecKey(JobId(job)));
+  }
+  void FinishAll(const JobId& job) {
+    for (auto& entry : world().nodes()) entry.second->ExitRank(job, 0, 0);
+  }
+  // Runs on whatever node is free, and is over at once.
+  void RunOne(const std::string& name, const std::string& key) {
+    const CallId call = world().Submit(SpecOf(name, 1, 1), key);
+    ASSERT_TRUE(world().RunUntil([&] { return world().ReplyTo(call) != nullptr; }));
+    const JobId job = std::get<coordinator::SubmitReply>(*world().ReplyTo(call)).job;
+    ASSERT_TRUE(Reaches(job, "running"));
+    FinishAll(job);
+    ASSERT_TRUE(Reaches(job, "succeeded"));
+  }
+};
+
+// ---- back-off
+
+// A worker fails, and its node is killed 2 s later: who is left is not to blame, and goes on.
+TEST_F(Verdicts, a_worker_and_then_its_node_cost_no_wait) {
+  Start();
+  AddDaemons({"a", "b", "c"});
+  const JobId job = Running(SpecOf("job", 2, 3, 3));
+  world().node("c").ExitRank(job, 0, 1);
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  world().RunFor(2s);
+  world().node("c").KillNode();
+  ASSERT_TRUE(ReachesGeneration(job, 3, 100ms));
+  EXPECT_TRUE(EndedBy<NodeLost>(GenerationOf(job, 2)));
+}
+
+// The same node twice waits; so does whoever comes third, be it another.
+TEST_F(Verdicts, a_free_end_waits_for_the_same_node_or_the_third) {
+  Start();
+  AddDaemons({"a", "b", "c"});
+  JobSpec spec = SpecOf("job", 3, 3);
+  spec.scale_up = ScaleUp::kNow;
+  const JobId job = Running(spec);
+  world().node("a").LoseSupervisor(job);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 500ms));
+  world().node("b").LoseSupervisor(job);
+  ASSERT_TRUE(ReachesGeneration(job, 3, 500ms));
+  world().node("b").LoseSupervisor(job);
+  world().RunFor(700ms);
+  EXPECT_EQ(world().StateOf(job), "regrouping");
+  ASSERT_TRUE(ReachesGeneration(job, 4, 1s));
+}
+
+// ---- restart windows
+
+// A coordinator that starts anew between failures forgets none of them.
+TEST_F(Verdicts, a_restart_window_outlives_the_coordinator) {
+  Start();
+  AddDaemons({"a"});
+  JobSpec spec = SpecOf("job", 1, 1, 1);
+  spec.restart_window = 1000s;
+  const JobId job = Running(spec);
+  world().node("a").ExitRank(job, 0, 1);
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  world().RunFor(75s);
+  for (int i = 0; i < 2; ++i) {
+    world().CrashCoordinator();
+    world().StartCoordinator();
+    world().RunFor(10s);
+  }
+  world().node("a").ExitRank(job, 0, 1);
+  ASSERT_TRUE(Reaches(job, "failed", 5s));
+  EXPECT_TRUE(std::holds_alternative<BudgetSpent>(*world().View(job).failed));
+}
+
+// ---- verdicts
+
+// Nobody asks what else a silent member had to tell once the job is over: it is closed, and
+// charged.
+TEST_F(Verdicts, no_verdict_is_open_after_its_job) {
+  Start();
+  AddDaemons({"a", "b", "c"});
+  JobSpec spec = SpecOf("job", 1, 2, 3);
+  const JobId job = Running(spec);
+  ASSERT_THAT(Members(GenerationOf(job, 1)), ElementsAre("a", "b"));
+  world().node("b").CutPower();
+  world().RunFor(40ms);
+  world().node("a").ExitRank(job, 0, 1);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 4s));
+  EXPECT_TRUE(RowOf(job, 1).verdict_open);
+  FinishAll(job);
+  ASSERT_TRUE(Reaches(job, "succeeded", 10s));
+  EXPECT_FALSE(RowOf(job, 1).verdict_open);
+}
+
+// A crash while it is being cancelled: its groups are forgotten all the same.
+TEST_F(Verdicts, a_crash_while_ending_leaves_no_groups) {
+  Start();
+  AddDaemons({"a", "b", "c"});
+  JobSpec spec = SpecOf("job", 3, 3, 3);
+  const JobId job = Running(spec);
+  world().node("c").CutPower();
+  world().RunFor(40ms);
+  world().node("b").ExitRank(job, 0, 1);
+  world().RunFor(500ms);
+  world().Cancel(job.value());
+  world().RunFor(2ms);
+  world().CrashCoordinator();
+  world().StartCoordinator();
+  ASSERT_TRUE(Reaches(job, "cancelled", 120s));
+  world().RunFor(10s);
+  EXPECT_FALSE(RowOf(job, 1).verdict_open);
+  for (const char* name : {"a", "b"})
+    for (const auto& groups : world().node(name).groups())
+      EXPECT_THAT(groups.second, IsEmpty()) << name;
+}
+
+// An attached agent whose shim neither ends a stop nor says why: the verdict is closed without it.
+TEST_F(Verdicts, a_wedged_member_keeps_no_verdict_open) {
+  Start();
+  sim::Behaviour wedged;
+  wedged.wedged = true;
+  AddDaemons({"a"});
+  AddDaemons({"b"}, wedged);
+  const JobId job = Running(SpecOf("job", 1, 2, 0));
+  world().node("a").ExitRank(job, 0, 3);
+  world().RunFor(60s);
+  ASSERT_TRUE(world().View(job).why.has_value());
+  EXPECT_TRUE(std::holds_alternative<BudgetVerdictOpen>(*world().View(job).why));
+  ASSERT_TRUE(Reaches(job, "failed", 10s));
+  EXPECT_EQ(world().View(job).exit_code, 3);
+}
+
+// A cancel changes nothing about why the generation ended that was ending already.
+TEST_F(Verdicts, a_cancel_leaves_the_cause) {
+  Start();
+  sim::Behaviour slow;
+  slow.ignores_term = true;
+  AddDaemons({"a", "b"}, slow);
+  const JobId job = Running(SpecOf("job", 2, 2, 3));
+  world().node("a").ExitRank(job, 0, 1);
+  world().RunFor(500ms);
+  world().Cancel(job.value());
+  ASSERT_TRUE(Reaches(job, "cancelled"));
+  EXPECT_TRUE(EndedBy<WorkerFailed>(GenerationOf(job, 1)));
+  EXPECT_TRUE(GenerationOf(job, 1).charged);
+}
+
+// ---- retention
+
+// Ages are looked at though no job ends, and go on while no coordinator runs.
+TEST_F(Verdicts, old_jobs_are_purged_by_age) {
+  coordinator::Config config;
+  config.keep_ended = 100s;
+  config.retention_sweep = 5s;
+  Start(config);
+  AddDaemons({"a"});
+  world().RunFor(1s);
+  RunOne("one", "k1");
+  RunOne("two", "k2");
+  world().RunFor(60s);
+  world().CrashCoordinator();
+  world().RunFor(20s);
+  world().StartCoordinator();
+  world().RunFor(10s);
+  EXPECT_TRUE(IsKept("one-1"));
+  world().RunFor(20s);
+  EXPECT_FALSE(IsKept("one-1"));
+  EXPECT_TRUE(IsKept("two-2"));  // The newest: its number is not given again.
+}
+
+// A preempted job whose verdict is open is not purged: rows of it are still written.
+TEST_F(Verdicts, an_open_verdict_keeps_its_job) {
+  coordinator::Config config;
+  config.max_ended_jobs = 1;
+  Start(config);
+  sim::NodeOptions options;
+  options.launched = true;
+  sim::Behaviour wedged;
+  wedged.wedged = true;
+  const JobSpec spec = SpecOf("train", 1, 2, 3);
+  world().AddLauncher("node1", spec);
+  options.launch = sim::LaunchOf("key-node2", spec);
+  world().Add("node2", options, wedged);
+  const JobId job("train-1");
+  ASSERT_TRUE(Reaches(job, "running"));
+  world().node("node1").ExitRank(job, 0, 1);
+  for (const char* name : {"node1", "node2"}) world().node(name).Signal(SIGTERM);
+  ASSERT_TRUE(Reaches(job, "preempted"));
+  AddDaemons({"a"});
+  for (int i = 0; i < 3; ++i) RunOne("other", absl::StrCat("k", i));
+  world().RunFor(5s);
+  EXPECT_TRUE(IsKept("train-1"));
+}
+
+// ---- groups without a job
+
+// A node that was silent is forgotten, its job is over and purged: what still runs there when it
+// comes back is stopped, and its slot is free again.
+TEST_F(Verdicts, a_group_of_a_purged_job_is_stopped) {
+  coordinator::Config config;
+  config.max_ended_jobs = 1;
+  Start(config);
+  AddDaemons({"a"});
+  const JobId job = Running(SpecOf("job", 1, 1));
+  AddDaemons({"b"});
+  world().RunFor(1s);
+  world().node("a").SetSilent(true);
+  world().RunFor(10s);
+  world().Cancel(job.value(), true);
+  ASSERT_TRUE(Reaches(job, "cancelled"));
+  world().Forget("a");
+  for (int i = 0; i < 3; ++i) RunOne("other", absl::StrCat("k", i));
+  world().RunFor(1s);
+  ASSERT_FALSE(IsKept(job.value()));
+  ASSERT_EQ(world().node("a").LiveRanks(), 1);
+  world().node("a").SetSilent(false);
+  world().RunFor(10s);
+  EXPECT_EQ(world().node("a").LiveRanks(), 0);
+  for (const auto& groups : world().node("a").groups()) EXPECT_THAT(groups.second, IsEmpty());
+  world().node("b").KillNode();
+  world().RunFor(10s);
+  RunOne("again", "again");  // On the slot of a.
+}
+
+// ---- memory
+
+std::size_t HeapBytes() {
+#ifdef __SANITIZE_ADDRESS__
+  return __sanitizer_get_current_allocated_bytes();
+#else
+  return mallinfo2().uordblks;
+#endif
+}
+
+// One node that runs and forgets one job after the other: said to a core as the shell would.
+class OneNode {
+ public:
+  OneNode() : core_(ConfigOf(), Epoch(1), {}, now_) {
+    Step(coordinator::Tick{});
+    Hello hello;
+    hello.node = NodeId("node");
+    hello.name = "node";
+    hello.incarnation = Incarnation(1);
+    hello.boot = BootId("boot");
+    hello.address = "10.0.0.1";
+    Step(coordinator::SessionOpened{kSession, hello});
+    now_ += 2s;
+  }
+  void RunJobs(int jobs) {
+    for (int i = 0; i < jobs; ++i) {
+      coordinator::SubmitAsked asked;
+      asked.call = CallId(++calls_);
+      asked.spec = SpecOf("job", 1, 1);
+      asked.key = absl::StrCat("key", calls_);
+      Step(asked);
+      Step(coordinator::HeartbeatReceived{kSession, OrderNo()});
+    }
+  }
+
+ private:
+  inline static const SessionId kSession{1};
+  static coordinator::Config ConfigOf() {
+    coordinator::Config config;
+    config.new_cluster = ClusterId("cluster");
+    config.max_ended_jobs = 4;
+    return config;
+  }
+  void Step(const coordinator::Event& event) {
+    now_ += 1ms;
+    Obey(core_.Step(now_, WallTime(), event));
+    while (core_.NextDeadline() && *core_.NextDeadline() <= now_)
+      Obey(core_.Step(now_, WallTime(), coordinator::Tick{}));
+  }
+  void Obey(const coordinator::Effects& effects) {
+    for (const coordinator::Action& action : effects.actions) {
+      const auto* send = std::get_if<coordinator::SendOrder>(&action);
+      if (send == nullptr) continue;
+      GroupReport report;
+      report.number = ReportNo(++reports_);
+      report.job = send->order.job;
+      if (send->order.prepare) {
+        report.generation = send->order.prepare->generation;
+        report.phase = Phase::kPrepared;
+        report.store = Address{"10.0.0.1", 4000};
+      } else if (send->order.run) {
+        report.generation = send->order.run->generation;
+        report.phase = Phase::kFree;
+        report.started.push_back({0, 7, 0s});
+        RankExit exit;
+        exit.pid = 7;
+        report.exits.push_back(exit);
+      } else {
+        continue;
+      }
+      Step(coordinator::Reported{kSession, report});
+    }
+  }
+
+  Instant now_{};
+  std::uint64_t calls_ = 0, reports_ = 0;
+  coordinator::Core core_;
+};
+
+// Nothing is kept of a job that is purged, not even on the node that ran it.
+TEST(Memory, does_not_grow_with_jobs) {
+  OneNode node;
+  node.RunJobs(500);
+  const std::size_t before = HeapBytes();
+  node.RunJobs(2'000);
+  EXPECT_LT(HeapBytes(), before + 2'000 * 16);
+}
+
+}  // namespace
+}  // namespace regroup

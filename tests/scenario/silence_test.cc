@@ -1,0 +1,239 @@
+// Scenarios about silence: of one, of all, of many at once; and of the coordinator itself. PROTOCOL
+// §1, §2, §4.
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tests/scenario/testing.h"
+
+namespace regroup {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class Silence : public Scenario {
+ protected:
+  void SetAllSilent(bool silent) {
+    for (auto& entry : world().nodes()) entry.second->SetSilent(silent);
+  }
+  coordinator::ReadReply ReadAll() {
+    coordinator::ReadFilter filter;
+    filter.nodes = true;
+    auto reply = world().core().Read(filter, world().clock().now(), world().clock().wall());
+    EXPECT_TRUE(reply.ok()) << reply.status();
+    return reply.ok() ? *reply : coordinator::ReadReply{};
+  }
+  std::string NoteOf(const std::string& name) {
+    for (const NodeView& node : ReadAll().nodes)
+      if (node.name == name) return node.note;
+    return "no node " + name;
+  }
+  template <class Reason>
+  bool WaitsFor(const JobId& job) {
+    const std::optional<WaitReason> why = world().View(job).why;
+    return why && std::holds_alternative<Reason>(*why);
+  }
+};
+
+// ---- the coordinator is cut off
+
+struct Cut {
+  int jobs, nodes_each;
+  Duration lasts;
+};
+class CutOff : public Silence, public ::testing::WithParamInterface<Cut> {};
+
+// Whether the brake holds (three nodes and more) or not: no training was touched, so none is.
+TEST_P(CutOff, restarts_no_job) {
+  const Cut cut = GetParam();
+  Start();
+  for (int i = 0; i < cut.jobs * cut.nodes_each; ++i) {
+    world().Add(absl::StrCat("n", i));
+    world().RunFor(130ms);  // They beat at different times.
+  }
+  std::map<JobId, std::vector<std::int64_t>> pids;
+  for (int i = 1; i <= cut.jobs; ++i) {
+    world().Submit(SpecOf("job", cut.nodes_each, cut.nodes_each), absl::StrCat("key", i));
+    const JobId job(absl::StrCat("job-", i));
+    ASSERT_TRUE(Reaches(job, "running"));
+    pids[job] = world().Pids(job);
+  }
+  world().RunFor(3s);
+  SetAllSilent(true);
+  world().RunFor(cut.lasts);
+  SetAllSilent(false);
+  world().RunFor(60s);
+  for (const auto& [job, before] : pids) {
+    EXPECT_EQ(world().StateOf(job), "running");
+    EXPECT_EQ(world().Pids(job), before);
+    const JobView view = world().View(job);
+    EXPECT_EQ(view.generation, Generation(1));
+    EXPECT_EQ(view.regroups, 0);
+    EXPECT_FALSE(view.why.has_value());
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Table, CutOff,
+                         ::testing::Values(Cut{1, 1, 4500ms}, Cut{1, 1, 6s}, Cut{1, 1, 60s},
+                                           Cut{1, 2, 4500ms}, Cut{1, 2, 5500ms}, Cut{1, 2, 6s},
+                                           Cut{1, 2, 20s}, Cut{1, 2, 60s}, Cut{2, 2, 6s},
+                                           Cut{2, 2, 20s}, Cut{2, 2, 60s}, Cut{2, 2, 90s},
+                                           Cut{20, 2, 6s}, Cut{20, 2, 20s}, Cut{20, 2, 60s}));
+
+// It says what it waits for, and the others have a lease to follow the first that comes back.
+TEST_F(Silence, who_does_not_follow_is_lost) {
+  Start();
+  AddDaemons({"a", "b"});
+  const JobId job = Running(SpecOf("job", 1, 2));
+  const std::vector<std::int64_t> pids = world().Pids(job);
+  SetAllSilent(true);
+  world().RunFor(20s);
+  EXPECT_TRUE(WaitsFor<UnreachableHold>(job));
+  EXPECT_EQ(world().StateOf(job), "running");
+  world().node("a").SetSilent(false);
+  world().RunFor(4s);
+  EXPECT_TRUE(WaitsFor<AwaitReattach>(job));
+  EXPECT_EQ(world().Pids(job), pids);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 2s));
+  EXPECT_THAT(Members(GenerationOf(job, 2)), ElementsAre("a"));
+}
+
+TEST_F(Silence, proof_of_death_ends_the_hold) {
+  Start();
+  AddDaemons({"a", "b"});
+  const JobId job = Running(SpecOf("job", 1, 2));
+  SetAllSilent(true);
+  world().RunFor(20s);
+  world().node("a").Reboot();
+  ASSERT_TRUE(ReachesGeneration(job, 2, 1s));
+  EXPECT_TRUE(EndedBy<NodeRebooted>(GenerationOf(job, 1)));
+}
+
+// After a crash the hold begins again, and who comes back goes on.
+TEST_F(Silence, the_hold_outlives_the_coordinator) {
+  Start();
+  AddDaemons({"a", "b"});
+  const JobId job = Running(SpecOf("job", 2, 2));
+  const std::vector<std::int64_t> pids = world().Pids(job);
+  SetAllSilent(true);
+  world().RunFor(20s);
+  world().CrashCoordinator();
+  world().StartCoordinator();
+  world().RunFor(100s);
+  EXPECT_TRUE(WaitsFor<UnreachableHold>(job));
+  SetAllSilent(false);
+  world().RunFor(10s);
+  EXPECT_EQ(world().Pids(job), pids);
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+}
+
+// ---- the brake
+
+// Three of five at once: for a minute silence expires none of them; a refused witness still counts.
+TEST_F(Silence, many_at_once_are_not_believed) {
+  Start();
+  AddDaemons({"a", "b", "c", "d", "e"});
+  world().RunFor(1s);
+  for (int i = 1; i <= 5; ++i) world().Submit(SpecOf("job", 1, 1), absl::StrCat("key", i));
+  ASSERT_TRUE(Reaches(JobId("job-5"), "running"));
+  EXPECT_THAT(ReadAll().warnings, IsEmpty());
+  for (const char* name : {"a", "b", "c"}) world().node(name).SetSilent(true);
+  world().RunFor(20s);
+  ASSERT_EQ(ReadAll().warnings.size(), 1u);
+  EXPECT_THAT(ReadAll().warnings[0], HasSubstr("3 of 5 nodes fell silent at once"));
+  EXPECT_THAT(NoteOf("a"), HasSubstr("kept because many fell silent at once"));
+  world().node("d").KillNode();
+  world().RunFor(1s);
+  EXPECT_TRUE(world().NodeRowOf("d").lost);
+  world().RunFor(43s);
+  for (const char* name : {"a", "b", "c"}) EXPECT_FALSE(world().NodeRowOf(name).lost) << name;
+  world().RunFor(6s);
+  for (const char* name : {"a", "b", "c"}) EXPECT_TRUE(world().NodeRowOf(name).lost) << name;
+  EXPECT_THAT(ReadAll().warnings, IsEmpty());
+}
+
+// Two of five, or three of sixteen, are lost as ever.
+TEST_F(Silence, few_at_once_are_lost) {
+  for (const auto& [nodes, silent] : {std::pair{5, 2}, std::pair{16, 3}}) {
+    Start();
+    for (int i = 0; i < nodes; ++i) world().Add(absl::StrCat("n", i));
+    world().RunFor(2s);
+    for (int i = 0; i < silent; ++i) world().node(absl::StrCat("n", i)).SetSilent(true);
+    world().RunFor(6s);
+    EXPECT_TRUE(world().NodeRowOf("n0").lost) << silent << " of " << nodes;
+  }
+}
+
+// ---- steps of the others
+
+// A job that is not synchronous steps on without its lost half: steps vouch for five minutes.
+TEST_F(Silence, steps_keep_a_silent_member_for_a_while) {
+  Start();
+  sim::Behaviour speaks;
+  speaks.speaks = true;
+  AddDaemons({"a", "b"}, speaks);
+  const JobId job = Running(SpecOf("job", 1, 2));
+  world().RunFor(2s);
+  world().node("b").CutPower();
+  world().RunFor(93s);
+  EXPECT_THAT(NoteOf("b"), HasSubstr("silent for 93 s, kept because job-1 steps"));
+  world().RunFor(200s);
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+  ASSERT_TRUE(ReachesGeneration(job, 2, 15s));
+  EXPECT_THAT(Members(GenerationOf(job, 2)), ElementsAre("a"));
+}
+
+// ---- a loop that stands still
+
+// What a restart decided: members with their ranks, causes and charges, by generation.
+std::string DecisionsOf(const JobView& view) {
+  std::string all = view.state;
+  for (const GenerationView& generation : view.generations) {
+    std::vector<std::string> names;
+    for (const MemberView& member : generation.members) names.push_back(member.name);
+    absl::StrAppend(&all, " | ", generation.generation.value(), ": ", absl::StrJoin(names, ","),
+                    generation.charged ? " charged" : "");
+    if (generation.ended) absl::StrAppend(&all, " reason ", generation.ended->index());
+  }
+  return all;
+}
+
+// A stall of the coordinator between each pair of events of a restart changes no decision. Slow
+// stops, a node that fails its check, and one that is awaited are in it.
+class Stalls : public Silence {
+ protected:
+  // How many events the restart takes; `stall_at` < 0: none.
+  std::string Restart(int stall_at, int* events) {
+    Start();
+    AddDaemons({"a", "b", "c", "d"});
+    world().node("c").behaviour().ignores_term = true;
+    const JobId job = Running(SpecOf("job", 1, 4, 3));
+    world().RunFor(2s);
+    world().node("d").behaviour().prepare = 1500ms;
+    world().node("b").ResetSession();
+    world().node("a").ExitRank(job, 0, 1);
+    int count = 0;
+    const Instant until = world().clock().now() + 100s;
+    const auto settled = [&] {
+      return world().StateOf(job) == "running" && world().View(job).generation > Generation(1);
+    };
+    while (!settled() && world().clock().now() < until) {
+      if (count++ == stall_at) world().StallCoordinator(8s);
+      world().clock().RunOne(until);
+    }
+    if (events != nullptr) *events = count;
+    EXPECT_THAT(world().checker.violations, IsEmpty());
+    return DecisionsOf(world().View(job));
+  }
+};
+
+TEST_F(Stalls, between_each_pair_of_events_change_no_decision) {
+  int events = 0;
+  const std::string plain = Restart(-1, &events);
+  ASSERT_THAT(plain, HasSubstr("| 2: a,b,c,d"));
+  ASSERT_GT(events, 30);
+  for (int at = 0; at < events; ++at) ASSERT_EQ(Restart(at, nullptr), plain) << "stalled at " << at;
+}
+
+}  // namespace
+}  // namespace regroup
