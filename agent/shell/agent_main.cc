@@ -247,9 +247,9 @@ int RunLaunched(int config_fd) {
   // Started by a worker of another launcher: that one looks for it there.
   const std::optional<std::string> error_file = GetEnv("TORCHELASTIC_ERROR_FILE");
   if (error_file && !error_file->empty()) front.LeaveErrorFile(*error_file);
-  front.Finish(end);
+  const int code = front.Finish(end);
   CleanUp(node->base, /*launched=*/true);
-  Exit(end.exit_code);
+  Exit(code);
 }
 
 // ---- `regroup agent`

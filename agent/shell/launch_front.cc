@@ -1,7 +1,9 @@
 #include "agent/shell/launch_front.h"
 
+#include <signal.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +13,7 @@
 #include "common/io/files.h"
 #include "common/io/proc.h"
 #include "common/report/failure_report.h"
+#include "common/report/format.h"
 
 namespace regroup::agent {
 namespace {
@@ -22,6 +25,7 @@ constexpr std::size_t kFollowedGenerations = 2;
 constexpr Duration kPatient = std::chrono::hours(24 * 365);
 constexpr Duration kHurried = 1s;
 constexpr int kJoinTimeoutCode = 124;
+constexpr int kOutputFailedCode = 1;  // As a worker's that writes there itself.
 
 }  // namespace
 
@@ -30,7 +34,8 @@ LaunchFront::LaunchFront(boost::asio::io_context& loop, const LaunchConfig& laun
     : launch_(launch),
       dialler_(dialler),
       screen_(launch, StyleOf(STDERR_FILENO)),
-      relay_(STDOUT_FILENO, STDERR_FILENO),
+      relay_(STDOUT_FILENO, STDERR_FILENO,
+             [this](LineMixer::Sink sink, int error) { return CannotWrite(sink, error); }),
       timer_(loop),
       host_(HostName()),
       node_name_(launch.node_name) {}
@@ -39,8 +44,8 @@ Duration LaunchFront::Now() const {
   return Duration(BoottimeNanoseconds() - launch_.started_boottime_ns);
 }
 
-void LaunchFront::Say(std::string text) {
-  relay_.Say(std::move(text));
+void LaunchFront::Say(std::string text, bool at_once) {
+  relay_.Say(std::move(text), at_once);
   ArmTimer();
 }
 
@@ -66,7 +71,29 @@ void LaunchFront::Away(const std::string& why) {
   Say(screen_.CoordinatorAway(Now(), why));
 }
 
+// Under --stdout-errors fail this node leaves as on a signal, which the user may follow up.
+std::string LaunchFront::CannotWrite(LineMixer::Sink sink, int error) {
+  std::lock_guard lock(mutex_);
+  const char* stream = sink == LineMixer::Sink::kStdout ? "stdout" : "stderr";
+  const std::string why = std::strerror(error);
+  if (!job_.empty()) {
+    const std::string folder = absl::StrCat(launch_.output.notes_dir, "/", job_);
+    const std::string line =
+        absl::StrCat(host_, ": ", stream, " of the launch command could not be written from ",
+                     Rfc3339(io::WallNow()), " on: ", why, "\n");
+    // Where the disk of the notes is full as well, the line on the other stream has to do.
+    io::AppendToFile(absl::StrCat(folder, "/", kOutputNotes), line).IgnoreError();
+  }
+  if (launch_.output.errors_fail && !std::exchange(failed_, true)) ::kill(::getpid(), SIGTERM);
+  return screen_.OutputTrouble(
+      stream, why, job_.empty() ? launch_.log_dir : absl::StrCat(launch_.log_dir, "/", job_));
+}
+
 void LaunchFront::JobKnown(const JobId& job) {
+  {
+    std::lock_guard lock(mutex_);
+    job_ = job.value();
+  }
   RunStart start;
   start.job = job;
   start.node_name = node_name_;
@@ -102,7 +129,7 @@ void LaunchFront::Output(const GroupKey& key, const std::vector<GroupHost::RankL
 void LaunchFront::Leaving(int signal, Duration left, bool again) {
   leaving_ = true;
   hurried_ = hurried_ || again;
-  Say(screen_.Leaving(Now(), signal, left, again));
+  Say(screen_.Leaving(Now(), signal, left, again), /*at_once=*/true);
 }
 
 // What happens again and again is told seldom.
@@ -126,7 +153,7 @@ void LaunchFront::LeaveErrorFile(const std::string& path) {
   if (!written.ok()) Warned(absl::StrCat("error file: ", std::string(written.message())));
 }
 
-void LaunchFront::Finish(const Agent::End& end) {
+int LaunchFront::Finish(const Agent::End& end) {
   std::string words;
   if (!end.why.empty()) {
     words = end.why;
@@ -138,6 +165,9 @@ void LaunchFront::Finish(const Agent::End& end) {
     words = screen_.LeftJob(Now());
   }
   relay_.Finish(std::move(words), hurried_ ? kHurried : kPatient);
+  std::lock_guard lock(mutex_);
+  return failed_ && (end.exit_code == 0 || end.exit_code == 128 + SIGTERM) ? kOutputFailedCode
+                                                                           : end.exit_code;
 }
 
 }  // namespace regroup::agent

@@ -5,6 +5,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -31,19 +32,23 @@ class LaunchFront : public Front {
   void Warned(const std::string& text) override;
 
   // After the loop: shows what is left of the output, then the end. Waits for a terminal that does
-  // not read, unless the user has asked twice to leave.
-  void Finish(const Agent::End& end);
+  // not read, unless the user has asked twice to leave. Returns the exit code of this command.
+  int Finish(const Agent::End& end);
   // For a launcher above this one: why the job failed, if it did. After the loop, before Finish.
   void LeaveErrorFile(const std::string& path);
 
  private:
   Duration Now() const;
-  void Say(std::string text);
+  void Say(std::string text, bool at_once = false);
+  std::string CannotWrite(LineMixer::Sink sink, int error);
   void ArmTimer();
 
   const LaunchConfig& launch_;
   const LaunchDialler& dialler_;
   RunScreen screen_;
+  std::mutex mutex_;  // Guards these two: CannotWrite is called on the relay's thread.
+  std::string job_;
+  bool failed_ = false;  // To write, where that is to end the job.
   Relay relay_;
   boost::asio::steady_timer timer_;
   const std::string host_;

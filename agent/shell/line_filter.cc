@@ -10,6 +10,7 @@ void LineFilter::Judge(std::string line, std::string& out) const {
     return line.find(text) != std::string::npos;
   });
   if (!matches) return;
+  out += prefix_;
   out += line;
   out += '\n';
 }

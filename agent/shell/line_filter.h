@@ -11,7 +11,9 @@ namespace regroup::agent {
 // Pure.
 class LineFilter {
  public:
-  explicit LineFilter(std::vector<std::string> texts) : texts_(std::move(texts)) {}
+  // `prefix`: before each line.
+  explicit LineFilter(std::vector<std::string> texts, std::string prefix = "")
+      : texts_(std::move(texts)), prefix_(std::move(prefix)) {}
   // The matching ones among the lines that `bytes` finishes, each with its newline.
   std::string Add(std::string_view bytes);
   // The unfinished last line, if it matches.
@@ -23,6 +25,7 @@ class LineFilter {
   void Judge(std::string line, std::string& out) const;
 
   const std::vector<std::string> texts_;
+  const std::string prefix_;
   std::string held_;
 };
 

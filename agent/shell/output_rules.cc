@@ -66,20 +66,26 @@ Relay::Rules RulesFor(const LaunchConfig& launch, const OutputOf& output) {
     const bool redirected = (BitsOf(options.redirects, output.local_rank) & bit) != 0;
     rule.shown = rank_shown && (tee || !redirected);
     const std::string& chosen = options.prefix_template;
-    if (tee) {
+    const std::string torchruns =
+        RenderPrefix(chosen.empty() ? kTorchrunPrefix : chosen, launch.worker.role, output);
+    rule.raw = !tee && launch.workers == 1;
+    if (tee && options.prefixes != OutputOptions::Prefixes::kNone) {
+      rule.prefix = torchruns;
+    } else if (!rule.raw && options.prefixes == OutputOptions::Prefixes::kAll) {
       rule.prefix =
-          RenderPrefix(chosen.empty() ? kTorchrunPrefix : chosen, launch.worker.role, output);
-    } else if (launch.workers > 1) {
-      rule.prefix = chosen.empty() ? absl::StrCat("[", output.node, ":", output.rank, "] ")
-                                   : RenderPrefix(chosen, launch.worker.role, output);
+          chosen.empty() ? absl::StrCat("[", output.node, ":", output.rank, "] ") : torchruns;
     }
     rule.filters = filters;
+    rule.filtered_prefix = torchruns;
     if (!filters.empty()) rule.filtered_file = absl::StrCat(folder, "/", file);
     return rule;
   };
   Relay::Rules rules;
+  rules.generation = output.generation;
   rules.out = rule(OutputOptions::kStdout, options.stdout_filters, "filtered_stdout.log");
   rules.err = rule(OutputOptions::kStderr, options.stderr_filters, "filtered_stderr.log");
+  const std::string& prefix = rules.err.prefix.empty() ? rules.out.prefix : rules.err.prefix;
+  rules.label = prefix.empty() ? absl::StrCat("rank ", output.rank, " ") : prefix;
   if (options.attempts) {
     rules.link = absl::StrCat(attempt, "/", output.local_rank);
     rules.link_target =

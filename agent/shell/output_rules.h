@@ -14,8 +14,8 @@ struct OutputOf {
   std::string job;
   int generation = 1, rank = 0, local_rank = 0;
 };
-// Pure. See OutputOptions; under torchrun's prefix stands what --tee named, under ours the rest
-// where there is more than one worker.
+// Pure. See OutputOptions; behind torchrun's prefix stands what --tee named, behind ours the rest
+// where there is more than one worker and prefixes are wanted.
 Relay::Rules RulesFor(const LaunchConfig& launch, const OutputOf& output);
 
 // ${name} and $name of what is known; the rest stays.

@@ -2,13 +2,16 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <utility>
 
+#include "common/config/env.h"
 #include "common/io/proc.h"
 
 namespace regroup::agent {
@@ -24,11 +27,50 @@ bool SameDevice(int a, int b) {
   return ::fstat(a, &x) == 0 && ::fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
+// Whoever reads a pipe may print on the same terminal, and would be overwritten.
+bool MayPrintElsewhere(int fd) {
+  struct stat info {};
+  return ::fstat(fd, &info) == 0 && (S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode));
+}
+
+bool IsScreen(int fd) {
+  const std::string terminal = GetEnv("TERM").value_or("");
+  return ::isatty(fd) == 1 && !terminal.empty() && terminal != "dumb";
+}
+
+std::optional<LineMixer::Sink> LiveSink(int out, int err) {
+  if (IsScreen(err) && (SameDevice(out, err) || (!MayPrintElsewhere(out) && !IsScreen(out))))
+    return LineMixer::Sink::kStderr;
+  if (IsScreen(out) && !IsScreen(err) && !MayPrintElsewhere(err)) return LineMixer::Sink::kStdout;
+  return std::nullopt;
+}
+
+// 0, or why not all of it could be written.
+int WriteAll(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t wrote = ::write(fd, bytes.data(), bytes.size());
+    if (wrote >= 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(wrote));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      pollfd wait{fd, POLLOUT, 0};  // A shared terminal may have been made non-blocking.
+      ::poll(&wait, 1, -1);
+    } else if (errno != EINTR) {
+      return errno;
+    }
+  }
+  return 0;
+}
+
+int Index(LineMixer::Sink sink) { return sink == LineMixer::Sink::kStdout ? 0 : 1; }
+
 }  // namespace
 
-Relay::Relay(int stdout_fd, int stderr_fd)
+Relay::Relay(int stdout_fd, int stderr_fd, OnWriteError on_write_error)
     : fds_{stdout_fd, stderr_fd},
-      mixer_(SameDevice(stdout_fd, stderr_fd)),
+      on_write_error_(std::move(on_write_error)),
+      one_device_(SameDevice(stdout_fd, stderr_fd)),
+      live_(LiveSink(stdout_fd, stderr_fd)),
+      mixer_({.one = one_device_, .live = live_}),
       thread_([this] { Run(); }) {}
 
 Relay::~Relay() {
@@ -60,10 +102,10 @@ void Relay::Poke() {
   changed_.notify_all();
 }
 
-void Relay::Say(std::string text) {
+void Relay::Say(std::string text, bool at_once) {
   if (text.empty()) return;
   std::lock_guard lock(mutex_);
-  to_say_.push_back(std::move(text));
+  to_say_.push_back({std::move(text), at_once});
   changed_.notify_all();
 }
 
@@ -79,7 +121,7 @@ void Relay::Run() {
   bool finishing = false;
   std::string last_words;
   for (;;) {
-    std::deque<std::string> say;
+    std::deque<Said> say;
     std::vector<std::string> unfollow;
     std::vector<std::pair<std::string, Rules>> follow;
     {
@@ -99,15 +141,20 @@ void Relay::Run() {
       last_words = last_words_;
     }
     for (auto& [directory, rules] : follow) Start(directory, std::move(rules));
+    End(unfollow);
+    MeasureScreen();
     std::vector<LineMixer::Piece> out;
     // What workers printed before something happened comes before the line that says so.
-    while (ReadSome(out)) {
+    for (;;) {
+      const bool any = ReadSome(out);
+      DropEnded(out);
+      if (!any && !(finishing && mixer_.Holds())) break;
+      mixer_.Flush(io::BootNow(), finishing && !any, out);
       Write(std::exchange(out, {}));
     }
-    Drop(unfollow, out);
-    for (const std::string& text : say) mixer_.Say(text, out);
+    for (const Said& said : say) mixer_.Say(said.text, said.at_once, io::BootNow(), out);
     mixer_.Flush(io::BootNow(), finishing, out);
-    if (finishing) mixer_.Say(last_words, out);
+    if (finishing) mixer_.Say(last_words, true, io::BootNow(), out);
     for (Stream& stream : streams_) {
       if (finishing) Keep(stream, stream.filter.Finish());
     }
@@ -125,14 +172,24 @@ void Relay::Start(const std::string& directory, Rules rules) {
     std::filesystem::create_directories(std::filesystem::path(rules.link).parent_path(), ignored);
     std::filesystem::create_symlink(rules.link_target, rules.link, ignored);
   }
+  std::vector<LineMixer::Piece> pieces;
+  for (const Stream& stream : streams_) {
+    if (stream.source != kNotShown && stream.generation != rules.generation)
+      mixer_.EndBar(stream.source, io::BootNow(), pieces);
+  }
+  Write(pieces);
   for (auto stream : {io::LogStream::kStdout, io::LogStream::kStderr}) {
     const bool out = stream == io::LogStream::kStdout;
     Rule& rule = out ? rules.out : rules.err;
     if (!rule.shown && rule.filters.empty()) continue;
     const auto sink = out ? LineMixer::Sink::kStdout : LineMixer::Sink::kStderr;
-    const int source = rule.shown ? mixer_.AddSource(sink, rule.prefix) : kNotShown;
+    const int source =
+        rule.shown
+            ? mixer_.AddSource(sink, {.prefix = rule.prefix, .raw = rule.raw, .label = rules.label})
+            : kNotShown;
     streams_.push_back({directory, io::LogReader(directory, stream), source,
-                        LineFilter(std::move(rule.filters)), std::move(rule.filtered_file)});
+                        LineFilter(std::move(rule.filters), std::move(rule.filtered_prefix)),
+                        std::move(rule.filtered_file), rules.generation});
   }
 }
 
@@ -153,25 +210,41 @@ void Relay::Keep(const Stream& stream, const std::string& lines) {
   }
 }
 
-void Relay::Drop(const std::vector<std::string>& directories, std::vector<LineMixer::Piece>& out) {
-  for (const std::string& directory : directories) {
-    for (auto stream = streams_.begin(); stream != streams_.end();) {
-      if (stream->directory == directory) {
-        Keep(*stream, stream->filter.Finish());
-        if (stream->source != kNotShown) mixer_.RemoveSource(stream->source, out);
-        stream = streams_.erase(stream);
-      } else {
-        ++stream;
-      }
-    }
+void Relay::End(const std::vector<std::string>& directories) {
+  for (Stream& stream : streams_) {
+    stream.ending = stream.ending || std::find(directories.begin(), directories.end(),
+                                               stream.directory) != directories.end();
   }
 }
 
+void Relay::DropEnded(std::vector<LineMixer::Piece>& out) {
+  for (auto stream = streams_.begin(); stream != streams_.end();) {
+    if (!stream->ending || !stream->empty) {
+      ++stream;
+      continue;
+    }
+    Keep(*stream, stream->filter.Finish());
+    if (stream->source != kNotShown) mixer_.RemoveSource(stream->source, io::BootNow(), out);
+    stream = streams_.erase(stream);
+  }
+}
+
+void Relay::MeasureScreen() {
+  if (!live_) return;
+  winsize size{};
+  if (::ioctl(fds_[Index(*live_)], TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return;
+  mixer_.SetScreen({.columns = size.ws_col, .rows = size.ws_row});
+}
+
+// What the mixer cannot take yet stays in the logs.
 bool Relay::ReadSome(std::vector<LineMixer::Piece>& out) {
   bool any = false;
   for (Stream& stream : streams_) {
+    stream.empty = false;
+    if (stream.source != kNotShown && mixer_.Full(stream.source)) continue;
     absl::StatusOr<io::LogReader::Chunk> chunk = stream.reader.Next(kReadBytes);
-    if (!chunk.ok() || chunk->bytes.empty()) continue;
+    stream.empty = !chunk.ok() || chunk->bytes.empty();
+    if (stream.empty) continue;
     any = true;
     if (!stream.filtered_file.empty()) Keep(stream, stream.filter.Add(chunk->bytes));
     if (stream.source == kNotShown) continue;
@@ -182,19 +255,23 @@ bool Relay::ReadSome(std::vector<LineMixer::Piece>& out) {
 
 void Relay::Write(const std::vector<LineMixer::Piece>& pieces) {
   for (const LineMixer::Piece& piece : pieces) {
-    const int fd = fds_[piece.sink == LineMixer::Sink::kStdout ? 0 : 1];
-    for (std::size_t done = 0; done < piece.bytes.size();) {
-      const ssize_t wrote = ::write(fd, piece.bytes.data() + done, piece.bytes.size() - done);
-      if (wrote >= 0) {
-        done += static_cast<std::size_t>(wrote);
-      } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-        pollfd wait{fd, POLLOUT, 0};  // Somebody else made a shared terminal non-blocking.
-        ::poll(&wait, 1, -1);
-      } else if (errno != EINTR) {
-        break;  // Nobody reads any more; the logs keep it.
-      }
-    }
+    const int index = Index(piece.sink);
+    if (gone_[index]) continue;
+    const int error = WriteAll(fds_[index], piece.bytes);
+    if (error != 0) Failed(piece.sink, error);
   }
+}
+
+// A full disk may have room again; a reader that has gone does not come back.
+void Relay::Failed(LineMixer::Sink sink, int error) {
+  const int index = Index(sink), other = 1 - index;
+  gone_[index] = gone_[index] || (error != ENOSPC && error != EDQUOT);
+  if (std::exchange(told_[index], true)) return;
+  if (one_device_) told_[other] = true;
+  const std::string text = on_write_error_ ? on_write_error_(sink, error) : "";
+  if (one_device_ || gone_[other]) return;
+  const int failed = WriteAll(fds_[other], text);
+  if (failed != 0) Failed(other == 0 ? LineMixer::Sink::kStdout : LineMixer::Sink::kStderr, failed);
 }
 
 }  // namespace regroup::agent

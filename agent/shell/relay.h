@@ -6,9 +6,11 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,19 +23,25 @@ namespace regroup::agent {
 
 class Relay {
  public:
-  Relay(int stdout_fd, int stderr_fd);
+  // What to say on the other stream when one cannot be written; called at most once for each, on
+  // the thread. Empty: nothing.
+  using OnWriteError = std::function<std::string(LineMixer::Sink, int error)>;
+  Relay(int stdout_fd, int stderr_fd, OnWriteError on_write_error = nullptr);
   ~Relay();  // Without Finish, what was not shown yet is dropped, once the write in flight is over.
   Relay(const Relay&) = delete;
 
-  struct Rule {          // Of one stream of one rank.
-    std::string prefix;  // Empty: bytes pass as they are.
+  struct Rule {  // Of one stream of one rank.
+    std::string prefix;
+    bool raw = true;  // Bytes pass as they are; else whole lines.
     bool shown = true;
     std::vector<std::string> filters;  // Lines with one of them go to filtered_file as well.
-    std::string filtered_file;
+    std::string filtered_file, filtered_prefix;
     friend bool operator==(const Rule&, const Rule&) = default;
   };
   struct Rules {
     Rule out, err;
+    int generation = 0;  // Bars of an earlier one are over when it starts.
+    std::string label;   // Of rows that are redrawn in place.
     // A symbolic link to be made, with the folders above it; what is there stays. Empty: none.
     std::string link, link_target;
   };
@@ -43,8 +51,9 @@ class Relay {
   void Follow(std::string log_directory, Rules rules);
   // Nothing more will be written there: shows what there is, then lets go.
   void Unfollow(std::string log_directory);
-  void Poke();                 // There may be more in the logs.
-  void Say(std::string text);  // Whole lines of ours, to stderr.
+  void Poke();  // There may be more in the logs.
+  // Whole lines of ours, to stderr; `at_once`: also into a worker's line that grows.
+  void Say(std::string text, bool at_once = false);
   // Shows all that the logs hold, then what is said last. False: it took longer than `limit`, and
   // goes on.
   bool Finish(std::string last_words, Duration limit);
@@ -56,24 +65,39 @@ class Relay {
     int source;  // kNotShown: of none of the mixer's.
     LineFilter filter;
     std::string filtered_file;
+    int generation;
+    bool ending = false;  // Nothing more is written there.
+    bool empty = false;   // The last look found nothing more.
+  };
+  struct Said {
+    std::string text;
+    bool at_once;
   };
   static constexpr int kNotShown = -1;
   void Start(const std::string& directory, Rules rules);
   void Keep(const Stream& stream, const std::string& lines);
   void Run();
-  void Drop(const std::vector<std::string>& directories, std::vector<LineMixer::Piece>& out);
+  void End(const std::vector<std::string>& directories);
+  void DropEnded(std::vector<LineMixer::Piece>& out);
+  void MeasureScreen();
+  void Failed(LineMixer::Sink sink, int error);
   bool ReadSome(std::vector<LineMixer::Piece>& out);
   void Write(const std::vector<LineMixer::Piece>& pieces);
 
   const int fds_[2];
-  LineMixer mixer_;            // Thread.
-  std::list<Stream> streams_;  // Thread.
+  const OnWriteError on_write_error_;
+  const bool one_device_;
+  const std::optional<LineMixer::Sink> live_;  // The terminal that a live area may stand on.
+  bool told_[2] = {};                          // Thread. A write to it has failed.
+  bool gone_[2] = {};                          // Thread. It has no reader any more.
+  LineMixer mixer_;                            // Thread.
+  std::list<Stream> streams_;                  // Thread.
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::pair<std::string, Rules>> to_follow_;
   std::vector<std::string> to_unfollow_;
-  std::deque<std::string> to_say_;
+  std::deque<Said> to_say_;
   bool poked_ = false, finish_ = false, drop_ = false, done_ = false;
   std::string last_words_;
   std::thread thread_;

@@ -180,6 +180,9 @@ json OutputToJson(const OutputOptions& output) {
           {"prefix_template", Widened(output.prefix_template)},
           {"stdout_filters", Texts(output.stdout_filters)},
           {"stderr_filters", Texts(output.stderr_filters)},
+          {"prefixes", static_cast<int>(output.prefixes)},
+          {"errors_fail", output.errors_fail},
+          {"notes_dir", Widened(output.notes_dir)},
           {"attempts", output.attempts}};
 }
 
@@ -190,6 +193,11 @@ void OutputFromJson(Fields& fields, OutputOptions& output) {
   fields.Text("prefix_template", output.prefix_template);
   fields.List("stdout_filters", output.stdout_filters);
   fields.List("stderr_filters", output.stderr_filters);
+  int prefixes = 0;
+  fields.Integer("prefixes", prefixes);
+  output.prefixes = static_cast<OutputOptions::Prefixes>(prefixes);
+  fields.Bool("errors_fail", output.errors_fail);
+  fields.Text("notes_dir", output.notes_dir);
   fields.Bool("attempts", output.attempts);
 }
 

@@ -49,6 +49,9 @@ struct WorkerOptions {
   friend bool operator==(const WorkerOptions&, const WorkerOptions&) = default;
 };
 
+// What could not be shown, a line each.
+inline constexpr char kOutputNotes[] = "output.txt";
+
 // What they ask of the workers' output. All of it is in the logs in any case.
 struct OutputOptions {
   static constexpr int kStdout = 1, kStderr = 2;  // Bits.
@@ -57,7 +60,13 @@ struct OutputOptions {
   std::string prefix_template;      // With ${role_name} ${rank} ${local_rank} ${hostname}.
   // Lines with one of these texts also go to filtered_stdout.log, filtered_stderr.log.
   std::vector<std::string> stdout_filters, stderr_filters;
-  bool attempts = false;  // <log_dir>/<job>_<node>/attempt_<n>/<local rank>, as under torchrun.
+  // Where lines bear who printed them: where there is more than one worker; where --tee named the
+  // stream; nowhere.
+  enum class Prefixes { kAll, kTee, kNone };
+  Prefixes prefixes = Prefixes::kAll;
+  std::string notes_dir;     // Absolute; <notes_dir>/<job>/kOutputNotes is for `explain`.
+  bool errors_fail = false;  // This node leaves when its stdout or stderr cannot be written.
+  bool attempts = false;     // <log_dir>/<job>_<node>/attempt_<n>/<local rank>, as under torchrun.
   friend bool operator==(const OutputOptions&, const OutputOptions&) = default;
 };
 

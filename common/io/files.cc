@@ -147,6 +147,20 @@ absl::Status ReplaceFileAt(int directory_fd, const std::string& name, std::strin
   return absl::OkStatus();
 }
 
+absl::Status AppendToFile(const std::string& path, std::string_view text) {
+  RETURN_IF_ERROR(MakeDirectories(ParentOf(path)));
+  const UniqueFd file(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!file) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  while (!text.empty()) {
+    const ssize_t wrote = ::write(file.get(), text.data(), text.size());
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return ErrnoStatus(errno, absl::StrCat("write ", path));
+    text.remove_prefix(static_cast<std::size_t>(wrote));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SyncDirectory(const std::string& path) {
   ASSIGN_OR_RETURN(UniqueFd fd, OpenDirectory(path));
   if (::fsync(fd.get()) < 0) return ErrnoStatus(errno, absl::StrCat("fsync ", path));

@@ -26,6 +26,8 @@ absl::Status ReplaceFile(const std::string& path, std::string_view contents, Dur
                          mode_t mode = 0600);
 absl::Status ReplaceFileAt(int directory_fd, const std::string& name, std::string_view contents,
                            Durability durability, mode_t mode = 0600);
+// Makes file and folders when missing. Not durable.
+absl::Status AppendToFile(const std::string& path, std::string_view text);
 absl::Status SyncDirectory(const std::string& path);
 
 // Makes `path` (parents as well, 0755) with mode 0700. An existing one must be a directory of this

@@ -32,6 +32,7 @@ std::vector<std::string> StderrLines(const std::string& text) {
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) {
     if (!line.empty() && line.back() == '\r') line.pop_back();
+    line.erase(0, line.rfind('\r') + 1);  // Of a progress bar its last state.
     lines.push_back(Cat("| ", EscapeControls(line, /*keep_tab=*/true)));
   }
   if (lines.size() > kMaxStderrLines) {

@@ -125,6 +125,15 @@ std::string RunScreen::Warning(std::string_view text) const {
   return Lines({Cat("warning: ", EscapeControls(text))});
 }
 
+std::string RunScreen::OutputTrouble(std::string_view stream, std::string_view why,
+                                     std::string_view log_path) const {
+  const std::string_view what = launch_.output.errors_fail
+                                    ? "this node leaves the job (--stdout-errors fail)"
+                                    : "the job goes on (--stdout-errors fail ends it)";
+  return Line(Cat(stream, " cannot be written: ", why, " · ", what, " · all output is in ",
+                  WithTilde(log_path, home_)));
+}
+
 std::string RunScreen::CoordinatorBack(Duration now) {
   if (!away_since_) return "";
   Duration away = now - *away_since_;

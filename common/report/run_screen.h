@@ -42,6 +42,9 @@ class RunScreen {
   std::string CoordinatorAway(Duration now, std::string_view why);
   std::string Warning(std::string_view text) const;
   std::string CoordinatorBack(Duration now);
+  // Worker output that cannot be shown, also under --quiet. Any thread.
+  std::string OutputTrouble(std::string_view stream, std::string_view why,
+                            std::string_view log_path) const;
 
   // The job is known. Once; a later call (the agent reconnected) prints nothing and updates the
   // names.

@@ -100,7 +100,7 @@ class OneNode(Torchrun):
         self.assertEqual(attempts[0], "attempt_0")
         self.assertEqual(read("attempt_0", "0", "stderr.log"), "oops 0\n")
         self.assertEqual(read(attempts[1], "1", "stdout.log"), "loss 1\nother 1\n")
-        self.assertEqual(sorted(read(attempts[1], "filtered_stdout.log").splitlines()), ["loss 0", "loss 1"])
+        self.assertEqual(sorted(read(attempts[1], "filtered_stdout.log").splitlines()), ["[default0]:loss 0", "[default1]:loss 1"])
 
     def test_sigusr1_reaches_workers_and_ends_nothing(self):
         text = ("import signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: (print('got it', flush=True), exit(0)))\n"

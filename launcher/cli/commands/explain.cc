@@ -5,6 +5,7 @@
 #include "common/config/text.h"
 #include "common/config/values.h"
 #include "launcher/cli/commands/all.h"
+#include "launcher/cli/commands/log_source.h"
 #include "launcher/cli/commands/reader.h"
 #include "launcher/cli/render/explain.h"
 #include "launcher/cli/render/json.h"
@@ -45,9 +46,10 @@ class ExplainCommand : public Command {
     RETURN_IF_ERROR(CheckGeneration(found->job));
     std::optional<Generation> only;
     if (generation_) only = Generation(static_cast<std::uint64_t>(*generation_));
+    const std::vector<std::string> output = OutputNotes(found->place, found->job.id);
     RETURN_IF_ERROR(terminal.Print(options_.json
-                                       ? ExplainDocument(found->job)
-                                       : RenderExplain(found->job, only, terminal.out())));
+                                       ? ExplainDocument(found->job, output)
+                                       : RenderExplain(found->job, only, terminal.out(), output)));
     return kDone;
   }
 

@@ -265,13 +265,16 @@ absl::Status LaunchCommand::FillNode(LaunchConfig& config, const Terminal& termi
   if (!state.notice.empty() && !flags_.quiet) terminal.Say(Cat("regroup: ", state.notice, "\n"));
   config.state_dir = state.path;
   config.log_dir_explicit = !flags_.log_dir.empty();
-  std::string logs = Cat(state.path, "/", kRunLogsFolder, "/", LogKey(flags_.endpoint));
+  const std::string kept = Cat(state.path, "/", kRunLogsFolder, "/", LogKey(flags_.endpoint));
+  std::string logs = kept;
   if (config.log_dir_explicit) {
     ASSIGN_OR_RETURN(StateDirectory given,
                      DefaultStateDirectory(flags_.log_dir, false));  // Made absolute.
     logs = given.path;
   }
   config.log_dir = logs;
+  config.output.notes_dir = kept;
+  if (torchrun()) config.output.prefixes = OutputOptions::Prefixes::kTee;
   config.ports = flags_.ports;
   config.insecure = flags_.insecure;
   config.insecure_implied = insecure_implied_;

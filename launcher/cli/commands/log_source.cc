@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "common/base/status_macros.h"
+#include "common/config/launch_config.h"
 #include "common/config/text.h"
+#include "common/io/files.h"
 #include "common/io/log_files.h"
 #include "common/io/proc.h"
 
@@ -131,6 +133,24 @@ std::vector<std::string> FindLogRoots(const std::string& state_dir, const std::s
   std::size_t seen = 0;
   if (log_dir.empty() && !state_dir.empty()) Search(state_dir, job.value(), kDeepest, seen, roots);
   return {roots.begin(), roots.end()};
+}
+
+std::vector<std::string> OutputNotes(const Place& place, const JobId& job) {
+  constexpr std::size_t kMostBytes = 16 << 10;
+  std::vector<std::string> roots, notes;
+  std::error_code error;
+  const fs::path runs = fs::path(place.state_dir()) / std::string(kRunLogsFolder);
+  for (const auto& entry : fs::directory_iterator(runs, error))
+    roots.push_back(entry.path().string());
+  for (const std::string& root : OwnLogRoots(roots, place, JobOrigin::kLaunched)) {
+    const absl::StatusOr<std::string> text =
+        io::ReadFile(Cat(root, "/", job.value(), "/", kOutputNotes), kMostBytes);
+    if (!text.ok()) continue;
+    for (std::size_t from = 0, end; (end = text->find('\n', from)) != std::string::npos;
+         from = end + 1)
+      notes.push_back(text->substr(from, end - from));
+  }
+  return notes;
 }
 
 std::vector<std::string> OwnLogRoots(const std::vector<std::string>& roots, const Place& place,

@@ -31,6 +31,9 @@ struct LogFilter {
 std::vector<std::string> FindLogRoots(const std::string& state_dir, const std::string& log_dir,
                                       const JobId& job);
 
+// What launch commands of this host noted of output of the job that they could not show.
+std::vector<std::string> OutputNotes(const Place& place, const JobId& job);
+
 // Every line that the filter lets through, in each stream's own order. Reads only.
 absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& job,
                           const LogFilter& filter, const std::function<void(LogEntry)>& take);

@@ -195,6 +195,17 @@ void DescribeOutput(CLI::App& app, TorchFlags& flags) {
   add("-t,--tee", flags.tee,
       "streams that are kept and shown behind torchrun's prefix; everything is kept and shown in "
       "any case");
+  AddSwitch(app, "--no-prefix", flags.no_prefix,
+            "show lines as workers wrote them; regroup-torchrun does so without --tee");
+  AddParsed(app, "--stdout-errors", "ACTION", "tell",
+            "when stdout or stderr of this command cannot be written (disk full, reader gone): "
+            "tell, and the job goes on; fail, and this node leaves it with exit code 1",
+            [&flags](std::string_view text) {
+              std::string chosen;
+              RETURN_IF_ERROR(ParseOneOf(text, {"tell", "fail"}, chosen));
+              flags.output_errors_fail = chosen == "fail";
+              return absl::OkStatus();
+            });
   AddParsed(app, "--local-ranks-filter", "RANKS", "",
             "show only these local ranks; logs have all of them",
             [&flags](std::string_view text) { return ParseRanks(text, flags.local_ranks); });
@@ -211,8 +222,8 @@ void DescribeOutput(CLI::App& app, TorchFlags& flags) {
   filters("--duplicate-stdout-filters", flags.stdout_filters, "stdout");
   filters("--duplicate-stderr-filters", flags.stderr_filters, "stderr");
   AddText(app, "--log-line-prefix-template", flags.prefix_template,
-          "prefix of lines that are shown, with ${role_name} ${rank} ${local_rank} ${hostname}; "
-          "none: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+          "prefix of lines, with ${role_name} ${rank} ${local_rank} ${hostname}; none: "
+          "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
           "TEXT");
   AddParsed(app, "--logs-specs", "NAME", "", "refused: there are no plug-ins for logs",
             [](std::string_view text) {
@@ -437,6 +448,8 @@ absl::Status Apply(const TorchFlags& flags, int workers, LaunchConfig& config) {
   config.output.redirects = flags.redirects.For(workers);
   config.output.tee = flags.tee.For(workers);
   config.output.shown_ranks = flags.local_ranks;
+  if (flags.no_prefix) config.output.prefixes = OutputOptions::Prefixes::kNone;
+  config.output.errors_fail = flags.output_errors_fail;
   config.output.stdout_filters = flags.stdout_filters;
   config.output.stderr_filters = flags.stderr_filters;
   config.output.prefix_template = flags.prefix_template.empty()

@@ -46,7 +46,8 @@ struct TorchFlags {
   std::vector<int> local_ranks;
   std::vector<std::string> stdout_filters, stderr_filters;
   std::string prefix_template;
-  std::vector<int> signals;  // Beyond those that end a launch command.
+  bool no_prefix = false, output_errors_fail = false;  // Ours.
+  std::vector<int> signals;                            // Beyond those that end a launch command.
   std::string signal_names;
   std::optional<int> shutdown_timeout_s;
   std::string numa_binding;

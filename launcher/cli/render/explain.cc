@@ -285,7 +285,7 @@ std::string PhaseBars(const RestartPhases& phases) {
 }
 
 std::string RenderExplain(const JobView& job, std::optional<Generation> only,
-                          const TextStyle& style) {
+                          const TextStyle& style, const std::vector<std::string>& output) {
   int width = std::min(style.width, 80);
   std::string out = HeaderOf(job, style);
   ReasonContext context{job.id, job.generation, job.spec.origin};
@@ -293,6 +293,8 @@ std::string RenderExplain(const JobView& job, std::optional<Generation> only,
     out += Cat("\nWhy it waits\n", Filled(Explain(*job.why, context).sentence, width));
   if (job.failed)
     out += Cat("\nWhy it ended\n", Filled(Explain(*job.failed, context).sentence, width));
+  if (!output.empty()) out += "\nOutput that could not be shown\n";
+  for (const std::string& line : output) out += Filled(EscapeControls(line), width);
   std::vector<const GenerationView*> ended;
   for (const GenerationView& generation : job.generations) {
     bool asked = !only || generation.generation == *only;

@@ -4,15 +4,16 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/base/views.h"
 #include "common/report/text_style.h"
 
 namespace regroup::cli {
 
-// With `only`, one generation's part.
+// With `only`, one generation's part. `output`: what launch commands could not show.
 std::string RenderExplain(const JobView& job, std::optional<Generation> only,
-                          const TextStyle& style);
+                          const TextStyle& style, const std::vector<std::string>& output = {});
 std::string RenderExplain(const NodeView& node, const TextStyle& style);
 
 // Share of the job's life in which it made progress that it kept; unset before it has lived.

@@ -243,9 +243,10 @@ std::string NodesDocument(const std::vector<NodeView>& nodes) {
   return Dump(out);
 }
 
-std::string ExplainDocument(const JobView& job) {
+std::string ExplainDocument(const JobView& job, const std::vector<std::string>& output) {
   Json out = {{"schema", "regroup.explain/1"}};
   out.update(JobJson(job, true));
+  if (!output.empty()) out["output_not_shown"] = output;
   return Dump(out);
 }
 

@@ -19,7 +19,8 @@ Json EventJson(const JobEvent& event, const JobView& job);
 
 std::string JobsDocument(const std::vector<JobView>& jobs);     // schema regroup.jobs/1
 std::string NodesDocument(const std::vector<NodeView>& nodes);  // schema regroup.nodes/1
-std::string ExplainDocument(const JobView& job);                // schema regroup.explain/1
+std::string ExplainDocument(
+    const JobView& job, const std::vector<std::string>& output = {});  // schema regroup.explain/1
 
 // One line; bytes that are no UTF-8 become U+FFFD.
 std::string Dump(const Json& json);

@@ -52,6 +52,37 @@ TEST(OutputRules, Table) {
     EXPECT_EQ(rules.out.prefix, row.out_prefix) << row.name;
     EXPECT_EQ(rules.err.prefix, row.err_prefix) << row.name;
     EXPECT_TRUE(rules.link.empty() && rules.out.filtered_file.empty()) << row.name;
+    EXPECT_EQ(rules.out.raw, row.workers == 1 && row.out_prefix[0] == '\0') << row.name;
+  }
+}
+
+TEST(OutputRules, Prefixes) {
+  using Prefixes = OutputOptions::Prefixes;
+  struct Row {
+    const char* name;
+    Prefixes prefixes;
+    std::string chosen;
+    const char *out, *err, *label, *filtered;
+  };
+  const Row rows[] = {
+      {"run", Prefixes::kAll, "", "[default1]:", "[n1:5] ", "[n1:5] ", "[default1]:"},
+      {"torchrun", Prefixes::kTee, "", "[default1]:", "", "[default1]:", "[default1]:"},
+      {"torchrun's template", Prefixes::kTee, "$rank|", "5|", "", "5|", "5|"},
+      {"none", Prefixes::kNone, "", "", "", "rank 5 ", "[default1]:"},
+      {"none, a template", Prefixes::kNone, "$rank|", "", "", "rank 5 ", "5|"},
+  };
+  for (const Row& row : rows) {
+    LaunchConfig launch;
+    launch.workers = 2;
+    launch.output.tee = {1, 1};
+    launch.output.prefixes = row.prefixes;
+    launch.output.prefix_template = row.chosen;
+    const Relay::Rules rules = RulesFor(launch, kRank);
+    EXPECT_EQ(rules.out.prefix, row.out) << row.name;
+    EXPECT_EQ(rules.err.prefix, row.err) << row.name;
+    EXPECT_EQ(rules.label, row.label) << row.name;
+    EXPECT_EQ(rules.out.filtered_prefix, row.filtered) << row.name;
+    EXPECT_FALSE(rules.out.raw || rules.err.raw) << row.name << ": lines stay whole";
   }
 }
 
@@ -67,6 +98,12 @@ TEST(OutputRules, EachGenerationHasItsAttempt) {
   EXPECT_EQ(rules.err.filtered_file, "/logs/train-4_n1/attempt_2/filtered_stderr.log");
   launch.output.attempts = false;
   EXPECT_EQ(RulesFor(launch, kRank).err.filtered_file, "/logs/train-4/3/filtered_stderr.log");
+}
+
+TEST(LineFilter, LinesBearTheirRank) {
+  LineFilter filter({"loss"}, "[default1]:");
+  EXPECT_EQ(filter.Add("loss 1\nother\nloss 2"), "[default1]:loss 1\n");
+  EXPECT_EQ(filter.Finish(), "[default1]:loss 2\n");
 }
 
 TEST(LineFilter, ALineOfAnyLength) {

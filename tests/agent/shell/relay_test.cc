@@ -2,7 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "common/io/proc.h"
@@ -60,8 +65,12 @@ TEST(Relay, WhatIsNotShownIsFilteredAllTheSame) {
   io::LogWriter to_stdout(logs, io::LogStream::kStdout, {}),
       to_stderr(logs, io::LogStream::kStderr, {});
   Relay::Rules rules;
-  rules.out = {.prefix = "", .shown = false, .filters = {"loss", "step"}, .filtered_file = kept};
+  rules.out.shown = false;
+  rules.out.filters = {"loss", "step"};
+  rules.out.filtered_file = kept;
+  rules.out.filtered_prefix = "[rank 5]:";
   rules.err.prefix = "[default0]:";
+  rules.err.raw = false;
   rules.link = scratch.path() + "/train-1_n/attempt_0/0";
   rules.link_target = "../../train-1/1/0";
   {
@@ -75,8 +84,57 @@ TEST(Relay, WhatIsNotShownIsFilteredAllTheSame) {
   EXPECT_EQ(out.All(), "");
   EXPECT_EQ(err.All(), "[default0]:oops\n");
   std::ifstream in(kept);
-  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), "step 1\nloss 2\nmore step\n");
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}),
+            "[rank 5]:step 1\n[rank 5]:loss 2\n[rank 5]:more step\n");
   EXPECT_TRUE(std::filesystem::exists(rules.link + "/stdout.log"));
+}
+
+// What one stream could not take is told on the other, once.
+struct Told {
+  std::string operator()(LineMixer::Sink sink, int error) {
+    text = std::string(sink == LineMixer::Sink::kStdout ? "stdout: " : "stderr: ") +
+           std::strerror(error) + "\n";
+    ++*times;
+    return text;
+  }
+  int* times;
+  std::string text{};
+};
+
+TEST(Relay, AFullDiskIsToldOnceOnTheOtherStream) {
+  Scratch scratch;
+  Pipe err;
+  const io::UniqueFd full(::open("/dev/full", O_WRONLY | O_CLOEXEC));
+  const std::string logs = scratch.path() + "/0";
+  io::LogWriter writer(logs, io::LogStream::kStdout, {}), errors(logs, io::LogStream::kStderr, {});
+  int times = 0;
+  {
+    Relay relay(full.get(), err.write.get(), Told{&times});
+    relay.Follow(logs, {});
+    for (int i = 0; i < 100; ++i) writer.Append("lost\n", io::WallNow() + std::chrono::seconds(i));
+    errors.Append("kept\n", io::WallNow());
+    EXPECT_TRUE(relay.Finish("regroup: end\n", 10s));
+  }
+  EXPECT_EQ(err.All(), "stdout: No space left on device\nkept\nregroup: end\n");
+  EXPECT_EQ(times, 1);
+}
+
+TEST(Relay, AReaderThatHasGoneIsToldOnce) {
+  ::signal(SIGPIPE, SIG_IGN);
+  Scratch scratch;
+  Pipe out, err;
+  err.read.reset();
+  const std::string logs = scratch.path() + "/0";
+  io::LogWriter writer(logs, io::LogStream::kStdout, {}), errors(logs, io::LogStream::kStderr, {});
+  int times = 0;
+  {
+    Relay relay(out.write.get(), err.write.get(), Told{&times});
+    relay.Follow(logs, {});
+    errors.Append("nobody reads this\n", io::WallNow());
+    EXPECT_TRUE(relay.Finish("regroup: end\n", 10s));
+  }
+  EXPECT_EQ(out.All(), "stderr: Broken pipe\n");
+  EXPECT_EQ(times, 1);
 }
 
 TEST(Relay, AReaderThatDoesNotReadDelaysOnlyTheShow) {

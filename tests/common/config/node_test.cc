@@ -68,6 +68,9 @@ LaunchConfig Sample() {
                    .prefix_template = "${rank}\xff",
                    .stdout_filters = {"a", "b,c"},
                    .stderr_filters = {"d"},
+                   .prefixes = OutputOptions::Prefixes::kTee,
+                   .notes_dir = "/notes",
+                   .errors_fail = true,
                    .attempts = true};
   config.others_command = {"regroup-torchrun"};
   config.others_options = {"--nnodes", "2:3"};

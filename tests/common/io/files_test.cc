@@ -104,5 +104,14 @@ TEST(Files, RandomHex) {
   EXPECT_NE(RandomHex(16), RandomHex(16));
 }
 
+TEST(Files, AppendMakesWhatIsMissing) {
+  TempDirectory temp;
+  const std::string path = temp.path() + "/a/b/notes";
+  EXPECT_TRUE(AppendToFile(path, "one\n").ok());
+  EXPECT_TRUE(AppendToFile(path, "two\n").ok());
+  EXPECT_EQ(ReadFile(path, 100).value(), "one\ntwo\n");
+  EXPECT_FALSE(AppendToFile(path + "/below", "x").ok());
+}
+
 }  // namespace
 }  // namespace regroup::io

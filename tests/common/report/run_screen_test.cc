@@ -129,6 +129,23 @@ TEST_F(RunScreenTest, FailedReport) {
   ExpectGolden("run_failed.txt", text);
 }
 
+TEST_F(RunScreenTest, OfAProgressBarTheLastStateIsReported) {
+  JobView view = Failed();
+  std::get<WorkerFailed>(*view.generations[0].ended).cause.exit.error =
+      "\r 1%|  |\r 99%|##|\nValueError: x\n";
+  const std::string text = screen_->Ended(1s, view, 1);
+  EXPECT_THAT(text, HasSubstr("stderr      |  99%|##|\n              | ValueError: x\n"));
+}
+
+TEST_F(RunScreenTest, WhatCannotBeShownIsToldAlsoWhenQuiet) {
+  LaunchConfig launch = Launch();
+  launch.quiet = true;
+  Reset(launch);
+  EXPECT_EQ(screen_->OutputTrouble("stdout", "No space left on device", "/home/u/logs/train-4"),
+            "regroup: stdout cannot be written: No space left on device · the job goes on "
+            "(--stdout-errors fail ends it) · all output is in ~/logs/train-4\n");
+}
+
 TEST_F(RunScreenTest, HealthyOneNodeRunPrintsThreeLines) {
   LaunchConfig launch = Launch();
   launch.endpoint.reset();
