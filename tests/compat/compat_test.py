@@ -3,7 +3,8 @@
     compat_test.py                the tutorials, with PyTorch alone
     compat_test.py --pairwise     few cells, with several disturbances each, in which every two of its values meet; without
                                   scripts whose package is not there
-    compat_test.py --all          the whole matrix, and the tutorials (`./dev compat`)
+    compat_test.py --torture      output that is hard to pass on, without comparing it to torchrun's
+    compat_test.py --all          the whole matrix, the tutorials, and such output, compared (`./dev compat`)
       --list prints the cells instead · -R WORD only those whose line has WORD in it (a regular expression)
 """
 import argparse
@@ -21,6 +22,7 @@ import zlib
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
 import regroup_e2e as e2e  # noqa: E402 (the path has to come first)
 import matrix  # noqa: E402
+import torture  # noqa: E402
 import tutorials  # noqa: E402
 from jobs import Job, importable, with_children  # noqa: E402
 
@@ -202,17 +204,22 @@ def add(case, name, line, body):
     setattr(case, name, body)
 
 
-def add_tests(cells, habits, word):
-    """Makes a test of each cell, and of each of those habits of tutorials, whose line has `word` in it."""
+def keep(case, known, names, word):
+    """Of the tests of a case, those of `names` whose line has `word` in it."""
+    for name in [name for name in dir(case) if name.startswith("test_")]:
+        if name in names and re.search(word, " ".join(known[name])):
+            LINES[name] = known[name]
+        else:
+            setattr(case, name, None)
+
+
+def add_tests(cells, habits, outputs, word):
+    """Makes a test of each cell, and of each of those habits of tutorials and outputs, whose line has `word` in it."""
     for cell in cells:
         if re.search(word, " ".join(cell)):
             add(Matrix, "test_" + "_".join(cell).replace("+", "_"), cell, lambda self, cell=cell: self.one(cell))
-    for name in [name for name in dir(tutorials.Tutorials) if name.startswith("test_")]:
-        words = tutorials.LINES[name]
-        if name in habits and re.search(word, " ".join(words)):
-            LINES[name] = words
-        else:
-            setattr(tutorials.Tutorials, name, None)
+    keep(tutorials.Tutorials, tutorials.LINES, habits, word)
+    keep(torture.Torture, torture.LINES, outputs, word)
     Result.total = len(LINES)
 
 
@@ -234,13 +241,16 @@ def there():
 def main():
     parser = argparse.ArgumentParser(prog="./dev compat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairwise", action="store_true", help="only so many cells that every two values meet, no tutorials")
-    parser.add_argument("--all", action="store_true", help="the whole matrix, and the tutorials")
+    parser.add_argument("--torture", action="store_true", help="only output that is hard to pass on, without torchrun")
+    parser.add_argument("--all", action="store_true", help="the whole matrix, the tutorials, and such output under torchrun too")
     parser.add_argument("--list", action="store_true", help="print the cells instead")
     parser.add_argument("-R", dest="word", default="", help="only cells whose line has this in it")
     options = parser.parse_args()
     cells = matrix.pairwise(*there()) if options.pairwise else matrix.cells() if options.all else []
-    habits = [] if options.pairwise else tutorials.LINES if options.all else tutorials.plain()
-    add_tests(cells, habits, options.word)
+    habits = [] if options.pairwise or options.torture else tutorials.LINES if options.all else tutorials.plain()
+    outputs = torture.SMALL if options.torture else torture.LINES if options.all else []
+    torture.Torture.compared = not options.torture
+    add_tests(cells, habits, outputs, options.word)
     if options.list:
         print("\n".join(line_of(name).rstrip() for name in LINES))
         return
@@ -251,5 +261,5 @@ def main():
 
 
 if __name__ == "__main__":
-    Tutorials = tutorials.Tutorials
+    Tutorials, Torture = tutorials.Tutorials, torture.Torture
     main()
