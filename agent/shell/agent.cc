@@ -327,10 +327,11 @@ void Agent::OnMessage(const v1::CoordinatorMessage& message) {
       return;
     }
     case v1::CoordinatorMessage::kResult: {
-      absl::StatusOr<JobView> view = FromProto(message.result().job());
-      if (!view.ok()) return Malformed(view.status());
-      const int code = view->exit_code;
-      if (front_ != nullptr) front_->Over(*std::move(view));
+      absl::Status problem;
+      JobView view = ShowableJob(message.result().job(), &problem);
+      if (!problem.ok()) Warn(absl::StrCat(PartsOf(problem).what, ": ", PartsOf(problem).because));
+      const int code = view.exit_code;
+      if (front_ != nullptr) front_->Over(std::move(view));
       return Post(JobOver{code});
     }
     case v1::CoordinatorMessage::kOpenLogs:

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/control.h"
 #include "common/base/job_spec.h"
+#include "common/base/limits.h"
 #include "common/base/reasons.h"
 #include "common/base/views.h"
 #include "proto/coordinator.pb.h"
@@ -36,7 +37,6 @@ inline constexpr std::size_t kMaxIdBytes =
 inline constexpr std::size_t kMaxTextBytes = 4'096;  // One text for people, one path.
 inline constexpr std::size_t kMaxJobTextBytes =
     120'000;  // Command, directory and environment together.
-inline constexpr Duration kMaxDuration = std::chrono::hours(24 * 366 * 100);
 
 // [a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?: jobs and rendezvous ids.
 bool IsJobName(std::string_view name);
@@ -101,6 +101,13 @@ pb::NodeView ToProto(const NodeView& value);
 absl::StatusOr<GenerationView> FromProto(const pb::GenerationView& value);
 absl::StatusOr<JobView> FromProto(const pb::JobView& value);
 absl::StatusOr<NodeView> FromProto(const pb::NodeView& value);
+
+// What can be shown of a view that somebody sent: all of it; or, where a part is none of our
+// protocol, the rest; at worst only its id, in state "damaged". `problem` names the job or node and
+// the part; OK: all. One that is damaged hides no other.
+JobView ShowableJob(const pb::JobView& value, absl::Status* problem);
+NodeView ShowableNode(const pb::NodeView& value, absl::Status* problem);
+inline constexpr char kDamaged[] = "damaged";
 
 namespace wire {
 inline constexpr std::pair<int, ExecObstacle> kObstacles[] = {

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <limits>
 
+#include "common/base/user_error.h"
 #include "common/rpc/checker.h"
 #include "common/rpc/convert.h"
 
@@ -93,6 +95,14 @@ absl::StatusOr<CostView> FromProto(const pb::CostView& value) {
   if (value.has_per_million_tokens())
     out.per_million_tokens = check.Finite("per_million_tokens", value.per_million_tokens());
   return check.Finish(out);
+}
+
+// The end of the year 2199.
+constexpr std::int64_t kLastShownUs = 7'258'118'399'000'000;
+
+absl::Status Unshowable(const std::string& what, const absl::Status& why) {
+  return UserError(absl::StatusCode::kDataLoss, what + " can't be shown whole",
+                   std::string(why.message()), "the regroup of its coordinator's build");
 }
 
 }  // namespace
@@ -252,6 +262,40 @@ absl::StatusOr<NodeView> FromProto(const pb::NodeView& value) {
   out.coordinator_host = value.coordinator_host();
   out.version = check.Nested("version", FromProto(value.version()));
   return check.Finish(std::move(out));
+}
+
+JobView ShowableJob(const pb::JobView& value, absl::Status* problem) {
+  const std::string id = IsJobId(value.id()) ? value.id() : "?";
+  absl::StatusOr<JobView> whole = FromProto(value);
+  *problem = whole.ok() ? absl::OkStatus() : Unshowable("job " + id, whole.status());
+  if (whole.ok()) return *std::move(whole);
+  // Most of what a view tells lies in these.
+  pb::JobView rest = value;
+  rest.clear_time();
+  rest.clear_cost();
+  rest.clear_why();
+  rest.clear_generations();
+  rest.clear_events();
+  absl::StatusOr<JobView> shown = FromProto(rest);
+  if (shown.ok()) return *std::move(shown);
+  JobView damaged;
+  damaged.id = JobId(id);
+  damaged.state = kDamaged;
+  damaged.created_at = WallOf(std::clamp<std::int64_t>(value.created_at_us(), 0, kLastShownUs));
+  damaged.exit_code = std::clamp(value.exit_code(), 0, 255);
+  return damaged;
+}
+
+NodeView ShowableNode(const pb::NodeView& value, absl::Status* problem) {
+  absl::StatusOr<NodeView> whole = FromProto(value);
+  const std::string id = IsToken(value.id()) ? value.id() : "?";
+  *problem = whole.ok() ? absl::OkStatus() : Unshowable("node " + id, whole.status());
+  if (whole.ok()) return *std::move(whole);
+  NodeView damaged;
+  damaged.id = NodeId(id);
+  damaged.name = IsNodeName(value.name()) ? value.name() : id;
+  damaged.state = kDamaged;
+  return damaged;
 }
 
 }  // namespace regroup

@@ -16,6 +16,7 @@ FOLDERS = {
     "config": "tests/common/config",
     "report": "tests/common/report",
     "tidy": "tests/tidy",
+    "hostile": "tests/hostile",
     "e2e": "tests/e2e",
     "compat": "tests/compat",
 }

@@ -83,6 +83,13 @@ absl::Status Client::Explained(const absl::Status& status) const {
                    "is it running? regroup ps shows what this host knows");
 }
 
+// What a coordinator sent is no fault of this command's line.
+absl::Status Client::NoAnswer(const absl::Status& why) const {
+  return UserError(absl::StatusCode::kDataLoss,
+                   Cat("the coordinator at ", place_.label, " sent what is no answer"),
+                   std::string(why.message()), "the regroup of that coordinator's build");
+}
+
 // Every command reads before it changes anything.
 absl::Status Client::CheckVersion(const Version& theirs) const {
   const std::uint32_t apart =
@@ -119,20 +126,28 @@ absl::StatusOr<Reading> Client::Read(const regroup::v1::ReadRequest& request,
                      return stub.Read(&context, request, &out);
                    }));
   Reading reading;
+  absl::StatusOr<Version> version = FromProto(reply.version());
+  if (!version.ok()) return NoAnswer(version.status());
+  reading.version = *std::move(version);
+  RETURN_IF_ERROR(CheckVersion(reading.version));
+  const auto note = [&](const absl::Status& problem) {
+    if (problem.ok()) return;
+    const UserErrorParts parts = PartsOf(problem);
+    reading.warnings.push_back(EscapeControls(Cat(parts.what, ": ", parts.because)));
+  };
+  absl::Status problem;
   for (const auto& job : reply.jobs()) {
-    ASSIGN_OR_RETURN(JobView view, FromProto(job));
-    reading.jobs.push_back(std::move(view));
+    reading.jobs.push_back(ShowableJob(job, &problem));
+    note(problem);
   }
   for (const auto& node : reply.nodes()) {
-    ASSIGN_OR_RETURN(NodeView view, FromProto(node));
-    reading.nodes.push_back(std::move(view));
+    reading.nodes.push_back(ShowableNode(node, &problem));
+    note(problem);
   }
   for (const std::string& warning : reply.warnings()) {
     if (reading.warnings.size() < kMaxWarnings && warning.size() <= kMaxWarningBytes)
       reading.warnings.push_back(EscapeControls(warning));
   }
-  ASSIGN_OR_RETURN(reading.version, FromProto(reply.version()));
-  RETURN_IF_ERROR(CheckVersion(reading.version));
   return reading;
 }
 

@@ -46,6 +46,7 @@ class Client {
   template <class Reply, class Call>
   absl::StatusOr<Reply> Try(Duration limit, Call call) const;
   absl::Status Explained(const absl::Status& status) const;
+  absl::Status NoAnswer(const absl::Status& why) const;
   absl::Status CheckVersion(const Version& theirs) const;
 
   Place place_;

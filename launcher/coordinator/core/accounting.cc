@@ -22,7 +22,9 @@ TimeAccount SplitRun(const RunFacts& run) {
   account.restore = take(run.start);
   account.checkpoint = take(run.checkpoint);
   if (run.first_step && run.last_step && *run.last_step >= *run.first_step) {
-    const std::int64_t steps = *run.last_step - *run.first_step + 1;
+    // A worker's count of steps may be any number.
+    constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() - 1;
+    const std::int64_t steps = std::min(*run.last_step - *run.first_step, kMost) + 1;
     const std::int64_t repeated = std::clamp<std::int64_t>(
         std::min(run.best_step, *run.last_step) - run.resumed_from, 0, steps);
     account.recompute = take(left / steps * repeated);
@@ -40,14 +42,17 @@ HeldTime HeldByRun(const TimeAccount& run, int nodes, bool after_failure) {
 
 HeldTime HeldByOutage(Duration detect, int nodes, NodeTime regroup, bool after_failure) {
   HeldTime time;
-  time.held = NodeTimeOf(detect, nodes) + regroup;
+  time.held = SumOf(NodeTimeOf(detect, nodes), regroup);
   if (after_failure) time.lost = time.held;
   return time;
 }
 
 NodeTime NodeTimeOf(Duration time, int nodes) {
-  return std::chrono::duration_cast<NodeTime>(std::max(time, Duration{})) * nodes;
+  const NodeTime one = std::chrono::duration_cast<NodeTime>(std::max(time, Duration{}));
+  return nodes > 0 && one > kMaxNodeTime / nodes ? kMaxNodeTime : one * nodes;
 }
+
+NodeTime SumOf(NodeTime a, NodeTime b) { return std::min(a + b, kMaxNodeTime); }
 
 std::optional<CostView> CostOf(const std::optional<double>& price_per_node_hour,
                                const HeldTime& time, std::int64_t samples, std::int64_t tokens) {

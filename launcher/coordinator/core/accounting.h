@@ -4,8 +4,10 @@
 // engine has seen.
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 
+#include "common/base/limits.h"
 #include "common/base/time.h"
 #include "common/base/views.h"
 #include "launcher/coordinator/core/rows.h"
@@ -31,7 +33,10 @@ HeldTime HeldByRun(const TimeAccount& run, int nodes, bool after_failure);
 // Lost, unless the job was resized.
 HeldTime HeldByOutage(Duration detect, int nodes, NodeTime regroup, bool after_failure);
 
+// Both stop at kMaxNodeTime. REQUIRES: neither summand is beyond it.
+inline constexpr NodeTime kMaxNodeTime{std::numeric_limits<std::int64_t>::max() / 8};
 NodeTime NodeTimeOf(Duration time, int nodes);
+NodeTime SumOf(NodeTime a, NodeTime b);
 
 // No price, no cost. `samples`, `tokens`: done so far; 0: the workers do not tell. A node counts
 // whole, however many of its slots the job takes.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/base/limits.h"
 #include "launcher/coordinator/core/accounting.h"
 #include "launcher/coordinator/core/engine.h"
 
@@ -9,17 +10,14 @@ namespace regroup::coordinator {
 namespace {
 
 void Add(TimeAccount& sum, const TimeAccount& more) {
-  sum.productive += more.productive;
-  sum.checkpoint += more.checkpoint;
-  sum.detect += more.detect;
-  sum.regroup += more.regroup;
-  sum.restore += more.restore;
-  sum.recompute += more.recompute;
+  for (const auto part : {&TimeAccount::productive, &TimeAccount::checkpoint, &TimeAccount::detect,
+                          &TimeAccount::regroup, &TimeAccount::restore, &TimeAccount::recompute})
+    sum.*part = SaturatingSum(sum.*part, more.*part);
 }
 
 void Add(HeldTime& sum, const HeldTime& more) {
-  sum.held += more.held;
-  sum.lost += more.lost;
+  sum.held = SumOf(sum.held, more.held);
+  sum.lost = SumOf(sum.lost, more.lost);
 }
 
 }  // namespace
@@ -70,8 +68,8 @@ Engine::OpenAccount Engine::OutageAccount(const Job& job, Instant now) const {
   const GenerationRow* formed = FormedOf(job);
   const bool ending = formed && job.soft.at(formed->generation).ending;
   const Generation next = formed && !ending ? formed->generation : job.state.last_number.Next();
-  open.held =
-      HeldByOutage(open.time.detect, outage.nodes, outage.held + since, AfterFailure(job, next));
+  open.held = HeldByOutage(open.time.detect, outage.nodes, SumOf(outage.held, since),
+                           AfterFailure(job, next));
   return open;
 }
 
@@ -94,15 +92,18 @@ void Engine::Book(const OpenAccount& open, JobStateRow& state) const {
 void Engine::CountHeld(Job& job) const {
   Outage& outage = job.outage;
   if (!outage.detected_at) return;
-  outage.held += NodeTimeOf(now_ - outage.held_until, static_cast<int>(job.claimed.size()));
+  outage.held = SumOf(outage.held,
+                      NodeTimeOf(now_ - outage.held_until, static_cast<int>(job.claimed.size())));
   outage.held_until = now_;
 }
 
 TimeAccount Engine::WholeAccountOf(const Job& job, const Moment& at) const {
   TimeAccount account = job.state.account;
   Add(account, OpenAccountOf(job, at.now).time);
-  const Duration told = account.productive + account.checkpoint + account.detect + account.regroup +
-                        account.restore + account.recompute;
+  Duration told{};
+  for (const Duration part : {account.productive, account.checkpoint, account.detect,
+                              account.regroup, account.restore, account.recompute})
+    told = SaturatingSum(told, part);
   account.idle = std::max(AgeOf(job, at) - told, Duration{});
   return account;
 }

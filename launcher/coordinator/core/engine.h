@@ -142,6 +142,7 @@ class Engine {
   void UpdateSteps(GenerationSoft& soft, const WorkerProgress& progress);
   const GroupReport* Shown(const Node& node, const JobId& job, Generation generation) const;
   bool IsSettled(const Job& job, Generation generation, const NodeId& node) const;
+  Duration AgeOf(const GenerationRow& row, const GenerationSoft& soft) const;
   bool GroupIsDead(const Node& node, const JobId& job, Generation generation) const;
   int DoneRanksOf(const Job& job, Generation generation, const NodeId& node) const;
   std::string WhyNotCommit(const Job& job, const Node& node, const CommitRequest& request,

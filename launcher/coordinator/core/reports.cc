@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
 #include "launcher/coordinator/core/engine.h"
 
 namespace regroup::coordinator {
@@ -211,11 +212,19 @@ void Engine::FoldExits(Job& job, GenerationSoft& soft, Generation generation, No
     cause.rank = FirstRankOf(row, group_rank) + exit.local_rank;
     cause.exit = exit;
     if (cause.exit.error.size() > kMaxErrorBytes) cause.exit.error.resize(kMaxErrorBytes);
-    cause.at = wall_ - std::chrono::duration_cast<WallTime::duration>(exit.age);
+    const Duration age = cause.exit.age = std::min(exit.age, AgeOf(row, soft));
+    cause.at = wall_ - std::chrono::duration_cast<WallTime::duration>(age);
     EndReason reason = WorkerFailed{cause};
     if (exit.kind == ExitKind::kExecFailed) reason = ExecFailed{cause};
-    FoldCause(soft, {reason, now_ - exit.age});
+    FoldCause(soft, {reason, now_ - age});
   }
+}
+
+// No age that a node tells of this generation is beyond this one. A clock of the wall that was set
+// back meanwhile makes it no shorter than what this process has seen.
+Duration Engine::AgeOf(const GenerationRow& row, const GenerationSoft& soft) const {
+  return std::clamp<Duration>(wall_ - row.proposed_at, std::max(now_ - soft.since, Duration{}),
+                              kMaxDuration);
 }
 
 // An exit is reported before anybody has read what its process wrote: the words, and what they tell

@@ -55,7 +55,9 @@ void Engine::EnterRunning(Job& job, Generation generation, GenerationSoft& soft)
   for (const auto& entry : soft.started)
     for (const RankStart& start : entry.second) age = std::min(age, start.age);
   const bool first = job.state.phase != JobPhase::kRunning;
-  soft.running_at = first || age == Duration::max() ? now_ : now_ - age;
+  const bool known = age != Duration::max();
+  age = std::min(age, AgeOf(job.generations.at(generation), soft));
+  soft.running_at = first || !known ? now_ : now_ - age;
   SetWait(job, std::nullopt, std::nullopt);
   if (!first) return;
   // Who is still out of it has not shown that it can take part.

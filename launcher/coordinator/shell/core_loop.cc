@@ -32,6 +32,12 @@ obs::Level LevelOf(Severity severity) {
   return obs::Level::kError;
 }
 
+absl::Status NotWritten(const absl::Status& unreadable) {
+  return UserError(absl::StatusCode::kDataLoss, "a row would not be readable again",
+                   PartsOf(unreadable).because + "; its step is not written, the journal is whole",
+                   "keep the folder and report this");
+}
+
 }  // namespace
 
 CoreLoop::CoreLoop(boost::asio::io_context& io, Journal& journal, obs::Logger& log, Outlet& outlet)
@@ -118,12 +124,17 @@ void CoreLoop::StepCore(Instant now, const Event& event) {
   Output output;
   output.rows.reserve(effects.rows.size());
   for (Row& row : effects.rows) {
-    output.rows.push_back(EncodeRow(row));
-    const JournalRow& encoded = output.rows.back();
-    output.bytes += encoded.key.size() + (encoded.value ? encoded.value->size() : 0);
-    if (row.value && std::holds_alternative<JobEventRow>(*row.value)) {
-      output.events.push_back(std::get<JobEventRow>(*std::move(row.value)));
+    JournalRow encoded = EncodeRow(row);
+    const bool is_event = row.value && std::holds_alternative<JobEventRow>(*row.value);
+    if (const absl::Status readable = CheckReadable(row, encoded); !readable.ok()) {
+      // Of a row that no later start could read nothing is written. An event is only history.
+      if (!is_event) return Fail(NotWritten(readable));
+      log_.Warning("an event is left out", {{"because", PartsOf(readable).because}});
+      continue;
     }
+    output.bytes += encoded.key.size() + (encoded.value ? encoded.value->size() : 0);
+    output.rows.push_back(std::move(encoded));
+    if (is_event) output.events.push_back(std::get<JobEventRow>(*std::move(row.value)));
   }
   output.actions = std::move(effects.actions);
   output.notes = std::move(effects.notes);

@@ -251,10 +251,14 @@ class DaemonImpl final : public Daemon, public Outlet {
   void OnLoaded(const absl::StatusOr<Journal::Batch>& encoded) {
     if (stopping_) return;
     if (!encoded.ok()) return Die(encoded.status());
-    const absl::StatusOr<std::vector<Row>> rows = DecodeRows(*encoded);
+    std::vector<std::string> left_out;
+    const absl::StatusOr<std::vector<Row>> rows = DecodeRows(*encoded, &left_out);
     if (!rows.ok()) return Die(rows.status());
-    const Epoch epoch = EpochOf(*rows).Next();
-    if (!rows->empty() && epoch.value() == 1) {
+    for (const std::string& row : left_out)
+      log_->Warning("an event of the journal can't be read and is left out", {{"because", row}});
+    const MetaRow meta = MetaOf(*rows);
+    const Epoch epoch = meta.epoch.Next();
+    if (!rows->empty() && meta.epoch == Epoch()) {
       return Die(UserError(
           absl::StatusCode::kDataLoss, "the journal " + folder_.JournalPath() + " is not whole",
           "it has " + std::to_string(rows->size()) + " rows but none that names its cluster",

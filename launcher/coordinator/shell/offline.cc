@@ -12,12 +12,13 @@ namespace regroup::coordinator {
 absl::StatusOr<ReadReply> ReadOffline(const std::string& folder, const ReadFilter& filter) {
   ASSIGN_OR_RETURN(const Folder held, Folder::AcquireExisting(folder));
   ASSIGN_OR_RETURN(const Journal::Batch encoded, ReadSqliteJournal(held.JournalPath()));
-  ASSIGN_OR_RETURN(const std::vector<Row> rows, DecodeRows(encoded));
+  std::vector<std::string> left_out;
+  ASSIGN_OR_RETURN(const std::vector<Row> rows, DecodeRows(encoded, &left_out));
   Config config;
   config.new_cluster = ClusterId("none");
   const Instant now = io::MonotonicNow();
   // The core is built only to be asked: it is never stepped, so nothing of it becomes durable.
-  const Core core(config, EpochOf(rows).Next(), rows, now);
+  const Core core(config, MetaOf(rows).epoch.Next(), rows, now);
   return core.Read(filter, now, io::WallNow());
 }
 

@@ -3,11 +3,14 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
+#include <algorithm>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/user_error.h"
 #include "common/rpc/checker.h"
 #include "common/rpc/convert.h"
+#include "launcher/coordinator/core/accounting.h"
 #include "proto/record.pb.h"
 
 namespace regroup::coordinator {
@@ -145,11 +148,16 @@ pb::TimeAccount Encode(const TimeAccount& account) {
   return out;
 }
 
+// An earlier build may have summed up more than can be told.
+Duration Told(std::int64_t nanoseconds) {
+  return std::clamp(Duration(nanoseconds), -kMaxDuration, kMaxDuration);
+}
+
 TimeAccount DecodeAccount(const pb::TimeAccount& account) {
-  return {Duration(account.productive_ns()), Duration(account.checkpoint_ns()),
-          Duration(account.detect_ns()),     Duration(account.regroup_ns()),
-          Duration(account.restore_ns()),    Duration(account.recompute_ns()),
-          Duration(account.idle_ns())};
+  return {Told(account.productive_ns()), Told(account.checkpoint_ns()),
+          Told(account.detect_ns()),     Told(account.regroup_ns()),
+          Told(account.restore_ns()),    Told(account.recompute_ns()),
+          Told(account.idle_ns())};
 }
 
 pb::JobStateRow Encode(const JobStateRow& row) {
@@ -221,8 +229,9 @@ absl::StatusOr<JobStateRow> Decode(const pb::JobStateRow& row) {
   }
   out.account = DecodeAccount(row.account());
   if (row.has_ended_at_us()) out.ended_at = WallOf(row.ended_at_us());
-  out.ran_for = Duration(row.ran_for_ns());
-  out.held = {NodeTime(row.held_node_us()), NodeTime(row.lost_node_us())};
+  out.ran_for = Told(row.ran_for_ns());
+  out.held = {std::clamp(NodeTime(row.held_node_us()), NodeTime{}, kMaxNodeTime),
+              std::clamp(NodeTime(row.lost_node_us()), NodeTime{}, kMaxNodeTime)};
   out.samples = row.samples();
   out.tokens = row.tokens();
   return check.Finish(std::move(out));
@@ -384,23 +393,48 @@ absl::StatusOr<Value> DecodeAs(const std::string& bytes) {
   return Value(*std::move(decoded));
 }
 
+// "spec" of job/J/spec and of job/J/spec/…; empty: not a row of a job.
+std::string KindOf(const std::string& key) {
+  if (!absl::StartsWith(key, "job/")) return "";
+  const std::size_t at = key.find('/', 4);
+  if (at == std::string::npos) return "";
+  return key.substr(at + 1, key.find('/', at + 1) - at - 1);
+}
+
+bool IsEvent(const std::string& key) { return KindOf(key) == "event"; }
+
 absl::StatusOr<Value> DecodeValue(const std::string& key, const std::string& bytes) {
   if (key == "meta") return DecodeAs<pb::MetaRow>(bytes);
   if (absl::StartsWith(key, "node/")) return DecodeAs<pb::NodeRow>(bytes);
-  if (absl::StartsWith(key, "job/")) {
-    // job/J/KIND or job/J/KIND/…
-    const std::size_t kind_at = key.find('/', 4);
-    if (kind_at != std::string::npos) {
-      const std::string kind = key.substr(kind_at + 1, key.find('/', kind_at + 1) - kind_at - 1);
-      if (kind == "spec") return DecodeAs<pb::JobSpecRow>(bytes);
-      if (kind == "state") return DecodeAs<pb::JobStateRow>(bytes);
-      if (kind == "gen") return DecodeAs<pb::GenerationRow>(bytes);
-      if (kind == "done") return DecodeAs<pb::DoneRow>(bytes);
-      if (kind == "commit") return DecodeAs<pb::CommitRow>(bytes);
-      if (kind == "event") return DecodeAs<pb::JobEventRow>(bytes);
-    }
-  }
+  const std::string kind = KindOf(key);
+  if (kind == "spec") return DecodeAs<pb::JobSpecRow>(bytes);
+  if (kind == "state") return DecodeAs<pb::JobStateRow>(bytes);
+  if (kind == "gen") return DecodeAs<pb::GenerationRow>(bytes);
+  if (kind == "done") return DecodeAs<pb::DoneRow>(bytes);
+  if (kind == "commit") return DecodeAs<pb::CommitRow>(bytes);
+  if (kind == "event") return DecodeAs<pb::JobEventRow>(bytes);
   return absl::DataLossError("is of a kind this program does not know");
+}
+
+absl::Status Unreadable(const JournalRow& row, const absl::Status& why) {
+  return UserError(
+      absl::StatusCode::kDataLoss, "a row of the journal can't be read",
+      absl::StrCat("row ", row.key, " (", row.value->size(), " bytes) ", why.message()),
+      "restore the coordinator's folder from a backup");
+}
+
+#ifdef NDEBUG
+constexpr bool kLooksAtEveryRow = false;
+#else
+constexpr bool kLooksAtEveryRow = true;
+#endif
+
+// Ids and names have a grammar, numbers their limits: what is left are texts, and times that were
+// told.
+bool HoldsForeignText(const Value& value) {
+  if (const auto* generation = std::get_if<GenerationRow>(&value))
+    return generation->ended.has_value() || !generation->consequences.empty();
+  return !std::holds_alternative<MetaRow>(value) && !std::holds_alternative<DoneRow>(value);
 }
 
 }  // namespace
@@ -412,29 +446,37 @@ JournalRow EncodeRow(const Row& row) {
   return out;
 }
 
-absl::StatusOr<std::vector<Row>> DecodeRows(std::span<const JournalRow> rows) {
+absl::Status CheckReadable(const Row& row, const JournalRow& encoded) {
+  if (!row.value || !encoded.value || (!kLooksAtEveryRow && !HoldsForeignText(*row.value)))
+    return absl::OkStatus();
+  const absl::StatusOr<Value> again = DecodeValue(encoded.key, *encoded.value);
+  return again.ok() ? absl::OkStatus() : Unreadable(encoded, again.status());
+}
+
+absl::StatusOr<std::vector<Row>> DecodeRows(std::span<const JournalRow> rows,
+                                            std::vector<std::string>* left_out) {
   std::vector<Row> out;
   out.reserve(rows.size());
   for (const JournalRow& row : rows) {
     if (!row.value) continue;
     absl::StatusOr<Value> value = DecodeValue(row.key, *row.value);
-    if (!value.ok()) {
-      return UserError(absl::StatusCode::kDataLoss, "a row of the journal can't be read",
-                       absl::StrCat("row ", row.key, " (", row.value->size(), " bytes) ",
-                                    value.status().message()),
-                       "restore the coordinator's folder from a backup");
+    if (value.ok()) {
+      out.push_back({row.key, *std::move(value)});
+    } else if (IsEvent(row.key)) {
+      left_out->push_back(PartsOf(Unreadable(row, value.status())).because);
+    } else {
+      return Unreadable(row, value.status());
     }
-    out.push_back({row.key, *std::move(value)});
   }
   return out;
 }
 
-Epoch EpochOf(std::span<const Row> rows) {
+MetaRow MetaOf(std::span<const Row> rows) {
   for (const Row& row : rows) {
     if (row.value && std::holds_alternative<MetaRow>(*row.value))
-      return std::get<MetaRow>(*row.value).epoch;
+      return std::get<MetaRow>(*row.value);
   }
-  return Epoch(0);
+  return MetaRow{};
 }
 
 }  // namespace regroup::coordinator

@@ -452,5 +452,34 @@ TEST(GrpcStatus, OfAFailedConnectionOnlyTheEndIsKept) {
   }
 }
 
+TEST(Showable, WhatIsDamagedIsNamedAndTheRestShown) {
+  pb::JobView job;
+  job.set_id("pay-2");
+  job.set_state("failed");
+  job.set_exit_code(3);
+  *job.mutable_spec() = ToProto(SomeSpec());
+  absl::Status problem;
+  EXPECT_EQ(ShowableJob(job, &problem).state, "failed");
+  EXPECT_TRUE(problem.ok()) << problem;
+
+  job.mutable_time()->set_detect_ns(9'000'000'000'000'000'000);
+  EXPECT_EQ(ShowableJob(job, &problem).state, "failed");  // But for its times.
+  EXPECT_TRUE(absl::IsDataLoss(problem));
+  EXPECT_EQ(PartsOf(problem).what, "job pay-2 can't be shown whole");
+  EXPECT_THAT(PartsOf(problem).because, ::testing::HasSubstr("time.detect"));
+
+  job.set_exit_code(-7);
+  const JobView damaged = ShowableJob(job, &problem);
+  EXPECT_EQ(damaged.id, JobId("pay-2"));
+  EXPECT_EQ(damaged.state, kDamaged);
+
+  pb::NodeView node;
+  node.set_id("\xff");
+  EXPECT_EQ(ShowableNode(node, &problem).state, "");
+  node.add_jobs("no id");
+  EXPECT_EQ(ShowableNode(node, &problem).state, kDamaged);
+  EXPECT_EQ(PartsOf(problem).what, "node ? can't be shown whole");
+}
+
 }  // namespace
 }  // namespace regroup

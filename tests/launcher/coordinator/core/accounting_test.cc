@@ -4,10 +4,27 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 namespace regroup::coordinator {
 namespace {
 
 using namespace std::chrono_literals;  // NOLINT
+
+TEST(Sums, StopAtWhatCanBeTold) {
+  EXPECT_EQ(SaturatingSum(1s, 2s), 3s);
+  EXPECT_EQ(SaturatingSum(kMaxDuration, kMaxDuration), kMaxDuration);
+  EXPECT_EQ(SaturatingSum(-kMaxDuration, -kMaxDuration), -kMaxDuration);
+  EXPECT_EQ(NodeTimeOf(kMaxDuration, 10'000), kMaxNodeTime);
+  EXPECT_EQ(NodeTimeOf(1h, 2), 2h);
+  EXPECT_EQ(SumOf(kMaxNodeTime, kMaxNodeTime), kMaxNodeTime);
+  RunFacts run;
+  run.lasted = 60s;
+  run.first_step = 0;
+  run.last_step = std::numeric_limits<std::int64_t>::max();
+  run.best_step = 5;
+  EXPECT_LE(SplitRun(run).recompute, 60s);
+}
 
 TEST(SplitRun, Table) {
   struct Row {

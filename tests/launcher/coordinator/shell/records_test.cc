@@ -52,8 +52,10 @@ void ExpectRoundTrip(const Row& row) {
   const JournalRow encoded = EncodeRow(row);
   ASSERT_TRUE(encoded.value.has_value());
   const JournalRow rows[] = {encoded};
-  const auto decoded = DecodeRows(rows);
+  std::vector<std::string> left_out;
+  const auto decoded = DecodeRows(rows, &left_out);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_TRUE(CheckReadable(row, encoded).ok());
   ASSERT_EQ(decoded->size(), 1u);
   EXPECT_EQ(decoded->front().key, row.key);
   EXPECT_EQ(decoded->front().value->index(), row.value->index());
@@ -148,19 +150,53 @@ TEST(Records, DeletionsHaveNoValue) {
 }
 
 TEST(Records, WhatCanNotBeReadIsNamed) {
+  std::vector<std::string> left_out;
   const JournalRow unknown_kind[] = {{"job/a-1/song", "x"}};
-  EXPECT_THAT(PartsOf(DecodeRows(unknown_kind).status()).because, HasSubstr("job/a-1/song"));
+  EXPECT_THAT(PartsOf(DecodeRows(unknown_kind, &left_out).status()).because,
+              HasSubstr("job/a-1/song"));
   const JournalRow garbage[] = {{"node/n", "\xff\xff\xff"}};
-  const absl::Status status = DecodeRows(garbage).status();
+  const absl::Status status = DecodeRows(garbage, &left_out).status();
   EXPECT_TRUE(absl::IsDataLoss(status));
   EXPECT_THAT(PartsOf(status).because, HasSubstr("node/n (3 bytes)"));
+  EXPECT_TRUE(left_out.empty());
+}
+
+TEST(Records, AnEventThatCanNotBeReadIsLeftOutAndNamed) {
+  const JobEventRow event{JobId("a-1"), {1, WallTime(), NodeLeft{"n", "why", false}}};
+  const JournalRow rows[] = {{"job/a-1/event/000001", "\xff\xff\xff"},
+                             EncodeRow({"job/a-1/event/000002", event})};
+  std::vector<std::string> left_out;
+  const auto decoded = DecodeRows(rows, &left_out);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  ASSERT_EQ(decoded->size(), 1u);
+  EXPECT_EQ(decoded->front().key, "job/a-1/event/000002");
+  EXPECT_THAT(left_out, ::testing::ElementsAre(HasSubstr("job/a-1/event/000001 (3 bytes)")));
+}
+
+TEST(Records, WhatCouldNotBeReadAgainIsFound) {
+  const JobEventRow event{
+      JobId("a-1"), {1, WallTime(), NodeLeft{"n", std::string(kMaxTextBytes + 1, 'x'), false}}};
+  const Row row{"job/a-1/event/000001", event};
+  EXPECT_THAT(PartsOf(CheckReadable(row, EncodeRow(row))).because,
+              HasSubstr("job/a-1/event/000001"));
+}
+
+TEST(Records, SumsOfAnEarlierBuildAreCutToWhatCanBeTold) {
+  JobStateRow state;
+  state.job = JobId("a-1");
+  state.account.detect = Duration(9'000'000'000'000'000'000);
+  const JournalRow rows[] = {EncodeRow({JobStateKey(state.job), state})};
+  std::vector<std::string> left_out;
+  const auto decoded = DecodeRows(rows, &left_out);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(std::get<JobStateRow>(*decoded->front().value).account.detect, kMaxDuration);
 }
 
 TEST(Records, EpochIsInTheMetaRow) {
-  EXPECT_EQ(EpochOf({}), Epoch(0));
+  EXPECT_EQ(MetaOf({}).epoch, Epoch(0));
   const Row rows[] = {{"node/n", NodeRow{}},
                       {"meta", MetaRow{ClusterId("c"), Epoch(7), 1, Epoch(0)}}};
-  EXPECT_EQ(EpochOf(rows), Epoch(7));
+  EXPECT_EQ(MetaOf(rows).epoch, Epoch(7));
 }
 
 }  // namespace
