@@ -221,7 +221,7 @@ absl::StatusOr<Hello> FromProto(const pb::Hello& value) {
   Hello out;
   out.cluster = ClusterId(check.TokenOrEmpty("cluster", value.cluster()));
   out.highest_epoch =
-      Epoch(check.Number<std::uint64_t>("highest_epoch", value.highest_epoch(), 0, kMaxNumber));
+      Epoch(check.Number<std::uint64_t>("highest_epoch", value.highest_epoch(), 0, kMaxEpoch));
   out.node = NodeId(check.Token("node", value.node()));
   out.incarnation =
       Incarnation(check.Number<std::uint64_t>("incarnation", value.incarnation(), 1, kMaxNumber));

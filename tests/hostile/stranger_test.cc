@@ -10,7 +10,75 @@ namespace {
 
 using testing::FakeAgent;
 
-class Stranger : public DaemonFixture {};
+class Stranger : public DaemonFixture {
+ protected:
+  Stranger() { config_.lease = std::chrono::hours(1); }  // Fake agents send no heartbeats.
+};
+
+TEST_F(Stranger, OneMessageWithAHigherEpochEndsItsOwnSessionOnly) {
+  Start();
+  const std::string at = config_.listen.front();
+  std::string cluster;
+  for (const bool same_node : {false, true}) {
+    SCOPED_TRACE(same_node);
+    FakeAgent first(Dial(daemon_->addresses().front()));
+    ASSERT_TRUE(first.Send(FakeAgent::Hello("first")));
+    const auto welcome = first.Next();
+    ASSERT_TRUE(welcome && welcome->has_welcome());
+    cluster = welcome->welcome().cluster();
+    FakeAgent second(Dial(daemon_->addresses().front()));
+    pb::AgentMessage hello = FakeAgent::Hello(same_node ? "first" : "second");
+    hello.mutable_hello()->set_cluster(cluster);
+    hello.mutable_hello()->set_highest_epoch(kMaxEpoch);
+    ASSERT_TRUE(second.Send(hello));
+    const auto refused = second.Next();
+    ASSERT_TRUE(refused && refused->has_refused());
+    EXPECT_EQ(refused->refused().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+    EXPECT_NE(refused->refused().because().find("its word alone"), std::string::npos)
+        << refused->refused().because();
+  }
+  EXPECT_TRUE(OverUnix().Submit(SubmittedJob("still", 1, 1), "key").ok());
+  EXPECT_EQ(Stop(), 0);
+  Start();
+  EXPECT_TRUE(OverUnix().ReadJob("still").ok());
+}
+
+// As it is: a node that this journal had when it was started proves that it is too old. The
+// operator may vouch for it.
+TEST_F(Stranger, AKnownNodesHigherEpochCountsUntilTheOperatorVouches) {
+  Start();
+  const auto hello = [](std::uint64_t incarnation, const std::string& cluster) {
+    pb::AgentMessage message = FakeAgent::Hello("known");
+    message.mutable_hello()->set_incarnation(incarnation);
+    message.mutable_hello()->set_cluster(cluster);
+    if (!cluster.empty()) message.mutable_hello()->set_highest_epoch(7);
+    return message;
+  };
+  FakeAgent first(Dial(daemon_->addresses().front()));
+  ASSERT_TRUE(first.Send(hello(1, "")));
+  const auto welcome = first.Next();
+  ASSERT_TRUE(welcome && welcome->has_welcome());
+  EXPECT_EQ(Stop(), 0);
+  Start();
+  FakeAgent second(Dial(daemon_->addresses().front()));
+  ASSERT_TRUE(second.Send(hello(2, welcome->welcome().cluster())));
+  EXPECT_FALSE(second.Next().has_value());
+  thread_.join();  // By itself.
+  EXPECT_EQ(exit_status_, 125);
+  daemon_ = nullptr;
+
+  config_.accept_journal = true;
+  Start();
+  FakeAgent third(Dial(daemon_->addresses().front()));
+  ASSERT_TRUE(third.Send(hello(3, welcome->welcome().cluster())));
+  const auto again = third.Next();
+  ASSERT_TRUE(again && again->has_welcome());
+  EXPECT_EQ(again->welcome().epoch(), 8u);
+  EXPECT_EQ(Stop(), 0);
+  config_.accept_journal = false;  // Once is enough.
+  Start();
+  EXPECT_TRUE(OverUnix().Submit(SubmittedJob("after", 1, 1), "key").ok());
+}
 
 // What a node tells of its ranks' ages is believed up to the age of their generation.
 TEST_F(Stranger, AgesOfACenturyBlindNoReader) {

@@ -34,7 +34,7 @@ HeldTime HeldByRun(const TimeAccount& run, int nodes, bool after_failure);
 HeldTime HeldByOutage(Duration detect, int nodes, NodeTime regroup, bool after_failure);
 
 // Both stop at kMaxNodeTime. REQUIRES: neither summand is beyond it.
-inline constexpr NodeTime kMaxNodeTime{std::numeric_limits<std::int64_t>::max() / 8};
+inline constexpr NodeTime kMaxNodeTime{std::numeric_limits<std::int64_t>::max() / 2};
 NodeTime NodeTimeOf(Duration time, int nodes);
 NodeTime SumOf(NodeTime a, NodeTime b);
 

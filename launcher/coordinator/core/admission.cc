@@ -1,6 +1,9 @@
 #include "launcher/coordinator/core/admission.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
 #include "common/base/user_error.h"
 
 namespace regroup::coordinator {
@@ -49,10 +52,18 @@ absl::Status CheckVersion(const Version& ours, const Version& theirs) {
       "install the same Regroup on all nodes");
 }
 
-Fence CheckFence(const ClusterId& cluster, Epoch epoch, const Hello& hello) {
+Fence CheckFence(const ClusterId& cluster, Epoch epoch, const Hello& hello, bool known) {
   if (hello.cluster.empty()) return Fence::kPasses;
   if (hello.cluster != cluster) return Fence::kOtherCluster;
-  return hello.highest_epoch > epoch ? Fence::kJournalTooOld : Fence::kPasses;
+  if (hello.highest_epoch <= epoch) return Fence::kPasses;
+  return known ? Fence::kJournalTooOld : Fence::kUnprovedEpoch;
+}
+
+Epoch NextEpoch(const MetaRow& meta, bool accept_journal) {
+  // One that no row of coordinators can have reached was made up.
+  const bool plausible = meta.older_than.value() <= kMaxEpoch;
+  return accept_journal && plausible ? std::max(meta.epoch, meta.older_than).Next()
+                                     : meta.epoch.Next();
 }
 
 absl::StatusOr<std::string> AdmitName(const Hello& hello, const std::optional<std::string>& current,

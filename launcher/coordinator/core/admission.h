@@ -13,15 +13,22 @@
 #include "common/base/control.h"
 #include "common/base/ids.h"
 #include "common/base/time.h"
+#include "launcher/coordinator/core/rows.h"
 
 namespace regroup::coordinator {
 
 // One minor apart works both ways.
 absl::Status CheckVersion(const Version& ours, const Version& theirs);
 
-// A session is for one cluster and no epoch above ours.
-enum class Fence { kPasses, kOtherCluster, kJournalTooOld };
-Fence CheckFence(const ClusterId& cluster, Epoch epoch, const Hello& hello);
+// A session is for one cluster and no epoch above ours. A higher epoch proves that this journal is
+// too old only where the node is `known`: its row was there when this coordinator started, or it
+// takes part in a job. On a stranger's word nothing but its own session ends.
+enum class Fence { kPasses, kOtherCluster, kJournalTooOld, kUnprovedEpoch };
+Fence CheckFence(const ClusterId& cluster, Epoch epoch, const Hello& hello, bool known);
+
+// The epoch of a coordinator that starts with this row. With `accept_journal` its operator vouches
+// for a journal that was found older than the fleet: its agents follow again.
+Epoch NextEpoch(const MetaRow& meta, bool accept_journal);
 
 // The address of the node that has this name and is not lost, other than the one that asks;
 // nullopt: the name is free.

@@ -14,7 +14,8 @@ struct Config {
   ClusterId new_cluster;  // The random id that a journal without one is given. REQUIRED for an
                           // empty journal.
   Version version;        // Ours; sent in every Welcome.
-  bool ad_hoc = false;    // Started by `regroup run`: leaves when its last job is over.
+  bool accept_journal = false;  // Its operator vouches for a journal found older than the fleet.
+  bool ad_hoc = false;          // Started by `regroup run`: leaves when its last job is over.
 
   // Liveness.
   Duration heartbeat = std::chrono::seconds(1);

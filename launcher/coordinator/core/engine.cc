@@ -87,12 +87,13 @@ std::optional<Instant> Engine::NextDeadline() const {
 
 void Engine::FirstStep() {
   first_step_done_ = true;
-  if (meta_.older_than > Epoch()) {
+  if (meta_.older_than > Epoch() && !config_.accept_journal) {
     StepDownNow();
     return;
   }
   MetaRow meta = meta_;
   meta.epoch = epoch_;
+  meta.older_than = Epoch();
   Put(meta);
 }
 
@@ -102,7 +103,8 @@ void Engine::StepDownNow() {
       absl::StatusCode::kFailedPrecondition, "the journal is older than the fleet",
       absl::StrCat("an agent of cluster ", meta_.cluster.value(), " follows epoch ",
                    meta_.older_than.value(), ", this journal gave epoch ", epoch_.value()),
-      "restore the newest state directory; nothing was stopped")});
+      "restore the newest state directory, or regroup coordinator --accept-journal; nothing was "
+      "stopped")});
 }
 
 void Engine::On(const Tick&) { HandleDueDeadlines(); }
@@ -364,6 +366,7 @@ void Engine::RecoverNodes() {
     node.last_heard = node.lease_from = node.broken_at = node.lost_at = now_;
     node.awaited_until = until;
     node.probe_at = now_ + config_.probe_interval;
+    node.recovered = true;
     if (node.row.launch) {
       if (Job* job = FindJob(node.row.launch->job)) job->launchers.insert(id);
     }

@@ -102,6 +102,7 @@ class Engine {
   void On(const Tick& event);
 
   // ---- sessions.cc: who is there ---------------------------------------------------------------
+  bool AdmitEpoch(const SessionOpened& event);
   bool AdmitSession(const SessionOpened& event, std::string* name);
   void Refuse(SessionId session, absl::Status why);
   NodeRow RowOf(const Hello& hello, const std::string& name, const Node* known) const;

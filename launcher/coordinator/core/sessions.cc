@@ -38,14 +38,29 @@ void Engine::On(const SessionOpened& event) {
   Attach(node, event);
 }
 
-bool Engine::AdmitSession(const SessionOpened& event, std::string* name) {
+bool Engine::AdmitEpoch(const SessionOpened& event) {
   const Hello& hello = event.hello;
-  const Fence fence = CheckFence(meta_.cluster, epoch_, hello);
+  const Node* known = FindNode(hello.node);
+  const bool proved =
+      known && (known->recovered || !known->jobs.empty() || !known->row.taken.empty());
+  const Fence fence = CheckFence(meta_.cluster, epoch_, hello, proved);
   if (fence == Fence::kJournalTooOld) {
     MetaRow meta = meta_;
     meta.older_than = hello.highest_epoch;
     Put(meta);
     StepDownNow();
+    return false;
+  }
+  if (fence == Fence::kUnprovedEpoch) {
+    Refuse(
+        event.session,
+        UserError(absl::StatusCode::kFailedPrecondition,
+                  "this agent follows a newer coordinator than this one",
+                  absl::StrCat("it follows epoch ", hello.highest_epoch.value(), ", this is epoch ",
+                               epoch_.value(),
+                               "; its node is not in this journal, so its word alone "
+                               "ends nothing"),
+                  "the newest state directory for the coordinator, or a new one for this agent"));
     return false;
   }
   if (fence == Fence::kOtherCluster) {
@@ -57,6 +72,12 @@ bool Engine::AdmitSession(const SessionOpened& event, std::string* name) {
                   "start the coordinator with the state directory of that cluster"));
     return false;
   }
+  return true;
+}
+
+bool Engine::AdmitSession(const SessionOpened& event, std::string* name) {
+  const Hello& hello = event.hello;
+  if (!AdmitEpoch(event)) return false;
   if (absl::Status version = CheckVersion(config_.version, hello.version); !version.ok()) {
     Refuse(event.session, version);
     return false;

@@ -74,6 +74,7 @@ struct Node {
   std::optional<Instant> kept_until;
   std::string no_cgroup;     // As its last Hello said.
   bool rebooted = false;     // This session's Hello showed a new boot id.
+  bool recovered = false;    // Its row was there when this coordinator started.
   bool proved_dead = false;  // Lost, and nothing of it can run any more.
   std::optional<Leaving> leaving;
   std::map<JobId, std::map<Generation, GroupReport>> groups;  // As this session showed them.

@@ -21,6 +21,8 @@ void DescribeFlags(CLI::App& app, CoordinatorConfig& config) {
           "where journal, socket and lock lie, as in /var/lib/regroup", "DIR");
   AddSwitch(app, "--ad-hoc", config.ad_hoc,
             "end when the last job is over; `regroup run` starts it so");
+  AddSwitch(app, "--accept-journal", config.accept_journal,
+            "use a journal that was found older than the fleet: what a newer one had is lost");
   AddSwitch(app, "--insecure", config.insecure, "plaintext beyond loopback, and every call on TCP");
   AddText(app, "--log-file", config.log_file,
           "log here instead of to standard error, as in /var/log/regroup.log", "FILE");

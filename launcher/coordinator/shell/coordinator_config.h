@@ -17,11 +17,12 @@ struct CoordinatorConfig {
   // HOST[:PORT] each, names or IP literals; port 0: the kernel chooses. Empty: 127.0.0.1:29400. The
   // first one's port names the folder, <state_dir>/coordinator-<port>/.
   std::vector<std::string> listen;
-  bool local = false;     // No TCP at all, folder coordinator-local.
-  std::string state_dir;  // Empty: the default of a service (common/config/state_dir.h).
-  bool ad_hoc = false;    // Started by a launch command: ends when its last job is over.
-  bool insecure = false;  // TCP beyond loopback, and every call on TCP.
-  std::string log_file;   // Empty: standard error; ad hoc: <folder>/coordinator.log.
+  bool local = false;           // No TCP at all, folder coordinator-local.
+  std::string state_dir;        // Empty: the default of a service (common/config/state_dir.h).
+  bool ad_hoc = false;          // Started by a launch command: ends when its last job is over.
+  bool accept_journal = false;  // Use a journal that was found older than the fleet.
+  bool insecure = false;        // TCP beyond loopback, and every call on TCP.
+  std::string log_file;         // Empty: standard error; ad hoc: <folder>/coordinator.log.
   bool log_json = false;
   std::string build;  // Commit and build type, for people; set by main.
   Duration lease = std::chrono::seconds(5);

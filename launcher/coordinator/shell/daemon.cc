@@ -29,6 +29,7 @@
 #include "common/rpc/places.h"
 #include "common/rpc/resolve.h"
 #include "common/rpc/server.h"
+#include "launcher/coordinator/core/admission.h"
 #include "launcher/coordinator/core/core.h"
 #include "launcher/coordinator/shell/c10d_door.h"
 #include "launcher/coordinator/shell/calls.h"
@@ -257,7 +258,8 @@ class DaemonImpl final : public Daemon, public Outlet {
     for (const std::string& row : left_out)
       log_->Warning("an event of the journal can't be read and is left out", {{"because", row}});
     const MetaRow meta = MetaOf(*rows);
-    const Epoch epoch = meta.epoch.Next();
+    const Epoch epoch = NextEpoch(meta, config_.accept_journal);
+    if (config_.accept_journal && meta.older_than > Epoch()) WarnOfAcceptedJournal(meta, epoch);
     if (!rows->empty() && meta.epoch == Epoch()) {
       return Die(UserError(
           absl::StatusCode::kDataLoss, "the journal " + folder_.JournalPath() + " is not whole",
@@ -268,6 +270,7 @@ class DaemonImpl final : public Daemon, public Outlet {
     config.new_cluster = ClusterId(io::RandomHex(8));
     config.version = OurVersion();
     config.ad_hoc = config_.ad_hoc;
+    config.accept_journal = config_.accept_journal;
     config.lease = config_.lease;
     config.heartbeat = config_.heartbeat;
     config.agent_restart = config_.agent_restart;
@@ -285,6 +288,17 @@ class DaemonImpl final : public Daemon, public Outlet {
     if (stopping_) return;
     listener_.Start(*acceptor_, [this](io::UniqueFd client) { c10d_.Admit(std::move(client)); });
     log_->Info("the coordinator serves", fields);
+  }
+
+  void WarnOfAcceptedJournal(const MetaRow& meta, Epoch epoch) {
+    log_->Warning(
+        "--accept-journal: a journal that is older than its fleet is used",
+        {{"epoch_seen", std::to_string(meta.older_than.value())},
+         {"epoch", std::to_string(epoch.value())},
+         {"lost", "every job, generation and commit that a newer journal had"},
+         {"nodes",
+          "one that holds a generation which this journal never gave stays away until that "
+          "has ended"}});
   }
 
   // ---- Outlet ----

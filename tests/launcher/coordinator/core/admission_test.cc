@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/base/limits.h"
 #include "common/base/user_error.h"
 
 namespace regroup::coordinator {
@@ -35,11 +36,35 @@ TEST(CheckFence, Table) {
     return h;
   };
   const ClusterId ours("c");
-  EXPECT_EQ(CheckFence(ours, Epoch(5), hello("", 0)), Fence::kPasses);
-  EXPECT_EQ(CheckFence(ours, Epoch(5), hello("c", 4)), Fence::kPasses);
-  EXPECT_EQ(CheckFence(ours, Epoch(5), hello("c", 5)), Fence::kPasses);
-  EXPECT_EQ(CheckFence(ours, Epoch(5), hello("c", 6)), Fence::kJournalTooOld);
-  EXPECT_EQ(CheckFence(ours, Epoch(5), hello("d", 1)), Fence::kOtherCluster);
+  struct Row {
+    const char* cluster;
+    std::uint64_t epoch;
+    Fence of_known, of_stranger;
+  };
+  for (const Row& row : std::vector<Row>{
+           {"", 0, Fence::kPasses, Fence::kPasses},
+           {"c", 4, Fence::kPasses, Fence::kPasses},
+           {"c", 5, Fence::kPasses, Fence::kPasses},
+           {"c", 6, Fence::kJournalTooOld, Fence::kUnprovedEpoch},
+           {"c", kMaxEpoch, Fence::kJournalTooOld, Fence::kUnprovedEpoch},
+           {"d", 1, Fence::kOtherCluster, Fence::kOtherCluster},
+       }) {
+    const Hello asked = hello(row.cluster, row.epoch);
+    EXPECT_EQ(CheckFence(ours, Epoch(5), asked, true), row.of_known) << row.cluster << row.epoch;
+    EXPECT_EQ(CheckFence(ours, Epoch(5), asked, false), row.of_stranger)
+        << row.cluster << row.epoch;
+  }
+}
+
+TEST(NextEpoch, AnAcceptedJournalGoesAboveTheFleet) {
+  const ClusterId cluster("c");
+  EXPECT_EQ(NextEpoch({}, false), Epoch(1));
+  EXPECT_EQ(NextEpoch({cluster, Epoch(5), kRowFormat, Epoch()}, true), Epoch(6));
+  const MetaRow too_old{cluster, Epoch(5), kRowFormat, Epoch(9)};
+  EXPECT_EQ(NextEpoch(too_old, false), Epoch(6));
+  EXPECT_EQ(NextEpoch(too_old, true), Epoch(10));
+  const MetaRow made_up{cluster, Epoch(5), kRowFormat, Epoch(kMaxEpoch + 1)};
+  EXPECT_EQ(NextEpoch(made_up, true), Epoch(6));
 }
 
 TEST(AdmitName, Table) {
