@@ -174,7 +174,7 @@ class DaemonImpl final : public Daemon, public Outlet {
         c10d_(folder_.path(), *log_),
         journal_(MakeSqliteJournal(folder_.JournalPath())),
         loop_(io_, *journal_, *log_, *this),
-        sessions_(loop_, *log_, [this] { return FreeBytes(); }),
+        sessions_(loop_, *log_, config_.lease, [this] { return FreeBytes(); }),
         calls_(loop_, [this] { return FreeBytes(); }),
         logs_(loop_, calls_, sessions_),
         prober_(io_),

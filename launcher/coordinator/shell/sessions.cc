@@ -123,8 +123,9 @@ class Sessions::Reactor final
   pb::CoordinatorMessage outgoing_;
 };
 
-Sessions::Sessions(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes)
-    : loop_(loop), log_(log), free_bytes_(std::move(free_bytes)) {}
+Sessions::Sessions(CoreLoop& loop, obs::Logger& log, Duration lease,
+                   std::function<std::uint64_t()> free_bytes)
+    : loop_(loop), log_(log), answer_every_(lease / 3), free_bytes_(std::move(free_bytes)) {}
 
 Sessions::~Sessions() = default;
 
@@ -197,7 +198,7 @@ void Sessions::Obey(SessionId id, Session& session, Instant received, Decoded me
                  },
                  [&](HeartbeatMessage& heartbeat) {
                    step(HeartbeatReceived{id, heartbeat.obeyed});
-                   AnswerHeartbeat(id);
+                   AnswerHeartbeat(id, received);
                  },
                  [&](GroupReport& report) {
                    step(Reported{id, std::move(report)});
@@ -286,9 +287,10 @@ void Sessions::SendAnswer(SessionId id, pb::CoordinatorMessage message) {
 
 // Not behind the disk: it says that this process is there, not that anything is durable. What is
 // on its way already says as much.
-void Sessions::AnswerHeartbeat(SessionId id) {
+void Sessions::AnswerHeartbeat(SessionId id, Instant received) {
   Session* session = Writable(id);
-  if (session == nullptr || session->write_in_flight) return;
+  if (session == nullptr || session->write_in_flight || received < session->next_answer) return;
+  session->next_answer = received + answer_every_;
   pb::CoordinatorMessage answer;
   answer.mutable_heartbeat_answer();
   SendAnswer(id, std::move(answer));

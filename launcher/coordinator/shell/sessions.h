@@ -33,7 +33,10 @@ inline constexpr std::size_t kMaxSessions = 16'384;
 class Sessions {
  public:
   // `free_bytes` tells the room where the journal lies; called on the loop's thread.
-  Sessions(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes);
+  // Heartbeats are answered at most each third of `lease`: an agent that hears nothing for a lease
+  // breaks off.
+  Sessions(CoreLoop& loop, obs::Logger& log, Duration lease,
+           std::function<std::uint64_t()> free_bytes);
   ~Sessions();
 
   // A new stream, from gRPC's thread. Ours until OnDone.
@@ -43,7 +46,7 @@ class Sessions {
   // The rest on the loop's thread. A session that is gone swallows what is sent to it.
   void SendAnswer(SessionId session, pb::CoordinatorMessage message);
   void SendNews(SessionId session, pb::CoordinatorMessage message);
-  void AnswerHeartbeat(SessionId session);
+  void AnswerHeartbeat(SessionId session, Instant received);
   void SendOrder(SessionId session, const Order& order);
   // Finishes the stream with this status; where it means that the agent must stay away, a refusal
   // goes before it.
@@ -66,6 +69,7 @@ class Sessions {
     Reactor* reactor = nullptr;
     NodeId node;  // Empty before Hello.
     bool write_in_flight = false;
+    Instant next_answer{};                // To a heartbeat: not before.
     bool cancelled = false;               // The stream is dead: nothing can be written.
     std::optional<absl::Status> closing;  // Finishes with it once the last message is out.
     Outbox outbox;
@@ -88,6 +92,7 @@ class Sessions {
 
   CoreLoop& loop_;
   obs::Logger& log_;
+  const Duration answer_every_;
   const std::function<std::uint64_t()> free_bytes_;
   std::function<void(const NodeId&, SessionId)> attached_hook_;
   Table sessions_;
