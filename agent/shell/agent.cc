@@ -78,9 +78,11 @@ Agent::Agent(asio::io_context& loop, AgentOptions options, NodeFolder& folder, D
       end_timer_(loop),
       name_(options_.core.name) {
   groups_.Follow(options_.core.cluster, options_.core.highest_epoch);
+  if (front_ != nullptr) front_->WhenShown([this] { groups_.SetShown(front_->ShownSoFar()); });
 }
 
 Agent::~Agent() {
+  if (front_ != nullptr) front_->WhenShown({});
   session_.reset();
   disk_.stop();
 }

@@ -8,6 +8,8 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <deque>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +37,10 @@ class Front {
   virtual void Happened(const JobEvent& event) = 0;
   virtual void Over(JobView view) = 0;
   virtual void Output(const GroupKey& key, const std::vector<GroupHost::RankLog>& logs) = 0;
+  // How far it is with the output of every group that it has not shown to the end. What WhenShown
+  // was given is called on the loop whenever that has changed.
+  virtual std::map<GroupKey, shim::Shown> ShownSoFar() const = 0;
+  virtual void WhenShown(std::function<void()> changed) = 0;
   virtual void Leaving(int signal, Duration left, bool again) = 0;
   virtual void Warned(const std::string& text) = 0;
 };

@@ -1,6 +1,5 @@
 // regroup-agent: the service of a node, or what `regroup run` becomes.
 
-#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -28,8 +27,10 @@
 #include "common/config/hardware.h"
 #include "common/config/launch_config.h"
 #include "common/config/state_dir.h"
+#include "common/io/files.h"
 #include "common/io/proc.h"
 #include "common/io/spawn.h"
+#include "common/io/standard_fds.h"
 #include "common/io/unix_socket.h"
 #include "common/rpc/places.h"
 
@@ -83,6 +84,7 @@ bool HasLiveGroups(const NodeId& node) {
 // What an earlier launch command on this node left when it was killed: its shims are gone, nobody
 // asks for their groups any more.
 void ClearRunBase(const std::string& base) {
+  io::RemoveTree(shim::PassingRoot(base)).IgnoreError();
   constexpr int kRounds = 200;
   constexpr useconds_t kRoundUs = 5'000;
   absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(base);
@@ -146,6 +148,7 @@ io::PortRange Ports(const PortRange& range) { return {range.first, range.last}; 
 void CleanUp(const std::string& base, bool launched) {
   constexpr int kRounds = 100;
   constexpr useconds_t kRoundUs = 5'000;
+  io::RemoveTree(shim::PassingRoot(base)).IgnoreError();
   const auto busy = [](const shim::RunRecord& record) {
     return record.spec.role == shim::Role::kGroup &&
            !(record.state && record.state->phase == Phase::kFree);
@@ -192,6 +195,7 @@ absl::StatusOr<AgentOptions> LaunchOptions(const LaunchConfig& launch, const Nod
   options.groups.log_root = launch.log_dir;
   options.groups.ports = Ports(launch.ports);
   options.groups.launched = true;
+  options.groups.log_limits = LimitsOf(launch.spec, launch.log_dir_explicit);
   options.groups.worker = launch.worker;
   options.groups.pass_stdin = launch.spec.max_nodes == 1;
   std::string directory(4096, '\0');
@@ -333,15 +337,6 @@ int ServiceMain(const std::vector<std::string>& arguments) {
 
 int Main(const std::vector<std::string>& arguments) {
   ::signal(SIGPIPE, SIG_IGN);
-  // A command may come without stdin, stdout or stderr: no descriptor of ours may land there.
-  while (true) {
-    const int fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-    if (fd > STDERR_FILENO || fd < 0) {
-      ::close(fd);
-      break;
-    }
-    ::fcntl(fd, F_SETFD, 0);
-  }
   if (arguments.size() == 2 && arguments[0] == kLaunchConfigFlag) {
     return RunLaunched(static_cast<int>(std::strtol(arguments[1].c_str(), nullptr, 10)));
   }
@@ -351,5 +346,6 @@ int Main(const std::vector<std::string>& arguments) {
 }  // namespace regroup::agent
 
 int main(int argc, char** argv) {
+  regroup::io::OpenStandardDescriptors();
   regroup::agent::Exit(regroup::agent::Main(std::vector<std::string>(argv + 1, argv + argc)));
 }

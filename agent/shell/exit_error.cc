@@ -107,9 +107,10 @@ ExitError ReadExitError(const std::string& error_file, const std::string& log_di
     const absl::StatusOr<std::string> file = io::ReadFile(error_file, kMaxFileBytes);
     if (file.ok()) {
       error.text = TextOfErrorFile(*file);
+      // For people only; with the mode that a worker's own open() gives it under torchrun.
       io::ReplaceFile(absl::StrCat(log_directory, "/error.json"), *file, io::Durability::kVolatile,
-                      0600)
-          .IgnoreError();  // For people only.
+                      0644)
+          .IgnoreError();
     }
     if (!error.text.empty()) error.evidence = ErrorEvidence::kErrorFile;
   }

@@ -38,8 +38,7 @@ constexpr auto kKillInterval = 5ms;
 constexpr auto kStuckInterval = 1s;
 constexpr auto kReachLimit = 3s;
 constexpr auto kRemoveInterval = 20ms, kLastWords = 10000ms;
-constexpr int kStuckRounds = 2000;                     // × kKillInterval
-constexpr std::uint64_t kLogBytesPerJob = 2ull << 30;  // On this node.
+constexpr int kStuckRounds = 2000;  // × kKillInterval
 constexpr std::size_t kShimLogBytes = 4096;
 constexpr int kServiceOomAdjustment = 500;  // Workers go before the agent does.
 
@@ -83,6 +82,14 @@ GroupHost::GroupHost(asio::io_context& loop, asio::thread_pool& disk, Options op
       disk_(disk),
       options_(std::move(options)),
       handler_(std::move(handler)),
+      logs_(loop, disk, options_.log_root,
+            {[this](const GroupKey& key, const shim::Shown& shown) {
+               const Hosted* hosted = Find(key);
+               if (hosted != nullptr && hosted->shim) hosted->shim->Send(shown);
+             },
+             [this](std::string text) {
+               if (handler_.tell) handler_.tell(std::move(text));
+             }}),
       scan_timer_(loop),
       alive_(std::make_shared<bool>(true)) {
   if (options_.launched) {
@@ -144,7 +151,10 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
   spec.log_root = options_.log_root;
   spec.lifeline_grace = prepare.spec.job.grace;
   spec.agent_patience = agent_restart_;
+  spec.log_limits = LimitsOf(prepare.spec.job, /*kept_apart=*/false);
   if (options_.launched) {
+    spec.log_limits = options_.log_limits;
+    spec.passing = shim::PassingDirectory(options_.node_base, key.job, key.generation);
     spec.umask = CurrentUmask();
     spec.limits = {};
   } else {
@@ -229,12 +239,7 @@ void GroupHost::Carry(const SpawnShim& action) {
   CHECK(hosted != nullptr);
   absl::Status spawned = Spawn(*hosted);
   if (!spawned.ok()) return Fail(action.key, spawned);
-  // The first failure and the last one stay readable, however often a job restarts.
-  const Generation current = action.key.generation;
-  const std::set<Generation> keep = {Generation(1), Generation(current.value() - 1), current};
-  asio::post(disk_, [root = options_.log_root, job = action.key.job, keep] {
-    io::PruneLogs(root, job, kLogBytesPerJob, keep).IgnoreError();
-  });
+  logs_.Prune(action.key, hosted->spec.log_limits);
 }
 
 absl::Status GroupHost::Spawn(Hosted& hosted) {
@@ -409,6 +414,7 @@ void GroupHost::Carry(const RemoveRunDirectory& action) {
   if (hosted->store_shim) KillAt(hosted->store_path);
   const bool shim_ran = hosted->shim || (hosted->end && hosted->end->started);
   if (!shim_ran && !hosted->spec.cgroup.empty()) shim::RemoveEmptyCgroup(hosted->spec.cgroup);
+  logs_.OnRemoved(action.key);
   for (const std::string& path : {hosted->path, hosted->store_path}) {
     if (!path.empty()) RemoveDirectory(path);
   }
@@ -488,7 +494,9 @@ void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
   const std::uint64_t had = hosted.state ? hosted.state->output_bytes : 0;
   const std::string trouble = hosted.state ? hosted.state->log_trouble : "";
   hosted.state = state;
-  if (state.log_trouble != trouble && !state.log_trouble.empty() && handler_.tell)
+  logs_.OnState(hosted.key, state);
+  if (state.log_trouble != trouble && !state.log_trouble.empty() && !state.disk_full &&
+      handler_.tell)
     handler_.tell(absl::StrCat("output of workers is being lost: ", state.log_trouble));
   if (scan_done_) return CheckScan(false);
   const GroupKey key = hosted.key;
@@ -529,6 +537,7 @@ void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
 
 void GroupHost::OnGone(Hosted& hosted, const shim::RunRecord& record) {
   hosted.end = record;
+  logs_.OnGone(hosted.key);
   if (scan_done_) return CheckScan(false);
   const GroupKey key = hosted.key;
   if (record.state) OnState(hosted, *record.state);
@@ -629,9 +638,11 @@ std::vector<GroupHost::RankLog> GroupHost::LogsOf(const GroupKey& key) const {
   if (found == groups_.end() || !found->second->state) return logs;
   for (const shim::RankState& rank : found->second->state->ranks) {
     if (rank.rank < 0) continue;
-    logs.push_back(
-        {rank.rank, rank.local_rank,
-         io::LogDirectory(found->second->spec.log_root, key.job, key.generation, rank.rank)});
+    const shim::Spec& spec = found->second->spec;
+    logs.push_back({rank.rank, rank.local_rank,
+                    io::LogDirectory(spec.log_root, key.job, key.generation, rank.rank),
+                    spec.passing.empty() ? "" : absl::StrCat(spec.passing, "/", rank.rank),
+                    spec.log_limits});
   }
   return logs;
 }

@@ -12,9 +12,11 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "agent/core/events.h"
+#include "agent/shell/log_keeper.h"
 #include "agent/shell/shim_process.h"
 #include "agent/shell/worker_environment.h"
 #include "common/io/address.h"
@@ -36,6 +38,8 @@ class GroupHost {
     bool launched = false;  // Shims get the lifeline, workers this process's limits and umask;
                             // output is followed.
     bool pass_stdin = false;
+    // Of a launch command's logs; a submitted job says itself what is kept.
+    io::LogLimits log_limits;
     std::vector<int> cpus;
     // Of the agent as it was started: what workers get.
     std::optional<shim::ResourceLimit> descriptors;
@@ -83,9 +87,13 @@ class GroupHost {
   // Where the ranks of a running group write, by local rank; empty before they run.
   struct RankLog {
     int rank = 0, local_rank = 0;
-    std::string directory;
+    std::string directory, passing;
+    io::LogLimits limits;
   };
   std::vector<RankLog> LogsOf(const GroupKey& key) const;
+
+  // See LogKeeper.
+  void SetShown(std::map<GroupKey, shim::Shown> shown) { logs_.SetShown(std::move(shown)); }
 
  private:
   struct Hosted;
@@ -128,6 +136,7 @@ class GroupHost {
   Duration agent_restart_ = std::chrono::minutes(2);
   std::optional<shim::Lifeline> lifeline_;
   std::map<GroupKey, std::unique_ptr<Hosted>> groups_;
+  LogKeeper logs_;
 
   std::function<void(std::vector<RunRecord>)> scan_done_;
   boost::asio::steady_timer scan_timer_;

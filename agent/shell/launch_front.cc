@@ -1,15 +1,20 @@
 #include "agent/shell/launch_front.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <boost/asio/post.hpp>
+#include <boost/asio/signal_set.hpp>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "agent/shell/exit_error.h"
 #include "agent/shell/output_rules.h"
 #include "common/config/state_dir.h"
+#include "common/io/fd.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
 #include "common/report/failure_report.h"
@@ -22,20 +27,29 @@ using namespace std::chrono_literals;
 
 // The logs of the generation before may still be written to while the next one starts.
 constexpr std::size_t kFollowedGenerations = 2;
-constexpr Duration kPatient = std::chrono::hours(24 * 365);
+constexpr Duration kFinishSlice = 50ms;
 constexpr Duration kHurried = 1s;
 constexpr int kJoinTimeoutCode = 124;
 constexpr int kOutputFailedCode = 1;  // As a worker's that writes there itself.
+
+// The relay may be stuck in a write to a reader that does not read; nobody waits for stderr either.
+void SayAtOnce(std::string_view text) {
+  pollfd ready{STDERR_FILENO, POLLOUT, 0};
+  if (::poll(&ready, 1, 0) > 0) io::WriteAll(STDERR_FILENO, text).IgnoreError();
+}
 
 }  // namespace
 
 LaunchFront::LaunchFront(boost::asio::io_context& loop, const LaunchConfig& launch,
                          const LaunchDialler& dialler)
-    : launch_(launch),
+    : loop_(loop),
+      launch_(launch),
       dialler_(dialler),
       screen_(launch, StyleOf(STDERR_FILENO)),
-      relay_(STDOUT_FILENO, STDERR_FILENO,
-             [this](LineMixer::Sink sink, int error) { return CannotWrite(sink, error); }),
+      relay_(
+          STDOUT_FILENO, STDERR_FILENO,
+          [this](LineMixer::Sink sink, int error) { return CannotWrite(sink, error); },
+          [this] { OnProgress(); }),
       timer_(loop),
       host_(HostName()),
       node_name_(launch.node_name) {}
@@ -111,19 +125,47 @@ void LaunchFront::Output(const GroupKey& key, const std::vector<GroupHost::RankL
   auto [group, first] = followed_.try_emplace(key);
   for (const GroupHost::RankLog& log : logs) {
     if (!group->second.insert(log.directory).second) continue;
-    relay_.Follow(log.directory,
-                  RulesFor(launch_, {.node = node_name_,
-                                     .host = host_,
-                                     .job = key.job.value(),
-                                     .generation = static_cast<int>(key.generation.value()),
-                                     .rank = log.rank,
-                                     .local_rank = log.local_rank}));
+    Relay::Rules rules = RulesFor(launch_, {.node = node_name_,
+                                            .host = host_,
+                                            .job = key.job.value(),
+                                            .generation = static_cast<int>(key.generation.value()),
+                                            .rank = log.rank,
+                                            .local_rank = log.local_rank});
+    rules.passing = log.passing;
+    rules.limits = log.limits;
+    relay_.Follow(log.directory, std::move(rules));
+    showing_[log.directory] = {key, log.local_rank};
   }
+  if (first && shown_changed_) shown_changed_();
   relay_.Poke();
   while (first && followed_.size() > kFollowedGenerations) {
     for (const std::string& directory : followed_.begin()->second) relay_.Unfollow(directory);
     followed_.erase(followed_.begin());
   }
+}
+
+// The relay's thread. One message at a time is under way, whatever comes in between is in it.
+void LaunchFront::OnProgress() {
+  if (progress_posted_.exchange(true)) return;
+  boost::asio::post(loop_, [this] {
+    progress_posted_ = false;
+    const auto shown = relay_.ShownSoFar();
+    std::erase_if(showing_, [&](const auto& entry) { return !shown.contains(entry.first); });
+    if (shown_changed_) shown_changed_();
+  });
+}
+
+std::map<GroupKey, shim::Shown> LaunchFront::ShownSoFar() const {
+  std::map<GroupKey, shim::Shown> groups;
+  for (const auto& [directory, shown] : relay_.ShownSoFar()) {
+    const auto whose = showing_.find(directory);
+    if (whose == showing_.end()) continue;
+    const auto& [key, local_rank] = whose->second;
+    auto& streams = groups[key].streams;
+    streams.push_back({local_rank, false, shown.out});
+    streams.push_back({local_rank, true, shown.err});
+  }
+  return groups;
 }
 
 void LaunchFront::Leaving(int signal, Duration left, bool again) {
@@ -164,10 +206,37 @@ int LaunchFront::Finish(const Agent::End& end) {
   } else if (leaving_) {
     words = screen_.LeftJob(Now());
   }
-  relay_.Finish(std::move(words), hurried_ ? kHurried : kPatient);
+  WaitForReader(words);
   std::lock_guard lock(mutex_);
   return failed_ && (end.exit_code == 0 || end.exit_code == 128 + SIGTERM) ? kOutputFailedCode
                                                                            : end.exit_code;
+}
+
+// The job is over; only the reader of this command's output may still be busy. Signals are for this
+// function alone by now, and shims hear on how far the show is.
+void LaunchFront::WaitForReader(const std::string& words) {
+  boost::asio::signal_set signals(loop_);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN)
+      signals.add(signal);
+  }
+  int interrupts = leaving_ ? 1 : 0;
+  std::function<void()> wait_for_signal = [&] {
+    signals.async_wait([&](boost::system::error_code error, int signal) {
+      if (error) return;
+      hurried_ = hurried_ || signal != SIGINT || ++interrupts >= 2;
+      if (!hurried_) SayAtOnce("regroup: showing the rest of the output · Ctrl-C again drops it\n");
+      wait_for_signal();
+    });
+  };
+  wait_for_signal();
+  while (!hurried_ && !relay_.Finish(words, kFinishSlice)) {
+    loop_.restart();
+    loop_.poll();
+  }
+  if (hurried_) relay_.Finish(words, kHurried);
+  signals.cancel();
 }
 
 }  // namespace regroup::agent

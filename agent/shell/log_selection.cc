@@ -70,7 +70,8 @@ void LogSelectionReader::AddStream(Generation generation, int rank, int first_ra
                                                 kind,
                                                 io::LogReader(directory, kind, from),
                                                 io::LineSplitter(kChunkBytes),
-                                                {}}));
+                                                {},
+                                                0}));
 }
 
 // False: nothing more now.
@@ -81,9 +82,7 @@ bool LogSelectionReader::Refill(Stream& stream, bool last) {
       problem_ = std::string(chunk.status().message());
       return false;
     }
-    if (stream.reader.lost_segments() > 0 && problem_.empty()) {
-      problem_ = absl::StrCat("the oldest output of rank ", stream.rank, " is no longer kept");
-    }
+    stream.not_kept_bytes += chunk->lost_before;
     if (chunk->bytes.empty()) {
       std::optional<io::LogLine> partial;
       if (last) partial = stream.splitter.TakePartial();
@@ -108,6 +107,7 @@ v1::LogChunk LogSelectionReader::TakeChunk(Stream& stream) {
   chunk.set_is_stderr(stream.kind == io::LogStream::kStderr);
   const WallTime at = stream.lines.front().at;
   chunk.set_at_us(at.time_since_epoch().count());
+  chunk.set_not_kept_bytes(std::exchange(stream.not_kept_bytes, 0));
   std::string& data = *chunk.mutable_data();
   while (!stream.lines.empty() && stream.lines.front().at == at &&
          (data.empty() || data.size() + stream.lines.front().text.size() < kChunkBytes)) {

@@ -3,6 +3,7 @@
 // The lines of one job on this node that a reader asked for, in the order they were written. Reads
 // files; one thread.
 
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <string>
@@ -33,6 +34,7 @@ class LogSelectionReader {
     io::LogReader reader;
     io::LineSplitter splitter;
     std::deque<io::LogLine> lines;
+    std::uint64_t not_kept_bytes = 0;  // In front of what is sent next.
   };
   void FindStreams();
   void AddStream(Generation generation, int rank, int first_rank, io::LogStream kind, bool existed);

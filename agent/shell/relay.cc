@@ -65,12 +65,14 @@ int Index(LineMixer::Sink sink) { return sink == LineMixer::Sink::kStdout ? 0 : 
 
 }  // namespace
 
-Relay::Relay(int stdout_fd, int stderr_fd, OnWriteError on_write_error)
+Relay::Relay(int stdout_fd, int stderr_fd, OnWriteError on_write_error,
+             std::function<void()> progressed)
     : fds_{stdout_fd, stderr_fd},
       on_write_error_(std::move(on_write_error)),
       one_device_(SameDevice(stdout_fd, stderr_fd)),
       live_(LiveSink(stdout_fd, stderr_fd)),
       mixer_({.one = one_device_, .live = live_}),
+      progressed_(std::move(progressed)),
       thread_([this] { Run(); }) {}
 
 Relay::~Relay() {
@@ -83,7 +85,11 @@ Relay::~Relay() {
 }
 
 void Relay::Follow(std::string log_directory, Rules rules) {
+  const auto begin = [](const Rule& rule) {
+    return rule.shown || !rule.filters.empty() ? io::LogPosition{} : io::kNotAwaited;
+  };
   std::lock_guard lock(mutex_);
+  shown_[log_directory] = {begin(rules.out), begin(rules.err)};
   to_follow_.emplace_back(std::move(log_directory), std::move(rules));
   poked_ = true;
   changed_.notify_all();
@@ -94,6 +100,25 @@ void Relay::Unfollow(std::string log_directory) {
   to_unfollow_.push_back(std::move(log_directory));
   poked_ = true;
   changed_.notify_all();
+}
+
+std::map<std::string, Relay::ShownOf> Relay::ShownSoFar() const {
+  std::lock_guard lock(mutex_);
+  return shown_;
+}
+
+// What the mixer holds of unfinished lines counts as shown: it is here, and nobody else shows it.
+void Relay::TellShown(bool all) {
+  if (!progressed_ || untold_bytes_ == 0 || (!all && untold_bytes_ < kTellBytes)) return;
+  untold_bytes_ = 0;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Stream& stream : streams_) {
+      ShownOf& shown = shown_[stream.directory];
+      (stream.kind == io::LogStream::kStdout ? shown.out : shown.err) = stream.reader.position();
+    }
+  }
+  progressed_();
 }
 
 void Relay::Poke() {
@@ -151,15 +176,20 @@ void Relay::Run() {
       if (!any && !(finishing && mixer_.Holds())) break;
       mixer_.Flush(io::BootNow(), finishing && !any, out);
       Write(std::exchange(out, {}));
+      TellShown(/*all=*/false);
     }
+    TellShown(/*all=*/true);
+    ForgetEnded();
     for (const Said& said : say) mixer_.Say(said.text, said.at_once, io::BootNow(), out);
     mixer_.Flush(io::BootNow(), finishing, out);
     if (finishing) mixer_.Say(last_words, true, io::BootNow(), out);
-    for (Stream& stream : streams_) {
-      if (finishing) Keep(stream, stream.filter.Finish());
-    }
     Write(out);
-    if (finishing) break;
+    if (!finishing) continue;
+    for (Stream& stream : streams_) {
+      Keep(stream, stream.filter.Finish());
+      LetGo(stream);
+    }
+    break;
   }
   std::lock_guard lock(mutex_);
   done_ = true;
@@ -187,7 +217,8 @@ void Relay::Start(const std::string& directory, Rules rules) {
         rule.shown
             ? mixer_.AddSource(sink, {.prefix = rule.prefix, .raw = rule.raw, .label = rules.label})
             : kNotShown;
-    streams_.push_back({directory, io::LogReader(directory, stream), source,
+    streams_.push_back({directory, stream, rules.limits, rules.passing,
+                        io::LogReader(directory, stream, {}, rules.passing), source,
                         LineFilter(std::move(rule.filters), std::move(rule.filtered_prefix)),
                         std::move(rule.filtered_file), rules.generation});
   }
@@ -210,11 +241,39 @@ void Relay::Keep(const Stream& stream, const std::string& lines) {
   }
 }
 
+// All of it is shown, and its shim, which kept it until then, may have ended before.
+void Relay::LetGo(const Stream& stream) {
+  io::TrimLog(stream.directory, stream.kind, stream.limits);
+  if (stream.passing.empty()) return;
+  std::error_code ignored;  // The node's folder goes as a whole in the end.
+  for (const auto& entry : std::filesystem::directory_iterator(stream.passing, ignored)) {
+    if (entry.path().filename().string().starts_with(io::NameOf(stream.kind)))
+      std::filesystem::remove(entry.path(), ignored);
+  }
+}
+
 void Relay::End(const std::vector<std::string>& directories) {
+  ending_.insert(ending_.end(), directories.begin(), directories.end());
   for (Stream& stream : streams_) {
     stream.ending = stream.ending || std::find(directories.begin(), directories.end(),
                                                stream.directory) != directories.end();
   }
+}
+
+// Of what is unfollowed and shown to its end nobody has to know any more.
+void Relay::ForgetEnded() {
+  const auto shown = [this](const std::string& directory) {
+    return std::none_of(streams_.begin(), streams_.end(),
+                        [&](const Stream& stream) { return stream.directory == directory; });
+  };
+  bool any = false;
+  {
+    std::lock_guard lock(mutex_);
+    any = std::erase_if(ending_, [&](const std::string& directory) {
+            return shown(directory) && shown_.erase(directory) > 0;
+          }) > 0;
+  }
+  if (any && progressed_) progressed_();
 }
 
 void Relay::DropEnded(std::vector<LineMixer::Piece>& out) {
@@ -225,6 +284,7 @@ void Relay::DropEnded(std::vector<LineMixer::Piece>& out) {
     }
     Keep(*stream, stream->filter.Finish());
     if (stream->source != kNotShown) mixer_.RemoveSource(stream->source, io::BootNow(), out);
+    LetGo(*stream);
     stream = streams_.erase(stream);
   }
 }
@@ -246,6 +306,8 @@ bool Relay::ReadSome(std::vector<LineMixer::Piece>& out) {
     stream.empty = !chunk.ok() || chunk->bytes.empty();
     if (stream.empty) continue;
     any = true;
+    untold_bytes_ += chunk->bytes.size();
+    if (chunk->note) continue;  // The writer's own words.
     if (!stream.filtered_file.empty()) Keep(stream, stream.filter.Add(chunk->bytes));
     if (stream.source == kNotShown) continue;
     mixer_.Add(stream.source, chunk->bytes, io::BootNow(), out);

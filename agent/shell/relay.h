@@ -2,12 +2,14 @@
 
 // What the workers of a launch command print, and its own lines, on the command's stdout and
 // stderr. A thread of its own follows the log files that shims write, so that a slow disk or a
-// terminal that does not read stops no loop.
+// terminal that does not read stops no loop. What shims have written is shown to the last byte:
+// they keep what ShownSoFar does not cover, and where that is too much, workers wait (LogDrain).
 
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,7 +28,10 @@ class Relay {
   // What to say on the other stream when one cannot be written; called at most once for each, on
   // the thread. Empty: nothing.
   using OnWriteError = std::function<std::string(LineMixer::Sink, int error)>;
-  Relay(int stdout_fd, int stderr_fd, OnWriteError on_write_error = nullptr);
+  // `progressed`, if given, is called by the relay's thread, after so and so many bytes and when
+  // all is shown: ShownSoFar says more than it did.
+  Relay(int stdout_fd, int stderr_fd, OnWriteError on_write_error = nullptr,
+        std::function<void()> progressed = {});
   ~Relay();  // Without Finish, what was not shown yet is dropped, once the write in flight is over.
   Relay(const Relay&) = delete;
 
@@ -44,6 +49,12 @@ class Relay {
     std::string label;   // Of rows that are redrawn in place.
     // A symbolic link to be made, with the folders above it; what is there stays. Empty: none.
     std::string link, link_target;
+    std::string passing{};   // As of io::LogReader; removed once all is shown.
+    io::LogLimits limits{};  // Applied once all is shown.
+  };
+  struct ShownOf {  // Of one rank: handed to stdout and stderr, up to there.
+    io::LogPosition out, err;
+    friend bool operator==(const ShownOf&, const ShownOf&) = default;
   };
 
   // Any thread; none of them waits for a disk or a reader.
@@ -51,16 +62,21 @@ class Relay {
   void Follow(std::string log_directory, Rules rules);
   // Nothing more will be written there: shows what there is, then lets go.
   void Unfollow(std::string log_directory);
+  // By log directory, from Follow until Unfollow has taken effect.
+  std::map<std::string, ShownOf> ShownSoFar() const;
   void Poke();  // There may be more in the logs.
   // Whole lines of ours, to stderr; `at_once`: also into a worker's line that grows.
   void Say(std::string text, bool at_once = false);
   // Shows all that the logs hold, then what is said last. False: it took longer than `limit`, and
-  // goes on.
+  // goes on; may be called again.
   bool Finish(std::string last_words, Duration limit);
 
  private:
   struct Stream {
     std::string directory;
+    io::LogStream kind;
+    io::LogLimits limits;
+    std::string passing;
     io::LogReader reader;
     int source;  // kNotShown: of none of the mixer's.
     LineFilter filter;
@@ -74,6 +90,10 @@ class Relay {
     bool at_once;
   };
   static constexpr int kNotShown = -1;
+  static constexpr std::size_t kTellBytes = 256 << 10;
+  void TellShown(bool all);
+  void LetGo(const Stream& stream);
+  void ForgetEnded();
   void Start(const std::string& directory, Rules rules);
   void Keep(const Stream& stream, const std::string& lines);
   void Run();
@@ -92,8 +112,12 @@ class Relay {
   bool gone_[2] = {};                          // Thread. It has no reader any more.
   LineMixer mixer_;                            // Thread.
   std::list<Stream> streams_;                  // Thread.
+  std::vector<std::string> ending_;            // Thread. Unfollowed, and not yet shown to the end.
+  std::size_t untold_bytes_ = 0;               // Thread. Shown since it was told.
+  const std::function<void()> progressed_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::map<std::string, ShownOf> shown_;
   std::condition_variable changed_;
   std::vector<std::pair<std::string, Rules>> to_follow_;
   std::vector<std::string> to_unfollow_;

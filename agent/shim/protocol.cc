@@ -21,7 +21,8 @@ enum Kind : char {
   kStop = 12,
   kKill = 13,
   kQuery = 14,
-  kRelease = 15
+  kRelease = 15,
+  kShown = 16
 };
 
 absl::Status Damaged(std::string_view what) {
@@ -82,6 +83,28 @@ bool DecodePlan(std::string_view bytes, RankPlan& plan) {
       case 3: plan.environment.push_back(in.str()); break;
       case 4: plan.cpus.push_back(static_cast<int>(in.Int())); break;
       case 5: plan.command.push_back(in.str()); break;
+    }
+  }
+  return in.ok();
+}
+
+std::string EncodeShown(const Shown::Stream& stream) {
+  FieldWriter out;
+  out.Int(1, stream.local_rank);
+  out.Int(2, stream.is_stderr);
+  out.Int(3, stream.position.segment);
+  out.Int(4, static_cast<std::int64_t>(stream.position.offset));
+  return out.Take();
+}
+
+bool DecodeShown(std::string_view bytes, Shown::Stream& stream) {
+  FieldReader in(bytes);
+  while (in.Next()) {
+    switch (in.tag()) {
+      case 1: stream.local_rank = static_cast<int>(in.Int()); break;
+      case 2: stream.is_stderr = in.Int() != 0; break;
+      case 3: stream.position.segment = static_cast<int>(in.Int()); break;
+      case 4: stream.position.offset = static_cast<std::uint64_t>(in.Int()); break;
     }
   }
   return in.ok();
@@ -158,6 +181,7 @@ std::string Encode(const Spec& spec) {
   out.Bytes(25, spec.node_check.command);
   out.Int(26, spec.node_check.timeout.count());
   out.Int(27, spec.agent_patience.count());
+  out.Bytes(28, spec.passing);
   return std::string(1, kSpec) + out.Take();
 }
 
@@ -197,6 +221,7 @@ absl::StatusOr<Spec> DecodeSpec(std::string_view bytes) {
       case 25: spec.node_check.command = in.str(); break;
       case 26: spec.node_check.timeout = Duration(in.Int()); break;
       case 27: spec.agent_patience = Duration(in.Int()); break;
+      case 28: spec.passing = in.str(); break;
     }
   }
   if (!in.ok() || !limits_ok || spec.nonce.empty()) return Damaged("run directory spec");
@@ -223,6 +248,10 @@ std::string Encode(const Command& command) {
     kind = kKill;
   } else if (std::holds_alternative<Release>(command)) {
     kind = kRelease;
+  } else if (const auto* shown = std::get_if<Shown>(&command)) {
+    kind = kShown;
+    out.Int(1, static_cast<std::int64_t>(shown->room_bytes));
+    for (const Shown::Stream& stream : shown->streams) out.Bytes(2, EncodeShown(stream));
   }
   return std::string(1, kind) + out.Take();
 }
@@ -264,6 +293,18 @@ absl::StatusOr<Command> DecodeCommand(std::string_view bytes) {
       command = stop;
       break;
     }
+    case kShown: {
+      Shown shown;
+      bool streams_ok = true;
+      while (in.Next()) {
+        if (in.tag() == 1) shown.room_bytes = static_cast<std::uint64_t>(in.Int());
+        if (in.tag() == 2)
+          streams_ok = DecodeShown(in.bytes(), shown.streams.emplace_back()) && streams_ok;
+      }
+      if (!streams_ok) return Damaged("shim command");
+      command = std::move(shown);
+      break;
+    }
     case kKill: command = Kill{}; break;
     case kQuery: break;
     case kRelease: command = Release{}; break;
@@ -290,6 +331,8 @@ std::string Encode(const State& state) {
   out.Int(11, static_cast<std::int64_t>(state.lost_log_bytes));
   out.Bytes(12, state.log_trouble);
   out.Bytes(13, state.check_failed);
+  out.Int(14, static_cast<std::int64_t>(state.unshown_bytes));
+  out.Int(15, state.disk_full);
   return std::string(1, kState) + out.Take();
 }
 
@@ -314,6 +357,8 @@ absl::StatusOr<State> DecodeState(std::string_view bytes) {
       case 11: state.lost_log_bytes = static_cast<std::uint64_t>(in.Int()); break;
       case 12: state.log_trouble = in.str(); break;
       case 13: state.check_failed = in.str(); break;
+      case 14: state.unshown_bytes = static_cast<std::uint64_t>(in.Int()); break;
+      case 15: state.disk_full = in.Int() != 0; break;
     }
   }
   if (!in.ok() || !ranks_ok) return Damaged("shim state");

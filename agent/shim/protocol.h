@@ -60,6 +60,9 @@ struct Spec {
   mode_t umask = 022;
   std::string log_root;  // Logs go to io::LogDirectory(log_root, job, generation, rank).
   io::LogLimits log_limits;
+  // Tmpfs folder for output that is to be shown while the disk is full: <passing>/<rank>. Empty:
+  // none. Whoever shows the output removes it.
+  std::string passing;
   std::string cgroup;  // Folder made by MakeGroupCgroup, which holds the ranks only; empty: none.
   Duration lifeline_grace = std::chrono::seconds(30);  // Of the stop that a closed lifeline causes.
   Duration unkillable_after =
@@ -93,7 +96,9 @@ struct RankPlan {
 struct Hello {
   std::uint32_t version = kShimProtocol;
   std::string nonce;
-  bool wants_output = false;  // Also a state at most every 10 ms while workers write output.
+  // The sender shows the output of workers as long as this connection lasts, and says by Shown how
+  // far it is. It also gets a state at most every 10 ms while workers write.
+  bool wants_output = false;
 };
 // Obeyed once in the life of a run directory (the mark lies there before the first rank starts);
 // later ones, and any after a stop, change nothing.
@@ -107,12 +112,24 @@ struct Stop {
   Instant deadline;
   int signal = 15;
 };
+// How far whoever shows the output is; replaces what was said before. See LogDrain.
+struct Shown {
+  struct Stream {
+    int local_rank = 0;
+    bool is_stderr = false;
+    io::LogPosition position;  // io::kNotAwaited: not shown at all.
+    friend bool operator==(const Stream&, const Stream&) = default;
+  };
+  std::vector<Stream> streams;            // One that is not named: nothing of it is shown yet.
+  std::uint64_t room_bytes = 4ull << 30;  // Unshown, of the whole group: more, and workers wait.
+  friend bool operator==(const Shown&, const Shown&) = default;
+};
 struct Kill {};   // Stop with the deadline now.
 struct Query {};  // Send the state again.
 // The last state of a free group is durable elsewhere: its witness may be refused from now on. A
 // Kill says the same.
 struct Release {};
-using Command = std::variant<Hello, StartRanks, Stop, Kill, Query, Release>;
+using Command = std::variant<Hello, StartRanks, Stop, Kill, Query, Release, Shown>;
 
 // ---- shim → agent; also the file "state"
 
@@ -160,6 +177,8 @@ struct State {
   bool cgroup_used = false;          // False: degraded mode, descendants are walked.
   std::uint64_t output_bytes = 0;    // Written to log files so far; grows while workers write.
   std::uint64_t lost_log_bytes = 0;  // Could not be written.
+  std::uint64_t unshown_bytes = 0;   // Of whoever shows the output; as of when this was sent.
+  bool disk_full = false;            // Output is not kept now.
   // Why; the last error. Of a store: the last client whose dialect it does not speak.
   std::string log_trouble;
   friend bool operator==(const State&, const State&) = default;

@@ -20,6 +20,7 @@
 #include "agent/shim/supervisor.h"
 #include "common/base/status_macros.h"
 #include "common/io/files.h"
+#include "common/io/standard_fds.h"
 
 namespace regroup::shim {
 namespace {
@@ -105,4 +106,7 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace regroup::shim
 
-int main(int argc, char** argv) { return regroup::shim::Main(argc, argv); }
+int main(int argc, char** argv) {
+  regroup::io::OpenStandardDescriptors();
+  return regroup::shim::Main(argc, argv);
+}

@@ -178,6 +178,7 @@ absl::StatusOr<RunScan> ScanRunDirectories(const std::string& node_base) {
     const std::string path = absl::StrCat(node_base, "/", name);
     struct stat info;
     if (::lstat(path.c_str(), &info) < 0 || !S_ISDIR(info.st_mode)) continue;
+    if (path == PassingRoot(node_base)) continue;
     absl::StatusOr<RunRecord> record = ReadRunDirectory(path);
     if (record.ok()) {
       scan.records.push_back(*std::move(record));
@@ -201,6 +202,15 @@ absl::StatusOr<RunScan> ScanRunDirectories(const std::string& node_base) {
 
 absl::Status WriteAgentNotes(const std::string& path, std::string_view notes) {
   return io::ReplaceFile(absl::StrCat(path, "/", kAgentFile), notes, io::Durability::kVolatile);
+}
+
+std::string PassingRoot(const std::string& node_base) {
+  return absl::StrCat(node_base, "/passing");
+}
+
+std::string PassingDirectory(const std::string& node_base, const JobId& job,
+                             Generation generation) {
+  return absl::StrCat(PassingRoot(node_base), "/", job.value(), ".", generation.value());
 }
 
 absl::StatusOr<bool> IsHeld(const std::string& path) {

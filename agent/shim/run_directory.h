@@ -89,6 +89,9 @@ absl::Status WriteAgentNotes(const std::string& path, std::string_view notes);
 // Does a process hold the lock? False without a directory.
 absl::StatusOr<bool> IsHeld(const std::string& path);
 // FAILED_PRECONDITION, and nothing is touched, as long as its lock is held.
+// Beside the run directories of a launched node: Spec::passing of one generation; and all of them.
+std::string PassingDirectory(const std::string& node_base, const JobId& job, Generation generation);
+std::string PassingRoot(const std::string& node_base);
 absl::Status RemoveRunDirectory(const std::string& path);
 
 }  // namespace regroup::shim

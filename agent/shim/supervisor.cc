@@ -134,6 +134,7 @@ absl::Status Supervisor::SetUp() {
 bool Supervisor::Run() {
   bool logs_finished = false;
   for (;;) {
+    TellReader();
     const bool logs_done = Report();
     EndIfReleased();
     if (released_ && logs_done) return true;
@@ -185,11 +186,33 @@ void Supervisor::OnEvent(int fd, std::uint32_t events) {
 }
 
 void Supervisor::OnCommand(const Command& command) {
+  TellReader();  // Before the first rank says its first word.
   if (const auto* start = std::get_if<StartRanks>(&command)) OnStartRanks(*start);
   if (const auto* stop = std::get_if<Stop>(&command)) OnStop(stop->deadline, stop->signal);
   const bool kill = std::holds_alternative<Kill>(command);
   if (free_ && (kill || std::holds_alternative<Release>(command))) release_due_ = io::BootNow();
   if (kill) OnStop(io::BootNow(), SIGKILL);
+  if (const auto* shown = std::get_if<Shown>(&command)) OnShown(*shown);
+}
+
+void Supervisor::OnShown(const Shown& shown) {
+  reader_.room_bytes = shown.room_bytes;
+  reader_.shown.clear();
+  for (const Shown::Stream& stream : shown.streams) {
+    const auto kind = stream.is_stderr ? io::LogStream::kStderr : io::LogStream::kStdout;
+    reader_.shown[{stream.local_rank, kind}] = stream.position;
+  }
+  logs_->SetReader(reader_);
+}
+
+// Whoever shows output has come or gone; or a stop was signalled.
+void Supervisor::TellReader() {
+  const bool present = control_->OutputWanted(), waits = !stop_deadline_;
+  if (present == reader_.present && waits == reader_.waits) return;
+  if (!present) reader_ = {};  // Whoever comes next says itself where it stands.
+  reader_.present = present;
+  reader_.waits = waits;
+  logs_->SetReader(reader_);
 }
 
 void Supervisor::OnLifeline() {
@@ -287,6 +310,7 @@ void Supervisor::StartRank(Rank& rank, const RankPlan& plan) {
   CHECK(Watch(rank.exec_status.get(), EPOLLIN).ok());
   logs_->AddRank(rank.state.local_rank,
                  io::LogDirectory(spec_.log_root, spec_.job, spec_.generation, rank.state.rank),
+                 spec_.passing.empty() ? "" : absl::StrCat(spec_.passing, "/", rank.state.rank),
                  spec_.log_limits, std::move(output->read_end), std::move(error->read_end));
 }
 
@@ -515,6 +539,8 @@ State Supervisor::Compose(const LogDrain::Progress& logs) {
   now.left = left_;
   now.cgroup_used = cgroup_used_;
   now.output_bytes = reported_.output_bytes;
+  now.unshown_bytes = reported_.unshown_bytes;
+  now.disk_full = logs.disk_full;
   now.lost_log_bytes = logs.lost_bytes;
   now.log_trouble = logs.trouble;
   return now;
@@ -531,6 +557,7 @@ bool Supervisor::Report() {
   const bool output =
       logs.output_bytes != now.output_bytes && control_->OutputWanted() && !output_due_;
   now.output_bytes = logs.output_bytes;
+  now.unshown_bytes = logs.unshown_bytes;
   if (changed || output || control_->Asked()) {
     using To = ControlSocket::To;
     control_->Send(now, changed ? To::kAll : output ? To::kOutputWanting : To::kAsking);

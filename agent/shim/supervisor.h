@@ -72,6 +72,8 @@ class Supervisor {
   void WatchForAgent();
   Phase PhaseNow() const;
   State Compose(const LogDrain::Progress& logs);
+  void OnShown(const Shown& shown);
+  void TellReader();
   bool Report();
   std::optional<Instant> NextDue() const;
   void ArmTimer();
@@ -83,6 +85,7 @@ class Supervisor {
   std::optional<ControlSocket> control_;
   std::optional<Cgroup> cgroup_;
   std::unique_ptr<LogDrain> logs_;
+  LogDrain::Reader reader_;  // As the drain knows it.
   std::vector<Rank> ranks_;  // By local rank; fixed.
   int own_oom_score_adj_ = 0;
   long oom_kills_seen_ = 0, cgroup_oom_kills_seen_ = 0;

@@ -26,6 +26,8 @@ struct NodeCheck {
   friend bool operator==(const NodeCheck&, const NodeCheck&) = default;
 };
 
+inline constexpr std::uint64_t kKeepAllLogs = ~std::uint64_t{0};
+
 // What a job is, as one person asked for it; never changed after it was accepted. Validated by
 // ValidateJobSpec (common/config); the limits are stated there.
 struct JobSpec {
@@ -50,6 +52,9 @@ struct JobSpec {
   bool virtual_local_rank = false;  // Of a submitted job.
   bool sets_master_port = false;    // Of a submitted job: its program seems to say where it meets.
   NodeCheck node_check;
+  // Of each stream of each rank, the newest; kKeepAllLogs: all. Unset: what the place does (100
+  // MiB, or all where a launch command was given --log-dir).
+  std::optional<std::uint64_t> log_keep_bytes;
   std::optional<double> price_per_node_hour;  // In whatever money its reader thinks.
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };

@@ -47,7 +47,7 @@ constexpr NotInAJob kNotInAJob[] = {
     {"node_rank", "the coordinator gives ranks, in natural order of nodes' names", "leave it out"},
     {"standalone", "a job of one node says so by its number of nodes", "nnodes: 1"},
     {"local_addr", "an address belongs to a node: each agent finds its own", "leave it out"},
-    {"log_dir", "logs are each agent's own", "regroup agent --log-dir DIRECTORY"},
+    {"log_dir", "where logs lie is each agent's own", "regroup agent --log-dir DIRECTORY"},
     {"logs_specs", "there are no plug-ins for logs: everything is kept", "regroup logs JOB"},
     {"redirects", "nothing is shown where an agent runs a job: all output is kept",
      "regroup logs JOB"},
@@ -117,6 +117,7 @@ class JobFileReader {
               {"virtual_local_rank", [&](auto& n) { return Switch(n, spec_.virtual_local_rank); }},
               {"node_check", [&](auto& n) { return Text(n, spec_.node_check.command); }},
               {"node_check_timeout", [&](auto& n) { return Time(n, spec_.node_check.timeout); }},
+              {"log_keep", [&](auto& n) { return LogKeep(n); }},
               {"price_per_node_hour", [&](auto& n) { return Price(n); }},
               {"retry", [&](auto& n) { return Retry(n); }}}));
     for (const char* required : {"name", "run"}) {
@@ -289,6 +290,14 @@ class JobFileReader {
     return absl::OkStatus();
   }
 
+  absl::Status LogKeep(const YAML::Node& node) {
+    if (!node.IsScalar()) return WrongType(node, "a size such as 1G, or all");
+    absl::StatusOr<std::uint64_t> bytes = ParseLogKeep(node.Scalar());
+    if (!bytes.ok()) return Within(node, bytes.status());
+    spec_.log_keep_bytes = *bytes;
+    return absl::OkStatus();
+  }
+
   absl::Status Price(const YAML::Node& node) {
     if (!node.IsScalar()) return WrongType(node, "a number without a currency");
     absl::StatusOr<double> price = ParseReal(node.Scalar());
@@ -410,6 +419,8 @@ std::string RenderJobFile(const JobSpec& spec) {
     out << YAML::Key << "node_check_timeout" << YAML::Value
         << FormatDuration(spec.node_check.timeout);
   }
+  if (spec.log_keep_bytes)
+    out << YAML::Key << "log_keep" << YAML::Value << FormatLogKeep(*spec.log_keep_bytes);
   if (spec.price_per_node_hour)
     out << YAML::Key << "price_per_node_hour" << YAML::Value
         << FormatReal(*spec.price_per_node_hour);

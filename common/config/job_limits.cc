@@ -149,6 +149,15 @@ absl::Status ValidateNodeCheck(const NodeCheck& check) {
                          limits::kNodeCheckTimeout);
 }
 
+absl::Status ValidateLogKeep(std::uint64_t bytes) {
+  if (bytes == kKeepAllLogs) return absl::OkStatus();
+  if (bytes >= limits::kLeastLogKeepBytes && bytes <= limits::kMostLogKeepBytes)
+    return absl::OkStatus();
+  return Bad(Cat("log_keep: ", FormatBytes(bytes), " is out of range"),
+             Cat(FormatBytes(limits::kLeastLogKeepBytes), " to ",
+                 FormatBytes(limits::kMostLogKeepBytes), " are allowed, or all"));
+}
+
 absl::Status ValidatePrice(double price) {
   if (price >= 0 && price <= limits::kPrice) return absl::OkStatus();  // No NaN passes.
   return Bad(
@@ -230,6 +239,7 @@ absl::Status ValidateJobSpec(const JobSpec& spec) {
                                     std::chrono::milliseconds(1), limits::kDuration));
   }
   RETURN_IF_ERROR(InRange("max_restarts", spec.max_restarts, 0, limits::kRestarts));
+  if (spec.log_keep_bytes) RETURN_IF_ERROR(ValidateLogKeep(*spec.log_keep_bytes));
   if (spec.price_per_node_hour) RETURN_IF_ERROR(ValidatePrice(*spec.price_per_node_hour));
   if (spec.exit_codes.size() > 255)
     return Bad("retry.exit_codes: more than 255 entries", "exit codes are 1 to 255");

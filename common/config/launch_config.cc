@@ -11,6 +11,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/numbers.h"
 #include "common/base/status_macros.h"
 #include "common/config/text.h"
 
@@ -128,6 +129,7 @@ json JobToJson(const JobSpec& spec) {
               {"role", Widened(spec.role)},
               {"node_check", Widened(spec.node_check.command)},
               {"node_check_timeout_ns", spec.node_check.timeout.count()},
+              {"log_keep", spec.log_keep_bytes ? std::to_string(*spec.log_keep_bytes) : ""},
               {"command", Texts(spec.command)}};
   if (spec.restart_window) job["restart_window_ns"] = spec.restart_window->count();
   return job;
@@ -147,6 +149,10 @@ void JobFromJson(Fields& fields, JobSpec& spec) {
   fields.Text("node_check", spec.node_check.command);
   fields.Time("node_check_timeout_ns", spec.node_check.timeout);
   fields.List("command", spec.command);
+  std::string log_keep;
+  fields.Text("log_keep", log_keep);
+  std::uint64_t bytes = 0;
+  if (absl::SimpleAtoi(log_keep, &bytes)) spec.log_keep_bytes = bytes;
   spec.scale_up = static_cast<ScaleUp>(scale_up);
   spec.origin = JobOrigin::kLaunched;
 }

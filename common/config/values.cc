@@ -9,6 +9,7 @@
 #include <limits>
 #include <numeric>
 
+#include "common/base/job_spec.h"
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/config/job_limits.h"
@@ -230,6 +231,15 @@ std::string FormatReal(double value) {
   std::array<char, 32> text;
   const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() ? std::string(text.data(), end) : std::string();
+}
+
+absl::StatusOr<std::uint64_t> ParseLogKeep(std::string_view text) {
+  if (text == "all") return kKeepAllLogs;
+  return ParseBytes(text);
+}
+
+std::string FormatLogKeep(std::uint64_t bytes) {
+  return bytes == kKeepAllLogs ? "all" : std::to_string(bytes);
 }
 
 absl::StatusOr<NodeBounds> ParseNnodes(std::string_view text) {

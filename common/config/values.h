@@ -25,6 +25,10 @@ std::string FormatDuration(Duration duration);
 absl::StatusOr<std::uint64_t> ParseBytes(std::string_view text);
 std::string FormatBytes(std::uint64_t bytes);  // "9.8 GiB", "512 B".
 
+// As ParseBytes, or "all": kKeepAllLogs.
+absl::StatusOr<std::uint64_t> ParseLogKeep(std::string_view text);
+std::string FormatLogKeep(std::uint64_t bytes);  // What ParseLogKeep reads back as the same value.
+
 struct NodeBounds {
   int min = 1, max = 1;
   friend bool operator==(const NodeBounds&, const NodeBounds&) = default;

@@ -21,18 +21,36 @@ namespace {
 // the disk with times.
 constexpr auto kIndexInterval = std::chrono::milliseconds(1);
 constexpr std::uint64_t kMinSegmentBytes = 4096;
-constexpr std::size_t kMaxIndexBytes = 64u << 20;
+constexpr std::uint64_t kMemorySegmentBytes = 256 << 10;
 
-// One index entry on disk, little endian as all hosts we run on.
+// One index entry on disk, little endian as all hosts we run on. The first of a segment says where
+// it begins: kBeginMark as its time, and what was kept of the stream before it as its offset.
 struct DiskEntry {
   std::uint64_t offset = 0;
   std::int64_t wall_us = 0;
 };
 static_assert(sizeof(DiskEntry) == 16);
+constexpr std::int64_t kBeginMark = std::numeric_limits<std::int64_t>::min();
+constexpr std::uint64_t kNoteBit = 1ull << 63;  // In an offset: a note begins there.
+
+// Of a stream whose whole output is one file.
+std::string WholeStem(const std::string& directory, LogStream stream) {
+  return absl::StrCat(directory, "/", std::string(NameOf(stream)));
+}
+
+bool HasWholeFile(const std::string& directory, LogStream stream) {
+  return ::access(absl::StrCat(WholeStem(directory, stream), ".idx").c_str(), F_OK) == 0;
+}
+
+// The path of a segment without its ".log" or ".idx".
+std::string Stem(const std::string& directory, LogStream stream, int segment) {
+  if (segment == 0 && HasWholeFile(directory, stream)) return WholeStem(directory, stream);
+  return absl::StrCat(WholeStem(directory, stream), ".", segment);
+}
 
 std::string SegmentPath(const std::string& directory, LogStream stream, int segment,
                         const char* suffix) {
-  return absl::StrCat(directory, "/", std::string(NameOf(stream)), ".", segment, suffix);
+  return absl::StrCat(Stem(directory, stream, segment), suffix);
 }
 
 // "stdout.12.log" → 12 for the stream; nothing for any other name.
@@ -54,10 +72,15 @@ std::vector<int> SegmentsIn(const std::string& directory, LogStream stream) {
   std::vector<int> segments;
   absl::StatusOr<std::vector<std::string>> names = ListDirectory(directory);
   if (!names.ok()) return segments;
+  const std::string whole = std::string(NameOf(stream));
+  int of_whole = 0;
   for (const std::string& name : *names) {
     if (std::optional<int> segment = SegmentOf(name, stream)) segments.push_back(*segment);
+    if (name == whole + ".log" || name == whole + ".idx") ++of_whole;
   }
+  if (of_whole == 2) segments.push_back(0);
   std::sort(segments.begin(), segments.end());
+  segments.erase(std::unique(segments.begin(), segments.end()), segments.end());
   return segments;
 }
 
@@ -92,86 +115,201 @@ std::string LogDirectory(const std::string& root, const JobId& job, Generation g
 
 // ---- writer ------------------------------------------------------------------------------------
 
-LogWriter::LogWriter(std::string directory, LogStream stream, LogLimits limits)
+LogLimits LimitsFor(std::optional<std::uint64_t> bytes) {
+  if (!bytes) return {.segment_bytes = std::numeric_limits<std::uint64_t>::max(), .segments = 0};
+  LogLimits limits;
+  constexpr std::uint64_t kMost = 1'000'000;  // Segments.
+  const std::uint64_t usual = limits.segment_bytes * static_cast<std::uint64_t>(limits.segments);
+  if (*bytes < usual) {
+    limits.segment_bytes =
+        std::max(kMinSegmentBytes, *bytes / static_cast<std::uint64_t>(limits.segments));
+  } else {
+    limits.segments = static_cast<int>(
+        std::min(kMost, (*bytes + limits.segment_bytes - 1) / limits.segment_bytes));
+  }
+  return limits;
+}
+
+LogWriter::LogWriter(std::string directory, LogStream stream, LogLimits limits, std::string passing)
     : directory_(std::move(directory)),
+      passing_(std::move(passing)),
       stream_(stream),
       limits_{.segment_bytes = std::max(kMinSegmentBytes, limits.segment_bytes),
-              .segments = std::max(1, limits.segments)} {}
+              .segments = std::max(0, limits.segments)} {}
 
-void LogWriter::Append(std::string_view bytes, WallTime now) {
-  if (lost_bytes_ > 0 && !bytes.empty()) {
-    const std::string note =
-        absl::StrCat("\n[regroup: ", lost_bytes_, " bytes of ", std::string(NameOf(stream_)),
-                     " lost here: ", last_error_.message(), "]\n");
-    if (!WriteChunk(note, now).ok()) return Lose(bytes.size(), last_error_);
-    lost_bytes_ = 0;
+void LogWriter::Begin() {
+  if (next_segment_ < 0) OpenNextSegment(/*in_memory=*/false).IgnoreError();
+}
+
+std::uint64_t LogWriter::SegmentRoom() const {
+  const std::uint64_t most = in_memory_ ? kMemorySegmentBytes : limits_.segment_bytes;
+  return most > segment_size_ ? most - segment_size_ : 0;
+}
+
+void LogWriter::Append(std::string_view bytes, WallTime now, Place place, const absl::Status& why) {
+  if (place == Place::kNowhere) return Lose(bytes.size(), why);
+  const bool in_memory = place == Place::kMemory;
+  if (log_ && in_memory_ != in_memory) log_.reset();
+  const std::uint64_t missing = lost_bytes_ + passed_bytes_;
+  if (!in_memory && missing > 0 && !bytes.empty()) {
+    const std::string note = absl::StrCat(
+        "\n[regroup: ", missing, " bytes of ", std::string(NameOf(stream_)),
+        lost_bytes_ > 0 ? " lost here: " : " not kept here: ",
+        lost_bytes_ > 0 ? std::string(last_error_.message()) : std::string("the disk was full"),
+        "]\n");
+    if (absl::Status written = WriteChunk(note, now, /*note=*/true); !written.ok())
+      return Lose(bytes.size(), written);
+    lost_bytes_ = passed_bytes_ = 0;
   }
   while (!bytes.empty()) {
-    if (!log_ || segment_size_ >= limits_.segment_bytes) {
-      if (absl::Status opened = OpenNextSegment(); !opened.ok()) return Lose(bytes.size(), opened);
+    if (!log_ || SegmentRoom() == 0) {
+      if (absl::Status opened = OpenNextSegment(in_memory); !opened.ok())
+        return Lose(bytes.size(), opened);
     }
-    std::string_view part = bytes.substr(0, limits_.segment_bytes - segment_size_);
+    std::string_view part = bytes.substr(0, SegmentRoom());
     const std::uint64_t before = segment_size_;
     absl::Status written = WriteChunk(part, now);
-    bytes.remove_prefix(segment_size_ -
-                        before);  // What did reach the file, also of a failed write.
+    const std::uint64_t reached = segment_size_ - before;  // The file, also of a failed write.
+    bytes.remove_prefix(reached);
+    written_bytes_ += reached;
+    if (in_memory) passed_bytes_ += reached;
     if (!written.ok()) return Lose(bytes.size(), written);
   }
 }
 
-absl::Status LogWriter::OpenNextSegment() {
+// The oldest ones go, as far as nobody has yet to show them, until there is room for so many more.
+void LogWriter::RemoveOldSegments(int room) {
+  if (limits_.keeps_all()) return;
+  const std::vector<int> segments = SegmentsIn(directory_, stream_);
+  int excess = static_cast<int>(segments.size()) + room - limits_.segments;
+  for (int segment : segments) {
+    if (excess-- <= 0 || (held_ && segment >= held_->segment)) return;
+    RemoveSegment(directory_, stream_, segment);
+  }
+}
+
+absl::Status LogWriter::OpenNextSegment(bool in_memory) {
   log_.reset();
   index_.reset();
-  RETURN_IF_ERROR(MakeDirectories(directory_));
   if (next_segment_ < 0) {
     std::vector<int> existing = SegmentsIn(directory_, stream_);
     next_segment_ = existing.empty() ? 0 : existing.back() + 1;
   }
   // Room first: a full disk may have space again once the oldest segment is gone.
-  for (const std::vector<int> segments = SegmentsIn(directory_, stream_); int segment : segments) {
-    if (segment > next_segment_ - limits_.segments) break;
-    RemoveSegment(directory_, stream_, segment);
-  }
+  if (!in_memory) RemoveOldSegments(1);
+  RETURN_IF_ERROR(OpenFiles(in_memory));
+  in_memory_ = in_memory;
+  segment_size_ = 0;
+  last_index_time_.reset();
+  segments_.push_back({next_segment_++, end_, in_memory});
+  ForgetShown();
+  return absl::OkStatus();
+}
+
+absl::Status LogWriter::OpenFiles(bool in_memory) {
+  const std::string& directory = in_memory ? passing_ : directory_;
+  RETURN_IF_ERROR(MakeDirectories(directory));
   const int flags = O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC | O_NOFOLLOW;
-  // The index first: a reader that sees the segment finds its times.
-  const std::string index_path = SegmentPath(directory_, stream_, next_segment_, ".idx");
-  const std::string log_path = SegmentPath(directory_, stream_, next_segment_, ".log");
-  ::unlink(index_path.c_str());  // Left by an attempt that made only this one.
-  UniqueFd index(::open(index_path.c_str(), flags, 0644));
-  if (!index) return ErrnoStatus(errno, absl::StrCat("create ", index_path));
-  UniqueFd log(::open(log_path.c_str(), flags, 0644));
+  const bool whole = !in_memory && limits_.keeps_all() && next_segment_ == 0;
+  const std::string stem = whole ? WholeStem(directory, stream_)
+                                 : absl::StrCat(WholeStem(directory, stream_), ".", next_segment_);
+  const std::string index_path = absl::StrCat(stem, ".idx"), log_path = absl::StrCat(stem, ".log");
+  UniqueFd index;
+  if (!in_memory) {
+    // The index first: a reader that sees the segment finds its times.
+    ::unlink(index_path.c_str());  // Left by an attempt that made only this one.
+    index.reset(::open(index_path.c_str(), flags, 0644));
+    if (!index) return ErrnoStatus(errno, absl::StrCat("create ", index_path));
+    const DiskEntry begin{kept_bytes_, kBeginMark};
+    // One that did not fit only leaves unsaid how much is gone before this segment.
+    [[maybe_unused]] ssize_t ignored = ::write(index.get(), &begin, sizeof(begin));
+  }
+  UniqueFd log(::open(log_path.c_str(), flags, in_memory ? 0600 : 0644));
   if (!log) return ErrnoStatus(errno, absl::StrCat("create ", log_path));
-  // For people only; a failure does not matter.
-  const std::string link = absl::StrCat(directory_, "/", std::string(NameOf(stream_)), ".log");
+  if (!in_memory && !limits_.keeps_all()) LinkNewest(log_path);
+  log_ = std::move(log);
+  index_ = std::move(index);
+  return absl::OkStatus();
+}
+
+// For people only; a failure does not matter.
+void LogWriter::LinkNewest(const std::string& log_path) {
+  const std::string link = absl::StrCat(WholeStem(directory_, stream_), ".log");
   const std::string temporary = absl::StrCat(link, ".tmp");
   const std::string target = log_path.substr(directory_.size() + 1);
   ::unlink(temporary.c_str());
   if (::symlink(target.c_str(), temporary.c_str()) == 0) ::rename(temporary.c_str(), link.c_str());
-  log_ = std::move(log);
-  index_ = std::move(index);
-  segment_size_ = 0;
-  last_index_time_.reset();
-  ++next_segment_;
-  return absl::OkStatus();
 }
 
-absl::Status LogWriter::WriteChunk(std::string_view bytes, WallTime now) {
-  if (!log_) RETURN_IF_ERROR(OpenNextSegment());
-  if (!last_index_time_ || now - *last_index_time_ >= kIndexInterval || now < *last_index_time_) {
-    const DiskEntry entry{segment_size_, now.time_since_epoch().count()};
+absl::Status LogWriter::WriteChunk(std::string_view bytes, WallTime now, bool note) {
+  if (!log_) RETURN_IF_ERROR(OpenNextSegment(/*in_memory=*/false));
+  const bool timed =
+      !last_index_time_ || now - *last_index_time_ >= kIndexInterval || now < *last_index_time_;
+  if (index_ && (timed || note)) {
+    const DiskEntry entry{segment_size_ | (note ? kNoteBit : 0), now.time_since_epoch().count()};
     // An entry that did not fit only makes these bytes look as old as those before; the log itself
-    // decides.
-    if (::write(index_.get(), &entry, sizeof(entry)) == sizeof(entry)) last_index_time_ = now;
+    // decides. A note without one would pass for output.
+    const bool fit = ::write(index_.get(), &entry, sizeof(entry)) == sizeof(entry);
+    if (fit) last_index_time_ = now;
+    if (note && !fit) return ErrnoStatus(ENOSPC, absl::StrCat("write to ", directory_));
   }
+  if (note) last_index_time_.reset();
   while (!bytes.empty()) {
     ssize_t n = ::write(log_.get(), bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, absl::StrCat("write to ", directory_));
-    bytes.remove_prefix(static_cast<std::size_t>(n));
-    segment_size_ += static_cast<std::uint64_t>(n);
-    written_bytes_ += static_cast<std::uint64_t>(n);
+    if (n < 0)
+      return ErrnoStatus(errno, absl::StrCat("write to ", in_memory_ ? passing_ : directory_));
+    const auto wrote = static_cast<std::uint64_t>(n);
+    bytes.remove_prefix(wrote);
+    segment_size_ += wrote;
+    end_ += wrote;
+    if (!in_memory_) kept_bytes_ += wrote;
   }
   return absl::OkStatus();
+}
+
+// ---- what is yet to be shown
+
+void LogWriter::Hold(std::optional<LogPosition> shown) {
+  const bool further = held_ && shown && shown->segment > held_->segment;
+  const bool released = held_ && !shown;
+  held_ = shown;
+  if (!further && !released) return;
+  if (released && in_memory_) log_.reset();  // What it holds was for the reader alone.
+  ForgetShown();
+  if (next_segment_ >= 0) RemoveOldSegments(0);
+}
+
+// The open segment stays, unless it is one in memory that nobody will read.
+void LogWriter::ForgetShown() {
+  while (!segments_.empty()) {
+    const Segment& first = segments_.front();
+    const bool open = segments_.size() == 1 && log_;
+    if (open || (held_ && first.number >= held_->segment)) return;
+    if (first.in_memory) RemoveSegment(passing_, stream_, first.number);
+    segments_.pop_front();
+  }
+}
+
+std::uint64_t LogWriter::unshown_bytes() const {
+  if (!held_) return 0;
+  for (const Segment& segment : segments_) {
+    if (segment.number < held_->segment) continue;
+    const std::uint64_t offset = segment.number == held_->segment ? held_->offset : 0;
+    return end_ - std::min(end_, segment.begin + offset);
+  }
+  return 0;
+}
+
+std::uint64_t LogWriter::memory_bytes() const {
+  const std::uint64_t shown = end_ - unshown_bytes();
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < segments_.size(); ++i) {
+    if (!segments_[i].in_memory) continue;
+    const std::uint64_t end = i + 1 < segments_.size() ? segments_[i + 1].begin : end_;
+    bytes += end - std::min(end, std::max(shown, segments_[i].begin));
+  }
+  return bytes;
 }
 
 void LogWriter::Lose(std::size_t bytes, const absl::Status& why) {
@@ -182,22 +320,41 @@ void LogWriter::Lose(std::size_t bytes, const absl::Status& why) {
 
 // ---- reader ------------------------------------------------------------------------------------
 
-LogReader::LogReader(std::string directory, LogStream stream, LogPosition from)
-    : directory_(std::move(directory)), stream_(stream), position_(from) {}
+LogReader::LogReader(std::string directory, LogStream stream, LogPosition from, std::string passing)
+    : directory_(std::move(directory)),
+      passing_(std::move(passing)),
+      stream_(stream),
+      position_(from) {
+  if (from == LogPosition{}) expected_ = 0;
+}
+
+std::vector<int> LogReader::Segments() const {
+  std::vector<int> segments = SegmentsIn(directory_, stream_);
+  if (passing_.empty()) return segments;
+  const std::vector<int> passing = SegmentsIn(passing_, stream_);
+  segments.insert(segments.end(), passing.begin(), passing.end());
+  std::sort(segments.begin(), segments.end());
+  return segments;
+}
 
 absl::Status LogReader::OpenSegment() {
   index_.clear();
   index_at_ = 0;
   index_read_bytes_ = 0;
-  const std::string path = SegmentPath(directory_, stream_, position_.segment, ".log");
-  log_.reset(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!log_) return ErrnoStatus(errno, absl::StrCat("open ", path));
-  return absl::OkStatus();
+  segment_begin_.reset();
+  for (const std::string* directory : {&directory_, &passing_}) {
+    if (directory->empty()) break;
+    stem_ = Stem(*directory, stream_, position_.segment);
+    log_.reset(::open(absl::StrCat(stem_, ".log").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    if (log_) return absl::OkStatus();
+    if (errno != ENOENT) return ErrnoStatus(errno, absl::StrCat("open ", stem_, ".log"));
+  }
+  return ErrnoStatus(ENOENT, absl::StrCat("open ", stem_, ".log"));
 }
 
 // To the next segment that exists. False: there is none yet.
 bool LogReader::AdvanceSegment() {
-  for (int segment : SegmentsIn(directory_, stream_)) {
+  for (int segment : Segments()) {
     if (segment < position_.segment || (segment == position_.segment && log_)) continue;
     lost_segments_ += segment - position_.segment - (log_ ? 1 : 0);
     position_ = {segment, segment == position_.segment ? position_.offset : 0};
@@ -210,34 +367,52 @@ bool LogReader::AdvanceSegment() {
 // An entry is written before its bytes: with the bytes in hand, the index that is read now covers
 // them.
 void LogReader::CutAtNextEntry(Chunk& chunk) {
-  auto advance = [&] {
-    while (index_at_ + 1 < index_.size() && index_[index_at_ + 1].offset <= position_.offset)
-      ++index_at_;
-  };
-  if (index_.empty() || index_.back().offset <= position_.offset + chunk.bytes.size()) LoadIndex();
-  advance();
-  if (index_at_ < index_.size()) chunk.at = index_[index_at_].at;
+  const std::uint64_t end = position_.offset + chunk.bytes.size();
+  if (index_.empty() || index_.back().offset <= end) LoadIndex(end);
+  while (index_at_ + 1 < index_.size() && index_[index_at_ + 1].offset <= position_.offset)
+    ++index_at_;
+  if (index_at_ < index_.size()) {
+    chunk.at = index_[index_at_].at;
+    chunk.note = index_[index_at_].note;
+  }
   if (index_at_ + 1 < index_.size() &&
       index_[index_at_ + 1].offset - position_.offset < chunk.bytes.size()) {
     chunk.bytes.resize(index_[index_at_ + 1].offset - position_.offset);
   }
 }
 
-void LogReader::LoadIndex() {
-  const std::string path = SegmentPath(directory_, stream_, position_.segment, ".idx");
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+// Until an entry behind `end` of the segment is known, or there are no more. A stream may run for
+// weeks: entries that are used are dropped.
+void LogReader::LoadIndex(std::uint64_t end) {
+  UniqueFd fd(::open(absl::StrCat(stem_, ".idx").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (!fd) return;
   DiskEntry entries[256];
-  while (index_read_bytes_ < kMaxIndexBytes) {
+  while (index_.empty() || index_.back().offset <= end) {
     ssize_t n = ::pread(fd.get(), entries, sizeof(entries), static_cast<off_t>(index_read_bytes_));
     const std::size_t whole = n > 0 ? static_cast<std::size_t>(n) / sizeof(DiskEntry) : 0;
     if (whole == 0) return;
     for (std::size_t i = 0; i < whole; ++i) {
-      index_.push_back(
-          {entries[i].offset, WallTime(std::chrono::microseconds(entries[i].wall_us))});
+      if (entries[i].wall_us == kBeginMark) {
+        segment_begin_ = entries[i].offset;
+        continue;
+      }
+      index_.push_back({entries[i].offset & ~kNoteBit,
+                        WallTime(std::chrono::microseconds(entries[i].wall_us)),
+                        (entries[i].offset & kNoteBit) != 0});
     }
     index_read_bytes_ += whole * sizeof(DiskEntry);
+    while (index_at_ + 1 < index_.size() && index_[index_at_ + 1].offset <= position_.offset)
+      ++index_at_;
+    index_.erase(index_.begin(), index_.begin() + static_cast<std::ptrdiff_t>(index_at_));
+    index_at_ = 0;
   }
+}
+
+void LogReader::CountLost(Chunk& chunk) {
+  if (!segment_begin_) return expected_.reset();
+  const std::uint64_t here = *segment_begin_ + position_.offset;
+  if (expected_ && here > *expected_) chunk.lost_before = here - *expected_;
+  expected_ = here + chunk.bytes.size();
 }
 
 absl::StatusOr<LogReader::Chunk> LogReader::Next(std::size_t max_bytes) {
@@ -259,6 +434,7 @@ absl::StatusOr<LogReader::Chunk> LogReader::Next(std::size_t max_bytes) {
     chunk.bytes.resize(static_cast<std::size_t>(n));
     if (n > 0) {
       CutAtNextEntry(chunk);
+      CountLost(chunk);
       position_.offset += chunk.bytes.size();
       return chunk;
     }
@@ -267,7 +443,7 @@ absl::StatusOr<LogReader::Chunk> LogReader::Next(std::size_t max_bytes) {
       has_successor = false;
       continue;
     }
-    const std::vector<int> segments = SegmentsIn(directory_, stream_);
+    const std::vector<int> segments = Segments();
     has_successor = !segments.empty() && segments.back() > position_.segment;
     if (!has_successor) return chunk;
   }
@@ -350,15 +526,19 @@ absl::StatusOr<LogPosition> PositionSince(const std::string& directory, LogStrea
                                           WallTime since) {
   LogPosition position;
   for (int segment : SegmentsIn(directory, stream)) {
-    absl::StatusOr<std::string> index =
-        ReadFile(SegmentPath(directory, stream, segment, ".idx"), kMaxIndexBytes);
-    if (index.ok()) {
-      for (std::size_t at = 0; at + sizeof(DiskEntry) <= index->size(); at += sizeof(DiskEntry)) {
-        DiskEntry entry;
-        std::memcpy(&entry, index->data() + at, sizeof(entry));
-        if (entry.wall_us >= since.time_since_epoch().count())
-          return LogPosition{segment, entry.offset};
+    UniqueFd index(::open(SegmentPath(directory, stream, segment, ".idx").c_str(),
+                          O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    DiskEntry entries[256];
+    std::uint64_t read = 0;
+    for (ssize_t n; index && (n = ::pread(index.get(), entries, sizeof(entries),
+                                          static_cast<off_t>(read))) > 0;) {
+      const std::size_t whole = static_cast<std::size_t>(n) / sizeof(DiskEntry);
+      if (whole == 0) break;
+      for (std::size_t i = 0; i < whole; ++i) {
+        if (entries[i].wall_us >= since.time_since_epoch().count())
+          return LogPosition{segment, entries[i].offset & ~kNoteBit};
       }
+      read += whole * sizeof(DiskEntry);
     }
     position = {segment, SizeOf(SegmentPath(directory, stream, segment, ".log"))};
   }
@@ -380,6 +560,24 @@ std::string TailText(const std::string& directory, LogStream stream, int lines,
     if (text.size() > max_bytes) text.erase(0, text.size() - max_bytes);
   }
   return text;
+}
+
+std::uint64_t NotKeptBytes(const std::string& directory, LogStream stream) {
+  const std::vector<int> segments = SegmentsIn(directory, stream);
+  if (segments.empty()) return 0;
+  UniqueFd index(::open(SegmentPath(directory, stream, segments.front(), ".idx").c_str(),
+                        O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  DiskEntry begin;
+  if (!index || ::pread(index.get(), &begin, sizeof(begin), 0) != sizeof(begin)) return 0;
+  return begin.wall_us == kBeginMark ? begin.offset : 0;
+}
+
+void TrimLog(const std::string& directory, LogStream stream, LogLimits limits) {
+  if (limits.keeps_all()) return;
+  const std::vector<int> segments = SegmentsIn(directory, stream);
+  const auto kept = static_cast<std::size_t>(std::max(1, limits.segments));
+  for (std::size_t i = 0; i + kept < segments.size(); ++i)
+    RemoveSegment(directory, stream, segments[i]);
 }
 
 absl::StatusOr<std::map<Generation, std::vector<int>>> ListLogs(const std::string& root,

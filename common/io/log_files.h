@@ -2,16 +2,21 @@
 
 // Where the output of workers lies and how it is read:
 //
-//   <root>/<job>/<generation>/<rank>/stdout.<n>.log   segments, n from 0, each at most
-//   `segment_bytes`, never renamed
-//                                    stdout.<n>.idx   when each chunk of the segment was written
-//                                    stdout.log       symbolic link to the newest segment, for
-//                                    people (tail -F)
+//   <root>/<job>/<generation>/<rank>/
+//     stdout.<n>.log   segments, n from 0, each at most `segment_bytes`, never renamed
+//     stdout.<n>.idx   where the segment begins in its stream, when each chunk was written
+//     stdout.log       symbolic link to the newest segment, for people (tail -F)
 //
-// and the same for stderr. A new generation never touches an old one's files. A file appears with
-// its first byte.
+// and the same for stderr. Where all is kept (LogLimits::segments is 0), segment 0 is stdout.log
+// itself, a whole file, and its index stdout.idx. A new generation never touches an old one's
+// files.
+//
+// While the disk is full, what a reader has yet to show goes into segments of the same numbers in a
+// second folder, on a tmpfs ("passing"): they are gone once they are shown.
 
 #include <cstdint>
+#include <deque>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -35,33 +40,76 @@ std::string LogDirectory(const std::string& root, const JobId& job, Generation g
 
 struct LogLimits {
   std::uint64_t segment_bytes = 10u << 20;  // At least 4096.
-  int segments = 10;                        // Per stream; the oldest is removed first.
+  int segments = 10;  // Per stream; the oldest is removed first. 0: all is kept, in one file.
+  bool keeps_all() const { return segments == 0; }
 };
+// Those that keep about the newest `bytes` of each stream; nothing: all.
+LogLimits LimitsFor(std::optional<std::uint64_t> bytes);
+
+// Where a reader stands; can be sent elsewhere and continued.
+struct LogPosition {
+  int segment = 0;
+  std::uint64_t offset = 0;
+  friend auto operator<=>(const LogPosition&, const LogPosition&) = default;
+};
+// Of a stream that its reader does not show: nothing of it is ever yet to be shown.
+inline constexpr LogPosition kNotAwaited{std::numeric_limits<int>::max(), 0};
 
 // Appends one stream of one rank. Used by one thread, which may block on the disk. Never fails
 // towards the caller: what can not be written is counted and, when writing works again, told by a
-// line in the log itself.
+// line in the log itself (a note, which whoever shows the stream leaves out).
 class LogWriter {
  public:
-  LogWriter(std::string directory, LogStream stream, LogLimits limits);
-  void Append(std::string_view bytes, WallTime now);
+  // `passing`: the folder on a tmpfs for Place::kMemory; empty: there is none.
+  LogWriter(std::string directory, LogStream stream, LogLimits limits, std::string passing = {});
+
+  enum class Place { kDisk, kMemory, kNowhere };
+  // Makes the first file, so that a stream to which nothing is written has an empty one. A failure
+  // shows at the first Append.
+  void Begin();
+  // kNowhere: lost, with `why` as the reason.
+  void Append(std::string_view bytes, WallTime now, Place place = Place::kDisk,
+              const absl::Status& why = {});
+  // Up to where a reader has shown the stream: what lies behind it is removed by no limit. Nothing:
+  // there is no reader, the limits alone count, and segments in memory are dropped.
+  void Hold(std::optional<LogPosition> shown);
+  // Written behind the position that is held; 0 without a reader.
+  std::uint64_t unshown_bytes() const;
+  std::uint64_t memory_bytes() const;  // Of it, in segments in memory.
+
   std::uint64_t written_bytes() const { return written_bytes_; }
   std::uint64_t lost_bytes() const { return lost_bytes_total_; }
   const absl::Status& last_error() const { return last_error_; }
 
  private:
-  absl::Status OpenNextSegment();
-  absl::Status WriteChunk(std::string_view bytes, WallTime now);
+  struct Segment {  // One that this writer made and that is held or in memory.
+    int number = 0;
+    std::uint64_t begin = 0;  // In the stream.
+    bool in_memory = false;
+  };
+  absl::Status OpenNextSegment(bool in_memory);
+  absl::Status OpenFiles(bool in_memory);
+  void LinkNewest(const std::string& log_path);
+  absl::Status WriteChunk(std::string_view bytes, WallTime now, bool note = false);
+  void RemoveOldSegments(int room);
+  void ForgetShown();
   void Lose(std::size_t bytes, const absl::Status& why);
+  std::uint64_t SegmentRoom() const;
 
-  const std::string directory_;
+  const std::string directory_, passing_;
   const LogStream stream_;
   const LogLimits limits_;
   UniqueFd log_, index_;
-  int next_segment_ = -1;  // -1: not looked yet.
+  int next_segment_ = -1;   // -1: not looked yet.
+  bool in_memory_ = false;  // The open segment.
   std::uint64_t segment_size_ = 0;
+  std::uint64_t end_ = 0;  // Of the stream as its segments hold it, those in memory included.
+  std::uint64_t kept_bytes_ = 0;  // Of it, in segments on disk.
+  std::optional<LogPosition> held_;
+  std::deque<Segment> segments_;  // By number; the open one is last.
   std::optional<WallTime> last_index_time_;
-  std::uint64_t written_bytes_ = 0, lost_bytes_ = 0, lost_bytes_total_ = 0;
+  std::uint64_t written_bytes_ = 0, lost_bytes_total_ = 0;
+  std::uint64_t lost_bytes_ = 0, passed_bytes_ = 0;  // Since the last note: lost, or only shown.
   absl::Status last_error_;
 };
 
@@ -71,23 +119,20 @@ struct LogLine {
   bool complete = true;  // False: the stream ended, or paused longer than asked, within this line.
 };
 
-// Where a reader stands; can be sent elsewhere and continued.
-struct LogPosition {
-  int segment = 0;
-  std::uint64_t offset = 0;
-  friend auto operator<=>(const LogPosition&, const LogPosition&) = default;
-};
-
 // Reads one stream of one rank from a position on, also while it is written: call again later for
 // more. Survives that segments are removed under it (`lost_segments` counts them).
 class LogReader {
  public:
-  LogReader(std::string directory, LogStream stream, LogPosition from = {});
+  // `passing`: as of the writer.
+  LogReader(std::string directory, LogStream stream, LogPosition from = {},
+            std::string passing = {});
   // The next bytes, at most `max_bytes`; empty when there are no more now. Never crosses a time
   // entry, so that all of one chunk were written at `at`.
   struct Chunk {
     std::string bytes;
     WallTime at{};
+    bool note = false;              // Not of the stream: the writer's own words.
+    std::uint64_t lost_before = 0;  // Bytes of the stream in front of these that are not kept.
   };
   absl::StatusOr<Chunk> Next(std::size_t max_bytes = 64 << 10);
   LogPosition position() const { return position_; }
@@ -97,15 +142,21 @@ class LogReader {
   struct IndexEntry {
     std::uint64_t offset = 0;
     WallTime at{};
+    bool note = false;
   };
   absl::Status OpenSegment();
   bool AdvanceSegment();
   void CutAtNextEntry(Chunk& chunk);
-  void LoadIndex();
+  void LoadIndex(std::uint64_t end);
+  void CountLost(Chunk& chunk);
+  std::vector<int> Segments() const;
 
-  const std::string directory_;
+  const std::string directory_, passing_;
   const LogStream stream_;
   LogPosition position_;
+  std::string stem_;  // Path of the open segment, without ".log".
+  // In the stream: where the open segment begins, and where the reader stands; nothing: unknown.
+  std::optional<std::uint64_t> segment_begin_, expected_;
   UniqueFd log_;
   std::vector<IndexEntry> index_;
   std::size_t index_at_ = 0;
@@ -140,6 +191,11 @@ absl::StatusOr<LogPosition> PositionSince(const std::string& directory, LogStrea
 // are none.
 std::string TailText(const std::string& directory, LogStream stream, int lines,
                      std::size_t max_bytes);
+
+// How much of the beginning of a stream is no longer kept; 0 where that is not known.
+std::uint64_t NotKeptBytes(const std::string& directory, LogStream stream);
+// Applies `limits` to a stream whose writer has ended.
+void TrimLog(const std::string& directory, LogStream stream, LogLimits limits);
 
 // What is there, from the directories: generation → ranks.
 absl::StatusOr<std::map<Generation, std::vector<int>>> ListLogs(const std::string& root,

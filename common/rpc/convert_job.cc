@@ -106,6 +106,7 @@ pb::JobSpec ToProto(const JobSpec& value) {
   out.set_sets_master_port(value.sets_master_port);
   out.set_node_check(value.node_check.command);
   out.set_node_check_timeout_ns(value.node_check.timeout.count());
+  if (value.log_keep_bytes) out.set_log_keep_bytes(*value.log_keep_bytes);
   return out;
 }
 
@@ -135,6 +136,7 @@ absl::StatusOr<JobSpec> FromProto(const pb::JobSpec& value) {
   spec.numa_binding = check.Text("numa_binding", value.numa_binding(), kMaxIdBytes);
   spec.virtual_local_rank = value.virtual_local_rank();
   spec.sets_master_port = value.sets_master_port();
+  if (value.has_log_keep_bytes()) spec.log_keep_bytes = value.log_keep_bytes();
   if (spec.node_check.wanted())
     spec.node_check.timeout =
         check.NonNegative("node_check_timeout", value.node_check_timeout_ns());

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/io/standard_fds.h"
 #include "launcher/cli/commands/command.h"
 
 namespace {
@@ -40,6 +41,7 @@ void Watch(std::function<int(int)> handler) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  regroup::io::OpenStandardDescriptors();
   std::vector<std::string> args(argv + (argc > 0 ? 1 : 0), argv + argc);
   // One program under two names: regroup-torchrun is a link, which may be called torchrun as well.
   std::string name = argc > 0 ? argv[0] : "";

@@ -14,6 +14,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cluster_rows  # noqa: E402
 import control_rows  # noqa: E402
+import output_rows  # noqa: E402
 import worker_rows  # noqa: E402
 from row import Unavailable  # noqa: E402
 
@@ -62,7 +63,7 @@ def main(arguments=None, every_row=None):
     parser.add_argument("--list", action="store_true", help="print the rows' names and targets")
     parser.add_argument("--bin-dir", default=os.environ.get("REGROUP_BIN_DIR", "build/release/bin"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    rows = [r for r in every_row or control_rows.ROWS + cluster_rows.ROWS + worker_rows.ROWS
+    rows = [r for r in every_row or control_rows.ROWS + cluster_rows.ROWS + output_rows.ROWS + worker_rows.ROWS
             if not options.words or any(word in r.name for word in options.words)]
     if options.list:
         for row in rows:

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/user_error.h"
 #include "common/config/flags.h"
+#include "common/io/standard_fds.h"
 #include "worker/train/commands.h"
 #include "worker/train/environment.h"
 #include "worker/train/generate.h"
@@ -91,4 +92,7 @@ int Main(const std::vector<std::string>& words) {
 }  // namespace
 }  // namespace regroup::worker
 
-int main(int argc, char** argv) { return regroup::worker::Main({argv + 1, argv + argc}); }
+int main(int argc, char** argv) {
+  regroup::io::OpenStandardDescriptors();
+  return regroup::worker::Main({argv + 1, argv + argc});
+}

@@ -39,6 +39,16 @@ void DescribeFlags(CLI::App& app, JobFlags& flags) {
       "COMMAND");
   AddDuration(app, "--node-check-timeout", flags.node_check.timeout,
               "a node check that takes longer has failed");
+  AddParsed(app, "--log-keep", "SIZE|all", "",
+            flags.origin == JobOrigin::kSubmitted
+                ? "how much of the output of each rank is kept, of stdout and of stderr, the "
+                  "newest; none: 100M"
+                : "how much of the output of each rank is kept, of stdout and of stderr, the "
+                  "newest; none: 100M, all with --log-dir",
+            [&flags](std::string_view text) {
+              ASSIGN_OR_RETURN(flags.log_keep_bytes, ParseLogKeep(text));
+              return absl::OkStatus();
+            });
 }
 
 absl::Status Apply(const JobFlags& flags, JobSpec& spec) {
@@ -58,6 +68,7 @@ absl::Status Apply(const JobFlags& flags, JobSpec& spec) {
   spec.grace = flags.grace;
   spec.scale_up = flags.scale_up;
   spec.node_check = flags.node_check;
+  spec.log_keep_bytes = flags.log_keep_bytes;
   return absl::OkStatus();
 }
 

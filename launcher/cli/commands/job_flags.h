@@ -2,6 +2,7 @@
 
 // What `run` and `submit` have in common: what the job is.
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -23,10 +24,12 @@ struct JobFlags {
   Duration grace = std::chrono::seconds(30);
   ScaleUp scale_up = ScaleUp::kSettle;
   NodeCheck node_check;
+  std::optional<std::uint64_t> log_keep_bytes;
 };
 // `flags` holds the defaults.
 void DescribeFlags(CLI::App& app, JobFlags& flags);
-// Fills origin, nodes, workers, restarts, grace, scale-up and node check; the error names the flag.
+// Fills origin, nodes, workers, restarts, grace, scale-up, node check and log limit; the error
+// names the flag.
 absl::Status Apply(const JobFlags& flags, JobSpec& spec);
 
 }  // namespace regroup::cli

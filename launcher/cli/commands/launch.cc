@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
@@ -14,6 +16,7 @@
 #include "common/config/state_dir.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
+#include "common/io/files.h"
 #include "launcher/cli/commands/exec.h"
 #include "launcher/cli/commands/log_source.h"
 #include "launcher/cli/commands/old_runs.h"
@@ -97,6 +100,16 @@ bool HasAnyPort(std::string_view endpoint) {
   return colon != std::string_view::npos && colon != 0 && endpoint.substr(colon) == kAnyPort;
 }
 
+// As of --state-dir: said before anything starts. What others may read there is theirs to say.
+absl::Status CheckLogDirectory(const std::string& path) {
+  const absl::Status made = io::MakeDirectories(path);
+  const bool writable = made.ok() && ::access(path.c_str(), W_OK | X_OK) == 0;
+  if (writable) return absl::OkStatus();
+  const std::string why = made.ok() ? std::strerror(errno) : std::string(made.message());
+  return UserError(absl::StatusCode::kPermissionDenied,
+                   Cat("--log-dir: ", path, " can not be written"), why, "--log-dir DIRECTORY");
+}
+
 }  // namespace
 
 void DescribeFlags(Manner manner, CLI::App& app, LaunchFlags& flags) {
@@ -122,7 +135,8 @@ void DescribeFlags(Manner manner, CLI::App& app, LaunchFlags& flags) {
   AddText(app, "--state-dir", flags.state_dir, "where journal, node and logs are kept",
           "DIRECTORY");
   AddText(app, "--log-dir", flags.log_dir,
-          "where output of workers is kept; none: in the state directory", "DIRECTORY");
+          "where output of workers is kept, all of it; none: in the state directory, the newest",
+          "DIRECTORY");
   AddParsed(app, "--port-range", "FIRST-LAST", "",
             "ports that stores and witnesses may use; none: any", [&flags](std::string_view text) {
               ASSIGN_OR_RETURN(flags.ports, ParsePortRange(text));
@@ -271,6 +285,7 @@ absl::Status LaunchCommand::FillNode(LaunchConfig& config, const Terminal& termi
     ASSIGN_OR_RETURN(StateDirectory given,
                      DefaultStateDirectory(flags_.log_dir, false));  // Made absolute.
     logs = given.path;
+    RETURN_IF_ERROR(CheckLogDirectory(logs));
   }
   config.log_dir = logs;
   config.output.notes_dir = kept;

@@ -9,6 +9,7 @@
 #include "common/base/status_macros.h"
 #include "common/config/launch_config.h"
 #include "common/config/text.h"
+#include "common/config/values.h"
 #include "common/io/files.h"
 #include "common/io/log_files.h"
 #include "common/io/proc.h"
@@ -167,8 +168,12 @@ std::vector<std::string> OwnLogRoots(const std::vector<std::string>& roots, cons
   return own;
 }
 
-absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& job,
-                          const LogFilter& filter, const std::function<void(LogEntry)>& take) {
+namespace {
+
+// Every stream that the filter lets through.
+absl::Status ForEachStream(const std::vector<std::string>& roots, const JobView& job,
+                           const LogFilter& filter,
+                           const std::function<absl::Status(const StreamId&)>& visit) {
   for (const std::string& root : roots) {
     ASSIGN_OR_RETURN(auto there, io::ListLogs(root, job.id));
     for (const auto& [generation, ranks] : there) {
@@ -182,13 +187,41 @@ absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& 
           continue;
         StreamId id{io::LogDirectory(root, job.id, generation, rank), io::LogStream::kStdout,
                     generation, rank, NodeOf(job, generation, rank)};
-        if (!filter.stderr_only) RETURN_IF_ERROR(ReadStream(id, filter, take));
+        if (!filter.stderr_only) RETURN_IF_ERROR(visit(id));
         id.stream = io::LogStream::kStderr;
-        if (!filter.stdout_only) RETURN_IF_ERROR(ReadStream(id, filter, take));
+        if (!filter.stdout_only) RETURN_IF_ERROR(visit(id));
       }
     }
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& job,
+                          const LogFilter& filter, const std::function<void(LogEntry)>& take) {
+  return ForEachStream(roots, job, filter,
+                       [&](const StreamId& id) { return ReadStream(id, filter, take); });
+}
+
+std::string NotKeptText(std::uint64_t bytes, bool first, int rank, bool is_stderr) {
+  return Cat(first ? "the first " : "", FormatBytes(bytes), " of rank ", rank,
+             is_stderr ? "'s stderr" : "", " are no longer kept; --log-keep");
+}
+
+std::vector<std::string> NotKept(const std::vector<std::string>& roots, const JobView& job,
+                                 const LogFilter& filter) {
+  std::vector<std::string> texts;
+  if (filter.tail || filter.since) return texts;
+  ForEachStream(roots, job, filter, [&](const StreamId& id) {
+    const std::uint64_t bytes = io::NotKeptBytes(id.directory, id.stream);
+    if (bytes > 0) {
+      texts.push_back(
+          NotKeptText(bytes, /*first=*/true, id.rank, id.stream == io::LogStream::kStderr));
+    }
+    return absl::OkStatus();
+  }).IgnoreError();  // Reading them says it as well.
+  return texts;
 }
 
 std::vector<std::string> NodesWithoutLogs(const std::vector<std::string>& roots,
@@ -224,6 +257,8 @@ void LogReplies::Add(const regroup::v1::LogChunk& chunk) {
   std::string key =
       Cat(chunk.node(), "/", chunk.generation(), "/", chunk.rank(), chunk.is_stderr() ? "e" : "o");
   std::shared_ptr<Stream>& stream = streams_[key];
+  if (chunk.not_kept_bytes() > 0)
+    tell_(NotKeptText(chunk.not_kept_bytes(), stream == nullptr, chunk.rank(), chunk.is_stderr()));
   if (stream == nullptr) {
     stream = std::make_shared<Stream>();
     stream->like = {WallTime{},   chunk.node(),      Generation(chunk.generation()),

@@ -2,6 +2,7 @@
 
 // Where `logs` gets lines from: a live coordinator's relay, or the files of an ended run.
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -38,6 +39,12 @@ std::vector<std::string> OutputNotes(const Place& place, const JobId& job);
 absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& job,
                           const LogFilter& filter, const std::function<void(LogEntry)>& take);
 
+// "the first 151.0 MiB of rank 0 are no longer kept; --log-keep", for each stream that the filter
+// lets through whole.
+std::vector<std::string> NotKept(const std::vector<std::string>& roots, const JobView& job,
+                                 const LogFilter& filter);
+std::string NotKeptText(std::uint64_t bytes, bool first, int rank, bool is_stderr);
+
 // Those of `roots` that belong to a job of this coordinator: ids are unique within a coordinator
 // only, and several may have left output in one state directory.
 std::vector<std::string> OwnLogRoots(const std::vector<std::string>& roots, const Place& place,
@@ -50,13 +57,16 @@ std::vector<std::string> NodesWithoutLogs(const std::vector<std::string>& roots,
 // Replies of one Logs call as entries. Streams are cut into lines here.
 class LogReplies {
  public:
-  explicit LogReplies(std::function<void(LogEntry)> take) : take_(std::move(take)) {}
+  // `tell`: of output that is no longer kept.
+  LogReplies(std::function<void(LogEntry)> take, std::function<void(std::string)> tell)
+      : take_(std::move(take)), tell_(std::move(tell)) {}
   void Add(const regroup::v1::LogChunk& chunk);
   void Finish();  // What is left of unfinished lines.
 
  private:
   struct Stream;
   std::function<void(LogEntry)> take_;
+  std::function<void(std::string)> tell_;
   std::map<std::string, std::shared_ptr<Stream>> streams_;
 };
 

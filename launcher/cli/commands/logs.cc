@@ -148,6 +148,8 @@ class Logs : public Command {
                            : Cat("none in ", log_dir_),
           "--log-dir DIRECTORY where the run was given one, or ask on the other nodes");
     }
+    for (const std::string& text : NotKept(roots, found.job, filter_))
+      terminal.Say(Cat("regroup: ", text, "\n"));
     if (!filter_.tail && !filter_.since) AddEvents(found.job, merge);
     absl::Status printed;
     RETURN_IF_ERROR(ReadLogFiles(roots, found.job, filter_, [&](LogEntry entry) {
@@ -241,9 +243,11 @@ class Logs : public Command {
     }
     absl::Status printed;
     std::map<std::string, std::string> problems;  // By node.
-    LogReplies replies([&](LogEntry entry) {
-      if (printed.ok()) printed = AddEntry(std::move(entry), merge, terminal);
-    });
+    LogReplies replies(
+        [&](LogEntry entry) {
+          if (printed.ok()) printed = AddEntry(std::move(entry), merge, terminal);
+        },
+        [&](std::string text) { terminal.Say(Cat("regroup: ", text, "\n")); });
     absl::Status called =
         client.Logs(Selection(found.job.id), [&](const regroup::v1::LogsReply& reply) {
           std::lock_guard lock(follower ? follower->mutex() : alone);

@@ -21,7 +21,9 @@ class Prune : public Command {
                  .text = "Keeps the output of the youngest ended jobs, up to --keep jobs and "
                          "--max-size, and never lets "
                          "it take the last 10 % of the disk. Jobs that are not over are not "
-                         "touched. `regroup run` does the same by itself now and then.",
+                         "touched. `regroup run` does the same by itself now and then. What a "
+                         "running job keeps is --log-keep of `run` and `submit`; what was given "
+                         "--log-dir is never removed.",
                  .example = "regroup prune --dry-run"}) {
     AddSwitch(line().app(), "--dry-run", dry_run_, "say what would be removed");
     AddInt(line().app(), "--keep", limits_.keep, 0, 1'000'000, "ended jobs whose output is kept");

@@ -53,7 +53,8 @@ class Submit : public Command {
                          "nproc_per_node, run (a list, "
                          "or a line for sh -c), workdir, env, grace, scale_up, retry: {max, "
                          "window, exit_codes}, node_check, node_check_timeout, role, numa_binding, "
-                         "virtual_local_rank, price_per_node_hour (a number: `explain` and "
+                         "virtual_local_rank, log_keep (a size, or all), price_per_node_hour (a "
+                         "number: `explain` and "
                          "`ps --json` then tell what the job costs; a node counts whole).",
                  .example =
                      "regroup submit job.yaml\n"

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -87,6 +88,39 @@ TEST(Relay, WhatIsNotShownIsFilteredAllTheSame) {
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}),
             "[rank 5]:step 1\n[rank 5]:loss 2\n[rank 5]:more step\n");
   EXPECT_TRUE(std::filesystem::exists(rules.link + "/stdout.log"));
+}
+
+TEST(Relay, TellsHowFarItIsAndShowsNoNotes) {
+  Scratch scratch;
+  Pipe out, err;
+  const std::string logs = scratch.path() + "/0", passing = scratch.path() + "/passing";
+  io::LogWriter writer(logs, io::LogStream::kStdout, {.segment_bytes = 4096, .segments = 2},
+                       passing);
+  writer.Hold(io::LogPosition{});
+  std::atomic<int> told = 0;
+  Relay relay(out.write.get(), err.write.get(), nullptr, [&] { ++told; });
+  Relay::Rules rules;
+  rules.err.shown = false;
+  rules.passing = passing;
+  rules.limits = {.segment_bytes = 4096, .segments = 2};
+  relay.Follow(logs, rules);
+  EXPECT_EQ(relay.ShownSoFar().at(logs).out, io::LogPosition{});
+  EXPECT_EQ(relay.ShownSoFar().at(logs).err, io::kNotAwaited);
+  std::string written;
+  for (int i = 0; i < 6; ++i) {
+    const std::string block(4096, static_cast<char>('a' + i));
+    writer.Append(block, io::WallNow());
+    written += block;
+  }
+  writer.Append("in memory", io::WallNow(), io::LogWriter::Place::kMemory);
+  writer.Append("on disk", io::WallNow());
+  written += "in memoryon disk";
+  EXPECT_TRUE(relay.Finish("", 10s));
+  EXPECT_EQ(out.All(), written);
+  EXPECT_GT(told, 0);
+  EXPECT_EQ(relay.ShownSoFar().at(logs).out.segment, 7);
+  EXPECT_FALSE(std::filesystem::exists(logs + "/stdout.4.log")) << "the limit counts again";
+  EXPECT_TRUE(std::filesystem::is_empty(passing));
 }
 
 // What one stream could not take is told on the other, once.

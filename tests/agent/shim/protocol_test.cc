@@ -25,6 +25,7 @@ Spec FullSpec() {
   spec.umask = 027;
   spec.log_root = "/logs";
   spec.log_limits = {.segment_bytes = 1 << 16, .segments = 3};
+  spec.passing = "/run/passing";
   spec.cgroup = "/sys/fs/cgroup/x";
   spec.lifeline_grace = std::chrono::milliseconds(1500);
   spec.unkillable_after = std::chrono::milliseconds(250);
@@ -62,6 +63,8 @@ State FullState() {
   state.output_bytes = 1ull << 50;
   state.lost_log_bytes = 5;
   state.log_trouble = "disk full";
+  state.unshown_bytes = 6;
+  state.disk_full = true;
   return state;
 }
 
@@ -94,7 +97,10 @@ TEST(ShimProtocol, CommandsRoundTrip) {
                    .environment = {},
                    .cpus = {},
                    .command = {"train", "5", ""}}}},
-      Stop{.deadline = Instant(Duration(123)), .signal = 2}, Kill{}, Query{}};
+      Stop{.deadline = Instant(Duration(123)), .signal = 2},
+      Kill{},
+      Query{},
+      Shown{{{0, true, {3, 1ull << 40}}, {1, false, io::kNotAwaited}}, 7}};
   for (const Command& command : commands) {
     absl::StatusOr<Command> back = DecodeCommand(Encode(command));
     ASSERT_TRUE(back.ok()) << back.status();

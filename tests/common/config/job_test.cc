@@ -103,6 +103,8 @@ TEST(JobLimits, EveryLimitIsNamed) {
        "node_check_timeout: 0s is out of range"},
       {"endless check", [](JobSpec& s) { s.node_check.timeout = 61min; },
        "node_check_timeout: 1h1m is out of range"},
+      {"little is kept", [](JobSpec& s) { s.log_keep_bytes = 100; },
+       "log_keep: 100 B is out of range"},
       {"price", [](JobSpec& s) { s.price_per_node_hour = -0.5; },
        "price_per_node_hour: -0.5 is out of range"},
       {"price that is no number",
@@ -190,6 +192,7 @@ TEST(JobFile, RendersWhatItReads) {
   spec.unit = 2;
   spec.restart_window = 90min;
   spec.price_per_node_hour = 0.1;
+  spec.log_keep_bytes = 3ull << 30;
   spec.role = "tr: #\"x";
   spec.node_check = {"test -e /dev/nvidia0 || { echo \"no: #device\"; exit 1; }", 90s};
   spec.numa_binding = "core-complex";
@@ -219,7 +222,8 @@ TEST(JobFile, Errors) {
   const FileRow rows[] = {
       {ok + "nnode: 2\n", "job.yaml:3: unknown field nnode", "did you mean nnodes?"},
       {ok + "zebra: 2\n", "job.yaml:3: unknown field zebra",
-       "known are: env grace max_restarts name nnodes node_check node_check_timeout nproc_per_node "
+       "known are: env grace log_keep max_restarts name nnodes node_check node_check_timeout "
+       "nproc_per_node "
        "numa_binding "
        "price_per_node_hour retry role run scale_up shutdown_timeout virtual_local_rank workdir"},
       {ok + "rdzv_endpoint: node0\n", "job.yaml:3: a job file has no rdzv_endpoint",

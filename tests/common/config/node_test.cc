@@ -41,6 +41,7 @@ LaunchConfig Sample() {
   config.spec.scale_up = ScaleUp::kNever;
   config.spec.command = config.given;
   config.spec.node_check = {"test -e \xff", 9s};
+  config.spec.log_keep_bytes = kKeepAllLogs;
   config.workers = 2;
   config.endpoint = Endpoint{"fe80::1", 29401};
   config.join_timeout = 600s;

@@ -151,6 +151,123 @@ TEST(LogFiles, WhatALineWasCutFromHasItsTime) {
   EXPECT_EQ(lines[3].at, At(3));
 }
 
+TEST(LogFiles, AllIsKeptInOneWholeFile) {
+  TempDirectory directory;
+  const LogLimits limits = LimitsFor(std::nullopt);
+  LogWriter writer(directory / "r", LogStream::kStdout, limits);
+  LogWriter silent(directory / "r", LogStream::kStderr, limits);
+  writer.Begin();
+  silent.Begin();
+  EXPECT_EQ(std::filesystem::file_size(directory / "r/stderr.log"), 0u);
+  std::string written;
+  for (int i = 0; i < 3000; ++i) {
+    const std::string line = absl::StrCat("line ", i, std::string(8000, '.'), "\n");
+    writer.Append(line, At(i));
+    written += line;
+  }
+  EXPECT_EQ(*ReadFile(directory / "r/stdout.log", 64u << 20), written);
+  EXPECT_FALSE(std::filesystem::is_symlink(directory / "r/stdout.log"));
+  LogReader reader(directory / "r", LogStream::kStdout);
+  EXPECT_EQ(ReadRest(reader), written);
+  EXPECT_EQ(TailText(directory / "r", LogStream::kStdout, 1, 10000).substr(0, 9), "line 2999");
+  LogReader since(directory / "r", LogStream::kStdout,
+                  *PositionSince(directory / "r", LogStream::kStdout, At(2900)));
+  EXPECT_EQ(since.Next()->bytes.substr(0, 9), "line 2900");
+}
+
+TEST(LogFiles, ARotatedStreamHasItsFileFromTheBeginning) {
+  TempDirectory directory;
+  LogWriter writer(directory / "r", LogStream::kStdout, {});
+  writer.Begin();
+  EXPECT_EQ(std::filesystem::file_size(directory / "r/stdout.log"), 0u) << "no dangling link";
+}
+
+TEST(LogFiles, WhatIsNotShownYetStays) {
+  TempDirectory directory;
+  LogWriter writer(directory / "r", LogStream::kStdout, {.segment_bytes = 4096, .segments = 3});
+  writer.Hold(LogPosition{});
+  LogReader reader(directory / "r", LogStream::kStdout);
+  std::string written;
+  for (int i = 0; i < 20; ++i) {
+    const std::string block(4096, static_cast<char>('a' + i));
+    writer.Append(block, At(i));
+    written += block;
+  }
+  EXPECT_EQ(writer.unshown_bytes(), written.size());
+  EXPECT_EQ(ReadRest(reader), written);
+  EXPECT_EQ(reader.lost_segments(), 0);
+  writer.Hold(LogPosition{10, 96});
+  EXPECT_EQ(writer.unshown_bytes(), 10 * 4096u - 96u);
+  LogReader rest(directory / "r", LogStream::kStdout, {10, 96});
+  EXPECT_EQ(ReadRest(rest), written.substr(10 * 4096 + 96));
+  writer.Hold(reader.position());
+  EXPECT_EQ(writer.unshown_bytes(), 0u);
+  LogReader kept(directory / "r", LogStream::kStdout);
+  EXPECT_EQ(ReadRest(kept), written.substr(17 * 4096)) << "the limit counts again";
+  writer.Append("x", At(30));
+  writer.Hold(std::nullopt);
+  EXPECT_EQ(writer.unshown_bytes(), 0u);
+}
+
+TEST(LogFiles, MemoryPassesWhatTheDiskDoesNotKeep) {
+  using Place = LogWriter::Place;
+  TempDirectory directory;
+  const std::string passing = directory / "passing";
+  LogWriter writer(directory / "r", LogStream::kStdout, {.segment_bytes = 4096}, passing);
+  writer.Hold(LogPosition{});
+  writer.Append("kept\n", At(1));
+  std::string passed;
+  for (int i = 0; i < 12; ++i) {
+    const std::string block(100 << 10, static_cast<char>('a' + i));
+    writer.Append(block, At(2), Place::kMemory);
+    passed += block;
+  }
+  EXPECT_EQ(writer.memory_bytes(), passed.size());
+  EXPECT_EQ(writer.unshown_bytes(), passed.size() + 5);
+  writer.Append("kept again\n", At(3));
+  LogReader reader(directory / "r", LogStream::kStdout, {}, passing);
+  std::string shown;
+  for (LogReader::Chunk chunk; !(chunk = *reader.Next()).bytes.empty();) {
+    if (!chunk.note) shown += chunk.bytes;
+  }
+  EXPECT_EQ(shown, "kept\n" + passed + "kept again\n");
+  LogReader later(directory / "r", LogStream::kStdout);
+  EXPECT_EQ(ReadRest(later), absl::StrCat("kept\n\n[regroup: ", passed.size(),
+                                          " bytes of stdout not kept here: the disk was full]\n"
+                                          "kept again\n"));
+  writer.Hold(reader.position());
+  EXPECT_EQ(writer.memory_bytes(), 0u);
+  EXPECT_TRUE(ListDirectory(passing)->empty()) << "shown is gone";
+  writer.Append("more", At(4), Place::kMemory);
+  writer.Hold(std::nullopt);
+  EXPECT_TRUE(ListDirectory(passing)->empty()) << "so is what nobody will show";
+  writer.Append("lost", At(5), Place::kNowhere, ErrnoStatus(ENOSPC, "why"));
+  EXPECT_EQ(writer.lost_bytes(), 4u);
+}
+
+TEST(LogFiles, HowMuchIsNoLongerKeptIsKnown) {
+  TempDirectory directory;
+  LogWriter writer(directory / "r", LogStream::kStdout, {.segment_bytes = 4096, .segments = 3});
+  EXPECT_EQ(NotKeptBytes(directory / "r", LogStream::kStdout), 0u);
+  for (int i = 0; i < 8; ++i) writer.Append(std::string(4096, 'x'), At(i));
+  EXPECT_EQ(NotKeptBytes(directory / "r", LogStream::kStdout), 5 * 4096u);
+  LogReader reader(directory / "r", LogStream::kStdout);
+  EXPECT_EQ(reader.Next()->lost_before, 5 * 4096u);
+  EXPECT_EQ(reader.Next()->lost_before, 0u);
+  for (int i = 0; i < 8; ++i) writer.Append(std::string(4096, 'y'), At(10 + i));
+  ReadRest(reader);
+  TrimLog(directory / "r", LogStream::kStdout, {.segment_bytes = 4096, .segments = 1});
+  EXPECT_EQ(NotKeptBytes(directory / "r", LogStream::kStdout), 15 * 4096u);
+}
+
+TEST(LogFiles, LimitsForASize) {
+  EXPECT_TRUE(LimitsFor(std::nullopt).keeps_all());
+  EXPECT_EQ(LimitsFor(100u << 20).segments, 10);
+  EXPECT_EQ(LimitsFor(1ull << 30).segments, 103);
+  EXPECT_EQ(LimitsFor(1 << 20).segment_bytes, (1u << 20) / 10);
+  EXPECT_EQ(LimitsFor(1 << 20).segments, 10);
+}
+
 TEST(LogFiles, PruneKeepsWhatItMust) {
   TempDirectory directory;
   const JobId job("train-1");

@@ -45,6 +45,7 @@ JobSpec SomeSpec() {
   spec.exit_codes = {{77, ExitAction::kFail}};
   spec.scale_up = ScaleUp::kNever;
   spec.price_per_node_hour = 2.5;
+  spec.log_keep_bytes = kKeepAllLogs;
   spec.role = "trainer";
   spec.numa_binding = "node";
   spec.virtual_local_rank = true;
