@@ -243,7 +243,7 @@ void Core::On(const Welcomed& welcomed) {
   // again.
   SendReports(/*all=*/true);
   for (auto& [key, progress] : progress_) progress.unsent = true;
-  for (const auto& [key, request] : commits_) Do(SendCommit{request});
+  for (auto& [key, commit] : commits_) AskCommit(commit);
   SayLeaving();
 }
 
@@ -259,6 +259,7 @@ void Core::On(const CoordinatorAway&) {
   found_.reset();
   silent_at_.reset();
   next_heartbeat_.reset();
+  for (auto& [key, commit] : commits_) commit.in_flight.reset();
   for (auto& [job, state] : jobs_) {  // The next one compares, then orders.
     state.prepare.reset();
     state.run.reset();

@@ -57,6 +57,12 @@ class Core {
     bool unsent = false;
     Instant not_before{};
   };
+  // One at a time goes to the coordinator: however often a worker asks, its node's session carries
+  // one question and one answer.
+  struct Commit {
+    CommitRequest newest;
+    std::optional<CommitRequest> in_flight;  // Sent in this session and not answered.
+  };
   struct Leaving {
     int signal = 0;  // 0: join timeout.
     Instant since;
@@ -112,6 +118,8 @@ class Core {
   void NotifyWorkers(const GroupKey& key, Group& group);
   void SendReports(bool all);
   void FlushProgress(const GroupKey& key);
+  void OnCommitAsked(const GroupKey& key, const CommitRequest& request);
+  void AskCommit(Commit& commit);
   void HeartbeatIfDue();
   void BreakIfSilent();
   void CoordinatorIfDue();
@@ -147,7 +155,7 @@ class Core {
   std::map<GroupKey, Group> groups_;
   std::map<JobId, Job> jobs_;
   std::map<std::pair<GroupKey, int>, Progress> progress_;  // By local rank.
-  std::map<GroupKey, CommitRequest> commits_;              // Asked and not answered.
+  std::map<GroupKey, Commit> commits_;                     // Asked and not answered.
 
   bool ever_ran_ = false;
   bool enough_joined_ = false;  // A spare waits as long as the job runs: no join timeout.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "agent/core/core.h"
@@ -17,6 +18,14 @@ ErrorEvidence EvidenceFor(const RankEnded& exit, ErrorEvidence told) {
   const bool spoke =
       exit.kind == ExitKind::kExited || (exit.kind == ExitKind::kSignaled && exit.code == SIGABRT);
   return spoke ? told : ErrorEvidence::kNone;
+}
+
+// An attempt of a step is asked about with the same words each time.
+bool IsSame(const CommitRequest& a, const CommitRequest& b) {
+  return a.attempt == b.attempt && a.step == b.step;
+}
+bool IsAnswerTo(const CommitAnswer& answer, const CommitRequest& asked) {
+  return answer.attempt == asked.attempt && answer.step == asked.step;
 }
 
 }  // namespace
@@ -199,9 +208,7 @@ void Core::On(const WorkerSaid& said) {
     kept.last = *progress;
     kept.unsent = true;
   } else if (const auto* request = std::get_if<CommitRequest>(&said.what)) {
-    commits_[said.key] = *request;
-    FlushProgress(said.key);
-    if (attached_) Do(SendCommit{*request});
+    OnCommitAsked(said.key, *request);
   } else if (const auto* failed = std::get_if<CommunicatorFailed>(&said.what)) {
     group->communicator_failed[said.local_rank] = failed->text.substr(0, kMaxErrorBytes);
   }
@@ -218,11 +225,39 @@ void Core::On(const CommitAnswered& answered) {
   const CommitAnswer& answer = answered.answer;
   const GroupKey key{answer.job, answer.generation};
   const auto asked = commits_.find(key);
-  if (asked == commits_.end() || asked->second.attempt != answer.attempt ||
-      asked->second.step != answer.step)
+  if (asked == commits_.end() || !asked->second.in_flight ||
+      !IsAnswerTo(answer, *asked->second.in_flight))
     return;
-  commits_.erase(asked);
   Do(TellCommit{key, answer});
+  if (IsAnswerTo(answer, asked->second.newest)) {
+    commits_.erase(asked);
+  } else {
+    AskCommit(asked->second);
+  }
+}
+
+// While one is in flight the newest waits; what it displaces from there will not be asked.
+void Core::OnCommitAsked(const GroupKey& key, const CommitRequest& request) {
+  FlushProgress(key);
+  const auto [at, first] = commits_.try_emplace(key, Commit{request, {}});
+  Commit& commit = at->second;
+  const CommitRequest displaced = std::exchange(commit.newest, request);
+  const bool asked = commit.in_flight && IsSame(*commit.in_flight, displaced);
+  if (!first && !asked && !IsSame(displaced, request)) {
+    CommitAnswer busy;
+    busy.job = key.job;
+    busy.generation = key.generation;
+    busy.attempt = displaced.attempt;
+    busy.step = displaced.step;
+    busy.why_not = "busy: a newer commit was asked for before this one could be";
+    Do(TellCommit{key, busy});
+  }
+  if (attached_ && !commit.in_flight) AskCommit(commit);
+}
+
+void Core::AskCommit(Commit& commit) {
+  commit.in_flight = commit.newest;
+  Do(SendCommit{commit.newest});
 }
 
 // Workers that take a notice hear it once per connection; the others get SIGTERM, once ever, since

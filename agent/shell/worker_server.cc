@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
 #include <cmath>
 #include <utility>
@@ -24,6 +25,10 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 constexpr std::size_t kMaxOutgoingBytes = 256 << 10;
 constexpr std::uint32_t kLocalVersion = 1;
 constexpr double kMaxSeconds = 1e9;
+// 1,000 lines a second: reading them costs a hundredth of a core. A worker that has something to
+// say says ten.
+constexpr int kLinesPerWindow = 100;
+constexpr auto kWindow = std::chrono::milliseconds(100);
 
 std::optional<Duration> Time(bool has, double seconds) {
   if (!has || !std::isfinite(seconds) || seconds < 0 || seconds > kMaxSeconds) return std::nullopt;
@@ -66,12 +71,17 @@ CommitRequest RequestOf(const local::CommitRequest& said, const GroupKey& key) {
 }  // namespace
 
 struct WorkerServer::Peer {
-  explicit Peer(asio::local::stream_protocol::socket s) : socket(std::move(s)) {}
+  explicit Peer(asio::local::stream_protocol::socket s)
+      : socket(std::move(s)), pause(socket.get_executor()) {}
   asio::local::stream_protocol::socket socket;
   std::array<char, 16 << 10> buffer;
   std::string incoming, outgoing, writing;
   bool closed = false;
   bool greeted = false;
+  bool ended = false;  // It has said its last; lines of it may still wait in `incoming`.
+  asio::steady_timer pause;
+  std::chrono::steady_clock::time_point window_start{};
+  int lines = 0;  // Taken since window_start.
   GroupKey key;
   int rank = 0, local_rank = 0;
 };
@@ -136,24 +146,39 @@ void WorkerServer::Read(const std::shared_ptr<Peer>& peer) {
                                [this, peer](error_code error, std::size_t bytes) {
                                  if (peer->closed) return;
                                  peer->incoming.append(peer->buffer.data(), bytes);
-                                 if (!TakeLines(*peer) || error) {
-                                   Close(peer);
-                                 } else {
-                                   Read(peer);
-                                 }
+                                 peer->ended = static_cast<bool>(error);
+                                 Take(peer);
                                });
 }
 
+// A worker that says more than its share is not read for the rest of the window: what it says then
+// fills its own socket, and costs nobody else anything.
+void WorkerServer::Take(const std::shared_ptr<Peer>& peer) {
+  if (!TakeLines(*peer)) return Close(peer);
+  if (peer->incoming.find('\n') == std::string::npos) return peer->ended ? Close(peer) : Read(peer);
+  peer->pause.expires_at(peer->window_start + kWindow);
+  peer->pause.async_wait([this, peer](error_code error) {
+    if (!error && !peer->closed) Take(peer);
+  });
+}
+
 bool WorkerServer::TakeLines(Peer& peer) {
+  if (const auto now = std::chrono::steady_clock::now(); now >= peer.window_start + kWindow) {
+    peer.window_start = now;
+    peer.lines = 0;
+  }
   std::size_t from = 0;
-  for (std::size_t end; (end = peer.incoming.find('\n', from)) != std::string::npos;
+  for (std::size_t end;
+       peer.lines < kLinesPerWindow && (end = peer.incoming.find('\n', from)) != std::string::npos;
        from = end + 1) {
+    ++peer.lines;
     if (end - from > kMaxLineBytes || !Handle(peer, peer.incoming.substr(from, end - from)))
       return false;
     if (peer.closed) return false;
   }
   peer.incoming.erase(0, from);
-  if (peer.incoming.size() <= kMaxLineBytes) return true;
+  if (peer.incoming.size() <= kMaxLineBytes || peer.incoming.find('\n') <= kMaxLineBytes)
+    return true;
   warn_(absl::StrCat("a line of more than ", kMaxLineBytes,
                      " bytes on the worker socket: connection closed"));
   return false;
@@ -270,6 +295,7 @@ void WorkerServer::Close(const std::shared_ptr<Peer>& peer) {
   if (std::exchange(peer->closed, true)) return;
   error_code ignored;
   peer->socket.close(ignored);
+  peer->pause.cancel();
   peers_.remove(peer);
   if (peer->greeted) post_(WorkerHungUp{peer->key, peer->local_rank});
 }

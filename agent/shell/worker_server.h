@@ -2,7 +2,7 @@
 
 // The Unix socket that workers of this node speak to their agent on: JSON lines of
 // proto/local.proto, at most 64 KiB each. What is not such a line closes its own connection and
-// nothing else. Loop thread only.
+// nothing else; a flood of them is read at 1,000 lines a second. Loop thread only.
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
@@ -47,7 +47,8 @@ class WorkerServer {
   bool MakeRoom();
   void Read(const std::shared_ptr<Peer>& peer);
   void Write(const std::shared_ptr<Peer>& peer);
-  // False: close it.
+  void Take(const std::shared_ptr<Peer>& peer);
+  // As many as its share allows. False: close it.
   bool TakeLines(Peer& peer);
   bool Handle(Peer& peer, const std::string& line);
   bool Greet(Peer& peer, const local::WorkerLine& line);

@@ -546,6 +546,35 @@ TEST(AgentCore, ACommitIsAskedAgainUntilAnswered) {
   EXPECT_EQ(agent.Last<SendCommit>(), nullptr);
 }
 
+// However often a worker asks, its node's session carries one question and one answer at a time.
+TEST(AgentCore, OneCommitIsInFlightAndTheNewestWaits) {
+  Driver agent(ServiceConfig());
+  agent.Attach();
+  BringUp(agent, 1, 1);
+  const GroupKey key = Key("a-1", 1);
+  for (std::uint64_t attempt = 1; attempt <= 10'000; ++attempt)
+    agent.Do(WorkerSaid{key, 0, 0, Asked(key, attempt)});
+  EXPECT_EQ(agent.CountEver<SendCommit>(), 1);
+  EXPECT_EQ(agent.CountEver<TellCommit>(), 9'998) << "all but the one in flight and the newest";
+  ASSERT_NE(agent.Last<TellCommit>(), nullptr);
+  EXPECT_EQ(agent.Last<TellCommit>()->answer.attempt, 9'999u);
+  EXPECT_FALSE(agent.Last<TellCommit>()->answer.accepted);
+  EXPECT_EQ(agent.Last<TellCommit>()->answer.why_not.substr(0, 5), "busy:");
+
+  agent.Do(CommitAnswered{Accepted(key, 1)});
+  ASSERT_NE(agent.Last<TellCommit>(), nullptr);
+  EXPECT_TRUE(agent.Last<TellCommit>()->answer.accepted);
+  ASSERT_NE(agent.Last<SendCommit>(), nullptr);
+  EXPECT_EQ(agent.Last<SendCommit>()->request.attempt, 10'000u);
+  agent.Do(WorkerSaid{key, 0, 0, Asked(key, 10'000)});
+  EXPECT_EQ(agent.Last<SendCommit>(), nullptr) << "asked again after a reconnect of the worker";
+  agent.Do(CommitAnswered{Accepted(key, 10'000)});
+  ASSERT_NE(agent.Last<TellCommit>(), nullptr);
+  EXPECT_EQ(agent.Last<TellCommit>()->answer.attempt, 10'000u);
+  agent.Do(WorkerSaid{key, 0, 0, Asked(key, 10'001)});
+  EXPECT_NE(agent.Last<SendCommit>(), nullptr);
+}
+
 TEST(AgentCore, HeartbeatsEchoTheLastOrderObeyed) {
   Driver agent(ServiceConfig());
   agent.Attach();

@@ -189,5 +189,36 @@ TEST_F(WorkerServerTest, SilentConnectionsKeepNoWorkerOut) {
   EXPECT_TRUE(warnings_.empty());
 }
 
+TEST_F(WorkerServerTest, AFloodIsReadAtItsShareAndKeepsNobodyWaiting) {
+  const io::UniqueFd flooder = Connect(), worker = Connect();
+  Say(flooder, kHello);
+  Say(worker, kHello);
+  EXPECT_FALSE(ReadLine(flooder).empty());
+  EXPECT_FALSE(ReadLine(worker).empty());
+  const std::size_t before = events_.size();
+  const std::string line = "{\"progress\": {\"step\": 1}}\n";
+  std::string lines;
+  while (lines.size() < (48 << 10)) lines += line;
+  const auto begun = std::chrono::steady_clock::now();
+  const auto took = [&] { return std::chrono::steady_clock::now() - begun; };
+  std::size_t at = 0;
+  while (took() < 450ms) {
+    const ssize_t sent =
+        ::send(flooder.get(), lines.data() + at, lines.size() - at, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent > 0) at = (at + static_cast<std::size_t>(sent)) % lines.size();
+    loop_.run_one_for(10ms);
+  }
+  const std::size_t windows = static_cast<std::size_t>(took() / 100ms) + 2;
+  EXPECT_GE(events_.size() - before, 100u);
+  EXPECT_LE(events_.size() - before, 100u * windows);
+  Say(worker, "{\"progress\": {\"step\": 77}}\n");
+  RunUntil([&] {
+    const auto* progress = std::get_if<WorkerProgress>(&Said(events_.size() - 1).what);
+    return progress != nullptr && progress->step == 77;
+  });
+  EXPECT_LE(events_.size() - before, 100u * (windows + 2));
+  EXPECT_TRUE(warnings_.empty());
+}
+
 }  // namespace
 }  // namespace regroup::agent
