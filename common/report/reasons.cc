@@ -5,6 +5,7 @@
 #include "common/config/text.h"
 #include "common/config/values.h"
 #include "common/report/format.h"
+#include "common/report/text_style.h"
 
 namespace regroup {
 namespace {
@@ -296,16 +297,23 @@ void AppendKinds(std::vector<std::string_view>& kinds, std::index_sequence<Index
   (kinds.push_back(Explain(Variant(std::in_place_index<Index>), ReasonContext{}).kind), ...);
 }
 
+// A program's name, a directory, who cancelled, what a node check said: any bytes, of anybody. This
+// is where they become text for a terminal, so none of them is escaped elsewhere.
+ReasonText Escaped(ReasonText text) {
+  for (std::string* part : {&text.brief, &text.sentence, &text.next}) *part = EscapeControls(*part);
+  return text;
+}
+
 }  // namespace
 
 ReasonText Explain(const WaitReason& reason, const ReasonContext& context) {
-  return std::visit(ExplainWait{context}, reason);
+  return Escaped(std::visit(ExplainWait{context}, reason));
 }
 ReasonText Explain(const EndReason& reason, const ReasonContext& context) {
-  return std::visit(ExplainEnd{context}, reason);
+  return Escaped(std::visit(ExplainEnd{context}, reason));
 }
 ReasonText Explain(const FailReason& reason, const ReasonContext& context) {
-  return std::visit(ExplainFail{context}, reason);
+  return Escaped(std::visit(ExplainFail{context}, reason));
 }
 
 std::vector<std::string_view> AllReasonKinds() {

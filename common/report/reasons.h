@@ -1,7 +1,8 @@
 #pragma once
 
 // One sentence per typed reason: who, what, numbers, since when, and one next step. Log, CLI and
-// JSON render this.
+// JSON render this. Texts hold
+// no control character and are UTF-8, whatever the reason was made of.
 
 #include <array>
 #include <string>

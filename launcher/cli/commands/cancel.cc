@@ -6,6 +6,7 @@
 #include "common/config/env.h"
 #include "common/config/state_dir.h"
 #include "common/config/text.h"
+#include "common/report/text_style.h"
 #include "launcher/cli/commands/all.h"
 #include "launcher/cli/commands/reader.h"
 #include "launcher/cli/render/json.h"
@@ -19,7 +20,7 @@ namespace {
 std::string Who() {
   std::string user = GetEnv("USER").value_or("");
   if (user.empty()) user = Cat("user ", ::geteuid());
-  return Cat(user, " on ", HostName());
+  return EscapeControls(Cat(user, " on ", HostName()));
 }
 
 class Cancel : public Command {

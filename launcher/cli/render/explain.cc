@@ -330,7 +330,7 @@ std::string RenderExplain(const NodeView& node, const TextStyle& style) {
   std::string out =
       Cat(node.name, " ", node.state, " · ", node.address, " · ", node.slots_used, " of ",
           Count(node.slots, "slot"), " used · heard ", AgeText(node.seen), " ago\n");
-  if (!node.note.empty()) out += Cat("  ", node.note, "\n");
+  if (!node.note.empty()) out += Cat("  ", EscapeControls(node.note), "\n");
   if (node.coordinator_host) out += "  the coordinator runs here\n";
   if (!jobs.empty()) out += Cat("  works on ", JoinWords(jobs), "\n");
   out += Cat("  ",

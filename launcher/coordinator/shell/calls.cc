@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/user_error.h"
 #include "common/config/job_limits.h"
+#include "common/report/text_style.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/checker.h"
 
@@ -240,6 +241,8 @@ grpc::ServerUnaryReactor* Calls::Cancel(grpc::CallbackServerContext* context,
   CancelAsked asked;
   asked.job = check.Token("job", request->job());
   asked.by = check.Text("who", request->who(), 256);
+  // It is shown to whoever looks at that job, for as long as there is one.
+  if (EscapeControls(asked.by) != asked.by) check.Fail("who: has control characters");
   asked.key = check.Token("key", request->key());
   asked.now = request->now();
   if (!check.status().ok())

@@ -37,6 +37,35 @@ TEST(Reasons, EveryOneHasASentenceAndANextStep) {
   EXPECT_EQ(kinds.size(), AllReasonKinds().size());
 }
 
+template <class Reason>
+void ExpectClean(const Reason& reason) {
+  const ReasonText text = Explain(reason, kContext);
+  for (const std::string& part : {text.brief, text.sentence, text.next}) {
+    for (const char c : part)
+      EXPECT_TRUE(static_cast<unsigned char>(c) >= ' ' && c != 0x7f) << part;
+    EXPECT_EQ(part.find('\xff'), std::string::npos) << part;
+    EXPECT_EQ(part.find("\xc2\x9b"), std::string::npos) << part;
+  }
+  EXPECT_THAT(text.sentence, HasSubstr("\\x1b]0;pwn\\x07\\x0aFAKE\\xff\\xc2\\x9b2J"));
+}
+
+// Whatever can be chosen by who submits, cancels, runs a node or a worker.
+TEST(Reasons, ForeignTextIsEscaped) {
+  const std::string foreign =
+      "a\x1b]0;pwn\x07\nFAKE\xff\xc2\x9b"
+      "2J";
+  RankCause cause{foreign, 3, 1, {}, {}};
+  cause.exit.kind = ExitKind::kExecFailed;
+  cause.exit.error = foreign;
+  ExpectClean(FailReason(NotExecutable{2, foreign, ExecObstacle::kProgram}));
+  ExpectClean(FailReason(CancelledBy{foreign, 0}));
+  ExpectClean(EndReason(Cancelled{foreign}));
+  ExpectClean(EndReason(NodeLost{"n", foreign, {}}));
+  ExpectClean(EndReason(WorkerFailed{cause}));
+  ExpectClean(EndReason(ExecFailed{cause}));
+  ExpectClean(WaitReason(BackingOff{1, 1s, "n", foreign}));
+}
+
 RankCause Cause(ExitKind kind, int code) {
   RankCause cause{"node1", 3, 1, {}, {}};
   cause.exit.kind = kind;

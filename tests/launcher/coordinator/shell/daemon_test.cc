@@ -372,6 +372,26 @@ TEST_F(DaemonTest, ItsEndFinishesEveryCallFirst) {
 }
 
 // gRPC ends the process at a second Finish, and its server never at a call without one.
+TEST_F(DaemonTest, WhoCancelsHasNoControlCharacters) {
+  Start();
+  Client client = OverUnix();
+  const JobId job = *client.Submit(SubmittedJob("train", 1, 1), "k");
+  for (const char* who : {"\x1b]0;pwn\x07", "a\nb",
+                          "\xc2\x9b"
+                          "2J"}) {
+    pb::CancelRequest request;
+    request.set_job(job.value());
+    request.set_key("k2");
+    request.set_who(who);
+    grpc::ClientContext context;
+    pb::CancelReply reply;
+    const grpc::Status refused = client.stub().Cancel(&context, request, &reply);
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_NE(PartsOf(FromGrpcStatus(refused)).because.find("who"), std::string::npos);
+  }
+  EXPECT_EQ(client.ReadJob("train")->state, "queued");
+}
+
 TEST_F(DaemonTest, ACancelledCallIsFinishedOnce) {
   Start();
   Client client = OverTcp();
