@@ -360,7 +360,14 @@ absl::StatusOr<JobSpec> ParseJobFile(std::string_view text, std::string_view sou
   }
   // The only place where yaml-cpp's exceptions appear. Its own depth guard bounds nesting.
   try {
-    return JobFileReader(source, directory).Read(YAML::Load(std::string(text)));
+    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
+    if (documents.size() > 1) {
+      return UserError(absl::StatusCode::kInvalidArgument,
+                       Cat(source, ":", documents[1].Mark().line + 1, ": a second document"),
+                       Cat("one file is one job, and this one has ", documents.size()),
+                       "a file for each job");
+    }
+    return JobFileReader(source, directory).Read(documents.empty() ? YAML::Node() : documents[0]);
   } catch (const YAML::Exception& error) {
     return UserError(absl::StatusCode::kInvalidArgument,
                      Cat(source, ":", error.mark.line + 1, ": not YAML"), error.msg, "");

@@ -134,6 +134,9 @@ ListenerDescription DescribeListener(const Address& address, Duration limit) {
       return {ListenerKind::kRegroup, "a Regroup coordinator listens on " + where};
     return {ListenerKind::kTorchStore, "a torchrun seems to listen on " + where};
   }
+  // What took us but said nothing may have been on its way out.
+  if (!greeting && Connect(address, deadline).error == ECONNREFUSED)
+    return {ListenerKind::kNobody, "nobody listens on " + where + " any more"};
   return {ListenerKind::kSomething, "something that is not Regroup listens on " + where};
 }
 

@@ -217,6 +217,15 @@ struct FileRow {
   std::string text, what, because;
 };
 
+// It was ignored in silence.
+TEST(JobFile, ASecondDocumentIsRefused) {
+  const absl::Status refused =
+      ParseJobFile("name: a\nrun: x\n---\nname: b\nrun: y\n", "job.yaml", "/home/u").status();
+  EXPECT_EQ(PartsOf(refused).what, "job.yaml:4: a second document");
+  EXPECT_EQ(PartsOf(refused).because, "one file is one job, and this one has 2");
+  EXPECT_TRUE(ParseJobFile("---\nname: a\nrun: x\n...\n", "job.yaml", "/home/u").ok());
+}
+
 TEST(JobFile, Errors) {
   const std::string ok = "name: a\nrun: x\n";
   const FileRow rows[] = {

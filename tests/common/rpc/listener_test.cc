@@ -114,6 +114,19 @@ TEST(DescribeListener, SomethingThatCloses) {
   EXPECT_EQ(DescribeListener(closes.address()).kind, ListenerKind::kSomething);
 }
 
+// A coordinator that ends while an agent dials again is not "something that is not Regroup".
+TEST(DescribeListener, OneThatWasEndingIsNobody) {
+  Address address{"127.0.0.1", 0};
+  io::UniqueFd listener = Listen(address);
+  std::thread dying([&] {
+    const io::UniqueFd connection(accept(listener.get(), nullptr, nullptr));
+    listener.reset();
+  });
+  const ListenerDescription description = DescribeListener(address);
+  dying.join();
+  EXPECT_EQ(description.kind, ListenerKind::kNobody) << description.sentence;
+}
+
 TEST(DescribeListener, AGrpcServerIsOursOnlyIfItAnswersAsOurs) {
   GrpcServer other(nullptr);
   EXPECT_EQ(DescribeListener(other.address()).kind, ListenerKind::kGrpc);
