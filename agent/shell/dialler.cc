@@ -81,10 +81,10 @@ Bind TryBind(const Address& address) {
 
 // The last lines that a process which ended wrote to its stderr.
 std::string StderrFrom(const std::string& path, off_t from) {
-  io::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return "";
+  const absl::StatusOr<io::UniqueFd> fd = io::OpenRegular(path, O_RDONLY);
+  if (!fd.ok()) return "";
   std::string text(kStderrBytes, '\0');
-  const ssize_t got = ::pread(fd.get(), text.data(), text.size(), from);
+  const ssize_t got = ::pread(fd->get(), text.data(), text.size(), from);
   text.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
   while (!text.empty() && text.back() == '\n') text.pop_back();
   return text;
@@ -268,8 +268,7 @@ void LaunchDialler::StartCoordinator() {
 absl::Status LaunchDialler::SpawnCoordinator() {
   RETURN_IF_ERROR(io::MakePrivateDirectory(folder_));
   const std::string path = absl::StrCat(folder_, "/", kStderrName);
-  io::UniqueFd out(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
-  if (!out) return io::ErrnoStatus(errno, absl::StrCat("open ", path));
+  ASSIGN_OR_RETURN(const io::UniqueFd out, io::OpenRegular(path, O_WRONLY | O_CREAT | O_APPEND));
   stderr_from_ = ::lseek(out.get(), 0, SEEK_END);
   AdHocCoordinator coordinator;
   coordinator.state_dir = launch_.state_dir;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -101,17 +100,12 @@ bool TellsOfLostPeers(std::string_view text) {
 
 ExitError ReadExitError(const std::string& error_file, const std::string& log_directory) {
   ExitError error;
-  std::error_code ignored;
-  // Nothing that blocks when it is opened.
-  if (std::filesystem::is_regular_file(error_file, ignored)) {
-    const absl::StatusOr<std::string> file = io::ReadFile(error_file, kMaxFileBytes);
-    if (file.ok()) {
-      error.text = TextOfErrorFile(*file);
-      // For people only; with the mode that a worker's own open() gives it under torchrun.
-      io::ReplaceFile(absl::StrCat(log_directory, "/error.json"), *file, io::Durability::kVolatile,
-                      0644)
-          .IgnoreError();
-    }
+  if (const absl::StatusOr<std::string> file = io::ReadFile(error_file, kMaxFileBytes); file.ok()) {
+    error.text = TextOfErrorFile(*file);
+    // For people only; with the mode that a worker's own open() gives it under torchrun.
+    io::ReplaceFile(absl::StrCat(log_directory, "/error.json"), *file, io::Durability::kVolatile,
+                    0644)
+        .IgnoreError();
     if (!error.text.empty()) error.evidence = ErrorEvidence::kErrorFile;
   }
   if (error.text.empty()) {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "common/config/env.h"
+#include "common/io/files.h"
 #include "common/io/proc.h"
 
 namespace regroup::agent {
@@ -230,11 +231,11 @@ void Relay::Keep(const Stream& stream, const std::string& lines) {
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(stream.filtered_file).parent_path(),
                                       ignored);
-  const io::UniqueFd file(
-      ::open(stream.filtered_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
-  if (file.get() < 0) return;  // The whole output is in the logs.
+  const absl::StatusOr<io::UniqueFd> file =
+      io::OpenRegular(stream.filtered_file, O_WRONLY | O_CREAT | O_APPEND);
+  if (!file.ok()) return;  // The whole output is in the logs.
   for (std::size_t done = 0; done < lines.size();) {
-    const ssize_t wrote = ::write(file.get(), lines.data() + done, lines.size() - done);
+    const ssize_t wrote = ::write(file->get(), lines.data() + done, lines.size() - done);
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) return;
     done += static_cast<std::size_t>(wrote);

@@ -172,11 +172,10 @@ absl::StatusOr<SpawnedShim> SpawnShim(const std::string& program, const RunDirec
   ASSIGN_OR_RETURN(io::FileLock lock,
                    io::FileLock::TryAcquire(absl::StrCat(directory.path, "/", kLockFile)));
   ASSIGN_OR_RETURN(io::UniqueFd socket, io::ListenUnix(directory.fd.get(), kSocketFile));
-  io::UniqueFd log(
-      ::openat(directory.fd.get(), kShimLogFile, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  ASSIGN_OR_RETURN(const io::UniqueFd log, io::OpenRegularAt(directory.fd.get(), kShimLogFile,
+                                                             O_WRONLY | O_CREAT | O_APPEND));
   io::UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  if (!log || !null)
-    return io::ErrnoStatus(errno, absl::StrCat("open ", kShimLogFile, " or /dev/null"));
+  if (!null) return io::ErrnoStatus(errno, "open /dev/null");
 
   SpawnSetup setup;
   const std::size_t slash = directory.path.find_last_of('/');

@@ -109,7 +109,46 @@ absl::Status RemoveEntry(int directory_fd, const char* name) {
   }
 }
 
+const char* KindOf(mode_t mode) {
+  switch (mode & S_IFMT) {
+    case S_IFIFO: return "a FIFO";
+    case S_IFDIR: return "a directory";
+    case S_IFLNK: return "a symbolic link";
+    case S_IFSOCK: return "a socket";
+    default: return "a device";
+  }
+}
+
+absl::Status NotRegular(const std::string& name, mode_t mode) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(name, " is ", KindOf(mode), ", not a regular file"));
+}
+
 }  // namespace
+
+absl::StatusOr<UniqueFd> OpenRegularAt(int directory_fd, const std::string& name, int flags,
+                                       mode_t mode) {
+  const int safe = flags | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY;
+  UniqueFd fd(::openat(directory_fd, name.c_str(), safe, mode));
+  const int error = errno;
+  struct stat info;
+  if (fd) {
+    if (::fstat(fd.get(), &info) < 0) return ErrnoStatus(errno, absl::StrCat("stat ", name));
+    if (!S_ISREG(info.st_mode)) return NotRegular(name, info.st_mode);
+    return fd;
+  }
+  // A link (ELOOP), a FIFO without a reader and a socket (ENXIO), and a directory that was to be
+  // written (EISDIR): the errno alone does not tell what is in the way.
+  const bool in_the_way = error == ELOOP || error == ENXIO || error == EISDIR;
+  if (in_the_way && ::fstatat(directory_fd, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+      !S_ISREG(info.st_mode))
+    return NotRegular(name, info.st_mode);
+  return ErrnoStatus(error, absl::StrCat("open ", name));
+}
+
+absl::StatusOr<UniqueFd> OpenRegular(const std::string& path, int flags, mode_t mode) {
+  return OpenRegularAt(AT_FDCWD, path, flags, mode);
+}
 
 absl::StatusOr<std::string> ReadFile(const std::string& path, std::size_t max_bytes) {
   return ReadFileAt(AT_FDCWD, path, max_bytes);
@@ -117,9 +156,14 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, std::size_t max_by
 
 absl::StatusOr<std::string> ReadFileAt(int directory_fd, const std::string& name,
                                        std::size_t max_bytes) {
-  UniqueFd fd(::openat(directory_fd, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
-  if (!fd) return ErrnoStatus(errno, absl::StrCat("open ", name));
+  ASSIGN_OR_RETURN(const UniqueFd fd, OpenRegularAt(directory_fd, name, O_RDONLY));
   return ReadAll(fd.get(), name, max_bytes);
+}
+
+absl::StatusOr<std::string> ReadNamedFile(const std::string& path, std::size_t max_bytes) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+  if (!fd) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  return ReadAll(fd.get(), path, max_bytes);
 }
 
 absl::Status ReplaceFile(const std::string& path, std::string_view contents, Durability durability,
@@ -149,9 +193,7 @@ absl::Status ReplaceFileAt(int directory_fd, const std::string& name, std::strin
 
 absl::Status AppendToFile(const std::string& path, std::string_view text) {
   RETURN_IF_ERROR(MakeDirectories(ParentOf(path)));
-  const UniqueFd file(
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  ASSIGN_OR_RETURN(const UniqueFd file, OpenRegular(path, O_WRONLY | O_CREAT | O_APPEND));
   while (!text.empty()) {
     const ssize_t wrote = ::write(file.get(), text.data(), text.size());
     if (wrote < 0 && errno == EINTR) continue;
@@ -230,8 +272,7 @@ absl::StatusOr<std::vector<std::string>> ListDirectory(const std::string& path) 
 absl::Status RemoveTree(const std::string& path) { return RemoveEntry(AT_FDCWD, path.c_str()); }
 
 absl::StatusOr<FileLock> FileLock::TryAcquire(const std::string& path) {
-  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!fd) return ErrnoStatus(errno, absl::StrCat("open ", path));
+  ASSIGN_OR_RETURN(UniqueFd fd, OpenRegular(path, O_RDWR | O_CREAT));
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) < 0) {
     if (errno == EWOULDBLOCK)
       return absl::UnavailableError(absl::StrCat(path, " is locked by another process"));
@@ -241,11 +282,12 @@ absl::StatusOr<FileLock> FileLock::TryAcquire(const std::string& path) {
 }
 
 absl::StatusOr<bool> IsLocked(int directory_fd, const std::string& name) {
-  UniqueFd fd(::openat(directory_fd, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!fd && errno == ENOENT) return false;
-  if (!fd) return ErrnoStatus(errno, absl::StrCat("open ", name));
+  absl::StatusOr<UniqueFd> fd = OpenRegularAt(directory_fd, name, O_RDONLY);
+  const bool other_kind = absl::IsFailedPrecondition(fd.status()) && ErrnoOf(fd.status()) == 0;
+  if (absl::IsNotFound(fd.status()) || other_kind) return false;
+  if (!fd.ok()) return fd.status();
   // Shared, so that two who ask do not see each other; released with fd.
-  if (::flock(fd.get(), LOCK_SH | LOCK_NB) == 0) return false;
+  if (::flock(fd->get(), LOCK_SH | LOCK_NB) == 0) return false;
   if (errno == EWOULDBLOCK) return true;
   return ErrnoStatus(errno, absl::StrCat("flock ", name));
 }

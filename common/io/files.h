@@ -13,11 +13,21 @@
 
 namespace regroup::io {
 
-// The whole file; OUT_OF_RANGE when it is longer than `max_bytes`, NOT_FOUND when there is none.
-// Works for /proc files, whose size is not known before.
+// Opens what another process may have put there. It never waits for a peer, as open() of a FIFO
+// does, and follows no link in the last component of `name`; what is no regular file is refused by
+// saying what it is. `flags` as for open(); O_CLOEXEC is added.
+absl::StatusOr<UniqueFd> OpenRegularAt(int directory_fd, const std::string& name, int flags,
+                                       mode_t mode = 0600);
+absl::StatusOr<UniqueFd> OpenRegular(const std::string& path, int flags, mode_t mode = 0600);
+
+// The whole file, opened like that; OUT_OF_RANGE when it is longer than `max_bytes`, NOT_FOUND when
+// there is none. Works for /proc files, whose size is not known before.
 absl::StatusOr<std::string> ReadFile(const std::string& path, std::size_t max_bytes);
 absl::StatusOr<std::string> ReadFileAt(int directory_fd, const std::string& name,
                                        std::size_t max_bytes);
+
+// A file that this program's user named: a link is followed, and a FIFO is read to its end.
+absl::StatusOr<std::string> ReadNamedFile(const std::string& path, std::size_t max_bytes);
 
 // Readers see the old contents or the new ones, whole. kDurable: also after a power cut, once this
 // returns. kVolatile does no fsync: for run directories on a tmpfs.
@@ -57,7 +67,8 @@ class FileLock {
   explicit FileLock(UniqueFd fd) : fd_(std::move(fd)) {}
   UniqueFd fd_;
 };
-// Does some process hold the flock of this file? A missing file is not locked.
+// Does some process hold the flock of this file? A missing file is not
+// locked, nor is what is no regular file.
 absl::StatusOr<bool> IsLocked(int directory_fd, const std::string& name);
 
 enum class FileSystemKind { kDisk, kMemory, kNetwork };

@@ -345,9 +345,12 @@ absl::Status LogReader::OpenSegment() {
   for (const std::string* directory : {&directory_, &passing_}) {
     if (directory->empty()) break;
     stem_ = Stem(*directory, stream_, position_.segment);
-    log_.reset(::open(absl::StrCat(stem_, ".log").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-    if (log_) return absl::OkStatus();
-    if (errno != ENOENT) return ErrnoStatus(errno, absl::StrCat("open ", stem_, ".log"));
+    absl::StatusOr<UniqueFd> log = OpenRegular(absl::StrCat(stem_, ".log"), O_RDONLY);
+    if (log.ok()) {
+      log_ = *std::move(log);
+      return absl::OkStatus();
+    }
+    if (ErrnoOf(log.status()) != ENOENT) return log.status();
   }
   return ErrnoStatus(ENOENT, absl::StrCat("open ", stem_, ".log"));
 }
@@ -384,11 +387,11 @@ void LogReader::CutAtNextEntry(Chunk& chunk) {
 // Until an entry behind `end` of the segment is known, or there are no more. A stream may run for
 // weeks: entries that are used are dropped.
 void LogReader::LoadIndex(std::uint64_t end) {
-  UniqueFd fd(::open(absl::StrCat(stem_, ".idx").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!fd) return;
+  const absl::StatusOr<UniqueFd> fd = OpenRegular(absl::StrCat(stem_, ".idx"), O_RDONLY);
+  if (!fd.ok()) return;  // The bytes are shown without their times.
   DiskEntry entries[256];
   while (index_.empty() || index_.back().offset <= end) {
-    ssize_t n = ::pread(fd.get(), entries, sizeof(entries), static_cast<off_t>(index_read_bytes_));
+    ssize_t n = ::pread(fd->get(), entries, sizeof(entries), static_cast<off_t>(index_read_bytes_));
     const std::size_t whole = n > 0 ? static_cast<std::size_t>(n) / sizeof(DiskEntry) : 0;
     if (whole == 0) return;
     for (std::size_t i = 0; i < whole; ++i) {
@@ -500,14 +503,14 @@ absl::StatusOr<LogPosition> TailPosition(const std::string& directory, LogStream
   bool at_end = true;  // A newline at the very end closes the last line, it does not begin another.
   for (auto segment = segments.rbegin(); segment != segments.rend() && lines > 0; ++segment) {
     const std::string path = SegmentPath(directory, stream, *segment, ".log");
-    UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-    if (!fd && errno == ENOENT) break;
-    if (!fd) return ErrnoStatus(errno, absl::StrCat("open ", path));
+    absl::StatusOr<UniqueFd> fd = OpenRegular(path, O_RDONLY);
+    if (absl::IsNotFound(fd.status())) break;
+    if (!fd.ok()) return fd.status();
     std::uint64_t end = segment == segments.rbegin() ? position.offset : SizeOf(path);
     char block[4096];
     while (end > 0) {
       const std::size_t want = std::min<std::uint64_t>(sizeof(block), end);
-      ssize_t n = ::pread(fd.get(), block, want, static_cast<off_t>(end - want));
+      ssize_t n = ::pread(fd->get(), block, want, static_cast<off_t>(end - want));
       if (n != static_cast<ssize_t>(want))
         return ErrnoStatus(n < 0 ? errno : EIO, absl::StrCat("read ", path));
       for (std::size_t i = want; i-- > 0; at_end = false) {

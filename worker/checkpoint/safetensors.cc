@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/io/fd.h"
+#include "common/io/files.h"
 
 namespace regroup::worker {
 namespace {
@@ -259,13 +260,9 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view bytes,
 }
 
 absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(const std::string& path) {
-  // Non-blocking: opening a FIFO must not wait for a writer.
-  const io::UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) return io::ErrnoStatus(errno, path);
+  ASSIGN_OR_RETURN(const io::UniqueFd fd, io::OpenRegular(path, O_RDONLY));
   struct stat info {};
   if (fstat(fd.get(), &info) != 0) return io::ErrnoStatus(errno, path);
-  if (!S_ISREG(info.st_mode))
-    return absl::FailedPreconditionError(absl::StrCat(path, " is not a regular file"));
   const auto file_bytes = static_cast<std::uint64_t>(info.st_size);
   std::string bytes(8, '\0');
   if (pread(fd.get(), bytes.data(), 8, 0) != 8)

@@ -68,7 +68,7 @@ absl::StatusOr<std::string> TextOf(const YAML::Node& node) {
 // The file as the flags it stands for.
 absl::StatusOr<std::vector<std::string>> ReadConfigFile(const std::string& path,
                                                         const CommandDescription& known) {
-  const absl::StatusOr<std::string> text = io::ReadFile(path, kMaxConfigBytes);
+  const absl::StatusOr<std::string> text = io::ReadNamedFile(path, kMaxConfigBytes);
   if (!text.ok()) {
     return Refuse(Cat("can not read the configuration ", path),
                   std::string(text.status().message()), "regroup-worker train --config FILE");
@@ -77,8 +77,13 @@ absl::StatusOr<std::vector<std::string>> ReadConfigFile(const std::string& path,
   std::set<std::string> given;
   for (const FlagDescription& flag : known.flags) names.push_back(flag.names.back().substr(2));
   try {
-    const YAML::Node root = YAML::Load(*text);
-    if (root.IsNull()) return args;
+    const std::vector<YAML::Node> documents = YAML::LoadAll(*text);
+    if (documents.size() > 1) {
+      return Refuse(Cat(path, ":", documents[1].Mark().line + 1, ": a second document"),
+                    Cat("a configuration is one, and this has ", documents.size()), "");
+    }
+    if (documents.empty() || documents[0].IsNull()) return args;
+    const YAML::Node& root = documents[0];
     if (!root.IsMap())
       return Refuse(Cat(path, " is no configuration"),
                     "its top level is not a list of `name: value`", "");

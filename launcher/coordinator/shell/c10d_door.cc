@@ -38,9 +38,8 @@ absl::Status C10dDoor::StartHost() {
   ASSIGN_OR_RETURN(const io::UniqueFd listener,
                    io::ListenUnix(absl::StrCat(folder_, "/", kC10dSocketName), kBacklog));
   const std::string path = absl::StrCat(folder_, "/", kC10dLogName);
-  const io::UniqueFd log(
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600));
-  if (!log) return io::ErrnoStatus(errno, absl::StrCat("open ", path));
+  ASSIGN_OR_RETURN(const io::UniqueFd log,
+                   io::OpenRegular(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND));
   ASSIGN_OR_RETURN(const pid_t pid,
                    io::SpawnDetached(absl::StrCat(io::ProgramFolder(), "/regroup-shim"), {"--c10d"},
                                      log.get(), listener.get()));

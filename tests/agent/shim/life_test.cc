@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <csignal>
@@ -340,6 +341,20 @@ TEST_F(ShimTest, RunDirectoriesOfOtherBootsAndDamagedOnesAreToldApart) {
   EXPECT_EQ(scan.unreadable[0].generation, old.generation);
   EXPECT_EQ(scan.unreadable[0].role, Role::kStore);
   EXPECT_FALSE(scan.unreadable[0].held || scan.unreadable[0].had_shim || scan.unreadable[0].spec);
+  // Whatever a worker has put there, an agent that starts waits for nothing.
+  for (const char* name : {"spec", "state", "agent", "lock"}) {
+    ASSERT_TRUE(RemoveRunDirectory(second->path).ok());
+    ASSERT_TRUE(CreateRunDirectory(base_.path(), store).ok());
+    ::unlink(absl::StrCat(second->path, "/", name).c_str());
+    ASSERT_EQ(::mkfifo(absl::StrCat(second->path, "/", name).c_str(), 0600), 0);
+    scan = *ScanRunDirectories(base_.path());
+    if (std::string_view(name) == "lock") {  // A lock that nothing can hold.
+      EXPECT_EQ(scan.records.size(), 2u);
+      continue;
+    }
+    ASSERT_EQ(scan.unreadable.size(), 1u) << name;
+    EXPECT_THAT(scan.unreadable[0].why, ::testing::HasSubstr("is a FIFO, not a regular file"));
+  }
   EXPECT_TRUE(RemoveRunDirectory(second->path).ok());
   EXPECT_TRUE(ScanRunDirectories(base_.path())->unreadable.empty());
 }

@@ -1,11 +1,13 @@
 #include "common/io/files.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <thread>
 
+#include "common/io/unix_socket.h"
 #include "tests/common/io/temp_directory.h"
 
 namespace regroup::io {
@@ -18,6 +20,50 @@ TEST(Files, ReadIsBounded) {
   EXPECT_TRUE(absl::IsOutOfRange(ReadFile(directory / "f", 4999).status()));
   EXPECT_TRUE(absl::IsNotFound(ReadFile(directory / "none", 1).status()));
   EXPECT_EQ(ErrnoOf(ReadFile(directory / "none", 1).status()), ENOENT);
+}
+
+// Each of these kept a reader waiting for ever, or led it elsewhere.
+TEST(Files, WhatIsNoRegularFileIsRefusedAtOnceByItsKind) {
+  TempDirectory directory;
+  ASSERT_EQ(::mkfifo((directory / "fifo").c_str(), 0600), 0);
+  ASSERT_EQ(::symlink("/dev/zero", (directory / "link").c_str()), 0);
+  ASSERT_TRUE(MakeDirectories(directory / "dir").ok());
+  ASSERT_TRUE(ListenUnix(directory / "socket").ok());
+  const struct {
+    std::string path;
+    const char* says;
+  } rows[] = {
+      {directory / "fifo", "is a FIFO, not a regular file"},
+      {directory / "link", "is a symbolic link, not a regular file"},
+      {directory / "dir", "is a directory, not a regular file"},
+      {directory / "socket", "is a socket, not a regular file"},
+      {"/dev/null", "is a device, not a regular file"},
+  };
+  for (const auto& row : rows) {
+    for (const absl::Status& refused :
+         {ReadFile(row.path, 10).status(), OpenRegular(row.path, O_WRONLY | O_CREAT).status(),
+          OpenRegular(row.path, O_RDWR).status()}) {
+      EXPECT_THAT(refused.message(), testing::HasSubstr(row.says)) << row.path;
+    }
+  }
+  EXPECT_FALSE(*IsLocked(AT_FDCWD, directory / "fifo"));
+  EXPECT_TRUE(absl::IsNotFound(OpenRegular(directory / "none", O_RDONLY).status()));
+  ASSERT_TRUE(OpenRegular(directory / "new", O_WRONLY | O_CREAT).ok());
+  EXPECT_EQ(*ReadFile(directory / "new", 10), "");
+}
+
+TEST(Files, AFileThatTheUserNamedMayBeALinkOrAFifo) {
+  TempDirectory directory;
+  ASSERT_TRUE(ReplaceFile(directory / "f", "text", Durability::kVolatile).ok());
+  ASSERT_EQ(::symlink("f", (directory / "link").c_str()), 0);
+  EXPECT_EQ(*ReadNamedFile(directory / "link", 10), "text");
+  ASSERT_EQ(::mkfifo((directory / "fifo").c_str(), 0600), 0);
+  std::thread writer([&] {
+    const UniqueFd fd(::open((directory / "fifo").c_str(), O_WRONLY | O_CLOEXEC));
+    EXPECT_TRUE(WriteAll(fd.get(), "piped").ok());
+  });
+  EXPECT_EQ(*ReadNamedFile(directory / "fifo", 10), "piped");
+  writer.join();
 }
 
 TEST(Files, ReplaceLeavesNoTemporaryFileAndKeepsTheOldOneOnFailure) {

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -33,6 +34,25 @@ TEST(LogFiles, NothingWrittenNothingThere) {
   EXPECT_EQ(ReadRest(reader), "");
   EXPECT_EQ(*TailPosition(directory / "r", LogStream::kStdout, 5), LogPosition{});
   EXPECT_EQ(TailText(directory / "r", LogStream::kStdout, 5, 100), "");
+}
+
+TEST(LogFiles, AFifoInPlaceOfASegmentOrItsIndexKeepsNoReaderWaiting) {
+  TempDirectory directory;
+  {
+    LogWriter writer(directory / "r", LogStream::kStdout, {});
+    writer.Append("a line\n", At(1));
+  }
+  ASSERT_EQ(::unlink((directory / "r/stdout.0.idx").c_str()), 0);
+  ASSERT_EQ(::mkfifo((directory / "r/stdout.0.idx").c_str(), 0600), 0);
+  LogReader untimed(directory / "r", LogStream::kStdout);
+  EXPECT_EQ(ReadRest(untimed), "a line\n");
+  EXPECT_TRUE(PositionSince(directory / "r", LogStream::kStdout, At(0)).ok());
+
+  ASSERT_EQ(::unlink((directory / "r/stdout.0.log").c_str()), 0);
+  ASSERT_EQ(::mkfifo((directory / "r/stdout.0.log").c_str(), 0600), 0);
+  LogReader reader(directory / "r", LogStream::kStdout);
+  const absl::Status refused = reader.Next().status();
+  EXPECT_THAT(refused.message(), testing::HasSubstr("is a FIFO, not a regular file"));
 }
 
 TEST(LogFiles, ReaderFollowsOverSegmentsByteForByte) {

@@ -1,6 +1,7 @@
 #include "worker/checkpoint/repository.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/base/rng.h"
@@ -138,6 +139,20 @@ TEST_F(RepositoryTest, ADamagedNewestFallsBackToTheOneBeforeAndSaysWhy) {
         << row.name << ": " << restored->skipped[0];
     EXPECT_NE(restored->skipped[0].find("step 20"), std::string::npos) << row.name;
   }
+}
+
+// Whoever reads it would wait for ever.
+TEST_F(RepositoryTest, AFifoInPlaceOfARecordIsDamageToo) {
+  CommitStep(repository_, state_, 10, 2);
+  CommitStep(repository_, state_, 20, 2);
+  std::filesystem::remove(File("commits/step-20"));
+  ASSERT_EQ(mkfifo(File("commits/step-20").c_str(), 0600), 0);
+  const auto restored = Restore();
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(restored->manifest->step, 10);
+  ASSERT_EQ(restored->skipped.size(), 1u);
+  EXPECT_NE(restored->skipped[0].find("is a FIFO, not a regular file"), std::string::npos)
+      << restored->skipped[0];
 }
 
 TEST_F(RepositoryTest, RandomDamageNeverLoadsSilentlyWrong) {
