@@ -60,9 +60,15 @@ struct SavingBeforeLeave {
   std::string node;
   Duration left{};
 };
+// No set of the nodes that are known could run it, however free they were.
+struct CannotFit {
+  int need = 0, known = 0;     // Nodes with enough slots.
+  int slots = 1, largest = 0;  // That one node must have; that the largest has.
+  std::string node{};          // The largest; empty: there is none.
+};
 using WaitReason = std::variant<BelowMinimum, LastCall, BackingOff, SlotsStopping, AwaitReattach,
                                 FinishHold, UnreachableHold, BudgetVerdictOpen, BehindJob,
-                                MembersPreparing, SavingBeforeLeave>;
+                                MembersPreparing, SavingBeforeLeave, CannotFit>;
 
 // Which rank's exit it was.
 struct RankCause {

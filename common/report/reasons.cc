@@ -109,6 +109,17 @@ struct ExplainWait {
             Cat(Nodes(r.nodes), " prepares for the next generation, for ", ShortText(r.since), "."),
             "nothing: it goes on by itself"};
   }
+  ReasonText operator()(const CannotFit& r) const {
+    std::string brief =
+        !r.node.empty() && r.largest < r.slots
+            ? Cat("needs ", Count(r.slots, "slot"), " on a node; the largest has ", r.largest, " (",
+                  r.node, ")")
+            : Cat("needs ", Count(r.need, "node"),
+                  r.slots > 1 ? Cat(" with ", r.slots, " slots each") : std::string(),
+                  ", this cluster has ", r.known);
+    return {"cannot_fit", brief, Cat("It ", brief, ". Jobs behind it go first until that changes."),
+            "regroup nodes"};
+  }
   ReasonText operator()(const SavingBeforeLeave& r) const {
     return {
         "saving_before_leave", Cat(r.node, " saving, ", ShortText(r.left), " left"),

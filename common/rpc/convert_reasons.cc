@@ -87,6 +87,13 @@ pb::WaitReason ToProto(const WaitReason& value) {
                    out.mutable_saving_before_leave()->set_node(r.node);
                    out.mutable_saving_before_leave()->set_left_ns(r.left.count());
                  },
+                 [&](const CannotFit& r) {
+                   out.mutable_cannot_fit()->set_need(r.need);
+                   out.mutable_cannot_fit()->set_known(r.known);
+                   out.mutable_cannot_fit()->set_slots(r.slots);
+                   out.mutable_cannot_fit()->set_largest(r.largest);
+                   out.mutable_cannot_fit()->set_node(r.node);
+                 },
              },
              value);
   return out;
@@ -143,6 +150,12 @@ absl::StatusOr<WaitReason> FromProto(const pb::WaitReason& value) {
       out = SavingBeforeLeave{TakeText(check, "node", value.saving_before_leave().node()),
                               check.AnyDuration("left", value.saving_before_leave().left_ns())};
       break;
+    case pb::WaitReason::kCannotFit: {
+      const auto& p = value.cannot_fit();
+      out =
+          CannotFit{p.need(), p.known(), p.slots(), p.largest(), TakeText(check, "node", p.node())};
+      break;
+    }
     case pb::WaitReason::REASON_NOT_SET:
       check.Fail("wait reason: is missing or of a kind not known here");
   }

@@ -151,17 +151,22 @@ absl::StatusOr<Reading> Client::Read(const regroup::v1::ReadRequest& request,
   return reading;
 }
 
-absl::StatusOr<std::string> Client::Submit(const JobSpec& spec, const std::string& key,
-                                           bool dry_run) const {
+absl::StatusOr<Submitted> Client::Submit(const JobSpec& spec, const std::string& key, bool dry_run,
+                                         bool now_or_never) const {
   regroup::v1::SubmitRequest request;
   request.set_key(key);
   *request.mutable_spec() = ToProto(spec);
   request.set_dry_run(dry_run);
+  request.set_now_or_never(now_or_never);
   ASSIGN_OR_RETURN(auto reply, Try<regroup::v1::SubmitReply>(
                                    kCallLimit, [&](auto& stub, auto& context, auto& out) {
                                      return stub.Submit(&context, request, &out);
                                    }));
-  return reply.job();
+  Submitted submitted{reply.job(), std::nullopt};
+  if (reply.has_waits()) {
+    ASSIGN_OR_RETURN(submitted.waits, FromProto(reply.waits()));
+  }
+  return submitted;
 }
 
 absl::StatusOr<std::string> Client::Cancel(const std::string& job, bool now,

@@ -23,6 +23,11 @@ struct Reading {
   std::vector<std::string> warnings{};  // Of the coordinator, for people.
 };
 
+struct Submitted {
+  std::string job;
+  std::optional<WaitReason> waits;  // No nodes that are known could run it.
+};
+
 class Client {
  public:
   // Does not wait for the connection; an address that can't be resolved is an error.
@@ -30,8 +35,8 @@ class Client {
 
   absl::StatusOr<Reading> Read(const regroup::v1::ReadRequest& request, Duration limit) const;
   // The job's full id; empty after a dry run.
-  absl::StatusOr<std::string> Submit(const JobSpec& spec, const std::string& key,
-                                     bool dry_run) const;
+  absl::StatusOr<Submitted> Submit(const JobSpec& spec, const std::string& key, bool dry_run,
+                                   bool now_or_never) const;
   absl::StatusOr<std::string> Cancel(const std::string& job, bool now,
                                      const std::string& who) const;
   absl::StatusOr<std::string> ForgetNode(const std::string& node) const;

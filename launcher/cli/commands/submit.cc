@@ -11,6 +11,7 @@
 #include "common/config/job_limits.h"
 #include "common/config/names.h"
 #include "common/config/text.h"
+#include "common/report/reasons.h"
 #include "launcher/cli/commands/all.h"
 #include "launcher/cli/commands/job_flags.h"
 #include "launcher/cli/commands/program.h"
@@ -76,6 +77,8 @@ class Submit : public Command {
     AddText(line().app(), "--key", key_,
             "submitting twice with the same key makes one job; none: a random one", "KEY");
     AddSwitch(line().app(), "--wait", wait_, "wait until it is over and exit with its code");
+    AddSwitch(line().app(), "--now-or-never", now_or_never_,
+              "refuse it where no set of the nodes here could run it");
     AddSwitch(line().app(), "--dry-run", dry_run_, "check it, show it, keep nothing");
     DescribeFlags(line().app(), options_);
     ScopeEnvironment(line().app(), "submit");
@@ -96,8 +99,9 @@ class Submit : public Command {
       return kDone;
     }
     ASSIGN_OR_RETURN(Client client, std::move(found));
-    ASSIGN_OR_RETURN(std::string job,
-                     client.Submit(spec, key_.empty() ? NewKey() : key_, dry_run_));
+    ASSIGN_OR_RETURN(Submitted submitted,
+                     client.Submit(spec, key_.empty() ? NewKey() : key_, dry_run_, now_or_never_));
+    const std::string& job = submitted.job;
     if (dry_run_) {
       RETURN_IF_ERROR(terminal.Print(RenderJobFile(spec)));
       return kDone;
@@ -105,6 +109,12 @@ class Submit : public Command {
     std::string shown =
         options_.json ? Dump({{"schema", "regroup.submit/1"}, {"job", job}}) : Cat(job, "\n");
     if (!wait_ || !options_.json) RETURN_IF_ERROR(terminal.Print(shown));
+    if (submitted.waits)
+      terminal.Say(Cat(
+          "regroup: ", job, " waits: it ",
+          Explain(*submitted.waits, ReasonContext{JobId(job), Generation(), JobOrigin::kSubmitted})
+              .brief,
+          "\n"));
     if (!wait_) return kDone;
     {
       std::lock_guard lock(waiting_->mutex);
@@ -164,8 +174,9 @@ class Submit : public Command {
 
   // A file says what the job is; flags that say so too would be ignored.
   static absl::Status OnlyFile(const ParsedLine& words) {
-    static const std::set<std::string> fine = {
-        "--wait", "--dry-run", "--key", "--coordinator", "--state-dir", "--insecure", "--json"};
+    static const std::set<std::string> fine = {"--wait",     "--dry-run",     "--now-or-never",
+                                               "--key",      "--coordinator", "--state-dir",
+                                               "--insecure", "--json"};
     for (const auto& flag : words.given) {
       if (fine.count(flag[0].substr(0, flag[0].find('='))) > 0) continue;
       return UserError(
@@ -178,7 +189,7 @@ class Submit : public Command {
   JobFlags job_;
   std::string name_, directory_, key_;
   std::map<std::string, std::string> environment_;
-  bool wait_ = false, dry_run_ = false;
+  bool wait_ = false, dry_run_ = false, now_or_never_ = false;
   ReadOptions options_;
   std::shared_ptr<Waiting> waiting_ =
       std::make_shared<Waiting>();  // Owners: this and the signal's handler.

@@ -3,6 +3,7 @@
 // What the core asks of the shell. Actions of one step are carried out in order, after the rows of
 // this and of all earlier steps are durable.
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -63,6 +64,7 @@ struct Probe {
 
 struct SubmitReply {
   JobId job;
+  std::optional<WaitReason> waits{};  // It is in no hurry: no nodes that are known could run it.
 };
 struct CancelReply {
   JobId job;

@@ -16,6 +16,16 @@ constexpr std::size_t kMaxNamesInError = 8;
 // With very many launch commands, what each of them need not print goes to the first one only.
 constexpr std::size_t kFewLaunchers = 16;
 
+absl::Status NoFit(const CannotFit& fit) {
+  std::string because = absl::StrCat("it needs ", fit.need, " nodes with ", fit.slots,
+                                     " slots each, this cluster has ", fit.known);
+  if (!fit.node.empty() && fit.largest < fit.slots)
+    because = absl::StrCat("it needs ", fit.slots, " slots on a node; the largest (", fit.node,
+                           ") has ", fit.largest);
+  return UserError(absl::StatusCode::kFailedPrecondition, "no nodes here could run this job",
+                   because, "regroup nodes");
+}
+
 }  // namespace
 
 // ---- new jobs --------------------------------------------------------------------------------
@@ -63,6 +73,11 @@ void Engine::On(const SubmitAsked& event) {
     Do(Answer{event.call, SubmitReply{known->second}});
     return;
   }
+  const CannotFit fit = FitOf(event.spec);
+  if (event.now_or_never && !Fits(fit)) {
+    Do(Answer{event.call, NoFit(fit)});
+    return;
+  }
   if (static_cast<int>(queue_.size()) >= config_.max_pending_submits) {
     Do(Answer{
         event.call,
@@ -78,7 +93,9 @@ void Engine::On(const SubmitAsked& event) {
     Do(Answer{event.call, id.status()});
     return;
   }
-  Do(Answer{event.call, SubmitReply{*id}});
+  SubmitReply reply{*id};
+  if (!Fits(fit)) reply.waits = fit;
+  Do(Answer{event.call, std::move(reply)});
 }
 
 // ---- launch commands -------------------------------------------------------------------------

@@ -155,7 +155,7 @@ void Engine::MarkOrders(Job& job, const GenerationSoft& soft) {
 }
 
 void Engine::MarkCapacity() {
-  if (!queue_.empty()) dirty_.insert(*queue_.begin());
+  if (QueueHead() != 0) dirty_.insert(QueueHead());
   dirty_.insert(hungry_.begin(), hungry_.end());
 }
 
@@ -288,6 +288,14 @@ void Engine::IndexNode(const NodeRow* before, const NodeRow* after) {
       names_.erase(named);
   }
   if (after && !after->lost) names_[after->name].insert(id);
+  const int slots_before = before && !before->lost && !before->launched ? before->slots : 0;
+  const int slots_after = after && !after->lost && !after->launched ? after->slots : 0;
+  if (slots_before != slots_after) {
+    if (slots_before > 0 && --daemons_by_slots_.at(slots_before) == 0)
+      daemons_by_slots_.erase(slots_before);
+    if (slots_after > 0) ++daemons_by_slots_[slots_after];
+    RefreshFits();
+  }
   if (before && before->launch) {
     if (Job* job = FindJob(before->launch->job)) job->launchers.erase(id);
   }
@@ -307,10 +315,11 @@ void Engine::IndexJob(const Job& job) {
   }
   const bool queued = job.state.phase == JobPhase::kQueued;
   const bool over = job.state.phase == JobPhase::kEnded || job.state.phase == JobPhase::kPreempted;
-  const std::uint64_t head_before = queue_.empty() ? 0 : *queue_.begin();
-  if (queued) queue_.insert(sequence);
-  if (!queued) queue_.erase(sequence);
-  const std::uint64_t head = queue_.empty() ? 0 : *queue_.begin();
+  const std::uint64_t head_before = QueueHead();
+  if (queued && queue_.insert(sequence).second && Fits(FitOf(job.spec.spec)))
+    fitting_.insert(sequence);
+  if (!queued && queue_.erase(sequence) > 0) fitting_.erase(sequence);
+  const std::uint64_t head = QueueHead();
   if (head != head_before) {  // The new one may start, and the old one has another reason to wait.
     if (head != 0) dirty_.insert(head);
     if (queue_.contains(head_before)) dirty_.insert(head_before);

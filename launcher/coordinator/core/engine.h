@@ -169,6 +169,10 @@ class Engine {
   bool GatherWaits(Job& job, const Wait& wait);
   void LeaveOutUnsteady(const Job& job, std::vector<Candidate>& candidates) const;
   bool CheapWait(Job& job);
+  std::uint64_t QueueHead() const { return fitting_.empty() ? 0 : *fitting_.begin(); }
+  CannotFit FitOf(const JobSpec& spec) const;
+  static bool Fits(const CannotFit& fit) { return fit.known >= fit.need; }
+  void RefreshFits();
   bool IsLeaving(const Job& job, const Node& node) const;
   bool HasEnough(Job& job, int nodes);
   void UpdateHunger(Job& job);
@@ -320,6 +324,8 @@ class Engine {
   std::map<std::string, JobId> by_key_;          // Idempotency keys of submits.
   std::map<std::string, JobId> newest_by_name_;  // Launched, not standalone.
   std::set<std::uint64_t> queue_;                // Sequences of queued jobs.
+  std::set<std::uint64_t> fitting_;              // Those that the nodes that are known could run.
+  std::map<int, int> daemons_by_slots_;          // Slots → how many nodes, of daemons not lost.
   std::set<std::uint64_t> over_;                 // Of ended and preempted jobs.
 
   // Soft.

@@ -73,6 +73,7 @@ struct SubmitAsked {
   JobSpec spec;     // Passed ValidateJobSpec.
   std::string key;  // Idempotency key; not empty.
   std::uint64_t free_bytes = std::numeric_limits<std::uint64_t>::max();
+  bool now_or_never = false;  // Refuse it where no nodes that are known could run it.
 };
 struct CancelAsked {
   CallId call;

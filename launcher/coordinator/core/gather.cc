@@ -89,8 +89,12 @@ void Engine::LeaveOutUnsteady(const Job& job, std::vector<Candidate>& candidates
 // Waits that need no look at every node: so that a thousand joins cost a thousand cheap steps.
 bool Engine::CheapWait(Job& job) {
   const JobSpec& spec = job.spec.spec;
-  if (job.state.phase == JobPhase::kQueued && *queue_.begin() != job.spec.sequence) {
-    SetWait(job, BehindJob{by_sequence_.at(*queue_.begin())}, std::nullopt);
+  if (job.state.phase == JobPhase::kQueued && !fitting_.contains(job.spec.sequence)) {
+    SetWait(job, FitOf(spec), std::nullopt);
+    return true;
+  }
+  if (job.state.phase == JobPhase::kQueued && QueueHead() != job.spec.sequence) {
+    SetWait(job, BehindJob{by_sequence_.at(QueueHead())}, std::nullopt);
     return true;
   }
   const int nodes =
@@ -106,6 +110,37 @@ bool Engine::CheapWait(Job& job) {
   SetWait(job, LastCall{nodes, *last_call - now_}, last_call);
   Wake(job, *last_call);
   return true;
+}
+
+// What this job asks of the nodes that are known, were they all free.
+CannotFit Engine::FitOf(const JobSpec& spec) const {
+  CannotFit fit;
+  fit.need = (spec.min_nodes + spec.unit - 1) / spec.unit * spec.unit;
+  fit.slots = spec.workers_per_node;
+  for (auto it = daemons_by_slots_.lower_bound(fit.slots); it != daemons_by_slots_.end(); ++it)
+    fit.known += it->second;
+  if (Fits(fit) || daemons_by_slots_.empty()) return fit;
+  fit.largest = daemons_by_slots_.rbegin()->first;
+  for (const auto& entry : nodes_) {
+    const NodeRow& row = entry.second.row;
+    if (row.lost || row.launched || row.slots != fit.largest) continue;
+    fit.node = row.name;
+    break;
+  }
+  return fit;
+}
+
+// A node came, went, or has another number of slots.
+void Engine::RefreshFits() {
+  const std::uint64_t head = QueueHead();
+  for (std::uint64_t sequence : queue_) {
+    const bool fits = Fits(FitOf(jobs_.at(by_sequence_.at(sequence)).spec.spec));
+    const bool changed = fits ? fitting_.insert(sequence).second : fitting_.erase(sequence) > 0;
+    if (changed) dirty_.insert(sequence);
+  }
+  if (QueueHead() == head) return;
+  if (QueueHead() != 0) dirty_.insert(QueueHead());
+  if (queue_.contains(head)) dirty_.insert(head);
 }
 
 bool Engine::HasEnough(Job& job, int nodes) {

@@ -49,6 +49,7 @@ struct SizeOfWait {
   std::size_t operator()(const FinishHold& r) const { return SizeOf(r.node); }
   std::size_t operator()(const SavingBeforeLeave& r) const { return SizeOf(r.node); }
   std::size_t operator()(const BehindJob& r) const { return SizeOf(r.job.value()); }
+  std::size_t operator()(const CannotFit& r) const { return SizeOf(r.node); }
   std::size_t operator()(const LastCall&) const { return 0; }
   std::size_t operator()(const BackingOff& r) const { return SizeOf(r.node) + SizeOf(r.why); }
 };

@@ -323,7 +323,7 @@ bool Engine::CheckGrowth(Job& job, Generation generation, GenerationSoft& soft) 
   }
   const std::optional<Duration> settle =
       SettleTime(spec.scale_up, job.state.growths, job.lost_newcomers, config_);
-  const bool others_wait = !job.launched() && !queue_.empty();
+  const bool others_wait = !job.launched() && QueueHead() != 0;
   if (!settle || nodes >= MaxNodesNow(job) || soft.done_ranks > 0 || !soft.running_at ||
       others_wait)
     return false;

@@ -28,6 +28,7 @@ struct FillWait {  // Reasons are kept without their times.
   void operator()(SavingBeforeLeave& r) const { r.left = left; }
   void operator()(BudgetVerdictOpen&) const {}
   void operator()(BehindJob&) const {}
+  void operator()(CannotFit&) const {}
 };
 
 // Keeps the members that the end of this generation is about.
@@ -87,7 +88,8 @@ std::optional<WaitReason> Engine::WaitOf(const Job& job, const Moment& at) const
       job.wait_until ? std::max(*job.wait_until - at.now, Duration{}) : Duration{};
   std::visit(FillWait{std::max(at.now - job.wait_since, Duration{}), left}, reason);
   auto* behind = std::get_if<BehindJob>(&reason);
-  if (behind != nullptr && !queue_.empty()) behind->job = by_sequence_.at(*queue_.begin());
+  if (behind != nullptr && QueueHead() != 0) behind->job = by_sequence_.at(QueueHead());
+  if (std::holds_alternative<CannotFit>(reason)) return FitOf(job.spec.spec);
   return reason;
 }
 

@@ -224,12 +224,15 @@ grpc::ServerUnaryReactor* Calls::Submit(grpc::CallbackServerContext* context,
   if (request->dry_run()) return Refuse(context, absl::OkStatus());
   Plan plan;
   plan.is_submit = true;
-  plan.event = [this, spec = *std::move(spec), key = request->key()](CallId call) -> Event {
-    return SubmitAsked{call, spec, key, free_bytes_()};
+  plan.event = [this, spec = *std::move(spec), key = request->key(),
+                now_or_never = request->now_or_never()](CallId call) -> Event {
+    return SubmitAsked{call, spec, key, free_bytes_(), now_or_never};
   };
   plan.respond = [reply](const Reply& answer) {
     absl::StatusOr<const SubmitReply*> submitted = Expect<SubmitReply>(answer);
-    if (submitted.ok()) reply->set_job((*submitted)->job.value());
+    if (!submitted.ok()) return submitted.status();
+    reply->set_job((*submitted)->job.value());
+    if ((*submitted)->waits) *reply->mutable_waits() = ToProto(*(*submitted)->waits);
     return submitted.status();
   };
   return Begin(context, request->ByteSizeLong(), std::move(plan));

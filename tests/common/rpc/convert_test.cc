@@ -172,7 +172,7 @@ TEST(Convert, EveryReasonAndEventSurvives) {
       BelowMinimum{1, 2, d, {"node2"}}, LastCall{3, d},           BackingOff{4, d, "node1", "why"},
       SlotsStopping{{"a"}, d},          AwaitReattach{{"a"}, d},  FinishHold{"a", d},
       UnreachableHold{{"a"}, d},        BudgetVerdictOpen{{"a"}}, BehindJob{JobId("a-1")},
-      MembersPreparing{{"a"}, d},       SavingBeforeLeave{"a", d}};
+      MembersPreparing{{"a"}, d},       SavingBeforeLeave{"a", d}, CannotFit{10, 3, 2, 1, "a"}};
   ASSERT_EQ(waits.size(), std::variant_size_v<WaitReason>);
   for (const WaitReason& reason : waits) {
     ExpectRoundTrip(reason);

@@ -153,10 +153,17 @@ class Codes(Cluster):
 
 class Reading(Cluster):
     def test_queue_has_a_reason(self):
-        job = self.submit("true", "-N", "2")
+        done = self.fx.run("submit", "-N", "2", "--name", "job", "--", "true")
+        self.assertEqual(done.code, 0, done)
+        job = done.stdout.strip()
+        self.assertIn(f"regroup: {job} waits: it needs 2 nodes, this cluster has 1", done.stderr)
         self.until(job, "queued")
-        self.assertRegex(self.fx.run("ps").stdout, rf"{job} +queued .* needs 2 nodes, 1 free")
-        self.assertEqual(self.json("ps")["jobs"][0]["why"]["kind"], "below_minimum")
+        self.assertRegex(self.fx.run("ps").stdout, rf"{job} +queued .* needs 2 nodes, this cluster has 1")
+        self.assertEqual(self.json("ps")["jobs"][0]["why"]["kind"], "cannot_fit")
+        self.assertEqual(self.fx.run("wait", self.submit("exit 0")).code, 0, "it is passed over")
+        refused = self.fx.run("submit", "--now-or-never", "--ppn", "16", "--name", "job", "--", "true")
+        self.assertEqual(refused.code, 1, refused)
+        self.assertIn("it needs 16 slots on a node; the largest (node0) has 2", refused.stderr)
         self.assertIn("Why it waits", self.fx.run("explain", job).stdout)
         self.fx.run("cancel", job)
         self.assertEqual(self.fx.run("wait", job).code, 143)

@@ -1,0 +1,96 @@
+// A job that no set of the known nodes could run: told, passed over, and run once they have come.
+
+#include "tests/scenario/testing.h"
+
+namespace regroup {
+namespace {
+
+using coordinator::SubmitReply;
+
+class Queue : public Scenario {
+ protected:
+  const CannotFit* WaitsToFit(const JobId& job) {
+    view_ = world().View(job);
+    return view_.why ? std::get_if<CannotFit>(&*view_.why) : nullptr;
+  }
+  JobView view_;
+};
+
+TEST_F(Queue, an_impossible_job_is_passed_over) {
+  Start();
+  AddDaemons({"a", "b", "c"});
+  world().RunFor(1s);
+  const CallId call = world().Submit(SpecOf("big", 5, 8), "k1");
+  world().Submit(SpecOf("small", 3, 3), "k2");
+  world().RunFor(1s);
+  const auto& reply = std::get<SubmitReply>(*world().ReplyTo(call));
+  ASSERT_TRUE(reply.waits.has_value());
+  EXPECT_EQ(std::get<CannotFit>(*reply.waits).need, 5);
+  EXPECT_EQ(std::get<CannotFit>(*reply.waits).known, 3);
+  EXPECT_EQ(world().StateOf(JobId("small-2")), "running");
+  world().CrashCoordinator();
+  world().StartCoordinator();
+  AddDaemons({"d"});
+  world().RunFor(1s);
+  const CannotFit* fit = WaitsToFit(JobId("big-1"));
+  ASSERT_NE(fit, nullptr);
+  EXPECT_EQ(fit->known, 4);
+  // Now it could run, were all free: it is the head again, and the next one waits behind it.
+  AddDaemons({"e"});
+  world().RunFor(1s);
+  world().Submit(SpecOf("next", 1, 1), "k3");
+  world().RunFor(1s);
+  EXPECT_TRUE(std::holds_alternative<BelowMinimum>(*world().View(JobId("big-1")).why));
+  EXPECT_TRUE(std::holds_alternative<BehindJob>(*world().View(JobId("next-3")).why));
+  for (auto& entry : world().nodes()) entry.second->ExitRank(JobId("small-2"), 0, 0);
+  ASSERT_TRUE(Reaches(JobId("big-1"), "running"));
+}
+
+TEST_F(Queue, slots_of_a_node_are_told) {
+  Start();
+  sim::NodeOptions two;
+  two.slots = 2;
+  world().Add("a", two);
+  AddDaemons({"b"});
+  JobSpec spec = SpecOf("wide", 1, 1);
+  spec.workers_per_node = 16;
+  world().RunFor(1s);
+  world().Submit(spec, "k1");
+  world().RunFor(1s);
+  const CannotFit* fit = WaitsToFit(JobId("wide-1"));
+  ASSERT_NE(fit, nullptr);
+  EXPECT_EQ(fit->slots, 16);
+  EXPECT_EQ(fit->largest, 2);
+  EXPECT_EQ(fit->node, "a");
+}
+
+// A lost node is none that could run it; when it is back, it could.
+TEST_F(Queue, a_lost_node_counts_no_more) {
+  Start();
+  AddDaemons({"a", "b"});
+  world().RunFor(1s);
+  world().node("b").CutPower();
+  world().RunFor(10s);
+  world().Submit(SpecOf("pair", 2, 2), "k1");
+  world().RunFor(1s);
+  EXPECT_NE(WaitsToFit(JobId("pair-1")), nullptr);
+  world().node("b").Reboot();
+  ASSERT_TRUE(Reaches(JobId("pair-1"), "running"));
+}
+
+TEST_F(Queue, now_or_never_is_refused) {
+  Start();
+  AddDaemons({"a"});
+  world().RunFor(1s);
+  coordinator::SubmitAsked asked;
+  asked.call = CallId(77);
+  asked.spec = SpecOf("big", 10, 10);
+  asked.key = "key";
+  asked.now_or_never = true;
+  world().Ask(asked);
+  EXPECT_TRUE(std::holds_alternative<absl::Status>(*world().ReplyTo(CallId(77))));
+  EXPECT_FALSE(world().rows().contains(coordinator::JobSpecKey(JobId("big-1"))));
+}
+
+}  // namespace
+}  // namespace regroup
