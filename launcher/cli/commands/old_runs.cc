@@ -1,6 +1,8 @@
 #include "launcher/cli/commands/old_runs.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <set>
 
 #include "common/base/status_macros.h"
@@ -26,24 +28,48 @@ RunLogs Measure(const std::string& root, const std::string& job) {
   return logs;
 }
 
+// What every node of this host kept of a job: all of it goes, or nothing.
+struct JobLogs {
+  fs::file_time_type newest = fs::file_time_type::min();
+  std::uint64_t bytes = 0;
+  std::vector<RunLogs> logs;
+};
+
+std::vector<JobLogs> YoungestFirst(std::vector<RunLogs> logs) {
+  std::map<std::string, JobLogs> by_job;
+  for (RunLogs& log : logs) {
+    JobLogs& job = by_job[log.job];
+    job.newest = std::max(job.newest, log.newest);
+    job.bytes += log.bytes;
+    job.logs.push_back(std::move(log));
+  }
+  std::vector<JobLogs> jobs;
+  for (auto& [id, job] : by_job) jobs.push_back(std::move(job));
+  std::stable_sort(jobs.begin(), jobs.end(),
+                   [](const JobLogs& a, const JobLogs& b) { return a.newest > b.newest; });
+  return jobs;
+}
+
 std::vector<RunLogs> Beyond(std::vector<RunLogs> logs, const std::string& state_dir,
                             const PruneLimits& limits) {
-  std::sort(logs.begin(), logs.end(),
-            [](const RunLogs& a, const RunLogs& b) { return a.newest > b.newest; });
+  std::vector<JobLogs> jobs = YoungestFirst(std::move(logs));
   constexpr std::uint64_t kShareKeptFree = 10;
   std::uint64_t must_free = 0, total = 0, kept_bytes = 0;
   absl::StatusOr<io::DiskSpace> space = io::DiskSpaceOf(state_dir);
   if (space.ok() && space->free_bytes < space->total_bytes / kShareKeptFree) {
     must_free = space->total_bytes / kShareKeptFree - space->free_bytes;
   }
-  for (const RunLogs& log : logs) total += log.bytes;
+  for (const JobLogs& job : jobs) total += job.bytes;
   std::uint64_t allowed = std::min(limits.max_bytes, total > must_free ? total - must_free : 0);
   std::size_t kept = 0;
-  while (kept < logs.size() && kept < static_cast<std::size_t>(limits.keep) &&
-         kept_bytes + logs[kept].bytes <= allowed) {
-    kept_bytes += logs[kept++].bytes;
+  while (kept < jobs.size() && kept < static_cast<std::size_t>(limits.keep) &&
+         kept_bytes + jobs[kept].bytes <= allowed) {
+    kept_bytes += jobs[kept++].bytes;
   }
-  return std::vector<RunLogs>(logs.begin() + static_cast<std::ptrdiff_t>(kept), logs.end());
+  std::vector<RunLogs> beyond;
+  for (std::size_t i = kept; i < jobs.size(); ++i)
+    std::move(jobs[i].logs.begin(), jobs[i].logs.end(), std::back_inserter(beyond));
+  return beyond;
 }
 
 }  // namespace

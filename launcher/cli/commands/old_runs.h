@@ -24,9 +24,9 @@ struct PruneLimits {
   std::uint64_t max_bytes = 10ull << 30;
 };
 
-// Of the state directory's ended jobs, youngest kept, those beyond the limits; also so many that a
-// tenth of the disk stays free. Jobs that are not over are never among them. An error when it can't
-// be told which those are.
+// Of the state directory's ended jobs, youngest kept, those beyond the limits, youngest first, each
+// with what all nodes of this host kept of it; also so many that a tenth of the disk stays free.
+// Jobs that are not over are never among them. An error when it can't be told which those are.
 absl::StatusOr<std::vector<RunLogs>> RunsToPrune(const ReadOptions& options,
                                                  const std::string& state_dir,
                                                  const PruneLimits& limits);

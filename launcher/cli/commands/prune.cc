@@ -1,4 +1,5 @@
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "common/base/status_macros.h"
 #include "common/config/state_dir.h"
@@ -42,17 +43,19 @@ class Prune : public Command {
  private:
   absl::StatusOr<int> Remove(const std::vector<RunLogs>& old, const Terminal& terminal) const {
     std::uint64_t bytes = 0;
+    std::set<std::string> jobs;
     Json removed = Json::array();
     for (const RunLogs& logs : old) {
       if (!dry_run_) RETURN_IF_ERROR(io::RemoveTree(logs.path));
       bytes += logs.bytes;
+      jobs.insert(logs.job);
       removed.push_back({{"job", logs.job}, {"path", logs.path}, {"bytes", logs.bytes}});
-      std::string text = Cat(dry_run_ ? "would remove " : "removed ", logs.job, "  ",
-                             FormatBytes(logs.bytes), "  ", logs.path, "\n");
+      std::string text = Cat(logs.job, "  ", FormatBytes(logs.bytes), "  ", logs.path, "\n");
       if (!options_.json) RETURN_IF_ERROR(terminal.Print(text));
     }
     std::string all =
-        Cat(old.size(), dry_run_ ? " would be removed, " : " removed, ", FormatBytes(bytes), "\n");
+        Cat(jobs.size(), jobs.size() == 1 ? " job" : " jobs",
+            dry_run_ ? " would be removed, " : " removed, ", FormatBytes(bytes), "\n");
     if (options_.json)
       all = Dump({{"schema", "regroup.prune/1"},
                   {"dry_run", dry_run_},

@@ -371,6 +371,22 @@ class Reading(Cluster):
         self.assertEqual(self.json("prune", "--keep", "1")["removed"], [])
         self.assertTrue(os.path.isdir(shown["removed"][0]["path"].replace(shown["removed"][0]["job"], jobs[-1])))
 
+    def test_prune_counts_jobs_not_what_each_node_kept_of_them(self):
+        self.fx.service(e2e.binary("regroup"), "agent", "--coordinator", f"127.0.0.1:{self.port}", "--node-name", "node1", "--slots", "2")
+        e2e.wait_for(lambda: len(self.json("nodes")["nodes"]) == 2, 20, "two nodes", self.fx.describe, every=0.1)
+        jobs = [self.submit("echo x", "-N", "2") for _ in range(3)]
+        for job in jobs:
+            self.assertEqual(self.fx.run("wait", job).code, 0)
+        removed = self.json("prune", "--keep", "2", "--dry-run")["removed"]
+        self.assertEqual([logs["job"] for logs in removed], [jobs[0]] * 2)
+        asked, done = (self.fx.run("prune", "--keep", "2", *how).stdout.splitlines() for how in (["--dry-run"], []))
+        self.assertEqual(asked[:-1], done[:-1])
+        self.assertEqual(len(asked), 3)
+        self.assertRegex(asked[-1], "^1 job would be removed, ")
+        self.assertRegex(done[-1], "^1 job removed, ")
+        for job in jobs[1:]:
+            self.assertEqual(self.fx.run("logs", job, "--raw").stdout, "x\nx\n")
+
     def test_completion_knows_live_names(self):
         job = self.submit("sleep 60")
         self.assertIn(job, self.fx.run("__complete", "jobs").stdout.split())
