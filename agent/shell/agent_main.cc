@@ -279,11 +279,13 @@ absl::StatusOr<AgentOptions> ServiceOptions(const AgentConfig& config, const Nod
 
 absl::StatusOr<int> RunService(const AgentConfig& config) {
   ASSIGN_OR_RETURN(StateDirectory state, DefaultStateDirectory(config.state_dir, /*service=*/true));
-  RETURN_IF_ERROR(MakeStateDirectory(state.path));
+  ASSIGN_OR_RETURN(const std::string tightened, MakeStateDirectory(state.path));
   obs::LogConfig log_config;
   log_config.json = config.log_json;
   ASSIGN_OR_RETURN(std::unique_ptr<obs::Logger> log, obs::Logger::Create(log_config));
-  if (!state.notice.empty()) log->Info(state.notice);
+  for (const std::string& notice : {state.notice, tightened}) {
+    if (!notice.empty()) log->Info(notice);
+  }
   ASSIGN_OR_RETURN(Node node, TakeNode(state.path, /*launched=*/false));
   ASSIGN_OR_RETURN(AgentOptions options, ServiceOptions(config, node));
   log->Info("agent started", {{"node", node.folder.node().value()},

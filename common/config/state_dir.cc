@@ -39,6 +39,18 @@ std::string ParentOf(const std::string& path) {
   return path.substr(0, slash);
 }
 
+// A home or a system's folder must not be closed to others because it was named by mistake.
+bool HoldsOnlyOurs(const std::string& directory) {
+  std::error_code error;
+  auto at = std::filesystem::directory_iterator(directory, error);
+  for (; !error && at != std::filesystem::directory_iterator(); at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    const auto begins = [&name](std::string_view with) { return name.rfind(with, 0) == 0; };
+    if (!begins("coordinator-") && !begins("node-") && name != "logs") return false;
+  }
+  return !error;
+}
+
 }  // namespace
 
 std::string HostName() {
@@ -114,7 +126,7 @@ absl::StatusOr<StateDirectory> DefaultStateDirectory(std::string_view given, boo
                         Cat(path, " is on a network file system, so state is kept in ", local)};
 }
 
-absl::Status MakeStateDirectory(const std::string& path) {
+absl::StatusOr<std::string> MakeStateDirectory(const std::string& path) {
   std::string normal = Absolute(path);
   std::string refused;  // What may exist all the same: a folder that we may not make again.
   for (std::size_t slash = normal.find('/', 1);; slash = normal.find('/', slash + 1)) {
@@ -138,17 +150,23 @@ absl::Status MakeStateDirectory(const std::string& path) {
                   Cat("its owner is user ", info.st_uid, ", you are ", ::geteuid()),
                   "--state-dir DIRECTORY");
   }
+  std::string tightened;
   if ((info.st_mode & 0077) != 0) {
     char mode[8];
     std::snprintf(mode, sizeof mode, "%04o", info.st_mode & 07777);
-    return Refuse(Cat("others may enter the state directory ", normal),
-                  Cat("its mode is ", mode, ", 0700 is needed"), Cat("chmod 700 ", normal));
+    const bool shared = (info.st_mode & S_ISVTX) != 0 || !HoldsOnlyOurs(normal);
+    if (shared || ::chmod(normal.c_str(), 0700) != 0) {
+      return Refuse(Cat("others may enter the state directory ", normal),
+                    Cat("its mode is ", mode, ", 0700 is needed"), Cat("chmod 700 ", normal));
+    }
+    tightened =
+        Cat("the state directory ", normal, " was open to others (", mode, "): it is 0700 now");
   }
   if (::access(normal.c_str(), W_OK | X_OK) != 0) {
     return Refuse(Cat("the state directory ", normal, " is not writable"), std::strerror(errno),
                   "--state-dir DIRECTORY");
   }
-  return absl::OkStatus();
+  return tightened;
 }
 
 }  // namespace regroup

@@ -18,9 +18,10 @@ struct StateDirectory {
 // /var/tmp/regroup-<uid>/<host>. Looks only; makes nothing.
 absl::StatusOr<StateDirectory> DefaultStateDirectory(std::string_view given, bool service);
 
-// Makes it and what is missing above it, mode 0700. Refuses one that another user owns or others
-// may enter.
-absl::Status MakeStateDirectory(const std::string& path);
+// Makes it and what is missing above it, mode 0700. One of this user that others may enter becomes
+// 0700 too where it holds nothing but what is Regroup's (so an empty one); that is told by the
+// sentence returned, which is empty otherwise. Any other, and one of another user, is refused.
+absl::StatusOr<std::string> MakeStateDirectory(const std::string& path);
 
 bool OnNetworkFileSystem(const std::string& path);  // Of the nearest existing parent.
 std::string HostName();       // The node's label by default: gethostname() up to the first dot, as

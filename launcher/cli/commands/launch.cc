@@ -275,8 +275,10 @@ absl::Status LaunchCommand::FillNode(LaunchConfig& config, const Terminal& termi
                                                    : HostName();
   RETURN_IF_ERROR(ValidateNodeName("--node-name", config.node_name));
   ASSIGN_OR_RETURN(StateDirectory state, DefaultStateDirectory(flags_.state_dir, false));
-  RETURN_IF_ERROR(MakeStateDirectory(state.path));
-  if (!state.notice.empty() && !flags_.quiet) terminal.Say(Cat("regroup: ", state.notice, "\n"));
+  ASSIGN_OR_RETURN(const std::string tightened, MakeStateDirectory(state.path));
+  for (const std::string& notice : {state.notice, tightened}) {
+    if (!notice.empty() && !flags_.quiet) terminal.Say(Cat("regroup: ", notice, "\n"));
+  }
   config.state_dir = state.path;
   config.log_dir_explicit = !flags_.log_dir.empty();
   const std::string kept = Cat(state.path, "/", kRunLogsFolder, "/", LogKey(flags_.endpoint));

@@ -449,8 +449,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Open(const CoordinatorConfig& co
   ASSIGN_OR_RETURN(std::vector<Address> addresses, ListenAddresses(config));
   ASSIGN_OR_RETURN(const StateDirectory state,
                    DefaultStateDirectory(config.state_dir, /*service=*/true));
-  if (!state.notice.empty()) std::fprintf(stderr, "regroup: %s\n", state.notice.c_str());
-  RETURN_IF_ERROR(MakeStateDirectory(state.path));
+  ASSIGN_OR_RETURN(const std::string tightened, MakeStateDirectory(state.path));
+  for (const std::string& notice : {state.notice, tightened}) {
+    if (!notice.empty()) std::fprintf(stderr, "regroup: %s\n", notice.c_str());
+  }
   // The folder is named by the port: one that the kernel chooses has to be known first.
   if (!addresses.empty() && addresses.front().port == 0) {
     ASSIGN_OR_RETURN(const io::UniqueFd chosen, io::ListenTcp(addresses.front()));

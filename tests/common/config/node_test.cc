@@ -137,15 +137,43 @@ TEST_F(StateDirTest, IsMadePrivate) {
   ASSERT_EQ(::stat(path.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0700u);
   ASSERT_TRUE(MakeStateDirectory(path).ok());
+}
+
+TEST_F(StateDirTest, OneOfOursIsTightened) {
+  std::string path = base_ + "/a";
+  for (const mode_t mode : {0755, 0775, 0777, 0711}) {
+    for (const char* inside : {"", "/coordinator-29400", "/node-0", "/logs"}) {
+      std::filesystem::create_directories(path + inside);
+      ASSERT_EQ(::chmod(path.c_str(), mode), 0);
+      const absl::StatusOr<std::string> said = MakeStateDirectory(path);
+      ASSERT_TRUE(said.ok()) << said.status();
+      EXPECT_THAT(*said, HasSubstr("it is 0700 now"));
+      struct stat info {};
+      ASSERT_EQ(::stat(path.c_str(), &info), 0);
+      EXPECT_EQ(info.st_mode & 07777, 0700u);
+      EXPECT_EQ(*MakeStateDirectory(path), "");
+    }
+  }
+}
+
+TEST_F(StateDirTest, AFolderOfOtherThingsOrForAllStaysAsItIs) {
+  std::string path = base_ + "/a";
+  std::filesystem::create_directories(path);
+  ::chmod(path.c_str(), 01777);
+  EXPECT_EQ(PartsOf(MakeStateDirectory(path).status()).try_this, "chmod 700 " + path);
   ::chmod(path.c_str(), 0755);
-  EXPECT_EQ(PartsOf(MakeStateDirectory(path)).try_this, "chmod 700 " + path);
+  std::filesystem::create_directories(path + "/documents");
+  EXPECT_EQ(PartsOf(MakeStateDirectory(path).status()).try_this, "chmod 700 " + path);
+  struct stat info {};
+  ASSERT_EQ(::stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0755u);
 }
 
 TEST_F(StateDirTest, FileInTheWay) {
   std::string path = base_ + "/file";
   ASSERT_EQ(::symlink("/dev/null", path.c_str()), 0);
   EXPECT_FALSE(MakeStateDirectory(path).ok());
-  EXPECT_EQ(PartsOf(MakeStateDirectory(path)).because, "it is no directory");
+  EXPECT_EQ(PartsOf(MakeStateDirectory(path).status()).because, "it is no directory");
   EXPECT_FALSE(MakeStateDirectory(path + "/deeper").ok());
 }
 

@@ -361,7 +361,7 @@ TEST_F(HandedOver, AgentGetsItsFlags) {
 TEST_F(HandedOver, BadStateDirectories) {
   Write("file", "");
   EXPECT_EQ(Run({"run", "--state-dir", "file", "train.py"}).code, 125);
-  std::filesystem::create_directory(folder_ + "/open");
+  std::filesystem::create_directories(folder_ + "/open/documents");
   ::chmod((folder_ + "/open").c_str(), 0755);
   Ended ended = Run({"run", "--state-dir", "open", "train.py"});
   EXPECT_EQ(ended.code, 125);
