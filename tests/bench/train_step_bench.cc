@@ -114,9 +114,10 @@ class Bench {
               instruction.unit,
               {.step = step, .lr = LearningRate(schedule_, step), .grad_scale = grad_scale});
           break;
+        case Op::kZeroGrad:
         case Op::kReduceGrad:
         case Op::kVote:
-        case Op::kCommit: break;  // Nobody else is here.
+        case Op::kCommit: break;  // This rank is alone and has samples.
       }
     }
     return loss;
