@@ -32,7 +32,6 @@
 #include "common/io/spawn.h"
 #include "common/io/standard_fds.h"
 #include "common/io/unix_socket.h"
-#include "common/rpc/places.h"
 
 namespace regroup::agent {
 namespace {
@@ -297,13 +296,8 @@ absl::StatusOr<int> RunService(const AgentConfig& config) {
   if (!options.core.no_cgroup.empty())
     log->Warning("groups get no cgroup", {{"why", options.core.no_cgroup}});
   if (config.insecure) log->Warning("--insecure: connections to other hosts are plaintext");
-  std::vector<std::string> coordinators = config.coordinators;
-  if (coordinators.empty()) {
-    coordinators.push_back(
-        absl::StrCat(LocalCoordinatorFolder(state.path), "/", kCoordinatorSocketName));
-  }
   boost::asio::io_context loop(1);
-  ServiceDialler dialler(loop, std::move(coordinators));
+  ServiceDialler dialler(loop, config.coordinators, state.path, !config.state_dir.empty());
   Agent shell(loop, std::move(options), node.folder, dialler, nullptr, log.get());
   const Agent::End end = shell.Run();
   log->Info("agent ends", {{"exit_code", absl::StrCat(end.exit_code)}});

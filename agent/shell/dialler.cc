@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <cerrno>
+#include <filesystem>
 #include <thread>
 #include <utility>
 
@@ -23,6 +24,7 @@
 #include "common/io/spawn.h"
 #include "common/io/unix_socket.h"
 #include "common/rpc/describe_listener.h"
+#include "common/rpc/local_coordinator.h"
 #include "common/rpc/places.h"
 #include "common/rpc/resolve.h"
 
@@ -66,6 +68,18 @@ absl::StatusOr<DialTarget> TargetOf(const std::string& socket_path) {
   return target;
 }
 
+// A coordinator of this host by its socket. Agents of other hosts reach this node where they reach
+// the coordinator.
+absl::StatusOr<DialTarget> TargetOf(const LocalCoordinator& local) {
+  ASSIGN_OR_RETURN(DialTarget target, TargetOf(local.Socket()));
+  if (local.lock.listening.empty()) return target;
+  Address at = local.lock.listening.front();
+  if (io::IsWildcard(at.host)) at = {"192.0.2.1", 9};  // As it leaves this host for elsewhere.
+  absl::StatusOr<std::string> address = io::LocalIpTowards(at);
+  if (address.ok()) target.address = target.dialled = *std::move(address);
+  return target;
+}
+
 enum class Bind { kOurs, kInUse, kElsewhere };
 // Ours: bind() succeeds. A name is never compared.
 Bind TryBind(const Address& address) {
@@ -94,7 +108,32 @@ std::string StderrFrom(const std::string& path, off_t from) {
 
 // ---- a service's --------------------------------------------------------------------------------
 
+absl::StatusOr<DialTarget> ServiceDialler::OfThisHost() const {
+  std::vector<LocalCoordinator> running = LocalCoordinators();
+  std::erase_if(running, [](const LocalCoordinator& each) { return each.ad_hoc(); });
+  std::error_code failed;  // /proc knows no links.
+  const std::string own = std::filesystem::weakly_canonical(state_dir_, failed).string();
+  const auto elsewhere = [&own](const LocalCoordinator& each) {
+    return !absl::StartsWith(each.folder, absl::StrCat(own, "/"));
+  };
+  if (only_there_ || !std::all_of(running.begin(), running.end(), elsewhere))
+    std::erase_if(running, elsewhere);
+  if (running.size() == 1) return TargetOf(running.front());
+  if (running.empty()) {
+    return absl::UnavailableError(
+        absl::StrCat("no coordinator of this user runs ",
+                     only_there_ ? absl::StrCat("in ", state_dir_) : "on this host",
+                     " · regroup coordinator starts one, --coordinator HOST[:PORT] names one"));
+  }
+  std::string folders;
+  for (const LocalCoordinator& each : running)
+    absl::StrAppend(&folders, folders.empty() ? "" : ", ", each.folder);
+  return absl::FailedPreconditionError(absl::StrCat(
+      "more than one coordinator runs on this host: ", folders, " · --coordinator names one"));
+}
+
 void ServiceDialler::Find(Done done) {
+  if (coordinators_.empty()) return done(OfThisHost());
   if (!std::exchange(answered_, false)) ++turn_;
   const std::string& coordinator = coordinators_[turn_ % coordinators_.size()];
   if (coordinator.find('/') != std::string::npos) return done(TargetOf(coordinator));

@@ -49,18 +49,26 @@ class Dialler {
 };
 
 // A service's: each is HOST[:PORT], resolved anew each time, or the path of a Unix socket. They are
-// tried in turn, from the one that answered last.
+// tried in turn, from the one that answered last. None: the coordinator of this host that is no
+// launch command's, in `state_dir` or, unless `only_there`, anywhere.
 class ServiceDialler : public Dialler {
  public:
-  // REQUIRES: there is at least one.
-  ServiceDialler(boost::asio::io_context& loop, std::vector<std::string> coordinators)
-      : loop_(loop), coordinators_(std::move(coordinators)) {}
+  ServiceDialler(boost::asio::io_context& loop, std::vector<std::string> coordinators,
+                 std::string state_dir, bool only_there)
+      : loop_(loop),
+        coordinators_(std::move(coordinators)),
+        state_dir_(std::move(state_dir)),
+        only_there_(only_there) {}
   void Find(Done done) override;
   void Answered() override { answered_ = true; }
 
  private:
+  absl::StatusOr<DialTarget> OfThisHost() const;
+
   boost::asio::io_context& loop_;
   const std::vector<std::string> coordinators_;
+  const std::string state_dir_;
+  const bool only_there_;
   std::size_t turn_ = 0;
   std::size_t attempt_ = 0;  // Each address of a name has its turn.
   bool answered_ = true;     // The one whose turn it is; at first none has failed.

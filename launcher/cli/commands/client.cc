@@ -54,7 +54,7 @@ absl::StatusOr<Client> Client::Dial(const Place& place) {
                        std::string(local.status().message()), "regroup ps");
     }
   }
-  if (connections.empty() && place.tcp) {
+  if (place.tcp) {
     absl::StatusOr<std::vector<std::string>> hosts = ResolveHost(place.tcp->host);
     if (!hosts.ok()) {
       return UserError(absl::StatusCode::kUnavailable, Cat("can not resolve ", place.tcp->host),

@@ -42,8 +42,10 @@ class Nodes : public Command {
     if (!words.rest.empty()) RETURN_IF_ERROR(Keep(words.rest[0], nodes));
     for (const std::string& warning : reader.warnings())
       terminal.Say(Cat("regroup: ", warning, "\n"));
+    for (const std::string& note : reader.notes()) terminal.Say(Cat("regroup: ", note, "\n"));
     RETURN_IF_ERROR(terminal.Print(Rendered(nodes, !words.rest.empty(), terminal)));
-    bool hint = nodes.empty() && !options_.json && terminal.err().terminal;
+    bool hint =
+        nodes.empty() && reader.notes().empty() && !options_.json && terminal.err().terminal;
     if (hint) terminal.Say("regroup: no coordinator of this host has a node\n");
     return kDone;
   }

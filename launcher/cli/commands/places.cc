@@ -13,6 +13,7 @@
 #include "common/config/state_dir.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
+#include "common/rpc/local_coordinator.h"
 #include "common/rpc/places.h"
 
 namespace regroup::cli {
@@ -40,11 +41,26 @@ absl::StatusOr<Place> PlaceOfPath(std::string path) {
   return Place{"", path, std::nullopt, path};
 }
 
-// A loopback address without --insecure: TCP takes agents only, but the socket beside it serves us.
+// On its own host a coordinator is asked by its socket, which needs no --insecure: without that TCP
+// takes agents only. Where none runs here, a folder of that port has what it has left.
 absl::StatusOr<Place> PlaceOfEndpoint(const ReadOptions& options, const Endpoint& endpoint,
                                       std::string_view command) {
-  RETURN_IF_ERROR(CheckNetworkRule(endpoint, options.insecure, command));
   Place place{"", "", endpoint, FormatEndpoint(endpoint.host, endpoint.port)};
+  if (std::optional<LocalCoordinator> local =
+          FindLocalCoordinator({endpoint.host, endpoint.port})) {
+    place.folder = local->folder;
+    place.socket = local->Socket();
+    return place;
+  }
+  const absl::Status allowed = CheckNetworkRule(endpoint, options.insecure, command);
+  if (!allowed.ok()) {
+    const UserErrorParts parts = PartsOf(allowed);
+    return UserError(
+        allowed.code(), parts.what,
+        Cat(parts.because, "; the coordinator's own user needs nothing on its host, or ",
+            "--state-dir DIRECTORY there"),
+        parts.try_this);
+  }
   if (!IsLoopback(endpoint.host)) return place;
   ASSIGN_OR_RETURN(std::vector<std::string> directories, StateDirectories(options));
   for (const std::string& directory : directories) {

@@ -36,9 +36,10 @@ class Ps : public Command {
     }
     for (const std::string& warning : reader.warnings())
       terminal.Say(Cat("regroup: ", warning, "\n"));
+    for (const std::string& note : reader.notes()) terminal.Say(Cat("regroup: ", note, "\n"));
     RETURN_IF_ERROR(
         terminal.Print(options_.json ? JobsDocument(jobs) : RenderJobs(jobs, terminal.out())));
-    bool hint = jobs.empty() && !options_.json && terminal.err().terminal;
+    bool hint = jobs.empty() && reader.notes().empty() && !options_.json && terminal.err().terminal;
     if (hint)
       terminal.Say(all_ ? "regroup: no job has run here yet\n"
                         : "regroup: no job runs; -a shows ended ones\n");

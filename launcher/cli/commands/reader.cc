@@ -10,7 +10,9 @@
 #include "common/base/user_error.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
+#include "common/rpc/local_coordinator.h"
 #include "common/rpc/places.h"
+#include "launcher/cli/render/lists.h"
 #include "launcher/coordinator/shell/offline.h"
 
 namespace regroup::cli {
@@ -35,6 +37,18 @@ absl::StatusOr<Reading> ReadEnded(const std::string& folder, const ReadRequest& 
   absl::StatusOr<coordinator::ReadReply> reply = coordinator::ReadOffline(folder, filter);
   if (!reply.ok()) return Refused(reply.status());
   return Reading{std::move(reply->jobs), std::move(reply->nodes), Version{}};
+}
+
+// One of this host with another state directory, else the one that ran here last, else any.
+std::string StartOrNameOne(const std::vector<Place>& places) {
+  for (const LocalCoordinator& local : LocalCoordinators()) {
+    if (!local.ad_hoc()) return Cat("--coordinator ", ShellQuote(local.folder));
+  }
+  for (const Place& place : places) {
+    const std::optional<CoordinatorLock> lock = ReadCoordinatorLock(place.folder);
+    if (lock && !lock->command.empty()) return lock->command;
+  }
+  return "regroup coordinator, or --coordinator HOST[:PORT]";
 }
 
 }  // namespace
@@ -89,12 +103,31 @@ absl::Status Reader::Each(const ReadRequest& request,
   return read == 0 ? first : absl::OkStatus();
 }
 
+// What a journal says of a job that is not over was true when its coordinator ended.
+void Reader::NoteDead(const Place& place, std::vector<JobView>& jobs) {
+  std::string names;
+  for (JobView& job : jobs) {
+    if (IsOver(job)) continue;
+    job.state = "unknown";
+    job.why.reset();
+    names += Cat(names.empty() ? "" : ", ", job.id.value());
+  }
+  if (names.empty()) return;
+  const std::optional<CoordinatorLock> lock = ReadCoordinatorLock(place.folder);
+  const bool service = lock && !lock->command.empty();
+  notes_.push_back(Cat(
+      "no coordinator runs in ", place.label, ", so it cannot be told how ", names,
+      " fares · it is started by: ", service ? lock->command : "the launch command, given again"));
+}
+
 absl::StatusOr<std::vector<JobView>> Reader::Jobs(bool ended) {
   ReadRequest request;
   request.set_what(ReadRequest::WHAT_JOBS);
   request.set_ended(ended);
   std::vector<JobView> jobs;
-  RETURN_IF_ERROR(Each(request, [&](const Place&, Part part) {
+  notes_.clear();
+  RETURN_IF_ERROR(Each(request, [&](const Place& place, Part part) {
+    if (!part.live) NoteDead(place, part.reading.jobs);
     std::move(part.reading.jobs.begin(), part.reading.jobs.end(), std::back_inserter(jobs));
   }));
   std::stable_sort(jobs.begin(), jobs.end(),
@@ -106,11 +139,21 @@ absl::StatusOr<std::vector<NodeView>> Reader::Nodes() {
   ReadRequest request;
   request.set_what(ReadRequest::WHAT_NODES);
   std::vector<NodeView> nodes;
-  RETURN_IF_ERROR(Each(request, [&](const Place&, Part part) {
+  std::vector<Place> dead;
+  bool live = false;
+  notes_.clear();
+  RETURN_IF_ERROR(Each(request, [&](const Place& place, Part part) {
+    live = live || part.live;
     if (!part.live && options_.coordinator.empty())
-      return;  // Nodes of an ended run are gone with it.
+      return dead.push_back(place);  // Nodes of an ended run are gone with it.
     std::move(part.reading.nodes.begin(), part.reading.nodes.end(), std::back_inserter(nodes));
   }));
+  for (const Place& place : dead) {
+    const std::optional<CoordinatorLock> lock = ReadCoordinatorLock(place.folder);
+    if (!live && lock && !lock->command.empty())
+      notes_.push_back(
+          Cat("no coordinator runs in ", place.label, " · it is started by: ", lock->command));
+  }
   return nodes;
 }
 
@@ -192,12 +235,14 @@ absl::StatusOr<Client> TheCoordinator(const ReadOptions& options, std::string_vi
   }
   if (!last.ok()) return last;
   ASSIGN_OR_RETURN(std::vector<std::string> directories, StateDirectories(options));
-  std::string because =
-      options.coordinator.empty()
-          ? Cat("none runs in ", directories.front(), ", and --coordinator was not given")
-          : Cat("nothing listens at ", options.coordinator);
-  return UserError(absl::StatusCode::kUnavailable, "no coordinator", because,
-                   "regroup coordinator, or --coordinator HOST[:PORT]");
+  if (!options.coordinator.empty()) {
+    return UserError(absl::StatusCode::kUnavailable, "no coordinator",
+                     Cat("nothing listens at ", options.coordinator),
+                     "regroup coordinator, or --coordinator HOST[:PORT]");
+  }
+  return UserError(absl::StatusCode::kUnavailable, "no coordinator",
+                   Cat("none runs in ", directories.front(), ", and --coordinator was not given"),
+                   StartOrNameOne(places));
 }
 
 }  // namespace regroup::cli

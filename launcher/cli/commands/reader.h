@@ -34,6 +34,9 @@ class Reader {
 
   const std::vector<Place>& places() const { return places_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
+  // Of the last Jobs() or Nodes(): what was read from the journal of a coordinator that does not
+  // run, and what starts it again. Sentences for people; nothing has gone wrong with the reading.
+  const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   explicit Reader(ReadOptions options, std::vector<Place> places)
@@ -47,10 +50,11 @@ class Reader {
   absl::Status Each(const regroup::v1::ReadRequest& request,
                     const std::function<void(const Place&, Part)>& take);
   absl::Status NoSuchJob(const std::string& selector);
+  void NoteDead(const Place& place, std::vector<JobView>& jobs);
 
   ReadOptions options_;
   std::vector<Place> places_;
-  std::vector<std::string> warnings_;
+  std::vector<std::string> warnings_, notes_;
 };
 
 // The one live coordinator that a command which changes something talks to. That of runs without an

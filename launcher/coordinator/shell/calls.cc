@@ -66,7 +66,8 @@ absl::Status CheckCaller(grpc::CallbackServerContext& context, bool insecure) {
         absl::StatusCode::kPermissionDenied,
         "this call is served on the coordinator's Unix socket only",
         "it came over TCP and the coordinator runs without --insecure",
-        "run the command on the coordinator's host, or start the coordinator with --insecure");
+        "the command on the coordinator's host as its user (else --state-dir DIRECTORY, the "
+        "coordinator's own), or the coordinator with --insecure");
   }
   if (context.deadline() == std::chrono::system_clock::time_point::max()) {
     return Invalid("this call has no deadline", "every call but a session needs one");

@@ -3,6 +3,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/user_error.h"
 #include "common/config/flags.h"
+#include "common/config/state_dir.h"
 #include "common/config/values.h"
 #include "common/io/address.h"
 #include "common/rpc/places.h"
@@ -32,6 +33,20 @@ void DescribeFlags(CLI::App& app, CoordinatorConfig& config) {
               "how often an agent says that it lives, as in 1s");
   AddDuration(app, "--agent-restart", config.agent_restart,
               "how long an agent may be away while its workers run on, as in 2m");
+}
+
+std::string StartCommand(const CoordinatorConfig& config, const std::vector<Address>& listening) {
+  if (config.ad_hoc) return "";
+  std::string command = "regroup coordinator";
+  if (config.local) command += " --local";
+  for (std::size_t i = 0; i < listening.size(); ++i)
+    command += (i == 0 ? " --listen " : ",") + io::FormatAddress(listening[i]);
+  if (!config.state_dir.empty()) {
+    const absl::StatusOr<StateDirectory> state = DefaultStateDirectory(config.state_dir, true);
+    command += " --state-dir " + ShellQuote(state.ok() ? state->path : config.state_dir);
+  }
+  if (config.insecure) command += " --insecure";
+  return command;
 }
 
 absl::Status Validate(const CoordinatorConfig& config) {

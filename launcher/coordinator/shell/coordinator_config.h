@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/base/control.h"
 #include "common/base/time.h"
 
 namespace CLI {
@@ -32,6 +33,8 @@ struct CoordinatorConfig {
 
 // One declaration for parser, help, environment, man page and completion.
 void DescribeFlags(CLI::App& app, CoordinatorConfig& config);
+// What starts this coordinator again, for people; empty for one that a launch command started.
+std::string StartCommand(const CoordinatorConfig& config, const std::vector<Address>& listening);
 // The error is a UserError.
 absl::Status Validate(const CoordinatorConfig& config);
 

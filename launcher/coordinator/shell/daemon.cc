@@ -164,6 +164,16 @@ absl::StatusOr<std::vector<Address>> ListenAddresses(const CoordinatorConfig& co
   return addresses;
 }
 
+absl::Status NotOurs(const Address& address) {
+  const absl::StatusOr<std::string> outward = io::LocalIpTowards({"192.0.2.1", 9});
+  const std::string own = outward.ok() ? *outward : "127.0.0.1";
+  return UserError(absl::StatusCode::kInvalidArgument,
+                   "this host does not have the address " + address.host,
+                   "ip -brief address lists those that it has; others reach it at " + own,
+                   "regroup coordinator --listen " + io::FormatAddress({own, address.port}) +
+                       (io::IsLoopback(own) ? "" : " --insecure"));
+}
+
 class DaemonImpl final : public Daemon, public Outlet {
  public:
   DaemonImpl(const CoordinatorConfig& config, Folder folder, std::unique_ptr<obs::Logger> log)
@@ -184,6 +194,9 @@ class DaemonImpl final : public Daemon, public Outlet {
     for (Address address : addresses) {
       const absl::Status listening = listener_.ListenTcp(address);
       if (absl::IsAlreadyExists(listening)) return PortTaken(address);
+      const bool elsewhere = !io::IsWildcard(address.host) && !io::IsLoopback(address.host) &&
+                             absl::IsNotFound(io::InterfaceOwning(address.host).status());
+      if (!listening.ok() && elsewhere) return NotOurs(address);
       if (!listening.ok()) {
         return UserError(listening.code(),
                          "the coordinator can't listen on " + io::FormatAddress(address),
@@ -192,7 +205,7 @@ class DaemonImpl final : public Daemon, public Outlet {
       addresses_.push_back(address);
     }
     RETURN_IF_ERROR(listener_.ListenUnix(folder_.path(), kCoordinatorSocketName));
-    return folder_.Describe(addresses_);
+    return folder_.Describe(addresses_, StartCommand(config_, addresses_));
   }
 
   int Run(bool catch_signals) override {

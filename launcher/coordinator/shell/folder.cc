@@ -8,8 +8,8 @@
 
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
-#include "common/io/address.h"
 #include "common/io/fd.h"
+#include "common/rpc/local_coordinator.h"
 #include "common/rpc/places.h"
 
 namespace regroup::coordinator {
@@ -31,7 +31,7 @@ absl::Status CanNotKeep(const std::string& folder, const absl::Status& why) {
 absl::Status Held(const std::string& folder) {
   absl::StatusOr<std::string> holder = io::ReadFile(LockPath(folder), 4096);
   std::string who = holder.ok() ? *holder : "";
-  while (!who.empty() && who.back() == '\n') who.pop_back();
+  who = who.substr(0, who.find('\n'));
   return UserError(absl::StatusCode::kUnavailable, "a coordinator already runs in " + folder,
                    who.empty() ? "another process holds its lock" : who,
                    "use that one (regroup nodes), or give another --listen port or --state-dir");
@@ -63,11 +63,9 @@ absl::StatusOr<Folder> Folder::AcquireExisting(const std::string& path) {
 
 std::string Folder::JournalPath() const { return path_ + "/" + kCoordinatorJournalName; }
 
-absl::Status Folder::Describe(const std::vector<Address>& listening) const {
-  std::string text = "pid " + std::to_string(getpid());
-  if (!listening.empty()) text += " listens on";
-  for (const Address& address : listening) text += " " + io::FormatAddress(address);
-  text += "\n";
+absl::Status Folder::Describe(const std::vector<Address>& listening,
+                              const std::string& command) const {
+  const std::string text = FormatCoordinatorLock({getpid(), listening, command});
   // In place: a new file would have another lock.
   if (ftruncate(lock_.fd(), 0) == 0 &&
       pwrite(lock_.fd(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size())) {

@@ -23,8 +23,9 @@ class Folder {
 
   const std::string& path() const { return path_; }
   std::string JournalPath() const;
-  // Tells others who holds it and where it listens.
-  absl::Status Describe(const std::vector<Address>& listening) const;
+  // Tells others who holds it, where it listens, and by which command it is started again (empty:
+  // by a launch command).
+  absl::Status Describe(const std::vector<Address>& listening, const std::string& command) const;
 
  private:
   static absl::StatusOr<Folder> Lock(const std::string& path, int tries);
