@@ -57,6 +57,32 @@ bool OnSubmitAllowList(std::string_view name) {
   return locale || std::find(kAllowed.begin(), kAllowed.end(), name) != kAllowed.end();
 }
 
+bool IsSetByRegroup(std::string_view name) {
+  constexpr std::array<std::string_view, 22> kSet = {"RANK",
+                                                     "LOCAL_RANK",
+                                                     "WORLD_SIZE",
+                                                     "LOCAL_WORLD_SIZE",
+                                                     "GROUP_RANK",
+                                                     "GROUP_WORLD_SIZE",
+                                                     "ROLE_RANK",
+                                                     "ROLE_WORLD_SIZE",
+                                                     "ROLE_NAME",
+                                                     "MASTER_ADDR",
+                                                     "MASTER_PORT",
+                                                     "TORCHELASTIC_RESTART_COUNT",
+                                                     "TORCHELASTIC_MAX_RESTARTS",
+                                                     "TORCHELASTIC_RUN_ID",
+                                                     "TORCHELASTIC_USE_AGENT_STORE",
+                                                     "TORCHELASTIC_ERROR_FILE",
+                                                     "REGROUP_JOB",
+                                                     "REGROUP_GENERATION",
+                                                     "REGROUP_SOCKET",
+                                                     "REGROUP_RESUME_STEP",
+                                                     "REGROUP_LOCAL_RANK",
+                                                     "REGROUP_GROUP"};
+  return std::find(kSet.begin(), kSet.end(), name) != kSet.end();
+}
+
 bool IsRegroupSecret(std::string_view name) {
   constexpr std::array<std::string_view, 2> kSecrets = {"REGROUP_TOKEN", "REGROUP_KEY_PASSWORD"};
   return std::find(kSecrets.begin(), kSecrets.end(), name) != kSecrets.end();

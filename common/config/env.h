@@ -16,6 +16,9 @@ std::map<std::string, std::string> AllEnv();
 // What a job that was submitted gets from its agent's environment (CLI.md, Environment): PATH,
 // HOME, locale, time zone, temporary directory, proxies and library paths; never our secrets.
 bool OnSubmitAllowList(std::string_view name);
+// What every worker gets from Regroup, whatever a job says: RANK, MASTER_ADDR, REGROUP_JOB and so
+// on.
+bool IsSetByRegroup(std::string_view name);
 // REGROUP_TOKEN and others that no worker may see.
 bool IsRegroupSecret(std::string_view name);
 

@@ -5,6 +5,7 @@
 
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
+#include "common/config/env.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
 
@@ -103,6 +104,12 @@ absl::Status ValidateEnvironment(const JobSpec& spec) {
     if (!IsVariableName(name)) {
       return Bad(Cat("env: ", ShellQuote(name.substr(0, 60)), " is not the name of a variable"),
                  "letters, digits and _ are allowed, not starting with a digit");
+    }
+    if (IsSetByRegroup(name) || IsRegroupSecret(name)) {
+      return Bad(Cat("env: ", name, " cannot be given"),
+                 IsRegroupSecret(name) ? "it is a secret of Regroup's, which no worker sees"
+                                       : "Regroup sets it for every worker",
+                 name == "ROLE_NAME" ? "role: NAME" : Cat("env without ", name));
     }
     if (HasNul(value))
       return Bad(Cat("env: ", name, " has a NUL byte"), "no program can be given one");

@@ -294,8 +294,12 @@ absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text) {
   if (host.front() == '-') return bad("a host does not start with '-'");
   endpoint.host = std::string(host);
   if (has_port) {
-    ASSIGN_OR_RETURN(std::int64_t number, ParseNumber(port, 1, 65535));
-    endpoint.port = static_cast<std::uint16_t>(number);
+    absl::StatusOr<std::int64_t> number = ParseNumber(port, 1, 65535);
+    if (!number.ok()) {
+      return Bad(Cat(Shown(text), " has no port"), "a port is a number from 1 to 65535",
+                 FormatEndpoint(host, kDefaultPort));
+    }
+    endpoint.port = static_cast<std::uint16_t>(*number);
   }
   return endpoint;
 }

@@ -16,6 +16,8 @@ std::string Logs(const ReasonContext& c, int rank) {
   return rank < 0 ? command : Cat(command, " --rank ", rank);
 }
 
+constexpr std::string_view kNodeCheck = "node check";  // As agents begin what they say of one.
+
 std::string Node(const std::string& node) { return Cat("regroup nodes ", node); }
 
 std::string ErrorText(int error_number) {
@@ -48,7 +50,8 @@ struct ExplainWait {
     return {"below_minimum", Cat(r.have, " of ", Count(r.need, "node")),
             Cat(r.have, " of ", Count(r.need, "node"), r.have == 1 ? " is" : " are", " here, for ",
                 AgeText(r.since), missing, "."),
-            "start the same command on another node"};
+            r.need > 1 ? std::string("start the same command on another node")
+                       : Cat("regroup explain ", c.job.value())};
   }
   ReasonText operator()(const LastCall& r) const {
     return {"last_call", Cat(Count(r.have, "node"), ", last call ", ShortText(r.left)),
@@ -61,7 +64,9 @@ struct ExplainWait {
       return {"backing_off", Cat(r.node, ": ", r.why, ", again in ", ShortText(r.left)),
               Cat(r.node, " could not prepare a generation: ", r.why, ". It tries again in ",
                   ShortText(r.left), "."),
-              Cat("regroup nodes ", r.node)};
+              r.why.find(kNodeCheck) != std::string::npos
+                  ? "what its node check says, or start without --node-check"
+                  : Cat("regroup nodes ", r.node)};
     }
     return {"backing_off", Cat("after ", Count(r.failures, "failure"), ", ", ShortText(r.left)),
             Cat("It failed ", Count(r.failures, "time"),

@@ -356,8 +356,13 @@ std::vector<std::string> RunScreen::OnWaits(Duration now, const WaitReason& reas
     bool first = start_ && start_->coordinator && (start_->hosts_coordinator || below->have == 1);
     if (first && !taught_) {
       taught_ = true;
-      std::string line = Cat(below->have, " of ", Count(below->need, "node"), ". On the others:\n",
-                             CommandForOthers(launch_, *start_->coordinator, style_.width));
+      const Address& at = *start_->coordinator;
+      const std::string where =
+          IsLoopback(at.host) ? Cat(". On this host again (others cannot reach ", at.host,
+                                    ": give --rdzv-endpoint an address of this host for those):\n")
+                              : std::string(". On the others:\n");
+      std::string line = Cat(below->have, " of ", Count(below->need, "node"), where,
+                             CommandForOthers(launch_, at, style_.width));
       line.pop_back();
       return {line};
     }

@@ -60,7 +60,7 @@ class Nodes(e2e.TestCase):
 class Life(Nodes):
     def test_waiting_teaches_and_arrivals_are_told(self):
         first = self.node(0, nnodes="2")
-        first.expect(r"1 of 2 nodes\. On the others:")
+        first.expect(r"1 of 2 nodes\. On this host again")
         text = " ".join(first.stderr.replace("\\\n", " ").split())
         self.assertRegex(text, rf"regroup run .*--nnodes 2 .*--rdzv-endpoint 127\.0\.0\.1:{self.port} .*--rdzv-id job")
         second = self.node(1, nnodes="2")

@@ -90,7 +90,7 @@ class Preempted(Training):
         host.send(signal.SIGTERM)
         self.assertEqual(host.wait(), 143, host)
         resumed = {first + 1: self.saved_for_notice(first, [host, other], seen)}
-        other.expect(r"regroup: 1 of 2 nodes\. On the others:")
+        other.expect(r"regroup: 1 of 2 nodes\. On this host again")
         shown = self.fx.run("ps")
         self.assertRegex(shown.stdout, r"(?m)^train-1 +regrouping .* 0/3 .* 1 of 2 nodes$", shown)
         self.assertIsNone(other.code, other)

@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,10 +10,13 @@
 #include "common/base/user_error.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
+#include "launcher/cli/commands/all.h"
 #include "launcher/cli/commands/command.h"
 
 namespace regroup::cli {
 namespace {
+
+using Words = std::vector<std::string>;
 
 absl::Status WriteAll(int fd, std::string_view text) {
   while (!text.empty()) {
@@ -25,7 +29,38 @@ absl::Status WriteAll(int fd, std::string_view text) {
   return absl::OkStatus();
 }
 
-int UnknownCommand(const std::string& word, const Terminal& terminal) {
+bool IsFile(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
+// A program in place of a command, or a flag of `run`: then `run` is what is missing.
+bool IsForRun(const std::string& word) {
+  const auto ends_with = [&word](std::string_view end) {
+    return word.size() > end.size() && word.substr(word.size() - end.size()) == end;
+  };
+  if (word.substr(0, 1) != "-")
+    return ends_with(".py") || word.find('/') != std::string::npos || IsFile(word);
+  const std::string name = word.substr(0, word.find('='));
+  const std::unique_ptr<Command> run = MakeRun();
+  for (const FlagDescription& flag : run->line().Describe().flags) {
+    if (std::find(flag.names.begin(), flag.names.end(), name) != flag.names.end()) return true;
+  }
+  return false;
+}
+
+int UnknownCommand(const Words& args, const Terminal& terminal) {
+  const std::string& word = args[0];
+  if (IsForRun(word)) {
+    const bool flag = word[0] == '-';
+    TellError(UserError(absl::StatusCode::kInvalidArgument,
+                        Cat(flag ? "unknown flag " : "unknown command ", ShellQuote(word)),
+                        flag ? "it is one of regroup run"
+                             : Cat(ShellQuote(word), " looks like a program"),
+                        Cat("regroup run ", ShellJoin(args))),
+              terminal);
+    return kUsage;
+  }
   std::vector<std::string> names;
   for (const CommandEntry& entry : AllCommands()) {
     if (!entry.hidden) names.emplace_back(entry.name);
@@ -118,7 +153,7 @@ int Dispatch(const std::vector<std::string>& args,
   auto entries = AllCommands();
   auto entry = std::find_if(entries.begin(), entries.end(),
                             [&](const CommandEntry& e) { return e.name == name; });
-  if (entry == entries.end()) return UnknownCommand(name, terminal);
+  if (entry == entries.end()) return UnknownCommand(asks_help ? Words{name} : args, terminal);
   std::unique_ptr<Command> command = entry->make();
   std::vector<std::string> words(args.begin() + 1, args.end());
   if (asks_help) words = {"--help"};

@@ -42,27 +42,38 @@ absl::Status AddVariable(std::string_view text, std::map<std::string, std::strin
 class Submit : public Command {
  public:
   Submit()
-      : Command({.name = "submit",
-                 .summary = "hand a job to a coordinator; it runs when nodes are free",
-                 .usage = "regroup submit FILE | [OPTIONS] -- PROGRAM ARGS...",
-                 .text = "The job is described by a YAML file (- is standard input) or by flags "
-                         "and a command after --. "
-                         "Nothing is copied: directory and program have to be on each node. Jobs "
-                         "run as the agent's "
-                         "user, with a small environment and what `env:` or --env adds.\n\n"
-                         "Fields of a file: name, nnodes (N, MIN:MAX or {min, max, unit}), "
-                         "nproc_per_node, run (a list, "
-                         "or a line for sh -c), workdir, env, grace, scale_up, retry: {max, "
-                         "window, exit_codes}, node_check, node_check_timeout, role, numa_binding, "
-                         "virtual_local_rank, log_keep (a size, or all), price_per_node_hour (a "
-                         "number: `explain` and "
-                         "`ps --json` then tell what the job costs; a node counts whole).",
-                 .example =
-                     "regroup submit job.yaml\n"
-                     "regroup submit --name gpt -N 2:4 --ppn 8 --wait -- python train.py --lr 3e-4",
-                 .positionals = {
-                     {"FILE", "a job file"},
-                     {"PROGRAM ARGS...", "what each worker executes, found on its node"}}}) {
+      : Command(
+            {.name = "submit",
+             .summary = "hand a job to a coordinator; it runs when nodes are free",
+             .usage = "regroup submit FILE | [OPTIONS] -- PROGRAM ARGS...",
+             .text = "The job is described by a YAML file (- is standard input) or by flags "
+                     "and a command after --. "
+                     "Nothing is copied: directory and program have to be on each node. Jobs "
+                     "run as the agent's "
+                     "user, with a small environment and what `env:` or --env adds.\n\n"
+                     "Fields of a file: name, nnodes (N, MIN:MAX or {min, max, unit}), "
+                     "nproc_per_node, run (a list, "
+                     "or a line for sh -c), workdir, env, grace, scale_up, retry: {max, "
+                     "window, exit_codes}, node_check, node_check_timeout, role, numa_binding, "
+                     "virtual_local_rank, log_keep (a size, or all), price_per_node_hour (a "
+                     "number: `explain` and "
+                     "`ps --json` then tell what the job costs; a node counts whole).",
+             .example =
+                 "regroup submit job.yaml\n"
+                 "regroup submit --name gpt -N 2:4 --ppn 8 --wait -- python train.py --lr 3e-4\n"
+                 "\n"
+                 "# job.yaml\n"
+                 "name: gpt\n"
+                 "nnodes: 2:4\n"
+                 "nproc_per_node: 8\n"
+                 "run: [python, train.py, --lr, \"3e-4\"]\n"
+                 "workdir: /shared/gpt\n"
+                 "env: {NCCL_DEBUG: WARN}\n"
+                 "grace: 60s\n"
+                 "retry: {max: 3, exit_codes: {77: fail}}",
+             .positionals = {
+                 {"FILE", "a job file"},
+                 {"PROGRAM ARGS...", "what each worker executes, found on its node"}}}) {
     constexpr int kDefaultRestarts = 3;
     job_.origin = JobOrigin::kSubmitted;
     job_.max_restarts = kDefaultRestarts;
@@ -157,6 +168,14 @@ class Submit : public Command {
                        "a program is given after --",
                        Cat("regroup submit -- ", ShellJoin(words.rest)));
     }
+    if (is_file && IsScript(words.rest[0])) {
+      std::vector<std::string> command = {"regroup", "submit"};
+      for (const auto& flag : words.given) command.insert(command.end(), flag.begin(), flag.end());
+      command.insert(command.end(), {"--", "python", words.rest[0]});
+      return UserError(absl::StatusCode::kInvalidArgument,
+                       Cat(ShellQuote(words.rest[0]), " is a program, not a job file"),
+                       "a job file is YAML; a program is given after --", ShellJoin(command));
+    }
     if (is_file) {
       RETURN_IF_ERROR(OnlyFile(words));
       return ReadJobFile(words.rest[0], CurrentDirectory());
@@ -170,6 +189,11 @@ class Submit : public Command {
     RETURN_IF_ERROR(Apply(job_, spec));
     RETURN_IF_ERROR(ValidateJobSpec(spec));
     return spec;
+  }
+
+  static bool IsScript(const std::string& word) {
+    constexpr std::string_view kEnd = ".py";
+    return word.size() > kEnd.size() && word.substr(word.size() - kEnd.size()) == kEnd;
   }
 
   // A file says what the job is; flags that say so too would be ignored.

@@ -82,6 +82,12 @@ TEST(JobLimits, EveryLimitIsNamed) {
       {"long directory", [](JobSpec& s) { s.directory = "/" + std::string(5000, 'x'); },
        "workdir: a path of 5001 bytes"},
       {"variable", [](JobSpec& s) { s.environment["A-B"] = "x"; }, "env: A-B is not the name"},
+      {"a variable of ours", [](JobSpec& s) { s.environment["RANK"] = "3"; },
+       "env: RANK cannot be given"},
+      {"another", [](JobSpec& s) { s.environment["REGROUP_GENERATION"] = "3"; },
+       "env: REGROUP_GENERATION cannot be given"},
+      {"a secret", [](JobSpec& s) { s.environment["REGROUP_TOKEN"] = "3"; },
+       "env: REGROUP_TOKEN cannot be given"},
       {"empty variable", [](JobSpec& s) { s.environment[""] = "x"; }, "env: '' is not the name"},
       {"many variables",
        [](JobSpec& s) {

@@ -148,6 +148,16 @@ TEST(Reasons, EndsNameWhoWhatAndNumbers) {
   }
 }
 
+TEST(Reasons, AFailedCheckOfAOneNodeJobAsksForNoOtherNode) {
+  EXPECT_EQ(Explain(WaitReason(BelowMinimum{0, 1, 0s, {}}), kContext).next,
+            "regroup explain train-4");
+  EXPECT_EQ(Explain(WaitReason(BelowMinimum{1, 2, 0s, {}}), kContext).next,
+            "start the same command on another node");
+  EXPECT_EQ(
+      Explain(WaitReason(BackingOff{1, 2s, "a", "its node check exited with 3"}), kContext).next,
+      "what its node check says, or start without --node-check");
+}
+
 TEST(Reasons, WaitsSpeakOfTheirWorld) {
   WaitReason below = BelowMinimum{2, 4, 3min, {}};
   EXPECT_EQ(Explain(below, {JobId("eval-2"), {}, JobOrigin::kSubmitted}).brief,

@@ -181,6 +181,19 @@ TEST_F(RunScreenTest, QuietSaysOnlyWhatFailed) {
   EXPECT_THAT(screen_->Ended(90s, Failed(), 1), StartsWith("regroup: train-4 FAILED, exit 1"));
 }
 
+TEST_F(RunScreenTest, OthersCannotBeToldALoopbackAddress) {
+  LaunchConfig launch = Launch();
+  launch.spec.min_nodes = launch.spec.max_nodes = 4;
+  Reset(launch);
+  RunStart start = Start();
+  start.coordinator = Address{"127.0.0.1", 29400};
+  (void)screen_->Started(0s, start);
+  EXPECT_THAT(
+      On(Waits{BelowMinimum{1, 4, 0s, {}}}),
+      StartsWith("regroup: 1 of 4 nodes. On this host again (others cannot reach 127.0.0.1: "
+                 "give --rdzv-endpoint an address of this host for those):\n    regroup run"));
+}
+
 TEST_F(RunScreenTest, WaitingTellsEachArrivalAndEveryThirtySeconds) {
   LaunchConfig launch = Launch();
   launch.spec.min_nodes = launch.spec.max_nodes = 4;

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <sstream>
 
+#include "common/config/job_file.h"
 #include "common/config/launch_config.h"
 #include "launcher/cli/commands/command.h"
 #include "tests/launcher/cli/commands/process.h"
@@ -188,7 +190,65 @@ TEST_F(ExitCodes, ClosedOrFullOutputIsAnError) {
   EXPECT_EQ(RunProgram("/bin/sh", {"-c", command}, environment_).code, 1);
 }
 
+// What people type before they know the commands.
+TEST_F(ExitCodes, APlaceForAProgramIsNamed) {
+  Write("train.py", "");
+  Write("job", "");
+  struct Row {
+    std::vector<std::string> args;
+    std::string says;
+  };
+  for (const Row& row : std::vector<Row>{
+           {{"train.py"}, "try: regroup run train.py\n"},
+           {{"train.py", "--lr", "a b"}, "try: regroup run train.py --lr 'a b'\n"},
+           {{"./job", "x"}, "try: regroup run ./job x\n"},
+           {{"job"}, "try: regroup run job\n"},
+           {{"--nproc-per-node", "2", "train.py"},
+            "try: regroup run --nproc-per-node 2 train.py\n"},
+           {{"--nproc-per-node=2", "train.py"}, "try: regroup run --nproc-per-node=2 train.py\n"},
+           {{"--frobnicate"}, "try: regroup --help\n"},
+           {{"submi"}, "try: regroup submit --help\n"},
+           {{"help", "train.py"}, "unknown command train.py"},
+           {{"submit", "train.py"}, "try: regroup submit -- python train.py\n"},
+           {{"submit", "--name", "a", "train.py"},
+            "try: regroup submit --name a -- python train.py\n"}}) {
+    const Ended ended = Run(row.args);
+    EXPECT_EQ(ended.code, 2) << ended.err;
+    EXPECT_THAT(ended.err, HasSubstr(row.says));
+  }
+}
+
+TEST_F(ExitCodes, APortThatIsNone) {
+  const Ended ended = Run({"run", "--rdzv-endpoint", "localhost:99999", "x"});
+  EXPECT_EQ(ended.code, 125);
+  EXPECT_EQ(ended.err,
+            "error: --rdzv-endpoint: localhost:99999 has no port\n"
+            "because: a port is a number from 1 to 65535\n"
+            "try: --rdzv-endpoint localhost:29400\n");
+}
+
+TEST_F(ExitCodes, AnAddressOfAnotherHostIsNotListenedAt) {
+  const Ended ended = Run({"coordinator", "--insecure", "--listen", "203.0.113.9:29400"});
+  EXPECT_EQ(ended.code, 125);
+  EXPECT_THAT(ended.err,
+              AllOf(StartsWith("error: this host does not have the address 203.0.113.9\n"),
+                    HasSubstr("try: regroup coordinator --listen ")));
+}
+
 class Said : public RegroupTest {};
+
+TEST_F(Said, AJobFileInTheHelpOfSubmit) {
+  const std::string help = Run({"submit", "--help"}).out;
+  const std::size_t at = help.find("  # job.yaml\n");
+  ASSERT_NE(at, std::string::npos) << help;
+  std::string file;
+  std::istringstream lines(help.substr(at));
+  for (std::string line; std::getline(lines, line);)
+    file += line.substr(std::min<std::size_t>(2, line.size())) + "\n";
+  const absl::StatusOr<JobSpec> job = ParseJobFile(file, "job.yaml", "/w");
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->name, "gpt");
+}
 
 TEST_F(Said, HelpOfEveryCommand) {
   Ended ended = Run({"--help"});
