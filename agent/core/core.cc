@@ -37,6 +37,13 @@ bool IsSpokenBy(const Version& mine, const Version& theirs) {
          std::max(mine.minor, theirs.minor) - std::min(mine.minor, theirs.minor) <= 1;
 }
 
+bool AllExitedWell(const Group& group) {
+  return static_cast<int>(group.exits.size()) == group.workers &&
+         std::all_of(group.exits.begin(), group.exits.end(), [](const auto& entry) {
+           return entry.second.kind == ExitKind::kExited && entry.second.code == 0;
+         });
+}
+
 }  // namespace
 
 Core::Core(Config config, Instant now) : config_(std::move(config)), started_at_(now), now_(now) {}
@@ -425,7 +432,9 @@ void Core::StopGroup(const GroupKey& key, Group& group, Instant deadline, StopRe
     group.phase = Phase::kStopping;
     group.dirty = true;
   }
-  if (group.shim_ready && !group.shim_gone) Do(StopRanks{key, deadline});
+  // A generation with a rank that has exited 0 neither grows nor moves: that stop ends the job.
+  const bool finished = reason == StopReason::kElective && AllExitedWell(group);
+  if (group.shim_ready && !group.shim_gone) Do(StopRanks{key, deadline, finished});
 }
 
 void Core::StopEverything(Instant deadline) {

@@ -192,6 +192,8 @@ struct StartRanks {
 struct StopRanks {  // SIGTERM now, SIGKILL at the deadline. Repeated with an earlier deadline only.
   GroupKey key;
   Instant deadline;
+  // The job has ended well, all ranks of this node by themselves: what is left, they left behind.
+  bool finished = false;
 };
 struct SignalRank {  // The noticed mark is in the run directory before the signal leaves.
   GroupKey key;

@@ -150,11 +150,8 @@ void Agent::ArmTimer() {
 }
 
 void Agent::WatchSignals() {
-  std::set<int> watched = {SIGTERM, SIGINT, SIGHUP};
-  if (options_.core.launched) {
-    watched.insert({SIGQUIT, SIGUSR1, SIGUSR2});
-    watched.insert(options_.forwarded_signals.begin(), options_.forwarded_signals.end());
-  }
+  std::set<int> watched(options_.ending_signals.begin(), options_.ending_signals.end());
+  watched.insert(options_.forwarded_signals.begin(), options_.forwarded_signals.end());
   for (int signal : watched) {
     // `nohup` and a shell's `&` have said that this one is none of ours.
     if (!IgnoredFromBirth(signal)) signals_.add(signal);

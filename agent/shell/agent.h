@@ -51,7 +51,8 @@ struct AgentOptions {
   io::UniqueFd worker_listener;
   std::optional<LaunchRequest> launch;  // Its age is that at `started_at`.
   Instant started_at{};
-  std::vector<int> forwarded_signals;  // Of a launch command, beside SIGUSR1 and SIGUSR2.
+  std::vector<int> ending_signals = {SIGTERM, SIGINT, SIGHUP};
+  std::vector<int> forwarded_signals;  // Passed on to workers.
   bool durable_memory = false;         // A service remembers whom it follows on disk.
 };
 

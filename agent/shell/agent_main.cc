@@ -206,6 +206,7 @@ absl::StatusOr<AgentOptions> LaunchOptions(const LaunchConfig& launch, const Nod
   options.groups.program = [launch, directory, own = AllEnv()](const Prepare&) {
     return LaunchedProgram(launch, own, directory);
   };
+  options.ending_signals = launch.worker.ending_signals;
   options.forwarded_signals = launch.worker.forwarded_signals;
   LaunchRequest request;
   request.key = io::RandomHex(16);

@@ -1,7 +1,6 @@
 #include "agent/shell/group_host.h"
 
 #include <fcntl.h>
-#include <netdb.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,10 +14,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/shell/exit_error.h"
+#include "agent/shell/group_warnings.h"
 #include "agent/shell/hosted_group.h"
 #include "agent/shell/numa.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "common/io/connections.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
 #include "common/report/text_style.h"
@@ -40,33 +41,10 @@ constexpr auto kReachLimit = 3s;
 constexpr auto kRemoveInterval = 20ms, kLastWords = 10000ms;
 constexpr int kStuckRounds = 2000;  // × kKillInterval
 constexpr std::size_t kShimLogBytes = 4096;
+constexpr auto kMeetingLimit = 10s;
 constexpr int kServiceOomAdjustment = 500;  // Workers go before the agent does.
 
 json ToJson(const Address& address) { return {{"host", address.host}, {"port", address.port}}; }
-// Why other hosts can't be told what the host's own name resolves to; empty: they can. May wait for
-// a name server.
-std::string HostNameProblem() {
-  char name[256] = {};
-  if (::gethostname(name, sizeof name - 1) != 0) return "";
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  const int error = ::getaddrinfo(name, nullptr, &hints, &found);
-  if (error != 0) {
-    return absl::StrCat("this host's own name ", name, " has no address (", ::gai_strerror(error),
-                        "), and gloo asks for it");
-  }
-  bool usable = false;
-  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-    char host[NI_MAXHOST] = {};
-    if (::getnameinfo(at->ai_addr, at->ai_addrlen, host, sizeof host, nullptr, 0, NI_NUMERICHOST) ==
-        0)
-      usable = usable || !io::IsLoopback(host);
-  }
-  ::freeaddrinfo(found);
-  return usable ? ""
-                : absl::StrCat("this host's own name ", name,
-                               " is an address of this host alone, and gloo gives it to others");
-}
 
 mode_t CurrentUmask() {
   const mode_t mask = ::umask(022);
@@ -145,6 +123,7 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
   AddGroupEnvironment(key, spec.workers, static_cast<int>(options_.cpus.size()),
                       options_.worker_socket, program, worker);
   spec.command = std::move(program.command);
+  spec.program = std::move(program.program);
   spec.environment = ToEntries(program.environment);
   spec.directory = std::move(program.directory);
   spec.node_check = std::move(program.node_check);
@@ -331,6 +310,20 @@ void GroupHost::Carry(const StartRanks& action) {
     start.ranks[static_cast<std::size_t>(rank.local_rank)] = std::move(plan);
   }
   hosted->shim->Send(start);
+  if (hosted->worker.sets_master_port && action.run.world_size > 1)
+    WatchMeeting(action.key, action.run.store.port);
+}
+
+// PyTorch takes the port that such a program sets for one of ours, and its ranks wait for a store
+// that nobody serves.
+void GroupHost::WatchMeeting(const GroupKey& key, std::uint16_t store_port) {
+  auto timer = std::make_shared<asio::steady_timer>(loop_, kMeetingLimit);
+  timer->async_wait([this, alive = alive_, timer, key, store_port](error_code error) {
+    if (error || !*alive) return;
+    const Hosted* hosted = Find(key);
+    if (hosted == nullptr || !hosted->state || hosted->state->phase != Phase::kRunning) return;
+    if (handler_.tell && !io::IsConnectedTo(store_port)) handler_.tell(OwnPortSentence());
+  });
 }
 
 // Gloo asks for the address of the host's name unless it is told an interface.
@@ -383,7 +376,11 @@ void GroupHost::Forward(int signal) {
 void GroupHost::Carry(const StopRanks& action) {
   Hosted* hosted = Find(action.key);
   if (hosted != nullptr && hosted->shim)
-    hosted->shim->Send(shim::Stop{.deadline = action.deadline, .signal = SIGTERM});
+    hosted->shim->Send(
+        shim::Stop{.deadline = action.deadline,
+                   .signal = SIGTERM,
+                   .name_leftovers = action.finished && options_.launched,
+                   .keep_leftovers = action.finished && hosted->worker.leave_children});
 }
 
 void GroupHost::Carry(const SignalRank& action) {
@@ -499,6 +496,9 @@ void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
       handler_.tell)
     handler_.tell(absl::StrCat("output of workers is being lost: ", state.log_trouble));
   if (scan_done_) return CheckScan(false);
+  const bool left = options_.launched && !state.left_behind.empty();
+  if (left && !std::exchange(hosted.left_told, true) && handler_.tell)
+    handler_.tell(LeftBehindSentence(state));
   const GroupKey key = hosted.key;
   if (!hosted.ready) {
     hosted.ready = true;
@@ -642,7 +642,7 @@ std::vector<GroupHost::RankLog> GroupHost::LogsOf(const GroupKey& key) const {
     logs.push_back({rank.rank, rank.local_rank,
                     io::LogDirectory(spec.log_root, key.job, key.generation, rank.rank),
                     spec.passing.empty() ? "" : absl::StrCat(spec.passing, "/", rank.rank),
-                    spec.log_limits});
+                    spec.log_limits, rank.pid});
   }
   return logs;
 }

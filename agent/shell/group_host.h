@@ -89,6 +89,7 @@ class GroupHost {
     int rank = 0, local_rank = 0;
     std::string directory, passing;
     io::LogLimits limits;
+    pid_t pid = 0;
   };
   std::vector<RankLog> LogsOf(const GroupKey& key) const;
 
@@ -122,6 +123,7 @@ class GroupHost {
   void After(std::chrono::milliseconds wait, std::function<void()> what);
   void KillLeftovers(const GroupKey& key, int clean_rounds, int rounds);
   void SaveNotes(const Hosted& hosted);
+  void WatchMeeting(const GroupKey& key, std::uint16_t store_port);
   void WarnOfHostName(const Environment& group, const std::string& interface);
   void WarnOfStore(const GroupKey& key, const Address& store);
   Hosted* Find(const GroupKey& key);

@@ -38,6 +38,7 @@ struct GroupHost::Hosted {
   bool empty = false, empty_posted = false, stuck_posted = false;
   bool empty_limited = false, errors_late = false;
   bool noticed = false, killed = false;  // Marks.
+  bool left_told = false;                // What its ranks have left behind.
 };
 
 // Ended, and not by exit code 0 of its program.

@@ -52,7 +52,9 @@ LaunchFront::LaunchFront(boost::asio::io_context& loop, const LaunchConfig& laun
           [this] { OnProgress(); }),
       timer_(loop),
       host_(HostName()),
-      node_name_(launch.node_name) {}
+      node_name_(launch.node_name) {
+  if (!launch.output.events.empty()) events_.emplace(launch, host_);
+}
 
 Duration LaunchFront::Now() const {
   return Duration(BoottimeNanoseconds() - launch_.started_boottime_ns);
@@ -108,6 +110,7 @@ void LaunchFront::JobKnown(const JobId& job) {
     std::lock_guard lock(mutex_);
     job_ = job.value();
   }
+  if (events_) events_->JobKnown(job);
   RunStart start;
   start.job = job;
   start.node_name = node_name_;
@@ -117,7 +120,10 @@ void LaunchFront::JobKnown(const JobId& job) {
   Say(screen_.Started(Now(), start));
 }
 
-void LaunchFront::Happened(const JobEvent& event) { Say(screen_.OnEvent(Now(), event)); }
+void LaunchFront::Happened(const JobEvent& event) {
+  Say(screen_.OnEvent(Now(), event));
+  if (events_) Say(events_->On(event.body, node_name_, Now()));
+}
 
 void LaunchFront::Over(JobView view) { view_ = std::move(view); }
 
@@ -125,6 +131,7 @@ void LaunchFront::Output(const GroupKey& key, const std::vector<GroupHost::RankL
   auto [group, first] = followed_.try_emplace(key);
   for (const GroupHost::RankLog& log : logs) {
     if (!group->second.insert(log.directory).second) continue;
+    if (events_) Say(events_->Started(log.rank, log.local_rank, log.pid, Now()));
     Relay::Rules rules = RulesFor(launch_, {.node = node_name_,
                                             .host = host_,
                                             .job = key.job.value(),
@@ -201,6 +208,7 @@ int LaunchFront::Finish(const Agent::End& end) {
     words = end.why;
   } else if (view_) {
     words = screen_.Ended(Now(), *view_, end.exit_code);
+    if (events_) words.insert(0, events_->Ended(*view_, node_name_, Now()));
   } else if (end.exit_code == kJoinTimeoutCode) {
     words = screen_.JoinTimedOut(Now());
   } else if (leaving_) {

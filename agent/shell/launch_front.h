@@ -17,6 +17,7 @@
 #include "agent/shell/agent.h"
 #include "agent/shell/dialler.h"
 #include "agent/shell/relay.h"
+#include "agent/shell/torch_events.h"
 #include "common/report/run_screen.h"
 
 namespace regroup::agent {
@@ -61,6 +62,7 @@ class LaunchFront : public Front {
   bool failed_ = false;  // To write, where that is to end the job.
   std::function<void()> shown_changed_;
   std::atomic<bool> progress_posted_ = false;
+  std::optional<TorchEvents> events_;  // Where --event-log-handler asks for them.
   Relay relay_;
   boost::asio::steady_timer timer_;
   const std::string host_;

@@ -17,6 +17,8 @@
 namespace regroup::agent {
 namespace {
 
+constexpr char kLocal[] = "127.0.0.1";
+
 void SetDefault(Environment& environment, const std::string& name, std::string value) {
   environment.emplace(name, std::move(value));
 }
@@ -79,8 +81,9 @@ GroupProgram LaunchedProgram(const LaunchConfig& launch, const Environment& own,
                              const std::string& directory) {
   GroupProgram program;
   program.command = launch.argv;
-  if (!program.command.empty() && !launch.executable.empty())
-    program.command[0] = launch.executable;
+  // Found on the PATH of the launch command, and called as that called it.
+  const bool named = !launch.argv.empty() && launch.argv[0].find('/') == std::string::npos;
+  if (named) program.program = launch.executable;
   program.environment = Inherited(own, /*all=*/true);
   program.directory = directory;
   program.node_check = launch.spec.node_check;
@@ -160,7 +163,8 @@ shim::RankPlan PlanRank(const Run& run, const RankAssignment& rank, const Enviro
   environment["WORLD_SIZE"] = environment["ROLE_WORLD_SIZE"] = absl::StrCat(run.world_size);
   environment["GROUP_RANK"] = absl::StrCat(run.group_rank);
   environment["GROUP_WORLD_SIZE"] = absl::StrCat(run.group_size);
-  environment["MASTER_ADDR"] = run.store.host;
+  const bool by_name = !options.master_name.empty() && !run.many_hosts && run.store.host == kLocal;
+  environment["MASTER_ADDR"] = by_name ? options.master_name : run.store.host;
   environment["MASTER_PORT"] = absl::StrCat(run.store.port);
   environment["TORCHELASTIC_RESTART_COUNT"] = absl::StrCat(run.restart_count);
   environment["TORCHELASTIC_MAX_RESTARTS"] = absl::StrCat(run.max_restarts);

@@ -23,6 +23,7 @@ struct GroupProgram {
   Environment environment;           // Of all ranks.
   std::string directory;
   NodeCheck node_check{};
+  std::string program{};  // Executed in place of the first word; empty: that one.
 };
 
 // `own` is the environment of this process. Launched: what the launch command named, in its whole

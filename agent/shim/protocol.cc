@@ -150,6 +150,26 @@ bool DecodeRank(std::string_view bytes, RankState& rank) {
   return in.ok();
 }
 
+std::string EncodeLeftBehind(const LeftBehind& left) {
+  FieldWriter out;
+  out.Int(1, left.local_rank);
+  out.Int(2, left.pid);
+  out.Bytes(3, left.name);
+  return out.Take();
+}
+
+bool DecodeLeftBehind(std::string_view bytes, LeftBehind& left) {
+  FieldReader in(bytes);
+  while (in.Next()) {
+    switch (in.tag()) {
+      case 1: left.local_rank = static_cast<int>(in.Int()); break;
+      case 2: left.pid = static_cast<pid_t>(in.Int()); break;
+      case 3: left.name = in.str(); break;
+    }
+  }
+  return in.ok();
+}
+
 }  // namespace
 
 std::string Encode(const Spec& spec) {
@@ -182,6 +202,7 @@ std::string Encode(const Spec& spec) {
   out.Int(26, spec.node_check.timeout.count());
   out.Int(27, spec.agent_patience.count());
   out.Bytes(28, spec.passing);
+  out.Bytes(40, spec.program);
   return std::string(1, kSpec) + out.Take();
 }
 
@@ -222,6 +243,7 @@ absl::StatusOr<Spec> DecodeSpec(std::string_view bytes) {
       case 26: spec.node_check.timeout = Duration(in.Int()); break;
       case 27: spec.agent_patience = Duration(in.Int()); break;
       case 28: spec.passing = in.str(); break;
+      case 40: spec.program = in.str(); break;
     }
   }
   if (!in.ok() || !limits_ok || spec.nonce.empty()) return Damaged("run directory spec");
@@ -244,6 +266,8 @@ std::string Encode(const Command& command) {
     kind = kStop;
     out.Int(1, Count(stop->deadline));
     out.Int(2, stop->signal);
+    out.Int(3, stop->name_leftovers);
+    out.Int(4, stop->keep_leftovers);
   } else if (std::holds_alternative<Kill>(command)) {
     kind = kKill;
   } else if (std::holds_alternative<Release>(command)) {
@@ -288,6 +312,8 @@ absl::StatusOr<Command> DecodeCommand(std::string_view bytes) {
       while (in.Next()) {
         if (in.tag() == 1) stop.deadline = ToInstant(in.Int());
         if (in.tag() == 2) stop.signal = static_cast<int>(in.Int());
+        if (in.tag() == 3) stop.name_leftovers = in.Int() != 0;
+        if (in.tag() == 4) stop.keep_leftovers = in.Int() != 0;
       }
       if (stop.signal < 1 || stop.signal > 64) return Damaged("shim command");
       command = stop;
@@ -333,6 +359,9 @@ std::string Encode(const State& state) {
   out.Bytes(13, state.check_failed);
   out.Int(14, static_cast<std::int64_t>(state.unshown_bytes));
   out.Int(15, state.disk_full);
+  for (const LeftBehind& left : state.left_behind) out.Bytes(40, EncodeLeftBehind(left));
+  out.Int(41, state.left_behind_count);
+  out.Int(42, state.left_behind_kept);
   return std::string(1, kState) + out.Take();
 }
 
@@ -359,6 +388,11 @@ absl::StatusOr<State> DecodeState(std::string_view bytes) {
       case 13: state.check_failed = in.str(); break;
       case 14: state.unshown_bytes = static_cast<std::uint64_t>(in.Int()); break;
       case 15: state.disk_full = in.Int() != 0; break;
+      case 40:
+        ranks_ok = DecodeLeftBehind(in.bytes(), state.left_behind.emplace_back()) && ranks_ok;
+        break;
+      case 41: state.left_behind_count = static_cast<int>(in.Int()); break;
+      case 42: state.left_behind_kept = in.Int() != 0; break;
     }
   }
   if (!in.ok() || !ranks_ok) return Damaged("shim state");

@@ -54,7 +54,8 @@ struct Spec {
   int workers = 1;
   NodeCheck node_check;  // Before any rank, in the same environment, directory and cgroup.
   std::vector<std::string>
-      command;  // argv. The program is looked up in the PATH of the workers' environment.
+      command;            // argv. The program is looked up in the PATH of the workers' environment.
+  std::string program{};  // What is executed as command[0]; empty: that itself.
   std::vector<std::string> environment;  // "K=V", of all ranks; nothing else is inherited.
   std::string directory;                 // Working directory.
   mode_t umask = 022;
@@ -111,6 +112,9 @@ struct StartRanks {
 struct Stop {
   Instant deadline;
   int signal = 15;
+  // Where every rank has exited 0: name in the state what they left behind before it is signalled;
+  // or leave it as it is, outside the cgroup, and be free without it.
+  bool name_leftovers = false, keep_leftovers = false;
 };
 // How far whoever shows the output is; replaces what was said before. See LogDrain.
 struct Shown {
@@ -159,6 +163,14 @@ struct RankState {
   friend bool operator==(const RankState&, const RankState&) = default;
 };
 
+// A process that outlived its rank, which had exited 0.
+struct LeftBehind {
+  int local_rank = -1;  // Of its environment; -1: it has none.
+  pid_t pid = 0;
+  std::string name;
+  friend bool operator==(const LeftBehind&, const LeftBehind&) = default;
+};
+
 struct State {
   std::uint32_t version = kShimProtocol;
   std::string nonce;
@@ -181,6 +193,9 @@ struct State {
   bool disk_full = false;            // Output is not kept now.
   // Why; the last error. Of a store: the last client whose dialect it does not speak.
   std::string log_trouble;
+  std::vector<LeftBehind> left_behind{};  // At most 16 of them.
+  int left_behind_count = 0;
+  bool left_behind_kept = false;  // Else they were ended.
   friend bool operator==(const State&, const State&) = default;
 };
 

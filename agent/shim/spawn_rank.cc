@@ -80,7 +80,8 @@ absl::StatusOr<ChildPlan> MakeChildPlan(const Spec& spec, const RankPlan& plan, 
   child.words = plan.command.empty() ? spec.command : plan.command;
   if (child.words.empty()) return absl::InvalidArgumentError("the command is empty");
   child.environment = RankEnvironment(spec, plan);
-  child.candidates = Candidates(child.words[0], child.environment);
+  child.candidates =
+      Candidates(spec.program.empty() ? child.words[0] : spec.program, child.environment);
   for (std::string& word : child.words) child.argv.push_back(word.data());
   for (std::string& entry : child.environment) child.envp.push_back(entry.data());
   child.argv.push_back(nullptr);

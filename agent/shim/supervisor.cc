@@ -16,6 +16,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "agent/shim/run_directory.h"
 #include "agent/shim/spawn_rank.h"
@@ -35,7 +36,9 @@ constexpr auto kCheckLeftovers = seconds(1);   // To end them, once the check ha
 constexpr auto kUnkillableAgain = seconds(1);
 constexpr auto kOutputInterval = milliseconds(10);
 constexpr auto kLogPatience = seconds(5);
+constexpr auto kEndsByItself = milliseconds(100);
 constexpr std::size_t kMaxLeft = 16;
+constexpr std::size_t kProcFileBytes = 1u << 20;
 constexpr int kPipeBytes = 256 << 10;
 
 struct OutputPipe {
@@ -68,6 +71,28 @@ std::vector<io::ProcessStat> LiveDescendants() {
   std::vector<io::ProcessStat> processes = io::DescendantsOf(::getpid());
   std::erase_if(processes, [](const io::ProcessStat& process) { return process.dead(); });
   return processes;
+}
+
+LeftBehind Describe(pid_t pid) {
+  LeftBehind left{.pid = pid};
+  const std::string process = absl::StrCat("/proc/", pid);
+  if (absl::StatusOr<std::string> name = io::ReadFile(process + "/comm", 64); name.ok())
+    left.name = std::string(absl::StripTrailingAsciiWhitespace(*name));
+  const absl::StatusOr<std::string> environment =
+      io::ReadFile(process + "/environ", kProcFileBytes);
+  constexpr std::string_view kRank = "REGROUP_LOCAL_RANK=";
+  for (const std::string& entry :
+       std::vector<std::string>(absl::StrSplit(environment.value_or(""), '\0'))) {
+    if (entry.rfind(kRank, 0) != 0) continue;
+    if (!absl::SimpleAtoi(entry.substr(kRank.size()), &left.local_rank)) left.local_rank = -1;
+  }
+  return left;
+}
+
+void MoveToParent(const std::string& cgroup, pid_t pid) {
+  const std::string parent = cgroup.substr(0, cgroup.find_last_of('/'));
+  io::UniqueFd fd(::open(absl::StrCat(parent, "/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
+  if (fd) io::WriteAll(fd.get(), absl::StrCat(pid)).IgnoreError();  // Else it is gone already.
 }
 
 }  // namespace
@@ -188,10 +213,10 @@ void Supervisor::OnEvent(int fd, std::uint32_t events) {
 void Supervisor::OnCommand(const Command& command) {
   TellReader();  // Before the first rank says its first word.
   if (const auto* start = std::get_if<StartRanks>(&command)) OnStartRanks(*start);
-  if (const auto* stop = std::get_if<Stop>(&command)) OnStop(stop->deadline, stop->signal);
+  if (const auto* stop = std::get_if<Stop>(&command)) OnStop(*stop);
   const bool kill = std::holds_alternative<Kill>(command);
   if (free_ && (kill || std::holds_alternative<Release>(command))) release_due_ = io::BootNow();
-  if (kill) OnStop(io::BootNow(), SIGKILL);
+  if (kill) OnStop({io::BootNow(), SIGKILL});
   if (const auto* shown = std::get_if<Shown>(&command)) OnShown(*shown);
 }
 
@@ -222,7 +247,7 @@ void Supervisor::OnLifeline() {
   fds_.lifeline.reset();
   lifeline_closed_ = true;
   if (free_) release_due_ = io::BootNow();
-  if (!stop_deadline_) OnStop(io::BootNow() + spec_.lifeline_grace, SIGTERM);
+  if (!stop_deadline_) OnStop({io::BootNow() + spec_.lifeline_grace, SIGTERM});
 }
 
 // ---- node check --------------------------------------------------------------------------------
@@ -260,7 +285,7 @@ void Supervisor::OnCheckDue(Instant now) {
 
 void Supervisor::FailCheck(std::string how) {
   check_failed_ = std::move(how);
-  OnStop(io::BootNow(), SIGKILL);
+  OnStop({io::BootNow(), SIGKILL});
 }
 
 // ---- start -------------------------------------------------------------------------------------
@@ -396,18 +421,61 @@ OomEvidence Supervisor::LookForOom() {
 
 // ---- stop --------------------------------------------------------------------------------------
 
-void Supervisor::OnStop(Instant deadline, int signal) {
+void Supervisor::OnStop(const Stop& stop) {
   if (free_) return;
-  const bool any_rank = ever_started_;
+  Instant deadline = stop.deadline;
+  const int signal = stop.signal;
+  const bool any_rank = ever_started_, first = !stop_deadline_;
   if (check_) {  // Nobody needs what it would have said.
     check_.reset();
     check_due_.reset();
     deadline = std::min(deadline, io::BootNow());
   }
   if (!stop_deadline_ || deadline < *stop_deadline_) stop_deadline_ = deadline;
+  if (first && (stop.name_leftovers || stop.keep_leftovers) && LeavesOnlyOthers()) {
+    keep_leftovers_ = stop.keep_leftovers;
+    leftovers_due_ = io::BootNow() + kEndsByItself;
+    return;
+  }
+  leftovers_due_.reset();
   if (signal != stop_signal_ && any_rank && !first_kill_) SignalGroup(signal);
   stop_signal_ = signal;
   if (*stop_deadline_ <= io::BootNow()) OnDue(io::BootNow());
+}
+
+bool Supervisor::LeavesOnlyOthers() const {
+  return ever_started_ && std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+           return rank.state.phase == RankPhase::kEnded &&
+                  rank.state.exit_kind == ExitKind::kExited && rank.state.code == 0;
+         });
+}
+
+// The helpers of a library end soon after their rank: whoever is here now means to stay.
+void Supervisor::OnLeftovers() {
+  leftovers_due_.reset();
+  ReapChildren();
+  CheckFree();
+  if (free_) return;
+  for (const io::ProcessStat& process : LiveDescendants()) {
+    ++left_behind_count_;
+    if (left_behind_.size() < kMaxLeft) left_behind_.push_back(Describe(process.pid));
+  }
+  disowned_ = keep_leftovers_ && Disown();
+  if (disowned_) return CheckFree();
+  SignalGroup(SIGTERM);
+  stop_signal_ = SIGTERM;
+}
+
+// Into the cgroup that this group's own lies in. False where some can't be moved.
+bool Supervisor::Disown() {
+  if (!cgroup_) return true;
+  constexpr int kRounds = 100;  // They may fork meanwhile.
+  for (int round = 0; round < kRounds; ++round) {
+    const std::vector<pid_t> inside = cgroup_->Processes();
+    if (inside.empty()) return !cgroup_->Populated().value_or(true);
+    for (const pid_t pid : inside) MoveToParent(spec_.cgroup, pid);
+  }
+  return false;
 }
 
 // Once per process: ranks by their group, others (orphans, those in sessions of their own) one by
@@ -452,8 +520,9 @@ void Supervisor::OnDue(Instant now) {
   if (output_due_ && now >= *output_due_) output_due_.reset();
   if (orphan_due_ && now >= *orphan_due_) {
     orphan_due_.reset();
-    OnStop(now, SIGKILL);
+    OnStop({now, SIGKILL});
   }
+  if (leftovers_due_ && now >= *leftovers_due_) OnLeftovers();
   if (free_ || !stop_deadline_ || now < *stop_deadline_) return;
   if (!next_kill_ || now >= *next_kill_) {
     ReapChildren();
@@ -479,7 +548,7 @@ void Supervisor::CheckFree() {
                       (rank.state.phase == RankPhase::kWaiting && stop_deadline_);
     if (!over) return;
   }
-  if (!NothingLeft()) return;
+  if (!disowned_ && !NothingLeft()) return;
   free_ = true;
   left_.clear();
   const Instant now = io::BootNow();
@@ -543,6 +612,9 @@ State Supervisor::Compose(const LogDrain::Progress& logs) {
   now.disk_full = logs.disk_full;
   now.lost_log_bytes = logs.lost_bytes;
   now.log_trouble = logs.trouble;
+  now.left_behind = left_behind_;
+  now.left_behind_count = left_behind_count_;
+  now.left_behind_kept = disowned_;
   return now;
 }
 
@@ -584,6 +656,7 @@ std::optional<Instant> Supervisor::NextDue() const {
   if (free_) consider(released_ ? logs_deadline_ : release_due_);
   consider(orphan_due_);
   consider(check_due_);
+  consider(leftovers_due_);
   if (!free_) consider(next_kill_ ? next_kill_ : stop_deadline_);
   return next;
 }

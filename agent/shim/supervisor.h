@@ -61,7 +61,10 @@ class Supervisor {
   void ReapChildren();
   void OnRankExit(Rank& rank, int code, int status);
   OomEvidence LookForOom();
-  void OnStop(Instant deadline, int signal);
+  void OnStop(const Stop& stop);
+  bool LeavesOnlyOthers() const;
+  void OnLeftovers();
+  bool Disown();
   void SignalGroup(int signal);
   void OnDue(Instant now);
   void KillAll(Instant now);
@@ -107,6 +110,12 @@ class Supervisor {
   std::optional<Instant> orphan_due_;   // Set while no rank was started and no agent is there.
   int stop_signal_ = 0;                 // Last one sent; 0: none.
   std::vector<pid_t> left_;
+
+  std::optional<Instant> leftovers_due_;  // Of the look at what ended ranks have left behind.
+  bool keep_leftovers_ = false;
+  bool disowned_ = false;  // What is left is not this group's any more.
+  std::vector<LeftBehind> left_behind_;
+  int left_behind_count_ = 0;
 };
 
 }  // namespace regroup::shim

@@ -85,6 +85,7 @@ class Fields {
   void List(const char* name, std::vector<int>& out) {
     const json* value = Find(name, json::value_t::array);
     if (value == nullptr) return;
+    out.clear();
     for (const json& item : *value) {
       if (!item.is_number_integer()) return Fail(name);
       out.push_back(item.get<int>());
@@ -163,8 +164,11 @@ json WorkerToJson(const WorkerOptions& worker) {
           {"substitute_local_rank", worker.substitute_local_rank},
           {"virtual_local_rank", worker.virtual_local_rank},
           {"numa_binding", worker.numa_binding},
+          {"ending_signals", worker.ending_signals},
           {"forwarded_signals", worker.forwarded_signals},
           {"handled_signals", worker.handled_signals},
+          {"master_name", Widened(worker.master_name)},
+          {"leave_children", worker.leave_children},
           {"sets_master_port", worker.sets_master_port}};
 }
 
@@ -174,8 +178,11 @@ void WorkerFromJson(Fields& fields, WorkerOptions& worker) {
   fields.Bool("substitute_local_rank", worker.substitute_local_rank);
   fields.Bool("virtual_local_rank", worker.virtual_local_rank);
   fields.Text("numa_binding", worker.numa_binding);
+  fields.List("ending_signals", worker.ending_signals);
   fields.List("forwarded_signals", worker.forwarded_signals);
   fields.Text("handled_signals", worker.handled_signals);
+  fields.Text("master_name", worker.master_name);
+  fields.Bool("leave_children", worker.leave_children);
   fields.Bool("sets_master_port", worker.sets_master_port);
 }
 
@@ -189,6 +196,7 @@ json OutputToJson(const OutputOptions& output) {
           {"prefixes", static_cast<int>(output.prefixes)},
           {"errors_fail", output.errors_fail},
           {"notes_dir", Widened(output.notes_dir)},
+          {"events", Widened(output.events)},
           {"attempts", output.attempts}};
 }
 
@@ -204,6 +212,7 @@ void OutputFromJson(Fields& fields, OutputOptions& output) {
   output.prefixes = static_cast<OutputOptions::Prefixes>(prefixes);
   fields.Bool("errors_fail", output.errors_fail);
   fields.Text("notes_dir", output.notes_dir);
+  fields.Text("events", output.events);
   fields.Bool("attempts", output.attempts);
 }
 

@@ -6,6 +6,7 @@
 // directory, umask, limits and environment of the launch command are the agent's own: exec keeps
 // them.
 
+#include <csignal>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -43,8 +44,13 @@ struct WorkerOptions {
   bool substitute_local_rank = false;  // "${local_rank}" in arguments.
   bool virtual_local_rank = false;     // LOCAL_RANK is 0, and one device is visible.
   std::string numa_binding;            // Empty, node, socket, exclusive, core-complex.
-  std::vector<int> forwarded_signals;  // Passed on to workers; they end nothing.
-  std::string handled_signals;         // TORCHELASTIC_SIGNALS_TO_HANDLE; empty: not set.
+  // On which this node leaves its job; those that are passed on to workers and end nothing. Any
+  // other has its default effect.
+  std::vector<int> ending_signals = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+  std::vector<int> forwarded_signals = {SIGUSR1, SIGUSR2};
+  std::string handled_signals;  // TORCHELASTIC_SIGNALS_TO_HANDLE; empty: not set.
+  std::string master_name;      // MASTER_ADDR where all ranks are on this host; empty: its literal.
+  bool leave_children = false;  // What ranks leave behind at exit 0 runs on.
   bool sets_master_port = false;  // The program says itself where its processes meet, it seems.
   friend bool operator==(const WorkerOptions&, const WorkerOptions&) = default;
 };
@@ -66,7 +72,9 @@ struct OutputOptions {
   Prefixes prefixes = Prefixes::kAll;
   std::string notes_dir;     // Absolute; <notes_dir>/<job>/kOutputNotes is for `explain`.
   bool errors_fail = false;  // This node leaves when its stdout or stderr cannot be written.
-  bool attempts = false;     // <log_dir>/<job>_<node>/attempt_<n>/<local rank>, as under torchrun.
+  // Of the rendezvous, in the node's events, which PyTorch's console handler writes; empty: none.
+  std::string events;
+  bool attempts = false;  // <log_dir>/<job>_<node>/attempt_<n>/<local rank>, as under torchrun.
   friend bool operator==(const OutputOptions&, const OutputOptions&) = default;
 };
 

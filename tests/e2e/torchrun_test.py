@@ -53,7 +53,7 @@ class OneNode(Torchrun):
         self.assertEqual(len(workers), 2)
         for rank, (env, argv) in enumerate(workers):
             wanted = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1,
-                      "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 2, "ROLE_NAME": "trainer", "MASTER_ADDR": "127.0.0.1",
+                      "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 2, "ROLE_NAME": "trainer", "MASTER_ADDR": "localhost",
                       "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 3, "TORCHELASTIC_USE_AGENT_STORE": "True",
                       "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1, "OMP_NUM_THREADS": 1, "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"}
             self.assertEqual({name: env.get(name) for name in wanted}, {name: str(value) for name, value in wanted.items()})
@@ -75,6 +75,52 @@ class OneNode(Torchrun):
         run = self.torchrun("--standalone", "-m", "some_module", "b")
         self.assertEqual(run.wait(), 0, run)
         self.assertRegex(run.stdout, r"__main__ \['.*some_module.py', 'b'\]")
+
+    def test_what_is_executed_directly_is_called_as_it_was_typed(self):
+        os.symlink("/bin/sh", self.fx.path("work", "shell"))
+        script = self.script("#!/bin/sh\necho $0\n", "script")
+        os.chmod(script, 0o755)
+        self.fx.env["PATH"] = self.fx.work + ":" + self.fx.env["PATH"]
+        for word, said in (("shell", "shell"), ("./shell", "./shell"), (self.fx.path("work", "shell"), self.fx.path("work", "shell")),
+                           ("./script", "./script"), ("script", script)):
+            arguments = [] if "script" in word else ["-c", "tr '\\0' '\\n' < /proc/$$/cmdline | head -1"]
+            run = self.torchrun("--standalone", "--no-python", word, *arguments)
+            self.assertEqual((run.wait(), run.stdout), (0, said + "\n"), run)
+
+    def test_any_subset_of_signals(self):
+        """What is not named has its default effect, and ends the workers too."""
+        text = "import time\nprint('ready', flush=True)\ntime.sleep(60)\n"
+        runs = {number: self.torchrun("--standalone", "--signals-to-handle", "SIGTERM,SIGUSR1", "--grace", "2s", self.script(text))
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)}
+        workers = {}
+        for number, run in runs.items():
+            run.expect("ready", 20, "stdout")
+            workers[number] = [info.pid for info in e2e.descendants(run.pid)]
+        for number, run in runs.items():
+            run.send(number)
+        for number, run in runs.items():
+            self.assertEqual(run.wait(15), 143 if number == signal.SIGTERM else -number, run)
+        for number, pids in workers.items():
+            e2e.wait_for(lambda pids=pids: not any(map(e2e.alive, pids)), 15, f"workers to end after {number}", self.fx.describe)
+        self.fx.expects_run_directories = True  # Of those that were killed.
+
+    def test_events_on_the_console(self):
+        def events(*options, text="print('out')", code=0):
+            run = self.torchrun("--standalone", "--nproc-per-node=2", "--event-log-handler", "console", *options, self.script(text))
+            self.assertEqual(run.wait(), code, run)
+            lines = [json.loads(line) for line in run.stderr.splitlines() if line.startswith("{")]
+            for line in lines:
+                line["metadata"]["metadata"] = json.loads(line["metadata"]["metadata"])
+            return lines
+        found = events()
+        self.assertEqual([(event["source"], event["name"].split(".")[-1]) for event in found],
+                         [("AGENT", "RENDEZVOUS"), ("AGENT", "ASSIGN_WORKER_RANKS"), ("WORKER", "START"), ("WORKER", "START"),
+                          ("WORKER", "SUCCEEDED"), ("WORKER", "SUCCEEDED"), ("AGENT", "SUCCEEDED")])
+        start, ended = found[2], found[4]
+        self.assertEqual(start["metadata"]["worker_id"], ended["metadata"]["worker_id"])
+        self.assertEqual(start["metadata"]["metadata"]["local_rank"], [0])
+        self.assertEqual(ended["metadata"]["metadata"]["group_world_size"], 1)
+        self.assertEqual(events("--log-dir", self.fx.path("work", "logs"), text="import os\nraise SystemExit(3 if os.environ['RANK'] == '1' else 0)", code=3)[-1]["metadata"]["state"], "FAILED")
 
     def test_workers_own_exit_code(self):
         run = self.torchrun("--standalone", self.script("raise SystemExit(7)\n"))
@@ -171,6 +217,19 @@ class AgainstTorchrun(Torchrun):
             if "--help" not in spellings:
                 for name in spellings:
                     self.assertIn(name if name[1] != "-" else name.replace("_", "-"), words)
+
+    def test_events_have_its_keys_in_its_order(self):
+        def shapes(*argv):
+            run = self.fx.start(*argv, "--standalone", "--event-log-handler", "console", "--no-python", "true",
+                                env={"PYTHON_EXEC": sys.executable})
+            self.assertEqual(run.wait(60), 0, run)
+            lines = [json.loads(line) for line in run.stderr.splitlines() if line.startswith("{")]
+            kinds = {"hostname": None, "duration_ms": None, "run_id": None, "worker_id": None, "total_run_time": None}
+
+            def shape(key, value):
+                return key, type(value).__name__ if key in kinds else list(json.loads(value)) if key == "metadata" else value
+            return [(event["name"], event["source"], event["timestamp"], [shape(*item) for item in event["metadata"].items()]) for event in lines]
+        self.assertEqual(shapes(e2e.binary("regroup-torchrun")), shapes(e2e.torch_python(), "-m", "torch.distributed.run"))
 
     def test_a_ddp_script(self):
         logs = self.fx.path("work", "logs")

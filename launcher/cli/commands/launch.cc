@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -17,6 +18,7 @@
 #include "common/config/text.h"
 #include "common/config/values.h"
 #include "common/io/files.h"
+#include "common/rpc/resolve.h"
 #include "launcher/cli/commands/exec.h"
 #include "launcher/cli/commands/log_source.h"
 #include "launcher/cli/commands/old_runs.h"
@@ -63,6 +65,14 @@ std::vector<Words> FlagsInForce(const ParsedLine& words, const CommandDescriptio
 bool IsOneOf(const Words& flag, std::initializer_list<std::string_view> names) {
   std::string_view name = std::string_view(flag[0]).substr(0, flag[0].find('='));
   return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+constexpr char kLocalhost[] = "localhost";
+
+// A host may call anything so, or nothing; a store of this host is at 127.0.0.1.
+bool LocalhostIsHere() {
+  const absl::StatusOr<std::vector<std::string>> found = ResolveHost(kLocalhost);
+  return found.ok() && std::find(found->begin(), found->end(), "127.0.0.1") != found->end();
 }
 
 // "local", or the endpoint: job ids are unique within a coordinator only, and logs must not mix.
@@ -143,6 +153,9 @@ void DescribeFlags(Manner manner, CLI::App& app, LaunchFlags& flags) {
               return absl::OkStatus();
             });
   AddSwitch(app, "--insecure", flags.insecure, "allow plaintext connections between hosts");
+  AddSwitch(app, "--leave-children", flags.leave_children,
+            "processes that a worker has left behind run on when the job has succeeded; else they "
+            "are ended and named");
   AddSwitch(app, "-q,--quiet", flags.quiet, "no lines of Regroup's own, except about a failure");
   DescribeFlags(app, flags.torch);
   if (manner != Manner::kTorchrun) return;
@@ -180,13 +193,16 @@ absl::StatusOr<int> LaunchCommand::Run(const ParsedLine& words, const Terminal& 
   config.argv = program->argv;
   config.python = program->python;
   config.worker.sets_master_port = program->sets_master_port;
+  config.worker.leave_children = flags_.leave_children;
   RETURN_IF_ERROR(FillJob(words, config));
   RETURN_IF_ERROR(FillNode(config, terminal));
   RETURN_IF_ERROR(Apply(flags_.torch, config.workers, config));
   if (torchrun() && config.worker.handled_signals.empty())
     config.worker.handled_signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+  if (meeting_.says_localhost && flags_.torch.local_addr.empty() && LocalhostIsHere())
+    config.worker.master_name = kLocalhost;
   FillOthers(words, config);
-  TellNotices(config, terminal);
+  TellNotices(words, config, terminal);
   if (!config.log_dir_explicit) PruneNowAndThen(config.state_dir, config.log_dir);
   ASSIGN_OR_RETURN(int fd, WriteLaunchConfig(config));
   return BecomeSibling("regroup-agent", {kLaunchConfigFlag, std::to_string(fd)});
@@ -322,8 +338,32 @@ void LaunchCommand::FillOthers(const ParsedLine& words, LaunchConfig& config) co
   Append(config.others_program, words.rest);
 }
 
-void LaunchCommand::TellNotices(const LaunchConfig& config, const Terminal& terminal) const {
+// One worker, and behind the program a flag that would have asked for more: most likely it stands
+// in the wrong place. Empty: there is none.
+std::string LaunchCommand::FlagsOfTheProgram(const ParsedLine& words) const {
+  constexpr std::array<std::string_view, 3> kNames = {"--nproc-per-node", "--ppn", "--nnodes"};
+  for (std::size_t i = 1; i < words.rest.size(); ++i) {
+    std::string name = words.rest[i].substr(0, words.rest[i].find('='));
+    std::replace(name.begin(), name.end(), '_', '-');
+    if (std::find(kNames.begin(), kNames.end(), name) == kNames.end()) continue;
+    Words moved = {words.rest[i]};
+    const bool apart = name.size() == words.rest[i].size() && i + 1 < words.rest.size();
+    if (apart) moved.push_back(words.rest[i + 1]);
+    ParsedLine mended = words;
+    const auto at = mended.rest.begin() + static_cast<std::ptrdiff_t>(i);
+    mended.rest.erase(at, at + static_cast<std::ptrdiff_t>(moved.size()));
+    return Cat(ShellJoin(moved), " stands behind ", ShellQuote(words.rest[0]),
+               ", which gets it, and one worker runs · for Regroup: ", CommandWith(mended, moved));
+  }
+  return "";
+}
+
+void LaunchCommand::TellNotices(const ParsedLine& words, const LaunchConfig& config,
+                                const Terminal& terminal) const {
   if (flags_.quiet) return;
+  const bool alone = config.workers == 1 && flags_.job.nodes.max == 1;
+  if (const std::string misplaced = alone ? FlagsOfTheProgram(words) : ""; !misplaced.empty())
+    terminal.Say(Cat("regroup: ", misplaced, "\n"));
   for (const std::string& notice : meeting_.notices) terminal.Say(Cat("regroup: ", notice, "\n"));
   if (config.worker.sets_master_port && config.workers == 1 && flags_.job.nodes.max == 1)
     terminal.Say(OwnStoreNotice(config.given.front()));

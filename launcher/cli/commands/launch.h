@@ -27,7 +27,7 @@ struct LaunchFlags {
   ProgramFlags program;
   std::string node_name, state_dir, log_dir;
   PortRange ports;
-  bool insecure = false, quiet = false;
+  bool insecure = false, quiet = false, leave_children = false;
   TorchFlags torch;
 };
 
@@ -38,6 +38,7 @@ void DescribeFlags(Manner manner, CLI::App& app, LaunchFlags& flags);
 // Where and as whom nodes meet, once torchrun's options are read in ours.
 struct Meeting {
   std::string node_name;             // Pins the order of a static group; empty: the host's.
+  bool says_localhost = false;       // The endpoint does, as typed or by torchrun's default.
   std::vector<std::string> notices;  // What was asked for and has no effect, a sentence each.
 };
 // Rewrites bounds, endpoint, id, grace, join timeout and workers of `flags`. `names`: the flags
@@ -67,7 +68,9 @@ class LaunchCommand : public Command {
   absl::Status FillJob(const ParsedLine& words, LaunchConfig& config) const;
   absl::Status FillNode(LaunchConfig& config, const Terminal& terminal) const;
   void FillOthers(const ParsedLine& words, LaunchConfig& config) const;
-  void TellNotices(const LaunchConfig& config, const Terminal& terminal) const;
+  void TellNotices(const ParsedLine& words, const LaunchConfig& config,
+                   const Terminal& terminal) const;
+  std::string FlagsOfTheProgram(const ParsedLine& words) const;
   std::string CommandWith(const ParsedLine& words, const Words& extra) const;
   std::string JobName(const ParsedLine& words) const;
   bool torchrun() const { return manner_ == Manner::kTorchrun; }

@@ -109,6 +109,16 @@ absl::Status SettleStatic(LaunchFlags& flags, Meeting& meeting) {
   return absl::OkStatus();
 }
 
+// Where torchrun has no endpoint it is localhost:0, save for a static group of its default address.
+bool SaysLocalhost(bool torchrun, const LaunchFlags& flags) {
+  constexpr std::string_view kName = "localhost";
+  const TorchFlags& torch = flags.torch;
+  if (torch.standalone) return true;
+  if (flags.endpoint) return flags.endpoint->host == kName;
+  if (!torch.master_addr.empty()) return torch.master_addr == kName;
+  return torchrun && !torch.master_port && (torch.backend == "c10d" || flags.job.nodes.max == 1);
+}
+
 // A port that only this host knows is good for this host alone, which needs no endpoint.
 absl::Status SettlePort(LaunchFlags& flags) {
   if (!flags.any_port || flags.torch.standalone) return absl::OkStatus();
@@ -163,6 +173,7 @@ absl::StatusOr<Meeting> Settle(Manner manner, const std::vector<std::string>& na
   const bool is_static =
       !torch.standalone &&
       (torch.backend == "static" || (torch.backend.empty() && (torchrun || names_master)));
+  meeting.says_localhost = SaysLocalhost(torchrun, flags);
   RETURN_IF_ERROR(SettlePort(flags));
   if (torchrun && flags.rdzv_id == "none") flags.rdzv_id.clear();  // What torchrun calls no id.
   if (torch.standalone) {

@@ -68,17 +68,10 @@ absl::Status ParseOneOf(std::string_view text, const std::vector<std::string>& k
                 nearest.empty() ? known.front() : nearest);
 }
 
-absl::Status ParseEventHandler(std::string_view text) {
-  if (text == "null") return absl::OkStatus();
-  return Misuse(Cat("there is no event handler ", ShellQuote(text)),
-                "the coordinator keeps every event: regroup explain, regroup ps --json",
-                "leave --event-log-handler out");
-}
-
 struct NamedSignal {
   std::string_view name;
   int number;
-  bool ends;  // A launch command leaves its job on it, whatever was asked.
+  bool ends;  // A launch command leaves its job on it.
 };
 constexpr std::array<NamedSignal, 14> kSignals = {{{"SIGTERM", SIGTERM, true},
                                                    {"SIGINT", SIGINT, true},
@@ -95,24 +88,9 @@ constexpr std::array<NamedSignal, 14> kSignals = {{{"SIGTERM", SIGTERM, true},
                                                    {"SIGXCPU", SIGXCPU, false},
                                                    {"SIGVTALRM", SIGVTALRM, false}}};
 
-// Under torchrun a signal that is left out kills the launcher at once, and its workers run on.
-absl::Status CheckAllThatEnd(const std::string& names) {
-  const std::vector<std::string> given = Split(names, ',');
-  std::string missing, all = names;
-  for (const NamedSignal& signal : kSignals) {
-    if (!signal.ends || std::find(given.begin(), given.end(), signal.name) != given.end()) continue;
-    missing += Cat(missing.empty() ? "" : " ", signal.name);
-    all += Cat(all.empty() ? "" : ",", signal.name);
-  }
-  if (missing.empty()) return absl::OkStatus();
-  return Misuse(Cat(missing, " can not be left out"),
-                "this node leaves its job on each of SIGTERM SIGINT SIGHUP SIGQUIT, so that no "
-                "worker is left behind",
-                all);
-}
-
 absl::Status ParseSignals(std::string_view text, TorchFlags& flags) {
-  flags.signals.clear();
+  flags.ending_signals.emplace();
+  flags.forwarded_signals.emplace();
   flags.signal_names.clear();
   for (const std::string& word : Split(text, ',')) {
     std::string name = Stripped(word);
@@ -123,15 +101,15 @@ absl::Status ParseSignals(std::string_view text, TorchFlags& flags) {
     auto found = std::find_if(kSignals.begin(), kSignals.end(),
                               [&](const NamedSignal& s) { return s.name == name; });
     if (found == kSignals.end()) {
-      return Misuse(Cat(ShellQuote(word), " can not be handled"),
-                    "SIGTERM SIGINT SIGHUP SIGQUIT always are, and SIGUSR1 SIGUSR2 SIGCONT "
-                    "SIGWINCH SIGALRM SIGURG SIGIO SIGPWR SIGXCPU SIGVTALRM may be",
+      return Misuse(Cat(ShellQuote(word), " cannot be handled"),
+                    "SIGTERM SIGINT SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGCONT SIGWINCH SIGALRM SIGURG "
+                    "SIGIO SIGPWR SIGXCPU SIGVTALRM can",
                     "SIGTERM,SIGINT,SIGHUP,SIGQUIT");
     }
-    if (!found->ends) flags.signals.push_back(found->number);
+    (found->ends ? *flags.ending_signals : *flags.forwarded_signals).push_back(found->number);
     flags.signal_names += Cat(flags.signal_names.empty() ? "" : ",", name);
   }
-  return CheckAllThatEnd(flags.signal_names);
+  return absl::OkStatus();
 }
 
 absl::Status ParseRanks(std::string_view text, std::vector<int>& ranks) {
@@ -225,8 +203,9 @@ void DescribeOutput(CLI::App& app, TorchFlags& flags) {
           "prefix of lines, with ${role_name} ${rank} ${local_rank} ${hostname}; none: "
           "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
           "TEXT");
-  AddParsed(app, "--logs-specs", "NAME", "", "refused: there are no plug-ins for logs",
+  AddParsed(app, "--logs-specs", "NAME", "", "only default: there are no plug-ins for logs",
             [](std::string_view text) {
+              if (text == "default") return absl::OkStatus();
               return Misuse(
                   Cat("there is no plug-in ", ShellQuote(text)),
                   "logs are always kept: --log-dir, --redirects and --tee say where and what is "
@@ -300,8 +279,13 @@ void DescribeFlags(CLI::App& app, TorchFlags& flags) {
                std::string ignored;
                return ParseOneOf(text, {"spawn", "fork", "forkserver"}, ignored);
              });
-  AddIgnored(app, "--event-log-handler", "NAME", "null",
-             "the coordinator keeps every event; only null is accepted", ParseEventHandler);
+  AddParsed(
+      app, "--event-log-handler", "NAME", "null",
+      "console: events of this node go to standard error as JSON, as PyTorch writes them; the "
+      "coordinator keeps all: regroup explain",
+      [&flags](std::string_view text) {
+        return ParseOneOf(text, {"null", "console", "dynamic_rendezvous"}, flags.event_handler);
+      });
   AddText(app, "--role", flags.role, "ROLE_NAME of every worker, the same on all nodes", "NAME");
   AddSwitch(app, "--run-path", flags.run_path,
             "PROGRAM is a Python file, run by runpy.run_path; before --no-python");
@@ -313,8 +297,9 @@ void DescribeFlags(CLI::App& app, TorchFlags& flags) {
               return ParseOneOf(text, NumaBindings(), flags.numa_binding);
             });
   AddParsed(app, "--signals-to-handle", "SIGNALS", "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-            "signals beyond these four are passed on to workers and end nothing; SIGUSR1 and "
-            "SIGUSR2 always are",
+            "any of these four makes this node leave its job, others are passed on to workers and "
+            "end nothing; what is not named kills this command, and its workers are ended. Without "
+            "this flag SIGUSR1 and SIGUSR2 are passed on",
             [&flags](std::string_view text) { return ParseSignals(text, flags); });
   AddInt(app, "--shutdown-timeout", flags.shutdown_timeout_s, 0, 365 * 24 * 3600,
          "the same as --grace, in seconds", "SECONDS");
@@ -443,8 +428,11 @@ absl::Status Apply(const TorchFlags& flags, int workers, LaunchConfig& config) {
   config.worker.role = config.spec.role = flags.role;
   config.worker.virtual_local_rank = flags.virtual_local_rank;
   config.worker.numa_binding = flags.numa_binding;
-  config.worker.forwarded_signals = flags.signals;
+  if (flags.ending_signals) config.worker.ending_signals = *flags.ending_signals;
+  if (flags.forwarded_signals) config.worker.forwarded_signals = *flags.forwarded_signals;
   config.worker.handled_signals = flags.signal_names;
+  if (flags.event_handler == "console")
+    config.output.events = flags.backend.empty() || flags.standalone ? "c10d" : flags.backend;
   config.output.redirects = flags.redirects.For(workers);
   config.output.tee = flags.tee.For(workers);
   config.output.shown_ranks = flags.local_ranks;

@@ -47,9 +47,12 @@ struct TorchFlags {
   std::vector<std::string> stdout_filters, stderr_filters;
   std::string prefix_template;
   bool no_prefix = false, output_errors_fail = false;  // Ours.
-  std::vector<int> signals;                            // Beyond those that end a launch command.
+  // --signals-to-handle: those that end a launch command, and those that it passes on. Unset: all
+  // of the first, SIGUSR1 and SIGUSR2 of the second.
+  std::optional<std::vector<int>> ending_signals, forwarded_signals;
   std::string signal_names;
   std::optional<int> shutdown_timeout_s;
+  std::string event_handler;
   std::string numa_binding;
   bool virtual_local_rank = false;
   std::string print_completion;  // bash, zsh, tcsh.

@@ -415,10 +415,14 @@ void Engine::RecoverJobs() {
     if (job.state.phase == JobPhase::kEnding) {
       const bool cancelled =
           job.state.verdict && job.state.verdict->state == VerdictState::kCancelled;
+      const bool succeeded =
+          job.state.verdict && job.state.verdict->state == VerdictState::kSucceeded;
       const Duration grace =
           cancelled && !job.state.stop_now ? job.spec.spec.grace : config_.failure_grace;
       job.stop = StopOrder{job.state.last_number,
-                           cancelled ? StopReason::kCancelled : StopReason::kFailure,
+                           cancelled   ? StopReason::kCancelled
+                           : succeeded ? StopReason::kElective
+                                       : StopReason::kFailure,
                            now_ + grace,
                            now_ + grace + config_.stop_margin,
                            {}};

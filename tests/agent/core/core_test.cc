@@ -309,6 +309,32 @@ TEST(AgentCore, OtherProtocolsAreRefusedNamingBoth) {
   }
 }
 
+TEST(AgentCore, OnlyTheStopOfAJobThatEndedWellMayLeaveProcesses) {
+  struct Row {
+    const char* name;
+    int code;  // Of the second of two ranks; -1: it runs.
+    StopReason reason;
+    bool finished;
+  };
+  for (const Row& row : {Row{"both exited 0", 0, StopReason::kElective, true},
+                         Row{"one failed", 3, StopReason::kElective, false},
+                         Row{"one runs", -1, StopReason::kElective, false},
+                         Row{"another node failed", 0, StopReason::kFailure, false},
+                         Row{"cancelled", 0, StopReason::kCancelled, false},
+                         Row{"a notice", 0, StopReason::kNotice, false}}) {
+    Driver agent(ServiceConfig());
+    agent.Attach();
+    BringUp(agent, 1, 2);
+    agent.Do(RankExited{Key("a-1", 1), {.local_rank = 0, .pid = 100, .at = agent.now()}});
+    if (row.code >= 0)
+      agent.Do(RankExited{Key("a-1", 1),
+                          {.local_rank = 1, .code = row.code, .pid = 101, .at = agent.now()}});
+    agent.Do(Ordered{StopOrder(3, 1, 10s, row.reason)});
+    ASSERT_NE(agent.Last<StopRanks>(), nullptr) << row.name;
+    EXPECT_EQ(agent.Last<StopRanks>()->finished, row.finished) << row.name;
+  }
+}
+
 TEST(AgentCore, AStopDeadlineNeverMovesLater) {
   Driver agent(ServiceConfig());
   agent.Attach();

@@ -13,7 +13,7 @@ GroupKey Key() { return {JobId("train-4"), Generation(2)}; }
 TEST(WorkerEnvironment, LaunchedWorkersInheritEverythingButSecrets) {
   LaunchConfig launch;
   launch.executable = "/usr/bin/python3";
-  launch.argv = {"python", "-u", "train.py"};
+  launch.argv = {"/usr/bin/python3", "-u", "train.py"};
   launch.python = true;
   const GroupProgram program = LaunchedProgram(
       launch, {{"HOME", "/h"}, {"ODD NAME", "1"}, {"REGROUP_TOKEN", "secret"}}, "/work");
@@ -22,6 +22,44 @@ TEST(WorkerEnvironment, LaunchedWorkersInheritEverythingButSecrets) {
   EXPECT_EQ(program.environment.at("PYTHONUNBUFFERED"), "1");
   EXPECT_FALSE(program.environment.contains("REGROUP_TOKEN"));
   EXPECT_EQ(program.directory, "/work");
+  EXPECT_EQ(program.program, "");
+}
+
+TEST(WorkerEnvironment, AProgramIsCalledAsItWasTyped) {
+  LaunchConfig launch;
+  launch.executable = "/usr/bin/sh";
+  launch.argv = {"sh", "-c", "true"};
+  GroupProgram program = LaunchedProgram(launch, {}, "/work");
+  EXPECT_EQ(program.program, "/usr/bin/sh");  // Of the launch command's PATH.
+  EXPECT_THAT(program.command, ElementsAre("sh", "-c", "true"));
+  launch.argv = {"./sh"};
+  launch.executable = "/there/sh";
+  program = LaunchedProgram(launch, {}, "/work");
+  EXPECT_EQ(program.program, "");
+  EXPECT_THAT(program.command, ElementsAre("./sh"));
+}
+
+TEST(WorkerEnvironment, MasterHasItsNameWhereAllRanksAreOnThisHost) {
+  struct Row {
+    const char* name;
+    bool many_hosts;
+    const char *store, *master;
+  };
+  for (const Row& row :
+       {Row{"localhost", false, "127.0.0.1", "localhost"},
+        Row{"localhost", true, "127.0.0.1", "127.0.0.1"},
+        Row{"localhost", false, "10.0.0.4", "10.0.0.4"}, Row{"localhost", false, "::1", "::1"},
+        Row{"", false, "127.0.0.1", "127.0.0.1"}}) {
+    regroup::Run run;
+    run.mine = {{0, 0}};
+    run.many_hosts = row.many_hosts;
+    run.store = {row.store, 41000};
+    WorkerOptions options;
+    options.master_name = row.name;
+    EXPECT_EQ(
+        FromEntries(PlanRank(run, run.mine[0], {}, "", "", options).environment).at("MASTER_ADDR"),
+        row.master);
+  }
 }
 
 TEST(WorkerEnvironment, SubmittedWorkersGetTheAllowListAndTheJobs) {

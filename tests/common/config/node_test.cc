@@ -60,8 +60,11 @@ LaunchConfig Sample() {
                    .substitute_local_rank = true,
                    .virtual_local_rank = true,
                    .numa_binding = "socket",
+                   .ending_signals = {SIGTERM},
                    .forwarded_signals = {10, 12},
                    .handled_signals = "SIGTERM,SIGUSR1",
+                   .master_name = "localhost",
+                   .leave_children = true,
                    .sets_master_port = true};
   config.output = {.redirects = {1, 0},
                    .tee = {0, 3},
@@ -72,6 +75,7 @@ LaunchConfig Sample() {
                    .prefixes = OutputOptions::Prefixes::kTee,
                    .notes_dir = "/notes",
                    .errors_fail = true,
+                   .events = "static",
                    .attempts = true};
   config.others_command = {"regroup-torchrun"};
   config.others_options = {"--nnodes", "2:3"};

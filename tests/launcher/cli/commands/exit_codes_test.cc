@@ -418,6 +418,34 @@ TEST_F(HandedOver, AgentGetsItsFlags) {
             "--slots 2 --sigterm-is-notice --coordinator 127.0.0.1\n");
 }
 
+TEST_F(HandedOver, AFlagBehindTheProgramThatWasMeantForUs) {
+  struct Row {
+    std::vector<std::string> args;
+    std::string says;
+  };
+  for (const Row& row : std::vector<Row>{
+           {{"train.py", "--nproc-per-node", "2", "--lr", "1"},
+            "regroup: --nproc-per-node 2 stands behind train.py, which gets it, and one worker "
+            "runs · "
+            "for Regroup: regroup run --nproc-per-node 2 train.py --lr 1\n"},
+           {{"train.py", "--nproc_per_node=2"}, "regroup run --nproc_per_node=2 train.py\n"},
+           {{"--max-restarts", "2", "train.py", "--ppn", "4"},
+            "regroup run --max-restarts 2 --ppn 4 train.py\n"},
+           {{"--ppn", "2", "train.py", "--nproc-per-node", "2"}, ""},
+           {{"-q", "train.py", "--nproc-per-node", "2"}, ""},
+           {{"train.py", "--lr", "2"}, ""}}) {
+    std::vector<std::string> args = row.args;
+    args.insert(args.begin(), "run");
+    const Ended ended = Run(args);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    if (row.says.empty()) {
+      EXPECT_EQ(ended.err, "");
+    } else {
+      EXPECT_THAT(ended.err, HasSubstr(row.says));
+    }
+  }
+}
+
 TEST_F(HandedOver, BadStateDirectories) {
   Write("file", "");
   EXPECT_EQ(Run({"run", "--state-dir", "file", "train.py"}).code, 125);
