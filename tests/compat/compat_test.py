@@ -4,7 +4,8 @@
     compat_test.py --pairwise     few cells, with several disturbances each, in which every two of its values meet; without
                                   scripts whose package is not there
     compat_test.py --torture      output that is hard to pass on, without comparing it to torchrun's
-    compat_test.py --all          the whole matrix, the tutorials, and such output, compared (`./dev compat`)
+    compat_test.py --all          the whole matrix, the tutorials, such output, compared, every flag of torchrun's, and its own
+                                  tests (`./dev compat`)
       --list prints the cells instead · -R WORD only those whose line has WORD in it (a regular expression)
 """
 import argparse
@@ -22,6 +23,7 @@ import zlib
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
 import regroup_e2e as e2e  # noqa: E402 (the path has to come first)
 import matrix  # noqa: E402
+import parity  # noqa: E402
 import torture  # noqa: E402
 import tutorials  # noqa: E402
 from jobs import Job, importable, with_children  # noqa: E402
@@ -213,13 +215,14 @@ def keep(case, known, names, word):
             setattr(case, name, None)
 
 
-def add_tests(cells, habits, outputs, word):
-    """Makes a test of each cell, and of each of those habits of tutorials and outputs, whose line has `word` in it."""
+def add_tests(cells, habits, outputs, flags, word):
+    """Makes a test of each cell, and of each of those habits of tutorials, outputs and flags, whose line has `word` in it."""
     for cell in cells:
         if re.search(word, " ".join(cell)):
             add(Matrix, "test_" + "_".join(cell).replace("+", "_"), cell, lambda self, cell=cell: self.one(cell))
     keep(tutorials.Tutorials, tutorials.LINES, habits, word)
     keep(torture.Torture, torture.LINES, outputs, word)
+    keep(parity.Parity, parity.LINES, flags, word)
     Result.total = len(LINES)
 
 
@@ -250,7 +253,8 @@ def main():
     habits = [] if options.pairwise or options.torture else tutorials.LINES if options.all else tutorials.plain()
     outputs = torture.SMALL if options.torture else torture.LINES if options.all else []
     torture.Torture.compared = not options.torture
-    add_tests(cells, habits, outputs, options.word)
+    parity.add_flags()
+    add_tests(cells, habits, outputs, parity.LINES if options.all else [], options.word)
     if options.list:
         print("\n".join(line_of(name).rstrip() for name in LINES))
         return
@@ -261,5 +265,5 @@ def main():
 
 
 if __name__ == "__main__":
-    Tutorials, Torture = tutorials.Tutorials, torture.Torture
+    Tutorials, Torture, Parity = tutorials.Tutorials, torture.Torture, parity.Parity
     main()
