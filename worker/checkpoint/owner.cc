@@ -96,8 +96,16 @@ absl::Status Held(const std::string& directory, const std::string& by) {
   return absl::FailedPreconditionError(absl::StrCat(directory, " is in use by ", by));
 }
 
-// The claim under its final name: all of it or nothing, over whatever is there.
-absl::Status Install(const std::string& temporary, const std::string& path) {
+bool DiskIsFull(const absl::Status& status) {
+  return io::ErrnoOf(status) == ENOSPC || io::ErrnoOf(status) == EDQUOT;
+}
+
+// The claim under its final name: all of it or nothing, over whatever is there. On a full disk only
+// the former owner goes; Check writes the new one before anything is published.
+absl::Status Install(const std::string& temporary, const std::string& path, bool full) {
+  if (full)
+    return unlink(path.c_str()) == 0 || errno == ENOENT ? absl::OkStatus()
+                                                        : io::ErrnoStatus(errno, path);
   if (rename(temporary.c_str(), path.c_str()) != 0) return io::ErrnoStatus(errno, path);
   return absl::OkStatus();
 }
@@ -132,13 +140,18 @@ absl::StatusOr<std::unique_ptr<Owner>> Owner::Take(
     const std::function<void(const std::string& holder, Duration left)>& waiting) {
   const std::string path = absl::StrCat(directory, "/owner"), record = Serialize(claim);
   const std::string temporary = absl::StrCat(directory, "/.tmp-owner-", io::RandomHex(8));
-  RETURN_IF_ERROR(io::ReplaceFile(temporary, record, io::Durability::kVolatile, 0644));
-  const auto now = ModifiedAt(temporary);
+  const absl::Status written = io::ReplaceFile(temporary, record, io::Durability::kVolatile, 0644);
+  const bool full = DiskIsFull(written);
+  if (!written.ok() && !full) return written;
+  // Without room for a file that would tell the file system's time, this host's has to do.
+  const auto now =
+      full ? std::optional<nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+           : ModifiedAt(temporary);
   const auto take = [&]() -> absl::Status {
     const absl::StatusOr<std::string> text = io::ReadFile(path, kMaxRecordBytes);
     if (!text.ok() && !absl::IsNotFound(text.status())) return text.status();
     const std::optional<nanoseconds> renewed = ModifiedAt(path);
-    if (!text.ok() || !renewed || !now || claim.take_over) return Install(temporary, path);
+    if (!text.ok() || !renewed || !now || claim.take_over) return Install(temporary, path, full);
     const Record holder = Parse(*text);
     const bool successor = holder.job == claim.job && holder.generation < claim.generation;
     const Duration left = duration_cast<Duration>(*renewed + claim.lease - *now);
@@ -146,7 +159,7 @@ absl::StatusOr<std::unique_ptr<Owner>> Owner::Take(
       waiting(holder.job, left);
       RETURN_IF_ERROR(AwaitEnd(directory, path, *text, holder, *renewed, left));
     }
-    return Install(temporary, path);
+    return Install(temporary, path, full);
   };
   const absl::Status taken = take();
   if (!taken.ok()) {
@@ -154,7 +167,7 @@ absl::StatusOr<std::unique_ptr<Owner>> Owner::Take(
     return taken;
   }
   std::unique_ptr<Owner> owner(new Owner(path, claim, record));
-  RETURN_IF_ERROR(owner->Renew());
+  if (!full) RETURN_IF_ERROR(owner->Renew());
   owner->thread_ = std::thread([o = owner.get()] { o->Run(); });
   return owner;
 }

@@ -28,7 +28,8 @@ namespace regroup::worker {
 // lease. Ages are measured against a file made at that moment, so that the clocks of hosts that
 // share the directory do not matter. Two processes that take a directory in the same instant may
 // both believe to have it; the one that wrote first finds out when it renews, and before it
-// publishes anything.
+// publishes anything. A full disk keeps nobody from resuming: the file is written once there is
+// room, and before anything is published.
 struct OwnerClaim {
   std::string job;  // Empty without a launcher: then this process is its own job.
   std::uint64_t generation = 0;
