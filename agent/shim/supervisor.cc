@@ -74,7 +74,8 @@ std::vector<io::ProcessStat> LiveDescendants() {
 }
 
 LeftBehind Describe(pid_t pid) {
-  LeftBehind left{.pid = pid};
+  LeftBehind left;
+  left.pid = pid;
   const std::string process = absl::StrCat("/proc/", pid);
   if (absl::StatusOr<std::string> name = io::ReadFile(process + "/comm", 64); name.ok())
     left.name = std::string(absl::StripTrailingAsciiWhitespace(*name));

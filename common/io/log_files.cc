@@ -148,23 +148,23 @@ std::uint64_t LogWriter::SegmentRoom() const {
 
 void LogWriter::Append(std::string_view bytes, WallTime now, Place place, const absl::Status& why) {
   if (place == Place::kNowhere) return Lose(bytes.size(), why);
-  const bool in_memory = place == Place::kMemory;
+  bool in_memory = place == Place::kMemory;
+  // A disk that turns out to be full between two looks at it loses nothing that is to be shown.
+  const auto passes = [&](const absl::Status& status) {
+    if (in_memory || passing_.empty() || !held_ || ErrnoOf(status) != ENOSPC) return false;
+    log_.reset();
+    return in_memory = true;
+  };
   if (log_ && in_memory_ != in_memory) log_.reset();
-  const std::uint64_t missing = lost_bytes_ + passed_bytes_;
-  if (!in_memory && missing > 0 && !bytes.empty()) {
-    const std::string note = absl::StrCat(
-        "\n[regroup: ", missing, " bytes of ", std::string(NameOf(stream_)),
-        lost_bytes_ > 0 ? " lost here: " : " not kept here: ",
-        lost_bytes_ > 0 ? std::string(last_error_.message()) : std::string("the disk was full"),
-        "]\n");
-    if (absl::Status written = WriteChunk(note, now, /*note=*/true); !written.ok())
-      return Lose(bytes.size(), written);
-    lost_bytes_ = passed_bytes_ = 0;
+  if (!in_memory && !bytes.empty()) {
+    const absl::Status noted = NoteWhatIsMissing(now);
+    if (!noted.ok() && !passes(noted)) return Lose(bytes.size(), noted);
   }
   while (!bytes.empty()) {
     if (!log_ || SegmentRoom() == 0) {
-      if (absl::Status opened = OpenNextSegment(in_memory); !opened.ok())
-        return Lose(bytes.size(), opened);
+      const absl::Status opened = OpenNextSegment(in_memory);
+      if (!opened.ok() && passes(opened)) continue;
+      if (!opened.ok()) return Lose(bytes.size(), opened);
     }
     std::string_view part = bytes.substr(0, SegmentRoom());
     const std::uint64_t before = segment_size_;
@@ -173,8 +173,21 @@ void LogWriter::Append(std::string_view bytes, WallTime now, Place place, const 
     bytes.remove_prefix(reached);
     written_bytes_ += reached;
     if (in_memory) passed_bytes_ += reached;
-    if (!written.ok()) return Lose(bytes.size(), written);
+    if (!written.ok() && !passes(written)) return Lose(bytes.size(), written);
   }
+}
+
+absl::Status LogWriter::NoteWhatIsMissing(WallTime now) {
+  const std::uint64_t missing = lost_bytes_ + passed_bytes_;
+  if (missing == 0) return absl::OkStatus();
+  const std::string note = absl::StrCat(
+      "\n[regroup: ", missing, " bytes of ", std::string(NameOf(stream_)),
+      lost_bytes_ > 0 ? " lost here: " : " not kept here: ",
+      lost_bytes_ > 0 ? std::string(last_error_.message()) : std::string("the disk was full"),
+      "]\n");
+  RETURN_IF_ERROR(WriteChunk(note, now, /*note=*/true));
+  lost_bytes_ = passed_bytes_ = 0;
+  return absl::OkStatus();
 }
 
 // The oldest ones go, as far as nobody has yet to show them, until there is room for so many more.

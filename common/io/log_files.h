@@ -67,7 +67,8 @@ class LogWriter {
   // Makes the first file, so that a stream to which nothing is written has an empty one. A failure
   // shows at the first Append.
   void Begin();
-  // kNowhere: lost, with `why` as the reason.
+  // kNowhere: lost, with `why` as the reason. What a full disk refuses goes to memory, where there
+  // is a reader and a folder for it.
   void Append(std::string_view bytes, WallTime now, Place place = Place::kDisk,
               const absl::Status& why = {});
   // Up to where a reader has shown the stream: what lies behind it is removed by no limit. Nothing:
@@ -91,6 +92,7 @@ class LogWriter {
   absl::Status OpenFiles(bool in_memory);
   void LinkNewest(const std::string& log_path);
   absl::Status WriteChunk(std::string_view bytes, WallTime now, bool note = false);
+  absl::Status NoteWhatIsMissing(WallTime now);
   void RemoveOldSegments(int room);
   void ForgetShown();
   void Lose(std::size_t bytes, const absl::Status& why);
