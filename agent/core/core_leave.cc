@@ -144,7 +144,7 @@ void Core::LeaveNow(int exit_code, std::string why) {
       if (group.phase == Phase::kFree && group.has_directory) Do(RemoveRunDirectory{key});
     }
   }
-  Do(Leave{exit_code, std::move(why)});
+  Do(Leave{exit_code, std::move(why), leaving_ || result_});
 }
 
 }  // namespace regroup::agent

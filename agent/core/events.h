@@ -267,7 +267,8 @@ struct TellCommit {
 struct StartCoordinator {};  // This host hosts it, and it does not answer.
 struct Leave {               // End the process. Nothing follows.
   int exit_code = 0;
-  std::string why;  // For exit code 125: what to tell the user.
+  std::string why;    // For exit code 125: what to tell the user.
+  bool gone = false;  // This node has left: nothing of what is over is kept for a next life.
 };
 
 using Action =

@@ -438,7 +438,7 @@ void Agent::Carry(const TellCommit& action) { workers_.TellCommit(action.key, ac
 void Agent::Carry(const StartCoordinator&) { dialler_.StartCoordinator(); }
 
 void Agent::Carry(const Leave& action) {
-  end_ = End{action.exit_code, action.why};
+  end_ = End{action.exit_code, action.why, action.gone};
   dial_timer_.cancel();
   if (!session_) return loop_.stop();
   session_->Finish();

@@ -65,7 +65,8 @@ class Agent {
 
   struct End {
     int exit_code = 0;
-    std::string why;  // Exit code 125: what to tell the user, whole lines.
+    std::string why;    // Exit code 125: what to tell the user, whole lines.
+    bool gone = false;  // It left, and did not detach: what is over need not be kept.
   };
   // Runs the loop until the core leaves.
   End Run();

@@ -143,8 +143,9 @@ absl::StatusOr<AgentOptions> CommonOptions(const Node& node) {
 io::PortRange Ports(const PortRange& range) { return {range.first, range.last}; }
 
 // Leaves nothing where there is nothing to come back to. Shims and stores that are about to end are
-// waited for; what groups that are free have left is of use to a service alone, which tells of it.
-void CleanUp(const std::string& base, bool launched) {
+// waited for; what groups that are free have left is of use to a service that detached: its next
+// life tells of it.
+void CleanUp(const std::string& base, bool gone) {
   constexpr int kRounds = 100;
   constexpr useconds_t kRoundUs = 5'000;
   io::RemoveTree(shim::PassingRoot(base)).IgnoreError();
@@ -157,7 +158,7 @@ void CleanUp(const std::string& base, bool launched) {
     if (!scan.ok() || !scan->unreadable.empty()) return;
     if (scan->records.empty()) break;
     const bool kept = std::any_of(scan->records.begin(), scan->records.end(), busy);
-    if (!launched || kept || round == kRounds) return;
+    if (!gone || kept || round == kRounds) return;
     for (const shim::RunRecord& record : scan->records) {
       if (record.spec.role == shim::Role::kStore && record.shim_alive)
         shim::KillShim(record).IgnoreError();
@@ -252,7 +253,7 @@ int RunLaunched(int config_fd) {
   const std::optional<std::string> error_file = GetEnv("TORCHELASTIC_ERROR_FILE");
   if (error_file && !error_file->empty()) front.LeaveErrorFile(*error_file);
   const int code = front.Finish(end);
-  CleanUp(node->base, /*launched=*/true);
+  CleanUp(node->base, /*gone=*/true);
   Exit(code);
 }
 
@@ -303,7 +304,7 @@ absl::StatusOr<int> RunService(const AgentConfig& config) {
   const Agent::End end = shell.Run();
   log->Info("agent ends", {{"exit_code", absl::StrCat(end.exit_code)}});
   log->Flush();
-  CleanUp(node.base, /*launched=*/false);
+  CleanUp(node.base, end.gone);
   Exit(end.exit_code);
 }
 

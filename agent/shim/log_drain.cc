@@ -212,9 +212,14 @@ void LogDrain::Write(Pipe& pipe, std::string_view bytes) {
   const std::uint64_t written = pipe.writer->written_bytes(), lost = pipe.writer->lost_bytes();
   pipe.writer->Append(bytes, io::WallNow(), place, why);
   local_.output_bytes += pipe.writer->written_bytes() - written;
+  const bool refused = pipe.writer->lost_bytes() > lost || pipe.writer->in_memory();
   if (pipe.writer->lost_bytes() > lost) {
     local_.lost_bytes += pipe.writer->lost_bytes() - lost;
     local_.trouble = std::string(pipe.writer->last_error().message());
+  }
+  if (place == Place::kDisk && refused) {
+    disk_seen_ = {};  // Full since the last look, it seems.
+    LookAtDisk(0);
   }
 }
 

@@ -76,7 +76,8 @@ class LogWriter {
   void Hold(std::optional<LogPosition> shown);
   // Written behind the position that is held; 0 without a reader.
   std::uint64_t unshown_bytes() const;
-  std::uint64_t memory_bytes() const;  // Of it, in segments in memory.
+  std::uint64_t memory_bytes() const;            // Of it, in segments in memory.
+  bool in_memory() const { return in_memory_; }  // Where the last bytes went.
 
   std::uint64_t written_bytes() const { return written_bytes_; }
   std::uint64_t lost_bytes() const { return lost_bytes_total_; }
