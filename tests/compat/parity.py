@@ -101,8 +101,7 @@ class Parity(e2e.TestCase):
         return found
 
     def compare(self, ours, theirs, flags):
-        environment = {name: value for name, value in ours[0].items() if not OURS.match(name)}
-        expected = dict(theirs[0])
+        environment, expected = ({name: value for name, value in found[0].items() if not OURS.match(name)} for found in (ours, theirs))
         for name in VARIES - {"TORCHELASTIC_RUN_ID"} | ({"TORCHELASTIC_RUN_ID"} if not any("rdzv-id" in word for word in flags) else set()):
             for found in (environment, expected):
                 self.assertTrue(found.pop(name, None), name)
