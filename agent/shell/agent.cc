@@ -92,7 +92,9 @@ Agent::End Agent::Run() {
   groups_.Scan([this](std::vector<RunRecord> records) { Post(Scanned{std::move(records)}); });
   Dial();
   loop_.run();
-  return end_.value_or(End{});
+  End end = end_.value_or(End{});
+  end.removing = groups_.removing();
+  return end;
 }
 
 void Agent::Fatal(const absl::Status& why) {

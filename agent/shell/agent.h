@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "agent/core/core.h"
@@ -67,6 +68,7 @@ class Agent {
     int exit_code = 0;
     std::string why;    // Exit code 125: what to tell the user, whole lines.
     bool gone = false;  // It left, and did not detach: what is over need not be kept.
+    std::set<std::string> removing = {};  // Run directories that are forgotten and yet to go.
   };
   // Runs the loop until the core leaves.
   End Run();

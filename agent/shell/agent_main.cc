@@ -145,25 +145,25 @@ io::PortRange Ports(const PortRange& range) { return {range.first, range.last}; 
 // Leaves nothing where there is nothing to come back to. Shims and stores that are about to end are
 // waited for; what groups that are free have left is of use to a service that detached: its next
 // life tells of it.
-void CleanUp(const std::string& base, bool gone) {
-  constexpr int kRounds = 100;
+void CleanUp(const std::string& base, const Agent::End& end) {
+  constexpr int kRounds = 400, kPatientRounds = 60;  // A free group has few words left to write.
   constexpr useconds_t kRoundUs = 5'000;
   io::RemoveTree(shim::PassingRoot(base)).IgnoreError();
-  const auto busy = [](const shim::RunRecord& record) {
-    return record.spec.role == shim::Role::kGroup &&
-           !(record.state && record.state->phase == Phase::kFree);
-  };
-  for (int round = 0;; ++round) {
+  for (int round = 0; round < kRounds; ++round) {
     absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(base);
     if (!scan.ok() || !scan->unreadable.empty()) return;
     if (scan->records.empty()) break;
-    const bool kept = std::any_of(scan->records.begin(), scan->records.end(), busy);
-    if (!gone || kept || round == kRounds) return;
+    bool goes = false;
     for (const shim::RunRecord& record : scan->records) {
-      if (record.spec.role == shim::Role::kStore && record.shim_alive)
+      const bool group = record.spec.role == shim::Role::kGroup;
+      const bool free = record.state && record.state->phase == Phase::kFree;
+      if (end.removing.count(record.path) == 0 && (!end.gone || (group && !free))) continue;
+      goes = true;
+      if (record.shim_alive && (!group || round >= kPatientRounds))
         shim::KillShim(record).IgnoreError();
       shim::RemoveRunDirectory(record.path).IgnoreError();  // Held: in the next round.
     }
+    if (!goes) return;
     ::usleep(kRoundUs);
   }
   ::unlink(absl::StrCat(base, "/", kWorkerSocket).c_str());
@@ -248,12 +248,13 @@ int RunLaunched(int config_fd) {
   LaunchFront front(loop, *launch, dialler);
   Agent shell(loop, *std::move(options), node->folder, dialler, &front, nullptr);
   agent = &shell;
-  const Agent::End end = shell.Run();
+  Agent::End end = shell.Run();
   // Started by a worker of another launcher: that one looks for it there.
   const std::optional<std::string> error_file = GetEnv("TORCHELASTIC_ERROR_FILE");
   if (error_file && !error_file->empty()) front.LeaveErrorFile(*error_file);
   const int code = front.Finish(end);
-  CleanUp(node->base, /*gone=*/true);
+  end.gone = true;  // A launch command has no next life.
+  CleanUp(node->base, end);
   Exit(code);
 }
 
@@ -304,7 +305,7 @@ absl::StatusOr<int> RunService(const AgentConfig& config) {
   const Agent::End end = shell.Run();
   log->Info("agent ends", {{"exit_code", absl::StrCat(end.exit_code)}});
   log->Flush();
-  CleanUp(node.base, end.gone);
+  CleanUp(node.base, end);
   Exit(end.exit_code);
 }
 

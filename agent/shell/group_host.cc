@@ -420,7 +420,9 @@ void GroupHost::Carry(const RemoveRunDirectory& action) {
 
 void GroupHost::RemoveDirectory(const std::string& path, std::chrono::milliseconds waited) {
   const absl::Status removed = shim::RemoveRunDirectory(path);
+  removing_.erase(path);
   if (removed.ok()) return;
+  removing_.insert(path);
   const bool held = absl::IsFailedPrecondition(removed);
   if (!held && waited == 0ms)
     handler_.warn(absl::StrCat("can't remove ", path, ": ", std::string(removed.message())));

@@ -84,6 +84,8 @@ class GroupHost {
   // To every running rank of this node; ends nothing by itself.
   void Forward(int signal);
 
+  // Run directories that are forgotten, and go once no process holds their locks.
+  const std::set<std::string>& removing() const { return removing_; }
   // Where the ranks of a running group write, by local rank; empty before they run.
   struct RankLog {
     int rank = 0, local_rank = 0;
@@ -142,7 +144,8 @@ class GroupHost {
 
   std::function<void(std::vector<RunRecord>)> scan_done_;
   boost::asio::steady_timer scan_timer_;
-  std::shared_ptr<bool> alive_;  // Held by handlers that may run after this object.
+  std::set<std::string> removing_;  // Forgotten, but their locks are still held.
+  std::shared_ptr<bool> alive_;     // Held by handlers that may run after this object.
 };
 
 }  // namespace regroup::agent

@@ -14,6 +14,7 @@
 #include "common/report/text_style.h"
 #include "common/rpc/convert.h"
 #include "common/rpc/describe_listener.h"
+#include "common/rpc/local_coordinator.h"
 #include "common/rpc/resolve.h"
 
 namespace regroup::cli {
@@ -78,9 +79,13 @@ absl::Status Client::Explained(const absl::Status& status) const {
       if (listener.kind != ListenerKind::kRegroup) because = listener.sentence;
     }
   }
+  const std::optional<CoordinatorLock> lock =
+      place_.folder.empty() ? std::nullopt : ReadCoordinatorLock(place_.folder);
   return UserError(absl::StatusCode::kUnavailable,
                    Cat("the coordinator at ", place_.label, " can not be reached"), because,
-                   "is it running? regroup ps shows what this host knows");
+                   lock && !lock->command.empty()
+                       ? lock->command
+                       : "is it running? regroup ps shows what this host knows");
 }
 
 // What a coordinator sent is no fault of this command's line.

@@ -6,6 +6,12 @@ import signal
 import regroup_e2e as e2e
 
 
+def default():
+    """regroup with the state directory it takes by itself: for root /var/lib/regroup, which may be in use here."""
+    own = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /var/lib; exec "$@"', "sh") if os.geteuid() == 0 else ()
+    return (*own, e2e.binary("regroup"))
+
+
 class Finding(e2e.TestCase):
     def setUp(self):
         super().setUp()
@@ -23,7 +29,8 @@ class Finding(e2e.TestCase):
         """Neither the agent nor a command is told the state directory or gets --insecure."""
         for host in ("localhost", "127.0.0.1"):
             self.done(0, "nodes", "--coordinator", f"{host}:{self.port}")
-        found = self.fx.service("regroup", "agent", "--slots", "2", "--node-name", "node0", "--coordinator", self.folder + "/socket")
+        found = self.fx.service("regroup", "agent", "--slots", "2", "--node-name", "node0", "--state-dir",
+                                self.fx.path("state", "node0"), "--coordinator", self.folder + "/socket")
         found.expect("following the coordinator")
         here = f"localhost:{self.port}"
         e2e.wait_for(lambda: "0/2" in self.fx.run("nodes", "--coordinator", here).stdout, 10, "the node", self.fx.describe, every=0.1)
@@ -32,13 +39,13 @@ class Finding(e2e.TestCase):
         self.assertIn(f"try: --coordinator {self.folder}", self.done(125, "submit", "--", "true").stderr)
 
     def test_an_agent_that_is_told_nothing(self):
-        agent = self.fx.service("regroup", "agent", "--slots", "2")
+        agent = self.fx.service(*default(), "agent", "--slots", "2")
         agent.expect(f"following the coordinator.*{self.folder}/socket")
         agent.send(signal.SIGTERM)
         self.assertEqual(agent.wait(), 0)
         other = self.fx.service("regroup", "coordinator", "--listen", f"127.0.0.1:{e2e.free_port()}", "--state-dir", self.fx.path("state", "other"))
         other.expect("serves")
-        agent = self.fx.service("regroup", "agent", "--slots", "2")
+        agent = self.fx.service(*default(), "agent", "--slots", "2")
         agent.expect("more than one coordinator runs on this host: .*--coordinator names one")
         agent = self.fx.service("regroup", "agent", "--slots", "2", "--state-dir", self.state)
         agent.expect(f"following the coordinator.*{self.folder}/socket")
@@ -58,7 +65,7 @@ class Finding(e2e.TestCase):
         other = self.fx.service("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", e2e.binary("regroup"), "coordinator",
                                 "--listen", f"127.0.0.1:{port}", "--state-dir", theirs)
         other.expect("serves")
-        self.fx.service("regroup", "agent", "--slots", "2").expect("no coordinator of this user runs on this host")
+        self.fx.service(*default(), "agent", "--slots", "2").expect("no coordinator of this user runs on this host")
         self.assertNotIn(theirs, self.fx.run("ps", "--coordinator", f"localhost:{port}").stderr)
 
     def test_a_dead_one(self):
