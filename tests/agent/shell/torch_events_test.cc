@@ -52,11 +52,16 @@ TEST(TorchEvents, AFailureNamesItsRankAndTheOthersWereTerminated) {
   TorchEvents events(Launch(), "vm");
   events.On(GenerationFormed{.generation = Generation(1), .nodes = 1, .world = 2, .members = {"a"}},
             "a", 0s);
-  EXPECT_EQ(events.On(GenerationEnded{.restarts = 2}, "a", 0s), "");
+  GenerationEnded ended;
+  ended.restarts = 2;
+  EXPECT_EQ(events.On(ended, "a", 0s), "");
   JobView job;
   job.state = "failed";
   GenerationView last;
-  last.members.push_back({.name = "a", .ranks = {0, 1}, .pids = {7, 8}});
+  MemberView& member = last.members.emplace_back();
+  member.name = "a";
+  member.ranks = {0, 1};
+  member.pids = {7, 8};
   RankCause cause;
   cause.node = "a";
   cause.rank = 1;
@@ -78,7 +83,9 @@ TEST(TorchEvents, AFailureNamesItsRankAndTheOthersWereTerminated) {
 
 TEST(TorchEvents, NothingIsSaidOfGenerationsWithoutThisNode) {
   TorchEvents events(Launch(), "vm");
-  EXPECT_EQ(events.On(GenerationFormed{.members = {"b"}}, "a", 0s), "");
+  GenerationFormed formed;
+  formed.members = {"b"};
+  EXPECT_EQ(events.On(formed, "a", 0s), "");
 }
 
 }  // namespace
