@@ -542,12 +542,12 @@ absl::StatusOr<LogPosition> PositionSince(const std::string& directory, LogStrea
                                           WallTime since) {
   LogPosition position;
   for (int segment : SegmentsIn(directory, stream)) {
-    UniqueFd index(::open(SegmentPath(directory, stream, segment, ".idx").c_str(),
-                          O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    const absl::StatusOr<UniqueFd> index =
+        OpenRegular(SegmentPath(directory, stream, segment, ".idx"), O_RDONLY);
     DiskEntry entries[256];
     std::uint64_t read = 0;
-    for (ssize_t n; index && (n = ::pread(index.get(), entries, sizeof(entries),
-                                          static_cast<off_t>(read))) > 0;) {
+    for (ssize_t n; index.ok() && (n = ::pread(index->get(), entries, sizeof(entries),
+                                               static_cast<off_t>(read))) > 0;) {
       const std::size_t whole = static_cast<std::size_t>(n) / sizeof(DiskEntry);
       if (whole == 0) break;
       for (std::size_t i = 0; i < whole; ++i) {
@@ -581,10 +581,10 @@ std::string TailText(const std::string& directory, LogStream stream, int lines,
 std::uint64_t NotKeptBytes(const std::string& directory, LogStream stream) {
   const std::vector<int> segments = SegmentsIn(directory, stream);
   if (segments.empty()) return 0;
-  UniqueFd index(::open(SegmentPath(directory, stream, segments.front(), ".idx").c_str(),
-                        O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  const absl::StatusOr<UniqueFd> index =
+      OpenRegular(SegmentPath(directory, stream, segments.front(), ".idx"), O_RDONLY);
   DiskEntry begin;
-  if (!index || ::pread(index.get(), &begin, sizeof(begin), 0) != sizeof(begin)) return 0;
+  if (!index.ok() || ::pread(index->get(), &begin, sizeof(begin), 0) != sizeof(begin)) return 0;
   return begin.wall_us == kBeginMark ? begin.offset : 0;
 }
 

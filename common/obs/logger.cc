@@ -15,8 +15,6 @@
 #include <cstring>
 #include <mutex>
 
-#include "common/io/files.h"
-
 namespace regroup::obs {
 namespace {
 
@@ -69,10 +67,12 @@ class LineSink final : public spdlog::sinks::base_sink<std::mutex> {
 
   void Rotate() {
     if (rename(path_.c_str(), (path_ + ".1").c_str()) != 0) return;
-    const absl::StatusOr<io::UniqueFd> fd = io::OpenRegular(path_, O_WRONLY | O_CREAT | O_APPEND);
-    if (!fd.ok()) return;
+    const int fd =
+        open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) return;
     // The number stays the same: standard error of an ad-hoc coordinator may be a duplicate of it.
-    dup3(fd->get(), fd_, O_CLOEXEC);
+    dup3(fd, fd_, O_CLOEXEC);
+    close(fd);
     written_ = 0;
   }
 
@@ -143,13 +143,11 @@ Logger::~Logger() = default;
 absl::StatusOr<std::unique_ptr<Logger>> Logger::Create(const LogConfig& config) {
   int fd = STDERR_FILENO;
   if (!config.path.empty()) {
-    absl::StatusOr<io::UniqueFd> opened =
-        io::OpenRegular(config.path, O_WRONLY | O_CREAT | O_APPEND);
-    if (!opened.ok()) {
-      return absl::FailedPreconditionError("log file " + config.path + " can't be opened: " +
-                                           std::string(opened.status().message()));
+    fd = open(config.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) {
+      return absl::FailedPreconditionError("log file " + config.path +
+                                           " can't be opened: " + std::strerror(errno));
     }
-    fd = opened->release();
   }
   return std::unique_ptr<Logger>(new SpdLogger(config, fd));
 }

@@ -193,10 +193,10 @@ class DaemonImpl final : public Daemon, public Outlet {
   absl::Status Listen(const std::vector<Address>& addresses) {
     for (Address address : addresses) {
       const absl::Status listening = listener_.ListenTcp(address);
-      if (absl::IsAlreadyExists(listening)) return PortTaken(address);
       const bool elsewhere = !io::IsWildcard(address.host) && !io::IsLoopback(address.host) &&
                              absl::IsNotFound(io::InterfaceOwning(address.host).status());
       if (!listening.ok() && elsewhere) return NotOurs(address);
+      if (absl::IsAlreadyExists(listening)) return PortTaken(address);
       if (!listening.ok()) {
         return UserError(listening.code(),
                          "the coordinator can't listen on " + io::FormatAddress(address),

@@ -222,7 +222,7 @@ TEST_F(ExitCodes, APortThatIsNone) {
   const Ended ended = Run({"run", "--rdzv-endpoint", "localhost:99999", "x"});
   EXPECT_EQ(ended.code, 125);
   EXPECT_EQ(ended.err,
-            "error: --rdzv-endpoint: localhost:99999 has no port\n"
+            "error: --rdzv-endpoint: \"localhost:99999\" has no port\n"
             "because: a port is a number from 1 to 65535\n"
             "try: --rdzv-endpoint localhost:29400\n");
 }

@@ -9,7 +9,9 @@
 #include "tests/scenario/testing.h"
 
 #ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/allocator_interface.h>
+// From sanitizer/allocator_interface.h, which not every compiler brings.
+// NOLINTNEXTLINE(bugprone-reserved-identifier)
+extern "C" std::size_t __sanitizer_get_current_allocated_bytes();
 #endif
 
 namespace regroup {
