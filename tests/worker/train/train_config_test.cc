@@ -70,7 +70,7 @@ TEST_F(TrainConfigTest, WhatIsWrongIsNamed) {
       {{"--config", File("steps 10")}, "no configuration"},
       {{"--config", (WriteAll(directory_ / "a", "data: x\nstps: 1\n"), directory_ / "a")},
        ":2: unknown field stps"},
-      {{"--config", (WriteAll(directory_ / "d", "data: x\n---\nsteps: 1\n"), directory_ / "d")},
+      {{"--config", (WriteAll(directory_ / "g", "data: x\n---\nsteps: 1\n"), directory_ / "g")},
        ":3: a second document"},
       {{"--config", (WriteAll(directory_ / "b", "data: x\nsteps: {a: 1}\n"), directory_ / "b")},
        ":2: the value of steps"},
