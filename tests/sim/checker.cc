@@ -393,6 +393,8 @@ void Checker::CheckLost(const NodeRow& after, Instant now) {
 void Checker::CheckBrake(const NodeRow& lost, Duration silent_for, Instant now) {
   // It was kept for another reason, or its session was closed before.
   if (silent_for > lease + kCommitMargin || !open_sessions_.contains(lost.node)) return;
+  // A new life grants leases of its own: what it counts from is not what was heard.
+  if (now - started_ <= 4 * lease) return;
   int silent = 0, sessions = 0;
   for (const auto& [node, session] : open_sessions_) {
     ++sessions;
