@@ -388,7 +388,7 @@ TEST_F(DaemonTest, WhoCancelsHasNoControlCharacters) {
     pb::CancelReply reply;
     const grpc::Status refused = client.stub().Cancel(&context, request, &reply);
     EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-    EXPECT_THAT(refused.error_message(), HasSubstr("who"));
+    EXPECT_THAT(PartsOf(FromGrpcStatus(refused)).because, HasSubstr("who"));
   }
   EXPECT_EQ(client.ReadJob("train")->state, "queued");
 }
