@@ -62,7 +62,7 @@ class HostileText(e2e.TestCase):
     def test_a_node_check_and_its_words(self):
         said = "printf '\\033]0;pwn\\007\\nFAKE LINE\\033[2J\\2332J' >&2; exit 1"
         job = self.submitted("--node-check", said, "--", "true")
-        e2e.wait_for(lambda: "FAKE LINE" in self.fx.run("explain", job).stdout, 20, "the refusal", self.fx.describe, every=0.1)
+        e2e.wait_for(lambda: "its node check exited with 1" in self.fx.run("explain", job).stdout, 20, "the refusal", self.fx.describe, every=0.1)
         for command in (["ps"], ["explain", job], ["nodes"], ["explain", "node0"]):
             self.shown(*command)
         self.shown("cancel", job)
