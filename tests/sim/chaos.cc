@@ -122,7 +122,7 @@ class Chaos {
   }
 
   void Act() {
-    const std::uint64_t what = rng_.Below(options_.cuts_off ? 28 : 27);
+    const std::uint64_t what = rng_.Below(28);
     if (what < 3) return Submit();
     if (what == 27) return CutOff();
     if (what >= 25) return Commit();

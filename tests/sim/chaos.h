@@ -18,7 +18,6 @@ struct ChaosOptions {
   int rest_every = 39;                // Every n-th seed ends with the rest; 1: all, 0: none.
   std::function<void(World&)> plant;  // A bug.
   coordinator::Config config;
-  bool cuts_off = true;  // The coordinator may lose its network.
   bool tracing = false;  // The history tells what the core said, too.
 };
 struct ChaosResult {

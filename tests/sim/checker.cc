@@ -220,6 +220,10 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
                        Instant now) {
   if (!batch.empty()) OnCoordinatorSeen();
   Expect(batch.size() <= kMaxRowsPerStep, Text("a step wrote ", batch.size(), " rows"));
+  for (const Row& row : batch) {  // First, whatever the order of the rows: they are one moment.
+    const auto* past = row.value ? std::get_if<GenerationRow>(&*row.value) : nullptr;
+    if (past != nullptr && past->ended) ended_[past->job][past->generation] = *past;
+  }
   for (const Row& row : batch) {
     if (!row.value) continue;
     if (const auto* spec = std::get_if<JobSpecRow>(&*row.value)) {
@@ -338,13 +342,15 @@ void Checker::CheckFormed(const GenerationRow& after) {
 // on.
 void Checker::BackOff(const JobStateRow& state, const GenerationRow& ended) {
   const EndKind kind = KindOf(*ended.ended);
-  FreeEnds& ends = free_ends_[ended.job];
-  if (kind == EndKind::kFree) {
-    const std::string node = NodeOfReason(*ended.ended);
-    if (ended.progressed || ends.node != node) ends = {node, 0};
-    ++ends.same;
-  } else if (ended.progressed) {
-    ends = {};
+  // Free ends in a row that one node caused; own faults between them do not count, and progress
+  // begins a new row.
+  int same = 0;
+  const std::map<Generation, GenerationRow>& past = ended_[ended.job];
+  for (auto end = past.rbegin(); kind == EndKind::kFree && end != past.rend(); ++end) {
+    const bool free_end = KindOf(*end->second.ended) == EndKind::kFree;
+    if (free_end && NodeOfReason(*end->second.ended) != NodeOfReason(*ended.ended)) break;
+    same += free_end;
+    if (end->second.progressed) break;
   }
   const int own = (ended.progressed ? 0 : state.own_failures) + 1;
   const int free = (ended.progressed ? 0 : state.free_ends) + 1;
@@ -354,7 +360,7 @@ void Checker::BackOff(const JobStateRow& state, const GenerationRow& ended) {
   if (happened != disturbed_.end()) since = happened->second;
   if (noticed != noticed_.end()) since = std::min(since, noticed->second);
   not_before_[ended.job] = Instant{};
-  const int further = kind == EndKind::kOwn ? own - 2 : std::max(free - 3, ends.same - 2);
+  const int further = kind == EndKind::kOwn ? own - 2 : std::max(free - 3, same - 2);
   if (further < 0 || kind == EndKind::kNeutral || since == Instant::max()) return;
   const Duration delay =
       std::min<Duration>(first_backoff * (1 << std::min(further, 6)), std::chrono::seconds(60));
@@ -393,8 +399,6 @@ void Checker::CheckLost(const NodeRow& after, Instant now) {
 void Checker::CheckBrake(const NodeRow& lost, Duration silent_for, Instant now) {
   // It was kept for another reason, or its session was closed before.
   if (silent_for > lease + kCommitMargin || !open_sessions_.contains(lost.node)) return;
-  // A new life grants leases of its own: what it counts from is not what was heard.
-  if (now - started_ <= 4 * lease) return;
   int silent = 0, sessions = 0;
   for (const auto& [node, session] : open_sessions_) {
     ++sessions;

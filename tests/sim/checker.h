@@ -105,11 +105,8 @@ class Checker {
   std::map<JobId, Generation> elective_;  // The newest that was proposed while another one ran.
   std::set<JobId> verdicts_;
   std::map<JobId, Instant> not_before_;
-  struct FreeEnds {  // In a row of one node.
-    std::string node;
-    int same = 0;
-  };
-  std::map<JobId, FreeEnds> free_ends_;
+  // As the newest rows have them: while a verdict is open, the worst cause so far.
+  std::map<JobId, std::map<Generation, coordinator::GenerationRow>> ended_;
   std::map<JobId, std::vector<Instant>> charged_at_;
   std::map<std::string, JobId> submitted_;
   std::map<JobId, Instant> cancelled_;

@@ -321,8 +321,10 @@ bool Engine::Brake() {
     const bool lost_now =
         node.link == Link::kLost && node.row.lost_how == kHowSilent && node.lost_at > from;
     if (node.session || lost_now) ++sessions;
-    const bool fell_silent = node.session && !node.kept_until && node.lease_from >= from &&
-                             node.lease_from < silent_since;
+    // Steps that keep a node make its lease begin anew; it is as silent as the others.
+    const Instant heard =
+        node.kept_until ? *node.kept_until - config_.unreachable_hold : node.lease_from;
+    const bool fell_silent = node.session && heard >= from && heard < silent_since;
     if (fell_silent || lost_now) ++silent;
   }
   if (silent < config_.brake_nodes || silent < config_.brake_share * sessions) return false;
