@@ -80,6 +80,26 @@ INSTANTIATE_TEST_SUITE_P(Table, CutOff,
                                            Cut{2, 2, 20s}, Cut{2, 2, 60s}, Cut{2, 2, 90s},
                                            Cut{20, 2, 6s}, Cut{20, 2, 20s}, Cut{20, 2, 60s}));
 
+// Ranks run, and only the word of it is on its way: that is no late start, whatever start_timeout
+// is.
+TEST_F(Silence, a_start_that_is_not_heard_of_is_not_late) {
+  Start();
+  AddDaemons({"a", "b", "c", "d"});
+  world().RunFor(3s);
+  world().Submit(SpecOf("job", 4, 4), "key");
+  const JobId job("job-1");
+  for (int ms = 0; ms < 1000 && world().Pids(job).size() < 4; ++ms) world().RunFor(1ms);
+  const std::vector<std::int64_t> pids = world().Pids(job);
+  ASSERT_EQ(pids.size(), 4u);
+  SetAllSilent(true);
+  world().RunFor(25s);
+  SetAllSilent(false);
+  world().RunFor(60s);
+  EXPECT_EQ(world().StateOf(job), "running");
+  EXPECT_EQ(world().Pids(job), pids);
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+}
+
 // It says what it waits for, and the others have a lease to follow the first that comes back.
 TEST_F(Silence, who_does_not_follow_is_lost) {
   Start();

@@ -211,6 +211,10 @@ bool Engine::CheckStart(Job& job, Generation generation, GenerationSoft& soft) {
   for (const NodeId& id : soft.not_started) {
     const Node* node = FindNode(id);
     if (node == nullptr || node->link != Link::kAttached) continue;  // Its lease decides.
+    if (!IsHeard(id)) {  // Here too; its ranks may run, and only the word of it be on its way.
+      Wake(job, now_ + config_.heartbeat);
+      continue;
+    }
     const Instant due = std::max(soft.since, node->attached_at) + limit;
     if (now_ < due) {
       Wake(job, due);
