@@ -64,12 +64,12 @@ class Session::Call final
  private:
   void HandleRead(bool ok) {
     if (!ok) {
-      StopWriting();
-      return;
+      read_all_ = closing_ = true;
+      return ReleaseIfOver();
     }
     v1::CoordinatorMessage message = std::move(incoming_);
     incoming_.Clear();
-    if (!released_) StartRead(&incoming_);
+    StartRead(&incoming_);
     // A copy: the handler may give up this session, and with it the function it runs in.
     if (auto handle = handler_.message) handle(std::move(message));
   }
@@ -80,12 +80,8 @@ class Session::Call final
     } else if (!queue_.empty()) {
       queue_.pop_front();
     }
-    if (released_) return;
-    if (closing_) {
-      Release();
-    } else {
-      WriteNext();
-    }
+    WriteNext();
+    ReleaseIfOver();
   }
   void HandleDone(const grpc::Status& status) {
     closing_ = true;
@@ -94,7 +90,7 @@ class Session::Call final
     if (auto broken = std::exchange(handler_, {}).broken) broken(std::move(why));
   }
   void WriteNext() {
-    if (writing_ || closing_ || released_) return;
+    if (writing_ || closing_) return;
     if (!queue_.empty()) {
       writing_ = true;
       StartWrite(&queue_.front());
@@ -103,18 +99,14 @@ class Session::Call final
       StartWritesDone();  // Reads go on until their side ends too.
     }
   }
-  // The stream is over on their side: nothing more can be written.
-  void StopWriting() {
-    closing_ = true;
-    if (!writing_) Release();
-  }
   void Cancel() {
     closing_ = true;
-    context_.TryCancel();
-    if (!writing_) Release();
+    context_.TryCancel();  // The read in flight fails.
   }
-  void Release() {
-    if (!std::exchange(released_, true)) RemoveHold();
+  // gRPC tells the end of a stream only once all that came before it is read: who stops reading at
+  // a failed write may never hear that the session was cut. So the hold stays until a read fails.
+  void ReleaseIfOver() {
+    if (read_all_ && !writing_) RemoveHold();
   }
 
   boost::asio::io_context& loop_;
@@ -128,7 +120,7 @@ class Session::Call final
   bool writing_ = false;
   bool closing_ = false;  // Nothing more is written.
   bool finish_ = false;
-  bool released_ = false;  // Our hold is given back.
+  bool read_all_ = false;  // The last read has failed; none follows.
 };
 
 Session::Session(boost::asio::io_context& loop, const Connection& connection, Handler handler)
