@@ -336,7 +336,6 @@ TEST(GroupHost, ADirectoryThatCannotBeReadKeepsItsGroupUntilThatIsEnded) {
   }
 }
 
-#ifndef __SANITIZE_ADDRESS__  // UBSan looks at a vtable through a pipe, for which none is left.
 TEST(GroupHost, WithoutDescriptorsTheScanWaitsAndTouchesNothing) {
   Scratch scratch;
   std::optional<io::ProcessStat> rank;
@@ -347,6 +346,10 @@ TEST(GroupHost, WithoutDescriptorsTheScanWaitsAndTouchesNothing) {
     rank = life.FirstRank();
   }
   Life life(scratch, "");
+  // UBSan looks at the vtable of a type that it has not seen yet through a pipe, for which no
+  // descriptor will be left: it sees the timer of a later look now.
+  boost::asio::io_context unused;
+  EXPECT_EQ(std::make_shared<boost::asio::steady_timer>(unused)->cancel(), 0u);
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const io::UniqueFd lowest(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -367,7 +370,6 @@ TEST(GroupHost, WithoutDescriptorsTheScanWaitsAndTouchesNothing) {
   life.host().Carry(RemoveRunDirectory{Key()});
   life.WaitUntilEmpty(scratch.path() + "/run");
 }
-#endif
 
 // An agent that dies between the directory and the shim leaves an empty cgroup, which the
 // directory names.
