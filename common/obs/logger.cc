@@ -18,6 +18,15 @@
 namespace regroup::obs {
 namespace {
 
+// -1 with errno. A FIFO that nobody reads is refused and not waited for; one with a reader, as a
+// log collector makes it, is written to like a file.
+int OpenLog(const std::string& path) {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY;
+  const int fd = open(path.c_str(), kFlags | O_NONBLOCK, 0600);
+  if (fd >= 0) fcntl(fd, F_SETFL, O_APPEND);
+  return fd;
+}
+
 constexpr std::size_t kQueueLines = 8192;
 
 // Writes rendered lines to one descriptor and starts a new file at the size cap. Never throws and
@@ -67,8 +76,7 @@ class LineSink final : public spdlog::sinks::base_sink<std::mutex> {
 
   void Rotate() {
     if (rename(path_.c_str(), (path_ + ".1").c_str()) != 0) return;
-    const int fd =
-        open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    const int fd = OpenLog(path_);
     if (fd < 0) return;
     // The number stays the same: standard error of an ad-hoc coordinator may be a duplicate of it.
     dup3(fd, fd_, O_CLOEXEC);
@@ -143,7 +151,7 @@ Logger::~Logger() = default;
 absl::StatusOr<std::unique_ptr<Logger>> Logger::Create(const LogConfig& config) {
   int fd = STDERR_FILENO;
   if (!config.path.empty()) {
-    fd = open(config.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    fd = OpenLog(config.path);
     if (fd < 0) {
       return absl::FailedPreconditionError("log file " + config.path +
                                            " can't be opened: " + std::strerror(errno));

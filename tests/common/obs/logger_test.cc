@@ -100,6 +100,13 @@ TEST_F(LoggerTest, APathThatCanNotBeOpenedIsNamed) {
   EXPECT_THAT(std::string(Logger::Create(config).status().message()), HasSubstr(config.path));
 }
 
+TEST_F(LoggerTest, AFifoThatNobodyReadsIsNotWaitedFor) {
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  LogConfig config;
+  config.path = path_;
+  EXPECT_THAT(std::string(Logger::Create(config).status().message()), HasSubstr(path_));
+}
+
 // The file is a pipe that nobody reads: the caller goes on; what did not fit is dropped and
 // counted.
 TEST_F(LoggerTest, AReaderThatHangsHoldsNobody) {
