@@ -8,6 +8,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+import unittest
+
+import regroup_e2e as e2e
 
 _NOBODY = "02:00:00:00:00:99"  # No interface has this address, so what is sent to it is dropped by who receives it.
 
@@ -89,3 +92,18 @@ class TwoHosts:
 
     def _in(self, host, *arguments):
         self._ip("-n", host.namespace, *arguments)
+
+
+class TwoHostsTestCase(e2e.TestCase):
+    """Each test has two hosts of its own, `hosts` of the `pair`."""
+
+    def setUp(self):
+        why = available()
+        if why:
+            raise unittest.SkipTest(why)
+        super().setUp()
+        self.pair = TwoHosts()
+        self.hosts = self.pair.__enter__()
+
+    def tearDown(self):
+        self.pair.__exit__()

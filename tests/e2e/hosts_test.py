@@ -104,24 +104,13 @@ class NamesResolveToLoopback(TwoHosts):
         self.kill_a_worker_at(["alpha", self.hosts[0].ipv4])
 
 
-class OwnName(e2e.TestCase):
+class OwnName(hosts.TwoHostsTestCase):
     """gloo asks what the host's own name resolves to, unless it is told an interface."""
-
-    def setUp(self):
-        why = hosts.available()
-        if why:
-            raise unittest.SkipTest(why)
-        super().setUp()
-        self.pair = hosts.TwoHosts()
-        self.host = self.pair.__enter__()[0]
-
-    def tearDown(self):
-        self.pair.__exit__()
 
     def launch(self, **variables):
         """Two nodes on one host, at addresses that no interface is known to own."""
         self.go = self.fx.path("work", "go")
-        return [self.fx.start(*self.host.command(
+        return [self.fx.start(*self.hosts[0].command(
             e2e.binary("regroup"), "run", "--nnodes", "2", "--insecure", "--rdzv-endpoint", "127.0.0.1:29400",
             "--local-addr", f"127.0.0.{n + 2}", "--node-name", f"n{n}", "--state-dir", self.fx.path("state", str(n)),
             "sh", "-c", f"until [ -e {self.go} ]; do sleep 0.05; done"), env=variables) for n in range(2)]

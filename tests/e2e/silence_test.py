@@ -1,24 +1,12 @@
 """The coordinator's host is cut off from its nodes: no packet passes, and nobody's link or route tells so."""
 import glob
 import json
-import unittest
 
 import hosts
 import regroup_e2e as e2e
 
 
-class CutOff(e2e.TestCase):
-    def setUp(self):
-        why = hosts.available()
-        if why:
-            raise unittest.SkipTest(why)
-        super().setUp()
-        self.pair = hosts.TwoHosts()
-        self.first, self.second = self.pair.__enter__()
-
-    def tearDown(self):
-        self.pair.__exit__()
-
+class CutOff(hosts.TwoHostsTestCase):
     def service(self, host, role, name, *options):
         return self.fx.service(*host.command(e2e.binary("regroup"), role, *options, "--insecure", "--state-dir",
                                              self.fx.path("state", name)))
@@ -33,9 +21,9 @@ class CutOff(e2e.TestCase):
         return self.fx.run("nodes").stdout.count("ready") == 2
 
     def test_its_jobs_go_on(self):
-        self.service(self.first, "coordinator", "coordinator", "--listen", self.first.ipv4)
+        self.service(self.hosts[0], "coordinator", "coordinator", "--listen", self.hosts[0].ipv4)
         for name in ("n1", "n2"):
-            self.service(self.second, "agent", name, "--coordinator", self.first.ipv4, "--slots", "1", "--node-name", name)
+            self.service(self.hosts[1], "agent", name, "--coordinator", self.hosts[0].ipv4, "--slots", "1", "--node-name", name)
         self.fx.env["REGROUP_COORDINATOR"] = "unix:" + self.fx.path("state", "coordinator", "coordinator-29400", "coordinator.sock")
         e2e.wait_for(self.nodes_ready, 20, "two nodes", self.fx.describe, every=0.1)
         done = self.fx.run("submit", "--nnodes", "2", "--nproc-per-node", "1", "--name", "train", "--", "sleep", "987")
@@ -43,11 +31,11 @@ class CutOff(e2e.TestCase):
         e2e.wait_for(lambda: self.job().get("state") == "running" and len(self.workers()) == 2, 20, "the job", self.fx.describe)
         before = self.workers()
         for seconds in (6, 20):
-            self.pair.cut(self.second)
+            self.pair.cut(self.hosts[1])
             # Both are silent for so long, as the coordinator counts; no packet of them arrives.
             e2e.wait_for(lambda: self.silent_for() >= seconds, seconds + 20, "silence", self.fx.describe, every=0.2)
             self.assertEqual(self.job()["why"]["kind"], "unreachable_hold", self.job())
-            self.pair.heal(self.second)
+            self.pair.heal(self.hosts[1])
             e2e.wait_for(self.nodes_ready, 60, "both back", self.fx.describe, every=0.2)
             e2e.wait_for(lambda: not self.job().get("why"), 10, "no reason to wait", self.fx.describe, every=0.2)
             job = self.job()

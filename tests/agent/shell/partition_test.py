@@ -2,25 +2,13 @@
 import os
 import re
 import time
-import unittest
 
 import hosts
 import regroup_e2e as e2e
 
 
-class Partition(e2e.TestCase):
+class Partition(hosts.TwoHostsTestCase):
     LEASE_S = 1.0
-
-    def setUp(self):
-        why = hosts.available()
-        if why:
-            raise unittest.SkipTest(why)
-        super().setUp()
-        self.pair = hosts.TwoHosts()
-        self.hosts = self.pair.__enter__()
-
-    def tearDown(self):
-        self.pair.__exit__()
 
     def service(self, host, role, *options):
         return self.fx.service(*host.command(e2e.binary("regroup"), role, *options, "--insecure", "--state-dir",
