@@ -148,13 +148,16 @@ absl::StatusOr<std::unique_ptr<Owner>> Owner::Take(
       full ? std::optional<nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
            : ModifiedAt(temporary);
   const auto take = [&]() -> absl::Status {
+    if (claim.take_over) return Install(temporary, path, full);
     const absl::StatusOr<std::string> text = io::ReadFile(path, kMaxRecordBytes);
     if (!text.ok() && !absl::IsNotFound(text.status())) return text.status();
     const std::optional<nanoseconds> renewed = ModifiedAt(path);
-    if (!text.ok() || !renewed || !now || claim.take_over) return Install(temporary, path, full);
+    if (!text.ok() || !renewed || !now) return Install(temporary, path, full);
     const Record holder = Parse(*text);
     const bool successor = holder.job == claim.job && holder.generation < claim.generation;
-    const Duration left = duration_cast<Duration>(*renewed + claim.lease - *now);
+    // Whatever the file's time is, who renews it does so within a lease.
+    const Duration left =
+        std::min(claim.lease, duration_cast<Duration>(*renewed + claim.lease - *now));
     if (!successor && left > Duration::zero() && !ProcessIsGone(holder)) {
       waiting(holder.job, left);
       RETURN_IF_ERROR(AwaitEnd(directory, path, *text, holder, *renewed, left));

@@ -141,6 +141,20 @@ TEST_F(OwnerTest, ARecordThatCannotBeReadHoldsItsLeaseToo) {
   EXPECT_EQ(waited_for_, "a job that cannot be named");
 }
 
+TEST_F(OwnerTest, ATimeInTheFutureIsWaitedForALeaseAtMost) {
+  WriteAll(File(), "{\"job\":\"a-1\",\"generation\":1}");
+  Age(seconds(-10'800));
+  EXPECT_TRUE(Take({.job = "b-1", .generation = 1, .lease = milliseconds(200)}).ok());
+  EXPECT_EQ(waited_for_, "a-1");
+}
+
+TEST_F(OwnerTest, WhatIsNoFileIsNamedAndGivesWayToATakeOver) {
+  ASSERT_EQ(mkfifo(File().c_str(), 0600), 0);
+  const auto refused = Take({.job = "b-1", .generation = 1});
+  EXPECT_NE(refused.status().message().find("is a FIFO"), std::string::npos) << refused.status();
+  EXPECT_TRUE(Take({.job = "b-1", .generation = 1, .take_over = true}).ok());
+}
+
 TEST_F(OwnerTest, AnEmptiedDirectoryIsStillItsOwners) {
   auto owner = Take({.job = "a-1", .generation = 1});
   ASSERT_TRUE(owner.ok());
