@@ -161,8 +161,8 @@ bool Supervisor::Run() {
   bool logs_finished = false;
   for (;;) {
     TellReader();
+    EndIfReleased();  // Before it is told: whoever dials then is refused.
     const bool logs_done = Report();
-    EndIfReleased();
     if (released_ && logs_done) return true;
     if (released_ && io::BootNow() >= *logs_deadline_) {
       logs_->Abandon();

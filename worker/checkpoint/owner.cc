@@ -92,6 +92,15 @@ std::optional<nanoseconds> ModifiedAt(const std::string& path) {
   return std::chrono::seconds(info.st_mtim.tv_sec) + nanoseconds(info.st_mtim.tv_nsec);
 }
 
+// By the clock that stamps the files there, which need not be this host's.
+std::optional<nanoseconds> FileSystemNow(const std::string& directory) {
+  const std::string path = absl::StrCat(directory, "/.tmp-owner-", io::RandomHex(8));
+  if (!io::ReplaceFile(path, "", io::Durability::kVolatile, 0644).ok()) return std::nullopt;
+  const std::optional<nanoseconds> now = ModifiedAt(path);
+  unlink(path.c_str());
+  return now;
+}
+
 absl::Status Held(const std::string& directory, const std::string& by) {
   return absl::FailedPreconditionError(absl::StrCat(directory, " is in use by ", by));
 }
@@ -234,11 +243,14 @@ void Owner::Leave() {
   const std::scoped_lock lock(file_);
   if (!End()) return;
   const absl::StatusOr<std::string> text = io::ReadFile(path_, kMaxRecordBytes);
-  struct stat info {};
-  if (!text.ok() || *text != record_ || stat(path_.c_str(), &info) != 0) return;
-  const auto back = duration_cast<std::chrono::seconds>(claim_.lease - kLeaving);
-  const std::array<timespec, 2> times{
-      timespec{0, UTIME_OMIT}, timespec{info.st_mtim.tv_sec - back.count(), info.st_mtim.tv_nsec}};
+  std::optional<nanoseconds> time = FileSystemNow(path_.substr(0, path_.rfind('/')));
+  // Without room for a file, what is left counts from the last renewal.
+  if (!time) time = ModifiedAt(path_);
+  if (!text.ok() || *text != record_ || !time) return;
+  const nanoseconds ends = *time - std::max(claim_.lease - kLeaving, Duration::zero());
+  const auto whole = std::chrono::floor<std::chrono::seconds>(ends);
+  const std::array<timespec, 2> times{timespec{0, UTIME_OMIT},
+                                      timespec{whole.count(), (ends - whole).count()}};
   utimensat(AT_FDCWD, path_.c_str(), times.data(), 0);
 }
 
