@@ -1,7 +1,9 @@
 #include "launcher/cli/commands/log_source.h"
 
 #include <algorithm>
+#include <deque>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -10,6 +12,7 @@
 #include "common/config/launch_config.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
+#include "common/io/fd.h"
 #include "common/io/files.h"
 #include "common/io/log_files.h"
 #include "common/io/proc.h"
@@ -98,30 +101,73 @@ absl::StatusOr<io::LogPosition> Start(const StreamId& id, const LogFilter& filte
   return start;
 }
 
-absl::Status ReadStream(const StreamId& id, const LogFilter& filter,
-                        const std::function<void(LogEntry)>& take) {
-  ASSIGN_OR_RETURN(io::LogPosition start, Start(id, filter));
-  io::LogReader reader(id.directory, id.stream, start);
-  io::LineSplitter splitter;
-  std::vector<io::LogLine> lines;
-  auto give = [&] {
-    for (io::LogLine& line : lines) {
-      take({line.at, id.node, id.generation, id.rank, id.stream == io::LogStream::kStderr,
-            std::move(line.text), !line.complete});
+// One stream's lines, one at a time; a chunk of it is in memory.
+class StreamCursor {
+ public:
+  explicit StreamCursor(StreamId id) : id_(std::move(id)) {}
+
+  absl::Status Open(const LogFilter& filter) {
+    ASSIGN_OR_RETURN(const io::LogPosition start, Start(id_, filter));
+    reader_.emplace(id_.directory, id_.stream, start);
+    return Advance();
+  }
+  bool done() const { return lines_.empty(); }
+  WallTime at() const { return lines_.front().at; }
+  LogEntry Take() {
+    io::LogLine line = std::move(lines_.front());
+    lines_.pop_front();
+    return {line.at,
+            id_.node,
+            id_.generation,
+            id_.rank,
+            id_.stream == io::LogStream::kStderr,
+            std::move(line.text),
+            !line.complete};
+  }
+  // Reads on when all that was read is taken.
+  absl::Status Advance() {
+    while (lines_.empty() && reader_) {
+      ASSIGN_OR_RETURN(const io::LogReader::Chunk chunk, reader_->Next());
+      std::vector<io::LogLine> lines;
+      if (!chunk.bytes.empty()) {
+        splitter_.Add(chunk.bytes, chunk.at, lines);
+      } else {
+        if (std::optional<io::LogLine> rest = splitter_.TakePartial()) {
+          rest->complete = true;  // There is no more of it.
+          lines.push_back(*std::move(rest));
+        }
+        reader_.reset();
+      }
+      std::move(lines.begin(), lines.end(), std::back_inserter(lines_));
     }
-    lines.clear();
-  };
-  while (true) {
-    ASSIGN_OR_RETURN(io::LogReader::Chunk chunk, reader.Next());
-    if (chunk.bytes.empty()) break;
-    splitter.Add(chunk.bytes, chunk.at, lines);
-    give();
+    return absl::OkStatus();
   }
-  if (std::optional<io::LogLine> rest = splitter.TakePartial()) {
-    rest->complete = true;  // There is no more of it.
-    lines.push_back(*std::move(rest));
+
+ private:
+  const StreamId id_;
+  std::optional<io::LogReader> reader_;  // Nothing: read to its end.
+  io::LineSplitter splitter_;
+  std::deque<io::LogLine> lines_;
+};
+
+// The streams' lines in order of time; each stream's own order stays where a clock was set back.
+absl::Status MergeStreams(std::vector<StreamCursor>& streams, const LogFilter& filter,
+                          const std::function<void(LogEntry)>& take) {
+  std::set<std::pair<WallTime, std::size_t>> next;
+  for (std::size_t i = 0; i < streams.size(); ++i) {
+    RETURN_IF_ERROR(streams[i].Open(filter));
+    if (!streams[i].done()) next.emplace(streams[i].at(), i);
   }
-  give();
+  while (!next.empty()) {
+    const auto [at, i] = *next.begin();
+    next.erase(next.begin());
+    // Of one chunk all lines have the same time.
+    while (!streams[i].done() && streams[i].at() <= at) {
+      take(streams[i].Take());
+      RETURN_IF_ERROR(streams[i].Advance());
+    }
+    if (!streams[i].done()) next.emplace(streams[i].at(), i);
+  }
   return absl::OkStatus();
 }
 
@@ -200,8 +246,17 @@ absl::Status ForEachStream(const std::vector<std::string>& roots, const JobView&
 
 absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& job,
                           const LogFilter& filter, const std::function<void(LogEntry)>& take) {
-  return ForEachStream(roots, job, filter,
-                       [&](const StreamId& id) { return ReadStream(id, filter, take); });
+  std::map<Generation, std::vector<StreamCursor>> generations;
+  RETURN_IF_ERROR(ForEachStream(roots, job, filter, [&](const StreamId& id) {
+    generations[id.generation].emplace_back(id);
+    return absl::OkStatus();
+  }));
+  io::RaiseDescriptorLimit();  // A stream of the generation that is read is one.
+  for (auto& [generation, streams] : generations) {
+    RETURN_IF_ERROR(MergeStreams(streams, filter, take));
+    streams.clear();
+  }
+  return absl::OkStatus();
 }
 
 std::string NotKeptText(std::uint64_t bytes, bool first, int rank, bool is_stderr) {

@@ -35,7 +35,9 @@ std::vector<std::string> FindLogRoots(const std::string& state_dir, const std::s
 // What launch commands of this host noted of output of the job that they could not show.
 std::vector<std::string> OutputNotes(const Place& place, const JobId& job);
 
-// Every line that the filter lets through, in each stream's own order. Reads only.
+// Every line that the filter lets through: generation by generation, within one by the time it was
+// written, and always in its stream's own order. Reads only; holds one chunk of each stream of a
+// generation.
 absl::Status ReadLogFiles(const std::vector<std::string>& roots, const JobView& job,
                           const LogFilter& filter, const std::function<void(LogEntry)>& take);
 

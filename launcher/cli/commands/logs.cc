@@ -21,6 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 constexpr std::size_t kMostHeldBytes =
     64u << 20;  // Above it the older half is printed, in the order known so far.
+constexpr std::size_t kPrintedAtOnceBytes = 1u << 20;  // Of what is read from files.
 constexpr auto kReorder =
     100ms;  // A followed line waits once or twice this long for older ones of other ranks.
 constexpr int kMostRanks = 65'536;
@@ -153,7 +154,11 @@ class Logs : public Command {
     if (!filter_.tail && !filter_.since) AddEvents(found.job, merge);
     absl::Status printed;
     RETURN_IF_ERROR(ReadLogFiles(roots, found.job, filter_, [&](LogEntry entry) {
+      const WallTime at = entry.at;
       if (printed.ok()) printed = AddEntry(std::move(entry), merge, terminal);
+      // They come in order of time.
+      if (printed.ok() && merge.held_bytes() >= kPrintedAtOnceBytes)
+        printed = terminal.Print(merge.Take(at));
     }));
     RETURN_IF_ERROR(printed);
     RETURN_IF_ERROR(terminal.Print(merge.Take(std::nullopt)));

@@ -50,5 +50,39 @@ TEST(ReadLogFiles, OneStreamOrBoth) {
   EXPECT_THAT(read(only_err), ElementsAre("err"));
 }
 
+TEST(ReadLogFiles, LinesOfAllStreamsComeInOrderOfTimeWithoutReadingAnyWhole) {
+  const io::TempDirectory root;
+  JobView job;
+  job.id = JobId("train-1");
+  // The second generation's clock is behind; rank 1's is set back in the middle.
+  const std::map<std::pair<int, int>, std::vector<int>> times = {
+      {{1, 0}, {10, 30, 50}}, {{1, 1}, {20, 15, 40}}, {{2, 0}, {5}}};
+  for (const auto& [where, seconds] : times) {
+    io::LogWriter writer(
+        io::LogDirectory(root.path(), job.id, Generation(static_cast<std::uint64_t>(where.first)),
+                         where.second),
+        io::LogStream::kStdout, {});
+    for (const int second : seconds) {
+      const std::string text =
+          std::to_string(where.first) + "/" + std::to_string(where.second) + " at ";
+      // More than a reader takes at once, and a line that is cut.
+      const std::string filler(where.second == 0 ? 100'000 : 10, '.');
+      writer.Append(text + std::to_string(second) + "\n" + filler + "\n",
+                    WallTime(std::chrono::seconds(second)));
+    }
+  }
+  std::vector<std::string> heads;
+  std::map<std::pair<std::uint64_t, int>, std::size_t> bytes;
+  const absl::Status status =
+      ReadLogFiles({root.path()}, job, LogFilter(), [&](const LogEntry& entry) {
+        if (entry.text[0] != '.') heads.push_back(entry.text);
+        bytes[{entry.generation.value(), entry.rank}] += entry.text.size();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(heads, ElementsAre("1/0 at 10", "1/1 at 20", "1/1 at 15", "1/0 at 30", "1/1 at 40",
+                                 "1/0 at 50", "2/0 at 5"));
+  EXPECT_EQ((bytes[{1, 0}]), 3u * (100'000 + 9));
+}
+
 }  // namespace
 }  // namespace regroup::cli
