@@ -9,6 +9,11 @@
 #include "common/rpc/places.h"
 
 namespace regroup {
+namespace {
+
+constexpr std::uint64_t kLeastMemory = 64u << 20;
+
+}  // namespace
 
 void DescribeFlags(CLI::App& app, CoordinatorConfig& config) {
   AddParsed(app, "--listen", "HOST[:PORT]", "127.0.0.1:29400",
@@ -29,6 +34,8 @@ void DescribeFlags(CLI::App& app, CoordinatorConfig& config) {
           "log here instead of to standard error, as in /var/log/regroup.log", "FILE");
   AddSwitch(app, "--log-json", config.log_json, "log lines are JSON objects instead of key=value");
   AddDuration(app, "--agent-lease", config.lease, "silence after which a node is lost, as in 5s");
+  AddBytes(app, "--memory-limit", config.memory_limit_bytes,
+           "memory of this process beyond which it takes no connection over TCP, as in 1GiB");
   AddDuration(app, "--heartbeat", config.heartbeat,
               "how often an agent says that it lives, as in 1s");
   AddDuration(app, "--agent-restart", config.agent_restart,
@@ -61,6 +68,12 @@ absl::Status Validate(const CoordinatorConfig& config) {
                        std::string(parsed.status().message()),
                        "regroup coordinator --listen 127.0.0.1:29400");
     }
+  }
+  if (config.memory_limit_bytes < kLeastMemory) {
+    return UserError(absl::StatusCode::kInvalidArgument, "--memory-limit is too low",
+                     std::to_string(config.memory_limit_bytes) + " bytes, at least " +
+                         std::to_string(kLeastMemory) + " are needed",
+                     "regroup coordinator --memory-limit 1GiB");
   }
   if (config.heartbeat < std::chrono::milliseconds(10) || config.lease < 3 * config.heartbeat ||
       config.lease > std::chrono::hours(1)) {

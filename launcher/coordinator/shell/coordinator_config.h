@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,8 @@ struct CoordinatorConfig {
   bool insecure = false;        // TCP beyond loopback, and every call on TCP.
   std::string log_file;         // Empty: standard error; ad hoc: <folder>/coordinator.log.
   bool log_json = false;
-  std::string build;  // Commit and build type, for people; set by main.
+  std::uint64_t memory_limit_bytes = 1u << 30;  // Beyond it no connection over TCP is taken.
+  std::string build;                            // Commit and build type, for people; set by main.
   Duration lease = std::chrono::seconds(5);
   Duration agent_restart = std::chrono::minutes(2);
   Duration heartbeat = std::chrono::seconds(1);

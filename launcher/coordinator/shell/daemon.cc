@@ -37,6 +37,7 @@
 #include "launcher/coordinator/shell/folder.h"
 #include "launcher/coordinator/shell/listener.h"
 #include "launcher/coordinator/shell/log_relay.h"
+#include "launcher/coordinator/shell/memory_guard.h"
 #include "launcher/coordinator/shell/prober.h"
 #include "launcher/coordinator/shell/records.h"
 #include "launcher/coordinator/shell/sessions.h"
@@ -180,7 +181,8 @@ class DaemonImpl final : public Daemon, public Outlet {
       : config_(config),
         folder_(std::move(folder)),
         log_(std::move(log)),
-        listener_(io_, *log_),
+        memory_(config.memory_limit_bytes),
+        listener_(io_, *log_, [this] { return memory_.Full(); }),
         c10d_(folder_.path(), *log_),
         journal_(MakeSqliteJournal(folder_.JournalPath())),
         loop_(io_, *journal_, *log_, *this),
@@ -437,6 +439,7 @@ class DaemonImpl final : public Daemon, public Outlet {
   const Folder folder_;
   const std::unique_ptr<obs::Logger> log_;
   boost::asio::io_context io_{1};
+  MemoryGuard memory_;
   Listener listener_;
   C10dDoor c10d_;
   std::vector<Address> addresses_;

@@ -11,6 +11,7 @@
 #include "common/base/status_macros.h"
 #include "common/io/address.h"
 #include "common/io/files.h"
+#include "common/io/proc.h"
 #include "common/io/unix_socket.h"
 
 namespace regroup::coordinator {
@@ -23,6 +24,15 @@ constexpr std::size_t kUnheard = 4096;     // Beyond it gRPC may wait for their 
 constexpr unsigned char kLastOpcode = 18;  // Of a TCPStore (facts: torchelastic.md §4.3).
 
 }  // namespace
+
+Listener::Listener(boost::asio::io_context& io, obs::Logger& log, std::function<bool()> full)
+    : io_(io),
+      log_(log),
+      full_(std::move(full)),
+      counting_([&log](const std::string& peer, const std::string& excess, int untold) {
+        log.Warning("a connection was cut: too much of it in one second",
+                    {{"peer", peer}, {"of", excess}, {"untold", std::to_string(untold)}});
+      }) {}
 
 absl::Status Listener::ListenTcp(Address& address) {
   ASSIGN_OR_RETURN(io::UniqueFd fd, io::ListenTcp(address));
@@ -79,6 +89,13 @@ void Listener::AcceptSome(Socket& socket) {
       HandOver(fd.release(), listener_fd);
       continue;
     }
+    if (full_()) {
+      if (const std::optional<int> untold = told_full_.Due(io::MonotonicNow())) {
+        log_.Warning("the memory limit is reached: connections over TCP are closed",
+                     {{"untold", std::to_string(*untold)}});
+      }
+      continue;
+    }
     const int on = 1;
     setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     Listen(std::move(fd), listener_fd);
@@ -87,7 +104,7 @@ void Listener::AcceptSome(Socket& socket) {
 }
 
 void Listener::Listen(io::UniqueFd fd, int listener_fd) {
-  if (unheard_.size() >= kUnheard) return HandOver(fd.release(), listener_fd);
+  if (unheard_.size() >= kUnheard) return HandOverTcp(std::move(fd), listener_fd);
   auto unheard = std::make_shared<Unheard>(io_, listener_fd);
   boost::system::error_code failed;
   unheard->descriptor.assign(fd.get(), failed);
@@ -116,7 +133,7 @@ void Listener::Hear(const std::shared_ptr<Unheard>& unheard) {
     if (first <= kLastOpcode) {
       take_store_client_(std::move(fd));
     } else {
-      HandOver(fd.release(), unheard->listener_fd);
+      HandOverTcp(std::move(fd), unheard->listener_fd);
     }
   }
   Forget(*unheard);
@@ -127,6 +144,16 @@ void Listener::Forget(Unheard& unheard) {
   boost::system::error_code ignored;
   unheard.descriptor.close(ignored);
   unheard_.erase(unheard.at);
+}
+
+void Listener::HandOverTcp(io::UniqueFd fd, int listener_fd) {
+  absl::StatusOr<io::UniqueFd> counted = counting_.Admit(std::move(fd));
+  if (counted.ok()) return HandOver(counted->release(), listener_fd);
+  // Its peer is gone already, or there are no descriptors; it dials again.
+  if (const std::optional<int> untold = told_closed_.Due(io::MonotonicNow())) {
+    log_.Warning("a connection was closed", {{"because", std::string(counted.status().message())},
+                                             {"untold", std::to_string(*untold)}});
+  }
 }
 
 void Listener::HandOver(int fd, int listener_fd) {

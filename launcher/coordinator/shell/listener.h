@@ -4,7 +4,8 @@
 // backlog meanwhile); once started, connections are accepted on the loop and handed to gRPC. On the
 // Unix socket only this user and root are let in. One TCP port serves two protocols: a client of
 // gRPC opens with the letters "PRI", one of PyTorch's TCPStore with an opcode, so the first byte
-// says whose a connection is. One that says nothing for 10 s is closed.
+// says whose a connection is. One that says nothing for 10 s is closed. What comes over TCP reaches
+// gRPC through a gate that counts (tcp_gate.h).
 
 #include <grpcpp/server_builder.h>
 
@@ -21,12 +22,16 @@
 #include "common/base/control.h"
 #include "common/io/fd.h"
 #include "common/obs/logger.h"
+#include "launcher/coordinator/shell/seldom.h"
+#include "launcher/coordinator/shell/tcp_gate.h"
 
 namespace regroup::coordinator {
 
 class Listener {
  public:
-  Listener(boost::asio::io_context& io, obs::Logger& log) : io_(io), log_(log) {}
+  // `full`: whether this process holds so much memory that it takes no more from TCP. Called for
+  // each connection, on the loop.
+  Listener(boost::asio::io_context& io, obs::Logger& log, std::function<bool()> full);
 
   // Bound and listening when it returns. Port 0: the kernel chooses; `address` is completed.
   absl::Status ListenTcp(Address& address);
@@ -61,6 +66,8 @@ class Listener {
   void Hear(const std::shared_ptr<Unheard>& unheard);
   void Forget(Unheard& unheard);
   void HandOver(int fd, int listener_fd);
+  // Through the gate that counts.
+  void HandOverTcp(io::UniqueFd fd, int listener_fd);
   bool MayEnter(const Socket& socket, int fd);
 
   boost::asio::io_context& io_;
@@ -69,6 +76,9 @@ class Listener {
   std::function<void(io::UniqueFd)> take_store_client_;
   std::vector<std::unique_ptr<Socket>> sockets_;
   std::list<std::shared_ptr<Unheard>> unheard_;
+  std::function<bool()> full_;
+  Seldom told_full_, told_closed_;
+  TcpGate counting_;
 };
 
 }  // namespace regroup::coordinator

@@ -9,6 +9,7 @@
 #include "common/config/job_limits.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/checker.h"
+#include "launcher/coordinator/shell/tcp_gate.h"
 
 namespace regroup::coordinator {
 namespace {
@@ -86,7 +87,7 @@ class Sessions::Reactor final
     StartWrite(&outgoing_);
   }
   void Cancel() { context_->TryCancel(); }
-  std::string peer() const { return context_->peer(); }
+  std::string peer() const { return PeerText(context_->peer()); }
 
   SessionId id() const { return id_; }
 

@@ -1,0 +1,70 @@
+#include "launcher/coordinator/shell/http2_meter.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace regroup::coordinator {
+namespace {
+
+constexpr std::size_t kPrefaceBytes = 24;  // "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+constexpr unsigned char kData = 0, kHeaders = 1, kReset = 3, kSettings = 4, kPing = 6;
+constexpr unsigned char kEndsStream = 1;  // A flag of headers and data.
+
+}  // namespace
+
+Http2Meter::Http2Meter(From from) : from_(from), skip_(from == From::kClient ? kPrefaceBytes : 0) {}
+
+const char* Http2Meter::Take(std::string_view bytes, Instant now, Http2Counts& counts) {
+  if (now >= counts.second + std::chrono::seconds(1)) counts = {now, 0, 0, 0, counts.open};
+  while (!bytes.empty()) {
+    if (skip_ > 0) {
+      const std::size_t passing = std::min(skip_, bytes.size());
+      bytes.remove_prefix(passing);
+      skip_ -= passing;
+      continue;
+    }
+    header_[have_++] = static_cast<unsigned char>(bytes.front());
+    bytes.remove_prefix(1);
+    if (have_ < kHeaderBytes) continue;
+    const std::size_t payload = std::size_t{header_[0]} << 16 | header_[1] << 8 | header_[2];
+    const bool wants_error = header_[3] == kReset && payload >= kErrorBytes;
+    if (wants_error && have_ < kHeaderBytes + kErrorBytes) continue;
+    skip_ = payload - (wants_error ? kErrorBytes : 0);
+    have_ = 0;
+    if (const char* excess = TakeHeader(counts)) return excess;
+  }
+  return nullptr;
+}
+
+const char* Http2Meter::TakeHeader(Http2Counts& counts) {
+  switch (header_[3]) {
+    case kHeaders:
+      if (from_ == From::kServer) break;
+      if (++counts.streams > kMaxStreamsPerSecond) return "streams";
+      if (++counts.open > kMaxOpenStreams) return "streams open at once";
+      return nullptr;
+    case kData: break;
+    case kReset: {
+      // A server ends a stream with NO_ERROR when it has answered before it heard all. Any other
+      // reset by a server was provoked.
+      const bool answered =
+          from_ == From::kServer && std::all_of(header_.begin() + kHeaderBytes, header_.end(),
+                                                [](unsigned char byte) { return byte == 0; });
+      if (answered) return nullptr;
+      counts.open = std::max(0, counts.open - 1);
+      if (++counts.resets > kMaxResetsPerSecond) return "resets";
+      return nullptr;
+    }
+    case kSettings:
+    case kPing:
+      if (from_ == From::kClient && ++counts.controls > kMaxSettingsAndPingsPerSecond)
+        return "settings and pings";
+      return nullptr;
+    default: return nullptr;
+  }
+  const bool ended = from_ == From::kServer && (header_[4] & kEndsStream) != 0;
+  if (ended) counts.open = std::max(0, counts.open - 1);
+  return nullptr;
+}
+
+}  // namespace regroup::coordinator

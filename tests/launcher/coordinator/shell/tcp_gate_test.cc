@@ -1,0 +1,327 @@
+#include "launcher/coordinator/shell/tcp_gate.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+#include <vector>
+
+#include "common/io/address.h"
+#include "launcher/coordinator/shell/http2_meter.h"
+#include "launcher/coordinator/shell/memory_guard.h"
+#include "tests/launcher/coordinator/shell/daemon_fixture.h"
+
+namespace regroup::coordinator {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+std::string Frame(int type, std::uint32_t stream, const std::string& payload, int flags = 0) {
+  std::string frame;
+  for (int shift : {16, 8, 0}) frame += static_cast<char>(payload.size() >> shift);
+  frame += static_cast<char>(type);
+  frame += static_cast<char>(flags);
+  for (int shift : {24, 16, 8, 0}) frame += static_cast<char>(stream >> shift);
+  return frame + payload;
+}
+std::string Headers(std::uint32_t stream) {
+  // POST, http, /nothing, authority "a".
+  return Frame(1, stream,
+               "\x83\x86\x44\x08/nothing\x41\x01"
+               "a",
+               4);
+}
+std::string Reset(std::uint32_t stream, char error = 8) {
+  return Frame(3, stream, std::string(3, '\0') + error);
+}
+std::string Times(int n, const std::string& frame) {
+  std::string frames;
+  while (n-- > 0) frames += frame;
+  return frames;
+}
+
+struct MeterRow {
+  const char* name;
+  Http2Meter::From from;
+  std::string frames;
+  const char* excess;  // Null: none.
+};
+
+// Each is fed in pieces of every size from one byte on.
+TEST(Http2Meter, CountsWhatOneSideMakesTheOtherDo) {
+  const auto client = Http2Meter::From::kClient, server = Http2Meter::From::kServer;
+  const std::string data = Frame(0, 1, std::string(70'000, '\x03'));
+  const MeterRow rows[] = {
+      {"a share of resets", client, kPreface + Times(200, Headers(1) + Reset(1)), nullptr},
+      {"one more", client, kPreface + Times(201, Headers(1) + Reset(1)), "resets"},
+      {"a reset without its error", client, kPreface + Times(201, Frame(3, 1, "")), "resets"},
+      {"a long reset", client, kPreface + Times(201, Frame(3, 1, std::string(9, 1))), "resets"},
+      {"payload is no frame", client, kPreface + Times(50, data), nullptr},
+      {"open streams", client, kPreface + Times(300, Headers(1)), nullptr},
+      {"one more open", client, kPreface + Times(301, Headers(1)), "streams open at once"},
+      {"settings", client, kPreface + Times(2'001, Frame(4, 0, "")), "settings and pings"},
+      {"pings", client, kPreface + Times(2'001, Frame(6, 0, "12345678")), "settings and pings"},
+      {"what a server answers", server, Times(30'000, Headers(1) + Reset(1, '\0')), nullptr},
+      {"what a server was made to reset", server, Times(201, Reset(1, 1)), "resets"},
+  };
+  for (const MeterRow& row : rows) {
+    for (const std::size_t piece : {1, 2, 5, 9, 13, 1'000, 1'000'000}) {
+      Http2Counts counts;
+      Http2Meter meter(row.from);
+      const char* excess = nullptr;
+      for (std::size_t at = 0; at < row.frames.size() && excess == nullptr; at += piece)
+        excess = meter.Take(std::string_view(row.frames).substr(at, piece), Instant(5s), counts);
+      EXPECT_STREQ(excess, row.excess) << row.name << " in pieces of " << piece;
+    }
+  }
+}
+
+TEST(Http2Meter, AStreamIsOpenUntilTheServerEndsIt) {
+  Http2Counts counts;
+  Http2Meter client(Http2Meter::From::kClient), server(Http2Meter::From::kServer);
+  const Instant now(5s);
+  EXPECT_EQ(client.Take(kPreface, now, counts), nullptr);
+  for (int i = 0; i < 6'000; ++i) {
+    ASSERT_EQ(client.Take(Headers(1) + Frame(0, 1, "message", 1), now, counts), nullptr);
+    const std::string end = i % 2 ? Frame(1, 1, "trailers", 5) : Frame(0, 1, "", 1);
+    ASSERT_EQ(server.Take(Headers(1) + Frame(0, 1, "reply") + end, now, counts), nullptr);
+  }
+  EXPECT_EQ(counts.open, 0);
+  EXPECT_EQ(client.Take(Times(100, Headers(1) + Reset(1)), now, counts), nullptr);
+  EXPECT_EQ(counts.open, 0) << "a reset ends one as well";
+  const std::string exchange = Headers(1);
+  for (int i = 0; i < 20'000 - 6'100; ++i) {
+    ASSERT_EQ(client.Take(exchange, now, counts), nullptr);
+    ASSERT_EQ(server.Take(Frame(1, 1, "trailers", 5), now, counts), nullptr);
+  }
+  EXPECT_STREQ(client.Take(exchange, now, counts), "streams");
+}
+
+TEST(Http2Meter, EachSecondHasItsOwnShare) {
+  Http2Counts counts;
+  Http2Meter client(Http2Meter::From::kClient), server(Http2Meter::From::kServer);
+  EXPECT_EQ(client.Take(kPreface, Instant(1s), counts), nullptr);
+  for (int second = 1; second < 5; ++second) {
+    EXPECT_EQ(client.Take(Times(150, Reset(1)), Instant(second * 1s), counts), nullptr);
+    EXPECT_EQ(server.Take(Times(50, Reset(1)), Instant(second * 1s + 900ms), counts), nullptr);
+  }
+  EXPECT_STREQ(server.Take(Times(1, Reset(1)), Instant(4s + 950ms), counts), "resets")
+      << "both directions share the counts";
+}
+
+// A gate alone: `peer` is what dialled, `server` the end that gRPC would have.
+class Passages : public ::testing::Test {
+ protected:
+  struct Pair {
+    io::UniqueFd peer, server;
+  };
+  Pair Connect(TcpGate& gate) {
+    Pair pair;
+    const io::SocketAddress to = *io::ToSocketAddress(*io::LocalAddressOf(listener_.get()));
+    pair.peer = io::UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::connect(pair.peer.get(), to.get(), to.size), 0);
+    pollfd waiting{listener_.get(), POLLIN, 0};
+    EXPECT_EQ(::poll(&waiting, 1, 10'000), 1);
+    io::UniqueFd accepted(
+        ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    absl::StatusOr<io::UniqueFd> server = gate.Admit(std::move(accepted));
+    EXPECT_TRUE(server.ok()) << server.status();
+    pair.server = *std::move(server);
+    ::fcntl(pair.server.get(), F_SETFL, 0);  // Waits, as the peer's does.
+    const timeval limit{20, 0};
+    for (const io::UniqueFd* fd : {&pair.peer, &pair.server}) {
+      ::setsockopt(fd->get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+      ::setsockopt(fd->get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    }
+    return pair;
+  }
+  static void SendAll(const io::UniqueFd& fd, std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t sent = ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      ASSERT_GT(sent, 0) << std::strerror(errno);
+      bytes.remove_prefix(static_cast<std::size_t>(sent));
+    }
+  }
+  static std::string ReceiveToEnd(const io::UniqueFd& fd) {
+    std::string all;
+    char piece[5'000];
+    for (ssize_t got; (got = ::recv(fd.get(), piece, sizeof piece, 0)) > 0;)
+      all.append(piece, static_cast<std::size_t>(got));
+    return all;
+  }
+  static std::size_t OpenDescriptors() {
+    std::size_t count = 0;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+      ++count;
+    return count;
+  }
+
+  static void Untold(const std::string&, const std::string&, int) {}
+  io::UniqueFd listener_ = *io::ListenTcp({"127.0.0.1", 0});
+};
+
+// Of frames, because the meter reads them; no byte of it is like another in its place.
+std::string Large() {
+  std::string payload(4 << 20, '\0');
+  for (std::size_t i = 0; i < payload.size(); ++i) payload[i] = static_cast<char>(i * i >> 7);
+  return Frame(0, 1, payload);
+}
+
+TEST_F(Passages, WhatIsSentArrivesWholeBothWaysAtOnce) {
+  TcpGate gate(Untold);
+  const Pair pair = Connect(gate);
+  const std::string down = Large(), up = kPreface + Large() + Large();
+  std::thread sender([&] { SendAll(pair.server, down); });
+  std::thread uploader([&] { SendAll(pair.peer, up); });
+  std::string heard(up.size(), '\0');
+  std::thread reader([&] {
+    EXPECT_EQ(::recv(pair.server.get(), heard.data(), heard.size(), MSG_WAITALL),
+              static_cast<ssize_t>(up.size()));
+  });
+  std::string told(down.size(), '\0');
+  EXPECT_EQ(::recv(pair.peer.get(), told.data(), told.size(), MSG_WAITALL),
+            static_cast<ssize_t>(down.size()));
+  uploader.join();
+  sender.join();
+  reader.join();
+  EXPECT_TRUE(told == down);
+  EXPECT_TRUE(heard == up);
+}
+
+TEST_F(Passages, TheEndOfEitherSideIsTheEndOfTheOtherAfterAllThatItSaid) {
+  TcpGate gate(Untold);
+  const std::string hello = kPreface + Frame(4, 0, "");
+  Pair closed = Connect(gate), halved = Connect(gate), reset = Connect(gate), ended = Connect(gate);
+  SendAll(closed.peer, hello);
+  closed.peer.reset();
+  EXPECT_EQ(ReceiveToEnd(closed.server), hello);
+  SendAll(halved.peer, hello);
+  ::shutdown(halved.peer.get(), SHUT_WR);
+  EXPECT_EQ(ReceiveToEnd(halved.server), hello);
+  EXPECT_EQ(ReceiveToEnd(halved.peer), "");
+  const linger at_once{1, 0};
+  ::setsockopt(reset.peer.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  reset.peer.reset();
+  EXPECT_EQ(ReceiveToEnd(reset.server), "");
+  SendAll(ended.server, hello);
+  ended.server.reset();
+  EXPECT_EQ(ReceiveToEnd(ended.peer), hello);
+}
+
+// What waits is bounded, and gRPC's end is the end of it, read or not.
+TEST_F(Passages, AReaderThatDoesNotReadIsHeldNoLongerThanItLingers) {
+  TcpGate gate(Untold, 50ms);
+  Pair pair = Connect(gate);
+  const std::string piece = Frame(0, 1, std::string(16'000, 'x'));
+  std::size_t taken = 0;
+  for (int full = 0; full < 20;) {
+    const ssize_t sent = ::send(pair.server.get(), piece.data(), piece.size(), MSG_DONTWAIT);
+    full = sent > 0 ? 0 : full + 1;
+    if (sent > 0) taken += static_cast<std::size_t>(sent);
+    pollfd writable{pair.server.get(), POLLOUT, 0};
+    if (sent < 0) ::poll(&writable, 1, 10);
+    ASSERT_LT(taken, 64u << 20) << "nothing bounds what waits";
+  }
+  pair.server.reset();
+  EXPECT_TRUE(Eventually(
+      [&] { return ::send(pair.peer.get(), kPreface, sizeof kPreface - 1, MSG_NOSIGNAL) < 0; }));
+}
+
+TEST_F(Passages, ItsEndPassesOnWhatTheServerSaidLast) {
+  for (int i = 0; i < 200; ++i) {
+    Pair pair;
+    const std::string last = Frame(0, 1, std::string(100'000, 'l'));
+    {
+      TcpGate gate(Untold);
+      pair = Connect(gate);
+      SendAll(pair.server, last);
+      pair.server.reset();
+    }
+    ASSERT_EQ(ReceiveToEnd(pair.peer).size(), last.size()) << "round " << i;
+  }
+}
+
+TEST_F(Passages, ThousandsLeaveNoDescriptor) {
+  TcpGate gate(Untold);
+  const std::size_t before = OpenDescriptors();
+  for (int round = 0; round < 20; ++round) {
+    std::vector<Pair> pairs;
+    for (int i = 0; i < 100; ++i) pairs.push_back(Connect(gate));
+    for (int i = 0; i < 100; ++i) (i % 2 ? pairs[i].peer : pairs[i].server).reset();
+  }
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors() <= before; }))
+      << OpenDescriptors() << " descriptors, before " << before;
+}
+
+class TcpGateTest : public DaemonFixture {
+ protected:
+  io::UniqueFd Connect() {
+    const io::SocketAddress to = *io::ToSocketAddress(daemon_->addresses().front());
+    io::UniqueFd fd(::socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::connect(fd.get(), to.get(), to.size), 0);
+    return fd;
+  }
+  // Sends until the other side is gone; how many rounds that took.
+  static int SendUntilCut(const io::UniqueFd& fd, const std::function<std::string(int)>& round) {
+    int rounds = 0;
+    for (; rounds < 100'000; ++rounds) {
+      const std::string bytes = round(rounds);
+      if (::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) break;
+      char ignored[4096];
+      while (::recv(fd.get(), ignored, sizeof ignored, MSG_DONTWAIT) > 0) {
+      }
+    }
+    return rounds;
+  }
+};
+
+// One connection had made the process grow by a gigabyte in six seconds.
+TEST_F(TcpGateTest, AConnectionThatResetsItsStreamsIsCutAndOthersAreServed) {
+  Start();
+  Client other = OverTcp();
+  const io::UniqueFd attacker = Connect();
+  const std::string hello = kPreface + Frame(4, 0, "");
+  ASSERT_EQ(::send(attacker.get(), hello.data(), hello.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(hello.size()));
+  const int rounds = SendUntilCut(attacker, [](int i) {
+    const auto stream = static_cast<std::uint32_t>(2 * i + 1);
+    return Headers(stream) + Reset(stream);
+  });
+  EXPECT_LT(rounds, 100'000);
+  EXPECT_TRUE(other.Submit(SubmittedJob("train", 1, 1), "k").ok());
+}
+
+TEST_F(TcpGateTest, APeerThroughTheGateIsNoClientOfTheUnixSocket) {
+  config_.state_dir = dir_.path() + "/state";
+  config_.listen = {"127.0.0.1:0"};
+  config_.log_file = dir_.path() + "/coordinator.log";
+  Start();
+  EXPECT_TRUE(absl::IsPermissionDenied(OverTcp().Submit(SubmittedJob("a", 1, 1), "k").status()));
+  EXPECT_EQ(PeerText("unix-abstract:tcp%2F10.0.0.4%3A5123%2F77.3"), "10.0.0.4:5123");
+  EXPECT_EQ(PeerText("unix-abstract:tcp/[fe80::1%25eth0]:5123/77.3"), "[fe80::1%eth0]:5123");
+  EXPECT_EQ(PeerText("unix:"), "unix:");
+}
+
+TEST_F(TcpGateTest, BeyondTheMemoryLimitOnlyTheUnixSocketIsServed) {
+  const std::string large(200u << 20, 'x');  // Of this process, which is the coordinator's as well.
+  config_.memory_limit_bytes = 64u << 20;
+  Start();
+  EXPECT_TRUE(Eventually([&] {
+    const io::UniqueFd fd = Connect();
+    char byte;
+    const timeval limit{1, 0};
+    ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    return ::recv(fd.get(), &byte, 1, 0) == 0;
+  }));
+  EXPECT_TRUE(OverUnix().Submit(SubmittedJob("train", 1, 1), "k").ok()) << large.size();
+}
+
+}  // namespace
+}  // namespace regroup::coordinator
