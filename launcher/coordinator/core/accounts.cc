@@ -43,6 +43,8 @@ Engine::OpenAccount Engine::RunAccount(const Job& job, const GenerationRow& row,
   Instant until = now;
   if (soft.ending && job.outage.detected_at)
     until = std::min(now, job.outage.event_at.value_or(*job.outage.detected_at));
+  // What follows the end of its last rank is no work, however late that is heard.
+  if (soft.done_at && soft.done_ranks >= WorldOf(row)) until = std::min(until, *soft.done_at);
   RunFacts run;
   run.lasted = until - *soft.running_at;
   run.start = soft.init.value_or(Duration{}) + soft.restore.value_or(Duration{});

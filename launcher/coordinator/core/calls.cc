@@ -4,6 +4,7 @@
 #include <csignal>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/base/user_error.h"
 #include "launcher/coordinator/core/engine.h"
@@ -30,8 +31,12 @@ absl::Status NoFit(const CannotFit& fit) {
 
 // ---- new jobs --------------------------------------------------------------------------------
 
+std::uint64_t Engine::newest_number() const {
+  return by_sequence_.empty() ? 0 : by_sequence_.rbegin()->first;
+}
+
 absl::StatusOr<JobId> Engine::Admit(const JobSpec& spec, const std::string& key, bool standalone,
-                                    std::uint64_t free_bytes) {
+                                    std::uint64_t free_bytes, std::uint64_t number_used) {
   if (free_bytes < config_.min_free_bytes)
     return UserError(absl::StatusCode::kResourceExhausted, "the disk of the coordinator is full",
                      absl::StrCat(free_bytes >> 20, " MiB are free, a new job needs ",
@@ -42,7 +47,7 @@ absl::StatusOr<JobId> Engine::Admit(const JobSpec& spec, const std::string& key,
         absl::StatusCode::kInvalidArgument, "the job asks for too many nodes",
         absl::StrCat("it asks for ", spec.min_nodes, ", one job has at most ", kMaxNodesPerJob),
         "");
-  const std::uint64_t sequence = by_sequence_.empty() ? 1 : by_sequence_.rbegin()->first + 1;
+  const std::uint64_t sequence = std::max(newest_number(), number_used) + 1;
   JobSpecRow row;
   row.job = JobId(absl::StrCat(spec.name, "-", sequence));
   row.sequence = sequence;
@@ -88,7 +93,7 @@ void Engine::On(const SubmitAsked& event) {
   }
   JobSpec spec = event.spec;
   spec.origin = JobOrigin::kSubmitted;
-  absl::StatusOr<JobId> id = Admit(spec, event.key, false, event.free_bytes);
+  absl::StatusOr<JobId> id = Admit(spec, event.key, false, event.free_bytes, event.number_used);
   if (!id.ok()) {
     Do(Answer{event.call, id.status()});
     return;
@@ -134,7 +139,8 @@ void Engine::On(const LaunchAsked& event) {
     JobSpec spec = request.spec;
     spec.name = request.rdzv_id;
     spec.origin = JobOrigin::kLaunched;
-    absl::StatusOr<JobId> begun = Admit(spec, request.key, request.standalone, event.free_bytes);
+    absl::StatusOr<JobId> begun =
+        Admit(spec, request.key, request.standalone, event.free_bytes, event.number_used);
     if (!begun.ok()) {
       Do(AnswerLaunch{event.session, begun.status(), JobId()});
       return;
@@ -260,7 +266,7 @@ void Engine::HurryCancel(Job& job) {
 }
 
 void Engine::On(const CancelAsked& event) {
-  absl::StatusOr<JobId> id = Resolve(event.job);
+  absl::StatusOr<JobId> id = Resolve(event.job, JobPrefixes::kRefused);
   if (!id.ok()) {
     Do(Answer{event.call, id.status()});
     return;
@@ -282,22 +288,27 @@ void Engine::On(const CancelAsked& event) {
 
 // ---- reads -----------------------------------------------------------------------------------
 
-absl::StatusOr<JobId> Engine::Resolve(const std::string& reference) const {
-  if (reference == "last" && !by_sequence_.empty()) return by_sequence_.rbegin()->second;
-  if (FindJob(JobId(reference))) return JobId(reference);
-  std::vector<std::string> found;
-  for (auto it = jobs_.lower_bound(JobId(reference)); it != jobs_.end(); ++it) {
-    if (!it->first.value().starts_with(reference) || found.size() >= kMaxNamesInError) break;
-    found.push_back(it->first.value());
+absl::StatusOr<JobId> Engine::Resolve(const std::string& word, JobPrefixes prefixes) const {
+  if (word == kLastJob && !by_sequence_.empty()) return by_sequence_.rbegin()->second;
+  // An id begins with its job's name: whatever the word may mean begins with it.
+  std::vector<JobChoice> choices;
+  for (auto it = jobs_.lower_bound(JobId(word)); it != jobs_.end(); ++it) {
+    if (!it->first.value().starts_with(word)) break;
+    const Job& job = it->second;
+    choices.push_back({it->first, job.spec.spec.name, job.state.phase == JobPhase::kEnded,
+                       static_cast<std::int64_t>(job.spec.sequence)});
   }
-  if (found.size() == 1 && !reference.empty()) return JobId(found[0]);
-  if (found.empty() || reference.empty())
-    return UserError(absl::StatusCode::kNotFound, absl::StrCat("no job ", reference),
+  const std::vector<std::size_t> meant = ChooseJobs(word, choices, prefixes);
+  if (meant.size() == 1) return choices[meant[0]].id;
+  if (meant.empty())
+    return UserError(absl::StatusCode::kNotFound, absl::StrCat("no job ", word),
                      absl::StrCat(jobs_.size(), " jobs are known"), "regroup ps -a");
-  return UserError(absl::StatusCode::kInvalidArgument,
-                   absl::StrCat(reference, " names more than one job"),
-                   absl::StrCat("it could be ", absl::StrJoin(found, ", ")),
-                   absl::StrCat("regroup ps ", found[0]));
+  std::vector<std::string> ids;
+  for (std::size_t i = 0; i < std::min(meant.size(), kMaxNamesInError); ++i)
+    ids.push_back(choices[meant[i]].id.value());
+  return AmbiguousJob(
+      word, absl::StrCat(absl::StrJoin(ids, ", "), meant.size() > ids.size() ? " and others" : ""),
+      ids[0]);
 }
 
 void Engine::On(const ReadAsked& event) {
@@ -310,7 +321,7 @@ void Engine::On(const ReadAsked& event) {
     }
     return;
   }
-  absl::StatusOr<JobId> id = Resolve(event.filter.job);
+  absl::StatusOr<JobId> id = Resolve(event.filter.job, JobPrefixes::kAllowed);
   if (!id.ok()) {
     Do(Answer{event.call, id.status()});
     return;
@@ -374,11 +385,12 @@ void Engine::On(const ForgetNodeAsked& event) {
     return;
   }
   if (found->session) {
-    Do(Answer{event.call, UserError(absl::StatusCode::kFailedPrecondition,
-                                    absl::StrCat(event.node, " is alive"),
-                                    absl::StrCat("its agent at ", found->row.address, " was heard ",
-                                                 Seconds(now_ - found->last_heard), " s ago"),
-                                    "stop its agent first")});
+    Do(Answer{
+        event.call,
+        UserError(absl::StatusCode::kFailedPrecondition, absl::StrCat(event.node, " is alive"),
+                  absl::StrFormat("its agent at %s was heard %.1f s ago", found->row.address,
+                                  Seconds(now_ - found->last_heard)),
+                  "stop its agent first")});
     return;
   }
   const NodeId id = found->row.node;

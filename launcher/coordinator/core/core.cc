@@ -20,5 +20,6 @@ absl::StatusOr<ReadReply> Core::Read(const ReadFilter& filter, Instant now, Wall
 std::vector<Row> Core::Rows() const { return engine_->Rows(); }
 const ClusterId& Core::cluster() const { return engine_->cluster(); }
 Epoch Core::epoch() const { return engine_->epoch(); }
+std::uint64_t Core::newest_number() const { return engine_->newest_number(); }
 
 }  // namespace regroup::coordinator

@@ -54,6 +54,7 @@ class Core {
 
   const ClusterId& cluster() const;
   Epoch epoch() const;
+  std::uint64_t newest_number() const;  // Of a job; 0: there is none.
 
  private:
   std::unique_ptr<Engine> engine_;

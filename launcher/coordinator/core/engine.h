@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/job_word.h"
 #include "launcher/coordinator/core/actions.h"
 #include "launcher/coordinator/core/admission.h"
 #include "launcher/coordinator/core/config.h"
@@ -37,6 +38,7 @@ class Engine {
   absl::StatusOr<ReadReply> Read(const ReadFilter& filter, Instant now, WallTime wall) const;
   std::vector<Row> Rows() const;
   const ClusterId& cluster() const { return meta_.cluster; }
+  std::uint64_t newest_number() const;  // Of a job; 0: there is none.
   Epoch epoch() const { return epoch_; }
 
  private:
@@ -151,13 +153,13 @@ class Engine {
 
   // ---- calls.cc: what people ask ---------------------------------------------------------------
   absl::StatusOr<JobId> Admit(const JobSpec& spec, const std::string& key, bool standalone,
-                              std::uint64_t free_bytes);
+                              std::uint64_t free_bytes, std::uint64_t number_used);
   std::optional<LaunchedJob> LaunchedJobOf(const Job* job) const;
   int NodesStaying(const Job& job) const;
   void Join(Job& job, Node& node, const LaunchRequest& request);
   void CancelJob(Job& job, const std::string& by, int signal, bool now, const std::string& key);
   void HurryCancel(Job& job);
-  absl::StatusOr<JobId> Resolve(const std::string& reference) const;
+  absl::StatusOr<JobId> Resolve(const std::string& word, JobPrefixes prefixes) const;
   void AnswerWaiters(Job& job);
   void SendResults(Job& job);
   void SendResultTo(Job& job, Node& node);

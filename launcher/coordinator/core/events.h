@@ -59,6 +59,7 @@ struct LaunchAsked {
   SessionId session;
   LaunchRequest request;
   std::uint64_t free_bytes = std::numeric_limits<std::uint64_t>::max();  // Where the journal lies.
+  std::uint64_t number_used = 0;  // The highest of a job in this state directory, whoever's it is.
 };
 // A launch command was interrupted: its node leaves the job. Not answered; may be repeated.
 struct LeaveAsked {
@@ -73,11 +74,12 @@ struct SubmitAsked {
   JobSpec spec;     // Passed ValidateJobSpec.
   std::string key;  // Idempotency key; not empty.
   std::uint64_t free_bytes = std::numeric_limits<std::uint64_t>::max();
-  bool now_or_never = false;  // Refuse it where no nodes that are known could run it.
+  bool now_or_never = false;      // Refuse it where no nodes that are known could run it.
+  std::uint64_t number_used = 0;  // As of LaunchAsked.
 };
 struct CancelAsked {
   CallId call;
-  std::string job;  // An id, a unique prefix of one, or `last`.
+  std::string job;  // An id, a name or `last`; never the beginning of an id.
   std::string by;   // Who, for people.
   bool now = false;
   int signal = 0;   // 0: `regroup cancel`.
@@ -85,7 +87,7 @@ struct CancelAsked {
 };
 struct ReadFilter {
   bool jobs = true, nodes = false;
-  std::string job;      // An id, a unique prefix of one, or `last`. Empty: all jobs.
+  std::string job;      // What common/base/job_word.h says of a word. Empty: all jobs.
   std::string node;     // A name or id. Empty: all nodes.
   bool ended = false;   // With all jobs: ended ones too.
   bool detail = false;  // Generations and events.

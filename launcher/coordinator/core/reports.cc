@@ -271,7 +271,9 @@ void Engine::RecordDone(Job& job, GenerationSoft& soft, Generation generation, N
   for (const RankExit& exit : report.exits) {
     const bool fresh = std::find(row.local_ranks.begin(), row.local_ranks.end(), exit.local_rank) ==
                        row.local_ranks.end();
-    if (IsDone(exit) && fresh) row.local_ranks.push_back(exit.local_rank);
+    if (!IsDone(exit) || !fresh) continue;
+    row.local_ranks.push_back(exit.local_rank);
+    soft.done_at = std::max(soft.done_at.value_or(Instant::min()), now_ - exit.age);
   }
   if (row.local_ranks.size() == before) return;
   std::sort(row.local_ranks.begin(), row.local_ranks.end());

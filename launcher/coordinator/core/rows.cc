@@ -150,4 +150,10 @@ std::size_t EstimateBytes(const Row& row) {
   return size;
 }
 
+int WorldOf(const GenerationRow& row) {
+  int world = 0;
+  for (const GenerationMember& member : row.members) world += member.workers;
+  return world;
+}
+
 }  // namespace regroup::coordinator

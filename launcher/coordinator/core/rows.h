@@ -155,6 +155,7 @@ struct GenerationRow {  // `job/J/gen/G`
   RestartPhases phases;
   std::optional<std::int64_t> first_step, last_step, restored_step;
 };
+int WorldOf(const GenerationRow& row);  // Workers of all its members.
 
 struct DoneRow {  // `job/J/done/N`: ranks of node N that exited 0 in this generation.
   JobId job;

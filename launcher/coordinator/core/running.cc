@@ -12,12 +12,6 @@ namespace {
 
 constexpr std::size_t kMaxNames = 16;
 
-int WorldOf(const GenerationRow& row) {
-  int world = 0;
-  for (const GenerationMember& member : row.members) world += member.workers;
-  return world;
-}
-
 }  // namespace
 
 const GenerationRow* Engine::FormedOf(const Job& job) const {

@@ -114,6 +114,7 @@ struct GenerationSoft {
   std::set<NodeId> not_started;
   std::map<NodeId, std::vector<RankStart>> started;
   int done_ranks = 0;
+  std::optional<Instant> done_at;  // When the last of them ended, as its agent tells.
   std::map<NodeId, Instant> lost;  // Members that were lost while it ran, and when.
   bool held = false;         // A loss by silence is not believed yet, so nothing else is decided.
   bool unheard = false;      // No member was heard when one was lost by silence.

@@ -225,14 +225,18 @@ std::string Engine::WhyKept(const Node& node, const Moment& at) const {
 
 std::string Engine::NoteOf(const Node& node, const Moment& at) const {
   std::vector<std::string> notes;
-  auto seconds = [](Duration d) { return absl::StrFormat("%.1f s", std::max(Seconds(d), 0.0)); };
+  auto seconds = [](Duration d) {
+    return d < std::chrono::minutes(1) ? absl::StrFormat("%.1f s", std::max(Seconds(d), 0.0))
+                                       : absl::StrFormat("%.0f min", Seconds(d) / 60);
+  };
   if (node.link == Link::kLost) notes.push_back(node.row.lost_how);
   if (const std::string kept = WhyKept(node, at); !kept.empty()) notes.push_back(kept);
   const bool waits =
       !node.kept_until && (node.link == Link::kSuspected || node.link == Link::kAgentAway ||
                            node.link == Link::kAwaited);
   if (waits)
-    notes.push_back(absl::StrCat("lost in ", seconds(*LeaseEnd(node) - at.now), " unless heard"));
+    notes.push_back(
+        absl::StrCat("lost in ", seconds(*LeaseEnd(node) - at.now), " unless it reports"));
   if (node.leaving) {
     notes.push_back(absl::StrCat(SignalText(node.leaving->notice.signal), ", ",
                                  seconds(node.leaving->until - at.now), " left"));
@@ -311,7 +315,7 @@ absl::StatusOr<ReadReply> Engine::Read(const ReadFilter& filter, Instant now, Wa
                         "silence for another %.0f s",
                         brake_.silent, brake_.sessions, Seconds(brake_.until - at.now)));
   if (filter.jobs && !filter.job.empty()) {
-    absl::StatusOr<JobId> id = Resolve(filter.job);
+    absl::StatusOr<JobId> id = Resolve(filter.job, JobPrefixes::kAllowed);
     if (!id.ok()) return id.status();
     reply.jobs.push_back(ViewOf(jobs_.at(*id), filter.detail, at));
   } else if (filter.jobs) {

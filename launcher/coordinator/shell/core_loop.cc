@@ -97,6 +97,7 @@ void CoreLoop::Watch() {
 void CoreLoop::Start(Core core) {
   core_.emplace(std::move(core));
   alive_ = now_ = io::MonotonicNow();
+  if (numbers_) numbers_->Take().Use(core_->newest_number());
   StepCore(now_, Tick{});
   Watch();
   Arm();
@@ -107,7 +108,19 @@ void CoreLoop::Step(Instant received, const Event& event) {
   CHECK(started());
   if (stopping_ || failed_) return;
   TickUntil(received);
-  StepCore(std::max(now_, received), event);
+  const Instant now = std::max(now_, received);
+  const bool may_begin =
+      std::holds_alternative<SubmitAsked>(event) || std::holds_alternative<LaunchAsked>(event);
+  if (numbers_ && may_begin) return StepNumbered(now, event);
+  StepCore(now, event);
+}
+
+void CoreLoop::StepNumbered(Instant now, Event event) {
+  JobNumbers::Turn turn = numbers_->Take();
+  if (auto* submit = std::get_if<SubmitAsked>(&event)) submit->number_used = turn.used();
+  if (auto* launch = std::get_if<LaunchAsked>(&event)) launch->number_used = turn.used();
+  StepCore(now, event);
+  turn.Use(core_->newest_number());
 }
 
 void CoreLoop::TickUntil(Instant limit) {

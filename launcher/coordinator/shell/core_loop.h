@@ -27,6 +27,7 @@
 #include "common/base/time.h"
 #include "common/obs/logger.h"
 #include "launcher/coordinator/core/core.h"
+#include "launcher/coordinator/shell/job_numbers.h"
 #include "launcher/coordinator/shell/journal.h"
 
 namespace regroup::coordinator {
@@ -53,6 +54,8 @@ class CoreLoop {
 
   // The rest on the loop's thread.
 
+  // Before Start: jobs take their numbers from there.
+  void NumberJobsBy(JobNumbers numbers) { numbers_.emplace(std::move(numbers)); }
   // Takes the core and steps its first Tick.
   void Start(Core core);
   // REQUIRES: Start was called; `received` as a Work got it.
@@ -80,6 +83,7 @@ class CoreLoop {
   void Enter();  // Every entry into the loop's thread: notices that it stood still.
   void Watch();
   void TickUntil(Instant limit);
+  void StepNumbered(Instant now, Event event);
   void StepCore(Instant now, const Event& event);
   void Arm();
   void Flush();
@@ -93,6 +97,7 @@ class CoreLoop {
   obs::Logger& log_;
   Outlet& outlet_;
   std::optional<Core> core_;
+  std::optional<JobNumbers> numbers_;
 
   std::mutex mutex_;
   std::vector<Received> inbox_;  // Guarded by mutex_, as is last_stamp_.

@@ -148,7 +148,7 @@ absl::StatusOr<std::vector<Address>> ListenAddresses(const CoordinatorConfig& co
     ASSIGN_OR_RETURN(const io::HostPort endpoint, io::ParseHostPort(text, kDefaultCoordinatorPort));
     absl::StatusOr<std::vector<Address>> resolved = Resolve(endpoint);
     if (!resolved.ok()) {
-      return UserError(absl::StatusCode::kInvalidArgument, "--listen " + text + " can't be used",
+      return UserError(absl::StatusCode::kInvalidArgument, "--listen " + text + " cannot be used",
                        std::string(resolved.status().message()),
                        "regroup coordinator --listen 127.0.0.1:29400");
     }
@@ -201,7 +201,7 @@ class DaemonImpl final : public Daemon, public Outlet {
       if (absl::IsAlreadyExists(listening)) return PortTaken(address);
       if (!listening.ok()) {
         return UserError(listening.code(),
-                         "the coordinator can't listen on " + io::FormatAddress(address),
+                         "the coordinator cannot listen on " + io::FormatAddress(address),
                          std::string(listening.message()), "give another --listen address");
       }
       addresses_.push_back(address);
@@ -299,6 +299,8 @@ class DaemonImpl final : public Daemon, public Outlet {
                           {"rows", std::to_string(rows->size())}};
     for (const Address& address : addresses_)
       fields.push_back({"listen", io::FormatAddress(address)});
+    const std::string state_dir = folder_.path().substr(0, folder_.path().find_last_of('/'));
+    loop_.NumberJobsBy(JobNumbers(state_dir + "/" + kJobNumberName));
     loop_.Start(std::move(core));
     if (stopping_) return;
     listener_.Start(*acceptor_, [this](io::UniqueFd client) { c10d_.Admit(std::move(client)); });
@@ -392,7 +394,7 @@ class DaemonImpl final : public Daemon, public Outlet {
       log_->Error(parts.what, {{"because", parts.because}, {"try", parts.try_this}});
       std::fputs(RenderUserError(why).c_str(), stderr);
     }
-    BeginStop(kExitInternal, absl::UnavailableError("the coordinator can't go on"));
+    BeginStop(kExitInternal, absl::UnavailableError("the coordinator cannot go on"));
   }
 
   void BeginStop(int exit_status, const absl::Status& why) {

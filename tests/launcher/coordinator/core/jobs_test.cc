@@ -647,6 +647,7 @@ TEST_F(Jobs, waiting_reads_are_answered_at_the_end) {
   EXPECT_NE(world().ReplyTo(again), nullptr);
 }
 
+// Exact id, then the name's job that is not over, then the beginning of an id: never for a cancel.
 TEST_F(Jobs, references_to_jobs) {
   Start();
   for (const char* name : {"train", "train", "eval"})
@@ -654,7 +655,32 @@ TEST_F(Jobs, references_to_jobs) {
   EXPECT_EQ(PartsOf(ErrorOf(world().WaitFor("train"))).because, "it could be train-1, train-2");
   EXPECT_EQ(ErrorOf(world().WaitFor("nothing")).code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(ErrorOf(world().WaitFor("")).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(world().ReplyTo(world().WaitFor("eval")), nullptr);  // Waits.
+  EXPECT_EQ(world().ReplyTo(world().WaitFor("ev")), nullptr);  // Waits.
+  EXPECT_EQ(ErrorOf(world().Cancel("ev")).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ErrorOf(world().Cancel("train")).code(), absl::StatusCode::kInvalidArgument);
+  world().Cancel("train-1");
+  ASSERT_TRUE(Reaches(JobId("train-1"), "cancelled"));
+  EXPECT_EQ(world().ReplyTo(world().WaitFor("train")), nullptr);
+  world().Cancel("train");
+  ASSERT_TRUE(Reaches(JobId("train-2"), "cancelled"));
+  EXPECT_EQ(world().StateOf(JobId("eval-3")), "queued");
+}
+
+// A coordinator that could not go on for ten minutes hears then that the job was long over.
+TEST_F(Jobs, time_after_the_last_rank_has_ended_is_not_productive) {
+  Start();
+  AddDaemons({"a"});
+  const JobId job = Running(SpecOf("job", 1, 1));
+  world().RunFor(20s);
+  world().CrashCoordinator();
+  world().RunFor(1s);
+  FinishAll(job);
+  world().RunFor(60s);
+  world().StartCoordinator();
+  ASSERT_TRUE(Reaches(job, "succeeded", 30s));
+  const TimeAccount& time = world().View(job).time;
+  EXPECT_NEAR(Seconds(time.productive), 21, 1);
+  EXPECT_GE(Seconds(time.idle), 60);
 }
 
 // ---- bounds
