@@ -1,5 +1,9 @@
 #include <grpcpp/support/status.h>
 
+#include <cerrno>
+#include <cstring>
+#include <string>
+
 #include "common/base/check.h"
 #include "common/base/user_error.h"
 #include "common/rpc/convert.h"
@@ -16,19 +20,26 @@ absl::StatusCode CodeOf(int code) {
 // A gRPC message travels in a header: text beyond this belongs into the details.
 constexpr std::size_t kMaxHeaderText = 2048;
 
-// "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.4:29400: Failed to connect
-// to remote host: Connection refused": only its end says anything.
-std::string WithoutDialling(std::string text) {
-  constexpr char kLast[] = "last error: ", kFailed[] = "Failed to connect to remote host: ";
-  const std::size_t last = text.find(kLast);
-  if (last == std::string::npos) return text;
-  std::size_t address = text.find(" ipv", last);
-  if (address == std::string::npos) address = text.find(" unix:", last);
-  std::size_t end = address == std::string::npos ? address : text.find(": ", address);
-  if (end == std::string::npos) return text;
-  std::string cause = text.substr(end + 2);
-  if (cause.rfind(kFailed, 0) == 0) cause.erase(0, sizeof kFailed - 1);
-  return cause.empty() ? text : cause;
+// Of what gRPC itself says, people are told only the words of the operating system, as in "failed
+// to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.4:29400: Failed to connect to
+// remote host: Connection refused". The rest is said in our own.
+constexpr int kErrors[] = {ECONNREFUSED, ECONNRESET,    ECONNABORTED, ENOENT,  EACCES, EPERM,
+                           EHOSTUNREACH, ENETUNREACH,   ETIMEDOUT,    EPIPE,   EMFILE, ENFILE,
+                           ENOBUFS,      EADDRNOTAVAIL, EHOSTDOWN,    ENETDOWN};
+
+std::string TransportText(grpc::StatusCode code, const std::string& said) {
+  for (int error : kErrors) {
+    const std::string text = std::strerror(error);
+    if (said.find(text) != std::string::npos) return text;
+  }
+  switch (code) {
+    case grpc::StatusCode::DEADLINE_EXCEEDED: return "it has not answered in time";
+    case grpc::StatusCode::UNAVAILABLE: return "the connection was closed";
+    case grpc::StatusCode::CANCELLED: return "the call was ended";
+    case grpc::StatusCode::RESOURCE_EXHAUSTED: return "the message is too large";
+    case grpc::StatusCode::UNIMPLEMENTED: return "it does not know this call; its version differs";
+    default: return "the connection failed, code " + std::to_string(code);
+  }
 }
 
 }  // namespace
@@ -64,7 +75,8 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
       refused.code() != 0) {
     return StatusFrom(refused);
   }
-  return absl::Status(CodeOf(status.error_code()), WithoutDialling(status.error_message()));
+  return absl::Status(CodeOf(status.error_code()),
+                      TransportText(status.error_code(), status.error_message()));
 }
 
 }  // namespace regroup

@@ -18,7 +18,9 @@ namespace regroup::cli {
 namespace {
 
 std::string Who() {
-  std::string user = GetEnv("USER").value_or("");
+  const passwd* entry = ::getpwuid(::geteuid());
+  std::string user = entry == nullptr ? "" : entry->pw_name;
+  if (user.empty()) user = GetEnv("USER").value_or("");
   if (user.empty()) user = Cat("user ", ::geteuid());
   return EscapeControls(Cat(user, " on ", HostName()));
 }
@@ -33,7 +35,7 @@ class Cancel : public Command {
                          "on every node. "
                          "Cancelling a job that is over changes nothing and exits with 1.",
                  .example = "regroup cancel gpt-7",
-                 .positionals = {{"JOB", "an id, a unique prefix of one, or last"}}}) {
+                 .positionals = {{"JOB", "an id, a name (its job that is not over), or last"}}}) {
     AddSwitch(line().app(), "--now", now_, "kill at once, without grace");
     DescribeFlags(line().app(), options_);
     ScopeEnvironment(line().app(), "cancel");
@@ -42,7 +44,7 @@ class Cancel : public Command {
   absl::StatusOr<int> Run(const ParsedLine& words, const Terminal& terminal) override {
     RETURN_IF_ERROR(CheckWords(*this, words, 1, 1));
     ASSIGN_OR_RETURN(Reader reader, Reader::Open(options_, Cat("regroup cancel ", words.rest[0])));
-    ASSIGN_OR_RETURN(Found found, reader.FindJob(words.rest[0], false));
+    ASSIGN_OR_RETURN(Found found, reader.FindJob(words.rest[0], false, JobPrefixes::kRefused));
     std::string id = found.job.id.value();
     if (found.job.state == "succeeded" || found.job.state == "failed" ||
         found.job.state == "cancelled") {
@@ -50,13 +52,15 @@ class Cancel : public Command {
                        Cat("it is ", found.job.state), Cat("regroup explain ", id));
     }
     if (!found.live) {
-      return UserError(absl::StatusCode::kUnavailable, Cat(id, " can not be cancelled"),
-                       Cat("its coordinator does not run (", found.place.label, ")"),
+      return UserError(absl::StatusCode::kUnavailable, Cat(id, " cannot be cancelled"),
+                       Cat("its coordinator does not ", found.held ? "answer" : "run", " (",
+                           found.place.label, ")"),
                        Cat("regroup explain ", id));
     }
     ASSIGN_OR_RETURN(Client client, Client::Dial(found.place));
     ASSIGN_OR_RETURN(std::string cancelled, client.Cancel(id, now_, Who()));
-    std::string text = Cat(cancelled, " is being cancelled\n");
+    const bool waited = found.job.state == "queued" || found.job.state == "gathering";
+    std::string text = Cat(cancelled, waited ? " cancelled\n" : " is being cancelled\n");
     if (options_.json) text = Dump({{"schema", "regroup.cancel/1"}, {"job", cancelled}});
     RETURN_IF_ERROR(terminal.Print(text));
     return kDone;

@@ -58,7 +58,7 @@ absl::StatusOr<Client> Client::Dial(const Place& place) {
   if (place.tcp) {
     absl::StatusOr<std::vector<std::string>> hosts = ResolveHost(place.tcp->host);
     if (!hosts.ok()) {
-      return UserError(absl::StatusCode::kUnavailable, Cat("can not resolve ", place.tcp->host),
+      return UserError(absl::StatusCode::kUnavailable, Cat("cannot resolve ", place.tcp->host),
                        std::string(hosts.status().message()), "--coordinator with an IP address");
     }
     for (const std::string& host : *hosts)
@@ -70,19 +70,27 @@ absl::StatusOr<Client> Client::Dial(const Place& place) {
 // Says who listens there instead, where somebody does.
 absl::Status Client::Explained(const absl::Status& status) const {
   if (status.code() == absl::StatusCode::kInvalidArgument) return Refused(status);
-  if (status.code() != absl::StatusCode::kUnavailable) return status;
+  const bool silent = status.code() == absl::StatusCode::kDeadlineExceeded;
+  if (!silent && status.code() != absl::StatusCode::kUnavailable) return status;
   std::string because(status.message());
+  bool another = false;
   if (place_.tcp) {
     absl::StatusOr<std::vector<std::string>> hosts = ResolveHost(place_.tcp->host);
     if (hosts.ok() && !hosts->empty()) {
       ListenerDescription listener = DescribeListener(Address{hosts->front(), place_.tcp->port});
       if (listener.kind != ListenerKind::kRegroup) because = listener.sentence;
+      another = listener.kind == ListenerKind::kTorchStore || listener.kind == ListenerKind::kGrpc;
     }
+  }
+  if (silent && !another) {
+    return UserError(status.code(), Cat("the coordinator at ", place_.label, " does not answer"),
+                     "it takes the connection, but is stopped, stuck or very busy",
+                     "again in a moment; regroup ps shows what its journal says");
   }
   const std::optional<CoordinatorLock> lock =
       place_.folder.empty() ? std::nullopt : ReadCoordinatorLock(place_.folder);
   return UserError(absl::StatusCode::kUnavailable,
-                   Cat("the coordinator at ", place_.label, " can not be reached"), because,
+                   Cat("the coordinator at ", place_.label, " cannot be reached"), because,
                    lock && !lock->command.empty()
                        ? lock->command
                        : "is it running? regroup ps shows what this host knows");
@@ -105,7 +113,7 @@ absl::Status Client::CheckVersion(const Version& theirs) const {
       Cat("the coordinator at ", place_.label, " speaks another protocol"),
       Cat("it speaks ", theirs.major, ".", theirs.minor, " (", theirs.build, "), this command ",
           kProtocolMajor, ".", kProtocolMinor, " (", BuildId(), ")"),
-      "the regroup of that coordinator's host, or install the same on both");
+      "use the regroup of that coordinator's host, or install the same version on both");
 }
 
 template <class Reply, class Call>

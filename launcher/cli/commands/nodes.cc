@@ -40,9 +40,7 @@ class Nodes : public Command {
     ASSIGN_OR_RETURN(Reader reader, Reader::Open(options_, "regroup nodes"));
     ASSIGN_OR_RETURN(std::vector<NodeView> nodes, reader.Nodes());
     if (!words.rest.empty()) RETURN_IF_ERROR(Keep(words.rest[0], nodes));
-    for (const std::string& warning : reader.warnings())
-      terminal.Say(Cat("regroup: ", warning, "\n"));
-    for (const std::string& note : reader.notes()) terminal.Say(Cat("regroup: ", note, "\n"));
+    TellNotes(reader, terminal);
     RETURN_IF_ERROR(terminal.Print(Rendered(nodes, !words.rest.empty(), terminal)));
     bool hint =
         nodes.empty() && reader.notes().empty() && !options_.json && terminal.err().terminal;

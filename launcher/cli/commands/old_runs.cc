@@ -82,7 +82,7 @@ absl::StatusOr<std::vector<RunLogs>> RunsToPrune(const ReadOptions& options,
   ASSIGN_OR_RETURN(Reader reader, Reader::Open(here, "regroup prune"));
   ASSIGN_OR_RETURN(std::vector<JobView> unfinished, reader.Jobs(false));
   if (!reader.warnings().empty()) {
-    return UserError(absl::StatusCode::kFailedPrecondition, "can not tell which jobs are over",
+    return UserError(absl::StatusCode::kFailedPrecondition, "cannot tell which jobs are over",
                      reader.warnings().front(), "again when its coordinator answers");
   }
   ASSIGN_OR_RETURN(std::vector<JobView> all, reader.Jobs(true));

@@ -11,14 +11,15 @@ namespace {
 class Ps : public Command {
  public:
   Ps()
-      : Command(
-            {.name = "ps",
-             .summary = "list jobs: state, nodes, step, restarts, and why they wait",
-             .usage = "regroup ps [-a] [JOB]",
-             .text = "Jobs of the coordinators of this host, or of --coordinator. With -a ended "
+      : Command({.name = "ps",
+                 .summary = "list jobs: state, nodes, step, restarts, and why they wait",
+                 .usage = "regroup ps [-a] [JOB]",
+                 .text =
+                     "Jobs of the coordinators of this host, or of --coordinator. With -a ended "
                      "ones too.",
-             .example = "regroup ps -a",
-             .positionals = {{"JOB", "only this one: an id, a unique prefix of one, or last"}}}) {
+                 .example = "regroup ps -a",
+                 .positionals = {
+                     {"JOB", "only this one: an id, a name, the beginning of an id, or last"}}}) {
     AddSwitch(line().app(), "-a,--all", all_, "also jobs that are over");
     DescribeFlags(line().app(), options_);
     ScopeEnvironment(line().app(), "ps");
@@ -34,9 +35,7 @@ class Ps : public Command {
       ASSIGN_OR_RETURN(Found found, reader.FindJob(words.rest[0], false));
       jobs.push_back(std::move(found.job));
     }
-    for (const std::string& warning : reader.warnings())
-      terminal.Say(Cat("regroup: ", warning, "\n"));
-    for (const std::string& note : reader.notes()) terminal.Say(Cat("regroup: ", note, "\n"));
+    TellNotes(reader, terminal);
     RETURN_IF_ERROR(
         terminal.Print(options_.json ? JobsDocument(jobs) : RenderJobs(jobs, terminal.out())));
     bool hint = jobs.empty() && reader.notes().empty() && !options_.json && terminal.err().terminal;

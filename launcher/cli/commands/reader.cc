@@ -21,20 +21,24 @@ namespace {
 using namespace std::chrono_literals;
 using regroup::v1::ReadRequest;
 constexpr Duration kReadLimit = 10s;
+constexpr Duration kReadHereLimit = 2s;  // Of this host's: its journal says nearly as much.
 
 bool Exists(const std::string& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0;
 }
 
-absl::StatusOr<Reading> ReadEnded(const std::string& folder, const ReadRequest& request) {
+// `held`: a coordinator has the folder, but does not answer.
+absl::StatusOr<Reading> ReadJournal(const std::string& folder, bool held,
+                                    const ReadRequest& request) {
   coordinator::ReadFilter filter;
   filter.jobs = request.what() == ReadRequest::WHAT_JOBS;
   filter.nodes = !filter.jobs;
   (filter.jobs ? filter.job : filter.node) = request.selector();
   filter.ended = request.ended();
   filter.detail = request.detail();
-  absl::StatusOr<coordinator::ReadReply> reply = coordinator::ReadOffline(folder, filter);
+  absl::StatusOr<coordinator::ReadReply> reply =
+      held ? coordinator::ReadHeld(folder, filter) : coordinator::ReadOffline(folder, filter);
   if (!reply.ok()) return Refused(reply.status());
   return Reading{std::move(reply->jobs), std::move(reply->nodes), Version{}};
 }
@@ -67,18 +71,28 @@ absl::StatusOr<Reader::Part> Reader::ReadPlace(const Place& place,
   if (may_answer) {
     absl::StatusOr<Client> client = Client::Dial(place);
     absl::StatusOr<Reading> reading =
-        client.ok() ? client->Read(request, kReadLimit) : client.status();
-    if (reading.ok()) return Part{*std::move(reading), true};
-    if (reading.status().code() != absl::StatusCode::kUnavailable) return reading.status();
+        client.ok() ? client->Read(request, place.folder.empty() ? kReadLimit : kReadHereLimit)
+                    : client.status();
+    if (reading.ok()) return Part{*std::move(reading), true, false};
+    if (!absl::IsUnavailable(reading.status()) && !absl::IsDeadlineExceeded(reading.status()))
+      return reading.status();
     away = reading.status();
   }
+  if (place.folder.empty()) return away;
   // Who names a coordinator wants its answer, not what its journal said when it was last alive.
-  if (place.folder.empty() || !options_.coordinator.empty()) return away;
-  absl::StatusOr<Reading> ended = ReadEnded(place.folder, request);
-  if (ended.ok()) return Part{*std::move(ended), false};
-  // Its folder is locked, but it does not answer: starting, or ending.
-  if (ended.status().code() == absl::StatusCode::kUnavailable) return away;
-  return ended.status();
+  const bool named = !options_.coordinator.empty();
+  if (named && !absl::IsDeadlineExceeded(away)) return away;
+  absl::StatusOr<Reading> ended = ReadJournal(place.folder, false, request);
+  const bool held = absl::IsUnavailable(ended.status());
+  if (named && !held) return away;  // Another program has its port.
+  if (ended.ok()) return Part{*std::move(ended), false, false};
+  if (!held) return ended.status();
+  // Its folder is locked, but it does not answer: starting, ending, stopped, or its disk is full.
+  absl::StatusOr<Reading> durable = ReadJournal(place.folder, true, request);
+  const bool refused =
+      durable.status().code() == absl::StatusCode::kNotFound || IsAmbiguousJob(durable.status());
+  if (!durable.ok()) return refused ? durable.status() : away;
+  return Part{*std::move(durable), false, true};
 }
 
 absl::Status Reader::Each(const ReadRequest& request,
@@ -86,13 +100,22 @@ absl::Status Reader::Each(const ReadRequest& request,
   absl::Status first;
   std::size_t read = 0;
   warnings_.clear();
+  notes_.clear();
+  ambiguous_ = absl::OkStatus();
   for (const Place& place : places_) {
     absl::StatusOr<Part> part = ReadPlace(place, request);
     if (part.ok()) {
-      for (const std::string& warning : part->reading.warnings) warnings_.push_back(warning);
+      for (const std::string& warning : part->reading.warnings) notes_.push_back(warning);
+      if (part->held) {
+        notes_.push_back(Cat("the coordinator at ", place.label,
+                             " does not answer; this is what its journal says"));
+      }
       take(place, *std::move(part));
       ++read;
     } else if (part.status().code() == absl::StatusCode::kNotFound) {
+      ++read;
+    } else if (IsAmbiguousJob(part.status())) {
+      ambiguous_ = part.status();
       ++read;
     } else {
       UserErrorParts parts = PartsOf(part.status());
@@ -125,9 +148,8 @@ absl::StatusOr<std::vector<JobView>> Reader::Jobs(bool ended) {
   request.set_what(ReadRequest::WHAT_JOBS);
   request.set_ended(ended);
   std::vector<JobView> jobs;
-  notes_.clear();
   RETURN_IF_ERROR(Each(request, [&](const Place& place, Part part) {
-    if (!part.live) NoteDead(place, part.reading.jobs);
+    if (!part.live && !part.held) NoteDead(place, part.reading.jobs);
     std::move(part.reading.jobs.begin(), part.reading.jobs.end(), std::back_inserter(jobs));
   }));
   std::stable_sort(jobs.begin(), jobs.end(),
@@ -141,10 +163,9 @@ absl::StatusOr<std::vector<NodeView>> Reader::Nodes() {
   std::vector<NodeView> nodes;
   std::vector<Place> dead;
   bool live = false;
-  notes_.clear();
   RETURN_IF_ERROR(Each(request, [&](const Place& place, Part part) {
-    live = live || part.live;
-    if (!part.live && options_.coordinator.empty())
+    live = live || part.live || part.held;
+    if (!part.live && !part.held && options_.coordinator.empty())
       return dead.push_back(place);  // Nodes of an ended run are gone with it.
     std::move(part.reading.nodes.begin(), part.reading.nodes.end(), std::back_inserter(nodes));
   }));
@@ -157,53 +178,81 @@ absl::StatusOr<std::vector<NodeView>> Reader::Nodes() {
   return nodes;
 }
 
-absl::Status Reader::NoSuchJob(const std::string& selector) {
+absl::Status Reader::NoSuchJob(const std::string& word) {
   absl::StatusOr<std::vector<JobView>> jobs = Jobs(true);
   std::vector<std::string> ids;
   if (jobs.ok()) {
     for (const JobView& job : *jobs) ids.push_back(job.id.value());
   }
+  const std::string what = Cat("no job ", ShellQuote(word));
   if (ids.empty()) {
     std::string where;
     for (const Place& place : places_) where += Cat(where.empty() ? "" : ", ", place.label);
-    return UserError(absl::StatusCode::kNotFound, Cat("no job ", ShellQuote(selector)),
-                     where.empty() ? std::string("there is no run in the state directory")
-                                   : Cat("there is no job in ", where),
+    if (word == kLastJob) {
+      return UserError(
+          absl::StatusCode::kNotFound, "there is no job yet",
+          where.empty() ? "nothing has run from this state directory" : Cat("none in ", where),
+          "regroup run train.py, or --state-dir DIRECTORY");
+    }
+    return UserError(absl::StatusCode::kNotFound, what,
+                     where.empty() ? "nothing has run from this state directory"
+                                   : Cat("there is no job at all in ", where),
                      "regroup ps -a, or --state-dir DIRECTORY");
   }
-  std::string nearest = DidYouMean(selector, ids);
-  return UserError(absl::StatusCode::kNotFound, Cat("no job ", ShellQuote(selector)),
+  std::string nearest;
+  for (auto id = ids.rbegin(); nearest.empty() && id != ids.rend(); ++id) {
+    if (id->starts_with(word)) nearest = *id;
+  }
+  if (nearest.empty()) nearest = DidYouMean(word, ids);
+  return UserError(absl::StatusCode::kNotFound, what,
                    nearest.empty() ? "" : Cat("did you mean ", nearest, "?"), "regroup ps -a");
 }
 
-absl::StatusOr<Found> Reader::FindJob(const std::string& selector, bool detail) {
+absl::StatusOr<Found> Reader::FindJob(const std::string& word, bool detail, JobPrefixes prefixes) {
   ReadRequest request;
   request.set_what(ReadRequest::WHAT_JOBS);
-  request.set_selector(selector);
+  request.set_selector(word);
   request.set_detail(detail);
   std::vector<Found> found;
   RETURN_IF_ERROR(Each(request, [&](const Place& place, Part part) {
-    for (JobView& job : part.reading.jobs) found.push_back({std::move(job), place, part.live});
+    for (JobView& job : part.reading.jobs)
+      found.push_back({std::move(job), place, part.live, part.held});
   }));
-  if (found.empty()) return NoSuchJob(selector);
-  auto exact = std::stable_partition(found.begin(), found.end(),
-                                     [&](const Found& f) { return f.job.id.value() == selector; });
-  if (exact != found.begin()) found.erase(exact, found.end());
-  std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
-    return a.job.created_at > b.job.created_at;
-  });
-  std::set<std::string> ids;
-  for (const Found& f : found) ids.insert(f.job.id.value());
-  bool ambiguous = selector != "last" && found.size() > 1;
-  if (ambiguous) {
-    std::string list;
-    for (const Found& f : found)
-      list += Cat(list.empty() ? "" : ", ", f.job.id.value(), " (", f.place.label, ")");
-    return UserError(
-        absl::StatusCode::kFailedPrecondition, Cat(ShellQuote(selector), " is more than one job"),
-        list, ids.size() > 1 ? "the full id" : Cat("--coordinator ", found.front().place.label));
+  std::vector<JobChoice> choices;
+  for (const Found& f : found) {
+    const bool over = IsOver(f.job) && f.job.state != "preempted";
+    choices.push_back(
+        {f.job.id, f.job.spec.name, over, f.job.created_at.time_since_epoch().count()});
   }
-  return std::move(found.front());
+  const std::vector<std::size_t> meant = ChooseJobs(word, choices, prefixes);
+  const bool exact = meant.size() == 1 && found[meant[0]].job.id.value() == word;
+  if (!exact && !ambiguous_.ok()) {
+    const absl::Status ambiguous = ambiguous_;
+    if (prefixes == JobPrefixes::kAllowed) return ambiguous;
+    ASSIGN_OR_RETURN(const std::vector<JobView> jobs, Jobs(true));
+    const bool name = std::any_of(jobs.begin(), jobs.end(),
+                                  [&](const JobView& job) { return job.spec.name == word; });
+    return name ? ambiguous : NoSuchJob(word);
+  }
+  if (meant.empty()) return NoSuchJob(word);
+  if (meant.size() == 1) return std::move(found[meant[0]]);
+  std::string list;
+  std::set<std::string> ids;
+  for (std::size_t i : meant) {
+    list += Cat(list.empty() ? "" : ", ", found[i].job.id.value(), " (", found[i].place.label, ")");
+    ids.insert(found[i].job.id.value());
+  }
+  if (ids.size() > 1) return Refused(AmbiguousJob(word, list, *ids.begin()));
+  return UserError(absl::StatusCode::kFailedPrecondition,
+                   Cat("there is more than one job ", *ids.begin()), list,
+                   Cat("--coordinator ", found[meant[0]].place.label));
+}
+
+void TellNotes(const Reader& reader, const Terminal& terminal) {
+  for (const std::vector<std::string>* list : {&reader.warnings(), &reader.notes()}) {
+    for (const std::string& text : *list)
+      terminal.Say(Cat("regroup: ", EscapeControls(text), "\n"));
+  }
 }
 
 absl::StatusOr<Client> TheCoordinator(const ReadOptions& options, std::string_view command) {

@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/job_word.h"
 #include "common/base/views.h"
 #include "launcher/cli/commands/client.h"
+#include "launcher/cli/commands/command.h"
 #include "launcher/cli/commands/places.h"
 
 namespace regroup::cli {
@@ -18,6 +20,7 @@ struct Found {
   JobView job;
   Place place;
   bool live = false;  // Its coordinator answered.
+  bool held = false;  // It runs, but did not answer: `job` is what its journal says.
 };
 
 class Reader {
@@ -25,17 +28,19 @@ class Reader {
   // UNAVAILABLE when --coordinator was given and does not answer is told by the calls, not here.
   static absl::StatusOr<Reader> Open(const ReadOptions& options, std::string_view command);
 
-  // Of all places, oldest first. A place that can't be read is told by `warnings`, unless it is the
-  // only one; so is what a coordinator wants every reader to know.
+  // Of all places, oldest first. A place that cannot be read is told by `warnings`, unless it is
+  // the only one. `notes` has what a coordinator wants every reader to know, and what was read from
+  // the journal of one that does not run (and what starts it again) or does not answer. Sentences
+  // for people; nothing has gone wrong with the reading.
   absl::StatusOr<std::vector<JobView>> Jobs(bool ended);
   absl::StatusOr<std::vector<NodeView>> Nodes();
-  // A full id, a unique prefix, or "last" (the youngest). NOT_FOUND with the nearest id.
-  absl::StatusOr<Found> FindJob(const std::string& selector, bool detail);
+  // The job that the word means (common/base/job_word.h) among those of all places. NOT_FOUND with
+  // the nearest id.
+  absl::StatusOr<Found> FindJob(const std::string& word, bool detail,
+                                JobPrefixes prefixes = JobPrefixes::kAllowed);
 
   const std::vector<Place>& places() const { return places_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
-  // Of the last Jobs() or Nodes(): what was read from the journal of a coordinator that does not
-  // run, and what starts it again. Sentences for people; nothing has gone wrong with the reading.
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
@@ -43,19 +48,23 @@ class Reader {
       : options_(std::move(options)), places_(std::move(places)) {}
   struct Part {
     Reading reading;
-    bool live = false;
+    bool live = false, held = false;  // As in Found.
   };
   absl::StatusOr<Part> ReadPlace(const Place& place, const regroup::v1::ReadRequest& request) const;
   // Each place's part; NOT_FOUND parts are left out. The error when none could be read.
   absl::Status Each(const regroup::v1::ReadRequest& request,
                     const std::function<void(const Place&, Part)>& take);
-  absl::Status NoSuchJob(const std::string& selector);
+  absl::Status NoSuchJob(const std::string& word);
   void NoteDead(const Place& place, std::vector<JobView>& jobs);
 
   ReadOptions options_;
   std::vector<Place> places_;
   std::vector<std::string> warnings_, notes_;
+  absl::Status ambiguous_;  // What a place said of a word that means several of its jobs.
 };
+
+// Warnings and notes of the last reading, to standard error.
+void TellNotes(const Reader& reader, const Terminal& terminal);
 
 // The one live coordinator that a command which changes something talks to. That of runs without an
 // endpoint has to be named.

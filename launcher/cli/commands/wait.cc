@@ -19,7 +19,7 @@ class Wait : public Command {
                          "125 when there is no "
                          "such job. Ctrl-C ends the waiting, not the job.",
                  .example = "regroup wait gpt-7 && regroup logs gpt-7 --tail 20",
-                 .positionals = {{"JOB", "an id, a unique prefix of one, or last"}}}) {
+                 .positionals = {{"JOB", "an id, a name, the beginning of an id, or last"}}}) {
     AddDuration(line().app(), "--timeout", timeout_, "stop waiting (exit 124) after this time");
     DescribeFlags(line().app(), options_);
     ScopeEnvironment(line().app(), "wait");
@@ -31,7 +31,7 @@ class Wait : public Command {
     ASSIGN_OR_RETURN(Reader reader, Reader::Open(options_, Cat("regroup wait ", words.rest[0])));
     ASSIGN_OR_RETURN(Found found, reader.FindJob(words.rest[0], true));
     if (IsOver(found.job)) return TellEnd(found.job, options_.json, terminal);
-    if (!found.live) {
+    if (!found.live && !found.held) {
       return UserError(
           absl::StatusCode::kUnavailable,
           Cat(found.job.id.value(), " is ", found.job.state, ", but its coordinator does not run"),
@@ -44,7 +44,7 @@ class Wait : public Command {
 
   std::function<int(int)> on_signal(const Terminal& terminal) override {
     return [terminal](int signal) {
-      terminal.Say("regroup: not waiting any more; the job goes on\n");
+      terminal.Say("regroup: stopped waiting; the job goes on\n");
       return 128 + signal;
     };
   }

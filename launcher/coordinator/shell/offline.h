@@ -1,7 +1,7 @@
 #pragma once
 
 // Reading a coordinator's journal that nobody serves: what `ps`, `nodes`, `explain` and `logs` show
-// of ended runs.
+// of ended runs, and of those whose coordinator does not answer.
 
 #include <string>
 
@@ -15,5 +15,7 @@ namespace regroup::coordinator {
 // lock while it reads. UNAVAILABLE: a coordinator runs there (dial its socket instead). NOT_FOUND:
 // no folder, no journal, no such job or node.
 absl::StatusOr<ReadReply> ReadOffline(const std::string& folder, const ReadFilter& filter);
+// The answer of a coordinator that holds its folder, but does not answer: what is durable of it.
+absl::StatusOr<ReadReply> ReadHeld(const std::string& folder, const ReadFilter& filter);
 
 }  // namespace regroup::coordinator

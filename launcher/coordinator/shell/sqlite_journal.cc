@@ -73,7 +73,7 @@ absl::Status SqliteError(const std::string& path, sqlite3* database, const char*
     case SQLITE_NOTADB: return Damaged(path, text);
     default:
       return UserError(
-          absl::StatusCode::kInternal, "the journal " + path + " can't be used",
+          absl::StatusCode::kInternal, "the journal " + path + " cannot be used",
           std::string(doing) + ": " + text + " (SQLite code " + std::to_string(code) + ")", "");
   }
 }
@@ -146,8 +146,9 @@ class Connection {
   }
 
   absl::Status FileError(int error) const {
-    return UserError(io::ErrnoStatus(error, "").code(), "the journal " + path_ + " can't be opened",
-                     std::strerror(error), "look at that folder, or give another --state-dir");
+    return UserError(io::ErrnoStatus(error, "").code(),
+                     "the journal " + path_ + " cannot be opened", std::strerror(error),
+                     "look at that folder, or give another --state-dir");
   }
 
   // Nothing was ever made durable in it: empty, or its making was cut short by a crash.
@@ -340,6 +341,64 @@ absl::StatusOr<Journal::Batch> ReadSqliteJournal(const std::string& path) {
   ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
                    Connection::Open(path, /*may_create=*/false));
   return connection->Rows();
+}
+
+namespace {
+
+// What tells that a checkpoint has begun: it changes the file, and what follows it begins the log
+// anew. Commits only append to the log, and a transaction that was copied in part does not count.
+struct FileVersion {
+  timespec changed{};
+  off_t size = 0;
+  std::string log_header;
+};
+bool operator==(const FileVersion& a, const FileVersion& b) {
+  return a.changed.tv_sec == b.changed.tv_sec && a.changed.tv_nsec == b.changed.tv_nsec &&
+         a.size == b.size && a.log_header == b.log_header;
+}
+
+absl::StatusOr<FileVersion> VersionOf(const std::string& path) {
+  constexpr std::size_t kLogHeaderBytes = 32;
+  struct stat info {};
+  if (stat(path.c_str(), &info) != 0) return io::ErrnoStatus(errno, "the journal " + path);
+  FileVersion version{info.st_mtim, info.st_size, std::string(kLogHeaderBytes, '\0')};
+  const absl::StatusOr<io::UniqueFd> log = io::OpenRegular(path + "-wal", O_RDONLY);
+  const ssize_t n = log.ok() ? pread(log->get(), version.log_header.data(), kLogHeaderBytes, 0) : 0;
+  version.log_header.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return version;
+}
+
+absl::Status CopyJournal(const std::string& path, const std::string& copy) {
+  constexpr int kTries = 5;
+  for (int tries = 0; tries < kTries; ++tries) {
+    ASSIGN_OR_RETURN(const FileVersion before, VersionOf(path));
+    std::error_code error, no_log;
+    const auto overwrite = std::filesystem::copy_options::overwrite_existing;
+    std::filesystem::copy_file(path, copy, overwrite, error);
+    std::filesystem::remove(copy + "-wal", no_log);
+    std::filesystem::copy_file(path + "-wal", copy + "-wal", overwrite, no_log);
+    if (error) return io::ErrnoStatus(error.value(), "copy " + path + " to " + copy);
+    ASSIGN_OR_RETURN(const FileVersion after, VersionOf(path));
+    if (before == after) return absl::OkStatus();
+  }
+  return UserError(absl::StatusCode::kUnavailable, "the journal " + path + " cannot be read now",
+                   "it changes faster than it can be copied", "again in a moment");
+}
+
+}  // namespace
+
+absl::StatusOr<Journal::Batch> ReadHeldSqliteJournal(const std::string& path) {
+  // In memory, so that a full disk does not matter.
+  std::string folder = "/dev/shm/regroup-read-XXXXXX";
+  if (mkdtemp(folder.data()) == nullptr) {
+    folder = std::filesystem::temp_directory_path().string() + "/regroup-read-XXXXXX";
+    if (mkdtemp(folder.data()) == nullptr) return io::ErrnoStatus(errno, "make " + folder);
+  }
+  const std::string copy = folder + "/journal";
+  const absl::Status copied = CopyJournal(path, copy);
+  absl::StatusOr<Journal::Batch> rows = copied.ok() ? ReadSqliteJournal(copy) : copied;
+  io::RemoveTree(folder).IgnoreError();
+  return rows;
 }
 
 }  // namespace regroup::coordinator

@@ -24,5 +24,8 @@ std::unique_ptr<Journal> MakeSqliteJournal(const std::string& path);
 // All rows of an existing file, on the caller's thread. REQUIRES: as above. NOT_FOUND when there is
 // no file.
 absl::StatusOr<Journal::Batch> ReadSqliteJournal(const std::string& path);
+// The same of a file that another process may hold: reads a copy of it in memory, and writes
+// nothing beside it. UNAVAILABLE when the file changes faster than it can be copied.
+absl::StatusOr<Journal::Batch> ReadHeldSqliteJournal(const std::string& path);
 
 }  // namespace regroup::coordinator

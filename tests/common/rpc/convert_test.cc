@@ -434,22 +434,44 @@ TEST(Convert, RefusalsKeepTheirThreeParts) {
   EXPECT_FALSE(StatusFrom(odd).ok());
 }
 
-TEST(GrpcStatus, OfAFailedConnectionOnlyTheEndIsKept) {
-  const std::pair<const char*, const char*> rows[] = {
-      {"failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.4:29400: Failed to "
-       "connect to remote host: Connection refused",
-       "Connection refused"},
-      {"failed to connect to all addresses; last error: UNAVAILABLE: ipv6:%5B::1%5D:29400: Failed "
-       "parsing HTTP/2",
-       "Failed parsing HTTP/2"},
-      {"failed to connect to all addresses; last error: UNKNOWN: unix:/proc/self/fd/7/socket: "
-       "Connection refused",
-       "Connection refused"},
-      {"Socket closed", "Socket closed"},
-      {"last error: nothing like the others", "last error: nothing like the others"},
+// What gRPC says is for those who write it: people read the words of the system, or ours.
+TEST(GrpcStatus, NothingOfWhatGrpcSaysIsTold) {
+  struct Row {
+    grpc::StatusCode code;
+    const char* said;
+    std::string told;
   };
-  for (const auto& [said, kept] : rows) {
-    EXPECT_EQ(FromGrpcStatus(grpc::Status(grpc::StatusCode::UNAVAILABLE, said)).message(), kept);
+  const std::string dialling = "failed to connect to all addresses; last error: UNKNOWN: ";
+  const std::string refused =
+      dialling + "ipv4:10.0.0.4:29400: Failed to connect to remote host: Connection refused";
+  const std::string other =
+      "failed to connect to all addresses; last error: UNAVAILABLE: ipv6:%5B::1%5D:29400: Failed "
+      "parsing HTTP/2";
+  const std::string local = dialling + "unix:/proc/self/fd/7/socket: Connection refused";
+  const auto kUnavailable = grpc::StatusCode::UNAVAILABLE;
+  const std::string closed = "the connection was closed";
+  const Row rows[] = {
+      {kUnavailable, refused.c_str(), "Connection refused"},
+      {kUnavailable, local.c_str(), "Connection refused"},
+      {kUnavailable, other.c_str(), closed},
+      {kUnavailable, "Socket closed", closed},
+      {kUnavailable, "keepalive watchdog timeout", closed},
+      {kUnavailable, "GOAWAY received", closed},
+      {kUnavailable, "recvmsg:Connection reset by peer", "Connection reset by peer"},
+      {kUnavailable, "", closed},
+      {grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded", "it has not answered in time"},
+      {grpc::StatusCode::CANCELLED, "CANCELLED", "the call was ended"},
+      {grpc::StatusCode::RESOURCE_EXHAUSTED,
+       "Received message larger than max (33554433 vs. 33554432)", "the message is too large"},
+      {grpc::StatusCode::UNIMPLEMENTED, "", "it does not know this call; its version differs"},
+      {grpc::StatusCode::INTERNAL, "Received RST_STREAM with error code 2",
+       "the connection failed, code 13"},
+      {grpc::StatusCode::UNKNOWN, "Stream removed", "the connection failed, code 2"},
+  };
+  for (const Row& row : rows) {
+    const absl::Status status = FromGrpcStatus(grpc::Status(row.code, row.said));
+    EXPECT_EQ(status.message(), row.told) << row.said;
+    EXPECT_EQ(static_cast<int>(status.code()), static_cast<int>(row.code));
   }
 }
 
