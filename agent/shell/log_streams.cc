@@ -3,12 +3,15 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/support/client_callback.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "agent/shell/log_selection.h"
 #include "proto/coordinator.grpc.pb.h"
 
@@ -16,8 +19,9 @@ namespace regroup::agent {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kLookAgain = 50ms;
+constexpr auto kLookAgain = 50ms, kLookAgainPerStream = 1ms;
 constexpr auto kEndLimit = 5s;
+constexpr std::size_t kMaxRefusals = 64;  // At a time; a stream that is not opened says less.
 
 // A client stream whose writer is a thread that may wait. gRPC's callbacks only set flags.
 class Call final : public grpc::ClientWriteReactor<v1::SendLogsRequest> {
@@ -105,12 +109,15 @@ class Call final : public grpc::ClientWriteReactor<v1::SendLogsRequest> {
 
 class LogStreams::Feeder {
  public:
+  // `refusal`: sent instead of lines, unless it is empty.
   Feeder(const Connection& connection, std::string log_root, std::string name,
-         const v1::OpenLogs& asked)
+         const v1::OpenLogs& asked, std::atomic<int>& serving, std::string refusal)
       : call_(connection),
         stream_(asked.stream_id()),
         follow_(asked.selection().follow()),
         reader_(std::move(log_root), std::move(name), asked.selection()),
+        serving_(serving),
+        refusal_(std::move(refusal)),
         thread_([this] { Run(); }) {}
   ~Feeder() {
     call_.Cut();
@@ -123,6 +130,18 @@ class LogStreams::Feeder {
   void Run() {
     v1::SendLogsRequest request;
     request.set_stream_id(stream_);
+    if (!refusal_.empty()) {
+      request.set_problem(refusal_);
+      call_.Write(request);
+    } else {
+      ++serving_;
+      Serve(request);
+      --serving_;
+    }
+    call_.End();
+    finished_ = true;
+  }
+  void Serve(v1::SendLogsRequest& request) {
     bool connected = call_.Write(request);
     request.clear_stream_id();
     for (bool last = false; connected;) {
@@ -137,7 +156,9 @@ class LogStreams::Feeder {
         last = true;
         continue;
       }
-      connected = call_.Wait(kLookAgain, stop_following_);
+      connected = call_.Wait(
+          std::max<std::chrono::milliseconds>(kLookAgain, serving_.load() * kLookAgainPerStream),
+          stop_following_);
       // What was written before the end was asked for is read once more.
       if (stop_following_) follow_ = false;
     }
@@ -146,8 +167,6 @@ class LogStreams::Feeder {
       request.set_problem(reader_.problem());
       call_.Write(request);
     }
-    call_.End();
-    finished_ = true;
   }
 
   Call call_;
@@ -155,6 +174,8 @@ class LogStreams::Feeder {
   bool follow_;  // Thread.
   std::atomic<bool> stop_following_ = false;
   LogSelectionReader reader_;
+  std::atomic<int>& serving_;
+  const std::string refusal_;
   std::atomic<bool> finished_ = false;
   std::thread thread_;
 };
@@ -173,9 +194,13 @@ void LogStreams::Open(const Connection& connection, const NodeId& node, const st
   // Not opening it says as much as opening one that carries nothing; the coordinator waits for
   // neither for long.
   const std::string& only = asked.selection().node();
-  if (feeders_.size() >= kMaxStreams || (!only.empty() && only != name && only != node.value()))
-    return;
-  feeders_.emplace(asked.stream_id(), std::make_unique<Feeder>(connection, log_root_, name, asked));
+  if (!only.empty() && only != name && only != node.value()) return;
+  if (feeders_.size() >= kMaxStreams + kMaxRefusals) return;
+  std::string refusal;
+  if (feeders_.size() >= kMaxStreams)
+    refusal = absl::StrCat("its agent serves ", kMaxStreams, " readers of logs already");
+  feeders_.emplace(asked.stream_id(), std::make_unique<Feeder>(connection, log_root_, name, asked,
+                                                               serving_, std::move(refusal)));
 }
 
 }  // namespace regroup::agent

@@ -468,6 +468,7 @@ absl::StatusOr<LogReader::Chunk> LogReader::Next(std::size_t max_bytes) {
 // ---- lines -------------------------------------------------------------------------------------
 
 void LineSplitter::Add(std::string_view bytes, WallTime at, std::vector<LogLine>& out) {
+  const std::size_t all = bytes.size();
   while (!bytes.empty()) {
     if (partial_.text.empty() && !cut_) partial_.at = at;
     const std::size_t room = max_line_bytes_ - partial_.text.size();
@@ -476,6 +477,7 @@ void LineSplitter::Add(std::string_view bytes, WallTime at, std::vector<LogLine>
       partial_.text.append(bytes.substr(0, newline));
       bytes.remove_prefix(newline + 1);
       partial_.complete = true;
+      partial_.end = all - bytes.size();
       out.push_back(std::move(partial_));
       partial_ = LogLine{};
       cut_ = false;
@@ -483,6 +485,7 @@ void LineSplitter::Add(std::string_view bytes, WallTime at, std::vector<LogLine>
       partial_.text.append(bytes.substr(0, room));
       bytes.remove_prefix(room);
       partial_.complete = false;
+      partial_.end = all - bytes.size();
       const WallTime begun = partial_.at;
       out.push_back(std::move(partial_));
       partial_ = LogLine{};

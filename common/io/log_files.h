@@ -120,6 +120,7 @@ struct LogLine {
   WallTime at{};         // When its first byte was written to the log.
   std::string text;      // Without the newline; any bytes.
   bool complete = true;  // False: the stream ended, or paused longer than asked, within this line.
+  std::size_t end = 0;   // Bytes of the LineSplitter::Add that finished it, up to its end.
 };
 
 // Reads one stream of one rank from a position on, also while it is written: call again later for

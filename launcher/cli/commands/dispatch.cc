@@ -23,7 +23,7 @@ absl::Status WriteAll(int fd, std::string_view text) {
     ssize_t wrote = ::write(fd, text.data(), text.size());
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote < 0)
-      return absl::InternalError(Cat("can not write to standard output: ", std::strerror(errno)));
+      return absl::InternalError(Cat("cannot write to standard output: ", std::strerror(errno)));
     text.remove_prefix(static_cast<std::size_t>(wrote));
   }
   return absl::OkStatus();
@@ -133,11 +133,20 @@ absl::Status CheckWords(Command& command, const ParsedLine& words, std::size_t l
                         std::size_t most) {
   if (words.rest.size() >= least && words.rest.size() <= most) return absl::OkStatus();
   CommandDescription description = command.line().Describe();
-  std::string what = words.rest.size() < least
-                         ? Cat("regroup ", description.name, " needs more words")
-                         : Cat("too many words: ", ShellQuote(words.rest[most]));
-  return UserError(absl::StatusCode::kInvalidArgument, what, Cat("usage: ", description.usage),
-                   Cat("regroup ", description.name, " --help"));
+  const std::string usage = Cat("usage: ", description.usage), name = description.name;
+  if (words.rest.size() > most) {
+    return UserError(absl::StatusCode::kInvalidArgument,
+                     Cat("too many words: ", ShellQuote(words.rest[most])), usage,
+                     Cat("regroup ", name, " --help"));
+  }
+  const bool a_job = !description.positionals.empty() && description.positionals[0].first == "JOB";
+  if (!a_job) {
+    return UserError(absl::StatusCode::kInvalidArgument, Cat("regroup ", name, " needs more words"),
+                     usage, Cat("regroup ", name, " --help"));
+  }
+  // What looks at the youngest job does no harm; what ends one should be meant.
+  return UserError(absl::StatusCode::kInvalidArgument, Cat("regroup ", name, " needs a job"), usage,
+                   name == "cancel" ? "regroup ps" : Cat("regroup ", name, " last"));
 }
 
 int Dispatch(const std::vector<std::string>& args,

@@ -1,13 +1,13 @@
-#include <algorithm>
+#include "launcher/cli/render/explain.h"
 
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
 #include "launcher/cli/commands/all.h"
+#include "launcher/cli/commands/job_parts.h"
 #include "launcher/cli/commands/log_source.h"
 #include "launcher/cli/commands/reader.h"
-#include "launcher/cli/render/explain.h"
 #include "launcher/cli/render/json.h"
 
 namespace regroup::cli {
@@ -16,15 +16,16 @@ namespace {
 class ExplainCommand : public Command {
  public:
   ExplainCommand()
-      : Command({.name = "explain",
-                 .summary = "why: each restart with its cause and its seconds, ranks, waits, time",
-                 .usage = "regroup explain [JOB|NODE] [--generation G]",
-                 .text = "Explains the youngest job when none is named. Ended runs are read from "
-                         "their journal, no "
-                         "daemon needed.",
-                 .example = "regroup explain\nregroup explain train-4 --generation 1",
-                 .positionals = {
-                     {"JOB|NODE", "an id, a unique prefix of one, last, or a node's name"}}}) {
+      : Command(
+            {.name = "explain",
+             .summary = "explain why a job restarted, waited or failed",
+             .usage = "regroup explain [JOB|NODE] [--generation G]",
+             .text = "Explains the youngest job when none is named. Ended runs are read from "
+                     "their journal, no "
+                     "daemon needed.",
+             .example = "regroup explain\nregroup explain train-4 --generation 1",
+             .positionals = {
+                 {"JOB|NODE", "an id, a name, the beginning of an id, last, or a node's name"}}}) {
     AddInt(line().app(), "--generation", generation_, 1, 1'000'000'000, "only this generation",
            "G");
     DescribeFlags(line().app(), options_);
@@ -43,9 +44,10 @@ class ExplainCommand : public Command {
       return kDone;
     }
     RETURN_IF_ERROR(found.status());
-    RETURN_IF_ERROR(CheckGeneration(found->job));
+    TellNotes(reader, terminal);
     std::optional<Generation> only;
     if (generation_) only = Generation(static_cast<std::uint64_t>(*generation_));
+    if (only) RETURN_IF_ERROR(CheckGeneration(found->job, *only, "regroup explain"));
     const std::vector<std::string> output = OutputNotes(found->place, found->job.id);
     RETURN_IF_ERROR(terminal.Print(options_.json
                                        ? ExplainDocument(found->job, output)
@@ -62,21 +64,6 @@ class ExplainCommand : public Command {
       return options_.json ? NodesDocument({node}) : RenderExplain(node, terminal.out());
     }
     return absl::NotFoundError(name);
-  }
-
-  absl::Status CheckGeneration(const JobView& job) const {
-    if (!generation_) return absl::OkStatus();
-    auto has = [&](const GenerationView& g) {
-      return g.generation.value() == static_cast<std::uint64_t>(*generation_);
-    };
-    if (std::any_of(job.generations.begin(), job.generations.end(), has)) return absl::OkStatus();
-    std::string known = job.generations.empty()
-                            ? "it has none yet"
-                            : Cat("it has ", job.generations.front().generation.value(), " to ",
-                                  job.generations.back().generation.value());
-    return UserError(absl::StatusCode::kNotFound,
-                     Cat("no generation ", *generation_, " of ", job.id.value()), known,
-                     Cat("regroup explain ", job.id.value()));
   }
 
   std::optional<int> generation_;

@@ -88,6 +88,8 @@ struct StreamId {
 
 absl::StatusOr<io::LogPosition> Start(const StreamId& id, const LogFilter& filter) {
   io::LogPosition start;
+  if (filter.read.Knows(id.node))
+    return filter.read.Find(id.node, id.generation, id.rank, id.stream).value_or(start);
   if (filter.since) {
     WallTime since = io::WallNow() - std::chrono::duration_cast<WallTime::duration>(*filter.since);
     ASSIGN_OR_RETURN(start, io::PositionSince(id.directory, id.stream, since));
@@ -225,14 +227,18 @@ absl::Status ForEachStream(const std::vector<std::string>& roots, const JobView&
     for (const auto& [generation, ranks] : there) {
       if (filter.generation && generation != *filter.generation) continue;
       // The end of a node's output is the end of its newest generation.
-      if (filter.tail && !filter.generation && generation != there.rbegin()->first) continue;
+      if (filter.tail && !filter.generation && filter.read.empty() &&
+          generation != there.rbegin()->first)
+        continue;
       for (int rank : ranks) {
         bool asked = filter.ranks.empty() || std::find(filter.ranks.begin(), filter.ranks.end(),
                                                        rank) != filter.ranks.end();
         if (!asked || (!filter.node.empty() && !IsNode(job, generation, rank, filter.node)))
           continue;
+        const std::string node = NodeOf(job, generation, rank);
+        if (generation < filter.read.ReadBefore(node)) continue;
         StreamId id{io::LogDirectory(root, job.id, generation, rank), io::LogStream::kStdout,
-                    generation, rank, NodeOf(job, generation, rank)};
+                    generation, rank, node};
         if (!filter.stderr_only) RETURN_IF_ERROR(visit(id));
         id.stream = io::LogStream::kStderr;
         if (!filter.stdout_only) RETURN_IF_ERROR(visit(id));
@@ -309,6 +315,8 @@ struct LogReplies::Stream {
 };
 
 void LogReplies::Add(const regroup::v1::LogChunk& chunk) {
+  marks_.Take(chunk);
+  if (chunk.data().empty()) return;
   std::string key =
       Cat(chunk.node(), "/", chunk.generation(), "/", chunk.rank(), chunk.is_stderr() ? "e" : "o");
   std::shared_ptr<Stream>& stream = streams_[key];

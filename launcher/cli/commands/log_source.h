@@ -4,12 +4,15 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/rpc/log_marks.h"
 #include "launcher/cli/commands/reader.h"
 #include "launcher/cli/render/log_text.h"
 
@@ -25,6 +28,7 @@ struct LogFilter {
   bool stdout_only = false, stderr_only = false;  // Not both.
   std::optional<Duration> since;
   std::optional<int> tail;  // Per rank and stream.
+  LogMarks read;            // What was printed already; of a node that it knows only the rest.
 };
 
 // Directories below the state directory (and `log_dir`, if given) that hold logs of this job: the
@@ -63,12 +67,15 @@ class LogReplies {
   LogReplies(std::function<void(LogEntry)> take, std::function<void(std::string)> tell)
       : take_(std::move(take)), tell_(std::move(tell)) {}
   void Add(const regroup::v1::LogChunk& chunk);
+  // How far they have come, for a call that goes on where this one broke.
+  const LogMarks& marks() const { return marks_; }
   void Finish();  // What is left of unfinished lines.
 
  private:
   struct Stream;
   std::function<void(LogEntry)> take_;
   std::function<void(std::string)> tell_;
+  LogMarks marks_;
   std::map<std::string, std::shared_ptr<Stream>> streams_;
 };
 

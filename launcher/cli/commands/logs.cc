@@ -1,6 +1,7 @@
 #include <regex.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -10,8 +11,10 @@
 #include "common/base/user_error.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
+#include "common/io/proc.h"
 #include "common/rpc/convert.h"
 #include "launcher/cli/commands/all.h"
+#include "launcher/cli/commands/job_parts.h"
 #include "launcher/cli/commands/log_source.h"
 #include "launcher/cli/render/lists.h"
 
@@ -25,6 +28,7 @@ constexpr std::size_t kPrintedAtOnceBytes = 1u << 20;  // Of what is read from f
 constexpr auto kReorder =
     100ms;  // A followed line waits once or twice this long for older ones of other ranks.
 constexpr int kMostRanks = 65'536;
+constexpr Duration kPatience = 10min, kShownAfter = 2s, kRetry = 200ms;  // With a coordinator.
 
 // POSIX extended, as grep -E; linear in memory, unlike std::regex. Lines may hold NUL.
 class Pattern {
@@ -82,14 +86,15 @@ class Logs : public Command {
                  .text = "Lines of all ranks and generations, merged by the time they were written "
                          "(UTC); a line "
                          "separates generations. A live job's logs come from every agent, nodes "
-                         "that can not be reached "
-                         "are named; an ended run's are read from disk. On a terminal workers can "
+                         "that cannot be reached "
+                         "are named; an ended run's are read from disk. With -f no line is lost "
+                         "while an agent or the coordinator restarts. On a terminal workers can "
                          "colour their lines, of a progress bar the last state is shown, and every "
                          "other control byte is escaped; into a pipe, and with --raw, go the bytes "
                          "that were written.",
                  .example = "regroup logs train-4 -f --rank 0\nregroup logs last --generation 3 "
                             "--stderr --tail 20",
-                 .positionals = {{"JOB", "an id, a unique prefix of one, or last"}}}) {
+                 .positionals = {{"JOB", "an id, a name, the beginning of an id, or last"}}}) {
     AddSwitch(line().app(), "-f,--follow", follow_, "go on until the job is over");
     AddParsed(line().app(), "--rank", "R,R", "", "only these global ranks",
               [this](std::string_view text) { return ParseRanks(text, filter_.ranks = {}); });
@@ -120,6 +125,11 @@ class Logs : public Command {
     if (generation_) filter_.generation = Generation(static_cast<std::uint64_t>(*generation_));
     ASSIGN_OR_RETURN(Reader reader, Reader::Open(options_, Cat("regroup logs ", words.rest[0])));
     ASSIGN_OR_RETURN(Found found, reader.FindJob(words.rest[0], true));
+    TellNotes(reader, terminal);
+    RETURN_IF_ERROR(Check(reader, found.job));
+    if (found.job.generations.empty())
+      terminal.Say(Cat("regroup: ", found.job.id.value(), " has no output yet, ",
+                       NotStarted(found.job), "; waiting for it\n"));
     LogForm form = options_.json ? LogForm::kJson : raw_ ? LogForm::kRaw : LogForm::kText;
     LogMerge merge(found.job, form, terminal.out());
     bool run_over =
@@ -130,7 +140,7 @@ class Logs : public Command {
       if (log_dir_.empty()) roots = OwnLogRoots(roots, found.place, found.job.spec.origin);
       if (!found.live || !roots.empty()) return FromDisk(found, roots, merge, terminal);
     }
-    return Live(found, merge, terminal);
+    return Live(reader, std::move(found), merge, terminal);
   }
 
   std::function<int(int)> on_signal(const Terminal&) override {
@@ -139,6 +149,15 @@ class Logs : public Command {
   }
 
  private:
+  absl::Status Check(Reader& reader, const JobView& job) const {
+    std::vector<NodeView> nodes;
+    if (follow_ && !filter_.node.empty()) {
+      absl::StatusOr<std::vector<NodeView>> known = reader.Nodes();
+      if (known.ok()) nodes = *std::move(known);
+    }
+    return CheckLogs(job, filter_, follow_, nodes);
+  }
+
   absl::StatusOr<int> FromDisk(const Found& found, const std::vector<std::string>& roots,
                                LogMerge& merge, const Terminal& terminal) {
     if (roots.empty()) {
@@ -237,8 +256,17 @@ class Logs : public Command {
     std::thread thread_;
   };
 
-  absl::StatusOr<int> Live(const Found& found, LogMerge& merge, const Terminal& terminal) {
-    ASSIGN_OR_RETURN(Client client, Client::Dial(found.place));
+  // What one reading has got so far, over any number of calls.
+  struct Progress {
+    Progress(std::function<void(LogEntry)> take, std::function<void(std::string)> tell)
+        : replies(std::move(take), std::move(tell)) {}
+    LogReplies replies;
+    std::map<std::string, std::string> problems;  // By node.
+    std::uint64_t last_event = 0;
+    absl::Status printed;
+  };
+
+  absl::StatusOr<int> Live(Reader& reader, Found found, LogMerge& merge, const Terminal& terminal) {
     std::unique_ptr<Follower> follower;
     std::mutex alone;
     if (follow_) {
@@ -246,36 +274,111 @@ class Logs : public Command {
     } else if (!filter_.tail && !filter_.since) {
       AddEvents(found.job, merge);
     }
-    absl::Status printed;
-    std::map<std::string, std::string> problems;  // By node.
-    LogReplies replies(
+    Progress progress(
         [&](LogEntry entry) {
-          if (printed.ok()) printed = AddEntry(std::move(entry), merge, terminal);
+          if (progress.printed.ok()) progress.printed = AddEntry(std::move(entry), merge, terminal);
         },
         [&](std::string text) { terminal.Say(Cat("regroup: ", text, "\n")); });
-    absl::Status called =
-        client.Logs(Selection(found.job.id), [&](const regroup::v1::LogsReply& reply) {
-          std::lock_guard lock(follower ? follower->mutex() : alone);
-          if (reply.has_chunk()) replies.Add(reply.chunk());
-          if (reply.has_ended() && !reply.ended().problem().empty())
-            problems[reply.ended().node()] = reply.ended().problem();
-          if (reply.has_event()) AddLiveEvent(reply.event(), merge);
-          return printed.ok();
-        });
-    if (follower) printed.Update(follower->status());
+    if (!found.job.events.empty()) progress.last_event = found.job.events.back().number;
+    std::mutex& mutex = follower ? follower->mutex() : alone;
+    absl::Status called = Call(found, progress, mutex, merge, terminal);
+    // Its coordinator was killed, say: whatever is missing is asked for again once it is back.
+    while (follow_ && absl::IsUnavailable(called)) {
+      ASSIGN_OR_RETURN(found, Await(reader, found, called, terminal));
+      {
+        std::lock_guard lock(mutex);
+        for (const JobEvent& event : found.job.events) AddNewEvent(event, progress, merge);
+      }
+      called = found.live ? Call(found, progress, mutex, merge, terminal) : absl::OkStatus();
+    }
+    if (follower) progress.printed.Update(follower->status());
     follower.reset();
-    replies.Finish();
-    printed.Update(terminal.Print(merge.Take(std::nullopt)));
-    for (const auto& [node, problem] : problems)
+    progress.replies.Finish();
+    if (follow_ && called.ok()) called = Rest(reader, found, progress, merge, terminal);
+    progress.printed.Update(terminal.Print(merge.Take(std::nullopt)));
+    for (const auto& [node, problem] : progress.problems)
       terminal.Say(Cat("regroup: no logs from ", node, ": ", EscapeControls(problem), "\n"));
-    RETURN_IF_ERROR(printed);
+    RETURN_IF_ERROR(progress.printed);
     RETURN_IF_ERROR(called);
-    return problems.empty() ? kDone : kNo;
+    return progress.problems.empty() ? kDone : kNo;
   }
 
-  void AddLiveEvent(const regroup::v1::JobEvent& message, LogMerge& merge) const {
-    absl::StatusOr<JobEvent> event = FromProto(message);
-    if (event.ok() && !filter_.generation) merge.Add(*event);
+  absl::Status Call(const Found& found, Progress& progress, std::mutex& mutex, LogMerge& merge,
+                    const Terminal& terminal) const {
+    ASSIGN_OR_RETURN(Client client, Client::Dial(found.place));
+    regroup::v1::LogSelection selection = Selection(found.job.id);
+    progress.replies.marks().AddTo(selection);
+    progress.problems.clear();
+    return client.Logs(selection, [&](const regroup::v1::LogsReply& reply) {
+      std::lock_guard lock(mutex);
+      if (reply.has_chunk()) progress.replies.Add(reply.chunk());
+      if (reply.has_ended() && !reply.ended().problem().empty())
+        progress.problems[reply.ended().node()] = reply.ended().problem();
+      if (reply.has_waiting()) TellWaiting(reply.waiting(), terminal);
+      if (reply.has_event()) {
+        absl::StatusOr<JobEvent> event = FromProto(reply.event());
+        if (event.ok()) AddNewEvent(*event, progress, merge);
+      }
+      return progress.printed.ok();
+    });
+  }
+
+  static void TellWaiting(const regroup::v1::LogsReply::Source& source, const Terminal& terminal) {
+    const std::string node = EscapeControls(source.node());
+    terminal.Say(source.problem().empty() ? Cat("regroup: the logs of ", node, " go on\n")
+                                          : Cat("regroup: waiting for the logs of ", node, ": ",
+                                                EscapeControls(source.problem()), "\n"));
+  }
+
+  // Until the coordinator answers, or its journal says that the job is over.
+  absl::StatusOr<Found> Await(Reader& reader, const Found& lost, const absl::Status& why,
+                              const Terminal& terminal) const {
+    const Instant begun = io::MonotonicNow();
+    for (bool told = false;;) {
+      std::this_thread::sleep_for(kRetry);  // First: who is starting refuses at once.
+      absl::StatusOr<Found> found = reader.FindJob(lost.job.id.value(), true);
+      if (found.ok() && (found->live || IsOver(found->job))) {
+        if (told && found->live) terminal.Say("regroup: the coordinator answers again\n");
+        return found;
+      }
+      const Duration away = io::MonotonicNow() - begun;
+      if (away > kPatience) return why;
+      if (!told && away > kShownAfter) {
+        terminal.Say("regroup: the coordinator does not answer; waiting for it, no line is lost\n");
+        told = true;
+      }
+    }
+  }
+
+  // The agents of a launched job end with it, perhaps before all was sent: the rest is read from
+  // this host's files. What lies on other hosts stays a problem.
+  absl::Status Rest(Reader& reader, Found& found, Progress& progress, LogMerge& merge,
+                    const Terminal& terminal) {
+    if (found.live && progress.problems.empty()) return absl::OkStatus();
+    if (absl::StatusOr<Found> now = reader.FindJob(found.job.id.value(), true); now.ok())
+      found = *std::move(now);
+    std::vector<std::string> roots = FindLogRoots(found.place.state_dir(), log_dir_, found.job.id);
+    if (log_dir_.empty()) roots = OwnLogRoots(roots, found.place, found.job.spec.origin);
+    if (roots.empty()) return absl::OkStatus();
+    LogFilter rest = filter_;
+    rest.read = progress.replies.marks();
+    RETURN_IF_ERROR(ReadLogFiles(roots, found.job, rest, [&](LogEntry entry) {
+      if (progress.printed.ok()) progress.printed = AddEntry(std::move(entry), merge, terminal);
+    }));
+    const std::vector<std::string> without = NodesWithoutLogs(roots, found.job);
+    for (const std::string& node : without) {
+      if (!found.live) terminal.Say(Cat("regroup: no output of ", node, " on this host\n"));
+    }
+    std::erase_if(progress.problems, [&](const auto& entry) {
+      return std::find(without.begin(), without.end(), entry.first) == without.end();
+    });
+    return absl::OkStatus();
+  }
+
+  void AddNewEvent(const JobEvent& event, Progress& progress, LogMerge& merge) const {
+    if (event.number <= progress.last_event) return;
+    progress.last_event = event.number;
+    if (!filter_.generation) merge.Add(event);
   }
 
   bool follow_ = false, raw_ = false;

@@ -21,6 +21,21 @@ std::string LossText(const std::optional<double>& loss) {
   return text;
 }
 
+std::string JobsOf(const NodeView& node) {
+  std::vector<std::string> jobs;
+  for (const JobId& job : node.jobs) jobs.push_back(job.value());
+  return jobs.empty() ? kNone : JoinWords(jobs, ",");
+}
+
+std::string NoteOf(const NodeView& node) {
+  std::vector<std::string> notes;
+  if (node.coordinator_host) notes.push_back("coordinator");
+  if (!node.note.empty()) notes.push_back(node.note);
+  return JoinWords(notes);
+}
+
+}  // namespace
+
 std::string WhyOf(const JobView& job) {
   ReasonContext context{job.id, job.generation, job.spec.origin};
   std::string why;
@@ -36,21 +51,6 @@ std::string WhyOf(const JobView& job) {
   if (!by_failure || !job.last_failure) return why;
   return Cat(why, " · ", Explain(EndReason(WorkerFailed{*job.last_failure}), context).brief);
 }
-
-std::string JobsOf(const NodeView& node) {
-  std::vector<std::string> jobs;
-  for (const JobId& job : node.jobs) jobs.push_back(job.value());
-  return jobs.empty() ? kNone : JoinWords(jobs, ",");
-}
-
-std::string NoteOf(const NodeView& node) {
-  std::vector<std::string> notes;
-  if (node.coordinator_host) notes.push_back("coordinator");
-  if (!node.note.empty()) notes.push_back(node.note);
-  return JoinWords(notes);
-}
-
-}  // namespace
 
 bool IsOver(const std::string& state) {
   static const std::set<std::string> over = {"succeeded", "failed", "cancelled", "preempted"};

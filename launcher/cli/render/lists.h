@@ -13,6 +13,9 @@ namespace regroup::cli {
 std::string RenderJobs(const std::vector<JobView>& jobs, const TextStyle& style);
 std::string RenderNodes(const std::vector<NodeView>& nodes, const TextStyle& style);
 
+// The column WHY.
+std::string WhyOf(const JobView& job);
+
 // Is this the state of a job that is over?
 bool IsOver(const std::string& state);
 bool IsOver(const JobView& job);

@@ -291,8 +291,7 @@ class DaemonImpl final : public Daemon, public Outlet {
     config.agent_restart = config_.agent_restart;
     Core core(config, epoch, *rows, io::MonotonicNow());
     calls_.SetIdentity({core.cluster(), epoch, OurVersion()});
-    sessions_.OnAttached(
-        [this](const NodeId& node, SessionId session) { logs_.OnAttached(node, session); });
+    sessions_.OnAttached([this](const std::string& node) { logs_.OnAttached(node); });
     obs::Fields fields = {{"folder", folder_.path()},
                           {"cluster", core.cluster().value()},
                           {"epoch", std::to_string(epoch.value())},

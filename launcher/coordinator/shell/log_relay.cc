@@ -4,15 +4,19 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "common/base/check.h"
 #include "common/base/user_error.h"
+#include "common/io/proc.h"
 
 namespace regroup::coordinator {
 namespace {
 
 constexpr auto kOpenLimit = std::chrono::seconds(5);    // For an agent to open its stream.
 constexpr auto kDrainLimit = std::chrono::seconds(10);  // After the job's end, for what is left.
+constexpr auto kLookEvery = std::chrono::seconds(1);    // At nodes that stand still.
+constexpr auto kToldAfter = std::chrono::milliseconds(900);  // A shorter stand is not worth a line.
 constexpr std::size_t kMaxChunkBytes = 128u << 10;
 
 std::uint64_t RandomStream() {
@@ -21,10 +25,13 @@ std::uint64_t RandomStream() {
   return std::max<std::uint64_t>(number, 1);
 }
 
+bool Wanted(const pb::LogSelection& selection, Generation generation) {
+  return selection.generation() == 0 || selection.generation() == generation.value();
+}
+
 bool Wanted(const pb::LogSelection& selection, const GenerationView& generation,
             const MemberView& member) {
-  if (selection.generation() != 0 && selection.generation() != generation.generation.value())
-    return false;
+  if (!Wanted(selection, generation.generation)) return false;
   if (!selection.node().empty() && selection.node() != member.name &&
       selection.node() != member.node.value()) {
     return false;
@@ -117,16 +124,20 @@ void LogRelay::AddReader(Reader* reader, Instant received) {
   auto relay = std::make_unique<Relay>(loop_.io());
   relay->reader = reader;
   relay->selection = reader->selection();
+  relay->selection.clear_marks();
+  for (const pb::LogMark& mark : reader->selection().marks()) relay->marks.Take(mark);
   relays_.emplace(id, std::move(relay));
   if (ended_ || !loop_.started())
     return Close(id, absl::UnavailableError("the coordinator does not serve now"));
   if (relays_.size() > kMaxRelays) {
     return Close(
-        id, UserError(absl::StatusCode::kResourceExhausted, "too many readers of logs",
-                      "at most " + std::to_string(kMaxRelays) + " are served", "try again later"));
+        id, UserError(absl::StatusCode::kResourceExhausted, "too many people read logs",
+                      "this coordinator serves at most " + std::to_string(kMaxRelays) + " readers",
+                      "again when one has left, or look at the files on the node itself"));
   }
-  if (reader->selection().ranks_size() > kMaxRanks || reader->selection().job().size() > 256) {
-    return Close(id, absl::InvalidArgumentError("ranks or job: is too long"));
+  if (reader->selection().ranks_size() > kMaxRanks || reader->selection().job().size() > 256 ||
+      reader->selection().marks_size() > static_cast<int>(kMaxLogMarks)) {
+    return Close(id, absl::InvalidArgumentError("ranks, job or marks: is too long"));
   }
   ReadFilter filter;
   filter.job = reader->selection().job();
@@ -143,15 +154,23 @@ void LogRelay::OnJobKnown(ReaderId id, const Reply& reply) {
   if (read == nullptr || read->jobs.empty()) return Close(id, absl::NotFoundError("no such job"));
   const JobView& job = read->jobs.front();
   Relay& relay = *at->second;
-  relay.known = true;
   relay.selection.set_job(job.id.value());
+  relay.launched = job.spec.origin == JobOrigin::kLaunched;
   pb::LogsReply first;
   first.set_job(job.id.value());
   Enqueue(relay, std::move(first));
-  relay.following = relay.selection.follow() && !IsOver(job.state);
-  relay.selection.set_follow(relay.following);
-  AskSources(id, relay, job);
-  if (relay.following) {
+  const bool following = relay.selection.follow() && !IsOver(job.state);
+  // Of a job that ended while its reader was away, the rest is as at any end of a followed one.
+  const bool goes_on = relay.selection.follow() && !following && !at->second->marks.empty();
+  relay.stage = following ? Stage::kFollowing : goes_on ? Stage::kDraining : Stage::kReading;
+  relay.selection.set_follow(following);
+  if (goes_on) relay.limit = io::MonotonicNow() + kDrainLimit;
+  for (const GenerationView& generation : job.generations) {
+    for (const MemberView& member : generation.members) {
+      if (Wanted(relay.selection, generation, member)) Want(id, relay, member.name);
+    }
+  }
+  if (following) {
     loop_.Post([this, id, job = job.id.value()](Instant now) {
       const auto again = relays_.find(id);
       if (again == relays_.end() || again->second->closing) return;
@@ -160,60 +179,73 @@ void LogRelay::OnJobKnown(ReaderId id, const Reply& reply) {
       again->second->waiting =
           calls_.ReadFor(now, std::move(filter), true, [this, id](const Reply&) { OnJobOver(id); });
     });
-  } else {
-    LimitSources(id, kOpenLimit, "did not send its logs");
   }
+  ScheduleLook(id, kLookEvery);
   Pump(id);
 }
 
-void LogRelay::AskSources(ReaderId id, Relay& relay, const JobView& job) {
-  std::map<NodeId, std::string> nodes;
-  for (const GenerationView& generation : job.generations) {
-    for (const MemberView& member : generation.members) {
-      if (Wanted(relay.selection, generation, member)) nodes[member.node] = member.name;
-    }
-  }
-  // A follower also hears the nodes that come later; who has nothing of this job sends nothing.
-  if (relay.following) {
-    for (const auto& [node, session] : sessions_.Attached()) nodes.emplace(node, "");
-  }
-  for (const auto& [node, name] : nodes) Ask(relay, node, name, relay.selection);
-  for (const auto& [stream, source] : relay.sources) streams_[stream] = id;
+// ---- sources
+
+void LogRelay::Want(ReaderId id, Relay& relay, const std::string& node) {
+  const auto [at, fresh] = relay.sources.try_emplace(node);
+  if (!fresh) return;
+  at->second.since = io::MonotonicNow();
+  Open(id, relay, node, at->second);
 }
 
-void LogRelay::Ask(Relay& relay, const NodeId& node, const std::string& name,
-                   const pb::LogSelection& selection) {
-  relay.asked.insert(node);
+// Asks the node's agent for what follows the marks, if it is there. A stream that it sends already
+// is let go of: what of it is still on its way is sent again.
+void LogRelay::Open(ReaderId id, Relay& relay, const std::string& node, Source& source) {
+  Forget(relay, node, source);
   const std::optional<SessionId> session = sessions_.Find(node);
   if (!session) {
-    pb::LogsReply reply;
-    reply.mutable_ended()->set_node(name);
-    reply.mutable_ended()->set_problem("its agent is not connected");
-    return Enqueue(relay, std::move(reply));
+    if (relay.stage == Stage::kReading || (relay.stage == Stage::kDraining && relay.launched))
+      return EndSource(relay, node, "its agent is not connected");
+    source.problem = "its agent is not connected";
+    return;
   }
   const StreamId stream = RandomStream();
-  relay.sources[stream] = {node, name, 0};
   pb::CoordinatorMessage message;
   message.mutable_open_logs()->set_stream_id(stream);
-  *message.mutable_open_logs()->mutable_selection() = selection;
-  sessions_.SendAnswer(*session, std::move(message));
+  pb::LogSelection& selection = *message.mutable_open_logs()->mutable_selection();
+  selection = relay.selection;
+  relay.marks.AddTo(selection, node);
+  if (!sessions_.SendOpening(*session, stream, std::move(message))) {
+    source.problem = "its agent is asked for too many logs";
+    return;
+  }
+  source.stream = stream;
+  source.asked = io::MonotonicNow();
+  streams_[stream] = {id, node};
 }
 
-void LogRelay::OnAttached(const NodeId& node, SessionId) {
+// Lets go of its stream, wherever that is.
+void LogRelay::Forget(Relay& relay, const std::string& node, Source& source) {
+  const StreamId stream = std::exchange(source.stream, 0);
+  const SenderId sender = std::exchange(source.sender, 0);
+  if (stream == 0) return;
+  streams_.erase(stream);
+  std::erase(relay.held, sender);
+  if (sender != 0) return FinishSender(sender, absl::OkStatus());
+  if (const std::optional<SessionId> session = sessions_.Find(node))
+    sessions_.DropOpening(*session, stream);
+}
+
+void LogRelay::StandStill(Relay& relay, const std::string& node, Source& source,
+                          const std::string& why) {
+  Forget(relay, node, source);
+  if (source.problem.empty()) source.since = io::MonotonicNow();
+  source.problem = why;
+}
+
+void LogRelay::OnAttached(const std::string& node) {
   for (auto& [id, relay] : relays_) {
-    if (!relay->known || !relay->following || relay->closing) continue;
-    const bool has_stream =
-        std::any_of(relay->sources.begin(), relay->sources.end(),
-                    [&](const auto& entry) { return entry.second.node == node; });
-    if (has_stream) continue;
-    // A node that was read before goes on with what is new; what it wrote meanwhile was told as a
-    // problem.
-    pb::LogSelection selection = relay->selection;
-    selection.clear_since_ns();
-    selection.clear_tail();
-    if (relay->asked.count(node) > 0) selection.set_tail(0);
-    Ask(*relay, node, "", selection);
-    for (const auto& [stream, source] : relay->sources) streams_[stream] = id;
+    if (relay->stage == Stage::kAsking || relay->closing) continue;
+    const auto source = relay->sources.find(node);
+    if (source == relay->sources.end()) continue;
+    // Who reads once takes what the agent sends that left; nothing of it goes on later.
+    if (relay->stage == Stage::kReading && source->second.sender != 0) continue;
+    Open(id, *relay, node, source->second);
   }
 }
 
@@ -222,52 +254,102 @@ void LogRelay::OnJobOver(ReaderId id) {
   if (at == relays_.end() || at->second->closing) return;
   Relay& relay = *at->second;
   relay.waiting = CallId();
-  relay.following = false;
+  relay.stage = Stage::kDraining;
+  const Instant now = io::MonotonicNow();
+  relay.limit = now + kDrainLimit;
   relay.selection.set_follow(false);
-  // The same stream, asked for again without `follow`: the agent sends what is left and ends it.
-  for (const auto& [stream, source] : relay.sources) {
-    const std::optional<SessionId> session = sessions_.Find(source.node);
-    if (!session) continue;
+  std::vector<std::string> away, lost;
+  for (auto& [node, source] : relay.sources) {
+    const std::optional<SessionId> session = sessions_.Find(node);
+    // A node that has been away for long will not come back for this.
+    if (!session && !source.problem.empty() && now - source.since > kDrainLimit) {
+      lost.push_back(node);
+      continue;
+    }
+    if (source.stream == 0 || !session) {
+      away.push_back(node);
+      continue;
+    }
+    // The same stream, asked for again without `follow`: the agent sends what is left and ends it.
     pb::CoordinatorMessage message;
-    message.mutable_open_logs()->set_stream_id(stream);
-    *message.mutable_open_logs()->mutable_selection() = relay.selection;
-    sessions_.SendAnswer(*session, std::move(message));
+    message.mutable_open_logs()->set_stream_id(source.stream);
+    pb::LogSelection& selection = *message.mutable_open_logs()->mutable_selection();
+    selection = relay.selection;
+    relay.marks.AddTo(selection, node);
+    if (!sessions_.SendOpening(*session, source.stream, std::move(message))) away.push_back(node);
   }
-  LimitSources(id, kDrainLimit, "did not end its logs");
+  for (const std::string& node : away) Open(id, relay, node, relay.sources.at(node));
+  for (const std::string& node : lost) EndSource(relay, node, relay.sources.at(node).problem);
   Pump(id);
 }
 
-// Sources that have not opened their stream (or, after the end of a followed job, not ended it) are
-// given up.
-void LogRelay::LimitSources(ReaderId id, std::chrono::seconds limit, const std::string& problem) {
+void LogRelay::ScheduleLook(ReaderId id, std::chrono::milliseconds after) {
   Relay& relay = *relays_.at(id);
-  const bool opened_too = limit == kDrainLimit;
-  relay.timer.expires_after(limit);
-  relay.timer.async_wait([this, id, problem, opened_too](const boost::system::error_code& error) {
-    const auto at = relays_.find(id);
-    if (error || at == relays_.end()) return;
-    std::map<StreamId, std::string> late;
-    for (const auto& [stream, source] : at->second->sources) {
-      if (!opened_too && source.sender != 0) continue;
-      // An agent that was asked only because it is there, and never opened its stream, has nothing
-      // of this job.
-      late[stream] = source.sender == 0 && source.name.empty() ? "" : problem;
-    }
-    for (const auto& [stream, text] : late) EndSource(id, stream, text);
-    Pump(id);
+  relay.timer.expires_after(after);
+  relay.timer.async_wait([this, id](const boost::system::error_code& error) {
+    if (!error && relays_.contains(id)) Look(id);
   });
 }
+
+// At what stands still, while the reader waits.
+void LogRelay::Look(ReaderId id) {
+  Relay& relay = *relays_.at(id);
+  if (relay.closing) return;
+  const Instant now = io::MonotonicNow();
+  const bool over = now >= relay.limit && relay.queue.empty();  // A slow reader gives nobody up.
+  std::map<std::string, std::string> given_up;
+  for (auto& [node, source] : relay.sources) {
+    const bool unopened =
+        source.stream != 0 && source.sender == 0 && now - source.asked > kOpenLimit;
+    if (unopened) StandStill(relay, node, source, "its agent did not send its logs");
+    if (over || (unopened && relay.stage == Stage::kReading)) {
+      given_up[node] = source.problem.empty() ? "did not end its logs" : source.problem;
+    }
+  }
+  for (const auto& [node, problem] : given_up) EndSource(relay, node, problem);
+  std::vector<std::string> still;
+  for (auto& [node, source] : relay.sources) {
+    if (source.sender != 0) continue;
+    if (source.stream == 0) still.push_back(node);
+    if (source.told || now - source.since < kToldAfter || source.problem.empty()) continue;
+    source.told = true;
+    pb::LogsReply reply;
+    reply.mutable_waiting()->set_node(node);
+    reply.mutable_waiting()->set_problem(source.problem);
+    Enqueue(relay, std::move(reply));
+  }
+  for (const std::string& node : still) Open(id, relay, node, relay.sources.at(node));
+  ScheduleLook(id, kLookEvery);
+  Pump(id);
+}
+
+// ---- what the reader is sent
 
 void LogRelay::Happened(const JobId& job, const JobEvent& event) {
   std::vector<ReaderId> told;
   for (auto& [id, relay] : relays_) {
-    if (!relay->known || !relay->following || relay->closing ||
+    if (relay->stage != Stage::kFollowing || relay->closing ||
         relay->selection.job() != job.value())
       continue;
     pb::LogsReply reply;
     *reply.mutable_event() = ToProto(event);
     Enqueue(*relay, std::move(reply));
     told.push_back(id);
+    const auto* formed = std::get_if<GenerationFormed>(&event.body);
+    if (formed == nullptr || !Wanted(relay->selection, formed->generation)) continue;
+    for (const std::string& node : formed->members) {
+      // All that it writes from here on is new, also what it wrote before it is asked.
+      pb::LogMark from;
+      from.set_node(node);
+      from.set_rank(-1);
+      from.set_generation(formed->generation.value());
+      const std::string& only = relay->selection.node();
+      const std::optional<SessionId> session = sessions_.Find(node);
+      if (!only.empty() && only != node && (!session || only != sessions_.NodeOf(*session).value()))
+        continue;
+      if (!relay->sources.contains(node) && !relay->marks.Knows(node)) relay->marks.Take(from);
+      Want(id, *relay, node);
+    }
   }
   for (ReaderId id : told) Pump(id);
 }
@@ -296,8 +378,8 @@ void LogRelay::Pump(ReaderId id) {
     }
     return;
   }
-  if (relay.known && !relay.following && relay.sources.empty() && !relay.closing)
-    relay.closing = absl::OkStatus();
+  const bool at_end = relay.stage == Stage::kReading || relay.stage == Stage::kDraining;
+  if (at_end && relay.sources.empty() && !relay.closing) relay.closing = absl::OkStatus();
   if (relay.closing) FinishReader(at);
 }
 
@@ -318,14 +400,8 @@ void LogRelay::Close(ReaderId id, const absl::Status& status) {
   if (!relay.closing) relay.closing = status;
   relay.queue.clear();
   relay.queue_bytes = 0;
-  std::vector<SenderId> senders;
-  for (const auto& [stream, source] : relay.sources) {
-    streams_.erase(stream);
-    if (source.sender != 0) senders.push_back(source.sender);
-  }
+  for (auto& [node, source] : relay.sources) Forget(relay, node, source);
   relay.sources.clear();
-  for (SenderId sender : senders)
-    FinishSender(sender, absl::CancelledError("nobody reads this stream any more"));
   if (!relay.write_in_flight) FinishReader(relays_.find(id));
 }
 
@@ -355,21 +431,33 @@ void LogRelay::OnFed(SenderId id, pb::SendLogsRequest request) {
   Feed& feed = at->second;
   if (feed.reader == 0) {
     const auto stream = streams_.find(request.stream_id());
-    const auto relay = stream == streams_.end() ? relays_.end() : relays_.find(stream->second);
-    if (relay == relays_.end() || relay->second->sources.at(stream->first).sender != 0) {
+    const auto relay =
+        stream == streams_.end() ? relays_.end() : relays_.find(stream->second.first);
+    if (relay == relays_.end() || relay->second->sources.at(stream->second.second).sender != 0) {
       return FinishSender(id, absl::NotFoundError("nobody asked for this stream"));
     }
     feed.reader = relay->first;
-    feed.stream = stream->first;
-    relay->second->sources.at(feed.stream).sender = id;
+    feed.node = stream->second.second;
+    Source& source = relay->second->sources.at(feed.node);
+    source.sender = id;
+    if (request.problem().empty()) source.problem.clear();
+    if (request.problem().empty() && std::exchange(source.told, false)) {
+      pb::LogsReply reply;
+      reply.mutable_waiting()->set_node(feed.node);
+      Enqueue(*relay->second, std::move(reply));
+    }
   }
-  Relay& relay = *relays_.at(feed.reader);
+  const ReaderId reader = feed.reader;
+  Relay& relay = *relays_.at(reader);
   if (request.has_chunk()) {
     if (request.chunk().ByteSizeLong() > kMaxChunkBytes) {
-      const ReaderId reader = feed.reader;
-      EndSource(reader, feed.stream, "sent a chunk that is too large");
+      EndSource(relay, feed.node, "sent a chunk that is too large");
       return Pump(reader);
     }
+    // Whatever it says: no node speaks for another.
+    request.mutable_chunk()->set_node(feed.node);
+    relay.marks.Take(request.chunk());
+    if (relay.stage == Stage::kDraining) relay.limit = io::MonotonicNow() + kDrainLimit;
     pb::LogsReply reply;
     *reply.mutable_chunk() = std::move(*request.mutable_chunk());
     Enqueue(relay, std::move(reply));
@@ -380,38 +468,41 @@ void LogRelay::OnFed(SenderId id, pb::SendLogsRequest request) {
   } else {
     feed.sender->Read();
   }
-  Pump(feed.reader);
+  Pump(reader);
 }
 
+// A stream that a follower reads is opened again, from where it broke; that its agent ended it says
+// that it has no more to send only after the job's end.
 void LogRelay::OnFeedEnded(SenderId id, bool broken) {
   const auto at = feeds_.find(id);
   if (at == feeds_.end()) return;
   const Feed feed = at->second;
-  const bool has_reader = feed.reader != 0 && relays_.count(feed.reader) > 0;
-  if (has_reader) {
-    EndSource(feed.reader, feed.stream,
-              broken ? "its agent left while sending; lines may be missing" : feed.problem);
+  const auto relay = feed.reader == 0 ? relays_.end() : relays_.find(feed.reader);
+  if (relay != relays_.end()) {
+    const Stage stage = relay->second->stage;
+    const bool again = stage == Stage::kFollowing ||
+                       (stage == Stage::kDraining && broken && !relay->second->launched);
+    const std::string left = "its agent left while sending; lines may be missing";
+    if (again) {
+      StandStill(*relay->second, feed.node, relay->second->sources.at(feed.node),
+                 !feed.problem.empty() ? feed.problem : "its agent left");
+    } else {
+      EndSource(*relay->second, feed.node, broken ? left : feed.problem);
+    }
   }
   FinishSender(id, absl::OkStatus());
-  if (has_reader) Pump(feed.reader);
+  if (feed.reader != 0) Pump(feed.reader);
 }
 
-void LogRelay::EndSource(ReaderId id, StreamId stream, const std::string& problem) {
-  Relay& relay = *relays_.at(id);
-  const auto source = relay.sources.find(stream);
+void LogRelay::EndSource(Relay& relay, std::string node, const std::string& problem) {
+  const auto source = relay.sources.find(node);
   if (source == relay.sources.end()) return;
-  // Nodes whose name is not known were asked only because they are there; their silence is no news.
-  if (!source->second.name.empty() || !problem.empty()) {
-    pb::LogsReply reply;
-    reply.mutable_ended()->set_node(source->second.name.empty() ? source->second.node.value()
-                                                                : source->second.name);
-    reply.mutable_ended()->set_problem(problem);
-    Enqueue(relay, std::move(reply));
-  }
-  const SenderId sender = source->second.sender;
+  Forget(relay, node, source->second);
   relay.sources.erase(source);
-  streams_.erase(stream);
-  if (sender != 0) FinishSender(sender, absl::OkStatus());
+  pb::LogsReply reply;
+  reply.mutable_ended()->set_node(node);
+  reply.mutable_ended()->set_problem(problem);
+  Enqueue(relay, std::move(reply));
 }
 
 void LogRelay::FinishSender(SenderId id, const absl::Status& status) {

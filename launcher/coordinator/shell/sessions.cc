@@ -165,9 +165,9 @@ void Sessions::OnRead(SessionId id, Instant received, absl::StatusOr<Decoded> me
   Session& session = *at->second;
   if (!message.ok()) {
     log_.Warning(
-        "an agent sent a message that can't be used",
+        "an agent sent a message that cannot be used",
         {{"peer", session.reactor->peer()}, {"because", std::string(message.status().message())}});
-    return BeginClose(at, Protocol("a message of this agent can't be used",
+    return BeginClose(at, Protocol("a message of this agent cannot be used",
                                    std::string(message.status().message())));
   }
   Obey(id, session, received, *std::move(message));
@@ -280,10 +280,11 @@ void Sessions::SendAnswer(SessionId id, pb::CoordinatorMessage message) {
   Session* session = Writable(id);
   if (session == nullptr) return;
   const bool welcome = message.has_welcome();
-  const NodeId node = session->node;
-  if (welcome) by_node_[node] = id;
+  if (welcome) session->name = message.welcome().name();
+  const std::string name = session->name;
+  if (welcome) by_name_[name] = id;
   Send(id, session->outbox.AddAnswer(std::move(message)));
-  if (welcome && attached_hook_) attached_hook_(node, id);
+  if (welcome && attached_hook_) attached_hook_(name);
 }
 
 // Not behind the disk: it says that this process is there, not that anything is durable. What is
@@ -308,6 +309,17 @@ void Sessions::SendOrder(SessionId id, const Order& order) {
   *message.mutable_order() = ToProto(order);
   session->outbox.AddOrder(order.job, std::move(message));
   Send(id, true);
+}
+
+bool Sessions::SendOpening(SessionId id, std::uint64_t stream, pb::CoordinatorMessage message) {
+  Session* session = Writable(id);
+  if (session == nullptr || !session->outbox.AddOpening(stream, std::move(message))) return false;
+  Send(id, true);
+  return true;
+}
+
+void Sessions::DropOpening(SessionId id, std::uint64_t stream) {
+  if (Session* session = Writable(id)) session->outbox.DropOpening(stream);
 }
 
 void Sessions::Close(SessionId session, const absl::Status& why) {
@@ -336,8 +348,8 @@ void Sessions::BeginClose(Table::iterator at, const absl::Status& why) {
 
 void Sessions::Broken(SessionId id, Session& session) {
   if (session.node.empty()) return;
-  const auto current = by_node_.find(session.node);
-  if (current != by_node_.end() && current->second == id) by_node_.erase(current);
+  const auto current = by_name_.find(session.name);
+  if (current != by_name_.end() && current->second == id) by_name_.erase(current);
   if (session.closing || session.cancelled) return;  // The core knows.
   loop_.Post([this, id](Instant received) { loop_.Step(received, SessionBroken{id}); });
 }
@@ -359,14 +371,15 @@ void Sessions::CloseAll(const absl::Status& why, std::function<void()> done) {
   for (SessionId id : ids) Close(id, why);
 }
 
-std::optional<SessionId> Sessions::Find(const NodeId& node) const {
-  const auto found = by_node_.find(node);
-  if (found == by_node_.end()) return std::nullopt;
+std::optional<SessionId> Sessions::Find(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) return std::nullopt;
   return found->second;
 }
 
-std::vector<std::pair<NodeId, SessionId>> Sessions::Attached() const {
-  return {by_node_.begin(), by_node_.end()};
+NodeId Sessions::NodeOf(SessionId session) const {
+  const auto found = sessions_.find(session);
+  return found == sessions_.end() ? NodeId() : found->second->node;
 }
 
 }  // namespace regroup::coordinator

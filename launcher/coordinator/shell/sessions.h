@@ -48,17 +48,22 @@ class Sessions {
   void SendNews(SessionId session, pb::CoordinatorMessage message);
   void AnswerHeartbeat(SessionId session, Instant received);
   void SendOrder(SessionId session, const Order& order);
+  // Asks for a stream of logs. False: too many such wait to be sent, or the session is gone.
+  [[nodiscard]] bool SendOpening(SessionId session, std::uint64_t stream,
+                                 pb::CoordinatorMessage message);
+  void DropOpening(SessionId session, std::uint64_t stream);
   // Finishes the stream with this status; where it means that the agent must stay away, a refusal
   // goes before it.
   void Close(SessionId session, const absl::Status& why);
   // Every session; then `done` once all are finished.
   void CloseAll(const absl::Status& why, std::function<void()> done);
 
-  // Sessions that were welcomed, by node.
-  std::optional<SessionId> Find(const NodeId& node) const;
-  std::vector<std::pair<NodeId, SessionId>> Attached() const;
-  // Called whenever a node's session was welcomed.
-  void OnAttached(std::function<void(const NodeId&, SessionId)> hook) {
+  // The session of this name's node that was welcomed.
+  std::optional<SessionId> Find(const std::string& name) const;
+  // The node of such a session.
+  NodeId NodeOf(SessionId session) const;
+  // Called with its name whenever a node's session was welcomed.
+  void OnAttached(std::function<void(const std::string&)> hook) {
     attached_hook_ = std::move(hook);
   }
 
@@ -67,7 +72,8 @@ class Sessions {
   struct Session {
     explicit Session(boost::asio::io_context& io) : timer(io) {}
     Reactor* reactor = nullptr;
-    NodeId node;  // Empty before Hello.
+    NodeId node;       // Empty before Hello.
+    std::string name;  // Empty before the welcome.
     bool write_in_flight = false;
     Instant next_answer{};                // To a heartbeat: not before.
     bool cancelled = false;               // The stream is dead: nothing can be written.
@@ -94,9 +100,9 @@ class Sessions {
   obs::Logger& log_;
   const Duration answer_every_;
   const std::function<std::uint64_t()> free_bytes_;
-  std::function<void(const NodeId&, SessionId)> attached_hook_;
+  std::function<void(const std::string&)> attached_hook_;
   Table sessions_;
-  std::map<NodeId, SessionId> by_node_;
+  std::map<std::string, SessionId> by_name_;
   std::atomic<std::uint64_t> last_id_ = 0;  // Taken on gRPC's threads.
   bool closed_ = false;
   std::function<void()> all_closed_;

@@ -276,6 +276,50 @@ class Agents(Fleet):
                 self.assertIn(f"line {i} of {rank}", follower.stdout)
         self.assertEqual(follower.stdout.count("last words"), 2)
 
+    def test_a_follower_loses_no_line_over_restarts_of_its_agent_and_its_coordinator(self):
+        self.agent("a", slots=2)
+        stop = self.fx.path("work", "stop")
+        # Two ranks; one line is still being written when its agent is killed.
+        script = f"i=0; until [ -e {stop} ]; do i=$((i+1)); printf 'line %s' $i; sleep 0.05; echo \" of $RANK\"; done; echo end"
+        self.submit(1, script, "--nproc-per-node", "2")
+        follower = self.fx.regroup("logs", "--coordinator", self.socket, "-f", "--raw", "--tail", "3", "job-1")
+        follower.expect("line .* of 1", timeout=20, stream="stdout")
+        self.kill("a")
+        follower.expect("regroup: waiting for the logs of a: its agent", timeout=20)
+        self.agent("a", slots=2)
+        follower.expect("regroup: the logs of a go on", timeout=20)
+        self.coordinator.send(signal.SIGKILL)
+        self.coordinator.wait()
+        follower.expect("regroup: the coordinator does not answer; waiting for it, no line is lost", timeout=20)
+        self.coordinator = self.start_coordinator("coordinator")
+        follower.expect("regroup: the coordinator answers again", timeout=20)
+        seen = len(follower.stdout)
+        e2e.wait_for(lambda: len(follower.stdout) > seen, 20, "lines again", self.fx.describe)
+        self.kill("a")  # And it is away when the job ends.
+        open(stop, "w").close()
+        self.agent("a", slots=2)
+        self.assertEqual(follower.wait(30), 0, follower)
+        self.assertEqual(follower.stdout.count("end\n"), 2)
+        for rank in "01":
+            lines = [int(line.split()[1]) for line in follower.stdout.splitlines() if line.endswith(f" of {rank}")]
+            self.assertEqual(lines, list(range(lines[0], lines[-1] + 1)), "lines are missing, or came twice")
+            self.assertGreater(len(lines), 20)
+
+    def test_a_node_serves_more_readers_than_64_and_each_gets_every_line(self):
+        self.agent("a")
+        go = self.fx.path("work", "go")
+        self.submit(1, f"until [ -e {go} ]; do sleep 0.1; done; echo one; echo two")
+        readers = [self.fx.regroup("logs", "--coordinator", self.socket, "-f", "--raw", "job-1") for _ in range(70)]
+        e2e.wait_for(lambda: self.streams() >= len(readers), 60, "all to be served", self.fx.describe, every=0.2)
+        open(go, "w").close()
+        for reader in readers:
+            self.assertEqual(reader.wait(60), 0, reader)
+            self.assertEqual(reader.stdout, "one\ntwo\n")
+
+    def streams(self):
+        """Threads of the agent: each stream of logs is fed by one."""
+        return len(os.listdir(f"/proc/{self.agents['a'].process.pid}/task"))
+
 
 class Many(Fleet):
     """The same with as many jobs as a fleet ends in a minute."""

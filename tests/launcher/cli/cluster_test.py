@@ -118,12 +118,85 @@ class Codes(Cluster):
         self.assertEqual(self.fx.run("nodes", "forget", "nodeX").code, 1)
         self.assertEqual(self.fx.run("explain", job, "--generation", "99").code, 1)
 
-    def test_ambiguous_prefix(self):
-        first, second = self.submit("exit 0"), self.submit("exit 0")
+    def test_a_name_is_its_job_that_is_not_over_and_a_cancel_takes_no_beginnings(self):
+        first = self.submit("exit 0")
+        self.assertEqual(self.fx.run("wait", first).code, 0)
+        second, third = self.submit("sleep 60"), self.submit("sleep 60")
         both = self.fx.run("explain", "job")
         self.assertEqual(both.code, 1, both)
-        self.assertIn(first, both.stderr)
-        self.assertIn(second, both.stderr)
+        self.assertEqual(both.stderr, f"error: job means more than one job\nbecause: it could be {second}, {third}\n"
+                                      f"try: the whole id, as in {second}\n")
+        self.assertEqual(self.fx.run("cancel", "job").code, 1)
+        self.fx.run("cancel", second, "--now")
+        self.assertEqual(self.fx.run("wait", second).code, 143)
+        for command in (["ps", "jo"], ["ps", third[:-1]], ["ps", "job"]):
+            self.assertIn(third if command[1] == "job" else "means more than one", "".join(self.both(*command)))
+        self.until(third, "running")
+        for word in ("jo", "j", third[:-1]):
+            wrong = self.fx.run("cancel", word)
+            self.assertEqual(wrong.code, 1, wrong)
+            self.assertIn(f"error: no job {word}\nbecause: did you mean {third}?\n", wrong.stderr)
+        self.assertEqual(self.state(third), "running")
+        cancelled = self.fx.run("cancel", "job", "--now")
+        self.assertEqual((cancelled.code, cancelled.stdout), (0, f"{third} is being cancelled\n"))
+        self.assertEqual(self.fx.run("wait", third).code, 143)
+        self.assertIn(third, self.fx.run("explain", "job").stdout, "all are over: the youngest")
+
+    def both(self, *command):
+        done = self.fx.run(*command)
+        return done.stdout, done.stderr
+
+    RAW = r"(?i)deadline.exceeded|socket closed|failed to connect|statuscode|unavailable|rst_stream|ipv[46]:|grpc|endpoint read|transport"
+
+    def test_a_coordinator_that_does_not_answer_is_read_from_its_journal(self):
+        done = self.submit("echo kept")
+        self.assertEqual(self.fx.run("wait", done).code, 0)
+        running = self.submit("echo first; exec sleep 60")
+        self.until(running, "running")
+        e2e.wait_for(lambda: "first" in self.fx.run("logs", running).stdout, 20, "output", self.fx.describe)
+        note = r"regroup: the coordinator at \S+ does not answer; this is what its journal says\n"
+        self.coordinator.send(signal.SIGSTOP)
+        try:
+            for command, code, shown in ((["ps"], 0, running), (["ps", "-a"], 0, done), (["explain", done], 0, "succeeded"),
+                                         (["logs", done], 0, "kept"), (["logs", running], 0, "first"),
+                                         (["prune", "--dry-run", "--keep", "0"], 0, f"{done}  "),
+                                         (["cancel", running], 125, "its coordinator does not answer"),
+                                         (["wait", running, "--timeout", "1s"], 124, f"{running} is not over after 1")):
+                begun = time.monotonic()
+                result = self.fx.run(*command)
+                took = time.monotonic() - begun
+                self.assertEqual(result.code, code, result)
+                self.assertIn(shown, result.stdout + result.stderr)
+                self.assertNotRegex(result.stdout + result.stderr, self.RAW)
+                if command[0] in ("ps", "explain", "logs"):
+                    self.assertRegex(result.stderr, note)
+                if command[0] == "prune":
+                    self.assertNotIn(running, result.stdout, "it is not over")
+                self.assertLess(took, 8, command)
+        finally:
+            self.coordinator.send(signal.SIGCONT)
+        e2e.wait_for(lambda: self.fx.run("ps").stderr == "", 20, "the coordinator again", self.fx.describe)
+        self.fx.run("cancel", running, "--now")
+        self.assertEqual(self.fx.run("wait", running).code, 143)
+
+    def test_no_path_shows_what_grpc_says(self):
+        job = self.submit("exec sleep 60")
+        self.until(job, "running")
+        followers = [self.fx.regroup(*command) for command in (["logs", "-f", job], ["wait", job])]
+        time.sleep(0.5)
+        self.coordinator.kill()
+        self.coordinator.wait()
+        at = ["--coordinator", f"127.0.0.1:{self.port}"]
+        for command in (["ps", *at], ["nodes", *at], ["explain", *at], ["logs", *at, job], ["wait", *at, job], ["cancel", *at, job],
+                        ["submit", *at, "--", "true"], ["nodes", *at, "forget", "node0"], ["ps"], ["nodes"], ["explain"], ["cancel", job]):
+            done = self.fx.run(*command)
+            self.assertNotRegex(done.stdout + done.stderr, self.RAW, command)
+        self.start_coordinator()
+        e2e.wait_for(lambda: "ready" in self.fx.run("nodes").stdout, 20, "the node again", self.fx.describe, every=0.1)
+        self.fx.run("cancel", job, "--now")
+        for follower in followers:
+            follower.wait(30)
+            self.assertNotRegex(follower.stdout + follower.stderr, self.RAW)
 
     def test_unreachable_is_125(self):
         self.coordinator.kill()
@@ -181,7 +254,22 @@ class Reading(Cluster):
         self.assertEqual(len(self.fx.run("logs", job, "--raw", "--stdout", "--stderr").stdout.splitlines()), 6)
         self.assertEqual(self.fx.run("logs", job, "--raw", "--grep", "out [1-9]").stdout, "to out 1\n")
         self.assertEqual(self.fx.run("logs", job, "--raw", "--rank", "1", "--tail", "1", "--stderr").stdout, "to err\n")
-        self.assertEqual(self.fx.run("logs", job, "--generation", "7").stdout, "")
+        for wrong, what in ((["--generation", "7"], f"no generation 7 of {job}\nbecause: it has only 1\ntry: regroup logs {job}"),
+                            (["--node", "nosuch"], f"{job} has not run on nosuch\nbecause: it has run on node0\n"
+                                                   f"try: regroup logs {job} --node node0"),
+                            (["--rank", "2"], f"no rank 2 of {job}\nbecause: it has ranks 0 to 1\ntry: regroup logs {job} --rank 1")):
+            done = self.fx.run("logs", job, *wrong)
+            self.assertEqual((done.code, done.stdout, done.stderr), (1, "", f"error: {what}\n"))
+        done = self.fx.run("logs")
+        self.assertEqual(done.code, 2)
+        self.assertIn("error: regroup logs needs a job\n", done.stderr)
+        self.assertTrue(done.stderr.endswith("try: regroup logs last\n"), done.stderr)
+        queued = self.submit("true", "-N", "2")
+        done = self.fx.run("logs", queued)
+        self.assertEqual(done.code, 1, done)
+        self.assertEqual(done.stderr, f"error: {queued} has no output\nbecause: it is queued: needs 2 nodes, this cluster has 1\n"
+                                      f"try: regroup logs {queued} -f, which waits for it\n")
+        self.fx.run("cancel", queued)
         self.assertEqual(self.fx.run("logs", job, "-f", "--raw", "--grep", "err").stdout, "to err\nto err\n")
         rows = [json.loads(line) for line in self.fx.run("logs", job, "--json").stdout.splitlines()]
         self.assertTrue(any(row.get("text") == "to out 0" and row["stream"] == "stdout" for row in rows), rows)

@@ -78,8 +78,9 @@ class Readme(e2e.TestCase):
                 lines = [f"./dev install --prefix {prefix}"]
                 self.fx.env["PATH"] = f"{prefix}/bin:" + self.fx.env["PATH"]  # As it then says.
             shown = self.execute("\n".join(lines))
-            if "logs last --tail" in block:  # Of the two nodes only, not also of the run before, whose id is the same.
-                self.assertEqual(len(shown.stdout.split("regroup logs train-1\n")[1].splitlines()), 2, shown)
+            if "logs last --tail" in block:  # Of the two nodes only; the run before has another number, and is found by it.
+                self.assertEqual(len(shown.stdout.split("regroup logs train-3\n")[1].splitlines()), 2, shown)
+                self.execute("regroup explain train-2\nregroup logs train-2")
             executed += 1
         self.assertGreaterEqual(executed, 5)
         self.assertTrue(os.path.exists(f"{prefix}/bin/regroup-torchrun"), "the README installs")

@@ -41,13 +41,13 @@ TEST_F(ExitCodes, MisuseIs2AndForJobs125) {
       {{"--frobnicate"}, 2, "error: unknown flag --frobnicate"},
       {{"ps", "--frobnicate"}, 2, "error: unknown flag --frobnicate"},
       {{"ps", "a", "b"}, 2, "error: too many words: b"},
-      {{"logs"}, 2, "error: regroup logs needs more words"},
+      {{"logs"}, 2, "error: regroup logs needs a job"},
       {{"logs", "x", "--rank", "a"}, 2, "error: --rank: \"a\" is not a whole number"},
       {{"logs", "x", "--rank", "0,"}, 2, "error: --rank: a rank is missing"},
       {{"logs", "x", "--grep", "("}, 2, "error: --grep: '(' is not a regular expression"},
       {{"logs", "x", "--since", "5"}, 2, "error: --since: \"5\" is not a duration"},
       {{"submit"}, 2, "error: there is nothing to submit"},
-      {{"submit", "python", "train.py"}, 2, "error: more than one word: train.py"},
+      {{"submit", "python", "train.py"}, 2, "error: one job file is expected"},
       {{"submit", "bad.yaml"}, 2, "error: bad.yaml:3: unknown field nnode"},
       {{"submit", "bad.yaml", "--wait"}, 125, "error: bad.yaml:3: unknown field nnode"},
       {{"submit", "job.yaml", "--", "x"}, 2, "error: both a job file and a program"},
@@ -82,7 +82,7 @@ TEST_F(ExitCodes, MisuseIs2AndForJobs125) {
        "error: --node-name: 'a b' is not a node's name"},
       {{"run", "--join-timeout", "0", "true"}, 125, "error: --join-timeout: 0s is no time to join"},
       {{"run", "-m", "--no-python", "x"}, 125, "error: -m and --no-python exclude each other"},
-      {{"wait"}, 125, "error: regroup wait needs more words"},
+      {{"wait"}, 125, "error: regroup wait needs a job"},
       {{"coordinator", "--local", "--listen", "127.0.0.1"},
        125,
        "error: --local and --listen exclude each other"},
@@ -130,7 +130,7 @@ TEST_F(ExitCodes, UnreachableIs125) {
     Ended ended = Run(args);
     EXPECT_EQ(ended.code, 125) << ::testing::PrintToString(args);
     EXPECT_THAT(ended.err,
-                AllOf(StartsWith("error: the coordinator at 127.0.0.1:1 can not be reached"),
+                AllOf(StartsWith("error: the coordinator at 127.0.0.1:1 cannot be reached"),
                       HasSubstr("\nbecause: ")))
         << args[0];
     environment_["REGROUP_COORDINATOR"] = "unix:" + folder_ + "/no.socket";
@@ -460,7 +460,7 @@ TEST_F(HandedOver, MissingAgentIsSaid) {
   std::filesystem::remove(folder_ + "/bin/regroup-agent");
   Ended ended = Run({"run", "train.py"});
   EXPECT_EQ(ended.code, 125);
-  EXPECT_THAT(ended.err, StartsWith("error: can not start "));
+  EXPECT_THAT(ended.err, StartsWith("error: cannot start "));
 }
 
 }  // namespace

@@ -80,6 +80,18 @@ bool Eventually(const std::function<bool()>& condition, std::chrono::millisecond
   return true;
 }
 
+pb::AgentMessage SomeHello(const std::string& node) {
+  Hello hello;
+  hello.node = NodeId("id-" + node);
+  hello.incarnation = Incarnation(1);
+  hello.boot = BootId("boot");
+  hello.name = node;
+  hello.address = "127.0.0.1";
+  pb::AgentMessage message;
+  *message.mutable_hello() = ToProto(hello);
+  return message;
+}
+
 JobSpec SubmittedJob(const std::string& name, int min_nodes, int max_nodes, int workers) {
   JobSpec spec;
   spec.name = name;

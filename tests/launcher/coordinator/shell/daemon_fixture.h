@@ -43,6 +43,9 @@ class Client {  // Of one thread.
 bool Eventually(const std::function<bool()>& condition,
                 std::chrono::milliseconds limit = std::chrono::seconds(10));
 
+// What an agent of a node of this name says first.
+pb::AgentMessage SomeHello(const std::string& node);
+
 JobSpec SubmittedJob(const std::string& name, int min_nodes, int max_nodes, int workers = 1);
 
 class DaemonFixture : public ::testing::Test {

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <future>
 #include <set>
@@ -18,6 +19,7 @@
 #include "common/base/user_error.h"
 #include "common/io/address.h"
 #include "common/rpc/describe_listener.h"
+#include "launcher/coordinator/shell/job_numbers.h"
 #include "launcher/coordinator/shell/offline.h"
 #include "tests/launcher/coordinator/shell/daemon_fixture.h"
 
@@ -211,6 +213,24 @@ TEST_F(DaemonTest, FolderAndSocketAreForThisUserOnly) {
   EXPECT_EQ(status.st_mode & 0777, 0600u);
 }
 
+// README's own blocks begin a job under two coordinators of one state directory.
+TEST_F(DaemonTest, AJobsNumberIsUniqueInAStateDirectory) {
+  Start();
+  EXPECT_EQ(*OverUnix().Submit(SubmittedJob("train", 1, 1), "a"), JobId("train-1"));
+  const std::string state_dir = std::filesystem::path(daemon_->folder()).parent_path();
+  EXPECT_EQ(JobNumbers(state_dir + "/job-number").Take().used(), 1u);
+  JobNumbers(state_dir + "/job-number").Take().Use(7);  // Another coordinator's.
+  EXPECT_EQ(*OverUnix().Submit(SubmittedJob("train", 1, 1), "b"), JobId("train-8"));
+  EXPECT_EQ(*OverUnix().Submit(SubmittedJob("train", 1, 1), "b"), JobId("train-8"));
+  EXPECT_EQ(JobNumbers(state_dir + "/job-number").Take().used(), 8u);
+  // A file that is gone, or held for long, stops nobody.
+  ASSERT_EQ(unlink((state_dir + "/job-number").c_str()), 0);
+  EXPECT_EQ(*OverUnix().Submit(SubmittedJob("train", 1, 1), "c"), JobId("train-9"));
+  const JobNumbers::Turn held = JobNumbers(state_dir + "/job-number").Take();
+  EXPECT_EQ(held.used(), 9u);
+  EXPECT_EQ(*OverUnix().Submit(SubmittedJob("train", 1, 1), "d"), JobId("train-10"));
+}
+
 TEST_F(DaemonTest, ALongStateDirectoryWorks) {
   config_.state_dir = dir_.path() + "/" + std::string(120, 'a') + "/" + std::string(120, 'b');
   config_.listen = {"127.0.0.1:0"};
@@ -227,6 +247,11 @@ TEST_F(DaemonTest, WhatNobodyServesCanBeRead) {
   ReadFilter filter;
   filter.job = "train-1";
   EXPECT_TRUE(absl::IsUnavailable(ReadOffline(folder, filter).status()));
+  // Of one that runs, but perhaps does not answer, what is durable.
+  const auto held = ReadHeld(folder, filter);
+  ASSERT_TRUE(held.ok()) << held.status();
+  EXPECT_EQ(held->jobs.front().id, JobId("train-1"));
+  EXPECT_FALSE(std::filesystem::exists(folder + "/journal.damaged"));
   ASSERT_EQ(Stop(), 0);
   const auto read = ReadOffline(folder, filter);
   ASSERT_TRUE(read.ok()) << read.status();
@@ -281,18 +306,6 @@ TEST_F(DaemonTest, GarbageIsCutAndNobodyElseNotices) {
 }
 
 // ---- sessions by hand
-
-pb::AgentMessage SomeHello(const std::string& node) {
-  Hello hello;
-  hello.node = NodeId("id-" + node);
-  hello.incarnation = Incarnation(1);
-  hello.boot = BootId("boot");
-  hello.name = node;
-  hello.address = "127.0.0.1";
-  pb::AgentMessage message;
-  *message.mutable_hello() = ToProto(hello);
-  return message;
-}
 
 // Whoever comes while the journal still opens is answered once it is open.
 TEST_F(DaemonTest, ItListensBeforeItsJournalIsOpen) {
@@ -471,140 +484,6 @@ TEST_F(DaemonTest, AnAgentThatDoesNotReadIsCut) {
   }();
   EXPECT_FALSE(end.ok());
   EXPECT_TRUE(other.WaitFor([](const auto& s) { return s.attached; }));
-}
-
-// ---- logs
-
-// An agent that answers open_logs with these lines, by hand.
-class LogAgent {
- public:
-  LogAgent(Client& client, const std::string& node) : client_(client) {
-    context_.set_deadline(std::chrono::system_clock::now() + seconds(60));
-    stream_ = client.stub().Session(&context_);
-    stream_->Write(SomeHello(node));
-    pb::CoordinatorMessage answer;
-    EXPECT_TRUE(stream_->Read(&answer) && answer.has_welcome());
-  }
-  void Send(const pb::AgentMessage& message) { stream_->Write(message); }
-  pb::CoordinatorMessage Await(pb::CoordinatorMessage::BodyCase body) {
-    pb::CoordinatorMessage answer;
-    while (stream_->Read(&answer)) {
-      if (answer.body_case() == body) return answer;
-    }
-    ADD_FAILURE() << "the session ended";
-    return answer;
-  }
-  absl::Status SendLines(std::uint64_t stream_id, const std::vector<std::string>& lines) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + seconds(30));
-    pb::SendLogsReply reply;
-    auto writer = client_.stub().SendLogs(&context, &reply);
-    pb::SendLogsRequest request;
-    request.set_stream_id(stream_id);
-    writer->Write(request);
-    for (const std::string& line : lines) {
-      request.mutable_chunk()->set_node("node0");
-      request.mutable_chunk()->set_data(line);
-      if (!writer->Write(request)) break;
-    }
-    writer->WritesDone();
-    return FromGrpcStatus(writer->Finish());
-  }
-  void End() { context_.TryCancel(); }
-
- private:
-  Client& client_;
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<pb::AgentMessage, pb::CoordinatorMessage>> stream_;
-};
-
-// Takes the job through prepared to running on that agent.
-JobId RunJob(Client& client, LogAgent& agent) {
-  const JobId job = *client.Submit(SubmittedJob("train", 1, 1), "key");
-  GroupReport report;
-  report.job = job;
-  for (Phase phase : {Phase::kPrepared, Phase::kRunning}) {
-    const pb::Order order = agent.Await(pb::CoordinatorMessage::kOrder).order();
-    report.number = report.number.Next();
-    report.generation = Generation(1);
-    report.phase = phase;
-    if (order.has_prepare() && order.prepare().host_store())
-      report.store = Address{"127.0.0.1", 20'000};
-    if (phase == Phase::kRunning) report.started = {{0, 4121, {}}};
-    pb::AgentMessage message;
-    *message.mutable_report() = ToProto(report);
-    agent.Send(message);
-  }
-  EXPECT_TRUE(Eventually([&] { return client.ReadJob(job.value())->state == "running"; }));
-  return job;
-}
-
-TEST_F(DaemonTest, LogsAreRelayedFromTheAgentThatHasThem) {
-  Start();
-  Client client = OverTcp();
-  LogAgent agent(client, "node0");
-  const JobId job = RunJob(client, agent);
-  // More than the relay may hold, to a reader that waits first.
-  const std::vector<std::string> lines(100, std::string(60'000, 'x'));
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + seconds(30));
-  pb::LogSelection selection;
-  selection.set_job("train");
-  selection.set_tail(5);
-  auto reader = client.stub().Logs(&context, selection);
-  const pb::OpenLogs open = agent.Await(pb::CoordinatorMessage::kOpenLogs).open_logs();
-  EXPECT_EQ(open.selection().job(), job.value());
-  EXPECT_EQ(open.selection().tail(), 5);
-  auto sent =
-      std::async(std::launch::async, [&] { return agent.SendLines(open.stream_id(), lines); });
-  EXPECT_EQ(sent.wait_for(milliseconds(200)), std::future_status::timeout);
-  std::size_t bytes = 0, ended = 0;
-  pb::LogsReply reply;
-  ASSERT_TRUE(reader->Read(&reply));
-  EXPECT_EQ(reply.job(), job.value());
-  while (reader->Read(&reply)) {
-    bytes += reply.chunk().data().size();
-    ended += reply.has_ended() ? 1 : 0;
-    if (reply.has_ended()) {
-      EXPECT_EQ(reply.ended().problem(), "");
-    }
-  }
-  EXPECT_TRUE(reader->Finish().ok());
-  EXPECT_TRUE(sent.get().ok());
-  EXPECT_EQ(bytes, 100u * 60'000u);
-  EXPECT_EQ(ended, 1u);
-  agent.End();
-}
-
-TEST_F(DaemonTest, NobodyFeedsAStreamThatWasNotAskedFor) {
-  Start();
-  Client client = OverTcp();
-  LogAgent agent(client, "node0");
-  EXPECT_TRUE(absl::IsNotFound(agent.SendLines(4711, {"forged"})));
-  agent.End();
-}
-
-TEST_F(DaemonTest, LogsOfANodeThatIsAwaySayso) {
-  Start();
-  Client client = OverTcp();
-  {
-    LogAgent agent(client, "node0");
-    RunJob(client, agent);
-    agent.End();
-  }
-  ASSERT_TRUE(Eventually([&] {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + seconds(10));
-    pb::LogSelection selection;
-    selection.set_job("train-1");
-    auto reader = client.stub().Logs(&context, selection);
-    pb::LogsReply reply;
-    std::string problem;
-    while (reader->Read(&reply)) {
-      if (reply.has_ended()) problem = reply.ended().problem();
-    }
-    return reader->Finish().ok() && problem == "its agent is not connected";
-  }));
 }
 
 // ---- many

@@ -42,5 +42,31 @@ TEST(Outbox, AnswersAndNewsAreBoundedEachByThemselves) {
   EXPECT_TRUE(outbox.AddAnswer({}));
 }
 
+pb::CoordinatorMessage Opening(std::uint64_t stream) {
+  pb::CoordinatorMessage message;
+  message.mutable_open_logs()->set_stream_id(stream);
+  return message;
+}
+
+TEST(Outbox, OpeningsOfLogsTakeNoAnswersPlace) {
+  Outbox outbox;
+  for (std::uint64_t stream = 1; stream <= kMaxPendingOpenings; ++stream)
+    EXPECT_TRUE(outbox.AddOpening(stream, Opening(stream)));
+  EXPECT_FALSE(outbox.AddOpening(kMaxPendingOpenings + 1, Opening(kMaxPendingOpenings + 1)));
+  for (std::size_t i = 0; i < kMaxPendingAnswers; ++i) EXPECT_TRUE(outbox.AddAnswer({}));
+  // The newest of one stream is what is wanted of it.
+  pb::CoordinatorMessage last = Opening(1);
+  last.mutable_open_logs()->mutable_selection()->set_job("job-1");
+  EXPECT_TRUE(outbox.AddOpening(1, last));
+  outbox.DropOpening(2);
+  outbox.DropOpening(2);
+  EXPECT_TRUE(outbox.AddOpening(kMaxPendingOpenings + 1, Opening(kMaxPendingOpenings + 1)));
+  EXPECT_FALSE(outbox.AddOpening(kMaxPendingOpenings + 2, {}));
+  EXPECT_EQ(outbox.Next().open_logs().selection().job(), "job-1");
+  EXPECT_EQ(outbox.Next().open_logs().stream_id(), 3u);
+  EXPECT_TRUE(outbox.AddOpening(kMaxPendingOpenings + 2, {}));
+  EXPECT_EQ(outbox.size(), kMaxPendingOpenings - 1 + kMaxPendingAnswers);
+}
+
 }  // namespace
 }  // namespace regroup::coordinator
