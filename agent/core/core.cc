@@ -226,7 +226,7 @@ void Core::On(const Welcomed& welcomed) {
     if (config_.launched && !ever_ran_ && !IsSpokenBy(config_.version, welcome.version)) {
       return LeaveNow(
           125, RenderUserError(UserError(absl::StatusCode::kFailedPrecondition,
-                                         "this command can't follow the coordinator that answers",
+                                         "this command cannot follow the coordinator that answers",
                                          *why, "install the same Regroup on all nodes")));
     }
     Do(RefuseCoordinator{*std::move(why)});

@@ -48,7 +48,7 @@ void Core::On(const RunDirectoryWritten& written) {
 void Core::On(const PrepareFailed& failed) {
   Group* group = Find(failed.key);
   if (group == nullptr || group->phase == Phase::kFree || group->started) return;
-  Note(absl::StrCat("can't prepare ", failed.key.job.value(), " generation ",
+  Note(absl::StrCat("cannot prepare ", failed.key.job.value(), " generation ",
                     failed.key.generation.value(), ": ", failed.why));
   group->refused = failed.why.substr(0, kMaxRefusalBytes);
   group->dirty = true;

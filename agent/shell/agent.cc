@@ -381,7 +381,7 @@ void Agent::Carry(const RememberCoordinator& action) {
   if (!options_.durable_memory) return;
   absl::Status saved = folder_.Remember(action.cluster, action.epoch);
   if (!saved.ok())
-    Log(absl::StrCat("can't remember the coordinator: ", std::string(saved.message())), true);
+    Log(absl::StrCat("cannot remember the coordinator: ", std::string(saved.message())), true);
 }
 
 void Agent::Carry(const RefuseCoordinator& action) {

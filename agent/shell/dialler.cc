@@ -225,7 +225,7 @@ void LaunchDialler::CheckListener() {
     asio::post(loop, [this, alive, address, sentence = found.sentence] {
       if (!*alive || answered_) return;
       fatal_(UserError(absl::StatusCode::kFailedPrecondition,
-                       absl::StrCat("can't use ", io::FormatAddress(address), " as the endpoint"),
+                       absl::StrCat("cannot use ", io::FormatAddress(address), " as the endpoint"),
                        sentence,
                        "another port, as in --rdzv-endpoint HOST:PORT, the same on every node"));
     });
@@ -358,10 +358,10 @@ absl::Status LaunchDialler::WhyItEnded(int status) const {
   if (std::optional<UserErrorParts> parts = ParseUserError(said)) {
     const std::string because =
         absl::StrCat(parts->what, parts->because.empty() ? "" : ": ", parts->because);
-    return UserError(absl::StatusCode::kUnavailable, "the coordinator of this run can't start",
+    return UserError(absl::StatusCode::kUnavailable, "the coordinator of this run cannot start",
                      because, parts->try_this);
   }
-  return UserError(absl::StatusCode::kUnavailable, "the coordinator of this run can't start",
+  return UserError(absl::StatusCode::kUnavailable, "the coordinator of this run cannot start",
                    absl::StrCat("it ", how, said.empty() ? "" : ": ", said),
                    absl::StrCat("cat ", folder_, "/*.log"));
 }

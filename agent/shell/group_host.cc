@@ -425,7 +425,7 @@ void GroupHost::RemoveDirectory(const std::string& path, std::chrono::millisecon
   removing_.insert(path);
   const bool held = absl::IsFailedPrecondition(removed);
   if (!held && waited == 0ms)
-    handler_.warn(absl::StrCat("can't remove ", path, ": ", std::string(removed.message())));
+    handler_.warn(absl::StrCat("cannot remove ", path, ": ", std::string(removed.message())));
   if (held && waited == kLastWords) KillAt(path);
   const auto wait =
       waited < kLastWords ? kRemoveInterval : std::chrono::milliseconds(kStuckInterval);
@@ -484,7 +484,7 @@ void GroupHost::SaveNotes(const Hosted& hosted) {
   absl::Status written = shim::WriteAgentNotes(hosted.path, notes.dump());
   if (!written.ok())
     handler_.warn(
-        absl::StrCat("can't write to ", hosted.path, ": ", std::string(written.message())));
+        absl::StrCat("cannot write to ", hosted.path, ": ", std::string(written.message())));
 }
 
 // ---- what shims say -----------------------------------------------------------------------------

@@ -112,7 +112,7 @@ void GroupHost::AdoptStore(shim::RunRecord record) {
 
 // Whatever of it lives is ended; until then it is a group whose supervisor was lost.
 void GroupHost::AdoptUnreadable(shim::UnreadableRun run) {
-  handler_.warn(absl::StrCat("run directory ", run.path, " can't be read (", run.why,
+  handler_.warn(absl::StrCat("run directory ", run.path, " cannot be read (", run.why,
                              "): ", run.had_shim ? "what lives of it is ended" : "it is removed"));
   if (!run.had_shim) return RemoveDirectory(run.path);
   if (run.job.empty() || run.role == shim::Role::kStore) return EndUnreadable(run);

@@ -79,7 +79,7 @@ absl::Status NodeFolder::Save() const {
   const absl::Status written =
       io::ReplaceFile(absl::StrCat(path_, "/", kNodeFile), file.dump(2) + "\n", durability_);
   if (written.ok()) return written;
-  return UserError(written.code(), absl::StrCat("this node can not keep its state in ", path_),
+  return UserError(written.code(), absl::StrCat("this node cannot keep its state in ", path_),
                    std::string(written.message()),
                    absl::StrCat("df ", path_, ", or --state-dir DIRECTORY"));
 }

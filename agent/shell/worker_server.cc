@@ -124,7 +124,7 @@ void WorkerServer::Accept() {
 
 // No descriptors or memory: what waits stays in the backlog, and asking at once again would spin.
 void WorkerServer::AcceptLater(error_code why) {
-  if (why != told_) warn_(absl::StrCat("workers can't connect now: ", why.message()));
+  if (why != told_) warn_(absl::StrCat("workers cannot connect now: ", why.message()));
   told_ = why;
   pause_.expires_after(kAcceptPause);
   pause_.async_wait([this](error_code error) {
@@ -213,7 +213,7 @@ bool WorkerServer::Handle(Peer& peer, const std::string& text) {
     case local::WorkerLine::BODY_NOT_SET: return true;  // Something newer than this agent.
   }
   if (!sound) {
-    warn_("a worker said what can't be: connection closed");
+    warn_("a worker said what cannot be: connection closed");
     return false;
   }
   post_(std::move(said));

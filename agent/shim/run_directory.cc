@@ -195,7 +195,7 @@ absl::StatusOr<RunScan> ScanRunDirectories(const std::string& node_base) {
       why = run.status();
     }
     return absl::UnavailableError(
-        absl::StrCat("can't look at run directory ", path, ": ", std::string(why.message())));
+        absl::StrCat("cannot look at run directory ", path, ": ", std::string(why.message())));
   }
   return scan;
 }

@@ -276,7 +276,7 @@ void Supervisor::OnCheckDue(Instant now) {
     check_due_.reset();
     left_.clear();
   } else if (now >= *check_limit_) {
-    FailCheck("what its node check has started can't be ended");
+    FailCheck("what its node check has started cannot be ended");
   } else {
     // Not by the cgroup: Linux 6.18 also kills whatever is cloned into it later.
     KillDescendants();

@@ -26,7 +26,7 @@ void DescribeFlags(CLI::App& app, AgentConfig& config) {
         return absl::OkStatus();
       });
   AddInt(app, "--slots", config.slots, 0, limits::kWorkersPerNode,
-         "places for workers on this node; 0: its GPUs, else 1");
+         "slots for workers on this node; 0: one for each GPU, else 1");
   AddSwitch(app, "--sigterm-is-notice", config.sigterm_is_notice,
             "SIGTERM means that this node goes away: workers save and leave; else the agent "
             "detaches and they run on");

@@ -179,8 +179,7 @@ class JobFileReader {
                    nearest.empty() ? Cat("known are: ", list) : Cat("did you mean ", nearest, "?"));
       }
       if (!seen.insert(name).second)
-        return Bad(entry.first, Cat("the field ", prefix, name, " is there twice"),
-                   "one is allowed");
+        return Bad(entry.first, Cat("`", prefix, name, "` is given twice"), "one is allowed");
       if (prefix.empty()) lines_[name] = entry.first.Mark().line + 1;
       field_ = prefix + name;
       RETURN_IF_ERROR(reader->second(entry.second));
@@ -269,7 +268,7 @@ class JobFileReader {
       auto [at, added] = spec_.environment.emplace(entry.first.Scalar(), entry.second.Scalar());
       if (!added)
         return Bad(entry.first,
-                   Cat("env: ", ShellQuote(at->first.substr(0, 60)), " is there twice"),
+                   Cat("env: ", ShellQuote(at->first.substr(0, 60)), " is given twice"),
                    "one is allowed");
     }
     return absl::OkStatus();
@@ -324,15 +323,14 @@ class JobFileReader {
       RETURN_IF_ERROR(Text(entry.second, action));
       if (action != "retry" && action != "fail") {
         std::string nearest = DidYouMean(action, {"retry", "fail"});
-        return Bad(
-            entry.second, Cat(field_, ": unknown action ", ShellQuote(action.substr(0, 60))),
-            nearest.empty() ? "retry and fail are known" : Cat("did you mean ", nearest, "?"));
+        return Bad(entry.second, Cat(field_, ": unknown action ", ShellQuote(action.substr(0, 60))),
+                   nearest.empty() ? "use retry or fail" : Cat("did you mean ", nearest, "?"));
       }
       bool added =
           spec_.exit_codes.emplace(code, action == "fail" ? ExitAction::kFail : ExitAction::kRetry)
               .second;
       if (!added)
-        return Bad(entry.first, Cat(field_, ": ", code, " is there twice"), "one is allowed");
+        return Bad(entry.first, Cat(field_, ": ", code, " is given twice"), "one is allowed");
     }
     return absl::OkStatus();
   }
@@ -378,7 +376,7 @@ absl::StatusOr<JobSpec> ReadJobFile(const std::string& path, std::string_view di
   std::unique_ptr<std::FILE, FileCloser> file(path == "-" ? stdin : std::fopen(path.c_str(), "re"));
   std::string source = path == "-" ? "standard input" : path;
   auto unreadable = [&] {
-    return UserError(absl::StatusCode::kNotFound, Cat("can not read the job file ", source),
+    return UserError(absl::StatusCode::kNotFound, Cat("cannot read the job file ", source),
                      std::strerror(errno),
                      "regroup submit FILE, or regroup submit -- PROGRAM ARGS...");
   };

@@ -141,7 +141,7 @@ absl::Status ValidateNumaBinding(const std::string& how) {
     return absl::OkStatus();
   const std::string nearest = DidYouMean(how, known);
   return Bad(Cat("numa_binding: ", ShellQuote(how.substr(0, 60)), " is not known"),
-             "node, socket, exclusive and core-complex are",
+             "use node, socket, exclusive or core-complex",
              Cat("numa_binding: ", nearest.empty() ? known.front() : nearest));
 }
 

@@ -33,7 +33,7 @@ absl::StatusOr<ScaleUp> ParseScaleUp(std::string_view text) {
   }
   return UserError(absl::StatusCode::kInvalidArgument,
                    Cat(ShellQuote(text.substr(0, 60)), " is not a way to scale up"),
-                   "settle, now, next and never are known", DidYouMean(text, names));
+                   "use settle, now, next or never", DidYouMean(text, names));
 }
 
 }  // namespace regroup

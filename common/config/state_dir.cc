@@ -134,7 +134,7 @@ absl::StatusOr<std::string> MakeStateDirectory(const std::string& path) {
     if (int error = ::mkdir(part.c_str(), 0700) == 0 ? 0 : errno; error != 0 && error != EEXIST) {
       if (refused.empty()) refused = Cat(part, ": ", std::strerror(error));
       if (error != EACCES && error != EROFS) {
-        return Refuse(Cat("can not make the state directory ", normal), refused,
+        return Refuse(Cat("cannot make the state directory ", normal), refused,
                       "--state-dir DIRECTORY");
       }
     }
@@ -142,7 +142,7 @@ absl::StatusOr<std::string> MakeStateDirectory(const std::string& path) {
   }
   struct stat info {};
   if (::stat(normal.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) {
-    return Refuse(Cat("can not make the state directory ", normal),
+    return Refuse(Cat("cannot make the state directory ", normal),
                   refused.empty() ? "it is no directory" : refused, "--state-dir DIRECTORY");
   }
   if (info.st_uid != ::geteuid()) {
@@ -156,7 +156,7 @@ absl::StatusOr<std::string> MakeStateDirectory(const std::string& path) {
     std::snprintf(mode, sizeof mode, "%04o", info.st_mode & 07777);
     const bool shared = (info.st_mode & S_ISVTX) != 0 || !HoldsOnlyOurs(normal);
     if (shared || ::chmod(normal.c_str(), 0700) != 0) {
-      return Refuse(Cat("others may enter the state directory ", normal),
+      return Refuse(Cat("other users can read the state directory ", normal),
                     Cat("its mode is ", mode, ", 0700 is needed"), Cat("chmod 700 ", normal));
     }
     tightened =

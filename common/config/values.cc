@@ -109,14 +109,14 @@ absl::StatusOr<Duration> ParseDuration(std::string_view text) {
     const Unit* unit = TakeUnit(rest);
     if (unit == nullptr) {
       return BadDuration(text, rest.empty() ? "its unit is missing (ns us ms s m h d)"
-                                            : "its unit is none of ns us ms s m h d");
+                                            : "its unit is not one of ns us ms s m h d");
     }
     if (unit->seconds >= last_unit)
       return BadDuration(text, "units go from the largest to the smallest, each once");
     last_unit = unit->seconds;
     total += ToDouble(number) * unit->seconds;
   }
-  if (!(total <= Seconds(limits::kDuration))) return BadDuration(text, "at most 365d are allowed");
+  if (!(total <= Seconds(limits::kDuration))) return BadDuration(text, "at most 365d is allowed");
   return Duration(std::llround(total * 1e9));
 }
 

@@ -154,7 +154,7 @@ absl::StatusOr<std::unique_ptr<Logger>> Logger::Create(const LogConfig& config) 
     fd = OpenLog(config.path);
     if (fd < 0) {
       return absl::FailedPreconditionError("log file " + config.path +
-                                           " can't be opened: " + std::strerror(errno));
+                                           " cannot be opened: " + std::strerror(errno));
     }
   }
   return std::unique_ptr<Logger>(new SpdLogger(config, fd));

@@ -68,7 +68,8 @@ struct ExplainWait {
                   ? "what its node check says, or start without --node-check"
                   : Cat("regroup nodes ", r.node)};
     }
-    return {"backing_off", Cat("after ", Count(r.failures, "failure"), ", ", ShortText(r.left)),
+    return {"backing_off",
+            Cat("waiting ", ShortText(r.left), " after ", Count(r.failures, "failure")),
             Cat("It failed ", Count(r.failures, "time"),
                 " without progress, so the next start waits another ", ShortText(r.left), "."),
             Cat("regroup explain ", c.job.value())};
@@ -81,12 +82,12 @@ struct ExplainWait {
   }
   ReasonText operator()(const AwaitReattach& r) const {
     return {"await_reattach", Cat(Nodes(r.nodes), " not back, ", ShortText(r.left)),
-            Cat("The coordinator started anew and waits up to ", ShortText(r.left), " for ",
+            Cat("The coordinator has restarted and waits up to ", ShortText(r.left), " for ",
                 Nodes(r.nodes), " to come back."),
             "regroup nodes"};
   }
   ReasonText operator()(const FinishHold& r) const {
-    return {"finish_hold", Cat(r.node, " unheard at the end, ", ShortText(r.left)),
+    return {"finish_hold", Cat(r.node, " silent at the end, ", ShortText(r.left)),
             Cat("Every rank that can be reached is done; ", r.node, " is waited for up to ",
                 ShortText(r.left), " before anything runs again."),
             Node(r.node)};
@@ -94,7 +95,7 @@ struct ExplainWait {
   ReasonText operator()(const UnreachableHold& r) const {
     return {"unreachable_hold", Cat("no node heard, ", ShortText(r.left)),
             Cat("None of ", Nodes(r.nodes),
-                " is heard, but their workers may still train; they are replaced in ",
+                " can be heard, but their workers may still train; they are replaced in ",
                 ShortText(r.left), " or on proof that they are dead."),
             r.nodes.empty() ? "regroup nodes" : Cat("regroup nodes forget ", r.nodes.front())};
   }
@@ -111,7 +112,8 @@ struct ExplainWait {
   }
   ReasonText operator()(const MembersPreparing& r) const {
     return {"members_preparing", Cat(Nodes(r.nodes), " preparing, ", ShortText(r.since)),
-            Cat(Nodes(r.nodes), " prepares for the next generation, for ", ShortText(r.since), "."),
+            Cat("Preparing the next generation on ", Nodes(r.nodes), ", for ", ShortText(r.since),
+                " so far."),
             "nothing: it goes on by itself"};
   }
   ReasonText operator()(const CannotFit& r) const {
@@ -227,7 +229,7 @@ struct ExplainEnd {
   ReasonText operator()(const Preempted& r) const {
     return {
         "preempted", Cat(r.node, " preempted", r.saved ? " (saved)" : ""),
-        Cat(r.node, " was told that it goes away and left",
+        Cat(r.node, " was told to leave, and left",
             r.saved ? " after a save. " : "; nothing was saved for it. ", "It costs no restart."),
         Node(r.node)};
   }
@@ -265,7 +267,7 @@ struct ExplainFail {
               "It failed, and --max-restarts 0 allows no restart.", next};
     }
     return {"budget_spent", Cat(r.used, " of ", Count(r.max, "restart"), " used"),
-            Cat("It failed once more after ", r.used, " of ", Count(r.max, "restart"), "."), next};
+            Cat("It failed again after its ", Count(r.used, "restart"), "."), next};
   }
   ReasonText operator()(const CrashLoop& r) const {
     return {"crash_loop", Cat("crash loop: ", Count(r.failures, "failure"), " without progress"),
@@ -283,7 +285,7 @@ struct ExplainFail {
     if (r.obstacle == ExecObstacle::kDirectory) {
       return {
           "not_executable", Cat("working directory ", r.program, ": ", why),
-          Cat("The working directory ", r.program, " can not be entered on the nodes: ", why, "."),
+          Cat("The working directory ", r.program, " cannot be entered on the nodes: ", why, "."),
           "make it on each node, or give another --workdir"};
     }
     const std::string text = ObstacleText(r.error_number, r.obstacle);
@@ -298,7 +300,7 @@ struct ExplainFail {
   }
   ReasonText operator()(const PreemptedAll&) const {
     return {"preempted_all", "every node left",
-            "Every node was told that it goes away and left. The job is kept.",
+            "Every node was told to leave, and left. The job is kept.",
             "the same command goes on from its newest checkpoint"};
   }
   ReasonText operator()(const JoinTimedOut& r) const {

@@ -151,8 +151,10 @@ std::string RunScreen::AwayText(Duration now) const {
                       : launch_.endpoint
                           ? FormatEndpoint(launch_.endpoint->host, launch_.endpoint->port)
                           : std::string("of this host");
-  std::string since = now - *away_since_ >= 1s ? Cat(" for ", SpanText(now - *away_since_)) : "";
-  return Cat("the coordinator ", where, " does not answer", since, " (", away_why_, ")");
+  const Duration away = now - *away_since_;
+  const std::string silent =
+      away >= 1s ? Cat("has not answered for ", ShortText(away)) : std::string("does not answer");
+  return Cat("the coordinator ", where, " ", silent, " (", away_why_, ")");
 }
 
 std::string RunScreen::Reminder(Duration now) const {
@@ -261,7 +263,7 @@ std::vector<std::string> RunScreen::On(Duration now, const JobEventBody& body) {
   if (const auto* waits = std::get_if<Waits>(&body)) return OnWaits(now, waits->reason);
   if (const auto* left = std::get_if<NodeLeft>(&body)) {
     const std::string why = left->why.empty() ? "" : Cat(": ", EscapeControls(left->why));
-    return {Cat(left->node, left->stays ? " can't prepare" : " left", why)};
+    return {Cat(left->node, left->stays ? " cannot prepare" : " left", why)};
   }
   if (const auto* leaving = std::get_if<NodeWillLeave>(&body)) {
     if (IsMe(leaving->node)) return {};  // Leaving() has said so.

@@ -115,7 +115,7 @@ ListenerDescription DescribeListener(const Address& address, Duration limit) {
   if (dialled.error == ECONNREFUSED) return {ListenerKind::kNobody, "nobody listens on " + where};
   if (dialled.error == ETIMEDOUT) return {ListenerKind::kSilent, where + " does not answer"};
   if (dialled.error != 0) {
-    return {ListenerKind::kSilent, where + " can't be reached: " + std::strerror(dialled.error)};
+    return {ListenerKind::kSilent, where + " cannot be reached: " + std::strerror(dialled.error)};
   }
   // A client's part of HTTP/2's beginning: a server answers with its own, a store closes.
   constexpr std::string_view kPreface("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 33);

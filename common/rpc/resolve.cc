@@ -17,7 +17,7 @@ namespace regroup {
 namespace {
 
 absl::Status ResolverError(const std::string& host, int code) {
-  const std::string text = "name " + host + " can't be resolved: " +
+  const std::string text = "name " + host + " cannot be resolved: " +
                            (code == EAI_SYSTEM ? std::strerror(errno) : gai_strerror(code));
   if (code == EAI_NONAME || code == EAI_NODATA) return absl::NotFoundError(text);
   return absl::UnavailableError(text);

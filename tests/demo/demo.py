@@ -437,7 +437,7 @@ def main():
                         help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.data and not os.access(options.data, os.R_OK):
-        parser.error(f"can not read --data {options.data}")
+        parser.error(f"cannot read --data {options.data}")
     options.bin_dir = os.path.abspath(options.bin_dir)
 
     def interrupted(number, _):

@@ -129,13 +129,13 @@ class Life(Nodes):
         nodes = [self.node(i, "--node-check", check, "--scale-up", "now") for i in range(3)]
         generation, before = self.running(2)
         for node in nodes:
-            node.expect(r"node2 can't prepare: its node check exited with 3: GPU 2 is gone")
+            node.expect(r"node2 cannot prepare: its node check exited with 3: GPU 2 is gone")
         os.unlink(self.marks + ".bad2")
         generation, ranks = self.running(3, above=generation)
         open(self.marks + ".bad1", "w").close()
         os.kill(ranks[1], signal.SIGKILL)
         generation, _ = self.running(2, above=generation)
-        nodes[0].expect(r"node1 can't prepare: its node check exited with 3: GPU 1 is gone")
+        nodes[0].expect(r"node1 cannot prepare: its node check exited with 3: GPU 1 is gone")
         self.finish()
         self.assertEqual([node.wait() for node in nodes], [0, 0, 0], self.fx.describe())
         self.assertIn("1 restart", nodes[0].stderr)
@@ -174,7 +174,7 @@ class Life(Nodes):
         self.assertTrue({info.pid for info in self.fx.processes("coordinator")} <= set(killed), self.fx.describe())
         os.kill(ranks[1], signal.SIGKILL)  # It has lost a peer.
         for node in nodes[1:]:
-            node.expect(rf"regroup: the coordinator 127\.0\.0\.1:{self.port} does not answer for 2.*; waiting for it, workers are left alone")
+            node.expect(rf"regroup: the coordinator 127\.0\.0\.1:{self.port} has not answered for 2.*; waiting for it, workers are left alone")
         self.assertTrue(e2e.alive(ranks[2]))
         nodes[0] = start(0)
         _, new = self.running(3, above=generation)

@@ -69,8 +69,7 @@ int LinkOrRename(const std::string& from, const std::string& to) {
 absl::Status NotWritable(const std::string& path, const absl::Status& why) {
   return UserError(
       absl::StatusCode::kFailedPrecondition,
-      absl::StrCat("checkpoint directory ", path, " can not be written"),
-      std::string(why.message()),
+      absl::StrCat("checkpoint directory ", path, " cannot be written"), std::string(why.message()),
       "give another one with --checkpoint-dir DIR, or make this one writable for the job's user");
 }
 

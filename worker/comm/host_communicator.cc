@@ -228,8 +228,8 @@ absl::Status CheckOneHost(const std::vector<Presence>& ranks) {
     const Presence &a = ranks[0], &b = ranks[r];
     if (a.boot_id == b.boot_id && a.host == b.host && a.pid_namespace == b.pid_namespace) continue;
     return absl::FailedPreconditionError(absl::StrCat(
-        "all ranks of this worker must be on one host; rank 0 is on ", a.host, " and rank ", r,
-        " on ", b.host,
+        "all ranks of one job run on one host; rank 0 is on ", a.host, " and rank ", r, " on ",
+        b.host,
         a.host == b.host ? absl::StrCat(" (boot ", a.boot_id, " ", a.pid_namespace, " and boot ",
                                         b.boot_id, " ", b.pid_namespace, ")")
                          : std::string()));

@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 absl::Status Unreadable(const fs::path& path, int error) {
-  return absl::ErrnoToStatus(error, absl::StrCat("can not read data ", path.string()));
+  return absl::ErrnoToStatus(error, absl::StrCat("cannot read data ", path.string()));
 }
 
 absl::StatusOr<std::vector<fs::path>> FilesBelow(const fs::path& path) {

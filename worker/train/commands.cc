@@ -50,7 +50,7 @@ absl::Status WriteManPages(const std::string& folder, std::string_view version) 
     out << RenderManPage(command, version);
     out.close();
     if (!out) {
-      return UserError(absl::StatusCode::kFailedPrecondition, "can not write " + path,
+      return UserError(absl::StatusCode::kFailedPrecondition, "cannot write " + path,
                        std::strerror(errno), "");
     }
   }

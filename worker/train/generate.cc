@@ -89,7 +89,7 @@ absl::Status Continue(UnitRunner<float>& runner, const Model<float>& model, cons
   }
   std::fputc('\n', stdout);
   return std::fflush(stdout) == 0 ? absl::OkStatus()
-                                  : absl::UnavailableError("standard output can not be written");
+                                  : absl::UnavailableError("standard output cannot be written");
 }
 
 }  // namespace

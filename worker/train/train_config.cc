@@ -70,8 +70,8 @@ absl::StatusOr<std::vector<std::string>> ReadConfigFile(const std::string& path,
                                                         const CommandDescription& known) {
   const absl::StatusOr<std::string> text = io::ReadNamedFile(path, kMaxConfigBytes);
   if (!text.ok()) {
-    return Refuse(Cat("can not read the configuration ", path),
-                  std::string(text.status().message()), "regroup-worker train --config FILE");
+    return Refuse(Cat("cannot read the configuration ", path), std::string(text.status().message()),
+                  "regroup-worker train --config FILE");
   }
   std::vector<std::string> names, args;
   std::set<std::string> given;

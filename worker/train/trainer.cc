@@ -100,7 +100,7 @@ absl::Status Trainer::Prepare() {
       TextDataset::Open(config_.data, config_.context);
   if (!dataset.ok()) {
     return WithExit(
-        UserError(absl::StatusCode::kInvalidArgument, "can not train on this data",
+        UserError(absl::StatusCode::kInvalidArgument, "cannot train on this data",
                   std::string(dataset.status().message()), "--data /usr/share/common-licenses"),
         WorkerExit::kUsage);
   }
@@ -122,7 +122,7 @@ absl::Status Trainer::Prepare() {
     if (!log.ok()) {
       return WithExit(
           UserError(absl::StatusCode::kInvalidArgument,
-                    absl::StrCat("sample log ", config_.sample_log, " can not be written"),
+                    absl::StrCat("sample log ", config_.sample_log, " cannot be written"),
                     std::string(log.status().message()), "--sample-log DIR"),
           WorkerExit::kUsage);
     }
@@ -299,7 +299,7 @@ absl::Status Trainer::Restore() {
     samples_ = manifest->counters.count("samples") != 0 ? manifest->counters.at("samples")
                                                         : step_ * config_.batch;
     if (samples_ < 0) {
-      return WithExit(UserError(absl::StatusCode::kDataLoss, "can not resume",
+      return WithExit(UserError(absl::StatusCode::kDataLoss, "cannot resume",
                                 absl::StrCat("the commit of step ", step_, " says that ", samples_,
                                              " samples were consumed"),
                                 "another --checkpoint-dir"),

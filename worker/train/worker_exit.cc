@@ -12,7 +12,7 @@ constexpr char kKey[] = "regroup/worker-exit";
 std::vector<std::pair<int, std::string>> DescribeExits() {
   return {{0, "done"},
           {1, "something that should not happen: no memory, a kernel that failed"},
-          {2, "a flag, a configuration, or data that can not be read"},
+          {2, "a flag, a configuration, or data that cannot be read"},
           {10, "the group was not formed: ranks are missing, or on different hosts"},
           {11, "another rank died, stopped or left in the middle of training"},
           {12, "ranks were given different settings or data"},

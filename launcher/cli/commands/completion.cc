@@ -31,7 +31,7 @@ class Completion : public Command {
     if (std::find(shells.begin(), shells.end(), shell) == shells.end()) {
       std::string nearest = DidYouMean(shell, shells);
       return UserError(absl::StatusCode::kInvalidArgument,
-                       Cat("no completion for ", ShellQuote(shell)), "bash, zsh and fish are known",
+                       Cat("no completion for ", ShellQuote(shell)), "use bash, zsh or fish",
                        nearest.empty() ? "" : Cat("regroup completion ", nearest));
     }
     std::vector<CommandDescription> commands;

@@ -24,7 +24,7 @@ absl::Status BecomeSibling(const std::string& program, const std::vector<std::st
   for (const std::string& arg : args) argv.push_back(const_cast<char*>(arg.c_str()));
   argv.push_back(nullptr);
   ::execv(path.c_str(), argv.data());
-  return UserError(absl::StatusCode::kInternal, Cat("can not start ", path), std::strerror(errno),
+  return UserError(absl::StatusCode::kInternal, Cat("cannot start ", path), std::strerror(errno),
                    "is Regroup installed completely? ./dev install");
 }
 

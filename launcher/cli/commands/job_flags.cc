@@ -32,11 +32,10 @@ void DescribeFlags(CLI::App& app, JobFlags& flags) {
               ASSIGN_OR_RETURN(flags.scale_up, ParseScaleUp(text));
               return absl::OkStatus();
             });
-  AddText(
-      app, "--node-check", flags.node_check.command,
-      "a line for sh, run on each node before each generation, which waits for it; a node where "
-      "it fails is left out and tried again later",
-      "COMMAND");
+  AddText(app, "--node-check", flags.node_check.command,
+          "a line for sh, run on each node before each generation, which waits for it; a node that "
+          "fails its check stays out and is checked again",
+          "COMMAND");
   AddDuration(app, "--node-check-timeout", flags.node_check.timeout,
               "a node check that takes longer has failed");
   AddParsed(app, "--log-keep", "SIZE|all", "",

@@ -77,7 +77,7 @@ class Man : public Command {
       out << page.text;
       out.close();
       if (!out) {
-        return UserError(absl::StatusCode::kFailedPrecondition, Cat("can not write ", path),
+        return UserError(absl::StatusCode::kFailedPrecondition, Cat("cannot write ", path),
                          std::strerror(errno), "");
       }
     }

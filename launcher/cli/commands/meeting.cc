@@ -40,7 +40,7 @@ absl::Status SettleRanks(const Names& names, LaunchFlags& flags) {
                   "--nproc-per-node N instead of -n");
   }
   if (total % nodes.max != 0) {
-    return Misuse(Cat("-n ", total, " can not be spread over ", nodes.max, " nodes"),
+    return Misuse(Cat("-n ", total, " cannot be spread over ", nodes.max, " nodes"),
                   "--nnodes has to divide it", Cat("-n ", (total / nodes.max + 1) * nodes.max));
   }
   const std::string each = std::to_string(total / nodes.max);

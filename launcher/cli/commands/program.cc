@@ -32,8 +32,8 @@ absl::Status Missing(std::string_view name, std::string_view because, std::strin
   return UserError(absl::StatusCode::kNotFound, Cat(name, " was not found"), because, try_this);
 }
 absl::Status Unusable(std::string_view name, std::string_view because, std::string_view try_this) {
-  return UserError(absl::StatusCode::kFailedPrecondition, Cat(name, " can not be executed"),
-                   because, try_this);
+  return UserError(absl::StatusCode::kFailedPrecondition, Cat(name, " cannot be executed"), because,
+                   try_this);
 }
 
 // What a person looks at next.

@@ -163,9 +163,8 @@ class Submit : public Command {
                        Cat(ShellQuote(words.rest[0]), " stands before --"), "one of them");
     }
     if (!is_file && !words.dashes) {
-      return UserError(absl::StatusCode::kInvalidArgument,
-                       Cat("more than one word: ", ShellQuote(words.rest[1])),
-                       "a program is given after --",
+      return UserError(absl::StatusCode::kInvalidArgument, "one job file is expected",
+                       Cat(ShellQuote(words.rest[1]), " is more; a program is given after --"),
                        Cat("regroup submit -- ", ShellJoin(words.rest)));
     }
     if (is_file && IsScript(words.rest[0])) {

@@ -152,7 +152,7 @@ std::string LeftOut(const JobView& job) {
       settled.insert(formed->members.begin(), formed->members.end());
     const auto* left = std::get_if<NodeLeft>(&event->body);
     if (left == nullptr || !settled.insert(left->node).second || !left->stays) continue;
-    return Cat(left->node, " can't prepare: ", EscapeControls(left->why), "; it is asked again");
+    return Cat(left->node, " cannot prepare: ", EscapeControls(left->why), "; it is asked again");
   }
   return "";
 }

@@ -214,13 +214,13 @@ void Calls::EndAll(const absl::Status& why, std::function<void()> done) {
 grpc::ServerUnaryReactor* Calls::Submit(grpc::CallbackServerContext* context,
                                         const pb::SubmitRequest* request, pb::SubmitReply* reply) {
   if (!request->dry_run() && !IsToken(request->key())) {
-    return Refuse(context, Invalid("this submit can't be taken",
+    return Refuse(context, Invalid("this submit cannot be taken",
                                    "key: is not 1 to 128 letters, digits or . _ - :"));
   }
   absl::StatusOr<JobSpec> spec = FromProto(request->spec());
   if (!spec.ok())
     return Refuse(context,
-                  Invalid("this job can't be taken", std::string(spec.status().message())));
+                  Invalid("this job cannot be taken", std::string(spec.status().message())));
   if (absl::Status valid = ValidateJobSpec(*spec); !valid.ok()) return Refuse(context, valid);
   if (request->dry_run()) return Refuse(context, absl::OkStatus());
   Plan plan;
@@ -251,7 +251,7 @@ grpc::ServerUnaryReactor* Calls::Cancel(grpc::CallbackServerContext* context,
   asked.now = request->now();
   if (!check.status().ok())
     return Refuse(context,
-                  Invalid("this cancel can't be taken", std::string(check.status().message())));
+                  Invalid("this cancel cannot be taken", std::string(check.status().message())));
   Plan plan;
   plan.event = [asked](CallId call) mutable -> Event {
     asked.call = call;
@@ -277,7 +277,7 @@ grpc::ServerUnaryReactor* Calls::Read(grpc::CallbackServerContext* context,
     check.Fail("wait_for_end: needs one job");
   if (!check.status().ok())
     return Refuse(context,
-                  Invalid("this read can't be taken", std::string(check.status().message())));
+                  Invalid("this read cannot be taken", std::string(check.status().message())));
   ReadFilter filter;
   filter.jobs = jobs;
   filter.nodes = nodes;

@@ -24,7 +24,7 @@ constexpr useconds_t kLockPauseUs = 10'000;
 std::string LockPath(const std::string& folder) { return folder + "/" + kCoordinatorLockName; }
 
 absl::Status CanNotKeep(const std::string& folder, const absl::Status& why) {
-  return UserError(why.code(), "the coordinator can not keep its state in " + folder,
+  return UserError(why.code(), "the coordinator cannot keep its state in " + folder,
                    std::string(why.message()), "df " + folder + ", or --state-dir DIRECTORY");
 }
 

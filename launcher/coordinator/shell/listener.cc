@@ -76,7 +76,7 @@ void Listener::AcceptSome(Socket& socket) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
       // No descriptors or memory now: what waits stays in the backlog.
-      log_.Warning("connections can't be accepted", {{"because", std::strerror(errno)}});
+      log_.Warning("connections cannot be accepted", {{"because", std::strerror(errno)}});
       socket.pause.expires_after(kPause);
       socket.pause.async_wait([this, &socket](const boost::system::error_code& error) {
         if (!error) Await(socket);

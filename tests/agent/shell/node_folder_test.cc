@@ -78,7 +78,7 @@ TEST(NodeFolder, AFullDiskIsSaidWithItsFolder) {
   ::setrlimit(RLIMIT_FSIZE, &before);
   ::signal(SIGXFSZ, SIG_DFL);
   const UserErrorParts said = PartsOf(taken);
-  EXPECT_EQ(said.what, "this node can not keep its state in " + scratch.path() + "/node-0");
+  EXPECT_EQ(said.what, "this node cannot keep its state in " + scratch.path() + "/node-0");
   EXPECT_NE(said.because, "");
   EXPECT_NE(said.try_this, "");
 }

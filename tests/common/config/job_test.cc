@@ -259,7 +259,7 @@ TEST(JobFile, Errors) {
       {ok + "role: \"\"\n", "job.yaml:3: role: '' is not a role",
        "1 to 63 bytes, no control characters"},
       {ok + "numa_binding: nodes\n", "job.yaml:3: numa_binding: nodes is not known",
-       "node, socket, exclusive and core-complex are"},
+       "use node, socket, exclusive or core-complex"},
       {ok + "virtual_local_rank: 1\n", "job.yaml:3: virtual_local_rank: true or false is expected",
        "this is text"},
       {ok + "tee: 3\n", "job.yaml:3: a job file has no tee",
@@ -284,7 +284,7 @@ TEST(JobFile, Errors) {
        "job.yaml:3: retry.exit_codes: unknown action retyr", "did you mean retry?"},
       {ok + "retry: {exit_codes: {0: fail}}\n",
        "job.yaml:3: retry.exit_codes: \"0\" is out of range", "1 to 255 are allowed"},
-      {ok + "name: b\n", "job.yaml:3: the field name is there twice", "one is allowed"},
+      {ok + "name: b\n", "job.yaml:3: `name` is given twice", "one is allowed"},
       {"name: A_B\nrun: x\n", "job.yaml:1: name: A_B is not a name",
        "1 to 63 of a-z, 0-9 and '-', not starting or ending with '-'"},
       {"run: x\n", "job.yaml: the field name is missing", "a job has a name and a command"},
@@ -319,7 +319,7 @@ TEST(JobFile, HostileFilesAreRefused) {
 
 TEST(JobFile, MissingFile) {
   UserErrorParts parts = PartsOf(ReadJobFile("/nonexistent/job.yaml", "/").status());
-  EXPECT_EQ(parts.what, "can not read the job file /nonexistent/job.yaml");
+  EXPECT_EQ(parts.what, "cannot read the job file /nonexistent/job.yaml");
   EXPECT_EQ(parts.because, "No such file or directory");
   EXPECT_FALSE(ReadJobFile("/", "/").ok());
 }

@@ -135,7 +135,7 @@ TEST(Reasons, EndsNameWhoWhatAndNumbers) {
        "node2 was lost: silent, silent for 5.2 s. Losing a node costs no restart.",
        "regroup nodes node2"},
       {Preempted{"node2", true}, "node2 preempted (saved)",
-       "node2 was told that it goes away and left after a save. It costs no restart.",
+       "node2 was told to leave, and left after a save. It costs no restart.",
        "regroup nodes node2"},
       {Resized{2, 3, {"node2"}}, "2 to 3 nodes: node2 joined",
        "The group went from 2 to 3 nodes: node2 joined. It costs no restart.",
@@ -166,7 +166,7 @@ TEST(Reasons, WaitsSpeakOfTheirWorld) {
   EXPECT_EQ(Explain(WaitReason(MembersPreparing{{"node2"}, 1200ms}), kContext).brief,
             "node2 preparing, 1.2 s");
   EXPECT_EQ(Explain(WaitReason(BackingOff{3, 2s, "", ""}), kContext).brief,
-            "after 3 failures, 2.0 s");
+            "waiting 2.0 s after 3 failures");
   const ReasonText node =
       Explain(WaitReason(BackingOff{0, 2s, "node2", "no port is free"}), kContext);
   EXPECT_EQ(node.brief, "node2: no port is free, again in 2.0 s");

@@ -261,7 +261,7 @@ TEST_F(RunScreenTest, RepeatedEventsAreSilent) {
   EXPECT_EQ(screen_->OnEvent(0s, event), "regroup: node1 left: SIGTERM\n");
   EXPECT_EQ(screen_->OnEvent(0s, event), "");
   event = {2, {}, NodeLeft{"node1", "every port is in use", true}};
-  EXPECT_EQ(screen_->OnEvent(0s, event), "regroup: node1 can't prepare: every port is in use\n");
+  EXPECT_EQ(screen_->OnEvent(0s, event), "regroup: node1 cannot prepare: every port is in use\n");
 }
 
 TEST_F(RunScreenTest, UnreachableCoordinatorIsPatientAndVisible) {
@@ -270,24 +270,25 @@ TEST_F(RunScreenTest, UnreachableCoordinatorIsPatientAndVisible) {
       "regroup: the coordinator node0:29400 does not answer (connection refused); trying again\n");
   EXPECT_EQ(screen_->CoordinatorAway(1s, "connection refused"), "");
   EXPECT_EQ(screen_->Tick(30s),
-            "regroup: the coordinator node0:29400 does not answer for 30s (connection refused); "
+            "regroup: the coordinator node0:29400 has not answered for 30 s (connection refused); "
             "trying again\n");
   EXPECT_THAT(screen_->JoinTimedOut(30s),
-              HasSubstr("\nbecause: the coordinator node0:29400 does not answer "
-                        "for 30s (connection refused)\ntry: "));
+              HasSubstr("\nbecause: the coordinator node0:29400 has not answered for 30 s "
+                        "(connection refused)\ntry: "));
   EXPECT_THAT(screen_->Started(31s, Start()), HasSubstr("regroup: train-4 · coordinator"));
   // A coordinator that is restarted quickly is nobody's business.
   EXPECT_EQ(screen_->CoordinatorAway(40s, "reset"), "");
   EXPECT_EQ(screen_->NextTick(), Duration(42s));
   EXPECT_EQ(screen_->CoordinatorBack(41s), "");
   EXPECT_EQ(screen_->CoordinatorAway(50s, "reset"), "");
-  EXPECT_EQ(screen_->Tick(52s),
-            "regroup: the coordinator 10.0.0.4:29400 does not answer for 2.0s (reset); waiting for "
-            "it, workers are left alone\n");
+  EXPECT_EQ(
+      screen_->Tick(52s),
+      "regroup: the coordinator 10.0.0.4:29400 has not answered for 2.0 s (reset); waiting for "
+      "it, workers are left alone\n");
   // What it can't do by itself: come back on a host that died.
   EXPECT_EQ(screen_->CoordinatorAway(60s, "no route to host"), "");
   EXPECT_EQ(screen_->Tick(82s),
-            "regroup: the coordinator 10.0.0.4:29400 does not answer for 32s (no route to host); "
+            "regroup: the coordinator 10.0.0.4:29400 has not answered for 32 s (no route to host); "
             "waiting for it, workers are left alone · if its host died: start it there again\n");
   EXPECT_EQ(screen_->CoordinatorBack(85s), "regroup: the coordinator answers again after 35 s\n");
 }

@@ -249,7 +249,7 @@ TEST_F(RepositoryTest, OneRanksRefusalIsThatOfAllRanks) {
     absl::StatusCode code;
     const char* says;
   } kRows[] = {
-      {"rank 0 can not list the commits", unlistable, state_.infos(), absl::StatusCode::kDataLoss,
+      {"rank 0 cannot list the commits", unlistable, state_.infos(), absl::StatusCode::kDataLoss,
        "gone/commits"},
       {"rank 2 has another model", repository_, other, absl::StatusCode::kFailedPrecondition,
        "another model"},

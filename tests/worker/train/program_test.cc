@@ -129,12 +129,12 @@ TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
       {file("stps: 5"), usage, {"unknown field stps", ":2", "did you mean steps?"}},
       {file("checkpoint_dir: /proc/none"),
        WorkerExit::kCheckpointDirectory,
-       {"/proc/none can not be written", "--checkpoint-dir DIR"}},
+       {"/proc/none cannot be written", "--checkpoint-dir DIR"}},
       {"train --data /nonexistent", usage, {"/nonexistent"}},
       {"train --dta x",
        usage,
        {"--dta", "did you mean --data?", "try: regroup-worker train --help"}},
-      {"__man /nonexistent", WorkerExit::kFailed, {"can not write /nonexistent/regroup-worker.1"}},
+      {"__man /nonexistent", WorkerExit::kFailed, {"cannot write /nonexistent/regroup-worker.1"}},
   };
   for (const Row& row : rows) {
     const Answer answer = Run(row.arguments);

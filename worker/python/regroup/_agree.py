@@ -58,7 +58,7 @@ def _vote(torch: Any) -> bool:
             _ballot = _Ballot(torch)
         return _ballot.cast(_worker.should_stop())
     except Exception:  # A rank is gone, and so will be this one; or there is no Gloo here.
-        logger.warning("ranks can't agree on when to stop: notices go unheard", exc_info=True)
+        logger.warning("ranks cannot agree on when to stop: notices go unheard", exc_info=True)
         _broken = True
         return False
 
@@ -71,7 +71,7 @@ def _distributed() -> Any:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return torch if distributed.get_world_size() > 1 else None
     except Exception:
-        logger.debug("torch.distributed can't be asked", exc_info=True)
+        logger.debug("torch.distributed cannot be asked", exc_info=True)
     return None
 
 

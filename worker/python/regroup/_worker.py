@@ -44,7 +44,7 @@ def _start() -> Optional[Client]:
             try:
                 _client = Client(path, context())
             except Exception:  # No thread or descriptor to be had: then without.
-                logger.debug("can't talk to the agent", exc_info=True)
+                logger.debug("cannot talk to the agent", exc_info=True)
                 _silent = True
             finally:
                 _starting = False

@@ -138,7 +138,7 @@ def _move(partial: str, path: str) -> None:
 
 
 def _exchange(one: str, other: str) -> bool:
-    """Swaps two names in one step. False where the C library or the file system can't."""
+    """Swaps two names in one step. False where the C library or the file system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -147,7 +147,7 @@ def _exchange(one: str, other: str) -> bool:
         return True
     if ctypes.get_errno() in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
         return False
-    raise OSError(ctypes.get_errno(), f"can't put {one} in place of {other}")
+    raise OSError(ctypes.get_errno(), f"cannot put {one} in place of {other}")
 
 
 def _remove(path: str) -> None:

@@ -353,7 +353,7 @@ TEST(Refused, Table) {
       {{"--nnodes", "0:1"}, "--nnodes"},
       {{"--nnodes", "2", "--node-rank=1", "--node-name=a"}, "--node-name and --node-rank"},
       {{"--grace=1s", "--shutdown-timeout=1"}, "are the same"},
-      {{"-n", "3", "-N", "2"}, "can not be spread over 2 nodes"},
+      {{"-n", "3", "-N", "2"}, "cannot be spread over 2 nodes"},
       {{"-n", "4", "-N", "1:2", "--rdzv-backend=c10d"}, "fixed number of nodes"},
       {{"-n", "4", "--ppn", "3"}, "differ"},
       {{"--local-addr", "203.0.113.9"}, "not an address of this host"},

@@ -92,10 +92,10 @@ TEST(ExplainScreen, WhoWasLeftOutAndWhy) {
   const auto explained = [&job] { return RenderExplain(job, std::nullopt, {}); };
   job.events.push_back({7, At(0), NodeLeft{"node2", "its node check exited with 3: no GPU", true}});
   EXPECT_THAT(explained(),
-              HasSubstr("Why not 3 nodes\n  node2 can't prepare: its node check exited "
+              HasSubstr("Why not 3 nodes\n  node2 cannot prepare: its node check exited "
                         "with 3: no GPU; it is asked again\n"));
   job.events.push_back({8, At(1), NodeLeft{"node3", "silent", false}});
-  EXPECT_THAT(explained(), HasSubstr("node2 can't prepare")) << "another one is lost";
+  EXPECT_THAT(explained(), HasSubstr("node2 cannot prepare")) << "another one is lost";
   job.events.push_back({9, At(2), NodeLeft{"node2", "silent", false}});
   EXPECT_THAT(explained(), HasSubstr("no other node has asked to join"));
   job.events.pop_back();
@@ -149,10 +149,10 @@ TEST(ExplainScreen, QueuedFailedAndNode) {
   job.ran_for = 14min;
   job.failed = BudgetSpent{3, 3};
   EXPECT_THAT(RenderExplain(job, std::nullopt, {}),
-              HasSubstr("Why it ended\n  It failed once more after 3 of 3 restarts."));
+              HasSubstr("Why it ended\n  It failed again after its 3 restarts."));
   EXPECT_EQ(RenderExplain(Nodes()[1], {}),
-            "node1 suspect · 10.0.0.5 · 2 of 2 slots used · heard 3.1s ago\n  lost in 1.9 s unless "
-            "heard\n"
+            "node1 suspect · 10.0.0.5 · 2 of 2 slots used · heard 3.1s ago\n  lost in 1.9 s unless it "
+            "reports\n"
             "  works on train-4\n  launched by `regroup run`: it leaves with its command\nNext  "
             "regroup explain train-4\n");
 }

@@ -121,7 +121,7 @@ inline std::vector<NodeView> Nodes() {
                  2,
                  {JobId("train-4")},
                  3100ms,
-                 "lost in 1.9 s unless heard",
+                 "lost in 1.9 s unless it reports",
                  true,
                  false,
                  {}};
