@@ -60,7 +60,9 @@ struct JobView {
   std::string commit_path;
   WallTime created_at{};
   Duration age{};
-  std::optional<Duration> ran_for;  // Of an ended job.
+  std::optional<WallTime> started_at;  // When its first generation formed.
+  std::optional<WallTime> ended_at;    // Of an ended job, as ran_for, which begins at created_at.
+  std::optional<Duration> ran_for;
   std::optional<WaitReason> why;
   std::optional<FailReason> failed;
   // What ended the newest generation, if a rank's failure did; the end of its error alone.

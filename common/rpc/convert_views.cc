@@ -101,7 +101,7 @@ absl::StatusOr<CostView> FromProto(const pb::CostView& value) {
 constexpr std::int64_t kLastShownUs = 7'258'118'399'000'000;
 
 absl::Status Unshowable(const std::string& what, const absl::Status& why) {
-  return UserError(absl::StatusCode::kDataLoss, what + " can't be shown whole",
+  return UserError(absl::StatusCode::kDataLoss, what + " cannot be shown whole",
                    std::string(why.message()), "the regroup of its coordinator's build");
 }
 
@@ -173,6 +173,8 @@ pb::JobView ToProto(const JobView& value) {
   out.set_commit_path(value.commit_path);
   out.set_created_at_us(Us(value.created_at));
   out.set_age_ns(value.age.count());
+  if (value.started_at) out.set_started_at_us(Us(*value.started_at));
+  if (value.ended_at) out.set_ended_at_us(Us(*value.ended_at));
   if (value.ran_for) out.set_ran_for_ns(value.ran_for->count());
   if (value.why) *out.mutable_why() = ToProto(*value.why);
   if (value.failed) *out.mutable_failed() = ToProto(*value.failed);
@@ -207,6 +209,8 @@ absl::StatusOr<JobView> FromProto(const pb::JobView& value) {
   out.commit_path = check.Text("commit_path", value.commit_path(), kMaxTextBytes);
   out.created_at = WallOf(value.created_at_us());
   out.age = check.AnyDuration("age", value.age_ns());
+  if (value.has_started_at_us()) out.started_at = WallOf(value.started_at_us());
+  if (value.has_ended_at_us()) out.ended_at = WallOf(value.ended_at_us());
   if (value.has_ran_for_ns()) out.ran_for = check.AnyDuration("ran_for", value.ran_for_ns());
   if (value.has_why()) out.why = check.Nested("why", FromProto(value.why()));
   if (value.has_failed()) out.failed = check.Nested("failed", FromProto(value.failed()));

@@ -122,7 +122,7 @@ class LogDirectory(Output):
         open(file, "w").close()
         run = self.fx.run("run", "--log-dir", os.path.join(file, "logs"), "--no-python", "true")
         self.assertEqual(run.code, 125, run)
-        self.assertRegex(run.stderr, r"error: --log-dir: .*/file/logs can not be written\n")
+        self.assertRegex(run.stderr, r"error: --log-dir: .*/file/logs cannot be written\n")
         self.assertIn("try:", run.stderr)
 
 

@@ -117,7 +117,7 @@ absl::Status CheckLogDirectory(const std::string& path) {
   if (writable) return absl::OkStatus();
   const std::string why = made.ok() ? std::strerror(errno) : std::string(made.message());
   return UserError(absl::StatusCode::kPermissionDenied,
-                   Cat("--log-dir: ", path, " can not be written"), why, "--log-dir DIRECTORY");
+                   Cat("--log-dir: ", path, " cannot be written"), why, "--log-dir DIRECTORY");
 }
 
 }  // namespace

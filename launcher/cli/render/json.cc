@@ -7,6 +7,7 @@
 #include "common/report/format.h"
 #include "common/report/reasons.h"
 #include "launcher/cli/render/explain.h"
+#include "launcher/cli/render/lists.h"
 
 namespace regroup::cli {
 namespace {
@@ -198,6 +199,8 @@ Json JobJson(const JobView& job, bool detail) {
   if (job.tokens_per_second) out["tokens_per_second"] = *job.tokens_per_second;
   if (job.committed_step) out["committed_step"] = *job.committed_step;
   if (!job.commit_path.empty()) out["commit_path"] = job.commit_path;
+  if (job.started_at) out["started_at"] = Rfc3339(*job.started_at);
+  if (job.ended_at) out["ended_at"] = Rfc3339(*job.ended_at);
   if (job.ran_for) out["ran_for_s"] = Seconds(*job.ran_for);
   if (job.why) out["why"] = ReasonJson(*job.why, context);
   if (job.failed) out["failed"] = ReasonJson(*job.failed, context);
@@ -239,7 +242,7 @@ std::string JobsDocument(const std::vector<JobView>& jobs) {
 
 std::string NodesDocument(const std::vector<NodeView>& nodes) {
   Json out = {{"schema", "regroup.nodes/1"}, {"nodes", Json::array()}};
-  for (const NodeView& node : nodes) out["nodes"].push_back(NodeJson(node));
+  for (const NodeView& node : OncePerName(nodes)) out["nodes"].push_back(NodeJson(node));
   return Dump(out);
 }
 

@@ -11,6 +11,8 @@
 namespace regroup::cli {
 
 std::string RenderJobs(const std::vector<JobView>& jobs, const TextStyle& style);
+// In the order of their names; of one that was started again only the living one.
+std::vector<NodeView> OncePerName(std::vector<NodeView> nodes);
 std::string RenderNodes(const std::vector<NodeView>& nodes, const TextStyle& style);
 
 // The column WHY.

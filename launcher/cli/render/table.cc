@@ -7,7 +7,7 @@
 namespace regroup::cli {
 namespace {
 
-constexpr int kGap = 2, kNarrowest = 6, kUsualId = 20;
+constexpr int kGap = 2, kNarrowest = 6;
 
 int SumOf(const std::vector<int>& widths) {
   int sum = kGap * (static_cast<int>(widths.size()) - 1);
@@ -15,24 +15,12 @@ int SumOf(const std::vector<int>& widths) {
   return sum;
 }
 
-// REQUIRES: the columns do not fit. Takes from the last one, then from long ids, then from the
-// others, then from ids.
-void Narrow(std::vector<int>& widths, const std::vector<Table::Column>& columns, int limit) {
-  auto take = [&](std::size_t at, int least) {
-    least = std::min(widths[at], std::max(least, DisplayWidth(columns[at].title)));
-    widths[at] = std::max(least, widths[at] - std::max(SumOf(widths) - limit, 0));
-  };
-  take(widths.size() - 1, kNarrowest);
-  struct Round {
-    bool ids;
-    int least;
-  };
-  for (const Round& round :
-       {Round{true, kUsualId}, Round{false, kNarrowest}, Round{true, kNarrowest}}) {
-    for (std::size_t i = 0; i < widths.size(); ++i) {
-      if (columns[i].id == round.ids) take(i, round.least);
-    }
-  }
+// Takes from one column what is too much, down to `least` and its title.
+void Take(std::vector<int>& widths, const std::vector<Table::Column>& columns, std::size_t at,
+          int least, int limit) {
+  if (columns[at].id) return;
+  least = std::min(widths[at], std::max(least, DisplayWidth(columns[at].title)));
+  widths[at] = std::max(least, widths[at] - std::max(SumOf(widths) - limit, 0));
 }
 
 }  // namespace
@@ -55,14 +43,53 @@ void Table::Add(std::vector<std::string> cells) {
   rows_.push_back(std::move(cells));
 }
 
-std::string Table::Render(const TextStyle& style) const {
+void Table::LeaveOut(std::size_t column) {
+  const auto at = static_cast<std::ptrdiff_t>(column);
+  columns_.erase(columns_.begin() + at);
+  for (std::vector<std::string>& row : rows_) row.erase(row.begin() + at);
+}
+
+bool Table::SaysNothing(std::size_t column) const {
+  return std::all_of(rows_.begin(), rows_.end(), [column](const auto& row) {
+    return row[column].empty() || row[column] == kNothing;
+  });
+}
+
+std::vector<int> Table::Widths() const {
   std::vector<int> widths;
   for (std::size_t i = 0; i < columns_.size(); ++i) {
     int width = std::max(DisplayWidth(columns_[i].title), static_cast<int>(columns_[i].width));
     for (const auto& row : rows_) width = std::max(width, DisplayWidth(row[i]));
     widths.push_back(width);
   }
-  if (style.terminal && SumOf(widths) > style.width) Narrow(widths, columns_, style.width);
+  return widths;
+}
+
+std::string Table::Render(const TextStyle& style) const {
+  if (!style.terminal || SumOf(Widths()) <= style.width) return Lines(Widths(), style);
+  Table table = *this;
+  const auto fits = [&](int least) {
+    std::vector<int> widths = table.Widths();
+    Take(widths, table.columns_, widths.size() - 1, least, style.width);
+    return SumOf(widths) <= style.width;
+  };
+  for (std::size_t i = table.columns_.size() - 1; i-- > 0;) {
+    if (!table.columns_[i].id && table.SaysNothing(i)) table.LeaveOut(i);
+  }
+  for (int spare = 1; !fits(kReadable) && spare <= static_cast<int>(columns_.size()); ++spare) {
+    const auto at = std::find_if(table.columns_.begin(), table.columns_.end(),
+                                 [spare](const Column& column) { return column.spare == spare; });
+    if (at != table.columns_.end())
+      table.LeaveOut(static_cast<std::size_t>(at - table.columns_.begin()));
+  }
+  std::vector<int> widths = table.Widths();
+  for (std::size_t i = widths.size(); i-- > 0;)
+    Take(widths, table.columns_, i, i + 1 == widths.size() ? kReadable : kNarrowest, style.width);
+  Take(widths, table.columns_, widths.size() - 1, kNarrowest, style.width);
+  return table.Lines(widths, style);
+}
+
+std::string Table::Lines(const std::vector<int>& widths, const TextStyle& style) const {
   auto line = [&](const std::vector<std::string>& cells) {
     std::string out;
     for (std::size_t i = 0; i < cells.size(); ++i) {

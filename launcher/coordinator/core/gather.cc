@@ -637,6 +637,7 @@ void Engine::FormGeneration(Job& job, Generation generation) {
     state.last_formed = generation;
     state.phase = again ? JobPhase::kRegrouping : JobPhase::kForming;
     if (again) ++state.regroups;
+    if (!again) state.started_at = wall_;
     if (grew) ++state.growths;
   });
   soft.since = now_;

@@ -122,6 +122,7 @@ struct JobStateRow {  // `job/J/state`
   TimeAccount account;                   // Of generations that are over; idle is left 0.
   HeldTime held;                         // Likewise.
   std::int64_t samples = 0, tokens = 0;  // Done by then; 0: not told.
+  std::optional<WallTime> started_at;    // When its first generation formed.
   std::optional<WallTime> ended_at;
   Duration ran_for{};  // Of an ended job.
 };

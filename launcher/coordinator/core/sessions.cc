@@ -232,7 +232,7 @@ void Engine::On(const SessionBroken& event) {
   node->probe_at = now_;
   for (auto& watch : node->watches) watch.second.in_flight = false;
   Say(Severity::kInfo, "session broken", {{"node", node->row.name}});
-  if (CommandIsOver(*node)) return LoseNode(*node, "its command ended", /*proved=*/true);
+  if (CommandIsOver(*node)) return LoseNode(*node, kHowOver, /*proved=*/true);
   RefreshJobs(*node);
   OnNodeDeadline(*node);
 }
@@ -426,7 +426,9 @@ void Engine::On(const Probed& event) {
 }
 
 void Engine::LoseNode(Node& node, const std::string& how, bool proved) {
-  Say(Severity::kWarning, "node lost", {{"node", node.row.name}, {"how", how}});
+  const bool left = how == kHowOver;
+  Say(left ? Severity::kInfo : Severity::kWarning, left ? "node left" : "node lost",
+      {{"node", node.row.name}, {"how", how}});
   NodeRow row = node.row;
   row.lost = true;
   row.lost_how = how;

@@ -175,6 +175,8 @@ JobView Engine::ViewOf(const Job& job, bool detail, const Moment& at) const {
     view.commit_path = job.commit->path;
   }
   view.created_at = job.spec.created_at;
+  view.started_at = job.state.started_at;
+  view.ended_at = job.state.ended_at;
   view.age = AgeOf(job, at);
   if (job.state.phase == JobPhase::kEnded) view.ran_for = job.state.ran_for;
   view.why = WaitOf(job, at);
@@ -287,7 +289,7 @@ NodeView Engine::ViewOf(const Node& node, const Moment& at) const {
     case Link::kSuspected: view.state = "suspect"; break;
     case Link::kAgentAway: view.state = "away"; break;
     case Link::kAwaited: view.state = "awaited"; break;
-    case Link::kLost: view.state = "lost"; break;
+    case Link::kLost: view.state = node.row.lost_how == kHowOver ? "left" : "lost"; break;
   }
   view.slots = node.row.slots;
   view.slots_used = SlotsUsed(node);

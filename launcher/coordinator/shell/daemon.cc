@@ -271,7 +271,7 @@ class DaemonImpl final : public Daemon, public Outlet {
     const absl::StatusOr<std::vector<Row>> rows = DecodeRows(*encoded, &left_out);
     if (!rows.ok()) return Die(rows.status());
     for (const std::string& row : left_out)
-      log_->Warning("an event of the journal can't be read and is left out", {{"because", row}});
+      log_->Warning("an event of the journal cannot be read and is left out", {{"because", row}});
     const MetaRow meta = MetaOf(*rows);
     const Epoch epoch = NextEpoch(meta, config_.accept_journal);
     if (config_.accept_journal && meta.older_than > Epoch()) WarnOfAcceptedJournal(meta, epoch);

@@ -190,6 +190,7 @@ pb::JobStateRow Encode(const JobStateRow& row) {
     added->set_obstacle(static_cast<pb::ExecObstacle>(EnumNumber(node.obstacle, wire::kObstacles)));
   }
   *out.mutable_account() = Encode(row.account);
+  if (row.started_at) out.set_started_at_us(Us(*row.started_at));
   if (row.ended_at) out.set_ended_at_us(Us(*row.ended_at));
   out.set_ran_for_ns(row.ran_for.count());
   out.set_held_node_us(row.held.held.count());
@@ -228,6 +229,7 @@ absl::StatusOr<JobStateRow> Decode(const pb::JobStateRow& row) {
                             check.Enum("obstacle", node.obstacle(), wire::kObstacles)});
   }
   out.account = DecodeAccount(row.account());
+  if (row.has_started_at_us()) out.started_at = WallOf(row.started_at_us());
   if (row.has_ended_at_us()) out.ended_at = WallOf(row.ended_at_us());
   out.ran_for = Told(row.ran_for_ns());
   out.held = {std::clamp(NodeTime(row.held_node_us()), NodeTime{}, kMaxNodeTime),
@@ -418,7 +420,7 @@ absl::StatusOr<Value> DecodeValue(const std::string& key, const std::string& byt
 
 absl::Status Unreadable(const JournalRow& row, const absl::Status& why) {
   return UserError(
-      absl::StatusCode::kDataLoss, "a row of the journal can't be read",
+      absl::StatusCode::kDataLoss, "a row of the journal cannot be read",
       absl::StrCat("row ", row.key, " (", row.value->size(), " bytes) ", why.message()),
       "restore the coordinator's folder from a backup");
 }

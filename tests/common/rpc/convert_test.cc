@@ -169,10 +169,12 @@ TEST(Convert, CoordinatorMessagesSurvive) {
 TEST(Convert, EveryReasonAndEventSurvives) {
   const Duration d = std::chrono::seconds(3);
   const std::vector<WaitReason> waits = {
-      BelowMinimum{1, 2, d, {"node2"}}, LastCall{3, d},           BackingOff{4, d, "node1", "why"},
-      SlotsStopping{{"a"}, d},          AwaitReattach{{"a"}, d},  FinishHold{"a", d},
-      UnreachableHold{{"a"}, d},        BudgetVerdictOpen{{"a"}}, BehindJob{JobId("a-1")},
-      MembersPreparing{{"a"}, d},       SavingBeforeLeave{"a", d}, CannotFit{10, 3, 2, 1, "a"}};
+      BelowMinimum{1, 2, d, {"node2"}}, LastCall{3, d},
+      BackingOff{4, d, "node1", "why"}, SlotsStopping{{"a"}, d},
+      AwaitReattach{{"a"}, d},          FinishHold{"a", d},
+      UnreachableHold{{"a"}, d},        BudgetVerdictOpen{{"a"}},
+      BehindJob{JobId("a-1")},          MembersPreparing{{"a"}, d},
+      SavingBeforeLeave{"a", d},        CannotFit{10, 3, 2, 1, "a"}};
   ASSERT_EQ(waits.size(), std::variant_size_v<WaitReason>);
   for (const WaitReason& reason : waits) {
     ExpectRoundTrip(reason);
@@ -258,6 +260,8 @@ TEST(Convert, ViewsSurvive) {
   job.age = job.time.idle = job.time.productive = job.time.checkpoint = job.time.detect =
       job.time.regroup = job.time.restore = job.time.recompute = Duration(9);
   job.cost = CostView{4.5, 9, 0.5, 1.5, 2.5};
+  job.started_at = SomeCause().at;
+  job.ended_at = SomeCause().at;
   job.ran_for = Duration(3);
   job.why = WaitReason(LastCall{1, Duration(2)});
   job.failed = FailReason(CrashLoop{5});
@@ -488,7 +492,7 @@ TEST(Showable, WhatIsDamagedIsNamedAndTheRestShown) {
   job.mutable_time()->set_detect_ns(9'000'000'000'000'000'000);
   EXPECT_EQ(ShowableJob(job, &problem).state, "failed");  // But for its times.
   EXPECT_TRUE(absl::IsDataLoss(problem));
-  EXPECT_EQ(PartsOf(problem).what, "job pay-2 can't be shown whole");
+  EXPECT_EQ(PartsOf(problem).what, "job pay-2 cannot be shown whole");
   EXPECT_THAT(PartsOf(problem).because, ::testing::HasSubstr("time.detect"));
 
   job.set_exit_code(-7);
@@ -501,7 +505,7 @@ TEST(Showable, WhatIsDamagedIsNamedAndTheRestShown) {
   EXPECT_EQ(ShowableNode(node, &problem).state, "");
   node.add_jobs("no id");
   EXPECT_EQ(ShowableNode(node, &problem).state, kDamaged);
-  EXPECT_EQ(PartsOf(problem).what, "node ? can't be shown whole");
+  EXPECT_EQ(PartsOf(problem).what, "node ? cannot be shown whole");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "common/report/format.h"
 #include "launcher/cli/render/completion.h"
 #include "launcher/cli/render/explain.h"
 #include "launcher/cli/render/json.h"
@@ -44,10 +45,57 @@ TEST(Ps, IdsAreNeverCutWhenPiped) {
   EXPECT_THAT(RenderJobs({job}, {}), HasSubstr(job.id.value()));
   TextStyle terminal;
   terminal.terminal = true;
-  std::string text = RenderJobs({job, Train()}, terminal);
-  ExpectFits(text, 80);
-  EXPECT_THAT(text, HasSubstr("…"));
-  EXPECT_THAT(text, HasSubstr("2 (2:3)"));
+  EXPECT_THAT(RenderJobs({job, Train()}, terminal), HasSubstr(job.id.value()));
+}
+
+// A list as of a morning after: no steps, and reasons longer than any screen.
+std::vector<JobView> Failures() {
+  JobView failed = Train();
+  failed.id = JobId("pretrain-llama-12");
+  failed.state = "failed";
+  failed.step.reset();
+  failed.loss.reset();
+  failed.ran_for = 41min;
+  failed.started_at = At(114);
+  failed.ended_at = At(114) + 41min;
+  failed.failed = BudgetSpent{3, 3};
+  failed.last_failure = RankCause{"node1", 1, 1, {}, At(114)};
+  failed.last_failure->exit.code = 1;
+  failed.last_failure->exit.error = "Traceback\nValueError: loss is NaN\n";
+  JobView waits = Eval();
+  waits.why = BelowMinimum{2, 4, 3min, {"node2", "node3"}};
+  return {failed, waits};
+}
+
+TEST(Ps, At80AndAt60Columns) {
+  TextStyle terminal;
+  terminal.terminal = true;
+  ExpectGolden("ps_80.txt", RenderJobs(Failures(), terminal));
+  ExpectFits(RenderJobs(Failures(), terminal), 80);
+  terminal.width = 60;
+  ExpectGolden("ps_60.txt", RenderJobs(Failures(), terminal));
+  ExpectFits(RenderJobs(Failures(), terminal), 60);
+  terminal.width = 200;
+  EXPECT_THAT(RenderJobs(Failures(), terminal), HasSubstr("STEP")) << "there is room";
+}
+
+// What is over has no age: it started, and took its time.
+TEST(Ps, OfJobsThatAreOverTheStartAndWhatTheyTook) {
+  JobView failed = Failures()[0], never = Eval();
+  never.id = JobId("eval-3");
+  never.state = "cancelled";
+  never.why.reset();
+  never.ended_at = At(0);
+  never.ran_for = 3min;
+  ExpectGolden("ps_over.txt", RenderJobs({Train(), failed, never}, {}));
+  const std::string over = RenderJobs({failed}, {}), live = RenderJobs({Train()}, {});
+  EXPECT_THAT(over, Not(HasSubstr("AGE")));
+  EXPECT_THAT(live, HasSubstr("AGE"));
+  EXPECT_THAT(live, Not(HasSubstr("TOOK")));
+  const Json job = Json::parse(JobsDocument({failed}))["jobs"][0];
+  EXPECT_EQ(job["started_at"], Rfc3339(*failed.started_at));
+  EXPECT_EQ(job["ended_at"], Rfc3339(*failed.ended_at));
+  EXPECT_FALSE(Json::parse(JobsDocument({never}))["jobs"][0].contains("started_at"));
 }
 
 TEST(Ps, AsciiForLangC) {
@@ -68,6 +116,45 @@ TEST(NodesTable, TheScreenOfCliMd) {
   std::string text = RenderNodes(Nodes(), {});
   ExpectGolden("nodes.txt", text);
   ExpectFits(text, 80);
+}
+
+TEST(NodesTable, At60Columns) {
+  TextStyle terminal;
+  terminal.terminal = true;
+  terminal.width = 60;
+  ExpectGolden("nodes_60.txt", RenderNodes(Nodes(), terminal));
+  ExpectFits(RenderNodes(Nodes(), terminal), 60);
+}
+
+TEST(NodesTable, SortedAndEachNameOnceUnlessSeveralLive) {
+  std::vector<NodeView> nodes;
+  auto add = [&nodes](const char* name, const char* state, Duration seen) {
+    NodeView node = Nodes().front();
+    node.name = name;
+    node.state = state;
+    node.seen = seen;
+    nodes.push_back(node);
+  };
+  add("node10", "ready", 1s);
+  add("node2", "lost", 60s);
+  add("node2", "ready", 1s);
+  add("b", "lost", 60s);
+  add("node2", "ready", 2s);
+  add("b", "lost", 30s);
+  add("c", "left", 50s);
+  add("c", "ready", 60s);
+  std::string shown;
+  for (const NodeView& node : OncePerName(nodes))
+    shown += node.name + " " + node.state + " " + std::to_string(node.seen / 1s) + "\n";
+  EXPECT_EQ(shown, "b lost 30\nc ready 60\nnode2 ready 1\nnode2 ready 2\nnode10 ready 1\n");
+}
+
+TEST(ExplainScreen, WhatCouldNotBeShownIsTold) {
+  const std::vector<std::string> notes = {"node0: stdout could not be written: x"};
+  EXPECT_THAT(RenderExplain(Train(), std::nullopt, {}, notes),
+              HasSubstr("\nOutput that could not be shown\n  node0: stdout could not be written"));
+  EXPECT_THAT(ExplainDocument(Train(), notes), HasSubstr("output_not_shown"));
+  EXPECT_THAT(ExplainDocument(Train()), Not(HasSubstr("output_not_shown")));
 }
 
 TEST(ExplainScreen, TheScreenOfCliMd) {
@@ -150,11 +237,12 @@ TEST(ExplainScreen, QueuedFailedAndNode) {
   job.failed = BudgetSpent{3, 3};
   EXPECT_THAT(RenderExplain(job, std::nullopt, {}),
               HasSubstr("Why it ended\n  It failed again after its 3 restarts."));
-  EXPECT_EQ(RenderExplain(Nodes()[1], {}),
-            "node1 suspect · 10.0.0.5 · 2 of 2 slots used · heard 3.1s ago\n  lost in 1.9 s unless it "
-            "reports\n"
-            "  works on train-4\n  launched by `regroup run`: it leaves with its command\nNext  "
-            "regroup explain train-4\n");
+  EXPECT_EQ(
+      RenderExplain(Nodes()[1], {}),
+      "node1 suspect · 10.0.0.5 · 2 of 2 slots used · heard 3.1s ago\n  lost in 1.9 s unless it "
+      "reports\n"
+      "  works on train-4\n  launched by `regroup run`: it leaves with its command\nNext  "
+      "regroup explain train-4\n");
 }
 
 TEST(ExplainScreen, OneGeneration) {

@@ -679,6 +679,10 @@ TEST_F(Jobs, time_after_the_last_rank_has_ended_is_not_productive) {
   world().StartCoordinator();
   ASSERT_TRUE(Reaches(job, "succeeded", 30s));
   const TimeAccount& time = world().View(job).time;
+  const JobView& view = world().View(job);
+  ASSERT_TRUE(view.started_at && view.ended_at);
+  EXPECT_GE(*view.started_at, view.created_at);
+  EXPECT_NEAR(Seconds(*view.ended_at - *view.started_at), 81, 5);
   EXPECT_NEAR(Seconds(time.productive), 21, 1);
   EXPECT_GE(Seconds(time.idle), 60);
 }

@@ -83,8 +83,10 @@ TEST_F(Nodes, a_command_that_left_frees_its_name) {
   hello.node = NodeId("y");
   Open(hello);
   EXPECT_TRUE(RowOf("y").name.empty());  // It is there.
+  EXPECT_EQ(ViewOfNode("x").state, "ready");
   world().Ask(coordinator::LeaveAsked{session, SIGTERM, false});
   world().Ask(coordinator::SessionBroken{session});
+  EXPECT_EQ(ViewOfNode("x").state, "left");  // Nothing is lost.
   Open(hello);
   EXPECT_EQ(RowOf("y").name, "host");
 }

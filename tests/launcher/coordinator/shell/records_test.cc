@@ -98,7 +98,7 @@ TEST(Records, EveryKindOfRowSurvives) {
   state.held = {NodeTime(8), NodeTime(9)};
   state.samples = 10;
   state.tokens = 11;
-  state.ended_at = at;
+  state.started_at = state.ended_at = at;
   state.ran_for = std::chrono::hours(2);
   ExpectRoundTrip({JobStateKey(job), state});
 
