@@ -87,6 +87,14 @@ ROWS = [
     Row("coordinator killed, answering", "s", 0.3, 0.1, coordinator_killed(False)),
     Row("coordinator killed, all re-attached", "s", 1.0, 0.3, coordinator_killed(True)),
     Row("1000 agents joined to formed", "s", 2.0, 1.0, program("bench_fleet", "--bin-dir", "{bin}", "--folder", "{folder}", "--agents", "1000")),
+    *[Row(f"core: {what}", "s", ship, aim, program("bench_core", "--case", case)) for what, case, ship, aim in (
+        ("a gang of 1000 over 10000 free nodes", "gang", 0.02, 0.01),
+        ("1000 elastic jobs are admitted", "admission", 0.3, 0.1),
+        ("400 of 4000 nodes are lost together", "lost", 0.3, 0.1),
+        ("a job of 4 ends beside 400 that could grow", "elastic", 0.05, 0.01),
+        ("1000 of 10000 nodes become free for a queued job", "queued", 0.2, 0.05))],
+    *[Row(f"core: longest step, {case}", "s", 0.02, 0.005, program("bench_core", "--case", case, "--longest"))
+      for case in ("gang", "admission", "lost", "elastic", "queued")],
     Row("4000 clients of a store and 64 of PyTorch", "s", 2.0, 0.5, store_clients, judged="max"),
     Row("durable submits", "1/s", 1000, 2000, program("bench_submits", "--bin-dir", "{bin}", "--folder", "{folder}", "--clients", "32"),
         higher_is_better=True),

@@ -31,6 +31,7 @@ World::World(Config config, std::uint64_t seed)
     : config_([&] {
         if (config.new_cluster.empty())
           config.new_cluster = ClusterId("cluster-" + std::to_string(seed));
+        config.check_indices = true;
         return config;
       }()),
       start_(clock_.now()) {

@@ -15,7 +15,8 @@ struct Config {
                           // empty journal.
   Version version;        // Ours; sent in every Welcome.
   bool accept_journal = false;  // Its operator vouches for a journal found older than the fleet.
-  bool ad_hoc = false;          // Started by `regroup run`: leaves when its last job is over.
+  bool check_indices = false;  // Tests: what is kept for speed is compared with what it stands for.
+  bool ad_hoc = false;         // Started by `regroup run`: leaves when its last job is over.
 
   // Liveness.
   Duration heartbeat = std::chrono::seconds(1);

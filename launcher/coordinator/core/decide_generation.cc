@@ -23,13 +23,6 @@ struct Group {
   }
 };
 
-bool Preferred(const Candidate& a, const Candidate& b) {
-  if (a.previous != b.previous) return a.previous;
-  if (a.former != b.former) return a.former;
-  if (a.name != b.name) return NaturalLess(a.name, b.name);
-  return a.node < b.node;
-}
-
 Form FormOf(std::vector<Candidate> ready, int size) {
   std::sort(ready.begin(), ready.end(), Preferred);
   Form form;
@@ -39,6 +32,14 @@ Form FormOf(std::vector<Candidate> ready, int size) {
 }
 
 }  // namespace
+
+bool Preferred(const Candidate& a, const Candidate& b) {
+  if (a.previous != b.previous) return a.previous;
+  if (a.former != b.former) return a.former;
+  if (a.free_slots != b.free_slots) return a.free_slots > b.free_slots;
+  if (a.name != b.name) return NaturalLess(a.name, b.name);
+  return a.node < b.node;
+}
 
 int UsableSize(int nodes, int min, int max, int unit) {
   int size = std::min(nodes, max);

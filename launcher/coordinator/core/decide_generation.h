@@ -27,6 +27,7 @@ struct Candidate {
   Instant until{};
   bool previous = false;  // Member of the generation before.
   bool former = false;    // Member of an earlier one.
+  int free_slots = 0;     // kReady: for this job, what it has there included.
   std::string why{};      // kBackingOff: what it said.
 };
 
@@ -50,6 +51,10 @@ struct Wait {
   std::optional<Instant> until;  // When to decide again if nothing happens before.
 };
 using GenerationDecision = std::variant<Form, Wait>;
+
+// Whom a job takes first: who was in the generation before, then in an earlier one, then who has
+// the most free slots, then by name as people count.
+bool Preferred(const Candidate& a, const Candidate& b);
 
 // A size that the bounds allow with this many nodes; 0: none.
 int UsableSize(int nodes, int min, int max, int unit);

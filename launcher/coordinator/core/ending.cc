@@ -140,7 +140,6 @@ void Engine::EndGeneration(Job& job, Generation generation, GenerationSoft& soft
   job.below_since.reset();
   job.last_change = now_;
   job.claims_dirty = true;
-  MarkCapacity();
 }
 
 // With the end of `row`, whose verdict is open. REQUIRES: that has ended.

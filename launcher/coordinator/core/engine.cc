@@ -127,11 +127,14 @@ void Engine::HandleDueDeadlines() {
 }
 
 void Engine::Drain() {
-  while (!dirty_.empty() && HasRoom()) {
-    const std::uint64_t sequence = *dirty_.begin();
-    dirty_.erase(dirty_.begin());
-    if (Job* job = FindJob(by_sequence_.at(sequence))) Advance(*job);
-  }
+  do {
+    while (!dirty_.empty() && HasRoom()) {
+      const std::uint64_t sequence = *dirty_.begin();
+      dirty_.erase(dirty_.begin());
+      if (Job* job = FindJob(by_sequence_.at(sequence))) Advance(*job);
+    }
+    OfferCapacity();
+  } while (!dirty_.empty() && HasRoom());
 }
 
 bool Engine::HasRoom() const {
@@ -154,9 +157,15 @@ void Engine::MarkOrders(Job& job, const GenerationSoft& soft) {
   for (const auto& member : soft.members) MarkOrder(job, member.first);
 }
 
-void Engine::MarkCapacity() {
+void Engine::MarkHungry() {
   if (QueueHead() != 0) dirty_.insert(QueueHead());
   dirty_.insert(hungry_.begin(), hungry_.end());
+}
+
+// What a job gives back to itself, its survivors' slots say, is more for nobody else.
+void Engine::OfferCapacity() {
+  CountFreeSlots();
+  if (std::exchange(more_slots_, false)) MarkHungry();
 }
 
 void Engine::Wake(Job& job, Instant at) {
@@ -222,6 +231,7 @@ void Engine::ApplyValue(const Value& value) {
     Node& known = nodes_[node->node];
     IndexNode(known.row.node.empty() ? nullptr : &known.row, node);
     known.row = *node;
+    SlotsChanged(known);
   } else if (auto* spec = std::get_if<JobSpecRow>(&value)) {
     Job& job = jobs_[spec->job];
     job.spec = *spec;
@@ -251,6 +261,7 @@ void Engine::ApplyDeletion(const Key& key) {
     auto node = nodes_.find(NodeId(key.substr(5)));
     if (node == nodes_.end()) return;
     IndexNode(&node->second.row, nullptr);
+    SlotsChanged(node->second);
     nodes_.erase(node);
     return;
   }
@@ -276,6 +287,8 @@ void Engine::ApplyDeletion(const Key& key) {
     auto newest = newest_by_name_.find(job.spec.spec.name);
     if (newest != newest_by_name_.end() && newest->second == job.id())
       newest_by_name_.erase(newest);
+    for (const NodeId& id : job.touched)
+      if (const Node* node = FindNode(id)) SlotsChanged(*node);
     jobs_.erase(found);
   }
 }
@@ -323,6 +336,7 @@ void Engine::IndexJob(const Job& job) {
   if (head != head_before) {  // The new one may start, and the old one has another reason to wait.
     if (head != 0) dirty_.insert(head);
     if (queue_.contains(head_before)) dirty_.insert(head_before);
+    if (head == 0) dirty_.merge(deferred_);
   }
   if (over) over_.insert(sequence);
   if (!over) over_.erase(sequence);

@@ -24,6 +24,7 @@
 #include "launcher/coordinator/core/decide_generation.h"
 #include "launcher/coordinator/core/events.h"
 #include "launcher/coordinator/core/failure_policy.h"
+#include "launcher/coordinator/core/free_slots.h"
 #include "launcher/coordinator/core/rows.h"
 #include "launcher/coordinator/core/state.h"
 
@@ -65,7 +66,8 @@ class Engine {
   void MarkDirty(Job& job);
   void MarkOrder(Job& job, const NodeId& node);
   void MarkOrders(Job& job, const GenerationSoft& soft);
-  void MarkCapacity();  // Slots may have become free: whoever waits for some looks again.
+  void OfferCapacity();  // Slots have become free: whoever waits for some looks again.
+  void MarkHungry();
   void Wake(Job& job, Instant at);  // Look again by then.
   void ArmJob(Job& job);
   void ArmNode(Node& node, std::optional<Instant> at);
@@ -178,7 +180,12 @@ class Engine {
   bool IsLeaving(const Job& job, const Node& node) const;
   bool HasEnough(Job& job, int nodes);
   void UpdateHunger(Job& job);
-  std::vector<Candidate> CandidatesOf(const Job& job) const;
+  void SlotsChanged(const Node& node);  // Before the next look at free slots it is counted anew.
+  void CountFreeSlots();
+  int FreeSlotsOf(const Node& node) const;
+  std::set<NodeId> NodesToLookAt(const Job& job) const;
+  void CheckCandidates(const Job& job, const std::vector<Candidate>& candidates) const;
+  std::vector<Candidate> CandidatesOf(const Job& job);
   std::optional<Candidate> CandidateOf(const Job& job, const Node& node, bool previous) const;
   std::optional<Instant> WorthAwaiting(const Job& job, const Node& node, bool previous) const;
   GenerationPolicy PolicyOf(const Job& job) const;
@@ -333,13 +340,17 @@ class Engine {
   // Soft.
   std::map<SessionId, NodeId> sessions_;
   std::set<NodeId> attached_daemons_;
-  int broken_ = 0;  // Nodes that are probed or awaited.
+  FreeSlots free_;                  // Of attached daemons that stay.
+  std::set<NodeId> recount_slots_;  // What free_ says of them may be old.
+  bool more_slots_ = false;         // Than when they were last offered.
+  int broken_ = 0;                  // Nodes that are probed or awaited.
   struct {
     Instant until{};  // Silence expires no node before.
     int silent = 0, sessions = 0;
   } brake_;
   std::optional<Instant> fleet_join_;  // When a daemon came last.
   std::set<std::uint64_t> hungry_;     // Submitted jobs that could use more nodes.
+  std::set<std::uint64_t> deferred_;   // Of those, who may not grow while another job waits.
   std::map<CallId, JobId> waiting_calls_;
   std::set<std::uint64_t> dirty_;  // Jobs to look at, oldest first.
   std::set<JobId> orders_dirty_;

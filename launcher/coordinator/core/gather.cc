@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "launcher/coordinator/core/engine.h"
 #include "launcher/coordinator/core/failure_policy.h"
 #include "launcher/coordinator/core/ranks.h"
@@ -17,6 +18,7 @@ constexpr std::size_t kBytesBeforeTransition = 250u << 10;
 // With this many nodes a wait is decided without looking at each of them.
 constexpr int kManyNodes = 64;
 constexpr std::size_t kMaxNames = 16;
+constexpr std::size_t kMostChecked = 64;  // Nodes, where tests have indices checked.
 
 }  // namespace
 
@@ -86,7 +88,8 @@ void Engine::LeaveOutUnsteady(const Job& job, std::vector<Candidate>& candidates
     std::erase_if(candidates, unsteady);
 }
 
-// Waits that need no look at every node: so that a thousand joins cost a thousand cheap steps.
+// Waits that need no look at any node: so that a thousand joins, or a thousand slots that become
+// free one by one, cost as many cheap steps.
 bool Engine::CheapWait(Job& job) {
   const JobSpec& spec = job.spec.spec;
   if (job.state.phase == JobPhase::kQueued && !fitting_.contains(job.spec.sequence)) {
@@ -97,10 +100,21 @@ bool Engine::CheapWait(Job& job) {
     SetWait(job, BehindJob{by_sequence_.at(QueueHead())}, std::nullopt);
     return true;
   }
+  const int need = (spec.min_nodes + spec.unit - 1) / spec.unit * spec.unit;
+  const bool nowhere = job.touched.empty() && job.trials.empty() && job.state.excluded.empty();
+  const bool redialling = now_ < recovered_at_ + config_.redial && broken_ > 0;
+  if (job.state.phase == JobPhase::kQueued && job.state.last_formed == Generation() && nowhere &&
+      !redialling) {
+    CountFreeSlots();
+    const int free = free_.CountWith(spec.workers_per_node);
+    if (!HasEnough(job, free)) {
+      GatherWaits(job, Wait{BelowMinimum{free, need, Duration{}, {}}, std::nullopt});
+      return true;
+    }
+  }
   const int nodes =
       static_cast<int>(job.launched() ? job.launchers.size() : attached_daemons_.size());
   if (nodes < kManyNodes || job.membership_known) return false;
-  const int need = (spec.min_nodes + spec.unit - 1) / spec.unit * spec.unit;
   if (!HasEnough(job, nodes)) {
     SetWait(job, BelowMinimum{nodes, need, Duration{}, {}}, std::nullopt);
     return true;
@@ -247,14 +261,68 @@ int Engine::MaxNodesNow(const Job& job) const {
 
 // ---- candidates ------------------------------------------------------------------------------
 
-std::vector<Candidate> Engine::CandidatesOf(const Job& job) const {
-  std::set<NodeId> previous, former;
+void Engine::SlotsChanged(const Node& node) { recount_slots_.insert(node.row.node); }
+
+// For a job that has nothing there; 0: it takes none.
+int Engine::FreeSlotsOf(const Node& node) const {
+  const bool takes = node.link == Link::kAttached && !node.row.launched && !node.leaving;
+  return takes ? node.row.slots - SlotsUsed(node) : 0;
+}
+
+void Engine::CountFreeSlots() {
+  for (const NodeId& id : recount_slots_) {
+    const Node* node = FindNode(id);
+    if (node == nullptr) {
+      free_.Remove(id);
+    } else {
+      more_slots_ |= free_.Set(id, node->row.name, FreeSlotsOf(*node));
+    }
+  }
+  recount_slots_.clear();
+  if (!config_.check_indices || nodes_.size() > kMostChecked) return;
+  FreeSlots counted;
+  for (const auto& [id, node] : nodes_) counted.Set(id, node.row.name, FreeSlotsOf(node));
+  CHECK(counted == free_);
+}
+
+// Of a submitted job: the nodes that know it, and of the others as many as it can take. Each of
+// those is ready, since a node with something of this job is `touched` by it.
+std::set<NodeId> Engine::NodesToLookAt(const Job& job) const {
+  std::set<NodeId> nodes = job.touched;
+  for (const auto& entry : job.trials) nodes.insert(entry.first);
+  for (const auto& entry : job.newcomers) nodes.insert(entry.first);
+  for (const ExcludedNode& excluded : job.state.excluded) nodes.insert(excluded.node);
+  std::erase_if(nodes, [&](const NodeId& id) { return !attached_daemons_.contains(id); });
+  const std::size_t limit = nodes.size() + static_cast<std::size_t>(MaxNodesNow(job));
+  for (NodeId& id : free_.First(job.spec.spec.workers_per_node, limit)) nodes.insert(std::move(id));
+  return nodes;
+}
+
+// Tests: whoever was not looked at would not have been taken.
+void Engine::CheckCandidates(const Job& job, const std::vector<Candidate>& candidates) const {
+  const auto looked_at = [&](const NodeId& id) {
+    return std::any_of(candidates.begin(), candidates.end(),
+                       [&](const Candidate& candidate) { return candidate.node == id; });
+  };
+  for (const NodeId& id : attached_daemons_) {
+    const std::optional<Candidate> other = CandidateOf(job, nodes_.at(id), false);
+    if (!other || looked_at(id)) continue;
+    CHECK(other->readiness == Readiness::kReady && !other->former);
+    CHECK(std::count_if(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
+            return candidate.readiness == Readiness::kReady && Preferred(candidate, *other);
+          }) >= MaxNodesNow(job));
+  }
+}
+
+std::vector<Candidate> Engine::CandidatesOf(const Job& job) {
+  std::set<NodeId> previous;
   auto last = job.generations.find(job.state.last_formed);
   if (last != job.generations.end())
     for (const GenerationMember& member : last->second.members) previous.insert(member.node);
   std::set<NodeId> nodes = job.launchers;
   if (!job.launched()) {
-    nodes = attached_daemons_;
+    CountFreeSlots();
+    nodes = NodesToLookAt(job);
     nodes.insert(previous.begin(), previous.end());
     const bool redialling = now_ < recovered_at_ + config_.redial && broken_ > 0;
     for (const auto& entry : nodes_)
@@ -268,6 +336,8 @@ std::vector<Candidate> Engine::CandidatesOf(const Job& job) const {
     if (std::optional<Candidate> candidate = CandidateOf(job, *node, previous.contains(id)))
       candidates.push_back(*std::move(candidate));
   }
+  const bool check = config_.check_indices && nodes_.size() <= kMostChecked;
+  if (check && !job.launched()) CheckCandidates(job, candidates);
   return candidates;
 }
 
@@ -295,8 +365,10 @@ std::optional<Candidate> Engine::CandidateOf(const Job& job, const Node& node,
         std::max(job.awaited_until, node.attached_at + config_.failure_grace + config_.stop_margin);
     return candidate;
   }
-  if (!job.launched() && FreeSlotsFor(job, node) < job.spec.spec.workers_per_node)
-    return std::nullopt;
+  if (!job.launched()) {
+    candidate.free_slots = FreeSlotsFor(job, node);
+    if (candidate.free_slots < job.spec.spec.workers_per_node) return std::nullopt;
+  }
   candidate.former = !previous && job.touched.contains(id);
   return candidate;
 }
@@ -374,17 +446,17 @@ void Engine::UpdateClaims(Job& job) {
       if (node && node->link != Link::kLost && !IsLeaving(job, *node)) wanted.insert(member.node);
     }
   }
-  bool released = false;
   for (const NodeId& id : job.claimed) {
     Node* node = FindNode(id);
     if (node == nullptr || wanted.contains(id)) continue;
     node->claims.erase(job.id());
-    released = true;
+    SlotsChanged(*node);
   }
-  for (const NodeId& id : wanted)
-    if (Node* node = FindNode(id)) node->claims.insert(job.id());
+  for (const NodeId& id : wanted) {
+    Node* node = FindNode(id);
+    if (node != nullptr && node->claims.insert(job.id()).second) SlotsChanged(*node);
+  }
   job.claimed = std::move(wanted);
-  if (released) MarkCapacity();
 }
 
 void Engine::UpdateHunger(Job& job) {

@@ -43,6 +43,7 @@ void Engine::SendOrderTo(Job& job, Node& node) {
     key.number = order.number = node.last_order;
     if (order.prepare && Shown(node, job.id(), order.prepare->generation) == nullptr)
       node.unanswered[job.id()] = key.number;
+    SlotsChanged(node);
     Do(SendOrder{*node.session, std::move(order)});
   }
   node.sent[job.id()] = key;
@@ -51,6 +52,7 @@ void Engine::SendOrderTo(Job& job, Node& node) {
   auto groups = node.groups.find(job.id());
   if (groups == node.groups.end()) return;
   std::erase_if(groups->second, [&](const auto& entry) { return entry.first <= key.forget; });
+  SlotsChanged(node);
   if (!groups->second.empty()) return;
   node.groups.erase(groups);
   const bool member = std::any_of(job.soft.begin(), job.soft.end(), [&](const auto& entry) {
@@ -225,7 +227,7 @@ bool Engine::StopUnknown(Node& node, const JobId& id) {
   if (all_free) {  // Were the order lost, the next Hello would show it again.
     node.groups.erase(found);
     node.sent.erase(id);
-    MarkCapacity();
+    SlotsChanged(node);
   }
   return true;
 }

@@ -39,6 +39,7 @@ void Engine::On(const Reported& event) {
   const GroupReport& report = event.report;
   Do(AckReport{event.session, report.number});
   Job* job = FindJob(report.job);
+  SlotsChanged(*node);
   if (job == nullptr) {
     node->groups[report.job][report.generation] = report;
     if (StopUnknown(*node, report.job)) return;
@@ -50,7 +51,6 @@ void Engine::On(const Reported& event) {
          {"generation", absl::StrCat(report.generation.value())}});
     return;
   }
-  const bool was_free = SlotsFree(*job, *node);
   node->groups[report.job][report.generation] = report;
   auto sent = node->sent.find(report.job);
   if (sent == node->sent.end() || report.generation >= sent->second.prepare)
@@ -60,7 +60,6 @@ void Engine::On(const Reported& event) {
   Refresh(*job, *node);
   MarkDirty(*job);
   MarkOrder(*job, node->row.node);
-  if (!was_free && SlotsFree(*job, *node)) MarkCapacity();
 }
 
 const GroupReport* Engine::Shown(const Node& node, const JobId& job, Generation generation) const {

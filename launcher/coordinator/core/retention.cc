@@ -28,9 +28,9 @@ void Engine::NoteOver(Job& job) {
   last_over_ = now_;
   job.over_at = now_;
   hungry_.erase(job.spec.sequence);
+  deferred_.erase(job.spec.sequence);
   AnswerWaiters(job);
   SendResults(job);
-  MarkCapacity();
   ChoosePurge();
 }
 

@@ -290,18 +290,21 @@ bool Engine::CheckSaving(Job& job, Generation generation, GenerationSoft& soft) 
 // ---- growth ----------------------------------------------------------------------------------
 
 std::vector<NodeId> Engine::Newcomers(Job& job, const GenerationSoft& soft) {
-  std::vector<NodeId> newcomers;
-  const std::set<NodeId>& nodes = job.launched() ? job.launchers : attached_daemons_;
-  for (const NodeId& id : nodes) {
+  std::vector<Candidate> ready;
+  if (!job.launched()) CountFreeSlots();
+  for (const NodeId& id : job.launched() ? job.launchers : NodesToLookAt(job)) {
     if (soft.members.contains(id)) continue;
     const Node* node = FindNode(id);
     if (node == nullptr || node->link != Link::kAttached) continue;
     const std::optional<Candidate> candidate = CandidateOf(job, *node, false);
     if (!candidate) continue;
-    if (candidate->readiness == Readiness::kReady) newcomers.push_back(id);
+    if (candidate->readiness == Readiness::kReady) ready.push_back(*candidate);
     if (candidate->readiness != Readiness::kReady && candidate->until > now_)
       Wake(job, candidate->until);
   }
+  std::sort(ready.begin(), ready.end(), Preferred);
+  std::vector<NodeId> newcomers;
+  for (const Candidate& candidate : ready) newcomers.push_back(candidate.node);
   return newcomers;
 }
 
@@ -321,10 +324,11 @@ bool Engine::CheckGrowth(Job& job, Generation generation, GenerationSoft& soft) 
   }
   const std::optional<Duration> settle =
       SettleTime(spec.scale_up, job.state.growths, job.lost_newcomers, config_);
-  const bool others_wait = !job.launched() && QueueHead() != 0;
-  if (!settle || nodes >= MaxNodesNow(job) || soft.done_ranks > 0 || !soft.running_at ||
-      others_wait)
+  if (!settle || nodes >= MaxNodesNow(job) || soft.done_ranks > 0 || !soft.running_at) return false;
+  if (!job.launched() && QueueHead() != 0) {
+    deferred_.insert(job.spec.sequence);
     return false;
+  }
   if (job.launched() && static_cast<int>(job.launchers.size()) <= nodes) return false;
   Instant due = job.last_change.value_or(recovered_at_) + *settle;
   const std::optional<Instant> last_join = job.launched() ? job.last_join : fleet_join_;

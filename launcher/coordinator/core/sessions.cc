@@ -202,7 +202,7 @@ void Engine::Attach(Node& node, const SessionOpened& event) {
   if (came && !hello.launched) fleet_join_ = now_;
   for (const Notice& notice : hello.notices) SetLeaving(node, notice);
   RefreshJobs(node);
-  MarkCapacity();
+  MarkHungry();  // Who waits for it to come back may have no slots there.
   ArmNode(node, LeaseEnd(node));
 }
 
@@ -214,6 +214,7 @@ void Engine::SetLink(Node& node, Link link) {
   } else {
     attached_daemons_.erase(node.row.node);
   }
+  SlotsChanged(node);
   node.link = link;
 }
 
@@ -258,6 +259,7 @@ void Engine::On(const HeartbeatReceived& event) {
   Heard(*node);
   if (event.obeyed <= node->obeyed) return;
   node->obeyed = event.obeyed;
+  SlotsChanged(*node);
   std::erase_if(node->unanswered, [&](const auto& entry) {
     auto sent = node->sent.find(entry.first);
     const bool withdrawn = sent != node->sent.end() && sent->second.prepare == Generation();
@@ -465,7 +467,7 @@ void Engine::LoseNode(Node& node, const std::string& how, bool proved) {
   }
   node.groups.clear();
   node.unanswered.clear();
-  MarkCapacity();
+  if (now_ < recovered_at_ + config_.redial) MarkHungry();  // Until then it is waited for.
   ArmNode(node, now_ + config_.keep_lost_nodes);
 }
 
@@ -495,9 +497,9 @@ void Engine::On(const Noticed& event) {
 }
 
 void Engine::SetLeaving(Node& node, const Notice& notice) {
+  SlotsChanged(node);
   if (notice.withdrawn) {
     node.leaving.reset();
-    MarkCapacity();
     return;
   }
   const bool news = !node.leaving;

@@ -92,5 +92,22 @@ TEST_F(Queue, now_or_never_is_refused) {
   EXPECT_FALSE(world().rows().contains(coordinator::JobSpecKey(JobId("big-1"))));
 }
 
+// Where there is a choice, a job takes the nodes with the most free slots.
+TEST_F(Queue, jobs_are_spread) {
+  Start();
+  sim::NodeOptions two;
+  two.slots = 2;
+  for (const char* name : {"a", "b", "c"}) world().Add(name, two);
+  world().RunFor(1s);
+  std::vector<std::string> nodes;
+  for (const char* key : {"k1", "k2", "k3", "k4"}) {
+    world().Submit(SpecOf("one", 1, 1), key);
+    world().RunFor(1s);
+    const JobView view = world().View(JobId("one-" + std::to_string(nodes.size() + 1)));
+    nodes.push_back(view.generations.back().members[0].name);
+  }
+  EXPECT_THAT(nodes, ::testing::ElementsAre("a", "b", "c", "a"));
+}
+
 }  // namespace
 }  // namespace regroup
