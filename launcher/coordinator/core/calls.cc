@@ -47,7 +47,8 @@ absl::StatusOr<JobId> Engine::Admit(const JobSpec& spec, const std::string& key,
         absl::StatusCode::kInvalidArgument, "the job asks for too many nodes",
         absl::StrCat("it asks for ", spec.min_nodes, ", one job has at most ", kMaxNodesPerJob),
         "");
-  const std::uint64_t sequence = std::max(newest_number(), number_used) + 1;
+  const std::uint64_t sequence =
+      std::max({config_.first_job - 1, newest_number(), number_used}) + 1;
   JobSpecRow row;
   row.job = JobId(absl::StrCat(spec.name, "-", sequence));
   row.sequence = sequence;

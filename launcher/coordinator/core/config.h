@@ -14,6 +14,8 @@ struct Config {
   ClusterId new_cluster;  // The random id that a journal without one is given. REQUIRED for an
                           // empty journal.
   Version version;        // Ours; sent in every Welcome.
+  // No job is given a lower number: a journal that lost its end had given them already.
+  std::uint64_t first_job = 1;
   bool accept_journal = false;  // Its operator vouches for a journal found older than the fleet.
   bool check_indices = false;  // Tests: what is kept for speed is compared with what it stands for.
   bool ad_hoc = false;         // Started by `regroup run`: leaves when its last job is over.

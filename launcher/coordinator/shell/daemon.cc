@@ -287,6 +287,15 @@ class DaemonImpl final : public Daemon, public Outlet {
     config.ad_hoc = config_.ad_hoc;
     config.accept_journal = config_.accept_journal;
     config.lease = config_.lease;
+    const Journal::Memory memory = journal_->memory();
+    config.first_job = memory.newest_job + 1;
+    if (memory.lost_commits > 0) {
+      log_->Warning("the journal has lost its end: it serves an older state",
+                    {{"lost", std::to_string(memory.lost_commits)},
+                     {"commits", std::to_string(memory.commits + memory.lost_commits)},
+                     {"journal", folder_.JournalPath()},
+                     {"try", "regroup ps; submit again what is missing"}});
+    }
     config.heartbeat = config_.heartbeat;
     config.agent_restart = config_.agent_restart;
     Core core(config, epoch, *rows, io::MonotonicNow());

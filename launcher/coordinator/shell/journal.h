@@ -3,6 +3,7 @@
 // Durable rows: key → whole value. PROTOCOL §1. Two calls, both asynchronous; every implementation
 // passes the same contract tests (tests/launcher/coordinator/shell/journal_contract.h).
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -31,6 +32,15 @@ class Journal {
   // First, and once. All rows, ordered by key. The error is one for people (UserError): another
   // process holds the journal, it is damaged, it is of a newer format, the disk is full.
   virtual void Load(Loaded loaded) = 0;
+
+  // What a file beside the journal remembers, once Load gave rows. Its number of commits is written
+  // after each of them, so it is never ahead of a journal that has kept all it was given.
+  struct Memory {
+    std::uint64_t commits = 0;       // In the journal.
+    std::uint64_t lost_commits = 0;  // Were durable, and are no longer in it.
+    std::uint64_t newest_job = 0;    // Highest number of a job that was ever durable; 0: none.
+  };
+  virtual Memory memory() const { return {}; }
 
   // All rows or none, in one step; durable (power may fail) when `done` gets OK.
   // RESOURCE_EXHAUSTED: the disk is full, nothing was changed, the same batch may be tried again.

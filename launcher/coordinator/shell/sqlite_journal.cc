@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <filesystem>
@@ -17,6 +18,8 @@
 #include <thread>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
@@ -78,6 +81,56 @@ absl::Status SqliteError(const std::string& path, sqlite3* database, const char*
   }
 }
 
+constexpr char kTallyFormat[] = "%020llu commits, newest job %020llu\n";
+constexpr std::size_t kTallyBytes = 62;
+constexpr unsigned long long kMostTold = 1'000'000'000'000'000;  // More is no number of ours.
+
+// The N of NAME-N, where a row is the spec of a job; else 0.
+std::uint64_t NumberOfNewJob(const std::string& key) {
+  std::uint64_t number = 0;
+  const std::size_t dash = key.rfind('-');
+  if (!absl::StartsWith(key, "job/") || !absl::EndsWith(key, "/spec") || dash == std::string::npos)
+    return 0;
+  const std::string digits = key.substr(dash + 1, key.size() - dash - sizeof "/spec");
+  return absl::SimpleAtoi(digits, &number) ? number : 0;
+}
+
+// The file that remembers beside the journal. It is never synced: it survives this process, not the
+// power, and after a power cut it only knows less.
+class Tally {
+ public:
+  // What it remembers; nothing when there is none, or when it holds something else.
+  void Open(const std::string& path) {
+    absl::StatusOr<io::UniqueFd> fd = io::OpenRegular(path, O_RDWR | O_CREAT);
+    if (!fd.ok()) return;
+    fd_ = *std::move(fd);
+    char text[kTallyBytes + 1] = {};
+    unsigned long long commits = 0, newest_job = 0;
+    if (pread(fd_.get(), text, kTallyBytes, 0) != static_cast<ssize_t>(kTallyBytes) ||
+        std::sscanf(text, "%20llu commits, newest job %20llu", &commits, &newest_job) != 2 ||
+        commits > kMostTold || newest_job > kMostTold)
+      return;
+    commits_ = commits;
+    newest_job_ = newest_job;
+  }
+  void Count(std::uint64_t commits, const Journal::Batch& batch) {
+    for (const JournalRow& row : batch)
+      if (row.value) newest_job_ = std::max(newest_job_, NumberOfNewJob(row.key));
+    commits_ = commits;
+    char text[kTallyBytes + 1];
+    std::snprintf(text, sizeof text, kTallyFormat, static_cast<unsigned long long>(commits_),
+                  static_cast<unsigned long long>(newest_job_));
+    // Without it a loss would not be told; nothing else depends on it.
+    (void)!pwrite(fd_.get(), text, kTallyBytes, 0);
+  }
+  std::uint64_t commits() const { return commits_; }
+  std::uint64_t newest_job() const { return newest_job_; }
+
+ private:
+  io::UniqueFd fd_;
+  std::uint64_t commits_ = 0, newest_job_ = 0;
+};
+
 // The connection. Used by one thread at a time.
 class Connection {
  public:
@@ -86,6 +139,28 @@ class Connection {
     std::unique_ptr<Connection> connection(new Connection(path));
     RETURN_IF_ERROR(connection->OpenFile(may_create));
     return connection;
+  }
+
+  // How many commits there are in the journal, and what was known to be.
+  absl::Status Remember() {
+    // A journal of before has not counted.
+    RETURN_IF_ERROR(
+        Execute("CREATE TABLE IF NOT EXISTS tally(commits INTEGER NOT NULL);"
+                "INSERT INTO tally SELECT 0 WHERE NOT EXISTS (SELECT * FROM tally)",
+                "counting"));
+    ASSIGN_OR_RETURN(const std::int64_t commits, Number("SELECT commits FROM tally"));
+    memory_.commits = static_cast<std::uint64_t>(commits);
+    tally_.Open(path_ + ".tally");
+    memory_.newest_job = tally_.newest_job();
+    memory_.lost_commits = std::max(tally_.commits(), memory_.commits) - memory_.commits;
+    return absl::OkStatus();
+  }
+  const Journal::Memory& memory() const { return memory_; }
+
+  // What is in the file itself is checked when it is opened; the log is only believed.
+  void FoldLogIntoFile() {
+    if (is_new_) return;
+    sqlite3_exec(database_.get(), "PRAGMA wal_checkpoint(TRUNCATE)", nullptr, nullptr, nullptr);
   }
 
   absl::StatusOr<Journal::Batch> Rows() {
@@ -108,10 +183,13 @@ class Connection {
     }
   }
 
+  // REQUIRES: Rows were read.
   absl::Status Commit(const Journal::Batch& batch) {
     RETURN_IF_ERROR(Execute("BEGIN IMMEDIATE", "beginning"));
     absl::Status written = Write(batch);
+    if (written.ok()) written = Execute("UPDATE tally SET commits = commits + 1", "counting");
     if (written.ok()) written = Execute("COMMIT", "committing");
+    if (written.ok()) tally_.Count(++memory_.commits, batch);
     // After an error SQLite may have ended the transaction by itself.
     if (!written.ok() && sqlite3_get_autocommit(database_.get()) == 0) {
       sqlite3_exec(database_.get(), "ROLLBACK", nullptr, nullptr, nullptr);
@@ -185,10 +263,10 @@ class Connection {
     RETURN_IF_ERROR(Execute(
         "PRAGMA locking_mode=EXCLUSIVE; PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON",
         "opening"));
-    ASSIGN_OR_RETURN(const bool is_new, IsNew());
-    RETURN_IF_ERROR(is_new ? MakeSchema() : CheckExisting());
+    ASSIGN_OR_RETURN(is_new_, IsNew());
+    RETURN_IF_ERROR(is_new_ ? MakeSchema() : CheckExisting());
     RETURN_IF_ERROR(Execute("PRAGMA synchronous=FULL", "opening"));
-    if (is_new) RETURN_IF_ERROR(SyncNewFile());
+    if (is_new_) RETURN_IF_ERROR(SyncNewFile());
     ASSIGN_OR_RETURN(
         put_, Prepare("INSERT INTO rows(key, value, sum) VALUES(?1, ?2, ?3) ON CONFLICT(key) "
                       "DO UPDATE SET value=excluded.value, sum=excluded.sum"));
@@ -203,6 +281,8 @@ class Connection {
         "BEGIN IMMEDIATE;"
         "CREATE TABLE rows(key BLOB PRIMARY KEY NOT NULL, value BLOB NOT NULL, "
         "sum INTEGER NOT NULL) WITHOUT ROWID;"
+        "CREATE TABLE tally(commits INTEGER NOT NULL);"
+        "INSERT INTO tally VALUES(0);"
         "PRAGMA application_id=1380405840;"
         "PRAGMA user_version=1;"
         "COMMIT",
@@ -263,6 +343,9 @@ class Connection {
   const std::string path_;
   Database database_;
   Statement put_, erase_;  // Finalized before the connection closes.
+  bool is_new_ = false;
+  Journal::Memory memory_;
+  Tally tally_;
 };
 
 class SqliteJournal final : public Journal {
@@ -284,9 +367,15 @@ class SqliteJournal final : public Journal {
           Connection::Open(path_, /*may_create=*/true);
       if (!opened.ok()) return loaded(opened.status());
       connection_ = *std::move(opened);
+      if (absl::Status remembered = connection_->Remember(); !remembered.ok())
+        return loaded(remembered);
+      memory_ = connection_->memory();
       loaded(connection_->Rows());
+      connection_->FoldLogIntoFile();
     });
   }
+
+  Memory memory() const override { return memory_; }
 
   void Commit(Batch batch, Done done) override {
     Post([this, batch = std::move(batch), done = std::move(done)] {
@@ -324,6 +413,7 @@ class SqliteJournal final : public Journal {
 
   const std::string path_;
   std::unique_ptr<Connection> connection_;  // Touched by thread_ only.
+  Memory memory_;                           // Written once, before Load's callback.
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::function<void()>> work_;

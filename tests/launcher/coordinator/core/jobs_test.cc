@@ -716,6 +716,17 @@ TEST_F(Jobs, bounds_are_errors) {
   EXPECT_EQ(ErrorOf(CallId(801)).code(), absl::StatusCode::kInvalidArgument);
 }
 
+// §1: a journal that lost its end had given numbers up to 7.
+TEST_F(Jobs, numbers_go_on_after_those_of_a_lost_journal) {
+  coordinator::Config config;
+  config.first_job = 8;
+  Start(config);
+  world().Submit(SpecOf("a", 1, 1), "1");
+  world().Submit(SpecOf("b", 1, 1), "2");
+  EXPECT_EQ(world().StateOf(JobId("a-8")), "queued");
+  EXPECT_EQ(world().StateOf(JobId("b-9")), "queued");
+}
+
 // §6: ended jobs and their events are kept up to a number; ids are never given out again.
 TEST_F(Jobs, ended_jobs_are_purged) {
   coordinator::Config config;

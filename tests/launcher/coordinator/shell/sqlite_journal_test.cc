@@ -111,6 +111,71 @@ TEST_F(SqliteJournalTest, ASecondConnectionIsTurnedAway) {
   EXPECT_TRUE(CommitNow(*first, {{"b", "1"}}).ok());
 }
 
+// SQLite takes each of these for a log that was shorter from the beginning.
+TEST_F(SqliteJournalTest, ALogThatLostItsEndIsToldAndItsJobsStayNumbered) {
+  const auto copy = [&](const std::string& from, const std::string& to) {
+    for (const char* suffix : {"", "-wal", ".tally"}) {
+      std::filesystem::copy_file(from + suffix, to + suffix,
+                                 std::filesystem::copy_options::overwrite_existing);
+    }
+  };
+  const std::string kept = dir_.path() + "/kept";
+  {
+    std::unique_ptr<Journal> journal = Open();
+    ASSERT_TRUE(LoadNow(*journal).ok());
+    EXPECT_EQ(journal->memory().newest_job, 0u);
+    for (int i = 1; i <= 7; ++i) {
+      ASSERT_TRUE(CommitNow(*journal, {{"meta", "m"},
+                                       {"job/a-b-" + std::to_string(i) + "/spec", "s"},
+                                       {"job/a-b-99/state", "s"}})
+                      .ok());
+    }
+    copy(path(), kept);  // As a kill leaves it: everything still in the log.
+  }
+  const auto log_bytes = std::filesystem::file_size(kept + "-wal");
+  ASSERT_GT(log_bytes, 20'000u);
+  int told = 0;
+  for (std::uintmax_t bytes = 0; bytes <= log_bytes; bytes += 2'000) {
+    copy(kept, path());
+    std::filesystem::resize_file(path() + "-wal", bytes);
+    std::unique_ptr<Journal> journal = Open();
+    const auto rows = LoadNow(*journal);
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    const Journal::Memory memory = journal->memory();
+    EXPECT_EQ(memory.commits + memory.lost_commits, 7u) << bytes;
+    EXPECT_EQ(memory.lost_commits == 0, rows->size() == 9) << bytes;
+    EXPECT_EQ(memory.newest_job, 7u) << bytes;
+    told += memory.lost_commits > 0;
+    // It is told once, and the number stays.
+    ASSERT_TRUE(CommitNow(*journal, {{"meta", "n"}}).ok());
+    journal.reset();
+    journal = Open();
+    ASSERT_TRUE(LoadNow(*journal).ok());
+    EXPECT_EQ(journal->memory().lost_commits, 0u) << bytes;
+    EXPECT_EQ(journal->memory().newest_job, 7u) << bytes;
+  }
+  EXPECT_GT(told, 5);
+  for (const char* other : {"", "rubbish", "18446744073709551616 commits"}) {
+    copy(kept, path());
+    std::ofstream(path() + ".tally") << other;
+    std::unique_ptr<Journal> journal = Open();
+    ASSERT_TRUE(LoadNow(*journal).ok());
+    EXPECT_EQ(journal->memory().lost_commits, 0u) << other;
+  }
+}
+
+TEST_F(SqliteJournalTest, AJournalThatNeverCountedBegins) {
+  Fill(3);
+  Execute("DROP TABLE tally");
+  std::filesystem::remove(path() + ".tally");
+  std::unique_ptr<Journal> journal = Open();
+  ASSERT_EQ(LoadNow(*journal)->size(), 3u);
+  EXPECT_EQ(journal->memory().lost_commits, 0u);
+  EXPECT_TRUE(CommitNow(*journal, {{"meta", "n"}}).ok());
+  journal.reset();
+  EXPECT_EQ(ReadSqliteJournal(path())->size(), 4u);
+}
+
 TEST_F(SqliteJournalTest, AFileCutShortAtItsBirthIsNew) {
   // What a crash between the first two statements of the schema leaves.
   Execute("PRAGMA journal_mode=WAL");
