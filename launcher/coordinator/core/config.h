@@ -75,6 +75,8 @@ struct Config {
   Duration keep_ended = std::chrono::hours(24 * 30);
   Duration retention_sweep = std::chrono::hours(1);  // How often ages are looked at.
   Duration keep_lost_nodes = std::chrono::hours(24 * 7);
+  // Lost nodes that hold nothing; beyond it the one that was lost first is forgotten.
+  std::size_t max_lost_nodes = 4'096;
   int max_events_per_job = 1'000;
   int max_generations_per_job = 100;
   int max_pending_submits = 10'000;

@@ -396,7 +396,7 @@ void Engine::RecoverNodes() {
     if (node.row.lost) {
       node.link = Link::kLost;
       node.proved_dead = node.row.lost_how != kHowSilent && node.row.lost_how != kHowAway;
-      ArmNode(node, now_ + config_.keep_lost_nodes);
+      RememberLost(node);
     } else {
       SetLink(node, Link::kAwaited);
       ArmNode(node, node.probe_at);

@@ -117,6 +117,7 @@ class Engine {
   void SetLink(Node& node, Link link);
   void DeleteNode(Node& node);
   void LoseNode(Node& node, const std::string& how, bool proved);
+  void RememberLost(Node& node);
   void OnNodeDeadline(Node& node);
   std::optional<Instant> LeaseEnd(const Node& node) const;
   Duration AwayLimit(const Node& node) const;
@@ -328,6 +329,8 @@ class Engine {
   std::map<JobId, Job> jobs_;
 
   // Indices over durable state.
+  std::map<std::uint64_t, NodeId> lost_;  // By Node::lost_order; without those that must go.
+  std::uint64_t losses_ = 0;
   std::map<std::string, std::set<NodeId>> names_;  // Of nodes that are not lost.
   std::map<std::uint64_t, JobId> by_sequence_;
   std::map<std::string, JobId> by_key_;          // Idempotency keys of submits.

@@ -207,6 +207,7 @@ void Engine::Attach(Node& node, const SessionOpened& event) {
 }
 
 void Engine::SetLink(Node& node, Link link) {
+  if (node.link == Link::kLost) lost_.erase(node.lost_order);
   if (IsBroken(node.link)) --broken_;
   if (IsBroken(link)) ++broken_;
   if (link == Link::kAttached && !node.row.launched) {
@@ -468,7 +469,18 @@ void Engine::LoseNode(Node& node, const std::string& how, bool proved) {
   node.groups.clear();
   node.unanswered.clear();
   if (now_ < recovered_at_ + config_.redial) MarkHungry();  // Until then it is waited for.
+  RememberLost(node);
+}
+
+// Whoever can say hello can make nodes: those that left nothing behind are kept for a while, and
+// not in any number.
+void Engine::RememberLost(Node& node) {
   ArmNode(node, now_ + config_.keep_lost_nodes);
+  node.lost_order = ++losses_;
+  lost_.emplace(node.lost_order, node.row.node);
+  if (lost_.size() <= config_.max_lost_nodes) return;
+  ArmNode(nodes_.at(lost_.begin()->second), now_);  // Goes unless it holds something.
+  lost_.erase(lost_.begin());
 }
 
 void Engine::DeleteNode(Node& node) {

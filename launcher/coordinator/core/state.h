@@ -73,10 +73,11 @@ struct Node {
   Instant probe_at{};
   // Silent for more than a lease, but its job steps: that vouches for it until then.
   std::optional<Instant> kept_until;
-  std::string no_cgroup;     // As its last Hello said.
-  bool rebooted = false;     // This session's Hello showed a new boot id.
-  bool recovered = false;    // Its row was there when this coordinator started.
-  bool proved_dead = false;  // Lost, and nothing of it can run any more.
+  std::string no_cgroup;         // As its last Hello said.
+  bool rebooted = false;         // This session's Hello showed a new boot id.
+  bool recovered = false;        // Its row was there when this coordinator started.
+  std::uint64_t lost_order = 0;  // Of a lost node: rises with each; no instant, for those shift.
+  bool proved_dead = false;      // Lost, and nothing of it can run any more.
   std::optional<Leaving> leaving;
   std::map<JobId, std::map<Generation, GroupReport>> groups;  // As this session showed them.
   std::map<JobId, Watch> watches;

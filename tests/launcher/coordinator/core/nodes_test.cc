@@ -270,6 +270,28 @@ TEST_F(Nodes, lost_nodes_are_dropped_after_a_week) {
   EXPECT_TRUE(RowOf("x").name.empty());
 }
 
+// §6: whoever says hello makes a node; of those that are lost and hold nothing only so many stay.
+TEST_F(Nodes, lost_nodes_are_capped_the_oldest_go_first) {
+  coordinator::Config config;
+  config.max_lost_nodes = 3;
+  Start(config);
+  for (const char* id : {"n1", "n2", "n3", "n4", "n5"}) {
+    Open(HelloOf(id, std::string("host-") + id));
+    world().RunFor(50s);
+    EXPECT_TRUE(RowOf(id).lost);
+  }
+  EXPECT_TRUE(RowOf("n1").name.empty());
+  EXPECT_TRUE(RowOf("n2").name.empty());
+  EXPECT_EQ(RowOf("n3").name, "host-n3");
+  Open(HelloOf("n3", "host-n3"));  // It is back, and then the one that was lost last.
+  world().RunFor(50s);
+  Open(HelloOf("n6", "host-n6"));
+  world().RunFor(50s);
+  EXPECT_TRUE(RowOf("n4").name.empty());
+  EXPECT_EQ(RowOf("n3").name, "host-n3");
+  EXPECT_EQ(RowOf("n5").name, "host-n5");
+}
+
 // §5: a node without a cgroup is marked, as its newest Hello says, until it is lost.
 TEST_F(Nodes, a_node_without_a_cgroup_is_marked) {
   Start();
