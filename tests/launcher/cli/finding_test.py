@@ -36,7 +36,9 @@ class Finding(e2e.TestCase):
         e2e.wait_for(lambda: "0/2" in self.fx.run("nodes", "--coordinator", here).stdout, 10, "the node", self.fx.describe, every=0.1)
         self.assertEqual(self.done(0, "submit", "--coordinator", here, "--wait", "--", "true").stdout, "true-1\n")
         self.assertIn("succeeded", self.done(0, "ps", "-a", "--coordinator", here).stdout)
-        self.assertIn(f"try: --coordinator {self.folder}", self.done(125, "submit", "--", "true").stderr)
+        submit = self.fx.start(*default(), "submit", "--", "true")
+        self.assertEqual(submit.wait(), 125, submit)
+        self.assertIn(f"try: --coordinator {self.folder}", submit.stderr)
 
     def test_an_agent_that_is_told_nothing(self):
         agent = self.fx.service(*default(), "agent", "--slots", "2")
