@@ -29,6 +29,13 @@ constexpr Duration kAwayLogInterval = 30s;
 constexpr Duration kLastOutputLimit = 3s, kLastOutputCheck = 10ms;
 constexpr int kMinConnections = 64;
 
+// Of a coordinator that does not take us: the advice, too.
+std::string WhyNot(const absl::Status& status) {
+  const UserErrorParts parts = PartsOf(status);
+  if (parts.try_this.empty()) return std::string(status.message());
+  return absl::StrCat(parts.what, ": ", parts.because, " · ", parts.try_this);
+}
+
 GroupHost::Handler HandlerOf(std::function<void(Event)> post,
                              std::function<void(const GroupKey&)> output,
                              std::function<void(std::string)> warn,
@@ -183,11 +190,12 @@ void Agent::WaitForSignal() {
 
 void Agent::Dial() {
   if (end_) return;
-  dialler_.Find([this](absl::StatusOr<DialTarget> target) {
+  dialler_.Find([this, started = io::BootNow()](absl::StatusOr<DialTarget> target) {
     if (end_) return;
     if (!target.ok()) {
-      Away(std::string(target.status().message()));
-      return RedialLater(backoff_.Next(false));
+      if (!core_.attached() && io::BootNow() - started > kSlowDial) Hurry();
+      Away(WhyNot(target.status()));
+      return RedialLater(backoff_.Next(dialler_.near()));
     }
     Connect(*target);
   });

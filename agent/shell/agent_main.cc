@@ -27,6 +27,7 @@
 #include "common/config/hardware.h"
 #include "common/config/launch_config.h"
 #include "common/config/state_dir.h"
+#include "common/config/token.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
 #include "common/io/spawn.h"
@@ -298,9 +299,12 @@ absl::StatusOr<int> RunService(const AgentConfig& config) {
                               {"build", options.core.version.build}});
   if (!options.core.no_cgroup.empty())
     log->Warning("groups get no cgroup", {{"why", options.core.no_cgroup}});
-  if (config.insecure) log->Warning("--insecure: connections to other hosts are plaintext");
+  if (config.insecure)
+    log->Warning("--insecure: whoever answers at the coordinator's address may run programs here");
   boost::asio::io_context loop(1);
-  ServiceDialler dialler(loop, config.coordinators, state.path, !config.state_dir.empty());
+  // Validate has refused a bad one where it is needed.
+  ServiceDialler dialler(loop, config.coordinators, state.path, !config.state_dir.empty(),
+                         {GivenToken(config.token_file).value_or(""), config.insecure});
   Agent shell(loop, std::move(options), node.folder, dialler, nullptr, log.get());
   const Agent::End end = shell.Run();
   log->Info("agent ends", {{"exit_code", absl::StrCat(end.exit_code)}});
@@ -310,14 +314,14 @@ absl::StatusOr<int> RunService(const AgentConfig& config) {
 }
 
 int ServiceMain(const std::vector<std::string>& arguments) {
-  CommandLine line(
-      CommandDescription{.name = "",
-                         .summary = "supervise workers on this node",
-                         .usage = "regroup-agent [OPTIONS]",
-                         .text = "The same as regroup agent.",
-                         .example = "regroup-agent --coordinator node0 --slots 8 --insecure",
-                         .positionals = {},
-                         .flags = {}});
+  CommandLine line(CommandDescription{
+      .name = "",
+      .summary = "supervise workers on this node",
+      .usage = "regroup-agent [OPTIONS]",
+      .text = "The same as regroup agent.",
+      .example = "regroup-agent --coordinator node0 --token-file token --slots 8",
+      .positionals = {},
+      .flags = {}});
   AgentConfig config;
   DescribeFlags(line.app(), config);
   absl::StatusOr<ParsedLine> parsed = line.Parse(arguments, /*program_follows=*/false);

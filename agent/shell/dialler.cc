@@ -14,18 +14,22 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
+#include "common/config/token.h"
 #include "common/config/values.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
 #include "common/io/spawn.h"
 #include "common/io/unix_socket.h"
+#include "common/report/run_screen.h"
 #include "common/rpc/describe_listener.h"
 #include "common/rpc/local_coordinator.h"
 #include "common/rpc/places.h"
+#include "common/rpc/proof.h"
 #include "common/rpc/resolve.h"
 
 extern char** environ;
@@ -48,13 +52,15 @@ constexpr Duration kSilenceLimit = 10s;
 constexpr int kMostExits = 5;
 constexpr Duration kRestartAfter = 100ms;  // Another command's coordinator may be about to listen.
 constexpr Duration kRestartMost = 2s;      // One that ends again and again: a full disk, say.
+// After it a coordinator of this host that does not take us is no one's of ours.
+constexpr Duration kSettleLimit = 2s;
+constexpr int kOneLine = 1 << 20;
 
-absl::StatusOr<DialTarget> TargetOf(const Address& address, Duration connect_limit) {
+// But for its connection.
+absl::StatusOr<DialTarget> TargetOf(const Address& address) {
   DialTarget target;
-  target.connection = Dial(address, {.connect_limit = connect_limit});
   ASSIGN_OR_RETURN(target.address, io::LocalIpTowards(address));
   target.dialled = address.host;
-  target.remote = address;
   // An address of this host other than 127.0.0.1 is as near.
   target.loopback = io::IsLoopback(address.host) || target.address == address.host;
   return target;
@@ -78,6 +84,31 @@ absl::StatusOr<DialTarget> TargetOf(const LocalCoordinator& local) {
   absl::StatusOr<std::string> address = io::LocalIpTowards(at);
   if (address.ok()) target.address = target.dialled = *std::move(address);
   return target;
+}
+
+// On this host: known at once, either way.
+bool AcceptsAt(const Address& address) {
+  absl::StatusOr<io::SocketAddress> at = io::ToSocketAddress(address);
+  io::UniqueFd fd(at.ok() ? ::socket(at->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1);
+  return fd && ::connect(fd.get(), at->get(), at->size) == 0;
+}
+
+// Blocks: off the loop.
+absl::StatusOr<Connection> ReachOverTcp(const Address& address, const std::string& token,
+                                        const std::string& command, Duration limit) {
+  if (!token.empty()) {
+    absl::StatusOr<Connection> connection = DialProved(address, token, {.connect_limit = limit});
+    if (!absl::IsFailedPrecondition(connection.status())) return connection;
+  }
+  const ListenerDescription found = DescribeListener(address);
+  const bool ours =
+      found.kind == ListenerKind::kRegroup || found.kind == ListenerKind::kAsksForToken;
+  if (ours && token.empty()) return NeedsToken(io::FormatAddress(address), command);
+  return absl::UnavailableError(found.sentence);
+}
+
+bool NotLetIn(const absl::Status& status) {
+  return absl::IsPermissionDenied(status) || absl::IsUnauthenticated(status);
 }
 
 enum class Bind { kOurs, kInUse, kElsewhere };
@@ -105,6 +136,56 @@ std::string StderrFrom(const std::string& path, off_t from) {
 }
 
 }  // namespace
+
+Dialler::Dialler(asio::io_context& loop, DialAccess access)
+    : loop_(loop),
+      access_(std::move(access)),
+      alive_(std::make_shared<bool>(true)),
+      home_(std::make_shared<Home>()) {
+  home_->loop = &loop;
+}
+
+Dialler::~Dialler() {
+  *alive_ = false;
+  std::lock_guard lock(home_->mutex);
+  home_->loop = nullptr;
+}
+
+void Dialler::ReachAt(const Address& address, const std::string& command, Done done) {
+  absl::StatusOr<DialTarget> target = TargetOf(address);
+  near_ = target.ok() && target->loopback;
+  if (!target.ok()) return done(target.status());
+  if (near_) {
+    if (!AcceptsAt(address)) {
+      return done(
+          absl::UnavailableError(absl::StrCat("nobody listens on ", io::FormatAddress(address))));
+    }
+    if (const auto local = FindLocalCoordinator({address.host, address.port})) {
+      absl::StatusOr<Connection> connection = DialUnix(local->Socket());
+      if (!connection.ok()) return done(connection.status());
+      target->connection = *std::move(connection);
+      if (local->ad_hoc()) target->folder = local->folder;
+      return done(*std::move(target));
+    }
+  }
+  target->remote = address;
+  if (access_.insecure) {
+    target->connection = Dial(address, {.connect_limit = connect_limit_});
+    return done(*std::move(target));
+  }
+  std::thread([home = home_, address, command, token = access_.token, limit = connect_limit_,
+               target = *target, done = std::move(done)] {
+    absl::StatusOr<Connection> connection = ReachOverTcp(address, token, command, limit);
+    std::lock_guard lock(home->mutex);
+    if (home->loop == nullptr) return;
+    asio::post(*home->loop, [home, target, done, connection = std::move(connection)]() mutable {
+      if (home->loop == nullptr) return;
+      if (!connection.ok()) return done(connection.status());
+      target.connection = *std::move(connection);
+      done(std::move(target));
+    });
+  }).detach();
+}
 
 // ---- a service's --------------------------------------------------------------------------------
 
@@ -139,18 +220,21 @@ void ServiceDialler::Find(Done done) {
   if (coordinator.find('/') != std::string::npos) return done(TargetOf(coordinator));
   absl::StatusOr<Endpoint> endpoint = ParseEndpoint(coordinator);
   if (!endpoint.ok()) return done(endpoint.status());
+  const std::string command = absl::StrCat("regroup agent --coordinator ", coordinator);
   if (io::IsIp(endpoint->host))
-    return done(TargetOf(Address{endpoint->host, endpoint->port}, connect_limit_));
+    return ReachAt({endpoint->host, endpoint->port}, command, std::move(done));
   const std::size_t attempt = attempt_++ / coordinators_.size();
   ResolveLater({endpoint->host, endpoint->port},
-               [&loop = loop_, done = std::move(done), attempt,
-                limit = connect_limit_](absl::StatusOr<std::vector<Address>> addresses) {
-                 asio::post(loop, [done, attempt, limit, addresses = std::move(addresses)] {
-                   if (!addresses.ok()) return done(addresses.status());
-                   if (addresses->empty())
-                     return done(absl::NotFoundError("the name has no address"));
-                   done(TargetOf((*addresses)[attempt % addresses->size()], limit));
-                 });
+               [this, &loop = loop_, alive = alive_, command, done = std::move(done),
+                attempt](absl::StatusOr<std::vector<Address>> addresses) {
+                 asio::post(
+                     loop, [this, alive, command, done, attempt, addresses = std::move(addresses)] {
+                       if (!*alive) return;
+                       if (!addresses.ok()) return done(addresses.status());
+                       if (addresses->empty())
+                         return done(absl::NotFoundError("the name has no address"));
+                       ReachAt((*addresses)[attempt % addresses->size()], command, done);
+                     });
                });
 }
 
@@ -159,15 +243,12 @@ void ServiceDialler::Find(Done done) {
 LaunchDialler::LaunchDialler(asio::io_context& loop, const LaunchConfig& launch,
                              std::string regroup_program, std::function<void(absl::Status)> fatal,
                              std::function<void(std::string)> warn)
-    : loop_(loop),
+    : Dialler(loop, {launch.token, launch.insecure}),
       launch_(launch),
       regroup_program_(std::move(regroup_program)),
       fatal_(std::move(fatal)),
       warn_(std::move(warn)),
-      alive_(std::make_shared<bool>(true)),
       timer_(loop) {}
-
-LaunchDialler::~LaunchDialler() { *alive_ = false; }
 
 void LaunchDialler::StartEarly() {
   if (!launch_.endpoint) {
@@ -232,19 +313,37 @@ void LaunchDialler::CheckListener() {
   }).detach();
 }
 
-absl::StatusOr<DialTarget> LaunchDialler::Target() const {
-  if (!launch_.endpoint) return TargetOf(absl::StrCat(folder_, "/", kCoordinatorSocketName));
+void LaunchDialler::Reach(Done done) {
+  if (!launch_.endpoint) return done(TargetOf(absl::StrCat(folder_, "/", kCoordinatorSocketName)));
   if (!hosts_ && all_.empty())
-    return absl::UnavailableError(absl::StrCat(launch_.endpoint->host, " has no address"));
-  ASSIGN_OR_RETURN(DialTarget target,
-                   TargetOf(hosts_ ? endpoint_ : all_[attempt_ % all_.size()], connect_limit_));
-  if (!launch_.local_address.empty()) target.address = launch_.local_address;
-  return target;
+    return done(absl::UnavailableError(absl::StrCat(launch_.endpoint->host, " has no address")));
+  const Address& at = hosts_ ? endpoint_ : all_[attempt_ % all_.size()];
+  // One line that can be pasted; its indentation goes.
+  std::string line = CommandForOthers(launch_, at, "", kOneLine);
+  absl::StripAsciiWhitespace(&line);
+  ReachAt(at, line,
+          [this, alive = alive_, done = std::move(done)](absl::StatusOr<DialTarget> target) {
+            if (!*alive) return;
+            if (target.ok()) {
+              local_folder_ = target->folder;
+              if (!launch_.local_address.empty()) target->address = launch_.local_address;
+            }
+            if (!NotLetIn(target.status())) {
+              not_let_in_since_.reset();
+              return done(std::move(target));
+            }
+            // Of this host: it may have begun to listen just now. Elsewhere waiting changes
+            // nothing.
+            if (!not_let_in_since_) not_let_in_since_ = io::BootNow();
+            const bool for_good = !hosts_ || io::BootNow() > *not_let_in_since_ + kSettleLimit;
+            if (for_good && !answered_) return fatal_(target.status());
+            done(std::move(target));
+          });
 }
 
 void LaunchDialler::Find(Done done) {
   if (hosts_) return WaitForListener(std::move(done), 0);
-  if (decided_ && io::IsIp(launch_.endpoint->host)) return done(Target());
+  if (decided_ && io::IsIp(launch_.endpoint->host)) return Reach(std::move(done));
   ++attempt_;
   ResolveLater(
       {launch_.endpoint->host, launch_.endpoint->port},
@@ -261,20 +360,18 @@ void LaunchDialler::Resolved(absl::StatusOr<std::vector<Address>> addresses, con
   if (hosts_) {
     WaitForListener(done, 0);
   } else {
-    done(Target());
+    Reach(done);
   }
 }
 
 bool LaunchDialler::Listens() const {
   if (!launch_.endpoint)
     return io::ConnectUnix(absl::StrCat(folder_, "/", kCoordinatorSocketName)).ok();
-  absl::StatusOr<io::SocketAddress> at = io::ToSocketAddress(endpoint_);
-  io::UniqueFd fd(at.ok() ? ::socket(at->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1);
-  return fd && ::connect(fd.get(), at->get(), at->size) == 0;  // On this host: at once, either way.
+  return AcceptsAt(endpoint_);
 }
 
 void LaunchDialler::WaitForListener(Done done, int attempt) {
-  if (Listens()) return done(Target());
+  if (Listens()) return Reach(std::move(done));
   // Nobody starts it but us: after a coordinator that we found has ended, the next one is ours.
   if (coordinator_ == 0 && attempt > 0) StartCoordinator();
   if (attempt < kOftenLooks) {
@@ -312,6 +409,7 @@ absl::Status LaunchDialler::SpawnCoordinator() {
   AdHocCoordinator coordinator;
   coordinator.state_dir = launch_.state_dir;
   coordinator.insecure = launch_.insecure;
+  coordinator.token_file = launch_.token_file;
   if (launch_.endpoint && everywhere_) {
     coordinator.listen.push_back(io::FormatAddress({"0.0.0.0", endpoint_.port}));
     if (TryBind({"::", endpoint_.port}) == Bind::kOurs) {
@@ -372,6 +470,12 @@ std::optional<Address> LaunchDialler::ForOthers() const {
   // Where this host's packets to elsewhere come from: an address that others can dial.
   absl::StatusOr<std::string> outward = io::LocalIpTowards({"192.0.2.1", 9});
   return Address{outward.ok() ? *outward : endpoint_.host, endpoint_.port};
+}
+
+std::string LaunchDialler::TokenForOthers() const {
+  if (!hosts_ || !launch_.endpoint || launch_.insecure || !launch_.token.empty()) return "";
+  if (local_folder_.empty()) return "";
+  return ReadCoordinatorToken(local_folder_).value_or("");
 }
 
 }  // namespace regroup::agent

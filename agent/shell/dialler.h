@@ -8,6 +8,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,12 +27,20 @@ struct DialTarget {
   std::string dialled;            // IP of the coordinator.
   bool loopback = false;          // On this host: dialled again at short, even intervals.
   std::optional<Address> remote;  // Unset: a Unix socket.
+  std::string folder;             // Of a launch command's coordinator of this host.
+};
+
+// How a coordinator is reached over TCP.
+struct DialAccess {
+  std::string token;      // That both ends prove to know; empty: none was given.
+  bool insecure = false;  // Nothing is proved. Never otherwise: a stranger may listen there.
 };
 
 class Dialler {
  public:
   using Done = std::function<void(absl::StatusOr<DialTarget>)>;
-  virtual ~Dialler() = default;
+  Dialler(boost::asio::io_context& loop, DialAccess access);
+  virtual ~Dialler();
   // Calls `done` once, on the loop, perhaps before it returns. An error is for now: ask again
   // later.
   virtual void Find(Done done) = 0;
@@ -41,11 +50,30 @@ class Dialler {
   virtual void Answered() {}
   // True: one attempt to connect gets half a second instead of five.
   void Hurry(bool hurried) { connect_limit_ = hurried ? kHurriedConnect : kConnect; }
+  // Whether what was looked for last is on this host: it is dialled again at short intervals.
+  bool near() const { return near_; }
 
  protected:
+  // At an address: on this host over the coordinator's Unix socket, which knows whose a caller is;
+  // else over TCP, as `access` says. PERMISSION_DENIED, UNAUTHENTICATED: a coordinator that does
+  // not take us; the advice is `command` with a token.
+  void ReachAt(const Address& address, const std::string& command, Done done);
+
+  boost::asio::io_context& loop_;
+  const DialAccess access_;
+  const std::shared_ptr<bool> alive_;  // Held by handlers that may run after this object.
+  bool near_ = false;
   static constexpr Duration kConnect = std::chrono::seconds(5);
   static constexpr Duration kHurriedConnect = std::chrono::milliseconds(500);
   Duration connect_limit_ = kConnect;
+
+ private:
+  // The loop for threads that outlive this object: null once it is gone.
+  struct Home {
+    std::mutex mutex;
+    boost::asio::io_context* loop;
+  };
+  std::shared_ptr<Home> home_;  // Held by those threads.
 };
 
 // A service's: each is HOST[:PORT], resolved anew each time, or the path of a Unix socket. They are
@@ -54,8 +82,8 @@ class Dialler {
 class ServiceDialler : public Dialler {
  public:
   ServiceDialler(boost::asio::io_context& loop, std::vector<std::string> coordinators,
-                 std::string state_dir, bool only_there)
-      : loop_(loop),
+                 std::string state_dir, bool only_there, DialAccess access)
+      : Dialler(loop, std::move(access)),
         coordinators_(std::move(coordinators)),
         state_dir_(std::move(state_dir)),
         only_there_(only_there) {}
@@ -65,7 +93,6 @@ class ServiceDialler : public Dialler {
  private:
   absl::StatusOr<DialTarget> OfThisHost() const;
 
-  boost::asio::io_context& loop_;
   const std::vector<std::string> coordinators_;
   const std::string state_dir_;
   const bool only_there_;
@@ -82,7 +109,6 @@ class LaunchDialler : public Dialler {
   LaunchDialler(boost::asio::io_context& loop, const LaunchConfig& launch,
                 std::string regroup_program, std::function<void(absl::Status)> fatal,
                 std::function<void(std::string)> warn);
-  ~LaunchDialler() override;
 
   // Without waiting for anything: looks whether this host is the endpoint's, and starts the
   // coordinator. Called first of all, so that it starts while this process prepares.
@@ -94,11 +120,14 @@ class LaunchDialler : public Dialler {
   bool hosts() const { return hosts_; }
   // As others have to dial it; unset: nobody else can.
   std::optional<Address> ForOthers() const;
+  // The token that the coordinator of this run has made, for them; empty: one was given, or none is
+  // needed. A service's is for its user to ask for.
+  std::string TokenForOthers() const;
 
  private:
   void Resolved(absl::StatusOr<std::vector<Address>> addresses, const Done& done);
   void Decide(const std::vector<Address>& addresses);
-  absl::StatusOr<DialTarget> Target() const;
+  void Reach(Done done);
   absl::Status SpawnCoordinator();
   void OnCoordinatorExit();
   absl::Status WhyItEnded(int status) const;
@@ -106,12 +135,10 @@ class LaunchDialler : public Dialler {
   bool Listens() const;
   void CheckListener();
 
-  boost::asio::io_context& loop_;
   const LaunchConfig& launch_;
   const std::string regroup_program_;
   std::function<void(absl::Status)> fatal_;
   std::function<void(std::string)> warn_;
-  std::shared_ptr<bool> alive_;  // Held by handlers that may run after this object.
 
   bool decided_ = false;
   bool hosts_ = false;        // The endpoint is an address of this host.
@@ -125,6 +152,8 @@ class LaunchDialler : public Dialler {
   pid_t coordinator_ = 0;  // Our child, while it lives.
   std::optional<boost::asio::posix::stream_descriptor> coordinator_watch_;
   off_t stderr_from_ = 0;
+  std::string local_folder_;  // Of the coordinator that took us, if it is of this host.
+  std::optional<Instant> not_let_in_since_;
   Instant not_before_{};  // Of the next start.
   bool answered_ = false;
   int exits_in_a_row_ = 0;

@@ -115,6 +115,7 @@ void LaunchFront::JobKnown(const JobId& job) {
   start.job = job;
   start.node_name = node_name_;
   start.coordinator = dialler_.ForOthers();
+  start.token = dialler_.TokenForOthers();
   start.log_path = absl::StrCat(launch_.log_dir, "/", job.value());
   start.hosts_coordinator = dialler_.hosts();
   Say(screen_.Started(Now(), start));

@@ -7,6 +7,7 @@
 #include "common/config/job_limits.h"
 #include "common/config/network_rule.h"
 #include "common/config/text.h"
+#include "common/config/token.h"
 #include "common/config/values.h"
 
 namespace regroup {
@@ -40,7 +41,9 @@ void DescribeFlags(CLI::App& app, AgentConfig& config) {
               ASSIGN_OR_RETURN(config.ports, ParsePortRange(text));
               return absl::OkStatus();
             });
-  AddSwitch(app, "--insecure", config.insecure, "allow plaintext connections to other hosts");
+  AddTokenFile(app, config.token_file);
+  AddSwitch(app, "--insecure", config.insecure,
+            "dial without a token, a coordinator that takes everybody");
   AddSwitch(app, "--log-json", config.log_json, "write the log as JSON lines");
 }
 
@@ -60,7 +63,9 @@ absl::Status Validate(const AgentConfig& config) {
     if (coordinator.find('/') != std::string::npos) continue;
     absl::StatusOr<Endpoint> endpoint = ParseEndpoint(coordinator);
     if (!endpoint.ok()) return AtField("--coordinator", endpoint.status());
-    RETURN_IF_ERROR(CheckNetworkRule(*endpoint, config.insecure,
+    absl::StatusOr<std::string> token = GivenToken(config.token_file);
+    if (!token.ok()) return token.status();
+    RETURN_IF_ERROR(CheckNetworkRule(*endpoint, config.insecure, *token,
                                      Cat("regroup agent --coordinator ", coordinator)));
   }
   return absl::OkStatus();

@@ -29,6 +29,7 @@ struct AgentConfig {
   std::string state_dir;                      // Empty: DefaultStateDirectory (state_dir.h).
   std::string log_dir;                        // Empty: the node's folder.
   PortRange ports;
+  std::string token_file;  // Empty: REGROUP_TOKEN, if that is set.
   bool insecure = false;
   bool log_json = false;
 };

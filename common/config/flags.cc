@@ -357,7 +357,8 @@ absl::StatusOr<ParsedLine> CommandLine::Parse(
 }
 
 void ScopeEnvironment(CLI::App& app, std::string_view command) {
-  static const std::set<std::string> shared = {"coordinator", "state-dir", "json", "insecure"};
+  static const std::set<std::string> shared = {"coordinator", "state-dir", "json", "insecure",
+                                               "token-file"};
   std::string prefix = "REGROUP_";
   for (char c : command) prefix += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   prefix += '_';

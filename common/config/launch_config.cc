@@ -237,6 +237,8 @@ std::string LaunchConfigToJson(const LaunchConfig& config) {
               {"first_port", config.ports.first},
               {"last_port", config.ports.last},
               {"insecure", config.insecure},
+              {"token", config.token},
+              {"token_file", Widened(config.token_file)},
               {"insecure_implied", config.insecure_implied},
               {"quiet", config.quiet},
               {"local_address", Widened(config.local_address)},
@@ -276,6 +278,8 @@ absl::StatusOr<LaunchConfig> LaunchConfigFromJson(std::string_view text) {
   fields.Integer("first_port", config.ports.first);
   fields.Integer("last_port", config.ports.last);
   fields.Bool("insecure", config.insecure);
+  fields.Text("token", config.token);
+  fields.Text("token_file", config.token_file);
   fields.Bool("insecure_implied", config.insecure_implied);
   fields.Bool("quiet", config.quiet);
   fields.Text("local_address", config.local_address);

@@ -103,6 +103,8 @@ struct LaunchConfig {
   bool log_dir_explicit = false;
   PortRange ports;
   bool insecure = false;
+  std::string token;              // That was given; empty: none.
+  std::string token_file;         // Where it was given, for a coordinator that this host starts.
   bool insecure_implied = false;  // By regroup-torchrun: nobody typed it.
   bool quiet = false;
   std::string local_address;  // --local-addr, an IP literal of this host; empty: found out.

@@ -11,8 +11,9 @@ namespace regroup {
 // is another host's address as far as anyone knows.
 bool IsLoopback(std::string_view host);
 
-// Anything beyond loopback is plaintext for now and needs --insecure (CLI.md, Who may talk). The
-// error prints `command` with the flag added.
-absl::Status CheckNetworkRule(const Endpoint& endpoint, bool insecure, std::string_view command);
+// A coordinator beyond loopback takes who shows its token, or everybody with --insecure (CLI.md,
+// Who may talk). The error prints `command` with a place for the token.
+absl::Status CheckNetworkRule(const Endpoint& endpoint, bool insecure, std::string_view token,
+                              std::string_view command);
 
 }  // namespace regroup

@@ -65,7 +65,8 @@ std::string PhasesText(const RestartPhases& phases) {
 
 }  // namespace
 
-std::string CommandForOthers(const LaunchConfig& launch, const Address& endpoint, int width) {
+std::string CommandForOthers(const LaunchConfig& launch, const Address& endpoint,
+                             const std::string& token, int width) {
   std::vector<std::string> units = Units(launch.others_options);
   units.push_back(Cat("--rdzv-endpoint ", FormatEndpoint(endpoint.host, endpoint.port)));
   units.push_back(
@@ -73,7 +74,10 @@ std::string CommandForOthers(const LaunchConfig& launch, const Address& endpoint
           ShellQuote(launch.worker.run_id.empty() ? launch.spec.name : launch.worker.run_id)));
   if (launch.insecure && !launch.insecure_implied) units.push_back("--insecure");
   for (const std::string& word : launch.others_program) units.push_back(ShellQuote(word));
-  std::string out = Cat("    ", ShellJoin(launch.others_command)), continued = "      ";
+  // In the environment: arguments are for everybody to see.
+  const std::string shown =
+      token.empty() || IsLoopback(endpoint.host) ? "" : Cat("REGROUP_TOKEN=", token, " ");
+  std::string out = Cat("    ", shown, ShellJoin(launch.others_command)), continued = "      ";
   std::size_t column = out.size();
   for (const std::string& unit : units) {
     bool fits = column + 1 + unit.size() + 2 <= static_cast<std::size_t>(width);
@@ -206,7 +210,7 @@ std::string RunScreen::Started(Duration now, const RunStart& start) {
     lines.push_back(
         Cat("warning: ",
             launch_.insecure_implied ? "regroup-torchrun implies --insecure" : "--insecure",
-            ": what nodes say to each other is not encrypted"));
+            ": whoever reaches the endpoint may take part; nothing is encrypted"));
   std::string text = start.job.value();
   if (start.coordinator)
     text +=
@@ -364,7 +368,7 @@ std::vector<std::string> RunScreen::OnWaits(Duration now, const WaitReason& reas
                                     ": give --rdzv-endpoint an address of this host for those):\n")
                               : std::string(". On the others:\n");
       std::string line = Cat(below->have, " of ", Count(below->need, "node"), where,
-                             CommandForOthers(launch_, at, style_.width));
+                             CommandForOthers(launch_, at, start_->token, style_.width));
       line.pop_back();
       return {line};
     }

@@ -21,12 +21,15 @@ namespace regroup {
 
 // The literal command for the other nodes, broken into lines of at most `width` columns that a
 // shell joins again. Indented by four. REQUIRES: endpoint is an address that others reach.
-std::string CommandForOthers(const LaunchConfig& launch, const Address& endpoint, int width);
+// `token`: that they have to show; empty: none, or they were given one.
+std::string CommandForOthers(const LaunchConfig& launch, const Address& endpoint,
+                             const std::string& token, int width);
 
 struct RunStart {
   JobId job;
   std::string node_name;               // As the coordinator named it: Welcome::name.
   std::optional<Address> coordinator;  // As the others have to dial it; unset: coordinator-local.
+  std::string token;                   // For the others; empty: they need none, or have it.
   std::string log_path;                // This job's; shown with ~ for the home directory.
   bool hosts_coordinator = false;      // On this host: it prints the command for the others.
 };

@@ -14,6 +14,7 @@
 #include "common/io/fd.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/convert.h"
+#include "common/rpc/proof.h"
 #include "proto/coordinator.grpc.pb.h"
 
 namespace regroup {
@@ -73,6 +74,13 @@ bool IsHttp2Settings(const std::string& text) {
          text.compare(5, 4, std::string(4, '\0')) == 0;
 }
 
+// What answers a client's part of HTTP/2's beginning: a server says its own, a store closes.
+std::optional<std::string> GreetingOf(int fd, Clock::time_point deadline) {
+  constexpr std::string_view kPreface("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 33);
+  (void)!send(fd, kPreface.data(), kPreface.size(), MSG_NOSIGNAL);
+  return ReadSome(fd, 9, deadline);
+}
+
 // A TCPStore echoes the number of a ping that follows its magic number.
 bool IsTorchStore(const Address& address, Clock::time_point deadline) {
   const Dialled dialled = Connect(address, deadline);
@@ -106,37 +114,49 @@ bool IsRegroup(const Address& address, Clock::time_point deadline) {
          (!status.error_details().empty() && refused.ParseFromString(status.error_details()));
 }
 
+std::optional<ListenerDescription> Coordinator(std::optional<char> takes,
+                                               const std::string& where) {
+  if (takes == kTakesEverybody)
+    return ListenerDescription{ListenerKind::kRegroup, "a Regroup coordinator listens on " + where};
+  if (takes == kAsks) {
+    return ListenerDescription{ListenerKind::kAsksForToken, "a Regroup coordinator listens on " +
+                                                                where + " and asks for its token"};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 ListenerDescription DescribeListener(const Address& address, Duration limit) {
   const std::string where = io::FormatAddress(address);
   const Clock::time_point deadline = Clock::now() + limit;
-  Dialled dialled = Connect(address, deadline);
+  const Dialled dialled = Connect(address, deadline);
   if (dialled.error == ECONNREFUSED) return {ListenerKind::kNobody, "nobody listens on " + where};
   if (dialled.error == ETIMEDOUT) return {ListenerKind::kSilent, where + " does not answer"};
   if (dialled.error != 0) {
     return {ListenerKind::kSilent, where + " cannot be reached: " + std::strerror(dialled.error)};
   }
-  // A client's part of HTTP/2's beginning: a server answers with its own, a store closes.
-  constexpr std::string_view kPreface("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 33);
-  (void)!send(dialled.fd.get(), kPreface.data(), kPreface.size(), MSG_NOSIGNAL);
+  const Duration patience = limit / 5;
+  if (const auto ours = Coordinator(AskWhoIsTaken(dialled.fd.get(), patience), where)) return *ours;
+  const Dialled again = Connect(address, deadline);
   const std::optional<std::string> greeting =
-      ReadSome(dialled.fd.get(), 9, std::min(deadline, Clock::now() + limit / 5));
-  dialled.fd.reset();
+      again.error == 0 ? GreetingOf(again.fd.get(), std::min(deadline, Clock::now() + patience))
+                       : std::nullopt;
   if (greeting && IsHttp2Settings(*greeting)) {
     if (IsRegroup(address, deadline))
       return {ListenerKind::kRegroup, "a Regroup coordinator listens on " + where};
     return {ListenerKind::kGrpc, "another gRPC service listens on " + where};
   }
-  if (IsTorchStore(address, deadline)) {
-    // A coordinator's port is a store, too; one that was loading its journal did not greet in time.
-    if (IsRegroup(address, std::min(deadline, Clock::now() + limit / 5)))
-      return {ListenerKind::kRegroup, "a Regroup coordinator listens on " + where};
-    return {ListenerKind::kTorchStore, "a torchrun seems to listen on " + where};
-  }
+  const bool store = IsTorchStore(address, deadline);
+  const Dialled last = Connect(address, Clock::now() + patience);
   // What took us but said nothing may have been on its way out.
-  if (!greeting && Connect(address, deadline).error == ECONNREFUSED)
+  if (!store && !greeting && last.error == ECONNREFUSED)
     return {ListenerKind::kNobody, "nobody listens on " + where + " any more"};
+  // A coordinator that was loading its journal did not answer in time, and is a store, too.
+  if (last.error == 0) {
+    if (const auto ours = Coordinator(AskWhoIsTaken(last.fd.get(), patience), where)) return *ours;
+  }
+  if (store) return {ListenerKind::kTorchStore, "a torchrun seems to listen on " + where};
   return {ListenerKind::kSomething, "something that is not Regroup listens on " + where};
 }
 

@@ -10,12 +10,13 @@ namespace regroup {
 // Who listens at an address that Regroup could not use, for the message to the person who asked for
 // it.
 enum class ListenerKind {
-  kNobody,      // Refused.
-  kSilent,      // Nothing answers at this address.
-  kRegroup,     // A coordinator.
-  kTorchStore,  // A TCPStore, as torchrun hosts it.
-  kGrpc,        // Another gRPC service.
-  kSomething,   // Anything else.
+  kNobody,        // Refused.
+  kSilent,        // Nothing answers at this address.
+  kRegroup,       // A coordinator that takes everybody: --insecure.
+  kAsksForToken,  // A coordinator that takes nobody without its token.
+  kTorchStore,    // A TCPStore, as torchrun hosts it.
+  kGrpc,          // Another gRPC service.
+  kSomething,     // Anything else.
 };
 
 struct ListenerDescription {

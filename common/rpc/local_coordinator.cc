@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPid = "pid ", kListens = " listens on";
 constexpr std::string_view kFolderPrefix = "coordinator-", kProgram = "regroup\n";
-constexpr std::size_t kLockBytes = 16 << 10;
+constexpr std::size_t kLockBytes = 16 << 10, kTokenBytes = 1 << 10;
 
 // Its effective user, where that is not hidden. Root could look into every process, and must not
 // follow whoever says that he coordinates.
@@ -98,6 +98,13 @@ std::optional<CoordinatorLock> ParseCoordinatorLock(std::string_view text) {
 std::optional<CoordinatorLock> ReadCoordinatorLock(const std::string& folder) {
   absl::StatusOr<std::string> text = io::ReadFile(folder + "/" + kCoordinatorLockName, kLockBytes);
   return text.ok() ? ParseCoordinatorLock(*text) : std::nullopt;
+}
+
+absl::StatusOr<std::string> ReadCoordinatorToken(const std::string& folder) {
+  absl::StatusOr<std::string> token =
+      io::ReadFile(folder + "/" + kCoordinatorTokenName, kTokenBytes);
+  if (token.ok() && !token->empty() && token->back() == '\n') token->pop_back();
+  return token;
 }
 
 std::string LocalCoordinator::Socket() const { return folder + "/" + kCoordinatorSocketName; }

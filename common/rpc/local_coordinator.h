@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "common/base/control.h"
 #include "common/io/address.h"
 
@@ -29,6 +30,9 @@ std::string FormatCoordinatorLock(const CoordinatorLock& lock);
 std::optional<CoordinatorLock> ParseCoordinatorLock(std::string_view text);
 // Of the coordinator that runs or last ran in `folder`.
 std::optional<CoordinatorLock> ReadCoordinatorLock(const std::string& folder);
+
+// The token that lies in `folder`.
+absl::StatusOr<std::string> ReadCoordinatorToken(const std::string& folder);
 
 struct LocalCoordinator {
   std::string folder;  // <state>/coordinator-<port> or <state>/coordinator-local.

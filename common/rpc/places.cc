@@ -22,6 +22,10 @@ std::vector<std::string> CoordinatorArguments(const AdHocCoordinator& coordinato
     arguments.push_back("--listen");
     arguments.push_back(listen);
   }
+  if (!coordinator.token_file.empty()) {
+    arguments.push_back("--token-file");
+    arguments.push_back(coordinator.token_file);
+  }
   if (coordinator.insecure) arguments.push_back("--insecure");
   return arguments;
 }

@@ -17,6 +17,7 @@ inline constexpr char kCoordinatorLockName[] =
     "lock";  // flocked for life; its text names the holder.
 inline constexpr char kCoordinatorSocketName[] = "socket";  // 0600; every call is served here.
 inline constexpr char kCoordinatorJournalName[] = "journal.db";
+inline constexpr char kCoordinatorTokenName[] = "token";  // 0600; shown over TCP (proof.h).
 inline constexpr char kCoordinatorLogName[] =
     "coordinator.log";  // Where an ad-hoc coordinator's output goes.
 
@@ -30,6 +31,7 @@ std::string LocalCoordinatorFolder(std::string_view state_dir);
 struct AdHocCoordinator {
   std::string state_dir;
   std::vector<std::string> listen;  // ADDRESS:PORT each, IP literals; empty: coordinator-local.
+  std::string token_file;           // Empty: of REGROUP_TOKEN, or made by it.
   bool insecure = false;
 };
 std::vector<std::string> CoordinatorArguments(const AdHocCoordinator& coordinator);

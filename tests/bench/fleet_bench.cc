@@ -39,7 +39,7 @@ struct Sample {
 std::optional<Sample> Measure(const std::string& regroup, const std::string& folder, int agents) {
   const std::uint16_t port = regroup::testing::FreePort();
   CoordinatorProcess process;
-  process.Start({regroup, "coordinator", "--state-dir", folder, "--listen",
+  process.Start({regroup, "coordinator", "--insecure", "--state-dir", folder, "--listen",
                  "127.0.0.1:" + std::to_string(port)},
                 folder + ".log");
   CoordinatorClient client(CoordinatorFolder(folder, port) + "/" + kCoordinatorSocketName);

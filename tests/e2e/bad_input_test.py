@@ -51,9 +51,9 @@ class BadInput(e2e.TestCase):
         """Flags of a command that asks the coordinator of start_coordinator()."""
         return "--coordinator", f"127.0.0.1:{self.port}", "--state-dir", self.fx.path(*folder.split("/"))
 
-    def start_coordinator(self, folder="state/coordinator", port=None):
+    def start_coordinator(self, folder="state/coordinator", *options, port=None):
         return self.fx.service(e2e.binary("regroup"), "coordinator", "--listen", f"127.0.0.1:{port or self.port}",
-                               "--state-dir", self.fx.path(*folder.split("/")))
+                               "--state-dir", self.fx.path(*folder.split("/")), *options)
 
     def start_agent(self, folder, *options):
         return self.fx.service(e2e.binary("regroup"), "agent", "--coordinator", f"127.0.0.1:{self.port}",
@@ -380,7 +380,7 @@ class Versions(BadInput):
         self.ours = re.search(r"protocol +(\d+\.\d+)", text).group(1)
 
     def test_coordinator_refuses_an_agent_of_another_version(self):
-        coordinator = self.start_coordinator()
+        coordinator = self.start_coordinator("state/coordinator", "--insecure")  # The helper has no token.
         coordinator.expect("serves")
         agent = self.fx.start(self.helper, "join", f"127.0.0.1:{self.port}", "9", "0")
         self.assertEqual(agent.wait(), 1, agent)
@@ -395,8 +395,9 @@ class Versions(BadInput):
         coordinator = self.fx.start(self.helper, "serve", self.port, "9", "0")
         e2e.wait_for(lambda: socket.create_connection(("127.0.0.1", self.port)).close() is None, 10)
         both = rf"9\.0 \(another build\).*{self.ours}"
-        agent = self.start_agent("a")
+        agent = self.start_agent("a", "--insecure")
         agent.expect(both)
+        self.fx.env["REGROUP_INSECURE"] = "1"
         run = self.fx.regroup("run", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "true")
         self.refused(run, 125, "cannot follow the coordinator", both, "the same Regroup")
         self.refused(self.fx.run("ps", *self.at()), 1, "another protocol", both)

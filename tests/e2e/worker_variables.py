@@ -13,7 +13,7 @@ DOCUMENTED = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     "REGROUP_JOB": "{job}", "REGROUP_GENERATION": "1", "REGROUP_SOCKET": "/.+", "REGROUP_RESUME_STEP": "0",
     "REGROUP_LOCAL_RANK": "0", "REGROUP_GROUP": "[0-9a-f]{32}"}
-SECRETS = {"REGROUP_TOKEN": "a secret of ours", "REGROUP_KEY_PASSWORD": "another"}
+SECRETS = {"REGROUP_TOKEN": "a-secret-of-ours", "REGROUP_KEY_PASSWORD": "another"}
 
 
 def parse(text):

@@ -18,7 +18,7 @@ class AgentCommand : public Command {
                          "running. SIGTERM "
                          "detaches: workers run on; with --sigterm-is-notice they save and this "
                          "node leaves.",
-                 .example = "regroup agent --coordinator 10.0.0.4 --insecure --slots 8"}) {
+                 .example = "regroup agent --coordinator 10.0.0.4 --token-file token --slots 8"}) {
     DescribeFlags(line().app(), config_);
   }
   bool speaks_for_job() const override { return true; }

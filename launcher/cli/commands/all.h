@@ -18,6 +18,8 @@ std::unique_ptr<Command> MakeLogs();
 std::unique_ptr<Command> MakeExplain();
 std::unique_ptr<Command> MakeCancel();
 std::unique_ptr<Command> MakePrune();
+std::unique_ptr<Command> MakeToken();
+std::unique_ptr<Command> MakeAuthz();
 std::unique_ptr<Command> MakeVersion();
 std::unique_ptr<Command> MakeCoordinator();
 std::unique_ptr<Command> MakeAgent();

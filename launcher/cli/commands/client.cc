@@ -9,12 +9,14 @@
 #include "common/base/user_error.h"
 #include "common/config/build_info.h"
 #include "common/config/text.h"
+#include "common/config/token.h"
 #include "common/config/values.h"
 #include "common/io/files.h"
 #include "common/report/text_style.h"
 #include "common/rpc/convert.h"
 #include "common/rpc/describe_listener.h"
 #include "common/rpc/local_coordinator.h"
+#include "common/rpc/proof.h"
 #include "common/rpc/resolve.h"
 
 namespace regroup::cli {
@@ -41,30 +43,46 @@ absl::Status Refused(const absl::Status& status) {
 
 std::string NewKey() { return io::RandomHex(16); }
 
-Client::Client(Place place, std::vector<Connection> connections)
-    : place_(std::move(place)), connections_(std::move(connections)) {}
+Client::Client(Place place, std::vector<Way> ways)
+    : place_(std::move(place)), ways_(std::move(ways)) {}
+
+absl::StatusOr<Connection> Client::ConnectionBy(Way& way) const {
+  if (way.connection.channel != nullptr) return way.connection;
+  absl::StatusOr<Connection> made = DialProved(*way.proved, place_.token);
+  // Who listens there instead is told as of any other coordinator that does not answer.
+  if (absl::IsFailedPrecondition(made.status()))
+    return absl::UnavailableError(std::string(made.status().message()));
+  if (made.ok()) way.connection = *made;
+  return made;
+}
 
 absl::StatusOr<Client> Client::Dial(const Place& place) {
-  std::vector<Connection> connections;
+  std::vector<Way> ways;
   if (!place.socket.empty()) {
     absl::StatusOr<Connection> local = DialUnix(place.socket);
     if (local.ok()) {
-      connections.push_back(*std::move(local));
+      ways.push_back({*std::move(local), std::nullopt});
     } else if (!place.tcp) {
       return UserError(absl::StatusCode::kUnavailable, Cat("no coordinator at ", place.label),
                        std::string(local.status().message()), "regroup ps");
     }
   }
-  if (place.tcp) {
+  if (place.tcp && (place.insecure || !place.token.empty())) {
     absl::StatusOr<std::vector<std::string>> hosts = ResolveHost(place.tcp->host);
     if (!hosts.ok()) {
       return UserError(absl::StatusCode::kUnavailable, Cat("cannot resolve ", place.tcp->host),
                        std::string(hosts.status().message()), "--coordinator with an IP address");
     }
-    for (const std::string& host : *hosts)
-      connections.push_back(regroup::Dial(Address{host, place.tcp->port}));
+    for (const std::string& host : *hosts) {
+      const Address address{host, place.tcp->port};
+      if (place.insecure) {
+        ways.push_back({regroup::Dial(address), std::nullopt});
+      } else {
+        ways.push_back({Connection(), address});
+      }
+    }
   }
-  return Client(place, std::move(connections));
+  return Client(place, std::move(ways));
 }
 
 // Says who listens there instead, where somebody does.
@@ -78,6 +96,10 @@ absl::Status Client::Explained(const absl::Status& status) const {
     absl::StatusOr<std::vector<std::string>> hosts = ResolveHost(place_.tcp->host);
     if (hosts.ok() && !hosts->empty()) {
       ListenerDescription listener = DescribeListener(Address{hosts->front(), place_.tcp->port});
+      const bool there =
+          listener.kind == ListenerKind::kAsksForToken || listener.kind == ListenerKind::kRegroup;
+      if (there && !place_.insecure && place_.token.empty())
+        return NeedsToken(place_.label, place_.command);
       if (listener.kind != ListenerKind::kRegroup) because = listener.sentence;
       another = listener.kind == ListenerKind::kTorchStore || listener.kind == ListenerKind::kGrpc;
     }
@@ -118,15 +140,24 @@ absl::Status Client::CheckVersion(const Version& theirs) const {
 
 template <class Reply, class Call>
 absl::StatusOr<Reply> Client::Try(Duration limit, Call call) const {
-  absl::Status last = absl::UnavailableError("it has no address");
-  for (const Connection& connection : connections_) {
-    auto stub = regroup::v1::Coordinator::NewStub(connection.channel);
-    grpc::ClientContext context;
-    SetDeadline(context, limit);
-    Reply reply;
-    grpc::Status status = call(*stub, context, reply);
-    if (status.ok()) return reply;
-    last = FromGrpcStatus(status);
+  absl::Status last = absl::UnavailableError("it does not answer");
+  for (Way& way : ways_) {
+    // One that both ends have proved does not heal by itself: it is made anew, once.
+    for (bool again = true; again;) {
+      again = way.proved && way.connection.channel != nullptr;
+      const absl::StatusOr<Connection> connection = ConnectionBy(way);
+      last = connection.status();
+      if (!connection.ok()) break;
+      auto stub = regroup::v1::Coordinator::NewStub(connection->channel);
+      grpc::ClientContext context;
+      SetDeadline(context, limit);
+      Reply reply;
+      grpc::Status status = call(*stub, context, reply);
+      if (status.ok()) return reply;
+      last = FromGrpcStatus(status);
+      if (last.code() != absl::StatusCode::kUnavailable) break;
+      if (way.proved) way.connection = Connection();
+    }
     if (last.code() != absl::StatusCode::kUnavailable) break;
   }
   return Explained(last);
@@ -208,9 +239,14 @@ absl::StatusOr<std::string> Client::ForgetNode(const std::string& node) const {
 
 absl::Status Client::Logs(const regroup::v1::LogSelection& selection,
                           const std::function<bool(const regroup::v1::LogsReply&)>& take) const {
-  absl::Status last = absl::UnavailableError("it has no address");
-  for (const Connection& connection : connections_) {
-    auto stub = regroup::v1::Coordinator::NewStub(connection.channel);
+  absl::Status last = absl::UnavailableError("it does not answer");
+  for (Way& way : ways_) {
+    const absl::StatusOr<Connection> connection = ConnectionBy(way);
+    if (!connection.ok()) {
+      last = connection.status();
+      continue;
+    }
+    auto stub = regroup::v1::Coordinator::NewStub(connection->channel);
     grpc::ClientContext context;
     SetDeadline(context, kFollowLimit);
     auto stream = stub->Logs(&context, selection);
@@ -228,6 +264,7 @@ absl::Status Client::Logs(const regroup::v1::LogSelection& selection,
     grpc::Status status = stream->Finish();
     if (status.ok()) return absl::OkStatus();
     last = FromGrpcStatus(status);
+    if (way.proved) way.connection = Connection();
     if (any || last.code() != absl::StatusCode::kUnavailable) return last;
   }
   return Explained(last);

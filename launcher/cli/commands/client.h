@@ -47,7 +47,14 @@ class Client {
   const Place& place() const { return place_; }
 
  private:
-  Client(Place place, std::vector<Connection> connections);
+  // One that both ends have proved is made when it is needed, and again after it broke: its channel
+  // is empty until then.
+  struct Way {
+    Connection connection;
+    std::optional<Address> proved;
+  };
+  Client(Place place, std::vector<Way> ways);
+  absl::StatusOr<Connection> ConnectionBy(Way& way) const;
   template <class Reply, class Call>
   absl::StatusOr<Reply> Try(Duration limit, Call call) const;
   absl::Status Explained(const absl::Status& status) const;
@@ -55,7 +62,7 @@ class Client {
   absl::Status CheckVersion(const Version& theirs) const;
 
   Place place_;
-  std::vector<Connection> connections_;  // Of one name, in the resolver's order.
+  mutable std::vector<Way> ways_;  // Of one name, in the resolver's order.
 };
 
 // What a coordinator finds wrong is a refusal (exit 1), not a misuse of this command (exit 2).

@@ -19,7 +19,7 @@ class CoordinatorCommand : public Command {
                  .text = "Keeps its journal in the state directory: killed and started again it "
                          "resumes every job, and "
                          "no worker notices. SIGTERM or SIGINT ends it with 0, touching no worker.",
-                 .example = "regroup coordinator --listen 10.0.0.4:29400 --insecure"}) {
+                 .example = "regroup coordinator --listen 10.0.0.4:29400"}) {
     DescribeFlags(line().app(), config_);
   }
   bool speaks_for_job() const override { return true; }

@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
@@ -16,6 +17,7 @@
 #include "common/config/network_rule.h"
 #include "common/config/state_dir.h"
 #include "common/config/text.h"
+#include "common/config/token.h"
 #include "common/config/values.h"
 #include "common/io/files.h"
 #include "common/rpc/resolve.h"
@@ -152,7 +154,9 @@ void DescribeFlags(Manner manner, CLI::App& app, LaunchFlags& flags) {
               ASSIGN_OR_RETURN(flags.ports, ParsePortRange(text));
               return absl::OkStatus();
             });
-  AddSwitch(app, "--insecure", flags.insecure, "allow plaintext connections between hosts");
+  AddTokenFile(app, flags.token_file);
+  AddSwitch(app, "--insecure", flags.insecure,
+            "no token: whoever reaches the endpoint may take part and run programs");
   AddSwitch(app, "--leave-children", flags.leave_children,
             "processes that a worker has left behind run on when the job has succeeded; else they "
             "are ended and named");
@@ -215,7 +219,11 @@ absl::Status LaunchCommand::Prepare(const ParsedLine& words) {
   ASSIGN_OR_RETURN(meeting_, Settle(manner_, names, flags_));
   flags_.program.run_path = flags_.torch.run_path;
   flags_.program.always_python = torchrun();
-  if (torchrun() && flags_.endpoint && !IsLoopback(flags_.endpoint->host) && !flags_.insecure)
+  if (flags_.endpoint) {
+    ASSIGN_OR_RETURN(token_, GivenToken(flags_.token_file));
+  }
+  if (torchrun() && flags_.endpoint && !IsLoopback(flags_.endpoint->host) && token_.empty() &&
+      !flags_.insecure)
     flags_.insecure = insecure_implied_ = true;
   return Check(words);
 }
@@ -243,15 +251,11 @@ absl::Status LaunchCommand::Check(const ParsedLine& words) const {
   if (flags_.job.nodes.max > 1 && !flags_.endpoint) {
     Words extra = {"--rdzv-endpoint", Cat(HostName(), ":", kDefaultPort), "--rdzv-id",
                    JobName(words)};
-    if (!flags_.insecure) extra.push_back("--insecure");
     return UserError(absl::StatusCode::kInvalidArgument,
                      Cat("--nnodes ", FormatNnodes(flags_.job.nodes.min, flags_.job.nodes.max),
                          " needs --rdzv-endpoint HOST[:PORT]"),
                      "several nodes have to meet somewhere, for example here",
                      CommandWith(words, extra));
-  }
-  if (flags_.endpoint) {
-    RETURN_IF_ERROR(CheckNetworkRule(*flags_.endpoint, flags_.insecure, CommandWith(words, {})));
   }
   if (flags_.join_timeout && *flags_.join_timeout <= Duration::zero()) {
     return UserError(absl::StatusCode::kInvalidArgument, "--join-timeout: 0s is no time to join",
@@ -311,6 +315,9 @@ absl::Status LaunchCommand::FillNode(LaunchConfig& config, const Terminal& termi
   config.ports = flags_.ports;
   config.insecure = flags_.insecure;
   config.insecure_implied = insecure_implied_;
+  config.token = token_;
+  if (!flags_.token_file.empty())
+    config.token_file = std::filesystem::absolute(flags_.token_file).string();
   const TorchFlags& torch = flags_.torch;
   const bool asked = torch.redirects.any() || torch.tee.any() || !torch.stdout_filters.empty() ||
                      !torch.stderr_filters.empty();
@@ -322,8 +329,8 @@ absl::Status LaunchCommand::FillNode(LaunchConfig& config, const Terminal& termi
 void LaunchCommand::FillOthers(const ParsedLine& words, LaunchConfig& config) const {
   config.others_command = Shown();
   for (const Words& flag : flags_in_force_) {
-    if (IsOneOf(flag, {"--rdzv-endpoint", "--rdzv-id", "--node-name", "--insecure", "--local-addr",
-                       "--node-rank", "--master-addr", "--master-port"}))
+    if (IsOneOf(flag, {"--rdzv-endpoint", "--rdzv-id", "--node-name", "--insecure", "--token-file",
+                       "--local-addr", "--node-rank", "--master-addr", "--master-port"}))
       continue;
     Append(IsOneOf(flag, {"--module", "--no-python", "--run-path"}) ? config.others_program
                                                                     : config.others_options,

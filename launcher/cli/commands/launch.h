@@ -27,6 +27,7 @@ struct LaunchFlags {
   ProgramFlags program;
   std::string node_name, state_dir, log_dir;
   PortRange ports;
+  std::string token_file;
   bool insecure = false, quiet = false, leave_children = false;
   TorchFlags torch;
 };
@@ -79,6 +80,7 @@ class LaunchCommand : public Command {
   const Manner manner_;
   LaunchFlags flags_;
   Meeting meeting_;
+  std::string token_;  // That was given.
   bool insecure_implied_ = false;
   std::vector<Words> flags_in_force_;
   const std::int64_t started_ns_;

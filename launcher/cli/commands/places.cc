@@ -12,6 +12,7 @@
 #include "common/config/network_rule.h"
 #include "common/config/state_dir.h"
 #include "common/config/text.h"
+#include "common/config/token.h"
 #include "common/config/values.h"
 #include "common/rpc/local_coordinator.h"
 #include "common/rpc/places.h"
@@ -41,18 +42,23 @@ absl::StatusOr<Place> PlaceOfPath(std::string path) {
   return Place{"", path, std::nullopt, path};
 }
 
-// On its own host a coordinator is asked by its socket, which needs no --insecure: without that TCP
-// takes agents only. Where none runs here, a folder of that port has what it has left.
+// On its own host a coordinator is asked by its socket, which needs no token: it knows whose a
+// caller is. Where none runs here, a folder of that port has what it has left.
 absl::StatusOr<Place> PlaceOfEndpoint(const ReadOptions& options, const Endpoint& endpoint,
                                       std::string_view command) {
+  ASSIGN_OR_RETURN(std::string token, GivenToken(options.token_file));
+  const std::string line = Cat(command, " --coordinator ", options.coordinator);
   Place place{"", "", endpoint, FormatEndpoint(endpoint.host, endpoint.port)};
+  place.token = token;
+  place.insecure = options.insecure;
+  place.command = line;
   if (std::optional<LocalCoordinator> local =
           FindLocalCoordinator({endpoint.host, endpoint.port})) {
     place.folder = local->folder;
     place.socket = local->Socket();
     return place;
   }
-  const absl::Status allowed = CheckNetworkRule(endpoint, options.insecure, command);
+  const absl::Status allowed = CheckNetworkRule(endpoint, options.insecure, token, line);
   if (!allowed.ok()) {
     const UserErrorParts parts = PartsOf(allowed);
     return UserError(
@@ -86,7 +92,9 @@ void DescribeFlags(CLI::App& app, ReadOptions& options) {
           "ADDRESS");
   AddText(app, "--state-dir", options.state_dir,
           "where runs and coordinators of this host are looked for", "DIRECTORY");
-  AddSwitch(app, "--insecure", options.insecure, "allow a plaintext connection to another host");
+  AddTokenFile(app, options.token_file);
+  AddSwitch(app, "--insecure", options.insecure,
+            "dial without a token, a coordinator that takes everybody");
   AddSwitch(app, "--json", options.json, "one JSON object instead of text");
 }
 

@@ -21,6 +21,7 @@ struct ReadOptions {
   std::string
       coordinator;  // HOST[:PORT], unix:PATH, the path of a socket or of a coordinator's folder.
   std::string state_dir;
+  std::string token_file;
   bool insecure = false;
   bool json = false;
 };
@@ -32,6 +33,9 @@ struct Place {
   std::string socket;  // Unix socket, when it may be dialled.
   std::optional<Endpoint> tcp;
   std::string label;              // For people.
+  std::string token = {};         // That is proved over TCP.
+  bool insecure = false;          // Over TCP nothing is proved. Neither: TCP is not dialled.
+  std::string command = {};       // That asks it, for an advice.
   std::string state_dir() const;  // The one that `folder` lies in.
 };
 

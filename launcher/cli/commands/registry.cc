@@ -6,7 +6,7 @@
 namespace regroup::cli {
 
 std::span<const CommandEntry> AllCommands() {
-  static constexpr std::array<CommandEntry, 18> kCommands = {
+  static constexpr std::array<CommandEntry, 20> kCommands = {
       {{"run", MakeRun},
        {"torchrun", MakeTorchrun},
        {"submit", MakeSubmit},
@@ -20,6 +20,8 @@ std::span<const CommandEntry> AllCommands() {
        {"version", MakeVersion},
        {"coordinator", MakeCoordinator},
        {"agent", MakeAgent},
+       {"token", MakeToken},
+       {"authz", MakeAuthz},
        {"completion", MakeCompletion},
        {"man", MakeMan},
        {"__man", MakeMan, true},
@@ -41,7 +43,7 @@ CommandDescription DescribeProgram() {
           "`regroup agent` on each node, then `regroup submit`.",
       .example =
           "regroup run --nproc-per-node 2 train.py\n"
-          "regroup run --nnodes 2:4 --nproc-per-node 8 --rdzv-endpoint node0 --insecure train.py\n"
+          "regroup run --nnodes 2:4 --nproc-per-node 8 --rdzv-endpoint node0 train.py\n"
           "regroup explain"};
 }
 

@@ -31,7 +31,7 @@ class RunCommand : public LaunchCommand {
                      "cancelled or left by SIGHUP, Ctrl-C, SIGTERM.",
              .example = "regroup run --nproc-per-node 2 train.py --lr 3e-4\n"
                         "regroup run --nnodes 2:4 --nproc-per-node gpu --max-restarts 3 \\\n"
-                        "  --rdzv-endpoint node0 --insecure train.py",
+                        "  --rdzv-endpoint node0 train.py",
              .positionals = {{"PROGRAM", "what each worker runs"},
                              {"ARGS...", "its arguments, untouched"}}}) {}
 };

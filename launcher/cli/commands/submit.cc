@@ -199,7 +199,7 @@ class Submit : public Command {
   static absl::Status OnlyFile(const ParsedLine& words) {
     static const std::set<std::string> fine = {"--wait",     "--dry-run",     "--now-or-never",
                                                "--key",      "--coordinator", "--state-dir",
-                                               "--insecure", "--json"};
+                                               "--insecure", "--token-file",  "--json"};
     for (const auto& flag : words.given) {
       if (fine.count(flag[0].substr(0, flag[0].find('='))) > 0) continue;
       return UserError(

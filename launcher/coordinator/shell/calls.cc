@@ -1,5 +1,6 @@
 #include "launcher/coordinator/shell/calls.h"
 
+#include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "common/report/text_style.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/checker.h"
+#include "launcher/coordinator/core/authority.h"
 
 namespace regroup::coordinator {
 namespace {
@@ -58,17 +60,29 @@ absl::Status FillRead(const Identity& identity, bool detail, const Reply& reply,
   return absl::OkStatus();
 }
 
+// As gRPC names where a call came from. Unset: none of the ways that the listener opens.
+std::optional<Caller> CallerOf(const std::string& peer, bool insecure) {
+  if (absl::StartsWith(peer, "unix:")) return Caller::kHost;
+  // The counting gate names its ends after the peers (tcp_gate.h).
+  if (absl::StartsWith(peer, "unix-abstract:")) return insecure ? Caller::kAnyone : Caller::kToken;
+  return std::nullopt;
+}
+
 }  // namespace
 
-absl::Status CheckCaller(grpc::CallbackServerContext& context, bool insecure) {
-  if (!insecure && !absl::StartsWith(context.peer(), "unix:")) {
-    return UserError(
-        absl::StatusCode::kPermissionDenied,
-        "this call is served on the coordinator's Unix socket only",
-        "it came over TCP and the coordinator runs without --insecure",
-        "the command on the coordinator's host as its user (else --state-dir DIRECTORY, the "
-        "coordinator's own), or the coordinator with --insecure");
-  }
+absl::Status CheckCaller(grpc::CallbackServerContext& context, std::string_view call,
+                         bool insecure) {
+  const std::optional<Caller> caller = CallerOf(context.peer(), insecure);
+  if (caller && MayCall(*caller, call)) return absl::OkStatus();
+  return UserError(absl::StatusCode::kPermissionDenied,
+                   absl::StrCat("this caller may not call ", std::string(call)),
+                   "the coordinator's table has no right for it", "regroup authz");
+}
+
+absl::Status CheckUnaryCaller(grpc::CallbackServerContext& context, std::string_view call,
+                              bool insecure) {
+  const absl::Status caller = CheckCaller(context, call, insecure);
+  if (!caller.ok()) return caller;
   if (context.deadline() == std::chrono::system_clock::time_point::max()) {
     return Invalid("this call has no deadline", "every call but a session needs one");
   }

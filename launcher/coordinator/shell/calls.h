@@ -98,8 +98,12 @@ class Calls {
   std::function<void()> all_ended_;
 };
 
-// Every call but Session and SendLogs: has a deadline, comes over the Unix socket or `insecure` is
-// set.
-absl::Status CheckCaller(grpc::CallbackServerContext& context, bool insecure);
+// Whether whoever calls may (authority.h). Without `insecure` only callers who have shown the token
+// reach gRPC over TCP (listener.h).
+absl::Status CheckCaller(grpc::CallbackServerContext& context, std::string_view call,
+                         bool insecure);
+// The same of a call that needs a deadline: every one but the streams of agents.
+absl::Status CheckUnaryCaller(grpc::CallbackServerContext& context, std::string_view call,
+                              bool insecure);
 
 }  // namespace regroup::coordinator

@@ -4,6 +4,7 @@
 #include "common/base/user_error.h"
 #include "common/config/flags.h"
 #include "common/config/state_dir.h"
+#include "common/config/token.h"
 #include "common/config/values.h"
 #include "common/io/address.h"
 #include "common/rpc/places.h"
@@ -29,7 +30,9 @@ void DescribeFlags(CLI::App& app, CoordinatorConfig& config) {
             "end when the last job is over; `regroup run` starts it so");
   AddSwitch(app, "--accept-journal", config.accept_journal,
             "use a journal that was found older than the fleet: what a newer one had is lost");
-  AddSwitch(app, "--insecure", config.insecure, "plaintext beyond loopback, and every call on TCP");
+  AddTokenFile(app, config.token_file);
+  AddSwitch(app, "--insecure", config.insecure,
+            "no token: whoever reaches the port may do everything, run programs too");
   AddText(app, "--log-file", config.log_file,
           "log here instead of to standard error, as in /var/log/regroup.log", "FILE");
   AddSwitch(app, "--log-json", config.log_json, "log lines are JSON objects instead of key=value");

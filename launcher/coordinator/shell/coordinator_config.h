@@ -22,8 +22,9 @@ struct CoordinatorConfig {
   bool local = false;           // No TCP at all, folder coordinator-local.
   std::string state_dir;        // Empty: the default of a service (common/config/state_dir.h).
   bool ad_hoc = false;          // Started by a launch command: ends when its last job is over.
+  std::string token_file;       // Empty: REGROUP_TOKEN, else what lies in the folder, else made.
   bool accept_journal = false;  // Use a journal that was found older than the fleet.
-  bool insecure = false;        // TCP beyond loopback, and every call on TCP.
+  bool insecure = false;        // Over TCP nobody has to show the token.
   std::string log_file;         // Empty: standard error; ad hoc: <folder>/coordinator.log.
   bool log_json = false;
   std::uint64_t memory_limit_bytes = 1u << 30;  // Beyond it no connection over TCP is taken.

@@ -10,6 +10,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <cstdio>
+#include <future>
 #include <optional>
 #include <set>
 #include <thread>
@@ -18,6 +19,7 @@
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/config/state_dir.h"
+#include "common/config/token.h"
 #include "common/io/address.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
@@ -26,6 +28,7 @@
 #include "common/rpc/checker.h"
 #include "common/rpc/convert.h"
 #include "common/rpc/describe_listener.h"
+#include "common/rpc/local_coordinator.h"
 #include "common/rpc/places.h"
 #include "common/rpc/resolve.h"
 #include "common/rpc/server.h"
@@ -58,52 +61,58 @@ class Service final : public pb::Coordinator::CallbackService {
 
   grpc::ServerBidiReactor<pb::AgentMessage, pb::CoordinatorMessage>* Session(
       grpc::CallbackServerContext* context) override {
+    const absl::Status caller = CheckCaller(*context, "Session", insecure_);
+    if (!caller.ok()) return new Refused<SessionReactor>(caller);
     return sessions_.Open(context);
   }
   grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
                                    const pb::SubmitRequest* request,
                                    pb::SubmitReply* reply) override {
-    if (auto* refused = RefusedUnary(context)) return refused;
+    if (auto* refused = RefusedUnary(context, "Submit")) return refused;
     return calls_.Submit(context, request, reply);
   }
   grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context,
                                    const pb::CancelRequest* request,
                                    pb::CancelReply* reply) override {
-    if (auto* refused = RefusedUnary(context)) return refused;
+    if (auto* refused = RefusedUnary(context, "Cancel")) return refused;
     return calls_.Cancel(context, request, reply);
   }
   grpc::ServerUnaryReactor* Read(grpc::CallbackServerContext* context,
                                  const pb::ReadRequest* request, pb::ReadReply* reply) override {
-    if (auto* refused = RefusedUnary(context)) return refused;
+    if (auto* refused = RefusedUnary(context, "Read")) return refused;
     return calls_.Read(context, request, reply);
   }
   grpc::ServerUnaryReactor* ForgetNode(grpc::CallbackServerContext* context,
                                        const pb::ForgetNodeRequest* request,
                                        pb::ForgetNodeReply* reply) override {
-    if (auto* refused = RefusedUnary(context)) return refused;
+    if (auto* refused = RefusedUnary(context, "ForgetNode")) return refused;
     return calls_.ForgetNode(context, request, reply);
   }
   grpc::ServerWriteReactor<pb::LogsReply>* Logs(grpc::CallbackServerContext* context,
                                                 const pb::LogSelection* selection) override {
-    if (const absl::Status caller = CheckCaller(*context, insecure_); !caller.ok()) {
-      return new RefusedStream(caller);
-    }
+    const absl::Status caller = CheckUnaryCaller(*context, "Logs", insecure_);
+    if (!caller.ok()) return new Refused<grpc::ServerWriteReactor<pb::LogsReply>>(caller);
     return logs_.Logs(selection);
   }
-  grpc::ServerReadReactor<pb::SendLogsRequest>* SendLogs(grpc::CallbackServerContext*,
+  grpc::ServerReadReactor<pb::SendLogsRequest>* SendLogs(grpc::CallbackServerContext* context,
                                                          pb::SendLogsReply*) override {
+    const absl::Status caller = CheckCaller(*context, "SendLogs", insecure_);
+    if (!caller.ok()) return new Refused<grpc::ServerReadReactor<pb::SendLogsRequest>>(caller);
     return logs_.SendLogs();
   }
 
  private:
-  // Finished before anything of ours knows it.
-  class RefusedStream final : public grpc::ServerWriteReactor<pb::LogsReply> {
+  using SessionReactor = grpc::ServerBidiReactor<pb::AgentMessage, pb::CoordinatorMessage>;
+  // A stream that is finished before anything of ours knows it.
+  template <class Reactor>
+  class Refused final : public Reactor {
    public:
-    explicit RefusedStream(const absl::Status& why) { Finish(ToGrpcStatus(why)); }
+    explicit Refused(const absl::Status& why) { this->Finish(ToGrpcStatus(why)); }
     void OnDone() override { delete this; }
   };
-  grpc::ServerUnaryReactor* RefusedUnary(grpc::CallbackServerContext* context) {
-    const absl::Status caller = CheckCaller(*context, insecure_);
+  grpc::ServerUnaryReactor* RefusedUnary(grpc::CallbackServerContext* context,
+                                         std::string_view call) {
+    const absl::Status caller = CheckUnaryCaller(*context, call, insecure_);
     if (caller.ok()) return nullptr;
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(ToGrpcStatus(caller));
@@ -154,14 +163,6 @@ absl::StatusOr<std::vector<Address>> ListenAddresses(const CoordinatorConfig& co
     }
     addresses.insert(addresses.end(), resolved->begin(), resolved->end());
   }
-  for (const Address& address : addresses) {
-    if (config.insecure || io::IsLoopback(address.host)) continue;
-    return UserError(absl::StatusCode::kPermissionDenied,
-                     "the coordinator would listen in plaintext beyond this host",
-                     "--listen " + io::FormatAddress(address) +
-                         " is not loopback, and there are no certificates",
-                     "regroup coordinator --insecure --listen " + io::FormatAddress(address));
-  }
   return addresses;
 }
 
@@ -171,15 +172,16 @@ absl::Status NotOurs(const Address& address) {
   return UserError(absl::StatusCode::kInvalidArgument,
                    "this host does not have the address " + address.host,
                    "ip -brief address lists those that it has; others reach it at " + own,
-                   "regroup coordinator --listen " + io::FormatAddress({own, address.port}) +
-                       (io::IsLoopback(own) ? "" : " --insecure"));
+                   "regroup coordinator --listen " + io::FormatAddress({own, address.port}));
 }
 
 class DaemonImpl final : public Daemon, public Outlet {
  public:
-  DaemonImpl(const CoordinatorConfig& config, Folder folder, std::unique_ptr<obs::Logger> log)
+  DaemonImpl(const CoordinatorConfig& config, Folder folder, std::string token,
+             std::unique_ptr<obs::Logger> log)
       : config_(config),
         folder_(std::move(folder)),
+        token_(std::move(token)),
         log_(std::move(log)),
         memory_(config.memory_limit_bytes),
         listener_(io_, *log_, [this] { return memory_.Full(); }),
@@ -192,7 +194,17 @@ class DaemonImpl final : public Daemon, public Outlet {
         prober_(io_),
         service_(sessions_, calls_, logs_, config.insecure) {}
 
+  // Who finds the port open looks for the socket at once, by what the lock says.
   absl::Status Listen(const std::vector<Address>& addresses) {
+    RETURN_IF_ERROR(listener_.ListenUnix(folder_.path(), kCoordinatorSocketName));
+    const std::optional<CoordinatorLock> before = ReadCoordinatorLock(folder_.path());
+    RETURN_IF_ERROR(folder_.Describe(addresses, StartCommand(config_, addresses)));
+    const absl::Status listening = ListenTcp(addresses);
+    if (!listening.ok() && before) folder_.Describe({}, before->command).IgnoreError();
+    return listening;
+  }
+
+  absl::Status ListenTcp(const std::vector<Address>& addresses) {
     for (Address address : addresses) {
       const absl::Status listening = listener_.ListenTcp(address);
       const bool elsewhere = !io::IsWildcard(address.host) && !io::IsLoopback(address.host) &&
@@ -206,8 +218,7 @@ class DaemonImpl final : public Daemon, public Outlet {
       }
       addresses_.push_back(address);
     }
-    RETURN_IF_ERROR(listener_.ListenUnix(folder_.path(), kCoordinatorSocketName));
-    return folder_.Describe(addresses_, StartCommand(config_, addresses_));
+    return absl::OkStatus();
   }
 
   int Run(bool catch_signals) override {
@@ -238,6 +249,11 @@ class DaemonImpl final : public Daemon, public Outlet {
   const std::vector<Address>& addresses() const override { return addresses_; }
   std::string socket_path() const override { return folder_.path() + "/" + kCoordinatorSocketName; }
   std::string folder() const override { return folder_.path(); }
+  std::shared_ptr<grpc::Channel> FromThisProcess() override {
+    std::promise<std::shared_ptr<grpc::Channel>> channel;
+    boost::asio::post(io_, [&] { channel.set_value(server_->InProcessChannel({})); });
+    return channel.get_future().get();
+  }
 
  private:
   Version OurVersion() const {
@@ -311,7 +327,10 @@ class DaemonImpl final : public Daemon, public Outlet {
     loop_.NumberJobsBy(JobNumbers(state_dir + "/" + kJobNumberName));
     loop_.Start(std::move(core));
     if (stopping_) return;
-    listener_.Start(*acceptor_, [this](io::UniqueFd client) { c10d_.Admit(std::move(client)); });
+    listener_.Start(*acceptor_,
+                    Gate{token_, config_.insecure,
+                         [this](const std::string& ip) { return sessions_.HasMemberAt(ip); }},
+                    [this](io::UniqueFd client) { c10d_.Admit(std::move(client)); });
     log_->Info("the coordinator serves", fields);
   }
 
@@ -366,6 +385,7 @@ class DaemonImpl final : public Daemon, public Outlet {
             [&](Finished&) {
               boost::asio::post(io_, [this] {
                 log_->Info("every job is over and told: the coordinator ends");
+                folder_.ForgetToken();  // The next run has its own.
                 BeginStop(0, absl::UnavailableError("the coordinator has ended"));
               });
             },
@@ -447,6 +467,7 @@ class DaemonImpl final : public Daemon, public Outlet {
  private:
   const CoordinatorConfig config_;
   const Folder folder_;
+  const std::string token_;
   const std::unique_ptr<obs::Logger> log_;
   boost::asio::io_context io_{1};
   MemoryGuard memory_;
@@ -495,7 +516,13 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Open(const CoordinatorConfig& co
     log_config.path = folder.path() + "/" + kCoordinatorLogName;
   log_config.json = config.log_json;
   ASSIGN_OR_RETURN(std::unique_ptr<obs::Logger> log, obs::Logger::Create(log_config));
-  auto daemon = std::make_unique<DaemonImpl>(config, std::move(folder), std::move(log));
+  std::string token;
+  if (!addresses.empty()) {
+    ASSIGN_OR_RETURN(const std::string given, GivenToken(config.token_file));
+    ASSIGN_OR_RETURN(token, folder.Token(given));
+  }
+  auto daemon =
+      std::make_unique<DaemonImpl>(config, std::move(folder), std::move(token), std::move(log));
   RETURN_IF_ERROR(daemon->Listen(addresses));
   return std::unique_ptr<Daemon>(std::move(daemon));
 }
@@ -517,7 +544,7 @@ int RunCoordinator(const CoordinatorConfig& config) {
   }
   if (config.insecure) {
     std::fputs(
-        "regroup: --insecure: agents and commands are served in plaintext, without certificates\n",
+        "regroup: --insecure: whoever reaches the port may do everything, run programs too\n",
         stderr);
   }
   return (*daemon)->Run(/*catch_signals=*/true);

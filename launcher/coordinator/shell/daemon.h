@@ -2,6 +2,8 @@
 
 // The coordinator as a process: sockets, journal, core, calls.
 
+#include <grpcpp/channel.h>
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,6 +37,9 @@ class Daemon {
   virtual const std::vector<Address>& addresses() const = 0;
   virtual std::string socket_path() const = 0;
   virtual std::string folder() const = 0;
+  // A channel that goes round the sockets: for tests of what a caller may do who comes by no way
+  // that the listener opens. While it runs; not on its thread.
+  virtual std::shared_ptr<grpc::Channel> FromThisProcess() = 0;
 };
 
 }  // namespace coordinator

@@ -8,6 +8,7 @@
 
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
+#include "common/config/token.h"
 #include "common/io/fd.h"
 #include "common/rpc/local_coordinator.h"
 #include "common/rpc/places.h"
@@ -62,6 +63,20 @@ absl::StatusOr<Folder> Folder::AcquireExisting(const std::string& path) {
 }
 
 std::string Folder::JournalPath() const { return path_ + "/" + kCoordinatorJournalName; }
+
+absl::StatusOr<std::string> Folder::Token(const std::string& given) const {
+  constexpr std::size_t kRandomBytes = 32;
+  const std::string path = path_ + "/" + kCoordinatorTokenName;
+  absl::StatusOr<std::string> known = ReadCoordinatorToken(path_);
+  const bool usable = known.ok() && ValidateToken(*known).ok();
+  if (usable && (given.empty() || given == *known)) return known;
+  const std::string token = given.empty() ? io::RandomHex(kRandomBytes) : given;
+  const absl::Status written = io::ReplaceFile(path, token + "\n", io::Durability::kDurable);
+  if (!written.ok()) return CanNotKeep(path_, written);
+  return token;
+}
+
+void Folder::ForgetToken() const { unlink((path_ + "/" + kCoordinatorTokenName).c_str()); }
 
 absl::Status Folder::Describe(const std::vector<Address>& listening,
                               const std::string& command) const {

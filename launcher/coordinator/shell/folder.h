@@ -23,6 +23,10 @@ class Folder {
 
   const std::string& path() const { return path_; }
   std::string JournalPath() const;
+  // The token that TCP callers show: `given`, else the one that lies here, else a new one. It lies
+  // in the folder (0600) on return.
+  absl::StatusOr<std::string> Token(const std::string& given) const;
+  void ForgetToken() const;
   // Tells others who holds it, where it listens, and by which command it is started again (empty:
   // by a launch command).
   absl::Status Describe(const std::vector<Address>& listening, const std::string& command) const;

@@ -5,6 +5,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <boost/asio/read.hpp>
+#include <boost/asio/write.hpp>
 #include <cerrno>
 #include <cstring>
 
@@ -20,7 +22,8 @@ namespace {
 constexpr int kAcceptsPerTurn = 64;
 constexpr auto kPause = std::chrono::milliseconds(100);
 constexpr auto kSilence = std::chrono::seconds(10);
-constexpr std::size_t kUnheard = 4096;     // Beyond it gRPC may wait for their first byte.
+constexpr auto kFarewell = std::chrono::milliseconds(500);
+constexpr std::size_t kUnheard = 4096;     // Connections that have not come as far as gRPC.
 constexpr unsigned char kLastOpcode = 18;  // Of a TCPStore (facts: torchelastic.md §4.3).
 
 }  // namespace
@@ -48,9 +51,10 @@ absl::Status Listener::ListenUnix(const std::string& directory, const std::strin
   return absl::OkStatus();
 }
 
-void Listener::Start(grpc::experimental::ExternalConnectionAcceptor& acceptor,
+void Listener::Start(grpc::experimental::ExternalConnectionAcceptor& acceptor, Gate gate,
                      std::function<void(io::UniqueFd)> take_store_client) {
   acceptor_ = &acceptor;
+  gate_ = std::move(gate);
   take_store_client_ = std::move(take_store_client);
   for (const auto& socket : sockets_) Await(*socket);
 }
@@ -104,19 +108,15 @@ void Listener::AcceptSome(Socket& socket) {
 }
 
 void Listener::Listen(io::UniqueFd fd, int listener_fd) {
-  if (unheard_.size() >= kUnheard) return HandOverTcp(std::move(fd), listener_fd);
+  // Who has said nothing for longest goes: one that means to speak has done so long ago.
+  if (unheard_.size() >= kUnheard) Forget(*std::shared_ptr(unheard_.front()));
   auto unheard = std::make_shared<Unheard>(io_, listener_fd);
   boost::system::error_code failed;
   unheard->descriptor.assign(fd.get(), failed);
   if (failed) return;  // The kernel watches no more descriptors; the peer dials again.
   fd.release();
   unheard->at = unheard_.insert(unheard_.end(), unheard);
-  unheard->limit.expires_after(kSilence);
-  unheard->limit.async_wait(
-      [this, weak = std::weak_ptr(unheard)](const boost::system::error_code& error) {
-        const std::shared_ptr<Unheard> late = weak.lock();
-        if (!error && late && late->descriptor.is_open()) Forget(*late);
-      });
+  Limit(unheard, kSilence);
   unheard->descriptor.async_wait(
       boost::asio::posix::stream_descriptor::wait_read,
       [this, weak = std::weak_ptr(unheard)](const boost::system::error_code& error) {
@@ -125,18 +125,108 @@ void Listener::Listen(io::UniqueFd fd, int listener_fd) {
       });
 }
 
+void Listener::Limit(const std::shared_ptr<Unheard>& unheard, Duration time) {
+  unheard->limit.expires_after(time);
+  unheard->limit.async_wait(
+      [this, weak = std::weak_ptr(unheard)](const boost::system::error_code& error) {
+        const std::shared_ptr<Unheard> late = weak.lock();
+        if (!error && late && late->descriptor.is_open()) Forget(*late);
+      });
+}
+
 void Listener::Hear(const std::shared_ptr<Unheard>& unheard) {
   unsigned char first = 0;
-  const ssize_t got = recv(unheard->descriptor.native_handle(), &first, 1, MSG_PEEK);
-  if (got == 1) {
-    io::UniqueFd fd(unheard->descriptor.release());
-    if (first <= kLastOpcode) {
-      take_store_client_(std::move(fd));
-    } else {
-      HandOverTcp(std::move(fd), unheard->listener_fd);
-    }
+  const int fd = unheard->descriptor.native_handle();
+  if (recv(fd, &first, 1, MSG_PEEK) != 1) return Forget(*unheard);
+  if (first == static_cast<unsigned char>(kProofMagic.front())) return HearGreeting(unheard);
+  const bool store = first <= kLastOpcode;
+  if (store ? !MayUseStore(fd) : !gate_.takes_everybody) {
+    TellTurnedAway(store ? "its address is no member's" : "it shows no token", fd);
+    return store ? Forget(*unheard) : TurnAway(unheard, TurnedAway());
+  }
+  io::UniqueFd taken(unheard->descriptor.release());
+  if (store) {
+    take_store_client_(std::move(taken));
+  } else {
+    HandOverTcp(std::move(taken), unheard->listener_fd);
   }
   Forget(*unheard);
+}
+
+// The end of each of its operations finds it again, unless its time is over or ours.
+template <class Then>
+auto Listener::IfHere(const std::shared_ptr<Unheard>& unheard, Then then) {
+  return [this, weak = std::weak_ptr(unheard), then](const boost::system::error_code& error,
+                                                     std::size_t) {
+    const std::shared_ptr<Unheard> here = weak.lock();
+    if (!here || !here->descriptor.is_open()) return;
+    if (error) return Forget(*here);
+    then(here);
+  };
+}
+
+void Listener::HearGreeting(const std::shared_ptr<Unheard>& unheard) {
+  unheard->incoming.resize(kProofMagic.size() + kNonceBytes);
+  boost::asio::async_read(
+      unheard->descriptor, boost::asio::buffer(unheard->incoming),
+      IfHere(unheard, [this](const std::shared_ptr<Unheard>& spoke) {
+        if (!spoke->incoming.starts_with(kProofMagic)) return Forget(*spoke);
+        spoke->nonces = {spoke->incoming.substr(kProofMagic.size()), NewNonce()};
+        spoke->outgoing =
+            (gate_.takes_everybody ? kTakesEverybody : kAsks) + spoke->nonces.coordinator;
+        boost::asio::async_write(
+            spoke->descriptor, boost::asio::buffer(spoke->outgoing),
+            IfHere(spoke, [this](const std::shared_ptr<Unheard>& told) { HearProof(told); }));
+      }));
+}
+
+void Listener::HearProof(const std::shared_ptr<Unheard>& unheard) {
+  unheard->incoming.assign(kProofBytes, '\0');
+  boost::asio::async_read(
+      unheard->descriptor, boost::asio::buffer(unheard->incoming),
+      IfHere(unheard, [this](const std::shared_ptr<Unheard>& spoke) {
+        const bool proved = SameSecret(spoke->incoming, CallerProof(gate_.token, spoke->nonces));
+        if (!proved) {
+          TellTurnedAway("it has another token", spoke->descriptor.native_handle());
+          return TurnAway(spoke, std::string(1, kNotProved));
+        }
+        spoke->outgoing = kProved + CoordinatorProof(gate_.token, spoke->nonces);
+        boost::asio::async_write(spoke->descriptor, boost::asio::buffer(spoke->outgoing),
+                                 IfHere(spoke, [this](const std::shared_ptr<Unheard>& told) {
+                                   HandOverTcp(io::UniqueFd(told->descriptor.release()),
+                                               told->listener_fd);
+                                   Forget(*told);
+                                 }));
+      }));
+}
+
+// It has a moment to hear why.
+void Listener::TurnAway(const std::shared_ptr<Unheard>& unheard, std::string words) {
+  unheard->outgoing = std::move(words);
+  boost::asio::async_write(unheard->descriptor, boost::asio::buffer(unheard->outgoing),
+                           IfHere(unheard, [this](const std::shared_ptr<Unheard>& told) {
+                             shutdown(told->descriptor.native_handle(), SHUT_WR);
+                             Limit(told, kFarewell);
+                           }));
+}
+
+void Listener::TellTurnedAway(const std::string& why, int fd) {
+  const std::optional<int> untold = told_away_.Due(io::MonotonicNow());
+  if (!untold) return;
+  const absl::StatusOr<Address> peer = io::PeerAddressOf(fd);
+  log_.Warning("a caller was turned away",
+               {{"peer", peer.ok() ? io::FormatAddress(*peer) : "?"},
+                {"because", why},
+                {"untold", std::to_string(*untold)},
+                {"try", "regroup token prints it, for its REGROUP_TOKEN or --token-file"}});
+}
+
+// A client of the store protocol cannot show a token: it is on this host, or where a member is.
+bool Listener::MayUseStore(int fd) const {
+  if (gate_.takes_everybody) return true;
+  const absl::StatusOr<Address> peer = io::PeerAddressOf(fd), own = io::LocalAddressOf(fd);
+  if (!peer.ok() || !own.ok()) return false;
+  return io::IsLoopback(peer->host) || peer->host == own->host || gate_.is_member(peer->host);
 }
 
 void Listener::Forget(Unheard& unheard) {

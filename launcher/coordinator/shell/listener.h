@@ -2,10 +2,13 @@
 
 // The coordinator's sockets. They listen before anything is served (a connection waits in the
 // backlog meanwhile); once started, connections are accepted on the loop and handed to gRPC. On the
-// Unix socket only this user and root are let in. One TCP port serves two protocols: a client of
-// gRPC opens with the letters "PRI", one of PyTorch's TCPStore with an opcode, so the first byte
-// says whose a connection is. One that says nothing for 10 s is closed. What comes over TCP reaches
-// gRPC through a gate that counts (tcp_gate.h).
+// Unix socket only this user and root are let in. One TCP port serves several protocols, and the
+// first byte says whose a connection is: a caller with a token opens with kProofMagic (proof.h) and
+// reaches gRPC once it has proved that it knows ours; a client of gRPC opens with "PRI" and, unless
+// everybody is taken, is told that it has to; one of PyTorch's TCPStore opens with an opcode and
+// comes from a member's address. One that has not got so far within 10 s is closed, and the oldest
+// such when there are 4096. What comes over TCP reaches gRPC through a gate that counts
+// (tcp_gate.h).
 
 #include <grpcpp/server_builder.h>
 
@@ -22,10 +25,19 @@
 #include "common/base/control.h"
 #include "common/io/fd.h"
 #include "common/obs/logger.h"
+#include "common/rpc/proof.h"
 #include "launcher/coordinator/shell/seldom.h"
 #include "launcher/coordinator/shell/tcp_gate.h"
 
 namespace regroup::coordinator {
+
+// Who is let in over TCP.
+struct Gate {
+  std::string token;
+  bool takes_everybody = false;  // --insecure.
+  // Whether a node that showed the token said to be at this address.
+  std::function<bool(const std::string& ip)> is_member;
+};
 
 class Listener {
  public:
@@ -39,7 +51,7 @@ class Listener {
 
   // Begins to accept. `acceptor` must outlive this. `take_store_client`: is given what speaks the
   // TCPStore protocol, unread.
-  void Start(grpc::experimental::ExternalConnectionAcceptor& acceptor,
+  void Start(grpc::experimental::ExternalConnectionAcceptor& acceptor, Gate gate,
              std::function<void(io::UniqueFd)> take_store_client);
   void Stop();
 
@@ -58,12 +70,22 @@ class Listener {
     boost::asio::posix::stream_descriptor descriptor;
     boost::asio::steady_timer limit;
     const int listener_fd;
+    std::string incoming, outgoing;
+    Nonces nonces;
     std::list<std::shared_ptr<Unheard>>::iterator at;
   };
   void Await(Socket& socket);
   void AcceptSome(Socket& socket);
   void Listen(io::UniqueFd fd, int listener_fd);
   void Hear(const std::shared_ptr<Unheard>& unheard);
+  void Limit(const std::shared_ptr<Unheard>& unheard, Duration time);
+  template <class Then>
+  auto IfHere(const std::shared_ptr<Unheard>& unheard, Then then);
+  void HearGreeting(const std::shared_ptr<Unheard>& unheard);
+  void HearProof(const std::shared_ptr<Unheard>& unheard);
+  void TurnAway(const std::shared_ptr<Unheard>& unheard, std::string words);
+  void TellTurnedAway(const std::string& why, int fd);
+  bool MayUseStore(int fd) const;
   void Forget(Unheard& unheard);
   void HandOver(int fd, int listener_fd);
   // Through the gate that counts.
@@ -73,11 +95,12 @@ class Listener {
   boost::asio::io_context& io_;
   obs::Logger& log_;
   grpc::experimental::ExternalConnectionAcceptor* acceptor_ = nullptr;
+  Gate gate_;
   std::function<void(io::UniqueFd)> take_store_client_;
   std::vector<std::unique_ptr<Socket>> sockets_;
   std::list<std::shared_ptr<Unheard>> unheard_;
   std::function<bool()> full_;
-  Seldom told_full_, told_closed_;
+  Seldom told_full_, told_closed_, told_away_;
   TcpGate counting_;
 };
 

@@ -187,6 +187,7 @@ void Sessions::Obey(SessionId id, Session& session, Instant received, Decoded me
                  [&](Hello& hello) {
                    session.timer.cancel();
                    session.node = hello.node;
+                   session.address = hello.address;
                    step(SessionOpened{id, std::move(hello)});
                  },
                  [&](LaunchRequest& request) {
@@ -380,6 +381,12 @@ std::optional<SessionId> Sessions::Find(const std::string& name) const {
 NodeId Sessions::NodeOf(SessionId session) const {
   const auto found = sessions_.find(session);
   return found == sessions_.end() ? NodeId() : found->second->node;
+}
+
+bool Sessions::HasMemberAt(const std::string& ip) const {
+  return std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& entry) {
+    return !entry.second->name.empty() && entry.second->address == ip;
+  });
 }
 
 }  // namespace regroup::coordinator

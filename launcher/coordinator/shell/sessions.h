@@ -62,6 +62,8 @@ class Sessions {
   std::optional<SessionId> Find(const std::string& name) const;
   // The node of such a session.
   NodeId NodeOf(SessionId session) const;
+  // Whether a node that was welcomed is at this address.
+  bool HasMemberAt(const std::string& ip) const;
   // Called with its name whenever a node's session was welcomed.
   void OnAttached(std::function<void(const std::string&)> hook) {
     attached_hook_ = std::move(hook);
@@ -72,8 +74,9 @@ class Sessions {
   struct Session {
     explicit Session(boost::asio::io_context& io) : timer(io) {}
     Reactor* reactor = nullptr;
-    NodeId node;       // Empty before Hello.
-    std::string name;  // Empty before the welcome.
+    NodeId node;          // Empty before Hello.
+    std::string name;     // Empty before the welcome.
+    std::string address;  // As its Hello said.
     bool write_in_flight = false;
     Instant next_answer{};                // To a heartbeat: not before.
     bool cancelled = false;               // The stream is dead: nothing can be written.

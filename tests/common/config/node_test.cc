@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "common/base/user_error.h"
 #include "common/config/env.h"
@@ -18,6 +19,7 @@
 #include "common/config/network_rule.h"
 #include "common/config/state_dir.h"
 #include "common/config/text.h"
+#include "common/config/token.h"
 
 namespace regroup {
 namespace {
@@ -270,15 +272,35 @@ TEST(Environment, ListsAndSecrets) {
   EXPECT_TRUE(IsRegroupSecret("REGROUP_TOKEN"));
 }
 
+TEST(Token, ComesFromAFileOrTheEnvironment) {
+  const std::string path = ::testing::TempDir() + "/token." + std::to_string(::getpid());
+  std::ofstream(path) << "of-the-file-0123\n";
+  ::unsetenv(kTokenVariable);
+  EXPECT_EQ(*GivenToken(""), "");
+  ::setenv(kTokenVariable, "of-the-environment", 1);
+  EXPECT_EQ(*GivenToken(""), "of-the-environment");
+  EXPECT_EQ(*GivenToken(path), "of-the-file-0123");
+  EXPECT_FALSE(GivenToken("/no/such/file").ok());
+  ::setenv(kTokenVariable, "too short", 1);
+  EXPECT_THAT(PartsOf(GivenToken("").status()).what, ::testing::HasSubstr(kTokenVariable));
+  ::unsetenv(kTokenVariable);
+  ::unlink(path.c_str());
+  EXPECT_FALSE(ValidateToken(std::string(kMaxTokenBytes + 1, 'a')).ok());
+  EXPECT_FALSE(ValidateToken("0123456789abcde\x1b").ok());
+}
+
 TEST(NetworkRule, OnlyLoopbackIsFree) {
   for (const char* host : {"localhost", "127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"}) {
-    EXPECT_TRUE(CheckNetworkRule({host, 29400}, false, "regroup run x").ok()) << host;
+    EXPECT_TRUE(CheckNetworkRule({host, 29400}, false, "", "regroup run x").ok()) << host;
   }
   for (const char* host : {"node0", "10.0.0.4", "0.0.0.0", "::", "127.0.0.1.example.com",
                            "localhost.evil", "::ffff:10.0.0.1"}) {
-    absl::Status status = CheckNetworkRule({host, 29400}, false, "regroup run -N 2 x");
-    EXPECT_EQ(PartsOf(status).try_this, "regroup run --insecure -N 2 x") << host;
-    EXPECT_TRUE(CheckNetworkRule({host, 29400}, true, "").ok());
+    absl::Status status = CheckNetworkRule({host, 29400}, false, "", "regroup run -N 2 x");
+    EXPECT_EQ(PartsOf(status).try_this,
+              "REGROUP_TOKEN=… regroup run -N 2 x  (regroup token on its host prints it)")
+        << host;
+    EXPECT_TRUE(CheckNetworkRule({host, 29400}, true, "", "").ok());
+    EXPECT_TRUE(CheckNetworkRule({host, 29400}, false, "0123456789abcdef", "").ok());
   }
 }
 

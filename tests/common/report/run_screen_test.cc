@@ -28,8 +28,12 @@ LaunchConfig Launch() {
 }
 
 RunStart Start() {
-  return {JobId("train-4"), "node0", Address{"10.0.0.4", 29400},
-          "/home/u/.local/state/regroup/node0/train-4", true};
+  return {JobId("train-4"),
+          "node0",
+          Address{"10.0.0.4", 29400},
+          /*token=*/"",
+          "/home/u/.local/state/regroup/node0/train-4",
+          true};
 }
 
 RankCause Killed() {
@@ -152,7 +156,7 @@ TEST_F(RunScreenTest, HealthyOneNodeRunPrintsThreeLines) {
   launch.insecure = false;
   Reset(launch);
   std::string text =
-      screen_->Started(0s, {JobId("train-1"), "node0", std::nullopt, "/var/log/x", true});
+      screen_->Started(0s, {JobId("train-1"), "node0", std::nullopt, "", "/var/log/x", true});
   text += On(NodeJoined{"node0", 1, 1, 1});
   text += On(GenerationFormed{Generation(1), 1, 2, 3ms, {"node0"}});
   text += On(GenerationRunning{Generation(1), {}});
@@ -338,10 +342,20 @@ TEST_F(RunScreenTest, AsciiHasNoOtherBytes) {
 TEST(CommandForOthers, FitsAndQuotes) {
   LaunchConfig launch = Launch();
   launch.others_program = {"-m", "pkg.train", "--name", "it's a run", "--lr=3e-4"};
-  EXPECT_EQ(CommandForOthers(launch, {"fd00::4", 29400}, 80),
+  EXPECT_EQ(CommandForOthers(launch, {"fd00::4", 29400}, "", 80),
             "    regroup run --nnodes 2:3 --nproc-per-node 2 --max-restarts 3 \\\n"
             "      --rdzv-endpoint [fd00::4]:29400 --rdzv-id train --insecure -m pkg.train \\\n"
             "      --name 'it'\\''s a run' --lr=3e-4\n");
+}
+
+TEST(CommandForOthers, ShowsTheTokenThatTheyNeed) {
+  LaunchConfig launch = Launch();
+  launch.insecure = false;
+  EXPECT_EQ(CommandForOthers(launch, {"10.0.0.4", 29500}, "secret", 200),
+            "    REGROUP_TOKEN=secret regroup run --nnodes 2:3 --nproc-per-node 2 --max-restarts 3 "
+            "--rdzv-endpoint 10.0.0.4:29500 --rdzv-id train train.py\n");
+  EXPECT_EQ(CommandForOthers(launch, {"127.0.0.1", 29500}, "secret", 200).find("secret"),
+            std::string::npos);
 }
 
 TEST(CommandForOthers, OfTorchrunNamesItsIdAndNothingImplied) {
@@ -349,7 +363,7 @@ TEST(CommandForOthers, OfTorchrunNamesItsIdAndNothingImplied) {
   launch.others_command = {"regroup-torchrun"};
   launch.insecure = launch.insecure_implied = true;
   launch.worker.run_id = "Run 1";
-  EXPECT_EQ(CommandForOthers(launch, {"10.0.0.4", 29500}, 200),
+  EXPECT_EQ(CommandForOthers(launch, {"10.0.0.4", 29500}, "", 200),
             "    regroup-torchrun --nnodes 2:3 --nproc-per-node 2 --max-restarts 3 "
             "--rdzv-endpoint 10.0.0.4:29500 --rdzv-id 'Run 1' train.py\n");
 }

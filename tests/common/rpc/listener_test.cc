@@ -205,10 +205,11 @@ TEST(Resolve, NamesBecomeLiterals) {
 }
 
 TEST(Places, AnAdHocCoordinatorListensWhereItIsTold) {
-  EXPECT_EQ(CoordinatorArguments({"/s", {"10.0.0.4:29400", "[::1]:29400"}, true}),
-            (std::vector<std::string>{"coordinator", "--ad-hoc", "--state-dir", "/s", "--listen",
-                                      "10.0.0.4:29400,[::1]:29400", "--insecure"}));
-  EXPECT_EQ(CoordinatorArguments({"/s", {}, false}),
+  EXPECT_EQ(
+      CoordinatorArguments({"/s", {"10.0.0.4:29400", "[::1]:29400"}, "/t", true}),
+      (std::vector<std::string>{"coordinator", "--ad-hoc", "--state-dir", "/s", "--listen",
+                                "10.0.0.4:29400,[::1]:29400", "--token-file", "/t", "--insecure"}));
+  EXPECT_EQ(CoordinatorArguments({"/s", {}, "", false}),
             (std::vector<std::string>{"coordinator", "--ad-hoc", "--state-dir", "/s", "--local"}));
 }
 

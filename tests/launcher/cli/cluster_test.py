@@ -417,7 +417,8 @@ class Reading(Cluster):
         agent = self.fx.service("regroup", "agent", "--log-json", "--coordinator", f"127.0.0.1:{port}", "--state-dir", state)
         agent.expect("following the coordinator")
         for program, said in ((coordinator, {"what": "the coordinator serves", "listen": f"127.0.0.1:{port}"}),
-                              (agent, {"what": "following the coordinator", "target": f"127.0.0.1:{port}"})):
+                              (agent, {"what": "following the coordinator",
+                                       "target": os.path.join(state, f"coordinator-{port}", "socket")})):
             lines = [json.loads(line) for line in program.stderr.splitlines()]
             self.assertTrue(any(said.items() <= line.items() for line in lines), lines)
             for line in lines:

@@ -88,7 +88,7 @@ TEST_F(ExitCodes, MisuseIs2AndForJobs125) {
        "error: --local and --listen exclude each other"},
       {{"agent", "--coordinator", "node0"},
        125,
-       "error: node0:29400 is on another host or may be"}};
+       "error: node0:29400 is asked over TCP, and no token was given"}};
   for (const Row& row : rows) {
     Ended ended = Run(row.args);
     EXPECT_EQ(ended.code, row.code) << ::testing::PrintToString(row.args) << ended.err;
@@ -140,16 +140,10 @@ TEST_F(ExitCodes, UnreachableIs125) {
   EXPECT_EQ(Run({"submit", "--", "true"}).code, 125);
 }
 
-TEST_F(ExitCodes, AnotherHostNeedsInsecure) {
+TEST_F(ExitCodes, AnotherHostNeedsItsToken) {
   Ended ended = Run({"ps", "--coordinator", "node0"});
   EXPECT_EQ(ended.code, 125);
-  EXPECT_THAT(ended.err, HasSubstr("\ntry: regroup ps --insecure"));
-  ended = Run({"run", "-N", "2", "--rdzv-endpoint", "node0", "train.py", "--lr", "1"});
-  EXPECT_EQ(ended.code, 125);
-  EXPECT_THAT(
-      ended.err,
-      HasSubstr(
-          "\ntry: regroup run --insecure --nnodes 2 --rdzv-endpoint node0 train.py --lr 1\n"));
+  EXPECT_THAT(ended.err, HasSubstr("\ntry: REGROUP_TOKEN=… regroup ps"));
 }
 
 TEST_F(ExitCodes, SeveralNodesNeedAnEndpointAndTheCommandIsShown) {
@@ -157,7 +151,7 @@ TEST_F(ExitCodes, SeveralNodesNeedAnEndpointAndTheCommandIsShown) {
   EXPECT_EQ(ended.code, 125);
   EXPECT_THAT(ended.err, AllOf(StartsWith("error: --nnodes 2 needs --rdzv-endpoint HOST[:PORT]"),
                                HasSubstr("try: regroup run --nnodes 2 --rdzv-endpoint "),
-                               HasSubstr(":29400 --rdzv-id train --insecure train.py")));
+                               HasSubstr(":29400 --rdzv-id train train.py")));
 }
 
 TEST_F(ExitCodes, ProgramIs126Or127) {

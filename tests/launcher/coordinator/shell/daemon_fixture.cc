@@ -109,7 +109,7 @@ void DaemonFixture::Start() {
     config_.state_dir = dir_.path() + "/state";
     config_.listen = {"127.0.0.1:0"};
     config_.log_file = dir_.path() + "/coordinator.log";
-    config_.insecure = true;
+    config_.insecure = !asks_for_token_;
     config_.build = "test";
   }
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Open(config_);

@@ -59,6 +59,7 @@ class DaemonFixture : public ::testing::Test {
   Client OverTcp() { return Client(Dial(daemon_->addresses().front())); }
   testing::LogicalAgent& AddAgent(const std::string& name, int slots = 1);
 
+  bool asks_for_token_ = false;  // Set before the first start.
   testing::TempDir dir_;
   CoordinatorConfig config_;
   std::unique_ptr<Daemon> daemon_;

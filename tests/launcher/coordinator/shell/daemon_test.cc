@@ -167,26 +167,6 @@ TEST_F(DaemonTest, ACallWithoutADeadlineIsRefused) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("deadline"));
 }
 
-TEST_F(DaemonTest, WithoutInsecureTcpIsForAgentsOnly) {
-  config_.state_dir = dir_.path() + "/state";
-  config_.listen = {"127.0.0.1:0"};
-  config_.log_file = dir_.path() + "/coordinator.log";
-  Start();
-  const absl::Status status = OverTcp().ReadJob("last").status();
-  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
-  LogicalAgent& a = AddAgent("node0");
-  EXPECT_TRUE(a.WaitFor([](const auto& s) { return s.attached; }));
-  EXPECT_EQ(DescribeListener(daemon_->addresses().front()).kind, ListenerKind::kRegroup);
-}
-
-TEST_F(DaemonTest, BeyondLoopbackNeedsInsecure) {
-  config_.state_dir = dir_.path() + "/state";
-  config_.listen = {"0.0.0.0:0"};
-  const absl::Status status = Daemon::Open(config_).status();
-  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
-  EXPECT_THAT(PartsOf(status).try_this, HasSubstr("--insecure"));
-}
-
 TEST_F(DaemonTest, ASecondOneInTheFolderNamesTheFirst) {
   Start();
   const absl::Status status = Daemon::Open(config_).status();

@@ -44,7 +44,7 @@ class ProcessTest : public ::testing::Test {
   }
   LogicalAgent& AddAgent(const std::string& name, bool launched = false) {
     testing::LogicalAgentOptions options;
-    options.coordinator = {"127.0.0.1", port_};
+    options.socket_path = socket_path();
     options.name = name;
     options.launched = launched;
     return fleet_.Add(options);

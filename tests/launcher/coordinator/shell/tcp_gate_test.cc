@@ -298,12 +298,7 @@ TEST_F(TcpGateTest, AConnectionThatResetsItsStreamsIsCutAndOthersAreServed) {
   EXPECT_TRUE(other.Submit(SubmittedJob("train", 1, 1), "k").ok());
 }
 
-TEST_F(TcpGateTest, APeerThroughTheGateIsNoClientOfTheUnixSocket) {
-  config_.state_dir = dir_.path() + "/state";
-  config_.listen = {"127.0.0.1:0"};
-  config_.log_file = dir_.path() + "/coordinator.log";
-  Start();
-  EXPECT_TRUE(absl::IsPermissionDenied(OverTcp().Submit(SubmittedJob("a", 1, 1), "k").status()));
+TEST(PeerText, NamesThePeerOfAConnectionThroughTheGate) {
   EXPECT_EQ(PeerText("unix-abstract:tcp%2F10.0.0.4%3A5123%2F77.3"), "10.0.0.4:5123");
   EXPECT_EQ(PeerText("unix-abstract:tcp/[fe80::1%25eth0]:5123/77.3"), "[fe80::1%eth0]:5123");
   EXPECT_EQ(PeerText("unix:"), "unix:");
