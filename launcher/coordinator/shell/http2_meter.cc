@@ -7,7 +7,8 @@ namespace regroup::coordinator {
 namespace {
 
 constexpr std::size_t kPrefaceBytes = 24;  // "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-constexpr unsigned char kData = 0, kHeaders = 1, kReset = 3, kSettings = 4, kPing = 6;
+constexpr unsigned char kData = 0, kHeaders = 1, kPriority = 2, kReset = 3, kSettings = 4,
+                        kPing = 6, kWindowUpdate = 8;
 constexpr unsigned char kEndsStream = 1;  // A flag of headers and data.
 
 }  // namespace
@@ -15,7 +16,7 @@ constexpr unsigned char kEndsStream = 1;  // A flag of headers and data.
 Http2Meter::Http2Meter(From from) : from_(from), skip_(from == From::kClient ? kPrefaceBytes : 0) {}
 
 const char* Http2Meter::Take(std::string_view bytes, Instant now, Http2Counts& counts) {
-  if (now >= counts.second + std::chrono::seconds(1)) counts = {now, 0, 0, 0, counts.open};
+  if (now >= counts.second + std::chrono::seconds(1)) counts = {now, 0, 0, 0, 0, counts.open};
   while (!bytes.empty()) {
     if (skip_ > 0) {
       const std::size_t passing = std::min(skip_, bytes.size());
@@ -55,10 +56,15 @@ const char* Http2Meter::TakeHeader(Http2Counts& counts) {
       if (++counts.resets > kMaxResetsPerSecond) return "resets";
       return nullptr;
     }
+    case kPriority:
     case kSettings:
     case kPing:
-      if (from_ == From::kClient && ++counts.controls > kMaxSettingsAndPingsPerSecond)
-        return "settings and pings";
+      if (from_ == From::kClient && ++counts.controls > kMaxControlsPerSecond)
+        return "settings, pings and priorities";
+      return nullptr;
+    case kWindowUpdate:
+      if (from_ == From::kClient && ++counts.windows > kMaxWindowUpdatesPerSecond)
+        return "window updates";
       return nullptr;
     default: return nullptr;
   }

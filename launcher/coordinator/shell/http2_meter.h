@@ -18,14 +18,17 @@ namespace regroup::coordinator {
 // its logs; a client that submits as fast as it can opens some thousands.
 inline constexpr int kMaxStreamsPerSecond = 20'000;
 inline constexpr int kMaxResetsPerSecond = 200;
-inline constexpr int kMaxSettingsAndPingsPerSecond = 2'000;
+// Settings, pings, priorities. gRPC's own pings are some ten.
+inline constexpr int kMaxControlsPerSecond = 200;
+// A reader gives one for some 32 KiB that it has taken, and one for the connection.
+inline constexpr int kMaxWindowUpdatesPerSecond = 50'000;
 // At any time. gRPC has 256, and holds only those to it that have acknowledged its settings.
 inline constexpr int kMaxOpenStreams = 300;
 
 // Of both directions.
 struct Http2Counts {
   Instant second{};  // When it began.
-  int streams = 0, resets = 0, controls = 0;
+  int streams = 0, resets = 0, controls = 0, windows = 0;
   int open = 0;  // Now, at least: streams that the server has not ended, and that were not reset.
 };
 

@@ -58,6 +58,7 @@ struct MeterRow {
 TEST(Http2Meter, CountsWhatOneSideMakesTheOtherDo) {
   const auto client = Http2Meter::From::kClient, server = Http2Meter::From::kServer;
   const std::string data = Frame(0, 1, std::string(70'000, '\x03'));
+  const char* const controls = "settings, pings and priorities";
   const MeterRow rows[] = {
       {"a share of resets", client, kPreface + Times(200, Headers(1) + Reset(1)), nullptr},
       {"one more", client, kPreface + Times(201, Headers(1) + Reset(1)), "resets"},
@@ -66,8 +67,12 @@ TEST(Http2Meter, CountsWhatOneSideMakesTheOtherDo) {
       {"payload is no frame", client, kPreface + Times(50, data), nullptr},
       {"open streams", client, kPreface + Times(300, Headers(1)), nullptr},
       {"one more open", client, kPreface + Times(301, Headers(1)), "streams open at once"},
-      {"settings", client, kPreface + Times(2'001, Frame(4, 0, "")), "settings and pings"},
-      {"pings", client, kPreface + Times(2'001, Frame(6, 0, "12345678")), "settings and pings"},
+      {"a share of settings", client, kPreface + Times(200, Frame(4, 0, "")), nullptr},
+      {"settings", client, kPreface + Times(201, Frame(4, 0, "")), controls},
+      {"pings", client, kPreface + Times(201, Frame(6, 0, "12345678")), controls},
+      {"priorities", client, kPreface + Times(201, Frame(2, 1, "12345")), controls},
+      {"a reader", client, kPreface + Times(50'000, Frame(8, 0, "1234")), nullptr},
+      {"window updates", client, kPreface + Times(50'001, Frame(8, 0, "1234")), "window updates"},
       {"what a server answers", server, Times(30'000, Headers(1) + Reset(1, '\0')), nullptr},
       {"what a server was made to reset", server, Times(201, Reset(1, 1)), "resets"},
   };
