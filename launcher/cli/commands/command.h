@@ -87,6 +87,9 @@ int ExitCodeOf(const absl::Status& status, bool speaks_for_job);
 int Dispatch(const std::vector<std::string>& args,
              const std::function<void(std::function<int(int)>)>& watch);
 
+// "usage: …" on one line, as errors say it.
+std::string UsageLine(const CommandDescription& description);
+
 // At most `most` words, at least `least`; the error shows the usage.
 absl::Status CheckWords(Command& command, const ParsedLine& words, std::size_t least,
                         std::size_t most);

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/config/text.h"
@@ -129,11 +131,17 @@ int ExitCodeOf(const absl::Status& status, bool speaks_for_job) {
   }
 }
 
+std::string UsageLine(const CommandDescription& description) {
+  const std::vector<std::string> words =
+      absl::StrSplit(description.usage, absl::ByAnyChar(" \n"), absl::SkipEmpty());
+  return Cat("usage: ", absl::StrJoin(words, " "));
+}
+
 absl::Status CheckWords(Command& command, const ParsedLine& words, std::size_t least,
                         std::size_t most) {
   if (words.rest.size() >= least && words.rest.size() <= most) return absl::OkStatus();
   CommandDescription description = command.line().Describe();
-  const std::string usage = Cat("usage: ", description.usage), name = description.name;
+  const std::string usage = UsageLine(description), name = description.name;
   if (words.rest.size() > most) {
     return UserError(absl::StatusCode::kInvalidArgument,
                      Cat("too many words: ", ShellQuote(words.rest[most])), usage,

@@ -182,7 +182,7 @@ absl::StatusOr<int> LaunchCommand::Run(const ParsedLine& words, const Terminal& 
   }
   if (words.rest.empty()) {
     const CommandDescription description = line().Describe();
-    return Misuse("there is no program to run", Cat("usage: ", description.usage),
+    return Misuse("there is no program to run", UsageLine(description),
                   Cat(ShellJoin(Shown()), " --help"));
   }
   RETURN_IF_ERROR(Prepare(words));

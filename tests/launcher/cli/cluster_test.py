@@ -263,6 +263,8 @@ class Reading(Cluster):
         done = self.fx.run("logs")
         self.assertEqual(done.code, 2)
         self.assertIn("error: regroup logs needs a job\n", done.stderr)
+        self.assertIn("because: usage: regroup logs JOB [-f] [--rank R,R]", done.stderr)
+        self.assertNotIn("\\x0a", done.stderr)
         self.assertTrue(done.stderr.endswith("try: regroup logs last\n"), done.stderr)
         queued = self.submit("true", "-N", "2")
         done = self.fx.run("logs", queued)
