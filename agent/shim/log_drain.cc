@@ -21,7 +21,7 @@ constexpr std::size_t kReadBytes = 64 << 10;
 constexpr std::size_t kLastReads = 2 * ((1 << 20) / kReadBytes) + 2;
 // How old what is known of the free space may get: less than kLeastFreeBytes lie between two looks.
 constexpr auto kDiskInterval = std::chrono::milliseconds(200);
-constexpr std::uint64_t kDiskBytes = 4 << 20;
+constexpr std::uint64_t kDiskBytes = 3 << 20;  // With its index, less than 4 MiB.
 constexpr int kFullDiskLookMs = 1000;
 
 void Signal(int event_fd) {
@@ -229,7 +229,7 @@ void LogDrain::LookAtDisk(std::size_t about_to_write) {
   written_since_ += about_to_write;
   if (now < disk_seen_ + kDiskInterval && written_since_ < kDiskBytes) return;
   disk_seen_ = now;
-  written_since_ = 0;
+  written_since_ = about_to_write;
   struct statvfs disk {};
   std::string path = log_directory_;  // A disk that is full to the end has no room for folders.
   while (::statvfs(path.c_str(), &disk) != 0) {
