@@ -154,6 +154,7 @@ void Engine::RefreshFits() {
   }
   if (QueueHead() == head) return;
   if (QueueHead() != 0) dirty_.insert(QueueHead());
+  if (QueueHead() == 0) dirty_.merge(deferred_);
   if (queue_.contains(head)) dirty_.insert(head);
 }
 

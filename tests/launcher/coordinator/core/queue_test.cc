@@ -109,5 +109,21 @@ TEST_F(Queue, jobs_are_spread) {
   EXPECT_THAT(nodes, ::testing::ElementsAre("a", "b", "c", "a"));
 }
 
+// A job that waits keeps others from growing, but not once it cannot run any more.
+TEST_F(Queue, growth_goes_on_when_the_head_fits_no_more) {
+  Start();
+  AddDaemons({"a"});
+  JobSpec elastic = SpecOf("elastic", 1, 2);
+  elastic.scale_up = ScaleUp::kNow;
+  const JobId job = Running(elastic);
+  world().Submit(SpecOf("big", 3, 3), "k2");
+  AddDaemons({"b", "c"});
+  world().RunFor(10s);
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+  world().node("c").CutPower();
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  EXPECT_EQ(world().View(job).generations.back().members.size(), 2u);
+}
+
 }  // namespace
 }  // namespace regroup
