@@ -125,5 +125,19 @@ TEST_F(Queue, growth_goes_on_when_the_head_fits_no_more) {
   EXPECT_EQ(world().View(job).generations.back().members.size(), 2u);
 }
 
+TEST_F(Queue, growth_goes_on_when_the_head_is_cancelled) {
+  Start();
+  AddDaemons({"a"});
+  JobSpec elastic = SpecOf("elastic", 1, 2);
+  elastic.scale_up = ScaleUp::kNow;
+  const JobId job = Running(elastic);
+  world().Submit(SpecOf("big", 3, 3), "k2");
+  AddDaemons({"b", "c"});
+  world().RunFor(10s);
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+  world().Cancel("big-2");
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+}
+
 }  // namespace
 }  // namespace regroup
