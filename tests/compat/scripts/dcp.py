@@ -11,6 +11,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import ending
+
 
 def newest(folder):
     """The newest whole checkpoint: its metadata is written last."""
@@ -55,7 +57,7 @@ def main():
         if rank == 0:
             print(f"step {step}", flush=True)
     print(f"finished rank={rank} world={world}", flush=True)
-    dist.destroy_process_group()
+    ending.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import ending
+
 
 class ToyModel(torch.nn.Module):
     def __init__(self):
@@ -38,7 +40,7 @@ def demo_basic(args):
     dist.all_gather(theirs, mine)
     assert all(torch.equal(mine, other) for other in theirs), "the ranks have drifted apart"
     print(f"finished rank={rank} world={world}", flush=True)
-    dist.destroy_process_group()
+    ending.destroy_process_group()
 
 
 if __name__ == "__main__":

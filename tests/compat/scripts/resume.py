@@ -9,6 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+import ending
+
 
 def save(model, optimizer, epoch, path):
     torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path + ".tmp")
@@ -52,7 +54,7 @@ def main():
             print(f"step {epoch} loss {loss.item():.4f}", flush=True)
         dist.barrier()
     print(f"finished rank={rank} world={world}", flush=True)
-    dist.destroy_process_group()
+    ending.destroy_process_group()
 
 
 if __name__ == "__main__":

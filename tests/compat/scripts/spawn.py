@@ -8,6 +8,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
+import ending
+
 
 def setup(rank, world_size):
     os.environ["MASTER_ADDR"] = "localhost"
@@ -29,7 +31,7 @@ def demo_basic(rank, world_size, pause):
             time.sleep(pause)
             print(f"step {step} loss {loss.item():.4f}", flush=True)
     print(f"finished rank={rank} world={dist.get_world_size()}", flush=True)
-    dist.destroy_process_group()
+    ending.destroy_process_group()
 
 
 def run_demo(demo_fn, world_size, pause):
