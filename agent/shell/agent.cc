@@ -68,6 +68,9 @@ Agent::Agent(asio::io_context& loop, AgentOptions options, NodeFolder& folder, D
       workers_(
           loop, io::UniqueFd(::fcntl(options_.worker_listener.get(), F_DUPFD_CLOEXEC, 3)),
           std::max(kMinConnections, 4 * options_.core.slots),
+          [this](const GroupKey& key, int rank, int local_rank, const std::string& token) {
+            return groups_.IsRank(key, rank, local_rank, token);
+          },
           [this](Event event) { Post(std::move(event)); },
           [this](const std::string& text) { Warn(text); }),
       groups_(loop, disk_, options_.groups,

@@ -23,6 +23,7 @@
 #include "common/io/files.h"
 #include "common/io/proc.h"
 #include "common/report/text_style.h"
+#include "common/rpc/proof.h"
 
 namespace regroup::agent {
 namespace {
@@ -171,7 +172,9 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
   // Of a launch command it has checked that itself.
   if (!options_.launched && hosted->worker.virtual_local_rank)
     RETURN_IF_ERROR(CheckDevices(hosted->spec.workers, FromEntries(hosted->spec.environment)));
+  hosted->worker_secret = io::RandomHex(32);
   hosted->spec.agent_data = json{{"host_store", prepare.host_store},
+                                 {"worker_secret", hosted->worker_secret},
                                  {"store_members", prepare.store_members},
                                  {"advertise", ip},
                                  {"numa_binding", hosted->worker.numa_binding},
@@ -294,8 +297,8 @@ void GroupHost::Carry(const StartRanks& action) {
   shim::StartRanks start;
   start.ranks.resize(action.run.mine.size());
   for (const RankAssignment& rank : action.run.mine) {
-    shim::RankPlan plan =
-        PlanRank(action.run, rank, group, interface, hosted->path, hosted->worker);
+    shim::RankPlan plan = PlanRank(action.run, rank, group, interface, hosted->path,
+                                   hosted->worker_secret, hosted->worker);
     if (hosted->worker.substitute_local_rank)
       plan.command = CommandOf(hosted->spec.command, rank.local_rank);
     if (IsNativeWorker(hosted->spec.command))
@@ -632,6 +635,15 @@ void GroupHost::MaybeEmpty(Hosted& hosted) {
     late->errors_late = true;
     MaybeEmpty(*late);
   });
+}
+
+bool GroupHost::IsRank(const GroupKey& key, int rank, int local_rank,
+                       const std::string& token) const {
+  const auto found = groups_.find(key);
+  if (found == groups_.end()) return false;
+  const Hosted& hosted = *found->second;
+  if (hosted.adopted && hosted.worker_secret.empty()) return true;  // Of an agent without tokens.
+  return SameSecret(token, WorkerToken(hosted.worker_secret, rank, local_rank));
 }
 
 std::vector<GroupHost::RankLog> GroupHost::LogsOf(const GroupKey& key) const {

@@ -95,6 +95,9 @@ class GroupHost {
   };
   std::vector<RankLog> LogsOf(const GroupKey& key) const;
 
+  // Whether that token was given to that rank of a group of this node.
+  bool IsRank(const GroupKey& key, int rank, int local_rank, const std::string& token) const;
+
   // See LogKeeper.
   void SetShown(std::map<GroupKey, shim::Shown> shown) { logs_.SetShown(std::move(shown)); }
 

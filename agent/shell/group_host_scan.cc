@@ -144,6 +144,7 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
   const json data = ParseNotes(record.spec.agent_data), notes = ParseNotes(record.agent_notes);
   hosted->host_store = data.value("host_store", false);
   hosted->store_members = data.value("store_members", std::vector<std::string>());
+  hosted->worker_secret = data.value("worker_secret", "");
   hosted->worker = options_.worker;
   hosted->worker.numa_binding = data.value("numa_binding", hosted->worker.numa_binding);
   hosted->worker.virtual_local_rank =

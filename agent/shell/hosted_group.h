@@ -20,6 +20,7 @@ struct GroupHost::Hosted {
   shim::Spec spec;
   WorkerOptions worker;
   std::string path, store_path;
+  std::string worker_secret;  // Of its ranks' tokens.
   bool host_store = false;
   std::vector<std::string> store_members;
   std::optional<Address> witness, store;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -13,6 +14,7 @@
 #include "common/config/env.h"
 #include "common/config/hardware.h"
 #include "common/io/address.h"
+#include "common/rpc/proof.h"
 
 namespace regroup::agent {
 namespace {
@@ -156,7 +158,7 @@ void AddGroupEnvironment(const GroupKey& key, int workers, int cpus,
 
 shim::RankPlan PlanRank(const Run& run, const RankAssignment& rank, const Environment& group,
                         const std::string& interface, const std::string& error_files,
-                        const WorkerOptions& options) {
+                        const std::string& secret, const WorkerOptions& options) {
   Environment environment;
   environment["RANK"] = environment["ROLE_RANK"] = absl::StrCat(rank.rank);
   environment["LOCAL_RANK"] = absl::StrCat(rank.local_rank);
@@ -171,6 +173,7 @@ shim::RankPlan PlanRank(const Run& run, const RankAssignment& rank, const Enviro
   environment["TORCHELASTIC_ERROR_FILE"] = ErrorFile(error_files, rank.local_rank);
   // Who it is to its agent, whatever its program makes of LOCAL_RANK.
   environment["REGROUP_LOCAL_RANK"] = environment["LOCAL_RANK"];
+  environment["REGROUP_WORKER_TOKEN"] = WorkerToken(secret, rank.rank, rank.local_rank);
   environment["REGROUP_RESUME_STEP"] = absl::StrCat(run.resume_step);
   if (run.many_hosts && !interface.empty()) {
     // What the host's name resolves to is often 127.0.1.1, which other hosts can't reach.
@@ -190,6 +193,10 @@ shim::RankPlan PlanRank(const Run& run, const RankAssignment& rank, const Enviro
   plan.rank = rank.rank;
   plan.environment = ToEntries(environment);
   return plan;
+}
+
+std::string WorkerToken(const std::string& secret, int rank, int local_rank) {
+  return absl::BytesToHexString(HmacSha256(secret, absl::StrCat(rank, "/", local_rank)));
 }
 
 std::vector<std::string> CommandOf(const std::vector<std::string>& command, int local_rank) {

@@ -49,9 +49,12 @@ bool IsNativeWorker(const std::vector<std::string>& command);
 
 // What is known only once the generation is formed. `group` is the environment of all ranks,
 // `interface` owns the node's advertised address (empty: unknown), `error_files` is a folder.
+// `secret` is that of the group.
 shim::RankPlan PlanRank(const Run& run, const RankAssignment& rank, const Environment& group,
                         const std::string& interface, const std::string& error_files,
-                        const WorkerOptions& options = {});
+                        const std::string& secret, const WorkerOptions& options = {});
+// By what its agent knows a rank on the worker socket; it is in that rank's environment alone.
+std::string WorkerToken(const std::string& secret, int rank, int local_rank);
 // The command of one rank where "${local_rank}" stands for its number; empty where it is nowhere.
 std::vector<std::string> CommandOf(const std::vector<std::string>& command, int local_rank);
 // Disjoint, one block per local rank; empty when there are fewer CPUs than ranks.

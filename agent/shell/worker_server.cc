@@ -87,10 +87,11 @@ struct WorkerServer::Peer {
 };
 
 WorkerServer::WorkerServer(asio::io_context& loop, io::UniqueFd listener, int max_connections,
-                           Post post, Warn warn)
+                           IsRank is_rank, Post post, Warn warn)
     : acceptor_(loop),
       pause_(loop),
       max_connections_(max_connections),
+      is_rank_(std::move(is_rank)),
       post_(std::move(post)),
       warn_(std::move(warn)) {
   acceptor_.assign(asio::local::stream_protocol(), listener.release());
@@ -232,6 +233,16 @@ bool WorkerServer::Greet(Peer& peer, const local::WorkerLine& line) {
       key == peer.key && hello.rank() == peer.rank && hello.local_rank() == peer.local_rank;
   if (peer.greeted && !same) {
     warn_("a worker said to be another one: connection closed");
+    return false;
+  }
+  if (!is_rank_(key, hello.rank(), hello.local_rank(), hello.token())) {
+    std::string why = absl::StrCat("a connection to the worker socket said to be rank ",
+                                   hello.rank(), " (local rank ", hello.local_rank(), ") of ",
+                                   key.job.value(), " generation ", key.generation.value(),
+                                   hello.token().empty() ? " without" : " with another rank's",
+                                   " REGROUP_WORKER_TOKEN: closed. What it reports does not count");
+    if (why != refused_) warn_(why);
+    refused_ = std::move(why);
     return false;
   }
   peer.greeted = true;

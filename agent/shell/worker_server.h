@@ -2,7 +2,8 @@
 
 // The Unix socket that workers of this node speak to their agent on: JSON lines of
 // proto/local.proto, at most 64 KiB each. What is not such a line closes its own connection and
-// nothing else; a flood of them is read at 1,000 lines a second. Loop thread only.
+// nothing else; a flood of them is read at 1,000 lines a second. A connection is that of a rank
+// once it has shown that rank's token. Loop thread only.
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
@@ -31,9 +32,12 @@ class WorkerServer {
   // WorkerSaid and WorkerHungUp.
   using Post = std::function<void(Event)>;
   using Warn = std::function<void(std::string)>;
+  // Whether that token is that rank's.
+  using IsRank =
+      std::function<bool(const GroupKey&, int rank, int local_rank, const std::string& token)>;
   // REQUIRES: `listener` is a listening Unix socket.
-  WorkerServer(boost::asio::io_context& loop, io::UniqueFd listener, int max_connections, Post post,
-               Warn warn);
+  WorkerServer(boost::asio::io_context& loop, io::UniqueFd listener, int max_connections,
+               IsRank is_rank, Post post, Warn warn);
   ~WorkerServer();
 
   // To the connection of that rank; nothing when it has none.
@@ -58,11 +62,13 @@ class WorkerServer {
   boost::asio::local::stream_protocol::acceptor acceptor_;
   boost::asio::steady_timer pause_;  // No descriptors: until some may be free.
   const int max_connections_;
+  const IsRank is_rank_;
   Post post_;
   Warn warn_;
   // Owned by this list and by the handlers in flight of each.
   std::list<std::shared_ptr<Peer>> peers_;
   boost::system::error_code told_;  // The last reason that was warned of.
+  std::string refused_;             // Likewise: it comes again every two seconds.
 };
 
 }  // namespace regroup::agent

@@ -58,7 +58,7 @@ bool OnSubmitAllowList(std::string_view name) {
 }
 
 bool IsSetByRegroup(std::string_view name) {
-  constexpr std::array<std::string_view, 22> kSet = {"RANK",
+  constexpr std::array<std::string_view, 23> kSet = {"RANK",
                                                      "LOCAL_RANK",
                                                      "WORLD_SIZE",
                                                      "LOCAL_WORLD_SIZE",
@@ -79,6 +79,7 @@ bool IsSetByRegroup(std::string_view name) {
                                                      "REGROUP_SOCKET",
                                                      "REGROUP_RESUME_STEP",
                                                      "REGROUP_LOCAL_RANK",
+                                                     "REGROUP_WORKER_TOKEN",
                                                      "REGROUP_GROUP"};
   return std::find(kSet.begin(), kSet.end(), name) != kSet.end();
 }

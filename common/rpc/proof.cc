@@ -33,13 +33,7 @@ std::string Proof(std::string_view token, std::string_view end, const Nonces& no
   said += '\0';
   said += nonces.caller;
   said += nonces.coordinator;
-  unsigned char bytes[EVP_MAX_MD_SIZE];
-  unsigned int size = 0;
-  const unsigned char* made =
-      HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()),
-           reinterpret_cast<const unsigned char*>(said.data()), said.size(), bytes, &size);
-  CHECK(made != nullptr && size == kProofBytes);
-  return std::string(reinterpret_cast<const char*>(bytes), size);
+  return HmacSha256(token, said);
 }
 
 int LeftMs(Instant until) {
@@ -120,6 +114,16 @@ absl::Status Prove(int fd, std::string_view token, const std::string& where, Ins
 }
 
 }  // namespace
+
+std::string HmacSha256(std::string_view key, std::string_view text) {
+  unsigned char bytes[EVP_MAX_MD_SIZE];
+  unsigned int size = 0;
+  const unsigned char* made =
+      HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+           reinterpret_cast<const unsigned char*>(text.data()), text.size(), bytes, &size);
+  CHECK(made != nullptr && size == kProofBytes);
+  return std::string(reinterpret_cast<const char*>(bytes), size);
+}
 
 std::string NewNonce() { return io::RandomHex(kNonceBytes / 2); }
 

@@ -34,6 +34,8 @@ struct Nonces {  // kNonceBytes each, random.
 std::string NewNonce();
 std::string CoordinatorProof(std::string_view token, const Nonces& nonces);
 std::string CallerProof(std::string_view token, const Nonces& nonces);
+// kProofBytes.
+std::string HmacSha256(std::string_view key, std::string_view text);
 // Takes as long for any two texts of the same length.
 bool SameSecret(std::string_view a, std::string_view b);
 

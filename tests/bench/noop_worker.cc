@@ -52,9 +52,9 @@ void ReportStep() {
   std::string generation = Variable("REGROUP_GENERATION");
   std::string lines = "{\"hello\":{\"version\":1,\"job\":\"" + Variable("REGROUP_JOB") +
                       "\",\"generation\":\"" + generation + "\",\"rank\":" + Variable("RANK") +
-                      ",\"localRank\":" + Variable("LOCAL_RANK") + "}}\n" +
-                      "{\"progress\":{\"step\":\"" + generation + "\",\"samples\":\"" + generation +
-                      "\"}}\n";
+                      ",\"localRank\":" + Variable("LOCAL_RANK") + ",\"token\":\"" +
+                      Variable("REGROUP_WORKER_TOKEN") + "\"}}\n" + "{\"progress\":{\"step\":\"" +
+                      generation + "\",\"samples\":\"" + generation + "\"}}\n";
   if (write(fd, lines.data(), lines.size()) < 0) _exit(3);
   // The descriptor stays open for the life of the process, as a real worker's does.
 }

@@ -4,6 +4,7 @@ import re
 import signal
 import socket
 import stat
+import sys
 
 import hosts
 import regroup_e2e as e2e
@@ -129,6 +130,18 @@ class OnOneHost(e2e.TestCase):
             self.assertIn("REGROUP_TOKEN: this is no token" if env else "cannot be read", done.stderr)
 
 
+# A client of PyTorch's store says which protocol it speaks, and pings; prints what it hears.
+STORE_CLIENT = """
+import socket, sys
+client = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)
+try:
+    client.sendall(bytes.fromhex("00cef7853c" "0d07000000"))
+    print(client.recv(4).hex() or "closed", flush=True)
+except ConnectionError:
+    print("closed", flush=True)
+"""
+
+
 class OnTwoHosts(hosts.TwoHostsTestCase):
     def on(self, host, *words, start=None, **options):
         return (start or self.fx.start)(*host.command(e2e.binary("regroup"), *words), **options)
@@ -160,6 +173,14 @@ class OnTwoHosts(hosts.TwoHostsTestCase):
         coordinator = self.on(first, *serve, start=self.fx.service)
         coordinator.expect("serves", 20)
         token = {"REGROUP_TOKEN": self.fx.run("token", "--state-dir", state).stdout.strip()}
+
+        def store_says(host):
+            client = self.fx.start(*host.command(sys.executable, "-c", STORE_CLIENT, first.ipv4, "29400"))
+            self.assertEqual(client.wait(20), 0, client)
+            return client.stdout.strip()
+        # A client of the store cannot prove anything: its address has to be a member's.
+        self.assertEqual([store_says(first), store_says(second)], ["07000000", "closed"])
+        coordinator.expect("a caller was turned away.*its address is no member's", 20)
         refused = self.on(second, "agent", "--coordinator", first.ipv4, "--state-dir", self.fx.path("state", "x"))
         self.assertEqual(refused.wait(20), 125, refused)
         self.assertIn("is asked over TCP, and no token was given", refused.stderr)
@@ -168,6 +189,7 @@ class OnTwoHosts(hosts.TwoHostsTestCase):
         def ready():
             return "ready" in self.fx.run("nodes", "--state-dir", state).stdout
         e2e.wait_for(ready, 20, "the node", self.fx.describe, every=0.1)
+        self.assertEqual(store_says(second), "07000000")
         done = self.on(second, "submit", "--wait", "--coordinator", first.ipv4, "--name", "job", "--", "sh", "-c", "echo it ran", env=token)
         self.assertEqual(done.wait(60), 0, done)
         logs = self.on(second, "logs", "job", "--coordinator", first.ipv4, env=token)

@@ -2,6 +2,7 @@
 import contextlib
 import ctypes
 import glob
+import json
 import os
 import random
 import re
@@ -687,9 +688,17 @@ class Garbage(BadInput):
             self.assertLess(rss - before.get(pid, rss), 32 << 20, f"memory of {pid} grew: {self.fx.describe()}")
         self.assertEqual(shims(), pids)
         # Who knows the protocol still gets in, and a generation can end and another be formed.
-        worker = self.send(workers, b'{"hello": {"version": 1, "job": "job-1", "generation": "1", "rank": 0}}\n')
+        pid = int(said.group(3))
+        rank = e2e.environment(pid)
+        own, other = rank["REGROUP_WORKER_TOKEN"], {"0": 1, "1": 0}[rank["RANK"]]
+        hello = {"version": 1, "job": "job-1", "generation": "1", "rank": int(rank["RANK"]), "localRank": int(rank["RANK"])}
+        for stranger in (hello, {**hello, "rank": other, "localRank": other, "token": own}):
+            refused = self.send(workers, json.dumps({"hello": stranger}).encode() + b'\n{"progress": {"step": 9}}\n')
+            self.assertEqual(refused.recv(100), b"")
+            clients.append(refused)
+        worker = self.send(workers, json.dumps({"hello": {**hello, "token": own}}).encode() + b"\n")
         self.assertIn(b"welcome", worker.recv(100))
-        os.kill(int(said.group(3)), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         run.expect(r"up \d+ \S+ 2 \d+", stream="stdout")
         self.end()
         self.assertEqual(run.wait(), 0, run)

@@ -88,8 +88,9 @@ TEST(FlagsTest, EveryFlagOfEveryCommandIsExplained) {
 
 TEST(FlagsTest, EveryFlagOfTheWorkerIsExplained) {
   // What an agent tells its workers must not become a flag of theirs.
-  const std::set<std::string> told = {"REGROUP_JOB", "REGROUP_GENERATION", "REGROUP_SOCKET",
-                                      "REGROUP_LOCAL_RANK", "REGROUP_RESUME_STEP"};
+  const std::set<std::string> told = {"REGROUP_JOB",         "REGROUP_GENERATION",
+                                      "REGROUP_SOCKET",      "REGROUP_LOCAL_RANK",
+                                      "REGROUP_RESUME_STEP", "REGROUP_WORKER_TOKEN"};
   int flags = 0;
   for (const CommandDescription& command : worker::DescribeWorker()) {
     flags += static_cast<int>(command.flags.size());

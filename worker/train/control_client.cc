@@ -43,6 +43,7 @@ std::string HelloLine(const ControlOptions& options) {
   hello.set_generation(options.generation);
   hello.set_rank(options.rank);
   hello.set_local_rank(options.local_rank);
+  hello.set_token(options.token);
   hello.set_takes_notice(options.takes_notice);
   return LineOf(line);
 }

@@ -21,6 +21,7 @@ struct ControlOptions {
   std::string job;
   std::uint64_t generation = 0;
   int rank = 0, local_rank = 0;
+  std::string token{};       // By which the agent knows this rank.
   bool takes_notice = true;  // Saves on a notice; else the agent sends SIGTERM at once.
 };
 

@@ -48,6 +48,7 @@ absl::StatusOr<WorkerEnvironment> ReadWorkerEnvironment() {
   e.store_host = GetEnv("MASTER_ADDR").value_or("");
   e.job = GetEnv("REGROUP_JOB").value_or("");
   e.socket = GetEnv("REGROUP_SOCKET").value_or("");
+  e.token = GetEnv("REGROUP_WORKER_TOKEN").value_or("");
   if (e.world_size > 1 && (e.store_host.empty() || e.store_port == 0)) {
     return absl::InvalidArgumentError(
         "WORLD_SIZE is " + std::to_string(e.world_size) +

@@ -21,6 +21,7 @@ struct WorkerEnvironment {
   std::int64_t resume_step =
       0;               // REGROUP_RESUME_STEP: of the newest commit that the coordinator accepted.
   std::string socket;  // REGROUP_SOCKET; empty: nobody to talk to.
+  std::string token;   // REGROUP_WORKER_TOKEN.
   Mutation mutation = Mutation::kNone;
 };
 

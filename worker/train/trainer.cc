@@ -77,6 +77,7 @@ absl::Status Trainer::Run() {
                                      .generation = environment_.generation,
                                      .rank = environment_.rank,
                                      .local_rank = environment_.local_rank,
+                                     .token = environment_.token,
                                      .takes_notice = !config_.checkpoint_dir.empty()});
   }
   if (environment_.mutation != Mutation::kNone) {

@@ -16,6 +16,7 @@
 
 #include "common/io/address.h"
 #include "common/io/fd.h"
+#include "common/io/files.h"
 #include "common/io/proc.h"
 #include "tests/agent/shell/scratch.h"
 
@@ -178,6 +179,28 @@ TEST(GroupHost, TheStoreListensAtTheAdvertisedAddressOnly) {
   life.host().Carry(StopRanks{Key(), io::BootNow()});
   ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
   life.host().Carry(RemoveRunDirectory{Key()});
+}
+
+TEST(GroupHost, TheNextAgentKnowsTheRanksByTheirTokens) {
+  Scratch scratch;
+  const std::string said = scratch.path() + "/token";
+  Life before(scratch, "printf %s $REGROUP_WORKER_TOKEN >" + said + ".tmp; mv " + said + ".tmp " +
+                           said + "; sleep 60");
+  before.PrepareGroup(1);
+  before.StartGroup(1);
+  while (!std::filesystem::exists(said)) before.RunFor(20ms);
+  const std::string token = *io::ReadFile(said, 100);
+  Life after(scratch, "");
+  ASSERT_EQ(after.Scan().size(), 1u);
+  for (Life* life : {&before, &after}) {
+    EXPECT_TRUE(life->host().IsRank(Key(), 0, 0, token));
+    EXPECT_FALSE(life->host().IsRank(Key(), 1, 1, token));
+    EXPECT_FALSE(life->host().IsRank(Key(), 0, 0, ""));
+    EXPECT_FALSE(life->host().IsRank({Key().job, Generation(2)}, 0, 0, token));
+  }
+  after.host().Carry(KillGroup{Key()});
+  ASSERT_NE(after.WaitFor<GroupEmpty>(), nullptr);
+  after.host().Carry(RemoveRunDirectory{Key()});
 }
 
 TEST(GroupHost, AGroupWithoutRanksStopsAtOnce) {

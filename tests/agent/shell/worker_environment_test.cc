@@ -56,9 +56,9 @@ TEST(WorkerEnvironment, MasterHasItsNameWhereAllRanksAreOnThisHost) {
     run.store = {row.store, 41000};
     WorkerOptions options;
     options.master_name = row.name;
-    EXPECT_EQ(
-        FromEntries(PlanRank(run, run.mine[0], {}, "", "", options).environment).at("MASTER_ADDR"),
-        row.master);
+    EXPECT_EQ(FromEntries(PlanRank(run, run.mine[0], {}, "", "", "", options).environment)
+                  .at("MASTER_ADDR"),
+              row.master);
   }
 }
 
@@ -148,7 +148,7 @@ TEST(WorkerEnvironment, VirtualLocalRankShowsOneDevice) {
         Row{{{"CUDA_VISIBLE_DEVICES", "6,7"}, {"HIP_VISIBLE_DEVICES", "2,3"}}, "3", "3"},
         Row{{{"HIP_VISIBLE_DEVICES", ""}}, "1", ""}}) {
     Environment made =
-        FromEntries(PlanRank(run, run.mine[1], row.group, "", "", options).environment);
+        FromEntries(PlanRank(run, run.mine[1], row.group, "", "", "", options).environment);
     EXPECT_EQ(made.at("LOCAL_RANK"), "0");
     EXPECT_EQ(made.at("RANK"), "5");
     EXPECT_EQ(made["CUDA_VISIBLE_DEVICES"], row.cuda);
@@ -163,7 +163,7 @@ TEST(WorkerEnvironment, ALoneRankThatSetsMasterPortServesItsOwnStore) {
   run.world_size = 1;
   WorkerOptions options;
   auto made = [&] {
-    return FromEntries(PlanRank(run, run.mine[0], {}, "", "", options).environment);
+    return FromEntries(PlanRank(run, run.mine[0], {}, "", "", "", options).environment);
   };
   EXPECT_EQ(made().at("MASTER_PORT"), "41000");
   EXPECT_FALSE(made().contains("TORCHELASTIC_USE_AGENT_STORE"));  // The group's: True.
@@ -195,7 +195,8 @@ TEST(WorkerEnvironment, TorchrunsVariablesInItsFormats) {
   run.restart_count = 1;
   run.max_restarts = 3;
   run.resume_step = 96;
-  const shim::RankPlan plan = PlanRank(run, run.mine[1], program.environment, "eth0", "/run/dir");
+  const shim::RankPlan plan =
+      PlanRank(run, run.mine[1], program.environment, "eth0", "/run/dir", "secret");
   EXPECT_EQ(plan.local_rank, 1);
   EXPECT_EQ(plan.rank, 3);
   Environment all = program.environment;
@@ -222,8 +223,20 @@ TEST(WorkerEnvironment, TorchrunsVariablesInItsFormats) {
                                 {"REGROUP_GENERATION", "2"},
                                 {"REGROUP_SOCKET", "/run/sock"},
                                 {"REGROUP_LOCAL_RANK", "1"},
+                                {"REGROUP_WORKER_TOKEN", WorkerToken("secret", 3, 1)},
                                 {"REGROUP_RESUME_STEP", "96"}};
   EXPECT_EQ(all, expected);
+}
+
+TEST(WorkerEnvironment, ATokenIsOfOneRankOfOneGroup) {
+  std::set<std::string> seen;
+  for (const char* secret : {"secret", "another"}) {
+    for (int rank : {0, 1, 11}) {
+      for (int local_rank : {0, 1, 11}) seen.insert(WorkerToken(secret, rank, local_rank));
+    }
+  }
+  EXPECT_EQ(seen.size(), 18u);
+  EXPECT_EQ(WorkerToken("secret", 3, 1).size(), 64u);
 }
 
 TEST(WorkerEnvironment, TheInterfaceIsNamedOnSeveralHostsUnlessItIsSet) {
@@ -231,12 +244,12 @@ TEST(WorkerEnvironment, TheInterfaceIsNamedOnSeveralHostsUnlessItIsSet) {
   run.mine = {{0, 0}};
   run.many_hosts = true;
   Environment plan = FromEntries(
-      PlanRank(run, run.mine[0], {{"NCCL_SOCKET_IFNAME", "ib0"}}, "eth0", "").environment);
+      PlanRank(run, run.mine[0], {{"NCCL_SOCKET_IFNAME", "ib0"}}, "eth0", "", "").environment);
   EXPECT_EQ(plan.at("GLOO_SOCKET_IFNAME"), "eth0");
   EXPECT_EQ(plan.at("TP_SOCKET_IFNAME"), "eth0");
   EXPECT_FALSE(plan.contains("NCCL_SOCKET_IFNAME"));
   run.many_hosts = false;
-  EXPECT_FALSE(FromEntries(PlanRank(run, run.mine[0], {}, "eth0", "").environment)
+  EXPECT_FALSE(FromEntries(PlanRank(run, run.mine[0], {}, "eth0", "", "").environment)
                    .contains("GLOO_SOCKET_IFNAME"));
 }
 

@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 using testing::Scratch;
 
 constexpr char kHello[] =
-    R"({"hello": {"version": 1, "job": "a-1", "generation": "2", "rank": 3, "localRank": 1, "takesNotice": true}})"
+    R"({"hello": {"version": 1, "job": "a-1", "generation": "2", "rank": 3, "localRank": 1, "token": "ours", "takesNotice": true}})"
     "\n";
 
 class WorkerServerTest : public ::testing::Test {
@@ -26,6 +26,10 @@ class WorkerServerTest : public ::testing::Test {
     EXPECT_TRUE(listener.ok()) << listener.status();
     server_.emplace(
         loop_, *std::move(listener), 4,
+        [](const GroupKey& key, int rank, int local_rank, const std::string& token) {
+          return key == GroupKey{JobId("a-1"), Generation(2)} && rank == local_rank + 2 &&
+                 token == (rank == 3 ? "ours" : "theirs");
+        },
         [this](Event event) { events_.push_back(std::move(event)); },
         [this](std::string text) { warnings_.push_back(std::move(text)); });
   }
@@ -125,7 +129,7 @@ TEST_F(WorkerServerTest, NoticesReachOnlyTheirRank) {
 TEST_F(WorkerServerTest, AWorkerMayBeginToTakeNotices) {
   const io::UniqueFd worker = Connect();
   Say(worker,
-      R"({"hello": {"version": 1, "job": "a-1", "generation": "2", "rank": 3, "localRank": 1}})"
+      R"({"hello": {"version": 1, "job": "a-1", "generation": "2", "rank": 3, "localRank": 1, "token": "ours"}})"
       "\n");
   EXPECT_FALSE(ReadLine(worker).empty());
   Say(worker, kHello);
@@ -135,6 +139,27 @@ TEST_F(WorkerServerTest, AWorkerMayBeginToTakeNotices) {
   EXPECT_TRUE(std::get<WorkerHello>(Said(1).what).takes_notice);
   server_->TellNotice({JobId("a-1"), Generation(2)}, 1, 5s);
   EXPECT_EQ(ReadLine(worker), "{\"notice\":{\"leftS\":5}}\n");
+}
+
+TEST_F(WorkerServerTest, AnotherRanksTokenIsRefusedAndSaidOnce) {
+  const std::string without =
+      R"({"hello": {"version": 1, "job": "a-1", "generation": "2", "rank": 3, "localRank": 1}})"
+      "\n";
+  const std::string as_another =
+      R"({"hello": {"version": 1, "job": "a-1", "generation": "2", "rank": 2, "localRank": 0, "token": "ours"}})"
+      "\n";
+  for (const std::string& hello : {without, without, as_another}) {
+    const io::UniqueFd bad = Connect();
+    Say(bad, hello + R"({"progress": {"step": 1}})" + "\n");
+    EXPECT_EQ(ReadLine(bad), "");
+  }
+  EXPECT_TRUE(events_.empty());
+  ASSERT_EQ(warnings_.size(), 2u);
+  EXPECT_EQ(
+      warnings_[0],
+      "a connection to the worker socket said to be rank 3 (local rank 1) of a-1 generation 2 "
+      "without REGROUP_WORKER_TOKEN: closed. What it reports does not count");
+  EXPECT_NE(warnings_[1].find("with another rank's REGROUP_WORKER_TOKEN"), std::string::npos);
 }
 
 TEST_F(WorkerServerTest, GarbageClosesItsOwnConnectionOnly) {
@@ -152,7 +177,7 @@ TEST_F(WorkerServerTest, GarbageClosesItsOwnConnectionOnly) {
   for (
       const std::string absurd :
       {R"({"progress": {"step": -1}})", R"({"commit": {"manifestHash": "zz"}})",
-       R"({"hello": {"version": 1, "job": "a-1", "generation": "2", "rank": 4, "localRank": 1}})"}) {
+       R"({"hello": {"version": 1, "job": "a-1", "generation": "2", "rank": 4, "localRank": 1, "token": "ours"}})"}) {
     const io::UniqueFd bad = Connect();
     Say(bad, kHello);
     EXPECT_FALSE(ReadLine(bad).empty());

@@ -62,11 +62,11 @@ class Context(WorkerTest):
 
 class Reports(WorkerTest):
     def test_hello_then_the_newest(self):
-        self.become_worker(RANK="2", LOCAL_RANK="1")
+        self.become_worker(RANK="2", LOCAL_RANK="1", REGROUP_WORKER_TOKEN="3f")
         regroup.progress(step=7, samples=56, tokens=56_000, loss=2.5, restored_step=0)
         said = self.agent.await_step(7)
         self.assertEqual(said[0], {"hello": {"version": 1, "job": "gpt-3", "generation": 5, "rank": 2, "local_rank": 1,
-                                             "takes_notice": False}})
+                                             "token": "3f", "takes_notice": False}})
         self.assertEqual(said[1], {"progress": {"step": 7, "samples": 56, "tokens": 56_000, "loss": 2.5, "restored_step": 0}})
 
     def test_a_program_may_have_another_idea_of_its_local_rank(self):

@@ -11,7 +11,7 @@ namespace {
 class ControlClientTest : public testing::Test {
  protected:
   std::unique_ptr<ControlClient> Start() {
-    return ControlClient::Start({agent_.path(), "gpt-3", 5, 2, 1});
+    return ControlClient::Start({agent_.path(), "gpt-3", 5, 2, 1, "3f"});
   }
   static bool Never() { return false; }
 
@@ -34,6 +34,7 @@ TEST_F(ControlClientTest, SaysHelloThenReportsTheNewest) {
   EXPECT_EQ(said[0].line.hello().job(), "gpt-3");
   EXPECT_EQ(said[0].line.hello().generation(), 5u);
   EXPECT_EQ(said[0].line.hello().local_rank(), 1);
+  EXPECT_EQ(said[0].line.hello().token(), "3f");
   EXPECT_TRUE(said[0].line.hello().takes_notice());
   EXPECT_EQ(said[1].line.progress().loss(), 2.5);
   EXPECT_EQ(said[1].line.progress().tokens(), 57344);

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from . import _wire
-from ._context import Context, local_rank_for_agent
+from ._context import Context, local_rank_for_agent, token_for_agent
 
 FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 2.0
 REPORT_EVERY_S = 0.1
@@ -43,7 +43,7 @@ class Client:
     def __init__(self, path: str, who: Context) -> None:
         self.who = who
         self.pid = os.getpid()
-        self._path, self._local_rank = path, local_rank_for_agent()
+        self._path, self._local_rank, self._token = path, local_rank_for_agent(), token_for_agent()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
@@ -199,7 +199,7 @@ class Client:
             return self._hang_up()
         with self._changed:
             self._welcomed, self._said_takes_notice = False, self._takes_notice
-            self._outgoing = _wire.hello(self.who, self._local_rank, self._takes_notice)
+            self._outgoing = _wire.hello(self.who, self._local_rank, self._token, self._takes_notice)
             # A new agent knows nothing yet.
             self._report_due = self._report is not None
             self._question_due = self._asking is not None
@@ -220,7 +220,7 @@ class Client:
                 return max(0.0, self._next_dial - now)
             if self._said_takes_notice != self._takes_notice:
                 self._said_takes_notice = self._takes_notice
-                self._outgoing += _wire.hello(self.who, self._local_rank, self._takes_notice)
+                self._outgoing += _wire.hello(self.who, self._local_rank, self._token, self._takes_notice)
             if self._asking is None and self._questions:
                 self._asking, self._question_due = self._questions.popleft(), True
             report, again = self._due_report(now)

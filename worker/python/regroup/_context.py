@@ -44,6 +44,11 @@ def local_rank_for_agent() -> int:
     return _number("REGROUP_LOCAL_RANK", _number("LOCAL_RANK", 0))
 
 
+def token_for_agent() -> str:
+    """By what its agent knows this rank."""
+    return os.environ.get("REGROUP_WORKER_TOKEN", "")
+
+
 def _number(name: str, default: int) -> int:
     try:
         return int(os.environ.get(name, ""))

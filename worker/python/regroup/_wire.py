@@ -52,9 +52,9 @@ def _line(kind: str, body: Dict[str, Any]) -> bytes:
     return json.dumps({kind: body}, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
 
-def hello(who: Context, local_rank: int, takes_notice: bool) -> bytes:
+def hello(who: Context, local_rank: int, token: str, takes_notice: bool) -> bytes:
     return _line("hello", {"version": VERSION, "job": who.job, "generation": who.generation, "rank": who.rank,
-                           "local_rank": local_rank, "takes_notice": takes_notice})
+                           "local_rank": local_rank, "token": token, "takes_notice": takes_notice})
 
 
 def progress(report: Dict[str, Any]) -> bytes:

@@ -74,8 +74,9 @@ TEST(EveryFlag, HelpSaysWhatIsTaken) {
 
 // A worker's own variables must not become flags of a command that it runs.
 TEST(EveryFlag, NoEnvironmentNameIsAWorkersVariable) {
-  const std::set<std::string> of_workers = {"REGROUP_JOB", "REGROUP_GENERATION", "REGROUP_SOCKET",
-                                            "REGROUP_LOCAL_RANK", "REGROUP_RESUME_STEP"};
+  const std::set<std::string> of_workers = {"REGROUP_JOB",         "REGROUP_GENERATION",
+                                            "REGROUP_SOCKET",      "REGROUP_LOCAL_RANK",
+                                            "REGROUP_RESUME_STEP", "REGROUP_WORKER_TOKEN"};
   for (const CommandEntry& entry : AllCommands()) {
     for (const FlagDescription& flag : entry.make()->line().Describe().flags) {
       EXPECT_EQ(of_workers.count(flag.environment), 0u) << entry.name << " " << flag.environment;
