@@ -3,6 +3,7 @@
 #include <grpcpp/client_context.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "common/base/status_macros.h"
@@ -12,6 +13,7 @@
 #include "common/config/token.h"
 #include "common/config/values.h"
 #include "common/io/files.h"
+#include "common/io/proc.h"
 #include "common/report/text_style.h"
 #include "common/rpc/convert.h"
 #include "common/rpc/describe_listener.h"
@@ -24,6 +26,8 @@ namespace {
 
 using namespace std::chrono_literals;
 constexpr Duration kCallLimit = 10s;
+constexpr Duration kBusyRetry = 200ms;
+constexpr Duration kBusyLimit = 8s;  // Readers that do not read are cut after 5 s.
 constexpr std::size_t kMaxWarnings = 8, kMaxWarningBytes = 1'024;
 constexpr Duration kFollowLimit = std::chrono::hours(24 * 365);
 
@@ -165,10 +169,18 @@ absl::StatusOr<Reply> Client::Try(Duration limit, Call call) const {
 
 absl::StatusOr<Reading> Client::Read(const regroup::v1::ReadRequest& request,
                                      Duration limit) const {
-  ASSIGN_OR_RETURN(auto reply,
-                   Try<regroup::v1::ReadReply>(limit, [&](auto& stub, auto& context, auto& out) {
-                     return stub.Read(&context, request, &out);
-                   }));
+  const Instant begun = io::MonotonicNow();
+  const auto call = [&](auto& stub, auto& context, auto& out) {
+    return stub.Read(&context, request, &out);
+  };
+  absl::StatusOr<regroup::v1::ReadReply> answer = Try<regroup::v1::ReadReply>(limit, call);
+  // Others read so much now that it takes no more.
+  while (absl::IsResourceExhausted(answer.status()) && io::MonotonicNow() < begun + kBusyLimit) {
+    std::this_thread::sleep_for(kBusyRetry);
+    answer = Try<regroup::v1::ReadReply>(limit, call);
+  }
+  RETURN_IF_ERROR(answer.status());
+  const regroup::v1::ReadReply& reply = *answer;
   Reading reading;
   absl::StatusOr<Version> version = FromProto(reply.version());
   if (!version.ok()) return NoAnswer(version.status());

@@ -3,6 +3,7 @@
 // What the shell tells the core: facts, in the order of the time stamps that the shell gave them on
 // receipt.
 
+#include <compare>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -91,6 +92,7 @@ struct ReadFilter {
   std::string node;     // A name or id. Empty: all nodes.
   bool ended = false;   // With all jobs: ended ones too.
   bool detail = false;  // Generations and events.
+  friend auto operator<=>(const ReadFilter&, const ReadFilter&) = default;
 };
 struct ReadAsked {
   CallId call;

@@ -1,5 +1,8 @@
 #include "launcher/coordinator/shell/calls.h"
 
+#include <grpcpp/impl/codegen/proto_utils.h>
+
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -9,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/user_error.h"
 #include "common/config/job_limits.h"
+#include "common/io/proc.h"
 #include "common/report/text_style.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/checker.h"
@@ -18,6 +22,8 @@ namespace regroup::coordinator {
 namespace {
 
 constexpr auto kAnswerBeforeDeadline = std::chrono::milliseconds(200);
+constexpr Duration kFresh = std::chrono::seconds(1);  // For ages, which change without a row.
+constexpr std::size_t kMaxReadRequestBytes = 4 << 10;
 
 absl::Status Invalid(std::string_view what, std::string_view because) {
   return UserError(absl::StatusCode::kInvalidArgument, what, because, "");
@@ -32,32 +38,44 @@ absl::StatusOr<const T*> Expect(const Reply& reply) {
   return value;
 }
 
-absl::Status FillRead(const Identity& identity, bool detail, const Reply& reply,
-                      pb::ReadReply& out) {
+pb::JobView Shown(const JobView& job, bool detail) {
+  pb::JobView shown = ToProto(job);
+  // A submitter's environment may hold secrets, and a list needs no command lines of 64 KiB.
+  shown.mutable_spec()->clear_environment();
+  if (!detail && shown.spec().command_size() > 16)
+    shown.mutable_spec()->mutable_command()->DeleteSubrange(16, shown.spec().command_size() - 16);
+  return shown;
+}
+
+// A serialised pb::ReadReply. Part by part, for such messages are joined by joining their bytes: as
+// a whole it would be there twice.
+absl::StatusOr<std::string> SerializeRead(const Identity& identity, bool detail,
+                                          const Reply& reply) {
   absl::StatusOr<const ReadReply*> read = Expect<ReadReply>(reply);
   if (!read.ok()) return read.status();
+  std::string bytes;
+  pb::ReadReply part;
+  const auto add = [&] {
+    part.AppendPartialToString(&bytes);
+    part.Clear();
+    return bytes.size() <= static_cast<std::size_t>(kMaxReplyBytes);
+  };
+  bool fits = true;
   for (const JobView& job : (*read)->jobs) {
-    pb::JobView* added = out.add_jobs();
-    *added = ToProto(job);
-    // A submitter's environment may hold secrets, and a list needs no command lines of 64 KiB.
-    added->mutable_spec()->clear_environment();
-    if (!detail && added->spec().command_size() > 16) {
-      added->mutable_spec()->mutable_command()->DeleteSubrange(16,
-                                                               added->spec().command_size() - 16);
-    }
+    *part.add_jobs() = Shown(job, detail);
+    fits = fits && add();
   }
-  for (const NodeView& node : (*read)->nodes) *out.add_nodes() = ToProto(node);
-  for (const std::string& warning : (*read)->warnings) out.add_warnings(warning);
-  out.set_cluster(identity.cluster.value());
-  out.set_epoch(identity.epoch.value());
-  *out.mutable_version() = ToProto(identity.version);
-  if (out.ByteSizeLong() > static_cast<std::size_t>(kMaxReplyBytes)) {
-    return UserError(
-        absl::StatusCode::kResourceExhausted, "the answer is too large",
-        absl::StrCat(out.ByteSizeLong(), " bytes, at most ", kMaxReplyBytes, " are sent"),
-        "name one job");
+  for (const NodeView& node : (*read)->nodes) {
+    *part.add_nodes() = ToProto(node);
+    fits = fits && add();
   }
-  return absl::OkStatus();
+  for (const std::string& warning : (*read)->warnings) part.add_warnings(warning);
+  part.set_cluster(identity.cluster.value());
+  part.set_epoch(identity.epoch.value());
+  *part.mutable_version() = ToProto(identity.version);
+  if (fits && add()) return bytes;
+  return UserError(absl::StatusCode::kOutOfRange, "the answer is too large",
+                   absl::StrCat("at most ", kMaxReplyBytes, " bytes are sent"), "name one job");
 }
 
 // As gRPC names where a call came from. Unset: none of the ways that the listener opens.
@@ -92,8 +110,13 @@ absl::Status CheckUnaryCaller(grpc::CallbackServerContext& context, std::string_
 // Lives from the call's start to OnDone.
 class Calls::UnaryCall final : public grpc::ServerUnaryReactor {
  public:
-  UnaryCall(Calls& calls, Plan plan)
-      : calls_(calls), id_(++calls.last_id_), is_submit_(plan.is_submit) {
+  UnaryCall(Calls& calls, grpc::CallbackServerContext* context, std::size_t request_bytes,
+            Plan plan)
+      : calls_(calls),
+        id_(++calls.last_id_),
+        context_(context),
+        request_bytes_(request_bytes),
+        is_submit_(plan.is_submit) {
     calls_.loop_.Post([this, plan = std::move(plan)](Instant received) mutable {
       calls_.Add(this, received, std::move(plan));
     });
@@ -102,20 +125,25 @@ class Calls::UnaryCall final : public grpc::ServerUnaryReactor {
     calls_.loop_.Post([calls = &calls_, id = id_](Instant received) { calls->Drop(received, id); });
   }
   void OnDone() override {
+    calls_.replies_.Sent(id_);
+    calls_.request_bytes_ -= request_bytes_;
     --calls_.calls_;
     if (is_submit_) --calls_.submits_;
     delete this;
   }
   CallId id() const { return id_; }
+  grpc::CallbackServerContext* context() { return context_; }
 
  private:
   Calls& calls_;
   const CallId id_;
+  grpc::CallbackServerContext* const context_;
+  const std::size_t request_bytes_;
   const bool is_submit_;
 };
 
-Calls::Calls(CoreLoop& loop, std::function<std::uint64_t()> free_bytes)
-    : loop_(loop), free_bytes_(std::move(free_bytes)) {}
+Calls::Calls(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes)
+    : loop_(loop), log_(log), free_bytes_(std::move(free_bytes)) {}
 
 Calls::~Calls() = default;
 
@@ -133,19 +161,22 @@ grpc::ServerUnaryReactor* Calls::Begin(grpc::CallbackServerContext* context,
                                    absl::StrCat(request_bytes, " bytes, at most ",
                                                 kMaxCallMessageBytes, " are taken")));
   }
-  const bool too_many_calls = ++calls_ > kMaxPendingCalls;
-  const bool too_many_submits = plan.is_submit && ++submits_ > kMaxPendingSubmits;
-  if (too_many_calls || too_many_submits) {
+  std::string excess;
+  if (++calls_ > kMaxPendingCalls) excess = absl::StrCat(kMaxPendingCalls, " calls");
+  if (plan.is_submit && ++submits_ > kMaxPendingSubmits)
+    excess = absl::StrCat(kMaxPendingSubmits, " submits");
+  if ((request_bytes_ += request_bytes) > kMaxPendingRequestBytes)
+    excess = absl::StrCat("requests of ", kMaxPendingRequestBytes, " bytes");
+  if (!excess.empty()) {
     --calls_;
     if (plan.is_submit) --submits_;
+    request_bytes_ -= request_bytes;
     return Refuse(
         context,
         UserError(absl::StatusCode::kResourceExhausted, "the coordinator has too much to do",
-                  too_many_submits ? absl::StrCat(kMaxPendingSubmits, " submits are pending")
-                                   : absl::StrCat(kMaxPendingCalls, " calls are pending"),
-                  "try again in a second"));
+                  absl::StrCat("at most ", excess, " may be pending"), "try again in a second"));
   }
-  return new UnaryCall(*this, std::move(plan));
+  return new UnaryCall(*this, context, request_bytes, std::move(plan));
 }
 
 void Calls::Add(UnaryCall* reactor, Instant received, Plan plan) {
@@ -156,31 +187,140 @@ void Calls::Add(UnaryCall* reactor, Instant received, Plan plan) {
     return;
   }
   const CallId id = reactor->id();
-  Pending& pending = pending_[id];
+  const PendingAt at = pending_.try_emplace(id).first;
+  Pending& pending = at->second;
   pending.reactor = reactor;
   pending.respond = std::move(plan.respond);
-  if (plan.fallback) {
+  pending.question = std::move(plan.question);
+  pending.out = plan.out;
+  if (!pending.question) return loop_.Step(received, plan.event(id));
+  if (pending.question->wait) {
+    if (!IsJobId(pending.question->filter.job)) pending.question->alone = id;
     pending.timer = std::make_unique<boost::asio::steady_timer>(loop_.io());
     pending.timer->expires_after(std::max(plan.fallback_at - std::chrono::system_clock::now(),
                                           std::chrono::system_clock::duration(0)));
-    pending.timer->async_wait(
-        [this, id, filter = *plan.fallback](const boost::system::error_code& error) {
-          if (!error) loop_.Post([this, id, filter](Instant now) { AskAgain(now, id, filter); });
-        });
+    pending.timer->async_wait([this, id](const boost::system::error_code& error) {
+      if (!error) loop_.Post([this, id](Instant now) { AskAgain(now, id); });
+    });
   }
-  loop_.Step(received, plan.event(id));
+  Ask(received, at);
 }
 
-void Calls::AskAgain(Instant received, CallId call, const ReadFilter& filter) {
+void Calls::AskAgain(Instant received, CallId call) {
   const auto at = pending_.find(call);
   if (at == pending_.end()) return;
+  Question& question = *at->second.question;
+  Unask(received, call, question);
+  question.wait = false;
+  question.alone = CallId();
+  Ask(received, at);
+}
+
+// ---- reads
+
+// Who joins a question that has no answer yet gets one that is new enough: effects leave the loop
+// in order, so nothing that happened after the question was seen by anybody before its answer.
+void Calls::Ask(Instant received, PendingAt reader) {
+  const Question& question = *reader->second.question;
+  const auto same = asked_.find(question);
+  if (same != asked_.end()) {
+    same->second.readers.insert(reader->first);
+    return;
+  }
+  if (!question.wait && newest_.question == question && newest_.rows == loop_.rows() &&
+      received < newest_.at + kFresh) {
+    if (const auto reply = newest_.reply.lock()) return FinishRead(reader->first, reply);
+  }
+  if (const absl::Status busy = Busy(received, question); !busy.ok()) return Finish(reader, busy);
+  if (question.IsList() && list_asked_) {
+    later_.push_back(reader->first);
+    return;
+  }
+  const CallId call(++last_id_);
+  if (question.IsList()) list_asked_ = call;
+  if (question.alone != CallId()) ++waits_by_word_;
+  asked_[question] = Asked{call, received, loop_.rows(), {reader->first}};
+  questions_[call] = question;
+  loop_.Step(received, ReadAsked{call, question.filter, question.wait});
+}
+
+absl::Status Calls::Busy(Instant received, const Question& question) {
+  if (question.alone != CallId() && waits_by_word_ >= kMaxWaitsByWord) {
+    return UserError(absl::StatusCode::kResourceExhausted,
+                     "too many callers wait for jobs by other words than their ids",
+                     absl::StrCat("at most ", kMaxWaitsByWord, " may"), "the job's id");
+  }
+  if (question.wait || !replies_.Full()) return absl::OkStatus();
+  const int cut = replies_.CutSlow(received);
+  const std::optional<int> untold = told_busy_.Due(received);
+  if (untold || cut > 0) {
+    log_.Warning("a reader has to wait: others have not taken their answers",
+                 {{"bytes", std::to_string(kMaxReplyBytesInFlight)},
+                  {"cut", std::to_string(cut)},
+                  {"untold", std::to_string(untold.value_or(0))}});
+  }
+  return UserError(absl::StatusCode::kResourceExhausted, "too many answers are on their way",
+                   absl::StrCat("readers have yet to take ", kMaxReplyBytesInFlight,
+                                " bytes, no more is read for others meanwhile"),
+                   "again in a second; a reader that takes more than 5 s is cut then");
+}
+
+void Calls::Unask(Instant received, CallId reader, const Question& question) {
+  const auto asked = asked_.find(question);
+  if (asked == asked_.end()) return;
+  asked->second.readers.erase(reader);
+  // What does not wait is being answered.
+  if (!question.wait || !asked->second.readers.empty()) return;
+  const CallId call = asked->second.call;
+  if (question.alone != CallId()) --waits_by_word_;
+  asked_.erase(asked);
+  questions_.erase(call);
   loop_.Step(received, CallDropped{call});
-  loop_.Step(received, ReadAsked{call, filter, false});
+}
+
+void Calls::AnswerReaders(CallId call, const Reply& answer) {
+  const auto found = questions_.find(call);
+  if (found == questions_.end()) return;
+  const Question question = std::move(found->second);
+  questions_.erase(found);
+  const Asked asked = std::move(asked_.extract(question).mapped());
+  if (question.alone != CallId()) --waits_by_word_;
+  if (list_asked_ == call) AskLater();
+  if (asked.readers.empty()) return;
+  absl::StatusOr<std::string> bytes = SerializeRead(identity_, question.filter.detail, answer);
+  if (!bytes.ok()) {
+    for (const CallId reader : asked.readers) {
+      if (const auto at = pending_.find(reader); at != pending_.end()) Finish(at, bytes.status());
+    }
+    return;
+  }
+  const std::shared_ptr<ReadReplies::Reply> reply = replies_.Add(*std::move(bytes));
+  if (!question.wait) newest_ = {question, asked.at, asked.rows, reply};
+  for (const CallId reader : asked.readers) FinishRead(reader, reply);
+}
+
+void Calls::AskLater() {
+  list_asked_.reset();
+  if (later_.empty()) return;
+  // Nothing may be stepped while an answer is carried out.
+  loop_.Post([this, readers = std::exchange(later_, {})](Instant received) {
+    for (const CallId reader : readers) {
+      if (const auto at = pending_.find(reader); at != pending_.end()) Ask(received, at);
+    }
+  });
+}
+
+void Calls::FinishRead(CallId reader, const std::shared_ptr<ReadReplies::Reply>& reply) {
+  const auto at = pending_.find(reader);
+  if (at == pending_.end()) return;
+  *at->second.out = ReadReplies::BufferOf(reply);
+  replies_.Sending(reader, at->second.reactor->context(), io::MonotonicNow());
+  Finish(at, absl::OkStatus());
 }
 
 void Calls::Answer(CallId call, const Reply& reply) {
   const auto at = pending_.find(call);
-  if (at == pending_.end()) return;
+  if (at == pending_.end()) return AnswerReaders(call, reply);
   if (at->second.internal) {
     const Internal answered = std::move(at->second.internal);
     pending_.erase(at);
@@ -199,7 +339,11 @@ CallId Calls::ReadFor(Instant received, ReadFilter filter, bool wait_for_end, In
 void Calls::Drop(Instant received, CallId call) {
   const auto at = pending_.find(call);
   if (at == pending_.end()) return;
-  loop_.Step(received, CallDropped{call});
+  if (at->second.question) {
+    Unask(received, call, *at->second.question);
+  } else {
+    loop_.Step(received, CallDropped{call});
+  }
   if (at->second.internal) {
     pending_.erase(at);
     return;
@@ -280,36 +424,37 @@ grpc::ServerUnaryReactor* Calls::Cancel(grpc::CallbackServerContext* context,
 }
 
 grpc::ServerUnaryReactor* Calls::Read(grpc::CallbackServerContext* context,
-                                      const pb::ReadRequest* request, pb::ReadReply* reply) {
+                                      const grpc::ByteBuffer* bytes, grpc::ByteBuffer* reply) {
+  pb::ReadRequest request;
+  grpc::ByteBuffer taken(*bytes);
   wire::Checker check;
-  const bool jobs = request->what() == pb::ReadRequest::WHAT_JOBS;
-  const bool nodes = request->what() == pb::ReadRequest::WHAT_NODES;
+  if (bytes->Length() > kMaxReadRequestBytes) {
+    check.Fail(
+        absl::StrCat(bytes->Length(), " bytes, at most ", kMaxReadRequestBytes, " are taken"));
+  } else if (!grpc::SerializationTraits<pb::ReadRequest>::Deserialize(&taken, &request).ok()) {
+    check.Fail("it is no message of this kind");
+  }
+  const bool jobs = request.what() == pb::ReadRequest::WHAT_JOBS;
+  const bool nodes = request.what() == pb::ReadRequest::WHAT_NODES;
   if (!jobs && !nodes)
-    check.Fail(absl::StrCat("what: ", static_cast<int>(request->what()), " is not a known value"));
-  const std::string selector = check.Text("selector", request->selector(), 256);
-  if (request->wait_for_end() && (!jobs || selector.empty()))
+    check.Fail(absl::StrCat("what: ", static_cast<int>(request.what()), " is not a known value"));
+  const std::string selector = check.Text("selector", request.selector(), 256);
+  if (request.wait_for_end() && (!jobs || selector.empty()))
     check.Fail("wait_for_end: needs one job");
   if (!check.status().ok())
     return Refuse(context,
                   Invalid("this read cannot be taken", std::string(check.status().message())));
-  ReadFilter filter;
-  filter.jobs = jobs;
-  filter.nodes = nodes;
-  (jobs ? filter.job : filter.node) = selector;
-  filter.ended = request->ended();
-  filter.detail = request->detail();
   Plan plan;
-  if (request->wait_for_end()) {
-    plan.fallback = filter;
-    plan.fallback_at = context->deadline() - kAnswerBeforeDeadline;
-  }
-  plan.event = [filter, wait = request->wait_for_end()](CallId call) -> Event {
-    return ReadAsked{call, filter, wait};
-  };
-  plan.respond = [this, reply, detail = request->detail()](const Reply& answer) {
-    return FillRead(identity_, detail, answer, *reply);
-  };
-  return Begin(context, request->ByteSizeLong(), std::move(plan));
+  Question& question = plan.question.emplace();
+  question.filter.jobs = jobs;
+  question.filter.nodes = nodes;
+  (jobs ? question.filter.job : question.filter.node) = selector;
+  question.filter.ended = request.ended();
+  question.filter.detail = request.detail();
+  question.wait = request.wait_for_end();
+  if (question.wait) plan.fallback_at = context->deadline() - kAnswerBeforeDeadline;
+  plan.out = reply;
+  return Begin(context, bytes->Length(), std::move(plan));
 }
 
 grpc::ServerUnaryReactor* Calls::ForgetNode(grpc::CallbackServerContext* context,

@@ -4,27 +4,39 @@
 // core, found again by its Answer and finished once, on the loop's thread.
 
 #include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <atomic>
 #include <boost/asio/steady_timer.hpp>
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "common/obs/logger.h"
 #include "common/rpc/convert.h"
 #include "launcher/coordinator/core/actions.h"
 #include "launcher/coordinator/core/events.h"
 #include "launcher/coordinator/shell/core_loop.h"
+#include "launcher/coordinator/shell/read_replies.h"
+#include "launcher/coordinator/shell/seldom.h"
 #include "proto/coordinator.pb.h"
 
 namespace regroup::coordinator {
 
 inline constexpr int kMaxPendingSubmits = 10'000;
 inline constexpr int kMaxPendingCalls = 20'000;
+// Of the requests of pending calls, together.
+inline constexpr std::size_t kMaxPendingRequestBytes = 16u << 20;
+// Reads that wait for the end of a job which another word than its id names.
+inline constexpr std::size_t kMaxWaitsByWord = 256;
 
 // What every reader's reply carries.
 struct Identity {
@@ -38,7 +50,7 @@ class Calls {
   using Respond = std::function<absl::Status(const Reply&)>;  // Fills the call's reply.
   using Internal = std::function<void(const Reply&)>;
 
-  Calls(CoreLoop& loop, std::function<std::uint64_t()> free_bytes);
+  Calls(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes);
   ~Calls();
 
   // From gRPC's threads.
@@ -46,8 +58,9 @@ class Calls {
                                    const pb::SubmitRequest* request, pb::SubmitReply* reply);
   grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context,
                                    const pb::CancelRequest* request, pb::CancelReply* reply);
+  // Raw: one reply is serialised once for all who ask the same.
   grpc::ServerUnaryReactor* Read(grpc::CallbackServerContext* context,
-                                 const pb::ReadRequest* request, pb::ReadReply* reply);
+                                 const grpc::ByteBuffer* request, grpc::ByteBuffer* reply);
   grpc::ServerUnaryReactor* ForgetNode(grpc::CallbackServerContext* context,
                                        const pb::ForgetNodeRequest* request,
                                        pb::ForgetNodeReply* reply);
@@ -63,21 +76,39 @@ class Calls {
 
  private:
   class UnaryCall;
+  // What the core is asked once for all readers of it. A waiting read is shared where its word is
+  // an id: another word may mean another job by the time that the next reader uses it.
+  struct Question {
+    ReadFilter filter;
+    bool wait = false;
+    CallId alone;
+    bool IsList() const { return filter.job.empty() && filter.node.empty(); }
+    friend auto operator<=>(const Question&, const Question&) = default;
+  };
+  struct Asked {
+    CallId call;  // The core's.
+    Instant at{};
+    std::uint64_t rows = 0;  // CoreLoop::rows() then.
+    std::set<CallId> readers;
+  };
   struct Pending {
     UnaryCall* reactor = nullptr;  // Null: internal.
     Respond respond;
     Internal internal;
-    bool is_submit = false;
+    std::optional<Question> question;  // Of a read, and where its reply goes.
+    grpc::ByteBuffer* out = nullptr;
     std::unique_ptr<boost::asio::steady_timer> timer;  // Of a waiting read.
   };
+  using PendingAt = std::map<CallId, Pending>::iterator;
 
   // One call that was checked.
   struct Plan {
     Respond respond;
     std::function<Event(CallId)> event;
     bool is_submit = false;
+    std::optional<Question> question;  // Of a read, in place of the above.
+    grpc::ByteBuffer* out = nullptr;
     // A waiting read: asked again without waiting when its deadline comes close.
-    std::optional<ReadFilter> fallback;
     std::chrono::system_clock::time_point fallback_at{};
   };
 
@@ -85,15 +116,44 @@ class Calls {
   grpc::ServerUnaryReactor* Begin(grpc::CallbackServerContext* context, std::size_t request_bytes,
                                   Plan plan);
   void Add(UnaryCall* reactor, Instant received, Plan plan);
-  void AskAgain(Instant received, CallId call, const ReadFilter& filter);
-  void Finish(std::map<CallId, Pending>::iterator at, const absl::Status& status);
+  void AskAgain(Instant received, CallId call);
+  void Finish(PendingAt at, const absl::Status& status);
+
+  void Ask(Instant received, PendingAt reader);
+  // Why this one may not be asked now.
+  absl::Status Busy(Instant received, const Question& question);
+  void Unask(Instant received, CallId reader, const Question& question);
+  void AnswerReaders(CallId call, const Reply& answer);
+  void AskLater();
+  void FinishRead(CallId reader, const std::shared_ptr<ReadReplies::Reply>& reply);
 
   CoreLoop& loop_;
+  obs::Logger& log_;
   const std::function<std::uint64_t()> free_bytes_;
   Identity identity_;
   std::map<CallId, Pending> pending_;
   std::atomic<std::uint64_t> last_id_ = 0;
   std::atomic<int> calls_ = 0, submits_ = 0;
+  std::atomic<std::size_t> request_bytes_ = 0;  // Of calls_.
+
+  // A list is copied whole when it is asked for, so one is asked for at a time; who asks for
+  // another meanwhile is in later_. Its readers may have left.
+  std::map<Question, Asked> asked_;
+  std::map<CallId, Question> questions_;  // By the core's call.
+  std::size_t waits_by_word_ = 0;         // Of asked_.
+  std::optional<CallId> list_asked_;
+  std::vector<CallId> later_;
+  // The newest reply while somebody still takes it: it is as good as a new one as long as no row
+  // was written since.
+  struct {
+    Question question;
+    Instant at{};
+    std::uint64_t rows = 0;
+    std::weak_ptr<ReadReplies::Reply> reply;
+  } newest_;
+  ReadReplies replies_;
+  Seldom told_busy_;
+
   std::optional<absl::Status> ended_;
   std::function<void()> all_ended_;
 };

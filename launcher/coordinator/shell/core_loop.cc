@@ -136,6 +136,7 @@ void CoreLoop::StepCore(Instant now, const Event& event) {
   Effects effects = core_->Step(now, io::WallNow(), event);
   Output output;
   output.rows.reserve(effects.rows.size());
+  if (!effects.rows.empty()) ++rows_;
   for (Row& row : effects.rows) {
     JournalRow encoded = EncodeRow(row);
     const bool is_event = row.value && std::holds_alternative<JobEventRow>(*row.value);

@@ -64,6 +64,8 @@ class CoreLoop {
   void Stop(std::function<void()> done);
 
   bool started() const { return core_.has_value(); }
+  // Rises with every step that wrote rows.
+  std::uint64_t rows() const { return rows_; }
   boost::asio::io_context& io() { return io_; }
 
  private:
@@ -110,6 +112,7 @@ class CoreLoop {
 
   std::deque<Output> pending_;
   std::size_t pending_bytes_ = 0;
+  std::uint64_t rows_ = 0;
   std::size_t in_flight_ = 0;  // Outputs of pending_ whose rows are being committed.
   bool failed_ = false, stopping_ = false;
   int disk_full_tries_ = 0;

@@ -54,7 +54,8 @@ constexpr int kExitInternal = 125;
 // A result with detail has to fit into one message of a session.
 constexpr std::size_t kMaxResultBytes = kMaxSessionMessageBytes - (256u << 10);
 
-class Service final : public pb::Coordinator::CallbackService {
+class Service final
+    : public pb::Coordinator::WithRawCallbackMethod_Read<pb::Coordinator::CallbackService> {
  public:
   Service(Sessions& sessions, Calls& calls, LogRelay& logs, bool insecure)
       : sessions_(sessions), calls_(calls), logs_(logs), insecure_(insecure) {}
@@ -78,7 +79,8 @@ class Service final : public pb::Coordinator::CallbackService {
     return calls_.Cancel(context, request, reply);
   }
   grpc::ServerUnaryReactor* Read(grpc::CallbackServerContext* context,
-                                 const pb::ReadRequest* request, pb::ReadReply* reply) override {
+                                 const grpc::ByteBuffer* request,
+                                 grpc::ByteBuffer* reply) override {
     if (auto* refused = RefusedUnary(context, "Read")) return refused;
     return calls_.Read(context, request, reply);
   }
@@ -189,7 +191,7 @@ class DaemonImpl final : public Daemon, public Outlet {
         journal_(MakeSqliteJournal(folder_.JournalPath())),
         loop_(io_, *journal_, *log_, *this),
         sessions_(loop_, *log_, config_.lease, [this] { return FreeBytes(); }),
-        calls_(loop_, [this] { return FreeBytes(); }),
+        calls_(loop_, *log_, [this] { return FreeBytes(); }),
         logs_(loop_, calls_, sessions_),
         prober_(io_),
         service_(sessions_, calls_, logs_, config.insecure) {}

@@ -1,0 +1,53 @@
+#pragma once
+
+// Replies to readers on their way. A reply is serialised once for all who get it, and its bytes are
+// counted until the last of them has taken it: readers that read slowly, or not at all, must not
+// cost their number times a list of 10,000 jobs. Thread-safe.
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "common/base/ids.h"
+#include "common/base/time.h"
+
+namespace regroup::coordinator {
+
+// From here on nothing new is read until some of it was taken; one reply may go beyond.
+inline constexpr std::uint64_t kMaxReplyBytesInFlight = 8u << 20;
+// A reader that takes longer than this is cut once others are kept from reading.
+inline constexpr Duration kTakeLimit = std::chrono::seconds(5);
+
+class ReadReplies {
+ public:
+  class Reply;
+  // Counted until the last buffer of it is gone.
+  std::shared_ptr<Reply> Add(std::string bytes);
+  static grpc::ByteBuffer BufferOf(const std::shared_ptr<Reply>& reply);
+  bool Full() const { return *in_flight_bytes_ >= kMaxReplyBytesInFlight; }
+
+  // Brackets the time in which a call sends its reply. REQUIRES: `context` lives until Sent.
+  void Sending(CallId call, grpc::CallbackServerContext* context, Instant now);
+  void Sent(CallId call);
+  // How many were cut.
+  int CutSlow(Instant now);
+
+ private:
+  struct Taker {
+    grpc::CallbackServerContext* context = nullptr;
+    Instant since{};
+  };
+  // Shared with the replies: gRPC drops their buffers when it likes.
+  const std::shared_ptr<std::atomic<std::uint64_t>> in_flight_bytes_ =
+      std::make_shared<std::atomic<std::uint64_t>>(0);
+  std::recursive_mutex mutex_;      // To cancel a call may end it at once.
+  std::map<CallId, Taker> takers_;  // Guarded by mutex_.
+};
+
+}  // namespace regroup::coordinator

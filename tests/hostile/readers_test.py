@@ -1,0 +1,60 @@
+"""Readers that do not take what they asked for: they share one reply, no more than a few are on their way, others get theirs."""
+import time
+
+import attacked
+from attacked import e2e
+from http2 import read_request
+
+LIST = read_request(ended=True)
+ONE_NODE = read_request(jobs=False, selector="nobody")
+READERS_PER_CONNECTION = 100
+
+
+class SlowReaders(attacked.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.start("--insecure")
+        self.fill(90)
+        with self.connect() as client:
+            self.bytes = len(client.call("Read", LIST)[0])
+        self.assertGreater(self.bytes, 5_000_000)
+
+    def slow(self, connections, request=LIST):
+        """Readers that take 64 KiB together."""
+        clients = [self.connect() for _ in range(connections)]
+        for client in clients:
+            self.addCleanup(client.socket.close)
+        for client in clients:
+            for _ in range(READERS_PER_CONNECTION):
+                client.start("Read", request)
+        return clients
+
+    def test_share_one_reply(self):
+        before = self.resident_mb()
+        readers = self.slow(5)
+        for _ in range(10):
+            self.assertEqual(self.fx.run("ps", "-a").code, 0)
+        peak = self.resident_mb()
+        print(f"{before:.1f} MB before, {peak:.1f} with {len(readers) * READERS_PER_CONNECTION} readers of 5 MB", flush=True)
+        self.assertLess(peak - before, attacked.DURING_MB)
+
+    def test_are_refused_when_too_much_is_on_its_way_and_cut_in_the_end(self):
+        before = self.resident_mb()
+        for i in range(3):  # Each submit makes another list; the third is one too many.
+            self.slow(1)
+            with self.connect() as client:
+                self.assertIsNotNone(client.call("Read", ONE_NODE))  # Those before are being answered.
+            self.fill(1, first=100 + i)
+        with self.connect() as client:
+            status = client.call("Read", LIST)[1]
+            self.assertIn(b"too many answers are on their way", status)
+        self.assertLess(self.resident_mb() - before, attacked.DURING_MB)
+        begun = time.monotonic()
+        self.assertEqual(self.fx.run("ps", "-a").code, 0)  # It tries again until one was cut.
+        self.assertLess(time.monotonic() - begun, 8)
+        self.assertRegex(self.coordinator.stderr, r"a reader has to wait.* cut=[12]00 ")
+        self.assertIsNone(self.coordinator.code)
+
+
+if __name__ == "__main__":
+    e2e.main()
