@@ -1,5 +1,6 @@
 #include "common/config/job_file.h"
 
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -9,7 +10,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
+#include <sstream>
 #include <vector>
 
 #include "common/base/status_macros.h"
@@ -341,6 +344,33 @@ class JobFileReader {
   JobSpec spec_;
 };
 
+// Takes note of where a document begins, and of nothing else.
+class FirstMark : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark& mark) override { line = mark.line + 1; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+  int line = 0;
+};
+
+// Not by YAML::LoadAll: of a text like ",a: b" it makes documents without end, all of them empty.
+std::optional<int> LineOfSecondDocument(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  FirstMark mark;
+  if (!parser.HandleNextDocument(mark) || !parser.HandleNextDocument(mark)) return std::nullopt;
+  return mark.line;
+}
+
 struct FileCloser {
   void operator()(std::FILE* file) const {
     if (file != stdin) std::fclose(file);
@@ -358,14 +388,13 @@ absl::StatusOr<JobSpec> ParseJobFile(std::string_view text, std::string_view sou
   }
   // The only place where yaml-cpp's exceptions appear. Its own depth guard bounds nesting.
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
-    if (documents.size() > 1) {
+    const YAML::Node document = YAML::Load(std::string(text));
+    if (const std::optional<int> line = LineOfSecondDocument(std::string(text))) {
       return UserError(absl::StatusCode::kInvalidArgument,
-                       Cat(source, ":", documents[1].Mark().line + 1, ": a second document"),
-                       Cat("one file is one job, and this one has ", documents.size()),
+                       Cat(source, ":", *line, ": a second document"), "one file is one job",
                        "a file for each job");
     }
-    return JobFileReader(source, directory).Read(documents.empty() ? YAML::Node() : documents[0]);
+    return JobFileReader(source, directory).Read(document);
   } catch (const YAML::Exception& error) {
     return UserError(absl::StatusCode::kInvalidArgument,
                      Cat(source, ":", error.mark.line + 1, ": not YAML"), error.msg, "");

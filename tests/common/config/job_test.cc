@@ -225,9 +225,17 @@ struct FileRow {
 TEST(JobFile, ASecondDocumentIsRefused) {
   const absl::Status refused =
       ParseJobFile("name: a\nrun: x\n---\nname: b\nrun: y\n", "job.yaml", "/home/u").status();
-  EXPECT_EQ(PartsOf(refused).what, "job.yaml:4: a second document");
-  EXPECT_EQ(PartsOf(refused).because, "one file is one job, and this one has 2");
+  EXPECT_EQ(PartsOf(refused).what, "job.yaml:3: a second document");
+  EXPECT_EQ(PartsOf(refused).because, "one file is one job");
   EXPECT_TRUE(ParseJobFile("---\nname: a\nrun: x\n...\n", "job.yaml", "/home/u").ok());
+}
+
+// yaml-cpp makes documents of it without end; they were all to be kept.
+TEST(JobFile, ATextOfEndlessDocumentsIsRefused) {
+  for (const char* text : {",", ",a: b\n", "name: a\nrun: x\n---\n,\n"}) {
+    const absl::Status refused = ParseJobFile(text, "job.yaml", "/home/u").status();
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << text;
+  }
 }
 
 TEST(JobFile, Errors) {
