@@ -94,25 +94,6 @@ absl::Status NoCoordinator(const std::string& where) {
       absl::StrCat("what listens on ", where, " is no Regroup coordinator, or is ending"));
 }
 
-absl::Status Prove(int fd, std::string_view token, const std::string& where, Instant until) {
-  Nonces nonces;
-  nonces.caller = NewNonce();
-  RETURN_IF_ERROR(Say(fd, std::string(kProofMagic) + nonces.caller));
-  ASSIGN_OR_RETURN(const std::string greeting, Hear(fd, 1 + kNonceBytes, until));
-  if (!IsGreeting(greeting)) return NoCoordinator(where);
-  nonces.coordinator = greeting.substr(1);
-  RETURN_IF_ERROR(Say(fd, CallerProof(token, nonces)));
-  ASSIGN_OR_RETURN(const std::string answer, Hear(fd, 1 + kProofBytes, until));
-  if (answer.empty()) return NoCoordinator(where);
-  const bool proved =
-      answer.front() == kProved && SameSecret(answer.substr(1), CoordinatorProof(token, nonces));
-  if (proved) return absl::OkStatus();
-  return UserError(absl::StatusCode::kUnauthenticated,
-                   absl::StrCat("the coordinator at ", where, " has another token"),
-                   "REGROUP_TOKEN or --token-file gives one that it does not know",
-                   "regroup token on its host prints the right one");
-}
-
 }  // namespace
 
 std::string HmacSha256(std::string_view key, std::string_view text) {
@@ -162,13 +143,32 @@ std::optional<char> AskWhoIsTaken(int fd, Duration limit) {
   return greeting->front();
 }
 
+absl::Status ProveTo(int fd, std::string_view token, const std::string& where, Instant until) {
+  Nonces nonces;
+  nonces.caller = NewNonce();
+  RETURN_IF_ERROR(Say(fd, std::string(kProofMagic) + nonces.caller));
+  ASSIGN_OR_RETURN(const std::string greeting, Hear(fd, 1 + kNonceBytes, until));
+  if (!IsGreeting(greeting)) return NoCoordinator(where);
+  nonces.coordinator = greeting.substr(1);
+  RETURN_IF_ERROR(Say(fd, CallerProof(token, nonces)));
+  ASSIGN_OR_RETURN(const std::string answer, Hear(fd, 1 + kProofBytes, until));
+  if (answer.empty()) return NoCoordinator(where);
+  const bool proved =
+      answer.front() == kProved && SameSecret(answer.substr(1), CoordinatorProof(token, nonces));
+  if (proved) return absl::OkStatus();
+  return UserError(absl::StatusCode::kUnauthenticated,
+                   absl::StrCat("the coordinator at ", where, " has another token"),
+                   "REGROUP_TOKEN or --token-file gives one that it does not know",
+                   "regroup token on its host prints the right one");
+}
+
 absl::StatusOr<Connection> DialProved(const Address& address, std::string_view token,
                                       const DialOptions& options) {
   const Instant until = io::MonotonicNow() + options.connect_limit;
   Connection connection;
   connection.target = io::FormatAddress(address);
   ASSIGN_OR_RETURN(io::UniqueFd fd, Connect(address, until));
-  RETURN_IF_ERROR(Prove(fd.get(), token, connection.target, until));
+  RETURN_IF_ERROR(ProveTo(fd.get(), token, connection.target, until));
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(options.max_receive_bytes);
   connection.channel =

@@ -48,6 +48,9 @@ bool IsTurnedAway(std::string_view answer);
 // coordinator, or none that answers within `limit`.
 std::optional<char> AskWhoIsTaken(int fd, Duration limit);
 
+// The caller's end of it, on the connection `fd` to what is named `where`. Errors as of DialProved.
+absl::Status ProveTo(int fd, std::string_view token, const std::string& where, Instant until);
+
 // A connection to a coordinator, both ends proved. Blocks for options.connect_limit at most; off a
 // loop. Unlike Dial's it is not made again when it breaks. UNAVAILABLE: nobody answers now;
 // FAILED_PRECONDITION: what answers is no coordinator, or is ending; UNAUTHENTICATED: it has

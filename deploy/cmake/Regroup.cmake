@@ -5,6 +5,7 @@ option(REGROUP_WERROR "Warnings are errors" ON)
 option(REGROUP_STATIC "Link gRPC, protobuf, abseil, OpenSSL and SQLite statically" OFF)
 option(REGROUP_UNIT_TESTS "Build the unit tests" ON)
 option(REGROUP_E2E_TESTS "Register the tests that run the programs" OFF)
+option(REGROUP_FUZZ "Build the fuzz targets; needs Clang" OFF)
 option(REGROUP_CUDA "Compile .cu files too, with nvcc" OFF)
 
 if(NOT CMAKE_BUILD_TYPE)

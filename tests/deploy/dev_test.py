@@ -39,10 +39,19 @@ class Dev(unittest.TestCase):
     def test_alone_it_explains(self):
         done = self.run_dev()
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        for word in ("demo", "test", "build", "bench", "lint", "install", "uninstall", "First time here?"):
+        for word in ("demo", "test", "build", "bench", "fuzz", "lint", "install", "uninstall", "First time here?"):
             self.assertIn(word, done.stdout)
         done = self.run_dev("tset")
         self.assertEqual((done.returncode, done.stderr), (1, "error: there is no command tset\ntry: ./dev\n"))
+
+    def test_fuzz_knows_its_targets(self):
+        os.makedirs(os.path.join(self.folder, "tests", "fuzz", "corpus", "store"))
+        done = self.run_dev("fuzz", "stroe")
+        self.assertEqual((done.returncode, done.stderr), (1, "error: fuzz: there is no target stroe\nthere are: store\n"))
+        for words in (["--minutes", "0"], ["--runs", "many"], ["--minutes"]):
+            done = self.run_dev("fuzz", *words)
+            self.assertEqual((done.returncode, done.stderr),
+                             (1, f"error: fuzz: {words[0]} needs a number from 1\ntry: ./dev fuzz --minutes 10\n"))
 
     def test_two_in_one_checkout_wait_for_each_other(self):
         os.symlink(shutil.which("flock"), os.path.join(self.path, "flock"))

@@ -39,17 +39,6 @@ absl::Status Protocol(std::string_view what, std::string_view because) {
 
 }  // namespace
 
-// One message of an agent, checked.
-struct Sessions::Decoded {
-  struct Leave {
-    int signal = 0;
-    bool now = false;
-  };
-  std::variant<Hello, LaunchRequest, HeartbeatMessage, GroupReport, WorkerProgress, CommitRequest,
-               Notice, Leave>
-      body;
-};
-
 // Lives from the call's start to OnDone. Members are the loop's between OnReadDone/OnWriteDone and
 // the next Start….
 class Sessions::Reactor final
@@ -65,10 +54,10 @@ class Sessions::Reactor final
       sessions_.loop_.Post([sessions = &sessions_, id = id_](Instant) { sessions->OnEnded(id); });
       return;
     }
-    absl::StatusOr<Decoded> decoded = Decode(incoming_);
+    absl::StatusOr<AgentSaid> said = DecodeAgentMessage(incoming_);
     sessions_.loop_.Post(
-        [sessions = &sessions_, id = id_, decoded = std::move(decoded)](Instant received) mutable {
-          sessions->OnRead(id, received, std::move(decoded));
+        [sessions = &sessions_, id = id_, said = std::move(said)](Instant received) mutable {
+          sessions->OnRead(id, received, std::move(said));
         });
   }
   void OnWriteDone(bool ok) override {
@@ -92,31 +81,6 @@ class Sessions::Reactor final
   SessionId id() const { return id_; }
 
  private:
-  static absl::StatusOr<Decoded> Decode(const pb::AgentMessage& message) {
-    const auto wrap = [](auto value) -> absl::StatusOr<Decoded> {
-      if (!value.ok()) return value.status();
-      return Decoded{*std::move(value)};
-    };
-    switch (message.body_case()) {
-      case pb::AgentMessage::kHello: return wrap(FromProto(message.hello()));
-      case pb::AgentMessage::kLaunch: return wrap(FromProto(message.launch()));
-      case pb::AgentMessage::kHeartbeat: return wrap(FromProto(message.heartbeat()));
-      case pb::AgentMessage::kReport: return wrap(FromProto(message.report()));
-      case pb::AgentMessage::kProgress: return wrap(FromProto(message.progress()));
-      case pb::AgentMessage::kCommit: return wrap(FromProto(message.commit()));
-      case pb::AgentMessage::kNotice: return wrap(FromProto(message.notice()));
-      case pb::AgentMessage::kLeave: {
-        const int signal = message.leave().signal();
-        if (signal < 0 || signal > 64)
-          return absl::InvalidArgumentError("leave.signal: is not in [0, 64]");
-        return Decoded{Decoded::Leave{signal, message.leave().now()}};
-      }
-      case pb::AgentMessage::BODY_NOT_SET:
-        return absl::InvalidArgumentError("message: is empty or of a kind not known here");
-    }
-    return absl::InvalidArgumentError("message: is of a kind not known here");
-  }
-
   const SessionId id_;
   Sessions& sessions_;
   grpc::CallbackServerContext* const context_;
@@ -159,7 +123,7 @@ void Sessions::Add(Reactor* reactor) {
   });
 }
 
-void Sessions::OnRead(SessionId id, Instant received, absl::StatusOr<Decoded> message) {
+void Sessions::OnRead(SessionId id, Instant received, absl::StatusOr<AgentSaid> message) {
   const auto at = sessions_.find(id);
   if (at == sessions_.end() || at->second->closing) return;
   Session& session = *at->second;
@@ -175,8 +139,8 @@ void Sessions::OnRead(SessionId id, Instant received, absl::StatusOr<Decoded> me
   if (still != sessions_.end() && !still->second->closing) still->second->reactor->Read();
 }
 
-void Sessions::Obey(SessionId id, Session& session, Instant received, Decoded message) {
-  const bool is_hello = std::holds_alternative<Hello>(message.body);
+void Sessions::Obey(SessionId id, Session& session, Instant received, AgentSaid message) {
+  const bool is_hello = std::holds_alternative<Hello>(message);
   if (is_hello != session.node.empty()) {
     const auto at = sessions_.find(id);
     return BeginClose(at, is_hello ? Protocol("this session said hello twice", "")
@@ -214,11 +178,11 @@ void Sessions::Obey(SessionId id, Session& session, Instant received, Decoded me
                  [&](Notice& notice) {
                    step(Noticed{id, notice});
                  },
-                 [&](Decoded::Leave& leave) {
+                 [&](LeaveRequest& leave) {
                    step(LeaveAsked{id, leave.signal, leave.now});
                  },
              },
-             message.body);
+             message);
 }
 
 void Sessions::OnEnded(SessionId id) {

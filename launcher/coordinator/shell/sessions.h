@@ -22,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "common/rpc/convert.h"
 #include "launcher/coordinator/core/events.h"
+#include "launcher/coordinator/shell/agent_messages.h"
 #include "launcher/coordinator/shell/core_loop.h"
 #include "launcher/coordinator/shell/outbox.h"
 #include "proto/coordinator.pb.h"
@@ -84,14 +85,13 @@ class Sessions {
     Outbox outbox;
     boost::asio::steady_timer timer;  // Until Hello; later until the last message is out.
   };
-  struct Decoded;
   using Table = std::map<SessionId, std::unique_ptr<Session>>;
 
   void Add(Reactor* reactor);
-  void OnRead(SessionId id, Instant received, absl::StatusOr<Decoded> message);
+  void OnRead(SessionId id, Instant received, absl::StatusOr<AgentSaid> message);
   void OnEnded(SessionId id);  // The agent half-closed or the stream broke.
   void OnWritten(SessionId id, bool ok);
-  void Obey(SessionId id, Session& session, Instant received, Decoded message);
+  void Obey(SessionId id, Session& session, Instant received, AgentSaid message);
   Session* Writable(SessionId id);     // Null: gone, or being closed.
   void Send(SessionId id, bool fits);  // What its outbox was given just now, or its end.
   void Pump(Table::iterator at);
