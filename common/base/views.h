@@ -19,6 +19,8 @@ struct MemberView {
   int group_rank = 0;
   std::vector<int> ranks;
   std::vector<std::int64_t> pids;  // By local rank; 0: not started.
+  int free_slots =
+      0;  // It was chosen among nodes that the job never had, for these; 0: it was not.
 };
 
 struct GenerationView {

@@ -32,6 +32,7 @@ pb::MemberView ToProto(const MemberView& value) {
   out.set_group_rank(value.group_rank);
   for (int rank : value.ranks) out.add_ranks(rank);
   for (std::int64_t pid : value.pids) out.add_pids(pid);
+  out.set_free_slots(value.free_slots);
   return out;
 }
 
@@ -46,6 +47,7 @@ absl::StatusOr<MemberView> FromProto(const pb::MemberView& value) {
     out.ranks.assign(value.ranks().begin(), value.ranks().end());
   if (check.Size("pids", value.pids_size(), kMaxRanks))
     out.pids.assign(value.pids().begin(), value.pids().end());
+  out.free_slots = value.free_slots();
   return check.Finish(std::move(out));
 }
 

@@ -144,6 +144,22 @@ std::string MovesText(const GenerationView& generation, const GenerationView* pr
   return moves.empty() ? "nobody moved" : JoinWords(moves);
 }
 
+// Of nodes that the job never had before; those that it had go first, without a choice.
+std::string WhyTheseNodes(const GenerationView& generation, int width) {
+  std::vector<std::string> free;
+  for (const MemberView& member : generation.members) {
+    if (member.free_slots == 0) continue;
+    free.push_back(free.empty()
+                       ? Cat(member.name, " had ", Count(member.free_slots, "slot"), " free")
+                       : Cat(member.name, " ", member.free_slots));
+  }
+  if (free.empty()) return "";
+  const std::string why = Cat(JoinWords(free), ": most free slots first, then by name");
+  const std::string line = Cat("Why these nodes   ", why);
+  return DisplayWidth(line) <= width ? Cat(line, "\n")
+                                     : Cat("Why these nodes\n", Filled(why, width));
+}
+
 // The last node that could not prepare, and has not taken part or gone since; empty: there is none.
 std::string LeftOut(const JobView& job) {
   std::set<std::string> settled;
@@ -317,7 +333,7 @@ std::string RenderExplain(const JobView& job, std::optional<Generation> only,
   if (!ended.empty() || last != nullptr) out += ended.empty() ? "\n" : "";
   if (last != nullptr && !last->members.empty()) {
     out += Cat("Why these ranks   ", PlacesText(*last), " (",
-               MovesText(*last, Previous(job, *last)), ")\n");
+               MovesText(*last, Previous(job, *last)), ")\n", WhyTheseNodes(*last, width));
   }
   if (!only) out += Cat(WhyNotMore(job, width), TimeText(job.time, width), CostText(job, width));
   out += Cat("Next  ", NextStep(job, ended.empty() ? nullptr : ended.back()), "\n");

@@ -75,6 +75,7 @@ Json GenerationJson(const GenerationView& g, ReasonContext context) {
                               {"group_rank", m.group_rank},
                               {"ranks", m.ranks},
                               {"pids", m.pids}});
+    if (m.free_slots > 0) out["members"].back()["free_slots_when_chosen"] = m.free_slots;
   }
   if (g.store) out["store"] = FormatEndpoint(g.store->host, g.store->port);
   if (g.formed_at) out["formed_at"] = Rfc3339(*g.formed_at);

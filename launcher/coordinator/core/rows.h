@@ -136,6 +136,8 @@ struct GenerationMember {  // Its index in the row is its group rank.
   std::optional<Address> witness;
   bool witness_verified = false;   // It answered once.
   std::vector<std::int64_t> pids;  // By local rank, once started.
+  // It was chosen among nodes that the job never had, for these; 0: it was not.
+  int free_slots = 0;
 };
 struct GenerationRow {  // `job/J/gen/G`
   JobId job;

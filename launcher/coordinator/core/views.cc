@@ -108,8 +108,8 @@ GenerationView Engine::ViewOf(const Job& job, const GenerationRow& row) const {
   }
   for (std::size_t rank = 0; rank < row.members.size(); ++rank) {
     const GenerationMember& member = row.members[rank];
-    MemberView mine{member.node, member.name, member.address, static_cast<int>(rank),
-                    {},          member.pids};
+    MemberView mine{member.node, member.name, member.address,   static_cast<int>(rank),
+                    {},          member.pids, member.free_slots};
     for (int local = 0; local < member.workers; ++local) mine.ranks.push_back(view.world++);
     mine.pids.resize(member.workers, 0);
     view.members.push_back(std::move(mine));

@@ -250,6 +250,7 @@ pb::GenerationMember Encode(const GenerationMember& member) {
   if (member.witness) *out.mutable_witness() = ToProto(*member.witness);
   out.set_witness_verified(member.witness_verified);
   for (std::int64_t pid : member.pids) out.add_pids(pid);
+  out.set_free_slots(member.free_slots);
   return out;
 }
 
@@ -263,6 +264,7 @@ absl::StatusOr<GenerationMember> Decode(const pb::GenerationMember& member) {
   if (member.has_witness()) out.witness = check.Nested("witness", FromProto(member.witness()));
   out.witness_verified = member.witness_verified();
   out.pids.assign(member.pids().begin(), member.pids().end());
+  out.free_slots = member.free_slots();
   return check.Finish(std::move(out));
 }
 

@@ -232,7 +232,7 @@ TEST(Convert, ViewsSurvive) {
   generation.generation = Generation(2);
   generation.state = GenerationView::State::kOver;
   generation.world = 4;
-  generation.members = {{NodeId("n"), "node1", "10.0.0.4", 1, {2, 3}, {41, 42}}};
+  generation.members = {{NodeId("n"), "node1", "10.0.0.4", 1, {2, 3}, {41, 42}, 8}};
   generation.store = Address{"10.0.0.4", 3000};
   generation.formed_at = generation.ended_at = SomeCause().at;
   generation.ended = EndReason(Finished{});

@@ -190,6 +190,20 @@ TEST(ExplainScreen, WhoWasLeftOutAndWhy) {
   EXPECT_THAT(explained(), HasSubstr("no other node has asked to join"));
 }
 
+TEST(ExplainScreen, WhyTheseNodes) {
+  JobView job = Train();
+  const auto explained = [&job] { return RenderExplain(job, std::nullopt, {}); };
+  EXPECT_THAT(explained(), Not(HasSubstr("Why these nodes")));
+  job.generations.back().members[1].free_slots = 1;
+  EXPECT_THAT(explained(), HasSubstr("\nWhy these nodes   node1 had 1 slot free: most free slots "
+                                     "first, then by name\n"));
+  job.generations.back().members[0].free_slots = 8;
+  EXPECT_THAT(explained(), HasSubstr("\nWhy these nodes\n  node0 had 8 slots free, node1 1: most "
+                                     "free slots first, then by name\n"));
+  ExpectFits(explained(), 90);
+  EXPECT_THAT(ExplainDocument(job), HasSubstr("\"free_slots_when_chosen\":8"));
+}
+
 TEST(ExplainScreen, Cost) {
   JobView job = Train();
   job.spec.price_per_node_hour = 3.5;

@@ -100,13 +100,27 @@ TEST_F(Queue, jobs_are_spread) {
   for (const char* name : {"a", "b", "c"}) world().Add(name, two);
   world().RunFor(1s);
   std::vector<std::string> nodes;
+  std::vector<int> free;
   for (const char* key : {"k1", "k2", "k3", "k4"}) {
-    world().Submit(SpecOf("one", 1, 1), key);
+    JobSpec one = SpecOf("one", 1, 1);
+    one.max_restarts = 1;
+    world().Submit(one, key);
     world().RunFor(1s);
     const JobView view = world().View(JobId("one-" + std::to_string(nodes.size() + 1)));
     nodes.push_back(view.generations.back().members[0].name);
+    free.push_back(view.generations.back().members[0].free_slots);
   }
   EXPECT_THAT(nodes, ::testing::ElementsAre("a", "b", "c", "a"));
+  EXPECT_THAT(free, ::testing::ElementsAre(2, 2, 2, 1));
+  // It is told, after a restart too, of the generation for which there was a choice.
+  world().CrashCoordinator();
+  world().StartCoordinator();
+  world().RunFor(2s);
+  const JobId job("one-1");
+  EXPECT_EQ(world().View(job).generations[0].members[0].free_slots, 2);
+  world().node("a").ExitRank(job, 0, 1);
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  EXPECT_EQ(world().View(job).generations[1].members[0].free_slots, 0);
 }
 
 // A job that waits keeps others from growing, but not once it cannot run any more.

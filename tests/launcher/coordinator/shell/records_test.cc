@@ -108,13 +108,13 @@ TEST(Records, EveryKindOfRowSurvives) {
   generation.phase = GenerationPhase::kOver;
   generation.voided = true;
   generation.elective = true;
-  generation.members = {{node, "node1", "10.0.0.4", 2, Address{"10.0.0.4", 3001}, true, {41, 42}}};
+  generation.members = {
+      {node, "node1", "10.0.0.4", 2, Address{"10.0.0.4", 3001}, true, {41, 42}, 8}};
   generation.store = Address{"fd00::4", 3000};
   generation.restart_count = 2;
   generation.resume_step = 800;
   generation.proposed_at = at;
-  generation.formed_at = at;
-  generation.ended_at = at;
+  generation.formed_at = generation.ended_at = at;
   generation.ended = EndReason(WorkerFailed{Cause()});
   generation.verdict_open = true;
   generation.charged = true;
