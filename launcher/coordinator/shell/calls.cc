@@ -445,7 +445,8 @@ grpc::ServerUnaryReactor* Calls::Read(grpc::CallbackServerContext* context,
     return Refuse(context,
                   Invalid("this read cannot be taken", std::string(check.status().message())));
   Plan plan;
-  Question& question = plan.question.emplace();
+  // Clang 14 takes a nested struct with defaults for not constructible here without an argument.
+  Question& question = plan.question.emplace(Question());
   question.filter.jobs = jobs;
   question.filter.nodes = nodes;
   (jobs ? question.filter.job : question.filter.node) = selector;
