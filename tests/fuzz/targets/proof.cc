@@ -86,12 +86,16 @@ class Door {
   io::UniqueFd Connect() {
     const absl::StatusOr<io::SocketAddress> at = io::ToSocketAddress(address_);
     CHECK(at.ok());
-    io::UniqueFd fd(::socket(at->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    CHECK(fd && ::connect(fd.get(), at->get(), at->size) == 0);
+    io::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    // The port of a connection waits for a minute after it: one address has not enough for as many.
+    sockaddr_in from{};
+    from.sin_family = AF_INET;
+    from.sin_addr.s_addr = htonl(INADDR_LOOPBACK + (++calls_ & 0xFFFF));
     const int on = 1;
+    ::setsockopt(fd.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
     ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    const linger reset{1, 0};  // Millions of ports would wait for a minute each.
-    ::setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    CHECK(::bind(fd.get(), reinterpret_cast<const sockaddr*>(&from), sizeof from) == 0);
+    CHECK(::connect(fd.get(), at->get(), at->size) == 0);
     return fd;
   }
   void Say(const io::UniqueFd& fd, std::string_view bytes) {
@@ -124,6 +128,7 @@ class Door {
   Silent log_;
   Passed passed_;
   int store_clients_ = 0;
+  unsigned calls_ = 0;
   Address address_{"127.0.0.1", 0};
   coordinator::Listener listener_{loop_, log_, [] { return false; }};
 };
