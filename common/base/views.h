@@ -48,6 +48,13 @@ struct CostView {         // Of a job with a price, in the price's money.
   std::optional<double> per_million_samples, per_million_tokens;  // Unset: workers do not tell.
 };
 
+inline constexpr std::size_t kMaxLeftOutShown = 16;
+struct LeftOutView {  // A node that could not prepare for a job, and has not taken part since.
+  NodeId node;
+  std::string name, why;
+  Duration left{};  // Until it is asked again; 0: it is, as soon as it is needed.
+};
+
 struct JobView {
   JobId id;
   JobSpec spec;
@@ -72,7 +79,8 @@ struct JobView {
   int exit_code = 0;  // Of an ended job: what `run` and `wait` exit with.
   std::vector<GenerationView>
       generations;  // Oldest first, at most the last 100; only where detail was asked for.
-  std::vector<JobEvent> events;  // Likewise.
+  std::vector<JobEvent> events;       // Likewise.
+  std::vector<LeftOutView> left_out;  // Likewise; the first few.
   TimeAccount time;
   std::optional<CostView> cost;
 };

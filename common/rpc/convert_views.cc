@@ -156,6 +156,25 @@ absl::StatusOr<GenerationView> FromProto(const pb::GenerationView& value) {
   return check.Finish(std::move(out));
 }
 
+pb::LeftOutView ToProto(const LeftOutView& value) {
+  pb::LeftOutView out;
+  out.set_node(value.node.value());
+  out.set_name(value.name);
+  out.set_why(value.why);
+  out.set_left_ns(value.left.count());
+  return out;
+}
+
+absl::StatusOr<LeftOutView> FromProto(const pb::LeftOutView& value) {
+  Checker check;
+  LeftOutView out;
+  out.node = NodeId(check.Text("node", value.node(), kMaxIdBytes));
+  out.name = check.Text("name", value.name(), kMaxTextBytes);
+  out.why = check.Text("why", value.why(), kMaxTextBytes);
+  out.left = check.AnyDuration("left", value.left_ns());
+  return check.Finish(std::move(out));
+}
+
 pb::JobView ToProto(const JobView& value) {
   pb::JobView out;
   out.set_id(value.id.value());
@@ -184,6 +203,7 @@ pb::JobView ToProto(const JobView& value) {
   for (const GenerationView& generation : value.generations)
     *out.add_generations() = ToProto(generation);
   for (const JobEvent& event : value.events) *out.add_events() = ToProto(event);
+  for (const LeftOutView& left_out : value.left_out) *out.add_left_out() = ToProto(left_out);
   *out.mutable_time() = ToProto(value.time);
   if (value.cost) *out.mutable_cost() = ToProto(*value.cost);
   if (value.last_failure) *out.mutable_last_failure() = ToProto(*value.last_failure);
@@ -225,6 +245,10 @@ absl::StatusOr<JobView> FromProto(const pb::JobView& value) {
   if (check.Size("events", value.events_size(), kMaxEventsShown)) {
     for (const pb::JobEvent& event : value.events())
       out.events.push_back(check.Nested("events", FromProto(event)));
+  }
+  if (check.Size("left_out", value.left_out_size(), kMaxLeftOutShown)) {
+    for (const pb::LeftOutView& left_out : value.left_out())
+      out.left_out.push_back(check.Nested("left_out", FromProto(left_out)));
   }
   out.time = check.Nested("time", FromProto(value.time()));
   if (value.has_cost()) out.cost = check.Nested("cost", FromProto(value.cost()));

@@ -128,20 +128,21 @@ class Soak:
         }
 
     def zombies(self):
-        """Those that nobody waits for: a process that has just ended is one for a moment."""
+        """Those that nobody waits for, and whose they are: a process that has just ended is one for a moment."""
         def now():
             reap_orphans()
-            found = set()
+            found = {}
             for pid in cl.descendants(os.getpid()):
                 try:
                     if word(pid, "stat", 2) == "Z":
-                        found.add(pid)
+                        parent = word(pid, "stat", 3)
+                        found[pid] = f"{word(pid, 'comm', 0)} {pid} of {word(parent, 'comm', 0)} {parent}"
                 except (OSError, IndexError):
                     continue
             return found
         first = now()
         time.sleep(1)
-        return first & now()
+        return {pid: whose for pid, whose in now().items() if pid in first}
 
     def run_bases(self):
         bases = ("/run/regroup", os.path.join(os.environ.get("XDG_RUNTIME_DIR") or "/run", "regroup"), f"/dev/shm/regroup-{os.geteuid()}")
@@ -239,6 +240,8 @@ def run(soak, seconds):
     print(f"{'':<20}{'start':>10}{'middle':>10}{'end':>10}")
     for name in rows[0]:
         print(f"{name:<20}" + "".join(f"{row[name]:>10.1f}" if isinstance(row[name], float) else f"{row[name]:>10}" for row in rows))
+    for whose in soak.zombies().values():
+        print(f"zombie: {whose}")
     print(f"kills: {dict(soak.kills)}; submits tried again: {soak.retried}")
     wrong = judge(*rows)
     wrong += soak.check_jobs(jobs) if jobs is not None else ["jobs did not end within 3 min of the last submit"]

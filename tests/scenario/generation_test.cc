@@ -431,6 +431,11 @@ TEST_F(Generations, a_node_that_fails_its_check_is_left_out) {
   EXPECT_THAT(NodeNote("c"), ::testing::AllOf(::testing::StartsWith("not in job-1 for "),
                                               ::testing::EndsWith(why)));
   EXPECT_EQ(NodeNote("a"), "");
+  const auto left_out = [&] { return world().View(job).left_out; };
+  ASSERT_EQ(left_out().size(), 1u);
+  EXPECT_EQ(left_out()[0].name, "c");
+  EXPECT_EQ(left_out()[0].why, why);
+  EXPECT_GT(left_out()[0].left, 0s);
   const std::vector<std::int64_t> pids = world().Pids(job);
   world().RunFor(120s);
   EXPECT_EQ(world().Pids(job), pids) << "a check elsewhere touches nobody";
@@ -439,6 +444,7 @@ TEST_F(Generations, a_node_that_fails_its_check_is_left_out) {
   world().node("c").behaviour().refuses = "";
   ASSERT_TRUE(world().RunUntil([&] { return world().View(job).nodes == 3; }, 120s));
   EXPECT_EQ(NodeNote("c"), "");
+  EXPECT_TRUE(left_out().empty());
 }
 
 // §2 Prepare: a check that runs into its time keeps only its own node, not the restarts of others.

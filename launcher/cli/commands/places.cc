@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
+#include "common/config/agent_config.h"
 #include "common/config/flags.h"
 #include "common/config/network_rule.h"
 #include "common/config/state_dir.h"
@@ -79,6 +81,16 @@ absl::StatusOr<Place> PlaceOfEndpoint(const ReadOptions& options, const Endpoint
   return place;
 }
 
+absl::StatusOr<Place> PlaceOf(const ReadOptions& options, std::string_view name,
+                              std::string_view command) {
+  const bool prefixed = name.starts_with(kUnixPrefix);
+  if (prefixed) name.remove_prefix(kUnixPrefix.size());
+  if (prefixed || name.find('/') != std::string_view::npos) return PlaceOfPath(std::string(name));
+  absl::StatusOr<Endpoint> endpoint = ParseEndpoint(name);
+  if (!endpoint.ok()) return AtField("--coordinator", endpoint.status());
+  return PlaceOfEndpoint(options, *endpoint, command);
+}
+
 }  // namespace
 
 std::string Place::state_dir() const {
@@ -87,8 +99,8 @@ std::string Place::state_dir() const {
 
 void DescribeFlags(CLI::App& app, ReadOptions& options) {
   AddText(app, "--coordinator", options.coordinator,
-          "coordinator to ask: HOST[:PORT], or the path of its socket or folder; none: all in the "
-          "state directory",
+          "coordinator to ask: HOST[:PORT], or the path of its socket or folder; up to 8 with "
+          "commas, tried in turn; none: all in the state directory",
           "ADDRESS");
   AddText(app, "--state-dir", options.state_dir,
           "where runs and coordinators of this host are looked for", "DIRECTORY");
@@ -109,21 +121,21 @@ absl::StatusOr<std::vector<std::string>> StateDirectories(const ReadOptions& opt
 
 absl::StatusOr<std::vector<Place>> FindPlaces(const ReadOptions& options,
                                               std::string_view command) {
+  std::vector<Place> places;
   if (!options.coordinator.empty()) {
-    std::string_view text = options.coordinator;
-    bool prefixed = text.substr(0, kUnixPrefix.size()) == kUnixPrefix;
-    if (prefixed) text.remove_prefix(kUnixPrefix.size());
-    if (prefixed || text.find('/') != std::string_view::npos) {
-      ASSIGN_OR_RETURN(Place place, PlaceOfPath(std::string(text)));
-      return std::vector<Place>{place};
+    const std::vector<std::string> names = absl::StrSplit(options.coordinator, ',');
+    if (names.size() > kMaxCoordinators) {
+      return UserError(
+          absl::StatusCode::kInvalidArgument, Cat("--coordinator: ", names.size(), " addresses"),
+          Cat("at most ", kMaxCoordinators, " are tried in turn"), "--coordinator HOST1,HOST2");
     }
-    absl::StatusOr<Endpoint> endpoint = ParseEndpoint(text);
-    if (!endpoint.ok()) return AtField("--coordinator", endpoint.status());
-    ASSIGN_OR_RETURN(Place place, PlaceOfEndpoint(options, *endpoint, command));
-    return std::vector<Place>{place};
+    for (const std::string& name : names) {
+      ASSIGN_OR_RETURN(Place place, PlaceOf(options, name, command));
+      places.push_back(std::move(place));
+    }
+    return places;
   }
   ASSIGN_OR_RETURN(std::vector<std::string> directories, StateDirectories(options));
-  std::vector<Place> places;
   for (const std::string& directory : directories) {
     std::vector<std::string> folders;
     std::error_code error;

@@ -18,8 +18,8 @@ namespace regroup::cli {
 
 // Flags that every reading command has.
 struct ReadOptions {
-  std::string
-      coordinator;  // HOST[:PORT], unix:PATH, the path of a socket or of a coordinator's folder.
+  std::string coordinator;  // HOST[:PORT], unix:PATH, the path of a socket or of a coordinator's
+                            // folder; up to kMaxCoordinators of them with commas.
   std::string state_dir;
   std::string token_file;
   bool insecure = false;
@@ -39,8 +39,9 @@ struct Place {
   std::string state_dir() const;  // The one that `folder` lies in.
 };
 
-// Never empty with --coordinator; without it empty when there is no folder of a coordinator
-// anywhere. Only looks at the file system. `command` is what the insecure rule prints.
+// With --coordinator in its order, never empty: the first that answers is the one. Without it empty
+// when there is no folder of a coordinator anywhere. Only looks at the file system. `command` is
+// what the insecure rule prints.
 absl::StatusOr<std::vector<Place>> FindPlaces(const ReadOptions& options, std::string_view command);
 
 // State directories that are looked at, most likely first.

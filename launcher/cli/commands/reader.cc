@@ -10,6 +10,7 @@
 #include "common/base/user_error.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
+#include "common/report/format.h"
 #include "common/rpc/local_coordinator.h"
 #include "common/rpc/places.h"
 #include "launcher/cli/render/lists.h"
@@ -22,6 +23,7 @@ using namespace std::chrono_literals;
 using regroup::v1::ReadRequest;
 constexpr Duration kReadLimit = 10s;
 constexpr Duration kReadHereLimit = 2s;  // Of this host's: its journal says nearly as much.
+constexpr std::size_t kMostNamed = 4;    // Jobs in one line; more are counted.
 
 bool Exists(const std::string& path) {
   struct stat info {};
@@ -102,8 +104,18 @@ absl::Status Reader::Each(const ReadRequest& request,
   warnings_.clear();
   notes_.clear();
   ambiguous_ = absl::OkStatus();
+  const bool named = !options_.coordinator.empty();  // Several are names of one.
   for (const Place& place : places_) {
     absl::StatusOr<Part> part = ReadPlace(place, request);
+    const absl::Status status = part.status();
+    if (!part.ok() && !absl::IsNotFound(status) && !IsAmbiguousJob(status)) {
+      UserErrorParts parts = PartsOf(status);
+      warnings_.push_back(Cat(parts.what, parts.because.empty() ? "" : ": ", parts.because));
+      if (first.ok()) first = status;
+      continue;
+    }
+    ++read;
+    if (IsAmbiguousJob(status)) ambiguous_ = status;
     if (part.ok()) {
       for (const std::string& warning : part->reading.warnings) notes_.push_back(warning);
       if (part->held) {
@@ -111,36 +123,32 @@ absl::Status Reader::Each(const ReadRequest& request,
                              " does not answer; this is what its journal says"));
       }
       take(place, *std::move(part));
-      ++read;
-    } else if (part.status().code() == absl::StatusCode::kNotFound) {
-      ++read;
-    } else if (IsAmbiguousJob(part.status())) {
-      ambiguous_ = part.status();
-      ++read;
-    } else {
-      UserErrorParts parts = PartsOf(part.status());
-      warnings_.push_back(Cat(parts.what, parts.because.empty() ? "" : ": ", parts.because));
-      if (first.ok()) first = part.status();
     }
+    if (!named) continue;
+    warnings_.clear();  // Of those before it.
+    break;
   }
   return read == 0 ? first : absl::OkStatus();
 }
 
 // What a journal says of a job that is not over was true when its coordinator ended.
 void Reader::NoteDead(const Place& place, std::vector<JobView>& jobs) {
-  std::string names;
+  std::vector<std::string> names;
   for (JobView& job : jobs) {
     if (IsOver(job)) continue;
     job.state = "unknown";
     job.why.reset();
-    names += Cat(names.empty() ? "" : ", ", job.id.value());
+    names.push_back(job.id.value());
   }
   if (names.empty()) return;
+  const std::string who = names.size() > kMostNamed
+                              ? Count(static_cast<long long>(names.size()), "job")
+                              : JoinWords(names);
   const std::optional<CoordinatorLock> lock = ReadCoordinatorLock(place.folder);
   const bool service = lock && !lock->command.empty();
-  notes_.push_back(Cat(
-      "no coordinator runs in ", place.label, ", so it cannot be told how ", names,
-      " fares · it is started by: ", service ? lock->command : "the launch command, given again"));
+  notes_.push_back(Cat("no coordinator runs in ", place.label, ", so it cannot be told how ", who,
+                       names.size() == 1 ? " fares" : " fare", " · it is started by: ",
+                       service ? lock->command : "the launch command, given again"));
 }
 
 absl::StatusOr<std::vector<JobView>> Reader::Jobs(bool ended) {
@@ -271,6 +279,7 @@ absl::StatusOr<Client> TheCoordinator(const ReadOptions& options, std::string_vi
         client.ok() ? client->Read(request, kReadLimit).status() : client.status();
     if (answered.ok()) {
       live.push_back(*std::move(client));
+      if (!options.coordinator.empty()) break;  // Several names of one.
     } else {
       last = answered;
     }

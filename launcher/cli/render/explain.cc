@@ -160,17 +160,15 @@ std::string WhyTheseNodes(const GenerationView& generation, int width) {
                                      : Cat("Why these nodes\n", Filled(why, width));
 }
 
-// The last node that could not prepare, and has not taken part or gone since; empty: there is none.
+// Of the nodes that could not prepare, the one that is asked again last.
 std::string LeftOut(const JobView& job) {
-  std::set<std::string> settled;
-  for (auto event = job.events.rbegin(); event != job.events.rend(); ++event) {
-    if (const auto* formed = std::get_if<GenerationFormed>(&event->body))
-      settled.insert(formed->members.begin(), formed->members.end());
-    const auto* left = std::get_if<NodeLeft>(&event->body);
-    if (left == nullptr || !settled.insert(left->node).second || !left->stays) continue;
-    return Cat(left->node, " cannot prepare: ", EscapeControls(left->why), "; it is asked again");
-  }
-  return "";
+  const auto last =
+      std::max_element(job.left_out.begin(), job.left_out.end(),
+                       [](const LeftOutView& a, const LeftOutView& b) { return a.left < b.left; });
+  if (last == job.left_out.end()) return "";
+  const std::size_t others = job.left_out.size() - 1;
+  return Cat(last->name, " cannot prepare: ", EscapeControls(last->why), "; it is asked again",
+             others > 0 ? Cat(", as ", Count(static_cast<long long>(others), "other")) : "");
 }
 
 std::string WhyNotMore(const JobView& job, int width) {

@@ -96,6 +96,13 @@ Json GenerationJson(const GenerationView& g, ReasonContext context) {
   return out;
 }
 
+Json LeftOutJson(const LeftOutView& out) {
+  return {{"node", out.name},
+          {"id", out.node.value()},
+          {"why", out.why},
+          {"asked_again_in_s", Seconds(out.left)}};
+}
+
 Json TimeJson(const TimeAccount& t) {
   return {{"productive_s", Seconds(t.productive)},
           {"checkpoint_s", Seconds(t.checkpoint)},
@@ -218,6 +225,7 @@ Json JobJson(const JobView& job, bool detail) {
     out["generations"].push_back(GenerationJson(g, context));
   out["events"] = Json::array();
   for (const JobEvent& event : job.events) out["events"].push_back(EventJson(event, job));
+  for (const LeftOutView& left_out : job.left_out) out["left_out"].push_back(LeftOutJson(left_out));
   return out;
 }
 

@@ -286,6 +286,7 @@ class Engine {
   NodeView ViewOf(const Node& node, const Moment& at) const;
   std::string WhyKept(const Node& node, const Moment& at) const;
   std::string NoteOf(const Node& node, const Moment& at) const;
+  std::vector<LeftOutView> LeftOutOf(const Job& job, const Moment& at) const;
   std::map<NodeId, std::vector<std::string>> LeftOut(const Moment& at) const;
   std::optional<WaitReason> WaitOf(const Job& job, const Moment& at) const;
 

@@ -193,6 +193,8 @@ JobView Engine::ViewOf(const Job& job, bool detail, const Moment& at) const {
   if (!detail) return view;
   for (const auto& entry : job.generations) view.generations.push_back(ViewOf(job, entry.second));
   view.events.assign(job.events.begin(), job.events.end());
+  view.left_out = LeftOutOf(job, at);
+  if (view.left_out.size() > kMaxLeftOutShown) view.left_out.resize(kMaxLeftOutShown);
   return view;
 }
 
@@ -261,18 +263,31 @@ std::string Engine::NoteOf(const Node& node, const Moment& at) const {
   return absl::StrJoin(notes, ", ");
 }
 
-// By node: which jobs leave it out at present, and why.
-std::map<NodeId, std::vector<std::string>> Engine::LeftOut(const Moment& at) const {
-  std::map<NodeId, std::vector<std::string>> left_out;
-  for (const auto& entry : jobs_) {
-    for (const auto& trial : entry.second.trials) {
-      const Duration left = trial.second.until - at.now;
-      if (left <= Duration::zero() || entry.second.state.phase == JobPhase::kEnded) continue;
-      left_out[trial.first].push_back(absl::StrFormat(
-          "not in %s for %.1f s: %s", entry.first.value(), Seconds(left), trial.second.why));
-    }
+std::vector<LeftOutView> Engine::LeftOutOf(const Job& job, const Moment& at) const {
+  std::vector<LeftOutView> left_out;
+  if (job.state.phase == JobPhase::kEnded) return left_out;
+  const GenerationRow* formed = FormedOf(job);
+  for (const auto& [id, trial] : job.trials) {
+    const Node* node = FindNode(id);
+    const bool gone = node == nullptr || node->link == Link::kLost;
+    if (gone || (formed && job.soft.at(formed->generation).members.contains(id))) continue;
+    left_out.push_back(
+        {id, node->row.name, trial.why, std::max(Duration::zero(), trial.until - at.now)});
   }
   return left_out;
+}
+
+// By node: which jobs leave it out at present, and why.
+std::map<NodeId, std::vector<std::string>> Engine::LeftOut(const Moment& at) const {
+  std::map<NodeId, std::vector<std::string>> notes;
+  for (const auto& [id, job] : jobs_) {
+    for (const LeftOutView& out : LeftOutOf(job, at)) {
+      if (out.left > Duration::zero())
+        notes[out.node].push_back(
+            absl::StrFormat("not in %s for %.1f s: %s", id.value(), Seconds(out.left), out.why));
+    }
+  }
+  return notes;
 }
 
 NodeView Engine::ViewOf(const Node& node, const Moment& at) const {

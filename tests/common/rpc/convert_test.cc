@@ -269,11 +269,13 @@ TEST(Convert, ViewsSurvive) {
   job.exit_code = 3;
   job.generations = {generation};
   job.events = {{1, SomeCause().at, NodeJoined{"a", 1, 2, 3}}};
+  job.left_out = {{NodeId("n"), "node1", "no GPU", Duration(4)}};
   ExpectRoundTrip(job);
   const pb::JobView wire = ToProto(job);
   ExpectAllFieldsSet(wire);
   ExpectAllFieldsSet(wire.time());
   ExpectAllFieldsSet(wire.cost());
+  ExpectAllFieldsSet(wire.left_out(0));
   ExpectAllFieldsSet(wire.generations(0));
   ExpectAllFieldsSet(wire.generations(0).members(0));
   const NodeView node{NodeId("n"),    "node1",     "10.0.0.4", "ready", 2,    1,

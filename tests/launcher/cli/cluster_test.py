@@ -54,6 +54,25 @@ class Cluster(e2e.TestCase):
         e2e.wait_for(lambda: self.state(job) == state, 20, f"{job} to be {state}", self.fx.describe, every=0.1)
 
 
+class SeveralNames(Cluster):
+    def test_the_first_that_answers_is_asked(self):
+        """As an agent does; those before it are not mentioned, unless nobody answers."""
+        silent = f"127.0.0.1:{e2e.free_port()}"
+        names = {"REGROUP_COORDINATOR": f"{silent},127.0.0.1:{self.port},127.0.0.1:{self.port}"}
+        done = self.fx.run("submit", "--wait", "--name", "job", "--", "sh", "-c", "echo it ran", env=names)
+        self.assertEqual(done.code, 0, done)
+        ps = self.fx.run("ps", "-a", env=names)
+        self.assertEqual((ps.code, ps.stderr, ps.stdout.count("job-1")), (0, "", 1), ps)
+        self.assertEqual(self.fx.run("logs", "job", "--raw", env=names).stdout, "it ran\n")
+        self.assertIn("no-such-job", self.fx.run("explain", "no-such-job", env=names).stderr)
+        nobody = self.fx.run("ps", "--coordinator", f"{silent},{silent}")
+        self.assertEqual(nobody.code, 125, nobody)
+        self.assertIn(f"no coordinator at {silent}", nobody.stderr)
+        many = self.fx.run("ps", "--coordinator", ",".join([silent] * 9))
+        self.assertEqual(many.code, 2, many)
+        self.assertIn("--coordinator: 9 addresses", many.stderr)
+
+
 class Codes(Cluster):
     def test_wait_exits_with_the_jobs_code(self):
         self.assertEqual(self.fx.run("wait", self.submit("exit 0")).code, 0)

@@ -1,4 +1,5 @@
 """How commands and agents find the coordinator of their own host, and what they say where it does not run."""
+import json
 import os
 import shlex
 import signal
@@ -86,7 +87,17 @@ class Finding(e2e.TestCase):
         listed = self.done(0, "ps", *here)
         self.assertRegex(listed.stdout, rf"{job} +queued ")
         self.assertEqual(listed.stderr, "")
-        self.done(0, "cancel", *here, job)
+        jobs = [job] + [self.done(0, "submit", *here, "-N", "2", "--", "true").stdout.strip() for _ in range(4)]
+        for alive, told in ((5, "5 jobs fare"), (4, f"{', '.join(jobs[1:])} fare")):
+            self.assertEqual(len(json.loads(self.done(0, "ps", *here, "--json").stdout)["jobs"]), alive)
+            again.kill()
+            again.wait()
+            self.assertIn(f"so it cannot be told how {told} · ", self.done(0, "ps", *here).stderr)
+            again = self.fx.service(*shlex.split(command))
+            again.expect("serves")
+            self.done(0, "cancel", *here, jobs[5 - alive])
+        for job in jobs[2:]:
+            self.done(0, "cancel", *here, job)
 
 
 if __name__ == "__main__":

@@ -268,7 +268,7 @@ TEST_F(Said, HelpOfEveryCommand) {
 TEST_F(Said, Version) {
   Ended ended = Run({"--version"});
   EXPECT_EQ(ended.code, 0);
-  for (const char* word : {"regroup ", "commit ", "build ", "protocol 1.0", "CUDA ", "NCCL "})
+  for (const char* word : {"regroup ", "commit ", "build ", "protocol 1.1", "CUDA ", "NCCL "})
     EXPECT_THAT(ended.out, HasSubstr(word));
   EXPECT_THAT(Run({"version", "--json"}).out, StartsWith("{\"schema\":\"regroup.version/1\""));
 }

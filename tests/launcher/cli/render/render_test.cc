@@ -177,17 +177,15 @@ TEST(ExplainScreen, UnknownPhasesAreSaidNeverZero) {
 TEST(ExplainScreen, WhoWasLeftOutAndWhy) {
   JobView job = Train();
   const auto explained = [&job] { return RenderExplain(job, std::nullopt, {}); };
-  job.events.push_back({7, At(0), NodeLeft{"node2", "its node check exited with 3: no GPU", true}});
+  EXPECT_THAT(explained(), HasSubstr("no other node has asked to join"));
+  job.left_out = {{NodeId("n2"), "node2", "its node check exited with 3: no GPU", 4s}};
   EXPECT_THAT(explained(),
               HasSubstr("Why not 3 nodes\n  node2 cannot prepare: its node check exited "
                         "with 3: no GPU; it is asked again\n"));
-  job.events.push_back({8, At(1), NodeLeft{"node3", "silent", false}});
-  EXPECT_THAT(explained(), HasSubstr("node2 cannot prepare")) << "another one is lost";
-  job.events.push_back({9, At(2), NodeLeft{"node2", "silent", false}});
-  EXPECT_THAT(explained(), HasSubstr("no other node has asked to join"));
-  job.events.pop_back();
-  job.events.push_back({9, At(2), GenerationFormed{Generation(2), 2, 4, 1ms, {"node0", "node2"}}});
-  EXPECT_THAT(explained(), HasSubstr("no other node has asked to join"));
+  job.left_out.push_back({NodeId("n3"), "node3", "its disk is full", 5s});
+  EXPECT_THAT(explained(),
+              HasSubstr("node3 cannot prepare: its disk is full; it is asked again, as 1 other\n"));
+  EXPECT_THAT(ExplainDocument(job), HasSubstr("\"asked_again_in_s\":4.0"));
 }
 
 TEST(ExplainScreen, WhyTheseNodes) {
