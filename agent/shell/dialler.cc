@@ -17,6 +17,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "agent/shell/child_exit.h"
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/config/token.h"
@@ -421,20 +422,15 @@ absl::Status LaunchDialler::SpawnCoordinator() {
   ASSIGN_OR_RETURN(coordinator_, io::SpawnDetached(regroup_program_,
                                                    CoordinatorArguments(coordinator), out.get()));
   ASSIGN_OR_RETURN(io::UniqueFd pidfd, io::OpenPidfd(coordinator_));
-  coordinator_watch_.emplace(loop_, pidfd.release());
-  coordinator_watch_->async_wait(asio::posix::stream_descriptor::wait_read,
-                                 [this, alive = alive_](error_code error) {
-                                   if (!error && *alive) OnCoordinatorExit();
-                                 });
+  WhenOver(loop_, std::move(pidfd), coordinator_,
+           [this, alive = alive_](std::optional<int> status) {
+             if (*alive) OnCoordinatorExit(status.value_or(0));
+           });
   return absl::OkStatus();
 }
 
-void LaunchDialler::OnCoordinatorExit() {
-  int status = 0;
-  while (::waitpid(coordinator_, &status, 0) < 0 && errno == EINTR) {
-  }
+void LaunchDialler::OnCoordinatorExit(int status) {
   coordinator_ = 0;
-  coordinator_watch_.reset();
   // Another launch command of this host may have been first: then its coordinator listens, and ours
   // had to go.
   const bool replaced = Listens();

@@ -4,7 +4,6 @@
 // thread; names are resolved on a thread of their own.
 
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <functional>
 #include <memory>
@@ -129,7 +128,7 @@ class LaunchDialler : public Dialler {
   void Decide(const std::vector<Address>& addresses);
   void Reach(Done done);
   absl::Status SpawnCoordinator();
-  void OnCoordinatorExit();
+  void OnCoordinatorExit(int status);  // As of waitpid.
   absl::Status WhyItEnded(int status) const;
   void WaitForListener(Done done, int attempt);
   bool Listens() const;
@@ -150,7 +149,6 @@ class LaunchDialler : public Dialler {
   std::string folder_;
 
   pid_t coordinator_ = 0;  // Our child, while it lives.
-  std::optional<boost::asio::posix::stream_descriptor> coordinator_watch_;
   off_t stderr_from_ = 0;
   std::string local_folder_;  // Of the coordinator that took us, if it is of this host.
   std::optional<Instant> not_let_in_since_;

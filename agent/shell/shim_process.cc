@@ -1,7 +1,10 @@
 #include "agent/shell/shim_process.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
+
+#include "agent/shell/child_exit.h"
 
 namespace regroup::agent {
 namespace {
@@ -35,17 +38,9 @@ absl::Status ShimProcess::Spawn(const std::string& program, const shim::RunDirec
                                 const shim::ShimFds& fds) {
   absl::StatusOr<shim::SpawnedShim> spawned = shim::SpawnShim(program, directory, spec_.role, fds);
   if (!spawned.ok()) return spawned.status();
-  ReapLater(*std::move(spawned));
+  // Outlives this object: a child must be reaped whatever became of its group.
+  WhenOver(loop_, std::move(spawned->process), spawned->pid, [](std::optional<int>) {});
   return Connect(directory);
-}
-
-// Outlives this object: a child must be reaped whatever became of its group.
-void ShimProcess::ReapLater(shim::SpawnedShim spawned) {
-  auto process = std::make_shared<asio::posix::stream_descriptor>(loop_, spawned.process.release());
-  const pid_t pid = spawned.pid;
-  process->async_wait(asio::posix::stream_descriptor::wait_read, [process, pid](error_code error) {
-    if (!error) shim::TryReap(pid);
-  });
 }
 
 void ShimProcess::Adopt() {

@@ -48,7 +48,6 @@ class ShimProcess : public std::enable_shared_from_this<ShimProcess> {
   void OnReadable();
   void Lost();
   void Look();
-  void ReapLater(shim::SpawnedShim spawned);
 
   boost::asio::io_context& loop_;
   const std::string path_;

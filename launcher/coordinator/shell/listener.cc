@@ -117,6 +117,10 @@ void Listener::Listen(io::UniqueFd fd, int listener_fd) {
   fd.release();
   unheard->at = unheard_.insert(unheard_.end(), unheard);
   Limit(unheard, kSilence);
+  AwaitWords(unheard);
+}
+
+void Listener::AwaitWords(const std::shared_ptr<Unheard>& unheard) {
   unheard->descriptor.async_wait(
       boost::asio::posix::stream_descriptor::wait_read,
       [this, weak = std::weak_ptr(unheard)](const boost::system::error_code& error) {
@@ -137,7 +141,10 @@ void Listener::Limit(const std::shared_ptr<Unheard>& unheard, Duration time) {
 void Listener::Hear(const std::shared_ptr<Unheard>& unheard) {
   unsigned char first = 0;
   const int fd = unheard->descriptor.native_handle();
-  if (recv(fd, &first, 1, MSG_PEEK) != 1) return Forget(*unheard);
+  const ssize_t heard = recv(fd, &first, 1, MSG_PEEK);
+  // A wait may end early, by the event of a descriptor that was closed in the same turn.
+  if (heard < 0 && (errno == EAGAIN || errno == EINTR)) return AwaitWords(unheard);
+  if (heard != 1) return Forget(*unheard);
   if (first == static_cast<unsigned char>(kProofMagic.front())) return HearGreeting(unheard);
   const bool store = first <= kLastOpcode;
   if (store ? !MayUseStore(fd) : !gate_.takes_everybody) {

@@ -77,6 +77,7 @@ class Listener {
   void Await(Socket& socket);
   void AcceptSome(Socket& socket);
   void Listen(io::UniqueFd fd, int listener_fd);
+  void AwaitWords(const std::shared_ptr<Unheard>& unheard);
   void Hear(const std::shared_ptr<Unheard>& unheard);
   void Limit(const std::shared_ptr<Unheard>& unheard, Duration time);
   template <class Then>
