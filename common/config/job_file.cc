@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -371,6 +372,22 @@ std::optional<int> LineOfSecondDocument(const std::string& text) {
   return mark.line;
 }
 
+// yaml-cpp takes bytes that are no UTF-8, and writes U+FFFD in their place.
+std::optional<int> LineThatIsNotUtf8(std::string_view text) {
+  int line = 1;
+  try {
+    while (!text.empty()) {
+      const std::size_t end = std::min(text.find('\n'), text.size() - 1) + 1;
+      nlohmann::json(std::string(text.substr(0, end))).dump();  // Strict.
+      text.remove_prefix(end);
+      ++line;
+    }
+  } catch (const nlohmann::json::type_error&) {
+    return line;
+  }
+  return std::nullopt;
+}
+
 struct FileCloser {
   void operator()(std::FILE* file) const {
     if (file != stdin) std::fclose(file);
@@ -385,6 +402,11 @@ absl::StatusOr<JobSpec> ParseJobFile(std::string_view text, std::string_view sou
     return UserError(absl::StatusCode::kInvalidArgument,
                      Cat(source, " has ", text.size(), " bytes"),
                      Cat("a job file has at most ", kMaxJobFileBytes), "");
+  }
+  if (const std::optional<int> line = LineThatIsNotUtf8(text)) {
+    return UserError(absl::StatusCode::kInvalidArgument, Cat(source, ":", *line, ": not UTF-8"),
+                     "a job file is YAML in UTF-8",
+                     "regroup submit -- PROGRAM ARGS... takes any bytes");
   }
   // The only place where yaml-cpp's exceptions appear. Its own depth guard bounds nesting.
   try {

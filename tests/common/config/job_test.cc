@@ -3,6 +3,8 @@
 
 #include <limits>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/user_error.h"
 #include "common/config/job_file.h"
@@ -236,6 +238,16 @@ TEST(JobFile, ATextOfEndlessDocumentsIsRefused) {
     const absl::Status refused = ParseJobFile(text, "job.yaml", "/home/u").status();
     EXPECT_TRUE(absl::IsInvalidArgument(refused)) << text;
   }
+}
+
+// It would come back changed: a bad byte as three others.
+TEST(JobFile, WhatIsNotUtf8IsRefusedWithItsLine) {
+  for (const char* bad : {"\xff", "\xc3", "\xc3(", "\xed\xa0\x80", "\xf0\x9f\x98"}) {
+    const std::string text = absl::StrCat("name: a\nrun: x\nrole: r", bad, "\n");
+    const absl::Status refused = ParseJobFile(text, "job.yaml", "/home/u").status();
+    EXPECT_EQ(PartsOf(refused).what, "job.yaml:3: not UTF-8") << absl::CHexEscape(bad);
+  }
+  EXPECT_TRUE(ParseJobFile("name: a\nrun: x\nrole: r\xc3\xa9", "job.yaml", "/home/u").ok());
 }
 
 TEST(JobFile, Errors) {
