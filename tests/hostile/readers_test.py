@@ -1,4 +1,5 @@
 """Readers that do not take what they asked for: they share one reply, no more than a few are on their way, others get theirs."""
+import signal
 import time
 
 import attacked
@@ -54,6 +55,10 @@ class SlowReaders(attacked.TestCase):
         self.assertLess(time.monotonic() - begun, 8)
         self.assertRegex(self.coordinator.stderr, r"a reader has to wait.* cut=[12]00 ")
         self.assertIsNone(self.coordinator.code)
+        self.coordinator.send(signal.SIGTERM)
+        begun = time.monotonic()
+        self.assertEqual(self.coordinator.wait(20), 0, self.coordinator)
+        self.assertLess(time.monotonic() - begun, 5)  # Not the 10 s of gRPC's poller.
 
 
 if __name__ == "__main__":

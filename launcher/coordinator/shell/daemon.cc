@@ -1,5 +1,6 @@
 #include "launcher/coordinator/shell/daemon.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 #include <signal.h>
@@ -539,6 +540,8 @@ int RunCoordinator(const CoordinatorConfig& config) {
   // Meant for workers, but sent to every process of a batch job's step.
   for (int number : {SIGUSR1, SIGUSR2}) signal(number, SIG_IGN);
   io::RaiseDescriptorLimit();  // A session is one.
+  // Never undone: gRPC's end joins a poller that sleeps up to 10 s once a write has had to wait.
+  grpc_init();
   absl::StatusOr<std::unique_ptr<coordinator::Daemon>> daemon = coordinator::Daemon::Open(config);
   if (!daemon.ok()) {
     std::fputs(RenderUserError(daemon.status()).c_str(), stderr);
