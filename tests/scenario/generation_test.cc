@@ -447,6 +447,26 @@ TEST_F(Generations, a_node_that_fails_its_check_is_left_out) {
   EXPECT_TRUE(left_out().empty());
 }
 
+// The first few of those left out are shown, and none that is lost.
+TEST_F(Generations, of_many_that_are_left_out_some_are_shown) {
+  Start();
+  sim::Behaviour bad;
+  bad.refuses = "7 GPUs";
+  AddDaemons({"a"});
+  const int many = static_cast<int>(kMaxLeftOutShown) + 1;
+  for (int i = 0; i < many; ++i) world().Add("bad" + std::to_string(i), {}, bad);
+  JobSpec spec = SpecOf("job", 1, many + 1);
+  spec.scale_up = ScaleUp::kNow;
+  const JobId job = Running(spec);
+  const auto shown = [&] { return world().View(job).left_out.size(); };
+  ASSERT_TRUE(world().RunUntil([&] { return shown() == kMaxLeftOutShown; }, 60s));
+  world().RunFor(10s);
+  EXPECT_EQ(shown(), kMaxLeftOutShown);
+  for (const char* name : {"bad1", "bad3"}) world().node(name).CutPower();
+  world().RunFor(30s);
+  EXPECT_EQ(shown(), kMaxLeftOutShown - 1) << "two are lost";
+}
+
 // §2 Prepare: a check that runs into its time keeps only its own node, not the restarts of others.
 TEST_F(Generations, a_check_that_hangs_delays_no_restart) {
   for (const ScaleUp scale_up : {ScaleUp::kSettle, ScaleUp::kNow}) {

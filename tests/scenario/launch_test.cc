@@ -18,6 +18,8 @@ class Launch : public Scenario {
     const JobId job(spec.name + "-1");
     EXPECT_TRUE(world().RunUntil([&] { return world().StateOf(job) == "running"; }, 20s));
     EXPECT_EQ(world().View(job).nodes, 3);
+    // Each was there for this job only: nobody chose.
+    for (const MemberView& member : GenerationOf(job, 1).members) EXPECT_EQ(member.free_slots, 0);
     return job;
   }
   int LiveEverywhere() {
