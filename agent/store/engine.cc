@@ -387,7 +387,7 @@ absl::Status Engine::ObeyWaiting(ConnectionId id, Connection& connection,
   for (ConnectionId other : std::exchange(waiting->second, {})) {
     Connection& peer = connections_.at(other);
     peer.pending = false;
-    peer.barrier.clear();
+    peer.barrier.reset();
     replies.push_back({other, std::string(1, kStopWaiting)});
   }
   barriers_.erase(key);
@@ -530,12 +530,13 @@ void Engine::ForgetWait(ConnectionId id, Connection& connection) {
     if (found->second.empty()) waiters_.erase(found);
   }
   connection.waits_for.clear();
-  if (auto found = barriers_.find(connection.barrier);
-      !connection.barrier.empty() && found != barriers_.end()) {
+  if (connection.barrier) {
+    auto found = barriers_.find(*connection.barrier);
+    CHECK(found != barriers_.end());
     std::erase(found->second, id);
     if (found->second.empty()) barriers_.erase(found);
   }
-  connection.barrier.clear();
+  connection.barrier.reset();
   connection.pending = false;
   connection.wait_bytes = 0;
 }

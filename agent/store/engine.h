@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -77,13 +78,13 @@ class Engine {
     std::string buffer;
     bool validated = false;
     Request request;
-    std::set<std::string> waits_for;  // Keys of a WAIT that do not exist yet.
-    std::string barrier;              // Key of a pending BARRIER.
-    bool pending = false;             // A WAIT or BARRIER has not been answered.
-    std::size_t wait_bytes = 0;       // Of its keys.
-    std::size_t owner_bytes = 0;      // Of `owners`.
-    std::size_t charged_bytes = 0;    // Part of held_bytes_.
-    std::set<std::string> owners;     // Of the keys that it has named.
+    std::set<std::string> waits_for;     // Keys of a WAIT that do not exist yet.
+    std::optional<std::string> barrier;  // Key of a pending BARRIER; it may be empty.
+    bool pending = false;                // A WAIT or BARRIER has not been answered.
+    std::size_t wait_bytes = 0;          // Of its keys.
+    std::size_t owner_bytes = 0;         // Of `owners`.
+    std::size_t charged_bytes = 0;       // Part of held_bytes_.
+    std::set<std::string> owners;        // Of the keys that it has named.
   };
 
   struct Fields {

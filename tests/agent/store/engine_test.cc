@@ -188,6 +188,18 @@ TEST_F(EngineTest, QueuesAreKeysToWaiters) {
   EXPECT_EQ(engine_.total_bytes(), 0u);
 }
 
+// A key may be empty: who waits there and leaves must not be looked for when others meet.
+TEST_F(EngineTest, ABarrierAtTheEmptyKeyIsLeftToo) {
+  EXPECT_EQ(Send(1, Barrier("", 4)), "");
+  EXPECT_EQ(Send(2, Barrier("", 4)), "");
+  engine_.Close(1);
+  EXPECT_EQ(Send(2, CancelWait()), kCanceled);
+  EXPECT_EQ(Send(3, Barrier("", 4)), "");
+  EXPECT_EQ(Send(4, Barrier("", 4)), kStop);
+  EXPECT_EQ(Inbox(3), kStop);
+  EXPECT_EQ(Inbox(2), "");
+}
+
 TEST_F(EngineTest, BarrierIsSingleUse) {
   EXPECT_EQ(Send(1, Barrier("/b", 3)), "");
   EXPECT_EQ(Send(2, Barrier("/b", 3)), "");
