@@ -25,6 +25,7 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 constexpr std::size_t kMaxOutgoingBytes = 256 << 10;
 constexpr std::uint32_t kLocalVersion = 1;
 constexpr double kMaxSeconds = 1e9;
+constexpr std::size_t kShownJobBytes = 64;
 // 1,000 lines a second: reading them costs a hundredth of a core. A worker that has something to
 // say says ten.
 constexpr int kLinesPerWindow = 100;
@@ -236,13 +237,11 @@ bool WorkerServer::Greet(Peer& peer, const local::WorkerLine& line) {
     return false;
   }
   if (!is_rank_(key, hello.rank(), hello.local_rank(), hello.token())) {
-    std::string why = absl::StrCat("a connection to the worker socket said to be rank ",
-                                   hello.rank(), " (local rank ", hello.local_rank(), ") of ",
-                                   key.job.value(), " generation ", key.generation.value(),
-                                   hello.token().empty() ? " without" : " with another rank's",
-                                   " REGROUP_WORKER_TOKEN: closed. What it reports does not count");
-    if (why != refused_) warn_(why);
-    refused_ = std::move(why);
+    Refused(absl::StrCat(
+        "a connection to the worker socket said to be rank ", hello.rank(), " (local rank ",
+        hello.local_rank(), ") of ", hello.job().substr(0, kShownJobBytes), " generation ",
+        key.generation.value(), hello.token().empty() ? " without" : " with another rank's",
+        " REGROUP_WORKER_TOKEN: closed. What it reports does not count"));
     return false;
   }
   peer.greeted = true;
@@ -254,6 +253,11 @@ bool WorkerServer::Greet(Peer& peer, const local::WorkerLine& line) {
   Send(peer, welcome);
   post_(WorkerSaid{peer.key, peer.rank, peer.local_rank, WorkerHello{hello.takes_notice()}});
   return true;
+}
+
+// It comes again every two seconds, or as often as somebody likes: each is told once, and few are.
+void WorkerServer::Refused(const std::string& why) {
+  if (refused_.size() < kMaxRefusalsTold && refused_.insert(why).second) warn_(why);
 }
 
 void WorkerServer::TellNotice(const GroupKey& key, int local_rank, Duration left) {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -26,6 +27,7 @@ class WorkerLine;
 namespace regroup::agent {
 
 inline constexpr std::size_t kMaxLineBytes = 64 << 10;
+inline constexpr std::size_t kMaxRefusalsTold = 16;
 
 class WorkerServer {
  public:
@@ -56,6 +58,7 @@ class WorkerServer {
   bool TakeLines(Peer& peer);
   bool Handle(Peer& peer, const std::string& line);
   bool Greet(Peer& peer, const local::WorkerLine& line);
+  void Refused(const std::string& why);
   void Send(Peer& peer, const local::AgentLine& line);
   void Close(const std::shared_ptr<Peer>& peer);
 
@@ -68,7 +71,7 @@ class WorkerServer {
   // Owned by this list and by the handlers in flight of each.
   std::list<std::shared_ptr<Peer>> peers_;
   boost::system::error_code told_;  // The last reason that was warned of.
-  std::string refused_;             // Likewise: it comes again every two seconds.
+  std::set<std::string> refused_;   // Reasons that were warned of, kMaxRefusalsTold at most.
 };
 
 }  // namespace regroup::agent

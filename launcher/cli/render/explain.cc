@@ -18,6 +18,7 @@ namespace regroup::cli {
 namespace {
 
 constexpr std::size_t kShownGenerations = 5;
+constexpr std::size_t kShownNodes = 8;  // Of which it is told why they were chosen.
 
 struct NamedPhase {
   const char* name;
@@ -154,6 +155,11 @@ std::string WhyTheseNodes(const GenerationView& generation, int width) {
                        : Cat(member.name, " ", member.free_slots));
   }
   if (free.empty()) return "";
+  if (free.size() > kShownNodes) {
+    const std::size_t others = free.size() - kShownNodes;
+    free.resize(kShownNodes);
+    free.push_back(Count(static_cast<long long>(others), "other"));
+  }
   const std::string why = Cat(JoinWords(free), ": most free slots first, then by name");
   const std::string line = Cat("Why these nodes   ", why);
   return DisplayWidth(line) <= width ? Cat(line, "\n")

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "absl/strings/str_cat.h"
 #include "common/io/unix_socket.h"
 #include "tests/agent/shell/scratch.h"
 
@@ -160,6 +161,17 @@ TEST_F(WorkerServerTest, AnotherRanksTokenIsRefusedAndSaidOnce) {
       "a connection to the worker socket said to be rank 3 (local rank 1) of a-1 generation 2 "
       "without REGROUP_WORKER_TOKEN: closed. What it reports does not count");
   EXPECT_NE(warnings_[1].find("with another rank's REGROUP_WORKER_TOKEN"), std::string::npos);
+}
+
+TEST_F(WorkerServerTest, RefusalsWithoutEndAreToldAFewTimes) {
+  for (std::size_t i = 0; i < 3 * kMaxRefusalsTold; ++i) {
+    const io::UniqueFd bad = Connect();
+    Say(bad, absl::StrCat(R"({"hello": {"version": 1, "generation": "1", "rank": )", i,
+                          R"(, "job": ")", std::string(10'000, 'x'), "\"}}\n"));
+    EXPECT_EQ(ReadLine(bad), "");
+  }
+  ASSERT_EQ(warnings_.size(), kMaxRefusalsTold);
+  EXPECT_LT(warnings_[0].size(), 300u);
 }
 
 TEST_F(WorkerServerTest, GarbageClosesItsOwnConnectionOnly) {

@@ -200,6 +200,8 @@ TEST(ExplainScreen, WhyTheseNodes) {
                                      "free slots first, then by name\n"));
   ExpectFits(explained(), 90);
   EXPECT_THAT(ExplainDocument(job), HasSubstr("\"free_slots_when_chosen\":8"));
+  job.generations.back().members.resize(1'000, job.generations.back().members[0]);
+  EXPECT_THAT(explained(), HasSubstr("node0 8, 992 others: most"));
 }
 
 TEST(ExplainScreen, Cost) {
