@@ -465,6 +465,10 @@ TEST_F(Generations, of_many_that_are_left_out_some_are_shown) {
   for (const char* name : {"bad1", "bad3"}) world().node(name).CutPower();
   world().RunFor(30s);
   EXPECT_EQ(shown(), kMaxLeftOutShown - 1) << "two are lost";
+  world().Cancel(job.value());
+  ASSERT_TRUE(Reaches(job, "cancelled"));
+  EXPECT_EQ(shown(), 0u) << "nobody is asked again";
+  EXPECT_EQ(NodeNote("bad0"), "");
 }
 
 // §2 Prepare: a check that runs into its time keeps only its own node, not the restarts of others.

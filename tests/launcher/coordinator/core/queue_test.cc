@@ -124,33 +124,32 @@ TEST_F(Queue, jobs_are_spread) {
 }
 
 // A job that waits keeps others from growing, but not once it cannot run any more.
-TEST_F(Queue, growth_goes_on_when_the_head_fits_no_more) {
-  Start();
-  AddDaemons({"a"});
-  JobSpec elastic = SpecOf("elastic", 1, 2);
-  elastic.scale_up = ScaleUp::kNow;
-  const JobId job = Running(elastic);
-  world().Submit(SpecOf("big", 3, 3), "k2");
-  AddDaemons({"b", "c"});
-  world().RunFor(10s);
-  EXPECT_EQ(world().View(job).generation, Generation(1));
+class Growth : public Queue {
+ protected:
+  // Two nodes are free, but big-2 waits for three.
+  Growth() {
+    Start();
+    AddDaemons({"a"});
+    JobSpec elastic = SpecOf("elastic", 1, 2);
+    elastic.scale_up = ScaleUp::kNow;
+    job_ = Running(elastic);
+    world().Submit(SpecOf("big", 3, 3), "k2");
+    AddDaemons({"b", "c"});
+    world().RunFor(10s);
+    EXPECT_EQ(world().View(job_).generation, Generation(1));
+  }
+  JobId job_;
+};
+
+TEST_F(Growth, goes_on_when_the_head_fits_no_more) {
   world().node("c").CutPower();
-  ASSERT_TRUE(ReachesGeneration(job, 2));
-  EXPECT_EQ(world().View(job).generations.back().members.size(), 2u);
+  ASSERT_TRUE(ReachesGeneration(job_, 2));
+  EXPECT_EQ(world().View(job_).generations.back().members.size(), 2u);
 }
 
-TEST_F(Queue, growth_goes_on_when_the_head_is_cancelled) {
-  Start();
-  AddDaemons({"a"});
-  JobSpec elastic = SpecOf("elastic", 1, 2);
-  elastic.scale_up = ScaleUp::kNow;
-  const JobId job = Running(elastic);
-  world().Submit(SpecOf("big", 3, 3), "k2");
-  AddDaemons({"b", "c"});
-  world().RunFor(10s);
-  EXPECT_EQ(world().View(job).generation, Generation(1));
+TEST_F(Growth, goes_on_when_the_head_is_cancelled) {
   world().Cancel("big-2");
-  ASSERT_TRUE(ReachesGeneration(job, 2));
+  ASSERT_TRUE(ReachesGeneration(job_, 2));
 }
 
 }  // namespace
