@@ -516,7 +516,7 @@ std::vector<GenerationMember> Engine::MembersOf(const Job& job,
     member.address =
         IsLoopback(node.row.address) && !reached_at.empty() ? reached_at : node.row.address;
     member.workers = WorkersOn(job, node);
-    if (!job.launched() && !job.touched.contains(id)) member.free_slots = FreeSlotsFor(job, node);
+    if (!job.touched.contains(id)) member.free_slots = FreeSlotsFor(job, node);
     members.push_back(std::move(member));
   }
   return members;
