@@ -471,10 +471,16 @@ class Reading(Cluster):
         self.start_coordinator()
         e2e.wait_for(lambda: "ready" in self.fx.run("nodes").stdout, 20, "the node again", self.fx.describe, every=0.1)
 
+    def ended_one_after_another(self, script, *flags):
+        """Three jobs of which each wrote after the one before it: youngest is who wrote last, and jobs may run side by side."""
+        jobs = []
+        for _ in range(3):
+            jobs.append(self.submit(script, *flags))
+            self.assertEqual(self.fx.run("wait", jobs[-1]).code, 0)
+        return jobs
+
     def test_prune_keeps_the_youngest(self):
-        jobs = [self.submit("echo x") for _ in range(3)]
-        for job in jobs:
-            self.assertEqual(self.fx.run("wait", job).code, 0)
+        jobs = self.ended_one_after_another("echo x")
         shown = self.json("prune", "--keep", "1", "--dry-run")
         self.assertEqual(len(shown["removed"]), 2, shown)
         self.assertEqual(self.fx.run("prune", "--keep", "1").code, 0)
@@ -484,9 +490,7 @@ class Reading(Cluster):
     def test_prune_counts_jobs_not_what_each_node_kept_of_them(self):
         self.fx.service(e2e.binary("regroup"), "agent", "--coordinator", f"127.0.0.1:{self.port}", "--node-name", "node1", "--slots", "2")
         e2e.wait_for(lambda: len(self.json("nodes")["nodes"]) == 2, 20, "two nodes", self.fx.describe, every=0.1)
-        jobs = [self.submit("echo x", "-N", "2") for _ in range(3)]
-        for job in jobs:
-            self.assertEqual(self.fx.run("wait", job).code, 0)
+        jobs = self.ended_one_after_another("echo x", "-N", "2")
         removed = self.json("prune", "--keep", "2", "--dry-run")["removed"]
         self.assertEqual([logs["job"] for logs in removed], [jobs[0]] * 2)
         asked, done = (self.fx.run("prune", "--keep", "2", *how).stdout.splitlines() for how in (["--dry-run"], []))
