@@ -14,6 +14,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Duration kProgressInterval = 100ms;
+// A Hello is 1 MiB at most, and has other things to tell.
+constexpr std::size_t kMaxHelloErrorBytes = 512 << 10;
 constexpr Duration kCoordinatorRestartInterval = 1s;
 constexpr Duration kWelcomeLimit = 5s;  // At least.
 constexpr Duration kShimSilence = 2s;   // After the deadline of a stop.
@@ -181,7 +183,14 @@ void Core::SayHello() {
               .no_cgroup = config_.no_cgroup};
   SendReports(
       /*all=*/false);  // Numbers what has changed since; nothing leaves while we are not attached.
-  for (auto& [key, group] : groups_) hello.groups.push_back(ReportOf(key, group, now_));
+  std::size_t room = kMaxHelloErrorBytes;
+  for (auto& [key, group] : groups_) {
+    GroupReport& report = hello.groups.emplace_back(ReportOf(key, group, now_));
+    for (RankExit& exit : report.exits) {
+      exit.error.resize(std::min(exit.error.size(), room));
+      room -= exit.error.size();
+    }
+  }
   if (leaving_ && leaving_->signal != 0) {
     hello.notices.push_back({.source = NoticeSource::kSignal,
                              .signal = leaving_->signal,

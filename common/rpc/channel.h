@@ -15,7 +15,8 @@
 
 namespace regroup {
 
-inline constexpr int kMaxSessionMessageBytes = 4 << 20;  // A whole inventory; a result with detail.
+inline constexpr int kMaxSessionMessageBytes = 4 << 20;  // To an agent: a result with detail.
+inline constexpr int kMaxAgentMessageBytes = 1 << 20;    // Of an agent: a whole inventory.
 inline constexpr int kMaxCallMessageBytes = 1 << 20;     // Requests of every other call.
 inline constexpr int kMaxReplyBytes = 32 << 20;          // Replies to readers.
 

@@ -233,7 +233,11 @@ absl::StatusOr<Hello> FromProto(const pb::Hello& value) {
   out.address = check.IpOrEmpty("address", value.address());
   out.dialled = check.IpOrEmpty("dialled", value.dialled());
   out.launched = value.launched();
-  if (check.Size("groups", value.groups_size(), kMaxGroupsPerNode)) {
+  int ranks = 0;
+  for (const pb::GroupReport& group : value.groups())
+    ranks += group.started_size() + group.exits_size();
+  if (check.Size("groups", value.groups_size(), kMaxGroupsPerNode) &&
+      check.Size("groups.started and groups.exits", ranks, kMaxRanksPerHello)) {
     for (const pb::GroupReport& group : value.groups())
       out.groups.push_back(check.Nested("groups", FromProto(group)));
   }

@@ -13,7 +13,7 @@ void ConfigureServer(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 60'000);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 256);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 8 << 10);
-  builder.SetMaxReceiveMessageSize(kMaxSessionMessageBytes);
+  builder.SetMaxReceiveMessageSize(kMaxAgentMessageBytes);
   builder.SetMaxSendMessageSize(kMaxReplyBytes);
   grpc::ResourceQuota quota("regroup");
   quota.Resize(kMaxBufferBytes);

@@ -31,5 +31,5 @@ class TestCase(e2e.TestCase):
         command = ["true", b"x" * 60_000]
         with self.connect() as client:
             for i in range(first, first + jobs):
-                data, status = client.call("Submit", submit_request(f"key-{i}", f"job-{i}", command))
+                data, status = client.call("Submit", submit_request(f"key-{i}", f"job-{i}", command, nodes=2))
                 self.assertTrue(data, status)

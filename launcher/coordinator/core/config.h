@@ -77,6 +77,9 @@ struct Config {
   Duration keep_lost_nodes = std::chrono::hours(24 * 7);
   // Lost nodes that hold nothing; beyond it the one that was lost first is forgotten.
   std::size_t max_lost_nodes = 4'096;
+  // Nodes that are away but not lost. Beyond it one whose session breaks, and that holds nothing,
+  // is not waited for.
+  int max_away_nodes = 1'024;
   int max_events_per_job = 1'000;
   int max_generations_per_job = 100;
   int max_pending_submits = 10'000;
@@ -94,6 +97,8 @@ inline constexpr std::size_t kMaxBytesPerStep = 512u << 10;
 inline constexpr int kMaxNodesPerJob =
     1'024;  // So that a generation's row fits twice into one step.
 inline constexpr std::size_t kMaxNodeIdBytes = 64, kMaxNodeNameBytes = 63, kMaxAddressBytes = 45;
+// What one node may show of jobs that this journal does not know, and of one job.
+inline constexpr std::size_t kMaxUnknownJobsPerNode = 64, kMaxGroupsPerJob = 64;
 inline constexpr std::size_t kMaxSpecBytes = 160u << 10;
 
 }  // namespace regroup::coordinator

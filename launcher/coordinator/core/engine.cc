@@ -395,7 +395,8 @@ void Engine::RecoverNodes() {
     }
     if (node.row.lost) {
       node.link = Link::kLost;
-      node.proved_dead = node.row.lost_how != kHowSilent && node.row.lost_how != kHowAway;
+      node.proved_dead = node.row.lost_how != kHowSilent && node.row.lost_how != kHowAway &&
+                         node.row.lost_how != kHowCrowded;
       RememberLost(node);
     } else {
       SetLink(node, Link::kAwaited);

@@ -112,6 +112,7 @@ class Engine {
   NodeRow RowOf(const Hello& hello, const std::string& name, const Node* known) const;
   void Attach(Node& node, const SessionOpened& event);
   bool CommandIsOver(const Node& node) const;
+  absl::Status CheckUnknown(const Hello& hello) const;
   void Heard(Node& node);
   void Detach(Node& node);  // Its session is no longer the current one.
   void SetLink(Node& node, Link link);
@@ -273,6 +274,8 @@ class Engine {
   void ClearTaken(const Job& job, Node& node);
   bool WasPurged(const JobId& id) const;
   bool StopUnknown(Node& node, const JobId& id);
+  // False: there is no room for it, and nothing is kept.
+  bool Keep(Node& node, const GroupReport& report);
 
   // ---- views.cc: what people see ---------------------------------------------------------------
   struct Moment {

@@ -40,18 +40,16 @@ void Engine::On(const Reported& event) {
   Do(AckReport{event.session, report.number});
   Job* job = FindJob(report.job);
   SlotsChanged(*node);
-  if (job == nullptr) {
-    node->groups[report.job][report.generation] = report;
-    if (StopUnknown(*node, report.job)) return;
-  }
-  if (job == nullptr || report.generation > job->state.last_number) {
+  const bool kept =
+      (job == nullptr || report.generation <= job->state.last_number) && Keep(*node, report);
+  if (kept && job == nullptr && StopUnknown(*node, report.job)) return;
+  if (!kept || job == nullptr || report.generation > job->state.last_number) {
     Say(Severity::kWarning, "report of a group that this journal does not know",
         {{"node", node->row.name},
          {"job", report.job.value()},
          {"generation", absl::StrCat(report.generation.value())}});
     return;
   }
-  node->groups[report.job][report.generation] = report;
   auto sent = node->sent.find(report.job);
   if (sent == node->sent.end() || report.generation >= sent->second.prepare)
     node->unanswered.erase(report.job);
@@ -60,6 +58,24 @@ void Engine::On(const Reported& event) {
   Refresh(*job, *node);
   MarkDirty(*job);
   MarkOrder(*job, node->row.node);
+}
+
+// An honest node has as many jobs as slots, and groups of a job that are not forgotten yet.
+bool Engine::Keep(Node& node, const GroupReport& report) {
+  auto groups = node.groups.find(report.job);
+  if (groups == node.groups.end()) {
+    const auto unknown =
+        std::count_if(node.groups.begin(), node.groups.end(),
+                      [&](const auto& entry) { return FindJob(entry.first) == nullptr; });
+    if (FindJob(report.job) == nullptr &&
+        static_cast<std::size_t>(unknown) >= kMaxUnknownJobsPerNode)
+      return false;
+    groups = node.groups.try_emplace(report.job).first;
+  }
+  if (groups->second.size() >= kMaxGroupsPerJob && !groups->second.contains(report.generation))
+    return false;
+  groups->second[report.generation] = report;
+  return true;
 }
 
 const GroupReport* Engine::Shown(const Node& node, const JobId& job, Generation generation) const {

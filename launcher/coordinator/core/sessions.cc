@@ -1,6 +1,7 @@
 // Who is there: sessions, leases, witnesses, notices. PROTOCOL §4.
 
 #include <algorithm>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/user_error.h"
@@ -93,6 +94,10 @@ bool Engine::AdmitSession(const SessionOpened& event, std::string* name) {
                      "restore the newest state directory; nothing was stopped"));
     return false;
   }
+  if (absl::Status unknown = CheckUnknown(hello); !unknown.ok()) {
+    Refuse(event.session, unknown);
+    return false;
+  }
   const bool fits =
       hello.node.value().size() <= kMaxNodeIdBytes && hello.name.size() <= kMaxNodeNameBytes &&
       hello.address.size() <= kMaxAddressBytes && hello.dialled.size() <= kMaxAddressBytes;
@@ -125,6 +130,18 @@ bool Engine::AdmitSession(const SessionOpened& event, std::string* name) {
   }
   *name = *admitted;
   return true;
+}
+
+absl::Status Engine::CheckUnknown(const Hello& hello) const {
+  std::set<JobId> unknown;
+  for (const GroupReport& group : hello.groups)
+    if (FindJob(group.job) == nullptr) unknown.insert(group.job);
+  if (unknown.size() <= kMaxUnknownJobsPerNode) return absl::OkStatus();
+  return UserError(absl::StatusCode::kFailedPrecondition,
+                   "this node holds too many jobs that the journal does not know",
+                   absl::StrCat("groups: of ", unknown.size(), " unknown jobs, at most ",
+                                kMaxUnknownJobsPerNode, " are taken; nothing was stopped"),
+                   "the newest state directory for the coordinator, or a new one for this agent");
 }
 
 void Engine::Refuse(SessionId session, absl::Status why) {
@@ -188,7 +205,7 @@ void Engine::Attach(Node& node, const SessionOpened& event) {
                                         .answers_heartbeats = true}});
   Say(Severity::kInfo, "node attached", {{"node", node.row.name}, {"address", node.row.address}});
   for (const GroupReport& group : hello.groups) {
-    node.groups[group.job][group.generation] = group;
+    if (!Keep(node, group)) continue;
     if (Job* job = FindJob(group.job)) Touch(*job, node);
     WatchGroup(node, group);
   }
@@ -229,12 +246,18 @@ void Engine::On(const SessionBroken& event) {
   Node* node = NodeOf(event.session);
   if (node == nullptr) return;
   Detach(*node);
+  // Of jobs that this journal does not know: its next Hello shows them again, however fat they are.
+  std::erase_if(node->groups, [&](const auto& entry) { return FindJob(entry.first) == nullptr; });
   SetLink(*node, Link::kSuspected);
   node->broken_at = now_;
   node->probe_at = now_;
   for (auto& watch : node->watches) watch.second.in_flight = false;
   Say(Severity::kInfo, "session broken", {{"node", node->row.name}});
   if (CommandIsOver(*node)) return LoseNode(*node, kHowOver, /*proved=*/true);
+  // Whoever can say hello can make nodes faster than leases expire.
+  const bool holds = !node->jobs.empty() || !node->claims.empty() || !node->row.taken.empty();
+  if (broken_ > config_.max_away_nodes && !holds)
+    return LoseNode(*node, kHowCrowded, /*proved=*/false);
   RefreshJobs(*node);
   OnNodeDeadline(*node);
 }

@@ -21,6 +21,7 @@ namespace regroup::coordinator {
 
 // How a node was lost: NodeLost.how. Only silence proves nothing.
 inline constexpr char kHowSilent[] = "silent";
+inline constexpr char kHowCrowded[] = "its session broke while too many others were away";
 inline constexpr char kHowOver[] = "its command ended";
 inline constexpr char kHowRefused[] = "connection refused";
 inline constexpr char kHowAway[] = "agent away for too long";

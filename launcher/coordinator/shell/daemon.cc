@@ -55,16 +55,21 @@ constexpr int kExitInternal = 125;
 // A result with detail has to fit into one message of a session.
 constexpr std::size_t kMaxResultBytes = kMaxSessionMessageBytes - (256u << 10);
 
-class Service final
-    : public pb::Coordinator::WithRawCallbackMethod_Read<pb::Coordinator::CallbackService> {
+// Session and Read are raw (sessions.h, calls.h).
+using Served = pb::Coordinator;
+using ServiceBase = Served::WithRawCallbackMethod_Session<Served::WithCallbackMethod_Submit<
+    Served::WithCallbackMethod_Cancel<Served::WithRawCallbackMethod_Read<
+        Served::WithCallbackMethod_ForgetNode<Served::WithCallbackMethod_Logs<
+            Served::WithCallbackMethod_SendLogs<Served::Service>>>>>>>;
+
+class Service final : public ServiceBase {
  public:
   Service(Sessions& sessions, Calls& calls, LogRelay& logs, bool insecure)
       : sessions_(sessions), calls_(calls), logs_(logs), insecure_(insecure) {}
 
-  grpc::ServerBidiReactor<pb::AgentMessage, pb::CoordinatorMessage>* Session(
-      grpc::CallbackServerContext* context) override {
+  Sessions::Stream* Session(grpc::CallbackServerContext* context) override {
     const absl::Status caller = CheckCaller(*context, "Session", insecure_);
-    if (!caller.ok()) return new Refused<SessionReactor>(caller);
+    if (!caller.ok()) return new Refused<Sessions::Stream>(caller);
     return sessions_.Open(context);
   }
   grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
@@ -105,7 +110,6 @@ class Service final
   }
 
  private:
-  using SessionReactor = grpc::ServerBidiReactor<pb::AgentMessage, pb::CoordinatorMessage>;
   // A stream that is finished before anything of ours knows it.
   template <class Reactor>
   class Refused final : public Reactor {
@@ -195,7 +199,10 @@ class DaemonImpl final : public Daemon, public Outlet {
         calls_(loop_, *log_, [this] { return FreeBytes(); }),
         logs_(loop_, calls_, sessions_),
         prober_(io_),
-        service_(sessions_, calls_, logs_, config.insecure) {}
+        service_(sessions_, calls_, logs_, config.insecure) {
+    sessions_.OnTooMany(
+        [this](const std::string& peer) { listener_.CutOff(peer, "sessions at once"); });
+  }
 
   // Who finds the port open looks for the socket at once, by what the lock says.
   absl::Status Listen(const std::vector<Address>& addresses) {

@@ -2,9 +2,11 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 #include <cerrno>
@@ -25,6 +27,13 @@ constexpr auto kSilence = std::chrono::seconds(10);
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 constexpr std::size_t kUnheard = 4096;     // Connections that have not come as far as gRPC.
 constexpr unsigned char kLastOpcode = 18;  // Of a TCPStore (facts: torchelastic.md §4.3).
+
+// Those who have shown nothing never get more than a quarter of the descriptors: others need some.
+std::size_t MostUnheard() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return kUnheard;
+  return std::min<std::size_t>(kUnheard, limit.rlim_cur / 4);
+}
 
 }  // namespace
 
@@ -109,7 +118,8 @@ void Listener::AcceptSome(Socket& socket) {
 
 void Listener::Listen(io::UniqueFd fd, int listener_fd) {
   // Who has said nothing for longest goes: one that means to speak has done so long ago.
-  if (unheard_.size() >= kUnheard) Forget(*std::shared_ptr(unheard_.front()));
+  if (!unheard_.empty() && unheard_.size() >= MostUnheard())
+    Forget(*std::shared_ptr(unheard_.front()));
   auto unheard = std::make_shared<Unheard>(io_, listener_fd);
   boost::system::error_code failed;
   unheard->descriptor.assign(fd.get(), failed);

@@ -55,6 +55,9 @@ class Listener {
              std::function<void(io::UniqueFd)> take_store_client);
   void Stop();
 
+  // Of one that came over TCP: what it does is no client's way.
+  void CutOff(const std::string& peer, const char* excess) { counting_.CutOff(peer, excess); }
+
  private:
   struct Socket {
     Socket(boost::asio::io_context& io, int fd, bool is_unix)

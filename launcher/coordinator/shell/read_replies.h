@@ -20,7 +20,7 @@
 namespace regroup::coordinator {
 
 // From here on nothing new is read until some of it was taken; one reply may go beyond.
-inline constexpr std::uint64_t kMaxReplyBytesInFlight = 8u << 20;
+inline constexpr std::uint64_t kMaxReplyBytesInFlight = 4u << 20;
 // A reader that takes longer than this is cut once others are kept from reading.
 inline constexpr Duration kTakeLimit = std::chrono::seconds(5);
 

@@ -1,9 +1,15 @@
 #include "launcher/coordinator/shell/sessions.h"
 
+#include <grpcpp/impl/codegen/proto_utils.h>
+#include <grpcpp/support/slice.h>
+
 #include <algorithm>
+#include <cstdint>
+#include <string_view>
 #include <utility>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/user_error.h"
 #include "common/config/job_limits.h"
@@ -32,6 +38,19 @@ bool IsFinal(absl::StatusCode code) {
 constexpr auto kHelloLimit = std::chrono::seconds(10);
 constexpr auto kLastMessageLimit = std::chrono::seconds(2);
 
+std::size_t BytesParsed(const grpc::ByteBuffer& message) {
+  grpc::Slice whole;
+  if (!message.DumpToSingleSlice(&whole).ok()) return message.Length();
+  return BytesWhenParsed({reinterpret_cast<const char*>(whole.begin()), whole.size()});
+}
+
+absl::Status TooMuch() {
+  return UserError(absl::StatusCode::kResourceExhausted, "the coordinator has too much to do",
+                   absl::StrCat("agents have sent more than ", kMaxUnheardBytes,
+                                " bytes that it has yet to look at"),
+                   "");
+}
+
 absl::Status Protocol(std::string_view what, std::string_view because) {
   return UserError(absl::StatusCode::kInvalidArgument, what, because,
                    "use regroup-agent of the same version as the coordinator");
@@ -41,11 +60,13 @@ absl::Status Protocol(std::string_view what, std::string_view because) {
 
 // Lives from the call's start to OnDone. Members are the loop's between OnReadDone/OnWriteDone and
 // the next Start….
-class Sessions::Reactor final
-    : public grpc::ServerBidiReactor<pb::AgentMessage, pb::CoordinatorMessage> {
+class Sessions::Reactor final : public Stream {
  public:
-  Reactor(Sessions& sessions, grpc::CallbackServerContext* context)
-      : id_(++sessions.last_id_), sessions_(sessions), context_(context) {
+  Reactor(Sessions& sessions, grpc::CallbackServerContext* context, std::string connection)
+      : id_(++sessions.last_id_),
+        sessions_(sessions),
+        context_(context),
+        connection_(std::move(connection)) {
     sessions_.loop_.Post([this](Instant) { sessions_.Add(this); });
   }
 
@@ -54,9 +75,13 @@ class Sessions::Reactor final
       sessions_.loop_.Post([sessions = &sessions_, id = id_](Instant) { sessions->OnEnded(id); });
       return;
     }
-    absl::StatusOr<AgentSaid> said = DecodeAgentMessage(incoming_);
+    const std::size_t bytes = BytesParsed(incoming_);
+    const bool fits = (sessions_.unheard_bytes_ += bytes) <= kMaxUnheardBytes || bytes < kFatBytes;
+    absl::StatusOr<AgentSaid> said = fits ? Parse(incoming_, bytes) : TooMuch();
+    incoming_.Clear();
     sessions_.loop_.Post(
-        [sessions = &sessions_, id = id_, said = std::move(said)](Instant received) mutable {
+        [sessions = &sessions_, id = id_, bytes, said = std::move(said)](Instant received) mutable {
+          sessions->unheard_bytes_ -= bytes;
           sessions->OnRead(id, received, std::move(said));
         });
   }
@@ -68,11 +93,18 @@ class Sessions::Reactor final
     // Reads and writes in flight fail by themselves; a read always is.
     sessions_.loop_.Post([sessions = &sessions_, id = id_](Instant) { sessions->OnEnded(id); });
   }
-  void OnDone() override { delete this; }
+  void OnDone() override {
+    sessions_.Left(connection_);
+    delete this;
+  }
 
   void Read() { StartRead(&incoming_); }
   void Write(pb::CoordinatorMessage message) {
-    outgoing_ = std::move(message);
+    outgoing_.Clear();
+    bool own_buffer = false;
+    const grpc::Status written = grpc::SerializationTraits<pb::CoordinatorMessage>::Serialize(
+        message, &outgoing_, &own_buffer);
+    CHECK(written.ok());  // It is ours, and not of 2 GiB.
     StartWrite(&outgoing_);
   }
   void Cancel() { context_->TryCancel(); }
@@ -81,11 +113,21 @@ class Sessions::Reactor final
   SessionId id() const { return id_; }
 
  private:
+  static absl::StatusOr<AgentSaid> Parse(grpc::ByteBuffer& bytes, std::size_t parsed) {
+    if (parsed > kMaxUnheardBytes)
+      return absl::InvalidArgumentError(absl::StrCat("message: takes ", parsed, " bytes, at most ",
+                                                     kMaxUnheardBytes, " are taken"));
+    pb::AgentMessage message;
+    if (!grpc::SerializationTraits<pb::AgentMessage>::Deserialize(&bytes, &message).ok())
+      return absl::InvalidArgumentError("message: is not whole");
+    return DecodeAgentMessage(message);
+  }
+
   const SessionId id_;
   Sessions& sessions_;
   grpc::CallbackServerContext* const context_;
-  pb::AgentMessage incoming_;
-  pb::CoordinatorMessage outgoing_;
+  const std::string connection_;
+  grpc::ByteBuffer incoming_, outgoing_;
 };
 
 Sessions::Sessions(CoreLoop& loop, obs::Logger& log, Duration lease,
@@ -94,9 +136,47 @@ Sessions::Sessions(CoreLoop& loop, obs::Logger& log, Duration lease,
 
 Sessions::~Sessions() = default;
 
-grpc::ServerBidiReactor<pb::AgentMessage, pb::CoordinatorMessage>* Sessions::Open(
-    grpc::CallbackServerContext* context) {
-  return new Reactor(*this, context);
+// A stream that is finished before the table knows it.
+class Sessions::Refusal final : public Stream {
+ public:
+  Refusal(Sessions& sessions, std::string connection, const absl::Status& why)
+      : sessions_(sessions), connection_(std::move(connection)) {
+    Finish(ToGrpcStatus(why));
+  }
+  void OnDone() override {
+    sessions_.Left(connection_);
+    delete this;
+  }
+
+ private:
+  Sessions& sessions_;
+  const std::string connection_;
+};
+
+Sessions::Stream* Sessions::Open(grpc::CallbackServerContext* context) {
+  std::string connection = context->peer();
+  // Those of the Unix socket have no names of their own; they are of this user.
+  const std::string peer = PeerText(connection);
+  const bool tcp = peer != connection;
+  if (!tcp) return new Reactor(*this, context, "");
+  bool fits = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    fits = ++by_connection_[connection] <= kMaxSessionsPerConnection;
+  }
+  if (fits) return new Reactor(*this, context, std::move(connection));
+  if (too_many_hook_) too_many_hook_(peer);
+  return new Refusal(
+      *this, std::move(connection),
+      UserError(absl::StatusCode::kResourceExhausted, "too many sessions on one connection",
+                absl::StrCat("at most ", kMaxSessionsPerConnection, " are served"),
+                "a connection for each agent"));
+}
+
+void Sessions::Left(const std::string& connection) {
+  const std::scoped_lock lock(mutex_);
+  const auto at = by_connection_.find(connection);
+  if (at != by_connection_.end() && --at->second == 0) by_connection_.erase(at);
 }
 
 void Sessions::Add(Reactor* reactor) {
@@ -127,6 +207,7 @@ void Sessions::OnRead(SessionId id, Instant received, absl::StatusOr<AgentSaid> 
   const auto at = sessions_.find(id);
   if (at == sessions_.end() || at->second->closing) return;
   Session& session = *at->second;
+  if (absl::IsResourceExhausted(message.status())) return BeginClose(at, message.status());
   if (!message.ok()) {
     log_.Warning(
         "an agent sent a message that cannot be used",

@@ -6,6 +6,7 @@
 // session is cut.
 
 #include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <atomic>
@@ -14,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,6 +32,11 @@
 namespace regroup::coordinator {
 
 inline constexpr std::size_t kMaxSessions = 16'384;
+// Of messages that were read and not obeyed yet, of all sessions. A fat one that goes beyond costs
+// its session, and its agent dials again.
+inline constexpr std::size_t kMaxUnheardBytes = 16u << 20, kFatBytes = 16u << 10;
+// Of one connection. An agent has one, and one that dials again has a connection of its own.
+inline constexpr int kMaxSessionsPerConnection = 4;
 
 class Sessions {
  public:
@@ -40,9 +47,10 @@ class Sessions {
            std::function<std::uint64_t()> free_bytes);
   ~Sessions();
 
+  // Raw: what a message would take is counted before it is parsed.
+  using Stream = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
   // A new stream, from gRPC's thread. Ours until OnDone.
-  grpc::ServerBidiReactor<pb::AgentMessage, pb::CoordinatorMessage>* Open(
-      grpc::CallbackServerContext* context);
+  Stream* Open(grpc::CallbackServerContext* context);
 
   // The rest on the loop's thread. A session that is gone swallows what is sent to it.
   void SendAnswer(SessionId session, pb::CoordinatorMessage message);
@@ -65,6 +73,8 @@ class Sessions {
   NodeId NodeOf(SessionId session) const;
   // Whether a node that was welcomed is at this address.
   bool HasMemberAt(const std::string& ip) const;
+  // Called with the peer that opened too many on one connection. Any thread.
+  void OnTooMany(std::function<void(const std::string&)> hook) { too_many_hook_ = std::move(hook); }
   // Called with its name whenever a node's session was welcomed.
   void OnAttached(std::function<void(const std::string&)> hook) {
     attached_hook_ = std::move(hook);
@@ -72,6 +82,7 @@ class Sessions {
 
  private:
   class Reactor;
+  class Refusal;
   struct Session {
     explicit Session(boost::asio::io_context& io) : timer(io) {}
     Reactor* reactor = nullptr;
@@ -87,6 +98,7 @@ class Sessions {
   };
   using Table = std::map<SessionId, std::unique_ptr<Session>>;
 
+  void Left(const std::string& connection);
   void Add(Reactor* reactor);
   void OnRead(SessionId id, Instant received, absl::StatusOr<AgentSaid> message);
   void OnEnded(SessionId id);  // The agent half-closed or the stream broke.
@@ -103,10 +115,13 @@ class Sessions {
   obs::Logger& log_;
   const Duration answer_every_;
   const std::function<std::uint64_t()> free_bytes_;
-  std::function<void(const std::string&)> attached_hook_;
+  std::function<void(const std::string&)> attached_hook_, too_many_hook_;
   Table sessions_;
   std::map<std::string, SessionId> by_name_;
   std::atomic<std::uint64_t> last_id_ = 0;  // Taken on gRPC's threads.
+  std::atomic<std::size_t> unheard_bytes_ = 0;
+  std::mutex mutex_;
+  std::map<std::string, int> by_connection_;  // Streams by gRPC's name of the peer; by mutex_.
   bool closed_ = false;
   std::function<void()> all_closed_;
 };

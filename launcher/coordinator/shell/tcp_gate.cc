@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -74,14 +75,17 @@ class TcpGate::Passage : public std::enable_shared_from_this<Passage> {
     return true;
   }
   void Start() {
+    Hear(/*quiet=*/true);
     Pass(in_);
     Pass(out_);
     for (boost::asio::posix::stream_descriptor* side : {&outer_, &inner_}) {
       if (outer_.is_open()) WatchEnd(*side);
     }
   }
+  const std::string& peer() const { return peer_; }
   void Close() {
     if (!outer_.is_open()) return;
+    Hear(/*quiet=*/false);
     boost::system::error_code ignored;
     outer_.close(ignored);
     inner_.close(ignored);
@@ -109,8 +113,21 @@ class TcpGate::Passage : public std::enable_shared_from_this<Passage> {
         gate_.Tell(peer_, excess);
         return Close();
       }
+      Hear(counts_.open == 0);
+      if (!outer_.is_open()) return;
       if (!Send(way, bytes, &way.rest)) return;
     }
+  }
+
+  void Hear(bool quiet) {
+    if (quiet == quiet_at_.has_value()) return;
+    if (!quiet) {
+      gate_.quiet_.erase(*quiet_at_);
+      quiet_at_.reset();
+      return;
+    }
+    quiet_at_ = gate_.quiet_.insert(gate_.quiet_.end(), this);
+    gate_.LimitQuiet();
   }
 
   // False: `to` takes no more for now, or is gone; what is left is in `rest`.
@@ -160,6 +177,7 @@ class TcpGate::Passage : public std::enable_shared_from_this<Passage> {
   boost::asio::posix::stream_descriptor outer_{gate_.io_}, inner_{gate_.io_};
   boost::asio::steady_timer linger_{gate_.io_};
   Http2Counts counts_;
+  std::optional<std::list<Passage*>::iterator> quiet_at_;
   Direction in_{outer_, inner_, Http2Meter::From::kClient};
   Direction out_{inner_, outer_, Http2Meter::From::kServer};
 };
@@ -193,6 +211,10 @@ void TcpGate::Forget(const std::shared_ptr<Passage>& passage) {
   if (passages_.empty()) end_.cancel();
 }
 
+void TcpGate::LimitQuiet() {
+  if (quiet_.size() > kMaxQuietConnections) quiet_.front()->shared_from_this()->Close();
+}
+
 void TcpGate::Tell(const std::string& peer, const char* excess) {
   if (const std::optional<int> untold = told_.Due(io::MonotonicNow())) cut_(peer, excess, *untold);
 }
@@ -213,6 +235,16 @@ absl::StatusOr<io::UniqueFd> TcpGate::Admit(io::UniqueFd connection) {
     passage->Start();
   });
   return theirs;
+}
+
+void TcpGate::CutOff(const std::string& peer, const char* excess) {
+  boost::asio::post(io_, [this, peer, excess] {
+    for (const auto& passage : passages_) {
+      if (passage->peer() != peer) continue;
+      Tell(peer, excess);
+      return passage->Close();
+    }
+  });
 }
 
 std::string PeerText(const std::string& grpc_peer) {

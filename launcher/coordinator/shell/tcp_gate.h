@@ -10,6 +10,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <functional>
+#include <list>
 #include <memory>
 #include <set>
 #include <string>
@@ -22,6 +23,10 @@
 #include "launcher/coordinator/shell/seldom.h"
 
 namespace regroup::coordinator {
+
+// Connections that have no call open. Beyond it the one that has had none for longest goes: gRPC
+// keeps some 40 KiB for each.
+inline constexpr std::size_t kMaxQuietConnections = 512;
 
 class TcpGate {
  public:
@@ -36,11 +41,14 @@ class TcpGate {
 
   // The end for gRPC of a connection that was just accepted. Any thread.
   absl::StatusOr<io::UniqueFd> Admit(io::UniqueFd connection);
+  // Ends the connection of this peer (PeerText), if there is one. Any thread.
+  void CutOff(const std::string& peer, const char* excess);
 
  private:
   class Passage;
   struct Direction;
   void Forget(const std::shared_ptr<Passage>& passage);
+  void LimitQuiet();
   void Tell(const std::string& peer, const char* excess);
 
   // Of the thread, all of it.
@@ -52,6 +60,7 @@ class TcpGate {
   boost::asio::steady_timer end_{io_};
   std::vector<char> piece_;                      // What a passage has just read.
   std::set<std::shared_ptr<Passage>> passages_;  // Shared with their handlers.
+  std::list<Passage*> quiet_;                    // Of them, the longest quiet first.
   std::thread thread_;                           // Last: it uses all of the above.
 };
 

@@ -309,6 +309,14 @@ TEST(Convert, BadInputIsNamedWithValueAndLimit) {
       {"bad address",
        [](pb::Hello& h) { h.set_address("node0"); },
        {"address: \"node0\" is not an IP address"}},
+      {"ranks of all groups",
+       [](pb::Hello& h) {
+         for (int group = 0; group < 5; ++group) {
+           for (int rank = 0; rank < kMaxWorkersPerNode; ++rank) h.mutable_groups(0)->add_started();
+           h.add_groups()->CopyFrom(h.groups(0));
+         }
+       },
+       {"groups.started and groups.exits:", "at most 16384 are allowed"}},
       {"job id", [](pb::Hello& h) { h.mutable_groups(0)->set_job("../etc-1"); }, {"groups.job:"}},
       {"phase",
        [](pb::Hello& h) { h.mutable_groups(0)->set_phase(static_cast<pb::Phase>(99)); },

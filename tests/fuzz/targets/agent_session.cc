@@ -278,6 +278,9 @@ bool AgentSession(std::string_view bytes) {
     coordinator.Pass(std::chrono::milliseconds(1) * (1 << (kind >> 5) * 2));
     pb::AgentMessage message = Honest(kind, node);
     const std::string_view over = input.Piece();
+    pb::AgentMessage alone;
+    if (alone.ParseFromString(std::string(over)))
+      CHECK(alone.SpaceUsedLong() <= sizeof alone + BytesWhenParsed(over));
     // gRPC hands over what parses, merged field by field like this.
     if (message.MergeFromString(std::string(over))) coordinator.Say(node, message);
   }

@@ -292,6 +292,54 @@ TEST_F(Nodes, lost_nodes_are_capped_the_oldest_go_first) {
   EXPECT_EQ(RowOf("n5").name, "host-n5");
 }
 
+// §6: whoever says hello and leaves is not waited for once too many are; who holds something is.
+TEST_F(Nodes, of_a_crowd_that_leaves_only_so_many_are_waited_for) {
+  coordinator::Config config;
+  config.max_away_nodes = 2;
+  config.max_lost_nodes = 2;
+  Start(config);
+  for (const char* id : {"n1", "n2", "n3", "n4", "n5", "n6"}) {
+    const SessionId session = Open(HelloOf(id, std::string("host-") + id));
+    world().Ask(coordinator::SessionBroken{session});
+  }
+  world().RunFor(100ms);
+  EXPECT_EQ(ViewOfNode("host-n2").state, "suspect");
+  EXPECT_EQ(RowOf("n3").name, "");  // Lost first, and forgotten first.
+  EXPECT_EQ(RowOf("n4").name, "");
+  EXPECT_TRUE(RowOf("n5").lost);
+  EXPECT_THAT(RowOf("n6").lost_how, HasSubstr("too many others"));
+  Open(HelloOf("n6", "host-n6"));
+  EXPECT_EQ(ViewOfNode("host-n6").state, "ready");
+}
+
+// §6: what a node shows of jobs that this journal does not know is bounded.
+TEST_F(Nodes, unknown_groups_are_bounded) {
+  Start();
+  const auto group = [](std::size_t job, std::size_t generation) {
+    GroupReport report;
+    report.job = JobId("other-" + std::to_string(job));
+    report.generation = Generation(generation);
+    report.phase = Phase::kRunning;
+    return report;
+  };
+  Hello hello = HelloOf("x", "host");
+  for (std::size_t i = 1; i <= coordinator::kMaxUnknownJobsPerNode + 1; ++i)
+    hello.groups.push_back(group(i, 1));
+  Open(hello);
+  EXPECT_TRUE(RowOf("x").name.empty());
+  hello.groups.pop_back();
+  const SessionId session = Open(hello);
+  EXPECT_EQ(RowOf("x").name, "host");
+  EXPECT_EQ(ViewOfNode("host").jobs.size(), coordinator::kMaxUnknownJobsPerNode);
+  world().Ask(coordinator::Reported{session, group(1'000, 1)});
+  EXPECT_EQ(ViewOfNode("host").jobs.size(), coordinator::kMaxUnknownJobsPerNode);
+  for (std::size_t i = 2; i <= 100; ++i) world().Ask(coordinator::Reported{session, group(1, i)});
+  EXPECT_EQ(ViewOfNode("host").slots_used, static_cast<int>(coordinator::kMaxUnknownJobsPerNode -
+                                                            1 + coordinator::kMaxGroupsPerJob));
+  world().Ask(coordinator::SessionBroken{session});
+  EXPECT_EQ(ViewOfNode("host").slots_used, 0);  // Its next Hello shows them again.
+}
+
 // §5: a node without a cgroup is marked, as its newest Hello says, until it is lost.
 TEST_F(Nodes, a_node_without_a_cgroup_is_marked) {
   Start();

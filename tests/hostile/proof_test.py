@@ -1,0 +1,105 @@
+"""Strangers at the gate of a coordinator that asks for its token: whatever they say before they have proved anything, byte by byte."""
+import hmac
+import os
+import resource
+import socket
+import time
+
+import attacked
+from attacked import e2e
+from http2 import PREFACE, SETTINGS, frame
+
+MAGIC = b"REGROUP\x01"
+
+
+class Gate(attacked.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.start()
+        folder = self.fx.path("state", "here", f"coordinator-{self.port}")
+        with open(os.path.join(folder, "token"), "rb") as f:
+            self.token = f.read().strip()
+
+    def dial(self):
+        s = socket.create_connection(("127.0.0.1", self.port), 5)
+        self.addCleanup(s.close)
+        return s
+
+    def hear(self, s, size):
+        """Up to `size` bytes; what came before the end if there is less."""
+        data = b""
+        while len(data) < size:
+            try:
+                got = s.recv(size - len(data))
+            except ConnectionError:
+                break
+            if not got:
+                break
+            data += got
+        return data
+
+    def greet(self, nonce):
+        s = self.dial()
+        s.sendall(MAGIC + nonce)
+        answer = self.hear(s, 33)
+        self.assertEqual(answer[:1], b"T")
+        return s, answer[1:]
+
+    def proof(self, token, end, ours, theirs):
+        return hmac.digest(token, end + b"\0" + ours + theirs, "sha256")
+
+    def refused(self, s, words):
+        s.sendall(words)
+        self.assertEqual(self.hear(s, 33), b"N")
+
+    def test_no_proof_but_the_right_one_of_this_connection_is_taken(self):
+        nonce = os.urandom(32)
+        first, asked = self.greet(nonce)
+        right = self.proof(self.token, b"caller", nonce, asked)
+        self.refused(self.greet(nonce)[0], right)  # Replayed.
+        self.refused(self.greet(nonce)[0], asked)  # Reflected.
+        other, theirs = self.greet(nonce)
+        self.refused(other, self.proof(self.token[:-1], b"caller", nonce, theirs))
+        other, theirs = self.greet(nonce)
+        self.refused(other, self.proof(self.token + b"\0", b"caller", nonce, theirs))
+        other, theirs = self.greet(nonce)
+        self.refused(other, self.proof(b"", b"caller", nonce, theirs))
+        other, theirs = self.greet(nonce)
+        self.refused(other, self.proof(self.token, b"coordinator", nonce, theirs))
+        cut, theirs = self.greet(nonce)  # Truncated.
+        cut.sendall(self.proof(self.token, b"caller", nonce, theirs)[:31])
+        cut.shutdown(socket.SHUT_WR)
+        self.assertEqual(self.hear(cut, 33), b"")
+        for byte in right:  # And in as many packets as there are bytes.
+            first.sendall(bytes([byte]))
+        self.assertEqual(self.hear(first, 33), b"Y" + self.proof(self.token, b"coordinator", nonce, asked))
+        for byte in PREFACE + frame(SETTINGS):
+            first.sendall(bytes([byte]))
+        self.assertEqual(self.hear(first, 9)[3], SETTINGS)
+
+    def test_a_byte_a_second_is_not_waited_for(self):
+        slow, begun = self.dial(), time.monotonic()
+        slow.settimeout(1)
+        for byte in MAGIC + b"x" * 32:
+            try:
+                slow.sendall(bytes([byte]))
+                if slow.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        self.assertLess(time.monotonic() - begun, 15)  # It has ten seconds.
+
+    def test_descriptors_are_left_for_others(self):
+        pid = self.coordinator.process.pid
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (200, 200))
+        for _ in range(400):
+            self.dial().sendall(MAGIC)
+        for _ in range(5):
+            self.assertEqual(self.fx.run("ps").code, 0)
+        self.assertLess(len(os.listdir(f"/proc/{pid}/fd")), 150)
+
+
+if __name__ == "__main__":
+    e2e.main()
