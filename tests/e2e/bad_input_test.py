@@ -192,8 +192,8 @@ class Training(BadInput):
             self.refused(self.fx.start(worker, "train", "--data", data), 2, "cannot train on this data", because, "--data")
         run = self.refused(self.fx.regroup("run", worker, "train", "--data", "/no/such/data"), 2, "this data", "No such file")
         self.assertIn("FAILED, exit 2", run.stderr)
-        codes = re.findall(r"(?m)^  (\d+)  ", self.fx.start(worker, "--help").expect("(?s)exit codes:.*17  ", stream="stdout").string)
-        self.assertEqual(codes, "0 1 2 10 11 12 13 14 15 16 17".split())
+        codes = re.findall(r"(?m)^  (\d+)  ", self.fx.start(worker, "--help").expect("(?s)exit codes:.*18  ", stream="stdout").string)
+        self.assertEqual(codes, "0 1 2 10 11 12 13 14 15 16 17 18".split())
 
     def test_checkpoint_directory_not_writable(self):
         self.refused(self.train(2, "/proc/ckpt"), 13, "/proc/ckpt cannot be written", "", "--checkpoint-dir")

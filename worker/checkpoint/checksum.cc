@@ -37,6 +37,10 @@ std::uint32_t Crc32c(std::span<const std::byte> bytes, std::uint32_t crc) {
   return ~crc;
 }
 
+std::uint64_t Xxh3(std::span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
 std::string Xxh3Hex(std::span<const std::byte> bytes) {
   return Hex(XXH3_128bits(bytes.data(), bytes.size()));
 }

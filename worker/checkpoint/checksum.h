@@ -12,6 +12,8 @@ namespace regroup::worker {
 // 0xE3069283.
 std::uint32_t Crc32c(std::span<const std::byte> bytes, std::uint32_t crc = 0);
 
+// XXH3-64.
+std::uint64_t Xxh3(std::span<const std::byte> bytes);
 // XXH3-128 as 32 lower-case hex digits, high word first.
 std::string Xxh3Hex(std::span<const std::byte> bytes);
 

@@ -49,10 +49,11 @@ struct Presence {
   std::string cores;        // Allowed ones, as 0s and 1s.
   int segment_fd = -1;      // Rank 0's.
   std::uint64_t nonce = 0;  // Rank 0's, also in the segment.
+  std::string build;
 
   std::string Serialize() const {
     return absl::StrJoin({boot_id, host, pid_namespace, absl::StrCat(pid), absl::StrCat(start_time),
-                          cores, absl::StrCat(segment_fd), absl::StrCat(nonce)},
+                          cores, absl::StrCat(segment_fd), absl::StrCat(nonce), build},
                          "\n");
   }
 };
@@ -66,7 +67,7 @@ bool ParseNumber(const std::string& text, T& out) {
 absl::StatusOr<Presence> ParsePresence(const std::string& text, int rank) {
   const std::vector<std::string> fields = absl::StrSplit(text, '\n');
   Presence p;
-  if (fields.size() != 8 || !ParseNumber(fields[3], p.pid) || p.pid <= 0 ||
+  if (fields.size() < 8 || !ParseNumber(fields[3], p.pid) || p.pid <= 0 ||
       !ParseNumber(fields[4], p.start_time) || !ParseNumber(fields[6], p.segment_fd) ||
       !ParseNumber(fields[7], p.nonce)) {
     return absl::DataLossError(
@@ -76,6 +77,8 @@ absl::StatusOr<Presence> ParsePresence(const std::string& text, int rank) {
   p.host = fields[1];
   p.pid_namespace = fields[2];
   p.cores = fields[5];
+  // Builds before this field was there, and those that say more after it, are other builds.
+  if (fields.size() > 8) p.build = fields[8];
   return p;
 }
 
@@ -237,6 +240,17 @@ absl::Status CheckOneHost(const std::vector<Presence>& ranks) {
   return absl::OkStatus();
 }
 
+// Before any of them touches what another one made.
+absl::Status CheckOneBuild(const std::vector<Presence>& ranks) {
+  for (std::size_t r = 1; r < ranks.size(); ++r) {
+    if (ranks[r].build == ranks[0].build) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "all ranks run one build of the program; rank 0 on ", ranks[0].host, " runs build ",
+        ranks[0].build, " and rank ", r, " on ", ranks[r].host, " build ", ranks[r].build));
+  }
+  return absl::OkStatus();
+}
+
 // One meeting of ranks through the store.
 class Meeting {
  public:
@@ -345,6 +359,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinHostCommunicator(
                                                            options.join_deadline));
   Meeting meeting(options, std::move(store));
   Presence own = OwnPresence();
+  own.build = options.build;
   io::UniqueFd memory;
   if (options.rank == 0) {
     ASSIGN_OR_RETURN(memory, MakeMemory(SegmentBytes(options.world_size)));
@@ -355,6 +370,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinHostCommunicator(
   RETURN_IF_ERROR(meeting.Announce(own));
   ASSIGN_OR_RETURN(std::vector<Presence> ranks, meeting.AwaitAll());
   RETURN_IF_ERROR(CheckOneHost(ranks));
+  RETURN_IF_ERROR(CheckOneBuild(ranks));
   SharedMemoryOptions how{.deadline = meeting.Left(), .spin = SpinFor(ranks)};
   const Presence holder = ranks[0];
   ASSIGN_OR_RETURN(std::unique_ptr<ProcessPeers> peers,

@@ -11,9 +11,9 @@
 namespace regroup::worker {
 namespace {
 
-Kernels MakeTable(const char* name, void (*fill)(Kernels&)) {
+Kernels MakeTable(Isa isa, void (*fill)(Kernels&)) {
   Kernels table{};
-  table.name = name;
+  table.name = NameOf(isa);
   table.linear_forward = OnednnLinearForward;
   table.linear_input_grad = OnednnLinearInputGrad;
   table.linear_weight_grad = OnednnLinearWeightGrad;
@@ -50,20 +50,29 @@ Isa BestIsa() {
   return Isa::kBaseline;
 }
 
+const char* NameOf(Isa isa) {
+  switch (isa) {
+    case Isa::kBaseline: return "baseline";
+    case Isa::kV3: return "x86-64-v3";
+    case Isa::kV4: return "x86-64-v4";
+  }
+  CHECK(false);
+}
+
 const Kernels& KernelsFor(Isa isa) {
   CHECK(isa <= BestIsa());
   // Each when it is asked for: even filling a table takes the instructions that it is for.
   switch (isa) {
     case Isa::kBaseline: {
-      static const Kernels table = MakeTable("baseline", FillBaseline);
+      static const Kernels table = MakeTable(Isa::kBaseline, FillBaseline);
       return table;
     }
     case Isa::kV3: {
-      static const Kernels table = MakeTable("x86-64-v3", FillV3);
+      static const Kernels table = MakeTable(Isa::kV3, FillV3);
       return table;
     }
     case Isa::kV4: {
-      static const Kernels table = MakeTable("x86-64-v4", FillV4);
+      static const Kernels table = MakeTable(Isa::kV4, FillV4);
       return table;
     }
   }

@@ -102,7 +102,8 @@ std::int64_t AttentionScratchElements(const AttentionShape& shape);
 
 enum class Isa : std::uint8_t { kBaseline, kV3, kV4 };  // x86-64, -v3 (AVX2, FMA), -v4 (AVX-512).
 
-Isa BestIsa();  // What this CPU and kernel can run.
+Isa BestIsa();                // What this CPU and kernel can run.
+const char* NameOf(Isa isa);  // "baseline", "x86-64-v3", "x86-64-v4"; also of its table.
 // REQUIRES: isa <= BestIsa().
 const Kernels& KernelsFor(Isa isa);
 // The plain C++ twins, of which every other table is a faster copy. Slow, single-threaded, GEMM

@@ -26,9 +26,10 @@ absl::StatusOr<Mutation> ReadMutation() {
   if (name == "repeat_batch") return Mutation::kRepeatBatch;
   if (name == "resume_from_zero") return Mutation::kResumeFromZero;
   if (name == "gradient_scale") return Mutation::kGradientScale;
+  if (name == "flip_bit") return Mutation::kFlipBit;
   return absl::InvalidArgumentError(
       "REGROUP_TEST_MUTATION is " + name +
-      ", which is none of skip_batch, repeat_batch, resume_from_zero, gradient_scale");
+      ", which is none of skip_batch, repeat_batch, resume_from_zero, gradient_scale, flip_bit");
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 namespace regroup::worker {
 
 // Test-only: a planted defect, to show that what must notice it does (REGROUP_TEST_MUTATION).
-enum class Mutation { kNone, kSkipBatch, kRepeatBatch, kResumeFromZero, kGradientScale };
+enum class Mutation { kNone, kSkipBatch, kRepeatBatch, kResumeFromZero, kGradientScale, kFlipBit };
 
 // What the launcher tells a worker through its environment; the torchrun names.
 struct WorkerEnvironment {

@@ -3,9 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "worker/checkpoint/checksum.h"
+#include "worker/comm/agreement.h"
 
 namespace regroup::worker {
 namespace {
@@ -23,15 +30,31 @@ absl::StatusOr<Plan> PlanOf(const ParamLayout& layout, const StepRunnerOptions& 
 }
 
 // Every rank makes the plans of all, and checks them against each other before anything runs.
-absl::StatusOr<Plan> CheckedPlan(const ParamLayout& layout, const StepRunnerOptions& options,
-                                 int rank) {
+absl::StatusOr<std::vector<Plan>> CheckedPlans(const ParamLayout& layout,
+                                               const StepRunnerOptions& options) {
   std::vector<Plan> plans;
   for (int r = 0; r < layout.world(); ++r) {
     ASSIGN_OR_RETURN(Plan plan, PlanOf(layout, options, r));
     plans.push_back(std::move(plan));
   }
   RETURN_IF_ERROR(CheckPlan(layout, plans));
-  return std::move(plans[static_cast<std::size_t>(rank)]);
+  return plans;
+}
+
+// A check holds for the plans that were checked: all ranks must have checked the same ones.
+absl::Status AgreeOnPlans(Communicator& ranks, const ParamLayout& layout,
+                          const std::vector<Plan>& plans) {
+  Xxh3Stream hash;
+  for (const Plan& plan : plans) {
+    const std::string text = ToString(plan, layout);
+    hash.Update(std::as_bytes(std::span(text)));
+  }
+  ASSIGN_OR_RETURN(const std::optional<Disagreement> found,
+                   FindDisagreement(ranks, {{"plan", hash.Hex()}}));
+  if (!found) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the plans that rank ", found->rank, " has made for ", layout.world(), " ranks (hash ",
+      found->theirs, ") are not those of rank 0 (", found->ours, ")"));
 }
 
 }  // namespace
@@ -49,7 +72,9 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
     Communicator& ranks, const Model<float>& model, const ParamLayout& layout,
     const Dataset& dataset, TrainState& state, const StepRunnerOptions& options) {
   std::unique_ptr<StepRunner> runner(new StepRunner(ranks, layout, dataset, options));
-  ASSIGN_OR_RETURN(runner->plan_, CheckedPlan(layout, options, ranks.rank()));
+  ASSIGN_OR_RETURN(std::vector<Plan> plans, CheckedPlans(layout, options));
+  RETURN_IF_ERROR(AgreeOnPlans(ranks, layout, plans));
+  runner->plan_ = std::move(plans[static_cast<std::size_t>(ranks.rank())]);
   // A rank without a sample makes room for one, so that no arena has to be empty.
   const std::int64_t samples = std::max<std::int64_t>(1, runner->slice_.size);
   const auto tokens = static_cast<std::size_t>(samples * dataset.context());
@@ -61,7 +86,7 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
   const int micro_batches = std::max(1, runner->micro_batches_);
   const Extent extent{.batch = RankSlice(samples, 0, micro_batches).size,
                       .time = dataset.context()};
-  const Kernels& kernels = KernelsFor(BestIsa());
+  const Kernels& kernels = KernelsFor(options.kernels);
   ASSIGN_OR_RETURN(runner->runner_, UnitRunner<float>::Create(model, layout, kernels, extent,
                                                               state.weights, runner->gradients_));
   runner->optimizer_ = std::make_unique<AdamW<float>>(

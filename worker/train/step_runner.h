@@ -25,6 +25,7 @@ struct StepRunnerOptions {
   Schedule schedule;
   double clip = 0;
   double gradient_factor = 1;  // 1, but for a planted defect.
+  Isa kernels = BestIsa();
 };
 
 // What a rank brings to the vote of one step.
@@ -46,7 +47,7 @@ struct StepResult {
 class StepRunner {
  public:
   // Collective. Everything that is passed by reference outlives the runner. Checks the plans of all
-  // ranks first.
+  // ranks first. Failed precondition on every rank: they are not the ones that rank 0 has checked.
   static absl::StatusOr<std::unique_ptr<StepRunner>> Create(
       Communicator& ranks, const Model<float>& model, const ParamLayout& layout,
       const Dataset& dataset, TrainState& state, const StepRunnerOptions& options);

@@ -53,6 +53,28 @@ absl::Status AddPaths(std::string_view text, std::vector<std::string>& paths) {
   return absl::OkStatus();
 }
 
+constexpr char kBestKernels[] = "auto";
+
+absl::Status ChooseKernels(std::string_view text, std::optional<Isa>& kernels) {
+  if (text == kBestKernels) {
+    kernels.reset();
+    return absl::OkStatus();
+  }
+  for (const Isa isa : {Isa::kBaseline, Isa::kV3, Isa::kV4}) {
+    if (text != NameOf(isa)) continue;
+    if (isa > BestIsa()) {
+      return Refuse(Cat("this CPU has no kernels ", text), Cat("its best are ", NameOf(BestIsa())),
+                    NameOf(BestIsa()));
+    }
+    kernels = isa;
+    return absl::OkStatus();
+  }
+  return Refuse(Cat("\"", text, "\" is not accepted"),
+                Cat(kBestKernels, ", ", NameOf(Isa::kBaseline), ", ", NameOf(Isa::kV3), " and ",
+                    NameOf(Isa::kV4), " are"),
+                kBestKernels);
+}
+
 // A scalar, or a list of them joined by commas.
 absl::StatusOr<std::string> TextOf(const YAML::Node& node) {
   if (node.IsScalar()) return node.Scalar();
@@ -225,6 +247,9 @@ void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
       "DIR");
   AddInt(app, "--log-every", c.log_every, 1, kMax,
          "steps between lines on standard output, as in --log-every 10");
+  AddParsed(app, "--kernels", "NAME", kBestKernels,
+            "instruction set of this rank, equal on all ranks, as in --kernels x86-64-v3",
+            [&c](std::string_view text) { return ChooseKernels(text, c.kernels); });
   AddDuration(app, "--collective-timeout", c.collective_timeout,
               "how long a rank waits for another inside a step, as in --collective-timeout 1m");
   AddDuration(app, "--join-timeout", c.join_timeout,

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/time.h"
 #include "common/config/flags.h"
+#include "worker/kernels/kernels.h"
 #include "worker/model/gpt.h"
 #include "worker/optim/optimizer.h"
 #include "worker/optim/schedule.h"
@@ -34,6 +35,7 @@ struct TrainConfig {
   bool accept_other_settings = false;  // Resumes although the order of samples is another.
   std::string sample_log;              // Directory; empty: none.
   int log_every = 1;
+  std::optional<Isa> kernels;  // None: the best that this CPU has.
   Duration collective_timeout = std::chrono::seconds(120);
   Duration join_timeout = std::chrono::seconds(60);
   Duration restore_timeout = std::chrono::minutes(30);

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
+#include <bit>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
@@ -17,10 +17,12 @@
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/io/proc.h"
-#include "worker/checkpoint/checksum.h"
 #include "worker/checkpoint/restore.h"
+#include "worker/comm/agreement.h"
 #include "worker/comm/host_communicator.h"
 #include "worker/model/gpt.h"
+#include "worker/train/build_id.h"
+#include "worker/train/replicas.h"
 #include "worker/train/worker_exit.h"
 
 namespace regroup::worker {
@@ -60,6 +62,7 @@ const char* NameOf(Mutation mutation) {
     case Mutation::kRepeatBatch: return "repeat_batch";
     case Mutation::kResumeFromZero: return "resume_from_zero";
     case Mutation::kGradientScale: return "gradient_scale";
+    case Mutation::kFlipBit: return "flip_bit";
   }
   return "?";
 }
@@ -136,6 +139,7 @@ absl::Status Trainer::Join() {
   HostCommunicatorOptions options;
   options.rank = environment_.rank;
   options.world_size = environment_.world_size;
+  options.build = BuildId();
   options.store_host = environment_.store_host;
   options.store_port = environment_.store_port;
   options.join_deadline = config_.join_timeout;
@@ -159,43 +163,59 @@ std::map<std::string, std::string> Trainer::Settings() const {
   return settings;
 }
 
-// The highest rank whose text is not rank 0's, on every rank; 0: all are the same. Collective.
-absl::StatusOr<int> Trainer::OddRank(const std::string& text) {
-  const std::string hash = Xxh3Hex(std::as_bytes(std::span(text)));
-  std::array<char, 32> of_rank_0{};
-  std::copy_n(hash.begin(), of_rank_0.size(), of_rank_0.begin());
-  RETURN_IF_ERROR(ranks_->Broadcast(std::as_writable_bytes(std::span(of_rank_0)), 0));
-  const bool differs = std::string(of_rank_0.data(), of_rank_0.size()) != hash;
-  std::int64_t culprit = differs ? environment_.rank : 0;
-  RETURN_IF_ERROR(ranks_->AllReduce(std::span(&culprit, 1), Reduction::kMax));
-  return static_cast<int>(culprit);
+// Ranks that train different things would still sum their gradients.
+absl::Status Trainer::Agree() {
+  RETURN_IF_ERROR(AgreeOnMachine());
+  RETURN_IF_ERROR(AgreeOnSettings());
+  return AgreeOnDirectory();
 }
 
-absl::Status Trainer::Agree() {
-  // Ranks that train different things would still sum their gradients.
-  std::string text;
-  for (const auto& [name, value] : Settings()) absl::StrAppend(&text, name, "=", value, "\n");
-  ASSIGN_OR_RETURN(const int other_settings, OddRank(text));
-  if (other_settings != 0) {
-    return WithExit(
-        UserError(absl::StatusCode::kFailedPrecondition,
-                  absl::StrCat("rank ", other_settings,
-                               " was told other settings than rank 0, or reads other data"),
-                  absl::StrCat("this is rank ", environment_.rank, " with ", Settings()["data"],
-                               " as hash of its data"),
-                  "start every rank with the same flags and the same files"),
-        WorkerExit::kRanksDisagree);
+// Kernels of two instruction sets round differently, and so would the replicas' weights.
+absl::Status Trainer::AgreeOnMachine() {
+  const Isa isa = config_.kernels.value_or(BestIsa());
+  ASSIGN_OR_RETURN(const std::optional<Disagreement> found,
+                   FindDisagreement(*ranks_, {{"kernels", NameOf(isa)}}));
+  if (!found) return absl::OkStatus();
+  return WithExit(
+      UserError(absl::StatusCode::kFailedPrecondition,
+                absl::StrCat("rank ", found->rank, " would compute with other kernels than rank 0"),
+                absl::StrCat(found->theirs, " on rank ", found->rank, ", ", found->ours,
+                             " on rank 0; their weights would not stay equal"),
+                absl::StrCat("--kernels ", std::min(found->ours, found->theirs), " on every rank")),
+      WorkerExit::kRanksDisagree);
+}
+
+absl::Status Trainer::AgreeOnSettings() {
+  const std::map<std::string, std::string> settings = Settings();
+  Terms terms(settings.begin(), settings.end());
+  terms.emplace_back("micro-batch", absl::StrCat(config_.micro_batch));
+  terms.emplace_back("precision", "f32");
+  ASSIGN_OR_RETURN(const std::optional<Disagreement> found, FindDisagreement(*ranks_, terms));
+  if (!found) return absl::OkStatus();
+  return WithExit(
+      UserError(
+          absl::StatusCode::kFailedPrecondition,
+          absl::StrCat("rank ", found->rank,
+                       " was told other settings than rank 0, or reads other data"),
+          absl::StrCat(found->name, found->name == "data" ? " has the hash " : " is ",
+                       found->theirs, " on rank ", found->rank, " and ", found->ours, " on rank 0"),
+          "start every rank with the same flags and the same files"),
+      WorkerExit::kRanksDisagree);
+}
+
+// Every rank has a part of every checkpoint.
+absl::Status Trainer::AgreeOnDirectory() {
+  Terms terms;
+  if (repository_) {
+    terms = {{"directory", repository_->Identity()},
+             {"every", absl::StrCat(config_.checkpoint_every)}};
   }
-  // Every rank has a part of every checkpoint.
-  ASSIGN_OR_RETURN(
-      const int elsewhere,
-      OddRank(repository_ ? absl::StrCat(repository_->Identity(), " ", config_.checkpoint_every)
-                          : std::string()));
-  if (elsewhere == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::optional<Disagreement> found, FindDisagreement(*ranks_, terms));
+  if (!found) return absl::OkStatus();
   std::error_code ignored;
   return WithExit(
       UserError(absl::StatusCode::kFailedPrecondition,
-                absl::StrCat("rank ", elsewhere,
+                absl::StrCat("rank ", found->rank,
                              " would keep its checkpoints elsewhere than rank 0,"
                              " or at other steps"),
                 repository_
@@ -233,7 +253,10 @@ absl::Status Trainer::BuildParts() {
                           .optimizer = config_.Optimizer(),
                           .schedule = config_.LearningRates(),
                           .clip = config_.clip,
-                          .gradient_factor = wrong_scale ? 3.0 : 1.0});
+                          .gradient_factor = wrong_scale ? 3.0 : 1.0,
+                          .kernels = config_.kernels.value_or(BestIsa())});
+  if (absl::IsFailedPrecondition(runner.status()) && !IsCommunicatorFailure(runner.status()))
+    return WithExit(runner.status(), WorkerExit::kRanksDisagree);
   if (!runner.ok()) return runner.status();
   runner_ = *std::move(runner);
   return absl::OkStatus();
@@ -423,8 +446,16 @@ absl::Status Trainer::Step() {
     samples_ += config_.batch;
   if (step_ == config_.steps / 2 && environment_.mutation == Mutation::kRepeatBatch)
     samples_ -= config_.batch;
+  if (step_ == config_.steps / 2 && environment_.mutation == Mutation::kFlipBit) FlipBit();
   ReportStep(*result, SecondsSince(begin));
   return SaveWhatIsDue(result->any);
+}
+
+// The lowest bit of one weight, as a fault of the last rank's memory may do.
+void Trainer::FlipBit() {
+  if (environment_.rank + 1 != environment_.world_size) return;
+  float& weight = state_->weights[static_cast<std::size_t>(layout_->params().back().flat.begin)];
+  weight = std::bit_cast<float>(std::bit_cast<std::uint32_t>(weight) ^ 1U);
 }
 
 void Trainer::ReportStep(const StepResult& result, double seconds) {
@@ -461,15 +492,25 @@ absl::Status Trainer::SaveWhatIsDue(const Ballot& any) {
                         ": two earlier ones are still being written"));
     return absl::OkStatus();
   }
-  Save(false);
-  return absl::OkStatus();
+  return Save(false);
 }
 
-void Trainer::Save(bool for_notice) {
+absl::Status Trainer::Save(bool for_notice) {
   const auto begin = steady_clock::now();
-  saver_->Save(step_, {{"step", step_}, {"samples", samples_}}, for_notice, tensors_);
+  const std::map<std::string, std::int64_t> counters = {{"step", step_}, {"samples", samples_}};
+  // Each rank writes a part of what all of them hold.
+  absl::Status equal = CompareReplicas(*ranks_, *layout_, tensors_, counters, step_);
+  if (!equal.ok() && !IsCommunicatorFailure(equal)) {
+    // What was compared before and is still being written is what the job will go on from.
+    RETURN_IF_ERROR(AwaitSaves());
+    RETURN_IF_ERROR(ranks_->Barrier());
+    equal = WithExit(std::move(equal), WorkerExit::kReplicasDiffer);
+  }
+  RETURN_IF_ERROR(equal);
+  saver_->Save(step_, counters, for_notice, tensors_);
   saved_step_ = step_;
   report_.checkpoint_s = report_.checkpoint_s.value_or(0) + SecondsSince(begin);
+  return absl::OkStatus();
 }
 
 void Trainer::PrintOutcomes() {
@@ -501,7 +542,7 @@ absl::Status Trainer::LeaveForNotice() {
   if (first()) Say(absl::StrCat("notice of preemption: saving step ", step_, " and leaving"));
   termination_.BeginSaving();
   saver_->GiveUp();
-  Save(true);
+  RETURN_IF_ERROR(Save(true));
   saver_->WaitIdle();
   PrintOutcomes();
   if (control_) control_->Report(report_);
@@ -514,22 +555,27 @@ absl::Status Trainer::LeaveForNotice() {
       WorkerExit::kNoticeExpired);
 }
 
+// A collective has to follow: rank 0 is the last to know, for it waits for the others' files and
+// for the coordinator. Until then no collective would notice a rank that dies.
+absl::Status Trainer::AwaitSaves() {
+  while (!saver_->WaitIdle(kLook)) RETURN_IF_ERROR(ranks_->Health());
+  PrintOutcomes();
+  ranks_->SetDeadline(2 * kSavePatience + config_.collective_timeout);
+  return absl::OkStatus();
+}
+
 // The training is done when its last checkpoint is.
 absl::Status Trainer::Finish() {
   if (saver_ && saved_step_ != step_) {
-    Save(false);
+    RETURN_IF_ERROR(Save(false));
     if (control_) control_->Report(report_);
   }
   if (!saver_) return absl::OkStatus();
-  // No collective would notice a rank that dies before its last file is written.
-  while (!saver_->WaitIdle(kLook)) RETURN_IF_ERROR(ranks_->Health());
-  PrintOutcomes();
+  RETURN_IF_ERROR(AwaitSaves());
   std::int64_t failed = last_outcome_ && last_outcome_->step == step_ &&
                                 !last_outcome_->status.ok() && !last_outcome_->already_there
                             ? 1
                             : 0;
-  // Rank 0 is the last to know: it waits for the others' files and for the coordinator.
-  ranks_->SetDeadline(2 * kSavePatience + config_.collective_timeout);
   RETURN_IF_ERROR(ranks_->AllReduce(std::span(&failed, 1), Reduction::kMax));
   if (failed == 0) {
     if (owner_) owner_->Release();

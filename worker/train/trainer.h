@@ -46,7 +46,9 @@ class Trainer {
   absl::Status Prepare();
   absl::Status Join();
   absl::Status Agree();
-  absl::StatusOr<int> OddRank(const std::string& text);
+  absl::Status AgreeOnMachine();
+  absl::Status AgreeOnSettings();
+  absl::Status AgreeOnDirectory();
   absl::Status Build();
   absl::Status BuildParts();
   absl::Status TakeDirectory();
@@ -56,7 +58,9 @@ class Trainer {
   absl::Status Loop();
   absl::Status Step();
   absl::Status SaveWhatIsDue(const Ballot& any);
-  void Save(bool for_notice);
+  absl::Status Save(bool for_notice);
+  void FlipBit();
+  absl::Status AwaitSaves();
   absl::Status LeaveForNotice();
   absl::Status Finish();
   absl::Status TellOfFailure(absl::Status status);

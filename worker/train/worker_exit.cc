@@ -10,17 +10,20 @@ constexpr char kKey[] = "regroup/worker-exit";
 }  // namespace
 
 std::vector<std::pair<int, std::string>> DescribeExits() {
-  return {{0, "done"},
-          {1, "something that should not happen: no memory, a kernel that failed"},
-          {2, "a flag, a configuration, or data that cannot be read"},
-          {10, "the group was not formed: ranks are missing, or on different hosts"},
-          {11, "another rank died, stopped or left in the middle of training"},
-          {12, "ranks were given different settings or data"},
-          {13, "the checkpoint directory cannot be written, or another job uses it"},
-          {14, "no checkpoint verifies, or they are of another model or other data"},
-          {15, "the loss is not finite"},
-          {16, "all steps are done, but the last checkpoint could not be saved"},
-          {17, "saved for a notice, then nobody stopped this worker"}};
+  return {
+      {0, "done"},
+      {1, "something that should not happen: no memory, a kernel that failed"},
+      {2, "a flag, a configuration, or data that cannot be read"},
+      {10,
+       "the group was not formed: ranks are missing, on different hosts or of different builds"},
+      {11, "another rank died, stopped or left in the middle of training"},
+      {12, "ranks were given different settings or data, or would compute differently"},
+      {13, "the checkpoint directory cannot be written, or another job uses it"},
+      {14, "no checkpoint verifies, or they are of another model or other data"},
+      {15, "the loss is not finite"},
+      {16, "all steps are done, but the last checkpoint could not be saved"},
+      {17, "saved for a notice, then nobody stopped this worker"},
+      {18, "ranks that must hold the same weights do not; no checkpoint was made of that"}};
 }
 
 absl::Status WithExit(absl::Status status, WorkerExit exit) {

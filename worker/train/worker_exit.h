@@ -12,18 +12,19 @@ namespace regroup::worker {
 // numbers.
 enum class WorkerExit : int {
   kDone = 0,
-  kFailed = 1,  // Something that should not happen: no memory, a kernel that failed.
-  kUsage = 2,   // A flag, a configuration, or data that can not be read.
-  kGroupNotFormed =
-      10,  // The store does not answer, ranks are missing, or they are on different hosts.
+  kFailed = 1,           // Something that should not happen: no memory, a kernel that failed.
+  kUsage = 2,            // A flag, a configuration, or data that can not be read.
+  kGroupNotFormed = 10,  // The store does not answer, ranks are missing, on different hosts or of
+                         // different builds.
   kCommunicatorFailed = 11,   // Another rank died, stopped or left in the middle of training.
-  kRanksDisagree = 12,        // Ranks were given different settings or data.
+  kRanksDisagree = 12,        // Different settings, data, kernels or plans.
   kCheckpointDirectory = 13,  // It cannot be written, or another job uses it.
   kCheckpointUnusable = 14,   // None verifies, or it is of another model or other data.
   kLossNotFinite = 15,        // NaN or infinite; the weights are those of the step before.
   kLastCheckpointFailed =
-      16,               // All steps are done, but the last checkpoint could not be committed.
-  kNoticeExpired = 17,  // Saved for a notice, then nobody stopped this worker.
+      16,                // All steps are done, but the last checkpoint could not be committed.
+  kNoticeExpired = 17,   // Saved for a notice, then nobody stopped this worker.
+  kReplicasDiffer = 18,  // Ranks no longer hold the same state.
 };
 
 // Each code and what it means to a person.

@@ -99,6 +99,27 @@ void AwaitSteps(const Results& results, int world, int steps) {
 // limits.
 constexpr double kSlack = 3.0;
 
+// What they share in memory has the layout of one build.
+TEST(HostCommunicatorFailureTest, RanksOfTwoBuildsMeetAndAllNameThem) {
+  TinyStore store;
+  store.Start();
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      const auto joined = JoinHostCommunicator({.rank = r,
+                                                .world_size = 3,
+                                                .store_host = "127.0.0.1",
+                                                .store_port = store.port(),
+                                                .build = r == 1 ? "new" : "old"});
+      EXPECT_EQ(joined.status().code(), absl::StatusCode::kFailedPrecondition);
+      const std::string text(joined.status().message());
+      EXPECT_NE(text.find("runs build old and rank 1 on "), std::string::npos) << text;
+      EXPECT_TRUE(text.ends_with(" build new")) << text;
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
 TEST(HostCommunicatorFailureTest, SurvivorsOfASigkillReturnAndNameTheDeadRank) {
   for (int victim = 0; victim < 3; ++victim) {
     Shared<Results> results;

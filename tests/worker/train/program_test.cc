@@ -152,9 +152,10 @@ TEST_F(ProgramTest, HelpNamesEveryExitCodeAndAnExample) {
   for (const char* command : {"train --help", "--help"}) {
     const Answer help = Run(command);
     EXPECT_EQ(help.code, 0);
-    for (const char* words : {"\n  10  the group", "\n  11  another rank", "\n  12  ranks",
-                              "\n  13  the checkpoint", "\n  14  no checkpoint", "\n  15  the loss",
-                              "\n  16  all steps", "\n  17  saved", "\nexample:\n  regroup"}) {
+    for (const char* words :
+         {"\n  10  the group", "\n  11  another rank", "\n  12  ranks", "\n  13  the checkpoint",
+          "\n  14  no checkpoint", "\n  15  the loss", "\n  16  all steps", "\n  17  saved",
+          "\n  18  ranks that", "\nexample:\n  regroup"}) {
       EXPECT_NE(help.out.find(words), std::string::npos) << command << words;
     }
   }

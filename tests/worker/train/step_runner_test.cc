@@ -255,6 +255,25 @@ TEST(StepRunner, EveryRankHearsOfWhatAnyRankBrings) {
   });
 }
 
+// What a rank has checked must be what the others carry out.
+TEST(StepRunner, RanksThatMadeOtherPlansAreRefusedOnAll) {
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(3, [&](Communicator& ranks) {
+    const Model<float> model = MakeGpt<float>(kModel);
+    const ParamLayout layout = *ParamLayout::Replicated(model.UnitSpecs(), 3);
+    TrainState state = *TrainState::Create(layout);
+    StepRunnerOptions options = Options();
+    if (ranks.rank() == 2) options.micro_batch = 3;
+    const auto made = StepRunner::Create(ranks, model, layout, dataset, state, options);
+    EXPECT_EQ(made.status().code(), absl::StatusCode::kFailedPrecondition) << made.status();
+    EXPECT_FALSE(IsCommunicatorFailure(made.status()));
+    EXPECT_NE(std::string(made.status().message()).find("the plans that rank 2 has made"),
+              std::string::npos)
+        << made.status();
+    EXPECT_TRUE(ranks.Barrier().ok());  // In step still.
+  });
+}
+
 #ifdef REGROUP_SEES_ALLOCATIONS
 thread_local bool t_watched = false;
 thread_local std::size_t t_largest = 0;

@@ -65,6 +65,7 @@ TEST_F(TrainConfigTest, WhatIsWrongIsNamed) {
       {{"--data", "x", "--layers", "1000", "--width", "16777216", "--heads", "65536"},
        "3.38e+18 parameters"},
       {{"--data", "x", "word"}, "word"},
+      {{"--data", "x", "--kernels", "sse"}, "--kernels"},
       {{"--dta", "x"}, "--dta"},
       {{"--config", "/nonexistent.yaml"}, "/nonexistent.yaml"},
       {{"--config", File("steps 10")}, "no configuration"},

@@ -1,0 +1,99 @@
+// Ranks that are not alike, as real processes: all of them end, with one sentence.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "tests/worker/train/train_fixture.h"
+
+namespace regroup::worker {
+namespace {
+
+using DisagreementTest = TrainTest;
+
+TEST_F(DisagreementTest, RanksThatWereToldDifferentThingsAllSaySo) {
+  ExpectExits({
+      {"other settings",
+       {.flags_of_rank = {{1, {"--seed", "2"}}}},
+       2,
+       WorkerExit::kRanksDisagree,
+       "seed is 2 on rank 1 and 1 on rank 0"},
+      {"other micro-batches",
+       {.flags_of_rank = {{1, {"--micro-batch", "3"}}}},
+       2,
+       WorkerExit::kRanksDisagree,
+       "micro-batch is 3 on rank 1 and 2 on rank 0"},
+      {"other data",
+       {.flags_of_rank = {{1, {"--data", REGROUP_READ_CHECKPOINT}}}},
+       2,
+       WorkerExit::kRanksDisagree,
+       "data has the hash "},
+      {"other kernels",
+       {.flags_of_rank = {{1, {"--kernels", "baseline"}}}},
+       3,
+       WorkerExit::kRanksDisagree,
+       "rank 1 would compute with other kernels than rank 0"},
+      {"other checkpoint directories",
+       {.flags = Checkpoints("here"), .flags_of_rank = {{1, Checkpoints("there")}}},
+       2,
+       WorkerExit::kRanksDisagree,
+       "rank 1 would keep its checkpoints elsewhere"},
+      {"other steps to save at",
+       {.flags = Checkpoints("here"), .flags_of_rank = {{1, {"--checkpoint-every", "5"}}}},
+       2,
+       WorkerExit::kRanksDisagree,
+       "/here, every 4 steps"},
+      {"checkpoints of one rank only",
+       {.flags_of_rank = {{1, Checkpoints("there")}}},
+       2,
+       WorkerExit::kRanksDisagree,
+       "without checkpoints"},
+  });
+}
+
+// The same program but for the ID that its linker gave it.
+std::string ProgramOfAnotherBuild() {
+  std::string program = ReadAll(REGROUP_WORKER);
+  const std::string note("\x03\0\0\0GNU\0", 8);  // The type and name of the note of the ID.
+  const std::size_t at = program.find(note);
+  CHECK(at != std::string::npos);
+  program[at + note.size()] = static_cast<char>(~program[at + note.size()]);
+  return program;
+}
+
+TEST_F(DisagreementTest, RanksOfTwoBuildsFormNoGroup) {
+  const std::string other = directory_ / "other-build";
+  WriteAll(other, ProgramOfAnotherBuild());
+  std::filesystem::permissions(other, std::filesystem::perms::owner_all);
+  ExpectExits({{"another build",
+                {.program_of_rank = {{1, other}}},
+                2,
+                WorkerExit::kGroupNotFormed,
+                "all ranks run one build of the program"}});
+}
+
+// One bit of one rank's weights: what was saved before stays, nothing is saved of it afterwards.
+TEST_F(DisagreementTest, ReplicasThatDifferAreNeverSaved) {
+  for (const int world : {2, 3}) {
+    const std::string name = "w" + std::to_string(world);
+    Group group(*this, world, {.flags = Checkpoints(name), .mutation = "flip_bit"});
+    for (int r = 0; r < world; ++r) {
+      EXPECT_EQ(group.Wait(r), static_cast<int>(WorkerExit::kReplicasDiffer));
+      const std::string out = group.Output(r);
+      const std::string who = world == 2
+                                  ? "at step 8 rank 1 and the other ranks no longer hold the same"
+                                  : "at step 8 rank 2 no longer holds what the other ranks hold";
+      EXPECT_NE(out.find(who), std::string::npos) << out;
+      EXPECT_NE(out.find("of unit "), std::string::npos) << out;
+    }
+    EXPECT_EQ(NewestStep(name), 4);
+    EXPECT_FALSE(std::filesystem::exists(directory_ / (name + "/step-8")));
+    Group well(*this, world, {.generation = 2, .flags = Checkpoints(name)});
+    for (int code : well.WaitAll()) EXPECT_EQ(code, 0) << well.Output(0);
+    EXPECT_NE(well.Output(0).find("resumed from step 4"), std::string::npos) << well.Output(0);
+  }
+}
+
+}  // namespace
+}  // namespace regroup::worker
