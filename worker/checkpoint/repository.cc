@@ -23,6 +23,7 @@
 #include "common/base/user_error.h"
 #include "common/io/fd.h"
 #include "common/io/files.h"
+#include "worker/checkpoint/reports.h"
 
 namespace regroup::worker {
 namespace {
@@ -84,20 +85,10 @@ absl::Status ProbeWritable(const std::string& directory) {
 
 // A file that can not be read is a damaged one, whatever the reason: never the wrong model.
 absl::Status Scan(const std::string& path, const FileInfo& file,
-                  const std::function<void(std::uint64_t, std::span<const std::byte>)>& use) {
-  absl::Status scanned = ScanShard(path, file, use);
+                  const std::function<void(std::uint64_t, std::span<const std::byte>)>& use,
+                  const std::function<bool()>& cancelled = nullptr) {
+  absl::Status scanned = ScanShard(path, file, use, cancelled);
   return absl::IsFailedPrecondition(scanned) ? absl::DataLossError(scanned.message()) : scanned;
-}
-
-// Of a committed attempt whose process ended before it could do that.
-absl::Status RemoveReports(const std::string& attempt) {
-  const absl::StatusOr<std::vector<std::string>> names = io::ListDirectory(attempt);
-  if (!names.ok()) return absl::OkStatus();  // Damaged; whoever loads it will say so.
-  for (const std::string& name : *names) {
-    if (absl::EndsWith(name, ".report") && unlink(absl::StrCat(attempt, "/", name).c_str()) != 0)
-      return io::ErrnoStatus(errno, absl::StrCat(attempt, "/", name));
-  }
-  return absl::OkStatus();
 }
 
 // With its parents. The names of those that were missing are durable on return.
@@ -177,10 +168,10 @@ absl::StatusOr<Manifest> Repository::ReadManifest(std::int64_t step) const {
   return manifest;
 }
 
-absl::Status Repository::Verify(const Manifest& m) const {
+absl::Status Repository::Verify(const Manifest& m, const std::function<bool()>& cancelled) const {
   const std::string directory = AttemptPath(m.step, m.generation, m.attempt);
   for (const FileInfo& file : m.files)
-    RETURN_IF_ERROR(Scan(absl::StrCat(directory, "/", file.name), file, nullptr));
+    RETURN_IF_ERROR(Scan(absl::StrCat(directory, "/", file.name), file, nullptr, cancelled));
   return absl::OkStatus();
 }
 
@@ -280,11 +271,15 @@ absl::Status Repository::LinkRecord(const StagedCommit& staged) const {
   return io::SyncDirectory(absl::StrCat(path_, "/commits"));
 }
 
-absl::Status Repository::Publish(const StagedCommit& staged) const {
+absl::Status Repository::Publish(const StagedCommit& staged,
+                                 const std::function<bool()>& cancelled) const {
   absl::Status linked = LinkRecord(staged);
   if (absl::IsAlreadyExists(linked)) {
     const absl::StatusOr<Manifest> existing = ReadManifest(staged.manifest.step);
-    if (!existing.ok() || !Verify(*existing).ok()) {
+    const absl::Status sound = existing.ok() ? Verify(*existing, cancelled) : existing.status();
+    if (absl::IsCancelled(sound)) {
+      linked = sound;  // Not known to be damaged, so it stays.
+    } else if (!sound.ok()) {
       const std::string aside =
           absl::StrCat(path_, "/commits/", kDamagedPrefix, kStepPrefix, staged.manifest.step);
       linked = rename(RecordPath(staged.manifest.step).c_str(), aside.c_str()) == 0
@@ -372,7 +367,9 @@ absl::Status Repository::SweepStep(const std::string& directory, std::int64_t st
     if (!id || id->generation > generation) continue;
     if (committed.ok() && committed->generation == id->generation &&
         committed->attempt == id->attempt) {
-      RETURN_IF_ERROR(RemoveReports(absl::StrCat(directory, "/", name)));
+      // Its process ended before it could do that. A damaged one is for whoever loads it.
+      const absl::Status removed = Reports(absl::StrCat(directory, "/", name)).Remove();
+      if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
       continue;
     }
     RETURN_IF_ERROR(RemoveAttempt(step, id->generation, id->attempt));
@@ -407,11 +404,12 @@ absl::StatusOr<std::uint64_t> Repository::HighestAttempt(std::uint64_t generatio
   return highest;
 }
 
-absl::Status Retention::Apply() {
+absl::Status Retention::Apply(const std::function<bool()>& cancelled) {
   ASSIGN_OR_RETURN(const std::vector<std::int64_t> steps, repository_.CommittedSteps());
   int sound = 0;
   for (std::int64_t step : steps) {
     if (sound == keep_) {
+      if (cancelled && cancelled()) return absl::CancelledError("tidying up was given up");
       RETURN_IF_ERROR(repository_.Delete(step));
       verified_.erase(step);
       continue;
@@ -421,7 +419,10 @@ absl::Status Retention::Apply() {
     const auto known = verified_.find(step);
     if (known == verified_.end() || known->second != *record) {
       const absl::StatusOr<Manifest> manifest = repository_.ReadManifest(step);
-      if (!manifest.ok() || !repository_.Verify(*manifest).ok()) continue;
+      if (!manifest.ok()) continue;
+      const absl::Status verified = repository_.Verify(*manifest, cancelled);
+      if (absl::IsCancelled(verified)) return verified;
+      if (!verified.ok()) continue;
       verified_[step] = *record;
     }
     ++sound;

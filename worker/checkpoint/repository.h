@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -40,8 +42,9 @@ class Repository {
   // Parses the record and checks that it is the one of `step`.
   absl::StatusOr<Manifest> ReadManifest(std::int64_t step) const;
 
-  // Reads every byte of every file.
-  absl::Status Verify(const Manifest& manifest) const;
+  // Reads every byte of every file. Cancelled: `cancelled` said so, and nothing is known.
+  absl::Status Verify(const Manifest& manifest,
+                      const std::function<bool()>& cancelled = nullptr) const;
   // Reads every byte of every file and, where it is sound, copies it into `state`, whose world size
   // may be another one. Failed precondition, naming both, if `state` has other tensors. After a
   // failure the state is unspecified.
@@ -62,7 +65,8 @@ class Repository {
   // One link: from then on the checkpoint exists, also for whoever looks after a crash. Already
   // exists: a sound commit of this step is there, and stays; a damaged one is moved out of the way.
   // In any case the staged name is gone.
-  absl::Status Publish(const StagedCommit& staged) const;
+  absl::Status Publish(const StagedCommit& staged,
+                       const std::function<bool()>& cancelled = nullptr) const;
   void Unstage(const StagedCommit& staged) const;
   // Publishes what an earlier process of `job` staged for `step` and did not come to publish,
   // though the coordinator has accepted it; of several, the newest generation's that verifies. OK
@@ -93,12 +97,16 @@ class Repository {
 };
 
 // Keeps the newest `keep` commits that verify. Nothing is deleted unless that many do; a damaged
-// one neither counts nor is deleted while it is newer than the oldest of those.
+// one neither counts nor is deleted while it is newer than the oldest of those. What others have
+// read is not read again.
 class Retention {
  public:
   // REQUIRES: keep >= 2; repository outlives this.
   Retention(const Repository& repository, int keep) : repository_(repository), keep_(keep) {}
-  absl::Status Apply();
+  // All files of the commit with this record have been read and are sound.
+  void NoteSound(std::int64_t step, std::string record) { verified_[step] = std::move(record); }
+  // Cancelled: it was given up, and what is left to delete is deleted by the next.
+  absl::Status Apply(const std::function<bool()>& cancelled = nullptr);
 
  private:
   const Repository& repository_;

@@ -88,6 +88,7 @@ absl::StatusOr<Restored> RestoreNewest(Communicator& ranks, const Repository& re
     RETURN_IF_ERROR(ranks.AllReduce(std::span(&worst, 1), Reduction::kMax));
     if (worst == 0) {
       restored.manifest = *std::move(manifest);
+      restored.record = record;
       return restored;
     }
     const int speaker = ranks.world_size() - 1 - static_cast<int>(worst % ranks.world_size());

@@ -12,6 +12,7 @@ namespace regroup::worker {
 
 struct Restored {
   std::optional<Manifest> manifest;  // None: there was no commit at all, and `state` is as it was.
+  std::string record;                // Of that manifest.
   std::vector<std::string> skipped;  // One sentence per newer commit that did not verify.
 };
 

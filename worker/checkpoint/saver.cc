@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,19 +17,10 @@
 namespace regroup::worker {
 namespace {
 
-using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr std::size_t kMaxReportBytes = 64u << 20;
 constexpr int kWriterNiceness = 5;  // Training goes first.
 constexpr std::size_t kVoidAttempts = 8;
-
-std::string ReportPath(const std::string& directory, int rank) {
-  return absl::StrCat(directory, "/rank-", rank, ".report");
-}
-std::string FailurePath(const std::string& directory, int rank) {
-  return absl::StrCat(directory, "/rank-", rank, ".failed");
-}
 
 }  // namespace
 
@@ -54,6 +46,8 @@ Saver::Saver(const Repository& repository, CommitGate* gate, SaverOptions option
       retention_(repository, options_.keep),
       next_attempt_(options_.first_attempt) {
   CHECK(options_.keep >= 2 && options_.rank >= 0 && options_.rank < options_.world_size);
+  if (options_.known_sound)
+    retention_.NoteSound(options_.known_sound->first, options_.known_sound->second);
 }
 
 Saver::~Saver() {
@@ -124,32 +118,73 @@ void Saver::Run() {
       if (stop_) return;
       request = requests_.front();
     }
-    SaveOutcome outcome = Carry(request);
+    Carried carried = Commit(request);
     {
       const std::scoped_lock lock(mutex_);
-      outcomes_.push_back(std::move(outcome));
-      requests_.pop_front();
       taken_[request.slot] = false;
+    }
+    changed_.notify_all();
+    Settle(request, carried);
+    {
+      const std::scoped_lock lock(mutex_);
+      outcomes_.push_back(std::move(carried.outcome));
+      requests_.pop_front();
     }
     changed_.notify_all();
   }
 }
 
-SaveOutcome Saver::Carry(const Request& request) {
-  SaveOutcome outcome;
+Saver::Carried Saver::Commit(const Request& request) {
+  Carried carried;
+  SaveOutcome& outcome = carried.outcome;
   outcome.attempt = request.attempt;
   outcome.step = request.step;
   outcome.for_notice = request.for_notice;
-  FileInfo file;
-  outcome.status = WriteAndReport(request, file);
-  outcome.bytes = file.bytes;
+  outcome.status = WriteAndReport(request, carried.file);
+  outcome.bytes = carried.file.bytes;
   if (outcome.status.ok() && options_.rank == 0) {
-    outcome.status = Publish(request, std::move(file));
+    outcome.status = Publish(request, carried);
     outcome.already_there = absl::IsAlreadyExists(outcome.status);
   }
-  if (options_.rank == 0) outcome.retention = Tidy(request, outcome.status.ok());
   outcome.took = steady_clock::now() - request.begun;
-  return outcome;
+  return carried;
+}
+
+void Saver::Settle(const Request& request, Carried& carried) {
+  SaveOutcome& outcome = carried.outcome;
+  if (outcome.status.ok() && !request.for_notice) {
+    outcome.verification = Verify(request, carried.file);
+    if (outcome.verification.ok() && options_.rank == 0)
+      retention_.NoteSound(request.step, carried.record);
+    // What was given up is no finding, and what rank 0 did not hear in time it reads itself.
+    if (!absl::IsDataLoss(outcome.verification)) outcome.verification = absl::OkStatus();
+  }
+  if (options_.rank != 0) return;
+  outcome.retention = Tidy(request, carried);
+  if (absl::IsCancelled(outcome.retention)) outcome.retention = absl::OkStatus();
+}
+
+absl::Status Saver::Verify(const Request& request, const FileInfo& file) {
+  const std::string directory = DirectoryOf(request);
+  const absl::Status sound = ScanShard(absl::StrCat(directory, "/", file.name), file, nullptr,
+                                       [&] { return GivenUp(request.attempt); });
+  if (absl::IsCancelled(sound)) return sound;
+  const Reports reports(directory);
+  if (options_.rank == 0) {
+    if (!sound.ok()) return absl::DataLossError(sound.message());
+    return reports.AwaitVerdicts(options_.world_size, PatienceFor(request));
+  }
+  // Rank 0 judges: only it knows whether this attempt became a commit, and may have removed it.
+  reports.TellVerdict(options_.rank, sound);
+  return absl::OkStatus();
+}
+
+std::string Saver::DirectoryOf(const Request& request) const {
+  return repository_.AttemptPath(request.step, options_.generation, request.attempt);
+}
+
+Patience Saver::PatienceFor(const Request& request) const {
+  return {options_.patience, [this, attempt = request.attempt] { return GivenUp(attempt); }};
 }
 
 // Whether the record of the step names this attempt, or might: its files must stay then.
@@ -166,21 +201,28 @@ void Saver::VoidUnanswered() {
   unanswered_.reset();
 }
 
-absl::Status Saver::Tidy(const Request& request, bool committed) {
+absl::Status Saver::Tidy(const Request& request, const Carried& carried) {
+  const bool committed = carried.outcome.status.ok();
   const bool open = unanswered_ && unanswered_->attempt == request.attempt;
   // A record that could be linked but not made durable is there, and so are its files.
   if (!committed && !open && !Exists(request)) void_.push_back({request.step, request.attempt});
   if (committed) VoidUnanswered();
   while (void_.size() > kVoidAttempts) void_.pop_front();
-  absl::Status result = committed ? retention_.Apply() : absl::OkStatus();
+  absl::Status result;
+  if (committed) {
+    // What was told has done its work; what stays beside the files is only what the record names.
+    result = Reports(DirectoryOf(request)).Remove();
+    if (!request.for_notice)
+      result.Update(retention_.Apply([&] { return GivenUp(request.attempt); }));
+  }
   for (const auto& [step, attempt] : void_)
     result.Update(repository_.RemoveAttempt(step, options_.generation, attempt));
   return result;
 }
 
 absl::Status Saver::WriteAndReport(const Request& request, FileInfo& file) {
-  const std::string directory =
-      repository_.AttemptPath(request.step, options_.generation, request.attempt);
+  const std::string directory = DirectoryOf(request);
+  const Reports reports(directory);
   const auto write = [&]() -> absl::Status {
     RETURN_IF_ERROR(repository_.PrepareAttempt(request.step, options_.generation, request.attempt));
     const ShardImage& image = images_[request.slot];
@@ -188,90 +230,50 @@ absl::Status Saver::WriteAndReport(const Request& request, FileInfo& file) {
                                       [&] { return GivenUp(request.attempt); }));
     if (options_.rank == 0) return absl::OkStatus();
     RETURN_IF_ERROR(io::SyncDirectory(directory));
-    return io::ReplaceFile(ReportPath(directory, options_.rank),
-                           SerializeReport({options_.rank, file}), io::Durability::kVolatile, 0644);
+    return reports.Tell(options_.rank, file);
   };
   const absl::Status written = write();
   // Tells rank 0, which would find out by waiting; where not even this can be written, it does
   // wait.
-  if (!written.ok() && options_.rank != 0) {
-    (void)io::ReplaceFile(FailurePath(directory, options_.rank), std::string(written.message()),
-                          io::Durability::kVolatile, 0644);
-  }
+  if (!written.ok() && options_.rank != 0)
+    reports.TellFailure(options_.rank, std::string(written.message()));
   return written;
 }
 
-absl::StatusOr<FileInfo> Saver::AwaitReport(const Request& request, int rank,
-                                            steady_clock::time_point end) {
-  const std::string directory =
-      repository_.AttemptPath(request.step, options_.generation, request.attempt);
-  for (milliseconds pause(1);; pause = std::min(pause * 2, milliseconds(20))) {
-    const absl::StatusOr<std::string> text =
-        io::ReadFile(ReportPath(directory, rank), kMaxReportBytes);
-    if (text.ok()) {
-      ASSIGN_OR_RETURN(const ShardReport report, ParseReport(*text));
-      if (report.rank == rank) return report.file;
-      return absl::DataLossError(
-          absl::StrCat("the report of rank ", rank, " is one of rank ", report.rank));
-    }
-    if (const absl::StatusOr<std::string> failure =
-            io::ReadFile(FailurePath(directory, rank), 4096);
-        failure.ok()) {
-      return absl::UnavailableError(
-          absl::StrCat("rank ", rank, " could not write its file: ", *failure));
-    }
-    if (GivenUp(request.attempt)) return absl::CancelledError("the save was given up");
-    if (steady_clock::now() > end) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "rank ", rank, " has not written its file within ", Seconds(options_.patience), " s"));
-    }
-    std::this_thread::sleep_for(pause);
-  }
-}
-
-absl::Status Saver::Publish(const Request& request, FileInfo file) {
-  Manifest manifest{options_.job,
-                    options_.generation,
-                    request.attempt,
-                    request.step,
-                    options_.world_size,
-                    request.counters,
-                    options_.settings,
-                    tensors_,
-                    {}};
-  manifest.files.push_back(std::move(file));
-  const auto end = steady_clock::now() + options_.patience;
-  for (int r = 1; r < options_.world_size; ++r) {
-    ASSIGN_OR_RETURN(FileInfo other, AwaitReport(request, r, end));
-    manifest.files.push_back(std::move(other));
-  }
+absl::Status Saver::Publish(const Request& request, Carried& carried) {
+  Manifest manifest{options_.job,        options_.generation, request.attempt,   request.step,
+                    options_.world_size, request.counters,    options_.settings, tensors_,
+                    {carried.file}};
+  ASSIGN_OR_RETURN(
+      std::vector<FileInfo> others,
+      Reports(DirectoryOf(request)).AwaitFiles(options_.world_size, PatienceFor(request)));
+  std::move(others.begin(), others.end(), std::back_inserter(manifest.files));
   if (options_.owner != nullptr) RETURN_IF_ERROR(options_.owner->Check());
   // Everything slow comes before the question: a commit that was accepted is published at once.
   ASSIGN_OR_RETURN(const Repository::StagedCommit staged, repository_.Stage(std::move(manifest)));
-  const std::string directory =
-      repository_.AttemptPath(request.step, options_.generation, request.attempt);
-  if (gate_ != nullptr) {
-    std::error_code ignored;
-    const CommitQuestion question{
-        request.attempt, request.step, Xxh3Hex(std::as_bytes(std::span(staged.record))),
-        std::filesystem::absolute(directory, ignored).string(), request.for_notice};
-    const auto late = steady_clock::now() + options_.patience;
-    const absl::Status answer = gate_->Ask(
-        question, [&] { return GivenUp(request.attempt) || steady_clock::now() > late; });
-    if (absl::IsFailedPrecondition(answer)) {
-      repository_.Unstage(staged);
-      return answer;
-    }
-    if (!answer.ok()) {
-      VoidUnanswered();
-      unanswered_ = Unanswered{request.step, request.attempt, staged};
-      return answer;
-    }
+  if (gate_ != nullptr) RETURN_IF_ERROR(AskGate(request, staged));
+  carried.record = staged.record;
+  return repository_.Publish(staged, [&] { return GivenUp(request.attempt); });
+}
+
+absl::Status Saver::AskGate(const Request& request, const Repository::StagedCommit& staged) {
+  std::error_code ignored;
+  const CommitQuestion question{
+      request.attempt, request.step, Xxh3Hex(std::as_bytes(std::span(staged.record))),
+      std::filesystem::absolute(DirectoryOf(request), ignored).string(), request.for_notice};
+  const auto late = steady_clock::now() + options_.patience;
+  absl::Status answer =
+      gate_->Ask(question, [&] { return GivenUp(request.attempt) || steady_clock::now() > late; });
+  if (absl::IsFailedPrecondition(answer)) repository_.Unstage(staged);
+  if (answer.ok() || absl::IsFailedPrecondition(answer)) return answer;
+  VoidUnanswered();
+  unanswered_ = Unanswered{request.step, request.attempt, staged};
+  if (!GivenUp(request.attempt) && steady_clock::now() > late) {
+    return absl::Status(
+        answer.code(), absl::StrCat(std::string(answer.message()), " within ",
+                                    Seconds(options_.patience), " s; --save-timeout waits longer"));
   }
-  RETURN_IF_ERROR(repository_.Publish(staged));
-  // The reports have done their work; what stays beside the files is only what the record names.
-  for (int r = 1; r < options_.world_size; ++r) (void)unlink(ReportPath(directory, r).c_str());
-  return absl::OkStatus();
+  return answer;
 }
 
 }  // namespace regroup::worker

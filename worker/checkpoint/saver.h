@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/time.h"
 #include "worker/checkpoint/owner.h"
+#include "worker/checkpoint/reports.h"
 #include "worker/checkpoint/repository.h"
 #include "worker/checkpoint/shard.h"
 
@@ -46,10 +47,13 @@ struct SaverOptions {
   std::uint64_t generation = 0;
   std::uint64_t first_attempt = 1;  // Equal on all ranks.
   int keep = 2;                     // At least 2.
-  // From a rank's own file being durable until all others' are, and then for the gate's answer.
-  Duration patience = std::chrono::seconds(60);
+  // From a rank's own file being durable until all others' are, then for the gate's answer, and
+  // then for the others to read their files back.
+  Duration patience = std::chrono::minutes(10);
   std::map<std::string, std::string> settings;
   Owner* owner = nullptr;  // Rank 0's: nothing is published in a directory that was lost.
+  // Of a commit whose files were all read and found sound, as by restoring it: step and record.
+  std::optional<std::pair<std::int64_t, std::string>> known_sound;
 };
 
 struct SaveOutcome {
@@ -59,16 +63,21 @@ struct SaveOutcome {
   // Rank 0: whether the checkpoint is committed. Others: whether this rank's file is durable.
   absl::Status status;
   bool already_there = false;  // Rank 0: it is not, for a sound commit of this step was there.
+  absl::Status verification;   // Rank 0: what a rank found wrong when it read its file back.
   absl::Status retention;      // Rank 0: whether older ones could be tidied up.
   Duration took{};             // From the end of the snapshot.
   std::uint64_t bytes = 0;     // Of this rank's file.
 };
 
 // Saves checkpoints beside the training: Save copies this rank's share of the state and returns; a
-// thread writes it, and on rank 0 awaits the others' files, asks the gate, publishes and tidies up.
-// Two saves may be under way. A save that fails on any rank is void and harms nothing: the commits
-// before it stay. What it left goes, at the latest with the saves after it. Owner thread only, but
-// for what says otherwise.
+// thread writes it, and on rank 0 awaits the others' files, asks the gate and publishes. Then every
+// rank reads its own file back, all at the same time, and rank 0 tidies up older commits once it
+// has heard that all files are sound. Whoever gives up a save gives up that too, and one for a
+// notice does without it: who resumes from it reads it anyway.
+//
+// Two saves may be under way, and a third be read back. A save that fails on any rank is void and
+// harms nothing: the commits before it stay. What it left goes, at the latest with the saves after
+// it. Owner thread only, but for what says otherwise.
 class Saver {
  public:
   // `gate` may be null: nobody is asked. Repository and gate outlive the saver.
@@ -77,7 +86,7 @@ class Saver {
                                                        const std::vector<TensorInfo>& tensors);
   ~Saver();  // Gives up what is under way.
 
-  // Save would have to wait for an earlier one.
+  // Save would have to wait for an earlier one; it never does for one that is being read back.
   bool Busy() const;
   // Every rank, the same step. `state` may change as soon as this returns.
   void Save(std::int64_t step, std::map<std::string, std::int64_t> counters, bool for_notice,
@@ -103,15 +112,27 @@ class Saver {
 
   Saver(const Repository& repository, CommitGate* gate, SaverOptions options,
         std::vector<TensorInfo> tensors);
+  // What one save has come to on the thread.
+  struct Carried {
+    SaveOutcome outcome;
+    FileInfo file;       // This rank's.
+    std::string record;  // Rank 0: what was published.
+  };
   void Run();
-  SaveOutcome Carry(const Request& request);
+  // Until the checkpoint exists or does not, after which the snapshot is not needed any more.
+  Carried Commit(const Request& request);
+  void Settle(const Request& request, Carried& carried);
   absl::Status WriteAndReport(const Request& request, FileInfo& file);
-  absl::Status Publish(const Request& request, FileInfo file);
+  absl::Status Publish(const Request& request, Carried& carried);
+  absl::Status AskGate(const Request& request, const Repository::StagedCommit& staged);
+  // Reads this rank's file back, and tells the verdict or awaits all others'.
+  absl::Status Verify(const Request& request, const FileInfo& file);
   void VoidUnanswered();
-  absl::Status Tidy(const Request& request, bool committed);
+  // Rank 0.
+  absl::Status Tidy(const Request& request, const Carried& carried);
   bool Exists(const Request& request) const;
-  absl::StatusOr<FileInfo> AwaitReport(const Request& request, int rank,
-                                       std::chrono::steady_clock::time_point end);
+  std::string DirectoryOf(const Request& request) const;
+  Patience PatienceFor(const Request& request) const;
   bool GivenUp(std::uint64_t attempt) const;
 
   const Repository& repository_;
@@ -135,7 +156,7 @@ class Saver {
   std::condition_variable changed_;
   std::vector<ShardImage> images_;  // Two. One belongs to the thread while its request exists.
   std::array<bool, 2> taken_{};     // Guarded by mutex_, as is all below.
-  std::deque<Request> requests_;    // At most two; the front one is being carried out.
+  std::deque<Request> requests_;    // At most three; the front one is being carried out.
   std::vector<SaveOutcome> outcomes_;
   std::uint64_t given_up_ = 0;  // Attempts up to this one.
   bool stop_ = false;

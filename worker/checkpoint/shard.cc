@@ -240,7 +240,8 @@ absl::StatusOr<FileInfo> WriteShard(const ShardImage& image, const std::string& 
 }
 
 absl::Status ScanShard(const std::string& path, const FileInfo& info,
-                       const std::function<void(std::uint64_t, std::span<const std::byte>)>& use) {
+                       const std::function<void(std::uint64_t, std::span<const std::byte>)>& use,
+                       const std::function<bool()>& cancelled) {
   ASSIGN_OR_RETURN(const io::UniqueFd fd, OpenDirect(path, O_RDONLY | O_NONBLOCK));
   struct stat file {};
   if (fstat(fd.get(), &file) != 0) return io::ErrnoStatus(errno, path);
@@ -253,6 +254,7 @@ absl::Status ScanShard(const std::string& path, const FileInfo& info,
   ASSIGN_OR_RETURN(const ChunkBuffer buffer, ChunkBuffer::Create(info.bytes));
   Xxh3Stream hash;
   for (std::size_t chunk = 0; chunk < info.crc32c.size(); ++chunk) {
+    if (cancelled && cancelled()) return absl::CancelledError("reading was given up");
     const std::uint64_t offset = chunk * kChunkBytes;
     const std::size_t size = std::min<std::uint64_t>(kChunkBytes, info.bytes - offset);
     ASSIGN_OR_RETURN(const std::size_t got,

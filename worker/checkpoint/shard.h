@@ -65,9 +65,11 @@ absl::StatusOr<FileInfo> WriteShard(const ShardImage& image, const std::string& 
                                     const std::function<bool()>& cancelled);
 
 // Reads a whole file, checking size, every CRC and the hash, and hands out each chunk. Data loss
-// names file and chunk. `use` may be null: verification only.
+// names file and chunk. `use` may be null: verification only. `cancelled`, unless null, is looked
+// at between chunks.
 absl::Status ScanShard(
     const std::string& path, const FileInfo& info,
-    const std::function<void(std::uint64_t offset, std::span<const std::byte> chunk)>& use);
+    const std::function<void(std::uint64_t offset, std::span<const std::byte> chunk)>& use,
+    const std::function<bool()>& cancelled = nullptr);
 
 }  // namespace regroup::worker

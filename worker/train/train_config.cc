@@ -257,6 +257,10 @@ void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
   AddDuration(
       app, "--restore-timeout", c.restore_timeout,
       "how long a rank waits for others that read a checkpoint, as in --restore-timeout 1h");
+  AddDuration(
+      app, "--save-timeout", c.save_timeout,
+      "how long a checkpoint waits for the slowest rank's file, for the coordinator, and for "
+      "files to be read back, as in --save-timeout 1h");
 }
 
 absl::Status Validate(const TrainConfig& c) {
@@ -273,7 +277,8 @@ absl::Status Validate(const TrainConfig& c) {
                   Cat("--warmup ", c.steps / 10));
   for (const auto& [name, limit] : {std::pair("--collective-timeout", c.collective_timeout),
                                     {"--join-timeout", c.join_timeout},
-                                    {"--restore-timeout", c.restore_timeout}}) {
+                                    {"--restore-timeout", c.restore_timeout},
+                                    {"--save-timeout", c.save_timeout}}) {
     if (limit <= Duration::zero()) {
       return Refuse(Cat(name, " is 0"),
                     "nothing could ever arrive in time; more than 0 is accepted", Cat(name, " 1m"));

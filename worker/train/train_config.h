@@ -39,6 +39,7 @@ struct TrainConfig {
   Duration collective_timeout = std::chrono::seconds(120);
   Duration join_timeout = std::chrono::seconds(60);
   Duration restore_timeout = std::chrono::minutes(30);
+  Duration save_timeout = std::chrono::minutes(10);
 
   GptConfig Model(int vocabulary) const;
   AdamWConfig Optimizer() const;

@@ -32,7 +32,6 @@ using std::chrono::steady_clock;
 
 // After a save for a notice, beyond what the notice said was left.
 constexpr Duration kAwaitStop = std::chrono::seconds(60);
-constexpr Duration kSavePatience = std::chrono::seconds(60);
 constexpr Duration kLook = std::chrono::milliseconds(10);
 
 void Say(const std::string& line) {
@@ -305,6 +304,7 @@ absl::Status Trainer::LoadNewest(std::optional<Manifest>& manifest) {
   if (first()) {
     for (const std::string& why : restored->skipped) Warn(why);
   }
+  if (restored->manifest) restored_ = {restored->manifest->step, std::move(restored->record)};
   manifest = std::move(restored->manifest);
   return absl::OkStatus();
 }
@@ -402,9 +402,10 @@ absl::Status Trainer::StartSaver() {
   options.generation = environment_.generation;
   options.first_attempt = static_cast<std::uint64_t>(highest) + 1;
   options.keep = config_.keep;
-  options.patience = kSavePatience;
+  options.patience = config_.save_timeout;
   options.settings = Settings();
   options.owner = owner_.get();
+  options.known_sound = std::exchange(restored_, std::nullopt);
   ranks_->SetDeadline(config_.collective_timeout);
   ASSIGN_OR_RETURN(
       saver_, Saver::Create(*repository_, control_.get(), std::move(options), InfosOf(tensors_)));
@@ -529,6 +530,10 @@ void Trainer::NoteOutcome(const SaveOutcome& outcome) {
     Say(absl::StrFormat("saved step %d in %.2f s%s", outcome.step, Seconds(outcome.took),
                         outcome.for_notice ? ", for the notice" : ""));
   }
+  if (!outcome.verification.ok())
+    Warn(absl::StrCat("the checkpoint of step ", outcome.step, " was saved, but ",
+                      std::string(outcome.verification.message()),
+                      "; older ones stay until there are ", config_.keep, " sound ones"));
   if (!outcome.retention.ok())
     Warn(absl::StrCat("old checkpoints could not be tidied up: ",
                       std::string(outcome.retention.message())));
@@ -560,7 +565,7 @@ absl::Status Trainer::LeaveForNotice() {
 absl::Status Trainer::AwaitSaves() {
   while (!saver_->WaitIdle(kLook)) RETURN_IF_ERROR(ranks_->Health());
   PrintOutcomes();
-  ranks_->SetDeadline(2 * kSavePatience + config_.collective_timeout);
+  ranks_->SetDeadline(3 * config_.save_timeout + config_.collective_timeout);
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -88,6 +89,8 @@ class Trainer {
   std::vector<StateTensor> tensors_;  // Into state_.
   std::unique_ptr<StepRunner> runner_;
   std::optional<Sampler> sampler_;
+  // The commit that was restored, until the saver knows of it: step and record.
+  std::optional<std::pair<std::int64_t, std::string>> restored_;
   std::unique_ptr<Saver> saver_;  // After what it refers to.
 
   std::int64_t step_ = 0;         // Updates made.

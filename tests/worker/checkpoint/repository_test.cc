@@ -320,6 +320,33 @@ TEST_F(RepositoryTest, RetentionKeepsTheNewestThatVerify) {
   EXPECT_EQ(AllFiles(repository_.path()).size(), 6u);
 }
 
+TEST_F(RepositoryTest, RetentionThatIsGivenUpDeletesNothingAndKnowsNothing) {
+  for (std::int64_t step : {10, 20, 30}) CommitStep(repository_, state_, step);
+  Retention retention(repository_, 2);
+  // Before anything is read; before the second is read; before the third is deleted.
+  for (const int looks : {0, 1, 1}) {
+    int looked = 0;
+    EXPECT_TRUE(absl::IsCancelled(retention.Apply([&] { return looked++ == looks; }))) << looks;
+    EXPECT_EQ(Steps().size(), 3u) << looks;
+  }
+  EXPECT_TRUE(retention.Apply().ok());
+  EXPECT_EQ(Steps(), (std::vector<std::int64_t>{30, 20}));
+}
+
+// A sound commit must not be taken for damaged, only because there was no time to look.
+TEST_F(RepositoryTest, AStepThatIsThereStaysWhenItsVerificationIsGivenUp) {
+  const Manifest first = CommitStep(repository_, state_, 10);
+  Manifest second = first;
+  second.attempt = 2;
+  ASSERT_TRUE(repository_.PrepareAttempt(10, 1, 2).ok());
+  std::filesystem::copy_file(File("step-10/1-1/rank-0-of-1.safetensors"),
+                             File("step-10/1-2/rank-0-of-1.safetensors"));
+  const auto staged = repository_.Stage(second);
+  ASSERT_TRUE(staged.ok());
+  EXPECT_TRUE(absl::IsCancelled(repository_.Publish(*staged, [] { return true; })));
+  EXPECT_EQ(repository_.ReadManifest(10)->attempt, 1u);
+}
+
 TEST_F(RepositoryTest, RetentionDeletesNothingWhileTooFewVerify) {
   for (std::int64_t step : {10, 20, 30}) CommitStep(repository_, state_, step);
   for (const char* step : {"20", "30"}) WriteAll(File(std::string("commits/step-") + step), "x");
@@ -338,6 +365,7 @@ TEST_F(RepositoryTest, SweepRemovesRubbishAndNothingElse) {
   WriteAll(File("commits/.tmp-20-abc"), "half");
   WriteAll(File(".tmp-probe-abc"), "");
   WriteAll(File("step-10/3-1/rank-1.report"), "of a rank that did its work");
+  WriteAll(File("step-10/3-1/rank-1.verified"), "");
   EXPECT_EQ(*repository_.HighestAttempt(3), 4u);
   ASSERT_TRUE(repository_.PrepareAttempt(40, 4, 1).ok());  // Of a generation that may live.
   ASSERT_TRUE(repository_.Sweep(3).ok());

@@ -9,6 +9,7 @@
 #include <atomic>
 
 #include "common/base/rng.h"
+#include "tests/worker/checkpoint/io_watch.h"
 #include "tests/worker/checkpoint/testing.h"
 #include "worker/checkpoint/restore.h"
 #include "worker/comm/in_process_communicator.h"
@@ -42,6 +43,9 @@ class SaverTest : public testing::Test {
     return *Saver::Create(repository_, gate, options, state_.infos());
   }
   std::int64_t RestoredStep() { return worker::RestoredStep(repository_); }
+  std::size_t ShardBytes(int rank) const {
+    return ShardImage::Create(state_.infos(), rank, 2)->bytes().size();
+  }
 
   TemporaryDirectory directory_;
   TestState state_;
@@ -129,6 +133,111 @@ TEST_F(SaverTest, ARankThatNeverReportsIsNamedWhenPatienceEnds) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_NE(std::string(status.message()).find("rank 1"), std::string::npos);
   EXPECT_TRUE(AllFiles(repository_.path()).empty());
+}
+
+TEST_F(SaverTest, AllRanksThatAreLateAreNamedWithTheFlag) {
+  auto zero = Make(0, 4, nullptr, milliseconds(50)), two = Make(2, 4);
+  two->Save(10, {}, false, state_.tensors());
+  two->WaitIdle();
+  zero->Save(10, {}, false, state_.tensors());
+  zero->WaitIdle();
+  const absl::Status status = zero->TakeOutcomes().at(0).status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(std::string(status.message()),
+            "ranks 1, 3 have not written their files within 0.05 s; --save-timeout waits longer");
+}
+
+// Rank 0 believes what the others say of their files: it reads its own only.
+TEST_F(SaverTest, EachRankReadsItsOwnFileBack) {
+  for (const std::int64_t step : {5, 6}) CommitStep(repository_, state_, step, 2);
+  auto zero = Make(0, 2), one = Make(1, 2);
+  for (const std::int64_t step : {10, 20}) {
+    state_.SetStep(step);
+    one->Save(step, {}, false, state_.tensors());
+    one->WaitIdle();
+    // From here on only who reads it would know.
+    WriteAll(repository_.AttemptPath(step, 2, static_cast<std::uint64_t>(step) / 10) +
+                 "/rank-1-of-2.safetensors",
+             std::string(ShardBytes(1), 'x'));
+    zero->Save(step, {}, false, state_.tensors());
+    zero->WaitIdle();
+    const SaveOutcome outcome = zero->TakeOutcomes().at(0);
+    EXPECT_TRUE(outcome.status.ok() && outcome.verification.ok() && outcome.retention.ok())
+        << outcome.status << outcome.verification << outcome.retention;
+  }
+  EXPECT_EQ(*repository_.CommittedSteps(), (std::vector<std::int64_t>{20, 10}));
+}
+
+// A file that cannot be read back counts for nothing, so older commits stay in its place.
+TEST_F(SaverTest, ARankThatFindsItsFileDamagedSaysSoAndOlderCommitsStay) {
+  for (const std::int64_t step : {5, 6, 7}) CommitStep(repository_, state_, step, 2);
+  auto zero = Make(0, 2), one = Make(1, 2);
+  const std::string attempt = repository_.AttemptPath(10, 2, 1);
+  {
+    const IoWatch watch(attempt, nullptr, [&](const IoCall& call) {
+      // Written, fsynced and reported; then the disk forgets.
+      if (call.kind == IoCall::kRename && call.other == attempt + "/rank-1.report")
+        std::filesystem::resize_file(attempt + "/rank-1-of-2.safetensors", 4096);
+    });
+    one->Save(10, {}, false, state_.tensors());
+    one->WaitIdle();
+  }
+  // Rank 0 would not even begin with a file of another size.
+  WriteAll(attempt + "/rank-1-of-2.safetensors", std::string(ShardBytes(1), 'x'));
+  zero->Save(10, {}, false, state_.tensors());
+  zero->WaitIdle();
+  const SaveOutcome outcome = zero->TakeOutcomes().at(0);
+  EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_NE(std::string(outcome.verification.message()).find("rank 1 cannot read back its file: "),
+            std::string::npos)
+      << outcome.verification;
+  EXPECT_EQ(*repository_.CommittedSteps(), (std::vector<std::int64_t>{10, 7, 6}));
+  EXPECT_EQ(AllFiles(attempt).size(), 2u);
+}
+
+// Rank 1 does not say whether its file is sound. Were anything to wait for that, this test would
+// not end.
+TEST_F(SaverTest, ASaveForANoticeWaitsForNoVerification) {
+  auto zero = Make(0, 2, nullptr, std::chrono::hours(1)), one = Make(1, 2);
+  const auto save = [&](std::int64_t step, bool for_notice) {
+    state_.SetStep(step);
+    one->Save(step, {}, for_notice, state_.tensors());
+    one->WaitIdle();
+    const std::string verdict =
+        repository_.AttemptPath(step, 2, static_cast<std::uint64_t>(step) / 10) +
+        "/rank-1.verified";
+    EXPECT_EQ(std::filesystem::remove(verdict), !for_notice);
+    zero->Save(step, {}, for_notice, state_.tensors());
+  };
+  save(10, false);
+  while (repository_.CommittedSteps()->empty()) std::this_thread::yield();
+  save(20, false);
+  EXPECT_FALSE(zero->Busy()) << "the first does not need its snapshot any more";
+  zero->GiveUp();
+  save(30, true);
+  zero->WaitIdle();
+  const auto outcomes = zero->TakeOutcomes();
+  ASSERT_EQ(outcomes.size(), 3u);
+  EXPECT_TRUE(outcomes[0].status.ok() && outcomes[0].verification.ok() &&
+              outcomes[0].retention.ok());
+  EXPECT_TRUE(absl::IsCancelled(outcomes[1].status)) << outcomes[1].status;
+  EXPECT_TRUE(outcomes[2].status.ok() && outcomes[2].retention.ok()) << outcomes[2].status;
+  EXPECT_EQ(RestoredStep(), 30);
+  EXPECT_EQ(AllFiles(repository_.path()).size(), 6u);
+}
+
+// What was restored was read by all ranks a moment before.
+TEST_F(SaverTest, WhatWasRestoredIsNotReadAgain) {
+  for (const std::int64_t step : {5, 6}) CommitStep(repository_, state_, step);
+  SaverOptions options;
+  options.generation = 2;
+  options.known_sound = {6, *repository_.ReadRecord(6)};
+  auto saver = *Saver::Create(repository_, nullptr, options, state_.infos());
+  WriteAll(repository_.AttemptPath(6, 1, 1) + "/rank-0-of-1.safetensors", "x");
+  saver->Save(10, {}, false, state_.tensors());
+  saver->WaitIdle();
+  EXPECT_TRUE(saver->TakeOutcomes().at(0).retention.ok());
+  EXPECT_EQ(*repository_.CommittedSteps(), (std::vector<std::int64_t>{10, 6}));
 }
 
 class FakeGate final : public CommitGate {

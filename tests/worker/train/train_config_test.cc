@@ -62,6 +62,7 @@ TEST_F(TrainConfigTest, WhatIsWrongIsNamed) {
       {{"--data", "x", "--width", "10", "--heads", "3"}, "no such model"},
       {{"--data", "x", "--steps", "5", "--warmup", "6"}, "--warmup"},
       {{"--data", "x", "--join-timeout", "0s"}, "--join-timeout is 0"},
+      {{"--data", "x", "--save-timeout", "0s"}, "--save-timeout is 0"},
       {{"--data", "x", "--layers", "1000", "--width", "16777216", "--heads", "65536"},
        "3.38e+18 parameters"},
       {{"--data", "x", "word"}, "word"},
