@@ -106,7 +106,9 @@ class Bench {
           }
           break;
         case Op::kBackward:
-          RETURN_IF_ERROR(runner_->Backward(instruction.unit, batch, instruction.micro_batch > 0));
+          RETURN_IF_ERROR(
+              runner_->Backward(instruction.unit, batch,
+                                AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch)));
           break;
         case Op::kSumSquares: grad_scale = ClipScale(optimizer_->SumSquares(), kClipNorm); break;
         case Op::kStep:

@@ -19,6 +19,11 @@ struct AttentionShape {
   std::int64_t width() const { return heads * head_width; }
 };
 
+struct EmbeddingShape {
+  std::int64_t batch = 0, time = 0, width = 0;
+  std::int64_t vocabulary = 0, positions = 0;  // Rows of the two tables; time <= positions.
+};
+
 struct AdamWStep {
   double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
   double correction1 = 1, correction2 = 1;  // 1 - beta^(step + 1).
@@ -74,11 +79,10 @@ struct KernelTable {
   void (*embedding_forward)(std::int64_t batch, std::int64_t time, std::int64_t width,
                             const std::int32_t* tokens, const T* token_weights,
                             const T* position_weights, T* out);
-  // dtoken += always (the tied head wrote it first). dposition (positions, C): with `add` += below
-  // `time`, else = with zeros from `time` on. REQUIRES: time <= positions.
-  void (*embedding_backward)(std::int64_t batch, std::int64_t time, std::int64_t positions,
-                             std::int64_t width, const std::int32_t* tokens, const T* dout,
-                             T* dtoken, T* dposition, bool add);
+  // Gradients of the two tables, dtoken (vocabulary, C) and dposition (positions, C), each of which
+  // is added to or written as told: then rows that nothing reads become zero.
+  void (*embedding_backward)(const EmbeddingShape& shape, const std::int32_t* tokens, const T* dout,
+                             T* dtoken, bool add_token, T* dposition, bool add_position);
 
   // losses (rows) = cross-entropy in nats of each row of logits (rows, V) at its target; logits
   // become their gradient, times loss_scale. REQUIRES: 0 <= target < V.

@@ -237,14 +237,15 @@ void EmbeddingForward(std::int64_t batch, std::int64_t time, std::int64_t width,
 }
 
 template <typename T>
-void EmbeddingBackward(std::int64_t batch, std::int64_t time, std::int64_t positions,
-                       std::int64_t width, const std::int32_t* tokens, const T* dout, T* dtoken,
-                       T* dposition, bool add) {
-  if (!add) std::fill(dposition, dposition + positions * width, T(0));
-  for (std::int64_t r = 0; r < batch * time; ++r) {
+void EmbeddingBackward(const EmbeddingShape& shape, const std::int32_t* tokens, const T* dout,
+                       T* dtoken, bool add_token, T* dposition, bool add_position) {
+  const std::int64_t width = shape.width;
+  if (!add_token) std::fill(dtoken, dtoken + shape.vocabulary * width, T(0));
+  if (!add_position) std::fill(dposition, dposition + shape.positions * width, T(0));
+  for (std::int64_t r = 0; r < shape.batch * shape.time; ++r) {
     for (std::int64_t c = 0; c < width; ++c) {
       dtoken[tokens[r] * width + c] += dout[r * width + c];
-      dposition[r % time * width + c] += dout[r * width + c];
+      dposition[r % shape.time * width + c] += dout[r * width + c];
     }
   }
 }

@@ -234,21 +234,22 @@ void EmbeddingForward(std::int64_t batch, std::int64_t time, std::int64_t width,
 }
 
 // Tasks are blocks of columns, so that rows with the same token are added in order by one thread.
-void EmbeddingBackward(std::int64_t batch, std::int64_t time, std::int64_t positions,
-                       std::int64_t width, const std::int32_t* tokens, const float* dout,
-                       float* dtoken, float* dposition, bool add) {
+void EmbeddingBackward(const EmbeddingShape& shape, const std::int32_t* tokens, const float* dout,
+                       float* dtoken, bool add_token, float* dposition, bool add_position) {
+  const std::int64_t width = shape.width;
   const auto plus = [](Vec a, Vec b) { return a + b; };
   ParallelPieces(width, 64, [&](std::int64_t begin, std::int64_t end, int) {
-    const auto bytes = static_cast<std::size_t>(end - begin) * 4;
-    if (!add) {
-      for (std::int64_t p = 0; p < positions; ++p) {
-        __builtin_memset(dposition + p * width + begin, 0, bytes);
+    const auto clear = [&](float* table, std::int64_t rows) {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        __builtin_memset(table + r * width + begin, 0, static_cast<std::size_t>(end - begin) * 4);
       }
-    }
-    for (std::int64_t r = 0; r < batch * time; ++r) {
+    };
+    if (!add_token) clear(dtoken, shape.vocabulary);
+    if (!add_position) clear(dposition, shape.positions);
+    for (std::int64_t r = 0; r < shape.batch * shape.time; ++r) {
       const float* row = dout + r * width;
       float* token_row = dtoken + tokens[r] * width;
-      float* position_row = dposition + r % time * width;
+      float* position_row = dposition + r % shape.time * width;
       Map(begin, end, token_row, row, token_row, plus);
       Map(begin, end, position_row, row, position_row, plus);
     }

@@ -18,16 +18,21 @@ absl::Status CheckUnits(const std::vector<UnitSpec>& units, int world) {
   if (units.empty()) return absl::InvalidArgumentError("a layout of no units");
   std::set<std::string_view> names;
   for (std::size_t u = 0; u < units.size(); ++u) {
+    for (const std::string& shared : units[u].shared) {
+      if (names.count(shared) == 0) {
+        return absl::InvalidArgumentError(absl::StrCat("unit ", units[u].name, " shares ", shared,
+                                                       ", which no unit before it has"));
+      }
+    }
     for (const ParamSpec& param : units[u].params) {
       if (!names.insert(param.name).second) {
         return absl::InvalidArgumentError(absl::StrCat("parameter ", param.name, " exists twice"));
       }
     }
-    for (UnitId shared : units[u].shares) {
-      if (shared < 0 || shared >= static_cast<UnitId>(u)) {
-        return absl::InvalidArgumentError(absl::StrCat("unit ", units[u].name, " shares unit ",
-                                                       shared, ", which is not before it"));
-      }
+    if (const std::size_t count = units[u].params.size() + units[u].shared.size();
+        count > kMaxUnitParams) {
+      return absl::InvalidArgumentError(absl::StrCat("unit ", units[u].name, " has ", count,
+                                                     " parameters, more than ", kMaxUnitParams));
     }
   }
   return absl::OkStatus();
@@ -40,7 +45,8 @@ absl::StatusOr<ParamLayout> ParamLayout::Replicated(const std::vector<UnitSpec>&
   ParamLayout layout;
   layout.world_ = world;
   for (std::size_t u = 0; u < units.size(); ++u) {
-    UnitPlace place{.name = units[u].name, .params = {}, .shares = units[u].shares, .flat = {}};
+    UnitPlace place{.name = units[u].name, .params = {}, .shared = {}, .flat = {}};
+    for (const std::string& name : units[u].shared) place.shared.push_back(*layout.Find(name));
     place.flat.begin = layout.flat_elements_;
     for (const ParamSpec& param : units[u].params) {
       const std::int64_t elements = param.shape.elements();

@@ -26,9 +26,9 @@ struct ParamSpec {
 struct UnitSpec {
   std::string name;
   std::vector<ParamSpec> params;
-  // Earlier units whose parameters this one also reads, and to whose gradients its backward adds
-  // (the tied head).
-  std::vector<UnitId> shares;
+  // Names of earlier units' parameters that this one reads too, and whose gradients its backward
+  // contributes to (the tied head).
+  std::vector<std::string> shared;
 };
 
 // Elements [begin, begin + size) of the flat buffers.
@@ -47,9 +47,14 @@ struct ParamPlace {
 struct UnitPlace {
   std::string name;
   std::vector<ParamId> params;
-  std::vector<UnitId> shares;
-  Range flat;  // All params of the unit with the padding between and after them.
+  std::vector<ParamId> shared;  // Of other units; see UnitSpec::shared.
+  Range flat;                   // All params of the unit with the padding between and after them.
 };
+
+// What a unit's backward does to the gradients of its parameters, own ones first, then shared ones.
+// Bit i: the gradient of the ith is added to; else it is written.
+using AddMask = std::uint64_t;
+inline constexpr int kMaxUnitParams = 64;
 
 struct Piece {              // Where one element lives.
   int owner = 0;            // The lowest rank that holds it.
@@ -63,8 +68,8 @@ class ParamLayout {
  public:
   static constexpr std::int64_t kAlignElements = 64;  // 256 bytes of fp32.
 
-  // Every rank holds every element. Invalid argument: no unit, a name twice, `shares` of a later or
-  // unknown unit, world < 1.
+  // Every rank holds every element. Invalid argument: no unit, a name twice, `shared` of a name
+  // that no earlier unit has, a unit with more than kMaxUnitParams, world < 1.
   static absl::StatusOr<ParamLayout> Replicated(const std::vector<UnitSpec>& units, int world);
 
   int world() const { return world_; }

@@ -53,6 +53,13 @@ std::int64_t Rows(const LayerContext<T>& context) {
   return context.batch.batch * context.batch.time;
 }
 
+// Of a kernel that makes two gradients at once, which are of one unit and so always alike.
+template <typename T>
+bool AddsBoth(const LayerContext<T>& context, int first, int second) {
+  CHECK(context.Adds(first) == context.Adds(second));
+  return context.Adds(first);
+}
+
 template <typename T>
 class EmbedLayer final : public Layer<T> {
  public:
@@ -70,10 +77,10 @@ class EmbedLayer final : public Layer<T> {
     return absl::OkStatus();
   }
   absl::Status Backward(const LayerContext<T>& context, const T*, T*, T* gradient) const override {
-    context.kernels.embedding_backward(context.batch.batch, context.batch.time, config_.context,
-                                       config_.width, context.batch.tokens.data(), gradient,
-                                       context.gradients[0], context.gradients[1],
-                                       context.accumulate);
+    context.kernels.embedding_backward({context.batch.batch, context.batch.time, config_.width,
+                                        config_.vocabulary, config_.context},
+                                       context.batch.tokens.data(), gradient, context.gradients[0],
+                                       context.Adds(0), context.gradients[1], context.Adds(1));
     return absl::OkStatus();
   }
 
@@ -220,9 +227,9 @@ absl::Status BlockLayer<T>::LinearBackward(const LayerContext<T>& context, const
   const KernelTable<T>& k = context.kernels;
   const int bias = weight + 1;
   k.bias_grad(shape.rows, shape.out, dy, context.gradients[static_cast<std::size_t>(bias)],
-              context.accumulate, reduction);
+              context.Adds(bias), reduction);
   RETURN_IF_ERROR(k.linear_weight_grad(shape, WeightOrder::kInOut, x, dy, context.gradients[weight],
-                                       context.accumulate));
+                                       context.Adds(weight)));
   return k.linear_input_grad(shape, WeightOrder::kInOut, dy, context.weights[weight], dx);
 }
 
@@ -238,7 +245,8 @@ absl::Status BlockLayer<T>::MlpBackward(const LayerContext<T>& context, const Bl
                                  scratch.narrow, scratch.reduction));
   k.layer_norm_backward(rows, C, scratch.narrow, s.middle, context.weights[kGain2], s.mean2,
                         s.rstd2, gradient, true, context.gradients[kGain2],
-                        context.gradients[kBias2], context.accumulate, scratch.reduction);
+                        context.gradients[kBias2], AddsBoth(context, kGain2, kBias2),
+                        scratch.reduction);
   return absl::OkStatus();
 }
 
@@ -256,7 +264,7 @@ absl::Status BlockLayer<T>::AttentionBackward(const LayerContext<T>& context,
                                  scratch.narrow, scratch.reduction));
   k.layer_norm_backward(rows, C, scratch.narrow, in, context.weights[kGain1], s.mean1, s.rstd1,
                         gradient, true, context.gradients[kGain1], context.gradients[kBias1],
-                        context.accumulate, scratch.reduction);
+                        AddsBoth(context, kGain1, kBias1), scratch.reduction);
   return absl::OkStatus();
 }
 
@@ -275,7 +283,7 @@ absl::Status BlockLayer<T>::Backward(const LayerContext<T>& context, const T* in
   return AttentionBackward(context, stash, scratch, in, gradient);
 }
 
-// Final norm, tied head, loss. Output: logits, or their gradient once there is a loss.
+// Final norm, head, loss. Output: logits, or their gradient once there is a loss.
 template <typename T>
 class HeadLayer final : public Layer<T> {
  public:
@@ -297,9 +305,10 @@ template <typename T>
 LayerSpec HeadLayer<T>::Spec(const Extent& extent) const {
   const std::int64_t C = config_.width, rows = extent.rows();
   LayerSpec spec;
-  spec.params = {Vector("ln_f.weight", C, 1), Vector("ln_f.bias", C, 0),
-                 Matrix("wte.weight", config_.vocabulary, C, kInitStd)};
-  spec.shared_params = 1;
+  spec.params = {
+      Vector("ln_f.weight", C, 1), Vector("ln_f.bias", C, 0),
+      Matrix(config_.tied_head ? "wte.weight" : "lm_head.weight", config_.vocabulary, C, kInitStd)};
+  spec.shared_params = config_.tied_head ? 1 : 0;
   spec.stash_elements = Cutter<T>::Padded(rows * C) + 2 * Cutter<T>::Padded(rows);
   spec.scratch_elements =
       Cutter<T>::Padded(rows * C) + Cutter<T>::Padded(LayerNormScratchElements(rows, C));
@@ -339,11 +348,12 @@ absl::Status HeadLayer<T>::Backward(const LayerContext<T>& context, const T* in,
   const T* rstd = stash.Take(rows);
   T* dnorm = scratch.Take(rows * C);
   RETURN_IF_ERROR(k.linear_weight_grad(Shape(rows), WeightOrder::kOutIn, norm, out,
-                                       context.gradients[kTokens], context.accumulate));
+                                       context.gradients[kTokens], context.Adds(kTokens)));
   RETURN_IF_ERROR(
       k.linear_input_grad(Shape(rows), WeightOrder::kOutIn, out, context.weights[kTokens], dnorm));
   k.layer_norm_backward(rows, C, dnorm, in, context.weights[kGain], mean, rstd, gradient, false,
-                        context.gradients[kGain], context.gradients[kBias], context.accumulate,
+                        context.gradients[kGain], context.gradients[kBias],
+                        AddsBoth(context, kGain, kBias),
                         scratch.Take(LayerNormScratchElements(rows, C)));
   return absl::OkStatus();
 }
@@ -363,8 +373,9 @@ absl::Status Validate(const GptConfig& config) {
     }
   }
   const auto width = static_cast<double>(config.width);
-  const double parameters = static_cast<double>(config.layers) * 12 * width * width +
-                            static_cast<double>(config.vocabulary + config.context) * width;
+  const double parameters =
+      static_cast<double>(config.layers) * 12 * width * width +
+      static_cast<double>((config.tied_head ? 1 : 2) * config.vocabulary + config.context) * width;
   if (parameters > kMaxParameters) {
     return absl::InvalidArgumentError(
         absl::StrFormat("model of %.3g parameters (%d layers, %d wide), more than %.3g", parameters,
@@ -385,11 +396,11 @@ template <typename T>
 Model<T> MakeGpt(const GptConfig& config) {
   CHECK(Validate(config).ok());
   std::vector<Unit<T>> units;
-  units.push_back({"embed", std::make_unique<EmbedLayer<T>>(config), {}});
+  units.push_back({"embed", std::make_unique<EmbedLayer<T>>(config)});
   for (std::int64_t i = 0; i < config.layers; ++i) {
-    units.push_back({absl::StrCat("block.", i), std::make_unique<BlockLayer<T>>(config, i), {}});
+    units.push_back({absl::StrCat("block.", i), std::make_unique<BlockLayer<T>>(config, i)});
   }
-  units.push_back({"head", std::make_unique<HeadLayer<T>>(config), {0}});
+  units.push_back({"head", std::make_unique<HeadLayer<T>>(config)});
   return Model<T>(std::move(units), config.vocabulary, config.context);
 }
 

@@ -7,10 +7,11 @@
 
 namespace regroup::worker {
 
-// A GPT-2 decoder: learned positions, pre-norm, tanh-GELU, head tied to the token embedding.
+// A GPT-2 decoder: learned positions, pre-norm, tanh-GELU.
 struct GptConfig {
   std::int64_t layers = 6, width = 384, heads = 6;
   std::int64_t vocabulary = 256, context = 256;
+  bool tied_head = true;  // To the token embedding; else it has weights of its own, lm_head.weight.
   friend bool operator==(const GptConfig&, const GptConfig&) = default;
 };
 

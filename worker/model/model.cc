@@ -12,8 +12,13 @@ std::vector<UnitSpec> Model<T>::UnitSpecs() const {
   std::vector<UnitSpec> specs;
   for (const Unit<T>& unit : units_) {
     LayerSpec layer = unit.layer->Spec(Extent{});
-    layer.params.resize(layer.params.size() - static_cast<std::size_t>(layer.shared_params));
-    specs.push_back({.name = unit.name, .params = std::move(layer.params), .shares = unit.shares});
+    const std::size_t own = layer.params.size() - static_cast<std::size_t>(layer.shared_params);
+    UnitSpec& spec = specs.emplace_back();
+    spec.name = unit.name;
+    for (std::size_t p = own; p < layer.params.size(); ++p)
+      spec.shared.push_back(layer.params[p].name);
+    layer.params.resize(own);
+    spec.params = std::move(layer.params);
   }
   return specs;
 }

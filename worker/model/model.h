@@ -28,10 +28,11 @@ struct LayerContext {
   const MicroBatch& batch;
   std::span<const T* const> weights;  // One pointer per LayerSpec::params.
   std::span<T* const> gradients;      // Likewise; empty in a forward pass.
-  std::span<T> stash;       // Written by Forward, read by Backward of the same micro-batch.
-  std::span<T> scratch;     // Undefined on entry.
-  std::span<T> losses;      // (B, T): written by the last unit's Forward.
-  bool accumulate = false;  // Gradients are added to; else written.
+  std::span<T> stash;    // Written by Forward, read by Backward of the same micro-batch.
+  std::span<T> scratch;  // Undefined on entry.
+  std::span<T> losses;   // (B, T): written by the last unit's Forward.
+  AddMask adds = 0;      // Of LayerSpec::params.
+  bool Adds(int param) const { return (adds >> param & 1) != 0; }
 };
 
 struct LayerSpec {
@@ -67,7 +68,6 @@ template <typename T>
 struct Unit {
   std::string name;
   std::unique_ptr<Layer<T>> layer;
-  std::vector<UnitId> shares;  // See UnitSpec::shares.
 };
 
 // A network as an ordered list of units. Immutable; weights live elsewhere, in a ParamLayout's

@@ -143,13 +143,13 @@ absl::Status UnitRunner<T>::Forward(UnitId unit, const MicroBatch& batch) {
 }
 
 template <typename T>
-absl::Status UnitRunner<T>::Backward(UnitId unit, const MicroBatch& batch, bool accumulate) {
+absl::Status UnitRunner<T>::Backward(UnitId unit, const MicroBatch& batch, AddMask adds) {
   CHECK(unit >= 0 && unit < static_cast<UnitId>(units_.size()));
   CHECK(!batch.targets.empty());
   const auto u = static_cast<std::size_t>(unit);
   CHECK(units_[u].gradients.size() == units_[u].weights.size());
   LayerContext<T> context = ContextOf(unit, batch);
-  context.accumulate = accumulate;
+  context.adds = adds;
   return model_.units()[u].layer->Backward(context,
                                            unit == 0 ? nullptr : units_[u - 1].output.data(),
                                            units_[u].output.data(), gradient_.data());

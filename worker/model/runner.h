@@ -26,9 +26,8 @@ class UnitRunner {
   // Invalid argument: an empty micro-batch, one beyond the extent, or a token or target outside the
   // vocabulary (checked by unit 0).
   absl::Status Forward(UnitId unit, const MicroBatch& batch);
-  // REQUIRES: batch has targets and all its Forwards are done. accumulate: add to the gradients
-  // (micro-batch > 0).
-  absl::Status Backward(UnitId unit, const MicroBatch& batch, bool accumulate);
+  // REQUIRES: batch has targets and all its Forwards are done.
+  absl::Status Backward(UnitId unit, const MicroBatch& batch, AddMask adds);
 
   // Sum over the tokens of the last micro-batch with targets, in nats, not scaled.
   double LossSum() const { return loss_sum_; }

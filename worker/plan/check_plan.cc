@@ -15,11 +15,17 @@ class Walk {
       : layout_(layout),
         plan_(plan),
         units_(static_cast<UnitId>(layout.units().size())),
+        written_(layout.params().size(), false),
         zeroed_(layout.units().size(), false),
         reduced_(layout.units().size(), false),
         stepped_(layout.units().size(), false) {}
 
   absl::Status Run() {
+    if (plan_.first_writers.size() != layout_.params().size()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("plan of rank ", plan_.rank, " says of ", plan_.first_writers.size(), " of ",
+                       layout_.params().size(), " gradients who writes first"));
+    }
     for (at_ = 0; at_ < plan_.instructions.size(); ++at_) {
       const Instruction& instruction = plan_.instructions[at_];
       if (committed_) return Broken("comes after Commit");
@@ -77,10 +83,12 @@ class Walk {
       return Broken(absl::StrCat("unit ", next_backward_, " of micro-batch ", micro_batch_,
                                  " is the next to go backward"));
     }
-    for (UnitId written : WrittenBy(instruction.unit)) {
-      if (reduced_[static_cast<std::size_t>(written)]) {
-        return Broken(
-            absl::StrCat("adds to the gradients of unit ", written, ", which are reduced already"));
+    const UnitPlace& unit = layout_.units()[static_cast<std::size_t>(instruction.unit)];
+    AddMask adds = AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch);
+    for (const std::vector<ParamId>* touched : {&unit.params, &unit.shared}) {
+      for (ParamId p : *touched) {
+        RETURN_IF_ERROR(Touch(static_cast<std::size_t>(p), (adds & 1) != 0));
+        adds >>= 1;
       }
     }
     if (--next_backward_ < 0) {
@@ -90,10 +98,19 @@ class Walk {
     return absl::OkStatus();
   }
 
-  std::vector<UnitId> WrittenBy(UnitId unit) const {
-    std::vector<UnitId> written = layout_.units()[static_cast<std::size_t>(unit)].shares;
-    written.push_back(unit);
-    return written;
+  // A backward changes the gradient of this parameter.
+  absl::Status Touch(std::size_t param, bool adds) {
+    const ParamPlace& place = layout_.params()[param];
+    if (reduced_[static_cast<std::size_t>(place.unit)]) {
+      return Broken(absl::StrCat("adds to the gradients of unit ", place.unit,
+                                 ", which are reduced already"));
+    }
+    if (adds && !written_[param]) {
+      return Broken(absl::StrCat("adds to the gradient of ", place.spec.name,
+                                 ", which nothing has written in this step"));
+    }
+    written_[param] = true;
+    return absl::OkStatus();
   }
 
   // True once the last micro-batch's backward of `unit` and of all that share it has happened.
@@ -196,6 +213,7 @@ class Walk {
   std::size_t at_ = 0;
   int micro_batch_ = 0;                           // The one in flight, or the next.
   UnitId next_forward_ = 0, next_backward_ = -1;  // -1: no backward is due.
+  std::vector<bool> written_;                     // By parameter: its gradient, in this step.
   std::vector<bool> zeroed_, reduced_, stepped_;  // By unit.
   bool summed_ = false, voted_ = false, committed_ = false;
   std::vector<Range> collectives_;

@@ -35,7 +35,31 @@ std::vector<Bucket> MakeBuckets(const ParamLayout& layout, std::int64_t bucket_b
   return buckets;
 }
 
+// Whoever comes first in the backward pass: of a tied embedding that is the head.
+std::vector<UnitId> FirstWriters(const ParamLayout& layout) {
+  std::vector<UnitId> first(layout.params().size());
+  for (UnitId u = 0; u < static_cast<UnitId>(layout.units().size()); ++u) {
+    const UnitPlace& unit = UnitOf(layout, u);
+    for (const auto& touched : {unit.params, unit.shared}) {
+      for (ParamId p : touched) first[static_cast<std::size_t>(p)] = u;
+    }
+  }
+  return first;
+}
+
 }  // namespace
+
+AddMask AddsOf(const Plan& plan, const ParamLayout& layout, UnitId unit, int micro_batch) {
+  const UnitPlace& place = UnitOf(layout, unit);
+  AddMask adds = 0, bit = 1;
+  for (const std::vector<ParamId>* touched : {&place.params, &place.shared}) {
+    for (ParamId p : *touched) {
+      if (micro_batch > 0 || plan.first_writers[static_cast<std::size_t>(p)] != unit) adds |= bit;
+      bit <<= 1;
+    }
+  }
+  return adds;
+}
 
 absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& options) {
   if (options.rank < 0 || options.rank >= layout.world()) {
@@ -50,6 +74,7 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
   Plan plan{.rank = options.rank,
             .micro_batches = options.micro_batches,
             .buckets = MakeBuckets(layout, options.bucket_bytes),
+            .first_writers = FirstWriters(layout),
             .instructions = {}};
   const UnitId units = static_cast<UnitId>(layout.units().size());
   std::vector<Instruction>& list = plan.instructions;
@@ -99,6 +124,13 @@ std::string ToString(const Instruction& instruction) {
 std::string ToString(const Plan& plan, const ParamLayout& layout) {
   std::string text = absl::StrCat("rank ", plan.rank, " of ", layout.world(), ", ",
                                   plan.micro_batches, " micro-batches\n");
+  for (std::size_t p = 0; p < plan.first_writers.size(); ++p) {
+    const ParamPlace& param = layout.params()[p];
+    if (plan.first_writers[p] == param.unit) continue;
+    absl::StrAppend(&text, "  ", UnitOf(layout, plan.first_writers[p]).name,
+                    " writes the gradient of ", param.spec.name, " first, ",
+                    UnitOf(layout, param.unit).name, " adds\n");
+  }
   for (const Instruction& instruction : plan.instructions) {
     absl::StrAppend(&text, "  ", ToString(instruction));
     if (instruction.unit >= 0) {

@@ -12,9 +12,9 @@
 namespace regroup::worker {
 
 enum class Op : std::uint8_t {
-  kForward,   // Unit, micro-batch.
-  kBackward,  // Unit, micro-batch: gradients are written (micro-batch 0) or added to (later ones).
-  kZeroGrad,  // Bucket: zeros, on a rank that has no sample in any batch.
+  kForward,     // Unit, micro-batch.
+  kBackward,    // Unit, micro-batch: each gradient is written or added to, see first_writers.
+  kZeroGrad,    // Bucket: zeros, on a rank that has no sample in any batch.
   kReduceGrad,  // Bucket: sum of its gradients over all ranks. Collective.
   kSumSquares,  // Of all reduced gradients; local in a replicated layout.
   kVote,    // Collective: every rank is here with its loss, sample count and a finite norm, or the
@@ -43,6 +43,9 @@ struct Plan {
   int rank = 0;
   int micro_batches = 1;        // 0: the rank only adds zeros to the others' gradients.
   std::vector<Bucket> buckets;  // In the order of their reduction.
+  // By parameter: the unit whose backward of micro-batch 0 writes its gradient. Every other
+  // backward that touches it adds, so that nothing of the step before is left in it.
+  std::vector<UnitId> first_writers;
   std::vector<Instruction> instructions;
 };
 
@@ -59,9 +62,13 @@ struct PlanOptions {
 // world, micro_batches < 0, bucket_bytes < 1.
 absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& options);
 
+// Which gradients Backward(unit, micro_batch) adds to.
+AddMask AddsOf(const Plan& plan, const ParamLayout& layout, UnitId unit, int micro_batch);
+
 // Checks the plans of all ranks (plans[r] is rank r's) against each other without running them:
 // equal collectives in equal order, each micro-batch's forwards in order and its backwards in
-// reverse order, every unit reduced exactly once and only after its last backward (or, on a rank
+// reverse order, no gradient added to before one backward of the step has written it, every unit
+// reduced exactly once and only after its last backward (or, on a rank
 // without a micro-batch, after its ZeroGrad), SumSquares after all reductions, Vote before the
 // first Step, every unit stepped exactly once, Commit last. Failed precondition names rank,
 // instruction and rule.

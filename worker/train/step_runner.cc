@@ -145,7 +145,7 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
       return absl::OkStatus();
     case Op::kBackward:
       return runner_->Backward(instruction.unit, MicroBatchOf(instruction.micro_batch),
-                               instruction.micro_batch > 0);
+                               AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch));
     case Op::kZeroGrad: {
       const std::span<float> bucket = BucketOf(instruction);
       std::fill(bucket.begin(), bucket.end(), 0.0F);

@@ -115,10 +115,10 @@ class Checker {
     const auto tokens = GivenTokens("embedding", B * time, V);
     const Values token = Given<T>("token", V * C), position = Given<T>("position", positions * C);
     const Values dout = Given<T>("dout", B * time * C);
-    Values out = Room(B * time * C), dtoken = Room(V * C), dposition(positions * C, T(5));
+    Values out = Room(B * time * C), dtoken(V * C, T(5)), dposition(positions * C, T(5));
     k_.embedding_forward(B, time, C, tokens.data(), token.data(), position.data(), out.data());
-    k_.embedding_backward(B, time, positions, C, tokens.data(), dout.data(), dtoken.data(),
-                          dposition.data(), false);
+    k_.embedding_backward({B, time, C, V, positions}, tokens.data(), dout.data(), dtoken.data(),
+                          false, dposition.data(), false);
     Expect(golden, "out", out);
     Expect(golden, "dtoken", dtoken);
     Expect(golden, "dposition", dposition);

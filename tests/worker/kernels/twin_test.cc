@@ -209,18 +209,24 @@ TEST_P(EveryTable, AttentionAroundBlockBorders) {
   }
 }
 
-TEST_P(EveryTable, EmbeddingGradientsAreAddedTo) {
-  const std::int64_t B = 2, T = 3, C = 70, V = 5, positions = 4;
-  const auto tokens = GivenTokens("tokens", B * T, V);
-  const Floats dout = Given<float>("dout", B * T * C);
-  Floats dtoken = Given<float>("dt", V * C), dposition = Given<float>("dp", positions * C);
-  Doubles twin_token = Widened(dtoken), twin_position = Widened(dposition);
-  k().embedding_backward(B, T, positions, C, tokens.data(), dout.data(), dtoken.data(),
-                         dposition.data(), true);
-  Twins().embedding_backward(B, T, positions, C, tokens.data(), Widened(dout).data(),
-                             twin_token.data(), twin_position.data(), true);
-  EXPECT_LT(RelativeError(dtoken, twin_token), kFloatTolerance);
-  EXPECT_LT(RelativeError(dposition, twin_position), kFloatTolerance);
+TEST_P(EveryTable, EachEmbeddingGradientIsAddedToOrWritten) {
+  const EmbeddingShape shape{.batch = 2, .time = 3, .width = 70, .vocabulary = 5, .positions = 4};
+  const std::int64_t rows = shape.batch * shape.time, C = shape.width;
+  const auto tokens = GivenTokens("tokens", rows, shape.vocabulary);
+  const Floats dout = Given<float>("dout", rows * C);
+  for (const bool add_token : {false, true}) {
+    for (const bool add_position : {false, true}) {
+      Floats dtoken = Given<float>("dt", shape.vocabulary * C);
+      Floats dposition = Given<float>("dp", shape.positions * C);
+      Doubles twin_token = Widened(dtoken), twin_position = Widened(dposition);
+      k().embedding_backward(shape, tokens.data(), dout.data(), dtoken.data(), add_token,
+                             dposition.data(), add_position);
+      Twins().embedding_backward(shape, tokens.data(), Widened(dout).data(), twin_token.data(),
+                                 add_token, twin_position.data(), add_position);
+      EXPECT_LT(RelativeError(dtoken, twin_token), kFloatTolerance);
+      EXPECT_LT(RelativeError(dposition, twin_position), kFloatTolerance);
+    }
+  }
 }
 
 TEST_P(EveryTable, SumsOverFlatBuffers) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
 
 namespace regroup::worker {
@@ -12,7 +13,7 @@ ParamSpec Param(std::string name, Shape shape) { return {.name = std::move(name)
 std::vector<UnitSpec> ThreeUnits() {
   return {{"first", {Param("a", {10, 7}), Param("b", {3})}, {}},
           {"empty", {}, {}},
-          {"last", {Param("c", {64}), Param("d", {65})}, {0}}};
+          {"last", {Param("c", {64}), Param("d", {65})}, {"b"}}};
 }
 
 TEST(Layout, UnitsLieOneAfterTheOtherWithAlignedTensors) {
@@ -25,7 +26,7 @@ TEST(Layout, UnitsLieOneAfterTheOtherWithAlignedTensors) {
   EXPECT_EQ(layout.units()[0].flat, (Range{0, 192}));
   EXPECT_EQ(layout.units()[1].flat, (Range{192, 0}));
   EXPECT_EQ(layout.units()[2].flat, (Range{192, 192}));
-  EXPECT_EQ(layout.units()[2].shares, std::vector<UnitId>{0});
+  EXPECT_EQ(layout.units()[2].shared, std::vector<ParamId>{1});
 }
 
 TEST(Layout, EveryElementOfEveryParameterHasItsOwnPlaceInItsUnit) {
@@ -62,7 +63,10 @@ TEST(Layout, FindsByName) {
 
 TEST(Layout, RefusesWhatCanNotBe) {
   const std::vector<UnitSpec> twice = {{"u", {Param("a", {1})}, {}}, {"v", {Param("a", {1})}, {}}};
-  const std::vector<UnitSpec> forward = {{"u", {Param("a", {1})}, {0}}};
+  const std::vector<UnitSpec> forward = {{"u", {Param("a", {1})}, {"a"}}};
+  std::vector<UnitSpec> crowd = {{"crowd", {}, {}}};
+  for (int i = 0; i <= kMaxUnitParams; ++i)
+    crowd[0].params.push_back(Param("p" + std::to_string(i), {1}));
   const struct {
     std::vector<UnitSpec> units;
     int world;
@@ -70,7 +74,8 @@ TEST(Layout, RefusesWhatCanNotBe) {
   } kRows[] = {{ThreeUnits(), 0, "world 0"},
                {{}, 1, "no units"},
                {twice, 1, "a exists twice"},
-               {forward, 1, "unit u shares unit 0"}};
+               {forward, 1, "unit u shares a, which no unit before it has"},
+               {crowd, 1, "65 parameters, more than 64"}};
   for (const auto& row : kRows) {
     const absl::Status status = ParamLayout::Replicated(row.units, row.world).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);

@@ -13,6 +13,7 @@
 #include "worker/model/runner.h"
 #include "worker/optim/optimizer.h"
 #include "worker/optim/schedule.h"
+#include "worker/plan/plan.h"
 #include "worker/tensor/counter_rng.h"
 
 namespace regroup::worker {
@@ -38,6 +39,7 @@ class Trainer {
       : config_(config),
         model_(MakeGpt<T>(config)),
         layout_(*ParamLayout::Replicated(model_.UnitSpecs(), 1)),
+        plan_(*MakePlan(layout_, {})),
         weights_(static_cast<std::size_t>(layout_.flat_elements())),
         gradients_(weights_.size(), T(7)),  // Not zero: the first micro-batch must overwrite it.
         first_(weights_.size()),
@@ -75,7 +77,7 @@ class Trainer {
     const UnitId units = static_cast<UnitId>(layout_.units().size());
     for (UnitId u = 0; u < units; ++u) EXPECT_TRUE(runner_->Forward(u, batch).ok());
     for (UnitId u = units - 1; backward && u >= 0; --u) {
-      EXPECT_TRUE(runner_->Backward(u, batch, accumulate).ok());
+      EXPECT_TRUE(runner_->Backward(u, batch, AddsOf(plan_, layout_, u, accumulate ? 1 : 0)).ok());
     }
     return runner_->LossSum() * scale;
   }
@@ -98,6 +100,7 @@ class Trainer {
   const GptConfig config_;
   const Model<T> model_;
   const ParamLayout layout_;
+  const Plan plan_;
   std::vector<T> weights_, gradients_, first_, second_;
   std::unique_ptr<UnitRunner<T>> runner_;
   AdamW<T> optimizer_;
@@ -121,6 +124,45 @@ void CheckGradients(const KernelTable<T>& kernels, double tolerance, double loss
 TEST(Gpt, LossAndEveryGradientAgreeWithPyTorch) {
   CheckGradients<double>(ReferenceKernels<double>(), 1e-11, 1e-12);
   for (const Kernels* table : FloatTables()) CheckGradients<float>(*table, kFloatTolerance, 1e-5);
+}
+
+// A head of its own: what it and the embedding bring to a tied gradient come apart, and no step
+// leaves anything to the next.
+template <typename T>
+void CheckUntiedHead(const KernelTable<T>& kernels, double tolerance) {
+  SCOPED_TRACE(kernels.name);
+  GptConfig apart = kTiny;
+  apart.tied_head = false;
+  Trainer<T> tied(kTiny, kernels, kBatch), untied(apart, kernels, kBatch);
+  tied.LoadGoldenWeights();
+  untied.LoadGoldenWeights();
+  const auto place = [](const Trainer<T>& t, const char* name) -> const ParamPlace& {
+    return t.layout_.params()[static_cast<std::size_t>(*t.layout_.Find(name))];
+  };
+  const ParamPlace &tokens = place(untied, "wte.weight"), &head = place(untied, "lm_head.weight");
+  std::copy_n(untied.weights_.begin() + tokens.flat.begin, tokens.flat.size,
+              untied.weights_.begin() + head.flat.begin);
+  std::vector<T> first;
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_EQ(tied.Pass(GoldenBatch(0), 0, kBatch, false),
+              untied.Pass(GoldenBatch(0), 0, kBatch, false));
+    std::vector<T> sum = untied.Values(untied.gradients_, tokens);
+    const std::vector<T> of_head = untied.Values(untied.gradients_, head);
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += of_head[i];
+    EXPECT_LT(RelativeError(sum, tied.Values(tied.gradients_, place(tied, "wte.weight"))),
+              tolerance);
+    if (step == 0) first = untied.gradients_;
+    EXPECT_EQ(untied.gradients_, first) << step;
+  }
+  untied.Pass(GoldenBatch(0), 0, 2, false);
+  untied.Pass(GoldenBatch(0), 2, 2, true);
+  EXPECT_LT(RelativeError(untied.Values(untied.gradients_, tokens), untied.Values(first, tokens)),
+            tolerance);
+}
+
+TEST(Gpt, AnUntiedHeadHasAGradientOfItsOwn) {
+  CheckUntiedHead<double>(ReferenceKernels<double>(), 1e-13);
+  for (const Kernels* table : FloatTables()) CheckUntiedHead<float>(*table, kFloatTolerance);
 }
 
 template <typename T>
@@ -296,7 +338,7 @@ TEST(Gpt, ParametersAreThoseOfHuggingFace) {
   const Model<float> model = MakeGpt<float>(kTiny);
   const ParamLayout layout = *ParamLayout::Replicated(model.UnitSpecs(), 3);
   EXPECT_EQ(layout.units().size(), 4u);
-  EXPECT_EQ(layout.units()[3].shares, std::vector<UnitId>{0});
+  EXPECT_EQ(layout.units()[3].shared, std::vector<ParamId>{*layout.Find("wte.weight")});
   EXPECT_EQ(layout.params().size(), 2u + 2 * 12 + 2);
   const std::int64_t block = 12 * 24 * 24 + 13 * 24;
   EXPECT_EQ(layout.param_elements(), (29 + 12) * 24 + 2 * block + 2 * 24);

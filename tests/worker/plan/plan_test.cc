@@ -4,18 +4,21 @@
 
 #include <algorithm>
 #include <functional>
+#include <string>
 #include <vector>
 
 namespace regroup::worker {
 namespace {
 
-// Units of 4, 2, 2 and 1 blocks of 64 elements (256 bytes); the last shares the first.
-ParamLayout Layout(int world) {
-  const auto unit = [](const char* name, std::int64_t blocks, std::vector<UnitId> shares) {
-    return UnitSpec{name, {{.name = name, .shape = {64 * blocks}}}, std::move(shares)};
+// Units of 4, 2, 2 and 1 blocks of 64 elements (256 bytes); the last shares a part of the first.
+ParamLayout Layout(int world, bool tied = true) {
+  const auto unit = [](const char* name, std::int64_t blocks, std::vector<std::string> shared) {
+    return UnitSpec{name, {{.name = name, .shape = {64 * blocks}}}, std::move(shared)};
   };
-  return *ParamLayout::Replicated(
-      {unit("embed", 4, {}), unit("b0", 2, {}), unit("b1", 2, {}), unit("head", 1, {0})}, world);
+  UnitSpec embed{"embed", {{.name = "wte", .shape = {192}}, {.name = "wpe", .shape = {64}}}, {}};
+  UnitSpec head = unit("head", 1, {});
+  if (tied) head.shared = {"wte"};
+  return *ParamLayout::Replicated({embed, unit("b0", 2, {}), unit("b1", 2, {}), head}, world);
 }
 
 std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro_batches) {
@@ -33,6 +36,7 @@ TEST(Plan, ReducesEachBucketRightAfterTheBackwardThatFillsIt) {
   const ParamLayout layout = Layout(1);
   EXPECT_EQ(ToString(Plans(layout, {2})[0], layout),
             "rank 0 of 1, 2 micro-batches\n"
+            "  head writes the gradient of wte first, embed adds\n"
             "  Forward unit 0 micro-batch 0 (embed)\n"
             "  Forward unit 1 micro-batch 0 (b0)\n"
             "  Forward unit 2 micro-batch 0 (b1)\n"
@@ -81,6 +85,20 @@ TEST(Plan, AnyMixOfMicroBatchesPassesTheCheck) {
     const ParamLayout layout = Layout(static_cast<int>(counts.size()));
     const absl::Status status = CheckPlan(layout, Plans(layout, counts));
     EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// Every gradient is written by exactly one backward of a step, and before any other adds to it.
+TEST(Plan, TheFirstBackwardOfAStepWritesAndAllOthersAdd) {
+  constexpr UnitId kEmbed = 0, kB0 = 1, kHead = 3;
+  for (const bool tied : {true, false}) {
+    const ParamLayout layout = Layout(1, tied);
+    const Plan plan = Plans(layout, {2})[0];
+    EXPECT_EQ(AddsOf(plan, layout, kHead, 0), 0u);  // Its own, and wte where it shares that.
+    EXPECT_EQ(AddsOf(plan, layout, kEmbed, 0), tied ? 0b01u : 0b00u);  // wte, wpe.
+    EXPECT_EQ(AddsOf(plan, layout, kB0, 0), 0u);
+    EXPECT_EQ(AddsOf(plan, layout, kHead, 1), tied ? 0b11u : 0b1u);
+    EXPECT_EQ(AddsOf(plan, layout, kEmbed, 1), 0b11u);
   }
 }
 
@@ -175,6 +193,14 @@ const Mistake kMistakes[] = {
            {.op = Op::kForward, .unit = 0, .micro_batch = 1});
      },
      "has 1 micro-batches"},
+    {"the embedding writes what the head has written", [](Plan& p) { p.first_writers[0] = 0; },
+     "Backward unit 3 micro-batch 0): adds to the gradient of wte, which nothing has written"},
+    {"nothing writes a gradient", [](Plan& p) { p.first_writers[1] = 3; },
+     "Backward unit 0 micro-batch 0): adds to the gradient of wpe, which nothing has written"},
+    {"another unit writes a block's gradient", [](Plan& p) { p.first_writers[2] = 2; },
+     "Backward unit 1 micro-batch 0): adds to the gradient of b0"},
+    {"a gradient that nobody thought of", [](Plan& p) { p.first_writers.pop_back(); },
+     "of 4 of 5 gradients who writes first"},
     {"gradients wiped",
      [](Plan& p) {
        const auto at = static_cast<std::ptrdiff_t>(Find(p, Op::kReduceGrad));
