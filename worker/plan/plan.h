@@ -17,8 +17,8 @@ enum class Op : std::uint8_t {
   kZeroGrad,    // Bucket: zeros, on a rank that has no sample in any batch.
   kReduceGrad,  // Bucket: sum of its gradients over all ranks. Collective.
   kSumSquares,  // Of all reduced gradients; local in a replicated layout.
-  kVote,    // Collective: every rank is here with its loss, sample count and a finite norm, or the
-            // step is void.
+  kVote,    // Collective: loss, sample count and norm of every rank. All go by the same result: the
+            // step is void unless the batch is whole, and loss and norm are finite on all.
   kStep,    // Unit: the optimizer. Only now does a weight change.
   kCommit,  // The step happened.
 };

@@ -170,13 +170,25 @@ std::span<float> StepRunner::BucketOf(const Instruction& instruction) const {
                             static_cast<std::size_t>(flat.size));
 }
 
+// From here on every rank goes by the same numbers, also where its own are wrong.
 absl::Status StepRunner::Vote(const Ballot& ballot, StepResult& result) {
-  RETURN_IF_ERROR(ranks_.AllReduce(std::span(&loss_sum_, 1), Reduction::kSum));
-  result.loss = loss_sum_ / static_cast<double>(options_.batch * dataset_.context());
+  const auto batch = static_cast<double>(options_.batch);
+  std::array<double, 2> sums{loss_sum_, static_cast<double>(slice_.size)};
+  RETURN_IF_ERROR(ranks_.AllReduce(sums, Reduction::kSum));
+  std::array<double, 5> most{sum_squares_, ballot.notice ? 1.0 : 0.0, ballot.busy ? 1.0 : 0.0,
+                             batch, -batch};
+  RETURN_IF_ERROR(ranks_.AllReduce(most, Reduction::kMax));
+  const auto& [loss_sum, samples] = sums;
+  const auto& [sum_squares, notice, busy, largest_batch, minus_smallest_batch] = most;
+  if (samples != largest_batch || samples != -minus_smallest_batch) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the ranks brought ", samples, " samples to a step whose batch is ", largest_batch,
+        " for one of them and ", -minus_smallest_batch, " for another"));
+  }
+  sum_squares_ = sum_squares;  // Not a number if that is so on any rank.
+  result.loss = loss_sum / (samples * dataset_.context());
   result.gradient_norm = std::sqrt(sum_squares_);
-  std::array<std::int64_t, 2> flags{ballot.notice, ballot.busy};
-  RETURN_IF_ERROR(ranks_.AllReduce(flags, Reduction::kMax));
-  result.any = {.notice = flags[0] != 0, .busy = flags[1] != 0};
+  result.any = {.notice = notice != 0, .busy = busy != 0};
   return absl::OkStatus();
 }
 

@@ -41,8 +41,9 @@ struct StepResult {
   bool done = false;  // False: loss or norm is not finite, and nothing was changed.
 };
 
-// Carries out one step's plan: the execution layer. Weights and moments change only after every
-// rank has voted with a finite loss, so a step that fails leaves them as they were. Execution
+// Carries out one step's plan: the execution layer. Weights and moments change only after a vote of
+// all ranks, on which all of them go by the same loss, norm and count of samples: either every rank
+// makes the step or none does, and a step that fails leaves them as they were. Execution
 // thread only.
 class StepRunner {
  public:
@@ -82,7 +83,7 @@ class StepRunner {
   Arena samples_;
   std::span<std::int32_t> tokens_, targets_;  // (slice_.size, T), in samples_.
   double loss_sum_ = 0;                       // Of this rank, in nats over tokens.
-  double sum_squares_ = 0;
+  double sum_squares_ = 0;                    // After the vote, what all ranks go by.
 };
 
 }  // namespace regroup::worker

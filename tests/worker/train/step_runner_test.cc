@@ -216,6 +216,79 @@ TEST(StepRunner, WhatIsNotFiniteOnOneRankChangesNothingOnAny) {
   }
 }
 
+// One whose memory loses what was summed, on this rank alone.
+class Forgetful final : public Communicator {
+ public:
+  explicit Forgetful(Communicator& ranks) : ranks_(ranks) {}
+  int rank() const override { return ranks_.rank(); }
+  int world_size() const override { return ranks_.world_size(); }
+  void SetDeadline(Duration per_call) override { ranks_.SetDeadline(per_call); }
+  absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) override {
+    return ranks_.AllocateArena(count);
+  }
+  absl::Status AllReduceSum(std::span<float> inout) override {
+    absl::Status summed = ranks_.AllReduceSum(inout);
+    if (forgets) inout[0] = std::nanf("");
+    return summed;
+  }
+  absl::Status AllReduce(std::span<double> inout, Reduction reduction) override {
+    return ranks_.AllReduce(inout, reduction);
+  }
+  absl::Status AllReduce(std::span<std::int64_t> inout, Reduction reduction) override {
+    return ranks_.AllReduce(inout, reduction);
+  }
+  absl::Status Broadcast(std::span<std::byte> inout, int root) override {
+    return ranks_.Broadcast(inout, root);
+  }
+  absl::Status Barrier() override { return ranks_.Barrier(); }
+  absl::Status Health() override { return ranks_.Health(); }
+  void Abort() override { ranks_.Abort(); }
+
+  bool forgets = false;
+
+ private:
+  Communicator& ranks_;
+};
+
+// A rank that judged by its own norm would stay behind, and from then on train something else.
+TEST(StepRunner, ANormThatIsNotFiniteOnOneRankVoidsTheStepOfAll) {
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(3, [&](Communicator& in_order) {
+    Forgetful ranks(in_order);
+    Rank rank(ranks, dataset, Options());
+    ASSERT_TRUE(rank.Step(0, 7)->done);
+    const std::vector<float> before(rank.state.weights.begin(), rank.state.weights.end());
+    ranks.forgets = ranks.rank() == 1;
+    const auto lost = rank.Step(1, 7);
+    ASSERT_TRUE(lost.ok()) << lost.status();
+    EXPECT_FALSE(lost->done);
+    EXPECT_TRUE(std::isfinite(lost->loss));
+    EXPECT_TRUE(std::isnan(lost->gradient_norm));
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), rank.state.weights.begin()));
+    ranks.forgets = false;
+    EXPECT_TRUE(rank.Step(1, 7)->done);
+  });
+}
+
+// Shares of seven and of eight samples have equal plans, and neither makes the other's batch.
+TEST(StepRunner, SharesThatMakeNoBatchEndTheStepOfAll) {
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(2, [&](Communicator& ranks) {
+    StepRunnerOptions options = Options();
+    options.batch += ranks.rank();
+    Rank rank(ranks, dataset, options);
+    const std::vector<float> before(rank.state.weights.begin(), rank.state.weights.end());
+    const auto result = rank.Step(0, options.batch);
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(result.status().message(),
+              "the ranks brought 8 samples to a step whose batch is 8 for one of them and 7 for "
+              "another");
+    EXPECT_FALSE(IsCommunicatorFailure(result.status()));
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), rank.state.weights.begin()));
+    EXPECT_TRUE(ranks.Barrier().ok());  // In step still.
+  });
+}
+
 TEST(StepRunner, ARankThatCanNotGoOnEndsTheStepOfAll) {
   const TextDataset good(RandomText(), 8);
   for (const bool unreadable : {true, false}) {
