@@ -203,6 +203,35 @@ class Training(BadInput):
         self.refused(run, 13, "cannot be written", "Read-only file system", "--checkpoint-dir")
         self.assertIn("FAILED, exit 13", run.stderr)
 
+    def test_checkpoint_directory_of_two_mounts(self):
+        """As on two hosts with one share: another device number, and names that were missing once stay missing for rank 0."""
+        disk = self.mount("disk", "16m")
+        for name in ("below", "work", "shared", "shared/ckpt", "other"):
+            os.mkdir(os.path.join(disk, name))
+        seen = self.fx.path("work", "seen")
+        os.mkdir(seen)
+        subprocess.run(["mount", "-t", "overlay", "-o", f"lowerdir={disk}/below,upperdir={disk}/shared,workdir={disk}/work",
+                        "rg", seen], check=True)
+        self.addCleanup(subprocess.run, ["umount", "-l", seen], check=True)
+        self.assertNotEqual(os.stat(seen + "/ckpt").st_dev, os.stat(disk + "/shared/ckpt").st_dev)
+
+        def train(of_rank_0, of_rank_1):
+            worker = [e2e.binary("regroup-worker"), "train", "--data", TEXT, "--steps", 6, "--layers", 1, "--width", 32,
+                      "--heads", 1, "--context", 32, "--batch", 2, "--checkpoint-every", 2]
+            script = f'if [ $RANK = 0 ]; then dir={of_rank_0}; else dir={of_rank_1}; fi; exec "$@" --checkpoint-dir $dir'
+            return self.fx.regroup("run", "--nproc-per-node", 2, "--no-python", "sh", "-c", script, "-", *worker)
+
+        run = train(seen + "/ckpt", disk + "/shared/ckpt")
+        self.assertEqual(run.wait(), 0, run)
+        self.assertNotIn("not saved", run.stderr)
+        self.assertEqual(self.commits(disk + "/shared/ckpt"), [4, 6])
+        run = train(seen + "/ckpt", disk + "/other/ckpt")
+        self.assertEqual(run.wait(), 12, run)
+        for rank in (0, 1):
+            self.assertRegex(run.stderr, rf"(?m):{rank}\] error: rank 1 would keep its checkpoints elsewhere than rank 0")
+            self.assertRegex(run.stderr, rf"(?m):{rank}\] because: this is rank {rank} with .*ckpt, every 2 steps")
+        self.assertEqual(os.listdir(disk + "/other/ckpt/commits"), [])
+
     def test_checkpoint_directory_full(self):
         """The training goes on, what was committed stays, and the last step is not lost silently."""
         folder = self.mount("ckpt", "2m")

@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -29,6 +31,8 @@ namespace regroup::worker {
 namespace {
 
 constexpr std::size_t kMaxRecordBytes = 64u << 20;
+constexpr Duration kNetworkDelay = std::chrono::seconds(10);
+constexpr std::chrono::milliseconds kLook{10};
 constexpr char kStepPrefix[] = "step-", kDeletedPrefix[] = ".deleted-",
                kDamagedPrefix[] = ".damaged-", kTemporaryPrefix[] = ".tmp-";
 
@@ -129,10 +133,32 @@ absl::StatusOr<Repository> Repository::Open(const std::string& path) {
   return Repository(path);
 }
 
-std::string Repository::Identity() const {
-  struct stat info {};
-  if (stat(absl::StrCat(path_, "/commits").c_str(), &info) != 0) return path_;
-  return absl::StrCat(info.st_dev, ":", info.st_ino);
+absl::StatusOr<std::string> Repository::LeaveMark() const {
+  const std::string name = absl::StrCat(kTemporaryPrefix, "mark-", io::RandomHex(16));
+  const std::string path = absl::StrCat(path_, "/", name);
+  const io::UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  if (!fd) return io::ErrnoStatus(errno, path);
+  return name;
+}
+
+bool Repository::SeesMark(const std::string& name, Duration at_most) const {
+  const auto end = std::chrono::steady_clock::now() + at_most;
+  for (;;) {
+    // By listing: a network file system looks anew at a directory that is opened anew.
+    const absl::StatusOr<std::vector<std::string>> names = io::ListDirectory(path_);
+    if (names.ok() && std::binary_search(names->begin(), names->end(), name)) return true;
+    if (std::chrono::steady_clock::now() >= end) return false;
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+void Repository::RemoveMark(const std::string& name) const {
+  (void)unlink(absl::StrCat(path_, "/", name).c_str());
+}
+
+Duration Repository::MarkDelay() const {
+  const absl::StatusOr<io::FileSystemKind> kind = io::FileSystemKindOf(path_);
+  return kind.ok() && *kind == io::FileSystemKind::kNetwork ? kNetworkDelay : Duration::zero();
 }
 
 std::string Repository::RecordPath(std::int64_t step) const {

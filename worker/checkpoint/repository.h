@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/time.h"
 #include "worker/checkpoint/manifest.h"
 #include "worker/checkpoint/shard.h"
 
@@ -31,9 +32,15 @@ class Repository {
   static absl::StatusOr<Repository> Open(const std::string& path);
 
   const std::string& path() const { return path_; }
-  // Equal for two processes of one host if and only if it is the same directory, however it is
-  // named.
-  std::string Identity() const;
+  // Whether processes, of whatever hosts, have the same directory: one leaves a mark, and the
+  // others look whether they see it there. Neither paths nor device numbers tell that: two hosts
+  // mount the same share under different numbers. Returns the mark's name, which nobody can guess.
+  absl::StatusOr<std::string> LeaveMark() const;
+  // Looks again and again until the mark is there or the time is over.
+  bool SeesMark(const std::string& name, Duration at_most) const;
+  void RemoveMark(const std::string& name) const;
+  // How long a mark that another host has left may take to be seen here.
+  Duration MarkDelay() const;
   std::string AttemptPath(std::int64_t step, std::uint64_t generation, std::uint64_t attempt) const;
 
   // Steps that have a commit record, whether or not it is sound, highest first.

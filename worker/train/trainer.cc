@@ -33,6 +33,7 @@ using std::chrono::steady_clock;
 // After a save for a notice, beyond what the notice said was left.
 constexpr Duration kAwaitStop = std::chrono::seconds(60);
 constexpr Duration kLook = std::chrono::milliseconds(10);
+constexpr std::size_t kMaxMarkBytes = 64;
 
 void Say(const std::string& line) {
   std::fputs((line + "\n").c_str(), stdout);
@@ -204,25 +205,48 @@ absl::Status Trainer::AgreeOnSettings() {
 
 // Every rank has a part of every checkpoint.
 absl::Status Trainer::AgreeOnDirectory() {
-  Terms terms;
-  if (repository_) {
-    terms = {{"directory", repository_->Identity()},
-             {"every", absl::StrCat(config_.checkpoint_every)}};
+  const std::string every = repository_ ? absl::StrCat(config_.checkpoint_every) : "none";
+  ASSIGN_OR_RETURN(const std::optional<Disagreement> found,
+                   FindDisagreement(*ranks_, {{"checkpoint-every", every}}));
+  if (found) return Elsewhere(found->rank);
+  if (!repository_) return absl::OkStatus();
+  std::string mark;
+  if (first()) {
+    absl::StatusOr<std::string> left = repository_->LeaveMark();
+    if (!left.ok()) return WithExit(left.status(), WorkerExit::kCheckpointDirectory);
+    mark = *std::move(left);
   }
-  ASSIGN_OR_RETURN(const std::optional<Disagreement> found, FindDisagreement(*ranks_, terms));
-  if (!found) return absl::OkStatus();
+  const absl::StatusOr<int> elsewhere = FirstElsewhere(mark);
+  if (first()) repository_->RemoveMark(mark);
+  if (!elsewhere.ok()) return elsewhere.status();
+  return *elsewhere == 0 ? absl::OkStatus() : Elsewhere(*elsewhere);
+}
+
+// The highest rank that does not see rank 0's mark, on every rank; 0: all do. Collective.
+absl::StatusOr<int> Trainer::FirstElsewhere(std::string mark) {
+  mark.resize(kMaxMarkBytes);
+  RETURN_IF_ERROR(ranks_->Broadcast(std::as_writable_bytes(std::span(mark)), 0));
+  mark.resize(std::min(mark.size(), mark.find('\0')));
+  const Duration patience = std::min(repository_->MarkDelay(), config_.collective_timeout / 2);
+  std::int64_t rank = repository_->SeesMark(mark, patience) ? 0 : environment_.rank;
+  RETURN_IF_ERROR(ranks_->AllReduce(std::span(&rank, 1), Reduction::kMax));
+  return static_cast<int>(rank);
+}
+
+absl::Status Trainer::Elsewhere(int rank) const {
   std::error_code ignored;
   return WithExit(
-      UserError(absl::StatusCode::kFailedPrecondition,
-                absl::StrCat("rank ", found->rank,
-                             " would keep its checkpoints elsewhere than rank 0,"
-                             " or at other steps"),
-                repository_
-                    ? absl::StrCat("this is rank ", environment_.rank, " with ",
-                                   std::filesystem::absolute(repository_->path(), ignored).string(),
-                                   ", every ", config_.checkpoint_every, " steps")
-                    : absl::StrCat("this is rank ", environment_.rank, " without checkpoints"),
-                "start every rank with the same absolute --checkpoint-dir"),
+      UserError(
+          absl::StatusCode::kFailedPrecondition,
+          absl::StrCat("rank ", rank,
+                       " would keep its checkpoints elsewhere than rank 0,"
+                       " or at other steps"),
+          repository_
+              ? absl::StrCat("this is rank ", environment_.rank, " with ",
+                             std::filesystem::absolute(repository_->path(), ignored).string(),
+                             ", every ", config_.checkpoint_every, " steps")
+              : absl::StrCat("this is rank ", environment_.rank, " without checkpoints"),
+          "start every rank with the same absolute --checkpoint-dir, on a disk that all share"),
       WorkerExit::kRanksDisagree);
 }
 

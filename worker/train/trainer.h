@@ -50,6 +50,8 @@ class Trainer {
   absl::Status AgreeOnMachine();
   absl::Status AgreeOnSettings();
   absl::Status AgreeOnDirectory();
+  absl::StatusOr<int> FirstElsewhere(std::string mark);
+  absl::Status Elsewhere(int rank) const;
   absl::Status Build();
   absl::Status BuildParts();
   absl::Status TakeDirectory();

@@ -355,6 +355,37 @@ TEST_F(RepositoryTest, RetentionDeletesNothingWhileTooFewVerify) {
   EXPECT_EQ(Steps().size(), 3u);
 }
 
+TEST_F(RepositoryTest, AMarkIsSeenInTheSameDirectoryAndInNoOther) {
+  std::filesystem::create_directory_symlink(repository_.path(), directory_ / "link");
+  const std::string mark = *repository_.LeaveMark();
+  // A copy has all files of its original, but not the marks that come after.
+  std::filesystem::copy(repository_.path(), directory_ / "copy",
+                        std::filesystem::copy_options::recursive);
+  const Repository same = *Repository::Open(directory_ / "link"),
+                   copy = *Repository::Open(directory_ / "copy");
+  EXPECT_TRUE(same.SeesMark(mark, Duration::zero()));
+  repository_.RemoveMark(mark);
+  EXPECT_FALSE(same.SeesMark(mark, Duration::zero()));
+  const std::string other = *same.LeaveMark();
+  EXPECT_NE(other, mark);
+  EXPECT_TRUE(repository_.SeesMark(other, Duration::zero()));
+  EXPECT_FALSE(copy.SeesMark(other, std::chrono::milliseconds(30)));
+  EXPECT_EQ(same.MarkDelay(), Duration::zero()) << "a disk of this host has no cache of names";
+  // Whoever left it has died.
+  ASSERT_TRUE(repository_.Sweep(1).ok());
+  EXPECT_TRUE(AllFiles(repository_.path()).empty());
+}
+
+// It would never end if it looked only once, or waited to the end.
+TEST_F(RepositoryTest, AMarkMayBeSeenLate) {
+  bool seen = false;
+  std::thread looking(
+      [&] { seen = repository_.SeesMark(".tmp-mark-late", std::chrono::hours(1)); });
+  WriteAll(File(".tmp-mark-late"), "");
+  looking.join();
+  EXPECT_TRUE(seen);
+}
+
 TEST_F(RepositoryTest, SweepRemovesRubbishAndNothingElse) {
   CommitStep(repository_, state_, 10, 1, 3);
   const auto before = AllFiles(repository_.path());
