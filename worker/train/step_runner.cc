@@ -13,6 +13,7 @@
 #include "common/base/status_macros.h"
 #include "worker/checkpoint/checksum.h"
 #include "worker/comm/agreement.h"
+#include "worker/train/worker_exit.h"
 
 namespace regroup::worker {
 namespace {
@@ -99,9 +100,10 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
 absl::Status StepRunner::ReadSamples(std::span<const std::int64_t> ids) {
   const auto context = static_cast<std::size_t>(dataset_.context());
   for (std::size_t i = 0; i < static_cast<std::size_t>(slice_.size); ++i) {
-    RETURN_IF_ERROR(dataset_.Read(ids[static_cast<std::size_t>(slice_.begin) + i],
-                                  tokens_.subspan(i * context, context),
-                                  targets_.subspan(i * context, context)));
+    RETURN_IF_ERROR(WithExit(dataset_.Read(ids[static_cast<std::size_t>(slice_.begin) + i],
+                                           tokens_.subspan(i * context, context),
+                                           targets_.subspan(i * context, context)),
+                             WorkerExit::kUsage));
   }
   return absl::OkStatus();
 }

@@ -254,9 +254,9 @@ void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
               "how long a rank waits for another inside a step, as in --collective-timeout 1m");
   AddDuration(app, "--join-timeout", c.join_timeout,
               "how long a rank waits for all others at start, as in --join-timeout 1m");
-  AddDuration(
-      app, "--restore-timeout", c.restore_timeout,
-      "how long a rank waits for others that read a checkpoint, as in --restore-timeout 1h");
+  AddDuration(app, "--restore-timeout", c.restore_timeout,
+              "how long a rank waits for others that read their data or a checkpoint, as in "
+              "--restore-timeout 1h");
   AddDuration(
       app, "--save-timeout", c.save_timeout,
       "how long a checkpoint waits for the slowest rank's file, for the coordinator, and for "

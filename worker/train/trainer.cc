@@ -158,7 +158,7 @@ absl::Status Trainer::Join() {
 
 std::map<std::string, std::string> Trainer::Settings() const {
   std::map<std::string, std::string> settings = config_.Settings();
-  settings["data"] = absl::StrFormat("%016x", dataset_->Fingerprint());
+  settings["data"] = fingerprint_;
   settings["vocabulary"] = absl::StrCat(dataset_->vocabulary());
   return settings;
 }
@@ -185,12 +185,23 @@ absl::Status Trainer::AgreeOnMachine() {
       WorkerExit::kRanksDisagree);
 }
 
+absl::Status Trainer::ReadFingerprint() {
+  const absl::StatusOr<std::uint64_t> fingerprint = dataset_->Fingerprint();
+  if (!fingerprint.ok()) return WithExit(fingerprint.status(), WorkerExit::kUsage);
+  fingerprint_ = absl::StrFormat("%016x", *fingerprint);
+  return absl::OkStatus();
+}
+
 absl::Status Trainer::AgreeOnSettings() {
+  // Each rank reads all of its data first, at its own pace.
+  ranks_->SetDeadline(config_.restore_timeout);
+  RETURN_IF_ERROR(ReadFingerprint());
   const std::map<std::string, std::string> settings = Settings();
   Terms terms(settings.begin(), settings.end());
   terms.emplace_back("micro-batch", absl::StrCat(config_.micro_batch));
   terms.emplace_back("precision", "f32");
   ASSIGN_OR_RETURN(const std::optional<Disagreement> found, FindDisagreement(*ranks_, terms));
+  ranks_->SetDeadline(config_.collective_timeout);
   if (!found) return absl::OkStatus();
   return WithExit(
       UserError(

@@ -48,6 +48,7 @@ class Trainer {
   absl::Status Join();
   absl::Status Agree();
   absl::Status AgreeOnMachine();
+  absl::Status ReadFingerprint();
   absl::Status AgreeOnSettings();
   absl::Status AgreeOnDirectory();
   absl::StatusOr<int> FirstElsewhere(std::string mark);
@@ -81,6 +82,7 @@ class Trainer {
   Termination& termination_;
   std::unique_ptr<ControlClient> control_;  // Null without an agent.
   std::unique_ptr<TextDataset> dataset_;
+  std::string fingerprint_;               // Of the data; once the group has formed.
   std::optional<Repository> repository_;  // None: no checkpoints.
   std::unique_ptr<Owner> owner_;          // Of the repository; rank 0's.
   std::optional<SampleLog> sample_log_;

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "common/base/rng.h"
+
 namespace regroup::worker {
 namespace {
 
@@ -70,8 +72,8 @@ TEST_F(TextFiles, ADirectoryIsItsFilesInOrderOfTheirPaths) {
 }
 
 TEST_F(TextFiles, FingerprintTellsTextsApart) {
-  EXPECT_EQ(TextDataset("same text", 2).Fingerprint(), TextDataset("same text", 3).Fingerprint());
-  EXPECT_NE(TextDataset("same text", 2).Fingerprint(), TextDataset("same tex!", 2).Fingerprint());
+  EXPECT_EQ(*TextDataset("same text", 2).Fingerprint(), *TextDataset("same text", 3).Fingerprint());
+  EXPECT_NE(*TextDataset("same text", 2).Fingerprint(), *TextDataset("same tex!", 2).Fingerprint());
 }
 
 TEST_F(TextFiles, WhatCanNotBeReadIsNamed) {
@@ -89,12 +91,89 @@ TEST_F(TextFiles, WhatCanNotBeReadIsNamed) {
   }
 }
 
+std::string Letters(std::size_t size, std::uint64_t seed) {
+  Rng rng(seed);
+  std::string text;
+  while (text.size() < size) text += static_cast<char>('a' + rng.Below(26));
+  return text;
+}
+
+// Held, mapped, held, mapped, mapped: what a sample is does not depend on where its bytes lie.
+TEST_F(TextFiles, SamplesGoOnFromFileToFile) {
+  std::string all;
+  std::vector<std::string> paths;
+  for (const int size : {200'000, 3 << 20, 1, 0, 77, 1 << 20, (1 << 20) + 13}) {
+    const std::string text = Letters(static_cast<std::size_t>(size), paths.size());
+    paths.push_back(Write("part" + std::to_string(paths.size()), text));
+    all += text;
+  }
+  for (const int context : {1, 1000, 2 << 20}) {
+    const auto data = TextDataset::Open(paths, context);
+    ASSERT_TRUE(data.ok()) << data.status();
+    TextDataset whole(all, context);
+    EXPECT_EQ((*data)->bytes(), whole.bytes());
+    EXPECT_EQ(*(*data)->Fingerprint(), *whole.Fingerprint());
+    for (const std::int64_t of_hundred : {0, 4, 5, 60, 61, 62, 80, 99, 100}) {
+      const std::int64_t sample = (whole.samples() - 1) * of_hundred / 100;
+      ASSERT_EQ(SampleText(**data, sample), SampleText(whole, sample)) << sample;
+    }
+  }
+  // Every border of two files.
+  const auto data = TextDataset::Open(paths, 5);
+  const TextDataset whole(all, 5);
+  for (const std::int64_t border : {200'000, 3345728, 3345729, 3345806, 4394382}) {
+    for (std::int64_t sample = border / 5 - 2; sample < border / 5 + 2; ++sample)
+      ASSERT_EQ(SampleText(**data, sample), SampleText(whole, sample)) << sample;
+  }
+}
+
+// A hole of 64 GiB, which no memory would hold.
+TEST_F(TextFiles, ALargeFileIsNotReadToBeOpened) {
+  const std::string path = Write("large", "begin");
+  fs::resize_file(path, std::uintmax_t{64} << 30);
+  const auto data = TextDataset::Open({path, Write("end", "end.")}, 4);
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_EQ(SampleText(**data, 0), "begi|egin");
+  // The last sample ends in the file behind it.
+  EXPECT_EQ(SampleText(**data, (*data)->samples() - 1), std::string("\0\0\0\0|\0\0\0e", 9));
+}
+
+// Looking at what is not there any more would end the process by a signal.
+TEST_F(TextFiles, AFileThatIsCutMeanwhileIsNamed) {
+  const std::string path = Write("large.txt", Letters(2 << 20, 1));
+  const auto data = TextDataset::Open({path}, 100);
+  ASSERT_TRUE(data.ok()) << data.status();
+  std::vector<std::int32_t> tokens(100), targets(100);
+  fs::resize_file(path, 1000);
+  for (const absl::Status& status :
+       {(*data)->Read((*data)->samples() - 1, tokens, targets), (*data)->Fingerprint().status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_NE(
+        std::string(status.message()).find("large.txt: it has 1000 bytes now and had 2097152"),
+        std::string::npos)
+        << status;
+  }
+  // A new file of that name is not the one that was opened.
+  fs::resize_file(path, 2 << 20);
+  fs::rename(Write("other", "short"), path);
+  EXPECT_TRUE((*data)->Read(0, tokens, targets).ok());
+}
+
+TEST_F(TextFiles, TheFingerprintIsTakenOnce) {
+  const std::string path = Write("large.txt", Letters(2 << 20, 1));
+  const auto data = TextDataset::Open({path}, 100);
+  ASSERT_TRUE(data.ok()) << data.status();
+  const std::uint64_t before = *(*data)->Fingerprint();
+  fs::resize_file(path, 1000);  // Whoever read it again would fail.
+  EXPECT_EQ(*(*data)->Fingerprint(), before);
+}
+
 TEST_F(TextFiles, AFileLargerThanABlockIsReadWhole) {
   std::string text;
   for (int i = 0; i < 200'000; ++i) text += static_cast<char>('a' + i % 26);
   const auto data = TextDataset::Open({Write("large.txt", text)}, 100);
   ASSERT_TRUE(data.ok());
-  EXPECT_EQ((*data)->Fingerprint(), TextDataset(text, 1).Fingerprint());
+  EXPECT_EQ(*(*data)->Fingerprint(), *TextDataset(text, 1).Fingerprint());
 }
 
 }  // namespace
