@@ -248,6 +248,7 @@ std::string SerializeReport(const ShardReport& report) {
   const ordered_json tree = {{"format", kFormat},
                              {"version", kVersion},
                              {"rank", report.rank},
+                             {"state", report.state},
                              {"file", ToJson(report.file)}};
   return SealRecord(tree.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
 }
@@ -259,6 +260,8 @@ absl::StatusOr<ShardReport> ParseReport(std::string_view record) {
   report.rank =
       static_cast<int>(std::min<std::int64_t>(reader.Count(reader.At(tree, "rank")), 1 << 20));
   report.file = FileFrom(reader.At(tree, "file"), reader);
+  if (const auto state = tree.find("state"); state != tree.end())
+    report.state = reader.Text(*state);
   RETURN_IF_ERROR(reader.status());
   return report;
 }

@@ -40,8 +40,8 @@ std::string Reports::PathOf(int rank, std::string_view kind) const {
   return absl::StrCat(directory_, "/", NameOf(rank, kind));
 }
 
-absl::Status Reports::Tell(int rank, const FileInfo& file) const {
-  return io::ReplaceFile(PathOf(rank, kReport), SerializeReport({rank, file}),
+absl::Status Reports::Tell(const ShardReport& report) const {
+  return io::ReplaceFile(PathOf(report.rank, kReport), SerializeReport(report),
                          io::Durability::kVolatile, 0644);
 }
 
@@ -91,10 +91,10 @@ absl::StatusOr<std::map<int, std::string>> Reports::Await(std::string_view kind,
   }
 }
 
-absl::StatusOr<std::vector<FileInfo>> Reports::AwaitFiles(int world_size,
-                                                          const Patience& patience) const {
-  std::vector<FileInfo> files;
-  if (world_size == 1) return files;
+absl::StatusOr<std::vector<ShardReport>> Reports::AwaitFiles(int world_size,
+                                                             const Patience& patience) const {
+  std::vector<ShardReport> reports;
+  if (world_size == 1) return reports;
   ASSIGN_OR_RETURN(const auto said, Await(kReport, "written", world_size, patience));
   for (const auto& [rank, text] : said) {
     ASSIGN_OR_RETURN(ShardReport report, ParseReport(text));
@@ -102,9 +102,9 @@ absl::StatusOr<std::vector<FileInfo>> Reports::AwaitFiles(int world_size,
       return absl::DataLossError(
           absl::StrCat("the report of rank ", rank, " is one of rank ", report.rank));
     }
-    files.push_back(std::move(report.file));
+    reports.push_back(std::move(report));
   }
-  return files;
+  return reports;
 }
 
 absl::Status Reports::AwaitVerdicts(int world_size, const Patience& patience) const {

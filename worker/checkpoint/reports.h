@@ -33,14 +33,15 @@ class Reports {
  public:
   explicit Reports(std::string directory) : directory_(std::move(directory)) {}
 
-  absl::Status Tell(int rank, const FileInfo& file) const;
+  absl::Status Tell(const ShardReport& report) const;
   // These help rank 0 to hear sooner; where they cannot be written, it waits.
   void TellFailure(int rank, std::string_view why) const;
   void TellVerdict(int rank, const absl::Status& sound) const;
 
   // What the ranks from 1 on say of their files, in rank order. Unavailable, naming the rank: it
   // could not write. Deadline exceeded names all that have said nothing and the flag. Cancelled.
-  absl::StatusOr<std::vector<FileInfo>> AwaitFiles(int world_size, const Patience& patience) const;
+  absl::StatusOr<std::vector<ShardReport>> AwaitFiles(int world_size,
+                                                      const Patience& patience) const;
   // OK: all ranks from 1 on found their files sound. Data loss, naming the rank: it did not.
   // Otherwise as above.
   absl::Status AwaitVerdicts(int world_size, const Patience& patience) const;

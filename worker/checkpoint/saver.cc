@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -65,8 +64,8 @@ bool Saver::Busy() const {
 }
 
 void Saver::Save(std::int64_t step, std::map<std::string, std::int64_t> counters, bool for_notice,
-                 const std::vector<StateTensor>& state) {
-  Request request{0, next_attempt_++, step, std::move(counters), for_notice, {}};
+                 const std::vector<StateTensor>& state, std::string hash) {
+  Request request{0, next_attempt_++, step, std::move(counters), for_notice, std::move(hash), {}};
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !taken_[0] || !taken_[1]; });
@@ -230,7 +229,7 @@ absl::Status Saver::WriteAndReport(const Request& request, FileInfo& file) {
                                       [&] { return GivenUp(request.attempt); }));
     if (options_.rank == 0) return absl::OkStatus();
     RETURN_IF_ERROR(io::SyncDirectory(directory));
-    return reports.Tell(options_.rank, file);
+    return reports.Tell({options_.rank, file, request.hash});
   };
   const absl::Status written = write();
   // Tells rank 0, which would find out by waiting; where not even this can be written, it does
@@ -245,9 +244,16 @@ absl::Status Saver::Publish(const Request& request, Carried& carried) {
                     options_.world_size, request.counters,    options_.settings, tensors_,
                     {carried.file}};
   ASSIGN_OR_RETURN(
-      std::vector<FileInfo> others,
+      std::vector<ShardReport> others,
       Reports(DirectoryOf(request)).AwaitFiles(options_.world_size, PatienceFor(request)));
-  std::move(others.begin(), others.end(), std::back_inserter(manifest.files));
+  for (ShardReport& other : others) {
+    if (other.state != request.hash) {
+      return absl::DataLossError(absl::StrCat("rank ", other.rank,
+                                              " no longer holds the same as rank 0, so their files "
+                                              "are not of one training"));
+    }
+    manifest.files.push_back(std::move(other.file));
+  }
   if (options_.owner != nullptr) RETURN_IF_ERROR(options_.owner->Check());
   // Everything slow comes before the question: a commit that was accepted is published at once.
   ASSIGN_OR_RETURN(const Repository::StagedCommit staged, repository_.Stage(std::move(manifest)));

@@ -88,9 +88,10 @@ class Saver {
 
   // Save would have to wait for an earlier one; it never does for one that is being read back.
   bool Busy() const;
-  // Every rank, the same step. `state` may change as soon as this returns.
+  // Every rank, the same step. `state` may change as soon as this returns. `hash` is of the state
+  // that all ranks hold alike: rank 0 publishes nothing unless all ranks bring the same.
   void Save(std::int64_t step, std::map<std::string, std::int64_t> counters, bool for_notice,
-            const std::vector<StateTensor>& state);
+            const std::vector<StateTensor>& state, std::string hash = "");
   // Gives up every save begun so far.
   void GiveUp();
   // Since the last call, oldest first.
@@ -107,6 +108,7 @@ class Saver {
     std::int64_t step = 0;
     std::map<std::string, std::int64_t> counters;
     bool for_notice = false;
+    std::string hash;
     std::chrono::steady_clock::time_point begun;
   };
 

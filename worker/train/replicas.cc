@@ -21,31 +21,6 @@ std::int64_t HashOf(std::span<const std::int64_t> hashes) {
   return static_cast<std::int64_t>(Xxh3(std::as_bytes(hashes)));
 }
 
-// One hash per tensor, then one of the counters.
-std::vector<std::int64_t> HashesOf(const std::vector<StateTensor>& tensors,
-                                   const std::map<std::string, std::int64_t>& counters) {
-  std::vector<std::span<const float>> pieces;
-  std::vector<std::size_t> first;  // Piece of each tensor, and the end.
-  for (const StateTensor& t : tensors) {
-    first.push_back(pieces.size());
-    for (std::size_t at = 0; at < t.data.size(); at += kPieceFloats)
-      pieces.push_back(t.data.subspan(at, std::min(kPieceFloats, t.data.size() - at)));
-  }
-  first.push_back(pieces.size());
-  std::vector<std::int64_t> of_pieces(pieces.size());
-  ParallelFor(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t p, int) {
-    const auto piece = static_cast<std::size_t>(p);
-    of_pieces[piece] = static_cast<std::int64_t>(Xxh3(std::as_bytes(pieces[piece])));
-  });
-  std::vector<std::int64_t> hashes;
-  for (std::size_t t = 0; t < tensors.size(); ++t)
-    hashes.push_back(HashOf(std::span(of_pieces).subspan(first[t], first[t + 1] - first[t])));
-  std::vector<std::int64_t> values;
-  for (const auto& [name, value] : counters) values.push_back(value);
-  hashes.push_back(HashOf(values));
-  return hashes;
-}
-
 // The value that most ranks have; of several, the lowest rank's.
 std::int64_t MostCommon(const std::vector<std::int64_t>& values) {
   return *std::max_element(values.begin(), values.end(), [&](std::int64_t a, std::int64_t b) {
@@ -104,13 +79,35 @@ std::string Describe(const ParamLayout& layout, const std::vector<StateTensor>& 
 
 }  // namespace
 
+std::vector<std::int64_t> HashState(const std::vector<StateTensor>& tensors,
+                                    const std::map<std::string, std::int64_t>& counters) {
+  std::vector<std::span<const float>> pieces;
+  std::vector<std::size_t> first;  // Piece of each tensor, and the end.
+  for (const StateTensor& t : tensors) {
+    first.push_back(pieces.size());
+    for (std::size_t at = 0; at < t.data.size(); at += kPieceFloats)
+      pieces.push_back(t.data.subspan(at, std::min(kPieceFloats, t.data.size() - at)));
+  }
+  first.push_back(pieces.size());
+  std::vector<std::int64_t> of_pieces(pieces.size());
+  ParallelFor(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t p, int) {
+    const auto piece = static_cast<std::size_t>(p);
+    of_pieces[piece] = static_cast<std::int64_t>(Xxh3(std::as_bytes(pieces[piece])));
+  });
+  std::vector<std::int64_t> hashes;
+  for (std::size_t t = 0; t < tensors.size(); ++t)
+    hashes.push_back(HashOf(std::span(of_pieces).subspan(first[t], first[t + 1] - first[t])));
+  std::vector<std::int64_t> values;
+  for (const auto& [name, value] : counters) values.push_back(value);
+  hashes.push_back(HashOf(values));
+  return hashes;
+}
+
 absl::Status CompareReplicas(Communicator& ranks, const ParamLayout& layout,
                              const std::vector<StateTensor>& tensors,
-                             const std::map<std::string, std::int64_t>& counters,
-                             std::int64_t step) {
+                             const std::vector<std::int64_t>& hashes, std::int64_t step) {
   if (ranks.world_size() == 1) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::optional<Difference> found,
-                   FindDifference(ranks, HashesOf(tensors, counters)));
+  ASSIGN_OR_RETURN(const std::optional<Difference> found, FindDifference(ranks, hashes));
   if (!found) return absl::OkStatus();
   const bool one = found->odd.size() == 1;
   const std::string who = absl::StrCat(one ? "rank " : "ranks ", absl::StrJoin(found->odd, ", "));

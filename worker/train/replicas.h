@@ -12,14 +12,17 @@
 
 namespace regroup::worker {
 
-// Collective, by which every rank learns whether all of them hold the same bits in `tensors` and
-// the same counters: only then may each of them write a part of one checkpoint. OK: they do. Data
-// loss in three parts, the same on all ranks: they do not; it names step, ranks, tensor and unit.
-// Ranks are compared with what most of them hold. Reads all of the state once, on all threads of
-// the execution thread.
+// What one rank holds, hashed: one number per tensor, then one of the counters. Reads all of the
+// state once, on all threads of the execution thread.
+std::vector<std::int64_t> HashState(const std::vector<StateTensor>& tensors,
+                                    const std::map<std::string, std::int64_t>& counters);
+
+// Collective, by which every rank learns whether all of them hold the same bits and the same
+// counters: only then may each of them write a part of one checkpoint. `hashes` are HashState's.
+// OK: they do. Data loss in three parts, the same on all ranks: they do not; it names step, ranks,
+// tensor and unit. Ranks are compared with what most of them hold.
 absl::Status CompareReplicas(Communicator& ranks, const ParamLayout& layout,
                              const std::vector<StateTensor>& tensors,
-                             const std::map<std::string, std::int64_t>& counters,
-                             std::int64_t step);
+                             const std::vector<std::int64_t>& hashes, std::int64_t step);
 
 }  // namespace regroup::worker

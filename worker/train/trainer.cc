@@ -17,6 +17,7 @@
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/io/proc.h"
+#include "worker/checkpoint/checksum.h"
 #include "worker/checkpoint/restore.h"
 #include "worker/comm/agreement.h"
 #include "worker/comm/host_communicator.h"
@@ -534,8 +535,11 @@ absl::Status Trainer::SaveWhatIsDue(const Ballot& any) {
 absl::Status Trainer::Save(bool for_notice) {
   const auto begin = steady_clock::now();
   const std::map<std::string, std::int64_t> counters = {{"step", step_}, {"samples", samples_}};
-  // Each rank writes a part of what all of them hold.
-  absl::Status equal = CompareReplicas(*ranks_, *layout_, tensors_, counters, step_);
+  const std::vector<std::int64_t> hashes = HashState(tensors_, counters);
+  // Each rank writes a part of what all of them hold. Who leaves waits for no collective: then rank
+  // 0 alone compares, by what the others report.
+  absl::Status equal =
+      for_notice ? absl::OkStatus() : CompareReplicas(*ranks_, *layout_, tensors_, hashes, step_);
   if (!equal.ok() && !IsCommunicatorFailure(equal)) {
     // What was compared before and is still being written is what the job will go on from.
     RETURN_IF_ERROR(AwaitSaves());
@@ -543,7 +547,7 @@ absl::Status Trainer::Save(bool for_notice) {
     equal = WithExit(std::move(equal), WorkerExit::kReplicasDiffer);
   }
   RETURN_IF_ERROR(equal);
-  saver_->Save(step_, counters, for_notice, tensors_);
+  saver_->Save(step_, counters, for_notice, tensors_, Xxh3Hex(std::as_bytes(std::span(hashes))));
   saved_step_ = step_;
   report_.checkpoint_s = report_.checkpoint_s.value_or(0) + SecondsSince(begin);
   return absl::OkStatus();

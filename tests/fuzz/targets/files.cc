@@ -101,7 +101,8 @@ bool Checkpoint(std::string_view bytes) {
       const absl::StatusOr<worker::ShardReport> report = worker::ParseReport(Record(input));
       if (!report.ok()) return false;
       const auto again = worker::ParseReport(worker::SerializeReport(*report));
-      CHECK(again.ok() && again->rank == report->rank && again->file == report->file);
+      CHECK(again.ok() && again->rank == report->rank && again->file == report->file &&
+            again->state == report->state);
       return true;
     }
   }

@@ -39,11 +39,12 @@ TEST(ManifestTest, WhatIsWrittenIsRead) {
     ASSERT_TRUE(read.ok()) << read.status();
     EXPECT_EQ(*read, m);
   }
-  const ShardReport report{2, Example().files[2]};
+  const ShardReport report{2, Example().files[2], "0a1b"};
   const auto read = ParseReport(SerializeReport(report));
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->rank, 2);
   EXPECT_EQ(read->file, report.file);
+  EXPECT_EQ(read->state, report.state);
 }
 
 TEST(ManifestTest, EveryFlippedBitAndEveryCutIsSeen) {

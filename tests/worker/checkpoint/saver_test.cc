@@ -240,6 +240,29 @@ TEST_F(SaverTest, WhatWasRestoredIsNotReadAgain) {
   EXPECT_EQ(*repository_.CommittedSteps(), (std::vector<std::int64_t>{10, 6}));
 }
 
+// Also where no collective has compared them.
+TEST_F(SaverTest, FilesOfTwoTrainingsAreNoCheckpoint) {
+  auto zero = Make(0, 3), one = Make(1, 3), two = Make(2, 3);
+  for (const bool same : {false, true}) {
+    const std::int64_t step = same ? 20 : 10;
+    state_.SetStep(step);
+    zero->Save(step, {}, true, state_.tensors(), "aa");
+    one->Save(step, {}, true, state_.tensors(), "aa");
+    two->Save(step, {}, true, state_.tensors(), same ? "aa" : "ab");
+    for (auto* saver : {zero.get(), one.get(), two.get()}) saver->WaitIdle();
+    const absl::Status status = zero->TakeOutcomes().at(0).status;
+    EXPECT_EQ(status.ok(), same) << status;
+    if (!same) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+      EXPECT_NE(std::string(status.message()).find("rank 2 no longer holds the same as rank 0"),
+                std::string::npos)
+          << status;
+    }
+    EXPECT_EQ(RestoredStep(), same ? 20 : -1);
+  }
+  EXPECT_EQ(AllFiles(repository_.path()).size(), 4u);
+}
+
 class FakeGate final : public CommitGate {
  public:
   absl::Status Ask(const CommitQuestion& question,

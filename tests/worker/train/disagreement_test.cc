@@ -1,10 +1,14 @@
 // Ranks that are not alike, as real processes: all of them end, with one sentence.
 
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <filesystem>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "tests/worker/train/fake_agent.h"
 #include "tests/worker/train/train_fixture.h"
 
 namespace regroup::worker {
@@ -93,6 +97,23 @@ TEST_F(DisagreementTest, ReplicasThatDifferAreNeverSaved) {
     for (int code : well.WaitAll()) EXPECT_EQ(code, 0) << well.Output(0);
     EXPECT_NE(well.Output(0).find("resumed from step 4"), std::string::npos) << well.Output(0);
   }
+}
+
+// Who leaves waits for no collective: rank 0 finds it out by what the others report.
+TEST_F(DisagreementTest, ReplicasThatDifferAreNotSavedForANotice) {
+  FakeAgent agent(directory_ / "sock");
+  std::vector<std::string> flags = Checkpoints("ckpt", 1'000'000);
+  flags.insert(flags.end(), {"--steps", "4000"});
+  Group group(*this, 2, {.flags = flags, .socket = agent.path(), .mutation = "flip_bit"});
+  agent.AwaitStep(0, 2001);
+  agent.Notice(0, 20);
+  const auto said = [&] {
+    return group.Output(0).find("rank 1 no longer holds the same as rank 0");
+  };
+  while (said() == std::string::npos) std::this_thread::yield();
+  EXPECT_EQ(NewestStep("ckpt"), -1);
+  for (int r = 0; r < 2; ++r) group.Kill(r, SIGTERM);
+  for (int code : group.WaitAll()) EXPECT_EQ(code, 128 + SIGTERM) << group.Output(0);
 }
 
 }  // namespace

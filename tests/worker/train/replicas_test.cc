@@ -48,8 +48,9 @@ std::vector<absl::Status> Compare(int world, const Row& row) {
       std::map<std::string, std::int64_t> counters = {{"samples", 70}, {"step", 10}};
       if (const auto change = row.changes.find(r); change != row.changes.end())
         change->second({state, counters});
-      told[static_cast<std::size_t>(r)] = CompareReplicas(
-          *ranks[static_cast<std::size_t>(r)], layout, state.Tensors(layout), counters, 10);
+      told[static_cast<std::size_t>(r)] =
+          CompareReplicas(*ranks[static_cast<std::size_t>(r)], layout, state.Tensors(layout),
+                          HashState(state.Tensors(layout), counters), 10);
       EXPECT_TRUE(ranks[static_cast<std::size_t>(r)]->Barrier().ok());  // In step still.
     });
   }
