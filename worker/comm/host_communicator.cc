@@ -244,9 +244,10 @@ absl::Status CheckOneHost(const std::vector<Presence>& ranks) {
 absl::Status CheckOneBuild(const std::vector<Presence>& ranks) {
   for (std::size_t r = 1; r < ranks.size(); ++r) {
     if (ranks[r].build == ranks[0].build) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "all ranks run one build of the program; rank 0 on ", ranks[0].host, " runs build ",
-        ranks[0].build, " and rank ", r, " on ", ranks[r].host, " build ", ranks[r].build));
+    return absl::FailedPreconditionError(
+        absl::StrCat("all ranks run one build of the program; rank 0 on ", ranks[0].host,
+                     " runs build ", ranks[0].build, " and rank ", r, " on ", ranks[r].host,
+                     " build ", ranks[r].build, "; the command `version` of the program shows it"));
   }
   return absl::OkStatus();
 }

@@ -183,9 +183,11 @@ absl::Status StepRunner::Vote(const Ballot& ballot, StepResult& result) {
   const auto& [loss_sum, samples] = sums;
   const auto& [sum_squares, notice, busy, largest_batch, minus_smallest_batch] = most;
   if (samples != largest_batch || samples != -minus_smallest_batch) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the ranks brought ", samples, " samples to a step whose batch is ", largest_batch,
-        " for one of them and ", -minus_smallest_batch, " for another"));
+    return WithExit(
+        absl::FailedPreconditionError(absl::StrCat(
+            "the ranks brought ", samples, " samples to a step whose batch is ", largest_batch,
+            " for one of them and ", -minus_smallest_batch, " for another")),
+        WorkerExit::kRanksDisagree);
   }
   sum_squares_ = sum_squares;  // Not a number if that is so on any rank.
   result.loss = loss_sum / (samples * dataset_.context());

@@ -221,7 +221,7 @@ absl::Status Trainer::AgreeOnDirectory() {
   ASSIGN_OR_RETURN(const std::optional<Disagreement> found,
                    FindDisagreement(*ranks_, {{"checkpoint-every", every}}));
   if (found) return Elsewhere(found->rank);
-  if (!repository_) return absl::OkStatus();
+  if (!repository_ || environment_.world_size == 1) return absl::OkStatus();
   std::string mark;
   if (first()) {
     absl::StatusOr<std::string> left = repository_->LeaveMark();

@@ -11,6 +11,7 @@
 #include "common/base/user_error.h"
 #include "common/config/flags.h"
 #include "common/io/standard_fds.h"
+#include "worker/train/build_id.h"
 #include "worker/train/commands.h"
 #include "worker/train/environment.h"
 #include "worker/train/generate.h"
@@ -73,7 +74,8 @@ int Main(const std::vector<std::string>& words) {
   if (command == "train") return TrainMain(args);
   if (command == "generate") return GenerateMain(args);
   if (command == "version" || command == "--version") {
-    std::printf("regroup-worker %s (%s)\n", REGROUP_VERSION, REGROUP_BUILD_TYPE);
+    std::printf("regroup-worker %s (%s, build %s)\n", REGROUP_VERSION, REGROUP_BUILD_TYPE,
+                BuildId().c_str());
     return 0;
   }
   if (command == "--help" || command == "-h" || command == "help") {

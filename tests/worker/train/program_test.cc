@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -161,7 +162,11 @@ TEST_F(ProgramTest, HelpNamesEveryExitCodeAndAnExample) {
   }
   EXPECT_NE(Run("train --help").out.find("REGROUP_STEPS"), std::string::npos);
   EXPECT_EQ(Run("generate --help").code, 0);
-  EXPECT_EQ(Run("version").code, 0);
+  const Answer version = Run("version");
+  EXPECT_EQ(version.code, 0);
+  // What ranks compare when they meet.
+  EXPECT_TRUE(std::regex_search(version.out, std::regex(", build [0-9a-f]{16,}\\)\n")))
+      << version.out;
 }
 
 }  // namespace
