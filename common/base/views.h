@@ -96,4 +96,13 @@ struct NodeView {
   Version version;
 };
 
+// Of a coordinator. Beyond the limit it refuses connections over TCP: so many since it started.
+struct MemoryUse {
+  std::uint64_t resident_bytes = 0, limit_bytes = 0, refused_connections = 0;
+};
+struct CoordinatorMemory {
+  std::string coordinator;  // Its address, or its folder.
+  MemoryUse use;
+};
+
 }  // namespace regroup

@@ -99,6 +99,8 @@ absl::StatusOr<CommitAnswer> FromProto(const pb::CommitAnswer& value);
 pb::GenerationView ToProto(const GenerationView& value);
 pb::JobView ToProto(const JobView& value);
 pb::NodeView ToProto(const NodeView& value);
+pb::MemoryUse ToProto(const MemoryUse& value);
+MemoryUse FromProto(const pb::MemoryUse& value);
 absl::StatusOr<GenerationView> FromProto(const pb::GenerationView& value);
 absl::StatusOr<JobView> FromProto(const pb::JobView& value);
 absl::StatusOr<NodeView> FromProto(const pb::NodeView& value);

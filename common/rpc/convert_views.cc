@@ -257,6 +257,18 @@ absl::StatusOr<JobView> FromProto(const pb::JobView& value) {
   return check.Finish(std::move(out));
 }
 
+pb::MemoryUse ToProto(const MemoryUse& value) {
+  pb::MemoryUse out;
+  out.set_resident_bytes(value.resident_bytes);
+  out.set_limit_bytes(value.limit_bytes);
+  out.set_refused_connections(value.refused_connections);
+  return out;
+}
+
+MemoryUse FromProto(const pb::MemoryUse& value) {
+  return {value.resident_bytes(), value.limit_bytes(), value.refused_connections()};
+}
+
 pb::NodeView ToProto(const NodeView& value) {
   pb::NodeView out;
   out.set_id(value.id.value());

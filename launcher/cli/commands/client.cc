@@ -204,6 +204,7 @@ absl::StatusOr<Reading> Client::Read(const regroup::v1::ReadRequest& request,
     if (reading.warnings.size() < kMaxWarnings && warning.size() <= kMaxWarningBytes)
       reading.warnings.push_back(EscapeControls(warning));
   }
+  if (reply.has_memory()) reading.memory = FromProto(reply.memory());
   return reading;
 }
 

@@ -21,6 +21,7 @@ struct Reading {
   std::vector<NodeView> nodes;
   Version version;
   std::vector<std::string> warnings{};  // Of the coordinator, for people.
+  std::optional<MemoryUse> memory{};    // Unset: a journal's, or of a build that does not tell.
 };
 
 struct Submitted {

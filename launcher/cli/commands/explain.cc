@@ -61,7 +61,8 @@ class ExplainCommand : public Command {
     ASSIGN_OR_RETURN(std::vector<NodeView> nodes, reader.Nodes());
     for (const NodeView& node : nodes) {
       if (node.name != name && node.id.value() != name) continue;
-      return options_.json ? NodesDocument({node}) : RenderExplain(node, terminal.out());
+      return options_.json ? NodesDocument({node}, reader.memory())
+                           : RenderExplain(node, terminal.out());
     }
     return absl::NotFoundError(name);
   }

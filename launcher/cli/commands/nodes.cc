@@ -41,7 +41,7 @@ class Nodes : public Command {
     ASSIGN_OR_RETURN(std::vector<NodeView> nodes, reader.Nodes());
     if (!words.rest.empty()) RETURN_IF_ERROR(Keep(words.rest[0], nodes));
     TellNotes(reader, terminal);
-    RETURN_IF_ERROR(terminal.Print(Rendered(nodes, !words.rest.empty(), terminal)));
+    RETURN_IF_ERROR(terminal.Print(Rendered(nodes, !words.rest.empty(), reader, terminal)));
     bool hint =
         nodes.empty() && reader.notes().empty() && !options_.json && terminal.err().terminal;
     if (hint) terminal.Say("regroup: no coordinator of this host has a node\n");
@@ -49,9 +49,9 @@ class Nodes : public Command {
   }
 
  private:
-  std::string Rendered(const std::vector<NodeView>& nodes, bool one,
+  std::string Rendered(const std::vector<NodeView>& nodes, bool one, const Reader& reader,
                        const Terminal& terminal) const {
-    if (options_.json) return NodesDocument(nodes);
+    if (options_.json) return NodesDocument(nodes, reader.memory());
     if (!one) return RenderNodes(nodes, terminal.out());
     std::string text;
     for (const NodeView& node : nodes) text += RenderExplain(node, terminal.out());

@@ -103,6 +103,7 @@ absl::Status Reader::Each(const ReadRequest& request,
   std::size_t read = 0;
   warnings_.clear();
   notes_.clear();
+  memory_.clear();
   ambiguous_ = absl::OkStatus();
   const bool named = !options_.coordinator.empty();  // Several are names of one.
   for (const Place& place : places_) {
@@ -118,6 +119,7 @@ absl::Status Reader::Each(const ReadRequest& request,
     if (IsAmbiguousJob(status)) ambiguous_ = status;
     if (part.ok()) {
       for (const std::string& warning : part->reading.warnings) notes_.push_back(warning);
+      if (part->reading.memory) memory_.push_back({place.label, *part->reading.memory});
       if (part->held) {
         notes_.push_back(Cat("the coordinator at ", place.label,
                              " does not answer; this is what its journal says"));

@@ -42,6 +42,8 @@ class Reader {
   const std::vector<Place>& places() const { return places_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
   const std::vector<std::string>& notes() const { return notes_; }
+  // Of the coordinators that answered the last reading.
+  const std::vector<CoordinatorMemory>& memory() const { return memory_; }
 
  private:
   explicit Reader(ReadOptions options, std::vector<Place> places)
@@ -60,6 +62,7 @@ class Reader {
   ReadOptions options_;
   std::vector<Place> places_;
   std::vector<std::string> warnings_, notes_;
+  std::vector<CoordinatorMemory> memory_;
   absl::Status ambiguous_;  // What a place said of a word that means several of its jobs.
 };
 

@@ -249,9 +249,17 @@ std::string JobsDocument(const std::vector<JobView>& jobs) {
   return Dump(out);
 }
 
-std::string NodesDocument(const std::vector<NodeView>& nodes) {
+std::string NodesDocument(const std::vector<NodeView>& nodes,
+                          const std::vector<CoordinatorMemory>& coordinators) {
   Json out = {{"schema", "regroup.nodes/1"}, {"nodes", Json::array()}};
   for (const NodeView& node : OncePerName(nodes)) out["nodes"].push_back(NodeJson(node));
+  out["coordinators"] = Json::array();
+  for (const auto& [coordinator, use] : coordinators) {
+    out["coordinators"].push_back({{"coordinator", coordinator},
+                                   {"memory_bytes", use.resident_bytes},
+                                   {"memory_limit_bytes", use.limit_bytes},
+                                   {"refused_connections", use.refused_connections}});
+  }
   return Dump(out);
 }
 

@@ -17,8 +17,10 @@ Json JobJson(const JobView& job, bool detail);
 Json NodeJson(const NodeView& node);
 Json EventJson(const JobEvent& event, const JobView& job);
 
-std::string JobsDocument(const std::vector<JobView>& jobs);     // schema regroup.jobs/1
-std::string NodesDocument(const std::vector<NodeView>& nodes);  // schema regroup.nodes/1
+std::string JobsDocument(const std::vector<JobView>& jobs);  // schema regroup.jobs/1
+// schema regroup.nodes/1
+std::string NodesDocument(const std::vector<NodeView>& nodes,
+                          const std::vector<CoordinatorMemory>& coordinators);
 std::string ExplainDocument(
     const JobView& job, const std::vector<std::string>& output = {});  // schema regroup.explain/1
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/user_error.h"
 #include "common/config/job_limits.h"
+#include "common/config/values.h"
 #include "common/io/proc.h"
 #include "common/report/text_style.h"
 #include "common/rpc/channel.h"
@@ -49,8 +50,8 @@ pb::JobView Shown(const JobView& job, bool detail) {
 
 // A serialised pb::ReadReply. Part by part, for such messages are joined by joining their bytes: as
 // a whole it would be there twice.
-absl::StatusOr<std::string> SerializeRead(const Identity& identity, bool detail,
-                                          const Reply& reply) {
+absl::StatusOr<std::string> SerializeRead(const Identity& identity, const MemoryUse& memory,
+                                          bool detail, const Reply& reply) {
   absl::StatusOr<const ReadReply*> read = Expect<ReadReply>(reply);
   if (!read.ok()) return read.status();
   std::string bytes;
@@ -70,6 +71,12 @@ absl::StatusOr<std::string> SerializeRead(const Identity& identity, bool detail,
     fits = fits && add();
   }
   for (const std::string& warning : (*read)->warnings) part.add_warnings(warning);
+  if (memory.resident_bytes > memory.limit_bytes)
+    part.add_warnings(absl::StrCat("this coordinator takes ", FormatBytes(memory.resident_bytes),
+                                   " of memory, more than its --memory-limit of ",
+                                   FormatBytes(memory.limit_bytes), ": it has refused ",
+                                   memory.refused_connections, " connections over TCP"));
+  *part.mutable_memory() = ToProto(memory);
   part.set_cluster(identity.cluster.value());
   part.set_epoch(identity.epoch.value());
   *part.mutable_version() = ToProto(identity.version);
@@ -142,8 +149,9 @@ class Calls::UnaryCall final : public grpc::ServerUnaryReactor {
   const bool is_submit_;
 };
 
-Calls::Calls(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes)
-    : loop_(loop), log_(log), free_bytes_(std::move(free_bytes)) {}
+Calls::Calls(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes,
+             std::function<MemoryUse()> memory)
+    : loop_(loop), log_(log), free_bytes_(std::move(free_bytes)), memory_(std::move(memory)) {}
 
 Calls::~Calls() = default;
 
@@ -287,7 +295,8 @@ void Calls::AnswerReaders(CallId call, const Reply& answer) {
   if (question.alone != CallId()) --waits_by_word_;
   if (list_asked_ == call) AskLater();
   if (asked.readers.empty()) return;
-  absl::StatusOr<std::string> bytes = SerializeRead(identity_, question.filter.detail, answer);
+  absl::StatusOr<std::string> bytes =
+      SerializeRead(identity_, memory_(), question.filter.detail, answer);
   if (!bytes.ok()) {
     for (const CallId reader : asked.readers) {
       if (const auto at = pending_.find(reader); at != pending_.end()) Finish(at, bytes.status());

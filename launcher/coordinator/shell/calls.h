@@ -50,7 +50,9 @@ class Calls {
   using Respond = std::function<absl::Status(const Reply&)>;  // Fills the call's reply.
   using Internal = std::function<void(const Reply&)>;
 
-  Calls(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes);
+  // Both are called on the loop's thread. `free_bytes`: where the journal lies.
+  Calls(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes,
+        std::function<MemoryUse()> memory);
   ~Calls();
 
   // From gRPC's threads.
@@ -130,6 +132,7 @@ class Calls {
   CoreLoop& loop_;
   obs::Logger& log_;
   const std::function<std::uint64_t()> free_bytes_;
+  const std::function<MemoryUse()> memory_;
   Identity identity_;
   std::map<CallId, Pending> pending_;
   std::atomic<std::uint64_t> last_id_ = 0;

@@ -38,7 +38,8 @@ void DescribeFlags(CLI::App& app, CoordinatorConfig& config) {
   AddSwitch(app, "--log-json", config.log_json, "log lines are JSON objects instead of key=value");
   AddDuration(app, "--agent-lease", config.lease, "silence after which a node is lost, as in 5s");
   AddBytes(app, "--memory-limit", config.memory_limit_bytes,
-           "memory of this process beyond which it takes no connection over TCP, as in 1GiB");
+           "memory of this process beyond which it takes no connection over TCP, as in 1GiB; "
+           "`regroup nodes --json` shows what it takes");
   AddDuration(app, "--heartbeat", config.heartbeat,
               "how often an agent says that it lives, as in 1s");
   AddDuration(app, "--agent-restart", config.agent_restart,

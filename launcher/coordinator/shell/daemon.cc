@@ -191,12 +191,13 @@ class DaemonImpl final : public Daemon, public Outlet {
         token_(std::move(token)),
         log_(std::move(log)),
         memory_(config.memory_limit_bytes),
-        listener_(io_, *log_, [this] { return memory_.Full(); }),
+        listener_(io_, *log_, [this] { return memory_.Refuses(); }),
         c10d_(folder_.path(), *log_),
         journal_(MakeSqliteJournal(folder_.JournalPath())),
         loop_(io_, *journal_, *log_, *this),
         sessions_(loop_, *log_, config_.lease, [this] { return FreeBytes(); }),
-        calls_(loop_, *log_, [this] { return FreeBytes(); }),
+        calls_(
+            loop_, *log_, [this] { return FreeBytes(); }, [this] { return memory_.Now(); }),
         logs_(loop_, calls_, sessions_),
         prober_(io_),
         service_(sessions_, calls_, logs_, config.insecure) {

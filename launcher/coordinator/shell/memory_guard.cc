@@ -33,7 +33,7 @@ std::uint64_t ResidentBytes() {
 }  // namespace
 
 MemoryGuard::MemoryGuard(std::uint64_t limit_bytes)
-    : limit_bytes_(limit_bytes), thread_([this] { Watch(); }) {}
+    : limit_bytes_(limit_bytes), resident_bytes_(ResidentBytes()), thread_([this] { Watch(); }) {}
 
 MemoryGuard::~MemoryGuard() {
   {
@@ -48,7 +48,7 @@ void MemoryGuard::Watch() {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  std::uint64_t trimmed = ResidentBytes();  // What was left then.
+  std::uint64_t trimmed = resident_bytes_;  // What was left then.
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, kInterval, [this] { return stopping_; })) {
     const std::uint64_t before = resident_bytes_, now = ResidentBytes();

@@ -10,20 +10,27 @@
 #include <mutex>
 #include <thread>
 
+#include "common/base/views.h"
+
 namespace regroup::coordinator {
 
 class MemoryGuard {
  public:
   explicit MemoryGuard(std::uint64_t limit_bytes);
   ~MemoryGuard();
-  // Any thread.
-  bool Full() const { return resident_bytes_ > limit_bytes_; }
+  // Whether a stranger must stay outside, who is counted then. Any thread, as is Now.
+  bool Refuses() {
+    if (resident_bytes_ <= limit_bytes_) return false;
+    ++refused_;
+    return true;
+  }
+  MemoryUse Now() const { return {resident_bytes_, limit_bytes_, refused_}; }
 
  private:
   void Watch();
 
   const std::uint64_t limit_bytes_;
-  std::atomic<std::uint64_t> resident_bytes_{0};
+  std::atomic<std::uint64_t> resident_bytes_, refused_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stopping_ = false;

@@ -457,8 +457,12 @@ class Reading(Cluster):
         text = self.fx.run("explain", job).stdout
         self.assertRegex(text, r"killed by signal 9\. Regroup did not send it")
         self.assertIn("Charged 1 of 3", " ".join(text.split()))
-        (node,) = self.json("nodes")["nodes"]
+        shown = self.json("nodes")
+        (node,) = shown["nodes"]
         self.assertEqual((node["node"], node["state"], node["slots"]), ("node0", "ready", 2))
+        (coordinator,) = shown["coordinators"]
+        self.assertEqual((coordinator["memory_limit_bytes"], coordinator["refused_connections"]), (2**30, 0))
+        self.assertGreater(coordinator["memory_bytes"], 1_000_000)
 
     def test_the_journal_is_read_when_nobody_serves_it(self):
         job = self.submit("echo kept; exit 3", "--max-restarts", "0")

@@ -280,7 +280,7 @@ TEST(ExplainScreen, ManyGenerationsShowTheLast) {
 
 TEST(JsonDocuments, AreOneObjectWithASchema) {
   for (const std::string& text :
-       {JobsDocument({Train(), Eval()}), NodesDocument(Nodes()), ExplainDocument(Train())}) {
+       {JobsDocument({Train(), Eval()}), NodesDocument(Nodes(), {}), ExplainDocument(Train())}) {
     EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
     Json json = Json::parse(text);
     EXPECT_THAT(json["schema"].get<std::string>(), HasSubstr("regroup."));
@@ -290,6 +290,12 @@ TEST(JsonDocuments, AreOneObjectWithASchema) {
   EXPECT_EQ(eval["why"]["kind"], "below_minimum");
   EXPECT_FALSE(eval.contains("step"));  // Unknown is absent.
   EXPECT_EQ(eval["age_s"], 180.0);
+  Json coordinator =
+      Json::parse(NodesDocument({}, {{"10.0.0.1:29400", {21, 100, 7}}}))["coordinators"][0];
+  EXPECT_EQ(coordinator, Json({{"coordinator", "10.0.0.1:29400"},
+                               {"memory_bytes", 21},
+                               {"memory_limit_bytes", 100},
+                               {"refused_connections", 7}}));
 }
 
 TEST(JsonDocuments, BytesThatAreNoTextDoNotBreakThem) {

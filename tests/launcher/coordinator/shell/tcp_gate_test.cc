@@ -320,7 +320,18 @@ TEST_F(TcpGateTest, BeyondTheMemoryLimitOnlyTheUnixSocketIsServed) {
     ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     return ::recv(fd.get(), &byte, 1, 0) == 0;
   }));
-  EXPECT_TRUE(OverUnix().Submit(SubmittedJob("train", 1, 1), "k").ok()) << large.size();
+  Client host = OverUnix();
+  EXPECT_TRUE(host.Submit(SubmittedJob("train", 1, 1), "k").ok()) << large.size();
+  pb::ReadRequest nodes;
+  nodes.set_what(pb::ReadRequest::WHAT_NODES);
+  const absl::StatusOr<pb::ReadReply> told = host.Read(nodes);
+  ASSERT_TRUE(told.ok()) << told.status();
+  EXPECT_GT(told->memory().resident_bytes(), large.size());
+  EXPECT_EQ(told->memory().limit_bytes(), config_.memory_limit_bytes);
+  EXPECT_GE(told->memory().refused_connections(), 1u);
+  ASSERT_EQ(told->warnings_size(), 1);
+  EXPECT_NE(told->warnings(0).find("more than its --memory-limit of 64.0 MiB"), std::string::npos)
+      << told->warnings(0);
 }
 
 }  // namespace
