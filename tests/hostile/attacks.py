@@ -187,9 +187,10 @@ def name_storm(port, count, until):
 
 
 def submits(port, count, until):
+    """Jobs that wait for more nodes than there are."""
     with Connection(("127.0.0.1", port)) as c:
         for i in range(200):
-            c.call("Submit", submit_request(f"key-{count}-{i}", "job", ["true"]))
+            c.call("Submit", submit_request(f"key-{count}-{i}", "job", ["true"], nodes=1000))
 
 
 ATTACKS = {name: flood(make) for name, make in FLOODS.items()}

@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "launcher/coordinator/shell/sessions.h"
 #include "tests/hostile/fake_agent/fake_agent.h"
 #include "tests/launcher/coordinator/shell/daemon_fixture.h"
 
@@ -81,6 +86,46 @@ TEST_F(Stranger, AKnownNodesHigherEpochCountsUntilTheOperatorVouches) {
 }
 
 // What a node tells of its ranks' ages is believed up to the age of their generation.
+// Empty groups are two bytes each on the wire.
+TEST_F(Stranger, AMessageThatWouldTakeTooMuchIsNotParsed) {
+  Start();
+  FakeAgent agent(Dial(daemon_->addresses().front()));
+  pb::AgentMessage hello = FakeAgent::Hello("fat");
+  for (int i = 0; i < 70'000; ++i) hello.mutable_hello()->add_groups();
+  ASSERT_LT(hello.ByteSizeLong(), 200'000u);
+  ASSERT_TRUE(agent.Send(hello));
+  const auto refused = agent.Next();
+  ASSERT_TRUE(refused && refused->has_refused());
+  EXPECT_NE(refused->refused().because().find("at most 16777216 are taken"), std::string::npos)
+      << refused->refused().because();
+}
+
+TEST_F(Stranger, OneConnectionHasFourSessions) {
+  Start();
+  const Connection connection = Dial(daemon_->addresses().front());
+  std::vector<std::unique_ptr<FakeAgent>> agents;
+  for (int i = 0; i < kMaxSessionsPerConnection; ++i) {
+    agents.push_back(std::make_unique<FakeAgent>(connection));
+    ASSERT_TRUE(agents.back()->Join("node" + std::to_string(i)));
+  }
+  FakeAgent other(Dial(daemon_->addresses().front()));
+  ASSERT_TRUE(other.Join("other"));
+  FakeAgent fifth(connection);
+  EXPECT_FALSE(fifth.Join("fifth"));
+  EXPECT_FALSE(agents.front()->Next().has_value()) << "the connection goes on";
+  EXPECT_TRUE(OverUnix().Submit(SubmittedJob("still", 1, 1), "key").ok());
+  pb::AgentMessage heartbeat;
+  heartbeat.mutable_heartbeat();
+  EXPECT_TRUE(other.Send(heartbeat));
+  // Those that ended make room.
+  const Connection again = Dial(daemon_->addresses().front());
+  for (int i = 0; i < 5 * kMaxSessionsPerConnection; ++i) {
+    FakeAgent agent(again);
+    EXPECT_TRUE(agent.Join("again")) << i;
+    agent.Leave();
+  }
+}
+
 TEST_F(Stranger, AgesOfACenturyBlindNoReader) {
   Start();
   Client client = OverUnix();

@@ -44,6 +44,11 @@ std::size_t BytesParsed(const grpc::ByteBuffer& message) {
   return BytesWhenParsed({reinterpret_cast<const char*>(whole.begin()), whole.size()});
 }
 
+absl::Status TooLarge(std::size_t parsed) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("message: takes ", parsed, " bytes, at most ", kMaxUnheardBytes, " are taken"));
+}
+
 absl::Status TooMuch() {
   return UserError(absl::StatusCode::kResourceExhausted, "the coordinator has too much to do",
                    absl::StrCat("agents have sent more than ", kMaxUnheardBytes,
@@ -77,7 +82,9 @@ class Sessions::Reactor final : public Stream {
     }
     const std::size_t bytes = BytesParsed(incoming_);
     const bool fits = (sessions_.unheard_bytes_ += bytes) <= kMaxUnheardBytes || bytes < kFatBytes;
-    absl::StatusOr<AgentSaid> said = fits ? Parse(incoming_, bytes) : TooMuch();
+    absl::StatusOr<AgentSaid> said = bytes > kMaxUnheardBytes ? TooLarge(bytes)
+                                     : fits                   ? Parse(incoming_)
+                                                              : TooMuch();
     incoming_.Clear();
     sessions_.loop_.Post(
         [sessions = &sessions_, id = id_, bytes, said = std::move(said)](Instant received) mutable {
@@ -113,10 +120,7 @@ class Sessions::Reactor final : public Stream {
   SessionId id() const { return id_; }
 
  private:
-  static absl::StatusOr<AgentSaid> Parse(grpc::ByteBuffer& bytes, std::size_t parsed) {
-    if (parsed > kMaxUnheardBytes)
-      return absl::InvalidArgumentError(absl::StrCat("message: takes ", parsed, " bytes, at most ",
-                                                     kMaxUnheardBytes, " are taken"));
+  static absl::StatusOr<AgentSaid> Parse(grpc::ByteBuffer& bytes) {
     pb::AgentMessage message;
     if (!grpc::SerializationTraits<pb::AgentMessage>::Deserialize(&bytes, &message).ok())
       return absl::InvalidArgumentError("message: is not whole");

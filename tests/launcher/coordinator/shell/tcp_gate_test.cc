@@ -265,6 +265,38 @@ TEST_F(Passages, ThousandsLeaveNoDescriptor) {
       << OpenDescriptors() << " descriptors, before " << before;
 }
 
+// gRPC keeps 40 KiB for a connection whether anything comes of it or not.
+TEST_F(Passages, OfThoseWithoutACallTheLongestQuietGoes) {
+  TcpGate gate(Untold);
+  Pair called = Connect(gate), answered = Connect(gate);
+  const std::string call = kPreface + Frame(4, 0, "") + Headers(1);
+  for (const Pair* pair : {&called, &answered}) {
+    SendAll(pair->peer, call);
+    std::string heard(call.size(), '\0');
+    ASSERT_EQ(::recv(pair->server.get(), heard.data(), heard.size(), MSG_WAITALL),
+              static_cast<ssize_t>(call.size()));
+  }
+  const std::string answer = Frame(1, 1, "x", /*flags=*/1);  // Its end: it is quiet from now on.
+  SendAll(answered.server, answer);
+  std::string told(answer.size(), '\0');
+  ASSERT_EQ(::recv(answered.peer.get(), told.data(), told.size(), MSG_WAITALL),
+            static_cast<ssize_t>(answer.size()));
+  std::vector<Pair> quiet;
+  for (std::size_t i = 0; i + 1 < kMaxQuietConnections; ++i) quiet.push_back(Connect(gate));
+  const auto open = [](const Pair& pair) {
+    char byte = 0;
+    return ::recv(pair.peer.get(), &byte, 1, MSG_DONTWAIT) < 0;
+  };
+  EXPECT_TRUE(open(answered));
+  quiet.push_back(Connect(gate));
+  EXPECT_EQ(ReceiveToEnd(answered.peer), "");
+  EXPECT_TRUE(open(called));
+  EXPECT_TRUE(open(quiet.front()));
+  quiet.push_back(Connect(gate));
+  EXPECT_EQ(ReceiveToEnd(quiet.front().peer), "");
+  EXPECT_TRUE(open(called));
+}
+
 class TcpGateTest : public DaemonFixture {
  protected:
   io::UniqueFd Connect() {
