@@ -214,9 +214,11 @@ TEST_F(LogRelayTest, ManyFollowersAndJoinsCutNoSessionAndAskMembersOnly) {
   // It comes back, and does not read its session while all of them are asked for.
   agent->End();
   agent = std::make_unique<LogAgent>(client, "node0");
+  std::vector<Client> hosts;
+  for (int i = 0; i < kJoins; ++i) hosts.push_back(OverTcp());
   std::vector<std::unique_ptr<LogAgent>> others;
   for (int i = 0; i < kJoins; ++i)
-    others.push_back(std::make_unique<LogAgent>(client, "other" + std::to_string(i)));
+    others.push_back(std::make_unique<LogAgent>(hosts[i], "other" + std::to_string(i)));
   pb::LogChunk chunk;
   chunk.set_node("node0");
   chunk.set_generation(1);
