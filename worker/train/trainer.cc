@@ -35,6 +35,8 @@ using std::chrono::steady_clock;
 constexpr Duration kAwaitStop = std::chrono::seconds(60);
 constexpr Duration kLook = std::chrono::milliseconds(10);
 constexpr std::size_t kMaxMarkBytes = 64;
+constexpr int kFlipStep =
+    6;  // Of a planted defect: early, so that a long training goes on with it.
 
 void Say(const std::string& line) {
   std::fputs((line + "\n").c_str(), stdout);
@@ -483,16 +485,19 @@ absl::Status Trainer::Step() {
     samples_ += config_.batch;
   if (step_ == config_.steps / 2 && environment_.mutation == Mutation::kRepeatBatch)
     samples_ -= config_.batch;
-  if (step_ == config_.steps / 2 && environment_.mutation == Mutation::kFlipBit) FlipBit();
+  if (step_ == std::min(config_.steps / 2, kFlipStep) &&
+      environment_.mutation == Mutation::kFlipBit)
+    FlipBit();
   ReportStep(*result, SecondsSince(begin));
   return SaveWhatIsDue(result->any);
 }
 
-// The lowest bit of one weight, as a fault of the last rank's memory may do.
+// A bit of one weight, as a fault of the last rank's memory may do. Not the lowest: rounding undoes
+// that within some steps.
 void Trainer::FlipBit() {
   if (environment_.rank + 1 != environment_.world_size) return;
   float& weight = state_->weights[static_cast<std::size_t>(layout_->params().back().flat.begin)];
-  weight = std::bit_cast<float>(std::bit_cast<std::uint32_t>(weight) ^ 1U);
+  weight = std::bit_cast<float>(std::bit_cast<std::uint32_t>(weight) ^ 1U << 20);
 }
 
 void Trainer::ReportStep(const StepResult& result, double seconds) {

@@ -103,14 +103,15 @@ TEST_F(DisagreementTest, ReplicasThatDifferAreNeverSaved) {
 TEST_F(DisagreementTest, ReplicasThatDifferAreNotSavedForANotice) {
   FakeAgent agent(directory_ / "sock");
   std::vector<std::string> flags = Checkpoints("ckpt", 1'000'000);
-  flags.insert(flags.end(), {"--steps", "4000"});
+  flags.insert(flags.end(), {"--steps", "1000000"});
   Group group(*this, 2, {.flags = flags, .socket = agent.path(), .mutation = "flip_bit"});
-  agent.AwaitStep(0, 2001);
+  agent.AwaitStep(0, 7);
   agent.Notice(0, 20);
-  const auto said = [&] {
-    return group.Output(0).find("rank 1 no longer holds the same as rank 0");
+  const auto says = [&](const char* text) {
+    return group.Output(0).find(text) != std::string::npos;
   };
-  while (said() == std::string::npos) std::this_thread::yield();
+  while (!says("saved (") && !says("saved step")) std::this_thread::yield();
+  EXPECT_TRUE(says("rank 1 no longer holds the same as rank 0")) << group.Output(0);
   EXPECT_EQ(NewestStep("ckpt"), -1);
   for (int r = 0; r < 2; ++r) group.Kill(r, SIGTERM);
   for (int code : group.WaitAll()) EXPECT_EQ(code, 128 + SIGTERM) << group.Output(0);
