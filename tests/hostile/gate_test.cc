@@ -11,6 +11,7 @@
 #include "common/io/address.h"
 #include "common/io/fd.h"
 #include "common/io/files.h"
+#include "common/io/proc.h"
 #include "common/rpc/describe_listener.h"
 #include "common/rpc/proof.h"
 #include "launcher/coordinator/core/authority.h"
@@ -118,6 +119,7 @@ TEST_F(Gated, NoProofServesTwice) {
   const Nonces nonces{nonce, Greet(first, nonce)};
   const std::string proof = CallerProof(token_, nonces);
   EXPECT_NE(proof, CoordinatorProof(token_, nonces));
+  EXPECT_NE(proof, CallerProof(token_, {NewNonce(), nonces.coordinator}));
 
   const io::UniqueFd replay = Connected();  // The same proof again.
   EXPECT_NE(Greet(replay, nonce), nonces.coordinator);
@@ -140,6 +142,22 @@ TEST_F(Gated, NoProofServesTwice) {
   EXPECT_EQ(Hear(first, 9).size(), 9u);  // gRPC's settings.
 }
 
+// Who listens in its place gets nothing that follows.
+TEST(ProveTo, ACoordinatorThatCannotProveItselfIsNotTaken) {
+  for (const std::string& proof :
+       {std::string(kProofBytes, '\0'), CoordinatorProof("another token", {"", NewNonce()})}) {
+    int ends[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    const io::UniqueFd caller(ends[0]), impostor(ends[1]);
+    const std::string said = kAsks + NewNonce() + kProved + proof;
+    ASSERT_EQ(::send(impostor.get(), said.data(), said.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(said.size()));
+    const absl::Status proved =
+        ProveTo(caller.get(), "token", "there", io::MonotonicNow() + std::chrono::seconds(5));
+    EXPECT_TRUE(absl::IsUnauthenticated(proved)) << proved;
+  }
+}
+
 TEST_F(Gated, TheOldestThatHasProvedNothingMakesRoom) {
   io::RaiseDescriptorLimit();
   constexpr int kUnheard = 4096;  // As in listener.cc.
@@ -159,7 +177,8 @@ TEST_F(Gated, GarbageInPlaceOfAProofHarmsNobody) {
     const io::UniqueFd fd = Connected();
     Say(fd, bytes);
     ::shutdown(fd.get(), SHUT_WR);
-    Hear(fd, 1 << 10);
+    const std::string answer = Hear(fd, 1 << 10);
+    EXPECT_TRUE(bytes.front() != kProofMagic.front() || answer.empty()) << bytes;
   }
   EXPECT_TRUE(OverUnix().Submit(SubmittedJob("job", 1, 1), "key").ok());
 }

@@ -98,18 +98,27 @@ TEST_F(Stranger, AMessageThatWouldTakeTooMuchIsNotParsed) {
   ASSERT_TRUE(refused && refused->has_refused());
   EXPECT_NE(refused->refused().because().find("at most 16777216 are taken"), std::string::npos)
       << refused->refused().because();
+  // What was looked at counts no more: one after another are heard, however many there are.
+  hello.mutable_hello()->clear_groups();
+  for (int i = 0; i < 4'000; ++i) hello.mutable_hello()->add_groups();
+  for (int i = 0; i < 40; ++i) {
+    FakeAgent next(Dial(daemon_->addresses().front()));
+    ASSERT_TRUE(next.Send(hello));
+    const auto answer = next.Next();
+    ASSERT_TRUE(answer && answer->has_refused()) << i;
+  }
 }
 
 TEST_F(Stranger, OneConnectionHasFourSessions) {
   Start();
+  FakeAgent other(Dial(daemon_->addresses().front()));
+  ASSERT_TRUE(other.Join("other"));
   const Connection connection = Dial(daemon_->addresses().front());
   std::vector<std::unique_ptr<FakeAgent>> agents;
   for (int i = 0; i < kMaxSessionsPerConnection; ++i) {
     agents.push_back(std::make_unique<FakeAgent>(connection));
     ASSERT_TRUE(agents.back()->Join("node" + std::to_string(i)));
   }
-  FakeAgent other(Dial(daemon_->addresses().front()));
-  ASSERT_TRUE(other.Join("other"));
   FakeAgent fifth(connection);
   EXPECT_FALSE(fifth.Join("fifth"));
   EXPECT_FALSE(agents.front()->Next().has_value()) << "the connection goes on";

@@ -73,6 +73,7 @@ TEST(Http2Meter, CountsWhatOneSideMakesTheOtherDo) {
       {"priorities", client, kPreface + Times(201, Frame(2, 1, "12345")), controls},
       {"a reader", client, kPreface + Times(50'000, Frame(8, 0, "1234")), nullptr},
       {"window updates", client, kPreface + Times(50'001, Frame(8, 0, "1234")), "window updates"},
+      {"what a server makes room for", server, Times(50'001, Frame(8, 0, "1234")), nullptr},
       {"what a server answers", server, Times(30'000, Headers(1) + Reset(1, '\0')), nullptr},
       {"what a server was made to reset", server, Times(201, Reset(1, 1)), "resets"},
   };
@@ -119,6 +120,8 @@ TEST(Http2Meter, EachSecondHasItsOwnShare) {
   }
   EXPECT_STREQ(server.Take(Times(1, Reset(1)), Instant(4s + 950ms), counts), "resets")
       << "both directions share the counts";
+  EXPECT_EQ(client.Take(Times(300, Headers(1)), Instant(6s), counts), nullptr);
+  EXPECT_STREQ(client.Take(Headers(1), Instant(8s), counts), "streams open at once");
 }
 
 // A gate alone: `peer` is what dialled, `server` the end that gRPC would have.
