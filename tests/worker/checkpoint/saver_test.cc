@@ -212,7 +212,8 @@ TEST_F(SaverTest, ASaveForANoticeWaitsForNoVerification) {
   save(10, false);
   while (repository_.CommittedSteps()->empty()) std::this_thread::yield();
   save(20, false);
-  EXPECT_FALSE(zero->Busy()) << "the first does not need its snapshot any more";
+  // The first does not need its snapshot any more, a moment after its commit is there.
+  while (zero->Busy()) std::this_thread::yield();
   zero->GiveUp();
   save(30, true);
   zero->WaitIdle();
