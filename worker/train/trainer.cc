@@ -34,6 +34,8 @@ using std::chrono::steady_clock;
 // After a save for a notice, beyond what the notice said was left.
 constexpr Duration kAwaitStop = std::chrono::seconds(60);
 constexpr Duration kLook = std::chrono::milliseconds(10);
+// Until the slowest rank has said what all of them say.
+constexpr Duration kLastWords = std::chrono::seconds(2);
 constexpr std::size_t kMaxMarkBytes = 64;
 constexpr int kFlipStep =
     6;  // Of a planted defect: early, so that a long training goes on with it.
@@ -44,6 +46,12 @@ void Say(const std::string& line) {
 }
 void Warn(const std::string& line) {
   std::fputs(absl::StrCat("regroup-worker: warning: ", line, "\n").c_str(), stderr);
+}
+
+// Every rank comes to these ends after the same collective, so none has to be told by another.
+bool AllEndAlike(WorkerExit exit) {
+  return exit == WorkerExit::kRanksDisagree || exit == WorkerExit::kLossNotFinite ||
+         exit == WorkerExit::kLastCheckpointFailed || exit == WorkerExit::kReplicasDiffer;
 }
 
 double SecondsSince(steady_clock::time_point begin) {
@@ -641,11 +649,23 @@ absl::Status Trainer::Finish() {
 
 absl::Status Trainer::TellOfFailure(absl::Status status) {
   if (!IsCommunicatorFailure(status)) {
+    all_end_alike_ = AllEndAlike(ExitOf(status));
+    if (all_end_alike_) return status;
     ranks_->Abort();  // Now, and not once this process is gone: the others wait for this rank.
     return status;
   }
   if (control_) control_->CommunicatorFailed(std::string(status.message()));
   return WithExit(std::move(status), WorkerExit::kCommunicatorFailed);
+}
+
+void Trainer::SayGoodbye() {
+  if (owner_) owner_->LeaveWithin(std::chrono::milliseconds(200));
+  if (control_) control_->Flush();
+  if (!all_end_alike_) return;
+  // An agent stops the others once the first has ended: what they have not said by then, each of
+  // its own settings and directories, nobody would hear.
+  ranks_->SetDeadline(kLastWords);
+  (void)ranks_->Barrier();
 }
 
 double Trainer::SecondsOfLife() const {

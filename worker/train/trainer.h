@@ -37,11 +37,9 @@ class Trainer {
   // OK, or a status that bears a WorkerExit. The agent has been told of a communicator's failure by
   // then.
   absl::Status Run();
-  // Sends what the agent has not heard yet; takes a moment at most.
-  void SayGoodbye() {
-    if (owner_) owner_->LeaveWithin(std::chrono::milliseconds(200));
-    if (control_) control_->Flush();
-  }
+  // After this rank has said why it ends. Sends what the agent has not heard yet, and where all
+  // ranks end alike, waits until all have said so; takes a moment at most.
+  void SayGoodbye();
 
  private:
   absl::Status Prepare();
@@ -93,6 +91,7 @@ class Trainer {
   std::vector<StateTensor> tensors_;  // Into state_.
   std::unique_ptr<StepRunner> runner_;
   std::optional<Sampler> sampler_;
+  bool all_end_alike_ = false;  // This end is one that every rank comes to.
   // The commit that was restored, until the saver knows of it: step and record.
   std::optional<std::pair<std::int64_t, std::string>> restored_;
   std::unique_ptr<Saver> saver_;  // After what it refers to.

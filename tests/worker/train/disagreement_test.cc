@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/wait.h>
 
 #include <filesystem>
 #include <string>
@@ -54,6 +55,22 @@ TEST_F(DisagreementTest, RanksThatWereToldDifferentThingsAllSaySo) {
        WorkerExit::kRanksDisagree,
        "without checkpoints"},
   });
+}
+
+// An agent stops all others as soon as one has ended.
+TEST_F(DisagreementTest, NoneEndsBeforeAllHaveSaidWhy) {
+  constexpr int kWorld = 8;
+  for (int round = 0; round < 4; ++round) {
+    Group group(*this, kWorld, {.flags_of_rank = {{kWorld - 1, {"--seed", "2"}}}});
+    siginfo_t first{};
+    ASSERT_EQ(waitid(P_ALL, 0, &first, WEXITED | WNOWAIT), 0);
+    for (int r = 0; r < kWorld; ++r) group.Kill(r, SIGKILL);
+    (void)group.WaitAll();
+    for (int r = 0; r < kWorld; ++r) {
+      EXPECT_NE(group.Output(r).find("seed is 2 on rank 7 and 1 on rank 0"), std::string::npos)
+          << r << ": " << group.Output(r);
+    }
+  }
 }
 
 // The same program but for the ID that its linker gave it.
