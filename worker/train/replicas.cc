@@ -121,8 +121,10 @@ absl::Status CompareReplicas(Communicator& ranks, const ParamLayout& layout,
       absl::StrCat(Describe(layout, tensors, *found),
                    "; all must be copies of one training, so no checkpoint of it was made: a fault "
                    "of memory or of a CPU, or one that computes differently"),
-      absl::StrCat("start again from the checkpoint before; if it is ", who,
-                   " again, do without its host"));
+      absl::StrCat("start again from the checkpoint before; if ",
+                   found->known ? absl::StrCat("it is ", who, " again, do without ",
+                                               one ? "its host" : "their hosts")
+                                : "they differ again, any of their hosts may be the wrong one"));
 }
 
 }  // namespace regroup::worker

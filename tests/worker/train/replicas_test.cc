@@ -23,6 +23,7 @@ struct Row {
   std::map<int, std::function<void(Held)>> changes;  // By rank, of five.
   const char* what;
   const char* because;
+  const char* advice = "";
 };
 
 // The first has more than one piece.
@@ -72,7 +73,8 @@ TEST(Replicas, EveryRankIsToldWhoDiffersAndWhere) {
       {"the last element",
        {{4, weight(1'500'000 + 127 + 70, -1)}},
        "rank 4 no longer holds what",
-       "1 of 9 tensors differ, the first is ln.bias of unit head"},
+       "1 of 9 tensors differ, the first is ln.bias of unit head",
+       "if it is rank 4 again, do without its host"},
       {"the second piece",
        {{0, weight(1'400'000, -1)}},
        "rank 0 no longer holds what",
@@ -86,7 +88,8 @@ TEST(Replicas, EveryRankIsToldWhoDiffersAndWhere) {
        {{1, [](Held h) { h.state.first_moment[5] = 1, h.state.second_moment[5] = 1; }},
         {3, weight(9, 1)}},
        "ranks 1, 3 no longer hold what",
-       "2 of 9 tensors differ, the first is exp_avg/wte.weight"},
+       "2 of 9 tensors differ, the first is exp_avg/wte.weight",
+       "if it is ranks 1, 3 again, do without their hosts"},
       {"a counter",
        {{1, [](Held h) { h.counters["samples"] = 77; }}},
        "rank 1 no longer",
@@ -94,7 +97,8 @@ TEST(Replicas, EveryRankIsToldWhoDiffersAndWhere) {
       {"no majority",
        {{0, weight(1, 5)}, {1, weight(2, 5)}, {3, weight(3, 5)}, {4, weight(4, 5)}},
        "ranks 1, 2, 3, 4 and the other ranks no longer hold the same",
-       "wte.weight"},
+       "wte.weight",
+       "if they differ again, any of their hosts may be the wrong one"},
   };
   for (const Row& row : rows) {
     const std::vector<absl::Status> told = Compare(5, row);
@@ -107,6 +111,7 @@ TEST(Replicas, EveryRankIsToldWhoDiffersAndWhere) {
       EXPECT_NE(parts.because.find(row.because), std::string::npos)
           << row.name << ": " << parts.because;
       EXPECT_NE(parts.try_this.find("checkpoint before"), std::string::npos) << parts.try_this;
+      EXPECT_NE(parts.try_this.find(row.advice), std::string::npos) << parts.try_this;
     }
   }
 }
