@@ -471,6 +471,7 @@ absl::Status Trainer::Step() {
   absl::StatusOr<StepResult> result = runner_->Run(step_, ids, ballot);
   if (!result.ok()) return result.status();
   if (!result->done) {
+    RETURN_IF_ERROR(LetSavesEnd());
     return WithExit(UserError(absl::StatusCode::kOutOfRange,
                               absl::StrFormat("the loss of step %d is not finite", step_ + 1),
                               absl::StrFormat("loss %g, norm of the gradients %g", result->loss,
@@ -554,9 +555,7 @@ absl::Status Trainer::Save(bool for_notice) {
   absl::Status equal =
       for_notice ? absl::OkStatus() : CompareReplicas(*ranks_, *layout_, tensors_, hashes, step_);
   if (!equal.ok() && !IsCommunicatorFailure(equal)) {
-    // What was compared before and is still being written is what the job will go on from.
-    RETURN_IF_ERROR(AwaitSaves());
-    RETURN_IF_ERROR(ranks_->Barrier());
+    RETURN_IF_ERROR(LetSavesEnd());
     equal = WithExit(std::move(equal), WorkerExit::kReplicasDiffer);
   }
   RETURN_IF_ERROR(equal);
@@ -619,6 +618,14 @@ absl::Status Trainer::AwaitSaves() {
   PrintOutcomes();
   ranks_->SetDeadline(3 * config_.save_timeout + config_.collective_timeout);
   return absl::OkStatus();
+}
+
+// Where all ranks end after the same collective: what is still being written is from before that,
+// and what the job will go on from.
+absl::Status Trainer::LetSavesEnd() {
+  if (!saver_) return absl::OkStatus();
+  RETURN_IF_ERROR(AwaitSaves());
+  return ranks_->Barrier();
 }
 
 // The training is done when its last checkpoint is.

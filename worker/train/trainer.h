@@ -63,6 +63,7 @@ class Trainer {
   absl::Status Save(bool for_notice);
   void FlipBit();
   absl::Status AwaitSaves();
+  absl::Status LetSavesEnd();
   absl::Status LeaveForNotice();
   absl::Status Finish();
   absl::Status TellOfFailure(absl::Status status);

@@ -262,6 +262,33 @@ TEST_F(TrainTest, AFullDiskOfOneRankLeavesTheCommitsBeforeIt) {
   EXPECT_EQ(NewestStep("ckpt"), 24);
 }
 
+// The newest checkpoint may be under way still when the loss is lost.
+TEST_F(TrainTest, ALossThatIsNotFiniteLosesNoSave) {
+  const std::vector<std::string> wild = {"--learning-rate", "1000", "--clip",         "0",
+                                         "--steps",         "200",  "--weight-decay", "1000"};
+  Group first(*this, 2, {.flags = wild});
+  for (int code : first.WaitAll()) ASSERT_EQ(code, static_cast<int>(WorkerExit::kLossNotFinite));
+  int lost = 0;
+  const std::string said = first.Output(0);
+  const std::size_t at = said.find("the loss of step ");
+  ASSERT_TRUE(at != std::string::npos &&
+              sscanf(said.c_str() + at, "the loss of step %d", &lost) == 1)
+      << said;
+  ASSERT_GT(lost, 1);
+  FakeAgent agent(directory_ / "sock");
+  agent.SetJudge(&FakeAgent::KeepSilent);
+  std::vector<std::string> flags = Checkpoints("ckpt", 1);
+  flags.insert(flags.end(), wild.begin(), wild.end());
+  Group group(*this, 2, {.flags = flags, .socket = agent.path()});
+  agent.AwaitStep(0, lost - 1);
+  agent.Close();  // The ranks ask its successor again.
+  agent.SetJudge(&FakeAgent::Accept);
+  agent.Open();
+  for (int code : group.WaitAll())
+    EXPECT_EQ(code, static_cast<int>(WorkerExit::kLossNotFinite)) << group.Output(0);
+  EXPECT_GE(NewestStep("ckpt"), 1);
+}
+
 // What only one rank meets, in the middle of a step or of the last save, ends all of them.
 TEST_F(TrainTest, ARankThatFailsAloneTakesTheOthersAlong) {
   Group group(*this, 3,
