@@ -7,6 +7,7 @@ started before is for the name of that log only (the restart count does not rise
 """
 import argparse
 import os
+import signal
 import time
 
 
@@ -21,9 +22,19 @@ def arguments():
 
 
 def stat(pid):
-    """State and parent of a process."""
+    """Of a process: its state, its parent and what follows."""
     with open(f"/proc/{pid}/stat") as f:
-        return f.read().rpartition(")")[2].split()[:2]
+        return f.read().rpartition(")")[2].split()
+
+
+def is_over(pid):
+    """Whether it runs no instruction of its own any more: it has ended, or SIGKILL has come and the kernel takes it apart, which for
+    350 MB on a busy machine takes a while. A node that a test kills is as dead then as one without power."""
+    with open(f"/proc/{pid}/status") as f:
+        status = dict(line.rstrip("\n").split(":\t", 1) for line in f)
+    killed = (int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)) >> (signal.SIGKILL - 1) & 1
+    state, flags = stat(pid)[0], int(stat(pid)[6])
+    return state in "ZX" or killed == 1 or flags & 4 != 0  # PF_EXITING
 
 
 def processes_of_earlier_restarts(folder, restarts):
@@ -33,7 +44,7 @@ def processes_of_earlier_restarts(folder, restarts):
         count, _, pid, _ = name.split(".")
         if int(count) < restarts:
             try:
-                if stat(pid)[0] not in "ZX":
+                if not is_over(pid):
                     found.append(int(pid))
             except OSError:
                 continue

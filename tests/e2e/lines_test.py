@@ -52,6 +52,17 @@ class Case(e2e.TestCase):
         return self.ended(self.fx.start(e2e.binary("regroup-torchrun"), "-q", "--standalone", *words))
 
 
+# Rank 1 begins when rank 0 has said the first piece of its line, however long the one started after the other.
+SECOND_WAITS = """import os, time
+mark = __file__ + ".said"
+def said(piece):
+    print(piece, end="", flush=True)
+    open(mark, "w").close()
+while os.environ["RANK"] == "1" and not os.path.exists(mark):
+    time.sleep(0.01)
+"""
+
+
 class Lines(Case):
     def test_ten_megabytes_without_newline_from_two_ranks_are_two_lines(self):
         path = self.script("import os, sys\nsys.stdout.write('ab'[int(os.environ['RANK'])] * 10_000_000)\n")
@@ -61,15 +72,13 @@ class Lines(Case):
         self.assertEqual(collections.Counter(run.stdout.rstrip("\n").split("\n")), {"[n:0] " + mega("a"): 1, "[n:1] " + mega("b"): 1})
 
     def test_others_wait_while_a_line_grows(self):
-        path = self.script("import os, time\n"
-                           "if os.environ['RANK'] == '1':\n    time.sleep(0.6)\n    print('a line')\n    time.sleep(2)\n"
-                           "else:\n    for i in range(8):\n        print(i, end='', flush=True)\n        time.sleep(0.2)\n    print()\n")
+        path = self.script(SECOND_WAITS + "if os.environ['RANK'] == '1':\n    time.sleep(0.3)\n    print('a line')\n    time.sleep(2)\n"
+                           "else:\n    for i in range(8):\n        said(i)\n        time.sleep(0.2)\n    print()\n")
         self.assertEqual(self.launch("--nproc-per-node", "2", path).stdout, "[n:0] 01234567\n[n:1] a line\n")
 
     def test_a_line_that_stops_growing_is_broken(self):
-        path = self.script("import os, time\n"
-                           "if os.environ['RANK'] == '1':\n    time.sleep(0.5)\n    print('a line')\n    time.sleep(3)\n"
-                           "else:\n    print('Loading', end='', flush=True)\n    time.sleep(3)\n    print(' done')\n")
+        path = self.script(SECOND_WAITS + "if os.environ['RANK'] == '1':\n    time.sleep(0.3)\n    print('a line')\n    time.sleep(3)\n"
+                           "else:\n    said('Loading')\n    time.sleep(3)\n    print(' done')\n")
         self.assertEqual(self.launch("--nproc-per-node", "2", path).stdout, "[n:0] Loading\n[n:1] a line\n[n:0]  done\n")
 
 

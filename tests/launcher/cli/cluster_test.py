@@ -53,6 +53,12 @@ class Cluster(e2e.TestCase):
     def until(self, job, state):
         e2e.wait_for(lambda: self.state(job) == state, 20, f"{job} to be {state}", self.fx.describe, every=0.1)
 
+    @staticmethod
+    def heeds(pid, number):
+        with open(f"/proc/{pid}/status", encoding="ascii") as f:
+            masks = dict(line.split(":\t") for line in f if line.startswith(("SigCgt", "SigBlk")))
+        return any(int(mask, 16) >> (number - 1) & 1 for mask in masks.values())
+
 
 class SeveralNames(Cluster):
     def test_the_first_that_answers_is_asked(self):
@@ -120,7 +126,7 @@ class Codes(Cluster):
         self.assertEqual(self.state(job), "running")
         for command in (["wait", job], ["logs", job, "-f"]):
             reader = self.fx.regroup(*command)
-            time.sleep(0.5)
+            e2e.wait_for(lambda pid=reader.pid: self.heeds(pid, signal.SIGINT), 20, "it to heed Ctrl-C", reader)
             reader.send(signal.SIGINT)
             self.assertEqual(reader.wait(), 130 if command[0] == "wait" else 0, reader)
         self.fx.run("cancel", job, "--now")
