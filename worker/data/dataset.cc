@@ -21,7 +21,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uintmax_t kMappedBytes = 1 << 20;  // Of which a file is mapped: there are few such.
-constexpr std::int64_t kHashedBytes = 4 << 20;    // At once, after a look whether they are there.
+// A process has 65,530 mappings, and threads and arenas need some.
+constexpr int kMaxMappedFiles = 16'384;
+constexpr std::int64_t kHashedBytes = 4 << 20;  // At once, after a look whether they are there.
 
 absl::Status Unreadable(const fs::path& path, int error) {
   return absl::ErrnoToStatus(error, absl::StrCat("cannot read data ", path.string()));
@@ -84,8 +86,10 @@ TextDataset::TextDataset(std::string text, int context) : context_(context) {
 absl::Status TextDataset::Append(const std::string& path) {
   std::error_code ignored;
   // Not regular: a pipe, a device. Of no size: perhaps one whose size is not known before.
-  if (fs::is_regular_file(path, ignored) && fs::file_size(path, ignored) >= kMappedBytes) {
+  if (mapped_ < kMaxMappedFiles && fs::is_regular_file(path, ignored) &&
+      fs::file_size(path, ignored) >= kMappedBytes) {
     ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
+    ++mapped_;
     parts_.push_back({bytes_, {}, std::move(file)});
     bytes_ += static_cast<std::int64_t>(parts_.back().bytes().size());
     return absl::OkStatus();

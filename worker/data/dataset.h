@@ -29,8 +29,8 @@ class Dataset {
 };
 
 // Plain text, one token per byte (vocabulary 256): the files one after the other, sample i being
-// bytes [i · context, (i + 1) · context] of the whole. Large files are mapped, so the text may be
-// larger than memory; small ones are held. One thread at a time.
+// bytes [i · context, (i + 1) · context] of the whole. The first 16,384 large files are mapped, so
+// the text may be larger than memory; others are held. One thread at a time.
 class TextDataset final : public Dataset {
  public:
   // A directory stands for all regular files below it, in byte order of their paths. Reads only the
@@ -71,6 +71,7 @@ class TextDataset final : public Dataset {
 
   std::vector<Part> parts_;
   std::int64_t bytes_ = 0;
+  int mapped_ = 0;  // Parts that are.
   int context_;
   std::optional<std::uint64_t> fingerprint_;
 };

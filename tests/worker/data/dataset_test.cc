@@ -138,6 +138,25 @@ TEST_F(TextFiles, ALargeFileIsNotReadToBeOpened) {
   EXPECT_EQ(SampleText(**data, (*data)->samples() - 1), std::string("\0\0\0\0|\0\0\0e", 9));
 }
 
+// The kernel gives a process 65,530 mappings.
+TEST_F(TextFiles, SoManyLargeFilesAreMappedAndTheRestHeld) {
+  constexpr int kFiles = 16'386;
+  std::string folder;
+  for (int i = 0; i < kFiles; ++i) {
+    const std::string path = Write("many/" + std::to_string(100'000 + i), std::to_string(i));
+    fs::resize_file(path, 1 << 20);
+    folder = fs::path(path).parent_path().string();
+  }
+  const auto data = TextDataset::Open({folder}, 1 << 20);
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_EQ((*data)->bytes(), std::int64_t{kFiles} << 20);
+  std::ifstream maps("/proc/self/maps");
+  int mapped = 0;
+  for (std::string line; std::getline(maps, line);) mapped += line.find(folder) != line.npos;
+  EXPECT_EQ(mapped, 16'384);
+  EXPECT_EQ(SampleText(**data, kFiles - 2).substr(0, 5), "16384");
+}
+
 // Looking at what is not there any more would end the process by a signal.
 TEST_F(TextFiles, AFileThatIsCutMeanwhileIsNamed) {
   const std::string path = Write("large.txt", Letters(2 << 20, 1));
