@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::size_t kPrefaceBytes = 24;  // "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 constexpr unsigned char kData = 0, kHeaders = 1, kPriority = 2, kReset = 3, kSettings = 4,
-                        kPing = 6, kWindowUpdate = 8;
+                        kPing = 6, kGoaway = 7, kWindowUpdate = 8;
 constexpr unsigned char kEndsStream = 1;  // A flag of headers and data.
 
 }  // namespace
@@ -16,7 +16,8 @@ constexpr unsigned char kEndsStream = 1;  // A flag of headers and data.
 Http2Meter::Http2Meter(From from) : from_(from), skip_(from == From::kClient ? kPrefaceBytes : 0) {}
 
 const char* Http2Meter::Take(std::string_view bytes, Instant now, Http2Counts& counts) {
-  if (now >= counts.second + std::chrono::seconds(1)) counts = {now, 0, 0, 0, 0, counts.open};
+  if (now >= counts.second + std::chrono::seconds(1))
+    counts = {now, 0, 0, 0, 0, counts.goaways, counts.open};
   while (!bytes.empty()) {
     if (skip_ > 0) {
       const std::size_t passing = std::min(skip_, bytes.size());
@@ -61,6 +62,9 @@ const char* Http2Meter::TakeHeader(Http2Counts& counts) {
     case kPing:
       if (from_ == From::kClient && ++counts.controls > kMaxControlsPerSecond)
         return "settings, pings and priorities";
+      return nullptr;
+    case kGoaway:
+      if (from_ == From::kClient && ++counts.goaways > kMaxGoaways) return "goaways";
       return nullptr;
     case kWindowUpdate:
       if (from_ == From::kClient && ++counts.windows > kMaxWindowUpdatesPerSecond)

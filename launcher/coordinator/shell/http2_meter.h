@@ -22,6 +22,9 @@ inline constexpr int kMaxResetsPerSecond = 200;
 inline constexpr int kMaxControlsPerSecond = 200;
 // A reader gives one for some 32 KiB that it has taken, and one for the connection.
 inline constexpr int kMaxWindowUpdatesPerSecond = 50'000;
+// In a connection's life. A client says so once, and gRPC keeps something of each for good: 60 MB
+// in a minute of nothing else.
+inline constexpr int kMaxGoaways = 4;
 // At any time. gRPC has 256, and holds only those to it that have acknowledged its settings.
 inline constexpr int kMaxOpenStreams = 300;
 
@@ -29,6 +32,7 @@ inline constexpr int kMaxOpenStreams = 300;
 struct Http2Counts {
   Instant second{};  // When it began.
   int streams = 0, resets = 0, controls = 0, windows = 0;
+  int goaways = 0;  // Since it began.
   int open = 0;  // Now, at least: streams that the server has not ended, and that were not reset.
 };
 

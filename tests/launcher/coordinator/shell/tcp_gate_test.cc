@@ -71,6 +71,9 @@ TEST(Http2Meter, CountsWhatOneSideMakesTheOtherDo) {
       {"settings", client, kPreface + Times(201, Frame(4, 0, "")), controls},
       {"pings", client, kPreface + Times(201, Frame(6, 0, "12345678")), controls},
       {"priorities", client, kPreface + Times(201, Frame(2, 1, "12345")), controls},
+      {"a farewell", client, kPreface + Times(4, Frame(7, 0, "12345678")), nullptr},
+      {"goaways", client, kPreface + Times(5, Frame(7, 0, "12345678")), "goaways"},
+      {"a server that ends", server, Times(300, Frame(7, 0, "12345678")), nullptr},
       {"a reader", client, kPreface + Times(50'000, Frame(8, 0, "1234")), nullptr},
       {"window updates", client, kPreface + Times(50'001, Frame(8, 0, "1234")), "window updates"},
       {"what a server makes room for", server, Times(50'001, Frame(8, 0, "1234")), nullptr},
@@ -122,6 +125,15 @@ TEST(Http2Meter, EachSecondHasItsOwnShare) {
       << "both directions share the counts";
   EXPECT_EQ(client.Take(Times(300, Headers(1)), Instant(6s), counts), nullptr);
   EXPECT_STREQ(client.Take(Headers(1), Instant(8s), counts), "streams open at once");
+}
+
+TEST(Http2Meter, GoawaysAreCountedForLife) {
+  Http2Counts counts;
+  Http2Meter client(Http2Meter::From::kClient);
+  EXPECT_EQ(client.Take(kPreface, Instant(1s), counts), nullptr);
+  for (int second = 1; second < 5; ++second)
+    EXPECT_EQ(client.Take(Frame(7, 0, "12345678"), Instant(second * 1s), counts), nullptr);
+  EXPECT_STREQ(client.Take(Frame(7, 0, "12345678"), Instant(10s), counts), "goaways");
 }
 
 // A gate alone: `peer` is what dialled, `server` the end that gRPC would have.
