@@ -124,12 +124,19 @@ TEST_F(Stranger, OneConnectionHasFourSessions) {
   EXPECT_FALSE(agents.front()->Next().has_value()) << "the connection goes on";
   EXPECT_TRUE(OverUnix().Submit(SubmittedJob("still", 1, 1), "key").ok());
   EXPECT_TRUE(other.TakeJob().has_value()) << "another connection does not";
-  // Those that ended make room.
+  // Those that ended make room, once the coordinator has heard of their end.
   const Connection again = Dial(daemon_->addresses().front());
-  for (int i = 0; i < 5 * kMaxSessionsPerConnection; ++i) {
+  pb::ReadRequest node;
+  node.set_what(pb::ReadRequest::WHAT_NODES);
+  node.set_selector("again");
+  for (int i = 0; i < 2 * kMaxSessionsPerConnection; ++i) {
     FakeAgent agent(again);
-    EXPECT_TRUE(agent.Join("again")) << i;
+    ASSERT_TRUE(agent.Join("again")) << i;
     agent.Leave();
+    ASSERT_TRUE(Eventually([&] {
+      const absl::StatusOr<pb::ReadReply> read = OverUnix().Read(node);
+      return read.ok() && read->nodes_size() == 1 && read->nodes(0).state() != "ready";
+    }));
   }
 }
 
