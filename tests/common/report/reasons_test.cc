@@ -167,6 +167,10 @@ TEST(Reasons, WaitsSpeakOfTheirWorld) {
             "node2 preparing, 1.2 s");
   EXPECT_EQ(Explain(WaitReason(BackingOff{3, 2s, "", ""}), kContext).brief,
             "waiting 2.0 s after 3 failures");
+  EXPECT_EQ(Explain(WaitReason(CannotFit{1, 0, 16, 2, "node-a"}), kContext).brief,
+            "needs 16 slots on a node; the largest has 2 (node-a)");
+  EXPECT_EQ(Explain(WaitReason(CannotFit{10, 3, 1, 2, "node-a"}), kContext).brief,
+            "needs 10 nodes, this cluster has 3");
   const ReasonText node =
       Explain(WaitReason(BackingOff{0, 2s, "node2", "no port is free"}), kContext);
   EXPECT_EQ(node.brief, "node2: no port is free, again in 2.0 s");

@@ -1,6 +1,7 @@
 """Reading and changing commands against a real coordinator with one agent: exit codes, JSON, logs, idempotency."""
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -111,7 +112,7 @@ class Codes(Cluster):
         self.assertEqual(self.fx.run("cancel", job).code, 0)
         waited = self.fx.run("wait", job)
         self.assertEqual(waited.code, 143, waited)
-        self.assertRegex(waited.stderr, "cancelled by ")
+        self.assertRegex(waited.stderr, f"cancelled by {pwd.getpwuid(os.geteuid()).pw_name} on ")
         again = self.fx.run("cancel", job)
         self.assertEqual(again.code, 1, again)
 
@@ -129,6 +130,8 @@ class Codes(Cluster):
             e2e.wait_for(lambda pid=reader.pid: self.heeds(pid, signal.SIGINT), 20, "it to heed Ctrl-C", reader)
             reader.send(signal.SIGINT)
             self.assertEqual(reader.wait(), 130 if command[0] == "wait" else 0, reader)
+            if command[0] == "wait":
+                self.assertIn("regroup: stopped waiting; the job goes on\n", reader.stderr)
         self.fx.run("cancel", job, "--now")
         self.assertEqual(self.fx.run("wait", job).code, 143)
 

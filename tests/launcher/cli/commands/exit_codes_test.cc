@@ -244,6 +244,33 @@ TEST_F(Said, AJobFileInTheHelpOfSubmit) {
   EXPECT_EQ(job->name, "gpt");
 }
 
+// Sentences that were hard to read once.
+TEST_F(Said, InEnglish) {
+  Write("scale.yaml", "name: a\nrun: x\nscale_up: sometimes\n");
+  Write("home/notes", "");
+  ASSERT_EQ(::chmod((folder_ + "/home").c_str(), 0755), 0);
+  struct Row {
+    std::vector<std::string> args;
+    std::string says;
+  };
+  for (const Row& row :
+       std::vector<Row>{{{"--help"}, "explain why a job restarted, waited or failed"},
+                        {{"run", "--help"}, "stays out and is checked again"},
+                        {{"explain"}, "error: there is no job yet\n"},
+                        {{"submit", "scale.yaml"}, "use settle, now, next or never"},
+                        {{"run", "--scale-up", "sometimes", "x"}, "use settle, now, next or never"},
+                        {{"coordinator", "--local", "--state-dir", folder_ + "/home"},
+                         "error: other users can read the state directory "}}) {
+    const Ended ended = Run(row.args);
+    std::string said = ended.out + ended.err;
+    for (std::size_t at; (at = said.find("\n        ")) != said.npos;) {
+      const std::size_t next = said.find_first_not_of(" \n", at);
+      said.replace(at, (next == said.npos ? said.size() : next) - at, " ");
+    }
+    EXPECT_THAT(said, HasSubstr(row.says));
+  }
+}
+
 TEST_F(Said, HelpOfEveryCommand) {
   Ended ended = Run({"--help"});
   EXPECT_EQ(ended.code, 0);
