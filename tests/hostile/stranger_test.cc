@@ -111,8 +111,11 @@ TEST_F(Stranger, AMessageThatWouldTakeTooMuchIsNotParsed) {
 
 TEST_F(Stranger, OneConnectionHasFourSessions) {
   Start();
-  FakeAgent other(Dial(daemon_->addresses().front()));
-  ASSERT_TRUE(other.Join("other"));
+  std::vector<std::unique_ptr<FakeAgent>> others;
+  for (int i = 0; i < 8; ++i) {
+    others.push_back(std::make_unique<FakeAgent>(Dial(daemon_->addresses().front())));
+    ASSERT_TRUE(others.back()->Join("other" + std::to_string(i)));
+  }
   const Connection connection = Dial(daemon_->addresses().front());
   std::vector<std::unique_ptr<FakeAgent>> agents;
   for (int i = 0; i < kMaxSessionsPerConnection; ++i) {
@@ -122,8 +125,11 @@ TEST_F(Stranger, OneConnectionHasFourSessions) {
   FakeAgent fifth(connection);
   EXPECT_FALSE(fifth.Join("fifth"));
   EXPECT_FALSE(agents.front()->Next().has_value()) << "the connection goes on";
-  EXPECT_TRUE(OverUnix().Submit(SubmittedJob("still", 1, 1), "key").ok());
-  EXPECT_TRUE(other.TakeJob().has_value()) << "another connection does not";
+  // A job on all of those that have connections of their own.
+  EXPECT_TRUE(OverUnix().Submit(SubmittedJob("wide", 8, 8), "key").ok());
+  const auto asked = [](const pb::CoordinatorMessage& message) { return message.has_order(); };
+  for (const auto& other : others)
+    EXPECT_TRUE(other->Until(asked)) << "another connection does not go on";
   // Those that ended make room, once the coordinator has heard of their end.
   const Connection again = Dial(daemon_->addresses().front());
   pb::ReadRequest node;

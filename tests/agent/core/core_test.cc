@@ -171,6 +171,33 @@ TEST(AgentCore, RunIsObeyedOnce) {
   EXPECT_TRUE(later.core().groups().empty());
 }
 
+// A Hello has a limit, and says all that is short whatever ranks left as their last words.
+TEST(AgentCore, OfLongErrorsAHelloHasTheFirst) {
+  std::vector<RunRecord> records;
+  for (const char* job : {"a-1", "b-1", "c-1", "d-1", "e-1", "f-1"}) {
+    records.push_back(RunningRecord(job, 1, 100));
+    for (int r = 0; r < 100; ++r)
+      records.back().exits.push_back({.local_rank = r,
+                                      .kind = ExitKind::kExited,
+                                      .code = 1,
+                                      .pid = 100 + r,
+                                      .at = Instant(20s),
+                                      .error = std::string(2'000, 'e')});
+  }
+  Driver agent(ServiceConfig(), records);
+  agent.Do(CoordinatorFound{"10.0.0.2", "10.0.0.1"});
+  const Hello& hello = agent.Last<SendHello>()->hello;
+  ASSERT_EQ(hello.groups.size(), 6u);
+  std::size_t bytes = 0;
+  for (const GroupReport& report : hello.groups)
+    for (const RankExit& exit : report.exits) bytes += exit.error.size();
+  EXPECT_EQ(bytes, 512u << 10);
+  EXPECT_EQ(hello.groups.front().exits.front().error.size(), 2'000u);
+  EXPECT_EQ(hello.groups.back().exits.size(), 100u);
+  EXPECT_EQ(hello.groups.back().exits.front().error, "");
+  EXPECT_EQ(hello.groups.back().exits.front().code, 1);
+}
+
 TEST(AgentCore, RunWithoutAPreparedGroupStartsNothing) {
   Driver agent(ServiceConfig());
   agent.Attach();
