@@ -21,6 +21,14 @@ class RepositoryTest : public testing::Test {
     auto alone = MakeInProcessCommunicators(1);
     return RestoreNewest(*alone[0], repository_, state_.tensors());
   }
+  // The same step again, written by a later attempt and not committed.
+  Manifest SecondAttempt(Manifest manifest) const {
+    manifest.attempt = 2;
+    EXPECT_TRUE(repository_.PrepareAttempt(10, 1, 2).ok());
+    std::filesystem::copy_file(File("step-10/1-1/rank-0-of-1.safetensors"),
+                               File("step-10/1-2/rank-0-of-1.safetensors"));
+    return manifest;
+  }
   std::vector<std::int64_t> Steps() const { return *repository_.CommittedSteps(); }
 
   TemporaryDirectory directory_;
@@ -273,12 +281,7 @@ TEST_F(RepositoryTest, OneRanksRefusalIsThatOfAllRanks) {
 }
 
 TEST_F(RepositoryTest, ASecondCommitOfAStepIsRefusedAndTheFirstStays) {
-  const Manifest first = CommitStep(repository_, state_, 10);
-  Manifest second = first;
-  second.attempt = 2;
-  ASSERT_TRUE(repository_.PrepareAttempt(10, 1, 2).ok());
-  std::filesystem::copy_file(File("step-10/1-1/rank-0-of-1.safetensors"),
-                             File("step-10/1-2/rank-0-of-1.safetensors"));
+  const Manifest second = SecondAttempt(CommitStep(repository_, state_, 10));
   EXPECT_EQ(Commit(repository_, second).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(repository_.ReadManifest(10)->attempt, 1u);
   // A damaged first one gives way.
@@ -335,12 +338,7 @@ TEST_F(RepositoryTest, RetentionThatIsGivenUpDeletesNothingAndKnowsNothing) {
 
 // A sound commit must not be taken for damaged, only because there was no time to look.
 TEST_F(RepositoryTest, AStepThatIsThereStaysWhenItsVerificationIsGivenUp) {
-  const Manifest first = CommitStep(repository_, state_, 10);
-  Manifest second = first;
-  second.attempt = 2;
-  ASSERT_TRUE(repository_.PrepareAttempt(10, 1, 2).ok());
-  std::filesystem::copy_file(File("step-10/1-1/rank-0-of-1.safetensors"),
-                             File("step-10/1-2/rank-0-of-1.safetensors"));
+  const Manifest second = SecondAttempt(CommitStep(repository_, state_, 10));
   const auto staged = repository_.Stage(second);
   ASSERT_TRUE(staged.ok());
   EXPECT_TRUE(absl::IsCancelled(repository_.Publish(*staged, [] { return true; })));
