@@ -4,9 +4,11 @@ that are there already are answered as fast as without.
   floods_test.py                 a moment each, in ./dev test
   floods_test.py --full          a minute each, and the minute after: ./dev test -R hostile
 """
+import collections
 import json
 import multiprocessing
 import os
+import socket
 import sys
 import time
 
@@ -18,39 +20,53 @@ from http2 import DATA, Connection, field, hello, read_request
 FULL = "--full" in sys.argv
 if FULL:
     sys.argv.remove("--full")
-BEFORE, SECONDS, AFTER = (15, 60, 60) if FULL else (0, 0.4, 0.1)
-MAX_SLOWER = 1.2  # 99 of 100 heartbeats, against the time without an attack.
+BEFORE, SECONDS, AFTER = (60, 60, 60) if FULL else (0, 0.4, 0.1)
+MAX_SLOWER = 1.2  # 99 of 100 heartbeats, against the time in which a decoy is attacked.
 AGENTS, BEAT_EVERY = 100 if FULL else 10, 1.8  # One heartbeat in a third of the lease is answered.
 
 
 def probe(port, results):
     """Agents on connections of their own, whose heartbeats are answered one after another, until told to stop; when and how long each
     took."""
-    agents = []
+    def answered(agent, last=b""):
+        while True:
+            got = agent.frame()
+            assert got is not None, "an agent's session was cut"
+            if got[0] == DATA and got[3] and got[3].endswith(last):
+                return time.monotonic()
+
+    agents = collections.deque()
     for i in range(AGENTS):
         agent = Connection(("127.0.0.1", port))
         agent.session = agent.start("Session", hello(f"agent-{i}"), deadline="", end=False)
         agents.append(agent)
-    took, turn = [], 0
-    while not results.poll(BEAT_EVERY / AGENTS):
-        agent = agents[turn % AGENTS]
-        turn += 1
+    for i, agent in enumerate(agents):
+        agent.due = answered(agent) + BEAT_EVERY * i / AGENTS  # One by one, not all at once.
+    took = []
+    while not results.poll(max(0, agents[0].due - time.monotonic())):
+        agent = agents[0]
         begun = time.monotonic()
         agent.post(agent.session, field(3, field(1, 0)), end=False)
-        while True:
-            got = agent.frame()
-            assert got is not None, "an agent's session was cut"
-            if got[0] == DATA and got[3].endswith(field(10, b"")):  # A HeartbeatAnswer.
-                break
-        took.append((begun, time.monotonic() - begun))
+        end = answered(agent, field(10, b""))  # A HeartbeatAnswer.
+        took.append((begun, end - begun))
+        agent.due = end + BEAT_EVERY  # Sooner it would not be answered.
+        agents.rotate(-1)
     results.send(took)
     for agent in agents:
         agent.socket.close()
 
 
 def attack(name, port, until):
-    os.nice(19)  # Its host is another one: what it takes of this one's processors is not the coordinator's.
+    """Its host would be another one: what it takes of this one's processors, and its kernel, is not the coordinator's."""
+    os.nice(19)
     ATTACKS[name](port, until)
+
+
+def decoy(listener):
+    """Takes every connection and ends it."""
+    os.nice(19)
+    while True:
+        listener.accept()[0].close()
 
 
 def p99(took, begin, end):
@@ -72,6 +88,17 @@ class Floods(attacked.TestCase):
             time.sleep(0.05)
         return max(peak, self.resident_mb())
 
+    def attack_decoy(self, name):
+        with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
+            taker = multiprocessing.Process(target=decoy, args=(listener,))
+            taker.start()
+            attacker = multiprocessing.Process(target=attack, args=(name, listener.getsockname()[1], time.monotonic() + BEFORE))
+            attacker.start()
+            self.watch(BEFORE)
+            attacker.join(20)
+            taker.kill()
+            taker.join()
+
     def attacked(self, name):
         if name == "slow_readers":
             self.fill(90)
@@ -80,7 +107,9 @@ class Floods(attacked.TestCase):
         ours, theirs = multiprocessing.Pipe()
         prober = multiprocessing.Process(target=probe, args=(self.port, theirs))
         prober.start()
-        self.watch(BEFORE)
+        theirs.close()  # The end of a prober that failed is heard.
+        if FULL:
+            self.attack_decoy(name)
         before, begun = self.resident_mb(), time.monotonic()
         attacker = multiprocessing.Process(target=attack, args=(name, self.port, begun + SECONDS))
         attacker.start()
@@ -95,6 +124,7 @@ class Floods(attacked.TestCase):
         row = {"attack": name, "before_mb": round(before, 1), "peak_mb": round(peak - before, 1), "after_mb": round(after - before, 1),
                "p99_ms": round(1e3 * calm, 2), "p99_attacked_ms": round(1e3 * busy, 2), "heartbeats": len(took)}
         print(json.dumps(row), flush=True)
+        self.assertGreater(len(took), 0)
         self.assertIsNone(self.coordinator.code, row)
         self.assertFalse(attacker.is_alive(), row)
         self.assertNotIn('node=real how=', self.coordinator.stderr)  # Nor is it lost.

@@ -14,6 +14,7 @@
 #include "common/config/values.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
+#include "common/io/unix_socket.h"
 #include "common/report/text_style.h"
 #include "common/rpc/convert.h"
 #include "common/rpc/describe_listener.h"
@@ -96,7 +97,10 @@ absl::Status Client::Explained(const absl::Status& status) const {
   if (!silent && status.code() != absl::StatusCode::kUnavailable) return status;
   std::string because(status.message());
   bool another = false;
-  if (place_.tcp) {
+  // One that has this user's Unix socket asks nobody there for a token.
+  const absl::Status local = place_.socket.empty() ? absl::NotFoundError("no socket")
+                                                   : io::ConnectUnix(place_.socket).status();
+  if (place_.tcp && !local.ok() && !absl::IsResourceExhausted(local)) {
     absl::StatusOr<std::vector<std::string>> hosts = ResolveHost(place_.tcp->host);
     if (hosts.ok() && !hosts->empty()) {
       ListenerDescription listener = DescribeListener(Address{hosts->front(), place_.tcp->port});

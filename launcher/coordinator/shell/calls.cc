@@ -392,9 +392,9 @@ grpc::ServerUnaryReactor* Calls::Submit(grpc::CallbackServerContext* context,
   if (request->dry_run()) return Refuse(context, absl::OkStatus());
   Plan plan;
   plan.is_submit = true;
-  plan.event = [this, spec = *std::move(spec), key = request->key(),
+  plan.event = [spec = *std::move(spec), key = request->key(), room = free_bytes_(),
                 now_or_never = request->now_or_never()](CallId call) -> Event {
-    return SubmitAsked{call, spec, key, free_bytes_(), now_or_never};
+    return SubmitAsked{call, spec, key, room, now_or_never};
   };
   plan.respond = [reply](const Reply& answer) {
     absl::StatusOr<const SubmitReply*> submitted = Expect<SubmitReply>(answer);

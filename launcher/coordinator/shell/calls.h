@@ -50,7 +50,8 @@ class Calls {
   using Respond = std::function<absl::Status(const Reply&)>;  // Fills the call's reply.
   using Internal = std::function<void(const Reply&)>;
 
-  // Both are called on the loop's thread. `free_bytes`: where the journal lies.
+  // `free_bytes`: where the journal lies; called on gRPC's threads, because a disk may take its
+  // time. `memory`: on the loop's.
   Calls(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes,
         std::function<MemoryUse()> memory);
   ~Calls();

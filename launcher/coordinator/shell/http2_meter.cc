@@ -16,8 +16,10 @@ constexpr unsigned char kEndsStream = 1;  // A flag of headers and data.
 Http2Meter::Http2Meter(From from) : from_(from), skip_(from == From::kClient ? kPrefaceBytes : 0) {}
 
 const char* Http2Meter::Take(std::string_view bytes, Instant now, Http2Counts& counts) {
-  if (now >= counts.second + std::chrono::seconds(1))
-    counts = {now, 0, 0, 0, 0, counts.goaways, counts.open};
+  if (now >= counts.second + std::chrono::seconds(1)) {
+    counts.second = now;
+    counts.streams = counts.resets = counts.controls = counts.windows = 0;
+  }
   while (!bytes.empty()) {
     if (skip_ > 0) {
       const std::size_t passing = std::min(skip_, bytes.size());
@@ -42,6 +44,7 @@ const char* Http2Meter::TakeHeader(Http2Counts& counts) {
   switch (header_[3]) {
     case kHeaders:
       if (from_ == From::kServer) break;
+      counts.called = true;
       if (++counts.streams > kMaxStreamsPerSecond) return "streams";
       if (++counts.open > kMaxOpenStreams) return "streams open at once";
       return nullptr;

@@ -32,7 +32,8 @@ inline constexpr int kMaxOpenStreams = 300;
 struct Http2Counts {
   Instant second{};  // When it began.
   int streams = 0, resets = 0, controls = 0, windows = 0;
-  int goaways = 0;  // Since it began.
+  int goaways = 0;      // Since it began.
+  bool called = false;  // Ever: a stream was opened.
   int open = 0;  // Now, at least: streams that the server has not ended, and that were not reset.
 };
 

@@ -2,11 +2,13 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/asio/post.hpp>
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 #include <cerrno>
@@ -23,7 +25,11 @@ namespace {
 
 constexpr int kAcceptsPerTurn = 64;
 constexpr auto kPause = std::chrono::milliseconds(100);
+constexpr auto kMoment =
+    std::chrono::milliseconds(1);  // Until the loop has taken what was accepted.
+constexpr int kBelow = 5;          // By so much nicer than the loop.
 constexpr auto kSilence = std::chrono::seconds(10);
+constexpr auto kRefrain = std::chrono::milliseconds(100);
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 constexpr std::size_t kUnheard = 4096;     // Connections that have not come as far as gRPC.
 constexpr unsigned char kLastOpcode = 18;  // Of a TCPStore (facts: torchelastic.md §4.3).
@@ -41,15 +47,17 @@ Listener::Listener(boost::asio::io_context& io, obs::Logger& log, std::function<
     : io_(io),
       log_(log),
       full_(std::move(full)),
-      counting_([&log](const std::string& peer, const std::string& excess, int untold) {
-        log.Warning("a connection was cut: too much of it in one second",
-                    {{"peer", peer}, {"of", excess}, {"untold", std::to_string(untold)}});
-      }) {}
+      counting_(
+          [&log](const std::string& peer, const std::string& excess, int untold) {
+            log.Warning("a connection was cut: too much of it in one second",
+                        {{"peer", peer}, {"of", excess}, {"untold", std::to_string(untold)}});
+          },
+          repute_) {}
 
 absl::Status Listener::ListenTcp(Address& address) {
   ASSIGN_OR_RETURN(io::UniqueFd fd, io::ListenTcp(address));
   ASSIGN_OR_RETURN(address, io::LocalAddressOf(fd.get()));
-  sockets_.push_back(std::make_unique<Socket>(io_, fd.release(), false));
+  sockets_.push_back(std::make_unique<Socket>(aside_, fd.release(), false));
   return absl::OkStatus();
 }
 
@@ -66,9 +74,23 @@ void Listener::Start(grpc::experimental::ExternalConnectionAcceptor& acceptor, G
   gate_ = std::move(gate);
   take_store_client_ = std::move(take_store_client);
   for (const auto& socket : sockets_) Await(*socket);
+  accepting_ = std::thread([this] { AcceptAside(); });
 }
 
+void Listener::AcceptAside() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  // Of Linux: one thread's. It fails for no reason that matters here.
+  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), getpriority(PRIO_PROCESS, 0) + kBelow);
+  aside_.run();
+}
+
+Listener::~Listener() { Stop(); }
+
 void Listener::Stop() {
+  aside_.stop();
+  if (accepting_.joinable()) accepting_.join();
   sockets_.clear();
   unheard_.clear();
   acceptor_ = nullptr;
@@ -81,20 +103,25 @@ void Listener::Await(Socket& socket) {
                                });
 }
 
+void Listener::Pause(Socket& socket, Duration time) {
+  socket.pause.expires_after(time);
+  socket.pause.async_wait([this, &socket](const boost::system::error_code& error) {
+    if (!error) Await(socket);
+  });
+}
+
 void Listener::AcceptSome(Socket& socket) {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    io::UniqueFd fd(
-        accept4(socket.descriptor.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    io::SocketAddress from;
+    from.size = sizeof from.storage;
+    io::UniqueFd fd(accept4(socket.descriptor.native_handle(), from.get(), &from.size,
+                            SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
       // No descriptors or memory now: what waits stays in the backlog.
       log_.Warning("connections cannot be accepted", {{"because", std::strerror(errno)}});
-      socket.pause.expires_after(kPause);
-      socket.pause.async_wait([this, &socket](const boost::system::error_code& error) {
-        if (!error) Await(socket);
-      });
-      return;
+      return Pause(socket, kPause);
     }
     if (!MayEnter(socket, fd.get())) continue;
     const int listener_fd = socket.descriptor.native_handle();
@@ -102,25 +129,43 @@ void Listener::AcceptSome(Socket& socket) {
       HandOver(fd.release(), listener_fd);
       continue;
     }
-    if (full_()) {
-      if (const std::optional<int> untold = told_full_.Due(io::MonotonicNow())) {
-        log_.Warning("the memory limit is reached: connections over TCP are closed",
-                     {{"untold", std::to_string(*untold)}});
-      }
-      continue;
-    }
+    const absl::StatusOr<Address> peer = io::FromSocketAddress(from);
+    if (!peer.ok() || !MayDial(peer->host)) continue;
     const int on = 1;
     setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    Listen(std::move(fd), listener_fd);
+    ++accepted_;
+    boost::asio::post(io_, [this, fd = std::move(fd), listener_fd, ip = peer->host]() mutable {
+      --accepted_;
+      if (acceptor_ != nullptr) Listen(std::move(fd), listener_fd, ip);
+    });
+    if (accepted_ >= kAcceptsPerTurn) return Pause(socket, kMoment);
   }
   Await(socket);
 }
 
-void Listener::Listen(io::UniqueFd fd, int listener_fd) {
+bool Listener::MayDial(const std::string& ip) {
+  const Instant now = io::MonotonicNow();
+  if (full_()) {
+    if (const std::optional<int> untold = told_full_.Due(now)) {
+      log_.Warning("the memory limit is reached: connections over TCP are closed",
+                   {{"untold", std::to_string(*untold)}});
+    }
+    return false;
+  }
+  if (!repute_.Refuses(ip, now)) return true;
+  if (const std::optional<int> untold = told_repute_.Due(now)) {
+    log_.Warning(
+        "an address is not heard for some seconds: its connections were cut, or made no call",
+        {{"address", ip}, {"untold", std::to_string(*untold)}});
+  }
+  return false;
+}
+
+void Listener::Listen(io::UniqueFd fd, int listener_fd, const std::string& ip) {
   // Who has said nothing for longest goes: one that means to speak has done so long ago.
   if (!unheard_.empty() && unheard_.size() >= MostUnheard())
     Forget(*std::shared_ptr(unheard_.front()));
-  auto unheard = std::make_shared<Unheard>(io_, listener_fd);
+  auto unheard = std::make_shared<Unheard>(io_, listener_fd, ip);
   boost::system::error_code failed;
   unheard->descriptor.assign(fd.get(), failed);
   if (failed) return;  // The kernel watches no more descriptors; the peer dials again.
@@ -188,6 +233,7 @@ void Listener::HearGreeting(const std::shared_ptr<Unheard>& unheard) {
       unheard->descriptor, boost::asio::buffer(unheard->incoming),
       IfHere(unheard, [this](const std::shared_ptr<Unheard>& spoke) {
         if (!spoke->incoming.starts_with(kProofMagic)) return Forget(*spoke);
+        spoke->owes = false;
         spoke->nonces = {spoke->incoming.substr(kProofMagic.size()), NewNonce()};
         spoke->outgoing =
             (gate_.takes_everybody ? kTakesEverybody : kAsks) + spoke->nonces.coordinator;
@@ -205,6 +251,7 @@ void Listener::HearProof(const std::shared_ptr<Unheard>& unheard) {
         const bool proved = SameSecret(spoke->incoming, CallerProof(gate_.token, spoke->nonces));
         if (!proved) {
           TellTurnedAway("it has another token", spoke->descriptor.native_handle());
+          spoke->owes = true;
           return TurnAway(spoke, std::string(1, kNotProved));
         }
         spoke->outgoing = kProved + CoordinatorProof(gate_.token, spoke->nonces);
@@ -217,9 +264,19 @@ void Listener::HearProof(const std::shared_ptr<Unheard>& unheard) {
       }));
 }
 
-// It has a moment to hear why.
+// Not at once: a client of gRPC that was answered dials again without any back-off.
 void Listener::TurnAway(const std::shared_ptr<Unheard>& unheard, std::string words) {
   unheard->outgoing = std::move(words);
+  unheard->limit.expires_after(kRefrain);
+  unheard->limit.async_wait(
+      [this, weak = std::weak_ptr(unheard)](const boost::system::error_code& error) {
+        const std::shared_ptr<Unheard> late = weak.lock();
+        if (!error && late && late->descriptor.is_open()) TellWhy(late);
+      });
+}
+
+// It has a moment to hear why.
+void Listener::TellWhy(const std::shared_ptr<Unheard>& unheard) {
   boost::asio::async_write(unheard->descriptor, boost::asio::buffer(unheard->outgoing),
                            IfHere(unheard, [this](const std::shared_ptr<Unheard>& told) {
                              shutdown(told->descriptor.native_handle(), SHUT_WR);
@@ -248,6 +305,8 @@ bool Listener::MayUseStore(int fd) const {
 
 void Listener::Forget(Unheard& unheard) {
   unheard.limit.cancel();
+  if (unheard.owes && unheard.descriptor.is_open())
+    repute_.Owes(unheard.ip, kDebtOfNoWord, io::MonotonicNow());
   boost::system::error_code ignored;
   unheard.descriptor.close(ignored);
   unheard_.erase(unheard.at);

@@ -1,17 +1,20 @@
 #pragma once
 
 // The coordinator's sockets. They listen before anything is served (a connection waits in the
-// backlog meanwhile); once started, connections are accepted on the loop and handed to gRPC. On the
+// backlog meanwhile); once started, connections are accepted and handed to gRPC on the loop; those
+// over TCP are accepted on a thread of their own, below all others, so that strangers who dial as
+// fast as they can keep nobody waiting who is there already. On the
 // Unix socket only this user and root are let in. One TCP port serves several protocols, and the
 // first byte says whose a connection is: a caller with a token opens with kProofMagic (proof.h) and
 // reaches gRPC once it has proved that it knows ours; a client of gRPC opens with "PRI" and, unless
 // everybody is taken, is told that it has to; one of PyTorch's TCPStore opens with an opcode and
 // comes from a member's address. One that has not got so far within 10 s is closed, and the oldest
 // such when there are 4096. What comes over TCP reaches gRPC through a gate that counts
-// (tcp_gate.h).
+// (tcp_gate.h), and an address whose connections were no good waits (repute.h).
 
 #include <grpcpp/server_builder.h>
 
+#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -19,6 +22,7 @@
 #include <list>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,6 +30,7 @@
 #include "common/io/fd.h"
 #include "common/obs/logger.h"
 #include "common/rpc/proof.h"
+#include "launcher/coordinator/shell/repute.h"
 #include "launcher/coordinator/shell/seldom.h"
 #include "launcher/coordinator/shell/tcp_gate.h"
 
@@ -42,8 +47,9 @@ struct Gate {
 class Listener {
  public:
   // `full`: whether this process holds so much memory that it takes no more from TCP. Called for
-  // each connection, on the loop.
+  // each connection, on any thread.
   Listener(boost::asio::io_context& io, obs::Logger& log, std::function<bool()> full);
+  ~Listener();
 
   // Bound and listening when it returns. Port 0: the kernel chooses; `address` is completed.
   absl::Status ListenTcp(Address& address);
@@ -63,23 +69,30 @@ class Listener {
     Socket(boost::asio::io_context& io, int fd, bool is_unix)
         : descriptor(io, fd), pause(io), is_unix(is_unix) {}
     boost::asio::posix::stream_descriptor descriptor;
-    boost::asio::steady_timer pause;  // After a lack of descriptors. Only one wait is ever armed.
+    // After a lack of descriptors, or of the loop's time. Only one wait is ever armed.
+    boost::asio::steady_timer pause;
     bool is_unix;
   };
   // Accepted, and nothing heard yet. Owned by unheard_; its handlers hold it, too.
   struct Unheard {
-    Unheard(boost::asio::io_context& io, int listener_fd)
-        : descriptor(io), limit(io), listener_fd(listener_fd) {}
+    Unheard(boost::asio::io_context& io, int listener_fd, std::string ip)
+        : descriptor(io), limit(io), listener_fd(listener_fd), ip(std::move(ip)) {}
     boost::asio::posix::stream_descriptor descriptor;
     boost::asio::steady_timer limit;
     const int listener_fd;
+    const std::string ip;
+    bool owes = true;  // If it ended now. Not who has greeted, and gives up waiting for us.
     std::string incoming, outgoing;
     Nonces nonces;
     std::list<std::shared_ptr<Unheard>>::iterator at;
   };
   void Await(Socket& socket);
+  void Pause(Socket& socket, Duration time);
   void AcceptSome(Socket& socket);
-  void Listen(io::UniqueFd fd, int listener_fd);
+  void AcceptAside();
+  // Over TCP: whether it is heard at all.
+  bool MayDial(const std::string& ip);
+  void Listen(io::UniqueFd fd, int listener_fd, const std::string& ip);
   void AwaitWords(const std::shared_ptr<Unheard>& unheard);
   void Hear(const std::shared_ptr<Unheard>& unheard);
   void Limit(const std::shared_ptr<Unheard>& unheard, Duration time);
@@ -88,6 +101,7 @@ class Listener {
   void HearGreeting(const std::shared_ptr<Unheard>& unheard);
   void HearProof(const std::shared_ptr<Unheard>& unheard);
   void TurnAway(const std::shared_ptr<Unheard>& unheard, std::string words);
+  void TellWhy(const std::shared_ptr<Unheard>& unheard);
   void TellTurnedAway(const std::string& why, int fd);
   bool MayUseStore(int fd) const;
   void Forget(Unheard& unheard);
@@ -101,11 +115,16 @@ class Listener {
   grpc::experimental::ExternalConnectionAcceptor* acceptor_ = nullptr;
   Gate gate_;
   std::function<void(io::UniqueFd)> take_store_client_;
+  boost::asio::io_context aside_{1};  // Run by accepting_.
   std::vector<std::unique_ptr<Socket>> sockets_;
   std::list<std::shared_ptr<Unheard>> unheard_;
   std::function<bool()> full_;
-  Seldom told_full_, told_closed_, told_away_;
+  Seldom told_closed_, told_away_;
+  Seldom told_full_, told_repute_;  // Of accepting_.
+  Repute repute_;
+  std::atomic<int> accepted_{0};  // And not yet taken by the loop.
   TcpGate counting_;
+  std::thread accepting_;  // Last: it uses all of the above.
 };
 
 }  // namespace regroup::coordinator

@@ -86,11 +86,13 @@ class Sessions::Reactor final : public Stream {
                                      : fits                   ? Parse(incoming_)
                                                               : TooMuch();
     incoming_.Clear();
-    sessions_.loop_.Post(
-        [sessions = &sessions_, id = id_, bytes, said = std::move(said)](Instant received) mutable {
-          sessions->unheard_bytes_ -= bytes;
-          sessions->OnRead(id, received, std::move(said));
-        });
+    const bool launch = said.ok() && std::holds_alternative<LaunchRequest>(*said);
+    const std::uint64_t free_bytes = launch ? sessions_.free_bytes_() : 0;
+    sessions_.loop_.Post([sessions = &sessions_, id = id_, bytes, said = std::move(said),
+                          free_bytes](Instant received) mutable {
+      sessions->unheard_bytes_ -= bytes;
+      sessions->OnRead(id, received, std::move(said), free_bytes);
+    });
   }
   void OnWriteDone(bool ok) override {
     sessions_.loop_.Post(
@@ -207,7 +209,8 @@ void Sessions::Add(Reactor* reactor) {
   });
 }
 
-void Sessions::OnRead(SessionId id, Instant received, absl::StatusOr<AgentSaid> message) {
+void Sessions::OnRead(SessionId id, Instant received, absl::StatusOr<AgentSaid> message,
+                      std::uint64_t free_bytes) {
   const auto at = sessions_.find(id);
   if (at == sessions_.end() || at->second->closing) return;
   Session& session = *at->second;
@@ -219,12 +222,13 @@ void Sessions::OnRead(SessionId id, Instant received, absl::StatusOr<AgentSaid> 
     return BeginClose(at, Protocol("a message of this agent cannot be used",
                                    std::string(message.status().message())));
   }
-  Obey(id, session, received, *std::move(message));
+  Obey(id, session, received, *std::move(message), free_bytes);
   const auto still = sessions_.find(id);
   if (still != sessions_.end() && !still->second->closing) still->second->reactor->Read();
 }
 
-void Sessions::Obey(SessionId id, Session& session, Instant received, AgentSaid message) {
+void Sessions::Obey(SessionId id, Session& session, Instant received, AgentSaid message,
+                    std::uint64_t free_bytes) {
   const bool is_hello = std::holds_alternative<Hello>(message);
   if (is_hello != session.node.empty()) {
     const auto at = sessions_.find(id);
@@ -245,7 +249,7 @@ void Sessions::Obey(SessionId id, Session& session, Instant received, AgentSaid 
                      *answer.mutable_launch_answer()->mutable_refused() = RefusedFrom(valid);
                      return SendAnswer(id, std::move(answer));
                    }
-                   step(LaunchAsked{id, std::move(request), free_bytes_()});
+                   step(LaunchAsked{id, std::move(request), free_bytes});
                  },
                  [&](HeartbeatMessage& heartbeat) {
                    step(HeartbeatReceived{id, heartbeat.obeyed});

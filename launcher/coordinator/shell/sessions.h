@@ -40,9 +40,9 @@ inline constexpr int kMaxSessionsPerConnection = 4;
 
 class Sessions {
  public:
-  // `free_bytes` tells the room where the journal lies; called on the loop's thread.
-  // Heartbeats are answered at most each third of `lease`: an agent that hears nothing for a lease
-  // breaks off.
+  // `free_bytes` tells the room where the journal lies; called on gRPC's threads, because a disk
+  // may take its time. Heartbeats are answered at most each third of `lease`: an agent that hears
+  // nothing for a lease breaks off.
   Sessions(CoreLoop& loop, obs::Logger& log, Duration lease,
            std::function<std::uint64_t()> free_bytes);
   ~Sessions();
@@ -100,10 +100,13 @@ class Sessions {
 
   void Left(const std::string& connection);
   void Add(Reactor* reactor);
-  void OnRead(SessionId id, Instant received, absl::StatusOr<AgentSaid> message);
+  // `free_bytes`: when it came; of a launch's request only.
+  void OnRead(SessionId id, Instant received, absl::StatusOr<AgentSaid> message,
+              std::uint64_t free_bytes);
   void OnEnded(SessionId id);  // The agent half-closed or the stream broke.
   void OnWritten(SessionId id, bool ok);
-  void Obey(SessionId id, Session& session, Instant received, AgentSaid message);
+  void Obey(SessionId id, Session& session, Instant received, AgentSaid message,
+            std::uint64_t free_bytes);
   Session* Writable(SessionId id);     // Null: gone, or being closed.
   void Send(SessionId id, bool fits);  // What its outbox was given just now, or its end.
   void Pump(Table::iterator at);

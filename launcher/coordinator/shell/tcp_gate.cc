@@ -61,7 +61,8 @@ struct TcpGate::Direction {
 // One connection, from accept to the end of either side.
 class TcpGate::Passage : public std::enable_shared_from_this<Passage> {
  public:
-  Passage(TcpGate& gate, std::string peer) : gate_(gate), peer_(std::move(peer)) {}
+  Passage(TcpGate& gate, const Address& peer)
+      : gate_(gate), ip_(peer.host), peer_(io::FormatAddress(peer)) {}
 
   // False: the kernel watches no more descriptors, and both are closed.
   bool Open(io::UniqueFd outer, io::UniqueFd inner) {
@@ -82,9 +83,11 @@ class TcpGate::Passage : public std::enable_shared_from_this<Passage> {
       if (outer_.is_open()) WatchEnd(*side);
     }
   }
+  const std::string& ip() const { return ip_; }
   const std::string& peer() const { return peer_; }
   void Close() {
     if (!outer_.is_open()) return;
+    if (!counts_.called) gate_.repute_.Owes(ip_, kDebtOfNoCall, io::MonotonicNow());
     Hear(/*quiet=*/false);
     boost::system::error_code ignored;
     outer_.close(ignored);
@@ -110,9 +113,11 @@ class TcpGate::Passage : public std::enable_shared_from_this<Passage> {
       if (got <= 0) return Close();  // All that came before is sent.
       const std::string_view bytes(piece.data(), static_cast<std::size_t>(got));
       if (const char* excess = way.meter.Take(bytes, io::MonotonicNow(), counts_)) {
-        gate_.Tell(peer_, excess);
+        gate_.Tell(*this, excess);
         return Close();
       }
+      if (counts_.called && !std::exchange(paid_, true))
+        gate_.repute_.Pays(ip_, io::MonotonicNow());
       Hear(counts_.open == 0);
       if (!outer_.is_open()) return;
       if (!Send(way, bytes, &way.rest)) return;
@@ -173,17 +178,19 @@ class TcpGate::Passage : public std::enable_shared_from_this<Passage> {
   }
 
   TcpGate& gate_;
-  const std::string peer_;
+  const std::string ip_, peer_;
   boost::asio::posix::stream_descriptor outer_{gate_.io_}, inner_{gate_.io_};
   boost::asio::steady_timer linger_{gate_.io_};
   Http2Counts counts_;
+  bool paid_ = false;
   std::optional<std::list<Passage*>::iterator> quiet_at_;
   Direction in_{outer_, inner_, Http2Meter::From::kClient};
   Direction out_{inner_, outer_, Http2Meter::From::kServer};
 };
 
-TcpGate::TcpGate(Cut cut, Duration linger)
+TcpGate::TcpGate(Cut cut, Repute& repute, Duration linger)
     : cut_(std::move(cut)),
+      repute_(repute),
       linger_(linger),
       work_(boost::asio::make_work_guard(io_)),
       piece_(kPieceBytes),
@@ -215,8 +222,10 @@ void TcpGate::LimitQuiet() {
   if (quiet_.size() > kMaxQuietConnections) quiet_.front()->shared_from_this()->Close();
 }
 
-void TcpGate::Tell(const std::string& peer, const char* excess) {
-  if (const std::optional<int> untold = told_.Due(io::MonotonicNow())) cut_(peer, excess, *untold);
+void TcpGate::Tell(const Passage& passage, const char* excess) {
+  const Instant now = io::MonotonicNow();
+  repute_.Owes(passage.ip(), kDebtOfACut, now);
+  if (const std::optional<int> untold = told_.Due(now)) cut_(passage.peer(), excess, *untold);
 }
 
 absl::StatusOr<io::UniqueFd> TcpGate::Admit(io::UniqueFd connection) {
@@ -228,8 +237,8 @@ absl::StatusOr<io::UniqueFd> TcpGate::Admit(io::UniqueFd connection) {
   io::UniqueFd ours(ends[0]), theirs(ends[1]);
   // Without a name it would look like a client of the Unix socket, which may do everything.
   if (absl::Status named = NameAfter(peer, ours.get()); !named.ok()) return named;
-  boost::asio::post(io_, [this, peer, outer = connection.release(), inner = ours.release()] {
-    auto passage = std::make_shared<Passage>(*this, peer);
+  boost::asio::post(io_, [this, address, outer = connection.release(), inner = ours.release()] {
+    auto passage = std::make_shared<Passage>(*this, address);
     if (!passage->Open(io::UniqueFd(outer), io::UniqueFd(inner))) return;
     passages_.insert(passage);
     passage->Start();
@@ -241,7 +250,7 @@ void TcpGate::CutOff(const std::string& peer, const char* excess) {
   boost::asio::post(io_, [this, peer, excess] {
     for (const auto& passage : passages_) {
       if (passage->peer() != peer) continue;
-      Tell(peer, excess);
+      Tell(*passage, excess);
       return passage->Close();
     }
   });

@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/time.h"
 #include "common/io/fd.h"
+#include "launcher/coordinator/shell/repute.h"
 #include "launcher/coordinator/shell/seldom.h"
 
 namespace regroup::coordinator {
@@ -33,8 +34,9 @@ class TcpGate {
   // `cut`: told, on the gate's thread, whose connection was cut and because of what, but not of
   // each; `untold`: how many it was not told of before.
   using Cut = std::function<void(const std::string& peer, const std::string& excess, int untold)>;
-  // `linger`: how long one side has to take what is left once the other has gone.
-  explicit TcpGate(Cut cut, Duration linger = std::chrono::seconds(10));
+  // `repute`, which outlives this: is told what each connection was good for. `linger`: how long
+  // one side has to take what is left once the other has gone.
+  TcpGate(Cut cut, Repute& repute, Duration linger = std::chrono::seconds(10));
   // What a server that has ended before still said is passed on; a peer that does not take it
   // within a second is cut.
   ~TcpGate();
@@ -49,10 +51,11 @@ class TcpGate {
   struct Direction;
   void Forget(const std::shared_ptr<Passage>& passage);
   void LimitQuiet();
-  void Tell(const std::string& peer, const char* excess);
+  void Tell(const Passage& passage, const char* excess);
 
   // Of the thread, all of it.
   Cut cut_;
+  Repute& repute_;
   const Duration linger_;
   Seldom told_;
   boost::asio::io_context io_{1};

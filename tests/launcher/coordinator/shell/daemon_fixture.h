@@ -50,6 +50,8 @@ JobSpec SubmittedJob(const std::string& name, int min_nodes, int max_nodes, int 
 
 class DaemonFixture : public ::testing::Test {
  protected:
+  // This process's memory is its clients' and its sanitizer's, too.
+  DaemonFixture() { config_.memory_limit_bytes = std::uint64_t{8} << 30; }
   ~DaemonFixture() override { Stop(); }
 
   // Port 0 unless `config_` says otherwise; the same folder at every start after the first.

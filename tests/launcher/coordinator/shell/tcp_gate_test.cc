@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/io/address.h"
+#include "common/io/proc.h"
 #include "launcher/coordinator/shell/http2_meter.h"
 #include "launcher/coordinator/shell/memory_guard.h"
 #include "tests/launcher/coordinator/shell/daemon_fixture.h"
@@ -184,6 +185,8 @@ class Passages : public ::testing::Test {
   }
 
   static void Untold(const std::string&, const std::string&, int) {}
+  bool Refused() { return repute_.Refuses("127.0.0.1", io::MonotonicNow()); }
+  Repute repute_;
   io::UniqueFd listener_ = *io::ListenTcp({"127.0.0.1", 0});
 };
 
@@ -195,7 +198,7 @@ std::string Large() {
 }
 
 TEST_F(Passages, WhatIsSentArrivesWholeBothWaysAtOnce) {
-  TcpGate gate(Untold);
+  TcpGate gate(Untold, repute_);
   const Pair pair = Connect(gate);
   const std::string down = Large(), up = kPreface + Large() + Large();
   std::thread sender([&] { SendAll(pair.server, down); });
@@ -216,7 +219,7 @@ TEST_F(Passages, WhatIsSentArrivesWholeBothWaysAtOnce) {
 }
 
 TEST_F(Passages, TheEndOfEitherSideIsTheEndOfTheOtherAfterAllThatItSaid) {
-  TcpGate gate(Untold);
+  TcpGate gate(Untold, repute_);
   const std::string hello = kPreface + Frame(4, 0, "");
   Pair closed = Connect(gate), halved = Connect(gate), reset = Connect(gate), ended = Connect(gate);
   SendAll(closed.peer, hello);
@@ -237,7 +240,7 @@ TEST_F(Passages, TheEndOfEitherSideIsTheEndOfTheOtherAfterAllThatItSaid) {
 
 // What waits is bounded, and gRPC's end is the end of it, read or not.
 TEST_F(Passages, AReaderThatDoesNotReadIsHeldNoLongerThanItLingers) {
-  TcpGate gate(Untold, 50ms);
+  TcpGate gate(Untold, repute_, 50ms);
   Pair pair = Connect(gate);
   const std::string piece = Frame(0, 1, std::string(16'000, 'x'));
   std::size_t taken = 0;
@@ -259,7 +262,7 @@ TEST_F(Passages, ItsEndPassesOnWhatTheServerSaidLast) {
     Pair pair;
     const std::string last = Frame(0, 1, std::string(100'000, 'l'));
     {
-      TcpGate gate(Untold);
+      TcpGate gate(Untold, repute_);
       pair = Connect(gate);
       SendAll(pair.server, last);
       pair.server.reset();
@@ -269,7 +272,7 @@ TEST_F(Passages, ItsEndPassesOnWhatTheServerSaidLast) {
 }
 
 TEST_F(Passages, ThousandsLeaveNoDescriptor) {
-  TcpGate gate(Untold);
+  TcpGate gate(Untold, repute_);
   const std::size_t before = OpenDescriptors();
   for (int round = 0; round < 20; ++round) {
     std::vector<Pair> pairs;
@@ -282,7 +285,7 @@ TEST_F(Passages, ThousandsLeaveNoDescriptor) {
 
 // gRPC keeps 40 KiB for a connection whether anything comes of it or not.
 TEST_F(Passages, OfThoseWithoutACallTheLongestQuietGoes) {
-  TcpGate gate(Untold);
+  TcpGate gate(Untold, repute_);
   Pair called = Connect(gate), answered = Connect(gate);
   const std::string call = kPreface + Frame(4, 0, "") + Headers(1);
   for (const Pair* pair : {&called, &answered}) {
@@ -310,6 +313,37 @@ TEST_F(Passages, OfThoseWithoutACallTheLongestQuietGoes) {
   quiet.push_back(Connect(gate));
   EXPECT_EQ(ReceiveToEnd(quiet.front().peer), "");
   EXPECT_TRUE(open(called));
+}
+
+TEST_F(Passages, ACutOrManyWithoutACallKeepTheirAddressOut) {
+  TcpGate gate(Untold, repute_);
+  const std::string call = kPreface + Frame(4, 0, "") + Headers(1);
+  const auto cut = [&] {
+    Pair flood = Connect(gate);
+    SendAll(flood.peer, call + Times(kMaxResetsPerSecond + 1, Reset(1)));
+    ReceiveToEnd(flood.peer);
+  };
+  for (int i = 0; i < 100; ++i) {
+    Pair useful = Connect(gate);
+    SendAll(useful.peer, call);
+    useful.peer.reset();
+    ReceiveToEnd(useful.server);
+    ASSERT_FALSE(Refused());
+  }
+  cut();
+  cut();
+  EXPECT_TRUE(Refused());
+  EXPECT_FALSE(repute_.Refuses("127.0.0.2", io::MonotonicNow()));
+
+  Repute other;
+  TcpGate another(Untold, other);
+  for (int i = 0; i < 60; ++i) {
+    Pair useless = Connect(another);
+    SendAll(useless.peer, kPreface);
+    useless.peer.reset();
+    ReceiveToEnd(useless.server);
+  }
+  EXPECT_TRUE(other.Refuses("127.0.0.1", io::MonotonicNow()));
 }
 
 class TcpGateTest : public DaemonFixture {
