@@ -1,7 +1,7 @@
 #pragma once
 
 // Where a job's time and its nodes' time went, and what that cost: pure functions of what the
-// engine has seen.
+// coordinator has seen.
 
 #include <cstdint>
 #include <limits>

@@ -1,10 +1,15 @@
-// Where a job's time, and its nodes' time, went.
+#include "launcher/coordinator/core/accounts.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <variant>
 
 #include "common/base/limits.h"
 #include "launcher/coordinator/core/accounting.h"
-#include "launcher/coordinator/core/engine.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/rows.h"
+#include "launcher/coordinator/core/state.h"
 
 namespace regroup::coordinator {
 namespace {
@@ -20,10 +25,8 @@ void Add(HeldTime& sum, const HeldTime& more) {
   sum.lost = SumOf(sum.lost, more.lost);
 }
 
-}  // namespace
-
 // Whether the generation that ran before `next` ended by anything but our own wish to resize it.
-bool Engine::AfterFailure(const Job& job, Generation next) const {
+bool AfterFailure(const Job& job, Generation next) {
   for (auto it = job.generations.rbegin(); it != job.generations.rend(); ++it) {
     const GenerationRow& row = it->second;
     if (row.generation >= next || row.voided || row.phase == GenerationPhase::kProposed) continue;
@@ -35,9 +38,26 @@ bool Engine::AfterFailure(const Job& job, Generation next) const {
   return false;
 }
 
-// From the moment it ran; once it ends, up to what ended it.
-Engine::OpenAccount Engine::RunAccount(const Job& job, const GenerationRow& row,
-                                       const GenerationSoft& soft, Instant now) const {
+OpenAccount OpenAccountOf(const Job& job, Instant now) {
+  OpenAccount open = OutageAccount(job, now);
+  if (const GenerationRow* formed = FormedOf(job)) {
+    const OpenAccount run = RunAccount(job, *formed, job.soft.at(formed->generation), now);
+    Add(open.time, run.time);
+    Add(open.held, run.held);
+  }
+  return open;
+}
+
+}  // namespace
+
+Duration AgeOf(const Job& job, const Moment& at) {
+  if (job.state.phase == JobPhase::kEnded && job.state.ended_at) return job.state.ran_for;
+  if (job.created) return at.now - *job.created;
+  return std::max<Duration>(at.wall - job.spec.created_at, Duration{});
+}
+
+OpenAccount RunAccount(const Job& job, const GenerationRow& row, const GenerationSoft& soft,
+                       Instant now) {
   OpenAccount open;
   if (!soft.running_at) return open;
   Instant until = now;
@@ -59,8 +79,7 @@ Engine::OpenAccount Engine::RunAccount(const Job& job, const GenerationRow& row,
   return open;
 }
 
-// From what ended the last generation to now.
-Engine::OpenAccount Engine::OutageAccount(const Job& job, Instant now) const {
+OpenAccount OutageAccount(const Job& job, Instant now) {
   OpenAccount open;
   const Outage& outage = job.outage;
   if (!outage.detected_at) return open;
@@ -75,31 +94,20 @@ Engine::OpenAccount Engine::OutageAccount(const Job& job, Instant now) const {
   return open;
 }
 
-Engine::OpenAccount Engine::OpenAccountOf(const Job& job, Instant now) const {
-  OpenAccount open = OutageAccount(job, now);
-  if (const GenerationRow* formed = FormedOf(job)) {
-    const OpenAccount run = RunAccount(job, *formed, job.soft.at(formed->generation), now);
-    Add(open.time, run.time);
-    Add(open.held, run.held);
-  }
-  return open;
-}
-
-void Engine::Book(const OpenAccount& open, JobStateRow& state) const {
+void Book(const OpenAccount& open, JobStateRow& state) {
   Add(state.account, open.time);
   Add(state.held, open.held);
 }
 
-// Before the nodes that the job holds change.
-void Engine::CountHeld(Job& job) const {
+void CountHeld(const State& state, Job& job) {
   Outage& outage = job.outage;
   if (!outage.detected_at) return;
-  outage.held = SumOf(outage.held,
-                      NodeTimeOf(now_ - outage.held_until, static_cast<int>(job.claimed.size())));
-  outage.held_until = now_;
+  outage.held = SumOf(
+      outage.held, NodeTimeOf(state.now - outage.held_until, static_cast<int>(job.claimed.size())));
+  outage.held_until = state.now;
 }
 
-TimeAccount Engine::WholeAccountOf(const Job& job, const Moment& at) const {
+TimeAccount WholeAccountOf(const Job& job, const Moment& at) {
   TimeAccount account = job.state.account;
   Add(account, OpenAccountOf(job, at.now).time);
   Duration told{};
@@ -110,7 +118,7 @@ TimeAccount Engine::WholeAccountOf(const Job& job, const Moment& at) const {
   return account;
 }
 
-std::optional<CostView> Engine::CostOf(const Job& job, Instant now) const {
+std::optional<CostView> CostOf(const Job& job, Instant now) {
   HeldTime held = job.state.held;
   Add(held, OpenAccountOf(job, now).held);
   std::int64_t samples = job.state.samples, tokens = job.state.tokens;

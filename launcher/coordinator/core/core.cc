@@ -1,25 +1,114 @@
 #include "launcher/coordinator/core/core.h"
 
-#include "launcher/coordinator/core/engine.h"
+#include <algorithm>
+#include <utility>
+
+#include "launcher/coordinator/core/advance.h"
+#include "launcher/coordinator/core/answers.h"
+#include "launcher/coordinator/core/calls.h"
+#include "launcher/coordinator/core/links.h"
+#include "launcher/coordinator/core/orders.h"
+#include "launcher/coordinator/core/recovery.h"
+#include "launcher/coordinator/core/reports.h"
+#include "launcher/coordinator/core/retention.h"
+#include "launcher/coordinator/core/sessions.h"
+#include "launcher/coordinator/core/slots.h"
+#include "launcher/coordinator/core/stall.h"
+#include "launcher/coordinator/core/state.h"
+#include "launcher/coordinator/core/step.h"
+#include "launcher/coordinator/core/views.h"
 
 namespace regroup::coordinator {
+namespace {
+
+void Drain(Step& step) {
+  std::set<std::uint64_t>& dirty = step.state.agenda.dirty;
+  do {
+    while (!dirty.empty() && step.HasRoom()) {
+      const std::uint64_t sequence = *dirty.begin();
+      dirty.erase(dirty.begin());
+      if (Job* job = step.state.FindJob(step.state.index.by_sequence.at(sequence)))
+        Advance(step, *job);
+    }
+    OfferCapacity(step);
+  } while (!dirty.empty() && step.HasRoom());
+}
+
+void On(Step& step, const Tick&) {
+  auto& deadlines = step.state.agenda.deadlines;
+  while (!deadlines.empty() && step.HasRoom()) {
+    const auto [at, kind, id] = *deadlines.begin();
+    if (at > step.now()) return;
+    if (kind == DueKind::kNode) {
+      Node& node = step.state.nodes.at(NodeId(id));
+      step.Arm(node, std::nullopt);
+      OnNodeDeadline(step, node);
+    } else {
+      Job& job = step.state.jobs.at(JobId(id));
+      step.Disarm(job);
+      step.LookAt(job);
+      Drain(step);
+    }
+  }
+}
+
+// Before anything else this life's epoch becomes durable, unless the fleet has seen a newer one.
+void FirstStep(Step& step) {
+  State& state = step.state;
+  state.first_step_done = true;
+  if (state.meta.older_than > Epoch() && !state.config.accept_journal) {
+    StepDownNow(step);
+    return;
+  }
+  MetaRow meta = state.meta;
+  meta.epoch = state.epoch;
+  meta.older_than = Epoch();
+  step.Put(meta);
+}
+
+}  // namespace
 
 Core::Core(Config config, Epoch epoch, std::span<const Row> rows, Instant now)
-    : engine_(std::make_unique<Engine>(std::move(config), epoch, rows, now)) {}
+    : state_(std::make_unique<State>(std::move(config), epoch, now)) {
+  for (const Row& row : rows) state_->Apply(row);
+  Recover(*state_);
+}
 Core::~Core() = default;
 Core::Core(Core&&) noexcept = default;
 Core& Core::operator=(Core&&) noexcept = default;
 
 Effects Core::Step(Instant now, WallTime wall, const Event& event) {
-  return engine_->Step(now, wall, event);
+  coordinator::Step step(*state_, now, wall);
+  if (!state_->first_step_done) FirstStep(step);
+  if (!state_->stepped_down) {
+    std::visit([&](const auto& e) { On(step, e); }, event);
+    Drain(step);
+    SweepOldJobs(step);
+    if (step.HasRoom()) PurgeSome(step);
+    FlushOrders(step);
+    CheckAdHocExit(step);
+  }
+  return step.Take();
 }
-std::optional<Instant> Core::NextDeadline() const { return engine_->NextDeadline(); }
+
+std::optional<Instant> Core::NextDeadline() const {
+  const State& state = *state_;
+  if (!state.first_step_done) return state.recovered_at;
+  if (state.stepped_down || state.finished) return std::nullopt;
+  if (!state.agenda.dirty.empty() || !state.retention.purging.empty()) return state.now;
+  std::optional<Instant> next = AdHocExitAt(state);
+  const auto sooner = [&](Instant at) { next = next ? std::min(*next, at) : at; };
+  if (state.retention.next_sweep && !state.index.over.empty()) sooner(*state.retention.next_sweep);
+  if (!state.agenda.deadlines.empty()) sooner(std::get<0>(*state.agenda.deadlines.begin()));
+  return next;
+}
+
 absl::StatusOr<ReadReply> Core::Read(const ReadFilter& filter, Instant now, WallTime wall) const {
-  return engine_->Read(filter, now, wall);
+  return coordinator::Read(*state_, filter, now, wall);
 }
-std::vector<Row> Core::Rows() const { return engine_->Rows(); }
-const ClusterId& Core::cluster() const { return engine_->cluster(); }
-Epoch Core::epoch() const { return engine_->epoch(); }
-std::uint64_t Core::newest_number() const { return engine_->newest_number(); }
+std::vector<Row> Core::Rows() const { return state_->Rows(); }
+const ClusterId& Core::cluster() const { return state_->meta.cluster; }
+Epoch Core::epoch() const { return state_->epoch; }
+std::uint64_t Core::newest_number() const { return state_->newest_number(); }
 
 }  // namespace regroup::coordinator

@@ -26,7 +26,7 @@
 
 namespace regroup::coordinator {
 
-class Engine;
+struct State;
 
 class Core {
  public:
@@ -57,7 +57,7 @@ class Core {
   std::uint64_t newest_number() const;  // Of a job; 0: there is none.
 
  private:
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace regroup::coordinator

@@ -1,13 +1,23 @@
-// What agents are told: the whole desired state of one job on one node. PROTOCOL §2, "Compare, then
-// order".
+#include "launcher/coordinator/core/orders.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <utility>
 
 #include "absl/strings/numbers.h"
-#include "launcher/coordinator/core/engine.h"
+#include "launcher/coordinator/core/actions.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/node_in_job.h"
+#include "launcher/coordinator/core/rows.h"
+#include "launcher/coordinator/core/step.h"
 
 namespace regroup::coordinator {
 namespace {
+
+Generation Before(Generation generation) { return Generation(generation.value() - 1); }
 
 bool IsMember(const Job& job, const GenerationRow* row, const NodeId& node) {
   if (row == nullptr) return false;
@@ -15,56 +25,8 @@ bool IsMember(const Job& job, const GenerationRow* row, const NodeId& node) {
   return soft != job.soft.end() && soft->second.members.contains(node);
 }
 
-Generation Before(Generation generation) { return Generation(generation.value() - 1); }
-
-}  // namespace
-
-void Engine::FlushOrders() {
-  for (const JobId& id : orders_dirty_) {
-    Job* job = FindJob(id);
-    if (job == nullptr) continue;
-    for (const NodeId& node : job->order_dirty) {
-      Node* known = FindNode(node);
-      if (known && known->session) SendOrderTo(*job, *known);
-    }
-    job->order_dirty.clear();
-  }
-  orders_dirty_.clear();
-}
-
-void Engine::SendOrderTo(Job& job, Node& node) {
-  SentOrder key;
-  Order order = DesiredOrder(job, node, &key);
-  auto sent = node.sent.find(job.id());
-  const bool empty = key == SentOrder{};
-  if (sent != node.sent.end() ? sent->second == key : empty) return;
-  if (!empty) {
-    node.last_order = node.last_order.Next();
-    key.number = order.number = node.last_order;
-    if (order.prepare && Shown(node, job.id(), order.prepare->generation) == nullptr)
-      node.unanswered[job.id()] = key.number;
-    SlotsChanged(node);
-    Do(SendOrder{*node.session, std::move(order)});
-  }
-  node.sent[job.id()] = key;
-  if (key.forget == Generation()) return;
-  // Nobody asks for it any more; were the order lost, the next Hello would show it again.
-  auto groups = node.groups.find(job.id());
-  if (groups == node.groups.end()) return;
-  std::erase_if(groups->second, [&](const auto& entry) { return entry.first <= key.forget; });
-  SlotsChanged(node);
-  if (!groups->second.empty()) return;
-  node.groups.erase(groups);
-  const bool member = std::any_of(job.soft.begin(), job.soft.end(), [&](const auto& entry) {
-    return entry.second.members.contains(node.row.node);
-  });
-  if (member || node.unanswered.contains(job.id())) return;
-  Untouch(job, node);
-  ClearTaken(job, node);
-}
-
 // The highest number of which nothing may run on this node.
-Generation Engine::StopUpTo(const Job& job, const Node& node) const {
+Generation StopUpTo(const Job& job, const Node& node) {
   const JobPhase phase = job.state.phase;
   const bool over =
       phase == JobPhase::kEnding || phase == JobPhase::kEnded || phase == JobPhase::kPreempted;
@@ -75,7 +37,7 @@ Generation Engine::StopUpTo(const Job& job, const Node& node) const {
   return job.state.last_number;
 }
 
-void Engine::AddStop(const Job& job, const Node& node, Order& order, SentOrder* key) const {
+void AddStop(const State& state, const Job& job, const Node& node, Order& order, SentOrder* key) {
   const Generation up_to = StopUpTo(job, node);
   if (up_to == Generation()) return;
   bool needed = false;
@@ -96,19 +58,19 @@ void Engine::AddStop(const Job& job, const Node& node, Order& order, SentOrder* 
       deadline = std::min(deadline, sooner->second);
     key->stop_reason = job.stop->reason;
     key->stop_deadline = deadline;
-    order.stop = Stop{up_to, std::max(deadline - now_, Duration{}), job.stop->reason};
+    order.stop = Stop{up_to, std::max(deadline - state.now, Duration{}), job.stop->reason};
   } else {
     key->stop_reason = StopReason::kSuperseded;
-    order.stop = Stop{up_to, config_.failure_grace, StopReason::kSuperseded};
+    order.stop = Stop{up_to, state.config.failure_grace, StopReason::kSuperseded};
   }
 }
 
 // Everything about this generation that its agents could tell is durable.
-bool Engine::IsClosed(const Job& job, Generation generation) const {
+bool IsClosed(const Job& job, Generation generation) {
   return !job.soft.contains(generation) && job.state.phase != JobPhase::kEnding;
 }
 
-void Engine::AddForget(const Job& job, const Node& node, Order& order, SentOrder* key) const {
+void AddForget(const Job& job, const Node& node, Order& order, SentOrder* key) {
   auto groups = node.groups.find(job.id());
   if (groups == node.groups.end()) return;
   for (const auto& entry : groups->second) {
@@ -118,11 +80,45 @@ void Engine::AddForget(const Job& job, const Node& node, Order& order, SentOrder
   if (key->forget > Generation()) order.forget = Forget{key->forget};
 }
 
-Order Engine::DesiredOrder(Job& job, Node& node, SentOrder* key) {
+Prepare PrepareOf(const Job& job, const GenerationRow& row, int group_rank) {
+  const GenerationMember& mine = row.members[group_rank];
+  Prepare prepare;
+  prepare.generation = row.generation;
+  prepare.spec = GroupSpec{mine.workers, job.spec.spec};
+  prepare.host_store = group_rank == 0;
+  prepare.advertise = mine.address;
+  if (!prepare.host_store) return prepare;
+  std::set<std::string> addresses;
+  for (const GenerationMember& member : row.members) addresses.insert(member.address);
+  prepare.store_members.assign(addresses.begin(), addresses.end());
+  return prepare;
+}
+
+Run RunOf(const Job& job, const GenerationRow& row, int group_rank) {
+  Run run;
+  run.generation = row.generation;
+  run.store = row.store.value_or(Address{});
+  run.group_rank = group_rank;
+  run.group_size = static_cast<int>(row.members.size());
+  run.world_size = 0;
+  for (int rank = 0; rank < run.group_size; ++rank) {
+    const GenerationMember& member = row.members[rank];
+    for (int local = 0; rank == group_rank && local < member.workers; ++local)
+      run.mine.push_back({local, run.world_size + local});
+    run.world_size += member.workers;
+    run.many_hosts = run.many_hosts || member.address != row.members[0].address;
+  }
+  run.restart_count = row.restart_count;
+  run.max_restarts = job.spec.spec.max_restarts;
+  run.resume_step = row.resume_step;
+  return run;
+}
+
+Order DesiredOrder(const State& state, const Job& job, const Node& node, SentOrder* key) {
   Order order;
   order.job = job.id();
   AddForget(job, node, order, key);
-  AddStop(job, node, order, key);
+  AddStop(state, job, node, order, key);
   if (job.state.verdict) return order;
   if (const GenerationRow* next = ProposedOf(job); IsMember(job, next, node.row.node)) {
     const GenerationSoft& soft = job.soft.at(next->generation);
@@ -143,62 +139,82 @@ Order Engine::DesiredOrder(Job& job, Node& node, SentOrder* key) {
   if (soft.saving && soft.spoke && !soft.ending) {
     key->notice = formed->generation;
     order.notice =
-        WorkerNotice{formed->generation, std::max(soft.saving->until - now_, Duration{})};
+        WorkerNotice{formed->generation, std::max(soft.saving->until - state.now, Duration{})};
   }
   return order;
 }
 
-Prepare Engine::PrepareOf(const Job& job, const GenerationRow& row, int group_rank) const {
-  const GenerationMember& mine = row.members[group_rank];
-  Prepare prepare;
-  prepare.generation = row.generation;
-  prepare.spec = GroupSpec{mine.workers, job.spec.spec};
-  prepare.host_store = group_rank == 0;
-  prepare.advertise = mine.address;
-  if (!prepare.host_store) return prepare;
-  std::set<std::string> addresses;
-  for (const GenerationMember& member : row.members) addresses.insert(member.address);
-  prepare.store_members.assign(addresses.begin(), addresses.end());
-  return prepare;
+// The last group of this job on this node was shown free: nothing stays taken there.
+void ClearTaken(Step& step, const Job& job, Node& node) {
+  const auto held = [&](const TakenSlots& taken) { return taken.job == job.id(); };
+  if (std::none_of(node.row.taken.begin(), node.row.taken.end(), held)) return;
+  NodeRow row = node.row;
+  std::erase_if(row.taken, held);
+  step.Put(std::move(row));
 }
 
-Run Engine::RunOf(const Job& job, const GenerationRow& row, int group_rank) const {
-  Run run;
-  run.generation = row.generation;
-  run.store = row.store.value_or(Address{});
-  run.group_rank = group_rank;
-  run.group_size = static_cast<int>(row.members.size());
-  run.world_size = 0;
-  for (int rank = 0; rank < run.group_size; ++rank) {
-    const GenerationMember& member = row.members[rank];
-    for (int local = 0; rank == group_rank && local < member.workers; ++local)
-      run.mine.push_back({local, run.world_size + local});
-    run.world_size += member.workers;
-    run.many_hosts = run.many_hosts || member.address != row.members[0].address;
+void SendOrderTo(Step& step, Job& job, Node& node) {
+  SentOrder key;
+  Order order = DesiredOrder(step.state, job, node, &key);
+  auto sent = node.sent.find(job.id());
+  const bool empty = key == SentOrder{};
+  if (sent != node.sent.end() ? sent->second == key : empty) return;
+  if (!empty) {
+    node.last_order = node.last_order.Next();
+    key.number = order.number = node.last_order;
+    if (order.prepare && Shown(node, job.id(), order.prepare->generation) == nullptr)
+      node.unanswered[job.id()] = key.number;
+    step.state.SlotsChanged(node);
+    step.Do(SendOrder{*node.session, std::move(order)});
   }
-  run.restart_count = row.restart_count;
-  run.max_restarts = job.spec.spec.max_restarts;
-  run.resume_step = row.resume_step;
-  return run;
+  node.sent[job.id()] = key;
+  if (key.forget == Generation()) return;
+  // Nobody asks for it any more; were the order lost, the next Hello would show it again.
+  auto groups = node.groups.find(job.id());
+  if (groups == node.groups.end()) return;
+  std::erase_if(groups->second, [&](const auto& entry) { return entry.first <= key.forget; });
+  step.state.SlotsChanged(node);
+  if (!groups->second.empty()) return;
+  node.groups.erase(groups);
+  const bool member = std::any_of(job.soft.begin(), job.soft.end(), [&](const auto& entry) {
+    return entry.second.members.contains(node.row.node);
+  });
+  if (member || node.unanswered.contains(job.id())) return;
+  Untouch(job, node);
+  ClearTaken(step, job, node);
 }
 
 // An id of this journal that is no job's any more: purged while a group of it was out of sight, on
 // a node that an operator had forgotten. An id that it never gave is none of its business.
-bool Engine::WasPurged(const JobId& id) const {
+bool WasPurged(const State& state, const JobId& id) {
   const std::string& text = id.value();
   const std::size_t dash = text.rfind('-');
   std::uint64_t sequence = 0;
   if (dash == std::string::npos || !absl::SimpleAtoi(text.substr(dash + 1), &sequence))
     return false;
-  return sequence > 0 && !by_sequence_.empty() && sequence < by_sequence_.rbegin()->first &&
-         !by_sequence_.contains(sequence);
+  return sequence > 0 && !state.index.by_sequence.empty() &&
+         sequence < state.index.by_sequence.rbegin()->first &&
+         !state.index.by_sequence.contains(sequence);
 }
 
-// No job asks for such a group: it is stopped, and forgotten once it is free. False: it is left
-// alone, and shown.
-bool Engine::StopUnknown(Node& node, const JobId& id) {
+}  // namespace
+
+void FlushOrders(Step& step) {
+  for (const JobId& id : step.state.agenda.orders_dirty) {
+    Job* job = step.state.FindJob(id);
+    if (job == nullptr) continue;
+    for (const NodeId& node : job->order_dirty) {
+      Node* known = step.state.FindNode(node);
+      if (known && known->session) SendOrderTo(step, *job, *known);
+    }
+    job->order_dirty.clear();
+  }
+  step.state.agenda.orders_dirty.clear();
+}
+
+bool StopUnknown(Step& step, Node& node, const JobId& id) {
   auto found = node.groups.find(id);
-  if (found == node.groups.end() || !WasPurged(id)) return false;
+  if (found == node.groups.end() || !WasPurged(step.state, id)) return false;
   Order order;
   order.job = id;
   bool all_free = true;
@@ -213,32 +229,23 @@ bool Engine::StopUnknown(Node& node, const JobId& id) {
     order.forget = Forget{newest};
   } else {
     key.stop = newest;
-    order.stop = Stop{newest, config_.failure_grace, StopReason::kSuperseded};
+    order.stop = Stop{newest, step.config().failure_grace, StopReason::kSuperseded};
   }
   auto sent = node.sent.find(id);
   if (sent == node.sent.end() || !(sent->second == key)) {
-    Say(Severity::kWarning, "a group of a job that is not kept any more is ended",
-        {{"node", node.row.name}, {"job", id.value()}});
+    step.Say(Severity::kWarning, "a group of a job that is not kept any more is ended",
+             {{"node", node.row.name}, {"job", id.value()}});
     node.last_order = node.last_order.Next();
     key.number = order.number = node.last_order;
-    Do(SendOrder{*node.session, std::move(order)});
+    step.Do(SendOrder{*node.session, std::move(order)});
     node.sent[id] = key;
   }
   if (all_free) {  // Were the order lost, the next Hello would show it again.
     node.groups.erase(found);
     node.sent.erase(id);
-    SlotsChanged(node);
+    step.state.SlotsChanged(node);
   }
   return true;
-}
-
-// The last group of this job on this node was shown free: nothing stays taken there.
-void Engine::ClearTaken(const Job& job, Node& node) {
-  const auto held = [&](const TakenSlots& taken) { return taken.job == job.id(); };
-  if (std::none_of(node.row.taken.begin(), node.row.taken.end(), held)) return;
-  NodeRow row = node.row;
-  std::erase_if(row.taken, held);
-  Put(std::move(row));
 }
 
 }  // namespace regroup::coordinator

@@ -1,6 +1,8 @@
 #pragma once
 
-// What the engine knows: durable rows, and soft state that recovery starts afresh. Private to this
+// What the coordinator knows: its rows, indices over them, and soft state that recovery starts
+// afresh. Rows reach it through Apply alone, in a step as in recovery, so a crash loses nothing but
+// what is soft. It decides nothing: the rooms above it are functions over it. Private to this
 // folder.
 
 #include <cstdint>
@@ -8,224 +10,137 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
-#include "common/base/control.h"
-#include "common/base/reasons.h"
-#include "launcher/coordinator/core/failure_policy.h"
+#include "launcher/coordinator/core/config.h"
+#include "launcher/coordinator/core/free_slots.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/node.h"
 #include "launcher/coordinator/core/rows.h"
 
 namespace regroup::coordinator {
 
-// How a node was lost: NodeLost.how. Only silence proves nothing.
-inline constexpr char kHowSilent[] = "silent";
-inline constexpr char kHowCrowded[] = "its session broke while too many others were away";
-inline constexpr char kHowOver[] = "its command ended";
-inline constexpr char kHowRefused[] = "connection refused";
-inline constexpr char kHowAway[] = "agent away for too long";
-inline constexpr char kHowForgotten[] = "forgotten by an operator";
-inline constexpr char kHowWiped[] = "came back without its group";
-
-// How a node is reached. Soft, but for kLost.
-enum class Link {
-  kAwaited,    // Known from the journal, not heard since recovery.
-  kAttached,   // Has a session.
-  kSuspected,  // Session broken; the lease runs.
-  kAgentAway,  // Session broken, a witness accepts: only the agent is away.
-  kLost,
+struct Moment {
+  Instant now;
+  WallTime wall;
 };
 
-// The witness port of one job's group on a node.
-struct Watch {
-  Generation generation;
-  Address witness;
-  bool verified = false;   // It answered once: a refusal then means that the group is gone.
-  bool in_flight = false;  // A Probe has not been answered.
-  bool dead = false;       // Refused while no session was open.
+// Which jobs there are, by each word that means one.
+struct JobIndex {
+  std::map<std::uint64_t, JobId> by_sequence;
+  std::map<std::string, JobId> by_key;          // Idempotency keys of submits.
+  std::map<std::string, JobId> newest_by_name;  // Launched, not standalone.
+  std::set<std::uint64_t> over;                 // Ended and preempted jobs.
 };
 
-struct Leaving {
-  Notice notice;
-  Instant until{};  // The node is gone by then.
+// Who wants nodes. By sequence, so the first is the oldest.
+struct Queue {
+  std::set<std::uint64_t> queued;
+  std::set<std::uint64_t> fitting;   // Subset of queued that the known nodes could run.
+  std::set<std::uint64_t> hungry;    // Submitted jobs that could use more nodes.
+  std::set<std::uint64_t> deferred;  // Running jobs that may not grow while another job waits.
+
+  // The only job that may start now; 0: no queued job fits.
+  std::uint64_t Head() const { return fitting.empty() ? 0 : *fitting.begin(); }
 };
 
-// What the last order on this session asked for; a new one is sent when this changes.
-struct SentOrder {
-  OrderNo number;
-  Generation forget, stop, prepare, run, notice;  // 0: not asked.
-  StopReason stop_reason = StopReason::kFailure;
-  Instant stop_deadline{};
-  friend bool operator==(const SentOrder& a, const SentOrder& b) {
-    return a.forget == b.forget && a.stop == b.stop && a.prepare == b.prepare && a.run == b.run &&
-           a.notice == b.notice && a.stop_reason == b.stop_reason &&
-           a.stop_deadline == b.stop_deadline;
-  }
-};
-
-struct Node {
-  NodeRow row;
-
-  Link link = Link::kLost;
-  std::optional<SessionId> session;
-  Instant attached_at{}, last_heard{}, broken_at{}, awaited_until{}, lost_at{};
-  Instant lease_from{};  // The lease runs since then: last heard, or a step of its job since.
-  Instant probe_at{};
-  // Silent for more than a lease, but its job steps: that vouches for it until then.
-  std::optional<Instant> kept_until;
-  std::string no_cgroup;         // As its last Hello said.
-  bool rebooted = false;         // This session's Hello showed a new boot id.
-  bool recovered = false;        // Its row was there when this coordinator started.
-  std::uint64_t lost_order = 0;  // Of a lost node: rises with each; no instant, for those shift.
-  bool proved_dead = false;      // Lost, and nothing of it can run any more.
-  std::optional<Leaving> leaving;
-  std::map<JobId, std::map<Generation, GroupReport>> groups;  // As this session showed them.
-  std::map<JobId, Watch> watches;
-  std::map<JobId, SentOrder> sent;
-  OrderNo last_order;
-  std::set<JobId> claims;  // Jobs that have a right to slots here, whatever the groups show.
-  std::set<JobId> jobs;    // Jobs that this node is `touched` by.
-  OrderNo obeyed;          // Of this session.
-  std::map<JobId, OrderNo>
-      unanswered;  // A Prepare was sent in this order and nothing was reported yet.
-  std::optional<JobId> told_result;  // On this session.
-  std::optional<Instant> wake;
-};
-
-struct MemberTrial {  // A node that voided proposals of this job.
-  int failures = 0;
+// Silence expires no node before `until`.
+struct Brake {
   Instant until{};
-  std::string why;
+  int silent = 0, sessions = 0;  // What it was pulled for.
 };
 
-// Soft state of a generation that is proposed, formed or has an open verdict.
-struct GenerationSoft {
-  std::map<NodeId, int> members;  // Node → group rank.
+// Which nodes there are, and how they are reached.
+struct Fleet {
+  std::map<SessionId, NodeId> sessions;
+  std::set<NodeId> attached_daemons;
+  std::map<std::string, std::set<NodeId>> names;  // Nodes that are not lost.
+  std::map<int, int> daemons_by_slots;            // Slots → number of daemons that are not lost.
+  std::map<std::uint64_t, NodeId> lost;  // By Node::lost_order; without those that must go.
+  std::uint64_t losses = 0;
+  int broken = 0;  // Nodes that are probed or awaited.
+  Brake brake;
+  std::optional<Instant> last_join;  // When a daemon came last.
 
-  // Proposed.
-  bool recovered = false;    // Its Prepares may have been lost with the process before: void it.
-  std::set<NodeId> asked;    // Members that were told to prepare.
-  std::set<NodeId> unacked;  // Of those.
-  Instant ack_deadline{};
-  std::map<NodeId, std::string> failed_members;  // Lost or refused, and why.
-  std::optional<Address> store;
-
-  // Formed.
-  Instant since{};  // Formed, or recovered.
-  std::optional<Instant> proposed_at, formed_at, running_at;
-  std::set<NodeId> not_started;
-  std::map<NodeId, std::vector<RankStart>> started;
-  int done_ranks = 0;
-  std::optional<Instant> done_at;  // When the last of them ended, as its agent tells.
-  std::map<NodeId, Instant> lost;  // Members that were lost while it ran, and when.
-  bool held = false;         // A loss by silence is not believed yet, so nothing else is decided.
-  bool unheard = false;      // No member was heard when one was lost by silence.
-  Instant return_until{};    // One is heard again: the others may follow until then.
-  std::set<NodeId> blinked;  // Members that came back without their group.
-  std::set<NodeId> leaving;  // Members that were told to go.
-  std::string ended_by_notice;    // One that leaves, of which a rank has ended as it was told.
-  std::set<NodeId> told_leaving;  // Members whose notice the job has heard of.
-
-  // Progress, as told by its ranks.
-  bool spoke = false;
-  std::optional<std::int64_t> first_step, last_step, restored_step;
-  std::int64_t samples = 0, tokens = 0;  // 0: not told.
-  std::optional<double> loss, tokens_per_second;
-  std::optional<Duration> init, restore, first_step_took, checkpoint;
-  std::optional<Instant> last_step_at, step_before_at;  // The two last times that the step rose.
-
-  // A save that a notice or a growth waits for.
-  struct Saving {
-    std::string node;  // Who leaves; empty: for a growth.
-    Instant until{};
-    bool saved = false;
-    bool stopped = false;  // Workers that a notice ends have ended: nothing goes on any more.
-  };
-  std::optional<Saving> saving;
-
-  // Ending and over.
-  struct Ending {
-    Instant give_up{};  // Survivors that are not free by then are left behind.
-  };
-  std::optional<Ending> ending;
-  std::optional<CauseAt> cause;
-  // The reason if no cause is ever told: its agents showed it stopped, or the journal has it from
-  // before a crash.
-  std::optional<EndReason> fallback;
-  std::vector<std::pair<Instant, RankCause>> consequences;
-  std::set<std::pair<NodeId, int>> seen_exits;
-  std::set<NodeId> waiting;  // Members that have neither shown their slots free nor are lost.
-  Instant close_by{};        // The verdict is closed by then, whoever is still waited for.
+  bool IsBraked(Instant now) const { return now < brake.until; }
 };
 
-// What survivors of the ended generation, and everything below it, are told.
-struct StopOrder {
-  Generation up_to;
-  StopReason reason = StopReason::kFailure;
-  Instant deadline{};
-  Instant give_up{};                 // Who has not stopped by then is left behind.
-  std::map<NodeId, Instant> sooner;  // Nodes whose launch command can not wait.
+// Free slots of attached daemons that stay.
+struct SlotIndex {
+  FreeSlots free;
+  std::set<NodeId> recount;  // What `free` says of these nodes may be old.
+  bool more = false;         // More are free than when they were last offered.
 };
 
-// The interruption that the next running generation ends; for its phases.
-struct Outage {
-  std::optional<Instant> event_at;  // The cause. Unset in an elective change.
-  std::optional<Instant> detected_at, free_at, proposed_at, formed_at;
-  int nodes = 0;  // Of the generation that it ended.
-  // Of nodes held since it was detected, up to held_until.
-  NodeTime held{};
-  Instant held_until{};
+enum class DueKind { kNode, kJob };
+
+// What has to be looked at, now or at its time.
+struct Agenda {
+  std::set<std::uint64_t> dirty;  // Jobs to look at, oldest first.
+  std::set<JobId> orders_dirty;   // Jobs of which a node's order may have changed.
+  std::set<std::tuple<Instant, DueKind, std::string>> deadlines;
 };
 
-struct Job {
-  // Durable.
-  JobSpecRow spec;
-  JobStateRow state;
-  std::map<Generation, GenerationRow> generations;
-  std::map<NodeId, DoneRow> done;  // Of any generation; only those of the formed one count.
-  std::optional<CommitRow> commit;
-  std::deque<JobEvent> events;  // By number.
-
-  // Soft.
-  const JobId& id() const { return spec.job; }
-  bool launched() const { return spec.spec.origin == JobOrigin::kLaunched; }
-  std::set<NodeId> launchers;  // Nodes whose launch command serves this job.
-  std::map<Generation, GenerationSoft> soft;
-  std::optional<StopOrder> stop;
-  std::map<NodeId, MemberTrial> trials;
-  std::set<NodeId> claimed;  // Nodes that carry a claim of this job.
-  std::set<NodeId> touched;  // Nodes that may still have processes of this job.
-  std::set<NodeId> order_dirty;
-  std::optional<NodeId> first_launcher;
-  Outage outage;
-
-  // Gather.
-  Instant gather_since{};
-  bool membership_known = false;  // A loss or failure: nobody unknown is waited for.
-  std::optional<Instant> below_since;
-  std::optional<Instant>
-      enough_since;  // There are enough nodes since then; the last call's limit counts from it.
-  std::optional<Instant> last_join;  // Of a launch command.
-  Instant not_before{};
-  Instant awaited_until{};  // Members that blinked are waited for until then.
-  int lost_newcomers = 0;
-  struct Newcomer {
-    Instant since{};     // When it came, or was lost: it may be back at once. For `newcomer_trial`.
-    bool flaps = false;  // It was lost as a newcomer.
-  };
-  std::map<NodeId, Newcomer> newcomers;
-
-  std::optional<WaitReason> wait;
-  Instant wait_since{};
-  std::optional<Instant> wait_until;
-
-  bool claims_dirty = false;
-  std::vector<Instant> charge_times;  // With a restart window.
-  std::optional<Instant> created, running_since, ended, over_at,
-      last_change;  // In this life of the coordinator.
-  std::set<CallId> waiters;
-  std::optional<Instant> wake;
+// What is kept of jobs that are over, and whether anybody still needs an ad-hoc coordinator.
+struct Retention {
+  std::deque<JobId> purging;
+  std::optional<Instant> next_sweep;  // The next look at ages.
+  std::optional<Instant> last_over;   // When a job ended or was preempted, in this life.
+  std::optional<Instant> idle_since;  // Ad-hoc: no agent is attached since then.
 };
+
+struct State {
+  State(Config config, Epoch epoch, Instant now);
+
+  // ---- rows: the only way in which durable state changes ---------------------------------------
+  void Apply(const Row& row);
+  Key KeyOf(const Value& value) const;
+  std::vector<Row> Rows() const;  // All durable state, ordered by key.
+
+  // ---- look-ups --------------------------------------------------------------------------------
+  Job* FindJob(const JobId& id);
+  const Job* FindJob(const JobId& id) const;
+  Node* FindNode(const NodeId& id);
+  const Node* FindNode(const NodeId& id) const;
+  Node* NodeOf(SessionId session);  // Null: not the node's current session.
+  std::string NameOf(const NodeId& id) const;
+  std::uint64_t newest_number() const;  // Of a job; 0: there is none.
+  CannotFit FitOf(const JobSpec& spec) const;
+  Moment moment() const { return {now, wall}; }
+
+  // Before the next look at free slots this node's are counted again.
+  void SlotsChanged(const Node& node) { slots.recount.insert(node.row.node); }
+
+  const Config config;
+  const Epoch epoch;
+  Instant recovered_at;
+  Instant now;      // Of the step in hand, or of the last one.
+  WallTime wall{};  // Likewise.
+  bool first_step_done = false, stepped_down = false, finished = false;
+
+  MetaRow meta;
+  std::map<NodeId, Node> nodes;
+  std::map<JobId, Job> jobs;
+  JobIndex index;
+  Queue queue;
+  Fleet fleet;
+  SlotIndex slots;
+  Agenda agenda;
+  Retention retention;
+  std::map<CallId, JobId> waiting_calls;
+
+ private:
+  void ApplyValue(const Value& value);
+  void ApplyDeletion(const Key& key);
+  void IndexNode(const NodeRow* before, const NodeRow* after);
+  void IndexJob(const Job& job);
+  void RefreshFits();
+};
+
+// Whether the known nodes could run what was asked, were they all free.
+inline bool Fits(const CannotFit& fit) { return fit.known >= fit.need; }
 
 }  // namespace regroup::coordinator

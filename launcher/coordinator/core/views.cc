@@ -1,19 +1,41 @@
-// What people see: one snapshot, the same for every reader.
+#include "launcher/coordinator/core/views.h"
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/base/job_word.h"
 #include "common/base/user_error.h"
-#include "launcher/coordinator/core/engine.h"
+#include "launcher/coordinator/core/accounts.h"
+#include "launcher/coordinator/core/actions.h"
+#include "launcher/coordinator/core/admission.h"
+#include "launcher/coordinator/core/events.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/leases.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/node_in_job.h"
+#include "launcher/coordinator/core/rows.h"
+#include "launcher/coordinator/core/slots.h"
+#include "launcher/coordinator/core/state.h"
 
 namespace regroup::coordinator {
 namespace {
 
 constexpr std::size_t kGenerationsInResult = 3;
 constexpr std::size_t kManyMembers = 16;
+constexpr std::size_t kMaxNamesInError = 8;
 
 struct FillWait {  // Reasons are kept without their times.
   Duration since, left;
@@ -51,49 +73,35 @@ const char* SignalText(int signal) {
   return "notice";
 }
 
-}  // namespace
-
-std::string Engine::StateName(const Job& job) const {
-  switch (job.state.phase) {
-    case JobPhase::kQueued: return "queued";
-    case JobPhase::kGathering: return "gathering";
-    case JobPhase::kForming: return "forming";
-    case JobPhase::kRunning: {
-      const GenerationRow* formed = FormedOf(job);
-      return formed && job.soft.at(formed->generation).ending ? "regrouping" : "running";
-    }
-    case JobPhase::kRegrouping: return "regrouping";
-    case JobPhase::kPreempted: return "preempted";
-    case JobPhase::kEnding: return "ending";
-    case JobPhase::kEnded: break;
+// Its last line is shown in lists: thousands of whole tracebacks would not fit into one reply.
+std::optional<RankCause> LastFailureOf(const Job& job) {
+  constexpr std::size_t kShownBytes = 256;
+  for (auto at = job.generations.rbegin(); at != job.generations.rend(); ++at) {
+    if (!at->second.ended) continue;
+    const auto* failed = std::get_if<WorkerFailed>(&*at->second.ended);
+    if (failed == nullptr) return std::nullopt;
+    RankCause cause = failed->cause;
+    std::string& error = cause.exit.error;
+    if (error.size() > kShownBytes) error.erase(0, error.size() - kShownBytes);
+    return cause;
   }
-  switch (job.state.verdict->state) {
-    case VerdictState::kSucceeded: return "succeeded";
-    case VerdictState::kFailed: return "failed";
-    case VerdictState::kCancelled: return "cancelled";
-  }
-  return "ended";
+  return std::nullopt;
 }
 
-Duration Engine::AgeOf(const Job& job, const Moment& at) const {
-  if (job.state.phase == JobPhase::kEnded && job.state.ended_at) return job.state.ran_for;
-  if (job.created) return at.now - *job.created;
-  return std::max<Duration>(at.wall - job.spec.created_at, Duration{});
-}
-
-std::optional<WaitReason> Engine::WaitOf(const Job& job, const Moment& at) const {
+std::optional<WaitReason> WaitOf(const State& state, const Job& job, const Moment& at) {
   if (!job.wait || job.state.verdict) return std::nullopt;
   WaitReason reason = *job.wait;
   const Duration left =
       job.wait_until ? std::max(*job.wait_until - at.now, Duration{}) : Duration{};
   std::visit(FillWait{std::max(at.now - job.wait_since, Duration{}), left}, reason);
   auto* behind = std::get_if<BehindJob>(&reason);
-  if (behind != nullptr && QueueHead() != 0) behind->job = by_sequence_.at(QueueHead());
-  if (std::holds_alternative<CannotFit>(reason)) return FitOf(job.spec.spec);
+  if (behind != nullptr && state.queue.Head() != 0)
+    behind->job = state.index.by_sequence.at(state.queue.Head());
+  if (std::holds_alternative<CannotFit>(reason)) return state.FitOf(job.spec.spec);
   return reason;
 }
 
-GenerationView Engine::ViewOf(const Job& job, const GenerationRow& row) const {
+GenerationView GenerationViewOf(const Job& job, const GenerationRow& row) {
   GenerationView view;
   view.generation = row.generation;
   using State = GenerationView::State;
@@ -134,26 +142,135 @@ GenerationView Engine::ViewOf(const Job& job, const GenerationRow& row) const {
   return view;
 }
 
-namespace {
-
-// Its last line is shown in lists: thousands of whole tracebacks would not fit into one reply.
-std::optional<RankCause> LastFailureOf(const Job& job) {
-  constexpr std::size_t kShownBytes = 256;
-  for (auto at = job.generations.rbegin(); at != job.generations.rend(); ++at) {
-    if (!at->second.ended) continue;
-    const auto* failed = std::get_if<WorkerFailed>(&*at->second.ended);
-    if (failed == nullptr) return std::nullopt;
-    RankCause cause = failed->cause;
-    std::string& error = cause.exit.error;
-    if (error.size() > kShownBytes) error.erase(0, error.size() - kShownBytes);
-    return cause;
+// Why a node that says nothing is not lost yet; empty: it is heard, or its lease runs.
+std::string WhyKept(const State& state, const Node& node, const Moment& at) {
+  const Duration silent = at.now - std::min(node.last_heard, at.now);
+  if (node.kept_until && node.link != Link::kLost) {
+    for (const JobId& id : node.jobs) {
+      const Job* job = state.FindJob(id);
+      if (job && FormedOf(*job))
+        return absl::StrFormat("silent for %.0f s, kept because %s steps", Seconds(silent),
+                               id.value());
+    }
   }
-  return std::nullopt;
+  if (node.link == Link::kAttached && silent > state.config.lease && state.fleet.IsBraked(at.now))
+    return absl::StrFormat("silent for %.0f s, kept because many fell silent at once",
+                           Seconds(silent));
+  return "";
+}
+
+std::string NoteOf(const State& state, const Node& node, const Moment& at) {
+  std::vector<std::string> notes;
+  auto seconds = [](Duration d) {
+    return d < std::chrono::minutes(1) ? absl::StrFormat("%.1f s", std::max(Seconds(d), 0.0))
+                                       : absl::StrFormat("%.0f min", Seconds(d) / 60);
+  };
+  if (node.link == Link::kLost) notes.push_back(node.row.lost_how);
+  if (const std::string kept = WhyKept(state, node, at); !kept.empty()) notes.push_back(kept);
+  const bool waits =
+      !node.kept_until && (node.link == Link::kSuspected || node.link == Link::kAgentAway ||
+                           node.link == Link::kAwaited);
+  if (waits)
+    notes.push_back(
+        absl::StrCat("lost in ", seconds(*LeaseEnd(state, node) - at.now), " unless it reports"));
+  if (node.leaving) {
+    notes.push_back(absl::StrCat(SignalText(node.leaving->notice.signal), ", ",
+                                 seconds(node.leaving->until - at.now), " left"));
+    for (const JobId& id : node.jobs) {
+      const Job* job = state.FindJob(id);
+      const GenerationRow* formed = job ? FormedOf(*job) : nullptr;
+      if (formed && job->soft.at(formed->generation).saving) notes.push_back("saving");
+    }
+  }
+  for (const TakenSlots& taken : node.row.taken) {
+    if (!taken.unkillable && node.link == Link::kAttached) continue;  // Its groups show it.
+    notes.push_back(absl::StrCat(taken.unkillable ? "unkillable group of " : "may still run ",
+                                 taken.job.value()));
+  }
+  for (const auto& entry : node.groups)
+    if (state.FindJob(entry.first) == nullptr)
+      notes.push_back(absl::StrCat("runs unknown job ", entry.first.value()));
+  if (node.link != Link::kLost && !node.no_cgroup.empty())
+    notes.push_back(absl::StrCat("no cgroup: ", node.no_cgroup));
+  return absl::StrJoin(notes, ", ");
+}
+
+std::vector<LeftOutView> LeftOutOf(const State& state, const Job& job, const Moment& at) {
+  std::vector<LeftOutView> left_out;
+  if (job.state.phase == JobPhase::kEnded) return left_out;
+  const GenerationRow* formed = FormedOf(job);
+  for (const auto& [id, trial] : job.trials) {
+    const Node* node = state.FindNode(id);
+    const bool gone = node == nullptr || node->link == Link::kLost;
+    if (gone || (formed && job.soft.at(formed->generation).members.contains(id))) continue;
+    left_out.push_back(
+        {id, node->row.name, trial.why, std::max(Duration::zero(), trial.until - at.now)});
+  }
+  return left_out;
+}
+
+// By node: which jobs leave it out at present, and why.
+std::map<NodeId, std::vector<std::string>> LeftOut(const State& state, const Moment& at) {
+  std::map<NodeId, std::vector<std::string>> notes;
+  for (const auto& [id, job] : state.jobs) {
+    for (const LeftOutView& out : LeftOutOf(state, job, at)) {
+      if (out.left > Duration::zero())
+        notes[out.node].push_back(
+            absl::StrFormat("not in %s for %.1f s: %s", id.value(), Seconds(out.left), out.why));
+    }
+  }
+  return notes;
 }
 
 }  // namespace
 
-JobView Engine::ViewOf(const Job& job, bool detail, const Moment& at) const {
+absl::StatusOr<JobId> Resolve(const State& state, const std::string& word, JobPrefixes prefixes) {
+  if (word == kLastJob && !state.index.by_sequence.empty())
+    return state.index.by_sequence.rbegin()->second;
+  // An id begins with its job's name: whatever the word may mean begins with it.
+  std::vector<JobChoice> choices;
+  for (auto it = state.jobs.lower_bound(JobId(word)); it != state.jobs.end(); ++it) {
+    if (!it->first.value().starts_with(word)) break;
+    const Job& job = it->second;
+    choices.push_back({it->first, job.spec.spec.name, job.state.phase == JobPhase::kEnded,
+                       static_cast<std::int64_t>(job.spec.sequence)});
+  }
+  const std::vector<std::size_t> meant = ChooseJobs(word, choices, prefixes);
+  if (meant.size() == 1) return choices[meant[0]].id;
+  if (meant.empty())
+    return UserError(absl::StatusCode::kNotFound, absl::StrCat("no job ", word),
+                     absl::StrCat(state.jobs.size(), " jobs are known"), "regroup ps -a");
+  std::vector<std::string> ids;
+  for (std::size_t i = 0; i < std::min(meant.size(), kMaxNamesInError); ++i)
+    ids.push_back(choices[meant[i]].id.value());
+  return AmbiguousJob(
+      word, absl::StrCat(absl::StrJoin(ids, ", "), meant.size() > ids.size() ? " and others" : ""),
+      ids[0]);
+}
+
+std::string StateName(const Job& job) {
+  switch (job.state.phase) {
+    case JobPhase::kQueued: return "queued";
+    case JobPhase::kGathering: return "gathering";
+    case JobPhase::kForming: return "forming";
+    case JobPhase::kRunning: {
+      const GenerationRow* formed = FormedOf(job);
+      return formed && job.soft.at(formed->generation).ending ? "regrouping" : "running";
+    }
+    case JobPhase::kRegrouping: return "regrouping";
+    case JobPhase::kPreempted: return "preempted";
+    case JobPhase::kEnding: return "ending";
+    case JobPhase::kEnded: break;
+  }
+  switch (job.state.verdict->state) {
+    case VerdictState::kSucceeded: return "succeeded";
+    case VerdictState::kFailed: return "failed";
+    case VerdictState::kCancelled: return "cancelled";
+  }
+  return "ended";
+}
+
+JobView ViewOf(const State& state, const Job& job, bool detail, const Moment& at) {
   JobView view;
   view.id = job.id();
   view.spec = job.spec.spec;
@@ -179,7 +296,7 @@ JobView Engine::ViewOf(const Job& job, bool detail, const Moment& at) const {
   view.ended_at = job.state.ended_at;
   view.age = AgeOf(job, at);
   if (job.state.phase == JobPhase::kEnded) view.ran_for = job.state.ran_for;
-  view.why = WaitOf(job, at);
+  view.why = WaitOf(state, job, at);
   if (job.state.verdict) {
     view.failed = job.state.verdict->failed;
     view.exit_code = job.state.verdict->exit_code;
@@ -191,115 +308,35 @@ JobView Engine::ViewOf(const Job& job, bool detail, const Moment& at) const {
   view.time = WholeAccountOf(job, at);
   view.cost = CostOf(job, at.now);
   if (!detail) return view;
-  for (const auto& entry : job.generations) view.generations.push_back(ViewOf(job, entry.second));
+  for (const auto& entry : job.generations)
+    view.generations.push_back(GenerationViewOf(job, entry.second));
   view.events.assign(job.events.begin(), job.events.end());
-  view.left_out = LeftOutOf(job, at);
+  view.left_out = LeftOutOf(state, job, at);
   if (view.left_out.size() > kMaxLeftOutShown) view.left_out.resize(kMaxLeftOutShown);
   return view;
 }
 
-// What every launch command is sent at the end: small, because there may be a thousand of them.
-JobView Engine::ResultOf(const Job& job) const {
-  JobView view = ViewOf(job, false, Here());
+JobView ResultOf(const State& state, const Job& job) {
+  JobView view = ViewOf(state, job, false, state.moment());
   auto from = job.generations.end();
   for (std::size_t i = 0; i < kGenerationsInResult && from != job.generations.begin(); ++i) --from;
   for (; from != job.generations.end(); ++from) {
-    view.generations.push_back(ViewOf(job, from->second));
+    view.generations.push_back(GenerationViewOf(job, from->second));
     TrimMembers(view.generations.back());
   }
   return view;
 }
 
-// Why a node that says nothing is not lost yet; empty: it is heard, or its lease runs.
-std::string Engine::WhyKept(const Node& node, const Moment& at) const {
-  const Duration silent = at.now - std::min(node.last_heard, at.now);
-  if (node.kept_until && node.link != Link::kLost) {
-    for (const JobId& id : node.jobs) {
-      const Job* job = FindJob(id);
-      if (job && FormedOf(*job))
-        return absl::StrFormat("silent for %.0f s, kept because %s steps", Seconds(silent),
-                               id.value());
-    }
-  }
-  if (node.link == Link::kAttached && silent > config_.lease && IsBraked(at.now))
-    return absl::StrFormat("silent for %.0f s, kept because many fell silent at once",
-                           Seconds(silent));
-  return "";
-}
-
-std::string Engine::NoteOf(const Node& node, const Moment& at) const {
-  std::vector<std::string> notes;
-  auto seconds = [](Duration d) {
-    return d < std::chrono::minutes(1) ? absl::StrFormat("%.1f s", std::max(Seconds(d), 0.0))
-                                       : absl::StrFormat("%.0f min", Seconds(d) / 60);
-  };
-  if (node.link == Link::kLost) notes.push_back(node.row.lost_how);
-  if (const std::string kept = WhyKept(node, at); !kept.empty()) notes.push_back(kept);
-  const bool waits =
-      !node.kept_until && (node.link == Link::kSuspected || node.link == Link::kAgentAway ||
-                           node.link == Link::kAwaited);
-  if (waits)
-    notes.push_back(
-        absl::StrCat("lost in ", seconds(*LeaseEnd(node) - at.now), " unless it reports"));
-  if (node.leaving) {
-    notes.push_back(absl::StrCat(SignalText(node.leaving->notice.signal), ", ",
-                                 seconds(node.leaving->until - at.now), " left"));
-    for (const JobId& id : node.jobs) {
-      const Job* job = FindJob(id);
-      const GenerationRow* formed = job ? FormedOf(*job) : nullptr;
-      if (formed && job->soft.at(formed->generation).saving) notes.push_back("saving");
-    }
-  }
-  for (const TakenSlots& taken : node.row.taken) {
-    if (!taken.unkillable && node.link == Link::kAttached) continue;  // Its groups show it.
-    notes.push_back(absl::StrCat(taken.unkillable ? "unkillable group of " : "may still run ",
-                                 taken.job.value()));
-  }
-  for (const auto& entry : node.groups)
-    if (FindJob(entry.first) == nullptr)
-      notes.push_back(absl::StrCat("runs unknown job ", entry.first.value()));
-  if (node.link != Link::kLost && !node.no_cgroup.empty())
-    notes.push_back(absl::StrCat("no cgroup: ", node.no_cgroup));
-  return absl::StrJoin(notes, ", ");
-}
-
-std::vector<LeftOutView> Engine::LeftOutOf(const Job& job, const Moment& at) const {
-  std::vector<LeftOutView> left_out;
-  if (job.state.phase == JobPhase::kEnded) return left_out;
-  const GenerationRow* formed = FormedOf(job);
-  for (const auto& [id, trial] : job.trials) {
-    const Node* node = FindNode(id);
-    const bool gone = node == nullptr || node->link == Link::kLost;
-    if (gone || (formed && job.soft.at(formed->generation).members.contains(id))) continue;
-    left_out.push_back(
-        {id, node->row.name, trial.why, std::max(Duration::zero(), trial.until - at.now)});
-  }
-  return left_out;
-}
-
-// By node: which jobs leave it out at present, and why.
-std::map<NodeId, std::vector<std::string>> Engine::LeftOut(const Moment& at) const {
-  std::map<NodeId, std::vector<std::string>> notes;
-  for (const auto& [id, job] : jobs_) {
-    for (const LeftOutView& out : LeftOutOf(job, at)) {
-      if (out.left > Duration::zero())
-        notes[out.node].push_back(
-            absl::StrFormat("not in %s for %.1f s: %s", id.value(), Seconds(out.left), out.why));
-    }
-  }
-  return notes;
-}
-
-NodeView Engine::ViewOf(const Node& node, const Moment& at) const {
+NodeView ViewOf(const State& state, const Node& node, const Moment& at) {
   NodeView view;
   view.id = node.row.node;
   view.name = node.row.name;
   view.address = node.row.address;
   switch (node.link) {
     case Link::kAttached:
-      view.state = node.leaving                                       ? "leaving"
-                   : at.now - node.last_heard > 2 * config_.heartbeat ? "suspect"
-                                                                      : "ready";
+      view.state = node.leaving                                            ? "leaving"
+                   : at.now - node.last_heard > 2 * state.config.heartbeat ? "suspect"
+                                                                           : "ready";
       break;
     case Link::kSuspected: view.state = "suspect"; break;
     case Link::kAgentAway: view.state = "away"; break;
@@ -307,49 +344,51 @@ NodeView Engine::ViewOf(const Node& node, const Moment& at) const {
     case Link::kLost: view.state = node.row.lost_how == kHowOver ? "left" : "lost"; break;
   }
   view.slots = node.row.slots;
-  view.slots_used = SlotsUsed(node);
+  view.slots_used = SlotsUsed(state, node);
   std::set<JobId> jobs = node.claims;
   for (const auto& entry : node.groups) {
-    const Job* job = FindJob(entry.first);
+    const Job* job = state.FindJob(entry.first);
     if (job == nullptr || !SlotsFree(*job, node)) jobs.insert(entry.first);
   }
   view.jobs.assign(jobs.begin(), jobs.end());
   view.seen = std::max(at.now - node.last_heard, Duration{});
-  view.note = NoteOf(node, at);
+  view.note = NoteOf(state, node, at);
   view.launched = node.row.launched;
   view.coordinator_host = IsLoopback(node.row.dialled) || node.row.dialled == node.row.address;
   view.version = node.row.version;
   return view;
 }
 
-absl::StatusOr<ReadReply> Engine::Read(const ReadFilter& filter, Instant now, WallTime wall) const {
-  const Moment at{std::max(now, now_), wall};
+absl::StatusOr<ReadReply> Read(const State& state, const ReadFilter& filter, Instant now,
+                               WallTime wall) {
+  const Moment at{std::max(now, state.now), wall};
   ReadReply reply;
-  if (IsBraked(at.now))
+  if (state.fleet.IsBraked(at.now))
     reply.warnings.push_back(
         absl::StrFormat("%d of %d nodes fell silent at once, so this coordinator may be cut off: "
                         "no node is lost by "
                         "silence for another %.0f s",
-                        brake_.silent, brake_.sessions, Seconds(brake_.until - at.now)));
+                        state.fleet.brake.silent, state.fleet.brake.sessions,
+                        Seconds(state.fleet.brake.until - at.now)));
   if (filter.jobs && !filter.job.empty()) {
-    absl::StatusOr<JobId> id = Resolve(filter.job, JobPrefixes::kAllowed);
+    absl::StatusOr<JobId> id = Resolve(state, filter.job, JobPrefixes::kAllowed);
     if (!id.ok()) return id.status();
-    reply.jobs.push_back(ViewOf(jobs_.at(*id), filter.detail, at));
+    reply.jobs.push_back(ViewOf(state, state.jobs.at(*id), filter.detail, at));
   } else if (filter.jobs) {
-    for (const auto& entry : by_sequence_) {
-      const Job& job = jobs_.at(entry.second);
+    for (const auto& entry : state.index.by_sequence) {
+      const Job& job = state.jobs.at(entry.second);
       if (job.state.phase == JobPhase::kEnded && !filter.ended) continue;
-      reply.jobs.push_back(ViewOf(job, filter.detail, at));
+      reply.jobs.push_back(ViewOf(state, job, filter.detail, at));
     }
   }
   if (!filter.nodes) return reply;
-  std::map<NodeId, std::vector<std::string>> notes = LeftOut(at);
-  for (const auto& entry : nodes_) {
+  std::map<NodeId, std::vector<std::string>> notes = LeftOut(state, at);
+  for (const auto& entry : state.nodes) {
     const Node& node = entry.second;
     const bool asked =
         filter.node.empty() || node.row.name == filter.node || entry.first.value() == filter.node;
     if (!asked) continue;
-    NodeView view = ViewOf(node, at);
+    NodeView view = ViewOf(state, node, at);
     std::vector<std::string>& note = notes[entry.first];
     if (!view.note.empty()) note.insert(note.begin(), view.note);
     view.note = absl::StrJoin(note, ", ");
@@ -357,7 +396,7 @@ absl::StatusOr<ReadReply> Engine::Read(const ReadFilter& filter, Instant now, Wa
   }
   if (reply.nodes.empty() && !filter.node.empty())
     return UserError(absl::StatusCode::kNotFound, absl::StrCat("no node ", filter.node),
-                     absl::StrCat(nodes_.size(), " nodes are known"), "regroup nodes");
+                     absl::StrCat(state.nodes.size(), " nodes are known"), "regroup nodes");
   return reply;
 }
 

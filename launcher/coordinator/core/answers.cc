@@ -1,0 +1,40 @@
+#include "launcher/coordinator/core/answers.h"
+
+#include "launcher/coordinator/core/actions.h"
+#include "launcher/coordinator/core/events.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/step.h"
+#include "launcher/coordinator/core/views.h"
+
+namespace regroup::coordinator {
+
+void On(Step& step, const CallDropped& event) {
+  auto waiting = step.state.waiting_calls.find(event.call);
+  if (waiting == step.state.waiting_calls.end()) return;
+  if (Job* job = step.state.FindJob(waiting->second)) job->waiters.erase(event.call);
+  step.state.waiting_calls.erase(waiting);
+}
+
+void AnswerWaiters(Step& step, Job& job) {
+  if (job.waiters.empty()) return;
+  const JobView view = ViewOf(step.state, job, true, step.state.moment());
+  for (CallId call : job.waiters) {
+    step.state.waiting_calls.erase(call);
+    step.Do(Answer{call, ReadReply{{view}, {}}});
+  }
+  job.waiters.clear();
+}
+
+void SendResults(Step& step, Job& job) {
+  for (const NodeId& id : job.launchers)
+    if (Node* node = step.state.FindNode(id)) SendResultTo(step, job, *node);
+}
+
+void SendResultTo(Step& step, Job& job, Node& node) {
+  if (!node.session || node.told_result == job.id()) return;
+  node.told_result = job.id();
+  step.Do(SendResult{*node.session, ResultOf(step.state, job)});
+}
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,24 @@
+#pragma once
+
+// Who is told that a job is over: clients that wait for it, and launch commands that serve it. Each
+// is told once.
+
+#include "launcher/coordinator/core/events.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/step.h"
+
+namespace regroup::coordinator {
+
+void On(Step& step, const CallDropped& event);
+
+// REQUIRES: the job is over.
+void AnswerWaiters(Step& step, Job& job);
+
+// To all its launch commands that have a session.
+void SendResults(Step& step, Job& job);
+
+// Once on each session.
+void SendResultTo(Step& step, Job& job, Node& node);
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,77 @@
+#include "launcher/coordinator/core/budget.h"
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "launcher/coordinator/core/causes.h"
+#include "launcher/coordinator/core/failure_policy.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/rows.h"
+#include "launcher/coordinator/core/step.h"
+
+namespace regroup::coordinator {
+namespace {
+
+// Equal on every machine, unlike std::hash.
+std::uint64_t SeedOf(const JobId& job, Generation generation) {
+  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a.
+  for (char c : job.value()) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash ^ generation.value();
+}
+
+int SameNodeUpTo(const Job& job, const GenerationRow& row) {
+  std::vector<PastEnd> ends;
+  for (const auto& [generation, past] : job.generations)
+    if (generation <= row.generation && past.ended) ends.push_back({&*past.ended, past.progressed});
+  return SameNodeEnds(ends);
+}
+
+}  // namespace
+
+Streak StreakWith(const Job& job, const GenerationRow& row) {
+  Streak streak =
+      AfterEnd({job.state.own_failures, job.state.free_ends}, row.progressed, KindOf(*row.ended));
+  streak.same_node = SameNodeUpTo(job, row);
+  return streak;
+}
+
+Duration BackOffAfter(const State& state, const Job& job, const GenerationRow& row,
+                      const Streak& streak) {
+  return RestartDelay(streak, KindOf(*row.ended), state.config, SeedOf(job.id(), row.generation));
+}
+
+void RecoverBackOff(Step& step, Job& job) {
+  auto last = job.generations.find(job.state.last_formed);
+  if (last == job.generations.end() || !last->second.ended) return;
+  Streak streak{job.state.own_failures, job.state.free_ends, SameNodeUpTo(job, last->second)};
+  if (last->second.verdict_open) streak = StreakWith(job, last->second);
+  job.not_before = step.now() + BackOffAfter(step.state, job, last->second, streak);
+}
+
+void DropOldCharges(Step& step, Job& job) {
+  const bool ended = job.state.phase == JobPhase::kEnded;
+  if (ended || job.charge_times.empty() || !job.spec.spec.restart_window) return;
+  const Duration window = *job.spec.spec.restart_window;
+  const auto left =
+      std::erase_if(job.charge_times, [&](Instant at) { return step.now() - at > window; });
+  if (left > 0) step.UpdateState(job, [](JobStateRow&) {});
+  if (!job.charge_times.empty())
+    step.Wake(job, job.charge_times.front() + window + std::chrono::milliseconds(1));
+}
+
+int Charges(const State& state, const Job& job) {
+  return ChargesInWindow(job.state.restarts_charged, ChargeAges(job, state.now),
+                         job.spec.spec.restart_window);
+}
+
+int OpenCharges(const Job& job) {
+  int open = 0;
+  for (const auto& entry : job.soft) {
+    const bool over = job.generations.at(entry.first).phase == GenerationPhase::kOver;
+    if (over && ChargesBudget(ReasonOf(entry.second))) ++open;
+  }
+  return open;
+}
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,126 @@
+#include "launcher/coordinator/core/candidates.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "common/base/check.h"
+#include "launcher/coordinator/core/decide_generation.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/leases.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/node_in_job.h"
+#include "launcher/coordinator/core/rows.h"
+#include "launcher/coordinator/core/slots.h"
+#include "launcher/coordinator/core/step.h"
+
+namespace regroup::coordinator {
+namespace {
+
+// Tests: whoever was not looked at would not have been taken.
+void CheckCandidates(const State& state, const Job& job, const std::vector<Candidate>& candidates) {
+  const auto looked_at = [&](const NodeId& id) {
+    return std::any_of(candidates.begin(), candidates.end(),
+                       [&](const Candidate& candidate) { return candidate.node == id; });
+  };
+  for (const NodeId& id : state.fleet.attached_daemons) {
+    const std::optional<Candidate> other = CandidateOf(state, job, state.nodes.at(id), false);
+    if (!other || looked_at(id)) continue;
+    CHECK(other->readiness == Readiness::kReady && !other->former);
+    CHECK(std::count_if(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
+            return candidate.readiness == Readiness::kReady && Preferred(candidate, *other);
+          }) >= MaxNodesNow(job));
+  }
+}
+
+std::optional<Instant> WorthAwaiting(const State& state, const Job& job, const Node& node,
+                                     bool previous) {
+  if (node.link == Link::kAwaited)
+    return previous || job.launched() ? node.awaited_until
+                                      : state.recovered_at + state.config.redial;
+  if (previous && job.membership_known) return job.awaited_until;
+  if (job.launched() || previous) return LeaseEnd(state, node);
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::set<NodeId> NodesToLookAt(const State& state, const Job& job) {
+  std::set<NodeId> nodes = job.touched;
+  for (const auto& entry : job.trials) nodes.insert(entry.first);
+  for (const auto& entry : job.newcomers) nodes.insert(entry.first);
+  for (const ExcludedNode& excluded : job.state.excluded) nodes.insert(excluded.node);
+  std::erase_if(nodes,
+                [&](const NodeId& id) { return !state.fleet.attached_daemons.contains(id); });
+  const std::size_t limit = nodes.size() + static_cast<std::size_t>(MaxNodesNow(job));
+  for (NodeId& id : state.slots.free.First(job.spec.spec.workers_per_node, limit))
+    nodes.insert(std::move(id));
+  return nodes;
+}
+
+std::vector<Candidate> CandidatesOf(Step& step, const Job& job) {
+  std::set<NodeId> previous;
+  auto last = job.generations.find(job.state.last_formed);
+  if (last != job.generations.end())
+    for (const GenerationMember& member : last->second.members) previous.insert(member.node);
+  std::set<NodeId> nodes = job.launchers;
+  if (!job.launched()) {
+    CountFreeSlots(step);
+    nodes = NodesToLookAt(step.state, job);
+    nodes.insert(previous.begin(), previous.end());
+    const bool redialling =
+        step.now() < step.state.recovered_at + step.config().redial && step.state.fleet.broken > 0;
+    for (const auto& entry : step.state.nodes)
+      if (redialling && !entry.second.row.launched && entry.second.link == Link::kAwaited)
+        nodes.insert(entry.first);
+  }
+  std::vector<Candidate> candidates;
+  for (const NodeId& id : nodes) {
+    const Node* node = step.state.FindNode(id);
+    if (node == nullptr) continue;
+    if (std::optional<Candidate> candidate =
+            CandidateOf(step.state, job, *node, previous.contains(id)))
+      candidates.push_back(*std::move(candidate));
+  }
+  const bool check = step.config().check_indices && step.state.nodes.size() <= kMostChecked;
+  if (check && !job.launched()) CheckCandidates(step.state, job, candidates);
+  return candidates;
+}
+
+std::optional<Candidate> CandidateOf(const State& state, const Job& job, const Node& node,
+                                     bool previous) {
+  const NodeId& id = node.row.node;
+  if (node.link == Link::kLost || IsLeaving(job, node) || IsExcluded(job, id)) return std::nullopt;
+  Candidate candidate{id, node.row.name, Readiness::kReady, Instant{}, previous, false};
+  if (node.link != Link::kAttached) {
+    std::optional<Instant> until = WorthAwaiting(state, job, node, previous);
+    if (!until) return std::nullopt;
+    candidate.readiness = Readiness::kAwaited;
+    candidate.until = *until;
+    return candidate;
+  }
+  if (auto trial = job.trials.find(id);
+      trial != job.trials.end() && trial->second.until > state.now) {
+    candidate.readiness = Readiness::kBackingOff;
+    candidate.until = trial->second.until;
+    candidate.why = trial->second.why;
+    return candidate;
+  }
+  if (!SlotsFree(job, node)) {
+    candidate.readiness = Readiness::kStopping;
+    candidate.until = std::max(job.awaited_until, node.attached_at + state.config.failure_grace +
+                                                      state.config.stop_margin);
+    return candidate;
+  }
+  if (!job.launched()) {
+    candidate.free_slots = FreeSlotsFor(state, job, node);
+    if (candidate.free_slots < job.spec.spec.workers_per_node) return std::nullopt;
+  }
+  candidate.former = !previous && job.touched.contains(id);
+  return candidate;
+}
+
+}  // namespace regroup::coordinator

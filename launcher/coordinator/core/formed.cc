@@ -1,0 +1,347 @@
+#include "launcher/coordinator/core/formed.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/coordinator/core/accounts.h"
+#include "launcher/coordinator/core/candidates.h"
+#include "launcher/coordinator/core/causes.h"
+#include "launcher/coordinator/core/decide_generation.h"
+#include "launcher/coordinator/core/ending.h"
+#include "launcher/coordinator/core/failure_policy.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/leases.h"
+#include "launcher/coordinator/core/members.h"
+#include "launcher/coordinator/core/news.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/node_in_job.h"
+#include "launcher/coordinator/core/proposal.h"
+#include "launcher/coordinator/core/rows.h"
+#include "launcher/coordinator/core/slots.h"
+#include "launcher/coordinator/core/step.h"
+#include "launcher/coordinator/core/verdict.h"
+
+namespace regroup::coordinator {
+namespace {
+
+RestartPhases PhasesOf(const Outage& outage, Instant running_at) {
+  RestartPhases phases;
+  const std::optional<Instant> begin = outage.event_at ? outage.event_at : outage.detected_at;
+  const std::optional<Instant> first = begin ? begin : outage.proposed_at;
+  if (!first) return phases;
+  phases.down = running_at - *first;
+  if (outage.event_at && outage.detected_at) phases.detect = *outage.detected_at - *outage.event_at;
+  if (outage.detected_at && outage.free_at) phases.stop = *outage.free_at - *outage.detected_at;
+  if (outage.free_at && outage.proposed_at) phases.decide = *outage.proposed_at - *outage.free_at;
+  if (outage.proposed_at && outage.formed_at) phases.form = *outage.formed_at - *outage.proposed_at;
+  if (outage.formed_at) phases.spawn = running_at - *outage.formed_at;
+  return phases;
+}
+
+void EnterRunning(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
+  // Workers know how old they are: after a restart of the coordinator the clock goes on.
+  Duration age = Duration::max();
+  for (const auto& entry : soft.started)
+    for (const RankStart& start : entry.second) age = std::min(age, start.age);
+  const bool first = job.state.phase != JobPhase::kRunning;
+  const bool known = age != Duration::max();
+  age = std::min(age, GenerationAge(step.state, job.generations.at(generation), soft));
+  soft.running_at = first || !known ? step.now() : step.now() - age;
+  SetWait(step, job, std::nullopt, std::nullopt);
+  if (!first) return;
+  // Who is still out of it has not shown that it can take part.
+  std::erase_if(job.trials, [&](const auto& trial) {
+    return soft.members.contains(trial.first) || step.state.FindNode(trial.first) == nullptr;
+  });
+  const RestartPhases phases = PhasesOf(job.outage, step.now());
+  const OpenAccount outage = OutageAccount(job, step.now());
+  step.UpdateGeneration(job, generation, [&](GenerationRow& row) {
+    row.phases = phases;
+    for (GenerationMember& member : row.members) {
+      member.pids.assign(member.workers, 0);
+      for (const RankStart& start : soft.started[member.node])
+        if (start.local_rank >= 0 && start.local_rank < member.workers)
+          member.pids[start.local_rank] = start.pid;
+      auto watch = step.state.nodes.find(member.node);
+      if (watch == step.state.nodes.end()) continue;
+      auto seen = watch->second.watches.find(job.id());
+      if (seen != watch->second.watches.end() && seen->second.generation == generation)
+        member.witness_verified = seen->second.verified;
+    }
+    FitRow(row);
+  });
+  step.UpdateState(job, [&](JobStateRow& state) {
+    state.phase = JobPhase::kRunning;
+    Book(outage, state);
+  });
+  if (!job.running_since) job.running_since = step.now();
+  AddEvent(step, job, GenerationRunning{generation, phases});
+  job.outage = Outage{};
+}
+
+bool CheckDone(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
+  if (soft.done_ranks < WorldOf(job.generations.at(generation))) return false;
+  SetVerdict(step, job, Verdict{VerdictState::kSucceeded, 0, std::nullopt}, regroup::Finished{},
+             StopReason::kElective, step.config().failure_grace);
+  return true;
+}
+
+// While no member is heard, their silence tells as much about our network as about them, and the
+// generation may train on unseen: it stays until one is proved dead, or for `unreachable_hold`.
+// Once one is heard again, the others have a lease to follow it.
+bool HoldsForSilence(Step& step, Job& job, const GenerationRow& row, GenerationSoft& soft,
+                     const std::vector<NodeId>& lost) {
+  Instant until{};
+  std::vector<std::string> names;
+  for (const NodeId& id : lost) {
+    const Node* node = step.state.FindNode(id);
+    const bool silent = node && node->link == Link::kLost && !node->proved_dead;
+    // A launched agent that was away for longer than its grace has no workers left.
+    if (!silent || soft.leaving.contains(id) ||
+        (node->row.launched && node->row.lost_how == kHowAway))
+      return false;
+    until = std::max(until, node->lost_at + step.config().unreachable_hold);
+    if (names.size() < kMaxNames) names.push_back(node->row.name);
+  }
+  const bool heard =
+      std::any_of(row.members.begin(), row.members.end(),
+                  [&](const GenerationMember& m) { return IsHeard(step.state, m.node); });
+  if (heard) {
+    if (soft.unheard) soft.return_until = step.now() + step.config().lease;
+    soft.unheard = false;
+    if (step.now() >= soft.return_until) return false;
+    SetWait(step, job, AwaitReattach{names, Duration{}}, soft.return_until);
+    step.Wake(job, soft.return_until);
+    return true;
+  }
+  if (step.now() >= until) return false;
+  soft.unheard = true;
+  SetWait(step, job, UnreachableHold{names, Duration{}}, until);
+  // A heartbeat alone makes no job look again.
+  const bool others = soft.lost.size() < soft.members.size();
+  step.Wake(job, others ? std::min(until, step.now() + step.config().heartbeat) : until);
+  return true;
+}
+
+bool FinishHolds(Step& step, Job& job, const GenerationRow& row, GenerationSoft& soft,
+                 const std::vector<NodeId>& lost) {
+  int undone = 0;
+  Instant first = Instant::max();
+  for (const NodeId& id : lost) {
+    undone += row.members[soft.members.at(id)].workers - DoneRanksOf(job, row.generation, id);
+    first = std::min(first, soft.lost.at(id));
+  }
+  const bool others_done = soft.done_ranks > 0 && soft.done_ranks + undone == WorldOf(row);
+  if (!others_done || step.now() >= first + step.config().finish_hold) return false;
+  SetWait(step, job, FinishHold{step.state.NameOf(lost.front()), Duration{}},
+          first + step.config().finish_hold);
+  step.Wake(job, first + step.config().finish_hold);
+  return true;
+}
+
+// A loss ends the generation, unless every rank that can still be heard is done: then the lost node
+// may come back with the same news. And unless no member at all is heard.
+bool CheckLost(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
+  const GenerationRow& row = job.generations.at(generation);
+  std::vector<NodeId> undone;  // Lost members whose ranks are not all done.
+  for (const auto& entry : soft.lost) {
+    const GenerationMember& member = row.members[soft.members.at(entry.first)];
+    if (DoneRanksOf(job, generation, entry.first) < member.workers) undone.push_back(entry.first);
+  }
+  const bool held = soft.held;
+  soft.held = !undone.empty() && (HoldsForSilence(step, job, row, soft, undone) ||
+                                  FinishHolds(step, job, row, soft, undone));
+  if (held && !soft.held) SetWait(step, job, std::nullopt, std::nullopt);
+  if (undone.empty() || soft.held) return false;
+  for (const NodeId& id : undone) {
+    const Node* node = step.state.FindNode(id);
+    const GenerationMember& member = row.members[soft.members.at(id)];
+    const Instant heard = node ? node->last_heard : soft.lost.at(id);
+    if (soft.leaving.contains(id)) {
+      FoldCause(soft, {Preempted{member.name, soft.saving && soft.saving->saved}, heard});
+    } else {
+      const std::string how = node && node->link == Link::kLost ? node->row.lost_how : kHowRefused;
+      FoldCause(soft, {NodeLost{member.name, how, step.now() - heard}, heard});
+    }
+  }
+  BeginEnding(step, job, generation, StopReason::kFailure, step.config().failure_grace);
+  return true;
+}
+
+bool CheckStart(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
+  const Duration limit = job.spec.spec.start_timeout;
+  if (soft.not_started.empty()) return false;
+  if (step.now() < soft.since + limit) {
+    step.Wake(job, soft.since + limit);
+    return false;
+  }
+  for (const NodeId& id : soft.not_started) {
+    const Node* node = step.state.FindNode(id);
+    if (node == nullptr || node->link != Link::kAttached) continue;  // Its lease decides.
+    if (!IsHeard(step.state,
+                 id)) {  // Here too; its ranks may run, and only the word of it be on its way.
+      step.Wake(job, step.now() + step.config().heartbeat);
+      continue;
+    }
+    const Instant due = std::max(soft.since, node->attached_at) + limit;
+    if (step.now() < due) {
+      step.Wake(job, due);
+      continue;
+    }
+    FoldCause(soft, {StartTimedOut{node->row.name, limit}, step.now()});
+    BeginEnding(step, job, generation, StopReason::kFailure, step.config().failure_grace);
+    return true;
+  }
+  return false;
+}
+
+bool CheckNotices(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
+  if (soft.leaving.empty()) return false;
+  Instant until = Instant::max();
+  bool now = false;
+  for (const NodeId& id : soft.leaving) {
+    const Node* node = step.state.FindNode(id);
+    if (node == nullptr) continue;
+    if (node->leaving) until = std::min(until, node->leaving->until);
+    now = now || (node->leaving && node->leaving->until <= step.now());
+    if (soft.told_leaving.insert(id).second && node->leaving)
+      AddEvent(step, job, NodeWillLeave{node->row.name, node->leaving->notice});
+  }
+  if (until == Instant::max()) until = step.now() + job.spec.spec.grace;
+  const std::string name = step.state.NameOf(*soft.leaving.begin());
+  if (soft.saving) {
+    soft.saving->until = std::min(soft.saving->until, until - step.config().notice_margin);
+    if (soft.saving->node.empty()) soft.saving->node = name;
+    return false;
+  }
+  // While ranks finish, or save, the generation goes on until the notice's last moment.
+  if (!now && (soft.spoke || soft.done_ranks > 0)) {
+    soft.saving = GenerationSoft::Saving{name, until - step.config().notice_margin, false};
+    SetWait(step, job, SavingBeforeLeave{name, Duration{}}, soft.saving->until);
+    step.ReorderMembers(job, soft);
+    return false;
+  }
+  FoldCause(soft, {Preempted{name, false}, step.now()});
+  const Duration left = std::max(until - step.now(), Duration{});
+  BeginEnding(step, job, generation, StopReason::kNotice,
+              now ? std::min(step.config().failure_grace, job.spec.spec.grace)
+                  : std::min(job.spec.spec.grace, left));
+  return true;
+}
+
+bool CheckSaving(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
+  if (!soft.saving) return false;
+  if (!soft.saving->saved && !soft.saving->stopped && step.now() < soft.saving->until) {
+    step.Wake(job, soft.saving->until);
+    return false;
+  }
+  const bool saved = soft.saving->saved;
+  const int nodes = static_cast<int>(soft.members.size());
+  Duration grace = job.spec.spec.grace;
+  if (!soft.leaving.empty()) {
+    FoldCause(soft, {Preempted{step.state.NameOf(*soft.leaving.begin()), saved}, step.now()});
+    for (const NodeId& id : soft.leaving) {
+      const Node* node = step.state.FindNode(id);
+      if (node && node->leaving)
+        grace = std::min(grace, std::max(node->leaving->until - step.now(), Duration{}));
+    }
+    BeginEnding(step, job, generation, StopReason::kNotice, grace);
+    return true;
+  }
+  Resized resized{nodes, nodes, {}};
+  if (const GenerationRow* next = ProposedOf(job)) {
+    resized.to = static_cast<int>(next->members.size());
+    for (const GenerationMember& member : next->members)
+      if (!soft.members.contains(member.node)) resized.joined.push_back(member.name);
+  }
+  FoldCause(soft, {resized, step.now()});
+  BeginEnding(step, job, generation, StopReason::kElective, grace);
+  return true;
+}
+
+std::vector<NodeId> Newcomers(Step& step, Job& job, const GenerationSoft& soft) {
+  std::vector<Candidate> ready;
+  if (!job.launched()) CountFreeSlots(step);
+  for (const NodeId& id : job.launched() ? job.launchers : NodesToLookAt(step.state, job)) {
+    if (soft.members.contains(id)) continue;
+    const Node* node = step.state.FindNode(id);
+    if (node == nullptr || node->link != Link::kAttached) continue;
+    const std::optional<Candidate> candidate = CandidateOf(step.state, job, *node, false);
+    if (!candidate) continue;
+    if (candidate->readiness == Readiness::kReady) ready.push_back(*candidate);
+    if (candidate->readiness != Readiness::kReady && candidate->until > step.now())
+      step.Wake(job, candidate->until);
+  }
+  std::sort(ready.begin(), ready.end(), Preferred);
+  std::vector<NodeId> newcomers;
+  for (const Candidate& candidate : ready) newcomers.push_back(candidate.node);
+  return newcomers;
+}
+
+bool CheckGrowth(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
+  const JobSpec& spec = job.spec.spec;
+  const int nodes = static_cast<int>(soft.members.size());
+  if (const GenerationRow* next = ProposedOf(job)) {
+    // Newcomers have acked: now the old generation may save and stop.
+    if (!job.soft.at(next->generation).unacked.empty() || soft.saving) return false;
+    if (job.soft.at(next->generation).failed_members.empty() &&
+        job.soft.at(next->generation).recovered)
+      return false;
+    const Instant until = soft.spoke ? step.now() + spec.grace : step.now();
+    soft.saving = GenerationSoft::Saving{"", until, false};
+    step.ReorderMembers(job, soft);
+    return CheckSaving(step, job, generation, soft);
+  }
+  const std::optional<Duration> settle =
+      SettleTime(spec.scale_up, job.state.growths, job.lost_newcomers, step.config());
+  if (!settle || nodes >= MaxNodesNow(job) || soft.done_ranks > 0 || !soft.running_at) return false;
+  if (!job.launched() && step.state.queue.Head() != 0) {
+    step.state.queue.deferred.insert(job.spec.sequence);
+    return false;
+  }
+  if (job.launched() && static_cast<int>(job.launchers.size()) <= nodes) return false;
+  Instant due = job.last_change.value_or(step.state.recovered_at) + *settle;
+  const std::optional<Instant> last_join =
+      job.launched() ? job.last_join : step.state.fleet.last_join;
+  if (last_join) due = std::max(due, *last_join + step.config().join_batch);
+  if (due > step.now()) {
+    step.Wake(job, due);
+    return false;
+  }
+  const std::vector<NodeId> newcomers = Newcomers(step, job, soft);
+  const int size = UsableSize(nodes + static_cast<int>(newcomers.size()), spec.min_nodes,
+                              MaxNodesNow(job), spec.unit);
+  if (size <= nodes) return false;
+  std::vector<NodeId> chosen;
+  for (const auto& member : soft.members) {
+    const Node* node = step.state.FindNode(member.first);
+    if (node == nullptr || node->link != Link::kAttached)
+      return false;  // Whether it stays is not known yet.
+    chosen.push_back(member.first);
+  }
+  chosen.insert(chosen.end(), newcomers.begin(), newcomers.begin() + (size - nodes));
+  std::sort(chosen.begin(), chosen.end());
+  Propose(step, job, chosen, true);
+  return true;
+}
+
+}  // namespace
+
+bool AdvanceFormed(Step& step, Job& job, Generation generation) {
+  GenerationSoft& soft = job.soft.at(generation);
+  if (soft.ending) return AdvanceEnding(step, job, generation, soft);
+  if (soft.not_started.empty() && !soft.running_at) EnterRunning(step, job, generation, soft);
+  if (CheckDone(step, job, generation, soft)) return true;
+  if (soft.cause || soft.fallback) {
+    BeginEnding(step, job, generation, StopReason::kFailure, step.config().failure_grace);
+    return true;
+  }
+  if (CheckLost(step, job, generation, soft)) return true;
+  if (soft.held) return false;
+  return CheckStart(step, job, generation, soft) || CheckNotices(step, job, generation, soft) ||
+         CheckSaving(step, job, generation, soft) || CheckGrowth(step, job, generation, soft);
+}
+
+}  // namespace regroup::coordinator

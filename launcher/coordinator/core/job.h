@@ -1,0 +1,166 @@
+#pragma once
+
+// A job: its rows, and the soft state of its generations and of its gathering, which recovery
+// starts afresh. Private to this folder.
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/control.h"
+#include "common/base/reasons.h"
+#include "launcher/coordinator/core/failure_policy.h"
+#include "launcher/coordinator/core/rows.h"
+
+namespace regroup::coordinator {
+
+struct MemberTrial {  // A node that voided proposals of this job.
+  int failures = 0;
+  Instant until{};
+  std::string why;
+};
+
+// Soft state of a generation that is proposed, formed or has an open verdict.
+struct GenerationSoft {
+  std::map<NodeId, int> members;  // Node → group rank.
+
+  // Proposed.
+  bool recovered = false;    // Its Prepares may have been lost with the process before: void it.
+  std::set<NodeId> asked;    // Members that were told to prepare.
+  std::set<NodeId> unacked;  // Of those.
+  Instant ack_deadline{};
+  std::map<NodeId, std::string> failed_members;  // Lost or refused, and why.
+  std::optional<Address> store;
+
+  // Formed.
+  Instant since{};  // Formed, or recovered.
+  std::optional<Instant> proposed_at, formed_at, running_at;
+  std::set<NodeId> not_started;
+  std::map<NodeId, std::vector<RankStart>> started;
+  int done_ranks = 0;
+  std::optional<Instant> done_at;  // When the last of them ended, as its agent tells.
+  std::map<NodeId, Instant> lost;  // Members that were lost while it ran, and when.
+  bool held = false;         // A loss by silence is not believed yet, so nothing else is decided.
+  bool unheard = false;      // No member was heard when one was lost by silence.
+  Instant return_until{};    // One is heard again: the others may follow until then.
+  std::set<NodeId> blinked;  // Members that came back without their group.
+  std::set<NodeId> leaving;  // Members that were told to go.
+  std::string ended_by_notice;    // One that leaves, of which a rank has ended as it was told.
+  std::set<NodeId> told_leaving;  // Members whose notice the job has heard of.
+
+  // Progress, as told by its ranks.
+  bool spoke = false;
+  std::optional<std::int64_t> first_step, last_step, restored_step;
+  std::int64_t samples = 0, tokens = 0;  // 0: not told.
+  std::optional<double> loss, tokens_per_second;
+  std::optional<Duration> init, restore, first_step_took, checkpoint;
+  std::optional<Instant> last_step_at, step_before_at;  // The two last times that the step rose.
+
+  // A save that a notice or a growth waits for.
+  struct Saving {
+    std::string node;  // Who leaves; empty: for a growth.
+    Instant until{};
+    bool saved = false;
+    bool stopped = false;  // Workers that a notice ends have ended: nothing goes on any more.
+  };
+  std::optional<Saving> saving;
+
+  // Ending and over.
+  struct Ending {
+    Instant give_up{};  // Survivors that are not free by then are left behind.
+  };
+  std::optional<Ending> ending;
+  std::optional<CauseAt> cause;
+  // The reason if no cause is ever told: its agents showed it stopped, or the journal has it from
+  // before a crash.
+  std::optional<EndReason> fallback;
+  std::vector<std::pair<Instant, RankCause>> consequences;
+  std::set<std::pair<NodeId, int>> seen_exits;
+  std::set<NodeId> waiting;  // Members that have neither shown their slots free nor are lost.
+  Instant close_by{};        // The verdict is closed by then, whoever is still waited for.
+};
+
+// What survivors of the ended generation, and everything below it, are told.
+struct StopOrder {
+  Generation up_to;
+  StopReason reason = StopReason::kFailure;
+  Instant deadline{};
+  Instant give_up{};                 // Who has not stopped by then is left behind.
+  std::map<NodeId, Instant> sooner;  // Nodes whose launch command can not wait.
+};
+
+// The interruption that the next running generation ends; for its phases.
+struct Outage {
+  std::optional<Instant> event_at;  // The cause. Unset in an elective change.
+  std::optional<Instant> detected_at, free_at, proposed_at, formed_at;
+  int nodes = 0;  // Of the generation that it ended.
+  // Of nodes held since it was detected, up to held_until.
+  NodeTime held{};
+  Instant held_until{};
+};
+
+struct Job {
+  // Durable.
+  JobSpecRow spec;
+  JobStateRow state;
+  std::map<Generation, GenerationRow> generations;
+  std::map<NodeId, DoneRow> done;  // Of any generation; only those of the formed one count.
+  std::optional<CommitRow> commit;
+  std::deque<JobEvent> events;  // By number.
+
+  // Soft.
+  const JobId& id() const { return spec.job; }
+  bool launched() const { return spec.spec.origin == JobOrigin::kLaunched; }
+  std::set<NodeId> launchers;  // Nodes whose launch command serves this job.
+  std::map<Generation, GenerationSoft> soft;
+  std::optional<StopOrder> stop;
+  std::map<NodeId, MemberTrial> trials;
+  std::set<NodeId> claimed;  // Nodes that carry a claim of this job.
+  std::set<NodeId> touched;  // Nodes that may still have processes of this job.
+  std::set<NodeId> order_dirty;
+  std::optional<NodeId> first_launcher;
+  Outage outage;
+
+  // Gather.
+  Instant gather_since{};
+  bool membership_known = false;  // A loss or failure: nobody unknown is waited for.
+  std::optional<Instant> below_since;
+  std::optional<Instant>
+      enough_since;  // There are enough nodes since then; the last call's limit counts from it.
+  std::optional<Instant> last_join;  // Of a launch command.
+  Instant not_before{};
+  Instant awaited_until{};  // Members that blinked are waited for until then.
+  int lost_newcomers = 0;
+  struct Newcomer {
+    Instant since{};     // When it came, or was lost: it may be back at once. For `newcomer_trial`.
+    bool flaps = false;  // It was lost as a newcomer.
+  };
+  std::map<NodeId, Newcomer> newcomers;
+
+  std::optional<WaitReason> wait;
+  Instant wait_since{};
+  std::optional<Instant> wait_until;
+
+  bool claims_dirty = false;
+  std::vector<Instant> charge_times;  // With a restart window.
+  std::optional<Instant> created, running_since, ended, over_at,
+      last_change;  // In this life of the coordinator.
+  std::set<CallId> waiters;
+  std::optional<Instant> wake;
+};
+
+// Names of nodes in one reason or note; more would tell nobody anything.
+inline constexpr std::size_t kMaxNames = 16;
+
+const GenerationRow* FormedOf(const Job& job);    // Null: none is formed.
+const GenerationRow* ProposedOf(const Job& job);  // Null: none is proposed.
+
+// How long ago each charge was, for the job's row: rows hold no instants.
+std::vector<Duration> ChargeAges(const Job& job, Instant now);
+
+}  // namespace regroup::coordinator

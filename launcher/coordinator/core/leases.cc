@@ -1,0 +1,63 @@
+#include "launcher/coordinator/core/leases.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/rows.h"
+#include "launcher/coordinator/core/state.h"
+
+namespace regroup::coordinator {
+namespace {
+
+Duration AwayLimit(const State& state, const Node& node) {
+  if (!node.row.launched) return state.config.agent_restart;
+  Duration grace{};
+  for (const JobId& id : node.jobs)
+    if (const Job* job = state.FindJob(id)) grace = std::max(grace, job->spec.spec.grace);
+  return grace + state.config.launched_restart_margin;
+}
+
+// A synchronous job that began and finished a step since then proves that all of its ranks live.
+bool JobStepsWithout(const State& state, const Node& node) {
+  for (const JobId& id : node.jobs) {
+    const Job* job = state.FindJob(id);
+    const GenerationRow* row = job ? FormedOf(*job) : nullptr;
+    if (row == nullptr) continue;
+    const GenerationSoft& soft = job->soft.at(row->generation);
+    if (!soft.ending && soft.members.contains(node.row.node) && soft.step_before_at &&
+        *soft.step_before_at > node.lease_from)
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<Instant> LeaseEnd(const State& state, const Node& node) {
+  switch (node.link) {
+    case Link::kAttached:
+    case Link::kSuspected:
+      return std::max(node.lease_from + state.config.lease, state.fleet.brake.until);
+    case Link::kAgentAway:
+      return std::max(node.broken_at + AwayLimit(state, node), node.awaited_until);
+    case Link::kAwaited: return std::max(node.awaited_until, state.fleet.brake.until);
+    case Link::kLost: return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+bool StepsKeep(const State& state, const Node& node) {
+  return (!node.kept_until || state.now < *node.kept_until) && JobStepsWithout(state, node);
+}
+
+bool IsHeard(const State& state, const NodeId& id) {
+  const Node* node = state.FindNode(id);
+  if (node == nullptr) return false;
+  return node->link == Link::kAgentAway ||
+         (node->link == Link::kAttached && !node->kept_until &&
+          state.now - node->lease_from <= 2 * state.config.heartbeat);
+}
+
+}  // namespace regroup::coordinator

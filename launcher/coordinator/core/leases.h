@@ -1,0 +1,24 @@
+#pragma once
+
+// How long a silent node is kept. Attached and suspected nodes live by the lease, a node whose
+// witness accepts by the time that an agent may be away, an awaited node by the time that recovery
+// gives the fleet; the brake and the steps of a synchronous job extend the first. PROTOCOL §4.
+
+#include <optional>
+
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/state.h"
+
+namespace regroup::coordinator {
+
+// When this node is lost unless it is heard. nullopt: it is lost already.
+std::optional<Instant> LeaseEnd(const State& state, const Node& node);
+
+// Steps vouch for a silent member, but not for ever: a job that is not synchronous steps on without
+// it.
+bool StepsKeep(const State& state, const Node& node);
+
+// Its host can be reached: it said something lately, or its witness accepts.
+bool IsHeard(const State& state, const NodeId& id);
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,318 @@
+#include "launcher/coordinator/core/links.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "launcher/coordinator/core/accounts.h"
+#include "launcher/coordinator/core/actions.h"
+#include "launcher/coordinator/core/events.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/leases.h"
+#include "launcher/coordinator/core/members.h"
+#include "launcher/coordinator/core/news.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/node_in_job.h"
+#include "launcher/coordinator/core/rows.h"
+#include "launcher/coordinator/core/slots.h"
+#include "launcher/coordinator/core/step.h"
+
+namespace regroup::coordinator {
+namespace {
+
+// Probes are spread out when very many nodes are away at once.
+constexpr int kProbedAtFullRate = 64;
+
+bool IsBroken(Link link) {
+  return link == Link::kAwaited || link == Link::kSuspected || link == Link::kAgentAway;
+}
+
+// A launched agent that has nothing to come back to: its name is free for the next command at once.
+bool CommandIsOver(const State& state, const Node& node) {
+  if (!node.row.launch) return false;
+  const Job* job = state.FindJob(node.row.launch->job);
+  if (job == nullptr) return true;
+  return SlotsFree(*job, node) && (node.row.launch->left || job->state.phase == JobPhase::kEnded ||
+                                   job->state.phase == JobPhase::kPreempted);
+}
+
+// A node's lease is over. True: so many others fell silent with it that silence is not believed for
+// a while; most likely it is this coordinator that is cut off.
+bool PullBrake(Step& step) {
+  const Instant from = step.now() - step.config().lease - step.config().heartbeat;
+  const Instant silent_since = step.now() - 2 * step.config().heartbeat;
+  int silent = 0, sessions = 0;
+  for (const auto& entry : step.state.nodes) {
+    const Node& node = entry.second;
+    const bool lost_now =
+        node.link == Link::kLost && node.row.lost_how == kHowSilent && node.lost_at > from;
+    if (node.session || lost_now) ++sessions;
+    // Steps that keep a node make its lease begin anew; it is as silent as the others.
+    const Instant heard =
+        node.kept_until ? *node.kept_until - step.config().unreachable_hold : node.lease_from;
+    const bool fell_silent = node.session && heard >= from && heard < silent_since;
+    if (fell_silent || lost_now) ++silent;
+  }
+  if (silent < step.config().brake_nodes || silent < step.config().brake_share * sessions)
+    return false;
+  step.state.fleet.brake = {step.now() + step.config().brake, silent, sessions};
+  step.Say(Severity::kWarning,
+           "many nodes fell silent at once: silence is not believed for a while",
+           {{"silent", absl::StrCat(silent)},
+            {"sessions", absl::StrCat(sessions)},
+            {"seconds", absl::StrCat(Seconds(step.config().brake))}});
+  return true;
+}
+
+void ProbeWitnesses(Step& step, Node& node) {
+  for (auto& entry : node.watches) {
+    Watch& watch = entry.second;
+    const bool counts = watch.verified || node.link == Link::kAwaited;
+    if (watch.in_flight || watch.dead || !counts) continue;
+    watch.in_flight = true;
+    step.Do(Probe{node.row.node, entry.first, watch.generation, watch.witness});
+  }
+}
+
+void DeleteNode(Step& step, Node& node) {
+  step.Arm(node, std::nullopt);
+  SetLink(step, node, Link::kLost);
+  Detach(step, node);
+  const std::set<JobId> jobs = node.jobs;
+  for (const JobId& id : jobs)
+    if (Job* job = step.state.FindJob(id)) Untouch(*job, node);
+  for (const JobId& id : node.claims)
+    if (Job* job = step.state.FindJob(id)) {
+      CountHeld(step.state, *job);
+      job->claimed.erase(node.row.node);
+    }
+  step.Delete(NodeKey(node.row.node));
+}
+
+}  // namespace
+
+void SetLink(Step& step, Node& node, Link link) {
+  if (node.link == Link::kLost) step.state.fleet.lost.erase(node.lost_order);
+  if (IsBroken(node.link)) --step.state.fleet.broken;
+  if (IsBroken(link)) ++step.state.fleet.broken;
+  if (link == Link::kAttached && !node.row.launched) {
+    step.state.fleet.attached_daemons.insert(node.row.node);
+  } else {
+    step.state.fleet.attached_daemons.erase(node.row.node);
+  }
+  step.state.SlotsChanged(node);
+  node.link = link;
+}
+
+void Detach(Step& step, Node& node) {
+  if (!node.session) return;
+  step.state.fleet.sessions.erase(*node.session);
+  node.session.reset();
+}
+
+void On(Step& step, const SessionBroken& event) {
+  Node* node = step.state.NodeOf(event.session);
+  if (node == nullptr) return;
+  Detach(step, *node);
+  // Of jobs that this journal does not know: its next Hello shows them again, however fat they are.
+  std::erase_if(node->groups,
+                [&](const auto& entry) { return step.state.FindJob(entry.first) == nullptr; });
+  SetLink(step, *node, Link::kSuspected);
+  node->broken_at = step.now();
+  node->probe_at = step.now();
+  for (auto& watch : node->watches) watch.second.in_flight = false;
+  step.Say(Severity::kInfo, "session broken", {{"node", node->row.name}});
+  if (CommandIsOver(step.state, *node)) return LoseNode(step, *node, kHowOver, /*proved=*/true);
+  // Whoever can say hello can make nodes faster than leases expire.
+  const bool holds = !node->jobs.empty() || !node->claims.empty() || !node->row.taken.empty();
+  if (step.state.fleet.broken > step.config().max_away_nodes && !holds)
+    return LoseNode(step, *node, kHowCrowded, /*proved=*/false);
+  RefreshJobs(step, *node);
+  OnNodeDeadline(step, *node);
+}
+
+void Heard(Step& step, Node& node) {
+  node.last_heard = step.now();
+  node.kept_until.reset();
+  node.lease_from = std::max(node.lease_from, step.now());
+}
+
+void On(Step& step, const HeartbeatReceived& event) {
+  Node* node = step.state.NodeOf(event.session);
+  if (node == nullptr) return;
+  Heard(step, *node);
+  if (event.obeyed <= node->obeyed) return;
+  node->obeyed = event.obeyed;
+  step.state.SlotsChanged(*node);
+  std::erase_if(node->unanswered, [&](const auto& entry) {
+    auto sent = node->sent.find(entry.first);
+    const bool withdrawn = sent != node->sent.end() && sent->second.prepare == Generation();
+    return withdrawn && sent->second.number <= node->obeyed;
+  });
+  for (const JobId& id : node->jobs) {
+    Job* job = step.state.FindJob(id);
+    if (job != nullptr && !FormedOf(*job)) step.LookAt(*job);
+  }
+}
+
+void OnNodeDeadline(Step& step, Node& node) {
+  if (node.link == Link::kLost) {
+    if (node.row.taken.empty() && node.jobs.empty()) {
+      DeleteNode(step, node);
+    } else {
+      step.Arm(node, step.now() + step.config().keep_lost_nodes);
+    }
+    return;
+  }
+  if (*LeaseEnd(step.state, node) <= step.now()) {
+    if (StepsKeep(step.state, node)) {
+      if (!node.kept_until) node.kept_until = node.lease_from + step.config().unreachable_hold;
+      node.lease_from = node.broken_at = step.now();
+      node.awaited_until = step.now() + step.config().lease;
+    } else if (node.link == Link::kAgentAway || !PullBrake(step)) {
+      LoseNode(step, node, node.link == Link::kAgentAway ? kHowAway : kHowSilent, false);
+      return;
+    }
+  }
+  Instant next = *LeaseEnd(step.state, node);
+  if (node.link != Link::kAttached && !node.watches.empty()) {
+    if (node.probe_at <= step.now()) {
+      ProbeWitnesses(step, node);
+      node.probe_at = step.now() + step.config().probe_interval *
+                                       (1 + step.state.fleet.broken / kProbedAtFullRate);
+    }
+    next = std::min(next, node.probe_at);
+  }
+  step.Arm(node, next);
+}
+
+void WatchGroup(Step& step, Node& node, const GroupReport& report) {
+  auto found = node.watches.find(report.job);
+  if (report.phase == Phase::kFree || !report.witness) {
+    if (found != node.watches.end() && found->second.generation == report.generation)
+      node.watches.erase(found);
+    return;
+  }
+  if (found != node.watches.end() && found->second.generation > report.generation) return;
+  if (found == node.watches.end() || found->second.generation < report.generation ||
+      found->second.witness != *report.witness) {
+    node.watches[report.job] = Watch{report.generation, *report.witness, false, false, false};
+    found = node.watches.find(report.job);
+  }
+  Watch& watch = found->second;
+  if (watch.verified || watch.in_flight) return;
+  watch.in_flight = true;
+  step.Do(Probe{node.row.node, report.job, report.generation, *report.witness});
+}
+
+void On(Step& step, const Probed& event) {
+  Node* node = step.state.FindNode(event.node);
+  if (node == nullptr) return;
+  auto found = node->watches.find(event.job);
+  if (found == node->watches.end() || found->second.generation != event.generation) return;
+  Watch& watch = found->second;
+  watch.in_flight = false;
+  if (event.result == ProbeResult::kAccepted) watch.verified = true;
+  if (!IsBroken(node->link)) return;
+  const bool redials =
+      node->link == Link::kAwaited && step.now() < step.state.recovered_at + step.config().redial;
+  if (event.result == ProbeResult::kAccepted) {
+    node->lease_from = step.now();
+    SetLink(step, *node, Link::kAgentAway);
+    if (Job* job = step.state.FindJob(event.job)) step.LookAt(*job);
+    step.Arm(*node, std::min(*LeaseEnd(step.state, *node), std::max(node->probe_at, step.now())));
+  } else if (event.result == ProbeResult::kSilent && node->link == Link::kAgentAway) {
+    SetLink(step, *node, Link::kSuspected);
+    step.Arm(*node, std::min(*LeaseEnd(step.state, *node), std::max(node->probe_at, step.now())));
+  } else if (event.result == ProbeResult::kRefused && watch.verified && !redials) {
+    watch.dead = true;
+    const bool all = std::all_of(node->watches.begin(), node->watches.end(),
+                                 [](const auto& entry) { return entry.second.dead; });
+    if (all) {
+      LoseNode(step, *node, kHowRefused, true);
+    } else {
+      RefreshJobs(step, *node);
+    }
+  }
+}
+
+void LoseNode(Step& step, Node& node, const std::string& how, bool proved) {
+  const bool left = how == kHowOver;
+  step.Say(left ? Severity::kInfo : Severity::kWarning, left ? "node left" : "node lost",
+           {{"node", node.row.name}, {"how", how}});
+  NodeRow row = node.row;
+  row.lost = true;
+  row.lost_how = how;
+  // Of an awaited node nothing was shown: its row and its memberships say what it may hold.
+  const bool awaited = node.link == Link::kAwaited;
+  if (proved || !awaited) row.taken.clear();
+  for (const JobId& id : node.jobs) {
+    const Job* job = step.state.FindJob(id);
+    const bool known = std::any_of(row.taken.begin(), row.taken.end(),
+                                   [&](const TakenSlots& taken) { return taken.job == id; });
+    if (proved || known || job == nullptr) continue;
+    if (awaited ? !node.claims.contains(id) : SlotsFree(*job, node)) continue;
+    row.taken.push_back({id, job->state.last_formed, WorkersOn(*job, node), false});
+  }
+  if (node.session) {
+    step.Do(CloseSession{*node.session, absl::DeadlineExceededError(absl::StrCat(
+                                            "nothing heard for ",
+                                            absl::StrCat(Seconds(step.config().lease)), " s"))});
+    Detach(step, node);
+  }
+  SetLink(step, node, Link::kLost);
+  node.proved_dead = proved;
+  node.kept_until.reset();
+  node.lost_at = step.now();
+  node.leaving.reset();
+  node.watches.clear();
+  step.Put(row);
+  RefreshJobs(step, node);
+  if (row.launch) {
+    Job* job = step.state.FindJob(row.launch->job);
+    const bool waits = job && !job->state.verdict && !FormedOf(*job);
+    if (waits && !row.launch->left) AddEvent(step, *job, NodeLeft{row.name, how});
+    if (job) step.LookAt(*job);
+  }
+  node.groups.clear();
+  node.unanswered.clear();
+  if (step.now() < step.state.recovered_at + step.config().redial)
+    MarkHungry(step);  // Until then it is waited for.
+  RememberLost(step, node);
+}
+
+void RememberLost(Step& step, Node& node) {
+  step.Arm(node, step.now() + step.config().keep_lost_nodes);
+  node.lost_order = ++step.state.fleet.losses;
+  step.state.fleet.lost.emplace(node.lost_order, node.row.node);
+  if (step.state.fleet.lost.size() <= step.config().max_lost_nodes) return;
+  step.Arm(step.state.nodes.at(step.state.fleet.lost.begin()->second),
+           step.now());  // Goes unless it holds something.
+  step.state.fleet.lost.erase(step.state.fleet.lost.begin());
+}
+
+void On(Step& step, const Noticed& event) {
+  Node* node = step.state.NodeOf(event.session);
+  if (node == nullptr) return;
+  Heard(step, *node);
+  SetLeaving(step, *node, event.notice);
+  RefreshJobs(step, *node);
+}
+
+void SetLeaving(Step& step, Node& node, const Notice& notice) {
+  step.state.SlotsChanged(node);
+  if (notice.withdrawn) {
+    node.leaving.reset();
+    return;
+  }
+  const bool news = !node.leaving;
+  const Instant until = step.now() + notice.left;
+  if (!news && until >= node.leaving->until) return;  // A deadline never moves later.
+  node.leaving = Leaving{notice, until};
+  if (news)
+    step.Say(Severity::kInfo, "node will leave",
+             {{"node", node.row.name}, {"left", absl::StrCat(Seconds(notice.left))}});
+}
+
+}  // namespace regroup::coordinator

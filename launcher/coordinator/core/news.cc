@@ -1,0 +1,51 @@
+#include "launcher/coordinator/core/news.h"
+
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "launcher/coordinator/core/actions.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/rows.h"
+#include "launcher/coordinator/core/step.h"
+
+namespace regroup::coordinator {
+
+void AddEvent(Step& step, Job& job, JobEventBody body) {
+  const bool minor =
+      std::holds_alternative<NodeJoined>(body) || std::holds_alternative<Waits>(body) ||
+      std::holds_alternative<CommitAccepted>(body) || std::holds_alternative<NodeLeft>(body);
+  JobEvent event{job.events.empty() ? 1 : job.events.back().number + 1, step.wall(),
+                 std::move(body)};
+  const bool to_first = minor && job.launchers.size() > kFewLaunchers && job.first_launcher;
+  auto tell = [&](const NodeId& id) {
+    const Node* node = step.state.FindNode(id);
+    if (node && node->session) step.Do(SendNews{*node->session, job.id(), event});
+  };
+  if (to_first) {
+    tell(*job.first_launcher);
+  } else {
+    for (const NodeId& id : job.launchers) tell(id);
+  }
+  step.Put(JobEventRow{job.id(), std::move(event)});
+}
+
+void SetWait(Step& step, Job& job, std::optional<WaitReason> reason, std::optional<Instant> until) {
+  const bool same = reason && job.wait && reason->index() == job.wait->index();
+  job.wait = std::move(reason);
+  job.wait_until = until;
+  if (same) return;
+  job.wait_since = step.now();
+  if (!job.wait) return;
+  const bool regroups = job.state.last_formed > Generation();
+  const bool worth_telling =
+      std::holds_alternative<BackingOff>(*job.wait) ||
+      std::holds_alternative<UnreachableHold>(*job.wait) ||
+      std::holds_alternative<FinishHold>(*job.wait) ||
+      std::holds_alternative<SavingBeforeLeave>(*job.wait) ||
+      (std::holds_alternative<BelowMinimum>(*job.wait) && (regroups || job.launched()));
+  if (worth_telling) AddEvent(step, job, Waits{*job.wait});
+}
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,92 @@
+#pragma once
+
+// A node: its row, and what is known of it in this life of the coordinator: how it is reached, what
+// it showed of each job's groups, and what it was told last. Private to this folder.
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "common/base/control.h"
+#include "common/base/ids.h"
+#include "common/base/time.h"
+#include "launcher/coordinator/core/rows.h"
+
+namespace regroup::coordinator {
+
+// How a node was lost: NodeLost.how. Only silence proves nothing.
+inline constexpr char kHowSilent[] = "silent";
+inline constexpr char kHowCrowded[] = "its session broke while too many others were away";
+inline constexpr char kHowOver[] = "its command ended";
+inline constexpr char kHowRefused[] = "connection refused";
+inline constexpr char kHowAway[] = "agent away for too long";
+inline constexpr char kHowForgotten[] = "forgotten by an operator";
+inline constexpr char kHowWiped[] = "came back without its group";
+
+// How a node is reached. Soft, but for kLost.
+enum class Link {
+  kAwaited,    // Known from the journal, not heard since recovery.
+  kAttached,   // Has a session.
+  kSuspected,  // Session broken; the lease runs.
+  kAgentAway,  // Session broken, a witness accepts: only the agent is away.
+  kLost,
+};
+
+// The witness port of one job's group on a node.
+struct Watch {
+  Generation generation;
+  Address witness;
+  bool verified = false;   // It answered once: a refusal then means that the group is gone.
+  bool in_flight = false;  // A Probe has not been answered.
+  bool dead = false;       // Refused while no session was open.
+};
+
+struct Leaving {
+  Notice notice;
+  Instant until{};  // The node is gone by then.
+};
+
+// What the last order on this session asked for; a new one is sent when this changes.
+struct SentOrder {
+  OrderNo number;
+  Generation forget, stop, prepare, run, notice;  // 0: not asked.
+  StopReason stop_reason = StopReason::kFailure;
+  Instant stop_deadline{};
+  friend bool operator==(const SentOrder& a, const SentOrder& b) {
+    return a.forget == b.forget && a.stop == b.stop && a.prepare == b.prepare && a.run == b.run &&
+           a.notice == b.notice && a.stop_reason == b.stop_reason &&
+           a.stop_deadline == b.stop_deadline;
+  }
+};
+
+struct Node {
+  NodeRow row;
+
+  Link link = Link::kLost;
+  std::optional<SessionId> session;
+  Instant attached_at{}, last_heard{}, broken_at{}, awaited_until{}, lost_at{};
+  Instant lease_from{};  // The lease runs since then: last heard, or a step of its job since.
+  Instant probe_at{};
+  // Silent for more than a lease, but its job steps: that vouches for it until then.
+  std::optional<Instant> kept_until;
+  std::string no_cgroup;         // As its last Hello said.
+  bool rebooted = false;         // This session's Hello showed a new boot id.
+  bool recovered = false;        // Its row was there when this coordinator started.
+  std::uint64_t lost_order = 0;  // Of a lost node: rises with each; no instant, for those shift.
+  bool proved_dead = false;      // Lost, and nothing of it can run any more.
+  std::optional<Leaving> leaving;
+  std::map<JobId, std::map<Generation, GroupReport>> groups;  // As this session showed them.
+  std::map<JobId, Watch> watches;
+  std::map<JobId, SentOrder> sent;
+  OrderNo last_order;
+  std::set<JobId> claims;  // Jobs that have a right to slots here, whatever the groups show.
+  std::set<JobId> jobs;    // Jobs that this node is `touched` by.
+  OrderNo obeyed;          // Of this session.
+  std::map<JobId, OrderNo>
+      unanswered;  // A Prepare was sent in this order and nothing was reported yet.
+  std::optional<JobId> told_result;  // On this session.
+  std::optional<Instant> wake;
+};
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,74 @@
+#include "launcher/coordinator/core/node_in_job.h"
+
+#include <algorithm>
+
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/rows.h"
+#include "launcher/coordinator/core/state.h"
+
+namespace regroup::coordinator {
+
+void Touch(Job& job, Node& node) {
+  job.touched.insert(node.row.node);
+  node.jobs.insert(job.id());
+}
+
+void Untouch(Job& job, Node& node) {
+  job.touched.erase(node.row.node);
+  node.jobs.erase(job.id());
+  node.sent.erase(job.id());
+}
+
+const GroupReport* Shown(const Node& node, const JobId& job, Generation generation) {
+  auto groups = node.groups.find(job);
+  if (groups == node.groups.end()) return nullptr;
+  auto report = groups->second.find(generation);
+  return report == groups->second.end() ? nullptr : &report->second;
+}
+
+bool GroupIsDead(const Node& node, const JobId& job, Generation generation) {
+  auto watch = node.watches.find(job);
+  return watch != node.watches.end() && watch->second.generation == generation &&
+         watch->second.dead;
+}
+
+bool IsSettled(const State& state, const Job& job, Generation generation, const NodeId& id) {
+  const Node* node = state.FindNode(id);
+  if (node == nullptr || node->link == Link::kLost || GroupIsDead(*node, job.id(), generation))
+    return true;
+  if (node->link != Link::kAttached) return false;
+  const GroupReport* report = Shown(*node, job.id(), generation);
+  return report == nullptr || report->phase == Phase::kFree || report->phase == Phase::kUnkillable;
+}
+
+int DoneRanksOf(const Job& job, Generation generation, const NodeId& node) {
+  auto done = job.done.find(node);
+  if (done == job.done.end() || done->second.generation != generation) return 0;
+  return static_cast<int>(done->second.local_ranks.size());
+}
+
+bool IsLeaving(const Job& job, const Node& node) {
+  return node.leaving ||
+         (node.row.launch && node.row.launch->job == job.id() && node.row.launch->left);
+}
+
+bool IsExcluded(const Job& job, const NodeId& id) {
+  return std::any_of(job.state.excluded.begin(), job.state.excluded.end(),
+                     [&](const ExcludedNode& excluded) { return excluded.node == id; });
+}
+
+bool SlotsFree(const Job& job, const Node& node) {
+  if (node.unanswered.contains(job.id())) return false;
+  auto groups = node.groups.find(job.id());
+  if (groups == node.groups.end()) return true;
+  return std::all_of(groups->second.begin(), groups->second.end(),
+                     [](const auto& entry) { return entry.second.phase == Phase::kFree; });
+}
+
+int WorkersOn(const Job& job, const Node& node) {
+  if (node.row.launch && node.row.launch->job == job.id()) return node.row.launch->workers;
+  return job.spec.spec.workers_per_node;
+}
+
+}  // namespace regroup::coordinator

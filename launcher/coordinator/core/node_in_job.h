@@ -1,0 +1,41 @@
+#pragma once
+
+// One node's part in one job: what it showed of the job's groups, what is settled, what is free.
+// Look-ups over plain values; only Touch and Untouch change anything.
+
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/state.h"
+
+namespace regroup::coordinator {
+
+// From now on this node may have processes of this job; Untouch: it has none any more.
+void Touch(Job& job, Node& node);
+void Untouch(Job& job, Node& node);
+
+// What this session showed of that group; null: nothing.
+const GroupReport* Shown(const Node& node, const JobId& job, Generation generation);
+
+// Its witness refused while no session was open, so no process of it is left.
+bool GroupIsDead(const Node& node, const JobId& job, Generation generation);
+
+// Nothing more will be learned about this member of a generation: its slots are free, or it is
+// lost.
+bool IsSettled(const State& state, const Job& job, Generation generation, const NodeId& id);
+
+// How many of the node's ranks have exited with 0 in this generation.
+int DoneRanksOf(const Job& job, Generation generation, const NodeId& node);
+
+// It will go away, or its launch command has left this job: no member of later generations.
+bool IsLeaving(const Job& job, const Node& node);
+
+// It could not execute the job's program.
+bool IsExcluded(const Job& job, const NodeId& id);
+
+// Nothing of this job is left there, and no Prepare is on its way.
+bool SlotsFree(const Job& job, const Node& node);
+
+// How many slots a group of this job takes there.
+int WorkersOn(const Job& job, const Node& node);
+
+}  // namespace regroup::coordinator

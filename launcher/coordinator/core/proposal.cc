@@ -1,0 +1,290 @@
+#include "launcher/coordinator/core/proposal.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "launcher/coordinator/core/actions.h"
+#include "launcher/coordinator/core/admission.h"
+#include "launcher/coordinator/core/budget.h"
+#include "launcher/coordinator/core/failure_policy.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/news.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/node_in_job.h"
+#include "launcher/coordinator/core/ranks.h"
+#include "launcher/coordinator/core/rows.h"
+#include "launcher/coordinator/core/slots.h"
+#include "launcher/coordinator/core/step.h"
+
+namespace regroup::coordinator {
+namespace {
+
+std::vector<NodeId> RankOrder(const State& state, const Job& job,
+                              const std::vector<NodeId>& chosen) {
+  std::vector<NodeId> previous;
+  auto last = job.generations.find(job.state.last_formed);
+  if (last != job.generations.end())
+    for (const GenerationMember& member : last->second.members) previous.push_back(member.node);
+  std::set<NodeId> unknown(chosen.begin(), chosen.end());
+  for (const NodeId& id : previous) unknown.erase(id);
+  std::map<NodeId, int> former;
+  for (auto it = job.generations.rbegin();
+       it != job.generations.rend() && former.size() < unknown.size(); ++it) {
+    const GenerationRow& row = it->second;
+    if (row.voided || row.generation >= job.state.last_formed) continue;
+    for (std::size_t rank = 0; rank < row.members.size(); ++rank)
+      if (unknown.contains(row.members[rank].node))
+        former.try_emplace(row.members[rank].node, static_cast<int>(rank));
+  }
+  std::vector<RankCandidate> candidates;
+  for (const NodeId& id : chosen) {
+    RankCandidate candidate{id, state.NameOf(id), std::nullopt};
+    if (auto found = former.find(id); found != former.end()) candidate.former = found->second;
+    candidates.push_back(std::move(candidate));
+  }
+  return AssignGroupRanks(previous, candidates);
+}
+
+std::vector<GenerationMember> MembersOf(const State& state, const Job& job,
+                                        const std::vector<NodeId>& ranks) {
+  // Where other hosts take part, a member that sits beside the coordinator is known to them by the
+  // address at which they reached the coordinator, not by its own loopback.
+  std::string reached_at;
+  for (const NodeId& id : ranks) {
+    const NodeRow& row = state.nodes.at(id).row;
+    if (!IsLoopback(row.address) && reached_at.empty()) reached_at = row.dialled;
+  }
+  std::vector<GenerationMember> members;
+  for (const NodeId& id : ranks) {
+    const Node& node = state.nodes.at(id);
+    GenerationMember member;
+    member.node = id;
+    member.name = node.row.name;
+    member.address =
+        IsLoopback(node.row.address) && !reached_at.empty() ? reached_at : node.row.address;
+    member.workers = WorkersOn(job, node);
+    if (!job.touched.contains(id)) member.free_slots = FreeSlotsFor(state, job, node);
+    members.push_back(std::move(member));
+  }
+  return members;
+}
+
+// How long a member may take to prepare.
+Duration AckLimit(const State& state, const Job& job) {
+  const NodeCheck& check = job.spec.spec.node_check;
+  return state.config.ack + (check.wanted() ? check.timeout : Duration::zero());
+}
+
+void DropOldGenerations(Step& step, Job& job) {
+  if (job.generations.size() <= static_cast<std::size_t>(step.config().max_generations_per_job))
+    return;
+  // A node that refuses for hours voids many; what ran is worth more.
+  auto oldest = std::find_if(
+      job.generations.begin(), job.generations.end(),
+      [&](const auto& entry) { return entry.second.voided && !job.soft.contains(entry.first); });
+  if (oldest == job.generations.end()) oldest = job.generations.begin();
+  if (job.soft.contains(oldest->first) || oldest->first == job.state.last_formed) return;
+  step.Delete(GenerationKey(job.id(), oldest->first));
+}
+
+// The old generation is over: its survivors prepare, beside the newcomers that already have.
+bool AskSurvivors(Step& step, Job& job, GenerationSoft& soft) {
+  for (const auto& member : soft.members) {
+    const NodeId& id = member.first;
+    if (soft.asked.contains(id)) continue;
+    const Node* node = step.state.FindNode(id);
+    if (node == nullptr || node->link != Link::kAttached || !SlotsFree(job, *node)) {
+      soft.failed_members[id] = "its slots were not free in time";
+      continue;
+    }
+    soft.asked.insert(id);
+    soft.unacked.insert(id);
+    step.Reorder(job, id);
+  }
+  soft.ack_deadline = step.now() + AckLimit(step.state, job);
+  job.outage.proposed_at = step.now();
+  return true;
+}
+
+void FormGeneration(Step& step, Job& job, Generation generation) {
+  GenerationSoft& soft = job.soft.at(generation);
+  auto before = job.generations.find(job.state.last_formed);
+  const std::size_t nodes_before =
+      before == job.generations.end() ? 0 : before->second.members.size();
+  const bool again = job.state.last_formed > Generation();
+  const bool grew = job.generations.at(generation).elective && soft.members.size() > nodes_before;
+  for (const auto& member : soft.members) {
+    const bool known =
+        before != job.generations.end() &&
+        std::any_of(before->second.members.begin(), before->second.members.end(),
+                    [&](const GenerationMember& m) { return m.node == member.first; });
+    if (again && !known) job.newcomers[member.first].since = step.now();
+  }
+  step.UpdateGeneration(job, generation, [&](GenerationRow& row) {
+    row.phase = GenerationPhase::kFormed;
+    row.formed_at = step.wall();
+    row.resume_step = job.commit ? job.commit->step : 0;
+    row.store = Address{row.members[0].address, soft.store->port};
+    for (GenerationMember& member : row.members) {
+      auto watch = step.state.nodes.at(member.node).watches.find(job.id());
+      if (watch == step.state.nodes.at(member.node).watches.end() ||
+          watch->second.generation != generation)
+        continue;
+      member.witness = watch->second.witness;
+      member.witness_verified = watch->second.verified;
+    }
+    FitRow(row);
+  });
+  step.UpdateState(job, [&](JobStateRow& state) {
+    state.last_formed = generation;
+    state.phase = again ? JobPhase::kRegrouping : JobPhase::kForming;
+    if (again) ++state.regroups;
+    if (!again) state.started_at = step.wall();
+    if (grew) ++state.growths;
+  });
+  soft.since = step.now();
+  soft.formed_at = job.outage.formed_at = job.last_change = step.now();
+  for (const auto& member : soft.members) soft.not_started.insert(member.first);
+  const GenerationRow& row = job.generations.at(generation);
+  GenerationFormed formed{
+      generation, static_cast<int>(row.members.size()), 0, step.now() - *soft.proposed_at, {}};
+  for (const GenerationMember& member : row.members) {
+    formed.world += member.workers;
+    if (formed.members.size() < 4 * kMaxNames) formed.members.push_back(member.name);
+  }
+  AddEvent(step, job, std::move(formed));
+  SetWait(step, job, std::nullopt, std::nullopt);
+  step.ReorderMembers(job, soft);
+}
+
+}  // namespace
+
+void Propose(Step& step, Job& job, const std::vector<NodeId>& chosen, bool elective) {
+  const Generation generation = job.state.last_number.Next();
+  GenerationRow row;
+  row.job = job.id();
+  row.generation = generation;
+  row.elective = elective;
+  row.members = MembersOf(step.state, job, RankOrder(step.state, job, chosen));
+  row.restart_count = job.state.restarts_charged + OpenCharges(job);
+  row.resume_step = job.commit ? job.commit->step : 0;
+  row.proposed_at = step.wall();
+
+  GenerationSoft& soft = job.soft[generation];
+  soft.since = step.now();
+  soft.proposed_at = step.now();
+  soft.ack_deadline = step.now() + AckLimit(step.state, job);
+  const GenerationRow* formed = FormedOf(job);
+  for (std::size_t rank = 0; rank < row.members.size(); ++rank) {
+    const NodeId& id = row.members[rank].node;
+    soft.members[id] = static_cast<int>(rank);
+    const bool survivor = formed && job.soft.at(formed->generation).members.contains(id);
+    if (!survivor) soft.asked.insert(id);
+    Touch(job, step.state.nodes.at(id));
+  }
+  soft.unacked = soft.asked;
+  step.Put(row);
+  if (!elective) job.outage.proposed_at = step.now();
+  step.UpdateState(job, [&](JobStateRow& state) {
+    state.last_number = generation;
+    if (elective) return;
+    state.phase = state.last_formed > Generation() ? JobPhase::kRegrouping : JobPhase::kForming;
+  });
+  DropOldGenerations(step, job);
+  job.below_since.reset();
+  job.claims_dirty = true;
+  SetWait(step, job, std::nullopt, std::nullopt);
+  step.ReorderMembers(job, soft);
+  step.Say(Severity::kInfo, "generation proposed",
+           {{"job", job.id().value()},
+            {"generation", absl::StrCat(generation.value())},
+            {"nodes", absl::StrCat(row.members.size())}});
+}
+
+bool AdvanceProposal(Step& step, Job& job) {
+  const GenerationRow& row = *ProposedOf(job);
+  const Generation generation = row.generation;
+  GenerationSoft& soft = job.soft.at(generation);
+  if (soft.recovered) {
+    VoidProposal(step, job, generation, {});
+    return true;
+  }
+  const bool host_without_store = soft.asked.contains(row.members[0].node) &&
+                                  !soft.unacked.contains(row.members[0].node) && !soft.store;
+  if (host_without_store) soft.failed_members[row.members[0].node] = "it prepared no store";
+  if (soft.failed_members.empty() && !soft.unacked.empty() && step.now() >= soft.ack_deadline) {
+    for (const NodeId& id : soft.unacked) soft.failed_members[id] = "it did not prepare in time";
+  }
+  if (!soft.failed_members.empty()) {
+    const std::map<NodeId, std::string> failed = soft.failed_members;
+    VoidProposal(step, job, generation, failed);
+    return true;
+  }
+  if (!soft.unacked.empty()) {
+    step.Wake(job, soft.ack_deadline);
+    std::vector<std::string> names;
+    for (const NodeId& id : soft.unacked)
+      if (names.size() < kMaxNames) names.push_back(step.state.NameOf(id));
+    if (!FormedOf(job)) SetWait(step, job, MembersPreparing{names, Duration{}}, std::nullopt);
+    return false;
+  }
+  if (FormedOf(job)) return false;  // Its end is under way; survivors prepare once they are free.
+  if (soft.asked.size() < soft.members.size()) return AskSurvivors(step, job, soft);
+  FormGeneration(step, job, generation);
+  return true;
+}
+
+void VoidProposal(Step& step, Job& job, Generation generation,
+                  const std::map<NodeId, std::string>& failed) {
+  const bool elective = job.generations.at(generation).elective;
+  const bool recovered = job.soft.at(generation).recovered;
+  const Duration took = step.now() - job.soft.at(generation).proposed_at.value_or(step.now());
+  step.Say(Severity::kWarning, "proposal voided",
+           {{"job", job.id().value()},
+            {"generation", absl::StrCat(generation.value())},
+            {"why", failed.empty() ? (recovered ? "the coordinator restarted" : "superseded")
+                                   : absl::StrCat(step.state.NameOf(failed.begin()->first), ": ",
+                                                  failed.begin()->second)}});
+  for (const auto& entry : failed) {
+    MemberTrial& trial = job.trials[entry.first];
+    const Node* node = step.state.FindNode(entry.first);
+    const bool stays = node && node->link == Link::kAttached;
+    trial.until = step.now() + MemberBackoff(++trial.failures, step.config());
+    // While a check runs into its time, nobody else can join: half of the time at most.
+    if (job.spec.spec.node_check.wanted()) trial.until = std::max(trial.until, step.now() + took);
+    trial.why = entry.second;
+    const bool news = !stays || std::has_single_bit(static_cast<unsigned>(trial.failures));
+    // One that stays and only refuses has cost nobody anything: it waits, others that come do not.
+    if (elective && !stays) ++job.lost_newcomers;
+    if (news && failed.size() <= kMaxNames / 4)
+      AddEvent(step, job, NodeLeft{step.state.NameOf(entry.first), entry.second, stays});
+  }
+  step.UpdateGeneration(job, generation, [&](GenerationRow& row) {
+    row.phase = GenerationPhase::kOver;
+    row.voided = true;
+    row.ended_at = step.wall();
+  });
+  if (!FormedOf(job) && !job.state.verdict) {
+    step.UpdateState(job, [&](JobStateRow& state) {
+      if (state.last_formed > Generation()) {
+        state.phase = JobPhase::kRegrouping;
+      } else {
+        state.phase = job.launched() ? JobPhase::kGathering : JobPhase::kQueued;
+      }
+    });
+  }
+  step.ReorderMembers(job, job.soft.at(generation));
+  job.soft.erase(generation);
+  job.awaited_until = std::max(
+      job.awaited_until, step.now() + step.config().failure_grace + step.config().stop_margin);
+  job.claims_dirty = true;
+}
+
+}  // namespace regroup::coordinator

@@ -1,0 +1,144 @@
+#include "launcher/coordinator/core/recovery.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <variant>
+
+#include "common/base/check.h"
+#include "launcher/coordinator/core/budget.h"
+#include "launcher/coordinator/core/failure_policy.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/links.h"
+#include "launcher/coordinator/core/members.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/node_in_job.h"
+#include "launcher/coordinator/core/rows.h"
+#include "launcher/coordinator/core/slots.h"
+#include "launcher/coordinator/core/step.h"
+
+namespace regroup::coordinator {
+namespace {
+
+// Causes that an inventory shows, and shows again to the next coordinator.
+bool IsToldAgain(const EndReason& reason) {
+  return std::holds_alternative<WorkerFailed>(reason) ||
+         std::holds_alternative<ExecFailed>(reason) ||
+         std::holds_alternative<SupervisorLost>(reason) ||
+         std::holds_alternative<StoreLost>(reason);
+}
+
+void RecoverNodes(Step& step) {
+  const auto known = std::count_if(step.state.nodes.begin(), step.state.nodes.end(),
+                                   [](const auto& node) { return !node.second.row.lost; });
+  const Instant until = step.now() + step.config().awaited_leases * step.config().lease +
+                        known * step.config().awaited_per_node;
+  for (auto& [id, node] : step.state.nodes) {
+    node.last_heard = node.lease_from = node.broken_at = node.lost_at = step.now();
+    node.awaited_until = until;
+    node.probe_at = step.now() + step.config().probe_interval;
+    node.recovered = true;
+    if (node.row.launch) {
+      if (Job* job = step.state.FindJob(node.row.launch->job)) job->launchers.insert(id);
+    }
+    if (node.row.lost) {
+      node.link = Link::kLost;
+      node.proved_dead = node.row.lost_how != kHowSilent && node.row.lost_how != kHowAway &&
+                         node.row.lost_how != kHowCrowded;
+      RememberLost(step, node);
+    } else {
+      SetLink(step, node, Link::kAwaited);
+      step.Arm(node, node.probe_at);
+    }
+    for (const TakenSlots& taken : node.row.taken) {
+      if (Job* job = step.state.FindJob(taken.job)) Touch(*job, node);
+    }
+  }
+}
+
+void RecoverGeneration(Step& step, Job& job, const GenerationRow& row) {
+  GenerationSoft& soft = job.soft[row.generation];
+  soft.since = step.now();
+  soft.recovered = row.phase == GenerationPhase::kProposed;
+  for (std::size_t rank = 0; rank < row.members.size(); ++rank) {
+    const GenerationMember& member = row.members[rank];
+    soft.members[member.node] = static_cast<int>(rank);
+    Node* node = step.state.FindNode(member.node);
+    if (node == nullptr) continue;
+    Touch(job, *node);
+    if (row.phase == GenerationPhase::kFormed && member.witness)
+      node->watches[job.id()] =
+          Watch{row.generation, *member.witness, member.witness_verified, false, false};
+    soft.done_ranks += DoneRanksOf(job, row.generation, member.node);
+  }
+  if (row.phase == GenerationPhase::kFormed) {
+    for (const auto& member : soft.members) soft.not_started.insert(member.first);
+    if (job.commit && job.commit->generation == row.generation && job.commit->for_notice)
+      soft.saving = GenerationSoft::Saving{"", step.now(), true};
+  }
+  if (row.phase == GenerationPhase::kOver && row.ended)
+    soft.fallback = *row.ended;  // Unless its members' inventories tell it better.
+  if (soft.fallback && !IsToldAgain(*soft.fallback))
+    soft.cause = CauseAt{*row.ended, Instant::max()};
+  soft.close_by = step.now() + step.config().failure_grace + step.config().stop_margin +
+                  step.config().verdict_limit;
+  for (const auto& member : soft.members) {
+    if (row.phase == GenerationPhase::kOver &&
+        !IsSettled(step.state, job, row.generation, member.first))
+      soft.waiting.insert(member.first);
+    Node* node = step.state.FindNode(member.first);
+    if (node != nullptr && node->link == Link::kLost) RefreshMember(step, job, *node);
+  }
+}
+
+void RecoverJobs(Step& step) {
+  for (auto& [id, job] : step.state.jobs) {
+    if (job.spec.job.empty() || job.state.job.empty()) continue;
+    if (job.state.phase == JobPhase::kEnded) continue;
+    job.gather_since = step.now();
+    job.membership_known =
+        job.state.last_formed > Generation() && job.state.phase != JobPhase::kPreempted;
+    for (const auto& entry : job.generations) {
+      const GenerationRow& row = entry.second;
+      const bool newest =
+          row.generation == job.state.last_formed || row.generation == job.state.last_number;
+      if (row.phase != GenerationPhase::kOver || row.verdict_open)
+        RecoverGeneration(step, job, row);
+      if (!newest) continue;
+      for (const GenerationMember& member : row.members) {
+        if (Node* node = step.state.FindNode(member.node)) Touch(job, *node);
+      }
+    }
+    for (const Duration age : job.state.charges) job.charge_times.push_back(step.now() - age);
+    RecoverBackOff(step, job);
+    if (job.state.phase == JobPhase::kEnding) {
+      const bool cancelled =
+          job.state.verdict && job.state.verdict->state == VerdictState::kCancelled;
+      const bool succeeded =
+          job.state.verdict && job.state.verdict->state == VerdictState::kSucceeded;
+      const Duration grace =
+          cancelled && !job.state.stop_now ? job.spec.spec.grace : step.config().failure_grace;
+      job.stop = StopOrder{job.state.last_number,
+                           cancelled   ? StopReason::kCancelled
+                           : succeeded ? StopReason::kElective
+                                       : StopReason::kFailure,
+                           step.now() + grace,
+                           step.now() + grace + step.config().stop_margin,
+                           {}};
+    }
+    UpdateClaims(step, job);
+    step.LookAt(job);
+  }
+}
+
+}  // namespace
+
+void Recover(State& state) {
+  if (state.meta.cluster.empty()) state.meta.cluster = state.config.new_cluster;
+  if (state.config.ad_hoc) state.retention.idle_since = state.now;
+  Step step(state, state.now, WallTime());
+  RecoverNodes(step);
+  RecoverJobs(step);
+  CHECK(step.Take().rows.empty());
+}
+
+}  // namespace regroup::coordinator

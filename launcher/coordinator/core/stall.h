@@ -1,0 +1,13 @@
+#pragma once
+
+// The loop stood still, so nobody could be heard: everything that waits for somebody else waits
+// longer by as much.
+
+#include "launcher/coordinator/core/events.h"
+#include "launcher/coordinator/core/step.h"
+
+namespace regroup::coordinator {
+
+void On(Step& step, const Stalled& event);
+
+}  // namespace regroup::coordinator

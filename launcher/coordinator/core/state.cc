@@ -1,0 +1,250 @@
+#include "launcher/coordinator/core/state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+
+namespace regroup::coordinator {
+namespace {
+
+struct KeyMaker {
+  std::uint64_t ring;
+  Key operator()(const MetaRow&) const { return MetaKey(); }
+  Key operator()(const NodeRow& row) const { return NodeKey(row.node); }
+  Key operator()(const JobSpecRow& row) const { return JobSpecKey(row.job); }
+  Key operator()(const JobStateRow& row) const { return JobStateKey(row.job); }
+  Key operator()(const GenerationRow& row) const { return GenerationKey(row.job, row.generation); }
+  Key operator()(const DoneRow& row) const { return DoneKey(row.job, row.node); }
+  Key operator()(const CommitRow& row) const { return CommitKey(row.job); }
+  Key operator()(const JobEventRow& row) const {
+    return JobEventKey(row.job, row.event.number % ring);
+  }
+};
+
+}  // namespace
+
+State::State(Config config, Epoch epoch, Instant now)
+    : config(std::move(config)), epoch(epoch), recovered_at(now), now(now) {}
+
+// ---- rows ------------------------------------------------------------------------------------
+
+Key State::KeyOf(const Value& value) const {
+  return std::visit(KeyMaker{static_cast<std::uint64_t>(config.max_events_per_job)}, value);
+}
+
+void State::Apply(const Row& row) {
+  if (row.value) {
+    ApplyValue(*row.value);
+  } else {
+    ApplyDeletion(row.key);
+  }
+}
+
+void State::ApplyValue(const Value& value) {
+  if (auto* row = std::get_if<MetaRow>(&value)) {
+    meta = *row;
+  } else if (auto* node = std::get_if<NodeRow>(&value)) {
+    Node& known = nodes[node->node];
+    IndexNode(known.row.node.empty() ? nullptr : &known.row, node);
+    known.row = *node;
+    SlotsChanged(known);
+  } else if (auto* spec = std::get_if<JobSpecRow>(&value)) {
+    Job& job = jobs[spec->job];
+    job.spec = *spec;
+    IndexJob(job);
+  } else if (auto* state = std::get_if<JobStateRow>(&value)) {
+    Job& job = jobs[state->job];
+    job.state = *state;
+    IndexJob(job);
+  } else if (auto* generation = std::get_if<GenerationRow>(&value)) {
+    jobs[generation->job].generations[generation->generation] = *generation;
+  } else if (auto* done = std::get_if<DoneRow>(&value)) {
+    jobs[done->job].done[done->node] = *done;
+  } else if (auto* commit = std::get_if<CommitRow>(&value)) {
+    jobs[commit->job].commit = *commit;
+  } else if (auto* event = std::get_if<JobEventRow>(&value)) {
+    std::deque<JobEvent>& events = jobs[event->job].events;
+    auto at =
+        std::upper_bound(events.begin(), events.end(), event->event.number,
+                         [](std::uint64_t number, const JobEvent& e) { return number < e.number; });
+    events.insert(at, event->event);
+    if (events.size() > static_cast<std::size_t>(config.max_events_per_job)) events.pop_front();
+  }
+}
+
+void State::ApplyDeletion(const Key& key) {
+  if (key.starts_with("node/")) {
+    auto node = nodes.find(NodeId(key.substr(5)));
+    if (node == nodes.end()) return;
+    IndexNode(&node->second.row, nullptr);
+    SlotsChanged(node->second);
+    nodes.erase(node);
+    return;
+  }
+  const std::vector<std::string> parts = absl::StrSplit(key, absl::MaxSplits('/', 3));
+  if (parts.size() < 3 || parts[0] != "job") return;
+  auto found = jobs.find(JobId(parts[1]));
+  if (found == jobs.end()) return;
+  Job& job = found->second;
+  std::uint64_t number = 0;
+  if (parts[2] == "gen" && absl::SimpleAtoi(parts[3], &number)) {
+    job.generations.erase(Generation(number));
+  } else if (parts[2] == "done") {
+    job.done.erase(NodeId(parts[3]));
+  } else if (parts[2] == "commit") {
+    job.commit.reset();
+  } else if (parts[2] == "event" && absl::SimpleAtoi(parts[3], &number)) {
+    const auto ring = static_cast<std::uint64_t>(config.max_events_per_job);
+    std::erase_if(job.events, [&](const JobEvent& event) { return event.number % ring == number; });
+  } else if (parts[2] == "spec") {  // The last one of a job.
+    index.by_sequence.erase(job.spec.sequence);
+    index.over.erase(job.spec.sequence);
+    index.by_key.erase(job.spec.key);
+    auto newest = index.newest_by_name.find(job.spec.spec.name);
+    if (newest != index.newest_by_name.end() && newest->second == job.id())
+      index.newest_by_name.erase(newest);
+    for (const NodeId& id : job.touched)
+      if (const Node* node = FindNode(id)) SlotsChanged(*node);
+    jobs.erase(found);
+  }
+}
+
+void State::IndexNode(const NodeRow* before, const NodeRow* after) {
+  const NodeId& id = before ? before->node : after->node;
+  if (before && !before->lost) {
+    auto named = fleet.names.find(before->name);
+    if (named != fleet.names.end() && named->second.erase(id) && named->second.empty())
+      fleet.names.erase(named);
+  }
+  if (after && !after->lost) fleet.names[after->name].insert(id);
+  const int slots_before = before && !before->lost && !before->launched ? before->slots : 0;
+  const int slots_after = after && !after->lost && !after->launched ? after->slots : 0;
+  if (slots_before != slots_after) {
+    if (slots_before > 0 && --fleet.daemons_by_slots.at(slots_before) == 0)
+      fleet.daemons_by_slots.erase(slots_before);
+    if (slots_after > 0) ++fleet.daemons_by_slots[slots_after];
+    RefreshFits();
+  }
+  if (before && before->launch) {
+    if (Job* job = FindJob(before->launch->job)) job->launchers.erase(id);
+  }
+  if (after && after->launch) {
+    if (Job* job = FindJob(after->launch->job)) job->launchers.insert(id);
+  }
+}
+
+void State::IndexJob(const Job& job) {
+  if (job.spec.job.empty() || job.state.job.empty()) return;
+  const std::uint64_t sequence = job.spec.sequence;
+  index.by_sequence[sequence] = job.id();
+  if (!job.launched()) index.by_key[job.spec.key] = job.id();
+  if (job.launched() && !job.spec.standalone) {
+    auto [newest, fresh] = index.newest_by_name.try_emplace(job.spec.spec.name, job.id());
+    if (!fresh && jobs.at(newest->second).spec.sequence < sequence) newest->second = job.id();
+  }
+  const bool queued = job.state.phase == JobPhase::kQueued;
+  const bool over = job.state.phase == JobPhase::kEnded || job.state.phase == JobPhase::kPreempted;
+  const std::uint64_t head_before = queue.Head();
+  if (queued && queue.queued.insert(sequence).second && Fits(FitOf(job.spec.spec)))
+    queue.fitting.insert(sequence);
+  if (!queued && queue.queued.erase(sequence) > 0) queue.fitting.erase(sequence);
+  const std::uint64_t head = queue.Head();
+  if (head != head_before) {  // The new one may start, and the old one has another reason to wait.
+    if (head != 0) agenda.dirty.insert(head);
+    if (queue.queued.contains(head_before)) agenda.dirty.insert(head_before);
+    if (head == 0) agenda.dirty.merge(queue.deferred);
+  }
+  if (over) index.over.insert(sequence);
+  if (!over) index.over.erase(sequence);
+}
+
+// A node came, went, or has another number of slots.
+void State::RefreshFits() {
+  const std::uint64_t head = queue.Head();
+  for (std::uint64_t sequence : queue.queued) {
+    const bool fits = Fits(FitOf(jobs.at(index.by_sequence.at(sequence)).spec.spec));
+    const bool changed =
+        fits ? queue.fitting.insert(sequence).second : queue.fitting.erase(sequence) > 0;
+    if (changed) agenda.dirty.insert(sequence);
+  }
+  if (queue.Head() == head) return;
+  if (queue.Head() != 0) agenda.dirty.insert(queue.Head());
+  if (queue.Head() == 0) agenda.dirty.merge(queue.deferred);
+  if (queue.queued.contains(head)) agenda.dirty.insert(head);
+}
+
+std::vector<Row> State::Rows() const {
+  std::map<Key, Value> rows;
+  auto add = [&](Value value) {
+    Key name = KeyOf(value);
+    rows.emplace(std::move(name), std::move(value));
+  };
+  if (meta.epoch > Epoch()) add(meta);
+  for (const auto& [id, node] : nodes) add(node.row);
+  for (const auto& [id, job] : jobs) {
+    add(job.spec);
+    add(job.state);
+    for (const auto& entry : job.generations) add(entry.second);
+    for (const auto& entry : job.done) add(entry.second);
+    if (job.commit) add(*job.commit);
+    for (const JobEvent& event : job.events) add(JobEventRow{job.id(), event});
+  }
+  std::vector<Row> all;
+  all.reserve(rows.size());
+  for (auto& entry : rows) all.push_back({entry.first, std::move(entry.second)});
+  return all;
+}
+
+// ---- look-ups --------------------------------------------------------------------------------
+
+Job* State::FindJob(const JobId& id) {
+  auto found = jobs.find(id);
+  return found == jobs.end() ? nullptr : &found->second;
+}
+const Job* State::FindJob(const JobId& id) const {
+  auto found = jobs.find(id);
+  return found == jobs.end() ? nullptr : &found->second;
+}
+Node* State::FindNode(const NodeId& id) {
+  auto found = nodes.find(id);
+  return found == nodes.end() ? nullptr : &found->second;
+}
+const Node* State::FindNode(const NodeId& id) const {
+  auto found = nodes.find(id);
+  return found == nodes.end() ? nullptr : &found->second;
+}
+Node* State::NodeOf(SessionId session) {
+  auto found = fleet.sessions.find(session);
+  return found == fleet.sessions.end() ? nullptr : FindNode(found->second);
+}
+std::string State::NameOf(const NodeId& id) const {
+  const Node* node = FindNode(id);
+  return node ? node->row.name : id.value();
+}
+
+std::uint64_t State::newest_number() const {
+  return index.by_sequence.empty() ? 0 : index.by_sequence.rbegin()->first;
+}
+
+// What this job asks of the nodes that are known, were they all free.
+CannotFit State::FitOf(const JobSpec& spec) const {
+  CannotFit fit;
+  fit.need = (spec.min_nodes + spec.unit - 1) / spec.unit * spec.unit;
+  fit.slots = spec.workers_per_node;
+  for (auto it = fleet.daemons_by_slots.lower_bound(fit.slots); it != fleet.daemons_by_slots.end();
+       ++it)
+    fit.known += it->second;
+  if (Fits(fit) || fleet.daemons_by_slots.empty()) return fit;
+  fit.largest = fleet.daemons_by_slots.rbegin()->first;
+  for (const auto& entry : nodes) {
+    const NodeRow& row = entry.second.row;
+    if (row.lost || row.launched || row.slots != fit.largest) continue;
+    fit.node = row.name;
+    break;
+  }
+  return fit;
+}
+
+}  // namespace regroup::coordinator

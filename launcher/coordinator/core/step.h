@@ -1,0 +1,66 @@
+#pragma once
+
+// One step in the making. Everything that leaves the core goes through it: rows, which change the
+// state at once and become durable together; actions and notes, which follow them; and what has to
+// be looked at later. Private to this folder.
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launcher/coordinator/core/actions.h"
+#include "launcher/coordinator/core/state.h"
+
+namespace regroup::coordinator {
+
+class Step {
+ public:
+  // Time never goes back: an earlier `now` than the last step's counts as that.
+  Step(State& state, Instant now, WallTime wall);
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+  State& state;
+  const Config& config() const { return state.config; }
+  Instant now() const { return state.now; }
+  WallTime wall() const { return state.wall; }
+
+  // ---- rows ------------------------------------------------------------------------------------
+  void Put(Value value);  // Replaces what this step put under the same key before.
+  void Delete(Key key);
+  void UpdateState(Job& job, const std::function<void(JobStateRow&)>& change);
+  // REQUIRES: the job has this generation.
+  void UpdateGeneration(Job& job, Generation generation,
+                        const std::function<void(GenerationRow&)>& change);
+
+  // ---- actions and notes -----------------------------------------------------------------------
+  void Do(Action action) { effects_.actions.push_back(std::move(action)); }
+  void Say(Severity severity, std::string what,
+           std::vector<std::pair<std::string, std::string>> fields);
+
+  // ---- later -----------------------------------------------------------------------------------
+  void LookAt(Job& job);  // In this step if there is room, else in the next one.
+  void Reorder(Job& job, const NodeId& node);
+  void ReorderMembers(Job& job, const GenerationSoft& soft);
+  void Wake(Job& job, Instant at);  // Look at the job again by then.
+  void Disarm(Job& job);
+  void Arm(Node& node, std::optional<Instant> at);
+
+  bool HasRoom() const;  // For the rows of one more job or deadline.
+  std::size_t bytes() const { return bytes_; }
+
+  Effects Take();  // The end of the step.
+
+ private:
+  void Add(Row row);
+
+  Effects effects_;
+  std::map<Key, std::size_t> row_of_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace regroup::coordinator

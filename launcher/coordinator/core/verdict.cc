@@ -1,0 +1,276 @@
+#include "launcher/coordinator/core/verdict.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "launcher/coordinator/core/accounts.h"
+#include "launcher/coordinator/core/actions.h"
+#include "launcher/coordinator/core/budget.h"
+#include "launcher/coordinator/core/causes.h"
+#include "launcher/coordinator/core/ending.h"
+#include "launcher/coordinator/core/failure_policy.h"
+#include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/news.h"
+#include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/node_in_job.h"
+#include "launcher/coordinator/core/proposal.h"
+#include "launcher/coordinator/core/retention.h"
+#include "launcher/coordinator/core/rows.h"
+#include "launcher/coordinator/core/step.h"
+#include "launcher/coordinator/core/views.h"
+
+namespace regroup::coordinator {
+namespace {
+
+constexpr std::size_t kMaxCharges = 1'000;
+// Of a consequence's error text; the root cause keeps kMaxErrorBytes.
+constexpr std::size_t kMaxConsequenceBytes = 512;
+constexpr int kTakenPerStep = 12;  // Rows of unreachable nodes written in one step.
+
+void RecordVerdict(Step& step, Job& job, Generation generation, const GenerationSoft& soft,
+                   bool charged) {
+  std::vector<RankCause> consequences;
+  for (const auto& entry : soft.consequences) {
+    consequences.push_back(entry.second);
+    std::string& error = consequences.back().exit.error;
+    if (error.size() > kMaxConsequenceBytes) error.resize(kMaxConsequenceBytes);
+  }
+  step.UpdateGeneration(job, generation, [&](GenerationRow& next) {
+    next.ended = ReasonOf(soft);
+    next.consequences = consequences;
+    next.verdict_open = false;
+    next.charged = charged;
+    FitRow(next);
+  });
+}
+
+ExcludedNode ExcludedOf(const GenerationRow& row, const ExecFailed& failed) {
+  ExcludedNode excluded{NodeId(), failed.cause.node, failed.cause.exit.code,
+                        failed.cause.exit.obstacle};
+  for (const GenerationMember& member : row.members)
+    if (member.name == failed.cause.node) excluded.node = member.node;
+  return excluded;
+}
+
+// Nodes that could still take part.
+int NodesLeft(const State& state, const Job& job, const std::vector<ExcludedNode>& excluded) {
+  const std::set<NodeId>& nodes = job.launched() ? job.launchers : state.fleet.attached_daemons;
+  return static_cast<int>(std::count_if(nodes.begin(), nodes.end(), [&](const NodeId& id) {
+    const Node* node = state.FindNode(id);
+    const bool out = std::any_of(excluded.begin(), excluded.end(),
+                                 [&](const ExcludedNode& e) { return e.node == id; });
+    return !out && node && node->link != Link::kLost && !IsLeaving(job, *node);
+  }));
+}
+
+std::string ProgramOf(const Job& job) {
+  return job.spec.spec.command.empty() ? job.spec.spec.name : job.spec.spec.command[0];
+}
+
+void FailJob(Step& step, Job& job, const FailReason& failed, const std::optional<EndReason>& root) {
+  SetVerdict(step, job, Verdict{VerdictState::kFailed, ExitCodeOf(failed, root), failed},
+             Cancelled{"the job has failed"}, StopReason::kFailure, step.config().failure_grace);
+}
+
+void CloseVerdict(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
+  const EndReason reason = ReasonOf(soft);
+  const GenerationRow& row = job.generations.at(generation);
+  const Streak streak =
+      AfterEnd({job.state.own_failures, job.state.free_ends}, row.progressed, KindOf(reason));
+  std::vector<ExcludedNode> excluded = job.state.excluded;
+  std::optional<FailReason> failed;
+  if (std::holds_alternative<ExecFailed>(reason)) {
+    const ExecFailed& exec = std::get<ExecFailed>(reason);
+    excluded.push_back(ExcludedOf(row, exec));
+    const ExecObstacle obstacle = exec.cause.exit.obstacle;
+    failed = FailsForExec(
+        excluded, NodesLeft(step.state, job, excluded),
+        obstacle == ExecObstacle::kDirectory ? job.spec.spec.directory : ProgramOf(job));
+  } else {
+    failed = FailsJob(job.spec.spec, reason, Charges(step.state, job), streak, step.config());
+  }
+  const bool charged = ChargesBudget(reason) && !failed;
+  RecordVerdict(step, job, generation, soft, charged);
+  if (charged && job.spec.spec.restart_window) {
+    if (job.charge_times.size() >= kMaxCharges) job.charge_times.erase(job.charge_times.begin());
+    job.charge_times.push_back(step.now());
+  }
+  step.UpdateState(job, [&](JobStateRow& state) {
+    state.own_failures = streak.own;
+    state.free_ends = streak.free;
+    state.excluded = excluded;
+    if (charged) ++state.restarts_charged;
+  });
+  step.ReorderMembers(job, soft);
+  job.soft.erase(generation);
+  AddEvent(step, job,
+           GenerationEnded{generation, reason, charged, job.state.restarts_charged,
+                           job.spec.spec.max_restarts});
+  if (failed && !job.state.verdict) FailJob(step, job, *failed, reason);
+}
+
+// A generation that ran until the job's verdict.
+void PutStopped(Step& step, Job& job, Generation generation, const EndReason& reason,
+                JobStateRow& state) {
+  GenerationRow row = job.generations.at(generation);
+  row.phase = GenerationPhase::kOver;
+  row.ended = reason;
+  row.ended_at = step.wall();
+  CloseAccount(step.state, job, job.soft.at(generation), row, state);
+  FitRow(row);
+  step.Put(row);
+  job.soft.erase(generation);
+  AddEvent(step, job,
+           GenerationEnded{generation, reason, false, job.state.restarts_charged,
+                           job.spec.spec.max_restarts});
+}
+
+bool HasUnkillable(const Job& job, const Node& node) {
+  auto groups = node.groups.find(job.id());
+  if (groups == node.groups.end()) return false;
+  return std::all_of(groups->second.begin(), groups->second.end(), [](const auto& entry) {
+    return entry.second.phase == Phase::kFree || entry.second.phase == Phase::kUnkillable;
+  });
+}
+
+// False: it is recorded already.
+bool RecordTaken(Step& step, Job& job, Node& node, bool unkillable) {
+  for (const TakenSlots& taken : node.row.taken)
+    if (taken.job == job.id()) return false;
+  NodeRow row = node.row;
+  row.taken.push_back({job.id(), job.state.last_formed, WorkersOn(job, node), unkillable});
+  step.Put(std::move(row));
+  return true;
+}
+
+void EndJob(Step& step, Job& job) {
+  const Verdict verdict = *job.state.verdict;
+  step.UpdateState(job, [&](JobStateRow& state) {
+    state.phase = JobPhase::kEnded;
+    state.ended_at = step.wall();
+    state.ran_for = AgeOf(job, step.state.moment());
+  });
+  AddEvent(step, job, JobEnded{verdict.exit_code, StateName(job)});
+  for (const NodeId& id : job.touched) step.Reorder(job, id);
+  job.ended = step.now();
+  NoteOver(step, job);
+  step.Say(Severity::kInfo, "job ended", {{"job", job.id().value()}, {"state", StateName(job)}});
+}
+
+void PreemptJob(Step& step, Job& job) {
+  step.UpdateState(job, [&](JobStateRow& state) { state.phase = JobPhase::kPreempted; });
+  AddEvent(step, job, JobEnded{143, "preempted"});
+  SetWait(step, job, std::nullopt, std::nullopt);
+  job.membership_known = false;
+  job.enough_since.reset();
+  NoteOver(step, job);
+  step.Say(Severity::kInfo, "job preempted", {{"job", job.id().value()}});
+}
+
+}  // namespace
+
+bool CloseVerdicts(Step& step, Job& job) {
+  for (auto& entry : job.soft) {
+    if (job.generations.at(entry.first).phase != GenerationPhase::kOver) continue;
+    if (entry.second.waiting.empty() || step.now() >= entry.second.close_by) {
+      CloseVerdict(step, job, entry.first, entry.second);
+      return true;
+    }
+    step.Wake(job, entry.second.close_by);
+  }
+  return false;
+}
+
+void SetVerdict(Step& step, Job& job, Verdict verdict, const EndReason& reason, StopReason stop,
+                Duration grace) {
+  if (const GenerationRow* next = ProposedOf(job)) VoidProposal(step, job, next->generation, {});
+  const bool succeeded = verdict.state == VerdictState::kSucceeded;
+  JobStateRow state = job.state;
+  for (const auto& entry : job.soft) step.ReorderMembers(job, entry.second);
+  if (const GenerationRow* formed = FormedOf(job)) {
+    const Generation generation = formed->generation;
+    GenerationSoft& soft = job.soft.at(generation);
+    if (soft.ending) {  // For a cause of its own, which the job's verdict does not change.
+      PutEnded(step, job, generation, soft, state);
+    } else {
+      PutStopped(step, job, generation, reason, state);
+    }
+  }
+  Book(OutageAccount(job, step.now()), state);
+  job.outage = Outage{};
+  state.phase = JobPhase::kEnding;
+  state.verdict = std::move(verdict);
+  step.UpdateState(job, [&](JobStateRow& next) { next = state; });
+  const Instant deadline = step.now() + grace;
+  const bool already = job.stop && job.stop->up_to == job.state.last_formed && !succeeded;
+  StopOrder order{job.state.last_number, stop, deadline, {}, {}};
+  if (already) {
+    order.deadline = std::min(deadline, job.stop->deadline);
+    order.sooner = std::move(job.stop->sooner);
+  }
+  order.give_up = order.deadline + step.config().stop_margin;
+  job.stop = std::move(order);
+  for (const NodeId& id : job.touched) step.Reorder(job, id);
+  SetWait(step, job, std::nullopt, std::nullopt);
+  job.claims_dirty = true;
+  step.Say(Severity::kInfo, "verdict",
+           {{"job", job.id().value()}, {"exit_code", absl::StrCat(job.state.verdict->exit_code)}});
+}
+
+bool FinishEnding(Step& step, Job& job) {
+  bool wait = false;
+  int taken = 0;
+  const std::set<NodeId> touched = job.touched;
+  for (const NodeId& id : touched) {
+    Node* node = step.state.FindNode(id);
+    if (node == nullptr || node->link == Link::kLost)
+      continue;  // Its row says what it may still hold.
+    if (node->link == Link::kAttached && SlotsFree(job, *node)) continue;
+    const bool unkillable = node->link == Link::kAttached && HasUnkillable(job, *node);
+    if (!unkillable && step.now() < job.stop->give_up) {
+      wait = true;
+    } else if (RecordTaken(step, job, *node, unkillable) && ++taken >= kTakenPerStep) {
+      step.LookAt(job);
+      return false;
+    }
+  }
+  if (wait) {
+    step.Wake(job, job.stop->give_up);
+    return false;
+  }
+  if (!job.soft.empty()) {  // Nothing more will be learned in time.
+    CloseVerdict(step, job, job.soft.begin()->first, job.soft.begin()->second);
+    return true;
+  }
+  EndJob(step, job);
+  return true;
+}
+
+bool CheckAbandoned(Step& step, Job& job) {
+  Instant lost_at{};
+  bool any = false;
+  for (const NodeId& id : job.launchers) {
+    const Node* node = step.state.FindNode(id);
+    if (node == nullptr || IsLeaving(job, *node)) continue;
+    if (node->link != Link::kLost) return false;
+    any = true;
+    lost_at = std::max(lost_at, node->lost_at);
+  }
+  // Nobody can come back to a run without an endpoint.
+  const Duration hold = job.spec.standalone ? Duration{} : step.config().orphan_hold;
+  if (any && step.now() < lost_at + hold) {
+    step.Wake(job, lost_at + hold);
+    return false;
+  }
+  PreemptJob(step, job);
+  return true;
+}
+
+}  // namespace regroup::coordinator
