@@ -31,8 +31,8 @@ bool AfterFailure(const Job& job, Generation next) {
     const GenerationRow& row = it->second;
     if (row.generation >= next || row.voided || row.phase == GenerationPhase::kProposed) continue;
     auto soft = job.soft.find(row.generation);
-    if (soft != job.soft.end() && soft->second.cause)
-      return !std::holds_alternative<Resized>(soft->second.cause->reason);
+    if (soft != job.soft.end() && soft->second.causes.worst)
+      return !std::holds_alternative<Resized>(soft->second.causes.worst->reason);
     return !row.ended || !std::holds_alternative<Resized>(*row.ended);
   }
   return false;
@@ -64,14 +64,14 @@ OpenAccount RunAccount(const Job& job, const GenerationRow& row, const Generatio
   if (soft.ending && job.outage.detected_at)
     until = std::min(now, job.outage.event_at.value_or(*job.outage.detected_at));
   // What follows the end of its last rank is no work, however late that is heard.
-  if (soft.done_at && soft.done_ranks >= WorldOf(row)) until = std::min(until, *soft.done_at);
+  if (soft.done.at && soft.done.ranks >= WorldOf(row)) until = std::min(until, *soft.done.at);
   RunFacts run;
   run.lasted = until - *soft.running_at;
-  run.start = soft.init.value_or(Duration{}) + soft.restore.value_or(Duration{});
-  run.checkpoint = soft.checkpoint.value_or(Duration{});
-  run.first_step = soft.first_step;
-  run.last_step = soft.last_step;
-  run.resumed_from = soft.restored_step.value_or(row.resume_step);
+  run.start = soft.progress.init.value_or(Duration{}) + soft.progress.restore.value_or(Duration{});
+  run.checkpoint = soft.progress.checkpoint.value_or(Duration{});
+  run.first_step = soft.progress.first_step;
+  run.last_step = soft.progress.last_step;
+  run.resumed_from = soft.progress.restored_step.value_or(row.resume_step);
   run.best_step = job.state.best_step;
   open.time = SplitRun(run);
   open.held =
@@ -123,8 +123,8 @@ std::optional<CostView> CostOf(const Job& job, Instant now) {
   Add(held, OpenAccountOf(job, now).held);
   std::int64_t samples = job.state.samples, tokens = job.state.tokens;
   if (const GenerationRow* formed = FormedOf(job)) {
-    samples = std::max(samples, job.soft.at(formed->generation).samples);
-    tokens = std::max(tokens, job.soft.at(formed->generation).tokens);
+    samples = std::max(samples, job.soft.at(formed->generation).progress.samples);
+    tokens = std::max(tokens, job.soft.at(formed->generation).progress.tokens);
   }
   return coordinator::CostOf(job.spec.spec.price_per_node_hour, held, samples, tokens);
 }

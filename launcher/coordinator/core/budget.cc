@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "launcher/coordinator/core/causes.h"
 #include "launcher/coordinator/core/failure_policy.h"
 #include "launcher/coordinator/core/job.h"
 #include "launcher/coordinator/core/rows.h"
@@ -69,7 +68,7 @@ int OpenCharges(const Job& job) {
   int open = 0;
   for (const auto& entry : job.soft) {
     const bool over = job.generations.at(entry.first).phase == GenerationPhase::kOver;
-    if (over && ChargesBudget(ReasonOf(entry.second))) ++open;
+    if (over && ChargesBudget(entry.second.causes.Reason())) ++open;
   }
   return open;
 }

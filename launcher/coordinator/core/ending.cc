@@ -12,7 +12,6 @@
 #include "launcher/coordinator/core/accounts.h"
 #include "launcher/coordinator/core/actions.h"
 #include "launcher/coordinator/core/budget.h"
-#include "launcher/coordinator/core/causes.h"
 #include "launcher/coordinator/core/failure_policy.h"
 #include "launcher/coordinator/core/job.h"
 #include "launcher/coordinator/core/news.h"
@@ -48,15 +47,15 @@ void PutOnTrial(Step& step, Job& job, const GenerationSoft& soft) {
 }
 
 bool HasProgressed(const State& state, const Job& job, const GenerationSoft& soft) {
-  if (soft.last_step && *soft.last_step > job.state.best_step) return true;
+  if (soft.progress.last_step && *soft.progress.last_step > job.state.best_step) return true;
   if (job.commit && soft.running_at && job.commit->generation == job.state.last_formed) return true;
   // A script may ask for notices and tell of no step: of its progress that says nothing.
-  return !soft.first_step && soft.running_at &&
+  return !soft.progress.first_step && soft.running_at &&
          state.now - *soft.running_at >= state.config.silent_progress;
 }
 
 void EndGeneration(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
-  const EndReason reason = ReasonOf(soft);
+  const EndReason reason = soft.causes.Reason();
   JobStateRow state = job.state;
   PutEnded(step, job, generation, soft, state);
   const GenerationRow& row = job.generations.at(generation);
@@ -79,12 +78,14 @@ void EndGeneration(Step& step, Job& job, Generation generation, GenerationSoft& 
 
 void BeginEnding(Step& step, Job& job, Generation generation, StopReason reason, Duration grace) {
   GenerationSoft& soft = job.soft.at(generation);
-  if (soft.saving && soft.cause) std::visit(MarkSaved{soft.saving->saved}, soft.cause->reason);
+  if (soft.saving && soft.causes.worst)
+    std::visit(MarkSaved{soft.saving->saved}, soft.causes.worst->reason);
   soft.saving.reset();
   job.outage = Outage{};
   const bool elective = reason == StopReason::kElective || reason == StopReason::kNotice;
   if (!elective)
-    job.outage.event_at = soft.cause ? std::min(soft.cause->at, step.now()) : step.now();
+    job.outage.event_at =
+        soft.causes.worst ? std::min(soft.causes.worst->at, step.now()) : step.now();
   job.outage.detected_at = job.outage.held_until = step.now();
   job.outage.nodes = static_cast<int>(soft.members.size());
   const Instant deadline = step.now() + grace, give_up = deadline + step.config().stop_margin;
@@ -125,7 +126,7 @@ void PutEnded(Step& step, Job& job, Generation generation, GenerationSoft& soft,
   GenerationRow row = job.generations.at(generation);
   row.phase = GenerationPhase::kOver;
   row.ended_at = step.wall();
-  row.ended = ReasonOf(soft);
+  row.ended = soft.causes.Reason();
   row.verdict_open = true;
   row.progressed = HasProgressed(step.state, job, soft);
   CloseAccount(step.state, job, soft, row, state);
@@ -136,15 +137,16 @@ void PutEnded(Step& step, Job& job, Generation generation, GenerationSoft& soft,
 
 void CloseAccount(const State& state, const Job& job, const GenerationSoft& soft,
                   GenerationRow& row, JobStateRow& total) {
-  row.first_step = soft.first_step;
-  row.last_step = soft.last_step;
-  row.restored_step = soft.restored_step;
-  row.phases.init = soft.init;
-  row.phases.restore = soft.restore;
-  row.phases.first_step = soft.first_step_took;
-  if (soft.last_step) total.best_step = std::max(total.best_step, *soft.last_step);
-  total.samples = std::max(total.samples, soft.samples);
-  total.tokens = std::max(total.tokens, soft.tokens);
+  row.first_step = soft.progress.first_step;
+  row.last_step = soft.progress.last_step;
+  row.restored_step = soft.progress.restored_step;
+  row.phases.init = soft.progress.init;
+  row.phases.restore = soft.progress.restore;
+  row.phases.first_step = soft.progress.first_step_took;
+  if (soft.progress.last_step)
+    total.best_step = std::max(total.best_step, *soft.progress.last_step);
+  total.samples = std::max(total.samples, soft.progress.samples);
+  total.tokens = std::max(total.tokens, soft.progress.tokens);
   Book(RunAccount(job, row, soft, state.now), total);
 }
 

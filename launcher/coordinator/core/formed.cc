@@ -7,7 +7,6 @@
 
 #include "launcher/coordinator/core/accounts.h"
 #include "launcher/coordinator/core/candidates.h"
-#include "launcher/coordinator/core/causes.h"
 #include "launcher/coordinator/core/decide_generation.h"
 #include "launcher/coordinator/core/ending.h"
 #include "launcher/coordinator/core/failure_policy.h"
@@ -43,7 +42,7 @@ RestartPhases PhasesOf(const Outage& outage, Instant running_at) {
 void EnterRunning(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
   // Workers know how old they are: after a restart of the coordinator the clock goes on.
   Duration age = Duration::max();
-  for (const auto& entry : soft.started)
+  for (const auto& entry : soft.starts.started)
     for (const RankStart& start : entry.second) age = std::min(age, start.age);
   const bool first = job.state.phase != JobPhase::kRunning;
   const bool known = age != Duration::max();
@@ -61,7 +60,7 @@ void EnterRunning(Step& step, Job& job, Generation generation, GenerationSoft& s
     row.phases = phases;
     for (GenerationMember& member : row.members) {
       member.pids.assign(member.workers, 0);
-      for (const RankStart& start : soft.started[member.node])
+      for (const RankStart& start : soft.starts.started[member.node])
         if (start.local_rank >= 0 && start.local_rank < member.workers)
           member.pids[start.local_rank] = start.pid;
       auto watch = step.state.nodes.find(member.node);
@@ -82,7 +81,7 @@ void EnterRunning(Step& step, Job& job, Generation generation, GenerationSoft& s
 }
 
 bool CheckDone(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
-  if (soft.done_ranks < WorldOf(job.generations.at(generation))) return false;
+  if (soft.done.ranks < WorldOf(job.generations.at(generation))) return false;
   SetVerdict(step, job, Verdict{VerdictState::kSucceeded, 0, std::nullopt}, regroup::Finished{},
              StopReason::kElective, step.config().failure_grace);
   return true;
@@ -99,7 +98,7 @@ bool HoldsForSilence(Step& step, Job& job, const GenerationRow& row, GenerationS
     const Node* node = step.state.FindNode(id);
     const bool silent = node && node->link == Link::kLost && !node->proved_dead;
     // A launched agent that was away for longer than its grace has no workers left.
-    if (!silent || soft.leaving.contains(id) ||
+    if (!silent || soft.notices.leaving.contains(id) ||
         (node->row.launched && node->row.lost_how == kHowAway))
       return false;
     until = std::max(until, node->lost_at + step.config().unreachable_hold);
@@ -109,15 +108,15 @@ bool HoldsForSilence(Step& step, Job& job, const GenerationRow& row, GenerationS
       std::any_of(row.members.begin(), row.members.end(),
                   [&](const GenerationMember& m) { return IsHeard(step.state, m.node); });
   if (heard) {
-    if (soft.unheard) soft.return_until = step.now() + step.config().lease;
-    soft.unheard = false;
-    if (step.now() >= soft.return_until) return false;
-    SetWait(step, job, AwaitReattach{names, Duration{}}, soft.return_until);
-    step.Wake(job, soft.return_until);
+    if (soft.silence.unheard) soft.silence.return_until = step.now() + step.config().lease;
+    soft.silence.unheard = false;
+    if (step.now() >= soft.silence.return_until) return false;
+    SetWait(step, job, AwaitReattach{names, Duration{}}, soft.silence.return_until);
+    step.Wake(job, soft.silence.return_until);
     return true;
   }
   if (step.now() >= until) return false;
-  soft.unheard = true;
+  soft.silence.unheard = true;
   SetWait(step, job, UnreachableHold{names, Duration{}}, until);
   // A heartbeat alone makes no job look again.
   const bool others = soft.lost.size() < soft.members.size();
@@ -133,7 +132,7 @@ bool FinishHolds(Step& step, Job& job, const GenerationRow& row, GenerationSoft&
     undone += row.members[soft.members.at(id)].workers - DoneRanksOf(job, row.generation, id);
     first = std::min(first, soft.lost.at(id));
   }
-  const bool others_done = soft.done_ranks > 0 && soft.done_ranks + undone == WorldOf(row);
+  const bool others_done = soft.done.ranks > 0 && soft.done.ranks + undone == WorldOf(row);
   if (!others_done || step.now() >= first + step.config().finish_hold) return false;
   SetWait(step, job, FinishHold{step.state.NameOf(lost.front()), Duration{}},
           first + step.config().finish_hold);
@@ -150,20 +149,20 @@ bool CheckLost(Step& step, Job& job, Generation generation, GenerationSoft& soft
     const GenerationMember& member = row.members[soft.members.at(entry.first)];
     if (DoneRanksOf(job, generation, entry.first) < member.workers) undone.push_back(entry.first);
   }
-  const bool held = soft.held;
-  soft.held = !undone.empty() && (HoldsForSilence(step, job, row, soft, undone) ||
-                                  FinishHolds(step, job, row, soft, undone));
-  if (held && !soft.held) SetWait(step, job, std::nullopt, std::nullopt);
-  if (undone.empty() || soft.held) return false;
+  const bool held = soft.silence.held;
+  soft.silence.held = !undone.empty() && (HoldsForSilence(step, job, row, soft, undone) ||
+                                          FinishHolds(step, job, row, soft, undone));
+  if (held && !soft.silence.held) SetWait(step, job, std::nullopt, std::nullopt);
+  if (undone.empty() || soft.silence.held) return false;
   for (const NodeId& id : undone) {
     const Node* node = step.state.FindNode(id);
     const GenerationMember& member = row.members[soft.members.at(id)];
     const Instant heard = node ? node->last_heard : soft.lost.at(id);
-    if (soft.leaving.contains(id)) {
-      FoldCause(soft, {Preempted{member.name, soft.saving && soft.saving->saved}, heard});
+    if (soft.notices.leaving.contains(id)) {
+      soft.causes.Fold({Preempted{member.name, soft.saving && soft.saving->saved}, heard});
     } else {
       const std::string how = node && node->link == Link::kLost ? node->row.lost_how : kHowRefused;
-      FoldCause(soft, {NodeLost{member.name, how, step.now() - heard}, heard});
+      soft.causes.Fold({NodeLost{member.name, how, step.now() - heard}, heard});
     }
   }
   BeginEnding(step, job, generation, StopReason::kFailure, step.config().failure_grace);
@@ -172,12 +171,12 @@ bool CheckLost(Step& step, Job& job, Generation generation, GenerationSoft& soft
 
 bool CheckStart(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
   const Duration limit = job.spec.spec.start_timeout;
-  if (soft.not_started.empty()) return false;
+  if (soft.starts.not_started.empty()) return false;
   if (step.now() < soft.since + limit) {
     step.Wake(job, soft.since + limit);
     return false;
   }
-  for (const NodeId& id : soft.not_started) {
+  for (const NodeId& id : soft.starts.not_started) {
     const Node* node = step.state.FindNode(id);
     if (node == nullptr || node->link != Link::kAttached) continue;  // Its lease decides.
     if (!IsHeard(step.state,
@@ -190,7 +189,7 @@ bool CheckStart(Step& step, Job& job, Generation generation, GenerationSoft& sof
       step.Wake(job, due);
       continue;
     }
-    FoldCause(soft, {StartTimedOut{node->row.name, limit}, step.now()});
+    soft.causes.Fold({StartTimedOut{node->row.name, limit}, step.now()});
     BeginEnding(step, job, generation, StopReason::kFailure, step.config().failure_grace);
     return true;
   }
@@ -198,32 +197,32 @@ bool CheckStart(Step& step, Job& job, Generation generation, GenerationSoft& sof
 }
 
 bool CheckNotices(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
-  if (soft.leaving.empty()) return false;
+  if (soft.notices.leaving.empty()) return false;
   Instant until = Instant::max();
   bool now = false;
-  for (const NodeId& id : soft.leaving) {
+  for (const NodeId& id : soft.notices.leaving) {
     const Node* node = step.state.FindNode(id);
     if (node == nullptr) continue;
     if (node->leaving) until = std::min(until, node->leaving->until);
     now = now || (node->leaving && node->leaving->until <= step.now());
-    if (soft.told_leaving.insert(id).second && node->leaving)
+    if (soft.notices.told.insert(id).second && node->leaving)
       AddEvent(step, job, NodeWillLeave{node->row.name, node->leaving->notice});
   }
   if (until == Instant::max()) until = step.now() + job.spec.spec.grace;
-  const std::string name = step.state.NameOf(*soft.leaving.begin());
+  const std::string name = step.state.NameOf(*soft.notices.leaving.begin());
   if (soft.saving) {
     soft.saving->until = std::min(soft.saving->until, until - step.config().notice_margin);
     if (soft.saving->node.empty()) soft.saving->node = name;
     return false;
   }
   // While ranks finish, or save, the generation goes on until the notice's last moment.
-  if (!now && (soft.spoke || soft.done_ranks > 0)) {
+  if (!now && (soft.progress.spoke || soft.done.ranks > 0)) {
     soft.saving = GenerationSoft::Saving{name, until - step.config().notice_margin, false};
     SetWait(step, job, SavingBeforeLeave{name, Duration{}}, soft.saving->until);
     step.ReorderMembers(job, soft);
     return false;
   }
-  FoldCause(soft, {Preempted{name, false}, step.now()});
+  soft.causes.Fold({Preempted{name, false}, step.now()});
   const Duration left = std::max(until - step.now(), Duration{});
   BeginEnding(step, job, generation, StopReason::kNotice,
               now ? std::min(step.config().failure_grace, job.spec.spec.grace)
@@ -240,9 +239,10 @@ bool CheckSaving(Step& step, Job& job, Generation generation, GenerationSoft& so
   const bool saved = soft.saving->saved;
   const int nodes = static_cast<int>(soft.members.size());
   Duration grace = job.spec.spec.grace;
-  if (!soft.leaving.empty()) {
-    FoldCause(soft, {Preempted{step.state.NameOf(*soft.leaving.begin()), saved}, step.now()});
-    for (const NodeId& id : soft.leaving) {
+  if (!soft.notices.leaving.empty()) {
+    soft.causes.Fold(
+        {Preempted{step.state.NameOf(*soft.notices.leaving.begin()), saved}, step.now()});
+    for (const NodeId& id : soft.notices.leaving) {
       const Node* node = step.state.FindNode(id);
       if (node && node->leaving)
         grace = std::min(grace, std::max(node->leaving->until - step.now(), Duration{}));
@@ -256,7 +256,7 @@ bool CheckSaving(Step& step, Job& job, Generation generation, GenerationSoft& so
     for (const GenerationMember& member : next->members)
       if (!soft.members.contains(member.node)) resized.joined.push_back(member.name);
   }
-  FoldCause(soft, {resized, step.now()});
+  soft.causes.Fold({resized, step.now()});
   BeginEnding(step, job, generation, StopReason::kElective, grace);
   return true;
 }
@@ -285,18 +285,18 @@ bool CheckGrowth(Step& step, Job& job, Generation generation, GenerationSoft& so
   const int nodes = static_cast<int>(soft.members.size());
   if (const GenerationRow* next = ProposedOf(job)) {
     // Newcomers have acked: now the old generation may save and stop.
-    if (!job.soft.at(next->generation).unacked.empty() || soft.saving) return false;
-    if (job.soft.at(next->generation).failed_members.empty() &&
-        job.soft.at(next->generation).recovered)
+    if (!job.soft.at(next->generation).proposal.unacked.empty() || soft.saving) return false;
+    if (job.soft.at(next->generation).proposal.failed.empty() &&
+        job.soft.at(next->generation).proposal.recovered)
       return false;
-    const Instant until = soft.spoke ? step.now() + spec.grace : step.now();
+    const Instant until = soft.progress.spoke ? step.now() + spec.grace : step.now();
     soft.saving = GenerationSoft::Saving{"", until, false};
     step.ReorderMembers(job, soft);
     return CheckSaving(step, job, generation, soft);
   }
   const std::optional<Duration> settle =
       SettleTime(spec.scale_up, job.state.growths, job.lost_newcomers, step.config());
-  if (!settle || nodes >= MaxNodesNow(job) || soft.done_ranks > 0 || !soft.running_at) return false;
+  if (!settle || nodes >= MaxNodesNow(job) || soft.done.ranks > 0 || !soft.running_at) return false;
   if (!job.launched() && step.state.queue.Head() != 0) {
     step.state.queue.deferred.insert(job.spec.sequence);
     return false;
@@ -332,14 +332,15 @@ bool CheckGrowth(Step& step, Job& job, Generation generation, GenerationSoft& so
 bool AdvanceFormed(Step& step, Job& job, Generation generation) {
   GenerationSoft& soft = job.soft.at(generation);
   if (soft.ending) return AdvanceEnding(step, job, generation, soft);
-  if (soft.not_started.empty() && !soft.running_at) EnterRunning(step, job, generation, soft);
+  if (soft.starts.not_started.empty() && !soft.running_at)
+    EnterRunning(step, job, generation, soft);
   if (CheckDone(step, job, generation, soft)) return true;
-  if (soft.cause || soft.fallback) {
+  if (soft.causes.known()) {
     BeginEnding(step, job, generation, StopReason::kFailure, step.config().failure_grace);
     return true;
   }
   if (CheckLost(step, job, generation, soft)) return true;
-  if (soft.held) return false;
+  if (soft.silence.held) return false;
   return CheckStart(step, job, generation, soft) || CheckNotices(step, job, generation, soft) ||
          CheckSaving(step, job, generation, soft) || CheckGrowth(step, job, generation, soft);
 }

@@ -14,7 +14,8 @@
 
 #include "common/base/control.h"
 #include "common/base/reasons.h"
-#include "launcher/coordinator/core/failure_policy.h"
+#include "launcher/coordinator/core/causes.h"
+#include "launcher/coordinator/core/progress.h"
 #include "launcher/coordinator/core/rows.h"
 
 namespace regroup::coordinator {
@@ -25,41 +26,54 @@ struct MemberTrial {  // A node that voided proposals of this job.
   std::string why;
 };
 
+// A proposal: who was asked to prepare, and what came of it.
+struct Proposal {
+  bool recovered = false;    // Its Prepares may have been lost with the process before: void it.
+  std::set<NodeId> asked;    // Members that were told to prepare.
+  std::set<NodeId> unacked;  // Subset of `asked` that has not answered yet.
+  Instant ack_deadline{};
+  std::map<NodeId, std::string> failed;  // Members that were lost or refused, and why.
+  std::optional<Address> store;
+};
+
+// Which members have started, and how long ago their ranks did.
+struct Starts {
+  std::set<NodeId> not_started;
+  std::map<NodeId, std::vector<RankStart>> started;
+};
+
+struct Done {
+  int ranks = 0;              // How many have exited with 0.
+  std::optional<Instant> at;  // When the last of them ended, as its agent tells.
+};
+
+// Losses by silence that are not believed yet.
+struct Silence {
+  bool held = false;       // One is not believed, so nothing else is decided.
+  bool unheard = false;    // No member was heard when one was lost by silence.
+  Instant return_until{};  // One is heard again: the others may follow until then.
+};
+
+struct Notices {
+  std::set<NodeId> leaving;  // Members that were told to go.
+  std::set<NodeId> told;     // Members whose notice the job has heard of.
+};
+
 // Soft state of a generation that is proposed, formed or has an open verdict.
 struct GenerationSoft {
   std::map<NodeId, int> members;  // Node → group rank.
-
-  // Proposed.
-  bool recovered = false;    // Its Prepares may have been lost with the process before: void it.
-  std::set<NodeId> asked;    // Members that were told to prepare.
-  std::set<NodeId> unacked;  // Of those.
-  Instant ack_deadline{};
-  std::map<NodeId, std::string> failed_members;  // Lost or refused, and why.
-  std::optional<Address> store;
+  Instant since{};                // Proposed, formed, or recovered.
+  std::optional<Instant> proposed_at, formed_at, running_at;
+  Proposal proposal;
 
   // Formed.
-  Instant since{};  // Formed, or recovered.
-  std::optional<Instant> proposed_at, formed_at, running_at;
-  std::set<NodeId> not_started;
-  std::map<NodeId, std::vector<RankStart>> started;
-  int done_ranks = 0;
-  std::optional<Instant> done_at;  // When the last of them ended, as its agent tells.
+  Starts starts;
+  Done done;
+  Progress progress;
   std::map<NodeId, Instant> lost;  // Members that were lost while it ran, and when.
-  bool held = false;         // A loss by silence is not believed yet, so nothing else is decided.
-  bool unheard = false;      // No member was heard when one was lost by silence.
-  Instant return_until{};    // One is heard again: the others may follow until then.
-  std::set<NodeId> blinked;  // Members that came back without their group.
-  std::set<NodeId> leaving;  // Members that were told to go.
-  std::string ended_by_notice;    // One that leaves, of which a rank has ended as it was told.
-  std::set<NodeId> told_leaving;  // Members whose notice the job has heard of.
-
-  // Progress, as told by its ranks.
-  bool spoke = false;
-  std::optional<std::int64_t> first_step, last_step, restored_step;
-  std::int64_t samples = 0, tokens = 0;  // 0: not told.
-  std::optional<double> loss, tokens_per_second;
-  std::optional<Duration> init, restore, first_step_took, checkpoint;
-  std::optional<Instant> last_step_at, step_before_at;  // The two last times that the step rose.
+  std::set<NodeId> blinked;        // Members that came back without their group.
+  Silence silence;
+  Notices notices;
 
   // A save that a notice or a growth waits for.
   struct Saving {
@@ -75,12 +89,7 @@ struct GenerationSoft {
     Instant give_up{};  // Survivors that are not free by then are left behind.
   };
   std::optional<Ending> ending;
-  std::optional<CauseAt> cause;
-  // The reason if no cause is ever told: its agents showed it stopped, or the journal has it from
-  // before a crash.
-  std::optional<EndReason> fallback;
-  std::vector<std::pair<Instant, RankCause>> consequences;
-  std::set<std::pair<NodeId, int>> seen_exits;
+  Causes causes;
   std::set<NodeId> waiting;  // Members that have neither shown their slots free nor are lost.
   Instant close_by{};        // The verdict is closed by then, whoever is still waited for.
 };

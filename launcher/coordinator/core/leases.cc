@@ -26,8 +26,8 @@ bool JobStepsWithout(const State& state, const Node& node) {
     const GenerationRow* row = job ? FormedOf(*job) : nullptr;
     if (row == nullptr) continue;
     const GenerationSoft& soft = job->soft.at(row->generation);
-    if (!soft.ending && soft.members.contains(node.row.node) && soft.step_before_at &&
-        *soft.step_before_at > node.lease_from)
+    if (!soft.ending && soft.members.contains(node.row.node) && soft.progress.step_before_at &&
+        *soft.progress.step_before_at > node.lease_from)
       return true;
   }
   return false;

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "common/base/limits.h"
-#include "launcher/coordinator/core/causes.h"
 #include "launcher/coordinator/core/job.h"
 #include "launcher/coordinator/core/node.h"
 #include "launcher/coordinator/core/node_in_job.h"
@@ -34,26 +33,26 @@ bool IsFailure(const RankExit& exit) {
 
 void RefreshProposed(Job& job, GenerationSoft& soft, Generation generation, Node& node) {
   const NodeId& id = node.row.node;
-  if (node.link == Link::kLost) soft.failed_members[id] = node.row.lost_how;
-  if (IsLeaving(job, node)) soft.failed_members[id] = "it is leaving";
+  if (node.link == Link::kLost) soft.proposal.failed[id] = node.row.lost_how;
+  if (IsLeaving(job, node)) soft.proposal.failed[id] = "it is leaving";
   // What answers there now is another command, with a program of its own.
   if (job.launched() && !job.launchers.contains(id))
-    soft.failed_members[id] = "its launch command has ended";
-  if (node.link != Link::kAttached || !soft.asked.contains(id)) return;
+    soft.proposal.failed[id] = "its launch command has ended";
+  if (node.link != Link::kAttached || !soft.proposal.asked.contains(id)) return;
   const GroupReport* report = Shown(node, job.id(), generation);
   if (report == nullptr) {
-    soft.unacked.insert(id);
+    soft.proposal.unacked.insert(id);
     return;
   }
   const bool failed = report->phase == Phase::kFree || report->phase == Phase::kStopping ||
                       report->phase == Phase::kUnkillable || report->supervisor_lost ||
                       report->store_lost;
   if (failed) {
-    soft.failed_members[id] =
+    soft.proposal.failed[id] =
         report->refused.empty() ? "its group ended while it was prepared" : report->refused;
   } else if (report->phase != Phase::kPreparing) {
-    soft.unacked.erase(id);
-    if (soft.members.at(id) == 0) soft.store = report->store;
+    soft.proposal.unacked.erase(id);
+    if (soft.members.at(id) == 0) soft.proposal.store = report->store;
   }
 }
 
@@ -67,7 +66,7 @@ void RefreshLostMember(Step& step, Job& job, GenerationSoft& soft, Generation ge
   soft.lost.try_emplace(id, step.now());
   if (!soft.waiting.contains(id)) return;
   const std::string how = node.link == Link::kLost ? node.row.lost_how : kHowRefused;
-  FoldCause(soft, {NodeLost{node.row.name, how, step.now() - node.last_heard}, node.last_heard});
+  soft.causes.Fold({NodeLost{node.row.name, how, step.now() - node.last_heard}, node.last_heard});
 }
 
 void FoldExits(Step& step, Job& job, GenerationSoft& soft, Generation generation, Node& node,
@@ -76,11 +75,11 @@ void FoldExits(Step& step, Job& job, GenerationSoft& soft, Generation generation
   const int group_rank = soft.members.at(node.row.node);
   for (const RankExit& exit : report.exits) {
     if (exit.local_rank < 0 || exit.local_rank >= row.members[group_rank].workers) continue;
-    if (exit.after_stop && node.leaving) soft.ended_by_notice = node.row.name;
+    if (exit.after_stop && node.leaving) soft.causes.ended_by_notice = node.row.name;
     if (!IsFailure(exit)) continue;
     // One that was left out of the consequences may turn out to be the cause.
-    if (!soft.seen_exits.emplace(node.row.node, exit.local_rank).second &&
-        (LearnError(soft, node.row.name, exit) || exit.evidence != ErrorEvidence::kErrorFile))
+    if (!soft.causes.seen_exits.emplace(node.row.node, exit.local_rank).second &&
+        (soft.causes.Learn(node.row.name, exit) || exit.evidence != ErrorEvidence::kErrorFile))
       continue;
     RankCause cause;
     cause.node = node.row.name;
@@ -92,7 +91,7 @@ void FoldExits(Step& step, Job& job, GenerationSoft& soft, Generation generation
     cause.at = step.wall() - std::chrono::duration_cast<WallTime::duration>(age);
     EndReason reason = WorkerFailed{cause};
     if (exit.kind == ExitKind::kExecFailed) reason = ExecFailed{cause};
-    FoldCause(soft, {reason, step.now() - age});
+    soft.causes.Fold({reason, step.now() - age});
   }
 }
 
@@ -107,26 +106,26 @@ void RecordDone(Step& step, Job& job, GenerationSoft& soft, Generation generatio
                        row.local_ranks.end();
     if (!IsDone(exit) || !fresh) continue;
     row.local_ranks.push_back(exit.local_rank);
-    soft.done_at = std::max(soft.done_at.value_or(Instant::min()), step.now() - exit.age);
+    soft.done.at = std::max(soft.done.at.value_or(Instant::min()), step.now() - exit.age);
   }
   if (row.local_ranks.size() == before) return;
   std::sort(row.local_ranks.begin(), row.local_ranks.end());
-  soft.done_ranks += static_cast<int>(row.local_ranks.size() - before);
+  soft.done.ranks += static_cast<int>(row.local_ranks.size() - before);
   step.Put(std::move(row));
 }
 
 void RecordStarts(GenerationSoft& soft, int workers, Node& node, const GroupReport& report) {
-  soft.started[node.row.node] = report.started;
+  soft.starts.started[node.row.node] = report.started;
   const bool all_exited = static_cast<int>(report.exits.size()) >= workers;
-  if (report.phase == Phase::kRunning || all_exited) soft.not_started.erase(node.row.node);
+  if (report.phase == Phase::kRunning || all_exited) soft.starts.not_started.erase(node.row.node);
 }
 
 void RefreshFormed(Step& step, Job& job, GenerationSoft& soft, Generation generation, Node& node) {
   const NodeId& id = node.row.node;
   if (IsLeaving(job, node)) {
-    soft.leaving.insert(id);
+    soft.notices.leaving.insert(id);
   } else if (node.link == Link::kAttached) {
-    soft.leaving.erase(id);
+    soft.notices.leaving.erase(id);
   }
   const int workers = job.generations.at(generation).members[soft.members.at(id)].workers;
   if (node.link == Link::kLost || GroupIsDead(node, job.id(), generation)) {
@@ -136,9 +135,9 @@ void RefreshFormed(Step& step, Job& job, GenerationSoft& soft, Generation genera
     const bool all_done = DoneRanksOf(job, generation, id) >= workers;
     if (report == nullptr) {
       if (!all_done) soft.blinked.insert(id);
-      if (!all_done && node.rebooted) FoldCause(soft, {NodeRebooted{node.row.name}, step.now()});
+      if (!all_done && node.rebooted) soft.causes.Fold({NodeRebooted{node.row.name}, step.now()});
       if (!all_done && !node.rebooted)
-        FoldCause(soft, {NodeLost{node.row.name, kHowWiped, Duration{}}, step.now()});
+        soft.causes.Fold({NodeLost{node.row.name, kHowWiped, Duration{}}, step.now()});
     } else {
       soft.lost.erase(id);
       FoldExits(step, job, soft, generation, node, *report);
@@ -147,18 +146,19 @@ void RefreshFormed(Step& step, Job& job, GenerationSoft& soft, Generation genera
       const bool undone = DoneRanksOf(job, generation, id) < workers;
       if (report->supervisor_lost && undone) {
         soft.blinked.insert(id);
-        FoldCause(soft, {SupervisorLost{node.row.name}, step.now()});
+        soft.causes.Fold({SupervisorLost{node.row.name}, step.now()});
       }
       if (report->store_lost && soft.members.at(id) == 0)
-        FoldCause(soft, {StoreLost{node.row.name}, step.now()});
+        soft.causes.Fold({StoreLost{node.row.name}, step.now()});
       const bool gone = report->phase == Phase::kFree && undone;
       if (gone && soft.saving) {
         soft.saving->stopped = true;
-      } else if (gone && !soft.ending && !soft.cause) {
+      } else if (gone && !soft.ending && !soft.causes.worst) {
         // Stopped, but not by us: by its own launch command, or by us before a crash, and then
         // somebody else knows why.
-        if (node.leaving) FoldCause(soft, {Preempted{node.row.name, false}, step.now()});
-        if (!node.leaving && !soft.fallback) soft.fallback = SupervisorLost{node.row.name};
+        if (node.leaving) soft.causes.Fold({Preempted{node.row.name, false}, step.now()});
+        if (!node.leaving && !soft.causes.fallback)
+          soft.causes.fallback = SupervisorLost{node.row.name};
       }
     }
   }

@@ -122,7 +122,7 @@ Order DesiredOrder(const State& state, const Job& job, const Node& node, SentOrd
   if (job.state.verdict) return order;
   if (const GenerationRow* next = ProposedOf(job); IsMember(job, next, node.row.node)) {
     const GenerationSoft& soft = job.soft.at(next->generation);
-    if (soft.asked.contains(node.row.node) && !soft.recovered) {
+    if (soft.proposal.asked.contains(node.row.node) && !soft.proposal.recovered) {
       key->prepare = next->generation;
       order.prepare = PrepareOf(job, *next, soft.members.at(node.row.node));
     }
@@ -132,11 +132,11 @@ Order DesiredOrder(const State& state, const Job& job, const Node& node, SentOrd
   const GenerationSoft& soft = job.soft.at(formed->generation);
   const GroupReport* shown = Shown(node, job.id(), formed->generation);
   const bool may_run = shown && shown->phase != Phase::kPreparing;
-  if (may_run && !soft.ending && !soft.cause && !soft.fallback) {
+  if (may_run && !soft.ending && !soft.causes.known()) {
     key->run = formed->generation;
     order.run = RunOf(job, *formed, soft.members.at(node.row.node));
   }
-  if (soft.saving && soft.spoke && !soft.ending) {
+  if (soft.saving && soft.progress.spoke && !soft.ending) {
     key->notice = formed->generation;
     order.notice =
         WorkerNotice{formed->generation, std::max(soft.saving->until - state.now, Duration{})};

@@ -98,17 +98,17 @@ void DropOldGenerations(Step& step, Job& job) {
 bool AskSurvivors(Step& step, Job& job, GenerationSoft& soft) {
   for (const auto& member : soft.members) {
     const NodeId& id = member.first;
-    if (soft.asked.contains(id)) continue;
+    if (soft.proposal.asked.contains(id)) continue;
     const Node* node = step.state.FindNode(id);
     if (node == nullptr || node->link != Link::kAttached || !SlotsFree(job, *node)) {
-      soft.failed_members[id] = "its slots were not free in time";
+      soft.proposal.failed[id] = "its slots were not free in time";
       continue;
     }
-    soft.asked.insert(id);
-    soft.unacked.insert(id);
+    soft.proposal.asked.insert(id);
+    soft.proposal.unacked.insert(id);
     step.Reorder(job, id);
   }
-  soft.ack_deadline = step.now() + AckLimit(step.state, job);
+  soft.proposal.ack_deadline = step.now() + AckLimit(step.state, job);
   job.outage.proposed_at = step.now();
   return true;
 }
@@ -131,7 +131,7 @@ void FormGeneration(Step& step, Job& job, Generation generation) {
     row.phase = GenerationPhase::kFormed;
     row.formed_at = step.wall();
     row.resume_step = job.commit ? job.commit->step : 0;
-    row.store = Address{row.members[0].address, soft.store->port};
+    row.store = Address{row.members[0].address, soft.proposal.store->port};
     for (GenerationMember& member : row.members) {
       auto watch = step.state.nodes.at(member.node).watches.find(job.id());
       if (watch == step.state.nodes.at(member.node).watches.end() ||
@@ -151,7 +151,7 @@ void FormGeneration(Step& step, Job& job, Generation generation) {
   });
   soft.since = step.now();
   soft.formed_at = job.outage.formed_at = job.last_change = step.now();
-  for (const auto& member : soft.members) soft.not_started.insert(member.first);
+  for (const auto& member : soft.members) soft.starts.not_started.insert(member.first);
   const GenerationRow& row = job.generations.at(generation);
   GenerationFormed formed{
       generation, static_cast<int>(row.members.size()), 0, step.now() - *soft.proposed_at, {}};
@@ -180,16 +180,16 @@ void Propose(Step& step, Job& job, const std::vector<NodeId>& chosen, bool elect
   GenerationSoft& soft = job.soft[generation];
   soft.since = step.now();
   soft.proposed_at = step.now();
-  soft.ack_deadline = step.now() + AckLimit(step.state, job);
+  soft.proposal.ack_deadline = step.now() + AckLimit(step.state, job);
   const GenerationRow* formed = FormedOf(job);
   for (std::size_t rank = 0; rank < row.members.size(); ++rank) {
     const NodeId& id = row.members[rank].node;
     soft.members[id] = static_cast<int>(rank);
     const bool survivor = formed && job.soft.at(formed->generation).members.contains(id);
-    if (!survivor) soft.asked.insert(id);
+    if (!survivor) soft.proposal.asked.insert(id);
     Touch(job, step.state.nodes.at(id));
   }
-  soft.unacked = soft.asked;
+  soft.proposal.unacked = soft.proposal.asked;
   step.Put(row);
   if (!elective) job.outage.proposed_at = step.now();
   step.UpdateState(job, [&](JobStateRow& state) {
@@ -212,31 +212,34 @@ bool AdvanceProposal(Step& step, Job& job) {
   const GenerationRow& row = *ProposedOf(job);
   const Generation generation = row.generation;
   GenerationSoft& soft = job.soft.at(generation);
-  if (soft.recovered) {
+  if (soft.proposal.recovered) {
     VoidProposal(step, job, generation, {});
     return true;
   }
-  const bool host_without_store = soft.asked.contains(row.members[0].node) &&
-                                  !soft.unacked.contains(row.members[0].node) && !soft.store;
-  if (host_without_store) soft.failed_members[row.members[0].node] = "it prepared no store";
-  if (soft.failed_members.empty() && !soft.unacked.empty() && step.now() >= soft.ack_deadline) {
-    for (const NodeId& id : soft.unacked) soft.failed_members[id] = "it did not prepare in time";
+  const bool host_without_store = soft.proposal.asked.contains(row.members[0].node) &&
+                                  !soft.proposal.unacked.contains(row.members[0].node) &&
+                                  !soft.proposal.store;
+  if (host_without_store) soft.proposal.failed[row.members[0].node] = "it prepared no store";
+  if (soft.proposal.failed.empty() && !soft.proposal.unacked.empty() &&
+      step.now() >= soft.proposal.ack_deadline) {
+    for (const NodeId& id : soft.proposal.unacked)
+      soft.proposal.failed[id] = "it did not prepare in time";
   }
-  if (!soft.failed_members.empty()) {
-    const std::map<NodeId, std::string> failed = soft.failed_members;
+  if (!soft.proposal.failed.empty()) {
+    const std::map<NodeId, std::string> failed = soft.proposal.failed;
     VoidProposal(step, job, generation, failed);
     return true;
   }
-  if (!soft.unacked.empty()) {
-    step.Wake(job, soft.ack_deadline);
+  if (!soft.proposal.unacked.empty()) {
+    step.Wake(job, soft.proposal.ack_deadline);
     std::vector<std::string> names;
-    for (const NodeId& id : soft.unacked)
+    for (const NodeId& id : soft.proposal.unacked)
       if (names.size() < kMaxNames) names.push_back(step.state.NameOf(id));
     if (!FormedOf(job)) SetWait(step, job, MembersPreparing{names, Duration{}}, std::nullopt);
     return false;
   }
   if (FormedOf(job)) return false;  // Its end is under way; survivors prepare once they are free.
-  if (soft.asked.size() < soft.members.size()) return AskSurvivors(step, job, soft);
+  if (soft.proposal.asked.size() < soft.members.size()) return AskSurvivors(step, job, soft);
   FormGeneration(step, job, generation);
   return true;
 }
@@ -244,7 +247,7 @@ bool AdvanceProposal(Step& step, Job& job) {
 void VoidProposal(Step& step, Job& job, Generation generation,
                   const std::map<NodeId, std::string>& failed) {
   const bool elective = job.generations.at(generation).elective;
-  const bool recovered = job.soft.at(generation).recovered;
+  const bool recovered = job.soft.at(generation).proposal.recovered;
   const Duration took = step.now() - job.soft.at(generation).proposed_at.value_or(step.now());
   step.Say(Severity::kWarning, "proposal voided",
            {{"job", job.id().value()},

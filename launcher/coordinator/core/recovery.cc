@@ -58,7 +58,7 @@ void RecoverNodes(Step& step) {
 void RecoverGeneration(Step& step, Job& job, const GenerationRow& row) {
   GenerationSoft& soft = job.soft[row.generation];
   soft.since = step.now();
-  soft.recovered = row.phase == GenerationPhase::kProposed;
+  soft.proposal.recovered = row.phase == GenerationPhase::kProposed;
   for (std::size_t rank = 0; rank < row.members.size(); ++rank) {
     const GenerationMember& member = row.members[rank];
     soft.members[member.node] = static_cast<int>(rank);
@@ -68,17 +68,17 @@ void RecoverGeneration(Step& step, Job& job, const GenerationRow& row) {
     if (row.phase == GenerationPhase::kFormed && member.witness)
       node->watches[job.id()] =
           Watch{row.generation, *member.witness, member.witness_verified, false, false};
-    soft.done_ranks += DoneRanksOf(job, row.generation, member.node);
+    soft.done.ranks += DoneRanksOf(job, row.generation, member.node);
   }
   if (row.phase == GenerationPhase::kFormed) {
-    for (const auto& member : soft.members) soft.not_started.insert(member.first);
+    for (const auto& member : soft.members) soft.starts.not_started.insert(member.first);
     if (job.commit && job.commit->generation == row.generation && job.commit->for_notice)
       soft.saving = GenerationSoft::Saving{"", step.now(), true};
   }
   if (row.phase == GenerationPhase::kOver && row.ended)
-    soft.fallback = *row.ended;  // Unless its members' inventories tell it better.
-  if (soft.fallback && !IsToldAgain(*soft.fallback))
-    soft.cause = CauseAt{*row.ended, Instant::max()};
+    soft.causes.fallback = *row.ended;  // Unless its members' inventories tell it better.
+  if (soft.causes.fallback && !IsToldAgain(*soft.causes.fallback))
+    soft.causes.worst = CauseAt{*row.ended, Instant::max()};
   soft.close_by = step.now() + step.config().failure_grace + step.config().stop_margin +
                   step.config().verdict_limit;
   for (const auto& member : soft.members) {

@@ -21,30 +21,6 @@
 namespace regroup::coordinator {
 namespace {
 
-template <class T>
-void KeepLarger(std::optional<T>& kept, const std::optional<T>& told) {
-  if (told && (!kept || *kept < *told)) kept = told;
-}
-
-void UpdateSteps(Step& step, GenerationSoft& soft, const WorkerProgress& progress) {
-  soft.spoke = true;
-  if (progress.step > 0 && !soft.first_step) soft.first_step = progress.step;
-  if (!soft.last_step || progress.step > *soft.last_step) {
-    soft.last_step = progress.step;
-    soft.step_before_at = soft.last_step_at;
-    soft.last_step_at = step.now();
-  }
-  if (progress.restored_step) soft.restored_step = progress.restored_step;
-  soft.samples = std::max(soft.samples, progress.samples);
-  soft.tokens = std::max(soft.tokens, progress.tokens.value_or(0));
-  if (progress.loss) soft.loss = progress.loss;
-  if (progress.tokens_per_second) soft.tokens_per_second = progress.tokens_per_second;
-  KeepLarger(soft.init, progress.init);
-  KeepLarger(soft.restore, progress.restore);
-  KeepLarger(soft.first_step_took, progress.first_step);
-  KeepLarger(soft.checkpoint, progress.checkpoint);
-}
-
 // Empty: accept. `known`: the very same commit was accepted before.
 std::string WhyNotCommit(const Job& job, const Node& node, const CommitRequest& request,
                          bool* known) {
@@ -68,7 +44,8 @@ std::string WhyNotCommit(const Job& job, const Node& node, const CommitRequest& 
   }
   std::int64_t floor = row.resume_step;
   auto soft = job.soft.find(request.generation);
-  if (soft != job.soft.end() && soft->second.restored_step) floor = *soft->second.restored_step;
+  if (soft != job.soft.end() && soft->second.progress.restored_step)
+    floor = *soft->second.progress.restored_step;
   if (soft == job.soft.end() && row.restored_step) floor = *row.restored_step;
   if (request.step > floor) return "";
   return absl::StrCat("generation ", request.generation.value(), " resumed from step ", floor,
@@ -114,8 +91,8 @@ void On(Step& step, const Progressed& event) {
   auto found = job->soft.find(event.progress.generation);
   if (found == job->soft.end() || !found->second.members.contains(node->row.node)) return;
   if (job->generations.at(found->first).phase != GenerationPhase::kFormed) return;
-  const bool first = !found->second.spoke;
-  UpdateSteps(step, found->second, event.progress);
+  const bool first = !found->second.progress.spoke;
+  found->second.progress.Tell(event.progress, step.now());
   if (first) step.LookAt(*job);
 }
 

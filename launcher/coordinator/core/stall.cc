@@ -34,9 +34,9 @@ void ForEachWait(Step& step, const std::function<void(Instant&)>& extend) {
     for (auto& newcomer : job.newcomers) extend(newcomer.second.since);
     if (job.stop) extend(job.stop->give_up);
     for (auto& [generation, soft] : job.soft) {
-      extend(soft.ack_deadline);
+      extend(soft.proposal.ack_deadline);
       extend(soft.since);
-      extend(soft.return_until);
+      extend(soft.silence.return_until);
       extend(soft.close_by);
       for (auto& lost : soft.lost) extend(lost.second);
       if (soft.ending) extend(soft.ending->give_up);

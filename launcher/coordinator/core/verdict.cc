@@ -13,7 +13,6 @@
 #include "launcher/coordinator/core/accounts.h"
 #include "launcher/coordinator/core/actions.h"
 #include "launcher/coordinator/core/budget.h"
-#include "launcher/coordinator/core/causes.h"
 #include "launcher/coordinator/core/ending.h"
 #include "launcher/coordinator/core/failure_policy.h"
 #include "launcher/coordinator/core/job.h"
@@ -37,13 +36,13 @@ constexpr int kTakenPerStep = 12;  // Rows of unreachable nodes written in one s
 void RecordVerdict(Step& step, Job& job, Generation generation, const GenerationSoft& soft,
                    bool charged) {
   std::vector<RankCause> consequences;
-  for (const auto& entry : soft.consequences) {
+  for (const auto& entry : soft.causes.consequences) {
     consequences.push_back(entry.second);
     std::string& error = consequences.back().exit.error;
     if (error.size() > kMaxConsequenceBytes) error.resize(kMaxConsequenceBytes);
   }
   step.UpdateGeneration(job, generation, [&](GenerationRow& next) {
-    next.ended = ReasonOf(soft);
+    next.ended = soft.causes.Reason();
     next.consequences = consequences;
     next.verdict_open = false;
     next.charged = charged;
@@ -80,7 +79,7 @@ void FailJob(Step& step, Job& job, const FailReason& failed, const std::optional
 }
 
 void CloseVerdict(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
-  const EndReason reason = ReasonOf(soft);
+  const EndReason reason = soft.causes.Reason();
   const GenerationRow& row = job.generations.at(generation);
   const Streak streak =
       AfterEnd({job.state.own_failures, job.state.free_ends}, row.progressed, KindOf(reason));

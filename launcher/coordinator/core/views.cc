@@ -133,12 +133,12 @@ GenerationView GenerationViewOf(const Job& job, const GenerationRow& row) {
   view.last_step = row.last_step;
   view.restored_step = row.restored_step;
   if (row.phase != GenerationPhase::kFormed || soft == job.soft.end()) return view;
-  view.phases.init = soft->second.init;
-  view.phases.restore = soft->second.restore;
-  view.phases.first_step = soft->second.first_step_took;
-  view.first_step = soft->second.first_step;
-  view.last_step = soft->second.last_step;
-  view.restored_step = soft->second.restored_step;
+  view.phases.init = soft->second.progress.init;
+  view.phases.restore = soft->second.progress.restore;
+  view.phases.first_step = soft->second.progress.first_step_took;
+  view.first_step = soft->second.progress.first_step;
+  view.last_step = soft->second.progress.last_step;
+  view.restored_step = soft->second.progress.restored_step;
   return view;
 }
 
@@ -280,9 +280,9 @@ JobView ViewOf(const State& state, const Job& job, bool detail, const Moment& at
     const GenerationSoft& soft = job.soft.at(formed->generation);
     view.nodes = static_cast<int>(formed->members.size());
     for (const GenerationMember& member : formed->members) view.world += member.workers;
-    view.step = soft.last_step;
-    view.loss = soft.loss;
-    view.tokens_per_second = soft.tokens_per_second;
+    view.step = soft.progress.last_step;
+    view.loss = soft.progress.loss;
+    view.tokens_per_second = soft.progress.tokens_per_second;
   }
   if (!view.step && job.state.best_step > 0) view.step = job.state.best_step;
   view.restarts_charged = job.state.restarts_charged;
