@@ -52,7 +52,7 @@ OpenAccount OpenAccountOf(const Job& job, Instant now) {
 
 Duration AgeOf(const Job& job, const Moment& at) {
   if (job.state.phase == JobPhase::kEnded && job.state.ended_at) return job.state.ran_for;
-  if (job.created) return at.now - *job.created;
+  if (job.times.created) return at.now - *job.times.created;
   return std::max<Duration>(at.wall - job.spec.created_at, Duration{});
 }
 
@@ -85,7 +85,8 @@ OpenAccount OutageAccount(const Job& job, Instant now) {
   if (!outage.detected_at) return open;
   if (outage.event_at) open.time.detect = *outage.detected_at - *outage.event_at;
   open.time.regroup = std::max(now - *outage.detected_at, Duration{});
-  const NodeTime since = NodeTimeOf(now - outage.held_until, static_cast<int>(job.claimed.size()));
+  const NodeTime since =
+      NodeTimeOf(now - outage.held_until, static_cast<int>(job.nodes.claimed.size()));
   const GenerationRow* formed = FormedOf(job);
   const bool ending = formed && job.soft.at(formed->generation).ending;
   const Generation next = formed && !ending ? formed->generation : job.state.last_number.Next();
@@ -102,8 +103,8 @@ void Book(const OpenAccount& open, JobStateRow& state) {
 void CountHeld(const State& state, Job& job) {
   Outage& outage = job.outage;
   if (!outage.detected_at) return;
-  outage.held = SumOf(
-      outage.held, NodeTimeOf(state.now - outage.held_until, static_cast<int>(job.claimed.size())));
+  outage.held = SumOf(outage.held, NodeTimeOf(state.now - outage.held_until,
+                                              static_cast<int>(job.nodes.claimed.size())));
   outage.held_until = state.now;
 }
 

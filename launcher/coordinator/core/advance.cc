@@ -43,7 +43,7 @@ void Advance(Step& step, Job& job) {
     step.LookAt(job);
     break;
   }
-  if (job.claims_dirty) UpdateClaims(step, job);
+  if (job.nodes.claims_dirty) UpdateClaims(step, job);
   UpdateHunger(step, job);
   DropOldCharges(step, job);
 }

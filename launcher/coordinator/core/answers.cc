@@ -27,7 +27,7 @@ void AnswerWaiters(Step& step, Job& job) {
 }
 
 void SendResults(Step& step, Job& job) {
-  for (const NodeId& id : job.launchers)
+  for (const NodeId& id : job.launch.nodes)
     if (Node* node = step.state.FindNode(id)) SendResultTo(step, job, *node);
 }
 

@@ -45,7 +45,7 @@ void RecoverBackOff(Step& step, Job& job) {
   if (last == job.generations.end() || !last->second.ended) return;
   Streak streak{job.state.own_failures, job.state.free_ends, SameNodeUpTo(job, last->second)};
   if (last->second.verdict_open) streak = StreakWith(job, last->second);
-  job.not_before = step.now() + BackOffAfter(step.state, job, last->second, streak);
+  job.gather.not_before = step.now() + BackOffAfter(step.state, job, last->second, streak);
 }
 
 void DropOldCharges(Step& step, Job& job) {

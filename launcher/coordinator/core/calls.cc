@@ -76,7 +76,7 @@ absl::StatusOr<JobId> AdmitJob(Step& step, const JobSpec& spec, const std::strin
   step.Put(std::move(row));
   step.Put(std::move(state));
   Job& job = step.state.jobs.at(id);
-  job.created = job.gather_since = step.now();
+  job.times.created = step.now();
   step.LookAt(job);
   step.Say(Severity::kInfo, "job admitted", {{"job", id.value()}});
   return id;
@@ -88,7 +88,7 @@ std::optional<LaunchedJob> LaunchedJobOf(const State& state, const Job* job) {
   // From its verdict on a job takes nobody in: who comes now is shown its result, or begins the
   // next.
   if (job->state.verdict) known.ended = true;
-  if (job->ended) known.ended_for = state.now - *job->ended;
+  if (job->times.ended) known.ended_for = state.now - *job->times.ended;
   if (job->state.phase == JobPhase::kEnding) known.ended_for = Duration{};
   return known;
 }
@@ -96,9 +96,9 @@ std::optional<LaunchedJob> LaunchedJobOf(const State& state, const Job* job) {
 // Of a job with very many launch commands: all that ever came; nobody counts them by hand.
 int NodesStaying(const State& state, const Job& job) {
   constexpr std::size_t kMany = 64;
-  if (job.launchers.size() > kMany) return static_cast<int>(job.launchers.size());
+  if (job.launch.nodes.size() > kMany) return static_cast<int>(job.launch.nodes.size());
   return static_cast<int>(
-      std::count_if(job.launchers.begin(), job.launchers.end(), [&](const NodeId& id) {
+      std::count_if(job.launch.nodes.begin(), job.launch.nodes.end(), [&](const NodeId& id) {
         const Node* node = state.FindNode(id);
         return node && node->link != Link::kLost && !IsLeaving(job, *node);
       }));
@@ -117,25 +117,24 @@ void Join(Step& step, Job& job, Node& node, const LaunchRequest& request) {
   // One that was silent until its job was preempted goes on with it.
   const bool resumes = job.state.phase == JobPhase::kPreempted && !node.row.launch->left;
   if (again && !resumes) return;
-  if (!job.first_launcher || !step.state.FindNode(*job.first_launcher) ||
-      step.state.FindNode(*job.first_launcher)->link == Link::kLost)
-    job.first_launcher = node.row.node;
-  job.last_join = step.now();
+  if (!job.launch.first || !step.state.FindNode(*job.launch.first) ||
+      step.state.FindNode(*job.launch.first)->link == Link::kLost)
+    job.launch.first = node.row.node;
+  job.launch.last_join = step.now();
   if (job.state.phase == JobPhase::kPreempted) {
     step.UpdateState(job, [](JobStateRow& state) {
       state.phase = state.last_formed > Generation() ? JobPhase::kRegrouping : JobPhase::kGathering;
     });
-    job.gather_since = step.now();
-    job.membership_known = false;
+    job.gather.membership_known = false;
   }
-  if (job.below_since || !FormedOf(job))
-    job.membership_known = job.membership_known && !job.below_since;
+  if (job.gather.below_since || !FormedOf(job))
+    job.gather.membership_known = job.gather.membership_known && !job.gather.below_since;
   const JobSpec& spec = job.spec.spec;
   AddEvent(
       step, job,
       NodeJoined{node.row.name, NodesStaying(step.state, job), spec.min_nodes, spec.max_nodes});
   // Whether it is one too many concerns itself, however many there are.
-  if (job.launchers.size() > kFewLaunchers && node.session && job.first_launcher != node.row.node)
+  if (job.launch.nodes.size() > kFewLaunchers && node.session && job.launch.first != node.row.node)
     step.Do(SendNews{*node.session, job.id(), job.events.back()});
   Touch(job, node);
   RefreshMember(step, job, node);
@@ -161,7 +160,7 @@ void HurryCancel(Step& step, Job& job) {
   job.stop->deadline = step.now();
   job.stop->give_up = step.now() + step.config().stop_margin;
   step.UpdateState(job, [](JobStateRow& state) { state.stop_now = true; });
-  for (const NodeId& id : job.touched) step.Reorder(job, id);
+  for (const NodeId& id : job.nodes.touched) step.Reorder(job, id);
   step.LookAt(job);
 }
 
@@ -252,7 +251,7 @@ void On(Step& step, const LeaveAsked& event) {
   const Duration left = event.now ? Duration{} : job->spec.spec.grace;
   if (!node->row.launch->left) {
     int others = 0;
-    for (const NodeId& id : job->launchers) {
+    for (const NodeId& id : job->launch.nodes) {
       const Node* other = step.state.FindNode(id);
       if (other && id != node->row.node && other->link != Link::kLost && !IsLeaving(*job, *other))
         ++others;
@@ -353,7 +352,7 @@ void On(Step& step, const ForgetNodeAsked& event) {
         event.call,
         UserError(absl::StatusCode::kFailedPrecondition, absl::StrCat(event.node, " is alive"),
                   absl::StrFormat("its agent at %s was heard %.1f s ago", found->row.address,
-                                  Seconds(step.now() - found->last_heard)),
+                                  Seconds(step.now() - found->lease.last_heard)),
                   "stop its agent first")});
     return;
   }

@@ -39,9 +39,9 @@ void CheckCandidates(const State& state, const Job& job, const std::vector<Candi
 std::optional<Instant> WorthAwaiting(const State& state, const Job& job, const Node& node,
                                      bool previous) {
   if (node.link == Link::kAwaited)
-    return previous || job.launched() ? node.awaited_until
+    return previous || job.launched() ? node.lease.awaited_until
                                       : state.recovered_at + state.config.redial;
-  if (previous && job.membership_known) return job.awaited_until;
+  if (previous && job.gather.membership_known) return job.gather.awaited_until;
   if (job.launched() || previous) return LeaseEnd(state, node);
   return std::nullopt;
 }
@@ -49,9 +49,9 @@ std::optional<Instant> WorthAwaiting(const State& state, const Job& job, const N
 }  // namespace
 
 std::set<NodeId> NodesToLookAt(const State& state, const Job& job) {
-  std::set<NodeId> nodes = job.touched;
-  for (const auto& entry : job.trials) nodes.insert(entry.first);
-  for (const auto& entry : job.newcomers) nodes.insert(entry.first);
+  std::set<NodeId> nodes = job.nodes.touched;
+  for (const auto& entry : job.unsteady.trials) nodes.insert(entry.first);
+  for (const auto& entry : job.unsteady.newcomers) nodes.insert(entry.first);
   for (const ExcludedNode& excluded : job.state.excluded) nodes.insert(excluded.node);
   std::erase_if(nodes,
                 [&](const NodeId& id) { return !state.fleet.attached_daemons.contains(id); });
@@ -66,7 +66,7 @@ std::vector<Candidate> CandidatesOf(Step& step, const Job& job) {
   auto last = job.generations.find(job.state.last_formed);
   if (last != job.generations.end())
     for (const GenerationMember& member : last->second.members) previous.insert(member.node);
-  std::set<NodeId> nodes = job.launchers;
+  std::set<NodeId> nodes = job.launch.nodes;
   if (!job.launched()) {
     CountFreeSlots(step);
     nodes = NodesToLookAt(step.state, job);
@@ -102,8 +102,8 @@ std::optional<Candidate> CandidateOf(const State& state, const Job& job, const N
     candidate.until = *until;
     return candidate;
   }
-  if (auto trial = job.trials.find(id);
-      trial != job.trials.end() && trial->second.until > state.now) {
+  if (auto trial = job.unsteady.trials.find(id);
+      trial != job.unsteady.trials.end() && trial->second.until > state.now) {
     candidate.readiness = Readiness::kBackingOff;
     candidate.until = trial->second.until;
     candidate.why = trial->second.why;
@@ -111,15 +111,16 @@ std::optional<Candidate> CandidateOf(const State& state, const Job& job, const N
   }
   if (!SlotsFree(job, node)) {
     candidate.readiness = Readiness::kStopping;
-    candidate.until = std::max(job.awaited_until, node.attached_at + state.config.failure_grace +
-                                                      state.config.stop_margin);
+    candidate.until =
+        std::max(job.gather.awaited_until,
+                 node.lease.attached_at + state.config.failure_grace + state.config.stop_margin);
     return candidate;
   }
   if (!job.launched()) {
     candidate.free_slots = FreeSlotsFor(state, job, node);
     if (candidate.free_slots < job.spec.spec.workers_per_node) return std::nullopt;
   }
-  candidate.former = !previous && job.touched.contains(id);
+  candidate.former = !previous && job.nodes.touched.contains(id);
   return candidate;
 }
 

@@ -33,16 +33,16 @@ struct MarkSaved {
 
 // Whoever is lost is on trial: lost again within it, it flaps.
 void PutOnTrial(Step& step, Job& job, const GenerationSoft& soft) {
-  std::erase_if(job.newcomers, [&](const auto& newcomer) {
+  std::erase_if(job.unsteady.newcomers, [&](const auto& newcomer) {
     return newcomer.second.since + step.config().newcomer_trial <= step.now();
   });
   std::set<NodeId> lost = soft.blinked;
   for (const auto& entry : soft.lost) lost.insert(entry.first);
   for (const NodeId& id : lost) {
-    auto [newcomer, first] = job.newcomers.try_emplace(id);
+    auto [newcomer, first] = job.unsteady.newcomers.try_emplace(id);
     newcomer->second.since = step.now();
     newcomer->second.flaps = !first;
-    if (!first) ++job.lost_newcomers;
+    if (!first) ++job.unsteady.lost_newcomers;
   }
 }
 
@@ -65,13 +65,12 @@ void EndGeneration(Step& step, Job& job, Generation generation, GenerationSoft& 
   const GenerationRow* next = ProposedOf(job);
   if (next && !std::holds_alternative<Resized>(reason))
     VoidProposal(step, job, next->generation, {});
-  job.not_before = *job.outage.detected_at + BackOffAfter(step.state, job, row, streak);
-  job.awaited_until = soft.ending->give_up;
+  job.gather.not_before = *job.outage.detected_at + BackOffAfter(step.state, job, row, streak);
+  job.gather.awaited_until = soft.ending->give_up;
   job.outage.free_at = step.now();
-  job.gather_since = step.now();
-  job.below_since.reset();
-  job.last_change = step.now();
-  job.claims_dirty = true;
+  job.gather.below_since.reset();
+  job.times.last_change = step.now();
+  job.nodes.claims_dirty = true;
 }
 
 }  // namespace
@@ -97,7 +96,7 @@ void BeginEnding(Step& step, Job& job, Generation generation, StopReason reason,
     if (node && node->leaving) sooner[member.first] = node->leaving->until;
   }
   job.stop = StopOrder{generation, reason, deadline, give_up, std::move(sooner)};
-  job.membership_known = true;
+  job.gather.membership_known = true;
   if (const GenerationRow* next = ProposedOf(job); next && reason != StopReason::kElective)
     VoidProposal(step, job, next->generation, {});
   PutOnTrial(step, job, soft);

@@ -51,7 +51,7 @@ void EnterRunning(Step& step, Job& job, Generation generation, GenerationSoft& s
   SetWait(step, job, std::nullopt, std::nullopt);
   if (!first) return;
   // Who is still out of it has not shown that it can take part.
-  std::erase_if(job.trials, [&](const auto& trial) {
+  std::erase_if(job.unsteady.trials, [&](const auto& trial) {
     return soft.members.contains(trial.first) || step.state.FindNode(trial.first) == nullptr;
   });
   const RestartPhases phases = PhasesOf(job.outage, step.now());
@@ -75,7 +75,6 @@ void EnterRunning(Step& step, Job& job, Generation generation, GenerationSoft& s
     state.phase = JobPhase::kRunning;
     Book(outage, state);
   });
-  if (!job.running_since) job.running_since = step.now();
   AddEvent(step, job, GenerationRunning{generation, phases});
   job.outage = Outage{};
 }
@@ -96,12 +95,12 @@ bool HoldsForSilence(Step& step, Job& job, const GenerationRow& row, GenerationS
   std::vector<std::string> names;
   for (const NodeId& id : lost) {
     const Node* node = step.state.FindNode(id);
-    const bool silent = node && node->link == Link::kLost && !node->proved_dead;
+    const bool silent = node && node->link == Link::kLost && !node->loss.proved;
     // A launched agent that was away for longer than its grace has no workers left.
     if (!silent || soft.notices.leaving.contains(id) ||
         (node->row.launched && node->row.lost_how == kHowAway))
       return false;
-    until = std::max(until, node->lost_at + step.config().unreachable_hold);
+    until = std::max(until, node->loss.at + step.config().unreachable_hold);
     if (names.size() < kMaxNames) names.push_back(node->row.name);
   }
   const bool heard =
@@ -157,7 +156,7 @@ bool CheckLost(Step& step, Job& job, Generation generation, GenerationSoft& soft
   for (const NodeId& id : undone) {
     const Node* node = step.state.FindNode(id);
     const GenerationMember& member = row.members[soft.members.at(id)];
-    const Instant heard = node ? node->last_heard : soft.lost.at(id);
+    const Instant heard = node ? node->lease.last_heard : soft.lost.at(id);
     if (soft.notices.leaving.contains(id)) {
       soft.causes.Fold({Preempted{member.name, soft.saving && soft.saving->saved}, heard});
     } else {
@@ -184,7 +183,7 @@ bool CheckStart(Step& step, Job& job, Generation generation, GenerationSoft& sof
       step.Wake(job, step.now() + step.config().heartbeat);
       continue;
     }
-    const Instant due = std::max(soft.since, node->attached_at) + limit;
+    const Instant due = std::max(soft.since, node->lease.attached_at) + limit;
     if (step.now() < due) {
       step.Wake(job, due);
       continue;
@@ -264,7 +263,7 @@ bool CheckSaving(Step& step, Job& job, Generation generation, GenerationSoft& so
 std::vector<NodeId> Newcomers(Step& step, Job& job, const GenerationSoft& soft) {
   std::vector<Candidate> ready;
   if (!job.launched()) CountFreeSlots(step);
-  for (const NodeId& id : job.launched() ? job.launchers : NodesToLookAt(step.state, job)) {
+  for (const NodeId& id : job.launched() ? job.launch.nodes : NodesToLookAt(step.state, job)) {
     if (soft.members.contains(id)) continue;
     const Node* node = step.state.FindNode(id);
     if (node == nullptr || node->link != Link::kAttached) continue;
@@ -295,16 +294,16 @@ bool CheckGrowth(Step& step, Job& job, Generation generation, GenerationSoft& so
     return CheckSaving(step, job, generation, soft);
   }
   const std::optional<Duration> settle =
-      SettleTime(spec.scale_up, job.state.growths, job.lost_newcomers, step.config());
+      SettleTime(spec.scale_up, job.state.growths, job.unsteady.lost_newcomers, step.config());
   if (!settle || nodes >= MaxNodesNow(job) || soft.done.ranks > 0 || !soft.running_at) return false;
   if (!job.launched() && step.state.queue.Head() != 0) {
     step.state.queue.deferred.insert(job.spec.sequence);
     return false;
   }
-  if (job.launched() && static_cast<int>(job.launchers.size()) <= nodes) return false;
-  Instant due = job.last_change.value_or(step.state.recovered_at) + *settle;
+  if (job.launched() && static_cast<int>(job.launch.nodes.size()) <= nodes) return false;
+  Instant due = job.times.last_change.value_or(step.state.recovered_at) + *settle;
   const std::optional<Instant> last_join =
-      job.launched() ? job.last_join : step.state.fleet.last_join;
+      job.launched() ? job.launch.last_join : step.state.fleet.last_join;
   if (last_join) due = std::max(due, *last_join + step.config().join_batch);
   if (due > step.now()) {
     step.Wake(job, due);

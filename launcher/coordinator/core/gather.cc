@@ -30,10 +30,10 @@ void LeaveOutUnsteady(const State& state, const Job& job, std::vector<Candidate>
   const JobSpec& spec = job.spec.spec;
   if (spec.scale_up != ScaleUp::kSettle && spec.scale_up != ScaleUp::kNow) return;
   const auto unsteady = [&](const Candidate& candidate) {
-    if (spec.node_check.wanted() && job.trials.contains(candidate.node)) return true;
+    if (spec.node_check.wanted() && job.unsteady.trials.contains(candidate.node)) return true;
     if (spec.scale_up != ScaleUp::kSettle) return false;
-    auto found = job.newcomers.find(candidate.node);
-    return found != job.newcomers.end() && found->second.flaps &&
+    auto found = job.unsteady.newcomers.find(candidate.node);
+    return found != job.unsteady.newcomers.end() && found->second.flaps &&
            state.now < found->second.since + state.config.newcomer_trial;
   };
   const auto steady =
@@ -47,37 +47,37 @@ void LeaveOutUnsteady(const State& state, const Job& job, std::vector<Candidate>
 bool HasEnough(Step& step, Job& job, int nodes) {
   const JobSpec& spec = job.spec.spec;
   const bool enough = UsableSize(nodes, spec.min_nodes, MaxNodesNow(job), spec.unit) > 0;
-  if (!enough) job.enough_since.reset();
-  if (enough && !job.enough_since) job.enough_since = step.now();
+  if (!enough) job.gather.enough_since.reset();
+  if (enough && !job.gather.enough_since) job.gather.enough_since = step.now();
   return enough;
 }
 
 bool GatherWaits(Step& step, Job& job, const Wait& wait) {
   if (wait.until) step.Wake(job, *wait.until);
   const bool below = std::holds_alternative<BelowMinimum>(wait.reason);
-  if (!below) job.below_since.reset();
+  if (!below) job.gather.below_since.reset();
   if (below) {
-    job.membership_known = false;  // Whoever comes now may be followed by more.
-    if (!job.below_since) job.below_since = step.now();
+    job.gather.membership_known = false;  // Whoever comes now may be followed by more.
+    if (!job.gather.below_since) job.gather.below_since = step.now();
     const bool holds = !job.launched() && job.state.phase != JobPhase::kQueued;
-    if (holds && step.now() >= *job.below_since + step.config().hold) {
+    if (holds && step.now() >= *job.gather.below_since + step.config().hold) {
       step.Say(Severity::kInfo, "job gives its nodes back and queues again",
                {{"job", job.id().value()}});
       step.UpdateState(job, [](JobStateRow& state) { state.phase = JobPhase::kQueued; });
-      job.claims_dirty = true;
+      job.nodes.claims_dirty = true;
       return true;
     }
-    if (holds) step.Wake(job, *job.below_since + step.config().hold);
+    if (holds) step.Wake(job, *job.gather.below_since + step.config().hold);
   }
   SetWait(step, job, wait.reason, wait.until);
   return false;
 }
 
 std::optional<Instant> LastCallEnd(const State& state, const Job& job) {
-  const std::optional<Instant> last = job.launched() ? job.last_join : state.fleet.last_join;
-  if (job.membership_known || !last || !job.enough_since) return std::nullopt;
+  const std::optional<Instant> last = job.launched() ? job.launch.last_join : state.fleet.last_join;
+  if (job.gather.membership_known || !last || !job.gather.enough_since) return std::nullopt;
   return std::min(*last + state.config.last_call_quiet,
-                  *job.enough_since + state.config.last_call_limit);
+                  *job.gather.enough_since + state.config.last_call_limit);
 }
 
 // Waits that need no look at any node: so that a thousand joins, or a thousand slots that become
@@ -95,7 +95,8 @@ bool CheapWait(Step& step, Job& job) {
     return true;
   }
   const int need = (spec.min_nodes + spec.unit - 1) / spec.unit * spec.unit;
-  const bool nowhere = job.touched.empty() && job.trials.empty() && job.state.excluded.empty();
+  const bool nowhere =
+      job.nodes.touched.empty() && job.unsteady.trials.empty() && job.state.excluded.empty();
   const bool redialling =
       step.now() < step.state.recovered_at + step.config().redial && step.state.fleet.broken > 0;
   if (job.state.phase == JobPhase::kQueued && job.state.last_formed == Generation() && nowhere &&
@@ -107,9 +108,9 @@ bool CheapWait(Step& step, Job& job) {
       return true;
     }
   }
-  const int nodes = static_cast<int>(job.launched() ? job.launchers.size()
+  const int nodes = static_cast<int>(job.launched() ? job.launch.nodes.size()
                                                     : step.state.fleet.attached_daemons.size());
-  if (nodes < kManyNodes || job.membership_known) return false;
+  if (nodes < kManyNodes || job.gather.membership_known) return false;
   if (!HasEnough(step, job, nodes)) {
     SetWait(step, job, BelowMinimum{nodes, need, Duration{}, {}}, std::nullopt);
     return true;
@@ -128,8 +129,8 @@ Instant UnreachableUntil(const State& state, const Job& job) {
   Instant until{};
   for (const GenerationMember& member : previous->second.members) {
     const Node* node = state.FindNode(member.node);
-    if (node == nullptr || node->link != Link::kLost || node->proved_dead) return Instant{};
-    until = std::max(until, node->lost_at + state.config.unreachable_hold);
+    if (node == nullptr || node->link != Link::kLost || node->loss.proved) return Instant{};
+    until = std::max(until, node->loss.at + state.config.unreachable_hold);
   }
   return until;
 }
@@ -141,7 +142,7 @@ GenerationPolicy PolicyOf(const State& state, const Job& job) {
   policy.max = MaxNodesNow(job);
   policy.unit = spec.unit;
   policy.failures = job.state.own_failures + job.state.free_ends;
-  policy.not_before = job.not_before;
+  policy.not_before = job.gather.not_before;
   policy.last_call_until = LastCallEnd(state, job);
   policy.unreachable_until = UnreachableUntil(state, job);
   auto previous = job.generations.find(job.state.last_formed);

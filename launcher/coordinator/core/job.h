@@ -113,7 +113,57 @@ struct Outage {
   Instant held_until{};
 };
 
+// The launch commands that serve a launched job.
+struct Launch {
+  std::set<NodeId> nodes;
+  std::optional<NodeId> first;  // It is sent what the others need not print.
+  std::optional<Instant> last_join;
+};
+
+// Nodes that have lately failed to take part.
+struct Unsteady {
+  struct Newcomer {
+    Instant since{};     // When it came, or was lost: it may be back at once. For `newcomer_trial`.
+    bool flaps = false;  // It was lost as a newcomer.
+  };
+  std::map<NodeId, MemberTrial> trials;
+  std::map<NodeId, Newcomer> newcomers;
+  int lost_newcomers = 0;  // Each doubles the time that growth waits for.
+};
+
+// What ties a job to nodes.
+struct JobNodes {
+  std::set<NodeId> claimed;      // Nodes that carry a claim of this job.
+  std::set<NodeId> touched;      // Nodes that may still have processes of this job.
+  std::set<NodeId> order_dirty;  // Nodes whose order may have changed in this step.
+  bool claims_dirty = false;
+};
+
+// What the next generation waits for.
+struct Gathering {
+  bool membership_known = false;  // After a loss or failure: all are known, so no last call.
+  std::optional<Instant> below_since;
+  // There are enough nodes since then; the last call's limit counts from it.
+  std::optional<Instant> enough_since;
+  Instant not_before{};
+  Instant awaited_until{};  // Members that blinked are waited for until then.
+};
+
+struct JobWait {
+  std::optional<WaitReason> reason;
+  Instant since{};
+  std::optional<Instant> until;
+};
+
+// In this life of the coordinator.
+struct JobTimes {
+  std::optional<Instant> created, ended, over_at, last_change;
+};
+
 struct Job {
+  const JobId& id() const { return spec.job; }
+  bool launched() const { return spec.spec.origin == JobOrigin::kLaunched; }
+
   // Durable.
   JobSpecRow spec;
   JobStateRow state;
@@ -123,44 +173,18 @@ struct Job {
   std::deque<JobEvent> events;  // By number.
 
   // Soft.
-  const JobId& id() const { return spec.job; }
-  bool launched() const { return spec.spec.origin == JobOrigin::kLaunched; }
-  std::set<NodeId> launchers;  // Nodes whose launch command serves this job.
   std::map<Generation, GenerationSoft> soft;
   std::optional<StopOrder> stop;
-  std::map<NodeId, MemberTrial> trials;
-  std::set<NodeId> claimed;  // Nodes that carry a claim of this job.
-  std::set<NodeId> touched;  // Nodes that may still have processes of this job.
-  std::set<NodeId> order_dirty;
-  std::optional<NodeId> first_launcher;
   Outage outage;
-
-  // Gather.
-  Instant gather_since{};
-  bool membership_known = false;  // A loss or failure: nobody unknown is waited for.
-  std::optional<Instant> below_since;
-  std::optional<Instant>
-      enough_since;  // There are enough nodes since then; the last call's limit counts from it.
-  std::optional<Instant> last_join;  // Of a launch command.
-  Instant not_before{};
-  Instant awaited_until{};  // Members that blinked are waited for until then.
-  int lost_newcomers = 0;
-  struct Newcomer {
-    Instant since{};     // When it came, or was lost: it may be back at once. For `newcomer_trial`.
-    bool flaps = false;  // It was lost as a newcomer.
-  };
-  std::map<NodeId, Newcomer> newcomers;
-
-  std::optional<WaitReason> wait;
-  Instant wait_since{};
-  std::optional<Instant> wait_until;
-
-  bool claims_dirty = false;
+  Launch launch;
+  JobNodes nodes;
+  Gathering gather;
+  Unsteady unsteady;
+  JobWait wait;
+  JobTimes times;
   std::vector<Instant> charge_times;  // With a restart window.
-  std::optional<Instant> created, running_since, ended, over_at,
-      last_change;  // In this life of the coordinator.
-  std::set<CallId> waiters;
-  std::optional<Instant> wake;
+  std::set<CallId> waiters;           // Clients that wait for its end.
+  std::optional<Instant> wake;        // Its deadline in the agenda.
 };
 
 // Names of nodes in one reason or note; more would tell nobody anything.

@@ -27,7 +27,7 @@ bool JobStepsWithout(const State& state, const Node& node) {
     if (row == nullptr) continue;
     const GenerationSoft& soft = job->soft.at(row->generation);
     if (!soft.ending && soft.members.contains(node.row.node) && soft.progress.step_before_at &&
-        *soft.progress.step_before_at > node.lease_from)
+        *soft.progress.step_before_at > node.lease.from)
       return true;
   }
   return false;
@@ -39,25 +39,26 @@ std::optional<Instant> LeaseEnd(const State& state, const Node& node) {
   switch (node.link) {
     case Link::kAttached:
     case Link::kSuspected:
-      return std::max(node.lease_from + state.config.lease, state.fleet.brake.until);
+      return std::max(node.lease.from + state.config.lease, state.fleet.brake.until);
     case Link::kAgentAway:
-      return std::max(node.broken_at + AwayLimit(state, node), node.awaited_until);
-    case Link::kAwaited: return std::max(node.awaited_until, state.fleet.brake.until);
+      return std::max(node.lease.broken_at + AwayLimit(state, node), node.lease.awaited_until);
+    case Link::kAwaited: return std::max(node.lease.awaited_until, state.fleet.brake.until);
     case Link::kLost: return std::nullopt;
   }
   return std::nullopt;
 }
 
 bool StepsKeep(const State& state, const Node& node) {
-  return (!node.kept_until || state.now < *node.kept_until) && JobStepsWithout(state, node);
+  return (!node.lease.kept_until || state.now < *node.lease.kept_until) &&
+         JobStepsWithout(state, node);
 }
 
 bool IsHeard(const State& state, const NodeId& id) {
   const Node* node = state.FindNode(id);
   if (node == nullptr) return false;
   return node->link == Link::kAgentAway ||
-         (node->link == Link::kAttached && !node->kept_until &&
-          state.now - node->lease_from <= 2 * state.config.heartbeat);
+         (node->link == Link::kAttached && !node->lease.kept_until &&
+          state.now - node->lease.from <= 2 * state.config.heartbeat);
 }
 
 }  // namespace regroup::coordinator

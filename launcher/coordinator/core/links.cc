@@ -46,11 +46,12 @@ bool PullBrake(Step& step) {
   for (const auto& entry : step.state.nodes) {
     const Node& node = entry.second;
     const bool lost_now =
-        node.link == Link::kLost && node.row.lost_how == kHowSilent && node.lost_at > from;
+        node.link == Link::kLost && node.row.lost_how == kHowSilent && node.loss.at > from;
     if (node.session || lost_now) ++sessions;
     // Steps that keep a node make its lease begin anew; it is as silent as the others.
-    const Instant heard =
-        node.kept_until ? *node.kept_until - step.config().unreachable_hold : node.lease_from;
+    const Instant heard = node.lease.kept_until
+                              ? *node.lease.kept_until - step.config().unreachable_hold
+                              : node.lease.from;
     const bool fell_silent = node.session && heard >= from && heard < silent_since;
     if (fell_silent || lost_now) ++silent;
   }
@@ -85,7 +86,7 @@ void DeleteNode(Step& step, Node& node) {
   for (const JobId& id : node.claims)
     if (Job* job = step.state.FindJob(id)) {
       CountHeld(step.state, *job);
-      job->claimed.erase(node.row.node);
+      job->nodes.claimed.erase(node.row.node);
     }
   step.Delete(NodeKey(node.row.node));
 }
@@ -93,7 +94,7 @@ void DeleteNode(Step& step, Node& node) {
 }  // namespace
 
 void SetLink(Step& step, Node& node, Link link) {
-  if (node.link == Link::kLost) step.state.fleet.lost.erase(node.lost_order);
+  if (node.link == Link::kLost) step.state.fleet.lost.erase(node.loss.order);
   if (IsBroken(node.link)) --step.state.fleet.broken;
   if (IsBroken(link)) ++step.state.fleet.broken;
   if (link == Link::kAttached && !node.row.launched) {
@@ -119,8 +120,8 @@ void On(Step& step, const SessionBroken& event) {
   std::erase_if(node->groups,
                 [&](const auto& entry) { return step.state.FindJob(entry.first) == nullptr; });
   SetLink(step, *node, Link::kSuspected);
-  node->broken_at = step.now();
-  node->probe_at = step.now();
+  node->lease.broken_at = step.now();
+  node->lease.probe_at = step.now();
   for (auto& watch : node->watches) watch.second.in_flight = false;
   step.Say(Severity::kInfo, "session broken", {{"node", node->row.name}});
   if (CommandIsOver(step.state, *node)) return LoseNode(step, *node, kHowOver, /*proved=*/true);
@@ -133,22 +134,22 @@ void On(Step& step, const SessionBroken& event) {
 }
 
 void Heard(Step& step, Node& node) {
-  node.last_heard = step.now();
-  node.kept_until.reset();
-  node.lease_from = std::max(node.lease_from, step.now());
+  node.lease.last_heard = step.now();
+  node.lease.kept_until.reset();
+  node.lease.from = std::max(node.lease.from, step.now());
 }
 
 void On(Step& step, const HeartbeatReceived& event) {
   Node* node = step.state.NodeOf(event.session);
   if (node == nullptr) return;
   Heard(step, *node);
-  if (event.obeyed <= node->obeyed) return;
-  node->obeyed = event.obeyed;
+  if (event.obeyed <= node->orders.obeyed) return;
+  node->orders.obeyed = event.obeyed;
   step.state.SlotsChanged(*node);
-  std::erase_if(node->unanswered, [&](const auto& entry) {
-    auto sent = node->sent.find(entry.first);
-    const bool withdrawn = sent != node->sent.end() && sent->second.prepare == Generation();
-    return withdrawn && sent->second.number <= node->obeyed;
+  std::erase_if(node->orders.unanswered, [&](const auto& entry) {
+    auto sent = node->orders.sent.find(entry.first);
+    const bool withdrawn = sent != node->orders.sent.end() && sent->second.prepare == Generation();
+    return withdrawn && sent->second.number <= node->orders.obeyed;
   });
   for (const JobId& id : node->jobs) {
     Job* job = step.state.FindJob(id);
@@ -167,9 +168,10 @@ void OnNodeDeadline(Step& step, Node& node) {
   }
   if (*LeaseEnd(step.state, node) <= step.now()) {
     if (StepsKeep(step.state, node)) {
-      if (!node.kept_until) node.kept_until = node.lease_from + step.config().unreachable_hold;
-      node.lease_from = node.broken_at = step.now();
-      node.awaited_until = step.now() + step.config().lease;
+      if (!node.lease.kept_until)
+        node.lease.kept_until = node.lease.from + step.config().unreachable_hold;
+      node.lease.from = node.lease.broken_at = step.now();
+      node.lease.awaited_until = step.now() + step.config().lease;
     } else if (node.link == Link::kAgentAway || !PullBrake(step)) {
       LoseNode(step, node, node.link == Link::kAgentAway ? kHowAway : kHowSilent, false);
       return;
@@ -177,12 +179,12 @@ void OnNodeDeadline(Step& step, Node& node) {
   }
   Instant next = *LeaseEnd(step.state, node);
   if (node.link != Link::kAttached && !node.watches.empty()) {
-    if (node.probe_at <= step.now()) {
+    if (node.lease.probe_at <= step.now()) {
       ProbeWitnesses(step, node);
-      node.probe_at = step.now() + step.config().probe_interval *
-                                       (1 + step.state.fleet.broken / kProbedAtFullRate);
+      node.lease.probe_at = step.now() + step.config().probe_interval *
+                                             (1 + step.state.fleet.broken / kProbedAtFullRate);
     }
-    next = std::min(next, node.probe_at);
+    next = std::min(next, node.lease.probe_at);
   }
   step.Arm(node, next);
 }
@@ -218,13 +220,15 @@ void On(Step& step, const Probed& event) {
   const bool redials =
       node->link == Link::kAwaited && step.now() < step.state.recovered_at + step.config().redial;
   if (event.result == ProbeResult::kAccepted) {
-    node->lease_from = step.now();
+    node->lease.from = step.now();
     SetLink(step, *node, Link::kAgentAway);
     if (Job* job = step.state.FindJob(event.job)) step.LookAt(*job);
-    step.Arm(*node, std::min(*LeaseEnd(step.state, *node), std::max(node->probe_at, step.now())));
+    step.Arm(*node,
+             std::min(*LeaseEnd(step.state, *node), std::max(node->lease.probe_at, step.now())));
   } else if (event.result == ProbeResult::kSilent && node->link == Link::kAgentAway) {
     SetLink(step, *node, Link::kSuspected);
-    step.Arm(*node, std::min(*LeaseEnd(step.state, *node), std::max(node->probe_at, step.now())));
+    step.Arm(*node,
+             std::min(*LeaseEnd(step.state, *node), std::max(node->lease.probe_at, step.now())));
   } else if (event.result == ProbeResult::kRefused && watch.verified && !redials) {
     watch.dead = true;
     const bool all = std::all_of(node->watches.begin(), node->watches.end(),
@@ -262,9 +266,9 @@ void LoseNode(Step& step, Node& node, const std::string& how, bool proved) {
     Detach(step, node);
   }
   SetLink(step, node, Link::kLost);
-  node.proved_dead = proved;
-  node.kept_until.reset();
-  node.lost_at = step.now();
+  node.loss.proved = proved;
+  node.lease.kept_until.reset();
+  node.loss.at = step.now();
   node.leaving.reset();
   node.watches.clear();
   step.Put(row);
@@ -276,7 +280,7 @@ void LoseNode(Step& step, Node& node, const std::string& how, bool proved) {
     if (job) step.LookAt(*job);
   }
   node.groups.clear();
-  node.unanswered.clear();
+  node.orders.unanswered.clear();
   if (step.now() < step.state.recovered_at + step.config().redial)
     MarkHungry(step);  // Until then it is waited for.
   RememberLost(step, node);
@@ -284,8 +288,8 @@ void LoseNode(Step& step, Node& node, const std::string& how, bool proved) {
 
 void RememberLost(Step& step, Node& node) {
   step.Arm(node, step.now() + step.config().keep_lost_nodes);
-  node.lost_order = ++step.state.fleet.losses;
-  step.state.fleet.lost.emplace(node.lost_order, node.row.node);
+  node.loss.order = ++step.state.fleet.losses;
+  step.state.fleet.lost.emplace(node.loss.order, node.row.node);
   if (step.state.fleet.lost.size() <= step.config().max_lost_nodes) return;
   step.Arm(step.state.nodes.at(step.state.fleet.lost.begin()->second),
            step.now());  // Goes unless it holds something.

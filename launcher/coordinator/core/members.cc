@@ -36,7 +36,7 @@ void RefreshProposed(Job& job, GenerationSoft& soft, Generation generation, Node
   if (node.link == Link::kLost) soft.proposal.failed[id] = node.row.lost_how;
   if (IsLeaving(job, node)) soft.proposal.failed[id] = "it is leaving";
   // What answers there now is another command, with a program of its own.
-  if (job.launched() && !job.launchers.contains(id))
+  if (job.launched() && !job.launch.nodes.contains(id))
     soft.proposal.failed[id] = "its launch command has ended";
   if (node.link != Link::kAttached || !soft.proposal.asked.contains(id)) return;
   const GroupReport* report = Shown(node, job.id(), generation);
@@ -66,7 +66,8 @@ void RefreshLostMember(Step& step, Job& job, GenerationSoft& soft, Generation ge
   soft.lost.try_emplace(id, step.now());
   if (!soft.waiting.contains(id)) return;
   const std::string how = node.link == Link::kLost ? node.row.lost_how : kHowRefused;
-  soft.causes.Fold({NodeLost{node.row.name, how, step.now() - node.last_heard}, node.last_heard});
+  soft.causes.Fold(
+      {NodeLost{node.row.name, how, step.now() - node.lease.last_heard}, node.lease.last_heard});
 }
 
 void FoldExits(Step& step, Job& job, GenerationSoft& soft, Generation generation, Node& node,

@@ -18,34 +18,34 @@ void AddEvent(Step& step, Job& job, JobEventBody body) {
       std::holds_alternative<CommitAccepted>(body) || std::holds_alternative<NodeLeft>(body);
   JobEvent event{job.events.empty() ? 1 : job.events.back().number + 1, step.wall(),
                  std::move(body)};
-  const bool to_first = minor && job.launchers.size() > kFewLaunchers && job.first_launcher;
+  const bool to_first = minor && job.launch.nodes.size() > kFewLaunchers && job.launch.first;
   auto tell = [&](const NodeId& id) {
     const Node* node = step.state.FindNode(id);
     if (node && node->session) step.Do(SendNews{*node->session, job.id(), event});
   };
   if (to_first) {
-    tell(*job.first_launcher);
+    tell(*job.launch.first);
   } else {
-    for (const NodeId& id : job.launchers) tell(id);
+    for (const NodeId& id : job.launch.nodes) tell(id);
   }
   step.Put(JobEventRow{job.id(), std::move(event)});
 }
 
 void SetWait(Step& step, Job& job, std::optional<WaitReason> reason, std::optional<Instant> until) {
-  const bool same = reason && job.wait && reason->index() == job.wait->index();
-  job.wait = std::move(reason);
-  job.wait_until = until;
+  const bool same = reason && job.wait.reason && reason->index() == job.wait.reason->index();
+  job.wait.reason = std::move(reason);
+  job.wait.until = until;
   if (same) return;
-  job.wait_since = step.now();
-  if (!job.wait) return;
+  job.wait.since = step.now();
+  if (!job.wait.reason) return;
   const bool regroups = job.state.last_formed > Generation();
   const bool worth_telling =
-      std::holds_alternative<BackingOff>(*job.wait) ||
-      std::holds_alternative<UnreachableHold>(*job.wait) ||
-      std::holds_alternative<FinishHold>(*job.wait) ||
-      std::holds_alternative<SavingBeforeLeave>(*job.wait) ||
-      (std::holds_alternative<BelowMinimum>(*job.wait) && (regroups || job.launched()));
-  if (worth_telling) AddEvent(step, job, Waits{*job.wait});
+      std::holds_alternative<BackingOff>(*job.wait.reason) ||
+      std::holds_alternative<UnreachableHold>(*job.wait.reason) ||
+      std::holds_alternative<FinishHold>(*job.wait.reason) ||
+      std::holds_alternative<SavingBeforeLeave>(*job.wait.reason) ||
+      (std::holds_alternative<BelowMinimum>(*job.wait.reason) && (regroups || job.launched()));
+  if (worth_telling) AddEvent(step, job, Waits{*job.wait.reason});
 }
 
 }  // namespace regroup::coordinator

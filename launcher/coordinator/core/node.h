@@ -60,33 +60,47 @@ struct SentOrder {
   }
 };
 
+// When a node was heard, and how long it is kept without; leases.h says which of them counts.
+struct Lease {
+  Instant last_heard{}, attached_at{}, broken_at{}, awaited_until{};
+  Instant from{};  // The lease runs since then: last heard, or a step of its job since.
+  Instant probe_at{};
+  // Silent for more than a lease, but its job steps: that vouches for it until then.
+  std::optional<Instant> kept_until;
+};
+
+struct Loss {
+  Instant at{};
+  std::uint64_t order = 0;  // Rises with each loss; no instant, because a stall shifts those.
+  bool proved = false;      // Nothing of the node can run any more.
+};
+
+// What this session was told, and what it did.
+struct NodeOrders {
+  std::map<JobId, SentOrder> sent;
+  OrderNo last, obeyed;
+  // A Prepare was sent in this order and nothing was reported yet.
+  std::map<JobId, OrderNo> unanswered;
+};
+
 struct Node {
   NodeRow row;
 
   Link link = Link::kLost;
   std::optional<SessionId> session;
-  Instant attached_at{}, last_heard{}, broken_at{}, awaited_until{}, lost_at{};
-  Instant lease_from{};  // The lease runs since then: last heard, or a step of its job since.
-  Instant probe_at{};
-  // Silent for more than a lease, but its job steps: that vouches for it until then.
-  std::optional<Instant> kept_until;
-  std::string no_cgroup;         // As its last Hello said.
-  bool rebooted = false;         // This session's Hello showed a new boot id.
-  bool recovered = false;        // Its row was there when this coordinator started.
-  std::uint64_t lost_order = 0;  // Of a lost node: rises with each; no instant, for those shift.
-  bool proved_dead = false;      // Lost, and nothing of it can run any more.
+  Lease lease;
+  Loss loss;
+  std::string no_cgroup;   // As its last Hello said.
+  bool rebooted = false;   // This session's Hello showed a new boot id.
+  bool recovered = false;  // Its row was there when this coordinator started.
   std::optional<Leaving> leaving;
   std::map<JobId, std::map<Generation, GroupReport>> groups;  // As this session showed them.
   std::map<JobId, Watch> watches;
-  std::map<JobId, SentOrder> sent;
-  OrderNo last_order;
+  NodeOrders orders;
   std::set<JobId> claims;  // Jobs that have a right to slots here, whatever the groups show.
-  std::set<JobId> jobs;    // Jobs that this node is `touched` by.
-  OrderNo obeyed;          // Of this session.
-  std::map<JobId, OrderNo>
-      unanswered;  // A Prepare was sent in this order and nothing was reported yet.
+  std::set<JobId> jobs;    // Jobs that have touched this node.
   std::optional<JobId> told_result;  // On this session.
-  std::optional<Instant> wake;
+  std::optional<Instant> wake;       // Its deadline in the agenda.
 };
 
 }  // namespace regroup::coordinator

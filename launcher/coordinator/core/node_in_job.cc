@@ -10,14 +10,14 @@
 namespace regroup::coordinator {
 
 void Touch(Job& job, Node& node) {
-  job.touched.insert(node.row.node);
+  job.nodes.touched.insert(node.row.node);
   node.jobs.insert(job.id());
 }
 
 void Untouch(Job& job, Node& node) {
-  job.touched.erase(node.row.node);
+  job.nodes.touched.erase(node.row.node);
   node.jobs.erase(job.id());
-  node.sent.erase(job.id());
+  node.orders.sent.erase(job.id());
 }
 
 const GroupReport* Shown(const Node& node, const JobId& job, Generation generation) {
@@ -59,7 +59,7 @@ bool IsExcluded(const Job& job, const NodeId& id) {
 }
 
 bool SlotsFree(const Job& job, const Node& node) {
-  if (node.unanswered.contains(job.id())) return false;
+  if (node.orders.unanswered.contains(job.id())) return false;
   auto groups = node.groups.find(job.id());
   if (groups == node.groups.end()) return true;
   return std::all_of(groups->second.begin(), groups->second.end(),

@@ -45,9 +45,9 @@ void AddStop(const State& state, const Job& job, const Node& node, Order& order,
     for (const auto& entry : groups->second)
       needed = needed || (entry.first <= up_to && entry.second.phase != Phase::kFree);
   }
-  auto sent =
-      node.sent.find(job.id());  // A Prepare on its way, or a stop that was asked for already.
-  if (sent != node.sent.end() && node.unanswered.contains(job.id()))
+  auto sent = node.orders.sent.find(
+      job.id());  // A Prepare on its way, or a stop that was asked for already.
+  if (sent != node.orders.sent.end() && node.orders.unanswered.contains(job.id()))
     needed = needed || (sent->second.prepare > Generation() && sent->second.prepare <= up_to) ||
              sent->second.stop > Generation();
   if (!needed) return;
@@ -156,18 +156,18 @@ void ClearTaken(Step& step, const Job& job, Node& node) {
 void SendOrderTo(Step& step, Job& job, Node& node) {
   SentOrder key;
   Order order = DesiredOrder(step.state, job, node, &key);
-  auto sent = node.sent.find(job.id());
+  auto sent = node.orders.sent.find(job.id());
   const bool empty = key == SentOrder{};
-  if (sent != node.sent.end() ? sent->second == key : empty) return;
+  if (sent != node.orders.sent.end() ? sent->second == key : empty) return;
   if (!empty) {
-    node.last_order = node.last_order.Next();
-    key.number = order.number = node.last_order;
+    node.orders.last = node.orders.last.Next();
+    key.number = order.number = node.orders.last;
     if (order.prepare && Shown(node, job.id(), order.prepare->generation) == nullptr)
-      node.unanswered[job.id()] = key.number;
+      node.orders.unanswered[job.id()] = key.number;
     step.state.SlotsChanged(node);
     step.Do(SendOrder{*node.session, std::move(order)});
   }
-  node.sent[job.id()] = key;
+  node.orders.sent[job.id()] = key;
   if (key.forget == Generation()) return;
   // Nobody asks for it any more; were the order lost, the next Hello would show it again.
   auto groups = node.groups.find(job.id());
@@ -179,7 +179,7 @@ void SendOrderTo(Step& step, Job& job, Node& node) {
   const bool member = std::any_of(job.soft.begin(), job.soft.end(), [&](const auto& entry) {
     return entry.second.members.contains(node.row.node);
   });
-  if (member || node.unanswered.contains(job.id())) return;
+  if (member || node.orders.unanswered.contains(job.id())) return;
   Untouch(job, node);
   ClearTaken(step, job, node);
 }
@@ -203,11 +203,11 @@ void FlushOrders(Step& step) {
   for (const JobId& id : step.state.agenda.orders_dirty) {
     Job* job = step.state.FindJob(id);
     if (job == nullptr) continue;
-    for (const NodeId& node : job->order_dirty) {
+    for (const NodeId& node : job->nodes.order_dirty) {
       Node* known = step.state.FindNode(node);
       if (known && known->session) SendOrderTo(step, *job, *known);
     }
-    job->order_dirty.clear();
+    job->nodes.order_dirty.clear();
   }
   step.state.agenda.orders_dirty.clear();
 }
@@ -231,18 +231,18 @@ bool StopUnknown(Step& step, Node& node, const JobId& id) {
     key.stop = newest;
     order.stop = Stop{newest, step.config().failure_grace, StopReason::kSuperseded};
   }
-  auto sent = node.sent.find(id);
-  if (sent == node.sent.end() || !(sent->second == key)) {
+  auto sent = node.orders.sent.find(id);
+  if (sent == node.orders.sent.end() || !(sent->second == key)) {
     step.Say(Severity::kWarning, "a group of a job that is not kept any more is ended",
              {{"node", node.row.name}, {"job", id.value()}});
-    node.last_order = node.last_order.Next();
-    key.number = order.number = node.last_order;
+    node.orders.last = node.orders.last.Next();
+    key.number = order.number = node.orders.last;
     step.Do(SendOrder{*node.session, std::move(order)});
-    node.sent[id] = key;
+    node.orders.sent[id] = key;
   }
   if (all_free) {  // Were the order lost, the next Hello would show it again.
     node.groups.erase(found);
-    node.sent.erase(id);
+    node.orders.sent.erase(id);
     step.state.SlotsChanged(node);
   }
   return true;

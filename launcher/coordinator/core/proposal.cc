@@ -70,7 +70,7 @@ std::vector<GenerationMember> MembersOf(const State& state, const Job& job,
     member.address =
         IsLoopback(node.row.address) && !reached_at.empty() ? reached_at : node.row.address;
     member.workers = WorkersOn(job, node);
-    if (!job.touched.contains(id)) member.free_slots = FreeSlotsFor(state, job, node);
+    if (!job.nodes.touched.contains(id)) member.free_slots = FreeSlotsFor(state, job, node);
     members.push_back(std::move(member));
   }
   return members;
@@ -125,7 +125,7 @@ void FormGeneration(Step& step, Job& job, Generation generation) {
         before != job.generations.end() &&
         std::any_of(before->second.members.begin(), before->second.members.end(),
                     [&](const GenerationMember& m) { return m.node == member.first; });
-    if (again && !known) job.newcomers[member.first].since = step.now();
+    if (again && !known) job.unsteady.newcomers[member.first].since = step.now();
   }
   step.UpdateGeneration(job, generation, [&](GenerationRow& row) {
     row.phase = GenerationPhase::kFormed;
@@ -150,7 +150,7 @@ void FormGeneration(Step& step, Job& job, Generation generation) {
     if (grew) ++state.growths;
   });
   soft.since = step.now();
-  soft.formed_at = job.outage.formed_at = job.last_change = step.now();
+  soft.formed_at = job.outage.formed_at = job.times.last_change = step.now();
   for (const auto& member : soft.members) soft.starts.not_started.insert(member.first);
   const GenerationRow& row = job.generations.at(generation);
   GenerationFormed formed{
@@ -198,8 +198,8 @@ void Propose(Step& step, Job& job, const std::vector<NodeId>& chosen, bool elect
     state.phase = state.last_formed > Generation() ? JobPhase::kRegrouping : JobPhase::kForming;
   });
   DropOldGenerations(step, job);
-  job.below_since.reset();
-  job.claims_dirty = true;
+  job.gather.below_since.reset();
+  job.nodes.claims_dirty = true;
   SetWait(step, job, std::nullopt, std::nullopt);
   step.ReorderMembers(job, soft);
   step.Say(Severity::kInfo, "generation proposed",
@@ -256,7 +256,7 @@ void VoidProposal(Step& step, Job& job, Generation generation,
                                    : absl::StrCat(step.state.NameOf(failed.begin()->first), ": ",
                                                   failed.begin()->second)}});
   for (const auto& entry : failed) {
-    MemberTrial& trial = job.trials[entry.first];
+    MemberTrial& trial = job.unsteady.trials[entry.first];
     const Node* node = step.state.FindNode(entry.first);
     const bool stays = node && node->link == Link::kAttached;
     trial.until = step.now() + MemberBackoff(++trial.failures, step.config());
@@ -265,7 +265,7 @@ void VoidProposal(Step& step, Job& job, Generation generation,
     trial.why = entry.second;
     const bool news = !stays || std::has_single_bit(static_cast<unsigned>(trial.failures));
     // One that stays and only refuses has cost nobody anything: it waits, others that come do not.
-    if (elective && !stays) ++job.lost_newcomers;
+    if (elective && !stays) ++job.unsteady.lost_newcomers;
     if (news && failed.size() <= kMaxNames / 4)
       AddEvent(step, job, NodeLeft{step.state.NameOf(entry.first), entry.second, stays});
   }
@@ -285,9 +285,10 @@ void VoidProposal(Step& step, Job& job, Generation generation,
   }
   step.ReorderMembers(job, job.soft.at(generation));
   job.soft.erase(generation);
-  job.awaited_until = std::max(
-      job.awaited_until, step.now() + step.config().failure_grace + step.config().stop_margin);
-  job.claims_dirty = true;
+  job.gather.awaited_until =
+      std::max(job.gather.awaited_until,
+               step.now() + step.config().failure_grace + step.config().stop_margin);
+  job.nodes.claims_dirty = true;
 }
 
 }  // namespace regroup::coordinator

@@ -33,21 +33,21 @@ void RecoverNodes(Step& step) {
   const Instant until = step.now() + step.config().awaited_leases * step.config().lease +
                         known * step.config().awaited_per_node;
   for (auto& [id, node] : step.state.nodes) {
-    node.last_heard = node.lease_from = node.broken_at = node.lost_at = step.now();
-    node.awaited_until = until;
-    node.probe_at = step.now() + step.config().probe_interval;
+    node.lease.last_heard = node.lease.from = node.lease.broken_at = node.loss.at = step.now();
+    node.lease.awaited_until = until;
+    node.lease.probe_at = step.now() + step.config().probe_interval;
     node.recovered = true;
     if (node.row.launch) {
-      if (Job* job = step.state.FindJob(node.row.launch->job)) job->launchers.insert(id);
+      if (Job* job = step.state.FindJob(node.row.launch->job)) job->launch.nodes.insert(id);
     }
     if (node.row.lost) {
       node.link = Link::kLost;
-      node.proved_dead = node.row.lost_how != kHowSilent && node.row.lost_how != kHowAway &&
+      node.loss.proved = node.row.lost_how != kHowSilent && node.row.lost_how != kHowAway &&
                          node.row.lost_how != kHowCrowded;
       RememberLost(step, node);
     } else {
       SetLink(step, node, Link::kAwaited);
-      step.Arm(node, node.probe_at);
+      step.Arm(node, node.lease.probe_at);
     }
     for (const TakenSlots& taken : node.row.taken) {
       if (Job* job = step.state.FindJob(taken.job)) Touch(*job, node);
@@ -94,8 +94,7 @@ void RecoverJobs(Step& step) {
   for (auto& [id, job] : step.state.jobs) {
     if (job.spec.job.empty() || job.state.job.empty()) continue;
     if (job.state.phase == JobPhase::kEnded) continue;
-    job.gather_since = step.now();
-    job.membership_known =
+    job.gather.membership_known =
         job.state.last_formed > Generation() && job.state.phase != JobPhase::kPreempted;
     for (const auto& entry : job.generations) {
       const GenerationRow& row = entry.second;

@@ -72,9 +72,9 @@ void On(Step& step, const Reported& event) {
               {"generation", absl::StrCat(report.generation.value())}});
     return;
   }
-  auto sent = node->sent.find(report.job);
-  if (sent == node->sent.end() || report.generation >= sent->second.prepare)
-    node->unanswered.erase(report.job);
+  auto sent = node->orders.sent.find(report.job);
+  if (sent == node->orders.sent.end() || report.generation >= sent->second.prepare)
+    node->orders.unanswered.erase(report.job);
   Touch(*job, *node);
   WatchGroup(step, *node, report);
   RefreshMember(step, *job, *node);

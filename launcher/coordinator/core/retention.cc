@@ -22,7 +22,7 @@ constexpr int kRowsPerPurge = 24;
 bool MayPurge(const State& state, const Job& job) {
   if (job.spec.sequence == state.index.by_sequence.rbegin()->first || !job.soft.empty())
     return false;
-  for (const NodeId& id : job.touched) {
+  for (const NodeId& id : job.nodes.touched) {
     const Node* node = state.FindNode(id);
     if (node == nullptr) continue;
     const bool held = std::any_of(node->row.taken.begin(), node->row.taken.end(),
@@ -49,7 +49,7 @@ void ChoosePurge(Step& step) {
 
 void NoteOver(Step& step, Job& job) {
   step.state.retention.last_over = step.now();
-  job.over_at = step.now();
+  job.times.over_at = step.now();
   step.state.queue.hungry.erase(job.spec.sequence);
   step.state.queue.deferred.erase(job.spec.sequence);
   AnswerWaiters(step, job);
@@ -63,7 +63,7 @@ void SweepOldJobs(Step& step) {
   step.state.retention.next_sweep = step.now() + step.config().retention_sweep;
   for (std::uint64_t sequence : step.state.index.over) {
     const Job& job = step.state.jobs.at(step.state.index.by_sequence.at(sequence));
-    const Duration here = job.over_at ? step.now() - *job.over_at : Duration{};
+    const Duration here = job.times.over_at ? step.now() - *job.times.over_at : Duration{};
     const Duration by_wall =
         job.state.ended_at ? std::chrono::duration_cast<Duration>(step.wall() - *job.state.ended_at)
                            : step.now() - step.state.recovered_at;
@@ -104,7 +104,7 @@ void PurgeSome(Step& step) {
   }
   if (left < 3) return;
   step.Disarm(*job);
-  const std::set<NodeId> touched = job->touched;
+  const std::set<NodeId> touched = job->nodes.touched;
   for (const NodeId& node : touched)
     if (Node* known = step.state.FindNode(node)) Untouch(*job, *known);
   step.state.agenda.orders_dirty.erase(id);

@@ -71,7 +71,7 @@ int FreeSlotsFor(const State& state, const Job& job, const Node& node) {
 
 int SlotsUsed(const State& state, const Node& node) {
   std::set<JobId> users = node.claims;
-  for (const auto& entry : node.unanswered) users.insert(entry.first);
+  for (const auto& entry : node.orders.unanswered) users.insert(entry.first);
   int used = 0;
   for (const auto& entry : node.groups) {
     const Job* job = state.FindJob(entry.first);
@@ -88,7 +88,7 @@ int SlotsUsed(const State& state, const Node& node) {
 }
 
 void UpdateClaims(Step& step, Job& job) {
-  job.claims_dirty = false;
+  job.nodes.claims_dirty = false;
   CountHeld(step.state, job);
   std::set<NodeId> wanted;
   for (const GenerationRow* row : {FormedOf(job), ProposedOf(job)}) {
@@ -104,7 +104,7 @@ void UpdateClaims(Step& step, Job& job) {
       if (node && node->link != Link::kLost && !IsLeaving(job, *node)) wanted.insert(member.node);
     }
   }
-  for (const NodeId& id : job.claimed) {
+  for (const NodeId& id : job.nodes.claimed) {
     Node* node = step.state.FindNode(id);
     if (node == nullptr || wanted.contains(id)) continue;
     node->claims.erase(job.id());
@@ -114,7 +114,7 @@ void UpdateClaims(Step& step, Job& job) {
     Node* node = step.state.FindNode(id);
     if (node != nullptr && node->claims.insert(job.id()).second) step.state.SlotsChanged(*node);
   }
-  job.claimed = std::move(wanted);
+  job.nodes.claimed = std::move(wanted);
 }
 
 void UpdateHunger(Step& step, Job& job) {

@@ -21,17 +21,18 @@ void ForEachWait(Step& step, const std::function<void(Instant&)>& extend) {
   extend_if(step.state.fleet.last_join);
   extend_if(step.state.retention.idle_since);
   for (auto& [id, node] : step.state.nodes) {
-    for (Instant* at :
-         {&node.lease_from, &node.broken_at, &node.awaited_until, &node.attached_at, &node.lost_at})
+    for (Instant* at : {&node.lease.from, &node.lease.broken_at, &node.lease.awaited_until,
+                        &node.lease.attached_at, &node.loss.at})
       extend(*at);
-    extend_if(node.kept_until);
+    extend_if(node.lease.kept_until);
   }
   for (auto& [id, job] : step.state.jobs) {
-    extend(job.awaited_until);
-    for (auto* at : {&job.below_since, &job.enough_since, &job.last_join, &job.wait_until})
+    extend(job.gather.awaited_until);
+    for (auto* at : {&job.gather.below_since, &job.gather.enough_since, &job.launch.last_join,
+                     &job.wait.until})
       extend_if(*at);
-    for (auto& trial : job.trials) extend(trial.second.until);
-    for (auto& newcomer : job.newcomers) extend(newcomer.second.since);
+    for (auto& trial : job.unsteady.trials) extend(trial.second.until);
+    for (auto& newcomer : job.unsteady.newcomers) extend(newcomer.second.since);
     if (job.stop) extend(job.stop->give_up);
     for (auto& [generation, soft] : job.soft) {
       extend(soft.proposal.ack_deadline);

@@ -105,7 +105,7 @@ void State::ApplyDeletion(const Key& key) {
     auto newest = index.newest_by_name.find(job.spec.spec.name);
     if (newest != index.newest_by_name.end() && newest->second == job.id())
       index.newest_by_name.erase(newest);
-    for (const NodeId& id : job.touched)
+    for (const NodeId& id : job.nodes.touched)
       if (const Node* node = FindNode(id)) SlotsChanged(*node);
     jobs.erase(found);
   }
@@ -128,10 +128,10 @@ void State::IndexNode(const NodeRow* before, const NodeRow* after) {
     RefreshFits();
   }
   if (before && before->launch) {
-    if (Job* job = FindJob(before->launch->job)) job->launchers.erase(id);
+    if (Job* job = FindJob(before->launch->job)) job->launch.nodes.erase(id);
   }
   if (after && after->launch) {
-    if (Job* job = FindJob(after->launch->job)) job->launchers.insert(id);
+    if (Job* job = FindJob(after->launch->job)) job->launch.nodes.insert(id);
   }
 }
 

@@ -59,7 +59,7 @@ struct Fleet {
   std::set<NodeId> attached_daemons;
   std::map<std::string, std::set<NodeId>> names;  // Nodes that are not lost.
   std::map<int, int> daemons_by_slots;            // Slots → number of daemons that are not lost.
-  std::map<std::uint64_t, NodeId> lost;  // By Node::lost_order; without those that must go.
+  std::map<std::uint64_t, NodeId> lost;           // By Loss::order; without those that must go.
   std::uint64_t losses = 0;
   int broken = 0;  // Nodes that are probed or awaited.
   Brake brake;

@@ -76,7 +76,7 @@ void Step::Say(Severity severity, std::string what,
 void Step::LookAt(Job& job) { state.agenda.dirty.insert(job.spec.sequence); }
 
 void Step::Reorder(Job& job, const NodeId& node) {
-  job.order_dirty.insert(node);
+  job.nodes.order_dirty.insert(node);
   state.agenda.orders_dirty.insert(job.id());
 }
 

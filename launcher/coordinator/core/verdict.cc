@@ -60,7 +60,7 @@ ExcludedNode ExcludedOf(const GenerationRow& row, const ExecFailed& failed) {
 
 // Nodes that could still take part.
 int NodesLeft(const State& state, const Job& job, const std::vector<ExcludedNode>& excluded) {
-  const std::set<NodeId>& nodes = job.launched() ? job.launchers : state.fleet.attached_daemons;
+  const std::set<NodeId>& nodes = job.launched() ? job.launch.nodes : state.fleet.attached_daemons;
   return static_cast<int>(std::count_if(nodes.begin(), nodes.end(), [&](const NodeId& id) {
     const Node* node = state.FindNode(id);
     const bool out = std::any_of(excluded.begin(), excluded.end(),
@@ -157,8 +157,8 @@ void EndJob(Step& step, Job& job) {
     state.ran_for = AgeOf(job, step.state.moment());
   });
   AddEvent(step, job, JobEnded{verdict.exit_code, StateName(job)});
-  for (const NodeId& id : job.touched) step.Reorder(job, id);
-  job.ended = step.now();
+  for (const NodeId& id : job.nodes.touched) step.Reorder(job, id);
+  job.times.ended = step.now();
   NoteOver(step, job);
   step.Say(Severity::kInfo, "job ended", {{"job", job.id().value()}, {"state", StateName(job)}});
 }
@@ -167,8 +167,8 @@ void PreemptJob(Step& step, Job& job) {
   step.UpdateState(job, [&](JobStateRow& state) { state.phase = JobPhase::kPreempted; });
   AddEvent(step, job, JobEnded{143, "preempted"});
   SetWait(step, job, std::nullopt, std::nullopt);
-  job.membership_known = false;
-  job.enough_since.reset();
+  job.gather.membership_known = false;
+  job.gather.enough_since.reset();
   NoteOver(step, job);
   step.Say(Severity::kInfo, "job preempted", {{"job", job.id().value()}});
 }
@@ -216,9 +216,9 @@ void SetVerdict(Step& step, Job& job, Verdict verdict, const EndReason& reason, 
   }
   order.give_up = order.deadline + step.config().stop_margin;
   job.stop = std::move(order);
-  for (const NodeId& id : job.touched) step.Reorder(job, id);
+  for (const NodeId& id : job.nodes.touched) step.Reorder(job, id);
   SetWait(step, job, std::nullopt, std::nullopt);
-  job.claims_dirty = true;
+  job.nodes.claims_dirty = true;
   step.Say(Severity::kInfo, "verdict",
            {{"job", job.id().value()}, {"exit_code", absl::StrCat(job.state.verdict->exit_code)}});
 }
@@ -226,7 +226,7 @@ void SetVerdict(Step& step, Job& job, Verdict verdict, const EndReason& reason, 
 bool FinishEnding(Step& step, Job& job) {
   bool wait = false;
   int taken = 0;
-  const std::set<NodeId> touched = job.touched;
+  const std::set<NodeId> touched = job.nodes.touched;
   for (const NodeId& id : touched) {
     Node* node = step.state.FindNode(id);
     if (node == nullptr || node->link == Link::kLost)
@@ -255,12 +255,12 @@ bool FinishEnding(Step& step, Job& job) {
 bool CheckAbandoned(Step& step, Job& job) {
   Instant lost_at{};
   bool any = false;
-  for (const NodeId& id : job.launchers) {
+  for (const NodeId& id : job.launch.nodes) {
     const Node* node = step.state.FindNode(id);
     if (node == nullptr || IsLeaving(job, *node)) continue;
     if (node->link != Link::kLost) return false;
     any = true;
-    lost_at = std::max(lost_at, node->lost_at);
+    lost_at = std::max(lost_at, node->loss.at);
   }
   // Nobody can come back to a run without an endpoint.
   const Duration hold = job.spec.standalone ? Duration{} : step.config().orphan_hold;

@@ -89,11 +89,11 @@ std::optional<RankCause> LastFailureOf(const Job& job) {
 }
 
 std::optional<WaitReason> WaitOf(const State& state, const Job& job, const Moment& at) {
-  if (!job.wait || job.state.verdict) return std::nullopt;
-  WaitReason reason = *job.wait;
+  if (!job.wait.reason || job.state.verdict) return std::nullopt;
+  WaitReason reason = *job.wait.reason;
   const Duration left =
-      job.wait_until ? std::max(*job.wait_until - at.now, Duration{}) : Duration{};
-  std::visit(FillWait{std::max(at.now - job.wait_since, Duration{}), left}, reason);
+      job.wait.until ? std::max(*job.wait.until - at.now, Duration{}) : Duration{};
+  std::visit(FillWait{std::max(at.now - job.wait.since, Duration{}), left}, reason);
   auto* behind = std::get_if<BehindJob>(&reason);
   if (behind != nullptr && state.queue.Head() != 0)
     behind->job = state.index.by_sequence.at(state.queue.Head());
@@ -144,8 +144,8 @@ GenerationView GenerationViewOf(const Job& job, const GenerationRow& row) {
 
 // Why a node that says nothing is not lost yet; empty: it is heard, or its lease runs.
 std::string WhyKept(const State& state, const Node& node, const Moment& at) {
-  const Duration silent = at.now - std::min(node.last_heard, at.now);
-  if (node.kept_until && node.link != Link::kLost) {
+  const Duration silent = at.now - std::min(node.lease.last_heard, at.now);
+  if (node.lease.kept_until && node.link != Link::kLost) {
     for (const JobId& id : node.jobs) {
       const Job* job = state.FindJob(id);
       if (job && FormedOf(*job))
@@ -168,8 +168,8 @@ std::string NoteOf(const State& state, const Node& node, const Moment& at) {
   if (node.link == Link::kLost) notes.push_back(node.row.lost_how);
   if (const std::string kept = WhyKept(state, node, at); !kept.empty()) notes.push_back(kept);
   const bool waits =
-      !node.kept_until && (node.link == Link::kSuspected || node.link == Link::kAgentAway ||
-                           node.link == Link::kAwaited);
+      !node.lease.kept_until && (node.link == Link::kSuspected || node.link == Link::kAgentAway ||
+                                 node.link == Link::kAwaited);
   if (waits)
     notes.push_back(
         absl::StrCat("lost in ", seconds(*LeaseEnd(state, node) - at.now), " unless it reports"));
@@ -199,7 +199,7 @@ std::vector<LeftOutView> LeftOutOf(const State& state, const Job& job, const Mom
   std::vector<LeftOutView> left_out;
   if (job.state.phase == JobPhase::kEnded) return left_out;
   const GenerationRow* formed = FormedOf(job);
-  for (const auto& [id, trial] : job.trials) {
+  for (const auto& [id, trial] : job.unsteady.trials) {
     const Node* node = state.FindNode(id);
     const bool gone = node == nullptr || node->link == Link::kLost;
     if (gone || (formed && job.soft.at(formed->generation).members.contains(id))) continue;
@@ -334,9 +334,9 @@ NodeView ViewOf(const State& state, const Node& node, const Moment& at) {
   view.address = node.row.address;
   switch (node.link) {
     case Link::kAttached:
-      view.state = node.leaving                                            ? "leaving"
-                   : at.now - node.last_heard > 2 * state.config.heartbeat ? "suspect"
-                                                                           : "ready";
+      view.state = node.leaving                                                  ? "leaving"
+                   : at.now - node.lease.last_heard > 2 * state.config.heartbeat ? "suspect"
+                                                                                 : "ready";
       break;
     case Link::kSuspected: view.state = "suspect"; break;
     case Link::kAgentAway: view.state = "away"; break;
@@ -351,7 +351,7 @@ NodeView ViewOf(const State& state, const Node& node, const Moment& at) {
     if (job == nullptr || !SlotsFree(*job, node)) jobs.insert(entry.first);
   }
   view.jobs.assign(jobs.begin(), jobs.end());
-  view.seen = std::max(at.now - node.last_heard, Duration{});
+  view.seen = std::max(at.now - node.lease.last_heard, Duration{});
   view.note = NoteOf(state, node, at);
   view.launched = node.row.launched;
   view.coordinator_host = IsLoopback(node.row.dialled) || node.row.dialled == node.row.address;
