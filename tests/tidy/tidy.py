@@ -1,9 +1,10 @@
-"""What a compiler does not check: arrows between folders, banned words, lengths, traces of a machine.
+"""What a compiler does not check: arrows between folders, banned words, lengths, shapes, traces of a machine.
 
     python3 tests/tidy/tidy.py [--write-baseline]     prints one line per finding; exit code 1 if there is one
 
 Functions may have 70 lines. Those that were longer when this rule came are in long_functions.txt with their length,
-which may only shrink; --write-baseline writes down that they did.
+which may only shrink; --write-baseline writes down that they did. In the cores a class or struct may have 25 functions
+and 20 fields; what was larger is in large_types.txt. Files of a core do not include each other in a circle.
 """
 import ast
 import os
@@ -12,10 +13,13 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cpp  # noqa: E402 (the path has to come first)
+import shapes  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BASELINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "long_functions.txt")
+LARGE_TYPES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "large_types.txt")
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 800, 70
+MAX_TYPE_FUNCTIONS, MAX_TYPE_FIELDS = 25, 20
 _TOP = ["proto", "launcher", "agent", "worker", "common", "tests", "deploy", ".ci"]
 _CPP = (".h", ".cc", ".cu", ".cuh")
 _CODE = _CPP + (".py", ".sh", ".cmake", ".proto")
@@ -207,12 +211,49 @@ def check_functions(files, baseline):
         yield path, 1, f"{name} is no longer too long: run tests/tidy/tidy.py --write-baseline"
 
 
-def check(files, baseline):
+def large_types(files):
+    """{(file, type): (line, functions, fields)} of the types of the cores that have too many of either."""
+    found = {}
+    for path, text in files.items():
+        if not (_inside(path, CORES) and path.endswith(_CPP)):
+            continue
+        for name, line, functions, fields in shapes.types(text):
+            if functions > MAX_TYPE_FUNCTIONS or fields > MAX_TYPE_FIELDS:
+                found[(path, name)] = (line, functions, fields)
+    return found
+
+
+def read_large_types(path=LARGE_TYPES):
+    """{(file, type): (functions, fields)}"""
+    with open(path, encoding="utf-8") as f:
+        rows = [line.split() for line in f if line.strip() and not line.startswith("#")]
+    return {(file, name): (int(functions), int(fields)) for file, name, functions, fields in rows}
+
+
+def check_shapes(files, allowed):
+    """Findings as (path, line, text): a type too large, or not as large as the list says; a circle of files."""
+    left = dict(allowed)
+    for (path, name), (line, functions, fields) in large_types(files).items():
+        bound = left.pop((path, name), (MAX_TYPE_FUNCTIONS, MAX_TYPE_FIELDS))
+        what = f"{name} has {functions} functions and {fields} fields"
+        if functions > max(bound[0], MAX_TYPE_FUNCTIONS) or fields > max(bound[1], MAX_TYPE_FIELDS):
+            yield path, line, f"{what}, {bound[0]} and {bound[1]} are allowed"
+        elif (functions, fields) != bound:
+            yield path, line, f"{what}, fewer than the list says: run tests/tidy/tidy.py --write-baseline"
+    for (path, name), _ in left.items():
+        yield path, 1, f"{name} is no longer too large: run tests/tidy/tidy.py --write-baseline"
+    for folder in CORES:
+        if circle := shapes.circle(files, folder):
+            yield folder, 1, f"{', '.join(circle)} include each other in a circle"
+
+
+def check(files, baseline, types=()):
     findings = []
     for path, text in files.items():
         for rule in (check_arrows, check_words, check_math, check_callbacks, check_layout):
             findings += [(path, line, what) for line, what in rule(path, text)]
     findings += check_functions(files, baseline)
+    findings += check_shapes(files, types)
     return [f"{path}:{line}: {what}" for path, line, what in sorted(findings)]
 
 
@@ -228,11 +269,23 @@ def write_baseline(files, baseline):
         f.writelines(sorted(kept))
 
 
+def write_large_types(files, allowed):
+    kept = []
+    for (path, name), (_, functions, fields) in large_types(files).items():
+        if (path, name) in allowed:
+            bound = allowed[(path, name)]
+            kept.append(f"{path} {name} {min(functions, bound[0])} {min(fields, bound[1])}\n")
+    with open(LARGE_TYPES, "w", encoding="utf-8") as f:
+        f.write("# Types of the cores with more than 25 functions or 20 fields: how many of each. Numbers may fall.\n")
+        f.writelines(sorted(kept))
+
+
 def main():
     files = tree(ROOT)
     if "--write-baseline" in sys.argv:
         write_baseline(files, read_baseline())
-    findings = check(files, read_baseline())
+        write_large_types(files, read_large_types())
+    findings = check(files, read_baseline(), read_large_types())
     print("\n".join(findings) or "tidy: nothing to say")
     return 1 if findings else 0
 

@@ -5,6 +5,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cpp  # noqa: E402 (the path has to come first)
+import shapes  # noqa: E402
 import tidy  # noqa: E402
 
 GUARD = "#pragma once\n"
@@ -103,6 +104,37 @@ TEST_F(Suite, Name) {
 """
 
 
+TYPES = """
+struct Plain {
+  int a = 0, b{};  // Two, not three;
+  std::map<std::string, std::pair<int, int>> map;
+  std::function<void(int)> callback;
+  enum class Kind { kOne, kTwo } kind = Kind::kOne;
+  struct Inner { int x = 0; std::vector<int> y{1, 2}; };
+  std::optional<Inner> inner;
+  struct { int z; } unnamed;
+  bool ok() const { return a > b; }
+  std::vector<int> list = {1, 2, 3};
+  std::chrono::seconds wait = std::chrono::seconds(30);
+  friend bool operator==(const Plain&, const Plain&) = default;
+};
+class Machine final : public Base<int> {
+ public:
+  explicit Machine(int x) : x_{x} { Go(); }
+  Machine(const Machine&) = delete;
+  void Step(const Plain& a = {}, int b = 0);
+  int x() const { return x_; }
+  using Row = int;
+
+ private:
+  void Go();
+  static constexpr int kLimit = 3;
+  int x_ = 0;
+  std::map<int, int> y_, z_;
+};
+"""
+
+
 class Planted(unittest.TestCase):
     def test_each_rule_catches(self):
         for path, text, expected in PLANTED:
@@ -124,6 +156,33 @@ class Planted(unittest.TestCase):
             self.assertEqual(len(findings), 1, findings)
             self.assertIn(says, findings[0])
 
+    def test_the_shape_of_a_core_is_measured(self):
+        wide = GUARD + "struct Wide {\n" + "  int a = 0, b{};\n" * 11 + "};\n"
+        busy = GUARD + "class Busy {\n public:\n" + "  void F(int x) const { x++; }\n" * 26 + "};\n"
+        path = "agent/core/a.h"
+        for text, allowed, says in [(wide, {}, "Wide has 0 functions and 22 fields, 25 and 20 are allowed"),
+                                    (busy, {}, "Busy has 26 functions and 0 fields"),
+                                    (wide, {(path, "Wide"): (0, 23)}, "fewer than the list says"),
+                                    (GUARD, {(path, "Wide"): (0, 23)}, "no longer too large")]:
+            findings = tidy.check({path: text}, {}, allowed)
+            self.assertEqual(len(findings), 1, findings)
+            self.assertIn(says, findings[0])
+        self.assertEqual(tidy.check({path: wide}, {}, {(path, "Wide"): (0, 22)}), [])
+        self.assertEqual(tidy.check({"agent/shell/a.h": wide}, {}), [])
+
+    def test_circles_of_files_are_found(self):
+        def includes(name):
+            return GUARD + f'#include "agent/core/{name}.h"\n'
+        files = {"agent/core/a.h": GUARD, "agent/core/a.cc": includes("a") + includes("b"), "agent/core/b.h": GUARD,
+                 "agent/core/b.cc": includes("c"), "agent/core/c.h": GUARD, "agent/core/top.cc": includes("a")}
+        self.assertEqual(tidy.check(files, {}), [])
+        files["agent/core/c.h"] = includes("a")
+        self.assertEqual(tidy.check(files, {}), ["agent/core:1: a, b, c include each other in a circle"])
+
+    def test_members_are_counted(self):
+        self.assertEqual([(name, functions, fields) for name, _, functions, fields in shapes.types(TYPES)],
+                         [("Plain", 1, 9), ("Inner", 0, 2), ("Machine", 5, 3)])
+
     def test_functions_are_found(self):
         found = [(name, last - first + 1) for name, first, last in cpp.functions(FUNCTIONS)]
         self.assertEqual(found, [("C", 3), ("Get", 1), ("Later", 4), ("Free", 6), ("(Suite,Name)", 3)])
@@ -133,7 +192,7 @@ class Tree(unittest.TestCase):
     def test_the_tree_is_tidy(self):
         files = tidy.tree(tidy.ROOT)
         self.assertGreater(len(files), 50, "the tree was not found")
-        findings = tidy.check(files, tidy.read_baseline())
+        findings = tidy.check(files, tidy.read_baseline(), tidy.read_large_types())
         self.assertEqual(findings, [], "\n" + "\n".join(findings))
 
     def test_functions_are_found_in_the_tree(self):
