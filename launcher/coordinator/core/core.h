@@ -4,12 +4,11 @@
 // PROTOCOL §7.
 //
 // The shell's part of the contract:
-//  - It reads all rows, takes epoch = MetaRow.epoch + 1 (1 where there is none) and steps a Tick
-//  first.
-//  - Before it steps an event stamped t, it steps Ticks while NextDeadline() <= t.
-//  - It makes a step's rows durable in one transaction, in order of steps, and only then carries
-//  out that step's
-//    actions and writes its notes.
+//  1. It reads all rows, takes epoch = MetaRow.epoch + 1 (1 where there is none) and steps a Tick
+//     before anything else.
+//  2. Before it steps an event stamped t, it steps Ticks while NextDeadline() <= t.
+//  3. It makes a step's rows durable in one transaction, in the order of the steps.
+//  4. Only then does it carry out that step's actions, in order, and write its notes.
 
 #include <memory>
 #include <optional>
