@@ -7,7 +7,7 @@ import time
 
 import attacked
 from attacked import e2e
-from http2 import PREFACE, SETTINGS, frame
+from http2 import PREFACE, SETTINGS, frame, read_request
 
 MAGIC = b"REGROUP\x01"
 
@@ -99,6 +99,40 @@ class Gate(attacked.TestCase):
         for _ in range(5):
             self.assertEqual(self.fx.run("ps").code, 0)
         self.assertLess(len(os.listdir(f"/proc/{pid}/fd")), 150)
+
+
+class Descriptors(attacked.TestCase):
+    def fds(self):
+        return len(os.listdir(f"/proc/{self.coordinator.process.pid}/fd"))
+
+    def processor_seconds(self):
+        with open(f"/proc/{self.coordinator.process.pid}/stat", encoding="ascii") as f:
+            return sum(map(int, f.read().rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def test_without_any_connections_wait_and_are_taken_later(self):
+        self.start("--insecure")
+        limit = self.fds() + 20
+        resource.prlimit(self.coordinator.process.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        held = [self.connect() for _ in range(30)]  # Each takes three.
+        self.coordinator.expect("connections cannot be accepted.*Too many open files")
+        begun = self.processor_seconds()
+        time.sleep(1.5)
+        self.assertLess(self.processor_seconds() - begun, 0.5)  # It does not look again and again.
+        self.assertEqual(self.coordinator.stderr.count("connections cannot be accepted"), 1)
+        for c in held:
+            c.socket.close()
+
+        def answered():
+            with self.connect() as late:
+                return late.call("Read", read_request()) is not None
+        e2e.wait_for(answered, 10)
+
+    def test_as_many_are_taken_as_there_may_be(self):
+        self.coordinator = self.fx.service("sh", "-c", 'ulimit -S -n 64; exec "$0" coordinator --listen "$1"', e2e.binary("regroup"),
+                                           f"127.0.0.1:{self.port}")
+        self.coordinator.expect("the coordinator serves")
+        soft, hard = resource.prlimit(self.coordinator.process.pid, resource.RLIMIT_NOFILE)
+        self.assertEqual(soft, hard)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ const char* Http2Meter::Take(std::string_view bytes, Instant now, Http2Counts& c
   if (now >= counts.second + std::chrono::seconds(1)) {
     counts.second = now;
     counts.streams = counts.resets = counts.controls = counts.windows = 0;
+    counts.late_bytes = 0;
   }
   while (!bytes.empty()) {
     if (skip_ > 0) {
@@ -30,7 +31,7 @@ const char* Http2Meter::Take(std::string_view bytes, Instant now, Http2Counts& c
     header_[have_++] = static_cast<unsigned char>(bytes.front());
     bytes.remove_prefix(1);
     if (have_ < kHeaderBytes) continue;
-    const std::size_t payload = std::size_t{header_[0]} << 16 | header_[1] << 8 | header_[2];
+    const std::size_t payload = Payload();
     const bool wants_error = header_[3] == kReset && payload >= kErrorBytes;
     if (wants_error && have_ < kHeaderBytes + kErrorBytes) continue;
     skip_ = payload - (wants_error ? kErrorBytes : 0);
@@ -40,15 +41,25 @@ const char* Http2Meter::Take(std::string_view bytes, Instant now, Http2Counts& c
   return nullptr;
 }
 
+std::size_t Http2Meter::Payload() const {
+  return std::size_t{header_[0]} << 16 | header_[1] << 8 | header_[2];
+}
+
 const char* Http2Meter::TakeHeader(Http2Counts& counts) {
+  const std::uint32_t stream =
+      std::uint32_t{header_[5]} << 24 | header_[6] << 16 | header_[7] << 8 | header_[8];
   switch (header_[3]) {
     case kHeaders:
       if (from_ == From::kServer) break;
       counts.called = true;
       if (++counts.streams > kMaxStreamsPerSecond) return "streams";
-      if (++counts.open > kMaxOpenStreams) return "streams open at once";
+      counts.open.insert(stream);
+      if (counts.open.size() > kMaxOpenStreams) return "streams open at once";
       return nullptr;
-    case kData: break;
+    case kData:
+      if (from_ == From::kServer || counts.open.contains(stream)) break;
+      counts.late_bytes += Payload();
+      return counts.late_bytes > kMaxLateBytesPerSecond ? "data after its end" : nullptr;
     case kReset: {
       // A server ends a stream with NO_ERROR when it has answered before it heard all. Any other
       // reset by a server was provoked.
@@ -56,7 +67,7 @@ const char* Http2Meter::TakeHeader(Http2Counts& counts) {
           from_ == From::kServer && std::all_of(header_.begin() + kHeaderBytes, header_.end(),
                                                 [](unsigned char byte) { return byte == 0; });
       if (answered) return nullptr;
-      counts.open = std::max(0, counts.open - 1);
+      counts.open.erase(stream);
       if (++counts.resets > kMaxResetsPerSecond) return "resets";
       return nullptr;
     }
@@ -76,7 +87,7 @@ const char* Http2Meter::TakeHeader(Http2Counts& counts) {
     default: return nullptr;
   }
   const bool ended = from_ == From::kServer && (header_[4] & kEndsStream) != 0;
-  if (ended) counts.open = std::max(0, counts.open - 1);
+  if (ended) counts.open.erase(stream);
   return nullptr;
 }
 

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string_view>
 
 #include "common/base/time.h"
@@ -26,15 +27,20 @@ inline constexpr int kMaxWindowUpdatesPerSecond = 50'000;
 // in a minute of nothing else.
 inline constexpr int kMaxGoaways = 4;
 // At any time. gRPC has 256, and holds only those to it that have acknowledged its settings.
-inline constexpr int kMaxOpenStreams = 300;
+inline constexpr std::size_t kMaxOpenStreams = 300;
+// In one second, of data on streams that are over. Who sends when a stream is reset has a window of
+// it on its way; gRPC takes any amount, a gigabyte in a second.
+inline constexpr std::size_t kMaxLateBytesPerSecond = 16u << 20;
 
 // Of both directions.
 struct Http2Counts {
   Instant second{};  // When it began.
   int streams = 0, resets = 0, controls = 0, windows = 0;
+  std::size_t late_bytes = 0;
   int goaways = 0;      // Since it began.
   bool called = false;  // Ever: a stream was opened.
-  int open = 0;  // Now, at least: streams that the server has not ended, and that were not reset.
+  // Now, of kMaxOpenStreams: streams that the server has not ended, and that were not reset.
+  std::set<std::uint32_t> open;
 };
 
 class Http2Meter {
@@ -47,6 +53,7 @@ class Http2Meter {
 
  private:
   const char* TakeHeader(Http2Counts& counts);
+  std::size_t Payload() const;
 
   static constexpr std::size_t kHeaderBytes = 9, kErrorBytes = 4;
   const From from_;

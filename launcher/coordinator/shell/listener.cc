@@ -120,7 +120,11 @@ void Listener::AcceptSome(Socket& socket) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
       // No descriptors or memory now: what waits stays in the backlog.
-      log_.Warning("connections cannot be accepted", {{"because", std::strerror(errno)}});
+      const int lack = errno;
+      if (const std::optional<int> untold = socket.told_lack.Due(io::MonotonicNow())) {
+        log_.Warning("connections cannot be accepted",
+                     {{"because", std::strerror(lack)}, {"untold", std::to_string(*untold)}});
+      }
       return Pause(socket, kPause);
     }
     if (!MayEnter(socket, fd.get())) continue;

@@ -71,6 +71,7 @@ class Listener {
     boost::asio::posix::stream_descriptor descriptor;
     // After a lack of descriptors, or of the loop's time. Only one wait is ever armed.
     boost::asio::steady_timer pause;
+    Seldom told_lack;
     bool is_unix;
   };
   // Accepted, and nothing heard yet. Owned by unheard_; its handlers hold it, too.

@@ -19,8 +19,8 @@ namespace regroup::coordinator {
 inline constexpr Duration kDebtLimit = std::chrono::seconds(5);
 inline constexpr Duration kDebtOfNoWord = std::chrono::milliseconds(10);   // It never reached gRPC.
 inline constexpr Duration kDebtOfNoCall = std::chrono::milliseconds(100);  // And what a call pays.
-inline constexpr Duration kDebtOfACut = std::chrono::seconds(5);
-inline constexpr Duration kMostDebt = std::chrono::seconds(10);
+inline constexpr Duration kDebtOfACut = std::chrono::seconds(5);           // By us, or by gRPC.
+inline constexpr Duration kMostDebt = std::chrono::seconds(60);
 inline constexpr std::size_t kMaxDebtors = 4096;  // Beyond it the one that owes least is forgiven.
 
 class Repute {

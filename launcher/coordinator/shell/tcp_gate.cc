@@ -110,7 +110,10 @@ class TcpGate::Passage : public std::enable_shared_from_this<Passage> {
           ::recv(way.from.native_handle(), piece.data(), piece.size(), MSG_DONTWAIT);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return Await(way, way.from, Wait::wait_read);
-      if (got <= 0) return Close();  // All that came before is sent.
+      // All that came before is sent. gRPC ends a connection of itself if it was no HTTP/2.
+      if (got <= 0 && &way.from == &inner_)
+        gate_.repute_.Owes(ip_, kDebtOfACut, io::MonotonicNow());
+      if (got <= 0) return Close();
       const std::string_view bytes(piece.data(), static_cast<std::size_t>(got));
       if (const char* excess = way.meter.Take(bytes, io::MonotonicNow(), counts_)) {
         gate_.Tell(*this, excess);
@@ -118,7 +121,7 @@ class TcpGate::Passage : public std::enable_shared_from_this<Passage> {
       }
       if (counts_.called && !std::exchange(paid_, true))
         gate_.repute_.Pays(ip_, io::MonotonicNow());
-      Hear(counts_.open == 0);
+      Hear(counts_.open.empty());
       if (!outer_.is_open()) return;
       if (!Send(way, bytes, &way.rest)) return;
     }

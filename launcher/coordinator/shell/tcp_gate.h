@@ -26,8 +26,8 @@
 namespace regroup::coordinator {
 
 // Connections that have no call open. Beyond it the one that has had none for longest goes: gRPC
-// keeps some 40 KiB for each.
-inline constexpr std::size_t kMaxQuietConnections = 512;
+// keeps some 40 KiB for each, and half of that when it is over.
+inline constexpr std::size_t kMaxQuietConnections = 384;
 
 class TcpGate {
  public:

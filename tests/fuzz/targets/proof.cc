@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <cerrno>
 #include <chrono>
@@ -124,7 +125,8 @@ class Door {
   }
 
   boost::asio::io_context loop_{1};
-  // The listener waits, so the loop never runs dry.
+  const boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_{
+      boost::asio::make_work_guard(loop_)};
   Silent log_;
   Passed passed_;
   int store_clients_ = 0;

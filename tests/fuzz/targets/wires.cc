@@ -86,7 +86,7 @@ bool Http2(std::string_view bytes) {
   if (excess != nullptr) return false;
   CHECK(counts.streams == whole_counts.streams && counts.resets == whole_counts.resets);
   CHECK(counts.controls == whole_counts.controls && counts.windows == whole_counts.windows);
-  CHECK(counts.open == whole_counts.open && counts.open >= 0);
+  CHECK(counts.open == whole_counts.open && counts.open.size() <= coordinator::kMaxOpenStreams + 1);
   return counts.streams + counts.resets + counts.controls + counts.windows > 0;
 }
 

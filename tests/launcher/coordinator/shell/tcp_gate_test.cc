@@ -48,6 +48,13 @@ std::string Times(int n, const std::string& frame) {
   return frames;
 }
 
+// Each of another stream.
+std::string Calls(int n) {
+  std::string frames;
+  for (int i = 0; i < n; ++i) frames += Headers(static_cast<std::uint32_t>(2 * i + 1));
+  return frames;
+}
+
 struct MeterRow {
   const char* name;
   Http2Meter::From from;
@@ -59,6 +66,7 @@ struct MeterRow {
 TEST(Http2Meter, CountsWhatOneSideMakesTheOtherDo) {
   const auto client = Http2Meter::From::kClient, server = Http2Meter::From::kServer;
   const std::string data = Frame(0, 1, std::string(70'000, '\x03'));
+  const std::string large = Frame(0, 1, std::string(64 << 10, '\x03'));
   const char* const controls = "settings, pings and priorities";
   const MeterRow rows[] = {
       {"a share of resets", client, kPreface + Times(200, Headers(1) + Reset(1)), nullptr},
@@ -66,8 +74,12 @@ TEST(Http2Meter, CountsWhatOneSideMakesTheOtherDo) {
       {"a reset without its error", client, kPreface + Times(201, Frame(3, 1, "")), "resets"},
       {"a long reset", client, kPreface + Times(201, Frame(3, 1, std::string(9, 1))), "resets"},
       {"payload is no frame", client, kPreface + Times(50, data), nullptr},
-      {"open streams", client, kPreface + Times(300, Headers(1)), nullptr},
-      {"one more open", client, kPreface + Times(301, Headers(1)), "streams open at once"},
+      {"open streams", client, kPreface + Calls(300), nullptr},
+      {"one more open", client, kPreface + Calls(301), "streams open at once"},
+      {"an upload", client, kPreface + Headers(1) + Times(300, large), nullptr},
+      {"a window of what came late", client, kPreface + Times(256, large), nullptr},
+      {"data after its end", client,
+       kPreface + Headers(3) + Headers(1) + Reset(1) + Times(257, large), "data after its end"},
       {"a share of settings", client, kPreface + Times(200, Frame(4, 0, "")), nullptr},
       {"settings", client, kPreface + Times(201, Frame(4, 0, "")), controls},
       {"pings", client, kPreface + Times(201, Frame(6, 0, "12345678")), controls},
@@ -103,9 +115,9 @@ TEST(Http2Meter, AStreamIsOpenUntilTheServerEndsIt) {
     const std::string end = i % 2 ? Frame(1, 1, "trailers", 5) : Frame(0, 1, "", 1);
     ASSERT_EQ(server.Take(Headers(1) + Frame(0, 1, "reply") + end, now, counts), nullptr);
   }
-  EXPECT_EQ(counts.open, 0);
+  EXPECT_TRUE(counts.open.empty());
   EXPECT_EQ(client.Take(Times(100, Headers(1) + Reset(1)), now, counts), nullptr);
-  EXPECT_EQ(counts.open, 0) << "a reset ends one as well";
+  EXPECT_TRUE(counts.open.empty()) << "a reset ends one as well";
   const std::string exchange = Headers(1);
   for (int i = 0; i < 20'000 - 6'100; ++i) {
     ASSERT_EQ(client.Take(exchange, now, counts), nullptr);
@@ -124,8 +136,8 @@ TEST(Http2Meter, EachSecondHasItsOwnShare) {
   }
   EXPECT_STREQ(server.Take(Times(1, Reset(1)), Instant(4s + 950ms), counts), "resets")
       << "both directions share the counts";
-  EXPECT_EQ(client.Take(Times(300, Headers(1)), Instant(6s), counts), nullptr);
-  EXPECT_STREQ(client.Take(Headers(1), Instant(8s), counts), "streams open at once");
+  EXPECT_EQ(client.Take(Calls(300), Instant(6s), counts), nullptr);
+  EXPECT_STREQ(client.Take(Headers(601), Instant(8s), counts), "streams open at once");
 }
 
 TEST(Http2Meter, GoawaysAreCountedForLife) {
@@ -344,6 +356,21 @@ TEST_F(Passages, ACutOrManyWithoutACallKeepTheirAddressOut) {
     ReceiveToEnd(useless.server);
   }
   EXPECT_TRUE(other.Refuses("127.0.0.1", io::MonotonicNow()));
+}
+
+// As it does with what is no HTTP/2.
+TEST_F(Passages, WhomTheServerCutsHasItsAddressKeptOut) {
+  TcpGate gate(Untold, repute_);
+  for (int i = 0; i < 2; ++i) {
+    Pair pair = Connect(gate);
+    SendAll(pair.peer, kPreface + Headers(1));
+    std::string heard(sizeof kPreface - 1, '\0');
+    ASSERT_GT(::recv(pair.server.get(), heard.data(), heard.size(), MSG_WAITALL), 0);
+    EXPECT_FALSE(Refused());
+    pair.server.reset();
+    EXPECT_EQ(ReceiveToEnd(pair.peer), "");
+  }
+  EXPECT_TRUE(Refused());
 }
 
 class TcpGateTest : public DaemonFixture {
