@@ -2,8 +2,8 @@
 
     fuzz.py [--minutes N | --runs N] PROGRAM TARGET…
 
-N minutes are shared by all targets; N runs are those of each. What a target learnt lies in build/fuzz/corpus/TARGET and is
-where its next run begins; an input that breaks it in build/fuzz/found/. Exit code 1 when there is one.
+N minutes are shared by all targets; N runs are those of each. What a target learnt lies in corpus/TARGET beside the program's
+folder and is where its next run begins; an input that breaks it in found/. Exit code 1 when there is one.
 """
 import argparse
 import concurrent.futures
@@ -66,7 +66,7 @@ def main():
             clean = clean and good
             print(line, flush=True)
     if not clean:
-        print("the inputs: build/fuzz/found/. Mend it, and keep the input in tests/fuzz/corpus/TARGET/", file=sys.stderr)
+        print(f"the inputs: {os.path.join(os.path.dirname(os.path.dirname(args.program)), 'found')}. Mend it, and keep the input in tests/fuzz/corpus/TARGET/", file=sys.stderr)
     return 0 if clean else 1
 
 
