@@ -1,13 +1,20 @@
 """Rows of the coordinator as a service: killed and back, a fleet of logical agents, durable submits."""
 import json
+import multiprocessing
 import os
 import shutil
+import socket
 import subprocess
+import sys
 import tempfile
 import time
 
 import world as w
 import cluster as cl  # world knows where it is
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hostile"))
+import heartbeats  # noqa: E402
+import http2  # noqa: E402
 from row import Row, Unavailable
 
 
@@ -83,6 +90,48 @@ def store_clients(bin_dir):
     return program("bench_store", "--bin-dir", "{bin}", "--folder", "{folder}", "--python", python, "--script", script)(bin_dir)
 
 
+def heartbeats_beside_lists(bin_dir, jobs=10_000, agents=100, seconds=40):
+    """`ps -a`, again and again, while agents are answered."""
+    folder = tempfile.mkdtemp(prefix="rg-bench-")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    coordinator = subprocess.Popen([os.path.join(bin_dir, "regroup"), "coordinator", "--insecure", "--state-dir", folder,
+                                    "--listen", f"127.0.0.1:{port}"], stderr=subprocess.DEVNULL)
+    ours, theirs = multiprocessing.Pipe()
+    prober = multiprocessing.Process(target=heartbeats.probe, args=(port, agents, theirs))
+    try:
+        w.wait_for("the coordinator to listen", lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, 10)
+        with http2.Connection(("127.0.0.1", port), window=1 << 30) as client:
+            client.send(http2.frame(http2.WINDOW, 0, (1 << 30).to_bytes(4, "big")))
+            for i in range(jobs):
+                answer = client.call("Submit", http2.submit_request(f"key-{i}", f"job-{i}", ["true"], nodes=1000))
+                if not answer or not answer[0]:
+                    raise RuntimeError(f"job {i} was not taken: {answer}")
+            prober.start()
+            theirs.close()
+            time.sleep(5)
+            begun, lists = time.monotonic(), 0
+            while time.monotonic() < begun + seconds:
+                answer = client.call("Read", http2.read_request(ended=True))
+                if not answer or len(answer[0]) < 100 * jobs:
+                    raise RuntimeError("a list was not answered")
+                lists += 1
+            took = time.monotonic() - begun
+        ours.send(None)
+        beats = ours.recv()
+        prober.join()
+        windows = [heartbeats.p99(beats, begun + i * took / 5, begun + (i + 1) * took / 5) for i in range(5)]
+        return windows, (f"99 of 100 heartbeats of {agents} agents, in each of 5 windows of {took / 5:.0f} s, from its first byte to its answer, "
+                         f"while one reader asks for all {jobs} jobs without a pause: {lists} lists of {len(answer[0]) / 1e6:.1f} MB")
+    finally:
+        coordinator.kill()
+        coordinator.wait()
+        if prober.is_alive():
+            prober.kill()
+            prober.join()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 ROWS = [
     Row("coordinator killed, answering", "s", 0.3, 0.1, coordinator_killed(False)),
     Row("coordinator killed, all re-attached", "s", 1.0, 0.3, coordinator_killed(True)),
@@ -96,6 +145,7 @@ ROWS = [
     *[Row(f"core: longest step, {case}", "s", 0.02, 0.005, program("bench_core", "--case", case, "--longest"))
       for case in ("gang", "admission", "lost", "elastic", "queued")],
     Row("4000 clients of a store and 64 of PyTorch", "s", 2.0, 0.5, store_clients, judged="max"),
+    Row("a heartbeat beside lists of 10000 jobs, p99", "s", 0.02, 0.005, heartbeats_beside_lists),
     Row("durable submits", "1/s", 1000, 2000, program("bench_submits", "--bin-dir", "{bin}", "--folder", "{folder}", "--clients", "32"),
         higher_is_better=True),
 ]

@@ -73,6 +73,7 @@ struct ReadReply {
   std::vector<JobView> jobs;
   std::vector<NodeView> nodes;
   std::vector<std::string> warnings{};  // What concerns all of them; sentences.
+  std::string next{};                   // Not empty: there are more behind it.
 };
 struct ForgetNodeReply {
   NodeId node;

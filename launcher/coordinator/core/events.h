@@ -92,6 +92,10 @@ struct ReadFilter {
   std::string node;     // A name or id. Empty: all nodes.
   bool ended = false;   // With all jobs: ended ones too.
   bool detail = false;  // Generations and events.
+  // Of a list: so many at most, 0: all of them, behind what ReadReply::next of the page before
+  // says.
+  int limit = 0;
+  std::string after{};
   friend auto operator<=>(const ReadFilter&, const ReadFilter&) = default;
 };
 struct ReadAsked {

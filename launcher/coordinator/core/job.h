@@ -4,7 +4,6 @@
 // starts afresh. Private to this folder.
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -59,6 +58,13 @@ struct Notices {
   std::set<NodeId> told;     // Members whose notice the job has heard of.
 };
 
+// Where its members' ranks begin. Of a row, whose members stay as they were proposed.
+struct GroupShape {
+  std::vector<int> first_ranks;  // By group rank.
+  int world = 0;
+  bool many_hosts = false;
+};
+
 // Soft state of a generation that is proposed, formed or has an open verdict.
 struct GenerationSoft {
   std::map<NodeId, int> members;  // Node → group rank.
@@ -67,6 +73,7 @@ struct GenerationSoft {
   Proposal proposal;
 
   // Formed.
+  std::optional<GroupShape> shape;  // Once a member was told to run.
   Starts starts;
   Done done;
   Progress progress;
@@ -170,7 +177,7 @@ struct Job {
   std::map<Generation, GenerationRow> generations;
   std::map<NodeId, DoneRow> done;  // Of any generation; only those of the formed one count.
   std::optional<CommitRow> commit;
-  std::deque<JobEvent> events;  // By number.
+  std::vector<JobEvent> events;  // By number.
 
   // Soft.
   std::map<Generation, GenerationSoft> soft;

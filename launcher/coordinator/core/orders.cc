@@ -17,6 +17,17 @@
 namespace regroup::coordinator {
 namespace {
 
+GroupShape ShapeOf(const GenerationRow& row) {
+  GroupShape shape;
+  shape.first_ranks.reserve(row.members.size());
+  for (const GenerationMember& member : row.members) {
+    shape.first_ranks.push_back(shape.world);
+    shape.world += member.workers;
+    shape.many_hosts = shape.many_hosts || member.address != row.members[0].address;
+  }
+  return shape;
+}
+
 Generation Before(Generation generation) { return Generation(generation.value() - 1); }
 
 bool IsMember(const Job& job, const GenerationRow* row, const NodeId& node) {
@@ -94,27 +105,23 @@ Prepare PrepareOf(const Job& job, const GenerationRow& row, int group_rank) {
   return prepare;
 }
 
-Run RunOf(const Job& job, const GenerationRow& row, int group_rank) {
+Run RunOf(const Job& job, const GenerationRow& row, const GroupShape& shape, int group_rank) {
   Run run;
   run.generation = row.generation;
   run.store = row.store.value_or(Address{});
   run.group_rank = group_rank;
   run.group_size = static_cast<int>(row.members.size());
-  run.world_size = 0;
-  for (int rank = 0; rank < run.group_size; ++rank) {
-    const GenerationMember& member = row.members[rank];
-    for (int local = 0; rank == group_rank && local < member.workers; ++local)
-      run.mine.push_back({local, run.world_size + local});
-    run.world_size += member.workers;
-    run.many_hosts = run.many_hosts || member.address != row.members[0].address;
-  }
+  run.world_size = shape.world;
+  run.many_hosts = shape.many_hosts;
+  for (int local = 0; local < row.members[group_rank].workers; ++local)
+    run.mine.push_back({local, shape.first_ranks[group_rank] + local});
   run.restart_count = row.restart_count;
   run.max_restarts = job.spec.spec.max_restarts;
   run.resume_step = row.resume_step;
   return run;
 }
 
-Order DesiredOrder(const State& state, const Job& job, const Node& node, SentOrder* key) {
+Order DesiredOrder(const State& state, Job& job, const Node& node, SentOrder* key) {
   Order order;
   order.job = job.id();
   AddForget(job, node, order, key);
@@ -129,12 +136,13 @@ Order DesiredOrder(const State& state, const Job& job, const Node& node, SentOrd
   }
   const GenerationRow* formed = FormedOf(job);
   if (!IsMember(job, formed, node.row.node)) return order;
-  const GenerationSoft& soft = job.soft.at(formed->generation);
+  GenerationSoft& soft = job.soft.at(formed->generation);
   const GroupReport* shown = Shown(node, job.id(), formed->generation);
   const bool may_run = shown && shown->phase != Phase::kPreparing;
   if (may_run && !soft.ending && !soft.causes.known()) {
     key->run = formed->generation;
-    order.run = RunOf(job, *formed, soft.members.at(node.row.node));
+    if (!soft.shape) soft.shape = ShapeOf(*formed);
+    order.run = RunOf(job, *formed, *soft.shape, soft.members.at(node.row.node));
   }
   if (soft.saving && soft.progress.spoke && !soft.ending) {
     key->notice = formed->generation;

@@ -120,12 +120,11 @@ void FormGeneration(Step& step, Job& job, Generation generation) {
       before == job.generations.end() ? 0 : before->second.members.size();
   const bool again = job.state.last_formed > Generation();
   const bool grew = job.generations.at(generation).elective && soft.members.size() > nodes_before;
+  std::set<NodeId> known;
+  for (std::size_t i = 0; i < nodes_before; ++i) known.insert(before->second.members[i].node);
   for (const auto& member : soft.members) {
-    const bool known =
-        before != job.generations.end() &&
-        std::any_of(before->second.members.begin(), before->second.members.end(),
-                    [&](const GenerationMember& m) { return m.node == member.first; });
-    if (again && !known) job.unsteady.newcomers[member.first].since = step.now();
+    if (again && !known.contains(member.first))
+      job.unsteady.newcomers[member.first].since = step.now();
   }
   step.UpdateGeneration(job, generation, [&](GenerationRow& row) {
     row.phase = GenerationPhase::kFormed;
@@ -232,10 +231,7 @@ bool AdvanceProposal(Step& step, Job& job) {
   }
   if (!soft.proposal.unacked.empty()) {
     step.Wake(job, soft.proposal.ack_deadline);
-    std::vector<std::string> names;
-    for (const NodeId& id : soft.proposal.unacked)
-      if (names.size() < kMaxNames) names.push_back(step.state.NameOf(id));
-    if (!FormedOf(job)) SetWait(step, job, MembersPreparing{names, Duration{}}, std::nullopt);
+    if (!FormedOf(job)) SetWait(step, job, MembersPreparing{}, std::nullopt);
     return false;
   }
   if (FormedOf(job)) return false;  // Its end is under way; survivors prepare once they are free.

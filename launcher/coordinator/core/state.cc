@@ -65,12 +65,13 @@ void State::ApplyValue(const Value& value) {
   } else if (auto* commit = std::get_if<CommitRow>(&value)) {
     jobs[commit->job].commit = *commit;
   } else if (auto* event = std::get_if<JobEventRow>(&value)) {
-    std::deque<JobEvent>& events = jobs[event->job].events;
+    std::vector<JobEvent>& events = jobs[event->job].events;
     auto at =
         std::upper_bound(events.begin(), events.end(), event->event.number,
                          [](std::uint64_t number, const JobEvent& e) { return number < e.number; });
     events.insert(at, event->event);
-    if (events.size() > static_cast<std::size_t>(config.max_events_per_job)) events.pop_front();
+    if (events.size() > static_cast<std::size_t>(config.max_events_per_job))
+      events.erase(events.begin());
   }
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -35,6 +36,7 @@ namespace {
 
 constexpr std::size_t kGenerationsInResult = 3;
 constexpr std::size_t kManyMembers = 16;
+constexpr std::size_t kMaxNames = 16;
 constexpr std::size_t kMaxNamesInError = 8;
 
 struct FillWait {  // Reasons are kept without their times.
@@ -66,6 +68,10 @@ void TrimMembers(GenerationView& view) {
                 [&](const MemberView& member) { return !named.contains(member.name); });
 }
 
+bool IsFull(std::size_t have, const ReadFilter& filter) {
+  return filter.limit > 0 && have >= static_cast<std::size_t>(filter.limit);
+}
+
 const char* SignalText(int signal) {
   if (signal == SIGTERM) return "SIGTERM";
   if (signal == SIGINT) return "Ctrl-C";
@@ -88,6 +94,16 @@ std::optional<RankCause> LastFailureOf(const Job& job) {
   return std::nullopt;
 }
 
+// Some of those that prepare the generation that is proposed.
+std::vector<std::string> Unacked(const State& state, const Job& job) {
+  std::vector<std::string> names;
+  const GenerationRow* next = ProposedOf(job);
+  if (next == nullptr) return names;
+  for (const NodeId& id : job.soft.at(next->generation).proposal.unacked)
+    if (names.size() < kMaxNames) names.push_back(state.NameOf(id));
+  return names;
+}
+
 std::optional<WaitReason> WaitOf(const State& state, const Job& job, const Moment& at) {
   if (!job.wait.reason || job.state.verdict) return std::nullopt;
   WaitReason reason = *job.wait.reason;
@@ -98,6 +114,8 @@ std::optional<WaitReason> WaitOf(const State& state, const Job& job, const Momen
   if (behind != nullptr && state.queue.Head() != 0)
     behind->job = state.index.by_sequence.at(state.queue.Head());
   if (std::holds_alternative<CannotFit>(reason)) return state.FitOf(job.spec.spec);
+  if (auto* preparing = std::get_if<MembersPreparing>(&reason))
+    preparing->nodes = Unacked(state, job);
   return reason;
 }
 
@@ -375,25 +393,34 @@ absl::StatusOr<ReadReply> Read(const State& state, const ReadFilter& filter, Ins
     if (!id.ok()) return id.status();
     reply.jobs.push_back(ViewOf(state, state.jobs.at(*id), filter.detail, at));
   } else if (filter.jobs) {
-    for (const auto& entry : state.index.by_sequence) {
-      const Job& job = state.jobs.at(entry.second);
+    std::uint64_t after = 0;
+    if (!absl::SimpleAtoi(filter.after, &after)) after = 0;
+    const auto& all = state.index.by_sequence;
+    for (auto it = all.upper_bound(after); it != all.end(); ++it) {
+      const Job& job = state.jobs.at(it->second);
       if (job.state.phase == JobPhase::kEnded && !filter.ended) continue;
+      if (IsFull(reply.jobs.size(), filter)) return reply;
       reply.jobs.push_back(ViewOf(state, job, filter.detail, at));
+      if (IsFull(reply.jobs.size(), filter)) reply.next = absl::StrCat(it->first);
     }
+    reply.next.clear();
   }
   if (!filter.nodes) return reply;
   std::map<NodeId, std::vector<std::string>> notes = LeftOut(state, at);
-  for (const auto& entry : state.nodes) {
-    const Node& node = entry.second;
+  for (auto it = state.nodes.upper_bound(NodeId(filter.after)); it != state.nodes.end(); ++it) {
+    const auto& [id, node] = *it;
     const bool asked =
-        filter.node.empty() || node.row.name == filter.node || entry.first.value() == filter.node;
+        filter.node.empty() || node.row.name == filter.node || id.value() == filter.node;
     if (!asked) continue;
+    if (IsFull(reply.nodes.size(), filter)) return reply;
     NodeView view = ViewOf(state, node, at);
-    std::vector<std::string>& note = notes[entry.first];
+    std::vector<std::string>& note = notes[id];
     if (!view.note.empty()) note.insert(note.begin(), view.note);
     view.note = absl::StrJoin(note, ", ");
     reply.nodes.push_back(std::move(view));
+    if (IsFull(reply.nodes.size(), filter)) reply.next = id.value();
   }
+  reply.next.clear();
   if (reply.nodes.empty() && !filter.node.empty())
     return UserError(absl::StatusCode::kNotFound, absl::StrCat("no node ", filter.node),
                      absl::StrCat(state.nodes.size(), " nodes are known"), "regroup nodes");

@@ -10,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/config/job_limits.h"
 #include "common/config/values.h"
@@ -25,6 +26,7 @@ namespace {
 constexpr auto kAnswerBeforeDeadline = std::chrono::milliseconds(200);
 constexpr Duration kFresh = std::chrono::seconds(1);  // For ages, which change without a row.
 constexpr std::size_t kMaxReadRequestBytes = 4 << 10;
+constexpr int kPage = 128;  // Of a list in one turn of the loop: some milliseconds.
 
 absl::Status Invalid(std::string_view what, std::string_view because) {
   return UserError(absl::StatusCode::kInvalidArgument, what, because, "");
@@ -48,29 +50,34 @@ pb::JobView Shown(const JobView& job, bool detail) {
   return shown;
 }
 
-// A serialised pb::ReadReply. Part by part, for such messages are joined by joining their bytes: as
-// a whole it would be there twice.
-absl::StatusOr<std::string> SerializeRead(const Identity& identity, const MemoryUse& memory,
-                                          bool detail, const Reply& reply) {
-  absl::StatusOr<const ReadReply*> read = Expect<ReadReply>(reply);
-  if (!read.ok()) return read.status();
-  std::string bytes;
+absl::Status AddPart(pb::ReadReply& part, std::string& bytes) {
+  part.AppendPartialToString(&bytes);
+  part.Clear();
+  if (bytes.size() <= static_cast<std::size_t>(kMaxReplyBytes)) return absl::OkStatus();
+  return UserError(absl::StatusCode::kOutOfRange, "the answer is too large",
+                   absl::StrCat("at most ", kMaxReplyBytes, " bytes are sent"), "name one job");
+}
+
+// Joins one page to the bytes of a serialised pb::ReadReply, part by part: such messages are joined
+// by joining their bytes, and as a whole it would be there twice.
+absl::Status AddPage(const ReadReply& read, bool detail, std::string& bytes) {
   pb::ReadReply part;
-  const auto add = [&] {
-    part.AppendPartialToString(&bytes);
-    part.Clear();
-    return bytes.size() <= static_cast<std::size_t>(kMaxReplyBytes);
-  };
-  bool fits = true;
-  for (const JobView& job : (*read)->jobs) {
+  for (const JobView& job : read.jobs) {
     *part.add_jobs() = Shown(job, detail);
-    fits = fits && add();
+    RETURN_IF_ERROR(AddPart(part, bytes));
   }
-  for (const NodeView& node : (*read)->nodes) {
+  for (const NodeView& node : read.nodes) {
     *part.add_nodes() = ToProto(node);
-    fits = fits && add();
+    RETURN_IF_ERROR(AddPart(part, bytes));
   }
-  for (const std::string& warning : (*read)->warnings) part.add_warnings(warning);
+  return absl::OkStatus();
+}
+
+// What stands in a reply once.
+absl::Status AddHead(const Identity& identity, const MemoryUse& memory, const ReadReply& read,
+                     std::string& bytes) {
+  pb::ReadReply part;
+  for (const std::string& warning : read.warnings) part.add_warnings(warning);
   if (memory.resident_bytes > memory.limit_bytes)
     part.add_warnings(absl::StrCat("this coordinator takes ", FormatBytes(memory.resident_bytes),
                                    " of memory, more than its --memory-limit of ",
@@ -80,9 +87,7 @@ absl::StatusOr<std::string> SerializeRead(const Identity& identity, const Memory
   part.set_cluster(identity.cluster.value());
   part.set_epoch(identity.epoch.value());
   *part.mutable_version() = ToProto(identity.version);
-  if (fits && add()) return bytes;
-  return UserError(absl::StatusCode::kOutOfRange, "the answer is too large",
-                   absl::StrCat("at most ", kMaxReplyBytes, " bytes are sent"), "name one job");
+  return AddPart(part, bytes);
 }
 
 // As gRPC names where a call came from. Unset: none of the ways that the listener opens.
@@ -227,11 +232,12 @@ void Calls::AskAgain(Instant received, CallId call) {
 // ---- reads
 
 // Who joins a question that has no answer yet gets one that is new enough: effects leave the loop
-// in order, so nothing that happened after the question was seen by anybody before its answer.
+// in order, so nothing that happened after the question was seen by anybody before its answer. Once
+// a list has its first page that is so no more.
 void Calls::Ask(Instant received, PendingAt reader) {
   const Question& question = *reader->second.question;
   const auto same = asked_.find(question);
-  if (same != asked_.end()) {
+  if (same != asked_.end() && same->second.bytes.empty()) {
     same->second.readers.insert(reader->first);
     return;
   }
@@ -247,9 +253,23 @@ void Calls::Ask(Instant received, PendingAt reader) {
   const CallId call(++last_id_);
   if (question.IsList()) list_asked_ = call;
   if (question.alone != CallId()) ++waits_by_word_;
-  asked_[question] = Asked{call, received, loop_.rows(), {reader->first}};
+  asked_[question] = Asked{call, received, loop_.rows(), {reader->first}, {}};
   questions_[call] = question;
-  loop_.Step(received, ReadAsked{call, question.filter, question.wait});
+  ReadFilter filter = question.filter;
+  if (question.IsList()) filter.limit = kPage;
+  loop_.Step(received, ReadAsked{call, std::move(filter), question.wait});
+}
+
+// The next page in a later turn of the loop, which has others to answer.
+void Calls::AskNext(CallId call, const std::string& after) {
+  loop_.Post([this, call, after](Instant received) {
+    const auto found = questions_.find(call);
+    if (found == questions_.end()) return;
+    ReadFilter filter = found->second.filter;
+    filter.limit = kPage;
+    filter.after = after;
+    loop_.Step(received, ReadAsked{call, std::move(filter), false});
+  });
 }
 
 absl::Status Calls::Busy(Instant received, const Question& question) {
@@ -289,21 +309,26 @@ void Calls::Unask(Instant received, CallId reader, const Question& question) {
 void Calls::AnswerReaders(CallId call, const Reply& answer) {
   const auto found = questions_.find(call);
   if (found == questions_.end()) return;
+  absl::StatusOr<const ReadReply*> read = Expect<ReadReply>(answer);
+  absl::Status failed = read.status();
+  Asked& asking = asked_.at(found->second);
+  if (read.ok()) failed = AddPage(**read, found->second.filter.detail, asking.bytes);
+  if (failed.ok() && !(*read)->next.empty() && !asking.readers.empty())
+    return AskNext(call, (*read)->next);
+  if (failed.ok()) failed = AddHead(identity_, memory_(), **read, asking.bytes);
   const Question question = std::move(found->second);
   questions_.erase(found);
-  const Asked asked = std::move(asked_.extract(question).mapped());
+  Asked asked = std::move(asked_.extract(question).mapped());
   if (question.alone != CallId()) --waits_by_word_;
   if (list_asked_ == call) AskLater();
   if (asked.readers.empty()) return;
-  absl::StatusOr<std::string> bytes =
-      SerializeRead(identity_, memory_(), question.filter.detail, answer);
-  if (!bytes.ok()) {
+  if (!failed.ok()) {
     for (const CallId reader : asked.readers) {
-      if (const auto at = pending_.find(reader); at != pending_.end()) Finish(at, bytes.status());
+      if (const auto at = pending_.find(reader); at != pending_.end()) Finish(at, failed);
     }
     return;
   }
-  const std::shared_ptr<ReadReplies::Reply> reply = replies_.Add(*std::move(bytes));
+  const std::shared_ptr<ReadReplies::Reply> reply = replies_.Add(std::move(asked.bytes));
   if (!question.wait) newest_ = {question, asked.at, asked.rows, reply};
   for (const CallId reader : asked.readers) FinishRead(reader, reply);
 }

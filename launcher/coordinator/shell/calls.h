@@ -93,6 +93,7 @@ class Calls {
     Instant at{};
     std::uint64_t rows = 0;  // CoreLoop::rows() then.
     std::set<CallId> readers;
+    std::string bytes;  // Of the pages that were answered.
   };
   struct Pending {
     UnaryCall* reactor = nullptr;  // Null: internal.
@@ -127,6 +128,7 @@ class Calls {
   absl::Status Busy(Instant received, const Question& question);
   void Unask(Instant received, CallId reader, const Question& question);
   void AnswerReaders(CallId call, const Reply& answer);
+  void AskNext(CallId call, const std::string& after);
   void AskLater();
   void FinishRead(CallId reader, const std::shared_ptr<ReadReplies::Reply>& reply);
 
@@ -140,8 +142,8 @@ class Calls {
   std::atomic<int> calls_ = 0, submits_ = 0;
   std::atomic<std::size_t> request_bytes_ = 0;  // Of calls_.
 
-  // A list is copied whole when it is asked for, so one is asked for at a time; who asks for
-  // another meanwhile is in later_. Its readers may have left.
+  // A list is read page by page, one list at a time; who asks for another meanwhile is in later_.
+  // Its readers may have left.
   std::map<Question, Asked> asked_;
   std::map<CallId, Question> questions_;  // By the core's call.
   std::size_t waits_by_word_ = 0;         // Of asked_.

@@ -1,10 +1,12 @@
-// A job that no set of the known nodes could run: told, passed over, and run once they have come.
+// A job that no set of the known nodes could run: told, passed over, and run once they have come;
+// and the list of jobs, page by page.
 
 #include "tests/scenario/testing.h"
 
 namespace regroup {
 namespace {
 
+using coordinator::ReadReply;
 using coordinator::SubmitReply;
 
 class Queue : public Scenario {
@@ -150,6 +152,47 @@ TEST_F(Growth, goes_on_when_the_head_fits_no_more) {
 TEST_F(Growth, goes_on_when_the_head_is_cancelled) {
   world().Cancel("big-2");
   ASSERT_TRUE(ReachesGeneration(job_, 2));
+}
+
+// Pages of any size are the list, in its order, and what they end with is where the next begins.
+TEST_F(Queue, a_list_comes_in_pages) {
+  Start();
+  AddDaemons({"a", "b", "c", "d", "e"});
+  const JobId over = Running(SpecOf("over", 1, 1));
+  world().node("a").ExitRank(over, 0, 0);
+  ASSERT_TRUE(Reaches(over, "succeeded"));
+  for (int i = 0; i < 6; ++i) world().Submit(SpecOf("job", 9, 9), "k" + std::to_string(i));
+  world().RunFor(1s);
+  const auto names = [](const ReadReply& reply) {
+    std::vector<std::string> all;
+    for (const JobView& job : reply.jobs) all.push_back(job.id.value());
+    for (const NodeView& node : reply.nodes) all.push_back(node.name);
+    return all;
+  };
+  for (const bool nodes : {false, true}) {
+    for (const bool ended : {false, true}) {
+      coordinator::ReadFilter filter;
+      filter.jobs = !nodes;
+      filter.nodes = nodes;
+      filter.ended = ended;
+      const auto read = [&] { return *world().core().Read(filter, Instant{}, WallTime{}); };
+      const std::vector<std::string> whole = names(read());
+      EXPECT_EQ(whole.size(), nodes ? 5u : ended ? 7u : 6u);
+      for (filter.limit = 1; filter.limit < 9; ++filter.limit) {
+        std::vector<std::string> joined;
+        filter.after.clear();
+        for (int pages = 0; pages < 9; ++pages) {
+          const ReadReply page = read();
+          for (const std::string& name : names(page)) joined.push_back(name);
+          EXPECT_LE(names(page).size(), static_cast<std::size_t>(filter.limit));
+          filter.after = page.next;
+          if (page.next.empty()) break;
+          EXPECT_EQ(names(page).size(), static_cast<std::size_t>(filter.limit));
+        }
+        EXPECT_EQ(joined, whole) << "pages of " << filter.limit;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -491,6 +491,45 @@ TEST_F(DaemonTest, SubmitsOfManyClientsAreAllKept) {
   EXPECT_EQ(read->jobs.size(), static_cast<std::size_t>(kClients * kJobs));
 }
 
+pb::ReadRequest EveryJob() {
+  pb::ReadRequest request;
+  request.set_what(pb::ReadRequest::WHAT_JOBS);
+  request.set_ended(true);
+  return request;
+}
+
+// A list that takes several turns of the loop: each reader's shows what was answered before it
+// asked, also of jobs that another reader's pages have passed already.
+TEST_F(DaemonTest, AListOfManyPagesIsWholeAndNotOlderThanItsQuestion) {
+  Start();
+  Client client = OverUnix();
+  constexpr int kJobs = 400;
+  for (int i = 0; i < kJobs; ++i)
+    ASSERT_TRUE(client.Submit(SubmittedJob("train", 2, 2), std::to_string(i)).ok());
+  std::atomic<bool> over = false;
+  std::vector<std::thread> others;
+  for (int i = 0; i < 4; ++i) {
+    others.emplace_back([&] {
+      Client other = OverUnix();
+      while (!over) {
+        const auto list = other.Read(EveryJob());
+        ASSERT_TRUE(list.ok()) << list.status();
+        EXPECT_EQ(list->jobs_size(), kJobs);
+        EXPECT_FALSE(list->cluster().empty());
+      }
+    });
+  }
+  for (int i = 1; i <= 40; ++i) {
+    ASSERT_TRUE(client.Cancel("train-" + std::to_string(i)).ok());
+    const auto list = client.Read(EveryJob());
+    ASSERT_TRUE(list.ok()) << list.status();
+    ASSERT_EQ(list->jobs_size(), kJobs);
+    EXPECT_EQ(list->jobs(i - 1).state(), "cancelled") << i;
+  }
+  over = true;
+  for (std::thread& other : others) other.join();
+}
+
 TEST_F(DaemonTest, AThousandSessionsFormOneGroup) {
   Start();
   constexpr int kNodes = 1'000;
