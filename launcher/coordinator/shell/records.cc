@@ -313,6 +313,7 @@ absl::StatusOr<GenerationRow> Decode(const pb::GenerationRow& row) {
   if (row.has_ended_at_us()) out.ended_at = WallOf(row.ended_at_us());
   if (row.has_ended()) out.ended = check.Nested("ended", FromProto(row.ended()));
   out.verdict_open = row.verdict_open();
+  if (out.verdict_open && !out.ended) check.Fail("verdict_open: is set, and ended is not");
   out.charged = row.charged();
   out.progressed = row.progressed();
   for (const pb::RankCause& cause : row.consequences()) {

@@ -161,6 +161,19 @@ TEST(Records, WhatCanNotBeReadIsNamed) {
   EXPECT_TRUE(left_out.empty());
 }
 
+// Who would close it could not say why it ended.
+TEST(Records, AnOpenVerdictOfWhatHasNotEndedIsDamage) {
+  GenerationRow row;
+  row.job = JobId("train-1");
+  row.generation = Generation(1);
+  row.phase = GenerationPhase::kOver;
+  row.verdict_open = true;
+  const JournalRow rows[] = {EncodeRow({GenerationKey(row.job, row.generation), row})};
+  std::vector<std::string> left_out;
+  EXPECT_THAT(PartsOf(DecodeRows(rows, &left_out).status()).because,
+              HasSubstr("verdict_open: is set, and ended is not"));
+}
+
 TEST(Records, AnEventThatCanNotBeReadIsLeftOutAndNamed) {
   const JobEventRow event{JobId("a-1"), {1, WallTime(), NodeLeft{"n", "why", false}}};
   const JournalRow rows[] = {{"job/a-1/event/000001", "\xff\xff\xff"},
