@@ -157,6 +157,13 @@ ListenerDescription DescribeListener(const Address& address, Duration limit) {
     if (const auto ours = Coordinator(AskWhoIsTaken(last.fd.get(), patience), where)) return *ours;
   }
   if (store) return {ListenerKind::kTorchStore, "a torchrun seems to listen on " + where};
+  if (again.error == 0 && !greeting) {
+    return {
+        ListenerKind::kSilent,
+        where +
+            " ends every connection without a word, as a coordinator does for some seconds after "
+            "many from one address that were no good"};
+  }
   return {ListenerKind::kSomething, "something that is not Regroup listens on " + where};
 }
 

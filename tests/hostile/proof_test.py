@@ -91,6 +91,22 @@ class Gate(attacked.TestCase):
                 break
         self.assertLess(time.monotonic() - begun, 15)  # It has ten seconds.
 
+    def test_who_dials_and_says_nothing_is_not_heard_for_a_while(self):
+        def heard():
+            s = self.dial()
+            try:
+                s.sendall(MAGIC + os.urandom(32))
+            except ConnectionError:
+                return False
+            return self.hear(s, 33)[:1] == b"T"
+        self.assertTrue(heard())
+        for _ in range(700):
+            self.dial().close()
+        e2e.wait_for(lambda: not heard(), 5)
+        self.coordinator.expect("an address is not heard for some seconds.*address=127.0.0.1")
+        self.assertEqual(self.fx.run("ps").code, 0)  # By the Unix socket.
+        e2e.wait_for(heard, 20)
+
     def test_descriptors_are_left_for_others(self):
         pid = self.coordinator.process.pid
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (200, 200))

@@ -255,19 +255,24 @@ void Calls::Ask(Instant received, PendingAt reader) {
   if (question.alone != CallId()) ++waits_by_word_;
   asked_[question] = Asked{call, received, loop_.rows(), {reader->first}, {}};
   questions_[call] = question;
-  ReadFilter filter = question.filter;
-  if (question.IsList()) filter.limit = kPage;
-  loop_.Step(received, ReadAsked{call, std::move(filter), question.wait});
+  if (question.IsList()) return AskNext(call, "");
+  loop_.Step(received, ReadAsked{call, question.filter, question.wait});
 }
 
-// The next page in a later turn of the loop, which has others to answer.
+// The next page in a later turn of the loop, which has others to answer. Only the last one waits
+// for the disk, and with it what the others show.
 void Calls::AskNext(CallId call, const std::string& after) {
   loop_.Post([this, call, after](Instant received) {
     const auto found = questions_.find(call);
     if (found == questions_.end()) return;
     ReadFilter filter = found->second.filter;
-    filter.limit = kPage;
+    filter.limit = filter.detail ? 1 : kPage;
     filter.after = after;
+    Asked& asked = asked_.at(found->second);
+    if (const auto page = loop_.Read(filter); page.ok() && !page->next.empty() &&
+                                              !asked.readers.empty() &&
+                                              AddPage(*page, filter.detail, asked.bytes).ok())
+      return AskNext(call, page->next);
     loop_.Step(received, ReadAsked{call, std::move(filter), false});
   });
 }

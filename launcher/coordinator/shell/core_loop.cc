@@ -104,6 +104,10 @@ void CoreLoop::Start(Core core) {
   Flush();
 }
 
+absl::StatusOr<ReadReply> CoreLoop::Read(const ReadFilter& filter) const {
+  return core_->Read(filter, now_, io::WallNow());
+}
+
 void CoreLoop::Step(Instant received, const Event& event) {
   CHECK(started());
   if (stopping_ || failed_) return;

@@ -63,6 +63,10 @@ class CoreLoop {
   // Commits what is pending, carries it out, then calls `done`; nothing is stepped any more.
   void Stop(std::function<void()> done);
 
+  // What is decided, durable or not: not to be told before the answer of a ReadAsked that is
+  // stepped later. REQUIRES: Start was called.
+  absl::StatusOr<ReadReply> Read(const ReadFilter& filter) const;
+
   bool started() const { return core_.has_value(); }
   // Rises with every step that wrote rows.
   std::uint64_t rows() const { return rows_; }

@@ -112,6 +112,7 @@ void Listener::Pause(Socket& socket, Duration time) {
 
 void Listener::AcceptSome(Socket& socket) {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    if (!socket.is_unix && accepted_ >= kAcceptsPerTurn) return Pause(socket, kMoment);
     io::SocketAddress from;
     from.size = sizeof from.storage;
     io::UniqueFd fd(accept4(socket.descriptor.native_handle(), from.get(), &from.size,
@@ -142,7 +143,6 @@ void Listener::AcceptSome(Socket& socket) {
       --accepted_;
       if (acceptor_ != nullptr) Listen(std::move(fd), listener_fd, ip);
     });
-    if (accepted_ >= kAcceptsPerTurn) return Pause(socket, kMoment);
   }
   Await(socket);
 }
@@ -206,6 +206,8 @@ void Listener::Hear(const std::shared_ptr<Unheard>& unheard) {
   if (heard != 1) return Forget(*unheard);
   if (first == static_cast<unsigned char>(kProofMagic.front())) return HearGreeting(unheard);
   const bool store = first <= kLastOpcode;
+  // A browser, a probe: gRPC would take it for a client of its own that errs.
+  if (!store && gate_.takes_everybody && first != 'P') return Forget(*unheard);
   if (store ? !MayUseStore(fd) : !gate_.takes_everybody) {
     TellTurnedAway(store ? "its address is no member's" : "it shows no token", fd);
     return store ? Forget(*unheard) : TurnAway(unheard, TurnedAway());

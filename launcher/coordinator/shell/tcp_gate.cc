@@ -83,11 +83,16 @@ class TcpGate::Passage : public std::enable_shared_from_this<Passage> {
       if (outer_.is_open()) WatchEnd(*side);
     }
   }
+  // For others: that is hardly its fault.
+  void MakeRoom() {
+    owes_ = kDebtOfNoWord;
+    Close();
+  }
   const std::string& ip() const { return ip_; }
   const std::string& peer() const { return peer_; }
   void Close() {
     if (!outer_.is_open()) return;
-    if (!counts_.called) gate_.repute_.Owes(ip_, kDebtOfNoCall, io::MonotonicNow());
+    if (!counts_.called) gate_.repute_.Owes(ip_, owes_, io::MonotonicNow());
     Hear(/*quiet=*/false);
     boost::system::error_code ignored;
     outer_.close(ignored);
@@ -110,8 +115,9 @@ class TcpGate::Passage : public std::enable_shared_from_this<Passage> {
           ::recv(way.from.native_handle(), piece.data(), piece.size(), MSG_DONTWAIT);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) return Await(way, way.from, Wait::wait_read);
-      // All that came before is sent. gRPC ends a connection of itself if it was no HTTP/2.
-      if (got <= 0 && &way.from == &inner_)
+      // All that came before is sent. With a call open gRPC ends none that speaks HTTP/2; one that
+      // is idle, or late, it does.
+      if (got <= 0 && &way.from == &inner_ && !counts_.open.empty())
         gate_.repute_.Owes(ip_, kDebtOfACut, io::MonotonicNow());
       if (got <= 0) return Close();
       const std::string_view bytes(piece.data(), static_cast<std::size_t>(got));
@@ -186,6 +192,7 @@ class TcpGate::Passage : public std::enable_shared_from_this<Passage> {
   boost::asio::steady_timer linger_{gate_.io_};
   Http2Counts counts_;
   bool paid_ = false;
+  Duration owes_ = kDebtOfNoCall;
   std::optional<std::list<Passage*>::iterator> quiet_at_;
   Direction in_{outer_, inner_, Http2Meter::From::kClient};
   Direction out_{inner_, outer_, Http2Meter::From::kServer};
@@ -222,7 +229,7 @@ void TcpGate::Forget(const std::shared_ptr<Passage>& passage) {
 }
 
 void TcpGate::LimitQuiet() {
-  if (quiet_.size() > kMaxQuietConnections) quiet_.front()->shared_from_this()->Close();
+  if (quiet_.size() > kMaxQuietConnections) quiet_.front()->shared_from_this()->MakeRoom();
 }
 
 void TcpGate::Tell(const Passage& passage, const char* excess) {

@@ -373,6 +373,24 @@ TEST_F(Passages, WhomTheServerCutsHasItsAddressKeptOut) {
   EXPECT_TRUE(Refused());
 }
 
+// As it does with one that is idle for a minute, or whose agent was silent for a lease.
+TEST_F(Passages, WhomTheServerLeavesWithoutACallOwesNothing) {
+  TcpGate gate(Untold, repute_);
+  for (int i = 0; i < 20; ++i) {
+    Pair pair = Connect(gate);
+    const std::string call = kPreface + Headers(1), answer = Frame(1, 1, "x", /*flags=*/5);
+    SendAll(pair.peer, call);
+    std::string heard(call.size(), '\0');
+    ASSERT_GT(::recv(pair.server.get(), heard.data(), heard.size(), MSG_WAITALL), 0);
+    SendAll(pair.server, answer);
+    std::string told(answer.size(), '\0');
+    ASSERT_GT(::recv(pair.peer.get(), told.data(), told.size(), MSG_WAITALL), 0);
+    pair.server.reset();
+    EXPECT_EQ(ReceiveToEnd(pair.peer), "");
+  }
+  EXPECT_FALSE(Refused());
+}
+
 class TcpGateTest : public DaemonFixture {
  protected:
   io::UniqueFd Connect() {
