@@ -89,7 +89,8 @@ class LogDirectory(Output):
         count = 150_000  # 13 MB: more than a segment.
         logs, script = self.fx.path("work", "logs"), self.fx.path("work", "two.sh")
         with open(script, "w") as f:
-            f.write("#!/bin/sh\n[ $RANK = 1 ] || exec " + LINES.format(count=count) + "\n"
+            f.write("#!/bin/sh\n[ $RANK = 1 ] || { " + LINES.format(count=count) + f"; touch {logs}.said; exec sleep 60; }}\n"
+                    f"until [ -e {logs}.said ]; do sleep 0.02; done\n"
                     "echo '{\"message\": \"no\"}' > $TORCHELASTIC_ERROR_FILE; exit 3\n")
         os.chmod(script, 0o755)
         run = self.fx.start(e2e.binary("regroup-torchrun"), "--standalone", "--nproc-per-node=2", "--no-python", "--log-dir", logs,
