@@ -47,7 +47,7 @@ def functions(text):
                 containers += 1
                 start = i + 1
             else:
-                end = _closing(code, i)
+                end = closing(code, i)
                 if not _is_brace_initializer(statement):
                     if "(" in statement:
                         found.append(_function(code, statement, start, end))
@@ -62,7 +62,8 @@ def functions(text):
     return found
 
 
-def _closing(code, opening):
+def closing(code, opening):
+    """Where the brace that opens there is closed."""
     depth = 0
     for i in range(opening, len(code)):
         depth += {"{": 1, "}": -1}.get(code[i], 0)

@@ -18,7 +18,7 @@ def types(text):
         if re.search(r"\benum\s*$", code[:match.start()]):
             continue
         functions = fields = 0
-        for member in _members(code[match.end():_closing(code, match.end() - 1)]):
+        for member in _members(code[match.end():cpp.closing(code, match.end() - 1)]):
             kind, number = _kind(member)
             functions += number if kind == "function" else 0
             fields += number if kind == "field" else 0
@@ -53,22 +53,13 @@ def _on_circle(arrows):
             del left[stem]
 
 
-def _closing(code, opening):
-    depth = 0
-    for i in range(opening, len(code)):
-        depth += {"{": 1, "}": -1}.get(code[i], 0)
-        if depth == 0:
-            return i
-    return len(code) - 1
-
-
 def _members(body):
     """Each member's declaration, with its braces as `{}`."""
     start = i = 0
     text = ""
     while i < len(body):
         if body[i] == "{":
-            end = _closing(body, i)
+            end = cpp.closing(body, i)
             text += body[start:i] + "{}"
             start = i = end + 1
             rest = body[start:].lstrip()

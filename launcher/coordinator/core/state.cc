@@ -23,6 +23,12 @@ struct KeyMaker {
   }
 };
 
+template <class Map>
+auto* Find(Map& map, const typename Map::key_type& id) {
+  auto found = map.find(id);
+  return found == map.end() ? nullptr : &found->second;
+}
+
 }  // namespace
 
 State::State(Config config, Epoch epoch, Instant now)
@@ -200,22 +206,10 @@ std::vector<Row> State::Rows() const {
 
 // ---- look-ups --------------------------------------------------------------------------------
 
-Job* State::FindJob(const JobId& id) {
-  auto found = jobs.find(id);
-  return found == jobs.end() ? nullptr : &found->second;
-}
-const Job* State::FindJob(const JobId& id) const {
-  auto found = jobs.find(id);
-  return found == jobs.end() ? nullptr : &found->second;
-}
-Node* State::FindNode(const NodeId& id) {
-  auto found = nodes.find(id);
-  return found == nodes.end() ? nullptr : &found->second;
-}
-const Node* State::FindNode(const NodeId& id) const {
-  auto found = nodes.find(id);
-  return found == nodes.end() ? nullptr : &found->second;
-}
+Job* State::FindJob(const JobId& id) { return Find(jobs, id); }
+const Job* State::FindJob(const JobId& id) const { return Find(jobs, id); }
+Node* State::FindNode(const NodeId& id) { return Find(nodes, id); }
+const Node* State::FindNode(const NodeId& id) const { return Find(nodes, id); }
 Node* State::NodeOf(SessionId session) {
   auto found = fleet.sessions.find(session);
   return found == fleet.sessions.end() ? nullptr : FindNode(found->second);
