@@ -161,8 +161,8 @@ ListenerDescription DescribeListener(const Address& address, Duration limit) {
     return {
         ListenerKind::kSilent,
         where +
-            " ends every connection without a word, as a coordinator does for some seconds after "
-            "many from one address that were no good"};
+            " ends every connection without a word; a coordinator does so for up to a minute when "
+            "many connections of this host were cut or made no call"};
   }
   return {ListenerKind::kSomething, "something that is not Regroup listens on " + where};
 }

@@ -2,6 +2,7 @@
 import hmac
 import os
 import resource
+import signal
 import socket
 import time
 
@@ -103,7 +104,7 @@ class Gate(attacked.TestCase):
         for _ in range(700):
             self.dial().close()
         e2e.wait_for(lambda: not heard(), 5)
-        self.coordinator.expect("an address is not heard for some seconds.*address=127.0.0.1")
+        self.coordinator.expect("an address is not heard for up to a minute.*address=127.0.0.1")
         self.assertEqual(self.fx.run("ps").code, 0)  # By the Unix socket.
         e2e.wait_for(heard, 20)
 
@@ -142,6 +143,18 @@ class Descriptors(attacked.TestCase):
             with self.connect() as late:
                 return late.call("Read", read_request()) is not None
         e2e.wait_for(answered, 10)
+
+    def test_who_gave_up_while_it_was_stopped_owes_nothing(self):
+        self.start("--insecure")
+        self.coordinator.send(signal.SIGSTOP)
+        for _ in range(200):
+            self.connect().socket.close()
+        self.coordinator.send(signal.SIGCONT)
+        with self.connect() as patient:
+            self.assertIsNotNone(patient.call("Read", read_request()))
+        for _ in range(20):
+            with self.connect() as late:
+                self.assertIsNotNone(late.call("Read", read_request()))
 
     def test_as_many_are_taken_as_there_may_be(self):
         self.coordinator = self.fx.service("sh", "-c", 'ulimit -S -n 64; exec "$0" coordinator --listen "$1"', e2e.binary("regroup"),

@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -39,6 +40,11 @@ std::size_t MostUnheard() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return kUnheard;
   return std::min<std::size_t>(kUnheard, limit.rlim_cur / 4);
+}
+
+bool HasHungUp(int fd) {
+  pollfd peer{fd, POLLRDHUP, 0};
+  return ::poll(&peer, 1, 0) == 1;
 }
 
 }  // namespace
@@ -159,7 +165,7 @@ bool Listener::MayDial(const std::string& ip) {
   if (!repute_.Refuses(ip, now)) return true;
   if (const std::optional<int> untold = told_repute_.Due(now)) {
     log_.Warning(
-        "an address is not heard for some seconds: its connections were cut, or made no call",
+        "an address is not heard for up to a minute: its connections were cut, or made no call",
         {{"address", ip}, {"untold", std::to_string(*untold)}});
   }
   return false;
@@ -211,6 +217,11 @@ void Listener::Hear(const std::shared_ptr<Unheard>& unheard) {
   if (store ? !MayUseStore(fd) : !gate_.takes_everybody) {
     TellTurnedAway(store ? "its address is no member's" : "it shows no token", fd);
     return store ? Forget(*unheard) : TurnAway(unheard, TurnedAway());
+  }
+  // After a stop of ours the backlog is full of them: they waited as long as they would.
+  if (!store && HasHungUp(fd)) {
+    unheard->owes = false;
+    return Forget(*unheard);
   }
   io::UniqueFd taken(unheard->descriptor.release());
   if (store) {

@@ -1,16 +1,16 @@
 #pragma once
 
 // The coordinator's sockets. They listen before anything is served (a connection waits in the
-// backlog meanwhile); once started, connections are accepted and handed to gRPC on the loop; those
-// over TCP are accepted on a thread of their own, below all others, so that strangers who dial as
-// fast as they can keep nobody waiting who is there already. On the
-// Unix socket only this user and root are let in. One TCP port serves several protocols, and the
-// first byte says whose a connection is: a caller with a token opens with kProofMagic (proof.h) and
-// reaches gRPC once it has proved that it knows ours; a client of gRPC opens with "PRI" and, unless
-// everybody is taken, is told that it has to; one of PyTorch's TCPStore opens with an opcode and
-// comes from a member's address. One that has not got so far within 10 s is closed, and the oldest
-// such when there are 4096. What comes over TCP reaches gRPC through a gate that counts
-// (tcp_gate.h), and an address whose connections were no good waits (repute.h).
+// backlog meanwhile); once started, connections are handed to gRPC on the loop. Those over TCP are
+// accepted on a thread of their own, below all others, so that strangers who dial as fast as they
+// can keep nobody waiting who is there already. On the Unix socket only this user and root are let
+// in. One TCP port serves several protocols, and the first byte says whose a connection is: a
+// caller with a token opens with kProofMagic (proof.h) and reaches gRPC once it has proved that it
+// knows ours; a client of gRPC opens with "PRI" and, unless everybody is taken, is told that it has
+// to; one of PyTorch's TCPStore opens with an opcode and comes from a member's address. One that
+// has not got so far within 10 s is closed, and the oldest such when there are 4096. What comes
+// over TCP reaches gRPC through a gate that counts (tcp_gate.h), and an address whose connections
+// were no good waits (repute.h).
 
 #include <grpcpp/server_builder.h>
 

@@ -140,6 +140,16 @@ TEST(Http2Meter, EachSecondHasItsOwnShare) {
   EXPECT_STREQ(client.Take(Headers(601), Instant(8s), counts), "streams open at once");
 }
 
+TEST(Http2Meter, EachSecondHasItsOwnShareOfLateData) {
+  Http2Counts counts;
+  Http2Meter client(Http2Meter::From::kClient);
+  const std::string large = Frame(0, 1, std::string(1 << 20, 'x'));
+  EXPECT_EQ(client.Take(kPreface, Instant(1s), counts), nullptr);
+  for (int second = 1; second < 4; ++second)
+    EXPECT_EQ(client.Take(Times(16, large), Instant(second * 1s), counts), nullptr);
+  EXPECT_STREQ(client.Take(large, Instant(3s + 900ms), counts), "data after its end");
+}
+
 TEST(Http2Meter, GoawaysAreCountedForLife) {
   Http2Counts counts;
   Http2Meter client(Http2Meter::From::kClient);
@@ -325,6 +335,9 @@ TEST_F(Passages, OfThoseWithoutACallTheLongestQuietGoes) {
   quiet.push_back(Connect(gate));
   EXPECT_EQ(ReceiveToEnd(quiet.front().peer), "");
   EXPECT_TRUE(open(called));
+  for (int i = 0; i < 100; ++i) quiet.push_back(Connect(gate));
+  EXPECT_EQ(ReceiveToEnd(quiet[50].peer), "");
+  EXPECT_FALSE(Refused()) << "who has to make room is hardly at fault";
 }
 
 TEST_F(Passages, ACutOrManyWithoutACallKeepTheirAddressOut) {
