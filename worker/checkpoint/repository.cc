@@ -95,6 +95,26 @@ absl::Status Scan(const std::string& path, const FileInfo& file,
   return absl::IsFailedPrecondition(scanned) ? absl::DataLossError(scanned.message()) : scanned;
 }
 
+// What a chunk of a file, from `offset` on, has of a piece and this rank holds.
+void CopyCommon(const PieceInfo& piece, std::uint64_t offset, std::span<const std::byte> chunk,
+                const StateSlice& slice) {
+  const std::int64_t begin = std::max(piece.begin, slice.begin),
+                     end = std::min(piece.end,
+                                    slice.begin + static_cast<std::int64_t>(slice.data.size()));
+  if (begin >= end) return;
+  const auto bytes_to = [](std::int64_t from, std::int64_t element) {
+    return static_cast<std::uint64_t>(element - from) * sizeof(float);
+  };
+  const std::uint64_t first = piece.offset + bytes_to(piece.begin, begin),
+                      from = std::max(first, offset),
+                      to = std::min(piece.offset + bytes_to(piece.begin, end),
+                                    offset + chunk.size());
+  if (from >= to) return;
+  std::memcpy(
+      std::as_writable_bytes(slice.data).data() + bytes_to(slice.begin, begin) + (from - first),
+      chunk.data() + (from - offset), to - from);
+}
+
 // With its parents. The names of those that were missing are durable on return.
 absl::Status MakeDirectoriesDurably(const std::string& path) {
   std::vector<std::string> parents;
@@ -209,7 +229,7 @@ absl::Status Repository::Load(const Manifest& m, const std::vector<StateTensor>&
                                                       " is of another model: it has ",
                                                       m.tensors.size(), " tensors", how));
   };
-  std::vector<std::byte*> destinations;
+  std::vector<const StateTensor*> destinations;
   for (const TensorInfo& t : m.tensors) {
     const auto found = wanted.find(t.name);
     if (found == wanted.end() || found->second->info.shape != t.shape) {
@@ -220,7 +240,7 @@ absl::Status Repository::Load(const Manifest& m, const std::vector<StateTensor>&
       return other_model(absl::StrCat(", ", t.name, " of shape (", absl::StrJoin(t.shape, ", "),
                                       "); this model has ", here));
     }
-    destinations.push_back(std::as_writable_bytes(found->second->data).data());
+    destinations.push_back(found->second);
   }
   if (m.tensors.size() != state.size())
     return other_model(absl::StrCat("; this model has ", state.size()));
@@ -228,14 +248,8 @@ absl::Status Repository::Load(const Manifest& m, const std::vector<StateTensor>&
   for (const FileInfo& file : m.files) {
     const auto copy = [&](std::uint64_t offset, std::span<const std::byte> chunk) {
       for (const PieceInfo& p : file.pieces) {
-        const std::uint64_t piece_end =
-            p.offset + static_cast<std::uint64_t>(p.end - p.begin) * sizeof(float);
-        const std::uint64_t from = std::max(p.offset, offset),
-                            to = std::min(piece_end, offset + chunk.size());
-        if (from >= to) continue;
-        std::memcpy(destinations[p.tensor] + static_cast<std::uint64_t>(p.begin) * sizeof(float) +
-                        (from - p.offset),
-                    chunk.data() + (from - offset), to - from);
+        for (const StateSlice& slice : destinations[p.tensor]->slices)
+          CopyCommon(p, offset, chunk, slice);
       }
     };
     RETURN_IF_ERROR(Scan(absl::StrCat(directory, "/", file.name), file, copy));

@@ -15,7 +15,7 @@ constexpr std::int64_t kMaxCandidates = 64;
 constexpr int kSound = 0, kDamaged = 1, kOtherModel = 2;
 
 // The text of rank `root`, cut at 1 KiB, on every rank.
-absl::StatusOr<std::string> ShareText(Communicator& ranks, int root, std::string_view text) {
+absl::StatusOr<std::string> ShareText(Group& ranks, int root, std::string_view text) {
   std::array<char, 1024> buffer{};
   if (ranks.rank() == root)
     std::memcpy(buffer.data(), text.data(), std::min(text.size(), buffer.size() - 1));
@@ -24,8 +24,7 @@ absl::StatusOr<std::string> ShareText(Communicator& ranks, int root, std::string
 }
 
 // Rank 0's list, newest first; its failure on every rank.
-absl::StatusOr<std::vector<std::int64_t>> ShareSteps(Communicator& ranks,
-                                                     const Repository& repository) {
+absl::StatusOr<std::vector<std::int64_t>> ShareSteps(Group& ranks, const Repository& repository) {
   std::array<std::int64_t, kMaxCandidates + 1> message{};  // Count, or -1; steps.
   std::string failure;
   if (ranks.rank() == 0) {
@@ -47,8 +46,7 @@ absl::StatusOr<std::vector<std::int64_t>> ShareSteps(Communicator& ranks,
 }
 
 // Rank 0's record on every rank, so that all judge the same bytes. Empty if it could not be read.
-absl::StatusOr<std::string> ShareRecord(Communicator& ranks,
-                                        const absl::StatusOr<std::string>& own) {
+absl::StatusOr<std::string> ShareRecord(Group& ranks, const absl::StatusOr<std::string>& own) {
   std::int64_t size = ranks.rank() == 0 && own.ok() ? static_cast<std::int64_t>(own->size()) : 0;
   RETURN_IF_ERROR(ranks.Broadcast(std::as_writable_bytes(std::span(&size, 1)), 0));
   std::string record =
@@ -68,7 +66,7 @@ absl::StatusOr<Manifest> LoadRecord(const Repository& repository, const std::str
 
 }  // namespace
 
-absl::StatusOr<Restored> RestoreNewest(Communicator& ranks, const Repository& repository,
+absl::StatusOr<Restored> RestoreNewest(Group& ranks, const Repository& repository,
                                        const std::vector<StateTensor>& state) {
   ASSIGN_OR_RETURN(const std::vector<std::int64_t> steps, ShareSteps(ranks, repository));
   Restored restored;

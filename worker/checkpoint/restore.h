@@ -19,7 +19,7 @@ struct Restored {
 // Loads the commit of the highest step that verifies on every rank; rank 0 chooses, so that all
 // ranks take the same. Collective. Failed precondition: the checkpoint is of another model. Data
 // loss, with every reason: there are commits, but none verifies.
-absl::StatusOr<Restored> RestoreNewest(Communicator& ranks, const Repository& repository,
+absl::StatusOr<Restored> RestoreNewest(Group& ranks, const Repository& repository,
                                        const std::vector<StateTensor>& state);
 
 }  // namespace regroup::worker

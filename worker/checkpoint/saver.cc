@@ -28,8 +28,11 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(const Repository& repositor
                                                      const std::vector<TensorInfo>& tensors) {
   std::unique_ptr<Saver> saver(new Saver(repository, gate, std::move(options), tensors));
   for (std::size_t slot = 0; slot < saver->taken_.size(); ++slot) {
+    const SaverOptions& how = saver->options_;
     ASSIGN_OR_RETURN(ShardImage image,
-                     ShardImage::Create(tensors, saver->options_.rank, saver->options_.world_size));
+                     ShardImage::Create(
+                         tensors, how.pieces.value_or(PiecesOf(tensors, how.rank, how.world_size)),
+                         how.rank, how.world_size));
     saver->images_.push_back(std::move(image));
   }
   saver->thread_ = std::thread([s = saver.get()] { s->Run(); });

@@ -52,6 +52,9 @@ struct SaverOptions {
   Duration patience = std::chrono::minutes(10);
   std::map<std::string, std::string> settings;
   Owner* owner = nullptr;  // Rank 0's: nothing is published in a directory that was lost.
+  // What this rank writes; all ranks' pieces cover everything once, offsets count from 0. None: an
+  // even part, of ranks that all hold everything.
+  std::optional<std::vector<PieceInfo>> pieces;
   // Of a commit whose files were all read and found sound, as by restoring it: step and record.
   std::optional<std::pair<std::int64_t, std::string>> known_sound;
 };

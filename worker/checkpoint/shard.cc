@@ -133,6 +133,16 @@ absl::StatusOr<std::string> WriteChunks(const ShardImage& image, int fd, const s
   return hash.Hex();
 }
 
+std::span<const float> DataOf(const StateTensor& tensor, const PieceInfo& piece) {
+  for (const StateSlice& slice : tensor.slices) {
+    const std::int64_t end = slice.begin + static_cast<std::int64_t>(slice.data.size());
+    if (piece.begin < slice.begin || piece.end > end) continue;
+    return slice.data.subspan(static_cast<std::size_t>(piece.begin - slice.begin),
+                              static_cast<std::size_t>(piece.end - piece.begin));
+  }
+  CHECK(false);
+}
+
 }  // namespace
 
 std::vector<PieceInfo> PiecesOf(const std::vector<TensorInfo>& tensors, int rank, int world_size) {
@@ -157,11 +167,18 @@ std::vector<PieceInfo> PiecesOf(const std::vector<TensorInfo>& tensors, int rank
   return pieces;
 }
 
-absl::StatusOr<ShardImage> ShardImage::Create(const std::vector<TensorInfo>& tensors, int rank,
+std::vector<TensorInfo> InfosOf(const std::vector<StateTensor>& tensors) {
+  std::vector<TensorInfo> infos;
+  for (const StateTensor& t : tensors) infos.push_back(t.info);
+  return infos;
+}
+
+absl::StatusOr<ShardImage> ShardImage::Create(const std::vector<TensorInfo>& tensors,
+                                              std::vector<PieceInfo> pieces, int rank,
                                               int world_size) {
   ShardImage image;
   image.info_.name = ShardName(rank, world_size);
-  image.info_.pieces = PiecesOf(tensors, rank, world_size);
+  image.info_.pieces = std::move(pieces);
   SafetensorsHeader header;
   header.metadata["format"] = "pt";  // Readers of the format's first years crash without it.
   std::uint64_t data_bytes = 0;
@@ -212,9 +229,8 @@ void ShardImage::Fill(const std::vector<StateTensor>& state) {
   };
   sum_until(data_begin_);
   for (const PieceInfo& p : info_.pieces) {
-    CHECK(p.tensor < state.size() &&
-          static_cast<std::int64_t>(state[p.tensor].data.size()) >= p.end);
-    const auto source = std::as_bytes(state[p.tensor].data.subspan(p.begin, p.end - p.begin));
+    CHECK(p.tensor < state.size());
+    const auto source = std::as_bytes(DataOf(state[p.tensor], p));
     for (std::size_t at = 0; at < source.size(); at += kCopyBytes) {
       const std::size_t size = std::min(kCopyBytes, source.size() - at);
       std::memcpy(memory_ + p.offset + at, source.data() + at, size);

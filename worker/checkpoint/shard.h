@@ -4,6 +4,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -12,30 +13,51 @@
 
 namespace regroup::worker {
 
-// One tensor of the training state in live memory, whole: weights, or a moment of the optimizer.
-struct StateTensor {
-  TensorInfo info;
-  std::span<float> data;  // info.elements().
+// Elements [begin, begin + data.size()) of one tensor, in live memory.
+struct StateSlice {
+  std::int64_t begin = 0;
+  std::span<float> data;
 };
 
-// The elements [total · rank / world, total · (rank + 1) / world) of all tensors one after the
-// other, cut at tensor borders. Offsets count from 0. Pure: the ranks' pieces cover everything
-// once.
+// One tensor of the training state, weights or a moment of the optimizer, and what of it this rank
+// holds: all, a part, or nothing.
+struct StateTensor {
+  StateTensor(TensorInfo tensor, std::span<float> whole)
+      : info(std::move(tensor)), slices{{0, whole}} {}
+  StateTensor(TensorInfo tensor, std::vector<StateSlice> held)
+      : info(std::move(tensor)), slices(std::move(held)) {}
+
+  TensorInfo info;
+  std::vector<StateSlice> slices;  // In order, without overlap.
+};
+
+// Of ranks that all hold everything. The elements [total · rank / world, total · (rank + 1) /
+// world) of all tensors one after the other, cut at tensor borders. Offsets count from 0. Pure: the
+// ranks' pieces cover everything once.
 std::vector<PieceInfo> PiecesOf(const std::vector<TensorInfo>& tensors, int rank, int world_size);
+
+// Names and shapes, in order.
+std::vector<TensorInfo> InfosOf(const std::vector<StateTensor>& tensors);
 
 // One rank's file as it will lie on disk, in memory of its own: page-aligned, padded to whole
 // pages, its pages there from the start. The header is written once; Fill copies the data.
 class ShardImage {
  public:
-  // Resource exhausted, with the size, if there is no memory for it.
+  // `pieces`, of all ranks, cover everything once; their offsets count from 0. Resource exhausted,
+  // with the size, if there is no memory for it.
+  static absl::StatusOr<ShardImage> Create(const std::vector<TensorInfo>& tensors,
+                                           std::vector<PieceInfo> pieces, int rank, int world_size);
+  // With PiecesOf.
   static absl::StatusOr<ShardImage> Create(const std::vector<TensorInfo>& tensors, int rank,
-                                           int world_size);
+                                           int world_size) {
+    return Create(tensors, PiecesOf(tensors, rank, world_size), rank, world_size);
+  }
   ShardImage(ShardImage&& other) noexcept;
   ShardImage& operator=(ShardImage&& other) noexcept;
   ~ShardImage();
 
   // Copies this rank's share and takes the CRC of every chunk while it is warm. `state` has the
-  // tensors given to Create, in their order.
+  // tensors given to Create, in their order, and each piece in one slice.
   void Fill(const std::vector<StateTensor>& state);
 
   std::span<const std::byte> bytes() const {

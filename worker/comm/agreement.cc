@@ -20,7 +20,7 @@ std::string TextOf(const Terms& terms) {
 }
 
 // The text of rank `root` on every rank.
-absl::StatusOr<std::string> ShareText(Communicator& ranks, int root, const std::string& own) {
+absl::StatusOr<std::string> ShareText(Group& ranks, int root, const std::string& own) {
   const bool mine = ranks.rank() == root;
   std::int64_t size = mine ? static_cast<std::int64_t>(own.size()) : 0;
   RETURN_IF_ERROR(ranks.Broadcast(std::as_writable_bytes(std::span(&size, 1)), root));
@@ -37,8 +37,7 @@ std::pair<std::string, std::string> Split(const std::string& line) {
 
 }  // namespace
 
-absl::StatusOr<std::optional<Disagreement>> FindDisagreement(Communicator& ranks,
-                                                             const Terms& terms) {
+absl::StatusOr<std::optional<Disagreement>> FindDisagreement(Group& ranks, const Terms& terms) {
   const std::string own = TextOf(terms);
   ASSIGN_OR_RETURN(const std::string ours, ShareText(ranks, 0, own));
   std::int64_t rank = own == ours ? 0 : ranks.rank();

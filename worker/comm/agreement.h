@@ -21,7 +21,6 @@ struct Disagreement {
 
 // Collective. None: all ranks have rank 0's terms. Else every rank gets the same disagreement, so
 // that all of them end with one sentence.
-absl::StatusOr<std::optional<Disagreement>> FindDisagreement(Communicator& ranks,
-                                                             const Terms& terms);
+absl::StatusOr<std::optional<Disagreement>> FindDisagreement(Group& ranks, const Terms& terms);
 
 }  // namespace regroup::worker

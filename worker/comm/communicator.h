@@ -12,33 +12,27 @@ namespace regroup::worker {
 
 enum class Reduction { kSum, kMax };
 
-// The ranks of one generation. Every rank issues the same calls in the same order, from one thread;
-// a call returns once its result is in the caller's buffer. Sums are added in rank order whatever
-// the timing, so the result has equal bits on all ranks and in all runs of one world size.
+// The ranks of one generation, and their small messages. Every rank issues the same calls in the
+// same order, from one thread; a call returns once its result is in the caller's buffer. Whatever
+// moves the tensors, ranks agree here: either all live ranks get a call's result or none does.
 //
-// Failures end the communicator for every rank: the first one is published to all ranks, whose
-// pending and later calls return it, marked for IsCommunicatorFailure. Buffers of a failed call
-// hold unspecified values.
+// Failures end the group for every rank: the first one is published to all ranks, whose pending and
+// later calls return it, marked for IsCommunicatorFailure. Buffers of a failed call hold
+// unspecified values.
 //   kAborted             Abort() was called on some rank.
 //   kUnavailable         a rank died or left; the message names it.
 //   kDeadlineExceeded    a rank did not arrive within the deadline of one call; the message names
-//   it. kFailedPrecondition  ranks issued different calls (operation, count, type, place or
-//   sequence).
-class Communicator {
+//                        it.
+//   kFailedPrecondition  ranks issued different calls (operation, count, type, place or sequence).
+class Group {
  public:
-  virtual ~Communicator() = default;
+  virtual ~Group() = default;
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
 
   // Applies to every later call of this rank: how long it waits for the others.
   virtual void SetDeadline(Duration per_call) = 0;
 
-  // Collective. Zeroed memory of `count` floats, aligned to 256 bytes, valid until the communicator
-  // is destroyed: AllReduceSum of any range of it needs no copy. Ranks reduce equal ranges of the
-  // same arena.
-  virtual absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) = 0;
-
-  virtual absl::Status AllReduceSum(std::span<float> inout) = 0;
   virtual absl::Status AllReduce(std::span<double> inout, Reduction reduction) = 0;
   virtual absl::Status AllReduce(std::span<std::int64_t> inout, Reduction reduction) = 0;
   virtual absl::Status Broadcast(std::span<std::byte> inout, int root) = 0;
@@ -51,6 +45,43 @@ class Communicator {
   // Any thread. Every rank's pending and later calls return kAborted, naming this rank.
   virtual void Abort() = 0;
 };
+
+// Elements that belong to one rank. All ranks bring the same ones, in the same order.
+struct Stretch {
+  int owner = 0;
+  std::int64_t from = 0;  // Of the arena: the same place in every rank's part of it.
+  std::int64_t to = 0;    // Of the buffer for results.
+  std::int64_t size = 0;
+  friend bool operator==(const Stretch&, const Stretch&) = default;
+};
+
+// What moves tensors between the ranks of a group. Sums are added in rank order whatever the
+// timing, so that a sum has equal bits on all ranks, in all runs of one world size, and by whatever
+// call it was asked for. Calls keep the order of the group's, and fail as they do.
+class Collectives {
+ public:
+  virtual ~Collectives() = default;
+
+  // Zeroed memory of `count` floats, aligned to 256 bytes, valid until the collectives are
+  // destroyed: what lies in it is reduced and gathered without a copy. Ranks name equal ranges of
+  // the same arena.
+  virtual absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) = 0;
+
+  virtual absl::Status AllReduceSum(std::span<float> inout) = 0;
+
+  // The sum over all ranks of each stretch of their arenas is written to `out` of its owner.
+  // REQUIRES: `arena` is one that AllocateArena returned; `out` is that arena, with from == to in
+  // every stretch, or overlaps no arena. Stretches do not overlap. Arenas keep what they hold, but
+  // for results in place.
+  virtual absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
+                                     std::span<float> out) = 0;
+  // Each stretch of its owner's arena is written to `out` of every rank. REQUIRES as above.
+  virtual absl::Status AllGather(std::span<float> arena, std::span<const Stretch> stretches,
+                                 std::span<float> out) = 0;
+};
+
+// A group whose tensors move by the same means as its messages.
+class Communicator : public Group, public Collectives {};
 
 // Whether the group has failed. A file or a data set fails with the same codes as a communicator,
 // so a failure of the group is marked, by the communicator, and its code decides nothing.

@@ -21,8 +21,8 @@ AlignedMemory MakeZeroed(std::size_t bytes) {
 }
 
 // Owned by the communicators of all ranks; the last one frees it.
-struct Group {
-  explicit Group(int world_size)
+struct SharedState {
+  explicit SharedState(int world_size)
       : memory(MakeZeroed(SegmentBytes(world_size))), segment(new (memory.get()) Segment) {}
   AlignedMemory memory;
   Segment* segment;
@@ -32,7 +32,7 @@ struct Group {
 
 class ThreadPeers final : public Peers {
  public:
-  explicit ThreadPeers(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+  explicit ThreadPeers(std::shared_ptr<SharedState> group) : group_(std::move(group)) {}
   bool Gone(int) override { return false; }
   std::string NameOf(int rank) const override { return absl::StrCat("rank ", rank); }
   absl::StatusOr<Arena> MakeArena(std::size_t bytes) override {
@@ -49,7 +49,7 @@ class ThreadPeers final : public Peers {
   void ArenaShared(const ArenaTicket&) override {}
 
  private:
-  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<SharedState> group_;
 };
 
 }  // namespace
@@ -57,7 +57,7 @@ class ThreadPeers final : public Peers {
 std::vector<std::unique_ptr<Communicator>> MakeInProcessCommunicators(int world_size,
                                                                       Duration deadline) {
   CHECK(world_size >= 1 && world_size <= kMaxRanks);
-  const auto group = std::make_shared<Group>(world_size);
+  const auto group = std::make_shared<SharedState>(world_size);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int r = 0; r < world_size; ++r) {
     ranks.push_back(std::make_unique<SharedMemoryCommunicator>(

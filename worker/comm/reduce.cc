@@ -22,6 +22,10 @@ void AddTo(float* __restrict sum, const float* __restrict in, std::size_t count)
   for (std::size_t i = 0; i < count; ++i) sum[i] += in[i];
 }
 
+void SumTo(float* __restrict sum, const float* a, const float* b, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) sum[i] = a[i] + b[i];
+}
+
 }  // namespace
 
 void SumIntoAll(std::span<float* const> sources, std::size_t begin, std::size_t end) {
@@ -32,6 +36,21 @@ void SumIntoAll(std::span<float* const> sources, std::size_t begin, std::size_t 
     std::memcpy(sum, sources[0] + at, count * sizeof(float));
     for (std::size_t s = 1; s < sources.size(); ++s) AddTo(sum, sources[s] + at, count);
     for (float* source : sources) std::memcpy(source + at, sum, count * sizeof(float));
+  }
+}
+
+void SumInto(std::span<const float* const> sources, std::size_t begin, std::size_t end,
+             float* out) {
+  alignas(64) float sum[kBlock];
+  for (std::size_t at = begin; at < end; at += kBlock) {
+    const std::size_t count = std::min(kBlock, end - at);
+    if (sources.size() == 1) {
+      std::memcpy(sum, sources[0] + at, count * sizeof(float));
+    } else {
+      SumTo(sum, sources[0] + at, sources[1] + at, count);
+    }
+    for (std::size_t s = 2; s < sources.size(); ++s) AddTo(sum, sources[s] + at, count);
+    std::memcpy(out + at, sum, count * sizeof(float));
   }
 }
 

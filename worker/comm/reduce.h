@@ -10,6 +10,9 @@ namespace regroup::worker {
 // for i in [begin, end). REQUIRES: the sources do not overlap.
 void SumIntoAll(std::span<float* const> sources, std::size_t begin, std::size_t end);
 
+// The same sum is written to out[i] alone, which may be one of the sources.
+void SumInto(std::span<const float* const> sources, std::size_t begin, std::size_t end, float* out);
+
 // inout[i] = inout[i] (+ | max) in[i]. A NaN in either operand gives NaN.
 void Add(float* inout, const float* in, std::size_t count);
 void Add(double* inout, const double* in, std::size_t count);

@@ -20,7 +20,15 @@ namespace {
 
 using std::chrono::steady_clock;
 
-enum Operation : std::uint32_t { kBarrier = 1, kSum, kReduce, kBroadcast, kArena };
+enum Operation : std::uint32_t {
+  kBarrier = 1,
+  kSum,
+  kReduce,
+  kBroadcast,
+  kArena,
+  kScatter,
+  kGather
+};
 enum Type : std::uint32_t { kByte = 1, kFloat, kDouble, kInt64 };
 enum FailureKind : std::uint32_t { kAbort = 1, kGone, kLate, kMismatch };
 
@@ -53,12 +61,23 @@ void Pause() {
 }
 
 std::string Describe(const CallHeader& header) {
-  static constexpr const char* kOperations[] = {"?",         "Barrier",   "AllReduceSum",
-                                                "AllReduce", "Broadcast", "AllocateArena"};
+  static constexpr const char* kOperations[] = {
+      "?",         "Barrier",       "AllReduceSum",  "AllReduce",
+      "Broadcast", "AllocateArena", "ReduceScatter", "AllGather"};
   static constexpr const char* kTypes[] = {"?", "byte", "float", "double", "int64"};
-  return absl::StrCat(kOperations[header.operation <= kArena ? header.operation : 0], "(",
+  return absl::StrCat(kOperations[header.operation <= kGather ? header.operation : 0], "(",
                       header.count, " × ", kTypes[header.type <= kInt64 ? header.type : 0],
                       ", place ", header.place, ") as call ", header.sequence);
+}
+
+// Ranks whose stretches differ anywhere have other places.
+std::uint64_t HashOf(std::span<const Stretch> stretches) {
+  std::uint64_t hash = 0xCBF29CE484222325ull;
+  for (const Stretch& s : stretches) {
+    for (const std::int64_t word : {std::int64_t{s.owner}, s.from, s.to, s.size})
+      hash = (hash ^ static_cast<std::uint64_t>(word)) * 0x100000001B3ull;
+  }
+  return hash;
 }
 
 }  // namespace
@@ -302,6 +321,70 @@ absl::Status SharedMemoryCommunicator::SumInArena(Place place, std::size_t count
     if (segment_->failure.load(std::memory_order_relaxed) != 0) return Failure();
     SumIntoAll({sources.data(), static_cast<std::size_t>(world_size_)}, at,
                std::min(at + kSumFloats, share(rank_ + 1)));
+  }
+  return NextPhase();
+}
+
+const SharedMemoryCommunicator::SharedArena& SharedMemoryCommunicator::ArenaOf(
+    std::span<const float> own) const {
+  const auto found = std::find_if(arenas_.begin(), arenas_.end(), [&](const SharedArena& arena) {
+    return PartOf(arena, rank_) == own.data() && arena.count == own.size();
+  });
+  CHECK(found != arenas_.end());
+  return *found;
+}
+
+float* SharedMemoryCommunicator::PartOf(const SharedArena& arena, int rank) const {
+  return reinterpret_cast<float*>(arena.base + static_cast<std::size_t>(rank) * arena.stride);
+}
+
+absl::Status SharedMemoryCommunicator::Meet(std::uint32_t operation, const SharedArena& arena,
+                                            std::span<const Stretch> stretches) {
+  const auto number = static_cast<std::uint64_t>(&arena - arenas_.data());
+  return Exchange({operation, kFloat, stretches.size(), HashOf(stretches) + number, NextCall()},
+                  nullptr, 0);
+}
+
+absl::Status SharedMemoryCommunicator::ReduceScatter(std::span<float> arena,
+                                                     std::span<const Stretch> stretches,
+                                                     std::span<float> out) {
+  const SharedArena& shared = ArenaOf(arena);
+  RETURN_IF_ERROR(Meet(kScatter, shared, stretches));
+  const bool in_place = out.data() == arena.data();
+  for (const Stretch& s : stretches) {
+    if (s.owner != rank_ || (in_place && world_size_ == 1)) continue;
+    CHECK(s.from + s.size <= static_cast<std::int64_t>(arena.size()) &&
+          s.to + s.size <= static_cast<std::int64_t>(out.size()) && (!in_place || s.from == s.to));
+    std::array<const float*, kMaxRanks> sources;
+    for (int r = 0; r < world_size_; ++r) sources[r] = PartOf(shared, r) + s.from;
+    const auto size = static_cast<std::size_t>(s.size);
+    for (std::size_t at = 0; at < size; at += kSumFloats) {
+      if (segment_->failure.load(std::memory_order_relaxed) != 0) return Failure();
+      SumInto({sources.data(), static_cast<std::size_t>(world_size_)}, at,
+              std::min(at + kSumFloats, size), out.data() + s.to);
+    }
+  }
+  return NextPhase();  // All ranks have read what they sum: arenas may change.
+}
+
+absl::Status SharedMemoryCommunicator::AllGather(std::span<float> arena,
+                                                 std::span<const Stretch> stretches,
+                                                 std::span<float> out) {
+  const SharedArena& shared = ArenaOf(arena);
+  RETURN_IF_ERROR(Meet(kGather, shared, stretches));
+  const bool in_place = out.data() == arena.data();
+  for (const Stretch& s : stretches) {
+    if (in_place && s.owner == rank_) continue;
+    CHECK(s.owner >= 0 && s.owner < world_size_ &&
+          s.from + s.size <= static_cast<std::int64_t>(arena.size()) &&
+          s.to + s.size <= static_cast<std::int64_t>(out.size()) && (!in_place || s.from == s.to));
+    const float* const source = PartOf(shared, s.owner) + s.from;
+    const auto size = static_cast<std::size_t>(s.size);
+    for (std::size_t at = 0; at < size; at += kSumFloats) {
+      if (segment_->failure.load(std::memory_order_relaxed) != 0) return Failure();
+      std::memcpy(out.data() + s.to + at, source + at,
+                  std::min(kSumFloats, size - at) * sizeof(float));
+    }
   }
   return NextPhase();
 }

@@ -57,6 +57,10 @@ class SharedMemoryCommunicator final : public Communicator {
   void SetDeadline(Duration per_call) override { deadline_ = per_call; }
   absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) override;
   absl::Status AllReduceSum(std::span<float> inout) override;
+  absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
+                             std::span<float> out) override;
+  absl::Status AllGather(std::span<float> arena, std::span<const Stretch> stretches,
+                         std::span<float> out) override;
   absl::Status AllReduce(std::span<double> inout, Reduction reduction) override;
   absl::Status AllReduce(std::span<std::int64_t> inout, Reduction reduction) override;
   absl::Status Broadcast(std::span<std::byte> inout, int root) override;
@@ -77,6 +81,12 @@ class SharedMemoryCommunicator final : public Communicator {
   std::byte* Buffer(int rank, std::uint32_t phase) const;
   std::optional<Place> FindInArena(std::span<const float> range) const;
   absl::Status SumInArena(Place place, std::size_t count);
+  // The part of `rank` in the arena that `own` is this rank's part of. REQUIRES: it is one.
+  const SharedArena& ArenaOf(std::span<const float> own) const;
+  float* PartOf(const SharedArena& arena, int rank) const;
+  // Every rank has come with the same stretches of the same arena.
+  absl::Status Meet(std::uint32_t operation, const SharedArena& arena,
+                    std::span<const Stretch> stretches);
   // Its number, on every rank; the call's deadline starts anew.
   std::uint64_t NextCall();
   // Every rank publishes `header` and up to kBufferBytes; returns when all buffers can be read.

@@ -23,6 +23,20 @@ Kernels MakeTable(Isa isa, void (*fill)(Kernels&)) {
 
 }  // namespace
 
+// In the order of SumOf in vector_kernels.h.
+double AddBlocks(std::int64_t elements, const double* sums) {
+  const std::int64_t blocks = (elements + kSumBlock - 1) / kSumBlock,
+                     of_chunk = SumChunkElements(elements) / kSumBlock;
+  double total = 0;
+  for (std::int64_t chunk = 0; chunk < kSumChunks; ++chunk) {
+    double sum = 0;
+    const std::int64_t end = std::min(blocks, (chunk + 1) * of_chunk);
+    for (std::int64_t block = chunk * of_chunk; block < end; ++block) sum += sums[block];
+    total += sum;
+  }
+  return total;
+}
+
 // Not the chunks of exactly these rows, but the most that any smaller batch has.
 std::int64_t ColumnSumScratchElements(std::int64_t rows, std::int64_t out) {
   return std::min((rows + kMinChunkRows - 1) / kMinChunkRows, kMaxRowChunks) * out;

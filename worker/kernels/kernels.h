@@ -94,6 +94,9 @@ struct KernelTable {
   // Sum of squares, accumulated in double over fixed chunks.
   double (*sum_squares)(std::int64_t elements, const T* x);
   double (*sum)(std::int64_t elements, const T* x);
+  // sums[i] = the sum of squares of the ith kSumBlock elements (fixed_chunks.h), the last ones
+  // being fewer: ranks that have some of the blocks each add them up together by AddBlocks.
+  void (*square_blocks)(std::int64_t elements, const T* x, double* sums);
 };
 
 using Kernels = KernelTable<float>;
@@ -103,6 +106,10 @@ std::int64_t ColumnSumScratchElements(std::int64_t rows, std::int64_t out);
 std::int64_t LayerNormScratchElements(std::int64_t rows, std::int64_t width);
 // For ThreadCount() as it is now; it must not grow afterwards.
 std::int64_t AttentionScratchElements(const AttentionShape& shape);
+
+// sum_squares of `elements`, to the bit, from what square_blocks has said of all their blocks. The
+// twins add in another order.
+double AddBlocks(std::int64_t elements, const double* sums);
 
 enum class Isa : std::uint8_t { kBaseline, kV3, kV4 };  // x86-64, -v3 (AVX2, FMA), -v4 (AVX-512).
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "worker/kernels/fixed_chunks.h"
 #include "worker/kernels/kernels.h"
 
 namespace regroup::worker {
@@ -296,6 +297,12 @@ double Sum(std::int64_t elements, const T* x) {
 }
 
 template <typename T>
+void SquareBlocks(std::int64_t elements, const T* x, double* sums) {
+  for (std::int64_t block = 0; block < elements; block += kSumBlock)
+    sums[block / kSumBlock] = SumSquares(std::min(kSumBlock, elements - block), x + block);
+}
+
+template <typename T>
 constexpr KernelTable<T> kReference = {
     .name = "reference",
     .linear_forward = LinearForward<T>,
@@ -314,6 +321,7 @@ constexpr KernelTable<T> kReference = {
     .adamw = AdamWUpdate<T>,
     .sum_squares = SumSquares<T>,
     .sum = Sum<T>,
+    .square_blocks = SquareBlocks<T>,
 };
 
 }  // namespace

@@ -272,6 +272,7 @@ void FillWithVectorKernels(Kernels& table) {
   table.adamw = AdamWUpdate;
   table.sum_squares = SumSquares;
   table.sum = Sum;
+  table.square_blocks = SquareBlocks;
 }
 
 }  // namespace

@@ -340,6 +340,18 @@ double SumSquares(std::int64_t elements, const float* x) {
   return SumOf(elements, x, [](Vec v) { return v * v; });
 }
 
+void SquareBlocks(std::int64_t elements, const float* x, double* sums) {
+  ParallelPieces(elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t block = begin; block < end; block += kSumBlock) {
+      sums[block / kSumBlock] =
+          SumRow(Smaller(kSumBlock, end - block), [&](std::int64_t c, std::int64_t n) {
+            const Vec v = LoadUpTo(x + block + c, n);
+            return v * v;
+          });
+    }
+  });
+}
+
 double Sum(std::int64_t elements, const float* x) {
   return SumOf(elements, x, [](Vec v) { return v; });
 }

@@ -1,5 +1,6 @@
 #include "worker/layout/layout.h"
 
+#include <algorithm>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -38,12 +39,34 @@ absl::Status CheckUnits(const std::vector<UnitSpec>& units, int world) {
   return absl::OkStatus();
 }
 
+std::int64_t BlockFrom(std::int64_t element) {
+  constexpr std::int64_t kBlock = ParamLayout::kBlockElements;
+  return (element + kBlock - 1) / kBlock;
+}
+
+Range Common(const Range& a, const Range& b) {
+  const std::int64_t begin = std::max(a.begin, b.begin), end = std::min(a.end(), b.end());
+  return {begin, std::max<std::int64_t>(0, end - begin)};
+}
+
 }  // namespace
 
-absl::StatusOr<ParamLayout> ParamLayout::Replicated(const std::vector<UnitSpec>& units, int world) {
+const char* NameOf(Strategy strategy) {
+  switch (strategy) {
+    case Strategy::kReplicated: return "ddp";
+    case Strategy::kZero1: return "zero-1";
+    case Strategy::kZero2: return "zero-2";
+    case Strategy::kZero3: return "zero-3";
+  }
+  CHECK(false);
+}
+
+absl::StatusOr<ParamLayout> ParamLayout::Create(const std::vector<UnitSpec>& units, int world,
+                                                Strategy strategy) {
   if (absl::Status status = CheckUnits(units, world); !status.ok()) return status;
   ParamLayout layout;
   layout.world_ = world;
+  layout.strategy_ = strategy;
   for (std::size_t u = 0; u < units.size(); ++u) {
     UnitPlace place{.name = units[u].name, .params = {}, .shared = {}, .flat = {}};
     for (const std::string& name : units[u].shared) place.shared.push_back(*layout.Find(name));
@@ -58,7 +81,42 @@ absl::StatusOr<ParamLayout> ParamLayout::Replicated(const std::vector<UnitSpec>&
     place.flat.size = layout.flat_elements_ - place.flat.begin;
     layout.units_.push_back(std::move(place));
   }
+  layout.Divide();
   return layout;
+}
+
+void ParamLayout::Divide() {
+  whole_ = {{0, flat_elements_}};
+  owned_.resize(static_cast<std::size_t>(world_));
+  shares_.resize(params_.size());
+  if (strategy_ == Strategy::kReplicated) return;
+  for (const UnitPlace& unit : units_) {
+    const std::int64_t first = BlockFrom(unit.flat.begin),
+                       blocks = BlockFrom(unit.flat.end()) - first;
+    for (int r = 0; r < world_; ++r) {
+      const Range blocks_of_rank{first + blocks * r / world_,
+                                 blocks * (r + 1) / world_ - blocks * r / world_};
+      const Range box = Common(
+          {blocks_of_rank.begin * kBlockElements, blocks_of_rank.size * kBlockElements}, whole_[0]);
+      std::vector<Range>& owned = owned_[static_cast<std::size_t>(r)];
+      if (box.size == 0) continue;
+      if (!owned.empty() && owned.back().end() == box.begin) {
+        owned.back().size += box.size;
+      } else {
+        owned.push_back(box);
+      }
+    }
+  }
+  for (std::size_t p = 0; p < params_.size(); ++p) {
+    for (int r = 0; r < world_; ++r) {
+      for (const Range& box : Owned(r)) {
+        const Range flat = Common(box, params_[p].flat);
+        if (flat.size > 0) shares_[p].push_back({r, flat});
+      }
+    }
+    std::sort(shares_[p].begin(), shares_[p].end(),
+              [](const Share& a, const Share& b) { return a.flat.begin < b.flat.begin; });
+  }
 }
 
 std::optional<ParamId> ParamLayout::Find(std::string_view name) const {
@@ -68,17 +126,36 @@ std::optional<ParamId> ParamLayout::Find(std::string_view name) const {
   return std::nullopt;
 }
 
-Range ParamLayout::Shard(UnitId unit, int rank) const {
-  CHECK(unit >= 0 && unit < static_cast<UnitId>(units_.size()));
-  CHECK(rank >= 0 && rank < world_);
-  return units_[static_cast<std::size_t>(unit)].flat;
+bool ParamLayout::Divides(StateKind kind) const {
+  switch (kind) {
+    case StateKind::kMoments: return strategy_ >= Strategy::kZero1;
+    case StateKind::kGradients: return strategy_ >= Strategy::kZero2;
+    case StateKind::kWeights: return strategy_ >= Strategy::kZero3;
+  }
+  CHECK(false);
 }
 
-Piece ParamLayout::Locate(ParamId param, std::int64_t element) const {
-  CHECK(param >= 0 && param < static_cast<ParamId>(params_.size()));
-  const Range& flat = params_[static_cast<std::size_t>(param)].flat;
-  CHECK(element >= 0 && element < flat.size);
-  return {.owner = 0, .offset = flat.begin + element};
+const std::vector<Range>& ParamLayout::Boxes(StateKind kind, int rank) const {
+  CHECK(rank >= 0 && rank < world_);
+  return Divides(kind) ? Owned(rank) : whole_;
+}
+
+std::int64_t ParamLayout::Elements(StateKind kind, int rank) const {
+  std::int64_t elements = 0;
+  for (const Range& box : Boxes(kind, rank)) elements += box.size;
+  return elements;
+}
+
+std::int64_t ParamLayout::Offset(StateKind kind, int rank, std::int64_t element) const {
+  std::int64_t before = 0;
+  for (const Range& box : Boxes(kind, rank)) {
+    if (element < box.end()) {
+      CHECK(element >= box.begin);
+      return before + element - box.begin;
+    }
+    before += box.size;
+  }
+  CHECK(false);
 }
 
 }  // namespace regroup::worker

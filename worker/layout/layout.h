@@ -56,40 +56,83 @@ struct UnitPlace {
 using AddMask = std::uint64_t;
 inline constexpr int kMaxUnitParams = 64;
 
-struct Piece {              // Where one element lives.
-  int owner = 0;            // The lowest rank that holds it.
-  std::int64_t offset = 0;  // In that rank's flat buffer.
+// What of a training's state the ranks divide among them; the rest each of them holds whole.
+enum class Strategy : std::uint8_t {
+  kReplicated,  // Nothing: distributed data parallel.
+  kZero1,       // The moments of the optimizer.
+  kZero2,       // And the reduced gradients.
+  kZero3,       // And the weights, which are gathered unit by unit while they are used.
+};
+const char* NameOf(Strategy strategy);  // "ddp", "zero-1", "zero-2", "zero-3".
+// One rank alone has nothing to divide, and nobody to gather from.
+constexpr Strategy StrategyOn(int world, Strategy strategy) {
+  return world == 1 ? Strategy::kReplicated : strategy;
+}
+
+enum class StateKind : std::uint8_t { kWeights, kGradients, kMoments };
+
+struct Share {  // Elements of one parameter that one rank owns.
+  int rank = 0;
+  Range flat;
+  friend bool operator==(const Share&, const Share&) = default;
 };
 
-// Where every element of every parameter lives. Weights, gradients and each moment of the optimizer
-// are flat buffers of flat_elements() with this one layout: unit after unit, all tensors of a unit
-// side by side. Padding elements are zero in every buffer and stay zero. Pure and immutable.
+// Where every element of every parameter lives. The flat order is unit after unit, all tensors of a
+// unit side by side. For each kind of state a rank holds boxes of it, one after the other in a
+// buffer: one box of everything, or, where ranks divide that kind, what the rank owns. It steps and
+// saves what it owns. Padding elements are zero in every such buffer and stay zero. Pure and
+// immutable.
 class ParamLayout {
  public:
   static constexpr std::int64_t kAlignElements = 64;  // 256 bytes of fp32.
+  // What ranks own is cut at multiples of this in the flat order, and each unit's blocks are
+  // divided evenly: nothing has to divide. A unit owns the blocks that begin in it. One block is
+  // summed as a whole (kSumBlock), so that norms have the same bits under every strategy.
+  static constexpr std::int64_t kBlockElements = 1024;
 
-  // Every rank holds every element. Invalid argument: no unit, a name twice, `shared` of a name
-  // that no earlier unit has, a unit with more than kMaxUnitParams, world < 1.
-  static absl::StatusOr<ParamLayout> Replicated(const std::vector<UnitSpec>& units, int world);
+  // Invalid argument: no unit, a name twice, `shared` of a name that no earlier unit has, a unit
+  // with more than kMaxUnitParams, world < 1.
+  static absl::StatusOr<ParamLayout> Create(const std::vector<UnitSpec>& units, int world,
+                                            Strategy strategy);
+  // Every rank holds every element.
+  static absl::StatusOr<ParamLayout> Replicated(const std::vector<UnitSpec>& units, int world) {
+    return Create(units, world, Strategy::kReplicated);
+  }
 
   int world() const { return world_; }
+  Strategy strategy() const { return strategy_; }
   std::int64_t flat_elements() const { return flat_elements_; }
   std::int64_t param_elements() const { return param_elements_; }  // Without padding.
   const std::vector<UnitPlace>& units() const { return units_; }
   const std::vector<ParamPlace>& params() const { return params_; }
   std::optional<ParamId> Find(std::string_view name) const;
 
-  // REQUIRES: ids and rank in range; 0 <= element < the parameter's elements.
-  Range Shard(UnitId unit, int rank) const;  // What `rank` owns of the unit's group: all of it.
-  Piece Locate(ParamId param, std::int64_t element) const;
+  // REQUIRES for all below: ids and ranks in range.
+  bool Divides(StateKind kind) const;
+  // What `rank` holds of this kind, in flat order.
+  const std::vector<Range>& Boxes(StateKind kind, int rank) const;
+  std::int64_t Elements(StateKind kind, int rank) const;  // Of its buffer: all its boxes.
+  // Where its buffer has an element of the flat order. REQUIRES: one of its boxes has it.
+  std::int64_t Offset(StateKind kind, int rank, std::int64_t element) const;
+  // What `rank` owns, whatever it holds; nothing of its own where nothing is divided.
+  const std::vector<Range>& Owned(int rank) const { return owned_[static_cast<std::size_t>(rank)]; }
+  // Who owns which part of a parameter, in flat order; none where nothing is divided.
+  const std::vector<Share>& Shares(ParamId param) const {
+    return shares_[static_cast<std::size_t>(param)];
+  }
 
  private:
   ParamLayout() = default;
+  void Divide();
 
   int world_ = 1;
+  Strategy strategy_ = Strategy::kReplicated;
   std::int64_t flat_elements_ = 0, param_elements_ = 0;
   std::vector<UnitPlace> units_;
   std::vector<ParamPlace> params_;
+  std::vector<Range> whole_;                // The one box of everything.
+  std::vector<std::vector<Range>> owned_;   // By rank.
+  std::vector<std::vector<Share>> shares_;  // By parameter.
 };
 
 }  // namespace regroup::worker

@@ -24,16 +24,24 @@ std::vector<UnitSpec> Model<T>::UnitSpecs() const {
 }
 
 template <typename T>
+void InitializeWeights(const ParamSpec& param, std::uint64_t seed, std::int64_t begin,
+                       std::span<T> weights) {
+  const RngKey key = SeedKey(seed).Fold("init").Fold(param.name);
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    weights[i] =
+        static_cast<T>(param.init_mean +
+                       param.init_std * UnitBell(key.Bits(static_cast<std::uint64_t>(begin) + i)));
+  }
+}
+
+template <typename T>
 void InitializeWeights(const ParamLayout& layout, std::uint64_t seed, std::span<T> weights) {
   CHECK(static_cast<std::int64_t>(weights.size()) == layout.flat_elements());
   std::fill(weights.begin(), weights.end(), T(0));
   for (const ParamPlace& param : layout.params()) {
-    const RngKey key = SeedKey(seed).Fold("init").Fold(param.spec.name);
-    for (std::int64_t i = 0; i < param.flat.size; ++i) {
-      weights[static_cast<std::size_t>(param.flat.begin + i)] =
-          static_cast<T>(param.spec.init_mean +
-                         param.spec.init_std * UnitBell(key.Bits(static_cast<std::uint64_t>(i))));
-    }
+    InitializeWeights<T>(param.spec, seed, 0,
+                         weights.subspan(static_cast<std::size_t>(param.flat.begin),
+                                         static_cast<std::size_t>(param.flat.size)));
   }
 }
 
@@ -41,5 +49,9 @@ template class Model<float>;
 template class Model<double>;
 template void InitializeWeights<float>(const ParamLayout&, std::uint64_t, std::span<float>);
 template void InitializeWeights<double>(const ParamLayout&, std::uint64_t, std::span<double>);
+template void InitializeWeights<float>(const ParamSpec&, std::uint64_t, std::int64_t,
+                                       std::span<float>);
+template void InitializeWeights<double>(const ParamSpec&, std::uint64_t, std::int64_t,
+                                        std::span<double>);
 
 }  // namespace regroup::worker

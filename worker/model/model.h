@@ -93,5 +93,9 @@ class Model {
 // layout.flat_elements(); padding is set to zero.
 template <typename T>
 void InitializeWeights(const ParamLayout& layout, std::uint64_t seed, std::span<T> weights);
+// The same for the elements from `begin` of one parameter.
+template <typename T>
+void InitializeWeights(const ParamSpec& param, std::uint64_t seed, std::int64_t begin,
+                       std::span<T> weights);
 
 }  // namespace regroup::worker

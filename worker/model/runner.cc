@@ -24,7 +24,55 @@ absl::Status CheckTokens(const char* what, std::span<const std::int32_t> tokens,
   return absl::OkStatus();
 }
 
+absl::Status CheckExtent(const Extent& extent, std::int64_t context) {
+  if (extent.batch >= 1 && extent.time >= 1 && extent.time <= context &&
+      extent.batch <= kMaxRows / extent.time) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("micro-batches of ", extent.batch, " x ",
+                                                 extent.time, " tokens for a context of ", context,
+                                                 "; at most ", kMaxRows, " tokens are possible"));
+}
+
+std::size_t Size(std::int64_t elements) { return static_cast<std::size_t>(elements); }
+
+// Elements that units share, the largest that any of them needs.
+struct Shared {
+  std::int64_t scratch = 0, widest = 1;
+};
+
+Shared SharedBy(const std::vector<LayerSpec>& specs) {
+  Shared shared;
+  for (std::size_t u = 0; u < specs.size(); ++u) {
+    shared.scratch = std::max(shared.scratch, specs[u].scratch_elements);
+    // The last unit ends in the loss: no gradient of its output flows in.
+    if (u + 1 < specs.size()) shared.widest = std::max(shared.widest, specs[u].output_width);
+  }
+  return shared;
+}
+
+template <typename T>
+std::size_t BytesOf(const std::vector<LayerSpec>& specs, std::int64_t rows) {
+  const Shared shared = SharedBy(specs);
+  std::size_t bytes = Arena::Footprint<T>(Size(shared.scratch)) + Arena::Footprint<T>(Size(rows)) +
+                      Arena::Footprint<T>(Size(rows * shared.widest));
+  for (const LayerSpec& spec : specs) {
+    bytes += Arena::Footprint<T>(Size(spec.stash_elements)) +
+             Arena::Footprint<T>(Size(rows * spec.output_width));
+  }
+  return bytes;
+}
+
 }  // namespace
+
+template <typename T>
+absl::StatusOr<std::size_t> UnitRunner<T>::ActivationBytes(const Model<T>& model,
+                                                           const Extent& extent) {
+  RETURN_IF_ERROR(CheckExtent(extent, model.context()));
+  std::vector<LayerSpec> specs;
+  for (const Unit<T>& unit : model.units()) specs.push_back(unit.layer->Spec(extent));
+  return BytesOf<T>(specs, extent.rows());
+}
 
 template <typename T>
 absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(
@@ -32,12 +80,23 @@ absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(
     const Extent& extent, std::span<const T> weights, std::span<T> gradients) {
   CHECK(static_cast<std::int64_t>(weights.size()) == layout.flat_elements());
   CHECK(gradients.empty() || gradients.size() == weights.size());
-  if (extent.batch < 1 || extent.time < 1 || extent.time > model.context() ||
-      extent.batch > kMaxRows / extent.time) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "micro-batches of ", extent.batch, " x ", extent.time, " tokens for a context of ",
-        model.context(), "; at most ", kMaxRows, " tokens are possible"));
+  Places places;
+  for (const UnitPlace& unit : layout.units()) {
+    places.weights.push_back(weights.data() + unit.flat.begin);
+    if (!gradients.empty()) places.gradients.push_back(gradients.data() + unit.flat.begin);
   }
+  return Create(model, layout, kernels, extent, places);
+}
+
+template <typename T>
+absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(const Model<T>& model,
+                                                                     const ParamLayout& layout,
+                                                                     const KernelTable<T>& kernels,
+                                                                     const Extent& extent,
+                                                                     const Places& places) {
+  CHECK(places.weights.size() == layout.units().size());
+  CHECK(places.gradients.empty() || places.gradients.size() == layout.units().size());
+  RETURN_IF_ERROR(CheckExtent(extent, model.context()));
   std::unique_ptr<UnitRunner> runner(new UnitRunner(model, kernels, extent));
   std::vector<LayerSpec> specs;
   for (const Unit<T>& unit : model.units()) {
@@ -45,49 +104,40 @@ absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(
     runner->forward_flops_ += specs.back().forward_flops;
   }
   RETURN_IF_ERROR(runner->Allocate(specs));
-  runner->Bind(layout, specs, weights, gradients);
+  runner->Bind(layout, specs, places);
   return runner;
 }
 
 template <typename T>
 absl::Status UnitRunner<T>::Allocate(const std::vector<LayerSpec>& specs) {
-  const auto size = [](std::int64_t elements) { return static_cast<std::size_t>(elements); };
   const std::int64_t rows = extent_.rows();
-  std::int64_t scratch = 0, widest = 1;
-  std::size_t bytes = 0;
-  for (std::size_t u = 0; u < specs.size(); ++u) {
-    scratch = std::max(scratch, specs[u].scratch_elements);
-    // The last unit ends in the loss: no gradient of its output flows in.
-    if (u + 1 < specs.size()) widest = std::max(widest, specs[u].output_width);
-    bytes += Arena::Footprint<T>(size(specs[u].stash_elements)) +
-             Arena::Footprint<T>(size(rows * specs[u].output_width));
-  }
-  bytes += Arena::Footprint<T>(size(scratch)) + Arena::Footprint<T>(size(rows)) +
-           Arena::Footprint<T>(size(rows * widest));
-  ASSIGN_OR_RETURN(arena_, Arena::Create(bytes));
+  const Shared shared = SharedBy(specs);
+  ASSIGN_OR_RETURN(arena_, Arena::Create(BytesOf<T>(specs, rows)));
   for (const LayerSpec& spec : specs) {
     UnitState state;
-    state.stash = arena_.Take<T>(size(spec.stash_elements));
-    state.output = arena_.Take<T>(size(rows * spec.output_width));
+    state.stash = arena_.Take<T>(Size(spec.stash_elements));
+    state.output = arena_.Take<T>(Size(rows * spec.output_width));
     units_.push_back(std::move(state));
   }
-  scratch_ = arena_.Take<T>(size(scratch));
-  losses_ = arena_.Take<T>(size(rows));
-  gradient_ = arena_.Take<T>(size(rows * widest));
+  scratch_ = arena_.Take<T>(Size(shared.scratch));
+  losses_ = arena_.Take<T>(Size(rows));
+  gradient_ = arena_.Take<T>(Size(rows * shared.widest));
   return absl::OkStatus();
 }
 
 template <typename T>
 void UnitRunner<T>::Bind(const ParamLayout& layout, const std::vector<LayerSpec>& specs,
-                         std::span<const T> weights, std::span<T> gradients) {
+                         const Places& places) {
   for (std::size_t u = 0; u < specs.size(); ++u) {
     for (const ParamSpec& spec : specs[u].params) {
       const std::optional<ParamId> id = layout.Find(spec.name);
       CHECK(id.has_value());
       const ParamPlace& place = layout.params()[static_cast<std::size_t>(*id)];
       CHECK(place.spec.shape == spec.shape);
-      units_[u].weights.push_back(weights.data() + place.flat.begin);
-      if (!gradients.empty()) units_[u].gradients.push_back(gradients.data() + place.flat.begin);
+      const auto unit = static_cast<std::size_t>(place.unit);
+      const std::int64_t at = place.flat.begin - layout.units()[unit].flat.begin;
+      units_[u].weights.push_back(places.weights[unit] + at);
+      if (!places.gradients.empty()) units_[u].gradients.push_back(places.gradients[unit] + at);
     }
   }
 }

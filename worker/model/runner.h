@@ -11,17 +11,32 @@
 namespace regroup::worker {
 
 // Runs the units of one model, one call per instruction of a plan. Owns every activation, allocated
-// once; weights and gradients are flat buffers of the layout that outlive it. One micro-batch is in
+// once; weights and gradients lie where the plan puts them and outlive it. One micro-batch is in
 // flight: Forward of all units in order, then (training) Backward of all units in reverse order.
 // Execution thread only.
 template <typename T>
 class UnitRunner {
  public:
-  // gradients may be empty: forward only. Resource exhausted if the activations do not fit into
+  // Where the weights and gradients of each unit begin, by unit; what a call needs has to be there
+  // at the time of the call. Gradients may be none at all: forward only.
+  struct Places {
+    std::vector<const T*> weights;
+    std::vector<T*> gradients;
+  };
+  // Resource exhausted if the activations do not fit into
   // memory, invalid argument if the extent is beyond the model's context or 2^28 tokens.
+  static absl::StatusOr<std::unique_ptr<UnitRunner>> Create(const Model<T>& model,
+                                                            const ParamLayout& layout,
+                                                            const KernelTable<T>& kernels,
+                                                            const Extent& extent,
+                                                            const Places& places);
+  // With buffers of the whole flat order; gradients may be empty.
   static absl::StatusOr<std::unique_ptr<UnitRunner>> Create(
       const Model<T>& model, const ParamLayout& layout, const KernelTable<T>& kernels,
       const Extent& extent, std::span<const T> weights, std::span<T> gradients);
+
+  // What Create allocates; invalid argument as there.
+  static absl::StatusOr<std::size_t> ActivationBytes(const Model<T>& model, const Extent& extent);
 
   // Invalid argument: an empty micro-batch, one beyond the extent, or a token or target outside the
   // vocabulary (checked by unit 0).
@@ -41,15 +56,14 @@ class UnitRunner {
 
  private:
   struct UnitState {
-    std::vector<const T*> weights;  // Into the flat buffers, in the order of LayerSpec::params.
+    std::vector<const T*> weights;  // Into the places of units, in the order of LayerSpec::params.
     std::vector<T*> gradients;
     std::span<T> stash, output;
   };
   UnitRunner(const Model<T>& model, const KernelTable<T>& kernels, const Extent& extent)
       : model_(model), kernels_(kernels), extent_(extent) {}
   absl::Status Allocate(const std::vector<LayerSpec>& specs);
-  void Bind(const ParamLayout& layout, const std::vector<LayerSpec>& specs,
-            std::span<const T> weights, std::span<T> gradients);
+  void Bind(const ParamLayout& layout, const std::vector<LayerSpec>& specs, const Places& places);
   absl::Status CheckBatch(const MicroBatch& batch) const;
   LayerContext<T> ContextOf(UnitId unit, const MicroBatch& batch);
 

@@ -1,23 +1,47 @@
 #include "worker/optim/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "common/base/check.h"
+#include "worker/kernels/fixed_chunks.h"
 
 namespace regroup::worker {
 
+static_assert(ParamLayout::kBlockElements == kSumBlock);
+
+std::int64_t BlocksOf(const ParamLayout& layout) {
+  return (layout.flat_elements() + kSumBlock - 1) / kSumBlock;
+}
+
 template <typename T>
 AdamW<T>::AdamW(const ParamLayout& layout, const AdamWConfig& config, const KernelTable<T>& kernels,
-                const Buffers& buffers)
-    : layout_(layout), config_(config), kernels_(kernels), buffers_(buffers) {
-  const auto elements = static_cast<std::size_t>(layout.flat_elements());
-  CHECK(buffers.weights.size() == elements && buffers.gradients.size() == elements);
-  CHECK(buffers.first_moment.size() == elements && buffers.second_moment.size() == elements);
+                const Buffers& buffers, int rank)
+    : layout_(layout), config_(config), kernels_(kernels), buffers_(buffers), rank_(rank) {
+  const auto elements = [&](StateKind kind) {
+    return static_cast<std::size_t>(layout.Elements(kind, rank));
+  };
+  CHECK(buffers.weights.size() == elements(StateKind::kWeights));
+  CHECK(buffers.gradients.size() == elements(StateKind::kGradients));
+  CHECK(buffers.first_moment.size() == elements(StateKind::kMoments));
+  CHECK(buffers.second_moment.size() == elements(StateKind::kMoments));
 }
 
 template <typename T>
 double AdamW<T>::SumSquares() const {
   return kernels_.sum_squares(layout_.flat_elements(), buffers_.gradients.data());
+}
+
+template <typename T>
+void AdamW<T>::SquareOwnedBlocks(std::span<double> sums) const {
+  CHECK(static_cast<std::int64_t>(sums.size()) == BlocksOf(layout_));
+  std::fill(sums.begin(), sums.end(), 0.0);
+  for (const Range& box : layout_.Owned(rank_)) {
+    kernels_.square_blocks(
+        box.size,
+        buffers_.gradients.data() + layout_.Offset(StateKind::kGradients, rank_, box.begin),
+        sums.data() + box.begin / kSumBlock);
+  }
 }
 
 template <typename T>
@@ -34,12 +58,24 @@ void AdamW<T>::Step(UnitId unit, const StepInfo& info) {
                     .grad_scale = info.grad_scale};
   for (ParamId id : layout_.units()[static_cast<std::size_t>(unit)].params) {
     const ParamPlace& place = layout_.params()[static_cast<std::size_t>(id)];
-    const std::int64_t at = place.flat.begin;
     step.weight_decay = place.spec.decay ? config_.weight_decay : 0;
-    kernels_.adamw(place.flat.size, step, buffers_.gradients.data() + at,
-                   buffers_.weights.data() + at, buffers_.first_moment.data() + at,
-                   buffers_.second_moment.data() + at);
+    if (!layout_.Divides(StateKind::kMoments)) {
+      StepRange(place.flat, step);
+      continue;
+    }
+    for (const Share& share : layout_.Shares(id)) {
+      if (share.rank == rank_) StepRange(share.flat, step);
+    }
   }
+}
+
+template <typename T>
+void AdamW<T>::StepRange(const Range& flat, const AdamWStep& step) {
+  const auto at = [&](StateKind kind) { return layout_.Offset(kind, rank_, flat.begin); };
+  kernels_.adamw(flat.size, step, buffers_.gradients.data() + at(StateKind::kGradients),
+                 buffers_.weights.data() + at(StateKind::kWeights),
+                 buffers_.first_moment.data() + at(StateKind::kMoments),
+                 buffers_.second_moment.data() + at(StateKind::kMoments));
 }
 
 template class AdamW<float>;

@@ -1,4 +1,5 @@
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,20 @@
 namespace regroup::worker {
 namespace {
 
+// What the ranks must do in the same order: an operation on elements of the flat order.
+struct Collective {
+  Op op = Op::kVote;
+  Range flat;
+  friend bool operator==(const Collective&, const Collective&) = default;
+};
+
+// The weights of one unit, on one rank.
+enum class Weights : std::uint8_t {
+  kReady,   // All of them, as of the last step, or once stepped, of this one.
+  kOld,     // The rank has stepped what it owns; of the rest it has what was before.
+  kAbsent,  // Of what it does not own it has nothing.
+};
+
 // Walks through one rank's instructions and keeps what has happened so far.
 class Walk {
  public:
@@ -15,6 +30,9 @@ class Walk {
       : layout_(layout),
         plan_(plan),
         units_(static_cast<UnitId>(layout.units().size())),
+        divided_(layout.Divides(StateKind::kWeights)),
+        weights_(layout.units().size(), divided_ ? Weights::kAbsent : Weights::kReady),
+        filled_(layout.units().size(), false),
         written_(layout.params().size(), false),
         zeroed_(layout.units().size(), false),
         reduced_(layout.units().size(), false),
@@ -26,6 +44,8 @@ class Walk {
           absl::StrCat("plan of rank ", plan_.rank, " says of ", plan_.first_writers.size(), " of ",
                        layout_.params().size(), " gradients who writes first"));
     }
+    RETURN_IF_ERROR(CheckWindows("weights", plan_.weights));
+    RETURN_IF_ERROR(CheckWindows("gradients", plan_.gradients));
     for (at_ = 0; at_ < plan_.instructions.size(); ++at_) {
       const Instruction& instruction = plan_.instructions[at_];
       if (committed_) return Broken("comes after Commit");
@@ -35,11 +55,9 @@ class Walk {
     return absl::OkStatus();
   }
   // What other ranks must do in the same order.
-  const std::vector<Range>& collectives() const { return collectives_; }
+  const std::vector<Collective>& collectives() const { return collectives_; }
 
  private:
-  static constexpr Range kVoteRange = {-1, 0};
-
   absl::Status Broken(const std::string& rule) const {
     return absl::FailedPreconditionError(absl::StrCat("plan of rank ", plan_.rank, ", instruction ",
                                                       at_, " (", ToString(plan_.instructions[at_]),
@@ -50,8 +68,20 @@ class Walk {
   }
   bool AllBackwardsDone() const { return micro_batch_ == plan_.micro_batches; }
 
+  // What an operation does not need it does not name either: then plans that do the same are equal.
+  static bool NamesTooMuch(const Instruction& i) {
+    const bool runs = i.op == Op::kForward || i.op == Op::kBackward,
+               of_unit = runs || i.op == Op::kGather || i.op == Op::kFree || i.op == Op::kStep,
+               of_bucket = i.op == Op::kZeroGrad || i.op == Op::kReduceGrad;
+    return (!runs && i.micro_batch != -1) || (!of_unit && i.unit != -1) ||
+           (!of_bucket && i.bucket != -1);
+  }
+
   absl::Status Follow(const Instruction& instruction) {
+    if (NamesTooMuch(instruction)) return Broken("names more than it needs");
     switch (instruction.op) {
+      case Op::kGather: return Gather(instruction);
+      case Op::kFree: return Free(instruction);
       case Op::kForward: return Forward(instruction);
       case Op::kBackward: return Backward(instruction);
       case Op::kZeroGrad: return ZeroGrad(instruction);
@@ -64,6 +94,79 @@ class Walk {
     return Broken("is unknown");
   }
 
+  // That every unit has a window of its size, and that of what is kept whole nothing is moved.
+  absl::Status CheckWindows(const char* what, const Windows& windows) const {
+    const auto wrong = [&](const std::string& how) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("plan of rank ", plan_.rank, ": the windows of ", what, " ", how));
+    };
+    const bool moves =
+        layout_.Divides(&windows == &plan_.weights ? StateKind::kWeights : StateKind::kGradients);
+    if (windows.at.size() != layout_.units().size()) {
+      return wrong(absl::StrCat("are ", windows.at.size(), " for ", units_, " units"));
+    }
+    if (!moves && windows.elements != layout_.flat_elements())
+      return wrong(
+          absl::StrCat("have ", windows.elements, " elements of ", layout_.flat_elements()));
+    for (std::size_t u = 0; u < windows.at.size(); ++u) {
+      const Range& flat = layout_.units()[u].flat;
+      if (windows.at[u] < 0 || windows.at[u] + flat.size > windows.elements ||
+          windows.at[u] % ParamLayout::kAlignElements != 0) {
+        return wrong(absl::StrCat("leave no room for unit ", u));
+      }
+      if (!moves && windows.at[u] != flat.begin) return wrong(absl::StrCat("move unit ", u));
+    }
+    return absl::OkStatus();
+  }
+
+  // That no other unit in use lies where this one does.
+  absl::Status CheckRoom(const Windows& windows, UnitId unit,
+                         const std::vector<bool>& in_use) const {
+    const auto end = [&](std::size_t u) { return windows.at[u] + layout_.units()[u].flat.size; };
+    const auto mine = static_cast<std::size_t>(unit);
+    for (std::size_t u = 0; u < in_use.size(); ++u) {
+      if (u == mine || !in_use[u] || windows.at[u] >= end(mine) || windows.at[mine] >= end(u))
+        continue;
+      return Broken(absl::StrCat("overwrites unit ", u, ", which is in use"));
+    }
+    return absl::OkStatus();
+  }
+
+  bool IsUnit(UnitId unit) const { return unit >= 0 && unit < units_; }
+
+  absl::Status Gather(const Instruction& instruction) {
+    if (!IsUnit(instruction.unit)) return Broken("no such unit");
+    const auto unit = static_cast<std::size_t>(instruction.unit);
+    if (!layout_.Divides(StateKind::kMoments)) return Broken("every rank has these weights");
+    if (weights_[unit] == Weights::kReady) return Broken("the unit is gathered already");
+    if (divided_) {
+      std::vector<bool> in_use;
+      for (const Weights w : weights_) in_use.push_back(w == Weights::kReady);
+      RETURN_IF_ERROR(CheckRoom(plan_.weights, instruction.unit, in_use));
+    }
+    weights_[unit] = Weights::kReady;
+    collectives_.push_back({Op::kGather, layout_.units()[unit].flat});
+    return absl::OkStatus();
+  }
+
+  absl::Status Free(const Instruction& instruction) {
+    if (!IsUnit(instruction.unit)) return Broken("no such unit");
+    const auto unit = static_cast<std::size_t>(instruction.unit);
+    if (!divided_) return Broken("these weights are nowhere else");
+    if (weights_[unit] == Weights::kAbsent) return Broken("the unit is not gathered");
+    weights_[unit] = Weights::kAbsent;
+    return absl::OkStatus();
+  }
+
+  // That the weights which a unit's Forward and Backward read are there.
+  absl::Status Read(UnitId unit) const {
+    for (UnitId u : UnitsReadBy(layout_, unit)) {
+      if (weights_[static_cast<std::size_t>(u)] != Weights::kReady)
+        return Broken(absl::StrCat("the weights of unit ", u, " are not gathered"));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status Forward(const Instruction& instruction) {
     if (AllBackwardsDone()) {
       return Broken(absl::StrCat("the plan has ", plan_.micro_batches, " micro-batches"));
@@ -72,6 +175,7 @@ class Walk {
       return Broken(absl::StrCat("unit ", next_forward_, " of micro-batch ", micro_batch_,
                                  " is the next to go forward"));
     }
+    RETURN_IF_ERROR(Read(instruction.unit));
     ++next_forward_;
     next_backward_ = next_forward_ == units_ ? units_ - 1 : -1;
     return absl::OkStatus();
@@ -83,6 +187,7 @@ class Walk {
       return Broken(absl::StrCat("unit ", next_backward_, " of micro-batch ", micro_batch_,
                                  " is the next to go backward"));
     }
+    RETURN_IF_ERROR(Read(instruction.unit));
     const UnitPlace& unit = layout_.units()[static_cast<std::size_t>(instruction.unit)];
     AddMask adds = AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch);
     for (const std::vector<ParamId>* touched : {&unit.params, &unit.shared}) {
@@ -110,6 +215,13 @@ class Walk {
                                  ", which nothing has written in this step"));
     }
     written_[param] = true;
+    return Fill(place.unit);
+  }
+
+  // From here until it is reduced the unit's window holds gradients.
+  absl::Status Fill(UnitId unit) {
+    RETURN_IF_ERROR(CheckRoom(plan_.gradients, unit, filled_));
+    filled_[static_cast<std::size_t>(unit)] = true;
     return absl::OkStatus();
   }
 
@@ -149,6 +261,7 @@ class Walk {
         return Broken(absl::StrCat("would wipe the reduced gradients of unit ", u));
       }
       zeroed_[static_cast<std::size_t>(u)] = true;
+      RETURN_IF_ERROR(Fill(u));
     }
     return absl::OkStatus();
   }
@@ -164,8 +277,9 @@ class Walk {
         return Broken(absl::StrCat("the gradients of unit ", u, " are not complete"));
       }
       reduced_[static_cast<std::size_t>(u)] = true;
+      filled_[static_cast<std::size_t>(u)] = false;
     }
-    collectives_.push_back(bucket.flat);
+    collectives_.push_back({Op::kReduceGrad, bucket.flat});
     return absl::OkStatus();
   }
 
@@ -177,6 +291,7 @@ class Walk {
       }
     }
     summed_ = true;
+    if (layout_.Divides(StateKind::kMoments)) collectives_.push_back({Op::kSumSquares, {}});
     return absl::OkStatus();
   }
 
@@ -184,16 +299,19 @@ class Walk {
     if (!summed_) return Broken("SumSquares has not happened");
     if (voted_) return Broken("is the second");
     voted_ = true;
-    collectives_.push_back(kVoteRange);
+    collectives_.push_back({Op::kVote, {}});
     return absl::OkStatus();
   }
 
   absl::Status Step(const Instruction& instruction) {
     if (!voted_) return Broken("changes weights before the Vote");
-    if (instruction.unit < 0 || instruction.unit >= units_) return Broken("no such unit");
+    if (!IsUnit(instruction.unit)) return Broken("no such unit");
     const auto unit = static_cast<std::size_t>(instruction.unit);
     if (stepped_[unit]) return Broken("is the second of its unit");
+    if (divided_ && weights_[unit] == Weights::kReady)
+      return Broken("a gathered copy of its weights would stay old");
     stepped_[unit] = true;
+    if (!divided_ && layout_.Divides(StateKind::kMoments)) weights_[unit] = Weights::kOld;
     return absl::OkStatus();
   }
 
@@ -202,6 +320,11 @@ class Walk {
       if (!stepped_[static_cast<std::size_t>(u)]) {
         return Broken(absl::StrCat("unit ", u, " has not stepped"));
       }
+      const Weights weights = weights_[static_cast<std::size_t>(u)];
+      if (weights == Weights::kOld)
+        return Broken(absl::StrCat("unit ", u, " is not gathered after its Step"));
+      if (divided_ && weights == Weights::kReady)
+        return Broken(absl::StrCat("unit ", u, " is not freed"));
     }
     committed_ = true;
     return absl::OkStatus();
@@ -213,10 +336,13 @@ class Walk {
   std::size_t at_ = 0;
   int micro_batch_ = 0;                           // The one in flight, or the next.
   UnitId next_forward_ = 0, next_backward_ = -1;  // -1: no backward is due.
+  const bool divided_;                            // Weights are.
+  std::vector<Weights> weights_;                  // By unit.
+  std::vector<bool> filled_;                      // By unit: its window has gradients to reduce.
   std::vector<bool> written_;                     // By parameter: its gradient, in this step.
   std::vector<bool> zeroed_, reduced_, stepped_;  // By unit.
   bool summed_ = false, voted_ = false, committed_ = false;
-  std::vector<Range> collectives_;
+  std::vector<Collective> collectives_;
 };
 
 }  // namespace
@@ -226,7 +352,7 @@ absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans) {
     return absl::FailedPreconditionError(
         absl::StrCat(plans.size(), " plans for world ", layout.world()));
   }
-  std::vector<Range> expected;
+  std::vector<Collective> expected;
   for (std::size_t r = 0; r < plans.size(); ++r) {
     if (plans[r].rank != static_cast<int>(r)) {
       return absl::FailedPreconditionError(absl::StrCat("plan ", r, " is of rank ", plans[r].rank));
@@ -237,6 +363,10 @@ absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans) {
     if (walk.collectives() != expected) {
       return absl::FailedPreconditionError(
           absl::StrCat("the collectives of rank ", r, " are not those of rank 0"));
+    }
+    if (plans[r].gradients != plans[0].gradients) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the windows of gradients of rank ", r, " are not those of rank 0"));
     }
   }
   return absl::OkStatus();

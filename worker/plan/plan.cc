@@ -1,14 +1,17 @@
 #include "worker/plan/plan.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/check.h"
 
 namespace regroup::worker {
 namespace {
 
-constexpr std::int64_t kGradientBytes = 4;
+constexpr std::int64_t kElementBytes = 4;
 
 const UnitPlace& UnitOf(const ParamLayout& layout, UnitId unit) {
   CHECK(unit >= 0 && unit < static_cast<UnitId>(layout.units().size()));
@@ -30,7 +33,7 @@ std::vector<Bucket> MakeBuckets(const ParamLayout& layout, std::int64_t bucket_b
     } else {
       buckets.push_back({.first_unit = u, .last_unit = u, .flat = flat});
     }
-    open = buckets.back().flat.size * kGradientBytes < bucket_bytes;
+    open = buckets.back().flat.size * kElementBytes < bucket_bytes;
   }
   return buckets;
 }
@@ -47,6 +50,155 @@ std::vector<UnitId> FirstWriters(const ParamLayout& layout) {
   return first;
 }
 
+// Makes the instructions of one rank, front to back.
+class Planner {
+ public:
+  Planner(const ParamLayout& layout, const PlanOptions& options, Plan& plan)
+      : layout_(layout),
+        options_(options),
+        plan_(plan),
+        units_(static_cast<UnitId>(layout.units().size())),
+        gathered_(layout.units().size(), false) {}
+
+  void Run() {
+    // Where nothing is gathered, a rank has no part in the others' micro-batches.
+    const int own = std::max(1, options_.micro_batches);
+    const int rounds = layout_.Divides(StateKind::kWeights) ? std::max(own, options_.rounds) : own;
+    for (int round = 0; round < rounds; ++round) Round(round, rounds);
+    Use({});
+    Add({.op = Op::kSumSquares});
+    Add({.op = Op::kVote});
+    for (UnitId u = 0; u < units_; ++u) Add({.op = Op::kStep, .unit = u});
+    const bool spread =
+        layout_.Divides(StateKind::kMoments) && !layout_.Divides(StateKind::kWeights);
+    for (UnitId u = 0; spread && u < units_; ++u) Add({.op = Op::kGather, .unit = u});
+    Add({.op = Op::kCommit});
+  }
+
+ private:
+  void Add(const Instruction& instruction) { plan_.instructions.push_back(instruction); }
+
+  // The rank's own micro-batches come in the last rounds, so that all ranks reduce in the last.
+  void Round(int round, int rounds) {
+    const int micro_batch = round - (rounds - options_.micro_batches);
+    for (UnitId u = 0; u < units_; ++u) {
+      Use(UnitsReadBy(layout_, u));
+      if (micro_batch >= 0) Add({.op = Op::kForward, .unit = u, .micro_batch = micro_batch});
+    }
+    int bucket = 0;
+    for (UnitId u = units_ - 1; u >= 0; --u) {
+      Use(UnitsReadBy(layout_, u));
+      if (micro_batch >= 0) Add({.op = Op::kBackward, .unit = u, .micro_batch = micro_batch});
+      if (plan_.buckets[static_cast<std::size_t>(bucket)].first_unit != u) continue;
+      if (round + 1 == rounds) Reduce(bucket);
+      ++bucket;
+    }
+  }
+
+  void Reduce(int bucket) {
+    if (options_.micro_batches == 0) Add({.op = Op::kZeroGrad, .bucket = bucket});
+    Add({.op = Op::kReduceGrad, .bucket = bucket});
+  }
+
+  // From here on the weights of these units are in place, and those of no other.
+  void Use(const std::vector<UnitId>& read) {
+    if (!layout_.Divides(StateKind::kWeights)) return;
+    for (UnitId u = 0; u < units_; ++u) {
+      if (!gathered_[static_cast<std::size_t>(u)] || std::ranges::count(read, u) > 0) continue;
+      Add({.op = Op::kFree, .unit = u});
+      gathered_[static_cast<std::size_t>(u)] = false;
+    }
+    for (UnitId u : read) {
+      if (gathered_[static_cast<std::size_t>(u)]) continue;
+      Add({.op = Op::kGather, .unit = u});
+      gathered_[static_cast<std::size_t>(u)] = true;
+    }
+  }
+
+  const ParamLayout& layout_;
+  const PlanOptions& options_;
+  Plan& plan_;
+  const UnitId units_;
+  std::vector<bool> gathered_;  // By unit; only where weights are divided.
+};
+
+Windows InFlatOrder(const ParamLayout& layout) {
+  Windows windows{.at = {}, .elements = layout.flat_elements()};
+  for (const UnitPlace& unit : layout.units()) windows.at.push_back(unit.flat.begin);
+  return windows;
+}
+
+// When a unit's window is in use: from one instruction to another, those included.
+struct Life {
+  std::size_t first = 0, last = 0;
+};
+using Lives = std::vector<std::vector<Life>>;  // By unit.
+
+bool Meet(const std::vector<Life>& a, const std::vector<Life>& b) {
+  return std::ranges::any_of(a, [&](const Life& x) {
+    return std::ranges::any_of(
+        b, [&](const Life& y) { return x.first <= y.last && y.first <= x.last; });
+  });
+}
+
+// The largest units first, each at the lowest place that is free whenever it is in use.
+Windows Place(const ParamLayout& layout, const Lives& lives) {
+  const std::vector<UnitPlace>& units = layout.units();
+  Windows windows{.at = std::vector<std::int64_t>(units.size()), .elements = 0};
+  std::vector<std::size_t> order(units.size()), placed;
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(
+      order, [&](std::size_t a, std::size_t b) { return units[a].flat.size > units[b].flat.size; });
+  for (const std::size_t u : order) {
+    std::vector<Range> taken;
+    for (const std::size_t other : placed) {
+      if (Meet(lives[u], lives[other]))
+        taken.push_back({windows.at[other], units[other].flat.size});
+    }
+    std::ranges::sort(taken, {}, &Range::begin);
+    std::int64_t at = 0;
+    for (const Range& range : taken) {
+      if (at + units[u].flat.size <= range.begin) break;
+      at = std::max(at, range.end());
+    }
+    windows.at[u] = at;
+    windows.elements = std::max(windows.elements, at + units[u].flat.size);
+    placed.push_back(u);
+  }
+  return windows;
+}
+
+// By the step of a rank that has one micro-batch, which is the same on all: others gather as it
+// does, and touch gradients at most when it does.
+void PlaceWindows(const ParamLayout& layout, const PlanOptions& options, Plan& plan) {
+  plan.weights = plan.gradients = InFlatOrder(layout);
+  if (!layout.Divides(StateKind::kGradients)) return;
+  Plan one = plan;
+  const PlanOptions alone{.micro_batches = 1, .rounds = 1};
+  Planner(layout, alone, one).Run();
+  Lives weights(layout.units().size()), gradients(layout.units().size());
+  for (std::size_t at = 0; at < one.instructions.size(); ++at) {
+    const Instruction& instruction = one.instructions[at];
+    const auto unit = static_cast<std::size_t>(instruction.unit);
+    if (instruction.op == Op::kGather) weights[unit].push_back({at, at});
+    if (instruction.op == Op::kFree) weights[unit].back().last = at;
+    if (instruction.op == Op::kBackward) {
+      for (UnitId u : UnitsReadBy(layout, instruction.unit)) {
+        std::vector<Life>& life = gradients[static_cast<std::size_t>(u)];
+        if (life.empty()) life.push_back({at, at});
+      }
+    }
+    if (instruction.op == Op::kReduceGrad) {
+      const Bucket& bucket = one.buckets[static_cast<std::size_t>(instruction.bucket)];
+      for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u)
+        gradients[static_cast<std::size_t>(u)].back().last = at;
+    }
+  }
+  if (layout.Divides(StateKind::kWeights)) plan.weights = Place(layout, weights);
+  if (std::max(options.micro_batches, options.rounds) <= 1)
+    plan.gradients = Place(layout, gradients);
+}
+
 }  // namespace
 
 AddMask AddsOf(const Plan& plan, const ParamLayout& layout, UnitId unit, int micro_batch) {
@@ -61,50 +213,42 @@ AddMask AddsOf(const Plan& plan, const ParamLayout& layout, UnitId unit, int mic
   return adds;
 }
 
+std::vector<UnitId> UnitsReadBy(const ParamLayout& layout, UnitId unit) {
+  std::vector<UnitId> read{unit};
+  for (ParamId p : UnitOf(layout, unit).shared)
+    read.push_back(layout.params()[static_cast<std::size_t>(p)].unit);
+  std::ranges::sort(read);
+  read.erase(std::unique(read.begin(), read.end()), read.end());
+  return read;
+}
+
 absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& options) {
   if (options.rank < 0 || options.rank >= layout.world()) {
     return absl::InvalidArgumentError(
         absl::StrCat("a plan for rank ", options.rank, " of world ", layout.world()));
   }
-  if (options.micro_batches < 0 || options.bucket_bytes < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a plan for rank ", options.rank, " with ", options.micro_batches,
-                     " micro-batches and buckets of ", options.bucket_bytes, " bytes"));
+  const bool more = options.rounds != 0 && options.micro_batches > options.rounds;
+  if (options.micro_batches < 0 || options.bucket_bytes < 1 || more) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a plan for rank ", options.rank, " with ", options.micro_batches, " of ", options.rounds,
+        " micro-batches and buckets of ", options.bucket_bytes, " bytes"));
   }
   Plan plan{.rank = options.rank,
             .micro_batches = options.micro_batches,
             .buckets = MakeBuckets(layout, options.bucket_bytes),
             .first_writers = FirstWriters(layout),
+            .weights = {},
+            .gradients = {},
             .instructions = {}};
-  const UnitId units = static_cast<UnitId>(layout.units().size());
-  std::vector<Instruction>& list = plan.instructions;
-  for (int b = 0; options.micro_batches == 0 && b < static_cast<int>(plan.buckets.size()); ++b) {
-    list.push_back({.op = Op::kZeroGrad, .bucket = b});
-    list.push_back({.op = Op::kReduceGrad, .bucket = b});
-  }
-  for (int m = 0; m < options.micro_batches; ++m) {
-    for (UnitId u = 0; u < units; ++u) {
-      list.push_back({.op = Op::kForward, .unit = u, .micro_batch = m});
-    }
-    std::size_t next_bucket = 0;
-    for (UnitId u = units - 1; u >= 0; --u) {
-      list.push_back({.op = Op::kBackward, .unit = u, .micro_batch = m});
-      const bool full = plan.buckets[next_bucket].first_unit == u;
-      if (full && m + 1 == options.micro_batches) {
-        list.push_back({.op = Op::kReduceGrad, .bucket = static_cast<int>(next_bucket)});
-      }
-      if (full) ++next_bucket;
-    }
-  }
-  list.push_back({.op = Op::kSumSquares});
-  list.push_back({.op = Op::kVote});
-  for (UnitId u = 0; u < units; ++u) list.push_back({.op = Op::kStep, .unit = u});
-  list.push_back({.op = Op::kCommit});
+  PlaceWindows(layout, options, plan);
+  Planner(layout, options, plan).Run();
   return plan;
 }
 
 std::string ToString(const Instruction& instruction) {
   switch (instruction.op) {
+    case Op::kGather: return absl::StrCat("Gather unit ", instruction.unit);
+    case Op::kFree: return absl::StrCat("Free unit ", instruction.unit);
     case Op::kForward:
       return absl::StrCat("Forward unit ", instruction.unit, " micro-batch ",
                           instruction.micro_batch);
@@ -124,6 +268,15 @@ std::string ToString(const Instruction& instruction) {
 std::string ToString(const Plan& plan, const ParamLayout& layout) {
   std::string text = absl::StrCat("rank ", plan.rank, " of ", layout.world(), ", ",
                                   plan.micro_batches, " micro-batches\n");
+  const auto describe = [&](const char* what, const Windows& windows) {
+    absl::StrAppend(&text, "  ", what, " in ", windows.elements * kElementBytes,
+                    " bytes, units at ", absl::StrJoin(windows.at, ", "), "\n");
+  };
+  if (layout.strategy() != Strategy::kReplicated) {
+    absl::StrAppend(&text, "  ", NameOf(layout.strategy()), "\n");
+    describe("weights", plan.weights);
+    describe("gradients", plan.gradients);
+  }
   for (std::size_t p = 0; p < plan.first_writers.size(); ++p) {
     const ParamPlace& param = layout.params()[p];
     if (plan.first_writers[p] == param.unit) continue;
@@ -139,7 +292,7 @@ std::string ToString(const Plan& plan, const ParamLayout& layout) {
       const Bucket& bucket = plan.buckets[static_cast<std::size_t>(instruction.bucket)];
       absl::StrAppend(&text, " (", UnitOf(layout, bucket.last_unit).name, " to ",
                       UnitOf(layout, bucket.first_unit).name, ", ",
-                      bucket.flat.size * kGradientBytes, " bytes)");
+                      bucket.flat.size * kElementBytes, " bytes)");
     }
     text += '\n';
   }

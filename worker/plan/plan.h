@@ -12,30 +12,41 @@
 namespace regroup::worker {
 
 enum class Op : std::uint8_t {
+  kGather,      // Unit: its weights, from the ranks that own them, to all. Collective.
+  kFree,        // Unit: its gathered weights are not needed; others take their place in memory.
   kForward,     // Unit, micro-batch.
   kBackward,    // Unit, micro-batch: each gradient is written or added to, see first_writers.
   kZeroGrad,    // Bucket: zeros, on a rank that has no sample in any batch.
-  kReduceGrad,  // Bucket: sum of its gradients over all ranks. Collective.
-  kSumSquares,  // Of all reduced gradients; local in a replicated layout.
+  kReduceGrad,  // Bucket: sum of its gradients over all ranks, to all ranks, or of each element to
+                // its owner where moments are divided. Collective.
+  kSumSquares,  // Of all reduced gradients. Collective unless every rank has all of them.
   kVote,    // Collective: loss, sample count and norm of every rank. All go by the same result: the
             // step is void unless the batch is whole, and loss and norm are finite on all.
-  kStep,    // Unit: the optimizer. Only now does a weight change.
+  kStep,    // Unit: the optimizer, on what the rank owns. Only now does a weight change.
   kCommit,  // The step happened.
 };
 
 struct Instruction {
   Op op = Op::kForward;
-  UnitId unit = -1;      // kForward, kBackward, kStep.
+  UnitId unit = -1;      // kGather, kFree, kForward, kBackward, kStep.
   int micro_batch = -1;  // kForward, kBackward.
   int bucket = -1;       // kZeroGrad, kReduceGrad: index into Plan::buckets.
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };
 
-// Consecutive units whose gradients are reduced in one call, being neighbours in the flat buffer.
+// Consecutive units whose gradients are reduced in one call, being neighbours in the flat order.
 struct Bucket {
   UnitId first_unit = 0, last_unit = 0;
   Range flat;
   friend bool operator==(const Bucket&, const Bucket&) = default;
+};
+
+// Where units lie in one piece of memory. Units that are never in use at the same time may share a
+// place.
+struct Windows {
+  std::vector<std::int64_t> at;  // By unit.
+  std::int64_t elements = 0;     // Of the memory.
+  friend bool operator==(const Windows&, const Windows&) = default;
 };
 
 // One training step of one rank.
@@ -46,36 +57,54 @@ struct Plan {
   // By parameter: the unit whose backward of micro-batch 0 writes its gradient. Every other
   // backward that touches it adds, so that nothing of the step before is left in it.
   std::vector<UnitId> first_writers;
+  // What Forward and Backward read, and what Backward writes. In flat order and with room for all
+  // units where they are kept whole, so that a unit's window is its place in the flat order.
+  Windows weights, gradients;
   std::vector<Instruction> instructions;
 };
 
 struct PlanOptions {
   int rank = 0;
   int micro_batches = 1;                        // May differ between ranks; 0: no sample.
+  int rounds = 0;                               // The most of any rank; 0: this one's.
   std::int64_t bucket_bytes = 4 * 1024 * 1024;  // A bucket closes once it holds that much.
 };
 
-// Data parallel: every micro-batch forward and backward; each bucket is reduced right after the
-// last backward that fills it, on the last micro-batch; then SumSquares, Vote, Step of each unit,
-// Commit. A rank without a micro-batch zeroes each bucket and reduces it. Pure: equal layouts and
-// bucket sizes give equal collectives on every rank. Invalid argument: rank not in the layout's
-// world, micro_batches < 0, bucket_bytes < 1.
+// Every micro-batch forward and backward; each bucket is reduced right after the last backward that
+// fills it, on the last micro-batch; then SumSquares, Vote, Step of each unit, Commit. A rank
+// without a micro-batch zeroes each bucket and reduces it.
+//
+// Where weights are divided, each unit is gathered before it is used and freed before the next one
+// is; ranks with fewer micro-batches than others gather with them. Where only moments or gradients
+// are, each unit is gathered after its Step. Gradients that are divided are kept whole between
+// several micro-batches, since sums in another order have other bits; with one micro-batch, units
+// share memory.
+//
+// Pure: equal layouts, rounds and bucket sizes give equal collectives and windows on every rank.
+// Invalid argument: rank not in the layout's world, micro_batches < 0, more than `rounds`,
+// bucket_bytes < 1.
 absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& options);
 
 // Which gradients Backward(unit, micro_batch) adds to.
 AddMask AddsOf(const Plan& plan, const ParamLayout& layout, UnitId unit, int micro_batch);
 
+// The units whose weights Forward and Backward of `unit` read, in order: its own, and those that
+// have what it shares.
+std::vector<UnitId> UnitsReadBy(const ParamLayout& layout, UnitId unit);
+
 // Checks the plans of all ranks (plans[r] is rank r's) against each other without running them:
-// equal collectives in equal order, each micro-batch's forwards in order and its backwards in
-// reverse order, no gradient added to before one backward of the step has written it, every unit
-// reduced exactly once and only after its last backward (or, on a rank
-// without a micro-batch, after its ZeroGrad), SumSquares after all reductions, Vote before the
-// first Step, every unit stepped exactly once, Commit last. Failed precondition names rank,
-// instruction and rule.
+// equal collectives in equal order, and equal windows; each micro-batch's forwards in order and its
+// backwards in reverse order, each with the weights it reads in place, and none of those freed or
+// gathered over while in use; no gradient added to before one backward of the step has written it,
+// and none overwritten before it is reduced; every unit reduced exactly once and only after its
+// last backward (or, on a rank without a micro-batch, after its ZeroGrad), SumSquares after all
+// reductions, Vote before the first Step, every unit stepped exactly once; at Commit, which is
+// last, every rank has the new weights or, where they are divided, keeps no copy of old ones; no
+// instruction names more than it needs. Failed precondition names rank, instruction and rule.
 absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans);
 
-std::string ToString(const Instruction& instruction);  // "Backward unit 3 micro-batch 0"
-std::string ToString(const Plan& plan,
-                     const ParamLayout& layout);  // One instruction per line, with unit names.
+// One line per instruction, for people and for comparing.
+std::string ToString(const Instruction& instruction);
+std::string ToString(const Plan& plan, const ParamLayout& layout);
 
 }  // namespace regroup::worker

@@ -7,6 +7,7 @@
 
 #include "common/base/user_error.h"
 #include "worker/train/generate.h"
+#include "worker/train/plan_report.h"
 #include "worker/train/train_config.h"
 #include "worker/train/worker_exit.h"
 
@@ -23,6 +24,7 @@ CommandDescription DescribeProgram() {
               "regroup-worker generate --checkpoint ckpt",
           .positionals = {{"train", "train a model, alone or as one of many ranks"},
                           {"generate", "write text with a trained model"},
+                          {"plan", "say what memory a training takes, and what it does in a step"},
                           {"version", "say which version this is"}},
           .exit_codes = DescribeExits(),
           .program = "regroup-worker"};
@@ -40,7 +42,8 @@ CommandDescription WithFlags(CommandDescription description, void (*describe)(CL
 
 std::vector<CommandDescription> DescribeWorker() {
   return {DescribeProgram(), WithFlags<TrainConfig>(DescribeTrain(), &DescribeTrainFlags),
-          WithFlags<GenerateConfig>(DescribeGenerate(), &DescribeGenerateFlags)};
+          WithFlags<GenerateConfig>(DescribeGenerate(), &DescribeGenerateFlags),
+          WithFlags<PlanConfig>(DescribePlan(), &DescribePlanFlags)};
 }
 
 absl::Status WriteManPages(const std::string& folder, std::string_view version) {

@@ -36,7 +36,7 @@ struct Difference {
 };
 
 // Collective; the same on all ranks.
-absl::StatusOr<std::optional<Difference>> FindDifference(Communicator& ranks,
+absl::StatusOr<std::optional<Difference>> FindDifference(Group& ranks,
                                                          std::vector<std::int64_t> own) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(ranks.world_size()));
   all[static_cast<std::size_t>(ranks.rank())] = HashOf(own);
@@ -85,8 +85,10 @@ std::vector<std::int64_t> HashState(const std::vector<StateTensor>& tensors,
   std::vector<std::size_t> first;  // Piece of each tensor, and the end.
   for (const StateTensor& t : tensors) {
     first.push_back(pieces.size());
-    for (std::size_t at = 0; at < t.data.size(); at += kPieceFloats)
-      pieces.push_back(t.data.subspan(at, std::min(kPieceFloats, t.data.size() - at)));
+    for (const StateSlice& slice : t.slices) {
+      for (std::size_t at = 0; at < slice.data.size(); at += kPieceFloats)
+        pieces.push_back(slice.data.subspan(at, std::min(kPieceFloats, slice.data.size() - at)));
+    }
   }
   first.push_back(pieces.size());
   std::vector<std::int64_t> of_pieces(pieces.size());
@@ -103,7 +105,7 @@ std::vector<std::int64_t> HashState(const std::vector<StateTensor>& tensors,
   return hashes;
 }
 
-absl::Status CompareReplicas(Communicator& ranks, const ParamLayout& layout,
+absl::Status CompareReplicas(Group& ranks, const ParamLayout& layout,
                              const std::vector<StateTensor>& tensors,
                              const std::vector<std::int64_t>& hashes, std::int64_t step) {
   if (ranks.world_size() == 1) return absl::OkStatus();

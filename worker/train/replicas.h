@@ -12,8 +12,8 @@
 
 namespace regroup::worker {
 
-// What one rank holds, hashed: one number per tensor, then one of the counters. Reads all of the
-// state once, on all threads of the execution thread.
+// Tensors of which all ranks hold copies, hashed: one number per tensor, then one of the counters.
+// Reads them once, on all threads of the execution thread.
 std::vector<std::int64_t> HashState(const std::vector<StateTensor>& tensors,
                                     const std::map<std::string, std::int64_t>& counters);
 
@@ -21,7 +21,7 @@ std::vector<std::int64_t> HashState(const std::vector<StateTensor>& tensors,
 // counters: only then may each of them write a part of one checkpoint. `hashes` are HashState's.
 // OK: they do. Data loss in three parts, the same on all ranks: they do not; it names step, ranks,
 // tensor and unit. Ranks are compared with what most of them hold.
-absl::Status CompareReplicas(Communicator& ranks, const ParamLayout& layout,
+absl::Status CompareReplicas(Group& ranks, const ParamLayout& layout,
                              const std::vector<StateTensor>& tensors,
                              const std::vector<std::int64_t>& hashes, std::int64_t step);
 

@@ -22,20 +22,13 @@ int MicroBatchesOf(std::int64_t samples, int largest) {
   return static_cast<int>((samples + largest - 1) / largest);
 }
 
-absl::StatusOr<Plan> PlanOf(const ParamLayout& layout, const StepRunnerOptions& options, int rank) {
-  const Slice slice = RankSlice(options.batch, rank, layout.world());
-  PlanOptions how;
-  how.rank = rank;
-  how.micro_batches = MicroBatchesOf(slice.size, options.micro_batch);
-  return MakePlan(layout, how);
-}
-
 // Every rank makes the plans of all, and checks them against each other before anything runs.
 absl::StatusOr<std::vector<Plan>> CheckedPlans(const ParamLayout& layout,
                                                const StepRunnerOptions& options) {
   std::vector<Plan> plans;
   for (int r = 0; r < layout.world(); ++r) {
-    ASSIGN_OR_RETURN(Plan plan, PlanOf(layout, options, r));
+    ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, PlanOptionsOf(options.batch, options.micro_batch,
+                                                               r, layout.world())));
     plans.push_back(std::move(plan));
   }
   RETURN_IF_ERROR(CheckPlan(layout, plans));
@@ -60,6 +53,15 @@ absl::Status AgreeOnPlans(Communicator& ranks, const ParamLayout& layout,
 
 }  // namespace
 
+PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world) {
+  PlanOptions options;
+  options.rank = rank;
+  options.micro_batches = MicroBatchesOf(RankSlice(batch, rank, world).size, micro_batch);
+  // Rank 0's part is the largest.
+  options.rounds = MicroBatchesOf(RankSlice(batch, 0, world).size, micro_batch);
+  return options;
+}
+
 StepRunner::StepRunner(Communicator& ranks, const ParamLayout& layout, const Dataset& dataset,
                        const StepRunnerOptions& options)
     : ranks_(ranks),
@@ -82,19 +84,88 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
   ASSIGN_OR_RETURN(runner->samples_, Arena::Create(2 * Arena::Footprint<std::int32_t>(tokens)));
   runner->tokens_ = runner->samples_.Take<std::int32_t>(tokens);
   runner->targets_ = runner->samples_.Take<std::int32_t>(tokens);
-  ASSIGN_OR_RETURN(runner->gradients_,
-                   ranks.AllocateArena(static_cast<std::size_t>(layout.flat_elements())));
+  RETURN_IF_ERROR(runner->Allocate(state));
+  runner->Connect();
   const int micro_batches = std::max(1, runner->micro_batches_);
   const Extent extent{.batch = RankSlice(samples, 0, micro_batches).size,
                       .time = dataset.context()};
   const Kernels& kernels = KernelsFor(options.kernels);
-  ASSIGN_OR_RETURN(runner->runner_, UnitRunner<float>::Create(model, layout, kernels, extent,
-                                                              state.weights, runner->gradients_));
-  runner->optimizer_ = std::make_unique<AdamW<float>>(
-      layout, options.optimizer, kernels,
-      AdamW<float>::Buffers{state.weights, runner->gradients_, state.first_moment,
-                            state.second_moment});
+  ASSIGN_OR_RETURN(runner->runner_,
+                   UnitRunner<float>::Create(model, layout, kernels, extent, runner->Places()));
+  runner->optimizer_ =
+      std::make_unique<AdamW<float>>(layout, options.optimizer, kernels,
+                                     AdamW<float>::Buffers{state.weights, runner->reduced_,
+                                                           state.first_moment, state.second_moment},
+                                     ranks.rank());
   return runner;
+}
+
+absl::Status StepRunner::Allocate(TrainState& state) {
+  const bool divided = layout_.Divides(StateKind::kMoments),
+             gathers = layout_.Divides(StateKind::kWeights),
+             scatters = layout_.Divides(StateKind::kGradients);
+  const auto window = gathers ? static_cast<std::size_t>(plan_.weights.elements) : 0,
+             reduced = scatters ? static_cast<std::size_t>(
+                                      layout_.Elements(StateKind::kGradients, ranks_.rank()))
+                                : 0,
+             blocks = divided ? static_cast<std::size_t>(BlocksOf(layout_)) : 0;
+  ASSIGN_OR_RETURN(
+      own_, Arena::Create(Arena::Footprint<float>(window) + Arena::Footprint<float>(reduced) +
+                          Arena::Footprint<double>(blocks)));
+  ASSIGN_OR_RETURN(gradients_,
+                   ranks_.AllocateArena(static_cast<std::size_t>(plan_.gradients.elements)));
+  memory_bytes_ = static_cast<std::int64_t>(own_.size_bytes() + gradients_.size_bytes());
+  shared_weights_ = state.shared_weights;
+  weights_ = gathers ? own_.Take<float>(window) : state.weights;
+  reduced_ = scatters ? own_.Take<float>(reduced) : gradients_;
+  squares_ = own_.Take<double>(blocks);
+  return absl::OkStatus();
+}
+
+UnitRunner<float>::Places StepRunner::Places() {
+  UnitRunner<float>::Places places;
+  for (std::size_t u = 0; u < layout_.units().size(); ++u) {
+    places.weights.push_back(weights_.data() + plan_.weights.at[u]);
+    places.gradients.push_back(gradients_.data() + plan_.gradients.at[u]);
+  }
+  return places;
+}
+
+// What collectives move, once for all steps. Padding is not moved: in the window of a unit it is
+// what another unit has left there.
+void StepRunner::Connect() {
+  if (!layout_.Divides(StateKind::kMoments)) return;
+  const auto stretches = [&](UnitId unit, const auto& stretch_of, std::vector<Stretch>& list) {
+    for (ParamId p : layout_.units()[static_cast<std::size_t>(unit)].params) {
+      for (const Share& share : layout_.Shares(p)) list.push_back(stretch_of(share));
+    }
+  };
+  for (const Bucket& bucket : plan_.buckets) {
+    std::vector<Stretch>& list = reductions_.emplace_back();
+    for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
+      const auto unit = static_cast<std::size_t>(u);
+      const std::int64_t move = plan_.gradients.at[unit] - layout_.units()[unit].flat.begin;
+      stretches(
+          u,
+          [&](const Share& s) {
+            return Stretch{s.rank, s.flat.begin + move,
+                           layout_.Offset(StateKind::kGradients, s.rank, s.flat.begin),
+                           s.flat.size};
+          },
+          list);
+    }
+  }
+  for (UnitId u = 0; u < static_cast<UnitId>(layout_.units().size()); ++u) {
+    const auto unit = static_cast<std::size_t>(u);
+    const std::int64_t move = plan_.weights.at[unit] - layout_.units()[unit].flat.begin;
+    stretches(
+        u,
+        [&](const Share& s) {
+          return Stretch{s.rank, layout_.Offset(StateKind::kWeights, s.rank, s.flat.begin),
+                         s.flat.begin + move, s.flat.size};
+        },
+        gathers_.emplace_back());
+  }
 }
 
 absl::Status StepRunner::ReadSamples(std::span<const std::int64_t> ids) {
@@ -140,6 +211,10 @@ absl::StatusOr<StepResult> StepRunner::Run(std::int64_t step, std::span<const st
 absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step,
                                const Ballot& ballot, StepResult& result) {
   switch (instruction.op) {
+    case Op::kGather:
+      return ranks_.AllGather(shared_weights_, gathers_[static_cast<std::size_t>(instruction.unit)],
+                              weights_);
+    case Op::kFree: return absl::OkStatus();  // What is gathered next takes its place.
     case Op::kForward:
       RETURN_IF_ERROR(runner_->Forward(instruction.unit, MicroBatchOf(instruction.micro_batch)));
       if (instruction.unit + 1 == static_cast<UnitId>(layout_.units().size()))
@@ -148,13 +223,9 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
     case Op::kBackward:
       return runner_->Backward(instruction.unit, MicroBatchOf(instruction.micro_batch),
                                AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch));
-    case Op::kZeroGrad: {
-      const std::span<float> bucket = BucketOf(instruction);
-      std::fill(bucket.begin(), bucket.end(), 0.0F);
-      return absl::OkStatus();
-    }
-    case Op::kReduceGrad: return ranks_.AllReduceSum(BucketOf(instruction));
-    case Op::kSumSquares: sum_squares_ = optimizer_->SumSquares(); return absl::OkStatus();
+    case Op::kZeroGrad: ZeroGradients(instruction); return absl::OkStatus();
+    case Op::kReduceGrad: return ReduceGradients(instruction);
+    case Op::kSumSquares: return SumSquares();
     case Op::kVote: return Vote(ballot, result);
     case Op::kStep:
       optimizer_->Step(instruction.unit, {.step = step,
@@ -170,6 +241,34 @@ std::span<float> StepRunner::BucketOf(const Instruction& instruction) const {
   const Range& flat = plan_.buckets[static_cast<std::size_t>(instruction.bucket)].flat;
   return gradients_.subspan(static_cast<std::size_t>(flat.begin),
                             static_cast<std::size_t>(flat.size));
+}
+
+void StepRunner::ZeroGradients(const Instruction& instruction) {
+  const Bucket& bucket = plan_.buckets[static_cast<std::size_t>(instruction.bucket)];
+  for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
+    const auto unit = static_cast<std::size_t>(u);
+    const std::span<float> window =
+        gradients_.subspan(static_cast<std::size_t>(plan_.gradients.at[unit]),
+                           static_cast<std::size_t>(layout_.units()[unit].flat.size));
+    std::fill(window.begin(), window.end(), 0.0F);
+  }
+}
+
+absl::Status StepRunner::ReduceGradients(const Instruction& instruction) {
+  if (reductions_.empty()) return ranks_.AllReduceSum(BucketOf(instruction));
+  return ranks_.ReduceScatter(gradients_, reductions_[static_cast<std::size_t>(instruction.bucket)],
+                              reduced_);
+}
+
+absl::Status StepRunner::SumSquares() {
+  if (squares_.empty()) {
+    sum_squares_ = optimizer_->SumSquares();
+    return absl::OkStatus();
+  }
+  optimizer_->SquareOwnedBlocks(squares_);
+  RETURN_IF_ERROR(ranks_.AllReduce(squares_, Reduction::kSum));  // Each block is one rank's.
+  sum_squares_ = AddBlocks(layout_.flat_elements(), squares_.data());
+  return absl::OkStatus();
 }
 
 // From here on every rank goes by the same numbers, also where its own are wrong.

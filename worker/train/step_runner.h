@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,6 +18,9 @@
 #include "worker/train/train_state.h"
 
 namespace regroup::worker {
+
+// Of the plan of one rank, whose part of a batch it takes in micro-batches.
+PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world);
 
 struct StepRunnerOptions {
   int batch = 1;        // Global. Ranks beyond it have no sample and add zeros.
@@ -43,8 +47,10 @@ struct StepResult {
 
 // Carries out one step's plan: the execution layer. Weights and moments change only after a vote of
 // all ranks, on which all of them go by the same loss, norm and count of samples: either every rank
-// makes the step or none does, and a step that fails leaves them as they were. Execution
-// thread only.
+// makes the step or none does, and a step that fails before leaves them as they were. Where ranks
+// divide their state, weights that have been stepped are gathered after the vote: a rank that is
+// lost then leaves the others with some old and some new ones. Losses, norms and weights have equal
+// bits under every strategy. Execution thread only.
 class StepRunner {
  public:
   // Collective. Everything that is passed by reference outlives the runner. Checks the plans of all
@@ -59,15 +65,23 @@ class StepRunner {
                                  const Ballot& ballot);
 
   const Slice& slice() const { return slice_; }  // This rank's part of every batch.
+  // Of gradients and of gathered weights, all of it allocated by Create.
+  std::int64_t memory_bytes() const { return memory_bytes_; }
 
  private:
   StepRunner(Communicator& ranks, const ParamLayout& layout, const Dataset& dataset,
              const StepRunnerOptions& options);
+  absl::Status Allocate(TrainState& state);
+  UnitRunner<float>::Places Places();
+  void Connect();
   absl::Status ReadSamples(std::span<const std::int64_t> ids);
   MicroBatch MicroBatchOf(int index) const;
   absl::Status Carry(const Instruction& instruction, std::int64_t step, const Ballot& ballot,
                      StepResult& result);
   std::span<float> BucketOf(const Instruction& instruction) const;
+  void ZeroGradients(const Instruction& instruction);
+  absl::Status ReduceGradients(const Instruction& instruction);
+  absl::Status SumSquares();
   absl::Status Vote(const Ballot& ballot, StepResult& result);
 
   Communicator& ranks_;
@@ -77,7 +91,15 @@ class StepRunner {
   const Slice slice_;
   const int micro_batches_;
   Plan plan_;
-  std::span<float> gradients_;  // An arena that the ranks share.
+  std::span<float> gradients_;  // Where backwards write, by plan_.gradients; the ranks share it.
+  std::span<float> shared_weights_;  // TrainState's.
+  std::span<float> weights_;         // Where forwards and backwards read, by plan_.weights.
+  std::span<float> reduced_;         // This rank's buffer of reduced gradients; or gradients_.
+  std::span<double> squares_;        // By block; only where not every rank has all gradients.
+  Arena own_;                        // Of the last three, where they are not what they are else.
+  std::int64_t memory_bytes_ = 0;
+  std::vector<std::vector<Stretch>> reductions_;  // By bucket; only where moments are divided.
+  std::vector<std::vector<Stretch>> gathers_;     // By unit; likewise.
   std::unique_ptr<UnitRunner<float>> runner_;
   std::unique_ptr<AdamW<float>> optimizer_;
   Arena samples_;

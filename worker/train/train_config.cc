@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -75,6 +76,26 @@ absl::Status ChooseKernels(std::string_view text, std::optional<Isa>& kernels) {
                 kBestKernels);
 }
 
+// By the names of ZeRO's paper and by those of PyTorch's, in any case, with - or _.
+absl::Status ChooseStrategy(std::string_view text, Strategy& strategy) {
+  static constexpr std::pair<std::string_view, Strategy> kNames[] = {
+      {"ddp", Strategy::kReplicated},      {"no-shard", Strategy::kReplicated},
+      {"zero-1", Strategy::kZero1},        {"zero-2", Strategy::kZero2},
+      {"shard-grad-op", Strategy::kZero2}, {"zero-3", Strategy::kZero3},
+      {"full-shard", Strategy::kZero3}};
+  std::string name;
+  for (const char c : text) name += c == '_' ? '-' : absl::ascii_tolower(c);
+  for (const auto& [known, value] : kNames) {
+    if (name != known) continue;
+    strategy = value;
+    return absl::OkStatus();
+  }
+  return Refuse(Cat("\"", text, "\" is not accepted"),
+                "ddp, zero-1, zero-2 and zero-3 are, and so are no-shard, shard-grad-op and "
+                "full-shard",
+                NameOf(Strategy::kReplicated));
+}
+
 // A scalar, or a list of them joined by commas.
 absl::StatusOr<std::string> TextOf(const YAML::Node& node) {
   if (node.IsScalar()) return node.Scalar();
@@ -135,6 +156,20 @@ absl::StatusOr<std::vector<std::string>> ReadConfigFile(const std::string& path,
   return args;
 }
 
+void DescribeTimeouts(CLI::App& app, TrainConfig& c) {
+  AddDuration(app, "--collective-timeout", c.collective_timeout,
+              "how long a rank waits for another inside a step, as in --collective-timeout 1m");
+  AddDuration(app, "--join-timeout", c.join_timeout,
+              "how long a rank waits for all others at start, as in --join-timeout 1m");
+  AddDuration(app, "--restore-timeout", c.restore_timeout,
+              "how long a rank waits for others that read their data or a checkpoint, as in "
+              "--restore-timeout 1h");
+  AddDuration(
+      app, "--save-timeout", c.save_timeout,
+      "how long a checkpoint waits for the slowest rank's file, for the coordinator, and for "
+      "files to be read back, as in --save-timeout 1h");
+}
+
 }  // namespace
 
 GptConfig TrainConfig::Model(int vocabulary) const {
@@ -182,7 +217,7 @@ CommandDescription DescribeTrain() {
               "Trains by bytes, data-parallel over the ranks that RANK, WORLD_SIZE, MASTER_ADDR "
               "and MASTER_PORT tell "
               "of; alone without them. The result depends on the settings, not on the number of "
-              "ranks. With "
+              "ranks, and to the bit not on the strategy. With "
               "--checkpoint-dir it goes on from the newest commit that verifies.",
           .example =
               "regroup run --nproc-per-node 2 regroup-worker train --data "
@@ -210,6 +245,10 @@ void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
          "samples of one step over all ranks, as in --batch 64");
   AddInt(app, "--micro-batch", c.micro_batch, 1, kMaxSize,
          "samples that a rank takes at once at most, as in --micro-batch 4");
+  AddParsed(app, "--strategy", "NAME", NameOf(c.strategy),
+            "what the ranks divide among them: ddp nothing, zero-1 the optimizer's state, zero-2 "
+            "also gradients, zero-3 also weights, as in --strategy zero-2",
+            [&c](std::string_view text) { return ChooseStrategy(text, c.strategy); });
   AddReal(app, "--learning-rate", c.learning_rate, 0, 1e3,
           "highest learning rate, as in --learning-rate 6e-4");
   AddReal(app, "--min-learning-rate", c.min_learning_rate, 0, 1e3,
@@ -250,17 +289,7 @@ void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
   AddParsed(app, "--kernels", "NAME", kBestKernels,
             "instruction set of this rank, equal on all ranks, as in --kernels x86-64-v3",
             [&c](std::string_view text) { return ChooseKernels(text, c.kernels); });
-  AddDuration(app, "--collective-timeout", c.collective_timeout,
-              "how long a rank waits for another inside a step, as in --collective-timeout 1m");
-  AddDuration(app, "--join-timeout", c.join_timeout,
-              "how long a rank waits for all others at start, as in --join-timeout 1m");
-  AddDuration(app, "--restore-timeout", c.restore_timeout,
-              "how long a rank waits for others that read their data or a checkpoint, as in "
-              "--restore-timeout 1h");
-  AddDuration(
-      app, "--save-timeout", c.save_timeout,
-      "how long a checkpoint waits for the slowest rank's file, for the coordinator, and for "
-      "files to be read back, as in --save-timeout 1h");
+  DescribeTimeouts(app, c);
 }
 
 absl::Status Validate(const TrainConfig& c) {
@@ -287,6 +316,16 @@ absl::Status Validate(const TrainConfig& c) {
   return absl::OkStatus();
 }
 
+absl::Status ReadTrainFile(TrainConfig& config) {
+  if (config.config.empty()) return absl::OkStatus();
+  CommandLine file(DescribeTrain());
+  DescribeTrainFlags(file.app(), config);
+  ASSIGN_OR_RETURN(const std::vector<std::string> fields,
+                   ReadConfigFile(config.config, file.Describe()));
+  const absl::StatusOr<ParsedLine> read = file.Parse(fields, false);
+  return read.ok() ? absl::OkStatus() : AtField(config.config, read.status());
+}
+
 absl::StatusOr<std::optional<TrainConfig>> ReadTrainConfig(const std::vector<std::string>& args) {
   TrainConfig config;
   {
@@ -300,14 +339,7 @@ absl::StatusOr<std::optional<TrainConfig>> ReadTrainConfig(const std::vector<std
                     "regroup-worker train --help");
     config.config = typed.config;
   }
-  if (!config.config.empty()) {
-    CommandLine file(DescribeTrain());
-    DescribeTrainFlags(file.app(), config);
-    ASSIGN_OR_RETURN(const std::vector<std::string> fields,
-                     ReadConfigFile(config.config, file.Describe()));
-    const absl::StatusOr<ParsedLine> read = file.Parse(fields, false);
-    if (!read.ok()) return AtField(config.config, read.status());
-  }
+  RETURN_IF_ERROR(ReadTrainFile(config));
   CommandLine line(DescribeTrain());
   DescribeTrainFlags(line.app(), config);
   RETURN_IF_ERROR(line.Parse(args, false).status());

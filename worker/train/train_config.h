@@ -10,6 +10,7 @@
 #include "common/base/time.h"
 #include "common/config/flags.h"
 #include "worker/kernels/kernels.h"
+#include "worker/layout/layout.h"
 #include "worker/model/gpt.h"
 #include "worker/optim/optimizer.h"
 #include "worker/optim/schedule.h"
@@ -22,8 +23,9 @@ struct TrainConfig {
   std::vector<std::string> data;  // Text files or directories of such.
   int layers = 6, width = 384, heads = 6, context = 256;
   int steps = 1000;
-  int batch = 8;        // Global: of one step of all ranks together.
-  int micro_batch = 8;  // Largest that one forward pass of one rank takes.
+  int batch = 8;                              // Global: of one step of all ranks together.
+  int micro_batch = 8;                        // Largest that one forward pass of one rank takes.
+  Strategy strategy = Strategy::kReplicated;  // What of the state the ranks divide.
   double learning_rate = 3e-4, min_learning_rate = 3e-5;
   int warmup = 0;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
@@ -53,6 +55,8 @@ void DescribeTrainFlags(CLI::App& app, TrainConfig& config);
 // Everything that needs no file but the configuration: UserError in three parts.
 absl::Status Validate(const TrainConfig& config);
 
+// What the file named by config.config says, if it names one.
+absl::Status ReadTrainFile(TrainConfig& config);
 // Flags over environment over --config's file over defaults, validated. None: --help was asked for.
 absl::StatusOr<std::optional<TrainConfig>> ReadTrainConfig(const std::vector<std::string>& args);
 

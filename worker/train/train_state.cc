@@ -1,47 +1,115 @@
 #include "worker/train/train_state.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "worker/model/model.h"
 #include "worker/optim/optimizer.h"
 
 namespace regroup::worker {
 namespace {
 
-void Append(const ParamLayout& layout, std::string_view prefix, std::span<float> flat,
-            std::vector<StateTensor>& tensors) {
-  for (const ParamPlace& place : layout.params()) {
-    const auto dims = place.spec.shape.dims();
-    tensors.push_back(
-        {{absl::StrCat(std::string(prefix), place.spec.name), {dims.begin(), dims.end()}},
-         flat.subspan(static_cast<std::size_t>(place.flat.begin),
-                      static_cast<std::size_t>(place.flat.size))});
-  }
+// How many tensors there are of each parameter: itself, then its moments.
+constexpr std::uint32_t kTensorsPerParam = 3;
+
+std::size_t ElementsOf(const ParamLayout& layout, StateKind kind, int rank) {
+  return static_cast<std::size_t>(layout.Elements(kind, rank));
 }
 
 }  // namespace
 
-absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout) {
-  const auto elements = static_cast<std::size_t>(layout.flat_elements());
-  ASSIGN_OR_RETURN(Arena arena, Arena::Create(3 * Arena::Footprint<float>(elements)));
-  TrainState state(std::move(arena));
-  state.weights = state.arena_.Take<float>(elements);
-  state.first_moment = state.arena_.Take<float>(elements);
-  state.second_moment = state.arena_.Take<float>(elements);
+absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout, Communicator* ranks) {
+  const bool shared = layout.Divides(StateKind::kMoments);
+  CHECK(ranks != nullptr || !shared);
+  const int rank = shared ? ranks->rank() : 0;
+  const std::size_t weights = ElementsOf(layout, StateKind::kWeights, rank),
+                    moments = ElementsOf(layout, StateKind::kMoments, rank);
+  ASSIGN_OR_RETURN(Arena arena, Arena::Create((shared ? 0 : Arena::Footprint<float>(weights)) +
+                                              2 * Arena::Footprint<float>(moments)));
+  TrainState state(std::move(arena), rank);
+  if (shared) {
+    std::size_t largest = 0;  // All ranks' parts of an arena are of one size.
+    for (int r = 0; r < layout.world(); ++r)
+      largest = std::max(largest, ElementsOf(layout, StateKind::kWeights, r));
+    ASSIGN_OR_RETURN(state.shared_weights, ranks->AllocateArena(largest));
+    state.weights = state.shared_weights.first(weights);
+  } else {
+    state.weights = state.arena_.Take<float>(weights);
+  }
+  state.first_moment = state.arena_.Take<float>(moments);
+  state.second_moment = state.arena_.Take<float>(moments);
   return state;
+}
+
+void TrainState::Append(const ParamLayout& layout, StateKind kind, const std::string& prefix,
+                        std::span<float> buffer, std::vector<StateTensor>& tensors) const {
+  for (std::size_t p = 0; p < layout.params().size(); ++p) {
+    const ParamPlace& place = layout.params()[p];
+    std::vector<StateSlice> slices;
+    const auto hold = [&](const Range& flat) {
+      const std::int64_t at = layout.Offset(kind, rank_, flat.begin);
+      slices.push_back(
+          {flat.begin - place.flat.begin,
+           buffer.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(flat.size))});
+    };
+    if (!layout.Divides(kind)) hold(place.flat);
+    for (const Share& share : layout.Shares(static_cast<ParamId>(p))) {
+      if (layout.Divides(kind) && share.rank == rank_) hold(share.flat);
+    }
+    const auto dims = place.spec.shape.dims();
+    tensors.emplace_back(
+        TensorInfo{absl::StrCat(prefix, place.spec.name), {dims.begin(), dims.end()}},
+        std::move(slices));
+  }
+}
+
+void TrainState::InitializeWeights(const ParamLayout& layout, std::uint64_t seed) const {
+  const std::vector<StateTensor> tensors = Tensors(layout);
+  for (std::size_t p = 0; p < layout.params().size(); ++p) {
+    for (const StateSlice& slice : tensors[p].slices) {
+      worker::InitializeWeights<float>(layout.params()[p].spec, seed, slice.begin, slice.data);
+    }
+  }
 }
 
 std::vector<StateTensor> TrainState::Tensors(const ParamLayout& layout) const {
   std::vector<StateTensor> tensors;
-  Append(layout, "", weights, tensors);
-  Append(layout, std::string(AdamW<float>::kStateNames[0]) + "/", first_moment, tensors);
-  Append(layout, std::string(AdamW<float>::kStateNames[1]) + "/", second_moment, tensors);
+  const auto prefix = [](std::size_t moment) {
+    return absl::StrCat(std::string(AdamW<float>::kStateNames[moment]), "/");
+  };
+  Append(layout, StateKind::kWeights, "", weights, tensors);
+  Append(layout, StateKind::kMoments, prefix(0), first_moment, tensors);
+  Append(layout, StateKind::kMoments, prefix(1), second_moment, tensors);
   return tensors;
 }
 
-std::vector<TensorInfo> InfosOf(const std::vector<StateTensor>& tensors) {
-  std::vector<TensorInfo> infos;
-  for (const StateTensor& t : tensors) infos.push_back(t.info);
-  return infos;
+std::vector<StateTensor> TrainState::Copies(const ParamLayout& layout) const {
+  std::vector<StateTensor> tensors = Tensors(layout);
+  if (layout.Divides(StateKind::kWeights)) return {};
+  if (layout.Divides(StateKind::kMoments)) {
+    tensors.erase(tensors.begin() + static_cast<std::ptrdiff_t>(layout.params().size()),
+                  tensors.end());
+  }
+  return tensors;
+}
+
+std::vector<PieceInfo> TrainState::Pieces(const ParamLayout& layout) const {
+  std::vector<PieceInfo> pieces;
+  std::uint64_t offset = 0;
+  const auto params = static_cast<std::uint32_t>(layout.params().size());
+  for (std::uint32_t t = 0; t < kTensorsPerParam * params; ++t) {
+    const std::uint32_t p = t % params;
+    for (const Share& share : layout.Shares(static_cast<ParamId>(p))) {
+      if (share.rank != rank_) continue;
+      const std::int64_t begin = share.flat.begin - layout.params()[p].flat.begin;
+      pieces.push_back({t, begin, begin + share.flat.size, offset});
+      offset += static_cast<std::uint64_t>(share.flat.size) * sizeof(float);
+    }
+  }
+  return pieces;
 }
 
 }  // namespace regroup::worker

@@ -7,29 +7,45 @@
 
 #include "absl/status/statusor.h"
 #include "worker/checkpoint/shard.h"
+#include "worker/comm/communicator.h"
 #include "worker/layout/layout.h"
 #include "worker/tensor/arena.h"
 
 namespace regroup::worker {
 
-// What a checkpoint holds of a training: weights and the optimizer's moments, each a flat buffer of
-// one layout.
+// What one rank holds of a training's state, as far as a checkpoint has it: weights and the
+// optimizer's moments, each a buffer of the layout.
 class TrainState {
  public:
-  // Zeroed. Resource exhausted, with the size, if there is no memory for it.
-  static absl::StatusOr<TrainState> Create(const ParamLayout& layout);
+  // Zeroed. Resource exhausted, with the size, if there is no memory for it. Collective where the
+  // layout divides anything: weights then lie in an arena of `ranks`, who outlive the state. Else
+  // `ranks` may be null.
+  static absl::StatusOr<TrainState> Create(const ParamLayout& layout,
+                                           Communicator* ranks = nullptr);
 
-  std::span<float> weights, first_moment, second_moment;  // layout.flat_elements() each.
+  // layout.Elements() of their kind each.
+  std::span<float> weights, first_moment, second_moment;
+  // What the ranks share, from the first weight on; empty where nothing is divided.
+  std::span<float> shared_weights;
+
+  // The initial weights of what this rank holds.
+  void InitializeWeights(const ParamLayout& layout, std::uint64_t seed) const;
 
   // Every parameter as "NAME", "exp_avg/NAME", "exp_avg_sq/NAME": the names of a checkpoint,
-  // whatever the world size.
+  // whatever the world size and strategy.
   std::vector<StateTensor> Tensors(const ParamLayout& layout) const;
+  // Those of them of which every rank holds a copy, so that all must be equal.
+  std::vector<StateTensor> Copies(const ParamLayout& layout) const;
+  // What this rank writes of them: what it owns. Only where the layout divides something.
+  std::vector<PieceInfo> Pieces(const ParamLayout& layout) const;
 
  private:
-  explicit TrainState(Arena arena) : arena_(std::move(arena)) {}
-  Arena arena_;
-};
+  TrainState(Arena arena, int rank) : arena_(std::move(arena)), rank_(rank) {}
+  void Append(const ParamLayout& layout, StateKind kind, const std::string& prefix,
+              std::span<float> buffer, std::vector<StateTensor>& tensors) const;
 
-std::vector<TensorInfo> InfosOf(const std::vector<StateTensor>& tensors);
+  Arena arena_;
+  int rank_ = 0;
+};
 
 }  // namespace regroup::worker

@@ -210,6 +210,7 @@ absl::Status Trainer::AgreeOnSettings() {
   const std::map<std::string, std::string> settings = Settings();
   Terms terms(settings.begin(), settings.end());
   terms.emplace_back("micro-batch", absl::StrCat(config_.micro_batch));
+  terms.emplace_back("strategy", NameOf(config_.strategy));
   terms.emplace_back("precision", "f32");
   ASSIGN_OR_RETURN(const std::optional<Disagreement> found, FindDisagreement(*ranks_, terms));
   ranks_->SetDeadline(config_.collective_timeout);
@@ -285,9 +286,12 @@ absl::Status Trainer::Build() {
 
 absl::Status Trainer::BuildParts() {
   model_ = MakeGpt<float>(config_.Model(dataset_->vocabulary()));
-  ASSIGN_OR_RETURN(layout_, ParamLayout::Replicated(model_->UnitSpecs(), environment_.world_size));
-  ASSIGN_OR_RETURN(state_, TrainState::Create(*layout_));
+  const int world = environment_.world_size;
+  ASSIGN_OR_RETURN(layout_, ParamLayout::Create(model_->UnitSpecs(), world,
+                                                StrategyOn(world, config_.strategy)));
+  ASSIGN_OR_RETURN(state_, TrainState::Create(*layout_, ranks_.get()));
   tensors_ = state_->Tensors(*layout_);
+  copies_ = state_->Copies(*layout_);
   sampler_.emplace(config_.seed, dataset_->samples());
   // The planted defect is one that matters: AdamW does not see a factor that all gradients share.
   const bool wrong_scale = environment_.mutation == Mutation::kGradientScale && !first();
@@ -378,7 +382,7 @@ absl::Status Trainer::Restore() {
     saved_step_ = step_;
     RETURN_IF_ERROR(CheckSettings(*manifest));
   } else {
-    InitializeWeights<float>(*layout_, config_.seed, state_->weights);
+    state_->InitializeWeights(*layout_, config_.seed);
   }
   if (first() && step_ < environment_.resume_step) {
     Warn(absl::StrCat("the coordinator has accepted a commit of step ", environment_.resume_step,
@@ -397,8 +401,23 @@ absl::Status Trainer::Restore() {
                         step_, config_.steps, environment_.world_size,
                         WithThousands(static_cast<double>(layout_->param_elements())),
                         config_.batch, config_.context));
+    SayWhatIsDivided();
   }
   return absl::OkStatus();
+}
+
+void Trainer::SayWhatIsDivided() const {
+  if (!layout_->Divides(StateKind::kMoments)) return;
+  const auto mib = [](std::int64_t elements) {
+    return static_cast<double>(elements) * sizeof(float) / (1 << 20);
+  };
+  Say(absl::StrFormat(
+      "%s: rank 0 keeps %.1f of %.1f MiB of weights and moments, and %.1f MiB for "
+      "gradients and gathered weights",
+      NameOf(layout_->strategy()),
+      mib(layout_->Elements(StateKind::kWeights, 0) +
+          2 * layout_->Elements(StateKind::kMoments, 0)),
+      mib(3 * layout_->flat_elements()), static_cast<double>(runner_->memory_bytes()) / (1 << 20)));
 }
 
 absl::Status Trainer::CheckSettings(const Manifest& manifest) const {
@@ -451,6 +470,7 @@ absl::Status Trainer::StartSaver() {
   options.patience = config_.save_timeout;
   options.settings = Settings();
   options.owner = owner_.get();
+  if (layout_->Divides(StateKind::kMoments)) options.pieces = state_->Pieces(*layout_);
   options.known_sound = std::exchange(restored_, std::nullopt);
   ranks_->SetDeadline(config_.collective_timeout);
   ASSIGN_OR_RETURN(
@@ -505,7 +525,9 @@ absl::Status Trainer::Step() {
 // that within some steps.
 void Trainer::FlipBit() {
   if (environment_.rank + 1 != environment_.world_size) return;
-  float& weight = state_->weights[static_cast<std::size_t>(layout_->params().back().flat.begin)];
+  const std::vector<StateSlice>& last = tensors_[layout_->params().size() - 1].slices;
+  if (last.empty()) return;  // Another rank's.
+  float& weight = last[0].data[0];
   weight = std::bit_cast<float>(std::bit_cast<std::uint32_t>(weight) ^ 1U << 20);
 }
 
@@ -549,11 +571,11 @@ absl::Status Trainer::SaveWhatIsDue(const Ballot& any) {
 absl::Status Trainer::Save(bool for_notice) {
   const auto begin = steady_clock::now();
   const std::map<std::string, std::int64_t> counters = {{"step", step_}, {"samples", samples_}};
-  const std::vector<std::int64_t> hashes = HashState(tensors_, counters);
-  // Each rank writes a part of what all of them hold. Who leaves waits for no collective: then rank
-  // 0 alone compares, by what the others report.
+  const std::vector<std::int64_t> hashes = HashState(copies_, counters);
+  // Each rank writes a part of what all of them hold, or what it alone owns. Who leaves waits for
+  // no collective: then rank 0 alone compares, by what the others report.
   absl::Status equal =
-      for_notice ? absl::OkStatus() : CompareReplicas(*ranks_, *layout_, tensors_, hashes, step_);
+      for_notice ? absl::OkStatus() : CompareReplicas(*ranks_, *layout_, copies_, hashes, step_);
   if (!equal.ok() && !IsCommunicatorFailure(equal)) {
     RETURN_IF_ERROR(LetSavesEnd());
     equal = WithExit(std::move(equal), WorkerExit::kReplicasDiffer);

@@ -53,6 +53,7 @@ class Trainer {
   absl::Status Elsewhere(int rank) const;
   absl::Status Build();
   absl::Status BuildParts();
+  void SayWhatIsDivided() const;
   absl::Status TakeDirectory();
   absl::Status Restore();
   absl::Status LoadNewest(std::optional<Manifest>& manifest);
@@ -89,7 +90,8 @@ class Trainer {
   std::optional<Model<float>> model_;
   std::optional<ParamLayout> layout_;
   std::optional<TrainState> state_;
-  std::vector<StateTensor> tensors_;  // Into state_.
+  std::vector<StateTensor> tensors_;  // Into state_, as are the next.
+  std::vector<StateTensor> copies_;   // Of which all ranks hold the same.
   std::unique_ptr<StepRunner> runner_;
   std::optional<Sampler> sampler_;
   bool all_end_alike_ = false;  // This end is one that every rank comes to.

@@ -1,4 +1,4 @@
-// regroup-worker: the native trainer. Subcommands train, generate and version.
+// regroup-worker: the native trainer. Subcommands train, generate, plan and version.
 
 #include <unistd.h>
 
@@ -15,6 +15,7 @@
 #include "worker/train/commands.h"
 #include "worker/train/environment.h"
 #include "worker/train/generate.h"
+#include "worker/train/plan_report.h"
 #include "worker/train/termination.h"
 #include "worker/train/train_config.h"
 #include "worker/train/trainer.h"
@@ -68,11 +69,23 @@ int GenerateMain(const std::vector<std::string>& args) {
   return status.ok() ? 0 : Tell(status);
 }
 
+int PlanMain(const std::vector<std::string>& args) {
+  const absl::StatusOr<std::optional<PlanConfig>> config = ReadPlanConfig(args);
+  if (!config.ok()) return Misuse(config.status());
+  if (!*config) return Help("plan");
+  const absl::StatusOr<std::string> report = PlanReport(**config);
+  if (!report.ok()) return Misuse(report.status());
+  return std::fputs(report->c_str(), stdout) >= 0 && std::fflush(stdout) == 0
+             ? 0
+             : Tell(absl::UnavailableError("standard output cannot be written"));
+}
+
 int Main(const std::vector<std::string>& words) {
   const std::string command = words.empty() ? "" : words[0];
   const std::vector<std::string> args(words.begin() + (words.empty() ? 0 : 1), words.end());
   if (command == "train") return TrainMain(args);
   if (command == "generate") return GenerateMain(args);
+  if (command == "plan") return PlanMain(args);
   if (command == "version" || command == "--version") {
     std::printf("regroup-worker %s (%s, build %s)\n", REGROUP_VERSION, REGROUP_BUILD_TYPE,
                 BuildId().c_str());
@@ -88,7 +101,7 @@ int Main(const std::vector<std::string>& words) {
   return Misuse(UserError(
       absl::StatusCode::kInvalidArgument,
       command.empty() ? std::string("no command given") : absl::StrCat("unknown command ", command),
-      "train, generate and version are known", "regroup-worker train --help"));
+      "train, generate, plan and version are known", "regroup-worker train --help"));
 }
 
 }  // namespace

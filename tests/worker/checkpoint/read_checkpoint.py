@@ -84,10 +84,10 @@ def main():
     root, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     record = newest_record(root)
     attempt = root / f"step-{record['step']}" / f"{record['generation']}-{record['attempt']}"
-    whole = {t["name"]: (t["shape"], bytearray()) for t in record["tensors"]}
+    whole = {t["name"]: (t["shape"], {}) for t in record["tensors"]}  # Its pieces by their first element.
     assert len(record["files"]) == record["world_size"]
     assert sorted(path.name for path in attempt.iterdir()) == sorted(f["name"] for f in record["files"])
-    for entry in record["files"]:  # In rank order, which is the order of the elements.
+    for entry in record["files"]:
         path = attempt / entry["name"]
         data = path.read_bytes()
         assert len(data) == entry["bytes"]
@@ -96,18 +96,21 @@ def main():
         compare_with_reference(path, tensors)
         for name, (shape, part) in tensors.items():
             piece = re.fullmatch(r"(.*)#\[(\d+),(\d+)\)", name)
-            shape_of_whole, elements = whole[piece.group(1) if piece else name]
-            if piece:
-                assert len(elements) == 4 * int(piece.group(2)) and shape == [int(piece.group(3)) - int(piece.group(2))]
-            else:
-                assert not elements and shape == shape_of_whole, name
-            elements += part
-    for name, (shape, elements) in whole.items():
-        expected = 4
-        for dimension in shape:
-            expected *= dimension
-        assert len(elements) == expected, name
-    out.write_bytes(b"".join(bytes(elements) for _, elements in whole.values()))
+            shape_of_whole, pieces = whole[piece.group(1) if piece else name]
+            begin = int(piece.group(2)) if piece else 0
+            assert shape == ([int(piece.group(3)) - begin] if piece else shape_of_whole) and begin not in pieces, name
+            pieces[begin] = part
+    with out.open("wb") as file:
+        for name, (shape, pieces) in whole.items():
+            end = 0
+            for begin, part in sorted(pieces.items()):
+                assert begin == end, (name, "hole or overlap")
+                end += len(part) // 4
+                file.write(part)
+            for dimension in reversed(shape):
+                assert end % dimension == 0, name
+                end //= dimension
+            assert end == 1, name
 
 
 if __name__ == "__main__":

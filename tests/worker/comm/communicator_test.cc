@@ -82,6 +82,73 @@ TEST_P(CommunicatorTest, SumsInRankOrderInsideAndOutsideOfAnArena) {
   }
 }
 
+// Stretches of all sizes, in an order of their own, with owners at random; some ranks own nothing.
+std::vector<Stretch> SomeStretches(int world_size, bool in_place) {
+  Rng rng(11);
+  std::vector<Stretch> stretches;
+  std::int64_t from = 5;
+  std::vector<std::int64_t> room(static_cast<std::size_t>(world_size), 7);
+  for (const std::int64_t size : {1, 15, 16, 1000, 0, 2049, 70000, 64, 300000}) {
+    const int owner = static_cast<int>(rng.Below(static_cast<std::uint64_t>(world_size)));
+    std::int64_t& to = room[static_cast<std::size_t>(owner)];
+    stretches.push_back({owner, from, in_place ? from : to, size});
+    from += size + 3;
+    to += size + 1;
+  }
+  std::reverse(stretches.begin(), stretches.end());
+  return stretches;
+}
+constexpr std::size_t kStretched = 400000;
+
+TEST_P(CommunicatorTest, ReduceScatterGivesEachOwnerTheSumInRankOrder) {
+  const std::vector<float> sum = SumInRankOrder(GetParam(), kStretched);
+  for (const bool in_place : {true, false}) {
+    const std::vector<Stretch> stretches = SomeStretches(GetParam(), in_place);
+    OnEveryRank(GetParam(), [&](Communicator& c) {
+      const std::vector<float> mine = Data(c.rank(), kStretched);
+      auto other = c.AllocateArena(10), arena = c.AllocateArena(kStretched);
+      ASSERT_TRUE(other.ok() && arena.ok());
+      std::vector<float> expected = mine, out(in_place ? 0 : kStretched, 42);
+      if (!in_place) expected = out;
+      for (const Stretch& s : stretches) {
+        if (s.owner == c.rank()) std::copy_n(sum.begin() + s.from, s.size, expected.begin() + s.to);
+      }
+      for (int round = 0; round < 2; ++round) {  // The second finds what the first has left.
+        std::copy(mine.begin(), mine.end(), arena->begin());
+        const std::span<float> result = in_place ? *arena : std::span<float>(out);
+        ASSERT_TRUE(c.Barrier().ok());
+        ASSERT_TRUE(c.ReduceScatter(*arena, stretches, result).ok());
+        EXPECT_TRUE(SameBits(result, expected));
+        if (!in_place) {
+          EXPECT_TRUE(SameBits(*arena, mine));
+        }
+        std::fill(arena->begin(), arena->end(), -1.0F);  // All ranks have read it.
+      }
+    });
+  }
+}
+
+TEST_P(CommunicatorTest, AllGatherGivesEveryRankWhatTheOwnersHave) {
+  for (const bool in_place : {true, false}) {
+    std::vector<Stretch> stretches = SomeStretches(GetParam(), in_place);
+    OnEveryRank(GetParam(), [&](Communicator& c) {
+      auto arena = c.AllocateArena(kStretched);
+      ASSERT_TRUE(arena.ok());
+      std::vector<Stretch> packed = stretches;  // Of its own at from, and of all at to.
+      for (Stretch& s : packed) std::swap(s.from, s.to);
+      const std::vector<float> mine = Data(c.rank(), kStretched);
+      std::copy(mine.begin(), mine.end(), arena->begin());
+      std::vector<float> out(kStretched, 42), expected = in_place ? mine : out;
+      for (const Stretch& s : packed)
+        std::copy_n(Data(s.owner, kStretched).begin() + s.from, s.size, expected.begin() + s.to);
+      const std::span<float> result = in_place ? *arena : std::span<float>(out);
+      ASSERT_TRUE(c.AllGather(*arena, packed, result).ok());
+      if (!in_place) std::fill(arena->begin(), arena->end(), -1.0F);  // All ranks have read it.
+      EXPECT_TRUE(SameBits(result, expected));
+    });
+  }
+}
+
 TEST_P(CommunicatorTest, ArenasAreZeroedAlignedAndIndependent) {
   OnEveryRank(GetParam(), [&](Communicator& c) {
     auto first = c.AllocateArena(70000), second = c.AllocateArena(40000);
@@ -191,6 +258,27 @@ TEST(CommunicatorFailureTest, DifferentCallsAreRefusedOnEveryRank) {
        [](Communicator& c, std::span<float>) {
          double x = 0;
          return c.AllReduce(std::span(&x, 1), Reduction::kMax);
+       }},
+      {"owner",
+       [](Communicator& c, std::span<float> a) {
+         return c.ReduceScatter(a, std::vector<Stretch>{{0, 0, 0, 10}, {1, 10, 10, 10}}, a);
+       },
+       [](Communicator& c, std::span<float> a) {
+         return c.ReduceScatter(a, std::vector<Stretch>{{1, 0, 0, 10}, {1, 10, 10, 10}}, a);
+       }},
+      {"stretch",
+       [](Communicator& c, std::span<float> a) {
+         return c.AllGather(a, std::vector<Stretch>{{0, 0, 0, 10}}, a);
+       },
+       [](Communicator& c, std::span<float> a) {
+         return c.AllGather(a, std::vector<Stretch>{{0, 0, 0, 11}}, a);
+       }},
+      {"direction",
+       [](Communicator& c, std::span<float> a) {
+         return c.AllGather(a, std::vector<Stretch>{{0, 0, 0, 10}}, a);
+       },
+       [](Communicator& c, std::span<float> a) {
+         return c.ReduceScatter(a, std::vector<Stretch>{{0, 0, 0, 10}}, a);
        }},
       {"root", [](Communicator& c, std::span<float>) { return c.Broadcast({}, 0); },
        [](Communicator& c, std::span<float>) { return c.Broadcast({}, 1); }},

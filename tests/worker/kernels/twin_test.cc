@@ -239,6 +239,21 @@ TEST_P(EveryTable, SumsOverFlatBuffers) {
   }
 }
 
+// Whoever sums which blocks, and in whatever pieces: what they add up to has the same bits.
+TEST_P(EveryTable, BlocksAddUpToTheSameSumOfSquares) {
+  for (const std::int64_t n : {1, 1023, 1024, 1025, 40'000, 262'144, 1'000'001}) {
+    const Floats x = Given<float>("x", n, 1, 0.5);
+    const std::int64_t blocks = (n + kSumBlock - 1) / kSumBlock;
+    Doubles sums(Size(blocks), -1);
+    const std::int64_t cut = blocks / 3 * kSumBlock;
+    k().square_blocks(cut, x.data(), sums.data());
+    k().square_blocks(n - cut, x.data() + cut, sums.data() + cut / kSumBlock);
+    const double squares = k().sum_squares(n, x.data());
+    const bool twin = &k() == &ReferenceKernels<float>();  // It adds one by one.
+    EXPECT_NEAR(AddBlocks(n, sums.data()), squares, twin ? 1e-12 * squares : 0) << n;
+  }
+}
+
 // A product of oneDNN's; by one thread, where its bits depend on how many there are.
 template <class Product>
 void ExpectDone(const Product& product) {

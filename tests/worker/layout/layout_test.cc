@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace regroup::worker {
@@ -35,14 +36,83 @@ TEST(Layout, EveryElementOfEveryParameterHasItsOwnPlaceInItsUnit) {
   for (ParamId p = 0; p < static_cast<ParamId>(layout.params().size()); ++p) {
     const ParamPlace& place = layout.params()[static_cast<std::size_t>(p)];
     EXPECT_EQ(place.flat.begin % ParamLayout::kAlignElements, 0);
-    const Range shard = layout.Shard(place.unit, 2);
-    for (std::int64_t i = 0; i < place.spec.shape.elements(); ++i) {
-      const Piece piece = layout.Locate(p, i);
-      EXPECT_EQ(piece.owner, 0);
-      ASSERT_GE(piece.offset, shard.begin);
-      ASSERT_LT(piece.offset, shard.end());
-      EXPECT_EQ(++taken[static_cast<std::size_t>(piece.offset)], 1);
+    const Range& unit = layout.units()[static_cast<std::size_t>(place.unit)].flat;
+    EXPECT_EQ(place.flat.size, place.spec.shape.elements());
+    ASSERT_GE(place.flat.begin, unit.begin);
+    ASSERT_LE(place.flat.end(), unit.end());
+    for (std::int64_t at = place.flat.begin; at < place.flat.end(); ++at)
+      EXPECT_EQ(++taken[static_cast<std::size_t>(at)], 1);
+  }
+}
+
+// Sizes that nothing divides: blocks that two units share, units without a block of their own.
+std::vector<UnitSpec> ManyUnits() {
+  return {{"embed", {Param("wte", {97, 61}), Param("wpe", {5, 61})}, {}},
+          {"empty", {}, {}},
+          {"tiny", {Param("scale", {3})}, {}},
+          {"small", {Param("a", {10, 7}), Param("b", {300})}, {}},
+          {"large", {Param("c", {64, 333}), Param("d", {65}), Param("e", {4000})}, {"wte"}},
+          {"last", {Param("f", {1025})}, {}}};
+}
+
+constexpr Strategy kDividing[] = {Strategy::kZero1, Strategy::kZero2, Strategy::kZero3};
+
+TEST(Layout, EveryElementHasOneOwnerWhoHoldsItOnce) {
+  for (const Strategy strategy : kDividing) {
+    for (int world = 1; world <= 9; ++world) {
+      const ParamLayout layout = *ParamLayout::Create(ManyUnits(), world, strategy);
+      std::vector<int> owners(static_cast<std::size_t>(layout.flat_elements()), -1);
+      for (int r = 0; r < world; ++r) {
+        std::int64_t before = 0;
+        for (const Range& box : layout.Owned(r)) {
+          EXPECT_EQ(box.begin % ParamLayout::kBlockElements, 0);
+          EXPECT_TRUE(box.end() % ParamLayout::kBlockElements == 0 ||
+                      box.end() == layout.flat_elements());
+          for (std::int64_t at = box.begin; at < box.end(); ++at) {
+            EXPECT_EQ(std::exchange(owners[static_cast<std::size_t>(at)], r), -1);
+            ASSERT_EQ(layout.Offset(StateKind::kMoments, r, at), before + at - box.begin);
+          }
+          before += box.size;
+        }
+        EXPECT_EQ(layout.Elements(StateKind::kMoments, r), before);
+      }
+      for (ParamId p = 0; p < static_cast<ParamId>(layout.params().size()); ++p) {
+        std::int64_t at = layout.params()[static_cast<std::size_t>(p)].flat.begin;
+        for (const Share& share : layout.Shares(p)) {
+          EXPECT_EQ(share.flat.begin, at);
+          for (; at < share.flat.end(); ++at)
+            ASSERT_EQ(owners[static_cast<std::size_t>(at)], share.rank);
+        }
+        EXPECT_EQ(at, layout.params()[static_cast<std::size_t>(p)].flat.end());
+      }
     }
+  }
+}
+
+TEST(Layout, AStrategyDividesWhatItsNameSaysAndTheRestIsWhole) {
+  const StateKind kinds[] = {StateKind::kMoments, StateKind::kGradients, StateKind::kWeights};
+  for (int stage = 0; stage <= 3; ++stage) {
+    const ParamLayout layout = *ParamLayout::Create(ManyUnits(), 3, static_cast<Strategy>(stage));
+    EXPECT_EQ(NameOf(layout.strategy()), std::string(stage == 0 ? "ddp" : "zero-") +
+                                             (stage == 0 ? "" : std::to_string(stage)));
+    for (int k = 0; k < 3; ++k) {
+      EXPECT_EQ(layout.Divides(kinds[k]), k < stage);
+      std::int64_t all = 0;
+      for (int r = 0; r < 3; ++r) all += layout.Elements(kinds[k], r);
+      EXPECT_EQ(all, layout.flat_elements() * (k < stage ? 1 : 3));
+    }
+    EXPECT_EQ(layout.Shares(0).empty(), stage == 0);
+  }
+}
+
+// The even part, and at most a block more or less for each unit.
+TEST(Layout, OwnersHaveEvenParts) {
+  const ParamLayout layout = *ParamLayout::Create(ManyUnits(), 4, Strategy::kZero3);
+  const auto units = static_cast<std::int64_t>(layout.units().size());
+  for (int r = 0; r < 4; ++r) {
+    EXPECT_NEAR(static_cast<double>(layout.Elements(StateKind::kWeights, r)),
+                static_cast<double>(layout.flat_elements()) / 4,
+                static_cast<double>(units * ParamLayout::kBlockElements));
   }
 }
 
@@ -52,7 +122,9 @@ TEST(Layout, DoesNotDependOnTheWorld) {
   for (std::size_t p = 0; p < one.params().size(); ++p) {
     EXPECT_EQ(one.params()[p].flat, many.params()[p].flat);
   }
-  for (int rank = 0; rank < 7; ++rank) EXPECT_EQ(many.Shard(2, rank), one.Shard(2, 0));
+  for (int rank = 0; rank < 7; ++rank) {
+    EXPECT_EQ(many.Boxes(StateKind::kWeights, rank), one.Boxes(StateKind::kWeights, 0));
+  }
 }
 
 TEST(Layout, FindsByName) {

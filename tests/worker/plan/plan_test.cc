@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,22 +12,27 @@ namespace regroup::worker {
 namespace {
 
 // Units of 4, 2, 2 and 1 blocks of 64 elements (256 bytes); the last shares a part of the first.
-ParamLayout Layout(int world, bool tied = true) {
+ParamLayout Layout(int world, bool tied = true, Strategy strategy = Strategy::kReplicated) {
   const auto unit = [](const char* name, std::int64_t blocks, std::vector<std::string> shared) {
     return UnitSpec{name, {{.name = name, .shape = {64 * blocks}}}, std::move(shared)};
   };
   UnitSpec embed{"embed", {{.name = "wte", .shape = {192}}, {.name = "wpe", .shape = {64}}}, {}};
   UnitSpec head = unit("head", 1, {});
   if (tied) head.shared = {"wte"};
-  return *ParamLayout::Replicated({embed, unit("b0", 2, {}), unit("b1", 2, {}), head}, world);
+  return *ParamLayout::Create({embed, unit("b0", 2, {}), unit("b1", 2, {}), head}, world, strategy);
 }
+
+constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1, Strategy::kZero2,
+                                    Strategy::kZero3};
 
 std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro_batches) {
   std::vector<Plan> plans;
+  const int rounds = *std::max_element(micro_batches.begin(), micro_batches.end());
   for (int rank = 0; rank < layout.world(); ++rank) {
     plans.push_back(
         *MakePlan(layout, {.rank = rank,
                            .micro_batches = micro_batches[static_cast<std::size_t>(rank)],
+                           .rounds = rounds,
                            .bucket_bytes = 700}));
   }
   return plans;
@@ -64,6 +70,83 @@ TEST(Plan, ReducesEachBucketRightAfterTheBackwardThatFillsIt) {
             "  Commit\n");
 }
 
+// Each unit is there while it is used and not longer; the head reads the embedding's weights.
+TEST(Plan, DividedWeightsAreGatheredForEachUseAndFreed) {
+  const ParamLayout layout = Layout(2, true, Strategy::kZero3);
+  EXPECT_EQ(ToString(Plans(layout, {1, 0})[0], layout),
+            "rank 0 of 2, 1 micro-batches\n"
+            "  zero-3\n"
+            "  weights in 1280 bytes, units at 0, 0, 0, 256\n"
+            "  gradients in 1792 bytes, units at 0, 256, 256, 384\n"
+            "  head writes the gradient of wte first, embed adds\n"
+            "  Gather unit 0 (embed)\n"
+            "  Forward unit 0 micro-batch 0 (embed)\n"
+            "  Free unit 0 (embed)\n"
+            "  Gather unit 1 (b0)\n"
+            "  Forward unit 1 micro-batch 0 (b0)\n"
+            "  Free unit 1 (b0)\n"
+            "  Gather unit 2 (b1)\n"
+            "  Forward unit 2 micro-batch 0 (b1)\n"
+            "  Free unit 2 (b1)\n"
+            "  Gather unit 0 (embed)\n"
+            "  Gather unit 3 (head)\n"
+            "  Forward unit 3 micro-batch 0 (head)\n"
+            "  Backward unit 3 micro-batch 0 (head)\n"
+            "  Free unit 0 (embed)\n"
+            "  Free unit 3 (head)\n"
+            "  Gather unit 2 (b1)\n"
+            "  Backward unit 2 micro-batch 0 (b1)\n"
+            "  ReduceGrad bucket 0 (head to b1, 768 bytes)\n"
+            "  Free unit 2 (b1)\n"
+            "  Gather unit 1 (b0)\n"
+            "  Backward unit 1 micro-batch 0 (b0)\n"
+            "  Free unit 1 (b0)\n"
+            "  Gather unit 0 (embed)\n"
+            "  Backward unit 0 micro-batch 0 (embed)\n"
+            "  ReduceGrad bucket 1 (b0 to embed, 1536 bytes)\n"
+            "  Free unit 0 (embed)\n"
+            "  SumSquares\n"
+            "  Vote\n"
+            "  Step unit 0 (embed)\n"
+            "  Step unit 1 (b0)\n"
+            "  Step unit 2 (b1)\n"
+            "  Step unit 3 (head)\n"
+            "  Commit\n");
+}
+
+TEST(Plan, WeightsThatAreSteppedInPartsAreGatheredBeforeTheCommit) {
+  for (const Strategy strategy : {Strategy::kZero1, Strategy::kZero2}) {
+    const ParamLayout layout = Layout(2, true, strategy);
+    const std::string text = ToString(Plans(layout, {1, 1})[1], layout);
+    EXPECT_NE(text.find("  Step unit 3 (head)\n"
+                        "  Gather unit 0 (embed)\n"
+                        "  Gather unit 1 (b0)\n"
+                        "  Gather unit 2 (b1)\n"
+                        "  Gather unit 3 (head)\n"
+                        "  Commit\n"),
+              std::string::npos)
+        << text;
+    EXPECT_EQ(text.find("Free"), std::string::npos);
+  }
+}
+
+// Twelve blocks of one size need no more room for weights than one, and for gradients than what one
+// bucket holds.
+TEST(Plan, UnitsThatAreNotUsedTogetherShareMemory) {
+  std::vector<UnitSpec> units;
+  for (int b = 0; b < 12; ++b) {
+    const std::string name = "b" + std::to_string(b);
+    units.push_back({name, {{.name = name, .shape = {6400}}}, {}});
+  }
+  const ParamLayout layout = *ParamLayout::Create(units, 3, Strategy::kZero3);
+  const Plan plan = *MakePlan(layout, {.bucket_bytes = 2 * 6400 * 4});
+  EXPECT_EQ(plan.weights.elements, 6400);
+  EXPECT_EQ(plan.gradients.elements, 2 * 6400);
+  const Plan accumulating = *MakePlan(layout, {.micro_batches = 2});
+  EXPECT_EQ(accumulating.weights.elements, 6400);
+  EXPECT_EQ(accumulating.gradients.elements, layout.flat_elements());
+}
+
 TEST(Plan, BucketsPartitionTheFlatBuffer) {
   const ParamLayout layout = Layout(1);
   for (const std::int64_t bytes : {1, 256, 257, 1024, 1 << 20}) {
@@ -82,9 +165,13 @@ TEST(Plan, AnyMixOfMicroBatchesPassesTheCheck) {
   for (const std::vector<int>& counts :
        {std::vector{1}, std::vector{4}, std::vector{1, 1}, std::vector{3, 2, 2},
         std::vector{1, 0, 0}, std::vector{0}}) {
-    const ParamLayout layout = Layout(static_cast<int>(counts.size()));
-    const absl::Status status = CheckPlan(layout, Plans(layout, counts));
-    EXPECT_TRUE(status.ok()) << status;
+    for (const Strategy strategy : kStrategies) {
+      for (const bool tied : {true, false}) {
+        const ParamLayout layout = Layout(static_cast<int>(counts.size()), tied, strategy);
+        const absl::Status status = CheckPlan(layout, Plans(layout, counts));
+        EXPECT_TRUE(status.ok()) << NameOf(strategy) << ": " << status;
+      }
+    }
   }
 }
 
@@ -106,7 +193,7 @@ TEST(Plan, RefusesWhatCanNotBe) {
   const ParamLayout layout = Layout(2);
   for (const PlanOptions& options :
        {PlanOptions{.rank = 2}, PlanOptions{.rank = -1}, PlanOptions{.micro_batches = -1},
-        PlanOptions{.bucket_bytes = 0}}) {
+        PlanOptions{.micro_batches = 3, .rounds = 2}, PlanOptions{.bucket_bytes = 0}}) {
     EXPECT_EQ(MakePlan(layout, options).status().code(), absl::StatusCode::kInvalidArgument);
   }
 }
@@ -201,6 +288,13 @@ const Mistake kMistakes[] = {
      "Backward unit 1 micro-batch 0): adds to the gradient of b0"},
     {"a gradient that nobody thought of", [](Plan& p) { p.first_writers.pop_back(); },
      "of 4 of 5 gradients who writes first"},
+    {"a vote of one unit", [](Plan& p) { p.instructions[Find(p, Op::kVote)].unit = 1; },
+     "(Vote): names more than it needs"},
+    {"a step of one micro-batch",
+     [](Plan& p) { p.instructions[Find(p, Op::kStep)].micro_batch = 0; },
+     "names more than it needs"},
+    {"a forward of a bucket", [](Plan& p) { p.instructions[Find(p, Op::kForward)].bucket = 0; },
+     "names more than it needs"},
     {"gradients wiped",
      [](Plan& p) {
        const auto at = static_cast<std::ptrdiff_t>(Find(p, Op::kReduceGrad));
@@ -220,6 +314,140 @@ TEST(CheckPlan, CatchesEveryPlantedMistake) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
   }
+}
+
+void Insert(Plan& plan, std::size_t at, const Instruction& instruction) {
+  plan.instructions.insert(plan.instructions.begin() + static_cast<std::ptrdiff_t>(at),
+                           instruction);
+}
+
+const Mistake kMistakesOfSteppingInParts[] = {
+    {"old weights left", [](Plan& p) { Erase(p, Find(p, Op::kGather, 2)); },
+     "(Commit): unit 2 is not gathered after its Step"},
+    {"gathered before its step",
+     [](Plan& p) { Move(p, Find(p, Op::kGather, 1), Find(p, Op::kStep, 1)); },
+     "(Gather unit 1): the unit is gathered already"},
+    {"gathered twice", [](Plan& p) { p.instructions[Find(p, Op::kGather, 1)].unit = 0; },
+     "(Gather unit 0): the unit is gathered already"},
+    {"gathered in another order",
+     [](Plan& p) { Move(p, Find(p, Op::kGather, 1), Find(p, Op::kGather, 3)); },
+     "the collectives of rank 1 are not those of rank 0"},
+    {"gathered a unit that does not exist",
+     [](Plan& p) { p.instructions[Find(p, Op::kGather, 3)].unit = 4; }, "no such unit"},
+    {"whole weights freed", [](Plan& p) { Insert(p, 1, {.op = Op::kFree, .unit = 0}); },
+     "(Free unit 0): these weights are nowhere else"},
+    {"a step before the vote", [](Plan& p) { Move(p, Find(p, Op::kStep, 0), Find(p, Op::kVote)); },
+     "before the Vote"},
+    {"no norm", [](Plan& p) { Erase(p, Find(p, Op::kSumSquares)); }, "SumSquares has not happened"},
+    {"a norm too many",
+     [](Plan& p) { Insert(p, Find(p, Op::kSumSquares), {.op = Op::kSumSquares}); },
+     "the collectives of rank 1 are not those of rank 0"},
+    {"weights moved", [](Plan& p) { p.weights.at[1] += 64; },
+     "plan of rank 1: the windows of weights move unit 1"},
+    {"less room for weights", [](Plan& p) { p.weights.elements -= 64; },
+     "the windows of weights have 512 elements of 576"},
+};
+
+const Mistake kMistakesOfDividedGradients[] = {
+    {"two units in one place", [](Plan& p) { p.gradients.at[3] = p.gradients.at[2]; },
+     "Backward unit 2 micro-batch 0): overwrites unit 3, which is in use"},
+    {"a unit in the place of the embedding, which the head has written",
+     [](Plan& p) { p.gradients.at[1] = p.gradients.at[0]; },
+     "Backward unit 1 micro-batch 0): overwrites unit 0, which is in use"},
+    {"a bucket reduced late",
+     [](Plan& p) { Move(p, Find(p, Op::kReduceGrad), Find(p, Op::kBackward, 1)); },
+     "Backward unit 1 micro-batch 0): overwrites unit "},
+    {"no room", [](Plan& p) { p.gradients.elements -= 64; },
+     "the windows of gradients leave no room for unit "},
+    {"a place before the first", [](Plan& p) { p.gradients.at[3] = -64; },
+     "the windows of gradients leave no room for unit 3"},
+    {"a place off the border", [](Plan& p) { p.gradients.at[3] += 1; },
+     "the windows of gradients leave no room for unit 3"},
+    {"a unit without a place", [](Plan& p) { p.gradients.at.pop_back(); },
+     "the windows of gradients are 3 for 4 units"},
+    {"places of its own", [](Plan& p) { p.gradients.elements += 64; },
+     "the windows of gradients of rank 1 are not those of rank 0"},
+};
+
+const Mistake kMistakesOfDividedWeights[] = {
+    {"a forward without its weights", [](Plan& p) { Erase(p, Find(p, Op::kGather, 1)); },
+     "(Forward unit 1 micro-batch 0): the weights of unit 1 are not gathered"},
+    {"freed too early", [](Plan& p) { Move(p, Find(p, Op::kFree, 1), Find(p, Op::kForward, 1)); },
+     "(Forward unit 1 micro-batch 0): the weights of unit 1 are not gathered"},
+    {"a head without the embedding's weights",
+     [](Plan& p) {
+       const std::size_t at = Find(p, Op::kForward, 3);
+       Erase(p, at - 2);
+     },
+     "(Forward unit 3 micro-batch 0): the weights of unit 0 are not gathered"},
+    {"a backward without its weights", [](Plan& p) { Erase(p, Find(p, Op::kBackward, 1) - 1); },
+     "(Backward unit 1 micro-batch 0): the weights of unit 1 are not gathered"},
+    {"a head's backward without the embedding",
+     [](Plan& p) { Insert(p, Find(p, Op::kBackward, 3), {.op = Op::kFree, .unit = 0}); },
+     "(Backward unit 3 micro-batch 0): the weights of unit 0 are not gathered"},
+    {"gathered over a unit in use",
+     [](Plan& p) { Move(p, Find(p, Op::kGather, 2), Find(p, Op::kFree, 1)); },
+     "(Gather unit 2): overwrites unit 1, which is in use"},
+    {"gathered twice",
+     [](Plan& p) { Insert(p, Find(p, Op::kForward, 1), {.op = Op::kGather, .unit = 1}); },
+     "(Gather unit 1): the unit is gathered already"},
+    {"freed twice", [](Plan& p) { Insert(p, Find(p, Op::kFree, 1), {.op = Op::kFree, .unit = 1}); },
+     "(Free unit 1): the unit is not gathered"},
+    {"freed what does not exist",
+     [](Plan& p) { Insert(p, Find(p, Op::kFree, 1), {.op = Op::kFree, .unit = -1}); },
+     "no such unit"},
+    {"an old copy kept over the step",
+     [](Plan& p) {
+       std::size_t at = Find(p, Op::kSumSquares) - 1;
+       ASSERT_EQ(p.instructions[at].op, Op::kFree);
+       Move(p, at, Find(p, Op::kCommit) - 1);
+     },
+     "(Step unit 0): a gathered copy of its weights would stay old"},
+    {"a copy kept over the commit",
+     [](Plan& p) { Insert(p, Find(p, Op::kCommit), {.op = Op::kGather, .unit = 3}); },
+     "(Commit): unit 3 is not freed"},
+    {"one gather less than the others",
+     [](Plan& p) {
+       Erase(p, Find(p, Op::kFree, 0));
+       // The embedding's weights stay, and where they lie nothing else does.
+       std::size_t at = Find(p, Op::kForward, 3) - 2;
+       ASSERT_EQ(p.instructions[at], (Instruction{.op = Op::kGather, .unit = 0}));
+       Erase(p, at);
+       p.weights = {.at = {0, 256, 384, 512}, .elements = 576};
+     },
+     "the collectives of rank 1 are not those of rank 0"},
+};
+
+TEST(CheckPlan, CatchesEveryMistakeOfDivision) {
+  const struct {
+    Strategy strategy;
+    std::span<const Mistake> mistakes;
+  } kRows[] = {{Strategy::kZero1, kMistakesOfSteppingInParts},
+               {Strategy::kZero2, kMistakesOfSteppingInParts},
+               {Strategy::kZero2, kMistakesOfDividedGradients},
+               {Strategy::kZero3, kMistakesOfDividedGradients},
+               {Strategy::kZero3, kMistakesOfDividedWeights}};
+  for (const auto& row : kRows) {
+    const ParamLayout layout = Layout(2, true, row.strategy);
+    for (const Mistake& mistake : row.mistakes) {
+      SCOPED_TRACE(testing::Message() << NameOf(row.strategy) << ": " << mistake.what);
+      std::vector<Plan> plans = Plans(layout, {1, 1});
+      ASSERT_TRUE(CheckPlan(layout, plans).ok());
+      mistake.make(plans[1]);
+      const absl::Status status = CheckPlan(layout, plans);
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status;
+      EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
+    }
+  }
+}
+
+TEST(CheckPlan, ReplicasGatherNothing) {
+  const ParamLayout layout = Layout(1);
+  std::vector<Plan> plans = Plans(layout, {1});
+  Insert(plans[0], Find(plans[0], Op::kCommit), {.op = Op::kGather, .unit = 0});
+  EXPECT_NE(CheckPlan(layout, plans).message().find("every rank has these weights"),
+            std::string::npos);
 }
 
 const Mistake kMistakesWithoutSamples[] = {

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
 #include <vector>
@@ -85,6 +86,62 @@ TEST_F(ProgramTest, GeneratesFromTheNewestThatVerifiesAndSaysWhyNotFromANewerOne
   EXPECT_EQ(unusable.out, "");
 }
 
+// Six units, so that a rank may have up to six blocks of 1,024 weights more than its third.
+TEST_F(ProgramTest, APlanSaysWhatATrainingTakesAndWhatFits) {
+  const std::string plan =
+      "plan --layers 4 --width 64 --heads 4 --context 32 --batch 6 --world 3 --checkpoint-dir x ";
+  const Answer json = Run(plan + "--json --memory 3MiB");
+  ASSERT_EQ(json.code, 0) << json.err;
+  const auto tree = nlohmann::json::parse(json.out);
+  std::vector<std::int64_t> all;
+  const auto of = [&](std::size_t strategy, const char* kind) {
+    return tree["strategies"][strategy][kind].get<std::int64_t>();
+  };
+  const std::int64_t whole = of(0, "weights_bytes");
+  EXPECT_GE(whole, 4 * tree["parameters"].get<std::int64_t>());
+  EXPECT_LE(whole, 4 * tree["parameters"].get<std::int64_t>() + 54 * 4 * 64);
+  const std::int64_t part_least = whole / 3, part_most = whole / 3 + 6 * 4096;
+  for (std::size_t s = 0; s < 4; ++s) {
+    all.push_back(of(s, "rank_bytes"));
+    const bool moments = s >= 1, weights = s == 3;
+    EXPECT_TRUE(weights
+                    ? of(s, "weights_bytes") >= part_least && of(s, "weights_bytes") <= part_most
+                    : of(s, "weights_bytes") == whole);
+    EXPECT_TRUE(moments ? of(s, "moments_bytes") >= 2 * part_least &&
+                              of(s, "moments_bytes") <= 2 * part_most
+                        : of(s, "moments_bytes") == 2 * whole);
+    EXPECT_EQ(of(s, "gathered_bytes") > 0, weights);
+    EXPECT_NEAR(static_cast<double>(of(s, "snapshots_bytes")), 2.0 * static_cast<double>(whole),
+                6 * 6 * 4096.0);
+    EXPECT_EQ(of(s, "activations_bytes"), of(0, "activations_bytes"));
+    EXPECT_EQ(tree["strategies"][s]["fits"].get<bool>(), all[s] <= 3 << 20);
+  }
+  // Of two thirds of the gradients, summed and handed out; or once more for weights.
+  EXPECT_NEAR(static_cast<double>(of(0, "moved_bytes")), 4.0 / 3 * static_cast<double>(whole), 8);
+  EXPECT_NEAR(static_cast<double>(of(1, "moved_bytes")), 4.0 / 3 * static_cast<double>(whole),
+              6 * 4 * 4096.0);
+  EXPECT_GT(of(3, "moved_bytes"), of(1, "moved_bytes"));
+  EXPECT_LT(all[3], all[0]);
+
+  const Answer table = Run(plan);
+  EXPECT_EQ(table.code, 0) << table.err;
+  for (const char* words : {"on 3 ranks, batch 6 x 32 tokens, at most 1 micro-batches", "\nddp ",
+                            "\nzero-3 ", "floating-point operations per token"}) {
+    EXPECT_NE(table.out.find(words), std::string::npos) << words << table.out;
+  }
+  EXPECT_NE(Run(plan + "--memory 1GiB").out.find("--strategy ddp divides least of those that fit "),
+            std::string::npos);
+  EXPECT_NE(Run(plan + "--memory 64KiB").out.find("nothing fits 64.0 KiB per rank: even zero-3"),
+            std::string::npos)
+      << Run(plan + "--memory 64KiB").out;
+  EXPECT_NE(Run(plan + "--show --strategy zero-3").out.find("\n  Gather unit 0 (embed)\n"),
+            std::string::npos);
+  const std::string file = directory_ / "gpt.yaml";
+  WriteAll(file, "layers: 4\nwidth: 64\nheads: 4\ncontext: 32\nbatch: 6\ncheckpoint_dir: x\n");
+  EXPECT_EQ(Run("plan --world 3 --config " + file).out, table.out);
+  EXPECT_EQ(Run("plan --config " + file, "REGROUP_PLAN_WORLD=3").out, table.out);
+}
+
 struct Row {
   std::string arguments;
   WorkerExit exit;
@@ -101,9 +158,16 @@ TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
   };
   const WorkerExit usage = WorkerExit::kUsage;
   const std::vector<Row> rows = {
-      {"", usage, {"no command given", "train, generate and version"}},
+      {"", usage, {"no command given", "train, generate, plan and version"}},
       {"fly", usage, {"unknown command fly"}},
       {"generate", usage, {"--checkpoint is missing", "regroup-worker generate"}},
+      {"plan --world 0", usage, {"--world", "\"0\"", "1 to 64"}},
+      {"plan --world 65", usage, {"--world", "\"65\"", "1 to 64"}},
+      {"plan --strategy zero-4", usage, {"--strategy", "\"zero-4\"", "zero-3 are"}},
+      {"plan --memory lots", usage, {"--memory", "lots"}},
+      {"plan --width 10 --heads 3", usage, {"width 10 is not a multiple of its 3 heads"}},
+      {"plan 3", usage, {"unexpected word 3"}},
+      {"plan --config /nonexistent.yaml", usage, {"/nonexistent.yaml"}},
       {generate + "--tokens -1", usage, {"--tokens", "\"-1\"", "0 to 1000000"}},
       {generate + "--tokens many", usage, {"--tokens", "\"many\"", "whole number"}},
       {generate + "--temperature 101", usage, {"--temperature", "from 0 to 100"}},

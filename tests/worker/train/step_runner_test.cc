@@ -11,8 +11,10 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <map>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/base/rng.h"
@@ -76,12 +78,13 @@ class BadDataset final : public Dataset {
 
 // One rank's part of a world, as Trainer::Build makes it.
 struct Rank {
-  Rank(Communicator& ranks, const Dataset& dataset, const StepRunnerOptions& options)
+  Rank(Communicator& ranks, const Dataset& dataset, const StepRunnerOptions& options,
+       Strategy strategy = Strategy::kReplicated)
       : model(MakeGpt<float>(kModel)),
-        layout(*ParamLayout::Replicated(model.UnitSpecs(), ranks.world_size())),
-        state(*TrainState::Create(layout)),
+        layout(*ParamLayout::Create(model.UnitSpecs(), ranks.world_size(), strategy)),
+        state(*TrainState::Create(layout, &ranks)),
         sampler(kSeed, dataset.samples()) {
-    InitializeWeights<float>(layout, kSeed, state.weights);
+    state.InitializeWeights(layout, kSeed);
     auto made = StepRunner::Create(ranks, model, layout, dataset, state, options);
     EXPECT_TRUE(made.ok()) << made.status();
     runner = *std::move(made);
@@ -156,6 +159,99 @@ std::vector<Trained> Train(int world, double factor_of_last_rank = 1) {
   return all;
 }
 
+constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1, Strategy::kZero2,
+                                    Strategy::kZero3};
+
+// What one rank holds of one tensor after six steps.
+struct Held {
+  std::size_t tensor = 0;
+  std::int64_t begin = 0;
+  std::vector<float> data;
+};
+struct Course {
+  std::vector<double> losses, norms;
+  std::vector<Held> held;
+  std::int64_t state_elements = 0, step_bytes = 0;
+};
+
+std::vector<Course> TrainBy(Strategy strategy, int world, int micro_batch) {
+  std::vector<Course> all(static_cast<std::size_t>(world));
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(world, [&](Communicator& ranks) {
+    StepRunnerOptions options = Options();
+    options.micro_batch = micro_batch;
+    Rank rank(ranks, dataset, options, strategy);
+    Course& share = all[static_cast<std::size_t>(ranks.rank())];
+    for (std::int64_t step = 0; step < 6; ++step) {
+      const auto result = rank.Step(step, options.batch);
+      ASSERT_TRUE(result.ok()) << result.status();
+      ASSERT_TRUE(result->done);
+      share.losses.push_back(result->loss);
+      share.norms.push_back(result->gradient_norm);
+    }
+    const std::vector<StateTensor> tensors = rank.state.Tensors(rank.layout);
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      for (const StateSlice& s : tensors[t].slices)
+        share.held.push_back({t, s.begin, {s.data.begin(), s.data.end()}});
+    }
+    for (const Held& h : share.held)
+      share.state_elements += static_cast<std::int64_t>(h.data.size());
+    share.step_bytes = rank.runner->memory_bytes();
+  });
+  return all;
+}
+
+// With several micro-batches on each rank, unequal ones, one, and none on some ranks.
+TEST(StepRunner, EveryStrategyTrainsToTheSameBits) {
+  for (const int world : {1, 2, 3, 6, 9}) {
+    for (const int micro_batch : {1, 2, 7}) {
+      const Course replicated = TrainBy(Strategy::kReplicated, world, micro_batch)[0];
+      for (const Strategy strategy : kStrategies) {
+        SCOPED_TRACE(testing::Message()
+                     << NameOf(strategy) << " on " << world << ", " << micro_batch);
+        std::int64_t elements = 0, all = 0;
+        for (const Course& rank : TrainBy(strategy, world, micro_batch)) {
+          EXPECT_EQ(rank.losses, replicated.losses);
+          EXPECT_EQ(rank.norms, replicated.norms);
+          for (const Held& h : rank.held) {
+            const std::vector<float>& whole = replicated.held[h.tensor].data;
+            ASSERT_LE(h.begin + static_cast<std::int64_t>(h.data.size()),
+                      static_cast<std::int64_t>(whole.size()));
+            ASSERT_TRUE(std::equal(h.data.begin(), h.data.end(), whole.begin() + h.begin))
+                << "tensor " << h.tensor << " from element " << h.begin;
+          }
+          elements += rank.state_elements;
+        }
+        for (const Held& h : replicated.held) all += static_cast<std::int64_t>(h.data.size());
+        const std::int64_t weights = all / 3;
+        EXPECT_EQ(elements, strategy == Strategy::kReplicated ? world * all
+                            : strategy == Strategy::kZero3    ? all
+                                                              : world * weights + 2 * weights);
+      }
+    }
+  }
+}
+
+// Four ranks; each rank's own memory for one step. The formulas are those of the plan: a window of
+// the units that are in use together, and a fourth of what is divided, by whole blocks.
+TEST(StepRunner, AStepTakesAsMuchMemoryAsItsPlanSays) {
+  constexpr int kWorld = 4;
+  std::map<Strategy, std::int64_t> bytes;
+  for (const Strategy strategy : kStrategies) {
+    const Model<float> model = MakeGpt<float>(kModel);
+    const ParamLayout layout = *ParamLayout::Create(model.UnitSpecs(), kWorld, strategy);
+    const Plan plan = *MakePlan(layout, {.rank = 1, .micro_batches = 1, .rounds = 1});
+    std::int64_t planned = plan.gradients.elements;
+    const std::int64_t own = layout.Elements(StateKind::kGradients, 1);
+    if (layout.Divides(StateKind::kGradients)) planned += own;
+    if (layout.Divides(StateKind::kWeights)) planned += plan.weights.elements;
+    const std::int64_t blocks = layout.Divides(StateKind::kMoments) ? BlocksOf(layout) * 8 : 0;
+    bytes[strategy] = TrainBy(strategy, kWorld, 7)[1].step_bytes;
+    EXPECT_GE(bytes[strategy], planned * 4 + blocks);
+    EXPECT_LE(bytes[strategy], planned * 4 + blocks + 4 * 256) << NameOf(strategy);
+  }
+}
+
 double Worst(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
   double worst = 0;
   for (std::size_t p = 0; p < a.size(); ++p) worst = std::max(worst, RelativeError(a[p], b[p]));
@@ -217,10 +313,10 @@ TEST(StepRunner, WhatIsNotFiniteOnOneRankChangesNothingOnAny) {
   }
 }
 
-// One whose memory loses what was summed, on this rank alone.
-class Forgetful final : public Communicator {
+// A communicator of which a test changes one thing.
+class Forwarding : public Communicator {
  public:
-  explicit Forgetful(Communicator& ranks) : ranks_(ranks) {}
+  explicit Forwarding(Communicator& ranks) : ranks_(ranks) {}
   int rank() const override { return ranks_.rank(); }
   int world_size() const override { return ranks_.world_size(); }
   void SetDeadline(Duration per_call) override { ranks_.SetDeadline(per_call); }
@@ -228,47 +324,158 @@ class Forgetful final : public Communicator {
     return ranks_.AllocateArena(count);
   }
   absl::Status AllReduceSum(std::span<float> inout) override {
-    absl::Status summed = ranks_.AllReduceSum(inout);
-    if (forgets) inout[0] = std::nanf("");
-    return summed;
+    Before();
+    return ranks_.AllReduceSum(inout);
+  }
+  absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
+                             std::span<float> out) override {
+    Before();
+    return ranks_.ReduceScatter(arena, stretches, out);
+  }
+  absl::Status AllGather(std::span<float> arena, std::span<const Stretch> stretches,
+                         std::span<float> out) override {
+    Before();
+    return ranks_.AllGather(arena, stretches, out);
   }
   absl::Status AllReduce(std::span<double> inout, Reduction reduction) override {
+    Before();
     return ranks_.AllReduce(inout, reduction);
   }
   absl::Status AllReduce(std::span<std::int64_t> inout, Reduction reduction) override {
+    Before();
     return ranks_.AllReduce(inout, reduction);
   }
   absl::Status Broadcast(std::span<std::byte> inout, int root) override {
+    Before();
     return ranks_.Broadcast(inout, root);
   }
-  absl::Status Barrier() override { return ranks_.Barrier(); }
+  absl::Status Barrier() override {
+    Before();
+    return ranks_.Barrier();
+  }
   absl::Status Health() override { return ranks_.Health(); }
   void Abort() override { ranks_.Abort(); }
 
-  bool forgets = false;
+ protected:
+  virtual void Before() {}  // A collective.
 
  private:
   Communicator& ranks_;
 };
 
+// One whose memory loses what was summed, on this rank alone.
+class Forgetful final : public Forwarding {
+ public:
+  using Forwarding::Forwarding;
+  absl::Status AllReduceSum(std::span<float> inout) override {
+    absl::Status summed = Forwarding::AllReduceSum(inout);
+    if (forgets) inout[0] = std::nanf("");
+    return summed;
+  }
+  absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
+                             std::span<float> out) override {
+    absl::Status summed = Forwarding::ReduceScatter(arena, stretches, out);
+    for (const Stretch& s : stretches) {
+      if (forgets && s.owner == rank()) out[static_cast<std::size_t>(s.to)] = std::nanf("");
+    }
+    return summed;
+  }
+
+  bool forgets = false;
+};
+
+// One that ends the group when a collective is next.
+class Aborting final : public Forwarding {
+ public:
+  using Forwarding::Forwarding;
+  absl::Status AllReduce(std::span<double> inout, Reduction reduction) override {
+    if (reduction == Reduction::kMax) vote = calls;
+    return Forwarding::AllReduce(inout, reduction);
+  }
+
+  int calls = 0, vote = -1, abort_at = -1;  // The vote: the last call before weights change.
+
+ private:
+  void Before() override {
+    if (calls++ == abort_at) Abort();
+  }
+};
+
+struct Ended {
+  bool failed = false, marked = false;
+  std::vector<float> weights;
+};
+
+// What every rank has after one step, and another in whose nth collective one rank ends the group;
+// -1: none. `calls` is of a step, `vote` the vote's number in it.
+std::vector<Ended> EndAt(Strategy strategy, int rank, int at, int& calls, int& vote) {
+  constexpr int kWorld = 3;
+  std::vector<Ended> all(kWorld);
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(kWorld, [&](Communicator& in_order) {
+    Aborting ranks(in_order);
+    StepRunnerOptions options = Options();
+    options.micro_batch = 7;
+    Rank made(ranks, dataset, options, strategy);
+    ASSERT_TRUE(made.Step(0, 7)->done);
+    ranks.calls = 0;
+    if (ranks.rank() == rank) ranks.abort_at = at;
+    const auto result = made.Step(1, 7);
+    Ended& ended = all[static_cast<std::size_t>(ranks.rank())];
+    ended.failed = !result.ok();
+    ended.marked = IsCommunicatorFailure(result.status());
+    ended.weights.assign(made.state.weights.begin(), made.state.weights.end());
+    if (ranks.rank() == rank && at == -1) calls = ranks.calls, vote = ranks.vote;
+  });
+  return all;
+}
+
+// A collective that is not carried out on one rank is not on any: up to the vote, nothing of the
+// step is left; after it each weight is the old one or the new one.
+TEST(StepRunner, AGroupThatEndsInAnyCollectiveOfAStepLeavesNoRankBehind) {
+  for (const Strategy strategy : kStrategies) {
+    int calls = 0, vote = 0, ignored = 0;
+    const std::vector<Ended> after = EndAt(strategy, 0, -1, calls, vote);
+    const std::vector<Ended> before = EndAt(strategy, 0, 0, ignored, ignored);
+    ASSERT_GT(calls, vote);
+    for (int at = 0; at < calls; ++at) {
+      SCOPED_TRACE(testing::Message() << NameOf(strategy) << ", call " << at << " of " << calls);
+      const std::vector<Ended> ended = EndAt(strategy, at % 3, at, ignored, ignored);
+      for (std::size_t r = 0; r < ended.size(); ++r) {
+        EXPECT_TRUE(ended[r].failed);
+        EXPECT_TRUE(ended[r].marked);
+        if (at <= vote) {
+          EXPECT_EQ(ended[r].weights, before[r].weights);
+          continue;
+        }
+        for (std::size_t i = 0; i < ended[r].weights.size(); ++i) {
+          const float weight = ended[r].weights[i];
+          ASSERT_TRUE(weight == before[r].weights[i] || weight == after[r].weights[i]) << i;
+        }
+      }
+    }
+  }
+}
+
 // A rank that judged by its own norm would stay behind, and from then on train something else.
 TEST(StepRunner, ANormThatIsNotFiniteOnOneRankVoidsTheStepOfAll) {
   const TextDataset dataset(RandomText(), 8);
-  OnEveryRank(3, [&](Communicator& in_order) {
-    Forgetful ranks(in_order);
-    Rank rank(ranks, dataset, Options());
-    ASSERT_TRUE(rank.Step(0, 7)->done);
-    const std::vector<float> before(rank.state.weights.begin(), rank.state.weights.end());
-    ranks.forgets = ranks.rank() == 1;
-    const auto lost = rank.Step(1, 7);
-    ASSERT_TRUE(lost.ok()) << lost.status();
-    EXPECT_FALSE(lost->done);
-    EXPECT_TRUE(std::isfinite(lost->loss));
-    EXPECT_TRUE(std::isnan(lost->gradient_norm));
-    EXPECT_TRUE(std::equal(before.begin(), before.end(), rank.state.weights.begin()));
-    ranks.forgets = false;
-    EXPECT_TRUE(rank.Step(1, 7)->done);
-  });
+  for (const Strategy strategy : kStrategies)
+    OnEveryRank(3, [&](Communicator& in_order) {
+      Forgetful ranks(in_order);
+      Rank rank(ranks, dataset, Options(), strategy);
+      ASSERT_TRUE(rank.Step(0, 7)->done);
+      const std::vector<float> before(rank.state.weights.begin(), rank.state.weights.end());
+      ranks.forgets = ranks.rank() == 1;
+      const auto lost = rank.Step(1, 7);
+      ASSERT_TRUE(lost.ok()) << lost.status();
+      EXPECT_FALSE(lost->done);
+      EXPECT_TRUE(std::isfinite(lost->loss));
+      EXPECT_TRUE(std::isnan(lost->gradient_norm));
+      EXPECT_TRUE(std::equal(before.begin(), before.end(), rank.state.weights.begin()));
+      ranks.forgets = false;
+      EXPECT_TRUE(rank.Step(1, 7)->done);
+    });
 }
 
 // Shares of seven and of eight samples have equal plans, and neither makes the other's batch.
@@ -292,10 +499,15 @@ TEST(StepRunner, SharesThatMakeNoBatchEndTheStepOfAll) {
 
 TEST(StepRunner, ARankThatCanNotGoOnEndsTheStepOfAll) {
   const TextDataset good(RandomText(), 8);
-  for (const bool unreadable : {true, false}) {
-    OnEveryRank(3, [&](Communicator& ranks) {
+  for (const auto& [strategy, unreadable] : {std::pair(Strategy::kReplicated, true),
+                                             {Strategy::kReplicated, false},
+                                             {Strategy::kZero1, true},
+                                             {Strategy::kZero2, false},
+                                             {Strategy::kZero3, true}}) {
+    OnEveryRank(3, [&, strategy = strategy, unreadable = unreadable](Communicator& ranks) {
       const BadDataset bad(unreadable);
-      Rank rank(ranks, ranks.rank() == 1 ? static_cast<const Dataset&>(bad) : good, Options());
+      Rank rank(ranks, ranks.rank() == 1 ? static_cast<const Dataset&>(bad) : good, Options(),
+                strategy);
       ASSERT_TRUE(rank.Step(0, 7).ok());
       const std::vector<float> before(rank.state.weights.begin(), rank.state.weights.end());
       const auto result = rank.Step(1, 7);
@@ -377,15 +589,17 @@ void SeeRelease(const volatile void*) {}
 TEST(StepRunner, AStepAllocatesNothingLargerThanAPage) {
   ASSERT_NE(__sanitizer_install_malloc_and_free_hooks(&SeeAllocation, &SeeRelease), 0);
   const TextDataset dataset(RandomText(), 8);
-  OnEveryRank(2, [&](Communicator& ranks) {
-    Rank rank(ranks, dataset, Options());
-    ASSERT_TRUE(rank.Step(0, 7).ok());  // Compiles the products of these shapes.
-    t_watched = true;
-    for (std::int64_t step = 1; step < 4; ++step) ASSERT_TRUE(rank.Step(step, 7).ok());
-    t_watched = false;
-    EXPECT_LE(t_largest, 4096u);
-    EXPECT_GT(t_largest, 0u);  // The sample ids at least.
-  });
+  for (const Strategy strategy : kStrategies)
+    OnEveryRank(2, [&](Communicator& ranks) {
+      Rank rank(ranks, dataset, Options(), strategy);
+      ASSERT_TRUE(rank.Step(0, 7).ok());  // Compiles the products of these shapes.
+      t_largest = 0;
+      t_watched = true;
+      for (std::int64_t step = 1; step < 4; ++step) ASSERT_TRUE(rank.Step(step, 7).ok());
+      t_watched = false;
+      EXPECT_LE(t_largest, 4096u);
+      EXPECT_GT(t_largest, 0u);  // The sample ids at least.
+    });
 }
 #endif
 

@@ -41,6 +41,20 @@ TEST_F(TrainConfigTest, FlagsBeatEnvironmentBeatsFileBeatsDefaults) {
   EXPECT_EQ((*config)->layers, 6);
 }
 
+TEST_F(TrainConfigTest, AStrategyHasTheNamesThatPeopleKnow) {
+  const std::vector<std::pair<const char*, Strategy>> rows = {
+      {"ddp", Strategy::kReplicated},      {"NO_SHARD", Strategy::kReplicated},
+      {"zero-1", Strategy::kZero1},        {"ZeRO_2", Strategy::kZero2},
+      {"SHARD_GRAD_OP", Strategy::kZero2}, {"zero-3", Strategy::kZero3},
+      {"full-shard", Strategy::kZero3}};
+  EXPECT_EQ((*ReadTrainConfig({"--data", "x"}))->strategy, Strategy::kReplicated);
+  for (const auto& [name, strategy] : rows) {
+    EXPECT_EQ((*ReadTrainConfig({"--data", "x", "--strategy", name}))->strategy, strategy);
+    const std::string file = File(std::string("data: x\nstrategy: ") + name + "\n");
+    EXPECT_EQ((*ReadTrainConfig({"--config", file}))->strategy, strategy);
+  }
+}
+
 TEST_F(TrainConfigTest, HelpIsNoError) { EXPECT_FALSE(ReadTrainConfig({"--help"})->has_value()); }
 
 struct Row {
@@ -67,6 +81,7 @@ TEST_F(TrainConfigTest, WhatIsWrongIsNamed) {
        "3.38e+18 parameters"},
       {{"--data", "x", "word"}, "word"},
       {{"--data", "x", "--kernels", "sse"}, "--kernels"},
+      {{"--data", "x", "--strategy", "zero-4"}, "ddp, zero-1, zero-2 and zero-3 are"},
       {{"--dta", "x"}, "--dta"},
       {{"--config", "/nonexistent.yaml"}, "/nonexistent.yaml"},
       {{"--config", File("steps 10")}, "no configuration"},

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 
 #include "tests/worker/train/fake_agent.h"
@@ -72,9 +73,12 @@ TEST_F(TrainTest, RanksWithoutASampleTakePart) {
 // Another program's reader of safetensors, here one of its own, finds the same numbers in the
 // files.
 TEST_F(TrainTest, CheckpointsArePlainSafetensors) {
-  for (const int world : {1, 3}) {
-    const std::string name = "plain" + std::to_string(world), out = directory_ / (name + ".bin");
-    Group group(*this, world, {.flags = Checkpoints(name)});
+  for (const auto& [world, strategy] : {std::pair(1, "ddp"), {3, "ddp"}, {3, "zero-3"}}) {
+    const std::string name = std::string(strategy) + std::to_string(world),
+                      out = directory_ / (name + ".bin");
+    std::vector<std::string> flags = Checkpoints(name);
+    flags.insert(flags.end(), {"--strategy", strategy});
+    Group group(*this, world, {.flags = flags});
     for (int code : group.WaitAll()) ASSERT_EQ(code, 0) << group.Output(0);
     const std::string command =
         "python3 " REGROUP_READ_CHECKPOINT " '" + directory_ / name + "' '" + out + "'";
@@ -91,21 +95,69 @@ TEST_F(TrainTest, CheckpointsArePlainSafetensors) {
   }
 }
 
+std::vector<std::string> With(std::vector<std::string> flags, std::vector<std::string> more) {
+  flags.insert(flags.end(), more.begin(), more.end());
+  return flags;
+}
+
+// What ranks divide decides where the state lies and nothing else: losses and checkpoints have the
+// same bits, and a checkpoint of any strategy is gone on from with any other.
+TEST_F(TrainTest, EveryStrategyTrainsToTheSameBitsAndResumesTheOthers) {
+  const std::vector<std::string> strategies = {"ddp", "zero-1", "zero-2", "zero-3"};
+  for (const int world : {2, 3}) {
+    std::map<std::string, std::vector<float>> state;
+    std::map<std::int64_t, double> losses;
+    for (std::size_t s = 0; s < strategies.size(); ++s) {
+      const std::string name = strategies[s] + "-" + std::to_string(world);
+      const auto flags = [&](const std::string& strategy) {
+        return With(Checkpoints(name), {"--strategy", strategy});
+      };
+      Group group(*this, world, {.generation = 1, .flags = flags(strategies[s])});
+      for (int code : group.WaitAll()) ASSERT_EQ(code, 0) << group.Output(0);
+      EXPECT_EQ(group.Output(0).find(strategies[s] + ": rank 0 keeps ") == std::string::npos,
+                s == 0)
+          << group.Output(0);
+      if (s == 0) state = NewestState(name);
+      EXPECT_EQ(NewestState(name), state) << name;
+      for (const Consumed& c : Samples(name)) {
+        if (s == 0) losses[c.step] = c.loss;
+        EXPECT_EQ(c.loss, losses.at(c.step)) << name << " step " << c.step;
+      }
+      // As if it had ended before its last save.
+      ASSERT_TRUE(std::filesystem::remove(directory_ / name + "/commits/step-12"));
+      const std::string& next = strategies[(s + 1) % strategies.size()];
+      Group other(*this, world, {.generation = 2, .flags = flags(next)});
+      for (int code : other.WaitAll()) ASSERT_EQ(code, 0) << other.Output(0);
+      EXPECT_NE(other.Output(0).find("resumed from step 8"), std::string::npos) << other.Output(0);
+      EXPECT_EQ(NewestState(name), state) << name << ", then " << next;
+    }
+  }
+}
+
+// A rank that owns nothing of so small a model, and one without a sample: a file of no tensor.
+TEST_F(TrainTest, MoreRanksThanThereAreBlocksOrSamples) {
+  for (const std::string strategy : {"zero-1", "zero-3"}) {
+    const auto flags = With(Checkpoints(strategy), {"--strategy", strategy, "--batch", "5"});
+    Group group(*this, 6, {.flags = flags});
+    for (int code : group.WaitAll()) ASSERT_EQ(code, 0) << group.Output(0);
+    EXPECT_EQ(NewestStep(strategy), 12);
+    Group alone(*this, 1, {.generation = 2, .flags = With(flags, {"--steps", "13"})});
+    EXPECT_EQ(alone.Wait(0), 0) << alone.Output(0);
+    EXPECT_NE(alone.Output(0).find("resumed from step 12"), std::string::npos) << alone.Output(0);
+  }
+}
+
 // One rank is killed without warning after a commit; what goes on from there ends with the same
 // bits as a run that was never disturbed.
 TEST_F(TrainTest, AKilledRunResumesToTheSameBits) {
-  const auto flags = [&](const std::string& name) {
-    std::vector<std::string> all = Checkpoints(name, 5);
-    all.insert(all.end(), {"--steps", "60"});
-    return all;
-  };
-  for (int world : {1, 2}) {
-    const std::string straight = "straight" + std::to_string(world),
-                      broken = "broken" + std::to_string(world);
-    Group undisturbed(*this, world, {.flags = flags(straight)});
+  for (const auto& [world, strategy] : {std::pair(1, "ddp"), {2, "ddp"}, {2, "zero-3"}}) {
+    const std::vector<std::string> more = {"--steps", "60", "--strategy", strategy};
+    const std::string run = strategy + std::to_string(world), straight = "straight-" + run,
+                      broken = "broken-" + run;
+    Group undisturbed(*this, world, {.flags = With(Checkpoints(straight, 5), more)});
     for (int code : undisturbed.WaitAll()) ASSERT_EQ(code, 0) << undisturbed.Output(0);
     {
-      Group first(*this, world, {.generation = 1, .flags = flags(broken)});
+      Group first(*this, world, {.generation = 1, .flags = With(Checkpoints(broken, 5), more)});
       while (NewestStep(broken) < 5) std::this_thread::yield();
       first.Kill(world - 1, SIGKILL);
       EXPECT_EQ(first.Wait(world - 1), 128 + SIGKILL);
@@ -116,10 +168,10 @@ TEST_F(TrainTest, AKilledRunResumesToTheSameBits) {
       }
     }
     EXPECT_LT(NewestStep(broken), 60);
-    Group second(*this, world, {.generation = 2, .flags = flags(broken)});
+    Group second(*this, world, {.generation = 2, .flags = With(Checkpoints(broken, 5), more)});
     for (int code : second.WaitAll()) ASSERT_EQ(code, 0) << second.Output(0);
     EXPECT_NE(second.Output(0).find("resumed from step "), std::string::npos) << second.Output(0);
-    EXPECT_EQ(Newest(broken), Newest(straight)) << "world " << world;
+    EXPECT_EQ(Newest(broken), Newest(straight)) << run;
   }
 }
 
@@ -154,7 +206,7 @@ TEST_F(TrainTest, AKilledRunResumesAtOtherWorldSizesOnTheSameCourse) {
 }
 
 // Notices, each to one rank only: all ranks save after the same step, none goes on, and the next
-// world takes over there.
+// world takes over there. The first divides its weights.
 TEST_F(TrainTest, NoticesAndResizesLoseAndRepeatNoSample) {
   const std::vector<std::string> steps = {"--steps", "1500"};
   const auto flags = [&](const std::string& name) {
@@ -167,8 +219,11 @@ TEST_F(TrainTest, NoticesAndResizesLoseAndRepeatNoSample) {
     ++generation;
     const std::int64_t resumed = std::max<std::int64_t>(0, NewestStep("resized"));
     FakeAgent agent(directory_ / "sock");
-    Group group(*this, world,
-                {.generation = generation, .flags = flags("resized"), .socket = agent.path()});
+    Group group(
+        *this, world,
+        {.generation = generation,
+         .flags = With(flags("resized"), {"--strategy", generation == 1 ? "zero-3" : "ddp"}),
+         .socket = agent.path()});
     if (generation == 3) {
       for (int code : group.WaitAll()) EXPECT_EQ(code, 0) << group.Output(0);
       break;
