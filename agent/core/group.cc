@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+
 namespace regroup::agent {
 namespace {
 
@@ -21,20 +23,32 @@ Phase PhaseOf(const RunRecord& record) {
 
 }  // namespace
 
+std::string NameOf(const GroupKey& key) {
+  return absl::StrCat(key.job.value(), " generation ", key.generation.value());
+}
+
+void MarkFree(Group& group) {
+  if (group.phase == Phase::kFree) return;
+  group.phase = Phase::kFree;
+  group.notice.deadline.reset();  // Nobody is left to be told.
+  group.report.dirty = true;
+}
+
 GroupReport ReportOf(const GroupKey& key, const Group& group, Instant now) {
   GroupReport report;
-  report.number = group.number;
+  report.number = group.report.number;
   report.job = key.job;
   report.generation = key.generation;
   report.phase = group.phase;
-  if (!group.store_closed) report.store = group.store;
-  report.witness = group.witness;
-  for (const auto& [local_rank, start] : group.starts) {
+  // A closed store takes nobody in: members of this generation must not be sent there.
+  if (!group.store.closed) report.store = group.store.address;
+  report.witness = group.shim.witness;
+  for (const auto& [local_rank, start] : group.ranks.starts) {
     report.started.push_back(
         {.local_rank = local_rank, .pid = start.pid, .age = AgeAt(now, start.at)});
   }
   std::size_t room = kMaxReportedErrorBytes;
-  for (const auto& [local_rank, exit] : group.exits) {
+  for (const auto& [local_rank, exit] : group.ranks.exits) {
     const std::string error = exit.error.substr(0, room);
     room -= error.size();
     report.exits.push_back({.local_rank = local_rank,
@@ -49,7 +63,7 @@ GroupReport ReportOf(const GroupKey& key, const Group& group, Instant now) {
                             .evidence = exit.evidence});
   }
   report.supervisor_lost = group.supervisor_lost;
-  report.store_lost = group.store_lost;
+  report.store_lost = group.store.lost;
   report.refused = group.refused;
   return report;
 }
@@ -58,28 +72,29 @@ Group Adopt(const RunRecord& record) {
   Group group;
   group.phase = PhaseOf(record);
   group.workers = record.workers;
-  group.host_store = record.host_store;
-  group.has_directory = true;
-  group.shim_spawned = true;
-  group.shim_ready = record.shim_alive;
-  group.checking = record.checking;
+  group.shim.stage = record.shim_alive ? ShimStage::kReady : ShimStage::kGone;
+  group.shim.checking = record.checking;
+  group.shim.witness = record.witness;
   group.refused = record.check_failed;
-  group.shim_gone = !record.shim_alive;
   group.started = record.started;
-  group.store = record.store;
-  group.witness = record.witness;
   group.stop_deadline = record.stop_deadline;
+  // When that was is not recorded. Whoever ended since is taken to have been told, since a failure
+  // of its own would have been reported before the stop.
   group.signalled_at = record.stop_deadline ? std::optional<Instant>(Instant{}) : std::nullopt;
-  group.signals_sent = record.noticed;
+  group.notice.signals_sent = record.noticed;
   for (const RankStarted& start : record.starts) {
-    group.starts.emplace(start.local_rank, start);
-    if (record.noticed) group.rank_signalled_at.emplace(start.local_rank, Instant{});
+    group.ranks.starts.emplace(start.local_rank, start);
+    if (record.noticed) group.notice.signalled_at.emplace(start.local_rank, Instant{});
   }
-  for (const RankEnded& exit : record.exits) group.exits.emplace(exit.local_rank, exit);
+  for (const RankEnded& exit : record.exits) group.ranks.exits.emplace(exit.local_rank, exit);
   group.supervisor_lost = !record.shim_alive && !record.empty;
-  group.store_closed = record.host_store && record.store && !record.store_alive && record.empty;
-  group.store_lost = record.host_store && record.store && !record.store_alive &&
-                     !record.stop_deadline && !record.empty;
+  group.store.hosted = record.host_store;
+  group.store.address = record.store;
+  // A store that is gone was lost, unless its group was over or being stopped: then it was closed,
+  // or is of no use.
+  const bool store_gone = record.host_store && record.store && !record.store_alive;
+  group.store.closed = store_gone && record.empty;
+  group.store.lost = store_gone && !record.stop_deadline && !record.empty;
   return group;
 }
 

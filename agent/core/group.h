@@ -1,53 +1,97 @@
 #pragma once
 
+// One group as its agent knows it: a value, which the rooms of this folder change and nobody else.
+//
+//   kPreparing → kPrepared → kStarting → kRunning → kStopping → kFree
+//                                                        ↘ kUnkillable → kFree
+//
+// Any phase may turn into kStopping or, once no process is left, into kFree, which is the end: a
+// generation never runs twice. A refused Prepare is a group that was free from its birth on.
+
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
 
 #include "agent/core/events.h"
+#include "common/base/control.h"
+#include "common/base/ids.h"
+#include "common/base/time.h"
 
 namespace regroup::agent {
 
-// What the agent knows of one group. A value; Core alone changes it.
+// How far the shell has come with the shim of a group. Only goes forward.
+enum class ShimStage {
+  kNone,       // Nothing of this group is on the disk.
+  kDirectory,  // Its run directory exists, in whole or in part.
+  kSpawned,
+  kReady,  // It answers.
+  kGone,   // It lives no more; the directory stays.
+};
+struct Shim {
+  ShimStage stage = ShimStage::kNone;
+  bool checking = false;  // Its node check runs.
+  // Where it accepts while its group is not free, so that others see that this host lives.
+  std::optional<Address> witness;
+  std::optional<Instant> kill_at;  // By then it should have said that its ranks are gone.
+};
+
+// The rendezvous store of the generation, where this node hosts it.
+struct Store {
+  bool hosted = false;
+  bool closed = false;  // By an order; then its end is no loss.
+  bool lost = false;
+  std::optional<Address> address;  // Once it is bound.
+};
+
+// What is known of the ranks, each by its local rank.
+struct Ranks {
+  std::map<int, RankStarted> starts;
+  std::map<int, RankEnded> exits;  // The first end of a rank counts.
+  // What living ranks told of lost peers; it explains an exit that is yet to come.
+  std::map<int, std::string> communicator_failed;
+};
+
+// The notice that this node or its group will go away, and who of the ranks has heard it.
+struct Noticed {
+  std::optional<Instant> deadline;  // Never moves later.
+  // Ranks that do not speak have had their SIGTERM, in this life or an earlier one of the agent.
+  bool signals_sent = false;
+  std::map<int, Instant> signalled_at;  // By local rank.
+  std::map<int, bool> speaking;  // Local rank → takes_notice, while its connection is open.
+  std::set<int> told;            // Local ranks whose present connection has heard it.
+};
+
+// What the coordinator has of it.
+struct Reporting {
+  ReportNo number;     // Of the latest state that was numbered.
+  bool dirty = true;   // Something has changed since.
+  bool acked = false;  // `number` is durable there.
+};
+
 struct Group {
   Phase phase = Phase::kPreparing;
   int workers = 0;
-
-  bool host_store = false;
-  bool has_directory = false;  // Its run directory exists, in whole or in part.
-  bool shim_spawned = false;
-  bool shim_ready = false;
-  bool checking = false;  // The node check runs.
-  bool shim_gone = false;
   bool started = false;  // The started mark is (about to be) there. Never goes back.
-  bool store_closed = false;
-  std::optional<Address> store, witness;
-
+  Shim shim;
+  Store store;
+  Ranks ranks;
+  Noticed notice;
+  Reporting report;
   std::optional<Instant> stop_deadline;  // Never moves later.
-  std::optional<Instant> kill_shim_at;   // It should have said by then that its ranks are gone.
   std::optional<Instant> signalled_at;   // First signal of ours to every rank.
-  std::map<int, Instant> rank_signalled_at;
-
-  std::optional<Instant> notice_deadline;
-  bool signals_sent =
-      false;  // Ranks that do not speak have had their SIGTERM, in this life or an earlier one.
-  std::map<int, bool> speaking;  // Local rank → takes_notice, while its connection is open.
-  std::set<int> told;            // Local ranks whose present connection has heard the notice.
-  std::map<int, std::string> communicator_failed;
-
-  std::map<int, RankStarted> starts;  // By local rank.
-  std::map<int, RankEnded> exits;     // By local rank; the first one counts.
-  bool supervisor_lost = false, store_lost = false;
-  std::string refused;
-
-  ReportNo number;  // Of the latest state.
-  bool dirty = true;
-  bool acked = false;
+  bool supervisor_lost = false;          // Its shim went before its ranks.
+  std::string refused;                   // Why it could not be prepared.
 
   bool busy() const { return phase != Phase::kFree && phase != Phase::kUnkillable; }
   bool holds_slots() const { return phase != Phase::kFree; }
+  bool has_shim() const {  // One that was started and is not known to be gone.
+    return shim.stage == ShimStage::kSpawned || shim.stage == ShimStage::kReady;
+  }
 };
+
+// No process of it is left, so its slots can be used. Repeatable.
+void MarkFree(Group& group);
 
 // REQUIRES: now is not before any instant of the group.
 GroupReport ReportOf(const GroupKey& key, const Group& group, Instant now);
@@ -55,5 +99,8 @@ GroupReport ReportOf(const GroupKey& key, const Group& group, Instant now);
 // What an agent makes of a run directory that an earlier life of it left. REQUIRES: of this boot,
 // and its shim lives or ranks were started.
 Group Adopt(const RunRecord& record);
+
+// For logs: the job's id and the generation.
+std::string NameOf(const GroupKey& key);
 
 }  // namespace regroup::agent

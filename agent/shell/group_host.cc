@@ -607,14 +607,18 @@ bool GroupHost::OutputPending(const JobId& job) const {
 }
 
 // Free is said together with why its ranks failed, if that does not take long.
+// Of one whose shim has gone nothing more is written.
+bool GroupHost::AwaitsOutput(const Hosted& hosted, const shim::RankState& rank) {
+  return rank.pid > 0 && !rank.logs_complete && !hosted.end;
+}
+
 void GroupHost::MaybeEmpty(Hosted& hosted) {
   if (!hosted.empty || hosted.empty_posted || !hosted.state) return;
   bool complete = hosted.errors_pending == 0;
   for (const shim::RankState& rank : hosted.state->ranks) {
     complete = complete && (!Failed(rank) || hosted.errors_read.contains(rank.local_rank));
     // A launch command ends soon after: all of the output has to be in the logs that it shows.
-    if (options_.launched && rank.pid > 0)
-      complete = complete && (rank.logs_complete || hosted.end.has_value());
+    complete = complete && !(options_.launched && AwaitsOutput(hosted, rank));
   }
   if (complete || hosted.errors_late) {
     hosted.empty_posted = true;
@@ -633,8 +637,21 @@ void GroupHost::MaybeEmpty(Hosted& hosted) {
     Hosted* late = Find(key);
     if (late == nullptr || late->empty_posted) return;
     late->errors_late = true;
+    if (options_.launched) TellLateLogs(*late);
     MaybeEmpty(*late);
   });
+}
+
+// What is written later is in the logs, but nobody shows it.
+void GroupHost::TellLateLogs(const Hosted& hosted) {
+  for (const shim::RankState& rank : hosted.state->ranks) {
+    if (!AwaitsOutput(hosted, rank) || !handler_.tell) continue;
+    handler_.tell(absl::StrCat(
+        "the last output of rank ", rank.rank,
+        " may not be shown: its disk has not taken it within ", kOutputLimit.count(),
+        " s · it comes to ",
+        io::LogDirectory(hosted.spec.log_root, hosted.key.job, hosted.key.generation, rank.rank)));
+  }
 }
 
 bool GroupHost::IsRank(const GroupKey& key, int rank, int local_rank,

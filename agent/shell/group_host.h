@@ -122,6 +122,8 @@ class GroupHost {
   void OnStoreGone(Hosted& hosted);
   void ReadErrors(Hosted& hosted, const shim::State& state, bool all);
   void MaybeEmpty(Hosted& hosted);
+  static bool AwaitsOutput(const Hosted& hosted, const shim::RankState& rank);
+  void TellLateLogs(const Hosted& hosted);
   void KillAt(const std::string& path);
   // As soon as no process holds its lock; one that holds it for kLastWords is killed.
   void RemoveDirectory(const std::string& path, std::chrono::milliseconds waited = {});

@@ -49,7 +49,10 @@ LaunchFront::LaunchFront(boost::asio::io_context& loop, const LaunchConfig& laun
       relay_(
           STDOUT_FILENO, STDERR_FILENO,
           [this](LineMixer::Sink sink, int error) { return CannotWrite(sink, error); },
-          [this] { OnProgress(); }),
+          [this] { OnProgress(); },
+          [this](const std::string& directory, io::LogStream stream, const std::string& what) {
+            return screen_.OutputGap(io::NameOf(stream), what, directory);
+          }),
       timer_(loop),
       host_(HostName()),
       node_name_(launch.node_name) {

@@ -67,13 +67,14 @@ int Index(LineMixer::Sink sink) { return sink == LineMixer::Sink::kStdout ? 0 : 
 }  // namespace
 
 Relay::Relay(int stdout_fd, int stderr_fd, OnWriteError on_write_error,
-             std::function<void()> progressed)
+             std::function<void()> progressed, OnReadTrouble on_read_trouble)
     : fds_{stdout_fd, stderr_fd},
       on_write_error_(std::move(on_write_error)),
       one_device_(SameDevice(stdout_fd, stderr_fd)),
       live_(LiveSink(stdout_fd, stderr_fd)),
       mixer_({.one = one_device_, .live = live_}),
       progressed_(std::move(progressed)),
+      on_read_trouble_(std::move(on_read_trouble)),
       thread_([this] { Run(); }) {}
 
 Relay::~Relay() {
@@ -183,7 +184,10 @@ void Relay::Run() {
     ForgetEnded();
     for (const Said& said : say) mixer_.Say(said.text, said.at_once, io::BootNow(), out);
     mixer_.Flush(io::BootNow(), finishing, out);
-    if (finishing) mixer_.Say(last_words, true, io::BootNow(), out);
+    if (finishing) {
+      for (const Stream& stream : streams_) TellUnread(stream, out);
+      mixer_.Say(last_words, true, io::BootNow(), out);
+    }
     Write(out);
     if (!finishing) continue;
     for (Stream& stream : streams_) {
@@ -244,6 +248,7 @@ void Relay::Keep(const Stream& stream, const std::string& lines) {
 
 // All of it is shown, and its shim, which kept it until then, may have ended before.
 void Relay::LetGo(const Stream& stream) {
+  if (!stream.unread.empty()) return;  // It is all that is left of it.
   io::TrimLog(stream.directory, stream.kind, stream.limits);
   if (stream.passing.empty()) return;
   std::error_code ignored;  // The node's folder goes as a whole in the end.
@@ -284,6 +289,7 @@ void Relay::DropEnded(std::vector<LineMixer::Piece>& out) {
       continue;
     }
     Keep(*stream, stream->filter.Finish());
+    TellUnread(*stream, out);
     if (stream->source != kNotShown) mixer_.RemoveSource(stream->source, io::BootNow(), out);
     LetGo(*stream);
     stream = streams_.erase(stream);
@@ -303,8 +309,13 @@ bool Relay::ReadSome(std::vector<LineMixer::Piece>& out) {
   for (Stream& stream : streams_) {
     stream.empty = false;
     if (stream.source != kNotShown && mixer_.Full(stream.source)) continue;
+    const int gone = stream.reader.lost_segments();
     absl::StatusOr<io::LogReader::Chunk> chunk = stream.reader.Next(kReadBytes);
+    stream.unread = chunk.ok() ? "" : std::string(chunk.status().message());
     stream.empty = !chunk.ok() || chunk->bytes.empty();
+    const bool gap = stream.reader.lost_segments() > gone || (chunk.ok() && chunk->lost_before > 0);
+    if (gap && !std::exchange(stream.gap_told, true))
+      Tell(stream, "its log was removed before all of it was shown", out);
     if (stream.empty) continue;
     any = true;
     untold_bytes_ += chunk->bytes.size();
@@ -314,6 +325,17 @@ bool Relay::ReadSome(std::vector<LineMixer::Piece>& out) {
     mixer_.Add(stream.source, chunk->bytes, io::BootNow(), out);
   }
   return any;
+}
+
+void Relay::Tell(const Stream& stream, const std::string& what,
+                 std::vector<LineMixer::Piece>& out) {
+  if (on_read_trouble_)
+    mixer_.Say(on_read_trouble_(stream.directory, stream.kind, what), false, io::BootNow(), out);
+}
+
+// Nobody looks at it again.
+void Relay::TellUnread(const Stream& stream, std::vector<LineMixer::Piece>& out) {
+  if (!stream.unread.empty()) Tell(stream, stream.unread, out);
 }
 
 void Relay::Write(const std::vector<LineMixer::Piece>& pieces) {

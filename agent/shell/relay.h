@@ -28,10 +28,14 @@ class Relay {
   // What to say on the other stream when one cannot be written; called at most once for each, on
   // the thread. Empty: nothing.
   using OnWriteError = std::function<std::string(LineMixer::Sink, int error)>;
+  // What to say on stderr of output that is gone before it was shown, once for each stream, or that
+  // cannot be read when all the rest has been; called on the thread.
+  using OnReadTrouble = std::function<std::string(const std::string& log_directory, io::LogStream,
+                                                  const std::string& what)>;
   // `progressed`, if given, is called by the relay's thread, after so and so many bytes and when
   // all is shown: ShownSoFar says more than it did.
   Relay(int stdout_fd, int stderr_fd, OnWriteError on_write_error = nullptr,
-        std::function<void()> progressed = {});
+        std::function<void()> progressed = {}, OnReadTrouble on_read_trouble = {});
   ~Relay();  // Without Finish, what was not shown yet is dropped, once the write in flight is over.
   Relay(const Relay&) = delete;
 
@@ -84,6 +88,8 @@ class Relay {
     int generation;
     bool ending = false;  // Nothing more is written there.
     bool empty = false;   // The last look found nothing more.
+    bool gap_told = false;
+    std::string unread{};  // Why the last look failed; empty: it did not.
   };
   struct Said {
     std::string text;
@@ -102,6 +108,8 @@ class Relay {
   void MeasureScreen();
   void Failed(LineMixer::Sink sink, int error);
   bool ReadSome(std::vector<LineMixer::Piece>& out);
+  void Tell(const Stream& stream, const std::string& what, std::vector<LineMixer::Piece>& out);
+  void TellUnread(const Stream& stream, std::vector<LineMixer::Piece>& out);
   void Write(const std::vector<LineMixer::Piece>& pieces);
 
   const int fds_[2];
@@ -115,6 +123,7 @@ class Relay {
   std::vector<std::string> ending_;            // Thread. Unfollowed, and not yet shown to the end.
   std::size_t untold_bytes_ = 0;               // Thread. Shown since it was told.
   const std::function<void()> progressed_;
+  const OnReadTrouble on_read_trouble_;
 
   mutable std::mutex mutex_;
   std::map<std::string, ShownOf> shown_;

@@ -78,12 +78,18 @@ void LogDrain::RankEnded(int local_rank) {
   Post({.kind = Order::kRankEnded, .local_rank = local_rank, .pipes = {}});
 }
 
-void LogDrain::Finish() { Post({.kind = Order::kFinish, .local_rank = 0, .pipes = {}}); }
+void LogDrain::Finish() {
+  {
+    std::lock_guard lock(mutex_);
+    finishing_ = true;
+  }
+  Post({.kind = Order::kFinish, .local_rank = 0, .pipes = {}});
+}
 
 void LogDrain::SetReader(Reader reader) {
   {
     std::lock_guard lock(mutex_);
-    if (told_ == reader) return;
+    if (told_ == reader || (finishing_ && !reader.present)) return;
     told_ = std::move(reader);
   }
   Signal(wake_.get());

@@ -54,7 +54,9 @@ class LogDrain {
   // The rank has ended: what its pipes hold now is all that is waited for, though a process it left
   // may hold them open.
   void RankEnded(int local_rank);
-  // Nobody is left who could write: the thread ends after what the pipes hold now.
+  // Nobody is left who could write: the thread ends after what the pipes hold now. A reader that
+  // leaves from here on has got what it waited for, the end of the group, and reads the rest of the
+  // files by itself: nothing that it has not shown is removed.
   void Finish();
 
   // All that is known of whoever shows the output; replaces what was said before.
@@ -119,6 +121,7 @@ class LogDrain {
   std::vector<Order> orders_;
   Reader told_;
   Progress progress_;
+  bool finishing_ = false;
 
   // The thread's own.
   std::map<int, Pipe> pipes_;  // By descriptor.

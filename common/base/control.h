@@ -28,7 +28,7 @@ struct Version {
   std::vector<std::string> features;
   friend bool operator==(const Version&, const Version&) = default;
 };
-inline constexpr std::uint32_t kProtocolMajor = 1, kProtocolMinor = 1;
+inline constexpr std::uint32_t kProtocolMajor = 1, kProtocolMinor = 2;
 
 // ---- agent → coordinator -----------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ struct JobSpec {
   Duration start_timeout = std::chrono::seconds(10);
   int max_restarts = 0;
   std::optional<Duration> restart_window;  // Unset: the whole job.
+  std::optional<int> max_preemptions;      // Generations that a notice may end; unset: any number.
   std::map<int, ExitAction> exit_codes;
   ScaleUp scale_up = ScaleUp::kSettle;
   std::string role = "default";  // ROLE_NAME; the same on all nodes.

@@ -150,11 +150,14 @@ struct CancelledBy {
   int signal = 0;
 };
 struct PreemptedAll {};
+struct PreemptionsSpent {
+  int used = 0, max = 0;
+};
 struct JoinTimedOut {
   Duration limit{};
 };
 using FailReason = std::variant<BudgetSpent, CrashLoop, ExitCodeSaysFail, NotExecutable,
-                                CancelledBy, PreemptedAll, JoinTimedOut>;
+                                CancelledBy, PreemptedAll, JoinTimedOut, PreemptionsSpent>;
 
 // Where the time of one restart went. Unset: not reported by the worker, never 0 (CLI.md). The set
 // ones from `detect` to `spawn` sum to `down`.

@@ -65,6 +65,7 @@ struct JobView {
   std::optional<std::int64_t> step;
   std::optional<double> loss, tokens_per_second;
   int restarts_charged = 0, regroups = 0;
+  int preemptions = 0;  // Generations that a notice ended.
   std::optional<std::int64_t> committed_step;
   std::string commit_path;
   WallTime created_at{};
@@ -79,7 +80,10 @@ struct JobView {
   int exit_code = 0;  // Of an ended job: what `run` and `wait` exit with.
   std::vector<GenerationView>
       generations;  // Oldest first, at most the last 100; only where detail was asked for.
-  std::vector<JobEvent> events;       // Likewise.
+  std::vector<JobEvent> events;  // Likewise.
+  // Detail was asked for, and this job has ended: all of both is in the journal alone. Only between
+  // the coordinator's core and its shell.
+  bool history_away = false;
   std::vector<LeftOutView> left_out;  // Likewise; the first few.
   TimeAccount time;
   std::optional<CostView> cost;

@@ -117,15 +117,18 @@ class Scanner {
 
   // Null where none begins like that, or several do.
   CLI::Option* Abbreviated(const std::string& name) const {
-    CLI::Option* found = nullptr;
+    std::set<CLI::Option*> first, all;
     for (CLI::Option* option : app_.get_options()) {
       for (const std::string& candidate : option->get_lnames()) {
         if (("--" + candidate).rfind(name, 0) != 0) continue;
-        if (found != nullptr && found != option) return nullptr;
-        found = option;
+        all.insert(option);
+        const std::vector<std::string>& before = rules_.abbreviated_first;
+        if (std::find(before.begin(), before.end(), candidate) != before.end())
+          first.insert(option);
       }
     }
-    return found;
+    const std::set<CLI::Option*>& meant = first.empty() ? all : first;
+    return meant.size() == 1 ? *meant.begin() : nullptr;
   }
 
   absl::Status TakeNext(const CLI::Option& option) {

@@ -84,7 +84,10 @@ struct ParsedLine {
 
 // How a line is read that was written for somebody else's parser.
 struct ParseRules {
-  bool abbreviations = false;    // --stand is --standalone where nothing else begins like that.
+  bool abbreviations = false;  // --stand is --standalone where nothing else begins like that.
+  // Long names without dashes: what abbreviates one of them alone means it, whatever else begins
+  // like that. They are the parser's for which the line was written.
+  std::vector<std::string> abbreviated_first{};
   bool empty_is_absent = false;  // --rdzv-id "" is as good as no --rdzv-id.
 };
 

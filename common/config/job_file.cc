@@ -14,13 +14,14 @@
 #include <optional>
 #include <set>
 #include <sstream>
+#include <variant>
 #include <vector>
 
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/config/hardware.h"
+#include "common/config/job_fields.h"
 #include "common/config/job_limits.h"
-#include "common/config/names.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
 
@@ -87,6 +88,26 @@ const NotInAJob* WhyNotInAJob(std::string_view field) {
   return nullptr;
 }
 
+// What a message asks for where a field's value is no scalar.
+struct ExpectedText {
+  static constexpr std::string_view kNumber = "a whole number";
+  static constexpr std::string_view kDuration = "a duration, as in 60s,";
+  std::string_view operator()(const JobField::Number&) const { return kNumber; }
+  std::string_view operator()(const JobField::OptionalNumber&) const { return kNumber; }
+  std::string_view operator()(const JobField::Time&) const { return kDuration; }
+  std::string_view operator()(const JobField::OptionalTime&) const { return kDuration; }
+  std::string_view operator()(const JobField::Switch&) const { return "true or false"; }
+  std::string_view operator()(const JobField::Text&) const { return "text"; }
+  std::string_view operator()(const JobField::Written& field) const { return field.expected; }
+};
+std::string_view Expected(const JobField& field) { return std::visit(ExpectedText{}, field.value); }
+
+// "retry." of "retry.max"; empty for a field that lies in no map.
+std::string_view Folder(std::string_view file) {
+  const std::size_t dot = file.find('.');
+  return file.substr(0, dot == std::string_view::npos ? 0 : dot + 1);
+}
+
 // Walks a parsed file; every error says source:line and the field.
 class JobFileReader {
  public:
@@ -102,28 +123,18 @@ class JobFileReader {
                        Cat("a map of fields is expected, this is ", KindOf(root)),
                        "regroup submit --help");
     }
-    RETURN_IF_ERROR(
-        Each(root, "",
-             {{"name", [&](auto& n) { return Text(n, spec_.name); }},
-              {"nnodes", [&](auto& n) { return Nodes(n); }},
-              {"nproc_per_node", [&](auto& n) { return Workers(n); }},
-              {"run", [&](auto& n) { return Command(n); }},
-              {"workdir", [&](auto& n) { return Text(n, spec_.directory); }},
-              {"env", [&](auto& n) { return Environment(n); }},
-              {"grace", [&](auto& n) { return Time(n, spec_.grace); }},
-              // As torchrun calls them.
-              {"max_restarts",
-               [&](auto& n) { return Number(n, 0, limits::kRestarts, spec_.max_restarts); }},
-              {"shutdown_timeout", [&](auto& n) { return Seconds(n, spec_.grace); }},
-              {"scale_up", [&](auto& n) { return Scale(n); }},
-              {"role", [&](auto& n) { return Text(n, spec_.role); }},
-              {"numa_binding", [&](auto& n) { return Text(n, spec_.numa_binding); }},
-              {"virtual_local_rank", [&](auto& n) { return Switch(n, spec_.virtual_local_rank); }},
-              {"node_check", [&](auto& n) { return Text(n, spec_.node_check.command); }},
-              {"node_check_timeout", [&](auto& n) { return Time(n, spec_.node_check.timeout); }},
-              {"log_keep", [&](auto& n) { return LogKeep(n); }},
-              {"price_per_node_hour", [&](auto& n) { return Price(n); }},
-              {"retry", [&](auto& n) { return Retry(n); }}}));
+    std::map<std::string, Reader> readers = FieldsOf("");
+    readers.insert({{"name", [&](auto& n) { return Text(n, spec_.name); }},
+                    {"nnodes", [&](auto& n) { return Nodes(n); }},
+                    {"nproc_per_node", [&](auto& n) { return Workers(n); }},
+                    {"run", [&](auto& n) { return Command(n); }},
+                    {"workdir", [&](auto& n) { return Text(n, spec_.directory); }},
+                    {"env", [&](auto& n) { return Environment(n); }},
+                    {"retry", [&](auto& n) { return Retry(n); }},
+                    // As torchrun calls them.
+                    {"max_restarts", FieldsOf("retry.").at("max")},
+                    {"shutdown_timeout", [&](auto& n) { return Seconds(n, spec_.grace); }}});
+    RETURN_IF_ERROR(Each(root, "", readers));
     for (const char* required : {"name", "run"}) {
       if (lines_.count(required) == 0) {
         return UserError(absl::StatusCode::kInvalidArgument,
@@ -138,6 +149,12 @@ class JobFileReader {
 
  private:
   using Reader = std::function<absl::Status(const YAML::Node&)>;
+
+  static std::string NamesOf(const std::map<std::string, Reader>& readers) {
+    std::string list;
+    for (const auto& [name, unused] : readers) list += Cat(list.empty() ? "" : " ", name);
+    return list;
+  }
 
   absl::Status Bad(const YAML::Node& node, std::string_view what, std::string_view because,
                    std::string_view try_this = "") const {
@@ -177,10 +194,10 @@ class JobFileReader {
       if (reader == readers.end()) {
         std::vector<std::string> known;
         for (const auto& [field, unused] : readers) known.push_back(field);
-        std::string nearest = DidYouMean(name, known), list;
-        for (const std::string& field : known) list += Cat(list.empty() ? "" : " ", field);
+        const std::string nearest = DidYouMean(name, known);
         return Bad(entry.first, Cat("unknown field ", prefix, ShellQuote(name.substr(0, 60))),
-                   nearest.empty() ? Cat("known are: ", list) : Cat("did you mean ", nearest, "?"));
+                   nearest.empty() ? Cat("known are: ", NamesOf(readers))
+                                   : Cat("did you mean ", nearest, "?"));
       }
       if (!seen.insert(name).second)
         return Bad(entry.first, Cat("`", prefix, name, "` is given twice"), "one is allowed");
@@ -189,6 +206,23 @@ class JobFileReader {
       RETURN_IF_ERROR(reader->second(entry.second));
     }
     return absl::OkStatus();
+  }
+
+  // The table's fields whose names in a job file are `prefix` and one word.
+  std::map<std::string, Reader> FieldsOf(std::string_view prefix) {
+    std::map<std::string, Reader> readers;
+    for (const JobField& field : JobFields()) {
+      if (field.file.empty() || Folder(field.file) != prefix) continue;
+      readers.emplace(field.file.substr(prefix.size()),
+                      [this, &field](const YAML::Node& n) { return Value(n, field); });
+    }
+    return readers;
+  }
+
+  absl::Status Value(const YAML::Node& node, const JobField& field) {
+    if (!node.IsScalar()) return WrongType(node, Expected(field));
+    const absl::Status read = ReadJobField(field, node.Scalar(), spec_);
+    return read.ok() ? read : Within(node, read);
   }
 
   absl::Status Text(const YAML::Node& node, std::string& out) const {
@@ -214,14 +248,6 @@ class JobFileReader {
                  Cat(field_, ": ", parts.try_this));
     }
     spec_.workers_per_node = *workers;
-    return absl::OkStatus();
-  }
-
-  absl::Status Time(const YAML::Node& node, Duration& out) const {
-    if (!node.IsScalar()) return WrongType(node, "a duration, as in 60s,");
-    absl::StatusOr<Duration> time = ParseDuration(node.Scalar());
-    if (!time.ok()) return Within(node, time.status());
-    out = *time;
     return absl::OkStatus();
   }
 
@@ -278,44 +304,11 @@ class JobFileReader {
     return absl::OkStatus();
   }
 
-  absl::Status Scale(const YAML::Node& node) {
-    if (!node.IsScalar()) return WrongType(node, "settle, now, next or never");
-    absl::StatusOr<ScaleUp> scale = ParseScaleUp(node.Scalar());
-    if (!scale.ok()) return Within(node, scale.status());
-    spec_.scale_up = *scale;
-    return absl::OkStatus();
-  }
-
-  absl::Status Switch(const YAML::Node& node, bool& out) const {
-    const std::string text = node.IsScalar() ? node.Scalar() : std::string();
-    if (text != "true" && text != "false") return WrongType(node, "true or false");
-    out = text == "true";
-    return absl::OkStatus();
-  }
-
-  absl::Status LogKeep(const YAML::Node& node) {
-    if (!node.IsScalar()) return WrongType(node, "a size such as 1G, or all");
-    absl::StatusOr<std::uint64_t> bytes = ParseLogKeep(node.Scalar());
-    if (!bytes.ok()) return Within(node, bytes.status());
-    spec_.log_keep_bytes = *bytes;
-    return absl::OkStatus();
-  }
-
-  absl::Status Price(const YAML::Node& node) {
-    if (!node.IsScalar()) return WrongType(node, "a number without a currency");
-    absl::StatusOr<double> price = ParseReal(node.Scalar());
-    if (!price.ok()) return Within(node, price.status());
-    spec_.price_per_node_hour = *price;
-    return absl::OkStatus();
-  }
-
   absl::Status Retry(const YAML::Node& node) {
-    if (!node.IsMap()) return WrongType(node, "a map with max, window and exit_codes");
-    return Each(
-        node, "retry.",
-        {{"max", [&](auto& n) { return Number(n, 0, limits::kRestarts, spec_.max_restarts); }},
-         {"window", [&](auto& n) { return Time(n, spec_.restart_window.emplace()); }},
-         {"exit_codes", [&](auto& n) { return ExitCodes(n); }}});
+    std::map<std::string, Reader> readers = FieldsOf("retry.");
+    readers.emplace("exit_codes", [&](auto& n) { return ExitCodes(n); });
+    if (!node.IsMap()) return WrongType(node, Cat("a map of ", NamesOf(readers)));
+    return Each(node, "retry.", readers);
   }
 
   absl::Status ExitCodes(const YAML::Node& node) {
@@ -386,6 +379,19 @@ std::optional<int> LineThatIsNotUtf8(std::string_view text) {
     return line;
   }
   return std::nullopt;
+}
+
+// The table's fields of one map of the file, where they say something.
+void RenderFields(YAML::Emitter& out, const JobSpec& spec, std::string_view folder) {
+  const JobSpec plain;
+  for (const JobField& field : JobFields()) {
+    if (field.file.empty() || Folder(field.file) != folder) continue;
+    const std::optional<std::string> text = WriteJobField(field, spec);
+    if (!text || (!field.always_rendered && text == WriteJobField(field, plain))) continue;
+    out << YAML::Key << std::string(field.file.substr(folder.size())) << YAML::Value;
+    if (std::holds_alternative<JobField::Text>(field.value)) out << YAML::DoubleQuoted;
+    out << *text;
+  }
 }
 
 struct FileCloser {
@@ -462,28 +468,9 @@ std::string RenderJobFile(const JobSpec& spec) {
     }
     out << YAML::EndMap;
   }
-  out << YAML::Key << "grace" << YAML::Value << FormatDuration(spec.grace);
-  out << YAML::Key << "scale_up" << YAML::Value << std::string(NameOf(spec.scale_up));
-  if (spec.role != JobSpec().role)
-    out << YAML::Key << "role" << YAML::Value << YAML::DoubleQuoted << spec.role;
-  if (!spec.numa_binding.empty())
-    out << YAML::Key << "numa_binding" << YAML::Value << spec.numa_binding;
-  if (spec.virtual_local_rank) out << YAML::Key << "virtual_local_rank" << YAML::Value << true;
-  if (spec.node_check.wanted()) {
-    out << YAML::Key << "node_check" << YAML::Value << YAML::DoubleQuoted
-        << spec.node_check.command;
-    out << YAML::Key << "node_check_timeout" << YAML::Value
-        << FormatDuration(spec.node_check.timeout);
-  }
-  if (spec.log_keep_bytes)
-    out << YAML::Key << "log_keep" << YAML::Value << FormatLogKeep(*spec.log_keep_bytes);
-  if (spec.price_per_node_hour)
-    out << YAML::Key << "price_per_node_hour" << YAML::Value
-        << FormatReal(*spec.price_per_node_hour);
+  RenderFields(out, spec, "");
   out << YAML::Key << "retry" << YAML::Value << YAML::BeginMap;
-  out << YAML::Key << "max" << YAML::Value << spec.max_restarts;
-  if (spec.restart_window)
-    out << YAML::Key << "window" << YAML::Value << FormatDuration(*spec.restart_window);
+  RenderFields(out, spec, "retry.");
   if (!spec.exit_codes.empty()) {
     out << YAML::Key << "exit_codes" << YAML::Value << YAML::Flow << YAML::BeginMap;
     for (const auto& [code, action] : spec.exit_codes) {

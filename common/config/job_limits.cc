@@ -6,6 +6,7 @@
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/config/env.h"
+#include "common/config/job_fields.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
 
@@ -22,39 +23,25 @@ absl::Status Bad(std::string_view what, std::string_view because, std::string_vi
   return UserError(absl::StatusCode::kInvalidArgument, what, because, try_this);
 }
 
-absl::Status InRange(std::string_view field, std::int64_t value, std::int64_t min,
-                     std::int64_t max) {
-  if (value >= min && value <= max) return absl::OkStatus();
-  return Bad(Cat(field, ": ", value, " is out of range"), Cat(min, " to ", max, " are allowed"));
-}
-
-absl::Status DurationInRange(std::string_view field, Duration value, Duration min, Duration max) {
-  if (value >= min && value <= max) return absl::OkStatus();
-  return Bad(
-      Cat(field, ": ", value < Duration::zero() ? Cat(value.count(), "ns") : FormatDuration(value),
-          " is out of range"),
-      Cat(FormatDuration(min), " to ", FormatDuration(max), " are allowed"));
-}
-
 bool HasNul(std::string_view text) { return text.find('\0') != std::string_view::npos; }
 
 absl::Status ValidateNodes(const JobSpec& spec) {
-  RETURN_IF_ERROR(InRange("nnodes: minimum", spec.min_nodes, 1, limits::kNodes));
-  RETURN_IF_ERROR(InRange("nnodes: maximum", spec.max_nodes, 1, limits::kNodes));
+  RETURN_IF_ERROR(CheckRange("nnodes: minimum", spec.min_nodes, 1, limits::kNodes));
+  RETURN_IF_ERROR(CheckRange("nnodes: maximum", spec.max_nodes, 1, limits::kNodes));
   if (spec.min_nodes > spec.max_nodes) {
     return Bad(
         Cat("nnodes: ", spec.min_nodes, ":", spec.max_nodes, " has its minimum above its maximum"),
         Cat(spec.min_nodes, " is more than ", spec.max_nodes),
         Cat("nnodes ", spec.max_nodes, ":", spec.min_nodes));
   }
-  RETURN_IF_ERROR(InRange("nnodes: unit", spec.unit, 1, limits::kNodes));
+  RETURN_IF_ERROR(CheckRange("nnodes: unit", spec.unit, 1, limits::kNodes));
   // Some multiple of unit has to lie within the bounds, else the job could never start.
   if (spec.max_nodes / spec.unit * spec.unit < spec.min_nodes) {
     return Bad(Cat("nnodes: no multiple of unit ", spec.unit, " lies in ", spec.min_nodes, " to ",
                    spec.max_nodes),
                "the number of nodes is always a multiple of unit");
   }
-  RETURN_IF_ERROR(InRange("nproc_per_node", spec.workers_per_node, 1, limits::kWorkersPerNode));
+  RETURN_IF_ERROR(CheckRange("nproc_per_node", spec.workers_per_node, 1, limits::kWorkersPerNode));
   std::int64_t ranks = std::int64_t{spec.max_nodes} * spec.workers_per_node;
   if (ranks > limits::kRanks) {
     return Bad(Cat("nnodes x nproc_per_node: ", spec.max_nodes, " x ", spec.workers_per_node, " = ",
@@ -135,44 +122,13 @@ absl::Status ValidateDirectory(const JobSpec& spec) {
   return absl::OkStatus();
 }
 
-absl::Status ValidateNumaBinding(const std::string& how) {
-  const std::vector<std::string>& known = NumaBindings();
-  if (how.empty() || std::find(known.begin(), known.end(), how) != known.end())
-    return absl::OkStatus();
-  const std::string nearest = DidYouMean(how, known);
-  return Bad(Cat("numa_binding: ", ShellQuote(how.substr(0, 60)), " is not known"),
-             "use node, socket, exclusive or core-complex",
-             Cat("numa_binding: ", nearest.empty() ? known.front() : nearest));
-}
-
-absl::Status ValidateNodeCheck(const NodeCheck& check) {
-  if (check.command.size() > limits::kNodeCheckBytes || HasNul(check.command)) {
-    return Bad(Cat("node_check: ", check.command.size(), " bytes",
-                   HasNul(check.command) ? " with a NUL among them" : ""),
-               Cat("a line of up to ", limits::kNodeCheckBytes, " bytes for sh is allowed"),
-               "a script that is there on each node");
-  }
-  return DurationInRange("node_check_timeout", check.timeout, std::chrono::milliseconds(1),
-                         limits::kNodeCheckTimeout);
-}
-
-absl::Status ValidateLogKeep(std::uint64_t bytes) {
-  if (bytes == kKeepAllLogs) return absl::OkStatus();
-  if (bytes >= limits::kLeastLogKeepBytes && bytes <= limits::kMostLogKeepBytes)
-    return absl::OkStatus();
-  return Bad(Cat("log_keep: ", FormatBytes(bytes), " is out of range"),
-             Cat(FormatBytes(limits::kLeastLogKeepBytes), " to ",
-                 FormatBytes(limits::kMostLogKeepBytes), " are allowed, or all"));
-}
-
-absl::Status ValidatePrice(double price) {
-  if (price >= 0 && price <= limits::kPrice) return absl::OkStatus();  // No NaN passes.
-  return Bad(
-      Cat("price_per_node_hour: ", FormatReal(price), " is out of range"),
-      Cat("0 to ", static_cast<std::int64_t>(limits::kPrice), " are allowed, without a currency"));
-}
-
 }  // namespace
+
+absl::Status CheckRange(std::string_view field, std::int64_t value, std::int64_t min,
+                        std::int64_t max) {
+  if (value >= min && value <= max) return absl::OkStatus();
+  return Bad(Cat(field, ": ", value, " is out of range"), Cat(min, " to ", max, " are allowed"));
+}
 
 absl::Status ValidateJobName(std::string_view field, std::string_view name) {
   bool good =
@@ -235,23 +191,11 @@ absl::Status ValidateJobSpec(const JobSpec& spec) {
   RETURN_IF_ERROR(ValidateCommand(spec));
   RETURN_IF_ERROR(ValidateDirectory(spec));
   RETURN_IF_ERROR(ValidateEnvironment(spec));
-  RETURN_IF_ERROR(ValidateRole("role", spec.role));
-  RETURN_IF_ERROR(ValidateNumaBinding(spec.numa_binding));
-  RETURN_IF_ERROR(ValidateNodeCheck(spec.node_check));
-  RETURN_IF_ERROR(DurationInRange("grace", spec.grace, Duration::zero(), limits::kDuration));
-  RETURN_IF_ERROR(DurationInRange("start_timeout", spec.start_timeout, std::chrono::milliseconds(1),
-                                  limits::kDuration));
-  if (spec.restart_window) {
-    RETURN_IF_ERROR(DurationInRange("restart_window", *spec.restart_window,
-                                    std::chrono::milliseconds(1), limits::kDuration));
-  }
-  RETURN_IF_ERROR(InRange("max_restarts", spec.max_restarts, 0, limits::kRestarts));
-  if (spec.log_keep_bytes) RETURN_IF_ERROR(ValidateLogKeep(*spec.log_keep_bytes));
-  if (spec.price_per_node_hour) RETURN_IF_ERROR(ValidatePrice(*spec.price_per_node_hour));
+  for (const JobField& field : JobFields()) RETURN_IF_ERROR(CheckJobField(field, spec));
   if (spec.exit_codes.size() > 255)
     return Bad("retry.exit_codes: more than 255 entries", "exit codes are 1 to 255");
   for (const auto& [code, action] : spec.exit_codes)
-    RETURN_IF_ERROR(InRange("retry.exit_codes", code, 1, 255));
+    RETURN_IF_ERROR(CheckRange("retry.exit_codes", code, 1, 255));
   return absl::OkStatus();
 }
 

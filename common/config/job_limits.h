@@ -19,6 +19,7 @@ inline constexpr int kNodes = 10'000;
 inline constexpr int kWorkersPerNode = 1'024;
 inline constexpr int kRanks = 65'536;
 inline constexpr int kRestarts = 1'000'000;
+inline constexpr int kPreemptions = 1'000'000;
 inline constexpr std::size_t kArguments = 4'096;
 inline constexpr std::size_t kCommandBytes = 64 * 1024;
 inline constexpr std::size_t kEnvironmentEntries = 1'024;
@@ -32,6 +33,9 @@ inline constexpr double kPrice = 1e9;
 inline constexpr Duration kDuration = std::chrono::hours(24 * 365);
 }  // namespace limits
 
+// The error names field, value and limits.
+absl::Status CheckRange(std::string_view field, std::int64_t value, std::int64_t min,
+                        std::int64_t max);
 // [a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?
 absl::Status ValidateJobName(std::string_view field, std::string_view name);
 // The nearest valid name: "My_Train.py" → "my-train"; "job" when nothing is left.

@@ -11,9 +11,10 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "absl/strings/numbers.h"
 #include "common/base/status_macros.h"
+#include "common/config/job_fields.h"
 #include "common/config/text.h"
+#include "common/config/values.h"
 
 namespace regroup {
 namespace {
@@ -123,39 +124,30 @@ json JobToJson(const JobSpec& spec) {
   json job = {{"name", Widened(spec.name)},
               {"min_nodes", spec.min_nodes},
               {"max_nodes", spec.max_nodes},
-              {"grace_ns", spec.grace.count()},
-              {"start_timeout_ns", spec.start_timeout.count()},
-              {"max_restarts", spec.max_restarts},
-              {"scale_up", static_cast<int>(spec.scale_up)},
-              {"role", Widened(spec.role)},
-              {"node_check", Widened(spec.node_check.command)},
-              {"node_check_timeout_ns", spec.node_check.timeout.count()},
-              {"log_keep", spec.log_keep_bytes ? std::to_string(*spec.log_keep_bytes) : ""},
               {"command", Texts(spec.command)}};
-  if (spec.restart_window) job["restart_window_ns"] = spec.restart_window->count();
+  for (const JobField& field : JobFields())
+    if (const std::optional<std::string> text = WriteJobField(field, spec))
+      job[std::string(field.name)] = Widened(*text);
   return job;
 }
 
-void JobFromJson(Fields& fields, JobSpec& spec) {
-  int scale_up = 0;
+absl::Status JobFromJson(const json& job, JobSpec& spec) {
+  Fields fields(job);
   fields.Text("name", spec.name);
   fields.Integer("min_nodes", spec.min_nodes);
   fields.Integer("max_nodes", spec.max_nodes);
-  fields.Time("grace_ns", spec.grace);
-  fields.Time("start_timeout_ns", spec.start_timeout);
-  fields.Time("restart_window_ns", spec.restart_window);
-  fields.Integer("max_restarts", spec.max_restarts);
-  fields.Integer("scale_up", scale_up);
-  fields.Text("role", spec.role);
-  fields.Text("node_check", spec.node_check.command);
-  fields.Time("node_check_timeout_ns", spec.node_check.timeout);
   fields.List("command", spec.command);
-  std::string log_keep;
-  fields.Text("log_keep", log_keep);
-  std::uint64_t bytes = 0;
-  if (absl::SimpleAtoi(log_keep, &bytes)) spec.log_keep_bytes = bytes;
-  spec.scale_up = static_cast<ScaleUp>(scale_up);
   spec.origin = JobOrigin::kLaunched;
+  for (const JobField& field : JobFields()) {
+    const std::string name(field.name);
+    if (!job.contains(name)) continue;  // It is not set.
+    std::string text;
+    fields.Text(name.c_str(), text);
+    RETURN_IF_ERROR(fields.status());
+    const absl::Status read = ReadJobField(field, text, spec);
+    if (!read.ok()) return AtField(Cat("launch config: field ", name), read);
+  }
+  return fields.status();
 }
 
 json WorkerToJson(const WorkerOptions& worker) {
@@ -293,13 +285,11 @@ absl::StatusOr<LaunchConfig> LaunchConfigFromJson(std::string_view text) {
     fields.Text("endpoint_host", config.endpoint->host);
     fields.Integer("endpoint_port", config.endpoint->port);
   }
-  Fields job(object["job"]);
-  JobFromJson(job, config.spec);
   RETURN_IF_ERROR(fields.status());
+  RETURN_IF_ERROR(JobFromJson(object["job"], config.spec));
   Fields worker(object["worker"]), output(object["output"]);
   WorkerFromJson(worker, config.worker);
   OutputFromJson(output, config.output);
-  RETURN_IF_ERROR(job.status());
   RETURN_IF_ERROR(worker.status());
   RETURN_IF_ERROR(output.status());
   return config;

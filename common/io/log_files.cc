@@ -368,16 +368,28 @@ absl::Status LogReader::OpenSegment() {
   return ErrnoStatus(ENOENT, absl::StrCat("open ", stem_, ".log"));
 }
 
+// The first segment of number `least` or above. The folders are listed one after the other: one
+// that was made in between shows only beside its successor, so that a gap is looked at twice.
+std::optional<int> LogReader::SegmentFrom(int least) const {
+  std::optional<int> found;
+  for (int look = 0; look < 2 && found.value_or(least + 1) != least; ++look) {
+    const std::vector<int> segments = Segments();
+    const auto first = std::lower_bound(segments.begin(), segments.end(), least);
+    if (first == segments.end()) return found;
+    found = *first;
+  }
+  return found;
+}
+
 // To the next segment that exists. False: there is none yet.
 bool LogReader::AdvanceSegment() {
-  for (int segment : Segments()) {
-    if (segment < position_.segment || (segment == position_.segment && log_)) continue;
-    lost_segments_ += segment - position_.segment - (log_ ? 1 : 0);
-    position_ = {segment, segment == position_.segment ? position_.offset : 0};
-    log_.reset();
-    return true;
-  }
-  return false;
+  const int next = position_.segment + (log_ ? 1 : 0);
+  const std::optional<int> found = SegmentFrom(next);
+  if (!found) return false;
+  lost_segments_ += *found - next;
+  position_ = {*found, *found == position_.segment ? position_.offset : 0};
+  log_.reset();
+  return true;
 }
 
 // An entry is written before its bytes: with the bytes in hand, the index that is read now covers

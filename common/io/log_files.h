@@ -150,6 +150,7 @@ class LogReader {
   };
   absl::Status OpenSegment();
   bool AdvanceSegment();
+  std::optional<int> SegmentFrom(int least) const;
   void CutAtNextEntry(Chunk& chunk);
   void LoadIndex(std::uint64_t end);
   void CountLost(Chunk& chunk);

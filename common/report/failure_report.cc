@@ -101,10 +101,14 @@ const RankCause* CauseOf(const GenerationView* generation) {
 }
 
 const GenerationView* DecidingGeneration(const JobView& view) {
+  // Faults that were survived before say nothing about the last notice.
+  const bool by_notice = view.failed && std::holds_alternative<PreemptionsSpent>(*view.failed);
   const GenerationView* last_ended = nullptr;
   for (auto at = view.generations.rbegin(); at != view.generations.rend(); ++at) {
     if (!at->ended) continue;
-    if (IsDeciding(*at->ended)) return &*at;
+    const bool decides =
+        by_notice ? std::holds_alternative<Preempted>(*at->ended) : IsDeciding(*at->ended);
+    if (decides) return &*at;
     if (last_ended == nullptr) last_ended = &*at;
   }
   return last_ended;

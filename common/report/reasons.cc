@@ -101,7 +101,7 @@ struct ExplainWait {
   }
   ReasonText operator()(const BudgetVerdictOpen& r) const {
     return {"budget_verdict_open", Cat("verdict waits for ", Nodes(r.waiting_for)),
-            Cat("The last restart was used; whether this failure counts is known when ",
+            Cat("The last restart or preemption was used; whether this end counts is known when ",
                 Nodes(r.waiting_for), " has reported."),
             "nothing: it is decided by itself"};
   }
@@ -307,6 +307,18 @@ struct ExplainFail {
     return {"join_timed_out", Cat("not enough nodes within ", FormatDuration(r.limit)),
             Cat("Not enough nodes joined within --join-timeout ", FormatDuration(r.limit), "."),
             "start the same command on the other nodes, or give a longer --join-timeout"};
+  }
+  ReasonText operator()(const PreemptionsSpent& r) const {
+    const std::string next =
+        Cat("regroup explain ", c.job.value(), ", then --max-preemptions ", r.max + 1, " or more");
+    if (r.max == 0) {
+      return {"preemptions_spent", "no preemption allowed (--max-preemptions 0)",
+              "A notice ended its generation, and --max-preemptions 0 allows none.", next};
+    }
+    return {"preemptions_spent", Cat(r.used, " of ", Count(r.max, "preemption"), " used"),
+            Cat("A notice ended one more of its generations after its ",
+                Count(r.used, "preemption"), ", all that --max-preemptions ", r.max, " allows."),
+            next};
   }
 };
 

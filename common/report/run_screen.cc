@@ -138,6 +138,13 @@ std::string RunScreen::OutputTrouble(std::string_view stream, std::string_view w
                   WithTilde(log_path, home_)));
 }
 
+std::string RunScreen::OutputGap(std::string_view stream, std::string_view what,
+                                 std::string_view directory) const {
+  const std::string_view rank = directory.substr(directory.rfind('/') + 1);
+  return Line(Cat("not all ", stream, " of rank ", rank, " is shown: ", EscapeControls(what),
+                  " · what is kept of it is in ", WithTilde(directory, home_)));
+}
+
 std::string RunScreen::CoordinatorBack(Duration now) {
   if (!away_since_) return "";
   Duration away = now - *away_since_;

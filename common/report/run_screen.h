@@ -48,6 +48,9 @@ class RunScreen {
   // Worker output that cannot be shown, also under --quiet. Any thread.
   std::string OutputTrouble(std::string_view stream, std::string_view why,
                             std::string_view log_path) const;
+  // Not all of it could be shown. `directory`: its log.
+  std::string OutputGap(std::string_view stream, std::string_view what,
+                        std::string_view directory) const;
 
   // The job is known. Once; a later call (the agent reconnected) prints nothing and updates the
   // names.

@@ -94,6 +94,7 @@ pb::JobSpec ToProto(const JobSpec& value) {
   out.set_start_timeout_ns(value.start_timeout.count());
   out.set_max_restarts(value.max_restarts);
   if (value.restart_window) out.set_restart_window_ns(value.restart_window->count());
+  if (value.max_preemptions) out.set_max_preemptions(*value.max_preemptions);
   for (const auto& [code, action] : value.exit_codes) {
     (*out.mutable_exit_codes())[code] =
         static_cast<pb::ExitAction>(EnumNumber(action, kExitActions));
@@ -123,6 +124,8 @@ absl::StatusOr<JobSpec> FromProto(const pb::JobSpec& value) {
   if (value.has_restart_window_ns()) {
     spec.restart_window = check.NonNegative("restart_window", value.restart_window_ns());
   }
+  if (value.has_max_preemptions())
+    spec.max_preemptions = check.Count("max_preemptions", value.max_preemptions());
   if (check.Size("exit_codes", static_cast<int>(value.exit_codes().size()), 256)) {
     for (const auto& [code, action] : value.exit_codes()) {
       const int key = check.Number<int>("exit_codes", code, 0, 255);

@@ -295,6 +295,10 @@ pb::FailReason ToProto(const FailReason& value) {
           [&](const JoinTimedOut& r) {
             out.mutable_join_timed_out()->set_limit_ns(r.limit.count());
           },
+          [&](const PreemptionsSpent& r) {
+            out.mutable_preemptions_spent()->set_used(r.used);
+            out.mutable_preemptions_spent()->set_max(r.max);
+          },
       },
       value);
   return out;
@@ -324,6 +328,9 @@ absl::StatusOr<FailReason> FromProto(const pb::FailReason& value) {
     case pb::FailReason::kPreemptedAll: out = PreemptedAll{}; break;
     case pb::FailReason::kJoinTimedOut:
       out = JoinTimedOut{check.AnyDuration("limit", value.join_timed_out().limit_ns())};
+      break;
+    case pb::FailReason::kPreemptionsSpent:
+      out = PreemptionsSpent{value.preemptions_spent().used(), value.preemptions_spent().max()};
       break;
     case pb::FailReason::REASON_NOT_SET:
       check.Fail("fail reason: is missing or of a kind not known here");

@@ -190,6 +190,7 @@ pb::JobView ToProto(const JobView& value) {
   }
   out.set_restarts_charged(value.restarts_charged);
   out.set_regroups(value.regroups);
+  out.set_preemptions(value.preemptions);
   if (value.committed_step) out.set_committed_step(*value.committed_step);
   out.set_commit_path(value.commit_path);
   out.set_created_at_us(Us(value.created_at));
@@ -227,6 +228,7 @@ absl::StatusOr<JobView> FromProto(const pb::JobView& value) {
   }
   out.restarts_charged = value.restarts_charged();
   out.regroups = value.regroups();
+  out.preemptions = value.preemptions();
   if (value.has_committed_step()) out.committed_step = value.committed_step();
   out.commit_path = check.Text("commit_path", value.commit_path(), kMaxTextBytes);
   out.created_at = WallOf(value.created_at_us());

@@ -162,7 +162,7 @@ ListenerDescription DescribeListener(const Address& address, Duration limit) {
         ListenerKind::kSilent,
         where +
             " ends every connection without a word; a coordinator does so for up to a minute when "
-            "many connections of this host were cut or made no call"};
+            "many connections of this host were cut, made no call or left their replies"};
   }
   return {ListenerKind::kSomething, "something that is not Regroup listens on " + where};
 }

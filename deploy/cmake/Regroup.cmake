@@ -17,7 +17,8 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
 find_program(REGROUP_CCACHE ccache)
 if(REGROUP_CCACHE)
   set(CMAKE_C_COMPILER_LAUNCHER ${REGROUP_CCACHE})
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${REGROUP_CCACHE})
+  # A precompiled header stands for what it was made of, and no file uses __TIME__.
+  set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_SLOPPINESS=pch_defines,time_macros ${REGROUP_CCACHE})
 endif()
 
 if(REGROUP_CUDA)

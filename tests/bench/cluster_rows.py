@@ -82,6 +82,13 @@ def program(name, *arguments):
     return measure
 
 
+MANY = ("4096,4096,808", "--unix")  # Two descriptors each here, of 20,000; over TCP a coordinator takes three.
+
+
+def fleet(jobs, *arguments):
+    return program("bench_fleet", "--bin-dir", "{bin}", "--folder", "{folder}", "--jobs", jobs, *arguments)
+
+
 def store_clients(bin_dir):
     python = os.environ.get("REGROUP_TEST_PYTHON")
     if not python:
@@ -117,10 +124,10 @@ def heartbeats_beside_lists(bin_dir, jobs=10_000, agents=100, seconds=40):
                     raise RuntimeError("a list was not answered")
                 lists += 1
             took = time.monotonic() - begun
-        ours.send(None)
+        ours.send("the end")
         beats = ours.recv()
         prober.join()
-        windows = [heartbeats.p99(beats, begun + i * took / 5, begun + (i + 1) * took / 5) for i in range(5)]
+        windows = [heartbeats.p99([beat for beat in beats if i * took / 5 <= beat[0] - begun < (i + 1) * took / 5]) for i in range(5)]
         return windows, (f"99 of 100 heartbeats of {agents} agents, in each of 5 windows of {took / 5:.0f} s, from its first byte to its answer, "
                          f"while one reader asks for all {jobs} jobs without a pause: {lists} lists of {len(answer[0]) / 1e6:.1f} MB")
     finally:
@@ -135,7 +142,11 @@ def heartbeats_beside_lists(bin_dir, jobs=10_000, agents=100, seconds=40):
 ROWS = [
     Row("coordinator killed, answering", "s", 0.3, 0.1, coordinator_killed(False)),
     Row("coordinator killed, all re-attached", "s", 1.0, 0.3, coordinator_killed(True)),
-    Row("1000 agents joined to formed", "s", 2.0, 1.0, program("bench_fleet", "--bin-dir", "{bin}", "--folder", "{folder}", "--agents", "1000")),
+    Row("1000 agents joined to formed", "s", 2.0, 1.0, fleet("1000")),
+    Row("9000 agents in three jobs, joined to formed", "s", 10.0, 5.0, fleet(*MANY)),
+    Row("heartbeats of 9000 agents at 1 Hz", "cores", 0.30, 0.25, fleet(*MANY, "--what", "cpu", "--repeats", "1")),
+    Row("memory of a coordinator for each of 9000 agents", "KiB", 140.0, 100.0,
+        fleet(*MANY, "--what", "kib", "--repeats", "1")),
     *[Row(f"core: {what}", "s", ship, aim, program("bench_core", "--case", case)) for what, case, ship, aim in (
         ("a gang of 1000 over 10000 free nodes", "gang", 0.02, 0.01),
         ("1000 elastic jobs are admitted", "admission", 0.3, 0.1),
@@ -146,6 +157,8 @@ ROWS = [
       for case in ("gang", "admission", "lost", "elastic", "queued")],
     Row("4000 clients of a store and 64 of PyTorch", "s", 2.0, 0.5, store_clients, judged="max"),
     Row("a heartbeat beside lists of 10000 jobs, p99", "s", 0.02, 0.005, heartbeats_beside_lists),
+    Row("a coordinator's start over 10000 ended jobs and 1000 running", "s", 1.0, 0.3,
+        program("bench_recovery", "--bin-dir", "{bin}", "--folder", "{folder}")),
     Row("durable submits", "1/s", 1000, 2000, program("bench_submits", "--bin-dir", "{bin}", "--folder", "{folder}", "--clients", "32"),
         higher_is_better=True),
 ]

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -79,7 +80,23 @@ std::vector<double> SlowestOf(const Times& times, int world_size, int n) {
   return samples;
 }
 
-bool AllReduce(const std::string& name, std::size_t floats, int n) {
+using Call = absl::Status (*)(Communicator&, std::span<float>);
+
+absl::Status Sum(Communicator& c, std::span<float> arena) { return c.AllReduceSum(arena); }
+
+// A half for each of two ranks.
+std::array<Stretch, 2> Halves(std::span<float> arena) {
+  const auto half = static_cast<std::int64_t>(arena.size() / 2);
+  return {Stretch{0, 0, 0, half}, Stretch{1, half, half, half}};
+}
+absl::Status Scatter(Communicator& c, std::span<float> arena) {
+  return c.ReduceScatter(arena, Halves(arena), arena);
+}
+absl::Status Gather(Communicator& c, std::span<float> arena) {
+  return c.AllGather(arena, Halves(arena), arena);
+}
+
+bool Time(const std::string& name, std::size_t floats, int n, Call call) {
   Shared<Times> times;
   RankProcesses ranks(
       2,
@@ -90,7 +107,7 @@ bool AllReduce(const std::string& name, std::size_t floats, int n) {
         for (int i = -n / 4 - 3; i < n; ++i) {
           if (!c.Barrier().ok()) return 2;
           const double begin = NowSeconds();
-          if (!c.AllReduceSum(*arena).ok()) return 3;
+          if (!call(c, *arena).ok()) return 3;
           if (i >= 0) times->seconds[rank][i] = NowSeconds() - begin;
         }
         return 0;
@@ -100,7 +117,7 @@ bool AllReduce(const std::string& name, std::size_t floats, int n) {
     if (code != 0) return false;
   }
   Print(name, SlowestOf(*times, 2, n),
-        Setup(2, "floats summed in a shared arena, slowest rank of each call"));
+        Setup(2, "floats in a shared arena, slowest rank of each call"));
   return true;
 }
 
@@ -198,16 +215,21 @@ int Run(int argc, char** argv) {
   std::string only;
   int failures = 20;
   CLI::App app("Times collectives of local ranks.");
-  app.add_option("--only", only, "allreduce_64MiB, allreduce_1KiB, abort or peer_killed");
+  app.add_option("--only", only, "allreduce_64MiB, allreduce_1KiB, halves, abort or peer_killed");
   app.add_option("--failures", failures, "how often ranks are aborted or killed")
       ->check(CLI::Range(1, 1000));
   CLI11_PARSE(app, argc, argv);
   const auto wanted = [&](const char* name) { return only.empty() || only == name; };
   bool ok = true;
   if (wanted("allreduce_64MiB"))
-    ok &= AllReduce("allreduce_64MiB", 16 << 20, 60) && Gloo("allreduce_64MiB", 16 << 20, 20);
+    ok &= Time("allreduce_64MiB", 16 << 20, 60, Sum) && Gloo("allreduce_64MiB", 16 << 20, 20);
   if (wanted("allreduce_1KiB"))
-    ok &= AllReduce("allreduce_1KiB", 256, 4000) && Gloo("allreduce_1KiB", 256, 400);
+    ok &= Time("allreduce_1KiB", 256, 4000, Sum) && Gloo("allreduce_1KiB", 256, 400);
+  if (wanted("halves")) {
+    ok &= Time("halves: allreduce_64MiB", 16 << 20, 60, Sum) &&
+          Time("halves: reducescatter_64MiB", 16 << 20, 60, Scatter) &&
+          Time("halves: allgather_64MiB", 16 << 20, 60, Gather);
+  }
   if (wanted("abort")) ok &= AbortCase(failures);
   if (wanted("peer_killed")) ok &= KillCase(failures);
   if (!ok) std::fputs("error: a rank failed\n", stderr);

@@ -37,7 +37,7 @@ struct Cost {
 
 Config ConfigOf() {
   Config config;
-  config.new_cluster = ClusterId("bench");
+  config.journal.new_cluster = ClusterId("bench");
   return config;
 }
 

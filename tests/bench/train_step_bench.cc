@@ -116,6 +116,8 @@ class Bench {
               instruction.unit,
               {.step = step, .lr = LearningRate(schedule_, step), .grad_scale = grad_scale});
           break;
+        case Op::kGather:
+        case Op::kFree:
         case Op::kZeroGrad:
         case Op::kReduceGrad:
         case Op::kVote:

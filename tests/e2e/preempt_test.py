@@ -112,5 +112,22 @@ class Preempted(Training):
         self.assertEqual(ends, {first: "preempted", second: "preempted", second + 1: "finished"})
 
 
+class Limited(e2e.TestCase):
+    def test_a_notice_too_many_ends_the_job_with_143(self):
+        port = e2e.free_port()
+        nodes = [self.fx.regroup("run", "--nnodes", "1:2", "--max-preemptions", 0, "--rdzv-endpoint", f"127.0.0.1:{port}",
+                                 "--rdzv-id", "train", "--node-name", f"node{i}", "sh", "-c", "echo up; exec sleep 60")
+                 for i in range(2)]
+        for node in nodes:
+            node.expect(r"up", stream="stdout")
+        nodes[1].send(signal.SIGTERM)
+        self.assertEqual([node.wait() for node in nodes], [143, 143], self.fx.describe())
+        self.assertIn("FAILED, exit 143 · no preemption allowed (--max-preemptions 0)", nodes[0].stderr)
+        shown = self.fx.run("ps", "-a", "train", "--json")
+        job = json.loads(shown.stdout)["jobs"][0]
+        self.assertEqual((job["state"], job["exit_code"], job["failed"]["kind"], job["max_preemptions"]),
+                         ("failed", 143, "preemptions_spent", 0), shown)
+
+
 if __name__ == "__main__":
     e2e.main()

@@ -51,7 +51,7 @@ def read_request(jobs=True, selector="", detail=False, ended=False):
 
 def hello(name, node=None, groups=b"", notices=b"", version=None):
     """An AgentMessage."""
-    version = version or field(1, 1) + field(3, "fake")
+    version = version or field(1, 1) + field(2, 2) + field(3, "fake")
     body = (field(3, node or f"id-{name}") + field(4, 1) + field(5, "boot") + field(6, name) + field(8, 1) + field(9, version) +
             field(10, "127.0.0.1") + field(11, "127.0.0.1") + groups + notices)
     return field(1, body)

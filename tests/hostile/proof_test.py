@@ -92,21 +92,55 @@ class Gate(attacked.TestCase):
                 break
         self.assertLess(time.monotonic() - begun, 15)  # It has ten seconds.
 
-    def test_who_dials_and_says_nothing_is_not_heard_for_a_while(self):
-        def heard():
-            s = self.dial()
+    def is_heard(self):
+        with self.dial() as s:
             try:
                 s.sendall(MAGIC + os.urandom(32))
             except ConnectionError:
                 return False
             return self.hear(s, 33)[:1] == b"T"
-        self.assertTrue(heard())
-        for _ in range(700):
-            self.dial().close()
-        e2e.wait_for(lambda: not heard(), 5)
+
+    def is_shut_out(self, leave):
+        """Who leaves again and again; a debt at its limit is below it 10 ms later, and then he is heard until he leaves again."""
+        def not_heard():
+            leave()
+            return not self.is_heard()
+
+        e2e.wait_for(not_heard, 30)
         self.coordinator.expect("an address is not heard for up to a minute.*address=127.0.0.1")
+
+    def test_who_dials_and_says_nothing_is_not_heard_for_a_while(self):
+        self.assertTrue(self.is_heard())
+        self.is_shut_out(lambda: [self.dial().close() for _ in range(100)])
         self.assertEqual(self.fx.run("ps").code, 0)  # By the Unix socket.
-        e2e.wait_for(heard, 20)
+        e2e.wait_for(self.is_heard, 20)
+
+    def test_who_greets_and_leaves_is_not_heard_for_a_while(self):
+        def leave():  # Who leave together leave no time to pay in.
+            for s in [self.greet(os.urandom(32))[0] for _ in range(100)]:
+                s.close()
+
+        self.is_shut_out(leave)
+
+    def test_who_greeted_and_gave_up_while_it_was_stopped_owes_nothing(self):
+        self.coordinator.send(signal.SIGSTOP)
+        for _ in range(700):
+            with self.dial() as s:
+                s.sendall(MAGIC + os.urandom(32))
+        self.coordinator.send(signal.SIGCONT)
+        for _ in range(20):
+            self.assertTrue(self.is_heard())
+
+    def test_who_proved_and_gave_up_while_it_was_stopped_owes_nothing(self):
+        nonces = [os.urandom(32) for _ in range(60)]
+        greeted = [(nonce, *self.greet(nonce)) for nonce in nonces]
+        self.coordinator.send(signal.SIGSTOP)
+        for ours, s, theirs in greeted:
+            s.sendall(self.proof(self.token, b"caller", ours, theirs))
+            s.shutdown(socket.SHUT_WR)  # As of one that is far away: what refuses our answer comes later.
+        self.coordinator.send(signal.SIGCONT)
+        for _ in range(20):
+            self.assertTrue(self.is_heard())
 
     def test_descriptors_are_left_for_others(self):
         pid = self.coordinator.process.pid

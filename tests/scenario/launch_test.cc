@@ -12,7 +12,7 @@ class Launch : public Scenario {
  protected:
   JobId LaunchThree(const JobSpec& spec) {
     coordinator::Config config;
-    config.ad_hoc = true;
+    config.ad_hoc.on = true;
     Start(config);
     for (const char* name : {"node1", "node2", "node3"}) world().AddLauncher(name, spec);
     const JobId job(spec.name + "-1");
@@ -21,6 +21,10 @@ class Launch : public Scenario {
     // Each was there for this job only: nobody chose.
     for (const MemberView& member : GenerationOf(job, 1).members) EXPECT_EQ(member.free_slots, 0);
     return job;
+  }
+  // Once its workers are gone and a word that the whole job has ended with them did not come.
+  bool Leaves(const std::string& name) {
+    return world().RunUntil([&] { return world().node(name).done; }, 1s);
   }
   int LiveEverywhere() {
     int live = 0;
@@ -41,7 +45,7 @@ TEST_F(Launch, launchers_leave) {
   ASSERT_TRUE(ReachesGeneration(job, 3, 60s));
   EXPECT_EQ(world().View(job).nodes, 1);
   EXPECT_TRUE(EndedBy<Preempted>(GenerationOf(job, 2)));
-  EXPECT_TRUE(world().node("node2").done);
+  EXPECT_TRUE(Leaves("node2"));
 
   world().node("node3").Signal(SIGINT);
   ASSERT_TRUE(Reaches(job, "cancelled"));
@@ -87,7 +91,7 @@ TEST_F(Launch, below_the_minimum_it_waits) {
 // place.
 TEST_F(Launch, spare_of_many_is_told) {
   coordinator::Config config;
-  config.ad_hoc = true;
+  config.ad_hoc.on = true;
   Start(config);
   constexpr int kNodes = 17;
   for (int i = 1; i <= kNodes; ++i)
@@ -150,7 +154,7 @@ TEST_F(Launch, fixed_size_job_is_cancelled_by_ctrl_c) {
 TEST_F(Launch, sigterm_saves_and_leaves) {
   const JobSpec spec = SpecOf("train", 1, 3);
   coordinator::Config config;
-  config.ad_hoc = true;
+  config.ad_hoc.on = true;
   Start(config);
   for (const char* name : {"node1", "node2", "node3"}) {
     sim::NodeOptions options;
@@ -171,7 +175,7 @@ TEST_F(Launch, sigterm_saves_and_leaves) {
   EXPECT_FALSE(GenerationOf(job, 1).charged);
   ASSERT_TRUE(world().View(job).committed_step.has_value());
   EXPECT_EQ(world().node("node1").Live(job)->run->resume_step, *world().View(job).committed_step);
-  EXPECT_TRUE(world().node("node3").done);
+  EXPECT_TRUE(Leaves("node3"));
 
   // The others too: the job is preempted, which is no end; the same command goes on with its next
   // generation.

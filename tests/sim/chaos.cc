@@ -47,7 +47,7 @@ class Chaos {
   // Every fifth life is that of a coordinator which `regroup run` started.
   static Config ConfigOf(std::uint64_t seed, const ChaosOptions& options) {
     Config config = options.config;
-    config.ad_hoc = config.ad_hoc || seed % 5 == 0;
+    config.ad_hoc.on = config.ad_hoc.on || seed % 5 == 0;
     return config;
   }
   template <class T>
@@ -93,6 +93,7 @@ class Chaos {
       spec.max_nodes = std::max(spec.max_nodes, 2);
     }
     if (rng_.Below(8) == 0) spec.restart_window = 30s;
+    if (seed_ % 3 == 0) spec.max_preemptions = static_cast<int>(seed_ / 3 % 3);
     return spec;
   }
 

@@ -57,7 +57,7 @@ bool SameRows(const std::vector<Row>& a, const std::vector<Row>& b) {
                *t = std::get_if<JobStateRow>(&*b[i].value);
     if (s && t &&
         (s->phase != t->phase || s->last_number != t->last_number ||
-         s->restarts_charged != t->restarts_charged))
+         s->ends.charged != t->ends.charged))
       return false;
   }
   return true;
@@ -207,11 +207,23 @@ void Checker::OnLost(const NodeId& node, Instant now) {
     if (formed.second.contains(node)) disturbed_.try_emplace(formed.first, now);
 }
 
-// 43. Once the whole batch is there: its rows have an order of their own.
+// 43, and 44: preemptions are counted, each once, and one beyond the limit ends the job. Once the
+// whole batch is there: its rows have an order of their own.
 void Checker::CheckEnded(const std::vector<Row>& batch) {
   for (const Row& row : batch) {
     const auto* state = row.value ? std::get_if<JobStateRow>(&*row.value) : nullptr;
-    if (state == nullptr || state->phase != JobPhase::kEnded) continue;
+    if (state == nullptr) continue;
+    const auto preempted = static_cast<int>(
+        std::count_if(ended_[state->job].begin(), ended_[state->job].end(), [](const auto& past) {
+          return !past.second.verdict_open && std::holds_alternative<Preempted>(*past.second.ended);
+        }));
+    const int limit = specs_[state->job].max_preemptions.value_or(preempted);
+    Expect(state->ends.preemptions == preempted,
+           Text("44: ", state->job, " counts ", state->ends.preemptions, " of ", preempted,
+                " preemptions"));
+    Expect(preempted <= limit || state->verdict,
+           Text("44: ", state->job, " goes on after ", preempted, " preemptions"));
+    if (state->phase != JobPhase::kEnded) continue;
     Expect(open_[state->job].empty(), Text("43: ", state->job, " ended with an open verdict"));
   }
 }
@@ -266,7 +278,7 @@ void Checker::CheckState(const JobStateRow* before, const JobStateRow& after, In
   const JobSpec& spec = specs_[after.job];
   if (after.verdict) verdicts_.insert(after.job);
   std::vector<Instant>& charges = charged_at_[after.job];
-  while (static_cast<int>(charges.size()) < after.restarts_charged) charges.push_back(now);
+  while (static_cast<int>(charges.size()) < after.ends.charged) charges.push_back(now);
   const auto counted = std::count_if(charges.begin(), charges.end(), [&](Instant at) {
     return !spec.restart_window || now - at < *spec.restart_window - kCommitMargin;
   });
@@ -277,8 +289,7 @@ void Checker::CheckState(const JobStateRow* before, const JobStateRow& after, In
          Text("27: ", after.job, " from phase ", static_cast<int>(before->phase), " to ",
               static_cast<int>(after.phase)));
   Expect(after.last_number >= before->last_number, Text("3: numbers of ", after.job, " fell"));
-  Expect(after.restarts_charged >= before->restarts_charged,
-         Text("35: charges of ", after.job, " fell"));
+  Expect(after.ends.charged >= before->ends.charged, Text("35: charges of ", after.job, " fell"));
   if (before->verdict) {
     const bool same = after.verdict && after.verdict->state == before->verdict->state &&
                       after.verdict->exit_code == before->verdict->exit_code;
@@ -352,8 +363,8 @@ void Checker::BackOff(const JobStateRow& state, const GenerationRow& ended) {
     same += free_end;
     if (end->second.progressed) break;
   }
-  const int own = (ended.progressed ? 0 : state.own_failures) + 1;
-  const int free = (ended.progressed ? 0 : state.free_ends) + 1;
+  const int own = (ended.progressed ? 0 : state.ends.own) + 1;
+  const int free = (ended.progressed ? 0 : state.ends.free) + 1;
   auto happened = disturbed_.find({ended.job, ended.generation});
   auto noticed = noticed_.find({ended.job, ended.generation});
   Instant since = Instant::max();

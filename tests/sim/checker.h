@@ -9,7 +9,7 @@
 // Of that list these are not here:
 //   2       one journal has one writer: its folder is flocked (tests/launcher/coordinator/shell);
 //   11      is 6 as orders give it: a rank of a generation has one node;
-//   15      these agents are models; the real ones are held to it by tests/agent;
+//   15      shims are models here: tests/agent; that no record of live ranks goes, the nodes check;
 //   22, 23  the coordinator reads no checkpoint; tests/worker/checkpoint does;
 //   33      there is no `stop_after`;
 //   34      no core can read a clock (tests/tidy), and the wall time that it is given is displayed;

@@ -1,7 +1,8 @@
 #pragma once
 
-// One node as PROTOCOL §5 describes it: an agent with its run directories, shims and workers. A
-// model, not the agent's code: it obeys orders, reports, redials, and can be made to misbehave.
+// One node: the real core of an agent, and around it as models what its shell deals with: run
+// directories, shims, stores, workers and the network. Between the two cores the same values
+// travel as in the product. Everything modelled can be made to misbehave.
 
 #include <csignal>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/core/core.h"
 #include "common/base/control.h"
 #include "launcher/coordinator/core/actions.h"
 #include "launcher/coordinator/core/events.h"
@@ -27,7 +29,7 @@ struct Behaviour {
   Duration heartbeat = std::chrono::seconds(1);
   bool ignores_term = false;  // Dies at the stop's deadline.
   bool unkillable = false;    // Does not even die then.
-  bool wedged = false;        // Its shim neither ends a stop nor says why.
+  bool wedged = false;        // Neither its shim nor its ranks end, and nothing says why.
   bool never_prepares = false;
   bool dies_in_prepare = false;  // The whole node, and its host answers.
   bool never_starts = false;
@@ -48,29 +50,40 @@ struct NodeOptions {
   std::string dialled = "10.0.0.1";
   std::optional<LaunchRequest> launch;
   Duration launch_age{};
+  std::optional<Duration> join_timeout;
 };
 
 struct Rank {
   std::int64_t pid = 0;
   int rank = 0;
   bool alive = false;
-  Instant started{}, ended{};
-  std::optional<RankExit> exit;
+  Instant started{};
+  std::optional<agent::RankEnded> exit;
 };
+enum class ShimState { kNone, kStarting, kAlive, kDead };
+// A run directory, the shim and the store of it, and what they started: what is there, whether an
+// agent lives or not.
 struct Group {
   JobId job;
   Generation generation;
-  Phase phase = Phase::kPreparing;
+  Phase phase = Phase::kPreparing;  // As the last agent saw it.
   int workers = 1;
   bool host_store = false;
-  std::optional<Run> run;  // Once obeyed.
+  ShimState shim = ShimState::kNone;
+  std::optional<Run> run;  // The started mark.
   std::vector<Rank> ranks;
   std::optional<Instant> stop_deadline;
   std::optional<Address> store, witness;
-  bool supervisor_lost = false, store_lost = false;
-  std::string refused;
-  bool saved = false;  // Waits to be stopped.
+  bool store_alive = false;
+  bool noticed = false;  // The mark: workers that do not speak were signalled.
+  bool empty = false;    // The shim saw the last process end.
+  bool killed = false;   // The mark: what a lost shim left is gone.
+  bool stuck = false;    // Killed, and not gone.
+  bool saved = false;    // Its workers wait to be stopped.
   std::int64_t first_step = 0;
+
+  agent::GroupKey key() const { return {job, generation}; }
+  bool lives() const;  // A rank of it does.
 };
 
 class Node;
@@ -86,6 +99,7 @@ class NodeWorld {
   virtual void RankStarted(Node& node, const Group& group, const Rank& rank) = 0;
   virtual void Disturbed(const Group& group) = 0;            // By what is no order.
   virtual void Stopped(Node& node, const Group& group) = 0;  // By an order; ranks of it live.
+  virtual void Violated(const std::string& what) = 0;
 };
 
 class Node {
@@ -121,6 +135,7 @@ class Node {
 
   // From the coordinator, after the network.
   void Deliver(SessionId session, const coordinator::Action& action);
+  void AnswerHeartbeat(SessionId session);
   void OnCoordinatorGone();  // Its socket was reset.
   coordinator::ProbeResult Witness(const JobId& job, Generation generation,
                                    const Address& address) const;
@@ -130,7 +145,7 @@ class Node {
   const NodeOptions& options() const { return options_; }
   Behaviour& behaviour() { return behaviour_; }
   bool running() const { return agent_up_; }
-  bool attached() const { return welcomed_; }
+  bool attached() const { return core_ && core_->attached(); }
   bool silent() const { return silent_; }
   const std::optional<Instant>& silent_until() const { return silent_until_; }  // Its last end.
   bool leaving() const { return left_with_.has_value(); }
@@ -154,29 +169,60 @@ class Node {
   bool done = false;  // A launched agent that has left.
 
  private:
+  // ---- the agent
+  agent::Config AgentConfig() const;
+  std::vector<agent::RunRecord> Records() const;
+  void Post(agent::Event event);  // Dropped where no agent lives.
+  void StepAll();
+  void Arm();
+  void EndAgent();
+  void Carry(const agent::WriteRunDirectory& action);
+  void Carry(const agent::SpawnShim& action);
+  void Carry(const agent::SpawnStore& action);
+  void Carry(const agent::StartRanks& action);
+  void Carry(const agent::StopRanks& action);
+  void Carry(const agent::SignalRank& action);
+  void Carry(const agent::KillGroup& action);
+  void Carry(const agent::KillShim& action);
+  void Carry(const agent::ReleaseShim& action);
+  void Carry(const agent::CloseStore& action);
+  void Carry(const agent::RemoveRunDirectory& action);
+  void Carry(const agent::SendHello& action);
+  void Carry(const agent::RememberCoordinator& action);
+  void Carry(const agent::RefuseCoordinator& action);
+  void Carry(const agent::BreakSession& action);
+  void Carry(const agent::SendLaunch& action);
+  void Carry(const agent::SendReport& action);
+  void Carry(const agent::SendProgress& action);
+  void Carry(const agent::SendCommit& action);
+  void Carry(const agent::SendNotice& action);
+  void Carry(const agent::SendLeave& action);
+  void Carry(const agent::ShowLeaving& action);
+  void Carry(const agent::SendHeartbeat& action);
+  void Carry(const agent::TellNotice& action);
+  void Carry(const agent::TellCommit& action);
+  void Carry(const agent::StartCoordinator& action);
+  void Carry(const agent::Leave& action);
+
+  // ---- the network
   void Redial(Duration delay);
   void Dial();
-  Hello MakeHello() const;
-  void Beat();
   void Say(coordinator::Event event);
-  void BreakSession();
-  void OnWelcome(const Welcome& welcome);
-  void Obey(const Order& order);
-  void ObeyStop(const Stop& stop, const JobId& job);
-  void StartPrepare(const JobId& job, const Prepare& prepare);
-  void Prepared(const JobId& job, Generation generation);
-  void StartRanks(Group& group, const Run& run);
-  void StopGroup(Group& group, Duration grace);
-  void EndStop(const JobId& job, Generation generation);
+  void CloseSocket();
+
+  // ---- shims and workers, which need no agent
+  Group* Find(const agent::GroupKey& key) { return Find(key.job, key.generation); }
+  // What is due later, as long as the host is not booted anew.
+  void Later(const agent::GroupKey& key, Duration delay, std::function<void(Group&)> what);
+  void StartNow(Group& group);
+  void StopNow(Group& group, Instant deadline);
+  void EndStop(Group& group);
   void EndRank(Group& group, Rank& rank, ExitKind kind, int code, bool after_stop);
-  void Settle(Group& group);  // Free once no rank lives.
-  void TellProgress(const JobId& job, Generation generation);
-  void OnWorkerNotice(const JobId& job, const WorkerNotice& notice);
-  void Report(const Group& group);
-  GroupReport ReportOf(const Group& group) const;
-  void TryPending(const JobId& job);
-  void LeaveIfFree();
-  void DropEverything();
+  void EmptyIfSo(Group& group);
+  void EndShim(Group& group);  // Its ranks die with it, unless nothing kills them.
+  void Speak(Group& group);    // A worker says hello.
+  void TellProgress(Group& group);
+  void SaveOnNotice(Group& group);
 
   NodeWorld& world_;
   const std::string name_;
@@ -186,25 +232,23 @@ class Node {
 
   // Survives the agent.
   std::map<JobId, std::map<Generation, Group>> groups_;
-  std::map<JobId, Generation> stopped_;
-  std::map<JobId, Generation> highest_;
   std::uint64_t incarnation_ = 0, boot_ = 1;
   bool powered_ = true, silent_ = false;
 
   // Of this agent's life.
   std::uint64_t life_ = 0;
-  bool agent_up_ = false, welcomed_ = false;
+  bool agent_up_ = false;
+  std::optional<agent::Core> core_;
+  std::deque<agent::Event> events_;
+  bool stepping_ = false;
+  std::optional<Instant> armed_;
   std::optional<SessionId> session_;
   std::string given_name_;
-  OrderNo obeyed_;
-  mutable std::uint64_t report_ = 0;
-  std::map<JobId, Prepare> pending_;
   Duration backoff_{};
+  bool hurries_ = false;  // After a silence.
   Instant born_{};
-  std::vector<std::pair<JobId, Generation>> unsaid_;  // Changed between Hello and Welcome.
   std::optional<Instant> silent_until_;
   std::optional<int> left_with_;
-  bool leave_now_ = false;
   std::optional<std::pair<Instant, regroup::Notice>> notice_;
   std::uint16_t next_port_ = 40000;
   std::deque<std::function<void()>> held_;  // While silent: what the network holds back.

@@ -29,16 +29,16 @@ LaunchRequest LaunchOf(const std::string& key, const JobSpec& spec) {
 
 World::World(Config config, std::uint64_t seed)
     : config_([&] {
-        if (config.new_cluster.empty())
-          config.new_cluster = ClusterId("cluster-" + std::to_string(seed));
+        if (config.journal.new_cluster.empty())
+          config.journal.new_cluster = ClusterId("cluster-" + std::to_string(seed));
         config.check_indices = true;
         return config;
       }()),
       start_(clock_.now()) {
-  checker.lease = config_.lease;
-  checker.first_backoff = config_.backoff_first;
-  checker.heartbeat = config_.heartbeat;
-  checker.unreachable_hold = config_.unreachable_hold;
+  checker.lease = config_.leases.lease;
+  checker.first_backoff = config_.retries.backoff_first;
+  checker.heartbeat = config_.leases.heartbeat;
+  checker.unreachable_hold = config_.holds.unreachable;
   StartCoordinator();
 }
 
@@ -49,7 +49,7 @@ void World::StartCoordinator() {
   std::vector<Row> rows;
   Epoch epoch(1);
   for (const auto& entry : rows_) {
-    rows.push_back({entry.first, entry.second});
+    if (!IsHistory(entry.first)) rows.push_back({entry.first, entry.second});
     if (const auto* meta = std::get_if<MetaRow>(&entry.second)) epoch = meta->epoch.Next();
   }
   ++life_;
@@ -170,6 +170,30 @@ void World::CommitBatch() {
   });
 }
 
+// What no start reads: of a job that has ended all but its newest generations.
+bool World::IsHistory(const Key& key) const {
+  if (!key.starts_with("job/")) return false;
+  const std::string job = key.substr(4, key.find('/', 4) - 4);
+  const auto state = rows_.find(JobStateKey(JobId(job)));
+  if (state == rows_.end() || std::get<JobStateRow>(state->second).phase != JobPhase::kEnded)
+    return false;
+  const std::string folder = JobFolder(JobId(job));
+  if (key.starts_with(folder + "event/") || key.starts_with(folder + "done/")) return true;
+  if (!key.starts_with(folder + "gen/")) return false;
+  auto newer = rows_.find(key);
+  for (std::size_t i = 0; i < kGenerationsKept; ++i)
+    if (++newer == rows_.end() || !newer->first.starts_with(folder + "gen/")) return false;
+  return true;
+}
+
+void World::Erase(const Key& key) {
+  if (!key.ends_with('/')) {
+    rows_.erase(key);
+    return;
+  }
+  std::erase_if(rows_, [&](const auto& row) { return row.first.starts_with(key); });
+}
+
 // The oldest step becomes durable, then its actions are carried out in order.
 void World::CommitNext() {
   const bool outer = std::exchange(committing_, true);
@@ -180,7 +204,7 @@ void World::CommitNext() {
   checker.OnCommit(rows_, effects.rows, clock_.now());
   for (const Row& row : effects.rows) {
     if (row.value) rows_[row.key] = *row.value;
-    if (!row.value) rows_.erase(row.key);
+    if (!row.value) Erase(row.key);
   }
   if (!effects.rows.empty() && Point()) return;
   if (!answers_before_commit && !CarryOutAll(effects.actions)) return;
@@ -286,6 +310,11 @@ void World::ToCoordinator(Node& node, Event event) {
   if (const auto* opened = std::get_if<SessionOpened>(&event))
     owners_[opened->session] = node.name();
   if (!std::holds_alternative<SessionBroken>(event)) checker.OnHeard(node.id(), clock_.now());
+  // The shell answers a heartbeat without the core.
+  if (const auto* beat = std::get_if<HeartbeatReceived>(&event); beat && !stalled_) {
+    clock_.After(node.behaviour().net,
+                 [&node, session = beat->session] { node.AnswerHeartbeat(session); });
+  }
   Post(std::move(event));
 }
 
@@ -294,6 +323,7 @@ void World::RankStarted(Node& node, const Group& group, const Rank& rank) {
 }
 void World::Disturbed(const Group& group) { checker.OnDisturbed(group, clock_.now()); }
 void World::Stopped(Node& node, const Group& group) { checker.OnStopped(node, group); }
+void World::Violated(const std::string& what) { checker.Expect(false, what); }
 
 // ---- clients
 
@@ -366,6 +396,14 @@ JobView World::View(const JobId& job) {
   filter.detail = true;
   absl::StatusOr<ReadReply> reply = core_->Read(filter, clock_.now(), clock_.wall());
   CHECK(reply.ok());
+  if (reply->jobs.at(0).history_away) {  // As the shell does: from its rows alone.
+    std::vector<Row> rows;
+    for (auto at = rows_.lower_bound(JobFolder(job));
+         at != rows_.end() && at->first.starts_with(JobFolder(job)); ++at)
+      rows.push_back({at->first, at->second});
+    reply = Core(config_, Epoch(1), rows, clock_.now()).Read(filter, clock_.now(), clock_.wall());
+    CHECK(reply.ok() && !reply->jobs.at(0).history_away);
+  }
   return reply->jobs.at(0);
 }
 

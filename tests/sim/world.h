@@ -84,6 +84,7 @@ class World : public NodeWorld {
   void RankStarted(Node& node, const Group& group, const Rank& rank) override;
   void Disturbed(const Group& group) override;
   void Stopped(Node& node, const Group& group) override;
+  void Violated(const std::string& what) override;
 
  private:
   void Post(coordinator::Event event);
@@ -91,6 +92,8 @@ class World : public NodeWorld {
   void Journal(coordinator::Effects effects);
   void CommitBatch();
   void CommitNext();
+  bool IsHistory(const coordinator::Key& key) const;
+  void Erase(const coordinator::Key& key);
   bool CarryOut(const coordinator::Action& action);
   bool CarryOutAll(const std::vector<coordinator::Action>& actions);
   bool Point();  // True: the coordinator has just died here.

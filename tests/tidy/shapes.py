@@ -1,4 +1,5 @@
-"""The shape of a core: how many functions and fields a type has, and whether files include each other in a circle."""
+"""The shape of a core: how many functions and fields a type has, how much of it is explained, and whether files include
+each other in a circle."""
 import os
 import re
 
@@ -7,6 +8,7 @@ import cpp
 _TYPE = re.compile(r"\b(?:class|struct)\s+(\w+)\s*(?:final\s*)?(?::[^;{(]*)?\{")
 _NO_MEMBER = re.compile(r"\s*(?:friend|using|typedef|static_assert)\b")
 _LABEL = re.compile(r"^\s*(?:(?:public|private|protected)\s*:\s*)+")
+_SAYS_NOTHING = re.compile(r"-{3,}|namespace\b|NOLINT")
 _OWN_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)\.h"', re.MULTILINE)
 
 
@@ -24,6 +26,17 @@ def types(text):
             fields += number if kind == "field" else 0
         found.append((match.group(1), code.count("\n", 0, match.start()) + 1, functions, fields))
     return found
+
+
+def explained(text):
+    """(lines with a comment, lines of code). What only rules off, closes a namespace or has one word is no comment."""
+    comments = code = 0
+    for line, blank in zip(text.split("\n"), cpp.blank(text).split("\n")):
+        code += bool(blank.strip())
+        said = line[len(blank.rstrip()):].strip()
+        if said.startswith("//") and len(re.findall(r"\w+", said)) > 1 and not _SAYS_NOTHING.match(said.lstrip("/ ")):
+            comments += 1
+    return comments, code
 
 
 def circle(files, folder):

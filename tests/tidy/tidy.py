@@ -4,7 +4,8 @@
 
 Functions may have 70 lines. Those that were longer when this rule came are in long_functions.txt with their length,
 which may only shrink; --write-baseline writes down that they did. In the cores a class or struct may have 25 functions
-and 20 fields; what was larger is in large_types.txt. Files of a core do not include each other in a circle.
+and 20 fields; what was larger is in large_types.txt. Files of a core do not include each other in a circle. How many
+lines of a core bear a comment for each line of code is in comments.txt: at most the goal, and it may only rise.
 """
 import ast
 import os
@@ -18,6 +19,8 @@ import shapes  # noqa: E402
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BASELINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "long_functions.txt")
 LARGE_TYPES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "large_types.txt")
+COMMENTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "comments.txt")
+COMMENTS_GOAL = {"h": 0.35, "cc": 0.08}
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 800, 70
 MAX_TYPE_FUNCTIONS, MAX_TYPE_FIELDS = 25, 20
 _TOP = ["proto", "launcher", "agent", "worker", "common", "tests", "deploy", ".ci"]
@@ -247,13 +250,39 @@ def check_shapes(files, allowed):
             yield folder, 1, f"{', '.join(circle)} include each other in a circle"
 
 
-def check(files, baseline, types=()):
+def comments(files):
+    """{(core, ending of its files): comment lines per code line}"""
+    found = {}
+    for core in CORES:
+        for ending in COMMENTS_GOAL:
+            counts = [shapes.explained(text) for path, text in files.items()
+                      if _inside(path, (core,)) and path.endswith("." + ending)]
+            if code := sum(count[1] for count in counts):
+                found[(core, ending)] = sum(count[0] for count in counts) / code
+    return found
+
+
+def read_comments(path=COMMENTS):
+    """{(core, ending): the least}"""
+    with open(path, encoding="utf-8") as f:
+        rows = [line.split() for line in f if line.strip() and not line.startswith("#")]
+    return {(core, ending): float(least) for core, ending, least in rows}
+
+
+def check_comments(files, least):
+    for (core, ending), share in comments(files).items():
+        if share < (bound := least.get((core, ending), 0)):
+            yield core, 1, f"its .{ending} files have {share:.3f} comment lines per code line, {bound} is the least"
+
+
+def check(files, baseline, types=(), least_comments=()):
     findings = []
     for path, text in files.items():
         for rule in (check_arrows, check_words, check_math, check_callbacks, check_layout):
             findings += [(path, line, what) for line, what in rule(path, text)]
     findings += check_functions(files, baseline)
     findings += check_shapes(files, types)
+    findings += check_comments(files, dict(least_comments))
     return [f"{path}:{line}: {what}" for path, line, what in sorted(findings)]
 
 
@@ -280,12 +309,21 @@ def write_large_types(files, allowed):
         f.writelines(sorted(kept))
 
 
+def write_comments(files, least):
+    kept = {key: max(least.get(key, 0), min(COMMENTS_GOAL[key[1]], int(share * 100) / 100))
+            for key, share in comments(files).items()}
+    with open(COMMENTS, "w", encoding="utf-8") as f:
+        f.write("# Comment lines per code line of each core: the least. Numbers may rise, to 0.35 in headers, 0.08 in sources.\n")
+        f.writelines(sorted(f"{core} {ending} {share}\n" for (core, ending), share in kept.items()))
+
+
 def main():
     files = tree(ROOT)
     if "--write-baseline" in sys.argv:
         write_baseline(files, read_baseline())
         write_large_types(files, read_large_types())
-    findings = check(files, read_baseline(), read_large_types())
+        write_comments(files, read_comments())
+    findings = check(files, read_baseline(), read_large_types(), read_comments())
     print("\n".join(findings) or "tidy: nothing to say")
     return 1 if findings else 0
 

@@ -170,6 +170,15 @@ class Planted(unittest.TestCase):
         self.assertEqual(tidy.check({path: wide}, {}, {(path, "Wide"): (0, 22)}), [])
         self.assertEqual(tidy.check({"agent/shell/a.h": wide}, {}), [])
 
+    def test_comments_of_a_core_are_counted_by_content(self):
+        text = ("// Why it is so.\nint a = 1;  // Of the others.\n// ---- rows ------\nconst char* b = \"// no comment\";\n"
+                "// One\n//\n}  // namespace regroup\nint c;  // NOLINT(some check)\n")
+        self.assertEqual(shapes.explained(text), (2, 4))
+        path = "agent/core/a.cc"
+        self.assertEqual(tidy.check({path: text}, {}, (), {("agent/core", "cc"): 0.5}), [])
+        self.assertEqual(tidy.check({path: "int d;\n" + text}, {}, (), {("agent/core", "cc"): 0.5}),
+                         ["agent/core:1: its .cc files have 0.400 comment lines per code line, 0.5 is the least"])
+
     def test_circles_of_files_are_found(self):
         def includes(name):
             return GUARD + f'#include "agent/core/{name}.h"\n'
@@ -192,7 +201,7 @@ class Tree(unittest.TestCase):
     def test_the_tree_is_tidy(self):
         files = tidy.tree(tidy.ROOT)
         self.assertGreater(len(files), 50, "the tree was not found")
-        findings = tidy.check(files, tidy.read_baseline(), tidy.read_large_types())
+        findings = tidy.check(files, tidy.read_baseline(), tidy.read_large_types(), tidy.read_comments())
         self.assertEqual(findings, [], "\n" + "\n".join(findings))
 
     def test_functions_are_found_in_the_tree(self):

@@ -1,14 +1,51 @@
 #include "launcher/cli/commands/job_flags.h"
 
+#include <optional>
+#include <variant>
+
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/config/flags.h"
 #include "common/config/hardware.h"
-#include "common/config/job_limits.h"
-#include "common/config/names.h"
+#include "common/config/job_fields.h"
 #include "common/config/text.h"
 
 namespace regroup::cli {
+namespace {
+
+// Declares the flag of one field.
+struct AddField {
+  CLI::App& app;
+  const JobField& field;
+  const std::string& help;
+  JobSpec& spec;
+
+  void operator()(const JobField::Number& value) const {
+    AddInt(app, field.flag, value.member.of(spec), value.min, value.max, help);
+  }
+  void operator()(const JobField::OptionalNumber& value) const {
+    AddInt(app, field.flag, value.member.of(spec), value.min, value.max, help);
+  }
+  void operator()(const JobField::Time& value) const {
+    AddDuration(app, field.flag, value.member.of(spec), help);
+  }
+  void operator()(const JobField::OptionalTime& value) const {
+    AddDuration(app, field.flag, value.member.of(spec), help);
+  }
+  void operator()(const JobField::Switch& value) const {
+    AddSwitch(app, field.flag, value.member.of(spec), help);
+  }
+  void operator()(const JobField::Text& value) const {
+    AddText(app, field.flag, value.member.of(spec), help, field.placeholder);
+  }
+  void operator()(const JobField::Written& value) const {
+    AddParsed(
+        app, field.flag, field.placeholder, value.write(spec).value_or(""), help,
+        [&spec = spec, read = value.read](std::string_view text) { return read(text, spec); });
+  }
+};
+
+}  // namespace
 
 void DescribeFlags(CLI::App& app, JobFlags& flags) {
   AddParsed(app, "-N,--nnodes", "MIN[:MAX]", FormatNnodes(flags.nodes.min, flags.nodes.max),
@@ -21,33 +58,12 @@ void DescribeFlags(CLI::App& app, JobFlags& flags) {
               ? "workers on each node"
               : "workers on this node: a number, gpu, cpu, or auto (GPUs, else CPUs)",
           "N");
-  AddInt(app, "--max-restarts", flags.max_restarts, 0, limits::kRestarts,
-         "restarts of the whole group after a fault of its own; losing nodes is free");
-  AddDuration(app, "--grace", flags.grace, "time that workers get to stop when they are asked to");
-  AddParsed(app, "--scale-up", "WHEN", NameOf(flags.scale_up),
-            "when a further node joins a running job: settle (at once, then at most every 30 s), "
-            "now, next (with the "
-            "next restart), never",
-            [&flags](std::string_view text) {
-              ASSIGN_OR_RETURN(flags.scale_up, ParseScaleUp(text));
-              return absl::OkStatus();
-            });
-  AddText(app, "--node-check", flags.node_check.command,
-          "a line for sh, run on each node before each generation, which waits for it; a node that "
-          "fails its check stays out and is checked again",
-          "COMMAND");
-  AddDuration(app, "--node-check-timeout", flags.node_check.timeout,
-              "a node check that takes longer has failed");
-  AddParsed(app, "--log-keep", "SIZE|all", "",
-            flags.origin == JobOrigin::kSubmitted
-                ? "how much of the output of each rank is kept, of stdout and of stderr, the "
-                  "newest; none: 100M"
-                : "how much of the output of each rank is kept, of stdout and of stderr, the "
-                  "newest; none: 100M, all with --log-dir",
-            [&flags](std::string_view text) {
-              ASSIGN_OR_RETURN(flags.log_keep_bytes, ParseLogKeep(text));
-              return absl::OkStatus();
-            });
+  for (const JobField& field : JobFields()) {
+    if (field.flag.empty()) continue;
+    const std::string help =
+        Cat(field.help, flags.origin == JobOrigin::kLaunched ? field.launched_help : "");
+    std::visit(AddField{app, field, help, flags.fields}, field.value);
+  }
 }
 
 absl::Status Apply(const JobFlags& flags, JobSpec& spec) {
@@ -63,11 +79,13 @@ absl::Status Apply(const JobFlags& flags, JobSpec& spec) {
   spec.workers_per_node = *workers;
   spec.min_nodes = flags.nodes.min;
   spec.max_nodes = flags.nodes.max;
-  spec.max_restarts = flags.max_restarts;
-  spec.grace = flags.grace;
-  spec.scale_up = flags.scale_up;
-  spec.node_check = flags.node_check;
-  spec.log_keep_bytes = flags.log_keep_bytes;
+  for (const JobField& field : JobFields()) {
+    if (field.flag.empty()) continue;
+    const std::optional<std::string> text = WriteJobField(field, flags.fields);
+    if (!text) continue;
+    const absl::Status read = ReadJobField(field, *text, spec);
+    if (!read.ok()) return AtField(field.flag, read);
+  }
   return absl::OkStatus();
 }
 

@@ -1,9 +1,8 @@
 #pragma once
 
-// What `run` and `submit` have in common: what the job is.
+// What `run` and `submit` have in common: what the job is. Fields of one value have their flags in
+// common/config's table of job fields.
 
-#include <cstdint>
-#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -20,16 +19,11 @@ struct JobFlags {
   JobOrigin origin = JobOrigin::kLaunched;
   NodeBounds nodes;
   std::string workers = "1";
-  int max_restarts = 0;
-  Duration grace = std::chrono::seconds(30);
-  ScaleUp scale_up = ScaleUp::kSettle;
-  NodeCheck node_check;
-  std::optional<std::uint64_t> log_keep_bytes;
+  JobSpec fields{};  // Of it, only what a flag of the table sets.
 };
-// `flags` holds the defaults.
+// `flags` holds the defaults, and is written to until the line is parsed.
 void DescribeFlags(CLI::App& app, JobFlags& flags);
-// Fills origin, nodes, workers, restarts, grace, scale-up, node check and log limit; the error
-// names the flag.
+// Fills origin, nodes, workers and what the table's flags set; the error names the flag.
 absl::Status Apply(const JobFlags& flags, JobSpec& spec);
 
 }  // namespace regroup::cli

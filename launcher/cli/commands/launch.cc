@@ -168,6 +168,14 @@ void DescribeFlags(Manner manner, CLI::App& app, LaunchFlags& flags) {
   }
 }
 
+ParseRules RulesOf(Manner manner) {
+  if (manner != Manner::kTorchrun) return {};
+  ParseRules rules{.abbreviations = true, .empty_is_absent = true};
+  for (const TorchrunOption& option : TorchrunOptions())
+    rules.abbreviated_first.emplace_back(option.name);
+  return rules;
+}
+
 LaunchCommand::LaunchCommand(Manner manner, CommandDescription description)
     : Command(std::move(description)), manner_(manner), started_ns_(BoottimeNanoseconds()) {
   DescribeFlags(manner_, line().app(), flags_);

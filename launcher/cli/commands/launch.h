@@ -36,6 +36,9 @@ enum class Manner { kRun, kTorchrun };
 // The same flags; under regroup-torchrun those of torchrun have their PET_ variable.
 void DescribeFlags(Manner manner, CLI::App& app, LaunchFlags& flags);
 
+// Under regroup-torchrun a line is read as torchrun reads it.
+ParseRules RulesOf(Manner manner);
+
 // Where and as whom nodes meet, once torchrun's options are read in ours.
 struct Meeting {
   std::string node_name;             // Pins the order of a static group; empty: the host's.

@@ -59,7 +59,7 @@ absl::Status SettleGrace(Manner manner, const Names& names, LaunchFlags& flags) 
       return Misuse("--grace and --shutdown-timeout are the same", "both were given",
                     "leave one out");
     }
-    flags.job.grace = std::chrono::seconds(*flags.torch.shutdown_timeout_s);
+    flags.job.fields.grace = std::chrono::seconds(*flags.torch.shutdown_timeout_s);
     return absl::OkStatus();
   }
   const std::string variable = GetEnv(kTimeoutVariable).value_or("");
@@ -67,7 +67,7 @@ absl::Status SettleGrace(Manner manner, const Names& names, LaunchFlags& flags) 
     return absl::OkStatus();
   absl::StatusOr<std::int64_t> seconds = ParseNumber(variable, 0, 365 * 24 * 3600);
   if (!seconds.ok()) return AtField(kTimeoutVariable, seconds.status());
-  flags.job.grace = std::chrono::seconds(*seconds);
+  flags.job.fields.grace = std::chrono::seconds(*seconds);
   return absl::OkStatus();
 }
 

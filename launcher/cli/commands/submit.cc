@@ -7,6 +7,7 @@
 
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
+#include "common/config/job_fields.h"
 #include "common/config/job_file.h"
 #include "common/config/job_limits.h"
 #include "common/config/names.h"
@@ -46,18 +47,14 @@ class Submit : public Command {
             {.name = "submit",
              .summary = "hand a job to a coordinator; it runs when nodes are free",
              .usage = "regroup submit FILE | [OPTIONS] -- PROGRAM ARGS...",
-             .text = "The job is described by a YAML file (- is standard input) or by flags "
-                     "and a command after --. "
-                     "Nothing is copied: directory and program have to be on each node. Jobs "
-                     "run as the agent's "
-                     "user, with a small environment and what `env:` or --env adds.\n\n"
-                     "Fields of a file: name, nnodes (N, MIN:MAX or {min, max, unit}), "
-                     "nproc_per_node, run (a list, "
-                     "or a line for sh -c), workdir, env, grace, scale_up, retry: {max, "
-                     "window, exit_codes}, node_check, node_check_timeout, role, numa_binding, "
-                     "virtual_local_rank, log_keep (a size, or all), price_per_node_hour (a "
-                     "number: `explain` and "
-                     "`ps --json` then tell what the job costs; a node counts whole).",
+             .text = Cat(
+                 "The job is described by a YAML file (- is standard input) or by flags and a "
+                 "command after --. Nothing is copied: directory and program have to be on each "
+                 "node. Jobs run as the agent's user, with a small environment and what `env:` or "
+                 "--env adds.\n\n"
+                 "Fields of a file: name, nnodes (N, MIN:MAX or {min, max, unit}), "
+                 "nproc_per_node, run (a list, or a line for sh -c), workdir, env, ",
+                 ListOfJobFileFields(), "."),
              .example =
                  "regroup submit job.yaml\n"
                  "regroup submit --name gpt -N 2:4 --ppn 8 --wait -- python train.py --lr 3e-4\n"
@@ -76,7 +73,7 @@ class Submit : public Command {
                  {"PROGRAM ARGS...", "what each worker executes, found on its node"}}}) {
     constexpr int kDefaultRestarts = 3;
     job_.origin = JobOrigin::kSubmitted;
-    job_.max_restarts = kDefaultRestarts;
+    job_.fields.max_restarts = kDefaultRestarts;
     DescribeFlags(line().app(), job_);
     AddText(line().app(), "--name", name_, "name of the job; none: the program's base name",
             "NAME");

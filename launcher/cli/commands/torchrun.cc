@@ -34,7 +34,7 @@ class Torchrun : public LaunchCommand {
                         "  --rdzv-backend c10d --rdzv-endpoint node0:29400 --rdzv-id 1 train.py",
              .positionals = {{"SCRIPT", "what each worker runs"}, {"ARGS...", "its arguments"}}}) {}
 
-  ParseRules rules() const override { return {.abbreviations = true, .empty_is_absent = true}; }
+  ParseRules rules() const override { return RulesOf(Manner::kTorchrun); }
 };
 
 }  // namespace

@@ -89,6 +89,16 @@ int ChargedUntil(const JobView& job, const GenerationView& generation) {
   return std::max(charged, 1);
 }
 
+// Which of the job's preemptions ended this generation.
+int PreemptedUntil(const JobView& job, const GenerationView& generation) {
+  int preempted = job.preemptions;
+  for (const GenerationView& other : job.generations) {
+    const bool later = other.generation > generation.generation;
+    if (later && other.ended && std::holds_alternative<Preempted>(*other.ended)) --preempted;
+  }
+  return std::max(preempted, 1);
+}
+
 std::string StepsText(const GenerationView& generation, const GenerationView& next) {
   if (!next.restored_step) return "";
   std::string text = Cat("restored step ", *next.restored_step);
@@ -106,6 +116,10 @@ std::string WhyEnded(const JobView& job, const GenerationView& generation, int w
   if (generation.charged) {
     sentence += Cat(" Charged ", ChargedUntil(job, generation), " of ", job.spec.max_restarts, ".");
   }
+  if (job.spec.max_preemptions && std::holds_alternative<Preempted>(*generation.ended)) {
+    sentence += Cat(" Preemption ", PreemptedUntil(job, generation), " of the ",
+                    *job.spec.max_preemptions, " that --max-preemptions allows.");
+  }
   out += Filled(sentence, width);
   for (const RankCause& other : generation.consequences) {
     out += Cat("  after it: rank ", other.rank, " on ", other.node, " ",
@@ -120,17 +134,27 @@ std::string WhyEnded(const JobView& job, const GenerationView& generation, int w
   return steps.empty() ? out : Cat(out, "  ", steps, "\n");
 }
 
+std::string FirstFew(std::vector<std::string> nodes) {
+  if (nodes.size() > kShownNodes) {
+    const std::size_t others = nodes.size() - kShownNodes;
+    nodes.resize(kShownNodes);
+    nodes.push_back(Count(static_cast<long long>(others), "other"));
+  }
+  return JoinWords(nodes);
+}
+
 std::string PlacesText(const GenerationView& generation) {
   std::vector<std::string> places;
   for (const MemberView& member : generation.members) {
     std::string ranks = RanksText(member.ranks);
     places.push_back(Cat(member.name, " → ", ranks.substr(ranks.find(' ') + 1)));
   }
-  return JoinWords(places);
+  return FirstFew(std::move(places));
 }
 
 std::string MovesText(const GenerationView& generation, const GenerationView* previous) {
   if (previous == nullptr) return "first generation: by name";
+  if (previous->members.empty()) return "of the generation before no members are shown";
   std::map<NodeId, const MemberView*> before;
   for (const MemberView& member : previous->members) before[member.node] = &member;
   std::vector<std::string> moves;
@@ -142,7 +166,7 @@ std::string MovesText(const GenerationView& generation, const GenerationView* pr
       moves.push_back(Cat(member.name, " was ", RanksText(old->second->ranks)));
     }
   }
-  return moves.empty() ? "nobody moved" : JoinWords(moves);
+  return moves.empty() ? "nobody moved" : FirstFew(std::move(moves));
 }
 
 // Of nodes that the job never had before; those that it had go first, without a choice.
@@ -155,12 +179,7 @@ std::string WhyTheseNodes(const GenerationView& generation, int width) {
                        : Cat(member.name, " ", member.free_slots));
   }
   if (free.empty()) return "";
-  if (free.size() > kShownNodes) {
-    const std::size_t others = free.size() - kShownNodes;
-    free.resize(kShownNodes);
-    free.push_back(Count(static_cast<long long>(others), "other"));
-  }
-  const std::string why = Cat(JoinWords(free), ": most free slots first, then by name");
+  const std::string why = Cat(FirstFew(std::move(free)), ": most free slots first, then by name");
   const std::string line = Cat("Why these nodes   ", why);
   return DisplayWidth(line) <= width ? Cat(line, "\n")
                                      : Cat("Why these nodes\n", Filled(why, width));

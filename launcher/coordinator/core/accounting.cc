@@ -19,6 +19,7 @@ TimeAccount SplitRun(const RunFacts& run) {
     left -= taken;
     return taken;
   };
+  // In the order in which they came: a run that was cut short lost what came last.
   account.restore = take(run.start);
   account.checkpoint = take(run.checkpoint);
   if (run.first_step && run.last_step && *run.last_step >= *run.first_step) {
@@ -27,6 +28,8 @@ TimeAccount SplitRun(const RunFacts& run) {
     const std::int64_t steps = std::min(*run.last_step - *run.first_step, kMost) + 1;
     const std::int64_t repeated = std::clamp<std::int64_t>(
         std::min(run.best_step, *run.last_step) - run.resumed_from, 0, steps);
+    // Steps are taken to last equally long: workers tell when they reach one, not how
+    // long each of them took.
     account.recompute = take(left / steps * repeated);
   }
   account.productive = left;
@@ -36,6 +39,8 @@ TimeAccount SplitRun(const RunFacts& run) {
 HeldTime HeldByRun(const TimeAccount& run, int nodes, bool after_failure) {
   HeldTime time;
   time.held = NodeTimeOf(run.productive + run.checkpoint + run.restore + run.recompute, nodes);
+  // A generation that followed a resize restores, too, but nobody lost anything by
+  // that: somebody wanted it.
   if (after_failure) time.lost = NodeTimeOf(run.restore + run.recompute, nodes);
   return time;
 }
@@ -48,6 +53,8 @@ HeldTime HeldByOutage(Duration detect, int nodes, NodeTime regroup, bool after_f
 }
 
 NodeTime NodeTimeOf(Duration time, int nodes) {
+  // Checked before it is multiplied: a product of years and ten thousand nodes has to stop at the
+  // limit instead of turning negative.
   const NodeTime one = std::chrono::duration_cast<NodeTime>(std::max(time, Duration{}));
   return nodes > 0 && one > kMaxNodeTime / nodes ? kMaxNodeTime : one * nodes;
 }

@@ -15,6 +15,7 @@ namespace regroup::coordinator {
 namespace {
 
 void Add(TimeAccount& sum, const TimeAccount& more) {
+  // Idle is left out: it is what the job's age leaves over (WholeAccountOf).
   for (const auto part : {&TimeAccount::productive, &TimeAccount::checkpoint, &TimeAccount::detect,
                           &TimeAccount::regroup, &TimeAccount::restore, &TimeAccount::recompute})
     sum.*part = SaturatingSum(sum.*part, more.*part);
@@ -30,6 +31,8 @@ bool AfterFailure(const Job& job, Generation next) {
   for (auto it = job.generations.rbegin(); it != job.generations.rend(); ++it) {
     const GenerationRow& row = it->second;
     if (row.generation >= next || row.voided || row.phase == GenerationPhase::kProposed) continue;
+    // While its verdict is open the causes that are known outweigh the row, which has
+    // the first of them.
     auto soft = job.soft.find(row.generation);
     if (soft != job.soft.end() && soft->second.causes.worst)
       return !std::holds_alternative<Resized>(soft->second.causes.worst->reason);
@@ -38,6 +41,7 @@ bool AfterFailure(const Job& job, Generation next) {
   return false;
 }
 
+// What no row has yet: the change that is under way, and the run of the formed generation.
 OpenAccount OpenAccountOf(const Job& job, Instant now) {
   OpenAccount open = OutageAccount(job, now);
   if (const GenerationRow* formed = FormedOf(job)) {
@@ -52,6 +56,8 @@ OpenAccount OpenAccountOf(const Job& job, Instant now) {
 
 Duration AgeOf(const Job& job, const Moment& at) {
   if (job.state.phase == JobPhase::kEnded && job.state.ended_at) return job.state.ran_for;
+  // The wall clock may have been set; it counts only for what an earlier life of this
+  // coordinator saw begin.
   if (job.times.created) return at.now - *job.times.created;
   return std::max<Duration>(at.wall - job.spec.created_at, Duration{});
 }
@@ -61,6 +67,8 @@ OpenAccount RunAccount(const Job& job, const GenerationRow& row, const Generatio
   OpenAccount open;
   if (!soft.running_at) return open;
   Instant until = now;
+  // From its cause on a generation that ends belongs to the outage (OutageAccount), so that no
+  // moment is booked twice.
   if (soft.ending && job.outage.detected_at)
     until = std::min(now, job.outage.event_at.value_or(*job.outage.detected_at));
   // What follows the end of its last rank is no work, however late that is heard.
@@ -71,8 +79,10 @@ OpenAccount RunAccount(const Job& job, const GenerationRow& row, const Generatio
   run.checkpoint = soft.progress.checkpoint.value_or(Duration{});
   run.first_step = soft.progress.first_step;
   run.last_step = soft.progress.last_step;
+  // What workers say they restored counts more than what they were told to: the
+  // newest commit may have been unreadable.
   run.resumed_from = soft.progress.restored_step.value_or(row.resume_step);
-  run.best_step = job.state.best_step;
+  run.best_step = job.state.reached.step;
   open.time = SplitRun(run);
   open.held =
       HeldByRun(open.time, static_cast<int>(row.members.size()), AfterFailure(job, row.generation));
@@ -88,6 +98,8 @@ OpenAccount OutageAccount(const Job& job, Instant now) {
   const NodeTime since =
       NodeTimeOf(now - outage.held_until, static_cast<int>(job.nodes.claimed.size()));
   const GenerationRow* formed = FormedOf(job);
+  // Whether it is lost depends on why the generation before the next one ended; while one is
+  // ending, that is itself.
   const bool ending = formed && job.soft.at(formed->generation).ending;
   const Generation next = formed && !ending ? formed->generation : job.state.last_number.Next();
   open.held = HeldByOutage(open.time.detect, outage.nodes, SumOf(outage.held, since),
@@ -101,6 +113,8 @@ void Book(const OpenAccount& open, JobStateRow& state) {
 }
 
 void CountHeld(const State& state, Job& job) {
+  // Called before each change of the claims, so that the time since the last one is booked with the
+  // number of nodes that were held then.
   Outage& outage = job.outage;
   if (!outage.detected_at) return;
   outage.held = SumOf(outage.held, NodeTimeOf(state.now - outage.held_until,
@@ -122,8 +136,9 @@ TimeAccount WholeAccountOf(const Job& job, const Moment& at) {
 std::optional<CostView> CostOf(const Job& job, Instant now) {
   HeldTime held = job.state.held;
   Add(held, OpenAccountOf(job, now).held);
-  std::int64_t samples = job.state.samples, tokens = job.state.tokens;
+  std::int64_t samples = job.state.reached.samples, tokens = job.state.reached.tokens;
   if (const GenerationRow* formed = FormedOf(job)) {
+    // Both are totals over the whole job, so that the newest word replaces what the row has.
     samples = std::max(samples, job.soft.at(formed->generation).progress.samples);
     tokens = std::max(tokens, job.soft.at(formed->generation).progress.tokens);
   }

@@ -27,10 +27,12 @@ struct SendOrder {  // Replaces a queued older one of the same job.
   SessionId session;
   Order order;
 };
+// The agent repeats a report until then; what the report caused is durable with this.
 struct AckReport {
   SessionId session;
   ReportNo number;
 };
+// Accepted only once its row is durable: the checkpoint then counts for every later generation.
 struct AnswerCommit {
   SessionId session;
   CommitAnswer answer;
@@ -66,6 +68,7 @@ struct SubmitReply {
   JobId job;
   std::optional<WaitReason> waits{};  // It is in no hurry: no nodes that are known could run it.
 };
+// The job that the caller's word meant, so that it can be named in full.
 struct CancelReply {
   JobId job;
 };
@@ -79,6 +82,8 @@ struct ForgetNodeReply {
   NodeId node;
 };
 using Reply = std::variant<SubmitReply, CancelReply, ReadReply, ForgetNodeReply, absl::Status>;
+// Finishes a call of ReadAsked, SubmitAsked, CancelAsked or ForgetNodeAsked, exactly once. A caller
+// that hung up is gone by then, and the answer with it.
 struct Answer {
   CallId call;
   Reply reply;
@@ -100,6 +105,9 @@ struct Note {  // One log line, written once the step's rows are durable.
   std::vector<std::pair<std::string, std::string>> fields;
 };
 
+// What a step comes to. REQUIRES of the shell: rows first, all or none; then actions in order;
+// notes may be written at any time after the rows. A step without rows waits for those of the steps
+// before it as well.
 struct Effects {
   std::vector<Row> rows;  // One atomic batch; at most one row per key.
   std::vector<Action> actions;

@@ -20,6 +20,11 @@ std::string Milliseconds(Duration time) {
   return absl::StrCat(std::chrono::duration_cast<std::chrono::milliseconds>(time).count(), "ms");
 }
 
+std::string LimitText(const std::optional<int>& limit) {
+  return limit ? absl::StrCat(*limit) : "unlimited";
+}
+
+// Whoever reads it typed one of the two commands: both values and the way out are named.
 absl::Status Mismatch(const JobId& job, const std::string& flag, const std::string& running,
                       const std::string& asked) {
   return UserError(
@@ -42,6 +47,7 @@ bool IsSuffixed(const std::string& given, const std::string& asked) {
 }  // namespace
 
 absl::Status CheckVersion(const Version& ours, const Version& theirs) {
+  // One minor apart works both ways, so that a cluster can be upgraded node by node.
   const std::uint32_t apart =
       ours.minor > theirs.minor ? ours.minor - theirs.minor : theirs.minor - ours.minor;
   if (ours.major == theirs.major && apart <= 1) return absl::OkStatus();
@@ -53,6 +59,9 @@ absl::Status CheckVersion(const Version& ours, const Version& theirs) {
 }
 
 Fence CheckFence(const ClusterId& cluster, Epoch epoch, const Hello& hello, bool known) {
+  // An agent that never followed a coordinator has nothing to protect. One of another cluster is
+  // refused whatever its epoch. A higher epoch than ours means that this journal was restored from
+  // an old copy, but only the word of a node that this journal knows may stop a coordinator.
   if (hello.cluster.empty()) return Fence::kPasses;
   if (hello.cluster != cluster) return Fence::kOtherCluster;
   if (hello.highest_epoch <= epoch) return Fence::kPasses;
@@ -68,6 +77,8 @@ Epoch NextEpoch(const MetaRow& meta, bool accept_journal) {
 
 absl::StatusOr<std::string> AdmitName(const Hello& hello, const std::optional<std::string>& current,
                                       const NameTaken& taken) {
+  // A node keeps the name that it was given before, so that NAME-2 does not become NAME when the
+  // first NAME is gone: people and logs know it by that.
   if (current && !hello.name_explicit && IsSuffixed(*current, hello.name)) return *current;
   std::optional<std::string> address = taken(hello.name);
   if (!address) return hello.name;
@@ -95,6 +106,9 @@ absl::Status CheckSameBounds(const JobId& job, const JobSpec& running, const Job
   if (running.max_restarts != asked.max_restarts)
     return Mismatch(job, "--max-restarts", absl::StrCat(running.max_restarts),
                     absl::StrCat(asked.max_restarts));
+  if (running.max_preemptions != asked.max_preemptions)
+    return Mismatch(job, "--max-preemptions", LimitText(running.max_preemptions),
+                    LimitText(asked.max_preemptions));
   // A member may take as long to prepare as the job's check may.
   const NodeCheck &check = running.node_check, &own = asked.node_check;
   if (check.command != own.command)
@@ -110,11 +124,15 @@ absl::Status CheckSameBounds(const JobId& job, const JobSpec& running, const Job
 LaunchDecision DecideLaunch(const LaunchRequest& request, const std::optional<LaunchedJob>& mine,
                             const std::optional<LaunchedJob>& newest) {
   if (mine) {
+    // The same command asks again after a reconnect: it belongs to its own job,
+    // whatever became of that.
     if (mine->ended) return ShowResult{mine->id};
     return JoinJob{mine->id};
   }
   if (request.standalone || !newest) return BeginJob{};
   if (newest->ended) {
+    // A command that was started before the job ended was meant for it and is only late; one that
+    // was started after it wants a new run.
     if (newest->ended_for && request.age >= *newest->ended_for) return ShowResult{newest->id};
     return BeginJob{};
   }

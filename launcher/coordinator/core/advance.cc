@@ -21,6 +21,7 @@ constexpr int kMaxTransitions = 8;  // Of one job in one step; the rest follows 
 
 bool AdvanceOnce(Step& step, Job& job) {
   if (job.state.phase == JobPhase::kEnded) return false;
+  // A verdict may fail the job, so that it comes before whatever the job would do next.
   if (CloseVerdicts(step, job)) return true;
   if (job.state.phase == JobPhase::kEnding) return FinishEnding(step, job);
   if (job.state.phase == JobPhase::kPreempted) return false;
@@ -38,6 +39,8 @@ bool AdvanceOnce(Step& step, Job& job) {
 void Advance(Step& step, Job& job) {
   step.Disarm(job);
   int transitions = 0;
+  // A job with much to do gives way to the others and goes on in the next step, with
+  // what is durable by then.
   while (AdvanceOnce(step, job)) {
     if (++transitions < kMaxTransitions && step.bytes() < kBytesBeforeTransition) continue;
     step.LookAt(job);

@@ -10,6 +10,7 @@
 namespace regroup::coordinator {
 
 void On(Step& step, const CallDropped& event) {
+  // The caller hung up. Its place is free for another one at once: there are only so many.
   auto waiting = step.state.waiting_calls.find(event.call);
   if (waiting == step.state.waiting_calls.end()) return;
   if (Job* job = step.state.FindJob(waiting->second)) job->waiters.erase(event.call);
@@ -18,6 +19,7 @@ void On(Step& step, const CallDropped& event) {
 
 void AnswerWaiters(Step& step, Job& job) {
   if (job.waiters.empty()) return;
+  // Made once for all of them: thousands may wait for the same job.
   const JobView view = ViewOf(step.state, job, true, step.state.moment());
   for (CallId call : job.waiters) {
     step.state.waiting_calls.erase(call);
@@ -32,6 +34,7 @@ void SendResults(Step& step, Job& job) {
 }
 
 void SendResultTo(Step& step, Job& job, Node& node) {
+  // Once per session: one that opens later asks with the same key and is told then (LaunchAsked).
   if (!node.session || node.told_result == job.id()) return;
   node.told_result = job.id();
   step.Do(SendResult{*node.session, ResultOf(step.state, job)});

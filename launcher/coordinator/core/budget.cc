@@ -19,6 +19,8 @@ std::uint64_t SeedOf(const JobId& job, Generation generation) {
   return hash ^ generation.value();
 }
 
+// From rows alone, so that a coordinator that has just started sees the same row of
+// ends as the one before it.
 int SameNodeUpTo(const Job& job, const GenerationRow& row) {
   std::vector<PastEnd> ends;
   for (const auto& [generation, past] : job.generations)
@@ -30,7 +32,7 @@ int SameNodeUpTo(const Job& job, const GenerationRow& row) {
 
 Streak StreakWith(const Job& job, const GenerationRow& row) {
   Streak streak =
-      AfterEnd({job.state.own_failures, job.state.free_ends}, row.progressed, KindOf(*row.ended));
+      AfterEnd({job.state.ends.own, job.state.ends.free}, row.progressed, KindOf(*row.ended));
   streak.same_node = SameNodeUpTo(job, row);
   return streak;
 }
@@ -42,8 +44,10 @@ Duration BackOffAfter(const State& state, const Job& job, const GenerationRow& r
 
 void RecoverBackOff(Step& step, Job& job) {
   auto last = job.generations.find(job.state.last_formed);
+  // While the verdict was open the row of ends was not counted yet; what stands in the generation's
+  // row is then counted here.
   if (last == job.generations.end() || !last->second.ended) return;
-  Streak streak{job.state.own_failures, job.state.free_ends, SameNodeUpTo(job, last->second)};
+  Streak streak{job.state.ends.own, job.state.ends.free, SameNodeUpTo(job, last->second)};
   if (last->second.verdict_open) streak = StreakWith(job, last->second);
   job.gather.not_before = step.now() + BackOffAfter(step.state, job, last->second, streak);
 }
@@ -54,13 +58,14 @@ void DropOldCharges(Step& step, Job& job) {
   const Duration window = *job.spec.spec.restart_window;
   const auto left =
       std::erase_if(job.charge_times, [&](Instant at) { return step.now() - at > window; });
+  // UpdateState writes the ages anew; nothing else of the row changes.
   if (left > 0) step.UpdateState(job, [](JobStateRow&) {});
   if (!job.charge_times.empty())
     step.Wake(job, job.charge_times.front() + window + std::chrono::milliseconds(1));
 }
 
 int Charges(const State& state, const Job& job) {
-  return ChargesInWindow(job.state.restarts_charged, ChargeAges(job, state.now),
+  return ChargesInWindow(job.state.ends.charged, ChargeAges(job, state.now),
                          job.spec.spec.restart_window);
 }
 
@@ -71,6 +76,20 @@ int OpenCharges(const Job& job) {
     if (over && ChargesBudget(entry.second.causes.Reason())) ++open;
   }
   return open;
+}
+
+int Preemptions(const Job& job) {
+  int preemptions = job.state.ends.preemptions;
+  for (const auto& entry : job.soft) {
+    const bool over = job.generations.at(entry.first).phase == GenerationPhase::kOver;
+    if (over && std::holds_alternative<Preempted>(entry.second.causes.Reason())) ++preemptions;
+  }
+  return preemptions;
+}
+
+bool OpenPreemptionsFail(const Job& job) {
+  const std::optional<int> most = job.spec.spec.max_preemptions;
+  return most && Preemptions(job) > *most;
 }
 
 }  // namespace regroup::coordinator

@@ -29,4 +29,10 @@ int Charges(const State& state, const Job& job);
 // Charges that open verdicts will bring if nothing worse is told.
 int OpenCharges(const Job& job);
 
+// Generations that a notice ended, also those whose verdict is open, if nothing worse is told.
+int Preemptions(const Job& job);
+
+// Whether open verdicts, if nothing worse is told, will fail the job for a notice too many.
+bool OpenPreemptionsFail(const Job& job);
+
 }  // namespace regroup::coordinator

@@ -45,18 +45,20 @@ absl::Status NoFit(const CannotFit& fit) {
 absl::StatusOr<JobId> AdmitJob(Step& step, const JobSpec& spec, const std::string& key,
                                bool standalone, std::uint64_t free_bytes,
                                std::uint64_t number_used) {
-  if (free_bytes < step.config().min_free_bytes)
+  if (free_bytes < step.config().limits.min_free_bytes)
     return UserError(absl::StatusCode::kResourceExhausted, "the disk of the coordinator is full",
                      absl::StrCat(free_bytes >> 20, " MiB are free, a new job needs ",
-                                  step.config().min_free_bytes >> 20),
+                                  step.config().limits.min_free_bytes >> 20),
                      "regroup prune");
   if (spec.min_nodes > kMaxNodesPerJob)
     return UserError(
         absl::StatusCode::kInvalidArgument, "the job asks for too many nodes",
         absl::StrCat("it asks for ", spec.min_nodes, ", one job has at most ", kMaxNodesPerJob),
         "");
+  // Higher than any number that this journal knows, that one before it gave (first_job), or that
+  // the asker saw in use: a job's id is never given twice, even by a journal that lost its end.
   const std::uint64_t sequence =
-      std::max({step.config().first_job - 1, step.state.newest_number(), number_used}) + 1;
+      std::max({step.config().journal.first_job - 1, step.state.newest_number(), number_used}) + 1;
   JobSpecRow row;
   row.job = JobId(absl::StrCat(spec.name, "-", sequence));
   row.sequence = sequence;
@@ -64,6 +66,8 @@ absl::StatusOr<JobId> AdmitJob(Step& step, const JobSpec& spec, const std::strin
   row.key = key;
   row.standalone = standalone;
   row.created_at = step.wall();
+  // It is sent to every node of the job in every generation, and has to fit into a
+  // step beside other rows.
   const std::size_t bytes = EstimateBytes(Row{JobSpecKey(row.job), row});
   if (bytes > kMaxSpecBytes)
     return UserError(absl::StatusCode::kInvalidArgument,
@@ -72,6 +76,7 @@ absl::StatusOr<JobId> AdmitJob(Step& step, const JobSpec& spec, const std::strin
   const JobId id = row.job;
   JobStateRow state;
   state.job = id;
+  // A launched job brings its nodes along and stands in no queue.
   state.phase = spec.origin == JobOrigin::kLaunched ? JobPhase::kGathering : JobPhase::kQueued;
   step.Put(std::move(row));
   step.Put(std::move(state));
@@ -104,6 +109,8 @@ int NodesStaying(const State& state, const Job& job) {
       }));
 }
 
+// A launch command takes part. It asks again after each reconnect, so that all but its row happens
+// once: its join is told once, and is followed by one last call.
 void Join(Step& step, Job& job, Node& node, const LaunchRequest& request) {
   const bool again =
       node.row.launch && node.row.launch->key == request.key && node.row.launch->job == job.id();
@@ -117,6 +124,8 @@ void Join(Step& step, Job& job, Node& node, const LaunchRequest& request) {
   // One that was silent until its job was preempted goes on with it.
   const bool resumes = job.state.phase == JobPhase::kPreempted && !node.row.launch->left;
   if (again && !resumes) return;
+  // Of very many launch commands one prints what concerns all; when that one is gone the next that
+  // joins takes its place.
   if (!job.launch.first || !step.state.FindNode(*job.launch.first) ||
       step.state.FindNode(*job.launch.first)->link == Link::kLost)
     job.launch.first = node.row.node;
@@ -127,6 +136,8 @@ void Join(Step& step, Job& job, Node& node, const LaunchRequest& request) {
     });
     job.gather.membership_known = false;
   }
+  // The job was below its minimum, and this may be the first of several nodes that
+  // come: they get a last call.
   if (job.gather.below_since || !FormedOf(job))
     job.gather.membership_known = job.gather.membership_known && !job.gather.below_since;
   const JobSpec& spec = job.spec.spec;
@@ -141,6 +152,8 @@ void Join(Step& step, Job& job, Node& node, const LaunchRequest& request) {
   step.LookAt(job);
 }
 
+// The key goes into the job's row with the verdict, so that a cancel that is sent again is answered
+// as the first one was.
 void CancelJob(Step& step, Job& job, const std::string& by, int signal, bool now,
                const std::string& key) {
   const CancelledBy cancelled{by, signal};
@@ -148,8 +161,8 @@ void CancelJob(Step& step, Job& job, const std::string& by, int signal, bool now
   SetVerdict(step, job, Verdict{VerdictState::kCancelled, exit_code, cancelled}, Cancelled{by},
              StopReason::kCancelled, now ? Duration{} : job.spec.spec.grace);
   step.UpdateState(job, [&](JobStateRow& state) {
-    state.cancel_key = key;
-    state.stop_now = now;
+    state.cancel.key = key;
+    state.cancel.now = now;
   });
   step.LookAt(job);
 }
@@ -158,8 +171,8 @@ void CancelJob(Step& step, Job& job, const std::string& by, int signal, bool now
 void HurryCancel(Step& step, Job& job) {
   if (!job.stop || job.stop->deadline <= step.now()) return;
   job.stop->deadline = step.now();
-  job.stop->give_up = step.now() + step.config().stop_margin;
-  step.UpdateState(job, [](JobStateRow& state) { state.stop_now = true; });
+  job.stop->give_up = step.now() + step.config().ending.stop_margin;
+  step.UpdateState(job, [](JobStateRow& state) { state.cancel.now = true; });
   for (const NodeId& id : job.nodes.touched) step.Reorder(job, id);
   step.LookAt(job);
 }
@@ -167,6 +180,8 @@ void HurryCancel(Step& step, Job& job) {
 }  // namespace
 
 void On(Step& step, const SubmitAsked& event) {
+  // A submit that was not answered may have been accepted: sent again with its key it
+  // finds the job.
   if (auto known = step.state.index.by_key.find(event.key);
       known != step.state.index.by_key.end()) {
     step.Do(Answer{event.call, SubmitReply{known->second}});
@@ -177,11 +192,12 @@ void On(Step& step, const SubmitAsked& event) {
     step.Do(Answer{event.call, NoFit(fit)});
     return;
   }
-  if (static_cast<int>(step.state.queue.queued.size()) >= step.config().max_pending_submits) {
+  // After the key: a job that waits already is found, however full the queue is.
+  if (static_cast<int>(step.state.queue.queued.size()) >= step.config().limits.pending_submits) {
     step.Do(Answer{event.call,
                    UserError(absl::StatusCode::kResourceExhausted, "too many jobs wait already",
                              absl::StrCat(step.state.queue.queued.size(), " are queued, at most ",
-                                          step.config().max_pending_submits),
+                                          step.config().limits.pending_submits),
                              "submit again when some have started")});
     return;
   }
@@ -203,6 +219,8 @@ void On(Step& step, const LaunchAsked& event) {
   if (node == nullptr) return;
   Heard(step, *node);
   const LaunchRequest& request = event.request;
+  // Two jobs count: the one that this very command belongs to, and the newest of the
+  // name that it asks for.
   const Job* mine = nullptr;
   if (node->row.launch && node->row.launch->key == request.key)
     mine = step.state.FindJob(node->row.launch->job);
@@ -244,10 +262,12 @@ void On(Step& step, const LeaveAsked& event) {
   Heard(step, *node);
   if (!node->row.launch) return;
   Job* job = step.state.FindJob(node->row.launch->job);
+  // The second Ctrl-C: the job ends already, and now without what is left of its grace.
   if (job == nullptr || job->state.verdict) {
     if (job && job->state.phase == JobPhase::kEnding && event.now) HurryCancel(step, *job);
     return;
   }
+  // Leaving is a notice that a node gives about itself, with the job's grace as its time.
   const Duration left = event.now ? Duration{} : job->spec.spec.grace;
   if (!node->row.launch->left) {
     int others = 0;
@@ -264,6 +284,7 @@ void On(Step& step, const LeaveAsked& event) {
     NodeRow row = node->row;
     row.launch->left = true;
     step.Put(std::move(row));
+    // While a generation runs, its end tells who left.
     if (!FormedOf(*job))
       AddEvent(step, *job,
                NodeLeft{node->row.name, event.signal == 0 ? "--join-timeout"
@@ -271,6 +292,7 @@ void On(Step& step, const LeaveAsked& event) {
   }
   SetLeaving(step, *node, Notice{NoticeSource::kSignal, event.signal, left, false});
   if (event.now && job->stop) {
+    // Only this node's workers are hurried; the others keep the grace that they were promised.
     auto [sooner, fresh] = job->stop->sooner.try_emplace(node->row.node, step.now());
     if (!fresh) sooner->second = std::min(sooner->second, step.now());
   }
@@ -284,9 +306,11 @@ void On(Step& step, const CancelAsked& event) {
     return;
   }
   Job& job = step.state.jobs.at(*id);
+  // Refused where the job is over by another verdict, and where another cancel's end is reached; a
+  // repeated cancel is answered like the first.
   const bool cancelled = job.state.verdict && job.state.verdict->state == VerdictState::kCancelled;
   if (job.state.verdict && !(cancelled && job.state.phase == JobPhase::kEnding) &&
-      job.state.cancel_key != event.key) {
+      job.state.cancel.key != event.key) {
     step.Do(Answer{event.call, UserError(absl::StatusCode::kFailedPrecondition,
                                          absl::StrCat(id->value(), " is over already"),
                                          absl::StrCat("it has ", StateName(job)),
@@ -320,15 +344,16 @@ void On(Step& step, const ReadAsked& event) {
                ReadReply{{ViewOf(step.state, job, event.filter.detail, step.state.moment())}, {}}});
     return;
   }
-  if (static_cast<int>(step.state.waiting_calls.size()) >= step.config().max_waiting_reads) {
+  if (static_cast<int>(step.state.waiting_calls.size()) >= step.config().limits.waiting_reads) {
     step.Do(Answer{
         event.call,
         UserError(absl::StatusCode::kResourceExhausted, "too many callers wait for jobs already",
                   absl::StrCat(step.state.waiting_calls.size(), " wait, at most ",
-                               step.config().max_waiting_reads),
+                               step.config().limits.waiting_reads),
                   "ask again later")});
     return;
   }
+  // Answered by AnswerWaiters when the job is over, or dropped with the call.
   step.state.waiting_calls[event.call] = *id;
   job.waiters.insert(event.call);
 }
@@ -338,6 +363,8 @@ void On(Step& step, const ForgetNodeAsked& event) {
   for (auto& entry : step.state.nodes) {
     Node& node = entry.second;
     const bool named = node.row.name == event.node || entry.first.value() == event.node;
+    // Names are given again once their node is lost: of several the one that is alive counts, so
+    // that it is refused below instead of a dead one being forgotten in its place.
     if (named && (found == nullptr || found->row.lost)) found = &node;
   }
   if (found == nullptr) {
@@ -357,6 +384,7 @@ void On(Step& step, const ForgetNodeAsked& event) {
     return;
   }
   const NodeId id = found->row.node;
+  // The operator vouches for its death: what it held is free at once.
   LoseNode(step, *found, kHowForgotten, true);
   step.Do(Answer{event.call, ForgetNodeReply{id}});
 }

@@ -8,10 +8,14 @@
 
 namespace regroup::coordinator {
 
+// Sent again with the same key it is the same job, and gets the same answer.
 void On(Step& step, const SubmitAsked& event);
 void On(Step& step, const LaunchAsked& event);
+// A launch command wants to go: its node leaves the job, or the job is cancelled with it
+// (DecideLeave). Nothing is answered; its result or a stop follows.
 void On(Step& step, const LeaveAsked& event);
 void On(Step& step, const CancelAsked& event);
+// A wait for the end of a job is kept until AnswerWaiters; there is a bound to how many.
 void On(Step& step, const ReadAsked& event);
 void On(Step& step, const ForgetNodeAsked& event);
 

@@ -38,9 +38,13 @@ void CheckCandidates(const State& state, const Job& job, const std::vector<Candi
 
 std::optional<Instant> WorthAwaiting(const State& state, const Job& job, const Node& node,
                                      bool previous) {
+  // After a recovery a former member may take as long as the fleet may; any other daemon only as
+  // long as an agent needs to dial again, because the job can do without it.
   if (node.link == Link::kAwaited)
     return previous || job.launched() ? node.lease.awaited_until
-                                      : state.recovered_at + state.config.redial;
+                                      : state.recovered_at + state.config.leases.redial;
+  // After a loss or failure the survivors are known: who blinked meanwhile has until
+  // the stop order gives it up.
   if (previous && job.gather.membership_known) return job.gather.awaited_until;
   if (job.launched() || previous) return LeaseEnd(state, node);
   return std::nullopt;
@@ -50,11 +54,14 @@ std::optional<Instant> WorthAwaiting(const State& state, const Job& job, const N
 
 std::set<NodeId> NodesToLookAt(const State& state, const Job& job) {
   std::set<NodeId> nodes = job.nodes.touched;
+  // They are looked at though they may not be ready, since the reason why a job waits names them.
   for (const auto& entry : job.unsteady.trials) nodes.insert(entry.first);
   for (const auto& entry : job.unsteady.newcomers) nodes.insert(entry.first);
   for (const ExcludedNode& excluded : job.state.excluded) nodes.insert(excluded.node);
   std::erase_if(nodes,
                 [&](const NodeId& id) { return !state.fleet.attached_daemons.contains(id); });
+  // So many that the job would be full even if all that know it were among the first
+  // and could not be taken.
   const std::size_t limit = nodes.size() + static_cast<std::size_t>(MaxNodesNow(job));
   for (NodeId& id : state.slots.free.First(job.spec.spec.workers_per_node, limit))
     nodes.insert(std::move(id));
@@ -71,8 +78,10 @@ std::vector<Candidate> CandidatesOf(Step& step, const Job& job) {
     CountFreeSlots(step);
     nodes = NodesToLookAt(step.state, job);
     nodes.insert(previous.begin(), previous.end());
-    const bool redialling =
-        step.now() < step.state.recovered_at + step.config().redial && step.state.fleet.broken > 0;
+    // A recovery that took a queued job to free nodes before the fleet has dialled again would
+    // start it on too few.
+    const bool redialling = step.now() < step.state.recovered_at + step.config().leases.redial &&
+                            step.state.fleet.broken > 0;
     for (const auto& entry : step.state.nodes)
       if (redialling && !entry.second.row.launched && entry.second.link == Link::kAwaited)
         nodes.insert(entry.first);
@@ -93,6 +102,7 @@ std::vector<Candidate> CandidatesOf(Step& step, const Job& job) {
 std::optional<Candidate> CandidateOf(const State& state, const Job& job, const Node& node,
                                      bool previous) {
   const NodeId& id = node.row.node;
+  // Whatever it shows, nothing may be asked of it any more.
   if (node.link == Link::kLost || IsLeaving(job, node) || IsExcluded(job, id)) return std::nullopt;
   Candidate candidate{id, node.row.name, Readiness::kReady, Instant{}, previous, false};
   if (node.link != Link::kAttached) {
@@ -111,15 +121,18 @@ std::optional<Candidate> CandidateOf(const State& state, const Job& job, const N
   }
   if (!SlotsFree(job, node)) {
     candidate.readiness = Readiness::kStopping;
-    candidate.until =
-        std::max(job.gather.awaited_until,
-                 node.lease.attached_at + state.config.failure_grace + state.config.stop_margin);
+    // A node that has just come back with a group of an older generation is told to stop it now: it
+    // gets the time that a stop takes.
+    candidate.until = std::max(job.gather.awaited_until, node.lease.attached_at +
+                                                             state.config.ending.failure_grace +
+                                                             state.config.ending.stop_margin);
     return candidate;
   }
   if (!job.launched()) {
     candidate.free_slots = FreeSlotsFor(state, job, node);
     if (candidate.free_slots < job.spec.spec.workers_per_node) return std::nullopt;
   }
+  // Its caches and its rank are worth more to the job than a node with more room.
   candidate.former = !previous && job.nodes.touched.contains(id);
   return candidate;
 }

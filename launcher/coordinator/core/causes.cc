@@ -18,6 +18,8 @@ void Causes::Fold(CauseAt cause) {
     worst = std::move(cause);
     return;
   }
+  // From here on `cause` is the lesser one: either may have been a rank's failure that is kept
+  // beside the root cause.
   if (IsWorse(cause, *worst)) std::swap(*worst, cause);
   const auto* failed = std::get_if<WorkerFailed>(&cause.reason);
   if (failed == nullptr) return;
@@ -29,6 +31,8 @@ void Causes::Fold(CauseAt cause) {
 
 bool Causes::Learn(const std::string& node, const RankExit& exit) {
   bool found = false, other_class = false;
+  // Evidence decides the class of a cause, so that new evidence may make another rank
+  // the root cause.
   const auto learn = [&](RankCause& cause) {
     if (cause.node != node || cause.local_rank != exit.local_rank) return;
     found = true;
@@ -41,6 +45,7 @@ bool Causes::Learn(const std::string& node, const RankExit& exit) {
   }
   for (auto& [at, consequence] : consequences) learn(consequence);
   if (!other_class) return found;
+  // Weighed again from the start; what is known stays the same, only its order may change.
   for (auto& [at, consequence] : std::exchange(consequences, {}))
     Fold({WorkerFailed{std::move(consequence)}, at});
   return found;

@@ -21,6 +21,9 @@
 namespace regroup::coordinator {
 namespace {
 
+// Every job that changed goes on as far as it can, the oldest first, and then the slots that became
+// free meanwhile are offered, which may give more jobs something to do. What has no room is left
+// dirty, and NextDeadline asks for a Tick at once.
 void Drain(Step& step) {
   std::set<std::uint64_t>& dirty = step.state.agenda.dirty;
   do {
@@ -38,6 +41,7 @@ void On(Step& step, const Tick&) {
   auto& deadlines = step.state.agenda.deadlines;
   while (!deadlines.empty() && step.HasRoom()) {
     const auto [at, kind, id] = *deadlines.begin();
+    // Deadlines are in order: none behind this one is due.
     if (at > step.now()) return;
     if (kind == DueKind::kNode) {
       Node& node = step.state.nodes.at(NodeId(id));
@@ -56,7 +60,7 @@ void On(Step& step, const Tick&) {
 void FirstStep(Step& step) {
   State& state = step.state;
   state.first_step_done = true;
-  if (state.meta.older_than > Epoch() && !state.config.accept_journal) {
+  if (state.meta.older_than > Epoch() && !state.config.journal.accept) {
     StepDownNow(step);
     return;
   }
@@ -70,6 +74,8 @@ void FirstStep(Step& step) {
 
 Core::Core(Config config, Epoch epoch, std::span<const Row> rows, Instant now)
     : state_(std::make_unique<State>(std::move(config), epoch, now)) {
+  // What a crash cut off is decided by the rows alone; Recover adds what was soft, and writes
+  // nothing: this life has no epoch in the journal before its first step.
   for (const Row& row : rows) state_->Apply(row);
   Recover(*state_);
 }
@@ -84,7 +90,9 @@ Effects Core::Step(Instant now, WallTime wall, const Event& event) {
     std::visit([&](const auto& e) { On(step, e); }, event);
     Drain(step);
     SweepOldJobs(step);
-    if (step.HasRoom()) PurgeSome(step);
+    if (step.HasRoom()) PurgeOne(step);
+    // Last of what jobs cause: an order says what is wanted after all decisions of this step, not
+    // between two of them.
     FlushOrders(step);
     CheckAdHocExit(step);
   }
@@ -95,6 +103,7 @@ std::optional<Instant> Core::NextDeadline() const {
   const State& state = *state_;
   if (!state.first_step_done) return state.recovered_at;
   if (state.stepped_down || state.finished) return std::nullopt;
+  // The step ran out of room: another one follows as soon as this one's rows are durable.
   if (!state.agenda.dirty.empty() || !state.retention.purging.empty()) return state.now;
   std::optional<Instant> next = AdHocExitAt(state);
   const auto sooner = [&](Instant at) { next = next ? std::min(*next, at) : at; };

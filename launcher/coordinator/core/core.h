@@ -47,8 +47,8 @@ class Core {
   // found.
   absl::StatusOr<ReadReply> Read(const ReadFilter& filter, Instant now, WallTime wall) const;
 
-  // All durable state, ordered by key: what a recording's segment opens with. Core(…, Rows(), …) is
-  // this core after a crash.
+  // All durable state, ordered by key, but for the history of jobs that have ended: what a
+  // recording's segment opens with. Core(…, Rows(), …) is this core after a crash.
   std::vector<Row> Rows() const;
 
   const ClusterId& cluster() const;

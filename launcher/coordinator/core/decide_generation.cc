@@ -9,6 +9,7 @@ namespace {
 
 constexpr std::size_t kMaxNamesInReason = 16;
 
+// Candidates that wait for the same thing, as the reason will name them.
 struct Group {
   std::vector<std::string> names;
   std::string why;  // Of the first.
@@ -60,10 +61,14 @@ GenerationDecision DecideGeneration(const GenerationPolicy& policy,
   }
   const int have = static_cast<int>(ready.size());
   const int size = UsableSize(have, policy.min, policy.max, policy.unit);
+  // The order of these tests is the order of PROTOCOL §2, "Gather": slots that are
+  // about to be free, then who may come back, then whether there are enough, and only
+  // then what holds the job itself.
   const int best = UsableSize(policy.max, policy.min, policy.max, policy.unit);
 
   if (stopping.count > 0)
     return Wait{SlotsStopping{stopping.names, stopping.last - now}, stopping.first};
+  // A full generation needs none of those that are away.
   if (awaited.count > 0 && size < best)
     return Wait{AwaitReattach{awaited.names, awaited.last - now}, awaited.first};
   if (size == 0) {
@@ -83,6 +88,8 @@ GenerationDecision DecideGeneration(const GenerationPolicy& policy,
     return Wait{BudgetVerdictOpen{policy.verdict_open}, std::nullopt};
   if (policy.not_before > now)
     return Wait{BackingOff{policy.failures, policy.not_before - now, "", ""}, policy.not_before};
+  // The last call is for nodes that nobody knows yet; when the job is full there is
+  // nothing to wait for.
   if (policy.last_call_until && *policy.last_call_until > now && size < best)
     return Wait{LastCall{have, *policy.last_call_until - now}, policy.last_call_until};
   return FormOf(std::move(ready), size);

@@ -34,7 +34,7 @@ struct MarkSaved {
 // Whoever is lost is on trial: lost again within it, it flaps.
 void PutOnTrial(Step& step, Job& job, const GenerationSoft& soft) {
   std::erase_if(job.unsteady.newcomers, [&](const auto& newcomer) {
-    return newcomer.second.since + step.config().newcomer_trial <= step.now();
+    return newcomer.second.since + step.config().forming.newcomer_trial <= step.now();
   });
   std::set<NodeId> lost = soft.blinked;
   for (const auto& entry : soft.lost) lost.insert(entry.first);
@@ -46,14 +46,17 @@ void PutOnTrial(Step& step, Job& job, const GenerationSoft& soft) {
   }
 }
 
+// Progress ends a row of failures, and with it the back-off: PROTOCOL §3.
 bool HasProgressed(const State& state, const Job& job, const GenerationSoft& soft) {
-  if (soft.progress.last_step && *soft.progress.last_step > job.state.best_step) return true;
+  if (soft.progress.last_step && *soft.progress.last_step > job.state.reached.step) return true;
   if (job.commit && soft.running_at && job.commit->generation == job.state.last_formed) return true;
   // A script may ask for notices and tell of no step: of its progress that says nothing.
   return !soft.progress.first_step && soft.running_at &&
-         state.now - *soft.running_at >= state.config.silent_progress;
+         state.now - *soft.running_at >= state.config.retries.silent_progress;
 }
 
+// All survivors are free or given up: the generation's row says why it ended as far as that is
+// known, and the job gathers again. Its verdict stays open until the last member has told.
 void EndGeneration(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
   const EndReason reason = soft.causes.Reason();
   JobStateRow state = job.state;
@@ -63,8 +66,10 @@ void EndGeneration(Step& step, Job& job, Generation generation, GenerationSoft& 
   step.UpdateState(job, [&](JobStateRow& next) { next = state; });
   const Streak streak = StreakWith(job, row);
   const GenerationRow* next = ProposedOf(job);
+  // Newcomers have prepared for a growth of what has now failed; whoever is left gathers anew.
   if (next && !std::holds_alternative<Resized>(reason))
     VoidProposal(step, job, next->generation, {});
+  // From the detection on, so that a slow stop counts as part of the wait.
   job.gather.not_before = *job.outage.detected_at + BackOffAfter(step.state, job, row, streak);
   job.gather.awaited_until = soft.ending->give_up;
   job.outage.free_at = step.now();
@@ -82,17 +87,21 @@ void BeginEnding(Step& step, Job& job, Generation generation, StopReason reason,
   soft.saving.reset();
   job.outage = Outage{};
   const bool elective = reason == StopReason::kElective || reason == StopReason::kNotice;
+  // A change that somebody wanted has no cause in time: nothing was down before it was noticed.
   if (!elective)
     job.outage.event_at =
         soft.causes.worst ? std::min(soft.causes.worst->at, step.now()) : step.now();
   job.outage.detected_at = job.outage.held_until = step.now();
   job.outage.nodes = static_cast<int>(soft.members.size());
-  const Instant deadline = step.now() + grace, give_up = deadline + step.config().stop_margin;
+  const Instant deadline = step.now() + grace,
+                give_up = deadline + step.config().ending.stop_margin;
   soft.ending = GenerationSoft::Ending{give_up};
   std::map<NodeId, Instant> sooner;
   for (const auto& member : soft.members) {
+    // Who is lost or has shown its slots free already has nothing more to tell.
     if (!IsSettled(step.state, job, generation, member.first)) soft.waiting.insert(member.first);
     const Node* node = step.state.FindNode(member.first);
+    // A node that goes away cannot give the whole grace.
     if (node && node->leaving) sooner[member.first] = node->leaving->until;
   }
   job.stop = StopOrder{generation, reason, deadline, give_up, std::move(sooner)};
@@ -108,6 +117,8 @@ void BeginEnding(Step& step, Job& job, Generation generation, StopReason reason,
 }
 
 bool AdvanceEnding(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
+  // A rank of the old generation that still ran beside the new one could write its checkpoints: so
+  // the next generation waits for free slots, or until the agents have killed what did not stop.
   if (!soft.waiting.empty() && step.now() < soft.ending->give_up) {
     std::vector<std::string> names;
     for (const NodeId& id : soft.waiting)
@@ -131,21 +142,24 @@ void PutEnded(Step& step, Job& job, Generation generation, GenerationSoft& soft,
   CloseAccount(step.state, job, soft, row, state);
   FitRow(row);
   step.Put(row);
-  soft.close_by = std::max(step.now(), soft.ending->give_up) + step.config().verdict_limit;
+  // A member that never tells must not keep the verdict, and with it a budget, open for ever.
+  soft.close_by = std::max(step.now(), soft.ending->give_up) + step.config().ending.verdict_limit;
 }
 
 void CloseAccount(const State& state, const Job& job, const GenerationSoft& soft,
                   GenerationRow& row, JobStateRow& total) {
-  row.first_step = soft.progress.first_step;
-  row.last_step = soft.progress.last_step;
-  row.restored_step = soft.progress.restored_step;
+  row.steps.first = soft.progress.first_step;
+  row.steps.last = soft.progress.last_step;
+  row.steps.restored = soft.progress.restored_step;
   row.phases.init = soft.progress.init;
   row.phases.restore = soft.progress.restore;
   row.phases.first_step = soft.progress.first_step_took;
   if (soft.progress.last_step)
-    total.best_step = std::max(total.best_step, *soft.progress.last_step);
-  total.samples = std::max(total.samples, soft.progress.samples);
-  total.tokens = std::max(total.tokens, soft.progress.tokens);
+    // Totals only rise: a generation that restored an older checkpoint has still been
+    // further before.
+    total.reached.step = std::max(total.reached.step, *soft.progress.last_step);
+  total.reached.samples = std::max(total.reached.samples, soft.progress.samples);
+  total.reached.tokens = std::max(total.reached.tokens, soft.progress.tokens);
   Book(RunAccount(job, row, soft, state.now), total);
 }
 

@@ -70,6 +70,11 @@ int ChargesInWindow(int all, const std::vector<Duration>& ages, std::optional<Du
 std::optional<FailReason> FailsJob(const JobSpec& spec, const EndReason& reason, int charges,
                                    const Streak& streak, const Config& config);
 
+// Does a notice that ended a generation fail the job? `preemptions` = counted before it. A notice
+// is nobody's fault, so that this limit is a budget of its own, of patience instead of restarts.
+std::optional<FailReason> FailsForPreemption(const JobSpec& spec, const EndReason& reason,
+                                             int preemptions);
+
 // A node could not execute the program: does that fail the job? REQUIRES: excluded has the newest
 // at its end.
 std::optional<FailReason> FailsForExec(const std::vector<ExcludedNode>& excluded, int nodes_left,

@@ -27,6 +27,7 @@ namespace {
 
 RestartPhases PhasesOf(const Outage& outage, Instant running_at) {
   RestartPhases phases;
+  // A first generation was no outage; its time counts from its proposal.
   const std::optional<Instant> begin = outage.event_at ? outage.event_at : outage.detected_at;
   const std::optional<Instant> first = begin ? begin : outage.proposed_at;
   if (!first) return phases;
@@ -45,10 +46,14 @@ void EnterRunning(Step& step, Job& job, Generation generation, GenerationSoft& s
   for (const auto& entry : soft.starts.started)
     for (const RankStart& start : entry.second) age = std::min(age, start.age);
   const bool first = job.state.phase != JobPhase::kRunning;
+  // Agents tell how long ago they started a rank, as durations: their clocks are none of ours. No
+  // start can be older than the generation.
   const bool known = age != Duration::max();
   age = std::min(age, GenerationAge(step.state, job.generations.at(generation), soft));
   soft.running_at = first || !known ? step.now() : step.now() - age;
   SetWait(step, job, std::nullopt, std::nullopt);
+  // This coordinator was restarted under a running generation: what follows stands in
+  // the rows already.
   if (!first) return;
   // Who is still out of it has not shown that it can take part.
   std::erase_if(job.unsteady.trials, [&](const auto& trial) {
@@ -83,7 +88,7 @@ bool CheckDone(Step& step, Job& job, Generation generation, GenerationSoft& soft
   if (soft.done.ranks == 0 || soft.done.ranks < WorldOf(job.generations.at(generation)))
     return false;
   SetVerdict(step, job, Verdict{VerdictState::kSucceeded, 0, std::nullopt}, regroup::Finished{},
-             StopReason::kElective, step.config().failure_grace);
+             StopReason::kElective, step.config().ending.failure_grace);
   return true;
 }
 
@@ -101,14 +106,14 @@ bool HoldsForSilence(Step& step, Job& job, const GenerationRow& row, GenerationS
     if (!silent || soft.notices.leaving.contains(id) ||
         (node->row.launched && node->row.lost_how == kHowAway))
       return false;
-    until = std::max(until, node->loss.at + step.config().unreachable_hold);
+    until = std::max(until, node->loss.at + step.config().holds.unreachable);
     if (names.size() < kMaxNames) names.push_back(node->row.name);
   }
   const bool heard =
       std::any_of(row.members.begin(), row.members.end(),
                   [&](const GenerationMember& m) { return IsHeard(step.state, m.node); });
   if (heard) {
-    if (soft.silence.unheard) soft.silence.return_until = step.now() + step.config().lease;
+    if (soft.silence.unheard) soft.silence.return_until = step.now() + step.config().leases.lease;
     soft.silence.unheard = false;
     if (step.now() >= soft.silence.return_until) return false;
     SetWait(step, job, AwaitReattach{names, Duration{}}, soft.silence.return_until);
@@ -120,7 +125,7 @@ bool HoldsForSilence(Step& step, Job& job, const GenerationRow& row, GenerationS
   SetWait(step, job, UnreachableHold{names, Duration{}}, until);
   // A heartbeat alone makes no job look again.
   const bool others = soft.lost.size() < soft.members.size();
-  step.Wake(job, others ? std::min(until, step.now() + step.config().heartbeat) : until);
+  step.Wake(job, others ? std::min(until, step.now() + step.config().leases.heartbeat) : until);
   return true;
 }
 
@@ -133,10 +138,10 @@ bool FinishHolds(Step& step, Job& job, const GenerationRow& row, GenerationSoft&
     first = std::min(first, soft.lost.at(id));
   }
   const bool others_done = soft.done.ranks > 0 && soft.done.ranks + undone == WorldOf(row);
-  if (!others_done || step.now() >= first + step.config().finish_hold) return false;
+  if (!others_done || step.now() >= first + step.config().holds.finish) return false;
   SetWait(step, job, FinishHold{step.state.NameOf(lost.front()), Duration{}},
-          first + step.config().finish_hold);
-  step.Wake(job, first + step.config().finish_hold);
+          first + step.config().holds.finish);
+  step.Wake(job, first + step.config().holds.finish);
   return true;
 }
 
@@ -149,6 +154,7 @@ bool CheckLost(Step& step, Job& job, Generation generation, GenerationSoft& soft
     const GenerationMember& member = row.members[soft.members.at(entry.first)];
     if (DoneRanksOf(job, generation, entry.first) < member.workers) undone.push_back(entry.first);
   }
+  // Where an earlier look held it and this one does not, the reason to wait is taken back below.
   const bool held = soft.silence.held;
   soft.silence.held = !undone.empty() && (HoldsForSilence(step, job, row, soft, undone) ||
                                           FinishHolds(step, job, row, soft, undone));
@@ -157,6 +163,7 @@ bool CheckLost(Step& step, Job& job, Generation generation, GenerationSoft& soft
   for (const NodeId& id : undone) {
     const Node* node = step.state.FindNode(id);
     const GenerationMember& member = row.members[soft.members.at(id)];
+    // The cause is dated to the last sign of life: whatever failed after it may be its consequence.
     const Instant heard = node ? node->lease.last_heard : soft.lost.at(id);
     if (soft.notices.leaving.contains(id)) {
       soft.causes.Fold({Preempted{member.name, soft.saving && soft.saving->saved}, heard});
@@ -165,7 +172,7 @@ bool CheckLost(Step& step, Job& job, Generation generation, GenerationSoft& soft
       soft.causes.Fold({NodeLost{member.name, how, step.now() - heard}, heard});
     }
   }
-  BeginEnding(step, job, generation, StopReason::kFailure, step.config().failure_grace);
+  BeginEnding(step, job, generation, StopReason::kFailure, step.config().ending.failure_grace);
   return true;
 }
 
@@ -181,16 +188,17 @@ bool CheckStart(Step& step, Job& job, Generation generation, GenerationSoft& sof
     if (node == nullptr || node->link != Link::kAttached) continue;  // Its lease decides.
     if (!IsHeard(step.state,
                  id)) {  // Here too; its ranks may run, and only the word of it be on its way.
-      step.Wake(job, step.now() + step.config().heartbeat);
+      step.Wake(job, step.now() + step.config().leases.heartbeat);
       continue;
     }
+    // An agent that has come back gets the whole limit: it may have had to adopt its group first.
     const Instant due = std::max(soft.since, node->lease.attached_at) + limit;
     if (step.now() < due) {
       step.Wake(job, due);
       continue;
     }
     soft.causes.Fold({StartTimedOut{node->row.name, limit}, step.now()});
-    BeginEnding(step, job, generation, StopReason::kFailure, step.config().failure_grace);
+    BeginEnding(step, job, generation, StopReason::kFailure, step.config().ending.failure_grace);
     return true;
   }
   return false;
@@ -211,13 +219,14 @@ bool CheckNotices(Step& step, Job& job, Generation generation, GenerationSoft& s
   if (until == Instant::max()) until = step.now() + job.spec.spec.grace;
   const std::string name = step.state.NameOf(*soft.notices.leaving.begin());
   if (soft.saving) {
-    soft.saving->until = std::min(soft.saving->until, until - step.config().notice_margin);
+    // Several may be told to leave: the save has to be over in time for the first that goes.
+    soft.saving->until = std::min(soft.saving->until, until - step.config().ending.notice_margin);
     if (soft.saving->node.empty()) soft.saving->node = name;
     return false;
   }
   // While ranks finish, or save, the generation goes on until the notice's last moment.
   if (!now && (soft.progress.spoke || soft.done.ranks > 0)) {
-    soft.saving = GenerationSoft::Saving{name, until - step.config().notice_margin, false};
+    soft.saving = GenerationSoft::Saving{name, until - step.config().ending.notice_margin, false};
     SetWait(step, job, SavingBeforeLeave{name, Duration{}}, soft.saving->until);
     step.ReorderMembers(job, soft);
     return false;
@@ -225,7 +234,7 @@ bool CheckNotices(Step& step, Job& job, Generation generation, GenerationSoft& s
   soft.causes.Fold({Preempted{name, false}, step.now()});
   const Duration left = std::max(until - step.now(), Duration{});
   BeginEnding(step, job, generation, StopReason::kNotice,
-              now ? std::min(step.config().failure_grace, job.spec.spec.grace)
+              now ? std::min(step.config().ending.failure_grace, job.spec.spec.grace)
                   : std::min(job.spec.spec.grace, left));
   return true;
 }
@@ -236,6 +245,8 @@ bool CheckSaving(Step& step, Job& job, Generation generation, GenerationSoft& so
     step.Wake(job, soft.saving->until);
     return false;
   }
+  // The save is there, can come no more, or its time is up: now the generation ends for what it
+  // waited for, a notice before a growth.
   const bool saved = soft.saving->saved;
   const int nodes = static_cast<int>(soft.members.size());
   Duration grace = job.spec.spec.grace;
@@ -297,6 +308,8 @@ bool CheckGrowth(Step& step, Job& job, Generation generation, GenerationSoft& so
   const std::optional<Duration> settle =
       SettleTime(spec.scale_up, job.state.growths, job.unsteady.lost_newcomers, step.config());
   if (!settle || nodes >= MaxNodesNow(job) || soft.done.ranks > 0 || !soft.running_at) return false;
+  // FIFO: what is free belongs to the queue's head, which may have begun to wait after this job had
+  // grown hungry. The job is looked at again when nobody waits any more.
   if (!job.launched() && step.state.queue.Head() != 0) {
     step.state.queue.deferred.insert(job.spec.sequence);
     return false;
@@ -305,11 +318,12 @@ bool CheckGrowth(Step& step, Job& job, Generation generation, GenerationSoft& so
   Instant due = job.times.last_change.value_or(step.state.recovered_at) + *settle;
   const std::optional<Instant> last_join =
       job.launched() ? job.launch.last_join : step.state.fleet.last_join;
-  if (last_join) due = std::max(due, *last_join + step.config().join_batch);
+  if (last_join) due = std::max(due, *last_join + step.config().forming.join_batch);
   if (due > step.now()) {
     step.Wake(job, due);
     return false;
   }
+  // The last test, because it looks at nodes: all before it cost no more than the job itself.
   const std::vector<NodeId> newcomers = Newcomers(step, job, soft);
   const int size = UsableSize(nodes + static_cast<int>(newcomers.size()), spec.min_nodes,
                               MaxNodesNow(job), spec.unit);
@@ -334,9 +348,11 @@ bool AdvanceFormed(Step& step, Job& job, Generation generation) {
   if (soft.ending) return AdvanceEnding(step, job, generation, soft);
   if (soft.starts.not_started.empty() && !soft.running_at)
     EnterRunning(step, job, generation, soft);
+  // The order says what wins where several are true in one step: success, a cause that is known, a
+  // loss, and only then what can wait for another look.
   if (CheckDone(step, job, generation, soft)) return true;
   if (soft.causes.known()) {
-    BeginEnding(step, job, generation, StopReason::kFailure, step.config().failure_grace);
+    BeginEnding(step, job, generation, StopReason::kFailure, step.config().ending.failure_grace);
     return true;
   }
   if (CheckLost(step, job, generation, soft)) return true;

@@ -5,6 +5,7 @@
 namespace regroup::coordinator {
 
 bool FreeSlots::Named::operator<(const Named& other) const {
+  // Two names may be equal as people count (n1 and n01), so that the id decides in the end.
   if (name != other.name) return NaturalLess(name, other.name);
   return node < other.node;
 }
@@ -13,12 +14,14 @@ bool FreeSlots::Set(const NodeId& node, const std::string& name, int slots) {
   const auto known = nodes_.find(node);
   const int before = known == nodes_.end() ? 0 : known->second.slots;
   if (known != nodes_.end()) {
+    // Most recounts find what was known: they touch neither tree.
     if (known->second == Entry{name, slots}) return false;
     Remove(node);
   }
   if (slots < 1) return false;
   nodes_[node] = {name, slots};
   by_slots_[slots].insert({name, node});
+  // Only more is news for who waits; less is found out by whoever looks.
   return slots > before;
 }
 
@@ -33,6 +36,7 @@ void FreeSlots::Remove(const NodeId& node) {
 
 int FreeSlots::CountWith(int slots) const {
   std::size_t count = 0;
+  // By numbers of slots, of which a fleet has few: the nodes themselves are not walked.
   for (auto it = by_slots_.lower_bound(slots); it != by_slots_.end(); ++it)
     count += it->second.size();
   return static_cast<int>(count);

@@ -14,6 +14,8 @@
 
 namespace regroup::coordinator {
 
+// Two trees that say the same: by node, to replace what was known, and by number of slots, to be
+// asked. Set and Remove cost the logarithm of the fleet, First what it returns.
 class FreeSlots {
  public:
   // Replaces what was known of this node. `slots` below 1: none are free. True: it has more now.

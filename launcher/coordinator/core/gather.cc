@@ -28,13 +28,14 @@ constexpr int kManyNodes = 64;
 // that flaps: unless the job needs them to run. The others do not wait for what may fail again.
 void LeaveOutUnsteady(const State& state, const Job& job, std::vector<Candidate>& candidates) {
   const JobSpec& spec = job.spec.spec;
+  // Under `next` and `never` a node that is left out now would stay out for good.
   if (spec.scale_up != ScaleUp::kSettle && spec.scale_up != ScaleUp::kNow) return;
   const auto unsteady = [&](const Candidate& candidate) {
     if (spec.node_check.wanted() && job.unsteady.trials.contains(candidate.node)) return true;
     if (spec.scale_up != ScaleUp::kSettle) return false;
     auto found = job.unsteady.newcomers.find(candidate.node);
     return found != job.unsteady.newcomers.end() && found->second.flaps &&
-           state.now < found->second.since + state.config.newcomer_trial;
+           state.now < found->second.since + state.config.forming.newcomer_trial;
   };
   const auto steady =
       std::count_if(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
@@ -44,6 +45,8 @@ void LeaveOutUnsteady(const State& state, const Job& job, std::vector<Candidate>
     std::erase_if(candidates, unsteady);
 }
 
+// Also keeps since when there are enough nodes: the last call ends at the latest so
+// long after that.
 bool HasEnough(Step& step, Job& job, int nodes) {
   const JobSpec& spec = job.spec.spec;
   const bool enough = UsableSize(nodes, spec.min_nodes, MaxNodesNow(job), spec.unit) > 0;
@@ -59,15 +62,17 @@ bool GatherWaits(Step& step, Job& job, const Wait& wait) {
   if (below) {
     job.gather.membership_known = false;  // Whoever comes now may be followed by more.
     if (!job.gather.below_since) job.gather.below_since = step.now();
+    // A job that has run keeps its survivors for a while, so that others do not take them while a
+    // lost node restarts; then it gives them back and stands in the queue.
     const bool holds = !job.launched() && job.state.phase != JobPhase::kQueued;
-    if (holds && step.now() >= *job.gather.below_since + step.config().hold) {
+    if (holds && step.now() >= *job.gather.below_since + step.config().holds.nodes) {
       step.Say(Severity::kInfo, "job gives its nodes back and queues again",
                {{"job", job.id().value()}});
       step.UpdateState(job, [](JobStateRow& state) { state.phase = JobPhase::kQueued; });
       job.nodes.claims_dirty = true;
       return true;
     }
-    if (holds) step.Wake(job, *job.gather.below_since + step.config().hold);
+    if (holds) step.Wake(job, *job.gather.below_since + step.config().holds.nodes);
   }
   SetWait(step, job, wait.reason, wait.until);
   return false;
@@ -76,8 +81,8 @@ bool GatherWaits(Step& step, Job& job, const Wait& wait) {
 std::optional<Instant> LastCallEnd(const State& state, const Job& job) {
   const std::optional<Instant> last = job.launched() ? job.launch.last_join : state.fleet.last_join;
   if (job.gather.membership_known || !last || !job.gather.enough_since) return std::nullopt;
-  return std::min(*last + state.config.last_call_quiet,
-                  *job.gather.enough_since + state.config.last_call_limit);
+  return std::min(*last + state.config.forming.last_call_quiet,
+                  *job.gather.enough_since + state.config.forming.last_call_limit);
 }
 
 // Waits that need no look at any node: so that a thousand joins, or a thousand slots that become
@@ -97,8 +102,8 @@ bool CheapWait(Step& step, Job& job) {
   const int need = (spec.min_nodes + spec.unit - 1) / spec.unit * spec.unit;
   const bool nowhere =
       job.nodes.touched.empty() && job.unsteady.trials.empty() && job.state.excluded.empty();
-  const bool redialling =
-      step.now() < step.state.recovered_at + step.config().redial && step.state.fleet.broken > 0;
+  const bool redialling = step.now() < step.state.recovered_at + step.config().leases.redial &&
+                          step.state.fleet.broken > 0;
   if (job.state.phase == JobPhase::kQueued && job.state.last_formed == Generation() && nowhere &&
       !redialling) {
     CountFreeSlots(step);
@@ -129,8 +134,10 @@ Instant UnreachableUntil(const State& state, const Job& job) {
   Instant until{};
   for (const GenerationMember& member : previous->second.members) {
     const Node* node = state.FindNode(member.node);
+    // One member that is heard, or proved dead, says that this side of the network is not the one
+    // that is cut off.
     if (node == nullptr || node->link != Link::kLost || node->loss.proved) return Instant{};
-    until = std::max(until, node->loss.at + state.config.unreachable_hold);
+    until = std::max(until, node->loss.at + state.config.holds.unreachable);
   }
   return until;
 }
@@ -141,7 +148,8 @@ GenerationPolicy PolicyOf(const State& state, const Job& job) {
   policy.min = spec.min_nodes;
   policy.max = MaxNodesNow(job);
   policy.unit = spec.unit;
-  policy.failures = job.state.own_failures + job.state.free_ends;
+  // Only for the reason; the back-off itself is already an instant.
+  policy.failures = job.state.ends.own + job.state.ends.free;
   policy.not_before = job.gather.not_before;
   policy.last_call_until = LastCallEnd(state, job);
   policy.unreachable_until = UnreachableUntil(state, job);
@@ -154,7 +162,8 @@ GenerationPolicy PolicyOf(const State& state, const Job& job) {
     }
   }
   if (policy.unreachable_until > state.now) policy.unreachable = policy.missing;
-  if (Charges(state, job) + OpenCharges(job) <= spec.max_restarts) return policy;
+  const bool within_budget = Charges(state, job) + OpenCharges(job) <= spec.max_restarts;
+  if (within_budget && !OpenPreemptionsFail(job)) return policy;
   for (const auto& entry : job.soft) {
     for (const NodeId& node : entry.second.waiting)
       if (policy.verdict_open.size() < kMaxNames) policy.verdict_open.push_back(state.NameOf(node));

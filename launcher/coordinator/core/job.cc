@@ -3,6 +3,8 @@
 namespace regroup::coordinator {
 
 const GenerationRow* FormedOf(const Job& job) {
+  // At most one is formed, and it is always the newest that was: what formed before
+  // it is over (checker 4).
   auto found = job.generations.find(job.state.last_formed);
   const bool formed =
       found != job.generations.end() && found->second.phase == GenerationPhase::kFormed;

@@ -11,12 +11,14 @@
 namespace regroup::coordinator {
 namespace {
 
+// A service's agent is started again by its init system; a launched one is not, and its workers
+// stop after the grace of its job.
 Duration AwayLimit(const State& state, const Node& node) {
-  if (!node.row.launched) return state.config.agent_restart;
+  if (!node.row.launched) return state.config.leases.agent_restart;
   Duration grace{};
   for (const JobId& id : node.jobs)
     if (const Job* job = state.FindJob(id)) grace = std::max(grace, job->spec.spec.grace);
-  return grace + state.config.launched_restart_margin;
+  return grace + state.config.leases.launched_restart_margin;
 }
 
 // A synchronous job that began and finished a step since then proves that all of its ranks live.
@@ -38,8 +40,9 @@ bool JobStepsWithout(const State& state, const Node& node) {
 std::optional<Instant> LeaseEnd(const State& state, const Node& node) {
   switch (node.link) {
     case Link::kAttached:
+    // A broken session alone proves nothing: networks drop connections of nodes that live.
     case Link::kSuspected:
-      return std::max(node.lease.from + state.config.lease, state.fleet.brake.until);
+      return std::max(node.lease.from + state.config.leases.lease, state.fleet.brake.until);
     case Link::kAgentAway:
       return std::max(node.lease.broken_at + AwayLimit(state, node), node.lease.awaited_until);
     case Link::kAwaited: return std::max(node.lease.awaited_until, state.fleet.brake.until);
@@ -56,9 +59,10 @@ bool StepsKeep(const State& state, const Node& node) {
 bool IsHeard(const State& state, const NodeId& id) {
   const Node* node = state.FindNode(id);
   if (node == nullptr) return false;
+  // Two heartbeats, because one may be on its way.
   return node->link == Link::kAgentAway ||
          (node->link == Link::kAttached && !node->lease.kept_until &&
-          state.now - node->lease.from <= 2 * state.config.heartbeat);
+          state.now - node->lease.from <= 2 * state.config.leases.heartbeat);
 }
 
 }  // namespace regroup::coordinator

@@ -29,6 +29,7 @@ bool IsBroken(Link link) {
 }
 
 // A launched agent that has nothing to come back to: its name is free for the next command at once.
+// Else a fixed-size job that is started again at once would find its own names taken.
 bool CommandIsOver(const State& state, const Node& node) {
   if (!node.row.launch) return false;
   const Job* job = state.FindJob(node.row.launch->job);
@@ -40,8 +41,8 @@ bool CommandIsOver(const State& state, const Node& node) {
 // A node's lease is over. True: so many others fell silent with it that silence is not believed for
 // a while; most likely it is this coordinator that is cut off.
 bool PullBrake(Step& step) {
-  const Instant from = step.now() - step.config().lease - step.config().heartbeat;
-  const Instant silent_since = step.now() - 2 * step.config().heartbeat;
+  const Instant from = step.now() - step.config().leases.lease - step.config().leases.heartbeat;
+  const Instant silent_since = step.now() - 2 * step.config().leases.heartbeat;
   int silent = 0, sessions = 0;
   for (const auto& entry : step.state.nodes) {
     const Node& node = entry.second;
@@ -50,25 +51,27 @@ bool PullBrake(Step& step) {
     if (node.session || lost_now) ++sessions;
     // Steps that keep a node make its lease begin anew; it is as silent as the others.
     const Instant heard = node.lease.kept_until
-                              ? *node.lease.kept_until - step.config().unreachable_hold
+                              ? *node.lease.kept_until - step.config().holds.unreachable
                               : node.lease.from;
     const bool fell_silent = node.session && heard >= from && heard < silent_since;
     if (fell_silent || lost_now) ++silent;
   }
-  if (silent < step.config().brake_nodes || silent < step.config().brake_share * sessions)
+  if (silent < step.config().brake.nodes || silent < step.config().brake.share * sessions)
     return false;
-  step.state.fleet.brake = {step.now() + step.config().brake, silent, sessions};
+  step.state.fleet.brake = {step.now() + step.config().brake.lasts, silent, sessions};
   step.Say(Severity::kWarning,
            "many nodes fell silent at once: silence is not believed for a while",
            {{"silent", absl::StrCat(silent)},
             {"sessions", absl::StrCat(sessions)},
-            {"seconds", absl::StrCat(Seconds(step.config().brake))}});
+            {"seconds", absl::StrCat(Seconds(step.config().brake.lasts))}});
   return true;
 }
 
 void ProbeWitnesses(Step& step, Node& node) {
   for (auto& entry : node.watches) {
     Watch& watch = entry.second;
+    // A port that never answered may be closed by a firewall: its refusal would prove nothing.
+    // After a recovery an answer is still worth having.
     const bool counts = watch.verified || node.link == Link::kAwaited;
     if (watch.in_flight || watch.dead || !counts) continue;
     watch.in_flight = true;
@@ -97,6 +100,7 @@ void SetLink(Step& step, Node& node, Link link) {
   if (node.link == Link::kLost) step.state.fleet.lost.erase(node.loss.order);
   if (IsBroken(node.link)) --step.state.fleet.broken;
   if (IsBroken(link)) ++step.state.fleet.broken;
+  // Launched nodes serve their own job only and are offered to nobody.
   if (link == Link::kAttached && !node.row.launched) {
     step.state.fleet.attached_daemons.insert(node.row.node);
   } else {
@@ -127,7 +131,7 @@ void On(Step& step, const SessionBroken& event) {
   if (CommandIsOver(step.state, *node)) return LoseNode(step, *node, kHowOver, /*proved=*/true);
   // Whoever can say hello can make nodes faster than leases expire.
   const bool holds = !node->jobs.empty() || !node->claims.empty() || !node->row.taken.empty();
-  if (step.state.fleet.broken > step.config().max_away_nodes && !holds)
+  if (step.state.fleet.broken > step.config().limits.away_nodes && !holds)
     return LoseNode(step, *node, kHowCrowded, /*proved=*/false);
   RefreshJobs(step, *node);
   OnNodeDeadline(step, *node);
@@ -143,6 +147,8 @@ void On(Step& step, const HeartbeatReceived& event) {
   Node* node = step.state.NodeOf(event.session);
   if (node == nullptr) return;
   Heard(step, *node);
+  // An order that was obeyed with nothing to report is settled by this: its slots are
+  // no longer taken.
   if (event.obeyed <= node->orders.obeyed) return;
   node->orders.obeyed = event.obeyed;
   step.state.SlotsChanged(*node);
@@ -162,16 +168,18 @@ void OnNodeDeadline(Step& step, Node& node) {
     if (node.row.taken.empty() && node.jobs.empty()) {
       DeleteNode(step, node);
     } else {
-      step.Arm(node, step.now() + step.config().keep_lost_nodes);
+      step.Arm(node, step.now() + step.config().retention.lost_nodes);
     }
     return;
   }
   if (*LeaseEnd(step.state, node) <= step.now()) {
+    // Its lease begins anew at each of its ends, as long as steps go on, up to the
+    // first time plus the hold.
     if (StepsKeep(step.state, node)) {
       if (!node.lease.kept_until)
-        node.lease.kept_until = node.lease.from + step.config().unreachable_hold;
+        node.lease.kept_until = node.lease.from + step.config().holds.unreachable;
       node.lease.from = node.lease.broken_at = step.now();
-      node.lease.awaited_until = step.now() + step.config().lease;
+      node.lease.awaited_until = step.now() + step.config().leases.lease;
     } else if (node.link == Link::kAgentAway || !PullBrake(step)) {
       LoseNode(step, node, node.link == Link::kAgentAway ? kHowAway : kHowSilent, false);
       return;
@@ -181,7 +189,7 @@ void OnNodeDeadline(Step& step, Node& node) {
   if (node.link != Link::kAttached && !node.watches.empty()) {
     if (node.lease.probe_at <= step.now()) {
       ProbeWitnesses(step, node);
-      node.lease.probe_at = step.now() + step.config().probe_interval *
+      node.lease.probe_at = step.now() + step.config().leases.probe_interval *
                                              (1 + step.state.fleet.broken / kProbedAtFullRate);
     }
     next = std::min(next, node.lease.probe_at);
@@ -203,6 +211,7 @@ void WatchGroup(Step& step, Node& node, const GroupReport& report) {
     found = node.watches.find(report.job);
   }
   Watch& watch = found->second;
+  // While the node is alive, so that the answer is known before it is needed.
   if (watch.verified || watch.in_flight) return;
   watch.in_flight = true;
   step.Do(Probe{node.row.node, report.job, report.generation, *report.witness});
@@ -217,8 +226,10 @@ void On(Step& step, const Probed& event) {
   watch.in_flight = false;
   if (event.result == ProbeResult::kAccepted) watch.verified = true;
   if (!IsBroken(node->link)) return;
-  const bool redials =
-      node->link == Link::kAwaited && step.now() < step.state.recovered_at + step.config().redial;
+  // A group that ended while no coordinator could be told has closed its witness, too; its agent
+  // comes and tells, if it gets the time to dial.
+  const bool redials = node->link == Link::kAwaited &&
+                       step.now() < step.state.recovered_at + step.config().leases.redial;
   if (event.result == ProbeResult::kAccepted) {
     node->lease.from = step.now();
     SetLink(step, *node, Link::kAgentAway);
@@ -231,6 +242,7 @@ void On(Step& step, const Probed& event) {
              std::min(*LeaseEnd(step.state, *node), std::max(node->lease.probe_at, step.now())));
   } else if (event.result == ProbeResult::kRefused && watch.verified && !redials) {
     watch.dead = true;
+    // Groups of other jobs on this node may live on; then only the job of this one is told.
     const bool all = std::all_of(node->watches.begin(), node->watches.end(),
                                  [](const auto& entry) { return entry.second.dead; });
     if (all) {
@@ -260,9 +272,10 @@ void LoseNode(Step& step, Node& node, const std::string& how, bool proved) {
     row.taken.push_back({id, job->state.last_formed, WorkersOn(*job, node), false});
   }
   if (node.session) {
-    step.Do(CloseSession{*node.session, absl::DeadlineExceededError(absl::StrCat(
-                                            "nothing heard for ",
-                                            absl::StrCat(Seconds(step.config().lease)), " s"))});
+    step.Do(CloseSession{
+        *node.session,
+        absl::DeadlineExceededError(absl::StrCat(
+            "nothing heard for ", absl::StrCat(Seconds(step.config().leases.lease)), " s"))});
     Detach(step, node);
   }
   SetLink(step, node, Link::kLost);
@@ -276,21 +289,22 @@ void LoseNode(Step& step, Node& node, const std::string& how, bool proved) {
   if (row.launch) {
     Job* job = step.state.FindJob(row.launch->job);
     const bool waits = job && !job->state.verdict && !FormedOf(*job);
+    // Where a generation runs, its end tells of the loss.
     if (waits && !row.launch->left) AddEvent(step, *job, NodeLeft{row.name, how});
     if (job) step.LookAt(*job);
   }
   node.groups.clear();
   node.orders.unanswered.clear();
-  if (step.now() < step.state.recovered_at + step.config().redial)
+  if (step.now() < step.state.recovered_at + step.config().leases.redial)
     MarkHungry(step);  // Until then it is waited for.
   RememberLost(step, node);
 }
 
 void RememberLost(Step& step, Node& node) {
-  step.Arm(node, step.now() + step.config().keep_lost_nodes);
+  step.Arm(node, step.now() + step.config().retention.lost_nodes);
   node.loss.order = ++step.state.fleet.losses;
   step.state.fleet.lost.emplace(node.loss.order, node.row.node);
-  if (step.state.fleet.lost.size() <= step.config().max_lost_nodes) return;
+  if (step.state.fleet.lost.size() <= step.config().limits.lost_nodes) return;
   step.Arm(step.state.nodes.at(step.state.fleet.lost.begin()->second),
            step.now());  // Goes unless it holds something.
   step.state.fleet.lost.erase(step.state.fleet.lost.begin());

@@ -23,6 +23,7 @@ int FirstRankOf(const GenerationRow& row, int group_rank) {
   return first;
 }
 
+// An exit with 0 after our stop is obedience, not the end of the rank's work.
 bool IsDone(const RankExit& exit) {
   return exit.kind == ExitKind::kExited && exit.code == 0 && !exit.after_stop;
 }
@@ -41,6 +42,7 @@ void RefreshProposed(Job& job, GenerationSoft& soft, Generation generation, Node
   if (node.link != Link::kAttached || !soft.proposal.asked.contains(id)) return;
   const GroupReport* report = Shown(node, job.id(), generation);
   if (report == nullptr) {
+    // The group is not there (any more): its agent came back without it, and is asked again.
     soft.proposal.unacked.insert(id);
     return;
   }
@@ -52,6 +54,7 @@ void RefreshProposed(Job& job, GenerationSoft& soft, Generation generation, Node
         report->refused.empty() ? "its group ended while it was prepared" : report->refused;
   } else if (report->phase != Phase::kPreparing) {
     soft.proposal.unacked.erase(id);
+    // Group rank 0 hosts the store of its generation.
     if (soft.members.at(id) == 0) soft.proposal.store = report->store;
   }
 }
@@ -64,6 +67,7 @@ void RefreshLostMember(Step& step, Job& job, GenerationSoft& soft, Generation ge
   const int workers = job.generations.at(generation).members[soft.members.at(id)].workers;
   if (DoneRanksOf(job, generation, id) >= workers) return;
   soft.lost.try_emplace(id, step.now());
+  // Only while the cause is still weighed; else CheckLost dates and words the loss.
   if (!soft.waiting.contains(id)) return;
   const std::string how = node.link == Link::kLost ? node.row.lost_how : kHowRefused;
   soft.causes.Fold(
@@ -88,6 +92,7 @@ void FoldExits(Step& step, Job& job, GenerationSoft& soft, Generation generation
     cause.rank = FirstRankOf(row, group_rank) + exit.local_rank;
     cause.exit = exit;
     if (cause.exit.error.size() > kMaxErrorBytes) cause.exit.error.resize(kMaxErrorBytes);
+    // No exit is older than its generation, whatever an agent's clock did.
     const Duration age = cause.exit.age = std::min(exit.age, GenerationAge(step.state, row, soft));
     cause.at = step.wall() - std::chrono::duration_cast<WallTime::duration>(age);
     EndReason reason = WorkerFailed{cause};
@@ -99,6 +104,7 @@ void FoldExits(Step& step, Job& job, GenerationSoft& soft, Generation generation
 void RecordDone(Step& step, Job& job, GenerationSoft& soft, Generation generation, Node& node,
                 const GroupReport& report) {
   DoneRow row{job.id(), node.row.node, generation, {}};
+  // One row for each node: the ranks of an older generation in it count no more and are replaced.
   auto known = job.done.find(node.row.node);
   if (known != job.done.end() && known->second.generation == generation) row = known->second;
   const std::size_t before = row.local_ranks.size();
@@ -118,6 +124,7 @@ void RecordDone(Step& step, Job& job, GenerationSoft& soft, Generation generatio
 void RecordStarts(GenerationSoft& soft, int workers, Node& node, const GroupReport& report) {
   soft.starts.started[node.row.node] = report.started;
   const bool all_exited = static_cast<int>(report.exits.size()) >= workers;
+  // Ranks that have all exited were never seen running, but they have started.
   if (report.phase == Phase::kRunning || all_exited) soft.starts.not_started.erase(node.row.node);
 }
 
@@ -135,6 +142,8 @@ void RefreshFormed(Step& step, Job& job, GenerationSoft& soft, Generation genera
     const GroupReport* report = Shown(node, job.id(), generation);
     const bool all_done = DoneRanksOf(job, generation, id) >= workers;
     if (report == nullptr) {
+      // It came back without its group: whatever ended that left no trace, and the next generation
+      // waits for this node as for a survivor.
       if (!all_done) soft.blinked.insert(id);
       if (!all_done && node.rebooted) soft.causes.Fold({NodeRebooted{node.row.name}, step.now()});
       if (!all_done && !node.rebooted)
@@ -153,6 +162,7 @@ void RefreshFormed(Step& step, Job& job, GenerationSoft& soft, Generation genera
         soft.causes.Fold({StoreLost{node.row.name}, step.now()});
       const bool gone = report->phase == Phase::kFree && undone;
       if (gone && soft.saving) {
+        // Its workers ended for the notice of the save itself: nobody failed.
         soft.saving->stopped = true;
       } else if (gone && !soft.ending && !soft.causes.worst) {
         // Stopped, but not by us: by its own launch command, or by us before a crash, and then
@@ -185,6 +195,8 @@ bool KeepReport(Step& step, Node& node, const GroupReport& report) {
     const auto unknown = std::count_if(
         node.groups.begin(), node.groups.end(),
         [&](const auto& entry) { return step.state.FindJob(entry.first) == nullptr; });
+    // A journal that was restored from an old copy meets groups that it does not know. They are
+    // shown, and are left alone; but a node cannot fill our memory with them.
     if (step.state.FindJob(report.job) == nullptr &&
         static_cast<std::size_t>(unknown) >= kMaxUnknownJobsPerNode)
       return false;

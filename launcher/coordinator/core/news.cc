@@ -13,6 +13,8 @@
 namespace regroup::coordinator {
 
 void AddEvent(Step& step, Job& job, JobEventBody body) {
+  // Of thousands of launch commands each would print thousands of joins; one of them
+  // prints those for all.
   const bool minor =
       std::holds_alternative<NodeJoined>(body) || std::holds_alternative<Waits>(body) ||
       std::holds_alternative<CommitAccepted>(body) || std::holds_alternative<NodeLeft>(body);
@@ -32,6 +34,7 @@ void AddEvent(Step& step, Job& job, JobEventBody body) {
 }
 
 void SetWait(Step& step, Job& job, std::optional<WaitReason> reason, std::optional<Instant> until) {
+  // The same kind with other numbers is one wait: it keeps its beginning, and is told once.
   const bool same = reason && job.wait.reason && reason->index() == job.wait.reason->index();
   job.wait.reason = std::move(reason);
   job.wait.until = until;

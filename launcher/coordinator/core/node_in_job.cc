@@ -29,6 +29,7 @@ const GroupReport* Shown(const Node& node, const JobId& job, Generation generati
 
 bool GroupIsDead(const Node& node, const JobId& job, Generation generation) {
   auto watch = node.watches.find(job);
+  // A watch is of one generation: what refused for an older one says nothing about this one.
   return watch != node.watches.end() && watch->second.generation == generation &&
          watch->second.dead;
 }
@@ -39,6 +40,8 @@ bool IsSettled(const State& state, const Job& job, Generation generation, const 
     return true;
   if (node->link != Link::kAttached) return false;
   const GroupReport* report = Shown(*node, job.id(), generation);
+  // An attached node has shown all groups that it has, so that a group it did not show is none. An
+  // unkillable one will never be free, and nobody waits for it.
   return report == nullptr || report->phase == Phase::kFree || report->phase == Phase::kUnkillable;
 }
 
@@ -59,6 +62,7 @@ bool IsExcluded(const Job& job, const NodeId& id) {
 }
 
 bool SlotsFree(const Job& job, const Node& node) {
+  // A Prepare that is on its way may take the slots at any moment.
   if (node.orders.unanswered.contains(job.id())) return false;
   auto groups = node.groups.find(job.id());
   if (groups == node.groups.end()) return true;
@@ -67,6 +71,8 @@ bool SlotsFree(const Job& job, const Node& node) {
 }
 
 int WorkersOn(const Job& job, const Node& node) {
+  // Each launch command brings as many workers as it was told; a submitted job has
+  // the same number everywhere.
   if (node.row.launch && node.row.launch->job == job.id()) return node.row.launch->workers;
   return job.spec.spec.workers_per_node;
 }

@@ -17,6 +17,8 @@
 namespace regroup::coordinator {
 namespace {
 
+// Counted once for each generation: with it, telling a gang of N members to run costs
+// N, not N squared.
 GroupShape ShapeOf(const GenerationRow& row) {
   GroupShape shape;
   shape.first_ranks.reserve(row.members.size());
@@ -44,6 +46,7 @@ Generation StopUpTo(const Job& job, const Node& node) {
   const GenerationRow *formed = FormedOf(job), *next = ProposedOf(job);
   if (!over && IsMember(job, formed, node.row.node) && !job.soft.at(formed->generation).ending)
     return Before(formed->generation);
+  // The group that it prepares is spared; whatever is older goes.
   if (!over && IsMember(job, next, node.row.node)) return Before(next->generation);
   return job.state.last_number;
 }
@@ -68,11 +71,13 @@ void AddStop(const State& state, const Job& job, const Node& node, Order& order,
     if (auto sooner = job.stop->sooner.find(node.row.node); sooner != job.stop->sooner.end())
       deadline = std::min(deadline, sooner->second);
     key->stop_reason = job.stop->reason;
+    // The deadline as an instant: an order that repeats the same one in other words
+    // is not sent again.
     key->stop_deadline = deadline;
     order.stop = Stop{up_to, std::max(deadline - state.now, Duration{}), job.stop->reason};
   } else {
     key->stop_reason = StopReason::kSuperseded;
-    order.stop = Stop{up_to, state.config.failure_grace, StopReason::kSuperseded};
+    order.stop = Stop{up_to, state.config.ending.failure_grace, StopReason::kSuperseded};
   }
 }
 
@@ -85,6 +90,7 @@ void AddForget(const Job& job, const Node& node, Order& order, SentOrder* key) {
   auto groups = node.groups.find(job.id());
   if (groups == node.groups.end()) return;
   for (const auto& entry : groups->second) {
+    // In order, without gaps: Forget means everything up to a number.
     if (entry.second.phase != Phase::kFree || !IsClosed(job, entry.first)) break;
     key->forget = entry.first;
   }
@@ -138,6 +144,7 @@ Order DesiredOrder(const State& state, Job& job, const Node& node, SentOrder* ke
   if (!IsMember(job, formed, node.row.node)) return order;
   GenerationSoft& soft = job.soft.at(formed->generation);
   const GroupReport* shown = Shown(node, job.id(), formed->generation);
+  // A member that came back without its group is not told to run what it has not prepared.
   const bool may_run = shown && shown->phase != Phase::kPreparing;
   if (may_run && !soft.ending && !soft.causes.known()) {
     key->run = formed->generation;
@@ -166,10 +173,12 @@ void SendOrderTo(Step& step, Job& job, Node& node) {
   Order order = DesiredOrder(step.state, job, node, &key);
   auto sent = node.orders.sent.find(job.id());
   const bool empty = key == SentOrder{};
+  // What was asked for last is still asked for, or nothing is and nothing was.
   if (sent != node.orders.sent.end() ? sent->second == key : empty) return;
   if (!empty) {
     node.orders.last = node.orders.last.Next();
     key.number = order.number = node.orders.last;
+    // Until its agent answers, the slots count as taken (SlotsFree).
     if (order.prepare && Shown(node, job.id(), order.prepare->generation) == nullptr)
       node.orders.unanswered[job.id()] = key.number;
     step.state.SlotsChanged(node);
@@ -187,6 +196,7 @@ void SendOrderTo(Step& step, Job& job, Node& node) {
   const bool member = std::any_of(job.soft.begin(), job.soft.end(), [&](const auto& entry) {
     return entry.second.members.contains(node.row.node);
   });
+  // Nothing of the job is left here and nothing will come: the node need not look at it again.
   if (member || node.orders.unanswered.contains(job.id())) return;
   Untouch(job, node);
   ClearTaken(step, job, node);
@@ -237,7 +247,7 @@ bool StopUnknown(Step& step, Node& node, const JobId& id) {
     order.forget = Forget{newest};
   } else {
     key.stop = newest;
-    order.stop = Stop{newest, step.config().failure_grace, StopReason::kSuperseded};
+    order.stop = Stop{newest, step.config().ending.failure_grace, StopReason::kSuperseded};
   }
   auto sent = node.orders.sent.find(id);
   if (sent == node.orders.sent.end() || !(sent->second == key)) {

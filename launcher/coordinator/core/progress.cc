@@ -7,6 +7,7 @@ namespace {
 
 template <class T>
 void KeepLarger(std::optional<T>& kept, const std::optional<T>& told) {
+  // Each rank tells its own time, and the group is as slow as its slowest rank.
   if (told && (!kept || *kept < *told)) kept = told;
 }
 
@@ -15,6 +16,8 @@ void KeepLarger(std::optional<T>& kept, const std::optional<T>& told) {
 void Progress::Tell(const WorkerProgress& told, Instant now) {
   spoke = true;
   if (told.step > 0 && !first_step) first_step = told.step;
+  // Ranks tell the same step one after the other: the first to tell makes it. Of the last two the
+  // times are kept, for a step that began and ended proves that all ranks live (leases.cc).
   if (!last_step || told.step > *last_step) {
     last_step = told.step;
     step_before_at = last_step_at;

@@ -26,12 +26,16 @@
 namespace regroup::coordinator {
 namespace {
 
+// Survivors keep their ranks, so that caches and shards stay where they are; who comes back gets
+// its old rank where that is free (ranks.h).
 std::vector<NodeId> RankOrder(const State& state, const Job& job,
                               const std::vector<NodeId>& chosen) {
   std::vector<NodeId> previous;
   auto last = job.generations.find(job.state.last_formed);
   if (last != job.generations.end())
     for (const GenerationMember& member : last->second.members) previous.push_back(member.node);
+  // Older generations are looked through from the newest on, and only until each
+  // newcomer was found.
   std::set<NodeId> unknown(chosen.begin(), chosen.end());
   for (const NodeId& id : previous) unknown.erase(id);
   std::map<NodeId, int> former;
@@ -70,6 +74,7 @@ std::vector<GenerationMember> MembersOf(const State& state, const Job& job,
     member.address =
         IsLoopback(node.row.address) && !reached_at.empty() ? reached_at : node.row.address;
     member.workers = WorkersOn(job, node);
+    // Kept for `explain`, which says why these nodes were taken.
     if (!job.nodes.touched.contains(id)) member.free_slots = FreeSlotsFor(state, job, node);
     members.push_back(std::move(member));
   }
@@ -79,11 +84,11 @@ std::vector<GenerationMember> MembersOf(const State& state, const Job& job,
 // How long a member may take to prepare.
 Duration AckLimit(const State& state, const Job& job) {
   const NodeCheck& check = job.spec.spec.node_check;
-  return state.config.ack + (check.wanted() ? check.timeout : Duration::zero());
+  return state.config.forming.ack + (check.wanted() ? check.timeout : Duration::zero());
 }
 
 void DropOldGenerations(Step& step, Job& job) {
-  if (job.generations.size() <= static_cast<std::size_t>(step.config().max_generations_per_job))
+  if (job.generations.size() <= static_cast<std::size_t>(step.config().limits.generations_per_job))
     return;
   // A node that refuses for hours voids many; what ran is worth more.
   auto oldest = std::find_if(
@@ -130,12 +135,15 @@ void FormGeneration(Step& step, Job& job, Generation generation) {
     row.phase = GenerationPhase::kFormed;
     row.formed_at = step.wall();
     row.resume_step = job.commit ? job.commit->step : 0;
+    // The store told its port; its host is the name under which the other members
+    // reach group rank 0.
     row.store = Address{row.members[0].address, soft.proposal.store->port};
     for (GenerationMember& member : row.members) {
       auto watch = step.state.nodes.at(member.node).watches.find(job.id());
       if (watch == step.state.nodes.at(member.node).watches.end() ||
           watch->second.generation != generation)
         continue;
+      // A coordinator that starts anew can ask the witnesses at once, before any agent has dialled.
       member.witness = watch->second.witness;
       member.witness_verified = watch->second.verified;
     }
@@ -150,6 +158,7 @@ void FormGeneration(Step& step, Job& job, Generation generation) {
   });
   soft.since = step.now();
   soft.formed_at = job.outage.formed_at = job.times.last_change = step.now();
+  // Now they may be told to run: the start timeout counts from here.
   for (const auto& member : soft.members) soft.starts.not_started.insert(member.first);
   const GenerationRow& row = job.generations.at(generation);
   GenerationFormed formed{
@@ -166,13 +175,14 @@ void FormGeneration(Step& step, Job& job, Generation generation) {
 }  // namespace
 
 void Propose(Step& step, Job& job, const std::vector<NodeId>& chosen, bool elective) {
+  // Durable with the proposal, before any member hears of it: no number can be used twice.
   const Generation generation = job.state.last_number.Next();
   GenerationRow row;
   row.job = job.id();
   row.generation = generation;
   row.elective = elective;
   row.members = MembersOf(step.state, job, RankOrder(step.state, job, chosen));
-  row.restart_count = job.state.restarts_charged + OpenCharges(job);
+  row.restart_count = job.state.ends.charged + OpenCharges(job);
   row.resume_step = job.commit ? job.commit->step : 0;
   row.proposed_at = step.wall();
 
@@ -184,6 +194,7 @@ void Propose(Step& step, Job& job, const std::vector<NodeId>& chosen, bool elect
   for (std::size_t rank = 0; rank < row.members.size(); ++rank) {
     const NodeId& id = row.members[rank].node;
     soft.members[id] = static_cast<int>(rank);
+    // A survivor of an elective change prepares when its slots are free (AskSurvivors).
     const bool survivor = formed && job.soft.at(formed->generation).members.contains(id);
     if (!survivor) soft.proposal.asked.insert(id);
     Touch(job, step.state.nodes.at(id));
@@ -207,14 +218,27 @@ void Propose(Step& step, Job& job, const std::vector<NodeId>& chosen, bool elect
             {"nodes", absl::StrCat(row.members.size())}});
 }
 
+void AskAgain(Step& step, Job& job, const NodeId& node) {
+  const GenerationRow* row = ProposedOf(job);
+  if (row == nullptr) return;
+  GenerationSoft& soft = job.soft.at(row->generation);
+  if (!soft.proposal.unacked.contains(node)) return;
+  Instant& deadline = soft.proposal.ack_deadline;
+  const Duration limit = AckLimit(step.state, job);
+  deadline = std::max(
+      deadline, std::min(step.now() + limit, soft.since + limit + step.config().leases.lease));
+}
+
 bool AdvanceProposal(Step& step, Job& job) {
   const GenerationRow& row = *ProposedOf(job);
   const Generation generation = row.generation;
   GenerationSoft& soft = job.soft.at(generation);
+  // Who was asked before the crash cannot be told apart from who was not.
   if (soft.proposal.recovered) {
     VoidProposal(step, job, generation, {});
     return true;
   }
+  // An agent that says it is prepared without a store would form a generation that cannot meet.
   const bool host_without_store = soft.proposal.asked.contains(row.members[0].node) &&
                                   !soft.proposal.unacked.contains(row.members[0].node) &&
                                   !soft.proposal.store;
@@ -281,9 +305,11 @@ void VoidProposal(Step& step, Job& job, Generation generation,
   }
   step.ReorderMembers(job, job.soft.at(generation));
   job.soft.erase(generation);
+  // Members that did prepare stop again now: their slots are waited for, since the next proposal
+  // will want most of them.
   job.gather.awaited_until =
       std::max(job.gather.awaited_until,
-               step.now() + step.config().failure_grace + step.config().stop_margin);
+               step.now() + step.config().ending.failure_grace + step.config().ending.stop_margin);
   job.nodes.claims_dirty = true;
 }
 

@@ -21,6 +21,10 @@ void Propose(Step& step, Job& job, const std::vector<NodeId>& chosen, bool elect
 // REQUIRES: a proposal is open. True: something changed, look again.
 bool AdvanceProposal(Step& step, Job& job);
 
+// An agent that had to dial anew has heard nothing of what it was asked before. It has the whole
+// time once more, but for a lease beyond the first at most.
+void AskAgain(Step& step, Job& job, const NodeId& node);
+
 // The number is burned. Members that failed are candidates again later; the others at once.
 void VoidProposal(Step& step, Job& job, Generation generation,
                   const std::map<NodeId, std::string>& failed);

@@ -39,6 +39,7 @@ bool NaturalLess(std::string_view a, std::string_view b) {
   while (i < a.size() && j < b.size()) {
     if (IsDigit(a[i]) && IsDigit(b[j])) {
       std::string_view x = TakeNumber(a, i), y = TakeNumber(b, j);
+      // Without leading zeros the longer number is the larger one, of any length.
       if (x.size() != y.size()) return x.size() < y.size();
       if (x != y) return x < y;
     } else {

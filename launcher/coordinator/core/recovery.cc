@@ -28,20 +28,23 @@ bool IsToldAgain(const EndReason& reason) {
 }
 
 void RecoverNodes(Step& step) {
+  // A large fleet needs longer to dial again: its sessions are admitted one after the other.
   const auto known = std::count_if(step.state.nodes.begin(), step.state.nodes.end(),
                                    [](const auto& node) { return !node.second.row.lost; });
-  const Instant until = step.now() + step.config().awaited_leases * step.config().lease +
-                        known * step.config().awaited_per_node;
+  const Instant until = step.now() +
+                        step.config().leases.awaited_leases * step.config().leases.lease +
+                        known * step.config().leases.awaited_per_node;
   for (auto& [id, node] : step.state.nodes) {
     node.lease.last_heard = node.lease.from = node.lease.broken_at = node.loss.at = step.now();
     node.lease.awaited_until = until;
-    node.lease.probe_at = step.now() + step.config().probe_interval;
+    node.lease.probe_at = step.now() + step.config().leases.probe_interval;
     node.recovered = true;
     if (node.row.launch) {
       if (Job* job = step.state.FindJob(node.row.launch->job)) job->launch.nodes.insert(id);
     }
     if (node.row.lost) {
       node.link = Link::kLost;
+      // Of how a node was lost only the text is durable; the kinds that prove nothing are these.
       node.loss.proved = node.row.lost_how != kHowSilent && node.row.lost_how != kHowAway &&
                          node.row.lost_how != kHowCrowded;
       RememberLost(step, node);
@@ -66,21 +69,26 @@ void RecoverGeneration(Step& step, Job& job, const GenerationRow& row) {
     if (node == nullptr) continue;
     Touch(job, *node);
     if (row.phase == GenerationPhase::kFormed && member.witness)
+      // So the witness of a running group is probed before its agent comes back; from `redial` on a
+      // refusal counts.
       node->watches[job.id()] =
           Watch{row.generation, *member.witness, member.witness_verified, false, false};
     soft.done.ranks += DoneRanksOf(job, row.generation, member.node);
   }
   if (row.phase == GenerationPhase::kFormed) {
+    // Its ranks most likely run; each member's first inventory says so.
     for (const auto& member : soft.members) soft.starts.not_started.insert(member.first);
     if (job.commit && job.commit->generation == row.generation && job.commit->for_notice)
       soft.saving = GenerationSoft::Saving{"", step.now(), true};
   }
   if (row.phase == GenerationPhase::kOver && row.ended)
     soft.causes.fallback = *row.ended;  // Unless its members' inventories tell it better.
+  // No agent tells such a cause again. It is kept as a cause, behind those of its own class that
+  // are told with their times.
   if (soft.causes.fallback && !IsToldAgain(*soft.causes.fallback))
     soft.causes.worst = CauseAt{*row.ended, Instant::max()};
-  soft.close_by = step.now() + step.config().failure_grace + step.config().stop_margin +
-                  step.config().verdict_limit;
+  soft.close_by = step.now() + step.config().ending.failure_grace +
+                  step.config().ending.stop_margin + step.config().ending.verdict_limit;
   for (const auto& member : soft.members) {
     if (row.phase == GenerationPhase::kOver &&
         !IsSettled(step.state, job, row.generation, member.first))
@@ -93,7 +101,10 @@ void RecoverGeneration(Step& step, Job& job, const GenerationRow& row) {
 void RecoverJobs(Step& step) {
   for (auto& [id, job] : step.state.jobs) {
     if (job.spec.job.empty() || job.state.job.empty()) continue;
+    // Nothing is soft about it.
     if (job.state.phase == JobPhase::kEnded) continue;
+    // A generation ran: its members are who is waited for. A preempted job begins with a last call,
+    // as a new one.
     job.gather.membership_known =
         job.state.last_formed > Generation() && job.state.phase != JobPhase::kPreempted;
     for (const auto& entry : job.generations) {
@@ -107,21 +118,23 @@ void RecoverJobs(Step& step) {
         if (Node* node = step.state.FindNode(member.node)) Touch(job, *node);
       }
     }
-    for (const Duration age : job.state.charges) job.charge_times.push_back(step.now() - age);
+    for (const Duration age : job.state.ends.charges) job.charge_times.push_back(step.now() - age);
     RecoverBackOff(step, job);
     if (job.state.phase == JobPhase::kEnding) {
       const bool cancelled =
           job.state.verdict && job.state.verdict->state == VerdictState::kCancelled;
       const bool succeeded =
           job.state.verdict && job.state.verdict->state == VerdictState::kSucceeded;
-      const Duration grace =
-          cancelled && !job.state.stop_now ? job.spec.spec.grace : step.config().failure_grace;
+      const Duration grace = cancelled && !job.state.cancel.now
+                                 ? job.spec.spec.grace
+                                 : step.config().ending.failure_grace;
+      // When the stop began is not durable: survivors get the grace once more, at most.
       job.stop = StopOrder{job.state.last_number,
                            cancelled   ? StopReason::kCancelled
                            : succeeded ? StopReason::kElective
                                        : StopReason::kFailure,
                            step.now() + grace,
-                           step.now() + grace + step.config().stop_margin,
+                           step.now() + grace + step.config().ending.stop_margin,
                            {}};
     }
     UpdateClaims(step, job);
@@ -132,8 +145,8 @@ void RecoverJobs(Step& step) {
 }  // namespace
 
 void Recover(State& state) {
-  if (state.meta.cluster.empty()) state.meta.cluster = state.config.new_cluster;
-  if (state.config.ad_hoc) state.retention.idle_since = state.now;
+  if (state.meta.cluster.empty()) state.meta.cluster = state.config.journal.new_cluster;
+  if (state.config.ad_hoc.on) state.retention.idle_since = state.now;
   Step step(state, state.now, WallTime());
   RecoverNodes(step);
   RecoverJobs(step);

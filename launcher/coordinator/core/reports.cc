@@ -21,7 +21,9 @@
 namespace regroup::coordinator {
 namespace {
 
-// Empty: accept. `known`: the very same commit was accepted before.
+// Empty: accept. `known`: the very same commit was accepted before. Only a member of the newest
+// generation commits, and only forward: a worker that was cut off and has missed the end of its
+// generation must not overwrite what its successors wrote.
 std::string WhyNotCommit(const Job& job, const Node& node, const CommitRequest& request,
                          bool* known) {
   const JobStateRow& state = job.state;
@@ -42,11 +44,12 @@ std::string WhyNotCommit(const Job& job, const Node& node, const CommitRequest& 
     return absl::StrCat("step ", job.commit->step, " was committed already, this is step ",
                         request.step);
   }
+  // A generation that restored an older checkpoint than it was told to may commit from there on.
   std::int64_t floor = row.resume_step;
   auto soft = job.soft.find(request.generation);
   if (soft != job.soft.end() && soft->second.progress.restored_step)
     floor = *soft->second.progress.restored_step;
-  if (soft == job.soft.end() && row.restored_step) floor = *row.restored_step;
+  if (soft == job.soft.end() && row.steps.restored) floor = *row.steps.restored;
   if (request.step > floor) return "";
   return absl::StrCat("generation ", request.generation.value(), " resumed from step ", floor,
                       ", this is step ", request.step);
@@ -59,6 +62,8 @@ void On(Step& step, const Reported& event) {
   if (node == nullptr) return;
   Heard(step, *node);
   const GroupReport& report = event.report;
+  // Acknowledged whatever becomes of it: an agent repeats a report until then, and this one would
+  // be judged alike each time.
   step.Do(AckReport{event.session, report.number});
   Job* job = step.state.FindJob(report.job);
   step.state.SlotsChanged(*node);
@@ -72,6 +77,7 @@ void On(Step& step, const Reported& event) {
               {"generation", absl::StrCat(report.generation.value())}});
     return;
   }
+  // A report of a group as new as the one that was ordered answers the Prepare.
   auto sent = node->orders.sent.find(report.job);
   if (sent == node->orders.sent.end() || report.generation >= sent->second.prepare)
     node->orders.unanswered.erase(report.job);
@@ -91,6 +97,8 @@ void On(Step& step, const Progressed& event) {
   auto found = job->soft.find(event.progress.generation);
   if (found == job->soft.end() || !found->second.members.contains(node->row.node)) return;
   if (job->generations.at(found->first).phase != GenerationPhase::kFormed) return;
+  // Only the first word changes what may be decided (a notice waits for its save); the others come
+  // with every step and must cost nothing.
   const bool first = !found->second.progress.spoke;
   found->second.progress.Tell(event.progress, step.now());
   if (first) step.LookAt(*job);
@@ -111,6 +119,8 @@ void On(Step& step, const CommitAsked& event) {
   bool known = false;
   answer.why_not = WhyNotCommit(*job, *node, request, &known);
   answer.accepted = answer.why_not.empty();
+  // Asked again it is accepted again and nothing is written: the worker did not hear
+  // the first answer.
   if (answer.accepted && !known) {
     step.Put(CommitRow{job->id(), request.generation, request.attempt, request.step,
                        request.manifest_hash, request.path, request.for_notice, step.wall()});

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <set>
+#include <vector>
 
 #include "launcher/coordinator/core/answers.h"
 #include "launcher/coordinator/core/job.h"
@@ -16,10 +17,9 @@
 namespace regroup::coordinator {
 namespace {
 
-constexpr int kRowsPerPurge = 24;
-
 // Its id is never given out again, nothing of it may still run anywhere, and no verdict is open.
 bool MayPurge(const State& state, const Job& job) {
+  // The newest number tells a coordinator that starts anew which one comes next.
   if (job.spec.sequence == state.index.by_sequence.rbegin()->first || !job.soft.empty())
     return false;
   for (const NodeId& id : job.nodes.touched) {
@@ -35,7 +35,7 @@ bool MayPurge(const State& state, const Job& job) {
 // The oldest job that is over, when there are too many; one at a time.
 void ChoosePurge(Step& step) {
   if (!step.state.retention.purging.empty() ||
-      step.state.index.over.size() <= static_cast<std::size_t>(step.config().max_ended_jobs))
+      step.state.index.over.size() <= static_cast<std::size_t>(step.config().limits.ended_jobs))
     return;
   for (std::uint64_t sequence : step.state.index.over) {
     const Job& job = step.state.jobs.at(step.state.index.by_sequence.at(sequence));
@@ -43,6 +43,13 @@ void ChoosePurge(Step& step) {
     step.state.retention.purging.push_back(job.id());
     return;
   }
+}
+
+// Whoever waits has been answered. Of thousands of jobs that are over, nobody asks for most.
+void ForgetHistory(Job& job) {
+  std::vector<JobEvent>().swap(job.events);
+  job.done.clear();
+  while (job.generations.size() > kGenerationsKept) job.generations.erase(job.generations.begin());
 }
 
 }  // namespace
@@ -54,15 +61,18 @@ void NoteOver(Step& step, Job& job) {
   step.state.queue.deferred.erase(job.spec.sequence);
   AnswerWaiters(step, job);
   SendResults(step, job);
+  if (job.state.phase == JobPhase::kEnded) ForgetHistory(job);  // A preempted one may go on.
   ChoosePurge(step);
 }
 
 void SweepOldJobs(Step& step) {
   if (!step.state.retention.next_sweep) step.state.retention.next_sweep = step.now();
   if (step.now() < *step.state.retention.next_sweep) return;
-  step.state.retention.next_sweep = step.now() + step.config().retention_sweep;
+  step.state.retention.next_sweep = step.now() + step.config().retention.sweep;
   for (std::uint64_t sequence : step.state.index.over) {
     const Job& job = step.state.jobs.at(step.state.index.by_sequence.at(sequence));
+    // The larger of two clocks that are both too short: the monotonic one knows this life only, and
+    // the wall clock may have been set back.
     const Duration here = job.times.over_at ? step.now() - *job.times.over_at : Duration{};
     const Duration by_wall =
         job.state.ended_at ? std::chrono::duration_cast<Duration>(step.wall() - *job.state.ended_at)
@@ -70,12 +80,13 @@ void SweepOldJobs(Step& step) {
     const bool listed =
         std::find(step.state.retention.purging.begin(), step.state.retention.purging.end(),
                   job.id()) != step.state.retention.purging.end();
-    if (std::max(here, by_wall) >= step.config().keep_ended && !listed && MayPurge(step.state, job))
+    if (std::max(here, by_wall) >= step.config().retention.ended_jobs && !listed &&
+        MayPurge(step.state, job))
       step.state.retention.purging.push_back(job.id());
   }
 }
 
-void PurgeSome(Step& step) {
+void PurgeOne(Step& step) {
   if (step.state.retention.purging.empty()) return;
   Job* job = step.state.FindJob(step.state.retention.purging.front());
   if (job == nullptr) {
@@ -88,21 +99,6 @@ void PurgeSome(Step& step) {
     step.state.retention.purging.pop_front();
     return;
   }
-  int left = kRowsPerPurge;
-  const auto ring = static_cast<std::uint64_t>(step.config().max_events_per_job);
-  while (left > 0 && !job->events.empty()) {
-    step.Delete(JobEventKey(id, job->events.front().number % ring));
-    --left;
-  }
-  while (left > 0 && !job->generations.empty()) {
-    step.Delete(GenerationKey(id, job->generations.begin()->first));
-    --left;
-  }
-  while (left > 0 && !job->done.empty()) {
-    step.Delete(DoneKey(id, job->done.begin()->first));
-    --left;
-  }
-  if (left < 3) return;
   step.Disarm(*job);
   const std::set<NodeId> touched = job->nodes.touched;
   for (const NodeId& node : touched)
@@ -110,31 +106,30 @@ void PurgeSome(Step& step) {
   step.state.agenda.orders_dirty.erase(id);
   step.state.agenda.dirty.erase(job->spec.sequence);
   step.state.queue.hungry.erase(job->spec.sequence);
-  if (job->commit) step.Delete(CommitKey(id));
-  step.Delete(JobStateKey(id));
-  step.Delete(JobSpecKey(id));
+  step.Delete(JobFolder(id));
   step.state.retention.purging.pop_front();
   ChoosePurge(step);
 }
 
 std::optional<Instant> AdHocExitAt(const State& state) {
-  if (!state.config.ad_hoc || state.finished ||
+  if (!state.config.ad_hoc.on || state.finished ||
       state.index.over.size() < state.index.by_sequence.size())
     return std::nullopt;
   for (const auto& session : state.fleet.sessions) {
     const Node* node = state.FindNode(session.second);
     if (node == nullptr) continue;
+    // A launch command must have read its job's end from this coordinator: nobody else can tell it.
     const bool served =
         !node->row.launched || (node->row.launch && (node->told_result || node->row.launch->left));
     if (!served) return std::nullopt;
   }
-  if (state.retention.last_over) return *state.retention.last_over + state.config.exit_delay;
+  if (state.retention.last_over) return *state.retention.last_over + state.config.ad_hoc.exit_delay;
   if (!state.fleet.sessions.empty()) return std::nullopt;
-  return state.retention.idle_since.value_or(state.recovered_at) + state.config.idle_exit;
+  return state.retention.idle_since.value_or(state.recovered_at) + state.config.ad_hoc.idle_exit;
 }
 
 void CheckAdHocExit(Step& step) {
-  if (!step.config().ad_hoc) return;
+  if (!step.config().ad_hoc.on) return;
   if (!step.state.fleet.sessions.empty()) step.state.retention.idle_since.reset();
   if (step.state.fleet.sessions.empty() && !step.state.retention.idle_since)
     step.state.retention.idle_since = step.now();

@@ -1,8 +1,6 @@
 #pragma once
 
-// What is kept of jobs that are over, and when an ad-hoc coordinator leaves. A job is purged over
-// several steps, its spec last, so that a crash in between leaves a shorter history and never rows
-// without a job. PROTOCOL §5, §6.
+// What is kept of jobs that are over, and when an ad-hoc coordinator leaves. PROTOCOL §5, §6.
 
 #include <optional>
 
@@ -11,16 +9,16 @@
 
 namespace regroup::coordinator {
 
-// The job has just ended or was preempted.
+// The job has just ended or was preempted. Of one that has ended most of the history leaves the
+// memory; its rows stay.
 void NoteOver(Step& step, Job& job);
 
 // All that are too old. By the wall clock, the only one that goes on while no coordinator runs; in
 // its own life none is younger than it has seen it.
 void SweepOldJobs(Step& step);
 
-// Some rows of a job that is not kept any longer; its spec goes last, so that a crash in between
-// leaves a job with a shorter history, never rows without a job.
-void PurgeSome(Step& step);
+// All rows of one job that is not kept any longer.
+void PurgeOne(Step& step);
 
 // 2 s after the last job ended or was preempted, once every attached launch command has been sent
 // its result.

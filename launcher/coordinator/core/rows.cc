@@ -6,7 +6,7 @@
 namespace regroup::coordinator {
 namespace {
 
-constexpr std::size_t kMaxGenerationBytes = 220u << 10;
+constexpr std::size_t kMaxGenerationBytes = 900u << 10;
 constexpr std::size_t kFixed = 64;  // Numbers, tags and lengths of one message, generously.
 
 std::size_t SizeOf(const std::string& text) { return text.size() + 4; }
@@ -25,6 +25,8 @@ std::size_t SizeOf(const std::vector<std::string>& texts) {
   return size;
 }
 
+// Only texts and lists vary in size; numbers are within kFixed. A bound that is too high costs a
+// little room in a step, one that is too low would let a step outgrow the journal's limit.
 struct SizeOfReason {
   std::size_t operator()(const WorkerFailed& r) const { return SizeOf(r.cause); }
   std::size_t operator()(const ExecFailed& r) const { return SizeOf(r.cause); }
@@ -66,6 +68,8 @@ struct SizeOfEvent {
   std::size_t operator()(const JobEnded& e) const { return SizeOf(e.state); }
 };
 
+// Encoded sizes without encoding, for the core knows no protobuf: texts count whole, and what is
+// repeated by its number.
 struct SizeOfValue {
   std::size_t operator()(const MetaRow& row) const { return SizeOf(row.cluster.value()); }
   std::size_t operator()(const NodeRow& row) const {
@@ -84,8 +88,8 @@ struct SizeOfValue {
     return size;
   }
   std::size_t operator()(const JobStateRow& row) const {
-    std::size_t size =
-        6 * kFixed + SizeOf(row.job.value()) + SizeOf(row.cancel_key) + 10 * row.charges.size();
+    std::size_t size = 6 * kFixed + SizeOf(row.job.value()) + SizeOf(row.cancel.key) +
+                       10 * row.ends.charges.size();
     for (const ExcludedNode& node : row.excluded)
       size += kFixed + SizeOf(node.node.value()) + SizeOf(node.name);
     if (row.verdict && row.verdict->failed)
@@ -136,6 +140,8 @@ Key CommitKey(const JobId& job) { return absl::StrCat("job/", job.value(), "/com
 Key JobEventKey(const JobId& job, std::uint64_t slot) {
   return absl::StrFormat("job/%s/event/%06d", job.value(), slot);
 }
+
+Key JobFolder(const JobId& job) { return absl::StrCat("job/", job.value(), "/"); }
 
 void FitRow(GenerationRow& row) {
   if (SizeOfValue{}(row) > kMaxGenerationBytes)

@@ -23,6 +23,8 @@ using Key = std::string;  // Numbers in keys are zero-padded: byte order is nume
 
 inline constexpr std::uint32_t kRowFormat = 1;
 
+// Whose journal this is. Each life of a coordinator writes it before anything else, so that its
+// epoch is durable before an agent hears of it.
 struct MetaRow {  // `meta`
   ClusterId cluster;
   Epoch epoch;  // Of the coordinator that wrote it; the next one takes epoch + 1.
@@ -46,6 +48,8 @@ struct NodeLaunch {  // The launch command that this node's agent serves.
   bool left = false;  // It asked to leave: no member of later generations.
   friend bool operator==(const NodeLaunch&, const NodeLaunch&) = default;
 };
+// What outlives a coordinator about a node: who it is, and what it may still hold. How it is
+// reached is soft (node.h).
 struct NodeRow {  // `node/N`
   NodeId node;
   std::string name;  // As accepted: possibly NAME-2.
@@ -73,14 +77,14 @@ struct JobSpecRow {  // `job/J/spec`, written once.
 };
 
 enum class JobPhase {
-  kQueued,
-  kGathering,
-  kForming,
-  kRunning,
-  kRegrouping,
-  kPreempted,
-  kEnding,
-  kEnded
+  kQueued,      // Submitted. Holds no nodes; waits for its turn, and for enough of them.
+  kGathering,   // Launched. Waits for more launch commands.
+  kForming,     // Its first generation is proposed, or formed and not running yet.
+  kRunning,     // All ranks of the formed generation have started; until that is over.
+  kRegrouping,  // Between two generations, from the end of one until the next one runs.
+  kPreempted,   // Launched: every node has left. Goes on when one comes with the same command.
+  kEnding,      // It has its verdict; what runs is being stopped.
+  kEnded        // Nothing of it runs where it can be reached. Never changes again.
 };
 // Time of one node: an hour of two nodes is two hours. Coarser than Duration, for there may be
 // thousands of them for years.
@@ -102,32 +106,46 @@ struct ExcludedNode {  // It could not execute the program.
   int error_number = 0;
   ExecObstacle obstacle = ExecObstacle::kProgram;
 };
+struct AcceptedCancel {
+  std::string key;   // Its idempotency key; empty: none was accepted.
+  bool now = false;  // It gave no grace.
+};
+struct EndsCounted {  // What ended generations have cost their job.
+  int charged = 0;    // Restarts.
+  // With a restart window: how long ago each charge was, when this row was written.
+  std::vector<Duration> charges;
+  int own = 0;          // In a row without progress, charged ones.
+  int free = 0;         // In a row without progress, free ones.
+  int preemptions = 0;  // That a notice ended.
+};
+struct Reached {  // By generations that are over.
+  std::int64_t step = 0;
+  std::int64_t samples = 0, tokens = 0;  // 0: not told.
+};
+// All of a job that changes, but for its generations: small, because most steps write it.
 struct JobStateRow {  // `job/J/state`
   JobId job;
   JobPhase phase = JobPhase::kQueued;
   Generation last_number;  // Highest number any proposal took; never used again.
   Generation last_formed;
   std::optional<Verdict> verdict;
-  std::string cancel_key;  // Of the cancel that was accepted.
-  bool stop_now = false;   // Of that cancel.
-  int restarts_charged = 0;
-  std::vector<Duration>
-      charges;  // With a restart window: how long ago each was, when this row was written.
-  int regroups = 0;
-  int own_failures = 0;  // In a row without progress, charged ones.
-  int free_ends = 0;     // In a row without progress, free ones.
-  std::int64_t best_step = 0;
-  int growths = 0;
+  AcceptedCancel cancel;
+  EndsCounted ends;
+  int regroups = 0, growths = 0;
+  Reached reached;
   std::vector<ExcludedNode> excluded;
-  TimeAccount account;                   // Of generations that are over; idle is left 0.
-  HeldTime held;                         // Likewise.
-  std::int64_t samples = 0, tokens = 0;  // Done by then; 0: not told.
-  std::optional<WallTime> started_at;    // When its first generation formed.
+  TimeAccount account;                 // Of generations that are over; idle is left 0.
+  HeldTime held;                       // Likewise.
+  std::optional<WallTime> started_at;  // When its first generation formed.
   std::optional<WallTime> ended_at;
   Duration ran_for{};  // Of an ended job.
 };
 
-enum class GenerationPhase { kProposed, kFormed, kOver };
+enum class GenerationPhase {
+  kProposed,  // Its members were asked to prepare.
+  kFormed,    // All have prepared: they may run, until the last of them has stopped.
+  kOver       // It ended, or never formed (`voided`). Its verdict may still be open.
+};
 struct GenerationMember {  // Its index in the row is its group rank.
   NodeId node;
   std::string name;
@@ -139,6 +157,10 @@ struct GenerationMember {  // Its index in the row is its group rank.
   // It was chosen among nodes that the job never had, for these; 0: it was not.
   int free_slots = 0;
 };
+struct StepsTold {  // By workers of one generation.
+  std::optional<std::int64_t> first, last, restored;
+};
+// Members stay as they were proposed; a generation with other members has another number.
 struct GenerationRow {  // `job/J/gen/G`
   JobId job;
   Generation generation;
@@ -156,7 +178,7 @@ struct GenerationRow {  // `job/J/gen/G`
   bool progressed = false;  // A higher step, a commit, or a silent worker that lived long enough.
   std::vector<RankCause> consequences;
   RestartPhases phases;
-  std::optional<std::int64_t> first_step, last_step, restored_step;
+  StepsTold steps;
 };
 int WorldOf(const GenerationRow& row);  // Workers of all its members.
 
@@ -184,7 +206,7 @@ struct JobEventRow {  // `job/J/event/K`, K = number modulo the ring's size.
 
 using Value = std::variant<MetaRow, NodeRow, JobSpecRow, JobStateRow, GenerationRow, DoneRow,
                            CommitRow, JobEventRow>;
-struct Row {  // Whole replacement; nullopt deletes.
+struct Row {  // Whole replacement; nullopt deletes, all below it where the key ends with a slash.
   Key key;
   std::optional<Value> value;
 };
@@ -197,6 +219,11 @@ Key GenerationKey(const JobId& job, Generation generation);
 Key DoneKey(const JobId& job, const NodeId& node);
 Key CommitKey(const JobId& job);
 Key JobEventKey(const JobId& job, std::uint64_t slot);  // slot = number modulo the ring's size.
+Key JobFolder(const JobId& job);  // `job/J/`: to delete it deletes every row of the job.
+
+// Of a job that has ended a start reads spec, state, commit and this many generations, the newest;
+// and no more of them is in memory. The rest of its history is read when somebody asks.
+inline constexpr std::size_t kGenerationsKept = 8;
 
 // Two generations' rows fit into one step: pids, then witnesses are left out of a row that is too
 // large.

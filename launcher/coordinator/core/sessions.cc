@@ -20,6 +20,7 @@
 #include "launcher/coordinator/core/node.h"
 #include "launcher/coordinator/core/node_in_job.h"
 #include "launcher/coordinator/core/orders.h"
+#include "launcher/coordinator/core/proposal.h"
 #include "launcher/coordinator/core/rows.h"
 #include "launcher/coordinator/core/slots.h"
 #include "launcher/coordinator/core/step.h"
@@ -27,6 +28,8 @@
 namespace regroup::coordinator {
 namespace {
 
+// The agent is told why, and its operator: this log may be on another host than the
+// one who has to act.
 void Refuse(Step& step, SessionId session, absl::Status why) {
   step.Say(Severity::kWarning, "refused a session",
            {{"session", absl::StrCat(session.value())},
@@ -38,11 +41,15 @@ void Refuse(Step& step, SessionId session, absl::Status why) {
 bool AdmitEpoch(Step& step, const SessionOpened& event) {
   const Hello& hello = event.hello;
   const Node* known = step.state.FindNode(hello.node);
+  // Anybody may make up a node; only one that left something in this journal proves
+  // that a newer journal exists.
   const bool proved =
       known && (known->recovered || !known->jobs.empty() || !known->row.taken.empty());
   const Fence fence = CheckFence(step.state.meta.cluster, step.state.epoch, hello, proved);
   if (fence == Fence::kJournalTooOld) {
     MetaRow meta = step.state.meta;
+    // Durable before it steps down, so that a restart by an init system does not
+    // serve the old journal after all.
     meta.older_than = hello.highest_epoch;
     step.Put(meta);
     StepDownNow(step);
@@ -72,6 +79,7 @@ bool AdmitEpoch(Step& step, const SessionOpened& event) {
   return true;
 }
 
+// Nothing is stopped for being unknown: another journal may know it.
 absl::Status CheckUnknown(const State& state, const Hello& hello) {
   std::set<JobId> unknown;
   for (const GroupReport& group : hello.groups)
@@ -93,6 +101,8 @@ bool AdmitSession(Step& step, const SessionOpened& event, std::string* name) {
   }
   for (const GroupReport& group : hello.groups) {
     const Job* job = step.state.FindJob(group.job);
+    // Its number would be given a second time, and the group that has it could not be
+    // told from the new one.
     if (job == nullptr || group.generation <= job->state.last_number) continue;
     Refuse(step, event.session,
            UserError(absl::StatusCode::kFailedPrecondition, "the journal is older than this agent",
@@ -106,6 +116,7 @@ bool AdmitSession(Step& step, const SessionOpened& event, std::string* name) {
     Refuse(step, event.session, unknown);
     return false;
   }
+  // Names go into rows, logs and lists of everybody else.
   const bool fits =
       hello.node.value().size() <= kMaxNodeIdBytes && hello.name.size() <= kMaxNodeNameBytes &&
       hello.address.size() <= kMaxAddressBytes && hello.dialled.size() <= kMaxAddressBytes;
@@ -115,6 +126,7 @@ bool AdmitSession(Step& step, const SessionOpened& event, std::string* name) {
     return false;
   }
   const Node* known = step.state.FindNode(hello.node);
+  // An older process of the same agent, delayed by the network: the newer one holds the node.
   if (known && hello.incarnation < known->row.incarnation) {
     Refuse(step, event.session,
            absl::AbortedError(absl::StrCat(
@@ -123,6 +135,7 @@ bool AdmitSession(Step& step, const SessionOpened& event, std::string* name) {
     return false;
   }
   std::optional<std::string> current;
+  // The name of a lost node may have been given to another one.
   if (known && !known->row.lost) current = known->row.name;
   auto taken = [&](const std::string& asked) -> std::optional<std::string> {
     auto named = step.state.fleet.names.find(asked);
@@ -158,6 +171,7 @@ NodeRow RowOf(const Hello& hello, const std::string& name, const Node* known) {
   if (known->row.launch && hello.launched && hello.incarnation == known->row.incarnation)
     row.launch = known->row.launch;
   for (const TakenSlots& taken : known->row.taken) {
+    // What its agent shows free, or no longer shows, is not taken any more.
     const bool held =
         std::any_of(hello.groups.begin(), hello.groups.end(), [&](const GroupReport& group) {
           return group.job == taken.job && group.phase != Phase::kFree;
@@ -177,19 +191,22 @@ void Attach(Step& step, Node& node, const SessionOpened& event) {
   node.loss.proved = false;
   node.lease.kept_until.reset();
   node.no_cgroup = hello.no_cgroup;
+  // An order may have been lost with the session that it was sent on: all that is
+  // still wanted is sent again.
   node.orders.sent.clear();
   node.orders.unanswered.clear();
   node.orders.last = node.orders.obeyed = OrderNo();
   node.told_result.reset();
+  // A Hello is the whole inventory: what it does not show is not there.
   node.groups.clear();
   node.leaving.reset();
   step.Do(SendWelcome{event.session, Welcome{.cluster = step.state.meta.cluster,
                                              .epoch = step.state.epoch,
                                              .name = node.row.name,
                                              .version = step.config().version,
-                                             .heartbeat = step.config().heartbeat,
-                                             .lease = step.config().lease,
-                                             .agent_restart = step.config().agent_restart,
+                                             .heartbeat = step.config().leases.heartbeat,
+                                             .lease = step.config().leases.lease,
+                                             .agent_restart = step.config().leases.agent_restart,
                                              .answers_heartbeats = true}});
   step.Say(Severity::kInfo, "node attached",
            {{"node", node.row.name}, {"address", node.row.address}});
@@ -204,6 +221,8 @@ void Attach(Step& step, Node& node, const SessionOpened& event) {
     auto shown = node.groups.find(watch.first);
     return shown == node.groups.end() || !shown->second.contains(watch.second.generation);
   });
+  // A witness refused while the agent was away, yet the agent shows its group: what
+  // it shows counts.
   for (auto& watch : node.watches) watch.second.dead = false;
   if (came && !hello.launched) step.state.fleet.last_join = step.now();
   for (const Notice& notice : hello.notices) SetLeaving(step, node, notice);
@@ -230,17 +249,23 @@ void On(Step& step, const SessionOpened& event) {
   if (!AdmitSession(step, event, &name)) return;
   const Hello& hello = event.hello;
   Node* known = step.state.FindNode(hello.node);
+  // Another boot of its host: no process of before can live, which is another cause
+  // than a lost supervisor.
   const bool rebooted = known && !known->row.boot.empty() && known->row.boot != hello.boot;
   if (known && known->session) {
     step.Do(CloseSession{*known->session, absl::AbortedError(absl::StrCat(
                                               "node ", name, " opened a newer session"))});
     Detach(step, *known);
   }
+  const bool same_agent = known && known->row.incarnation == hello.incarnation;
   NodeRow row = RowOf(hello, name, known);
   if (!known || row != known->row) step.Put(row);
   Node& node = step.state.nodes.at(hello.node);
   node.rebooted = rebooted;
   Attach(step, node, event);
+  if (!same_agent) return;  // One that dies while it prepares has had its time.
+  for (const JobId& id : node.jobs)
+    if (Job* job = step.state.FindJob(id)) AskAgain(step, *job, node.row.node);
 }
 
 }  // namespace regroup::coordinator

@@ -19,6 +19,8 @@ namespace {
 
 // For a job that has nothing there; 0: it takes none.
 int FreeSlotsOf(const State& state, const Node& node) {
+  // A node that is suspected has slots and cannot be asked; one that leaves would
+  // take its job along.
   const bool takes = node.link == Link::kAttached && !node.row.launched && !node.leaving;
   return takes ? node.row.slots - SlotsUsed(state, node) : 0;
 }
@@ -32,6 +34,7 @@ void MarkHungry(Step& step) {
 
 void OfferCapacity(Step& step) {
   CountFreeSlots(step);
+  // Less or the same is no offer: those who wait have seen it.
   if (std::exchange(step.state.slots.more, false)) MarkHungry(step);
 }
 
@@ -56,6 +59,7 @@ void CountFreeSlots(Step& step) {
     }
   }
   step.state.slots.recount.clear();
+  // Tests: the index says what a count of all nodes says.
   if (!step.config().check_indices || step.state.nodes.size() > kMostChecked) return;
   FreeSlots counted;
   for (const auto& [id, node] : step.state.nodes)
@@ -65,6 +69,7 @@ void CountFreeSlots(Step& step) {
 
 int FreeSlotsFor(const State& state, const Job& job, const Node& node) {
   int used = SlotsUsed(state, node);
+  // What the job holds here already is free for its next generation.
   if (node.claims.contains(job.id()) || !SlotsFree(job, node)) used -= WorkersOn(job, node);
   return node.row.slots - used;
 }
@@ -95,6 +100,8 @@ void UpdateClaims(Step& step, Job& job) {
     if (row == nullptr || job.state.phase == JobPhase::kEnding) continue;
     for (const GenerationMember& member : row->members) wanted.insert(member.node);
   }
+  // Between two generations a job keeps the nodes of the last one; else the queue's head would take
+  // them while its survivors still stop.
   const bool holds = !job.launched() && (job.state.phase == JobPhase::kRegrouping ||
                                          job.state.phase == JobPhase::kForming);
   auto last = job.generations.find(job.state.last_formed);
@@ -124,6 +131,7 @@ void UpdateHunger(Step& step, Job& job) {
     const GenerationRow* formed = FormedOf(job);
     hungry = formed && static_cast<int>(formed->members.size()) < MaxNodesNow(job);
   }
+  // Also while it gathers: what becomes free may complete its next generation.
   if (hungry) step.state.queue.hungry.insert(job.spec.sequence);
   if (!hungry) step.state.queue.hungry.erase(job.spec.sequence);
 }

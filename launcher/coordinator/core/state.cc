@@ -37,7 +37,7 @@ State::State(Config config, Epoch epoch, Instant now)
 // ---- rows ------------------------------------------------------------------------------------
 
 Key State::KeyOf(const Value& value) const {
-  return std::visit(KeyMaker{static_cast<std::uint64_t>(config.max_events_per_job)}, value);
+  return std::visit(KeyMaker{static_cast<std::uint64_t>(config.limits.events_per_job)}, value);
 }
 
 void State::Apply(const Row& row) {
@@ -53,6 +53,7 @@ void State::ApplyValue(const Value& value) {
     meta = *row;
   } else if (auto* node = std::get_if<NodeRow>(&value)) {
     Node& known = nodes[node->node];
+    // Before the row is replaced: the indices are told what was and what is.
     IndexNode(known.row.node.empty() ? nullptr : &known.row, node);
     known.row = *node;
     SlotsChanged(known);
@@ -73,10 +74,11 @@ void State::ApplyValue(const Value& value) {
   } else if (auto* event = std::get_if<JobEventRow>(&value)) {
     std::vector<JobEvent>& events = jobs[event->job].events;
     auto at =
+        // Recovery reads the ring by its slots, where the oldest events need not be first.
         std::upper_bound(events.begin(), events.end(), event->event.number,
                          [](std::uint64_t number, const JobEvent& e) { return number < e.number; });
     events.insert(at, event->event);
-    if (events.size() > static_cast<std::size_t>(config.max_events_per_job))
+    if (events.size() > static_cast<std::size_t>(config.limits.events_per_job))
       events.erase(events.begin());
   }
 }
@@ -100,12 +102,7 @@ void State::ApplyDeletion(const Key& key) {
     job.generations.erase(Generation(number));
   } else if (parts[2] == "done") {
     job.done.erase(NodeId(parts[3]));
-  } else if (parts[2] == "commit") {
-    job.commit.reset();
-  } else if (parts[2] == "event" && absl::SimpleAtoi(parts[3], &number)) {
-    const auto ring = static_cast<std::uint64_t>(config.max_events_per_job);
-    std::erase_if(job.events, [&](const JobEvent& event) { return event.number % ring == number; });
-  } else if (parts[2] == "spec") {  // The last one of a job.
+  } else if (parts[2].empty()) {  // All of it.
     index.by_sequence.erase(job.spec.sequence);
     index.over.erase(job.spec.sequence);
     index.by_key.erase(job.spec.key);
@@ -128,6 +125,7 @@ void State::IndexNode(const NodeRow* before, const NodeRow* after) {
   if (after && !after->lost) fleet.names[after->name].insert(id);
   const int slots_before = before && !before->lost && !before->launched ? before->slots : 0;
   const int slots_after = after && !after->lost && !after->launched ? after->slots : 0;
+  // Only a node's coming, going and size change what could ever run; what is free does not.
   if (slots_before != slots_after) {
     if (slots_before > 0 && --fleet.daemons_by_slots.at(slots_before) == 0)
       fleet.daemons_by_slots.erase(slots_before);
@@ -153,6 +151,8 @@ void State::IndexJob(const Job& job) {
   }
   const bool queued = job.state.phase == JobPhase::kQueued;
   const bool over = job.state.phase == JobPhase::kEnded || job.state.phase == JobPhase::kPreempted;
+  // One job, the oldest that the known nodes could run, may start: younger and smaller ones never
+  // overtake it, so that a large one is not starved.
   const std::uint64_t head_before = queue.Head();
   if (queued && queue.queued.insert(sequence).second && Fits(FitOf(job.spec.spec)))
     queue.fitting.insert(sequence);

@@ -98,7 +98,7 @@ struct State {
   // ---- rows: the only way in which durable state changes ---------------------------------------
   void Apply(const Row& row);
   Key KeyOf(const Value& value) const;
-  std::vector<Row> Rows() const;  // All durable state, ordered by key.
+  std::vector<Row> Rows() const;  // All that is known of durable state, ordered by key.
 
   // ---- look-ups --------------------------------------------------------------------------------
   Job* FindJob(const JobId& id);

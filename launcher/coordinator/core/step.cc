@@ -14,11 +14,14 @@ constexpr std::size_t kBytesBeforeNext = 64u << 10;
 }  // namespace
 
 Step::Step(State& state, Instant now, WallTime wall) : state(state) {
+  // The clock may have been read before the step before this one was made.
   state.now = std::max(state.now, now);
   state.wall = wall;
 }
 
 Effects Step::Take() {
+  // A step that outgrew the journal's limits could never be made durable: better to die here than
+  // to act on it.
   CHECK(effects_.rows.size() <= kMaxRowsPerStep);
   CHECK(bytes_ <= kMaxBytesPerStep);
   return std::move(effects_);
@@ -39,6 +42,7 @@ void Step::Delete(Key key) { Add({std::move(key), std::nullopt}); }
 
 void Step::Add(Row row) {
   state.Apply(row);
+  // A batch has one row for each key: the last one wins, and only that is written.
   auto [slot, fresh] = row_of_.try_emplace(row.key, effects_.rows.size());
   bytes_ += EstimateBytes(row);
   if (fresh) {
@@ -53,7 +57,8 @@ void Step::Add(Row row) {
 void Step::UpdateState(Job& job, const std::function<void(JobStateRow&)>& change) {
   JobStateRow next = job.state;
   change(next);
-  next.charges = ChargeAges(job, now());
+  // Ages are as of the moment at which the row is written; recovery counts back from its own.
+  next.ends.charges = ChargeAges(job, now());
   Put(std::move(next));
 }
 
@@ -85,6 +90,7 @@ void Step::ReorderMembers(Job& job, const GenerationSoft& soft) {
 }
 
 void Step::Wake(Job& job, Instant at) {
+  // The earliest wins: a job that is looked at says anew what it waits for.
   if (job.wake && *job.wake <= at) return;
   Disarm(job);
   job.wake = at;

@@ -30,6 +30,8 @@ class Step {
   WallTime wall() const { return state.wall; }
 
   // ---- rows ------------------------------------------------------------------------------------
+  // Visible at once to whatever looks at the state later in this step; durable
+  // together with the rest.
   void Put(Value value);  // Replaces what this step put under the same key before.
   void Delete(Key key);
   void UpdateState(Job& job, const std::function<void(JobStateRow&)>& change);
@@ -38,14 +40,19 @@ class Step {
                         const std::function<void(GenerationRow&)>& change);
 
   // ---- actions and notes -----------------------------------------------------------------------
+  // In the order in which they are called, after all rows of this step.
   void Do(Action action) { effects_.actions.push_back(std::move(action)); }
   void Say(Severity severity, std::string what,
            std::vector<std::pair<std::string, std::string>> fields);
 
   // ---- later -----------------------------------------------------------------------------------
   void LookAt(Job& job);  // In this step if there is room, else in the next one.
+  // What the node is told about this job may have changed; compared and sent at the
+  // end of the step.
   void Reorder(Job& job, const NodeId& node);
   void ReorderMembers(Job& job, const GenerationSoft& soft);
+  // Each look at a job begins with Disarm and says anew when the next one is due, if
+  // nothing happens.
   void Wake(Job& job, Instant at);  // Look at the job again by then.
   void Disarm(Job& job);
   void Arm(Node& node, std::optional<Instant> at);

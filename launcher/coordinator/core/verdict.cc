@@ -42,6 +42,8 @@ void RecordVerdict(Step& step, Job& job, Generation generation, const Generation
     if (error.size() > kMaxConsequenceBytes) error.resize(kMaxConsequenceBytes);
   }
   step.UpdateGeneration(job, generation, [&](GenerationRow& next) {
+    // With the last word about the cause. From here on it is final, and its groups
+    // may be forgotten.
     next.ended = soft.causes.Reason();
     next.consequences = consequences;
     next.verdict_open = false;
@@ -75,17 +77,20 @@ std::string ProgramOf(const Job& job) {
 
 void FailJob(Step& step, Job& job, const FailReason& failed, const std::optional<EndReason>& root) {
   SetVerdict(step, job, Verdict{VerdictState::kFailed, ExitCodeOf(failed, root), failed},
-             Cancelled{"the job has failed"}, StopReason::kFailure, step.config().failure_grace);
+             Cancelled{"the job has failed"}, StopReason::kFailure,
+             step.config().ending.failure_grace);
 }
 
 void CloseVerdict(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
   const EndReason reason = soft.causes.Reason();
   const GenerationRow& row = job.generations.at(generation);
   const Streak streak =
-      AfterEnd({job.state.own_failures, job.state.free_ends}, row.progressed, KindOf(reason));
+      AfterEnd({job.state.ends.own, job.state.ends.free}, row.progressed, KindOf(reason));
   std::vector<ExcludedNode> excluded = job.state.excluded;
   std::optional<FailReason> failed;
   if (std::holds_alternative<ExecFailed>(reason)) {
+    // A node that cannot execute the program is left out of the job, so that one bad node costs one
+    // restart; where no node can, the job fails at once.
     const ExecFailed& exec = std::get<ExecFailed>(reason);
     excluded.push_back(ExcludedOf(row, exec));
     const ExecObstacle obstacle = exec.cause.exit.obstacle;
@@ -94,23 +99,26 @@ void CloseVerdict(Step& step, Job& job, Generation generation, GenerationSoft& s
         obstacle == ExecObstacle::kDirectory ? job.spec.spec.directory : ProgramOf(job));
   } else {
     failed = FailsJob(job.spec.spec, reason, Charges(step.state, job), streak, step.config());
+    if (!failed) failed = FailsForPreemption(job.spec.spec, reason, job.state.ends.preemptions);
   }
   const bool charged = ChargesBudget(reason) && !failed;
   RecordVerdict(step, job, generation, soft, charged);
   if (charged && job.spec.spec.restart_window) {
+    // Only a window with a budget beyond a thousand could miss one, and it is the oldest.
     if (job.charge_times.size() >= kMaxCharges) job.charge_times.erase(job.charge_times.begin());
     job.charge_times.push_back(step.now());
   }
   step.UpdateState(job, [&](JobStateRow& state) {
-    state.own_failures = streak.own;
-    state.free_ends = streak.free;
+    state.ends.own = streak.own;
+    state.ends.free = streak.free;
     state.excluded = excluded;
-    if (charged) ++state.restarts_charged;
+    if (charged) ++state.ends.charged;
+    if (std::holds_alternative<Preempted>(reason)) ++state.ends.preemptions;
   });
   step.ReorderMembers(job, soft);
   job.soft.erase(generation);
   AddEvent(step, job,
-           GenerationEnded{generation, reason, charged, job.state.restarts_charged,
+           GenerationEnded{generation, reason, charged, job.state.ends.charged,
                            job.spec.spec.max_restarts});
   if (failed && !job.state.verdict) FailJob(step, job, *failed, reason);
 }
@@ -127,7 +135,7 @@ void PutStopped(Step& step, Job& job, Generation generation, const EndReason& re
   step.Put(row);
   job.soft.erase(generation);
   AddEvent(step, job,
-           GenerationEnded{generation, reason, false, job.state.restarts_charged,
+           GenerationEnded{generation, reason, false, job.state.ends.charged,
                            job.spec.spec.max_restarts});
 }
 
@@ -208,13 +216,15 @@ void SetVerdict(Step& step, Job& job, Verdict verdict, const EndReason& reason, 
   state.verdict = std::move(verdict);
   step.UpdateState(job, [&](JobStateRow& next) { next = state; });
   const Instant deadline = step.now() + grace;
+  // Workers that were told to stop already keep their deadline: a verdict gives them
+  // no further grace.
   const bool already = job.stop && job.stop->up_to == job.state.last_formed && !succeeded;
   StopOrder order{job.state.last_number, stop, deadline, {}, {}};
   if (already) {
     order.deadline = std::min(deadline, job.stop->deadline);
     order.sooner = std::move(job.stop->sooner);
   }
-  order.give_up = order.deadline + step.config().stop_margin;
+  order.give_up = order.deadline + step.config().ending.stop_margin;
   job.stop = std::move(order);
   for (const NodeId& id : job.nodes.touched) step.Reorder(job, id);
   SetWait(step, job, std::nullopt, std::nullopt);
@@ -253,6 +263,8 @@ bool FinishEnding(Step& step, Job& job) {
 }
 
 bool CheckAbandoned(Step& step, Job& job) {
+  // A job that is preempted can go on, one that failed cannot: which it is has to be known first.
+  if (OpenPreemptionsFail(job)) return false;
   Instant lost_at{};
   bool any = false;
   for (const NodeId& id : job.launch.nodes) {
@@ -263,7 +275,7 @@ bool CheckAbandoned(Step& step, Job& job) {
     lost_at = std::max(lost_at, node->loss.at);
   }
   // Nobody can come back to a run without an endpoint.
-  const Duration hold = job.spec.standalone ? Duration{} : step.config().orphan_hold;
+  const Duration hold = job.spec.standalone ? Duration{} : step.config().holds.orphan;
   if (any && step.now() < lost_at + hold) {
     step.Wake(job, lost_at + hold);
     return false;

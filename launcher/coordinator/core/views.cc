@@ -22,6 +22,7 @@
 #include "launcher/coordinator/core/accounts.h"
 #include "launcher/coordinator/core/actions.h"
 #include "launcher/coordinator/core/admission.h"
+#include "launcher/coordinator/core/budget.h"
 #include "launcher/coordinator/core/events.h"
 #include "launcher/coordinator/core/job.h"
 #include "launcher/coordinator/core/leases.h"
@@ -56,6 +57,8 @@ struct FillWait {  // Reasons are kept without their times.
 };
 
 // Keeps the members that the end of this generation is about.
+// A result is sent to every launch command: a thousand results of a thousand members
+// each would be a million.
 void TrimMembers(GenerationView& view) {
   if (view.members.size() <= kManyMembers) return;
   std::set<std::string> named;
@@ -85,6 +88,7 @@ std::optional<RankCause> LastFailureOf(const Job& job) {
   for (auto at = job.generations.rbegin(); at != job.generations.rend(); ++at) {
     if (!at->second.ended) continue;
     const auto* failed = std::get_if<WorkerFailed>(&*at->second.ended);
+    // Only the newest end counts: an older failure explains nothing of where the job stands.
     if (failed == nullptr) return std::nullopt;
     RankCause cause = failed->cause;
     std::string& error = cause.exit.error;
@@ -110,6 +114,8 @@ std::optional<WaitReason> WaitOf(const State& state, const Job& job, const Momen
   const Duration left =
       job.wait.until ? std::max(*job.wait.until - at.now, Duration{}) : Duration{};
   std::visit(FillWait{std::max(at.now - job.wait.since, Duration{}), left}, reason);
+  // The queue moves on without this job being looked at: who is ahead is asked for
+  // when somebody reads.
   auto* behind = std::get_if<BehindJob>(&reason);
   if (behind != nullptr && state.queue.Head() != 0)
     behind->job = state.index.by_sequence.at(state.queue.Head());
@@ -136,6 +142,7 @@ GenerationView GenerationViewOf(const Job& job, const GenerationRow& row) {
     const GenerationMember& member = row.members[rank];
     MemberView mine{member.node, member.name, member.address,   static_cast<int>(rank),
                     {},          member.pids, member.free_slots};
+    // Ranks follow the order of members, each with as many as it has workers.
     for (int local = 0; local < member.workers; ++local) mine.ranks.push_back(view.world++);
     mine.pids.resize(member.workers, 0);
     view.members.push_back(std::move(mine));
@@ -147,9 +154,10 @@ GenerationView GenerationViewOf(const Job& job, const GenerationRow& row) {
   view.consequences = row.consequences;
   view.charged = row.charged;
   view.phases = row.phases;
-  view.first_step = row.first_step;
-  view.last_step = row.last_step;
-  view.restored_step = row.restored_step;
+  view.first_step = row.steps.first;
+  view.last_step = row.steps.last;
+  view.restored_step = row.steps.restored;
+  // While it runs its workers' words are newer than its row, which gets them at its end.
   if (row.phase != GenerationPhase::kFormed || soft == job.soft.end()) return view;
   view.phases.init = soft->second.progress.init;
   view.phases.restore = soft->second.progress.restore;
@@ -171,7 +179,8 @@ std::string WhyKept(const State& state, const Node& node, const Moment& at) {
                                id.value());
     }
   }
-  if (node.link == Link::kAttached && silent > state.config.lease && state.fleet.IsBraked(at.now))
+  if (node.link == Link::kAttached && silent > state.config.leases.lease &&
+      state.fleet.IsBraked(at.now))
     return absl::StrFormat("silent for %.0f s, kept because many fell silent at once",
                            Seconds(silent));
   return "";
@@ -302,9 +311,10 @@ JobView ViewOf(const State& state, const Job& job, bool detail, const Moment& at
     view.loss = soft.progress.loss;
     view.tokens_per_second = soft.progress.tokens_per_second;
   }
-  if (!view.step && job.state.best_step > 0) view.step = job.state.best_step;
-  view.restarts_charged = job.state.restarts_charged;
+  if (!view.step && job.state.reached.step > 0) view.step = job.state.reached.step;
+  view.restarts_charged = job.state.ends.charged;
   view.regroups = job.state.regroups;
+  view.preemptions = Preemptions(job);
   if (job.commit) {
     view.committed_step = job.commit->step;
     view.commit_path = job.commit->path;
@@ -329,6 +339,7 @@ JobView ViewOf(const State& state, const Job& job, bool detail, const Moment& at
   for (const auto& entry : job.generations)
     view.generations.push_back(GenerationViewOf(job, entry.second));
   view.events.assign(job.events.begin(), job.events.end());
+  view.history_away = job.state.phase == JobPhase::kEnded && job.events.empty();
   view.left_out = LeftOutOf(state, job, at);
   if (view.left_out.size() > kMaxLeftOutShown) view.left_out.resize(kMaxLeftOutShown);
   return view;
@@ -352,9 +363,9 @@ NodeView ViewOf(const State& state, const Node& node, const Moment& at) {
   view.address = node.row.address;
   switch (node.link) {
     case Link::kAttached:
-      view.state = node.leaving                                                  ? "leaving"
-                   : at.now - node.lease.last_heard > 2 * state.config.heartbeat ? "suspect"
-                                                                                 : "ready";
+      view.state = node.leaving                                                         ? "leaving"
+                   : at.now - node.lease.last_heard > 2 * state.config.leases.heartbeat ? "suspect"
+                                                                                        : "ready";
       break;
     case Link::kSuspected: view.state = "suspect"; break;
     case Link::kAgentAway: view.state = "away"; break;
@@ -379,6 +390,7 @@ NodeView ViewOf(const State& state, const Node& node, const Moment& at) {
 
 absl::StatusOr<ReadReply> Read(const State& state, const ReadFilter& filter, Instant now,
                                WallTime wall) {
+  // Between two steps time has passed, but it never goes back behind the last one's.
   const Moment at{std::max(now, state.now), wall};
   ReadReply reply;
   if (state.fleet.IsBraked(at.now))
@@ -399,6 +411,8 @@ absl::StatusOr<ReadReply> Read(const State& state, const ReadFilter& filter, Ins
     for (auto it = all.upper_bound(after); it != all.end(); ++it) {
       const Job& job = state.jobs.at(it->second);
       if (job.state.phase == JobPhase::kEnded && !filter.ended) continue;
+      // Full, and one more was found: `next` stays as the last one set it, for the
+      // caller to go on behind it.
       if (IsFull(reply.jobs.size(), filter)) return reply;
       reply.jobs.push_back(ViewOf(state, job, filter.detail, at));
       if (IsFull(reply.jobs.size(), filter)) reply.next = absl::StrCat(it->first);

@@ -26,6 +26,7 @@ namespace {
 constexpr auto kAnswerBeforeDeadline = std::chrono::milliseconds(200);
 constexpr Duration kFresh = std::chrono::seconds(1);  // For ages, which change without a row.
 constexpr std::size_t kMaxReadRequestBytes = 4 << 10;
+constexpr std::size_t kMaxMemberBytes = 24u << 20;  // Of all generations of one job.
 constexpr int kPage = 128;  // Of a list in one turn of the loop: some milliseconds.
 
 absl::Status Invalid(std::string_view what, std::string_view because) {
@@ -41,8 +42,19 @@ absl::StatusOr<const T*> Expect(const Reply& reply) {
   return value;
 }
 
+// A hundred generations of thousands of members would not fit into one reply: the oldest are shown
+// without theirs.
+void TrimMembers(pb::JobView& shown) {
+  std::size_t bytes = 0;
+  for (int i = shown.generations_size() - 1; i >= 0; --i) {
+    bytes += shown.generations(i).ByteSizeLong();
+    if (bytes > kMaxMemberBytes) shown.mutable_generations(i)->clear_members();
+  }
+}
+
 pb::JobView Shown(const JobView& job, bool detail) {
   pb::JobView shown = ToProto(job);
+  TrimMembers(shown);
   // A submitter's environment may hold secrets, and a list needs no command lines of 64 KiB.
   shown.mutable_spec()->clear_environment();
   if (!detail && shown.spec().command_size() > 16)
@@ -75,9 +87,10 @@ absl::Status AddPage(const ReadReply& read, bool detail, std::string& bytes) {
 
 // What stands in a reply once.
 absl::Status AddHead(const Identity& identity, const MemoryUse& memory, const ReadReply& read,
-                     std::string& bytes) {
+                     const std::vector<std::string>& more_warnings, std::string& bytes) {
   pb::ReadReply part;
   for (const std::string& warning : read.warnings) part.add_warnings(warning);
+  for (const std::string& warning : more_warnings) part.add_warnings(warning);
   if (memory.resident_bytes > memory.limit_bytes)
     part.add_warnings(absl::StrCat("this coordinator takes ", FormatBytes(memory.resident_bytes),
                                    " of memory, more than its --memory-limit of ",
@@ -134,6 +147,8 @@ class Calls::UnaryCall final : public grpc::ServerUnaryReactor {
     });
   }
   void OnCancel() override {
+    const std::optional<std::string> left = calls_.replies_.LeftBy(id_, io::MonotonicNow());
+    if (left && calls_.untaken_) calls_.untaken_(*left);
     calls_.loop_.Post([calls = &calls_, id = id_](Instant received) { calls->Drop(received, id); });
   }
   void OnDone() override {
@@ -237,8 +252,12 @@ void Calls::AskAgain(Instant received, CallId call) {
 void Calls::Ask(Instant received, PendingAt reader) {
   const Question& question = *reader->second.question;
   const auto same = asked_.find(question);
-  if (same != asked_.end() && same->second.bytes.empty()) {
+  if (same != asked_.end() && same->second.bytes.empty() && !same->second.said) {
     same->second.readers.insert(reader->first);
+    return;
+  }
+  if (same != asked_.end() && !question.IsList()) {
+    same->second.again.push_back(reader->first);
     return;
   }
   if (!question.wait && newest_.question == question && newest_.rows == loop_.rows() &&
@@ -253,7 +272,7 @@ void Calls::Ask(Instant received, PendingAt reader) {
   const CallId call(++last_id_);
   if (question.IsList()) list_asked_ = call;
   if (question.alone != CallId()) ++waits_by_word_;
-  asked_[question] = Asked{call, received, loop_.rows(), {reader->first}, {}};
+  asked_[question] = Asked{call, received, loop_.rows(), {reader->first}, {}, false, {}, {}};
   questions_[call] = question;
   if (question.IsList()) return AskNext(call, "");
   loop_.Step(received, ReadAsked{call, question.filter, question.wait});
@@ -269,9 +288,12 @@ void Calls::AskNext(CallId call, const std::string& after) {
     filter.limit = filter.detail ? 1 : kPage;
     filter.after = after;
     Asked& asked = asked_.at(found->second);
-    if (const auto page = loop_.Read(filter); page.ok() && !page->next.empty() &&
-                                              !asked.readers.empty() &&
-                                              AddPage(*page, filter.detail, asked.bytes).ok())
+    const auto page = loop_.Read(filter);
+    const bool here =
+        page.ok() && std::none_of(page->jobs.begin(), page->jobs.end(),
+                                  [](const JobView& job) { return job.history_away; });
+    if (here && !page->next.empty() && !asked.readers.empty() &&
+        AddPage(*page, filter.detail, asked.bytes).ok())
       return AskNext(call, page->next);
     loop_.Step(received, ReadAsked{call, std::move(filter), false});
   });
@@ -303,7 +325,7 @@ void Calls::Unask(Instant received, CallId reader, const Question& question) {
   if (asked == asked_.end()) return;
   asked->second.readers.erase(reader);
   // What does not wait is being answered.
-  if (!question.wait || !asked->second.readers.empty()) return;
+  if (!question.wait || asked->second.said || !asked->second.readers.empty()) return;
   const CallId call = asked->second.call;
   if (question.alone != CallId()) --waits_by_word_;
   asked_.erase(asked);
@@ -320,12 +342,13 @@ void Calls::AnswerReaders(CallId call, const Reply& answer) {
   if (read.ok()) failed = AddPage(**read, found->second.filter.detail, asking.bytes);
   if (failed.ok() && !(*read)->next.empty() && !asking.readers.empty())
     return AskNext(call, (*read)->next);
-  if (failed.ok()) failed = AddHead(identity_, memory_(), **read, asking.bytes);
+  if (failed.ok()) failed = AddHead(identity_, memory_(), **read, asking.warnings, asking.bytes);
   const Question question = std::move(found->second);
   questions_.erase(found);
   Asked asked = std::move(asked_.extract(question).mapped());
   if (question.alone != CallId()) --waits_by_word_;
   if (list_asked_ == call) AskLater();
+  if (!asked.again.empty()) AskSoon(std::move(asked.again));
   if (asked.readers.empty()) return;
   if (!failed.ok()) {
     for (const CallId reader : asked.readers) {
@@ -340,9 +363,12 @@ void Calls::AnswerReaders(CallId call, const Reply& answer) {
 
 void Calls::AskLater() {
   list_asked_.reset();
-  if (later_.empty()) return;
-  // Nothing may be stepped while an answer is carried out.
-  loop_.Post([this, readers = std::exchange(later_, {})](Instant received) {
+  if (!later_.empty()) AskSoon(std::exchange(later_, {}));
+}
+
+// Nothing may be stepped while an answer is carried out.
+void Calls::AskSoon(std::vector<CallId> readers) {
+  loop_.Post([this, readers = std::move(readers)](Instant received) {
     for (const CallId reader : readers) {
       if (const auto at = pending_.find(reader); at != pending_.end()) Ask(received, at);
     }
@@ -357,7 +383,59 @@ void Calls::FinishRead(CallId reader, const std::shared_ptr<ReadReplies::Reply>&
   Finish(at, absl::OkStatus());
 }
 
+// What was said of the job stays as it was said: it has ended, and does not change.
+void Calls::AnswerWithHistory(CallId call, const ReadReply& reply, std::size_t job) {
+  if (histories_.size() >= kMaxHistories)
+    return Answer(call,
+                  UserError(absl::StatusCode::kResourceExhausted,
+                            "too many histories of ended jobs are being read",
+                            absl::StrCat("at most ", kMaxHistories, " may"), "again in a second"));
+  if (const auto found = questions_.find(call); found != questions_.end())
+    asked_.at(found->second).said = true;
+  histories_.push_back({call, reply, job});
+  histories_.back().reply.jobs[job].generations.clear();
+  if (histories_.size() == 1) ReadNextHistory();
+}
+
+void Calls::ReadNextHistory() {
+  const Awaiting& first = histories_.front();
+  history_(first.reply.jobs[first.job].id,
+           [this](absl::StatusOr<JobView> whole) { OnHistory(std::move(whole)); });
+}
+
+void Calls::OnHistory(absl::StatusOr<JobView> whole) {
+  Awaiting awaiting = std::move(histories_.front());
+  histories_.pop_front();
+  if (!histories_.empty()) ReadNextHistory();
+  JobView& view = awaiting.reply.jobs[awaiting.job];
+  view.history_away = false;
+  const auto found = questions_.find(awaiting.call);
+  if (whole.ok()) {
+    view.generations = std::move(whole->generations);
+    view.events = std::move(whole->events);
+    view.last_failure = std::move(whole->last_failure);
+  } else if (!absl::IsNotFound(whole.status())) {  // Else it was purged a moment ago.
+    if (found != questions_.end())
+      asked_.at(found->second)
+          .warnings.push_back(absl::StrCat("the history of ", view.id.value(),
+                                           " cannot be read: ", PartsOf(whole.status()).because));
+    // What is in memory of it is shown.
+    ReadFilter filter;
+    filter.job = view.id.value();
+    filter.detail = true;
+    absl::StatusOr<ReadReply> known = loop_.Read(filter);
+    if (known.ok()) view.generations = std::move(known->jobs.front().generations);
+  }
+  Answer(awaiting.call, std::move(awaiting.reply));
+}
+
 void Calls::Answer(CallId call, const Reply& reply) {
+  if (const auto* read = std::get_if<ReadReply>(&reply)) {
+    const auto away = std::find_if(read->jobs.begin(), read->jobs.end(),
+                                   [](const JobView& job) { return job.history_away; });
+    if (away != read->jobs.end())
+      return AnswerWithHistory(call, *read, static_cast<std::size_t>(away - read->jobs.begin()));
+  }
   const auto at = pending_.find(call);
   if (at == pending_.end()) return AnswerReaders(call, reply);
   if (at->second.internal) {

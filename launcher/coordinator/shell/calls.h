@@ -12,6 +12,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -35,6 +36,8 @@ inline constexpr int kMaxPendingSubmits = 10'000;
 inline constexpr int kMaxPendingCalls = 20'000;
 // Of the requests of pending calls, together.
 inline constexpr std::size_t kMaxPendingRequestBytes = 16u << 20;
+// Reads that wait for the history of a job that has ended.
+inline constexpr std::size_t kMaxHistories = 64;
 // Reads that wait for the end of a job which another word than its id names.
 inline constexpr std::size_t kMaxWaitsByWord = 256;
 
@@ -55,6 +58,17 @@ class Calls {
   Calls(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes,
         std::function<MemoryUse()> memory);
   ~Calls();
+
+  // Before the first call. Reads all that is durable of a job that has ended, and then calls `done`
+  // on the loop's thread, never at once; not at all when the coordinator ends first. One at a time.
+  using History =
+      std::function<void(const JobId& job, std::function<void(absl::StatusOr<JobView>)> done)>;
+  void OnHistory(History history) { history_ = std::move(history); }
+  // Likewise. `untaken`: told, on any thread, of which connection a reader has left,
+  // or was cut, without its reply.
+  void OnUntaken(std::function<void(const std::string& grpc_peer)> untaken) {
+    untaken_ = std::move(untaken);
+  }
 
   // From gRPC's threads.
   grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
@@ -94,6 +108,11 @@ class Calls {
     std::uint64_t rows = 0;  // CoreLoop::rows() then.
     std::set<CallId> readers;
     std::string bytes;  // Of the pages that were answered.
+    // Said by the core, but a history is still being read: who asks from now on may have seen what
+    // happened since, and is answered anew.
+    bool said = false;
+    std::vector<CallId> again;
+    std::vector<std::string> warnings;  // Of histories that could not be read.
   };
   struct Pending {
     UnaryCall* reactor = nullptr;  // Null: internal.
@@ -128,14 +147,26 @@ class Calls {
   absl::Status Busy(Instant received, const Question& question);
   void Unask(Instant received, CallId reader, const Question& question);
   void AnswerReaders(CallId call, const Reply& answer);
+  void AnswerWithHistory(CallId call, const ReadReply& reply, std::size_t job);
+  void ReadNextHistory();
+  void OnHistory(absl::StatusOr<JobView> whole);
   void AskNext(CallId call, const std::string& after);
   void AskLater();
+  void AskSoon(std::vector<CallId> readers);
   void FinishRead(CallId reader, const std::shared_ptr<ReadReplies::Reply>& reply);
 
   CoreLoop& loop_;
   obs::Logger& log_;
   const std::function<std::uint64_t()> free_bytes_;
   const std::function<MemoryUse()> memory_;
+  std::function<void(const std::string& grpc_peer)> untaken_;
+  History history_;
+  struct Awaiting {  // The first one's history is being read.
+    CallId call;
+    ReadReply reply;
+    std::size_t job = 0;  // Of reply.jobs.
+  };
+  std::deque<Awaiting> histories_;
   Identity identity_;
   std::map<CallId, Pending> pending_;
   std::atomic<std::uint64_t> last_id_ = 0;

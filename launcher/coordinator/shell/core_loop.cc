@@ -15,6 +15,7 @@ constexpr auto kWatchInterval = std::chrono::milliseconds(500);
 
 // One transaction. Whole steps only, and at least one.
 constexpr std::size_t kMaxBatchRows = 4'096;
+constexpr std::size_t kRowsOfFolder = 1'024;  // Of a job with a full history.
 constexpr std::size_t kMaxBatchBytes = 8u << 20;
 // What may collect behind a disk that hangs, before giving up is better than growing.
 constexpr std::size_t kMaxPendingBytes = 256u << 20;
@@ -151,6 +152,7 @@ void CoreLoop::StepCore(Instant now, const Event& event) {
       continue;
     }
     output.bytes += encoded.key.size() + (encoded.value ? encoded.value->size() : 0);
+    output.weight += !encoded.value && encoded.key.ends_with('/') ? kRowsOfFolder : 1;
     output.rows.push_back(std::move(encoded));
     if (is_event) output.events.push_back(std::get<JobEventRow>(*std::move(row.value)));
   }
@@ -200,13 +202,14 @@ void CoreLoop::Flush() {
 
 void CoreLoop::CommitFirst() {
   Journal::Batch batch;
-  std::size_t bytes = 0, count = 0;
+  std::size_t bytes = 0, count = 0, weight = 0;
   for (const Output& output : pending_) {
-    const bool fits = batch.size() + output.rows.size() <= kMaxBatchRows &&
-                      bytes + output.bytes <= kMaxBatchBytes;
+    const bool fits =
+        weight + output.weight <= kMaxBatchRows && bytes + output.bytes <= kMaxBatchBytes;
     if (count > 0 && !fits) break;
     batch.insert(batch.end(), output.rows.begin(), output.rows.end());
     bytes += output.bytes;
+    weight += output.weight;
     ++count;
   }
   in_flight_ = count;

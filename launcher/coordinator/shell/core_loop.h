@@ -80,6 +80,7 @@ class CoreLoop {
   struct Output {  // Of one step.
     Journal::Batch rows;
     std::size_t bytes = 0;
+    std::size_t weight = 0;  // Rows, and for a folder as many as it may hold.
     std::vector<JobEventRow> events;
     std::vector<Action> actions;
     std::vector<Note> notes;

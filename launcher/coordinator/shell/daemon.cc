@@ -10,6 +10,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
+#include <boost/asio/thread_pool.hpp>
 #include <cstdio>
 #include <future>
 #include <optional>
@@ -42,6 +43,7 @@
 #include "launcher/coordinator/shell/listener.h"
 #include "launcher/coordinator/shell/log_relay.h"
 #include "launcher/coordinator/shell/memory_guard.h"
+#include "launcher/coordinator/shell/offline.h"
 #include "launcher/coordinator/shell/prober.h"
 #include "launcher/coordinator/shell/records.h"
 #include "launcher/coordinator/shell/sessions.h"
@@ -182,6 +184,15 @@ absl::Status NotOurs(const Address& address) {
                    "regroup coordinator --listen " + io::FormatAddress({own, address.port}));
 }
 
+absl::StatusOr<JobView> JobOf(const absl::StatusOr<Journal::Batch>& rows, const JobId& job) {
+  RETURN_IF_ERROR(rows.status());
+  ReadFilter filter;
+  filter.job = job.value();
+  filter.detail = true;
+  ASSIGN_OR_RETURN(ReadReply read, ReadRows(*rows, filter));
+  return std::move(read.jobs.front());
+}
+
 class DaemonImpl final : public Daemon, public Outlet {
  public:
   DaemonImpl(const CoordinatorConfig& config, Folder folder, std::string token,
@@ -203,6 +214,8 @@ class DaemonImpl final : public Daemon, public Outlet {
         service_(sessions_, calls_, logs_, config.insecure) {
     sessions_.OnTooMany(
         [this](const std::string& peer) { listener_.CutOff(peer, "sessions at once"); });
+    calls_.OnHistory([this](const JobId& job, auto done) { ReadHistory(job, std::move(done)); });
+    calls_.OnUntaken([this](const std::string& peer) { listener_.Untaken(peer); });
   }
 
   // Who finds the port open looks for the socket at once, by what the lock says.
@@ -244,7 +257,7 @@ class DaemonImpl final : public Daemon, public Outlet {
       });
     }
     // The journal opens on its own thread while gRPC starts on this one.
-    journal_->Load([this](absl::StatusOr<Journal::Batch> rows) {
+    journal_->Load(HasEnded, [this](absl::StatusOr<Journal::Batch> rows) {
       boost::asio::post(io_, [this, rows = std::move(rows)] { OnLoaded(rows); });
     });
     StartServer();
@@ -309,13 +322,13 @@ class DaemonImpl final : public Daemon, public Outlet {
           "restore the coordinator's folder from a backup"));
     }
     Config config;
-    config.new_cluster = ClusterId(io::RandomHex(8));
+    config.journal.new_cluster = ClusterId(io::RandomHex(8));
     config.version = OurVersion();
-    config.ad_hoc = config_.ad_hoc;
-    config.accept_journal = config_.accept_journal;
-    config.lease = config_.lease;
+    config.ad_hoc.on = config_.ad_hoc;
+    config.journal.accept = config_.accept_journal;
+    config.leases.lease = config_.lease;
     const Journal::Memory memory = journal_->memory();
-    config.first_job = memory.newest_job + 1;
+    config.journal.first_job = memory.newest_job + 1;
     if (memory.lost_commits > 0) {
       log_->Warning("the journal has lost its end: it serves an older state",
                     {{"lost", std::to_string(memory.lost_commits)},
@@ -323,8 +336,8 @@ class DaemonImpl final : public Daemon, public Outlet {
                      {"journal", folder_.JournalPath()},
                      {"try", "regroup ps; submit again what is missing"}});
     }
-    config.heartbeat = config_.heartbeat;
-    config.agent_restart = config_.agent_restart;
+    config.leases.heartbeat = config_.heartbeat;
+    config.leases.agent_restart = config_.agent_restart;
     Core core(config, epoch, *rows, io::MonotonicNow());
     calls_.SetIdentity({core.cluster(), epoch, OurVersion()});
     sessions_.OnAttached([this](const std::string& node) { logs_.OnAttached(node); });
@@ -343,6 +356,19 @@ class DaemonImpl final : public Daemon, public Outlet {
                          [this](const std::string& ip) { return sessions_.HasMemberAt(ip); }},
                     [this](io::UniqueFd client) { c10d_.Admit(std::move(client)); });
     log_->Info("the coordinator serves", fields);
+  }
+
+  // The journal's thread has others to serve, as the loop has: a history is decoded on a thread of
+  // its own. Through io_, which outlives the journal and that thread.
+  void ReadHistory(const JobId& job, std::function<void(absl::StatusOr<JobView>)> done) {
+    journal_->ReadFolder(JobFolder(job), [this, job, done = std::move(done)](
+                                             absl::StatusOr<Journal::Batch> rows) mutable {
+      boost::asio::post(histories_, [this, job, done = std::move(done), rows = std::move(rows)] {
+        boost::asio::post(io_, [this, done, view = JobOf(rows, job)] {
+          loop_.Post([done, view](Instant) { done(view); });
+        });
+      });
+    });
   }
 
   void WarnOfAcceptedJournal(const MetaRow& meta, Epoch epoch) {
@@ -485,6 +511,7 @@ class DaemonImpl final : public Daemon, public Outlet {
   Listener listener_;
   C10dDoor c10d_;
   std::vector<Address> addresses_;
+  boost::asio::thread_pool histories_{1};
   const std::unique_ptr<Journal> journal_;
   CoreLoop loop_;
   Sessions sessions_;

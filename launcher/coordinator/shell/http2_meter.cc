@@ -57,6 +57,10 @@ const char* Http2Meter::TakeHeader(Http2Counts& counts) {
       if (counts.open.size() > kMaxOpenStreams) return "streams open at once";
       return nullptr;
     case kData:
+      // Nine bytes of a frame without data take eight times as many in gRPC until it is read.
+      if (from_ == From::kClient && Payload() == 0 && (header_[4] & kEndsStream) == 0 &&
+          ++counts.controls > kMaxControlsPerSecond)
+        return "empty frames";
       if (from_ == From::kServer || counts.open.contains(stream)) break;
       counts.late_bytes += Payload();
       return counts.late_bytes > kMaxLateBytesPerSecond ? "data after its end" : nullptr;

@@ -19,7 +19,8 @@ namespace regroup::coordinator {
 // its logs; a client that submits as fast as it can opens some thousands.
 inline constexpr int kMaxStreamsPerSecond = 20'000;
 inline constexpr int kMaxResetsPerSecond = 200;
-// Settings, pings, priorities. gRPC's own pings are some ten.
+// Settings, pings, priorities, and data of no bytes that ends nothing, which no window bounds and
+// of which gRPC keeps each until it is read. gRPC's own pings are some ten.
 inline constexpr int kMaxControlsPerSecond = 200;
 // A reader gives one for some 32 KiB that it has taken, and one for the connection.
 inline constexpr int kMaxWindowUpdatesPerSecond = 50'000;
@@ -29,7 +30,8 @@ inline constexpr int kMaxGoaways = 4;
 // At any time. gRPC has 256, and holds only those to it that have acknowledged its settings.
 inline constexpr std::size_t kMaxOpenStreams = 300;
 // In one second, of data on streams that are over. Who sends when a stream is reset has a window of
-// it on its way; gRPC takes any amount, a gigabyte in a second.
+// it on its way, 64 streams that are ended together have one each; gRPC takes any amount, a
+// gigabyte in a second.
 inline constexpr std::size_t kMaxLateBytesPerSecond = 16u << 20;
 
 // Of both directions.

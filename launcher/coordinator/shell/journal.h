@@ -1,6 +1,6 @@
 #pragma once
 
-// Durable rows: key → whole value. PROTOCOL §1. Two calls, both asynchronous; every implementation
+// Durable rows: key → whole value. PROTOCOL §1. Three calls, all asynchronous; every implementation
 // passes the same contract tests (tests/launcher/coordinator/shell/journal_contract.h).
 
 #include <cstdint>
@@ -16,7 +16,9 @@ namespace regroup::coordinator {
 
 struct JournalRow {
   std::string key;
-  std::optional<std::string> value;  // nullopt deletes; deleting what is not there is fine.
+  // nullopt deletes, and where the key ends with a slash all keys that begin with it; deleting what
+  // is not there is fine.
+  std::optional<std::string> value;
   friend bool operator==(const JournalRow&, const JournalRow&) = default;
 };
 
@@ -25,13 +27,21 @@ class Journal {
   using Batch = std::vector<JournalRow>;
   using Loaded = std::function<void(absl::StatusOr<Batch>)>;
   using Done = std::function<void(absl::Status)>;
+  // Whether the value of a row `job/J/state` says that the job has ended.
+  using HasEnded = std::function<bool(const std::string& state)>;
 
   // Waits for the commit in flight; its callback has returned.
   virtual ~Journal() = default;
 
-  // First, and once. All rows, ordered by key. The error is one for people (UserError): another
-  // process holds the journal, it is damaged, it is of a newer format, the disk is full.
-  virtual void Load(Loaded loaded) = 0;
+  // First, and once. All rows, ordered by key, but for the history of jobs that have ended (rows.h,
+  // kGenerationsKept): it grows for as long as jobs are kept, and a start does not need it. The
+  // error is one for people (UserError): another process holds the journal, it is damaged, it is of
+  // a newer format, the disk is full.
+  virtual void Load(HasEnded has_ended, Loaded loaded) = 0;
+
+  // All rows whose keys begin with `folder`, which ends with a slash, as of the commits before, or
+  // of a later one. REQUIRES: Load gave rows.
+  virtual void ReadFolder(std::string folder, Loaded read) = 0;
 
   // What a file beside the journal remembers, once Load gave rows. Its number of commits is written
   // after each of them, so it is never ahead of a journal that has kept all it was given.
@@ -45,8 +55,8 @@ class Journal {
   // All rows or none, in one step; durable (power may fail) when `done` gets OK.
   // RESOURCE_EXHAUSTED: the disk is full, nothing was changed, the same batch may be tried again.
   // Any other error is final: the outcome is unknown and this process must not go on. Committing a
-  // batch of unknown outcome again is harmless. A later row of a key wins. REQUIRES: Load gave
-  // rows; no other commit is in flight.
+  // batch of unknown outcome again is harmless. A later row of a key wins, and a folder's deletion
+  // over what came before. REQUIRES: Load gave rows; no other commit is in flight.
   virtual void Commit(Batch batch, Done done) = 0;
 };
 

@@ -26,10 +26,10 @@ namespace {
 
 constexpr int kAcceptsPerTurn = 64;
 constexpr auto kPause = std::chrono::milliseconds(100);
-constexpr auto kMoment =
-    std::chrono::milliseconds(1);  // Until the loop has taken what was accepted.
-constexpr int kBelow = 5;          // By so much nicer than the loop.
+constexpr auto kMoment = std::chrono::milliseconds(1);  // Until the loop has taken some.
+constexpr int kBelow = 5;                               // By so much nicer than the loop.
 constexpr auto kSilence = std::chrono::seconds(10);
+constexpr int kMostTries = kSilence / kPause;  // To hand one over while descriptors lack.
 constexpr auto kRefrain = std::chrono::milliseconds(100);
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 constexpr std::size_t kUnheard = 4096;     // Connections that have not come as far as gRPC.
@@ -98,6 +98,10 @@ void Listener::Stop() {
   aside_.stop();
   if (accepting_.joinable()) accepting_.join();
   sockets_.clear();
+  for (const std::shared_ptr<Unheard>& unheard : unheard_) {
+    boost::system::error_code ignored;
+    unheard->descriptor.close(ignored);
+  }
   unheard_.clear();
   acceptor_ = nullptr;
 }
@@ -117,8 +121,10 @@ void Listener::Pause(Socket& socket, Duration time) {
 }
 
 void Listener::AcceptSome(Socket& socket) {
-  for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    if (!socket.is_unix && accepted_ >= kAcceptsPerTurn) return Pause(socket, kMoment);
+  // Those of one turn are heard before the next: they make no room for each other.
+  const int turn = std::min(kAcceptsPerTurn, 1 + static_cast<int>(MostUnheard() / 4));
+  for (int i = 0; i < turn; ++i) {
+    if (!socket.is_unix && for_loop_ >= kAcceptsPerTurn) return Pause(socket, kMoment);
     io::SocketAddress from;
     from.size = sizeof from.storage;
     io::UniqueFd fd(accept4(socket.descriptor.native_handle(), from.get(), &from.size,
@@ -144,11 +150,7 @@ void Listener::AcceptSome(Socket& socket) {
     if (!peer.ok() || !MayDial(peer->host)) continue;
     const int on = 1;
     setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    ++accepted_;
-    boost::asio::post(io_, [this, fd = std::move(fd), listener_fd, ip = peer->host]() mutable {
-      --accepted_;
-      if (acceptor_ != nullptr) Listen(std::move(fd), listener_fd, ip);
-    });
+    Listen(std::move(fd), listener_fd, peer->host);
   }
   Await(socket);
 }
@@ -165,7 +167,8 @@ bool Listener::MayDial(const std::string& ip) {
   if (!repute_.Refuses(ip, now)) return true;
   if (const std::optional<int> untold = told_repute_.Due(now)) {
     log_.Warning(
-        "an address is not heard for up to a minute: its connections were cut, or made no call",
+        "an address is not heard for up to a minute: its connections were cut, made no call or "
+        "left their replies",
         {{"address", ip}, {"untold", std::to_string(*untold)}});
   }
   return false;
@@ -175,7 +178,7 @@ void Listener::Listen(io::UniqueFd fd, int listener_fd, const std::string& ip) {
   // Who has said nothing for longest goes: one that means to speak has done so long ago.
   if (!unheard_.empty() && unheard_.size() >= MostUnheard())
     Forget(*std::shared_ptr(unheard_.front()));
-  auto unheard = std::make_shared<Unheard>(io_, listener_fd, ip);
+  auto unheard = std::make_shared<Unheard>(aside_, listener_fd, ip);
   boost::system::error_code failed;
   unheard->descriptor.assign(fd.get(), failed);
   if (failed) return;  // The kernel watches no more descriptors; the peer dials again.
@@ -211,34 +214,45 @@ void Listener::Hear(const std::shared_ptr<Unheard>& unheard) {
   if (heard < 0 && (errno == EAGAIN || errno == EINTR)) return AwaitWords(unheard);
   if (heard != 1) return Forget(*unheard);
   if (first == static_cast<unsigned char>(kProofMagic.front())) return HearGreeting(unheard);
-  const bool store = first <= kLastOpcode;
+  if (first <= kLastOpcode) return HandOverStore(unheard);
   // A browser, a probe: gRPC would take it for a client of its own that errs.
-  if (!store && gate_.takes_everybody && first != 'P') return Forget(*unheard);
-  if (store ? !MayUseStore(fd) : !gate_.takes_everybody) {
-    TellTurnedAway(store ? "its address is no member's" : "it shows no token", fd);
-    return store ? Forget(*unheard) : TurnAway(unheard, TurnedAway());
+  if (gate_.takes_everybody && first != 'P') return Forget(*unheard);
+  if (!gate_.takes_everybody) {
+    TellTurnedAway(told_away_, "it shows no token", fd);
+    return TurnAway(unheard, TurnedAway());
   }
-  // After a stop of ours the backlog is full of them: they waited as long as they would.
-  if (!store && HasHungUp(fd)) {
-    unheard->owes = false;
-    return Forget(*unheard);
-  }
-  io::UniqueFd taken(unheard->descriptor.release());
-  if (store) {
-    take_store_client_(std::move(taken));
-  } else {
-    HandOverTcp(std::move(taken), unheard->listener_fd);
-  }
+  if (GaveUp(*unheard)) return Forget(*unheard);
+  HandOverTcp(unheard);
+}
+
+// After a stop of ours the backlog is full of them: they waited as long as they would, and owe
+// nothing.
+bool Listener::GaveUp(Unheard& unheard) {
+  if (!HasHungUp(unheard.descriptor.native_handle())) return false;
+  unheard.owes = false;
+  return true;
+}
+
+// Who is a member is known on the loop.
+void Listener::HandOverStore(const std::shared_ptr<Unheard>& unheard) {
+  ++for_loop_;
+  boost::asio::post(
+      io_, [this, fd = io::UniqueFd(unheard->descriptor.release()), ip = unheard->ip]() mutable {
+        --for_loop_;
+        if (acceptor_ == nullptr) return;
+        if (MayUseStore(fd.get())) return take_store_client_(std::move(fd));
+        TellTurnedAway(told_no_member_, "its address is no member's", fd.get());
+        repute_.Owes(ip, kDebtOfNoWord, io::MonotonicNow());
+      });
   Forget(*unheard);
 }
 
-// The end of each of its operations finds it again, unless its time is over or ours.
+// Each of its operations holds it: one of several steps goes on after it was forgotten, to hear
+// that the descriptor is closed.
 template <class Then>
 auto Listener::IfHere(const std::shared_ptr<Unheard>& unheard, Then then) {
-  return [this, weak = std::weak_ptr(unheard), then](const boost::system::error_code& error,
-                                                     std::size_t) {
-    const std::shared_ptr<Unheard> here = weak.lock();
-    if (!here || !here->descriptor.is_open()) return;
+  return [this, here = unheard, then](const boost::system::error_code& error, std::size_t) {
+    if (!here->descriptor.is_open()) return;
     if (error) return Forget(*here);
     then(here);
   };
@@ -250,7 +264,7 @@ void Listener::HearGreeting(const std::shared_ptr<Unheard>& unheard) {
       unheard->descriptor, boost::asio::buffer(unheard->incoming),
       IfHere(unheard, [this](const std::shared_ptr<Unheard>& spoke) {
         if (!spoke->incoming.starts_with(kProofMagic)) return Forget(*spoke);
-        spoke->owes = false;
+        if (GaveUp(*spoke)) return Forget(*spoke);
         spoke->nonces = {spoke->incoming.substr(kProofMagic.size()), NewNonce()};
         spoke->outgoing =
             (gate_.takes_everybody ? kTakesEverybody : kAsks) + spoke->nonces.coordinator;
@@ -267,16 +281,14 @@ void Listener::HearProof(const std::shared_ptr<Unheard>& unheard) {
       IfHere(unheard, [this](const std::shared_ptr<Unheard>& spoke) {
         const bool proved = SameSecret(spoke->incoming, CallerProof(gate_.token, spoke->nonces));
         if (!proved) {
-          TellTurnedAway("it has another token", spoke->descriptor.native_handle());
-          spoke->owes = true;
+          TellTurnedAway(told_away_, "it has another token", spoke->descriptor.native_handle());
           return TurnAway(spoke, std::string(1, kNotProved));
         }
         spoke->outgoing = kProved + CoordinatorProof(gate_.token, spoke->nonces);
         boost::asio::async_write(spoke->descriptor, boost::asio::buffer(spoke->outgoing),
                                  IfHere(spoke, [this](const std::shared_ptr<Unheard>& told) {
-                                   HandOverTcp(io::UniqueFd(told->descriptor.release()),
-                                               told->listener_fd);
-                                   Forget(*told);
+                                   if (GaveUp(*told)) return Forget(*told);
+                                   HandOverTcp(told);
                                  }));
       }));
 }
@@ -301,8 +313,8 @@ void Listener::TellWhy(const std::shared_ptr<Unheard>& unheard) {
                            }));
 }
 
-void Listener::TellTurnedAway(const std::string& why, int fd) {
-  const std::optional<int> untold = told_away_.Due(io::MonotonicNow());
+void Listener::TellTurnedAway(Seldom& told, const std::string& why, int fd) {
+  const std::optional<int> untold = told.Due(io::MonotonicNow());
   if (!untold) return;
   const absl::StatusOr<Address> peer = io::PeerAddressOf(fd);
   log_.Warning("a caller was turned away",
@@ -329,14 +341,28 @@ void Listener::Forget(Unheard& unheard) {
   unheard_.erase(unheard.at);
 }
 
-void Listener::HandOverTcp(io::UniqueFd fd, int listener_fd) {
-  absl::StatusOr<io::UniqueFd> counted = counting_.Admit(std::move(fd));
-  if (counted.ok()) return HandOver(counted->release(), listener_fd);
-  // Its peer is gone already, or there are no descriptors; it dials again.
-  if (const std::optional<int> untold = told_closed_.Due(io::MonotonicNow())) {
-    log_.Warning("a connection was closed", {{"because", std::string(counted.status().message())},
-                                             {"untold", std::to_string(*untold)}});
+void Listener::HandOverTcp(const std::shared_ptr<Unheard>& unheard) {
+  io::UniqueFd connection(unheard->descriptor.release());
+  absl::StatusOr<io::UniqueFd> counted = counting_.Admit(connection);
+  if (counted.ok()) {
+    Forget(*unheard);
+    return HandOver(counted->release(), unheard->listener_fd);
   }
+  const int why = io::ErrnoOf(counted.status());
+  // Its peer is gone already.
+  if (why != EMFILE && why != ENFILE && why != ENOBUFS && why != ENOMEM) return Forget(*unheard);
+  boost::system::error_code failed;
+  unheard->descriptor.assign(connection.get(), failed);
+  if (failed) return Forget(*unheard);
+  connection.release();
+  unheard->owes = false;
+  if (++unheard->tries == kMostTries || GaveUp(*unheard)) return Forget(*unheard);
+  unheard->limit.expires_after(kPause);
+  unheard->limit.async_wait(
+      [this, weak = std::weak_ptr(unheard)](const boost::system::error_code& error) {
+        const std::shared_ptr<Unheard> here = weak.lock();
+        if (!error && here && here->descriptor.is_open()) HandOverTcp(here);
+      });
 }
 
 void Listener::HandOver(int fd, int listener_fd) {
@@ -344,6 +370,11 @@ void Listener::HandOver(int fd, int listener_fd) {
   connection.listener_fd = listener_fd;
   connection.fd = fd;
   acceptor_->HandleNewConnection(&connection);
+}
+
+void Listener::Untaken(const std::string& grpc_peer) {
+  const absl::StatusOr<Address> peer = io::ParseAddress(PeerText(grpc_peer));
+  if (peer.ok()) repute_.Owes(peer->host, kDebtOfUntaken, io::MonotonicNow());
 }
 
 bool Listener::MayEnter(const Socket& socket, int fd) {

@@ -1,9 +1,9 @@
 #pragma once
 
 // The coordinator's sockets. They listen before anything is served (a connection waits in the
-// backlog meanwhile); once started, connections are handed to gRPC on the loop. Those over TCP are
-// accepted on a thread of their own, below all others, so that strangers who dial as fast as they
-// can keep nobody waiting who is there already. On the Unix socket only this user and root are let
+// backlog meanwhile); once started, connections are handed to gRPC. Those over TCP are accepted,
+// heard and asked for their proof on a thread of their own, below all others, so that strangers
+// keep nobody waiting who is there already. On the Unix socket only this user and root are let
 // in. One TCP port serves several protocols, and the first byte says whose a connection is: a
 // caller with a token opens with kProofMagic (proof.h) and reaches gRPC once it has proved that it
 // knows ours; a client of gRPC opens with "PRI" and, unless everybody is taken, is told that it has
@@ -63,6 +63,8 @@ class Listener {
 
   // Of one that came over TCP: what it does is no client's way.
   void CutOff(const std::string& peer, const char* excess) { counting_.CutOff(peer, excess); }
+  // The caller at `grpc_peer` has not taken what it asked for. Any thread.
+  void Untaken(const std::string& grpc_peer);
 
  private:
   struct Socket {
@@ -82,7 +84,8 @@ class Listener {
     boost::asio::steady_timer limit;
     const int listener_fd;
     const std::string ip;
-    bool owes = true;  // If it ended now. Not who has greeted, and gives up waiting for us.
+    bool owes = true;  // If it ended now. Not who gives up waiting for us.
+    int tries = 0;     // To hand it over.
     std::string incoming, outgoing;
     Nonces nonces;
     std::list<std::shared_ptr<Unheard>>::iterator at;
@@ -99,16 +102,18 @@ class Listener {
   void Limit(const std::shared_ptr<Unheard>& unheard, Duration time);
   template <class Then>
   auto IfHere(const std::shared_ptr<Unheard>& unheard, Then then);
+  bool GaveUp(Unheard& unheard);
+  void HandOverStore(const std::shared_ptr<Unheard>& unheard);
   void HearGreeting(const std::shared_ptr<Unheard>& unheard);
   void HearProof(const std::shared_ptr<Unheard>& unheard);
   void TurnAway(const std::shared_ptr<Unheard>& unheard, std::string words);
   void TellWhy(const std::shared_ptr<Unheard>& unheard);
-  void TellTurnedAway(const std::string& why, int fd);
-  bool MayUseStore(int fd) const;
+  void TellTurnedAway(Seldom& told, const std::string& why, int fd);
+  bool MayUseStore(int fd) const;  // On the loop.
   void Forget(Unheard& unheard);
   void HandOver(int fd, int listener_fd);
   // Through the gate that counts.
-  void HandOverTcp(io::UniqueFd fd, int listener_fd);
+  void HandOverTcp(const std::shared_ptr<Unheard>& unheard);
   bool MayEnter(const Socket& socket, int fd);
 
   boost::asio::io_context& io_;
@@ -118,12 +123,13 @@ class Listener {
   std::function<void(io::UniqueFd)> take_store_client_;
   boost::asio::io_context aside_{1};  // Run by accepting_.
   std::vector<std::unique_ptr<Socket>> sockets_;
-  std::list<std::shared_ptr<Unheard>> unheard_;
   std::function<bool()> full_;
-  Seldom told_closed_, told_away_;
-  Seldom told_full_, told_repute_;  // Of accepting_.
+  Seldom told_no_member_;         // Of the loop.
+  std::atomic<int> for_loop_{0};  // Clients of the store that it has yet to take.
+  // Of accepting_, while it runs.
+  std::list<std::shared_ptr<Unheard>> unheard_;
+  Seldom told_away_, told_full_, told_repute_;
   Repute repute_;
-  std::atomic<int> accepted_{0};  // And not yet taken by the loop.
   TcpGate counting_;
   std::thread accepting_;  // Last: it uses all of the above.
 };

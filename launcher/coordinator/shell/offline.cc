@@ -9,20 +9,17 @@
 #include "launcher/coordinator/shell/sqlite_journal.h"
 
 namespace regroup::coordinator {
-namespace {
 
 absl::StatusOr<ReadReply> ReadRows(const Journal::Batch& encoded, const ReadFilter& filter) {
   std::vector<std::string> left_out;
   ASSIGN_OR_RETURN(const std::vector<Row> rows, DecodeRows(encoded, &left_out));
   Config config;
-  config.new_cluster = ClusterId("none");
+  config.journal.new_cluster = ClusterId("none");
   const Instant now = io::MonotonicNow();
   // The core is built only to be asked: it is never stepped, so nothing of it becomes durable.
   const Core core(config, MetaOf(rows).epoch.Next(), rows, now);
   return core.Read(filter, now, io::WallNow());
 }
-
-}  // namespace
 
 absl::StatusOr<ReadReply> ReadOffline(const std::string& folder, const ReadFilter& filter) {
   ASSIGN_OR_RETURN(const Folder held, Folder::AcquireExisting(folder));

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "launcher/coordinator/core/actions.h"
 #include "launcher/coordinator/core/events.h"
+#include "launcher/coordinator/shell/journal.h"
 
 namespace regroup::coordinator {
 
@@ -17,5 +18,7 @@ namespace regroup::coordinator {
 absl::StatusOr<ReadReply> ReadOffline(const std::string& folder, const ReadFilter& filter);
 // The answer of a coordinator that holds its folder, but does not answer: what is durable of it.
 absl::StatusOr<ReadReply> ReadHeld(const std::string& folder, const ReadFilter& filter);
+// The answer of a coordinator that knows these rows and no others.
+absl::StatusOr<ReadReply> ReadRows(const Journal::Batch& encoded, const ReadFilter& filter);
 
 }  // namespace regroup::coordinator

@@ -37,7 +37,7 @@ grpc::ByteBuffer ReadReplies::BufferOf(const std::shared_ptr<Reply>& reply) {
 
 void ReadReplies::Sending(CallId call, grpc::CallbackServerContext* context, Instant now) {
   const std::scoped_lock lock(mutex_);
-  takers_[call] = Taker{context, now};
+  takers_[call] = Taker{.context = context, .peer = context->peer(), .since = now};
 }
 
 void ReadReplies::Sent(CallId call) {
@@ -45,17 +45,25 @@ void ReadReplies::Sent(CallId call) {
   takers_.erase(call);
 }
 
+std::optional<std::string> ReadReplies::LeftBy(CallId call, Instant now) {
+  const std::scoped_lock lock(mutex_);
+  const auto taker = takers_.find(call);
+  if (taker == takers_.end() || now - taker->second.since < kTakeTime) return std::nullopt;
+  return taker->second.peer;
+}
+
 int ReadReplies::CutSlow(Instant now) {
   const std::scoped_lock lock(mutex_);
   std::vector<CallId> slow;
   for (const auto& [call, taker] : takers_) {
-    if (now - taker.since >= kTakeLimit) slow.push_back(call);
+    if (!taker.cut && now - taker.since >= kTakeLimit) slow.push_back(call);
   }
   int cut = 0;
   for (const CallId call : slow) {
-    const auto taker = takers_.extract(call);
-    if (taker.empty()) continue;
-    taker.mapped().context->TryCancel();  // May end calls, this or others, before it returns.
+    const auto taker = takers_.find(call);
+    if (taker == takers_.end()) continue;
+    taker->second.cut = true;
+    taker->second.context->TryCancel();  // May end calls, this or others, before it returns.
     ++cut;
   }
   return cut;

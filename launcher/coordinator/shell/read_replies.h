@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "common/base/ids.h"
@@ -23,6 +24,8 @@ namespace regroup::coordinator {
 inline constexpr std::uint64_t kMaxReplyBytesInFlight = 4u << 20;
 // A reader that takes longer than this is cut once others are kept from reading.
 inline constexpr Duration kTakeLimit = std::chrono::seconds(5);
+// One that goes sooner may have given up before there was one.
+inline constexpr Duration kTakeTime = std::chrono::milliseconds(500);
 
 class ReadReplies {
  public:
@@ -35,13 +38,18 @@ class ReadReplies {
   // Brackets the time in which a call sends its reply. REQUIRES: `context` lives until Sent.
   void Sending(CallId call, grpc::CallbackServerContext* context, Instant now);
   void Sent(CallId call);
+  // The peer, as gRPC named it, of a caller that has gone, or was cut, and had time to take its
+  // reply.
+  std::optional<std::string> LeftBy(CallId call, Instant now);
   // How many were cut.
   int CutSlow(Instant now);
 
  private:
   struct Taker {
     grpc::CallbackServerContext* context = nullptr;
+    std::string peer;  // Of a connection that is over it is not known any more.
     Instant since{};
+    bool cut = false;
   };
   // Shared with the replies: gRPC drops their buffers when it likes.
   const std::shared_ptr<std::atomic<std::uint64_t>> in_flight_bytes_ =

@@ -173,14 +173,15 @@ pb::JobStateRow Encode(const JobStateRow& row) {
     if (row.verdict->failed)
       *out.mutable_verdict()->mutable_failed() = ToProto(*row.verdict->failed);
   }
-  out.set_cancel_key(row.cancel_key);
-  out.set_stop_now(row.stop_now);
-  out.set_restarts_charged(row.restarts_charged);
-  for (Duration charge : row.charges) out.add_charges_ns(charge.count());
+  out.set_cancel_key(row.cancel.key);
+  out.set_stop_now(row.cancel.now);
+  out.set_restarts_charged(row.ends.charged);
+  for (Duration charge : row.ends.charges) out.add_charges_ns(charge.count());
   out.set_regroups(row.regroups);
-  out.set_own_failures(row.own_failures);
-  out.set_free_ends(row.free_ends);
-  out.set_best_step(row.best_step);
+  out.set_own_failures(row.ends.own);
+  out.set_free_ends(row.ends.free);
+  out.set_preemptions(row.ends.preemptions);
+  out.set_best_step(row.reached.step);
   out.set_growths(row.growths);
   for (const ExcludedNode& node : row.excluded) {
     pb::ExcludedNode* added = out.add_excluded();
@@ -195,8 +196,8 @@ pb::JobStateRow Encode(const JobStateRow& row) {
   out.set_ran_for_ns(row.ran_for.count());
   out.set_held_node_us(row.held.held.count());
   out.set_lost_node_us(row.held.lost.count());
-  out.set_samples(row.samples);
-  out.set_tokens(row.tokens);
+  out.set_samples(row.reached.samples);
+  out.set_tokens(row.reached.tokens);
   return out;
 }
 
@@ -215,14 +216,15 @@ absl::StatusOr<JobStateRow> Decode(const pb::JobStateRow& row) {
       verdict.failed = check.Nested("verdict.failed", FromProto(row.verdict().failed()));
     out.verdict = std::move(verdict);
   }
-  out.cancel_key = row.cancel_key();
-  out.stop_now = row.stop_now();
-  out.restarts_charged = row.restarts_charged();
-  for (std::int64_t charge : row.charges_ns()) out.charges.push_back(Duration(charge));
+  out.cancel.key = row.cancel_key();
+  out.cancel.now = row.stop_now();
+  out.ends.charged = row.restarts_charged();
+  for (std::int64_t charge : row.charges_ns()) out.ends.charges.push_back(Duration(charge));
   out.regroups = row.regroups();
-  out.own_failures = row.own_failures();
-  out.free_ends = row.free_ends();
-  out.best_step = row.best_step();
+  out.ends.own = row.own_failures();
+  out.ends.free = row.free_ends();
+  out.ends.preemptions = row.preemptions();
+  out.reached.step = row.best_step();
   out.growths = row.growths();
   for (const pb::ExcludedNode& node : row.excluded()) {
     out.excluded.push_back({NodeId(node.node()), node.name(), node.error_number(),
@@ -234,8 +236,8 @@ absl::StatusOr<JobStateRow> Decode(const pb::JobStateRow& row) {
   out.ran_for = Told(row.ran_for_ns());
   out.held = {std::clamp(NodeTime(row.held_node_us()), NodeTime{}, kMaxNodeTime),
               std::clamp(NodeTime(row.lost_node_us()), NodeTime{}, kMaxNodeTime)};
-  out.samples = row.samples();
-  out.tokens = row.tokens();
+  out.reached.samples = row.samples();
+  out.reached.tokens = row.tokens();
   return check.Finish(std::move(out));
 }
 
@@ -288,9 +290,9 @@ pb::GenerationRow Encode(const GenerationRow& row) {
   out.set_progressed(row.progressed);
   for (const RankCause& cause : row.consequences) *out.add_consequences() = ToProto(cause);
   *out.mutable_phases() = ToProto(row.phases);
-  if (row.first_step) out.set_first_step(*row.first_step);
-  if (row.last_step) out.set_last_step(*row.last_step);
-  if (row.restored_step) out.set_restored_step(*row.restored_step);
+  if (row.steps.first) out.set_first_step(*row.steps.first);
+  if (row.steps.last) out.set_last_step(*row.steps.last);
+  if (row.steps.restored) out.set_restored_step(*row.steps.restored);
   return out;
 }
 
@@ -320,9 +322,9 @@ absl::StatusOr<GenerationRow> Decode(const pb::GenerationRow& row) {
     out.consequences.push_back(check.Nested("consequences", FromProto(cause)));
   }
   out.phases = check.Nested("phases", FromProto(row.phases()));
-  if (row.has_first_step()) out.first_step = row.first_step();
-  if (row.has_last_step()) out.last_step = row.last_step();
-  if (row.has_restored_step()) out.restored_step = row.restored_step();
+  if (row.has_first_step()) out.steps.first = row.first_step();
+  if (row.has_last_step()) out.steps.last = row.last_step();
+  if (row.has_restored_step()) out.steps.restored = row.restored_step();
   return check.Finish(std::move(out));
 }
 
@@ -474,6 +476,11 @@ absl::StatusOr<std::vector<Row>> DecodeRows(std::span<const JournalRow> rows,
     }
   }
   return out;
+}
+
+bool HasEnded(const std::string& state) {
+  pb::JobStateRow row;
+  return row.ParseFromString(state) && row.phase() == pb::JOB_PHASE_ENDED;
 }
 
 MetaRow MetaOf(std::span<const Row> rows) {

@@ -22,6 +22,9 @@ absl::Status CheckReadable(const Row& row, const JournalRow& encoded);
 absl::StatusOr<std::vector<Row>> DecodeRows(std::span<const JournalRow> rows,
                                             std::vector<std::string>* left_out);
 
+// Whether the value of a row `job/J/state` says that the job has ended. False: it cannot be read.
+bool HasEnded(const std::string& state);
+
 // The `meta` row; one of epoch 0 where there is none.
 MetaRow MetaOf(std::span<const Row> rows);
 

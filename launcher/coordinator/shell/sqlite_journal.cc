@@ -14,7 +14,10 @@
 #include <cstring>
 #include <deque>
 #include <filesystem>
+#include <iterator>
 #include <mutex>
+#include <optional>
+#include <string_view>
 #include <thread>
 
 #include "absl/strings/escaping.h"
@@ -131,6 +134,15 @@ class Tally {
   std::uint64_t commits_ = 0, newest_job_ = 0;
 };
 
+constexpr std::string_view kJobs = "job/", kBehindJobs = "job0",
+                           kBehindAll = "\xff\xff\xff\xff\xff\xff\xff\xff";
+
+// The first key behind all that begin with `folder`, which ends with a slash.
+std::string Behind(std::string folder) {
+  ++folder.back();
+  return folder;
+}
+
 // The connection. Used by one thread at a time.
 class Connection {
  public:
@@ -163,24 +175,34 @@ class Connection {
     sqlite3_exec(database_.get(), "PRAGMA wal_checkpoint(TRUNCATE)", nullptr, nullptr, nullptr);
   }
 
-  absl::StatusOr<Journal::Batch> Rows() {
-    ASSIGN_OR_RETURN(Statement select, Prepare("SELECT key, value, sum FROM rows ORDER BY key"));
+  // What a start needs (Journal::Load); all without `has_ended`.
+  absl::StatusOr<Journal::Batch> Rows(const Journal::HasEnded& has_ended) {
     Journal::Batch rows;
-    for (;;) {
-      const int code = sqlite3_step(select.get());
-      if (code == SQLITE_DONE) return rows;
-      if (code != SQLITE_ROW) return Error("reading");
-      const auto bytes = [&](int column) {
-        const void* data = sqlite3_column_blob(select.get(), column);
-        const int size = sqlite3_column_bytes(select.get(), column);
-        return std::string(static_cast<const char*>(data), static_cast<std::size_t>(size));
-      };
-      rows.push_back({bytes(0), bytes(1)});
-      if (SumOf(rows.back().key, *rows.back().value) != sqlite3_column_int64(select.get(), 2)) {
-        return Damaged(
-            path_, "the row " + absl::CHexEscape(rows.back().key) + " does not match its checksum");
-      }
+    if (!has_ended) {
+      RETURN_IF_ERROR(Range("", kBehindAll, rows));
+      return rows;
     }
+    RETURN_IF_ERROR(Range("", kJobs, rows));
+    std::string from(kJobs);
+    for (;;) {
+      ASSIGN_OR_RETURN(const std::optional<std::string> key, FirstKey(from, kBehindJobs));
+      if (!key) break;
+      const std::size_t slash = key->find('/', kJobs.size());
+      // Of a key without a job: what reads rows says what is wrong with it.
+      const std::string folder = slash == std::string::npos ? *key : key->substr(0, slash + 1);
+      from = slash == std::string::npos ? *key + '\0' : Behind(folder);
+      ASSIGN_OR_RETURN(const std::optional<std::string> state, ValueOf(folder + "state"));
+      RETURN_IF_ERROR(state && has_ended(*state) ? WithoutHistory(folder, rows)
+                                                 : Range(folder, from, rows));
+    }
+    RETURN_IF_ERROR(Range(kBehindJobs, kBehindAll, rows));
+    return rows;
+  }
+
+  absl::StatusOr<Journal::Batch> Folder(const std::string& folder) {
+    Journal::Batch rows;
+    RETURN_IF_ERROR(Range(folder, Behind(folder), rows));
+    return rows;
   }
 
   // REQUIRES: Rows were read.
@@ -206,6 +228,81 @@ class Connection {
     if (sqlite3_exec(database_.get(), sql, nullptr, nullptr, nullptr) != SQLITE_OK)
       return Error(doing);
     return absl::OkStatus();
+  }
+
+  static void Bind(sqlite3_stmt* statement, int parameter, std::string_view bytes) {
+    sqlite3_bind_blob64(statement, parameter, bytes.data(), bytes.size(), SQLITE_STATIC);
+  }
+
+  // Appends a row, once its sum is right.
+  absl::Status Take(sqlite3_stmt* select, Journal::Batch& rows) {
+    const auto bytes = [&](int column) {
+      const void* data = sqlite3_column_blob(select, column);
+      const int size = sqlite3_column_bytes(select, column);
+      return std::string(static_cast<const char*>(data), static_cast<std::size_t>(size));
+    };
+    rows.push_back({bytes(0), bytes(1)});
+    if (SumOf(rows.back().key, *rows.back().value) == sqlite3_column_int64(select, 2))
+      return absl::OkStatus();
+    return Damaged(path_,
+                   "the row " + absl::CHexEscape(rows.back().key) + " does not match its checksum");
+  }
+
+  // What `select`, with its parameters bound, gives.
+  absl::Status TakeAll(sqlite3_stmt* select, Journal::Batch& rows) {
+    absl::Status taken;
+    int code = SQLITE_ROW;
+    while (taken.ok() && (code = sqlite3_step(select)) == SQLITE_ROW) taken = Take(select, rows);
+    if (taken.ok() && code != SQLITE_DONE) taken = Error("reading");
+    sqlite3_reset(select);
+    sqlite3_clear_bindings(select);
+    return taken;
+  }
+
+  // Keys from `from` up to before `to`.
+  absl::Status Range(std::string_view from, std::string_view to, Journal::Batch& rows) {
+    Bind(range_.get(), 1, from);
+    Bind(range_.get(), 2, to);
+    return TakeAll(range_.get(), rows);
+  }
+
+  absl::Status One(const std::string& key, Journal::Batch& rows) {
+    return Range(key, key + '\0', rows);
+  }
+
+  absl::StatusOr<std::optional<std::string>> ValueOf(const std::string& key) {
+    Journal::Batch rows;
+    RETURN_IF_ERROR(One(key, rows));
+    if (rows.empty()) return std::nullopt;
+    return std::move(rows.front().value);
+  }
+
+  absl::StatusOr<std::optional<std::string>> FirstKey(std::string_view from, std::string_view to) {
+    Bind(first_key_.get(), 1, from);
+    Bind(first_key_.get(), 2, to);
+    const int code = sqlite3_step(first_key_.get());
+    std::optional<std::string> key;
+    if (code == SQLITE_ROW)
+      key.emplace(static_cast<const char*>(sqlite3_column_blob(first_key_.get(), 0)),
+                  static_cast<std::size_t>(sqlite3_column_bytes(first_key_.get(), 0)));
+    sqlite3_reset(first_key_.get());
+    sqlite3_clear_bindings(first_key_.get());
+    if (code != SQLITE_ROW && code != SQLITE_DONE) return Error("reading");
+    return key;
+  }
+
+  // In the order of keys, as all rows are.
+  absl::Status WithoutHistory(const std::string& folder, Journal::Batch& rows) {
+    RETURN_IF_ERROR(One(folder + "commit", rows));
+    Journal::Batch newest;
+    const std::string generations = folder + "gen/", end = Behind(generations);
+    Bind(newest_.get(), 1, generations);
+    Bind(newest_.get(), 2, end);
+    sqlite3_bind_int64(newest_.get(), 3, static_cast<sqlite3_int64>(kGenerationsKept));
+    RETURN_IF_ERROR(TakeAll(newest_.get(), newest));
+    std::move(newest.rbegin(), newest.rend(), std::back_inserter(rows));
+    RETURN_IF_ERROR(One(folder + "spec", rows));
+    return One(folder + "state", rows);
   }
 
   absl::StatusOr<Statement> Prepare(const char* sql) {
@@ -271,6 +368,13 @@ class Connection {
         put_, Prepare("INSERT INTO rows(key, value, sum) VALUES(?1, ?2, ?3) ON CONFLICT(key) "
                       "DO UPDATE SET value=excluded.value, sum=excluded.sum"));
     ASSIGN_OR_RETURN(erase_, Prepare("DELETE FROM rows WHERE key=?1"));
+    ASSIGN_OR_RETURN(erase_folder_, Prepare("DELETE FROM rows WHERE key>=?1 AND key<?2"));
+    ASSIGN_OR_RETURN(range_, Prepare("SELECT key, value, sum FROM rows WHERE key>=?1 AND key<?2 "
+                                     "ORDER BY key"));
+    ASSIGN_OR_RETURN(newest_, Prepare("SELECT key, value, sum FROM rows WHERE key>=?1 AND key<?2 "
+                                      "ORDER BY key DESC LIMIT ?3"));
+    ASSIGN_OR_RETURN(first_key_,
+                     Prepare("SELECT key FROM rows WHERE key>=?1 AND key<?2 ORDER BY key LIMIT 1"));
     return absl::OkStatus();
   }
 
@@ -324,9 +428,14 @@ class Connection {
 
   absl::Status Write(const Journal::Batch& batch) {
     for (const JournalRow& row : batch) {
-      sqlite3_stmt* statement = row.value ? put_.get() : erase_.get();
+      const bool folder = !row.value && absl::EndsWith(row.key, "/");
+      sqlite3_stmt* statement = row.value ? put_.get()
+                                : folder  ? erase_folder_.get()
+                                          : erase_.get();
+      const std::string end = folder ? Behind(row.key) : "";
       // An empty value must be an empty blob, not NULL.
-      sqlite3_bind_blob64(statement, 1, row.key.data(), row.key.size(), SQLITE_STATIC);
+      Bind(statement, 1, row.key);
+      if (folder) Bind(statement, 2, end);
       if (row.value) {
         sqlite3_bind_blob64(statement, 2, row.value->c_str(), row.value->size(), SQLITE_STATIC);
         sqlite3_bind_int64(statement, 3, SumOf(row.key, *row.value));
@@ -342,7 +451,8 @@ class Connection {
 
   const std::string path_;
   Database database_;
-  Statement put_, erase_;  // Finalized before the connection closes.
+  Statement put_, erase_, erase_folder_, range_, newest_,
+      first_key_;  // Finalized before the connection closes.
   bool is_new_ = false;
   Journal::Memory memory_;
   Tally tally_;
@@ -361,8 +471,8 @@ class SqliteJournal final : public Journal {
     thread_.join();
   }
 
-  void Load(Loaded loaded) override {
-    Post([this, loaded = std::move(loaded)] {
+  void Load(HasEnded has_ended, Loaded loaded) override {
+    Post([this, has_ended = std::move(has_ended), loaded = std::move(loaded)] {
       absl::StatusOr<std::unique_ptr<Connection>> opened =
           Connection::Open(path_, /*may_create=*/true);
       if (!opened.ok()) return loaded(opened.status());
@@ -370,15 +480,23 @@ class SqliteJournal final : public Journal {
       if (absl::Status remembered = connection_->Remember(); !remembered.ok())
         return loaded(remembered);
       memory_ = connection_->memory();
-      loaded(connection_->Rows());
+      loaded(connection_->Rows(has_ended));
       connection_->FoldLogIntoFile();
+    });
+  }
+
+  void ReadFolder(std::string folder, Loaded read) override {
+    Post([this, folder = std::move(folder), read = std::move(read)] {
+      CHECK(connection_ != nullptr);
+      read(connection_->Folder(folder));
     });
   }
 
   Memory memory() const override { return memory_; }
 
+  // Before reads: everything waits for it.
   void Commit(Batch batch, Done done) override {
-    Post([this, batch = std::move(batch), done = std::move(done)] {
+    PostFirst([this, batch = std::move(batch), done = std::move(done)] {
       CHECK(connection_ != nullptr);
       done(connection_->Commit(batch));
     });
@@ -389,6 +507,13 @@ class SqliteJournal final : public Journal {
     {
       std::lock_guard lock(mutex_);
       work_.push_back(std::move(work));
+    }
+    wake_.notify_one();
+  }
+  void PostFirst(std::function<void()> work) {
+    {
+      std::lock_guard lock(mutex_);
+      work_.push_front(std::move(work));
     }
     wake_.notify_one();
   }
@@ -430,7 +555,7 @@ std::unique_ptr<Journal> MakeSqliteJournal(const std::string& path) {
 absl::StatusOr<Journal::Batch> ReadSqliteJournal(const std::string& path) {
   ASSIGN_OR_RETURN(std::unique_ptr<Connection> connection,
                    Connection::Open(path, /*may_create=*/false));
-  return connection->Rows();
+  return connection->Rows(nullptr);
 }
 
 namespace {

@@ -118,7 +118,7 @@ class TcpGate::Passage : public std::enable_shared_from_this<Passage> {
       // All that came before is sent. With a call open gRPC ends none that speaks HTTP/2; one that
       // is idle, or late, it does.
       if (got <= 0 && &way.from == &inner_ && !counts_.open.empty())
-        gate_.repute_.Owes(ip_, kDebtOfACut, io::MonotonicNow());
+        gate_.repute_.WasCut(ip_, io::MonotonicNow());
       if (got <= 0) return Close();
       const std::string_view bytes(piece.data(), static_cast<std::size_t>(got));
       if (const char* excess = way.meter.Take(bytes, io::MonotonicNow(), counts_)) {
@@ -234,11 +234,11 @@ void TcpGate::LimitQuiet() {
 
 void TcpGate::Tell(const Passage& passage, const char* excess) {
   const Instant now = io::MonotonicNow();
-  repute_.Owes(passage.ip(), kDebtOfACut, now);
+  repute_.WasCut(passage.ip(), now);
   if (const std::optional<int> untold = told_.Due(now)) cut_(passage.peer(), excess, *untold);
 }
 
-absl::StatusOr<io::UniqueFd> TcpGate::Admit(io::UniqueFd connection) {
+absl::StatusOr<io::UniqueFd> TcpGate::Admit(io::UniqueFd& connection) {
   ASSIGN_OR_RETURN(const Address address, io::PeerAddressOf(connection.get()));
   const std::string peer = io::FormatAddress(address);
   int ends[2];

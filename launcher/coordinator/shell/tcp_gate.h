@@ -27,7 +27,7 @@ namespace regroup::coordinator {
 
 // Connections that have no call open. Beyond it the one that has had none for longest goes: gRPC
 // keeps some 40 KiB for each, and half of that when it is over.
-inline constexpr std::size_t kMaxQuietConnections = 384;
+inline constexpr std::size_t kMaxQuietConnections = 256;
 
 class TcpGate {
  public:
@@ -41,8 +41,9 @@ class TcpGate {
   // within a second is cut.
   ~TcpGate();
 
-  // The end for gRPC of a connection that was just accepted. Any thread.
-  absl::StatusOr<io::UniqueFd> Admit(io::UniqueFd connection);
+  // The end for gRPC of a connection that was just accepted, which is taken unless this fails. Any
+  // thread.
+  absl::StatusOr<io::UniqueFd> Admit(io::UniqueFd& connection);
   // Ends the connection of this peer (PeerText), if there is one. Any thread.
   void CutOff(const std::string& peer, const char* excess);
 

@@ -690,15 +690,15 @@ TEST(AgentCore, AShimIsReleasedOnceTheCoordinatorKnowsItsEnd) {
   agent.Attach();
   BringUp(agent, 1, 1);
   const GroupKey key = Key("a-1", 1);
-  agent.Do(ReportAcked{agent.core().groups().at(key).number});
+  agent.Do(ReportAcked{agent.core().groups().at(key).report.number});
   agent.Do(RankExited{key, {}});
-  agent.Do(ReportAcked{agent.core().groups().at(key).number});
+  agent.Do(ReportAcked{agent.core().groups().at(key).report.number});
   EXPECT_EQ(agent.CountEver<ReleaseShim>(), 0) << "it is not free yet";
-  const ReportNo before = agent.core().groups().at(key).number;
+  const ReportNo before = agent.core().groups().at(key).report.number;
   agent.Do(GroupEmpty{key});
   agent.Do(ReportAcked{before});
   EXPECT_EQ(agent.CountEver<ReleaseShim>(), 0);
-  agent.Do(ReportAcked{agent.core().groups().at(key).number});
+  agent.Do(ReportAcked{agent.core().groups().at(key).report.number});
   EXPECT_NE(agent.Last<ReleaseShim>(), nullptr);
 }
 

@@ -233,5 +233,19 @@ TEST(AgentLeave, TheHostRestartsItsCoordinator) {
   EXPECT_EQ(agent.CountEver<StartCoordinator>(), 2);
 }
 
+// Its shell would tick again and again until this command leaves.
+TEST(AgentLeave, NoCoordinatorIsDueOnceTheJobIsOver) {
+  Config config = LaunchedConfig();
+  config.starts_coordinator = true;
+  Driver agent(config);
+  agent.Attach();
+  BringUp(agent, 1, 1);
+  agent.Do(JobOver{0});  // Its group is being stopped.
+  agent.Do(CoordinatorAway{});
+  EXPECT_EQ(agent.Last<StartCoordinator>(), nullptr);
+  ASSERT_TRUE(agent.core().NextDeadline());
+  EXPECT_GT(*agent.core().NextDeadline(), agent.now());
+}
+
 }  // namespace
 }  // namespace regroup::agent

@@ -387,7 +387,7 @@ class World {
     for (const auto& [key, group] : core_->groups()) {
       if (group.holds_slots()) slots += group.workers;
       EXPECT_FALSE(group.phase == Phase::kRunning &&
-                   static_cast<int>(group.starts.size()) < group.workers);
+                   static_cast<int>(group.ranks.starts.size()) < group.workers);
     }
     EXPECT_LE(slots, kSlots);
   }

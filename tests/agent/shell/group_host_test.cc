@@ -6,8 +6,10 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -42,8 +44,9 @@ bool Connects(const Address& address) {
 // One life of an agent, without its core.
 class Life {
  public:
-  Life(const Scratch& scratch, std::string script, NodeCheck check = {}) {
+  Life(const Scratch& scratch, std::string script, NodeCheck check = {}, bool launched = false) {
     GroupHost::Options options;
+    options.launched = launched;
     options.node_base = scratch.path() + "/run";
     std::filesystem::create_directories(options.node_base);
     options.shim_program = ShimProgram();
@@ -59,7 +62,8 @@ class Life {
         loop_, disk_, std::move(options),
         GroupHost::Handler{[this](Event event) { events_.push_back(std::move(event)); },
                            {},
-                           [this](std::string text) { warnings_.push_back(std::move(text)); }});
+                           [this](std::string text) { warnings_.push_back(std::move(text)); },
+                           launched ? Told() : nullptr});
   }
 
   template <class T>
@@ -124,6 +128,7 @@ class Life {
   }
   GroupHost& host() { return *host_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
+  const std::vector<std::string>& told() const { return told_; }
   // Until no shim holds its lock any more.
   void WaitUntilEmpty(const std::string& folder) {
     const auto limit = std::chrono::steady_clock::now() + 10s;
@@ -139,10 +144,14 @@ class Life {
   }
 
  private:
+  std::function<void(std::string)> Told() {
+    return [this](std::string text) { told_.push_back(std::move(text)); };
+  }
+
   boost::asio::io_context loop_{1};
   boost::asio::thread_pool disk_{1};
   std::vector<Event> events_;
-  std::vector<std::string> warnings_;
+  std::vector<std::string> warnings_, told_;
   std::optional<GroupHost> host_;
 };
 
@@ -415,6 +424,50 @@ TEST(GroupHost, ACgroupWithoutAShimGoesWithItsDirectory) {
   next.host().Carry(RemoveRunDirectory{Key()});
   EXPECT_FALSE(std::filesystem::exists(cgroup));
   next.WaitUntilEmpty(scratch.path() + "/run");
+}
+
+// Stopped as one is that waits for a disk: the shim lives and answers, its logs are not written.
+class StoppedLogThread {
+ public:
+  explicit StoppedLogThread(pid_t shim) {
+    for (const auto& task :
+         std::filesystem::directory_iterator("/proc/" + std::to_string(shim) + "/task")) {
+      const auto thread = static_cast<pid_t>(std::stoi(task.path().filename()));
+      if (thread != shim) thread_ = thread;
+    }
+    stopped_ = ::ptrace(PTRACE_SEIZE, thread_, nullptr, nullptr) == 0 &&
+               ::ptrace(PTRACE_INTERRUPT, thread_, nullptr, nullptr) == 0 &&
+               ::waitpid(thread_, nullptr, __WALL) == thread_;
+  }
+  ~StoppedLogThread() {
+    if (stopped_) ::ptrace(PTRACE_DETACH, thread_, nullptr, nullptr);
+  }
+  bool stopped() const { return stopped_; }
+
+ private:
+  pid_t thread_ = 0;
+  bool stopped_ = false;
+};
+
+TEST(GroupHost, OutputThatIsNotWrittenInTimeIsTold) {
+  Scratch scratch;
+  const std::string stopped = scratch.path() + "/stopped";
+  Life life(scratch, "until [ -e " + stopped + " ]; do sleep 0.02; done; echo late", {},
+            /*launched=*/true);
+  life.PrepareGroup(1);
+  life.StartGroup(1);
+  {
+    const StoppedLogThread disk(life.FirstRank().parent);
+    if (!disk.stopped()) GTEST_SKIP() << "needs the right to trace";
+    std::ofstream(stopped) << "yes";
+    ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
+  }
+  EXPECT_THAT(life.told(), ::testing::Contains(::testing::HasSubstr(
+                               "the last output of rank 0 may not be shown: its disk has not "
+                               "taken it within 5 s · it comes to " +
+                               scratch.path() + "/logs/a-1/1/0")));
+  life.host().Carry(RemoveRunDirectory{Key()});
+  life.WaitUntilEmpty(scratch.path() + "/run");
 }
 
 TEST(GroupHost, ADeadShimIsSeenAndItsRanksAreKilled) {

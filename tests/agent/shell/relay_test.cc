@@ -153,6 +153,56 @@ TEST(Relay, AFullDiskIsToldOnceOnTheOtherStream) {
   EXPECT_EQ(times, 1);
 }
 
+std::string Gap(const std::string& directory, io::LogStream stream, const std::string& what) {
+  return directory.substr(directory.rfind('/') + 1) + " " + std::string(io::NameOf(stream)) + ": " +
+         what + "\n";
+}
+
+TEST(Relay, OutputThatIsGoneBeforeItWasShownIsTold) {
+  Scratch scratch;
+  Pipe out, err;
+  const std::string logs = scratch.path() + "/3";
+  io::LogWriter writer(logs, io::LogStream::kStdout, {.segment_bytes = 4096, .segments = 2});
+  for (int i = 0; i < 5; ++i) writer.Append(std::string(4096, 'x'), io::WallNow());
+  std::filesystem::create_directory(logs + "/stderr.0.log");
+  for (int i = 1; i < 5; ++i) std::ofstream(logs + "/stderr." + std::to_string(i) + ".log") << "x";
+  Relay::Rules rules;
+  rules.limits = {.segment_bytes = 4096, .segments = 2};
+  {
+    Relay relay(out.write.get(), err.write.get(), nullptr, {}, Gap);
+    relay.Follow(logs, rules);
+    EXPECT_TRUE(relay.Finish("", 10s));
+  }
+  EXPECT_EQ(out.All(), std::string(8192, 'x'));
+  const std::string told = err.All();
+  EXPECT_NE(told.find("3 stdout: its log was removed before all of it was shown\n"),
+            std::string::npos)
+      << told;
+  EXPECT_NE(told.find("3 stderr: "), std::string::npos) << told;
+  EXPECT_NE(told.find("not a regular file"), std::string::npos) << told;
+  EXPECT_TRUE(std::filesystem::exists(logs + "/stderr.1.log")) << "what could not be read stays";
+}
+
+TEST(Relay, ALogThatCouldNotBeReadForAMomentIsShownWhole) {
+  Scratch scratch;
+  Pipe out, err;
+  const std::string logs = scratch.path() + "/3";
+  std::filesystem::create_directories(logs + "/stdout.0.log");
+  {
+    Relay relay(out.write.get(), err.write.get(), nullptr, {}, Gap);
+    relay.Follow(logs, {});
+    relay.Say("looked\n");  // After a look at the logs.
+    char looked[7];
+    ASSERT_EQ(::read(err.read.get(), looked, sizeof looked), 7);
+    std::filesystem::remove(logs + "/stdout.0.log");
+    io::LogWriter writer(logs, io::LogStream::kStdout, {});
+    writer.Append("whole", io::WallNow());
+    EXPECT_TRUE(relay.Finish("", 10s));
+  }
+  EXPECT_EQ(out.All(), "whole");
+  EXPECT_EQ(err.All(), "");
+}
+
 TEST(Relay, AReaderThatHasGoneIsToldOnce) {
   ::signal(SIGPIPE, SIG_IGN);
   Scratch scratch;

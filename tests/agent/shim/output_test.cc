@@ -1,6 +1,8 @@
 // What workers write, whatever it is, reaches the log files and stalls nobody.
 
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/mount.h>
 #include <sys/statvfs.h>
 
@@ -168,6 +170,36 @@ TEST_F(ShimTest, AFullDiskIsPassedByInMemory) {
   ASSERT_EQ(::statvfs((work_ / "small").c_str(), &disk), 0);
   EXPECT_GE(disk.f_bavail * disk.f_frsize, (64u << 20) - (4u << 20)) << "left for the journal";
   ::umount2((work_ / "small").c_str(), MNT_DETACH);
+}
+
+// The agent that has seen the end of its group lets go while it still shows the rest.
+TEST(LogDrain, WhoLeavesAfterTheEndFindsAllOfIt) {
+  for (int round = 0; round < 50; ++round) {
+    const io::TempDirectory work;
+    const io::UniqueFd notify(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    absl::StatusOr<std::unique_ptr<LogDrain>> drain = LogDrain::Start(notify.get());
+    ASSERT_TRUE(drain.ok());
+    int out[2], err[2];
+    ASSERT_TRUE(::pipe2(out, O_CLOEXEC | O_NONBLOCK) == 0 &&
+                ::pipe2(err, O_CLOEXEC | O_NONBLOCK) == 0);
+    const io::UniqueFd other(err[1]);
+    io::UniqueFd writer(out[1]);
+    const LogDrain::Reader reader{.present = true, .waits = true, .room_bytes = 0, .shown = {}};
+    (*drain)->SetReader(reader);
+    (*drain)->AddRank(0, work / "0", "", {.segment_bytes = 4096, .segments = 2},
+                      io::UniqueFd(out[0]), io::UniqueFd(err[0]));
+    const std::string block(4096, 'x');
+    for (int i = 0; i < 10; ++i) ASSERT_EQ(::write(writer.get(), block.data(), 4096), 4096);
+    writer.reset();
+    (*drain)->Finish();
+    (*drain)->SetReader({});
+    while (!(*drain)->Look().done) ::usleep(100);
+    io::LogReader rest(work / "0", io::LogStream::kStdout);
+    std::string read;
+    for (auto chunk = rest.Next(); chunk.ok() && !chunk->bytes.empty(); chunk = rest.Next())
+      read += chunk->bytes;
+    ASSERT_EQ(read.size(), 40960u) << "in round " << round;
+  }
 }
 
 TEST(LogDrain, ADiskIsFullBeforeItsEnd) {

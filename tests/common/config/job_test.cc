@@ -172,6 +172,36 @@ TEST(JobFile, Variants) {
   EXPECT_EQ(spec->scale_up, ScaleUp::kNever);
 }
 
+TEST(JobFile, Preemptions) {
+  const std::string file = "name: a\nrun: x\n";
+  EXPECT_EQ(ParseJobFile(file, "j", "/here")->max_preemptions, std::nullopt);
+  for (const auto& [text, limit] : {std::pair("0", 0), std::pair("1000000", 1'000'000)}) {
+    absl::StatusOr<JobSpec> spec =
+        ParseJobFile(file + "retry: {max_preemptions: " + text + "}\n", "j", "/here");
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->max_preemptions, limit);
+    EXPECT_THAT(RenderJobFile(*spec), HasSubstr(std::string("max_preemptions: ") + text + "\n"));
+  }
+}
+
+TEST(JobFile, PreemptionsOutOfRange) {
+  for (const int limit : {-1, 1'000'001}) {
+    JobSpec spec = Good();
+    spec.max_preemptions = limit;
+    EXPECT_EQ(PartsOf(ValidateJobSpec(spec)).what,
+              absl::StrCat("max_preemptions: ", limit, " is out of range"));
+  }
+  const std::pair<std::string, std::string> rows[] = {
+      {"retry: {max_preemptions: 1000001}", "retry.max_preemptions: \"1000001\" is out of range"},
+      {"retry: {max_preemptions: [1]}", "retry.max_preemptions: a whole number is expected"},
+      {"retry: 3", "retry: a map of exit_codes max max_preemptions window is expected"}};
+  for (const auto& [text, what] : rows) {
+    const absl::Status refused =
+        ParseJobFile("name: a\nrun: x\n" + text + "\n", "job.yaml", "/home/u").status();
+    EXPECT_EQ(PartsOf(refused).what, "job.yaml:3: " + what);
+  }
+}
+
 TEST(JobFile, TorchrunsNames) {
   absl::StatusOr<JobSpec> job = ParseJobFile(
       "name: a\nrun: x\nmax_restarts: 4\nshutdown_timeout: 90\nrole: trainer\n"

@@ -40,6 +40,7 @@ LaunchConfig Sample() {
   config.spec.max_restarts = 3;
   config.spec.grace = 61s;
   config.spec.restart_window = 1h;
+  config.spec.max_preemptions = 2;
   config.spec.scale_up = ScaleUp::kNever;
   config.spec.command = config.given;
   config.spec.node_check = {"test -e \xff", 9s};

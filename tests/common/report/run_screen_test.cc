@@ -148,6 +148,9 @@ TEST_F(RunScreenTest, WhatCannotBeShownIsToldAlsoWhenQuiet) {
   EXPECT_EQ(screen_->OutputTrouble("stdout", "No space left on device", "/home/u/logs/train-4"),
             "regroup: stdout cannot be written: No space left on device · the job goes on "
             "(--stdout-errors fail ends it) · all output is in ~/logs/train-4\n");
+  EXPECT_EQ(screen_->OutputGap("stderr", "open x: Permission denied", "/home/u/logs/train-4/1/7"),
+            "regroup: not all stderr of rank 7 is shown: open x: Permission denied · what is kept "
+            "of it is in ~/logs/train-4/1/7\n");
 }
 
 TEST_F(RunScreenTest, HealthyOneNodeRunPrintsThreeLines) {

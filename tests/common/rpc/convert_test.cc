@@ -42,6 +42,7 @@ JobSpec SomeSpec() {
   spec.start_timeout = std::chrono::seconds(8);
   spec.max_restarts = 3;
   spec.restart_window = std::chrono::hours(1);
+  spec.max_preemptions = 0;
   spec.exit_codes = {{77, ExitAction::kFail}};
   spec.scale_up = ScaleUp::kNever;
   spec.price_per_node_hour = 2.5;
@@ -198,10 +199,10 @@ TEST(Convert, EveryReasonAndEventSurvives) {
     EXPECT_EQ(FromProto(ToProto(reason))->index(), reason.index());
   }
   const std::vector<FailReason> fails = {
-      BudgetSpent{3, 3},     CrashLoop{5},
-      ExitCodeSaysFail{77},  NotExecutable{13, "\xff", ExecObstacle::kDirectory},
-      CancelledBy{"me", 15}, PreemptedAll{},
-      JoinTimedOut{d}};
+      BudgetSpent{3, 3},      CrashLoop{5},
+      ExitCodeSaysFail{77},   NotExecutable{13, "\xff", ExecObstacle::kDirectory},
+      CancelledBy{"me", 15},  PreemptedAll{},
+      PreemptionsSpent{2, 2}, JoinTimedOut{d}};
   ASSERT_EQ(fails.size(), std::variant_size_v<FailReason>);
   for (const FailReason& reason : fails) {
     ExpectRoundTrip(reason);
@@ -253,6 +254,7 @@ TEST(Convert, ViewsSurvive) {
   job.loss = 2.5;
   job.tokens_per_second = 100;
   job.restarts_charged = 1;
+  job.preemptions = 2;
   job.regroups = 2;
   job.committed_step = 7;
   job.commit_path = "/ckpt";

@@ -173,7 +173,7 @@ class Coordinator {
  private:
   static Config ConfigOf(Epoch epoch) {
     Config config;
-    config.new_cluster = ClusterId("c");
+    config.journal.new_cluster = ClusterId("c");
     config.version = {1, 0, "", {}};
     config.check_indices = epoch == Epoch(1);
     return config;

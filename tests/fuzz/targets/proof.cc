@@ -3,9 +3,11 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <cerrno>
@@ -30,14 +32,14 @@ class Silent : public obs::Logger {
   void Flush() override {}
 };
 
-// In place of gRPC: counts what has passed.
+// In place of gRPC: counts what has passed. Of the listener's thread.
 class Passed : public grpc::experimental::ExternalConnectionAcceptor {
  public:
   void HandleNewConnection(NewConnectionParameters* connection) override {
-    io::UniqueFd(connection->fd).reset();
     ++count;
+    io::UniqueFd(connection->fd).reset();
   }
-  int count = 0;
+  std::atomic<int> count{0};
 };
 
 // One listener for all inputs, as one coordinator has for all callers.
@@ -45,6 +47,8 @@ class Door {
  public:
   Door() {
     io::RaiseDescriptorLimit();  // Who is turned away has half a second to hear why.
+    // What OpenSSL keeps for the listener's thread has to outlive that.
+    CallerProof(kToken, {NewNonce(), NewNonce()});
     CHECK(listener_.ListenTcp(address_).ok());
     coordinator::Gate gate;
     gate.token = kToken;
@@ -73,6 +77,7 @@ class Door {
       Say(caller, proof);
       bytes.remove_prefix(std::min(proof.size(), bytes.size()));
     }
+    if (right) AwaitPassed(before + 1);  // Who leaves before has given up.
     const std::size_t half = bytes.size() / 2;
     Say(caller, bytes.substr(0, half));
     Say(caller, bytes.substr(half));
@@ -115,9 +120,17 @@ class Door {
       if (got > 0) heard.append(bytes, static_cast<std::size_t>(got));
       if (got == 0 || (got < 0 && errno != EAGAIN)) break;
       CHECK(io::MonotonicNow() < limit);
-      if (got < 0) loop_.run_one_for(std::chrono::milliseconds(1));
+      pollfd more{fd.get(), POLLIN, 0};
+      if (got < 0 && ::poll(&more, 1, 1) == 0) Run();
     }
     return heard;
+  }
+  void AwaitPassed(int count) {
+    const Instant limit = io::MonotonicNow() + std::chrono::seconds(5);
+    while (passed_.count < count) {
+      CHECK(io::MonotonicNow() < limit);
+      loop_.run_one_for(std::chrono::milliseconds(1));
+    }
   }
   void Run() {
     while (loop_.poll() > 0) {

@@ -295,7 +295,7 @@ TEST_F(Said, HelpOfEveryCommand) {
 TEST_F(Said, Version) {
   Ended ended = Run({"--version"});
   EXPECT_EQ(ended.code, 0);
-  for (const char* word : {"regroup ", "commit ", "build ", "protocol 1.1", "CUDA ", "NCCL "})
+  for (const char* word : {"regroup ", "commit ", "build ", "protocol 1.2", "CUDA ", "NCCL "})
     EXPECT_THAT(ended.out, HasSubstr(word));
   EXPECT_THAT(Run({"version", "--json"}).out, StartsWith("{\"schema\":\"regroup.version/1\""));
 }
@@ -384,6 +384,8 @@ TEST_F(HandedOver, EverythingGiven) {
   environment_["REGROUP_MAX_RESTARTS"] = "3";
   LaunchConfig config = Launch({"run",
                                 "-N2:3",
+                                "--max-preemptions",
+                                "7",
                                 "--nproc_per_node",
                                 "2",
                                 "--rdzv-endpoint",
@@ -411,6 +413,7 @@ TEST_F(HandedOver, EverythingGiven) {
   EXPECT_EQ(config.spec.name, "my-id");
   EXPECT_EQ(config.spec.min_nodes, 2);
   EXPECT_EQ(config.spec.max_restarts, 3);
+  EXPECT_EQ(config.spec.max_preemptions, 7);
   EXPECT_EQ(config.spec.scale_up, ScaleUp::kNever);
   EXPECT_EQ(config.workers, 2);
   EXPECT_EQ(config.join_timeout, Duration(std::chrono::minutes(10)));
@@ -418,10 +421,11 @@ TEST_F(HandedOver, EverythingGiven) {
               config.log_dir_explicit);
   EXPECT_EQ(config.log_dir, folder_ + "/out");
   EXPECT_EQ(config.ports, (PortRange{5, 9}));
-  EXPECT_THAT(config.others_options,
-              ElementsAre("--nnodes", "2:3", "--nproc-per-node", "2", "--join-timeout", "10m",
-                          "--grace", "61s", "--scale-up", "never", "--log-dir", "out",
-                          "--port-range", "5-9", "--quiet", "--max-restarts", "3"));
+  EXPECT_THAT(
+      config.others_options,
+      ElementsAre("--nnodes", "2:3", "--max-preemptions", "7", "--nproc-per-node", "2",
+                  "--join-timeout", "10m", "--grace", "61s", "--scale-up", "never", "--log-dir",
+                  "out", "--port-range", "5-9", "--quiet", "--max-restarts", "3"));
   EXPECT_THAT(config.others_program, ElementsAre("--module", "pkg.train", "-x"));
 }
 

@@ -40,9 +40,7 @@ Outcome Read(Manner manner, const Words& args, const Variables& variables = {}) 
   Outcome outcome;
   CommandLine line(CommandDescription{.name = "torchrun"});
   DescribeFlags(manner, line.app(), outcome.flags);
-  const bool torchrun = manner == Manner::kTorchrun;
-  absl::StatusOr<ParsedLine> parsed =
-      line.Parse(args, true, {}, {.abbreviations = torchrun, .empty_is_absent = torchrun});
+  absl::StatusOr<ParsedLine> parsed = line.Parse(args, true, {}, RulesOf(manner));
   outcome.status = parsed.status();
   if (parsed.ok()) {
     Words names;
@@ -64,7 +62,7 @@ Outcome Read(Manner manner, const Words& args, const Variables& variables = {}) 
 std::string Fingerprint(const Outcome& outcome) {
   const LaunchFlags& f = outcome.flags;
   return Cat(LaunchConfigToJson(outcome.config), f.job.nodes.min, ":", f.job.nodes.max, " ",
-             f.job.workers, " ", f.job.max_restarts, " ", f.job.grace.count(), " ",
+             f.job.workers, " ", f.job.fields.max_restarts, " ", f.job.fields.grace.count(), " ",
              f.endpoint ? Cat(f.endpoint->host, " ", f.endpoint->port) : std::string("none"), " ",
              f.rdzv_id, " ", f.join_timeout ? f.join_timeout->count() : -1, " ",
              static_cast<int>(f.program.module), static_cast<int>(f.program.no_python),
@@ -170,7 +168,7 @@ TEST(Torchrun, TheLineBeatsTheVariable) {
 // As torchrun: PROTOCOL §3.
 TEST(Torchrun, RestartsNobodyUnlessAsked) {
   for (Manner manner : {Manner::kTorchrun, Manner::kRun})
-    EXPECT_EQ(Read(manner, {"x.py"}).flags.job.max_restarts, 0);
+    EXPECT_EQ(Read(manner, {"x.py"}).flags.job.fields.max_restarts, 0);
 }
 
 TEST(Torchrun, ShortFlagsAbbreviationsAndEmptyValues) {
@@ -295,6 +293,16 @@ TEST(Meeting, TimersAreNotWatchedAndThatIsSaid) {
   }
 }
 
+// torchrun knows one option that begins with --max, `regroup run` two.
+TEST(Meeting, AnAbbreviationMeansTorchrunsOption) {
+  const Outcome outcome = Read(Manner::kTorchrun, {"--max=3", "--max-preemptions", "2", "x"});
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_EQ(outcome.flags.job.fields.max_restarts, 3);
+  EXPECT_EQ(outcome.flags.job.fields.max_preemptions, 2);
+  EXPECT_EQ(Read(Manner::kTorchrun, {"--max-p=4", "x"}).flags.job.fields.max_preemptions, 4);
+  EXPECT_FALSE(Read(Manner::kTorchrun, {"--no", "x"}).status.ok());  // Several of torchrun's.
+}
+
 TEST(Meeting, AnyPortIsForOneNodeThatNeedsNone) {
   for (const Words& args : {Words{"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "x"},
                             Words{"--standalone", "--nnodes=1:4", "--rdzv-endpoint=h:0", "x"}}) {
@@ -313,12 +321,13 @@ TEST(Meeting, TotalRanksAreSpread) {
 
 TEST(Meeting, GraceInSeconds) {
   using std::chrono::seconds;
-  EXPECT_EQ(Read(Manner::kRun, {"--shutdown-timeout", "7", "x"}).flags.job.grace, seconds(7));
-  const Variables variable = {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "9"}};
-  EXPECT_EQ(Read(Manner::kTorchrun, {"x"}, variable).flags.job.grace, seconds(9));
-  EXPECT_EQ(Read(Manner::kTorchrun, {"--shutdown-timeout=7", "x"}, variable).flags.job.grace,
+  EXPECT_EQ(Read(Manner::kRun, {"--shutdown-timeout", "7", "x"}).flags.job.fields.grace,
             seconds(7));
-  EXPECT_EQ(Read(Manner::kRun, {"x"}, variable).flags.job.grace, seconds(30));
+  const Variables variable = {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "9"}};
+  EXPECT_EQ(Read(Manner::kTorchrun, {"x"}, variable).flags.job.fields.grace, seconds(9));
+  EXPECT_EQ(Read(Manner::kTorchrun, {"--shutdown-timeout=7", "x"}, variable).flags.job.fields.grace,
+            seconds(7));
+  EXPECT_EQ(Read(Manner::kRun, {"x"}, variable).flags.job.fields.grace, seconds(30));
 }
 
 struct RefusalRow {

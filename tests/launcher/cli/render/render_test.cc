@@ -174,6 +174,30 @@ TEST(ExplainScreen, UnknownPhasesAreSaidNeverZero) {
   EXPECT_THAT(text, Not(HasSubstr("restore .000")));
 }
 
+// Its first generation is the second preemption, the last one is too many.
+TEST(ExplainScreen, PreemptionsAreCounted) {
+  JobView job = Train();
+  job.preemptions = 3;
+  job.generations.front().ended = Preempted{"node1", true};
+  job.generations.front().charged = false;
+  job.generations.back().ended = Preempted{"node0", false};
+  EXPECT_THAT(RenderExplain(job, std::nullopt, {}, {}), Not(HasSubstr("Preemption")));
+  job.spec.max_preemptions = 2;
+  job.state = "failed";
+  job.exit_code = 143;
+  job.failed = PreemptionsSpent{2, 2};
+  const std::string text = RenderExplain(job, std::nullopt, {}, {});
+  EXPECT_THAT(text, HasSubstr("exit 143"));
+  EXPECT_THAT(text, HasSubstr("--max-preemptions 2 allows"));
+  EXPECT_THAT(text, HasSubstr("Preemption 2 of the 2"));
+  EXPECT_THAT(text, HasSubstr("Preemption 3 of the 2"));
+  EXPECT_THAT(RenderJobs({job}, {}), HasSubstr("2 of 2 preemptions used"));
+  const Json document = Json::parse(JobsDocument({job}))["jobs"][0];
+  EXPECT_EQ(document["preemptions"], 3);
+  EXPECT_EQ(document["max_preemptions"], 2);
+  EXPECT_EQ(document["failed"]["kind"], "preemptions_spent");
+}
+
 TEST(ExplainScreen, WhoWasLeftOutAndWhy) {
   JobView job = Train();
   const auto explained = [&job] { return RenderExplain(job, std::nullopt, {}); };
@@ -202,6 +226,18 @@ TEST(ExplainScreen, WhyTheseNodes) {
   EXPECT_THAT(ExplainDocument(job), HasSubstr("\"free_slots_when_chosen\":8"));
   job.generations.back().members.resize(1'000, job.generations.back().members[0]);
   EXPECT_THAT(explained(), HasSubstr("node0 8, 992 others: most"));
+}
+
+// Of a thousand nodes the first few are named; the oldest generations of many come without theirs.
+TEST(ExplainScreen, ManyNodes) {
+  JobView job = Train();
+  const MemberView member = job.generations.back().members[0];
+  job.generations.back().members.resize(1'000, member);
+  EXPECT_THAT(RenderExplain(job, std::nullopt, {}), HasSubstr(", 992 others ("));
+  for (GenerationView& generation : job.generations)
+    if (generation.generation < job.generations.back().generation) generation.members.clear();
+  EXPECT_THAT(RenderExplain(job, std::nullopt, {}),
+              HasSubstr("(of the generation before no members are shown)"));
 }
 
 TEST(ExplainScreen, Cost) {

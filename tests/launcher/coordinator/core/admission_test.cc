@@ -137,6 +137,11 @@ TEST(CheckSameBounds, NamesBothValues) {
   EXPECT_THAT(PartsOf(CheckSameBounds(JobId("j-1"), running, asked)).because,
               ::testing::AllOf(HasSubstr("--max-restarts 0"), HasSubstr("5")));
   asked = running;
+  running.max_preemptions = 3;
+  EXPECT_THAT(
+      PartsOf(CheckSameBounds(JobId("j-1"), running, asked)).because,
+      ::testing::AllOf(HasSubstr("--max-preemptions 3"), HasSubstr("--max-preemptions unlimited")));
+  running.max_preemptions.reset();
   asked.role = "evaluator";
   EXPECT_THAT(PartsOf(CheckSameBounds(JobId("j-1"), running, asked)).because,
               ::testing::AllOf(HasSubstr("--role default"), HasSubstr("--role evaluator")));

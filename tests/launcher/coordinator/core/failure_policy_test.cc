@@ -166,6 +166,23 @@ TEST(FailsJob, Table) {
   EXPECT_TRUE(std::holds_alternative<CrashLoop>(*FailsJob(spec, Failed(1), 9, {5, 0}, config)));
 }
 
+TEST(FailsForPreemption, Table) {
+  JobSpec spec;
+  EXPECT_FALSE(FailsForPreemption(spec, Preempted{"a", true}, 1'000'000)) << "without a limit";
+  spec.max_preemptions = 2;
+  EXPECT_FALSE(FailsForPreemption(spec, Preempted{"a", true}, 0));
+  EXPECT_FALSE(FailsForPreemption(spec, Preempted{"a", true}, 1));
+  const auto failed = FailsForPreemption(spec, Preempted{"a", true}, 2);
+  ASSERT_TRUE(failed);
+  EXPECT_EQ(std::get<PreemptionsSpent>(*failed).used, 2);
+  EXPECT_EQ(std::get<PreemptionsSpent>(*failed).max, 2);
+  EXPECT_FALSE(FailsForPreemption(spec, Failed(1), 2));
+  EXPECT_FALSE(FailsForPreemption(spec, NodeLost{}, 2));
+  EXPECT_FALSE(FailsForPreemption(spec, Resized{1, 2, {}}, 2));
+  spec.max_preemptions = 0;
+  EXPECT_TRUE(FailsForPreemption(spec, Preempted{"a", false}, 0));
+}
+
 // On all nodes, or the same errno on two: the job fails at once.
 TEST(FailsForExec, Table) {
   const ExcludedNode a{NodeId("a"), "a", ENOENT}, b{NodeId("b"), "b", ENOENT},
@@ -201,6 +218,7 @@ TEST(ExitCodeOf, Table) {
       {CancelledBy{"node1", SIGINT}, std::nullopt, 130},
       {CancelledBy{"node1", SIGHUP}, std::nullopt, 129},
       {PreemptedAll{}, std::nullopt, 143},
+      {PreemptionsSpent{2, 2}, Preempted{"a", true}, 143},
       {JoinTimedOut{60s}, std::nullopt, 124},
   };
   for (const Row& row : table)

@@ -691,8 +691,8 @@ TEST_F(Jobs, time_after_the_last_rank_has_ended_is_not_productive) {
 
 TEST_F(Jobs, bounds_are_errors) {
   coordinator::Config config;
-  config.max_pending_submits = 2;
-  config.max_waiting_reads = 1;
+  config.limits.pending_submits = 2;
+  config.limits.waiting_reads = 1;
   Start(config);
   world().Submit(SpecOf("a", 1, 1), "1");
   world().Submit(SpecOf("b", 1, 1), "2");
@@ -719,7 +719,7 @@ TEST_F(Jobs, bounds_are_errors) {
 // §1: a journal that lost its end had given numbers up to 7.
 TEST_F(Jobs, numbers_go_on_after_those_of_a_lost_journal) {
   coordinator::Config config;
-  config.first_job = 8;
+  config.journal.first_job = 8;
   Start(config);
   world().Submit(SpecOf("a", 1, 1), "1");
   world().Submit(SpecOf("b", 1, 1), "2");
@@ -730,8 +730,8 @@ TEST_F(Jobs, numbers_go_on_after_those_of_a_lost_journal) {
 // §6: ended jobs and their events are kept up to a number; ids are never given out again.
 TEST_F(Jobs, ended_jobs_are_purged) {
   coordinator::Config config;
-  config.max_ended_jobs = 3;
-  config.max_events_per_job = 5;
+  config.limits.ended_jobs = 3;
+  config.limits.events_per_job = 5;
   Start(config);
   AddDaemons({"a"});
   for (int i = 1; i <= 8; ++i) {

@@ -261,7 +261,7 @@ TEST_F(Nodes, notice_does_not_wait_for_ever) {
 // §6: lost nodes are kept for a while, then forgotten.
 TEST_F(Nodes, lost_nodes_are_dropped_after_a_week) {
   coordinator::Config config;
-  config.keep_lost_nodes = 100s;
+  config.retention.lost_nodes = 100s;
   Start(config);
   Open(HelloOf("x", "host"));
   world().RunFor(50s);
@@ -273,7 +273,7 @@ TEST_F(Nodes, lost_nodes_are_dropped_after_a_week) {
 // §6: whoever says hello makes a node; of those that are lost and hold nothing only so many stay.
 TEST_F(Nodes, lost_nodes_are_capped_the_oldest_go_first) {
   coordinator::Config config;
-  config.max_lost_nodes = 3;
+  config.limits.lost_nodes = 3;
   Start(config);
   for (const char* id : {"n1", "n2", "n3", "n4", "n5"}) {
     Open(HelloOf(id, std::string("host-") + id));
@@ -295,8 +295,8 @@ TEST_F(Nodes, lost_nodes_are_capped_the_oldest_go_first) {
 // §6: whoever says hello and leaves is not waited for once too many are; who holds something is.
 TEST_F(Nodes, of_a_crowd_that_leaves_only_so_many_are_waited_for) {
   coordinator::Config config;
-  config.max_away_nodes = 2;
-  config.max_lost_nodes = 2;
+  config.limits.away_nodes = 2;
+  config.limits.lost_nodes = 2;
   Start(config);
   for (const char* id : {"n1", "n2", "n3", "n4", "n5", "n6"}) {
     const SessionId session = Open(HelloOf(id, std::string("host-") + id));

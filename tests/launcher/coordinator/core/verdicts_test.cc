@@ -98,6 +98,68 @@ TEST_F(Verdicts, a_restart_window_outlives_the_coordinator) {
   EXPECT_TRUE(std::holds_alternative<BudgetSpent>(*world().View(job).failed));
 }
 
+// ---- preemptions
+
+// One fewer than its limit changes nothing, and own faults do not count.
+TEST_F(Verdicts, a_notice_too_many_fails_the_job) {
+  Start();
+  AddDaemons({"a", "b", "c", "d"});
+  JobSpec spec = SpecOf("job", 1, 3, 3);
+  spec.scale_up = ScaleUp::kNever;
+  spec.max_preemptions = 1;
+  const JobId job = Running(spec);
+  const std::string first = Members(GenerationOf(job, 1)).front();
+  world().node(first).Notice(20s);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 5s));
+  EXPECT_EQ(world().View(job).preemptions, 1);
+  const std::string second = Members(GenerationOf(job, 2)).front();
+  world().node(second).ExitRank(job, 0, 1);
+  ASSERT_TRUE(ReachesGeneration(job, 3, 5s));
+  EXPECT_EQ(world().View(job).preemptions, 1);
+  world().node(second).Notice(20s);
+  ASSERT_TRUE(Reaches(job, "failed", 10s));
+  const JobView view = world().View(job);
+  EXPECT_EQ(view.exit_code, 143);
+  EXPECT_EQ(std::get<PreemptionsSpent>(*view.failed).used, 1);
+  EXPECT_EQ(std::get<PreemptionsSpent>(*view.failed).max, 1);
+  EXPECT_EQ(view.preemptions, 2);
+  EXPECT_EQ(view.generations.size(), 3u);
+}
+
+TEST_F(Verdicts, preemptions_outlive_the_coordinator) {
+  Start();
+  AddDaemons({"a", "b"});
+  JobSpec spec = SpecOf("job", 1, 2, 0);
+  spec.max_preemptions = 1;
+  const JobId job = Running(spec);
+  world().node("a").Notice(20s);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 5s));
+  world().RunFor(2s);
+  world().CrashCoordinator();
+  world().StartCoordinator();
+  world().RunFor(10s);
+  EXPECT_EQ(world().View(job).preemptions, 1);
+  world().node("b").Notice(20s);
+  ASSERT_TRUE(Reaches(job, "failed", 10s));
+  EXPECT_EQ(world().View(job).exit_code, 143);
+}
+
+// All nodes of a launched job leave at once: without a limit the job is kept, and can go on.
+TEST_F(Verdicts, a_launched_job_fails_instead_of_being_preempted) {
+  for (const bool limited : {false, true}) {
+    Start();
+    JobSpec spec = SpecOf("train", 2, 2);
+    if (limited) spec.max_preemptions = 0;
+    for (const char* node : {"a", "b"}) world().AddLauncher(node, spec);
+    const JobId job("train-1");
+    ASSERT_TRUE(Reaches(job, "running"));
+    for (const char* node : {"a", "b"}) world().node(node).Signal(SIGTERM);
+    ASSERT_TRUE(Reaches(job, limited ? "failed" : "preempted", 60s));
+    EXPECT_EQ(world().View(job).exit_code, 143);
+    EXPECT_EQ(std::holds_alternative<PreemptionsSpent>(*world().View(job).failed), limited);
+  }
+}
+
 // ---- verdicts
 
 // Nobody asks what else a silent member had to tell once the job is over: it is closed, and
@@ -156,6 +218,73 @@ TEST_F(Verdicts, a_wedged_member_keeps_no_verdict_open) {
   EXPECT_EQ(world().View(job).exit_code, 3);
 }
 
+// Nor one that tells of a notice: nothing is formed before it is known whether that was one too
+// many.
+TEST_F(Verdicts, an_open_verdict_of_a_notice_forms_nothing) {
+  Start();
+  sim::Behaviour wedged;
+  wedged.wedged = true;
+  AddDaemons({"a"});
+  AddDaemons({"b"}, wedged);
+  JobSpec spec = SpecOf("job", 1, 2, 3);
+  spec.max_preemptions = 0;
+  const JobId job = Running(spec);
+  AddDaemons({"c"});  // Would be enough.
+  world().node("a").Notice(20s);
+  world().RunFor(60s);
+  ASSERT_TRUE(world().View(job).why.has_value());
+  EXPECT_TRUE(std::holds_alternative<BudgetVerdictOpen>(*world().View(job).why));
+  ASSERT_TRUE(Reaches(job, "failed", 60s));
+  EXPECT_EQ(world().View(job).exit_code, 143);
+  EXPECT_EQ(world().View(job).generations.size(), 1u);
+}
+
+// Several of them count together with those that are closed.
+TEST_F(Verdicts, open_verdicts_of_notices_add_up) {
+  Start();
+  sim::Behaviour wedged;
+  wedged.wedged = true;
+  AddDaemons({"a", "b"});
+  AddDaemons({"c"}, wedged);
+  JobSpec spec = SpecOf("job", 1, 3, 3);
+  spec.scale_up = ScaleUp::kNever;
+  spec.max_preemptions = 1;
+  const JobId job = Running(spec);
+  ASSERT_THAT(Members(GenerationOf(job, 1)), ElementsAre("a", "b", "c"));
+  world().node("a").Notice(20s);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 60s));
+  EXPECT_EQ(world().View(job).preemptions, 1);
+  AddDaemons({"d"});  // Would be enough.
+  world().node("b").Notice(20s);
+  world().RunFor(30s);  // It has gone.
+  ASSERT_TRUE(RowOf(job, 1).verdict_open);
+  EXPECT_FALSE(RowOf(job, 2).verdict_open);
+  EXPECT_EQ(world().View(job).preemptions, 2);
+  EXPECT_TRUE(std::holds_alternative<BudgetVerdictOpen>(*world().View(job).why));
+  ASSERT_TRUE(Reaches(job, "failed", 120s));
+  EXPECT_EQ(world().View(job).exit_code, 143);
+  EXPECT_EQ(world().View(job).preemptions, 2);
+  EXPECT_EQ(world().View(job).generations.size(), 2u);
+}
+
+// Its nodes have all left; a job that may have failed by that is not kept as one that can go on.
+TEST_F(Verdicts, an_open_verdict_of_a_notice_preempts_no_job) {
+  Start();
+  JobSpec spec = SpecOf("train", 2, 2);
+  spec.max_preemptions = 0;
+  for (const char* node : {"a", "b"}) world().AddLauncher(node, spec);
+  world().node("b").behaviour().wedged = true;
+  const JobId job("train-1");
+  ASSERT_TRUE(Reaches(job, "running"));
+  for (const char* node : {"a", "b"}) world().node(node).Signal(SIGTERM);
+  ASSERT_TRUE(world().RunUntil([&] { return RowOf(job, 1).verdict_open; }, 60s));
+  while (RowOf(job, 1).verdict_open) {
+    ASSERT_NE(world().StateOf(job), "preempted");
+    world().RunFor(100ms);
+  }
+  ASSERT_TRUE(Reaches(job, "failed", 10s));
+}
+
 // A cancel changes nothing about why the generation ended that was ending already.
 TEST_F(Verdicts, a_cancel_leaves_the_cause) {
   Start();
@@ -176,8 +305,8 @@ TEST_F(Verdicts, a_cancel_leaves_the_cause) {
 // Ages are looked at though no job ends, and go on while no coordinator runs.
 TEST_F(Verdicts, old_jobs_are_purged_by_age) {
   coordinator::Config config;
-  config.keep_ended = 100s;
-  config.retention_sweep = 5s;
+  config.retention.ended_jobs = 100s;
+  config.retention.sweep = 5s;
   Start(config);
   AddDaemons({"a"});
   world().RunFor(1s);
@@ -194,10 +323,47 @@ TEST_F(Verdicts, old_jobs_are_purged_by_age) {
   EXPECT_TRUE(IsKept("two-2"));  // The newest: its number is not given again.
 }
 
+// What is in memory of a job that has ended does not grow with what happened to it, before a
+// restart as after; who asks is shown all of it.
+TEST_F(Verdicts, most_of_an_ended_jobs_history_is_in_the_journal_alone) {
+  Start();
+  AddDaemons({"a"});
+  const JobId job = Running(SpecOf("job", 1, 1, 20));
+  for (std::uint64_t failure = 0; failure < 12; ++failure) {
+    world().RunFor(61s);
+    world().node("a").ExitRank(job, 0, 1);
+    ASSERT_TRUE(ReachesGeneration(job, 2 + failure));
+  }
+  FinishAll(job);
+  ASSERT_TRUE(Reaches(job, "succeeded"));
+  for (const bool again : {false, true}) {
+    if (again) {
+      world().CrashCoordinator();
+      world().StartCoordinator();
+    }
+    coordinator::ReadFilter filter;
+    filter.job = job.value();
+    filter.detail = true;
+    const auto read = world().core().Read(filter, Instant(), WallTime());
+    ASSERT_TRUE(read.ok());
+    EXPECT_TRUE(read->jobs[0].history_away);
+    EXPECT_EQ(read->jobs[0].generations.size(), coordinator::kGenerationsKept);
+    EXPECT_EQ(read->jobs[0].generations.back().generation, Generation(13));
+    EXPECT_TRUE(read->jobs[0].events.empty());
+    filter.detail = false;
+    EXPECT_FALSE(world().core().Read(filter, Instant(), WallTime())->jobs[0].history_away);
+    const JobView whole = world().View(job);
+    EXPECT_EQ(whole.generations.size(), 13u);
+    EXPECT_EQ(whole.events.front().number, 1u);
+    EXPECT_TRUE(std::holds_alternative<JobEnded>(whole.events.back().body));
+    EXPECT_EQ(whole.restarts_charged, 12);
+  }
+}
+
 // A preempted job whose verdict is open is not purged: rows of it are still written.
 TEST_F(Verdicts, an_open_verdict_keeps_its_job) {
   coordinator::Config config;
-  config.max_ended_jobs = 1;
+  config.limits.ended_jobs = 1;
   Start(config);
   sim::NodeOptions options;
   options.launched = true;
@@ -224,7 +390,7 @@ TEST_F(Verdicts, an_open_verdict_keeps_its_job) {
 // comes back is stopped, and its slot is free again.
 TEST_F(Verdicts, a_group_of_a_purged_job_is_stopped) {
   coordinator::Config config;
-  config.max_ended_jobs = 1;
+  config.limits.ended_jobs = 1;
   Start(config);
   AddDaemons({"a"});
   const JobId job = Running(SpecOf("job", 1, 1));
@@ -287,8 +453,8 @@ class OneNode {
   inline static const SessionId kSession{1};
   static coordinator::Config ConfigOf() {
     coordinator::Config config;
-    config.new_cluster = ClusterId("cluster");
-    config.max_ended_jobs = 4;
+    config.journal.new_cluster = ClusterId("cluster");
+    config.limits.ended_jobs = 4;
     return config;
   }
   void Step(const coordinator::Event& event) {

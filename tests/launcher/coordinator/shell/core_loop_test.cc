@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/check.h"
@@ -18,7 +19,8 @@ using ::testing::IsEmpty;
 // A disk that takes as long as the test says.
 class HeldJournal final : public Journal {
  public:
-  void Load(Loaded) override {}
+  void Load(HasEnded, Loaded) override {}
+  void ReadFolder(std::string, Loaded) override {}
   void Commit(Batch batch, Done done) override {
     CHECK(!done_);  // One is in flight.
     batches.push_back(std::move(batch));
@@ -48,7 +50,7 @@ class CoreLoopTest : public ::testing::Test {
  protected:
   CoreLoopTest() {
     Config config;
-    config.new_cluster = ClusterId("c0ffee");
+    config.journal.new_cluster = ClusterId("c0ffee");
     loop_.Start(Core(config, Epoch(1), {}, io::MonotonicNow()));
     Run();
   }
@@ -100,6 +102,44 @@ TEST_F(CoreLoopTest, WhileTheDiskIsBusyItGoesOnAndSaysNothing) {
   EXPECT_THAT(outlet_.answered, ElementsAre(1, 2, 3, 4));
   Read(5);  // Nothing is on its way: there is nothing to wait for.
   EXPECT_THAT(outlet_.answered, ElementsAre(1, 2, 3, 4, 5));
+}
+
+// After a month in which no coordinator ran thousands of jobs are too old at once. One commit
+// purges a few of them, since whatever else is decided waits for it.
+TEST_F(CoreLoopTest, ACommitPurgesAFewJobs) {
+  constexpr int kJobs = 40;
+  Config config;
+  config.retention.ended_jobs = Duration{};
+  std::vector<Row> rows = {{MetaKey(), MetaRow{ClusterId("c"), Epoch(1), 0, Epoch()}}};
+  for (int i = 1; i <= kJobs; ++i) {
+    const JobId job("train-" + std::to_string(i));
+    JobSpecRow spec;
+    spec.job = job;
+    spec.sequence = static_cast<std::uint64_t>(i);
+    spec.spec = SubmittedJob("train", 1, 1);
+    spec.key = job.value();
+    JobStateRow state;
+    state.job = job;
+    state.phase = JobPhase::kEnded;
+    state.verdict = Verdict{VerdictState::kSucceeded, 0, std::nullopt};
+    rows.push_back({JobSpecKey(job), spec});
+    rows.push_back({JobStateKey(job), state});
+  }
+  HeldJournal journal;
+  Recorder outlet;
+  CoreLoop loop(io_, journal, *log_, outlet);
+  loop.Start(Core(config, Epoch(2), rows, io::MonotonicNow()));
+  Run();
+  int purged = 0;
+  for (std::size_t i = 0; i < journal.batches.size(); ++i) {
+    const auto folders = std::count_if(journal.batches[i].begin(), journal.batches[i].end(),
+                                       [](const JournalRow& row) { return !row.value; });
+    EXPECT_LE(folders, 4);
+    purged += static_cast<int>(folders);
+    journal.Finish(absl::OkStatus());
+    Run();
+  }
+  EXPECT_EQ(purged, kJobs - 1);  // The newest keeps its number.
 }
 
 TEST_F(CoreLoopTest, AJournalThatFailsIsFatalAndNothingIsSaidAnyMore) {

@@ -86,6 +86,8 @@ pb::AgentMessage SomeHello(const std::string& node) {
   hello.incarnation = Incarnation(1);
   hello.boot = BootId("boot");
   hello.name = node;
+  hello.version.major = kProtocolMajor;
+  hello.version.minor = kProtocolMinor;
   hello.address = "127.0.0.1";
   pb::AgentMessage message;
   *message.mutable_hello() = ToProto(hello);

@@ -4,6 +4,7 @@
 #include "launcher/coordinator/shell/daemon.h"
 
 #include <gmock/gmock.h>
+#include <sqlite3.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -21,7 +22,10 @@
 #include "common/rpc/describe_listener.h"
 #include "launcher/coordinator/shell/job_numbers.h"
 #include "launcher/coordinator/shell/offline.h"
+#include "launcher/coordinator/shell/records.h"
+#include "launcher/coordinator/shell/sqlite_journal.h"
 #include "tests/launcher/coordinator/shell/daemon_fixture.h"
+#include "tests/launcher/coordinator/shell/journal_contract.h"
 
 namespace regroup::coordinator {
 namespace {
@@ -528,6 +532,164 @@ TEST_F(DaemonTest, AListOfManyPagesIsWholeAndNotOlderThanItsQuestion) {
   }
   over = true;
   for (std::thread& other : others) other.join();
+}
+
+// It is in no coordinator's memory, but whoever asks is shown all of it: by one job, in a list, and
+// by several readers at once.
+TEST_F(DaemonTest, TheHistoryOfEndedJobsIsReadWhenSomebodyAsks) {
+  Start();
+  LogicalAgent& agent = AddAgent("node0");
+  std::vector<JobId> jobs;
+  {
+    Client client = OverUnix();
+    for (int i = 0; i < 3; ++i) {
+      jobs.push_back(*client.Submit(SubmittedJob("train", 1, 1), std::to_string(i)));
+      ASSERT_TRUE(agent.WaitFor([&](const auto& s) { return IsRunning(s, jobs.back()); }));
+      agent.ExitAll(jobs.back());
+      const auto end = client.WaitForEnd(jobs.back().value(), seconds(10));
+      ASSERT_TRUE(end.ok()) << end.status();
+    }
+  }
+  const auto whole = [](const JobView& job) {
+    EXPECT_EQ(job.state, "succeeded");
+    ASSERT_EQ(job.generations.size(), 1u);
+    EXPECT_EQ(job.generations.front().members.size(), 1u);
+    ASSERT_GE(job.events.size(), 4u);
+    EXPECT_EQ(job.events.front().number, 1u);
+    EXPECT_TRUE(std::holds_alternative<JobEnded>(job.events.back().body));
+  };
+  for (const bool again : {false, true}) {
+    if (again) {
+      ASSERT_EQ(Stop(), 0);
+      Start();
+    }
+    std::vector<std::thread> readers;
+    for (int i = 0; i < 4; ++i) {
+      readers.emplace_back([&] {
+        Client client = OverUnix();
+        for (const JobId& job : jobs) {
+          const auto read = client.ReadJob(job.value());
+          ASSERT_TRUE(read.ok()) << read.status();
+          whole(*read);
+          EXPECT_TRUE(client.ReadJob(job.value(), /*detail=*/false)->events.empty());
+        }
+        pb::ReadRequest all = EveryJob();
+        all.set_detail(true);
+        const auto list = client.Read(all);
+        ASSERT_TRUE(list.ok()) << list.status();
+        ASSERT_EQ(list->jobs_size(), 3);
+        for (const pb::JobView& job : list->jobs()) {
+          EXPECT_GE(job.events_size(), 4);
+          EXPECT_EQ(job.generations_size(), 1);
+        }
+      });
+    }
+    for (std::thread& reader : readers) reader.join();
+  }
+}
+
+// Whoever asks is told which row cannot be read, and is shown what is in memory: with it the output
+// of the job is found.
+TEST_F(DaemonTest, AHistoryThatCannotBeReadIsToldAndHidesNothingElse) {
+  Start();
+  LogicalAgent& agent = AddAgent("node0");
+  JobId job;
+  {
+    Client client = OverUnix();
+    job = *client.Submit(SubmittedJob("train", 1, 1), "key");
+    ASSERT_TRUE(agent.WaitFor([&](const auto& s) { return IsRunning(s, job); }));
+    agent.ExitAll(job);
+    ASSERT_TRUE(client.WaitForEnd(job.value(), seconds(10)).ok());
+  }
+  const std::string journal = daemon_->folder() + "/journal.db";
+  ASSERT_EQ(Stop(), 0);
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open(journal.c_str(), &database), SQLITE_OK);
+  const char* const sql =
+      "UPDATE rows SET sum = sum + 1 WHERE key = CAST('job/train-1/event/000002' AS BLOB)";
+  ASSERT_EQ(sqlite3_exec(database, sql, nullptr, nullptr, nullptr), SQLITE_OK);
+  ASSERT_EQ(sqlite3_changes(database), 1);
+  sqlite3_close(database);
+  Start();
+  Client client = OverUnix();
+  pb::ReadRequest request = EveryJob();
+  request.set_detail(true);
+  for (const char* selector : {"", "train-1"}) {
+    request.set_selector(selector);
+    const auto read = client.Read(request);
+    ASSERT_TRUE(read.ok()) << read.status();
+    ASSERT_EQ(read->jobs_size(), 1);
+    EXPECT_EQ(read->jobs(0).state(), "succeeded");
+    EXPECT_EQ(read->jobs(0).generations_size(), 1);
+    ASSERT_EQ(read->warnings_size(), 1);
+    EXPECT_THAT(read->warnings(0), HasSubstr("job/train-1/event/000002"));
+  }
+}
+
+// While the history of one job is read, another one takes its place: who asks then is told of that.
+// Repeated until the first question did come before the other job.
+TEST_F(DaemonTest, AnAnswerWithAHistoryIsNotOlderThanItsQuestion) {
+  bool shown = false;
+  for (int round = 0; !shown && round < 10; ++round) {
+    Start();
+    JobId first;
+    {
+      Client client = OverUnix();
+      first = *client.Submit(SubmittedJob("train", 1, 1), std::to_string(2 * round));
+      ASSERT_TRUE(client.Cancel("last").ok());
+    }
+    const std::string journal = daemon_->folder() + "/journal.db";
+    ASSERT_EQ(Stop(), 0);
+    {
+      Journal::Batch long_history;  // It takes a while to read.
+      for (std::uint64_t i = 0; i < 50'000; ++i)
+        long_history.push_back(EncodeRow(
+            {JobEventKey(first, i), JobEventRow{first, {i + 1, WallTime(), CommitAccepted{}}}}));
+      const std::unique_ptr<Journal> writer = MakeSqliteJournal(journal);
+      ASSERT_TRUE(LoadNow(*writer).ok());
+      ASSERT_TRUE(CommitNow(*writer, long_history).ok());
+    }
+    Start();
+    std::promise<JobId> answered;
+    std::future<JobId> answer = answered.get_future();
+    std::thread reader([&, client = std::make_shared<Client>(OverUnix())] {
+      answered.set_value(client->ReadJob("last")->id);
+    });
+    Client client = OverUnix();
+    const auto second = client.Submit(SubmittedJob("train", 1, 1), std::to_string(2 * round + 1));
+    const bool waits = answer.wait_for(seconds(0)) == std::future_status::timeout;
+    const auto newest = client.ReadJob("last");
+    reader.join();
+    ASSERT_TRUE(second.ok()) << second.status();
+    ASSERT_TRUE(newest.ok()) << newest.status();
+    EXPECT_EQ(newest->id, *second);
+    shown = waits && answer.get() == first;
+    ASSERT_EQ(Stop(), 0);
+  }
+  EXPECT_TRUE(shown);
+}
+
+TEST_F(DaemonTest, ItsEndInTheMidstOfHistoriesIsClean) {
+  for (int i = 0; i < 5; ++i) {
+    Start();
+    std::atomic<bool> over = false;
+    std::vector<std::thread> readers;
+    {
+      Client client = OverUnix();
+      ASSERT_TRUE(client.Submit(SubmittedJob("train", 1, 1), std::to_string(i)).ok());
+      ASSERT_TRUE(client.Cancel("last").ok());
+    }
+    std::atomic<int> answers = 0;
+    for (int k = 0; k < 4; ++k) {
+      readers.emplace_back([&, client = std::make_shared<Client>(OverUnix())] {
+        while (!over) answers += client->ReadJob("last").ok() ? 1 : 0;
+      });
+    }
+    EXPECT_TRUE(Eventually([&] { return answers > 8; }));
+    EXPECT_EQ(Stop(), 0);
+    over = true;
+    for (std::thread& reader : readers) reader.join();
+  }
 }
 
 TEST_F(DaemonTest, AThousandSessionsFormOneGroup) {

@@ -25,6 +25,7 @@ JobSpec Spec() {
   spec.start_timeout = std::chrono::seconds(8);
   spec.max_restarts = 9;
   spec.restart_window = std::chrono::hours(1);
+  spec.max_preemptions = 4;
   spec.exit_codes = {{77, ExitAction::kFail}, {3, ExitAction::kRetry}};
   spec.scale_up = ScaleUp::kNever;
   spec.price_per_node_hour = 2.5;
@@ -83,21 +84,18 @@ TEST(Records, EveryKindOfRowSurvives) {
   state.last_number = Generation(5);
   state.last_formed = Generation(4);
   state.verdict = Verdict{VerdictState::kFailed, 3, FailReason(BudgetSpent{3, 3})};
-  state.cancel_key = "cancel";
-  state.stop_now = true;
-  state.restarts_charged = 3;
-  state.charges = {std::chrono::seconds(1), std::chrono::seconds(2)};
+  state.cancel.key = "cancel";
+  state.cancel.now = true;
+  state.ends = {3, {std::chrono::seconds(1), std::chrono::seconds(2)}, 2, 1, 12};
   state.regroups = 4;
-  state.own_failures = 2;
-  state.free_ends = 1;
-  state.best_step = 812;
+  state.reached.step = 812;
   state.growths = 2;
   state.excluded = {{node, "node1", 13, ExecObstacle::kDirectory}};
   state.account = {Duration(1), Duration(2), Duration(3), Duration(4),
                    Duration(5), Duration(6), Duration(7)};
   state.held = {NodeTime(8), NodeTime(9)};
-  state.samples = 10;
-  state.tokens = 11;
+  state.reached.samples = 10;
+  state.reached.tokens = 11;
   state.started_at = state.ended_at = at;
   state.ran_for = std::chrono::hours(2);
   ExpectRoundTrip({JobStateKey(job), state});
@@ -121,9 +119,9 @@ TEST(Records, EveryKindOfRowSurvives) {
   generation.consequences = {Cause()};
   generation.phases = {Duration(1), Duration(2), Duration(3), Duration(4), Duration(5),
                        Duration(6), Duration(7), Duration(8), Duration(9)};
-  generation.first_step = 801;
-  generation.last_step = 0;
-  generation.restored_step = 800;
+  generation.steps.first = 801;
+  generation.steps.last = 0;
+  generation.steps.restored = 800;
   ExpectRoundTrip({GenerationKey(job, Generation(4)), generation});
 
   ExpectRoundTrip({DoneKey(job, node), DoneRow{job, node, Generation(4), {0, 1}}});

@@ -35,10 +35,22 @@ TEST_F(ReputeTest, ADebtIsWaitedForFromItsLimitOn) {
   EXPECT_EQ(HeardIn("10.0.0.2"), 0s) << "another's";
 }
 
-TEST_F(ReputeTest, ACutCostsAsMuchAsIsTakenAndNoneMoreThanTheMost) {
-  Owe("10.0.0.1", kDebtOfACut);
+TEST_F(ReputeTest, ACutCostsAsMuchAsIsTakenAnotherMoreAndNoneMoreThanTheMost) {
+  repute_.WasCut("10.0.0.1", now_);
   EXPECT_EQ(HeardIn("10.0.0.1"), 10ms);
-  Owe("10.0.0.1", kDebtOfACut, 100);
+  now_ += 4990ms;
+  EXPECT_EQ(HeardIn("10.0.0.1"), 0s);
+  repute_.WasCut("10.0.0.1", now_);
+  EXPECT_EQ(HeardIn("10.0.0.1"), 15s + 20ms);
+  now_ += 1min;
+  repute_.WasCut("10.0.0.1", now_);
+  EXPECT_EQ(HeardIn("10.0.0.1"), 10ms) << "what is paid is forgotten";
+  now_ += 1min;
+  Owe("10.0.0.1", kDebtOfNoWord);
+  for (int i = 0; i < 3; ++i) repute_.WasCut("10.0.0.1", now_ + i * 400ms);
+  EXPECT_EQ(HeardIn("10.0.0.1"), 10s + 20ms)
+      << "a small debt is no cut, and one incident no second";
+  for (int i = 0; i < 100; ++i) repute_.WasCut("10.0.0.1", now_);
   EXPECT_EQ(HeardIn("10.0.0.1"), kMostDebt - kDebtLimit + 10ms);
 }
 

@@ -84,6 +84,9 @@ TEST(Http2Meter, CountsWhatOneSideMakesTheOtherDo) {
       {"settings", client, kPreface + Times(201, Frame(4, 0, "")), controls},
       {"pings", client, kPreface + Times(201, Frame(6, 0, "12345678")), controls},
       {"priorities", client, kPreface + Times(201, Frame(2, 1, "12345")), controls},
+      {"a share of empty frames", client, kPreface + Headers(1) + Times(200, Frame(0, 1, "")),
+       nullptr},
+      {"empty frames", client, kPreface + Headers(1) + Times(201, Frame(0, 1, "")), "empty frames"},
       {"a farewell", client, kPreface + Times(4, Frame(7, 0, "12345678")), nullptr},
       {"goaways", client, kPreface + Times(5, Frame(7, 0, "12345678")), "goaways"},
       {"a server that ends", server, Times(300, Frame(7, 0, "12345678")), nullptr},
@@ -174,7 +177,7 @@ class Passages : public ::testing::Test {
     EXPECT_EQ(::poll(&waiting, 1, 10'000), 1);
     io::UniqueFd accepted(
         ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    absl::StatusOr<io::UniqueFd> server = gate.Admit(std::move(accepted));
+    absl::StatusOr<io::UniqueFd> server = gate.Admit(accepted);
     EXPECT_TRUE(server.ok()) << server.status();
     pair.server = *std::move(server);
     ::fcntl(pair.server.get(), F_SETFL, 0);  // Waits, as the peer's does.
@@ -222,7 +225,7 @@ std::string Large() {
 TEST_F(Passages, WhatIsSentArrivesWholeBothWaysAtOnce) {
   TcpGate gate(Untold, repute_);
   const Pair pair = Connect(gate);
-  const std::string down = Large(), up = kPreface + Large() + Large();
+  const std::string down = Large(), up = kPreface + Headers(1) + Large() + Large();
   std::thread sender([&] { SendAll(pair.server, down); });
   std::thread uploader([&] { SendAll(pair.peer, up); });
   std::string heard(up.size(), '\0');

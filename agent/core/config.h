@@ -1,0 +1,57 @@
+#pragma once
+
+// What one agent is told at its start, and how long its core waits for what.
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "common/base/control.h"
+#include "common/base/ids.h"
+#include "common/base/time.h"
+
+namespace regroup::agent {
+
+// Every wait of the core that no message sets. No wait is without an end: what follows it is said
+// here.
+struct Waits {
+  // Of one rank's progress, between two messages; the newest goes.
+  Duration progress = std::chrono::milliseconds(100);
+  // For a Welcome, unless the last lease was longer: the session is broken.
+  Duration welcome = std::chrono::seconds(5);
+  // Between two starts of a coordinator that this host hosts and that does not answer.
+  Duration coordinator_restart = std::chrono::seconds(1);
+  // For a shim's word, after the deadline of a stop: the shim is killed, as often as it takes.
+  Duration shim_silence = std::chrono::seconds(2);
+  // One Ctrl-C under `timeout` arrives twice within 1 ms; a person's second one is later than this.
+  Duration same_signal = std::chrono::milliseconds(500);
+  // For the coordinator's word that the whole job has ended with this node's groups: this command
+  // leaves without it.
+  Duration result = std::chrono::milliseconds(500);
+  // Beyond a deadline that shims keep: everything is stopped, whatever the coordinator says.
+  Duration slack = std::chrono::seconds(1);
+  // After that, for groups that do not end: the agent leaves without them.
+  Duration kill = std::chrono::seconds(3);
+};
+
+struct Config {
+  NodeId node;
+  Incarnation incarnation;
+  BootId boot;
+  std::string name;
+  bool name_explicit = false;
+  int slots = 1;
+  Version version;
+  std::string no_cgroup;                      // Why groups get none; empty: they get one.
+  bool launched = false;                      // By `regroup run`; else a service.
+  bool sigterm_is_notice = false;             // Of a service.
+  bool starts_coordinator = false;            // This host hosts the launch command's coordinator.
+  Duration grace = std::chrono::seconds(30);  // What a notice or a first signal gives the workers.
+  std::optional<Duration> join_timeout;       // Of a launch command.
+  // The coordinator that was followed in an earlier life; an empty cluster: none was.
+  ClusterId cluster;
+  Epoch highest_epoch;
+  Waits waits;
+};
+
+}  // namespace regroup::agent

@@ -1,0 +1,128 @@
+#include "agent/core/prepare.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "agent/core/stops.h"
+
+namespace regroup::agent {
+namespace {
+
+constexpr std::size_t kMaxRefusalBytes = 2048;
+
+// A refusal is a group that is free from birth: reported until acknowledged, then forgotten like
+// any other.
+void Refuse(Step& step, const GroupKey& key, int workers, std::string why) {
+  step.Note(absl::StrCat("refused to prepare ", NameOf(key), ": ", why));
+  Job& job = step.state.jobs[key.job];
+  job.highest = std::max(job.highest, key.generation);
+  Group group;
+  group.phase = Phase::kFree;
+  group.workers = std::max(0, workers);
+  group.refused = std::move(why);
+  step.state.groups.emplace(key, std::move(group));
+}
+
+}  // namespace
+
+void StartPreparing(Step& step, const JobId& job, const Prepare& prepare) {
+  State& state = step.state;
+  const GroupKey key{job, prepare.generation};
+  if (state.Find(key) != nullptr) return;
+  int taken = 0, freeing = 0;
+  for (const auto& [other, group] : state.groups) {
+    if (group.holds_slots()) taken += group.workers;
+    if (group.phase == Phase::kStopping) freeing += group.workers;
+  }
+  const int needed = prepare.spec.workers, slots = step.config().slots;
+  if (needed < 1 || needed > slots) {
+    return Refuse(step, key, needed,
+                  absl::StrFormat("%d workers asked for, this node has %d slots", needed, slots));
+  }
+  if (state.ending.leaving) return Refuse(step, key, needed, "this node is leaving");
+  if (taken + needed > slots) {
+    if (taken - freeing + needed <= slots) return;  // Waits for what is stopping.
+    return Refuse(
+        step, key, needed,
+        absl::StrFormat("%d workers asked for, %d of %d slots are taken", needed, taken, slots));
+  }
+  Job& known = state.jobs[job];
+  known.highest = std::max(known.highest, prepare.generation);
+  Group group;
+  group.workers = needed;
+  group.store.hosted = prepare.host_store;
+  // From now on there may be something of it on the disk, whether the shell has answered or not.
+  group.shim.stage = ShimStage::kDirectory;
+  state.groups.emplace(key, std::move(group));
+  step.Do(WriteRunDirectory{key, prepare});
+}
+
+void MaybePrepared(Group& group) {
+  if (group.phase != Phase::kPreparing || group.shim.stage != ShimStage::kReady ||
+      group.shim.checking || (group.store.hosted && !group.store.address))
+    return;
+  group.phase = Phase::kPrepared;
+  group.report.dirty = true;
+}
+
+void On(Step& step, const RunDirectoryWritten& written) {
+  Group* group = step.state.Find(written.key);
+  if (group == nullptr || group->shim.stage >= ShimStage::kSpawned) return;
+  if (group->stop_deadline) {
+    // Voided meanwhile: nothing was started, so nothing has to be stopped.
+    MarkFree(*group);
+    return;
+  }
+  group->shim.stage = ShimStage::kSpawned;
+  step.Do(SpawnShim{written.key});
+  if (group->store.hosted) step.Do(SpawnStore{written.key});
+}
+
+void On(Step& step, const PrepareFailed& failed) {
+  Group* group = step.state.Find(failed.key);
+  if (group == nullptr || group->phase == Phase::kFree || group->started) return;
+  step.Note(absl::StrCat("cannot prepare ", NameOf(failed.key), ": ", failed.why));
+  group->refused = failed.why.substr(0, kMaxRefusalBytes);
+  group->report.dirty = true;
+  if (group->shim.stage == ShimStage::kReady) {
+    StopGroup(step, failed.key, *group, step.now(), StopReason::kFailure);
+  } else {
+    // No rank was ever started: whatever there is of a shim or store ends with the run directory.
+    MarkFree(*group);
+  }
+}
+
+void On(Step& step, const ShimReady& ready) {
+  Group* group = step.state.Find(ready.key);
+  if (group == nullptr || group->shim.stage >= ShimStage::kReady || group->phase == Phase::kFree)
+    return;
+  group->shim.stage = ShimStage::kReady;
+  group->shim.witness = ready.witness;
+  group->shim.checking = ready.checking;
+  if (group->stop_deadline) {
+    // It could not be told before.
+    step.Do(StopRanks{ready.key, *group->stop_deadline});
+  } else {
+    MaybePrepared(*group);
+  }
+}
+
+void On(Step& step, const NodeChecked& checked) {
+  Group* group = step.state.Find(checked.key);
+  if (group == nullptr) return;
+  group->shim.checking = false;
+  MaybePrepared(*group);
+}
+
+void On(Step& step, const StoreBound& bound) {
+  Group* group = step.state.Find(bound.key);
+  if (group == nullptr || !group->store.hosted || group->store.address) return;
+  group->store.address = bound.address;
+  if (group->store.closed) step.Do(CloseStore{bound.key});  // Stopped before it was bound.
+  MaybePrepared(*group);
+}
+
+}  // namespace regroup::agent

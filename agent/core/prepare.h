@@ -1,0 +1,31 @@
+#pragma once
+
+// From an order to prepare a generation to a group whose ranks could start: slots, the run
+// directory, the shim, its node check, and the store where this node hosts it. Each part is
+// ordered once and answers once. Private to this folder.
+//
+//   WriteRunDirectory → SpawnShim → (node check) ┐
+//                       SpawnStore               ┴→ kPrepared
+
+#include "agent/core/events.h"
+#include "agent/core/group.h"
+#include "agent/core/step.h"
+#include "common/base/control.h"
+#include "common/base/ids.h"
+
+namespace regroup::agent {
+
+// Does nothing where the group is there, or while the slots that it needs are being freed; what
+// can never be done is refused, and reported like any group.
+void StartPreparing(Step& step, const JobId& job, const Prepare& prepare);
+
+// Once all parts have answered.
+void MaybePrepared(Group& group);
+
+void On(Step& step, const RunDirectoryWritten& written);
+void On(Step& step, const PrepareFailed& failed);
+void On(Step& step, const ShimReady& ready);
+void On(Step& step, const NodeChecked& checked);
+void On(Step& step, const StoreBound& bound);
+
+}  // namespace regroup::agent

@@ -1,0 +1,68 @@
+#include "agent/core/stops.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace regroup::agent {
+namespace {
+
+bool AllExitedWell(const Group& group) {
+  const auto& exits = group.ranks.exits;
+  return static_cast<int>(exits.size()) == group.workers &&
+         std::all_of(exits.begin(), exits.end(), [](const auto& entry) {
+           return entry.second.kind == ExitKind::kExited && entry.second.code == 0;
+         });
+}
+
+}  // namespace
+
+void StopGroup(Step& step, const GroupKey& key, Group& group, Instant deadline, StopReason reason) {
+  if (group.phase == Phase::kFree) return;
+  const bool breaks = reason == StopReason::kFailure || reason == StopReason::kCancelled ||
+                      reason == StopReason::kSuperseded;
+  if (breaks && group.store.hosted && !group.store.closed) {
+    // Stops nobody; keeps stragglers elsewhere from rendezvousing in a generation that is over.
+    group.store.closed = true;
+    if (group.shim.stage >= ShimStage::kSpawned) step.Do(CloseStore{key});
+    group.report.dirty = true;
+  }
+  if (group.stop_deadline && *group.stop_deadline <= deadline) return;
+  group.stop_deadline = deadline;
+  group.shim.kill_at.reset();
+  if (!group.signalled_at) group.signalled_at = step.now();
+  if (group.phase != Phase::kUnkillable && group.phase != Phase::kStopping) {
+    group.phase = Phase::kStopping;
+    group.report.dirty = true;
+  }
+  // A generation with a rank that has exited 0 neither grows nor moves: that stop ends the job.
+  const bool finished = reason == StopReason::kElective && AllExitedWell(group);
+  if (group.shim.stage == ShimStage::kReady) step.Do(StopRanks{key, deadline, finished});
+}
+
+void StopEverything(Step& step, Instant deadline) {
+  for (auto& [key, group] : step.state.groups)
+    StopGroup(step, key, group, deadline, StopReason::kNotice);
+}
+
+// A live shim kills its ranks at the deadline and says so; then its group is free or unkillable.
+std::optional<Instant> KillShimAt(const Group& group) {
+  const bool awaited = group.phase == Phase::kStopping && group.has_shim();
+  return awaited ? group.shim.kill_at : std::nullopt;
+}
+
+void KillSilentShims(Step& step) {
+  const Duration silence = step.waits().shim_silence;
+  for (auto& [key, group] : step.state.groups) {
+    // From the deadline on, or from now where an earlier life of this agent has let it pass.
+    if (group.stop_deadline && !group.shim.kill_at)
+      group.shim.kill_at = std::max(step.now(), *group.stop_deadline) + silence;
+    const std::optional<Instant> at = KillShimAt(group);
+    if (!at || step.now() < *at) continue;
+    step.Note(absl::StrCat("the shim of ", NameOf(key), " does not answer and is killed"));
+    group.shim.kill_at = step.now() + silence;
+    step.Do(KillShim{key});
+  }
+}
+
+}  // namespace regroup::agent

@@ -1,0 +1,39 @@
+#include "agent/core/workers.h"
+
+#include <variant>
+
+#include "agent/core/commits.h"
+#include "agent/core/group.h"
+#include "agent/core/notices.h"
+#include "agent/core/progress.h"
+#include "common/base/control.h"
+
+namespace regroup::agent {
+
+void On(Step& step, const WorkerSaid& said) {
+  Group* group = step.state.Find(said.key);
+  if (group == nullptr || said.local_rank < 0 || said.local_rank >= group->workers) return;
+  if (const auto* hello = std::get_if<WorkerHello>(&said.what)) {
+    group->notice.speaking[said.local_rank] = hello->takes_notice;
+    group->notice.told.erase(said.local_rank);
+    // It may have reconnected, or come late: what it missed is told again.
+    if (group->notice.deadline && hello->takes_notice) NotifyWorkers(step, said.key, *group);
+  } else if (const auto* progress = std::get_if<WorkerProgress>(&said.what)) {
+    KeepProgress(step, said.key, said.local_rank, *progress);
+  } else if (const auto* request = std::get_if<CommitRequest>(&said.what)) {
+    // The coordinator should not hear of a checkpoint before the steps that led to it.
+    FlushProgress(step, said.key);
+    AskCommit(step, said.key, *request);
+  } else if (const auto* failed = std::get_if<CommunicatorFailed>(&said.what)) {
+    group->ranks.communicator_failed[said.local_rank] = failed->text.substr(0, kMaxErrorBytes);
+  }
+}
+
+void On(Step& step, const WorkerHungUp& hung_up) {
+  Group* group = step.state.Find(hung_up.key);
+  if (group == nullptr) return;
+  group->notice.speaking.erase(hung_up.local_rank);
+  group->notice.told.erase(hung_up.local_rank);
+}
+
+}  // namespace regroup::agent

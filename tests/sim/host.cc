@@ -1,0 +1,404 @@
+// The host's side of a node: run directories, shims, stores and workers. Models: what they do is
+// what agent/shim and agent/shell do, and what a Behaviour makes them do.
+
+#include <algorithm>
+#include <utility>
+
+#include "tests/sim/node.h"
+
+namespace regroup::sim {
+
+namespace {
+constexpr Duration kUnkillableAfter = std::chrono::milliseconds(500);
+constexpr Duration kKillTime = std::chrono::milliseconds(1);
+// The coordinator's --agent-restart: so long a shim waits to be released.
+constexpr Duration kAgentRestart = std::chrono::minutes(2);
+}  // namespace
+
+bool Group::lives() const {
+  return std::any_of(ranks.begin(), ranks.end(), [](const Rank& r) { return r.alive; });
+}
+
+// ---- look-ups
+
+Group* Node::Find(const JobId& job, Generation generation) {
+  auto groups = groups_.find(job);
+  if (groups == groups_.end()) return nullptr;
+  auto found = groups->second.find(generation);
+  return found == groups->second.end() ? nullptr : &found->second;
+}
+
+const Group* Node::Live(const JobId& job) const {
+  auto groups = groups_.find(job);
+  if (groups == groups_.end()) return nullptr;
+  for (auto it = groups->second.rbegin(); it != groups->second.rend(); ++it)
+    if (it->second.lives()) return &it->second;
+  return nullptr;
+}
+
+std::vector<std::int64_t> Node::Pids(const JobId& job) const {
+  std::vector<std::int64_t> pids;
+  if (const Group* group = Live(job))
+    for (const Rank& rank : group->ranks)
+      if (rank.alive) pids.push_back(rank.pid);
+  return pids;
+}
+
+int Node::LiveRanks() const {
+  int live = 0;
+  for (const auto& job : groups_)
+    for (const auto& group : job.second)
+      for (const Rank& rank : group.second.ranks) live += rank.alive ? 1 : 0;
+  return live;
+}
+
+// A shim accepts until an agent has released it, also once its group is free.
+coordinator::ProbeResult Node::Witness(const JobId& job, Generation generation,
+                                       const Address& address) const {
+  using coordinator::ProbeResult;
+  if (silent_ || !powered_) return ProbeResult::kSilent;
+  auto groups = groups_.find(job);
+  if (groups == groups_.end()) return ProbeResult::kRefused;
+  auto found = groups->second.find(generation);
+  if (found == groups->second.end() || found->second.shim != ShimState::kAlive)
+    return ProbeResult::kRefused;
+  return found->second.witness == address ? ProbeResult::kAccepted : ProbeResult::kRefused;
+}
+
+// What the next agent finds. A shim that has not taken its lock yet dies with its agent.
+std::vector<agent::RunRecord> Node::Records() const {
+  std::vector<agent::RunRecord> records;
+  for (const auto& job : groups_) {
+    for (const auto& entry : job.second) {
+      const Group& group = entry.second;
+      agent::RunRecord record;
+      record.key = group.key();
+      record.boot = AgentConfig().boot;
+      record.workers = group.workers;
+      record.host_store = group.host_store;
+      record.started = group.run.has_value();
+      record.noticed = group.noticed;
+      record.shim_alive = group.shim == ShimState::kAlive;
+      record.store_alive = group.store_alive;
+      record.empty = group.empty;
+      record.killed = group.killed;
+      record.unkillable = group.stuck;
+      record.stop_deadline = group.stop_deadline;
+      record.store = group.store;
+      record.witness = group.witness;
+      for (const Rank& rank : group.ranks) {
+        const int local = static_cast<int>(&rank - group.ranks.data());
+        const bool ran = !rank.exit || rank.exit->kind != ExitKind::kExecFailed;
+        if (ran) record.starts.push_back({local, rank.pid, rank.started});
+        if (rank.exit) record.exits.push_back(*rank.exit);
+      }
+      records.push_back(std::move(record));
+    }
+  }
+  return records;
+}
+
+void Node::Later(const agent::GroupKey& key, Duration delay, std::function<void(Group&)> what) {
+  world_.clock().After(delay, [this, key, what = std::move(what), boot = boot_] {
+    Group* group = boot == boot_ ? Find(key) : nullptr;
+    if (group != nullptr) what(*group);
+  });
+}
+
+// ---- what an agent orders
+
+void Node::Carry(const agent::WriteRunDirectory& action) {
+  if (behaviour_.dies_in_prepare) {
+    world_.clock().After(Duration{}, [this, life = life_] {
+      if (life == life_) KillNode();
+    });
+    return;
+  }
+  Group& group = groups_[action.key.job][action.key.generation];
+  group = Group{};
+  group.job = action.key.job;
+  group.generation = action.key.generation;
+  group.workers = action.prepare.spec.workers;
+  group.host_store = action.prepare.host_store;
+  if (!behaviour_.refuses.empty())
+    return Post(agent::PrepareFailed{action.key, behaviour_.refuses});
+  Post(agent::RunDirectoryWritten{action.key});
+}
+
+void Node::Carry(const agent::SpawnShim& action) {
+  Find(action.key)->shim = ShimState::kStarting;
+  if (behaviour_.never_prepares) return;
+  Later(action.key, behaviour_.prepare, [this, life = life_](Group& group) {
+    if (group.shim != ShimState::kStarting || life != life_) return;
+    group.shim = ShimState::kAlive;
+    if (behaviour_.witness) group.witness = Address{options_.address, next_port_++};
+    Post(agent::ShimReady{group.key(), group.witness});
+  });
+}
+
+void Node::Carry(const agent::SpawnStore& action) {
+  Later(action.key, behaviour_.prepare, [this, life = life_](Group& group) {
+    if (life != life_) return;
+    group.store = Address{options_.address, next_port_++};
+    group.store_alive = true;
+    Post(agent::StoreBound{group.key(), *group.store});
+  });
+}
+
+void Node::Carry(const agent::StartRanks& action) {
+  Group* group = Find(action.key);
+  if (group == nullptr || group->shim != ShimState::kAlive || group->run || group->stop_deadline)
+    return;
+  group->run = action.run;
+  group->first_step = action.run.resume_step;
+  if (behaviour_.never_starts) return;
+  Later(action.key, behaviour_.start, [this](Group& mine) {
+    if (mine.shim == ShimState::kAlive && !mine.empty) StartNow(mine);
+  });
+}
+
+void Node::Carry(const agent::StopRanks& action) {
+  Group* group = Find(action.key);
+  if (group == nullptr || group->shim != ShimState::kAlive || group->empty) return;
+  // By an order, unless the node itself leaves or its job is over.
+  if (group->lives() && !group->stop_deadline && !left_with_ && !result)
+    world_.Stopped(*this, *group);
+  StopNow(*group, action.deadline);
+}
+
+// Programs that do not speak go on as if they had not heard it (EndRankByNotice: this one ends).
+void Node::Carry(const agent::SignalRank& action) {
+  if (Group* group = Find(action.key)) group->noticed = true;
+}
+
+void Node::Carry(const agent::KillGroup& action) {
+  Later(action.key, kKillTime, [this](Group& group) {
+    if (group.lives() && (behaviour_.unkillable || behaviour_.wedged)) {
+      group.stuck = true;
+      Post(agent::GroupStuck{group.key()});
+      return;
+    }
+    for (Rank& rank : group.ranks) rank.alive = false;
+    group.killed = true;
+    Post(agent::GroupEmpty{group.key()});
+  });
+}
+
+void Node::Carry(const agent::KillShim& action) {
+  Group* group = Find(action.key);
+  if (group != nullptr && !behaviour_.wedged) EndShim(*group);
+}
+
+void Node::Carry(const agent::ReleaseShim& action) {
+  if (Group* group = Find(action.key)) EndShim(*group);
+}
+
+void Node::Carry(const agent::CloseStore& action) {
+  if (Group* group = Find(action.key)) group->store_alive = false;
+}
+
+void Node::Carry(const agent::RemoveRunDirectory& action) {
+  const Group* group = Find(action.key);
+  if (group == nullptr) return;
+  if (group->lives())
+    world_.Violated("15: " + name_ + " lost the record of live ranks of " + group->job.value());
+  groups_[action.key.job].erase(action.key.generation);
+}
+
+void Node::Carry(const agent::TellNotice& action) {
+  if (Group* group = Find(action.key)) SaveOnNotice(*group);
+}
+
+// ---- shims
+
+void Node::StartNow(Group& group) {
+  agent::RanksStarted started{group.key(), {}};
+  for (const RankAssignment& assigned : group.run->mine) {
+    Rank rank;
+    rank.rank = assigned.rank;
+    rank.pid = world_.NewPid();
+    rank.started = world_.clock().now();
+    rank.alive = behaviour_.exec_error == 0;
+    if (rank.alive)
+      started.starts.push_back({static_cast<int>(group.ranks.size()), rank.pid, rank.started});
+    group.ranks.push_back(rank);
+    if (rank.alive) world_.RankStarted(*this, group, group.ranks.back());
+  }
+  if (!started.starts.empty()) Post(started);
+  if (behaviour_.exec_error != 0) {
+    for (Rank& rank : group.ranks)
+      EndRank(group, rank, ExitKind::kExecFailed, behaviour_.exec_error, false);
+    return EmptyIfSo(group);
+  }
+  if (!behaviour_.speaks) return;
+  Speak(group);
+  TellProgress(group);
+}
+
+void Node::StopNow(Group& group, Instant deadline) {
+  if (group.stop_deadline && *group.stop_deadline <= deadline) return;
+  group.stop_deadline = deadline;
+  const Instant now = world_.clock().now();
+  Instant end = now + behaviour_.die;
+  if (!group.lives()) end = now + kKillTime;
+  if (group.lives() && (behaviour_.ignores_term || behaviour_.unkillable)) end = deadline;
+  end = std::min(end, std::max(deadline, now + kKillTime));
+  Later(group.key(), end - now, [this](Group& mine) { EndStop(mine); });
+}
+
+void Node::EndStop(Group& group) {
+  if (group.shim != ShimState::kAlive || group.empty || behaviour_.wedged) return;
+  if (group.lives() && behaviour_.unkillable) {
+    Later(group.key(), kUnkillableAfter, [this](Group& mine) {
+      if (mine.shim != ShimState::kAlive || !mine.lives()) return;
+      mine.stuck = true;
+      Post(agent::GroupStuck{mine.key()});
+    });
+    return;
+  }
+  for (Rank& rank : group.ranks) {
+    if (!rank.alive) continue;
+    EndRank(group, rank, ExitKind::kSignaled, behaviour_.ignores_term ? SIGKILL : SIGTERM, true);
+  }
+  EmptyIfSo(group);
+}
+
+void Node::EndRank(Group& group, Rank& rank, ExitKind kind, int code, bool after_stop) {
+  rank.alive = false;
+  agent::RankEnded exit;
+  exit.local_rank = static_cast<int>(&rank - group.ranks.data());
+  exit.kind = kind;
+  exit.code = code;
+  exit.after_stop = after_stop;
+  exit.pid = rank.pid;
+  exit.at = world_.clock().now();
+  rank.exit = exit;
+  const bool done = kind == ExitKind::kExited && code == 0;
+  if (!after_stop && !done) world_.Disturbed(group);
+  if (group.shim == ShimState::kAlive) Post(agent::RankExited{group.key(), exit});
+}
+
+void Node::EmptyIfSo(Group& group) {
+  if (group.shim != ShimState::kAlive || group.empty || group.lives()) return;
+  group.empty = true;
+  group.stuck = false;
+  Later(group.key(), kAgentRestart, [this](Group& mine) { EndShim(mine); });
+  Post(agent::GroupEmpty{group.key()});  // Its directory may be gone from here on.
+}
+
+void Node::EndShim(Group& group) {
+  if (group.shim == ShimState::kDead || group.shim == ShimState::kNone) return;
+  group.shim = ShimState::kDead;
+  if (!behaviour_.unkillable)
+    for (Rank& rank : group.ranks) rank.alive = false;
+  Post(agent::ShimGone{group.key()});
+}
+
+// ---- faults of what runs
+
+void Node::ExitRank(const JobId& job, int local_rank, int code) {
+  Group* group = const_cast<Group*>(Live(job));
+  if (group == nullptr || local_rank >= static_cast<int>(group->ranks.size())) return;
+  if (!group->ranks[local_rank].alive) return;
+  EndRank(*group, group->ranks[local_rank], ExitKind::kExited, code,
+          group->stop_deadline.has_value());
+  EmptyIfSo(*group);
+}
+
+void Node::EndRankByNotice(const JobId& job, int local_rank) {
+  Group* group = const_cast<Group*>(Live(job));
+  if (group == nullptr || !group->ranks.at(local_rank).alive) return;
+  EndRank(*group, group->ranks[local_rank], ExitKind::kSignaled, SIGTERM, /*after_stop=*/true);
+  EmptyIfSo(*group);
+}
+
+void Node::SignalRank(const JobId& job, int local_rank, int signal) {
+  Group* group = const_cast<Group*>(Live(job));
+  if (group == nullptr || local_rank >= static_cast<int>(group->ranks.size())) return;
+  if (!group->ranks[local_rank].alive) return;
+  EndRank(*group, group->ranks[local_rank], ExitKind::kSignaled, signal,
+          group->stop_deadline.has_value());
+  EmptyIfSo(*group);
+}
+
+void Node::TellWords(const JobId& job, Generation generation, int local_rank, std::string words,
+                     ErrorEvidence evidence) {
+  Group* group = Find(job, generation);
+  if (group == nullptr || !group->ranks[local_rank].exit) return;
+  group->ranks[local_rank].exit->error = words;
+  group->ranks[local_rank].exit->evidence = evidence;
+  Post(agent::RankErrorRead{group->key(), local_rank, std::move(words), evidence});
+}
+
+void Node::LoseSupervisor(const JobId& job) {
+  Group* group = const_cast<Group*>(Live(job));
+  if (group == nullptr || group->shim != ShimState::kAlive) return;
+  world_.Disturbed(*group);
+  for (Rank& rank : group->ranks) rank.alive = false;
+  EndShim(*group);
+}
+
+void Node::LoseStore(const JobId& job) {
+  Group* group = const_cast<Group*>(Live(job));
+  if (group == nullptr || !group->host_store) return;
+  world_.Disturbed(*group);
+  group->store_alive = false;
+  Post(agent::StoreGone{group->key()});
+}
+
+// ---- workers that speak
+
+void Node::Speak(Group& group) {
+  if (!behaviour_.speaks) return;
+  for (const Rank& rank : group.ranks) {
+    const int local = static_cast<int>(&rank - group.ranks.data());
+    if (rank.alive)
+      Post(agent::WorkerSaid{group.key(), rank.rank, local, agent::WorkerHello{true}});
+  }
+}
+
+void Node::TellProgress(Group& group) {
+  if (!group.lives() || group.stop_deadline) return;
+  if (!group.saved) {
+    const auto steps = (world_.clock().now() - group.ranks[0].started) / behaviour_.step;
+    training_step = group.first_step + steps;
+    WorkerProgress progress;
+    progress.job = group.job;
+    progress.generation = group.generation;
+    progress.rank = group.ranks[0].rank;
+    progress.step = training_step;
+    progress.tokens = 1000 * training_step;
+    progress.restored_step = group.first_step;
+    Post(agent::WorkerSaid{group.key(), progress.rank, 0, progress});
+  }
+  Later(group.key(), behaviour_.step, [this](Group& mine) { TellProgress(mine); });
+}
+
+void Node::SaveOnNotice(Group& group) {
+  if (group.saved || group.ranks.empty() || !behaviour_.speaks) return;
+  group.saved = true;
+  if (behaviour_.ends_on_notice) {
+    Later(group.key(), behaviour_.die, [this](Group& mine) {
+      if (mine.stop_deadline) return;
+      for (Rank& rank : mine.ranks)
+        if (rank.alive) EndRank(mine, rank, ExitKind::kExited, 0, true);
+      EmptyIfSo(mine);
+    });
+    return;
+  }
+  if (group.ranks[0].rank != 0) return;
+  Later(group.key(), behaviour_.save, [this](Group& mine) {
+    if (!mine.ranks[0].alive) return;
+    CommitRequest request;
+    request.job = mine.job;
+    request.generation = mine.generation;
+    request.attempt = 1;
+    request.step = training_step + 1;
+    request.manifest_hash = "hash" + std::to_string(request.step);
+    request.path = "/checkpoints";
+    request.for_notice = true;
+    Post(agent::WorkerSaid{mine.key(), 0, 0, request});
+  });
+}
+
+}  // namespace regroup::sim
