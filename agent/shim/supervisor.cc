@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <set>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -482,19 +483,23 @@ bool Supervisor::Disown() {
 // Once per process: ranks by their group, others (orphans, those in sessions of their own) one by
 // one.
 void Supervisor::SignalGroup(int signal) {
-  std::vector<pid_t> groups;
+  std::set<pid_t> groups, alone;
   for (const Rank& rank : ranks_) {
     const bool alive =
         rank.state.phase == RankPhase::kStarting || rank.state.phase == RankPhase::kRunning;
     if (!alive) continue;
-    // Before its setsid a new rank is still in this process's group.
-    if (::kill(-rank.state.pid, signal) < 0) ::kill(rank.state.pid, signal);
-    groups.push_back(rank.state.pid);
+    if (::kill(-rank.state.pid, signal) == 0) {
+      groups.insert(rank.state.pid);
+    } else {
+      // Before its setsid it was still in this process's group. By now it may have a group of its
+      // own and processes in there, whom this does not reach.
+      ::kill(rank.state.pid, signal);
+      alone.insert(rank.state.pid);
+    }
   }
   for (const io::ProcessStat& process : LiveDescendants()) {
-    const bool reached = std::find(groups.begin(), groups.end(), process.group) != groups.end() ||
-                         std::find(groups.begin(), groups.end(), process.pid) != groups.end();
-    if (!reached) io::SignalProcess(process.pid, process.start_ticks, signal).IgnoreError();
+    if (groups.contains(process.group) || alone.contains(process.pid)) continue;
+    io::SignalProcess(process.pid, process.start_ticks, signal).IgnoreError();
   }
 }
 

@@ -2,7 +2,15 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/user.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <optional>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "common/io/proc.h"
@@ -192,6 +200,65 @@ TEST_P(StopTest, AStopRightAfterTheStartReachesEveryone) {
     ExpectNothingLeft(group);
   }
 }
+
+#ifdef __x86_64__
+// Traces a shim and makes its next signal to a process group fail, as it does of a rank that has
+// not yet a group of its own.
+class NextGroupSignalFails {
+ public:
+  explicit NextGroupSignalFails(pid_t shim) : shim_(shim), thread_([this] { Run(); }) {
+    EXPECT_TRUE(Eventually([this] { return phase_ != kBegins; }));
+  }
+  ~NextGroupSignalFails() { thread_.join(); }
+  bool usable() const { return phase_ != kRefused; }
+  bool done() const { return phase_ == kDone; }
+
+ private:
+  enum Phase { kBegins, kRefused, kTraces, kDone };
+
+  // What its next stop was for; nothing once it has ended.
+  std::optional<int> NextStop() {
+    int status = 0;
+    if (::waitpid(shim_, &status, __WALL) != shim_ || !WIFSTOPPED(status)) return std::nullopt;
+    return WSTOPSIG(status);
+  }
+  void Run() {
+    if (::ptrace(PTRACE_SEIZE, shim_, nullptr, PTRACE_O_TRACESYSGOOD) < 0) {
+      phase_ = kRefused;
+      return;
+    }
+    ::ptrace(PTRACE_INTERRUPT, shim_, nullptr, nullptr);
+    while (NextStop()) {
+      user_regs_struct registers{};
+      ::ptrace(PTRACE_GETREGS, shim_, nullptr, &registers);
+      if (registers.orig_rax == SYS_kill && static_cast<int>(registers.rdi) < 0) {
+        registers.orig_rax = ~0ull;  // There is no such call.
+        ::ptrace(PTRACE_SETREGS, shim_, nullptr, &registers);
+        phase_ = kDone;
+        ::ptrace(PTRACE_DETACH, shim_, nullptr, nullptr);
+        return;
+      }
+      phase_ = kTraces;
+      ::ptrace(PTRACE_SYSCALL, shim_, nullptr, nullptr);
+    }
+  }
+
+  const pid_t shim_;
+  std::atomic<Phase> phase_ = kBegins;
+  std::thread thread_;
+};
+
+TEST_P(StopTest, AStopThatFoundNoGroupOfARankReachesWhatItHasStartedSince) {
+  Group group = RunUntilReady("sleep 1000 & touch ready; wait");
+  NextGroupSignalFails fails(group.shim.pid);
+  if (!fails.usable()) GTEST_SKIP() << "needs the right to trace";
+  group.Stop(seconds(1000));
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_TRUE(fails.done());
+  EXPECT_EQ(group.rank().code, SIGTERM);
+  ExpectNothingLeft(group);
+}
+#endif
 
 INSTANTIATE_TEST_SUITE_P(Mode, StopTest, testing::Bool(), [](const auto& info) {
   return std::string(info.param ? "Cgroup" : "Walk");
