@@ -61,6 +61,51 @@ TEST_F(Liveness, without_a_witness_the_lease_decides) {
   ASSERT_TRUE(ReachesGeneration(job, 2, 2s));
 }
 
+// §4: a refused witness speaks for its own group. A group of another job that has none may live,
+// and then its lease decides.
+TEST_F(Liveness, a_refused_witness_proves_nothing_of_a_group_without_one) {
+  Start();
+  sim::NodeOptions two;
+  two.slots = 2;
+  world().Add("a", two);
+  const JobId seen = Running(SpecOf("seen", 1, 1));
+  world().node("a").behaviour().witness = false;
+  world().Submit(SpecOf("unseen", 1, 1), "another");
+  const JobId unseen("unseen-2");
+  ASSERT_TRUE(Reaches(unseen, "running"));
+  const std::vector<std::int64_t> pids = world().Pids(unseen);
+  world().node("a").KillAgent();
+  world().node("a").LoseSupervisor(seen);
+  world().RunFor(2s);
+  EXPECT_FALSE(world().NodeRowOf("a").lost);
+  world().node("a").StartAgent();
+  ASSERT_TRUE(ReachesGeneration(seen, 2));
+  EXPECT_EQ(world().Pids(unseen), pids);
+  EXPECT_EQ(world().View(unseen).generation, Generation(1));
+}
+
+// The same where the coordinator was started anew, and only its rows say what the node may hold.
+TEST_F(Liveness, a_refused_witness_proves_nothing_of_a_group_of_the_rows_without_one) {
+  Start();
+  sim::NodeOptions two;
+  two.slots = 2;
+  world().Add("a", two);
+  const JobId seen = Running(SpecOf("seen", 1, 1));
+  world().node("a").behaviour().witness = false;
+  world().Submit(SpecOf("unseen", 1, 1), "another");
+  const JobId unseen("unseen-2");
+  ASSERT_TRUE(Reaches(unseen, "running"));
+  world().node("a").KillAgent();
+  world().CrashCoordinator();
+  world().node("a").LoseSupervisor(seen);
+  world().StartCoordinator();
+  world().RunFor(5s);  // Beyond the time to redial.
+  EXPECT_FALSE(world().NodeRowOf("a").lost);
+  world().node("a").StartAgent();
+  ASSERT_TRUE(ReachesGeneration(seen, 2));
+  EXPECT_EQ(world().View(unseen).generation, Generation(1));
+}
+
 // §11 of the design: a silent host costs at most the lease and a little.
 TEST_F(Liveness, silent_host_is_lost_after_its_lease) {
   Start();

@@ -79,6 +79,33 @@ void ProbeWitnesses(Step& step, Node& node) {
   }
 }
 
+// Whether something of the node may live that no witness speaks for, so that refusals of the others
+// do not prove the node dead. A group that only prepares has no ranks, and ends with its agent.
+bool HoldsUnwatched(const State& state, const Node& node) {
+  const auto watched = [&](const JobId& job, Generation generation) {
+    auto watch = node.watches.find(job);
+    return watch != node.watches.end() && watch->second.generation == generation;
+  };
+  for (const auto& [job, groups] : node.groups)
+    for (const auto& [generation, group] : groups)
+      if (group.phase != Phase::kFree && group.phase != Phase::kPreparing &&
+          !watched(job, generation))
+        return true;
+  if (node.link != Link::kAwaited) return false;
+  // Of an awaited node nothing was shown: it may hold what the rows say.
+  for (const JobId& id : node.jobs) {
+    const Job* job = state.FindJob(id);
+    if (job == nullptr) continue;
+    for (const auto& [generation, soft] : job->soft) {
+      const bool formed = job->generations.at(generation).phase == GenerationPhase::kFormed;
+      const bool holds =
+          formed ? soft.members.contains(node.row.node) : soft.waiting.contains(node.row.node);
+      if (holds && !watched(id, generation)) return true;
+    }
+  }
+  return false;
+}
+
 void DeleteNode(Step& step, Node& node) {
   step.Arm(node, std::nullopt);
   SetLink(step, node, Link::kLost);
@@ -245,7 +272,7 @@ void On(Step& step, const Probed& event) {
     // Groups of other jobs on this node may live on; then only the job of this one is told.
     const bool all = std::all_of(node->watches.begin(), node->watches.end(),
                                  [](const auto& entry) { return entry.second.dead; });
-    if (all) {
+    if (all && !HoldsUnwatched(step.state, *node)) {
       LoseNode(step, *node, kHowRefused, true);
     } else {
       RefreshJobs(step, *node);
