@@ -54,6 +54,7 @@ void On(Step& step, const CommitAnswered& answered) {
 }
 
 void ForgetCommitsInFlight(State& state) {
+  // Its answer may be lost with the session; asked again, the coordinator says the same once more.
   for (auto& [key, commit] : state.commits) commit.in_flight.reset();
 }
 

@@ -47,6 +47,7 @@ Effects Core::Step(Instant now, const Event& event) {
   CHECK(now >= state_->now);
   ForgiveStandstill(*state_, now);
   agent::Step step(*state_, now);
+  // The shell may still deliver what it had in hand when it was told to leave.
   if (state_->ending.left) return {};
   std::visit([&step](const auto& e) { On(step, e); }, event);
   Settle(step);
@@ -60,6 +61,7 @@ std::optional<Instant> Core::NextDeadline() const {
   const auto consider = [&next](std::optional<Instant> at) {
     if (at && (!next || *at < *next)) next = at;
   };
+  // Without a session progress waits for the next one, not for a time.
   if (state.attached()) consider(NextProgress(state));
   for (const auto& [key, group] : state.groups) consider(KillShimAt(group));
   consider(NextLeave(state));

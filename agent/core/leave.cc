@@ -79,6 +79,7 @@ void On(Step& step, const JobOver& over) {
   std::optional<Result>& result = step.state.ending.result;
   if (!step.config().launched || result) return;
   result = Result{over.exit_code, step.now()};
+  // For an agent that loses its coordinator before the order to stop has come.
   StopEverything(step, step.now() + step.waits().slack);
 }
 
@@ -123,6 +124,7 @@ void LeaveIfDue(Step& step) {
   const Waits& waits = step.waits();
   if (ending.left) return;
   if (const auto timeout = JoinDeadline(state); timeout && step.now() >= *timeout) {
+    // Nothing of it has ever run that could need a grace.
     BeginLeaving(step, 0, step.now());
     ending.leaving->now = true;
     StopEverything(step, step.now());
@@ -140,6 +142,7 @@ void LeaveIfDue(Step& step) {
   if (state.AnyBusy()) {
     leaving.idle_since.reset();
     if (step.now() >= patience) StopEverything(step, step.now());
+    // What was killed and is still there sits in the kernel: waiting longer would change nothing.
     if (step.now() >= patience + waits.kill) LeaveNow(step, code, "");
     return;
   }

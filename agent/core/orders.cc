@@ -63,7 +63,9 @@ void StartIfPrepared(Step& step, const GroupKey& key, Job& job) {
     job.run.reset();
     return;
   }
+  // Were it kept, the group would be prepared anew once it has been forgotten.
   job.prepare.reset();
+  // From here on ranks may run, whatever becomes of this process: the shim's mark tells the next.
   group->started = true;
   group->phase = Phase::kStarting;
   group->report.dirty = true;
@@ -77,10 +79,12 @@ void On(Step& step, const Ordered& ordered) {
   State& state = step.state;
   const Order& order = ordered.order;
   Attached* session = state.attachment();
+  // Each order says all that is wanted of its job, so that an older one has nothing to add.
   if (session == nullptr || order.number < session->obeyed) return;
   session->obeyed = order.number;
   Job& job = state.jobs[order.job];
   if (order.stop) {
+    // Kept as a number as well: whatever is prepared later at or below it is stale.
     job.stopped_up_to = std::max(job.stopped_up_to, order.stop->up_to);
     for (auto& [key, group] : state.groups) {
       if (key.job != order.job || key.generation > order.stop->up_to) continue;
@@ -88,6 +92,7 @@ void On(Step& step, const Ordered& ordered) {
     }
   }
   if (order.forget) job.forgotten_up_to = std::max(job.forgotten_up_to, order.forget->up_to);
+  // What it does not name is wanted no more.
   job.prepare = order.prepare;
   job.run = order.run;
   if (order.notice) {
@@ -95,6 +100,7 @@ void On(Step& step, const Ordered& ordered) {
     if (Group* group = state.Find(key); group != nullptr && group->busy()) {
       std::optional<Instant>& known = group->notice.deadline;
       const Instant deadline = step.now() + order.notice->left;
+      // Workers save within the time that they heard of first; more of it would not reach them.
       known = known ? std::min(*known, deadline) : deadline;
       NotifyWorkers(step, key, *group);
     }

@@ -31,6 +31,7 @@ void Refuse(Step& step, const GroupKey& key, int workers, std::string why) {
 void StartPreparing(Step& step, const JobId& job, const Prepare& prepare) {
   State& state = step.state;
   const GroupKey key{job, prepare.generation};
+  // The order stands until the next one replaces it: this group is under way, or was refused.
   if (state.Find(key) != nullptr) return;
   int taken = 0, freeing = 0;
   for (const auto& [other, group] : state.groups) {
@@ -77,6 +78,7 @@ void On(Step& step, const RunDirectoryWritten& written) {
     return;
   }
   group->shim.stage = ShimStage::kSpawned;
+  // Side by side, because a restart waits for the slower of the two.
   step.Do(SpawnShim{written.key});
   if (group->store.hosted) step.Do(SpawnStore{written.key});
 }

@@ -6,6 +6,7 @@ namespace regroup::agent {
 
 void KeepProgress(Step& step, const GroupKey& key, int local_rank, const WorkerProgress& progress) {
   Progress& kept = step.state.progress[{key, local_rank}];
+  // Each word is absolute, so that the newest says all that those before it said.
   kept.last = progress;
   kept.unsent = true;
 }
@@ -13,6 +14,7 @@ void KeepProgress(Step& step, const GroupKey& key, int local_rank, const WorkerP
 void FlushProgress(Step& step, const GroupKey& key) {
   if (!step.state.attached()) return;
   for (auto& [owner, progress] : step.state.progress) {
+    // Ahead of its time, which goes on as it was: flushing is rare (an exit, a commit).
     if (owner.first != key || !progress.unsent) continue;
     progress.unsent = false;
     step.Do(SendProgress{progress.last});

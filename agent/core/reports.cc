@@ -11,6 +11,7 @@ void SendReports(Step& step, bool all) {
     if (report.dirty) {
       report.dirty = false;
       report.acked = false;
+      // A number for each state, so that an acknowledgement of an older one is not taken for it.
       report.number = state.last_report = state.last_report.Next();
     } else if (!all || report.acked) {
       continue;

@@ -97,8 +97,10 @@ void Refuse(Step& step, const Welcome& welcome, std::string why) {
 
 void Attach(Step& step, const Welcome& welcome) {
   Attached session;
+  // A peer's word: it may neither keep this loop busy nor have the lease pass between two beats.
   session.heartbeat = std::clamp<Duration>(welcome.heartbeat, 10ms, 1min);
   session.next_heartbeat = step.now() + session.heartbeat;
+  // One answer that is lost is no silence.
   step.state.lease = std::max<Duration>(welcome.lease, 2 * session.heartbeat);
   if (welcome.answers_heartbeats) session.silent_at = step.now() + step.state.lease;
   step.state.session = session;
@@ -115,6 +117,7 @@ void On(Step& step, const CoordinatorFound& found) {
 void SayHello(Step& step) {
   State& state = step.state;
   const Opened* opened = std::get_if<Opened>(&state.session);
+  // Hello is the whole inventory: before all directories are read it would deny groups that run.
   if (!state.scanned || opened == nullptr) return;
   if (state.config.launched && state.groups.empty()) {
     // A launch command follows one coordinator only as long as it has something of it.
@@ -174,9 +177,11 @@ void On(Step& step, const CoordinatorAway&) {
   if (state.attached()) step.Note("the coordinator is away");
   state.session = Away{};
   ForgetCommitsInFlight(state);
+  // Its successor compares what it sees with what it wants, and orders anew.
   ForgetWishes(state);
   if (state.config.starts_coordinator && !state.next_coordinator_start)
     state.next_coordinator_start = step.now();
+  // An agent that leaves has waited for its orders until now.
   StopWhereLeaving(step);
 }
 

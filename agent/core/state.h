@@ -19,8 +19,7 @@
 
 namespace regroup::agent {
 
-// ---- the session
-// ---------------------------------------------------------------------------------
+// ---- the session --------------------------------------------------------------------------------
 //
 //   Away → Opened → Attached → Away
 //
@@ -40,8 +39,7 @@ struct Attached {
 };
 using Session = std::variant<Away, Opened, Attached>;
 
-// ---- jobs and workers
-// ----------------------------------------------------------------------------
+// ---- jobs and workers ---------------------------------------------------------------------------
 
 // What orders have said of one job.
 struct Job {
@@ -65,8 +63,7 @@ struct Commit {
   std::optional<CommitRequest> in_flight;  // Sent in this session and not answered.
 };
 
-// ---- the end
-// -------------------------------------------------------------------------------------
+// ---- the end ------------------------------------------------------------------------------------
 
 struct Result {  // Of a launch command's job.
   int exit_code = 0;

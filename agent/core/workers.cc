@@ -32,6 +32,7 @@ void On(Step& step, const WorkerSaid& said) {
 void On(Step& step, const WorkerHungUp& hung_up) {
   Group* group = step.state.Find(hung_up.key);
   if (group == nullptr) return;
+  // Without a connection only a signal reaches it; one that dials again is told again.
   group->notice.speaking.erase(hung_up.local_rank);
   group->notice.told.erase(hung_up.local_rank);
 }
