@@ -43,6 +43,8 @@ constexpr auto kRemoveInterval = 20ms, kLastWords = 10000ms;
 constexpr int kStuckRounds = 2000;  // × kKillInterval
 constexpr std::size_t kShimLogBytes = 4096;
 constexpr auto kMeetingLimit = 10s;
+constexpr char kWarmVariable[] = "REGROUP_WARM";
+constexpr auto kNurseryLingers = 60s;       // Without any group of its job.
 constexpr int kServiceOomAdjustment = 500;  // Workers go before the agent does.
 
 json ToJson(const Address& address) { return {{"host", address.host}, {"port", address.port}}; }
@@ -51,6 +53,12 @@ mode_t CurrentUmask() {
   const mode_t mask = ::umask(022);
   ::umask(mask);
   return mask;
+}
+
+bool WantsWarmRanks(const std::vector<std::string>& environment) {
+  const Environment workers = FromEntries(environment);
+  const auto found = workers.find(kWarmVariable);
+  return found != workers.end() && found->second == "1";
 }
 
 }  // namespace
@@ -173,6 +181,8 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
   if (!options_.launched && hosted->worker.virtual_local_rank)
     RETURN_IF_ERROR(CheckDevices(hosted->spec.workers, FromEntries(hosted->spec.environment)));
   hosted->worker_secret = io::RandomHex(32);
+  // A node check's processes and the one that forks could not be told apart.
+  hosted->warm = WantsWarmRanks(hosted->spec.environment) && !hosted->spec.node_check.wanted();
   hosted->spec.agent_data = json{{"host_store", prepare.host_store},
                                  {"worker_secret", hosted->worker_secret},
                                  {"store_members", prepare.store_members},
@@ -180,6 +190,7 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
                                  {"numa_binding", hosted->worker.numa_binding},
                                  {"virtual_local_rank", hosted->worker.virtual_local_rank},
                                  {"sets_master_port", hosted->worker.sets_master_port},
+                                 {"warm", hosted->warm},
                                  {"witness", ToJson(*hosted->witness)}}
                                 .dump();
   absl::StatusOr<shim::RunDirectory> directory =
@@ -231,9 +242,57 @@ absl::Status GroupHost::Spawn(Hosted& hosted) {
   if (lifeline_) fds.lifeline = lifeline_->read_end.get();
   if (options_.pass_stdin) fds.rank0_stdin = STDIN_FILENO;
   hosted.shim = MakeProcess(hosted.key, hosted.path, hosted.spec);
-  absl::Status spawned = hosted.shim->Spawn(options_.shim_program, directory, fds);
+  absl::StatusOr<shim::ShimStart> start =
+      shim::PrepareShim(options_.shim_program, directory, hosted.spec.role, fds);
   hosted.witness_fd.reset();
-  return spawned;
+  RETURN_IF_ERROR(start.status());
+  const auto nursery = nurseries_.find(hosted.key.job);
+  if (hosted.warm && nursery != nurseries_.end() && nursery->second->ready())
+    return SpawnFromNursery(hosted, *nursery->second, *std::move(start), directory);
+  RETURN_IF_ERROR(hosted.shim->Spawn(*start));
+  return hosted.shim->Await(directory);
+}
+
+// ---- nursery ------------------------------------------------------------------------------------
+
+absl::Status GroupHost::SpawnFromNursery(Hosted& hosted, Nursery& nursery, shim::ShimStart start,
+                                         const shim::RunDirectory& directory) {
+  RETURN_IF_ERROR(hosted.shim->Await(directory));
+  nursery.StartShim(std::move(start), [this, alive = alive_, key = hosted.key,
+                                       shim = hosted.shim](const shim::ShimStart& again) {
+    if (!*alive) return;
+    Hosted* group = Find(key);
+    if (group == nullptr || group->shim != shim) return;
+    absl::Status spawned = shim->Spawn(again);
+    if (!spawned.ok()) Fail(key, spawned);
+  });
+  return absl::OkStatus();
+}
+
+// Starts the job's nursery beside its ranks, which do not wait for it: once in a generation, where
+// there is none that is ready or may become so.
+void GroupHost::KeepNursery(Hosted& hosted) {
+  if (!hosted.warm || std::exchange(hosted.has_had_nursery, true)) return;
+  const JobId& job = hosted.key.job;
+  const auto found = nurseries_.find(job);
+  if (found != nurseries_.end() && !found->second->worn_out()) return;
+  const auto tell = [this, job](const std::string& why) {
+    const std::string line = absl::StrCat("ranks of ", job.value(), " start cold: ", why);
+    (handler_.tell ? handler_.tell : handler_.warn)(line);
+  };
+  nurseries_[job] = Nursery::Start(loop_, options_.shim_program, hosted.spec, tell);
+}
+
+void GroupHost::DropNursery(const JobId& job) {
+  if (!nurseries_.contains(job)) return;
+  After(kNurseryLingers, [this, job] {
+    const bool used = std::any_of(groups_.begin(), groups_.end(),
+                                  [&](const auto& entry) { return entry.first.job == job; });
+    const auto found = nurseries_.find(job);
+    if (used || found == nurseries_.end()) return;
+    found->second->End();
+    nurseries_.erase(found);
+  });
 }
 
 void GroupHost::Carry(const SpawnStore& action) {
@@ -418,7 +477,9 @@ void GroupHost::Carry(const RemoveRunDirectory& action) {
   for (const std::string& path : {hosted->path, hosted->store_path}) {
     if (!path.empty()) RemoveDirectory(path);
   }
+  const JobId job = action.key.job;
   groups_.erase(action.key);
+  DropNursery(job);
 }
 
 void GroupHost::RemoveDirectory(const std::string& path, std::chrono::milliseconds waited) {
@@ -530,6 +591,7 @@ void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
       continue;
     handler_.post(RankExited{key, EndOf(rank, hosted.spec)});
   }
+  if (state.phase == Phase::kRunning) KeepNursery(hosted);
   if (state.output_bytes != had && handler_.output) handler_.output(key);
   if (state.phase == Phase::kUnkillable && !std::exchange(hosted.stuck_posted, true))
     handler_.post(GroupStuck{key});

@@ -17,6 +17,7 @@
 
 #include "agent/core/events.h"
 #include "agent/shell/log_keeper.h"
+#include "agent/shell/nursery.h"
 #include "agent/shell/shim_process.h"
 #include "agent/shell/worker_environment.h"
 #include "common/io/address.h"
@@ -107,6 +108,10 @@ class GroupHost {
   shim::Spec SpecOf(const GroupKey& key, const Prepare& prepare, const WorkerOptions& worker) const;
   void MakeCgroup(const shim::Spec& spec);
   absl::Status Spawn(Hosted& hosted);
+  absl::Status SpawnFromNursery(Hosted& hosted, Nursery& nursery, shim::ShimStart start,
+                                const shim::RunDirectory& directory);
+  void KeepNursery(Hosted& hosted);
+  void DropNursery(const JobId& job);
   absl::Status SpawnStoreOf(Hosted& hosted);
   std::shared_ptr<ShimProcess> MakeProcess(const GroupKey& key, std::string path, shim::Spec spec);
   void Adopt(shim::RunScan scan);
@@ -145,6 +150,7 @@ class GroupHost {
   Duration agent_restart_ = std::chrono::minutes(2);
   std::optional<shim::Lifeline> lifeline_;
   std::map<GroupKey, std::unique_ptr<Hosted>> groups_;
+  std::map<JobId, std::shared_ptr<Nursery>> nurseries_;  // Of jobs with `warm`.
   LogKeeper logs_;
 
   std::function<void(std::vector<RunRecord>)> scan_done_;

@@ -149,6 +149,7 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
   hosted->worker.numa_binding = data.value("numa_binding", hosted->worker.numa_binding);
   hosted->worker.virtual_local_rank =
       data.value("virtual_local_rank", hosted->worker.virtual_local_rank);
+  hosted->warm = data.value("warm", false);
   hosted->worker.sets_master_port = data.value("sets_master_port", hosted->worker.sets_master_port);
   hosted->witness = AddressFrom(data, "witness");
   hosted->noticed = notes.value("noticed", false);
@@ -191,7 +192,9 @@ void GroupHost::CheckScan(bool time_is_up) {
   }
   done(std::move(records));
   for (auto& [key, hosted] : groups_) {
-    if (hosted->state) ReadErrors(*hosted, *hosted->state, hosted->end.has_value());
+    if (!hosted->state) continue;
+    ReadErrors(*hosted, *hosted->state, hosted->end.has_value());
+    if (!hosted->end && hosted->state->phase == Phase::kRunning) KeepNursery(*hosted);
   }
 }
 

@@ -36,11 +36,18 @@ ShimProcess::ShimProcess(asio::io_context& loop, std::string path, shim::Spec sp
 
 absl::Status ShimProcess::Spawn(const std::string& program, const shim::RunDirectory& directory,
                                 const shim::ShimFds& fds) {
-  absl::StatusOr<shim::SpawnedShim> spawned = shim::SpawnShim(program, directory, spec_.role, fds);
+  absl::StatusOr<shim::ShimStart> start = shim::PrepareShim(program, directory, spec_.role, fds);
+  if (!start.ok()) return start.status();
+  absl::Status spawned = Spawn(*start);
+  return spawned.ok() ? Connect(directory) : spawned;
+}
+
+absl::Status ShimProcess::Spawn(const shim::ShimStart& start) {
+  absl::StatusOr<shim::SpawnedShim> spawned = shim::SpawnShim(start);
   if (!spawned.ok()) return spawned.status();
   // Outlives this object: a child must be reaped whatever became of its group.
   WhenOver(loop_, std::move(spawned->process), spawned->pid, [](std::optional<int>) {});
-  return Connect(directory);
+  return absl::OkStatus();
 }
 
 void ShimProcess::Adopt() {

@@ -30,6 +30,9 @@ class ShimProcess : public std::enable_shared_from_this<ShimProcess> {
   // Starts it. REQUIRES: its run directory is written.
   absl::Status Spawn(const std::string& program, const shim::RunDirectory& directory,
                      const shim::ShimFds& fds);
+  absl::Status Spawn(const shim::ShimStart& start);
+  // Awaits one that was, or will be, started from a ShimStart for that directory.
+  absl::Status Await(const shim::RunDirectory& directory) { return Connect(directory); }
   // Finds one that an earlier life of this agent started. Its first state follows, or its end.
   void Adopt();
   void Send(const shim::Command& command);

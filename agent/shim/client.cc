@@ -13,7 +13,9 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "agent/shim/cgroup.h"
+#include "agent/shim/nursery_exec.h"
 #include "agent/shim/spawn_fds.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
@@ -61,19 +63,30 @@ class SpawnSetup {
     ::posix_spawnattr_setflags(&attributes_,
                                POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
   }
-  absl::StatusOr<pid_t> Spawn(const std::string& program, const std::vector<std::string>& words) {
-    std::vector<char*> argv;
-    for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
-    argv.push_back(nullptr);
-    char* no_environment[] = {nullptr};
-    pid_t pid = 0;
-    int error =
-        ::posix_spawn(&pid, program.c_str(), &actions_, &attributes_, argv.data(), no_environment);
-    if (error != 0) return io::ErrnoStatus(error, absl::StrCat("start ", program));
-    return pid;
+  absl::StatusOr<SpawnedShim> Spawn(const std::vector<std::string>& words,
+                                    const std::vector<std::string>& environment = {}) {
+    std::vector<char*> argv = PointersTo(words), envp = PointersTo(environment);
+    SpawnedShim spawned;
+    const int error =
+        ::posix_spawn(&spawned.pid, argv[0], &actions_, &attributes_, argv.data(), envp.data());
+    if (error != 0) return io::ErrnoStatus(error, absl::StrCat("start ", words[0]));
+    absl::StatusOr<io::UniqueFd> pidfd =
+        io::OpenPidfd(spawned.pid);  // Not reaped yet, so it is our child.
+    if (!pidfd.ok()) {
+      ::kill(spawned.pid, SIGKILL);
+      return pidfd.status();
+    }
+    spawned.process = *std::move(pidfd);
+    return spawned;
   }
 
  private:
+  static std::vector<char*> PointersTo(const std::vector<std::string>& words) {
+    std::vector<char*> pointers;
+    for (const std::string& word : words) pointers.push_back(const_cast<char*>(word.c_str()));
+    pointers.push_back(nullptr);
+    return pointers;
+  }
   posix_spawn_file_actions_t actions_;
   posix_spawnattr_t attributes_;
   std::vector<io::UniqueFd> copies_;
@@ -166,7 +179,7 @@ absl::StatusOr<Lifeline> MakeLifeline() {
   return Lifeline{io::UniqueFd(ends[0]), io::UniqueFd(ends[1])};
 }
 
-absl::StatusOr<SpawnedShim> SpawnShim(const std::string& program, const RunDirectory& directory,
+absl::StatusOr<ShimStart> PrepareShim(const std::string& program, const RunDirectory& directory,
                                       Role role, const ShimFds& fds) {
   CHECK(fds.witness >= 0);
   ASSIGN_OR_RETURN(io::FileLock lock,
@@ -177,11 +190,10 @@ absl::StatusOr<SpawnedShim> SpawnShim(const std::string& program, const RunDirec
   io::UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   if (!null) return io::ErrnoStatus(errno, "open /dev/null");
 
-  SpawnSetup setup;
   const std::size_t slash = directory.path.find_last_of('/');
-  std::vector<std::string> words = {
-      program, role == Role::kStore ? kStoreMode : kGroupMode,
-      directory.path.substr(slash == std::string::npos ? 0 : slash + 1)};
+  ShimStart start;
+  start.words = {program, role == Role::kStore ? kStoreMode : kGroupMode,
+                 directory.path.substr(slash == std::string::npos ? 0 : slash + 1)};
   std::vector<std::pair<int, int>> passed = {{null.get(), 0},
                                              {null.get(), 1},
                                              {log.get(), 2},
@@ -191,24 +203,102 @@ absl::StatusOr<SpawnedShim> SpawnShim(const std::string& program, const RunDirec
                                              {fds.witness, kListenerFd}};
   if (fds.lifeline >= 0) {
     passed.push_back({fds.lifeline, kLifelineFd});
-    words.push_back(kWithLifeline);
+    start.words.push_back(kWithLifeline);
   }
   if (fds.rank0_stdin >= 0) {
     passed.push_back({fds.rank0_stdin, kStdinFd});
-    words.push_back(kWithStdin);
+    start.words.push_back(kWithStdin);
   }
-  for (const auto& entry : passed) RETURN_IF_ERROR(setup.Pass(entry.first, entry.second));
+  for (const auto& [fd, target] : passed) {
+    io::UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+    if (!copy) return io::ErrnoStatus(errno, absl::StrCat("duplicate descriptor ", fd));
+    start.passed.push_back({std::move(copy), target});
+  }
+  return start;
+}
+
+absl::StatusOr<SpawnedShim> SpawnShim(const ShimStart& start) {
+  SpawnSetup setup;
+  for (const ShimStart::Passed& passed : start.passed)
+    RETURN_IF_ERROR(setup.Pass(passed.fd.get(), passed.target));
   setup.Detach();
-  SpawnedShim spawned;
-  ASSIGN_OR_RETURN(spawned.pid, setup.Spawn(program, words));
-  absl::StatusOr<io::UniqueFd> pidfd =
-      io::OpenPidfd(spawned.pid);  // Not reaped yet, so it is our child.
-  if (!pidfd.ok()) {
-    ::kill(spawned.pid, SIGKILL);
-    return pidfd.status();
+  return setup.Spawn(start.words);
+}
+
+absl::StatusOr<SpawnedShim> SpawnShim(const std::string& program, const RunDirectory& directory,
+                                      Role role, const ShimFds& fds) {
+  ASSIGN_OR_RETURN(const ShimStart start, PrepareShim(program, directory, role, fds));
+  return SpawnShim(start);
+}
+
+// ---- nursery -----------------------------------------------------------------------------------
+
+std::optional<int> WordsBeforeScript(const std::vector<std::string>& command) {
+  const std::set<std::string_view> alone = {"-u", "-B", "-E",  "-s", "-S", "-I",
+                                            "-O", "-P", "-OO", "-b", "-bb"};
+  if (command.empty()) return std::nullopt;
+  const std::string_view program = command[0];
+  if (!program.substr(program.find_last_of("/") + 1).starts_with("python")) return std::nullopt;
+  for (std::size_t i = 1; i < command.size(); ++i) {
+    const std::string& word = command[i];
+    if (word == "-X" || word == "-W") {
+      ++i;
+    } else if (!alone.contains(word)) {
+      if (word.starts_with("-") || !word.ends_with(".py")) return std::nullopt;
+      return static_cast<int>(i);
+    }
   }
-  spawned.process = *std::move(pidfd);
-  return spawned;
+  return std::nullopt;
+}
+
+absl::StatusOr<SpawnedNursery> SpawnNursery(const std::string& program, const Spec& spec) {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
+    return io::ErrnoStatus(errno, "make socket pair");
+  SpawnedNursery nursery;
+  nursery.socket.reset(ends[0]);
+  const io::UniqueFd theirs(ends[1]);
+  RETURN_IF_ERROR(io::SetNonBlocking(nursery.socket.get(), true));
+  const io::UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  if (!null) return io::ErrnoStatus(errno, "open /dev/null");
+  SpawnSetup setup;
+  for (int target : {0, 1, 2}) RETURN_IF_ERROR(setup.Pass(null.get(), target));
+  RETURN_IF_ERROR(setup.Pass(theirs.get(), kDirectoryFd));
+  setup.Detach();
+  std::vector<std::string> words = {program, kNurseryMode, spec.directory,
+                                    absl::StrCat(WordsBeforeScript(spec.command).value_or(0)),
+                                    spec.program.empty() ? spec.command[0] : spec.program};
+  words.insert(words.end(), spec.command.begin(), spec.command.end());
+  std::vector<std::string> environment = spec.environment;
+  environment.push_back(absl::StrCat(kEntriesRoomName, "=", std::string(kEntriesRoom, ' ')));
+  ASSIGN_OR_RETURN(nursery.child, setup.Spawn(words, environment));
+  return nursery;
+}
+
+absl::StatusOr<io::UniqueFd> AskForShim(int nursery_socket, const ShimStart& start) {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
+    return io::ErrnoStatus(errno, "make socket pair");
+  io::UniqueFd ours(ends[0]);
+  const io::UniqueFd theirs(ends[1]);
+  RETURN_IF_ERROR(io::SetNonBlocking(ours.get(), true));
+  std::vector<int> fds, targets;
+  for (const ShimStart::Passed& passed : start.passed) {
+    fds.push_back(passed.fd.get());
+    targets.push_back(passed.target);
+  }
+  fds.push_back(theirs.get());
+  const std::string zero(1, '\0');
+  const std::string message = absl::StrCat("shim", zero, absl::StrJoin(targets, ","), zero,
+                                           absl::StrJoin(start.words, zero), zero);
+  RETURN_IF_ERROR(io::SendFds(nursery_socket, message, fds));
+  return ours;
+}
+
+bool AllowShim(int answer_socket) {
+  char pid[16];
+  return ::recv(answer_socket, pid, sizeof(pid), 0) > 0 &&
+         ::send(answer_socket, "go", 2, MSG_NOSIGNAL) == 2;
 }
 
 bool TryReap(pid_t pid) {

@@ -58,6 +58,34 @@ struct SpawnedShim {
 // the shim is its only holder).
 absl::StatusOr<SpawnedShim> SpawnShim(const std::string& program, const RunDirectory& directory,
                                       Role role, const ShimFds& fds);
+// The same in two steps: as long as a ShimStart lives, the directory is locked and its socket
+// takes connections.
+struct ShimStart {
+  std::vector<std::string> words;  // The program's path first.
+  struct Passed {
+    io::UniqueFd fd;
+    int target = -1;
+  };
+  std::vector<Passed> passed;
+};
+absl::StatusOr<ShimStart> PrepareShim(const std::string& program, const RunDirectory& directory,
+                                      Role role, const ShimFds& fds);
+absl::StatusOr<SpawnedShim> SpawnShim(const ShimStart& start);
+
+// ---- nursery -----------------------------------------------------------------------------------
+
+// How many words of the command stand before a script that Python executes; nullopt: it is none.
+std::optional<int> WordsBeforeScript(const std::vector<std::string>& command);
+struct SpawnedNursery {
+  SpawnedShim child;
+  io::UniqueFd socket;  // Keeps messages apart. What comes: see nursery.py. Closed: it ends.
+};
+// For the command, program, environment and directory of `spec`. REQUIRES: WordsBeforeScript.
+absl::StatusOr<SpawnedNursery> SpawnNursery(const std::string& program, const Spec& spec);
+// Has the nursery start the shim beside a child that forks warm ranks. The result becomes readable:
+// with the pid of the shim, which waits for AllowShim; or at its end, when no shim will run.
+absl::StatusOr<io::UniqueFd> AskForShim(int nursery_socket, const ShimStart& start);
+bool AllowShim(int answer_socket);  // False: no shim will run.
 // True when the child is gone and reaped (or is no child of ours).
 bool TryReap(pid_t pid);
 

@@ -10,10 +10,13 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "absl/strings/numbers.h"
 #include "agent/shim/c10d_host.h"
+#include "agent/shim/nursery_exec.h"
 #include "agent/shim/run_directory.h"
 #include "agent/shim/spawn_fds.h"
 #include "agent/shim/store_host.h"
@@ -27,6 +30,7 @@ namespace {
 
 struct Arguments {
   bool store = false, lifeline = false, standard_input = false;
+  pid_t warm = 0;  // The child at kWarmFd; 0: none.
 };
 
 // Signals that would end a process by default stay blocked for good; faults of our own must still
@@ -42,7 +46,8 @@ void BlockSignals() {
 absl::Status Serve(const Arguments& arguments, bool& finished) {
   io::UniqueFd directory(kDirectoryFd), socket(kSocketFd), listener(kListenerFd),
       lifeline(arguments.lifeline ? kLifelineFd : -1),
-      standard_input(arguments.standard_input ? kStdinFd : -1);
+      standard_input(arguments.standard_input ? kStdinFd : -1),
+      warm(arguments.warm > 0 ? kWarmFd : -1);
   // kLockFd stays open, and so the lock held, until the kernel ends this process.
   ::syscall(SYS_close_range, 3u, ~0u, 4u /* CLOSE_RANGE_CLOEXEC */);
   ASSIGN_OR_RETURN(std::string bytes, io::ReadFileAt(directory.get(), kSpecFile, 8u << 20));
@@ -58,8 +63,10 @@ absl::Status Serve(const Arguments& arguments, bool& finished) {
   }
   SupervisorFds fds{std::move(directory), std::move(socket), std::move(listener),
                     std::move(lifeline), std::move(standard_input)};
+  std::optional<WarmStart> warm_start;
+  if (warm) warm_start.emplace(std::move(warm), arguments.warm);
   ASSIGN_OR_RETURN(std::unique_ptr<Supervisor> supervisor,
-                   Supervisor::Create(std::move(spec), std::move(fds)));
+                   Supervisor::Create(std::move(spec), std::move(fds), std::move(warm_start)));
   finished = supervisor->Run();
   if (!finished) ::_exit(0);  // The log thread hangs on a disk; nobody waits for it.
   return absl::OkStatus();
@@ -81,12 +88,15 @@ int Main(int argc, char** argv) {
     if (!served.ok()) std::fprintf(stderr, "%s\n", served.ToString().c_str());
     return served.ok() ? 0 : 1;
   }
+  if (argc > 1 && argv[1] == std::string_view(kNurseryMode)) return ExecNursery(argc - 2, argv + 2);
   Arguments arguments;
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     arguments.store = arguments.store || word == kStoreMode;
     arguments.lifeline = arguments.lifeline || word == kWithLifeline;
     arguments.standard_input = arguments.standard_input || word == kWithStdin;
+    if (word == kWithWarm && i + 1 < argc && !absl::SimpleAtoi(argv[i + 1], &arguments.warm))
+      return 2;
   }
   if (argc < 3 || ::fcntl(kLockFd, F_GETFD) < 0) {
     std::fprintf(stderr, "regroup-shim is started by regroup-agent, never by hand\n");

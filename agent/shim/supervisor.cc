@@ -107,8 +107,10 @@ void AcceptAndClose(int listener_fd) {
   }
 }
 
-absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(Spec spec, SupervisorFds fds) {
+absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::Create(Spec spec, SupervisorFds fds,
+                                                               std::optional<WarmStart> warm) {
   std::unique_ptr<Supervisor> supervisor(new Supervisor(std::move(spec), std::move(fds)));
+  supervisor->warm_ = std::move(warm);
   RETURN_IF_ERROR(supervisor->SetUp());
   return supervisor;
 }
@@ -311,6 +313,7 @@ void Supervisor::OnStartRanks(const StartRanks& start) {
       EndRank(ranks_[i], ExitKind::kExecFailed, io::ErrnoOf(marked), "started mark");
     }
   }
+  EndWarmStart();
   fds_.rank0_stdin.reset();  // The rank alone holds it, so that whoever writes there sees it close.
 }
 
@@ -326,7 +329,7 @@ void Supervisor::StartRank(Rank& rank, const RankPlan& plan) {
               .standard_output = output->write_end.get(),
               .standard_error = error->write_end.get(),
               .cgroup = cgroup_ ? cgroup_->fd() : -1};
-  absl::StatusOr<SpawnedRank> spawned = SpawnRank(spec_, plan, fds, own_oom_score_adj_);
+  absl::StatusOr<SpawnedRank> spawned = SpawnWarmOrCold(plan, fds);
   if (!spawned.ok())
     return EndRank(rank, ExitKind::kExecFailed, io::ErrnoOf(spawned.status()), "clone");
   rank.state.phase = RankPhase::kStarting;
@@ -339,6 +342,20 @@ void Supervisor::StartRank(Rank& rank, const RankPlan& plan) {
                  io::LogDirectory(spec_.log_root, spec_.job, spec_.generation, rank.state.rank),
                  spec_.passing.empty() ? "" : absl::StrCat(spec_.passing, "/", rank.state.rank),
                  spec_.log_limits, std::move(output->read_end), std::move(error->read_end));
+}
+
+absl::StatusOr<SpawnedRank> Supervisor::SpawnWarmOrCold(const RankPlan& plan, const RankFds& fds) {
+  if (warm_) {
+    absl::StatusOr<SpawnedRank> warm = warm_->SpawnRank(spec_, plan, fds, own_oom_score_adj_);
+    if (warm.ok()) return warm;
+    std::fprintf(stderr, "a rank starts cold: %s\n", std::string(warm.status().message()).c_str());
+  }
+  return SpawnRank(spec_, plan, fds, own_oom_score_adj_);
+}
+
+void Supervisor::EndWarmStart() {
+  if (warm_) warm_->Finish();
+  warm_.reset();
 }
 
 void Supervisor::OnExecStatus(Rank& rank) {
@@ -392,6 +409,7 @@ void Supervisor::ReapChildren() {
       check_due_ = io::BootNow();
       check_limit_ = *check_due_ + kCheckLeftovers;
     }
+    if (warm_ && child.si_pid == warm_->pid()) warm_.reset();
     Rank* rank = FindByPid(child.si_pid);
     if (rank != nullptr) OnRankExit(*rank, child.si_code, child.si_status);
   }
@@ -434,6 +452,7 @@ void Supervisor::OnStop(const Stop& stop) {
     deadline = std::min(deadline, io::BootNow());
   }
   if (!stop_deadline_ || deadline < *stop_deadline_) stop_deadline_ = deadline;
+  EndWarmStart();
   if (first && (stop.name_leftovers || stop.keep_leftovers) && LeavesOnlyOthers()) {
     keep_leftovers_ = stop.keep_leftovers;
     leftovers_due_ = io::BootNow() + kEndsByItself;

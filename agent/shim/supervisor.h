@@ -13,6 +13,7 @@
 #include "agent/shim/log_drain.h"
 #include "agent/shim/node_check.h"
 #include "agent/shim/protocol.h"
+#include "agent/shim/warm_start.h"
 #include "common/io/fd.h"
 
 namespace regroup::shim {
@@ -28,11 +29,13 @@ struct SupervisorFds {
 // clones ranks and never touches a path that may hang: only the run directory (tmpfs), /proc and
 // cgroups.
 //
-// REQUIRES: the process is a subreaper and has no children; SIGCHLD and all signals to be ignored
-// are blocked.
+// REQUIRES: the process is a subreaper and has no children but that of `warm`; SIGCHLD and all
+// signals to be ignored are blocked.
 class Supervisor {
  public:
-  static absl::StatusOr<std::unique_ptr<Supervisor>> Create(Spec spec, SupervisorFds fds);
+  // With `warm` its ranks are forked there, as far as that succeeds.
+  static absl::StatusOr<std::unique_ptr<Supervisor>> Create(Spec spec, SupervisorFds fds,
+                                                            std::optional<WarmStart> warm);
   // Returns when the group is free, its state was sent and written, an agent has released it (or
   // none came for spec.agent_patience, or the lifeline closed), and its logs are on disk (waits 5 s
   // for them; then false: the process must end by _exit). Until it is released its witness accepts,
@@ -56,6 +59,8 @@ class Supervisor {
   void FailCheck(std::string how);
   void OnStartRanks(const StartRanks& start);
   void StartRank(Rank& rank, const RankPlan& plan);
+  absl::StatusOr<SpawnedRank> SpawnWarmOrCold(const RankPlan& plan, const RankFds& fds);
+  void EndWarmStart();
   void OnExecStatus(Rank& rank);
   void EndRank(Rank& rank, ExitKind kind, int code, std::string exec_stage);
   void ReapChildren();
@@ -84,6 +89,7 @@ class Supervisor {
 
   const Spec spec_;
   SupervisorFds fds_;
+  std::optional<WarmStart> warm_;  // Until the ranks were started, or it has ended.
   io::UniqueFd epoll_, signals_, timer_, logs_ready_, dev_null_;
   std::optional<ControlSocket> control_;
   std::optional<Cgroup> cgroup_;

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/io/files.h"
 
@@ -136,6 +137,28 @@ absl::Status SendFd(int socket_fd, int fd) {
     sent = ::sendmsg(socket_fd, &out.message, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   return sent == 1 ? absl::OkStatus() : ErrnoStatus(errno, "sendmsg(SCM_RIGHTS)");
+}
+
+absl::Status SendFds(int socket_fd, std::string_view message, std::span<const int> fds) {
+  CHECK(!message.empty() && !fds.empty() && fds.size() <= kMaxSentFds);
+  alignas(cmsghdr) char control[CMSG_SPACE(kMaxSentFds * sizeof(int))] = {};
+  iovec text{const_cast<char*>(message.data()), message.size()};
+  msghdr out{};
+  out.msg_iov = &text;
+  out.msg_iovlen = 1;
+  out.msg_control = control;
+  out.msg_controllen = CMSG_SPACE(fds.size_bytes());
+  cmsghdr* header = CMSG_FIRSTHDR(&out);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(fds.size_bytes());
+  std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(socket_fd, &out, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  return sent == static_cast<ssize_t>(message.size()) ? absl::OkStatus()
+                                                      : ErrnoStatus(errno, "sendmsg(SCM_RIGHTS)");
 }
 
 absl::StatusOr<UniqueFd> ReceiveFd(int socket_fd) {

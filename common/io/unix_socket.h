@@ -2,7 +2,9 @@
 
 #include <sys/types.h>
 
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "common/io/fd.h"
@@ -39,5 +41,8 @@ absl::StatusOr<PeerCredentials> PeerCredentialsOf(int socket_fd);
 // has arrived, anything else when the other side sent no descriptor or is gone. Close-on-exec.
 absl::Status SendFd(int socket_fd, int fd);
 absl::StatusOr<UniqueFd> ReceiveFd(int socket_fd);
+// One message with up to kMaxSentFds descriptors over a socket that keeps messages apart.
+inline constexpr std::size_t kMaxSentFds = 16;
+absl::Status SendFds(int socket_fd, std::string_view message, std::span<const int> fds);
 
 }  // namespace regroup::io

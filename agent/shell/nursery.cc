@@ -1,0 +1,129 @@
+#include "agent/shell/nursery.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <boost/asio/steady_timer.hpp>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "agent/shell/child_exit.h"
+
+namespace regroup::agent {
+namespace {
+
+namespace asio = boost::asio;
+using asio::posix::stream_descriptor;
+using boost::system::error_code;
+
+// A new process of Python's size takes milliseconds; a cold start is far better than a wait.
+constexpr auto kAnswerLimit = std::chrono::seconds(1);
+constexpr std::size_t kMaxMessageBytes = 8192;
+
+}  // namespace
+
+std::shared_ptr<Nursery> Nursery::Start(asio::io_context& loop, const std::string& program,
+                                        const shim::Spec& spec,
+                                        std::function<void(std::string)> cold) {
+  std::shared_ptr<Nursery> nursery(new Nursery(loop, std::move(cold)));
+  if (!shim::WordsBeforeScript(spec.command)) {
+    nursery->Fail("their program is not a script that Python executes");
+    return nursery;
+  }
+  absl::StatusOr<shim::SpawnedNursery> spawned = shim::SpawnNursery(program, spec);
+  if (!spawned.ok()) {
+    nursery->Fail(std::string(spawned.status().message()));
+    return nursery;
+  }
+  nursery->process_.reset(::fcntl(spawned->child.process.get(), F_DUPFD_CLOEXEC, 3));
+  nursery->socket_.emplace(loop, spawned->socket.release());
+  nursery->Listen();
+  WhenOver(loop, std::move(spawned->child.process), spawned->child.pid,
+           [weak = std::weak_ptr<Nursery>(nursery)](std::optional<int>) {
+             const std::shared_ptr<Nursery> self = weak.lock();
+             if (!self) return;
+             self->OnMessage();  // Its last words come before its end.
+             self->Fail("its nursery has ended");
+           });
+  return nursery;
+}
+
+void Nursery::Listen() {
+  socket_->async_wait(stream_descriptor::wait_read,
+                      [weak = weak_from_this()](const error_code& error) {
+                        const std::shared_ptr<Nursery> self = weak.lock();
+                        if (error || !self || self->over_) return;
+                        self->OnMessage();
+                        if (!self->over_) self->Listen();
+                      });
+}
+
+void Nursery::OnMessage() {
+  if (over_) return;
+  char bytes[kMaxMessageBytes];
+  const ssize_t n = ::recv(socket_->native_handle(), bytes, sizeof(bytes), 0);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+  const std::string_view said(bytes, n > 0 ? static_cast<std::size_t>(n) : 0);
+  if (said == "ready") {
+    ready_ = true;
+  } else {
+    Fail(said.starts_with("cold ") ? std::string(said.substr(5)) : "its nursery has ended");
+  }
+}
+
+void Nursery::Fail(std::string why) {
+  if (over_) return;
+  End();
+  if (auto cold = std::exchange(cold_, nullptr)) cold(std::move(why));
+}
+
+void Nursery::End() {
+  over_ = true;
+  socket_.reset();
+  // By its descriptor, so that no other process of that number is meant.
+  if (process_) ::syscall(SYS_pidfd_send_signal, process_.get(), SIGKILL, nullptr, 0);
+  process_.reset();
+}
+
+void Nursery::StartShim(shim::ShimStart start, std::function<void(const shim::ShimStart&)> failed) {
+  absl::StatusOr<io::UniqueFd> answer = shim::AskForShim(socket_->native_handle(), start);
+  if (!answer.ok()) {
+    Fail(std::string(answer.status().message()));
+    return failed(start);
+  }
+  struct Asked {
+    Asked(asio::io_context& loop, int fd) : answer(loop, fd), limit(loop, kAnswerLimit) {}
+    stream_descriptor answer;
+    asio::steady_timer limit;
+    shim::ShimStart start;
+    std::function<void(const shim::ShimStart&)> failed;
+    bool done = false;
+  };
+  auto asked = std::make_shared<Asked>(loop_, answer->release());
+  asked->start = std::move(start);
+  asked->failed = std::move(failed);
+  const auto decide = [self = shared_from_this(), asked](bool in_time) {
+    if (std::exchange(asked->done, true)) return;
+    asked->limit.cancel();
+    const bool allowed = in_time && shim::AllowShim(asked->answer.native_handle());
+    asked->answer.close();
+    if (!allowed) {
+      self->OnMessage();
+      self->Fail(in_time ? "its nursery has ended" : "its nursery does not answer");
+      asked->failed(asked->start);
+    }
+    asked->start = {};
+  };
+  asked->answer.async_wait(stream_descriptor::wait_read, [decide](const error_code& error) {
+    if (!error) decide(true);
+  });
+  asked->limit.async_wait([decide](const error_code& error) {
+    if (!error) decide(false);
+  });
+}
+
+}  // namespace regroup::agent

@@ -1,0 +1,47 @@
+#pragma once
+
+// The nursery of one job on this node (agent/README.md): a child of this process that has imported
+// what the job's ranks need. Loop thread.
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "agent/shim/client.h"
+
+namespace regroup::agent {
+
+class Nursery : public std::enable_shared_from_this<Nursery> {
+ public:
+  // Of a job with that spec. `cold` hears once why ranks cannot be forked from it (any more).
+  static std::shared_ptr<Nursery> Start(boost::asio::io_context& loop, const std::string& program,
+                                        const shim::Spec& spec,
+                                        std::function<void(std::string)> cold);
+
+  bool ready() const { return ready_ && !over_; }
+  // Another one may take its place: it was ready once.
+  bool worn_out() const { return ready_ && over_; }
+  // Has it start that shim. Calls `failed` where it does not: no shim of that start runs then, and
+  // this nursery ends. REQUIRES: ready.
+  void StartShim(shim::ShimStart start, std::function<void(const shim::ShimStart&)> failed);
+  // Its process ends at once. What it has started does not notice.
+  void End();
+
+ private:
+  Nursery(boost::asio::io_context& loop, std::function<void(std::string)> cold)
+      : loop_(loop), cold_(std::move(cold)) {}
+  void Listen();
+  void OnMessage();
+  void Fail(std::string why);
+
+  boost::asio::io_context& loop_;
+  std::function<void(std::string)> cold_;
+  io::UniqueFd process_;
+  std::optional<boost::asio::posix::stream_descriptor> socket_;
+  bool ready_ = false, over_ = false;
+};
+
+}  // namespace regroup::agent

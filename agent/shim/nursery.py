@@ -1,0 +1,494 @@
+"""The nursery of one job on one node: imports what its script will need, once, then forks ranks that start warm.
+
+Built into regroup-shim, which executes the job's own interpreter with this text; agent/README.md has the design. Its
+arguments: how many words stand before the script in the command, then the command. Descriptor 3 is the agent's socket.
+It says there "ready" or "cold REASON", is then asked for supervisors ("shim"), and ends when the agent has gone.
+"""
+import sys
+
+# What a cold rank has imported before its script's own folder counts.
+EARLY = set(sys.modules)
+
+import ast  # noqa: E402 (EARLY comes first)
+import ctypes  # noqa: E402
+import fcntl  # noqa: E402
+import gc  # noqa: E402
+import importlib  # noqa: E402
+import importlib.machinery  # noqa: E402
+import io  # noqa: E402
+import logging  # noqa: E402
+import os  # noqa: E402
+import resource  # noqa: E402
+import signal  # noqa: E402
+import socket  # noqa: E402
+import stat  # noqa: E402
+import struct  # noqa: E402
+import types  # noqa: E402
+
+ROOM = "REGROUP_WARM_ROOM"
+MAX_RSS_BYTES = 4 << 30
+MAX_SAID_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 64 << 10
+MAX_FDS = 32
+AGENT_FD, TEXT_FD = 3, 4  # nursery_exec.cc
+WARM_FD = 9  # spawn_fds.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+# As in spawn_rank.cc.
+STAGE_LIMIT, STAGE_AFFINITY, STAGE_DIRECTORY, STAGE_STREAMS, STAGE_EXEC = 1, 2, 3, 4, 6
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Cold(Exception):
+    """Ranks cannot be forked from this process; says why."""
+
+
+# ---- what the script will need ------------------------------------------------------------------
+
+
+def local_file(folder, name):
+    """The module's file where it lies in the script's folder; '' for a package that cannot be read ahead, else None."""
+    top = os.path.join(folder, name.split(".")[0])
+    if not os.path.exists(top + ".py") and not os.path.isdir(top):
+        return None
+    path = os.path.join(folder, *name.split("."))
+    for file in (path + ".py", os.path.join(path, "__init__.py")):
+        if os.path.isfile(file):
+            return file
+    return ""
+
+
+def wanted(script, folder, seen=None):
+    """(module, names, level 0) of the imports at the top of the script and of its local modules, in their order."""
+    seen = set() if seen is None else seen
+    seen.add(script)
+    with io.open_code(script) as f:
+        tree = ast.parse(f.read(), script)
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            asked = [(alias.name, ()) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            asked = [(node.module, tuple(alias.name for alias in node.names))]
+        else:
+            continue
+        for name, names in asked:
+            if name == "__future__":
+                continue
+            file = local_file(folder, name)
+            if file is None:
+                found.append((name, names))
+            elif file and file not in seen:
+                found += wanted(file, folder, seen)
+    return found
+
+
+# ---- whether a fork of this process is as good as a new one --------------------------------------
+
+
+def check(own):
+    """Raises Cold where something lives here that a fork would break or share."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        raise Cold("starts %d threads" % (threads - 1))
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        try:
+            at, mode = os.readlink("/proc/self/fd/" + name), os.fstat(fd).st_mode
+        except OSError:
+            continue  # Of the listing itself.
+        if at.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel")):
+            raise Cold("opens " + at)
+        if stat.S_ISSOCK(mode) and fd not in own:
+            raise Cold("opens a socket")
+    owned = getattr(logging._lock, "_is_owned", lambda: False)
+    if owned():
+        raise Cold("holds the lock of logging")
+    with open("/proc/self/statm", "rb") as f:
+        rss = int(f.read().split()[1]) * resource.getpagesize()
+    if rss > MAX_RSS_BYTES:
+        raise Cold("takes %.1f GiB, more than %d" % (rss / (1 << 30), MAX_RSS_BYTES >> 30))
+
+
+def import_all(asked, own):
+    try:
+        check(own)
+    except Cold as why:
+        raise Cold("the interpreter itself %s" % why) from None
+    for name, names in asked:
+        try:
+            __import__(name, {}, {}, list(names), 0)
+        except BaseException as error:  # Whatever it is, the rank meets it as well, and says so.
+            raise Cold("import %s: %s: %s" % (name, type(error).__name__, str(error)[:200])) from None
+        try:
+            check(own)
+        except Cold as why:
+            raise Cold("import %s %s" % (name, why)) from None
+
+
+def refuse_shadowed(folder):
+    """Cold ranks look into the script's folder first; the nursery does not."""
+    tops = {name.split(".")[0] for name in sys.modules} - {name.split(".")[0] for name in EARLY}
+    for top in sorted(tops):
+        if local_file(folder, top) is not None:
+            raise Cold("%s of the script's folder hides the module that was imported" % top)
+
+
+def imported_files():
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return {file: identity(file) for file in files if isinstance(file, str) and file != __file__}
+
+
+def identity(file):
+    try:
+        at = os.stat(file)
+    except OSError:
+        return None
+    return (at.st_mtime_ns, at.st_size, at.st_ino)
+
+
+# ---- sockets -------------------------------------------------------------------------------------
+
+
+def receive(sock):
+    """(message, descriptors); an empty message is the end."""
+    fds = []
+    size = struct.calcsize("i")
+    message, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(MAX_FDS * size))
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds += struct.unpack("%di" % (len(data) // size), data[:len(data) // size * size])
+    return message, fds
+
+
+def close_all(fds):
+    for fd in fds:
+        os.close(fd)
+
+
+# ---- names that other processes see --------------------------------------------------------------
+
+
+class Shown:
+    """The memory behind /proc/PID/cmdline and the end of /proc/PID/environ, which other processes read."""
+
+    def __init__(self):
+        with open("/proc/self/stat", "rb") as f:
+            fields = f.read().rpartition(b")")[2].split()
+        self.words_start, self.words_end, start, self.entries_end = (int(fields[at]) for at in (45, 46, 47, 48))
+        at = ctypes.string_at(start, self.entries_end - start).find(ROOM.encode() + b"=")
+        self.entries_start = start + at if at >= 0 else self.entries_end
+
+    @staticmethod
+    def _write(start, end, parts):
+        room, text = end - start, b""
+        for part in parts:
+            if len(text) + len(part) + 1 < room:
+                text += part + b"\0"
+        if room > 0:
+            ctypes.memmove(start, text.ljust(room, b"\0"), room)
+
+    def show_words(self, words):
+        self._write(self.words_start, self.words_end, words)
+
+    def show_entries(self, entries):
+        self._write(self.entries_start, self.entries_end, entries)
+
+
+# ---- a rank --------------------------------------------------------------------------------------
+
+
+class Plan:
+    """What regroup-shim (warm_start.cc) says of one rank."""
+
+    def __init__(self, text):
+        self.directory, self.umask, self.oom, self.shim = b"", 0o22, b"", 0
+        self.limits, self.cpus, self.words, self.entries = [], [], [], []
+        for item in text.split(b"\0")[:-1]:
+            kind, value = item[:1], item[1:]
+            if kind == b"d":
+                self.directory = value
+            elif kind == b"u":
+                self.umask = int(value)
+            elif kind == b"o":
+                self.oom = value
+            elif kind == b"p":
+                self.shim = int(value)
+            elif kind == b"l":
+                number, soft, hard = (int(part) for part in value.split(b":"))
+                self.limits.append((number, self.bound(soft), self.bound(hard)))
+            elif kind == b"c":
+                self.cpus.append(int(value))
+            elif kind == b"a":
+                self.words.append(value)
+            elif kind == b"e":
+                self.entries.append(value)
+
+    @staticmethod
+    def bound(value):
+        return resource.RLIM_INFINITY if value == (1 << 64) - 1 else value
+
+
+def set_up(plan, streams, status_fd):
+    """As RunChild of spawn_rank.cc, in its order."""
+    stage = STAGE_EXEC
+    try:
+        try:
+            with open("/proc/self/oom_score_adj", "wb", buffering=0) as f:
+                f.write(plan.oom)
+        except OSError:
+            pass  # Lowering needs a right: then the inherited value stays.
+        stage = STAGE_LIMIT
+        for number, soft, hard in plan.limits:
+            resource.setrlimit(number, (soft, hard))
+        stage = STAGE_AFFINITY
+        if plan.cpus:
+            os.sched_setaffinity(0, plan.cpus)
+        os.umask(plan.umask)
+        stage = STAGE_DIRECTORY
+        if plan.directory:
+            os.chdir(plan.directory)
+        stage = STAGE_STREAMS
+        for fd, target in zip(streams, (0, 1, 2)):
+            os.dup2(fd, target)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    except OSError as error:
+        os.write(status_fd, struct.pack("ii", stage, error.errno or 0))
+        os._exit(127)
+
+
+def take_environment(entries):
+    os.environ.clear()
+    for entry in entries:
+        key, _, value = entry.partition(b"=")
+        os.environb[key] = value
+
+
+def reseed():
+    """What a new interpreter draws from the system while it imports; `random` does it itself after a fork."""
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()
+
+
+def repeat_said(said):
+    """Every rank's log has what its imports printed."""
+    for fd, target in zip(said, (1, 2)):
+        text = os.pread(fd, MAX_SAID_BYTES, 0)
+        while text:
+            text = text[os.write(target, text):]
+
+
+def program(plan, before):
+    """The script as __main__, compiled; ends the process as the interpreter would where it cannot."""
+    words = [os.fsdecode(word) for word in plan.words]
+    script = words[before]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = words
+    sys.argv[:] = words[before:]
+    if not sys.flags.isolated and not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    importlib.invalidate_caches()
+    path = script
+    if sys.version_info >= (3, 9) and not os.path.isabs(script):
+        path = os.path.join(os.getcwd(), script)
+    main = types.ModuleType("__main__")
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__builtins__ = sys.modules["builtins"]
+    main.__annotations__ = {}
+    main.__file__, main.__cached__ = path, None
+    sys.modules["__main__"] = main
+    try:
+        with io.open_code(path) as f:
+            text = f.read()
+    except OSError as error:
+        sys.stderr.write("%s: can't open file %r: [Errno %d] %s\n" %
+                         (sys.executable, path, error.errno, error.strerror))
+        raise SystemExit(2)
+    return main, text
+
+
+def run(plan, before):
+    kept = sys.modules["__main__"]  # This module's functions run until the end.
+    main, text = program(plan, before)
+    try:
+        exec(compile(text, main.__file__, "exec", dont_inherit=True), main.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_globals is kept.__dict__:
+            trace = trace.tb_next
+        error.__traceback__ = trace
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+        sys.excepthook(type(error), error, trace)
+        # The interpreter ends as after any uncaught exception, but has said all there is to say.
+        sys.excepthook = lambda *_: None
+        raise
+
+
+def become_rank(plan, fds, own, state):
+    """In the new process, from its fork until the script is over."""
+    stdin, stdout, stderr, status_fd, go = fds[1:6]
+    os.setsid()
+    if os.read(go, 1) != b"g":
+        os._exit(127)  # The shim has given up on this process before it was told its number.
+    # The parent is the shim by now: it says go after the process between the two has ended.
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != plan.shim:
+        os._exit(127)
+    set_up(plan, (stdin, stdout, stderr), status_fd)
+    state["shown"].show_words(plan.words)
+    state["shown"].show_entries(sorted(plan.entries, key=lambda entry: not entry.startswith(b"REGROUP_")))
+    take_environment(plan.entries)
+    reseed()
+    repeat_said(state["said"])
+    close_all(fds + list(own) + state["said"])  # The status pipe too: it has begun its program.
+
+
+# ---- between a shim and its ranks ----------------------------------------------------------------
+
+
+def serve_shim(warm, shim, own, state):
+    """Forks the ranks of one generation as the shim asks for them, then ends, so that they are the shim's children.
+
+    Returns in a rank only, with its plan."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != shim:
+        os._exit(1)
+    in_cgroup = False
+    while True:
+        message, fds = receive(warm)
+        if not message:
+            os._exit(0)
+        if len(fds) > 6 and not in_cgroup:
+            try:
+                procs = os.open("cgroup.procs", os.O_WRONLY, dir_fd=fds[6])
+                os.write(procs, b"0")
+                os.close(procs)
+                in_cgroup = True
+            except OSError:
+                pass
+        plan = Plan(os.pread(fds[0], os.fstat(fds[0]).st_size, 0))
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = -(error.errno or 1)
+        if pid == 0:
+            warm.close()
+            become_rank(plan, fds, own, state)
+            return plan
+        close_all(fds)
+        warm.send(struct.pack("ii", pid, in_cgroup))
+
+
+def become_shim(message, fds, own, state):
+    """In a new process: executes regroup-shim with the descriptors it expects, beside a child that has the imports.
+
+    Returns in a rank only, with its plan."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    words = message.split(b"\0")[1:-1]
+    targets = [int(word) for word in words.pop(0).split(b",")]
+    answer = socket.socket(fileno=fds.pop())
+    # Before the fork: a child learns of it only so on older kernels.
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    shim = os.getpid()
+    child = os.fork()
+    if child == 0:
+        close_all(fds)
+        answer.close()
+        mine.close()
+        return serve_shim(theirs, shim, own, state)
+    try:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; what it executes shall not.
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        answer.send(b"%d" % shim)
+        if answer.recv(16) != b"go":
+            os._exit(1)
+        copies = [fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for fd in fds + [mine.fileno()]]
+        targets.append(WARM_FD)
+        for copy, target in zip(copies, targets):
+            os.dup2(copy, target)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in targets:
+                os.closerange(int(name), int(name) + 1)  # That of the listing is closed already.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        os.execve(words[0], words + [b"--warm", b"%d" % child], {})
+    finally:
+        os._exit(1)
+
+
+# ---- the nursery ---------------------------------------------------------------------------------
+
+
+def prepare(script, own):
+    folder = os.path.dirname(os.path.realpath(script))
+    try:
+        asked = wanted(script, folder)
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        raise Cold("%s: %s" % (type(error).__name__, error)) from None
+    import_all(asked, own)
+    refuse_shadowed(folder)
+    gc.collect()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    LIBC.fflush(None)
+
+
+def changed(files):
+    return next((file for file, was in files.items() if identity(file) != was), None)
+
+
+def serve_agent(agent, own, state):
+    """Returns in a rank only, with its plan."""
+    files = imported_files()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors that end are not waited for.
+    agent.send(b"ready")
+    while True:
+        message, fds = receive(agent)
+        if not message:
+            os._exit(0)
+        try:
+            check(own | set(fds))
+            stale = changed(files)
+            if stale is not None:
+                raise Cold("%s has changed since it was imported" % stale)
+        except Cold as why:
+            agent.send(b"cold " + str(why).encode())
+            os._exit(0)
+        if os.fork() == 0:
+            return become_shim(message, fds, own, state)
+        close_all(fds)
+
+
+def main():
+    """Returns in a rank only: its plan and how many words stand before the script."""
+    agent = socket.socket(fileno=AGENT_FD)
+    os.close(TEXT_FD)
+    if sys.version_info < (3, 8):
+        agent.send(b"cold Python %d.%d is older than 3.8" % sys.version_info[:2])
+        os._exit(0)
+    before, words = int(sys.argv[1]), sys.argv[2:-1]  # The last one is room for longer ones.
+    if not sys.flags.isolated and not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]
+    os.environ.pop(ROOM, None)
+    said = [os.memfd_create("stdout"), os.memfd_create("stderr")]
+    for fd, target in zip(said, (1, 2)):
+        os.dup2(fd, target)
+    state = {"shown": Shown(), "said": said}
+    state["shown"].show_words([b"regroup-nursery"] + [os.fsencode(word) for word in words[before:before + 1]])
+    own = {agent.fileno()}
+    try:
+        prepare(words[before], own)
+    except Cold as why:
+        agent.send(b"cold " + str(why).encode(errors="replace")[:4000])
+        os._exit(0)
+    plan = serve_agent(agent, own, state)
+    agent.detach()
+    return plan, before
+
+
+if __name__ == "__main__":
+    run(*main())

@@ -1,0 +1,426 @@
+"""A warm rank is a cold one that has imported already: nursery.py with this file in place of the shim.
+
+    python3 tests/agent/shim/nursery_test.py            REGROUP_BIN_DIR: where regroup-shim lies
+
+Each script here runs twice, as `python script` started by this file as regroup-shim starts ranks, and forked from a
+nursery. What both print has to be the same, and so has how they end.
+"""
+import array
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+SHIM = os.path.join(os.environ.get("REGROUP_BIN_DIR", "build/release/bin"), "regroup-shim")
+LIMIT_S = 60
+LIMITS = [(resource.RLIMIT_NOFILE, 200, 300), (resource.RLIMIT_CORE, 0, 0)]
+LIBC = ctypes.CDLL(None)
+
+# Everything that a script can ask of its process, but for what the README's table names.
+FIELDS = '''
+    """Of the script."""
+    import json
+    import os, sys, signal, resource, threading, inspect, multiprocessing, atexit
+    atexit.register(lambda: print("atexit", flush=True))
+    with open("/proc/self/status") as f:
+        status = dict(line.strip().split(":", 1) for line in f)
+    def dispositions():
+        return [repr(signal.getsignal(n)) for n in sorted(signal.valid_signals())]
+    main = sys.modules["__main__"]
+    print(json.dumps({
+        "argv": sys.argv, "orig_argv": getattr(sys, "orig_argv", None), "path": sys.path, "flags": str(sys.flags),
+        "executable": sys.executable, "prefix": sys.prefix, "warnoptions": sys.warnoptions,
+        "xoptions": sorted(sys._xoptions), "name": __name__, "file": __file__, "doc": __doc__,
+        "package": repr(__package__), "spec": repr(__spec__), "cached": repr(__cached__),
+        "loader": type(__loader__).__name__, "loader_path": __loader__.path, "builtins": repr(__builtins__),
+        "annotations": repr(__annotations__), "globals": sorted(globals()), "is_main": main.__dict__ is globals(),
+        "environ": dict(os.environ), "libc": sorted(repr(os.popen("env -0").buffer.read()).split("\\\\x00")), "cwd": os.getcwd(),
+        "umask": (lambda mask: (os.umask(mask), mask)[1])(os.umask(0)),
+        "affinity": sorted(os.sched_getaffinity(0)), "nice": os.nice(0), "oom": open("/proc/self/oom_score_adj").read(),
+        "limits": [resource.getrlimit(n) for n in range(16)],
+        "leads": [os.getpgrp() == os.getpid(), os.getsid(0) == os.getpid()],
+        "masks": [status[k] for k in ("SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd")],
+        "dispositions": dispositions(), "threads": threading.active_count(),
+        "main_thread": threading.current_thread() is threading.main_thread(), "comm": open("/proc/self/comm").read(),
+        "words": open("/proc/self/cmdline", errors="replace").read().rstrip("\\0"),
+        "marks": [e for e in open("/proc/self/environ", errors="replace").read().split("\\0") if e.startswith("REGROUP_GROUP")],
+        "fds": [[os.readlink("/proc/self/fd/%d" % fd).split(":")[0]] for fd in range(20)
+                if os.path.exists("/proc/self/fd/%d" % fd)],
+        "stdio": [[s.mode, s.encoding, s.errors, s.line_buffering, s.name] for s in (sys.stdout, sys.stderr, sys.stdin)],
+        "through": [sys.stdout.write_through, sys.stderr.write_through], "input": sys.stdin.read(),
+        "source": inspect.getsource(dispositions), "start": multiprocessing.get_start_method(),
+        "parent": multiprocessing.parent_process() is None, "children": multiprocessing.active_children(),
+    }, sort_keys=True))
+    print("to stderr", file=sys.stderr)
+'''
+
+
+def command(script, *words):
+    return [sys.executable, "-u", "-X", "utf8", script, *words]
+
+
+def environment(rank):
+    return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "RANK": str(rank), "REGROUP_GROUP": "nonce%d" % rank,
+            "ODD": "a=b\udcff c", "EMPTY": ""}
+
+
+class Fakes:
+    """This file as the program that the nursery executes in place of regroup-shim."""
+
+    def __init__(self, warm_fd, child, orders):
+        self.warm, self.child, self.orders = socket.socket(fileno=warm_fd), child, orders
+
+    def plan(self, order):
+        items = ["d" + order["directory"], "u%d" % 0o27, "o100", "p%d" % os.getpid()]
+        items += ["l%d:%d:%d" % limit for limit in LIMITS] + ["c%d" % cpu for cpu in order["cpus"]]
+        items += ["a" + word for word in order["command"]]
+        items += ["e%s=%s" % item for item in sorted(order["environment"].items())]
+        return b"".join(os.fsencode(item) + b"\0" for item in items)
+
+    def fork(self, order, stdin):
+        memory = os.memfd_create("plan")
+        os.write(memory, self.plan(order))
+        out, err, status, go = os.pipe(), os.pipe(), os.pipe(), os.pipe()
+        fds = [memory, stdin, out[1], err[1], status[1], go[0]]
+        self.warm.sendmsg([b"rank"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+        for fd in fds[2:]:
+            os.close(fd)
+        pid, in_cgroup = struct.unpack("ii", self.warm.recv(8))
+        return {"pid": pid, "out": out[0], "err": err[0], "status": status[0], "go": go[1]}
+
+    def run(self):
+        mode = os.O_WRONLY if self.orders.get("die") else os.O_RDONLY
+        ranks = [self.fork(order, os.open(order["stdin"], mode)) for order in self.orders["ranks"]]
+        os.kill(self.child, signal.SIGKILL)
+        os.waitpid(self.child, 0)
+        for rank in ranks:
+            if self.orders.get("go", True):
+                os.write(rank["go"], b"g")
+            os.close(rank["go"])
+        if self.orders.get("die"):
+            os._exit(0)
+        return [finish(rank) for rank in ranks]
+
+
+def finish(rank):
+    """What a rank wrote, and how it ended."""
+    got = {"status": b"", "out": b"", "err": b""}
+    open_fds = {rank[key]: key for key in got}
+    while open_fds:
+        for fd in select.select(list(open_fds), [], [])[0]:
+            data = os.read(fd, 65536)
+            got[open_fds[fd]] += data
+            if not data:
+                open_fds.pop(fd)
+    _, code = os.waitpid(rank["pid"], 0)
+    return {key: text.decode("latin-1") for key, text in got.items()} | {"code": code}
+
+
+def fake_shim():
+    LIBC.prctl(36, 1, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    with open(sys.argv[2]) as f:
+        orders = json.load(f)
+    names = os.listdir("/proc/self/fd")
+    state = {"fds": sorted(int(name) for name in names if os.path.exists("/proc/self/fd/" + name)), "leads": os.getsid(0) == os.getpid(),
+             "environment": sorted(set(os.environ) - {"LC_CTYPE"})}
+    fakes = Fakes(9, int(sys.argv[sys.argv.index("--warm") + 1]), orders)
+    result = {"ranks": fakes.run(), "state": state}
+    os.write(3, json.dumps(result).encode())
+
+
+class Nursery:
+    def __init__(self, words, directory, extra=()):
+        self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.ours.settimeout(LIMIT_S)
+        entries = dict(environment(-1), OMP_NUM_THREADS="1", REGROUP_WARM_ROOM=" " * 32768)
+        entries.update(extra)
+        given = fcntl.fcntl(theirs, fcntl.F_DUPFD, 64)
+        theirs.close()
+        before = words.index(next(word for word in words if word.endswith(".py")))
+        self.process = subprocess.Popen(
+            ["bash", "-c", f'exec 3<&{given} {given}<&-; exec "$@"', "bash", SHIM, "--nursery", directory, str(before),
+             words[0], *words], env=entries, pass_fds=[given], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True)
+        os.close(given)
+        self.said = self.ours.recv(8192).decode()
+
+    def ask(self, orders, directory):
+        path = os.path.join(directory, "orders")
+        with open(path, "w") as f:
+            json.dump(orders, f)
+        answer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        answer.settimeout(LIMIT_S)
+        result = os.memfd_create("result")
+        null = os.open("/dev/null", os.O_RDWR)
+        words = [sys.executable, os.path.abspath(__file__), "--fake-shim", path]
+        targets = [0, 1, 2, 3, 4]
+        message = b"\0".join([b"shim", b",".join(b"%d" % t for t in targets)] + [os.fsencode(w) for w in words]) + b"\0"
+        fds = [null, null, 2, result, null, theirs.fileno()]
+        self.ours.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+        theirs.close()
+        pid = answer.recv(16)
+        if not pid:
+            answer.close()
+            os.close(null)
+            os.close(result)
+            return None
+        with open("/proc/%s/stat" % pid.decode()) as f:
+            start = f.read().rpartition(")")[2].split()[19]
+        handle = os.pidfd_open(int(pid))
+        answer.send(b"go")
+        select.select([handle], [], [], LIMIT_S)
+        answer.close()
+        os.close(handle)
+        os.close(null)
+        text = os.pread(result, 1 << 22, 0)
+        os.close(result)
+        return json.loads(text) if text else {"shim": int(pid), "start": start}
+
+    def close(self):
+        self.ours.close()
+        return self.process.wait(LIMIT_S)
+
+
+class WarmRank(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = os.path.realpath(folder.name)
+        self.cwd = os.path.join(self.folder, "cwd")
+        os.mkdir(self.cwd)
+
+    def write(self, name, text):
+        path = os.path.join(self.folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as f:
+            f.write(textwrap.dedent(text))
+        return path
+
+    def order(self, words, rank=0, **more):
+        stdin = self.write("stdin%d" % rank, "input of %d\n" % rank)
+        return {"directory": self.cwd, "cpus": sorted(os.sched_getaffinity(0))[:1], "command": words,
+                "environment": environment(rank), "stdin": stdin} | more
+
+    def nursery(self, words, extra=()):
+        nursery = Nursery(words, self.cwd, extra)
+        self.addCleanup(nursery.close)
+        return nursery
+
+    def warm(self, words, count=1, **orders):
+        nursery = self.nursery(words)
+        self.assertEqual(nursery.said, "ready")
+        return nursery.ask({"ranks": [self.order(words, rank) for rank in range(count)]} | orders, self.folder)
+
+    def cold(self, words, rank=0):
+        """As SpawnRank does it."""
+        order = self.order(words, rank)
+        out, err, status = os.pipe(), os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+                    signal.signal(number, signal.SIG_DFL)
+                with open("/proc/self/oom_score_adj", "w") as f:
+                    f.write("100")
+                for number, soft, hard in LIMITS:
+                    resource.setrlimit(number, (soft, hard))
+                os.sched_setaffinity(0, order["cpus"])
+                os.umask(0o27)
+                os.chdir(order["directory"])
+                for fd, target in ((os.open(order["stdin"], os.O_RDONLY), 0), (out[1], 1), (err[1], 2)):
+                    os.dup2(fd, target)
+                os.closerange(3, 200)
+                os.execve(words[0], words, order["environment"])
+            finally:
+                os._exit(127)
+        for fd in (out[1], err[1], status[1]):
+            os.close(fd)
+        ended = finish({"pid": pid, "out": out[0], "err": err[0], "status": status[0]})
+        for fd in (out[0], err[0], status[0]):
+            os.close(fd)
+        return ended
+
+    def same(self, text, name="train.py", *words):
+        self.write(name, text)
+        given = command(os.path.join("..", name), *words)
+        result = self.warm(given)
+        cold, warm = self.cold(given), result["ranks"][0]
+        self.assertEqual(warm, cold)
+        return warm
+
+    def test_every_field(self):
+        self.write("local.py", "import decimal\n")
+        self.write("train.py", FIELDS)
+        given = command("../train.py", "--flag", "two words", "")
+        result = self.warm(given, count=3)
+        self.assertEqual(result["state"], {"fds": [0, 1, 2, 3, 4, 9], "leads": True, "environment": []})
+        for rank in range(3):
+            cold, warm = self.cold(given, rank), result["ranks"][rank]
+            self.assertEqual(cold["code"], 0, cold)
+            cold_fields, _, cold_rest = cold["out"].partition("\n")
+            warm_fields, _, warm_rest = warm["out"].partition("\n")
+            self.assertEqual(json.loads(warm_fields), json.loads(cold_fields))
+            self.assertEqual(json.loads(warm_fields)["environ"]["RANK"], str(rank))
+            self.assertEqual(json.loads(warm_fields)["input"], "input of %d\n" % rank)
+            self.assertEqual((warm_rest, warm["err"], warm["code"]), (cold_rest, cold["err"], cold["code"]))
+            self.assertIn("atexit", warm_rest)
+
+    def test_ends(self):
+        for name, body in {
+                "code": "import sys\nsys.exit(7)\n", "text": "import sys\nsys.exit('a reason')\n",
+                "error": "import json\ndef f():\n    raise ValueError('x')\nf()\n",
+                "cause": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError(2) from e\n",
+                "syntax": "import os\nif True\n", "interrupt": "raise KeyboardInterrupt\n",
+                "signal": "import os\nos.kill(os.getpid(), 9)\n", "at_once": "import os\nos._exit(3)\n",
+                "hook": "import sys\nsys.excepthook = lambda t, v, tb: print(t, v, tb.tb_frame.f_code.co_name)\n1/0\n",
+                "last": "import atexit, sys\natexit.register(lambda: print(sys.last_type))\n1/0\n"}.items():
+            with self.subTest(name):
+                name = "ends_" + name
+                if name == "ends_syntax":  # Such a script gets no nursery; it may become one while a nursery waits.
+                    self.write(name + ".py", "import os\n")
+                    nursery = self.nursery(command(f"../{name}.py"))
+                    self.write(name + ".py", body)
+                    orders = {"ranks": [self.order(command(f"../{name}.py"))]}
+                    warm = nursery.ask(orders, self.folder)["ranks"][0]
+                    self.assertEqual(warm, self.cold(command(f"../{name}.py")))
+                else:
+                    self.same(body, name + ".py")
+
+    def test_processes_of_its_own(self):
+        self.same("""
+            import multiprocessing, threading
+            def double(x):
+                return x * 2
+            if __name__ == "__main__":
+                for how in ("spawn", "fork", "forkserver"):
+                    with multiprocessing.get_context(how).Pool(2) as pool:
+                        print(how, pool.map(double, [1, 2, 3]))
+                thread = threading.Thread(target=print, args=("thread",))
+                thread.start()
+                thread.join()
+            """)
+
+    def test_what_imports_print_is_in_every_log(self):
+        self.write("site/loud.py", "import sys\nprint('hello')\nprint('trouble', file=sys.stderr)\n")
+        self.write("train.py", "import loud\nprint('begin')\n")
+        path = os.path.join(self.folder, "site")
+        given = command("../train.py")
+        nursery = self.nursery(given, {"PYTHONPATH": path})
+        orders = {"ranks": [self.order(given, rank) for rank in range(2)]}
+        for rank in nursery.ask(orders, self.folder)["ranks"]:
+            self.assertEqual((rank["out"], rank["err"]), ("hello\nbegin\n", "trouble\n"))
+
+    def test_a_local_module_is_read_again(self):
+        self.write("local.py", "import json\nVALUE = 1\n")
+        self.write("train.py", "import local\nprint(local.VALUE)\n")
+        given = command("../train.py")
+        nursery = self.nursery(given)
+        orders = {"ranks": [self.order(given)]}
+        self.assertEqual(nursery.ask(orders, self.folder)["ranks"][0]["out"], "1\n")
+        self.write("local.py", "import json\nVALUE = 'another'\n")
+        self.assertEqual(nursery.ask(orders, self.folder)["ranks"][0]["out"], "another\n")
+
+    def test_a_module_that_has_changed(self):
+        path = self.write("site/library.py", "VALUE = 1\n")
+        self.write("train.py", "import library\nprint(library.VALUE)\n")
+        given = command("../train.py")
+        nursery = self.nursery(given, {"PYTHONPATH": os.path.dirname(path)})
+        self.assertEqual(nursery.said, "ready")
+        self.write("site/library.py", "VALUE = 'another'\n")
+        self.assertIsNone(nursery.ask({"ranks": [self.order(given)]}, self.folder))
+        self.assertEqual(nursery.ours.recv(8192).decode(), "cold %s has changed since it was imported" % path)
+
+    def test_cold_with_the_module_to_blame(self):
+        site = os.path.join(self.folder, "site")
+        self.write("site/threads.py", "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), "
+                                      "daemon=True).start()\n")
+        self.write("site/listens.py", "import socket\nS = socket.create_server(('127.0.0.1', 0))\n")
+        self.write("site/locks.py", "import logging\nlogging._lock.acquire()\n")
+        self.write("site/fails.py", "raise RuntimeError('no device')\n")
+        self.write("json5.py", "")
+        self.write("site/json5.py", "")
+        self.write("site/hidden.py", "import json5\n")
+        for text, why in {
+                "import json\nimport threads\n": "cold import threads starts 1 threads",
+                "import listens\n": "cold import listens opens a socket",
+                "import locks\n": "cold import locks holds the lock of logging",
+                "import fails\n": "cold import fails: RuntimeError: no device",
+                "import hidden\n": "cold json5 of the script's folder hides the module that was imported",
+                "import (\n": "cold SyntaxError: "}.items():
+            with self.subTest(why):
+                self.write("train.py", text)
+                self.assertIn(why, self.nursery(command("../train.py"), {"PYTHONPATH": site}).said)
+
+    def test_what_fails_before_the_script(self):
+        self.write("train.py", "print('began')\n")
+        given = command("../train.py")
+        nursery = self.nursery(given)
+        order = self.order(given, directory=os.path.join(self.folder, "missing"))
+        rank = nursery.ask({"ranks": [order]}, self.folder)["ranks"][0]
+        self.assertEqual(struct.unpack("ii", rank["status"].encode("latin-1")), (3, 2))
+        self.assertEqual((rank["out"], rank["code"]), ("", 127 << 8))
+
+    def test_a_script_that_is_gone(self):
+        path = self.write("train.py", "print('began')\n")
+        given = command("../train.py")
+        nursery = self.nursery(given)
+        os.unlink(path)
+        rank = nursery.ask({"ranks": [self.order(given)]}, self.folder)["ranks"][0]
+        self.assertEqual(rank, self.cold(given))
+
+    def test_without_go_none_begins(self):
+        self.write("train.py", "print('began')\n")
+        result = self.warm(command("../train.py"), count=2, go=False)
+        self.assertEqual([(rank["out"], rank["code"]) for rank in result["ranks"]], [("", 127 << 8)] * 2)
+
+    def test_random_numbers_differ(self):
+        self.write("train.py", "import random\nprint(random.random())\n")
+        ranks = self.warm(command("../train.py"), count=3)["ranks"]
+        self.assertEqual(len({rank["out"] for rank in ranks}), 3)
+
+    def test_numpy_is_seeded_anew(self):
+        self.write("site/numpy/__init__.py", "from . import random\n")
+        self.write("site/numpy/random.py", "def seed():\n    print('seeded')\n")
+        self.write("train.py", "import numpy\n")
+        given = command("../train.py")
+        nursery = self.nursery(given, {"PYTHONPATH": os.path.join(self.folder, "site")})
+        ranks = nursery.ask({"ranks": [self.order(given, rank) for rank in range(2)]}, self.folder)["ranks"]
+        self.assertEqual([rank["out"] for rank in ranks], ["seeded\n"] * 2)
+
+    def test_nothing_outlives_its_shim(self):
+        self.write("train.py", "import time\ntime.sleep(%d)\n" % LIMIT_S)
+        words, held = command("../train.py"), os.path.join(self.folder, "held")
+        os.mkfifo(held)
+        reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        nursery = self.nursery(words)
+        nursery.ask({"ranks": [self.order(words, rank, stdin=held) for rank in range(2)], "die": True}, self.folder)
+        # Readable at its end: when the last process that holds it is gone.
+        self.assertTrue(select.select([reader], [], [], LIMIT_S / 4)[0])
+        self.assertEqual(os.read(reader, 1), b"")
+
+    def test_the_nursery_ends_with_its_agent(self):
+        self.write("train.py", "import json\n")
+        nursery = Nursery(command("../train.py"), self.cwd)
+        self.assertEqual(nursery.close(), 0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--fake-shim"]:
+        fake_shim()
+    else:
+        unittest.main()
