@@ -1,8 +1,12 @@
 // A coordinator process with its journal on disk, and thousands of logical agents, a gRPC session
-// each, in this process: how long from the last agent's welcome until every agent has been told its
-// ranks, what their heartbeats cost from then on, and what a session takes of memory. One JSON
-// line.
+// each, in as many other processes as their descriptors need: how long from the last agent's
+// welcome until every agent has been told its ranks, what their heartbeats cost from then on, and
+// what a session takes of memory. One JSON line.
 
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
@@ -11,13 +15,16 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "common/base/check.h"
+#include "common/io/fd.h"
 #include "common/rpc/places.h"
 #include "tests/bench/coordinator_client.h"
 #include "tests/launcher/coordinator/shell/coordinator_process.h"
@@ -36,10 +43,12 @@ double Since(Clock::time_point begin) {
 }
 
 struct Sample {
-  double formed = 0;     // From the last welcome.
-  double all = 0;        // From the first dial.
-  double cpu = 0;        // Of one core, while agents beat.
-  double kibibytes = 0;  // Resident, for each agent.
+  double formed = 0;        // From the last welcome.
+  double all = 0;           // From the first dial.
+  double until_formed = 0;  // CPU seconds of the coordinator.
+  double cpu = 0;           // Of one core, while agents beat.
+  double kibibytes = 0;     // Resident, for each agent.
+  int processes = 0;        // That the agents are in.
 };
 
 double CpuSeconds(pid_t pid) {
@@ -61,6 +70,124 @@ double ResidentKibibytes(pid_t pid) {
   return kibibytes;
 }
 
+// Agents that dial at once: a thousand that are turned away by a full backlog cost more than they
+// tell.
+constexpr int kDialling = 256;
+constexpr int kDescriptorsEach = 2;  // In a fleet's process.
+constexpr int kDescriptorsKept = 500;
+
+struct Part {
+  int first = 0, count = 0;
+  std::string socket;      // Or
+  std::uint16_t port = 0;  // over TCP.
+};
+
+double Now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+
+// A fleet's process: tells on standard output when all of its agents were welcomed and when all
+// were told their ranks, and lives until its standard input ends.
+int BeFleet(const Part& part) {
+  io::RaiseDescriptorLimit();
+  LogicalFleet fleet;
+  const auto wait = [&](int i, const auto& condition) {
+    return fleet.at(static_cast<std::size_t>(i)).WaitFor(condition, std::chrono::seconds(120));
+  };
+  const auto attached = [](const auto& state) { return state.attached; };
+  for (int i = 0; i < part.count + kDialling; ++i) {
+    if (i < part.count) {
+      LogicalAgentOptions options;
+      if (part.socket.empty()) options.coordinator = {"127.0.0.1", part.port};
+      options.socket_path = part.socket;
+      options.name = "node" + std::to_string(part.first + i);
+      fleet.Add(options);
+    }
+    const int earlier = i - kDialling;
+    if (earlier >= 0 && earlier < part.count && !wait(earlier, attached)) _exit(1);
+  }
+  std::printf("%.9f\n", Now());
+  std::fflush(stdout);
+  for (int i = 0; i < part.count; ++i)
+    if (!wait(i, [](const auto& state) { return !state.runs.empty(); })) _exit(1);
+  std::printf("%.9f\n", Now());
+  std::fflush(stdout);
+  while (std::getchar() != EOF) continue;
+  _exit(0);  // To end each session in order would take longer than all else.
+}
+
+class FleetProcess {
+ public:
+  explicit FleetProcess(const Part& part) {
+    int in[2], out[2];
+    CHECK(pipe2(in, O_CLOEXEC) == 0 && pipe2(out, O_CLOEXEC) == 0);
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_adddup2(&files, in[0], STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&files, out[1], STDOUT_FILENO);
+    std::vector<std::string> words = {"bench_fleet",
+                                      "--part-first",
+                                      std::to_string(part.first),
+                                      "--part-count",
+                                      std::to_string(part.count),
+                                      "--part-port",
+                                      std::to_string(part.port),
+                                      "--part-socket=" + part.socket};
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    CHECK(posix_spawn(&pid_, "/proc/self/exe", &files, nullptr, arguments.data(), environ) == 0);
+    posix_spawn_file_actions_destroy(&files);
+    close(in[0]);
+    close(out[1]);
+    in_ = io::UniqueFd(in[1]);
+    out_ = fdopen(out[0], "r");
+  }
+  ~FleetProcess() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    std::fclose(out_);
+  }
+  FleetProcess(const FleetProcess&) = delete;
+  FleetProcess& operator=(const FleetProcess&) = delete;
+
+  // When its agents had come as far as the next of the two. Nothing: they did not.
+  std::optional<double> Next() {
+    double at = 0;
+    if (std::fscanf(out_, "%lf", &at) != 1) return std::nullopt;
+    return at;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  io::UniqueFd in_;
+  FILE* out_ = nullptr;
+};
+
+using Fleets = std::vector<std::unique_ptr<FleetProcess>>;
+
+Fleets StartFleets(int agents, const std::string& socket, std::uint16_t port) {
+  const int room = (static_cast<int>(std::min<std::size_t>(io::RaiseDescriptorLimit(), 1u << 20)) -
+                    kDescriptorsKept) /
+                   kDescriptorsEach;
+  const int processes = (agents + room - 1) / room;
+  Fleets fleets;
+  for (int i = 0, first = 0; i < processes; ++i) {
+    const int count = agents / processes + (i < agents % processes ? 1 : 0);
+    fleets.push_back(std::make_unique<FleetProcess>(Part{first, count, socket, port}));
+    first += count;
+  }
+  return fleets;
+}
+
+std::optional<double> LastOf(const Fleets& fleets) {
+  double last = 0;
+  for (const auto& fleet : fleets) {
+    const std::optional<double> at = fleet->Next();
+    if (!at) return std::nullopt;
+    last = std::max(last, *at);
+  }
+  return last;
+}
+
 std::optional<Sample> Measure(const std::string& regroup, const std::string& folder,
                               const std::vector<int>& sizes, bool tcp, int beat_seconds) {
   const std::uint16_t port = regroup::testing::FreePort();
@@ -77,26 +204,16 @@ std::optional<Sample> Measure(const std::string& regroup, const std::string& fol
     agents += size;
   }
   const double empty = ResidentKibibytes(process.pid());
-  LogicalFleet fleet;
-  const Clock::time_point begin = Clock::now();
-  for (int i = 0; i < agents; ++i) {
-    LogicalAgentOptions options;
-    if (tcp) options.coordinator = {"127.0.0.1", port};
-    if (!tcp) options.socket_path = socket;
-    options.name = "node" + std::to_string(i);
-    fleet.Add(options);
-  }
-  const auto wait = [&](int i, const auto& condition) {
-    return fleet.at(static_cast<std::size_t>(i)).WaitFor(condition, std::chrono::seconds(120));
-  };
-  for (int i = 0; i < agents; ++i) {
-    if (!wait(i, [](const auto& state) { return state.attached; })) return std::nullopt;
-  }
-  const Clock::time_point joined = Clock::now();
-  for (int i = 0; i < agents; ++i) {
-    if (!wait(i, [](const auto& state) { return !state.runs.empty(); })) return std::nullopt;
-  }
-  Sample sample{Since(joined), Since(begin)};
+  const double begin = Now();
+  const Fleets fleets = StartFleets(agents, tcp ? "" : socket, port);
+  const std::optional<double> joined = LastOf(fleets);
+  const std::optional<double> formed = LastOf(fleets);
+  if (!joined || !formed) return std::nullopt;
+  Sample sample;
+  sample.formed = *formed - *joined;
+  sample.all = *formed - begin;
+  sample.until_formed = CpuSeconds(process.pid());
+  sample.processes = static_cast<int>(fleets.size());
   if (beat_seconds == 0) return sample;
   std::this_thread::sleep_for(std::chrono::seconds(2));  // What forming has left is over by then.
   const double used = CpuSeconds(process.pid());
@@ -108,23 +225,30 @@ std::optional<Sample> Measure(const std::string& regroup, const std::string& fol
 }
 
 int Main(int argc, char** argv) {
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // As the coordinator.
   std::string bin_dir, folder, what = "formed";
   std::vector<int> sizes = {1'000};
   int repeats = 3, beat_seconds = 20;
   bool unix_socket = false;
   CLI::App app{"thousands of agents, joined to formed and after it"};
-  app.add_option("--bin-dir", bin_dir)->required();
-  app.add_option("--folder", folder)->required();
+  Part part;
+  app.add_option("--bin-dir", bin_dir);
+  app.add_option("--folder", folder);
   app.add_option("--jobs", sizes, "nodes of each job; as many agents as they need together")
       ->delimiter(',');
   app.add_option("--what", what, "formed: seconds; cpu: of a core, while they beat; kib: an agent")
       ->check(CLI::IsMember({"formed", "cpu", "kib"}));
   app.add_flag("--unix", unix_socket, "by the Unix socket: a session over TCP takes 3 descriptors");
   app.add_option("--repeats", repeats);
+  app.add_option("--part-first", part.first)->group("");  // What this program starts itself with.
+  app.add_option("--part-count", part.count)->group("");
+  app.add_option("--part-port", part.port)->group("");
+  app.add_option("--part-socket", part.socket)->group("");
   CLI11_PARSE(app, argc, argv);
+  if (part.count > 0) return BeFleet(part);
   if (what == "formed") beat_seconds = 0;
   nlohmann::json samples = nlohmann::json::array();
-  double all = 0;
+  Sample most;
   for (int i = 0; i < repeats; ++i) {
     const std::optional<Sample> sample =
         Measure(bin_dir + "/regroup", folder + "/fleet-" + std::to_string(i), sizes, !unix_socket,
@@ -136,7 +260,9 @@ int Main(int argc, char** argv) {
     samples.push_back(what == "formed" ? sample->formed
                       : what == "cpu"  ? sample->cpu
                                        : sample->kibibytes);
-    all = std::max(all, sample->all);
+    most.all = std::max(most.all, sample->all);
+    most.until_formed = std::max(most.until_formed, sample->until_formed);
+    most.processes = sample->processes;
   }
   const std::map<std::string, std::string> measured = {
       {"formed", "last welcome to every agent told its ranks"},
@@ -144,12 +270,13 @@ int Main(int argc, char** argv) {
       {"kib", "resident memory beyond that of an empty coordinator, per agent, after 20 s"}};
   std::string jobs;
   for (const int size : sizes) jobs += (jobs.empty() ? "" : " + ") + std::to_string(size);
-  char setup[320];
+  char setup[400];
   std::snprintf(
       setup, sizeof setup,
-      "jobs of %s logical agents in another process, a session each over %s, one journal on disk: "
-      "%s; from the first dial to formed at most %.2f s",
-      jobs.c_str(), unix_socket ? "the Unix socket" : "TCP", measured.at(what).c_str(), all);
+      "jobs of %s logical agents in %d other processes, a session each over %s, one journal on "
+      "disk: %s; from the first dial to formed at most %.2f s, %.2f CPU seconds of the coordinator",
+      jobs.c_str(), most.processes, unix_socket ? "the Unix socket" : "TCP",
+      measured.at(what).c_str(), most.all, most.until_formed);
   std::printf("%s\n", nlohmann::json{{"samples", samples}, {"setup", setup}}.dump().c_str());
   return 0;
 }
