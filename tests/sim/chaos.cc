@@ -1,5 +1,6 @@
 #include "tests/sim/chaos.h"
 
+#include <algorithm>
 #include <csignal>
 #include <set>
 
@@ -16,17 +17,22 @@ class Chaos {
 
   ChaosResult Run() {
     world_.tracing = options_.tracing;
+    world_.agent_waits = options_.agent_waits;
     world_.commit_delay = Pick<Duration>({0ms, 0ms, 1ms, 8ms, 300ms});
     if (options_.plant) options_.plant(world_);
     const int nodes = 2 + static_cast<int>(rng_.Below(3));
     launched_ = seed_ % 5 == 0 || rng_.Below(3) == 0;
     for (int i = 0; i < nodes; ++i) AddNode();
     Advance();
-    const int actions = 4 + static_cast<int>(rng_.Below(options_.actions - 3));
-    for (int i = 0; i < actions && world_.checker.violations.empty(); ++i) {
-      Act();
-      Advance();
-      if (i % 2 == 0) world_.Poll();
+    if (options_.generations > 0) {
+      LiveLong();
+    } else {
+      const int actions = 4 + static_cast<int>(rng_.Below(options_.actions - 3));
+      for (int i = 0; i < actions && world_.checker.violations.empty(); ++i) {
+        Act();
+        Advance();
+        if (i % 2 == 0) world_.Poll();
+      }
     }
     const bool rests = options_.rest_every > 0 && seed_ % options_.rest_every == 0;
     if (rests && world_.checker.violations.empty()) Rest();
@@ -36,10 +42,8 @@ class Chaos {
     result.violations = world_.checker.violations;
     result.history = std::move(history_);
     result.steps = world_.steps;
-    for (const auto& row : world_.rows()) {
-      const auto* generation = std::get_if<GenerationRow>(&row.second);
-      if (generation && generation->formed_at) ++result.generations;
-    }
+    result.generations = world_.checker.formed;
+    result.coverage = world_.checker.coverage;
     return result;
   }
 
@@ -64,9 +68,14 @@ class Chaos {
   }
   void Advance() { world_.RunFor(Pick<Duration>({1ms, 3ms, 10ms, 50ms, 300ms, 1500ms, 6s})); }
 
+  Duration Heartbeat() const {
+    return options_.generations > 0 ? options_.config.leases.heartbeat : Duration(2s);
+  }
+
   Behaviour RandomBehaviour() {
     Behaviour behaviour;
-    behaviour.heartbeat = 2s;
+    behaviour.heartbeat = Heartbeat();
+    behaviour.agent_restart = options_.config.leases.agent_restart;
     behaviour.net = Pick<Duration>({1ms, 1ms, 4ms});
     behaviour.witness = rng_.Below(4) != 0;
     behaviour.ignores_term = rng_.Below(6) == 0;
@@ -101,6 +110,7 @@ class Chaos {
     const std::string name = "n" + std::to_string(++names_);
     NodeOptions options;
     options.slots = 2;
+    options.version = options_.config.version;
     if (launched_ && rng_.Below(3) != 0) {
       if (!launch_spec_) launch_spec_ = RandomSpec("launch");
       options.launched = true;
@@ -212,17 +222,194 @@ class Chaos {
     // A launch command does not come back; another one may be typed on the same host.
   }
 
+  // ---- long lives
+
+  void LiveLong() {
+    for (int i = 0; i < options_.actions && world_.checker.violations.empty(); ++i) {
+      if (world_.checker.formed >= options_.generations && i >= 60) return;
+      if (rng_.Below(4) == 0) Tend();
+      const std::uint64_t what = rng_.Below(20);
+      if (what < 6) {
+        Act();
+      } else if (what < 9) {
+        HurtNetwork();
+      } else if (what < 11) {
+        HurtHost();
+      } else if (what < 17) {
+        Work();
+      } else {
+        Operate();
+      }
+      world_.RunFor(Pick<Duration>({1ms, 3ms, 10ms, 50ms, 300ms, 300ms, 1500ms, 4s}));
+      world_.Poll();
+    }
+  }
+
+  // What an init system, an operator and a bit of luck do.
+  void Tend() {
+    Note("tend");
+    if (rng_.Below(8) != 0) world_.CrashAt(-1);
+    world_.StartCoordinator();
+    for (auto& entry : world_.nodes()) {
+      Node& node = *entry.second;
+      if (rng_.Below(3) == 0) continue;
+      const Behaviour before = node.behaviour();
+      node.behaviour() = RandomBehaviour();
+      node.behaviour().net = before.net;
+      node.SetSilent(false);
+      if (node.options().launched) continue;
+      if (rng_.Below(4) == 0) node.SetVersion(Version{1, kProtocolMinor, "", {}});
+      if (node.options().version.minor != kProtocolMinor && !node.attached()) node.KillAgent();
+      if (rng_.Below(6) == 0) node.Reboot();
+      node.StartAgent();
+    }
+    if (rng_.Below(2) == 0) SubmitAnother();
+    if (rng_.Below(6) == 0 && names_ < 24) AddNode();
+  }
+
+  void SubmitAnother() {
+    int open = 0;
+    for (const auto& row : world_.rows()) {
+      const auto* state = std::get_if<JobStateRow>(&row.second);
+      open += state != nullptr && state->phase != JobPhase::kEnded ? 1 : 0;
+    }
+    if (open >= 3) return;
+    JobSpec spec = RandomSpec("job");
+    spec.grace = Pick<Duration>({1s, 3s});
+    spec.start_timeout = 3s;
+    if (rng_.Below(5) != 0) spec.max_restarts = 100;
+    if (rng_.Below(5) == 0) spec.restart_window = 6s;
+    if (rng_.Below(3) != 0) spec.max_preemptions.reset();
+    if (rng_.Below(20) == 0) spec.min_nodes = spec.max_nodes = 40;
+    const std::string key = "another" + std::to_string(++submitted_);
+    Note("submit " + std::to_string(spec.min_nodes) + ":" + std::to_string(spec.max_nodes));
+    world_.Submit(spec, key);
+  }
+
+  void HurtNetwork() {
+    Node& node = AnyNode();
+    const std::uint64_t what = rng_.Below(9);
+    Note("network " + std::to_string(what) + " " + node.name());
+    switch (what) {
+      case 0: return node.SetCut(true, false);
+      case 1: return node.SetCut(false, true);
+      case 2:
+      case 3: {  // The coordinator's own: both ways, or one.
+        const bool out = rng_.Below(3) != 0, in = rng_.Below(3) != 0;
+        for (auto& entry : world_.nodes()) entry.second->SetCut(out, in);
+        return;
+      }
+      case 4:
+        for (auto& entry : world_.nodes()) entry.second->SetSilent(false);
+        return;
+      case 5: node.behaviour().net = Pick<Duration>({1ms, 5ms, 20ms}); return;
+      case 6: node.behaviour().doubles = !node.behaviour().doubles; return;
+      case 7:  // What is under way is lost with the session, or arrives after it.
+        node.behaviour().late = rng_.Below(2) == 0;
+        return node.ResetSession();
+      default: return node.ResetSession();
+    }
+  }
+
+  void HurtHost() {
+    Node& node = AnyNode();
+    const std::uint64_t what = rng_.Below(7);
+    Note("host " + std::to_string(what) + " " + node.name());
+    switch (what) {
+      case 0: return node.StallAgent(Pick<Duration>({300ms, 1500ms, 5s}));
+      case 1:
+        node.behaviour().refuses = rng_.Below(2) == 0 ? "No space left on device" : "";
+        return;
+      case 2: node.behaviour().wedged = rng_.Below(3) == 0; return;
+      case 3: node.behaviour().witness = !node.behaviour().witness; return;
+      default: break;
+    }
+    if (node.options().launched) return;
+    node.KillAgent();
+    if (what == 4) node.DamageDirectories();
+    if (what == 5)  // Up and down again.
+      node.SetVersion(Version{1,
+                              Pick<std::uint32_t>({kProtocolMinor - 1, kProtocolMinor,
+                                                   kProtocolMinor + 1, kProtocolMinor + 2}),
+                              "",
+                              {}});
+    if (rng_.Below(3) != 0) node.StartAgent();
+  }
+
+  // What workers do, mostly well.
+  void Work() {
+    Node& node = AnyNode();
+    const JobId job = AnyJob(node);
+    const std::uint64_t what = rng_.Below(12);
+    Note("work " + std::to_string(what) + " " + job.value() + " on " + node.name());
+    if (what < 3) return node.ExitRank(job, 0, 1);
+    if (what < 5) return node.SignalRank(job, 0, SIGSEGV);
+    if (what == 5) return FinishJob(job);
+    if (what == 6) {
+      const Group* group = node.Live(job);
+      if (group != nullptr && group->noticed) node.EndRankByNotice(job, 0);
+      return;
+    }
+    if (what == 7) return node.LoseStore(job);
+    if (what == 8) return node.LoseSupervisor(job);
+    if (what == 9) return node.HangUp(job);
+    if (what == 10) return node.TellWords(job, "ValueError: boom");
+    node.ExitRank(job, 0, 0);
+  }
+
+  void FinishJob(const JobId& job) {
+    for (auto& entry : world_.nodes())
+      for (int rank = 0; rank < 2; ++rank) entry.second->ExitRank(job, rank, 0);
+  }
+
+  void Operate() {
+    Node& node = AnyNode();
+    const JobId job = AnyJob(node);
+    const std::uint64_t what = rng_.Below(12);
+    Note("operator " + std::to_string(what) + " " + node.name() + " " + job.value());
+    switch (what) {
+      case 0: world_.Forget(node.name()); return;
+      case 1: world_.Cancel(job.value(), rng_.Below(2) == 0); return;
+      case 2: world_.free_bytes = rng_.Below(2) == 0 ? 1 : ~std::uint64_t{0}; return;
+      case 3: world_.wall_skew += Pick<Duration>({-3600s, -1s, 1s, 86400s}); return;
+      case 4: return world_.Drop(world_.WaitFor(job.value()));
+      case 5: world_.WaitFor(job.value()); return;
+      case 6:
+        if (!node.options().launched) return node.Notice(Pick<Duration>({500ms, 2s, 10s}), false);
+        return node.Signal(Pick<int>({SIGINT, SIGTERM, SIGHUP}), rng_.Below(3) == 0);
+      case 7:
+        if (!node.options().launched) node.Notice(0s, true);
+        return;
+      case 8: return world_.CrashCoordinator();
+      case 9: return world_.StallCoordinator(Pick<Duration>({300ms, 1500ms, 5s}));
+      case 10:
+        if (names_ >= 24 || rng_.Below(2) == 0) return;
+        launched_ = true;
+        return AddNode();
+      default: SubmitAnother();
+    }
+  }
+
+  // ---- the end
+
+  Behaviour Calm() const {
+    Behaviour calm;
+    calm.heartbeat = Heartbeat();
+    calm.agent_restart = options_.config.leases.agent_restart;
+    return calm;
+  }
+
   // The faults stop. Every job must run, wait for a reason, or be over, and once all workers
   // finish, be over.
   void Rest() {
     Note("rest");
+    world_.free_bytes = ~std::uint64_t{0};
     world_.CrashAt(-1);
     world_.StartCoordinator();
     for (auto& entry : world_.nodes()) {
       Node& node = *entry.second;
-      Behaviour calm;
-      calm.heartbeat = 2s;
-      node.behaviour() = calm;
+      node.behaviour() = Calm();
+      if (!node.options().launched) node.SetVersion(options_.config.version);
       if (node.options().launched) {
         if (node.silent()) node.SetSilent(false);
         continue;
@@ -233,11 +420,8 @@ class Chaos {
     // Also what was below its minimum: fresh nodes, and a launch command that was typed again.
     launched_ = false;
     for (int i = 0; i < 4; ++i) AddNode();
-    for (auto& entry : world_.nodes()) {
-      Behaviour calm;
-      calm.heartbeat = 2s;
-      entry.second->behaviour() = calm;
-    }
+    for (auto& entry : world_.nodes()) entry.second->behaviour() = Calm();
+    CheckAllRun();
     const Instant until = world_.clock().now() + 1500s;
     while (world_.clock().now() < until) {
       world_.RunFor(5s);
@@ -245,6 +429,55 @@ class Chaos {
       if (AllOver()) break;
     }
     CheckRest();
+  }
+
+  // Nothing holds a job longer than this once the faults have stopped.
+  Duration LongestTimer() const {
+    const Config& config = options_.config;
+    return std::max({config.leases.agent_restart,
+                     config.leases.lease * config.leases.awaited_leases, config.brake.lasts,
+                     config.ending.verdict_limit, config.holds.finish, config.holds.unreachable,
+                     config.holds.nodes, config.retries.backoff_limit,
+                     config.retries.free_backoff_limit, config.forming.member_backoff_limit});
+  }
+
+  // Every job that can run runs within 60 s of the longest timer.
+  void CheckAllRun() {
+    const Instant until = world_.clock().now() + LongestTimer() + 60s;
+    while (world_.clock().now() < until && !IdleJob().empty()) world_.RunFor(1s);
+    const std::string idle = IdleJob();
+    world_.checker.Expect(idle.empty(), "L4: " + idle);
+  }
+
+  // The first submitted job that could run and does not.
+  std::string IdleJob() {
+    std::map<std::uint64_t, const JobStateRow*> jobs;
+    for (const auto& row : world_.rows()) {
+      const auto* state = std::get_if<JobStateRow>(&row.second);
+      if (state == nullptr || state->phase == JobPhase::kEnded) continue;
+      const auto& spec = std::get<JobSpecRow>(world_.rows().at(JobSpecKey(state->job)));
+      if (spec.spec.origin != JobOrigin::kLaunched) jobs[spec.sequence] = state;
+    }
+    for (const auto& [sequence, state] : jobs) {
+      const JobSpec& spec = std::get<JobSpecRow>(world_.rows().at(JobSpecKey(state->job))).spec;
+      const int need = (spec.min_nodes + spec.unit - 1) / spec.unit * spec.unit;
+      if (world_.LiveRanks(state->job) >= need * spec.workers_per_node) continue;
+      int could = 0;
+      for (const auto& entry : world_.nodes())
+        could += CouldTake(*entry.second, *state, spec.workers_per_node) ? 1 : 0;
+      if (could >= need)
+        return state->job.value() + " is " + world_.StateOf(state->job) + WhyOf(state->job) +
+               ", and " + std::to_string(could) + " nodes are free for it";
+      return "";  // First in, first out: whoever is behind waits for it.
+    }
+    return "";
+  }
+
+  static bool CouldTake(const Node& node, const JobStateRow& state, int workers) {
+    if (!node.attached() || node.options().launched) return false;
+    for (const ExcludedNode& excluded : state.excluded)
+      if (excluded.node == node.id()) return false;
+    return node.options().slots - node.LiveRanks() >= workers;
   }
 
   void FinishRanks() {
@@ -281,7 +514,9 @@ class Chaos {
         launchers += entry.second->options().launched && entry.second->running() ? 1 : 0;
       const int unit = spec.spec.unit, need = (spec.spec.min_nodes + unit - 1) / unit * unit;
       const bool may_wait =
-          spec.spec.origin == JobOrigin::kLaunched && launchers > 0 && launchers <= need;
+          spec.spec.origin == JobOrigin::kLaunched
+              ? launchers > 0 && launchers <= need
+              : need > static_cast<int>(world_.nodes().size());  // No fleet could run it.
       checker.Expect(over || may_wait, "L1: " + state->job.value() + " is " +
                                            world_.StateOf(state->job) + WhyOf(state->job));
       if (over)
@@ -321,6 +556,50 @@ class Chaos {
 };
 
 }  // namespace
+
+ChaosOptions LongLife(std::uint64_t seed) {
+  Rng rng(seed ^ 0x10119);
+  const auto small = [&](auto little, auto much) { return rng.Below(2) == 0 ? little : much; };
+  ChaosOptions options;
+  options.actions = 600;
+  options.generations = 20;
+  options.rest_every = 3;
+  Config& config = options.config;
+  config.version = Version{1, kProtocolMinor, "", {}};
+  config.leases.heartbeat = 400ms;
+  config.leases.lease = 2s;
+  config.leases.agent_restart = 15s;
+  config.brake.lasts = 8s;
+  config.forming.last_call_quiet = 200ms;
+  config.forming.last_call_limit = small(Duration(1s), Duration(4s));
+  config.forming.join_batch = 100ms;
+  config.forming.ack = 1s;
+  config.forming.settle = 1s;
+  config.forming.newcomer_trial = 20s;
+  config.forming.member_backoff_first = 500ms;
+  config.forming.member_backoff_limit = 4s;
+  config.ending.failure_grace = 1s;
+  config.ending.stop_margin = 500ms;
+  config.ending.notice_margin = 500ms;
+  config.ending.verdict_limit = 6s;
+  config.holds.finish = 5s;
+  config.holds.unreachable = 12s;
+  config.holds.nodes = 4s;
+  config.retries.backoff_first = 500ms;
+  config.retries.backoff_limit = 4s;
+  config.retries.free_backoff_limit = 8s;
+  config.retries.crash_loop = small(3, 6);
+  config.retries.silent_progress = 3s;
+  config.limits.ended_jobs = small(1, 10'000);
+  config.limits.lost_nodes = small(1, 4'096);
+  config.limits.away_nodes = small(1, 1'024);
+  config.limits.events_per_job = small(8, 1'000);
+  config.limits.generations_per_job = small(12, 100);
+  config.retention.ended_jobs = small(Duration(10s), Duration(24h));
+  config.retention.lost_nodes = small(Duration(15s), Duration(24h));
+  config.retention.sweep = 3s;
+  return options;
+}
 
 ChaosResult RunChaos(std::uint64_t seed, const ChaosOptions& options) {
   return Chaos(seed, options).Run();

@@ -1,7 +1,6 @@
 #include "tests/sim/checker.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 #include "launcher/coordinator/core/failure_policy.h"
@@ -18,13 +17,6 @@ template <class T>
 const T* RowBefore(const std::map<Key, Value>& rows, const Key& key) {
   auto found = rows.find(key);
   return found == rows.end() ? nullptr : std::get_if<T>(&found->second);
-}
-
-template <class... Args>
-std::string Text(const Args&... args) {
-  std::ostringstream out;
-  (out << ... << args);
-  return out.str();
 }
 
 bool MayFollow(JobPhase from, JobPhase to) {
@@ -106,6 +98,7 @@ void Checker::OnEvent(const Event& event, Instant now) {
   if (probed && probed->result == ProbeResult::kAccepted) accepted_[probed->node] = now;
   ++events_;
   const auto acks = [&](const NodeId& node, const GroupReport& report) {
+    Show(node, report);
     if (report.phase != Phase::kPreparing && report.refused.empty())
       acked_[{report.job, report.generation}].insert(node);
     const bool runs = report.phase == Phase::kRunning;
@@ -115,19 +108,21 @@ void Checker::OnEvent(const Event& event, Instant now) {
     const Hello& hello = opened->hello;
     sessions_[opened->session] = hello.node;
     opened_[hello.node] = events_;
-    open_sessions_[hello.node] = opened->session;
     auto [agent, first] = agents_.try_emplace(hello.node, hello.incarnation);
     if (std::exchange(agent->second, hello.incarnation) != hello.incarnation)
       agents_restarted_.insert(hello.node);
+    shown_[hello.node].clear();
     for (const GroupReport& report : hello.groups) acks(hello.node, report);
     if (!hello.notices.empty()) leaving_.insert(hello.node);
   } else if (const auto* reported = std::get_if<Reported>(&event)) {
+    if (broken_.contains(reported->session)) return;  // Too late; the core must not see it either.
     acks(sessions_[reported->session], reported->report);
   } else if (const auto* noticed = std::get_if<Noticed>(&event)) {
     leaving_.insert(sessions_[noticed->session]);
   } else if (const auto* leave = std::get_if<LeaveAsked>(&event)) {
     leaving_.insert(sessions_[leave->session]);
   } else if (const auto* broken = std::get_if<SessionBroken>(&event)) {
+    broken_.insert(broken->session);
     std::erase_if(open_sessions_, [&](const auto& s) { return s.second == broken->session; });
   } else if (const auto* commit = std::get_if<CommitAsked>(&event)) {
     asked_[commit->session].push_back(commit->request);
@@ -135,6 +130,13 @@ void Checker::OnEvent(const Event& event, Instant now) {
 }
 
 void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effects, Instant now) {
+  for (const Action& action : effects.actions) {
+    const auto* welcome = std::get_if<SendWelcome>(&action);
+    if (welcome == nullptr) continue;
+    const NodeId& node = sessions_[welcome->session];
+    open_sessions_[node] = welcome->session;
+    OnHeard(node, now);
+  }
   for (const Row& row : effects.rows) {
     if (!row.value) {
       const auto* gone = RowBefore<NodeRow>(durable, row.key);
@@ -143,12 +145,17 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
       const auto* before = RowBefore<NodeRow>(durable, row.key);
       auto [lost, fresh] = lost_.try_emplace(node->node, before != nullptr && before->lost);
       if (!lost->second && node->lost) {
+        CheckProof(*node);
         CheckLost(*node, now);
         OnLost(node->node, now);
       }
       lost->second = node->lost;
       if (node->lost) open_sessions_.erase(node->node);
       lost_how_[node->node] = node->lost_how;
+    } else if (const auto* state = std::get_if<JobStateRow>(&*row.value)) {
+      if (state->verdict) judged_.insert(state->job);
+      if (state->phase == JobPhase::kQueued) queued_.insert(state->job);
+      for (const ExcludedNode& node : state->excluded) excluded_[state->job].insert(node.node);
     }
   }
   for (const Row& row : effects.rows) {
@@ -157,11 +164,15 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
         decided_over_.emplace(generation->job, generation->generation).second)
       CheckHold(*generation, now);
     if (generation == nullptr || RowBefore<GenerationRow>(durable, row.key) != nullptr) continue;
-    if (generation->phase == GenerationPhase::kProposed) CheckProposed(*generation);
+    if (generation->phase != GenerationPhase::kProposed) continue;
+    CheckProposed(*generation);
+    CheckSurvivors(*generation);
   }
   for (const Action& action : effects.actions) {
     const auto* send = std::get_if<SendOrder>(&action);
-    if (send != nullptr && send->order.stop) CheckStop(*send, now);
+    if (send == nullptr || !send->order.stop) continue;
+    CheckEarly(*send);
+    CheckStop(*send, now);
   }
 }
 
@@ -223,6 +234,7 @@ void Checker::CheckEnded(const std::vector<Row>& batch) {
                 " preemptions"));
     Expect(preempted <= limit || state->verdict,
            Text("44: ", state->job, " goes on after ", preempted, " preemptions"));
+    CheckCharges(*state);
     if (state->phase != JobPhase::kEnded) continue;
     Expect(open_[state->job].empty(), Text("43: ", state->job, " ended with an open verdict"));
   }
@@ -237,7 +249,10 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
     if (past != nullptr && past->ended) ended_[past->job][past->generation] = *past;
   }
   for (const Row& row : batch) {
-    if (!row.value) continue;
+    if (!row.value) {
+      if (row.key.ends_with('/')) OnPurged(row.key);
+      continue;
+    }
     if (const auto* spec = std::get_if<JobSpecRow>(&*row.value)) {
       Expect(!specs_.contains(spec->job), Text("26: ", spec->job, " was admitted twice"));
       specs_[spec->job] = spec->spec;
@@ -246,6 +261,9 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
     } else if (const auto* generation = std::get_if<GenerationRow>(&*row.value)) {
       const auto* known = RowBefore<GenerationRow>(before, row.key);
       CheckGeneration(known, *generation);
+      const bool was_open =
+          known != nullptr && (known->phase != GenerationPhase::kOver || known->verdict_open);
+      if (was_open && generation->ended && !generation->verdict_open) CheckReason(*generation, now);
       if (known == nullptr && !generation->elective)  // 36. Decided a little before it is durable.
         Expect(now >= not_before_[generation->job],
                Text("36: ", generation->job, " restarts ",
@@ -263,6 +281,7 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
       Expect(event->event.number == last + 1,
              Text("30: event ", event->event.number, " of ", event->job, " after ", last));
       last = event->event.number;
+      ++coverage.job_events[event->event.body.index()];
       const auto* ended = std::get_if<JobEnded>(&event->event.body);
       if (ended && ended->state != "preempted")
         Expect(++ends_[event->job] == 1, Text("27: ", event->job, " ended twice"));
@@ -285,6 +304,7 @@ void Checker::CheckState(const JobStateRow* before, const JobStateRow& after, In
   Expect(counted <= spec.max_restarts,
          Text("35: ", after.job, " charged ", counted, " of ", spec.max_restarts));
   if (before == nullptr) return;
+  coverage.OnState(*before, after);
   Expect(MayFollow(before->phase, after.phase),
          Text("27: ", after.job, " from phase ", static_cast<int>(before->phase), " to ",
               static_cast<int>(after.phase)));
@@ -312,6 +332,7 @@ void Checker::CheckGeneration(const GenerationRow* before, const GenerationRow& 
     Expect(same, "5: members of " + name + " changed");
     Expect(before->phase <= after.phase, "3: " + name + " went back");
   }
+  coverage.OnGeneration(before, after);
   if (after.phase == GenerationPhase::kOver) over_.emplace(after.job, after.generation);
   if (after.verdict_open) open_[after.job].insert(after.generation);
   if (!after.verdict_open) open_[after.job].erase(after.generation);
@@ -323,6 +344,9 @@ void Checker::CheckGeneration(const GenerationRow* before, const GenerationRow& 
   Expect(formed_[after.job] == Generation(),
          Text("4: ", name, " formed beside ", formed_[after.job]));
   formed_[after.job] = after.generation;
+  ++formed;
+  worlds_[{after.job, after.generation}] = WorldOf(after);
+  queued_.erase(after.job);
   CheckFormed(after);
 }
 
@@ -374,12 +398,13 @@ void Checker::BackOff(const JobStateRow& state, const GenerationRow& ended) {
   const int further = kind == EndKind::kOwn ? own - 2 : std::max(free - 3, same - 2);
   if (further < 0 || kind == EndKind::kNeutral || since == Instant::max()) return;
   const Duration delay =
-      std::min<Duration>(first_backoff * (1 << std::min(further, 6)), std::chrono::seconds(60));
+      std::min<Duration>(first_backoff * (1 << std::min(further, 6)), backoff_limit);
   not_before_[ended.job] = since + delay * 4 / 5;
 }
 
 // 10. An older agent of a node changes nothing.
 void Checker::CheckNode(const NodeRow* before, const NodeRow& after) {
+  if (after.lost && (before == nullptr || !before->lost)) coverage.OnLost(after.lost_how);
   if (before != nullptr)
     Expect(after.incarnation >= before->incarnation,
            Text("10: incarnation ", after.incarnation, " of ", after.name, " after ",
@@ -470,6 +495,9 @@ void Checker::OnRankStarted(const Node& node, const Group& group, const Rank& ra
          "12: started twice: " + name);
   // 8. Only generations that formed start, and only their members.
   const GenerationId id{group.job, group.generation};
+  boots_[id][node.id()] = node.boot_id();
+  began_[id].try_emplace(node.id(), now);
+  CheckAgain(id, name);
   Expect(members_.contains(id), "8: started without a formed generation: " + name);
   Expect(!members_.contains(id) || IsMember(id, node.id()),
          "8: started on a node that is no member: " + name);
@@ -552,6 +580,7 @@ void Checker::OnRead(const ReadReply& reply) {
   std::map<JobId, JobView> seen = std::exchange(views_, {});
   for (const JobView& view : reply.jobs) {
     views_[view.id] = view;
+    if (view.why) ++coverage.wait_reasons[view.why->index()];
     auto found = seen.find(view.id);
     if (found == seen.end()) continue;
     const JobView& before = found->second;

@@ -4,7 +4,17 @@
 // concern the coordinator. It sees what reaches the core, what is durable, what is answered, and
 // every process that starts or is stopped; never the core's memory.
 //
-// Beyond that list: 42, an unheard generation is held; 43, no verdict outlives its job.
+// Beyond that list (truths.cc has what the world knows better than the coordinator):
+//   42  an unheard generation is held;
+//   43  no verdict outlives its job;
+//   44  preemptions are counted, each once, and one too many ends the job;
+//   45  a loss that is called proved was one;
+//   46  ranks that are all done never run again, unless what they left was lost;
+//   47  survivors keep their ranks;
+//   48  the reason why a generation ended is true;
+//   49  the cause is the first own fault;
+//   50  every free survivor is in the next generation;
+//   51  no rank is stopped for a growth before the newcomers are ready.
 //
 // Of that list these are not here:
 //   2       one journal has one writer: its folder is flocked (tests/launcher/coordinator/shell);
@@ -18,8 +28,10 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <set>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -29,9 +41,17 @@
 #include "launcher/coordinator/core/config.h"
 #include "launcher/coordinator/core/events.h"
 #include "launcher/coordinator/core/rows.h"
+#include "tests/sim/coverage.h"
 #include "tests/sim/node.h"
 
 namespace regroup::sim {
+
+template <class... Args>
+std::string Text(const Args&... args) {
+  std::ostringstream out;
+  (out << ... << args);
+  return out.str();
+}
 
 class Checker {
  public:
@@ -45,6 +65,8 @@ class Checker {
   void OnRecovery(const std::vector<coordinator::Row>& durable,
                   const std::vector<coordinator::Row>& recovered);
   void OnRankStarted(const Node& node, const Group& group, const Rank& rank, Instant now);
+  void OnRankEnded(const Node& node, const Group& group, const Rank& rank);
+  void OnStruck(const NodeId& node);  // What it knew of its groups is gone.
   // Something befell this group: its generation may end for it.
   void OnDisturbed(const Group& group, Instant now);
   // Ranks that live are stopped because the coordinator says so.
@@ -64,7 +86,10 @@ class Checker {
   void Expect(bool condition, const std::string& what);
 
   std::vector<std::string> violations;
-  Duration lease{}, first_backoff{}, heartbeat{}, unreachable_hold{};
+  Duration lease{}, first_backoff{}, backoff_limit{}, heartbeat{}, unreachable_hold{};
+  std::function<const Node*(const NodeId&)> node_of;  // As it is; null: there is none.
+  Coverage coverage;
+  int formed = 0;  // Generations.
 
  private:
   using GenerationId = std::pair<JobId, Generation>;
@@ -84,6 +109,26 @@ class Checker {
   void CheckBrake(const coordinator::NodeRow& lost, Duration silent_for, Instant now);
   void CheckHold(const coordinator::GenerationRow& over, Instant now);
   void OnLost(const NodeId& node, Instant now);
+  // truths.cc
+  struct Exit {
+    NodeId node;
+    int local_rank = 0;
+    agent::RankEnded ended;
+  };
+  void CheckProof(const coordinator::NodeRow& lost);
+  void CheckAgain(const GenerationId& started, const std::string& name);
+  void CheckReason(const coordinator::GenerationRow& closed, Instant now);
+  void CheckFailure(const coordinator::GenerationRow& closed, const RankCause& cause, bool exec);
+  void CheckSurvivors(const coordinator::GenerationRow& proposed);
+  bool MayBeLeftOut(const NodeId& node, const GenerationId& previous, Generation next) const;
+  void CheckEarly(const coordinator::SendOrder& send);
+  void CheckCharges(const coordinator::JobStateRow& state);
+  void Show(const NodeId& node, const GroupReport& report) {
+    shown_[node][report.job][report.generation] = report.phase;
+    if (report.supervisor_lost) struck_nodes_.insert(node);
+  }
+  void OnPurged(const std::string& folder);
+  const Exit* Failed(const GenerationId& id, const NodeId& node, int local_rank) const;
   bool IsDisturbed(const GenerationId& id) const;
   bool IsMember(const GenerationId& id, const NodeId& node) const;
 
@@ -129,6 +174,20 @@ class Checker {
   std::map<std::pair<GenerationId, std::int64_t>, std::string> manifests_;  // As recorded, by step.
   std::map<JobId, std::int64_t> committed_;
   std::map<JobId, JobView> views_;  // As they were read last.
+  // What is true, whoever knows it.
+  std::map<GenerationId, std::vector<Exit>> exits_;
+  std::map<GenerationId, std::map<NodeId, BootId>> boots_;  // Of members when their ranks began.
+  std::map<GenerationId, std::map<NodeId, Instant>> began_;
+  std::set<GenerationId> struck_;  // A member of them was.
+  std::set<NodeId> struck_nodes_;  // They, or a supervisor on them, were.
+  std::map<GenerationId, int> worlds_;
+  // As decided, which may be before it is durable.
+  std::map<GenerationId, std::vector<NodeId>> placed_;  // Members by rank, of any proposal.
+  std::map<JobId, Generation> growing_;  // The newest that is proposed beside another one.
+  std::set<JobId> judged_, queued_;      // They have a verdict; they stand in the queue.
+  std::map<JobId, std::set<NodeId>> excluded_;
+  std::map<NodeId, std::map<JobId, std::map<Generation, Phase>>> shown_;  // In its last session.
+  std::set<SessionId> broken_;
 };
 
 }  // namespace regroup::sim

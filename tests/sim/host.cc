@@ -11,8 +11,6 @@ namespace regroup::sim {
 namespace {
 constexpr Duration kUnkillableAfter = std::chrono::milliseconds(500);
 constexpr Duration kKillTime = std::chrono::milliseconds(1);
-// The coordinator's --agent-restart: so long a shim waits to be released.
-constexpr Duration kAgentRestart = std::chrono::minutes(2);
 }  // namespace
 
 bool Group::lives() const {
@@ -56,7 +54,7 @@ int Node::LiveRanks() const {
 coordinator::ProbeResult Node::Witness(const JobId& job, Generation generation,
                                        const Address& address) const {
   using coordinator::ProbeResult;
-  if (silent_ || !powered_) return ProbeResult::kSilent;
+  if (silent() || !powered_) return ProbeResult::kSilent;
   auto groups = groups_.find(job);
   if (groups == groups_.end()) return ProbeResult::kRefused;
   auto found = groups->second.find(generation);
@@ -73,7 +71,13 @@ std::vector<agent::RunRecord> Node::Records() const {
       const Group& group = entry.second;
       agent::RunRecord record;
       record.key = group.key();
-      record.boot = AgentConfig().boot;
+      record.boot = boot_id_;
+      if (group.damaged) {  // Its names say whose it is, its lock that something lives.
+        record.started = true;
+        record.killed = group.killed;
+        records.push_back(std::move(record));
+        continue;
+      }
       record.workers = group.workers;
       record.host_store = group.host_store;
       record.started = group.run.has_value();
@@ -180,13 +184,16 @@ void Node::Carry(const agent::KillGroup& action) {
     }
     for (Rank& rank : group.ranks) rank.alive = false;
     group.killed = true;
+    if (group.damaged) group.shim = ShimState::kDead;
     Post(agent::GroupEmpty{group.key()});
   });
 }
 
 void Node::Carry(const agent::KillShim& action) {
   Group* group = Find(action.key);
-  if (group != nullptr && !behaviour_.wedged) EndShim(*group);
+  if (group == nullptr || behaviour_.wedged) return;
+  if (!group->empty) world_.Disturbed(*group);
+  EndShim(*group);
 }
 
 void Node::Carry(const agent::ReleaseShim& action) {
@@ -273,16 +280,17 @@ void Node::EndRank(Group& group, Rank& rank, ExitKind kind, int code, bool after
   exit.pid = rank.pid;
   exit.at = world_.clock().now();
   rank.exit = exit;
+  world_.RankEnded(*this, group, rank);
   const bool done = kind == ExitKind::kExited && code == 0;
   if (!after_stop && !done) world_.Disturbed(group);
-  if (group.shim == ShimState::kAlive) Post(agent::RankExited{group.key(), exit});
+  if (group.shim == ShimState::kAlive && !group.damaged) Post(agent::RankExited{group.key(), exit});
 }
 
 void Node::EmptyIfSo(Group& group) {
   if (group.shim != ShimState::kAlive || group.empty || group.lives()) return;
   group.empty = true;
   group.stuck = false;
-  Later(group.key(), kAgentRestart, [this](Group& mine) { EndShim(mine); });
+  Later(group.key(), behaviour_.agent_restart, [this](Group& mine) { EndShim(mine); });
   Post(agent::GroupEmpty{group.key()});  // Its directory may be gone from here on.
 }
 
@@ -307,7 +315,8 @@ void Node::ExitRank(const JobId& job, int local_rank, int code) {
 
 void Node::EndRankByNotice(const JobId& job, int local_rank) {
   Group* group = const_cast<Group*>(Live(job));
-  if (group == nullptr || !group->ranks.at(local_rank).alive) return;
+  if (group == nullptr || local_rank >= static_cast<int>(group->ranks.size())) return;
+  if (!group->ranks[local_rank].alive) return;
   EndRank(*group, group->ranks[local_rank], ExitKind::kSignaled, SIGTERM, /*after_stop=*/true);
   EmptyIfSo(*group);
 }
@@ -328,6 +337,19 @@ void Node::TellWords(const JobId& job, Generation generation, int local_rank, st
   group->ranks[local_rank].exit->error = words;
   group->ranks[local_rank].exit->evidence = evidence;
   Post(agent::RankErrorRead{group->key(), local_rank, std::move(words), evidence});
+}
+
+void Node::TellWords(const JobId& job, std::string words) {
+  auto groups = groups_.find(job);
+  if (groups == groups_.end()) return;
+  for (auto& [generation, group] : groups->second)
+    if (!group.ranks.empty() && group.ranks[0].exit && !group.damaged)
+      return TellWords(job, generation, 0, std::move(words), ErrorEvidence::kNone);
+}
+
+void Node::HangUp(const JobId& job) {
+  const Group* group = Live(job);
+  if (group != nullptr) Post(agent::WorkerHungUp{group->key(), 0});
 }
 
 void Node::LoseSupervisor(const JobId& job) {

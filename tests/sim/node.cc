@@ -25,6 +25,13 @@ Node::Node(NodeWorld& world, std::string name, NodeOptions options, Behaviour be
       behaviour_(std::move(behaviour)) {
   if (options_.address.empty())
     options_.address = "10.0.1." + std::to_string(1 + std::hash<std::string>{}(name_) % 250);
+  boot_ = 0;
+  Reboots();
+}
+
+void Node::Reboots() {
+  ++boot_;
+  boot_id_ = BootId("boot-" + name_ + "-" + std::to_string(boot_));
 }
 
 // ---- the agent
@@ -33,7 +40,9 @@ agent::Config Node::AgentConfig() const {
   agent::Config config;
   config.node = id_;
   config.incarnation = Incarnation(incarnation_);
-  config.boot = BootId("boot-" + name_ + "-" + std::to_string(boot_));
+  config.boot = boot_id_;
+  config.version = options_.version;
+  config.waits = world_.waits();
   config.name = name_;
   config.name_explicit = options_.explicit_name;
   config.slots = options_.slots;
@@ -67,7 +76,7 @@ void Node::StartAgent() {
 void Node::Post(agent::Event event) {
   if (!core_) return;
   events_.push_back(std::move(event));
-  if (!stepping_) StepAll();
+  if (!stepping_ && !stalled_) StepAll();
 }
 
 void Node::StepAll() {
@@ -76,10 +85,18 @@ void Node::StepAll() {
     const agent::Event event = std::move(events_.front());
     events_.pop_front();
     const agent::Effects effects = core_->Step(world_.clock().now(), event);
-    for (const agent::Action& action : effects.actions)
+    Coverage& coverage = world_.coverage();
+    ++coverage.agent_events[event.index()];
+    for (const agent::Action& action : effects.actions) {
+      ++coverage.agent_actions[action.index()];
       std::visit([this](const auto& a) { Carry(a); }, action);
-    for (const auto& [key, seen] : core_->groups())
-      if (Group* group = Find(key)) group->phase = seen.phase;
+    }
+    for (const auto& [key, seen] : core_->groups()) {
+      Group* group = Find(key);
+      if (group == nullptr || group->phase == seen.phase) continue;
+      coverage.OnGroup(group->phase, seen.phase);
+      group->phase = seen.phase;
+    }
   }
   stepping_ = false;
   Arm();
@@ -98,7 +115,7 @@ void Node::Arm() {
 }
 
 void Node::EndAgent() {
-  agent_up_ = false;
+  agent_up_ = stalled_ = steady_ = false;
   CloseSocket();
   core_.reset();
   events_.clear();
@@ -114,7 +131,7 @@ void Node::Redial(Duration delay) {
 }
 
 void Node::Dial() {
-  if (silent_ || !world_.CoordinatorAnswers()) {
+  if (silent() || !world_.CoordinatorAnswers()) {
     backoff_ = std::clamp(backoff_ * 2, kFirstRedial, hurries_ ? kLastHurried : kLastRedial);
     Redial(backoff_);
     return;
@@ -124,20 +141,18 @@ void Node::Dial() {
   Post(agent::CoordinatorFound{options_.address, options_.dialled});
 }
 
-// After the network; lost when this agent dies before, held back while the network is silent.
+// After the network; lost when this agent dies before, held back while the network is cut.
 void Node::Say(Event event) {
-  world_.clock().After(behaviour_.net,
-                       [this, life = life_, session = session_, event = std::move(event)] {
-                         auto send = [this, life, session, event] {
-                           if (life == life_ && session == session_ && session_)
-                             world_.ToCoordinator(*this, event);
-                         };
-                         if (silent_) {
-                           held_.push_back(send);
-                         } else {
-                           send();
-                         }
-                       });
+  said_ = std::max(said_, world_.clock().now() + behaviour_.net);
+  const bool opens = std::holds_alternative<SessionOpened>(event);
+  auto send = [this, life = life_, session = session_, opens, event = std::move(event)] {
+    if (life == life_ && session == session_ && session_) return world_.ToCoordinator(*this, event);
+    if (behaviour_.late && !opens) world_.TooLate(event);
+  };
+  world_.clock().At(said_, [this, send] {
+    if (!cut_out_) return send();
+    held_.push_back({true, send});
+  });
 }
 
 // The coordinator hears of it, unless the network is silent.
@@ -145,9 +160,10 @@ void Node::CloseSocket() {
   if (!session_) return;
   const SessionId session = *session_;
   session_.reset();
-  if (!silent_)
-    world_.clock().After(behaviour_.net,
-                         [this, session] { world_.ToCoordinator(*this, SessionBroken{session}); });
+  if (cut_out_) return;
+  said_ = std::max(said_, world_.clock().now() + behaviour_.net);
+  world_.clock().At(said_,
+                    [this, session] { world_.ToCoordinator(*this, SessionBroken{session}); });
 }
 
 void Node::OnCoordinatorGone() {
@@ -164,26 +180,53 @@ void Node::ResetSession() {
   Redial(kFirstRedial);
 }
 
-void Node::SetSilent(bool silent) {
-  if (silent_ == silent) return;
-  silent_ = silent;
-  if (silent) return;
-  silent_until_ = world_.clock().now();
-  std::deque<std::function<void()>> held = std::exchange(held_, {});
-  for (const auto& send : held) send();
+void Node::SetCut(bool out, bool in) {
+  if (cut_out_ == out && cut_in_ == in) return;
+  steady_ = false;
+  if ((cut_out_ && !out) || (cut_in_ && !in)) silent_until_ = world_.clock().now();
+  cut_out_ = out;
+  cut_in_ = in;
+  std::deque<Held> held = std::exchange(held_, {});
+  for (Held& word : held) {
+    if (word.out ? cut_out_ : cut_in_) {
+      held_.push_back(std::move(word));
+    } else {
+      word.arrive();
+    }
+  }
+}
+
+void Node::StallAgent(Duration gap) {
+  if (!core_ || stalled_) return;
+  stalled_ = true;
+  steady_ = false;
+  world_.clock().After(gap, [this, life = life_] {
+    if (life != life_) return;
+    stalled_ = false;
+    if (!events_.empty()) StepAll();
+  });
+}
+
+void Node::DamageDirectories() {
+  for (auto& job : groups_)
+    for (auto& entry : job.second) {
+      if (entry.second.empty || entry.second.shim != ShimState::kAlive) continue;
+      entry.second.damaged = true;
+      world_.Disturbed(entry.second);
+    }
 }
 
 void Node::AnswerHeartbeat(SessionId session) {
-  if (silent_) {
-    held_.push_back([this, session] { AnswerHeartbeat(session); });
+  if (cut_in_) {
+    held_.push_back({false, [this, session] { AnswerHeartbeat(session); }});
     return;
   }
   if (core_ && session_ == session) Post(agent::CoordinatorSpoke{});
 }
 
 void Node::Deliver(SessionId session, const Action& action) {
-  if (silent_) {
-    held_.push_back([this, session, action] { Deliver(session, action); });
+  if (cut_in_) {
+    held_.push_back({false, [this, session, action] { Deliver(session, action); }});
     return;
   }
   if (!agent_up_ || session_ != session) return;
@@ -260,7 +303,10 @@ void Node::Carry(const agent::SendLaunch&) {
   asked.request = std::move(request);
   Say(asked);
 }
-void Node::Carry(const agent::SendReport& action) { Say(Reported{*session_, action.report}); }
+void Node::Carry(const agent::SendReport& action) {
+  Say(Reported{*session_, action.report});
+  if (behaviour_.doubles) Say(Reported{*session_, action.report});
+}
 void Node::Carry(const agent::SendProgress& action) { Say(Progressed{*session_, action.progress}); }
 void Node::Carry(const agent::SendCommit& action) { Say(CommitAsked{*session_, action.request}); }
 void Node::Carry(const agent::SendNotice& action) { Say(Noticed{*session_, action.notice}); }
@@ -300,6 +346,7 @@ void Node::KillAgent() {
 
 void Node::KillNode() {
   EndAgent();
+  world_.Struck(*this);
   for (auto& job : groups_) {
     for (auto& entry : job.second) {
       Group& group = entry.second;
@@ -317,16 +364,16 @@ void Node::CutPower() {
   KillNode();
   groups_.clear();
   powered_ = false;
-  ++boot_;
+  Reboots();
 }
 
 void Node::Reboot() {
   KillNode();
   groups_.clear();
   notice_.reset();
-  ++boot_;
+  Reboots();
   held_.clear();
-  silent_ = false;
+  cut_out_ = cut_in_ = false;
   StartAgent();
 }
 
@@ -342,9 +389,11 @@ void Node::AskCommit(const JobId& job, Generation generation, std::int64_t step,
   Say(CommitAsked{*session_, request});
 }
 
-void Node::Notice(Duration left) {
-  notice_ = {world_.clock().now() + left, regroup::Notice{NoticeSource::kCloud, 0, left, false}};
-  if (session_ && attached()) Say(Noticed{*session_, notice_->second});
+void Node::Notice(Duration left, bool withdrawn) {
+  const regroup::Notice notice{NoticeSource::kCloud, 0, left, withdrawn};
+  notice_.reset();
+  if (!withdrawn) notice_ = {world_.clock().now() + left, notice};
+  if (session_ && attached()) Say(Noticed{*session_, notice});
 }
 
 void Node::Signal(int signal, bool now) {

@@ -4,6 +4,7 @@
 // directories, shims, stores, workers and the network. Between the two cores the same values
 // travel as in the product. Everything modelled can be made to misbehave.
 
+#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <deque>
@@ -18,6 +19,7 @@
 #include "launcher/coordinator/core/actions.h"
 #include "launcher/coordinator/core/events.h"
 #include "tests/sim/clock.h"
+#include "tests/sim/coverage.h"
 
 namespace regroup::sim {
 
@@ -40,6 +42,10 @@ struct Behaviour {
   bool ends_on_notice = false;  // They take none: they get SIGTERM instead, and end with 0.
   Duration step = std::chrono::milliseconds(100);
   Duration save = std::chrono::milliseconds(50);
+  // The coordinator's --agent-restart: so long a shim waits to be released.
+  Duration agent_restart = std::chrono::minutes(2);
+  bool doubles = false;  // Each report is said twice.
+  bool late = false;     // What a broken session still held arrives after its end.
 };
 
 struct NodeOptions {
@@ -51,6 +57,7 @@ struct NodeOptions {
   std::optional<LaunchRequest> launch;
   Duration launch_age{};
   std::optional<Duration> join_timeout;
+  Version version;
 };
 
 struct Rank {
@@ -79,6 +86,7 @@ struct Group {
   bool empty = false;    // The shim saw the last process end.
   bool killed = false;   // The mark: what a lost shim left is gone.
   bool stuck = false;    // Killed, and not gone.
+  bool damaged = false;  // Its run directory cannot be read.
   bool saved = false;    // Its workers wait to be stopped.
   std::int64_t first_step = 0;
 
@@ -95,8 +103,13 @@ class NodeWorld {
   virtual bool CoordinatorAnswers() = 0;
   virtual SessionId NewSession() = 0;
   virtual void ToCoordinator(Node& node, coordinator::Event event) = 0;
+  virtual void TooLate(coordinator::Event event) = 0;  // Of a session that is over.
+  virtual const agent::Waits& waits() = 0;
+  virtual Coverage& coverage() = 0;
   virtual std::int64_t NewPid() = 0;
   virtual void RankStarted(Node& node, const Group& group, const Rank& rank) = 0;
+  virtual void RankEnded(Node& node, const Group& group, const Rank& rank) = 0;
+  virtual void Struck(Node& node) = 0;  // Nothing of it lives, or is remembered, any more.
   virtual void Disturbed(const Group& group) = 0;            // By what is no order.
   virtual void Stopped(Node& node, const Group& group) = 0;  // By an order; ranks of it live.
   virtual void Violated(const std::string& what) = 0;
@@ -117,25 +130,33 @@ class Node {
   void KillNode();   // Agent, shims and workers; the host answers for them.
   void CutPower();   // The same, and the host is silent.
   void Reboot();     // Run directories are gone, a new boot id; the agent is started.
-  void SetSilent(bool silent);  // Packets are held back both ways.
+  void SetSilent(bool silent) { SetCut(silent, silent); }  // Packets are held back both ways.
+  void SetCut(bool out, bool in);  // What it says is held back, what it is told.
   void ResetSession();
+  void StallAgent(Duration gap);  // SIGSTOP: what happens to it waits.
+  void SetVersion(const Version& version) { options_.version = version; }  // Of its next agent.
+  void DamageDirectories();  // The next agent cannot read them.
   void ExitRank(const JobId& job, int local_rank, int code);
   void EndRankByNotice(const JobId& job, int local_rank);  // It speaks not, so it had SIGTERM.
   void SignalRank(const JobId& job, int local_rank, int signal);
   // What an ended rank left behind has been read.
   void TellWords(const JobId& job, Generation generation, int local_rank, std::string words,
                  ErrorEvidence evidence);
+  void TellWords(const JobId& job, std::string words);  // Of the newest group that has an exit.
+  void HangUp(const JobId& job);  // A worker closes its connection, and goes on.
   void LoseSupervisor(const JobId& job);
   void LoseStore(const JobId& job);
   // Whatever it is.
   void AskCommit(const JobId& job, Generation generation, std::int64_t step,
                  std::string manifest_hash = "hash");
-  void Notice(Duration left);                 // From a cloud.
-  void Signal(int signal, bool now = false);  // To a launch command.
+  void Notice(Duration left, bool withdrawn = false);  // From a cloud.
+  void Signal(int signal, bool now = false);           // To a launch command.
 
   // From the coordinator, after the network.
   void Deliver(SessionId session, const coordinator::Action& action);
   void AnswerHeartbeat(SessionId session);
+  // When a word that the coordinator says now is there.
+  Instant Told() { return told_ = std::max(told_, world_.clock().now() + behaviour_.net); }
   void OnCoordinatorGone();  // Its socket was reset.
   coordinator::ProbeResult Witness(const JobId& job, Generation generation,
                                    const Address& address) const;
@@ -146,7 +167,10 @@ class Node {
   Behaviour& behaviour() { return behaviour_; }
   bool running() const { return agent_up_; }
   bool attached() const { return core_ && core_->attached(); }
-  bool silent() const { return silent_; }
+  bool silent() const { return cut_out_ || cut_in_; }
+  const BootId& boot_id() const { return boot_id_; }
+  bool stalled() const { return stalled_; }
+  bool steady() const { return steady_; }  // Nothing has ever kept it from saying what it knows.
   const std::optional<Instant>& silent_until() const { return silent_until_; }  // Its last end.
   bool leaving() const { return left_with_.has_value(); }
   std::optional<SessionId> session() const { return session_; }
@@ -205,6 +229,7 @@ class Node {
   void Carry(const agent::Leave& action);
 
   // ---- the network
+  void Reboots();
   void Redial(Duration delay);
   void Dial();
   void Say(coordinator::Event event);
@@ -233,14 +258,15 @@ class Node {
   // Survives the agent.
   std::map<JobId, std::map<Generation, Group>> groups_;
   std::uint64_t incarnation_ = 0, boot_ = 1;
-  bool powered_ = true, silent_ = false;
+  BootId boot_id_;
+  bool powered_ = true, cut_out_ = false, cut_in_ = false, steady_ = true;
 
   // Of this agent's life.
   std::uint64_t life_ = 0;
   bool agent_up_ = false;
   std::optional<agent::Core> core_;
   std::deque<agent::Event> events_;
-  bool stepping_ = false;
+  bool stepping_ = false, stalled_ = false;
   std::optional<Instant> armed_;
   std::optional<SessionId> session_;
   std::string given_name_;
@@ -251,7 +277,13 @@ class Node {
   std::optional<int> left_with_;
   std::optional<std::pair<Instant, regroup::Notice>> notice_;
   std::uint16_t next_port_ = 40000;
-  std::deque<std::function<void()>> held_;  // While silent: what the network holds back.
+  // What the network holds back while it is cut, and whether that was said or told.
+  struct Held {
+    bool out = false;
+    std::function<void()> arrive;
+  };
+  std::deque<Held> held_;
+  Instant said_{}, told_{};  // When the last word arrives: none overtakes another.
 };
 
 }  // namespace regroup::sim

@@ -37,6 +37,13 @@ World::World(Config config, std::uint64_t seed)
       start_(clock_.now()) {
   checker.lease = config_.leases.lease;
   checker.first_backoff = config_.retries.backoff_first;
+  checker.backoff_limit =
+      std::min(config_.retries.backoff_limit, config_.retries.free_backoff_limit);
+  checker.node_of = [this](const NodeId& id) -> const Node* {
+    for (const auto& entry : nodes_)
+      if (entry.second->id() == id) return entry.second.get();
+    return nullptr;
+  };
   checker.heartbeat = config_.leases.heartbeat;
   checker.unreachable_hold = config_.holds.unreachable;
   StartCoordinator();
@@ -123,7 +130,17 @@ void World::TickDue() {
 void World::Step(const Event& event) {
   ++steps;
   checker.OnEvent(event, clock_.now());
-  Effects effects = core_->Step(clock_.now(), clock_.wall(), event);
+  const WallTime wall = clock_.wall() + std::chrono::duration_cast<WallTime::duration>(wall_skew);
+  Effects effects;
+  if (mishear) {
+    Event heard = event;
+    mishear(heard);
+    effects = core_->Step(clock_.now(), wall, heard);
+  } else {
+    effects = core_->Step(clock_.now(), wall, event);
+  }
+  ++checker.coverage.events[event.index()];
+  for (const Action& action : effects.actions) ++checker.coverage.actions[action.index()];
   if (tamper) tamper(effects);
   checker.OnDecided(rows_, effects, clock_.now());
   if (tracing)
@@ -249,8 +266,8 @@ bool World::CarryOut(const Action& action) {
     checker.OnFinished(rows_);
     for (const auto& entry : nodes_) {
       const Node& node = *entry.second;
-      const bool served =
-          !node.attached() || node.silent() || !node.launched_job || node.leaving() || node.result;
+      const bool served = !node.attached() || node.silent() || node.stalled() ||
+                          !node.launched_job || node.leaving() || node.result;
       checker.Expect(served, "L3: the coordinator left before " + node.name() + " had its result");
     }
     CrashCoordinator();
@@ -307,9 +324,11 @@ Node& World::AddLauncher(const std::string& name, const JobSpec& spec, Duration 
 
 void World::ToCoordinator(Node& node, Event event) {
   if (!core_) return;
-  if (const auto* opened = std::get_if<SessionOpened>(&event))
-    owners_[opened->session] = node.name();
-  if (!std::holds_alternative<SessionBroken>(event)) checker.OnHeard(node.id(), clock_.now());
+  const auto* opened = std::get_if<SessionOpened>(&event);
+  if (opened) owners_[opened->session] = node.name();
+  // A Hello counts once it is welcome (Checker::OnDecided).
+  const bool counts = !opened && !std::holds_alternative<SessionBroken>(event);
+  if (counts) checker.OnHeard(node.id(), clock_.now());
   // The shell answers a heartbeat without the core.
   if (const auto* beat = std::get_if<HeartbeatReceived>(&event); beat && !stalled_) {
     clock_.After(node.behaviour().net,
@@ -321,6 +340,10 @@ void World::ToCoordinator(Node& node, Event event) {
 void World::RankStarted(Node& node, const Group& group, const Rank& rank) {
   checker.OnRankStarted(node, group, rank, clock_.now());
 }
+void World::RankEnded(Node& node, const Group& group, const Rank& rank) {
+  checker.OnRankEnded(node, group, rank);
+}
+void World::Struck(Node& node) { checker.OnStruck(node.id()); }
 void World::Disturbed(const Group& group) { checker.OnDisturbed(group, clock_.now()); }
 void World::Stopped(Node& node, const Group& group) { checker.OnStopped(node, group); }
 void World::Violated(const std::string& what) { checker.Expect(false, what); }
@@ -334,6 +357,7 @@ CallId World::Submit(const JobSpec& spec, const std::string& key) {
   asked.call = call;
   asked.spec = spec;
   asked.key = key;
+  asked.free_bytes = free_bytes;
   Post(asked);
   return call;
 }

@@ -6,6 +6,7 @@
 
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -49,6 +50,7 @@ class World : public NodeWorld {
   CallId Submit(const JobSpec& spec, const std::string& key);
   CallId Cancel(const std::string& job, bool now = false);
   CallId WaitFor(const std::string& job);
+  void Drop(CallId call) { Post(coordinator::CallDropped{call}); }
   CallId Poll();  // One client that asks for all jobs, again and again.
   CallId Forget(const std::string& node);
   const coordinator::Reply* ReplyTo(CallId call) const;
@@ -68,10 +70,14 @@ class World : public NodeWorld {
 
   Checker checker;
   Duration commit_delay{};  // Of the journal.
+  Duration wall_skew{};     // The coordinator's calendar was set so much.
+  std::uint64_t free_bytes = std::numeric_limits<std::uint64_t>::max();  // Where the journal lies.
+  agent::Waits agent_waits;  // Of agents that start from now on.
   // Planted bugs: changes what the core decided before it is journalled.
   std::function<void(coordinator::Effects&)> tamper;
-  bool answers_before_commit = false;  // Planted bug.
-  std::vector<std::string> trace;      // Notes, when asked for.
+  std::function<void(coordinator::Event&)> mishear;  // Likewise, what it hears.
+  bool answers_before_commit = false;                // Planted bug.
+  std::vector<std::string> trace;                    // Notes, when asked for.
   bool tracing = false;
   std::uint64_t steps = 0;
 
@@ -80,8 +86,13 @@ class World : public NodeWorld {
   bool CoordinatorAnswers() override { return core_.has_value() && !stalled_; }
   SessionId NewSession() override { return SessionId(++session_); }
   void ToCoordinator(Node& node, coordinator::Event event) override;
+  void TooLate(coordinator::Event event) override { Post(std::move(event)); }
+  const agent::Waits& waits() override { return agent_waits; }
+  Coverage& coverage() override { return checker.coverage; }
   std::int64_t NewPid() override { return ++pid_; }
   void RankStarted(Node& node, const Group& group, const Rank& rank) override;
+  void RankEnded(Node& node, const Group& group, const Rank& rank) override;
+  void Struck(Node& node) override;
   void Disturbed(const Group& group) override;
   void Stopped(Node& node, const Group& group) override;
   void Violated(const std::string& what) override;
