@@ -23,8 +23,10 @@ constexpr auto kLookAgain = 50ms, kLookAgainPerStream = 1ms;
 constexpr auto kEndLimit = 5s;
 constexpr std::size_t kMaxRefusals = 64;  // At a time; a stream that is not opened says less.
 
+}  // namespace
+
 // A client stream whose writer is a thread that may wait. gRPC's callbacks only set flags.
-class Call final : public grpc::ClientWriteReactor<v1::SendLogsRequest> {
+class LogStreams::Call final : public grpc::ClientWriteReactor<v1::SendLogsRequest> {
  public:
   explicit Call(const Connection& connection)
       : connection_(connection), stub_(v1::Coordinator::NewStub(connection.channel)) {
@@ -104,8 +106,6 @@ class Call final : public grpc::ClientWriteReactor<v1::SendLogsRequest> {
   std::condition_variable changed_;
   bool written_ = true, written_ok_ = true, over_ = false, ended_ = false, cut_ = false;
 };
-
-}  // namespace
 
 class LogStreams::Feeder {
  public:

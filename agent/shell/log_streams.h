@@ -32,6 +32,7 @@ class LogStreams {
   static constexpr std::size_t kMaxStreams = 256;
 
  private:
+  class Call;
   class Feeder;
   const std::string log_root_;
   std::atomic<int> serving_ = 0;  // Feeders that send lines. Before feeders_, whose threads count.

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kMaxClients =
     8;  // More push the oldest out: a broken agent must not lock a working one out.
-constexpr std::size_t kReadBytes = 16 << 10;
+constexpr std::size_t kCommandBytes = 16 << 10;
 
 }  // namespace
 
@@ -69,7 +69,7 @@ std::vector<Command> ControlSocket::OnEvent(int fd, std::uint32_t events) {
 
 bool ControlSocket::Read(Client& client, std::vector<Command>& commands) {
   for (;;) {
-    char buffer[kReadBytes];
+    char buffer[kCommandBytes];
     ssize_t n = ::recv(client.fd.get(), buffer, sizeof(buffer), 0);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;

@@ -16,9 +16,9 @@
 namespace regroup::shim {
 namespace {
 
-constexpr std::size_t kReadBytes = 64 << 10;
+constexpr std::size_t kPipeReadBytes = 64 << 10;
 // More than a pipe holds: bounds the last reading of a pipe that somebody keeps writing to.
-constexpr std::size_t kLastReads = 2 * ((1 << 20) / kReadBytes) + 2;
+constexpr std::size_t kLastReads = 2 * ((1 << 20) / kPipeReadBytes) + 2;
 // How old what is known of the free space may get: less than kLeastFreeBytes lie between two looks.
 constexpr auto kDiskInterval = std::chrono::milliseconds(200);
 constexpr std::uint64_t kDiskBytes = 3 << 20;  // With its index, less than 4 MiB.
@@ -106,7 +106,7 @@ LogDrain::Progress LogDrain::Look() const {
 }
 
 void LogDrain::Run() {
-  buffer_.resize(kReadBytes);
+  buffer_.resize(kPipeReadBytes);
   while (!local_.done) {
     epoll_event events[64];
     // A full disk has room again at some time, whether workers write or not.

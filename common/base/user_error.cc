@@ -42,6 +42,10 @@ absl::Status UserError(absl::StatusCode code, std::string_view what, std::string
   return status;
 }
 
+absl::Status BadInput(std::string_view what, std::string_view because, std::string_view try_this) {
+  return UserError(absl::StatusCode::kInvalidArgument, what, because, try_this);
+}
+
 UserErrorParts PartsOf(const absl::Status& status) {
   return {std::string(status.message()), PayloadOf(status, kBecause), PayloadOf(status, kTry)};
 }

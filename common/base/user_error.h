@@ -13,6 +13,9 @@ namespace regroup {
 // layer up to the CLI.
 absl::Status UserError(absl::StatusCode code, std::string_view what, std::string_view because,
                        std::string_view try_this);
+// Of code kInvalidArgument: what somebody typed or wrote.
+absl::Status BadInput(std::string_view what, std::string_view because,
+                      std::string_view try_this = "");
 
 struct UserErrorParts {
   std::string what, because, try_this;

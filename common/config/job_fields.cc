@@ -20,13 +20,9 @@ using std::chrono::milliseconds;
 // The member of the lambda's argument, of a job that may change or not.
 #define REGROUP_MEMBER(path) [](auto& spec) -> decltype((spec.path)) { return spec.path; }
 
-absl::Status Bad(std::string_view what, std::string_view because, std::string_view try_this = "") {
-  return UserError(absl::StatusCode::kInvalidArgument, what, because, try_this);
-}
-
 absl::Status DurationInRange(std::string_view field, Duration value, Duration min, Duration max) {
   if (value >= min && value <= max) return absl::OkStatus();
-  return Bad(
+  return BadInput(
       Cat(field, ": ", value < Duration::zero() ? Cat(value.count(), "ns") : FormatDuration(value),
           " is out of range"),
       Cat(FormatDuration(min), " to ", FormatDuration(max), " are allowed"));
@@ -39,17 +35,18 @@ absl::Status CheckNumaBinding(const std::string& how) {
   if (how.empty() || std::find(known.begin(), known.end(), how) != known.end())
     return absl::OkStatus();
   const std::string nearest = DidYouMean(how, known);
-  return Bad(Cat("numa_binding: ", ShellQuote(how.substr(0, 60)), " is not known"),
-             "use node, socket, exclusive or core-complex",
-             Cat("numa_binding: ", nearest.empty() ? known.front() : nearest));
+  return BadInput(Cat("numa_binding: ", ShellQuote(how.substr(0, 60)), " is not known"),
+                  "use node, socket, exclusive or core-complex",
+                  Cat("numa_binding: ", nearest.empty() ? known.front() : nearest));
 }
 
 absl::Status CheckNodeCheck(const std::string& command) {
   const bool has_nul = command.find('\0') != std::string::npos;
   if (command.size() <= limits::kNodeCheckBytes && !has_nul) return absl::OkStatus();
-  return Bad(Cat("node_check: ", command.size(), " bytes", has_nul ? " with a NUL among them" : ""),
-             Cat("a line of up to ", limits::kNodeCheckBytes, " bytes for sh is allowed"),
-             "a script that is there on each node");
+  return BadInput(
+      Cat("node_check: ", command.size(), " bytes", has_nul ? " with a NUL among them" : ""),
+      Cat("a line of up to ", limits::kNodeCheckBytes, " bytes for sh is allowed"),
+      "a script that is there on each node");
 }
 
 absl::Status ReadScaleUp(std::string_view text, JobSpec& spec) {
@@ -74,9 +71,9 @@ absl::Status CheckLogKeep(const JobSpec& spec) {
   if (bytes == kKeepAllLogs) return absl::OkStatus();
   if (bytes >= limits::kLeastLogKeepBytes && bytes <= limits::kMostLogKeepBytes)
     return absl::OkStatus();
-  return Bad(Cat("log_keep: ", FormatBytes(bytes), " is out of range"),
-             Cat(FormatBytes(limits::kLeastLogKeepBytes), " to ",
-                 FormatBytes(limits::kMostLogKeepBytes), " are allowed, or all"));
+  return BadInput(Cat("log_keep: ", FormatBytes(bytes), " is out of range"),
+                  Cat(FormatBytes(limits::kLeastLogKeepBytes), " to ",
+                      FormatBytes(limits::kMostLogKeepBytes), " are allowed, or all"));
 }
 
 absl::Status ReadPrice(std::string_view text, JobSpec& spec) {
@@ -90,7 +87,7 @@ std::optional<std::string> WritePrice(const JobSpec& spec) {
 absl::Status CheckPrice(const JobSpec& spec) {
   const double price = spec.price_per_node_hour.value_or(0);
   if (price >= 0 && price <= limits::kPrice) return absl::OkStatus();  // No NaN passes.
-  return Bad(
+  return BadInput(
       Cat("price_per_node_hour: ", FormatReal(price), " is out of range"),
       Cat("0 to ", static_cast<std::int64_t>(limits::kPrice), " are allowed, without a currency"));
 }
@@ -189,7 +186,8 @@ struct Reading {
     return absl::OkStatus();
   }
   absl::Status operator()(const JobField::Switch& field) const {
-    if (text != "true" && text != "false") return Bad("true or false is expected", "this is text");
+    if (text != "true" && text != "false")
+      return BadInput("true or false is expected", "this is text");
     field.member.of(spec) = text == "true";
     return absl::OkStatus();
   }

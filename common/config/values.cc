@@ -18,10 +18,6 @@
 namespace regroup {
 namespace {
 
-absl::Status Bad(std::string_view what, std::string_view because, std::string_view try_this) {
-  return UserError(absl::StatusCode::kInvalidArgument, what, because, try_this);
-}
-
 // A hostile value is shown, but not in full.
 std::string Shown(std::string_view text) {
   constexpr std::size_t kShownBytes = 60;
@@ -92,8 +88,8 @@ const Unit* TakeUnit(std::string_view& text) {
 }
 
 absl::Status BadDuration(std::string_view text, std::string_view because) {
-  return Bad(Cat(Shown(text), " is not a duration"), because,
-             "a number with a unit, as in 90s, 2h14m or 500ms");
+  return BadInput(Cat(Shown(text), " is not a duration"), because,
+                  "a number with a unit, as in 90s, 2h14m or 500ms");
 }
 
 }  // namespace
@@ -169,12 +165,12 @@ absl::StatusOr<std::uint64_t> ParseBytes(std::string_view text) {
   const auto* size =
       std::find_if(kSizes.begin(), kSizes.end(), [&](const Size& s) { return s.name == rest; });
   if (number.empty() || size == kSizes.end()) {
-    return Bad(Cat(Shown(text), " is not a size"),
-               "a number with B, KiB, MiB, GiB or TiB is expected", "10GiB");
+    return BadInput(Cat(Shown(text), " is not a size"),
+                    "a number with B, KiB, MiB, GiB or TiB is expected", "10GiB");
   }
   double value = ToDouble(number) * size->bytes;
   if (!(value <= kMost))
-    return Bad(Cat(Shown(text), " is too large"), "at most 2^60 bytes are allowed", "10GiB");
+    return BadInput(Cat(Shown(text), " is too large"), "at most 2^60 bytes are allowed", "10GiB");
   return static_cast<std::uint64_t>(std::llround(value));
 }
 
@@ -199,8 +195,8 @@ absl::StatusOr<std::int64_t> ParseNumber(std::string_view text, std::int64_t min
   bool negative = !digits.empty() && digits.front() == '-';
   if (negative) digits.remove_prefix(1);
   if (digits.empty() || !std::all_of(digits.begin(), digits.end(), IsDigit)) {
-    return Bad(Cat(Shown(text), " is not a whole number"), Cat(min, " to ", max, " are allowed"),
-               "");
+    return BadInput(Cat(Shown(text), " is not a whole number"),
+                    Cat(min, " to ", max, " are allowed"), "");
   }
   constexpr std::size_t kSafeDigits = 18;
   std::int64_t value = std::numeric_limits<std::int64_t>::max();
@@ -211,8 +207,8 @@ absl::StatusOr<std::int64_t> ParseNumber(std::string_view text, std::int64_t min
   }
   if (negative) value = -value;
   if (value < min || value > max) {
-    return Bad(Cat(Shown(text), " is out of range"), Cat(min, " to ", max, " are allowed"),
-               Cat(std::clamp(value, min, max)));
+    return BadInput(Cat(Shown(text), " is out of range"), Cat(min, " to ", max, " are allowed"),
+                    Cat(std::clamp(value, min, max)));
   }
   return value;
 }
@@ -221,8 +217,8 @@ absl::StatusOr<double> ParseReal(std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) {
-    return Bad(Cat(Shown(text), " is not a number"),
-               "digits with a decimal point, as in 2.5, and nothing else", "");
+    return BadInput(Cat(Shown(text), " is not a number"),
+                    "digits with a decimal point, as in 2.5, and nothing else", "");
   }
   return value;
 }
@@ -252,9 +248,10 @@ absl::StatusOr<NodeBounds> ParseNnodes(std::string_view text) {
   ASSIGN_OR_RETURN(std::int64_t max, ParseNumber(text.substr(colon + 1), 1, limits::kNodes));
   bounds.max = static_cast<int>(max);
   if (bounds.min > bounds.max) {
-    return Bad(Cat(Shown(text), " has its minimum above its maximum"),
-               Cat("MIN:MAX needs MIN at most MAX, and ", bounds.min, " is more than ", bounds.max),
-               Cat(bounds.max, ":", bounds.min));
+    return BadInput(
+        Cat(Shown(text), " has its minimum above its maximum"),
+        Cat("MIN:MAX needs MIN at most MAX, and ", bounds.min, " is more than ", bounds.max),
+        Cat(bounds.max, ":", bounds.min));
   }
   return bounds;
 }
@@ -263,8 +260,8 @@ std::string FormatNnodes(int min, int max) { return min == max ? Cat(min) : Cat(
 
 absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text) {
   auto bad = [&](std::string_view because) {
-    return Bad(Cat(Shown(text), " is not an address"), because,
-               "HOST, HOST:PORT or [IPV6]:PORT, as in node0:29400");
+    return BadInput(Cat(Shown(text), " is not an address"), because,
+                    "HOST, HOST:PORT or [IPV6]:PORT, as in node0:29400");
   };
   Endpoint endpoint;
   std::string_view host = text, port;
@@ -296,8 +293,8 @@ absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text) {
   if (has_port) {
     absl::StatusOr<std::int64_t> number = ParseNumber(port, 1, 65535);
     if (!number.ok()) {
-      return Bad(Cat(Shown(text), " has no port"), "a port is a number from 1 to 65535",
-                 FormatEndpoint(host, kDefaultPort));
+      return BadInput(Cat(Shown(text), " has no port"), "a port is a number from 1 to 65535",
+                      FormatEndpoint(host, kDefaultPort));
     }
     endpoint.port = static_cast<std::uint16_t>(*number);
   }
@@ -312,19 +309,20 @@ std::string FormatEndpoint(std::string_view host, std::uint16_t port) {
 absl::StatusOr<PortRange> ParsePortRange(std::string_view text) {
   std::size_t dash = text.find('-');
   if (dash == std::string_view::npos) {
-    return Bad(Cat(Shown(text), " is not a port range"), "FIRST-LAST is expected", "20000-20100");
+    return BadInput(Cat(Shown(text), " is not a port range"), "FIRST-LAST is expected",
+                    "20000-20100");
   }
   ASSIGN_OR_RETURN(std::int64_t first, ParseNumber(text.substr(0, dash), 1, 65535));
   ASSIGN_OR_RETURN(std::int64_t last, ParseNumber(text.substr(dash + 1), 1, 65535));
   if (first > last) {
-    return Bad(Cat(Shown(text), " is empty"), Cat(first, " is more than ", last),
-               Cat(last, "-", first));
+    return BadInput(Cat(Shown(text), " is empty"), Cat(first, " is more than ", last),
+                    Cat(last, "-", first));
   }
   if (first == last) {
-    return Bad(Cat(Shown(text), " is too small"),
-               "a node needs a port for its witness and one for the store of the generation",
-               Cat(std::min<std::int64_t>(first, 65'000), "-",
-                   std::min<std::int64_t>(first, 65'000) + 100));
+    return BadInput(Cat(Shown(text), " is too small"),
+                    "a node needs a port for its witness and one for the store of the generation",
+                    Cat(std::min<std::int64_t>(first, 65'000), "-",
+                        std::min<std::int64_t>(first, 65'000) + 100));
   }
   return PortRange{static_cast<std::uint16_t>(first), static_cast<std::uint16_t>(last)};
 }

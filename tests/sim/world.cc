@@ -242,7 +242,7 @@ bool World::CarryOutAll(const std::vector<Action>& actions) {
 // False: the coordinator is gone.
 bool World::CarryOut(const Action& action) {
   const bool leaves = std::holds_alternative<StepDown>(action) ||
-                      std::holds_alternative<coordinator::Finished>(action);
+                      std::holds_alternative<coordinator::Quit>(action);
   if (!leaves) checker.OnCoordinatorSeen();
   if (const auto* answer = std::get_if<Answer>(&action)) {
     OnAnswer(*answer);
@@ -262,7 +262,7 @@ bool World::CarryOut(const Action& action) {
     CrashCoordinator();
     stepped_down_ = why;
     return false;
-  } else if (std::holds_alternative<coordinator::Finished>(action)) {
+  } else if (std::holds_alternative<coordinator::Quit>(action)) {
     checker.OnFinished(rows_);
     for (const auto& entry : nodes_) {
       const Node& node = *entry.second;

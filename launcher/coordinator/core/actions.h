@@ -93,10 +93,10 @@ struct StepDown {  // This journal must not go on: log, close everything, exit 1
                    // carried out.
   absl::Status why;
 };
-struct Finished {};  // Ad-hoc mode: everything is over and told. Flush, exit 0.
+struct Quit {};  // Ad-hoc mode: everything is over and told. Flush, exit 0.
 
 using Action = std::variant<SendWelcome, SendOrder, AckReport, AnswerCommit, AnswerLaunch, SendNews,
-                            SendResult, CloseSession, Probe, Answer, StepDown, Finished>;
+                            SendResult, CloseSession, Probe, Answer, StepDown, Quit>;
 
 enum class Severity { kDebug, kInfo, kWarning, kError };
 struct Note {  // One log line, written once the step's rows are durable.

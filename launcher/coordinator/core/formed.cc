@@ -87,7 +87,7 @@ void EnterRunning(Step& step, Job& job, Generation generation, GenerationSoft& s
 bool CheckDone(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
   if (soft.done.ranks == 0 || soft.done.ranks < WorldOf(job.generations.at(generation)))
     return false;
-  SetVerdict(step, job, Verdict{VerdictState::kSucceeded, 0, std::nullopt}, regroup::Finished{},
+  SetVerdict(step, job, Verdict{VerdictState::kSucceeded, 0, std::nullopt}, Finished{},
              StopReason::kElective, step.config().ending.failure_grace);
   return true;
 }

@@ -136,7 +136,7 @@ void CheckAdHocExit(Step& step) {
   const std::optional<Instant> at = AdHocExitAt(step.state);
   if (!at || step.now() < *at) return;
   step.state.finished = true;
-  step.Do(Finished{});
+  step.Do(Quit{});
 }
 
 }  // namespace regroup::coordinator

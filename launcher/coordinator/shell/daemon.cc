@@ -420,7 +420,7 @@ class DaemonImpl final : public Daemon, public Outlet {
             [&](Probe& a) { CarryOutProbe(a); },
             [&](coordinator::Answer& a) { calls_.Answer(a.call, a.reply); },
             [&](StepDown& a) { boost::asio::post(io_, [this, why = a.why] { Die(why); }); },
-            [&](Finished&) {
+            [&](Quit&) {
               boost::asio::post(io_, [this] {
                 log_->Info("every job is over and told: the coordinator ends");
                 folder_.ForgetToken();  // The next run has its own.
