@@ -576,8 +576,8 @@ int RunCoordinator(const CoordinatorConfig& config) {
   // Meant for workers, but sent to every process of a batch job's step.
   for (int number : {SIGUSR1, SIGUSR2}) signal(number, SIG_IGN);
   io::RaiseDescriptorLimit();  // A session is one.
-  // Debian's Abseil looks for cycles of locks, in a graph of all mutexes behind one lock: a quarter
-  // of what 2,000 heartbeats a second cost.
+  // Debian's Abseil looks for cycles of locks at each one that is taken, in a graph of all mutexes
+  // of the process behind one lock.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   // Never undone: gRPC's end joins a poller that sleeps up to 10 s once a write has had to wait.
   grpc_init();
