@@ -33,9 +33,9 @@ bool AfterFailure(const Job& job, Generation next) {
     if (row.generation >= next || row.voided || row.phase == GenerationPhase::kProposed) continue;
     // While its verdict is open the causes that are known outweigh the row, which has
     // the first of them.
-    auto soft = job.soft.find(row.generation);
-    if (soft != job.soft.end() && soft->second.causes.worst)
-      return !std::holds_alternative<Resized>(soft->second.causes.worst->reason);
+    const Causes* causes = CausesOf(job, row.generation);
+    if (causes != nullptr && causes->worst)
+      return !std::holds_alternative<Resized>(causes->worst->reason);
     return !row.ended || !std::holds_alternative<Resized>(*row.ended);
   }
   return false;
@@ -65,23 +65,25 @@ Duration AgeOf(const Job& job, const Moment& at) {
 OpenAccount RunAccount(const Job& job, const GenerationRow& row, const GenerationSoft& soft,
                        Instant now) {
   OpenAccount open;
-  if (!soft.running_at) return open;
+  const Course& course = *CourseOf(soft);
+  if (!course.running_at) return open;
   Instant until = now;
   // From its cause on a generation that ends belongs to the outage (OutageAccount), so that no
   // moment is booked twice.
-  if (soft.ending && job.outage.detected_at)
+  if (std::holds_alternative<Ending>(soft.state) && job.outage.detected_at)
     until = std::min(now, job.outage.event_at.value_or(*job.outage.detected_at));
   // What follows the end of its last rank is no work, however late that is heard.
-  if (soft.done.at && soft.done.ranks >= WorldOf(row)) until = std::min(until, *soft.done.at);
+  if (course.done.at && course.done.ranks >= WorldOf(row)) until = std::min(until, *course.done.at);
   RunFacts run;
-  run.lasted = until - *soft.running_at;
-  run.start = soft.progress.init.value_or(Duration{}) + soft.progress.restore.value_or(Duration{});
-  run.checkpoint = soft.progress.checkpoint.value_or(Duration{});
-  run.first_step = soft.progress.first_step;
-  run.last_step = soft.progress.last_step;
+  run.lasted = until - *course.running_at;
+  run.start =
+      course.progress.init.value_or(Duration{}) + course.progress.restore.value_or(Duration{});
+  run.checkpoint = course.progress.checkpoint.value_or(Duration{});
+  run.first_step = course.progress.first_step;
+  run.last_step = course.progress.last_step;
   // What workers say they restored counts more than what they were told to: the
   // newest commit may have been unreadable.
-  run.resumed_from = soft.progress.restored_step.value_or(row.resume_step);
+  run.resumed_from = course.progress.restored_step.value_or(row.resume_step);
   run.best_step = job.state.reached.step;
   open.time = SplitRun(run);
   open.held =
@@ -100,8 +102,8 @@ OpenAccount OutageAccount(const Job& job, Instant now) {
   const GenerationRow* formed = FormedOf(job);
   // Whether it is lost depends on why the generation before the next one ended; while one is
   // ending, that is itself.
-  const bool ending = formed && job.soft.at(formed->generation).ending;
-  const Generation next = formed && !ending ? formed->generation : job.state.last_number.Next();
+  const Generation next =
+      formed && !IsEnding(job) ? formed->generation : job.state.last_number.Next();
   open.held = HeldByOutage(open.time.detect, outage.nodes, SumOf(outage.held, since),
                            AfterFailure(job, next));
   return open;
@@ -139,8 +141,9 @@ std::optional<CostView> CostOf(const Job& job, Instant now) {
   std::int64_t samples = job.state.reached.samples, tokens = job.state.reached.tokens;
   if (const GenerationRow* formed = FormedOf(job)) {
     // Both are totals over the whole job, so that the newest word replaces what the row has.
-    samples = std::max(samples, job.soft.at(formed->generation).progress.samples);
-    tokens = std::max(tokens, job.soft.at(formed->generation).progress.tokens);
+    const Progress& progress = CourseOf(job, formed->generation)->progress;
+    samples = std::max(samples, progress.samples);
+    tokens = std::max(tokens, progress.tokens);
   }
   return coordinator::CostOf(job.spec.spec.price_per_node_hour, held, samples, tokens);
 }

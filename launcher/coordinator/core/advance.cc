@@ -25,9 +25,8 @@ bool AdvanceOnce(Step& step, Job& job) {
   if (CloseVerdicts(step, job)) return true;
   if (job.state.phase == JobPhase::kEnding) return FinishEnding(step, job);
   if (job.state.phase == JobPhase::kPreempted) return false;
-  if (const GenerationRow* formed = FormedOf(job)) {
-    const Generation generation = formed->generation;
-    if (AdvanceFormed(step, job, generation)) return true;
+  if (FormedOf(job)) {
+    if (AdvanceFormed(step, job)) return true;
   } else if (!ProposedOf(job)) {
     return Gather(step, job);
   }

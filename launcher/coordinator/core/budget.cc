@@ -72,8 +72,8 @@ int Charges(const State& state, const Job& job) {
 int OpenCharges(const Job& job) {
   int open = 0;
   for (const auto& entry : job.soft) {
-    const bool over = job.generations.at(entry.first).phase == GenerationPhase::kOver;
-    if (over && ChargesBudget(entry.second.causes.Reason())) ++open;
+    const Over* over = std::get_if<Over>(&entry.second.state);
+    if (over && ChargesBudget(over->causes.Reason())) ++open;
   }
   return open;
 }
@@ -81,8 +81,8 @@ int OpenCharges(const Job& job) {
 int Preemptions(const Job& job) {
   int preemptions = job.state.ends.preemptions;
   for (const auto& entry : job.soft) {
-    const bool over = job.generations.at(entry.first).phase == GenerationPhase::kOver;
-    if (over && std::holds_alternative<Preempted>(entry.second.causes.Reason())) ++preemptions;
+    const Over* over = std::get_if<Over>(&entry.second.state);
+    if (over && std::holds_alternative<Preempted>(over->causes.Reason())) ++preemptions;
   }
   return preemptions;
 }

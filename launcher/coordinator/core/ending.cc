@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -32,12 +33,12 @@ struct MarkSaved {
 };
 
 // Whoever is lost is on trial: lost again within it, it flaps.
-void PutOnTrial(Step& step, Job& job, const GenerationSoft& soft) {
+void PutOnTrial(Step& step, Job& job, const Formed& was) {
   std::erase_if(job.unsteady.newcomers, [&](const auto& newcomer) {
     return newcomer.second.since + step.config().forming.newcomer_trial <= step.now();
   });
-  std::set<NodeId> lost = soft.blinked;
-  for (const auto& entry : soft.lost) lost.insert(entry.first);
+  std::set<NodeId> lost = was.blinked;
+  for (const auto& entry : was.lost) lost.insert(entry.first);
   for (const NodeId& id : lost) {
     auto [newcomer, first] = job.unsteady.newcomers.try_emplace(id);
     newcomer->second.since = step.now();
@@ -47,20 +48,22 @@ void PutOnTrial(Step& step, Job& job, const GenerationSoft& soft) {
 }
 
 // Progress ends a row of failures, and with it the back-off: PROTOCOL §3.
-bool HasProgressed(const State& state, const Job& job, const GenerationSoft& soft) {
-  if (soft.progress.last_step && *soft.progress.last_step > job.state.reached.step) return true;
-  if (job.commit && soft.running_at && job.commit->generation == job.state.last_formed) return true;
+bool HasProgressed(const State& state, const Job& job, const Course& course) {
+  if (course.progress.last_step && *course.progress.last_step > job.state.reached.step) return true;
+  if (job.commit && course.running_at && job.commit->generation == job.state.last_formed)
+    return true;
   // A script may ask for notices and tell of no step: of its progress that says nothing.
-  return !soft.progress.first_step && soft.running_at &&
-         state.now - *soft.running_at >= state.config.retries.silent_progress;
+  return !course.progress.first_step && course.running_at &&
+         state.now - *course.running_at >= state.config.retries.silent_progress;
 }
 
 // All survivors are free or given up: the generation's row says why it ended as far as that is
 // known, and the job gathers again. Its verdict stays open until the last member has told.
-void EndGeneration(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
-  const EndReason reason = soft.causes.Reason();
+void EndGeneration(Step& step, Job& job, Generation generation, const Ending& ending) {
+  const EndReason reason = ending.course.causes.Reason();
+  const Instant give_up = ending.give_up;
   JobStateRow state = job.state;
-  PutEnded(step, job, generation, soft, state);
+  PutEnded(step, job, generation, state);  // From here on it is no longer `ending`.
   const GenerationRow& row = job.generations.at(generation);
   state.phase = JobPhase::kRegrouping;
   step.UpdateState(job, [&](JobStateRow& next) { next = state; });
@@ -71,7 +74,7 @@ void EndGeneration(Step& step, Job& job, Generation generation, GenerationSoft& 
     VoidProposal(step, job, next->generation, {});
   // From the detection on, so that a slow stop counts as part of the wait.
   job.gather.not_before = *job.outage.detected_at + BackOffAfter(step.state, job, row, streak);
-  job.gather.awaited_until = soft.ending->give_up;
+  job.gather.awaited_until = give_up;
   job.outage.free_at = step.now();
   job.gather.below_since.reset();
   job.times.last_change = step.now();
@@ -80,35 +83,35 @@ void EndGeneration(Step& step, Job& job, Generation generation, GenerationSoft& 
 
 }  // namespace
 
-void BeginEnding(Step& step, Job& job, Generation generation, StopReason reason, Duration grace) {
+void BeginEnding(Step& step, Job& job, StopReason reason, Duration grace) {
+  const Generation generation = job.state.last_formed;
   GenerationSoft& soft = job.soft.at(generation);
-  if (soft.saving && soft.causes.worst)
-    std::visit(MarkSaved{soft.saving->saved}, soft.causes.worst->reason);
-  soft.saving.reset();
+  Formed was = std::move(As<Formed>(soft));
+  Ending& ending = soft.state.emplace<Ending>();
+  ending.course = std::move(was.course);
+  std::optional<CauseAt>& worst = ending.course.causes.worst;
+  if (was.saving && worst) std::visit(MarkSaved{was.saving->saved}, worst->reason);
   job.outage = Outage{};
   const bool elective = reason == StopReason::kElective || reason == StopReason::kNotice;
   // A change that somebody wanted has no cause in time: nothing was down before it was noticed.
-  if (!elective)
-    job.outage.event_at =
-        soft.causes.worst ? std::min(soft.causes.worst->at, step.now()) : step.now();
+  if (!elective) job.outage.event_at = worst ? std::min(worst->at, step.now()) : step.now();
   job.outage.detected_at = job.outage.held_until = step.now();
   job.outage.nodes = static_cast<int>(soft.members.size());
-  const Instant deadline = step.now() + grace,
-                give_up = deadline + step.config().ending.stop_margin;
-  soft.ending = GenerationSoft::Ending{give_up};
+  const Instant deadline = step.now() + grace;
+  ending.give_up = deadline + step.config().ending.stop_margin;
   std::map<NodeId, Instant> sooner;
   for (const auto& member : soft.members) {
     // Who is lost or has shown its slots free already has nothing more to tell.
-    if (!IsSettled(step.state, job, generation, member.first)) soft.waiting.insert(member.first);
+    if (!IsSettled(step.state, job, generation, member.first)) ending.waiting.insert(member.first);
     const Node* node = step.state.FindNode(member.first);
     // A node that goes away cannot give the whole grace.
     if (node && node->leaving) sooner[member.first] = node->leaving->until;
   }
-  job.stop = StopOrder{generation, reason, deadline, give_up, std::move(sooner)};
+  job.stop = StopOrder{generation, reason, deadline, ending.give_up, std::move(sooner)};
   job.gather.membership_known = true;
   if (const GenerationRow* next = ProposedOf(job); next && reason != StopReason::kElective)
     VoidProposal(step, job, next->generation, {});
-  PutOnTrial(step, job, soft);
+  PutOnTrial(step, job, was);
   step.ReorderMembers(job, soft);
   step.Say(Severity::kInfo, "generation ends",
            {{"job", job.id().value()},
@@ -116,50 +119,56 @@ void BeginEnding(Step& step, Job& job, Generation generation, StopReason reason,
             {"stop_s", absl::StrCat(Seconds(grace))}});
 }
 
-bool AdvanceEnding(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
+bool AdvanceEnding(Step& step, Job& job) {
+  const Generation generation = job.state.last_formed;
+  const Ending& ending = As<Ending>(job.soft.at(generation));
   // A rank of the old generation that still ran beside the new one could write its checkpoints: so
   // the next generation waits for free slots, or until the agents have killed what did not stop.
-  if (!soft.waiting.empty() && step.now() < soft.ending->give_up) {
+  if (!ending.waiting.empty() && step.now() < ending.give_up) {
     std::vector<std::string> names;
-    for (const NodeId& id : soft.waiting)
+    for (const NodeId& id : ending.waiting)
       if (names.size() < kMaxNames) names.push_back(step.state.NameOf(id));
-    SetWait(step, job, SlotsStopping{names, Duration{}}, soft.ending->give_up);
-    step.Wake(job, soft.ending->give_up);
+    SetWait(step, job, SlotsStopping{names, Duration{}}, ending.give_up);
+    step.Wake(job, ending.give_up);
     return false;
   }
-  EndGeneration(step, job, generation, soft);
+  EndGeneration(step, job, generation, ending);
   return true;
 }
 
-void PutEnded(Step& step, Job& job, Generation generation, GenerationSoft& soft,
-              JobStateRow& state) {
+void PutEnded(Step& step, Job& job, Generation generation, JobStateRow& state) {
+  GenerationSoft& soft = job.soft.at(generation);
+  Ending& ending = As<Ending>(soft);
   GenerationRow row = job.generations.at(generation);
   row.phase = GenerationPhase::kOver;
   row.ended_at = step.wall();
-  row.ended = soft.causes.Reason();
+  row.ended = ending.course.causes.Reason();
   row.verdict_open = true;
-  row.progressed = HasProgressed(step.state, job, soft);
+  row.progressed = HasProgressed(step.state, job, ending.course);
   CloseAccount(step.state, job, soft, row, state);
   FitRow(row);
   step.Put(row);
   // A member that never tells must not keep the verdict, and with it a budget, open for ever.
-  soft.close_by = std::max(step.now(), soft.ending->give_up) + step.config().ending.verdict_limit;
+  const Instant close_by =
+      std::max(step.now(), ending.give_up) + step.config().ending.verdict_limit;
+  soft.state = Over{std::move(ending.course.causes), std::move(ending.waiting), close_by};
 }
 
 void CloseAccount(const State& state, const Job& job, const GenerationSoft& soft,
                   GenerationRow& row, JobStateRow& total) {
-  row.steps.first = soft.progress.first_step;
-  row.steps.last = soft.progress.last_step;
-  row.steps.restored = soft.progress.restored_step;
-  row.phases.init = soft.progress.init;
-  row.phases.restore = soft.progress.restore;
-  row.phases.first_step = soft.progress.first_step_took;
-  if (soft.progress.last_step)
+  const Progress& progress = CourseOf(soft)->progress;
+  row.steps.first = progress.first_step;
+  row.steps.last = progress.last_step;
+  row.steps.restored = progress.restored_step;
+  row.phases.init = progress.init;
+  row.phases.restore = progress.restore;
+  row.phases.first_step = progress.first_step_took;
+  if (progress.last_step)
     // Totals only rise: a generation that restored an older checkpoint has still been
     // further before.
-    total.reached.step = std::max(total.reached.step, *soft.progress.last_step);
-  total.reached.samples = std::max(total.reached.samples, soft.progress.samples);
-  total.reached.tokens = std::max(total.reached.tokens, soft.progress.tokens);
+    total.reached.step = std::max(total.reached.step, *progress.last_step);
+  total.reached.samples = std::max(total.reached.samples, progress.samples);
+  total.reached.tokens = std::max(total.reached.tokens, progress.tokens);
   Book(RunAccount(job, row, soft, state.now), total);
 }
 

@@ -10,16 +10,14 @@
 
 namespace regroup::coordinator {
 
-// REQUIRES: the generation is formed, and ends for a reason that causes.h knows.
-void BeginEnding(Step& step, Job& job, Generation generation, StopReason reason, Duration grace);
+// Of the generation that is formed. REQUIRES: it ends for a reason that causes.h knows.
+void BeginEnding(Step& step, Job& job, StopReason reason, Duration grace);
 
-// True: it is over.
-bool AdvanceEnding(Step& step, Job& job, Generation generation, GenerationSoft& soft);
+// REQUIRES: the formed generation ends. True: it is over.
+bool AdvanceEnding(Step& step, Job& job);
 
-// Its verdict stays open until all members have told, or `close_by`. REQUIRES: it ends for a
-// reason.
-void PutEnded(Step& step, Job& job, Generation generation, GenerationSoft& soft,
-              JobStateRow& state);
+// Its verdict stays open until all members have told, or `close_by`. REQUIRES: it ends.
+void PutEnded(Step& step, Job& job, Generation generation, JobStateRow& state);
 
 // What its ranks told last, into its row; the time that it took, into the job's.
 void CloseAccount(const State& state, const Job& job, const GenerationSoft& soft,

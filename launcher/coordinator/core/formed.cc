@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "launcher/coordinator/core/accounts.h"
@@ -40,17 +41,18 @@ RestartPhases PhasesOf(const Outage& outage, Instant running_at) {
   return phases;
 }
 
-void EnterRunning(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
+void EnterRunning(Step& step, Job& job, const GenerationSoft& soft, Formed& formed) {
+  const Generation generation = job.state.last_formed;
   // Workers know how old they are: after a restart of the coordinator the clock goes on.
   Duration age = Duration::max();
-  for (const auto& entry : soft.starts.started)
+  for (const auto& entry : formed.starts.started)
     for (const RankStart& start : entry.second) age = std::min(age, start.age);
   const bool first = job.state.phase != JobPhase::kRunning;
   // Agents tell how long ago they started a rank, as durations: their clocks are none of ours. No
   // start can be older than the generation.
   const bool known = age != Duration::max();
-  age = std::min(age, GenerationAge(step.state, job.generations.at(generation), soft));
-  soft.running_at = first || !known ? step.now() : step.now() - age;
+  age = std::min(age, GenerationAge(step.state, job.generations.at(generation), soft.since));
+  formed.course.running_at = first || !known ? step.now() : step.now() - age;
   SetWait(step, job, std::nullopt, std::nullopt);
   // This coordinator was restarted under a running generation: what follows stands in
   // the rows already.
@@ -65,7 +67,7 @@ void EnterRunning(Step& step, Job& job, Generation generation, GenerationSoft& s
     row.phases = phases;
     for (GenerationMember& member : row.members) {
       member.pids.assign(member.workers, 0);
-      for (const RankStart& start : soft.starts.started[member.node])
+      for (const RankStart& start : formed.starts.started[member.node])
         if (start.local_rank >= 0 && start.local_rank < member.workers)
           member.pids[start.local_rank] = start.pid;
       auto watch = step.state.nodes.find(member.node);
@@ -84,9 +86,9 @@ void EnterRunning(Step& step, Job& job, Generation generation, GenerationSoft& s
   job.outage = Outage{};
 }
 
-bool CheckDone(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
-  if (soft.done.ranks == 0 || soft.done.ranks < WorldOf(job.generations.at(generation)))
-    return false;
+bool CheckDone(Step& step, Job& job, const Formed& formed) {
+  const int done = formed.course.done.ranks;
+  if (done == 0 || done < WorldOf(*FormedOf(job))) return false;
   SetVerdict(step, job, Verdict{VerdictState::kSucceeded, 0, std::nullopt}, Finished{},
              StopReason::kElective, step.config().ending.failure_grace);
   return true;
@@ -95,7 +97,7 @@ bool CheckDone(Step& step, Job& job, Generation generation, GenerationSoft& soft
 // While no member is heard, their silence tells as much about our network as about them, and the
 // generation may train on unseen: it stays until one is proved dead, or for `unreachable_hold`.
 // Once one is heard again, the others have a lease to follow it.
-bool HoldsForSilence(Step& step, Job& job, const GenerationRow& row, GenerationSoft& soft,
+bool HoldsForSilence(Step& step, Job& job, const GenerationRow& row, Formed& formed,
                      const std::vector<NodeId>& lost) {
   Instant until{};
   std::vector<std::string> names;
@@ -103,7 +105,7 @@ bool HoldsForSilence(Step& step, Job& job, const GenerationRow& row, GenerationS
     const Node* node = step.state.FindNode(id);
     const bool silent = node && node->link == Link::kLost && !node->loss.proved;
     // A launched agent that was away for longer than its grace has no workers left.
-    if (!silent || soft.notices.leaving.contains(id) ||
+    if (!silent || formed.notices.leaving.contains(id) ||
         (node->row.launched && node->row.lost_how == kHowAway))
       return false;
     until = std::max(until, node->loss.at + step.config().holds.unreachable);
@@ -113,31 +115,34 @@ bool HoldsForSilence(Step& step, Job& job, const GenerationRow& row, GenerationS
       std::any_of(row.members.begin(), row.members.end(),
                   [&](const GenerationMember& m) { return IsHeard(step.state, m.node); });
   if (heard) {
-    if (soft.silence.unheard) soft.silence.return_until = step.now() + step.config().leases.lease;
-    soft.silence.unheard = false;
-    if (step.now() >= soft.silence.return_until) return false;
-    SetWait(step, job, AwaitReattach{names, Duration{}}, soft.silence.return_until);
-    step.Wake(job, soft.silence.return_until);
+    if (formed.silence.unheard)
+      formed.silence.return_until = step.now() + step.config().leases.lease;
+    formed.silence.unheard = false;
+    if (step.now() >= formed.silence.return_until) return false;
+    SetWait(step, job, AwaitReattach{names, Duration{}}, formed.silence.return_until);
+    step.Wake(job, formed.silence.return_until);
     return true;
   }
   if (step.now() >= until) return false;
-  soft.silence.unheard = true;
+  formed.silence.unheard = true;
   SetWait(step, job, UnreachableHold{names, Duration{}}, until);
   // A heartbeat alone makes no job look again.
-  const bool others = soft.lost.size() < soft.members.size();
+  const bool others = formed.lost.size() < row.members.size();
   step.Wake(job, others ? std::min(until, step.now() + step.config().leases.heartbeat) : until);
   return true;
 }
 
-bool FinishHolds(Step& step, Job& job, const GenerationRow& row, GenerationSoft& soft,
+bool FinishHolds(Step& step, Job& job, const GenerationSoft& soft, const Formed& formed,
                  const std::vector<NodeId>& lost) {
+  const GenerationRow& row = *FormedOf(job);
   int undone = 0;
   Instant first = Instant::max();
   for (const NodeId& id : lost) {
     undone += row.members[soft.members.at(id)].workers - DoneRanksOf(job, row.generation, id);
-    first = std::min(first, soft.lost.at(id));
+    first = std::min(first, formed.lost.at(id));
   }
-  const bool others_done = soft.done.ranks > 0 && soft.done.ranks + undone == WorldOf(row);
+  const bool others_done =
+      formed.course.done.ranks > 0 && formed.course.done.ranks + undone == WorldOf(row);
   if (!others_done || step.now() >= first + step.config().holds.finish) return false;
   SetWait(step, job, FinishHold{step.state.NameOf(lost.front()), Duration{}},
           first + step.config().holds.finish);
@@ -147,43 +152,45 @@ bool FinishHolds(Step& step, Job& job, const GenerationRow& row, GenerationSoft&
 
 // A loss ends the generation, unless every rank that can still be heard is done: then the lost node
 // may come back with the same news. And unless no member at all is heard.
-bool CheckLost(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
-  const GenerationRow& row = job.generations.at(generation);
+bool CheckLost(Step& step, Job& job, const GenerationSoft& soft, Formed& formed) {
+  const GenerationRow& row = *FormedOf(job);
   std::vector<NodeId> undone;  // Lost members whose ranks are not all done.
-  for (const auto& entry : soft.lost) {
+  for (const auto& entry : formed.lost) {
     const GenerationMember& member = row.members[soft.members.at(entry.first)];
-    if (DoneRanksOf(job, generation, entry.first) < member.workers) undone.push_back(entry.first);
+    if (DoneRanksOf(job, row.generation, entry.first) < member.workers)
+      undone.push_back(entry.first);
   }
   // Where an earlier look held it and this one does not, the reason to wait is taken back below.
-  const bool held = soft.silence.held;
-  soft.silence.held = !undone.empty() && (HoldsForSilence(step, job, row, soft, undone) ||
-                                          FinishHolds(step, job, row, soft, undone));
-  if (held && !soft.silence.held) SetWait(step, job, std::nullopt, std::nullopt);
-  if (undone.empty() || soft.silence.held) return false;
+  const bool held = formed.silence.held;
+  formed.silence.held = !undone.empty() && (HoldsForSilence(step, job, row, formed, undone) ||
+                                            FinishHolds(step, job, soft, formed, undone));
+  if (held && !formed.silence.held) SetWait(step, job, std::nullopt, std::nullopt);
+  if (undone.empty() || formed.silence.held) return false;
   for (const NodeId& id : undone) {
     const Node* node = step.state.FindNode(id);
     const GenerationMember& member = row.members[soft.members.at(id)];
     // The cause is dated to the last sign of life: whatever failed after it may be its consequence.
-    const Instant heard = node ? node->lease.last_heard : soft.lost.at(id);
-    if (soft.notices.leaving.contains(id)) {
-      soft.causes.Fold({Preempted{member.name, soft.saving && soft.saving->saved}, heard});
+    const Instant heard = node ? node->lease.last_heard : formed.lost.at(id);
+    if (formed.notices.leaving.contains(id)) {
+      formed.course.causes.Fold(
+          {Preempted{member.name, formed.saving && formed.saving->saved}, heard});
     } else {
       const std::string how = node && node->link == Link::kLost ? node->row.lost_how : kHowRefused;
-      soft.causes.Fold({NodeLost{member.name, how, step.now() - heard}, heard});
+      formed.course.causes.Fold({NodeLost{member.name, how, step.now() - heard}, heard});
     }
   }
-  BeginEnding(step, job, generation, StopReason::kFailure, step.config().ending.failure_grace);
+  BeginEnding(step, job, StopReason::kFailure, step.config().ending.failure_grace);
   return true;
 }
 
-bool CheckStart(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
+bool CheckStart(Step& step, Job& job, const GenerationSoft& soft, Formed& formed) {
   const Duration limit = job.spec.spec.start_timeout;
-  if (soft.starts.not_started.empty()) return false;
+  if (formed.starts.not_started.empty()) return false;
   if (step.now() < soft.since + limit) {
     step.Wake(job, soft.since + limit);
     return false;
   }
-  for (const NodeId& id : soft.starts.not_started) {
+  for (const NodeId& id : formed.starts.not_started) {
     const Node* node = step.state.FindNode(id);
     if (node == nullptr || node->link != Link::kAttached) continue;  // Its lease decides.
     if (!IsHeard(step.state,
@@ -197,68 +204,69 @@ bool CheckStart(Step& step, Job& job, Generation generation, GenerationSoft& sof
       step.Wake(job, due);
       continue;
     }
-    soft.causes.Fold({StartTimedOut{node->row.name, limit}, step.now()});
-    BeginEnding(step, job, generation, StopReason::kFailure, step.config().ending.failure_grace);
+    formed.course.causes.Fold({StartTimedOut{node->row.name, limit}, step.now()});
+    BeginEnding(step, job, StopReason::kFailure, step.config().ending.failure_grace);
     return true;
   }
   return false;
 }
 
-bool CheckNotices(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
-  if (soft.notices.leaving.empty()) return false;
+bool CheckNotices(Step& step, Job& job, const GenerationSoft& soft, Formed& formed) {
+  if (formed.notices.leaving.empty()) return false;
   Instant until = Instant::max();
   bool now = false;
-  for (const NodeId& id : soft.notices.leaving) {
+  for (const NodeId& id : formed.notices.leaving) {
     const Node* node = step.state.FindNode(id);
     if (node == nullptr) continue;
     if (node->leaving) until = std::min(until, node->leaving->until);
     now = now || (node->leaving && node->leaving->until <= step.now());
-    if (soft.notices.told.insert(id).second && node->leaving)
+    if (formed.notices.told.insert(id).second && node->leaving)
       AddEvent(step, job, NodeWillLeave{node->row.name, node->leaving->notice});
   }
   if (until == Instant::max()) until = step.now() + job.spec.spec.grace;
-  const std::string name = step.state.NameOf(*soft.notices.leaving.begin());
-  if (soft.saving) {
+  const std::string name = step.state.NameOf(*formed.notices.leaving.begin());
+  if (formed.saving) {
     // Several may be told to leave: the save has to be over in time for the first that goes.
-    soft.saving->until = std::min(soft.saving->until, until - step.config().ending.notice_margin);
-    if (soft.saving->node.empty()) soft.saving->node = name;
+    formed.saving->until =
+        std::min(formed.saving->until, until - step.config().ending.notice_margin);
+    if (formed.saving->node.empty()) formed.saving->node = name;
     return false;
   }
   // While ranks finish, or save, the generation goes on until the notice's last moment.
-  if (!now && (soft.progress.spoke || soft.done.ranks > 0)) {
-    soft.saving = GenerationSoft::Saving{name, until - step.config().ending.notice_margin, false};
-    SetWait(step, job, SavingBeforeLeave{name, Duration{}}, soft.saving->until);
+  if (!now && (formed.course.progress.spoke || formed.course.done.ranks > 0)) {
+    formed.saving = Saving{name, until - step.config().ending.notice_margin, false};
+    SetWait(step, job, SavingBeforeLeave{name, Duration{}}, formed.saving->until);
     step.ReorderMembers(job, soft);
     return false;
   }
-  soft.causes.Fold({Preempted{name, false}, step.now()});
+  formed.course.causes.Fold({Preempted{name, false}, step.now()});
   const Duration left = std::max(until - step.now(), Duration{});
-  BeginEnding(step, job, generation, StopReason::kNotice,
+  BeginEnding(step, job, StopReason::kNotice,
               now ? std::min(step.config().ending.failure_grace, job.spec.spec.grace)
                   : std::min(job.spec.spec.grace, left));
   return true;
 }
 
-bool CheckSaving(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
-  if (!soft.saving) return false;
-  if (!soft.saving->saved && !soft.saving->stopped && step.now() < soft.saving->until) {
-    step.Wake(job, soft.saving->until);
+bool CheckSaving(Step& step, Job& job, const GenerationSoft& soft, Formed& formed) {
+  if (!formed.saving) return false;
+  if (!formed.saving->saved && !formed.saving->stopped && step.now() < formed.saving->until) {
+    step.Wake(job, formed.saving->until);
     return false;
   }
   // The save is there, can come no more, or its time is up: now the generation ends for what it
   // waited for, a notice before a growth.
-  const bool saved = soft.saving->saved;
+  const bool saved = formed.saving->saved;
   const int nodes = static_cast<int>(soft.members.size());
   Duration grace = job.spec.spec.grace;
-  if (!soft.notices.leaving.empty()) {
-    soft.causes.Fold(
-        {Preempted{step.state.NameOf(*soft.notices.leaving.begin()), saved}, step.now()});
-    for (const NodeId& id : soft.notices.leaving) {
+  if (!formed.notices.leaving.empty()) {
+    formed.course.causes.Fold(
+        {Preempted{step.state.NameOf(*formed.notices.leaving.begin()), saved}, step.now()});
+    for (const NodeId& id : formed.notices.leaving) {
       const Node* node = step.state.FindNode(id);
       if (node && node->leaving)
         grace = std::min(grace, std::max(node->leaving->until - step.now(), Duration{}));
     }
-    BeginEnding(step, job, generation, StopReason::kNotice, grace);
+    BeginEnding(step, job, StopReason::kNotice, grace);
     return true;
   }
   Resized resized{nodes, nodes, {}};
@@ -267,8 +275,8 @@ bool CheckSaving(Step& step, Job& job, Generation generation, GenerationSoft& so
     for (const GenerationMember& member : next->members)
       if (!soft.members.contains(member.node)) resized.joined.push_back(member.name);
   }
-  soft.causes.Fold({resized, step.now()});
-  BeginEnding(step, job, generation, StopReason::kElective, grace);
+  formed.course.causes.Fold({resized, step.now()});
+  BeginEnding(step, job, StopReason::kElective, grace);
   return true;
 }
 
@@ -291,23 +299,24 @@ std::vector<NodeId> Newcomers(Step& step, Job& job, const GenerationSoft& soft) 
   return newcomers;
 }
 
-bool CheckGrowth(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
+bool CheckGrowth(Step& step, Job& job, const GenerationSoft& soft, Formed& formed) {
   const JobSpec& spec = job.spec.spec;
   const int nodes = static_cast<int>(soft.members.size());
   if (const GenerationRow* next = ProposedOf(job)) {
     // Newcomers have acked: now the old generation may save and stop.
-    if (!job.soft.at(next->generation).proposal.unacked.empty() || soft.saving) return false;
-    if (job.soft.at(next->generation).proposal.failed.empty() &&
-        job.soft.at(next->generation).proposal.recovered)
-      return false;
-    const Instant until = soft.progress.spoke ? step.now() + spec.grace : step.now();
-    soft.saving = GenerationSoft::Saving{"", until, false};
+    const Proposed& proposed = As<Proposed>(job.soft.at(next->generation));
+    if (!proposed.unacked.empty() || formed.saving) return false;
+    if (proposed.failed.empty() && proposed.recovered) return false;
+    const Instant until = formed.course.progress.spoke ? step.now() + spec.grace : step.now();
+    formed.saving = Saving{"", until, false};
     step.ReorderMembers(job, soft);
-    return CheckSaving(step, job, generation, soft);
+    return CheckSaving(step, job, soft, formed);
   }
   const std::optional<Duration> settle =
       SettleTime(spec.scale_up, job.state.growths, job.unsteady.lost_newcomers, step.config());
-  if (!settle || nodes >= MaxNodesNow(job) || soft.done.ranks > 0 || !soft.running_at) return false;
+  if (!settle || nodes >= MaxNodesNow(job) || formed.course.done.ranks > 0 ||
+      !formed.course.running_at)
+    return false;
   // FIFO: what is free belongs to the queue's head, which may have begun to wait after this job had
   // grown hungry. The job is looked at again when nobody waits any more.
   if (!job.launched() && step.state.queue.Head() != 0) {
@@ -343,22 +352,23 @@ bool CheckGrowth(Step& step, Job& job, Generation generation, GenerationSoft& so
 
 }  // namespace
 
-bool AdvanceFormed(Step& step, Job& job, Generation generation) {
-  GenerationSoft& soft = job.soft.at(generation);
-  if (soft.ending) return AdvanceEnding(step, job, generation, soft);
-  if (soft.starts.not_started.empty() && !soft.running_at)
-    EnterRunning(step, job, generation, soft);
+bool AdvanceFormed(Step& step, Job& job) {
+  GenerationSoft& soft = job.soft.at(job.state.last_formed);
+  if (std::holds_alternative<Ending>(soft.state)) return AdvanceEnding(step, job);
+  Formed& formed = As<Formed>(soft);
+  if (formed.starts.not_started.empty() && !formed.course.running_at)
+    EnterRunning(step, job, soft, formed);
   // The order says what wins where several are true in one step: success, a cause that is known, a
   // loss, and only then what can wait for another look.
-  if (CheckDone(step, job, generation, soft)) return true;
-  if (soft.causes.known()) {
-    BeginEnding(step, job, generation, StopReason::kFailure, step.config().ending.failure_grace);
+  if (CheckDone(step, job, formed)) return true;
+  if (formed.course.causes.known()) {
+    BeginEnding(step, job, StopReason::kFailure, step.config().ending.failure_grace);
     return true;
   }
-  if (CheckLost(step, job, generation, soft)) return true;
-  if (soft.silence.held) return false;
-  return CheckStart(step, job, generation, soft) || CheckNotices(step, job, generation, soft) ||
-         CheckSaving(step, job, generation, soft) || CheckGrowth(step, job, generation, soft);
+  if (CheckLost(step, job, soft, formed)) return true;
+  if (formed.silence.held) return false;
+  return CheckStart(step, job, soft, formed) || CheckNotices(step, job, soft, formed) ||
+         CheckSaving(step, job, soft, formed) || CheckGrowth(step, job, soft, formed);
 }
 
 }  // namespace regroup::coordinator

@@ -9,7 +9,7 @@
 
 namespace regroup::coordinator {
 
-// REQUIRES: it is formed. True: something changed, look again.
-bool AdvanceFormed(Step& step, Job& job, Generation generation);
+// REQUIRES: one is formed. True: something changed, look again.
+bool AdvanceFormed(Step& step, Job& job);
 
 }  // namespace regroup::coordinator

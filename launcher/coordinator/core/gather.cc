@@ -165,7 +165,9 @@ GenerationPolicy PolicyOf(const State& state, const Job& job) {
   const bool within_budget = Charges(state, job) + OpenCharges(job) <= spec.max_restarts;
   if (within_budget && !OpenPreemptionsFail(job)) return policy;
   for (const auto& entry : job.soft) {
-    for (const NodeId& node : entry.second.waiting)
+    const Over* over = std::get_if<Over>(&entry.second.state);
+    if (over == nullptr) continue;
+    for (const NodeId& node : over->waiting)
       if (policy.verdict_open.size() < kMaxNames) policy.verdict_open.push_back(state.NameOf(node));
   }
   return policy;

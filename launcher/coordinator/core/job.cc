@@ -18,6 +18,29 @@ const GenerationRow* ProposedOf(const Job& job) {
   return proposed ? &found->second : nullptr;
 }
 
+Course* CourseOf(GenerationSoft& soft) {
+  if (auto* formed = std::get_if<Formed>(&soft.state)) return &formed->course;
+  if (auto* ending = std::get_if<Ending>(&soft.state)) return &ending->course;
+  return nullptr;
+}
+
+const Course* CourseOf(const GenerationSoft& soft) {
+  return CourseOf(const_cast<GenerationSoft&>(soft));
+}
+
+const Course* CourseOf(const Job& job, Generation generation) {
+  auto soft = job.soft.find(generation);
+  return soft == job.soft.end() ? nullptr : CourseOf(soft->second);
+}
+
+const Causes* CausesOf(const Job& job, Generation generation) {
+  if (const Over* over = In<Over>(job, generation)) return &over->causes;
+  const Course* course = CourseOf(job, generation);
+  return course == nullptr ? nullptr : &course->causes;
+}
+
+bool IsEnding(const Job& job) { return In<Ending>(job, job.state.last_formed) != nullptr; }
+
 std::vector<Duration> ChargeAges(const Job& job, Instant now) {
   std::vector<Duration> ages;
   for (Instant at : job.charge_times) ages.push_back(now - at);

@@ -9,8 +9,10 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "common/base/check.h"
 #include "common/base/control.h"
 #include "common/base/reasons.h"
 #include "launcher/coordinator/core/causes.h"
@@ -25,9 +27,18 @@ struct MemberTrial {  // A node that voided proposals of this job.
   std::string why;
 };
 
-// A proposal: who was asked to prepare, and what came of it.
-struct Proposal {
+// ---- the life of a generation ----------------------------------------------------------------
+//
+//   Proposed ──> Formed ──> Ending ──> Over ──> its verdict is closed, and only its row is left
+//       └─> void    └─> ended by the job's own verdict, without one of its own
+//
+// What is known in one state cannot be read in another. The row has the same, durable: its phase is
+// kProposed, kFormed in the two in the middle, kOver.
+
+// Who was asked to prepare, and what came of it.
+struct Proposed {
   bool recovered = false;    // Its Prepares may have been lost with the process before: void it.
+  Instant proposed_at{};     // Unless recovered.
   std::set<NodeId> asked;    // Members that were told to prepare.
   std::set<NodeId> unacked;  // Subset of `asked` that has not answered yet.
   Instant ack_deadline{};
@@ -35,15 +46,24 @@ struct Proposal {
   std::optional<Address> store;
 };
 
+struct Done {
+  int ranks = 0;              // How many have exited with 0.
+  std::optional<Instant> at;  // When the last of them ended, as its agent tells.
+};
+
+// How a generation goes: what its account and its verdict will need, so that it is kept while the
+// generation ends.
+struct Course {
+  std::optional<Instant> running_at;  // All ranks had started.
+  Done done;
+  Progress progress;
+  Causes causes;
+};
+
 // Which members have started, and how long ago their ranks did.
 struct Starts {
   std::set<NodeId> not_started;
   std::map<NodeId, std::vector<RankStart>> started;
-};
-
-struct Done {
-  int ranks = 0;              // How many have exited with 0.
-  std::optional<Instant> at;  // When the last of them ended, as its agent tells.
 };
 
 // Losses by silence that are not believed yet.
@@ -58,6 +78,14 @@ struct Notices {
   std::set<NodeId> told;     // Members whose notice the job has heard of.
 };
 
+// A save that a notice or a growth waits for.
+struct Saving {
+  std::string node;  // Who leaves; empty: for a growth.
+  Instant until{};
+  bool saved = false;
+  bool stopped = false;  // Workers that a notice ends have ended: nothing goes on any more.
+};
+
 // Where its members' ranks begin. Of a row, whose members stay as they were proposed.
 struct GroupShape {
   std::vector<int> first_ranks;  // By group rank.
@@ -65,40 +93,39 @@ struct GroupShape {
   bool many_hosts = false;
 };
 
+// It starts and runs, until a rule of formed.h ends it.
+struct Formed {
+  Course course;
+  std::optional<GroupShape> shape;  // Once a member was told to run.
+  Starts starts;
+  std::map<NodeId, Instant> lost;  // Members that are lost, and since when.
+  std::set<NodeId> blinked;        // Members that came back without their group.
+  Silence silence;
+  Notices notices;
+  std::optional<Saving> saving;
+};
+
+// Its members are told to stop.
+struct Ending {
+  Course course;
+  Instant give_up{};         // Survivors that are not free by then are left behind.
+  std::set<NodeId> waiting;  // Members that have neither shown their slots free nor are lost.
+};
+
+// Its row says so; its cause is still weighed, because members that are waited for may know better.
+struct Over {
+  Causes causes;
+  std::set<NodeId> waiting;
+  Instant close_by{};  // The verdict is closed by then, whoever is still waited for.
+};
+
+using GenerationState = std::variant<Proposed, Formed, Ending, Over>;
+
 // Soft state of a generation that is proposed, formed or has an open verdict.
 struct GenerationSoft {
   std::map<NodeId, int> members;  // Node → group rank.
   Instant since{};                // Proposed, formed, or recovered.
-  std::optional<Instant> proposed_at, formed_at, running_at;
-  Proposal proposal;
-
-  // Formed.
-  std::optional<GroupShape> shape;  // Once a member was told to run.
-  Starts starts;
-  Done done;
-  Progress progress;
-  std::map<NodeId, Instant> lost;  // Members that were lost while it ran, and when.
-  std::set<NodeId> blinked;        // Members that came back without their group.
-  Silence silence;
-  Notices notices;
-
-  // A save that a notice or a growth waits for.
-  struct Saving {
-    std::string node;  // Who leaves; empty: for a growth.
-    Instant until{};
-    bool saved = false;
-    bool stopped = false;  // Workers that a notice ends have ended: nothing goes on any more.
-  };
-  std::optional<Saving> saving;
-
-  // Ending and over.
-  struct Ending {
-    Instant give_up{};  // Survivors that are not free by then are left behind.
-  };
-  std::optional<Ending> ending;
-  Causes causes;
-  std::set<NodeId> waiting;  // Members that have neither shown their slots free nor are lost.
-  Instant close_by{};        // The verdict is closed by then, whoever is still waited for.
+  GenerationState state;
 };
 
 // What survivors of the ended generation, and everything below it, are told.
@@ -199,6 +226,32 @@ inline constexpr std::size_t kMaxNames = 16;
 
 const GenerationRow* FormedOf(const Job& job);    // Null: none is formed.
 const GenerationRow* ProposedOf(const Job& job);  // Null: none is proposed.
+
+// REQUIRES: the generation is in this state.
+template <class State, class AnySoft>
+auto& As(AnySoft& soft) {
+  auto* state = std::get_if<State>(&soft.state);
+  CHECK(state != nullptr);
+  return *state;
+}
+
+// Of the generation with this number. Null: it is in another state, or nothing soft is left of it.
+template <class State, class AnyJob>
+auto* In(AnyJob& job, Generation generation) {
+  auto soft = job.soft.find(generation);
+  return soft == job.soft.end() ? nullptr : std::get_if<State>(&soft->second.state);
+}
+
+// Of a generation that is formed or ends. Null: it is in another state.
+Course* CourseOf(GenerationSoft& soft);
+const Course* CourseOf(const GenerationSoft& soft);
+const Course* CourseOf(const Job& job, Generation generation);
+
+// Null: it has not formed, or nothing soft is left of it.
+const Causes* CausesOf(const Job& job, Generation generation);
+
+// The formed generation's members are told to stop.
+bool IsEnding(const Job& job);
 
 // How long ago each charge was, for the job's row: rows hold no instants.
 std::vector<Duration> ChargeAges(const Job& job, Instant now);

@@ -27,10 +27,11 @@ bool JobStepsWithout(const State& state, const Node& node) {
     const Job* job = state.FindJob(id);
     const GenerationRow* row = job ? FormedOf(*job) : nullptr;
     if (row == nullptr) continue;
-    const GenerationSoft& soft = job->soft.at(row->generation);
-    if (!soft.ending && soft.members.contains(node.row.node) && soft.progress.step_before_at &&
-        *soft.progress.step_before_at > node.lease.from)
-      return true;
+    const Formed* formed = In<Formed>(*job, row->generation);
+    if (formed == nullptr || !job->soft.at(row->generation).members.contains(node.row.node))
+      continue;
+    const std::optional<Instant> before = formed->course.progress.step_before_at;
+    if (before && *before > node.lease.from) return true;
   }
   return false;
 }

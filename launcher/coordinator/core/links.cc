@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "launcher/coordinator/core/accounts.h"
@@ -97,9 +98,9 @@ bool HoldsUnwatched(const State& state, const Node& node) {
     const Job* job = state.FindJob(id);
     if (job == nullptr) continue;
     for (const auto& [generation, soft] : job->soft) {
-      const bool formed = job->generations.at(generation).phase == GenerationPhase::kFormed;
-      const bool holds =
-          formed ? soft.members.contains(node.row.node) : soft.waiting.contains(node.row.node);
+      const Over* over = std::get_if<Over>(&soft.state);
+      const bool runs = CourseOf(soft) != nullptr && soft.members.contains(node.row.node);
+      const bool holds = over ? over->waiting.contains(node.row.node) : runs;
       if (holds && !watched(id, generation)) return true;
     }
   }

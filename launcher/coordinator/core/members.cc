@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "common/base/limits.h"
 #include "launcher/coordinator/core/job.h"
@@ -32,149 +33,203 @@ bool IsFailure(const RankExit& exit) {
   return !exit.after_stop && !(exit.kind == ExitKind::kExited && exit.code == 0);
 }
 
-void RefreshProposed(Job& job, GenerationSoft& soft, Generation generation, Node& node) {
-  const NodeId& id = node.row.node;
-  if (node.link == Link::kLost) soft.proposal.failed[id] = node.row.lost_how;
-  if (IsLeaving(job, node)) soft.proposal.failed[id] = "it is leaving";
+// A node's part in one of the job's generations.
+struct Part {
+  Job& job;
+  const GenerationRow& row;
+  Instant since;  // GenerationSoft::since.
+  Node& node;
+  int group_rank;
+
+  const NodeId& id() const { return node.row.node; }
+  int workers() const { return row.members[group_rank].workers; }
+  bool is_done() const { return DoneRanksOf(job, row.generation, id()) >= workers(); }
+  bool is_lost() const {
+    return node.link == Link::kLost || GroupIsDead(node, job.id(), row.generation);
+  }
+  const GroupReport* shown() const { return Shown(node, job.id(), row.generation); }
+};
+
+void RefreshProposed(const Part& part, Proposed& proposed) {
+  const Job& job = part.job;
+  const Node& node = part.node;
+  if (node.link == Link::kLost) proposed.failed[part.id()] = node.row.lost_how;
+  if (IsLeaving(job, node)) proposed.failed[part.id()] = "it is leaving";
   // What answers there now is another command, with a program of its own.
-  if (job.launched() && !job.launch.nodes.contains(id))
-    soft.proposal.failed[id] = "its launch command has ended";
-  if (node.link != Link::kAttached || !soft.proposal.asked.contains(id)) return;
-  const GroupReport* report = Shown(node, job.id(), generation);
+  if (job.launched() && !job.launch.nodes.contains(part.id()))
+    proposed.failed[part.id()] = "its launch command has ended";
+  if (node.link != Link::kAttached || !proposed.asked.contains(part.id())) return;
+  const GroupReport* report = part.shown();
   if (report == nullptr) {
     // The group is not there (any more): its agent came back without it, and is asked again.
-    soft.proposal.unacked.insert(id);
+    proposed.unacked.insert(part.id());
     return;
   }
   const bool failed = report->phase == Phase::kFree || report->phase == Phase::kStopping ||
                       report->phase == Phase::kUnkillable || report->supervisor_lost ||
                       report->store_lost;
   if (failed) {
-    soft.proposal.failed[id] =
+    proposed.failed[part.id()] =
         report->refused.empty() ? "its group ended while it was prepared" : report->refused;
   } else if (report->phase != Phase::kPreparing) {
-    soft.proposal.unacked.erase(id);
+    proposed.unacked.erase(part.id());
     // Group rank 0 hosts the store of its generation.
-    if (soft.members.at(id) == 0) soft.proposal.store = report->store;
+    if (part.group_rank == 0) proposed.store = report->store;
   }
 }
 
-void RefreshLostMember(Step& step, Job& job, GenerationSoft& soft, Generation generation,
-                       Node& node) {
-  const bool dead = GroupIsDead(node, job.id(), generation);
-  if (node.link != Link::kLost && !dead) return;
-  const NodeId& id = node.row.node;
-  const int workers = job.generations.at(generation).members[soft.members.at(id)].workers;
-  if (DoneRanksOf(job, generation, id) >= workers) return;
-  soft.lost.try_emplace(id, step.now());
-  // Only while the cause is still weighed; else CheckLost dates and words the loss.
-  if (!soft.waiting.contains(id)) return;
-  const std::string how = node.link == Link::kLost ? node.row.lost_how : kHowRefused;
-  soft.causes.Fold(
-      {NodeLost{node.row.name, how, step.now() - node.lease.last_heard}, node.lease.last_heard});
+// While the cause is still weighed; before that CheckLost dates and words a loss.
+void FoldLoss(Step& step, const Part& part, Causes& causes) {
+  const std::string how = part.node.link == Link::kLost ? part.node.row.lost_how : kHowRefused;
+  const Instant heard = part.node.lease.last_heard;
+  causes.Fold({NodeLost{part.node.row.name, how, step.now() - heard}, heard});
 }
 
-void FoldExits(Step& step, Job& job, GenerationSoft& soft, Generation generation, Node& node,
-               const GroupReport& report) {
-  const GenerationRow& row = job.generations.at(generation);
-  const int group_rank = soft.members.at(node.row.node);
+void FoldExits(Step& step, const Part& part, const GroupReport& report, Causes& causes) {
+  const Node& node = part.node;
   for (const RankExit& exit : report.exits) {
-    if (exit.local_rank < 0 || exit.local_rank >= row.members[group_rank].workers) continue;
-    if (exit.after_stop && node.leaving) soft.causes.ended_by_notice = node.row.name;
+    if (exit.local_rank < 0 || exit.local_rank >= part.workers()) continue;
+    if (exit.after_stop && node.leaving) causes.ended_by_notice = node.row.name;
     if (!IsFailure(exit)) continue;
     // One that was left out of the consequences may turn out to be the cause.
-    if (!soft.causes.seen_exits.emplace(node.row.node, exit.local_rank).second &&
-        (soft.causes.Learn(node.row.name, exit) || exit.evidence != ErrorEvidence::kErrorFile))
+    if (!causes.seen_exits.emplace(node.row.node, exit.local_rank).second &&
+        (causes.Learn(node.row.name, exit) || exit.evidence != ErrorEvidence::kErrorFile))
       continue;
     RankCause cause;
     cause.node = node.row.name;
     cause.local_rank = exit.local_rank;
-    cause.rank = FirstRankOf(row, group_rank) + exit.local_rank;
+    cause.rank = FirstRankOf(part.row, part.group_rank) + exit.local_rank;
     cause.exit = exit;
     if (cause.exit.error.size() > kMaxErrorBytes) cause.exit.error.resize(kMaxErrorBytes);
     // No exit is older than its generation, whatever an agent's clock did.
-    const Duration age = cause.exit.age = std::min(exit.age, GenerationAge(step.state, row, soft));
+    const Duration age = cause.exit.age =
+        std::min(exit.age, GenerationAge(step.state, part.row, part.since));
     cause.at = step.wall() - std::chrono::duration_cast<WallTime::duration>(age);
     EndReason reason = WorkerFailed{cause};
     if (exit.kind == ExitKind::kExecFailed) reason = ExecFailed{cause};
-    soft.causes.Fold({reason, step.now() - age});
+    causes.Fold({reason, step.now() - age});
   }
 }
 
-void RecordDone(Step& step, Job& job, GenerationSoft& soft, Generation generation, Node& node,
-                const GroupReport& report) {
-  DoneRow row{job.id(), node.row.node, generation, {}};
+// What ended its group, where that is not a rank's exit.
+void FoldGroup(Step& step, const Part& part, const GroupReport& report, Causes& causes) {
+  if (report.supervisor_lost && !part.is_done())
+    causes.Fold({SupervisorLost{part.node.row.name}, step.now()});
+  if (report.store_lost && part.group_rank == 0)
+    causes.Fold({StoreLost{part.node.row.name}, step.now()});
+}
+
+// It came back without its group: whatever ended that left no trace.
+void FoldVanished(Step& step, const Part& part, Causes& causes) {
+  if (part.node.rebooted) {
+    causes.Fold({NodeRebooted{part.node.row.name}, step.now()});
+  } else {
+    causes.Fold({NodeLost{part.node.row.name, kHowWiped, Duration{}}, step.now()});
+  }
+}
+
+void RecordDone(Step& step, const Part& part, const GroupReport& report, Done& done) {
+  DoneRow row{part.job.id(), part.id(), part.row.generation, {}};
   // One row for each node: the ranks of an older generation in it count no more and are replaced.
-  auto known = job.done.find(node.row.node);
-  if (known != job.done.end() && known->second.generation == generation) row = known->second;
+  auto known = part.job.done.find(part.id());
+  if (known != part.job.done.end() && known->second.generation == row.generation)
+    row = known->second;
   const std::size_t before = row.local_ranks.size();
   for (const RankExit& exit : report.exits) {
     const bool fresh = std::find(row.local_ranks.begin(), row.local_ranks.end(), exit.local_rank) ==
                        row.local_ranks.end();
     if (!IsDone(exit) || !fresh) continue;
     row.local_ranks.push_back(exit.local_rank);
-    soft.done.at = std::max(soft.done.at.value_or(Instant::min()), step.now() - exit.age);
+    done.at = std::max(done.at.value_or(Instant::min()), step.now() - exit.age);
   }
   if (row.local_ranks.size() == before) return;
   std::sort(row.local_ranks.begin(), row.local_ranks.end());
-  soft.done.ranks += static_cast<int>(row.local_ranks.size() - before);
+  done.ranks += static_cast<int>(row.local_ranks.size() - before);
   step.Put(std::move(row));
 }
 
-void RecordStarts(GenerationSoft& soft, int workers, Node& node, const GroupReport& report) {
-  soft.starts.started[node.row.node] = report.started;
-  const bool all_exited = static_cast<int>(report.exits.size()) >= workers;
+void RecordStarts(const Part& part, const GroupReport& report, Starts& starts) {
+  starts.started[part.id()] = report.started;
+  const bool all_exited = static_cast<int>(report.exits.size()) >= part.workers();
   // Ranks that have all exited were never seen running, but they have started.
-  if (report.phase == Phase::kRunning || all_exited) soft.starts.not_started.erase(node.row.node);
+  if (report.phase == Phase::kRunning || all_exited) starts.not_started.erase(part.id());
 }
 
-void RefreshFormed(Step& step, Job& job, GenerationSoft& soft, Generation generation, Node& node) {
-  const NodeId& id = node.row.node;
-  if (IsLeaving(job, node)) {
-    soft.notices.leaving.insert(id);
-  } else if (node.link == Link::kAttached) {
-    soft.notices.leaving.erase(id);
+// Its workers have ended, and not all of them with their work done.
+void RefreshGone(Step& step, const Part& part, Formed& formed) {
+  Causes& causes = formed.course.causes;
+  if (formed.saving) {
+    // They ended for the notice of the save itself: nobody failed.
+    formed.saving->stopped = true;
+  } else if (!causes.worst) {
+    // Stopped, but not by us: by its own launch command, or by us before a crash, and then
+    // somebody else knows why.
+    if (part.node.leaving) causes.Fold({Preempted{part.node.row.name, false}, step.now()});
+    if (!part.node.leaving && !causes.fallback)
+      causes.fallback = SupervisorLost{part.node.row.name};
   }
-  const int workers = job.generations.at(generation).members[soft.members.at(id)].workers;
-  if (node.link == Link::kLost || GroupIsDead(node, job.id(), generation)) {
-    RefreshLostMember(step, job, soft, generation, node);
+}
+
+void RefreshFormed(Step& step, const Part& part, Formed& formed) {
+  const Node& node = part.node;
+  Causes& causes = formed.course.causes;
+  if (IsLeaving(part.job, node)) {
+    formed.notices.leaving.insert(part.id());
   } else if (node.link == Link::kAttached) {
-    const GroupReport* report = Shown(node, job.id(), generation);
-    const bool all_done = DoneRanksOf(job, generation, id) >= workers;
-    if (report == nullptr) {
-      // It came back without its group: whatever ended that left no trace, and the next generation
-      // waits for this node as for a survivor.
-      if (!all_done) soft.blinked.insert(id);
-      if (!all_done && node.rebooted) soft.causes.Fold({NodeRebooted{node.row.name}, step.now()});
-      if (!all_done && !node.rebooted)
-        soft.causes.Fold({NodeLost{node.row.name, kHowWiped, Duration{}}, step.now()});
-    } else {
-      soft.lost.erase(id);
-      FoldExits(step, job, soft, generation, node, *report);
-      if (!soft.ending) RecordDone(step, job, soft, generation, node, *report);
-      RecordStarts(soft, workers, node, *report);
-      const bool undone = DoneRanksOf(job, generation, id) < workers;
-      if (report->supervisor_lost && undone) {
-        soft.blinked.insert(id);
-        soft.causes.Fold({SupervisorLost{node.row.name}, step.now()});
-      }
-      if (report->store_lost && soft.members.at(id) == 0)
-        soft.causes.Fold({StoreLost{node.row.name}, step.now()});
-      const bool gone = report->phase == Phase::kFree && undone;
-      if (gone && soft.saving) {
-        // Its workers ended for the notice of the save itself: nobody failed.
-        soft.saving->stopped = true;
-      } else if (gone && !soft.ending && !soft.causes.worst) {
-        // Stopped, but not by us: by its own launch command, or by us before a crash, and then
-        // somebody else knows why.
-        if (node.leaving) soft.causes.Fold({Preempted{node.row.name, false}, step.now()});
-        if (!node.leaving && !soft.causes.fallback)
-          soft.causes.fallback = SupervisorLost{node.row.name};
-      }
+    formed.notices.leaving.erase(part.id());
+  }
+  if (part.is_lost() && !part.is_done()) formed.lost.try_emplace(part.id(), step.now());
+  if (part.is_lost() || node.link != Link::kAttached) return;
+  const GroupReport* report = part.shown();
+  if (report == nullptr) {
+    if (part.is_done()) return;
+    // The next generation waits for this node as for a survivor.
+    formed.blinked.insert(part.id());
+    FoldVanished(step, part, causes);
+    return;
+  }
+  formed.lost.erase(part.id());
+  FoldExits(step, part, *report, causes);
+  RecordDone(step, part, *report, formed.course.done);
+  RecordStarts(part, *report, formed.starts);
+  if (report->supervisor_lost && !part.is_done()) formed.blinked.insert(part.id());
+  FoldGroup(step, part, *report, causes);
+  if (report->phase == Phase::kFree && !part.is_done()) RefreshGone(step, part, formed);
+}
+
+void RefreshEnding(Step& step, const Part& part, Ending& ending) {
+  Causes& causes = ending.course.causes;
+  if (part.is_lost()) {
+    if (!part.is_done() && ending.waiting.contains(part.id())) FoldLoss(step, part, causes);
+  } else if (part.node.link == Link::kAttached) {
+    const GroupReport* report = part.shown();
+    if (report != nullptr) {
+      FoldExits(step, part, *report, causes);
+      FoldGroup(step, part, *report, causes);
+    } else if (!part.is_done()) {
+      FoldVanished(step, part, causes);
     }
   }
-  if (soft.ending && IsSettled(step.state, job, generation, id)) soft.waiting.erase(id);
+  if (IsSettled(step.state, part.job, part.row.generation, part.id()))
+    ending.waiting.erase(part.id());
 }
+
+void RefreshOver(Step& step, const Part& part, Over& over) {
+  if (!over.waiting.contains(part.id())) return;
+  if (const GroupReport* report = part.shown()) FoldExits(step, part, *report, over.causes);
+  if (part.is_lost() && !part.is_done()) FoldLoss(step, part, over.causes);
+  if (IsSettled(step.state, part.job, part.row.generation, part.id()))
+    over.waiting.erase(part.id());
+}
+
+struct RefreshIn {
+  Step& step;
+  const Part& part;
+  void operator()(Proposed& proposed) const { RefreshProposed(part, proposed); }
+  void operator()(Formed& formed) const { RefreshFormed(step, part, formed); }
+  void operator()(Ending& ending) const { RefreshEnding(step, part, ending); }
+  void operator()(Over& over) const { RefreshOver(step, part, over); }
+};
 
 }  // namespace
 
@@ -209,27 +264,17 @@ bool KeepReport(Step& step, Node& node, const GroupReport& report) {
 }
 
 void RefreshMember(Step& step, Job& job, Node& node) {
-  for (auto& entry : job.soft) {
-    GenerationSoft& soft = entry.second;
-    if (!soft.members.contains(node.row.node)) continue;
-    switch (job.generations.at(entry.first).phase) {
-      case GenerationPhase::kProposed: RefreshProposed(job, soft, entry.first, node); break;
-      case GenerationPhase::kFormed: RefreshFormed(step, job, soft, entry.first, node); break;
-      case GenerationPhase::kOver:
-        if (!soft.waiting.contains(node.row.node)) break;
-        if (const GroupReport* report = Shown(node, job.id(), entry.first))
-          FoldExits(step, job, soft, entry.first, node, *report);
-        RefreshLostMember(step, job, soft, entry.first, node);
-        if (IsSettled(step.state, job, entry.first, node.row.node))
-          soft.waiting.erase(node.row.node);
-        break;
-    }
+  for (auto& [generation, soft] : job.soft) {
+    const auto member = soft.members.find(node.row.node);
+    if (member == soft.members.end()) continue;
+    const Part part{job, job.generations.at(generation), soft.since, node, member->second};
+    std::visit(RefreshIn{step, part}, soft.state);
   }
 }
 
-Duration GenerationAge(const State& state, const GenerationRow& row, const GenerationSoft& soft) {
-  return std::clamp<Duration>(state.wall - row.proposed_at,
-                              std::max(state.now - soft.since, Duration{}), kMaxDuration);
+Duration GenerationAge(const State& state, const GenerationRow& row, Instant since) {
+  return std::clamp<Duration>(state.wall - row.proposed_at, std::max(state.now - since, Duration{}),
+                              kMaxDuration);
 }
 
 }  // namespace regroup::coordinator

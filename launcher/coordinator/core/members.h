@@ -23,7 +23,7 @@ bool KeepReport(Step& step, Node& node, const GroupReport& report);
 void RefreshMember(Step& step, Job& job, Node& node);
 
 // No age that a node tells of this generation is beyond this one. A clock of the wall that was set
-// back meanwhile makes it no shorter than what this process has seen.
-Duration GenerationAge(const State& state, const GenerationRow& row, const GenerationSoft& soft);
+// back meanwhile makes it no shorter than what this process has seen, `since` then.
+Duration GenerationAge(const State& state, const GenerationRow& row, Instant since);
 
 }  // namespace regroup::coordinator

@@ -44,7 +44,7 @@ Generation StopUpTo(const Job& job, const Node& node) {
   const bool over =
       phase == JobPhase::kEnding || phase == JobPhase::kEnded || phase == JobPhase::kPreempted;
   const GenerationRow *formed = FormedOf(job), *next = ProposedOf(job);
-  if (!over && IsMember(job, formed, node.row.node) && !job.soft.at(formed->generation).ending)
+  if (!over && IsMember(job, formed, node.row.node) && !IsEnding(job))
     return Before(formed->generation);
   // The group that it prepares is spared; whatever is older goes.
   if (!over && IsMember(job, next, node.row.node)) return Before(next->generation);
@@ -135,26 +135,29 @@ Order DesiredOrder(const State& state, Job& job, const Node& node, SentOrder* ke
   if (job.state.verdict) return order;
   if (const GenerationRow* next = ProposedOf(job); IsMember(job, next, node.row.node)) {
     const GenerationSoft& soft = job.soft.at(next->generation);
-    if (soft.proposal.asked.contains(node.row.node) && !soft.proposal.recovered) {
+    const Proposed& proposed = As<Proposed>(soft);
+    if (proposed.asked.contains(node.row.node) && !proposed.recovered) {
       key->prepare = next->generation;
       order.prepare = PrepareOf(job, *next, soft.members.at(node.row.node));
     }
   }
-  const GenerationRow* formed = FormedOf(job);
-  if (!IsMember(job, formed, node.row.node)) return order;
-  GenerationSoft& soft = job.soft.at(formed->generation);
-  const GroupReport* shown = Shown(node, job.id(), formed->generation);
+  const GenerationRow* row = FormedOf(job);
+  if (!IsMember(job, row, node.row.node)) return order;
+  Formed* formed = In<Formed>(job, row->generation);
+  if (formed == nullptr) return order;
+  const GroupReport* shown = Shown(node, job.id(), row->generation);
   // A member that came back without its group is not told to run what it has not prepared.
   const bool may_run = shown && shown->phase != Phase::kPreparing;
-  if (may_run && !soft.ending && !soft.causes.known()) {
-    key->run = formed->generation;
-    if (!soft.shape) soft.shape = ShapeOf(*formed);
-    order.run = RunOf(job, *formed, *soft.shape, soft.members.at(node.row.node));
+  if (may_run && !formed->course.causes.known()) {
+    key->run = row->generation;
+    if (!formed->shape) formed->shape = ShapeOf(*row);
+    const int group_rank = job.soft.at(row->generation).members.at(node.row.node);
+    order.run = RunOf(job, *row, *formed->shape, group_rank);
   }
-  if (soft.saving && soft.progress.spoke && !soft.ending) {
-    key->notice = formed->generation;
+  if (formed->saving && formed->course.progress.spoke) {
+    key->notice = row->generation;
     order.notice =
-        WorkerNotice{formed->generation, std::max(soft.saving->until - state.now, Duration{})};
+        WorkerNotice{row->generation, std::max(formed->saving->until - state.now, Duration{})};
   }
   return order;
 }

@@ -101,25 +101,30 @@ void DropOldGenerations(Step& step, Job& job) {
 
 // The old generation is over: its survivors prepare, beside the newcomers that already have.
 bool AskSurvivors(Step& step, Job& job, GenerationSoft& soft) {
+  Proposed& proposed = As<Proposed>(soft);
   for (const auto& member : soft.members) {
     const NodeId& id = member.first;
-    if (soft.proposal.asked.contains(id)) continue;
+    if (proposed.asked.contains(id)) continue;
     const Node* node = step.state.FindNode(id);
     if (node == nullptr || node->link != Link::kAttached || !SlotsFree(job, *node)) {
-      soft.proposal.failed[id] = "its slots were not free in time";
+      proposed.failed[id] = "its slots were not free in time";
       continue;
     }
-    soft.proposal.asked.insert(id);
-    soft.proposal.unacked.insert(id);
+    proposed.asked.insert(id);
+    proposed.unacked.insert(id);
     step.Reorder(job, id);
   }
-  soft.proposal.ack_deadline = step.now() + AckLimit(step.state, job);
+  proposed.ack_deadline = step.now() + AckLimit(step.state, job);
   job.outage.proposed_at = step.now();
   return true;
 }
 
 void FormGeneration(Step& step, Job& job, Generation generation) {
   GenerationSoft& soft = job.soft.at(generation);
+  const Proposed proposed = std::move(As<Proposed>(soft));
+  Formed& formed = soft.state.emplace<Formed>();
+  // Now they may be told to run: the start timeout counts from here.
+  for (const auto& member : soft.members) formed.starts.not_started.insert(member.first);
   auto before = job.generations.find(job.state.last_formed);
   const std::size_t nodes_before =
       before == job.generations.end() ? 0 : before->second.members.size();
@@ -137,7 +142,7 @@ void FormGeneration(Step& step, Job& job, Generation generation) {
     row.resume_step = job.commit ? job.commit->step : 0;
     // The store told its port; its host is the name under which the other members
     // reach group rank 0.
-    row.store = Address{row.members[0].address, soft.proposal.store->port};
+    row.store = Address{row.members[0].address, proposed.store->port};
     for (GenerationMember& member : row.members) {
       auto watch = step.state.nodes.at(member.node).watches.find(job.id());
       if (watch == step.state.nodes.at(member.node).watches.end() ||
@@ -157,17 +162,15 @@ void FormGeneration(Step& step, Job& job, Generation generation) {
     if (grew) ++state.growths;
   });
   soft.since = step.now();
-  soft.formed_at = job.outage.formed_at = job.times.last_change = step.now();
-  // Now they may be told to run: the start timeout counts from here.
-  for (const auto& member : soft.members) soft.starts.not_started.insert(member.first);
+  job.outage.formed_at = job.times.last_change = step.now();
   const GenerationRow& row = job.generations.at(generation);
-  GenerationFormed formed{
-      generation, static_cast<int>(row.members.size()), 0, step.now() - *soft.proposed_at, {}};
+  GenerationFormed event{
+      generation, static_cast<int>(row.members.size()), 0, step.now() - proposed.proposed_at, {}};
   for (const GenerationMember& member : row.members) {
-    formed.world += member.workers;
-    if (formed.members.size() < 4 * kMaxNames) formed.members.push_back(member.name);
+    event.world += member.workers;
+    if (event.members.size() < 4 * kMaxNames) event.members.push_back(member.name);
   }
-  AddEvent(step, job, std::move(formed));
+  AddEvent(step, job, std::move(event));
   SetWait(step, job, std::nullopt, std::nullopt);
   step.ReorderMembers(job, soft);
 }
@@ -188,18 +191,19 @@ void Propose(Step& step, Job& job, const std::vector<NodeId>& chosen, bool elect
 
   GenerationSoft& soft = job.soft[generation];
   soft.since = step.now();
-  soft.proposed_at = step.now();
-  soft.proposal.ack_deadline = step.now() + AckLimit(step.state, job);
+  Proposed& proposed = As<Proposed>(soft);
+  proposed.proposed_at = step.now();
+  proposed.ack_deadline = step.now() + AckLimit(step.state, job);
   const GenerationRow* formed = FormedOf(job);
   for (std::size_t rank = 0; rank < row.members.size(); ++rank) {
     const NodeId& id = row.members[rank].node;
     soft.members[id] = static_cast<int>(rank);
     // A survivor of an elective change prepares when its slots are free (AskSurvivors).
     const bool survivor = formed && job.soft.at(formed->generation).members.contains(id);
-    if (!survivor) soft.proposal.asked.insert(id);
+    if (!survivor) proposed.asked.insert(id);
     Touch(job, step.state.nodes.at(id));
   }
-  soft.proposal.unacked = soft.proposal.asked;
+  proposed.unacked = proposed.asked;
   step.Put(row);
   if (!elective) job.outage.proposed_at = step.now();
   step.UpdateState(job, [&](JobStateRow& state) {
@@ -222,8 +226,9 @@ void AskAgain(Step& step, Job& job, const NodeId& node) {
   const GenerationRow* row = ProposedOf(job);
   if (row == nullptr) return;
   GenerationSoft& soft = job.soft.at(row->generation);
-  if (!soft.proposal.unacked.contains(node)) return;
-  Instant& deadline = soft.proposal.ack_deadline;
+  Proposed& proposed = As<Proposed>(soft);
+  if (!proposed.unacked.contains(node)) return;
+  Instant& deadline = proposed.ack_deadline;
   const Duration limit = AckLimit(step.state, job);
   deadline = std::max(
       deadline, std::min(step.now() + limit, soft.since + limit + step.config().leases.lease));
@@ -233,33 +238,32 @@ bool AdvanceProposal(Step& step, Job& job) {
   const GenerationRow& row = *ProposedOf(job);
   const Generation generation = row.generation;
   GenerationSoft& soft = job.soft.at(generation);
+  Proposed& proposed = As<Proposed>(soft);
   // Who was asked before the crash cannot be told apart from who was not.
-  if (soft.proposal.recovered) {
+  if (proposed.recovered) {
     VoidProposal(step, job, generation, {});
     return true;
   }
   // An agent that says it is prepared without a store would form a generation that cannot meet.
-  const bool host_without_store = soft.proposal.asked.contains(row.members[0].node) &&
-                                  !soft.proposal.unacked.contains(row.members[0].node) &&
-                                  !soft.proposal.store;
-  if (host_without_store) soft.proposal.failed[row.members[0].node] = "it prepared no store";
-  if (soft.proposal.failed.empty() && !soft.proposal.unacked.empty() &&
-      step.now() >= soft.proposal.ack_deadline) {
-    for (const NodeId& id : soft.proposal.unacked)
-      soft.proposal.failed[id] = "it did not prepare in time";
+  const bool host_without_store = proposed.asked.contains(row.members[0].node) &&
+                                  !proposed.unacked.contains(row.members[0].node) &&
+                                  !proposed.store;
+  if (host_without_store) proposed.failed[row.members[0].node] = "it prepared no store";
+  if (proposed.failed.empty() && !proposed.unacked.empty() && step.now() >= proposed.ack_deadline) {
+    for (const NodeId& id : proposed.unacked) proposed.failed[id] = "it did not prepare in time";
   }
-  if (!soft.proposal.failed.empty()) {
-    const std::map<NodeId, std::string> failed = soft.proposal.failed;
+  if (!proposed.failed.empty()) {
+    const std::map<NodeId, std::string> failed = proposed.failed;
     VoidProposal(step, job, generation, failed);
     return true;
   }
-  if (!soft.proposal.unacked.empty()) {
-    step.Wake(job, soft.proposal.ack_deadline);
+  if (!proposed.unacked.empty()) {
+    step.Wake(job, proposed.ack_deadline);
     if (!FormedOf(job)) SetWait(step, job, MembersPreparing{}, std::nullopt);
     return false;
   }
   if (FormedOf(job)) return false;  // Its end is under way; survivors prepare once they are free.
-  if (soft.proposal.asked.size() < soft.members.size()) return AskSurvivors(step, job, soft);
+  if (proposed.asked.size() < soft.members.size()) return AskSurvivors(step, job, soft);
   FormGeneration(step, job, generation);
   return true;
 }
@@ -267,8 +271,9 @@ bool AdvanceProposal(Step& step, Job& job) {
 void VoidProposal(Step& step, Job& job, Generation generation,
                   const std::map<NodeId, std::string>& failed) {
   const bool elective = job.generations.at(generation).elective;
-  const bool recovered = job.soft.at(generation).proposal.recovered;
-  const Duration took = step.now() - job.soft.at(generation).proposed_at.value_or(step.now());
+  const Proposed& proposed = As<Proposed>(job.soft.at(generation));
+  const bool recovered = proposed.recovered;
+  const Duration took = recovered ? Duration{} : step.now() - proposed.proposed_at;
   step.Say(Severity::kWarning, "proposal voided",
            {{"job", job.id().value()},
             {"generation", absl::StrCat(generation.value())},

@@ -58,10 +58,35 @@ void RecoverNodes(Step& step) {
   }
 }
 
+Formed RecoverFormed(const Job& job, const GenerationRow& row, Instant now) {
+  Formed formed;
+  for (const GenerationMember& member : row.members) {
+    formed.course.done.ranks += DoneRanksOf(job, row.generation, member.node);
+    // Its ranks most likely run; each member's first inventory says so.
+    formed.starts.not_started.insert(member.node);
+  }
+  if (job.commit && job.commit->generation == row.generation && job.commit->for_notice)
+    formed.saving = Saving{"", now, true};
+  return formed;
+}
+
+Over RecoverOver(const Step& step, const Job& job, const GenerationRow& row) {
+  Over over;
+  over.causes.fallback = row.ended;  // Unless its members' inventories tell it better.
+  // No agent tells such a cause again. It is kept as a cause, behind those of its own class that
+  // are told with their times.
+  if (row.ended && !IsToldAgain(*row.ended))
+    over.causes.worst = CauseAt{*row.ended, Instant::max()};
+  over.close_by = step.now() + step.config().ending.failure_grace +
+                  step.config().ending.stop_margin + step.config().ending.verdict_limit;
+  for (const GenerationMember& member : row.members)
+    if (!IsSettled(step.state, job, row.generation, member.node)) over.waiting.insert(member.node);
+  return over;
+}
+
 void RecoverGeneration(Step& step, Job& job, const GenerationRow& row) {
   GenerationSoft& soft = job.soft[row.generation];
   soft.since = step.now();
-  soft.proposal.recovered = row.phase == GenerationPhase::kProposed;
   for (std::size_t rank = 0; rank < row.members.size(); ++rank) {
     const GenerationMember& member = row.members[rank];
     soft.members[member.node] = static_cast<int>(rank);
@@ -73,26 +98,13 @@ void RecoverGeneration(Step& step, Job& job, const GenerationRow& row) {
       // refusal counts.
       node->watches[job.id()] =
           Watch{row.generation, *member.witness, member.witness_verified, false, false};
-    soft.done.ranks += DoneRanksOf(job, row.generation, member.node);
   }
-  if (row.phase == GenerationPhase::kFormed) {
-    // Its ranks most likely run; each member's first inventory says so.
-    for (const auto& member : soft.members) soft.starts.not_started.insert(member.first);
-    if (job.commit && job.commit->generation == row.generation && job.commit->for_notice)
-      soft.saving = GenerationSoft::Saving{"", step.now(), true};
+  switch (row.phase) {
+    case GenerationPhase::kProposed: As<Proposed>(soft).recovered = true; break;
+    case GenerationPhase::kFormed: soft.state = RecoverFormed(job, row, step.now()); break;
+    case GenerationPhase::kOver: soft.state = RecoverOver(step, job, row); break;
   }
-  if (row.phase == GenerationPhase::kOver && row.ended)
-    soft.causes.fallback = *row.ended;  // Unless its members' inventories tell it better.
-  // No agent tells such a cause again. It is kept as a cause, behind those of its own class that
-  // are told with their times.
-  if (soft.causes.fallback && !IsToldAgain(*soft.causes.fallback))
-    soft.causes.worst = CauseAt{*row.ended, Instant::max()};
-  soft.close_by = step.now() + step.config().ending.failure_grace +
-                  step.config().ending.stop_margin + step.config().ending.verdict_limit;
   for (const auto& member : soft.members) {
-    if (row.phase == GenerationPhase::kOver &&
-        !IsSettled(step.state, job, row.generation, member.first))
-      soft.waiting.insert(member.first);
     Node* node = step.state.FindNode(member.first);
     if (node != nullptr && node->link == Link::kLost) RefreshMember(step, job, *node);
   }

@@ -46,10 +46,10 @@ std::string WhyNotCommit(const Job& job, const Node& node, const CommitRequest& 
   }
   // A generation that restored an older checkpoint than it was told to may commit from there on.
   std::int64_t floor = row.resume_step;
-  auto soft = job.soft.find(request.generation);
-  if (soft != job.soft.end() && soft->second.progress.restored_step)
-    floor = *soft->second.progress.restored_step;
-  if (soft == job.soft.end() && row.steps.restored) floor = *row.steps.restored;
+  const Course* course = CourseOf(job, request.generation);
+  // While it runs its workers' words are newer than its row, which gets them at its end.
+  const auto& restored = course != nullptr ? course->progress.restored_step : row.steps.restored;
+  if (restored) floor = *restored;
   if (request.step > floor) return "";
   return absl::StrCat("generation ", request.generation.value(), " resumed from step ", floor,
                       ", this is step ", request.step);
@@ -96,11 +96,12 @@ void On(Step& step, const Progressed& event) {
   if (job == nullptr) return;
   auto found = job->soft.find(event.progress.generation);
   if (found == job->soft.end() || !found->second.members.contains(node->row.node)) return;
-  if (job->generations.at(found->first).phase != GenerationPhase::kFormed) return;
+  Course* course = CourseOf(found->second);
+  if (course == nullptr) return;
   // Only the first word changes what may be decided (a notice waits for its save); the others come
   // with every step and must cost nothing.
-  const bool first = !found->second.progress.spoke;
-  found->second.progress.Tell(event.progress, step.now());
+  const bool first = !course->progress.spoke;
+  course->progress.Tell(event.progress, step.now());
   if (first) step.LookAt(*job);
 }
 
@@ -127,11 +128,11 @@ void On(Step& step, const CommitAsked& event) {
     AddEvent(step, *job, CommitAccepted{request.generation, request.step});
   }
   step.Do(AnswerCommit{event.session, answer});
-  auto soft = job->soft.find(request.generation);
-  if (!request.for_notice || soft == job->soft.end()) return;
+  Formed* formed = In<Formed>(*job, request.generation);
+  if (!request.for_notice || formed == nullptr) return;
   // No step follows: whether this save was needed or not, its workers now wait to be stopped.
-  if (!soft->second.saving) soft->second.saving = GenerationSoft::Saving{"", step.now(), false};
-  soft->second.saving->saved = true;
+  if (!formed->saving) formed->saving = Saving{"", step.now()};
+  formed->saving->saved = true;
   step.LookAt(*job);
 }
 

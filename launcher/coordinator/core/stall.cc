@@ -2,12 +2,28 @@
 
 #include <functional>
 #include <optional>
+#include <variant>
 
 #include "launcher/coordinator/core/events.h"
+#include "launcher/coordinator/core/job.h"
 #include "launcher/coordinator/core/step.h"
 
 namespace regroup::coordinator {
 namespace {
+
+// What a generation waits for in each state.
+struct WaitsOf {
+  const std::function<void(Instant&)>& extend;
+  void operator()(Proposed& proposed) const { extend(proposed.ack_deadline); }
+  void operator()(Formed& formed) const {
+    extend(formed.silence.return_until);
+    for (auto& lost : formed.lost) extend(lost.second);
+    // A notice's time passes by itself.
+    if (formed.saving && formed.saving->node.empty()) extend(formed.saving->until);
+  }
+  void operator()(Ending& ending) const { extend(ending.give_up); }
+  void operator()(Over& over) const { extend(over.close_by); }
+};
 
 // Every soft instant that waits for somebody else: nobody could be heard while the loop stood
 // still. Not here: what passes by itself (back-off, settling, a notice's time), and deadlines that
@@ -35,13 +51,8 @@ void ForEachWait(Step& step, const std::function<void(Instant&)>& extend) {
     for (auto& newcomer : job.unsteady.newcomers) extend(newcomer.second.since);
     if (job.stop) extend(job.stop->give_up);
     for (auto& [generation, soft] : job.soft) {
-      extend(soft.proposal.ack_deadline);
       extend(soft.since);
-      extend(soft.silence.return_until);
-      extend(soft.close_by);
-      for (auto& lost : soft.lost) extend(lost.second);
-      if (soft.ending) extend(soft.ending->give_up);
-      if (soft.saving && soft.saving->node.empty()) extend(soft.saving->until);
+      std::visit(WaitsOf{extend}, soft.state);
     }
   }
 }

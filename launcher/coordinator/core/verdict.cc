@@ -33,10 +33,10 @@ constexpr std::size_t kMaxCharges = 1'000;
 constexpr std::size_t kMaxConsequenceBytes = 512;
 constexpr int kTakenPerStep = 12;  // Rows of unreachable nodes written in one step.
 
-void RecordVerdict(Step& step, Job& job, Generation generation, const GenerationSoft& soft,
+void RecordVerdict(Step& step, Job& job, Generation generation, const Causes& causes,
                    bool charged) {
   std::vector<RankCause> consequences;
-  for (const auto& entry : soft.causes.consequences) {
+  for (const auto& entry : causes.consequences) {
     consequences.push_back(entry.second);
     std::string& error = consequences.back().exit.error;
     if (error.size() > kMaxConsequenceBytes) error.resize(kMaxConsequenceBytes);
@@ -44,7 +44,7 @@ void RecordVerdict(Step& step, Job& job, Generation generation, const Generation
   step.UpdateGeneration(job, generation, [&](GenerationRow& next) {
     // With the last word about the cause. From here on it is final, and its groups
     // may be forgotten.
-    next.ended = soft.causes.Reason();
+    next.ended = causes.Reason();
     next.consequences = consequences;
     next.verdict_open = false;
     next.charged = charged;
@@ -81,8 +81,8 @@ void FailJob(Step& step, Job& job, const FailReason& failed, const std::optional
              step.config().ending.failure_grace);
 }
 
-void CloseVerdict(Step& step, Job& job, Generation generation, GenerationSoft& soft) {
-  const EndReason reason = soft.causes.Reason();
+void CloseVerdict(Step& step, Job& job, Generation generation, const Over& over) {
+  const EndReason reason = over.causes.Reason();
   const GenerationRow& row = job.generations.at(generation);
   const Streak streak =
       AfterEnd({job.state.ends.own, job.state.ends.free}, row.progressed, KindOf(reason));
@@ -102,7 +102,7 @@ void CloseVerdict(Step& step, Job& job, Generation generation, GenerationSoft& s
     if (!failed) failed = FailsForPreemption(job.spec.spec, reason, job.state.ends.preemptions);
   }
   const bool charged = ChargesBudget(reason) && !failed;
-  RecordVerdict(step, job, generation, soft, charged);
+  RecordVerdict(step, job, generation, over.causes, charged);
   if (charged && job.spec.spec.restart_window) {
     // Only a window with a budget beyond a thousand could miss one, and it is the oldest.
     if (job.charge_times.size() >= kMaxCharges) job.charge_times.erase(job.charge_times.begin());
@@ -115,7 +115,7 @@ void CloseVerdict(Step& step, Job& job, Generation generation, GenerationSoft& s
     if (charged) ++state.ends.charged;
     if (std::holds_alternative<Preempted>(reason)) ++state.ends.preemptions;
   });
-  step.ReorderMembers(job, soft);
+  step.ReorderMembers(job, job.soft.at(generation));
   job.soft.erase(generation);
   AddEvent(step, job,
            GenerationEnded{generation, reason, charged, job.state.ends.charged,
@@ -185,12 +185,13 @@ void PreemptJob(Step& step, Job& job) {
 
 bool CloseVerdicts(Step& step, Job& job) {
   for (auto& entry : job.soft) {
-    if (job.generations.at(entry.first).phase != GenerationPhase::kOver) continue;
-    if (entry.second.waiting.empty() || step.now() >= entry.second.close_by) {
-      CloseVerdict(step, job, entry.first, entry.second);
+    const Over* over = std::get_if<Over>(&entry.second.state);
+    if (over == nullptr) continue;
+    if (over->waiting.empty() || step.now() >= over->close_by) {
+      CloseVerdict(step, job, entry.first, *over);
       return true;
     }
-    step.Wake(job, entry.second.close_by);
+    step.Wake(job, over->close_by);
   }
   return false;
 }
@@ -203,9 +204,8 @@ void SetVerdict(Step& step, Job& job, Verdict verdict, const EndReason& reason, 
   for (const auto& entry : job.soft) step.ReorderMembers(job, entry.second);
   if (const GenerationRow* formed = FormedOf(job)) {
     const Generation generation = formed->generation;
-    GenerationSoft& soft = job.soft.at(generation);
-    if (soft.ending) {  // For a cause of its own, which the job's verdict does not change.
-      PutEnded(step, job, generation, soft, state);
+    if (IsEnding(job)) {  // For a cause of its own, which the job's verdict does not change.
+      PutEnded(step, job, generation, state);
     } else {
       PutStopped(step, job, generation, reason, state);
     }
@@ -255,7 +255,8 @@ bool FinishEnding(Step& step, Job& job) {
     return false;
   }
   if (!job.soft.empty()) {  // Nothing more will be learned in time.
-    CloseVerdict(step, job, job.soft.begin()->first, job.soft.begin()->second);
+    const auto& [generation, soft] = *job.soft.begin();
+    CloseVerdict(step, job, generation, As<Over>(soft));
     return true;
   }
   EndJob(step, job);

@@ -103,7 +103,7 @@ std::vector<std::string> Unacked(const State& state, const Job& job) {
   std::vector<std::string> names;
   const GenerationRow* next = ProposedOf(job);
   if (next == nullptr) return names;
-  for (const NodeId& id : job.soft.at(next->generation).proposal.unacked)
+  for (const NodeId& id : As<Proposed>(job.soft.at(next->generation)).unacked)
     if (names.size() < kMaxNames) names.push_back(state.NameOf(id));
   return names;
 }
@@ -129,12 +129,11 @@ GenerationView GenerationViewOf(const Job& job, const GenerationRow& row) {
   GenerationView view;
   view.generation = row.generation;
   using State = GenerationView::State;
-  auto soft = job.soft.find(row.generation);
+  const Course* course = CourseOf(job, row.generation);
   switch (row.phase) {
     case GenerationPhase::kProposed: view.state = State::kProposed; break;
     case GenerationPhase::kFormed:
-      view.state =
-          soft != job.soft.end() && soft->second.running_at ? State::kRunning : State::kFormed;
+      view.state = course != nullptr && course->running_at ? State::kRunning : State::kFormed;
       break;
     case GenerationPhase::kOver: view.state = row.voided ? State::kVoided : State::kOver; break;
   }
@@ -158,13 +157,13 @@ GenerationView GenerationViewOf(const Job& job, const GenerationRow& row) {
   view.last_step = row.steps.last;
   view.restored_step = row.steps.restored;
   // While it runs its workers' words are newer than its row, which gets them at its end.
-  if (row.phase != GenerationPhase::kFormed || soft == job.soft.end()) return view;
-  view.phases.init = soft->second.progress.init;
-  view.phases.restore = soft->second.progress.restore;
-  view.phases.first_step = soft->second.progress.first_step_took;
-  view.first_step = soft->second.progress.first_step;
-  view.last_step = soft->second.progress.last_step;
-  view.restored_step = soft->second.progress.restored_step;
+  if (course == nullptr) return view;
+  view.phases.init = course->progress.init;
+  view.phases.restore = course->progress.restore;
+  view.phases.first_step = course->progress.first_step_took;
+  view.first_step = course->progress.first_step;
+  view.last_step = course->progress.last_step;
+  view.restored_step = course->progress.restored_step;
   return view;
 }
 
@@ -206,7 +205,8 @@ std::string NoteOf(const State& state, const Node& node, const Moment& at) {
     for (const JobId& id : node.jobs) {
       const Job* job = state.FindJob(id);
       const GenerationRow* formed = job ? FormedOf(*job) : nullptr;
-      if (formed && job->soft.at(formed->generation).saving) notes.push_back("saving");
+      const Formed* runs = formed ? In<Formed>(*job, formed->generation) : nullptr;
+      if (runs && runs->saving) notes.push_back("saving");
     }
   }
   for (const TakenSlots& taken : node.row.taken) {
@@ -281,8 +281,7 @@ std::string StateName(const Job& job) {
     case JobPhase::kGathering: return "gathering";
     case JobPhase::kForming: return "forming";
     case JobPhase::kRunning: {
-      const GenerationRow* formed = FormedOf(job);
-      return formed && job.soft.at(formed->generation).ending ? "regrouping" : "running";
+      return IsEnding(job) ? "regrouping" : "running";
     }
     case JobPhase::kRegrouping: return "regrouping";
     case JobPhase::kPreempted: return "preempted";
@@ -304,12 +303,12 @@ JobView ViewOf(const State& state, const Job& job, bool detail, const Moment& at
   view.state = StateName(job);
   view.generation = job.state.last_formed;
   if (const GenerationRow* formed = FormedOf(job)) {
-    const GenerationSoft& soft = job.soft.at(formed->generation);
+    const Progress& progress = CourseOf(job, formed->generation)->progress;
     view.nodes = static_cast<int>(formed->members.size());
     for (const GenerationMember& member : formed->members) view.world += member.workers;
-    view.step = soft.progress.last_step;
-    view.loss = soft.progress.loss;
-    view.tokens_per_second = soft.progress.tokens_per_second;
+    view.step = progress.last_step;
+    view.loss = progress.loss;
+    view.tokens_per_second = progress.tokens_per_second;
   }
   if (!view.step && job.state.reached.step > 0) view.step = job.state.reached.step;
   view.restarts_charged = job.state.ends.charged;
