@@ -33,8 +33,8 @@ MUTANTS = [
     (CORE + "formed.cc", "formed.saving->until =\n        std::min(formed.saving->until, until - step.config().ending.notice_margin);", ""),
     (CORE + "members.cc", "if (formed.saving) {", "if (false) {"),
     # ---- new generations
-    (CORE + "gather.cc", "if (node == nullptr || node->link != Link::kLost || node->loss.proved) return Instant{};",
-     "if (node == nullptr || node->link != Link::kLost) return Instant{};"),
+    (CORE + "gather.cc", "if (node == nullptr || !node->lost() || node->lost()->proved) return Instant{};",
+     "if (node == nullptr || !node->lost()) return Instant{};"),
     (CORE + "gather.cc", "if (within_budget && !OpenPreemptionsFail(job)) return policy;", "return policy;"),
     (CORE + "gather.cc", "if (holds && step.now() >= *job.gather.below_since + step.config().holds.nodes) {", "if (false) {"),
     (CORE + "decide_generation.cc", "if (awaited.count > 0 && size < best)", "if (false)"),
@@ -52,8 +52,8 @@ MUTANTS = [
     (CORE + "ranks.cc", "} else if (found->second < n) {", "} else if (false) {"),
     (CORE + "ranks.cc", "if (it->order == 0 && it->rank < n && ranks[it->rank].empty()) {", "if (false) {"),
     # ---- nodes, leases, witnesses
-    (CORE + "leases.cc", "case Link::kAwaited: return std::max(node.lease.awaited_until, state.fleet.brake.until);",
-     "case Link::kAwaited: return node.lease.awaited_until;"),
+    (CORE + "leases.cc", "return std::max(node.lease.awaited_until, state.fleet.brake.until);",
+     "return node.lease.awaited_until;"),
     (CORE + "leases.cc", "return std::max(node.lease.from + state.config.leases.lease, state.fleet.brake.until);",
      "return std::max(node.lease.from + 10 * state.config.leases.lease, state.fleet.brake.until);"),
     (CORE + "leases.cc", "if (before && *before > node.lease.from) return true;", "if (before) return true;"),

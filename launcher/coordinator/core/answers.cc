@@ -35,9 +35,9 @@ void SendResults(Step& step, Job& job) {
 
 void SendResultTo(Step& step, Job& job, Node& node) {
   // Once per session: one that opens later asks with the same key and is told then (LaunchAsked).
-  if (!node.session || node.told_result == job.id()) return;
+  if (!node.attached() || node.told_result == job.id()) return;
   node.told_result = job.id();
-  step.Do(SendResult{*node.session, ResultOf(step.state, job)});
+  step.Do(SendResult{node.attached()->session, ResultOf(step.state, job)});
 }
 
 }  // namespace regroup::coordinator

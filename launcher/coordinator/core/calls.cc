@@ -105,7 +105,7 @@ int NodesStaying(const State& state, const Job& job) {
   return static_cast<int>(
       std::count_if(job.launch.nodes.begin(), job.launch.nodes.end(), [&](const NodeId& id) {
         const Node* node = state.FindNode(id);
-        return node && node->link != Link::kLost && !IsLeaving(job, *node);
+        return node && !node->Is<Lost>() && !IsLeaving(job, *node);
       }));
 }
 
@@ -127,7 +127,7 @@ void Join(Step& step, Job& job, Node& node, const LaunchRequest& request) {
   // Of very many launch commands one prints what concerns all; when that one is gone the next that
   // joins takes its place.
   if (!job.launch.first || !step.state.FindNode(*job.launch.first) ||
-      step.state.FindNode(*job.launch.first)->link == Link::kLost)
+      step.state.FindNode(*job.launch.first)->Is<Lost>())
     job.launch.first = node.row.node;
   job.launch.last_join = step.now();
   if (job.state.phase == JobPhase::kPreempted) {
@@ -145,8 +145,9 @@ void Join(Step& step, Job& job, Node& node, const LaunchRequest& request) {
       step, job,
       NodeJoined{node.row.name, NodesStaying(step.state, job), spec.min_nodes, spec.max_nodes});
   // Whether it is one too many concerns itself, however many there are.
-  if (job.launch.nodes.size() > kFewLaunchers && node.session && job.launch.first != node.row.node)
-    step.Do(SendNews{*node.session, job.id(), job.events.back()});
+  if (job.launch.nodes.size() > kFewLaunchers && node.attached() &&
+      job.launch.first != node.row.node)
+    step.Do(SendNews{node.attached()->session, job.id(), job.events.back()});
   Touch(job, node);
   RefreshMember(step, job, node);
   step.LookAt(job);
@@ -273,8 +274,7 @@ void On(Step& step, const LeaveAsked& event) {
     int others = 0;
     for (const NodeId& id : job->launch.nodes) {
       const Node* other = step.state.FindNode(id);
-      if (other && id != node->row.node && other->link != Link::kLost && !IsLeaving(*job, *other))
-        ++others;
+      if (other && id != node->row.node && !other->Is<Lost>() && !IsLeaving(*job, *other)) ++others;
     }
     if (DecideLeave(job->spec.spec, event.signal, others) == LeaveOutcome::kCancels) {
       CancelJob(step, *job, node->row.name, event.signal, event.now,
@@ -374,7 +374,7 @@ void On(Step& step, const ForgetNodeAsked& event) {
                   absl::StrCat(step.state.nodes.size(), " nodes are known"), "regroup nodes")});
     return;
   }
-  if (found->session) {
+  if (found->attached()) {
     step.Do(Answer{
         event.call,
         UserError(absl::StatusCode::kFailedPrecondition, absl::StrCat(event.node, " is alive"),

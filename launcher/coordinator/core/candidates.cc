@@ -40,7 +40,7 @@ std::optional<Instant> WorthAwaiting(const State& state, const Job& job, const N
                                      bool previous) {
   // After a recovery a former member may take as long as the fleet may; any other daemon only as
   // long as an agent needs to dial again, because the job can do without it.
-  if (node.link == Link::kAwaited)
+  if (node.Is<Awaited>())
     return previous || job.launched() ? node.lease.awaited_until
                                       : state.recovered_at + state.config.leases.redial;
   // After a loss or failure the survivors are known: who blinked meanwhile has until
@@ -83,7 +83,7 @@ std::vector<Candidate> CandidatesOf(Step& step, const Job& job) {
     const bool redialling = step.now() < step.state.recovered_at + step.config().leases.redial &&
                             step.state.fleet.broken > 0;
     for (const auto& entry : step.state.nodes)
-      if (redialling && !entry.second.row.launched && entry.second.link == Link::kAwaited)
+      if (redialling && !entry.second.row.launched && entry.second.Is<Awaited>())
         nodes.insert(entry.first);
   }
   std::vector<Candidate> candidates;
@@ -103,9 +103,9 @@ std::optional<Candidate> CandidateOf(const State& state, const Job& job, const N
                                      bool previous) {
   const NodeId& id = node.row.node;
   // Whatever it shows, nothing may be asked of it any more.
-  if (node.link == Link::kLost || IsLeaving(job, node) || IsExcluded(job, id)) return std::nullopt;
+  if (node.Is<Lost>() || IsLeaving(job, node) || IsExcluded(job, id)) return std::nullopt;
   Candidate candidate{id, node.row.name, Readiness::kReady, Instant{}, previous, false};
-  if (node.link != Link::kAttached) {
+  if (!node.Is<Attached>()) {
     std::optional<Instant> until = WorthAwaiting(state, job, node, previous);
     if (!until) return std::nullopt;
     candidate.readiness = Readiness::kAwaited;
@@ -123,7 +123,7 @@ std::optional<Candidate> CandidateOf(const State& state, const Job& job, const N
     candidate.readiness = Readiness::kStopping;
     // A node that has just come back with a group of an older generation is told to stop it now: it
     // gets the time that a stop takes.
-    candidate.until = std::max(job.gather.awaited_until, node.lease.attached_at +
+    candidate.until = std::max(job.gather.awaited_until, node.attached()->since +
                                                              state.config.ending.failure_grace +
                                                              state.config.ending.stop_margin);
     return candidate;

@@ -103,12 +103,12 @@ bool HoldsForSilence(Step& step, Job& job, const GenerationRow& row, Formed& for
   std::vector<std::string> names;
   for (const NodeId& id : lost) {
     const Node* node = step.state.FindNode(id);
-    const bool silent = node && node->link == Link::kLost && !node->loss.proved;
+    const bool silent = node && node->lost() && !node->lost()->proved;
     // A launched agent that was away for longer than its grace has no workers left.
     if (!silent || formed.notices.leaving.contains(id) ||
         (node->row.launched && node->row.lost_how == kHowAway))
       return false;
-    until = std::max(until, node->loss.at + step.config().holds.unreachable);
+    until = std::max(until, node->lost()->at + step.config().holds.unreachable);
     if (names.size() < kMaxNames) names.push_back(node->row.name);
   }
   const bool heard =
@@ -175,7 +175,7 @@ bool CheckLost(Step& step, Job& job, const GenerationSoft& soft, Formed& formed)
       formed.course.causes.Fold(
           {Preempted{member.name, formed.saving && formed.saving->saved}, heard});
     } else {
-      const std::string how = node && node->link == Link::kLost ? node->row.lost_how : kHowRefused;
+      const std::string how = node && node->Is<Lost>() ? node->row.lost_how : kHowRefused;
       formed.course.causes.Fold({NodeLost{member.name, how, step.now() - heard}, heard});
     }
   }
@@ -192,14 +192,14 @@ bool CheckStart(Step& step, Job& job, const GenerationSoft& soft, Formed& formed
   }
   for (const NodeId& id : formed.starts.not_started) {
     const Node* node = step.state.FindNode(id);
-    if (node == nullptr || node->link != Link::kAttached) continue;  // Its lease decides.
+    if (node == nullptr || !node->Is<Attached>()) continue;  // Its lease decides.
     if (!IsHeard(step.state,
                  id)) {  // Here too; its ranks may run, and only the word of it be on its way.
       step.Wake(job, step.now() + step.config().leases.heartbeat);
       continue;
     }
     // An agent that has come back gets the whole limit: it may have had to adopt its group first.
-    const Instant due = std::max(soft.since, node->lease.attached_at) + limit;
+    const Instant due = std::max(soft.since, node->attached()->since) + limit;
     if (step.now() < due) {
       step.Wake(job, due);
       continue;
@@ -286,7 +286,7 @@ std::vector<NodeId> Newcomers(Step& step, Job& job, const GenerationSoft& soft) 
   for (const NodeId& id : job.launched() ? job.launch.nodes : NodesToLookAt(step.state, job)) {
     if (soft.members.contains(id)) continue;
     const Node* node = step.state.FindNode(id);
-    if (node == nullptr || node->link != Link::kAttached) continue;
+    if (node == nullptr || !node->Is<Attached>()) continue;
     const std::optional<Candidate> candidate = CandidateOf(step.state, job, *node, false);
     if (!candidate) continue;
     if (candidate->readiness == Readiness::kReady) ready.push_back(*candidate);
@@ -340,7 +340,7 @@ bool CheckGrowth(Step& step, Job& job, const GenerationSoft& soft, Formed& forme
   std::vector<NodeId> chosen;
   for (const auto& member : soft.members) {
     const Node* node = step.state.FindNode(member.first);
-    if (node == nullptr || node->link != Link::kAttached)
+    if (node == nullptr || !node->Is<Attached>())
       return false;  // Whether it stays is not known yet.
     chosen.push_back(member.first);
   }

@@ -136,8 +136,8 @@ Instant UnreachableUntil(const State& state, const Job& job) {
     const Node* node = state.FindNode(member.node);
     // One member that is heard, or proved dead, says that this side of the network is not the one
     // that is cut off.
-    if (node == nullptr || node->link != Link::kLost || node->loss.proved) return Instant{};
-    until = std::max(until, node->loss.at + state.config.holds.unreachable);
+    if (node == nullptr || !node->lost() || node->lost()->proved) return Instant{};
+    until = std::max(until, node->lost()->at + state.config.holds.unreachable);
   }
   return until;
 }
@@ -157,7 +157,7 @@ GenerationPolicy PolicyOf(const State& state, const Job& job) {
   if (previous != job.generations.end()) {
     for (const GenerationMember& member : previous->second.members) {
       const Node* node = state.FindNode(member.node);
-      if (node && node->link == Link::kAttached) continue;
+      if (node && node->Is<Attached>()) continue;
       if (policy.missing.size() < kMaxNames) policy.missing.push_back(member.name);
     }
   }

@@ -18,16 +18,6 @@ const GenerationRow* ProposedOf(const Job& job) {
   return proposed ? &found->second : nullptr;
 }
 
-Course* CourseOf(GenerationSoft& soft) {
-  if (auto* formed = std::get_if<Formed>(&soft.state)) return &formed->course;
-  if (auto* ending = std::get_if<Ending>(&soft.state)) return &ending->course;
-  return nullptr;
-}
-
-const Course* CourseOf(const GenerationSoft& soft) {
-  return CourseOf(const_cast<GenerationSoft&>(soft));
-}
-
 const Course* CourseOf(const Job& job, Generation generation) {
   auto soft = job.soft.find(generation);
   return soft == job.soft.end() ? nullptr : CourseOf(soft->second);

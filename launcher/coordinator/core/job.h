@@ -243,8 +243,12 @@ auto* In(AnyJob& job, Generation generation) {
 }
 
 // Of a generation that is formed or ends. Null: it is in another state.
-Course* CourseOf(GenerationSoft& soft);
-const Course* CourseOf(const GenerationSoft& soft);
+template <class AnySoft>
+auto CourseOf(AnySoft& soft) -> decltype(&std::get_if<Formed>(&soft.state)->course) {
+  if (auto* formed = std::get_if<Formed>(&soft.state)) return &formed->course;
+  if (auto* ending = std::get_if<Ending>(&soft.state)) return &ending->course;
+  return nullptr;
+}
 const Course* CourseOf(const Job& job, Generation generation);
 
 // Null: it has not formed, or nothing soft is left of it.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <variant>
 
 #include "launcher/coordinator/core/job.h"
 #include "launcher/coordinator/core/node.h"
@@ -36,20 +37,31 @@ bool JobStepsWithout(const State& state, const Node& node) {
   return false;
 }
 
+struct EndOf {
+  const State& state;
+  const Node& node;
+
+  std::optional<Instant> operator()(const Lost&) const { return std::nullopt; }
+  std::optional<Instant> operator()(const Awaited&) const {
+    return std::max(node.lease.awaited_until, state.fleet.brake.until);
+  }
+  std::optional<Instant> operator()(const Attached&) const { return LeaseOver(); }
+  // A broken session alone proves nothing: networks drop connections of nodes that live.
+  std::optional<Instant> operator()(const Suspected&) const { return LeaseOver(); }
+  std::optional<Instant> operator()(const AgentAway& agent) const {
+    return std::max(agent.away.broken_at + AwayLimit(state, node), node.lease.awaited_until);
+  }
+
+ private:
+  Instant LeaseOver() const {
+    return std::max(node.lease.from + state.config.leases.lease, state.fleet.brake.until);
+  }
+};
+
 }  // namespace
 
 std::optional<Instant> LeaseEnd(const State& state, const Node& node) {
-  switch (node.link) {
-    case Link::kAttached:
-    // A broken session alone proves nothing: networks drop connections of nodes that live.
-    case Link::kSuspected:
-      return std::max(node.lease.from + state.config.leases.lease, state.fleet.brake.until);
-    case Link::kAgentAway:
-      return std::max(node.lease.broken_at + AwayLimit(state, node), node.lease.awaited_until);
-    case Link::kAwaited: return std::max(node.lease.awaited_until, state.fleet.brake.until);
-    case Link::kLost: return std::nullopt;
-  }
-  return std::nullopt;
+  return std::visit(EndOf{state, node}, node.link);
 }
 
 bool StepsKeep(const State& state, const Node& node) {
@@ -61,8 +73,8 @@ bool IsHeard(const State& state, const NodeId& id) {
   const Node* node = state.FindNode(id);
   if (node == nullptr) return false;
   // Two heartbeats, because one may be on its way.
-  return node->link == Link::kAgentAway ||
-         (node->link == Link::kAttached && !node->lease.kept_until &&
+  return node->Is<AgentAway>() ||
+         (node->Is<Attached>() && !node->lease.kept_until &&
           state.now - node->lease.from <= 2 * state.config.leases.heartbeat);
 }
 

@@ -25,10 +25,6 @@ namespace {
 // Probes are spread out when very many nodes are away at once.
 constexpr int kProbedAtFullRate = 64;
 
-bool IsBroken(Link link) {
-  return link == Link::kAwaited || link == Link::kSuspected || link == Link::kAgentAway;
-}
-
 // A launched agent that has nothing to come back to: its name is free for the next command at once.
 // Else a fixed-size job that is started again at once would find its own names taken.
 bool CommandIsOver(const State& state, const Node& node) {
@@ -47,14 +43,13 @@ bool PullBrake(Step& step) {
   int silent = 0, sessions = 0;
   for (const auto& entry : step.state.nodes) {
     const Node& node = entry.second;
-    const bool lost_now =
-        node.link == Link::kLost && node.row.lost_how == kHowSilent && node.loss.at > from;
-    if (node.session || lost_now) ++sessions;
+    const bool lost_now = node.lost() && node.row.lost_how == kHowSilent && node.lost()->at > from;
+    if (node.attached() || lost_now) ++sessions;
     // Steps that keep a node make its lease begin anew; it is as silent as the others.
     const Instant heard = node.lease.kept_until
                               ? *node.lease.kept_until - step.config().holds.unreachable
                               : node.lease.from;
-    const bool fell_silent = node.session && heard >= from && heard < silent_since;
+    const bool fell_silent = node.attached() && heard >= from && heard < silent_since;
     if (fell_silent || lost_now) ++silent;
   }
   if (silent < step.config().brake.nodes || silent < step.config().brake.share * sessions)
@@ -73,7 +68,7 @@ void ProbeWitnesses(Step& step, Node& node) {
     Watch& watch = entry.second;
     // A port that never answered may be closed by a firewall: its refusal would prove nothing.
     // After a recovery an answer is still worth having.
-    const bool counts = watch.verified || node.link == Link::kAwaited;
+    const bool counts = watch.verified || node.Is<Awaited>();
     if (watch.in_flight || watch.dead || !counts) continue;
     watch.in_flight = true;
     step.Do(Probe{node.row.node, entry.first, watch.generation, watch.witness});
@@ -92,7 +87,7 @@ bool HoldsUnwatched(const State& state, const Node& node) {
       if (group.phase != Phase::kFree && group.phase != Phase::kPreparing &&
           !watched(job, generation))
         return true;
-  if (node.link != Link::kAwaited) return false;
+  if (!node.Is<Awaited>()) return false;
   // Of an awaited node nothing was shown: it may hold what the rows say.
   for (const JobId& id : node.jobs) {
     const Job* job = state.FindJob(id);
@@ -109,8 +104,7 @@ bool HoldsUnwatched(const State& state, const Node& node) {
 
 void DeleteNode(Step& step, Node& node) {
   step.Arm(node, std::nullopt);
-  SetLink(step, node, Link::kLost);
-  Detach(step, node);
+  SetLink(step, node, Lost{});
   const std::set<JobId> jobs = node.jobs;
   for (const JobId& id : jobs)
     if (Job* job = step.state.FindJob(id)) Untouch(*job, node);
@@ -125,35 +119,30 @@ void DeleteNode(Step& step, Node& node) {
 }  // namespace
 
 void SetLink(Step& step, Node& node, Link link) {
-  if (node.link == Link::kLost) step.state.fleet.lost.erase(node.loss.order);
-  if (IsBroken(node.link)) --step.state.fleet.broken;
-  if (IsBroken(link)) ++step.state.fleet.broken;
+  Fleet& fleet = step.state.fleet;
+  if (const Lost* lost = node.lost()) fleet.lost.erase(lost->order);
+  if (const Attached* before = node.attached()) fleet.sessions.erase(before->session);
+  if (AwayOf(node.link)) --fleet.broken;
+  if (AwayOf(link)) ++fleet.broken;
+  const auto* attached = std::get_if<Attached>(&link);
+  if (attached) fleet.sessions[attached->session] = node.row.node;
   // Launched nodes serve their own job only and are offered to nobody.
-  if (link == Link::kAttached && !node.row.launched) {
-    step.state.fleet.attached_daemons.insert(node.row.node);
+  if (attached && !node.row.launched) {
+    fleet.attached_daemons.insert(node.row.node);
   } else {
-    step.state.fleet.attached_daemons.erase(node.row.node);
+    fleet.attached_daemons.erase(node.row.node);
   }
   step.state.SlotsChanged(node);
   node.link = link;
 }
 
-void Detach(Step& step, Node& node) {
-  if (!node.session) return;
-  step.state.fleet.sessions.erase(*node.session);
-  node.session.reset();
-}
-
 void On(Step& step, const SessionBroken& event) {
   Node* node = step.state.NodeOf(event.session);
   if (node == nullptr) return;
-  Detach(step, *node);
   // Of jobs that this journal does not know: its next Hello shows them again, however fat they are.
   std::erase_if(node->groups,
                 [&](const auto& entry) { return step.state.FindJob(entry.first) == nullptr; });
-  SetLink(step, *node, Link::kSuspected);
-  node->lease.broken_at = step.now();
-  node->lease.probe_at = step.now();
+  SetLink(step, *node, Suspected{{step.now(), step.now()}});
   for (auto& watch : node->watches) watch.second.in_flight = false;
   step.Say(Severity::kInfo, "session broken", {{"node", node->row.name}});
   if (CommandIsOver(step.state, *node)) return LoseNode(step, *node, kHowOver, /*proved=*/true);
@@ -192,7 +181,7 @@ void On(Step& step, const HeartbeatReceived& event) {
 }
 
 void OnNodeDeadline(Step& step, Node& node) {
-  if (node.link == Link::kLost) {
+  if (node.Is<Lost>()) {
     if (node.row.taken.empty() && node.jobs.empty()) {
       DeleteNode(step, node);
     } else {
@@ -206,21 +195,23 @@ void OnNodeDeadline(Step& step, Node& node) {
     if (StepsKeep(step.state, node)) {
       if (!node.lease.kept_until)
         node.lease.kept_until = node.lease.from + step.config().holds.unreachable;
-      node.lease.from = node.lease.broken_at = step.now();
+      node.lease.from = step.now();
       node.lease.awaited_until = step.now() + step.config().leases.lease;
-    } else if (node.link == Link::kAgentAway || !PullBrake(step)) {
-      LoseNode(step, node, node.link == Link::kAgentAway ? kHowAway : kHowSilent, false);
+      if (Away* away = AwayOf(node.link)) away->broken_at = step.now();
+    } else if (node.Is<AgentAway>() || !PullBrake(step)) {
+      LoseNode(step, node, node.Is<AgentAway>() ? kHowAway : kHowSilent, false);
       return;
     }
   }
   Instant next = *LeaseEnd(step.state, node);
-  if (node.link != Link::kAttached && !node.watches.empty()) {
-    if (node.lease.probe_at <= step.now()) {
+  Away* away = AwayOf(node.link);
+  if (away && !node.watches.empty()) {
+    if (away->probe_at <= step.now()) {
       ProbeWitnesses(step, node);
-      node.lease.probe_at = step.now() + step.config().leases.probe_interval *
-                                             (1 + step.state.fleet.broken / kProbedAtFullRate);
+      away->probe_at = step.now() + step.config().leases.probe_interval *
+                                        (1 + step.state.fleet.broken / kProbedAtFullRate);
     }
-    next = std::min(next, node.lease.probe_at);
+    next = std::min(next, away->probe_at);
   }
   step.Arm(node, next);
 }
@@ -253,21 +244,20 @@ void On(Step& step, const Probed& event) {
   Watch& watch = found->second;
   watch.in_flight = false;
   if (event.result == ProbeResult::kAccepted) watch.verified = true;
-  if (!IsBroken(node->link)) return;
+  if (!AwayOf(node->link)) return;
+  const Away away = *AwayOf(node->link);
   // A group that ended while no coordinator could be told has closed its witness, too; its agent
   // comes and tells, if it gets the time to dial.
-  const bool redials = node->link == Link::kAwaited &&
-                       step.now() < step.state.recovered_at + step.config().leases.redial;
+  const bool redials =
+      node->Is<Awaited>() && step.now() < step.state.recovered_at + step.config().leases.redial;
   if (event.result == ProbeResult::kAccepted) {
     node->lease.from = step.now();
-    SetLink(step, *node, Link::kAgentAway);
+    SetLink(step, *node, AgentAway{away});
     if (Job* job = step.state.FindJob(event.job)) step.LookAt(*job);
-    step.Arm(*node,
-             std::min(*LeaseEnd(step.state, *node), std::max(node->lease.probe_at, step.now())));
-  } else if (event.result == ProbeResult::kSilent && node->link == Link::kAgentAway) {
-    SetLink(step, *node, Link::kSuspected);
-    step.Arm(*node,
-             std::min(*LeaseEnd(step.state, *node), std::max(node->lease.probe_at, step.now())));
+    step.Arm(*node, std::min(*LeaseEnd(step.state, *node), std::max(away.probe_at, step.now())));
+  } else if (event.result == ProbeResult::kSilent && node->Is<AgentAway>()) {
+    SetLink(step, *node, Suspected{away});
+    step.Arm(*node, std::min(*LeaseEnd(step.state, *node), std::max(away.probe_at, step.now())));
   } else if (event.result == ProbeResult::kRefused && watch.verified && !redials) {
     watch.dead = true;
     // Groups of other jobs on this node may live on; then only the job of this one is told.
@@ -289,7 +279,7 @@ void LoseNode(Step& step, Node& node, const std::string& how, bool proved) {
   row.lost = true;
   row.lost_how = how;
   // Of an awaited node nothing was shown: its row and its memberships say what it may hold.
-  const bool awaited = node.link == Link::kAwaited;
+  const bool awaited = node.Is<Awaited>();
   if (proved || !awaited) row.taken.clear();
   for (const JobId& id : node.jobs) {
     const Job* job = step.state.FindJob(id);
@@ -299,17 +289,14 @@ void LoseNode(Step& step, Node& node, const std::string& how, bool proved) {
     if (awaited ? !node.claims.contains(id) : SlotsFree(*job, node)) continue;
     row.taken.push_back({id, job->state.last_formed, WorkersOn(*job, node), false});
   }
-  if (node.session) {
+  if (const Attached* attached = node.attached()) {
     step.Do(CloseSession{
-        *node.session,
+        attached->session,
         absl::DeadlineExceededError(absl::StrCat(
             "nothing heard for ", absl::StrCat(Seconds(step.config().leases.lease)), " s"))});
-    Detach(step, node);
   }
-  SetLink(step, node, Link::kLost);
-  node.loss.proved = proved;
+  SetLink(step, node, Lost{step.now(), proved});
   node.lease.kept_until.reset();
-  node.loss.at = step.now();
   node.leaving.reset();
   node.watches.clear();
   step.Put(row);
@@ -330,8 +317,8 @@ void LoseNode(Step& step, Node& node, const std::string& how, bool proved) {
 
 void RememberLost(Step& step, Node& node) {
   step.Arm(node, step.now() + step.config().retention.lost_nodes);
-  node.loss.order = ++step.state.fleet.losses;
-  step.state.fleet.lost.emplace(node.loss.order, node.row.node);
+  const std::uint64_t order = std::get<Lost>(node.link).order = ++step.state.fleet.losses;
+  step.state.fleet.lost.emplace(order, node.row.node);
   if (step.state.fleet.lost.size() <= step.config().limits.lost_nodes) return;
   step.Arm(step.state.nodes.at(step.state.fleet.lost.begin()->second),
            step.now());  // Goes unless it holds something.

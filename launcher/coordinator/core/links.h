@@ -12,11 +12,10 @@
 
 namespace regroup::coordinator {
 
-// Keeps the fleet's counts and indices; the caller arms the node's deadline.
+// Keeps the fleet's counts and indices: the session of before is no longer the node's. The caller
+// arms the node's deadline.
 void SetLink(Step& step, Node& node, Link link);
 
-// Its session is no longer the current one.
-void Detach(Step& step, Node& node);
 void On(Step& step, const SessionBroken& event);
 
 // It said something: its lease begins again.

@@ -44,21 +44,19 @@ struct Part {
   const NodeId& id() const { return node.row.node; }
   int workers() const { return row.members[group_rank].workers; }
   bool is_done() const { return DoneRanksOf(job, row.generation, id()) >= workers(); }
-  bool is_lost() const {
-    return node.link == Link::kLost || GroupIsDead(node, job.id(), row.generation);
-  }
+  bool is_lost() const { return node.Is<Lost>() || GroupIsDead(node, job.id(), row.generation); }
   const GroupReport* shown() const { return Shown(node, job.id(), row.generation); }
 };
 
 void RefreshProposed(const Part& part, Proposed& proposed) {
   const Job& job = part.job;
   const Node& node = part.node;
-  if (node.link == Link::kLost) proposed.failed[part.id()] = node.row.lost_how;
+  if (node.Is<Lost>()) proposed.failed[part.id()] = node.row.lost_how;
   if (IsLeaving(job, node)) proposed.failed[part.id()] = "it is leaving";
   // What answers there now is another command, with a program of its own.
   if (job.launched() && !job.launch.nodes.contains(part.id()))
     proposed.failed[part.id()] = "its launch command has ended";
-  if (node.link != Link::kAttached || !proposed.asked.contains(part.id())) return;
+  if (!node.Is<Attached>() || !proposed.asked.contains(part.id())) return;
   const GroupReport* report = part.shown();
   if (report == nullptr) {
     // The group is not there (any more): its agent came back without it, and is asked again.
@@ -80,7 +78,7 @@ void RefreshProposed(const Part& part, Proposed& proposed) {
 
 // While the cause is still weighed; before that CheckLost dates and words a loss.
 void FoldLoss(Step& step, const Part& part, Causes& causes) {
-  const std::string how = part.node.link == Link::kLost ? part.node.row.lost_how : kHowRefused;
+  const std::string how = part.node.Is<Lost>() ? part.node.row.lost_how : kHowRefused;
   const Instant heard = part.node.lease.last_heard;
   causes.Fold({NodeLost{part.node.row.name, how, step.now() - heard}, heard});
 }
@@ -175,11 +173,11 @@ void RefreshFormed(Step& step, const Part& part, Formed& formed) {
   Causes& causes = formed.course.causes;
   if (IsLeaving(part.job, node)) {
     formed.notices.leaving.insert(part.id());
-  } else if (node.link == Link::kAttached) {
+  } else if (node.Is<Attached>()) {
     formed.notices.leaving.erase(part.id());
   }
   if (part.is_lost() && !part.is_done()) formed.lost.try_emplace(part.id(), step.now());
-  if (part.is_lost() || node.link != Link::kAttached) return;
+  if (part.is_lost() || !node.Is<Attached>()) return;
   const GroupReport* report = part.shown();
   if (report == nullptr) {
     if (part.is_done()) return;
@@ -201,7 +199,7 @@ void RefreshEnding(Step& step, const Part& part, Ending& ending) {
   Causes& causes = ending.course.causes;
   if (part.is_lost()) {
     if (!part.is_done() && ending.waiting.contains(part.id())) FoldLoss(step, part, causes);
-  } else if (part.node.link == Link::kAttached) {
+  } else if (part.node.Is<Attached>()) {
     const GroupReport* report = part.shown();
     if (report != nullptr) {
       FoldExits(step, part, *report, causes);

@@ -23,7 +23,7 @@ void AddEvent(Step& step, Job& job, JobEventBody body) {
   const bool to_first = minor && job.launch.nodes.size() > kFewLaunchers && job.launch.first;
   auto tell = [&](const NodeId& id) {
     const Node* node = step.state.FindNode(id);
-    if (node && node->session) step.Do(SendNews{*node->session, job.id(), event});
+    if (node && node->attached()) step.Do(SendNews{node->attached()->session, job.id(), event});
   };
   if (to_first) {
     tell(*job.launch.first);

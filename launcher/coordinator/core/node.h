@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <variant>
 
 #include "common/base/control.h"
 #include "common/base/ids.h"
@@ -24,14 +25,48 @@ inline constexpr char kHowAway[] = "agent away for too long";
 inline constexpr char kHowForgotten[] = "forgotten by an operator";
 inline constexpr char kHowWiped[] = "came back without its group";
 
-// How a node is reached. Soft, but for kLost.
-enum class Link {
-  kAwaited,    // Known from the journal, not heard since recovery.
-  kAttached,   // Has a session.
-  kSuspected,  // Session broken; the lease runs.
-  kAgentAway,  // Session broken, a witness accepts: only the agent is away.
-  kLost,
+// ---- how a node is reached -------------------------------------------------------------------
+//
+//   Awaited ──────────────> AgentAway <────────────────> Suspected <────────────────── Attached
+//     a witness accepts       it falls silent, accepts again       its session breaks
+//
+// A session makes it Attached from any state. Too long a silence, or a proof of its death, makes it
+// Lost. Soft, but for the fact that a node is lost.
+
+// Without a session: its witnesses are probed.
+struct Away {
+  Instant broken_at{};  // Since when; after a recovery since that.
+  Instant probe_at{};
 };
+
+struct Lost {
+  Instant at{};
+  bool proved = false;      // Nothing of the node can run any more.
+  std::uint64_t order = 0;  // Rises with each loss; no instant, because a stall shifts those.
+};
+struct Awaited {  // Known from the journal, not heard since recovery.
+  Away away;
+};
+struct Attached {
+  SessionId session;
+  Instant since{};
+};
+struct Suspected {  // Session broken; the lease runs.
+  Away away;
+};
+struct AgentAway {  // Session broken, a witness accepts: only the agent is away.
+  Away away;
+};
+using Link = std::variant<Lost, Awaited, Attached, Suspected, AgentAway>;
+
+// Null: it has a session, or the node is lost.
+template <class AnyLink>
+auto AwayOf(AnyLink& link) -> decltype(&std::get_if<Awaited>(&link)->away) {
+  if (auto* awaited = std::get_if<Awaited>(&link)) return &awaited->away;
+  if (auto* suspected = std::get_if<Suspected>(&link)) return &suspected->away;
+  if (auto* agent = std::get_if<AgentAway>(&link)) return &agent->away;
+  return nullptr;
+}
 
 // The witness port of one job's group on a node.
 struct Watch {
@@ -62,17 +97,11 @@ struct SentOrder {
 
 // When a node was heard, and how long it is kept without; leases.h says which of them counts.
 struct Lease {
-  Instant last_heard{}, attached_at{}, broken_at{}, awaited_until{};
-  Instant from{};  // The lease runs since then: last heard, or a step of its job since.
-  Instant probe_at{};
+  Instant last_heard{};
+  Instant awaited_until{};  // What recovery gives the fleet to dial again.
+  Instant from{};           // The lease runs since then: last heard, or a step of its job since.
   // Silent for more than a lease, but its job steps: that vouches for it until then.
   std::optional<Instant> kept_until;
-};
-
-struct Loss {
-  Instant at{};
-  std::uint64_t order = 0;  // Rises with each loss; no instant, because a stall shifts those.
-  bool proved = false;      // Nothing of the node can run any more.
 };
 
 // What this session was told, and what it did.
@@ -84,12 +113,18 @@ struct NodeOrders {
 };
 
 struct Node {
+  // Null, or false: its link is in another state.
+  const Attached* attached() const { return std::get_if<Attached>(&link); }
+  const Lost* lost() const { return std::get_if<Lost>(&link); }
+  template <class State>
+  bool Is() const {
+    return std::holds_alternative<State>(link);
+  }
+
   NodeRow row;
 
-  Link link = Link::kLost;
-  std::optional<SessionId> session;
+  Link link;
   Lease lease;
-  Loss loss;
   std::string no_cgroup;   // As its last Hello said.
   bool rebooted = false;   // This session's Hello showed a new boot id.
   bool recovered = false;  // Its row was there when this coordinator started.

@@ -36,9 +36,8 @@ bool GroupIsDead(const Node& node, const JobId& job, Generation generation) {
 
 bool IsSettled(const State& state, const Job& job, Generation generation, const NodeId& id) {
   const Node* node = state.FindNode(id);
-  if (node == nullptr || node->link == Link::kLost || GroupIsDead(*node, job.id(), generation))
-    return true;
-  if (node->link != Link::kAttached) return false;
+  if (node == nullptr || node->Is<Lost>() || GroupIsDead(*node, job.id(), generation)) return true;
+  if (!node->Is<Attached>()) return false;
   const GroupReport* report = Shown(*node, job.id(), generation);
   // An attached node has shown all groups that it has, so that a group it did not show is none. An
   // unkillable one will never be free, and nobody waits for it.

@@ -185,7 +185,7 @@ void SendOrderTo(Step& step, Job& job, Node& node) {
     if (order.prepare && Shown(node, job.id(), order.prepare->generation) == nullptr)
       node.orders.unanswered[job.id()] = key.number;
     step.state.SlotsChanged(node);
-    step.Do(SendOrder{*node.session, std::move(order)});
+    step.Do(SendOrder{node.attached()->session, std::move(order)});
   }
   node.orders.sent[job.id()] = key;
   if (key.forget == Generation()) return;
@@ -226,7 +226,7 @@ void FlushOrders(Step& step) {
     if (job == nullptr) continue;
     for (const NodeId& node : job->nodes.order_dirty) {
       Node* known = step.state.FindNode(node);
-      if (known && known->session) SendOrderTo(step, *job, *known);
+      if (known && known->attached()) SendOrderTo(step, *job, *known);
     }
     job->nodes.order_dirty.clear();
   }
@@ -258,7 +258,7 @@ bool StopUnknown(Step& step, Node& node, const JobId& id) {
              {{"node", node.row.name}, {"job", id.value()}});
     node.orders.last = node.orders.last.Next();
     key.number = order.number = node.orders.last;
-    step.Do(SendOrder{*node.session, std::move(order)});
+    step.Do(SendOrder{node.attached()->session, std::move(order)});
     node.orders.sent[id] = key;
   }
   if (all_free) {  // Were the order lost, the next Hello would show it again.

@@ -106,7 +106,7 @@ bool AskSurvivors(Step& step, Job& job, GenerationSoft& soft) {
     const NodeId& id = member.first;
     if (proposed.asked.contains(id)) continue;
     const Node* node = step.state.FindNode(id);
-    if (node == nullptr || node->link != Link::kAttached || !SlotsFree(job, *node)) {
+    if (node == nullptr || !node->Is<Attached>() || !SlotsFree(job, *node)) {
       proposed.failed[id] = "its slots were not free in time";
       continue;
     }
@@ -283,7 +283,7 @@ void VoidProposal(Step& step, Job& job, Generation generation,
   for (const auto& entry : failed) {
     MemberTrial& trial = job.unsteady.trials[entry.first];
     const Node* node = step.state.FindNode(entry.first);
-    const bool stays = node && node->link == Link::kAttached;
+    const bool stays = node && node->Is<Attached>();
     trial.until = step.now() + MemberBackoff(++trial.failures, step.config());
     // While a check runs into its time, nobody else can join: half of the time at most.
     if (job.spec.spec.node_check.wanted()) trial.until = std::max(trial.until, step.now() + took);

@@ -35,22 +35,22 @@ void RecoverNodes(Step& step) {
                         step.config().leases.awaited_leases * step.config().leases.lease +
                         known * step.config().leases.awaited_per_node;
   for (auto& [id, node] : step.state.nodes) {
-    node.lease.last_heard = node.lease.from = node.lease.broken_at = node.loss.at = step.now();
+    node.lease.last_heard = node.lease.from = step.now();
     node.lease.awaited_until = until;
-    node.lease.probe_at = step.now() + step.config().leases.probe_interval;
     node.recovered = true;
     if (node.row.launch) {
       if (Job* job = step.state.FindJob(node.row.launch->job)) job->launch.nodes.insert(id);
     }
     if (node.row.lost) {
-      node.link = Link::kLost;
       // Of how a node was lost only the text is durable; the kinds that prove nothing are these.
-      node.loss.proved = node.row.lost_how != kHowSilent && node.row.lost_how != kHowAway &&
-                         node.row.lost_how != kHowCrowded;
+      const bool proved = node.row.lost_how != kHowSilent && node.row.lost_how != kHowAway &&
+                          node.row.lost_how != kHowCrowded;
+      node.link = Lost{step.now(), proved};
       RememberLost(step, node);
     } else {
-      SetLink(step, node, Link::kAwaited);
-      step.Arm(node, node.lease.probe_at);
+      const Instant probe_at = step.now() + step.config().leases.probe_interval;
+      SetLink(step, node, Awaited{{step.now(), probe_at}});
+      step.Arm(node, probe_at);
     }
     for (const TakenSlots& taken : node.row.taken) {
       if (Job* job = step.state.FindJob(taken.job)) Touch(*job, node);
@@ -106,7 +106,7 @@ void RecoverGeneration(Step& step, Job& job, const GenerationRow& row) {
   }
   for (const auto& member : soft.members) {
     Node* node = step.state.FindNode(member.first);
-    if (node != nullptr && node->link == Link::kLost) RefreshMember(step, job, *node);
+    if (node != nullptr && node->Is<Lost>()) RefreshMember(step, job, *node);
   }
 }
 

@@ -183,12 +183,9 @@ NodeRow RowOf(const Hello& hello, const std::string& name, const Node* known) {
 
 void Attach(Step& step, Node& node, const SessionOpened& event) {
   const Hello& hello = event.hello;
-  const bool came = node.link == Link::kLost;
-  SetLink(step, node, Link::kAttached);
-  node.session = event.session;
-  step.state.fleet.sessions[event.session] = hello.node;
-  node.lease.attached_at = node.lease.last_heard = node.lease.from = step.now();
-  node.loss.proved = false;
+  const bool came = node.Is<Lost>();
+  SetLink(step, node, Attached{event.session, step.now()});
+  node.lease.last_heard = node.lease.from = step.now();
   node.lease.kept_until.reset();
   node.no_cgroup = hello.no_cgroup;
   // An order may have been lost with the session that it was sent on: all that is
@@ -252,10 +249,10 @@ void On(Step& step, const SessionOpened& event) {
   // Another boot of its host: no process of before can live, which is another cause
   // than a lost supervisor.
   const bool rebooted = known && !known->row.boot.empty() && known->row.boot != hello.boot;
-  if (known && known->session) {
-    step.Do(CloseSession{*known->session, absl::AbortedError(absl::StrCat(
-                                              "node ", name, " opened a newer session"))});
-    Detach(step, *known);
+  if (known && known->attached()) {
+    step.Do(
+        CloseSession{known->attached()->session,
+                     absl::AbortedError(absl::StrCat("node ", name, " opened a newer session"))});
   }
   const bool same_agent = known && known->row.incarnation == hello.incarnation;
   NodeRow row = RowOf(hello, name, known);

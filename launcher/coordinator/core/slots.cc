@@ -21,7 +21,7 @@ namespace {
 int FreeSlotsOf(const State& state, const Node& node) {
   // A node that is suspected has slots and cannot be asked; one that leaves would
   // take its job along.
-  const bool takes = node.link == Link::kAttached && !node.row.launched && !node.leaving;
+  const bool takes = node.Is<Attached>() && !node.row.launched && !node.leaving;
   return takes ? node.row.slots - SlotsUsed(state, node) : 0;
 }
 
@@ -108,7 +108,7 @@ void UpdateClaims(Step& step, Job& job) {
   if (holds && wanted.empty() && last != job.generations.end()) {
     for (const GenerationMember& member : last->second.members) {
       const Node* node = step.state.FindNode(member.node);
-      if (node && node->link != Link::kLost && !IsLeaving(job, *node)) wanted.insert(member.node);
+      if (node && !node->Is<Lost>() && !IsLeaving(job, *node)) wanted.insert(member.node);
     }
   }
   for (const NodeId& id : job.nodes.claimed) {

@@ -67,7 +67,7 @@ int NodesLeft(const State& state, const Job& job, const std::vector<ExcludedNode
     const Node* node = state.FindNode(id);
     const bool out = std::any_of(excluded.begin(), excluded.end(),
                                  [&](const ExcludedNode& e) { return e.node == id; });
-    return !out && node && node->link != Link::kLost && !IsLeaving(job, *node);
+    return !out && node && !node->Is<Lost>() && !IsLeaving(job, *node);
   }));
 }
 
@@ -239,10 +239,9 @@ bool FinishEnding(Step& step, Job& job) {
   const std::set<NodeId> touched = job.nodes.touched;
   for (const NodeId& id : touched) {
     Node* node = step.state.FindNode(id);
-    if (node == nullptr || node->link == Link::kLost)
-      continue;  // Its row says what it may still hold.
-    if (node->link == Link::kAttached && SlotsFree(job, *node)) continue;
-    const bool unkillable = node->link == Link::kAttached && HasUnkillable(job, *node);
+    if (node == nullptr || node->Is<Lost>()) continue;  // Its row says what it may still hold.
+    if (node->Is<Attached>() && SlotsFree(job, *node)) continue;
+    const bool unkillable = node->Is<Attached>() && HasUnkillable(job, *node);
     if (!unkillable && step.now() < job.stop->give_up) {
       wait = true;
     } else if (RecordTaken(step, job, *node, unkillable) && ++taken >= kTakenPerStep) {
@@ -271,9 +270,9 @@ bool CheckAbandoned(Step& step, Job& job) {
   for (const NodeId& id : job.launch.nodes) {
     const Node* node = step.state.FindNode(id);
     if (node == nullptr || IsLeaving(job, *node)) continue;
-    if (node->link != Link::kLost) return false;
+    if (!node->lost()) return false;
     any = true;
-    lost_at = std::max(lost_at, node->loss.at);
+    lost_at = std::max(lost_at, node->lost()->at);
   }
   // Nobody can come back to a run without an endpoint.
   const Duration hold = job.spec.standalone ? Duration{} : step.config().holds.orphan;

@@ -167,10 +167,25 @@ GenerationView GenerationViewOf(const Job& job, const GenerationRow& row) {
   return view;
 }
 
+// The node's state as people read it. `late`: two heartbeats are missing.
+struct LinkWord {
+  const Node& node;
+  bool late;
+  std::string operator()(const Attached&) const {
+    return node.leaving ? "leaving" : late ? "suspect" : "ready";
+  }
+  std::string operator()(const Suspected&) const { return "suspect"; }
+  std::string operator()(const AgentAway&) const { return "away"; }
+  std::string operator()(const Awaited&) const { return "awaited"; }
+  std::string operator()(const Lost&) const {
+    return node.row.lost_how == kHowOver ? "left" : "lost";
+  }
+};
+
 // Why a node that says nothing is not lost yet; empty: it is heard, or its lease runs.
 std::string WhyKept(const State& state, const Node& node, const Moment& at) {
   const Duration silent = at.now - std::min(node.lease.last_heard, at.now);
-  if (node.lease.kept_until && node.link != Link::kLost) {
+  if (node.lease.kept_until && !node.Is<Lost>()) {
     for (const JobId& id : node.jobs) {
       const Job* job = state.FindJob(id);
       if (job && FormedOf(*job))
@@ -178,8 +193,7 @@ std::string WhyKept(const State& state, const Node& node, const Moment& at) {
                                id.value());
     }
   }
-  if (node.link == Link::kAttached && silent > state.config.leases.lease &&
-      state.fleet.IsBraked(at.now))
+  if (node.Is<Attached>() && silent > state.config.leases.lease && state.fleet.IsBraked(at.now))
     return absl::StrFormat("silent for %.0f s, kept because many fell silent at once",
                            Seconds(silent));
   return "";
@@ -191,12 +205,9 @@ std::string NoteOf(const State& state, const Node& node, const Moment& at) {
     return d < std::chrono::minutes(1) ? absl::StrFormat("%.1f s", std::max(Seconds(d), 0.0))
                                        : absl::StrFormat("%.0f min", Seconds(d) / 60);
   };
-  if (node.link == Link::kLost) notes.push_back(node.row.lost_how);
+  if (node.Is<Lost>()) notes.push_back(node.row.lost_how);
   if (const std::string kept = WhyKept(state, node, at); !kept.empty()) notes.push_back(kept);
-  const bool waits =
-      !node.lease.kept_until && (node.link == Link::kSuspected || node.link == Link::kAgentAway ||
-                                 node.link == Link::kAwaited);
-  if (waits)
+  if (!node.lease.kept_until && AwayOf(node.link))
     notes.push_back(
         absl::StrCat("lost in ", seconds(*LeaseEnd(state, node) - at.now), " unless it reports"));
   if (node.leaving) {
@@ -210,14 +221,14 @@ std::string NoteOf(const State& state, const Node& node, const Moment& at) {
     }
   }
   for (const TakenSlots& taken : node.row.taken) {
-    if (!taken.unkillable && node.link == Link::kAttached) continue;  // Its groups show it.
+    if (!taken.unkillable && node.Is<Attached>()) continue;  // Its groups show it.
     notes.push_back(absl::StrCat(taken.unkillable ? "unkillable group of " : "may still run ",
                                  taken.job.value()));
   }
   for (const auto& entry : node.groups)
     if (state.FindJob(entry.first) == nullptr)
       notes.push_back(absl::StrCat("runs unknown job ", entry.first.value()));
-  if (node.link != Link::kLost && !node.no_cgroup.empty())
+  if (!node.Is<Lost>() && !node.no_cgroup.empty())
     notes.push_back(absl::StrCat("no cgroup: ", node.no_cgroup));
   return absl::StrJoin(notes, ", ");
 }
@@ -228,7 +239,7 @@ std::vector<LeftOutView> LeftOutOf(const State& state, const Job& job, const Mom
   const GenerationRow* formed = FormedOf(job);
   for (const auto& [id, trial] : job.unsteady.trials) {
     const Node* node = state.FindNode(id);
-    const bool gone = node == nullptr || node->link == Link::kLost;
+    const bool gone = node == nullptr || node->Is<Lost>();
     if (gone || (formed && job.soft.at(formed->generation).members.contains(id))) continue;
     left_out.push_back(
         {id, node->row.name, trial.why, std::max(Duration::zero(), trial.until - at.now)});
@@ -360,17 +371,8 @@ NodeView ViewOf(const State& state, const Node& node, const Moment& at) {
   view.id = node.row.node;
   view.name = node.row.name;
   view.address = node.row.address;
-  switch (node.link) {
-    case Link::kAttached:
-      view.state = node.leaving                                                         ? "leaving"
-                   : at.now - node.lease.last_heard > 2 * state.config.leases.heartbeat ? "suspect"
-                                                                                        : "ready";
-      break;
-    case Link::kSuspected: view.state = "suspect"; break;
-    case Link::kAgentAway: view.state = "away"; break;
-    case Link::kAwaited: view.state = "awaited"; break;
-    case Link::kLost: view.state = node.row.lost_how == kHowOver ? "left" : "lost"; break;
-  }
+  const bool late = at.now - node.lease.last_heard > 2 * state.config.leases.heartbeat;
+  view.state = std::visit(LinkWord{node, late}, node.link);
   view.slots = node.row.slots;
   view.slots_used = SlotsUsed(state, node);
   std::set<JobId> jobs = node.claims;
