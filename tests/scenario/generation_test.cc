@@ -239,6 +239,25 @@ TEST_F(Generations, done_then_failed_then_lost) {
   EXPECT_EQ(world().View(job).generation, Generation(2));
 }
 
+// §2: all ranks are done while the stop for a growth is on its way: nothing of the job runs again.
+TEST_F(Generations, done_before_the_stop_of_a_growth_arrives) {
+  Start();
+  sim::Behaviour slow;
+  slow.net = 20ms;
+  AddDaemons({"a"}, slow);
+  const JobId job = Running(SpecOf("job", 1, 2));
+  world().Add("b");
+  ASSERT_TRUE(world().RunUntil([&] {
+    const auto why = world().View(job).why;
+    return why && std::holds_alternative<SlotsStopping>(*why);
+  }));
+  world().node("a").ExitRank(job, 0, 0);
+  ASSERT_TRUE(Reaches(job, "succeeded"));
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+  EXPECT_TRUE(EndedBy<Finished>(GenerationOf(job, 1)));
+  for (const char* name : {"a", "b"}) EXPECT_EQ(world().node(name).Live(job), nullptr);
+}
+
 TEST_F(Generations, finish_hold_ends) {
   Start();
   AddDaemons({"a", "b", "c"});

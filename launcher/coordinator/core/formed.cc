@@ -86,8 +86,8 @@ void EnterRunning(Step& step, Job& job, const GenerationSoft& soft, Formed& form
   job.outage = Outage{};
 }
 
-bool CheckDone(Step& step, Job& job, const Formed& formed) {
-  const int done = formed.course.done.ranks;
+bool CheckDone(Step& step, Job& job, const Course& course) {
+  const int done = course.done.ranks;
   if (done == 0 || done < WorldOf(*FormedOf(job))) return false;
   SetVerdict(step, job, Verdict{VerdictState::kSucceeded, 0, std::nullopt}, Finished{},
              StopReason::kElective, step.config().ending.failure_grace);
@@ -354,13 +354,15 @@ bool CheckGrowth(Step& step, Job& job, const GenerationSoft& soft, Formed& forme
 
 bool AdvanceFormed(Step& step, Job& job) {
   GenerationSoft& soft = job.soft.at(job.state.last_formed);
-  if (std::holds_alternative<Ending>(soft.state)) return AdvanceEnding(step, job);
+  // Ranks may all have been done before the stop for a growth or a notice reached them.
+  if (const auto* ending = std::get_if<Ending>(&soft.state))
+    return CheckDone(step, job, ending->course) || AdvanceEnding(step, job);
   Formed& formed = As<Formed>(soft);
   if (formed.starts.not_started.empty() && !formed.course.running_at)
     EnterRunning(step, job, soft, formed);
   // The order says what wins where several are true in one step: success, a cause that is known, a
   // loss, and only then what can wait for another look.
-  if (CheckDone(step, job, formed)) return true;
+  if (CheckDone(step, job, formed.course)) return true;
   if (formed.course.causes.known()) {
     BeginEnding(step, job, StopReason::kFailure, step.config().ending.failure_grace);
     return true;

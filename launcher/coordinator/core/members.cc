@@ -203,6 +203,7 @@ void RefreshEnding(Step& step, const Part& part, Ending& ending) {
     const GroupReport* report = part.shown();
     if (report != nullptr) {
       FoldExits(step, part, *report, causes);
+      RecordDone(step, part, *report, ending.course.done);
       FoldGroup(step, part, *report, causes);
     } else if (!part.is_done()) {
       FoldVanished(step, part, causes);

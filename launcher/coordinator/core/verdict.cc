@@ -204,7 +204,7 @@ void SetVerdict(Step& step, Job& job, Verdict verdict, const EndReason& reason, 
   for (const auto& entry : job.soft) step.ReorderMembers(job, entry.second);
   if (const GenerationRow* formed = FormedOf(job)) {
     const Generation generation = formed->generation;
-    if (IsEnding(job)) {  // For a cause of its own, which the job's verdict does not change.
+    if (IsEnding(job) && !succeeded) {  // For a cause of its own, which the job's verdict does not change.
       PutEnded(step, job, generation, state);
     } else {
       PutStopped(step, job, generation, reason, state);
@@ -218,7 +218,7 @@ void SetVerdict(Step& step, Job& job, Verdict verdict, const EndReason& reason, 
   const Instant deadline = step.now() + grace;
   // Workers that were told to stop already keep their deadline: a verdict gives them
   // no further grace.
-  const bool already = job.stop && job.stop->up_to == job.state.last_formed && !succeeded;
+  const bool already = job.stop && job.stop->up_to == job.state.last_formed;
   StopOrder order{job.state.last_number, stop, deadline, {}, {}};
   if (already) {
     order.deadline = std::min(deadline, job.stop->deadline);
