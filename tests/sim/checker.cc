@@ -413,6 +413,7 @@ void Checker::CheckNode(const NodeRow* before, const NodeRow& after) {
 
 // 20, 21. Commits of the current generation only, steps rising within it.
 void Checker::CheckCommitRow(const CommitRow* before, const CommitRow& after) {
+  if (after.for_notice) saved_[{after.job, after.generation}] = epoch_;
   manifests_[{{after.job, after.generation}, after.step}] = after.manifest_hash;
   committed_[after.job] = after.step;
   if (before && before->generation == after.generation)

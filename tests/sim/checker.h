@@ -148,6 +148,7 @@ class Checker {
   std::set<GenerationId> decided_over_;
   std::map<JobId, std::set<Generation>> open_;  // Verdicts.
   std::map<JobId, Generation> elective_;  // The newest that was proposed while another one ran.
+  std::map<GenerationId, Epoch> saved_;   // Workers that wait to be stopped, and under whom.
   std::set<JobId> verdicts_;
   std::map<JobId, Instant> not_before_;
   // As the newest rows have them: while a verdict is open, the worst cause so far.

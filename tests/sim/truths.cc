@@ -133,7 +133,11 @@ void Checker::CheckReason(const GenerationRow& closed, Instant now) {
     Expect(leaving_.contains(MemberNamed(closed, preempted->node)),
            name + "a notice of " + preempted->node);
   } else if (std::holds_alternative<Resized>(reason)) {
-    Expect(elective_[closed.job] > closed.generation, name + "a growth");
+    // Of a save before a coordinator's crash the journal does not say what it was for.
+    const auto saved = saved_.find(id);
+    Expect(elective_[closed.job] > closed.generation ||
+               (saved != saved_.end() && saved->second < epoch_),
+           name + "a growth");
   } else if (std::holds_alternative<regroup::Finished>(reason)) {
     std::set<std::pair<NodeId, int>> done;
     for (const Exit& exit : exits_[id])

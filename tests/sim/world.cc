@@ -241,8 +241,8 @@ bool World::CarryOutAll(const std::vector<Action>& actions) {
 
 // False: the coordinator is gone.
 bool World::CarryOut(const Action& action) {
-  const bool leaves = std::holds_alternative<StepDown>(action) ||
-                      std::holds_alternative<coordinator::Quit>(action);
+  const bool leaves =
+      std::holds_alternative<StepDown>(action) || std::holds_alternative<coordinator::Quit>(action);
   if (!leaves) checker.OnCoordinatorSeen();
   if (const auto* answer = std::get_if<Answer>(&action)) {
     OnAnswer(*answer);

@@ -204,7 +204,8 @@ void SetVerdict(Step& step, Job& job, Verdict verdict, const EndReason& reason, 
   for (const auto& entry : job.soft) step.ReorderMembers(job, entry.second);
   if (const GenerationRow* formed = FormedOf(job)) {
     const Generation generation = formed->generation;
-    if (IsEnding(job) && !succeeded) {  // For a cause of its own, which the job's verdict does not change.
+    if (IsEnding(job) &&
+        !succeeded) {  // For a cause of its own, which the job's verdict does not change.
       PutEnded(step, job, generation, state);
     } else {
       PutStopped(step, job, generation, reason, state);
