@@ -6,6 +6,7 @@ MUTANTS = [
     # ---- the coordinator's core: budgets and verdicts
     (CORE + "budget.cc", "return most && Preemptions(job) > *most;", "return most && Preemptions(job) > *most + 1;"),
     (CORE + "budget.cc", "if (over && ChargesBudget(over->causes.Reason())) ++open;", "if (over) ++open;"),
+    (CORE + "members.cc", "RecordDone(step, part, *report, ending.course.done);", ""),
     (CORE + "verdict.cc", "if (charged) ++state.ends.charged;", "if (charged) state.ends.charged += 2;"),
     (CORE + "verdict.cc", "state.ends.own = streak.own;", ""),
     (CORE + "verdict.cc", "state.excluded = excluded;", ""),

@@ -31,7 +31,9 @@ bool IsDone(const agent::RankEnded& ended) {
 }  // namespace
 
 void Checker::OnRankEnded(const Node& node, const Group& group, const Rank& rank) {
-  exits_[{group.job, group.generation}].push_back({node.id(), rank.exit->local_rank, *rank.exit});
+  Exit exit{node.id(), rank.exit->local_rank, *rank.exit};
+  exit.ended.after_stop |= group.noticed;  // A notice's signal is as good as a stop's.
+  exits_[{group.job, group.generation}].push_back(std::move(exit));
 }
 
 void Checker::OnStruck(const NodeId& node) {
