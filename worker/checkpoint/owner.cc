@@ -26,10 +26,10 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
 
-constexpr std::size_t kMaxRecordBytes = 64 << 10;
+constexpr std::size_t kMaxOwnerBytes = 64 << 10;
 constexpr int kRenewalsPerLease = 12;
 constexpr Duration kLeaving = std::chrono::seconds(5);
-constexpr Duration kLook = milliseconds(20);
+constexpr Duration kOwnerLook = milliseconds(20);
 
 struct Record {
   std::string job;
@@ -125,10 +125,10 @@ absl::Status AwaitEnd(const std::string& directory, const std::string& path,
                       const std::string& text, const Record& holder, nanoseconds renewed,
                       Duration left) {
   const auto end = steady_clock::now() + left;
-  const timespec pause{0, duration_cast<nanoseconds>(kLook).count()};
+  const timespec pause{0, duration_cast<nanoseconds>(kOwnerLook).count()};
   while (steady_clock::now() < end) {
     nanosleep(&pause, nullptr);
-    const absl::StatusOr<std::string> now = io::ReadFile(path, kMaxRecordBytes);
+    const absl::StatusOr<std::string> now = io::ReadFile(path, kMaxOwnerBytes);
     if (absl::IsNotFound(now.status())) return absl::OkStatus();
     if (!now.ok()) return now.status();
     if (*now != text) return Held(directory, Parse(*now).job);
@@ -158,7 +158,7 @@ absl::StatusOr<std::unique_ptr<Owner>> Owner::Take(
            : ModifiedAt(temporary);
   const auto take = [&]() -> absl::Status {
     if (claim.take_over) return Install(temporary, path, full);
-    const absl::StatusOr<std::string> text = io::ReadFile(path, kMaxRecordBytes);
+    const absl::StatusOr<std::string> text = io::ReadFile(path, kMaxOwnerBytes);
     if (!text.ok() && !absl::IsNotFound(text.status())) return text.status();
     const std::optional<nanoseconds> renewed = ModifiedAt(path);
     if (!text.ok() || !renewed || !now) return Install(temporary, path, full);
@@ -193,7 +193,7 @@ Owner::~Owner() {
 }
 
 absl::Status Owner::Check() {
-  const absl::StatusOr<std::string> text = io::ReadFile(path_, kMaxRecordBytes);
+  const absl::StatusOr<std::string> text = io::ReadFile(path_, kMaxOwnerBytes);
   if (text.ok() && *text == record_) return absl::OkStatus();
   // A directory that somebody emptied is nobody else's.
   if (absl::IsNotFound(text.status()))
@@ -235,14 +235,14 @@ bool Owner::End() {
 void Owner::Release() {
   const std::scoped_lock lock(file_);
   if (!End()) return;
-  if (const auto text = io::ReadFile(path_, kMaxRecordBytes); text.ok() && *text == record_)
+  if (const auto text = io::ReadFile(path_, kMaxOwnerBytes); text.ok() && *text == record_)
     unlink(path_.c_str());
 }
 
 void Owner::Leave() {
   const std::scoped_lock lock(file_);
   if (!End()) return;
-  const absl::StatusOr<std::string> text = io::ReadFile(path_, kMaxRecordBytes);
+  const absl::StatusOr<std::string> text = io::ReadFile(path_, kMaxOwnerBytes);
   std::optional<nanoseconds> time = FileSystemNow(path_.substr(0, path_.rfind('/')));
   // Without room for a file, what is left counts from the last renewal.
   if (!time) time = ModifiedAt(path_);

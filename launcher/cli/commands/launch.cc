@@ -31,10 +31,6 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-absl::Status Misuse(std::string_view what, std::string_view because, std::string_view try_this) {
-  return UserError(absl::StatusCode::kInvalidArgument, what, because, try_this);
-}
-
 void Append(Words& words, const Words& more) {
   words.insert(words.end(), more.begin(), more.end());
 }
@@ -190,8 +186,8 @@ absl::StatusOr<int> LaunchCommand::Run(const ParsedLine& words, const Terminal& 
   }
   if (words.rest.empty()) {
     const CommandDescription description = line().Describe();
-    return Misuse("there is no program to run", UsageLine(description),
-                  Cat(ShellJoin(Shown()), " --help"));
+    return BadInput("there is no program to run", UsageLine(description),
+                    Cat(ShellJoin(Shown()), " --help"));
   }
   RETURN_IF_ERROR(Prepare(words));
   absl::StatusOr<Program> program = ResolveProgram(words.rest, flags_.program);

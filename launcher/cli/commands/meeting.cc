@@ -21,10 +21,6 @@ constexpr std::size_t kHostBytes = 56;  // Of a node's name behind its rank.
 constexpr char kTimeoutVariable[] = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
 constexpr char kFileTimerVariable[] = "TORCHELASTIC_ENABLE_FILE_TIMER";
 
-absl::Status Misuse(std::string_view what, std::string_view because, std::string_view try_this) {
-  return UserError(absl::StatusCode::kInvalidArgument, what, because, try_this);
-}
-
 bool Given(const Names& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
@@ -35,19 +31,19 @@ absl::Status SettleRanks(const Names& names, LaunchFlags& flags) {
   const NodeBounds& nodes = flags.job.nodes;
   const int total = *flags.total_ranks;
   if (nodes.min != nodes.max) {
-    return Misuse(Cat("-n ", total, " needs a fixed number of nodes"),
-                  Cat("--nnodes is ", FormatNnodes(nodes.min, nodes.max)),
-                  "--nproc-per-node N instead of -n");
+    return BadInput(Cat("-n ", total, " needs a fixed number of nodes"),
+                    Cat("--nnodes is ", FormatNnodes(nodes.min, nodes.max)),
+                    "--nproc-per-node N instead of -n");
   }
   if (total % nodes.max != 0) {
-    return Misuse(Cat("-n ", total, " cannot be spread over ", nodes.max, " nodes"),
-                  "--nnodes has to divide it", Cat("-n ", (total / nodes.max + 1) * nodes.max));
+    return BadInput(Cat("-n ", total, " cannot be spread over ", nodes.max, " nodes"),
+                    "--nnodes has to divide it", Cat("-n ", (total / nodes.max + 1) * nodes.max));
   }
   const std::string each = std::to_string(total / nodes.max);
   if (Given(names, "--nproc-per-node") && flags.job.workers != each) {
-    return Misuse(Cat("-n ", total, " and --nproc-per-node ", flags.job.workers, " differ"),
-                  Cat("on ", nodes.max, " nodes it is ", each, " each"),
-                  "leave --nproc-per-node out");
+    return BadInput(Cat("-n ", total, " and --nproc-per-node ", flags.job.workers, " differ"),
+                    Cat("on ", nodes.max, " nodes it is ", each, " each"),
+                    "leave --nproc-per-node out");
   }
   flags.job.workers = each;
   return absl::OkStatus();
@@ -56,8 +52,8 @@ absl::Status SettleRanks(const Names& names, LaunchFlags& flags) {
 absl::Status SettleGrace(Manner manner, const Names& names, LaunchFlags& flags) {
   if (flags.torch.shutdown_timeout_s) {
     if (Given(names, "--grace")) {
-      return Misuse("--grace and --shutdown-timeout are the same", "both were given",
-                    "leave one out");
+      return BadInput("--grace and --shutdown-timeout are the same", "both were given",
+                      "leave one out");
     }
     flags.job.fields.grace = std::chrono::seconds(*flags.torch.shutdown_timeout_s);
     return absl::OkStatus();
@@ -84,9 +80,9 @@ absl::Status SettleStatic(LaunchFlags& flags, Meeting& meeting) {
   }
   const int rank = torch.node_rank.value_or(0);
   if (rank >= nodes.max) {
-    return Misuse(Cat("--node-rank ", rank, " is too high"),
-                  Cat("--nnodes ", nodes.max, " has the ranks 0 to ", nodes.max - 1),
-                  Cat("--nnodes ", rank + 1));
+    return BadInput(Cat("--node-rank ", rank, " is too high"),
+                    Cat("--nnodes ", nodes.max, " has the ranks 0 to ", nodes.max - 1),
+                    Cat("--nnodes ", rank + 1));
   }
   if (nodes.max == 1) {
     flags.endpoint.reset();
@@ -103,8 +99,8 @@ absl::Status SettleStatic(LaunchFlags& flags, Meeting& meeting) {
   if (flags.node_name.empty()) {
     meeting.node_name = Cat(rank, "-", HostName().substr(0, kHostBytes));
   } else if (torch.node_rank) {
-    return Misuse("--node-name and --node-rank exclude each other",
-                  "a node's rank comes from its name", "leave --node-name out");
+    return BadInput("--node-name and --node-rank exclude each other",
+                    "a node's rank comes from its name", "leave --node-name out");
   }
   return absl::OkStatus();
 }
@@ -123,7 +119,7 @@ bool SaysLocalhost(bool torchrun, const LaunchFlags& flags) {
 absl::Status SettlePort(LaunchFlags& flags) {
   if (!flags.any_port || flags.torch.standalone) return absl::OkStatus();
   if (flags.job.nodes.max > 1) {
-    return Misuse(
+    return BadInput(
         Cat("--rdzv-endpoint ", flags.endpoint->host, ":0 means any port"),
         Cat("the nodes of --nnodes ", FormatNnodes(flags.job.nodes.min, flags.job.nodes.max),
             " have to know which one"),
@@ -136,9 +132,9 @@ absl::Status SettlePort(LaunchFlags& flags) {
 absl::Status SettleStandalone(LaunchFlags& flags, Meeting& meeting) {
   NodeBounds& nodes = flags.job.nodes;
   if (nodes.min > 1) {
-    return Misuse(Cat("--standalone and --nnodes ", FormatNnodes(nodes.min, nodes.max),
-                      " exclude each other"),
-                  "a standalone run has one node", "leave --standalone out");
+    return BadInput(Cat("--standalone and --nnodes ", FormatNnodes(nodes.min, nodes.max),
+                        " exclude each other"),
+                    "a standalone run has one node", "leave --standalone out");
   }
   nodes.max = 1;
   if (flags.endpoint || !flags.rdzv_id.empty() || flags.torch.backend == "static") {

@@ -25,10 +25,6 @@
 namespace regroup::cli {
 namespace {
 
-absl::Status Misuse(std::string_view what, std::string_view because, std::string_view try_this) {
-  return UserError(absl::StatusCode::kInvalidArgument, what, because, try_this);
-}
-
 std::vector<std::string> Split(std::string_view text, char separator) {
   std::vector<std::string> parts;
   while (true) {
@@ -47,9 +43,9 @@ std::string Stripped(std::string_view text) {
 
 absl::Status ParseBackend(std::string_view text, std::string& backend) {
   if (text != "c10d" && text != "static") {
-    return Misuse(Cat(ShellQuote(text), " is not served"),
-                  "the coordinator is the rendezvous, it takes the place of etcd and of plug-ins",
-                  "c10d");
+    return BadInput(Cat(ShellQuote(text), " is not served"),
+                    "the coordinator is the rendezvous, it takes the place of etcd and of plug-ins",
+                    "c10d");
   }
   backend = std::string(text);
   return absl::OkStatus();
@@ -64,8 +60,8 @@ absl::Status ParseOneOf(std::string_view text, const std::vector<std::string>& k
   std::string list;
   for (const std::string& word : known) list += Cat(list.empty() ? "" : ", ", word);
   const std::string nearest = DidYouMean(text, known);
-  return Misuse(Cat(ShellQuote(text), " is not known"), Cat(list, " are"),
-                nearest.empty() ? known.front() : nearest);
+  return BadInput(Cat(ShellQuote(text), " is not known"), Cat(list, " are"),
+                  nearest.empty() ? known.front() : nearest);
 }
 
 struct NamedSignal {
@@ -101,10 +97,11 @@ absl::Status ParseSignals(std::string_view text, TorchFlags& flags) {
     auto found = std::find_if(kSignals.begin(), kSignals.end(),
                               [&](const NamedSignal& s) { return s.name == name; });
     if (found == kSignals.end()) {
-      return Misuse(Cat(ShellQuote(word), " cannot be handled"),
-                    "SIGTERM SIGINT SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGCONT SIGWINCH SIGALRM SIGURG "
-                    "SIGIO SIGPWR SIGXCPU SIGVTALRM can",
-                    "SIGTERM,SIGINT,SIGHUP,SIGQUIT");
+      return BadInput(
+          Cat(ShellQuote(word), " cannot be handled"),
+          "SIGTERM SIGINT SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGCONT SIGWINCH SIGALRM SIGURG "
+          "SIGIO SIGPWR SIGXCPU SIGVTALRM can",
+          "SIGTERM,SIGINT,SIGHUP,SIGQUIT");
     }
     (found->ends ? *flags.ending_signals : *flags.forwarded_signals).push_back(found->number);
     flags.signal_names += Cat(flags.signal_names.empty() ? "" : ",", name);
@@ -127,7 +124,8 @@ absl::Status ParseSeconds(std::string_view text) {
   char* end = nullptr;
   const double seconds = std::strtod(copy.c_str(), &end);
   if (*end == '\0' && end != copy.c_str() && seconds >= 0) return absl::OkStatus();
-  return Misuse(Cat(ShellQuote(text), " is not a number of seconds"), "0 or more is needed", "0.1");
+  return BadInput(Cat(ShellQuote(text), " is not a number of seconds"), "0 or more is needed",
+                  "0.1");
 }
 
 // Every way of describing a flag that only has to be understood.
@@ -206,7 +204,7 @@ void DescribeOutput(CLI::App& app, TorchFlags& flags) {
   AddParsed(app, "--logs-specs", "NAME", "", "only default: there are no plug-ins for logs",
             [](std::string_view text) {
               if (text == "default") return absl::OkStatus();
-              return Misuse(
+              return BadInput(
                   Cat("there is no plug-in ", ShellQuote(text)),
                   "logs are always kept: --log-dir, --redirects and --tee say where and what is "
                   "shown",
@@ -241,9 +239,9 @@ absl::StatusOr<StreamChoice> ParseStreamChoice(std::string_view text) {
       rank = ParseNumber(part.substr(0, colon), 0, limits::kWorkersPerNode - 1);
     const bool alone = colon == std::string::npos && part != text;
     if (!bits.ok() || !rank.ok() || alone) {
-      return Misuse(Cat(ShellQuote(text), " names no streams"),
-                    "0 none, 1 stdout, 2 stderr, 3 both; for all, or as LOCAL_RANK:STREAMS,...",
-                    "3");
+      return BadInput(Cat(ShellQuote(text), " names no streams"),
+                      "0 none, 1 stdout, 2 stderr, 3 both; for all, or as LOCAL_RANK:STREAMS,...",
+                      "3");
     }
     if (colon == std::string::npos) {
       choice.all = static_cast<int>(*bits);
@@ -370,9 +368,9 @@ absl::StatusOr<RendezvousConf> ParseRendezvousConf(std::string_view text, bool i
     const std::string value =
         equals == std::string::npos ? std::string() : Stripped(pair.substr(equals + 1));
     if (key.empty() || value.empty()) {
-      return Misuse(Cat("--rdzv-conf: ", ShellQuote(pair), " is not KEY=VALUE"),
-                    key.empty() ? "a key is missing" : "a value is missing",
-                    "--rdzv-conf join_timeout=900,...");
+      return BadInput(Cat("--rdzv-conf: ", ShellQuote(pair), " is not KEY=VALUE"),
+                      key.empty() ? "a key is missing" : "a value is missing",
+                      "--rdzv-conf join_timeout=900,...");
     }
     if (key == (is_static ? "timeout" : "join_timeout")) {
       absl::StatusOr<std::int64_t> seconds = ParseNumber(value, 1, 365 * 24 * 3600);
@@ -381,8 +379,8 @@ absl::StatusOr<RendezvousConf> ParseRendezvousConf(std::string_view text, bool i
       continue;
     }
     if (key == "store_type" && value != "tcp") {
-      return Misuse(Cat("--rdzv-conf: store_type=", value, " is not served"),
-                    "nodes meet at a coordinator, by TCP", "leave store_type out");
+      return BadInput(Cat("--rdzv-conf: store_type=", value, " is not served"),
+                      "nodes meet at a coordinator, by TCP", "leave store_type out");
     }
     if (key == "store_type") continue;
     auto known = std::find_if(kIgnored.begin(), kIgnored.end(),
@@ -404,8 +402,8 @@ absl::StatusOr<std::string> ResolveLocalAddress(const std::string& text) {
   hints.ai_socktype = SOCK_STREAM;
   const int error = ::getaddrinfo(name.c_str(), nullptr, &hints, &found);
   if (error != 0) {
-    return Misuse(Cat("--local-addr: ", ShellQuote(text), " has no address"), ::gai_strerror(error),
-                  "ip -brief address");
+    return BadInput(Cat("--local-addr: ", ShellQuote(text), " has no address"),
+                    ::gai_strerror(error), "ip -brief address");
   }
   std::string literal;
   for (const addrinfo* at = found; at != nullptr && literal.empty(); at = at->ai_next) {
@@ -419,8 +417,8 @@ absl::StatusOr<std::string> ResolveLocalAddress(const std::string& text) {
   }
   ::freeaddrinfo(found);
   if (!literal.empty()) return literal;
-  return Misuse(Cat("--local-addr: ", ShellQuote(text), " is not an address of this host"),
-                "no interface here has it", "ip -brief address");
+  return BadInput(Cat("--local-addr: ", ShellQuote(text), " is not an address of this host"),
+                  "no interface here has it", "ip -brief address");
 }
 
 absl::Status Apply(const TorchFlags& flags, int workers, LaunchConfig& config) {
@@ -448,9 +446,9 @@ absl::Status Apply(const TorchFlags& flags, int workers, LaunchConfig& config) {
   }
   if (!flags.virtual_local_rank) return absl::OkStatus();
   if (const std::optional<VisibleDevices> few = TooFewDevices(workers, AllEnv())) {
-    return Misuse(Cat("--virtual-local-rank: ", workers, " workers need ", workers, " devices"),
-                  Cat(few->variable, "=", few->value, " names ", few->devices.size()),
-                  Cat("--nproc-per-node ", few->devices.size()));
+    return BadInput(Cat("--virtual-local-rank: ", workers, " workers need ", workers, " devices"),
+                    Cat(few->variable, "=", few->value, " names ", few->devices.size()),
+                    Cat("--nproc-per-node ", few->devices.size()));
   }
   return absl::OkStatus();
 }
