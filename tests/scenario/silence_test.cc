@@ -100,6 +100,51 @@ TEST_F(Silence, a_start_that_is_not_heard_of_is_not_late) {
   EXPECT_EQ(world().View(job).generation, Generation(1));
 }
 
+// After a stall of its agent a member's heartbeat comes before it has even read that it shall run.
+class StalledAtItsStart : public Silence {
+ protected:
+  static constexpr Duration kStartTimeout = 2500ms;
+  // Formed, and its order to run waits before an agent that stands still.
+  JobId StalledFor(Duration gap) {
+    Start();
+    AddDaemons({"a", "b"});
+    world().RunFor(3s);
+    JobSpec spec = SpecOf("job", 2, 2);
+    spec.start_timeout = kStartTimeout;
+    world().Submit(spec, "key");
+    const JobId job("job-1");
+    const auto prepared = [&] {
+      const sim::Group* group = world().node("b").Find(job, Generation(1));
+      return group != nullptr && group->phase == Phase::kPrepared;
+    };
+    for (int ms = 0; ms < 5000 && !prepared(); ++ms) world().RunFor(1ms);
+    EXPECT_TRUE(prepared());
+    world().node("b").StallAgent(gap);
+    return job;
+  }
+  void ExpectOneGeneration(const JobId& job) {
+    ASSERT_TRUE(Reaches(job, "running", 5s));
+    world().RunFor(20s);
+    EXPECT_EQ(world().StateOf(job), "running");
+    EXPECT_EQ(world().View(job).generation, Generation(1));
+  }
+};
+
+TEST_F(StalledAtItsStart, is_not_late) {
+  const JobId job = StalledFor(4500ms);
+  world().RunFor(4500ms);
+  ExpectOneGeneration(job);
+}
+
+TEST_F(StalledAtItsStart, nor_while_the_coordinator_stands_still) {
+  const JobId job = StalledFor(4500ms);
+  world().node("b").behaviour().start = 1s;
+  world().RunFor(4600ms);
+  world().StallCoordinator(3s);
+  world().RunFor(3s);
+  ExpectOneGeneration(job);
+}
+
 // It says what it waits for, and the others have a lease to follow the first that comes back.
 TEST_F(Silence, who_does_not_follow_is_lost) {
   Start();

@@ -193,13 +193,19 @@ bool CheckStart(Step& step, Job& job, const GenerationSoft& soft, Formed& formed
   for (const NodeId& id : formed.starts.not_started) {
     const Node* node = step.state.FindNode(id);
     if (node == nullptr || !node->Is<Attached>()) continue;  // Its lease decides.
-    if (!IsHeard(step.state,
-                 id)) {  // Here too; its ranks may run, and only the word of it be on its way.
+    // Here too; its ranks may run, and only the word of it be on its way.
+    if (!IsHeard(step.state, id)) {
+      formed.starts.returned.try_emplace(id);
       step.Wake(job, step.now() + step.config().leases.heartbeat);
       continue;
     }
-    // An agent that has come back gets the whole limit: it may have had to adopt its group first.
-    const Instant due = std::max(soft.since, node->attached()->since) + limit;
+    // An agent that has come back gets the whole limit: it may have had to adopt its group first,
+    // or to read that it shall run.
+    Instant due = std::max(soft.since, node->attached()->since) + limit;
+    if (const auto found = formed.starts.returned.find(id); found != formed.starts.returned.end()) {
+      if (!found->second) found->second = step.now();
+      due = std::max(due, *found->second + limit);
+    }
     if (step.now() < due) {
       step.Wake(job, due);
       continue;

@@ -64,6 +64,9 @@ struct Course {
 struct Starts {
   std::set<NodeId> not_started;
   std::map<NodeId, std::vector<RankStart>> started;
+  // Members that were not heard when their time to start was over, and since when they are heard:
+  // they get that time once more.
+  std::map<NodeId, std::optional<Instant>> returned;
 };
 
 // Losses by silence that are not believed yet.

@@ -18,6 +18,8 @@ struct WaitsOf {
   void operator()(Formed& formed) const {
     extend(formed.silence.return_until);
     for (auto& lost : formed.lost) extend(lost.second);
+    for (auto& member : formed.starts.returned)
+      if (member.second) extend(*member.second);
     // A notice's time passes by itself.
     if (formed.saving && formed.saving->node.empty()) extend(formed.saving->until);
   }

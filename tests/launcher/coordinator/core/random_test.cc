@@ -46,30 +46,41 @@ std::string Story(std::uint64_t seed, const ChaosResult& result) {
   return story;
 }
 
-std::uint64_t LivesPerShard() {
-  const char* asked = std::getenv("REGROUP_LIVES");
-  return asked ? std::strtoull(asked, nullptr, 10) : kLives;
-}
-
 class Random : public ::testing::TestWithParam<int> {};
 
 // At least twenty generations each, on a bad network, with short waits and small limits.
 constexpr std::uint64_t kLongLives = 10;
+// Beyond them, each for what the core did wrong in it once. 369: a start was called late as it was
+// on its way.
+constexpr std::uint64_t kLongLivesThatWereBroken[] = {369};
+
+std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
+  const char* asked = std::getenv(name);
+  return asked ? std::strtoull(asked, nullptr, 10) : otherwise;
+}
+
+TEST(RandomLife, WhatWasBrokenOnceIsWhole) {
+  for (const std::uint64_t seed : kLongLivesThatWereBroken) {
+    const ChaosResult result = sim::RunChaos(seed, sim::LongLife(seed));
+    EXPECT_THAT(result.violations, ::testing::IsEmpty()) << Story(seed, result);
+  }
+}
 
 TEST_P(Random, LongLivesKeepTheInvariants) {
   int reached = 0;
-  for (std::uint64_t i = 0; i < kLongLives; ++i) {
-    const std::uint64_t seed = 1 + static_cast<std::uint64_t>(GetParam()) * kLongLives + i;
+  const std::uint64_t lives = FromEnvironment("REGROUP_LONG_LIVES", kLongLives);
+  for (std::uint64_t i = 0; i < lives; ++i) {
+    const std::uint64_t seed = 1 + static_cast<std::uint64_t>(GetParam()) * lives + i;
     const ChaosResult result = sim::RunChaos(seed, sim::LongLife(seed));
     ASSERT_THAT(result.violations, ::testing::IsEmpty()) << Story(seed, result);
     reached += result.generations >= 20 ? 1 : 0;
   }
-  EXPECT_GE(reached, static_cast<int>(kLongLives) - 1);
+  EXPECT_GE(reached, static_cast<int>(lives - lives / kLongLives));
 }
 
 TEST_P(Random, LivesKeepTheInvariants) {
   int generations = 0;
-  const std::uint64_t lives = LivesPerShard();
+  const std::uint64_t lives = FromEnvironment("REGROUP_LIVES", kLives);
   for (std::uint64_t i = 0; i < lives; ++i) {
     const std::uint64_t seed = 1 + static_cast<std::uint64_t>(GetParam()) * 1'000'000 + i;
     const ChaosResult result = sim::RunChaos(seed);
