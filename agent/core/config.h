@@ -8,6 +8,7 @@
 
 #include "common/base/control.h"
 #include "common/base/ids.h"
+#include "common/base/job_spec.h"
 #include "common/base/time.h"
 
 namespace regroup::agent {
@@ -21,6 +22,8 @@ struct Waits {
   Duration welcome = std::chrono::seconds(5);
   // Between two starts of a coordinator that this host hosts and that does not answer.
   Duration coordinator_restart = std::chrono::seconds(1);
+  // For what ranks are forked from to have imported: they start cold.
+  Duration warm_up = kWarmUpLimit;
   // For a shim's word, after the deadline of a stop: the shim is killed, as often as it takes.
   Duration shim_silence = std::chrono::seconds(2);
   // One Ctrl-C under `timeout` arrives twice within 1 ms; a person's second one is later than this.

@@ -27,6 +27,7 @@ void On(Step&, const Tick&) {}
 // since the coordinator judges those by what it knows of the group.
 void Settle(Step& step) {
   Reconcile(step);
+  EndWarmUps(step);
   KillSilentShims(step);
   SendReports(step, /*all=*/false);
   SendDueProgress(step);
@@ -63,7 +64,10 @@ std::optional<Instant> Core::NextDeadline() const {
   };
   // Without a session progress waits for the next one, not for a time.
   if (state.attached()) consider(NextProgress(state));
-  for (const auto& [key, group] : state.groups) consider(KillShimAt(group));
+  for (const auto& [key, group] : state.groups) {
+    consider(WarmUntil(group));
+    consider(KillShimAt(group));
+  }
   consider(NextLeave(state));
   return next;
 }

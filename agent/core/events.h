@@ -102,6 +102,9 @@ struct PrepareFailed {  // Any part of it: run directory, shim, store.
   GroupKey key;
   std::string why;
 };
+struct WarmedUp {  // Its ranks can be forked, or it is known that they cannot.
+  GroupKey key;
+};
 struct ShimReady {
   GroupKey key;
   std::optional<Address> witness;
@@ -165,7 +168,7 @@ struct Tick {};  // now >= NextDeadline().
 using Event =
     std::variant<Scanned, CoordinatorFound, Welcomed, CoordinatorRefused, CoordinatorAway,
                  CoordinatorSpoke, Ordered, ReportAcked, CommitAnswered, EnoughJoined, JobOver,
-                 RunDirectoryWritten, PrepareFailed, ShimReady, NodeChecked, StoreBound,
+                 RunDirectoryWritten, PrepareFailed, WarmedUp, ShimReady, NodeChecked, StoreBound,
                  RanksStarted, RankExited, RankErrorRead, GroupEmpty, GroupStuck, ShimGone,
                  StoreGone, WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
 
@@ -176,6 +179,11 @@ using Event =
 struct WriteRunDirectory {
   GroupKey key;
   Prepare prepare;
+};
+// Has what the ranks need imported, by a process that they can be forked from. Answered by
+// WarmedUp, at once where there is such a process.
+struct WarmUp {
+  GroupKey key;
 };
 struct SpawnShim {  // Answered by ShimReady or PrepareFailed.
   GroupKey key;
@@ -272,11 +280,11 @@ struct Leave {               // End the process. Nothing follows.
 };
 
 using Action =
-    std::variant<WriteRunDirectory, SpawnShim, SpawnStore, StartRanks, StopRanks, SignalRank,
-                 KillGroup, KillShim, ReleaseShim, CloseStore, RemoveRunDirectory, SendHello,
-                 RememberCoordinator, RefuseCoordinator, BreakSession, SendLaunch, SendReport,
-                 SendProgress, SendCommit, SendNotice, SendLeave, ShowLeaving, SendHeartbeat,
-                 TellNotice, TellCommit, StartCoordinator, Leave>;
+    std::variant<WriteRunDirectory, WarmUp, SpawnShim, SpawnStore, StartRanks, StopRanks,
+                 SignalRank, KillGroup, KillShim, ReleaseShim, CloseStore, RemoveRunDirectory,
+                 SendHello, RememberCoordinator, RefuseCoordinator, BreakSession, SendLaunch,
+                 SendReport, SendProgress, SendCommit, SendNotice, SendLeave, ShowLeaving,
+                 SendHeartbeat, TellNotice, TellCommit, StartCoordinator, Leave>;
 
 struct Effects {
   std::vector<Action> actions;

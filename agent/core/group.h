@@ -24,13 +24,16 @@ namespace regroup::agent {
 enum class ShimStage {
   kNone,       // Nothing of this group is on the disk.
   kDirectory,  // Its run directory exists, in whole or in part.
+  kWarming,    // The directory is complete; what its ranks need is being imported.
   kSpawned,
   kReady,  // It answers.
   kGone,   // It lives no more; the directory stays.
 };
 struct Shim {
   ShimStage stage = ShimStage::kNone;
-  bool checking = false;  // Its node check runs.
+  bool warm = false;                  // Its ranks are to be forked.
+  std::optional<Instant> warm_until;  // Then it is spawned, whatever was imported.
+  bool checking = false;              // Its node check runs.
   // Where it accepts while its group is not free, so that others see that this host lives.
   std::optional<Address> witness;
   std::optional<Instant> kill_at;  // By then it should have said that its ranks are gone.

@@ -26,6 +26,13 @@ void Refuse(Step& step, const GroupKey& key, int workers, std::string why) {
   step.state.groups.emplace(key, std::move(group));
 }
 
+// Side by side, because a restart waits for the slower of the two.
+void SpawnParts(Step& step, const GroupKey& key, Group& group) {
+  group.shim.stage = ShimStage::kSpawned;
+  step.Do(SpawnShim{key});
+  if (group.store.hosted) step.Do(SpawnStore{key});
+}
+
 }  // namespace
 
 void StartPreparing(Step& step, const JobId& job, const Prepare& prepare) {
@@ -55,10 +62,26 @@ void StartPreparing(Step& step, const JobId& job, const Prepare& prepare) {
   Group group;
   group.workers = needed;
   group.store.hosted = prepare.host_store;
+  // A node check's processes and the one that forks could not be told apart.
+  group.shim.warm = prepare.spec.job.warm && !prepare.spec.job.node_check.wanted();
   // From now on there may be something of it on the disk, whether the shell has answered or not.
   group.shim.stage = ShimStage::kDirectory;
   state.groups.emplace(key, std::move(group));
   step.Do(WriteRunDirectory{key, prepare});
+}
+
+std::optional<Instant> WarmUntil(const Group& group) {
+  const bool waits = group.shim.stage == ShimStage::kWarming && group.phase != Phase::kFree;
+  return waits ? group.shim.warm_until : std::nullopt;
+}
+
+void EndWarmUps(Step& step) {
+  for (auto& [key, group] : step.state.groups) {
+    const std::optional<Instant> until = WarmUntil(group);
+    if (!until || step.now() < *until) continue;
+    step.Note(absl::StrCat("ranks of ", NameOf(key), " do not wait for imports any longer"));
+    SpawnParts(step, key, group);
+  }
 }
 
 void MaybePrepared(Group& group) {
@@ -71,16 +94,22 @@ void MaybePrepared(Group& group) {
 
 void On(Step& step, const RunDirectoryWritten& written) {
   Group* group = step.state.Find(written.key);
-  if (group == nullptr || group->shim.stage >= ShimStage::kSpawned) return;
+  if (group == nullptr || group->shim.stage >= ShimStage::kWarming) return;
   if (group->stop_deadline) {
     // Voided meanwhile: nothing was started, so nothing has to be stopped.
     MarkFree(*group);
     return;
   }
-  group->shim.stage = ShimStage::kSpawned;
-  // Side by side, because a restart waits for the slower of the two.
-  step.Do(SpawnShim{written.key});
-  if (group->store.hosted) step.Do(SpawnStore{written.key});
+  if (!group->shim.warm) return SpawnParts(step, written.key, *group);
+  group->shim.stage = ShimStage::kWarming;
+  group->shim.warm_until = step.now() + step.waits().warm_up;
+  step.Do(WarmUp{written.key});
+}
+
+void On(Step& step, const WarmedUp& warmed_up) {
+  Group* group = step.state.Find(warmed_up.key);
+  if (group == nullptr || !WarmUntil(*group)) return;
+  SpawnParts(step, warmed_up.key, *group);
 }
 
 void On(Step& step, const PrepareFailed& failed) {

@@ -4,8 +4,10 @@
 // directory, the shim, its node check, and the store where this node hosts it. Each part is
 // ordered once and answers once. Private to this folder.
 //
-//   WriteRunDirectory → SpawnShim → (node check) ┐
-//                       SpawnStore               ┴→ kPrepared
+//   WriteRunDirectory → (WarmUp) → SpawnShim → (node check) ┐
+//                                  SpawnStore               ┴→ kPrepared
+
+#include <optional>
 
 #include "agent/core/events.h"
 #include "agent/core/group.h"
@@ -19,11 +21,16 @@ namespace regroup::agent {
 // can never be done is refused, and reported like any group.
 void StartPreparing(Step& step, const JobId& job, const Prepare& prepare);
 
+// Imports may take for ever; ranks wait for them until then.
+std::optional<Instant> WarmUntil(const Group& group);
+void EndWarmUps(Step& step);
+
 // Once all parts have answered.
 void MaybePrepared(Group& group);
 
 void On(Step& step, const RunDirectoryWritten& written);
 void On(Step& step, const PrepareFailed& failed);
+void On(Step& step, const WarmedUp& warmed_up);
 void On(Step& step, const ShimReady& ready);
 void On(Step& step, const NodeChecked& checked);
 void On(Step& step, const StoreBound& bound);

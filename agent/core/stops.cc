@@ -38,6 +38,8 @@ void StopGroup(Step& step, const GroupKey& key, Group& group, Instant deadline, 
   // A generation with a rank that has exited 0 neither grows nor moves: that stop ends the job.
   const bool finished = reason == StopReason::kElective && AllExitedWell(group);
   if (group.shim.stage == ShimStage::kReady) step.Do(StopRanks{key, deadline, finished});
+  // Nothing was started, so nothing has to be stopped.
+  if (group.shim.stage == ShimStage::kWarming) MarkFree(group);
 }
 
 void StopEverything(Step& step, Instant deadline) {

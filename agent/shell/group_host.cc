@@ -43,7 +43,6 @@ constexpr auto kRemoveInterval = 20ms, kLastWords = 10000ms;
 constexpr int kStuckRounds = 2000;  // × kKillInterval
 constexpr std::size_t kShimLogBytes = 4096;
 constexpr auto kMeetingLimit = 10s;
-constexpr char kWarmVariable[] = "REGROUP_WARM";
 constexpr auto kNurseryLingers = 60s;       // Without any group of its job.
 constexpr int kServiceOomAdjustment = 500;  // Workers go before the agent does.
 
@@ -53,12 +52,6 @@ mode_t CurrentUmask() {
   const mode_t mask = ::umask(022);
   ::umask(mask);
   return mask;
-}
-
-bool WantsWarmRanks(const std::vector<std::string>& environment) {
-  const Environment workers = FromEntries(environment);
-  const auto found = workers.find(kWarmVariable);
-  return found != workers.end() && found->second == "1";
 }
 
 }  // namespace
@@ -182,17 +175,17 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
     RETURN_IF_ERROR(CheckDevices(hosted->spec.workers, FromEntries(hosted->spec.environment)));
   hosted->worker_secret = io::RandomHex(32);
   // A node check's processes and the one that forks could not be told apart.
-  hosted->warm = WantsWarmRanks(hosted->spec.environment) && !hosted->spec.node_check.wanted();
-  hosted->spec.agent_data = json{{"host_store", prepare.host_store},
-                                 {"worker_secret", hosted->worker_secret},
-                                 {"store_members", prepare.store_members},
-                                 {"advertise", ip},
-                                 {"numa_binding", hosted->worker.numa_binding},
-                                 {"virtual_local_rank", hosted->worker.virtual_local_rank},
-                                 {"sets_master_port", hosted->worker.sets_master_port},
-                                 {"warm", hosted->warm},
-                                 {"witness", ToJson(*hosted->witness)}}
-                                .dump();
+  if (!hosted->spec.node_check.wanted()) hosted->warm = prepare.spec.job.warm;
+  json data = {{"host_store", prepare.host_store},
+               {"worker_secret", hosted->worker_secret},
+               {"store_members", prepare.store_members},
+               {"advertise", ip},
+               {"numa_binding", hosted->worker.numa_binding},
+               {"virtual_local_rank", hosted->worker.virtual_local_rank},
+               {"sets_master_port", hosted->worker.sets_master_port},
+               {"witness", ToJson(*hosted->witness)}};
+  if (hosted->warm) data["warm"] = *hosted->warm;
+  hosted->spec.agent_data = data.dump();
   absl::StatusOr<shim::RunDirectory> directory =
       shim::CreateRunDirectory(options_.node_base, hosted->spec);
   RETURN_IF_ERROR(directory.status());
@@ -247,13 +240,25 @@ absl::Status GroupHost::Spawn(Hosted& hosted) {
   hosted.witness_fd.reset();
   RETURN_IF_ERROR(start.status());
   const auto nursery = nurseries_.find(hosted.key.job);
-  if (hosted.warm && nursery != nurseries_.end() && nursery->second->ready())
-    return SpawnFromNursery(hosted, *nursery->second, *std::move(start), directory);
+  if (hosted.warm && nursery != nurseries_.end()) {
+    if (nursery->second->ready())
+      return SpawnFromNursery(hosted, *nursery->second, *std::move(start), directory);
+    nursery->second->GiveUp();
+  }
   RETURN_IF_ERROR(hosted.shim->Spawn(*start));
   return hosted.shim->Await(directory);
 }
 
 // ---- nursery ------------------------------------------------------------------------------------
+
+void GroupHost::Carry(const WarmUp& action) {
+  Hosted* hosted = Find(action.key);
+  CHECK(hosted != nullptr);
+  KeepNursery(*hosted);
+  nurseries_.at(action.key.job)->WhenSettled([this, alive = alive_, key = action.key] {
+    if (*alive) handler_.post(WarmedUp{key});
+  });
+}
 
 absl::Status GroupHost::SpawnFromNursery(Hosted& hosted, Nursery& nursery, shim::ShimStart start,
                                          const shim::RunDirectory& directory) {
@@ -269,18 +274,19 @@ absl::Status GroupHost::SpawnFromNursery(Hosted& hosted, Nursery& nursery, shim:
   return absl::OkStatus();
 }
 
-// Starts the job's nursery beside its ranks, which do not wait for it: once in a generation, where
-// there is none that is ready or may become so.
+// Starts the job's nursery, once in a generation, where there is none that is ready or may become
+// so. Of a group that runs already, beside its ranks.
 void GroupHost::KeepNursery(Hosted& hosted) {
-  if (!hosted.warm || std::exchange(hosted.has_had_nursery, true)) return;
+  if (!hosted.warm || hosted.has_had_nursery) return;
   const JobId& job = hosted.key.job;
   const auto found = nurseries_.find(job);
   if (found != nurseries_.end() && !found->second->worn_out()) return;
+  hosted.has_had_nursery = true;
   const auto tell = [this, job](const std::string& why) {
     const std::string line = absl::StrCat("ranks of ", job.value(), " start cold: ", why);
     (handler_.tell ? handler_.tell : handler_.warn)(line);
   };
-  nurseries_[job] = Nursery::Start(loop_, options_.shim_program, hosted.spec, tell);
+  nurseries_[job] = Nursery::Start(loop_, options_.shim_program, hosted.spec, *hosted.warm, tell);
 }
 
 void GroupHost::DropNursery(const JobId& job) {

@@ -71,6 +71,7 @@ class GroupHost {
   bool OutputPending(const JobId& job) const;
 
   void Carry(const WriteRunDirectory& action);
+  void Carry(const WarmUp& action);
   void Carry(const SpawnShim& action);
   void Carry(const SpawnStore& action);
   void Carry(const StartRanks& action);

@@ -149,7 +149,7 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
   hosted->worker.numa_binding = data.value("numa_binding", hosted->worker.numa_binding);
   hosted->worker.virtual_local_rank =
       data.value("virtual_local_rank", hosted->worker.virtual_local_rank);
-  hosted->warm = data.value("warm", false);
+  if (data.contains("warm")) hosted->warm = data.value("warm", std::vector<std::string>());
   hosted->worker.sets_master_port = data.value("sets_master_port", hosted->worker.sets_master_port);
   hosted->witness = AddressFrom(data, "witness");
   hosted->noticed = notes.value("noticed", false);

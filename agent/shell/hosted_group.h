@@ -22,7 +22,7 @@ struct GroupHost::Hosted {
   std::string path, store_path;
   std::string worker_secret;  // Of its ranks' tokens.
   bool host_store = false;
-  bool warm = false;  // Its ranks may be forked from a nursery.
+  std::optional<std::vector<std::string>> warm;  // As JobSpec has it: from a nursery.
   bool has_had_nursery = false;
   std::vector<std::string> store_members;
   std::optional<Address> witness, store;

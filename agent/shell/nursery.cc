@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <boost/asio/steady_timer.hpp>
@@ -12,6 +13,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/shell/child_exit.h"
+#include "common/base/job_spec.h"
+#include "common/config/values.h"
+#include "common/report/format.h"
 
 namespace regroup::agent {
 namespace {
@@ -23,18 +27,26 @@ using boost::system::error_code;
 // A new process of Python's size takes milliseconds; a cold start is far better than a wait.
 constexpr auto kAnswerLimit = std::chrono::seconds(1);
 constexpr std::size_t kMaxMessageBytes = 8192;
+constexpr auto kEndLimit = std::chrono::seconds(1);  // From its connection's end to its own.
+
+std::string HowItEnded(std::optional<int> status) {
+  if (!status) return "";
+  if (WIFSIGNALED(*status)) return absl::StrCat(" by ", SignalName(WTERMSIG(*status)));
+  return absl::StrCat(" with exit code ", WEXITSTATUS(*status));
+}
 
 }  // namespace
 
 std::shared_ptr<Nursery> Nursery::Start(asio::io_context& loop, const std::string& program,
                                         const shim::Spec& spec,
+                                        const std::vector<std::string>& modules,
                                         std::function<void(std::string)> cold) {
   std::shared_ptr<Nursery> nursery(new Nursery(loop, std::move(cold)));
   if (!shim::WordsBeforeScript(spec.command)) {
     nursery->Fail("their program is not a script that Python executes");
     return nursery;
   }
-  absl::StatusOr<shim::SpawnedNursery> spawned = shim::SpawnNursery(program, spec);
+  absl::StatusOr<shim::SpawnedNursery> spawned = shim::SpawnNursery(program, spec, modules);
   if (!spawned.ok()) {
     nursery->Fail(std::string(spawned.status().message()));
     return nursery;
@@ -43,11 +55,11 @@ std::shared_ptr<Nursery> Nursery::Start(asio::io_context& loop, const std::strin
   nursery->socket_.emplace(loop, spawned->socket.release());
   nursery->Listen();
   WhenOver(loop, std::move(spawned->child.process), spawned->child.pid,
-           [weak = std::weak_ptr<Nursery>(nursery)](std::optional<int>) {
+           [weak = std::weak_ptr<Nursery>(nursery)](std::optional<int> status) {
              const std::shared_ptr<Nursery> self = weak.lock();
              if (!self) return;
              self->OnMessage();  // Its last words come before its end.
-             self->Fail("its nursery has ended");
+             self->Fail(absl::StrCat("its nursery has ended", HowItEnded(status)));
            });
   return nursery;
 }
@@ -58,27 +70,55 @@ void Nursery::Listen() {
                         const std::shared_ptr<Nursery> self = weak.lock();
                         if (error || !self || self->over_) return;
                         self->OnMessage();
-                        if (!self->over_) self->Listen();
+                        if (self->socket_) self->Listen();
                       });
 }
 
 void Nursery::OnMessage() {
-  if (over_) return;
+  if (over_ || closed_) return;
   char bytes[kMaxMessageBytes];
   const ssize_t n = ::recv(socket_->native_handle(), bytes, sizeof(bytes), 0);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
   const std::string_view said(bytes, n > 0 ? static_cast<std::size_t>(n) : 0);
   if (said == "ready") {
     ready_ = true;
+    TellSettled();
+  } else if (said.starts_with("cold ")) {
+    Fail(std::string(said.substr(5)));
   } else {
-    Fail(said.starts_with("cold ") ? std::string(said.substr(5)) : "its nursery has ended");
+    AwaitEnd();
   }
+}
+
+// How it ended says more than that it says nothing any more.
+void Nursery::AwaitEnd() {
+  if (over_ || std::exchange(closed_, true)) return;
+  socket_.reset();
+  auto limit = std::make_shared<asio::steady_timer>(loop_, kEndLimit);
+  limit->async_wait([weak = weak_from_this(), limit](const error_code& error) {
+    const std::shared_ptr<Nursery> self = weak.lock();
+    if (!error && self) self->Fail("its nursery has closed its connection");
+  });
 }
 
 void Nursery::Fail(std::string why) {
   if (over_) return;
   End();
   if (auto cold = std::exchange(cold_, nullptr)) cold(std::move(why));
+  TellSettled();
+}
+
+void Nursery::WhenSettled(std::function<void()> settled) {
+  settled_.push_back(std::move(settled));
+  if (ready() || over_) TellSettled();
+}
+
+void Nursery::TellSettled() {
+  for (const auto& settled : std::exchange(settled_, {})) settled();
+}
+
+void Nursery::GiveUp() {
+  Fail(absl::StrCat("their imports took longer than ", FormatDuration(kWarmUpLimit)));
 }
 
 void Nursery::End() {
@@ -113,7 +153,7 @@ void Nursery::StartShim(shim::ShimStart start, std::function<void(const shim::Sh
     asked->answer.close();
     if (!allowed) {
       self->OnMessage();
-      self->Fail(in_time ? "its nursery has ended" : "its nursery does not answer");
+      in_time ? self->AwaitEnd() : self->Fail("its nursery does not answer");
       asked->failed(asked->start);
     }
     asked->start = {};

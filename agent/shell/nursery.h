@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "agent/shim/client.h"
 
@@ -16,12 +17,18 @@ namespace regroup::agent {
 
 class Nursery : public std::enable_shared_from_this<Nursery> {
  public:
-  // Of a job with that spec. `cold` hears once why ranks cannot be forked from it (any more).
+  // Of a job with that spec; of no `modules` it imports those that the script does. `cold` hears
+  // once why ranks cannot be forked from it (any more).
   static std::shared_ptr<Nursery> Start(boost::asio::io_context& loop, const std::string& program,
                                         const shim::Spec& spec,
+                                        const std::vector<std::string>& modules,
                                         std::function<void(std::string)> cold);
 
-  bool ready() const { return ready_ && !over_; }
+  bool ready() const { return ready_ && !closed_ && !over_; }
+  // Calls that once it is ready or over; at once where it is.
+  void WhenSettled(std::function<void()> settled);
+  // Ranks do not wait for it any longer. Does nothing where it is over.
+  void GiveUp();
   // Another one may take its place: it was ready once.
   bool worn_out() const { return ready_ && over_; }
   // Has it start that shim. Calls `failed` where it does not: no shim of that start runs then, and
@@ -35,13 +42,16 @@ class Nursery : public std::enable_shared_from_this<Nursery> {
       : loop_(loop), cold_(std::move(cold)) {}
   void Listen();
   void OnMessage();
+  void AwaitEnd();
+  void TellSettled();
   void Fail(std::string why);
 
   boost::asio::io_context& loop_;
   std::function<void(std::string)> cold_;
+  std::vector<std::function<void()>> settled_;
   io::UniqueFd process_;
   std::optional<boost::asio::posix::stream_descriptor> socket_;
-  bool ready_ = false, over_ = false;
+  bool ready_ = false, closed_ = false, over_ = false;
 };
 
 }  // namespace regroup::agent

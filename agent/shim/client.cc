@@ -251,7 +251,8 @@ std::optional<int> WordsBeforeScript(const std::vector<std::string>& command) {
   return std::nullopt;
 }
 
-absl::StatusOr<SpawnedNursery> SpawnNursery(const std::string& program, const Spec& spec) {
+absl::StatusOr<SpawnedNursery> SpawnNursery(const std::string& program, const Spec& spec,
+                                            const std::vector<std::string>& modules) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
     return io::ErrnoStatus(errno, "make socket pair");
@@ -265,8 +266,11 @@ absl::StatusOr<SpawnedNursery> SpawnNursery(const std::string& program, const Sp
   for (int target : {0, 1, 2}) RETURN_IF_ERROR(setup.Pass(null.get(), target));
   RETURN_IF_ERROR(setup.Pass(theirs.get(), kDirectoryFd));
   setup.Detach();
-  std::vector<std::string> words = {program, kNurseryMode, spec.directory,
+  std::vector<std::string> words = {program,
+                                    kNurseryMode,
+                                    spec.directory,
                                     absl::StrCat(WordsBeforeScript(spec.command).value_or(0)),
+                                    absl::StrJoin(modules, ","),
                                     spec.program.empty() ? spec.command[0] : spec.program};
   words.insert(words.end(), spec.command.begin(), spec.command.end());
   std::vector<std::string> environment = spec.environment;

@@ -80,8 +80,10 @@ struct SpawnedNursery {
   SpawnedShim child;
   io::UniqueFd socket;  // Keeps messages apart. What comes: see nursery.py. Closed: it ends.
 };
-// For the command, program, environment and directory of `spec`. REQUIRES: WordsBeforeScript.
-absl::StatusOr<SpawnedNursery> SpawnNursery(const std::string& program, const Spec& spec);
+// For the command, program, environment and directory of `spec`; of no `modules` it finds them
+// itself. REQUIRES: WordsBeforeScript.
+absl::StatusOr<SpawnedNursery> SpawnNursery(const std::string& program, const Spec& spec,
+                                            const std::vector<std::string>& modules);
 // Has the nursery start the shim beside a child that forks warm ranks. The result becomes readable:
 // with the pid of the shim, which waits for AllowShim; or at its end, when no shim will run.
 absl::StatusOr<io::UniqueFd> AskForShim(int nursery_socket, const ShimStart& start);

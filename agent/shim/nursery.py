@@ -1,15 +1,22 @@
 """The nursery of one job on one node: imports what its script will need, once, then forks ranks that start warm.
 
 Built into regroup-shim, which executes the job's own interpreter with this text; agent/README.md has the design. Its
-arguments: how many words stand before the script in the command, then the command. Descriptor 3 is the agent's socket.
+arguments: how many words stand before the script in the command, the modules to import (with commas between them; none:
+those that the script imports), then the command. Descriptor 3 is the agent's socket.
 It says there "ready" or "cold REASON", is then asked for supervisors ("shim"), and ends when the agent has gone.
 """
 import sys
 
+# Libraries that start threads when they are imported, where these do not say 1.
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# What a first step imports, and nothing at the top of a script says.
+LATER = {"torch": "torch._dynamo"}
+
 # What a cold rank has imported before its script's own folder counts.
 EARLY = set(sys.modules)
 
-import ast  # noqa: E402 (EARLY comes first)
+import _imp  # noqa: E402 (EARLY comes first)
+import ast  # noqa: E402
 import ctypes  # noqa: E402
 import fcntl  # noqa: E402
 import gc  # noqa: E402
@@ -101,6 +108,8 @@ def check(own):
             raise Cold("opens " + at)
         if stat.S_ISSOCK(mode) and fd not in own:
             raise Cold("opens a socket")
+    if _imp.lock_held():
+        raise Cold("holds the lock of imports")
     owned = getattr(logging._lock, "_is_owned", lambda: False)
     if owned():
         raise Cold("holds the lock of logging")
@@ -120,10 +129,21 @@ def import_all(asked, own):
             __import__(name, {}, {}, list(names), 0)
         except BaseException as error:  # Whatever it is, the rank meets it as well, and says so.
             raise Cold("import %s: %s: %s" % (name, type(error).__name__, str(error)[:200])) from None
-        try:
-            check(own)
-        except Cold as why:
-            raise Cold("import %s %s" % (name, why)) from None
+        check_after(name, own)
+    for name, later in LATER.items():
+        if name in sys.modules:
+            try:
+                __import__(later)
+            except Exception:
+                pass  # The script may never need it.
+            check_after(later, own)
+
+
+def check_after(name, own):
+    try:
+        check(own)
+    except Cold as why:
+        raise Cold("import %s %s" % (name, why)) from None
 
 
 def refuse_shadowed(folder):
@@ -264,6 +284,40 @@ def take_environment(entries):
         os.environb[key] = value
 
 
+def thread_count(*names):
+    """As these libraries read it: the first that is a number, else a thread for each CPU."""
+    for name in names + ("OMP_NUM_THREADS",):
+        first = os.environ.get(name, "").split(",")[0].strip()
+        if first.isdigit() and int(first) > 0:
+            return int(first)
+    return len(os.sched_getaffinity(0))
+
+
+def take_threads():
+    """The environment was read when the libraries were loaded, and said one thread."""
+    omp, blas = thread_count(), thread_count("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as f:
+        paths = {line.rstrip("\n").split(None, 5)[5] for line in f if ".so" in line}
+    for path in paths:
+        name = os.path.basename(path)
+        if "openblas" in name and blas > 1:
+            call(path, blas, *(prefix + "openblas_set_num_threads" + suffix for prefix in ("", "scipy_") for suffix in ("", "64_")))
+        elif name.startswith(("libgomp", "libiomp", "libomp")) and omp > 1:
+            call(path, omp, "omp_set_num_threads")
+    torch = sys.modules.get("torch")
+    if torch is not None and max(omp, thread_count("MKL_NUM_THREADS")) > 1:
+        torch.set_num_threads(thread_count("MKL_NUM_THREADS"))
+
+
+def call(path, number, *names):
+    library = ctypes.CDLL(path)
+    for name in names:
+        function = getattr(library, name, None)
+        if function is not None:
+            return function(ctypes.c_int(number))
+    return None
+
+
 def reseed():
     """What a new interpreter draws from the system while it imports; `random` does it itself after a fork."""
     random = sys.modules.get("numpy.random")
@@ -341,6 +395,7 @@ def become_rank(plan, fds, own, state):
     state["shown"].show_words(plan.words)
     state["shown"].show_entries(sorted(plan.entries, key=lambda entry: not entry.startswith(b"REGROUP_")))
     take_environment(plan.entries)
+    take_threads()
     reseed()
     repeat_said(state["said"])
     close_all(fds + list(own) + state["said"])  # The status pipe too: it has begun its program.
@@ -423,12 +478,9 @@ def become_shim(message, fds, own, state):
 # ---- the nursery ---------------------------------------------------------------------------------
 
 
-def prepare(script, own):
+def prepare(script, modules, own):
     folder = os.path.dirname(os.path.realpath(script))
-    try:
-        asked = wanted(script, folder)
-    except (OSError, SyntaxError, ValueError, RecursionError) as error:
-        raise Cold("%s: %s" % (type(error).__name__, error)) from None
+    asked = [(module, ()) for module in modules] or wanted(script, folder)
     import_all(asked, own)
     refuse_shadowed(folder)
     gc.collect()
@@ -470,10 +522,13 @@ def main():
     if sys.version_info < (3, 8):
         agent.send(b"cold Python %d.%d is older than 3.8" % sys.version_info[:2])
         os._exit(0)
-    before, words = int(sys.argv[1]), sys.argv[2:-1]  # The last one is room for longer ones.
+    before, modules = int(sys.argv[1]), sys.argv[2].split(",") if sys.argv[2] else []
+    words = sys.argv[3:-1]  # The last one is room for longer ones.
     if not sys.flags.isolated and not getattr(sys.flags, "safe_path", False):
         del sys.path[0]
     os.environ.pop(ROOM, None)
+    # NVML says whether there are devices without a context of CUDA.
+    os.environ.update(dict.fromkeys(THREADS, "1"), PYTORCH_NVML_BASED_CUDA_CHECK="1")
     said = [os.memfd_create("stdout"), os.memfd_create("stderr")]
     for fd, target in zip(said, (1, 2)):
         os.dup2(fd, target)
@@ -481,9 +536,10 @@ def main():
     state["shown"].show_words([b"regroup-nursery"] + [os.fsencode(word) for word in words[before:before + 1]])
     own = {agent.fileno()}
     try:
-        prepare(words[before], own)
-    except Cold as why:
-        agent.send(b"cold " + str(why).encode(errors="replace")[:4000])
+        prepare(words[before], modules, own)
+    except BaseException as error:  # Whatever it is, it costs the warmth alone.
+        why = str(error) if isinstance(error, Cold) else "%s: %s" % (type(error).__name__, error)
+        agent.send(b"cold " + why.encode(errors="replace")[:4000])
         os._exit(0)
     plan = serve_agent(agent, own, state)
     agent.detach()

@@ -23,7 +23,7 @@ constexpr int kFailed = 1;
 
 int ExecNursery(int count, char** words) {
   int before = 0;
-  if (count < 4 || !absl::SimpleAtoi(words[1], &before) || before < 1 || count <= 3 + before)
+  if (count < 5 || !absl::SimpleAtoi(words[1], &before) || before < 1 || count <= 4 + before)
     return 2;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   sigset_t none;
@@ -33,15 +33,15 @@ int ExecNursery(int count, char** words) {
   const int text = ::memfd_create("regroup-nursery", 0);
   if (text < 0 || !io::WriteAll(text, kNurseryText).ok()) return kFailed;
   if (text != kTextFd && (::dup2(text, kTextFd) < 0 || ::close(text) < 0)) return kFailed;
-  std::vector<std::string> line(words + 3, words + 3 + before);
+  std::vector<std::string> line(words + 4, words + 4 + before);
   line.push_back(absl::StrCat("/proc/self/fd/", kTextFd));
-  line.push_back(words[1]);
-  line.insert(line.end(), words + 3, words + count);
+  line.insert(line.end(), {words[1], words[2]});
+  line.insert(line.end(), words + 4, words + count);
   line.push_back(std::string(kWordsRoom, ' '));
   std::vector<char*> argv;
   for (std::string& word : line) argv.push_back(word.data());
   argv.push_back(nullptr);
-  ::execvp(words[2], argv.data());  // By the PATH of the workers.
+  ::execvp(words[3], argv.data());  // By the PATH of the workers.
   return kFailed;
 }
 

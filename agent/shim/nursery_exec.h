@@ -10,8 +10,9 @@ namespace regroup::shim {
 inline constexpr std::size_t kWordsRoom = 4 << 10, kEntriesRoom = 32 << 10;
 inline constexpr char kEntriesRoomName[] = "REGROUP_WARM_ROOM";
 
-// `words`: the working directory, how many words stand before the script, the program and the
-// command. The environment is this process's. Returns an exit code when it cannot.
+// `words`: the working directory, how many words stand before the script, the modules to import
+// (none: what the script imports), the program and the command. The environment is this process's.
+// Returns an exit code when it cannot.
 int ExecNursery(int count, char** words);
 
 }  // namespace regroup::shim

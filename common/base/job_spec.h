@@ -26,6 +26,10 @@ struct NodeCheck {
   friend bool operator==(const NodeCheck&, const NodeCheck&) = default;
 };
 
+// How long a member's ranks wait, at most, for a process of theirs that imports. Of a stack on a
+// shared file system 80 s were measured; what takes longer starts cold.
+inline constexpr Duration kWarmUpLimit = std::chrono::minutes(2);
+
 inline constexpr std::uint64_t kKeepAllLogs = ~std::uint64_t{0};
 
 // What a job is, as one person asked for it; never changed after it was accepted. Validated by
@@ -53,10 +57,15 @@ struct JobSpec {
   bool virtual_local_rank = false;  // Of a submitted job.
   bool sets_master_port = false;    // Of a submitted job: its program seems to say where it meets.
   NodeCheck node_check;
+  // Unset: ranks start cold. Else each node forks them from a process that has imported these
+  // modules; none named: those that the script imports at its top.
+  std::optional<std::vector<std::string>> warm;
   // Of each stream of each rank, the newest; kKeepAllLogs: all. Unset: what the place does (100
   // MiB, or all where a launch command was given --log-dir).
   std::optional<std::uint64_t> log_keep_bytes;
   std::optional<double> price_per_node_hour;  // In whatever money its reader thinks.
+  // A member may need more than a moment before it can start ranks.
+  bool prepares_slowly() const { return node_check.wanted() || warm; }
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };
 

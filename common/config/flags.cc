@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/config/text.h"
@@ -38,6 +39,13 @@ absl::Status Misuse(std::string_view what, std::string_view because, std::string
 
 std::string LongName(const CLI::Option& option) { return "--" + option.get_lnames().front(); }
 bool TakesValue(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
+// Of one whose value may be left out the default text is what stands for it then.
+bool IsOptionalValue(const CLI::Option& option) {
+  return TakesValue(option) && option.get_type_name().starts_with("[=");
+}
+bool NeedsValue(const CLI::Option& option) {
+  return TakesValue(option) && !IsOptionalValue(option);
+}
 
 CLI::Option* Find(CLI::App& app, const std::string& name) { return app.get_option_no_throw(name); }
 
@@ -94,7 +102,7 @@ class Scanner {
     if (option == nullptr && rules_.abbreviations) option = Abbreviated(name);
     if (option == nullptr) return Unknown(name);
     if (equals != std::string::npos) return Take(*option, word.substr(equals + 1));
-    if (!TakesValue(*option)) return Take(*option, std::nullopt);
+    if (!NeedsValue(*option)) return Take(*option, std::nullopt);
     return TakeNext(*option);
   }
 
@@ -104,7 +112,7 @@ class Scanner {
       if (name == "-h") return line_.help = true, absl::OkStatus();
       CLI::Option* option = Find(app_, name);
       if (option == nullptr) return Unknown(i == 1 ? word : name);
-      if (!TakesValue(*option)) {
+      if (!NeedsValue(*option)) {
         RETURN_IF_ERROR(Take(*option, std::nullopt));
       } else if (i + 1 < word.size()) {
         return Take(*option, word.substr(word[i + 1] == '=' ? i + 2 : i + 1));
@@ -140,12 +148,13 @@ class Scanner {
     if (value && value->empty() && rules_.empty_is_absent) return absl::OkStatus();
     if (value && value->empty()) return NoValue(option);
     std::string name = LongName(option);
-    tokens_.push_back(value ? Cat(name, "=", *value) : name);
-    if (TakesValue(option)) {
+    if (NeedsValue(option)) {
       line_.given.push_back({name, *value});
     } else {
-      line_.given.push_back({value ? tokens_.back() : name});
+      line_.given.push_back({value ? Cat(name, "=", *value) : name});
     }
+    if (!value && IsOptionalValue(option)) value = option.get_default_str();
+    tokens_.push_back(value ? Cat(name, "=", *value) : name);
     return absl::OkStatus();
   }
 
@@ -196,16 +205,16 @@ absl::Status FromException(const CLI::App& app, const ParsedLine& line,
   std::size_t because_end = text.find(kPart, what_end + 1);
   // CLI11 puts "NAME: " before the message: ours says the name itself.
   std::string name = text.substr(text.rfind("--", name_end), name_end - text.rfind("--", name_end));
-  bool typed = std::any_of(line.given.begin(), line.given.end(),
-                           [&](const auto& words) { return words[0] == name; });
+  bool typed = std::any_of(line.given.begin(), line.given.end(), [&](const auto& words) {
+    return words[0].substr(0, words[0].find('=')) == name;
+  });
   std::string try_this = text.substr(because_end + 1);
   std::string where = name;
-  if (!typed) {
-    const CLI::Option* option = app.get_option_no_throw(name);
-    if (option != nullptr) where = option->get_envname();
-  }
+  const CLI::Option* option = app.get_option_no_throw(name);
+  if (!typed && option != nullptr) where = option->get_envname();
   bool is_value = !try_this.empty() && try_this.find(' ') == std::string::npos;
-  if (is_value) try_this = typed ? Cat(name, " ", try_this) : Cat(where, "=", try_this);
+  const bool joined = !typed || (option != nullptr && IsOptionalValue(*option));
+  if (is_value) try_this = Cat(where, joined ? "=" : " ", try_this);
   return Misuse(Cat(where, ": ", text.substr(name_end + 1, what_end - name_end - 1)),
                 text.substr(what_end + 1, because_end - what_end - 1), try_this);
 }
@@ -246,6 +255,13 @@ void AddRepeated(CLI::App& app, std::string_view names, std::string_view placeho
   CLI::Option* option = AddCallback(app, names, help, std::move(parse));
   Finish(option, placeholder, "");
   option->expected(1, 1 << 16)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+void AddOptionalText(CLI::App& app, std::string_view names, std::string_view placeholder,
+                     std::string_view left_out, std::string_view help,
+                     std::function<absl::Status(std::string_view)> parse) {
+  CHECK(placeholder.starts_with("[="));
+  Finish(AddCallback(app, names, help, std::move(parse)), placeholder, left_out);
 }
 
 void AddText(CLI::App& app, std::string_view names, std::string& value, std::string_view help,
@@ -336,7 +352,7 @@ CommandDescription CommandLine::Describe() const {
     if (TakesValue(*option)) flag.placeholder = option->get_type_name();
     flag.help = option->get_description();
     flag.environment = option->get_envname();
-    flag.default_text = option->get_default_str();
+    if (!IsOptionalValue(*option)) flag.default_text = option->get_default_str();
     all.flags.push_back(std::move(flag));
   }
   return all;

@@ -51,10 +51,19 @@ void AddParsed(CLI::App& app, std::string_view names, std::string_view placehold
 void AddRepeated(CLI::App& app, std::string_view names, std::string_view placeholder,
                  std::string_view help, std::function<absl::Status(std::string_view)> parse);
 
+// As AddParsed, but the value may be left out, and is only read after "=": then `parse` gets
+// `left_out`. The placeholder is written as "[=TEXT]".
+void AddOptionalText(CLI::App& app, std::string_view names, std::string_view placeholder,
+                     std::string_view left_out, std::string_view help,
+                     std::function<absl::Status(std::string_view)> parse);
+
 struct FlagDescription {
   std::vector<std::string> names;  // "-N", "--nnodes".
-  std::string placeholder;         // Empty: a switch.
+  std::string placeholder;         // Empty: a switch; "[=TEXT]": the value may be left out.
   std::string help, environment, default_text;
+
+  // The word behind it is its value.
+  bool needs_value() const { return !placeholder.empty() && placeholder[0] != '['; }
 };
 
 struct CommandDescription {

@@ -42,7 +42,7 @@ std::string Paragraphs(std::string_view text) {
 std::string NamesOf(const FlagDescription& flag) {
   std::string names;
   for (const std::string& name : flag.names) names += Cat(names.empty() ? "" : ", ", name);
-  return flag.placeholder.empty() ? names : Cat(names, " ", flag.placeholder);
+  return Cat(names, flag.needs_value() ? " " : "", flag.placeholder);
 }
 
 std::string HelpOf(const FlagDescription& flag) {

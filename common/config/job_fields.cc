@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include "common/base/status_macros.h"
@@ -57,6 +58,59 @@ std::optional<std::string> WriteScaleUp(const JobSpec& spec) {
   return std::string(NameOf(spec.scale_up));
 }
 absl::Status CheckNothing(const JobSpec&) { return absl::OkStatus(); }
+
+bool IsOneOf(std::string_view text, std::initializer_list<std::string_view> words) {
+  return std::find(words.begin(), words.end(), text) != words.end();
+}
+
+bool IsModuleName(std::string_view name) {
+  for (const std::string& part : Split(name, '.')) {
+    if (part.empty() || (part[0] >= '0' && part[0] <= '9')) return false;
+    for (const char c : part) {
+      const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+      if (!letter && c != '_' && !(c >= '0' && c <= '9')) return false;
+    }
+  }
+  return true;
+}
+absl::Status CheckModules(const std::vector<std::string>& modules) {
+  for (const std::string& name : modules) {
+    if (IsModuleName(name)) continue;
+    return BadInput(Cat(ShellQuote(name.substr(0, 60)), " is no name of a module"),
+                    "true, false or names as in an import are allowed, with commas between them",
+                    "torch,numpy");
+  }
+  return absl::OkStatus();
+}
+
+// What a switch takes, or names of modules.
+absl::Status ReadWarm(std::string_view text, JobSpec& spec) {
+  if (IsOneOf(text, {"0", "false", "no", "off"})) {
+    spec.warm.reset();
+    return absl::OkStatus();
+  }
+  std::vector<std::string> modules;
+  if (!IsOneOf(text, {"1", "true", "yes", "on"}))
+    for (const std::string& name : Split(text, ',')) modules.emplace_back(Stripped(name));
+  RETURN_IF_ERROR(CheckModules(modules));
+  spec.warm = std::move(modules);
+  return absl::OkStatus();
+}
+std::optional<std::string> WriteWarm(const JobSpec& spec) {
+  if (!spec.warm) return std::nullopt;
+  if (spec.warm->empty()) return "true";
+  std::string list;
+  for (const std::string& name : *spec.warm) list += Cat(list.empty() ? "" : ",", name);
+  return list;
+}
+absl::Status CheckWarm(const JobSpec& spec) {
+  const std::string list = WriteWarm(spec).value_or("");
+  if (list.size() > limits::kWarmBytes)
+    return BadInput(Cat("warm: the names of the modules have ", list.size(), " bytes"),
+                    Cat("up to ", limits::kWarmBytes, " are allowed"));
+  const absl::Status checked = CheckModules(spec.warm.value_or(std::vector<std::string>()));
+  return checked.ok() ? checked : AtField("warm", checked);
+}
 
 absl::Status ReadLogKeep(std::string_view text, JobSpec& spec) {
   ASSIGN_OR_RETURN(spec.log_keep_bytes, ParseLogKeep(text));
@@ -139,6 +193,14 @@ constexpr JobField kFields[] = {
      .help = "a node check that takes longer has failed",
      .value = JobField::Time{REGROUP_MEMBER(node_check.timeout), milliseconds(1),
                              limits::kNodeCheckTimeout}},
+    {.name = "warm",
+     .file = "warm",
+     .file_note = " (true, or modules as in torch,numpy)",
+     .flag = "--warm",
+     .placeholder = "[=MODULES]",
+     .help = "fork ranks from a process that has imported these modules, so that a restart waits "
+             "for no import; without MODULES those that the script imports at its top",
+     .value = JobField::Written{"true, false or names of modules", ReadWarm, WriteWarm, CheckWarm}},
     {.name = "log_keep",
      .file = "log_keep",
      .file_note = " (a size, or all)",

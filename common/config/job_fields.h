@@ -71,7 +71,7 @@ struct JobField {
   std::string_view file_note{};      // What `submit --help` says of it behind its name.
   bool always_rendered = false;      // `--dry-run` prints it, though it has its default.
   std::string_view flag{};           // Of `run` and `submit`; empty: none.
-  std::string_view placeholder{};    // Where the flag's value is text.
+  std::string_view placeholder{};    // Where the flag's value is text; "[=TEXT]": may be left out.
   std::string_view help{};           // Of the flag.
   std::string_view launched_help{};  // What `run` says behind it.
   std::variant<Number, OptionalNumber, Time, OptionalTime, Switch, Text, Written> value;

@@ -28,6 +28,7 @@ inline constexpr std::size_t kDirectoryBytes = 4'096;
 inline constexpr std::size_t kRoleBytes = 63;
 inline constexpr std::size_t kNodeCheckBytes = 4'096;
 inline constexpr Duration kNodeCheckTimeout = std::chrono::hours(1);
+inline constexpr std::size_t kWarmBytes = 4'096;
 inline constexpr std::uint64_t kLeastLogKeepBytes = 64 << 10, kMostLogKeepBytes = 1ull << 50;
 inline constexpr double kPrice = 1e9;
 inline constexpr Duration kDuration = std::chrono::hours(24 * 365);

@@ -39,9 +39,10 @@ constexpr std::pair<int, NoticeSource> kNoticeSources[] = {
 // Command, directory and environment of a job: argv and envp, so no NUL byte inside a string.
 void CheckProgram(Checker& check, const pb::JobSpec& value, JobSpec& spec) {
   std::size_t bytes = value.directory().size() + value.node_check().size();
+  for (const std::string& module : value.warm().modules()) bytes += module.size() + 1;
   for (const std::string& argument : value.command()) bytes += argument.size() + 1;
   for (const auto& [key, text] : value.environment()) bytes += key.size() + text.size() + 2;
-  check.Number<int>("command, directory, environment and node_check (bytes)", bytes, 0,
+  check.Number<int>("command, directory, environment, node_check and warm (bytes)", bytes, 0,
                     kMaxJobTextBytes);
   if (!check.status().ok()) return;
   const auto without_nul = [&](std::string_view field, const std::string& text) {
@@ -53,6 +54,9 @@ void CheckProgram(Checker& check, const pb::JobSpec& value, JobSpec& spec) {
   spec.node_check.command = without_nul("node_check", value.node_check());
   for (const std::string& argument : value.command())
     spec.command.push_back(without_nul("command", argument));
+  if (value.has_warm()) spec.warm.emplace();
+  for (const std::string& module : value.warm().modules())
+    spec.warm->push_back(without_nul("warm", module));
   for (const auto& [key, text] : value.environment()) {
     if (key.empty() || key.find('=') != std::string::npos)
       check.Fail("environment: a name is empty or contains '='");
@@ -107,6 +111,10 @@ pb::JobSpec ToProto(const JobSpec& value) {
   out.set_sets_master_port(value.sets_master_port);
   out.set_node_check(value.node_check.command);
   out.set_node_check_timeout_ns(value.node_check.timeout.count());
+  if (value.warm) {
+    pb::Warm& warm = *out.mutable_warm();
+    for (const std::string& module : *value.warm) warm.add_modules(module);
+  }
   if (value.log_keep_bytes) out.set_log_keep_bytes(*value.log_keep_bytes);
   return out;
 }

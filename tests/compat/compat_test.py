@@ -29,6 +29,7 @@ import tutorials  # noqa: E402
 from jobs import Job, importable, with_children  # noqa: E402
 
 PAUSE_S, DISTURBED_STEPS, CALM_STEPS = 0.05, 40, 5  # Each disturbance has two seconds to come.
+IMPORT_STEPS = 300  # Of others, while a node that comes to a warm job imports PyTorch.
 LANES = 3  # Cells at once: while the steps of one pass, others have the processors to import PyTorch.
 
 
@@ -47,11 +48,14 @@ class Matrix(unittest.TestCase):
     def one(self, cell):
         happens = cell.disturbance.split("+")
         later = [name for name in happens if name not in matrix.FROM_THE_START]
-        arguments = ["--steps", DISTURBED_STEPS * len(later), "--pause", PAUSE_S] if later else ["--steps", CALM_STEPS]
+        steps = DISTURBED_STEPS * len(later)
+        if cell.launch == "elastic" and "warm" in happens:
+            steps += IMPORT_STEPS * (2 if "added" in later else 1)  # Its second node may come late too.
+        arguments = ["--steps", steps, "--pause", PAUSE_S] if steps else ["--steps", CALM_STEPS]
         host = "::1" if "ipv6" in happens else "127.0.0.1"
         if host == "::1" and not has_ipv6():
             self.skipTest("this machine has no IPv6")
-        jobs = [Job(self.fx, cell.script, cell.launch, "-".join((*cell, str(number))), arguments, host)
+        jobs = [Job(self.fx, cell.script, cell.launch, "-".join((*cell, str(number))), arguments, host, "warm" in happens)
                 for number in range(2 if "two" in happens else 1)]
         if cell.launch == "elastic":
             jobs[-1].port = jobs[0].port  # One endpoint serves them all, by their ids.
@@ -64,6 +68,9 @@ class Matrix(unittest.TestCase):
     def go(self, jobs, cell, later):
         """What happens later happens to the first job."""
         worlds = [job.start_nodes(1 if "added" in later and job is jobs[0] else None) for job in jobs]
+        for job in jobs if "warm" in cell.disturbance else ():
+            job.running(worlds[jobs.index(job)])
+            self.assertTrue(self.fx.processes("regroup-nursery", job.path), job.describe())
         if "ipv6" in cell.disturbance:
             _, ranks = jobs[0].running(worlds[0])
             self.assertEqual({e2e.environment(info.pid)["MASTER_ADDR"] for info in ranks.values()}, {"::1"})
@@ -74,6 +81,7 @@ class Matrix(unittest.TestCase):
                 if program.code != -signal.SIGKILL:
                     self.assertEqual(program.wait(120), 0, job.describe())
             self.assertEqual(job.finished(), [(rank, world) for rank in range(world)], job.describe())
+            self.assertNotIn("start cold", job.describe())
 
     def disturb(self, job, name, world, choice):
         """Does that to a running job; returns the size of the world that it comes back with. `choice`: neither always rank 0

@@ -31,9 +31,9 @@ def importable(python, package):
 class Job:
     """`lines` of its launch are given `arguments` for the script. Programs run in a folder of the job's own, called `name`."""
 
-    def __init__(self, fx, script, launch, name, arguments=(), host="127.0.0.1"):
+    def __init__(self, fx, script, launch, name, arguments=(), host="127.0.0.1", warm=False):
         self.fx, self.script, self.launch = fx, SCRIPTS[script], LAUNCHES[launch]
-        self.arguments, self.host = list(map(str, arguments)), host
+        self.arguments, self.host, self.warm = list(map(str, arguments)), host, warm
         self.python = python_for(self.script)
         self.path = os.path.join(FOLDER, self.script.file)
         self.port, self.name = e2e.free_port(host), name
@@ -44,6 +44,8 @@ class Job:
     def start(self, node):
         endpoint = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
         line = self.launch.lines.format(node=node, host=self.host, port=self.port, endpoint=endpoint, id=self.name)
+        if self.warm:
+            line = line.replace(" --", " --warm --", 1)
         with _STARTING:
             program = start_line(self.fx, line, [self.path, *self.arguments], self.python, self.folder)
         self.programs.append(program)

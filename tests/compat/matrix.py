@@ -38,16 +38,17 @@ LAUNCHES = {
     "elastic": Launch("elastic", f"regroup-torchrun --nnodes=1:3 --nproc-per-node=1 --max-restarts=3 {_C10D}", 2, 1),
 }
 
-# What can happen to a job, in the order in which it does, and for which kinds of launch it makes sense. A cell's disturbance
-# is "none", or some of these joined by "+".
+# What can happen to a job, in the order in which it does, and for which kinds of launch it makes sense; `warm`: its ranks are
+# forked from a process that has imported what they need. A cell's disturbance is "none", or some of these joined by "+".
 DISTURBANCES = {
     "two": {"one node", "fixed", "elastic"},
     "ipv6": {"fixed", "elastic"},
+    "warm": {"one node", "fixed", "elastic"},
     "added": {"elastic"},
     "rank": {"one node", "fixed", "elastic"},
     "node": {"fixed", "elastic"},
 }
-FROM_THE_START = {"none", "two", "ipv6"}
+FROM_THE_START = {"none", "two", "ipv6", "warm"}
 
 
 def cells():

@@ -1,4 +1,4 @@
-"""Warm ranks: after a restart they are forked from a process that has imported already, and are otherwise as any other.
+"""Warm ranks: they are forked from a process that has imported already, and are otherwise as any other.
 
 No PyTorch: what takes its time to import is a module of this test's own, that remembers which process imported it.
 """
@@ -88,9 +88,9 @@ class Ranks(e2e.TestCase):
 
 
 class Launched(Ranks):
-    def launch(self, *options, warm="1", program=("train.py",)):
-        return self.fx.regroup("run", "--nproc-per-node", RANKS, "--max-restarts", 9, *options, *program, "--flag", "a b",
-                               env={"REGROUP_WARM": warm, "PYTHONPATH": self.site, "MARKS": self.marks})
+    def launch(self, *options, warm=("--warm",), program=("train.py",), **environment):
+        return self.fx.regroup("run", "--nproc-per-node", RANKS, "--max-restarts", 9, *warm, *options, *program, "--flag", "a b",
+                               env={"PYTHONPATH": self.site, "MARKS": self.marks} | environment)
 
     def finish(self, run, generation, code=0):
         for rank in range(RANKS):
@@ -100,28 +100,28 @@ class Launched(Ranks):
     def agent_pid(self):
         return self.fx.programs[0].pid
 
-    def test_from_the_second_generation_on(self):
+    def test_every_generation(self):
         run = self.launch()
-        self.assertEqual(self.kinds(1), ["cold"] * RANKS)
+        cgroup = self.said(1)[0]["cgroup"]
         nursery = self.nursery()
         for generation in (1, 2, 3):
-            self.tell(generation, generation % RANKS, "os.kill(os.getpid(), signal.SIGKILL)")
-            for rank in self.said(generation + 1):
+            if generation > 1:
+                self.tell(generation - 1, generation % RANKS, "os.kill(os.getpid(), signal.SIGKILL)")
+            for rank in self.said(generation):
                 pid, mark = rank.pop("pid"), rank.pop("mark")
                 self.assertEqual(rank, {"kind": "warm", "parent": "regroup-shim", "leads": True, "argv": ["--flag", "a b"],
-                                        "cgroup": self.said(1)[0]["cgroup"]})
+                                        "cgroup": cgroup})
                 with open(f"/proc/{pid}/environ", "rb") as f:
                     self.assertIn(f"REGROUP_GROUP={mark}".encode(), f.read().split(b"\0"))
                 with open(f"/proc/{pid}/cmdline", encoding="utf-8") as f:
                     self.assertIn("train.py\0--flag\0a b", f.read())
         self.assertEqual(self.nursery(), nursery)
-        self.finish(run, 4)
-        self.assertEqual(run.stdout.count("generation 4 is here"), RANKS, run)
+        self.finish(run, 3)
+        self.assertEqual(run.stdout.count("generation 3 is here"), RANKS, run)
 
     def test_exit_codes_and_tracebacks(self):
         run = self.launch("--max-restarts", 1)
-        self.said(1)
-        self.nursery()
+        self.assertEqual(self.kinds(1), ["warm"] * RANKS)
         self.tell(1, 0, "sys.exit(3)")
         self.assertEqual(self.kinds(2), ["warm"] * RANKS)
         self.tell(2, 1, "raise ValueError('of a warm rank')")
@@ -137,6 +137,19 @@ class Launched(Ranks):
         self.assertEqual(self.kinds(2), ["warm"] * RANKS)
         run.send(signal.SIGTERM)
         self.assertEqual(run.wait(), 143, run)
+
+    def test_a_signal_while_it_imports(self):
+        started = self.fx.path("work", "started")
+        self.write(os.path.join(self.site, "stack.py"), f"""
+    import time
+    open({started!r}, "w").close()
+    time.sleep(60)
+    """)
+        run = self.launch()
+        e2e.wait_for(lambda: os.path.exists(started), 20, "the imports", self.fx.describe)
+        run.send(signal.SIGTERM)
+        self.assertEqual(run.wait(), 143, run)
+        self.assertEqual(os.listdir(self.marks), [])
 
     def test_warm_ranks_die_with_their_shim(self):
         run = self.launch()
@@ -157,13 +170,11 @@ class Launched(Ranks):
         self.said(1)
         first = self.nursery()
         os.kill(first, signal.SIGKILL)
-        run.expect(r"ranks of \S+ start cold: its nursery has ended$")
+        run.expect(r"ranks of \S+ start cold: its nursery has ended by SIGKILL$")
         self.tell(1, 0, "sys.exit(3)")
-        self.assertEqual(self.kinds(2), ["cold"] * RANKS)
+        self.assertEqual(self.kinds(2), ["warm"] * RANKS)
         self.assertNotEqual(self.nursery(), first)
-        self.tell(2, 0, "sys.exit(3)")
-        self.assertEqual(self.kinds(3), ["warm"] * RANKS)
-        self.finish(run, 3)
+        self.finish(run, 2)
 
     def test_a_nursery_that_hangs(self):
         run = self.launch()
@@ -193,7 +204,7 @@ class Launched(Ranks):
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
     """)
         run = self.launch()
-        self.said(1)
+        self.assertEqual(self.kinds(1), ["cold"] * RANKS)
         run.expect(r"ranks of \S+ start cold: import stack starts 1 threads$")
         self.tell(1, 0, "sys.exit(3)")
         self.assertEqual(self.kinds(2), ["cold"] * RANKS)
@@ -210,17 +221,52 @@ class Launched(Ranks):
         for rank in ranks:
             self.assertTrue(processes.wait_exit(rank["pid"], 40), self.fx.describe)
 
-    def test_without_the_variable_there_is_none(self):
-        run = self.launch(warm="0")
+    def test_without_the_flag_there_is_none(self):
+        run = self.launch(warm=())
         self.said(1)
         self.tell(1, 0, "sys.exit(3)")
         self.assertEqual(self.kinds(2), ["cold"] * RANKS)
         self.assertEqual(self.fx.processes("regroup-nursery"), [])
         self.finish(run, 2)
 
+    def test_modules_that_are_named(self):
+        run = self.launch(warm=("--warm=json",))
+        self.said(1)
+        self.nursery()
+        self.tell(1, 0, "sys.exit(3)")
+        for rank in self.said(2):  # What is not named each rank imports itself.
+            self.assertEqual((rank["kind"], rank["parent"]), ("cold", "regroup-shim"))
+        self.assertNotIn("start cold", run.stderr)
+        self.tell(2, 0, "sys.exit(3)")
+        self.finish(run, 3)
+
+    def test_the_variable(self):
+        run = self.launch(warm=(), REGROUP_WARM="stack,missing")
+        self.said(1)
+        run.expect(r"ranks of \S+ start cold: import missing: ModuleNotFoundError: No module named 'missing'$")
+        self.finish(run, 1)
+        self.assertEqual(json.loads(self.fx.run("ps", "-a", "--json").stdout)["jobs"][0]["warm"], ["stack", "missing"])
+
+    def test_a_name_that_is_none(self):
+        run = self.launch(warm=("--warm=torch numpy",))
+        self.assertEqual(run.wait(), 125, run)
+        self.assertIn("--warm: 'torch numpy' is no name of a module", run.stderr)
+
+    def test_a_nursery_that_closes_everything(self):
+        self.write(os.path.join(self.site, "stack.py"), STACK + """
+    import time
+    if os.environ.get("RANK") is None:
+        os.closerange(3, 100)
+        time.sleep(60)
+    """)
+        run = self.launch()
+        self.said(1)
+        run.expect(r"ranks of \S+ start cold: its nursery has closed its connection$")
+        self.finish(run, 1)
+
 
 class Submitted(Ranks):
-    """To agents that run as services; the job says it in its environment."""
+    """To agents that run as services."""
 
     def start(self):
         state, port = self.fx.path("state", "coordinator"), e2e.free_port()
@@ -241,13 +287,11 @@ class Submitted(Ranks):
 
     def test_another_agent_has_a_nursery_of_its_own(self):
         self.start()
-        environment = ["REGROUP_WARM=1", f"PYTHONPATH={self.site}", f"MARKS={self.marks}", f"PYTHON_EXEC={sys.executable}"]
-        job = self.regroup("submit", "--name", "job", "--nproc-per-node", RANKS, "--max-restarts", 9,
+        environment = [f"PYTHONPATH={self.site}", f"MARKS={self.marks}", f"PYTHON_EXEC={sys.executable}"]
+        job = self.regroup("submit", "--name", "job", "--nproc-per-node", RANKS, "--max-restarts", 9, "--warm",
                            *(word for item in environment for word in ("--env", item)), "--", "train.py", "--flag", "a b").strip()
-        self.assertEqual(self.kinds(1), ["cold"] * RANKS)
         first = self.nursery()
-        self.tell(1, 0, "sys.exit(3)")
-        ranks = self.said(2)
+        ranks = self.said(1)
         self.assertEqual([rank["kind"] for rank in ranks], ["warm"] * RANKS)
         self.agent.kill()
         self.assertTrue(processes.wait_exit(first, 10), self.fx.describe)
@@ -255,10 +299,10 @@ class Submitted(Ranks):
         self.assertNotEqual(self.nursery(), first)
         for rank in ranks:
             self.assertTrue(processes.alive(rank["pid"]), self.fx.describe)
-        self.tell(2, 1, "os.kill(os.getpid(), signal.SIGKILL)")
-        self.assertEqual(self.kinds(3), ["warm"] * RANKS)
+        self.tell(1, 1, "os.kill(os.getpid(), signal.SIGKILL)")
+        self.assertEqual(self.kinds(2), ["warm"] * RANKS)
         for rank in range(RANKS):
-            self.tell(3, rank, "sys.exit(0)")
+            self.tell(2, rank, "sys.exit(0)")
         e2e.wait_for(lambda: "finished" in self.regroup("explain", job) or "succeeded" in self.regroup("explain", job), 20,
                      "the end of the job", self.fx.describe)
 

@@ -523,6 +523,51 @@ TEST_F(Generations, a_check_that_hangs_delays_no_restart) {
   }
 }
 
+// Imports are awaited for two minutes and no longer, and a restart meanwhile does not wait for
+// them.
+TEST_F(Generations, imports_that_hang_delay_no_restart) {
+  for (const ScaleUp scale_up : {ScaleUp::kSettle, ScaleUp::kNow}) {
+    Start();
+    sim::Behaviour hangs;
+    hangs.never_warms_up = true;
+    AddDaemons({"a", "b"});
+    JobSpec spec = SpecOf("job", 2, 4, 9);
+    spec.warm.emplace();
+    spec.scale_up = scale_up;
+    const JobId job = Running(spec);
+    AddDaemons({"c"}, hangs);
+    world().RunFor(70s);
+    world().node("b").ExitRank(job, 0, 1);
+    ASSERT_TRUE(ReachesGeneration(job, 3, 8s));
+    EXPECT_THAT(Members(GenerationOf(job, 3)), ElementsAre("a", "b"));
+    world().RunFor(200s);
+    const JobView view = world().View(job);
+    EXPECT_EQ(view.state, "running");
+    EXPECT_THAT(Members(GenerationOf(job, view.generation.value())), ElementsAre("a", "b", "c"));
+    world().node("b").ExitRank(job, 0, 1);
+    ASSERT_TRUE(ReachesGeneration(job, view.generation.value() + 1, 8s));
+  }
+}
+
+TEST_F(Generations, who_dies_while_it_imports_is_not_awaited) {
+  Start();
+  sim::Behaviour hangs;
+  hangs.never_warms_up = true;
+  AddDaemons({"a", "c"});
+  AddDaemons({"b"}, hangs);
+  JobSpec spec = SpecOf("job", 2, 2, 9);
+  spec.warm.emplace();
+  world().RunFor(1s);
+  world().node("c").KillAgent();
+  world().Submit(spec, "submit");
+  const JobId job("job-1");
+  world().RunFor(5s);
+  EXPECT_NE(world().StateOf(job), "running");
+  world().node("c").StartAgent();
+  world().node("b").KillNode();
+  ASSERT_TRUE(Reaches(job, "running", 10s));
+}
+
 // §2 Elective changes: `settle` doubles for newcomers that are lost, not for one that keeps
 // refusing.
 TEST_F(Generations, a_node_that_fails_its_check_delays_no_other) {

@@ -20,7 +20,7 @@ using namespace std::chrono_literals;  // NOLINT
 // What the shell would have of one group.
 struct Seen {
   int workers = 1;
-  bool spawned = false, ready = false, gone = false, empty = false;
+  bool warming = false, spawned = false, ready = false, gone = false, empty = false;
   bool store = false, bound = false;
 };
 enum class Line { kDown, kOpen, kAttached };
@@ -196,6 +196,7 @@ class Storming {
       prepare.generation = Generation(Chance(6) ? 1 + rng_.Below(newest + 1) : ++newest);
       prepare.spec.workers = Chance(8) ? Draw(6) : 1;
       prepare.host_store = Chance(2);
+      if (prepare.generation.value() % 3 == 0) prepare.spec.job.warm.emplace();
       order.prepare = prepare;
     } else if (Chance(2)) {
       const GroupKey known = KnownKey();
@@ -219,6 +220,7 @@ class Storming {
     if (seen_.empty()) return Tick{};
     const GroupKey key = KnownKey();
     Seen& seen = seen_[key];
+    if (seen.warming && !seen.spawned) return WarmedUp{key};
     if (!seen.spawned) {
       return Chance(6) ? Event(PrepareFailed{key, std::string(Chance(4) ? 3000 : 9, 'w')})
                        : Event(RunDirectoryWritten{key});
@@ -345,6 +347,7 @@ class Storming {
     seen.workers = a.prepare.spec.workers;
     seen.store = a.prepare.host_store;
   }
+  void Learn(const WarmUp& a) { seen_[a.key].warming = true; }
   void Learn(const SpawnShim& a) { seen_[a.key].spawned = true; }
   void Learn(const RemoveRunDirectory& a) { seen_.erase(a.key); }
   void Learn(const SendReport& a) { numbers_.push_back(a.report.number.value()); }

@@ -86,6 +86,7 @@ class Chaos {
     behaviour.step = 400ms;
     if (rng_.Below(15) == 0) behaviour.refuses = "no room";
     if (rng_.Below(20) == 0) behaviour.exec_error = 2;
+    behaviour.never_warms_up = seed_ % 7 == 3;
     return behaviour;
   }
 
@@ -102,6 +103,7 @@ class Chaos {
       spec.max_nodes = std::max(spec.max_nodes, 2);
     }
     if (rng_.Below(8) == 0) spec.restart_window = 30s;
+    if (seed_ % 5 == 0) spec.warm.emplace();
     if (seed_ % 3 == 0) spec.max_preemptions = static_cast<int>(seed_ / 3 % 3);
     return spec;
   }
@@ -574,6 +576,7 @@ ChaosOptions LongLife(std::uint64_t seed) {
   config.forming.last_call_limit = small(Duration(1s), Duration(4s));
   config.forming.join_batch = 100ms;
   config.forming.ack = 1s;
+  config.forming.warm_up = options.agent_waits.warm_up = 2s;
   config.forming.settle = 1s;
   config.forming.newcomer_trial = 20s;
   config.forming.member_backoff_first = 500ms;

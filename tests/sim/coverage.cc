@@ -34,23 +34,27 @@ constexpr const char* kActions[] = {"SendWelcome",  "SendOrder", "AckReport",  "
                                     "AnswerLaunch", "SendNews",  "SendResult", "CloseSession",
                                     "Probe",        "Answer",    "StepDown",   "Finished"};
 constexpr const char* kAgentEvents[] = {
-    "Scanned",         "CoordinatorFound", "Welcomed",      "CoordinatorRefused",
-    "CoordinatorAway", "CoordinatorSpoke", "Ordered",       "ReportAcked",
-    "CommitAnswered",  "EnoughJoined",     "JobOver",       "RunDirectoryWritten",
-    "PrepareFailed",   "ShimReady",        "NodeChecked",   "StoreBound",
-    "RanksStarted",    "RankExited",       "RankErrorRead", "GroupEmpty",
-    "GroupStuck",      "ShimGone",         "StoreGone",     "WorkerSaid",
-    "WorkerHungUp",    "SignalCaught",     "Tick"};
-constexpr const char* kAgentActions[] = {
-    "WriteRunDirectory",   "SpawnShim",          "SpawnStore",
-    "StartRanks",          "StopRanks",          "SignalRank",
-    "KillGroup",           "KillShim",           "ReleaseShim",
-    "CloseStore",          "RemoveRunDirectory", "SendHello",
-    "RememberCoordinator", "RefuseCoordinator",  "BreakSession",
-    "SendLaunch",          "SendReport",         "SendProgress",
-    "SendCommit",          "SendNotice",         "SendLeave",
-    "ShowLeaving",         "SendHeartbeat",      "TellNotice",
-    "TellCommit",          "StartCoordinator",   "Leave"};
+    "Scanned",         "CoordinatorFound", "Welcomed",     "CoordinatorRefused",
+    "CoordinatorAway", "CoordinatorSpoke", "Ordered",      "ReportAcked",
+    "CommitAnswered",  "EnoughJoined",     "JobOver",      "RunDirectoryWritten",
+    "PrepareFailed",   "WarmedUp",         "ShimReady",    "NodeChecked",
+    "StoreBound",      "RanksStarted",     "RankExited",   "RankErrorRead",
+    "GroupEmpty",      "GroupStuck",       "ShimGone",     "StoreGone",
+    "WorkerSaid",      "WorkerHungUp",     "SignalCaught", "Tick"};
+constexpr const char* kAgentActions[] = {"WriteRunDirectory", "WarmUp",
+                                         "SpawnShim",         "SpawnStore",
+                                         "StartRanks",        "StopRanks",
+                                         "SignalRank",        "KillGroup",
+                                         "KillShim",          "ReleaseShim",
+                                         "CloseStore",        "RemoveRunDirectory",
+                                         "SendHello",         "RememberCoordinator",
+                                         "RefuseCoordinator", "BreakSession",
+                                         "SendLaunch",        "SendReport",
+                                         "SendProgress",      "SendCommit",
+                                         "SendNotice",        "SendLeave",
+                                         "ShowLeaving",       "SendHeartbeat",
+                                         "TellNotice",        "TellCommit",
+                                         "StartCoordinator",  "Leave"};
 constexpr const char* kJobPhases[] = {"queued",     "gathering", "forming", "running",
                                       "regrouping", "preempted", "ending",  "ended"};
 constexpr const char* kGenerationPhases[] = {"proposed", "formed", "over"};

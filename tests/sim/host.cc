@@ -129,8 +129,19 @@ void Node::Carry(const agent::WriteRunDirectory& action) {
   Post(agent::RunDirectoryWritten{action.key});
 }
 
+void Node::Carry(const agent::WarmUp& action) {
+  if (settled_.contains(action.key.job)) return Post(agent::WarmedUp{action.key});
+  if (behaviour_.never_warms_up) return;
+  Later(action.key, behaviour_.warm_up, [this, life = life_](Group& group) {
+    if (life != life_) return;
+    settled_.insert(group.job);
+    Post(agent::WarmedUp{group.key()});
+  });
+}
+
 void Node::Carry(const agent::SpawnShim& action) {
   Find(action.key)->shim = ShimState::kStarting;
+  settled_.insert(action.key.job);  // What was not ready by now is given up.
   if (behaviour_.never_prepares) return;
   Later(action.key, behaviour_.prepare, [this, life = life_](Group& group) {
     if (group.shim != ShimState::kStarting || life != life_) return;

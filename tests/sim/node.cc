@@ -116,6 +116,7 @@ void Node::Arm() {
 
 void Node::EndAgent() {
   agent_up_ = stalled_ = steady_ = false;
+  settled_.clear();
   CloseSocket();
   core_.reset();
   events_.clear();

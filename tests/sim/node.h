@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ namespace regroup::sim {
 
 struct Behaviour {
   Duration net = std::chrono::milliseconds(1);
+  Duration warm_up = std::chrono::milliseconds(20);
   Duration prepare = std::chrono::milliseconds(2);
   Duration start = std::chrono::milliseconds(3);
   Duration die = std::chrono::milliseconds(5);  // From SIGTERM to the exit.
@@ -32,6 +34,7 @@ struct Behaviour {
   bool ignores_term = false;  // Dies at the stop's deadline.
   bool unkillable = false;    // Does not even die then.
   bool wedged = false;        // Neither its shim nor its ranks end, and nothing says why.
+  bool never_warms_up = false;
   bool never_prepares = false;
   bool dies_in_prepare = false;  // The whole node, and its host answers.
   bool never_starts = false;
@@ -201,6 +204,7 @@ class Node {
   void Arm();
   void EndAgent();
   void Carry(const agent::WriteRunDirectory& action);
+  void Carry(const agent::WarmUp& action);
   void Carry(const agent::SpawnShim& action);
   void Carry(const agent::SpawnStore& action);
   void Carry(const agent::StartRanks& action);
@@ -267,6 +271,7 @@ class Node {
   std::optional<agent::Core> core_;
   std::deque<agent::Event> events_;
   bool stepping_ = false, stalled_ = false;
+  std::set<JobId> settled_;  // Whose imports are done, or given up; the agent's own.
   std::optional<Instant> armed_;
   std::optional<SessionId> session_;
   std::string given_name_;

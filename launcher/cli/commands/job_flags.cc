@@ -39,9 +39,15 @@ struct AddField {
     AddText(app, field.flag, value.member.of(spec), help, field.placeholder);
   }
   void operator()(const JobField::Written& value) const {
-    AddParsed(
-        app, field.flag, field.placeholder, value.write(spec).value_or(""), help,
-        [&spec = spec, read = value.read](std::string_view text) { return read(text, spec); });
+    const auto parse = [&spec = spec, &field = field](std::string_view text) {
+      RETURN_IF_ERROR(ReadJobField(field, text, spec));
+      return absl::OkStatus();
+    };
+    if (field.placeholder.starts_with("[=")) {
+      AddOptionalText(app, field.flag, field.placeholder, "true", help, parse);
+    } else {
+      AddParsed(app, field.flag, field.placeholder, value.write(spec).value_or(""), help, parse);
+    }
   }
 };
 

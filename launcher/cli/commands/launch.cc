@@ -51,11 +51,12 @@ std::vector<Words> FlagsInForce(const ParsedLine& words, const CommandDescriptio
     const std::string& name =
         *std::find_if(flag.names.begin(), flag.names.end(),
                       [](const std::string& n) { return n.substr(0, 2) == "--"; });
-    bool typed =
-        std::any_of(flags.begin(), flags.end(), [&](const Words& f) { return f[0] == name; });
+    bool typed = std::any_of(flags.begin(), flags.end(), [&](const Words& f) {
+      return f[0].substr(0, f[0].find('=')) == name;
+    });
     std::string value = GetEnv(flag.environment).value_or("");
     if (typed || value.empty()) continue;
-    flags.push_back(flag.placeholder.empty() ? Words{Cat(name, "=", value)} : Words{name, value});
+    flags.push_back(flag.needs_value() ? Words{name, value} : Words{Cat(name, "=", value)});
   }
   return flags;
 }

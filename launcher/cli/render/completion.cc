@@ -17,7 +17,7 @@ std::string Words(const std::vector<std::string>& words) {
 std::vector<std::string> FlagNames(const CommandDescription& command, bool with_value_only) {
   std::vector<std::string> names;
   for (const FlagDescription& flag : command.flags) {
-    if (with_value_only && flag.placeholder.empty()) continue;
+    if (with_value_only && !flag.needs_value()) continue;
     names.insert(names.end(), flag.names.begin(), flag.names.end());
   }
   if (!with_value_only) names.push_back("--help");
@@ -88,7 +88,7 @@ std::string ZshFlags(const CommandDescription& command) {
     for (char c : flag.help) help += c == '[' || c == ']' || c == ':' ? '.' : c;
     for (const std::string& name : flag.names) {
       std::string value =
-          flag.placeholder.empty()
+          !flag.needs_value()
               ? ""
               : Cat(":", flag.placeholder.substr(0, flag.placeholder.find_first_of("[:|")),
                     ":_files");
@@ -142,8 +142,8 @@ std::string Fish(const std::vector<CommandDescription>& commands) {
         bool is_long = name.substr(0, 2) == "--";
         names += Cat(is_long ? " -l " : " -s ", name.substr(is_long ? 2 : 1));
       }
-      out += Cat("complete -c regroup ", here, names, flag.placeholder.empty() ? "" : " -r -F",
-                 " -d ", Quoted(flag.help), "\n");
+      out += Cat("complete -c regroup ", here, names, flag.needs_value() ? " -r -F" : "", " -d ",
+                 Quoted(flag.help), "\n");
     }
     WordKind kind = WordKindOf(command.name);
     std::string words;

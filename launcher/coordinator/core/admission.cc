@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/limits.h"
 #include "common/base/user_error.h"
 
@@ -24,15 +25,23 @@ std::string LimitText(const std::optional<int>& limit) {
   return limit ? absl::StrCat(*limit) : "unlimited";
 }
 
-// Whoever reads it typed one of the two commands: both values and the way out are named.
+// Whoever reads it typed one of the two commands: both texts and the way out are named.
+absl::Status Differs(const JobId& job, const std::string& flag, const std::string& running,
+                     const std::string& asked) {
+  return UserError(absl::StatusCode::kFailedPrecondition,
+                   absl::StrCat("job ", job.value(), " runs with another ", flag,
+                                " than this launch command asks for"),
+                   absl::StrCat("the job has ", running, ", this launch command ", asked),
+                   absl::StrCat("give ", running, ", or another --rdzv-id"));
+}
 absl::Status Mismatch(const JobId& job, const std::string& flag, const std::string& running,
                       const std::string& asked) {
-  return UserError(
-      absl::StatusCode::kFailedPrecondition,
-      absl::StrCat("job ", job.value(), " runs with another ", flag,
-                   " than this launch command asks for"),
-      absl::StrCat("the job has ", flag, " ", running, ", this launch command ", flag, " ", asked),
-      absl::StrCat("give ", flag, " ", running, ", or another --rdzv-id"));
+  return Differs(job, flag, absl::StrCat(flag, " ", running), absl::StrCat(flag, " ", asked));
+}
+
+std::string WarmText(const std::optional<std::vector<std::string>>& modules) {
+  if (!modules) return "no --warm";
+  return modules->empty() ? "--warm" : absl::StrCat("--warm=", absl::StrJoin(*modules, ","));
 }
 
 // NAME or NAME-2: what a node that asked for NAME was given.
@@ -116,6 +125,8 @@ absl::Status CheckSameBounds(const JobId& job, const JobSpec& running, const Job
   if (check.wanted() && check.timeout != own.timeout)
     return Mismatch(job, "--node-check-timeout", Milliseconds(check.timeout),
                     Milliseconds(own.timeout));
+  if (running.warm != asked.warm)
+    return Differs(job, "--warm", WarmText(running.warm), WarmText(asked.warm));
   // ROLE_RANK and ROLE_WORLD_SIZE count within a role: with one role they are RANK and WORLD_SIZE.
   if (running.role != asked.role) return Mismatch(job, "--role", running.role, asked.role);
   return absl::OkStatus();

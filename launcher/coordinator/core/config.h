@@ -4,6 +4,7 @@
 
 #include "common/base/control.h"
 #include "common/base/ids.h"
+#include "common/base/job_spec.h"
 #include "common/base/time.h"
 
 namespace regroup::coordinator {
@@ -51,6 +52,7 @@ struct FormingConfig {
   // Growth takes joins this close together as one.
   Duration join_batch = std::chrono::milliseconds(300);
   Duration ack = std::chrono::seconds(2);
+  Duration warm_up = kWarmUpLimit;  // More, where members' ranks wait for imports.
   Duration settle = std::chrono::seconds(30);
   Duration newcomer_trial = std::chrono::minutes(5);  // A newcomer lost within it doubles `settle`.
   // A member that voided a proposal is no candidate for the first of these, and twice as long each

@@ -31,7 +31,7 @@ void LeaveOutUnsteady(const State& state, const Job& job, std::vector<Candidate>
   // Under `next` and `never` a node that is left out now would stay out for good.
   if (spec.scale_up != ScaleUp::kSettle && spec.scale_up != ScaleUp::kNow) return;
   const auto unsteady = [&](const Candidate& candidate) {
-    if (spec.node_check.wanted() && job.unsteady.trials.contains(candidate.node)) return true;
+    if (spec.prepares_slowly() && job.unsteady.trials.contains(candidate.node)) return true;
     if (spec.scale_up != ScaleUp::kSettle) return false;
     auto found = job.unsteady.newcomers.find(candidate.node);
     return found != job.unsteady.newcomers.end() && found->second.flaps &&

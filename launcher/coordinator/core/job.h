@@ -21,7 +21,7 @@
 
 namespace regroup::coordinator {
 
-struct MemberTrial {  // A node that voided proposals of this job.
+struct MemberTrial {  // A node that voided proposals of this job, or was too slow for a restart.
   int failures = 0;
   Instant until{};
   std::string why;

@@ -84,7 +84,8 @@ std::vector<GenerationMember> MembersOf(const State& state, const Job& job,
 // How long a member may take to prepare.
 Duration AckLimit(const State& state, const Job& job) {
   const NodeCheck& check = job.spec.spec.node_check;
-  return state.config.forming.ack + (check.wanted() ? check.timeout : Duration::zero());
+  const Duration imports = job.spec.spec.warm ? state.config.forming.warm_up : Duration::zero();
+  return state.config.forming.ack + (check.wanted() ? check.timeout : imports);
 }
 
 void DropOldGenerations(Step& step, Job& job) {
@@ -280,13 +281,20 @@ void VoidProposal(Step& step, Job& job, Generation generation,
             {"why", failed.empty() ? (recovered ? "the coordinator restarted" : "superseded")
                                    : absl::StrCat(step.state.NameOf(failed.begin()->first), ": ",
                                                   failed.begin()->second)}});
+  // Nor does a restart wait for newcomers that check or import: they come as those that join do.
+  if (elective && failed.empty() && !recovered && job.spec.spec.prepares_slowly()) {
+    for (const NodeId& id : proposed.unacked) {
+      MemberTrial& trial = job.unsteady.trials[id];
+      if (trial.failures == 0) trial.why = "it was still preparing when the job restarted";
+    }
+  }
   for (const auto& entry : failed) {
     MemberTrial& trial = job.unsteady.trials[entry.first];
     const Node* node = step.state.FindNode(entry.first);
     const bool stays = node && node->Is<Attached>();
     trial.until = step.now() + MemberBackoff(++trial.failures, step.config());
-    // While a check runs into its time, nobody else can join: half of the time at most.
-    if (job.spec.spec.node_check.wanted()) trial.until = std::max(trial.until, step.now() + took);
+    // While a check or imports run into their time, nobody else can join: half of it at most.
+    if (job.spec.spec.prepares_slowly()) trial.until = std::max(trial.until, step.now() + took);
     trial.why = entry.second;
     const bool news = !stays || std::has_single_bit(static_cast<unsigned>(trial.failures));
     // One that stays and only refuses has cost nobody anything: it waits, others that come do not.

@@ -56,6 +56,68 @@ TEST(AgentCore, PrepareWritesTheRecordThenSpawnsThenReports) {
   EXPECT_EQ(report->report.witness, (Address{"10.0.0.2", 5000}));
 }
 
+Order WarmOrder(std::uint64_t number, std::uint64_t generation) {
+  Order order = PrepareOrder(number, generation, 2, /*host_store=*/true);
+  order.prepare->spec.job.warm.emplace();
+  return order;
+}
+
+TEST(AgentCore, WarmRanksWaitForTheirImports) {
+  const GroupKey key = Key("a-1", 1);
+  Driver agent(ServiceConfig());
+  agent.Attach();
+  agent.Do(Ordered{WarmOrder(1, 1)});
+  agent.Do(RunDirectoryWritten{key});
+  EXPECT_NE(agent.Last<WarmUp>(), nullptr);
+  EXPECT_EQ(agent.CountEver<SpawnShim>() + agent.CountEver<SpawnStore>(), 0);
+  agent.Do(WarmedUp{key});
+  EXPECT_NE(agent.Last<SpawnShim>(), nullptr);
+  EXPECT_NE(agent.Last<SpawnStore>(), nullptr);
+  agent.Do(WarmedUp{key});
+  agent.AdvanceTo(130s);
+  EXPECT_EQ(agent.CountEver<SpawnShim>(), 1);
+}
+
+TEST(AgentCore, ImportsThatTakeTooLongAreNotAwaited) {
+  const GroupKey key = Key("a-1", 1);
+  Driver agent(ServiceConfig());
+  agent.Attach();
+  agent.Do(Ordered{WarmOrder(1, 1)});
+  agent.Do(RunDirectoryWritten{key});
+  for (int s = 1; s < 120; ++s) {
+    agent.AdvanceTo(std::chrono::seconds(s));
+    agent.Do(CoordinatorSpoke{});
+  }
+  EXPECT_EQ(agent.CountEver<SpawnShim>(), 0);
+  agent.AdvanceTo(120s);
+  EXPECT_EQ(agent.CountEver<SpawnShim>(), 1);
+  EXPECT_EQ(agent.CountEver<SpawnStore>(), 1);
+}
+
+TEST(AgentCore, AStopDoesNotWaitForImports) {
+  const GroupKey key = Key("a-1", 1);
+  Driver agent(ServiceConfig());
+  agent.Attach();
+  agent.Do(Ordered{WarmOrder(1, 1)});
+  agent.Do(RunDirectoryWritten{key});
+  agent.Do(Ordered{StopOrder(2, 1)});
+  ASSERT_NE(agent.Last<SendReport>(), nullptr);
+  EXPECT_EQ(agent.Last<SendReport>()->report.phase, Phase::kFree);
+  agent.Do(WarmedUp{key});
+  agent.AdvanceTo(130s);
+  EXPECT_EQ(agent.CountEver<SpawnShim>() + agent.CountEver<SpawnStore>(), 0);
+}
+
+TEST(AgentCore, ANodeCheckStartsCold) {
+  Driver agent(ServiceConfig());
+  agent.Attach();
+  Order order = WarmOrder(1, 1);
+  order.prepare->spec.job.node_check.command = "true";
+  agent.Do(Ordered{order});
+  agent.Do(RunDirectoryWritten{Key("a-1", 1)});
+  EXPECT_NE(agent.Last<SpawnShim>(), nullptr);
+}
+
 TEST(AgentCore, ANodeCheckIsAwaitedAndItsFailureToldWithWhatItSaid) {
   const GroupKey key = Key("a-1", 1);
   for (const bool passes : {true, false}) {

@@ -74,6 +74,7 @@ class World {
 
   void StartAgent() {
     Config config = ServiceConfig(kSlots);
+    config.waits.warm_up = 100ms;
     config.cluster = cluster_;
     config.highest_epoch = epoch_;
     queue_.clear();
@@ -136,6 +137,10 @@ class World {
     } else {
       Later(RunDirectoryWritten{a.key});
     }
+  }
+  void Carry(const WarmUp& a) {
+    ASSERT_TRUE(node_.directories.contains(a.key));
+    if (a.key.generation.value() % 2 == 0) Later(WarmedUp{a.key});  // Else its time will be over.
   }
   void Carry(const SpawnShim& a) {
     ASSERT_TRUE(node_.directories.contains(a.key)) << "its record comes first";
@@ -287,6 +292,7 @@ class World {
       prepare.generation = highest_[which] = highest_[which].Next();
       prepare.spec.workers = 1 + static_cast<int>(rng_.Below(kSlots));
       prepare.host_store = rng_.Below(2) == 0;
+      if (prepare.generation.value() % 5 < 2) prepare.spec.job.warm.emplace();
       order.prepare = prepare;
       if (rng_.Below(2) == 0) order.stop = StopAll(which, newest);
     } else if (pick < 8 && !known.empty()) {

@@ -140,17 +140,17 @@ def fake_shim():
 
 
 class Nursery:
-    def __init__(self, words, directory, extra=()):
+    def __init__(self, words, directory, extra=(), modules=""):
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ours.settimeout(LIMIT_S)
-        entries = dict(environment(-1), OMP_NUM_THREADS="1", REGROUP_WARM_ROOM=" " * 32768)
+        entries = dict(environment(-1), REGROUP_WARM_ROOM=" " * 32768)
         entries.update(extra)
         given = fcntl.fcntl(theirs, fcntl.F_DUPFD, 64)
         theirs.close()
         before = words.index(next(word for word in words if word.endswith(".py")))
         self.process = subprocess.Popen(
             ["bash", "-c", f'exec 3<&{given} {given}<&-; exec "$@"', "bash", SHIM, "--nursery", directory, str(before),
-             words[0], *words], env=entries, pass_fds=[given], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+             modules, words[0], *words], env=entries, pass_fds=[given], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(given)
         self.said = self.ours.recv(8192).decode()
@@ -214,8 +214,8 @@ class WarmRank(unittest.TestCase):
         return {"directory": self.cwd, "cpus": sorted(os.sched_getaffinity(0))[:1], "command": words,
                 "environment": environment(rank), "stdin": stdin} | more
 
-    def nursery(self, words, extra=()):
-        nursery = Nursery(words, self.cwd, extra)
+    def nursery(self, words, extra=(), modules=""):
+        nursery = Nursery(words, self.cwd, extra, modules)
         self.addCleanup(nursery.close)
         return nursery
 
@@ -350,6 +350,7 @@ class WarmRank(unittest.TestCase):
                                       "daemon=True).start()\n")
         self.write("site/listens.py", "import socket\nS = socket.create_server(('127.0.0.1', 0))\n")
         self.write("site/locks.py", "import logging\nlogging._lock.acquire()\n")
+        self.write("site/imports.py", "import _imp\n_imp.acquire_lock()\n")
         self.write("site/fails.py", "raise RuntimeError('no device')\n")
         self.write("json5.py", "")
         self.write("site/json5.py", "")
@@ -358,12 +359,75 @@ class WarmRank(unittest.TestCase):
                 "import json\nimport threads\n": "cold import threads starts 1 threads",
                 "import listens\n": "cold import listens opens a socket",
                 "import locks\n": "cold import locks holds the lock of logging",
+                "import imports\n": "cold import imports holds the lock of imports",
                 "import fails\n": "cold import fails: RuntimeError: no device",
                 "import hidden\n": "cold json5 of the script's folder hides the module that was imported",
                 "import (\n": "cold SyntaxError: "}.items():
             with self.subTest(why):
                 self.write("train.py", text)
                 self.assertIn(why, self.nursery(command("../train.py"), {"PYTHONPATH": site}).said)
+
+    def test_modules_that_are_named(self):
+        self.write("site/stack/__init__.py", "print('stack')\n")
+        self.write("site/stack/deep.py", "print('deep')\n")
+        self.write("site/never.py", "raise RuntimeError('never')\n")
+        self.write("train.py", "print('began')\nimport stack.deep\n")
+        given, path = command("../train.py"), {"PYTHONPATH": os.path.join(self.folder, "site")}
+        nursery = self.nursery(given, path, "stack.deep,json")
+        self.assertEqual(nursery.ask({"ranks": [self.order(given)]}, self.folder)["ranks"][0]["out"], "stack\ndeep\nbegan\n")
+        self.write("train.py", "import never\n")
+        self.assertEqual(self.nursery(given, path, "json").said, "ready")
+        self.assertEqual(self.nursery(given, path, "json,missing").said,
+                         "cold import missing: ModuleNotFoundError: No module named 'missing'")
+
+    def test_what_the_first_step_of_torch_imports(self):
+        self.write("site/torch/__init__.py", "print('torch')\n")
+        self.write("train.py", "import torch\nprint('began', 'torch._dynamo' in __import__('sys').modules)\n")
+        given, path = command("../train.py"), {"PYTHONPATH": os.path.join(self.folder, "site")}
+        threads = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        for text, said, out in ((None, "ready", "torch\nbegan False\n"), ("print('dynamo')\n", "ready", "torch\ndynamo\nbegan True\n"),
+                                ("1 / 0\n", "ready", "torch\nbegan False\n"),
+                                (threads, "cold import torch._dynamo starts 1 threads", None)):
+            if text is not None:
+                self.write("site/torch/_dynamo.py", text)
+            nursery = self.nursery(given, path)
+            self.assertEqual(nursery.said, said)
+            if out is not None:
+                self.assertEqual(nursery.ask({"ranks": [self.order(given)]}, self.folder)["ranks"][0]["out"], out)
+
+    def test_threads_of_libraries(self):
+        """They read their number when they are loaded, and are told it again in the rank."""
+        path = os.path.join(self.folder, "site")
+        for library, function in (("libgomp-0", "omp_set_num_threads"), ("libscipy_openblas64_-0", "scipy_openblas_set_num_threads64_")):
+            source = self.write(function + ".c", "int got = -1;\nvoid %s(int n) { got = n; }\n" % function)
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", os.path.join(self.folder, library + ".so"), source], check=True)
+            self.write("site/" + function + ".py", """
+                import ctypes, os
+                AT_IMPORT = [os.environ[k] for k in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK")]
+                LIBRARY = ctypes.CDLL(%r)
+                def got():
+                    return ctypes.c_int.in_dll(LIBRARY, "got").value
+                """ % os.path.join(self.folder, library + ".so"))
+        self.write("site/torch/__init__.py", "THREADS = []\nset_num_threads = THREADS.append\n")
+        self.write("train.py", """
+            import torch, omp_set_num_threads as a, scipy_openblas_set_num_threads64_ as b
+            print(a.AT_IMPORT, a.got(), b.got(), torch.THREADS)
+            """)
+        given, site = command("../train.py"), {"PYTHONPATH": path}
+        nursery, order = self.nursery(given, site), self.order(given)
+        self.assertEqual(nursery.said, "ready")
+        cpus = len(order["cpus"])
+        for entries, said in (({}, ("-1 -1 []" if cpus == 1 else "%d %d [%d]" % (cpus, cpus, cpus))),
+                              ({"OMP_NUM_THREADS": "3"}, "3 3 [3]"), ({"OMP_NUM_THREADS": "1"}, "-1 -1 []"),
+                              ({"OMP_NUM_THREADS": "4,2", "OPENBLAS_NUM_THREADS": "2"}, "4 2 [4]"),
+                              ({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "5"}, "-1 -1 [5]"),
+                              ({"OMP_NUM_THREADS": "many", "OPENBLAS_NUM_THREADS": "6"}, "%s 6 %s" % (("-1", "[]") if cpus == 1 else (cpus, "[%d]" % cpus)))):
+            rank = nursery.ask({"ranks": [order | {"environment": environment(0) | entries}]}, self.folder)["ranks"][0]
+            self.assertEqual(rank["out"], "['1', '1', '1'] %s\n" % said, rank)
+
+    def test_a_failure_of_its_own(self):
+        nursery = self.nursery(command("../missing.py"))
+        self.assertRegex(nursery.said, "^cold FileNotFoundError: ")
 
     def test_what_fails_before_the_script(self):
         self.write("train.py", "print('began')\n")

@@ -21,6 +21,7 @@ struct Values {
   int restarts = 0;
   Duration grace = std::chrono::seconds(30);
   NodeBounds nodes;
+  std::string warm;
 };
 
 class FlagsTest : public ::testing::Test {
@@ -37,12 +38,18 @@ class FlagsTest : public ::testing::Test {
     AddText(line_.app(), "--log-dir", values_.text, "logs", "DIRECTORY");
     AddInt(line_.app(), "--max-restarts", values_.restarts, 0, 100, "restarts");
     AddDuration(line_.app(), "--grace", values_.grace, "grace");
+    AddOptionalText(line_.app(), "-w,--warm", "[=MODULES]", "true", "warm",
+                    [this](std::string_view text) {
+                      if (text == "bad") return BadInput("bad is bad", "good is good", "good");
+                      values_.warm = std::string(text);
+                      return absl::OkStatus();
+                    });
     AddSwitch(line_.app(), "-q,--quiet", values_.quiet, "quiet");
     AddSwitch(line_.app(), "-m,--module", values_.module, "module");
   }
   ~FlagsTest() override {
-    for (const char* name :
-         {"REGROUP_NNODES", "REGROUP_QUIET", "REGROUP_MAX_RESTARTS", "REGROUP_RUN_NNODES"})
+    for (const char* name : {"REGROUP_NNODES", "REGROUP_QUIET", "REGROUP_MAX_RESTARTS",
+                             "REGROUP_RUN_NNODES", "REGROUP_WARM"})
       ::unsetenv(name);
   }
   absl::StatusOr<ParsedLine> Parse(const std::vector<std::string>& args, bool program = true) {
@@ -62,6 +69,44 @@ TEST_F(FlagsTest, FlagsEndAtTheProgram) {
   EXPECT_TRUE(values_.quiet);
   EXPECT_THAT(line->given, ElementsAre(ElementsAre("--nnodes", "2:4"),
                                        ElementsAre("--max-restarts", "3"), ElementsAre("--quiet")));
+}
+
+// The word behind it is the program, not its value.
+TEST_F(FlagsTest, AValueThatMayBeLeftOut) {
+  const std::tuple<std::vector<std::string>, std::string, std::string> rows[] = {
+      {{"--warm", "train.py"}, "true", "--warm"},
+      {{"-w", "train.py"}, "true", "--warm"},
+      {{"-qw", "train.py"}, "true", "--warm"},
+      {{"--warm=torch,numpy", "train.py"}, "torch,numpy", "--warm=torch,numpy"},
+      {{"-w=torch", "train.py"}, "true", ""},
+      {{"--warm", "-q", "train.py"}, "true", "--warm"}};
+  for (const auto& [words, value, given] : rows) {
+    values_.warm.clear();
+    auto line = Parse(words);
+    if (given.empty()) {
+      EXPECT_FALSE(line.ok());
+      continue;
+    }
+    ASSERT_TRUE(line.ok()) << line.status();
+    EXPECT_EQ(values_.warm, value);
+    EXPECT_THAT(line->rest, ElementsAre("train.py"));
+    EXPECT_THAT(line->given, ::testing::Contains(ElementsAre(given)));
+  }
+  EXPECT_EQ(PartsOf(Parse({"--warm=", "train.py"}).status()).what, "--warm needs a value");
+  const UserErrorParts typed = PartsOf(Parse({"--warm=bad", "train.py"}).status());
+  EXPECT_EQ(typed.what, "--warm: bad is bad");
+  EXPECT_EQ(typed.try_this, "--warm=good");
+  ::setenv("REGROUP_WARM", "torch", 1);
+  ASSERT_TRUE(Parse({"train.py"}).ok());
+  EXPECT_EQ(values_.warm, "torch");
+  ::setenv("REGROUP_WARM", "bad", 1);
+  EXPECT_EQ(PartsOf(Parse({"train.py"}).status()).what, "REGROUP_WARM: bad is bad");
+  EXPECT_TRUE(Parse({"--warm", "train.py"}).ok());
+  const std::string help = RenderHelp(line_.Describe()),
+                    page = RenderManPage(line_.Describe(), "1");
+  EXPECT_THAT(help, HasSubstr("-w, --warm[=MODULES]"));
+  EXPECT_THAT(help, ::testing::Not(HasSubstr("default true")));
+  EXPECT_THAT(page, HasSubstr("\\-\\-warm[=MODULES]"));
 }
 
 TEST_F(FlagsTest, DashesEndFlags) {
@@ -210,7 +255,7 @@ TEST_F(FlagsTest, HelpComesFirst) {
 TEST_F(FlagsTest, OneDeclarationServesHelpAndManPage) {
   CommandDescription description = line_.Describe();
   std::string help = RenderHelp(description), page = RenderManPage(description, "0.1.0");
-  EXPECT_EQ(description.flags.size(), 6u);
+  EXPECT_EQ(description.flags.size(), 7u);
   EXPECT_THAT(help, HasSubstr("-N, --nnodes MIN[:MAX]"));
   EXPECT_THAT(help, HasSubstr("(default 1) [REGROUP_NNODES]"));
   EXPECT_THAT(page, HasSubstr("\\-N, \\-\\-nnodes MIN[:MAX]"));

@@ -223,6 +223,49 @@ TEST(JobFile, Price) {
   EXPECT_THAT(RenderJobFile(*job), HasSubstr("price_per_node_hour: 2.5\n"));
 }
 
+TEST(JobFile, Warm) {
+  const std::string file = "name: a\nrun: x\n";
+  const std::vector<std::string> none, two = {"torch", "numpy.random"};
+  const std::tuple<std::string, std::optional<std::vector<std::string>>, std::string> rows[] = {
+      {"true", none, "warm: true\n"},
+      {"on", none, "warm: true\n"},
+      {"false", std::nullopt, ""},
+      {"torch, numpy.random", two, "warm: torch,numpy.random\n"}};
+  EXPECT_EQ(ParseJobFile(file, "j", "/here")->warm, std::nullopt);
+  for (const auto& [text, warm, rendered] : rows) {
+    absl::StatusOr<JobSpec> job = ParseJobFile(file + "warm: " + text + "\n", "j", "/here");
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_EQ(job->warm, warm) << text;
+    EXPECT_THAT(RenderJobFile(*job),
+                rendered.empty()
+                    ? ::testing::Matcher<std::string>(::testing::Not(HasSubstr("warm")))
+                    : ::testing::Matcher<std::string>(HasSubstr(rendered)));
+    EXPECT_TRUE(ValidateJobSpec(*job).ok());
+  }
+  for (const auto& [text, what] :
+       {std::pair{"a-b", "j:3: warm: a-b is no name of a module"},
+        std::pair{"[torch]", "j:3: warm: true, false or names of modules is expected"},
+        std::pair{"1torch", "j:3: warm: 1torch is no name of a module"}}) {
+    const absl::Status refused = ParseJobFile(file + "warm: " + text + "\n", "j", "/here").status();
+    EXPECT_EQ(PartsOf(refused).what, what);
+  }
+}
+
+TEST(JobLimits, Warm) {
+  JobSpec spec = Good();
+  spec.warm = {{std::string(4096, 'x')}};
+  EXPECT_TRUE(ValidateJobSpec(spec).ok());
+  const std::pair<std::vector<std::string>, std::string> rows[] = {
+      {{"torch", "a b"}, "'a b' is no name of a module"},
+      {{"torch..x"}, "torch..x is no name of a module"},
+      {{""}, "'' is no name of a module"},
+      {{std::string(4097, 'x')}, "the names of the modules have 4097 bytes"}};
+  for (const auto& [modules, what] : rows) {
+    spec.warm = modules;
+    EXPECT_EQ(PartsOf(ValidateJobSpec(spec)).what, absl::StrCat("warm: ", what));
+  }
+}
+
 TEST(JobFile, RendersWhatItReads) {
   JobSpec spec = *ParseJobFile(kCompleteExample, "job.yaml", "/home/u");
   spec.unit = 2;
@@ -233,6 +276,7 @@ TEST(JobFile, RendersWhatItReads) {
   spec.node_check = {"test -e /dev/nvidia0 || { echo \"no: #device\"; exit 1; }", 90s};
   spec.numa_binding = "core-complex";
   spec.virtual_local_rank = true;
+  spec.warm = {{"torch", "numpy"}};
   spec.environment["QUOTES"] = "a \"b\"\n: #c\t'";
   spec.command.push_back("");
   spec.command.push_back("yes");
@@ -280,15 +324,17 @@ TEST(JobFile, WhatIsNotUtf8IsRefusedWithItsLine) {
   EXPECT_TRUE(ParseJobFile("name: a\nrun: x\nrole: r\xc3\xa9", "job.yaml", "/home/u").ok());
 }
 
+constexpr char kKnown[] =
+    "known are: env grace log_keep max_restarts name nnodes node_check node_check_timeout "
+    "nproc_per_node "
+    "numa_binding price_per_node_hour retry role run scale_up shutdown_timeout virtual_local_rank "
+    "warm workdir";
+
 TEST(JobFile, Errors) {
   const std::string ok = "name: a\nrun: x\n";
   const FileRow rows[] = {
       {ok + "nnode: 2\n", "job.yaml:3: unknown field nnode", "did you mean nnodes?"},
-      {ok + "zebra: 2\n", "job.yaml:3: unknown field zebra",
-       "known are: env grace log_keep max_restarts name nnodes node_check node_check_timeout "
-       "nproc_per_node "
-       "numa_binding "
-       "price_per_node_hour retry role run scale_up shutdown_timeout virtual_local_rank workdir"},
+      {ok + "zebra: 2\n", "job.yaml:3: unknown field zebra", kKnown},
       {ok + "rdzv_endpoint: node0\n", "job.yaml:3: a job file has no rdzv_endpoint",
        "nodes of a submitted job do not look for each other: the coordinator brings them together"},
       {ok + "node-rank: 1\n", "job.yaml:3: a job file has no node-rank",

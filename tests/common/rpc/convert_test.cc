@@ -52,6 +52,7 @@ JobSpec SomeSpec() {
   spec.virtual_local_rank = true;
   spec.sets_master_port = true;
   spec.node_check = {"test -e \xff", std::chrono::seconds(9)};
+  spec.warm = {{"torch", "\xff"}};
   return spec;
 }
 GroupReport SomeReport() {
@@ -372,7 +373,7 @@ TEST(Convert, JobsOfImpossibleShapeAreRefused) {
       {[](pb::JobSpec& s) { s.add_command(std::string("a\0b", 3)); },
        "command: contains a NUL byte"},
       {[](pb::JobSpec& s) { s.add_command(std::string(200'000, 'x')); },
-       "command, directory, environment and node_check (bytes)"},
+       "command, directory, environment, node_check and warm (bytes)"},
       {[](pb::JobSpec& s) { s.set_node_check(std::string("a\0b", 3)); },
        "node_check: contains a NUL byte"},
       {[](pb::JobSpec& s) { s.set_node_check("true"), s.set_node_check_timeout_ns(-1); },

@@ -192,7 +192,9 @@ TEST(ExplainScreen, PreemptionsAreCounted) {
   EXPECT_THAT(text, HasSubstr("Preemption 2 of the 2"));
   EXPECT_THAT(text, HasSubstr("Preemption 3 of the 2"));
   EXPECT_THAT(RenderJobs({job}, {}), HasSubstr("2 of 2 preemptions used"));
+  job.spec.warm = {{"torch"}};
   const Json document = Json::parse(JobsDocument({job}))["jobs"][0];
+  EXPECT_EQ(document["warm"], Json({"torch"}));
   EXPECT_EQ(document["preemptions"], 3);
   EXPECT_EQ(document["max_preemptions"], 2);
   EXPECT_EQ(document["failed"]["kind"], "preemptions_spent");
@@ -471,15 +473,21 @@ TEST(TableTest, NarrowTerminalsCutTheLastColumnFirst) {
 TEST(CompletionScript, NamesEveryCommandAndFlag) {
   CommandDescription logs{.name = "logs", .summary = "it's output"};
   logs.flags.push_back({{"-f", "--follow"}, "", "go on [until: end]", "REGROUP_LOGS_FOLLOW", ""});
+  logs.flags.push_back({{"--warm"}, "[=MODULES]", "modules", "REGROUP_WARM", ""});
   logs.flags.push_back({{"--tail"}, "N", "last lines", "REGROUP_LOGS_TAIL", ""});
   for (const char* shell : {"bash", "zsh", "fish"}) {
     std::string text = RenderCompletion(shell, {logs});
     EXPECT_THAT(text, HasSubstr("logs")) << shell;
     EXPECT_THAT(text, HasSubstr("tail")) << shell;
+    EXPECT_THAT(text, HasSubstr("warm")) << shell;
     EXPECT_THAT(text,
                 ::testing::AnyOf(HasSubstr("__complete jobs"), HasSubstr("_regroup_live jobs")))
         << shell;
   }
+  // The word behind it is no value of it.
+  EXPECT_THAT(RenderCompletion("bash", {logs}), HasSubstr("values=\" --tail \""));
+  EXPECT_THAT(RenderCompletion("zsh", {logs}), HasSubstr("'*--warm[modules]'"));
+  EXPECT_THAT(RenderCompletion("fish", {logs}), HasSubstr("-l warm -d 'modules'"));
 }
 
 }  // namespace

@@ -155,6 +155,17 @@ TEST(CheckSameBounds, NamesBothValues) {
   EXPECT_THAT(PartsOf(CheckSameBounds(JobId("j-1"), running, asked)).because,
               ::testing::AllOf(HasSubstr("--node-check-timeout 60000ms"), HasSubstr("5000ms")));
   asked = running;
+  running.warm = {{"torch", "numpy"}};
+  EXPECT_THAT(
+      PartsOf(CheckSameBounds(JobId("j-1"), running, asked)).because,
+      ::testing::AllOf(HasSubstr("has --warm=torch,numpy,"), HasSubstr("command no --warm")));
+  running.warm.emplace();
+  EXPECT_THAT(
+      PartsOf(CheckSameBounds(JobId("j-1"), asked, running)).because,
+      ::testing::AllOf(HasSubstr("has no --warm,"), HasSubstr("this launch command --warm")));
+  EXPECT_TRUE(CheckSameBounds(JobId("j-1"), running, running).ok());
+  running.warm.reset();
+  asked = running;
   asked.command = {"other"};
   asked.workers_per_node = 9;
   EXPECT_TRUE(CheckSameBounds(JobId("j-1"), running, asked).ok());  // Each launcher's own.
