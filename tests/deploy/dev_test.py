@@ -78,6 +78,27 @@ class Dev(unittest.TestCase):
             f.write("done\n")
         self.assertEqual(second.communicate(timeout=20), ("done\n", ""))
 
+    def test_what_it_has_become_meanwhile_is_not_run(self):
+        """As by a `git pull` in another terminal."""
+        go = os.path.join(self.folder, "go")
+        os.mkfifo(go)
+        os.unlink(os.path.join(self.path, "cmake"))
+        self.play("cmake", f"[[ $1 == --build ]] || read -r word <{go}")
+        for name in ("ninja", "touch"):
+            self.play(name, "true")
+        program = subprocess.Popen([os.path.join(self.folder, "dev"), "build"], stdin=subprocess.DEVNULL, text=True,
+                                   env={"PATH": self.path, "HOME": self.folder, "REGROUP_PACKAGES": "present"},
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.assertIn("configuring", program.stdout.readline())
+        with open(os.path.join(self.folder, "dev"), "a", encoding="utf-8") as f:
+            f.write(f": >{self.folder}/run\n")
+        with open(go, "w", encoding="utf-8") as f:
+            f.write("done\n")
+        said = "".join(program.communicate(timeout=20))
+        self.assertTrue(said.endswith("build/release/bin\n"), said)
+        self.assertEqual(program.returncode, 0, said)
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "run")))
+
     def test_where_there_is_no_apt(self):
         done = self.run_dev("build")
         self.assertEqual(done.returncode, 1)
