@@ -62,8 +62,7 @@ void StartPreparing(Step& step, const JobId& job, const Prepare& prepare) {
   Group group;
   group.workers = needed;
   group.store.hosted = prepare.host_store;
-  // A node check's processes and the one that forks could not be told apart.
-  group.shim.warm = prepare.spec.job.warm && !prepare.spec.job.node_check.wanted();
+  group.shim.warm = prepare.spec.job.warm.has_value();
   // From now on there may be something of it on the disk, whether the shell has answered or not.
   group.shim.stage = ShimStage::kDirectory;
   state.groups.emplace(key, std::move(group));

@@ -441,7 +441,8 @@ void Agent::Carry(const ShowLeaving& action) {
 
 void Agent::Carry(const SendHeartbeat& action) {
   if (session_ && session_->queued() > 0) return;  // What waits says as much.
-  Send(&v1::AgentMessage::set_allocated_heartbeat, ToProto(HeartbeatMessage{action.obeyed}));
+  Send(&v1::AgentMessage::set_allocated_heartbeat,
+       ToProto(HeartbeatMessage{action.obeyed, groups_.WarmBytes()}));
 }
 
 void Agent::Carry(const TellNotice& action) {

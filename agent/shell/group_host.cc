@@ -174,8 +174,7 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
   if (!options_.launched && hosted->worker.virtual_local_rank)
     RETURN_IF_ERROR(CheckDevices(hosted->spec.workers, FromEntries(hosted->spec.environment)));
   hosted->worker_secret = io::RandomHex(32);
-  // A node check's processes and the one that forks could not be told apart.
-  if (!hosted->spec.node_check.wanted()) hosted->warm = prepare.spec.job.warm;
+  hosted->warm = prepare.spec.job.warm;
   json data = {{"host_store", prepare.host_store},
                {"worker_secret", hosted->worker_secret},
                {"store_members", prepare.store_members},
@@ -287,6 +286,12 @@ void GroupHost::KeepNursery(Hosted& hosted) {
     (handler_.tell ? handler_.tell : handler_.warn)(line);
   };
   nurseries_[job] = Nursery::Start(loop_, options_.shim_program, hosted.spec, *hosted.warm, tell);
+}
+
+std::uint64_t GroupHost::WarmBytes() const {
+  std::uint64_t bytes = 0;
+  for (const auto& [job, nursery] : nurseries_) bytes += nursery->Bytes();
+  return bytes;
 }
 
 void GroupHost::DropNursery(const JobId& job) {

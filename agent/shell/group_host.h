@@ -96,6 +96,7 @@ class GroupHost {
     pid_t pid = 0;
   };
   std::vector<RankLog> LogsOf(const GroupKey& key) const;
+  std::uint64_t WarmBytes() const;  // Memory of what warm ranks are forked from.
 
   // Whether that token was given to that rank of a group of this node.
   bool IsRank(const GroupKey& key, int rank, int local_rank, const std::string& token) const;

@@ -15,6 +15,7 @@
 #include "agent/shell/child_exit.h"
 #include "common/base/job_spec.h"
 #include "common/config/values.h"
+#include "common/io/proc.h"
 #include "common/report/format.h"
 
 namespace regroup::agent {
@@ -43,7 +44,7 @@ std::shared_ptr<Nursery> Nursery::Start(asio::io_context& loop, const std::strin
                                         std::function<void(std::string)> cold) {
   std::shared_ptr<Nursery> nursery(new Nursery(loop, std::move(cold)));
   if (!shim::WordsBeforeScript(spec.command)) {
-    nursery->Fail("their program is not a script that Python executes");
+    nursery->Fail("their program is no script or module that Python executes");
     return nursery;
   }
   absl::StatusOr<shim::SpawnedNursery> spawned = shim::SpawnNursery(program, spec, modules);
@@ -51,6 +52,7 @@ std::shared_ptr<Nursery> Nursery::Start(asio::io_context& loop, const std::strin
     nursery->Fail(std::string(spawned.status().message()));
     return nursery;
   }
+  nursery->pid_ = spawned->child.pid;
   nursery->process_.reset(::fcntl(spawned->child.process.get(), F_DUPFD_CLOEXEC, 3));
   nursery->socket_.emplace(loop, spawned->socket.release());
   nursery->Listen();
@@ -120,6 +122,8 @@ void Nursery::TellSettled() {
 void Nursery::GiveUp() {
   Fail(absl::StrCat("their imports took longer than ", FormatDuration(kWarmUpLimit)));
 }
+
+std::uint64_t Nursery::Bytes() const { return process_ ? io::ResidentBytes(pid_) : 0; }
 
 void Nursery::End() {
   over_ = true;

@@ -24,6 +24,8 @@ class Nursery : public std::enable_shared_from_this<Nursery> {
                                         const std::vector<std::string>& modules,
                                         std::function<void(std::string)> cold);
 
+  // Its resident memory, what others share of it included.
+  std::uint64_t Bytes() const;
   bool ready() const { return ready_ && !closed_ && !over_; }
   // Calls that once it is ready or over; at once where it is.
   void WhenSettled(std::function<void()> settled);
@@ -50,6 +52,7 @@ class Nursery : public std::enable_shared_from_this<Nursery> {
   std::function<void(std::string)> cold_;
   std::vector<std::function<void()>> settled_;
   io::UniqueFd process_;
+  pid_t pid_ = 0;  // While there is `process_`.
   std::optional<boost::asio::posix::stream_descriptor> socket_;
   bool ready_ = false, closed_ = false, over_ = false;
 };

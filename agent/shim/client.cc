@@ -244,7 +244,9 @@ std::optional<int> WordsBeforeScript(const std::vector<std::string>& command) {
     if (word == "-X" || word == "-W") {
       ++i;
     } else if (!alone.contains(word)) {
-      if (word.starts_with("-") || !word.ends_with(".py")) return std::nullopt;
+      const bool module = word == "-m" && i + 1 < command.size();
+      const bool script = !word.starts_with("-") && word.ends_with(".py");
+      if (!module && !script) return std::nullopt;
       return static_cast<int>(i);
     }
   }

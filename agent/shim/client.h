@@ -74,7 +74,8 @@ absl::StatusOr<SpawnedShim> SpawnShim(const ShimStart& start);
 
 // ---- nursery -----------------------------------------------------------------------------------
 
-// How many words of the command stand before a script that Python executes; nullopt: it is none.
+// How many words of the command stand before a script that Python executes, or before -m and a
+// module; nullopt: it is neither.
 std::optional<int> WordsBeforeScript(const std::vector<std::string>& command);
 struct SpawnedNursery {
   SpawnedShim child;

@@ -1,8 +1,8 @@
 """The nursery of one job on one node: imports what its script will need, once, then forks ranks that start warm.
 
 Built into regroup-shim, which executes the job's own interpreter with this text; agent/README.md has the design. Its
-arguments: how many words stand before the script in the command, the modules to import (with commas between them; none:
-those that the script imports), then the command. Descriptor 3 is the agent's socket.
+arguments: how many words stand before the script, or before -m and a module, in the command, the modules to import (with
+commas between them; none: those that the script imports), then the command. Descriptor 3 is the agent's socket.
 It says there "ready" or "cold REASON", is then asked for supervisors ("shim"), and ends when the agent has gone.
 """
 import sys
@@ -22,10 +22,12 @@ import fcntl  # noqa: E402
 import gc  # noqa: E402
 import importlib  # noqa: E402
 import importlib.machinery  # noqa: E402
+import importlib.util  # noqa: E402
 import io  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
 import resource  # noqa: E402
+import runpy  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import stat  # noqa: E402
@@ -53,41 +55,76 @@ class Cold(Exception):
 # ---- what the script will need ------------------------------------------------------------------
 
 
-def local_file(folder, name):
-    """The module's file where it lies in the script's folder; '' for a package that cannot be read ahead, else None."""
+def local_files(folder, name, names=()):
+    """(package, file) of what importing the module reads, and of those of `names` that are its modules, where it lies in the
+    script's folder; None where it does not."""
     top = os.path.join(folder, name.split(".")[0])
     if not os.path.exists(top + ".py") and not os.path.isdir(top):
         return None
-    path = os.path.join(folder, *name.split("."))
-    for file in (path + ".py", os.path.join(path, "__init__.py")):
-        if os.path.isfile(file):
-            return file
-    return ""
+    parts, found = name.split("."), []
+    for module in [".".join(parts[:count + 1]) for count in range(len(parts))] + ["%s.%s" % (name, more) for more in names]:
+        path = os.path.join(folder, *module.split("."))
+        if os.path.isfile(os.path.join(path, "__init__.py")):
+            found.append((module, os.path.join(path, "__init__.py")))
+        elif os.path.isfile(path + ".py"):
+            found.append((module.rpartition(".")[0], path + ".py"))
+    return found
 
 
-def wanted(script, folder, seen=None):
-    """(module, names, level 0) of the imports at the top of the script and of its local modules, in their order."""
+def imports(node, package):
+    """(module, names) that a statement at the top of a file imports, or tells regroup.torch_imports()."""
+    if isinstance(node, ast.Import):
+        return [(alias.name, ()) for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        if node.level > (package.count(".") + 1 if package else 0):
+            return []  # The rank fails there, and says so.
+        base = package.rsplit(".", node.level - 1)[0] if node.level > 0 else ""
+        return [(".".join(filter(None, (base, node.module))), tuple(alias.name for alias in node.names))]
+    call = getattr(node, "value", None)
+    if isinstance(node, ast.Expr) and isinstance(call, ast.Call):
+        if "torch_imports" in (getattr(call.func, "attr", None), getattr(call.func, "id", None)):
+            return [(word.value, ()) for word in call.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+    return []
+
+
+def wanted(script, folder, package="", seen=None):
+    """(module, names) of the imports at the top of the script and of its local modules, in their order."""
     seen = set() if seen is None else seen
     seen.add(script)
     with io.open_code(script) as f:
         tree = ast.parse(f.read(), script)
     found = []
     for node in tree.body:
-        if isinstance(node, ast.Import):
-            asked = [(alias.name, ()) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            asked = [(node.module, tuple(alias.name for alias in node.names))]
-        else:
-            continue
-        for name, names in asked:
-            if name == "__future__":
-                continue
-            file = local_file(folder, name)
-            if file is None:
+        for name, names in imports(node, package):
+            files = local_files(folder, name, names)
+            if files is None and name != "__future__":
                 found.append((name, names))
-            elif file and file not in seen:
-                found += wanted(file, folder, seen)
+            for its_package, file in files or ():
+                if file not in seen:
+                    found += wanted(file, folder, its_package, seen)
     return found
+
+
+def wanted_by_module(name, folder, own):
+    """As wanted(), of what `python -m` executes. Imports the packages above it, as that does."""
+    files = local_files(folder, name, ("__main__",))
+    seen, found = set(), []
+    for package, file in files or ():
+        if file not in seen:
+            found += wanted(file, folder, package, seen)
+    if files is not None:
+        return found
+    parent = name.rpartition(".")[0]
+    import_all([(parent, ())] if parent else [], own)
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        import_all([(name, ())], own)
+        spec = importlib.util.find_spec(name + ".__main__")
+    if spec is None:
+        raise Cold("there is no module %s that can be executed" % name)
+    if not spec.origin or not spec.origin.endswith(".py"):
+        return []
+    return [ask for ask in wanted(spec.origin, folder, spec.parent) if ask[0] != spec.name]
 
 
 # ---- whether a fork of this process is as good as a new one --------------------------------------
@@ -150,7 +187,7 @@ def refuse_shadowed(folder):
     """Cold ranks look into the script's folder first; the nursery does not."""
     tops = {name.split(".")[0] for name in sys.modules} - {name.split(".")[0] for name in EARLY}
     for top in sorted(tops):
-        if local_file(folder, top) is not None:
+        if local_files(folder, top) is not None:
             raise Cold("%s of the script's folder hides the module that was imported" % top)
 
 
@@ -333,25 +370,31 @@ def repeat_said(said):
             text = text[os.write(target, text):]
 
 
-def program(plan, before):
-    """The script as __main__, compiled; ends the process as the interpreter would where it cannot."""
-    words = [os.fsdecode(word) for word in plan.words]
+def takes_folder():
+    """Whether the interpreter looks for modules in the script's folder."""
+    return not sys.flags.isolated and not getattr(sys.flags, "safe_path", False)
+
+
+def new_main(loader):
+    main = types.ModuleType("__main__")
+    main.__loader__ = loader
+    main.__builtins__ = sys.modules["builtins"]
+    main.__annotations__ = {}
+    sys.modules["__main__"] = main
+    return main
+
+
+def program(words, before):
+    """The script as __main__, and its text; ends the process as the interpreter would where there is none."""
     script = words[before]
-    if hasattr(sys, "orig_argv"):
-        sys.orig_argv[:] = words
     sys.argv[:] = words[before:]
-    if not sys.flags.isolated and not getattr(sys.flags, "safe_path", False):
+    if takes_folder():
         sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
-    importlib.invalidate_caches()
     path = script
     if sys.version_info >= (3, 9) and not os.path.isabs(script):
         path = os.path.join(os.getcwd(), script)
-    main = types.ModuleType("__main__")
-    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    main.__builtins__ = sys.modules["builtins"]
-    main.__annotations__ = {}
+    main = new_main(importlib.machinery.SourceFileLoader("__main__", path))
     main.__file__, main.__cached__ = path, None
-    sys.modules["__main__"] = main
     try:
         with io.open_code(path) as f:
             text = f.read()
@@ -362,11 +405,27 @@ def program(plan, before):
     return main, text
 
 
+def become_module(words, before):
+    """What `python -m` does before it looks for the module."""
+    sys.argv[:] = ["-m"] + words[before + 2:]
+    if takes_folder():
+        sys.path.insert(0, os.getcwd())
+    new_main(importlib.machinery.BuiltinImporter)
+
+
 def run(plan, before):
     kept = sys.modules["__main__"]  # This module's functions run until the end.
-    main, text = program(plan, before)
+    words = [os.fsdecode(word) for word in plan.words]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = words
+    importlib.invalidate_caches()
+    is_module = words[before] == "-m"
+    main, text = program(words, before) if not is_module else (become_module(words, before), "")
     try:
-        exec(compile(text, main.__file__, "exec", dont_inherit=True), main.__dict__)
+        if is_module:
+            runpy._run_module_as_main(words[before + 1])
+        else:
+            exec(compile(text, main.__file__, "exec", dont_inherit=True), main.__dict__)
     except SystemExit:
         raise
     except BaseException as error:
@@ -478,9 +537,12 @@ def become_shim(message, fds, own, state):
 # ---- the nursery ---------------------------------------------------------------------------------
 
 
-def prepare(script, modules, own):
-    folder = os.path.dirname(os.path.realpath(script))
-    asked = [(module, ()) for module in modules] or wanted(script, folder)
+def prepare(words, before, modules, own):
+    is_module, program = words[before] == "-m", words[before]
+    folder = os.getcwd() if is_module else os.path.dirname(os.path.realpath(program))
+    asked = [(module, ()) for module in modules]
+    if not asked:
+        asked = wanted_by_module(words[before + 1], folder, own) if is_module else wanted(program, folder)
     import_all(asked, own)
     refuse_shadowed(folder)
     gc.collect()
@@ -516,7 +578,7 @@ def serve_agent(agent, own, state):
 
 
 def main():
-    """Returns in a rank only: its plan and how many words stand before the script."""
+    """Returns in a rank only: its plan and how many words stand before the script or -m."""
     agent = socket.socket(fileno=AGENT_FD)
     os.close(TEXT_FD)
     if sys.version_info < (3, 8):
@@ -524,7 +586,7 @@ def main():
         os._exit(0)
     before, modules = int(sys.argv[1]), sys.argv[2].split(",") if sys.argv[2] else []
     words = sys.argv[3:-1]  # The last one is room for longer ones.
-    if not sys.flags.isolated and not getattr(sys.flags, "safe_path", False):
+    if takes_folder():
         del sys.path[0]
     os.environ.pop(ROOM, None)
     # NVML says whether there are devices without a context of CUDA.
@@ -533,10 +595,11 @@ def main():
     for fd, target in zip(said, (1, 2)):
         os.dup2(fd, target)
     state = {"shown": Shown(), "said": said}
-    state["shown"].show_words([b"regroup-nursery"] + [os.fsencode(word) for word in words[before:before + 1]])
+    shown = words[before:before + (2 if words[before] == "-m" else 1)]
+    state["shown"].show_words([b"regroup-nursery"] + [os.fsencode(word) for word in shown])
     own = {agent.fileno()}
     try:
-        prepare(words[before], modules, own)
+        prepare(words, before, modules, own)
     except BaseException as error:  # Whatever it is, it costs the warmth alone.
         why = str(error) if isinstance(error, Cold) else "%s: %s" % (type(error).__name__, error)
         agent.send(b"cold " + why.encode(errors="replace")[:4000])

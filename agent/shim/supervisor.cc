@@ -274,6 +274,8 @@ void Supervisor::OnCheckDue(Instant now) {
   ReapChildren();
   if (!check_ || now < *check_due_) return;
   if (!check_passed_) return FailCheck(check_->TimedOut());
+  // Without a cgroup nothing tells for certain the child that forks ranks from what is left.
+  if (!check_->in_cgroup()) EndWarmStart();
   if (NothingLeft()) {
     check_.reset();
     check_due_.reset();
@@ -535,6 +537,7 @@ void Supervisor::KillAll(Instant now) {
 void Supervisor::KillDescendants() {
   left_.clear();
   for (const io::ProcessStat& process : LiveDescendants()) {
+    if (warm_ && process.pid == warm_->pid()) continue;  // A stop has ended it before.
     io::SignalProcess(process.pid, process.start_ticks, SIGKILL).IgnoreError();
     if (left_.size() < kMaxLeft) left_.push_back(process.pid);
   }
@@ -557,10 +560,16 @@ void Supervisor::OnDue(Instant now) {
 }
 
 // A subreaper is the root of all it started, however they forked: it has no child; and, with a
-// cgroup, that is empty too.
+// cgroup, that is empty too. The child that forks ranks is none of them, and not in there.
 bool Supervisor::NothingLeft() const {
-  siginfo_t child{};
-  if (::waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD) return false;
+  if (warm_) {
+    for (const io::ProcessStat& process : LiveDescendants())
+      if (process.pid != warm_->pid()) return false;
+  } else {
+    siginfo_t child{};
+    if (::waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT) == 0 || errno != ECHILD)
+      return false;
+  }
   if (!cgroup_) return true;
   const absl::StatusOr<bool> populated = cgroup_->Populated();
   return populated.ok() && !*populated;

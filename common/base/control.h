@@ -160,6 +160,7 @@ struct CommitRequest {  // Rank 0 has every rank's shard on disk and asks to pub
 
 struct HeartbeatMessage {
   OrderNo obeyed;
+  std::uint64_t warm_bytes = 0;  // Memory of what the node's warm ranks are forked from.
 };
 
 // ---- coordinator → agent -----------------------------------------------------------------------

@@ -98,6 +98,7 @@ struct NodeView {
   std::string note;
   bool launched = false, coordinator_host = false;
   Version version;
+  std::uint64_t warm_bytes = 0;  // Memory of what its warm ranks are forked from.
 };
 
 // Of a coordinator. Beyond the limit it refuses connections over TCP: so many since it started.

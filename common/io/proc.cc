@@ -14,8 +14,11 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
@@ -47,6 +50,15 @@ Instant BootNow() { return ClockNow(CLOCK_BOOTTIME); }
 Instant MonotonicNow() { return ClockNow(CLOCK_MONOTONIC); }
 WallTime WallNow() {
   return std::chrono::time_point_cast<std::chrono::microseconds>(std::chrono::system_clock::now());
+}
+
+std::uint64_t ResidentBytes(pid_t pid) {
+  const absl::StatusOr<std::string> text = ReadFile(absl::StrCat("/proc/", pid, "/statm"), 256);
+  if (!text.ok()) return 0;
+  const std::vector<std::string> words = absl::StrSplit(*text, ' ');
+  std::uint64_t pages = 0;
+  if (words.size() < 2 || !absl::SimpleAtoi(words[1], &pages)) return 0;
+  return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
 std::optional<ProcessStat> ReadProcessStat(pid_t pid) {

@@ -33,6 +33,9 @@ std::optional<ProcessStat> ReadProcessStat(pid_t pid);
 // Alive (a zombie is not) and the same process.
 bool IsAlive(pid_t pid, std::uint64_t start_ticks);
 
+// Its memory, what it shares with others included; 0: there is no such process.
+std::uint64_t ResidentBytes(pid_t pid);
+
 // All processes; the living or dead descendants of `root` (without itself), parents before
 // children.
 std::vector<ProcessStat> ListProcesses();

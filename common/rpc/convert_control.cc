@@ -274,11 +274,12 @@ absl::StatusOr<LaunchRequest> FromProto(const pb::LaunchRequest& value) {
 pb::Heartbeat ToProto(const HeartbeatMessage& value) {
   pb::Heartbeat out;
   out.set_obeyed(value.obeyed.value());
+  out.set_warm_bytes(value.warm_bytes);
   return out;
 }
 
 absl::StatusOr<HeartbeatMessage> FromProto(const pb::Heartbeat& value) {
-  return HeartbeatMessage{OrderNo(value.obeyed())};
+  return HeartbeatMessage{OrderNo(value.obeyed()), value.warm_bytes()};
 }
 
 pb::WorkerProgress ToProto(const WorkerProgress& value) {

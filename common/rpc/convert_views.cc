@@ -285,6 +285,7 @@ pb::NodeView ToProto(const NodeView& value) {
   out.set_launched(value.launched);
   out.set_coordinator_host(value.coordinator_host);
   *out.mutable_version() = ToProto(value.version);
+  out.set_warm_bytes(value.warm_bytes);
   return out;
 }
 
@@ -304,6 +305,7 @@ absl::StatusOr<NodeView> FromProto(const pb::NodeView& value) {
   out.note = check.Text("note", value.note(), kMaxTextBytes);
   out.launched = value.launched();
   out.coordinator_host = value.coordinator_host();
+  out.warm_bytes = value.warm_bytes();
   out.version = check.Nested("version", FromProto(value.version()));
   return check.Finish(std::move(out));
 }

@@ -14,6 +14,8 @@ WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trainers_work
 
 
 class Trainers(e2e.TestCase):
+    warm = ()
+
     def one(self, kind, suffix):
         python = e2e.torch_python()
         if subprocess.run([python, "-c", f"import {kind}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
@@ -32,6 +34,7 @@ class Trainers(e2e.TestCase):
         self.assertEqual(run.wait(25), 143, run)
         self.assertIn("preempted (saved)", run.stderr)
         self.assertNotRegex(run.stderr, "regroup's .* failed")
+        self.assertNotIn("start cold", run.stderr)
         job = self.job()
         step = job["committed_step"]
         self.assertGreaterEqual(step, 45)
@@ -48,8 +51,8 @@ class Trainers(e2e.TestCase):
                                  ["2", "1", "done", str(step + 10)], ["2", "1", "start", str(step)]])
 
     def launch(self, kind, steps):
-        return self.fx.regroup("run", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", kind, "--nproc-per-node", "2", WORKER,
-                               kind, self.folder, steps)
+        return self.fx.regroup("run", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", kind, "--nproc-per-node", "2", *self.warm,
+                               WORKER, kind, self.folder, steps)
 
     def job(self):
         return next(iter(json.loads(self.fx.run("ps", "-a", "--json").stdout)["jobs"]), {})
@@ -62,6 +65,12 @@ class Trainers(e2e.TestCase):
 
     def test_accelerate(self):
         self.one("accelerate", "step-{}")
+
+
+class Warm(Trainers):
+    def one(self, kind, suffix):
+        self.warm = (f"--warm=torch,{kind}",)
+        super().one(kind, suffix)
 
 
 if __name__ == "__main__":

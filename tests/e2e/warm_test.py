@@ -8,9 +8,11 @@ import re
 import signal
 import sys
 import textwrap
+import time
 
 import regroup_e2e as e2e
 from fixture import processes
+from python_test import PACKAGE
 
 STACK = """
     import os
@@ -40,6 +42,20 @@ SCRIPT = """
         exec(f.read())
     """
 RANKS = 2
+# Of each generation one rank is killed once it got further, but in those that are looked at.
+KILLS = 200
+LOOKED_AT = (20, KILLS + 1)
+KILLED = """
+    import stack
+    import regroup
+    generation, rank = int(os.environ["REGROUP_GENERATION"]), int(os.environ["RANK"])
+    regroup.progress(step=generation)
+    regroup.flush(10)
+    if generation not in LOOKED_AT:
+        if rank == generation % 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+    """
 
 
 class Ranks(e2e.TestCase):
@@ -118,6 +134,40 @@ class Launched(Ranks):
         self.assertEqual(self.nursery(), nursery)
         self.finish(run, 3)
         self.assertEqual(run.stdout.count("generation 3 is here"), RANKS, run)
+
+    def test_two_hundred_kills_leave_nothing(self):
+        script = textwrap.dedent(SCRIPT).replace("import stack\n", textwrap.dedent(KILLED).replace("LOOKED_AT", str(LOOKED_AT)), 1)
+        self.write(self.fx.path("work", "train.py"), script)
+        run = self.launch("--max-restarts", 2 * KILLS, PYTHONPATH=self.site + ":" + PACKAGE)
+        seen = []
+        for generation in LOOKED_AT:
+            self.assertEqual({rank["kind"] for rank in self.said(generation, 150)}, {"warm"})
+            # What the generation before has left to its witness and to the disk is over by now.
+            seen.append(e2e.wait_for(self.at_rest, 30, "a moment without a coming or going process", self.fx.describe))
+            for rank in range(RANKS):
+                self.tell(generation, rank, "sys.exit(3)" if generation < KILLS else "sys.exit(0)")
+        self.assertEqual(run.wait(), 0, run)
+        (names, fds, memory), (names_then, fds_then, memory_then) = seen
+        self.assertEqual(names_then, names)
+        self.assertEqual(fds_then, fds)
+        for name, kib in memory_then.items():
+            self.assertLess(kib - memory[name], 4096, (name, memory, memory_then))
+
+    def at_rest(self):
+        """(processes, descriptors and memory of what serves all generations), once two looks find the same processes."""
+        found = []
+        for _ in range(2):
+            found.append(sorted((os.path.basename(info.argv[0]), info.pid) for info in self.fx.processes()))
+            time.sleep(0.3)
+        if found[0] != found[1]:
+            return None
+        fds, memory = {}, {}
+        for name, pid in found[0]:
+            if name in ("regroup-agent", "regroup-nursery"):
+                fds[name] = len(os.listdir(f"/proc/{pid}/fd"))
+                with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as f:
+                    memory[name] = sum(int(line.split()[1]) for line in f if line.startswith("Private_"))
+        return [name for name, _ in found[0]], fds, memory
 
     def test_exit_codes_and_tracebacks(self):
         run = self.launch("--max-restarts", 1)
@@ -241,11 +291,49 @@ class Launched(Ranks):
         self.finish(run, 3)
 
     def test_the_variable(self):
-        run = self.launch(warm=(), REGROUP_WARM="stack,missing")
+        self.write(os.path.join(self.site, "late.py"), "raise OSError('no device')")
+        run = self.launch(warm=(), REGROUP_WARM="stack,late")
         self.said(1)
-        run.expect(r"ranks of \S+ start cold: import missing: ModuleNotFoundError: No module named 'missing'$")
+        run.expect(r"ranks of \S+ start cold: import late: OSError: no device$")
         self.finish(run, 1)
-        self.assertEqual(json.loads(self.fx.run("ps", "-a", "--json").stdout)["jobs"][0]["warm"], ["stack", "missing"])
+        self.assertEqual(json.loads(self.fx.run("ps", "-a", "--json").stdout)["jobs"][0]["warm"], ["stack", "late"])
+
+    def test_modules_that_are_not_there(self):
+        run = self.launch(warm=("--warm=stack,mising,json.absent,os.path",))
+        self.assertEqual(run.wait(), 125, run)
+        self.assertRegex(run.stderr, r"error: --warm: \S*python\S* cannot import mising, json\.absent\n"
+                                     r"because: mising: ModuleNotFoundError: No module named 'mising'; json\.absent: ModuleNotFoundError: ")
+        self.assertEqual(os.listdir(self.marks), [])
+
+    def test_with_a_node_check(self):
+        """It may leave processes, which are ended; without a cgroup they are not told from what forks ranks for certain."""
+        left = self.fx.path("work", "left")
+        check = f"sleep 60 & echo $! >> {left}; setsid -f sleep 61"
+        run = self.launch("--node-check", check)
+        for generation in (1, 2):
+            kind = "warm" if self.said(generation)[0]["cgroup"] else "cold"
+            self.assertEqual(self.kinds(generation), [kind] * RANKS, run)
+            if generation == 1:
+                self.tell(1, 0, "sys.exit(3)")
+        with open(left, encoding="ascii") as f:
+            pids = [int(line) for line in f]
+        self.assertEqual([pid for pid in pids if processes.alive(pid)], [])
+        self.assertEqual(self.fx.processes("sleep", "61"), [])
+        self.finish(run, 2)
+
+    def test_a_node_check_that_fails(self):
+        run = self.launch("--node-check", "exit 3", "--join-timeout", "3s")
+        self.assertNotEqual(run.wait(), 0, run)
+        self.assertIn("node check", run.stdout + run.stderr)
+        self.assertEqual(os.listdir(self.marks), [])
+
+    def test_a_module_as_the_program(self):
+        run = self.launch(program=("-m", "train"))
+        self.assertEqual(self.kinds(1), ["warm"] * RANKS)
+        self.tell(1, 1, "os.kill(os.getpid(), signal.SIGKILL)")
+        for rank in self.said(2):
+            self.assertEqual((rank["kind"], rank["argv"]), ("warm", ["--flag", "a b"]))
+        self.finish(run, 2)
 
     def test_a_name_that_is_none(self):
         run = self.launch(warm=("--warm=torch numpy",))
@@ -293,6 +381,8 @@ class Submitted(Ranks):
         first = self.nursery()
         ranks = self.said(1)
         self.assertEqual([rank["kind"] for rank in ranks], ["warm"] * RANKS)
+        e2e.wait_for(lambda: json.loads(self.regroup("nodes", "--json"))["nodes"][0]["warm_bytes"] > 1 << 20, 10, "its memory in `nodes`",
+                     self.fx.describe)
         self.agent.kill()
         self.assertTrue(processes.wait_exit(first, 10), self.fx.describe)
         self.agent = self.fx.service(*self.serve)

@@ -549,6 +549,21 @@ TEST_F(Generations, imports_that_hang_delay_no_restart) {
   }
 }
 
+TEST_F(Generations, a_check_comes_after_the_imports_and_has_its_own_time) {
+  Start();
+  sim::Behaviour slow;
+  slow.warm_up = 100s;
+  slow.prepare = 50s;
+  AddDaemons({"a", "b"}, slow);
+  JobSpec spec = SpecOf("job", 2, 2, 9);
+  spec.warm.emplace();
+  spec.node_check = {"nvidia-smi", 60s};
+  world().RunFor(1s);
+  world().Submit(spec, "submit");
+  ASSERT_TRUE(Reaches(JobId("job-1"), "running", 160s));
+  EXPECT_EQ(world().View(JobId("job-1")).generation, Generation(1));
+}
+
 TEST_F(Generations, who_dies_while_it_imports_is_not_awaited) {
   Start();
   sim::Behaviour hangs;

@@ -24,6 +24,7 @@
 #include "launcher/cli/commands/exec.h"
 #include "launcher/cli/commands/log_source.h"
 #include "launcher/cli/commands/old_runs.h"
+#include "launcher/cli/commands/python_modules.h"
 #include "launcher/cli/commands/python_source.h"
 
 namespace regroup::cli {
@@ -204,6 +205,8 @@ absl::StatusOr<int> LaunchCommand::Run(const ParsedLine& words, const Terminal& 
   config.worker.sets_master_port = program->sets_master_port;
   config.worker.leave_children = flags_.leave_children;
   RETURN_IF_ERROR(FillJob(words, config));
+  if (program->python && config.spec.warm && !config.spec.warm->empty())
+    RETURN_IF_ERROR(CheckImportable(program->executable, *config.spec.warm));
   RETURN_IF_ERROR(FillNode(config, terminal));
   RETURN_IF_ERROR(Apply(flags_.torch, config.workers, config));
   if (torchrun() && config.worker.handled_signals.empty())

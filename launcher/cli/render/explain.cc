@@ -371,6 +371,8 @@ std::string RenderExplain(const NodeView& node, const TextStyle& style) {
           Count(node.slots, "slot"), " used · heard ", AgeText(node.seen), " ago\n");
   if (!node.note.empty()) out += Cat("  ", EscapeControls(node.note), "\n");
   if (node.coordinator_host) out += "  the coordinator runs here\n";
+  if (node.warm_bytes > 0)
+    out += Cat("  what warm ranks are forked from takes ", FormatBytes(node.warm_bytes), "\n");
   if (!jobs.empty()) out += Cat("  works on ", JoinWords(jobs), "\n");
   out += Cat("  ",
              node.launched ? "launched by `regroup run`: it leaves with its command"

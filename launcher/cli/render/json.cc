@@ -242,6 +242,7 @@ Json NodeJson(const NodeView& node) {
   if (!node.note.empty()) out["note"] = node.note;
   out["launched"] = node.launched;
   out["coordinator_host"] = node.coordinator_host;
+  out["warm_bytes"] = node.warm_bytes;
   out["build"] = node.version.build;
   return out;
 }

@@ -34,6 +34,7 @@ std::string NoteOf(const NodeView& node) {
   std::vector<std::string> notes;
   if (node.coordinator_host) notes.push_back("coordinator");
   if (!node.note.empty()) notes.push_back(node.note);
+  if (node.warm_bytes > 0) notes.push_back(Cat("warm ", FormatBytes(node.warm_bytes)));
   return JoinWords(notes);
 }
 

@@ -29,6 +29,7 @@ struct SessionBroken {
 struct HeartbeatReceived {
   SessionId session;
   OrderNo obeyed;
+  std::uint64_t warm_bytes = 0;
 };
 struct Reported {
   SessionId session;

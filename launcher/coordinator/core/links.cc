@@ -164,6 +164,8 @@ void On(Step& step, const HeartbeatReceived& event) {
   Node* node = step.state.NodeOf(event.session);
   if (node == nullptr) return;
   Heard(step, *node);
+  if (Attached* attached = std::get_if<Attached>(&node->link))
+    attached->warm_bytes = event.warm_bytes;
   // An order that was obeyed with nothing to report is settled by this: its slots are
   // no longer taken.
   if (event.obeyed <= node->orders.obeyed) return;

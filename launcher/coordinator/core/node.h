@@ -50,6 +50,7 @@ struct Awaited {  // Known from the journal, not heard since recovery.
 struct Attached {
   SessionId session;
   Instant since{};
+  std::uint64_t warm_bytes = 0;  // As its last heartbeat said.
 };
 struct Suspected {  // Session broken; the lease runs.
   Away away;

@@ -83,9 +83,11 @@ std::vector<GenerationMember> MembersOf(const State& state, const Job& job,
 
 // How long a member may take to prepare.
 Duration AckLimit(const State& state, const Job& job) {
-  const NodeCheck& check = job.spec.spec.node_check;
-  const Duration imports = job.spec.spec.warm ? state.config.forming.warm_up : Duration::zero();
-  return state.config.forming.ack + (check.wanted() ? check.timeout : imports);
+  const JobSpec& spec = job.spec.spec;
+  Duration limit = state.config.forming.ack;
+  if (spec.warm) limit += state.config.forming.warm_up;
+  if (spec.node_check.wanted()) limit += spec.node_check.timeout;  // After the imports.
+  return limit;
 }
 
 void DropOldGenerations(Step& step, Job& job) {

@@ -6,12 +6,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <string>
-#include <vector>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_split.h"
-#include "common/io/files.h"
+#include "common/io/proc.h"
 
 namespace regroup::coordinator {
 namespace {
@@ -21,19 +17,12 @@ constexpr auto kInterval = std::chrono::milliseconds(500);
 // the floods are over: less than that came within an interval.
 constexpr std::uint64_t kWorthTrimming = 8u << 20;
 
-std::uint64_t ResidentBytes() {
-  const absl::StatusOr<std::string> text = io::ReadFile("/proc/self/statm", 256);
-  if (!text.ok()) return 0;
-  const std::vector<std::string> words = absl::StrSplit(*text, ' ');
-  std::uint64_t pages = 0;
-  if (words.size() < 2 || !absl::SimpleAtoi(words[1], &pages)) return 0;
-  return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-}
-
 }  // namespace
 
 MemoryGuard::MemoryGuard(std::uint64_t limit_bytes)
-    : limit_bytes_(limit_bytes), resident_bytes_(ResidentBytes()), thread_([this] { Watch(); }) {}
+    : limit_bytes_(limit_bytes),
+      resident_bytes_(io::ResidentBytes(::getpid())),
+      thread_([this] { Watch(); }) {}
 
 MemoryGuard::~MemoryGuard() {
   {
@@ -51,12 +40,12 @@ void MemoryGuard::Watch() {
   std::uint64_t trimmed = resident_bytes_;  // What was left then.
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, kInterval, [this] { return stopping_; })) {
-    const std::uint64_t before = resident_bytes_, now = ResidentBytes();
+    const std::uint64_t before = resident_bytes_, now = io::ResidentBytes(::getpid());
     resident_bytes_ = now;
     trimmed = std::min(trimmed, now);
     if (now < trimmed + kWorthTrimming || now > before + kWorthTrimming) continue;
     ::malloc_trim(0);
-    resident_bytes_ = trimmed = ResidentBytes();
+    resident_bytes_ = trimmed = io::ResidentBytes(::getpid());
   }
 }
 

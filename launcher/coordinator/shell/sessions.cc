@@ -252,7 +252,7 @@ void Sessions::Obey(SessionId id, Session& session, Instant received, AgentSaid 
                    step(LaunchAsked{id, std::move(request), free_bytes});
                  },
                  [&](HeartbeatMessage& heartbeat) {
-                   step(HeartbeatReceived{id, heartbeat.obeyed});
+                   step(HeartbeatReceived{id, heartbeat.obeyed, heartbeat.warm_bytes});
                    AnswerHeartbeat(id, received);
                  },
                  [&](GroupReport& report) {

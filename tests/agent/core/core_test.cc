@@ -108,13 +108,15 @@ TEST(AgentCore, AStopDoesNotWaitForImports) {
   EXPECT_EQ(agent.CountEver<SpawnShim>() + agent.CountEver<SpawnStore>(), 0);
 }
 
-TEST(AgentCore, ANodeCheckStartsCold) {
+TEST(AgentCore, ANodeCheckComesAfterTheImports) {
   Driver agent(ServiceConfig());
   agent.Attach();
   Order order = WarmOrder(1, 1);
   order.prepare->spec.job.node_check.command = "true";
   agent.Do(Ordered{order});
   agent.Do(RunDirectoryWritten{Key("a-1", 1)});
+  EXPECT_EQ(agent.Last<SpawnShim>(), nullptr);
+  agent.Do(WarmedUp{Key("a-1", 1)});
   EXPECT_NE(agent.Last<SpawnShim>(), nullptr);
 }
 

@@ -10,6 +10,7 @@ import ctypes
 import fcntl
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -22,6 +23,7 @@ import textwrap
 import unittest
 
 SHIM = os.path.join(os.environ.get("REGROUP_BIN_DIR", "build/release/bin"), "regroup-shim")
+PACKAGE = os.path.join(os.path.abspath(__file__).rsplit("/tests/", 1)[0], "worker", "python")
 LIMIT_S = 60
 LIMITS = [(resource.RLIMIT_NOFILE, 200, 300), (resource.RLIMIT_CORE, 0, 0)]
 LIBC = ctypes.CDLL(None)
@@ -41,7 +43,8 @@ FIELDS = '''
         "argv": sys.argv, "orig_argv": getattr(sys, "orig_argv", None), "path": sys.path, "flags": str(sys.flags),
         "executable": sys.executable, "prefix": sys.prefix, "warnoptions": sys.warnoptions,
         "xoptions": sorted(sys._xoptions), "name": __name__, "file": __file__, "doc": __doc__,
-        "package": repr(__package__), "spec": repr(__spec__), "cached": repr(__cached__),
+        "package": repr(__package__), "cached": repr(__cached__),
+        "spec": __spec__ and [__spec__.name, __spec__.origin, __spec__.parent, __spec__.cached, __spec__.has_location],
         "loader": type(__loader__).__name__, "loader_path": __loader__.path, "builtins": repr(__builtins__),
         "annotations": repr(__annotations__), "globals": sorted(globals()), "is_main": main.__dict__ is globals(),
         "environ": dict(os.environ), "libc": sorted(repr(os.popen("env -0").buffer.read()).split("\\\\x00")), "cwd": os.getcwd(),
@@ -67,6 +70,10 @@ FIELDS = '''
 
 def command(script, *words):
     return [sys.executable, "-u", "-X", "utf8", script, *words]
+
+
+def module_command(name, *words):
+    return [*command("-m")[:-1], "-m", name, *words]
 
 
 def environment(rank):
@@ -147,7 +154,7 @@ class Nursery:
         entries.update(extra)
         given = fcntl.fcntl(theirs, fcntl.F_DUPFD, 64)
         theirs.close()
-        before = words.index(next(word for word in words if word.endswith(".py")))
+        before = words.index(next(word for word in words if word == "-m" or word.endswith(".py")))
         self.process = subprocess.Popen(
             ["bash", "-c", f'exec 3<&{given} {given}<&-; exec "$@"', "bash", SHIM, "--nursery", directory, str(before),
              modules, words[0], *words], env=entries, pass_fds=[given], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -256,7 +263,9 @@ class WarmRank(unittest.TestCase):
 
     def same(self, text, name="train.py", *words):
         self.write(name, text)
-        given = command(os.path.join("..", name), *words)
+        return self.same_of(command(os.path.join("..", name), *words))
+
+    def same_of(self, given):
         result = self.warm(given)
         cold, warm = self.cold(given), result["ranks"][0]
         self.assertEqual(warm, cold)
@@ -265,7 +274,14 @@ class WarmRank(unittest.TestCase):
     def test_every_field(self):
         self.write("local.py", "import decimal\n")
         self.write("train.py", FIELDS)
-        given = command("../train.py", "--flag", "two words", "")
+        self.every_field(command("../train.py", "--flag", "two words", ""))
+
+    def test_every_field_of_a_module(self):
+        self.write("cwd/pkg/__init__.py", "import decimal\n")
+        self.write("cwd/pkg/train.py", FIELDS)
+        self.every_field(module_command("pkg.train", "--flag", "two words", ""))
+
+    def every_field(self, given):
         result = self.warm(given, count=3)
         self.assertEqual(result["state"], {"fds": [0, 1, 2, 3, 4, 9], "leads": True, "environment": []})
         for rank in range(3):
@@ -300,6 +316,60 @@ class WarmRank(unittest.TestCase):
                 else:
                     self.same(body, name + ".py")
 
+    def test_modules_as_programs(self):
+        """Local and installed ones, packages, what ends early, what is not there."""
+        said = "import os, sys\nprint(__name__, __package__, __spec__.name, sys.argv, sys.path[:1])\n"
+        self.write("cwd/plain.py", said)
+        self.write("cwd/whole/__init__.py", "")
+        self.write("cwd/whole/__main__.py", "from . import part\n" + said)
+        self.write("cwd/whole/part.py", "print('part')\n")
+        self.write("cwd/bare/program.py", said)  # A namespace package.
+        self.write("cwd/raises.py", "def f():\n    raise ValueError('x')\nf()\n")
+        self.write("cwd/ends.py", "import sys\nsys.exit(7)\n")
+        for name in ("plain", "whole", "whole.part", "bare.program", "raises", "ends", "whole.missing", "json.tool", "this"):
+            with self.subTest(name):
+                self.same_of(module_command(name, "--help"))
+        self.assertEqual(self.nursery(module_command("missing")).said, "cold there is no module missing that can be executed")
+        self.assertEqual(self.nursery(module_command("sqlite3")).said,
+                         "cold there is no module sqlite3 that can be executed")
+        self.assertIn("missing", self.nursery(module_command("missing.part")).said)
+
+    def test_what_a_module_imports_is_found(self):
+        """In its package, in those above it, by relative imports, in modules that a from names, and in what is told."""
+        for name in "abcdefg":
+            self.write("site/%s.py" % name, "print('%s')\n" % name)
+        self.write("cwd/pkg/__init__.py", "import a\n")
+        self.write("cwd/pkg/near.py", "import b\n")
+        self.write("cwd/pkg/deep/__init__.py", "import c\n")
+        self.write("cwd/pkg/deep/train.py", """
+            from __future__ import annotations
+            from . import other
+            from .other import nothing
+            import regroup
+            regroup.torch_imports("e", "f", 7)
+            def late():
+                import g
+            print("began")
+            """)
+        self.write("cwd/pkg/deep/other.py", "from .. import near\nimport d\nnothing = 0\n")
+        given = module_command("pkg.deep.train")
+        nursery = self.nursery(given, {"PYTHONPATH": os.path.join(self.folder, "site") + ":" + PACKAGE})
+        self.assertEqual(nursery.said, "ready")
+        rank = nursery.ask({"ranks": [self.order(given)]}, self.folder)["ranks"][0]
+        self.assertEqual(rank["out"], "a\nc\nb\nd\ne\nf\nbegan\n", rank)
+
+    def test_an_installed_module(self):
+        """The packages above it are imported once, itself is executed."""
+        self.write("site/stack/__init__.py", "print('stack')\n")
+        self.write("site/stack/run/__init__.py", "print('run')\n")
+        self.write("site/stack/run/__main__.py", "from . import part\nfrom .. import run\nimport json\nprint(__name__)\n")
+        self.write("site/stack/run/part.py", "print('part')\n")
+        given = module_command("stack.run")
+        nursery = self.nursery(given, {"PYTHONPATH": os.path.join(self.folder, "site")})
+        self.assertEqual(nursery.said, "ready")
+        rank = nursery.ask({"ranks": [self.order(given)]}, self.folder)["ranks"][0]
+        self.assertEqual((rank["out"], rank["err"]), ("stack\nrun\npart\n__main__\n", ""))
+
     def test_processes_of_its_own(self):
         self.same("""
             import multiprocessing, threading
@@ -313,6 +383,30 @@ class WarmRank(unittest.TestCase):
                 thread.start()
                 thread.join()
             """)
+
+    def test_a_crash_is_dumped(self):
+        """By faulthandler, with the frames that the README's table names."""
+        self.write("train.py", "import faulthandler\ndef f():\n    faulthandler._sigsegv()\nf()\n")
+        given = [sys.executable, "-u", "-X", "faulthandler", "../train.py"]
+        warm, cold = self.warm(given)["ranks"][0], self.cold(given)
+        self.assertEqual((warm["code"] & 127, warm["out"]), (cold["code"] & 127, cold["out"]))
+        for line in cold["err"].splitlines():
+            if not line.startswith("Extension modules"):
+                self.assertIn(re.sub("0x[0-9a-f]+", "", line), re.sub("0x[0-9a-f]+", "", warm["err"]))
+        self.assertEqual(warm["err"].count("File "), cold["err"].count("File ") + 2)
+
+    def test_frames_below(self):
+        said = "import inspect\nprint([frame.function for frame in inspect.stack()])\n"
+        self.write("train.py", said)
+        self.write("cwd/module.py", said)
+        for given in (command("../train.py"), module_command("module")):
+            warm, cold = self.warm(given)["ranks"][0]["out"], self.cold(given)["out"]
+            self.assertEqual(eval(warm), eval(cold) + ["run", "<module>"])
+
+    def test_hashes_are_those_of_the_node(self):
+        self.write("train.py", "print(hash('name'))\n")
+        ranks = self.warm(command("../train.py"), count=3)["ranks"]
+        self.assertEqual(len({rank["out"] for rank in ranks}), 1)
 
     def test_what_imports_print_is_in_every_log(self):
         self.write("site/loud.py", "import sys\nprint('hello')\nprint('trouble', file=sys.stderr)\n")

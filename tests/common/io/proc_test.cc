@@ -40,6 +40,17 @@ TEST(Processes, AreNamedByPidAndStartTime) {
   EXPECT_TRUE(absl::IsNotFound(OpenPidfd(child).status()));
 }
 
+TEST(Processes, TakeMemory) {
+  const std::uint64_t before = ResidentBytes(::getpid());
+  EXPECT_GT(before, 100u << 10);
+  const std::string more(64 << 20, 'x');
+  EXPECT_GE(ResidentBytes(::getpid()), before + more.size() / 2);
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  EXPECT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(ResidentBytes(child), 0u);
+}
+
 TEST(Processes, NameMayHoldAnything) {
   int ready[2];
   ASSERT_EQ(::pipe(ready), 0);

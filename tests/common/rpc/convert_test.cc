@@ -133,7 +133,9 @@ TEST(Convert, AgentMessagesSurvive) {
   const CommitRequest commit{JobId("a-1"), Generation(2), 3, 4, "00ff", "/ckpt", true};
   ExpectRoundTrip(commit);
   ExpectAllFieldsSet(ToProto(commit));
-  EXPECT_EQ(FromProto(ToProto(HeartbeatMessage{OrderNo(9)}))->obeyed, OrderNo(9));
+  const absl::StatusOr<HeartbeatMessage> beat = FromProto(ToProto(HeartbeatMessage{OrderNo(9), 7}));
+  EXPECT_EQ(beat->obeyed, OrderNo(9));
+  EXPECT_EQ(beat->warm_bytes, 7u);
 }
 
 TEST(Convert, CoordinatorMessagesSurvive) {
@@ -281,8 +283,9 @@ TEST(Convert, ViewsSurvive) {
   ExpectAllFieldsSet(wire.left_out(0));
   ExpectAllFieldsSet(wire.generations(0));
   ExpectAllFieldsSet(wire.generations(0).members(0));
-  const NodeView node{NodeId("n"),    "node1",     "10.0.0.4", "ready", 2,    1,
-                      {JobId("a-1")}, Duration(1), "note",     true,    true, {1, 1, "b", {"f"}}};
+  const NodeView node{
+      NodeId("n"), "node1", "10.0.0.4",         "ready", 2, 1, {JobId("a-1")}, Duration(1), "note",
+      true,        true,    {1, 1, "b", {"f"}}, 3};
   ExpectRoundTrip(node);
   ExpectAllFieldsSet(ToProto(node));
 }

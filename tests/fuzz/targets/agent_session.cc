@@ -124,7 +124,7 @@ class Coordinator {
                        Step(LaunchAsked{session, std::move(launch)});
                    },
                    [&](HeartbeatMessage& heartbeat) {
-                     Step(HeartbeatReceived{session, heartbeat.obeyed});
+                     Step(HeartbeatReceived{session, heartbeat.obeyed, heartbeat.warm_bytes});
                    },
                    [&](GroupReport& report) {
                      Step(Reported{session, std::move(report)});

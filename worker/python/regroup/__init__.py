@@ -17,10 +17,10 @@ from ._agree import should_stop_together
 from ._context import Context, context
 from ._record import record
 from ._wire import Notice
-from ._worker import finished, flush, leave, notice, on_notice, progress, should_stop
+from ._worker import finished, flush, leave, notice, on_notice, progress, should_stop, torch_imports
 
 __all__ = [
     "Context", "Notice", "callbacks", "checkpoint", "context", "finished", "flush", "leave", "notice", "on_notice", "progress",
-    "record", "should_stop", "should_stop_together",
+    "record", "should_stop", "should_stop_together", "torch_imports",
 ]
 __version__ = "0.1.0"

@@ -195,6 +195,11 @@ def _tell_saved(c: Client) -> None:
     c.ask(replace(_saved, attempt=_saved.attempt + 1, for_notice=True))
 
 
+def torch_imports(*modules: str) -> None:
+    """Names what a script imports in its functions, for `--warm`; called at its top with literal strings, in the order of
+    their import. It is read there without being called: a call does nothing."""
+
+
 def end_on_sigterm() -> None:
     """All is saved: SIGTERM may end this process, whatever a trainer had in mind for it."""
     try:

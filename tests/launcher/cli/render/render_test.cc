@@ -126,6 +126,16 @@ TEST(NodesTable, At60Columns) {
   ExpectFits(RenderNodes(Nodes(), terminal), 60);
 }
 
+TEST(NodesTable, WhatWarmRanksAreForkedFromIsShown) {
+  NodeView node = Nodes().front();
+  EXPECT_THAT(RenderNodes({node}, {}), Not(HasSubstr("warm")));
+  EXPECT_EQ(Json::parse(NodesDocument({node}, {}))["nodes"][0]["warm_bytes"], 0);
+  node.warm_bytes = 412 << 20;
+  EXPECT_THAT(RenderNodes({node}, {}), HasSubstr("warm 412.0 MiB\n"));
+  EXPECT_THAT(RenderExplain(node, {}), HasSubstr("warm ranks are forked from takes 412.0 MiB\n"));
+  EXPECT_EQ(Json::parse(NodesDocument({node}, {}))["nodes"][0]["warm_bytes"], 412 << 20);
+}
+
 TEST(NodesTable, SortedAndEachNameOnceUnlessSeveralLive) {
   std::vector<NodeView> nodes;
   auto add = [&nodes](const char* name, const char* state, Duration seen) {
