@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "worker/data/files.h"
 
 namespace regroup::worker {
 namespace {
@@ -27,23 +28,6 @@ constexpr std::int64_t kHashedBytes = 4 << 20;  // At once, after a look whether
 
 absl::Status Unreadable(const fs::path& path, int error) {
   return absl::ErrnoToStatus(error, absl::StrCat("cannot read data ", path.string()));
-}
-
-absl::StatusOr<std::vector<fs::path>> FilesBelow(const fs::path& path) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (!fs::exists(status)) return Unreadable(path, error ? error.value() : ENOENT);
-  if (!fs::is_directory(status)) return std::vector<fs::path>{path};
-  std::vector<fs::path> files;
-  fs::recursive_directory_iterator entry(path, error), end;
-  while (!error && entry != end) {
-    if (entry->is_regular_file(error)) files.push_back(entry->path());
-    entry.increment(error);
-  }
-  if (error) return Unreadable(path, error.value());
-  std::sort(files.begin(), files.end(),
-            [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
-  return files;
 }
 
 absl::Status AppendFile(const fs::path& path, std::string& text) {
@@ -66,8 +50,8 @@ absl::StatusOr<std::unique_ptr<TextDataset>> TextDataset::Open(
     return absl::InvalidArgumentError(absl::StrCat("samples of ", context, " tokens"));
   std::unique_ptr<TextDataset> dataset(new TextDataset(context));
   for (const std::string& path : paths) {
-    ASSIGN_OR_RETURN(const std::vector<fs::path> files, FilesBelow(path));
-    for (const fs::path& file : files) RETURN_IF_ERROR(dataset->Append(file.string()));
+    ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesBelow(path));
+    for (const std::string& file : files) RETURN_IF_ERROR(dataset->Append(file));
   }
   if (dataset->bytes_ <= context) {
     return absl::InvalidArgumentError(absl::StrCat("the data is ", dataset->bytes_,

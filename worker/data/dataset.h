@@ -22,10 +22,14 @@ class Dataset {
   virtual std::int64_t samples() const = 0;
   virtual int vocabulary() const = 0;
   virtual int context() const = 0;
+  virtual bool tokens_are_bytes() const { return false; }  // Of text, for who writes it.
   // targets[t] is the token after tokens[t]. REQUIRES: 0 <= sample < samples(), both spans of
   // context().
   virtual absl::Status Read(std::int64_t sample, std::span<std::int32_t> tokens,
                             std::span<std::int32_t> targets) const = 0;
+  // XXH3-64 of all tokens: two nodes that read different data are told apart. The first call reads
+  // all of them, and fails where Read would.
+  virtual absl::StatusOr<std::uint64_t> Fingerprint() = 0;
 };
 
 // Plain text, one token per byte (vocabulary 256): the files one after the other, sample i being
@@ -43,15 +47,14 @@ class TextDataset final : public Dataset {
 
   std::int64_t samples() const override;
   int vocabulary() const override { return 256; }
+  bool tokens_are_bytes() const override { return true; }
   int context() const override { return context_; }
   // Data loss names a file that was cut since it was opened.
   absl::Status Read(std::int64_t sample, std::span<std::int32_t> tokens,
                     std::span<std::int32_t> targets) const override;
 
   std::int64_t bytes() const { return bytes_; }
-  // XXH3-64 of the text: two nodes that read different data are told apart. The first call reads
-  // all of it.
-  absl::StatusOr<std::uint64_t> Fingerprint();
+  absl::StatusOr<std::uint64_t> Fingerprint() override;
 
  private:
   // One large file, or small ones one after the other.

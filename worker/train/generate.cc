@@ -48,6 +48,11 @@ absl::StatusOr<GptConfig> ModelOf(const Repository& repository) {
                           .vocabulary = size("vocabulary"),
                           .context = size("context")};
     RETURN_IF_ERROR(Validate(model));
+    if (manifest->settings.count("data-format") != 0) {
+      return absl::FailedPreconditionError(
+          "its model was trained on numbered tokens, and only what was trained on text writes "
+          "text");
+    }
     return model;
   }
   return absl::NotFoundError(absl::StrCat(steps.size(), " commits, none with a readable record"));

@@ -19,7 +19,6 @@
 namespace regroup::worker {
 namespace {
 
-constexpr int kVocabulary = 256;  // Of text, a token per byte.
 constexpr int kMostRanks = 64;
 constexpr std::int64_t kElementBytes = sizeof(float);
 constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1, Strategy::kZero2,
@@ -49,7 +48,7 @@ struct Planned {
 };
 
 absl::StatusOr<Planned> PlanFor(const TrainConfig& config, int world, Strategy strategy) {
-  Model<float> model = MakeGpt<float>(config.Model(kVocabulary));
+  Model<float> model = MakeGpt<float>(config.Model());
   ASSIGN_OR_RETURN(ParamLayout layout,
                    ParamLayout::Create(model.UnitSpecs(), world, StrategyOn(world, strategy)));
   ASSIGN_OR_RETURN(Plan plan,
@@ -195,7 +194,8 @@ CommandDescription DescribePlan() {
           .usage = "regroup-worker plan [OPTIONS]",
           .text =
               "Takes the options and the configuration of `train`, starts nothing and needs no "
-              "data. Shows for every strategy what the rank with most allocates, by kind, and what "
+              "data: a --vocabulary other than that of text has to be told. Shows for every "
+              "strategy what the rank with most allocates, by kind, and what "
               "a rank moves in a step. Activations hold scratch for as many threads as this "
               "process has (OMP_NUM_THREADS); snapshots are those of --checkpoint-dir.",
           .example = "regroup-worker plan --config gpt.yaml --world 8 --memory 4GiB",

@@ -24,6 +24,8 @@ namespace regroup::worker {
 namespace {
 
 constexpr std::size_t kMaxConfigBytes = 1 << 20;
+constexpr int kMax = std::numeric_limits<int>::max();
+constexpr int kMaxSize = 1 << 24;
 
 absl::Status Refuse(const std::string& what, const std::string& because,
                     const std::string& try_this) {
@@ -96,6 +98,20 @@ absl::Status ChooseStrategy(std::string_view text, Strategy& strategy) {
                 NameOf(Strategy::kReplicated));
 }
 
+absl::Status ChooseDataFormat(std::string_view text, DataFormat& format) {
+  static constexpr std::pair<std::string_view, DataFormat> kNames[] = {
+      {"auto", DataFormat::kAuto},
+      {"text", DataFormat::kText},
+      {"llm.c", DataFormat::kLlmC},
+      {"nanogpt", DataFormat::kNanoGpt}};
+  for (const auto& [known, value] : kNames) {
+    if (text != known) continue;
+    format = value;
+    return absl::OkStatus();
+  }
+  return Refuse(Cat("\"", text, "\" is not accepted"), "auto, text, llm.c and nanogpt are", "auto");
+}
+
 // A scalar, or a list of them joined by commas.
 absl::StatusOr<std::string> TextOf(const YAML::Node& node) {
   if (node.IsScalar()) return node.Scalar();
@@ -156,6 +172,73 @@ absl::StatusOr<std::vector<std::string>> ReadConfigFile(const std::string& path,
   return args;
 }
 
+void DescribeData(CLI::App& app, TrainConfig& c) {
+  AddParsed(app, "--data", "PATHS", "",
+            "text files, token files or directories, comma-separated, as in --data a.txt,books",
+            [&c](std::string_view text) { return AddPaths(text, c.data); });
+  AddParsed(app, "--data-format", "NAME", "auto",
+            "what the data is: auto takes llm.c's token files by their magic, other .bin files as "
+            "nanogpt's and the rest as text, as in --data-format nanogpt",
+            [&c](std::string_view text) { return ChooseDataFormat(text, c.data_format); });
+  AddInt(app, "--vocabulary", c.vocabulary, 0, kMaxSize,
+         "tokens that the model knows, 0 for 256 of text, 50257 of tokens of 2 bytes and 128256 of "
+         "4, as in --vocabulary 50304");
+}
+
+void DescribeModelAndSteps(CLI::App& app, TrainConfig& c) {
+  AddInt(app, "--layers", c.layers, 1, 1000, "blocks of the model, as in --layers 12");
+  AddInt(app, "--width", c.width, 1, kMaxSize,
+         "width of the model, a multiple of the heads, as in --width 768");
+  AddInt(app, "--heads", c.heads, 1, kMaxSize, "attention heads, as in --heads 12");
+  AddInt(app, "--context", c.context, 1, kMaxSize, "tokens of one sample, as in --context 1024");
+  AddInt(app, "--steps", c.steps, 1, kMax, "updates in all, as in --steps 10000");
+  AddInt(app, "--batch", c.batch, 1, kMaxSize,
+         "samples of one step over all ranks, as in --batch 64");
+  AddInt(app, "--micro-batch", c.micro_batch, 1, kMaxSize,
+         "samples that a rank takes at once at most, as in --micro-batch 4");
+  AddParsed(app, "--strategy", "NAME", NameOf(c.strategy),
+            "what the ranks divide among them: ddp nothing, zero-1 the optimizer's state, zero-2 "
+            "also gradients, zero-3 also weights, as in --strategy zero-2",
+            [&c](std::string_view text) { return ChooseStrategy(text, c.strategy); });
+  AddParsed(app, "--seed", "N", Cat(c.seed), "of weights and sample order, as in --seed 1337",
+            [&c](std::string_view text) {
+              ASSIGN_OR_RETURN(const std::int64_t seed,
+                               ParseNumber(text, 0, std::numeric_limits<std::int64_t>::max()));
+              c.seed = static_cast<std::uint64_t>(seed);
+              return absl::OkStatus();
+            });
+}
+
+void DescribeOptimizer(CLI::App& app, TrainConfig& c) {
+  AddReal(app, "--learning-rate", c.learning_rate, 0, 1e3,
+          "highest learning rate, as in --learning-rate 6e-4");
+  AddReal(app, "--min-learning-rate", c.min_learning_rate, 0, 1e3,
+          "learning rate at the end, as in --min-learning-rate 6e-5");
+  AddInt(app, "--warmup", c.warmup, 0, kMax,
+         "steps until the highest learning rate, as in --warmup 100");
+  AddReal(app, "--weight-decay", c.weight_decay, 0, 1e3,
+          "decoupled weight decay, as in --weight-decay 0.1");
+  AddReal(app, "--beta1", c.beta1, 0, 0.999999, "decay of AdamW's first moment, as in --beta1 0.9");
+  AddReal(app, "--beta2", c.beta2, 0, 0.9999999,
+          "decay of AdamW's second moment, as in --beta2 0.95");
+  AddReal(app, "--clip", c.clip, 0, 1e9,
+          "norm to which gradients are cut, 0 for not at all, as in --clip 1");
+}
+
+void DescribeCheckpoints(CLI::App& app, TrainConfig& c) {
+  AddText(app, "--checkpoint-dir", c.checkpoint_dir,
+          "where checkpoints are kept, and resumed from, as in --checkpoint-dir ckpt", "DIR");
+  AddInt(app, "--checkpoint-every", c.checkpoint_every, 1, kMax,
+         "steps between checkpoints, as in --checkpoint-every 50");
+  AddInt(app, "--keep", c.keep, 2, 1000,
+         "newest verified checkpoints that are kept, as in --keep 3");
+  AddSwitch(app, "--take-over", c.take_over,
+            "take the checkpoint directory from another job, which then ends");
+  AddSwitch(app, "--accept-other-settings", c.accept_other_settings,
+            "resume a checkpoint made with another seed or data; samples may then repeat or "
+            "be left out");
+}
+
 void DescribeTimeouts(CLI::App& app, TrainConfig& c) {
   AddDuration(app, "--collective-timeout", c.collective_timeout,
               "how long a rank waits for another inside a step, as in --collective-timeout 1m");
@@ -179,6 +262,8 @@ GptConfig TrainConfig::Model(int vocabulary) const {
           .vocabulary = vocabulary,
           .context = context};
 }
+
+GptConfig TrainConfig::Model() const { return Model(vocabulary > 0 ? vocabulary : 256); }
 
 AdamWConfig TrainConfig::Optimizer() const {
   return {.beta1 = beta1, .beta2 = beta2, .epsilon = 1e-8, .weight_decay = weight_decay};
@@ -228,58 +313,12 @@ CommandDescription DescribeTrain() {
 }
 
 void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
-  constexpr int kMax = std::numeric_limits<int>::max();
-  constexpr int kMaxSize = 1 << 24;
   AddText(app, "--config", c.config,
           "YAML file of these names; flags and environment win, as in --config gpt.yaml", "FILE");
-  AddParsed(app, "--data", "PATHS", "",
-            "text files or directories, comma-separated, as in --data a.txt,books",
-            [&c](std::string_view text) { return AddPaths(text, c.data); });
-  AddInt(app, "--layers", c.layers, 1, 1000, "blocks of the model, as in --layers 12");
-  AddInt(app, "--width", c.width, 1, kMaxSize,
-         "width of the model, a multiple of the heads, as in --width 768");
-  AddInt(app, "--heads", c.heads, 1, kMaxSize, "attention heads, as in --heads 12");
-  AddInt(app, "--context", c.context, 1, kMaxSize, "tokens of one sample, as in --context 1024");
-  AddInt(app, "--steps", c.steps, 1, kMax, "updates in all, as in --steps 10000");
-  AddInt(app, "--batch", c.batch, 1, kMaxSize,
-         "samples of one step over all ranks, as in --batch 64");
-  AddInt(app, "--micro-batch", c.micro_batch, 1, kMaxSize,
-         "samples that a rank takes at once at most, as in --micro-batch 4");
-  AddParsed(app, "--strategy", "NAME", NameOf(c.strategy),
-            "what the ranks divide among them: ddp nothing, zero-1 the optimizer's state, zero-2 "
-            "also gradients, zero-3 also weights, as in --strategy zero-2",
-            [&c](std::string_view text) { return ChooseStrategy(text, c.strategy); });
-  AddReal(app, "--learning-rate", c.learning_rate, 0, 1e3,
-          "highest learning rate, as in --learning-rate 6e-4");
-  AddReal(app, "--min-learning-rate", c.min_learning_rate, 0, 1e3,
-          "learning rate at the end, as in --min-learning-rate 6e-5");
-  AddInt(app, "--warmup", c.warmup, 0, kMax,
-         "steps until the highest learning rate, as in --warmup 100");
-  AddReal(app, "--weight-decay", c.weight_decay, 0, 1e3,
-          "decoupled weight decay, as in --weight-decay 0.1");
-  AddReal(app, "--beta1", c.beta1, 0, 0.999999, "decay of AdamW's first moment, as in --beta1 0.9");
-  AddReal(app, "--beta2", c.beta2, 0, 0.9999999,
-          "decay of AdamW's second moment, as in --beta2 0.95");
-  AddReal(app, "--clip", c.clip, 0, 1e9,
-          "norm to which gradients are cut, 0 for not at all, as in --clip 1");
-  AddParsed(app, "--seed", "N", Cat(c.seed), "of weights and sample order, as in --seed 1337",
-            [&c](std::string_view text) {
-              ASSIGN_OR_RETURN(const std::int64_t seed,
-                               ParseNumber(text, 0, std::numeric_limits<std::int64_t>::max()));
-              c.seed = static_cast<std::uint64_t>(seed);
-              return absl::OkStatus();
-            });
-  AddText(app, "--checkpoint-dir", c.checkpoint_dir,
-          "where checkpoints are kept, and resumed from, as in --checkpoint-dir ckpt", "DIR");
-  AddInt(app, "--checkpoint-every", c.checkpoint_every, 1, kMax,
-         "steps between checkpoints, as in --checkpoint-every 50");
-  AddInt(app, "--keep", c.keep, 2, 1000,
-         "newest verified checkpoints that are kept, as in --keep 3");
-  AddSwitch(app, "--take-over", c.take_over,
-            "take the checkpoint directory from another job, which then ends");
-  AddSwitch(app, "--accept-other-settings", c.accept_other_settings,
-            "resume a checkpoint made with another seed or data; samples may then repeat or "
-            "be left out");
+  DescribeData(app, c);
+  DescribeModelAndSteps(app, c);
+  DescribeOptimizer(app, c);
+  DescribeCheckpoints(app, c);
   AddText(
       app, "--sample-log", c.sample_log,
       "directory for one line per rank and step of what was consumed, as in --sample-log samples",
@@ -297,7 +336,7 @@ absl::Status Validate(const TrainConfig& c) {
     return Refuse("--data is missing", "there is nothing to train on",
                   "regroup-worker train --data /usr/share/common-licenses");
   }
-  if (const absl::Status model = Validate(c.Model(256)); !model.ok()) {
+  if (const absl::Status model = Validate(c.Model()); !model.ok()) {
     return Refuse("no such model can be built", std::string(model.message()),
                   "--layers 6 --width 384 --heads 6 --context 256");
   }

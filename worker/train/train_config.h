@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/time.h"
 #include "common/config/flags.h"
+#include "worker/data/open_dataset.h"
 #include "worker/kernels/kernels.h"
 #include "worker/layout/layout.h"
 #include "worker/model/gpt.h"
@@ -20,7 +21,9 @@ namespace regroup::worker {
 // What `regroup-worker train` is told. Lengths are in tokens, batches in samples.
 struct TrainConfig {
   std::string config;             // A YAML file of the same names.
-  std::vector<std::string> data;  // Text files or directories of such.
+  std::vector<std::string> data;  // Text or token files, or directories of such.
+  DataFormat data_format = DataFormat::kAuto;
+  int vocabulary = 0;  // 0: what fits the data.
   int layers = 6, width = 384, heads = 6, context = 256;
   int steps = 1000;
   int batch = 8;                              // Global: of one step of all ranks together.
@@ -44,6 +47,7 @@ struct TrainConfig {
   Duration save_timeout = std::chrono::minutes(10);
 
   GptConfig Model(int vocabulary) const;
+  GptConfig Model() const;  // As far as is known without the data: of text, unless told otherwise.
   AdamWConfig Optimizer() const;
   Schedule LearningRates() const;
   // What decides the result, by name; in commit records, and compared between ranks.

@@ -78,6 +78,15 @@ const char* NameOf(Mutation mutation) {
   return "?";
 }
 
+absl::Status BadData(const absl::Status& status) {
+  return WithExit(
+      UserError(absl::StatusCode::kInvalidArgument, "cannot train on this data",
+                std::string(status.message()),
+                absl::IsOutOfRange(status) ? "a larger --vocabulary, or another --data-format"
+                                           : "--data /usr/share/common-licenses"),
+      WorkerExit::kUsage);
+}
+
 }  // namespace
 
 Trainer::Trainer(TrainConfig config, WorkerEnvironment environment, Termination& termination)
@@ -109,17 +118,21 @@ absl::Status Trainer::Run() {
   return absl::OkStatus();
 }
 
+absl::Status Trainer::OpenData() {
+  absl::StatusOr<std::unique_ptr<Dataset>> dataset =
+      OpenDataset(config_.data, {.format = config_.data_format,
+                                 .vocabulary = config_.vocabulary,
+                                 .context = config_.context});
+  if (!dataset.ok()) return BadData(dataset.status());
+  dataset_ = *std::move(dataset);
+  // The vocabulary may be one that only the data has told.
+  const absl::Status model = Validate(config_.Model(dataset_->vocabulary()));
+  return model.ok() ? model : BadData(model);
+}
+
 // What can fail on this rank alone, before the others wait for it.
 absl::Status Trainer::Prepare() {
-  absl::StatusOr<std::unique_ptr<TextDataset>> dataset =
-      TextDataset::Open(config_.data, config_.context);
-  if (!dataset.ok()) {
-    return WithExit(
-        UserError(absl::StatusCode::kInvalidArgument, "cannot train on this data",
-                  std::string(dataset.status().message()), "--data /usr/share/common-licenses"),
-        WorkerExit::kUsage);
-  }
-  dataset_ = *std::move(dataset);
+  RETURN_IF_ERROR(OpenData());
   if (config_.batch < environment_.world_size && first()) {
     Warn(absl::StrCat("a batch of ", config_.batch, " samples leaves ",
                       environment_.world_size - config_.batch, " of ", environment_.world_size,
@@ -171,6 +184,7 @@ std::map<std::string, std::string> Trainer::Settings() const {
   std::map<std::string, std::string> settings = config_.Settings();
   settings["data"] = fingerprint_;
   settings["vocabulary"] = absl::StrCat(dataset_->vocabulary());
+  if (!dataset_->tokens_are_bytes()) settings["data-format"] = "tokens";
   return settings;
 }
 
@@ -198,7 +212,7 @@ absl::Status Trainer::AgreeOnMachine() {
 
 absl::Status Trainer::ReadFingerprint() {
   const absl::StatusOr<std::uint64_t> fingerprint = dataset_->Fingerprint();
-  if (!fingerprint.ok()) return WithExit(fingerprint.status(), WorkerExit::kUsage);
+  if (!fingerprint.ok()) return BadData(fingerprint.status());
   fingerprint_ = absl::StrFormat("%016x", *fingerprint);
   return absl::OkStatus();
 }

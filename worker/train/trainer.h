@@ -43,6 +43,7 @@ class Trainer {
 
  private:
   absl::Status Prepare();
+  absl::Status OpenData();
   absl::Status Join();
   absl::Status Agree();
   absl::Status AgreeOnMachine();
@@ -81,7 +82,7 @@ class Trainer {
   const WorkerEnvironment environment_;
   Termination& termination_;
   std::unique_ptr<ControlClient> control_;  // Null without an agent.
-  std::unique_ptr<TextDataset> dataset_;
+  std::unique_ptr<Dataset> dataset_;
   std::string fingerprint_;               // Of the data; once the group has formed.
   std::optional<Repository> repository_;  // None: no checkpoints.
   std::unique_ptr<Owner> owner_;          // Of the repository; rank 0's.

@@ -21,6 +21,12 @@ struct Answer {
   std::string out, err;
 };
 
+struct Row {
+  std::string arguments;
+  WorkerExit exit;
+  std::vector<std::string> says;
+};
+
 class ProgramTest : public testing::Test {
  protected:
   // Alone, whatever this test was started by.
@@ -40,6 +46,19 @@ class ProgramTest : public testing::Test {
                               (directory_ / name));
     EXPECT_EQ(answer.code, 0) << answer.err;
     return directory_ / name;
+  }
+
+  void ExpectRefused(const std::vector<Row>& rows) const {
+    for (const Row& row : rows) {
+      const Answer answer = Run(row.arguments);
+      EXPECT_EQ(answer.code, static_cast<int>(row.exit)) << row.arguments << ": " << answer.err;
+      EXPECT_EQ(answer.err.rfind("error: ", 0), 0u) << row.arguments << ": " << answer.err;
+      for (const std::string& word : row.says) {
+        EXPECT_NE(answer.err.find(word), std::string::npos)
+            << row.arguments << ": " << word << " is not in: " << answer.err;
+      }
+      EXPECT_EQ(answer.out, "") << row.arguments;
+    }
   }
 
   TemporaryDirectory directory_;
@@ -142,11 +161,48 @@ TEST_F(ProgramTest, APlanSaysWhatATrainingTakesAndWhatFits) {
   EXPECT_EQ(Run("plan --config " + file, "REGROUP_PLAN_WORLD=3").out, table.out);
 }
 
-struct Row {
-  std::string arguments;
-  WorkerExit exit;
-  std::vector<std::string> says;
-};
+// 2,000 tokens below 700, in 2 bytes each.
+std::string TokenBytes() {
+  std::string bytes;
+  for (int i = 0; i < 2000; ++i) {
+    const int token = i * i % 700;
+    bytes += {static_cast<char>(token % 256), static_cast<char>(token / 256)};
+  }
+  return bytes;
+}
+
+std::string LlmcHeader(std::uint32_t magic, std::uint32_t version, std::uint32_t count) {
+  std::string header;
+  for (const std::uint32_t word : {magic, version, count})
+    header.append(reinterpret_cast<const char*>(&word), 4);
+  header.resize(1024);
+  return header;
+}
+
+// The same tokens, with llm.c's header and as nanoGPT has them.
+TEST_F(ProgramTest, TrainsOnTokenFiles) {
+  WriteAll(directory_ / "llmc", LlmcHeader(20240520, 1, 2000) + TokenBytes());
+  WriteAll(directory_ / "train.bin", TokenBytes());
+  WriteAll(directory_ / "raw", TokenBytes());
+  const std::string model =
+      " --layers 1 --width 16 --heads 2 --context 16 --steps 4 --vocabulary 704 ";
+  std::vector<std::string> outputs;
+  for (const std::string data :
+       {"llmc --data-format llm.c", "llmc", "train.bin", "raw --data-format nanogpt"}) {
+    const Answer answer = Run("train --data " + (directory_ / data) + model);
+    EXPECT_EQ(answer.code, 0) << answer.err;
+    outputs.push_back(std::regex_replace(answer.out, std::regex("  [0-9,]+ tok/s"), ""));
+    EXPECT_EQ(outputs.back(), outputs[0]) << data;
+  }
+  // The first loss is near ln 704.
+  EXPECT_NE(outputs[0].find("step 1  loss 6.5"), std::string::npos) << outputs[0];
+  const std::string ckpt = directory_ / "ckpt";
+  ASSERT_EQ(Run("train --data " + (directory_ / "llmc") + model + "--checkpoint-dir " + ckpt).code,
+            0);
+  const Answer generated = Run("generate --checkpoint " + ckpt);
+  EXPECT_EQ(generated.code, static_cast<int>(WorkerExit::kCheckpointUnusable));
+  EXPECT_NE(generated.err.find("trained on numbered tokens"), std::string::npos) << generated.err;
+}
 
 TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
   const std::string ckpt = Train("ckpt"), generate = "generate --checkpoint " + ckpt + " ";
@@ -196,21 +252,43 @@ TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
        WorkerExit::kCheckpointDirectory,
        {"/proc/none cannot be written", "--checkpoint-dir DIR"}},
       {"train --data /nonexistent", usage, {"/nonexistent"}},
+      {file("vocabulary: 300"), usage, {"a vocabulary of 300 does not fit text"}},
+      {file("vocabulary: -1"), usage, {"--vocabulary", "\"-1\"", "0 to 16777216"}},
+      {file("data_format: csv"), usage, {"--data-format", "\"csv\"", "llm.c and nanogpt are"}},
       {"train --dta x",
        usage,
        {"--dta", "did you mean --data?", "try: regroup-worker train --help"}},
       {"__man /nonexistent", WorkerExit::kFailed, {"cannot write /nonexistent/regroup-worker.1"}},
   };
-  for (const Row& row : rows) {
-    const Answer answer = Run(row.arguments);
-    EXPECT_EQ(answer.code, static_cast<int>(row.exit)) << row.arguments << ": " << answer.err;
-    EXPECT_EQ(answer.err.rfind("error: ", 0), 0u) << row.arguments << ": " << answer.err;
-    for (const std::string& word : row.says) {
-      EXPECT_NE(answer.err.find(word), std::string::npos)
-          << row.arguments << ": " << word << " is not in: " << answer.err;
-    }
-    EXPECT_EQ(answer.out, "") << row.arguments;
-  }
+  ExpectRefused(rows);
+}
+
+TEST_F(ProgramTest, WhatIsWrongWithATokenFileIsNamedWithItsNumbers) {
+  const auto tokens = [&](const std::string& name, const std::string& bytes,
+                          const std::string& flags) {
+    WriteAll(directory_ / name, bytes);
+    return "train --data " + (directory_ / name) + " " + flags;
+  };
+  const WorkerExit usage = WorkerExit::kUsage;
+  ExpectRefused({
+      {tokens("train.bin", TokenBytes(), "--vocabulary 650"),
+       usage,
+       {"train.bin: its token at position ", " is 676, and the vocabulary has 650, from 0 to 649",
+        "a larger --vocabulary"}},
+      {tokens("cut", LlmcHeader(20240520, 1, 2001) + TokenBytes(), ""),
+       usage,
+       {"cut has 5024 bytes, and its header says 2001 tokens, which take 5026"}},
+      {tokens("llama3", LlmcHeader(20240801, 6, 1000) + TokenBytes(), ""),
+       usage,
+       {"llama3 is of version 6", "only 7 is known"}},
+      {tokens("model.bin", LlmcHeader(20240326, 3, 0), ""),
+       usage,
+       {"model.bin holds llm.c's model weights"}},
+      {tokens("odd.bin", "abc", ""), usage, {"odd.bin has 3 bytes"}},
+      {tokens("short.bin", TokenBytes().substr(0, 32), "--context 16"),
+       usage,
+       {"the data is 16 tokens, fewer than one sample of 16"}},
+  });
 }
 
 TEST_F(ProgramTest, HelpNamesEveryExitCodeAndAnExample) {

@@ -69,6 +69,7 @@ class BadDataset final : public Dataset {
     if (reads_ > 3) tokens[2] = 256;
     return read;
   }
+  absl::StatusOr<std::uint64_t> Fingerprint() override { return 0; }
 
  private:
   const bool unreadable_;
