@@ -47,6 +47,7 @@ _MACHINE = re.compile(r"(?<![\w.$}~-])/(?:work|root|home/(?!user|u/)[a-z]\w*|Use
 # DESIGN §7: one pool of threads for all computation, and no rounding that a compiler may choose.
 _MATH = tuple(f"worker/{folder}" for folder in ("tensor", "kernels", "layout", "model", "plan", "optim", "data"))
 _SECOND_POOL = re.compile(r"std::(?:jthread|thread|async|execution)\b|\bGOMP_\w+|\bomp_\w+|#\s*pragma\s+omp\b|<thread>")
+_OWN_THREADS = ("worker/kernels/parallel_for.", "worker/data/batch_reader.")  # The pool, and a thread that computes nothing.
 _FAST_MATH = re.compile(r"^[^#\n]*(-ffast-math|-Ofast|-funsafe-math-optimizations|-fassociative-math)", re.MULTILINE)
 _GRPC_OPERATION = re.compile(r"\b(StartRead|StartWrite|Finish)\s*\(")
 _GUARD = re.compile(r"^#pragma once\b", re.MULTILINE)
@@ -148,7 +149,7 @@ def check_math(path, text):
     if path.endswith(("CMakeLists.txt", ".cmake")):
         for match in _FAST_MATH.finditer(text):
             yield _line(text, match.start(1)), f"{match.group(1)}: NaN and the order of sums must stay"
-    if path.endswith(_CPP) and _inside(path, _MATH) and not path.startswith("worker/kernels/parallel_for."):
+    if path.endswith(_CPP) and _inside(path, _MATH) and not path.startswith(_OWN_THREADS):
         for match in _SECOND_POOL.finditer(cpp.blank(text)):
             yield _line(text, match.start()), f"{match.group()}: ParallelFor is the only pool of threads here"
 
