@@ -78,14 +78,10 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
   ASSIGN_OR_RETURN(std::vector<Plan> plans, CheckedPlans(layout, options));
   RETURN_IF_ERROR(AgreeOnPlans(ranks, layout, plans));
   runner->plan_ = std::move(plans[static_cast<std::size_t>(ranks.rank())]);
-  // A rank without a sample makes room for one, so that no arena has to be empty.
-  const std::int64_t samples = std::max<std::int64_t>(1, runner->slice_.size);
-  const auto tokens = static_cast<std::size_t>(samples * dataset.context());
-  ASSIGN_OR_RETURN(runner->samples_, Arena::Create(2 * Arena::Footprint<std::int32_t>(tokens)));
-  runner->tokens_ = runner->samples_.Take<std::int32_t>(tokens);
-  runner->targets_ = runner->samples_.Take<std::int32_t>(tokens);
+  ASSIGN_OR_RETURN(runner->reader_, BatchReader::Create(dataset, runner->slice_.size));
   RETURN_IF_ERROR(runner->Allocate(state));
   runner->Connect();
+  const std::int64_t samples = std::max<std::int64_t>(1, runner->slice_.size);
   const int micro_batches = std::max(1, runner->micro_batches_);
   const Extent extent{.batch = RankSlice(samples, 0, micro_batches).size,
                       .time = dataset.context()};
@@ -168,14 +164,33 @@ void StepRunner::Connect() {
   }
 }
 
-absl::Status StepRunner::ReadSamples(std::span<const std::int64_t> ids) {
-  const auto context = static_cast<std::size_t>(dataset_.context());
-  for (std::size_t i = 0; i < static_cast<std::size_t>(slice_.size); ++i) {
-    RETURN_IF_ERROR(WithExit(dataset_.Read(ids[static_cast<std::size_t>(slice_.begin) + i],
-                                           tokens_.subspan(i * context, context),
-                                           targets_.subspan(i * context, context)),
-                             WorkerExit::kUsage));
+// What a step with one micro-batch on every rank does before its first backward: gathers are where
+// the forwards need them, and the same on all ranks.
+absl::Status StepRunner::PlanForwards() {
+  std::vector<Plan> plans;
+  for (int r = 0; r < layout_.world(); ++r) {
+    ASSIGN_OR_RETURN(Plan plan, MakePlan(layout_, {.rank = r, .micro_batches = 1, .rounds = 1}));
+    plans.push_back(std::move(plan));
   }
+  RETURN_IF_ERROR(CheckPlan(layout_, plans));
+  Plan& own = plans[static_cast<std::size_t>(ranks_.rank())];
+  CHECK(own.weights == plan_.weights);
+  const auto end = std::ranges::find(own.instructions, Op::kBackward, &Instruction::op);
+  forwards_.assign(own.instructions.begin(), end);
+  return absl::OkStatus();
+}
+
+std::span<const std::int64_t> StepRunner::SliceOf(std::span<const std::int64_t> ids) const {
+  return ids.subspan(static_cast<std::size_t>(slice_.begin), static_cast<std::size_t>(slice_.size));
+}
+
+absl::Status StepRunner::ReadSamples(BatchReader& reader, std::span<const std::int64_t> ids,
+                                     std::span<const std::int64_t> next) {
+  const absl::StatusOr<BatchReader::Batch> batch = reader.Take(SliceOf(ids));
+  if (!batch.ok()) return WithExit(batch.status(), WorkerExit::kUsage);
+  tokens_ = batch->tokens;
+  targets_ = batch->targets;
+  if (!next.empty()) reader.ReadAhead(SliceOf(next));
   return absl::OkStatus();
 }
 
@@ -195,9 +210,11 @@ MicroBatch StepRunner::MicroBatchOf(int index) const {
 }
 
 absl::StatusOr<StepResult> StepRunner::Run(std::int64_t step, std::span<const std::int64_t> ids,
-                                           const Ballot& ballot) {
+                                           const Ballot& ballot,
+                                           std::span<const std::int64_t> next) {
   CHECK(ids.size() == static_cast<std::size_t>(options_.batch));
-  RETURN_IF_ERROR(ReadSamples(ids));
+  CHECK(next.empty() || next.size() == ids.size());
+  RETURN_IF_ERROR(ReadSamples(*reader_, ids, next));
   StepResult result;
   loss_sum_ = 0;
   for (const Instruction& instruction : plan_.instructions) {
@@ -235,6 +252,41 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
     case Op::kCommit: result.done = true; return absl::OkStatus();
   }
   CHECK(false);
+}
+
+absl::StatusOr<double> StepRunner::Evaluate(const Dataset& dataset, std::int64_t batches) {
+  CHECK(dataset.vocabulary() == dataset_.vocabulary() && dataset.context() == dataset_.context());
+  const std::int64_t count = batches * options_.batch;
+  CHECK(batches >= 1 && count <= dataset.samples());
+  const auto ids_of = [&](std::int64_t batch) {
+    std::vector<std::int64_t> ids;
+    for (std::int64_t i = batch * options_.batch; i < (batch + 1) * options_.batch; ++i) {
+      ids.push_back(
+          static_cast<std::int64_t>(static_cast<__int128>(i) * dataset.samples() / count));
+    }
+    return ids;
+  };
+  if (forwards_.empty()) RETURN_IF_ERROR(PlanForwards());
+  ASSIGN_OR_RETURN(const auto reader, BatchReader::Create(dataset, slice_.size));
+  // All ranks gather for the one that has most micro-batches, which is rank 0.
+  const int rounds = PlanOptionsOf(options_.batch, options_.micro_batch, 0, layout_.world()).rounds;
+  StepResult ignored;
+  loss_sum_ = 0;
+  std::vector<std::int64_t> next = ids_of(0);
+  for (std::int64_t batch = 0; batch < batches; ++batch) {
+    const std::vector<std::int64_t> ids =
+        std::exchange(next, batch + 1 < batches ? ids_of(batch + 1) : std::vector<std::int64_t>());
+    RETURN_IF_ERROR(ReadSamples(*reader, ids, next));
+    for (int round = 0; round < rounds; ++round) {
+      for (Instruction instruction : forwards_) {
+        if (instruction.op == Op::kForward && round >= micro_batches_) continue;
+        if (instruction.op == Op::kForward) instruction.micro_batch = round;
+        RETURN_IF_ERROR(Carry(instruction, 0, {}, ignored));
+      }
+    }
+  }
+  RETURN_IF_ERROR(ranks_.AllReduce(std::span(&loss_sum_, 1), Reduction::kSum));
+  return loss_sum_ / static_cast<double>(count * dataset.context());
 }
 
 std::span<float> StepRunner::BucketOf(const Instruction& instruction) const {

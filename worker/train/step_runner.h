@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/comm/communicator.h"
+#include "worker/data/batch_reader.h"
 #include "worker/data/dataset.h"
 #include "worker/data/sampler.h"
 #include "worker/model/runner.h"
@@ -61,8 +62,14 @@ class StepRunner {
 
   // `ids`: the global batch, options.batch of them. `step`: updates made before this one. Failures
   // of the communicator come back as they are, and so do those of the data, whatever their codes.
+  // `next` is what the next Run will ask for, if that is known: it is read meanwhile.
   absl::StatusOr<StepResult> Run(std::int64_t step, std::span<const std::int64_t> ids,
-                                 const Ballot& ballot);
+                                 const Ballot& ballot, std::span<const std::int64_t> next = {});
+
+  // Mean loss of so many batches of other data, spread evenly over it and the same each time; equal
+  // on all ranks. Collective. Forwards only: changes nothing of what Run starts from. REQUIRES: the
+  // vocabulary and context of the training, and that many batches in the data.
+  absl::StatusOr<double> Evaluate(const Dataset& dataset, std::int64_t batches);
 
   const Slice& slice() const { return slice_; }  // This rank's part of every batch.
   // Of gradients and of gathered weights, all of it allocated by Create.
@@ -74,7 +81,10 @@ class StepRunner {
   absl::Status Allocate(TrainState& state);
   UnitRunner<float>::Places Places();
   void Connect();
-  absl::Status ReadSamples(std::span<const std::int64_t> ids);
+  absl::Status PlanForwards();
+  std::span<const std::int64_t> SliceOf(std::span<const std::int64_t> ids) const;
+  absl::Status ReadSamples(BatchReader& reader, std::span<const std::int64_t> ids,
+                           std::span<const std::int64_t> next);
   MicroBatch MicroBatchOf(int index) const;
   absl::Status Carry(const Instruction& instruction, std::int64_t step, const Ballot& ballot,
                      StepResult& result);
@@ -102,10 +112,11 @@ class StepRunner {
   std::vector<std::vector<Stretch>> gathers_;     // By unit; likewise.
   std::unique_ptr<UnitRunner<float>> runner_;
   std::unique_ptr<AdamW<float>> optimizer_;
-  Arena samples_;
-  std::span<std::int32_t> tokens_, targets_;  // (slice_.size, T), in samples_.
-  double loss_sum_ = 0;                       // Of this rank, in nats over tokens.
-  double sum_squares_ = 0;                    // After the vote, what all ranks go by.
+  std::unique_ptr<BatchReader> reader_;
+  std::span<const std::int32_t> tokens_, targets_;  // (slice_.size, T), of a reader.
+  std::vector<Instruction> forwards_;  // Of one micro-batch: the first half of a checked plan.
+  double loss_sum_ = 0;                // Of this rank, in nats over tokens.
+  double sum_squares_ = 0;             // After the vote, what all ranks go by.
 };
 
 }  // namespace regroup::worker

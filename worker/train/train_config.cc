@@ -183,6 +183,16 @@ void DescribeData(CLI::App& app, TrainConfig& c) {
   AddInt(app, "--vocabulary", c.vocabulary, 0, kMaxSize,
          "tokens that the model knows, 0 for 256 of text, 50257 of tokens of 2 bytes and 128256 of "
          "4, as in --vocabulary 50304");
+  AddParsed(app, "--eval-data", "PATHS", "",
+            "as --data, of which the loss is said now and then and nothing is learnt, as in "
+            "--eval-data val.bin",
+            [&c](std::string_view text) { return AddPaths(text, c.eval_data); });
+  AddInt(app, "--eval-every", c.eval_every, 1, kMax,
+         "steps between losses of --eval-data, of which the last step has one too, as in "
+         "--eval-every 250");
+  AddInt(app, "--eval-batches", c.eval_batches, 1, kMaxSize,
+         "batches of --eval-data that its loss is the mean of, at most all, as in --eval-batches "
+         "20");
 }
 
 void DescribeModelAndSteps(CLI::App& app, TrainConfig& c) {

@@ -23,7 +23,9 @@ struct TrainConfig {
   std::string config;             // A YAML file of the same names.
   std::vector<std::string> data;  // Text or token files, or directories of such.
   DataFormat data_format = DataFormat::kAuto;
-  int vocabulary = 0;  // 0: what fits the data.
+  int vocabulary = 0;                  // 0: what fits the data.
+  std::vector<std::string> eval_data;  // As data; empty: none.
+  int eval_every = 100, eval_batches = 20;
   int layers = 6, width = 384, heads = 6, context = 256;
   int steps = 1000;
   int batch = 8;                              // Global: of one step of all ranks together.

@@ -78,15 +78,6 @@ const char* NameOf(Mutation mutation) {
   return "?";
 }
 
-absl::Status BadData(const absl::Status& status) {
-  return WithExit(
-      UserError(absl::StatusCode::kInvalidArgument, "cannot train on this data",
-                std::string(status.message()),
-                absl::IsOutOfRange(status) ? "a larger --vocabulary, or another --data-format"
-                                           : "--data /usr/share/common-licenses"),
-      WorkerExit::kUsage);
-}
-
 }  // namespace
 
 Trainer::Trainer(TrainConfig config, WorkerEnvironment environment, Termination& termination)
@@ -118,21 +109,9 @@ absl::Status Trainer::Run() {
   return absl::OkStatus();
 }
 
-absl::Status Trainer::OpenData() {
-  absl::StatusOr<std::unique_ptr<Dataset>> dataset =
-      OpenDataset(config_.data, {.format = config_.data_format,
-                                 .vocabulary = config_.vocabulary,
-                                 .context = config_.context});
-  if (!dataset.ok()) return BadData(dataset.status());
-  dataset_ = *std::move(dataset);
-  // The vocabulary may be one that only the data has told.
-  const absl::Status model = Validate(config_.Model(dataset_->vocabulary()));
-  return model.ok() ? model : BadData(model);
-}
-
 // What can fail on this rank alone, before the others wait for it.
 absl::Status Trainer::Prepare() {
-  RETURN_IF_ERROR(OpenData());
+  ASSIGN_OR_RETURN(data_, OpenTrainingData(config_));
   if (config_.batch < environment_.world_size && first()) {
     Warn(absl::StrCat("a batch of ", config_.batch, " samples leaves ",
                       environment_.world_size - config_.batch, " of ", environment_.world_size,
@@ -183,8 +162,8 @@ absl::Status Trainer::Join() {
 std::map<std::string, std::string> Trainer::Settings() const {
   std::map<std::string, std::string> settings = config_.Settings();
   settings["data"] = fingerprint_;
-  settings["vocabulary"] = absl::StrCat(dataset_->vocabulary());
-  if (!dataset_->tokens_are_bytes()) settings["data-format"] = "tokens";
+  settings["vocabulary"] = absl::StrCat(data_.train->vocabulary());
+  if (!data_.train->tokens_are_bytes()) settings["data-format"] = "tokens";
   return settings;
 }
 
@@ -210,22 +189,19 @@ absl::Status Trainer::AgreeOnMachine() {
       WorkerExit::kRanksDisagree);
 }
 
-absl::Status Trainer::ReadFingerprint() {
-  const absl::StatusOr<std::uint64_t> fingerprint = dataset_->Fingerprint();
-  if (!fingerprint.ok()) return BadData(fingerprint.status());
-  fingerprint_ = absl::StrFormat("%016x", *fingerprint);
-  return absl::OkStatus();
-}
-
 absl::Status Trainer::AgreeOnSettings() {
   // Each rank reads all of its data first, at its own pace.
   ranks_->SetDeadline(config_.restore_timeout);
-  RETURN_IF_ERROR(ReadFingerprint());
+  ASSIGN_OR_RETURN(fingerprint_, FingerprintOf(data_.train.get()));
+  ASSIGN_OR_RETURN(const std::string of_eval_data, FingerprintOf(data_.validation.get()));
   const std::map<std::string, std::string> settings = Settings();
   Terms terms(settings.begin(), settings.end());
   terms.emplace_back("micro-batch", absl::StrCat(config_.micro_batch));
   terms.emplace_back("strategy", NameOf(config_.strategy));
   terms.emplace_back("precision", "f32");
+  terms.emplace_back("eval-data", of_eval_data);
+  terms.emplace_back("eval-every", absl::StrCat(config_.eval_every));
+  terms.emplace_back("eval-batches", absl::StrCat(config_.eval_batches));
   ASSIGN_OR_RETURN(const std::optional<Disagreement> found, FindDisagreement(*ranks_, terms));
   ranks_->SetDeadline(config_.collective_timeout);
   if (!found) return absl::OkStatus();
@@ -234,7 +210,7 @@ absl::Status Trainer::AgreeOnSettings() {
           absl::StatusCode::kFailedPrecondition,
           absl::StrCat("rank ", found->rank,
                        " was told other settings than rank 0, or reads other data"),
-          absl::StrCat(found->name, found->name == "data" ? " has the hash " : " is ",
+          absl::StrCat(found->name, found->name.ends_with("data") ? " has the hash " : " is ",
                        found->theirs, " on rank ", found->rank, " and ", found->ours, " on rank 0"),
           "start every rank with the same flags and the same files"),
       WorkerExit::kRanksDisagree);
@@ -299,18 +275,18 @@ absl::Status Trainer::Build() {
 }
 
 absl::Status Trainer::BuildParts() {
-  model_ = MakeGpt<float>(config_.Model(dataset_->vocabulary()));
+  model_ = MakeGpt<float>(config_.Model(data_.train->vocabulary()));
   const int world = environment_.world_size;
   ASSIGN_OR_RETURN(layout_, ParamLayout::Create(model_->UnitSpecs(), world,
                                                 StrategyOn(world, config_.strategy)));
   ASSIGN_OR_RETURN(state_, TrainState::Create(*layout_, ranks_.get()));
   tensors_ = state_->Tensors(*layout_);
   copies_ = state_->Copies(*layout_);
-  sampler_.emplace(config_.seed, dataset_->samples());
+  sampler_.emplace(config_.seed, data_.train->samples());
   // The planted defect is one that matters: AdamW does not see a factor that all gradients share.
   const bool wrong_scale = environment_.mutation == Mutation::kGradientScale && !first();
   absl::StatusOr<std::unique_ptr<StepRunner>> runner =
-      StepRunner::Create(*ranks_, *model_, *layout_, *dataset_, *state_,
+      StepRunner::Create(*ranks_, *model_, *layout_, *data_.train, *state_,
                          {.batch = config_.batch,
                           .micro_batch = config_.micro_batch,
                           .optimizer = config_.Optimizer(),
@@ -493,16 +469,33 @@ absl::Status Trainer::StartSaver() {
 }
 
 absl::Status Trainer::Loop() {
-  while (step_ < config_.steps) RETURN_IF_ERROR(Step());
+  while (step_ < config_.steps) {
+    RETURN_IF_ERROR(Step());
+    if (data_.validation && (step_ % config_.eval_every == 0 || step_ == config_.steps))
+      RETURN_IF_ERROR(Evaluate());
+  }
   return Finish();
+}
+
+absl::Status Trainer::Evaluate() {
+  const std::int64_t batches =
+      std::min<std::int64_t>(config_.eval_batches, data_.validation->samples() / config_.batch);
+  ASSIGN_OR_RETURN(const double loss, runner_->Evaluate(*data_.validation, batches));
+  if (first()) {
+    Say(absl::StrFormat("step %d  validation loss %.4f  over %d samples", step_, loss,
+                        batches * config_.batch));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::Step() {
   const auto begin = steady_clock::now();
   const std::vector<std::int64_t> ids = sampler_->Ids(samples_, config_.batch);
+  std::vector<std::int64_t> next;
+  if (step_ + 1 < config_.steps) next = sampler_->Ids(samples_ + config_.batch, config_.batch);
   const Ballot ballot{.notice = saver_ && control_ && control_->notice(),
                       .busy = saver_ && saver_->Busy()};
-  absl::StatusOr<StepResult> result = runner_->Run(step_, ids, ballot);
+  absl::StatusOr<StepResult> result = runner_->Run(step_, ids, ballot, next);
   if (!result.ok()) return result.status();
   if (!result->done) {
     RETURN_IF_ERROR(LetSavesEnd());

@@ -13,7 +13,6 @@
 #include "worker/checkpoint/repository.h"
 #include "worker/checkpoint/saver.h"
 #include "worker/comm/communicator.h"
-#include "worker/data/dataset.h"
 #include "worker/data/sampler.h"
 #include "worker/train/control_client.h"
 #include "worker/train/environment.h"
@@ -22,6 +21,7 @@
 #include "worker/train/termination.h"
 #include "worker/train/train_config.h"
 #include "worker/train/train_state.h"
+#include "worker/train/training_data.h"
 
 namespace regroup::worker {
 
@@ -43,11 +43,9 @@ class Trainer {
 
  private:
   absl::Status Prepare();
-  absl::Status OpenData();
   absl::Status Join();
   absl::Status Agree();
   absl::Status AgreeOnMachine();
-  absl::Status ReadFingerprint();
   absl::Status AgreeOnSettings();
   absl::Status AgreeOnDirectory();
   absl::StatusOr<int> FirstElsewhere(std::string mark);
@@ -61,6 +59,7 @@ class Trainer {
   absl::Status StartSaver();
   absl::Status Loop();
   absl::Status Step();
+  absl::Status Evaluate();
   absl::Status SaveWhatIsDue(const Ballot& any);
   absl::Status Save(bool for_notice);
   void FlipBit();
@@ -82,7 +81,7 @@ class Trainer {
   const WorkerEnvironment environment_;
   Termination& termination_;
   std::unique_ptr<ControlClient> control_;  // Null without an agent.
-  std::unique_ptr<Dataset> dataset_;
+  TrainingData data_;
   std::string fingerprint_;               // Of the data; once the group has formed.
   std::optional<Repository> repository_;  // None: no checkpoints.
   std::unique_ptr<Owner> owner_;          // Of the repository; rank 0's.

@@ -204,6 +204,31 @@ TEST_F(ProgramTest, TrainsOnTokenFiles) {
   EXPECT_NE(generated.err.find("trained on numbered tokens"), std::string::npos) << generated.err;
 }
 
+TEST_F(ProgramTest, SaysTheLossOfOtherDataAndTrainsAsWithout) {
+  WriteAll(directory_ / "val.txt", std::string(40, 'b') + std::string(4000, 'a'));
+  WriteAll(directory_ / "data.txt", std::string(300, 'a') + std::string(300, 'b'));
+  const std::string train = "train --data " + (directory_ / "data.txt") +
+                            " --layers 1 --width 16 --heads 2 --context 16 --steps 7 --batch 5 ";
+  const auto losses = [](const Answer& answer) {
+    EXPECT_EQ(answer.code, 0) << answer.err;
+    const std::string plain =
+        std::regex_replace(answer.out, std::regex("step [0-9]+  validation loss .*\n"), "");
+    return std::regex_replace(plain, std::regex("  [0-9,]+ tok/s"), "");
+  };
+  const Answer with =
+      Run(train + "--eval-every 3 --eval-batches 4 --eval-data " + (directory_ / "val.txt"));
+  EXPECT_EQ(losses(with), losses(Run(train)));
+  std::string steps;
+  const std::regex line("step ([0-9]+)  validation loss ([0-9.]+)  over 20 samples\n");
+  for (std::sregex_iterator at(with.out.begin(), with.out.end(), line), end; at != end; ++at)
+    steps += (*at)[1].str() + " ";
+  EXPECT_EQ(steps, "3 6 7 ") << with.out;
+  // At most all of it.
+  EXPECT_NE(Run(train + "--eval-batches 9999 --eval-data " + (directory_ / "val.txt"))
+                .out.find("over 250 samples"),
+            std::string::npos);
+}
+
 TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
   const std::string ckpt = Train("ckpt"), generate = "generate --checkpoint " + ckpt + " ";
   const auto file = [&](const std::string& text) {
@@ -252,6 +277,12 @@ TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
        WorkerExit::kCheckpointDirectory,
        {"/proc/none cannot be written", "--checkpoint-dir DIR"}},
       {"train --data /nonexistent", usage, {"/nonexistent"}},
+      {file("eval_data: /nonexistent"), usage, {"/nonexistent"}},
+      {file("batch: 10\ncontext: 64\neval_data: " + (directory_ / "data.txt")),
+       usage,
+       {"--eval-data has 9 samples of 64 tokens, fewer than one --batch of 10"}},
+      {file("eval_every: 0"), usage, {"--eval-every", "\"0\"", "1 to 2147483647"}},
+      {file("eval_batches: 0"), usage, {"--eval-batches", "\"0\"", "1 to 16777216"}},
       {file("vocabulary: 300"), usage, {"a vocabulary of 300 does not fit text"}},
       {file("vocabulary: -1"), usage, {"--vocabulary", "\"-1\"", "0 to 16777216"}},
       {file("data_format: csv"), usage, {"--data-format", "\"csv\"", "llm.c and nanogpt are"}},

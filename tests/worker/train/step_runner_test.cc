@@ -91,7 +91,8 @@ struct Rank {
     runner = *std::move(made);
   }
   absl::StatusOr<StepResult> Step(std::int64_t step, int batch, const Ballot& ballot = {}) {
-    return runner->Run(step, sampler.Ids(step * batch, batch), ballot);
+    return runner->Run(step, sampler.Ids(step * batch, batch), ballot,
+                       sampler.Ids((step + 1) * batch, batch));
   }
   std::vector<float> Of(std::span<const float> flat, const ParamPlace& place) const {
     const auto begin = flat.begin() + place.flat.begin;
@@ -231,6 +232,92 @@ TEST(StepRunner, EveryStrategyTrainsToTheSameBits) {
       }
     }
   }
+}
+
+std::string OtherText() {
+  Rng rng(6);
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += static_cast<char>('a' + rng.Below(26));
+  return text;
+}
+
+struct Evaluated {
+  std::vector<double> losses, validation;
+  std::vector<float> weights;
+};
+
+// Six steps, each with a look at other data before it, or without any.
+std::vector<Evaluated> Evaluate(Strategy strategy, int world, int micro_batch, bool looks) {
+  std::vector<Evaluated> all(static_cast<std::size_t>(world));
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(world, [&](Communicator& ranks) {
+    const TextDataset other(OtherText(), 8);
+    StepRunnerOptions options = Options();
+    options.micro_batch = micro_batch;
+    Rank rank(ranks, dataset, options, strategy);
+    Evaluated& mine = all[static_cast<std::size_t>(ranks.rank())];
+    for (std::int64_t step = 0; step < 6; ++step) {
+      if (looks) {
+        const auto loss = rank.runner->Evaluate(other, 5);
+        ASSERT_TRUE(loss.ok()) << loss.status();
+        mine.validation.push_back(*loss);
+      }
+      const auto result = rank.Step(step, options.batch);
+      ASSERT_TRUE(result.ok()) << result.status();
+      mine.losses.push_back(result->loss);
+    }
+    mine.weights.assign(rank.state.weights.begin(), rank.state.weights.end());
+  });
+  return all;
+}
+
+TEST(StepRunner, ALookAtOtherDataChangesNoBitOfTheTraining) {
+  const std::vector<double> alone = Evaluate(Strategy::kReplicated, 1, 7, true)[0].validation;
+  EXPECT_LT(alone[5], alone[0]);
+  for (const int world : {1, 2, 3, 9}) {
+    for (const int micro_batch : {1, 2, 7}) {
+      const Evaluated replicated = Evaluate(Strategy::kReplicated, world, micro_batch, true)[0];
+      for (std::size_t step = 0; step < 6; ++step)
+        EXPECT_NEAR(replicated.validation[step], alone[step], 1e-5);
+      for (const Strategy strategy : kStrategies) {
+        SCOPED_TRACE(testing::Message()
+                     << NameOf(strategy) << " on " << world << ", " << micro_batch);
+        const std::vector<Evaluated> with = Evaluate(strategy, world, micro_batch, true),
+                                     without = Evaluate(strategy, world, micro_batch, false);
+        for (std::size_t r = 0; r < with.size(); ++r) {
+          EXPECT_EQ(with[r].validation, replicated.validation);
+          EXPECT_EQ(with[r].losses, without[r].losses);
+          EXPECT_EQ(with[r].weights, without[r].weights);
+        }
+      }
+    }
+  }
+}
+
+// The mean over samples spread over the data is what a step on them finds before its update.
+TEST(StepRunner, ALookFindsTheLossThatAStepWouldFind) {
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(3, [&](Communicator& ranks) {
+    Rank rank(ranks, dataset, Options());
+    std::vector<std::int64_t> spread;
+    for (std::int64_t i = 0; i < 7; ++i) spread.push_back(i * dataset.samples() / 7);
+    const auto loss = rank.runner->Evaluate(dataset, 1);
+    const auto step = rank.runner->Run(0, spread, {});
+    ASSERT_TRUE(loss.ok() && step.ok()) << loss.status() << step.status();
+    EXPECT_EQ(*loss, step->loss);
+  });
+}
+
+TEST(StepRunner, ALookAtWhatCanNotBeReadEndsOnAll) {
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(3, [&](Communicator& ranks) {
+    Rank rank(ranks, dataset, Options());
+    const BadDataset bad(true);
+    const auto loss =
+        ranks.rank() == 1 ? rank.runner->Evaluate(bad, 3) : rank.runner->Evaluate(dataset, 3);
+    EXPECT_EQ(loss.status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(IsCommunicatorFailure(loss.status()), ranks.rank() != 1);
+  });
 }
 
 // Four ranks; each rank's own memory for one step. The formulas are those of the plan: a window of
