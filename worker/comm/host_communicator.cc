@@ -15,16 +15,21 @@
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <random>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
+#include "common/io/address.h"
 #include "common/io/fd.h"
 #include "common/io/proc.h"
+#include "worker/comm/host_links.h"
 #include "worker/comm/in_process_communicator.h"
+#include "worker/comm/multi_host_communicator.h"
 #include "worker/comm/shared_memory_communicator.h"
 #include "worker/comm/store_client.h"
 
@@ -47,8 +52,8 @@ struct Presence {
   pid_t pid = 0;
   std::uint64_t start_time = 0;
   std::string cores;        // Allowed ones, as 0s and 1s.
-  int segment_fd = -1;      // Rank 0's.
-  std::uint64_t nonce = 0;  // Rank 0's, also in the segment.
+  int segment_fd = -1;      // Of ranks that are the first of their host.
+  std::uint64_t nonce = 0;  // Likewise; also in the segment.
   std::string build;
 
   std::string Serialize() const {
@@ -129,10 +134,14 @@ absl::StatusOr<Mapping> Map(int fd, std::size_t bytes) {
   return Mapping{static_cast<std::byte*>(base), bytes};
 }
 
-absl::StatusOr<io::UniqueFd> MakeMemory(std::size_t bytes) {
+absl::StatusOr<io::UniqueFd> NameMemory() {
   io::UniqueFd fd(memfd_create("regroup-comm", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd.get() < 0)
     return absl::ResourceExhaustedError(absl::StrCat("memfd_create: ", std::strerror(errno)));
+  return fd;
+}
+
+absl::Status ReserveMemory(const io::UniqueFd& fd, std::size_t bytes) {
   // Reserved now, so that too little memory is an error here and not a SIGBUS in the middle of a
   // step.
   if (const int failed = posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes))) {
@@ -140,6 +149,12 @@ absl::StatusOr<io::UniqueFd> MakeMemory(std::size_t bytes) {
         absl::StrCat("no memory for ", bytes, " shared bytes: ", std::strerror(failed)));
   }
   fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<io::UniqueFd> MakeMemory(std::size_t bytes) {
+  ASSIGN_OR_RETURN(io::UniqueFd fd, NameMemory());
+  RETURN_IF_ERROR(ReserveMemory(fd, bytes));
   return fd;
 }
 
@@ -148,7 +163,7 @@ absl::StatusOr<io::UniqueFd> OpenMemory(pid_t pid, int number, std::size_t bytes
   io::UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (fd.get() < 0) {
     const std::string why =
-        absl::StrCat("shared memory of rank 0 (", path, "): ", std::strerror(errno));
+        absl::StrCat("shared memory of the host's first rank (", path, "): ", std::strerror(errno));
     return errno == EACCES || errno == EPERM
                ? absl::PermissionDeniedError(absl::StrCat(why, "; ranks must be of one user"))
                : absl::UnavailableError(why);
@@ -158,20 +173,22 @@ absl::StatusOr<io::UniqueFd> OpenMemory(pid_t pid, int number, std::size_t bytes
   if (fstat(fd.get(), &info) != 0 || static_cast<std::uint64_t>(info.st_size) != bytes ||
       seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return absl::FailedPreconditionError(
-        absl::StrCat(path, " is not the shared memory of ", bytes, " bytes that rank 0 made"));
+        absl::StrCat(path, " is not the shared memory of ", bytes, " bytes that was made"));
   }
   return fd;
 }
 
 class ProcessPeers final : public Peers {
  public:
-  // REQUIRES: all on this host. Fails when one of them is gone already.
-  static absl::StatusOr<std::unique_ptr<ProcessPeers>> Watch(std::vector<Presence> ranks, int own) {
+  // `host` are the ranks on this host. Fails when one of them is gone already.
+  static absl::StatusOr<std::unique_ptr<ProcessPeers>> Watch(std::vector<Presence> ranks,
+                                                             HostRanks host, int own) {
     auto peers = std::make_unique<ProcessPeers>();
     peers->ranks_ = std::move(ranks);
-    for (std::size_t r = 0; r < peers->ranks_.size(); ++r) {
-      const Presence& p = peers->ranks_[r];
-      if (static_cast<int>(r) == own) {
+    peers->host_ = host;
+    for (int r = host.first; r < host.first + host.count; ++r) {
+      const Presence& p = peers->ranks_[static_cast<std::size_t>(r)];
+      if (r == own) {
         peers->pidfds_.emplace_back();
         continue;
       }
@@ -192,8 +209,11 @@ class ProcessPeers final : public Peers {
     pollfd item{pidfds_[rank].get(), POLLIN, 0};
     return poll(&item, 1, 0) > 0;
   }
-  std::string NameOf(int rank) const override {
-    return absl::StrCat("rank ", rank, " (pid ", ranks_[rank].pid, ")");
+  std::string NameOf(int world_rank) const override {
+    const Presence& p = ranks_[static_cast<std::size_t>(world_rank)];
+    const bool here = world_rank >= host_.first && world_rank < host_.first + host_.count;
+    return absl::StrCat("rank ", world_rank, " (pid ", p.pid, here ? "" : " on ",
+                        here ? "" : p.host, ")");
   }
 
   absl::StatusOr<Arena> MakeArena(std::size_t bytes) override {
@@ -203,11 +223,11 @@ class ProcessPeers final : public Peers {
     const int number = offered_.back().get();
     return Arena{
         mapping.base,
-        {static_cast<std::uint64_t>(ranks_[0].pid), static_cast<std::uint64_t>(number), bytes}};
+        {static_cast<std::uint64_t>(holder().pid), static_cast<std::uint64_t>(number), bytes}};
   }
   absl::StatusOr<Arena> OpenArena(const ArenaTicket& ticket) override {
     ASSIGN_OR_RETURN(io::UniqueFd fd,
-                     OpenMemory(ranks_[0].pid, static_cast<int>(ticket.handle), ticket.bytes));
+                     OpenMemory(holder().pid, static_cast<int>(ticket.handle), ticket.bytes));
     ASSIGN_OR_RETURN(const Mapping mapping, Adopt(fd.get(), ticket.bytes));
     return Arena{mapping.base, ticket};
   }
@@ -220,24 +240,30 @@ class ProcessPeers final : public Peers {
   }
 
  private:
-  std::vector<Presence> ranks_;
-  std::vector<io::UniqueFd> pidfds_;
-  std::vector<io::UniqueFd> offered_;  // Arenas that others are still opening; of rank 0.
+  const Presence& holder() const { return ranks_[static_cast<std::size_t>(host_.first)]; }
+
+  std::vector<Presence> ranks_;  // Of the world.
+  HostRanks host_;
+  std::vector<io::UniqueFd> pidfds_;   // By rank of this host.
+  std::vector<io::UniqueFd> offered_;  // Arenas that others are still opening; of its first rank.
   std::vector<Mapping> mappings_;
 };
 
-absl::Status CheckOneHost(const std::vector<Presence>& ranks) {
-  for (std::size_t r = 1; r < ranks.size(); ++r) {
-    const Presence &a = ranks[0], &b = ranks[r];
-    if (a.boot_id == b.boot_id && a.host == b.host && a.pid_namespace == b.pid_namespace) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "all ranks of one job run on one host; rank 0 is on ", a.host, " and rank ", r, " on ",
-        b.host,
-        a.host == b.host ? absl::StrCat(" (boot ", a.boot_id, " ", a.pid_namespace, " and boot ",
-                                        b.boot_id, " ", b.pid_namespace, ")")
-                         : std::string()));
+bool OnOneHost(const Presence& a, const Presence& b) {
+  return a.boot_id == b.boot_id && a.host == b.host && a.pid_namespace == b.pid_namespace;
+}
+
+absl::StatusOr<Hosts> HostsOf(const std::vector<Presence>& ranks) {
+  Hosts hosts;
+  for (int r = 0; r < static_cast<int>(ranks.size()); ++r) {
+    const auto at = static_cast<std::size_t>(r);
+    if (r == 0 || !OnOneHost(ranks[at - 1], ranks[at])) hosts.push_back({r, 0});
+    if (++hosts.back().count > kMaxRanks) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("more than ", kMaxRanks, " ranks are on ", ranks[at].host));
+    }
   }
-  return absl::OkStatus();
+  return hosts;
 }
 
 // Before any of them touches what another one made.
@@ -279,6 +305,46 @@ class Meeting {
     return ranks;
   }
 
+  // Where the first rank of each host listens, and the secret that they show each other. `own` is
+  // one of the hosts, listening at `ip`.
+  absl::StatusOr<HostMeeting> ShareAddresses(std::size_t hosts, std::size_t own,
+                                             const Address& address) {
+    if (own == 0) {
+      Secret secret;
+      std::random_device random;
+      for (std::byte& b : secret) b = static_cast<std::byte>(random());
+      RETURN_IF_ERROR(store_.Set(
+          HostKey("secret"),
+          absl::BytesToHexString({reinterpret_cast<const char*>(secret.data()), secret.size()})));
+    }
+    RETURN_IF_ERROR(store_.Set(HostKey(absl::StrCat(own)), io::FormatAddress(address)));
+    std::vector<std::string> keys{HostKey("secret")};
+    for (std::size_t h = 0; h < hosts; ++h) keys.push_back(HostKey(absl::StrCat(h)));
+    RETURN_IF_ERROR(store_.Wait(keys, Left()));
+    HostMeeting meeting;
+    ASSIGN_OR_RETURN(const std::string hex, store_.Get(keys[0]));
+    const std::string secret = hex.size() == 2 * sizeof(Secret) ? absl::HexStringToBytes(hex) : "";
+    if (secret.size() != sizeof(Secret))
+      return absl::DataLossError("what the store holds as the hosts' secret is no secret");
+    std::memcpy(meeting.secret.data(), secret.data(), secret.size());
+    for (std::size_t h = 0; h < hosts; ++h) {
+      ASSIGN_OR_RETURN(const std::string text, store_.Get(keys[h + 1]));
+      const absl::StatusOr<Address> listens = io::ParseAddress(text);
+      if (!listens.ok()) {
+        return absl::DataLossError(
+            absl::StrCat("what the store holds as the address of host ", h, " is no address"));
+      }
+      meeting.addresses.push_back(*listens);
+    }
+    meeting.own = static_cast<int>(own);
+    meeting.deadline = Left();
+    return meeting;
+  }
+
+  absl::StatusOr<std::string> LocalIp() const {
+    return options_.host_address.empty() ? store_.LocalIp() : options_.host_address;
+  }
+
   Duration Left() const {
     return std::max<Duration>(end_ - steady_clock::now(), std::chrono::milliseconds(1));
   }
@@ -286,6 +352,10 @@ class Meeting {
  private:
   std::string KeyOf(int rank) const {
     return absl::StrCat("regroup/comm/", options_.name, "/", rank);
+  }
+
+  std::string HostKey(const std::string& what) const {
+    return absl::StrCat("regroup/comm/", options_.name, "/host/", what);
   }
 
   absl::Status Missing() {
@@ -304,49 +374,97 @@ class Meeting {
   const steady_clock::time_point end_;
 };
 
-absl::StatusOr<Segment*> MakeSegment(const io::UniqueFd& fd, const Presence& own, int world_size,
+absl::StatusOr<Segment*> MakeSegment(const io::UniqueFd& fd, const Presence& own, int ranks,
                                      ProcessPeers& peers) {
-  ASSIGN_OR_RETURN(const Mapping mapping, peers.Adopt(fd.get(), SegmentBytes(world_size)));
+  RETURN_IF_ERROR(ReserveMemory(fd, SegmentBytes(ranks)));
+  ASSIGN_OR_RETURN(const Mapping mapping, peers.Adopt(fd.get(), SegmentBytes(ranks)));
   auto* segment = new (mapping.base) Segment;
-  segment->world_size = static_cast<std::uint64_t>(world_size);
+  segment->world_size = static_cast<std::uint64_t>(ranks);
   std::atomic_ref(segment->nonce).store(own.nonce);  // Last: what says that the rest is there.
   return segment;
 }
 
-absl::StatusOr<Segment*> OpenSegment(const Presence& holder, int world_size, ProcessPeers& peers,
-                                     const Meeting& meeting) {
-  ASSIGN_OR_RETURN(const io::UniqueFd fd,
-                   OpenMemory(holder.pid, holder.segment_fd, SegmentBytes(world_size)));
-  ASSIGN_OR_RETURN(const Mapping mapping, peers.Adopt(fd.get(), SegmentBytes(world_size)));
-  auto* segment = reinterpret_cast<Segment*>(mapping.base);
-  // Rank 0 sets it up once it knows all ranks, which may be a moment after this one does.
+// Waits for what the first rank of this host, `first`, does once it knows all ranks, which may be a
+// moment after this one does.
+template <class Done>
+absl::Status AwaitFirstRank(int first, ProcessPeers& peers, const Meeting& meeting,
+                            const Done& done) {
   const auto end = steady_clock::now() + meeting.Left();
-  while (std::atomic_ref(segment->nonce).load() != holder.nonce) {
+  while (!done()) {
     if (peers.Gone(0))
       return absl::UnavailableError(
-          absl::StrCat(peers.NameOf(0), " is gone before the group was whole"));
+          absl::StrCat(peers.NameOf(first), " is gone before the group was whole"));
     if (steady_clock::now() > end)
-      return absl::DeadlineExceededError("rank 0 does not set up the shared memory");
+      return absl::DeadlineExceededError(
+          absl::StrCat("rank ", first, " does not set up the shared memory"));
     const timespec pause{0, 50'000};
     nanosleep(&pause, nullptr);
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Segment*> OpenSegment(const Presence& holder, HostRanks host, ProcessPeers& peers,
+                                     const Meeting& meeting) {
+  const std::size_t bytes = SegmentBytes(host.count);
+  absl::StatusOr<io::UniqueFd> fd = absl::UnknownError("");
+  RETURN_IF_ERROR(AwaitFirstRank(host.first, peers, meeting, [&] {
+    fd = OpenMemory(holder.pid, holder.segment_fd, bytes);
+    return !absl::IsFailedPrecondition(fd.status());
+  }));
+  if (!fd.ok()) return fd.status();
+  ASSIGN_OR_RETURN(const Mapping mapping, peers.Adopt(fd->get(), bytes));
+  auto* segment = reinterpret_cast<Segment*>(mapping.base);
+  RETURN_IF_ERROR(AwaitFirstRank(host.first, peers, meeting, [&] {
+    return std::atomic_ref(segment->nonce).load() == holder.nonce;
+  }));
   if (segment->magic != kSegmentMagic ||
-      segment->world_size != static_cast<std::uint64_t>(world_size)) {
-    return absl::FailedPreconditionError("rank 0 is another build, or counts another world size");
+      segment->world_size != static_cast<std::uint64_t>(host.count)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", host.first, " is another build, or counts other ranks"));
   }
   return segment;
 }
 
 absl::Status CheckOptions(const HostCommunicatorOptions& options) {
-  if (options.world_size < 1 || options.world_size > kMaxRanks) {
+  if (options.world_size < 1 || options.world_size > kMaxWorld) {
     return absl::InvalidArgumentError(
-        absl::StrCat("world size ", options.world_size, " is outside 1 to ", kMaxRanks));
+        absl::StrCat("world size ", options.world_size, " is outside 1 to ", kMaxWorld));
   }
   if (options.rank < 0 || options.rank >= options.world_size) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", options.rank, " is outside a world of ", options.world_size));
   }
   return absl::OkStatus();
+}
+
+// The first rank of a host meets those of the hosts beside it.
+absl::StatusOr<HostLinks> MeetHosts(const Hosts& hosts, int own, Meeting& meeting) {
+  ASSIGN_OR_RETURN(const std::string ip, meeting.LocalIp());
+  ASSIGN_OR_RETURN(const io::UniqueFd listener, ListenForHosts(ip));
+  ASSIGN_OR_RETURN(const Address address, io::LocalAddressOf(listener.get()));
+  ASSIGN_OR_RETURN(const HostMeeting hosts_meet,
+                   meeting.ShareAddresses(hosts.size(), static_cast<std::size_t>(own), address));
+  return MeetNeighbors(hosts_meet, listener);
+}
+
+absl::StatusOr<std::unique_ptr<SharedMemoryCommunicator>> ShareMemory(
+    const HostCommunicatorOptions& options, const std::vector<Presence>& ranks, HostRanks host,
+    const io::UniqueFd& memory, const Meeting& meeting) {
+  const auto first = ranks.begin() + host.first;
+  const Presence& holder = *first;
+  const std::vector<Presence> here(first, first + host.count);
+  const SharedMemoryOptions how{
+      .deadline = meeting.Left(), .spin = SpinFor(here), .first_rank = host.first};
+  ASSIGN_OR_RETURN(std::unique_ptr<ProcessPeers> peers,
+                   ProcessPeers::Watch(ranks, host, options.rank));
+  ASSIGN_OR_RETURN(Segment * segment, options.rank == host.first
+                                          ? MakeSegment(memory, holder, host.count, *peers)
+                                          : OpenSegment(holder, host, *peers, meeting));
+  auto communicator = std::make_unique<SharedMemoryCommunicator>(
+      options.rank - host.first, host.count, segment, how, std::move(peers));
+  // The first rank keeps its descriptor until every rank has opened it.
+  RETURN_IF_ERROR(communicator->Barrier());
+  return communicator;
 }
 
 }  // namespace
@@ -361,30 +479,29 @@ absl::StatusOr<std::unique_ptr<Communicator>> JoinHostCommunicator(
   Meeting meeting(options, std::move(store));
   Presence own = OwnPresence();
   own.build = options.build;
-  io::UniqueFd memory;
-  if (options.rank == 0) {
-    ASSIGN_OR_RETURN(memory, MakeMemory(SegmentBytes(options.world_size)));
-    own.segment_fd = memory.get();
-    std::random_device random;
-    own.nonce = (static_cast<std::uint64_t>(random()) << 32 | random()) | 1;
-  }
+  if (!options.host_name.empty()) own.host = options.host_name;
+  // Every rank may be the first of its host, which it learns from the others. Of those that are
+  // not, what has a name only takes no memory.
+  ASSIGN_OR_RETURN(const io::UniqueFd memory, NameMemory());
+  own.segment_fd = memory.get();
+  std::random_device random;
+  own.nonce = (static_cast<std::uint64_t>(random()) << 32 | random()) | 1;
   RETURN_IF_ERROR(meeting.Announce(own));
-  ASSIGN_OR_RETURN(std::vector<Presence> ranks, meeting.AwaitAll());
-  RETURN_IF_ERROR(CheckOneHost(ranks));
+  ASSIGN_OR_RETURN(const std::vector<Presence> ranks, meeting.AwaitAll());
   RETURN_IF_ERROR(CheckOneBuild(ranks));
-  SharedMemoryOptions how{.deadline = meeting.Left(), .spin = SpinFor(ranks)};
-  const Presence holder = ranks[0];
-  ASSIGN_OR_RETURN(std::unique_ptr<ProcessPeers> peers,
-                   ProcessPeers::Watch(std::move(ranks), options.rank));
-  ASSIGN_OR_RETURN(Segment * segment,
-                   options.rank == 0 ? MakeSegment(memory, own, options.world_size, *peers)
-                                     : OpenSegment(holder, options.world_size, *peers, meeting));
-  auto communicator = std::make_unique<SharedMemoryCommunicator>(options.rank, options.world_size,
-                                                                 segment, how, std::move(peers));
-  RETURN_IF_ERROR(
-      communicator->Barrier());  // Rank 0 keeps its descriptor until every rank has opened it.
-  communicator->SetDeadline(options.deadline);
-  return communicator;
+  ASSIGN_OR_RETURN(Hosts hosts, HostsOf(ranks));
+  const int own_host = HostOf(hosts, options.rank);
+  const HostRanks host = hosts[static_cast<std::size_t>(own_host)];
+  ASSIGN_OR_RETURN(std::unique_ptr<SharedMemoryCommunicator> here,
+                   ShareMemory(options, ranks, host, memory, meeting));
+  here->SetDeadline(options.deadline);
+  if (hosts.size() == 1) return here;
+  std::optional<HostLinks> links;
+  if (options.rank == host.first) {
+    ASSIGN_OR_RETURN(links, MeetHosts(hosts, own_host, meeting));
+  }
+  return MultiHostCommunicator::Create(options.rank, std::move(hosts), std::move(here),
+                                       std::move(links), meeting.Left(), options.deadline);
 }
 
 }  // namespace regroup::worker

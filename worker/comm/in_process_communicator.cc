@@ -1,6 +1,7 @@
 #include "worker/comm/in_process_communicator.h"
 
 #include <cstdlib>
+#include <iterator>
 #include <mutex>
 #include <new>
 
@@ -54,17 +55,24 @@ class ThreadPeers final : public Peers {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Communicator>> MakeInProcessCommunicators(int world_size,
-                                                                      Duration deadline) {
-  CHECK(world_size >= 1 && world_size <= kMaxRanks);
-  const auto group = std::make_shared<SharedState>(world_size);
-  std::vector<std::unique_ptr<Communicator>> ranks;
-  for (int r = 0; r < world_size; ++r) {
+std::vector<std::unique_ptr<SharedMemoryCommunicator>> MakeInProcessHost(int first_rank, int count,
+                                                                         Duration deadline) {
+  CHECK(count >= 1 && count <= kMaxRanks);
+  const auto group = std::make_shared<SharedState>(count);
+  std::vector<std::unique_ptr<SharedMemoryCommunicator>> ranks;
+  for (int r = 0; r < count; ++r) {
     ranks.push_back(std::make_unique<SharedMemoryCommunicator>(
-        r, world_size, group->segment, SharedMemoryOptions{.deadline = deadline, .spin = 200},
+        r, count, group->segment,
+        SharedMemoryOptions{.deadline = deadline, .spin = 200, .first_rank = first_rank},
         std::make_unique<ThreadPeers>(group)));
   }
   return ranks;
+}
+
+std::vector<std::unique_ptr<Communicator>> MakeInProcessCommunicators(int world_size,
+                                                                      Duration deadline) {
+  auto host = MakeInProcessHost(0, world_size, deadline);
+  return {std::make_move_iterator(host.begin()), std::make_move_iterator(host.end())};
 }
 
 }  // namespace regroup::worker

@@ -24,6 +24,21 @@ struct CallHeader {
   friend bool operator==(const CallHeader&, const CallHeader&) = default;
 };
 
+// What ended a group, in one word: why, the rank that found it, the rank that it is about. Ranks
+// are numbered as in the world.
+enum FailureKind : std::uint32_t { kAbort = 1, kGone, kLate, kMismatch, kBadBytes };
+inline constexpr std::uint64_t PackFailure(std::uint32_t kind, int by, int about) {
+  return static_cast<std::uint64_t>(kind) << 32 | static_cast<std::uint64_t>(by) << 16 |
+         static_cast<std::uint64_t>(about);
+}
+inline constexpr std::uint32_t FailureKindOf(std::uint64_t packed) {
+  return static_cast<std::uint32_t>(packed >> 32);
+}
+inline constexpr int FoundBy(std::uint64_t packed) {
+  return static_cast<int>(packed >> 16 & 0xFFFF);
+}
+inline constexpr int FoundAbout(std::uint64_t packed) { return static_cast<int>(packed & 0xFFFF); }
+
 // Ranks advance in lockstep through phases. What a rank publishes in phase p (header, buffer p % 2,
 // arena) is complete once its `phase` is >= p; it overwrites it in phase p + 2 at the earliest,
 // when every rank has reached p + 1 and so has read it.
@@ -32,6 +47,7 @@ struct alignas(128) RankSlot {
   std::atomic<std::uint32_t> waiters{0};  // Ranks that sleep on `phase`, or died doing so.
   std::atomic<std::uint32_t> left{
       0};  // The rank's communicator is gone, though its process may live.
+  std::atomic<std::uint64_t> call{0};  // The last one that it has begun.
   alignas(64) std::array<CallHeader, 2> header;
 };
 

@@ -20,33 +20,14 @@ namespace {
 
 using std::chrono::steady_clock;
 
-enum Operation : std::uint32_t {
-  kBarrier = 1,
-  kSum,
-  kReduce,
-  kBroadcast,
-  kArena,
-  kScatter,
-  kGather
-};
-enum Type : std::uint32_t { kByte = 1, kFloat, kDouble, kInt64 };
-enum FailureKind : std::uint32_t { kAbort = 1, kGone, kLate, kMismatch };
-
 constexpr long kSliceNanoseconds = 2'000'000;
 // Below this a copy through the buffers (one phase) beats reducing in place (two phases).
 constexpr std::size_t kStagedFloats = 16384;
 // Between two looks at whether the others have failed; about a tenth of a millisecond.
 constexpr std::size_t kSumFloats = 256 << 10;
-constexpr std::uint64_t kNoArena = ~0ull;
 // Parts of an arena start at different offsets within a page: equal ones would make loads and
 // stores of two parts collide in the first-level cache.
 constexpr std::size_t kArenaSkew = 1280;
-
-// A failure in one word: kind, the rank that found it, the rank it is about.
-std::uint64_t Pack(std::uint32_t kind, int by, int about) {
-  return static_cast<std::uint64_t>(kind) << 32 | static_cast<std::uint64_t>(by) << 16 |
-         static_cast<std::uint64_t>(about);
-}
 
 bool Reached(std::uint32_t phase, std::uint32_t target) {
   return static_cast<std::int32_t>(phase - target) >= 0;
@@ -60,6 +41,8 @@ void Pause() {
 #endif
 }
 
+}  // namespace
+
 std::string Describe(const CallHeader& header) {
   static constexpr const char* kOperations[] = {
       "?",         "Barrier",       "AllReduceSum",  "AllReduce",
@@ -70,7 +53,6 @@ std::string Describe(const CallHeader& header) {
                       ", place ", header.place, ") as call ", header.sequence);
 }
 
-// Ranks whose stretches differ anywhere have other places.
 std::uint64_t HashOf(std::span<const Stretch> stretches) {
   std::uint64_t hash = 0xCBF29CE484222325ull;
   for (const Stretch& s : stretches) {
@@ -79,8 +61,6 @@ std::uint64_t HashOf(std::span<const Stretch> stretches) {
   }
   return hash;
 }
-
-}  // namespace
 
 SharedMemoryCommunicator::SharedMemoryCommunicator(int rank, int world_size, Segment* segment,
                                                    SharedMemoryOptions options,
@@ -111,8 +91,16 @@ void SharedMemoryCommunicator::WakeAll() {
 }
 
 void SharedMemoryCommunicator::Publish(std::uint32_t kind, int about) {
+  PublishWord(PackFailure(kind, options_.first_rank + rank_, options_.first_rank + about));
+}
+
+void SharedMemoryCommunicator::PublishWord(std::uint64_t packed) {
   std::uint64_t none = 0;
-  if (segment_->failure.compare_exchange_strong(none, Pack(kind, rank_, about))) WakeAll();
+  if (segment_->failure.compare_exchange_strong(none, packed)) WakeAll();
+}
+
+bool SharedMemoryCommunicator::HasLeft(int rank) const {
+  return segment_->slots[rank].left.load() != 0 || peers_->Gone(rank);
 }
 
 void SharedMemoryCommunicator::Abort() { Publish(kAbort, rank_); }
@@ -120,8 +108,7 @@ void SharedMemoryCommunicator::Abort() { Publish(kAbort, rank_); }
 absl::Status SharedMemoryCommunicator::Health() {
   if (segment_->failure.load() != 0) return Failure();
   for (int r = 0; r < world_size_; ++r) {
-    if (r != rank_ && (segment_->slots[r].left.load() != 0 || peers_->Gone(r)))
-      return Fail(kGone, r);
+    if (r != rank_ && HasLeft(r)) return Fail(kGone, r);
   }
   return absl::OkStatus();
 }
@@ -137,8 +124,8 @@ absl::Status SharedMemoryCommunicator::Failure() const {
 
 absl::Status SharedMemoryCommunicator::Published() const {
   const std::uint64_t packed = segment_->failure.load();
-  const int by = static_cast<int>(packed >> 16 & 0xFFFF), about = static_cast<int>(packed & 0xFFFF);
-  switch (packed >> 32) {
+  const int by = FoundBy(packed), about = FoundAbout(packed);
+  switch (FailureKindOf(packed)) {
     case kGone:
       return absl::UnavailableError(
           absl::StrCat(peers_->NameOf(about), " is gone, noticed by rank ", by));
@@ -150,6 +137,10 @@ absl::Status SharedMemoryCommunicator::Published() const {
           !mismatch_.empty()
               ? mismatch_
               : absl::StrCat("rank ", by, " and rank ", about, " issued different calls"));
+    case kBadBytes:
+      return absl::UnavailableError(absl::StrCat("rank ", by, " received bytes from ",
+                                                 peers_->NameOf(about),
+                                                 " that are no message of this group"));
     default: return absl::AbortedError(absl::StrCat("rank ", by, " failed and ended the group"));
   }
 }
@@ -183,7 +174,7 @@ absl::Status SharedMemoryCommunicator::AwaitAsleep(int rank, std::uint32_t phase
       RankSlot& other = segment_->slots[r];
       // A rank that arrived and then left in good order is no failure of this call.
       if (r == rank_ || Reached(other.phase.load(), phase)) continue;
-      const bool gone = other.left.load() != 0 || peers_->Gone(r);
+      const bool gone = HasLeft(r);
       if (gone && !Reached(other.phase.load(), phase)) return Fail(kGone, r);
     }
     if (steady_clock::now() >= *call_end_) return Fail(kLate, rank);
@@ -207,8 +198,9 @@ absl::Status SharedMemoryCommunicator::CompareHeaders(const CallHeader& mine) {
   for (int r = 0; r < world_size_; ++r) {
     const CallHeader theirs = segment_->slots[r].header[phase_ % 2];
     if (theirs == mine) continue;
-    mismatch_ = absl::StrCat("ranks issued different calls: rank ", rank_, " ", Describe(mine),
-                             ", ", peers_->NameOf(r), " ", Describe(theirs));
+    mismatch_ =
+        absl::StrCat("ranks issued different calls: rank ", options_.first_rank + rank_, " ",
+                     Describe(mine), ", ", NameOf(options_.first_rank + r), " ", Describe(theirs));
     return Fail(kMismatch, r);
   }
   return absl::OkStatus();
@@ -226,7 +218,8 @@ absl::Status SharedMemoryCommunicator::Exchange(const CallHeader& header, const 
 
 std::uint64_t SharedMemoryCommunicator::NextCall() {
   call_end_.reset();
-  return ++sequence_;
+  segment_->slots[rank_].call.store(++sequence_, std::memory_order_relaxed);
+  return sequence_;
 }
 
 absl::Status SharedMemoryCommunicator::Barrier() {
@@ -303,8 +296,7 @@ std::optional<SharedMemoryCommunicator::Place> SharedMemoryCommunicator::FindInA
 
 absl::Status SharedMemoryCommunicator::SumInArena(Place place, std::size_t count) {
   const SharedArena& arena = arenas_[place.arena];
-  const CallHeader header{kSum, kFloat, count,
-                          static_cast<std::uint64_t>(place.arena) << 48 | place.offset, sequence_};
+  const CallHeader header{kSum, kFloat, count, place.Packed(), sequence_};
   RETURN_IF_ERROR(Exchange(header, nullptr, 0));
   // Each rank sums one part of the range for all, in whole cache lines.
   std::array<float*, kMaxRanks> sources;

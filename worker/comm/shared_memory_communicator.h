@@ -18,8 +18,8 @@ class Peers {
   virtual ~Peers() = default;
   // True once the rank's process has ended.
   virtual bool Gone(int rank) = 0;
-  // For messages, as in "rank 2 (pid 4711)".
-  virtual std::string NameOf(int rank) const = 0;
+  // For messages, as in "rank 2 (pid 4711)"; of any rank of the world.
+  virtual std::string NameOf(int world_rank) const = 0;
 
   struct ArenaTicket {
     std::uint64_t holder = 0, handle = 0, bytes = 0;
@@ -40,7 +40,25 @@ struct SharedMemoryOptions {
   // Pauses before a waiting rank sleeps. More than cores: a spinning rank keeps the one it waits
   // for off the core.
   int spin = 200;
+  // What messages call rank 0, where these are some of the world's ranks.
+  int first_rank = 0;
 };
+
+enum Operation : std::uint32_t {
+  kBarrier = 1,
+  kSum,
+  kReduce,
+  kBroadcast,
+  kArena,
+  kScatter,
+  kGather
+};
+enum Type : std::uint32_t { kByte = 1, kFloat, kDouble, kInt64 };
+
+inline constexpr std::uint64_t kNoArena = ~0ull;
+std::string Describe(const CallHeader& header);
+// Ranks whose stretches differ anywhere have other hashes.
+std::uint64_t HashOf(std::span<const Stretch> stretches);
 
 // All collectives over one Segment. Waiting: `spin` pauses, then sleeps of 2 ms that a publishing
 // rank cuts short; after each the failure word, the peers and the deadline are looked at.
@@ -68,18 +86,46 @@ class SharedMemoryCommunicator final : public Communicator {
   absl::Status Health() override;
   void Abort() override;
 
+  // What MultiHostCommunicator is made of, where these are the ranks of one of several hosts. Ranks
+  // below are numbered from 0.
+  struct Place {
+    std::size_t arena, offset;
+    std::uint64_t Packed() const { return static_cast<std::uint64_t>(arena) << 48 | offset; }
+  };
+  // Its number, on every rank; the call's deadline starts anew.
+  std::uint64_t NextCall();
+  // Every rank publishes `header` and up to kBufferBytes; returns when all buffers can be read.
+  absl::Status Exchange(const CallHeader& header, const void* data, std::size_t bytes);
+  // What `rank` brought to the last Exchange. Valid until the one after the next.
+  const std::byte* Brought(int rank) const { return Buffer(rank, phase_); }
+  // Publishes this rank's next phase and waits until every rank has reached it.
+  absl::Status NextPhase();
+  std::optional<Place> FindInArena(std::span<const float> range) const;
+  float* PartOf(std::size_t arena, int rank) const { return PartOf(arenas_[arena], rank); }
+  // All ranks do this, or none.
+  void ForgetLastArena() { arenas_.pop_back(); }
+  // Any thread: the failure word, or 0; the first that was published stays.
+  std::uint64_t FailureWord() const { return segment_->failure.load(); }
+  void PublishWord(std::uint64_t packed);
+  // Publishes, and returns what was published first.
+  absl::Status Fail(std::uint32_t kind, int about);
+  absl::Status Failure() const;  // The failure word, as callers see it. Only of the calling thread.
+  // Any thread: has the rank's process ended, or its communicator?
+  bool HasLeft(int rank) const;
+  // Any thread: the last call that the rank has begun.
+  std::uint64_t CallOf(int rank) const { return segment_->slots[rank].call.load(); }
+  std::string NameOf(int world_rank) const { return peers_->NameOf(world_rank); }
+  // In Failure()'s words on this rank, where it is a kMismatch.
+  void SetMismatch(std::string text) { mismatch_ = std::move(text); }
+
  private:
   struct SharedArena {
     std::byte* base;
     std::size_t stride;  // From one rank's part to the next one's.
     std::size_t count;   // Floats in each part.
   };
-  struct Place {
-    std::size_t arena, offset;
-  };
 
   std::byte* Buffer(int rank, std::uint32_t phase) const;
-  std::optional<Place> FindInArena(std::span<const float> range) const;
   absl::Status SumInArena(Place place, std::size_t count);
   // The part of `rank` in the arena that `own` is this rank's part of. REQUIRES: it is one.
   const SharedArena& ArenaOf(std::span<const float> own) const;
@@ -87,23 +133,14 @@ class SharedMemoryCommunicator final : public Communicator {
   // Every rank has come with the same stretches of the same arena.
   absl::Status Meet(std::uint32_t operation, const SharedArena& arena,
                     std::span<const Stretch> stretches);
-  // Its number, on every rank; the call's deadline starts anew.
-  std::uint64_t NextCall();
-  // Every rank publishes `header` and up to kBufferBytes; returns when all buffers can be read.
-  absl::Status Exchange(const CallHeader& header, const void* data, std::size_t bytes);
   template <class T>
   absl::Status ReduceStaged(std::span<T> inout, CallHeader header,
                             void (*combine)(T*, const T*, std::size_t));
-  // Publishes this rank's next phase and waits until every rank has reached it.
-  absl::Status NextPhase();
   absl::Status AwaitRank(int rank, std::uint32_t phase);
   absl::Status AwaitAsleep(int rank, std::uint32_t phase);
   absl::Status CompareHeaders(const CallHeader& mine);
   void Publish(std::uint32_t kind, int about);  // Any thread. The first failure stays.
-  // Publishes, and returns what was published first.
-  absl::Status Fail(std::uint32_t kind, int about);
-  absl::Status Failure() const;    // The failure word, as callers see it.
-  absl::Status Published() const;  // The failure word in words.
+  absl::Status Published() const;               // The failure word in words.
   void WakeAll();
 
   const int rank_;

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/io/address.h"
 
 namespace regroup::worker {
 namespace {
@@ -234,6 +235,11 @@ absl::StatusOr<bool> StoreClient::Ask(std::uint8_t opcode, const std::vector<std
 
 absl::StatusOr<bool> StoreClient::Check(const std::vector<std::string>& keys) {
   return Ask(kCheck, keys, kReplyDeadline);
+}
+
+absl::StatusOr<std::string> StoreClient::LocalIp() const {
+  ASSIGN_OR_RETURN(const Address local, io::LocalAddressOf(fd_));
+  return local.host;
 }
 
 absl::Status StoreClient::Wait(const std::vector<std::string>& keys, Duration deadline) {

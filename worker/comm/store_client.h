@@ -31,6 +31,8 @@ class StoreClient {
   // Returns once every key exists, or kDeadlineExceeded.
   absl::Status Wait(const std::vector<std::string>& keys, Duration deadline);
   absl::StatusOr<bool> Check(const std::vector<std::string>& keys);
+  // The address of this host from which the store is reached.
+  absl::StatusOr<std::string> LocalIp() const;
 
  private:
   StoreClient(int fd, std::string peer) : fd_(fd), peer_(std::move(peer)) {}

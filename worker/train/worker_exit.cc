@@ -15,7 +15,7 @@ std::vector<std::pair<int, std::string>> DescribeExits() {
       {1, "something that should not happen: no memory, a kernel that failed"},
       {2, "a flag, a configuration, or data that cannot be read"},
       {10,
-       "the group was not formed: ranks are missing, on different hosts or of different builds"},
+       "the group was not formed: ranks or hosts are missing, or ranks are of different builds"},
       {11, "another rank died, stopped or left in the middle of training"},
       {12, "ranks were given different settings or data, or would compute differently"},
       {13, "the checkpoint directory cannot be written, or another job uses it"},

@@ -14,7 +14,7 @@ enum class WorkerExit : int {
   kDone = 0,
   kFailed = 1,           // Something that should not happen: no memory, a kernel that failed.
   kUsage = 2,            // A flag, a configuration, or data that can not be read.
-  kGroupNotFormed = 10,  // The store does not answer, ranks are missing, on different hosts or of
+  kGroupNotFormed = 10,  // The store or another host does not answer, ranks are missing, or are of
                          // different builds.
   kCommunicatorFailed = 11,   // Another rank died, stopped or left in the middle of training.
   kRanksDisagree = 12,        // Different settings, data, kernels or plans.

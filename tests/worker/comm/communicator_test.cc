@@ -1,4 +1,5 @@
-// What every Communicator promises, on threads; processes are in host_communicator_test.cc.
+// What every Communicator promises, on threads: ranks of one host, and of several with TCP between
+// them. Processes are in host_communicator_test.cc.
 
 #include "worker/comm/communicator.h"
 
@@ -11,29 +12,19 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "common/base/rng.h"
+#include "tests/worker/comm/in_process_hosts.h"
 #include "worker/comm/in_process_communicator.h"
 #include "worker/comm/segment.h"
 #include "worker/comm/shared_memory_communicator.h"
 
 namespace regroup::worker {
 namespace {
-
-void OnEveryRank(int world_size, const std::function<void(Communicator&)>& body) {
-  auto ranks = MakeInProcessCommunicators(world_size);
-  std::vector<std::thread> threads;
-  for (auto& rank : ranks) {
-    threads.emplace_back([&body, communicator = std::move(rank)]() mutable {
-      body(*communicator);
-      communicator.reset();
-    });
-  }
-  for (std::thread& t : threads) t.join();
-}
 
 std::vector<float> Data(int rank, std::size_t count) {
   Rng rng(static_cast<std::uint64_t>(rank) * 1000 + count);
@@ -57,12 +48,28 @@ bool SameBits(std::span<const float> a, std::span<const float> b) {
   });
 }
 
-class CommunicatorTest : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTest, testing::Values(1, 2, 3, 4, 7));
+// Ranks of each host.
+using Counts = std::vector<int>;
+
+std::string NameOf(const Counts& counts) {
+  std::string name = "Hosts";
+  for (const int count : counts) name += "_" + std::to_string(count);
+  return name;
+}
+
+class CommunicatorTest : public testing::TestWithParam<Counts> {
+ protected:
+  int World() const { return std::accumulate(GetParam().begin(), GetParam().end(), 0); }
+};
+INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTest,
+                         testing::Values(Counts{1}, Counts{2}, Counts{3}, Counts{4}, Counts{7},
+                                         Counts{1, 1}, Counts{1, 2}, Counts{2, 1}, Counts{1, 1, 1},
+                                         Counts{2, 1, 3}, Counts{1, 1, 1, 1}, Counts{3, 4}),
+                         [](const auto& info) { return NameOf(info.param); });
 
 TEST_P(CommunicatorTest, SumsInRankOrderInsideAndOutsideOfAnArena) {
   for (const std::size_t count : {0, 1, 15, 16, 1000, 16385, 65536, 100003, 300000}) {
-    const std::vector<float> expected = SumInRankOrder(GetParam(), count);
+    const std::vector<float> expected = SumInRankOrder(World(), count);
     OnEveryRank(GetParam(), [&](Communicator& c) {
       const std::vector<float> mine = Data(c.rank(), count);
       std::vector<float> staged = mine;
@@ -101,9 +108,9 @@ std::vector<Stretch> SomeStretches(int world_size, bool in_place) {
 constexpr std::size_t kStretched = 400000;
 
 TEST_P(CommunicatorTest, ReduceScatterGivesEachOwnerTheSumInRankOrder) {
-  const std::vector<float> sum = SumInRankOrder(GetParam(), kStretched);
+  const std::vector<float> sum = SumInRankOrder(World(), kStretched);
   for (const bool in_place : {true, false}) {
-    const std::vector<Stretch> stretches = SomeStretches(GetParam(), in_place);
+    const std::vector<Stretch> stretches = SomeStretches(World(), in_place);
     OnEveryRank(GetParam(), [&](Communicator& c) {
       const std::vector<float> mine = Data(c.rank(), kStretched);
       auto other = c.AllocateArena(10), arena = c.AllocateArena(kStretched);
@@ -130,7 +137,7 @@ TEST_P(CommunicatorTest, ReduceScatterGivesEachOwnerTheSumInRankOrder) {
 
 TEST_P(CommunicatorTest, AllGatherGivesEveryRankWhatTheOwnersHave) {
   for (const bool in_place : {true, false}) {
-    std::vector<Stretch> stretches = SomeStretches(GetParam(), in_place);
+    std::vector<Stretch> stretches = SomeStretches(World(), in_place);
     OnEveryRank(GetParam(), [&](Communicator& c) {
       auto arena = c.AllocateArena(kStretched);
       ASSERT_TRUE(arena.ok());
@@ -158,14 +165,14 @@ TEST_P(CommunicatorTest, ArenasAreZeroedAlignedAndIndependent) {
     for (float x : *first) ASSERT_EQ(x, 0);
     for (float& x : *second) x = 1;
     ASSERT_TRUE(c.AllReduceSum(*second).ok());
-    EXPECT_EQ((*second)[39999], static_cast<float>(GetParam()));
+    EXPECT_EQ((*second)[39999], static_cast<float>(World()));
     EXPECT_EQ((*first)[0], 0);
   });
 }
 
 TEST_P(CommunicatorTest, SmallVectorsSumAndMax) {
   OnEveryRank(GetParam(), [&](Communicator& c) {
-    const int world = GetParam();
+    const int world = World();
     std::vector<double> doubles{c.rank() + 0.5, -1.0 * c.rank()};
     ASSERT_TRUE(c.AllReduce(doubles, Reduction::kMax).ok());
     EXPECT_EQ(doubles, (std::vector<double>{world - 0.5, 0}));
@@ -180,7 +187,7 @@ TEST_P(CommunicatorTest, SmallVectorsSumAndMax) {
 TEST_P(CommunicatorTest, ANanOfOneRankReachesAll) {
   OnEveryRank(GetParam(), [&](Communicator& c) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    std::vector<double> values{c.rank() == GetParam() - 1 ? nan : 1.0};
+    std::vector<double> values{c.rank() == World() - 1 ? nan : 1.0};
     ASSERT_TRUE(c.AllReduce(values, Reduction::kMax).ok());
     EXPECT_TRUE(std::isnan(values[0]));
     values[0] = c.rank() == 0 ? nan : 1.0;
@@ -192,7 +199,7 @@ TEST_P(CommunicatorTest, ANanOfOneRankReachesAll) {
 TEST_P(CommunicatorTest, BroadcastsFromEveryRoot) {
   for (const std::size_t size : {0, 5, 300000, 1 << 20}) {
     OnEveryRank(GetParam(), [&](Communicator& c) {
-      for (int root = 0; root < GetParam(); ++root) {
+      for (int root = 0; root < World(); ++root) {
         std::vector<std::byte> data(size, std::byte(c.rank() + 1));
         ASSERT_TRUE(c.Broadcast(data, root).ok());
         for (std::byte b : data) ASSERT_EQ(b, std::byte(root + 1));
@@ -213,12 +220,12 @@ TEST_P(CommunicatorTest, ManyMixedCallsStayInStep) {
         ASSERT_TRUE(c.Barrier().ok());
       } else if (kind == 1) {
         ASSERT_TRUE(c.AllReduce(std::span(&one, 1), Reduction::kSum).ok());
-        ASSERT_EQ(one, GetParam());
+        ASSERT_EQ(one, World());
       } else {
         const std::size_t count = 1 + rng.Below(20000);
         std::fill(arena->begin(), arena->end(), 1.0f);
         ASSERT_TRUE(c.AllReduceSum(arena->first(count)).ok());
-        ASSERT_EQ((*arena)[count - 1], static_cast<float>(GetParam()));
+        ASSERT_EQ((*arena)[count - 1], static_cast<float>(World()));
       }
     }
   });
@@ -229,7 +236,15 @@ struct Mismatch {
   std::function<absl::Status(Communicator&, std::span<float>)> even, odd;
 };
 
-TEST(CommunicatorFailureTest, DifferentCallsAreRefusedOnEveryRank) {
+class ThreeRanksTest : public testing::TestWithParam<Counts> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, ThreeRanksTest,
+                         testing::Values(Counts{3}, Counts{1, 2}, Counts{2, 1}, Counts{1, 1, 1}),
+                         [](const auto& info) { return NameOf(info.param); });
+class TwoRanksTest : public testing::TestWithParam<Counts> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, TwoRanksTest, testing::Values(Counts{2}, Counts{1, 1}),
+                         [](const auto& info) { return NameOf(info.param); });
+
+TEST_P(ThreeRanksTest, DifferentCallsAreRefusedOnEveryRank) {
   const std::vector<Mismatch> rows = {
       {"count", [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(10)); },
        [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(11)); }},
@@ -284,7 +299,7 @@ TEST(CommunicatorFailureTest, DifferentCallsAreRefusedOnEveryRank) {
        [](Communicator& c, std::span<float>) { return c.Broadcast({}, 1); }},
   };
   for (const Mismatch& row : rows) {
-    OnEveryRank(3, [&](Communicator& c) {
+    OnEveryRank(GetParam(), [&](Communicator& c) {
       auto arena = c.AllocateArena(40000);
       ASSERT_TRUE(arena.ok());
       const absl::Status status = (c.rank() % 2 == 0 ? row.even : row.odd)(c, *arena);
@@ -294,8 +309,8 @@ TEST(CommunicatorFailureTest, DifferentCallsAreRefusedOnEveryRank) {
   }
 }
 
-TEST(CommunicatorFailureTest, AbortFromAnotherThreadEndsAWaitingRank) {
-  OnEveryRank(2, [&](Communicator& c) {
+TEST_P(TwoRanksTest, AbortFromAnotherThreadEndsAWaitingRank) {
+  OnEveryRank(GetParam(), [&](Communicator& c) {
     if (c.rank() == 1) {
       c.Abort();
       EXPECT_EQ(c.Barrier().code(), absl::StatusCode::kAborted);
@@ -307,9 +322,9 @@ TEST(CommunicatorFailureTest, AbortFromAnotherThreadEndsAWaitingRank) {
   });
 }
 
-TEST(CommunicatorFailureTest, ARankThatDoesNotCallIsNamedAtTheDeadline) {
+TEST_P(ThreeRanksTest, ARankThatDoesNotCallIsNamedAtTheDeadline) {
   std::atomic<int> returned{0};
-  OnEveryRank(3, [&](Communicator& c) {
+  OnEveryRank(GetParam(), [&](Communicator& c) {
     if (c.rank() == 0) c.SetDeadline(std::chrono::milliseconds(10));
     while (c.rank() == 2 && returned < 2) std::this_thread::yield();
     const absl::Status status = c.Barrier();
@@ -320,8 +335,8 @@ TEST(CommunicatorFailureTest, ARankThatDoesNotCallIsNamedAtTheDeadline) {
   });
 }
 
-TEST(CommunicatorFailureTest, ARankThatLeftIsGone) {
-  OnEveryRank(2, [&](Communicator& c) {
+TEST_P(TwoRanksTest, ARankThatLeftIsGone) {
+  OnEveryRank(GetParam(), [&](Communicator& c) {
     ASSERT_TRUE(c.Barrier().ok());
     if (c.rank() == 1) return;
     while (c.Health().ok()) std::this_thread::yield();  // Also outside of any call.

@@ -228,25 +228,6 @@ TEST(HostCommunicatorFailureTest, MissingRanksAreNamed) {
       << communicator.status();
 }
 
-TEST(HostCommunicatorFailureTest, RanksOnTwoHostsAreRefusedByName) {
-  TinyStore store;
-  store.Start();
-  auto client = StoreClient::Connect("127.0.0.1", store.port(), seconds(5));
-  ASSERT_TRUE(client.ok());
-  ASSERT_TRUE(client->Set("regroup/comm/world/0", "boot\nother-host\npid:[1]\n1\n1\n1\n3\n5").ok());
-  const auto communicator = JoinHostCommunicator({.rank = 1,
-                                                  .world_size = 2,
-                                                  .store_host = "127.0.0.1",
-                                                  .store_port = store.port(),
-                                                  .join_deadline = seconds(5)});
-  EXPECT_EQ(communicator.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_NE(
-      std::string(communicator.status().message())
-          .find("all ranks of one job run on one host; rank 0 is on other-host and rank 1 on "),
-      std::string::npos)
-      << communicator.status();
-}
-
 TEST(HostCommunicatorFailureTest, GarbageInTheStoreIsRefused) {
   for (const char* garbage : {"", "x", "a\nb\nc\nd\ne\nf\ng\nh", "a\nb\nc\n-1\n1\n1\n1\n1"}) {
     TinyStore store;

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "common/base/check.h"
@@ -46,9 +47,12 @@ class RankProcesses {
       std::function<int(int rank, Communicator& communicator)>;  // Its value is the exit code.
   static constexpr int kNotJoined = 99;
 
-  // `prepare` runs in each process before it joins.
+  // `prepare` runs in each process before it joins. `hosts`: how many ranks each host has, which
+  // are told apart by name, and reach each other over addresses of the loopback network.
   RankProcesses(int world_size, const Body& body, Duration deadline = std::chrono::seconds(30),
-                void (*prepare)(int rank, int world_size) = nullptr) {
+                void (*prepare)(int rank, int world_size) = nullptr,
+                const std::vector<int>& hosts = {})
+      : hosts_(hosts) {
     for (int r = 0; r < world_size; ++r) {
       const pid_t pid = fork();
       CHECK(pid >= 0);
@@ -90,6 +94,11 @@ class RankProcesses {
                                     .store_port = store_.port(),
                                     .join_deadline = std::chrono::seconds(30),
                                     .deadline = deadline};
+    for (int h = 0, first = 0; h < static_cast<int>(hosts_.size()); first += hosts_[h++]) {
+      if (rank < first || rank >= first + hosts_[h]) continue;
+      options.host_name = "host-" + std::to_string(h);
+      options.host_address = "127.0.0." + std::to_string(h + 2);
+    }
     auto communicator = JoinHostCommunicator(options);
     if (!communicator.ok()) {
       fprintf(stderr, "rank %d: %s\n", rank, communicator.status().ToString().c_str());
@@ -100,6 +109,7 @@ class RankProcesses {
     return code;
   }
 
+  const std::vector<int> hosts_;
   TinyStore store_;
   std::vector<pid_t> pids_;
 };

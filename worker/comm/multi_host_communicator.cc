@@ -1,0 +1,327 @@
+#include "worker/comm/multi_host_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "worker/comm/reduce.h"
+
+namespace regroup::worker {
+namespace {
+
+using std::chrono::steady_clock;
+
+// Below this a copy through the buffers beats reducing in place, as on one host.
+constexpr std::size_t kStagedFloats = 16384;
+// The first rank of a host is asked for its verdict first: it knows who is late on another host.
+constexpr Duration kFirstRankSpeaks = std::chrono::seconds(3);
+
+template <class T, void (*kCombine)(T*, const T*, std::size_t)>
+void CombineAs(std::byte* inout, const std::byte* in, std::size_t bytes) {
+  kCombine(reinterpret_cast<T*>(inout), reinterpret_cast<const T*>(in), bytes / sizeof(T));
+}
+
+template <class T>
+std::span<std::byte> BytesOf(std::span<T> values) {
+  return {reinterpret_cast<std::byte*>(values.data()), values.size() * sizeof(T)};
+}
+
+void Cut(Piece whole, std::size_t bytes, std::vector<Piece>& pieces) {
+  for (std::size_t at = 0; at < bytes; at += kPieceBytes) {
+    Piece piece = whole;
+    piece.from += at;
+    piece.to += at;
+    piece.bytes = std::min(kPieceBytes, bytes - at);
+    pieces.push_back(piece);
+  }
+}
+
+}  // namespace
+
+// From a call's number to its end, on the first rank of a host the watch knows of it.
+class MultiHostCommunicator::Call {
+ public:
+  explicit Call(MultiHostCommunicator& all) : Call(all, all.local_->NextCall()) {}
+  Call(MultiHostCommunicator& all, std::uint64_t number) : all_(all), number_(number) {
+    all_.begun_ = steady_clock::now();
+    if (all_.watch_) all_.watch_->BeginCall(number_);
+  }
+  ~Call() {
+    if (!all_.watch_) return;
+    all_.watch_->EndCall(number_);
+    if (all_.local_->FailureWord() != 0) all_.watch_->Tell();
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  std::uint64_t number() const { return number_; }
+
+ private:
+  MultiHostCommunicator& all_;
+  const std::uint64_t number_;
+};
+
+MultiHostCommunicator::MultiHostCommunicator(int rank, Hosts hosts,
+                                             std::unique_ptr<SharedMemoryCommunicator> local,
+                                             Duration deadline)
+    : rank_(rank),
+      hosts_(std::move(hosts)),
+      own_(HostOf(hosts_, rank)),
+      local_(std::move(local)),
+      deadline_(deadline) {}
+
+MultiHostCommunicator::~MultiHostCommunicator() = default;
+
+absl::StatusOr<std::unique_ptr<Communicator>> MultiHostCommunicator::Create(
+    int rank, Hosts hosts, std::unique_ptr<SharedMemoryCommunicator> local,
+    std::optional<HostLinks> links, Duration join_deadline, Duration deadline) {
+  CHECK(hosts.size() > 1);
+  std::unique_ptr<MultiHostCommunicator> all(
+      new MultiHostCommunicator(rank, std::move(hosts), std::move(local), join_deadline));
+  all->SetDeadline(join_deadline);
+  ASSIGN_OR_RETURN(const std::span<float> part,
+                   all->local_->AllocateArena(kBoardAndSlotsBytes / sizeof(float)));
+  const auto arena = all->local_->FindInArena(part);
+  CHECK(arena.has_value());
+  auto* const memory = reinterpret_cast<std::byte*>(all->local_->PartOf(arena->arena, 0));
+  if (all->local_rank() == 0) {
+    CHECK(links.has_value());
+    all->board_ = new (memory) Board;
+    all->watch_ = std::make_unique<HostWatch>(*all->local_, all->hosts_, all->own_,
+                                              std::move(links->previous.control),
+                                              std::move(links->next.control));
+    all->chain_ = std::make_unique<HostChain>(
+        all->hosts_, all->own_, std::move(links->previous.calls), std::move(links->next.calls),
+        *all->local_, *all->watch_, all->board_);
+  } else {
+    all->board_ = reinterpret_cast<Board*>(memory);
+    all->taker_.emplace(*all->local_, all->board_, all->local_rank());
+  }
+  RETURN_IF_ERROR(all->Barrier());
+  all->SetDeadline(deadline);
+  return all;
+}
+
+steady_clock::time_point MultiHostCommunicator::End() const {
+  return begun_ + deadline_ + (chain_ ? Duration::zero() : kFirstRankSpeaks);
+}
+
+void MultiHostCommunicator::SetDeadline(Duration per_call) {
+  deadline_ = per_call;
+  local_->SetDeadline(per_call);
+}
+
+void MultiHostCommunicator::Abort() {
+  local_->Abort();
+  if (watch_) watch_->Tell();
+}
+
+absl::Status MultiHostCommunicator::Health() {
+  absl::Status health = local_->Health();
+  if (!health.ok() && watch_) watch_->Tell();
+  return health;
+}
+
+absl::Status MultiHostCommunicator::Move(Flow flow, std::byte* out, std::byte* own_part,
+                                         const std::byte* first_part) {
+  if (chain_) {
+    // A lone rank takes everything at once; others only what all of them want in the same place.
+    const bool in_place = out == nullptr;
+    if (host().count == 1) {
+      flow.direct = in_place ? own_part : out;
+    } else if (in_place && first_part != nullptr) {
+      flow.direct = own_part;
+    } else {
+      flow.own = in_place ? own_part : out;
+    }
+    return chain_->Move(flow, End());
+  }
+  std::byte* const target = out != nullptr ? out : own_part;
+  return taker_->Run(End(), [&](std::uint32_t number, const std::byte* at) {
+    const Piece& piece = flow.pieces[number];
+    if (flow.sums && piece.host != kAllHosts && piece.owner != rank_) return;
+    std::memcpy(target + piece.to, at != nullptr ? at : first_part + piece.to, piece.bytes);
+  });
+}
+
+absl::Status MultiHostCommunicator::SumBrought(const CallHeader& header, std::span<std::byte> inout,
+                                               Combine combine) {
+  RETURN_IF_ERROR(local_->Exchange(header, inout.data(), inout.size()));
+  std::vector<const std::byte*> brought;
+  for (int r = 0; r < host().count; ++r) brought.push_back(local_->Brought(r));
+  std::vector<Piece> pieces;
+  Cut({}, inout.size(), pieces);
+  return Move({.header = header, .pieces = pieces, .sources = brought, .combine = combine},
+              inout.data(), nullptr, nullptr);
+}
+
+absl::Status MultiHostCommunicator::ReduceStaged(const CallHeader& header,
+                                                 std::span<std::byte> inout, Combine combine) {
+  std::size_t at = 0;
+  do {
+    const std::size_t bytes = std::min(kBufferBytes, inout.size() - at);
+    RETURN_IF_ERROR(SumBrought(header, inout.subspan(at, bytes), combine));
+    at += bytes;
+  } while (at < inout.size());
+  return absl::OkStatus();
+}
+
+absl::Status MultiHostCommunicator::Barrier() {
+  const Call call(*this);
+  std::int64_t nothing = 0;  // Which has to visit all hosts.
+  return SumBrought({kBarrier, kByte, 0, 0, call.number()}, BytesOf(std::span(&nothing, 1)),
+                    &CombineAs<std::int64_t, &Add>);
+}
+
+absl::Status MultiHostCommunicator::AllReduce(std::span<double> inout, Reduction reduction) {
+  const Call call(*this);
+  return ReduceStaged(
+      {kReduce, kDouble, inout.size(), static_cast<std::uint64_t>(reduction), call.number()},
+      BytesOf(inout),
+      reduction == Reduction::kSum ? &CombineAs<double, &Add> : &CombineAs<double, &Max>);
+}
+
+absl::Status MultiHostCommunicator::AllReduce(std::span<std::int64_t> inout, Reduction reduction) {
+  const Call call(*this);
+  return ReduceStaged(
+      {kReduce, kInt64, inout.size(), static_cast<std::uint64_t>(reduction), call.number()},
+      BytesOf(inout),
+      reduction == Reduction::kSum ? &CombineAs<std::int64_t, &Add>
+                                   : &CombineAs<std::int64_t, &Max>);
+}
+
+absl::Status MultiHostCommunicator::Broadcast(std::span<std::byte> inout, int root) {
+  CHECK(root >= 0 && root < world_size());
+  const Call call(*this);
+  const CallHeader header{kBroadcast, kByte, inout.size(), static_cast<std::uint64_t>(root),
+                          call.number()};
+  const int from = HostOf(hosts_, root);
+  std::size_t at = 0;
+  do {
+    const std::span<std::byte> part = inout.subspan(at, std::min(kBufferBytes, inout.size() - at));
+    RETURN_IF_ERROR(local_->Exchange(header, part.data(), rank_ == root ? part.size() : 0));
+    std::vector<const std::byte*> brought;
+    for (int r = 0; r < host().count; ++r) brought.push_back(local_->Brought(r));
+    std::vector<Piece> pieces;
+    Cut({.host = from, .owner = root}, part.size(), pieces);
+    RETURN_IF_ERROR(Move({.header = header, .sums = false, .pieces = pieces, .sources = brought},
+                         part.data(), nullptr, nullptr));
+    if (from == own_ && rank_ != root && !part.empty())
+      std::memcpy(part.data(), local_->Brought(root - host().first), part.size());
+    at += part.size();
+  } while (at < inout.size());
+  return absl::OkStatus();
+}
+
+absl::Status MultiHostCommunicator::AllReduceSum(std::span<float> inout) {
+  const Call call(*this);
+  if (inout.size() > kStagedFloats) {
+    if (const auto place = local_->FindInArena(inout))
+      return SumInArena(*place, inout.size(), call.number());
+  }
+  return ReduceStaged({kSum, kFloat, inout.size(), kNoArena, call.number()}, BytesOf(inout),
+                      &CombineAs<float, &Add>);
+}
+
+std::vector<const std::byte*> MultiHostCommunicator::PartsOf(std::size_t arena) const {
+  std::vector<const std::byte*> parts;
+  for (int r = 0; r < host().count; ++r)
+    parts.push_back(reinterpret_cast<const std::byte*>(local_->PartOf(arena, r)));
+  return parts;
+}
+
+absl::Status MultiHostCommunicator::SumInArena(SharedMemoryCommunicator::Place place,
+                                               std::size_t count, std::uint64_t call) {
+  const CallHeader header{kSum, kFloat, count, place.Packed(), call};
+  RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));
+  std::vector<Piece> pieces;
+  Cut({.from = place.offset * sizeof(float), .to = place.offset * sizeof(float)},
+      count * sizeof(float), pieces);
+  const std::vector<const std::byte*> parts = PartsOf(place.arena);
+  auto* const own = reinterpret_cast<std::byte*>(local_->PartOf(place.arena, local_rank()));
+  RETURN_IF_ERROR(Move(
+      {.header = header, .pieces = pieces, .sources = parts, .combine = &CombineAs<float, &Add>},
+      nullptr, own, parts[0]));
+  return local_->NextPhase();  // All ranks of this host have taken what they wait for.
+}
+
+std::vector<Piece> MultiHostCommunicator::PiecesOf(std::span<const Stretch> stretches) const {
+  std::vector<Piece> pieces;
+  for (const Stretch& s : stretches) {
+    CHECK(s.owner >= 0 && s.owner < world_size() && s.from >= 0 && s.to >= 0 && s.size >= 0);
+    Cut({.from = static_cast<std::size_t>(s.from) * sizeof(float),
+         .to = static_cast<std::size_t>(s.to) * sizeof(float),
+         .host = HostOf(hosts_, s.owner),
+         .owner = s.owner},
+        static_cast<std::size_t>(s.size) * sizeof(float), pieces);
+  }
+  return pieces;
+}
+
+absl::Status MultiHostCommunicator::ReduceScatter(std::span<float> arena,
+                                                  std::span<const Stretch> stretches,
+                                                  std::span<float> out) {
+  const Call call(*this);
+  const auto place = local_->FindInArena(arena);
+  CHECK(place.has_value() && place->offset == 0);
+  const CallHeader header{kScatter, kFloat, stretches.size(), HashOf(stretches) + place->arena,
+                          call.number()};
+  RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));
+  const std::vector<Piece> pieces = PiecesOf(stretches);
+  for (const Stretch& s : stretches) {
+    CHECK(s.owner != rank_ || (s.from + s.size <= static_cast<std::int64_t>(arena.size()) &&
+                               s.to + s.size <= static_cast<std::int64_t>(out.size())));
+  }
+  const std::vector<const std::byte*> parts = PartsOf(place->arena);
+  RETURN_IF_ERROR(Move(
+      {.header = header, .pieces = pieces, .sources = parts, .combine = &CombineAs<float, &Add>},
+      BytesOf(out).data(), nullptr, nullptr));
+  return local_->NextPhase();  // Arenas may change.
+}
+
+absl::Status MultiHostCommunicator::AllGather(std::span<float> arena,
+                                              std::span<const Stretch> stretches,
+                                              std::span<float> out) {
+  const Call call(*this);
+  const auto place = local_->FindInArena(arena);
+  CHECK(place.has_value() && place->offset == 0);
+  const CallHeader header{kGather, kFloat, stretches.size(), HashOf(stretches) + place->arena,
+                          call.number()};
+  RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));
+  const bool in_place = out.data() == arena.data();
+  const std::vector<const std::byte*> parts = PartsOf(place->arena);
+  const std::vector<Piece> pieces = PiecesOf(stretches);
+  for (const Stretch& s : stretches) {
+    CHECK(s.from + s.size <= static_cast<std::int64_t>(arena.size()) &&
+          s.to + s.size <= static_cast<std::int64_t>(out.size()));
+    if (HostOf(hosts_, s.owner) != own_ || (in_place && s.owner == rank_)) continue;
+    const auto* from =
+        reinterpret_cast<const float*>(parts[static_cast<std::size_t>(s.owner - host().first)]);
+    std::memcpy(out.data() + s.to, from + s.from, static_cast<std::size_t>(s.size) * sizeof(float));
+  }
+  std::byte* const target = BytesOf(out).data();
+  RETURN_IF_ERROR(Move({.header = header, .sums = false, .pieces = pieces, .sources = parts},
+                       in_place ? nullptr : target, target, in_place ? parts[0] : nullptr));
+  return local_->NextPhase();
+}
+
+absl::StatusOr<std::span<float>> MultiHostCommunicator::AllocateArena(std::size_t count) {
+  const Call call(*this);
+  absl::StatusOr<std::span<float>> part = local_->AllocateArena(count);
+  if (IsCommunicatorFailure(part.status())) return part.status();
+  std::int64_t failures = part.ok() ? 0 : 1;
+  const absl::Status agreed =
+      SumBrought({kArena, kFloat, count, 0, call.number()}, BytesOf(std::span(&failures, 1)),
+                 &CombineAs<std::int64_t, &Add>);
+  RETURN_IF_ERROR(agreed);
+  if (!part.ok()) return part.status();
+  if (failures == 0) return part;
+  local_->ForgetLastArena();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(failures, " ranks of other hosts have no memory for this arena"));
+}
+
+}  // namespace regroup::worker
