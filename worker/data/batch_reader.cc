@@ -24,6 +24,7 @@ absl::StatusOr<std::unique_ptr<BatchReader>> BatchReader::Create(const Dataset& 
 }
 
 BatchReader::~BatchReader() {
+  if (!thread_.joinable()) return;  // There was no memory.
   {
     const std::scoped_lock lock(mutex_);
     stop_ = true;

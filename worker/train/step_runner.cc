@@ -78,7 +78,6 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
   ASSIGN_OR_RETURN(std::vector<Plan> plans, CheckedPlans(layout, options));
   RETURN_IF_ERROR(AgreeOnPlans(ranks, layout, plans));
   runner->plan_ = std::move(plans[static_cast<std::size_t>(ranks.rank())]);
-  ASSIGN_OR_RETURN(runner->reader_, BatchReader::Create(dataset, runner->slice_.size));
   RETURN_IF_ERROR(runner->Allocate(state));
   runner->Connect();
   const std::int64_t samples = std::max<std::int64_t>(1, runner->slice_.size);
@@ -93,6 +92,7 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
                                      AdamW<float>::Buffers{state.weights, runner->reduced_,
                                                            state.first_moment, state.second_moment},
                                      ranks.rank());
+  ASSIGN_OR_RETURN(runner->reader_, BatchReader::Create(dataset, runner->slice_.size));
   return runner;
 }
 

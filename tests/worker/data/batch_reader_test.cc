@@ -128,6 +128,12 @@ TEST(BatchReader, AFailureIsThatOfTheReadItBelongsTo) {
   EXPECT_EQ(Tokens(*reader, {7}), (std::vector<std::int32_t>{70, 71}));
 }
 
+TEST(BatchReader, RoomThatThereIsNotIsRefused) {
+  Numbered data;
+  EXPECT_EQ(BatchReader::Create(data, std::int64_t{1} << 50).status().code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
 TEST(BatchReader, EndsInTheMiddleOfARead) {
   Numbered data;
   auto reader = *BatchReader::Create(data, 1);
