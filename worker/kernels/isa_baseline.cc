@@ -3,6 +3,8 @@
 
 namespace regroup::worker {
 
-void FillBaseline(Kernels& table) { FillWithVectorKernels(table); }
+void FillBaseline(KernelTable<float>& table) { FillWithVectorKernels(table); }
+void FillBaseline(KernelTable<BFloat16>& table) { FillWithVectorKernels(table); }
+void FillBaseline(KernelTable<Half>& table) { FillWithVectorKernels(table); }
 
 }  // namespace regroup::worker

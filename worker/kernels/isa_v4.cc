@@ -3,6 +3,8 @@
 
 namespace regroup::worker {
 
-void FillV4(Kernels& table) { FillWithVectorKernels(table); }
+void FillV4(KernelTable<float>& table) { FillWithVectorKernels(table); }
+void FillV4(KernelTable<BFloat16>& table) { FillWithVectorKernels(table); }
+void FillV4(KernelTable<Half>& table) { FillWithVectorKernels(table); }
 
 }  // namespace regroup::worker

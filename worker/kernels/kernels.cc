@@ -1,22 +1,29 @@
 #include "worker/kernels/kernels.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "common/base/check.h"
 #include "worker/kernels/fixed_chunks.h"
 #include "worker/kernels/isa.h"
 #include "worker/kernels/onednn.h"
 #include "worker/kernels/parallel_for.h"
+#include "worker/kernels/short_products.h"
 
 namespace regroup::worker {
 namespace {
 
-Kernels MakeTable(Isa isa, void (*fill)(Kernels&)) {
-  Kernels table{};
+template <typename T>
+KernelTable<T> MakeTable(Isa isa, void (*fill)(KernelTable<T>&)) {
+  KernelTable<T> table{};
   table.name = NameOf(isa);
-  table.linear_forward = OnednnLinearForward;
-  table.linear_input_grad = OnednnLinearInputGrad;
-  table.linear_weight_grad = OnednnLinearWeightGrad;
+  if constexpr (std::is_same_v<T, float>) {
+    table.linear_forward = OnednnLinearForward;
+    table.linear_input_grad = OnednnLinearInputGrad;
+    table.linear_weight_grad = OnednnLinearWeightGrad;
+  } else {
+    FillShortProducts(table, MultipliesNatively(DTypeOf<T>(), isa));
+  }
   fill(table);
   return table;
 }
@@ -73,24 +80,38 @@ const char* NameOf(Isa isa) {
   CHECK(false);
 }
 
-const Kernels& KernelsFor(Isa isa) {
+bool MultipliesNatively(DType type, Isa isa) {
+  if (type == DType::kF32) return true;
+#if defined(__x86_64__)
+  // Of what oneDNN can do, it is slower than widening without these instructions.
+  return type == DType::kBF16 && isa == Isa::kV4 && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
+template <typename T>
+const KernelTable<T>& KernelsOf(Isa isa) {
   CHECK(isa <= BestIsa());
   // Each when it is asked for: even filling a table takes the instructions that it is for.
   switch (isa) {
     case Isa::kBaseline: {
-      static const Kernels table = MakeTable(Isa::kBaseline, FillBaseline);
+      static const KernelTable<T> table = MakeTable<T>(Isa::kBaseline, FillBaseline);
       return table;
     }
     case Isa::kV3: {
-      static const Kernels table = MakeTable(Isa::kV3, FillV3);
+      static const KernelTable<T> table = MakeTable<T>(Isa::kV3, FillV3);
       return table;
     }
     case Isa::kV4: {
-      static const Kernels table = MakeTable(Isa::kV4, FillV4);
+      static const KernelTable<T> table = MakeTable<T>(Isa::kV4, FillV4);
       return table;
     }
   }
   CHECK(false);
 }
+template const KernelTable<float>& KernelsOf<float>(Isa);
+template const KernelTable<BFloat16>& KernelsOf<BFloat16>(Isa);
+template const KernelTable<Half>& KernelsOf<Half>(Isa);
 
 }  // namespace regroup::worker

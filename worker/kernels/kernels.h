@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "worker/tensor/dtype.h"
 
 namespace regroup::worker {
 
@@ -30,14 +32,26 @@ struct AdamWStep {
   double grad_scale = 1;
 };
 
-// Every computation on tensors, for one scalar and one instruction set. Pointers are dense
-// row-major and must not overlap unless said otherwise. Results of own kernels do not depend on the
-// thread count; those of oneDNN's products do not either where it has AVX-512, but for the input
-// gradient of some sizes (out = 2560 is one), which rounds differently; on AVX2 it also divides
-// sums among threads, so most round differently. Own kernels allocate nothing; `scratch` arguments
-// are as large as the *ScratchElements functions below say. Execution thread only.
+// Weights as the optimizer has them, and as a step computes with them.
+template <typename T>
+struct WeightRounding {
+  std::int64_t elements = 0;
+  const Wide<T>* weights = nullptr;
+  T* rounded = nullptr;
+  std::int64_t first = 0;  // Of its parameter is weights[0]; that and `key` decide random rounding.
+  std::uint32_t key = 0;
+};
+
+// Every computation on tensors, for one number type T of weights and activations and one
+// instruction set. Gradients of weights, statistics, losses and sums are Wide<T>. Pointers are
+// dense row-major and must not overlap unless said otherwise. Results of own kernels do not depend
+// on the thread count; those of oneDNN's products do not either where it has AVX-512, but for the
+// input gradient of some sizes (out = 2560 is one), which rounds differently; on AVX2 it also
+// divides sums among threads, so most round differently. Own kernels allocate nothing; `scratch`
+// arguments are as large as the *ScratchElements functions below say. Execution thread only.
 template <typename T>
 struct KernelTable {
+  using W = Wide<T>;
   const char* name;
 
   // y (rows, out) = x (rows, in) · w [+ bias (out)]; with `add`, y += instead. bias may be null.
@@ -48,19 +62,19 @@ struct KernelTable {
                                     const T* w, T* dx);
   // dw = x^T · dy in the weights' order; with `add`, dw +=.
   absl::Status (*linear_weight_grad)(const LinearShape& shape, WeightOrder order, const T* x,
-                                     const T* dy, T* dw, bool add);
+                                     const T* dy, W* dw, bool add);
   // db (out) = column sums of dy; with `add`, db +=. Scratch: ColumnSumScratchElements.
-  void (*bias_grad)(std::int64_t rows, std::int64_t out, const T* dy, T* db, bool add, T* scratch);
+  void (*bias_grad)(std::int64_t rows, std::int64_t out, const T* dy, W* db, bool add, W* scratch);
 
   // sum = x + residual if residual is not null (sum may be x), else sum is not touched; y = layer
   // norm of that. mean and rstd (rows) are kept for the backward pass. epsilon 1e-5.
   void (*layer_norm_forward)(std::int64_t rows, std::int64_t width, const T* x, const T* residual,
-                             T* sum, const T* gain, const T* bias, T* y, T* mean, T* rstd);
+                             T* sum, const T* gain, const T* bias, T* y, W* mean, W* rstd);
   // dx += gradient of the norm's input if add_dx, else =. x is what was normalised. dgain, dbias as
   // `add` says. Scratch: LayerNormScratchElements.
   void (*layer_norm_backward)(std::int64_t rows, std::int64_t width, const T* dy, const T* x,
-                              const T* gain, const T* mean, const T* rstd, T* dx, bool add_dx,
-                              T* dgain, T* dbias, bool add, T* scratch);
+                              const T* gain, const W* mean, const W* rstd, T* dx, bool add_dx,
+                              W* dgain, W* dbias, bool add, W* scratch);
 
   // y = gelu(x), tanh approximation.
   void (*gelu_forward)(std::int64_t elements, const T* x, T* y);
@@ -69,10 +83,10 @@ struct KernelTable {
 
   // Causal attention. qkv (B, T, 3, H, D) → out (B, T, H, D); log_sum_exp (B, H, T) is kept for the
   // backward pass. Scratch: AttentionScratchElements.
-  void (*attention_forward)(const AttentionShape& shape, const T* qkv, T* out, T* log_sum_exp,
-                            T* scratch);
+  void (*attention_forward)(const AttentionShape& shape, const T* qkv, T* out, W* log_sum_exp,
+                            W* scratch);
   void (*attention_backward)(const AttentionShape& shape, const T* qkv, const T* out,
-                             const T* log_sum_exp, const T* dout, T* dqkv, T* scratch);
+                             const W* log_sum_exp, const T* dout, T* dqkv, W* scratch);
 
   // out (B, T, C) = token_weights (V, C) row of each token + position_weights (T.., C) row of its
   // position. REQUIRES: 0 <= token < V; checked by whoever reads the data.
@@ -82,21 +96,25 @@ struct KernelTable {
   // Gradients of the two tables, dtoken (vocabulary, C) and dposition (positions, C), each of which
   // is added to or written as told: then rows that nothing reads become zero.
   void (*embedding_backward)(const EmbeddingShape& shape, const std::int32_t* tokens, const T* dout,
-                             T* dtoken, bool add_token, T* dposition, bool add_position);
+                             W* dtoken, bool add_token, W* dposition, bool add_position);
 
   // losses (rows) = cross-entropy in nats of each row of logits (rows, V) at its target; logits
   // become their gradient, times loss_scale. REQUIRES: 0 <= target < V.
   void (*cross_entropy)(std::int64_t rows, std::int64_t vocabulary, T* logits,
-                        const std::int32_t* targets, double loss_scale, T* losses);
+                        const std::int32_t* targets, double loss_scale, W* losses);
 
-  void (*adamw)(std::int64_t elements, const AdamWStep& step, const T* gradient, T* weight,
-                T* first_moment, T* second_moment);
+  // BFloat16: up or down at random, likelier to the nearer one (RoundingBits), so that steps
+  // smaller than a weight's last bit still add up on average. Others: to the nearest.
+  void (*round_weights)(const WeightRounding<T>& rounding);
+
+  void (*adamw)(std::int64_t elements, const AdamWStep& step, const W* gradient, W* weight,
+                W* first_moment, W* second_moment);
   // Sum of squares, accumulated in double over fixed chunks.
-  double (*sum_squares)(std::int64_t elements, const T* x);
-  double (*sum)(std::int64_t elements, const T* x);
+  double (*sum_squares)(std::int64_t elements, const W* x);
+  double (*sum)(std::int64_t elements, const W* x);
   // sums[i] = the sum of squares of the ith kSumBlock elements (fixed_chunks.h), the last ones
   // being fewer: ranks that have some of the blocks each add them up together by AddBlocks.
-  void (*square_blocks)(std::int64_t elements, const T* x, double* sums);
+  void (*square_blocks)(std::int64_t elements, const W* x, double* sums);
 };
 
 using Kernels = KernelTable<float>;
@@ -115,13 +133,25 @@ enum class Isa : std::uint8_t { kBaseline, kV3, kV4 };  // x86-64, -v3 (AVX2, FM
 
 Isa BestIsa();                // What this CPU and kernel can run.
 const char* NameOf(Isa isa);  // "baseline", "x86-64-v3", "x86-64-v4"; also of its table.
-// REQUIRES: isa <= BestIsa().
-const Kernels& KernelsFor(Isa isa);
+// Of float, BFloat16 and Half. REQUIRES: isa <= BestIsa().
+template <typename T>
+const KernelTable<T>& KernelsOf(Isa isa);
+inline const Kernels& KernelsFor(Isa isa) { return KernelsOf<float>(isa); }
+
+// Whether this CPU multiplies numbers of this type itself, where `isa` may use what it has.
+// Products of others are done on floats: their operands are widened first, each time, into memory
+// that is kept for it.
+bool MultipliesNatively(DType type, Isa isa);
+// The bytes of that memory once the largest of its products has this shape.
+std::size_t WideningBytes(DType type, Isa isa, const LinearShape& largest);
+
 // The plain C++ twins, of which every other table is a faster copy. Slow, single-threaded, GEMM
 // included.
 template <typename T>
 const KernelTable<T>& ReferenceKernels();
 extern template const KernelTable<float>& ReferenceKernels<float>();
 extern template const KernelTable<double>& ReferenceKernels<double>();
+extern template const KernelTable<BFloat16>& ReferenceKernels<BFloat16>();
+extern template const KernelTable<Half>& ReferenceKernels<Half>();
 
 }  // namespace regroup::worker

@@ -1,11 +1,15 @@
-// The plain C++ twins: every kernel as its formula reads, for float and double. They state what the
+// The plain C++ twins: every kernel as its formula reads, of every number type. They state what the
 // fast ones compute.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
+#include <vector>
 
 #include "worker/kernels/fixed_chunks.h"
 #include "worker/kernels/kernels.h"
+#include "worker/tensor/counter_rng.h"
 
 namespace regroup::worker {
 namespace {
@@ -14,8 +18,24 @@ constexpr double kLayerNormEpsilon = 1e-5;
 constexpr double kGeluScale = 0.79788456080286535588;  // sqrt(2 / pi)
 constexpr double kGeluCubic = 0.044715;
 
+// What a twin computes in: of 16 bits wider than the fast kernels, so that its own sums add nothing
+// to the rounding that both of them do when they store.
 template <typename T>
-T Weight(const LinearShape& shape, WeightOrder order, const T* w, std::int64_t i, std::int64_t o) {
+using Sum = std::conditional_t<sizeof(T) == 2, double, T>;
+
+// Rounded as it is stored.
+template <typename T>
+T As(Sum<T> value) {
+  if constexpr (sizeof(T) == 2) {
+    return T(static_cast<float>(value));
+  } else {
+    return value;
+  }
+}
+
+template <typename T>
+Sum<T> Weight(const LinearShape& shape, WeightOrder order, const T* w, std::int64_t i,
+              std::int64_t o) {
   return order == WeightOrder::kInOut ? w[i * shape.out + o] : w[o * shape.in + i];
 }
 
@@ -24,12 +44,12 @@ absl::Status LinearForward(const LinearShape& shape, WeightOrder order, const T*
                            const T* bias, T* y, bool add) {
   for (std::int64_t r = 0; r < shape.rows; ++r) {
     for (std::int64_t o = 0; o < shape.out; ++o) {
-      T sum = bias == nullptr ? T(0) : bias[o];
+      Sum<T> sum = bias == nullptr ? Sum<T>(0) : Sum<T>(bias[o]);
       for (std::int64_t i = 0; i < shape.in; ++i) {
-        sum += x[r * shape.in + i] * Weight(shape, order, w, i, o);
+        sum += Sum<T>(x[r * shape.in + i]) * Weight(shape, order, w, i, o);
       }
       T& target = y[r * shape.out + o];
-      target = add ? target + sum : sum;
+      target = As<T>(add ? target + sum : sum);
     }
   }
   return absl::OkStatus();
@@ -40,11 +60,11 @@ absl::Status LinearInputGrad(const LinearShape& shape, WeightOrder order, const 
                              T* dx) {
   for (std::int64_t r = 0; r < shape.rows; ++r) {
     for (std::int64_t i = 0; i < shape.in; ++i) {
-      T sum = 0;
+      Sum<T> sum = 0;
       for (std::int64_t o = 0; o < shape.out; ++o) {
-        sum += dy[r * shape.out + o] * Weight(shape, order, w, i, o);
+        sum += Sum<T>(dy[r * shape.out + o]) * Weight(shape, order, w, i, o);
       }
-      dx[r * shape.in + i] = sum;
+      dx[r * shape.in + i] = As<T>(sum);
     }
   }
   return absl::OkStatus();
@@ -52,77 +72,82 @@ absl::Status LinearInputGrad(const LinearShape& shape, WeightOrder order, const 
 
 template <typename T>
 absl::Status LinearWeightGrad(const LinearShape& shape, WeightOrder order, const T* x, const T* dy,
-                              T* dw, bool add) {
+                              Wide<T>* dw, bool add) {
   for (std::int64_t i = 0; i < shape.in; ++i) {
     for (std::int64_t o = 0; o < shape.out; ++o) {
-      T sum = 0;
+      Sum<T> sum = 0;
       for (std::int64_t r = 0; r < shape.rows; ++r) {
-        sum += x[r * shape.in + i] * dy[r * shape.out + o];
+        sum += Sum<T>(x[r * shape.in + i]) * dy[r * shape.out + o];
       }
-      T& target = order == WeightOrder::kInOut ? dw[i * shape.out + o] : dw[o * shape.in + i];
-      target = add ? target + sum : sum;
+      Wide<T>& target = order == WeightOrder::kInOut ? dw[i * shape.out + o] : dw[o * shape.in + i];
+      target = static_cast<Wide<T>>(add ? target + sum : sum);
     }
   }
   return absl::OkStatus();
 }
 
 template <typename T>
-void BiasGrad(std::int64_t rows, std::int64_t out, const T* dy, T* db, bool add, T* /*scratch*/) {
+void BiasGrad(std::int64_t rows, std::int64_t out, const T* dy, Wide<T>* db, bool add,
+              Wide<T>* /*scratch*/) {
   for (std::int64_t o = 0; o < out; ++o) {
-    T sum = 0;
+    Sum<T> sum = 0;
     for (std::int64_t r = 0; r < rows; ++r) sum += dy[r * out + o];
-    db[o] = add ? db[o] + sum : sum;
+    db[o] = static_cast<Wide<T>>(add ? db[o] + sum : sum);
   }
 }
 
 template <typename T>
 void LayerNormForward(std::int64_t rows, std::int64_t width, const T* x, const T* residual, T* sum,
-                      const T* gain, const T* bias, T* y, T* mean, T* rstd) {
+                      const T* gain, const T* bias, T* y, Wide<T>* mean, Wide<T>* rstd) {
   for (std::int64_t r = 0; r < rows; ++r) {
     const T* row = x + r * width;
     if (residual != nullptr) {
       for (std::int64_t c = 0; c < width; ++c)
-        sum[r * width + c] = row[c] + residual[r * width + c];
+        sum[r * width + c] = As<T>(Sum<T>(row[c]) + residual[r * width + c]);
       row = sum + r * width;
     }
-    T total = 0, squares = 0;
+    Sum<T> total = 0, squares = 0;
     for (std::int64_t c = 0; c < width; ++c) total += row[c];
-    mean[r] = total / static_cast<T>(width);
-    for (std::int64_t c = 0; c < width; ++c) squares += (row[c] - mean[r]) * (row[c] - mean[r]);
-    rstd[r] = 1 / std::sqrt(squares / static_cast<T>(width) + static_cast<T>(kLayerNormEpsilon));
+    const Sum<T> center = total / static_cast<Sum<T>>(width);
+    for (std::int64_t c = 0; c < width; ++c) squares += (row[c] - center) * (row[c] - center);
+    const Sum<T> scale = 1 / std::sqrt(squares / static_cast<Sum<T>>(width) +
+                                       static_cast<Sum<T>>(kLayerNormEpsilon));
     for (std::int64_t c = 0; c < width; ++c) {
-      y[r * width + c] = (row[c] - mean[r]) * rstd[r] * gain[c] + bias[c];
+      y[r * width + c] = As<T>((row[c] - center) * scale * gain[c] + bias[c]);
     }
+    mean[r] = static_cast<Wide<T>>(center);
+    rstd[r] = static_cast<Wide<T>>(scale);
   }
 }
 
 template <typename T>
 void LayerNormBackward(std::int64_t rows, std::int64_t width, const T* dy, const T* x,
-                       const T* gain, const T* mean, const T* rstd, T* dx, bool add_dx, T* dgain,
-                       T* dbias, bool add, T* /*scratch*/) {
+                       const T* gain, const Wide<T>* mean, const Wide<T>* rstd, T* dx, bool add_dx,
+                       Wide<T>* dgain, Wide<T>* dbias, bool add, Wide<T>* /*scratch*/) {
   const auto normed = [&](std::int64_t r, std::int64_t c) {
-    return (x[r * width + c] - mean[r]) * rstd[r];
+    return (Sum<T>(x[r * width + c]) - mean[r]) * rstd[r];
   };
   for (std::int64_t c = 0; c < width; ++c) {
-    T gain_sum = 0, bias_sum = 0;
+    Sum<T> gain_sum = 0, bias_sum = 0;
     for (std::int64_t r = 0; r < rows; ++r) {
       gain_sum += dy[r * width + c] * normed(r, c);
       bias_sum += dy[r * width + c];
     }
-    dgain[c] = add ? dgain[c] + gain_sum : gain_sum;
-    dbias[c] = add ? dbias[c] + bias_sum : bias_sum;
+    dgain[c] = static_cast<Wide<T>>(add ? dgain[c] + gain_sum : gain_sum);
+    dbias[c] = static_cast<Wide<T>>(add ? dbias[c] + bias_sum : bias_sum);
   }
   for (std::int64_t r = 0; r < rows; ++r) {
-    T mean_d = 0, mean_dn = 0;
+    Sum<T> mean_d = 0, mean_dn = 0;
     for (std::int64_t c = 0; c < width; ++c) {
-      mean_d += dy[r * width + c] * gain[c];
-      mean_dn += dy[r * width + c] * gain[c] * normed(r, c);
+      mean_d += Sum<T>(dy[r * width + c]) * gain[c];
+      mean_dn += Sum<T>(dy[r * width + c]) * gain[c] * normed(r, c);
     }
-    mean_d /= static_cast<T>(width);
-    mean_dn /= static_cast<T>(width);
+    mean_d /= static_cast<Sum<T>>(width);
+    mean_dn /= static_cast<Sum<T>>(width);
     for (std::int64_t c = 0; c < width; ++c) {
-      const T d = rstd[r] * (dy[r * width + c] * gain[c] - mean_d - normed(r, c) * mean_dn);
-      dx[r * width + c] = add_dx ? dx[r * width + c] + d : d;
+      const Sum<T> d =
+          rstd[r] * (Sum<T>(dy[r * width + c]) * gain[c] - mean_d - normed(r, c) * mean_dn);
+      dx[r * width + c] = As<T>(add_dx ? dx[r * width + c] + d : d);
     }
   }
 }
@@ -134,23 +159,27 @@ T GeluTanh(T x) {
 
 template <typename T>
 void GeluForward(std::int64_t elements, const T* x, T* y) {
-  for (std::int64_t i = 0; i < elements; ++i) y[i] = x[i] / 2 * (1 + GeluTanh(x[i]));
+  for (std::int64_t i = 0; i < elements; ++i) {
+    const Sum<T> value = x[i];
+    y[i] = As<T>(value / 2 * (1 + GeluTanh(value)));
+  }
 }
 
 template <typename T>
 void GeluBackward(std::int64_t elements, const T* x, const T* dy, T* dx) {
   for (std::int64_t i = 0; i < elements; ++i) {
-    const T t = GeluTanh(x[i]);
-    const T slope = static_cast<T>(kGeluScale) * (1 + 3 * static_cast<T>(kGeluCubic) * x[i] * x[i]);
-    dx[i] = dy[i] * ((1 + t) / 2 + x[i] / 2 * (1 - t * t) * slope);
+    const Sum<T> value = x[i], t = GeluTanh(value);
+    const Sum<T> slope =
+        static_cast<Sum<T>>(kGeluScale) * (1 + 3 * static_cast<Sum<T>>(kGeluCubic) * value * value);
+    dx[i] = As<T>(dy[i] * ((1 + t) / 2 + value / 2 * (1 - t * t) * slope));
   }
 }
 
 // The dot product of two head vectors.
 template <typename T>
-T Dot(const T* a, const T* b, std::int64_t width) {
-  T sum = 0;
-  for (std::int64_t d = 0; d < width; ++d) sum += a[d] * b[d];
+Sum<T> Dot(const T* a, const T* b, std::int64_t width) {
+  Sum<T> sum = 0;
+  for (std::int64_t d = 0; d < width; ++d) sum += Sum<T>(a[d]) * b[d];
   return sum;
 }
 
@@ -159,7 +188,7 @@ template <typename T>
 struct Head {
   std::int64_t time, width, stride;  // Stride between positions of qkv; a third of it in out.
   const T *q, *k, *v;                // At position 0.
-  T scale() const { return 1 / std::sqrt(static_cast<T>(width)); }
+  Sum<T> scale() const { return 1 / std::sqrt(static_cast<Sum<T>>(width)); }
 };
 
 template <typename T>
@@ -169,51 +198,54 @@ Head<T> HeadOf(const AttentionShape& s, const T* qkv, std::int64_t b, std::int64
 }
 
 template <typename T>
-void AttentionForward(const AttentionShape& s, const T* qkv, T* out, T* log_sum_exp,
-                      T* /*scratch*/) {
+void AttentionForward(const AttentionShape& s, const T* qkv, T* out, Wide<T>* log_sum_exp,
+                      Wide<T>* /*scratch*/) {
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t h = 0; h < s.heads; ++h) {
       const Head<T> head = HeadOf(s, qkv, b, h);
       for (std::int64_t t = 0; t < s.time; ++t) {
         const T* q = head.q + t * head.stride;
-        T top = -INFINITY, total = 0;
+        Sum<T> top = -INFINITY, total = 0;
+        std::vector<Sum<T>> sums(static_cast<std::size_t>(head.width));
         for (std::int64_t u = 0; u <= t; ++u) {
           top = std::max(top, Dot(q, head.k + u * head.stride, head.width) * head.scale());
         }
         T* o = out + (b * s.time + t) * s.width() + h * s.head_width;
-        std::fill(o, o + head.width, T(0));
         for (std::int64_t u = 0; u <= t; ++u) {
-          const T p = std::exp(Dot(q, head.k + u * head.stride, head.width) * head.scale() - top);
+          const Sum<T> p =
+              std::exp(Dot(q, head.k + u * head.stride, head.width) * head.scale() - top);
           total += p;
-          for (std::int64_t d = 0; d < head.width; ++d) o[d] += p * head.v[u * head.stride + d];
+          for (std::int64_t d = 0; d < head.width; ++d)
+            sums[static_cast<std::size_t>(d)] += p * head.v[u * head.stride + d];
         }
-        for (std::int64_t d = 0; d < head.width; ++d) o[d] /= total;
-        log_sum_exp[(b * s.heads + h) * s.time + t] = top + std::log(total);
+        for (std::int64_t d = 0; d < head.width; ++d)
+          o[d] = As<T>(sums[static_cast<std::size_t>(d)] / total);
+        log_sum_exp[(b * s.heads + h) * s.time + t] = static_cast<Wide<T>>(top + std::log(total));
       }
     }
   }
 }
 
 template <typename T>
-void AttentionBackward(const AttentionShape& s, const T* qkv, const T* out, const T* log_sum_exp,
-                       const T* dout, T* dqkv, T* /*scratch*/) {
-  std::fill(dqkv, dqkv + s.batch * s.time * 3 * s.width(), T(0));
+void AttentionBackward(const AttentionShape& s, const T* qkv, const T* out,
+                       const Wide<T>* log_sum_exp, const T* dout, T* dqkv, Wide<T>* /*scratch*/) {
+  std::vector<Sum<T>> sums(static_cast<std::size_t>(s.batch * s.time * 3 * s.width()));
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t h = 0; h < s.heads; ++h) {
       const Head<T> head = HeadOf(s, qkv, b, h);
-      T* dq = dqkv + (head.q - qkv);
-      T* dk = dqkv + (head.k - qkv);
-      T* dv = dqkv + (head.v - qkv);
+      Sum<T>* dq = sums.data() + (head.q - qkv);
+      Sum<T>* dk = sums.data() + (head.k - qkv);
+      Sum<T>* dv = sums.data() + (head.v - qkv);
       for (std::int64_t t = 0; t < s.time; ++t) {
         const std::int64_t at = (b * s.time + t) * s.width() + h * s.head_width;
-        const T delta = Dot(out + at, dout + at, head.width);
+        const Sum<T> delta = Dot(out + at, dout + at, head.width);
         for (std::int64_t u = 0; u <= t; ++u) {
           const T* q = head.q + t * head.stride;
           const T* k = head.k + u * head.stride;
-          const T p = std::exp(Dot(q, k, head.width) * head.scale() -
-                               log_sum_exp[(b * s.heads + h) * s.time + t]);
-          const T dp = Dot(dout + at, head.v + u * head.stride, head.width);
-          const T ds = p * (dp - delta) * head.scale();
+          const Sum<T> p = std::exp(Dot(q, k, head.width) * head.scale() -
+                                    log_sum_exp[(b * s.heads + h) * s.time + t]);
+          const Sum<T> dp = Dot(dout + at, head.v + u * head.stride, head.width);
+          const Sum<T> ds = p * (dp - delta) * head.scale();
           for (std::int64_t d = 0; d < head.width; ++d) {
             dv[u * head.stride + d] += p * dout[at + d];
             dq[t * head.stride + d] += ds * k[d];
@@ -223,6 +255,7 @@ void AttentionBackward(const AttentionShape& s, const T* qkv, const T* out, cons
       }
     }
   }
+  std::transform(sums.begin(), sums.end(), dqkv, [](Sum<T> sum) { return As<T>(sum); });
 }
 
 template <typename T>
@@ -231,18 +264,18 @@ void EmbeddingForward(std::int64_t batch, std::int64_t time, std::int64_t width,
                       T* out) {
   for (std::int64_t r = 0; r < batch * time; ++r) {
     for (std::int64_t c = 0; c < width; ++c) {
-      out[r * width + c] =
-          token_weights[tokens[r] * width + c] + position_weights[r % time * width + c];
+      out[r * width + c] = As<T>(Sum<T>(token_weights[tokens[r] * width + c]) +
+                                 position_weights[r % time * width + c]);
     }
   }
 }
 
 template <typename T>
 void EmbeddingBackward(const EmbeddingShape& shape, const std::int32_t* tokens, const T* dout,
-                       T* dtoken, bool add_token, T* dposition, bool add_position) {
+                       Wide<T>* dtoken, bool add_token, Wide<T>* dposition, bool add_position) {
   const std::int64_t width = shape.width;
-  if (!add_token) std::fill(dtoken, dtoken + shape.vocabulary * width, T(0));
-  if (!add_position) std::fill(dposition, dposition + shape.positions * width, T(0));
+  if (!add_token) std::fill(dtoken, dtoken + shape.vocabulary * width, Wide<T>(0));
+  if (!add_position) std::fill(dposition, dposition + shape.positions * width, Wide<T>(0));
   for (std::int64_t r = 0; r < shape.batch * shape.time; ++r) {
     for (std::int64_t c = 0; c < width; ++c) {
       dtoken[tokens[r] * width + c] += dout[r * width + c];
@@ -253,16 +286,17 @@ void EmbeddingBackward(const EmbeddingShape& shape, const std::int32_t* tokens, 
 
 template <typename T>
 void CrossEntropy(std::int64_t rows, std::int64_t vocabulary, T* logits,
-                  const std::int32_t* targets, double loss_scale, T* losses) {
+                  const std::int32_t* targets, double loss_scale, Wide<T>* losses) {
   for (std::int64_t r = 0; r < rows; ++r) {
     T* row = logits + r * vocabulary;
-    const T top = *std::max_element(row, row + vocabulary);
-    T total = 0;
+    const Sum<T> top = *std::max_element(row, row + vocabulary);
+    Sum<T> total = 0;
     for (std::int64_t v = 0; v < vocabulary; ++v) total += std::exp(row[v] - top);
-    const T log_total = top + std::log(total);
-    losses[r] = log_total - row[targets[r]];
+    const Sum<T> log_total = top + std::log(total);
+    losses[r] = static_cast<Wide<T>>(log_total - row[targets[r]]);
     for (std::int64_t v = 0; v < vocabulary; ++v) {
-      row[v] = (std::exp(row[v] - log_total) - (v == targets[r])) * static_cast<T>(loss_scale);
+      row[v] = As<T>((std::exp(row[v] - log_total) - (v == targets[r])) *
+                     static_cast<Sum<T>>(loss_scale));
     }
   }
 }
@@ -283,6 +317,21 @@ void AdamWUpdate(std::int64_t elements, const AdamWStep& step, const T* gradient
 }
 
 template <typename T>
+void RoundWeights(const WeightRounding<T>& rounding) {
+  for (std::int64_t i = 0; i < rounding.elements; ++i) {
+    const Wide<T> weight = rounding.weights[i];
+    rounding.rounded[i] = T(weight);
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (!std::isfinite(weight)) continue;
+      const std::uint32_t bits =
+          RoundingBits(rounding.key, static_cast<std::uint32_t>(rounding.first + i));
+      rounding.rounded[i].bits =
+          static_cast<std::uint16_t>((std::bit_cast<std::uint32_t>(weight) + bits) >> 16);
+    }
+  }
+}
+
+template <typename T>
 double SumSquares(std::int64_t elements, const T* x) {
   double sum = 0;
   for (std::int64_t i = 0; i < elements; ++i) sum += static_cast<double>(x[i]) * x[i];
@@ -290,7 +339,7 @@ double SumSquares(std::int64_t elements, const T* x) {
 }
 
 template <typename T>
-double Sum(std::int64_t elements, const T* x) {
+double Total(std::int64_t elements, const T* x) {
   double sum = 0;
   for (std::int64_t i = 0; i < elements; ++i) sum += x[i];
   return sum;
@@ -318,10 +367,11 @@ constexpr KernelTable<T> kReference = {
     .embedding_forward = EmbeddingForward<T>,
     .embedding_backward = EmbeddingBackward<T>,
     .cross_entropy = CrossEntropy<T>,
-    .adamw = AdamWUpdate<T>,
-    .sum_squares = SumSquares<T>,
-    .sum = Sum<T>,
-    .square_blocks = SquareBlocks<T>,
+    .round_weights = RoundWeights<T>,
+    .adamw = AdamWUpdate<Wide<T>>,
+    .sum_squares = SumSquares<Wide<T>>,
+    .sum = Total<Wide<T>>,
+    .square_blocks = SquareBlocks<Wide<T>>,
 };
 
 }  // namespace
@@ -332,5 +382,7 @@ const KernelTable<T>& ReferenceKernels() {
 }
 template const KernelTable<float>& ReferenceKernels<float>();
 template const KernelTable<double>& ReferenceKernels<double>();
+template const KernelTable<BFloat16>& ReferenceKernels<BFloat16>();
+template const KernelTable<Half>& ReferenceKernels<Half>();
 
 }  // namespace regroup::worker

@@ -58,24 +58,26 @@ void SmallGemm(std::int64_t m, std::int64_t n, std::int64_t k, const Strided& a,
 }
 
 // Copies (rows, width) into rows padded with zeros.
-void PackRows(std::int64_t rows, std::int64_t width, const float* from, std::int64_t stride,
+template <typename E>
+void PackRows(std::int64_t rows, std::int64_t width, const E* from, std::int64_t stride,
               float* to) {
   const std::int64_t padded = PadFloats(width);
   for (std::int64_t r = 0; r < rows; ++r) {
-    __builtin_memcpy(to + r * padded, from + r * stride, static_cast<std::size_t>(width) * 4);
+    Map(0, width, from + r * stride, to + r * padded, [](Vec v) { return v; });
     for (std::int64_t d = width; d < padded; ++d) to[r * padded + d] = 0;
   }
 }
 
 // Copies (rows, width) to (width, padded rows).
-void PackColumns(std::int64_t rows, std::int64_t width, const float* from, std::int64_t stride,
+template <typename E>
+void PackColumns(std::int64_t rows, std::int64_t width, const E* from, std::int64_t stride,
                  float* to) {
   const std::int64_t padded = PadFloats(rows);
   for (std::int64_t first = 0; first < padded; first += kPadFloats) {
     const std::int64_t n = Smaller(kPadFloats, rows - first);
     for (std::int64_t d = 0; d < width; ++d) {
       float column[kPadFloats] = {};
-      for (std::int64_t i = 0; i < n; ++i) column[i] = from[(first + i) * stride + d];
+      for (std::int64_t i = 0; i < n; ++i) column[i] = Get(from + (first + i) * stride + d);
       __builtin_memcpy(to + d * padded + first, column, sizeof(column));
     }
   }
@@ -107,29 +109,42 @@ REGROUP_INLINE AttentionTask TaskOf(const AttentionShape& s, std::int64_t task) 
 
 // Scores of queries [first, last) against keys [0, last), and nothing beyond a query's own
 // position.
-void MaskedScores(const AttentionTask& t, std::int64_t first, std::int64_t last, const float* q,
-                  const float* keys_by_column, float* scores) {
+void MaskedScores(const AttentionTask& t, std::int64_t first, std::int64_t last,
+                  const Strided& queries, const float* keys_by_column, float* scores) {
   const std::int64_t columns = PadFloats(last);
-  SmallGemm<false>(last - first, columns, t.width, {q + first * t.qkv_stride, t.qkv_stride, 1},
-                   keys_by_column, t.length, scores, t.length);
+  SmallGemm<false>(last - first, columns, t.width, queries, keys_by_column, t.length, scores,
+                   t.length);
   for (std::int64_t r = first; r < last; ++r) {
     float* row = scores + (r - first) * t.length;
     for (std::int64_t j = r + 1; j < columns; ++j) row[j] = -1e30f;
   }
 }
 
-void ForwardTask(const AttentionTask& t, const float* qkv, float* out, float* log_sum_exp,
-                 float* scratch) {
-  const float* q = qkv + t.qkv_at;
+// Queries [first, last) as floats: where they are, or packed.
+template <typename E>
+Strided QueriesOf(const AttentionTask& t, std::int64_t first, std::int64_t last, const E* q,
+                  float* packed) {
+  if constexpr (sizeof(E) == 4) {
+    return {q + first * t.qkv_stride, t.qkv_stride, 1};
+  } else {
+    PackRows(last - first, t.width, q + first * t.qkv_stride, t.qkv_stride, packed);
+    return {packed, t.padded, 1};
+  }
+}
+
+template <typename E>
+void ForwardTask(const AttentionTask& t, const E* qkv, E* out, float* log_sum_exp, float* scratch) {
+  const E* q = qkv + t.qkv_at;
   float* keys = scratch;
   float* values = keys + t.padded * t.length;
   float* scores = values + t.padded * t.length;
   float* block = scores + kQueryBlock * t.length;
+  float* queries = block + kQueryBlock * t.padded;
   PackColumns(t.time, t.width, q + t.key_offset, t.qkv_stride, keys);
   PackRows(t.time, t.width, q + 2 * t.key_offset, t.qkv_stride, values);
   for (std::int64_t first = 0; first < t.time; first += kQueryBlock) {
     const std::int64_t last = Smaller(t.time, first + kQueryBlock);
-    MaskedScores(t, first, last, q, keys, scores);
+    MaskedScores(t, first, last, QueriesOf(t, first, last, q, queries), keys, scores);
     float inverse[kQueryBlock];
     for (std::int64_t r = first; r < last; ++r) {
       float* row = scores + (r - first) * t.length;
@@ -145,14 +160,14 @@ void ForwardTask(const AttentionTask& t, const float* qkv, float* out, float* lo
     SmallGemm<false>(last - first, t.padded, last, {scores, t.length, 1}, values, t.padded, block,
                      t.padded);
     for (std::int64_t r = first; r < last; ++r) {
-      float* o = out + t.out_at + r * t.out_stride;
-      const float* sum = block + (r - first) * t.padded;
-      for (std::int64_t d = 0; d < t.width; ++d) o[d] = sum[d] * inverse[r - first];
+      Map(0, t.width, block + (r - first) * t.padded, out + t.out_at + r * t.out_stride,
+          [&](Vec sum) { return sum * inverse[r - first]; });
     }
   }
 }
 
-void AttentionForward(const AttentionShape& shape, const float* qkv, float* out, float* log_sum_exp,
+template <typename E>
+void AttentionForward(const AttentionShape& shape, const E* qkv, E* out, float* log_sum_exp,
                       float* scratch) {
   const std::int64_t of_thread = AttentionScratchOfThread(shape.time, shape.head_width);
   ParallelFor(shape.batch * shape.heads, [&](std::int64_t task, int thread) {
@@ -185,12 +200,12 @@ BackwardScratch CutScratch(const AttentionTask& t, float* scratch) {
 }
 
 // weights become softmax(scores); dscores, which hold dout · values^T, become the scores' gradient.
-void SoftmaxBackward(const AttentionTask& t, std::int64_t first, std::int64_t last,
-                     const float* out, const float* dout, const float* log_sum_exp,
-                     const BackwardScratch& s) {
+template <typename E>
+void SoftmaxBackward(const AttentionTask& t, std::int64_t first, std::int64_t last, const E* out,
+                     const E* dout, const float* log_sum_exp, const BackwardScratch& s) {
   for (std::int64_t r = first; r < last; ++r) {
-    const float* o = out + t.out_at + r * t.out_stride;
-    const float* d = dout + t.out_at + r * t.out_stride;
+    const E* o = out + t.out_at + r * t.out_stride;
+    const E* d = dout + t.out_at + r * t.out_stride;
     const float delta = SumRow(t.width, [&](std::int64_t c, std::int64_t n) {
       return LoadUpTo(o + c, n) * LoadUpTo(d + c, n);
     });
@@ -215,18 +230,19 @@ void AddToKeys(std::int64_t first, std::int64_t last, const AttentionTask& t, co
                    sums + first * t.padded, t.padded);
 }
 
-void UnpackRows(std::int64_t rows, const AttentionTask& t, const float* from, float* to) {
+template <typename E>
+void UnpackRows(std::int64_t rows, const AttentionTask& t, const float* from, E* to) {
   for (std::int64_t r = 0; r < rows; ++r) {
-    __builtin_memcpy(to + r * t.qkv_stride, from + r * t.padded,
-                     static_cast<std::size_t>(t.width) * 4);
+    Map(0, t.width, from + r * t.padded, to + r * t.qkv_stride, [](Vec v) { return v; });
   }
 }
 
-void BackwardTask(const AttentionTask& t, const float* qkv, const float* out,
-                  const float* log_sum_exp, const float* dout, float* dqkv, float* scratch) {
+template <typename E>
+void BackwardTask(const AttentionTask& t, const E* qkv, const E* out, const float* log_sum_exp,
+                  const E* dout, E* dqkv, float* scratch) {
   const BackwardScratch s = CutScratch(t, scratch);
-  const float* q = qkv + t.qkv_at;
-  float* dq = dqkv + t.qkv_at;
+  const E* q = qkv + t.qkv_at;
+  E* dq = dqkv + t.qkv_at;
   PackColumns(t.time, t.width, q + t.key_offset, t.qkv_stride, s.keys_by_column);
   PackColumns(t.time, t.width, q + 2 * t.key_offset, t.qkv_stride, s.values_by_column);
   PackRows(t.time, t.width, q + t.key_offset, t.qkv_stride, s.keys);
@@ -234,7 +250,7 @@ void BackwardTask(const AttentionTask& t, const float* qkv, const float* out,
     const std::int64_t last = Smaller(t.time, first + kQueryBlock), queries = last - first;
     PackRows(queries, t.width, q + first * t.qkv_stride, t.qkv_stride, s.queries);
     PackRows(queries, t.width, dout + t.out_at + first * t.out_stride, t.out_stride, s.dout);
-    MaskedScores(t, first, last, q, s.keys_by_column, s.weights);
+    MaskedScores(t, first, last, {s.queries, t.padded, 1}, s.keys_by_column, s.weights);
     SmallGemm<false>(queries, PadFloats(last), t.width, {s.dout, t.padded, 1}, s.values_by_column,
                      t.length, s.dscores, t.length);
     SoftmaxBackward(t, first, last, out, dout, log_sum_exp, s);
@@ -248,8 +264,9 @@ void BackwardTask(const AttentionTask& t, const float* qkv, const float* out,
   UnpackRows(t.time, t, s.dvalues, dq + 2 * t.key_offset);
 }
 
-void AttentionBackward(const AttentionShape& shape, const float* qkv, const float* out,
-                       const float* log_sum_exp, const float* dout, float* dqkv, float* scratch) {
+template <typename E>
+void AttentionBackward(const AttentionShape& shape, const E* qkv, const E* out,
+                       const float* log_sum_exp, const E* dout, E* dqkv, float* scratch) {
   const std::int64_t of_thread = AttentionScratchOfThread(shape.time, shape.head_width);
   ParallelFor(shape.batch * shape.heads, [&](std::int64_t task, int thread) {
     BackwardTask(TaskOf(shape, task), qkv, out, log_sum_exp, dout, dqkv,
@@ -258,17 +275,19 @@ void AttentionBackward(const AttentionShape& shape, const float* qkv, const floa
 }
 
 // Puts this file's kernels into the table; the linear layers stay as they are.
-void FillWithVectorKernels(Kernels& table) {
-  table.bias_grad = BiasGrad;
-  table.layer_norm_forward = LayerNormForward;
-  table.layer_norm_backward = LayerNormBackward;
-  table.gelu_forward = GeluForward;
-  table.gelu_backward = GeluBackward;
-  table.attention_forward = AttentionForward;
-  table.attention_backward = AttentionBackward;
-  table.embedding_forward = EmbeddingForward;
-  table.embedding_backward = EmbeddingBackward;
-  table.cross_entropy = CrossEntropy;
+template <typename E>
+void FillWithVectorKernels(KernelTable<E>& table) {
+  table.bias_grad = BiasGrad<E>;
+  table.layer_norm_forward = LayerNormForward<E>;
+  table.layer_norm_backward = LayerNormBackward<E>;
+  table.gelu_forward = GeluForward<E>;
+  table.gelu_backward = GeluBackward<E>;
+  table.attention_forward = AttentionForward<E>;
+  table.attention_backward = AttentionBackward<E>;
+  table.embedding_forward = EmbeddingForward<E>;
+  table.embedding_backward = EmbeddingBackward<E>;
+  table.cross_entropy = CrossEntropy<E>;
+  table.round_weights = RoundWeights<E>;
   table.adamw = AdamWUpdate;
   table.sum_squares = SumSquares;
   table.sum = Sum;

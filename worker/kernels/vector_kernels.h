@@ -22,17 +22,17 @@ REGROUP_INLINE void ParallelPieces(std::int64_t elements, std::int64_t piece, co
 }
 
 // y[i] = function(x[i]) for whole vectors and the rest.
-template <typename Function>
-REGROUP_INLINE void Map(std::int64_t begin, std::int64_t end, const float* x, float* y,
+template <typename X, typename Y, typename Function>
+REGROUP_INLINE void Map(std::int64_t begin, std::int64_t end, const X* x, Y* y,
                         const Function& function) {
   std::int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) Store(y + i, function(Load(x + i)));
   if (i < end) StoreFirst(y + i, function(LoadFirst(x + i, end - i)), end - i);
 }
 
-template <typename Function>
-REGROUP_INLINE void Map(std::int64_t begin, std::int64_t end, const float* x, const float* y,
-                        float* z, const Function& function) {
+template <typename X, typename Y, typename Z, typename Function>
+REGROUP_INLINE void Map(std::int64_t begin, std::int64_t end, const X* x, const Y* y, Z* z,
+                        const Function& function) {
   std::int64_t i = begin;
   for (; i + kLanes <= end; i += kLanes) Store(z + i, function(Load(x + i), Load(y + i)));
   if (i < end) {
@@ -53,7 +53,8 @@ void ReduceChunks(std::int64_t chunks, std::int64_t width, const float* partial,
   });
 }
 
-void BiasGrad(std::int64_t rows, std::int64_t out, const float* dy, float* db, bool add,
+template <typename E>
+void BiasGrad(std::int64_t rows, std::int64_t out, const E* dy, float* db, bool add,
               float* scratch) {
   const std::int64_t chunk = ChunkRows(rows);
   ParallelPieces(rows, chunk, [&](std::int64_t begin, std::int64_t end, int) {
@@ -61,14 +62,16 @@ void BiasGrad(std::int64_t rows, std::int64_t out, const float* dy, float* db, b
     __builtin_memset(sum, 0, static_cast<std::size_t>(out) * 4);
     std::int64_t r = begin;
     for (; r + 4 <= end; r += 4) {
-      const float* a = dy + r * out;
+      const E* a = dy + r * out;
       std::int64_t c = 0;
       for (; c + kLanes <= out; c += kLanes) {
         const Vec four =
             (Load(a + c) + Load(a + out + c)) + (Load(a + 2 * out + c) + Load(a + 3 * out + c));
         Store(sum + c, Load(sum + c) + four);
       }
-      for (; c < out; ++c) sum[c] += (a[c] + a[out + c]) + (a[2 * out + c] + a[3 * out + c]);
+      for (; c < out; ++c) {
+        sum[c] += (Get(a + c) + Get(a + out + c)) + (Get(a + 2 * out + c) + Get(a + 3 * out + c));
+      }
     }
     for (; r < end; ++r) {
       Map(0, out, sum, dy + r * out, sum, [](Vec a, Vec b) { return a + b; });
@@ -93,10 +96,12 @@ REGROUP_INLINE float SumRow(std::int64_t width, const Function& function) {
   return total;
 }
 
-REGROUP_INLINE Vec LoadUpTo(const float* p, std::int64_t n) {
+template <typename E>
+REGROUP_INLINE Vec LoadUpTo(const E* p, std::int64_t n) {
   return n == kLanes ? Load(p) : LoadFirst(p, n);
 }
-REGROUP_INLINE void StoreUpTo(float* p, Vec v, std::int64_t n) {
+template <typename E>
+REGROUP_INLINE void StoreUpTo(E* p, Vec v, std::int64_t n) {
   if (n == kLanes) {
     Store(p, v);
   } else {
@@ -104,8 +109,9 @@ REGROUP_INLINE void StoreUpTo(float* p, Vec v, std::int64_t n) {
   }
 }
 
-void LayerNormRow(std::int64_t width, const float* row, const float* gain, const float* bias,
-                  float* y, float* mean_out, float* rstd_out) {
+template <typename E>
+void LayerNormRow(std::int64_t width, const E* row, const E* gain, const E* bias, E* y,
+                  float* mean_out, float* rstd_out) {
   const float scale = 1.0f / static_cast<float>(width);
   const float mean =
       SumRow(width, [&](std::int64_t c, std::int64_t n) { return LoadUpTo(row + c, n); }) * scale;
@@ -120,17 +126,19 @@ void LayerNormRow(std::int64_t width, const float* row, const float* gain, const
   for (; c + kLanes <= width; c += kLanes) {
     Store(y + c, (Load(row + c) - mean) * rstd * Load(gain + c) + Load(bias + c));
   }
-  for (; c < width; ++c) y[c] = (row[c] - mean) * rstd * gain[c] + bias[c];
+  for (; c < width; ++c) {
+    Put(y + c, (Get(row + c) - mean) * rstd * Get(gain + c) + Get(bias + c));
+  }
   *mean_out = mean;
   *rstd_out = rstd;
 }
 
-void LayerNormForward(std::int64_t rows, std::int64_t width, const float* x, const float* residual,
-                      float* sum, const float* gain, const float* bias, float* y, float* mean,
-                      float* rstd) {
+template <typename E>
+void LayerNormForward(std::int64_t rows, std::int64_t width, const E* x, const E* residual, E* sum,
+                      const E* gain, const E* bias, E* y, float* mean, float* rstd) {
   ParallelPieces(rows, 16, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t r = begin; r < end; ++r) {
-      const float* row = x + r * width;
+      const E* row = x + r * width;
       if (residual != nullptr) {
         Map(0, width, row, residual + r * width, sum + r * width,
             [](Vec a, Vec b) { return a + b; });
@@ -141,15 +149,16 @@ void LayerNormForward(std::int64_t rows, std::int64_t width, const float* x, con
   });
 }
 
+template <typename E>
 struct NormRow {  // One row of the backward pass.
-  const float *dy, *x, *gain;
+  const E *dy, *x, *gain;
   float mean, rstd;
-  float* dx;
+  E* dx;
   float *gain_sum, *bias_sum;  // Of this chunk of rows.
 };
 
-template <bool kAddDx>
-void LayerNormRowBackward(std::int64_t width, const NormRow& row) {
+template <bool kAddDx, typename E>
+void LayerNormRowBackward(std::int64_t width, const NormRow<E>& row) {
   const float scale = 1.0f / static_cast<float>(width);
   const auto normed = [&](std::int64_t c, std::int64_t n) {
     return (LoadUpTo(row.x + c, n) - row.mean) * row.rstd;
@@ -174,16 +183,17 @@ void LayerNormRowBackward(std::int64_t width, const NormRow& row) {
   if (c < width) finish(c, width - c);
 }
 
-void LayerNormBackward(std::int64_t rows, std::int64_t width, const float* dy, const float* x,
-                       const float* gain, const float* mean, const float* rstd, float* dx,
-                       bool add_dx, float* dgain, float* dbias, bool add, float* scratch) {
+template <typename E>
+void LayerNormBackward(std::int64_t rows, std::int64_t width, const E* dy, const E* x,
+                       const E* gain, const float* mean, const float* rstd, E* dx, bool add_dx,
+                       float* dgain, float* dbias, bool add, float* scratch) {
   const std::int64_t chunk = ChunkRows(rows);
   ParallelPieces(rows, chunk, [&](std::int64_t begin, std::int64_t end, int) {
     float* sums = scratch + begin / chunk * 2 * width;
     __builtin_memset(sums, 0, static_cast<std::size_t>(2 * width) * 4);
     for (std::int64_t r = begin; r < end; ++r) {
-      const NormRow row = {dy + r * width, x + r * width,  gain, mean[r],
-                           rstd[r],        dx + r * width, sums, sums + width};
+      const NormRow<E> row = {dy + r * width, x + r * width,  gain, mean[r],
+                              rstd[r],        dx + r * width, sums, sums + width};
       if (add_dx) {
         LayerNormRowBackward<true>(width, row);
       } else {
@@ -206,13 +216,15 @@ REGROUP_INLINE Vec GeluGate(Vec x) {
   return 1.0f / (Exp(-twice_u) + 1.0f);
 }
 
-void GeluForward(std::int64_t elements, const float* x, float* y) {
+template <typename E>
+void GeluForward(std::int64_t elements, const E* x, E* y) {
   ParallelPieces(elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
     Map(begin, end, x, y, [](Vec v) { return v * GeluGate(v); });
   });
 }
 
-void GeluBackward(std::int64_t elements, const float* x, const float* dy, float* dx) {
+template <typename E>
+void GeluBackward(std::int64_t elements, const E* x, const E* dy, E* dx) {
   ParallelPieces(elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
     Map(begin, end, x, dy, dx, [](Vec v, Vec d) {
       const Vec gate = GeluGate(v);
@@ -222,9 +234,10 @@ void GeluBackward(std::int64_t elements, const float* x, const float* dy, float*
   });
 }
 
+template <typename E>
 void EmbeddingForward(std::int64_t batch, std::int64_t time, std::int64_t width,
-                      const std::int32_t* tokens, const float* token_weights,
-                      const float* position_weights, float* out) {
+                      const std::int32_t* tokens, const E* token_weights, const E* position_weights,
+                      E* out) {
   ParallelPieces(batch * time, 32, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t r = begin; r < end; ++r) {
       Map(0, width, token_weights + tokens[r] * width, position_weights + r % time * width,
@@ -234,7 +247,8 @@ void EmbeddingForward(std::int64_t batch, std::int64_t time, std::int64_t width,
 }
 
 // Tasks are blocks of columns, so that rows with the same token are added in order by one thread.
-void EmbeddingBackward(const EmbeddingShape& shape, const std::int32_t* tokens, const float* dout,
+template <typename E>
+void EmbeddingBackward(const EmbeddingShape& shape, const std::int32_t* tokens, const E* dout,
                        float* dtoken, bool add_token, float* dposition, bool add_position) {
   const std::int64_t width = shape.width;
   const auto plus = [](Vec a, Vec b) { return a + b; };
@@ -247,7 +261,7 @@ void EmbeddingBackward(const EmbeddingShape& shape, const std::int32_t* tokens, 
     if (!add_token) clear(dtoken, shape.vocabulary);
     if (!add_position) clear(dposition, shape.positions);
     for (std::int64_t r = 0; r < shape.batch * shape.time; ++r) {
-      const float* row = dout + r * width;
+      const E* row = dout + r * width;
       float* token_row = dtoken + tokens[r] * width;
       float* position_row = dposition + r % shape.time * width;
       Map(begin, end, token_row, row, token_row, plus);
@@ -256,34 +270,82 @@ void EmbeddingBackward(const EmbeddingShape& shape, const std::int32_t* tokens, 
   });
 }
 
-REGROUP_INLINE float RowMax(std::int64_t n, const float* row) {
-  float top = row[0];
+template <typename E>
+REGROUP_INLINE float RowMax(std::int64_t n, const E* row) {
+  float top = Get(row);
   std::int64_t i = 0;
   if (n >= kLanes) {
     Vec tops = Load(row);
     for (i = kLanes; i + kLanes <= n; i += kLanes) tops = Max(tops, Load(row + i));
     top = MaxLanes(tops);
   }
-  for (; i < n; ++i) top = top < row[i] ? row[i] : top;
+  for (; i < n; ++i) top = top < Get(row + i) ? Get(row + i) : top;
   return top;
 }
 
-void CrossEntropy(std::int64_t rows, std::int64_t vocabulary, float* logits,
+// Floats serve as their own exponentials between the two passes; shorter numbers would round them.
+template <typename E>
+void CrossEntropyRow(std::int64_t vocabulary, E* row, std::int32_t target, float loss_scale,
+                     float* loss) {
+  constexpr bool kKeeps = sizeof(E) == 4;
+  const float top = RowMax(vocabulary, row);
+  const float at_target = Get(row + target) - top;
+  const float total = SumRow(vocabulary, [&](std::int64_t c, std::int64_t n) {
+    const Vec e = Exp(LoadUpTo(row + c, n) - top);
+    if constexpr (kKeeps) StoreUpTo(row + c, e, n);
+    return e;
+  });
+  *loss = __builtin_logf(total) - at_target;
+  const float scale = loss_scale / total;
+  if constexpr (kKeeps) {
+    Map(0, vocabulary, row, row, [&](Vec e) { return e * scale; });
+    row[target] -= loss_scale;
+  } else {
+    Map(0, vocabulary, row, row, [&](Vec x) { return Exp(x - top) * scale; });
+    Put(row + target, Exp(Splat(at_target))[0] * scale - loss_scale);
+  }
+}
+
+template <typename E>
+void CrossEntropy(std::int64_t rows, std::int64_t vocabulary, E* logits,
                   const std::int32_t* targets, double loss_scale, float* losses) {
   ParallelPieces(rows, 16, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t r = begin; r < end; ++r) {
-      float* row = logits + r * vocabulary;
-      const float top = RowMax(vocabulary, row);
-      const float at_target = row[targets[r]] - top;
-      const float total = SumRow(vocabulary, [&](std::int64_t c, std::int64_t n) {
-        const Vec e = Exp(LoadUpTo(row + c, n) - top);
-        StoreUpTo(row + c, e, n);
-        return e;
-      });
-      losses[r] = __builtin_logf(total) - at_target;
-      const float scale = static_cast<float>(loss_scale) / total;
-      Map(0, vocabulary, row, row, [&](Vec e) { return e * scale; });
-      row[targets[r]] -= static_cast<float>(loss_scale);
+      CrossEntropyRow(vocabulary, logits + r * vocabulary, targets[r],
+                      static_cast<float>(loss_scale), losses + r);
+    }
+  });
+}
+
+// As RoundingBits, for the elements from `first`.
+REGROUP_INLINE BitsVec RandomBits(std::uint32_t key, std::uint32_t first) {
+  BitsVec z;
+  for (int i = 0; i < kLanes; ++i) z[i] = static_cast<std::uint32_t>(i);
+  z = (z + first) ^ key;
+  z = (z ^ (z >> 16)) * 0x7FEB352Du;
+  z = (z ^ (z >> 15)) * 0x846CA68Bu;
+  return (z ^ (z >> 16)) & 0xFFFFu;
+}
+
+template <typename E>
+REGROUP_INLINE Vec RoundAtRandom(E, Vec weight, std::uint32_t, std::uint32_t) {
+  return weight;
+}
+REGROUP_INLINE Vec RoundAtRandom(BFloat16, Vec weight, std::uint32_t key, std::uint32_t element) {
+  const BitsVec bits = BitsOf(weight);
+  const BitsVec rounded = (bits + RandomBits(key, element)) & 0xFFFF0000u;
+  return FloatOf((bits & 0x7F800000u) == 0x7F800000u ? bits : rounded);
+}
+
+template <typename E>
+void RoundWeights(const WeightRounding<E>& r) {
+  ParallelPieces(r.elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t i = begin; i < end; i += kLanes) {
+      const std::int64_t n = Smaller(kLanes, end - i);
+      StoreUpTo(r.rounded + i,
+                RoundAtRandom(E{}, LoadUpTo(r.weights + i, n), r.key,
+                              static_cast<std::uint32_t>(r.first + i)),
+                n);
     }
   });
 }

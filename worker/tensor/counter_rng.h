@@ -32,6 +32,15 @@ struct RngKey {
 
 constexpr RngKey SeedKey(std::uint64_t seed) { return RngKey{}.Fold(seed); }
 
+// 16 random bits for each element under one key, by multiplications that vectors have (the
+// constants are Wellons's, 2018).
+constexpr std::uint32_t RoundingBits(std::uint32_t key, std::uint32_t element) {
+  std::uint32_t z = element ^ key;
+  z = (z ^ (z >> 16)) * 0x7FEB352Du;
+  z = (z ^ (z >> 15)) * 0x846CA68Bu;
+  return (z ^ (z >> 16)) & 0xFFFFu;
+}
+
 // Mean 0, standard deviation 1, within ±3.47: the sum of four 16-bit uniforms. Close enough to a
 // normal for weights, and exact in every language.
 constexpr double UnitBell(std::uint64_t bits) {

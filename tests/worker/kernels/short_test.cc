@@ -1,0 +1,321 @@
+// Numbers of 16 bits: what they round to, and the kernels that store them against the twins that
+// round alike.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "tests/worker/golden/golden.h"
+#include "worker/kernels/kernels.h"
+#include "worker/tensor/counter_rng.h"
+#include "worker/tensor/dtype.h"
+
+namespace regroup::worker {
+namespace {
+
+std::size_t Size(std::int64_t elements) { return static_cast<std::size_t>(elements); }
+
+template <typename T>
+class ShortNumbers : public testing::Test {
+ protected:
+  static std::vector<const KernelTable<T>*> Tables() {
+    std::vector<const KernelTable<T>*> tables;
+    for (const Isa isa : {Isa::kBaseline, Isa::kV3, Isa::kV4}) {
+      if (isa <= BestIsa()) tables.push_back(&KernelsOf<T>(isa));
+    }
+    return tables;
+  }
+  static std::vector<T> Some(const std::string& name, std::int64_t elements, double scale = 1) {
+    std::vector<T> numbers;
+    for (const float value : Given<float>(name, elements, scale)) numbers.emplace_back(value);
+    return numbers;
+  }
+  // The same, or neighbours where the sum lies so near the middle of two numbers that the order of
+  // adding decides. That is so for few of them, most where sums cancel.
+  static void ExpectRoundedAlike(const std::vector<T>& fast, const std::vector<T>& twin) {
+    ASSERT_EQ(fast.size(), twin.size());
+    std::size_t apart = 0;
+    double largest = 0;
+    for (const T value : twin) largest = std::max(largest, std::fabs(double{value}));
+    for (std::size_t i = 0; i < fast.size(); ++i) {
+      if (fast[i].bits == twin[i].bits) continue;
+      ++apart;
+      // Beside numbers much larger, what is left of a difference may be nothing but rounding.
+      constexpr double kLastBit = std::is_same_v<T, Half> ? 0x1p-10 : 0x1p-7;
+      const double near = std::max(kLastBit * std::fabs(double{twin[i]}), 1e-6 * largest);
+      EXPECT_LE(std::fabs(double{fast[i]} - double{twin[i]}), near) << i;
+    }
+    EXPECT_LE(apart, 2 + fast.size() / 50);
+  }
+  static void ExpectNear(const std::vector<float>& fast, const std::vector<float>& twin) {
+    EXPECT_LT(RelativeError(fast, std::vector<double>(twin.begin(), twin.end())), 1e-5);
+  }
+};
+using Types = testing::Types<BFloat16, Half>;
+TYPED_TEST_SUITE(ShortNumbers, Types);
+
+TYPED_TEST(ShortNumbers, RoundToTheNearestAndOfTwoToTheEven) {
+  using T = TypeParam;
+  // Every number but those that are none comes back as it was, and what lies between two of them
+  // goes to the nearer one.
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    T number;
+    number.bits = static_cast<std::uint16_t>(bits);
+    const float value = number;
+    if (std::isnan(value)) {
+      ASSERT_TRUE(std::isnan(static_cast<float>(T(value))));
+      continue;
+    }
+    ASSERT_EQ(T(value).bits, number.bits) << bits;
+    T next;
+    next.bits = static_cast<std::uint16_t>(bits + 1);
+    const double upper = static_cast<float>(next), lower = value;
+    if (!std::isfinite(upper) || !std::isfinite(lower)) continue;
+    const auto middle = static_cast<float>((lower + upper) / 2);
+    if (static_cast<double>(middle) != (lower + upper) / 2) continue;  // No float lies there.
+    ASSERT_EQ(T(middle).bits, bits % 2 == 0 ? number.bits : next.bits) << bits;
+    ASSERT_EQ(T(std::nextafter(middle, static_cast<float>(lower))).bits, number.bits) << bits;
+    ASSERT_EQ(T(std::nextafter(middle, static_cast<float>(upper))).bits, next.bits) << bits;
+  }
+  EXPECT_TRUE(std::isinf(static_cast<float>(T(std::numeric_limits<float>::infinity()))));
+}
+
+TEST(Half, EndsWhereItMust) {
+  EXPECT_EQ(static_cast<float>(Half(65519.0f)), 65504.0f);
+  EXPECT_TRUE(std::isinf(static_cast<float>(Half(65520.0f))));
+  EXPECT_EQ(static_cast<float>(Half(0x1p-24f)), 0x1p-24f);
+  EXPECT_EQ(static_cast<float>(Half(0x1p-26f)), 0.0f);
+}
+
+// The elementwise kernels are exact enough that vectors and scalars must agree on every number.
+TYPED_TEST(ShortNumbers, VectorsConvertAsScalarsDo) {
+  using T = TypeParam;
+  std::vector<T> all(0x10000), bits(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i].bits = static_cast<std::uint16_t>(i);
+  std::vector<float> wide(all.begin(), all.end());
+  for (std::size_t i = 1; i + 1 < wide.size(); i += 3) wide[i] *= 1.00123f;
+  for (const KernelTable<T>* table : this->Tables()) {
+    SCOPED_TRACE(table->name);
+    const std::vector<std::int32_t> first(all.size(), 0);
+    // One row of the embedding per number, and a position of nothing.
+    std::vector<T> rows(all.size()), nothing(1);
+    std::vector<std::int32_t> tokens(all.size());
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i);
+    nothing[0] = T(0.0f);
+    table->embedding_forward(static_cast<std::int64_t>(all.size()), 1, 1, tokens.data(), all.data(),
+                             nothing.data(), rows.data());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const float value = all[i];
+      if (std::isnan(value)) {
+        ASSERT_TRUE(std::isnan(static_cast<float>(rows[i]))) << i;
+      } else {
+        ASSERT_EQ(static_cast<float>(rows[i]), value) << i;
+      }
+    }
+    if constexpr (std::is_same_v<T, Half>) {
+      const auto n = static_cast<std::int64_t>(wide.size());
+      table->round_weights({.elements = n, .weights = wide.data(), .rounded = bits.data()});
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        if (std::isnan(wide[i])) continue;
+        ASSERT_EQ(bits[i].bits, T(wide[i]).bits) << i;
+      }
+    }
+  }
+}
+
+TEST(RoundWeights, RandomlyToEitherNeighbourAndByElementAlone) {
+  constexpr std::int64_t kCount = 5003;
+  std::vector<float> weights = Given<float>("w", kCount);
+  std::fill(weights.begin() + 1000, weights.begin() + 3000,
+            1.0f + 0x1p-9f);  // A fourth of the way.
+  weights[7] = std::numeric_limits<float>::infinity();
+  weights[8] = std::nanf("");
+  std::vector<BFloat16> twin(Size(kCount));
+  ReferenceKernels<BFloat16>().round_weights(
+      {.elements = kCount, .weights = weights.data(), .rounded = twin.data(), .key = 77});
+  for (const Isa isa : {Isa::kBaseline, Isa::kV3, Isa::kV4}) {
+    if (isa > BestIsa()) continue;
+    std::vector<BFloat16> fast(Size(kCount));
+    const auto& round = KernelsOf<BFloat16>(isa).round_weights;
+    for (const std::int64_t cut : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1234}}) {
+      round({.elements = cut, .weights = weights.data(), .rounded = fast.data(), .key = 77});
+      round({.elements = kCount - cut,
+             .weights = weights.data() + cut,
+             .rounded = fast.data() + cut,
+             .first = cut,
+             .key = 77});
+      for (std::size_t i = 0; i < fast.size(); ++i) ASSERT_EQ(fast[i].bits, twin[i].bits) << i;
+    }
+  }
+  double up = 0;
+  for (std::size_t i = 1000; i < 3000; ++i) {
+    const float value = twin[i];
+    ASSERT_TRUE(value == 1.0f || value == 1.0f + 0x1p-7f);
+    up += value > 1.0f;
+  }
+  EXPECT_NEAR(up / 2000, 0.25, 0.04);  // Four standard deviations.
+  EXPECT_TRUE(std::isinf(static_cast<float>(twin[7])));
+  EXPECT_TRUE(std::isnan(static_cast<float>(twin[8])));
+  std::vector<BFloat16> other(Size(kCount));
+  ReferenceKernels<BFloat16>().round_weights(
+      {.elements = kCount, .weights = weights.data(), .rounded = other.data(), .key = 78});
+  std::size_t same = 0;
+  for (std::size_t i = 1000; i < 3000; ++i) same += other[i].bits == twin[i].bits;
+  EXPECT_NEAR(static_cast<double>(same) / 2000, 0.625, 0.05);
+}
+
+TYPED_TEST(ShortNumbers, Products) {
+  using T = TypeParam;
+  const KernelTable<T>& twins = ReferenceKernels<T>();
+  for (const KernelTable<T>* table : this->Tables()) {
+    for (const WeightOrder order : {WeightOrder::kInOut, WeightOrder::kOutIn}) {
+      for (const LinearShape& s : {LinearShape{1, 1, 1}, {3, 64, 17}, {65, 16, 48}}) {
+        SCOPED_TRACE(testing::Message() << table->name << " " << s.rows << " " << s.in << " "
+                                        << s.out << " " << static_cast<int>(order));
+        const auto x = this->Some("x", s.rows * s.in), w = this->Some("w", s.in * s.out),
+                   dy = this->Some("dy", s.rows * s.out), bias = this->Some("b", s.out);
+        for (const T* b : {static_cast<const T*>(nullptr), bias.data()}) {
+          for (const bool add : {false, true}) {
+            auto y = this->Some("y", s.rows * s.out), twin = y;
+            ASSERT_TRUE(table->linear_forward(s, order, x.data(), w.data(), b, y.data(), add).ok());
+            ASSERT_TRUE(
+                twins.linear_forward(s, order, x.data(), w.data(), b, twin.data(), add).ok());
+            this->ExpectRoundedAlike(y, twin);
+          }
+        }
+        std::vector<T> dx(x.size()), twin_dx(x.size());
+        ASSERT_TRUE(table->linear_input_grad(s, order, dy.data(), w.data(), dx.data()).ok());
+        ASSERT_TRUE(twins.linear_input_grad(s, order, dy.data(), w.data(), twin_dx.data()).ok());
+        this->ExpectRoundedAlike(dx, twin_dx);
+        for (const bool add : {false, true}) {
+          std::vector<float> dw = Given<float>("dw", s.in * s.out), twin_dw = dw;
+          ASSERT_TRUE(
+              table->linear_weight_grad(s, order, x.data(), dy.data(), dw.data(), add).ok());
+          ASSERT_TRUE(
+              twins.linear_weight_grad(s, order, x.data(), dy.data(), twin_dw.data(), add).ok());
+          this->ExpectNear(dw, twin_dw);
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(ShortNumbers, NormsAndSums) {
+  using T = TypeParam;
+  const KernelTable<T>& twins = ReferenceKernels<T>();
+  for (const KernelTable<T>* table : this->Tables()) {
+    for (const auto& [rows, width] : {std::pair<std::int64_t, std::int64_t>{3, 40}, {40, 100}}) {
+      SCOPED_TRACE(testing::Message() << table->name << " " << rows << " " << width);
+      const std::int64_t all = rows * width;
+      const auto x = this->Some("x", all), residual = this->Some("r", all),
+                 gain = this->Some("gain", width), bias = this->Some("bias", width),
+                 dy = this->Some("dy", all);
+      std::vector<T> sum(x.size()), y(x.size()), twin_sum(x.size()), twin_y(x.size());
+      std::vector<float> mean(Size(rows)), rstd(Size(rows)), twin_mean(Size(rows)),
+          twin_rstd(Size(rows));
+      table->layer_norm_forward(rows, width, x.data(), residual.data(), sum.data(), gain.data(),
+                                bias.data(), y.data(), mean.data(), rstd.data());
+      twins.layer_norm_forward(rows, width, x.data(), residual.data(), twin_sum.data(), gain.data(),
+                               bias.data(), twin_y.data(), twin_mean.data(), twin_rstd.data());
+      this->ExpectRoundedAlike(sum, twin_sum);
+      this->ExpectRoundedAlike(y, twin_y);
+      this->ExpectNear(rstd, twin_rstd);
+      auto dx = this->Some("dx", all), twin_dx = dx;
+      std::vector<float> dgain(Size(width)), dbias(Size(width)), twin_dgain(Size(width)),
+          twin_dbias(Size(width)), scratch(Size(LayerNormScratchElements(rows, width)));
+      table->layer_norm_backward(rows, width, dy.data(), sum.data(), gain.data(), mean.data(),
+                                 rstd.data(), dx.data(), true, dgain.data(), dbias.data(), false,
+                                 scratch.data());
+      twins.layer_norm_backward(rows, width, dy.data(), sum.data(), gain.data(), twin_mean.data(),
+                                twin_rstd.data(), twin_dx.data(), true, twin_dgain.data(),
+                                twin_dbias.data(), false, nullptr);
+      this->ExpectRoundedAlike(dx, twin_dx);
+      this->ExpectNear(dgain, twin_dgain);
+      this->ExpectNear(dbias, twin_dbias);
+      table->bias_grad(rows, width, dy.data(), dbias.data(), true, scratch.data());
+      twins.bias_grad(rows, width, dy.data(), twin_dbias.data(), true, nullptr);
+      this->ExpectNear(dbias, twin_dbias);
+    }
+  }
+}
+
+TYPED_TEST(ShortNumbers, GeluAndLoss) {
+  using T = TypeParam;
+  const KernelTable<T>& twins = ReferenceKernels<T>();
+  for (const KernelTable<T>* table : this->Tables()) {
+    SCOPED_TRACE(table->name);
+    const auto x = this->Some("x", 2003, 2), dy = this->Some("dy", 2003);
+    std::vector<T> y(x.size()), twin_y(x.size()), dx(x.size()), twin_dx(x.size());
+    table->gelu_forward(2003, x.data(), y.data());
+    twins.gelu_forward(2003, x.data(), twin_y.data());
+    this->ExpectRoundedAlike(y, twin_y);
+    table->gelu_backward(2003, x.data(), dy.data(), dx.data());
+    twins.gelu_backward(2003, x.data(), dy.data(), twin_dx.data());
+    this->ExpectRoundedAlike(dx, twin_dx);
+    for (const std::int64_t V : {1, 5, 257}) {
+      auto logits = this->Some("logits", 6 * V, 4), twin = logits;
+      std::vector<float> losses(6), twin_losses(6);
+      const auto targets = GivenTokens("targets", 6, static_cast<int>(V));
+      table->cross_entropy(6, V, logits.data(), targets.data(), 32, losses.data());
+      twins.cross_entropy(6, V, twin.data(), targets.data(), 32, twin_losses.data());
+      this->ExpectRoundedAlike(logits, twin);
+      this->ExpectNear(losses, twin_losses);
+    }
+  }
+}
+
+TYPED_TEST(ShortNumbers, AttentionAndEmbedding) {
+  using T = TypeParam;
+  const KernelTable<T>& twins = ReferenceKernels<T>();
+  for (const KernelTable<T>* table : this->Tables()) {
+    for (const auto& [time, head_width] :
+         {std::pair<std::int64_t, std::int64_t>{15, 16}, {65, 17}, {130, 8}}) {
+      SCOPED_TRACE(testing::Message() << table->name << " " << time << " " << head_width);
+      const AttentionShape s{1, time, 2, head_width};
+      const std::int64_t wide = time * s.width();
+      const auto qkv = this->Some("qkv", 3 * wide), dout = this->Some("dout", wide);
+      std::vector<T> out(Size(wide)), twin_out(Size(wide)), dqkv(Size(3 * wide)),
+          twin_dqkv(Size(3 * wide));
+      std::vector<float> lse(Size(2 * time)), twin_lse(Size(2 * time)),
+          scratch(Size(AttentionScratchElements(s)), std::nanf(""));
+      table->attention_forward(s, qkv.data(), out.data(), lse.data(), scratch.data());
+      twins.attention_forward(s, qkv.data(), twin_out.data(), twin_lse.data(), nullptr);
+      this->ExpectRoundedAlike(out, twin_out);
+      this->ExpectNear(lse, twin_lse);
+      // The same output for both: else its rounding would be seen twice.
+      table->attention_backward(s, qkv.data(), twin_out.data(), lse.data(), dout.data(),
+                                dqkv.data(), scratch.data());
+      twins.attention_backward(s, qkv.data(), twin_out.data(), twin_lse.data(), dout.data(),
+                               twin_dqkv.data(), nullptr);
+      this->ExpectRoundedAlike(dqkv, twin_dqkv);
+    }
+    const EmbeddingShape shape{.batch = 2, .time = 3, .width = 70, .vocabulary = 5, .positions = 4};
+    const auto tokens = GivenTokens("tokens", 6, 5);
+    const auto dout = this->Some("dout", 6 * 70);
+    std::vector<float> dtoken(350), dposition(280), twin_token(350), twin_position(280);
+    table->embedding_backward(shape, tokens.data(), dout.data(), dtoken.data(), false,
+                              dposition.data(), false);
+    twins.embedding_backward(shape, tokens.data(), dout.data(), twin_token.data(), false,
+                             twin_position.data(), false);
+    this->ExpectNear(dtoken, twin_token);
+    this->ExpectNear(dposition, twin_position);
+  }
+}
+
+TYPED_TEST(ShortNumbers, AProductThatCanNotBeIsAStatus) {
+  TypeParam number{};
+  const auto status = KernelsOf<TypeParam>(BestIsa()).linear_forward(
+      {-1, 2, 3}, WeightOrder::kInOut, &number, &number, nullptr, &number, false);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_NE(status.message().find("-1 x 2 x 3"), std::string::npos) << status;
+}
+
+}  // namespace
+}  // namespace regroup::worker
