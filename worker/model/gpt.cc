@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "worker/tensor/arena.h"
 
 namespace regroup::worker {
 namespace {
@@ -19,24 +20,24 @@ constexpr std::int64_t kMaxHeadWidth = 256;
 constexpr double kMaxParameters = 0x1p40;  // Their bytes can be counted without overflow.
 
 // Hands out a buffer front to back, on the borders that vector loads like.
-template <typename T>
 class Cutter {
  public:
-  static constexpr std::int64_t kAlign = 64;
-  static std::int64_t Padded(std::int64_t elements) {
-    return (elements + kAlign - 1) / kAlign * kAlign;
+  template <typename U>
+  static std::int64_t Bytes(std::int64_t elements) {
+    return static_cast<std::int64_t>(Arena::Footprint<U>(static_cast<std::size_t>(elements)));
   }
-  explicit Cutter(std::span<T> buffer) : rest_(buffer) {}
-  T* Take(std::int64_t elements) {
-    const auto padded = static_cast<std::size_t>(Padded(elements));
-    CHECK(padded <= rest_.size());
-    T* taken = rest_.data();
-    rest_ = rest_.subspan(padded);
+  explicit Cutter(std::span<std::byte> buffer) : rest_(buffer) {}
+  template <typename U>
+  U* Take(std::int64_t elements) {
+    const auto bytes = static_cast<std::size_t>(Bytes<U>(elements));
+    CHECK(bytes <= rest_.size());
+    U* taken = reinterpret_cast<U*>(rest_.data());
+    rest_ = rest_.subspan(bytes);
     return taken;
   }
 
  private:
-  std::span<T> rest_;
+  std::span<std::byte> rest_;
 };
 
 ParamSpec Matrix(std::string name, std::int64_t in, std::int64_t out, double std) {
@@ -92,26 +93,27 @@ class EmbedLayer final : public Layer<T> {
 // numbers per row.
 template <typename T>
 struct BlockStash {
-  T *norm1, *mean1, *rstd1, *qkv, *attended, *log_sum_exp;
-  T *middle, *norm2, *mean2, *rstd2, *before_gelu, *after_gelu;
+  using W = Wide<T>;
+  T *norm1, *qkv, *attended, *middle, *norm2, *before_gelu, *after_gelu;
+  W *mean1, *rstd1, *log_sum_exp, *mean2, *rstd2;
 
-  static BlockStash Cut(std::span<T> stash, const GptConfig& c, std::int64_t rows) {
-    Cutter<T> cut(stash);
+  static BlockStash Cut(std::span<std::byte> stash, const GptConfig& c, std::int64_t rows) {
+    Cutter cut(stash);
     const std::int64_t wide = rows * c.width;
     BlockStash s;
-    s.norm1 = cut.Take(wide), s.mean1 = cut.Take(rows), s.rstd1 = cut.Take(rows);
-    s.qkv = cut.Take(3 * wide), s.attended = cut.Take(wide);
-    s.log_sum_exp = cut.Take(rows * c.heads);
-    s.middle = cut.Take(wide), s.norm2 = cut.Take(wide);
-    s.mean2 = cut.Take(rows), s.rstd2 = cut.Take(rows);
-    s.before_gelu = cut.Take(4 * wide), s.after_gelu = cut.Take(4 * wide);
+    s.norm1 = cut.Take<T>(wide), s.mean1 = cut.Take<W>(rows), s.rstd1 = cut.Take<W>(rows);
+    s.qkv = cut.Take<T>(3 * wide), s.attended = cut.Take<T>(wide);
+    s.log_sum_exp = cut.Take<W>(rows * c.heads);
+    s.middle = cut.Take<T>(wide), s.norm2 = cut.Take<T>(wide);
+    s.mean2 = cut.Take<W>(rows), s.rstd2 = cut.Take<W>(rows);
+    s.before_gelu = cut.Take<T>(4 * wide), s.after_gelu = cut.Take<T>(4 * wide);
     return s;
   }
-  static std::int64_t Elements(const GptConfig& c, std::int64_t rows) {
-    constexpr auto kPadded = Cutter<T>::Padded;
+  static std::int64_t Bytes(const GptConfig& c, std::int64_t rows) {
     const std::int64_t wide = rows * c.width;
-    return 4 * kPadded(wide) + kPadded(3 * wide) + 2 * kPadded(4 * wide) + 4 * kPadded(rows) +
-           kPadded(rows * c.heads);
+    return 4 * Cutter::Bytes<T>(wide) + Cutter::Bytes<T>(3 * wide) +
+           2 * Cutter::Bytes<T>(4 * wide) + 4 * Cutter::Bytes<W>(rows) +
+           Cutter::Bytes<W>(rows * c.heads);
   }
 };
 
@@ -141,7 +143,8 @@ class BlockLayer final : public Layer<T> {
     kDownBias,
   };
   struct Scratch {
-    T *wide, *narrow, *reduction;  // (rows, 4 C), (rows, C), whatever a kernel asks for.
+    T *wide, *narrow;    // (rows, 4 C), (rows, C)
+    Wide<T>* reduction;  // Whatever a kernel asks for.
   };
   std::int64_t ReductionElements(std::int64_t rows, const AttentionShape& attention) const;
   AttentionShape Attention(std::int64_t batch, std::int64_t time) const {
@@ -149,7 +152,8 @@ class BlockLayer final : public Layer<T> {
   }
   // Gradients of one linear layer: of its weights, its bias and, into dx, its input.
   absl::Status LinearBackward(const LayerContext<T>& context, const LinearShape& shape,
-                              Param weight, const T* x, const T* dy, T* dx, T* reduction) const;
+                              Param weight, const T* x, const T* dy, T* dx,
+                              Wide<T>* reduction) const;
   absl::Status MlpBackward(const LayerContext<T>& context, const BlockStash<T>& stash,
                            const Scratch& scratch, T* gradient) const;
   absl::Status AttentionBackward(const LayerContext<T>& context, const BlockStash<T>& stash,
@@ -185,10 +189,11 @@ LayerSpec BlockLayer<T>::Spec(const Extent& extent) const {
                  Vector(h + "mlp.c_fc.bias", 4 * C, 0),
                  Matrix(h + "mlp.c_proj.weight", 4 * C, C, projection_std),
                  Vector(h + "mlp.c_proj.bias", C, 0)};
-  spec.stash_elements = BlockStash<T>::Elements(config_, rows);
-  spec.scratch_elements =
-      Cutter<T>::Padded(4 * rows * C) + Cutter<T>::Padded(rows * C) +
-      Cutter<T>::Padded(ReductionElements(rows, Attention(extent.batch, extent.time)));
+  spec.stash_bytes = BlockStash<T>::Bytes(config_, rows);
+  spec.scratch_bytes =
+      Cutter::Bytes<T>(4 * rows * C) + Cutter::Bytes<T>(rows * C) +
+      Cutter::Bytes<Wide<T>>(ReductionElements(rows, Attention(extent.batch, extent.time)));
+  spec.largest_product = {rows, C, 4 * C};
   spec.output_width = C;
   spec.forward_flops = static_cast<double>(rows) * (24.0 * static_cast<double>(C * C) +
                                                     2.0 * static_cast<double>(extent.time * C));
@@ -207,7 +212,7 @@ absl::Status BlockLayer<T>::Forward(const LayerContext<T>& context, const T* in,
   RETURN_IF_ERROR(k.linear_forward({rows, C, 3 * C}, kOrder, s.norm1, w[kQkvWeight], w[kQkvBias],
                                    s.qkv, false));
   k.attention_forward(Attention(context.batch.batch, context.batch.time), s.qkv, s.attended,
-                      s.log_sum_exp, context.scratch.data());
+                      s.log_sum_exp, reinterpret_cast<Wide<T>*>(context.scratch.data()));
   // `out` serves as the projection's output until the block's own is due.
   RETURN_IF_ERROR(
       k.linear_forward({rows, C, C}, kOrder, s.attended, w[kProjWeight], w[kProjBias], out, false));
@@ -223,7 +228,7 @@ absl::Status BlockLayer<T>::Forward(const LayerContext<T>& context, const T* in,
 template <typename T>
 absl::Status BlockLayer<T>::LinearBackward(const LayerContext<T>& context, const LinearShape& shape,
                                            Param weight, const T* x, const T* dy, T* dx,
-                                           T* reduction) const {
+                                           Wide<T>* reduction) const {
   const KernelTable<T>& k = context.kernels;
   const int bias = weight + 1;
   k.bias_grad(shape.rows, shape.out, dy, context.gradients[static_cast<std::size_t>(bias)],
@@ -273,12 +278,12 @@ absl::Status BlockLayer<T>::Backward(const LayerContext<T>& context, const T* in
                                      T* gradient) const {
   const std::int64_t C = config_.width, rows = Rows(context);
   const BlockStash<T> stash = BlockStash<T>::Cut(context.stash, config_, rows);
-  Cutter<T> cut(context.scratch);
+  Cutter cut(context.scratch);
   Scratch scratch;
-  scratch.wide = cut.Take(4 * rows * C);
-  scratch.narrow = cut.Take(rows * C);
-  scratch.reduction =
-      cut.Take(ReductionElements(rows, Attention(context.batch.batch, context.batch.time)));
+  scratch.wide = cut.Take<T>(4 * rows * C);
+  scratch.narrow = cut.Take<T>(rows * C);
+  scratch.reduction = cut.Take<Wide<T>>(
+      ReductionElements(rows, Attention(context.batch.batch, context.batch.time)));
   RETURN_IF_ERROR(MlpBackward(context, stash, scratch, gradient));
   return AttentionBackward(context, stash, scratch, in, gradient);
 }
@@ -309,9 +314,10 @@ LayerSpec HeadLayer<T>::Spec(const Extent& extent) const {
       Vector("ln_f.weight", C, 1), Vector("ln_f.bias", C, 0),
       Matrix(config_.tied_head ? "wte.weight" : "lm_head.weight", config_.vocabulary, C, kInitStd)};
   spec.shared_params = config_.tied_head ? 1 : 0;
-  spec.stash_elements = Cutter<T>::Padded(rows * C) + 2 * Cutter<T>::Padded(rows);
-  spec.scratch_elements =
-      Cutter<T>::Padded(rows * C) + Cutter<T>::Padded(LayerNormScratchElements(rows, C));
+  spec.stash_bytes = Cutter::Bytes<T>(rows * C) + 2 * Cutter::Bytes<Wide<T>>(rows);
+  spec.scratch_bytes =
+      Cutter::Bytes<T>(rows * C) + Cutter::Bytes<Wide<T>>(LayerNormScratchElements(rows, C));
+  spec.largest_product = Shape(rows);
   spec.output_width = config_.vocabulary;
   spec.forward_flops =
       2.0 * static_cast<double>(rows) * static_cast<double>(C * config_.vocabulary);
@@ -322,10 +328,10 @@ template <typename T>
 absl::Status HeadLayer<T>::Forward(const LayerContext<T>& context, const T* in, T* out) const {
   const KernelTable<T>& k = context.kernels;
   const std::int64_t rows = Rows(context);
-  Cutter<T> cut(context.stash);
-  T* norm = cut.Take(rows * config_.width);
-  T* mean = cut.Take(rows);
-  T* rstd = cut.Take(rows);
+  Cutter cut(context.stash);
+  T* norm = cut.Take<T>(rows * config_.width);
+  auto* mean = cut.Take<Wide<T>>(rows);
+  auto* rstd = cut.Take<Wide<T>>(rows);
   k.layer_norm_forward(rows, config_.width, in, nullptr, nullptr, context.weights[kGain],
                        context.weights[kBias], norm, mean, rstd);
   RETURN_IF_ERROR(k.linear_forward(Shape(rows), WeightOrder::kOutIn, norm, context.weights[kTokens],
@@ -342,11 +348,11 @@ absl::Status HeadLayer<T>::Backward(const LayerContext<T>& context, const T* in,
                                     T* gradient) const {
   const KernelTable<T>& k = context.kernels;
   const std::int64_t C = config_.width, rows = Rows(context);
-  Cutter<T> stash(context.stash), scratch(context.scratch);
-  const T* norm = stash.Take(rows * C);
-  const T* mean = stash.Take(rows);
-  const T* rstd = stash.Take(rows);
-  T* dnorm = scratch.Take(rows * C);
+  Cutter stash(context.stash), scratch(context.scratch);
+  const T* norm = stash.Take<T>(rows * C);
+  const auto* mean = stash.Take<Wide<T>>(rows);
+  const auto* rstd = stash.Take<Wide<T>>(rows);
+  T* dnorm = scratch.Take<T>(rows * C);
   RETURN_IF_ERROR(k.linear_weight_grad(Shape(rows), WeightOrder::kOutIn, norm, out,
                                        context.gradients[kTokens], context.Adds(kTokens)));
   RETURN_IF_ERROR(
@@ -354,7 +360,7 @@ absl::Status HeadLayer<T>::Backward(const LayerContext<T>& context, const T* in,
   k.layer_norm_backward(rows, C, dnorm, in, context.weights[kGain], mean, rstd, gradient, false,
                         context.gradients[kGain], context.gradients[kBias],
                         AddsBoth(context, kGain, kBias),
-                        scratch.Take(LayerNormScratchElements(rows, C)));
+                        scratch.Take<Wide<T>>(LayerNormScratchElements(rows, C)));
   return absl::OkStatus();
 }
 
@@ -404,7 +410,18 @@ Model<T> MakeGpt(const GptConfig& config) {
   return Model<T>(std::move(units), config.vocabulary, config.context);
 }
 
+AnyModel MakeGpt(const GptConfig& config, DType type) {
+  switch (type) {
+    case DType::kF32: return MakeGpt<float>(config);
+    case DType::kBF16: return MakeGpt<BFloat16>(config);
+    case DType::kF16: return MakeGpt<Half>(config);
+  }
+  CHECK(false);
+}
+
 template Model<float> MakeGpt<float>(const GptConfig&);
 template Model<double> MakeGpt<double>(const GptConfig&);
+template Model<BFloat16> MakeGpt<BFloat16>(const GptConfig&);
+template Model<Half> MakeGpt<Half>(const GptConfig&);
 
 }  // namespace regroup::worker

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "worker/model/model.h"
@@ -23,5 +24,12 @@ absl::Status Validate(const GptConfig& config);
 // (without "transformer."). REQUIRES: Validate(config) is ok.
 template <typename T>
 Model<T> MakeGpt(const GptConfig& config);
+
+// Of the number type that a step computes with.
+using AnyModel = std::variant<Model<float>, Model<BFloat16>, Model<Half>>;
+AnyModel MakeGpt(const GptConfig& config, DType type);
+inline std::vector<UnitSpec> UnitSpecs(const AnyModel& model) {
+  return std::visit([](const auto& m) { return m.UnitSpecs(); }, model);
+}
 
 }  // namespace regroup::worker

@@ -47,6 +47,8 @@ void InitializeWeights(const ParamLayout& layout, std::uint64_t seed, std::span<
 
 template class Model<float>;
 template class Model<double>;
+template class Model<BFloat16>;
+template class Model<Half>;
 template void InitializeWeights<float>(const ParamLayout&, std::uint64_t, std::span<float>);
 template void InitializeWeights<double>(const ParamLayout&, std::uint64_t, std::span<double>);
 template void InitializeWeights<float>(const ParamSpec&, std::uint64_t, std::int64_t,

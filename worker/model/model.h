@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -22,25 +23,27 @@ struct MicroBatch {
 };
 
 // Everything a layer may touch besides its input and output.
+// Weights and activations are of T, gradients of weights and losses of Wide<T>.
 template <typename T>
 struct LayerContext {
   const KernelTable<T>& kernels;
   const MicroBatch& batch;
-  std::span<const T* const> weights;  // One pointer per LayerSpec::params.
-  std::span<T* const> gradients;      // Likewise; empty in a forward pass.
-  std::span<T> stash;    // Written by Forward, read by Backward of the same micro-batch.
-  std::span<T> scratch;  // Undefined on entry.
-  std::span<T> losses;   // (B, T): written by the last unit's Forward.
-  AddMask adds = 0;      // Of LayerSpec::params.
+  std::span<const T* const> weights;    // One pointer per LayerSpec::params.
+  std::span<Wide<T>* const> gradients;  // Likewise; empty in a forward pass.
+  std::span<std::byte> stash;    // Written by Forward, read by Backward of the same micro-batch.
+  std::span<std::byte> scratch;  // Undefined on entry.
+  std::span<Wide<T>> losses;     // (B, T): written by the last unit's Forward.
+  AddMask adds = 0;              // Of LayerSpec::params.
   bool Adds(int param) const { return (adds >> param & 1) != 0; }
 };
 
 struct LayerSpec {
   std::vector<ParamSpec> params;  // Own ones first, then those of other units that it shares.
   int shared_params = 0;          // How many at the end belong to other units.
-  std::int64_t stash_elements = 0, scratch_elements = 0;  // At the largest extent.
-  std::int64_t output_width = 0;                          // Output is (B, T, output_width).
-  double forward_flops = 0;                               // At the largest extent.
+  std::int64_t stash_bytes = 0, scratch_bytes = 0;  // At the largest extent.
+  LinearShape largest_product{};                    // Likewise.
+  std::int64_t output_width = 0;                    // Output is (B, T, output_width).
+  double forward_flops = 0;                         // At the largest extent.
 };
 
 struct Extent {  // Largest micro-batch.

@@ -36,15 +36,15 @@ absl::Status CheckExtent(const Extent& extent, std::int64_t context) {
 
 std::size_t Size(std::int64_t elements) { return static_cast<std::size_t>(elements); }
 
-// Elements that units share, the largest that any of them needs.
+// What units share, the largest that any of them needs.
 struct Shared {
-  std::int64_t scratch = 0, widest = 1;
+  std::int64_t scratch_bytes = 0, widest = 1;
 };
 
 Shared SharedBy(const std::vector<LayerSpec>& specs) {
   Shared shared;
   for (std::size_t u = 0; u < specs.size(); ++u) {
-    shared.scratch = std::max(shared.scratch, specs[u].scratch_elements);
+    shared.scratch_bytes = std::max(shared.scratch_bytes, specs[u].scratch_bytes);
     // The last unit ends in the loss: no gradient of its output flows in.
     if (u + 1 < specs.size()) shared.widest = std::max(shared.widest, specs[u].output_width);
   }
@@ -54,10 +54,11 @@ Shared SharedBy(const std::vector<LayerSpec>& specs) {
 template <typename T>
 std::size_t BytesOf(const std::vector<LayerSpec>& specs, std::int64_t rows) {
   const Shared shared = SharedBy(specs);
-  std::size_t bytes = Arena::Footprint<T>(Size(shared.scratch)) + Arena::Footprint<T>(Size(rows)) +
+  std::size_t bytes = Arena::Footprint<std::byte>(Size(shared.scratch_bytes)) +
+                      Arena::Footprint<Wide<T>>(Size(rows)) +
                       Arena::Footprint<T>(Size(rows * shared.widest));
   for (const LayerSpec& spec : specs) {
-    bytes += Arena::Footprint<T>(Size(spec.stash_elements)) +
+    bytes += Arena::Footprint<std::byte>(Size(spec.stash_bytes)) +
              Arena::Footprint<T>(Size(rows * spec.output_width));
   }
   return bytes;
@@ -77,7 +78,7 @@ absl::StatusOr<std::size_t> UnitRunner<T>::ActivationBytes(const Model<T>& model
 template <typename T>
 absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(
     const Model<T>& model, const ParamLayout& layout, const KernelTable<T>& kernels,
-    const Extent& extent, std::span<const T> weights, std::span<T> gradients) {
+    const Extent& extent, std::span<const T> weights, std::span<Wide<T>> gradients) {
   CHECK(static_cast<std::int64_t>(weights.size()) == layout.flat_elements());
   CHECK(gradients.empty() || gradients.size() == weights.size());
   Places places;
@@ -115,12 +116,12 @@ absl::Status UnitRunner<T>::Allocate(const std::vector<LayerSpec>& specs) {
   ASSIGN_OR_RETURN(arena_, Arena::Create(BytesOf<T>(specs, rows)));
   for (const LayerSpec& spec : specs) {
     UnitState state;
-    state.stash = arena_.Take<T>(Size(spec.stash_elements));
+    state.stash = arena_.Take<std::byte>(Size(spec.stash_bytes));
     state.output = arena_.Take<T>(Size(rows * spec.output_width));
     units_.push_back(std::move(state));
   }
-  scratch_ = arena_.Take<T>(Size(shared.scratch));
-  losses_ = arena_.Take<T>(Size(rows));
+  scratch_ = arena_.Take<std::byte>(Size(shared.scratch_bytes));
+  losses_ = arena_.Take<Wide<T>>(Size(rows));
   gradient_ = arena_.Take<T>(Size(rows * shared.widest));
   return absl::OkStatus();
 }
@@ -138,6 +139,10 @@ void UnitRunner<T>::Bind(const ParamLayout& layout, const std::vector<LayerSpec>
       const std::int64_t at = place.flat.begin - layout.units()[unit].flat.begin;
       units_[u].weights.push_back(places.weights[unit] + at);
       if (!places.gradients.empty()) units_[u].gradients.push_back(places.gradients[unit] + at);
+      if (!places.rounded.empty() && unit == u) {
+        units_[u].rounded.push_back(
+            {RngKey{}.Fold(spec.name), at, place.flat.size, places.rounded[unit] + at});
+      }
     }
   }
 }
@@ -206,11 +211,30 @@ absl::Status UnitRunner<T>::Backward(UnitId unit, const MicroBatch& batch, AddMa
 }
 
 template <typename T>
+void UnitRunner<T>::RoundWeights(UnitId unit, const float* weights, const RngKey& key) {
+  CHECK(unit >= 0 && unit < static_cast<UnitId>(units_.size()));
+  const UnitState& state = units_[static_cast<std::size_t>(unit)];
+  CHECK(!state.rounded.empty());
+  if constexpr (std::is_same_v<Wide<T>, float>) {
+    for (const Rounded& param : state.rounded) {
+      kernels_.round_weights(
+          {.elements = param.elements,
+           .weights = weights + param.begin,
+           .rounded = param.to,
+           .first = 0,
+           .key = static_cast<std::uint32_t>(key.Fold(param.key.value).Bits(0))});
+    }
+  }
+}
+
+template <typename T>
 std::span<const T> UnitRunner<T>::Logits() const {
   return std::span<const T>(units_.back().output).first(static_cast<std::size_t>(logits_));
 }
 
 template class UnitRunner<float>;
 template class UnitRunner<double>;
+template class UnitRunner<BFloat16>;
+template class UnitRunner<Half>;
 
 }  // namespace regroup::worker

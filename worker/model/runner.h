@@ -7,21 +7,40 @@
 #include "absl/status/statusor.h"
 #include "worker/model/model.h"
 #include "worker/tensor/arena.h"
+#include "worker/tensor/counter_rng.h"
 
 namespace regroup::worker {
+
+// What carries out a plan's instructions on the units of one model, whatever their number type.
+class Runner {
+ public:
+  virtual ~Runner() = default;
+  // Invalid argument: an empty micro-batch, one beyond the extent, or a token or target outside the
+  // vocabulary (checked by unit 0).
+  virtual absl::Status Forward(UnitId unit, const MicroBatch& batch) = 0;
+  // Writes the unit's weights as its number type has them, from those of the optimizer, which begin
+  // at `weights`. What they become is a function of their value, their parameter and `key`.
+  // REQUIRES: Places::rounded.
+  virtual void RoundWeights(UnitId unit, const float* weights, const RngKey& key) = 0;
+  // REQUIRES: batch has targets and all its Forwards are done.
+  virtual absl::Status Backward(UnitId unit, const MicroBatch& batch, AddMask adds) = 0;
+  // Sum over the tokens of the last micro-batch with targets, in nats, not scaled.
+  virtual double LossSum() const = 0;
+};
 
 // Runs the units of one model, one call per instruction of a plan. Owns every activation, allocated
 // once; weights and gradients lie where the plan puts them and outlive it. One micro-batch is in
 // flight: Forward of all units in order, then (training) Backward of all units in reverse order.
 // Execution thread only.
 template <typename T>
-class UnitRunner {
+class UnitRunner final : public Runner {
  public:
   // Where the weights and gradients of each unit begin, by unit; what a call needs has to be there
   // at the time of the call. Gradients may be none at all: forward only.
   struct Places {
     std::vector<const T*> weights;
-    std::vector<T*> gradients;
+    std::vector<Wide<T>*> gradients;
+    std::vector<T*> rounded{};  // What RoundWeights writes: the places of `weights`; or none.
   };
   // Resource exhausted if the activations do not fit into
   // memory, invalid argument if the extent is beyond the model's context or 2^28 tokens.
@@ -33,19 +52,15 @@ class UnitRunner {
   // With buffers of the whole flat order; gradients may be empty.
   static absl::StatusOr<std::unique_ptr<UnitRunner>> Create(
       const Model<T>& model, const ParamLayout& layout, const KernelTable<T>& kernels,
-      const Extent& extent, std::span<const T> weights, std::span<T> gradients);
+      const Extent& extent, std::span<const T> weights, std::span<Wide<T>> gradients);
 
   // What Create allocates; invalid argument as there.
   static absl::StatusOr<std::size_t> ActivationBytes(const Model<T>& model, const Extent& extent);
 
-  // Invalid argument: an empty micro-batch, one beyond the extent, or a token or target outside the
-  // vocabulary (checked by unit 0).
-  absl::Status Forward(UnitId unit, const MicroBatch& batch);
-  // REQUIRES: batch has targets and all its Forwards are done.
-  absl::Status Backward(UnitId unit, const MicroBatch& batch, AddMask adds);
-
-  // Sum over the tokens of the last micro-batch with targets, in nats, not scaled.
-  double LossSum() const { return loss_sum_; }
+  absl::Status Forward(UnitId unit, const MicroBatch& batch) override;
+  absl::Status Backward(UnitId unit, const MicroBatch& batch, AddMask adds) override;
+  void RoundWeights(UnitId unit, const float* weights, const RngKey& key) override;
+  double LossSum() const override { return loss_sum_; }
   // (B, T, V) after the last unit's Forward of a micro-batch without targets.
   std::span<const T> Logits() const;
 
@@ -55,10 +70,17 @@ class UnitRunner {
   }  // Of one full micro-batch; backward is twice that.
 
  private:
+  struct Rounded {                         // One of a unit's own parameters.
+    RngKey key;                            // Of its name.
+    std::int64_t begin = 0, elements = 0;  // Within the unit.
+    T* to = nullptr;
+  };
   struct UnitState {
+    std::vector<Rounded> rounded;
     std::vector<const T*> weights;  // Into the places of units, in the order of LayerSpec::params.
-    std::vector<T*> gradients;
-    std::span<T> stash, output;
+    std::vector<Wide<T>*> gradients;
+    std::span<std::byte> stash;
+    std::span<T> output;
   };
   UnitRunner(const Model<T>& model, const KernelTable<T>& kernels, const Extent& extent)
       : model_(model), kernels_(kernels), extent_(extent) {}
@@ -72,7 +94,8 @@ class UnitRunner {
   const Extent extent_;
   Arena arena_;
   std::vector<UnitState> units_;
-  std::span<T> scratch_, losses_;
+  std::span<std::byte> scratch_;
+  std::span<Wide<T>> losses_;
   std::span<T> gradient_;    // (B, T, widest C): flows backward from unit to unit, in place.
   std::int64_t logits_ = 0;  // Elements of valid logits.
   double loss_sum_ = 0, forward_flops_ = 0;
