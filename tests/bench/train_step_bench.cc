@@ -118,6 +118,7 @@ class Bench {
           break;
         case Op::kGather:
         case Op::kFree:
+        case Op::kRound:
         case Op::kZeroGrad:
         case Op::kReduceGrad:
         case Op::kVote:

@@ -32,6 +32,7 @@ class Walk {
         units_(static_cast<UnitId>(layout.units().size())),
         divided_(layout.Divides(StateKind::kWeights)),
         weights_(layout.units().size(), divided_ ? Weights::kAbsent : Weights::kReady),
+        rounded_(layout.units().size(), false),
         filled_(layout.units().size(), false),
         written_(layout.params().size(), false),
         zeroed_(layout.units().size(), false),
@@ -44,8 +45,10 @@ class Walk {
           absl::StrCat("plan of rank ", plan_.rank, " says of ", plan_.first_writers.size(), " of ",
                        layout_.params().size(), " gradients who writes first"));
     }
-    RETURN_IF_ERROR(CheckWindows("weights", plan_.weights));
-    RETURN_IF_ERROR(CheckWindows("gradients", plan_.gradients));
+    RETURN_IF_ERROR(CheckWindows("weights", plan_.weights, divided_));
+    RETURN_IF_ERROR(
+        CheckWindows("gradients", plan_.gradients, layout_.Divides(StateKind::kGradients)));
+    if (plan_.rounds) RETURN_IF_ERROR(CheckWindows("rounded weights", plan_.rounded, divided_));
     for (at_ = 0; at_ < plan_.instructions.size(); ++at_) {
       const Instruction& instruction = plan_.instructions[at_];
       if (committed_) return Broken("comes after Commit");
@@ -71,7 +74,8 @@ class Walk {
   // What an operation does not need it does not name either: then plans that do the same are equal.
   static bool NamesTooMuch(const Instruction& i) {
     const bool runs = i.op == Op::kForward || i.op == Op::kBackward,
-               of_unit = runs || i.op == Op::kGather || i.op == Op::kFree || i.op == Op::kStep,
+               of_unit = runs || i.op == Op::kGather || i.op == Op::kFree || i.op == Op::kRound ||
+                         i.op == Op::kStep,
                of_bucket = i.op == Op::kZeroGrad || i.op == Op::kReduceGrad;
     return (!runs && i.micro_batch != -1) || (!of_unit && i.unit != -1) ||
            (!of_bucket && i.bucket != -1);
@@ -82,6 +86,7 @@ class Walk {
     switch (instruction.op) {
       case Op::kGather: return Gather(instruction);
       case Op::kFree: return Free(instruction);
+      case Op::kRound: return Round(instruction);
       case Op::kForward: return Forward(instruction);
       case Op::kBackward: return Backward(instruction);
       case Op::kZeroGrad: return ZeroGrad(instruction);
@@ -95,13 +100,11 @@ class Walk {
   }
 
   // That every unit has a window of its size, and that of what is kept whole nothing is moved.
-  absl::Status CheckWindows(const char* what, const Windows& windows) const {
+  absl::Status CheckWindows(const char* what, const Windows& windows, bool moves) const {
     const auto wrong = [&](const std::string& how) {
       return absl::FailedPreconditionError(
           absl::StrCat("plan of rank ", plan_.rank, ": the windows of ", what, " ", how));
     };
-    const bool moves =
-        layout_.Divides(&windows == &plan_.weights ? StateKind::kWeights : StateKind::kGradients);
     if (windows.at.size() != layout_.units().size()) {
       return wrong(absl::StrCat("are ", windows.at.size(), " for ", units_, " units"));
     }
@@ -138,7 +141,8 @@ class Walk {
     if (!IsUnit(instruction.unit)) return Broken("no such unit");
     const auto unit = static_cast<std::size_t>(instruction.unit);
     if (!layout_.Divides(StateKind::kMoments)) return Broken("every rank has these weights");
-    if (weights_[unit] == Weights::kReady) return Broken("the unit is gathered already");
+    if (weights_[unit] == Weights::kReady || (divided_ && rounded_[unit]))
+      return Broken("the unit is gathered already");
     if (divided_) {
       std::vector<bool> in_use;
       for (const Weights w : weights_) in_use.push_back(w == Weights::kReady);
@@ -153,15 +157,32 @@ class Walk {
     if (!IsUnit(instruction.unit)) return Broken("no such unit");
     const auto unit = static_cast<std::size_t>(instruction.unit);
     if (!divided_) return Broken("these weights are nowhere else");
-    if (weights_[unit] == Weights::kAbsent) return Broken("the unit is not gathered");
+    if (plan_.rounds ? !rounded_[unit] : weights_[unit] == Weights::kAbsent)
+      return Broken("the unit is not gathered");
     weights_[unit] = Weights::kAbsent;
+    rounded_[unit] = false;
+    return absl::OkStatus();
+  }
+
+  // What was gathered has then done its part.
+  absl::Status Round(const Instruction& instruction) {
+    if (!IsUnit(instruction.unit)) return Broken("no such unit");
+    const auto unit = static_cast<std::size_t>(instruction.unit);
+    if (!plan_.rounds) return Broken("weights are computed with as they are");
+    if (rounded_[unit]) return Broken("the unit is rounded already");
+    if (weights_[unit] != Weights::kReady) return Broken("the unit is not gathered");
+    RETURN_IF_ERROR(CheckRoom(plan_.rounded, instruction.unit, rounded_));
+    rounded_[unit] = true;
+    if (divided_) weights_[unit] = Weights::kAbsent;
     return absl::OkStatus();
   }
 
   // That the weights which a unit's Forward and Backward read are there.
   absl::Status Read(UnitId unit) const {
     for (UnitId u : UnitsReadBy(layout_, unit)) {
-      if (weights_[static_cast<std::size_t>(u)] != Weights::kReady)
+      if (plan_.rounds && !rounded_[static_cast<std::size_t>(u)])
+        return Broken(absl::StrCat("the weights of unit ", u, " are not rounded"));
+      if (!plan_.rounds && weights_[static_cast<std::size_t>(u)] != Weights::kReady)
         return Broken(absl::StrCat("the weights of unit ", u, " are not gathered"));
     }
     return absl::OkStatus();
@@ -308,9 +329,10 @@ class Walk {
     if (!IsUnit(instruction.unit)) return Broken("no such unit");
     const auto unit = static_cast<std::size_t>(instruction.unit);
     if (stepped_[unit]) return Broken("is the second of its unit");
-    if (divided_ && weights_[unit] == Weights::kReady)
+    if (divided_ && (weights_[unit] == Weights::kReady || rounded_[unit]))
       return Broken("a gathered copy of its weights would stay old");
     stepped_[unit] = true;
+    rounded_[unit] = false;
     if (!divided_ && layout_.Divides(StateKind::kMoments)) weights_[unit] = Weights::kOld;
     return absl::OkStatus();
   }
@@ -323,7 +345,7 @@ class Walk {
       const Weights weights = weights_[static_cast<std::size_t>(u)];
       if (weights == Weights::kOld)
         return Broken(absl::StrCat("unit ", u, " is not gathered after its Step"));
-      if (divided_ && weights == Weights::kReady)
+      if (divided_ && (weights == Weights::kReady || rounded_[static_cast<std::size_t>(u)]))
         return Broken(absl::StrCat("unit ", u, " is not freed"));
     }
     committed_ = true;
@@ -338,6 +360,7 @@ class Walk {
   UnitId next_forward_ = 0, next_backward_ = -1;  // -1: no backward is due.
   const bool divided_;                            // Weights are.
   std::vector<Weights> weights_;                  // By unit.
+  std::vector<bool> rounded_;                     // By unit: its weights, as they are read.
   std::vector<bool> filled_;                      // By unit: its window has gradients to reduce.
   std::vector<bool> written_;                     // By parameter: its gradient, in this step.
   std::vector<bool> zeroed_, reduced_, stepped_;  // By unit.

@@ -11,7 +11,7 @@
 namespace regroup::worker {
 namespace {
 
-constexpr std::int64_t kElementBytes = 4;
+constexpr std::int64_t kElementBytes = 4, kRoundedBytes = 2;
 
 const UnitPlace& UnitOf(const ParamLayout& layout, UnitId unit) {
   CHECK(unit >= 0 && unit < static_cast<UnitId>(layout.units().size()));
@@ -58,7 +58,8 @@ class Planner {
         options_(options),
         plan_(plan),
         units_(static_cast<UnitId>(layout.units().size())),
-        gathered_(layout.units().size(), false) {}
+        gathered_(layout.units().size(), false),
+        rounded_(layout.units().size(), false) {}
 
   void Run() {
     // Where nothing is gathered, a rank has no part in the others' micro-batches.
@@ -83,7 +84,9 @@ class Planner {
     const int micro_batch = round - (rounds - options_.micro_batches);
     for (UnitId u = 0; u < units_; ++u) {
       Use(UnitsReadBy(layout_, u));
-      if (micro_batch >= 0) Add({.op = Op::kForward, .unit = u, .micro_batch = micro_batch});
+      if (micro_batch < 0) continue;
+      RoundWhole(UnitsReadBy(layout_, u));
+      Add({.op = Op::kForward, .unit = u, .micro_batch = micro_batch});
     }
     int bucket = 0;
     for (UnitId u = units_ - 1; u >= 0; --u) {
@@ -111,7 +114,17 @@ class Planner {
     for (UnitId u : read) {
       if (gathered_[static_cast<std::size_t>(u)]) continue;
       Add({.op = Op::kGather, .unit = u});
+      if (options_.round_weights) Add({.op = Op::kRound, .unit = u});
       gathered_[static_cast<std::size_t>(u)] = true;
+    }
+  }
+
+  void RoundWhole(const std::vector<UnitId>& read) {
+    if (!options_.round_weights || layout_.Divides(StateKind::kWeights)) return;
+    for (UnitId u : read) {
+      if (rounded_[static_cast<std::size_t>(u)]) continue;
+      Add({.op = Op::kRound, .unit = u});
+      rounded_[static_cast<std::size_t>(u)] = true;
     }
   }
 
@@ -120,6 +133,7 @@ class Planner {
   Plan& plan_;
   const UnitId units_;
   std::vector<bool> gathered_;  // By unit; only where weights are divided.
+  std::vector<bool> rounded_;   // By unit; only where they are not.
 };
 
 Windows InFlatOrder(const ParamLayout& layout) {
@@ -172,16 +186,21 @@ Windows Place(const ParamLayout& layout, const Lives& lives) {
 // does, and touch gradients at most when it does.
 void PlaceWindows(const ParamLayout& layout, const PlanOptions& options, Plan& plan) {
   plan.weights = plan.gradients = InFlatOrder(layout);
+  if (plan.rounds) plan.rounded = plan.weights;
   if (!layout.Divides(StateKind::kGradients)) return;
   Plan one = plan;
-  const PlanOptions alone{.micro_batches = 1, .rounds = 1};
+  const PlanOptions alone{.micro_batches = 1, .rounds = 1, .round_weights = plan.rounds};
   Planner(layout, alone, one).Run();
-  Lives weights(layout.units().size()), gradients(layout.units().size());
+  Lives weights(layout.units().size()), rounded = weights, gradients = weights;
   for (std::size_t at = 0; at < one.instructions.size(); ++at) {
     const Instruction& instruction = one.instructions[at];
     const auto unit = static_cast<std::size_t>(instruction.unit);
     if (instruction.op == Op::kGather) weights[unit].push_back({at, at});
-    if (instruction.op == Op::kFree) weights[unit].back().last = at;
+    if (instruction.op == Op::kRound && layout.Divides(StateKind::kWeights)) {
+      weights[unit].back().last = at;
+      rounded[unit].push_back({at, at});
+    }
+    if (instruction.op == Op::kFree) (plan.rounds ? rounded : weights)[unit].back().last = at;
     if (instruction.op == Op::kBackward) {
       for (UnitId u : UnitsReadBy(layout, instruction.unit)) {
         std::vector<Life>& life = gradients[static_cast<std::size_t>(u)];
@@ -194,7 +213,10 @@ void PlaceWindows(const ParamLayout& layout, const PlanOptions& options, Plan& p
         gradients[static_cast<std::size_t>(u)].back().last = at;
     }
   }
-  if (layout.Divides(StateKind::kWeights)) plan.weights = Place(layout, weights);
+  if (layout.Divides(StateKind::kWeights)) {
+    plan.weights = Place(layout, weights);
+    if (plan.rounds) plan.rounded = Place(layout, rounded);
+  }
   if (std::max(options.micro_batches, options.rounds) <= 1)
     plan.gradients = Place(layout, gradients);
 }
@@ -239,6 +261,8 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
             .first_writers = FirstWriters(layout),
             .weights = {},
             .gradients = {},
+            .rounds = options.round_weights,
+            .rounded = {},
             .instructions = {}};
   PlaceWindows(layout, options, plan);
   Planner(layout, options, plan).Run();
@@ -249,6 +273,7 @@ std::string ToString(const Instruction& instruction) {
   switch (instruction.op) {
     case Op::kGather: return absl::StrCat("Gather unit ", instruction.unit);
     case Op::kFree: return absl::StrCat("Free unit ", instruction.unit);
+    case Op::kRound: return absl::StrCat("Round unit ", instruction.unit);
     case Op::kForward:
       return absl::StrCat("Forward unit ", instruction.unit, " micro-batch ",
                           instruction.micro_batch);
@@ -268,8 +293,9 @@ std::string ToString(const Instruction& instruction) {
 std::string ToString(const Plan& plan, const ParamLayout& layout) {
   std::string text = absl::StrCat("rank ", plan.rank, " of ", layout.world(), ", ",
                                   plan.micro_batches, " micro-batches\n");
-  const auto describe = [&](const char* what, const Windows& windows) {
-    absl::StrAppend(&text, "  ", what, " in ", windows.elements * kElementBytes,
+  const auto describe = [&](const char* what, const Windows& windows,
+                            std::int64_t element_bytes = kElementBytes) {
+    absl::StrAppend(&text, "  ", what, " in ", windows.elements * element_bytes,
                     " bytes, units at ", absl::StrJoin(windows.at, ", "), "\n");
   };
   if (layout.strategy() != Strategy::kReplicated) {
@@ -277,6 +303,7 @@ std::string ToString(const Plan& plan, const ParamLayout& layout) {
     describe("weights", plan.weights);
     describe("gradients", plan.gradients);
   }
+  if (plan.rounds) describe("rounded weights", plan.rounded, kRoundedBytes);
   for (std::size_t p = 0; p < plan.first_writers.size(); ++p) {
     const ParamPlace& param = layout.params()[p];
     if (plan.first_writers[p] == param.unit) continue;

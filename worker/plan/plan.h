@@ -14,6 +14,7 @@ namespace regroup::worker {
 enum class Op : std::uint8_t {
   kGather,      // Unit: its weights, from the ranks that own them, to all. Collective.
   kFree,        // Unit: its gathered weights are not needed; others take their place in memory.
+  kRound,       // Unit: its weights, rounded to the numbers that Forward and Backward compute with.
   kForward,     // Unit, micro-batch.
   kBackward,    // Unit, micro-batch: each gradient is written or added to, see first_writers.
   kZeroGrad,    // Bucket: zeros, on a rank that has no sample in any batch.
@@ -28,7 +29,7 @@ enum class Op : std::uint8_t {
 
 struct Instruction {
   Op op = Op::kForward;
-  UnitId unit = -1;      // kGather, kFree, kForward, kBackward, kStep.
+  UnitId unit = -1;      // kGather, kFree, kRound, kForward, kBackward, kStep.
   int micro_batch = -1;  // kForward, kBackward.
   int bucket = -1;       // kZeroGrad, kReduceGrad: index into Plan::buckets.
   friend bool operator==(const Instruction&, const Instruction&) = default;
@@ -60,6 +61,10 @@ struct Plan {
   // What Forward and Backward read, and what Backward writes. In flat order and with room for all
   // units where they are kept whole, so that a unit's window is its place in the flat order.
   Windows weights, gradients;
+  // Weights are rounded before they are read. Then forwards and backwards read the units' windows
+  // in `rounded`, and those in `weights` are in use from Gather to Round only.
+  bool rounds = false;
+  Windows rounded;
   std::vector<Instruction> instructions;
 };
 
@@ -68,6 +73,7 @@ struct PlanOptions {
   int micro_batches = 1;                        // May differ between ranks; 0: no sample.
   int rounds = 0;                               // The most of any rank; 0: this one's.
   std::int64_t bucket_bytes = 4 * 1024 * 1024;  // A bucket closes once it holds that much.
+  bool round_weights = false;                   // See Plan::rounds.
 };
 
 // Every micro-batch forward and backward; each bucket is reduced right after the last backward that
@@ -78,7 +84,8 @@ struct PlanOptions {
 // is; ranks with fewer micro-batches than others gather with them. Where only moments or gradients
 // are, each unit is gathered after its Step. Gradients that are divided are kept whole between
 // several micro-batches, since sums in another order have other bits; with one micro-batch, units
-// share memory.
+// share memory. Weights that are rounded are so once they are gathered; where they are kept whole,
+// once in a step.
 //
 // Pure: equal layouts, rounds and bucket sizes give equal collectives and windows on every rank.
 // Invalid argument: rank not in the layout's world, micro_batches < 0, more than `rounds`,
@@ -94,13 +101,14 @@ std::vector<UnitId> UnitsReadBy(const ParamLayout& layout, UnitId unit);
 
 // Checks the plans of all ranks (plans[r] is rank r's) against each other without running them:
 // equal collectives in equal order, and equal windows; each micro-batch's forwards in order and its
-// backwards in reverse order, each with the weights it reads in place, and none of those freed or
-// gathered over while in use; no gradient added to before one backward of the step has written it,
-// and none overwritten before it is reduced; every unit reduced exactly once and only after its
-// last backward (or, on a rank without a micro-batch, after its ZeroGrad), SumSquares after all
-// reductions, Vote before the first Step, every unit stepped exactly once; at Commit, which is
-// last, every rank has the new weights or, where they are divided, keeps no copy of old ones; no
-// instruction names more than it needs. Failed precondition names rank, instruction and rule.
+// backwards in reverse order, each with the weights it reads in place and, where the plan says so,
+// rounded, and none of those freed or gathered over while in use; no gradient added to before one
+// backward of the step has written it, and none overwritten before it is reduced; every unit
+// reduced exactly once and only after its last backward (or, on a rank without a micro-batch, after
+// its ZeroGrad), SumSquares after all reductions, Vote before the first Step, every unit stepped
+// exactly once; at Commit, which is last, every rank has the new weights or, where they are
+// divided, keeps no copy of old ones; no instruction names more than it needs. Failed precondition
+// names rank, instruction and rule.
 absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans);
 
 // One line per instruction, for people and for comparing.

@@ -42,17 +42,17 @@ std::int64_t LargestOwned(const ParamLayout& layout) {
 }
 
 struct Planned {
-  Model<float> model;
+  AnyModel model;
   ParamLayout layout;
   Plan plan;  // Rank 0's, which has most samples.
 };
 
 absl::StatusOr<Planned> PlanFor(const TrainConfig& config, int world, Strategy strategy) {
-  Model<float> model = MakeGpt<float>(config.Model());
+  AnyModel model = MakeGpt(config.Model(), config.Precision());
   ASSIGN_OR_RETURN(ParamLayout layout,
-                   ParamLayout::Create(model.UnitSpecs(), world, StrategyOn(world, strategy)));
-  ASSIGN_OR_RETURN(Plan plan,
-                   MakePlan(layout, PlanOptionsOf(config.batch, config.micro_batch, 0, world)));
+                   ParamLayout::Create(UnitSpecs(model), world, StrategyOn(world, strategy)));
+  ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, PlanOptionsOf(config.batch, config.micro_batch, 0,
+                                                             world, config.Precision())));
   return Planned{std::move(model), std::move(layout), std::move(plan)};
 }
 
@@ -81,6 +81,26 @@ std::int64_t MovedBytes(const Planned& planned) {
   return moved * kElementBytes;
 }
 
+absl::StatusOr<std::size_t> ActivationBytes(const AnyModel& model, const Extent& extent) {
+  return std::visit(
+      [&]<typename T>(const Model<T>& m) { return UnitRunner<T>::ActivationBytes(m, extent); },
+      model);
+}
+
+// Of the product that needs most.
+std::size_t WideningBytes(const TrainConfig& config, const Planned& planned, const Extent& extent) {
+  std::size_t most = 0;
+  std::visit(
+      [&](const auto& model) {
+        for (const auto& unit : model.units()) {
+          most = std::max(most, WideningBytes(config.Precision(), config.Kernels(),
+                                              unit.layer->Spec(extent).largest_product));
+        }
+      },
+      planned.model);
+  return most;
+}
+
 absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& planned) {
   const ParamLayout& layout = planned.layout;
   const int world = layout.world();
@@ -90,6 +110,7 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& plan
                       .time = config.context};
   MemoryNeed need;
   need.weights = Largest(layout, StateKind::kWeights) * kElementBytes;
+  need.rounded = planned.plan.rounded.elements * SizeOf(config.Precision());
   need.moments = 2 * Largest(layout, StateKind::kMoments) * kElementBytes;
   need.gradients = planned.plan.gradients.elements * kElementBytes;
   if (layout.Divides(StateKind::kGradients))
@@ -97,9 +118,9 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& plan
   if (divided) need.gradients += BlocksOf(layout) * static_cast<std::int64_t>(sizeof(double));
   if (layout.Divides(StateKind::kWeights))
     need.gathered = planned.plan.weights.elements * kElementBytes;
-  ASSIGN_OR_RETURN(const std::size_t activations,
-                   UnitRunner<float>::ActivationBytes(planned.model, extent));
-  need.activations = static_cast<std::int64_t>(activations);
+  ASSIGN_OR_RETURN(const std::size_t activations, ActivationBytes(planned.model, extent));
+  need.activations =
+      static_cast<std::int64_t>(activations + WideningBytes(config, planned, extent));
   if (!config.checkpoint_dir.empty()) {
     const std::int64_t saved =
         divided ? LargestOwned(layout) : (layout.param_elements() + world - 1) / world;
@@ -117,15 +138,15 @@ struct Line {
 double Mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 std::string Table(const std::vector<Line>& lines) {
-  std::string text =
-      absl::StrFormat("%-9s%11s%11s%11s%11s%13s%11s%11s%11s\n", "MiB", "weights", "gathered",
-                      "gradients", "moments", "activations", "snapshots", "per rank", "moved");
+  std::string text = absl::StrFormat("%-9s%11s%11s%11s%11s%11s%13s%11s%11s%11s\n", "MiB", "weights",
+                                     "gathered", "rounded", "gradients", "moments", "activations",
+                                     "snapshots", "per rank", "moved");
   for (const Line& line : lines) {
     const MemoryNeed& n = line.need;
-    absl::StrAppendFormat(&text, "%-9s%11.1f%11.1f%11.1f%11.1f%13.1f%11.1f%11.1f%11.1f\n",
-                          NameOf(line.strategy), Mib(n.weights), Mib(n.gathered), Mib(n.gradients),
-                          Mib(n.moments), Mib(n.activations), Mib(n.snapshots), Mib(n.all()),
-                          Mib(line.moved_bytes));
+    absl::StrAppendFormat(&text, "%-9s%11.1f%11.1f%11.1f%11.1f%11.1f%13.1f%11.1f%11.1f%11.1f\n",
+                          NameOf(line.strategy), Mib(n.weights), Mib(n.gathered), Mib(n.rounded),
+                          Mib(n.gradients), Mib(n.moments), Mib(n.activations), Mib(n.snapshots),
+                          Mib(n.all()), Mib(line.moved_bytes));
   }
   return text;
 }
@@ -161,17 +182,22 @@ std::string Json(const PlanConfig& config, const Planned& planned, double flops,
   nlohmann::ordered_json strategies = nlohmann::ordered_json::array();
   for (const Line& line : lines) {
     const MemoryNeed& n = line.need;
-    nlohmann::ordered_json row = {
-        {"strategy", NameOf(line.strategy)}, {"weights_bytes", n.weights},
-        {"gathered_bytes", n.gathered},      {"gradients_bytes", n.gradients},
-        {"moments_bytes", n.moments},        {"activations_bytes", n.activations},
-        {"snapshots_bytes", n.snapshots},    {"rank_bytes", n.all()},
-        {"moved_bytes", line.moved_bytes}};
+    nlohmann::ordered_json row = {{"strategy", NameOf(line.strategy)},
+                                  {"weights_bytes", n.weights},
+                                  {"gathered_bytes", n.gathered},
+                                  {"rounded_bytes", n.rounded},
+                                  {"gradients_bytes", n.gradients},
+                                  {"moments_bytes", n.moments},
+                                  {"activations_bytes", n.activations},
+                                  {"snapshots_bytes", n.snapshots},
+                                  {"rank_bytes", n.all()},
+                                  {"moved_bytes", line.moved_bytes}};
     if (config.memory_bytes > 0)
       row["fits"] = n.all() <= static_cast<std::int64_t>(config.memory_bytes);
     strategies.push_back(std::move(row));
   }
   const nlohmann::ordered_json tree = {{"parameters", planned.layout.param_elements()},
+                                       {"precision", NameOf(config.train.Precision())},
                                        {"world", config.world},
                                        {"flops_per_token", flops},
                                        {"strategies", strategies}};
@@ -181,8 +207,12 @@ std::string Json(const PlanConfig& config, const Planned& planned, double flops,
 // Forward and backward, which is twice that; of the products and attention.
 double FlopsPerToken(const Planned& planned, int context) {
   double flops = 0;
-  for (const Unit<float>& unit : planned.model.units())
-    flops += unit.layer->Spec({.batch = 1, .time = context}).forward_flops;
+  std::visit(
+      [&](const auto& model) {
+        for (const auto& unit : model.units())
+          flops += unit.layer->Spec({.batch = 1, .time = context}).forward_flops;
+      },
+      planned.model);
   return 3 * flops / context;
 }
 
@@ -254,10 +284,10 @@ absl::StatusOr<std::string> PlanReport(const PlanConfig& config) {
   const double flops = FlopsPerToken(planned, train.context);
   if (config.json) return Json(config, planned, flops, lines);
   std::string text = absl::StrFormat(
-      "%d parameters in f32 on %d ranks, batch %d x %d tokens, at most %d micro-batches on a rank\n"
+      "%d parameters in %s on %d ranks, batch %d x %d tokens, at most %d micro-batches on a rank\n"
       "%.3g floating-point operations per token, forward and backward\n\n",
-      planned.layout.param_elements(), config.world, train.batch, train.context,
-      std::max(1, planned.plan.micro_batches), flops);
+      planned.layout.param_elements(), NameOf(train.Precision()), config.world, train.batch,
+      train.context, std::max(1, planned.plan.micro_batches), flops);
   text += Table(lines);
   if (config.memory_bytes > 0) {
     ASSIGN_OR_RETURN(const std::string advice, Advice(config, lines));

@@ -28,9 +28,10 @@ absl::StatusOr<std::optional<PlanConfig>> ReadPlanConfig(const std::vector<std::
 // has most.
 struct MemoryNeed {
   std::int64_t weights = 0, gathered = 0, gradients = 0, moments = 0, activations = 0;
+  std::int64_t rounded = 0;    // Weights of 16 bits, which a step computes with.
   std::int64_t snapshots = 0;  // Two of what it saves.
   std::int64_t all() const {
-    return weights + gathered + gradients + moments + activations + snapshots;
+    return weights + gathered + rounded + gradients + moments + activations + snapshots;
   }
 };
 // Invalid argument, as the training would say it.

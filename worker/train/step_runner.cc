@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -24,11 +25,11 @@ int MicroBatchesOf(std::int64_t samples, int largest) {
 
 // Every rank makes the plans of all, and checks them against each other before anything runs.
 absl::StatusOr<std::vector<Plan>> CheckedPlans(const ParamLayout& layout,
-                                               const StepRunnerOptions& options) {
+                                               const StepRunnerOptions& options, DType type) {
   std::vector<Plan> plans;
   for (int r = 0; r < layout.world(); ++r) {
     ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, PlanOptionsOf(options.batch, options.micro_batch,
-                                                               r, layout.world())));
+                                                               r, layout.world(), type)));
     plans.push_back(std::move(plan));
   }
   RETURN_IF_ERROR(CheckPlan(layout, plans));
@@ -53,29 +54,33 @@ absl::Status AgreeOnPlans(Communicator& ranks, const ParamLayout& layout,
 
 }  // namespace
 
-PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world) {
+PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world, DType type) {
   PlanOptions options;
   options.rank = rank;
   options.micro_batches = MicroBatchesOf(RankSlice(batch, rank, world).size, micro_batch);
   // Rank 0's part is the largest.
   options.rounds = MicroBatchesOf(RankSlice(batch, 0, world).size, micro_batch);
+  options.round_weights = type != DType::kF32;
   return options;
 }
 
 StepRunner::StepRunner(Communicator& ranks, const ParamLayout& layout, const Dataset& dataset,
-                       const StepRunnerOptions& options)
+                       const StepRunnerOptions& options, DType type)
     : ranks_(ranks),
       layout_(layout),
       dataset_(dataset),
       options_(options),
       slice_(RankSlice(options.batch, ranks.rank(), ranks.world_size())),
-      micro_batches_(MicroBatchesOf(slice_.size, options.micro_batch)) {}
+      micro_batches_(MicroBatchesOf(slice_.size, options.micro_batch)),
+      type_(type),
+      scaler_(type) {}
 
+template <typename T>
 absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
-    Communicator& ranks, const Model<float>& model, const ParamLayout& layout,
-    const Dataset& dataset, TrainState& state, const StepRunnerOptions& options) {
-  std::unique_ptr<StepRunner> runner(new StepRunner(ranks, layout, dataset, options));
-  ASSIGN_OR_RETURN(std::vector<Plan> plans, CheckedPlans(layout, options));
+    Communicator& ranks, const Model<T>& model, const ParamLayout& layout, const Dataset& dataset,
+    TrainState& state, const StepRunnerOptions& options) {
+  std::unique_ptr<StepRunner> runner(new StepRunner(ranks, layout, dataset, options, DTypeOf<T>()));
+  ASSIGN_OR_RETURN(std::vector<Plan> plans, CheckedPlans(layout, options, DTypeOf<T>()));
   RETURN_IF_ERROR(AgreeOnPlans(ranks, layout, plans));
   runner->plan_ = std::move(plans[static_cast<std::size_t>(ranks.rank())]);
   RETURN_IF_ERROR(runner->Allocate(state));
@@ -84,17 +89,32 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
   const int micro_batches = std::max(1, runner->micro_batches_);
   const Extent extent{.batch = RankSlice(samples, 0, micro_batches).size,
                       .time = dataset.context()};
-  const Kernels& kernels = KernelsFor(options.kernels);
   ASSIGN_OR_RETURN(runner->runner_,
-                   UnitRunner<float>::Create(model, layout, kernels, extent, runner->Places()));
+                   UnitRunner<T>::Create(model, layout, KernelsOf<T>(options.kernels), extent,
+                                         runner->Places<T>()));
   runner->optimizer_ =
-      std::make_unique<AdamW<float>>(layout, options.optimizer, kernels,
+      std::make_unique<AdamW<float>>(layout, options.optimizer, KernelsFor(options.kernels),
                                      AdamW<float>::Buffers{state.weights, runner->reduced_,
                                                            state.first_moment, state.second_moment},
                                      ranks.rank());
   ASSIGN_OR_RETURN(runner->reader_, BatchReader::Create(dataset, runner->slice_.size));
   return runner;
 }
+template absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(Communicator&,
+                                                                        const Model<float>&,
+                                                                        const ParamLayout&,
+                                                                        const Dataset&, TrainState&,
+                                                                        const StepRunnerOptions&);
+template absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(Communicator&,
+                                                                        const Model<BFloat16>&,
+                                                                        const ParamLayout&,
+                                                                        const Dataset&, TrainState&,
+                                                                        const StepRunnerOptions&);
+template absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(Communicator&,
+                                                                        const Model<Half>&,
+                                                                        const ParamLayout&,
+                                                                        const Dataset&, TrainState&,
+                                                                        const StepRunnerOptions&);
 
 absl::Status StepRunner::Allocate(TrainState& state) {
   const bool divided = layout_.Divides(StateKind::kMoments),
@@ -104,10 +124,11 @@ absl::Status StepRunner::Allocate(TrainState& state) {
              reduced = scatters ? static_cast<std::size_t>(
                                       layout_.Elements(StateKind::kGradients, ranks_.rank()))
                                 : 0,
-             blocks = divided ? static_cast<std::size_t>(BlocksOf(layout_)) : 0;
+             blocks = divided ? static_cast<std::size_t>(BlocksOf(layout_)) : 0,
+             rounded = static_cast<std::size_t>(plan_.rounded.elements * SizeOf(type_));
   ASSIGN_OR_RETURN(
       own_, Arena::Create(Arena::Footprint<float>(window) + Arena::Footprint<float>(reduced) +
-                          Arena::Footprint<double>(blocks)));
+                          Arena::Footprint<double>(blocks) + Arena::Footprint<std::byte>(rounded)));
   ASSIGN_OR_RETURN(gradients_,
                    ranks_.AllocateArena(static_cast<std::size_t>(plan_.gradients.elements)));
   memory_bytes_ = static_cast<std::int64_t>(own_.size_bytes() + gradients_.size_bytes());
@@ -115,13 +136,20 @@ absl::Status StepRunner::Allocate(TrainState& state) {
   weights_ = gathers ? own_.Take<float>(window) : state.weights;
   reduced_ = scatters ? own_.Take<float>(reduced) : gradients_;
   squares_ = own_.Take<double>(blocks);
+  rounded_ = own_.Take<std::byte>(rounded);
   return absl::OkStatus();
 }
 
-UnitRunner<float>::Places StepRunner::Places() {
-  UnitRunner<float>::Places places;
+template <typename T>
+typename UnitRunner<T>::Places StepRunner::Places() {
+  typename UnitRunner<T>::Places places;
   for (std::size_t u = 0; u < layout_.units().size(); ++u) {
-    places.weights.push_back(weights_.data() + plan_.weights.at[u]);
+    if constexpr (std::is_same_v<T, float>) {
+      places.weights.push_back(weights_.data() + plan_.weights.at[u]);
+    } else {
+      places.rounded.push_back(reinterpret_cast<T*>(rounded_.data()) + plan_.rounded.at[u]);
+      places.weights.push_back(places.rounded.back());
+    }
     places.gradients.push_back(gradients_.data() + plan_.gradients.at[u]);
   }
   return places;
@@ -169,12 +197,15 @@ void StepRunner::Connect() {
 absl::Status StepRunner::PlanForwards() {
   std::vector<Plan> plans;
   for (int r = 0; r < layout_.world(); ++r) {
-    ASSIGN_OR_RETURN(Plan plan, MakePlan(layout_, {.rank = r, .micro_batches = 1, .rounds = 1}));
+    ASSIGN_OR_RETURN(
+        Plan plan,
+        MakePlan(layout_,
+                 {.rank = r, .micro_batches = 1, .rounds = 1, .round_weights = plan_.rounds}));
     plans.push_back(std::move(plan));
   }
   RETURN_IF_ERROR(CheckPlan(layout_, plans));
   Plan& own = plans[static_cast<std::size_t>(ranks_.rank())];
-  CHECK(own.weights == plan_.weights);
+  CHECK(own.weights == plan_.weights && own.rounded == plan_.rounded);
   const auto end = std::ranges::find(own.instructions, Op::kBackward, &Instruction::op);
   forwards_.assign(own.instructions.begin(), end);
   return absl::OkStatus();
@@ -201,7 +232,8 @@ MicroBatch StepRunner::MicroBatchOf(int index) const {
              size = static_cast<std::size_t>(part.size * context);
   // The sum of all ranks' gradients is then the gradient of the global mean, whatever each rank's
   // share.
-  const double scale = options_.gradient_factor / static_cast<double>(options_.batch * context);
+  const double scale =
+      scaler_.scale() * options_.gradient_factor / static_cast<double>(options_.batch * context);
   return {.batch = part.size,
           .time = context,
           .tokens = tokens_.subspan(begin, size),
@@ -219,8 +251,10 @@ absl::StatusOr<StepResult> StepRunner::Run(std::int64_t step, std::span<const st
   loss_sum_ = 0;
   for (const Instruction& instruction : plan_.instructions) {
     RETURN_IF_ERROR(Carry(instruction, step, ballot, result));
-    if (instruction.op == Op::kVote && !std::isfinite(result.loss + result.gradient_norm))
+    if (instruction.op == Op::kVote && !std::isfinite(result.loss + result.gradient_norm)) {
+      result.retry = std::isfinite(result.loss) && scaler_.Halve();
       return result;
+    }
   }
   return result;
 }
@@ -232,6 +266,12 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
       return ranks_.AllGather(shared_weights_, gathers_[static_cast<std::size_t>(instruction.unit)],
                               weights_);
     case Op::kFree: return absl::OkStatus();  // What is gathered next takes its place.
+    case Op::kRound:
+      runner_->RoundWeights(
+          instruction.unit,
+          weights_.data() + plan_.weights.at[static_cast<std::size_t>(instruction.unit)],
+          SeedKey(options_.seed).Fold("round").Fold(static_cast<std::uint64_t>(step)));
+      return absl::OkStatus();
     case Op::kForward:
       RETURN_IF_ERROR(runner_->Forward(instruction.unit, MicroBatchOf(instruction.micro_batch)));
       if (instruction.unit + 1 == static_cast<UnitId>(layout_.units().size()))
@@ -244,12 +284,11 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
     case Op::kReduceGrad: return ReduceGradients(instruction);
     case Op::kSumSquares: return SumSquares();
     case Op::kVote: return Vote(ballot, result);
-    case Op::kStep:
-      optimizer_->Step(instruction.unit, {.step = step,
-                                          .lr = LearningRate(options_.schedule, step),
-                                          .grad_scale = ClipScale(sum_squares_, options_.clip)});
+    case Op::kStep: Update(instruction.unit, step); return absl::OkStatus();
+    case Op::kCommit:
+      result.done = true;
+      scaler_.NoteStep();
       return absl::OkStatus();
-    case Op::kCommit: result.done = true; return absl::OkStatus();
   }
   CHECK(false);
 }
@@ -269,7 +308,8 @@ absl::StatusOr<double> StepRunner::Evaluate(const Dataset& dataset, std::int64_t
   if (forwards_.empty()) RETURN_IF_ERROR(PlanForwards());
   ASSIGN_OR_RETURN(const auto reader, BatchReader::Create(dataset, slice_.size));
   // All ranks gather for the one that has most micro-batches, which is rank 0.
-  const int rounds = PlanOptionsOf(options_.batch, options_.micro_batch, 0, layout_.world()).rounds;
+  const int rounds =
+      PlanOptionsOf(options_.batch, options_.micro_batch, 0, layout_.world(), type_).rounds;
   StepResult ignored;
   loss_sum_ = 0;
   std::vector<std::int64_t> next = ids_of(0);
@@ -287,6 +327,12 @@ absl::StatusOr<double> StepRunner::Evaluate(const Dataset& dataset, std::int64_t
   }
   RETURN_IF_ERROR(ranks_.AllReduce(std::span(&loss_sum_, 1), Reduction::kSum));
   return loss_sum_ / static_cast<double>(count * dataset.context());
+}
+
+void StepRunner::Update(UnitId unit, std::int64_t step) {
+  optimizer_->Step(unit, {.step = step,
+                          .lr = LearningRate(options_.schedule, step),
+                          .grad_scale = ClipScale(sum_squares_, options_.clip) / scaler_.scale()});
 }
 
 std::span<float> StepRunner::BucketOf(const Instruction& instruction) const {
@@ -340,7 +386,8 @@ absl::Status StepRunner::Vote(const Ballot& ballot, StepResult& result) {
             " for one of them and ", -minus_smallest_batch, " for another")),
         WorkerExit::kRanksDisagree);
   }
-  sum_squares_ = sum_squares;  // Not a number if that is so on any rank.
+  // Not a number if that is so on any rank.
+  sum_squares_ = sum_squares / (scaler_.scale() * scaler_.scale());
   result.loss = loss_sum / (samples * dataset_.context());
   result.gradient_norm = std::sqrt(sum_squares_);
   result.any = {.notice = notice != 0, .busy = busy != 0};

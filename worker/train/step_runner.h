@@ -16,12 +16,13 @@
 #include "worker/optim/schedule.h"
 #include "worker/plan/plan.h"
 #include "worker/tensor/arena.h"
+#include "worker/train/loss_scaler.h"
 #include "worker/train/train_state.h"
 
 namespace regroup::worker {
 
 // Of the plan of one rank, whose part of a batch it takes in micro-batches.
-PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world);
+PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world, DType type);
 
 struct StepRunnerOptions {
   int batch = 1;        // Global. Ranks beyond it have no sample and add zeros.
@@ -31,6 +32,7 @@ struct StepRunnerOptions {
   double clip = 0;
   double gradient_factor = 1;  // 1, but for a planted defect.
   Isa kernels = BestIsa();
+  std::uint64_t seed = 0;  // Of random rounding.
 };
 
 // What a rank brings to the vote of one step.
@@ -42,8 +44,9 @@ struct Ballot {
 struct StepResult {
   double loss = 0;  // Mean over the global batch, before the update; equal on all ranks.
   double gradient_norm = 0;
-  Ballot any;         // Of any rank; equal on all ranks.
-  bool done = false;  // False: loss or norm is not finite, and nothing was changed.
+  Ballot any;          // Of any rank; equal on all ranks.
+  bool done = false;   // False: loss or norm is not finite, and nothing was changed.
+  bool retry = false;  // Not done, but the same batch may be with the loss scale that is now set.
 };
 
 // Carries out one step's plan: the execution layer. Weights and moments change only after a vote of
@@ -51,14 +54,16 @@ struct StepResult {
 // makes the step or none does, and a step that fails before leaves them as they were. Where ranks
 // divide their state, weights that have been stepped are gathered after the vote: a rank that is
 // lost then leaves the others with some old and some new ones. Losses, norms and weights have equal
-// bits under every strategy. Execution thread only.
+// bits under every strategy. A model of 16-bit numbers computes with weights that are rounded anew
+// in each step, from those in full precision that the optimizer steps. Execution thread only.
 class StepRunner {
  public:
   // Collective. Everything that is passed by reference outlives the runner. Checks the plans of all
   // ranks first. Failed precondition on every rank: they are not the ones that rank 0 has checked.
+  template <typename T>  // float, BFloat16, Half.
   static absl::StatusOr<std::unique_ptr<StepRunner>> Create(
-      Communicator& ranks, const Model<float>& model, const ParamLayout& layout,
-      const Dataset& dataset, TrainState& state, const StepRunnerOptions& options);
+      Communicator& ranks, const Model<T>& model, const ParamLayout& layout, const Dataset& dataset,
+      TrainState& state, const StepRunnerOptions& options);
 
   // `ids`: the global batch, options.batch of them. `step`: updates made before this one. Failures
   // of the communicator come back as they are, and so do those of the data, whatever their codes.
@@ -72,14 +77,16 @@ class StepRunner {
   absl::StatusOr<double> Evaluate(const Dataset& dataset, std::int64_t batches);
 
   const Slice& slice() const { return slice_; }  // This rank's part of every batch.
-  // Of gradients and of gathered weights, all of it allocated by Create.
+  LossScaler& scaler() { return scaler_; }
+  // Of gradients and of gathered and rounded weights, all of it allocated by Create.
   std::int64_t memory_bytes() const { return memory_bytes_; }
 
  private:
   StepRunner(Communicator& ranks, const ParamLayout& layout, const Dataset& dataset,
-             const StepRunnerOptions& options);
+             const StepRunnerOptions& options, DType type);
   absl::Status Allocate(TrainState& state);
-  UnitRunner<float>::Places Places();
+  template <typename T>
+  typename UnitRunner<T>::Places Places();
   void Connect();
   absl::Status PlanForwards();
   std::span<const std::int64_t> SliceOf(std::span<const std::int64_t> ids) const;
@@ -88,6 +95,7 @@ class StepRunner {
   MicroBatch MicroBatchOf(int index) const;
   absl::Status Carry(const Instruction& instruction, std::int64_t step, const Ballot& ballot,
                      StepResult& result);
+  void Update(UnitId unit, std::int64_t step);
   std::span<float> BucketOf(const Instruction& instruction) const;
   void ZeroGradients(const Instruction& instruction);
   absl::Status ReduceGradients(const Instruction& instruction);
@@ -100,17 +108,21 @@ class StepRunner {
   const StepRunnerOptions options_;
   const Slice slice_;
   const int micro_batches_;
+  const DType type_;
+  LossScaler scaler_;
   Plan plan_;
   std::span<float> gradients_;  // Where backwards write, by plan_.gradients; the ranks share it.
   std::span<float> shared_weights_;  // TrainState's.
-  std::span<float> weights_;         // Where forwards and backwards read, by plan_.weights.
+  std::span<float> weights_;         // Where forwards and backwards read, by plan_.weights;
+                                     // or what is rounded, if plan_.rounds.
+  std::span<std::byte> rounded_;     // Where they read then, by plan_.rounded.
   std::span<float> reduced_;         // This rank's buffer of reduced gradients; or gradients_.
   std::span<double> squares_;        // By block; only where not every rank has all gradients.
-  Arena own_;                        // Of the last three, where they are not what they are else.
+  Arena own_;                        // Of the last four, where they are not what they are else.
   std::int64_t memory_bytes_ = 0;
   std::vector<std::vector<Stretch>> reductions_;  // By bucket; only where moments are divided.
   std::vector<std::vector<Stretch>> gathers_;     // By unit; likewise.
-  std::unique_ptr<UnitRunner<float>> runner_;
+  std::unique_ptr<Runner> runner_;
   std::unique_ptr<AdamW<float>> optimizer_;
   std::unique_ptr<BatchReader> reader_;
   std::span<const std::int32_t> tokens_, targets_;  // (slice_.size, T), of a reader.

@@ -56,7 +56,7 @@ absl::Status AddPaths(std::string_view text, std::vector<std::string>& paths) {
   return absl::OkStatus();
 }
 
-constexpr char kBestKernels[] = "auto";
+constexpr char kBestKernels[] = "auto", kBestPrecision[] = "auto";
 
 absl::Status ChooseKernels(std::string_view text, std::optional<Isa>& kernels) {
   if (text == kBestKernels) {
@@ -110,6 +110,20 @@ absl::Status ChooseDataFormat(std::string_view text, DataFormat& format) {
     return absl::OkStatus();
   }
   return Refuse(Cat("\"", text, "\" is not accepted"), "auto, text, llm.c and nanogpt are", "auto");
+}
+
+absl::Status ChoosePrecision(std::string_view text, std::optional<DType>& precision) {
+  if (text == kBestPrecision) {
+    precision.reset();
+    return absl::OkStatus();
+  }
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
+    if (text != NameOf(type)) continue;
+    precision = type;
+    return absl::OkStatus();
+  }
+  return Refuse(Cat("\"", text, "\" is not accepted"), "f32, bf16, f16 and auto are",
+                NameOf(DType::kF32));
 }
 
 // A scalar, or a list of them joined by commas.
@@ -210,6 +224,12 @@ void DescribeModelAndSteps(CLI::App& app, TrainConfig& c) {
             "what the ranks divide among them: ddp nothing, zero-1 the optimizer's state, zero-2 "
             "also gradients, zero-3 also weights, as in --strategy zero-2",
             [&c](std::string_view text) { return ChooseStrategy(text, c.strategy); });
+  AddParsed(
+      app, "--precision", "NAME", NameOf(DType::kF32),
+      "numbers of weights and activations in a step: f32, bf16, f16 (converted to f32 for each "
+      "computation), or auto, which is bf16 where the CPU has avx512_bf16 and else f32; the "
+      "optimizer and checkpoints keep f32, as in --precision bf16",
+      [&c](std::string_view text) { return ChoosePrecision(text, c.precision); });
   AddParsed(app, "--seed", "N", Cat(c.seed), "of weights and sample order, as in --seed 1337",
             [&c](std::string_view text) {
               ASSIGN_OR_RETURN(const std::int64_t seed,
@@ -265,6 +285,11 @@ void DescribeTimeouts(CLI::App& app, TrainConfig& c) {
 
 }  // namespace
 
+DType TrainConfig::Precision() const {
+  const bool native = MultipliesNatively(DType::kBF16, Kernels());
+  return precision.value_or(native ? DType::kBF16 : DType::kF32);
+}
+
 GptConfig TrainConfig::Model(int vocabulary) const {
   return {.layers = layers,
           .width = width,
@@ -301,6 +326,7 @@ std::map<std::string, std::string> TrainConfig::Settings() const {
           {"beta1", real(beta1)},
           {"beta2", real(beta2)},
           {"clip", real(clip)},
+          {"precision", NameOf(Precision())},
           {"seed", Cat(seed)}};
 }
 

@@ -28,9 +28,10 @@ struct TrainConfig {
   int eval_every = 100, eval_batches = 20;
   int layers = 6, width = 384, heads = 6, context = 256;
   int steps = 1000;
-  int batch = 8;                              // Global: of one step of all ranks together.
-  int micro_batch = 8;                        // Largest that one forward pass of one rank takes.
-  Strategy strategy = Strategy::kReplicated;  // What of the state the ranks divide.
+  int batch = 8;                                 // Global: of one step of all ranks together.
+  int micro_batch = 8;                           // Largest that one forward pass of one rank takes.
+  Strategy strategy = Strategy::kReplicated;     // What of the state the ranks divide.
+  std::optional<DType> precision = DType::kF32;  // None: bf16 where the CPU multiplies that.
   double learning_rate = 3e-4, min_learning_rate = 3e-5;
   int warmup = 0;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
@@ -48,6 +49,8 @@ struct TrainConfig {
   Duration restore_timeout = std::chrono::minutes(30);
   Duration save_timeout = std::chrono::minutes(10);
 
+  Isa Kernels() const { return kernels.value_or(BestIsa()); }
+  DType Precision() const;
   GptConfig Model(int vocabulary) const;
   GptConfig Model() const;  // As far as is known without the data: of text, unless told otherwise.
   AdamWConfig Optimizer() const;

@@ -176,7 +176,7 @@ absl::Status Trainer::Agree() {
 
 // Kernels of two instruction sets round differently, and so would the replicas' weights.
 absl::Status Trainer::AgreeOnMachine() {
-  const Isa isa = config_.kernels.value_or(BestIsa());
+  const Isa isa = config_.Kernels();
   ASSIGN_OR_RETURN(const std::optional<Disagreement> found,
                    FindDisagreement(*ranks_, {{"kernels", NameOf(isa)}}));
   if (!found) return absl::OkStatus();
@@ -198,10 +198,15 @@ absl::Status Trainer::AgreeOnSettings() {
   Terms terms(settings.begin(), settings.end());
   terms.emplace_back("micro-batch", absl::StrCat(config_.micro_batch));
   terms.emplace_back("strategy", NameOf(config_.strategy));
-  terms.emplace_back("precision", "f32");
   terms.emplace_back("eval-data", of_eval_data);
   terms.emplace_back("eval-every", absl::StrCat(config_.eval_every));
   terms.emplace_back("eval-batches", absl::StrCat(config_.eval_batches));
+  // Products of short numbers and of widened ones round differently.
+  const DType type = config_.Precision();
+  terms.emplace_back(
+      "products",
+      absl::StrCat(NameOf(type), MultipliesNatively(type, config_.Kernels()) ? " multiplied as such"
+                                                                             : " widened to f32"));
   ASSIGN_OR_RETURN(const std::optional<Disagreement> found, FindDisagreement(*ranks_, terms));
   ranks_->SetDeadline(config_.collective_timeout);
   if (!found) return absl::OkStatus();
@@ -275,25 +280,29 @@ absl::Status Trainer::Build() {
 }
 
 absl::Status Trainer::BuildParts() {
-  model_ = MakeGpt<float>(config_.Model(data_.train->vocabulary()));
+  model_ = MakeGpt(config_.Model(data_.train->vocabulary()), config_.Precision());
   const int world = environment_.world_size;
-  ASSIGN_OR_RETURN(layout_, ParamLayout::Create(model_->UnitSpecs(), world,
-                                                StrategyOn(world, config_.strategy)));
+  ASSIGN_OR_RETURN(
+      layout_, ParamLayout::Create(UnitSpecs(*model_), world, StrategyOn(world, config_.strategy)));
   ASSIGN_OR_RETURN(state_, TrainState::Create(*layout_, ranks_.get()));
   tensors_ = state_->Tensors(*layout_);
   copies_ = state_->Copies(*layout_);
   sampler_.emplace(config_.seed, data_.train->samples());
   // The planted defect is one that matters: AdamW does not see a factor that all gradients share.
   const bool wrong_scale = environment_.mutation == Mutation::kGradientScale && !first();
-  absl::StatusOr<std::unique_ptr<StepRunner>> runner =
-      StepRunner::Create(*ranks_, *model_, *layout_, *data_.train, *state_,
-                         {.batch = config_.batch,
-                          .micro_batch = config_.micro_batch,
-                          .optimizer = config_.Optimizer(),
-                          .schedule = config_.LearningRates(),
-                          .clip = config_.clip,
-                          .gradient_factor = wrong_scale ? 3.0 : 1.0,
-                          .kernels = config_.kernels.value_or(BestIsa())});
+  const StepRunnerOptions options{.batch = config_.batch,
+                                  .micro_batch = config_.micro_batch,
+                                  .optimizer = config_.Optimizer(),
+                                  .schedule = config_.LearningRates(),
+                                  .clip = config_.clip,
+                                  .gradient_factor = wrong_scale ? 3.0 : 1.0,
+                                  .kernels = config_.Kernels(),
+                                  .seed = config_.seed};
+  absl::StatusOr<std::unique_ptr<StepRunner>> runner = std::visit(
+      [&](const auto& model) {
+        return StepRunner::Create(*ranks_, model, *layout_, *data_.train, *state_, options);
+      },
+      *model_);
   if (absl::IsFailedPrecondition(runner.status()) && !IsCommunicatorFailure(runner.status()))
     return WithExit(runner.status(), WorkerExit::kRanksDisagree);
   if (!runner.ok()) return runner.status();
@@ -371,6 +380,11 @@ absl::Status Trainer::Restore() {
     }
     saved_step_ = step_;
     RETURN_IF_ERROR(CheckSettings(*manifest));
+    if (const absl::Status scale = runner_->scaler().Restore(manifest->counters); !scale.ok()) {
+      return WithExit(UserError(scale.code(), "cannot resume", std::string(scale.message()),
+                                "another --checkpoint-dir"),
+                      WorkerExit::kCheckpointUnusable);
+    }
   } else {
     state_->InitializeWeights(*layout_, config_.seed);
   }
@@ -392,6 +406,7 @@ absl::Status Trainer::Restore() {
                         WithThousands(static_cast<double>(layout_->param_elements())),
                         config_.batch, config_.context));
     SayWhatIsDivided();
+    SayWhatIsShort();
   }
   return absl::OkStatus();
 }
@@ -408,6 +423,17 @@ void Trainer::SayWhatIsDivided() const {
       mib(layout_->Elements(StateKind::kWeights, 0) +
           2 * layout_->Elements(StateKind::kMoments, 0)),
       mib(3 * layout_->flat_elements()), static_cast<double>(runner_->memory_bytes()) / (1 << 20)));
+}
+
+void Trainer::SayWhatIsShort() const {
+  const DType type = config_.Precision();
+  if (type == DType::kF32) return;
+  Say(absl::StrCat(NameOf(type), ": ",
+                   MultipliesNatively(type, config_.Kernels())
+                       ? "the CPU multiplies such numbers itself"
+                       : "this CPU converts such numbers to f32 for each product, which is slower "
+                         "than f32",
+                   "; weights of the optimizer, moments and gradients are f32"));
 }
 
 absl::Status Trainer::CheckSettings(const Manifest& manifest) const {
@@ -496,15 +522,11 @@ absl::Status Trainer::Step() {
   const Ballot ballot{.notice = saver_ && control_ && control_->notice(),
                       .busy = saver_ && saver_->Busy()};
   absl::StatusOr<StepResult> result = runner_->Run(step_, ids, ballot, next);
+  while (result.ok() && result->retry) result = runner_->Run(step_, ids, ballot, next);
   if (!result.ok()) return result.status();
   if (!result->done) {
     RETURN_IF_ERROR(LetSavesEnd());
-    return WithExit(UserError(absl::StatusCode::kOutOfRange,
-                              absl::StrFormat("the loss of step %d is not finite", step_ + 1),
-                              absl::StrFormat("loss %g, norm of the gradients %g", result->loss,
-                                              result->gradient_norm),
-                              "a lower --learning-rate, a longer --warmup"),
-                    WorkerExit::kLossNotFinite);
+    return ExplainNotFinite(*result);
   }
   ++step_;
   const Slice& slice = runner_->slice();
@@ -526,6 +548,26 @@ absl::Status Trainer::Step() {
     FlipBit();
   ReportStep(*result, SecondsSince(begin));
   return SaveWhatIsDue(result->any);
+}
+
+absl::Status Trainer::ExplainNotFinite(const StepResult& result) const {
+  const bool overflow = config_.Precision() == DType::kF16 && std::isfinite(result.loss);
+  return WithExit(
+      UserError(
+          absl::StatusCode::kOutOfRange,
+          absl::StrFormat(overflow ? "the gradients of step %d overflow f16 at any loss scale"
+                                   : "the loss of step %d is not finite",
+                          step_ + 1),
+          absl::StrFormat("loss %g, norm of the gradients %g", result.loss, result.gradient_norm),
+          overflow ? "--precision bf16, or a lower --learning-rate"
+                   : "a lower --learning-rate, a longer --warmup"),
+      WorkerExit::kLossNotFinite);
+}
+
+std::map<std::string, std::int64_t> Trainer::Counters() const {
+  std::map<std::string, std::int64_t> counters = {{"step", step_}, {"samples", samples_}};
+  runner_->scaler().Save(counters);
+  return counters;
 }
 
 // A bit of one weight, as a fault of the last rank's memory may do. Not the lowest: rounding undoes
@@ -577,7 +619,7 @@ absl::Status Trainer::SaveWhatIsDue(const Ballot& any) {
 
 absl::Status Trainer::Save(bool for_notice) {
   const auto begin = steady_clock::now();
-  const std::map<std::string, std::int64_t> counters = {{"step", step_}, {"samples", samples_}};
+  const std::map<std::string, std::int64_t> counters = Counters();
   const std::vector<std::int64_t> hashes = HashState(copies_, counters);
   // Each rank writes a part of what all of them hold, or what it alone owns. Who leaves waits for
   // no collective: then rank 0 alone compares, by what the others report.

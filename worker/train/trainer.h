@@ -14,6 +14,7 @@
 #include "worker/checkpoint/saver.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/sampler.h"
+#include "worker/model/gpt.h"
 #include "worker/train/control_client.h"
 #include "worker/train/environment.h"
 #include "worker/train/sample_log.h"
@@ -53,6 +54,7 @@ class Trainer {
   absl::Status Build();
   absl::Status BuildParts();
   void SayWhatIsDivided() const;
+  void SayWhatIsShort() const;
   absl::Status TakeDirectory();
   absl::Status Restore();
   absl::Status LoadNewest(std::optional<Manifest>& manifest);
@@ -74,6 +76,8 @@ class Trainer {
   // Refuses a checkpoint whose order of samples is another; warns rank 0 of other differences.
   absl::Status CheckSettings(const Manifest& manifest) const;
   std::map<std::string, std::string> Settings() const;
+  std::map<std::string, std::int64_t> Counters() const;
+  absl::Status ExplainNotFinite(const StepResult& result) const;
   double SecondsOfLife() const;
   bool first() const { return environment_.rank == 0; }
 
@@ -87,7 +91,7 @@ class Trainer {
   std::unique_ptr<Owner> owner_;          // Of the repository; rank 0's.
   std::optional<SampleLog> sample_log_;
   std::unique_ptr<Communicator> ranks_;
-  std::optional<Model<float>> model_;
+  std::optional<AnyModel> model_;
   std::optional<ParamLayout> layout_;
   std::optional<TrainState> state_;
   std::vector<StateTensor> tensors_;  // Into state_, as are the next.

@@ -53,6 +53,7 @@ struct Machine {
   int rank;
   Cells weights, moments, reduced;  // Their buffers; the last only where gradients are divided.
   Cells window, gradients;          // By the plan; the first only where weights are divided.
+  Cells rounded;                    // By the plan; only where it rounds.
   Cells activations;                // By unit.
   Number backward = 0, norm = 0;
   std::size_t at = 0;  // The next instruction.
@@ -71,6 +72,7 @@ class World {
     for (Machine& m : machines_) {
       m.at = 0;
       m.window.assign(Machine::Size(PlanOf(m).weights.elements), 99);
+      m.rounded.assign(Machine::Size(PlanOf(m).rounded.elements), 96);
       m.gradients.resize(Machine::Size(PlanOf(m).gradients.elements), 98);
       m.activations.assign(layout_.units().size(), 97);
     }
@@ -143,6 +145,15 @@ class World {
         Machine::Size(PlanOf(m).weights.at[unit] + at - layout_.units()[unit].flat.begin);
     return layout_.Divides(StateKind::kWeights) ? m.window.at(place) : m.weights.at(place);
   }
+  Number& RoundedOf(Machine& m, ParamId p, std::int64_t at) {
+    const auto unit = static_cast<std::size_t>(ParamAt(p).unit);
+    return m.rounded.at(
+        Machine::Size(PlanOf(m).rounded.at[unit] + at - layout_.units()[unit].flat.begin));
+  }
+  // What a forward or backward reads of a weight.
+  Number Read(Machine& m, ParamId p, std::int64_t at) {
+    return PlanOf(m).rounds ? RoundedOf(m, p, at) : WeightOf(m, p, at);
+  }
   Number& GradientOf(Machine& m, ParamId p, std::int64_t at) {
     const auto unit = static_cast<std::size_t>(ParamAt(p).unit);
     return m.gradients.at(
@@ -165,6 +176,7 @@ class World {
 
   void Alone(Machine& m, const Instruction& i) {
     switch (i.op) {
+      case Op::kRound: return Round(m, i);
       case Op::kForward: return Forward(m, i);
       case Op::kBackward: return Backward(m, i);
       case Op::kZeroGrad: return ZeroGrad(m, i);
@@ -174,12 +186,20 @@ class World {
     }
   }
 
+  void Round(Machine& m, const Instruction& i) {
+    for (ParamId p : UnitAt(i.unit).params) {
+      EachCell(p, [&](std::int64_t at, int) {
+        RoundedOf(m, p, at) = Mix(WeightOf(m, p, at), Number(step_));
+      });
+    }
+  }
+
   void Forward(Machine& m, const Instruction& i) {
     Number& out = m.activations.at(static_cast<std::size_t>(i.unit));
     out = i.unit == 0 ? Mix(Mix(Number(step_), Number(m.rank)), Number(i.micro_batch))
                       : m.activations.at(static_cast<std::size_t>(i.unit) - 1);
     for (ParamId p : TouchedBy(i.unit))
-      EachCell(p, [&](std::int64_t at, int) { out = Mix(out, WeightOf(m, p, at)); });
+      EachCell(p, [&](std::int64_t at, int) { out = Mix(out, Read(m, p, at)); });
   }
 
   void Backward(Machine& m, const Instruction& i) {
@@ -189,10 +209,10 @@ class World {
     Number out = Mix(m.backward, in);
     for (ParamId p : TouchedBy(i.unit)) {
       EachCell(p, [&](std::int64_t at, int) {
-        const Number gradient = Mix(Mix(m.backward, in), Mix(Number(at), WeightOf(m, p, at)));
+        const Number gradient = Mix(Mix(m.backward, in), Mix(Number(at), Read(m, p, at)));
         Number& cell = GradientOf(m, p, at);
         cell = (adds & 1) != 0 ? cell + gradient : gradient;
-        out = Mix(out, WeightOf(m, p, at));
+        out = Mix(out, Read(m, p, at));
       });
       adds >>= 1;
     }
@@ -289,14 +309,16 @@ std::vector<Number> ResultOf(const ParamLayout& layout, const std::vector<Plan>&
   return world.Result();
 }
 
-std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro_batches) {
+std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro_batches,
+                        bool round_weights) {
   std::vector<Plan> plans;
   for (int r = 0; r < layout.world(); ++r) {
     plans.push_back(
         *MakePlan(layout, {.rank = r,
                            .micro_batches = micro_batches[static_cast<std::size_t>(r)],
                            .rounds = *std::max_element(micro_batches.begin(), micro_batches.end()),
-                           .bucket_bytes = 40 * kCell * 4}));
+                           .bucket_bytes = 40 * kCell * 4,
+                           .round_weights = round_weights}));
   }
   return plans;
 }
@@ -307,15 +329,17 @@ constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1, Str
 
 TEST(Mutations, PlansOfAllStrategiesGiveTheSameNumbers) {
   for (const std::vector<int>& micro_batches : kWorlds) {
-    std::vector<Number> expected;
-    for (const Strategy strategy : kStrategies) {
-      const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy);
-      const std::vector<Plan> plans = Plans(layout, micro_batches);
-      ASSERT_TRUE(CheckPlan(layout, plans).ok());
-      World world(layout, plans);
-      for (int step = 0; step < 3; ++step) world.Step(step);
-      if (strategy == Strategy::kReplicated) expected = world.Weights();
-      EXPECT_EQ(world.Weights(), expected) << NameOf(strategy);
+    for (const bool round_weights : {false, true}) {
+      std::vector<Number> expected;
+      for (const Strategy strategy : kStrategies) {
+        const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy);
+        const std::vector<Plan> plans = Plans(layout, micro_batches, round_weights);
+        ASSERT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
+        World world(layout, plans);
+        for (int step = 0; step < 3; ++step) world.Step(step);
+        if (strategy == Strategy::kReplicated) expected = world.Weights();
+        EXPECT_EQ(world.Weights(), expected) << NameOf(strategy) << " " << round_weights;
+      }
     }
   }
 }
@@ -366,7 +390,7 @@ void EditBucket(Rng& rng, const ParamLayout& layout, Plan& plan) {
 
 void Edit(Rng rng, const ParamLayout& layout, Plan& plan) {
   switch (rng.Below(12)) {
-    case 0: return EditWindow(rng, plan.weights);
+    case 0: return EditWindow(rng, plan.rounds && rng.Below(2) == 0 ? plan.rounded : plan.weights);
     case 1:
     case 2: return EditWindow(rng, plan.gradients);
     case 3: return EditBucket(rng, layout, plan);
@@ -387,7 +411,7 @@ TEST(Mutations, WhatTheCheckAcceptsRunsRight) {
     const std::vector<int>& micro_batches = kWorlds[Any(rng, kWorlds.size())];
     const Strategy strategy = kStrategies[Any(rng, std::size(kStrategies))];
     const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy);
-    const std::vector<Plan> right = Plans(layout, micro_batches);
+    const std::vector<Plan> right = Plans(layout, micro_batches, rng.Below(2) == 0);
     std::vector<Plan> plans = right;
     const Rng edit(rng.Next());
     const bool all = rng.Below(2) == 0;

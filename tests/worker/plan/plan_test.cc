@@ -25,7 +25,8 @@ ParamLayout Layout(int world, bool tied = true, Strategy strategy = Strategy::kR
 constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1, Strategy::kZero2,
                                     Strategy::kZero3};
 
-std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro_batches) {
+std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro_batches,
+                        bool round_weights = false) {
   std::vector<Plan> plans;
   const int rounds = *std::max_element(micro_batches.begin(), micro_batches.end());
   for (int rank = 0; rank < layout.world(); ++rank) {
@@ -33,7 +34,8 @@ std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro_batche
         *MakePlan(layout, {.rank = rank,
                            .micro_batches = micro_batches[static_cast<std::size_t>(rank)],
                            .rounds = rounds,
-                           .bucket_bytes = 700}));
+                           .bucket_bytes = 700,
+                           .round_weights = round_weights}));
   }
   return plans;
 }
@@ -114,6 +116,35 @@ TEST(Plan, DividedWeightsAreGatheredForEachUseAndFreed) {
             "  Commit\n");
 }
 
+// Once in a step where they are kept whole; where they are gathered, what was gathered makes room.
+TEST(Plan, WeightsAreRoundedBeforeTheyAreRead) {
+  const ParamLayout whole = Layout(2);
+  std::string text = ToString(Plans(whole, {2, 0}, true)[0], whole);
+  EXPECT_NE(text.find("  Round unit 0 (embed)\n"
+                      "  Forward unit 0 micro-batch 0 (embed)\n"
+                      "  Round unit 1 (b0)\n"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("rounded weights in 1152 bytes"), std::string::npos) << text;
+  EXPECT_EQ(text.find("Round unit 0", text.find("micro-batch 1")), std::string::npos) << text;
+  EXPECT_EQ(ToString(Plans(whole, {2, 0}, true)[1], whole).find("Round"), std::string::npos);
+  const ParamLayout layout = Layout(2, true, Strategy::kZero3);
+  text = ToString(Plans(layout, {1, 0}, true)[0], layout);
+  EXPECT_EQ(text.find("  zero-3\n"
+                      "  weights in 1024 bytes, units at 0, 0, 0, 0\n"),
+            text.find('\n') + 1)
+      << text;
+  EXPECT_NE(text.find("  rounded weights in 640 bytes, units at 0, 0, 0, 256\n"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("  Gather unit 0 (embed)\n"
+                      "  Round unit 0 (embed)\n"
+                      "  Gather unit 3 (head)\n"
+                      "  Round unit 3 (head)\n"
+                      "  Forward unit 3 micro-batch 0 (head)\n"),
+            std::string::npos)
+      << text;
+}
+
 TEST(Plan, WeightsThatAreSteppedInPartsAreGatheredBeforeTheCommit) {
   for (const Strategy strategy : {Strategy::kZero1, Strategy::kZero2}) {
     const ParamLayout layout = Layout(2, true, strategy);
@@ -168,8 +199,10 @@ TEST(Plan, AnyMixOfMicroBatchesPassesTheCheck) {
     for (const Strategy strategy : kStrategies) {
       for (const bool tied : {true, false}) {
         const ParamLayout layout = Layout(static_cast<int>(counts.size()), tied, strategy);
-        const absl::Status status = CheckPlan(layout, Plans(layout, counts));
-        EXPECT_TRUE(status.ok()) << NameOf(strategy) << ": " << status;
+        for (const bool round_weights : {false, true}) {
+          const absl::Status status = CheckPlan(layout, Plans(layout, counts, round_weights));
+          EXPECT_TRUE(status.ok()) << NameOf(strategy) << ": " << status;
+        }
       }
     }
   }
@@ -417,6 +450,66 @@ const Mistake kMistakesOfDividedWeights[] = {
      },
      "the collectives of rank 1 are not those of rank 0"},
 };
+
+const Mistake kMistakesOfRounding[] = {
+    {"a forward of weights that are not rounded", [](Plan& p) { Erase(p, Find(p, Op::kRound, 1)); },
+     "(Forward unit 1 micro-batch 0): the weights of unit 1 are not rounded"},
+    {"rounded too late", [](Plan& p) { Move(p, Find(p, Op::kRound, 1), Find(p, Op::kForward, 1)); },
+     "(Forward unit 1 micro-batch 0): the weights of unit 1 are not rounded"},
+    {"rounded twice",
+     [](Plan& p) { Insert(p, Find(p, Op::kForward, 1), {.op = Op::kRound, .unit = 1}); },
+     "(Round unit 1): the unit is rounded already"},
+    {"rounded what does not exist", [](Plan& p) { p.instructions[Find(p, Op::kRound)].unit = 4; },
+     "(Round unit 4): no such unit"},
+    {"rounded where weights are read as they are", [](Plan& p) { p.rounds = false; },
+     "(Round unit 0): weights are computed with as they are"},
+    {"no room", [](Plan& p) { p.rounded.elements -= 64; }, "the windows of rounded weights"},
+    {"a unit without a place", [](Plan& p) { p.rounded.at.pop_back(); },
+     "the windows of rounded weights are 3 for 4 units"},
+};
+
+const Mistake kMistakesOfRoundingWhatIsGathered[] = {
+    {"rounded before it is gathered",
+     [](Plan& p) { Move(p, Find(p, Op::kRound, 1), Find(p, Op::kGather, 1)); },
+     "(Round unit 1): the unit is not gathered"},
+    {"gathered and not rounded, then the next over it",
+     [](Plan& p) {
+       Erase(p, Find(p, Op::kRound, 0));
+       Erase(p, Find(p, Op::kForward, 0));
+     },
+     "(Free unit 0): the unit is not gathered"},
+    {"rounded over a unit in use", [](Plan& p) { p.rounded.at[3] = 0; },
+     "(Round unit 3): overwrites unit 0, which is in use"},
+    {"gathered again though it is rounded",
+     [](Plan& p) { Insert(p, Find(p, Op::kForward, 1), {.op = Op::kGather, .unit = 1}); },
+     "(Gather unit 1): the unit is gathered already"},
+    {"an old copy kept over the step",
+     [](Plan& p) {
+       const std::size_t at = Find(p, Op::kSumSquares) - 1;
+       ASSERT_EQ(p.instructions[at].op, Op::kFree);
+       Move(p, at, Find(p, Op::kCommit) - 1);
+     },
+     "(Step unit 0): a gathered copy of its weights would stay old"},
+};
+
+TEST(CheckPlan, CatchesEveryMistakeOfRounding) {
+  for (const Strategy strategy : kStrategies) {
+    const ParamLayout layout = Layout(2, true, strategy);
+    std::vector<Mistake> mistakes(std::begin(kMistakesOfRounding), std::end(kMistakesOfRounding));
+    if (strategy == Strategy::kZero3)
+      mistakes.insert(mistakes.end(), std::begin(kMistakesOfRoundingWhatIsGathered),
+                      std::end(kMistakesOfRoundingWhatIsGathered));
+    for (const Mistake& mistake : mistakes) {
+      SCOPED_TRACE(testing::Message() << NameOf(strategy) << ": " << mistake.what);
+      std::vector<Plan> plans = Plans(layout, {1, 1}, true);
+      ASSERT_TRUE(CheckPlan(layout, plans).ok());
+      mistake.make(plans[1]);
+      const absl::Status status = CheckPlan(layout, plans);
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
+    }
+  }
+}
 
 TEST(CheckPlan, CatchesEveryMistakeOfDivision) {
   const struct {

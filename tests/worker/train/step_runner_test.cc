@@ -19,6 +19,7 @@
 
 #include "common/base/rng.h"
 #include "tests/worker/golden/golden.h"
+#include "tests/worker/train/step_ranks.h"
 #include "worker/comm/in_process_communicator.h"
 #include "worker/kernels/parallel_for.h"
 #include "worker/model/gpt.h"
@@ -42,19 +43,6 @@ extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*allocated)(const
 namespace regroup::worker {
 namespace {
 
-constexpr GptConfig kModel = {
-    .layers = 2, .width = 24, .heads = 3, .vocabulary = 256, .context = 8};
-constexpr std::uint64_t kSeed = 3;
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-std::string RandomText() {
-  Rng rng(5);
-  std::string text;
-  for (int i = 0; i < 700; ++i) text += static_cast<char>('a' + rng.Below(1 + rng.Below(26)));
-  return text;
-}
-
-// A text that one rank can not read from some sample on, or that holds a token of no vocabulary.
 class BadDataset final : public Dataset {
  public:
   explicit BadDataset(bool unreadable) : unreadable_(unreadable), text_(RandomText(), 8) {}
@@ -77,161 +65,8 @@ class BadDataset final : public Dataset {
   mutable int reads_ = 0;  // One rank's.
 };
 
-// One rank's part of a world, as Trainer::Build makes it.
-struct Rank {
-  Rank(Communicator& ranks, const Dataset& dataset, const StepRunnerOptions& options,
-       Strategy strategy = Strategy::kReplicated)
-      : model(MakeGpt<float>(kModel)),
-        layout(*ParamLayout::Create(model.UnitSpecs(), ranks.world_size(), strategy)),
-        state(*TrainState::Create(layout, &ranks)),
-        sampler(kSeed, dataset.samples()) {
-    state.InitializeWeights(layout, kSeed);
-    auto made = StepRunner::Create(ranks, model, layout, dataset, state, options);
-    EXPECT_TRUE(made.ok()) << made.status();
-    runner = *std::move(made);
-  }
-  absl::StatusOr<StepResult> Step(std::int64_t step, int batch, const Ballot& ballot = {}) {
-    return runner->Run(step, sampler.Ids(step * batch, batch), ballot,
-                       sampler.Ids((step + 1) * batch, batch));
-  }
-  std::vector<float> Of(std::span<const float> flat, const ParamPlace& place) const {
-    const auto begin = flat.begin() + place.flat.begin;
-    return {begin, begin + place.flat.size};
-  }
-
-  const Model<float> model;
-  const ParamLayout layout;
-  TrainState state;
-  const Sampler sampler;
-  std::unique_ptr<StepRunner> runner;
-};
-
-// Seven samples in micro-batches of two: no world divides them, and every rank accumulates.
-StepRunnerOptions Options() {
-  return {.batch = 7,
-          .micro_batch = 2,
-          .optimizer = {},
-          .schedule = {.lr = 1e-2, .min_lr = 1e-3, .warmup_steps = 2, .total_steps = 6},
-          .clip = 0.5,
-          .gradient_factor = 1};
-}
-
-void OnEveryRank(int world, const std::function<void(Communicator&)>& body) {
-  auto ranks = MakeInProcessCommunicators(world);
-  std::vector<std::thread> threads;
-  for (auto& rank : ranks) {
-    threads.emplace_back([&body, communicator = std::move(rank)]() mutable {
-      SetThreadCount(1);
-      body(*communicator);
-      communicator.reset();  // As a process that ends.
-    });
-  }
-  for (std::thread& t : threads) t.join();
-}
-
-struct Trained {
-  std::vector<double> losses, norms;
-  std::vector<std::vector<float>> gradients, weights;  // By parameter; after one step, after all.
-  std::vector<float> flat;
-};
-
-// What every rank of a world has after six steps.
-std::vector<Trained> Train(int world, double factor_of_last_rank = 1) {
-  std::vector<Trained> all(static_cast<std::size_t>(world));
-  const TextDataset dataset(RandomText(), 8);
-  OnEveryRank(world, [&](Communicator& ranks) {
-    StepRunnerOptions options = Options();
-    if (ranks.rank() == world - 1) options.gradient_factor = factor_of_last_rank;
-    Rank rank(ranks, dataset, options);
-    Trained& trained = all[static_cast<std::size_t>(ranks.rank())];
-    for (std::int64_t step = 0; step < 6; ++step) {
-      const auto result = rank.Step(step, options.batch);
-      ASSERT_TRUE(result.ok()) << result.status();
-      ASSERT_TRUE(result->done);
-      trained.losses.push_back(result->loss);
-      trained.norms.push_back(result->gradient_norm);
-      for (const ParamPlace& place : rank.layout.params()) {
-        // The first moment of the first step is the clipped gradient, times 1 - beta1.
-        if (step == 0) trained.gradients.push_back(rank.Of(rank.state.first_moment, place));
-        if (step == 5) trained.weights.push_back(rank.Of(rank.state.weights, place));
-      }
-    }
-    trained.flat.assign(rank.state.weights.begin(), rank.state.weights.end());
-  });
-  return all;
-}
-
-constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1, Strategy::kZero2,
-                                    Strategy::kZero3};
-
-// What one rank holds of one tensor after six steps.
-struct Held {
-  std::size_t tensor = 0;
-  std::int64_t begin = 0;
-  std::vector<float> data;
-};
-struct Course {
-  std::vector<double> losses, norms;
-  std::vector<Held> held;
-  std::int64_t state_elements = 0, step_bytes = 0;
-};
-
-std::vector<Course> TrainBy(Strategy strategy, int world, int micro_batch) {
-  std::vector<Course> all(static_cast<std::size_t>(world));
-  const TextDataset dataset(RandomText(), 8);
-  OnEveryRank(world, [&](Communicator& ranks) {
-    StepRunnerOptions options = Options();
-    options.micro_batch = micro_batch;
-    Rank rank(ranks, dataset, options, strategy);
-    Course& share = all[static_cast<std::size_t>(ranks.rank())];
-    for (std::int64_t step = 0; step < 6; ++step) {
-      const auto result = rank.Step(step, options.batch);
-      ASSERT_TRUE(result.ok()) << result.status();
-      ASSERT_TRUE(result->done);
-      share.losses.push_back(result->loss);
-      share.norms.push_back(result->gradient_norm);
-    }
-    const std::vector<StateTensor> tensors = rank.state.Tensors(rank.layout);
-    for (std::size_t t = 0; t < tensors.size(); ++t) {
-      for (const StateSlice& s : tensors[t].slices)
-        share.held.push_back({t, s.begin, {s.data.begin(), s.data.end()}});
-    }
-    for (const Held& h : share.held)
-      share.state_elements += static_cast<std::int64_t>(h.data.size());
-    share.step_bytes = rank.runner->memory_bytes();
-  });
-  return all;
-}
-
-// With several micro-batches on each rank, unequal ones, one, and none on some ranks.
 TEST(StepRunner, EveryStrategyTrainsToTheSameBits) {
-  for (const int world : {1, 2, 3, 6, 9}) {
-    for (const int micro_batch : {1, 2, 7}) {
-      const Course replicated = TrainBy(Strategy::kReplicated, world, micro_batch)[0];
-      for (const Strategy strategy : kStrategies) {
-        SCOPED_TRACE(testing::Message()
-                     << NameOf(strategy) << " on " << world << ", " << micro_batch);
-        std::int64_t elements = 0, all = 0;
-        for (const Course& rank : TrainBy(strategy, world, micro_batch)) {
-          EXPECT_EQ(rank.losses, replicated.losses);
-          EXPECT_EQ(rank.norms, replicated.norms);
-          for (const Held& h : rank.held) {
-            const std::vector<float>& whole = replicated.held[h.tensor].data;
-            ASSERT_LE(h.begin + static_cast<std::int64_t>(h.data.size()),
-                      static_cast<std::int64_t>(whole.size()));
-            ASSERT_TRUE(std::equal(h.data.begin(), h.data.end(), whole.begin() + h.begin))
-                << "tensor " << h.tensor << " from element " << h.begin;
-          }
-          elements += rank.state_elements;
-        }
-        for (const Held& h : replicated.held) all += static_cast<std::int64_t>(h.data.size());
-        const std::int64_t weights = all / 3;
-        EXPECT_EQ(elements, strategy == Strategy::kReplicated ? world * all
-                            : strategy == Strategy::kZero3    ? all
-                                                              : world * weights + 2 * weights);
-      }
-    }
-  }
+  ExpectTheSameBits(DType::kF32, {1, 2, 3, 6, 9}, {1, 2, 7});
 }
 
 std::string OtherText() {

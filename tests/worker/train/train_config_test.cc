@@ -55,6 +55,21 @@ TEST_F(TrainConfigTest, AStrategyHasTheNamesThatPeopleKnow) {
   }
 }
 
+TEST_F(TrainConfigTest, APrecisionIsChosenOrFollowsTheCpu) {
+  const auto precision = [](std::vector<std::string> args) {
+    args.insert(args.begin(), {"--data", "x"});
+    return (*ReadTrainConfig(args))->Precision();
+  };
+  EXPECT_EQ(precision({}), DType::kF32);
+  EXPECT_EQ(precision({"--precision", "bf16"}), DType::kBF16);
+  EXPECT_EQ(precision({"--precision", "f16"}), DType::kF16);
+  EXPECT_EQ(precision({"--precision", "auto", "--kernels", "baseline"}), DType::kF32);
+  const bool native = MultipliesNatively(DType::kBF16, BestIsa());
+  EXPECT_EQ(precision({"--precision", "auto"}), native ? DType::kBF16 : DType::kF32);
+  const std::string file = File("data: x\nprecision: f16\n");
+  EXPECT_EQ((*ReadTrainConfig({"--config", file}))->Settings().at("precision"), "f16");
+}
+
 TEST_F(TrainConfigTest, HelpIsNoError) { EXPECT_FALSE(ReadTrainConfig({"--help"})->has_value()); }
 
 struct Row {
@@ -82,6 +97,7 @@ TEST_F(TrainConfigTest, WhatIsWrongIsNamed) {
       {{"--data", "x", "word"}, "word"},
       {{"--data", "x", "--kernels", "sse"}, "--kernels"},
       {{"--data", "x", "--strategy", "zero-4"}, "ddp, zero-1, zero-2 and zero-3 are"},
+      {{"--data", "x", "--precision", "fp8"}, "f32, bf16, f16 and auto are"},
       {{"--dta", "x"}, "--dta"},
       {{"--config", "/nonexistent.yaml"}, "/nonexistent.yaml"},
       {{"--config", File("steps 10")}, "no configuration"},

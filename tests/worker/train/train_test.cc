@@ -134,6 +134,38 @@ TEST_F(TrainTest, EveryStrategyTrainsToTheSameBitsAndResumesTheOthers) {
   }
 }
 
+// As above, of numbers of 16 bits: what a checkpoint has of them is in full precision, with how
+// often f16's loss scale has changed.
+TEST_F(TrainTest, ShortNumbersResumeToTheSameBits) {
+  for (const std::string precision : {"bf16", "f16"}) {
+    const auto flags = [&](const std::string& name, const std::string& strategy) {
+      return With(Checkpoints(name), {"--strategy", strategy, "--precision", precision});
+    };
+    Group straight(*this, 2, {.flags = flags(precision, "ddp")});
+    for (int code : straight.WaitAll()) ASSERT_EQ(code, 0) << straight.Output(0);
+    EXPECT_NE(straight.Output(0).find(precision + ": "), std::string::npos) << straight.Output(0);
+    const auto state = NewestState(precision);
+    const std::string name = precision + "-again";
+    Group first(*this, 2, {.generation = 1, .flags = flags(name, "zero-3")});
+    for (int code : first.WaitAll()) ASSERT_EQ(code, 0) << first.Output(0);
+    EXPECT_EQ(NewestState(name), state);
+    ASSERT_TRUE(std::filesystem::remove(directory_ / name + "/commits/step-12"));
+    Group second(*this, 2, {.generation = 2, .flags = flags(name, "zero-1")});
+    for (int code : second.WaitAll()) ASSERT_EQ(code, 0) << second.Output(0);
+    EXPECT_NE(second.Output(0).find("resumed from step 8"), std::string::npos);
+    EXPECT_EQ(NewestState(name), state);
+    const auto manifest = Repository::Open(directory_ / name)->ReadManifest(12);
+    EXPECT_EQ(manifest->counters.count("loss-scale-steps"), precision == "f16" ? 1u : 0u);
+    EXPECT_EQ(manifest->settings.at("precision"), precision);
+    // And goes on in f32, with a word about it.
+    ASSERT_TRUE(std::filesystem::remove(directory_ / name + "/commits/step-12"));
+    Group third(*this, 2, {.generation = 3, .flags = Checkpoints(name)});
+    for (int code : third.WaitAll()) ASSERT_EQ(code, 0) << third.Output(0);
+    EXPECT_NE(third.Output(0).find("precision " + precision + " → f32"), std::string::npos)
+        << third.Output(0);
+  }
+}
+
 // A rank that owns nothing of so small a model, and one without a sample: a file of no tensor.
 TEST_F(TrainTest, MoreRanksThanThereAreBlocksOrSamples) {
   for (const std::string strategy : {"zero-1", "zero-3"}) {

@@ -1,0 +1,204 @@
+// One step of all ranks together, on threads of the test.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "common/base/rng.h"
+#include "worker/comm/in_process_communicator.h"
+#include "worker/data/sampler.h"
+#include "worker/kernels/parallel_for.h"
+#include "worker/model/gpt.h"
+#include "worker/train/step_runner.h"
+
+namespace regroup::worker {
+
+inline constexpr GptConfig kModel = {
+    .layers = 2, .width = 24, .heads = 3, .vocabulary = 256, .context = 8};
+inline constexpr std::uint64_t kSeed = 3;
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+inline std::string RandomText() {
+  Rng rng(5);
+  std::string text;
+  for (int i = 0; i < 700; ++i) text += static_cast<char>('a' + rng.Below(1 + rng.Below(26)));
+  return text;
+}
+
+// A text that one rank can not read from some sample on, or that holds a token of no vocabulary.
+// One rank's part of a world, as Trainer::Build makes it.
+struct Rank {
+  Rank(Communicator& ranks, const Dataset& dataset, const StepRunnerOptions& options,
+       Strategy strategy = Strategy::kReplicated, DType type = DType::kF32)
+      : model(MakeGpt(kModel, type)),
+        layout(*ParamLayout::Create(UnitSpecs(model), ranks.world_size(), strategy)),
+        state(*TrainState::Create(layout, &ranks)),
+        sampler(kSeed, dataset.samples()) {
+    state.InitializeWeights(layout, kSeed);
+    auto made = std::visit(
+        [&](const auto& m) {
+          return StepRunner::Create(ranks, m, layout, dataset, state, options);
+        },
+        model);
+    EXPECT_TRUE(made.ok()) << made.status();
+    runner = *std::move(made);
+  }
+  absl::StatusOr<StepResult> Step(std::int64_t step, int batch, const Ballot& ballot = {}) {
+    return runner->Run(step, sampler.Ids(step * batch, batch), ballot,
+                       sampler.Ids((step + 1) * batch, batch));
+  }
+  std::vector<float> Of(std::span<const float> flat, const ParamPlace& place) const {
+    const auto begin = flat.begin() + place.flat.begin;
+    return {begin, begin + place.flat.size};
+  }
+
+  const AnyModel model;
+  const ParamLayout layout;
+  TrainState state;
+  const Sampler sampler;
+  std::unique_ptr<StepRunner> runner;
+};
+
+// Seven samples in micro-batches of two: no world divides them, and every rank accumulates.
+inline StepRunnerOptions Options() {
+  return {.batch = 7,
+          .micro_batch = 2,
+          .optimizer = {},
+          .schedule = {.lr = 1e-2, .min_lr = 1e-3, .warmup_steps = 2, .total_steps = 6},
+          .clip = 0.5,
+          .gradient_factor = 1};
+}
+
+inline void OnEveryRank(int world, const std::function<void(Communicator&)>& body) {
+  auto ranks = MakeInProcessCommunicators(world);
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks) {
+    threads.emplace_back([&body, communicator = std::move(rank)]() mutable {
+      SetThreadCount(1);
+      body(*communicator);
+      communicator.reset();  // As a process that ends.
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+struct Trained {
+  std::vector<double> losses, norms;
+  std::vector<std::vector<float>> gradients, weights;  // By parameter; after one step, after all.
+  std::vector<float> flat;
+};
+
+// What every rank of a world has after six steps.
+inline std::vector<Trained> Train(int world, double factor_of_last_rank = 1,
+                                  DType type = DType::kF32) {
+  std::vector<Trained> all(static_cast<std::size_t>(world));
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(world, [&](Communicator& ranks) {
+    StepRunnerOptions options = Options();
+    if (ranks.rank() == world - 1) options.gradient_factor = factor_of_last_rank;
+    Rank rank(ranks, dataset, options, Strategy::kReplicated, type);
+    Trained& trained = all[static_cast<std::size_t>(ranks.rank())];
+    for (std::int64_t step = 0; step < 6; ++step) {
+      const auto result = rank.Step(step, options.batch);
+      ASSERT_TRUE(result.ok()) << result.status();
+      ASSERT_TRUE(result->done);
+      trained.losses.push_back(result->loss);
+      trained.norms.push_back(result->gradient_norm);
+      for (const ParamPlace& place : rank.layout.params()) {
+        // The first moment of the first step is the clipped gradient, times 1 - beta1.
+        if (step == 0) trained.gradients.push_back(rank.Of(rank.state.first_moment, place));
+        if (step == 5) trained.weights.push_back(rank.Of(rank.state.weights, place));
+      }
+    }
+    trained.flat.assign(rank.state.weights.begin(), rank.state.weights.end());
+  });
+  return all;
+}
+
+inline constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1,
+                                           Strategy::kZero2, Strategy::kZero3};
+
+// What one rank holds of one tensor after six steps.
+struct Held {
+  std::size_t tensor = 0;
+  std::int64_t begin = 0;
+  std::vector<float> data;
+};
+struct Course {
+  std::vector<double> losses, norms;
+  std::vector<Held> held;
+  std::int64_t state_elements = 0, step_bytes = 0;
+};
+
+inline std::vector<Course> TrainBy(Strategy strategy, int world, int micro_batch,
+                                   DType type = DType::kF32) {
+  std::vector<Course> all(static_cast<std::size_t>(world));
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(world, [&](Communicator& ranks) {
+    StepRunnerOptions options = Options();
+    options.micro_batch = micro_batch;
+    Rank rank(ranks, dataset, options, strategy, type);
+    Course& share = all[static_cast<std::size_t>(ranks.rank())];
+    for (std::int64_t step = 0; step < 6; ++step) {
+      const auto result = rank.Step(step, options.batch);
+      ASSERT_TRUE(result.ok()) << result.status();
+      ASSERT_TRUE(result->done);
+      share.losses.push_back(result->loss);
+      share.norms.push_back(result->gradient_norm);
+    }
+    const std::vector<StateTensor> tensors = rank.state.Tensors(rank.layout);
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      for (const StateSlice& s : tensors[t].slices)
+        share.held.push_back({t, s.begin, {s.data.begin(), s.data.end()}});
+    }
+    for (const Held& h : share.held)
+      share.state_elements += static_cast<std::int64_t>(h.data.size());
+    share.step_bytes = rank.runner->memory_bytes();
+  });
+  return all;
+}
+
+inline void ExpectTheSameBits(DType type, const std::vector<int>& worlds,
+                              const std::vector<int>& micro_batches) {
+  for (const int world : worlds) {
+    for (const int micro_batch : micro_batches) {
+      const Course replicated = TrainBy(Strategy::kReplicated, world, micro_batch, type)[0];
+      for (const Strategy strategy : kStrategies) {
+        SCOPED_TRACE(testing::Message() << NameOf(type) << " by " << NameOf(strategy) << " on "
+                                        << world << ", " << micro_batch);
+        std::int64_t elements = 0, all = 0;
+        for (const Course& rank : TrainBy(strategy, world, micro_batch, type)) {
+          EXPECT_EQ(rank.losses, replicated.losses);
+          EXPECT_EQ(rank.norms, replicated.norms);
+          for (const Held& h : rank.held) {
+            const std::vector<float>& whole = replicated.held[h.tensor].data;
+            ASSERT_LE(h.begin + static_cast<std::int64_t>(h.data.size()),
+                      static_cast<std::int64_t>(whole.size()));
+            ASSERT_TRUE(std::equal(h.data.begin(), h.data.end(), whole.begin() + h.begin))
+                << "tensor " << h.tensor << " from element " << h.begin;
+          }
+          elements += rank.state_elements;
+        }
+        for (const Held& h : replicated.held) all += static_cast<std::int64_t>(h.data.size());
+        const std::int64_t weights = all / 3;
+        EXPECT_EQ(elements, strategy == Strategy::kReplicated ? world * all
+                            : strategy == Strategy::kZero3    ? all
+                                                              : world * weights + 2 * weights);
+      }
+    }
+  }
+}
+
+// With several micro-batches on each rank, unequal ones, one, and none on some ranks.
+
+}  // namespace regroup::worker
