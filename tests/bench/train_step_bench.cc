@@ -119,6 +119,7 @@ class Bench {
         case Op::kGather:
         case Op::kFree:
         case Op::kRound:
+        case Op::kRecompute:
         case Op::kZeroGrad:
         case Op::kReduceGrad:
         case Op::kVote:

@@ -97,23 +97,26 @@ struct BlockStash {
   T *norm1, *qkv, *attended, *middle, *norm2, *before_gelu, *after_gelu;
   W *mean1, *rstd1, *log_sum_exp, *mean2, *rstd2;
 
-  static BlockStash Cut(std::span<std::byte> stash, const GptConfig& c, std::int64_t rows) {
-    Cutter cut(stash);
+  static BlockStash Cut(const LayerContext<T>& context, const GptConfig& c, std::int64_t rows) {
+    Cutter cut(context.stash), cheap(context.cheap_stash);
     const std::int64_t wide = rows * c.width;
     BlockStash s;
-    s.norm1 = cut.Take<T>(wide), s.mean1 = cut.Take<W>(rows), s.rstd1 = cut.Take<W>(rows);
+    s.mean1 = cut.Take<W>(rows), s.rstd1 = cut.Take<W>(rows);
     s.qkv = cut.Take<T>(3 * wide), s.attended = cut.Take<T>(wide);
-    s.log_sum_exp = cut.Take<W>(rows * c.heads);
-    s.middle = cut.Take<T>(wide), s.norm2 = cut.Take<T>(wide);
+    s.log_sum_exp = cut.Take<W>(rows * c.heads), s.middle = cut.Take<T>(wide);
     s.mean2 = cut.Take<W>(rows), s.rstd2 = cut.Take<W>(rows);
-    s.before_gelu = cut.Take<T>(4 * wide), s.after_gelu = cut.Take<T>(4 * wide);
+    s.before_gelu = cut.Take<T>(4 * wide);
+    s.norm1 = cheap.Take<T>(wide), s.norm2 = cheap.Take<T>(wide);
+    s.after_gelu = cheap.Take<T>(4 * wide);
     return s;
   }
   static std::int64_t Bytes(const GptConfig& c, std::int64_t rows) {
     const std::int64_t wide = rows * c.width;
-    return 4 * Cutter::Bytes<T>(wide) + Cutter::Bytes<T>(3 * wide) +
-           2 * Cutter::Bytes<T>(4 * wide) + 4 * Cutter::Bytes<W>(rows) +
-           Cutter::Bytes<W>(rows * c.heads);
+    return 2 * Cutter::Bytes<T>(wide) + Cutter::Bytes<T>(3 * wide) + Cutter::Bytes<T>(4 * wide) +
+           4 * Cutter::Bytes<W>(rows) + Cutter::Bytes<W>(rows * c.heads);
+  }
+  static std::int64_t CheapBytes(const GptConfig& c, std::int64_t rows) {
+    return 2 * Cutter::Bytes<T>(rows * c.width) + Cutter::Bytes<T>(4 * rows * c.width);
   }
 };
 
@@ -124,6 +127,7 @@ class BlockLayer final : public Layer<T> {
 
   LayerSpec Spec(const Extent& extent) const override;
   absl::Status Forward(const LayerContext<T>& context, const T* in, T* out) const override;
+  void Recompute(const LayerContext<T>& context, const T* in) const override;
   absl::Status Backward(const LayerContext<T>& context, const T* in, T* out,
                         T* gradient) const override;
 
@@ -190,6 +194,7 @@ LayerSpec BlockLayer<T>::Spec(const Extent& extent) const {
                  Matrix(h + "mlp.c_proj.weight", 4 * C, C, projection_std),
                  Vector(h + "mlp.c_proj.bias", C, 0)};
   spec.stash_bytes = BlockStash<T>::Bytes(config_, rows);
+  spec.cheap_stash_bytes = BlockStash<T>::CheapBytes(config_, rows);
   spec.scratch_bytes =
       Cutter::Bytes<T>(4 * rows * C) + Cutter::Bytes<T>(rows * C) +
       Cutter::Bytes<Wide<T>>(ReductionElements(rows, Attention(extent.batch, extent.time)));
@@ -205,7 +210,7 @@ absl::Status BlockLayer<T>::Forward(const LayerContext<T>& context, const T* in,
   const KernelTable<T>& k = context.kernels;
   const std::int64_t C = config_.width, rows = Rows(context);
   const auto& w = context.weights;
-  const BlockStash<T> s = BlockStash<T>::Cut(context.stash, config_, rows);
+  const BlockStash<T> s = BlockStash<T>::Cut(context, config_, rows);
   constexpr auto kOrder = WeightOrder::kInOut;
   k.layer_norm_forward(rows, C, in, nullptr, nullptr, w[kGain1], w[kBias1], s.norm1, s.mean1,
                        s.rstd1);
@@ -223,6 +228,19 @@ absl::Status BlockLayer<T>::Forward(const LayerContext<T>& context, const T* in,
   std::memcpy(out, s.middle, static_cast<std::size_t>(rows * C) * sizeof(T));
   return k.linear_forward({rows, 4 * C, C}, kOrder, s.after_gelu, w[kDownWeight], w[kDownBias], out,
                           true);
+}
+
+template <typename T>
+void BlockLayer<T>::Recompute(const LayerContext<T>& context, const T* in) const {
+  const KernelTable<T>& k = context.kernels;
+  const std::int64_t C = config_.width, rows = Rows(context);
+  const auto& w = context.weights;
+  const BlockStash<T> s = BlockStash<T>::Cut(context, config_, rows);
+  k.layer_norm_forward(rows, C, in, nullptr, nullptr, w[kGain1], w[kBias1], s.norm1, s.mean1,
+                       s.rstd1);
+  k.layer_norm_forward(rows, C, s.middle, nullptr, nullptr, w[kGain2], w[kBias2], s.norm2, s.mean2,
+                       s.rstd2);
+  k.gelu_forward(rows * 4 * C, s.before_gelu, s.after_gelu);
 }
 
 template <typename T>
@@ -277,7 +295,7 @@ template <typename T>
 absl::Status BlockLayer<T>::Backward(const LayerContext<T>& context, const T* in, T*,
                                      T* gradient) const {
   const std::int64_t C = config_.width, rows = Rows(context);
-  const BlockStash<T> stash = BlockStash<T>::Cut(context.stash, config_, rows);
+  const BlockStash<T> stash = BlockStash<T>::Cut(context, config_, rows);
   Cutter cut(context.scratch);
   Scratch scratch;
   scratch.wide = cut.Take<T>(4 * rows * C);

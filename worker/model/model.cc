@@ -7,6 +7,31 @@
 
 namespace regroup::worker {
 
+const char* NameOf(Recompute recompute) {
+  switch (recompute) {
+    case Recompute::kNone: return "none";
+    case Recompute::kSelective: return "selective";
+    case Recompute::kFull: return "full";
+  }
+  CHECK(false);
+}
+
+template <typename T>
+void Layer<T>::Recompute(const LayerContext<T>&, const T*) const {
+  CHECK(false);
+}
+
+template <typename T>
+std::vector<UnitId> UnitsRecomputed(const Model<T>& model, Recompute recompute) {
+  std::vector<UnitId> units;
+  if (recompute == Recompute::kNone) return units;
+  for (std::size_t u = 0; u < model.units().size(); ++u) {
+    if (model.units()[u].layer->Spec(Extent{}).cheap_stash_bytes > 0)
+      units.push_back(static_cast<UnitId>(u));
+  }
+  return units;
+}
+
 template <typename T>
 std::vector<UnitSpec> Model<T>::UnitSpecs() const {
   std::vector<UnitSpec> specs;
@@ -45,6 +70,14 @@ void InitializeWeights(const ParamLayout& layout, std::uint64_t seed, std::span<
   }
 }
 
+template class Layer<float>;
+template class Layer<double>;
+template class Layer<BFloat16>;
+template class Layer<Half>;
+template std::vector<UnitId> UnitsRecomputed(const Model<float>&, Recompute);
+template std::vector<UnitId> UnitsRecomputed(const Model<double>&, Recompute);
+template std::vector<UnitId> UnitsRecomputed(const Model<BFloat16>&, Recompute);
+template std::vector<UnitId> UnitsRecomputed(const Model<Half>&, Recompute);
 template class Model<float>;
 template class Model<double>;
 template class Model<BFloat16>;

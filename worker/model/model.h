@@ -30,20 +30,32 @@ struct LayerContext {
   const MicroBatch& batch;
   std::span<const T* const> weights;    // One pointer per LayerSpec::params.
   std::span<Wide<T>* const> gradients;  // Likewise; empty in a forward pass.
-  std::span<std::byte> stash;    // Written by Forward, read by Backward of the same micro-batch.
+  // Written by Forward, read by Backward of the same micro-batch: what is expensive to compute, and
+  // what Recompute has quickly from that.
+  std::span<std::byte> stash, cheap_stash;
   std::span<std::byte> scratch;  // Undefined on entry.
   std::span<Wide<T>> losses;     // (B, T): written by the last unit's Forward.
   AddMask adds = 0;              // Of LayerSpec::params.
   bool Adds(int param) const { return (adds >> param & 1) != 0; }
 };
 
+// What of a unit's stash every unit keeps for itself until its backward; the rest lies where that
+// of the next unit will, and is recomputed.
+enum class Recompute : std::uint8_t {
+  kNone,       // All of it.
+  kSelective,  // What is expensive to compute: LayerSpec::stash_bytes.
+  kFull,       // Nothing.
+};
+const char* NameOf(Recompute recompute);  // "none", "selective", "full".
+
 struct LayerSpec {
   std::vector<ParamSpec> params;  // Own ones first, then those of other units that it shares.
   int shared_params = 0;          // How many at the end belong to other units.
-  std::int64_t stash_bytes = 0, scratch_bytes = 0;  // At the largest extent.
-  LinearShape largest_product{};                    // Likewise.
-  std::int64_t output_width = 0;                    // Output is (B, T, output_width).
-  double forward_flops = 0;                         // At the largest extent.
+  // At the largest extent, as are the next. Without cheap_stash_bytes a unit is never recomputed.
+  std::int64_t stash_bytes = 0, cheap_stash_bytes = 0, scratch_bytes = 0;
+  LinearShape largest_product{};  // Likewise.
+  std::int64_t output_width = 0;  // Output is (B, T, output_width).
+  double forward_flops = 0;       // At the largest extent.
 };
 
 struct Extent {  // Largest micro-batch.
@@ -60,6 +72,8 @@ class Layer {
   virtual LayerSpec Spec(const Extent& extent) const = 0;
   // REQUIRES: `in` outlives the Backward of this micro-batch; `out` does not overlap it.
   virtual absl::Status Forward(const LayerContext<T>& context, const T* in, T* out) const = 0;
+  // Writes the cheap stash again, to the same bits. REQUIRES: the unit has one; `in` as in Forward.
+  virtual void Recompute(const LayerContext<T>& context, const T* in) const;
   // `in` as in Forward; `out` as Forward left it, and may be destroyed. `gradient` holds the
   // gradient of the output on entry (undefined for a unit that ends in a loss) and that of the
   // input on return (undefined for one that reads tokens); it has room for the wider of the two.
@@ -91,6 +105,10 @@ class Model {
   std::vector<Unit<T>> units_;
   std::int64_t vocabulary_, context_;
 };
+
+// The units that a step recomputes.
+template <typename T>
+std::vector<UnitId> UnitsRecomputed(const Model<T>& model, Recompute recompute);
 
 // Initial weights: a function of (seed, parameter name, element) only. `weights` has
 // layout.flat_elements(); padding is set to zero.

@@ -39,12 +39,25 @@ std::size_t Size(std::int64_t elements) { return static_cast<std::size_t>(elemen
 // What units share, the largest that any of them needs.
 struct Shared {
   std::int64_t scratch_bytes = 0, widest = 1;
+  std::int64_t stash_bytes = 0, cheap_stash_bytes = 0;  // Of units that are recomputed.
 };
 
-Shared SharedBy(const std::vector<LayerSpec>& specs) {
+// Whether the unit's part of the stash is not its own.
+bool SharesStash(const LayerSpec& spec, Recompute recompute) {
+  return recompute == Recompute::kFull && spec.cheap_stash_bytes > 0;
+}
+bool SharesCheapStash(const LayerSpec& spec, Recompute recompute) {
+  return recompute != Recompute::kNone && spec.cheap_stash_bytes > 0;
+}
+
+Shared SharedBy(const std::vector<LayerSpec>& specs, Recompute recompute) {
   Shared shared;
   for (std::size_t u = 0; u < specs.size(); ++u) {
     shared.scratch_bytes = std::max(shared.scratch_bytes, specs[u].scratch_bytes);
+    if (SharesStash(specs[u], recompute))
+      shared.stash_bytes = std::max(shared.stash_bytes, specs[u].stash_bytes);
+    if (SharesCheapStash(specs[u], recompute))
+      shared.cheap_stash_bytes = std::max(shared.cheap_stash_bytes, specs[u].cheap_stash_bytes);
     // The last unit ends in the loss: no gradient of its output flows in.
     if (u + 1 < specs.size()) shared.widest = std::max(shared.widest, specs[u].output_width);
   }
@@ -52,14 +65,18 @@ Shared SharedBy(const std::vector<LayerSpec>& specs) {
 }
 
 template <typename T>
-std::size_t BytesOf(const std::vector<LayerSpec>& specs, std::int64_t rows) {
-  const Shared shared = SharedBy(specs);
+std::size_t BytesOf(const std::vector<LayerSpec>& specs, std::int64_t rows, Recompute recompute) {
+  const Shared shared = SharedBy(specs, recompute);
   std::size_t bytes = Arena::Footprint<std::byte>(Size(shared.scratch_bytes)) +
+                      Arena::Footprint<std::byte>(Size(shared.stash_bytes)) +
+                      Arena::Footprint<std::byte>(Size(shared.cheap_stash_bytes)) +
                       Arena::Footprint<Wide<T>>(Size(rows)) +
                       Arena::Footprint<T>(Size(rows * shared.widest));
   for (const LayerSpec& spec : specs) {
-    bytes += Arena::Footprint<std::byte>(Size(spec.stash_bytes)) +
-             Arena::Footprint<T>(Size(rows * spec.output_width));
+    if (!SharesStash(spec, recompute)) bytes += Arena::Footprint<std::byte>(Size(spec.stash_bytes));
+    if (!SharesCheapStash(spec, recompute))
+      bytes += Arena::Footprint<std::byte>(Size(spec.cheap_stash_bytes));
+    bytes += Arena::Footprint<T>(Size(rows * spec.output_width));
   }
   return bytes;
 }
@@ -68,11 +85,12 @@ std::size_t BytesOf(const std::vector<LayerSpec>& specs, std::int64_t rows) {
 
 template <typename T>
 absl::StatusOr<std::size_t> UnitRunner<T>::ActivationBytes(const Model<T>& model,
-                                                           const Extent& extent) {
+                                                           const Extent& extent,
+                                                           worker::Recompute recompute) {
   RETURN_IF_ERROR(CheckExtent(extent, model.context()));
   std::vector<LayerSpec> specs;
   for (const Unit<T>& unit : model.units()) specs.push_back(unit.layer->Spec(extent));
-  return BytesOf<T>(specs, extent.rows());
+  return BytesOf<T>(specs, extent.rows(), recompute);
 }
 
 template <typename T>
@@ -90,15 +108,13 @@ absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(
 }
 
 template <typename T>
-absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(const Model<T>& model,
-                                                                     const ParamLayout& layout,
-                                                                     const KernelTable<T>& kernels,
-                                                                     const Extent& extent,
-                                                                     const Places& places) {
+absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(
+    const Model<T>& model, const ParamLayout& layout, const KernelTable<T>& kernels,
+    const Extent& extent, const Places& places, worker::Recompute recompute) {
   CHECK(places.weights.size() == layout.units().size());
   CHECK(places.gradients.empty() || places.gradients.size() == layout.units().size());
   RETURN_IF_ERROR(CheckExtent(extent, model.context()));
-  std::unique_ptr<UnitRunner> runner(new UnitRunner(model, kernels, extent));
+  std::unique_ptr<UnitRunner> runner(new UnitRunner(model, kernels, extent, recompute));
   std::vector<LayerSpec> specs;
   for (const Unit<T>& unit : model.units()) {
     specs.push_back(unit.layer->Spec(extent));
@@ -112,11 +128,17 @@ absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(const Model
 template <typename T>
 absl::Status UnitRunner<T>::Allocate(const std::vector<LayerSpec>& specs) {
   const std::int64_t rows = extent_.rows();
-  const Shared shared = SharedBy(specs);
-  ASSIGN_OR_RETURN(arena_, Arena::Create(BytesOf<T>(specs, rows)));
+  const Shared shared = SharedBy(specs, recompute_);
+  ASSIGN_OR_RETURN(arena_, Arena::Create(BytesOf<T>(specs, rows, recompute_)));
+  const auto stash = arena_.Take<std::byte>(Size(shared.stash_bytes)),
+             cheap_stash = arena_.Take<std::byte>(Size(shared.cheap_stash_bytes));
   for (const LayerSpec& spec : specs) {
     UnitState state;
-    state.stash = arena_.Take<std::byte>(Size(spec.stash_bytes));
+    state.stash =
+        SharesStash(spec, recompute_) ? stash : arena_.Take<std::byte>(Size(spec.stash_bytes));
+    state.cheap_stash = SharesCheapStash(spec, recompute_)
+                            ? cheap_stash
+                            : arena_.Take<std::byte>(Size(spec.cheap_stash_bytes));
     state.output = arena_.Take<T>(Size(rows * spec.output_width));
     units_.push_back(std::move(state));
   }
@@ -174,6 +196,7 @@ LayerContext<T> UnitRunner<T>::ContextOf(UnitId unit, const MicroBatch& batch) {
           .weights = state.weights,
           .gradients = state.gradients,
           .stash = state.stash,
+          .cheap_stash = state.cheap_stash,
           .scratch = scratch_,
           .losses = losses_};
 }
@@ -194,6 +217,19 @@ absl::Status UnitRunner<T>::Forward(UnitId unit, const MicroBatch& batch) {
     logits_ = 0;
     loss_sum_ = kernels_.sum(rows, losses_.data());
   }
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status UnitRunner<T>::Recompute(UnitId unit, const MicroBatch& batch) {
+  CHECK(unit >= 1 && unit < static_cast<UnitId>(units_.size()));
+  CHECK(recompute_ != worker::Recompute::kNone);
+  const auto u = static_cast<std::size_t>(unit);
+  const Layer<T>& layer = *model_.units()[u].layer;
+  const T* in = units_[u - 1].output.data();
+  if (recompute_ == worker::Recompute::kFull)
+    return layer.Forward(ContextOf(unit, batch), in, units_[u].output.data());
+  layer.Recompute(ContextOf(unit, batch), in);
   return absl::OkStatus();
 }
 

@@ -18,6 +18,9 @@ class Runner {
   // Invalid argument: an empty micro-batch, one beyond the extent, or a token or target outside the
   // vocabulary (checked by unit 0).
   virtual absl::Status Forward(UnitId unit, const MicroBatch& batch) = 0;
+  // What the unit's Forward left for its Backward, again, to the same bits. REQUIRES: it is one of
+  // UnitsRecomputed, and next to go backward.
+  virtual absl::Status Recompute(UnitId unit, const MicroBatch& batch) = 0;
   // Writes the unit's weights as its number type has them, from those of the optimizer, which begin
   // at `weights`. What they become is a function of their value, their parameter and `key`.
   // REQUIRES: Places::rounded.
@@ -30,7 +33,8 @@ class Runner {
 
 // Runs the units of one model, one call per instruction of a plan. Owns every activation, allocated
 // once; weights and gradients lie where the plan puts them and outlive it. One micro-batch is in
-// flight: Forward of all units in order, then (training) Backward of all units in reverse order.
+// flight: Forward of all units in order, then (training) Backward of all units in reverse order,
+// each after its Recompute where another unit has written over what it left.
 // Execution thread only.
 template <typename T>
 class UnitRunner final : public Runner {
@@ -44,20 +48,22 @@ class UnitRunner final : public Runner {
   };
   // Resource exhausted if the activations do not fit into
   // memory, invalid argument if the extent is beyond the model's context or 2^28 tokens.
-  static absl::StatusOr<std::unique_ptr<UnitRunner>> Create(const Model<T>& model,
-                                                            const ParamLayout& layout,
-                                                            const KernelTable<T>& kernels,
-                                                            const Extent& extent,
-                                                            const Places& places);
+  static absl::StatusOr<std::unique_ptr<UnitRunner>> Create(
+      const Model<T>& model, const ParamLayout& layout, const KernelTable<T>& kernels,
+      const Extent& extent, const Places& places,
+      worker::Recompute recompute = worker::Recompute::kNone);
   // With buffers of the whole flat order; gradients may be empty.
   static absl::StatusOr<std::unique_ptr<UnitRunner>> Create(
       const Model<T>& model, const ParamLayout& layout, const KernelTable<T>& kernels,
       const Extent& extent, std::span<const T> weights, std::span<Wide<T>> gradients);
 
   // What Create allocates; invalid argument as there.
-  static absl::StatusOr<std::size_t> ActivationBytes(const Model<T>& model, const Extent& extent);
+  static absl::StatusOr<std::size_t> ActivationBytes(
+      const Model<T>& model, const Extent& extent,
+      worker::Recompute recompute = worker::Recompute::kNone);
 
   absl::Status Forward(UnitId unit, const MicroBatch& batch) override;
+  absl::Status Recompute(UnitId unit, const MicroBatch& batch) override;
   absl::Status Backward(UnitId unit, const MicroBatch& batch, AddMask adds) override;
   void RoundWeights(UnitId unit, const float* weights, const RngKey& key) override;
   double LossSum() const override { return loss_sum_; }
@@ -79,11 +85,12 @@ class UnitRunner final : public Runner {
     std::vector<Rounded> rounded;
     std::vector<const T*> weights;  // Into the places of units, in the order of LayerSpec::params.
     std::vector<Wide<T>*> gradients;
-    std::span<std::byte> stash;
+    std::span<std::byte> stash, cheap_stash;  // Its own, or what all recomputed units share.
     std::span<T> output;
   };
-  UnitRunner(const Model<T>& model, const KernelTable<T>& kernels, const Extent& extent)
-      : model_(model), kernels_(kernels), extent_(extent) {}
+  UnitRunner(const Model<T>& model, const KernelTable<T>& kernels, const Extent& extent,
+             worker::Recompute recompute)
+      : model_(model), kernels_(kernels), extent_(extent), recompute_(recompute) {}
   absl::Status Allocate(const std::vector<LayerSpec>& specs);
   void Bind(const ParamLayout& layout, const std::vector<LayerSpec>& specs, const Places& places);
   absl::Status CheckBatch(const MicroBatch& batch) const;
@@ -92,6 +99,7 @@ class UnitRunner final : public Runner {
   const Model<T>& model_;
   const KernelTable<T>& kernels_;
   const Extent extent_;
+  const worker::Recompute recompute_;
   Arena arena_;
   std::vector<UnitState> units_;
   std::span<std::byte> scratch_;

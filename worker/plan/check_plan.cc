@@ -33,6 +33,7 @@ class Walk {
         divided_(layout.Divides(StateKind::kWeights)),
         weights_(layout.units().size(), divided_ ? Weights::kAbsent : Weights::kReady),
         rounded_(layout.units().size(), false),
+        recomputed_(layout.units().size(), false),
         filled_(layout.units().size(), false),
         written_(layout.params().size(), false),
         zeroed_(layout.units().size(), false),
@@ -49,6 +50,12 @@ class Walk {
     RETURN_IF_ERROR(
         CheckWindows("gradients", plan_.gradients, layout_.Divides(StateKind::kGradients)));
     if (plan_.rounds) RETURN_IF_ERROR(CheckWindows("rounded weights", plan_.rounded, divided_));
+    for (const UnitId unit : plan_.recomputed) {
+      if (!IsUnit(unit))
+        return absl::FailedPreconditionError(
+            absl::StrCat("plan of rank ", plan_.rank, " recomputes unit ", unit, " of ", units_));
+      recomputed_[static_cast<std::size_t>(unit)] = true;
+    }
     for (at_ = 0; at_ < plan_.instructions.size(); ++at_) {
       const Instruction& instruction = plan_.instructions[at_];
       if (committed_) return Broken("comes after Commit");
@@ -73,7 +80,7 @@ class Walk {
 
   // What an operation does not need it does not name either: then plans that do the same are equal.
   static bool NamesTooMuch(const Instruction& i) {
-    const bool runs = i.op == Op::kForward || i.op == Op::kBackward,
+    const bool runs = i.op == Op::kForward || i.op == Op::kRecompute || i.op == Op::kBackward,
                of_unit = runs || i.op == Op::kGather || i.op == Op::kFree || i.op == Op::kRound ||
                          i.op == Op::kStep,
                of_bucket = i.op == Op::kZeroGrad || i.op == Op::kReduceGrad;
@@ -88,6 +95,7 @@ class Walk {
       case Op::kFree: return Free(instruction);
       case Op::kRound: return Round(instruction);
       case Op::kForward: return Forward(instruction);
+      case Op::kRecompute: return Recompute(instruction);
       case Op::kBackward: return Backward(instruction);
       case Op::kZeroGrad: return ZeroGrad(instruction);
       case Op::kReduceGrad: return ReduceGrad(instruction);
@@ -197,17 +205,35 @@ class Walk {
                                  " is the next to go forward"));
     }
     RETURN_IF_ERROR(Read(instruction.unit));
+    if (recomputed_[static_cast<std::size_t>(instruction.unit)]) holder_ = instruction.unit;
     ++next_forward_;
     next_backward_ = next_forward_ == units_ ? units_ - 1 : -1;
     return absl::OkStatus();
   }
 
-  absl::Status Backward(const Instruction& instruction) {
+  // That the unit is the one whose backward comes next.
+  absl::Status CheckTurn(const Instruction& instruction) const {
     if (next_backward_ < 0) return Broken("the micro-batch's forwards are not done");
-    if (instruction.micro_batch != micro_batch_ || instruction.unit != next_backward_) {
-      return Broken(absl::StrCat("unit ", next_backward_, " of micro-batch ", micro_batch_,
-                                 " is the next to go backward"));
-    }
+    if (instruction.micro_batch == micro_batch_ && instruction.unit == next_backward_)
+      return absl::OkStatus();
+    return Broken(absl::StrCat("unit ", next_backward_, " of micro-batch ", micro_batch_,
+                               " is the next to go backward"));
+  }
+
+  absl::Status Recompute(const Instruction& instruction) {
+    RETURN_IF_ERROR(CheckTurn(instruction));
+    if (!recomputed_[static_cast<std::size_t>(instruction.unit)])
+      return Broken("its activations are kept");
+    if (holder_ == instruction.unit) return Broken("its activations are there");
+    RETURN_IF_ERROR(Read(instruction.unit));
+    holder_ = instruction.unit;
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(const Instruction& instruction) {
+    RETURN_IF_ERROR(CheckTurn(instruction));
+    if (recomputed_[static_cast<std::size_t>(instruction.unit)] && holder_ != instruction.unit)
+      return Broken(absl::StrCat("unit ", holder_, " has written over its activations"));
     RETURN_IF_ERROR(Read(instruction.unit));
     const UnitPlace& unit = layout_.units()[static_cast<std::size_t>(instruction.unit)];
     AddMask adds = AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch);
@@ -361,6 +387,8 @@ class Walk {
   const bool divided_;                            // Weights are.
   std::vector<Weights> weights_;                  // By unit.
   std::vector<bool> rounded_;                     // By unit: its weights, as they are read.
+  std::vector<bool> recomputed_;                  // By unit: it shares the memory of activations.
+  UnitId holder_ = -1;                            // Which unit's activations are in it.
   std::vector<bool> filled_;                      // By unit: its window has gradients to reduce.
   std::vector<bool> written_;                     // By parameter: its gradient, in this step.
   std::vector<bool> zeroed_, reduced_, stepped_;  // By unit.

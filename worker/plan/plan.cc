@@ -87,16 +87,23 @@ class Planner {
       if (micro_batch < 0) continue;
       RoundWhole(UnitsReadBy(layout_, u));
       Add({.op = Op::kForward, .unit = u, .micro_batch = micro_batch});
+      if (IsRecomputed(u)) holder_ = u;
     }
     int bucket = 0;
     for (UnitId u = units_ - 1; u >= 0; --u) {
       Use(UnitsReadBy(layout_, u));
+      if (micro_batch >= 0 && IsRecomputed(u) && holder_ != u) {
+        Add({.op = Op::kRecompute, .unit = u, .micro_batch = micro_batch});
+        holder_ = u;
+      }
       if (micro_batch >= 0) Add({.op = Op::kBackward, .unit = u, .micro_batch = micro_batch});
       if (plan_.buckets[static_cast<std::size_t>(bucket)].first_unit != u) continue;
       if (round + 1 == rounds) Reduce(bucket);
       ++bucket;
     }
   }
+
+  bool IsRecomputed(UnitId unit) const { return std::ranges::count(plan_.recomputed, unit) > 0; }
 
   void Reduce(int bucket) {
     if (options_.micro_batches == 0) Add({.op = Op::kZeroGrad, .bucket = bucket});
@@ -134,6 +141,7 @@ class Planner {
   const UnitId units_;
   std::vector<bool> gathered_;  // By unit; only where weights are divided.
   std::vector<bool> rounded_;   // By unit; only where they are not.
+  UnitId holder_ = -1;          // Of the recomputed units, whose activations are there.
 };
 
 Windows InFlatOrder(const ParamLayout& layout) {
@@ -263,6 +271,7 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
             .gradients = {},
             .rounds = options.round_weights,
             .rounded = {},
+            .recomputed = options.recomputed,
             .instructions = {}};
   PlaceWindows(layout, options, plan);
   Planner(layout, options, plan).Run();
@@ -276,6 +285,9 @@ std::string ToString(const Instruction& instruction) {
     case Op::kRound: return absl::StrCat("Round unit ", instruction.unit);
     case Op::kForward:
       return absl::StrCat("Forward unit ", instruction.unit, " micro-batch ",
+                          instruction.micro_batch);
+    case Op::kRecompute:
+      return absl::StrCat("Recompute unit ", instruction.unit, " micro-batch ",
                           instruction.micro_batch);
     case Op::kBackward:
       return absl::StrCat("Backward unit ", instruction.unit, " micro-batch ",
@@ -304,6 +316,8 @@ std::string ToString(const Plan& plan, const ParamLayout& layout) {
     describe("gradients", plan.gradients);
   }
   if (plan.rounds) describe("rounded weights", plan.rounded, kRoundedBytes);
+  if (!plan.recomputed.empty())
+    absl::StrAppend(&text, "  recomputes units ", absl::StrJoin(plan.recomputed, ", "), "\n");
   for (std::size_t p = 0; p < plan.first_writers.size(); ++p) {
     const ParamPlace& param = layout.params()[p];
     if (plan.first_writers[p] == param.unit) continue;

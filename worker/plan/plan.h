@@ -16,6 +16,7 @@ enum class Op : std::uint8_t {
   kFree,        // Unit: its gathered weights are not needed; others take their place in memory.
   kRound,       // Unit: its weights, rounded to the numbers that Forward and Backward compute with.
   kForward,     // Unit, micro-batch.
+  kRecompute,   // Unit, micro-batch: what its Forward left for its Backward, again.
   kBackward,    // Unit, micro-batch: each gradient is written or added to, see first_writers.
   kZeroGrad,    // Bucket: zeros, on a rank that has no sample in any batch.
   kReduceGrad,  // Bucket: sum of its gradients over all ranks, to all ranks, or of each element to
@@ -29,8 +30,8 @@ enum class Op : std::uint8_t {
 
 struct Instruction {
   Op op = Op::kForward;
-  UnitId unit = -1;      // kGather, kFree, kRound, kForward, kBackward, kStep.
-  int micro_batch = -1;  // kForward, kBackward.
+  UnitId unit = -1;      // kGather, kFree, kRound, kForward, kRecompute, kBackward, kStep.
+  int micro_batch = -1;  // kForward, kRecompute, kBackward.
   int bucket = -1;       // kZeroGrad, kReduceGrad: index into Plan::buckets.
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };
@@ -65,6 +66,8 @@ struct Plan {
   // in `rounded`, and those in `weights` are in use from Gather to Round only.
   bool rounds = false;
   Windows rounded;
+  // Units whose Forward leaves what Backward needs in one place that they all share, in order.
+  std::vector<UnitId> recomputed;
   std::vector<Instruction> instructions;
 };
 
@@ -74,6 +77,7 @@ struct PlanOptions {
   int rounds = 0;                               // The most of any rank; 0: this one's.
   std::int64_t bucket_bytes = 4 * 1024 * 1024;  // A bucket closes once it holds that much.
   bool round_weights = false;                   // See Plan::rounds.
+  std::vector<UnitId> recomputed{};             // See Plan::recomputed.
 };
 
 // Every micro-batch forward and backward; each bucket is reduced right after the last backward that
@@ -85,7 +89,8 @@ struct PlanOptions {
 // are, each unit is gathered after its Step. Gradients that are divided are kept whole between
 // several micro-batches, since sums in another order have other bits; with one micro-batch, units
 // share memory. Weights that are rounded are so once they are gathered; where they are kept whole,
-// once in a step.
+// once in a step. A unit is recomputed before its backward unless it was the last to go forward of
+// those that are.
 //
 // Pure: equal layouts, rounds and bucket sizes give equal collectives and windows on every rank.
 // Invalid argument: rank not in the layout's world, micro_batches < 0, more than `rounds`,
@@ -102,7 +107,8 @@ std::vector<UnitId> UnitsReadBy(const ParamLayout& layout, UnitId unit);
 // Checks the plans of all ranks (plans[r] is rank r's) against each other without running them:
 // equal collectives in equal order, and equal windows; each micro-batch's forwards in order and its
 // backwards in reverse order, each with the weights it reads in place and, where the plan says so,
-// rounded, and none of those freed or gathered over while in use; no gradient added to before one
+// rounded, and none of those freed or gathered over while in use; no backward of a unit over whose
+// activations another was computed; no gradient added to before one
 // backward of the step has written it, and none overwritten before it is reduced; every unit
 // reduced exactly once and only after its last backward (or, on a rank without a micro-batch, after
 // its ZeroGrad), SumSquares after all reductions, Vote before the first Step, every unit stepped

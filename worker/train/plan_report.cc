@@ -47,12 +47,17 @@ struct Planned {
   Plan plan;  // Rank 0's, which has most samples.
 };
 
+std::vector<UnitId> Recomputed(const AnyModel& model, const TrainConfig& config) {
+  return std::visit([&](const auto& m) { return UnitsRecomputed(m, config.recompute); }, model);
+}
+
 absl::StatusOr<Planned> PlanFor(const TrainConfig& config, int world, Strategy strategy) {
   AnyModel model = MakeGpt(config.Model(), config.Precision());
   ASSIGN_OR_RETURN(ParamLayout layout,
                    ParamLayout::Create(UnitSpecs(model), world, StrategyOn(world, strategy)));
-  ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, PlanOptionsOf(config.batch, config.micro_batch, 0,
-                                                             world, config.Precision())));
+  ASSIGN_OR_RETURN(Plan plan,
+                   MakePlan(layout, PlanOptionsOf(config.batch, config.micro_batch, 0, world,
+                                                  config.Precision(), Recomputed(model, config))));
   return Planned{std::move(model), std::move(layout), std::move(plan)};
 }
 
@@ -81,9 +86,12 @@ std::int64_t MovedBytes(const Planned& planned) {
   return moved * kElementBytes;
 }
 
-absl::StatusOr<std::size_t> ActivationBytes(const AnyModel& model, const Extent& extent) {
+absl::StatusOr<std::size_t> ActivationBytes(const AnyModel& model, const Extent& extent,
+                                            Recompute recompute) {
   return std::visit(
-      [&]<typename T>(const Model<T>& m) { return UnitRunner<T>::ActivationBytes(m, extent); },
+      [&]<typename T>(const Model<T>& m) {
+        return UnitRunner<T>::ActivationBytes(m, extent, recompute);
+      },
       model);
 }
 
@@ -118,7 +126,8 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& plan
   if (divided) need.gradients += BlocksOf(layout) * static_cast<std::int64_t>(sizeof(double));
   if (layout.Divides(StateKind::kWeights))
     need.gathered = planned.plan.weights.elements * kElementBytes;
-  ASSIGN_OR_RETURN(const std::size_t activations, ActivationBytes(planned.model, extent));
+  ASSIGN_OR_RETURN(const std::size_t activations,
+                   ActivationBytes(planned.model, extent, config.recompute));
   need.activations =
       static_cast<std::int64_t>(activations + WideningBytes(config, planned, extent));
   if (!config.checkpoint_dir.empty()) {

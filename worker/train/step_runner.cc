@@ -25,11 +25,13 @@ int MicroBatchesOf(std::int64_t samples, int largest) {
 
 // Every rank makes the plans of all, and checks them against each other before anything runs.
 absl::StatusOr<std::vector<Plan>> CheckedPlans(const ParamLayout& layout,
-                                               const StepRunnerOptions& options, DType type) {
+                                               const StepRunnerOptions& options, DType type,
+                                               const std::vector<UnitId>& recomputed) {
   std::vector<Plan> plans;
   for (int r = 0; r < layout.world(); ++r) {
-    ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, PlanOptionsOf(options.batch, options.micro_batch,
-                                                               r, layout.world(), type)));
+    ASSIGN_OR_RETURN(Plan plan,
+                     MakePlan(layout, PlanOptionsOf(options.batch, options.micro_batch, r,
+                                                    layout.world(), type, recomputed)));
     plans.push_back(std::move(plan));
   }
   RETURN_IF_ERROR(CheckPlan(layout, plans));
@@ -54,13 +56,15 @@ absl::Status AgreeOnPlans(Communicator& ranks, const ParamLayout& layout,
 
 }  // namespace
 
-PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world, DType type) {
+PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world, DType type,
+                          std::vector<UnitId> recomputed) {
   PlanOptions options;
   options.rank = rank;
   options.micro_batches = MicroBatchesOf(RankSlice(batch, rank, world).size, micro_batch);
   // Rank 0's part is the largest.
   options.rounds = MicroBatchesOf(RankSlice(batch, 0, world).size, micro_batch);
   options.round_weights = type != DType::kF32;
+  options.recomputed = std::move(recomputed);
   return options;
 }
 
@@ -80,7 +84,9 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
     Communicator& ranks, const Model<T>& model, const ParamLayout& layout, const Dataset& dataset,
     TrainState& state, const StepRunnerOptions& options) {
   std::unique_ptr<StepRunner> runner(new StepRunner(ranks, layout, dataset, options, DTypeOf<T>()));
-  ASSIGN_OR_RETURN(std::vector<Plan> plans, CheckedPlans(layout, options, DTypeOf<T>()));
+  ASSIGN_OR_RETURN(
+      std::vector<Plan> plans,
+      CheckedPlans(layout, options, DTypeOf<T>(), UnitsRecomputed(model, options.recompute)));
   RETURN_IF_ERROR(AgreeOnPlans(ranks, layout, plans));
   runner->plan_ = std::move(plans[static_cast<std::size_t>(ranks.rank())]);
   RETURN_IF_ERROR(runner->Allocate(state));
@@ -91,7 +97,7 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
                       .time = dataset.context()};
   ASSIGN_OR_RETURN(runner->runner_,
                    UnitRunner<T>::Create(model, layout, KernelsOf<T>(options.kernels), extent,
-                                         runner->Places<T>()));
+                                         runner->Places<T>(), options.recompute));
   runner->optimizer_ =
       std::make_unique<AdamW<float>>(layout, options.optimizer, KernelsFor(options.kernels),
                                      AdamW<float>::Buffers{state.weights, runner->reduced_,
@@ -197,10 +203,11 @@ void StepRunner::Connect() {
 absl::Status StepRunner::PlanForwards() {
   std::vector<Plan> plans;
   for (int r = 0; r < layout_.world(); ++r) {
-    ASSIGN_OR_RETURN(
-        Plan plan,
-        MakePlan(layout_,
-                 {.rank = r, .micro_batches = 1, .rounds = 1, .round_weights = plan_.rounds}));
+    ASSIGN_OR_RETURN(Plan plan, MakePlan(layout_, {.rank = r,
+                                                   .micro_batches = 1,
+                                                   .rounds = 1,
+                                                   .round_weights = plan_.rounds,
+                                                   .recomputed = plan_.recomputed}));
     plans.push_back(std::move(plan));
   }
   RETURN_IF_ERROR(CheckPlan(layout_, plans));
@@ -277,6 +284,8 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
       if (instruction.unit + 1 == static_cast<UnitId>(layout_.units().size()))
         loss_sum_ += runner_->LossSum();
       return absl::OkStatus();
+    case Op::kRecompute:
+      return runner_->Recompute(instruction.unit, MicroBatchOf(instruction.micro_batch));
     case Op::kBackward:
       return runner_->Backward(instruction.unit, MicroBatchOf(instruction.micro_batch),
                                AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch));
@@ -309,7 +318,7 @@ absl::StatusOr<double> StepRunner::Evaluate(const Dataset& dataset, std::int64_t
   ASSIGN_OR_RETURN(const auto reader, BatchReader::Create(dataset, slice_.size));
   // All ranks gather for the one that has most micro-batches, which is rank 0.
   const int rounds =
-      PlanOptionsOf(options_.batch, options_.micro_batch, 0, layout_.world(), type_).rounds;
+      PlanOptionsOf(options_.batch, options_.micro_batch, 0, layout_.world(), type_, {}).rounds;
   StepResult ignored;
   loss_sum_ = 0;
   std::vector<std::int64_t> next = ids_of(0);

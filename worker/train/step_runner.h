@@ -22,7 +22,8 @@
 namespace regroup::worker {
 
 // Of the plan of one rank, whose part of a batch it takes in micro-batches.
-PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world, DType type);
+PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world, DType type,
+                          std::vector<UnitId> recomputed);
 
 struct StepRunnerOptions {
   int batch = 1;        // Global. Ranks beyond it have no sample and add zeros.
@@ -33,6 +34,7 @@ struct StepRunnerOptions {
   double gradient_factor = 1;  // 1, but for a planted defect.
   Isa kernels = BestIsa();
   std::uint64_t seed = 0;  // Of random rounding.
+  Recompute recompute = Recompute::kNone;
 };
 
 // What a rank brings to the vote of one step.

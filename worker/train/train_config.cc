@@ -126,6 +126,16 @@ absl::Status ChoosePrecision(std::string_view text, std::optional<DType>& precis
                 NameOf(DType::kF32));
 }
 
+absl::Status ChooseRecompute(std::string_view text, Recompute& recompute) {
+  for (const Recompute level : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+    if (text != NameOf(level)) continue;
+    recompute = level;
+    return absl::OkStatus();
+  }
+  return Refuse(Cat("\"", text, "\" is not accepted"), "none, selective and full are",
+                NameOf(Recompute::kNone));
+}
+
 // A scalar, or a list of them joined by commas.
 absl::StatusOr<std::string> TextOf(const YAML::Node& node) {
   if (node.IsScalar()) return node.Scalar();
@@ -240,6 +250,12 @@ void DescribeModelAndSteps(CLI::App& app, TrainConfig& c) {
 }
 
 void DescribeOptimizer(CLI::App& app, TrainConfig& c) {
+  AddParsed(
+      app, "--recompute", "NAME", NameOf(c.recompute),
+      "what blocks compute again instead of keeping it from forward to backward: none; "
+      "selective, norms and GELUs; full, all of it, a third more work; the result has the same "
+      "bits, as in --recompute selective",
+      [&c](std::string_view text) { return ChooseRecompute(text, c.recompute); });
   AddReal(app, "--learning-rate", c.learning_rate, 0, 1e3,
           "highest learning rate, as in --learning-rate 6e-4");
   AddReal(app, "--min-learning-rate", c.min_learning_rate, 0, 1e3,

@@ -31,6 +31,7 @@ struct TrainConfig {
   int batch = 8;                                 // Global: of one step of all ranks together.
   int micro_batch = 8;                           // Largest that one forward pass of one rank takes.
   Strategy strategy = Strategy::kReplicated;     // What of the state the ranks divide.
+  Recompute recompute = Recompute::kNone;        // Of activations.
   std::optional<DType> precision = DType::kF32;  // None: bf16 where the CPU multiplies that.
   double learning_rate = 3e-4, min_learning_rate = 3e-5;
   int warmup = 0;

@@ -201,6 +201,7 @@ absl::Status Trainer::AgreeOnSettings() {
   terms.emplace_back("eval-data", of_eval_data);
   terms.emplace_back("eval-every", absl::StrCat(config_.eval_every));
   terms.emplace_back("eval-batches", absl::StrCat(config_.eval_batches));
+  terms.emplace_back("recompute", NameOf(config_.recompute));
   // Products of short numbers and of widened ones round differently.
   const DType type = config_.Precision();
   terms.emplace_back(
@@ -297,7 +298,8 @@ absl::Status Trainer::BuildParts() {
                                   .clip = config_.clip,
                                   .gradient_factor = wrong_scale ? 3.0 : 1.0,
                                   .kernels = config_.Kernels(),
-                                  .seed = config_.seed};
+                                  .seed = config_.seed,
+                                  .recompute = config_.recompute};
   absl::StatusOr<std::unique_ptr<StepRunner>> runner = std::visit(
       [&](const auto& model) {
         return StepRunner::Create(*ranks_, model, *layout_, *data_.train, *state_, options);

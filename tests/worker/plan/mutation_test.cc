@@ -55,6 +55,7 @@ struct Machine {
   Cells window, gradients;          // By the plan; the first only where weights are divided.
   Cells rounded;                    // By the plan; only where it rounds.
   Cells activations;                // By unit.
+  Cells stash;                      // By unit, what its backward needs; recomputed ones share [0].
   Number backward = 0, norm = 0;
   std::size_t at = 0;  // The next instruction.
 };
@@ -75,6 +76,7 @@ class World {
       m.rounded.assign(Machine::Size(PlanOf(m).rounded.elements), 96);
       m.gradients.resize(Machine::Size(PlanOf(m).gradients.elements), 98);
       m.activations.assign(layout_.units().size(), 97);
+      m.stash.assign(layout_.units().size() + 1, 95);
     }
     for (;;) {
       for (Machine& m : machines_) RunAlone(m);
@@ -178,6 +180,7 @@ class World {
     switch (i.op) {
       case Op::kRound: return Round(m, i);
       case Op::kForward: return Forward(m, i);
+      case Op::kRecompute: return Forward(m, i);
       case Op::kBackward: return Backward(m, i);
       case Op::kZeroGrad: return ZeroGrad(m, i);
       case Op::kSumSquares: return SumSquares(m);
@@ -194,16 +197,23 @@ class World {
     }
   }
 
+  Number& StashOf(Machine& m, UnitId u) {
+    const std::vector<UnitId>& shared = PlanOf(m).recomputed;
+    const bool shares = std::find(shared.begin(), shared.end(), u) != shared.end();
+    return m.stash.at(shares ? 0 : static_cast<std::size_t>(u) + 1);
+  }
+
   void Forward(Machine& m, const Instruction& i) {
     Number& out = m.activations.at(static_cast<std::size_t>(i.unit));
     out = i.unit == 0 ? Mix(Mix(Number(step_), Number(m.rank)), Number(i.micro_batch))
                       : m.activations.at(static_cast<std::size_t>(i.unit) - 1);
     for (ParamId p : TouchedBy(i.unit))
       EachCell(p, [&](std::int64_t at, int) { out = Mix(out, Read(m, p, at)); });
+    StashOf(m, i.unit) = Mix(out, 1);
   }
 
   void Backward(Machine& m, const Instruction& i) {
-    const Number in = m.activations.at(static_cast<std::size_t>(i.unit));
+    const Number in = Mix(m.activations.at(static_cast<std::size_t>(i.unit)), StashOf(m, i.unit));
     if (i.unit + 1 == static_cast<UnitId>(layout_.units().size())) m.backward = in;
     AddMask adds = AddsOf(PlanOf(m), layout_, i.unit, i.micro_batch);
     Number out = Mix(m.backward, in);
@@ -310,7 +320,7 @@ std::vector<Number> ResultOf(const ParamLayout& layout, const std::vector<Plan>&
 }
 
 std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro_batches,
-                        bool round_weights) {
+                        bool round_weights, const std::vector<UnitId>& recomputed = {}) {
   std::vector<Plan> plans;
   for (int r = 0; r < layout.world(); ++r) {
     plans.push_back(
@@ -318,7 +328,8 @@ std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro
                            .micro_batches = micro_batches[static_cast<std::size_t>(r)],
                            .rounds = *std::max_element(micro_batches.begin(), micro_batches.end()),
                            .bucket_bytes = 40 * kCell * 4,
-                           .round_weights = round_weights}));
+                           .round_weights = round_weights,
+                           .recomputed = recomputed}));
   }
   return plans;
 }
@@ -333,7 +344,9 @@ TEST(Mutations, PlansOfAllStrategiesGiveTheSameNumbers) {
       std::vector<Number> expected;
       for (const Strategy strategy : kStrategies) {
         const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy);
-        const std::vector<Plan> plans = Plans(layout, micro_batches, round_weights);
+        std::vector<UnitId> recomputed;  // The result is the same without, but for zero-2.
+        if (strategy != Strategy::kZero2) recomputed = {1, 2};
+        const std::vector<Plan> plans = Plans(layout, micro_batches, round_weights, recomputed);
         ASSERT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
         World world(layout, plans);
         for (int step = 0; step < 3; ++step) world.Step(step);
@@ -411,7 +424,9 @@ TEST(Mutations, WhatTheCheckAcceptsRunsRight) {
     const std::vector<int>& micro_batches = kWorlds[Any(rng, kWorlds.size())];
     const Strategy strategy = kStrategies[Any(rng, std::size(kStrategies))];
     const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy);
-    const std::vector<Plan> right = Plans(layout, micro_batches, rng.Below(2) == 0);
+    const std::vector<Plan> right =
+        Plans(layout, micro_batches, rng.Below(2) == 0,
+              rng.Below(2) == 0 ? std::vector<UnitId>{1, 2} : std::vector<UnitId>{});
     std::vector<Plan> plans = right;
     const Rng edit(rng.Next());
     const bool all = rng.Below(2) == 0;

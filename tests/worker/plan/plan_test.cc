@@ -26,7 +26,7 @@ constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1, Str
                                     Strategy::kZero3};
 
 std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro_batches,
-                        bool round_weights = false) {
+                        bool round_weights = false, std::vector<UnitId> recomputed = {}) {
   std::vector<Plan> plans;
   const int rounds = *std::max_element(micro_batches.begin(), micro_batches.end());
   for (int rank = 0; rank < layout.world(); ++rank) {
@@ -35,7 +35,8 @@ std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro_batche
                            .micro_batches = micro_batches[static_cast<std::size_t>(rank)],
                            .rounds = rounds,
                            .bucket_bytes = 700,
-                           .round_weights = round_weights}));
+                           .round_weights = round_weights,
+                           .recomputed = recomputed}));
   }
   return plans;
 }
@@ -145,6 +146,29 @@ TEST(Plan, WeightsAreRoundedBeforeTheyAreRead) {
       << text;
 }
 
+// The last of them needs no other forward: nothing has been computed over it.
+TEST(Plan, UnitsAreRecomputedRightBeforeTheirBackward) {
+  const ParamLayout layout = Layout(2, true, Strategy::kZero3);
+  const std::string text = ToString(Plans(layout, {2, 1}, false, {1, 2})[0], layout);
+  EXPECT_NE(text.find("  recomputes units 1, 2\n"), std::string::npos) << text;
+  for (const char* micro_batch : {"0", "1"}) {
+    const std::string of = std::string(" micro-batch ") + micro_batch;
+    EXPECT_NE(text.find("  Gather unit 2 (b1)\n"
+                        "  Backward unit 2" +
+                        of + " (b1)\n"),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find("  Gather unit 1 (b0)\n"
+                        "  Recompute unit 1" +
+                        of +
+                        " (b0)\n"
+                        "  Backward unit 1" +
+                        of + " (b0)\n"),
+              std::string::npos)
+        << text;
+  }
+}
+
 TEST(Plan, WeightsThatAreSteppedInPartsAreGatheredBeforeTheCommit) {
   for (const Strategy strategy : {Strategy::kZero1, Strategy::kZero2}) {
     const ParamLayout layout = Layout(2, true, strategy);
@@ -200,8 +224,11 @@ TEST(Plan, AnyMixOfMicroBatchesPassesTheCheck) {
       for (const bool tied : {true, false}) {
         const ParamLayout layout = Layout(static_cast<int>(counts.size()), tied, strategy);
         for (const bool round_weights : {false, true}) {
-          const absl::Status status = CheckPlan(layout, Plans(layout, counts, round_weights));
-          EXPECT_TRUE(status.ok()) << NameOf(strategy) << ": " << status;
+          for (const std::vector<UnitId>& recomputed : {std::vector<UnitId>{}, {1, 2}, {0, 3}}) {
+            const absl::Status status =
+                CheckPlan(layout, Plans(layout, counts, round_weights, recomputed));
+            EXPECT_TRUE(status.ok()) << NameOf(strategy) << ": " << status;
+          }
         }
       }
     }
@@ -502,6 +529,57 @@ TEST(CheckPlan, CatchesEveryMistakeOfRounding) {
     for (const Mistake& mistake : mistakes) {
       SCOPED_TRACE(testing::Message() << NameOf(strategy) << ": " << mistake.what);
       std::vector<Plan> plans = Plans(layout, {1, 1}, true);
+      ASSERT_TRUE(CheckPlan(layout, plans).ok());
+      mistake.make(plans[1]);
+      const absl::Status status = CheckPlan(layout, plans);
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
+    }
+  }
+}
+
+const Mistake kMistakesOfRecomputation[] = {
+    {"a backward whose activations are gone", [](Plan& p) { Erase(p, Find(p, Op::kRecompute, 1)); },
+     "(Backward unit 1 micro-batch 0): unit 2 has written over its activations"},
+    {"recomputed after its backward",
+     [](Plan& p) { Move(p, Find(p, Op::kRecompute, 1), Find(p, Op::kBackward, 1)); },
+     "(Backward unit 1 micro-batch 0): unit 2 has written over its activations"},
+    {"recomputed before another's backward",
+     [](Plan& p) { Move(p, Find(p, Op::kRecompute, 1), Find(p, Op::kBackward, 2)); },
+     "(Recompute unit 1 micro-batch 0): unit 2 of micro-batch 0 is the next to go backward"},
+    {"recomputed before the forwards are done",
+     [](Plan& p) { Move(p, Find(p, Op::kRecompute, 1), Find(p, Op::kForward, 2)); },
+     "(Recompute unit 1 micro-batch 0): the micro-batch's forwards are not done"},
+    {"recomputed twice",
+     [](Plan& p) {
+       Insert(p, Find(p, Op::kBackward, 1), p.instructions[Find(p, Op::kRecompute, 1)]);
+     },
+     "(Recompute unit 1 micro-batch 0): its activations are there"},
+    {"recomputed though nothing is computed over it",
+     [](Plan& p) {
+       Insert(p, Find(p, Op::kBackward, 2), {.op = Op::kRecompute, .unit = 2, .micro_batch = 0});
+     },
+     "(Recompute unit 2 micro-batch 0): its activations are there"},
+    {"recomputed what is kept", [](Plan& p) { p.recomputed = {2}; },
+     "(Recompute unit 1 micro-batch 0): its activations are kept"},
+    {"of another micro-batch",
+     [](Plan& p) { p.instructions[Find(p, Op::kRecompute, 1)].micro_batch = 1; },
+     "unit 1 of micro-batch 0 is the next to go backward"},
+    {"one unit more that shares the memory",
+     [](Plan& p) {
+       p.recomputed = {1, 2, 3};
+     },
+     "(Backward unit 2 micro-batch 0): unit 3 has written over its activations"},
+    {"a unit that does not exist", [](Plan& p) { p.recomputed.push_back(4); },
+     "plan of rank 1 recomputes unit 4 of 4"},
+};
+
+TEST(CheckPlan, CatchesEveryMistakeOfRecomputation) {
+  for (const Strategy strategy : kStrategies) {
+    const ParamLayout layout = Layout(2, true, strategy);
+    for (const Mistake& mistake : kMistakesOfRecomputation) {
+      SCOPED_TRACE(testing::Message() << NameOf(strategy) << ": " << mistake.what);
+      std::vector<Plan> plans = Plans(layout, {1, 1}, false, {1, 2});
       ASSERT_TRUE(CheckPlan(layout, plans).ok());
       mistake.make(plans[1]);
       const absl::Status status = CheckPlan(layout, plans);

@@ -105,6 +105,38 @@ TEST_F(ProgramTest, GeneratesFromTheNewestThatVerifiesAndSaysWhyNotFromANewerOne
   EXPECT_EQ(unusable.out, "");
 }
 
+TEST_F(ProgramTest, APlanCountsShortNumbersAndWhatIsComputedAgain) {
+  const std::string plan = "plan --layers 4 --width 64 --heads 4 --context 32 --batch 6 --world 3 ";
+  const auto of = [&](const std::string& flags, std::size_t strategy, const char* kind) {
+    const Answer answer = Run(plan + "--json " + flags);
+    EXPECT_EQ(answer.code, 0) << answer.err;
+    return nlohmann::json::parse(answer.out)["strategies"][strategy][kind].get<std::int64_t>();
+  };
+  const std::int64_t whole = of("", 0, "weights_bytes");
+  EXPECT_EQ(of("", 0, "rounded_bytes"), 0);
+  for (const std::string flags : {"--precision bf16", "--precision f16"}) {
+    EXPECT_EQ(of(flags, 0, "weights_bytes"), whole);
+    EXPECT_EQ(of(flags, 2, "rounded_bytes"), whole / 2);
+    EXPECT_GT(of(flags, 3, "rounded_bytes"), 0);
+    EXPECT_LT(of(flags, 3, "rounded_bytes"), whole / 6);
+    EXPECT_LE(of(flags, 3, "gathered_bytes"), of("", 3, "gathered_bytes"));
+  }
+  for (const std::string flags : {"", "--precision bf16 "}) {
+    const std::int64_t none = of(flags, 0, "activations_bytes"),
+                       selective = of(flags + "--recompute selective", 0, "activations_bytes"),
+                       full = of(flags + "--recompute full", 0, "activations_bytes");
+    EXPECT_LT(selective, none);
+    EXPECT_LT(full, selective);
+  }
+  const Answer show = Run(plan + "--show --precision bf16 --recompute full --strategy zero-3");
+  for (const char* words :
+       {"parameters in bf16", "  Round unit 1 (block.0)\n", "  recomputes units 1, 2, 3, 4\n",
+        "  Recompute unit 3 micro-batch 0 "}) {
+    EXPECT_NE(show.out.find(words), std::string::npos) << words << show.out;
+  }
+  EXPECT_EQ(show.out.find("Recompute unit 4"), std::string::npos) << show.out;
+}
+
 // Six units, so that a rank may have up to six blocks of 1,024 weights more than its third.
 TEST_F(ProgramTest, APlanSaysWhatATrainingTakesAndWhatFits) {
   const std::string plan =

@@ -141,12 +141,14 @@ struct Course {
 };
 
 inline std::vector<Course> TrainBy(Strategy strategy, int world, int micro_batch,
-                                   DType type = DType::kF32) {
+                                   DType type = DType::kF32,
+                                   Recompute recompute = Recompute::kNone) {
   std::vector<Course> all(static_cast<std::size_t>(world));
   const TextDataset dataset(RandomText(), 8);
   OnEveryRank(world, [&](Communicator& ranks) {
     StepRunnerOptions options = Options();
     options.micro_batch = micro_batch;
+    options.recompute = recompute;
     Rank rank(ranks, dataset, options, strategy, type);
     Course& share = all[static_cast<std::size_t>(ranks.rank())];
     for (std::int64_t step = 0; step < 6; ++step) {
