@@ -96,7 +96,10 @@ absl::Status Gather(Communicator& c, std::span<float> arena) {
   return c.AllGather(arena, Halves(arena), arena);
 }
 
-bool Time(const std::string& name, std::size_t floats, int n, Call call) {
+const std::vector<int> kOneHost{}, kTwoHosts{1, 1};
+
+bool Time(const std::string& name, std::size_t floats, int n, Call call,
+          const std::vector<int>& hosts = kOneHost) {
   Shared<Times> times;
   RankProcesses ranks(
       2,
@@ -112,12 +115,16 @@ bool Time(const std::string& name, std::size_t floats, int n, Call call) {
         }
         return 0;
       },
-      std::chrono::seconds(30), Pin);
+      // Gloo's are not pinned either.
+      std::chrono::seconds(30), hosts.empty() ? Pin : nullptr, hosts);
   for (int code : ranks.WaitAll()) {
     if (code != 0) return false;
   }
-  Print(name, SlowestOf(*times, 2, n),
-        Setup(2, "floats in a shared arena, slowest rank of each call"));
+  Print(
+      name, SlowestOf(*times, 2, n),
+      Setup(2, hosts.empty() ? "floats in a shared arena, slowest rank of each call"
+                             : "each a host of its own, TCP between two addresses of the loopback "
+                               "network, slowest rank of each call"));
   return true;
 }
 
@@ -215,7 +222,9 @@ int Run(int argc, char** argv) {
   std::string only;
   int failures = 20;
   CLI::App app("Times collectives of local ranks.");
-  app.add_option("--only", only, "allreduce_64MiB, allreduce_1KiB, halves, abort or peer_killed");
+  app.add_option(
+      "--only", only,
+      "allreduce_64MiB, allreduce_1KiB, hosts_64MiB, hosts_1KiB, halves, abort or peer_killed");
   app.add_option("--failures", failures, "how often ranks are aborted or killed")
       ->check(CLI::Range(1, 1000));
   CLI11_PARSE(app, argc, argv);
@@ -225,6 +234,10 @@ int Run(int argc, char** argv) {
     ok &= Time("allreduce_64MiB", 16 << 20, 60, Sum) && Gloo("allreduce_64MiB", 16 << 20, 20);
   if (wanted("allreduce_1KiB"))
     ok &= Time("allreduce_1KiB", 256, 4000, Sum) && Gloo("allreduce_1KiB", 256, 400);
+  if (wanted("hosts_64MiB"))
+    ok &= Time("hosts_64MiB", 16 << 20, 20, Sum, kTwoHosts) && Gloo("hosts_64MiB", 16 << 20, 20);
+  if (wanted("hosts_1KiB"))
+    ok &= Time("hosts_1KiB", 256, 400, Sum, kTwoHosts) && Gloo("hosts_1KiB", 256, 400);
   if (wanted("halves")) {
     ok &= Time("halves: allreduce_64MiB", 16 << 20, 60, Sum) &&
           Time("halves: reducescatter_64MiB", 16 << 20, 60, Scatter) &&

@@ -55,10 +55,31 @@ def collective(case, *arguments):
     return measure
 
 
+def against_gloo(case, rounds=5):
+    """Ratio of our median to Gloo's, one ratio per round."""
+    def measure(bin_dir):
+        path = os.path.join(bin_dir, "bench_comm")
+        if not os.path.exists(path):
+            raise Unavailable("bench_comm was not built")
+        ratios, ours, theirs, quietest = [], [], [], []
+        for _ in range(rounds):
+            lines = {line["name"]: line for line in json_lines([path, "--only", case])}
+            if case + " gloo" not in lines:
+                raise Unavailable("bench_comm was built without Gloo (libgloo-dev)")
+            ours.append(lines[case]["p50"])
+            theirs.append(lines[case + " gloo"]["p50"])
+            ratios.append(ours[-1] / theirs[-1])
+            quietest.append(min(lines[case]["samples"]) / min(lines[case + " gloo"]["samples"]))
+        return ratios, (f"{lines[case]['setup']}; medians of {rounds} rounds: ours {min(ours) * 1e3:.1f} to {max(ours) * 1e3:.1f} ms, "
+                        f"Gloo {min(theirs) * 1e3:.1f} to {max(theirs) * 1e3:.1f} ms; shortest calls of each {min(quietest):.2f} to {max(quietest):.2f} x")
+    return measure
+
+
 ROWS = [
     Row("train step against PyTorch", "x", 1.8, 2.3, train_step(), higher_is_better=True),
     Row("all-reduce 64 MiB, 2 ranks", "s", 0.015, 0.007, collective("allreduce_64MiB", "--only", "allreduce_64MiB")),
     Row("all-reduce 1 KiB, 2 ranks", "s", 20e-6, 5e-6, collective("allreduce_1KiB", "--only", "allreduce_1KiB")),
+    Row("all-reduce 64 MiB between 2 hosts against Gloo", "x", 1.0, 0.7, against_gloo("hosts_64MiB")),
     Row("abort to every rank back, 3 ranks", "s", 0.02, 0.005, collective("abort", "--only", "abort")),
     Row("peer killed to every survivor back, 3 ranks", "s", 0.05, 0.025, collective("peer_killed", "--only", "peer_killed")),
 ]

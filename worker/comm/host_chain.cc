@@ -25,6 +25,7 @@ using std::chrono::steady_clock;
 constexpr int kSpin = 200;
 constexpr long kSliceNanoseconds = 2'000'000;
 // Beside other ranks, whose processes only a look shows to have ended; and alone.
+constexpr std::size_t kWakeBytes = 256 << 10;
 constexpr int kSliceMilliseconds = 2, kAloneMilliseconds = 50;
 
 bool Passed(std::uint32_t counter, std::uint32_t target) {
@@ -316,6 +317,26 @@ absl::Status HostChain::Late() {
   return Fail(PackFailure(kLate, own, missing));
 }
 
+void HostChain::WakeAt(Link& link, int bytes) {
+  if (link.wakes_at == bytes) return;
+  link.wakes_at = bytes;
+  setsockopt(link.fd.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
+}
+
+// To be woken for each packet costs more than to move it. Where more is to come than one piece, it
+// comes whatever this host does meanwhile, save to send.
+void HostChain::ChooseWakes() {
+  for (Lane& lane : lanes_) {
+    if (lane.in == nullptr) continue;
+    std::size_t left = 0;
+    for (std::size_t k = lane.ready; k < lane.pieces.size() && left < kWakeBytes; ++k) {
+      const Piece& piece = flow_.pieces[lane.pieces[k]];
+      if (Receives(lane, piece)) left += piece.bytes - (k == lane.ready ? lane.in_bytes : 0);
+    }
+    WakeAt(*lane.in, lane.in->open() && left >= kWakeBytes ? static_cast<int>(kWakeBytes) : 1);
+  }
+}
+
 absl::Status HostChain::Wait(steady_clock::time_point end) {
   if (const std::uint64_t word = watch_.FailureWord(); word != 0) return Fail(word);
   const int first = hosts_[static_cast<std::size_t>(own_)].first;
@@ -324,6 +345,7 @@ absl::Status HostChain::Wait(steady_clock::time_point end) {
     if (local_.HasLeft(r)) return Fail(PackFailure(kGone, first, first + r));
   }
   if (steady_clock::now() >= end) return Late();
+  ChooseWakes();
   bool blocked = false;
   std::array<pollfd, 3> items{{{watch_.wake_fd(), POLLIN, 0}, {-1, 0, 0}, {-1, 0, 0}}};
   const auto want = [&](const Link* link, short event) {

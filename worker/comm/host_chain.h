@@ -80,6 +80,7 @@ class HostChain {
     int host = -1;
     CallMessage in{};
     std::size_t sent = 0, received = 0;  // Of the messages that begin the call.
+    int wakes_at = 1;                    // Bytes that make it readable.
     bool exists() const { return fd.get() >= 0; }
     bool open() const { return received == sizeof(CallMessage); }
   };
@@ -118,6 +119,8 @@ class HostChain {
   bool Taken(std::uint32_t tag) const;
   absl::Status Compare(const Link& link);
   absl::Status Wait(std::chrono::steady_clock::time_point end);
+  static void WakeAt(Link& link, int bytes);
+  void ChooseWakes();
   absl::Status Late();
   absl::Status Lost(const Link& link);
   absl::Status Fail(std::uint64_t word);
