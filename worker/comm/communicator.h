@@ -14,7 +14,8 @@ enum class Reduction { kSum, kMax };
 
 // The ranks of one generation, and their small messages. Every rank issues the same calls in the
 // same order, from one thread; a call returns once its result is in the caller's buffer. Whatever
-// moves the tensors, ranks agree here: either all live ranks get a call's result or none does.
+// moves the tensors, ranks agree here: either all live ranks of a host get a call's result or none
+// does. Where a whole host is lost while a result is on its way, some hosts have it and others not.
 //
 // Failures end the group for every rank: the first one is published to all ranks, whose pending and
 // later calls return it, marked for IsCommunicatorFailure. Buffers of a failed call hold
