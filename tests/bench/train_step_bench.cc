@@ -39,7 +39,7 @@ struct Options {
   std::string isa = "best";
 };
 
-constexpr AdamWConfig kAdamW;
+constexpr OptimizerConfig kAdamW;
 constexpr double kClipNorm = 1.0;
 
 // Sequences in which each token follows from the one before it and one of four random numbers.
@@ -150,8 +150,8 @@ class Bench {
     ASSIGN_OR_RETURN(runner_, UnitRunner<float>::Create(model_, layout_, kernels_,
                                                         {options_.batch, options_.model.context},
                                                         weights, gradients));
-    optimizer_ = std::make_unique<AdamW<float>>(
-        layout_, kAdamW, kernels_, AdamW<float>::Buffers{weights, gradients, first, second});
+    optimizer_ = std::make_unique<Optimizer<float>>(
+        layout_, kAdamW, kernels_, Optimizer<float>::Buffers{weights, gradients, {first, second}});
     ASSIGN_OR_RETURN(plan_, MakePlan(layout_, {.micro_batches = options_.micro_batches}));
     RETURN_IF_ERROR(CheckPlan(layout_, std::span(&plan_, 1)));
     schedule_ = {.lr = 1e-3, .min_lr = 1e-4, .warmup_steps = 10, .total_steps = 1000};
@@ -167,7 +167,7 @@ class Bench {
   const ParamLayout layout_;
   Arena arena_;
   std::unique_ptr<UnitRunner<float>> runner_;
-  std::unique_ptr<AdamW<float>> optimizer_;
+  std::unique_ptr<Optimizer<float>> optimizer_;
   Plan plan_;
   Schedule schedule_;
   std::vector<std::int32_t> tokens_, targets_;

@@ -56,10 +56,12 @@ absl::StatusOr<std::string> ShareRecord(Group& ranks, const absl::StatusOr<std::
 }
 
 absl::StatusOr<Manifest> LoadRecord(const Repository& repository, const std::string& record,
-                                    std::int64_t step, const std::vector<StateTensor>& state) {
+                                    std::int64_t step, const std::vector<StateTensor>& state,
+                                    const std::function<absl::Status(const Manifest&)>& accept) {
   ASSIGN_OR_RETURN(Manifest manifest, ParseManifest(record));
   if (manifest.step != step)
     return absl::DataLossError(absl::StrCat("its record is one of step ", manifest.step));
+  if (accept) RETURN_IF_ERROR(accept(manifest));
   RETURN_IF_ERROR(repository.Load(manifest, state));
   return manifest;
 }
@@ -67,15 +69,17 @@ absl::StatusOr<Manifest> LoadRecord(const Repository& repository, const std::str
 }  // namespace
 
 absl::StatusOr<Restored> RestoreNewest(Group& ranks, const Repository& repository,
-                                       const std::vector<StateTensor>& state) {
+                                       const std::vector<StateTensor>& state,
+                                       const std::function<absl::Status(const Manifest&)>& accept) {
   ASSIGN_OR_RETURN(const std::vector<std::int64_t> steps, ShareSteps(ranks, repository));
   Restored restored;
   for (std::int64_t step : steps) {
     const absl::StatusOr<std::string> own =
         ranks.rank() == 0 ? repository.ReadRecord(step) : absl::StatusOr<std::string>("");
     ASSIGN_OR_RETURN(const std::string record, ShareRecord(ranks, own));
-    absl::StatusOr<Manifest> manifest = own.ok() ? LoadRecord(repository, record, step, state)
-                                                 : absl::DataLossError(own.status().message());
+    absl::StatusOr<Manifest> manifest = own.ok()
+                                            ? LoadRecord(repository, record, step, state, accept)
+                                            : absl::DataLossError(own.status().message());
     // The worst verdict counts, and among equal ones the lowest rank's words.
     const int verdict = manifest.ok()                                   ? kSound
                         : absl::IsFailedPrecondition(manifest.status()) ? kOtherModel

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,8 +19,11 @@ struct Restored {
 
 // Loads the commit of the highest step that verifies on every rank; rank 0 chooses, so that all
 // ranks take the same. Collective. Failed precondition: the checkpoint is of another model. Data
-// loss, with every reason: there are commits, but none verifies.
-absl::StatusOr<Restored> RestoreNewest(Group& ranks, const Repository& repository,
-                                       const std::vector<StateTensor>& state);
+// loss, with every reason: there are commits, but none verifies. `accept`, if given, judges a
+// record before its data is read: what it says of a commit counts as if that were of another model,
+// where it is failed precondition, or damaged.
+absl::StatusOr<Restored> RestoreNewest(
+    Group& ranks, const Repository& repository, const std::vector<StateTensor>& state,
+    const std::function<absl::Status(const Manifest&)>& accept = nullptr);
 
 }  // namespace regroup::worker

@@ -2,38 +2,143 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "common/base/check.h"
 #include "worker/kernels/fixed_chunks.h"
+#include "worker/kernels/parallel_for.h"
+#include "worker/optim/updates.h"
 
 namespace regroup::worker {
+namespace {
 
 static_assert(ParamLayout::kBlockElements == kSumBlock);
+constexpr std::int64_t kTaskBlocks = 16;  // Of one task of a thread.
+
+std::size_t Index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+bool NeedsNorms(OptimizerKind kind) {
+  return kind == OptimizerKind::kLamb || kind == OptimizerKind::kLars;
+}
+
+// Blocks of the flat order that have elements of a range.
+std::int64_t FirstBlock(const Range& flat) { return flat.begin / kSumBlock; }
+std::int64_t BlocksIn(const Range& flat) {
+  return flat.size == 0 ? 0 : (flat.end() - 1) / kSumBlock - FirstBlock(flat) + 1;
+}
+
+// use(block, part of the range in it), several threads at once.
+template <typename Use>
+void ForBlocks(const Range& flat, const Use& use) {
+  const std::int64_t first = FirstBlock(flat), last = first + BlocksIn(flat);
+  ParallelFor((last - first + kTaskBlocks - 1) / kTaskBlocks, [&](std::int64_t task, int) {
+    const std::int64_t begin = first + task * kTaskBlocks;
+    for (std::int64_t block = begin; block < std::min(last, begin + kTaskBlocks); ++block) {
+      const std::int64_t from = std::max(flat.begin, block * kSumBlock),
+                         to = std::min(flat.end(), (block + 1) * kSumBlock);
+      use(block, Range{from, to - from});
+    }
+  });
+}
+
+template <typename T>
+LambStep<T> LambStepOf(const OptimizerConfig& config, const StepInfo& info, double decay,
+                       double trust) {
+  const auto count = static_cast<double>(info.step + 1);
+  return {.scale = static_cast<T>(info.grad_scale),
+          .rate1 = static_cast<T>(1 - config.beta1),
+          .beta2 = static_cast<T>(config.beta2),
+          .rate2 = static_cast<T>(1 - config.beta2),
+          .correction1 = static_cast<T>(1 / (1 - std::pow(config.beta1, count))),
+          .root2 = static_cast<T>(1 / std::sqrt(1 - std::pow(config.beta2, count))),
+          .epsilon = static_cast<T>(config.epsilon),
+          .decay = static_cast<T>(decay),
+          .lr = static_cast<T>(info.lr * trust)};
+}
+
+template <typename T>
+SgdStep<T> SgdStepOf(const OptimizerConfig& config, const StepInfo& info, double decay,
+                     double trust) {
+  const bool lars = config.kind == OptimizerKind::kLars;
+  return {.scale = static_cast<T>(info.grad_scale),
+          .decay = static_cast<T>(decay),
+          .momentum = static_cast<T>(config.momentum),
+          .rate = static_cast<T>(lars ? info.lr * trust : 1),
+          .lr = static_cast<T>(lars ? 1 : info.lr)};
+}
+
+AdamWStep AdamWStepOf(const OptimizerConfig& config, const StepInfo& info, double decay) {
+  const auto count = static_cast<double>(info.step + 1);
+  return {.lr = info.lr,
+          .beta1 = config.beta1,
+          .beta2 = config.beta2,
+          .epsilon = config.epsilon,
+          .weight_decay = decay,
+          .correction1 = 1 - std::pow(config.beta1, count),
+          .correction2 = 1 - std::pow(config.beta2, count),
+          .grad_scale = info.grad_scale};
+}
+
+}  // namespace
+
+const char* NameOf(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kAdamW: return "adamw";
+    case OptimizerKind::kSgd: return "sgd";
+    case OptimizerKind::kLamb: return "lamb";
+    case OptimizerKind::kLars: return "lars";
+  }
+  CHECK(false);
+}
+
+std::span<const std::string_view> StateNames(OptimizerKind kind) {
+  static constexpr std::string_view kMoments[] = {"exp_avg", "exp_avg_sq"},
+                                    kMomentum[] = {"momentum_buffer"};
+  if (kind == OptimizerKind::kAdamW || kind == OptimizerKind::kLamb) return kMoments;
+  return kMomentum;
+}
 
 std::int64_t BlocksOf(const ParamLayout& layout) {
   return (layout.flat_elements() + kSumBlock - 1) / kSumBlock;
 }
 
-template <typename T>
-AdamW<T>::AdamW(const ParamLayout& layout, const AdamWConfig& config, const KernelTable<T>& kernels,
-                const Buffers& buffers, int rank)
-    : layout_(layout), config_(config), kernels_(kernels), buffers_(buffers), rank_(rank) {
-  const auto elements = [&](StateKind kind) {
-    return static_cast<std::size_t>(layout.Elements(kind, rank));
-  };
-  CHECK(buffers.weights.size() == elements(StateKind::kWeights));
-  CHECK(buffers.gradients.size() == elements(StateKind::kGradients));
-  CHECK(buffers.first_moment.size() == elements(StateKind::kMoments));
-  CHECK(buffers.second_moment.size() == elements(StateKind::kMoments));
+std::int64_t TensorSquaresOf(const ParamLayout& layout, OptimizerKind kind) {
+  std::int64_t pieces = 0;
+  for (const ParamPlace& place : layout.params())
+    pieces += NeedsNorms(kind) && place.spec.decay ? BlocksIn(place.flat) : 0;
+  return 2 * pieces;
 }
 
 template <typename T>
-double AdamW<T>::SumSquares() const {
+Optimizer<T>::Optimizer(const ParamLayout& layout, const OptimizerConfig& config,
+                        const KernelTable<T>& kernels, Buffers buffers, int rank)
+    : layout_(layout),
+      config_(config),
+      kernels_(kernels),
+      buffers_(std::move(buffers)),
+      rank_(rank) {
+  const auto elements = [&](StateKind kind) { return Index(layout.Elements(kind, rank)); };
+  CHECK(buffers_.weights.size() == elements(StateKind::kWeights));
+  CHECK(buffers_.gradients.size() == elements(StateKind::kGradients));
+  CHECK(buffers_.state.size() == StateNames(config.kind).size());
+  for (const std::span<T> state : buffers_.state)
+    CHECK(state.size() == elements(StateKind::kMoments));
+  std::int64_t pieces = 0;
+  for (const ParamPlace& place : layout.params()) {
+    const bool adapts = NeedsNorms(config.kind) && place.spec.decay;
+    pieces_.push_back(adapts ? pieces : -1);
+    pieces += adapts ? BlocksIn(place.flat) : 0;
+  }
+  squares_.resize(Index(TensorSquaresOf(layout, config.kind)));
+}
+
+template <typename T>
+double Optimizer<T>::SumSquares() const {
   return kernels_.sum_squares(layout_.flat_elements(), buffers_.gradients.data());
 }
 
 template <typename T>
-void AdamW<T>::SquareOwnedBlocks(std::span<double> sums) const {
+void Optimizer<T>::SquareOwnedBlocks(std::span<double> sums) const {
   CHECK(static_cast<std::int64_t>(sums.size()) == BlocksOf(layout_));
   std::fill(sums.begin(), sums.end(), 0.0);
   for (const Range& box : layout_.Owned(rank_)) {
@@ -45,40 +150,125 @@ void AdamW<T>::SquareOwnedBlocks(std::span<double> sums) const {
 }
 
 template <typename T>
-void AdamW<T>::Step(UnitId unit, const StepInfo& info) {
-  CHECK(unit >= 0 && unit < static_cast<UnitId>(layout_.units().size()));
-  const auto count = static_cast<double>(info.step + 1);
-  AdamWStep step = {.lr = info.lr,
-                    .beta1 = config_.beta1,
-                    .beta2 = config_.beta2,
-                    .epsilon = config_.epsilon,
-                    .weight_decay = 0,
-                    .correction1 = 1 - std::pow(config_.beta1, count),
-                    .correction2 = 1 - std::pow(config_.beta2, count),
-                    .grad_scale = info.grad_scale};
-  for (ParamId id : layout_.units()[static_cast<std::size_t>(unit)].params) {
-    const ParamPlace& place = layout_.params()[static_cast<std::size_t>(id)];
-    step.weight_decay = place.spec.decay ? config_.weight_decay : 0;
-    if (!layout_.Divides(StateKind::kMoments)) {
-      StepRange(place.flat, step);
-      continue;
-    }
-    for (const Share& share : layout_.Shares(id)) {
-      if (share.rank == rank_) StepRange(share.flat, step);
-    }
+typename Optimizer<T>::Pointers Optimizer<T>::At(std::int64_t element) const {
+  const auto at = [&](StateKind kind) { return layout_.Offset(kind, rank_, element); };
+  Pointers pointers{buffers_.gradients.data() + at(StateKind::kGradients),
+                    buffers_.weights.data() + at(StateKind::kWeights),
+                    {}};
+  for (std::size_t s = 0; s < buffers_.state.size(); ++s)
+    pointers.state[s] = buffers_.state[s].data() + at(StateKind::kMoments);
+  return pointers;
+}
+
+template <typename T>
+void Optimizer<T>::ForOwned(ParamId id, const std::function<void(const Range&)>& use) const {
+  if (!layout_.Divides(StateKind::kMoments)) use(layout_.params()[Index(id)].flat);
+  for (const Share& share : layout_.Shares(id)) {
+    if (share.rank == rank_) use(share.flat);
   }
 }
 
 template <typename T>
-void AdamW<T>::StepRange(const Range& flat, const AdamWStep& step) {
-  const auto at = [&](StateKind kind) { return layout_.Offset(kind, rank_, flat.begin); };
-  kernels_.adamw(flat.size, step, buffers_.gradients.data() + at(StateKind::kGradients),
-                 buffers_.weights.data() + at(StateKind::kWeights),
-                 buffers_.first_moment.data() + at(StateKind::kMoments),
-                 buffers_.second_moment.data() + at(StateKind::kMoments));
+double Optimizer<T>::DecayOf(ParamId id) const {
+  return layout_.params()[Index(id)].spec.decay ? config_.weight_decay : 0;
 }
 
-template class AdamW<float>;
-template class AdamW<double>;
+template <typename T>
+std::span<double> Optimizer<T>::SquareTensors(const StepInfo& info) {
+  std::fill(squares_.begin(), squares_.end(), 0.0);
+  for (ParamId id = 0; id < static_cast<ParamId>(layout_.params().size()); ++id) {
+    if (Adapts(id)) ForOwned(id, [&](const Range& flat) { SquareRange(id, flat, info); });
+  }
+  return squares_;
+}
+
+// Blocks are cut where the flat order is, so a block of a tensor is one rank's, and its sum has the
+// same bits whoever that is.
+template <typename T>
+void Optimizer<T>::SquareRange(ParamId id, const Range& flat, const StepInfo& info) {
+  const Pointers begin = At(flat.begin);
+  const std::int64_t first = pieces_[Index(id)] - FirstBlock(layout_.params()[Index(id)].flat);
+  const auto others = static_cast<std::int64_t>(squares_.size() / 2);
+  const LambStep<T> lamb = LambStepOf<T>(config_, info, DecayOf(id), 1);
+  const T scale = static_cast<T>(info.grad_scale);
+  ForBlocks(flat, [&](std::int64_t block, const Range& part) {
+    const std::int64_t at = part.begin - flat.begin;
+    const T *g = begin.gradient + at, *w = begin.weight + at;
+    squares_[Index(first + block)] = SquareAll(part.size, [&](std::int64_t i) { return w[i]; });
+    double& other = squares_[Index(others + first + block)];
+    if (config_.kind == OptimizerKind::kLamb) {
+      const T *m = begin.state[0] + at, *v = begin.state[1] + at;
+      other = SquareAll(
+          part.size, [&](std::int64_t i) { return LambAt(lamb, g[i], w[i], m[i], v[i]).update; });
+    } else {
+      other = SquareAll(part.size, [&](std::int64_t i) { return g[i] * scale; });
+    }
+  });
+}
+
+template <typename T>
+std::pair<double, double> Optimizer<T>::Norms(ParamId id) const {
+  const std::int64_t first = pieces_[Index(id)],
+                     last = first + BlocksIn(layout_.params()[Index(id)].flat);
+  const auto others = static_cast<std::int64_t>(squares_.size() / 2);
+  double weights = 0, other = 0;
+  for (std::int64_t piece = first; piece < last; ++piece) {
+    weights += squares_[Index(piece)];
+    other += squares_[Index(others + piece)];
+  }
+  return {std::sqrt(weights), std::sqrt(other)};
+}
+
+// What the learning rate of one tensor is multiplied by.
+template <typename T>
+double Optimizer<T>::Trust(ParamId id) const {
+  if (!Adapts(id)) return 1;
+  const auto [weights, other] = Norms(id);
+  if (!(weights > 0 && other > 0)) return 1;  // Of zeros, or not yet anything.
+  if (config_.kind == OptimizerKind::kLamb) return weights / other;
+  return config_.trust * weights / (other + config_.weight_decay * weights);
+}
+
+template <typename T>
+void Optimizer<T>::Step(UnitId unit, const StepInfo& info) {
+  CHECK(unit >= 0 && unit < static_cast<UnitId>(layout_.units().size()));
+  for (ParamId id : layout_.units()[Index(unit)].params) {
+    const double trust = Trust(id);
+    ForOwned(id, [&](const Range& flat) { StepRange(id, flat, info, trust); });
+  }
+}
+
+template <typename T>
+void Optimizer<T>::StepRange(ParamId id, const Range& flat, const StepInfo& info, double trust) {
+  const Pointers begin = At(flat.begin);
+  const double decay = DecayOf(id);
+  switch (config_.kind) {
+    case OptimizerKind::kAdamW:
+      kernels_.adamw(flat.size, AdamWStepOf(config_, info, decay), begin.gradient, begin.weight,
+                     begin.state[0], begin.state[1]);
+      return;
+    case OptimizerKind::kSgd:
+    case OptimizerKind::kLars: {
+      const SgdStep<T> step = SgdStepOf<T>(config_, info, decay, trust);
+      ForBlocks(flat, [&](std::int64_t, const Range& part) {
+        const std::int64_t at = part.begin - flat.begin;
+        UpdateSgd(part.size, step, begin.gradient + at, begin.weight + at, begin.state[0] + at);
+      });
+      return;
+    }
+    case OptimizerKind::kLamb: {
+      const LambStep<T> step = LambStepOf<T>(config_, info, decay, trust);
+      ForBlocks(flat, [&](std::int64_t, const Range& part) {
+        const std::int64_t at = part.begin - flat.begin;
+        UpdateLamb(part.size, step, begin.gradient + at, begin.weight + at, begin.state[0] + at,
+                   begin.state[1] + at);
+      });
+      return;
+    }
+  }
+}
+
+template class Optimizer<float>;
+template class Optimizer<double>;
 
 }  // namespace regroup::worker

@@ -1,18 +1,35 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "worker/kernels/kernels.h"
 #include "worker/layout/layout.h"
 
 namespace regroup::worker {
 
-struct AdamWConfig {
-  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
-  double weight_decay =
-      0.1;  // On parameters whose spec says decay; decoupled, times the learning rate.
+enum class OptimizerKind : std::uint8_t {
+  kAdamW,  // As torch.optim.AdamW.
+  kSgd,    // With momentum, as torch.optim.SGD: weight decay is part of the gradient.
+  kLamb,   // AdamW's direction, each tensor's step as long as trust says (You et al., 2020).
+  kLars,   // SGD's, likewise (You et al., 2017): momentum is of steps, learning rate included.
+};
+inline constexpr OptimizerKind kOptimizers[] = {OptimizerKind::kAdamW, OptimizerKind::kSgd,
+                                                OptimizerKind::kLamb, OptimizerKind::kLars};
+const char* NameOf(OptimizerKind kind);  // "adamw", "sgd", "lamb", "lars".
+// What checkpoints call its state: buffers with an element per weight, zero before step 0.
+std::span<const std::string_view> StateNames(OptimizerKind kind);
+
+struct OptimizerConfig {
+  OptimizerKind kind = OptimizerKind::kAdamW;
+  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;  // AdamW, LAMB.
+  double momentum = 0.9;                             // SGD, LARS.
+  double trust = 1e-3;                               // LARS: of weights' norm to step's.
+  // On parameters whose spec says decay. Of AdamW it is decoupled, times the learning rate.
+  double weight_decay = 0.1;
 };
 
 struct StepInfo {
@@ -21,21 +38,20 @@ struct StepInfo {
   double grad_scale = 1;  // ClipScale's.
 };
 
-// AdamW as torch.optim.AdamW computes it, over one rank's buffers of the layout: on what the rank
-// owns, or where nothing is divided, on everything. Owns nothing; execution thread only.
+// One rank's optimizer over its buffers of the layout: it steps what the rank owns, or where
+// nothing is divided, everything. Weights have equal bits under every strategy. Owns no state;
+// execution thread only.
 template <typename T>
-class AdamW {
+class Optimizer {
  public:
   struct Buffers {  // Each of layout.Elements() of its kind; they outlive the optimizer.
     std::span<T> weights;
     std::span<const T> gradients;
-    std::span<T> first_moment, second_moment;  // The whole state; zero before step 0.
+    std::vector<std::span<T>> state;  // As StateNames() says.
   };
-  // What checkpoints call the state buffers, in the order first, second.
-  static constexpr std::string_view kStateNames[] = {"exp_avg", "exp_avg_sq"};
 
-  AdamW(const ParamLayout& layout, const AdamWConfig& config, const KernelTable<T>& kernels,
-        const Buffers& buffers, int rank = 0);
+  Optimizer(const ParamLayout& layout, const OptimizerConfig& config, const KernelTable<T>& kernels,
+            Buffers buffers, int rank = 0);
 
   // The same value for every thread count. REQUIRES: gradients are reduced, and the rank has all of
   // them.
@@ -43,21 +59,47 @@ class AdamW {
   // Of the blocks that the rank owns, at their places among BlocksOf(layout); the others are set
   // to 0. The sum over all ranks goes to AddBlocks. REQUIRES: gradients are reduced.
   void SquareOwnedBlocks(std::span<double> sums) const;
-  // Updates the weights and moments of one unit.
+
+  // Whether steps need the norms of whole tensors: LAMB's and LARS's do, of parameters that decay.
+  // Biases and gains are stepped without, as is usual.
+  bool needs_norms() const { return !squares_.empty(); }
+  // Squares, by block of each tensor, of what the rank owns, and zeros for the rest: where anything
+  // is divided, the caller replaces them by their sum over all ranks before the next Step. Changes
+  // no state. REQUIRES: gradients are reduced, and `info` is that of the next Steps.
+  std::span<double> SquareTensors(const StepInfo& info);
+
+  // Updates the weights and state of one unit.
   void Step(UnitId unit, const StepInfo& info);
 
  private:
-  // Elements of the flat order, all of one parameter.
-  void StepRange(const Range& flat, const AdamWStep& step);
+  struct Pointers {  // Of one element of the flat order.
+    const T* gradient;
+    T* weight;
+    T* state[2];
+  };
+  Pointers At(std::int64_t element) const;
+  // What of a parameter this rank steps: ranges of the flat order.
+  void ForOwned(ParamId id, const std::function<void(const Range&)>& use) const;
+  bool Adapts(ParamId id) const { return pieces_[static_cast<std::size_t>(id)] >= 0; }
+  void SquareRange(ParamId id, const Range& flat, const StepInfo& info);
+  // Of a whole tensor: 2-norms of its weights, and of LAMB's update or LARS's gradient.
+  std::pair<double, double> Norms(ParamId id) const;
+  double Trust(ParamId id) const;
+  double DecayOf(ParamId id) const;
+  void StepRange(ParamId id, const Range& flat, const StepInfo& info, double trust);
 
   const ParamLayout& layout_;
-  const AdamWConfig config_;
+  const OptimizerConfig config_;
   const KernelTable<T>& kernels_;
   const Buffers buffers_;
   const int rank_;
+  std::vector<std::int64_t> pieces_;  // By parameter: its first among the squares; -1: none.
+  std::vector<double> squares_;       // Those of weights, then as many others.
 };
 
 // How many blocks there are to sum squares of.
 std::int64_t BlocksOf(const ParamLayout& layout);
+// How many sums of squares SquareTensors has on each rank.
+std::int64_t TensorSquaresOf(const ParamLayout& layout, OptimizerKind kind);
 
 }  // namespace regroup::worker

@@ -30,8 +30,13 @@ absl::Status Unusable(const std::string& directory, const std::string& because) 
                   WorkerExit::kCheckpointUnusable);
 }
 
-// The model of the newest record that can be read; RestoreNewest then says whether its data can.
-absl::StatusOr<GptConfig> ModelOf(const Repository& repository) {
+struct Trained {
+  GptConfig model;
+  OptimizerKind optimizer = OptimizerKind::kAdamW;  // Whose state is in the checkpoint too.
+};
+
+// Of the newest record that can be read; RestoreNewest then says whether its data can.
+absl::StatusOr<Trained> NewestOf(const Repository& repository) {
   ASSIGN_OR_RETURN(const std::vector<std::int64_t> steps, repository.CommittedSteps());
   for (std::int64_t step : steps) {
     const absl::StatusOr<Manifest> manifest = repository.ReadManifest(step);
@@ -53,7 +58,13 @@ absl::StatusOr<GptConfig> ModelOf(const Repository& repository) {
           "its model was trained on numbered tokens, and only what was trained on text writes "
           "text");
     }
-    return model;
+    Trained trained{.model = model};
+    for (const OptimizerKind kind : kOptimizers) {
+      const auto name = manifest->settings.find("optimizer");
+      if (name != manifest->settings.end() && name->second == NameOf(kind))
+        trained.optimizer = kind;
+    }
+    return trained;
   }
   return absl::NotFoundError(absl::StrCat(steps.size(), " commits, none with a readable record"));
 }
@@ -162,11 +173,12 @@ absl::StatusOr<std::optional<GenerateConfig>> ReadGenerateConfig(
 absl::Status Generate(const GenerateConfig& config) {
   const absl::StatusOr<Repository> repository = Repository::Open(config.checkpoint);
   if (!repository.ok()) return WithExit(repository.status(), WorkerExit::kCheckpointUnusable);
-  const absl::StatusOr<GptConfig> shape = ModelOf(*repository);
-  if (!shape.ok()) return Unusable(config.checkpoint, std::string(shape.status().message()));
-  const Model<float> model = MakeGpt<float>(*shape);
+  const absl::StatusOr<Trained> trained = NewestOf(*repository);
+  if (!trained.ok()) return Unusable(config.checkpoint, std::string(trained.status().message()));
+  const GptConfig& shape = trained->model;
+  const Model<float> model = MakeGpt<float>(shape);
   ASSIGN_OR_RETURN(const ParamLayout layout, ParamLayout::Replicated(model.UnitSpecs(), 1));
-  ASSIGN_OR_RETURN(TrainState state, TrainState::Create(layout));
+  ASSIGN_OR_RETURN(TrainState state, TrainState::Create(layout, nullptr, trained->optimizer));
   const auto alone = MakeInProcessCommunicators(1);
   const absl::StatusOr<Restored> restored =
       RestoreNewest(*alone[0], *repository, state.Tensors(layout));
@@ -176,8 +188,8 @@ absl::Status Generate(const GenerateConfig& config) {
     std::fprintf(stderr, "regroup-worker: warning: %s\n", why.c_str());
   ASSIGN_OR_RETURN(const auto runner, UnitRunner<float>::Create(
                                           model, layout, KernelsFor(BestIsa()),
-                                          {.batch = 1, .time = shape->context}, state.weights, {}));
-  return Continue(*runner, model, *shape, config);
+                                          {.batch = 1, .time = shape.context}, state.weights, {}));
+  return Continue(*runner, model, shape, config);
 }
 
 }  // namespace regroup::worker

@@ -119,7 +119,10 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& plan
   MemoryNeed need;
   need.weights = Largest(layout, StateKind::kWeights) * kElementBytes;
   need.rounded = planned.plan.rounded.elements * SizeOf(config.Precision());
-  need.moments = 2 * Largest(layout, StateKind::kMoments) * kElementBytes;
+  const auto slots = static_cast<std::int64_t>(StateNames(config.optimizer).size());
+  need.moments =
+      slots * Largest(layout, StateKind::kMoments) * kElementBytes +
+      TensorSquaresOf(layout, config.optimizer) * static_cast<std::int64_t>(sizeof(double));
   need.gradients = planned.plan.gradients.elements * kElementBytes;
   if (layout.Divides(StateKind::kGradients))
     need.gradients += Largest(layout, StateKind::kGradients) * kElementBytes;
@@ -133,7 +136,7 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& plan
   if (!config.checkpoint_dir.empty()) {
     const std::int64_t saved =
         divided ? LargestOwned(layout) : (layout.param_elements() + world - 1) / world;
-    need.snapshots = 2 * 3 * saved * kElementBytes;
+    need.snapshots = 2 * (1 + slots) * saved * kElementBytes;
   }
   return need;
 }

@@ -25,7 +25,7 @@ void DescribePlanFlags(CLI::App& app, PlanConfig& config);
 absl::StatusOr<std::optional<PlanConfig>> ReadPlanConfig(const std::vector<std::string>& args);
 
 // Memory that a training allocates on one rank, in bytes. Of each kind it is what the rank has that
-// has most.
+// has most. Moments are all that the optimizer keeps.
 struct MemoryNeed {
   std::int64_t weights = 0, gathered = 0, gradients = 0, moments = 0, activations = 0;
   std::int64_t rounded = 0;    // Weights of 16 bits, which a step computes with.

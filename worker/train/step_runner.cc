@@ -98,11 +98,9 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
   ASSIGN_OR_RETURN(runner->runner_,
                    UnitRunner<T>::Create(model, layout, KernelsOf<T>(options.kernels), extent,
                                          runner->Places<T>(), options.recompute));
-  runner->optimizer_ =
-      std::make_unique<AdamW<float>>(layout, options.optimizer, KernelsFor(options.kernels),
-                                     AdamW<float>::Buffers{state.weights, runner->reduced_,
-                                                           state.first_moment, state.second_moment},
-                                     ranks.rank());
+  runner->optimizer_ = std::make_unique<Optimizer<float>>(
+      layout, options.optimizer, KernelsFor(options.kernels),
+      Optimizer<float>::Buffers{state.weights, runner->reduced_, state.slots}, ranks.rank());
   ASSIGN_OR_RETURN(runner->reader_, BatchReader::Create(dataset, runner->slice_.size));
   return runner;
 }
@@ -291,9 +289,11 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
                                AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch));
     case Op::kZeroGrad: ZeroGradients(instruction); return absl::OkStatus();
     case Op::kReduceGrad: return ReduceGradients(instruction);
-    case Op::kSumSquares: return SumSquares();
+    case Op::kSumSquares: return SumSquares(step);
     case Op::kVote: return Vote(ballot, result);
-    case Op::kStep: Update(instruction.unit, step); return absl::OkStatus();
+    case Op::kStep:
+      optimizer_->Step(instruction.unit, InfoOf(step, sum_squares_));
+      return absl::OkStatus();
     case Op::kCommit:
       result.done = true;
       scaler_.NoteStep();
@@ -338,12 +338,6 @@ absl::StatusOr<double> StepRunner::Evaluate(const Dataset& dataset, std::int64_t
   return loss_sum_ / static_cast<double>(count * dataset.context());
 }
 
-void StepRunner::Update(UnitId unit, std::int64_t step) {
-  optimizer_->Step(unit, {.step = step,
-                          .lr = LearningRate(options_.schedule, step),
-                          .grad_scale = ClipScale(sum_squares_, options_.clip) / scaler_.scale()});
-}
-
 std::span<float> StepRunner::BucketOf(const Instruction& instruction) const {
   const Range& flat = plan_.buckets[static_cast<std::size_t>(instruction.bucket)].flat;
   return gradients_.subspan(static_cast<std::size_t>(flat.begin),
@@ -367,15 +361,28 @@ absl::Status StepRunner::ReduceGradients(const Instruction& instruction) {
                               reduced_);
 }
 
-absl::Status StepRunner::SumSquares() {
+// `sum_squares` is that of the gradients, without the loss scale that they still have.
+StepInfo StepRunner::InfoOf(std::int64_t step, double sum_squares) const {
+  return {.step = step,
+          .lr = LearningRate(options_.schedule, step),
+          .grad_scale = ClipScale(sum_squares, options_.clip) / scaler_.scale()};
+}
+
+// The norms of tensors too, where the optimizer needs them: after the vote nothing waits for
+// another rank but the gathers.
+absl::Status StepRunner::SumSquares(std::int64_t step) {
   if (squares_.empty()) {
     sum_squares_ = optimizer_->SumSquares();
-    return absl::OkStatus();
+  } else {
+    optimizer_->SquareOwnedBlocks(squares_);
+    RETURN_IF_ERROR(ranks_.AllReduce(squares_, Reduction::kSum));  // Each block is one rank's.
+    sum_squares_ = AddBlocks(layout_.flat_elements(), squares_.data());
   }
-  optimizer_->SquareOwnedBlocks(squares_);
-  RETURN_IF_ERROR(ranks_.AllReduce(squares_, Reduction::kSum));  // Each block is one rank's.
-  sum_squares_ = AddBlocks(layout_.flat_elements(), squares_.data());
-  return absl::OkStatus();
+  if (!optimizer_->needs_norms()) return absl::OkStatus();
+  const double unscaled = sum_squares_ / (scaler_.scale() * scaler_.scale());
+  const std::span<double> squares = optimizer_->SquareTensors(InfoOf(step, unscaled));
+  if (!layout_.Divides(StateKind::kMoments)) return absl::OkStatus();
+  return ranks_.AllReduce(squares, Reduction::kSum);
 }
 
 // From here on every rank goes by the same numbers, also where its own are wrong.

@@ -28,7 +28,7 @@ PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world, DType
 struct StepRunnerOptions {
   int batch = 1;        // Global. Ranks beyond it have no sample and add zeros.
   int micro_batch = 1;  // At most that many at once.
-  AdamWConfig optimizer;
+  OptimizerConfig optimizer;
   Schedule schedule;
   double clip = 0;
   double gradient_factor = 1;  // 1, but for a planted defect.
@@ -97,11 +97,11 @@ class StepRunner {
   MicroBatch MicroBatchOf(int index) const;
   absl::Status Carry(const Instruction& instruction, std::int64_t step, const Ballot& ballot,
                      StepResult& result);
-  void Update(UnitId unit, std::int64_t step);
   std::span<float> BucketOf(const Instruction& instruction) const;
   void ZeroGradients(const Instruction& instruction);
   absl::Status ReduceGradients(const Instruction& instruction);
-  absl::Status SumSquares();
+  absl::Status SumSquares(std::int64_t step);
+  StepInfo InfoOf(std::int64_t step, double sum_squares) const;
   absl::Status Vote(const Ballot& ballot, StepResult& result);
 
   Communicator& ranks_;
@@ -125,7 +125,7 @@ class StepRunner {
   std::vector<std::vector<Stretch>> reductions_;  // By bucket; only where moments are divided.
   std::vector<std::vector<Stretch>> gathers_;     // By unit; likewise.
   std::unique_ptr<Runner> runner_;
-  std::unique_ptr<AdamW<float>> optimizer_;
+  std::unique_ptr<Optimizer<float>> optimizer_;
   std::unique_ptr<BatchReader> reader_;
   std::span<const std::int32_t> tokens_, targets_;  // (slice_.size, T), of a reader.
   std::vector<Instruction> forwards_;  // Of one micro-batch: the first half of a checked plan.

@@ -26,6 +26,7 @@ namespace {
 constexpr std::size_t kMaxConfigBytes = 1 << 20;
 constexpr int kMax = std::numeric_limits<int>::max();
 constexpr int kMaxSize = 1 << 24;
+constexpr double kMaxRate = 1e3;
 
 absl::Status Refuse(const std::string& what, const std::string& because,
                     const std::string& try_this) {
@@ -96,6 +97,37 @@ absl::Status ChooseStrategy(std::string_view text, Strategy& strategy) {
                 "ddp, zero-1, zero-2 and zero-3 are, and so are no-shard, shard-grad-op and "
                 "full-shard",
                 NameOf(Strategy::kReplicated));
+}
+
+// One of `all`, each of which NameOf names.
+template <typename Kind, std::size_t kCount>
+absl::Status ChooseByName(std::string_view text, const Kind (&all)[kCount], Kind& kind) {
+  std::vector<std::string> names;
+  for (const Kind known : all) {
+    names.emplace_back(NameOf(known));
+    if (text != names.back()) continue;
+    kind = known;
+    return absl::OkStatus();
+  }
+  const std::string last = names.back();
+  names.pop_back();
+  return Refuse(Cat("\"", text, "\" is not accepted"),
+                Cat(absl::StrJoin(names, ", "), " and ", last, " are"), names[0]);
+}
+
+// By these names, and by those that DeepSpeed and Transformers have for them.
+absl::Status ChooseSchedule(std::string_view text, ScheduleKind& schedule) {
+  static constexpr std::pair<std::string_view, ScheduleKind> kOthers[] = {
+      {"warmuplr", ScheduleKind::kWarmup},
+      {"warmupdecaylr", ScheduleKind::kWarmupDecay},
+      {"constant-with-warmup", ScheduleKind::kConstant}};
+  std::string name;
+  for (const char c : text) name += c == '_' ? '-' : absl::ascii_tolower(c);
+  for (const auto& [known, value] : kOthers) {
+    if (name == known) name = NameOf(value);
+  }
+  const absl::Status chosen = ChooseByName(name, kSchedules, schedule);
+  return chosen.ok() ? chosen : ChooseByName(text, kSchedules, schedule);  // As it was typed.
 }
 
 absl::Status ChooseDataFormat(std::string_view text, DataFormat& format) {
@@ -256,17 +288,36 @@ void DescribeOptimizer(CLI::App& app, TrainConfig& c) {
       "selective, norms and GELUs; full, all of it, a third more work; the result has the same "
       "bits, as in --recompute selective",
       [&c](std::string_view text) { return ChooseRecompute(text, c.recompute); });
-  AddReal(app, "--learning-rate", c.learning_rate, 0, 1e3,
+  AddReal(app, "--learning-rate", c.learning_rate, 0, kMaxRate,
           "highest learning rate, as in --learning-rate 6e-4");
   AddReal(app, "--min-learning-rate", c.min_learning_rate, 0, 1e3,
-          "learning rate at the end, as in --min-learning-rate 6e-5");
+          "learning rate at the end of cosine and linear, as in --min-learning-rate 6e-5");
+  AddParsed(app, "--lr-schedule", "NAME", NameOf(c.schedule),
+            "how the learning rate goes on after the warm-up: cosine, linear or constant, or "
+            "DeepSpeed's warmup or warmup-decay, as in --lr-schedule linear",
+            [&c](std::string_view text) { return ChooseSchedule(text, c.schedule); });
+  AddParsed(app, "--lr-scale", "RULE", NameOf(c.scaling),
+            "multiplies learning rates by --batch / --base-batch (linear), by its root (sqrt) or "
+            "not (none), as in --lr-scale linear",
+            [&c](std::string_view text) { return ChooseByName(text, kScalingRules, c.scaling); });
+  AddInt(app, "--base-batch", c.base_batch, 1, kMaxSize,
+         "batch that --learning-rate is for, where --lr-scale is given, as in --base-batch 256");
   AddInt(app, "--warmup", c.warmup, 0, kMax,
          "steps until the highest learning rate, as in --warmup 100");
+  AddParsed(app, "--optimizer", "NAME", NameOf(c.optimizer),
+            "how weights are stepped: adamw, sgd with momentum, lamb or lars, as in --optimizer "
+            "lamb",
+            [&c](std::string_view text) { return ChooseByName(text, kOptimizers, c.optimizer); });
   AddReal(app, "--weight-decay", c.weight_decay, 0, 1e3,
-          "decoupled weight decay, as in --weight-decay 0.1");
-  AddReal(app, "--beta1", c.beta1, 0, 0.999999, "decay of AdamW's first moment, as in --beta1 0.9");
+          "weight decay of matrices, decoupled but for sgd and lars, as in --weight-decay 0.1");
+  AddReal(app, "--beta1", c.beta1, 0, 0.999999,
+          "decay of the first moment of adamw and lamb, as in --beta1 0.9");
   AddReal(app, "--beta2", c.beta2, 0, 0.9999999,
-          "decay of AdamW's second moment, as in --beta2 0.95");
+          "decay of the second moment of adamw and lamb, as in --beta2 0.95");
+  AddReal(app, "--momentum", c.momentum, 0, 0.999999, "of sgd and lars, as in --momentum 0.9");
+  AddReal(app, "--trust-coefficient", c.trust, 1e-9, 1e3,
+          "of lars: step of a tensor, of its norm and times the learning rate, as in "
+          "--trust-coefficient 0.001");
   AddReal(app, "--clip", c.clip, 0, 1e9,
           "norm to which gradients are cut, 0 for not at all, as in --clip 1");
 }
@@ -316,34 +367,53 @@ GptConfig TrainConfig::Model(int vocabulary) const {
 
 GptConfig TrainConfig::Model() const { return Model(vocabulary > 0 ? vocabulary : 256); }
 
-AdamWConfig TrainConfig::Optimizer() const {
-  return {.beta1 = beta1, .beta2 = beta2, .epsilon = 1e-8, .weight_decay = weight_decay};
+OptimizerConfig TrainConfig::Optimizer() const {
+  return {.kind = optimizer,
+          .beta1 = beta1,
+          .beta2 = beta2,
+          .epsilon = 1e-8,
+          .momentum = momentum,
+          .trust = trust,
+          .weight_decay = weight_decay};
 }
 
 Schedule TrainConfig::LearningRates() const {
-  return {.lr = learning_rate,
-          .min_lr = std::min(min_learning_rate, learning_rate),
+  const double scale = ScaleOf(scaling, batch, base_batch);
+  return {.lr = scale * learning_rate,
+          .min_lr = scale * std::min(min_learning_rate, learning_rate),
           .warmup_steps = warmup,
-          .total_steps = steps};
+          .total_steps = steps,
+          .kind = schedule};
 }
 
 std::map<std::string, std::string> TrainConfig::Settings() const {
   const auto real = [](double value) { return absl::StrFormat("%.17g", value); };
-  return {{"layers", Cat(layers)},
-          {"width", Cat(width)},
-          {"heads", Cat(heads)},
-          {"context", Cat(context)},
-          {"steps", Cat(steps)},
-          {"batch", Cat(batch)},
-          {"learning-rate", real(learning_rate)},
-          {"min-learning-rate", real(min_learning_rate)},
-          {"warmup", Cat(warmup)},
-          {"weight-decay", real(weight_decay)},
-          {"beta1", real(beta1)},
-          {"beta2", real(beta2)},
-          {"clip", real(clip)},
-          {"precision", NameOf(Precision())},
-          {"seed", Cat(seed)}};
+  std::map<std::string, std::string> settings = {{"layers", Cat(layers)},
+                                                 {"width", Cat(width)},
+                                                 {"heads", Cat(heads)},
+                                                 {"context", Cat(context)},
+                                                 {"steps", Cat(steps)},
+                                                 {"batch", Cat(batch)},
+                                                 {"learning-rate", real(learning_rate)},
+                                                 {"min-learning-rate", real(min_learning_rate)},
+                                                 {"warmup", Cat(warmup)},
+                                                 {"weight-decay", real(weight_decay)},
+                                                 {"beta1", real(beta1)},
+                                                 {"beta2", real(beta2)},
+                                                 {"clip", real(clip)},
+                                                 {"precision", NameOf(Precision())},
+                                                 {"seed", Cat(seed)},
+                                                 {"optimizer", NameOf(optimizer)}};
+  // What is as it always was is not told, so that older records are equal to these.
+  if (schedule != ScheduleKind::kCosine) settings["lr-schedule"] = NameOf(schedule);
+  if (scaling != ScalingRule::kNone) {
+    settings["lr-scale"] = NameOf(scaling);
+    settings["base-batch"] = Cat(base_batch);
+  }
+  if (optimizer == OptimizerKind::kSgd || optimizer == OptimizerKind::kLars)
+    settings["momentum"] = real(momentum);
+  if (optimizer == OptimizerKind::kLars) settings["trust-coefficient"] = real(trust);
+  return settings;
 }
 
 CommandDescription DescribeTrain() {
@@ -388,13 +458,29 @@ absl::Status Validate(const TrainConfig& c) {
     return Refuse("--data is missing", "there is nothing to train on",
                   "regroup-worker train --data /usr/share/common-licenses");
   }
-  if (const absl::Status model = Validate(c.Model()); !model.ok()) {
+  const GptConfig shape = c.Model();
+  if (shape.width % shape.heads != 0) {
+    return Refuse(
+        Cat("--width ", shape.width, " does not fit --heads ", shape.heads),
+        Cat("model width ", shape.width, " is not a multiple of its ", shape.heads, " heads"),
+        Cat("--width ", (shape.width / shape.heads + 1) * shape.heads));
+  }
+  if (const absl::Status model = Validate(shape); !model.ok()) {
     return Refuse("no such model can be built", std::string(model.message()),
                   "--layers 6 --width 384 --heads 6 --context 256");
   }
   if (c.warmup > c.steps)
     return Refuse("--warmup is too long", Cat(c.warmup, " steps of ", c.steps),
                   Cat("--warmup ", c.steps / 10));
+  if (const double rate = c.LearningRates().lr; rate > kMaxRate) {
+    return Refuse(absl::StrFormat("--learning-rate %g is %g by --lr-scale %s", c.learning_rate,
+                                  rate, NameOf(c.scaling)),
+                  absl::StrFormat("batches of %d are %g times --base-batch %d; at most %g is "
+                                  "accepted",
+                                  c.batch, static_cast<double>(c.batch) / c.base_batch,
+                                  c.base_batch, kMaxRate),
+                  "a lower --learning-rate");
+  }
   for (const auto& [name, limit] : {std::pair("--collective-timeout", c.collective_timeout),
                                     {"--join-timeout", c.join_timeout},
                                     {"--restore-timeout", c.restore_timeout},

@@ -35,7 +35,12 @@ struct TrainConfig {
   std::optional<DType> precision = DType::kF32;  // None: bf16 where the CPU multiplies that.
   double learning_rate = 3e-4, min_learning_rate = 3e-5;
   int warmup = 0;
+  ScheduleKind schedule = ScheduleKind::kCosine;
+  ScalingRule scaling = ScalingRule::kNone;  // Of both learning rates, if batches are not of
+  int base_batch = 256;                      // this many samples.
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
   double weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
+  double momentum = 0.9, trust = 1e-3;
   std::uint64_t seed = 1;
   std::string checkpoint_dir;  // Empty: no checkpoints.
   int checkpoint_every = 100;
@@ -54,7 +59,7 @@ struct TrainConfig {
   DType Precision() const;
   GptConfig Model(int vocabulary) const;
   GptConfig Model() const;  // As far as is known without the data: of text, unless told otherwise.
-  AdamWConfig Optimizer() const;
+  OptimizerConfig Optimizer() const;
   Schedule LearningRates() const;
   // What decides the result, by name; in commit records, and compared between ranks.
   std::map<std::string, std::string> Settings() const;

@@ -12,24 +12,23 @@
 namespace regroup::worker {
 namespace {
 
-// How many tensors there are of each parameter: itself, then its moments.
-constexpr std::uint32_t kTensorsPerParam = 3;
-
 std::size_t ElementsOf(const ParamLayout& layout, StateKind kind, int rank) {
   return static_cast<std::size_t>(layout.Elements(kind, rank));
 }
 
 }  // namespace
 
-absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout, Communicator* ranks) {
+absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout, Communicator* ranks,
+                                              OptimizerKind optimizer) {
   const bool shared = layout.Divides(StateKind::kMoments);
   CHECK(ranks != nullptr || !shared);
   const int rank = shared ? ranks->rank() : 0;
   const std::size_t weights = ElementsOf(layout, StateKind::kWeights, rank),
                     moments = ElementsOf(layout, StateKind::kMoments, rank);
+  const std::size_t slots = StateNames(optimizer).size();
   ASSIGN_OR_RETURN(Arena arena, Arena::Create((shared ? 0 : Arena::Footprint<float>(weights)) +
-                                              2 * Arena::Footprint<float>(moments)));
-  TrainState state(std::move(arena), rank);
+                                              slots * Arena::Footprint<float>(moments)));
+  TrainState state(std::move(arena), rank, optimizer);
   if (shared) {
     std::size_t largest = 0;  // All ranks' parts of an arena are of one size.
     for (int r = 0; r < layout.world(); ++r)
@@ -39,8 +38,7 @@ absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout, Communi
   } else {
     state.weights = state.arena_.Take<float>(weights);
   }
-  state.first_moment = state.arena_.Take<float>(moments);
-  state.second_moment = state.arena_.Take<float>(moments);
+  for (std::size_t s = 0; s < slots; ++s) state.slots.push_back(state.arena_.Take<float>(moments));
   return state;
 }
 
@@ -77,12 +75,11 @@ void TrainState::InitializeWeights(const ParamLayout& layout, std::uint64_t seed
 
 std::vector<StateTensor> TrainState::Tensors(const ParamLayout& layout) const {
   std::vector<StateTensor> tensors;
-  const auto prefix = [](std::size_t moment) {
-    return absl::StrCat(std::string(AdamW<float>::kStateNames[moment]), "/");
-  };
   Append(layout, StateKind::kWeights, "", weights, tensors);
-  Append(layout, StateKind::kMoments, prefix(0), first_moment, tensors);
-  Append(layout, StateKind::kMoments, prefix(1), second_moment, tensors);
+  for (std::size_t s = 0; s < slots.size(); ++s) {
+    const std::string prefix = absl::StrCat(std::string(StateNames(optimizer_)[s]), "/");
+    Append(layout, StateKind::kMoments, prefix, slots[s], tensors);
+  }
   return tensors;
 }
 
@@ -100,7 +97,9 @@ std::vector<PieceInfo> TrainState::Pieces(const ParamLayout& layout) const {
   std::vector<PieceInfo> pieces;
   std::uint64_t offset = 0;
   const auto params = static_cast<std::uint32_t>(layout.params().size());
-  for (std::uint32_t t = 0; t < kTensorsPerParam * params; ++t) {
+  // Each parameter itself, then each of its slots.
+  const auto tensors = static_cast<std::uint32_t>(1 + slots.size()) * params;
+  for (std::uint32_t t = 0; t < tensors; ++t) {
     const std::uint32_t p = t % params;
     for (const Share& share : layout.Shares(static_cast<ParamId>(p))) {
       if (share.rank != rank_) continue;

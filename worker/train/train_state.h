@@ -9,30 +9,32 @@
 #include "worker/checkpoint/shard.h"
 #include "worker/comm/communicator.h"
 #include "worker/layout/layout.h"
+#include "worker/optim/optimizer.h"
 #include "worker/tensor/arena.h"
 
 namespace regroup::worker {
 
 // What one rank holds of a training's state, as far as a checkpoint has it: weights and the
-// optimizer's moments, each a buffer of the layout.
+// optimizer's state, each a buffer of the layout.
 class TrainState {
  public:
   // Zeroed. Resource exhausted, with the size, if there is no memory for it. Collective where the
   // layout divides anything: weights then lie in an arena of `ranks`, who outlive the state. Else
   // `ranks` may be null.
-  static absl::StatusOr<TrainState> Create(const ParamLayout& layout,
-                                           Communicator* ranks = nullptr);
+  static absl::StatusOr<TrainState> Create(const ParamLayout& layout, Communicator* ranks = nullptr,
+                                           OptimizerKind optimizer = OptimizerKind::kAdamW);
 
   // layout.Elements() of their kind each.
-  std::span<float> weights, first_moment, second_moment;
+  std::span<float> weights;
+  std::vector<std::span<float>> slots;  // Of the optimizer, as StateNames() says.
   // What the ranks share, from the first weight on; empty where nothing is divided.
   std::span<float> shared_weights;
 
   // The initial weights of what this rank holds.
   void InitializeWeights(const ParamLayout& layout, std::uint64_t seed) const;
 
-  // Every parameter as "NAME", "exp_avg/NAME", "exp_avg_sq/NAME": the names of a checkpoint,
-  // whatever the world size and strategy.
+  // Every parameter as "NAME", and once more for each slot, of AdamW as "exp_avg/NAME" and
+  // "exp_avg_sq/NAME": the names of a checkpoint, whatever the world size and strategy.
   std::vector<StateTensor> Tensors(const ParamLayout& layout) const;
   // Those of them of which every rank holds a copy, so that all must be equal.
   std::vector<StateTensor> Copies(const ParamLayout& layout) const;
@@ -40,12 +42,14 @@ class TrainState {
   std::vector<PieceInfo> Pieces(const ParamLayout& layout) const;
 
  private:
-  TrainState(Arena arena, int rank) : arena_(std::move(arena)), rank_(rank) {}
+  TrainState(Arena arena, int rank, OptimizerKind optimizer)
+      : arena_(std::move(arena)), rank_(rank), optimizer_(optimizer) {}
   void Append(const ParamLayout& layout, StateKind kind, const std::string& prefix,
               std::span<float> buffer, std::vector<StateTensor>& tensors) const;
 
   Arena arena_;
   int rank_ = 0;
+  OptimizerKind optimizer_;
 };
 
 }  // namespace regroup::worker

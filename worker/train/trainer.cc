@@ -285,7 +285,7 @@ absl::Status Trainer::BuildParts() {
   const int world = environment_.world_size;
   ASSIGN_OR_RETURN(
       layout_, ParamLayout::Create(UnitSpecs(*model_), world, StrategyOn(world, config_.strategy)));
-  ASSIGN_OR_RETURN(state_, TrainState::Create(*layout_, ranks_.get()));
+  ASSIGN_OR_RETURN(state_, TrainState::Create(*layout_, ranks_.get(), config_.optimizer));
   tensors_ = state_->Tensors(*layout_);
   copies_ = state_->Copies(*layout_);
   sampler_.emplace(config_.seed, data_.train->samples());
@@ -341,7 +341,9 @@ absl::Status Trainer::LoadNewest(std::optional<Manifest>& manifest) {
         repository_->PublishStaged(environment_.job, environment_.resume_step);
     if (!published.ok() && !absl::IsNotFound(published)) Warn(std::string(published.message()));
   }
-  absl::StatusOr<Restored> restored = RestoreNewest(*ranks_, *repository_, tensors_);
+  absl::StatusOr<Restored> restored =
+      RestoreNewest(*ranks_, *repository_, tensors_,
+                    [this](const Manifest& manifest) { return CheckOptimizer(manifest); });
   // Ranks that failed each other say nothing about the checkpoints.
   if (IsCommunicatorFailure(restored.status())) return restored.status();
   if (absl::IsDataLoss(restored.status()) || absl::IsFailedPrecondition(restored.status())) {
@@ -418,13 +420,27 @@ void Trainer::SayWhatIsDivided() const {
   const auto mib = [](std::int64_t elements) {
     return static_cast<double>(elements) * sizeof(float) / (1 << 20);
   };
-  Say(absl::StrFormat(
-      "%s: rank 0 keeps %.1f of %.1f MiB of weights and moments, and %.1f MiB for "
-      "gradients and gathered weights",
-      NameOf(layout_->strategy()),
-      mib(layout_->Elements(StateKind::kWeights, 0) +
-          2 * layout_->Elements(StateKind::kMoments, 0)),
-      mib(3 * layout_->flat_elements()), static_cast<double>(runner_->memory_bytes()) / (1 << 20)));
+  const auto slots = static_cast<std::int64_t>(state_->slots.size());
+  Say(
+      absl::StrFormat("%s: rank 0 keeps %.1f of %.1f MiB of weights and moments, and %.1f MiB for "
+                      "gradients and gathered weights",
+                      NameOf(layout_->strategy()),
+                      mib(layout_->Elements(StateKind::kWeights, 0) +
+                          slots * layout_->Elements(StateKind::kMoments, 0)),
+                      mib((1 + slots) * layout_->flat_elements()),
+                      static_cast<double>(runner_->memory_bytes()) / (1 << 20)));
+}
+
+// Two of them may keep state of the same names, which means something else to each.
+absl::Status Trainer::CheckOptimizer(const Manifest& manifest) const {
+  const auto found = manifest.settings.find("optimizer");
+  const std::string before =  // Once there was only one.
+      found == manifest.settings.end() ? NameOf(OptimizerKind::kAdamW) : found->second;
+  if (before == NameOf(config_.optimizer)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the checkpoint of step ", manifest.step, " holds the state of the optimizer ",
+                   before, ", which ", NameOf(config_.optimizer),
+                   " cannot go on from; with --optimizer ", before, " it can be resumed"));
 }
 
 void Trainer::SayWhatIsShort() const {

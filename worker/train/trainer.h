@@ -75,6 +75,7 @@ class Trainer {
   void NoteOutcome(const SaveOutcome& outcome);
   // Refuses a checkpoint whose order of samples is another; warns rank 0 of other differences.
   absl::Status CheckSettings(const Manifest& manifest) const;
+  absl::Status CheckOptimizer(const Manifest& manifest) const;
   std::map<std::string, std::string> Settings() const;
   std::map<std::string, std::int64_t> Counters() const;
   absl::Status ExplainNotFinite(const StepResult& result) const;

@@ -18,7 +18,7 @@ absl::Status BadData(const absl::Status& status) {
       UserError(absl::StatusCode::kInvalidArgument, "cannot train on this data",
                 std::string(status.message()),
                 absl::IsOutOfRange(status) ? "a larger --vocabulary, or another --data-format"
-                                           : "--data /usr/share/common-licenses"),
+                                           : "other --data, or a smaller --context"),
       WorkerExit::kUsage);
 }
 

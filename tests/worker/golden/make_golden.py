@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import torch
 import torch.nn.functional as F
+import numpy_optimizers
 import torch_gpt
 from counter_rng import bell, seed_key
 
@@ -161,6 +162,34 @@ def adamw():
     write("adamw", trace | {"exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]})
 
 
+OPTIMIZER_RATES = [0.5, 0.25, 1.0, 0.125, 0.5]
+
+
+def sgd():
+    weight = torch.nn.Parameter(given("weight", 103).detach())
+    optimizer = torch.optim.SGD([weight], lr=1.0, momentum=0.9, weight_decay=0.1)
+    trace = {}
+    for step, rate in enumerate(OPTIMIZER_RATES):
+        optimizer.param_groups[0]["lr"] = rate
+        weight.grad = given(f"gradient {step}", 103, std=10.0**-step).detach()
+        optimizer.step()
+        trace[f"weight {step}"] = weight.detach().clone()
+    write("sgd", trace | {"momentum_buffer": optimizer.state[weight]["momentum_buffer"]})
+
+
+def lamb_and_lars():
+    """Of 2,500 elements, which lie in three or four blocks, whatever the tensor before them has."""
+    weight = given("weight", 2500).detach().numpy()
+    steps = [given(f"gradient {step}", 2500, std=10.0**-step).detach().numpy()
+             for step in range(len(OPTIMIZER_RATES))]
+    trace, first, second = numpy_optimizers.lamb(weight, steps, OPTIMIZER_RATES)
+    write("lamb", {f"weight {step}": array for step, array in enumerate(trace)} |
+          {"exp_avg": first, "exp_avg_sq": second})
+    trace, buffer = numpy_optimizers.lars(weight, steps, OPTIMIZER_RATES)
+    write("lars", {f"weight {step}": array for step, array in enumerate(trace)} |
+          {"momentum_buffer": buffer})
+
+
 def main():
     torch.set_default_dtype(torch.float64)
     linear()
@@ -173,6 +202,8 @@ def main():
     gpt()
     training()
     adamw()
+    sgd()
+    lamb_and_lars()
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class Trainer {
         second_(weights_.size()),
         runner_(*UnitRunner<T>::Create(model_, layout_, kernels, {batch, config.context}, weights_,
                                        gradients_)),
-        optimizer_(layout_, AdamWConfig{}, kernels, {weights_, gradients_, first_, second_}) {
+        optimizer_(layout_, {}, kernels, {weights_, gradients_, {first_, second_}}) {
     ClearPadding();
     InitializeWeights<T>(layout_, kGoldenSeed, weights_);
   }
@@ -103,7 +103,7 @@ class Trainer {
   const Plan plan_;
   std::vector<T> weights_, gradients_, first_, second_;
   std::unique_ptr<UnitRunner<T>> runner_;
-  AdamW<T> optimizer_;
+  Optimizer<T> optimizer_;
 };
 
 template <typename T>

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
@@ -38,12 +39,12 @@ class ProgramTest : public testing::Test {
     const int status = std::system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, ReadAll(out), ReadAll(err)};
   }
-  std::string Train(const std::string& name) const {
+  std::string Train(const std::string& name, const std::string& flags = "") const {
     WriteAll(directory_ / "data.txt", std::string(300, 'a') + std::string(300, 'b'));
     const Answer answer = Run("train --data " + (directory_ / "data.txt") +
                               " --layers 1 --width 16 --heads 2 --context 16 --steps 4 "
                               "--checkpoint-dir " +
-                              (directory_ / name));
+                              (directory_ / name) + flags);
     EXPECT_EQ(answer.code, 0) << answer.err;
     return directory_ / name;
   }
@@ -83,6 +84,41 @@ TEST_F(ProgramTest, GeneratesTheSameSampleFromTheSameSeed) {
   // The likeliest needs no luck.
   EXPECT_EQ(Run(generate + "--temperature 0 --tokens 9 --seed 1").out,
             Run(generate + "--temperature 0 --tokens 9 --seed 2").out);
+}
+
+TEST_F(ProgramTest, GeneratesWhateverOptimizerTrained) {
+  for (const char* optimizer : {"sgd", "lamb", "lars"}) {
+    const Answer text = Run("generate --tokens 5 --prompt ab --checkpoint " +
+                            Train(optimizer, std::string(" --optimizer ") + optimizer));
+    EXPECT_EQ(text.code, 0) << text.err;
+    EXPECT_EQ(text.out.size(), 2u + 5 + 1);
+  }
+}
+
+// AdamW and LAMB keep two numbers per weight, SGD and LARS one; and LAMB and LARS two sums per
+// block of 1,024 of each matrix.
+TEST_F(ProgramTest, APlanKnowsTheStateOfEveryOptimizer) {
+  std::map<std::string, std::int64_t> moments, snapshots;
+  std::int64_t weights = 0;
+  for (const std::string optimizer : {"adamw", "sgd", "lamb", "lars"}) {
+    const Answer answer =
+        Run("plan --json --layers 4 --width 64 --heads 4 --context 32 "
+            "--checkpoint-dir x --optimizer " +
+            optimizer);
+    ASSERT_EQ(answer.code, 0) << answer.err;
+    const auto row = nlohmann::json::parse(answer.out)["strategies"][0];
+    moments[optimizer] = row["moments_bytes"].get<std::int64_t>();
+    snapshots[optimizer] = row["snapshots_bytes"].get<std::int64_t>();
+    weights = row["weights_bytes"].get<std::int64_t>();
+  }
+  EXPECT_EQ(moments["adamw"], 2 * weights);
+  EXPECT_EQ(moments["sgd"], weights);
+  const std::int64_t sums = moments["lamb"] - 2 * weights;
+  EXPECT_EQ(moments["lars"] - weights, sums);
+  EXPECT_GE(sums, 16 * (weights / 4096 - 4));
+  EXPECT_LE(sums, 16 * (weights / 4096 + 2 * 18));
+  EXPECT_EQ(snapshots["adamw"] / 3, snapshots["sgd"] / 2);
+  EXPECT_EQ(snapshots["lamb"], snapshots["adamw"]);
 }
 
 TEST_F(ProgramTest, GeneratesFromTheNewestThatVerifiesAndSaysWhyNotFromANewerOne) {
@@ -263,12 +299,6 @@ TEST_F(ProgramTest, SaysTheLossOfOtherDataAndTrainsAsWithout) {
 
 TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
   const std::string ckpt = Train("ckpt"), generate = "generate --checkpoint " + ckpt + " ";
-  const auto file = [&](const std::string& text) {
-    static int number = 0;
-    const std::string path = directory_ / ("config" + std::to_string(++number) + ".yaml");
-    WriteAll(path, "data: " + (directory_ / "data.txt") + "\n" + text + "\n");
-    return "train --config " + path;
-  };
   const WorkerExit usage = WorkerExit::kUsage;
   const std::vector<Row> rows = {
       {"", usage, {"no command given", "train, generate, plan and version"}},
@@ -278,7 +308,10 @@ TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
       {"plan --world 65", usage, {"--world", "\"65\"", "1 to 64"}},
       {"plan --strategy zero-4", usage, {"--strategy", "\"zero-4\"", "zero-3 are"}},
       {"plan --memory lots", usage, {"--memory", "lots"}},
-      {"plan --width 10 --heads 3", usage, {"width 10 is not a multiple of its 3 heads"}},
+      {"plan --width 10 --heads 3",
+       usage,
+       {"--width 10 does not fit --heads 3", "width 10 is not a multiple of its 3 heads",
+        "--width 12"}},
       {"plan 3", usage, {"unexpected word 3"}},
       {"plan --config /nonexistent.yaml", usage, {"/nonexistent.yaml"}},
       {generate + "--tokens -1", usage, {"--tokens", "\"-1\"", "0 to 1000000"}},
@@ -295,6 +328,25 @@ TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
       {"generate --checkpoint " + (directory_ / "data.txt"),
        WorkerExit::kCheckpointUnusable,
        {"no checkpoints in", "Not a directory"}},
+      {"train --data /nonexistent", usage, {"/nonexistent"}},
+      {"train --dta x",
+       usage,
+       {"--dta", "did you mean --data?", "try: regroup-worker train --help"}},
+      {"__man /nonexistent", WorkerExit::kFailed, {"cannot write /nonexistent/regroup-worker.1"}},
+  };
+  ExpectRefused(rows);
+}
+
+TEST_F(ProgramTest, WhatDoesNotFitInAConfigurationIsNamedWithValueAndLimit) {
+  WriteAll(directory_ / "data.txt", std::string(600, 'a'));
+  const auto file = [&](const std::string& text) {
+    static int number = 0;
+    const std::string path = directory_ / ("config" + std::to_string(++number) + ".yaml");
+    WriteAll(path, "data: " + (directory_ / "data.txt") + "\n" + text + "\n");
+    return "train --config " + path;
+  };
+  const WorkerExit usage = WorkerExit::kUsage;
+  ExpectRefused({
       {file("layers: 0"), usage, {"config", "--layers", "\"0\"", "1 to 1000"}},
       {file("batch: 99999999999"), usage, {"--batch", "\"99999999999\"", "1 to 16777216"}},
       {file("learning_rate: fast"), usage, {"--learning-rate", "\"fast\"", "from 0 to 1000"}},
@@ -308,7 +360,19 @@ TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
       {file("checkpoint_dir: /proc/none"),
        WorkerExit::kCheckpointDirectory,
        {"/proc/none cannot be written", "--checkpoint-dir DIR"}},
-      {"train --data /nonexistent", usage, {"/nonexistent"}},
+      {file("optimizer: adam"),
+       usage,
+       {"--optimizer", "\"adam\"", "adamw, sgd, lamb and lars are"}},
+      {file("momentum: 1"), usage, {"--momentum", "\"1\"", "from 0 to 0.999999"}},
+      {file("trust_coefficient: 0"), usage, {"--trust-coefficient", "\"0\"", "from 1e-09 to 1000"}},
+      {file("lr_schedule: step"), usage, {"--lr-schedule", "\"step\"", "and warmup-decay are"}},
+      {file("lr_scale: cubic"), usage, {"--lr-scale", "\"cubic\"", "none, linear and sqrt are"}},
+      {file("base_batch: 0"), usage, {"--base-batch", "\"0\"", "1 to 16777216"}},
+      {file("learning_rate: 10\nbatch: 4096\nbase_batch: 8\nlr_scale: linear"),
+       usage,
+       {"--learning-rate 10 is 5120 by --lr-scale linear", "512 times --base-batch 8",
+        "at most 1000"}},
+      {file("width: 1024\nheads: 2"), usage, {"heads are 512 wide, more than 256"}},
       {file("eval_data: /nonexistent"), usage, {"/nonexistent"}},
       {file("batch: 10\ncontext: 64\neval_data: " + (directory_ / "data.txt")),
        usage,
@@ -318,12 +382,7 @@ TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
       {file("vocabulary: 300"), usage, {"a vocabulary of 300 does not fit text"}},
       {file("vocabulary: -1"), usage, {"--vocabulary", "\"-1\"", "0 to 16777216"}},
       {file("data_format: csv"), usage, {"--data-format", "\"csv\"", "llm.c and nanogpt are"}},
-      {"train --dta x",
-       usage,
-       {"--dta", "did you mean --data?", "try: regroup-worker train --help"}},
-      {"__man /nonexistent", WorkerExit::kFailed, {"cannot write /nonexistent/regroup-worker.1"}},
-  };
-  ExpectRefused(rows);
+  });
 }
 
 TEST_F(ProgramTest, WhatIsWrongWithATokenFileIsNamedWithItsNumbers) {

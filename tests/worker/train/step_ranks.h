@@ -42,7 +42,7 @@ struct Rank {
        Strategy strategy = Strategy::kReplicated, DType type = DType::kF32)
       : model(MakeGpt(kModel, type)),
         layout(*ParamLayout::Create(UnitSpecs(model), ranks.world_size(), strategy)),
-        state(*TrainState::Create(layout, &ranks)),
+        state(*TrainState::Create(layout, &ranks, options.optimizer.kind)),
         sampler(kSeed, dataset.samples()) {
     state.InitializeWeights(layout, kSeed);
     auto made = std::visit(
@@ -116,7 +116,7 @@ inline std::vector<Trained> Train(int world, double factor_of_last_rank = 1,
       trained.norms.push_back(result->gradient_norm);
       for (const ParamPlace& place : rank.layout.params()) {
         // The first moment of the first step is the clipped gradient, times 1 - beta1.
-        if (step == 0) trained.gradients.push_back(rank.Of(rank.state.first_moment, place));
+        if (step == 0) trained.gradients.push_back(rank.Of(rank.state.slots[0], place));
         if (step == 5) trained.weights.push_back(rank.Of(rank.state.weights, place));
       }
     }
@@ -141,14 +141,17 @@ struct Course {
 };
 
 inline std::vector<Course> TrainBy(Strategy strategy, int world, int micro_batch,
-                                   DType type = DType::kF32,
-                                   Recompute recompute = Recompute::kNone) {
+                                   DType type = DType::kF32, Recompute recompute = Recompute::kNone,
+                                   OptimizerKind optimizer = OptimizerKind::kAdamW) {
   std::vector<Course> all(static_cast<std::size_t>(world));
   const TextDataset dataset(RandomText(), 8);
   OnEveryRank(world, [&](Communicator& ranks) {
     StepRunnerOptions options = Options();
     options.micro_batch = micro_batch;
     options.recompute = recompute;
+    options.optimizer.kind = optimizer;
+    // LARS goes a thousandth of a tensor's norm times this.
+    if (optimizer == OptimizerKind::kLars) options.schedule.lr = 1;
     Rank rank(ranks, dataset, options, strategy, type);
     Course& share = all[static_cast<std::size_t>(ranks.rank())];
     for (std::int64_t step = 0; step < 6; ++step) {

@@ -69,6 +69,47 @@ TEST(StepRunner, EveryStrategyTrainsToTheSameBits) {
   ExpectTheSameBits(DType::kF32, {1, 2, 3, 6, 9}, {1, 2, 7});
 }
 
+// The norms of tensors, which LAMB and LARS step by, have the same bits too.
+TEST(StepRunner, EveryOptimizerTrainsToTheSameBitsUnderEveryStrategy) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kSgd, OptimizerKind::kLamb, OptimizerKind::kLars}) {
+    for (const int world : {1, 2, 3, 9}) {
+      const Course replicated =
+          TrainBy(Strategy::kReplicated, world, 2, DType::kF32, Recompute::kNone, kind)[0];
+      EXPECT_LT(replicated.losses[5], replicated.losses[0]) << NameOf(kind);
+      for (const Strategy strategy : kStrategies) {
+        SCOPED_TRACE(testing::Message()
+                     << NameOf(kind) << ", " << NameOf(strategy) << " on " << world);
+        for (const Course& rank :
+             TrainBy(strategy, world, 2, DType::kF32, Recompute::kNone, kind)) {
+          EXPECT_EQ(rank.losses, replicated.losses);
+          EXPECT_EQ(rank.norms, replicated.norms);
+          for (const Held& h : rank.held) {
+            const std::vector<float>& whole = replicated.held[h.tensor].data;
+            ASSERT_TRUE(std::equal(h.data.begin(), h.data.end(), whole.begin() + h.begin))
+                << "tensor " << h.tensor << " from element " << h.begin;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Ranks that sum in another order differ in rounding, and no more.
+TEST(StepRunner, EveryOptimizerTakesTheSameStepsInEveryWorld) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kSgd, OptimizerKind::kLamb, OptimizerKind::kLars}) {
+    const Course alone =
+        TrainBy(Strategy::kReplicated, 1, 7, DType::kF32, Recompute::kNone, kind)[0];
+    for (const int world : {2, 3, 7}) {
+      const Course ranks =
+          TrainBy(Strategy::kReplicated, world, 7, DType::kF32, Recompute::kNone, kind)[0];
+      for (std::size_t step = 0; step < 6; ++step)
+        EXPECT_NEAR(ranks.losses[step], alone.losses[step], 1e-5) << NameOf(kind) << world;
+    }
+  }
+}
+
 std::string OtherText() {
   Rng rng(6);
   std::string text;
@@ -227,8 +268,8 @@ TEST(StepRunner, WhatIsNotFiniteOnOneRankChangesNothingOnAny) {
       EXPECT_FALSE(result->done);
       EXPECT_EQ(std::isnan(result->loss), in_loss);
       EXPECT_FALSE(std::isfinite(result->gradient_norm));
-      for (const float moment : rank.state.first_moment) ASSERT_EQ(moment, 0);
-      for (const float moment : rank.state.second_moment) ASSERT_EQ(moment, 0);
+      for (const float moment : rank.state.slots[0]) ASSERT_EQ(moment, 0);
+      for (const float moment : rank.state.slots[1]) ASSERT_EQ(moment, 0);
       if (ranks.rank() != 1) {
         EXPECT_TRUE(std::equal(before.begin(), before.end(), rank.state.weights.begin()));
       }
@@ -331,7 +372,8 @@ struct Ended {
 
 // What every rank has after one step, and another in whose nth collective one rank ends the group;
 // -1: none. `calls` is of a step, `vote` the vote's number in it.
-std::vector<Ended> EndAt(Strategy strategy, int rank, int at, int& calls, int& vote) {
+std::vector<Ended> EndAt(Strategy strategy, int rank, int at, int& calls, int& vote,
+                         OptimizerKind optimizer) {
   constexpr int kWorld = 3;
   std::vector<Ended> all(kWorld);
   const TextDataset dataset(RandomText(), 8);
@@ -339,6 +381,7 @@ std::vector<Ended> EndAt(Strategy strategy, int rank, int at, int& calls, int& v
     Aborting ranks(in_order);
     StepRunnerOptions options = Options();
     options.micro_batch = 7;
+    options.optimizer.kind = optimizer;
     Rank made(ranks, dataset, options, strategy);
     ASSERT_TRUE(made.Step(0, 7)->done);
     ranks.calls = 0;
@@ -356,14 +399,17 @@ std::vector<Ended> EndAt(Strategy strategy, int rank, int at, int& calls, int& v
 // A collective that is not carried out on one rank is not on any: up to the vote, nothing of the
 // step is left; after it each weight is the old one or the new one.
 TEST(StepRunner, AGroupThatEndsInAnyCollectiveOfAStepLeavesNoRankBehind) {
-  for (const Strategy strategy : kStrategies) {
+  std::vector<std::pair<Strategy, OptimizerKind>> rows = {{Strategy::kZero1, OptimizerKind::kLamb},
+                                                          {Strategy::kZero3, OptimizerKind::kLars}};
+  for (const Strategy strategy : kStrategies) rows.emplace_back(strategy, OptimizerKind::kAdamW);
+  for (const auto& [strategy, optimizer] : rows) {
     int calls = 0, vote = 0, ignored = 0;
-    const std::vector<Ended> after = EndAt(strategy, 0, -1, calls, vote);
-    const std::vector<Ended> before = EndAt(strategy, 0, 0, ignored, ignored);
+    const std::vector<Ended> after = EndAt(strategy, 0, -1, calls, vote, optimizer);
+    const std::vector<Ended> before = EndAt(strategy, 0, 0, ignored, ignored, optimizer);
     ASSERT_GT(calls, vote);
     for (int at = 0; at < calls; ++at) {
       SCOPED_TRACE(testing::Message() << NameOf(strategy) << ", call " << at << " of " << calls);
-      const std::vector<Ended> ended = EndAt(strategy, at % 3, at, ignored, ignored);
+      const std::vector<Ended> ended = EndAt(strategy, at % 3, at, ignored, ignored, optimizer);
       for (std::size_t r = 0; r < ended.size(); ++r) {
         EXPECT_TRUE(ended[r].failed);
         EXPECT_TRUE(ended[r].marked);
@@ -512,9 +558,14 @@ void SeeRelease(const volatile void*) {}
 TEST(StepRunner, AStepAllocatesNothingLargerThanAPage) {
   ASSERT_NE(__sanitizer_install_malloc_and_free_hooks(&SeeAllocation, &SeeRelease), 0);
   const TextDataset dataset(RandomText(), 8);
-  for (const Strategy strategy : kStrategies)
-    OnEveryRank(2, [&](Communicator& ranks) {
-      Rank rank(ranks, dataset, Options(), strategy);
+  std::vector<std::pair<Strategy, OptimizerKind>> rows;
+  for (const Strategy strategy : kStrategies) rows.emplace_back(strategy, OptimizerKind::kAdamW);
+  for (const OptimizerKind kind : kOptimizers) rows.emplace_back(Strategy::kZero2, kind);
+  for (const auto& [strategy, kind] : rows)
+    OnEveryRank(2, [&, strategy = strategy, kind = kind](Communicator& ranks) {
+      StepRunnerOptions options = Options();
+      options.optimizer.kind = kind;
+      Rank rank(ranks, dataset, options, strategy);
       ASSERT_TRUE(rank.Step(0, 7).ok());  // Compiles the products of these shapes.
       t_largest = 0;
       t_watched = true;

@@ -70,6 +70,66 @@ TEST_F(TrainConfigTest, APrecisionIsChosenOrFollowsTheCpu) {
   EXPECT_EQ((*ReadTrainConfig({"--config", file}))->Settings().at("precision"), "f16");
 }
 
+TEST_F(TrainConfigTest, ALearningRateGoesAsItIsToldByFlagOrFile) {
+  const std::vector<std::pair<const char*, ScheduleKind>> rows = {
+      {"cosine", ScheduleKind::kCosine},
+      {"linear", ScheduleKind::kLinear},
+      {"constant", ScheduleKind::kConstant},
+      {"constant_with_warmup", ScheduleKind::kConstant},
+      {"warmup", ScheduleKind::kWarmup},
+      {"WarmupLR", ScheduleKind::kWarmup},
+      {"warmup-decay", ScheduleKind::kWarmupDecay},
+      {"WarmupDecayLR", ScheduleKind::kWarmupDecay}};
+  EXPECT_EQ((*ReadTrainConfig({"--data", "x"}))->LearningRates().kind, ScheduleKind::kCosine);
+  for (const auto& [name, kind] : rows) {
+    EXPECT_EQ((*ReadTrainConfig({"--data", "x", "--lr-schedule", name}))->LearningRates().kind,
+              kind);
+    const std::string file = File(std::string("data: x\nlr_schedule: ") + name + "\n");
+    EXPECT_EQ((*ReadTrainConfig({"--config", file}))->LearningRates().kind, kind);
+  }
+  const std::string file = File(
+      "data: x\nlearning_rate: 0.1\nmin_learning_rate: 0.01\nbatch: 1024\n"
+      "lr_scale: linear\n");
+  Schedule schedule = (*ReadTrainConfig({"--config", file}))->LearningRates();
+  EXPECT_DOUBLE_EQ(schedule.lr, 0.4);  // 1,024 is four times 256.
+  EXPECT_DOUBLE_EQ(schedule.min_lr, 0.04);
+  schedule = (*ReadTrainConfig({"--config", file, "--lr-scale", "sqrt", "--base-batch", "64"}))
+                 ->LearningRates();
+  EXPECT_DOUBLE_EQ(schedule.lr, 0.4);
+  EXPECT_DOUBLE_EQ((*ReadTrainConfig({"--config", file, "--lr-scale", "none"}))->LearningRates().lr,
+                   0.1);
+}
+
+TEST_F(TrainConfigTest, AnOptimizerIsToldByNameAndItsOwnNumbers) {
+  for (const OptimizerKind kind : kOptimizers) {
+    const OptimizerConfig config =
+        (*ReadTrainConfig({"--data", "x", "--optimizer", NameOf(kind), "--momentum", "0.8",
+                           "--trust-coefficient", "0.02"}))
+            ->Optimizer();
+    EXPECT_EQ(config.kind, kind);
+    EXPECT_EQ(config.momentum, 0.8);
+    EXPECT_EQ(config.trust, 0.02);
+  }
+}
+
+// Records of trainings as there always were are equal but for the optimizer's name.
+TEST_F(TrainConfigTest, SettingsNameWhatDecidesTheResult) {
+  const auto names = [](const std::vector<std::string>& args) {
+    std::string all;
+    for (const auto& [name, value] : (*ReadTrainConfig(args))->Settings()) all += name + " ";
+    return all;
+  };
+  const std::string before = names({"--data", "x"});
+  EXPECT_EQ(before,
+            "batch beta1 beta2 clip context heads layers learning-rate min-learning-rate "
+            "optimizer precision seed steps warmup weight-decay width ");
+  const std::string more = names(
+      {"--data", "x", "--optimizer", "lars", "--lr-schedule", "linear", "--lr-scale", "sqrt"});
+  for (const char* name :
+       {"momentum ", "trust-coefficient ", "lr-schedule ", "lr-scale ", "base-batch "})
+    EXPECT_NE(more.find(name), std::string::npos) << name;
+}
+
 TEST_F(TrainConfigTest, HelpIsNoError) { EXPECT_FALSE(ReadTrainConfig({"--help"})->has_value()); }
 
 struct Row {
@@ -88,7 +148,7 @@ TEST_F(TrainConfigTest, WhatIsWrongIsNamed) {
       {{"--data", "x", "--keep", "1"}, "--keep"},
       {{"--data", "x", "--seed", "-1"}, "--seed"},
       {{"--data", ","}, "no path"},
-      {{"--data", "x", "--width", "10", "--heads", "3"}, "no such model"},
+      {{"--data", "x", "--width", "10", "--heads", "3"}, "--width 10 does not fit --heads 3"},
       {{"--data", "x", "--steps", "5", "--warmup", "6"}, "--warmup"},
       {{"--data", "x", "--join-timeout", "0s"}, "--join-timeout is 0"},
       {{"--data", "x", "--save-timeout", "0s"}, "--save-timeout is 0"},

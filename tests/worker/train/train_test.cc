@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <tuple>
 
 #include "tests/worker/train/fake_agent.h"
 #include "tests/worker/train/train_fixture.h"
@@ -486,6 +487,38 @@ TEST_F(TrainTest, WhatIsWrongIsSaidInThreePartsWithItsExit) {
        "micro-batches of 16777216 x 100 tokens"},
   };
   ExpectExits(rows);
+}
+
+// Eight steps and then four more are twelve, for every optimizer and although what ranks divide
+// changes between them. None goes on from another's state, though LAMB's has the names of AdamW's.
+TEST_F(TrainTest, EveryOptimizerGoesOnFromItsOwnStateAndNoOther) {
+  for (const auto& [optimizer, other] :
+       {std::pair("adamw", "lamb"), {"sgd", "adamw"}, {"lamb", "adamw"}, {"lars", "sgd"}}) {
+    const std::string name = optimizer, straight = name + "-straight";
+    const auto flags = [&](const std::string& directory, const char* steps, const char* strategy,
+                           const std::string& by) {
+      return With(Checkpoints(directory), {"--optimizer", by, "--lr-schedule", "constant",
+                                           "--steps", steps, "--strategy", strategy});
+    };
+    for (const auto& [generation, directory, steps, strategy] :
+         {std::tuple(1, straight, "12", "ddp"),
+          {1, name, "8", "zero-2"},
+          {2, name, "12", "zero-3"}}) {
+      Group group(*this, 2,
+                  {.generation = static_cast<std::uint64_t>(generation),
+                   .flags = flags(directory, steps, strategy, name)});
+      for (int code : group.WaitAll()) ASSERT_EQ(code, 0) << group.Output(0);
+    }
+    EXPECT_EQ(NewestState(name), NewestState(straight)) << name;
+    Group group(*this, 2, {.generation = 3, .flags = flags(name, "16", "ddp", other)});
+    for (int code : group.WaitAll())
+      EXPECT_EQ(code, static_cast<int>(WorkerExit::kCheckpointUnusable)) << group.Output(0);
+    EXPECT_NE(group.Output(1).find("holds the state of the optimizer " + name + ", which " + other +
+                                   " cannot go on from"),
+              std::string::npos)
+        << group.Output(1);
+    EXPECT_EQ(NewestStep(name), 12);
+  }
 }
 
 TEST_F(TrainTest, AnotherModelOnTheSameCheckpointsIsRefusedAndTheyStay) {
