@@ -417,21 +417,23 @@ std::map<std::string, std::string> TrainConfig::Settings() const {
 }
 
 CommandDescription DescribeTrain() {
-  return {.name = "train",
-          .summary = "train a GPT on text, with checkpoints that survive anything",
-          .usage = "regroup-worker train --data PATH [OPTIONS]",
-          .text =
-              "Trains by bytes, data-parallel over the ranks that RANK, WORLD_SIZE, MASTER_ADDR "
-              "and MASTER_PORT tell "
-              "of; alone without them. The result depends on the settings, not on the number of "
-              "ranks, and to the bit not on the strategy. With "
-              "--checkpoint-dir it goes on from the newest commit that verifies.",
-          .example =
-              "regroup run --nproc-per-node 2 regroup-worker train --data "
-              "/usr/share/common-licenses \\\n"
-              "  --checkpoint-dir ~/checkpoints --steps 500",
-          .exit_codes = DescribeExits(),
-          .program = "regroup-worker"};
+  return {
+      .name = "train",
+      .summary = "train a GPT on text, with checkpoints that survive anything",
+      .usage = "regroup-worker train --data PATH [OPTIONS]",
+      .text =
+          "Trains on text by bytes, or on token files of llm.c and nanoGPT, data-parallel over the "
+          "ranks that RANK, WORLD_SIZE, MASTER_ADDR "
+          "and MASTER_PORT tell "
+          "of; alone without them. The result depends on the settings, not on the number of "
+          "ranks, and to the bit not on the strategy. With "
+          "--checkpoint-dir it goes on from the newest commit that verifies.",
+      .example =
+          "regroup run --nproc-per-node 2 regroup-worker train --data "
+          "/usr/share/common-licenses \\\n"
+          "  --checkpoint-dir ~/checkpoints --steps 500",
+      .exit_codes = DescribeExits(),
+      .program = "regroup-worker"};
 }
 
 void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
