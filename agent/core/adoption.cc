@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "agent/core/group.h"
+#include "agent/core/in_place.h"
 #include "agent/core/prepare.h"
 #include "agent/core/session.h"
 #include "common/base/check.h"
@@ -21,9 +22,12 @@ void GoOn(Step& step, const RunRecord& record, Group& group) {
     if (group.store.hosted && (!group.store.address || !record.store_alive)) {
       group.store.address.reset();
       group.store.lost = false;  // No rank has used it yet: another one does.
+      group.store.spawned = true;
       step.Do(SpawnStore{record.key});
     }
     MaybePrepared(group);
+  } else if (group.phase == Phase::kStarting || group.phase == Phase::kRunning) {
+    AwaitKept(step, group);  // Whether they have taken this generation is not recorded.
   }
 }
 
@@ -38,7 +42,8 @@ void On(Step& step, const Scanned& scanned) {
     // an unfinished prepare: nothing runs, and the coordinator, which sees no such group in our
     // Hello, prepares again or gives up.
     const bool other_boot = record.boot != state.config.boot;
-    const bool nothing_runs = !record.shim_alive && !record.started && !record.checking;
+    const bool nothing_runs =
+        !record.shim_alive && !record.started && !record.checking && record.starts.empty();
     if (other_boot || nothing_runs) {
       step.Note(absl::StrCat("removing the run directory of ", NameOf(record.key),
                              other_boot ? ": of another boot" : ": its shim never ran"));

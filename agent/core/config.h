@@ -24,8 +24,11 @@ struct Waits {
   Duration coordinator_restart = std::chrono::seconds(1);
   // For what ranks are forked from to have imported: they start cold.
   Duration warm_up = kWarmUpLimit;
-  // For a shim's word, after the deadline of a stop: the shim is killed, as often as it takes.
+  // For a shim's word, after the deadline of a stop: the shim is killed, as often as it takes. For
+  // the end of a rank that has not retired and was killed: the group is stopped as a whole.
   Duration shim_silence = std::chrono::seconds(2);
+  // For a kept rank's hello in a generation that was started: it is killed, and has failed.
+  Duration adopt = std::chrono::seconds(10);
   // One Ctrl-C under `timeout` arrives twice within 1 ms; a person's second one is later than this.
   Duration same_signal = std::chrono::milliseconds(500);
   // For the coordinator's word that the whole job has ended with this node's groups: this command

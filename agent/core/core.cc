@@ -5,6 +5,7 @@
 
 #include "agent/core/adoption.h"
 #include "agent/core/commits.h"
+#include "agent/core/in_place.h"
 #include "agent/core/leave.h"
 #include "agent/core/orders.h"
 #include "agent/core/prepare.h"
@@ -28,6 +29,7 @@ void On(Step&, const Tick&) {}
 void Settle(Step& step) {
   Reconcile(step);
   EndWarmUps(step);
+  EndWaits(step);
   KillSilentShims(step);
   SendReports(step, /*all=*/false);
   SendDueProgress(step);
@@ -66,6 +68,7 @@ std::optional<Instant> Core::NextDeadline() const {
   if (state.attached()) consider(NextProgress(state));
   for (const auto& [key, group] : state.groups) {
     consider(WarmUntil(group));
+    consider(NextInPlace(group));
     consider(KillShimAt(group));
   }
   consider(NextLeave(state));

@@ -6,6 +6,7 @@
 #include <compare>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -62,8 +63,10 @@ struct RunRecord {
   std::string check_failed;              // How; empty: it has not.
   std::optional<Instant> stop_deadline;  // The shim was told to stop.
   std::optional<Address> store, witness;
+  // Also kept ranks of a generation that was not started yet.
   std::vector<RankStarted> starts;
   std::vector<RankEnded> exits;
+  std::set<int> kept;  // Local ranks whose process is older than this generation.
 };
 struct Scanned {  // First event of an agent's life: every run directory has been read.
   std::vector<RunRecord> records;
@@ -145,16 +148,23 @@ struct StoreGone {
   GroupKey key;
 };
 
-struct WorkerHello {
+struct WorkerHello {  // Of a kept rank also: it has taken this generation.
   bool takes_notice = false;
+  bool in_place = false;  // It can retire, and go on in the next generation.
 };
 struct CommunicatorFailed {
   std::string text;
 };
+struct WorkerRetired {};  // It has left its generation, and waits for the next one.
+struct WorkerCannotGoOn {
+  std::string why;
+};
 struct WorkerSaid {
   GroupKey key;
   int rank = 0, local_rank = 0;
-  std::variant<WorkerHello, WorkerProgress, CommitRequest, CommunicatorFailed> what;
+  std::variant<WorkerHello, WorkerProgress, CommitRequest, CommunicatorFailed, WorkerRetired,
+               WorkerCannotGoOn>
+      what;
 };
 struct WorkerHungUp {  // Its connection closed.
   GroupKey key;
@@ -188,14 +198,24 @@ struct WarmUp {
 struct SpawnShim {  // Answered by ShimReady or PrepareFailed.
   GroupKey key;
 };
+// Instead of SpawnShim: the shim of a retired group becomes that of the next generation's, with the
+// ranks that live and the same witness. Answered by ShimReady of `to` and GroupEmpty of `from`,
+// whose record keeps the exits until then, or by PrepareFailed of `to`, also where the group had
+// ended before. Ends of ranks that come before it are told before the answer, of `from`. A shim
+// that ends without an answer is ShimGone of `from`, never GroupEmpty: what its ranks have started
+// may live. Until the answer nothing is ordered of the group `from`, but KillShim.
+struct HandOver {
+  GroupKey from, to;
+};
 struct SpawnStore {  // Answered by StoreBound or PrepareFailed.
   GroupKey key;
 };
 // Its shim writes the started mark before the first rank and starts ranks once ever, however often
-// it is told.
+// it is told. `kept` are ranks that live since an earlier generation: they are told of this one.
 struct StartRanks {
   GroupKey key;
   Run run;
+  std::set<int> kept{};
 };
 struct StopRanks {  // SIGTERM now, SIGKILL at the deadline. Repeated with an earlier deadline only.
   GroupKey key;
@@ -207,6 +227,10 @@ struct SignalRank {  // The noticed mark is in the run directory before the sign
   GroupKey key;
   int local_rank = 0;
   int signal = 0;
+};
+struct KillRank {  // SIGKILL to that rank's process alone; its end is told as any other.
+  GroupKey key;
+  int local_rank = 0;
 };
 struct KillGroup {  // Its shim is gone. Answered by GroupEmpty, once the killed mark is there, or
                     // GroupStuck.
@@ -268,6 +292,11 @@ struct TellNotice {
   int local_rank = 0;
   Duration left{};
 };
+struct TellRetire {  // To the connection of that rank: leave this generation, and live.
+  GroupKey key;
+  int local_rank = 0;
+  Duration left{};
+};
 struct TellCommit {
   GroupKey key;
   CommitAnswer answer;
@@ -279,12 +308,12 @@ struct Leave {               // End the process. Nothing follows.
   bool gone = false;  // This node has left: nothing of what is over is kept for a next life.
 };
 
-using Action =
-    std::variant<WriteRunDirectory, WarmUp, SpawnShim, SpawnStore, StartRanks, StopRanks,
-                 SignalRank, KillGroup, KillShim, ReleaseShim, CloseStore, RemoveRunDirectory,
-                 SendHello, RememberCoordinator, RefuseCoordinator, BreakSession, SendLaunch,
-                 SendReport, SendProgress, SendCommit, SendNotice, SendLeave, ShowLeaving,
-                 SendHeartbeat, TellNotice, TellCommit, StartCoordinator, Leave>;
+using Action = std::variant<WriteRunDirectory, WarmUp, SpawnShim, HandOver, SpawnStore, StartRanks,
+                            StopRanks, SignalRank, KillRank, KillGroup, KillShim, ReleaseShim,
+                            CloseStore, RemoveRunDirectory, SendHello, RememberCoordinator,
+                            RefuseCoordinator, BreakSession, SendLaunch, SendReport, SendProgress,
+                            SendCommit, SendNotice, SendLeave, ShowLeaving, SendHeartbeat,
+                            TellNotice, TellRetire, TellCommit, StartCoordinator, Leave>;
 
 struct Effects {
   std::vector<Action> actions;

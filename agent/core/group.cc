@@ -31,7 +31,14 @@ void MarkFree(Group& group) {
   if (group.phase == Phase::kFree) return;
   group.phase = Phase::kFree;
   group.notice.deadline.reset();  // Nobody is left to be told.
+  ForsakeRanks(group);
   group.report.dirty = true;
+}
+
+void ForsakeRanks(Group& group) {
+  group.in_place.retiring.reset();
+  group.in_place.retired.clear();
+  group.in_place.awaited.clear();
 }
 
 GroupReport ReportOf(const GroupKey& key, const Group& group, Instant now) {
@@ -83,12 +90,19 @@ Group Adopt(const RunRecord& record) {
   group.signalled_at = record.stop_deadline ? std::optional<Instant>(Instant{}) : std::nullopt;
   group.notice.signals_sent = record.noticed;
   for (const RankStarted& start : record.starts) {
-    group.ranks.starts.emplace(start.local_rank, start);
+    // Without the mark it is a kept rank, which lives on whether this generation begins or not.
+    if (!record.started || record.kept.contains(start.local_rank))
+      group.ranks.kept.emplace(start.local_rank, start);
+    if (record.started) group.ranks.starts.emplace(start.local_rank, start);
     if (record.noticed) group.notice.signalled_at.emplace(start.local_rank, Instant{});
   }
-  for (const RankEnded& exit : record.exits) group.ranks.exits.emplace(exit.local_rank, exit);
+  for (const RankEnded& exit : record.exits) {
+    // One that ended before this generation began is started anew with it.
+    if (group.ranks.kept.erase(exit.local_rank) == 0 || record.started)
+      group.ranks.exits.emplace(exit.local_rank, exit);
+  }
   group.supervisor_lost = !record.shim_alive && !record.empty;
-  group.store.hosted = record.host_store;
+  group.store.hosted = group.store.spawned = record.host_store;
   group.store.address = record.store;
   // A store that is gone was lost, unless its group was over or being stopped: then it was closed,
   // or is of no use.

@@ -4,9 +4,13 @@
 //
 //   kPreparing → kPrepared → kStarting → kRunning → kStopping → kFree
 //                                                        ↘ kUnkillable → kFree
+//                      kRunning → kStopping (in place) → kRetired → kFree
+//                      kPrepared, with kept ranks      ↗
 //
 // Any phase may turn into kStopping or, once no process is left, into kFree, which is the end: a
-// generation never runs twice. A refused Prepare is a group that was free from its birth on.
+// generation never runs twice. A refused Prepare is a group that was free from its birth on. A
+// group that is kRetired turns kFree by being handed over: its shim and its ranks then belong to
+// the group of a later generation.
 
 #include <map>
 #include <optional>
@@ -42,7 +46,8 @@ struct Shim {
 // The rendezvous store of the generation, where this node hosts it.
 struct Store {
   bool hosted = false;
-  bool closed = false;  // By an order; then its end is no loss.
+  bool spawned = false;  // Its start was ordered, in this life of the agent or an earlier one.
+  bool closed = false;   // By an order; then its end is no loss.
   bool lost = false;
   std::optional<Address> address;  // Once it is bound.
 };
@@ -50,6 +55,8 @@ struct Store {
 // What is known of the ranks, each by its local rank.
 struct Ranks {
   std::map<int, RankStarted> starts;
+  // Live since an earlier generation; `starts` has them as well, once this one was started.
+  std::map<int, RankStarted> kept;
   std::map<int, RankEnded> exits;  // The first end of a rank counts.
   // What living ranks told of lost peers; it explains an exit that is yet to come.
   std::map<int, std::string> communicator_failed;
@@ -63,6 +70,27 @@ struct Noticed {
   std::map<int, Instant> signalled_at;  // By local rank.
   std::map<int, bool> speaking;  // Local rank → takes_notice, while its connection is open.
   std::set<int> told;            // Local ranks whose present connection has heard it.
+};
+
+// While ranks are told to leave their generation alive: the group is kStopping, has no stop
+// deadline, and no rank was signalled.
+struct Retiring {
+  Instant until;        // Who has not left by then is killed. Never moves later.
+  bool killed = false;  // That has happened; at `until` the group is stopped.
+};
+
+// How ranks live through the end of a generation: this one's end, and that of the one before.
+struct InPlace {
+  std::set<int> able;  // Local ranks with an open connection that can retire.
+  std::optional<Retiring> retiring;
+  std::set<int> retired;  // Local ranks that have left and live; empty unless retiring or kRetired.
+  bool refused = false;   // Its shim could not be handed over once: that is not tried again.
+  // The retired generation whose shim this group gets; the slots of both are counted here.
+  std::optional<Generation> from;
+  // Subset of the kept ranks that has not said hello in this generation, and has until then.
+  std::set<int> awaited;
+  Instant awaited_until{};
+  std::map<int, std::string> given_up;  // Kept ranks that were killed, and why.
 };
 
 // What the coordinator has of it.
@@ -80,6 +108,7 @@ struct Group {
   Store store;
   Ranks ranks;
   Noticed notice;
+  InPlace in_place;
   Reporting report;
   std::optional<Instant> stop_deadline;  // Never moves later.
   std::optional<Instant> signalled_at;   // First signal of ours to every rank.
@@ -95,6 +124,9 @@ struct Group {
 
 // No process of it is left, so its slots can be used. Repeatable.
 void MarkFree(Group& group);
+
+// From now on no rank of it retires or is awaited: it ends as a whole.
+void ForsakeRanks(Group& group);
 
 // REQUIRES: now is not before any instant of the group.
 GroupReport ReportOf(const GroupKey& key, const Group& group, Instant now);

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "agent/core/group.h"
+#include "agent/core/in_place.h"
 #include "agent/core/notices.h"
 #include "agent/core/prepare.h"
 #include "agent/core/progress.h"
+#include "agent/core/ranks.h"
 #include "agent/core/stops.h"
 #include "common/base/control.h"
 #include "common/base/ids.h"
@@ -45,7 +48,9 @@ void ForgetGroups(Step& step, const JobId& id, const Job& job) {
   for (auto it = groups.lower_bound({id, Generation()});
        it != groups.end() && it->first.job == id;) {
     const GroupKey key = it->first;
-    const bool gone = key.generation <= job.forgotten_up_to && it->second.phase == Phase::kFree;
+    // A shim that is being handed over may still answer in its name.
+    const bool gone = key.generation <= job.forgotten_up_to && it->second.phase == Phase::kFree &&
+                      !step.state.IsHandingOver(key);
     ++it;
     if (gone) Remove(step, key);
   }
@@ -66,11 +71,11 @@ void StartIfPrepared(Step& step, const GroupKey& key, Job& job) {
   // Were it kept, the group would be prepared anew once it has been forgotten.
   job.prepare.reset();
   // From here on ranks may run, whatever becomes of this process: the shim's mark tells the next.
-  group->started = true;
-  group->phase = Phase::kStarting;
-  group->report.dirty = true;
-  step.state.ever_ran = true;
-  step.Do(StartRanks{key, *job.run});
+  EndLegacyOf(step, key);
+  std::set<int> kept;
+  for (const auto& [local_rank, start] : group->ranks.kept) kept.insert(local_rank);
+  step.Do(StartRanks{key, *job.run, std::move(kept)});
+  BeginRanks(step, key, *group);
 }
 
 }  // namespace
@@ -88,7 +93,12 @@ void On(Step& step, const Ordered& ordered) {
     job.stopped_up_to = std::max(job.stopped_up_to, order.stop->up_to);
     for (auto& [key, group] : state.groups) {
       if (key.job != order.job || key.generation > order.stop->up_to) continue;
-      StopGroup(step, key, group, step.now() + order.stop->grace, order.stop->reason);
+      const Instant deadline = step.now() + order.stop->grace;
+      if (order.stop->in_place) {
+        RetireGroup(step, key, group, deadline, order.stop->reason);
+      } else {
+        StopGroup(step, key, group, deadline, order.stop->reason);
+      }
     }
   }
   if (order.forget) job.forgotten_up_to = std::max(job.forgotten_up_to, order.forget->up_to);

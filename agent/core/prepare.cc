@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "agent/core/in_place.h"
 #include "agent/core/stops.h"
 
 namespace regroup::agent {
@@ -26,11 +27,31 @@ void Refuse(Step& step, const GroupKey& key, int workers, std::string why) {
   step.state.groups.emplace(key, std::move(group));
 }
 
+void SpawnStoreIfHosted(Step& step, const GroupKey& key, Group& group) {
+  if (!group.store.hosted) return;
+  group.store.spawned = true;
+  step.Do(SpawnStore{key});
+}
+
 // Side by side, because a restart waits for the slower of the two.
 void SpawnParts(Step& step, const GroupKey& key, Group& group) {
   group.shim.stage = ShimStage::kSpawned;
   step.Do(SpawnShim{key});
-  if (group.store.hosted) step.Do(SpawnStore{key});
+  SpawnStoreIfHosted(step, key, group);
+}
+
+struct Slots {
+  int taken = 0, freeing = 0;  // The second is a part of the first.
+};
+// Of all groups but `without`. A retired group's slots are those of the group that it goes on in.
+Slots SlotsOf(const State& state, const GroupKey& without) {
+  Slots slots;
+  for (const auto& [key, group] : state.groups) {
+    if (key == without || !group.holds_slots() || state.HeirOf(key)) continue;
+    slots.taken += group.workers;
+    if (group.phase == Phase::kStopping) slots.freeing += group.workers;
+  }
+  return slots;
 }
 
 }  // namespace
@@ -40,12 +61,10 @@ void StartPreparing(Step& step, const JobId& job, const Prepare& prepare) {
   const GroupKey key{job, prepare.generation};
   // The order stands until the next one replaces it: this group is under way, or was refused.
   if (state.Find(key) != nullptr) return;
-  int taken = 0, freeing = 0;
-  for (const auto& [other, group] : state.groups) {
-    if (group.holds_slots()) taken += group.workers;
-    if (group.phase == Phase::kStopping) freeing += group.workers;
-  }
   const int needed = prepare.spec.workers, slots = step.config().slots;
+  const Legacy legacy = LegacyFor(step, key, needed);
+  if (legacy.wait) return;
+  const auto [taken, freeing] = SlotsOf(state, {job, legacy.from.value_or(prepare.generation)});
   if (needed < 1 || needed > slots) {
     return Refuse(step, key, needed,
                   absl::StrFormat("%d workers asked for, this node has %d slots", needed, slots));
@@ -61,6 +80,7 @@ void StartPreparing(Step& step, const JobId& job, const Prepare& prepare) {
   known.highest = std::max(known.highest, prepare.generation);
   Group group;
   group.workers = needed;
+  group.in_place.from = legacy.from;
   group.store.hosted = prepare.host_store;
   group.shim.warm = prepare.spec.job.warm.has_value();
   // From now on there may be something of it on the disk, whether the shell has answered or not.
@@ -99,6 +119,10 @@ void On(Step& step, const RunDirectoryWritten& written) {
     MarkFree(*group);
     return;
   }
+  if (group->in_place.from) {
+    if (IsStillRetired(step.state, written.key, *group)) return TakeOver(step, written.key, *group);
+    return On(step, PrepareFailed{written.key, "the ranks that were to go on in it have ended"});
+  }
   if (!group->shim.warm) return SpawnParts(step, written.key, *group);
   group->shim.stage = ShimStage::kWarming;
   group->shim.warm_until = step.now() + step.waits().warm_up;
@@ -122,6 +146,7 @@ void On(Step& step, const PrepareFailed& failed) {
   } else {
     // No rank was ever started: whatever there is of a shim or store ends with the run directory.
     MarkFree(*group);
+    OnNotTakenOver(step, failed.key, *group);
   }
 }
 
@@ -132,10 +157,16 @@ void On(Step& step, const ShimReady& ready) {
   group->shim.stage = ShimStage::kReady;
   group->shim.witness = ready.witness;
   group->shim.checking = ready.checking;
+  OnTakenOver(step.state, ready.key, *group);
   if (group->stop_deadline) {
     // It could not be told before.
     step.Do(StopRanks{ready.key, *group->stop_deadline});
+  } else if (group->in_place.retiring) {
+    RetireKept(step, ready.key, *group);
   } else {
+    // After the shim where that was handed over: until its answer has come, a failure of the store
+    // could not be told from its refusal, and ranks would live in a group that is free.
+    if (group->in_place.from) SpawnStoreIfHosted(step, ready.key, *group);
     MaybePrepared(*group);
   }
 }

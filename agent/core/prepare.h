@@ -6,6 +6,8 @@
 //
 //   WriteRunDirectory → (WarmUp) → SpawnShim → (node check) ┐
 //                                  SpawnStore               ┴→ kPrepared
+//
+//   WriteRunDirectory → HandOver → SpawnStore → kPrepared, where ranks of a retired group go on
 
 #include <optional>
 

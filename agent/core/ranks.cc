@@ -1,11 +1,14 @@
 #include "agent/core/ranks.h"
 
 #include <csignal>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "agent/core/group.h"
+#include "agent/core/in_place.h"
 #include "agent/core/notices.h"
+#include "agent/core/prepare.h"
 #include "agent/core/progress.h"
 #include "common/base/control.h"
 
@@ -27,27 +30,49 @@ bool WasSignalled(const Group& group, const RankEnded& exit) {
          (own != group.notice.signalled_at.end() && exit.at >= own->second);
 }
 
+// It died before its shim was told to start this generation, and a new process has its place.
+void ReplaceKept(Group& group, int local_rank) {
+  group.ranks.kept.erase(local_rank);
+  group.ranks.starts.erase(local_rank);
+  group.ranks.exits.erase(local_rank);  // Of the one that died.
+  group.in_place.awaited.erase(local_rank);
+}
+
+void RunningIfStarted(Step& step, const GroupKey& key, Group& group) {
+  if (group.phase != Phase::kStarting ||
+      static_cast<int>(group.ranks.starts.size()) < group.workers)
+    return;
+  group.phase = Phase::kRunning;
+  group.report.dirty = true;
+  // A notice that came while they were being started.
+  if (group.notice.deadline) NotifyWorkers(step, key, group);
+}
+
 }  // namespace
+
+void BeginRanks(Step& step, const GroupKey& key, Group& group) {
+  group.started = step.state.ever_ran = true;
+  AwaitKept(step, group);
+  if (group.phase == Phase::kPreparing || group.phase == Phase::kPrepared)
+    group.phase = Phase::kStarting;
+  group.report.dirty = true;
+  RunningIfStarted(step, key, group);
+}
 
 void On(Step& step, const RanksStarted& started) {
   Group* group = step.state.Find(started.key);
   if (group == nullptr) return;
+  bool new_ranks = false;
   for (const RankStarted& start : started.starts) {
+    const auto kept = group->ranks.kept.find(start.local_rank);
+    if (kept != group->ranks.kept.end() && kept->second.pid == start.pid) continue;
+    if (kept != group->ranks.kept.end()) ReplaceKept(*group, start.local_rank);
     group->report.dirty |= group->ranks.starts.emplace(start.local_rank, start).second;
+    new_ranks = true;
   }
-  if (!started.starts.empty() && !group->started) {
-    // An earlier life of this agent told the shim and died; the shim's mark is the proof.
-    group->started = step.state.ever_ran = true;
-    if (group->phase == Phase::kPreparing || group->phase == Phase::kPrepared)
-      group->phase = Phase::kStarting;
-  }
-  if (group->phase == Phase::kStarting &&
-      static_cast<int>(group->ranks.starts.size()) >= group->workers) {
-    group->phase = Phase::kRunning;
-    group->report.dirty = true;
-    // A notice that came while they were being started.
-    if (group->notice.deadline) NotifyWorkers(step, started.key, *group);
-  }
+  // An earlier life of this agent told the shim and died; what it has started is the proof.
+  if (new_ranks && !group->started) BeginRanks(step, started.key, *group);
+  RunningIfStarted(step, started.key, *group);
 }
 
 void On(Step& step, const RankExited& exited) {
@@ -55,17 +80,26 @@ void On(Step& step, const RankExited& exited) {
   if (group == nullptr || group->ranks.exits.contains(exited.exit.local_rank)) return;
   RankEnded exit = exited.exit;
   const int local_rank = exit.local_rank;
+  if (!group->started && !group->signalled_at && group->ranks.kept.erase(local_rank) > 0) {
+    // It has not been told of this generation, which starts another process in its place.
+    step.Note(absl::StrCat("kept local rank ", local_rank, " has ended before ", NameOf(exited.key),
+                           " began"));
+    return;
+  }
   exit.after_stop |= WasSignalled(*group, exit);
   const auto failed = group->ranks.communicator_failed.find(local_rank);
   if (failed != group->ranks.communicator_failed.end()) {
     exit.evidence = EvidenceFor(exit, ErrorEvidence::kCommunicator);
     if (exit.error.empty()) exit.error = failed->second;
   }
+  const auto given_up = group->in_place.given_up.find(local_rank);
+  if (given_up != group->in_place.given_up.end()) exit.error = given_up->second;
   if (exit.error.size() > kMaxErrorBytes) exit.error.resize(kMaxErrorBytes);
   group->ranks.exits.emplace(local_rank, std::move(exit));
   group->report.dirty = true;
   // How far it came is judged together with how it ended.
   FlushProgress(step, exited.key);
+  RankIsGone(step, exited.key, *group, local_rank);
 }
 
 void On(Step& step, const RankErrorRead& read) {
@@ -74,6 +108,8 @@ void On(Step& step, const RankErrorRead& read) {
   const auto exit = group->ranks.exits.find(read.local_rank);
   if (exit == group->ranks.exits.end() || read.error.empty() || exit->second.error == read.error)
     return;
+  // It was killed for what this agent knows better.
+  if (group->in_place.given_up.contains(read.local_rank)) return;
   exit->second.error = read.error.substr(0, kMaxErrorBytes);
   // That its peers were lost is the better explanation: the rest of its words follow from it.
   if (exit->second.evidence != ErrorEvidence::kCommunicator)
@@ -92,6 +128,7 @@ void On(Step& step, const GroupStuck& stuck) {
   step.Note(absl::StrCat(NameOf(stuck.key), " was killed and is not gone: its ", group->workers,
                          " slots stay taken"));
   group->phase = Phase::kUnkillable;
+  ForsakeRanks(*group);
   group->report.dirty = true;
 }
 
@@ -107,7 +144,11 @@ void On(Step& step, const ShimGone& gone) {
   // Its ranks die with it: not by themselves.
   if (!group->signalled_at) group->signalled_at = step.now();
   if (group->phase != Phase::kUnkillable) group->phase = Phase::kStopping;
+  ForsakeRanks(*group);
+  const std::optional<GroupKey> heir = step.state.HeirOf(gone.key);
+  const bool asked = heir && step.state.Find(*heir)->shim.stage == ShimStage::kSpawned;
   step.Do(KillGroup{gone.key});
+  if (asked) On(step, PrepareFailed{*heir, "the supervisor that was to go on with it has ended"});
 }
 
 void On(Step& step, const StoreGone& gone) {

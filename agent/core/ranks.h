@@ -5,9 +5,13 @@
 // first of each counts. Private to this folder.
 
 #include "agent/core/events.h"
+#include "agent/core/group.h"
 #include "agent/core/step.h"
 
 namespace regroup::agent {
+
+// Its ranks are being started; kept ones live already, and count as started.
+void BeginRanks(Step& step, const GroupKey& key, Group& group);
 
 void On(Step& step, const RanksStarted& started);
 void On(Step& step, const RankExited& exited);

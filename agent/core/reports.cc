@@ -26,7 +26,7 @@ void On(Step& step, const ReportAcked& acked) {
     if (group.report.number != acked.number || group.report.dirty) continue;
     group.report.acked = true;
     // Until now a refused witness would have said that this node died with it.
-    if (group.phase == Phase::kFree && group.shim.stage >= ShimStage::kSpawned)
+    if (group.phase == Phase::kFree && group.has_shim() && !step.state.HeirOf(key))
       step.Do(ReleaseShim{key});
   }
 }

@@ -89,8 +89,10 @@ struct State {
   bool attached() const { return std::holds_alternative<Attached>(session); }
   Attached* attachment() { return std::get_if<Attached>(&session); }
   const Attached* attachment() const { return std::get_if<Attached>(&session); }
-  Group* Find(const GroupKey& key);  // Null: there is none.
-  bool AnyBusy() const;              // Some group runs, or has yet to end.
+  Group* Find(const GroupKey& key);                           // Null: there is none.
+  std::optional<GroupKey> HeirOf(const GroupKey& key) const;  // Gets its shim, and has its slots.
+  bool IsHandingOver(const GroupKey& key) const;  // Its shim was asked to, and has not answered.
+  bool AnyBusy() const;                           // Some group runs, or has yet to end.
 
   Config config;  // Cluster and epoch follow the coordinator.
   const Instant started_at;

@@ -17,18 +17,22 @@ bool AllExitedWell(const Group& group) {
 
 }  // namespace
 
-void StopGroup(Step& step, const GroupKey& key, Group& group, Instant deadline, StopReason reason) {
-  if (group.phase == Phase::kFree) return;
+void CloseStoreOf(Step& step, const GroupKey& key, Group& group, StopReason reason) {
   const bool breaks = reason == StopReason::kFailure || reason == StopReason::kCancelled ||
                       reason == StopReason::kSuperseded;
-  if (breaks && group.store.hosted && !group.store.closed) {
-    // Stops nobody; keeps stragglers elsewhere from rendezvousing in a generation that is over.
-    group.store.closed = true;
-    if (group.shim.stage >= ShimStage::kSpawned) step.Do(CloseStore{key});
-    group.report.dirty = true;
-  }
+  if (!breaks || !group.store.hosted || group.store.closed) return;
+  // Stops nobody; keeps stragglers elsewhere from rendezvousing in a generation that is over.
+  group.store.closed = true;
+  if (group.store.spawned) step.Do(CloseStore{key});
+  group.report.dirty = true;
+}
+
+void StopGroup(Step& step, const GroupKey& key, Group& group, Instant deadline, StopReason reason) {
+  if (group.phase == Phase::kFree) return;
+  CloseStoreOf(step, key, group, reason);
   if (group.stop_deadline && *group.stop_deadline <= deadline) return;
   group.stop_deadline = deadline;
+  ForsakeRanks(group);
   group.shim.kill_at.reset();
   if (!group.signalled_at) group.signalled_at = step.now();
   if (group.phase != Phase::kUnkillable && group.phase != Phase::kStopping) {
@@ -37,7 +41,9 @@ void StopGroup(Step& step, const GroupKey& key, Group& group, Instant deadline, 
   }
   // A generation with a rank that has exited 0 neither grows nor moves: that stop ends the job.
   const bool finished = reason == StopReason::kElective && AllExitedWell(group);
-  if (group.shim.stage == ShimStage::kReady) step.Do(StopRanks{key, deadline, finished});
+  // One that is being handed over may be another group's by now: its answer comes first.
+  if (group.shim.stage == ShimStage::kReady && !step.state.IsHandingOver(key))
+    step.Do(StopRanks{key, deadline, finished});
   // Nothing was started, so nothing has to be stopped.
   if (group.shim.stage == ShimStage::kWarming) MarkFree(group);
 }
@@ -63,7 +69,9 @@ void KillSilentShims(Step& step) {
     if (!at || step.now() < *at) continue;
     step.Note(absl::StrCat("the shim of ", NameOf(key), " does not answer and is killed"));
     group.shim.kill_at = step.now() + silence;
-    step.Do(KillShim{key});
+    // Until it has taken this generation, it is the shim of the one before.
+    const bool asked = group.in_place.from && group.shim.stage == ShimStage::kSpawned;
+    step.Do(KillShim{asked ? GroupKey{key.job, *group.in_place.from} : key});
   }
 }
 

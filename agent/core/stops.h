@@ -13,8 +13,12 @@
 
 namespace regroup::agent {
 
-// Repeatable: only an earlier deadline changes anything. A reason that breaks the generation
-// closes its store as well.
+// A reason that breaks the generation closes its store, where this node hosts it.
+void CloseStoreOf(Step& step, const GroupKey& key, Group& group, StopReason reason);
+
+// Its store as well, as above. Repeatable: only an earlier deadline changes anything. Ranks that
+// retire, or have retired, are stopped like any. A shim that is being handed over is told by
+// PrepareFailed (prepare.h), where that fails.
 void StopGroup(Step& step, const GroupKey& key, Group& group, Instant deadline, StopReason reason);
 
 // Every group of this node, since the node or its command goes away.

@@ -39,8 +39,10 @@ std::string WhyNot(const absl::Status& status) {
 GroupHost::Handler HandlerOf(std::function<void(Event)> post,
                              std::function<void(const GroupKey&)> output,
                              std::function<void(std::string)> warn,
-                             std::function<void(std::string)> tell) {
-  return {std::move(post), std::move(output), std::move(warn), std::move(tell)};
+                             std::function<void(std::string)> tell,
+                             std::function<void(const NewGeneration&)> new_generation) {
+  return {std::move(post), std::move(output), std::move(warn), std::move(tell),
+          std::move(new_generation)};
 }
 
 std::uint64_t SeedOf(const NodeId& node) {
@@ -72,14 +74,18 @@ Agent::Agent(asio::io_context& loop, AgentOptions options, NodeFolder& folder, D
             return groups_.IsRank(key, rank, local_rank, token);
           },
           [this](Event event) { Post(std::move(event)); },
-          [this](const std::string& text) { Warn(text); }),
+          [this](const std::string& text) { Warn(text); },
+          [this](const GroupKey& key, int local_rank) {
+            return groups_.NewerThan(key, local_rank);
+          }),
       groups_(loop, disk_, options_.groups,
               HandlerOf([this](Event event) { Post(std::move(event)); },
                         [this](const GroupKey& key) {
                           if (front_ != nullptr) front_->Output(key, groups_.LogsOf(key));
                         },
                         [this](const std::string& text) { Log(text, true); },
-                        [this](const std::string& text) { Warn(text); })),
+                        [this](const std::string& text) { Warn(text); },
+                        [this](const NewGeneration& next) { workers_.TellNewGeneration(next); })),
       logs_(options_.groups.log_root),
       backoff_(SeedOf(options_.core.node)),
       signals_(loop),
@@ -447,6 +453,9 @@ void Agent::Carry(const SendHeartbeat& action) {
 
 void Agent::Carry(const TellNotice& action) {
   workers_.TellNotice(action.key, action.local_rank, action.left);
+}
+void Agent::Carry(const TellRetire& action) {
+  workers_.TellRetire(action.key, action.local_rank, action.left);
 }
 void Agent::Carry(const TellCommit& action) { workers_.TellCommit(action.key, action.answer); }
 void Agent::Carry(const StartCoordinator&) { dialler_.StartCoordinator(); }

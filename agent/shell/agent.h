@@ -113,6 +113,7 @@ class Agent {
   void Carry(const ShowLeaving& action);
   void Carry(const SendHeartbeat& action);
   void Carry(const TellNotice& action);
+  void Carry(const TellRetire& action);
   void Carry(const TellCommit& action);
   void Carry(const StartCoordinator& action);
   void Carry(const Leave& action);

@@ -86,7 +86,7 @@ GroupHost::~GroupHost() {
   }
 }
 
-GroupHost::Hosted* GroupHost::Find(const GroupKey& key) {
+GroupHost::Hosted* GroupHost::Find(const GroupKey& key) const {
   const auto found = groups_.find(key);
   return found == groups_.end() ? nullptr : found->second.get();
 }
@@ -121,6 +121,7 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
   spec.job = key.job;
   spec.generation = key.generation;
   spec.workers = prepare.spec.workers;
+  spec.keeps_ranks = prepare.spec.job.in_place;
   GroupProgram program = options_.program(prepare);
   AddGroupEnvironment(key, spec.workers, static_cast<int>(options_.cpus.size()),
                       options_.worker_socket, program, worker);
@@ -174,9 +175,11 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
   if (!options_.launched && hosted->worker.virtual_local_rank)
     RETURN_IF_ERROR(CheckDevices(hosted->spec.workers, FromEntries(hosted->spec.environment)));
   hosted->worker_secret = io::RandomHex(32);
+  hosted->since = key.generation;
   hosted->warm = prepare.spec.job.warm;
   json data = {{"host_store", prepare.host_store},
                {"worker_secret", hosted->worker_secret},
+               {"since", hosted->since.value()},
                {"store_members", prepare.store_members},
                {"advertise", ip},
                {"numa_binding", hosted->worker.numa_binding},
@@ -382,6 +385,7 @@ void GroupHost::Carry(const StartRanks& action) {
     }
     start.ranks[static_cast<std::size_t>(rank.local_rank)] = std::move(plan);
   }
+  AwaitRanks(*hosted, action, start);
   hosted->shim->Send(start);
   if (hosted->worker.sets_master_port && action.run.world_size > 1)
     WatchMeeting(action.key, action.run.store.port);
@@ -483,13 +487,15 @@ void GroupHost::Carry(const RemoveRunDirectory& action) {
   // The shim may still write its ranks' last words; a store has nothing to finish, and may hang.
   if (hosted->store_shim) KillAt(hosted->store_path);
   const bool shim_ran = hosted->shim || (hosted->end && hosted->end->started);
-  if (!shim_ran && !hosted->spec.cgroup.empty()) shim::RemoveEmptyCgroup(hosted->spec.cgroup);
+  if (!shim_ran && !hosted->spec.cgroup.empty() && !SharesLife(*hosted))
+    shim::RemoveEmptyCgroup(hosted->spec.cgroup);
   logs_.OnRemoved(action.key);
   for (const std::string& path : {hosted->path, hosted->store_path}) {
     if (!path.empty()) RemoveDirectory(path);
   }
   const JobId job = action.key.job;
   groups_.erase(action.key);
+  OnSuccessor(action.key);
   DropNursery(job);
 }
 
@@ -513,7 +519,12 @@ void GroupHost::RemoveDirectory(const std::string& path, std::chrono::millisecon
 void GroupHost::Carry(const KillGroup& action) { KillLeftovers(action.key, 0, 0); }
 
 void GroupHost::Carry(const KillShim& action) {
-  if (const Hosted* hosted = Find(action.key)) KillAt(hosted->path);
+  const Hosted* hosted = Find(action.key);
+  if (hosted == nullptr) return;
+  KillAt(hosted->path);
+  // Where it has the next one by now and does not say so.
+  const Hosted* to = AwaitsSuccessor(*hosted) ? Find(*hosted->to) : nullptr;
+  if (to != nullptr) KillAt(to->path);
 }
 
 void GroupHost::Carry(const ReleaseShim& action) {
@@ -537,9 +548,12 @@ void GroupHost::KillLeftovers(const GroupKey& key, int clean_rounds, int rounds)
     hosted->killed = true;
     return handler_.post(GroupEmpty{key});
   }
-  absl::StatusOr<int> found = hosted->unreadable
-                                  ? shim::KillUnreadable(*hosted->unreadable, options_.cgroup_base)
-                                  : shim::KillLeftovers(*hosted->end);
+  absl::StatusOr<int> found = 0;
+  if (hosted->unreadable) {
+    found = shim::KillUnreadable(*hosted->unreadable, options_.cgroup_base);
+  } else if (!SharesLife(*hosted)) {
+    found = shim::KillLeftovers(*hosted->end);
+  }
   if (!found.ok())
     handler_.warn(absl::StrCat("kill what is left of ", key.job.value(), ": ",
                                std::string(found.status().message())));
@@ -578,10 +592,12 @@ void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
     handler_.tell(LeftBehindSentence(state));
   const GroupKey key = hosted.key;
   if (!hosted.ready) {
+    if (hosted.from) TakeLastWords(*hosted.from);
     hosted.ready = true;
     hosted.checking = state.phase == Phase::kPreparing;
     // A check that failed before anybody looked is no reason to call the group prepared.
     handler_.post(ShimReady{key, hosted.witness, hosted.checking || !state.check_failed.empty()});
+    OnSuccessor(key);
   }
   const bool check_is_over = hosted.checking && state.phase != Phase::kPreparing;
   if (check_is_over) hosted.checking = false;
@@ -590,13 +606,15 @@ void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
     handler_.post(PrepareFailed{key, EscapeControls(state.check_failed)});
   RanksStarted started{key, {}};
   for (const shim::RankState& rank : state.ranks) {
-    if (Started(rank)) started.starts.push_back({rank.local_rank, rank.pid, rank.started_at});
+    if (state.ever_started && Started(rank))
+      started.starts.push_back({rank.local_rank, rank.pid, rank.started_at});
   }
   if (started.starts.size() > hosted.starts) {
     hosted.starts = started.starts.size();
     handler_.post(std::move(started));
     if (handler_.output) handler_.output(key);  // From here on there is something to follow.
   }
+  TellNewGeneration(hosted, state);
   for (const shim::RankState& rank : state.ranks) {
     if (rank.phase != shim::RankPhase::kEnded || !hosted.exits.insert(rank.local_rank).second)
       continue;
@@ -628,11 +646,15 @@ void GroupHost::OnGone(Hosted& hosted, const shim::RunRecord& record) {
   if (!hosted.ready) {
     absl::StatusOr<std::string> log =
         io::ReadFile(absl::StrCat(hosted.path, "/", shim::kShimLogFile), kShimLogBytes);
-    const bool checked = hosted.spec.node_check.wanted();  // And may have left something.
+    // And may have left something. One that was to be handed over has checked nothing.
+    const bool checked = hosted.spec.node_check.wanted() && !hosted.from;
+    const char* what = hosted.from ? "the supervisor of its ranks did not take it over"
+                                   : "its supervisor ended before it was ready";
     if (checked) handler_.post(ShimReady{key, hosted.witness, /*checking=*/true});
-    Fail(key, absl::UnavailableError(absl::StrCat("its supervisor ended before it was ready",
-                                                  log.ok() && !log->empty() ? ": " : "",
-                                                  log.ok() ? *log : "")));
+    Fail(key, absl::UnavailableError(
+                  absl::StrCat(what, log.ok() && !log->empty() ? ": " : "", log.ok() ? *log : "")));
+    hosted.not_taken = true;
+    OnSuccessor(key);
     if (!checked) return;
   }
   handler_.post(ShimGone{key});
@@ -686,7 +708,7 @@ bool GroupHost::AwaitsOutput(const Hosted& hosted, const shim::RankState& rank) 
 }
 
 void GroupHost::MaybeEmpty(Hosted& hosted) {
-  if (!hosted.empty || hosted.empty_posted || !hosted.state) return;
+  if (!hosted.empty || hosted.empty_posted || !hosted.state || AwaitsSuccessor(hosted)) return;
   bool complete = hosted.errors_pending == 0;
   for (const shim::RankState& rank : hosted.state->ranks) {
     complete = complete && (!Failed(rank) || hosted.errors_read.contains(rank.local_rank));
@@ -729,9 +751,9 @@ void GroupHost::TellLateLogs(const Hosted& hosted) {
 
 bool GroupHost::IsRank(const GroupKey& key, int rank, int local_rank,
                        const std::string& token) const {
-  const auto found = groups_.find(key);
-  if (found == groups_.end()) return false;
-  const Hosted& hosted = *found->second;
+  const Hosted* found = FindLineage(key);
+  if (found == nullptr) return false;
+  const Hosted& hosted = *found;
   if (hosted.adopted && hosted.worker_secret.empty()) return true;  // Of an agent without tokens.
   return SameSecret(token, WorkerToken(hosted.worker_secret, rank, local_rank));
 }

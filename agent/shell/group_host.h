@@ -3,6 +3,9 @@
 // Carries out what the core orders about groups: run directories, shims, stores, and what failed
 // ranks left behind. The loop's side of agent/shim; decides nothing. Loop thread; files of workers
 // are read on `disk`.
+//
+// group_host_scan.cc finds what an earlier life has left, group_host_in_place.cc takes a group into
+// the next generation.
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -52,6 +55,8 @@ class GroupHost {
     std::function<void(const GroupKey&)> output;  // Workers of it have written to their logs.
     std::function<void(std::string)> warn;
     std::function<void(std::string)> tell{};  // A warning that whoever started the job has to see.
+    // A rank that lives on is to hear of its generation, which runs.
+    std::function<void(const NewGeneration&)> new_generation{};
   };
   GroupHost(boost::asio::io_context& loop, boost::asio::thread_pool& disk, Options options,
             Handler handler);
@@ -73,10 +78,12 @@ class GroupHost {
   void Carry(const WriteRunDirectory& action);
   void Carry(const WarmUp& action);
   void Carry(const SpawnShim& action);
+  void Carry(const HandOver& action);
   void Carry(const SpawnStore& action);
   void Carry(const StartRanks& action);
   void Carry(const StopRanks& action);
   void Carry(const SignalRank& action);
+  void Carry(const KillRank& action);
   void Carry(const KillGroup& action);
   void Carry(const KillShim& action);
   void Carry(const ReleaseShim& action);
@@ -98,8 +105,11 @@ class GroupHost {
   std::vector<RankLog> LogsOf(const GroupKey& key) const;
   std::uint64_t WarmBytes() const;  // Memory of what warm ranks are forked from.
 
-  // Whether that token was given to that rank of a group of this node.
+  // Whether that token was given to that rank of a group of this node, also in an earlier
+  // generation out of which its process may have come.
   bool IsRank(const GroupKey& key, int rank, int local_rank, const std::string& token) const;
+  // What a rank is to hear that lives on and still is in that generation.
+  std::optional<NewGeneration> NewerThan(const GroupKey& key, int local_rank) const;
 
   // See LogKeeper.
   void SetShown(std::map<GroupKey, shim::Shown> shown) { logs_.SetShown(std::move(shown)); }
@@ -114,6 +124,15 @@ class GroupHost {
                                 const shim::RunDirectory& directory);
   void KeepNursery(Hosted& hosted);
   void DropNursery(const JobId& job);
+  absl::Status HandOverTo(const GroupKey& from, Hosted& to);
+  void TakeLineage(Hosted& to, const Hosted& from);
+  void AwaitRanks(Hosted& hosted, const StartRanks& action, const shim::StartRanks& start);
+  void TellNewGeneration(Hosted& hosted, const shim::State& state);
+  void TakeLastWords(const GroupKey& from);
+  bool AwaitsSuccessor(const Hosted& hosted) const;
+  void OnSuccessor(const GroupKey& successor);
+  bool SharesLife(const Hosted& hosted) const;
+  const Hosted* FindLineage(const GroupKey& key) const;
   absl::Status SpawnStoreOf(Hosted& hosted);
   std::shared_ptr<ShimProcess> MakeProcess(const GroupKey& key, std::string path, shim::Spec spec);
   void Adopt(shim::RunScan scan);
@@ -140,7 +159,7 @@ class GroupHost {
   void WatchMeeting(const GroupKey& key, std::uint16_t store_port);
   void WarnOfHostName(const Environment& group, const std::string& interface);
   void WarnOfStore(const GroupKey& key, const Address& store);
-  Hosted* Find(const GroupKey& key);
+  Hosted* Find(const GroupKey& key) const;
   void Fail(const GroupKey& key, const absl::Status& why);
 
   boost::asio::io_context& loop_;

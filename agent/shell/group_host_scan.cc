@@ -32,7 +32,7 @@ bool Failed(const shim::RankState& rank) {
 }
 
 bool Started(const shim::RankState& rank) {
-  return rank.phase == shim::RankPhase::kRunning ||
+  return rank.phase == shim::RankPhase::kRunning || rank.phase == shim::RankPhase::kKept ||
          (rank.phase == shim::RankPhase::kEnded && rank.exit_kind != ExitKind::kExecFailed);
 }
 
@@ -145,6 +145,14 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
   hosted->host_store = data.value("host_store", false);
   hosted->store_members = data.value("store_members", std::vector<std::string>());
   hosted->worker_secret = data.value("worker_secret", "");
+  hosted->since = Generation(data.value("since", record.spec.generation.value()));
+  if (record.started && record.spec.keeps_ranks) {
+    const absl::StatusOr<shim::RunDirectory> directory = shim::OpenRunDirectory(record.path);
+    absl::StatusOr<shim::StartRanks> start =
+        directory.ok() ? shim::ReadStarted(*directory) : directory.status();
+    if (start.ok())
+      for (shim::RankPlan& plan : start->ranks) hosted->plans[plan.local_rank] = std::move(plan);
+  }
   hosted->worker = options_.worker;
   hosted->worker.numa_binding = data.value("numa_binding", hosted->worker.numa_binding);
   hosted->worker.virtual_local_rank =
@@ -184,7 +192,7 @@ void GroupHost::CheckScan(bool time_is_up) {
     // What the record says is not posted again.
     if (!hosted->state) continue;
     for (const shim::RankState& rank : hosted->state->ranks) {
-      hosted->starts += Started(rank);
+      hosted->starts += hosted->state->ever_started && Started(rank);
       if (rank.phase == shim::RankPhase::kEnded) hosted->exits.insert(rank.local_rank);
     }
     hosted->stuck_posted = hosted->state->phase == Phase::kUnkillable;
@@ -220,6 +228,7 @@ RunRecord GroupHost::Describe(const Hosted& hosted) const {
   record.stop_deadline = hosted.state->stop_deadline;
   for (const shim::RankState& rank : hosted.state->ranks) {
     if (Started(rank)) record.starts.push_back({rank.local_rank, rank.pid, rank.started_at});
+    if (Started(rank) && rank.inherited) record.kept.insert(rank.local_rank);
     if (rank.phase == shim::RankPhase::kEnded) record.exits.push_back(EndOf(rank, hosted.spec));
   }
   return record;

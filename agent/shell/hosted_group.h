@@ -3,6 +3,7 @@
 // One group as GroupHost keeps it, and how it reads what a shim or a run directory says. Of
 // group_host.cc and group_host_scan.cc alone.
 
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -25,6 +26,12 @@ struct GroupHost::Hosted {
   std::optional<std::vector<std::string>> warm;  // As JobSpec has it: from a nursery.
   bool has_had_nursery = false;
   std::vector<std::string> store_members;
+  // In place. The first generation of its shim, whose ranks may still say that they are of it.
+  Generation since;
+  bool not_taken = false;               // Its predecessor's shim was asked, and has it not.
+  std::optional<GroupKey> from, to;     // Handed over.
+  std::map<int, shim::RankPlan> plans;  // By local rank, once it was started.
+  std::set<int> to_tell;                // Local ranks that live on and have not heard it.
   std::optional<Address> witness, store;
   io::UniqueFd witness_fd;  // Until the shim has it.
   std::shared_ptr<ShimProcess> shim, store_shim;

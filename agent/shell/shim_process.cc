@@ -101,6 +101,11 @@ void ShimProcess::Send(const shim::Command& command) {
   if (link_->WantsWrite()) WaitWritable();
 }
 
+absl::Status ShimProcess::SendAdopt(const shim::Adoption& adoption, int rank0_stdin) {
+  if (!link_) return absl::UnavailableError("the supervisor does not answer");
+  return link_->SendAdopt(adoption, rank0_stdin);
+}
+
 void ShimProcess::Lost() {
   if (watch_) {
     watch_->release();

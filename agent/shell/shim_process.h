@@ -36,6 +36,8 @@ class ShimProcess : public std::enable_shared_from_this<ShimProcess> {
   // Finds one that an earlier life of this agent started. Its first state follows, or its end.
   void Adopt();
   void Send(const shim::Command& command);
+  // Adopt: it goes on in another run directory, and here ends with what it was.
+  absl::Status SendAdopt(const shim::Adoption& adoption, int rank0_stdin);
   void Drop();  // No callback follows. The process is left as it is, and still reaped.
 
   const shim::Spec& spec() const { return spec_; }

@@ -195,6 +195,17 @@ shim::RankPlan PlanRank(const Run& run, const RankAssignment& rank, const Enviro
   return plan;
 }
 
+// What the user has set is in the process already, and a line of the worker socket is short.
+NewGeneration NewGenerationOf(const GroupKey& key, const shim::Spec& spec,
+                              const shim::RankPlan& plan) {
+  NewGeneration next{key, plan.rank, plan.local_rank, FromEntries(plan.environment)};
+  for (const auto& [name, value] : FromEntries(spec.environment)) {
+    const bool ours = absl::StartsWith(name, "REGROUP_") || absl::StartsWith(name, "TORCHELASTIC_");
+    if (ours) next.environment.emplace(name, value);
+  }
+  return next;
+}
+
 std::string WorkerToken(const std::string& secret, int rank, int local_rank) {
   return absl::BytesToHexString(HmacSha256(secret, absl::StrCat(rank, "/", local_rank)));
 }

@@ -47,6 +47,15 @@ void AddGroupEnvironment(const GroupKey& key, int workers, int cpus,
 // regroup-worker takes part in choosing its threads; other programs are left alone.
 bool IsNativeWorker(const std::vector<std::string>& command);
 
+// What a rank that lives on is told of its job's next generation.
+struct NewGeneration {
+  GroupKey key;
+  int rank = 0, local_rank = 0;
+  Environment environment;  // What a new process of that rank would have from its agent.
+};
+NewGeneration NewGenerationOf(const GroupKey& key, const shim::Spec& spec,
+                              const shim::RankPlan& plan);
+
 // What is known only once the generation is formed. `group` is the environment of all ranks,
 // `interface` owns the node's advertised address (empty: unknown), `error_files` is a folder.
 // `secret` is that of the group.

@@ -88,11 +88,12 @@ struct WorkerServer::Peer {
 };
 
 WorkerServer::WorkerServer(asio::io_context& loop, io::UniqueFd listener, int max_connections,
-                           IsRank is_rank, Post post, Warn warn)
+                           IsRank is_rank, Post post, Warn warn, NewerThan newer_than)
     : acceptor_(loop),
       pause_(loop),
       max_connections_(max_connections),
       is_rank_(std::move(is_rank)),
+      newer_than_(std::move(newer_than)),
       post_(std::move(post)),
       warn_(std::move(warn)) {
   acceptor_.assign(asio::local::stream_protocol(), listener.release());
@@ -212,6 +213,11 @@ bool WorkerServer::Handle(Peer& peer, const std::string& text) {
     case local::WorkerLine::kCommunicatorFailed:
       said.what = CommunicatorFailed{line.communicator_failed().text()};
       break;
+    case local::WorkerLine::kRetired:
+      return OnRetired(peer, Generation(line.retired().generation()));
+    case local::WorkerLine::kCannotGoOn:
+      return OnCannotGoOn(peer, Generation(line.cannot_go_on().generation()),
+                          line.cannot_go_on().why());
     case local::WorkerLine::BODY_NOT_SET: return true;  // Something newer than this agent.
   }
   if (!sound) {
@@ -220,6 +226,39 @@ bool WorkerServer::Handle(Peer& peer, const std::string& text) {
   }
   post_(std::move(said));
   return true;
+}
+
+// What it says of a generation that it has left crosses what it is told, and is old by then.
+bool WorkerServer::OnRetired(Peer& peer, Generation generation) {
+  if (generation > peer.key.generation) {
+    warn_("a worker left a generation that it is not in: connection closed");
+    return false;
+  }
+  if (generation == peer.key.generation)
+    post_(WorkerSaid{peer.key, peer.rank, peer.local_rank, WorkerRetired{}});
+  return true;
+}
+
+// Also of the next one, instead of a hello.
+bool WorkerServer::OnCannotGoOn(Peer& peer, Generation generation, const std::string& why) {
+  WorkerSaid said{peer.key, peer.rank, peer.local_rank,
+                  WorkerCannotGoOn{why.substr(0, kMaxErrorBytes)}};
+  if (generation < peer.key.generation) return true;
+  if (generation > peer.key.generation) {
+    const std::optional<NewGeneration> next = NewerFor(peer);
+    if (!next || next->key.generation != generation) {
+      warn_("a worker told of a generation that it is not in: connection closed");
+      return false;
+    }
+    said.key = next->key;
+    said.rank = next->rank;
+  }
+  post_(std::move(said));
+  return true;
+}
+
+std::optional<NewGeneration> WorkerServer::NewerFor(const Peer& peer) const {
+  return newer_than_ ? newer_than_(peer.key, peer.local_rank) : std::nullopt;
 }
 
 bool WorkerServer::Greet(Peer& peer, const local::WorkerLine& line) {
@@ -232,7 +271,9 @@ bool WorkerServer::Greet(Peer& peer, const local::WorkerLine& line) {
   const GroupKey key{JobId(hello.job()), Generation(hello.generation())};
   const bool same =
       key == peer.key && hello.rank() == peer.rank && hello.local_rank() == peer.local_rank;
-  if (peer.greeted && !same) {
+  const bool goes_on = key.job == peer.key.job && key.generation > peer.key.generation &&
+                       hello.local_rank() == peer.local_rank;
+  if (peer.greeted && !same && !goes_on) {
     warn_("a worker said to be another one: connection closed");
     return false;
   }
@@ -251,7 +292,10 @@ bool WorkerServer::Greet(Peer& peer, const local::WorkerLine& line) {
   local::AgentLine welcome;
   welcome.mutable_welcome()->set_version(kLocalVersion);
   Send(peer, welcome);
-  post_(WorkerSaid{peer.key, peer.rank, peer.local_rank, WorkerHello{hello.takes_notice()}});
+  const std::optional<NewGeneration> next = NewerFor(peer);
+  post_(WorkerSaid{peer.key, peer.rank, peer.local_rank,
+                   WorkerHello{hello.takes_notice(), hello.in_place()}});
+  if (next && !peer.closed) SendNewGeneration(peer, *next);
   return true;
 }
 
@@ -263,9 +307,46 @@ void WorkerServer::Refused(const std::string& why) {
 void WorkerServer::TellNotice(const GroupKey& key, int local_rank, Duration left) {
   local::AgentLine line;
   line.mutable_notice()->set_left_s(Seconds(left));
+  const auto its = [&](const Peer& peer) {
+    return peer.key == key && peer.local_rank == local_rank;
+  };
+  for (const auto& peer : PeersOf(its)) Send(*peer, line);
+}
+
+// Those that have said hello. A copy: one that does not read is closed when something is sent.
+std::vector<std::shared_ptr<WorkerServer::Peer>> WorkerServer::PeersOf(
+    const std::function<bool(const Peer&)>& wanted) const {
+  std::vector<std::shared_ptr<Peer>> found;
   for (const auto& peer : peers_) {
-    if (peer->greeted && peer->key == key && peer->local_rank == local_rank) Send(*peer, line);
+    if (peer->greeted && wanted(*peer)) found.push_back(peer);
   }
+  return found;
+}
+
+void WorkerServer::TellRetire(const GroupKey& key, int local_rank, Duration left) {
+  local::AgentLine line;
+  line.mutable_retire()->set_generation(key.generation.value());
+  line.mutable_retire()->set_left_s(Seconds(left));
+  const auto its = [&](const Peer& peer) {
+    return peer.key == key && peer.local_rank == local_rank;
+  };
+  for (const auto& peer : PeersOf(its)) Send(*peer, line);
+}
+
+void WorkerServer::TellNewGeneration(const NewGeneration& next) {
+  const auto its = [&](const Peer& peer) {
+    return peer.key.job == next.key.job && peer.key.generation < next.key.generation &&
+           peer.local_rank == next.local_rank;
+  };
+  for (const auto& peer : PeersOf(its)) SendNewGeneration(*peer, next);
+}
+
+void WorkerServer::SendNewGeneration(Peer& peer, const NewGeneration& next) {
+  local::AgentLine line;
+  line.mutable_new_generation()->set_generation(next.key.generation.value());
+  for (const auto& [name, value] : next.environment)
+    (*line.mutable_new_generation()->mutable_environment())[name] = value;
+  Send(peer, line);
 }
 
 // Rank 0 of the generation asked, on whichever connection it has now.
@@ -276,9 +357,8 @@ void WorkerServer::TellCommit(const GroupKey& key, const CommitAnswer& answer) {
   out.set_step(answer.step);
   out.set_accepted(answer.accepted);
   out.set_why_not(answer.why_not);
-  for (const auto& peer : peers_) {
-    if (peer->greeted && peer->key == key && peer->rank == 0) Send(*peer, line);
-  }
+  const auto its = [&](const Peer& peer) { return peer.key == key && peer.rank == 0; };
+  for (const auto& peer : PeersOf(its)) Send(*peer, line);
 }
 
 void WorkerServer::Send(Peer& peer, const local::AgentLine& line) {

@@ -217,6 +217,17 @@ absl::StatusOr<ShimStart> PrepareShim(const std::string& program, const RunDirec
   return start;
 }
 
+absl::StatusOr<Adoption> PrepareAdoption(const RunDirectory& directory) {
+  Adoption adoption;
+  adoption.directory.reset(::fcntl(directory.fd.get(), F_DUPFD_CLOEXEC, 3));
+  if (!adoption.directory) return io::ErrnoStatus(errno, "duplicate descriptor");
+  ASSIGN_OR_RETURN(io::FileLock lock,
+                   io::FileLock::TryAcquire(absl::StrCat(directory.path, "/", kLockFile)));
+  adoption.lock = lock.TakeFd();
+  ASSIGN_OR_RETURN(adoption.socket, io::ListenUnix(directory.fd.get(), kSocketFile));
+  return adoption;
+}
+
 absl::StatusOr<SpawnedShim> SpawnShim(const ShimStart& start) {
   SpawnSetup setup;
   for (const ShimStart::Passed& passed : start.passed)
@@ -330,6 +341,15 @@ absl::StatusOr<Link> Link::Connect(const RunDirectory& directory, const Spec& sp
 absl::Status Link::Send(const Command& command) {
   outgoing_ += Frame(Encode(command));
   return OnWritable();
+}
+
+absl::Status Link::SendAdopt(const Adoption& adoption, int rank0_stdin) {
+  RETURN_IF_ERROR(OnWritable());
+  if (!outgoing_.empty()) return absl::UnavailableError("the shim does not read");
+  std::vector<int> fds = {adoption.directory.get(), adoption.lock.get(), adoption.socket.get()};
+  if (rank0_stdin >= 0) fds.push_back(rank0_stdin);
+  // A few bytes: they are sent whole or not at all.
+  return io::SendFds(fd_.get(), Frame(Encode(Adopt{.with_stdin = rank0_stdin >= 0})), fds);
 }
 
 absl::Status Link::OnWritable() {

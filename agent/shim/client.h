@@ -71,6 +71,12 @@ struct ShimStart {
 absl::StatusOr<ShimStart> PrepareShim(const std::string& program, const RunDirectory& directory,
                                       Role role, const ShimFds& fds);
 absl::StatusOr<SpawnedShim> SpawnShim(const ShimStart& start);
+// What a living shim needs to have that directory as its next one (Adopt). As long as it lives, or
+// a shim has taken it, the directory is locked and its socket takes connections.
+struct Adoption {
+  io::UniqueFd directory, lock, socket;
+};
+absl::StatusOr<Adoption> PrepareAdoption(const RunDirectory& directory);
 
 // ---- nursery -----------------------------------------------------------------------------------
 
@@ -117,6 +123,8 @@ class Link {
   absl::StatusOr<std::optional<State>> OnReadable();
   absl::Status OnWritable();
   absl::Status Send(const Command& command);  // Queues, and writes what fits now.
+  // Adopt, at once: UNAVAILABLE when the shim is behind with reading. -1: no stdin.
+  absl::Status SendAdopt(const Adoption& adoption, int rank0_stdin);
 
  private:
   Link(io::UniqueFd fd, std::string nonce) : fd_(std::move(fd)), nonce_(std::move(nonce)) {}

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "common/base/status_macros.h"
@@ -17,6 +18,30 @@ namespace {
 constexpr std::size_t kMaxClients =
     8;  // More push the oldest out: a broken agent must not lock a working one out.
 constexpr std::size_t kCommandBytes = 16 << 10;
+
+// As recv(); `fds` are those that came with the last one of the bytes.
+ssize_t ReceiveWithFds(int socket, char* buffer, std::size_t size, std::vector<io::UniqueFd>& fds) {
+  alignas(cmsghdr) char control[CMSG_SPACE(io::kMaxSentFds * sizeof(int))];
+  iovec data{buffer, size};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  const ssize_t n = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  if (n < 0) return n;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
+      fds.emplace_back(fd);
+    }
+  }
+  return n;
+}
 
 }  // namespace
 
@@ -51,8 +76,16 @@ void ControlSocket::AcceptAll() {
   }
 }
 
-std::vector<Command> ControlSocket::OnEvent(int fd, std::uint32_t events) {
-  std::vector<Command> commands;
+std::vector<ControlSocket::Received> ControlSocket::OnAll() {
+  AcceptAll();
+  std::vector<Received> commands;
+  for (auto it = clients_.begin(); it != clients_.end();)
+    it = Read(it->second, commands) ? std::next(it) : clients_.erase(it);
+  return commands;
+}
+
+std::vector<ControlSocket::Received> ControlSocket::OnEvent(int fd, std::uint32_t events) {
+  std::vector<Received> commands;
   if (fd == listener_.get()) {
     AcceptAll();
     return commands;
@@ -67,22 +100,30 @@ std::vector<Command> ControlSocket::OnEvent(int fd, std::uint32_t events) {
   return commands;
 }
 
-bool ControlSocket::Read(Client& client, std::vector<Command>& commands) {
+bool ControlSocket::Read(Client& client, std::vector<Received>& commands) {
   for (;;) {
     char buffer[kCommandBytes];
-    ssize_t n = ::recv(client.fd.get(), buffer, sizeof(buffer), 0);
+    std::vector<io::UniqueFd> fds;
+    ssize_t n = ReceiveWithFds(client.fd.get(), buffer, sizeof(buffer), fds);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
     if (n == 0) return false;
     client.incoming.append(buffer, static_cast<std::size_t>(n));
-    if (!TakeCommands(client, commands)) return false;
+    if (!TakeCommands(client, std::move(fds), commands)) return false;
   }
 }
 
-bool ControlSocket::TakeCommands(Client& client, std::vector<Command>& commands) {
+// The kernel ends a read behind bytes that came with descriptors, so that these belong to the frame
+// that the last byte lies in.
+bool ControlSocket::TakeCommands(Client& client, std::vector<io::UniqueFd> fds,
+                                 std::vector<Received>& commands) {
   absl::StatusOr<std::vector<std::string>> bodies = TakeFrames(client.incoming);
   if (!bodies.ok()) return false;
   for (const std::string& body : *bodies) {
+    std::vector<io::UniqueFd> brought = std::exchange(client.fds, {});  // Of the first one, if any.
+    const bool last = client.incoming.empty() && &body == &bodies->back();
+    if (last) std::move(fds.begin(), fds.end(), std::back_inserter(brought));
+    if (last) fds.clear();
     absl::StatusOr<Command> command = DecodeCommand(body);
     // A newer agent may know commands that came later; it sees from the version that they do
     // nothing here.
@@ -97,10 +138,12 @@ bool ControlSocket::TakeCommands(Client& client, std::vector<Command>& commands)
     } else if (std::holds_alternative<Query>(*command)) {
       client.asks = true;
     } else {
-      commands.push_back(*std::move(command));
+      if (!std::holds_alternative<Adopt>(*command)) brought.clear();
+      commands.push_back({*std::move(command), std::move(brought)});
     }
   }
-  return true;
+  std::move(fds.begin(), fds.end(), std::back_inserter(client.fds));
+  return client.fds.size() <= io::kMaxSentFds;
 }
 
 bool ControlSocket::Asked() const {

@@ -22,8 +22,14 @@ class ControlSocket {
   static absl::StatusOr<ControlSocket> Open(int epoll_fd, io::UniqueFd listener, std::string nonce);
 
   bool Owns(int fd) const { return fd == listener_.get() || clients_.contains(fd); }
+  struct Received {
+    Command command;
+    std::vector<io::UniqueFd> fds;  // Of an Adopt. Any that come with something else are closed.
+  };
   // Commands that arrived, without Hello and Query: those make Asked() true.
-  std::vector<Command> OnEvent(int fd, std::uint32_t events);
+  std::vector<Received> OnEvent(int fd, std::uint32_t events);
+  // As OnEvent, of all that have connected, or said something, by now.
+  std::vector<Received> OnAll();
   bool Asked() const;  // Somebody waits for the state.
   bool OutputWanted() const;
   bool HasAgent() const;  // One that has said hello is connected.
@@ -36,6 +42,7 @@ class ControlSocket {
   struct Client {
     io::UniqueFd fd;
     std::string incoming, sending, next;  // `sending`: rest of a frame that has begun to leave.
+    std::vector<io::UniqueFd> fds;        // Came with the unfinished frame in `incoming`.
     bool greeted = false, wants_output = false, asks = false, watched_for_write = false;
     std::uint64_t number = 0;
   };
@@ -43,8 +50,8 @@ class ControlSocket {
       : epoll_fd_(epoll_fd), listener_(std::move(listener)), nonce_(std::move(nonce)) {}
   void AcceptAll();
   // False: the connection is over.
-  bool Read(Client& client, std::vector<Command>& commands);
-  bool TakeCommands(Client& client, std::vector<Command>& commands);
+  bool Read(Client& client, std::vector<Received>& commands);
+  bool TakeCommands(Client& client, std::vector<io::UniqueFd> fds, std::vector<Received>& commands);
   bool Flush(Client& client);
 
   int epoll_fd_;

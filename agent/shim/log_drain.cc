@@ -59,31 +59,45 @@ void LogDrain::Post(Order order) {
   Signal(wake_.get());
 }
 
-void LogDrain::AddRank(int local_rank, const std::string& directory, const std::string& passing,
-                       io::LogLimits limits, io::UniqueFd standard_output,
+LogDrain::Order LogDrain::OrderFor(Order::Kind kind, const Place& place) {
+  Order order{.kind = kind, .id = place.id, .pipes = {}};
+  for (const auto stream : {io::LogStream::kStdout, io::LogStream::kStderr}) {
+    Pipe& pipe = order.pipes.emplace_back();
+    pipe.id = place.id;
+    pipe.local_rank = place.local_rank;
+    pipe.stream = stream;
+    pipe.writer =
+        std::make_unique<io::LogWriter>(place.directory, stream, place.limits, place.passing);
+  }
+  order.directory = place.directory;
+  order.passing = !place.passing.empty();
+  return order;
+}
+
+void LogDrain::AddRank(const Place& place, io::UniqueFd standard_output,
                        io::UniqueFd standard_error) {
-  Order order{.kind = Order::kAdd, .local_rank = local_rank, .pipes = {}};
-  const auto add = [&](io::LogStream stream, io::UniqueFd fd) {
-    order.pipes.push_back({local_rank, stream, std::move(fd),
-                           std::make_unique<io::LogWriter>(directory, stream, limits, passing)});
-  };
-  add(io::LogStream::kStdout, std::move(standard_output));
-  add(io::LogStream::kStderr, std::move(standard_error));
-  order.directory = directory;
-  order.passing = !passing.empty();
+  Order order = OrderFor(Order::kAdd, place);
+  order.pipes[0].fd = std::move(standard_output);
+  order.pipes[1].fd = std::move(standard_error);
   Post(std::move(order));
 }
 
-void LogDrain::RankEnded(int local_rank) {
-  Post({.kind = Order::kRankEnded, .local_rank = local_rank, .pipes = {}});
+void LogDrain::MoveRank(int id, const Place& place) {
+  Order order = OrderFor(Order::kMove, place);
+  order.id = id;
+  Post(std::move(order));
 }
+
+void LogDrain::RankEnded(int id) { Post({.kind = Order::kRankEnded, .id = id, .pipes = {}}); }
+
+void LogDrain::Forget(int id) { Post({.kind = Order::kForget, .id = id, .pipes = {}}); }
 
 void LogDrain::Finish() {
   {
     std::lock_guard lock(mutex_);
     finishing_ = true;
   }
-  Post({.kind = Order::kFinish, .local_rank = 0, .pipes = {}});
+  Post({.kind = Order::kFinish, .id = 0, .pipes = {}});
 }
 
 void LogDrain::SetReader(Reader reader) {
@@ -109,8 +123,7 @@ void LogDrain::Run() {
   buffer_.resize(kPipeReadBytes);
   while (!local_.done) {
     epoll_event events[64];
-    // A full disk has room again at some time, whether workers write or not.
-    const int n = ::epoll_wait(epoll_.get(), events, 64, local_.disk_full ? kFullDiskLookMs : -1);
+    const int n = ::epoll_wait(epoll_.get(), events, 64, WaitMilliseconds());
     if (n < 0 && errno == EINTR) continue;
     CHECK(n >= 0);
     if (n == 0) LookAtDisk(0);
@@ -118,12 +131,21 @@ void LogDrain::Run() {
     for (int i = 0; i < n; ++i) {
       woken = woken || events[i].data.fd == wake_.get();
       auto pipe = pipes_.find(events[i].data.fd);
-      if (pipe != pipes_.end() && !ReadOnce(pipe->second)) pipes_.erase(pipe);
+      if (pipe == pipes_.end() || ReadOnce(pipe->second)) continue;
+      if (pipe->second.next) FinishMove(pipe->second);
+      pipes_.erase(pipe);
     }
     if (woken) TakeOrders();
+    FinishMoves();
     WaitOrGoOn();
     Publish();
   }
+}
+
+// A full disk has room again at some time, whether workers write or not. A line may have no end.
+int LogDrain::WaitMilliseconds() const {
+  if (!moving_.empty()) return static_cast<int>(kLineLimit.count()) / 10;
+  return local_.disk_full ? kFullDiskLookMs : -1;
 }
 
 void LogDrain::TakeOrders() {
@@ -137,22 +159,77 @@ void LogDrain::TakeOrders() {
   }
   ApplyReader();
   for (Order& order : orders) {
-    for (Pipe& pipe : order.pipes) {
-      log_directory_ = order.directory;
-      passes_ = order.passing;
-      pipe.writer->Begin();
-      const int fd = pipe.fd.get();
-      pipe.paused = true;
-      Watch(pipes_.emplace(fd, std::move(pipe)).first->second, true);
-    }
+    if (order.kind == Order::kAdd) Add(order);
+    if (order.kind == Order::kMove) Move(order);
     ApplyReader();
-    if (order.kind == Order::kAdd) continue;
-    const bool all = order.kind == Order::kFinish;
-    for (auto& [fd, pipe] : pipes_) {
-      if (all || pipe.local_rank == order.local_rank) ReadWhatIsThere(pipe);
+    if (order.kind == Order::kForget) {
+      local_.complete.erase(order.id);
+      local_.moved.erase(order.id);
     }
-    if (!all) local_.complete.insert(order.local_rank);
+    const bool all = order.kind == Order::kFinish;
+    if (!all && order.kind != Order::kRankEnded) continue;
+    for (auto& [fd, pipe] : pipes_) {
+      if (all || pipe.id == order.id || (pipe.next && pipe.next_id == order.id))
+        ReadWhatIsThere(pipe);
+    }
+    if (!all) local_.complete.insert(order.id);
     local_.done = local_.done || all;
+  }
+}
+
+void LogDrain::Add(Order& order) {
+  log_directory_ = order.directory;
+  passes_ = order.passing;
+  for (Pipe& pipe : order.pipes) {
+    pipe.writer->Begin();
+    const int fd = pipe.fd.get();
+    pipe.paused = true;
+    Watch(pipes_.emplace(fd, std::move(pipe)).first->second, true);
+  }
+}
+
+void LogDrain::Move(Order& order) {
+  for (Pipe& to : order.pipes) {
+    moving_.insert(to.id);
+    const auto from = std::find_if(pipes_.begin(), pipes_.end(), [&](const auto& entry) {
+      const Pipe& pipe = entry.second;
+      return pipe.stream == to.stream &&
+             (pipe.next ? pipe.next_id == order.id : pipe.id == order.id);
+    });
+    if (from == pipes_.end()) {  // It has closed that stream.
+      to.writer->Begin();
+      continue;
+    }
+    Pipe& pipe = from->second;
+    if (pipe.next) FinishMove(pipe);  // Two generations on.
+    ReadWhatIsThere(pipe);            // Before `next` is there: all of that was written before.
+    pipe.next = std::move(to.writer);
+    pipe.next_id = to.id;
+    if (!pipe.in_line) FinishMove(pipe);
+  }
+  log_directory_ = order.directory;
+  passes_ = order.passing;
+}
+
+void LogDrain::FinishMove(Pipe& pipe) {
+  pipe.writer = std::move(pipe.next);
+  pipe.writer->Begin();
+  pipe.id = pipe.next_id;
+  pipe.in_line = false;
+  ApplyReader();
+}
+
+void LogDrain::FinishMoves() {
+  const Instant now = io::BootNow();
+  for (auto& [fd, pipe] : pipes_) {
+    if (pipe.next && now >= pipe.read_at + kLineLimit) FinishMove(pipe);
+  }
+  for (auto id = moving_.begin(); id != moving_.end();) {
+    const bool waits = std::any_of(pipes_.begin(), pipes_.end(), [&](const auto& entry) {
+      return entry.second.next && entry.second.next_id == *id;
+    });
+    if (!waits) local_.moved.insert(*id);
+    id = waits ? std::next(id) : moving_.erase(id);
   }
 }
 
@@ -197,7 +274,17 @@ bool LogDrain::ReadOnce(Pipe& pipe) {
   } while (n < 0 && errno == EINTR);
   if (n < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
   if (n == 0) return false;
-  Write(pipe, {buffer_.data(), static_cast<std::size_t>(n)});
+  std::string_view bytes(buffer_.data(), static_cast<std::size_t>(n));
+  pipe.read_at = io::BootNow();
+  const std::size_t end = pipe.next ? bytes.find('\n') : std::string_view::npos;
+  if (end != std::string_view::npos) {
+    Write(pipe, bytes.substr(0, end + 1));
+    FinishMove(pipe);
+    bytes.remove_prefix(end + 1);
+  }
+  if (bytes.empty()) return true;
+  Write(pipe, bytes);
+  pipe.in_line = bytes.back() != '\n';
   return true;
 }
 
@@ -250,10 +337,9 @@ void LogDrain::LookAtDisk(std::size_t about_to_write) {
 
 void LogDrain::ReadWhatIsThere(Pipe& pipe) {
   for (std::size_t i = 0; i < kLastReads; ++i) {
-    const std::uint64_t before = pipe.writer->written_bytes() + pipe.writer->lost_bytes();
+    const std::uint64_t before = local_.output_bytes + local_.lost_bytes;
     if (!ReadOnce(pipe)) return;
-    if (pipe.writer->written_bytes() + pipe.writer->lost_bytes() == before)
-      return;  // Empty for now.
+    if (local_.output_bytes + local_.lost_bytes == before) return;  // Empty for now.
   }
 }
 
@@ -261,7 +347,7 @@ void LogDrain::Publish() {
   bool important = false, more_output = false;
   {
     std::lock_guard lock(mutex_);
-    important = progress_.complete.size() != local_.complete.size() ||
+    important = progress_.complete != local_.complete || progress_.moved != local_.moved ||
                 progress_.done != local_.done || progress_.trouble != local_.trouble ||
                 progress_.disk_full != local_.disk_full;
     more_output = progress_.output_bytes != local_.output_bytes;

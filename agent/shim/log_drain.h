@@ -48,12 +48,24 @@ class LogDrain {
   static absl::StatusOr<std::unique_ptr<LogDrain>> Start(int notify_fd);
   ~LogDrain();  // REQUIRES: done() or Abandon() before.
 
-  // Read ends of the pipes of one rank. `passing`: its folder for what is only shown; empty: none.
-  void AddRank(int local_rank, const std::string& directory, const std::string& passing,
-               io::LogLimits limits, io::UniqueFd standard_output, io::UniqueFd standard_error);
+  // Where the output of one rank goes. `id`: of this process of it in this generation, never used
+  // for another one. `passing`: its folder for what is only shown; empty: none.
+  struct Place {
+    int id = 0, local_rank = 0;
+    std::string directory, passing{};
+    io::LogLimits limits{};
+  };
+  // Read ends of the pipes of one rank.
+  void AddRank(const Place& place, io::UniqueFd standard_output, io::UniqueFd standard_error);
+  // The rank goes on in another generation: what it has written by now belongs to `id`, what
+  // follows to `place`. A line that has begun is finished first, where that takes no longer than
+  // kLineLimit from its last byte. Then `place` is `moved`.
+  void MoveRank(int id, const Place& place);
+  static constexpr std::chrono::milliseconds kLineLimit{100};
   // The rank has ended: what its pipes hold now is all that is waited for, though a process it left
   // may hold them open.
-  void RankEnded(int local_rank);
+  void RankEnded(int id);
+  void Forget(int id);  // It is not asked for in `complete` and `moved` any more.
   // Nobody is left who could write: the thread ends after what the pipes hold now. A reader that
   // leaves from here on has got what it waited for, the end of the group, and reads the rest of the
   // files by itself: nothing that it has not shown is removed.
@@ -74,7 +86,8 @@ class LogDrain {
     std::uint64_t unshown_bytes = 0;  // 0 without a reader.
     bool disk_full = false;           // Output is not kept now.
     std::string trouble;
-    std::set<int> complete;  // Local ranks that ended and whose output is written.
+    std::set<int> complete;  // Of ranks that ended and whose output is written.
+    std::set<int> moved;     // What they write from now on goes there.
     bool done = false;       // After Finish.
   };
   Progress Look() const;
@@ -84,24 +97,34 @@ class LogDrain {
 
  private:
   struct Pipe {
-    int local_rank = 0;
+    int id = 0, local_rank = 0;
     io::LogStream stream = io::LogStream::kStdout;
     io::UniqueFd fd;
     std::unique_ptr<io::LogWriter> writer;
-    bool paused = false;  // Not in the epoll set.
+    bool paused = false;                    // Not in the epoll set.
+    bool in_line = false;                   // What was read last has no end of a line yet.
+    Instant read_at{};                      // When that was.
+    int next_id = 0;                        // With `next`.
+    std::unique_ptr<io::LogWriter> next{};  // At the end of the line.
   };
   struct Order {
-    enum Kind { kAdd, kRankEnded, kFinish } kind = kAdd;
-    int local_rank = 0;
-    std::vector<Pipe> pipes;
+    enum Kind { kAdd, kMove, kRankEnded, kForget, kFinish } kind = kAdd;
+    int id = 0;
+    std::vector<Pipe> pipes;  // Of kMove: without descriptors.
     std::string directory{};
     bool passing = false;
   };
 
   explicit LogDrain(int notify_fd) : notify_fd_(notify_fd) {}
+  static Order OrderFor(Order::Kind kind, const Place& place);
   void Post(Order order);
   void Run();
+  int WaitMilliseconds() const;
   void TakeOrders();
+  void Add(Order& order);
+  void Move(Order& order);
+  void FinishMove(Pipe& pipe);
+  void FinishMoves();
   void Watch(Pipe& pipe, bool watched);
   void ApplyReader();
   bool MustWait(const Pipe& pipe) const;
@@ -125,6 +148,7 @@ class LogDrain {
 
   // The thread's own.
   std::map<int, Pipe> pipes_;  // By descriptor.
+  std::set<int> moving_;       // Not yet `moved`.
   std::string buffer_;
   Progress local_;
   Reader reader_;

@@ -24,6 +24,7 @@ import importlib  # noqa: E402
 import importlib.machinery  # noqa: E402
 import importlib.util  # noqa: E402
 import io  # noqa: E402
+import linecache  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
 import resource  # noqa: E402
@@ -440,7 +441,7 @@ def run(plan, before):
         raise
 
 
-def become_rank(plan, fds, own, state):
+def become_rank(plan, fds, state):
     """In the new process, from its fork until the script is over."""
     stdin, stdout, stderr, status_fd, go = fds[1:6]
     os.setsid()
@@ -456,25 +457,47 @@ def become_rank(plan, fds, own, state):
     take_environment(plan.entries)
     take_threads()
     reseed()
+    # Whoever prints a stack reads the files of its frames. This one's name is that of a descriptor, which the script may make
+    # a pipe that nobody writes to.
+    linecache.cache[__file__] = (0, None, [], __file__)
     repeat_said(state["said"])
-    close_all(fds + list(own) + state["said"])  # The status pipe too: it has begun its program.
+    close_all(fds + state["said"])  # The status pipe too: it has begun its program.
 
 
 # ---- between a shim and its ranks ----------------------------------------------------------------
 
 
-def serve_shim(warm, shim, own, state):
-    """Forks the ranks of one generation as the shim asks for them, then ends, so that they are the shim's children.
-
-    Returns in a rank only, with its plan."""
+def end_with(shim):
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != shim:
         os._exit(1)
-    in_cgroup = False
+
+
+def serve_shim(warm, shim, state):
+    """Forks the ranks of one generation as the shim asks for them, then ends, so that they are the shim's children.
+
+    Before them it forks its spare, where it is asked to: that does the same in the next generation, and is the shim's child
+    by then. Returns in a rank only, with its plan."""
+    end_with(shim)
+    in_cgroup = spare = False
     while True:
         message, fds = receive(warm)
         if not message:
             os._exit(0)
+        if spare:  # Its parent was another one until now, with which it was not to end.
+            end_with(shim)
+            spare = False
+            if changed(state["files"]) is not None:
+                os._exit(0)
+        if message == b"spare":
+            pid = fork()
+            if pid == 0:
+                warm.close()
+                warm, spare = socket.socket(fileno=fds[0]), True
+            else:
+                close_all(fds)
+                warm.send(struct.pack("ii", pid, 0))
+            continue
         if len(fds) > 6 and not in_cgroup:
             try:
                 procs = os.open("cgroup.procs", os.O_WRONLY, dir_fd=fds[6])
@@ -484,16 +507,21 @@ def serve_shim(warm, shim, own, state):
             except OSError:
                 pass
         plan = Plan(os.pread(fds[0], os.fstat(fds[0]).st_size, 0))
-        try:
-            pid = os.fork()
-        except OSError as error:
-            pid = -(error.errno or 1)
+        pid = fork()
         if pid == 0:
             warm.close()
-            become_rank(plan, fds, own, state)
+            become_rank(plan, fds, state)
             return plan
         close_all(fds)
         warm.send(struct.pack("ii", pid, in_cgroup))
+
+
+def fork():
+    """As os.fork(); what has failed as a negative number."""
+    try:
+        return os.fork()
+    except OSError as error:
+        return -(error.errno or 1)
 
 
 def become_shim(message, fds, own, state):
@@ -510,10 +538,10 @@ def become_shim(message, fds, own, state):
     shim = os.getpid()
     child = os.fork()
     if child == 0:
-        close_all(fds)
+        close_all(fds + list(own))  # It may outlive the nursery, whose end the agent sees there.
         answer.close()
         mine.close()
-        return serve_shim(theirs, shim, own, state)
+        return serve_shim(theirs, shim, state)
     try:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; what it executes shall not.
             signal.signal(number, signal.SIG_DFL)
@@ -557,7 +585,7 @@ def changed(files):
 
 def serve_agent(agent, own, state):
     """Returns in a rank only, with its plan."""
-    files = imported_files()
+    files = state["files"] = imported_files()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors that end are not waited for.
     agent.send(b"ready")
     while True:

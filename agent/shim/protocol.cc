@@ -22,7 +22,8 @@ enum Kind : char {
   kKill = 13,
   kQuery = 14,
   kRelease = 15,
-  kShown = 16
+  kShown = 16,
+  kAdopt = 17
 };
 
 absl::Status Damaged(std::string_view what) {
@@ -114,7 +115,8 @@ std::string EncodeRank(const RankState& rank) {
   FieldWriter out;
   out.Int(1, rank.local_rank);
   out.Int(2, rank.rank);
-  out.Int(3, static_cast<int>(rank.phase));
+  const bool kept = rank.phase == RankPhase::kKept;
+  out.Int(3, static_cast<int>(kept ? RankPhase::kEnded : rank.phase));
   out.Int(4, rank.pid);
   out.Int(5, static_cast<std::int64_t>(rank.start_ticks));
   out.Int(6, Count(rank.started_at));
@@ -125,6 +127,8 @@ std::string EncodeRank(const RankState& rank) {
   out.Int(11, rank.after_stop);
   out.Int(12, static_cast<int>(rank.oom));
   out.Int(13, rank.logs_complete);
+  if (kept) out.Int(14, kept);
+  out.Int(15, rank.inherited);
   return out.Take();
 }
 
@@ -145,6 +149,10 @@ bool DecodeRank(std::string_view bytes, RankState& rank) {
       case 11: rank.after_stop = in.Int() != 0; break;
       case 12: rank.oom = in.Enum(OomEvidence::kProbable); break;
       case 13: rank.logs_complete = in.Int() != 0; break;
+      case 14:
+        if (in.Int() != 0) rank.phase = RankPhase::kKept;
+        break;
+      case 15: rank.inherited = in.Int() != 0; break;
     }
   }
   return in.ok();
@@ -203,6 +211,7 @@ std::string Encode(const Spec& spec) {
   out.Int(27, spec.agent_patience.count());
   out.Bytes(28, spec.passing);
   out.Bytes(40, spec.program);
+  out.Int(41, spec.keeps_ranks);
   return std::string(1, kSpec) + out.Take();
 }
 
@@ -244,6 +253,7 @@ absl::StatusOr<Spec> DecodeSpec(std::string_view bytes) {
       case 27: spec.agent_patience = Duration(in.Int()); break;
       case 28: spec.passing = in.str(); break;
       case 40: spec.program = in.str(); break;
+      case 41: spec.keeps_ranks = in.Int() != 0; break;
     }
   }
   if (!in.ok() || !limits_ok || spec.nonce.empty()) return Damaged("run directory spec");
@@ -276,6 +286,9 @@ std::string Encode(const Command& command) {
     kind = kShown;
     out.Int(1, static_cast<std::int64_t>(shown->room_bytes));
     for (const Shown::Stream& stream : shown->streams) out.Bytes(2, EncodeShown(stream));
+  } else if (const auto* adopt = std::get_if<Adopt>(&command)) {
+    kind = kAdopt;
+    out.Int(1, adopt->with_stdin);
   }
   return std::string(1, kind) + out.Take();
 }
@@ -329,6 +342,14 @@ absl::StatusOr<Command> DecodeCommand(std::string_view bytes) {
       }
       if (!streams_ok) return Damaged("shim command");
       command = std::move(shown);
+      break;
+    }
+    case kAdopt: {
+      Adopt adopt;
+      while (in.Next()) {
+        if (in.tag() == 1) adopt.with_stdin = in.Int() != 0;
+      }
+      command = adopt;
       break;
     }
     case kKill: command = Kill{}; break;

@@ -37,7 +37,8 @@ struct ResourceLimit {
   friend bool operator==(const ResourceLimit&, const ResourceLimit&) = default;
 };
 
-// Everything known when a group is prepared; written before its shim is started and never changed.
+// Everything known when a group is prepared; written before a shim is started with it, or has it
+// handed over, and never changed afterwards.
 struct Spec {
   std::uint32_t version = kShimProtocol;
   Role role = Role::kGroup;
@@ -76,6 +77,9 @@ struct Spec {
   std::optional<int>
       oom_score_adj;  // Of the ranks. Raising needs no right; a refused lowering is skipped.
 
+  // Its ranks may live on in their job's next generation (Adopt).
+  bool keeps_ranks = false;
+
   // Role::kStore.
   std::vector<std::string> store_members;  // IPs that may connect.
 
@@ -102,9 +106,20 @@ struct Hello {
   bool wants_output = false;
 };
 // Obeyed once in the life of a run directory (the mark lies there before the first rank starts);
-// later ones, and any after a stop, change nothing.
+// later ones, and any after a stop, change nothing. A rank that lives since an earlier generation
+// is not started: it gets its number, and its output goes to that rank's folder. The others start
+// once what their predecessors have left behind is gone.
 struct StartRanks {
   std::vector<RankPlan> ranks;  // One per local rank, in order.
+};
+// The group goes on as that of its job's next generation: what it was is final from here on
+// (Phase::kFree, ranks that live are kKept), and this shim has the new run directory. Comes with
+// descriptors: the new directory, its lock, held by them, its listening socket and, with_stdin, the
+// next stdin of local rank 0. The new spec has the nonce, the workers and the cgroup of the old
+// one. All connections to the old socket are closed; refused (after a stop, with a spec that does
+// not fit): the descriptors are, and nothing has changed.
+struct Adopt {
+  bool with_stdin = false;
 };
 // Sends `signal` to every rank's process group, at `deadline` SIGKILL to all there is. Repeated: an
 // earlier deadline counts, a later one does not, the signal is sent once (again only if it is
@@ -133,15 +148,17 @@ struct Query {};  // Send the state again.
 // The last state of a free group is durable elsewhere: its witness may be refused from now on. A
 // Kill says the same.
 struct Release {};
-using Command = std::variant<Hello, StartRanks, Stop, Kill, Query, Release, Shown>;
+using Command = std::variant<Hello, StartRanks, Stop, Kill, Query, Release, Shown, Adopt>;
 
 // ---- shim → agent; also the file "state"
 
 enum class RankPhase : std::uint8_t {
   kWaiting,   // No StartRanks yet.
-  kStarting,  // Cloned; its exec has not been seen to succeed.
-  kRunning,
+  kStarting,  // Cloned; its exec has not been seen to succeed. Or kept, and its output still goes
+              // to the folder of the generation before.
+  kRunning,   // Before StartRanks: since an earlier generation.
   kEnded,
+  kKept,  // Final. It lives on in the next generation. Older programs read kEnded.
 };
 // Values of exec_stage that people are told of in other words.
 inline constexpr char kStageDirectory[] = "chdir", kStageInterpreter[] = "interpreter";
@@ -159,7 +176,8 @@ struct RankState {
   bool after_stop = false;  // A stop had been signalled before.
   OomEvidence oom = OomEvidence::kNone;
   bool logs_complete =
-      false;  // kEnded: all it wrote is in its log files (or lost). Follows within ms.
+      false;               // kEnded: all it wrote is in its log files (or lost). Follows within ms.
+  bool inherited = false;  // Its process is older than this generation.
   friend bool operator==(const RankState&, const RankState&) = default;
 };
 

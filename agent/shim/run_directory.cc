@@ -78,8 +78,7 @@ absl::StatusOr<RunDirectory> CreateRunDirectory(const std::string& node_base, co
   if (::mkdir(path.c_str(), 0700) < 0)
     return io::ErrnoStatus(errno, absl::StrCat("make run directory ", path));
   ASSIGN_OR_RETURN(RunDirectory directory, OpenRunDirectory(path));
-  absl::Status written =
-      io::ReplaceFileAt(directory.fd.get(), kSpecFile, bytes, io::Durability::kVolatile);
+  absl::Status written = WriteSpec(directory, spec);
   if (!written.ok()) {
     io::RemoveTree(path).IgnoreError();
     return written;
@@ -92,13 +91,31 @@ absl::StatusOr<RunDirectory> OpenRunDirectory(const std::string& path) {
   return RunDirectory{path, std::move(fd)};
 }
 
+absl::Status WriteSpec(const RunDirectory& directory, const Spec& spec) {
+  return io::ReplaceFileAt(directory.fd.get(), kSpecFile, Encode(spec), io::Durability::kVolatile);
+}
+
+absl::StatusOr<Spec> ReadSpec(const RunDirectory& directory) {
+  ASSIGN_OR_RETURN(const std::string bytes,
+                   io::ReadFileAt(directory.fd.get(), kSpecFile, kMaxSpecBytes));
+  return DecodeSpec(bytes);
+}
+
+absl::StatusOr<StartRanks> ReadStarted(const RunDirectory& directory) {
+  ASSIGN_OR_RETURN(const std::string bytes,
+                   io::ReadFileAt(directory.fd.get(), kStartedFile, kMaxMessageBytes));
+  ASSIGN_OR_RETURN(Command command, DecodeCommand(bytes));
+  auto* start = std::get_if<StartRanks>(&command);
+  if (start == nullptr) return absl::InvalidArgumentError("damaged started mark");
+  return std::move(*start);
+}
+
 absl::StatusOr<RunRecord> ReadRunDirectory(const std::string& path) {
   ASSIGN_OR_RETURN(RunDirectory directory, OpenRunDirectory(path));
   const int fd = directory.fd.get();
   RunRecord record;
   record.path = path;
-  ASSIGN_OR_RETURN(std::string spec, io::ReadFileAt(fd, kSpecFile, kMaxSpecBytes));
-  ASSIGN_OR_RETURN(record.spec, DecodeSpec(spec));
+  ASSIGN_OR_RETURN(record.spec, ReadSpec(directory));
   ASSIGN_OR_RETURN(BootId boot, io::ReadBootId());
   record.other_boot = record.spec.boot != boot;
   // The lock before the state: a shim that ends in between has written its last state by then.

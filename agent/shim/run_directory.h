@@ -3,11 +3,12 @@
 // A run directory is the record of one group (or one store) on this node: <base>/<node
 // id>/<job>.<generation>[.store]/
 //
-//   spec      written by the agent before the shim
-//   lock      flocked by the shim for life
+//   spec      written by the agent before the shim has the directory
+//   lock      flocked by the shim as long as the directory is its own
 //   socket    bound by the agent, served by the shim
 //   started   the mark: StartRanks was obeyed. Written before the first rank
-//   state     the shim's last state, replaced after it was reported
+//   state     the shim's last state, replaced after it was reported; where the group was handed
+//             over, before
 //   agent     the agent's own notes (WriteAgentNotes)
 //   shim.log  the shim's stderr: normally empty
 //
@@ -47,6 +48,11 @@ struct RunDirectory {
 // and role.
 absl::StatusOr<RunDirectory> CreateRunDirectory(const std::string& node_base, const Spec& spec);
 absl::StatusOr<RunDirectory> OpenRunDirectory(const std::string& path);
+// In place of the one that it was made with. REQUIRES: no shim has had the directory.
+absl::Status WriteSpec(const RunDirectory& directory, const Spec& spec);
+absl::StatusOr<Spec> ReadSpec(const RunDirectory& directory);
+// The StartRanks that was obeyed. NOT_FOUND: none was.
+absl::StatusOr<StartRanks> ReadStarted(const RunDirectory& directory);
 
 // What a directory says, whoever lives.
 struct RunRecord {

@@ -61,7 +61,7 @@ void StoreHost::OnEvent(int fd, std::uint32_t events) {
   if (fd == server_->epoll_fd()) return server_->HandleReady();
   if (fds_.lifeline && fd == fds_.lifeline.get()) return OnLifeline();
   if (!control_->Owns(fd)) return;
-  for (const Command& command : control_->OnEvent(fd, events)) {
+  for (const auto& [command, fds] : control_->OnEvent(fd, events)) {
     if (const auto* stop = std::get_if<regroup::shim::Stop>(&command)) Stop(stop->deadline);
     if (std::holds_alternative<Kill>(command)) Stop(io::BootNow());
   }

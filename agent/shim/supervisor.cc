@@ -14,11 +14,12 @@
 #include <cerrno>
 #include <cstdio>
 #include <set>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "agent/shim/leftovers.h"
 #include "agent/shim/run_directory.h"
 #include "agent/shim/spawn_rank.h"
 #include "common/base/check.h"
@@ -39,7 +40,6 @@ constexpr auto kOutputInterval = milliseconds(10);
 constexpr auto kLogPatience = seconds(5);
 constexpr auto kEndsByItself = milliseconds(100);
 constexpr std::size_t kMaxLeft = 16;
-constexpr std::size_t kProcFileBytes = 1u << 20;
 constexpr int kPipeBytes = 256 << 10;
 
 struct OutputPipe {
@@ -66,29 +66,6 @@ int ReadOwnOomScore() {
 void LowerOwnOomScore() {
   io::UniqueFd fd(::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
   if (fd) io::WriteAll(fd.get(), "-900").IgnoreError();
-}
-
-std::vector<io::ProcessStat> LiveDescendants() {
-  std::vector<io::ProcessStat> processes = io::DescendantsOf(::getpid());
-  std::erase_if(processes, [](const io::ProcessStat& process) { return process.dead(); });
-  return processes;
-}
-
-LeftBehind Describe(pid_t pid) {
-  LeftBehind left;
-  left.pid = pid;
-  const std::string process = absl::StrCat("/proc/", pid);
-  if (absl::StatusOr<std::string> name = io::ReadFile(process + "/comm", 64); name.ok())
-    left.name = std::string(absl::StripTrailingAsciiWhitespace(*name));
-  const absl::StatusOr<std::string> environment =
-      io::ReadFile(process + "/environ", kProcFileBytes);
-  constexpr std::string_view kRank = "REGROUP_LOCAL_RANK=";
-  for (const std::string& entry :
-       std::vector<std::string>(absl::StrSplit(environment.value_or(""), '\0'))) {
-    if (entry.rfind(kRank, 0) != 0) continue;
-    if (!absl::SimpleAtoi(entry.substr(kRank.size()), &left.local_rank)) left.local_rank = -1;
-  }
-  return left;
 }
 
 void MoveToParent(const std::string& cgroup, pid_t pid) {
@@ -206,7 +183,11 @@ void Supervisor::OnEvent(int fd, std::uint32_t events) {
     return;
   }
   if (control_->Owns(fd)) {
-    for (const Command& command : control_->OnEvent(fd, events)) OnCommand(command);
+    const Generation generation = spec_.generation;
+    for (ControlSocket::Received& received : control_->OnEvent(fd, events)) {
+      // What follows an Adopt is of a generation that is over.
+      if (spec_.generation == generation) OnCommand(std::move(received));
+    }
     return;
   }
   for (Rank& rank : ranks_) {
@@ -214,8 +195,10 @@ void Supervisor::OnEvent(int fd, std::uint32_t events) {
   }
 }
 
-void Supervisor::OnCommand(const Command& command) {
+void Supervisor::OnCommand(ControlSocket::Received received) {
+  const Command& command = received.command;
   TellReader();  // Before the first rank says its first word.
+  if (const auto* adopt = std::get_if<Adopt>(&command)) OnAdopt(*adopt, std::move(received.fds));
   if (const auto* start = std::get_if<StartRanks>(&command)) OnStartRanks(*start);
   if (const auto* stop = std::get_if<Stop>(&command)) OnStop(*stop);
   const bool kill = std::holds_alternative<Kill>(command);
@@ -303,19 +286,28 @@ void Supervisor::OnStartRanks(const StartRanks& start) {
                  ranks_.size());
     return;
   }
+  if (!EndLeftovers()) {
+    pending_start_ = start;
+    return;
+  }
   ever_started_ = true;
   // The mark before the first rank: whoever finds none may be sure that nothing ran.
   absl::Status marked = io::ReplaceFileAt(fds_.directory.get(), kStartedFile,
                                           Encode(Command(start)), io::Durability::kVolatile);
+  bool any = false;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     ranks_[i].state.rank = start.ranks[i].rank;
-    if (marked.ok()) {
+    if (ranks_[i].lives()) {
+      KeepRank(ranks_[i]);
+    } else if (marked.ok()) {
+      // Before the first one: it is not to be forked inside the cgroup.
+      if (!std::exchange(any, true) && warm_ && spec_.keeps_ranks) AskForSpare();
       StartRank(ranks_[i], start.ranks[i]);
     } else {
       EndRank(ranks_[i], ExitKind::kExecFailed, io::ErrnoOf(marked), "started mark");
     }
   }
-  EndWarmStart();
+  if (any) LetWarmRanksBegin();
   fds_.rank0_stdin.reset();  // The rank alone holds it, so that whoever writes there sees it close.
 }
 
@@ -340,10 +332,17 @@ void Supervisor::StartRank(Rank& rank, const RankPlan& plan) {
   rank.exec_status = std::move(spawned->exec_status);
   cgroup_used_ = cgroup_used_ && spawned->in_cgroup;
   CHECK(Watch(rank.exec_status.get(), EPOLLIN).ok());
-  logs_->AddRank(rank.state.local_rank,
-                 io::LogDirectory(spec_.log_root, spec_.job, spec_.generation, rank.state.rank),
-                 spec_.passing.empty() ? "" : absl::StrCat(spec_.passing, "/", rank.state.rank),
-                 spec_.log_limits, std::move(output->read_end), std::move(error->read_end));
+  rank.log_id = ++last_log_id_;
+  logs_->AddRank(LogPlaceOf(rank), std::move(output->read_end), std::move(error->read_end));
+}
+
+LogDrain::Place Supervisor::LogPlaceOf(const Rank& rank) const {
+  const int number = rank.state.rank;
+  return {.id = rank.log_id,
+          .local_rank = rank.state.local_rank,
+          .directory = io::LogDirectory(spec_.log_root, spec_.job, spec_.generation, number),
+          .passing = spec_.passing.empty() ? "" : absl::StrCat(spec_.passing, "/", number),
+          .limits = spec_.log_limits};
 }
 
 absl::StatusOr<SpawnedRank> Supervisor::SpawnWarmOrCold(const RankPlan& plan, const RankFds& fds) {
@@ -353,6 +352,21 @@ absl::StatusOr<SpawnedRank> Supervisor::SpawnWarmOrCold(const RankPlan& plan, co
     std::fprintf(stderr, "a rank starts cold: %s\n", std::string(warm.status().message()).c_str());
   }
   return SpawnRank(spec_, plan, fds, own_oom_score_adj_);
+}
+
+void Supervisor::AskForSpare() {
+  const absl::Status asked = warm_->AskForSpare();
+  if (asked.ok()) return;
+  std::fprintf(stderr, "ranks that replace these start cold: %s\n",
+               std::string(asked.message()).c_str());
+}
+
+void Supervisor::LetWarmRanksBegin() {
+  if (!warm_) return;
+  warm_->Finish();
+  std::optional<WarmStart> spare = warm_->TakeSpare();
+  warm_.reset();
+  if (spare) warm_.emplace(*std::move(spare));
 }
 
 void Supervisor::EndWarmStart() {
@@ -366,7 +380,7 @@ void Supervisor::OnExecStatus(Rank& rank) {
   rank.exec_status.reset();
   if (!status->failed_stage.empty()) {
     EndRank(rank, ExitKind::kExecFailed, status->error, status->failed_stage);
-  } else if (rank.state.phase == RankPhase::kStarting) {
+  } else if (rank.state.phase == RankPhase::kStarting && !rank.moving) {
     rank.state.phase = RankPhase::kRunning;
   }
 }
@@ -375,6 +389,9 @@ void Supervisor::OnExecStatus(Rank& rank) {
 
 void Supervisor::EndRank(Rank& rank, ExitKind kind, int code, std::string exec_stage) {
   if (rank.state.phase == RankPhase::kEnded) return;
+  // It has lived through a generation and did not see the next one begin: another one takes its
+  // place there.
+  if (!ever_started_ && !stop_deadline_) return AwaitSuccessor(rank);
   rank.state.phase = RankPhase::kEnded;
   rank.state.ended_at = io::BootNow();
   rank.state.exit_kind = kind;
@@ -382,7 +399,8 @@ void Supervisor::EndRank(Rank& rank, ExitKind kind, int code, std::string exec_s
   rank.state.exec_stage = std::move(exec_stage);
   rank.state.after_stop = stop_signal_ != 0;
   rank.exec_status.reset();
-  logs_->RankEnded(rank.state.local_rank);
+  rank.moving = false;
+  logs_->RankEnded(rank.log_id);
 }
 
 Supervisor::Rank* Supervisor::FindByPid(pid_t pid) {
@@ -447,7 +465,12 @@ void Supervisor::OnStop(const Stop& stop) {
   if (free_) return;
   Instant deadline = stop.deadline;
   const int signal = stop.signal;
-  const bool any_rank = ever_started_, first = !stop_deadline_;
+  const bool first = !stop_deadline_;
+  const bool any_rank = std::any_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) {
+    return ever_started_ || rank.lives();
+  });
+  pending_start_.reset();
+  sweep_due_.reset();
   if (check_) {  // Nobody needs what it would have said.
     check_.reset();
     check_due_.reset();
@@ -481,7 +504,7 @@ void Supervisor::OnLeftovers() {
   if (free_) return;
   for (const io::ProcessStat& process : LiveDescendants()) {
     ++left_behind_count_;
-    if (left_behind_.size() < kMaxLeft) left_behind_.push_back(Describe(process.pid));
+    if (left_behind_.size() < kMaxLeft) left_behind_.push_back(DescribeProcess(process.pid));
   }
   disowned_ = keep_leftovers_ && Disown();
   if (disowned_) return CheckFree();
@@ -506,9 +529,7 @@ bool Supervisor::Disown() {
 void Supervisor::SignalGroup(int signal) {
   std::set<pid_t> groups, alone;
   for (const Rank& rank : ranks_) {
-    const bool alive =
-        rank.state.phase == RankPhase::kStarting || rank.state.phase == RankPhase::kRunning;
-    if (!alive) continue;
+    if (!rank.lives()) continue;
     if (::kill(-rank.state.pid, signal) == 0) {
       groups.insert(rank.state.pid);
     } else {
@@ -551,6 +572,8 @@ void Supervisor::OnDue(Instant now) {
     OnStop({now, SIGKILL});
   }
   if (leftovers_due_ && now >= *leftovers_due_) OnLeftovers();
+  if (sweep_due_ && now >= *sweep_due_) OnSweepDue();
+  if (moves_due_ && now >= *moves_due_) OnMovesDue();
   if (free_ || !stop_deadline_ || now < *stop_deadline_) return;
   if (!next_kill_ || now >= *next_kill_) {
     ReapChildren();
@@ -584,6 +607,7 @@ void Supervisor::CheckFree() {
   }
   if (!disowned_ && !NothingLeft()) return;
   free_ = true;
+  EndWarmStart();
   left_.clear();
   const Instant now = io::BootNow();
   // Its launch command is gone, so that no agent will ever ask.
@@ -629,8 +653,10 @@ Phase Supervisor::PhaseNow() const {
 }
 
 State Supervisor::Compose(const LogDrain::Progress& logs) {
-  for (int local_rank : logs.complete)
-    ranks_[static_cast<std::size_t>(local_rank)].state.logs_complete = true;
+  for (Rank& rank : ranks_) {
+    const bool ended = rank.state.phase == RankPhase::kEnded;
+    if (ended && logs.complete.contains(rank.log_id)) rank.state.logs_complete = true;
+  }
   State now;
   now.nonce = spec_.nonce;
   now.shim_pid = ::getpid();
@@ -658,6 +684,7 @@ bool Supervisor::Report() {
   // Watched before it is looked at: what comes in between is seen or signalled.
   if (control_->OutputWanted() && !output_due_) logs_->WatchOutput();
   const LogDrain::Progress logs = logs_->Look();
+  OnMoved(logs.moved);
   State now = Compose(logs);
   const bool changed = !(now == reported_);
   const bool output =
@@ -691,6 +718,8 @@ std::optional<Instant> Supervisor::NextDue() const {
   consider(orphan_due_);
   consider(check_due_);
   consider(leftovers_due_);
+  consider(sweep_due_);
+  consider(moves_due_);
   if (!free_) consider(next_kill_ ? next_kill_ : stop_deadline_);
   return next;
 }

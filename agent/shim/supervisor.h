@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "agent/shim/log_drain.h"
 #include "agent/shim/node_check.h"
 #include "agent/shim/protocol.h"
+#include "agent/shim/run_directory.h"
 #include "agent/shim/warm_start.h"
 #include "common/io/fd.h"
 
@@ -46,13 +48,26 @@ class Supervisor {
   struct Rank {
     RankState state;
     io::UniqueFd exec_status;  // While kStarting.
+    int log_id = 0;            // Of LogDrain; 0: none yet.
+    bool moving = false;    // Kept; its output still goes to the folder of the generation before.
+    pid_t predecessor = 0;  // It has ended, and what it left is gone before this rank starts.
+    bool lives() const {
+      return state.phase == RankPhase::kStarting || state.phase == RankPhase::kRunning;
+    }
+  };
+  // What Adopt has brought, understood.
+  struct Next {
+    Spec spec;
+    RunDirectory directory;
+    io::UniqueFd lock, rank0_stdin;
+    std::optional<ControlSocket> control;
   };
 
   Supervisor(Spec spec, SupervisorFds fds) : spec_(std::move(spec)), fds_(std::move(fds)) {}
   absl::Status SetUp();
   absl::Status Watch(int fd, std::uint32_t events);
   void OnEvent(int fd, std::uint32_t events);
-  void OnCommand(const Command& command);
+  void OnCommand(ControlSocket::Received received);
   void OnLifeline();
   void StartCheck();
   void OnCheckDue(Instant now);
@@ -60,7 +75,21 @@ class Supervisor {
   void OnStartRanks(const StartRanks& start);
   void StartRank(Rank& rank, const RankPlan& plan);
   absl::StatusOr<SpawnedRank> SpawnWarmOrCold(const RankPlan& plan, const RankFds& fds);
+  void AskForSpare();
+  void LetWarmRanksBegin();
   void EndWarmStart();
+  LogDrain::Place LogPlaceOf(const Rank& rank) const;
+  // supervisor_adopt.cc
+  void OnAdopt(const Adopt& adopt, std::vector<io::UniqueFd> fds);
+  absl::StatusOr<Next> Understand(const Adopt& adopt, std::vector<io::UniqueFd> fds);
+  absl::Status TurnTo(const Next& next);
+  void Take(Next next);
+  void AwaitSuccessor(Rank& rank);
+  void KeepRank(Rank& rank);
+  void OnMoved(const std::set<int>& moved);
+  void OnMovesDue();
+  bool EndLeftovers();
+  void OnSweepDue();
   void OnExecStatus(Rank& rank);
   void EndRank(Rank& rank, ExitKind kind, int code, std::string exec_stage);
   void ReapChildren();
@@ -87,15 +116,17 @@ class Supervisor {
   void ArmTimer();
   Rank* FindByPid(pid_t pid);
 
-  const Spec spec_;
+  Spec spec_;  // Of the newest generation that was handed over.
   SupervisorFds fds_;
-  std::optional<WarmStart> warm_;  // Until the ranks were started, or it has ended.
+  // Until the ranks were started, or it has ended; then its spare, if it left one.
+  std::optional<WarmStart> warm_;
   io::UniqueFd epoll_, signals_, timer_, logs_ready_, dev_null_;
   std::optional<ControlSocket> control_;
   std::optional<Cgroup> cgroup_;
   std::unique_ptr<LogDrain> logs_;
   LogDrain::Reader reader_;  // As the drain knows it.
   std::vector<Rank> ranks_;  // By local rank; fixed.
+  int last_log_id_ = 0;
   int own_oom_score_adj_ = 0;
   long oom_kills_seen_ = 0, cgroup_oom_kills_seen_ = 0;
 
@@ -116,6 +147,12 @@ class Supervisor {
   std::optional<Instant> orphan_due_;   // Set while no rank was started and no agent is there.
   int stop_signal_ = 0;                 // Last one sent; 0: none.
   std::vector<pid_t> left_;
+
+  std::optional<StartRanks> pending_start_;  // Until what ended ranks have left behind is gone.
+  std::optional<Instant> sweep_due_;         // Next look at that.
+  Duration sweep_wait_{};
+  std::map<pid_t, std::uint64_t> swept_;  // Killed there, and not gone yet, with their start.
+  std::optional<Instant> moves_due_;      // After it no kept rank waits for its log.
 
   std::optional<Instant> leftovers_due_;  // Of the look at what ended ranks have left behind.
   bool keep_leftovers_ = false;

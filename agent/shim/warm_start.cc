@@ -108,6 +108,27 @@ absl::StatusOr<SpawnedRank> WarmStart::SpawnRank(const Spec& spec, const RankPla
   return rank;
 }
 
+absl::Status WarmStart::AskForSpare() {
+  if (!socket_) return absl::UnavailableError("the nursery has failed before");
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
+    return io::ErrnoStatus(errno, "make socket pair");
+  io::UniqueFd ours(ends[0]);
+  const io::UniqueFd theirs(ends[1]);
+  io::UniqueFd socket = std::move(socket_);
+  RETURN_IF_ERROR(io::SendFds(socket.get(), "spare", std::vector<int>{theirs.get()}));
+  ASSIGN_OR_RETURN(const Answer answer, Receive(socket.get()));
+  spare_socket_ = std::move(ours);
+  spare_pid_ = answer.pid;
+  socket_ = std::move(socket);
+  return absl::OkStatus();
+}
+
+std::optional<WarmStart> WarmStart::TakeSpare() {
+  if (!spare_socket_) return std::nullopt;
+  return WarmStart(std::move(spare_socket_), spare_pid_);
+}
+
 void WarmStart::Finish() {
   socket_.reset();
   // It has nothing to lose, and must not hold up its own children.

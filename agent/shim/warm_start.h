@@ -26,12 +26,21 @@ class WarmStart {
   // further calls fail at once, and no process of that rank will ever run. Waits a second at most.
   absl::StatusOr<SpawnedRank> SpawnRank(const Spec& spec, const RankPlan& plan, const RankFds& fds,
                                         int default_oom_score_adj);
+  // Has it fork its like, which can fork the ranks that replace those of now: see TakeSpare. Before
+  // the first SpawnRank, since afterwards the child may be in the group's cgroup. An error: there
+  // will be none. Waits a second at most.
+  absl::Status AskForSpare();
   // Ends and reaps the child, then lets all that were forked begin.
   void Finish();
+  // What AskForSpare has asked for, a child of this process after Finish. It ends by itself when
+  // the result is gone.
+  std::optional<WarmStart> TakeSpare();
 
  private:
   io::UniqueFd socket_;
   pid_t pid_;
+  io::UniqueFd spare_socket_;
+  pid_t spare_pid_ = 0;
   std::vector<io::UniqueFd> go_;
 };
 

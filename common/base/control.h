@@ -28,7 +28,7 @@ struct Version {
   std::vector<std::string> features;
   friend bool operator==(const Version&, const Version&) = default;
 };
-inline constexpr std::uint32_t kProtocolMajor = 1, kProtocolMinor = 2;
+inline constexpr std::uint32_t kProtocolMajor = 1, kProtocolMinor = 3;
 
 // ---- agent → coordinator -----------------------------------------------------------------------
 
@@ -72,7 +72,18 @@ struct RankStart {
   friend bool operator==(const RankStart&, const RankStart&) = default;
 };
 
-enum class Phase { kPreparing, kPrepared, kStarting, kRunning, kStopping, kFree, kUnkillable };
+// kRetired: its ranks have ended or have left their generation alive, and wait to become ranks of
+// their job's next one on this node. The slots are that job's alone.
+enum class Phase {
+  kPreparing,
+  kPrepared,
+  kStarting,
+  kRunning,
+  kStopping,
+  kFree,
+  kUnkillable,
+  kRetired
+};
 
 // The whole state of one job's group on one node. kRunning = every rank was started. kFree = no
 // process of it is left and its slots can be used; its exits stay in the report until Forget.
@@ -209,6 +220,10 @@ struct Stop {  // Every generation <= up_to. Its deadline never moves later.
   Generation up_to;
   Duration grace{};
   StopReason reason = StopReason::kFailure;
+  // Ranks that can live through it retire (Phase::kRetired); a group in which one cannot is stopped
+  // as a whole. Who has not retired by the end of the grace is killed. A stop without it ends what
+  // an earlier one has retired.
+  bool in_place = false;
   friend bool operator==(const Stop&, const Stop&) = default;
 };
 struct Forget {

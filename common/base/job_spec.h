@@ -60,6 +60,8 @@ struct JobSpec {
   // Unset: ranks start cold. Else each node forks them from a process that has imported these
   // modules; none named: those that the script imports at its top.
   std::optional<std::vector<std::string>> warm;
+  // Ranks that can keep their process when their generation ends, and go on in the next one.
+  bool in_place = false;
   // Of each stream of each rank, the newest; kKeepAllLogs: all. Unset: what the place does (100
   // MiB, or all where a launch command was given --log-dir).
   std::optional<std::uint64_t> log_keep_bytes;

@@ -201,6 +201,14 @@ constexpr JobField kFields[] = {
      .help = "fork ranks from a process that has imported these modules, so that a restart waits "
              "for no import; without MODULES those that the script imports at its top",
      .value = JobField::Written{"true, false or names of modules", ReadWarm, WriteWarm, CheckWarm}},
+    {.name = "in_place",
+     .file = "in_place",
+     .file_note =
+         " (true: ranks that import regroup.inplace keep their process when another fails)",
+     .flag = "--in-place",
+     .help = "ranks that import regroup.inplace keep their process, model and optimizer when their "
+             "group changes; others start again, as without it",
+     .value = JobField::Switch{REGROUP_MEMBER(in_place)}},
     {.name = "log_keep",
      .file = "log_keep",
      .file_note = " (a size, or all)",

@@ -15,10 +15,10 @@ constexpr int kMaxFeatures = 64;
 constexpr int kMaxSlots = kMaxWorkersPerNode;
 
 constexpr std::pair<int, Phase> kPhases[] = {
-    {pb::PHASE_PREPARING, Phase::kPreparing},  {pb::PHASE_PREPARED, Phase::kPrepared},
-    {pb::PHASE_STARTING, Phase::kStarting},    {pb::PHASE_RUNNING, Phase::kRunning},
-    {pb::PHASE_STOPPING, Phase::kStopping},    {pb::PHASE_FREE, Phase::kFree},
-    {pb::PHASE_UNKILLABLE, Phase::kUnkillable}};
+    {pb::PHASE_PREPARING, Phase::kPreparing},   {pb::PHASE_PREPARED, Phase::kPrepared},
+    {pb::PHASE_STARTING, Phase::kStarting},     {pb::PHASE_RUNNING, Phase::kRunning},
+    {pb::PHASE_STOPPING, Phase::kStopping},     {pb::PHASE_FREE, Phase::kFree},
+    {pb::PHASE_UNKILLABLE, Phase::kUnkillable}, {pb::PHASE_RETIRED, Phase::kRetired}};
 constexpr std::pair<int, StopReason> kStopReasons[] = {
     {pb::STOP_REASON_FAILURE, StopReason::kFailure},
     {pb::STOP_REASON_ELECTIVE, StopReason::kElective},
@@ -94,6 +94,7 @@ absl::StatusOr<Stop> FromProto(const pb::Stop& value) {
   out.up_to = TakeGeneration(check, "up_to", value.up_to());
   out.grace = check.NonNegative("grace", value.grace_ns());
   out.reason = check.Enum("reason", value.reason(), kStopReasons);
+  out.in_place = value.in_place();
   return check.Finish(out);
 }
 
@@ -398,6 +399,7 @@ pb::Order ToProto(const Order& value) {
     out.mutable_stop()->set_grace_ns(value.stop->grace.count());
     out.mutable_stop()->set_reason(
         static_cast<pb::StopReason>(EnumNumber(value.stop->reason, kStopReasons)));
+    out.mutable_stop()->set_in_place(value.stop->in_place);
   }
   if (value.prepare) *out.mutable_prepare() = ToProto(*value.prepare);
   if (value.run) *out.mutable_run() = ToProto(*value.run);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -22,6 +23,7 @@ struct Seen {
   int workers = 1;
   bool warming = false, spawned = false, ready = false, gone = false, empty = false;
   bool store = false, bound = false;
+  std::optional<GroupKey> from;  // Its shim is that one's until it is ready.
 };
 enum class Line { kDown, kOpen, kAttached };
 
@@ -109,7 +111,9 @@ class Storming {
     for (int i = 0; record.started && i < record.workers; ++i) {
       if (!Chance(5)) record.starts.push_back({i, 100 + i, now_ - 5s});
       if (Chance(4)) record.exits.push_back(RandomEnd(i));
+      if (Chance(4)) record.kept.insert(i);
     }
+    if (!record.started && Chance(4)) record.starts.push_back({0, 100, now_ - 5s});
     std::uint64_t& newest = newest_[record.key.job];
     newest = std::max(newest, record.key.generation.value());
     Seen& seen = seen_[record.key];
@@ -188,7 +192,7 @@ class Storming {
     std::uint64_t& newest = newest_[order.job];
     if (Chance(6)) {
       order.stop = Stop{Generation(rng_.Below(newest + 2)), std::chrono::milliseconds(Draw(3000)),
-                        static_cast<StopReason>(Draw(5))};
+                        static_cast<StopReason>(Draw(5)), Chance(2)};
     }
     if (Chance(6)) order.forget = Forget{Generation(rng_.Below(newest + 1))};
     if (Chance(3)) {
@@ -238,6 +242,7 @@ class Storming {
     if (!seen.ready) {
       if (Chance(10)) return PrepareFailed{key, "the shim ended"};
       seen.ready = true;
+      if (seen.from) seen_[*seen.from].empty = true;
       return ShimReady{key, Address{"10.0.0.2", 5000}, Chance(4)};
     }
     switch (Draw(12)) {
@@ -291,10 +296,15 @@ class Storming {
   Event OfWorker() {
     const GroupKey key = KnownKey();
     const int local_rank = Draw(5);
-    WorkerSaid said{key, 2 + local_rank, local_rank, WorkerHello{Chance(2)}};
-    switch (Draw(6)) {
+    WorkerSaid said{key, 2 + local_rank, local_rank, WorkerHello{Chance(2), !Chance(4)}};
+    switch (Draw(9)) {
       case 0: return WorkerHungUp{key, local_rank};
-      case 1: return said;
+      case 1:
+      case 6: return said;
+      case 7: said.what = WorkerRetired{}; return said;
+      case 8:
+        if (Chance(4)) said.what = WorkerCannotGoOn{std::string(Chance(4) ? 9000 : 20, 'c')};
+        return said;
       case 2: said.what = CommunicatorFailed{"NCCL"}; return said;
       case 3: {
         CommitRequest request = RandomCommit();
@@ -349,6 +359,10 @@ class Storming {
   }
   void Learn(const WarmUp& a) { seen_[a.key].warming = true; }
   void Learn(const SpawnShim& a) { seen_[a.key].spawned = true; }
+  void Learn(const HandOver& a) {
+    seen_[a.to].spawned = true;
+    seen_[a.to].from = a.from;
+  }
   void Learn(const RemoveRunDirectory& a) { seen_.erase(a.key); }
   void Learn(const SendReport& a) { numbers_.push_back(a.report.number.value()); }
   void Learn(const SendCommit& a) { asked_.push_back(a.request); }

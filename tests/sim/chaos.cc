@@ -87,8 +87,19 @@ class Chaos {
     if (rng_.Below(15) == 0) behaviour.refuses = "no room";
     if (rng_.Below(20) == 0) behaviour.exec_error = 2;
     behaviour.never_warms_up = seed_ % 7 == 3;
+    if (!StaysInPlace()) return behaviour;
+    behaviour.in_place = rng_.Below(6) != 0;
+    behaviour.speaks |= behaviour.in_place;
+    behaviour.retires = Pick<Obeys>({Obeys::kYes, Obeys::kYes, Obeys::kYes, Obeys::kYes,
+                                     Obeys::kYes, Obeys::kNever, Obeys::kRefuses, Obeys::kDies});
+    behaviour.goes_on = Pick<Obeys>({Obeys::kYes, Obeys::kYes, Obeys::kYes, Obeys::kYes,
+                                     Obeys::kYes, Obeys::kNever, Obeys::kRefuses, Obeys::kDies});
+    behaviour.keeps_shim = rng_.Below(10) == 0;
     return behaviour;
   }
+
+  // Ranks of half of all lives.
+  bool StaysInPlace() const { return seed_ % 2 == 0; }
 
   JobSpec RandomSpec(const std::string& name) {
     const int min = 1 + static_cast<int>(rng_.Below(2));
@@ -104,6 +115,7 @@ class Chaos {
     }
     if (rng_.Below(8) == 0) spec.restart_window = 30s;
     if (seed_ % 5 == 0) spec.warm.emplace();
+    spec.in_place = StaysInPlace();
     if (seed_ % 3 == 0) spec.max_preemptions = static_cast<int>(seed_ / 3 % 3);
     return spec;
   }

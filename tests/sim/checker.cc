@@ -490,7 +490,7 @@ void Checker::OnOrder(const Node& node, const Order& order, Instant now) {
 void Checker::OnRankStarted(const Node& node, const Group& group, const Rank& rank, Instant now) {
   const std::string name =
       Text(group.job, " generation ", group.generation, " rank ", rank.rank, " on ", node.name());
-  const int local = static_cast<int>(group.ranks.size()) - 1;
+  const int local = static_cast<int>(&rank - group.ranks.data());
   // 12. A rank starts once.
   Expect(started_ranks_[{group.job, group.generation}].emplace(node.id(), local).second,
          "12: started twice: " + name);

@@ -22,7 +22,7 @@ struct Coverage {
   using Of = std::array<Count, std::variant_size_v<Variant>>;
   template <std::size_t n>
   using Square = std::array<std::array<Count, n>, n>;
-  static constexpr std::size_t kJobPhases = 8, kGenerationPhases = 3, kGroupPhases = 7, kLosses = 6;
+  static constexpr std::size_t kJobPhases = 8, kGenerationPhases = 3, kGroupPhases = 8, kLosses = 6;
 
   Of<EndReason> end_reasons{};
   Of<FailReason> fail_reasons{};

@@ -58,6 +58,8 @@ coordinator::ProbeResult Node::Witness(const JobId& job, Generation generation,
   auto groups = groups_.find(job);
   if (groups == groups_.end()) return ProbeResult::kRefused;
   auto found = groups->second.find(generation);
+  while (found != groups->second.end() && found->second.handed_to)
+    found = groups->second.find(*found->second.handed_to);
   if (found == groups->second.end() || found->second.shim != ShimState::kAlive)
     return ProbeResult::kRefused;
   return found->second.witness == address ? ProbeResult::kAccepted : ProbeResult::kRefused;
@@ -92,8 +94,9 @@ std::vector<agent::RunRecord> Node::Records() const {
       record.witness = group.witness;
       for (const Rank& rank : group.ranks) {
         const int local = static_cast<int>(&rank - group.ranks.data());
+        if (rank.kept) record.kept.insert(local);
         const bool ran = !rank.exit || rank.exit->kind != ExitKind::kExecFailed;
-        if (ran) record.starts.push_back({local, rank.pid, rank.started});
+        if (ran && rank.pid != 0) record.starts.push_back({local, rank.pid, rank.started});
         if (rank.exit) record.exits.push_back(*rank.exit);
       }
       records.push_back(std::move(record));
@@ -151,6 +154,24 @@ void Node::Carry(const agent::SpawnShim& action) {
   });
 }
 
+// It is done at once or not at all; the answer takes its time, and may find nobody.
+void Node::Carry(const agent::HandOver& action) {
+  Group* last = Find(action.from);
+  Group* next = Find(action.to);
+  settled_.insert(action.to.job);
+  if (behaviour_.never_prepares) return;
+  if (last->shim != ShimState::kAlive || last->empty || last->stop_deadline ||
+      behaviour_.keeps_shim)
+    return Post(agent::PrepareFailed{action.to, "its shim does not take it"});
+  TakeOver(*last, *next);
+  Later(action.to, behaviour_.prepare, [this, life = life_](Group& group) {
+    const std::optional<Generation> from = std::exchange(group.answers_for, std::nullopt);
+    if (!from || group.shim != ShimState::kAlive || life != life_) return;
+    Post(agent::ShimReady{group.key(), group.witness});
+    Post(agent::GroupEmpty{{group.job, *from}});
+  });
+}
+
 void Node::Carry(const agent::SpawnStore& action) {
   Later(action.key, behaviour_.prepare, [this, life = life_](Group& group) {
     if (life != life_) return;
@@ -186,14 +207,25 @@ void Node::Carry(const agent::SignalRank& action) {
   if (Group* group = Find(action.key)) group->noticed = true;
 }
 
+void Node::Carry(const agent::KillRank& action) {
+  Later(action.key, kKillTime, [this, local = action.local_rank](Group& group) {
+    const bool deaf = behaviour_.unkillable || behaviour_.wedged;
+    if (deaf || group.shim != ShimState::kAlive || !group.ranks[local].alive) return;
+    EndRank(group, group.ranks[local], ExitKind::kSignaled, SIGKILL, group.retiring);
+    EmptyIfSo(group);
+  });
+}
+
+// Whatever its shim has taken along is found as well: it has one name for all of it.
 void Node::Carry(const agent::KillGroup& action) {
   Later(action.key, kKillTime, [this](Group& group) {
-    if (group.lives() && (behaviour_.unkillable || behaviour_.wedged)) {
+    Group& owner = Owner(group);
+    if (owner.lives() && (behaviour_.unkillable || behaviour_.wedged)) {
       group.stuck = true;
       Post(agent::GroupStuck{group.key()});
       return;
     }
-    for (Rank& rank : group.ranks) rank.alive = false;
+    for (Rank& rank : owner.ranks) rank.alive = false;
     group.killed = true;
     if (group.damaged) group.shim = ShimState::kDead;
     Post(agent::GroupEmpty{group.key()});
@@ -204,7 +236,7 @@ void Node::Carry(const agent::KillShim& action) {
   Group* group = Find(action.key);
   if (group == nullptr || behaviour_.wedged) return;
   if (!group->empty) world_.Disturbed(*group);
-  EndShim(*group);
+  EndShim(Owner(*group));
 }
 
 void Node::Carry(const agent::ReleaseShim& action) {
@@ -223,32 +255,74 @@ void Node::Carry(const agent::RemoveRunDirectory& action) {
   groups_[action.key.job].erase(action.key.generation);
 }
 
+void Node::Carry(const agent::TellRetire& action) {
+  Group* group = Find(action.key);
+  if (group == nullptr || !group->ranks[action.local_rank].alive) return;
+  if (!group->retiring && !left_with_ && !result) world_.Stopped(*this, *group);
+  group->retiring = true;
+  Later(action.key, behaviour_.retire, [this, local = action.local_rank](Group& mine) {
+    if (mine.ranks[local].alive && !mine.stop_deadline) Retire(mine, mine.ranks[local]);
+  });
+}
+
 void Node::Carry(const agent::TellNotice& action) {
   if (Group* group = Find(action.key)) SaveOnNotice(*group);
 }
 
 // ---- shims
 
+Group& Node::Owner(Group& group) {
+  Group* owner = &group;
+  while (owner->handed_to) {
+    Group* next = Find(owner->job, *owner->handed_to);
+    if (next == nullptr) break;
+    owner = next;
+  }
+  return *owner;
+}
+
+// What has ended is to be started anew; what lives is of the new generation from here on, and of
+// the old one nothing does.
+void Node::TakeOver(Group& last, Group& next) {
+  next.shim = std::exchange(last.shim, ShimState::kDead);
+  next.witness = last.witness;
+  next.ranks = last.ranks;
+  next.answers_for = last.generation;
+  last.handed_to = next.generation;
+  last.empty = true;
+  for (Rank& rank : last.ranks) rank.alive = false;
+  for (Rank& rank : next.ranks) {
+    if (!rank.alive) rank = Rank{};
+    rank.kept = rank.alive;
+  }
+}
+
 void Node::StartNow(Group& group) {
   agent::RanksStarted started{group.key(), {}};
-  for (const RankAssignment& assigned : group.run->mine) {
-    Rank rank;
-    rank.rank = assigned.rank;
-    rank.pid = world_.NewPid();
-    rank.started = world_.clock().now();
-    rank.alive = behaviour_.exec_error == 0;
-    if (rank.alive)
-      started.starts.push_back({static_cast<int>(group.ranks.size()), rank.pid, rank.started});
-    group.ranks.push_back(rank);
-    if (rank.alive) world_.RankStarted(*this, group, group.ranks.back());
+  group.ranks.resize(group.run->mine.size());
+  for (std::size_t i = 0; i < group.ranks.size(); ++i) {
+    Rank& rank = group.ranks[i];
+    const bool kept = rank.alive;
+    if (!kept) {
+      rank = Rank{};
+      rank.pid = world_.NewPid();
+      rank.started = world_.clock().now();
+      rank.alive = behaviour_.exec_error == 0;
+      rank.in_place = behaviour_.speaks && behaviour_.in_place;
+      rank.told = rank.generation = group.generation;
+    }
+    rank.rank = group.run->mine[i].rank;
+    if (!rank.alive) continue;
+    started.starts.push_back({static_cast<int>(i), rank.pid, rank.started});
+    world_.RankStarted(*this, group, rank);
+    if (kept) TellNewGeneration(group, static_cast<int>(i));
   }
   if (!started.starts.empty()) Post(started);
   if (behaviour_.exec_error != 0) {
     for (Rank& rank : group.ranks)
-      EndRank(group, rank, ExitKind::kExecFailed, behaviour_.exec_error, false);
+      if (!rank.alive) EndRank(group, rank, ExitKind::kExecFailed, behaviour_.exec_error, false);
     return EmptyIfSo(group);
   }
-  if (!behaviour_.speaks) return;
   Speak(group);
   TellProgress(group);
 }
@@ -283,6 +357,7 @@ void Node::EndStop(Group& group) {
 
 void Node::EndRank(Group& group, Rank& rank, ExitKind kind, int code, bool after_stop) {
   rank.alive = false;
+  after_stop |= group.retiring;
   agent::RankEnded exit;
   exit.local_rank = static_cast<int>(&rank - group.ranks.data());
   exit.kind = kind;
@@ -290,6 +365,10 @@ void Node::EndRank(Group& group, Rank& rank, ExitKind kind, int code, bool after
   exit.after_stop = after_stop;
   exit.pid = rank.pid;
   exit.at = world_.clock().now();
+  if (!group.run && !group.stop_deadline) {  // It is started anew, and its end told to nobody.
+    rank = Rank{};
+    return;
+  }
   rank.exit = exit;
   world_.RankEnded(*this, group, rank);
   const bool done = kind == ExitKind::kExited && code == 0;
@@ -299,6 +378,7 @@ void Node::EndRank(Group& group, Rank& rank, ExitKind kind, int code, bool after
 
 void Node::EmptyIfSo(Group& group) {
   if (group.shim != ShimState::kAlive || group.empty || group.lives()) return;
+  if (!group.run && !group.stop_deadline) return;
   group.empty = true;
   group.stuck = false;
   Later(group.key(), behaviour_.agent_restart, [this](Group& mine) { EndShim(mine); });
@@ -310,7 +390,9 @@ void Node::EndShim(Group& group) {
   group.shim = ShimState::kDead;
   if (!behaviour_.unkillable)
     for (Rank& rank : group.ranks) rank.alive = false;
-  Post(agent::ShimGone{group.key()});
+  const Generation known =
+      std::exchange(group.answers_for, std::nullopt).value_or(group.generation);
+  Post(agent::ShimGone{{group.job, known}});
 }
 
 // ---- faults of what runs
@@ -382,16 +464,18 @@ void Node::LoseStore(const JobId& job) {
 // ---- workers that speak
 
 void Node::Speak(Group& group) {
-  if (!behaviour_.speaks) return;
   for (const Rank& rank : group.ranks) {
     const int local = static_cast<int>(&rank - group.ranks.data());
-    if (rank.alive)
-      Post(agent::WorkerSaid{group.key(), rank.rank, local, agent::WorkerHello{true}});
+    if (!rank.alive || (!behaviour_.speaks && !rank.in_place)) continue;
+    Post(agent::WorkerSaid{
+        {group.job, rank.generation}, rank.rank, local, agent::WorkerHello{true, rank.in_place}});
+    // Its agent was not there, or was another one.
+    if (group.run && rank.generation < group.generation) TellNewGeneration(group, local);
   }
 }
 
 void Node::TellProgress(Group& group) {
-  if (!group.lives() || group.stop_deadline) return;
+  if (!behaviour_.speaks || !group.lives() || group.stop_deadline || group.retiring) return;
   if (!group.saved) {
     const auto steps = (world_.clock().now() - group.ranks[0].started) / behaviour_.step;
     training_step = group.first_step + steps;
@@ -405,6 +489,45 @@ void Node::TellProgress(Group& group) {
     Post(agent::WorkerSaid{group.key(), progress.rank, 0, progress});
   }
   Later(group.key(), behaviour_.step, [this](Group& mine) { TellProgress(mine); });
+}
+
+void Node::Retire(Group& group, Rank& rank) {
+  const int local = static_cast<int>(&rank - group.ranks.data());
+  switch (behaviour_.retires) {
+    case Obeys::kYes:
+      return Post(agent::WorkerSaid{group.key(), rank.rank, local, agent::WorkerRetired{}});
+    case Obeys::kNever: return;
+    case Obeys::kRefuses:
+      return Post(agent::WorkerSaid{group.key(), rank.rank, local,
+                                    agent::WorkerCannotGoOn{"a kernel hangs"}});
+    case Obeys::kDies: EndRank(group, rank, ExitKind::kExited, 1, true); return EmptyIfSo(group);
+  }
+}
+
+void Node::TellNewGeneration(Group& group, int local_rank) {
+  if (!core_) return;  // It is told when it speaks to the next agent.
+  group.ranks[local_rank].told = group.generation;
+  Later(group.key(), behaviour_.retire, [this, local_rank](Group& mine) {
+    Rank& rank = mine.ranks[local_rank];
+    if (rank.alive && rank.generation < mine.generation) GoOn(mine, rank);
+  });
+}
+
+void Node::GoOn(Group& group, Rank& rank) {
+  const int local = static_cast<int>(&rank - group.ranks.data());
+  const auto say = [&](auto what) {
+    Post(agent::WorkerSaid{group.key(), rank.rank, local, std::move(what)});
+  };
+  switch (behaviour_.goes_on) {
+    case Obeys::kYes:
+      rank.generation = group.generation;
+      return say(agent::WorkerHello{true, true});
+    case Obeys::kNever: return;
+    case Obeys::kRefuses: return say(agent::WorkerCannotGoOn{"no device answers"});
+    case Obeys::kDies:
+      EndRank(group, rank, ExitKind::kExited, 1, group.stop_deadline.has_value());
+      return EmptyIfSo(group);
+  }
 }
 
 void Node::SaveOnNotice(Group& group) {

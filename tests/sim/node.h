@@ -24,6 +24,9 @@
 
 namespace regroup::sim {
 
+// What a worker makes of a word of its agent.
+enum class Obeys { kYes, kNever, kRefuses, kDies };
+
 struct Behaviour {
   Duration net = std::chrono::milliseconds(1);
   Duration warm_up = std::chrono::milliseconds(20);
@@ -43,6 +46,10 @@ struct Behaviour {
   int exec_error = 0;           // errno of every start.
   bool speaks = false;          // Its workers report steps and save on a notice.
   bool ends_on_notice = false;  // They take none: they get SIGTERM instead, and end with 0.
+  bool in_place = false;        // Those that speak can retire, if they were started so.
+  Obeys retires = Obeys::kYes, goes_on = Obeys::kYes;
+  Duration retire = std::chrono::milliseconds(5);
+  bool keeps_shim = false;  // It refuses to be handed over.
   Duration step = std::chrono::milliseconds(100);
   Duration save = std::chrono::milliseconds(50);
   // The coordinator's --agent-restart: so long a shim waits to be released.
@@ -69,6 +76,10 @@ struct Rank {
   bool alive = false;
   Instant started{};
   std::optional<agent::RankEnded> exit;
+  bool in_place = false;  // Its worker can retire.
+  bool kept = false;      // It is older than the generation that its group is of.
+  Generation told;        // The last one that its worker was told of.
+  Generation generation;  // That its worker takes itself to be of.
 };
 enum class ShimState { kNone, kStarting, kAlive, kDead };
 // A run directory, the shim and the store of it, and what they started: what is there, whether an
@@ -85,12 +96,17 @@ struct Group {
   std::optional<Instant> stop_deadline;
   std::optional<Address> store, witness;
   bool store_alive = false;
-  bool noticed = false;  // The mark: workers that do not speak were signalled.
-  bool empty = false;    // The shim saw the last process end.
-  bool killed = false;   // The mark: what a lost shim left is gone.
-  bool stuck = false;    // Killed, and not gone.
-  bool damaged = false;  // Its run directory cannot be read.
-  bool saved = false;    // Its workers wait to be stopped.
+  bool noticed = false;   // The mark: workers that do not speak were signalled.
+  bool empty = false;     // The shim saw the last process end.
+  bool killed = false;    // The mark: what a lost shim left is gone.
+  bool stuck = false;     // Killed, and not gone.
+  bool damaged = false;   // Its run directory cannot be read.
+  bool saved = false;     // Its workers wait to be stopped.
+  bool retiring = false;  // They were told to leave it.
+  // Its shim, its ranks and its witness are that one's by now.
+  std::optional<Generation> handed_to;
+  // Taken from that one, of which no agent has been told yet.
+  std::optional<Generation> answers_for;
   std::int64_t first_step = 0;
 
   agent::GroupKey key() const { return {job, generation}; }
@@ -206,10 +222,12 @@ class Node {
   void Carry(const agent::WriteRunDirectory& action);
   void Carry(const agent::WarmUp& action);
   void Carry(const agent::SpawnShim& action);
+  void Carry(const agent::HandOver& action);
   void Carry(const agent::SpawnStore& action);
   void Carry(const agent::StartRanks& action);
   void Carry(const agent::StopRanks& action);
   void Carry(const agent::SignalRank& action);
+  void Carry(const agent::KillRank& action);
   void Carry(const agent::KillGroup& action);
   void Carry(const agent::KillShim& action);
   void Carry(const agent::ReleaseShim& action);
@@ -228,6 +246,7 @@ class Node {
   void Carry(const agent::ShowLeaving& action);
   void Carry(const agent::SendHeartbeat& action);
   void Carry(const agent::TellNotice& action);
+  void Carry(const agent::TellRetire& action);
   void Carry(const agent::TellCommit& action);
   void Carry(const agent::StartCoordinator& action);
   void Carry(const agent::Leave& action);
@@ -243,6 +262,8 @@ class Node {
   Group* Find(const agent::GroupKey& key) { return Find(key.job, key.generation); }
   // What is due later, as long as the host is not booted anew.
   void Later(const agent::GroupKey& key, Duration delay, std::function<void(Group&)> what);
+  void TakeOver(Group& last, Group& next);
+  Group& Owner(Group& group);  // The group that its shim is of by now.
   void StartNow(Group& group);
   void StopNow(Group& group, Instant deadline);
   void EndStop(Group& group);
@@ -252,6 +273,9 @@ class Node {
   void Speak(Group& group);    // A worker says hello.
   void TellProgress(Group& group);
   void SaveOnNotice(Group& group);
+  void Retire(Group& group, Rank& rank);
+  void TellNewGeneration(Group& group, int local_rank);
+  void GoOn(Group& group, Rank& rank);
 
   NodeWorld& world_;
   const std::string name_;

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -93,7 +94,7 @@ void Write(std::string& out, const T& value) {
     Write(out, value.first);
     out += '=';
     Write(out, value.second);
-  } else if constexpr (kIs<T, std::vector> || kIs<T, std::map>) {
+  } else if constexpr (kIs<T, std::vector> || kIs<T, std::map> || kIs<T, std::set>) {
     WriteAll(out, value);
   } else if constexpr (requires { value.value(); }) {  // A StrongId.
     Write(out, value.value());

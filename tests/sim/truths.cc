@@ -102,6 +102,8 @@ void Checker::CheckFailure(const GenerationRow& closed, const RankCause& cause, 
     const bool own = !IsDone(other.ended) && !other.ended.after_stop &&
                      other.ended.kind != ExitKind::kExecFailed;
     if (!own || node == nullptr || !node->steady()) continue;
+    // Of two that a coordinator hears of at once, a crash is the cause of an exit before it.
+    if (exit->ended.kind == ExitKind::kSignaled && other.ended.kind == ExitKind::kExited) continue;
     Expect(other.ended.at + kSameTime >= exit->ended.at,
            Text("49: ", closed.job, " generation ", closed.generation, " failed first on ",
                 node->name(), ", not on ", cause.node));
@@ -218,7 +220,7 @@ bool Checker::MayBeLeftOut(const NodeId& id, const GenerationId& previous, Gener
   if (shown == shown_.end()) return true;
   for (const auto& [shown_job, groups] : shown->second)
     for (const auto& group : groups)
-      if (group.second != Phase::kFree) return true;
+      if (group.second != Phase::kFree && group.second != Phase::kRetired) return true;
   return false;
 }
 

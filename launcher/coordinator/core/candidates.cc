@@ -119,7 +119,7 @@ std::optional<Candidate> CandidateOf(const State& state, const Job& job, const N
     candidate.why = trial->second.why;
     return candidate;
   }
-  if (!SlotsFree(job, node)) {
+  if (!MayPrepare(job, node)) {
     candidate.readiness = Readiness::kStopping;
     // A node that has just come back with a group of an older generation is told to stop it now: it
     // gets the time that a stop takes.

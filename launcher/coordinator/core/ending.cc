@@ -57,6 +57,13 @@ bool HasProgressed(const State& state, const Job& job, const Course& course) {
          state.now - *course.running_at >= state.config.retries.silent_progress;
 }
 
+// Ranks that failed without any progress may have been kept once too often: then all start anew.
+bool EndsInPlace(const State& state, const Job& job, StopReason reason, const Course& course) {
+  if (!job.spec.spec.in_place || job.state.verdict) return false;
+  return reason == StopReason::kElective ||
+         (reason == StopReason::kFailure && HasProgressed(state, job, course));
+}
+
 // All survivors are free or given up: the generation's row says why it ended as far as that is
 // known, and the job gathers again. Its verdict stays open until the last member has told.
 void EndGeneration(Step& step, Job& job, Generation generation, const Ending& ending) {
@@ -99,15 +106,15 @@ void BeginEnding(Step& step, Job& job, StopReason reason, Duration grace) {
   job.outage.nodes = static_cast<int>(soft.members.size());
   const Instant deadline = step.now() + grace;
   ending.give_up = deadline + step.config().ending.stop_margin;
-  std::map<NodeId, Instant> sooner;
+  job.stop = StopOrder{generation,     reason, deadline,
+                       ending.give_up, {},     EndsInPlace(step.state, job, reason, ending.course)};
   for (const auto& member : soft.members) {
     // Who is lost or has shown its slots free already has nothing more to tell.
     if (!IsSettled(step.state, job, generation, member.first)) ending.waiting.insert(member.first);
     const Node* node = step.state.FindNode(member.first);
     // A node that goes away cannot give the whole grace.
-    if (node && node->leaving) sooner[member.first] = node->leaving->until;
+    if (node && node->leaving) job.stop->sooner[member.first] = node->leaving->until;
   }
-  job.stop = StopOrder{generation, reason, deadline, ending.give_up, std::move(sooner)};
   job.gather.membership_known = true;
   if (const GenerationRow* next = ProposedOf(job); next && reason != StopReason::kElective)
     VoidProposal(step, job, next->generation, {});

@@ -313,7 +313,9 @@ bool CheckGrowth(Step& step, Job& job, const GenerationSoft& soft, Formed& forme
     const Proposed& proposed = As<Proposed>(job.soft.at(next->generation));
     if (!proposed.unacked.empty() || formed.saving) return false;
     if (proposed.failed.empty() && proposed.recovered) return false;
-    const Instant until = formed.course.progress.spoke ? step.now() + spec.grace : step.now();
+    // Who keeps its process loses nothing that a save could keep.
+    const bool saves = formed.course.progress.spoke && !spec.in_place;
+    const Instant until = saves ? step.now() + spec.grace : step.now();
     formed.saving = Saving{"", until, false};
     step.ReorderMembers(job, soft);
     return CheckSaving(step, job, soft, formed);

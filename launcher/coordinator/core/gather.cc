@@ -70,6 +70,8 @@ bool GatherWaits(Step& step, Job& job, const Wait& wait) {
                {{"job", job.id().value()}});
       step.UpdateState(job, [](JobStateRow& state) { state.phase = JobPhase::kQueued; });
       job.nodes.claims_dirty = true;
+      // Ranks that have retired go with it.
+      for (const NodeId& id : job.nodes.touched) step.Reorder(job, id);
       return true;
     }
     if (holds) step.Wake(job, *job.gather.below_since + step.config().holds.nodes);

@@ -138,6 +138,7 @@ struct StopOrder {
   Instant deadline{};
   Instant give_up{};                 // Who has not stopped by then is left behind.
   std::map<NodeId, Instant> sooner;  // Nodes whose launch command can not wait.
+  bool in_place = false;  // Ranks that can live through it keep their process (KeepsRanks).
 };
 
 // The interruption that the next running generation ends; for its phases.

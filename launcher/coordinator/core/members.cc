@@ -64,8 +64,8 @@ void RefreshProposed(const Part& part, Proposed& proposed) {
     return;
   }
   const bool failed = report->phase == Phase::kFree || report->phase == Phase::kStopping ||
-                      report->phase == Phase::kUnkillable || report->supervisor_lost ||
-                      report->store_lost;
+                      report->phase == Phase::kUnkillable || report->phase == Phase::kRetired ||
+                      report->supervisor_lost || report->store_lost;
   if (failed) {
     proposed.failed[part.id()] =
         report->refused.empty() ? "its group ended while it was prepared" : report->refused;
@@ -192,7 +192,9 @@ void RefreshFormed(Step& step, const Part& part, Formed& formed) {
   RecordStarts(part, *report, formed.starts);
   if (report->supervisor_lost && !part.is_done()) formed.blinked.insert(part.id());
   FoldGroup(step, part, *report, causes);
-  if (report->phase == Phase::kFree && !part.is_done()) RefreshGone(step, part, formed);
+  // After a crash this generation may be formed again, though its ranks were told to retire.
+  const bool gone = report->phase == Phase::kFree || report->phase == Phase::kRetired;
+  if (gone && !part.is_done()) RefreshGone(step, part, formed);
 }
 
 void RefreshEnding(Step& step, const Part& part, Ending& ending) {

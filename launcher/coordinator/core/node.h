@@ -88,11 +88,12 @@ struct SentOrder {
   OrderNo number;
   Generation forget, stop, prepare, run, notice;  // 0: not asked.
   StopReason stop_reason = StopReason::kFailure;
+  bool stop_in_place = false;
   Instant stop_deadline{};
   friend bool operator==(const SentOrder& a, const SentOrder& b) {
     return a.forget == b.forget && a.stop == b.stop && a.prepare == b.prepare && a.run == b.run &&
            a.notice == b.notice && a.stop_reason == b.stop_reason &&
-           a.stop_deadline == b.stop_deadline;
+           a.stop_in_place == b.stop_in_place && a.stop_deadline == b.stop_deadline;
   }
 };
 

@@ -8,6 +8,19 @@
 #include "launcher/coordinator/core/state.h"
 
 namespace regroup::coordinator {
+namespace {
+
+template <class Allowed>
+bool AllGroups(const Job& job, const Node& node, Allowed allowed) {
+  // A Prepare that is on its way may take the slots at any moment.
+  if (node.orders.unanswered.contains(job.id())) return false;
+  auto groups = node.groups.find(job.id());
+  if (groups == node.groups.end()) return true;
+  return std::all_of(groups->second.begin(), groups->second.end(),
+                     [&](const auto& entry) { return allowed(entry.second.phase); });
+}
+
+}  // namespace
 
 void Touch(Job& job, Node& node) {
   job.nodes.touched.insert(node.row.node);
@@ -41,7 +54,9 @@ bool IsSettled(const State& state, const Job& job, Generation generation, const 
   const GroupReport* report = Shown(*node, job.id(), generation);
   // An attached node has shown all groups that it has, so that a group it did not show is none. An
   // unkillable one will never be free, and nobody waits for it.
-  return report == nullptr || report->phase == Phase::kFree || report->phase == Phase::kUnkillable;
+  return report == nullptr || report->phase == Phase::kFree ||
+         report->phase == Phase::kUnkillable ||
+         (report->phase == Phase::kRetired && KeepsRetired(job));
 }
 
 int DoneRanksOf(const Job& job, Generation generation, const NodeId& node) {
@@ -61,12 +76,18 @@ bool IsExcluded(const Job& job, const NodeId& id) {
 }
 
 bool SlotsFree(const Job& job, const Node& node) {
-  // A Prepare that is on its way may take the slots at any moment.
-  if (node.orders.unanswered.contains(job.id())) return false;
-  auto groups = node.groups.find(job.id());
-  if (groups == node.groups.end()) return true;
-  return std::all_of(groups->second.begin(), groups->second.end(),
-                     [](const auto& entry) { return entry.second.phase == Phase::kFree; });
+  return AllGroups(job, node, [](Phase phase) { return phase == Phase::kFree; });
+}
+
+bool MayPrepare(const Job& job, const Node& node) {
+  const bool keeps = KeepsRetired(job);
+  return AllGroups(job, node, [keeps](Phase phase) {
+    return phase == Phase::kFree || (keeps && phase == Phase::kRetired);
+  });
+}
+
+bool KeepsRetired(const Job& job) {
+  return job.stop && job.stop->in_place && (FormedOf(job) == nullptr || IsEnding(job));
 }
 
 int WorkersOn(const Job& job, const Node& node) {

@@ -19,8 +19,8 @@ const GroupReport* Shown(const Node& node, const JobId& job, Generation generati
 // Its witness refused while no session was open, so no process of it is left.
 bool GroupIsDead(const Node& node, const JobId& job, Generation generation);
 
-// Nothing more will be learned about this member of a generation: its slots are free, or it is
-// lost.
+// Nothing more will be learned about this member of a generation: its ranks have ended or retired,
+// or it is lost.
 bool IsSettled(const State& state, const Job& job, Generation generation, const NodeId& id);
 
 // How many of the node's ranks have exited with 0 in this generation.
@@ -34,6 +34,13 @@ bool IsExcluded(const Job& job, const NodeId& id);
 
 // Nothing of this job is left there, and no Prepare is on its way.
 bool SlotsFree(const Job& job, const Node& node);
+
+// The same, or what is left has retired and takes part in the job's next generation.
+bool MayPrepare(const Job& job, const Node& node);
+
+// Ranks that have retired wait for a next generation. Else they are being ended, and whatever comes
+// next waits for that.
+bool KeepsRetired(const Job& job);
 
 // How many slots a group of this job takes there.
 int WorkersOn(const Job& job, const Node& node);

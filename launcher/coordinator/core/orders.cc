@@ -51,6 +51,17 @@ Generation StopUpTo(const Job& job, const Node& node) {
   return job.state.last_number;
 }
 
+// Whether ranks that retire on this node may become ranks of the next generation. Once it is known
+// that they will not, what has retired is ended.
+bool KeepsRanks(const Job& job, const Node& node) {
+  const JobPhase phase = job.state.phase;
+  const bool between = phase == JobPhase::kRegrouping || IsEnding(job);
+  if (!KeepsRetired(job) || job.state.verdict || !between) return false;
+  if (IsLeaving(job, node) || IsExcluded(job, node.row.node)) return false;
+  const GenerationRow* next = ProposedOf(job);
+  return next == nullptr || IsMember(job, next, node.row.node);
+}
+
 void AddStop(const State& state, const Job& job, const Node& node, Order& order, SentOrder* key) {
   const Generation up_to = StopUpTo(job, node);
   if (up_to == Generation()) return;
@@ -79,6 +90,7 @@ void AddStop(const State& state, const Job& job, const Node& node, Order& order,
     key->stop_reason = StopReason::kSuperseded;
     order.stop = Stop{up_to, state.config.ending.failure_grace, StopReason::kSuperseded};
   }
+  key->stop_in_place = order.stop->in_place = KeepsRanks(job, node);
 }
 
 // Everything about this generation that its agents could tell is durable.

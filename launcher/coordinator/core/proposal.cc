@@ -109,7 +109,7 @@ bool AskSurvivors(Step& step, Job& job, GenerationSoft& soft) {
     const NodeId& id = member.first;
     if (proposed.asked.contains(id)) continue;
     const Node* node = step.state.FindNode(id);
-    if (node == nullptr || !node->Is<Attached>() || !SlotsFree(job, *node)) {
+    if (node == nullptr || !node->Is<Attached>() || !MayPrepare(job, *node)) {
       proposed.failed[id] = "its slots were not free in time";
       continue;
     }

@@ -138,6 +138,12 @@ inline Order StopOrder(std::uint64_t number, std::uint64_t up_to, Duration grace
   order.stop = Stop{Generation(up_to), grace, reason};
   return order;
 }
+inline Order RetireOrder(std::uint64_t number, std::uint64_t up_to, Duration grace = 2s,
+                         std::string job = "a-1") {
+  Order order = StopOrder(number, up_to, grace, StopReason::kFailure, std::move(job));
+  order.stop->in_place = true;
+  return order;
+}
 inline Order ForgetOrder(std::uint64_t number, std::uint64_t up_to, std::string job = "a-1") {
   Order order = StopOrder(number, up_to, 2s, StopReason::kFailure, std::move(job));
   order.forget = Forget{Generation(up_to)};

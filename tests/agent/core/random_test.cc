@@ -5,8 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <deque>
+#include <set>
+#include <utility>
 
 #include "common/base/rng.h"
 #include "tests/agent/core/driver.h"
@@ -17,18 +20,28 @@ namespace {
 using namespace regroup::agent::testing;
 
 constexpr int kSlots = 3;
+constexpr Duration kAdopt = 500ms;
 
 struct Rank {
-  int starts = 0;
+  std::int64_t pid = 0;
   bool alive = false;
   bool exited = false;
   Instant at{};
+  // The worker in it.
+  bool able = false;      // It can retire.
+  bool greeted = false;   // Its connection to this life of the agent is open.
+  bool retire = false;    // It was told to, and has not answered.
+  bool told = false;      // It was told to, by this life of the agent.
+  bool hangs = false;     // From what it was told last on.
+  Generation generation;  // That it takes itself to be of.
+  Generation next;        // That it was told of. Not: none.
 };
 struct Shim {
   bool alive = true, ready = false, free = false, killed = false;
   bool started = false;       // Its mark.
   std::vector<Action> inbox;  // Sent by an agent, alive or dead; not read yet.
   std::vector<Rank> ranks;
+  std::set<int> kept;  // Ranks whose process is older than its generation.
   std::optional<Instant> stop_deadline;
 };
 struct Directory {
@@ -42,6 +55,7 @@ struct Directory {
 struct Node {
   std::map<GroupKey, Directory> directories;
   std::map<GroupKey, int> rank_starts;  // Ever, by group; outlives the directory.
+  int handed_over = 0;                  // Shims, ever.
   Generation stopped_up_to[2];          // What an agent has obeyed, by job.
   int LiveRanks() const {
     int live = 0;
@@ -62,12 +76,14 @@ class World {
   void Run(int steps) {
     for (int i = 0; i < steps && !::testing::Test::HasFailure(); ++i) RandomStep();
     faults_ = false;
+    CheckThatNoneWaits();
     for (int round = 0; round < 200 && !Quiet(); ++round) SettleRound();
     EXPECT_TRUE(Quiet()) << node_.directories.size() << " directories, " << core_->groups().size()
                          << " groups left";
     EXPECT_EQ(node_.LiveRanks(), 0);
   }
   std::size_t generations_started() const { return node_.rank_starts.size(); }
+  int handed_over() const { return node_.handed_over; }
 
  private:
   // ---- the agent
@@ -75,11 +91,24 @@ class World {
   void StartAgent() {
     Config config = ServiceConfig(kSlots);
     config.waits.warm_up = 100ms;
+    config.waits.adopt = kAdopt;
     config.cluster = cluster_;
     config.highest_epoch = epoch_;
     queue_.clear();
     stops_.clear();
     attached_ = false;
+    // Whoever holds the lock of a new directory is heard before anything is made of it.
+    std::vector<GroupKey> keys;
+    for (const auto& [key, directory] : node_.directories) keys.push_back(key);
+    for (const GroupKey& key : keys) AnswerHandOver(key);
+    queue_.clear();
+    for (auto& [key, directory] : node_.directories) {
+      if (!directory.shim) continue;
+      for (Rank& rank : directory.shim->ranks) {
+        rank.greeted = rank.told = false;
+        if (rank.alive) rank.next = Generation();  // What the shell knew went with it.
+      }
+    }
     core_.emplace(config, now_);
     Scanned scanned;
     for (const auto& [key, directory] : node_.directories)
@@ -104,13 +133,15 @@ class World {
     record.stop_deadline = shim.stop_deadline;
     for (std::size_t i = 0; i < shim.ranks.size(); ++i) {
       const int local = static_cast<int>(i);
-      if (shim.ranks[i].starts > 0) record.starts.push_back({local, 100 + local, shim.ranks[i].at});
-      if (shim.ranks[i].exited) record.exits.push_back(ExitOf(local, shim.ranks[i]));
+      const Rank& rank = shim.ranks[i];
+      if (rank.alive || rank.exited) record.starts.push_back({local, rank.pid, rank.at});
+      if (rank.exited) record.exits.push_back(ExitOf(local, rank));
     }
+    record.kept = shim.kept;
     return record;
   }
   static RankEnded ExitOf(int local_rank, const Rank& rank) {
-    return {.local_rank = local_rank, .pid = 100 + local_rank, .at = rank.at};
+    return {.local_rank = local_rank, .pid = rank.pid, .at = rank.at};
   }
 
   void Feed(const Event& event) {
@@ -149,6 +180,16 @@ class World {
     directory.shim.emplace();
     directory.shim->ranks.resize(directory.prepare.spec.workers);
   }
+  void Carry(const HandOver& a) {
+    ASSERT_TRUE(node_.directories.contains(a.to)) << "its record comes first";
+    ASSERT_FALSE(node_.directories[a.to].shim);
+    Shim& shim = *node_.directories.at(a.from).shim;
+    if (shim.alive) {
+      shim.inbox.push_back(a);
+    } else if (shim.free) {
+      Later(PrepareFailed{a.to, "it has ended"});
+    }  // Else ShimGone is on its way.
+  }
   void Carry(const SpawnStore& a) {
     Directory& directory = node_.directories.at(a.key);
     directory.store = Address{"10.0.0.2", 4000};
@@ -157,13 +198,34 @@ class World {
   }
   void Carry(const StartRanks& a) {
     ASSERT_GT(a.key.generation, StoppedUpTo(a.key.job)) << "a stopped generation was started";
+    for (const auto& [other, directory] : node_.directories) {
+      if (other.job != a.key.job || other.generation >= a.key.generation || !directory.shim)
+        continue;
+      // What is being stopped, or was not, is the coordinator's to wait for.
+      const bool theirs = directory.shim->stop_deadline || stops_.contains(other) ||
+                          other.generation > StoppedUpTo(a.key.job);
+      for (const Rank& rank : directory.shim->ranks)
+        EXPECT_FALSE(rank.alive && rank.told && !theirs)
+            << "ranks that have retired live beside a newer generation";
+    }
     node_.directories.at(a.key).shim->inbox.push_back(a);
   }
   void Carry(const StopRanks& a) {
     const auto [earlier, first] = stops_.emplace(a.key, a.deadline);
     ASSERT_TRUE(first || a.deadline < earlier->second) << "a stop deadline moved later";
+    ASSERT_FALSE(IsAsked(a.key)) << "its shim may be another group's";
     earlier->second = a.deadline;
     node_.directories.at(a.key).shim->inbox.push_back(a);
+  }
+  void Carry(const KillRank& a) {
+    ASSERT_FALSE(IsAsked(a.key)) << "its shim may be another group's";
+    node_.directories.at(a.key).shim->inbox.push_back(a);
+  }
+  void Carry(const TellRetire& a) {
+    Rank& rank = node_.directories.at(a.key).shim->ranks.at(a.local_rank);
+    ASSERT_TRUE(rank.able);
+    ASSERT_EQ(rank.generation, a.key.generation) << "told by a generation that it is not of";
+    rank.retire = rank.told = true;
   }
   void Carry(const SignalRank&) {}
   void Carry(const KillGroup& a) {
@@ -176,8 +238,13 @@ class World {
   void Carry(const KillShim& a) {
     Shim& shim = *node_.directories.at(a.key).shim;
     if (!std::exchange(shim.alive, false)) return;
+    shim.inbox.clear();
     for (Rank& rank : shim.ranks) rank.alive = false;  // PDEATHSIG.
     Later(ShimGone{a.key});
+  }
+  void Carry(const ReleaseShim& a) {
+    const Shim& shim = *node_.directories.at(a.key).shim;
+    for (const Rank& rank : shim.ranks) ASSERT_FALSE(rank.alive) << "a shim with ranks released";
   }
   void Carry(const CloseStore& a) { node_.directories.at(a.key).store_alive = false; }
   void Carry(const RemoveRunDirectory& a) {
@@ -222,9 +289,105 @@ class World {
 
   // ---- shims
 
+  // Its shim has yet to say whether it takes another generation.
+  bool IsAsked(const GroupKey& key) {
+    const Directory& directory = node_.directories.at(key);
+    return directory.shim && directory.shim->alive &&
+           std::any_of(directory.shim->inbox.begin(), directory.shim->inbox.end(),
+                       [](const Action& a) { return std::holds_alternative<HandOver>(a); });
+  }
+
+  void AnswerHandOver(const GroupKey& key) {
+    Directory& directory = node_.directories.at(key);
+    if (!directory.shim || !IsAsked(key) || directory.shim->free) return;
+    Shim& last = *directory.shim;
+    HandOver asked;
+    for (const Action& action : std::exchange(last.inbox, {})) {
+      if (const auto* over = std::get_if<HandOver>(&action)) asked = *over;
+    }
+    const auto to = node_.directories.find(asked.to);
+    if (to == node_.directories.end() || last.stop_deadline || (faults_ && rng_.Below(10) == 0))
+      return Later(PrepareFailed{asked.to, "it stops"});
+    Shim& next = to->second.shim.emplace(last);
+    last.alive = false;
+    last.free = true;
+    next.started = false;
+    next.kept.clear();
+    for (std::size_t i = 0; i < next.ranks.size(); ++i) {
+      if (next.ranks[i].alive) next.kept.insert(static_cast<int>(i));
+      next.ranks[i].exited = false;  // It is started anew.
+      last.ranks[i].alive = false;
+    }
+    ++node_.handed_over;
+    Later(ShimReady{asked.to, Address{"10.0.0.2", 5000}});
+    Later(GroupEmpty{key});
+  }
+
+  void StartAll(const GroupKey& key, Shim& shim, const StartRanks& start) {
+    shim.started = true;
+    RanksStarted started{key, {}};
+    const bool able = rng_.Below(4) != 0;
+    for (std::size_t i = 0; i < shim.ranks.size(); ++i) {
+      Rank& rank = shim.ranks[i];
+      const int local = static_cast<int>(i);
+      if (rank.alive) {
+        EXPECT_TRUE(start.kept.contains(local)) << "a kept rank is not told of its generation";
+        rank.next = key.generation;
+      } else {
+        shim.kept.erase(local);
+        rank = Rank{};
+        rank.pid = ++pid_;
+        rank.alive = true;
+        rank.at = now_;
+        rank.generation = key.generation;
+        rank.able = able || rng_.Below(3) == 0;
+      }
+      started.starts.push_back({local, rank.pid, rank.at});
+    }
+    EXPECT_EQ(++node_.rank_starts[key], 1) << "a generation was started twice";
+    Later(started);
+  }
+
+  void EndRank(const GroupKey& key, Shim& shim, Rank& rank) {
+    rank.alive = false;
+    rank.at = now_;
+    rank.exited = shim.started || shim.stop_deadline;
+    // Else it is started anew, and its end need not be told.
+    if (rank.exited || rng_.Below(2) == 0)
+      Later(RankExited{key, ExitOf(static_cast<int>(&rank - shim.ranks.data()), rank)});
+  }
+
+  // What the worker in a rank does of its own accord, or is told.
+  void Work(const JobId& job, int local_rank, Rank& rank) {
+    const auto say = [&](auto what) {
+      Later(WorkerSaid{{job, rank.generation}, local_rank, local_rank, std::move(what)});
+    };
+    const auto greet = [&] {
+      rank.greeted = true;
+      say(WorkerHello{true, true});
+    };
+    if (!rank.able || rank.hangs) return;
+    if (!rank.greeted) greet();
+    if (!rank.retire && rank.next <= rank.generation) return;
+    if (faults_ && rng_.Below(16) == 0) {
+      rank.hangs = true;
+    } else if (faults_ && rng_.Below(20) == 0) {
+      rank.hangs = true;
+      if (rank.next > rank.generation) rank.generation = rank.next;
+      say(WorkerCannotGoOn{"no"});
+    } else if (std::exchange(rank.retire, false)) {
+      say(WorkerRetired{});
+    } else {
+      rank.generation = rank.next;
+      rank.told = false;
+      greet();
+    }
+  }
+
   void ShimStep(const GroupKey& key, Directory& directory) {
     Shim& shim = *directory.shim;
     if (!shim.alive || shim.free) return;
+    if (IsAsked(key)) return AnswerHandOver(key);
     if (!shim.ready) {
       shim.ready = true;
       Later(ShimReady{key, Address{"10.0.0.2", 5000}});
@@ -233,15 +396,11 @@ class World {
       if (const auto* stop = std::get_if<StopRanks>(&action)) {
         // Of two agents' lives the earlier deadline counts.
         shim.stop_deadline = std::min(stop->deadline, shim.stop_deadline.value_or(stop->deadline));
-      } else if (!shim.started && !shim.stop_deadline) {
-        shim.started = true;
-        RanksStarted started{key, {}};
-        for (std::size_t i = 0; i < shim.ranks.size(); ++i) {
-          shim.ranks[i] = {1, true, false, now_};
-          started.starts.push_back({static_cast<int>(i), 100 + static_cast<int>(i), now_});
-        }
-        EXPECT_EQ(++node_.rank_starts[key], 1) << "a generation was started twice";
-        Later(started);
+      } else if (const auto* kill = std::get_if<KillRank>(&action)) {
+        Rank& rank = shim.ranks[static_cast<std::size_t>(kill->local_rank)];
+        if (rank.alive && (!faults_ || rng_.Below(10) != 0)) EndRank(key, shim, rank);
+      } else if (const auto* start = std::get_if<StartRanks>(&action)) {
+        if (!shim.started && !shim.stop_deadline) StartAll(key, shim, *start);
       }
     }
     const bool dying =
@@ -249,12 +408,8 @@ class World {
     bool any = false;
     for (std::size_t i = 0; i < shim.ranks.size(); ++i) {
       Rank& rank = shim.ranks[i];
-      if (rank.alive && (dying || (faults_ && rng_.Below(30) == 0))) {
-        rank.alive = false;
-        rank.exited = true;
-        rank.at = now_;
-        Later(RankExited{key, ExitOf(static_cast<int>(i), rank)});
-      }
+      if (rank.alive && (dying || (faults_ && rng_.Below(60) == 0))) EndRank(key, shim, rank);
+      if (rank.alive) Work(key.job, static_cast<int>(i), rank);
       any |= rank.alive;
     }
     if (!any && (shim.stop_deadline || shim.started)) {
@@ -265,6 +420,7 @@ class World {
     } else if (faults_ && rng_.Below(150) == 0) {  // SIGKILLed; PDEATHSIG takes its ranks.
       shim.alive = false;
       for (Rank& rank : shim.ranks) rank.alive = false;
+      shim.inbox.clear();
       if (shim.ready) {
         Later(ShimGone{key});
       } else {
@@ -283,18 +439,26 @@ class World {
     order.job = kJobs[which];
     auto& known = coordinator_[which];
     const Generation newest = known.empty() ? Generation() : known.rbegin()->first;
-    const std::uint64_t pick = rng_.Below(10);
+    // Mostly what a coordinator would do next.
+    const Phase now = known.empty() ? Phase::kFree : known.rbegin()->second.phase;
+    const bool runs = now == Phase::kPrepared && rng_.Below(2) == 0;
+    const bool goes_on = now == Phase::kRetired && rng_.Below(4) != 0;
+    const std::uint64_t pick = runs ? 4 : goes_on ? 0 : rng_.Below(10);
     // Stops are cumulative: every later order repeats the last one.
     const Generation stopped = StoppedUpTo(kJobs[which]);
-    if (stopped > Generation()) order.stop = Stop{stopped, 10s, StopReason::kElective};
+    if (stopped > Generation())
+      order.stop = Stop{stopped, 10s, StopReason::kElective, in_place_[which]};
     if (pick < 4) {
       Prepare prepare;
       prepare.generation = highest_[which] = highest_[which].Next();
       prepare.spec.workers = 1 + static_cast<int>(rng_.Below(kSlots));
+      const auto last = core_->groups().find({kJobs[which], newest});
+      if (last != core_->groups().end() && last->second.workers > 0 && rng_.Below(4) != 0)
+        prepare.spec.workers = last->second.workers;
       prepare.host_store = rng_.Below(2) == 0;
       if (prepare.generation.value() % 5 < 2) prepare.spec.job.warm.emplace();
       order.prepare = prepare;
-      if (rng_.Below(2) == 0) order.stop = StopAll(which, newest);
+      if (!goes_on && rng_.Below(2) == 0) order.stop = StopAll(which, newest);
     } else if (pick < 8 && !known.empty()) {
       const GroupReport& report = known.rbegin()->second;
       const Phase phase = report.phase;
@@ -308,13 +472,16 @@ class World {
       order.run = run;
     } else {
       order.stop = StopAll(which, newest);
-      if (rng_.Below(2) == 0) order.forget = Forget{newest};
+      // Nobody would stop what has retired, were its job forgotten here.
+      if (!order.stop->in_place && rng_.Below(2) == 0) order.forget = Forget{newest};
     }
     Feed(Ordered{order});
   }
   Stop StopAll(int which, Generation up_to) {
     StoppedUpTo(kJobs[which]) = std::max(StoppedUpTo(kJobs[which]), up_to);
-    return {up_to, std::chrono::milliseconds(rng_.Below(3000)), StopReason::kFailure};
+    in_place_[which] = faults_ && rng_.Below(5) != 0;
+    return {up_to, std::chrono::milliseconds(rng_.Below(3000)), StopReason::kFailure,
+            in_place_[which]};
   }
 
   // ---- time
@@ -334,6 +501,11 @@ class World {
       }
     }
   }
+  void ShimsStep() {
+    for (auto& [key, directory] : node_.directories) {
+      if (directory.shim) ShimStep(key, directory);
+    }
+  }
   void RandomStep() {
     Advance(std::chrono::milliseconds(rng_.Below(200)));
     switch (rng_.Below(8)) {
@@ -349,12 +521,9 @@ class World {
       case 2:
       case 3: RandomOrder(); break;
       case 4:
-      case 5:
-        for (auto& [key, directory] : node_.directories) {
-          if (directory.shim) ShimStep(key, directory);
-        }
-        break;
-      default: DeliverOne();
+      case 5: ShimsStep(); break;
+      default:
+        for (int i = 0; i < 3; ++i) DeliverOne();
     }
   }
   void DeliverOne() {
@@ -365,9 +534,7 @@ class World {
   }
   void SettleRound() {
     Advance(100ms);
-    for (auto& [key, directory] : node_.directories) {
-      if (directory.shim) ShimStep(key, directory);
-    }
+    ShimsStep();
     while (!queue_.empty()) DeliverOne();
     if (!core_->attached()) {
       Connect();
@@ -391,11 +558,37 @@ class World {
     EXPECT_LE(node_.LiveRanks(), kSlots) << "more ranks than slots";
     int slots = 0;
     for (const auto& [key, group] : core_->groups()) {
-      if (group.holds_slots()) slots += group.workers;
+      if (group.holds_slots() && !HasHeir(key)) slots += group.workers;
+      EXPECT_FALSE(group.phase == Phase::kRetired && group.stop_deadline);
+      EXPECT_FALSE(group.phase == Phase::kRetired && group.in_place.retired.empty());
       EXPECT_FALSE(group.phase == Phase::kRunning &&
                    static_cast<int>(group.ranks.starts.size()) < group.workers);
     }
     EXPECT_LE(slots, kSlots);
+    EXPECT_LE(node_.LiveRanks(), slots) << "ranks live in slots that are free";
+  }
+  // Its slots are counted with that group.
+  bool HasHeir(const GroupKey& key) {
+    return std::any_of(core_->groups().begin(), core_->groups().end(), [&](const auto& entry) {
+      return entry.first.job == key.job && entry.second.in_place.from == key.generation &&
+             entry.second.holds_slots();
+    });
+  }
+  // In a generation that runs no rank waits to be told of it, however long ago it was lost.
+  void CheckThatNoneWaits() {
+    for (int i = 0; i < 30 && !::testing::Test::HasFailure(); ++i) {
+      Advance(500ms);
+      ShimsStep();
+      while (!queue_.empty()) DeliverOne();
+    }
+    for (const auto& [key, group] : core_->groups()) {
+      const bool waits = group.in_place.retiring.has_value();
+      EXPECT_FALSE(waits) << "ranks retire for ever";
+      if (group.phase != Phase::kRunning) continue;
+      for (const Rank& rank : node_.directories.at(key).shim->ranks)
+        EXPECT_TRUE(!rank.alive || !rank.able || rank.generation == key.generation)
+            << "a kept rank waits for ever";
+    }
   }
 
   Rng rng_;
@@ -411,6 +604,8 @@ class World {
   std::uint64_t next_order_ = 1;
   std::map<Generation, GroupReport> coordinator_[2];
   Generation highest_[2];
+  bool in_place_[2] = {false, false};  // The last stop was.
+  std::int64_t pid_ = 100;
 };
 
 TEST(AgentCoreRandom, NothingStartsTwiceAndNothingIsLeft) {
@@ -418,15 +613,19 @@ TEST(AgentCoreRandom, NothingStartsTwiceAndNothingIsLeft) {
   const std::uint64_t first = only != nullptr ? std::strtoull(only, nullptr, 10) : 1;
   const std::uint64_t count = only != nullptr ? 1 : 2500;
   std::size_t started = 0;
+  int handed_over = 0;
   for (std::uint64_t seed = first; seed < first + count; ++seed) {
     SCOPED_TRACE(::testing::Message() << "REGROUP_SEED=" << seed);
     World world(seed);
     world.Run(400);
     started += world.generations_started();
+    handed_over += world.handed_over();
     if (::testing::Test::HasFailure()) return;
   }
   EXPECT_TRUE(only != nullptr || started > count)
       << started << " starts: lives too dull to show anything";
+  EXPECT_TRUE(only != nullptr || handed_over > static_cast<int>(count) / 8)
+      << handed_over << " shims were handed over";
 }
 
 }  // namespace

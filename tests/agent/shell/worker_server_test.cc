@@ -28,11 +28,16 @@ class WorkerServerTest : public ::testing::Test {
     server_.emplace(
         loop_, *std::move(listener), 4,
         [](const GroupKey& key, int rank, int local_rank, const std::string& token) {
+          if (key == GroupKey{JobId("a-1"), Generation(3)}) return token == "next";
           return key == GroupKey{JobId("a-1"), Generation(2)} && rank == local_rank + 2 &&
                  token == (rank == 3 ? "ours" : "theirs");
         },
         [this](Event event) { events_.push_back(std::move(event)); },
-        [this](std::string text) { warnings_.push_back(std::move(text)); });
+        [this](std::string text) { warnings_.push_back(std::move(text)); },
+        [this](const GroupKey& key, int local_rank) {
+          const bool newer = next_ && key.generation < next_->key.generation;
+          return newer && local_rank == next_->local_rank ? next_ : std::nullopt;
+        });
   }
   io::UniqueFd Connect() {
     auto fd = io::ConnectUnix(path_);
@@ -72,8 +77,113 @@ class WorkerServerTest : public ::testing::Test {
   boost::asio::io_context loop_{1};
   std::vector<Event> events_;
   std::vector<std::string> warnings_;
+  std::optional<NewGeneration> next_;  // Of the ranks that live on.
   std::optional<WorkerServer> server_;
 };
+
+constexpr char kNextHello[] =
+    R"({"hello": {"version": 1, "job": "a-1", "generation": "3", "rank": 7, "localRank": 1, "token": "next", "inPlace": true}})"
+    "\n";
+
+NewGeneration NextOf(int local_rank) {
+  return {{JobId("a-1"), Generation(3)}, 7, local_rank, {{"RANK", "7"}}};
+}
+constexpr char kNewGeneration[] =
+    "{\"newGeneration\":{\"generation\":\"3\",\"environment\":{\"RANK\":\"7\"}}}\n";
+
+TEST_F(WorkerServerTest, AWorkerRetiresAndGoesOnInTheNextGeneration) {
+  const GroupKey old{JobId("a-1"), Generation(2)};
+  const io::UniqueFd worker = Connect(), other = Connect();
+  Say(worker, kHello);
+  EXPECT_FALSE(ReadLine(worker).empty());
+  Say(other,
+      R"({"hello": {"version": 1, "job": "a-1", "generation": "2", "rank": 2, "localRank": 0, "token": "theirs", "inPlace": true}})"
+      "\n");
+  EXPECT_FALSE(ReadLine(other).empty());
+  EXPECT_FALSE(std::get<WorkerHello>(Said(0).what).in_place);
+  EXPECT_TRUE(std::get<WorkerHello>(Said(1).what).in_place);
+  server_->TellRetire(old, 1, 20s);
+  EXPECT_EQ(ReadLine(worker), "{\"retire\":{\"generation\":\"2\",\"leftS\":20}}\n");
+  // Said twice, and once of a generation that is long over.
+  Say(worker,
+      "{\"retired\": {\"generation\": \"2\"}}\n{\"retired\": {\"generation\": \"1\"}}\n"
+      "{\"retired\": {\"generation\": \"2\"}}\n");
+  RunUntil([&] { return events_.size() == 4; });
+  for (std::size_t i : {2u, 3u}) {
+    EXPECT_TRUE(std::holds_alternative<WorkerRetired>(Said(i).what));
+    EXPECT_EQ(Said(i).key, old);
+    EXPECT_EQ(Said(i).local_rank, 1);
+  }
+  server_->TellNewGeneration(NextOf(1));
+  EXPECT_EQ(ReadLine(worker), kNewGeneration);
+  Say(worker, kNextHello);
+  EXPECT_NE(ReadLine(worker).find("welcome"), std::string::npos);
+  ASSERT_EQ(events_.size(), 5u);
+  EXPECT_EQ(Said(4).key.generation, Generation(3));
+  EXPECT_EQ(Said(4).rank, 7);
+  // From here on it is in that one.
+  Say(worker,
+      "{\"progress\": {\"step\": 1}}\n{\"retired\": {\"generation\": \"2\"}}\n"
+      "{\"cannotGoOn\": {\"generation\": \"2\"}}\n{\"retired\": {\"generation\": \"3\"}}\n");
+  RunUntil([&] { return events_.size() == 7; });
+  EXPECT_EQ(std::get<WorkerProgress>(Said(5).what).rank, 7);
+  EXPECT_TRUE(std::holds_alternative<WorkerRetired>(Said(6).what));
+  EXPECT_EQ(Said(6).key.generation, Generation(3));
+  server_->TellRetire(old, 1, 20s);
+  server_->TellNotice(Said(6).key, 1, 5s);
+  EXPECT_EQ(ReadLine(worker), "{\"notice\":{\"leftS\":5}}\n");
+  EXPECT_TRUE(warnings_.empty());
+}
+
+TEST_F(WorkerServerTest, WhoComesBackWithItsOldGenerationHearsOfTheNew) {
+  next_ = NextOf(1);
+  const io::UniqueFd worker = Connect();
+  Say(worker, kHello);
+  EXPECT_NE(ReadLine(worker).find("welcome"), std::string::npos);
+  EXPECT_EQ(ReadLine(worker), kNewGeneration);
+  Say(worker, R"({"cannotGoOn": {"generation": "3", "why": "no room"}})"
+              "\n");
+  RunUntil([&] { return events_.size() == 2; });
+  EXPECT_EQ(std::get<WorkerCannotGoOn>(Said(1).what).why, "no room");
+  EXPECT_EQ(Said(1).key, next_->key);
+  EXPECT_EQ(Said(1).rank, 7);
+  Say(worker, kNextHello);
+  EXPECT_NE(ReadLine(worker).find("welcome"), std::string::npos);
+  Say(worker, kNextHello);
+  EXPECT_NE(ReadLine(worker).find("welcome"), std::string::npos) << "and nothing else between";
+}
+
+TEST_F(WorkerServerTest, WhatIsOfAForeignGenerationClosesItsConnection) {
+  next_ = NextOf(0);
+  for (
+      const std::string said :
+      {R"({"retired": {"generation": "3"}})", R"({"cannotGoOn": {"generation": "3"}})",
+       R"({"cannotGoOn": {"generation": "18446744073709551615"}})",
+       // Another rank's token; another local rank; another job; back again.
+       R"({"hello": {"version": 1, "job": "a-1", "generation": "3", "rank": 7, "localRank": 1, "token": "ours"}})",
+       R"({"hello": {"version": 1, "job": "a-1", "generation": "3", "rank": 7, "localRank": 0, "token": "next"}})",
+       R"({"hello": {"version": 1, "job": "a-2", "generation": "3", "rank": 7, "localRank": 1, "token": "next"}})",
+       R"({"hello": {"version": 1, "job": "a-1", "generation": "1", "rank": 3, "localRank": 1, "token": "ours"}})"}) {
+    const std::size_t before = events_.size();
+    const io::UniqueFd bad = Connect();
+    Say(bad, kHello);
+    EXPECT_NE(ReadLine(bad).find("welcome"), std::string::npos);
+    Say(bad, said + "\n");
+    EXPECT_EQ(ReadLine(bad), "") << said;
+    RunUntil([&] { return events_.size() == before + 2; });
+    EXPECT_TRUE(std::holds_alternative<WorkerHungUp>(events_.back())) << said;
+  }
+}
+
+TEST_F(WorkerServerTest, NothingIsSaidBeforeAHello) {
+  for (const char* said : {"{\"retired\": {\"generation\": \"2\"}}\n",
+                           "{\"cannotGoOn\": {\"generation\": \"2\"}}\n"}) {
+    const io::UniqueFd bad = Connect();
+    Say(bad, said);
+    EXPECT_EQ(ReadLine(bad), "");
+  }
+  EXPECT_TRUE(events_.empty());
+}
 
 TEST_F(WorkerServerTest, WithoutDescriptorsItWaitsAndDoesNotSpin) {
   io::UniqueFd worker = Connect();

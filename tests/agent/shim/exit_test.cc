@@ -150,8 +150,8 @@ TEST_F(ShimTest, EnvironmentIsWhatTheSpecSays) {
   spec.environment = {"A=1", "RANK=wrong"};
   Group group = Run(spec);
   ASSERT_TRUE(group.WaitForEnd());
-  EXPECT_EQ(Log(group, 11),
-            absl::StrCat("A=1\nLOCAL_RANK=1\nRANK=11\nREGROUP_GROUP=", spec.nonce, "\n"));
+  EXPECT_EQ(Log(group, 11), absl::StrCat("A=1\nLOCAL_RANK=1\nRANK=11\nREGROUP_GROUP=", spec.nonce,
+                                         "\nREGROUP_LOCAL_RANK=1\n"));
 }
 
 TEST_F(ShimTest, StandardInputReachesLocalRankZeroOnly) {

@@ -105,7 +105,29 @@ class Fakes:
         pid, in_cgroup = struct.unpack("ii", self.warm.recv(8))
         return {"pid": pid, "out": out[0], "err": err[0], "status": status[0], "go": go[1]}
 
+    def spare(self):
+        """As WarmStart::AskForSpare; the socket and the pid of what takes the child's place."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.warm.sendmsg([b"spare"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))])
+        theirs.close()
+        return ours, struct.unpack("ii", self.warm.recv(8))[0]
+
     def run(self):
+        if not self.orders.get("generations"):
+            return self.generation()
+        ranks = []
+        for _ in range(self.orders["generations"]):
+            spare = self.spare()
+            ranks.append(self.generation())
+            self.warm.close()
+            self.warm, self.child = spare
+        with open("/proc/%d/stat" % self.child) as f:  # The last one is this process's child, too, and ends by itself.
+            parent = f.read().rpartition(")")[2].split()[1]
+        self.warm.close()
+        ended = os.waitpid(self.child, 0)[1]
+        return [{"generations": ranks, "is_child": int(parent) == os.getpid(), "code": ended}]
+
+    def generation(self):
         mode = os.O_WRONLY if self.orders.get("die") else os.O_RDONLY
         ranks = [self.fork(order, os.open(order["stdin"], mode)) for order in self.orders["ranks"]]
         os.kill(self.child, signal.SIGKILL)
@@ -403,6 +425,12 @@ class WarmRank(unittest.TestCase):
             warm, cold = self.warm(given)["ranks"][0]["out"], self.cold(given)["out"]
             self.assertEqual(eval(warm), eval(cold) + ["run", "<module>"])
 
+    def test_a_stack_is_printed_whatever_its_descriptors_are(self):
+        """torch.manual_seed() keeps one, and would wait for a pipe that has the number of the nursery's own text."""
+        self.write("train.py", "import os, traceback\nr, w = os.pipe()\n[os.dup2(r, fd) for fd in range(3, 9) if fd != w]\n"
+                               "print('train.py' in ''.join(traceback.format_stack()))\n")
+        self.assertEqual(self.warm(command("../train.py"))["ranks"][0]["out"], "True\n")
+
     def test_hashes_are_those_of_the_node(self):
         self.write("train.py", "print(hash('name'))\n")
         ranks = self.warm(command("../train.py"), count=3)["ranks"]
@@ -558,6 +586,21 @@ class WarmRank(unittest.TestCase):
         nursery = self.nursery(given, {"PYTHONPATH": os.path.join(self.folder, "site")})
         ranks = nursery.ask({"ranks": [self.order(given, rank) for rank in range(2)]}, self.folder)["ranks"]
         self.assertEqual([rank["out"] for rank in ranks], ["seeded\n"] * 2)
+
+    def test_a_spare_forks_the_ranks_of_the_next_generation(self):
+        """Each as the first ones, until a module has changed."""
+        self.write("local.py", "import decimal\n")
+        self.write("train.py", FIELDS)
+        given = command("../train.py", "two words")
+        nursery = self.nursery(given)
+        result = nursery.ask({"ranks": [self.order(given, rank) for rank in range(2)], "generations": 4}, self.folder)["ranks"][0]
+        self.assertEqual((result["is_child"], result["code"]), (True, 0))
+        self.assertEqual(len(result["generations"]), 4)
+        for ranks in result["generations"]:
+            for rank, warm in enumerate(ranks):
+                cold = self.cold(given, rank)
+                self.assertEqual(json.loads(warm["out"].partition("\n")[0]), json.loads(cold["out"].partition("\n")[0]))
+                self.assertEqual((warm["err"], warm["code"]), (cold["err"], cold["code"]))
 
     def test_nothing_outlives_its_shim(self):
         self.write("train.py", "import time\ntime.sleep(%d)\n" % LIMIT_S)

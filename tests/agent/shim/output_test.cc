@@ -186,8 +186,9 @@ TEST(LogDrain, WhoLeavesAfterTheEndFindsAllOfIt) {
     io::UniqueFd writer(out[1]);
     const LogDrain::Reader reader{.present = true, .waits = true, .room_bytes = 0, .shown = {}};
     (*drain)->SetReader(reader);
-    (*drain)->AddRank(0, work / "0", "", {.segment_bytes = 4096, .segments = 2},
-                      io::UniqueFd(out[0]), io::UniqueFd(err[0]));
+    (*drain)->AddRank(
+        {.id = 1, .directory = work / "0", .limits = {.segment_bytes = 4096, .segments = 2}},
+        io::UniqueFd(out[0]), io::UniqueFd(err[0]));
     const std::string block(4096, 'x');
     for (int i = 0; i < 10; ++i) ASSERT_EQ(::write(writer.get(), block.data(), 4096), 4096);
     writer.reset();
@@ -200,6 +201,103 @@ TEST(LogDrain, WhoLeavesAfterTheEndFindsAllOfIt) {
       read += chunk->bytes;
     ASSERT_EQ(read.size(), 40960u) << "in round " << round;
   }
+}
+
+std::string AllOf(const std::string& directory) {
+  io::LogReader reader(directory, io::LogStream::kStdout);
+  std::string all;
+  for (auto chunk = reader.Next(); chunk.ok() && !chunk->bytes.empty(); chunk = reader.Next())
+    all += chunk->bytes;
+  return all;
+}
+
+// One rank's drain, whose output moves from folder 0 to 1.
+class MovedRank {
+ public:
+  MovedRank() : notify_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    drain_ = std::move(*LogDrain::Start(notify_.get()));
+    int out[2], err[2];
+    EXPECT_TRUE(::pipe2(out, O_CLOEXEC | O_NONBLOCK) == 0 &&
+                ::pipe2(err, O_CLOEXEC | O_NONBLOCK) == 0);
+    out_.reset(out[1]);
+    err_.reset(err[1]);
+    drain_->AddRank({.id = 1, .directory = work_ / "0"}, io::UniqueFd(out[0]),
+                    io::UniqueFd(err[0]));
+  }
+  ~MovedRank() {
+    drain_->Finish();
+    drain_.reset();
+  }
+  void Write(const std::string& text) {
+    const std::uint64_t before = written_;
+    written_ += text.size();
+    ASSERT_EQ(::write(out_.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()))
+        << before;
+  }
+  void WriteThrough(const std::string& text) {
+    Write(text);
+    EXPECT_TRUE(Eventually([this] { return drain_->Look().output_bytes == written_; }));
+  }
+  void CloseStdout() { out_.reset(); }
+  void Move() { drain_->MoveRank(1, {.id = 2, .directory = work_ / "1"}); }
+  void ExpectMoved() {
+    EXPECT_TRUE(Eventually([this] { return drain_->Look().moved == std::set<int>{2}; }));
+  }
+  void Expect(const std::string& before, const std::string& after) {
+    EXPECT_TRUE(
+        Eventually([&] { return AllOf(work_ / "0") + AllOf(work_ / "1") == before + after; }));
+    EXPECT_EQ(AllOf(work_ / "0"), before);
+    EXPECT_EQ(AllOf(work_ / "1"), after);
+  }
+  LogDrain& drain() { return *drain_; }
+
+ private:
+  const io::TempDirectory work_;
+  const io::UniqueFd notify_;
+  io::UniqueFd out_, err_;
+  std::unique_ptr<LogDrain> drain_;
+  std::uint64_t written_ = 0;
+};
+
+TEST(LogDrain, WhatWasWrittenBeforeAMoveStays) {
+  MovedRank rank;
+  rank.Write("before\nalso\n");
+  rank.Move();
+  rank.ExpectMoved();
+  rank.WriteThrough("after\n");
+  rank.Expect("before\nalso\n", "after\n");
+}
+
+TEST(LogDrain, ALineThatHasBegunIsFinishedBeforeAMove) {
+  MovedRank rank;
+  rank.WriteThrough("par");
+  rank.Move();
+  rank.Write("tial\n");
+  rank.ExpectMoved();
+  rank.WriteThrough("after\n");
+  rank.Expect("partial\n", "after\n");
+}
+
+TEST(LogDrain, ALineWithoutAnEndHoldsNoMoveUp) {
+  MovedRank rank;
+  rank.WriteThrough("10 %");
+  rank.Move();
+  rank.ExpectMoved();
+  rank.WriteThrough("after\n");
+  rank.Expect("10 %", "after\n");
+}
+
+TEST(LogDrain, ARankThatHasClosedItsOutputMovesToo) {
+  MovedRank rank;
+  rank.WriteThrough("last");
+  rank.CloseStdout();
+  rank.Move();
+  rank.ExpectMoved();
+  rank.Expect("last", "");
+  rank.drain().Forget(2);
+  EXPECT_TRUE(Eventually([&] { return rank.drain().Look().moved.empty(); }));
+  rank.drain().RankEnded(2);
+  EXPECT_TRUE(Eventually([&] { return rank.drain().Look().complete == std::set<int>{2}; }));
 }
 
 TEST(LogDrain, ADiskIsFullBeforeItsEnd) {

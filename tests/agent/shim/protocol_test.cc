@@ -33,6 +33,7 @@ Spec FullSpec() {
   spec.oom_score_adj = 500;
   spec.store_members = {"10.0.0.1", "::1"};
   spec.agent_data = std::string("\0\1\2", 3);
+  spec.keeps_ranks = true;
   return spec;
 }
 
@@ -56,6 +57,7 @@ State FullState() {
   rank.after_stop = true;
   rank.oom = OomEvidence::kProbable;
   rank.logs_complete = true;
+  rank.inherited = true;
   state.ranks = {RankState{}, rank};
   state.stop_deadline = Instant(Duration(99));
   state.left = {1, 2, 3};
@@ -82,6 +84,27 @@ TEST(ShimProtocol, SpecRoundTrips) {
   EXPECT_EQ(back->generation, spec.generation);
 }
 
+TEST(ShimProtocol, AKeptRankIsAnEndedOneToOlderPrograms) {
+  State state = FullState();
+  state.ranks[0].phase = RankPhase::kKept;
+  state.ranks[1].phase = RankPhase::kRunning;
+  const std::string bytes = Encode(state);
+  absl::StatusOr<State> back = DecodeState(bytes);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(*back, state);
+  // As one reads it that knows the numbers 0 to 3 alone.
+  FieldReader in(std::string_view(bytes).substr(1));
+  std::vector<std::int64_t> phases;
+  while (in.Next()) {
+    if (in.tag() != 6) continue;
+    FieldReader rank(in.bytes());
+    while (rank.Next()) {
+      if (rank.tag() == 3) phases.push_back(rank.Int());
+    }
+  }
+  EXPECT_EQ(phases, (std::vector<std::int64_t>{3, 2}));
+}
+
 TEST(ShimProtocol, StateRoundTrips) {
   absl::StatusOr<State> back = DecodeState(Encode(FullState()));
   ASSERT_TRUE(back.ok()) << back.status();
@@ -100,7 +123,8 @@ TEST(ShimProtocol, CommandsRoundTrip) {
       Stop{.deadline = Instant(Duration(123)), .signal = 2},
       Kill{},
       Query{},
-      Shown{{{0, true, {3, 1ull << 40}}, {1, false, io::kNotAwaited}}, 7}};
+      Shown{{{0, true, {3, 1ull << 40}}, {1, false, io::kNotAwaited}}, 7},
+      Adopt{.with_stdin = true}};
   for (const Command& command : commands) {
     absl::StatusOr<Command> back = DecodeCommand(Encode(command));
     ASSERT_TRUE(back.ok()) << back.status();

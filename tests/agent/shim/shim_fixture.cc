@@ -92,11 +92,14 @@ bool Group::WaitForEnd() {
   return true;
 }
 
-void Group::Start() {
+void Group::Start(int first) {
   StartRanks start;
   for (int i = 0; i < spec.workers; ++i) {
-    start.ranks.push_back(
-        {i, 10 + i, {absl::StrCat("RANK=", 10 + i), absl::StrCat("LOCAL_RANK=", i)}, {}});
+    start.ranks.push_back({i,
+                           first + i,
+                           {absl::StrCat("RANK=", first + i), absl::StrCat("LOCAL_RANK=", i),
+                            absl::StrCat("REGROUP_LOCAL_RANK=", i)},
+                           {}});
   }
   EXPECT_TRUE(link->Send(start).ok());
 }
@@ -155,6 +158,26 @@ Group ShimTest::Run(Spec spec) {
   Group group = Spawn(std::move(spec));
   group.Start();
   return group;
+}
+
+ShimTest::Before ShimTest::PrepareHandOver(Group& group, Adoption& adoption) {
+  Spec spec = group.spec;
+  spec.generation = Generation(next_generation_++);
+  absl::StatusOr<RunDirectory> directory = CreateRunDirectory(base_.path(), spec);
+  CHECK(directory.ok());
+  adoption = std::move(*PrepareAdoption(*directory));
+  Before before{std::exchange(group.spec, spec),
+                std::exchange(group.directory, *std::move(directory)), *std::move(group.link)};
+  group.link = std::move(*Link::Connect(group.directory, group.spec, false));
+  group.state = State{};
+  return before;
+}
+
+ShimTest::Before ShimTest::HandOver(Group& group) {
+  Adoption adoption;
+  Before before = PrepareHandOver(group, adoption);
+  CHECK(before.link.SendAdopt(adoption, -1).ok());
+  return before;
 }
 
 std::string ShimTest::Log(const Group& group, int rank, io::LogStream stream) {

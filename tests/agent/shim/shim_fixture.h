@@ -32,8 +32,8 @@ class Group {
   // before.
   bool WaitFor(const std::function<bool(const State&)>& fits);
   bool WaitForPhase(Phase phase);
-  bool WaitForEnd();  // Free, the connection closed, the process gone.
-  void Start();       // StartRanks with ranks 10, 11, …
+  bool WaitForEnd();           // Free, the connection closed, the process gone.
+  void Start(int first = 10);  // StartRanks with ranks `first`, `first` + 1, …
   void Stop(Duration grace, int signal = 15);
   const RankState& rank(int local_rank = 0) const {
     return state.ranks.at(static_cast<std::size_t>(local_rank));
@@ -58,6 +58,16 @@ class ShimTest : public testing::Test {
   Spec CommandSpec(std::vector<std::string> command, int workers = 1);
   Group Spawn(Spec spec, int lifeline = -1, int rank0_stdin = -1, bool wants_output = false);
   Group Run(Spec spec);  // Spawn and Start.
+  // The group goes on as that of its job's next generation; the result is what it was. Its link is
+  // closed once that has happened.
+  struct Before {
+    Spec spec;
+    RunDirectory directory;
+    Link link;
+  };
+  Before HandOver(Group& group);
+  // What is to be sent for that; the spec and the directory are already those of `group`.
+  Before PrepareHandOver(Group& group, Adoption& adoption);
   std::string Log(const Group& group, int rank = 10, io::LogStream stream = io::LogStream::kStdout);
   std::string ShimLog(const Group& group);
 

@@ -251,6 +251,18 @@ TEST(JobFile, Warm) {
   }
 }
 
+TEST(JobFile, InPlace) {
+  const std::string file = "name: a\nrun: [python, train.py]\n";
+  for (const bool in_place : {false, true}) {
+    const std::string line = std::string("in_place: ") + (in_place ? "true" : "false") + "\n";
+    absl::StatusOr<JobSpec> job = ParseJobFile(file + line, "j", "/here");
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_EQ(job->in_place, in_place);
+    EXPECT_EQ(RenderJobFile(*job).find("in_place: true") != std::string::npos, in_place);
+  }
+  EXPECT_FALSE(ParseJobFile(file + "in_place: torch\n", "j", "/here").ok());
+}
+
 TEST(JobLimits, Warm) {
   JobSpec spec = Good();
   spec.warm = {{std::string(4096, 'x')}};
@@ -325,7 +337,7 @@ TEST(JobFile, WhatIsNotUtf8IsRefusedWithItsLine) {
 }
 
 constexpr char kKnown[] =
-    "known are: env grace log_keep max_restarts name nnodes node_check node_check_timeout "
+    "known are: env grace in_place log_keep max_restarts name nnodes node_check node_check_timeout "
     "nproc_per_node "
     "numa_binding price_per_node_hour retry role run scale_up shutdown_timeout virtual_local_rank "
     "warm workdir";

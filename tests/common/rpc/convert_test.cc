@@ -53,6 +53,7 @@ JobSpec SomeSpec() {
   spec.sets_master_port = true;
   spec.node_check = {"test -e \xff", std::chrono::seconds(9)};
   spec.warm = {{"torch", "\xff"}};
+  spec.in_place = true;
   return spec;
 }
 GroupReport SomeReport() {
@@ -143,7 +144,7 @@ TEST(Convert, CoordinatorMessagesSurvive) {
   order.number = OrderNo(4);
   order.job = JobId("train-4");
   order.forget = Forget{Generation(1)};
-  order.stop = Stop{Generation(2), std::chrono::seconds(3), StopReason::kNotice};
+  order.stop = Stop{Generation(2), std::chrono::seconds(3), StopReason::kNotice, /*in_place=*/true};
   order.prepare =
       Prepare{Generation(3), {8, SomeSpec()}, true, {"10.0.0.4", "fd00::1"}, "10.0.0.4"};
   order.run =

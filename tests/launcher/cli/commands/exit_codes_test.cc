@@ -295,7 +295,7 @@ TEST_F(Said, HelpOfEveryCommand) {
 TEST_F(Said, Version) {
   Ended ended = Run({"--version"});
   EXPECT_EQ(ended.code, 0);
-  for (const char* word : {"regroup ", "commit ", "build ", "protocol 1.2", "CUDA ", "NCCL "})
+  for (const char* word : {"regroup ", "commit ", "build ", "protocol 1.3", "CUDA ", "NCCL "})
     EXPECT_THAT(ended.out, HasSubstr(word));
   EXPECT_THAT(Run({"version", "--json"}).out, StartsWith("{\"schema\":\"regroup.version/1\""));
 }
