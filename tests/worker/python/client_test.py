@@ -171,6 +171,89 @@ class Reports(WorkerTest):
         self.agent.await_step(99999)
 
 
+class InPlace(WorkerTest):
+    """What a process that outlives its generation hears and says."""
+
+    NEXT = {"REGROUP_GENERATION": "6", "RANK": "1", "WORLD_SIZE": "4", "REGROUP_WORKER_TOKEN": "9a"}
+
+    def worker(self):
+        self.broken_off = []
+        self.become_worker(REGROUP_WORKER_TOKEN="3f")
+        client = _worker.client()
+        client.offer_in_place(lambda: self.broken_off.append(threading.current_thread().name))
+        self.await_hello(5, "3f")
+        return client
+
+    def await_hello(self, generation, token):
+        self.agent.await_(lambda said: any(
+            (body.get("hello", {}).get("generation"), body.get("hello", {}).get("token"), body.get("hello", {}).get("in_place"))
+            == (generation, token, True) for body in said))
+
+    def next_generation(self, client):
+        said = client.await_new_generation(10)
+        os.environ.update(said[1])
+        client.adopt()
+        return said
+
+    def test_from_one_generation_to_the_next(self):
+        client = self.worker()
+        regroup.progress(step=7)
+        self.agent.await_step(7)
+        self.assertIsNone(client.retire)
+        self.agent.tell({"retire": {"generation": "5", "leftS": 20}})
+        self.assertTrue(client.await_retire(10))
+        wait_for(lambda: self.broken_off == ["regroup"])
+        client.retired()
+        self.agent.await_(lambda said: {"retired": {"generation": 5}} in said)
+        self.agent.tell({"newGeneration": {"generation": "6", "environment": self.NEXT}})
+        before = len(self.agent.said)
+        self.assertEqual(self.next_generation(client), (6, self.NEXT))
+        self.await_hello(6, "9a")
+        self.agent.await_(lambda said: {"progress": {"step": 7}} in said[before:])
+        self.assertIsNone(client.retire)
+        self.assertEqual((client.who.rank, regroup.context().world_size, self.agent.connections), (1, 4, 1))
+
+    def test_said_again_to_another_agent_and_when_asked_again(self):
+        client = self.worker()
+        retire = {"retire": {"generation": "5", "leftS": 20}}
+        self.agent.tell(retire)
+        client.await_retire(10)
+        client.retired()
+        self.agent.await_(lambda said: {"retired": {"generation": 5}} in said)
+        self.agent.tell(retire)
+        self.agent.await_(lambda said: said.count({"retired": {"generation": 5}}) == 2)
+        self.agent.close()
+        self.agent.open()
+        said = self.agent.await_(lambda said: said.count({"retired": {"generation": 5}}) == 3)
+        self.assertEqual([next(iter(body)) for body in said[-2:]], ["hello", "retired"])
+        self.assertEqual(len(self.broken_off), 1)
+
+    def test_what_is_of_an_older_generation_or_no_message_is_ignored(self):
+        client = self.worker()
+        for line in ({"retire": {"generation": "4"}}, {"retire": []}, {"retire": {"generation": "x"}},
+                     {"newGeneration": {"generation": "5", "environment": {}}}, {"newGeneration": {"generation": "6", "environment": {"A": 1}}},
+                     {"newGeneration": 3}):
+            self.agent.tell(line)
+        self.agent.tell({"retire": {"generation": "5"}})
+        self.assertTrue(client.await_retire(10))
+        self.assertEqual((client.retire.generation, client.await_new_generation(0.01)), (5, None))
+
+    def test_it_cannot_go_on(self):
+        client = self.worker()
+        client.cannot_go_on("é" * 5000)
+        said = self.agent.await_(lambda said: any("cannot_go_on" in body for body in said))[-1]["cannot_go_on"]
+        self.assertEqual((said["generation"], set(said["why"]), len(said["why"])), (5, {"é"}, 2048))
+
+    def test_without_the_offer_nothing_is_said(self):
+        self.become_worker()
+        regroup.progress(step=1)
+        self.agent.await_step(1)
+        self.assertNotIn("in_place", self.agent.said[0][1]["hello"])
+        self.agent.tell({"retire": {"generation": "5", "leftS": 20}})
+        wait_for(lambda: _worker._client.retire)
+        self.assertEqual(self.agent.kinds(), ["hello", "progress"])
+
+
 class Reconnecting(WorkerTest):
     def test_after_the_agent_restarts_it_says_hello_and_repeats_what_counts(self):
         self.become_worker()

@@ -15,12 +15,15 @@ A thread in the background talks to this node's agent; the agent may restart at 
 from . import callbacks, checkpoint
 from ._agree import should_stop_together
 from ._context import Context, context
+from ._elastic import elastic
 from ._record import record
+from ._sampler import ElasticSampler
+from ._steps import steps
 from ._wire import Notice
 from ._worker import finished, flush, leave, notice, on_notice, progress, should_stop, torch_imports
 
 __all__ = [
-    "Context", "Notice", "callbacks", "checkpoint", "context", "finished", "flush", "leave", "notice", "on_notice", "progress",
-    "record", "should_stop", "should_stop_together", "torch_imports",
+    "Context", "ElasticSampler", "Notice", "callbacks", "checkpoint", "context", "elastic", "finished", "flush", "leave", "notice",
+    "on_notice", "progress", "record", "should_stop", "should_stop_together", "steps", "torch_imports",
 ]
 __version__ = "0.1.0"

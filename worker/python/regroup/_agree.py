@@ -1,6 +1,6 @@
 """What all ranks decide together, so that none leaves a collective that the others still wait in."""
 import sys
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from . import _worker
 from ._client import logger
@@ -12,7 +12,8 @@ class _Ballot:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._group = torch.distributed.new_group(backend="gloo")
+        # A new rank would not have it: who lives through generations votes in the group of all, in the order of calls.
+        self._group = None if _on_error is not None else torch.distributed.new_group(backend="gloo")
         self._votes: Any = None
         self._work: Any = None
 
@@ -30,6 +31,7 @@ class _Ballot:
 _ballot: Optional[_Ballot] = None
 _broken = False
 _decided = False
+_on_error: Optional[Callable[[BaseException], bool]] = None  # Whether an error comes of the end of a generation.
 
 
 def should_stop_together() -> bool:
@@ -57,10 +59,23 @@ def _vote(torch: Any) -> bool:
         if _ballot is None:
             _ballot = _Ballot(torch)
         return _ballot.cast(_worker.should_stop())
-    except Exception:  # A rank is gone, and so will be this one; or there is no Gloo here.
+    except Exception as error:  # A rank is gone, and so will be this one; or there is no Gloo here.
+        if _on_error is not None and _on_error(error):
+            return False  # This one stays, and all of them vote anew in the next generation.
         logger.warning("ranks cannot agree on when to stop: notices go unheard", exc_info=True)
         _broken = True
         return False
+
+
+def forget() -> None:
+    """A new generation: all votes are cast anew."""
+    global _ballot, _broken, _decided
+    ballot, _ballot, _broken, _decided = _ballot, None, False, False
+    try:
+        if ballot is not None and ballot._work is not None:
+            ballot._work.wait()  # Its group is broken off already.
+    except Exception:
+        logger.debug("a vote was lost", exc_info=True)
 
 
 def _distributed() -> Any:

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from . import _wire
-from ._context import Context, local_rank_for_agent, token_for_agent
+from ._context import Context, context, local_rank_for_agent, token_for_agent
 
 FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 2.0
 REPORT_EVERY_S = 0.1
@@ -67,6 +67,13 @@ class Client:
         self._question_due = False
         self._notice: Optional[_wire.Notice] = None
         self._callbacks: List[Callable[[_wire.Notice], object]] = []
+        self._in_place: Optional[Callable[[], object]] = None  # Breaks off what this process does with others.
+        self._hello_due = False
+        self._retire: Optional[_wire.Retire] = None  # The newest.
+        self._new_generation: Optional[Tuple[int, Dict[str, str]]] = None  # The newest.
+        self._retired = 0  # The generation that this process says to have retired from.
+        self._cannot: Optional[Tuple[int, str]] = None
+        self._words_due = False  # Of the two above.
         self._sent = True
 
         self._thread = threading.Thread(target=self._run, name="regroup", daemon=True)
@@ -120,6 +127,51 @@ class Client:
         self.take_notices()
         self._wake()
 
+    def offer_in_place(self, break_off: Optional[Callable[[], object]]) -> None:
+        """From now on this process can outlive its generation: once that ends, a thread of ours calls `break_off()`, and
+        the program says retired(). None: no longer."""
+        with self._changed:
+            self._hello_due = self._hello_due or (break_off is None) != (self._in_place is None)
+            self._in_place = break_off
+        self._wake()
+
+    @property
+    def retire(self) -> Optional[_wire.Retire]:
+        """Set while the generation that this process takes part in is over."""
+        retire = self._retire
+        return retire if retire is not None and retire.generation >= self.who.generation else None
+
+    def await_retire(self, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.retire is not None or self._stopped, seconds) and self.retire is not None
+
+    def retired(self) -> None:
+        with self._changed:
+            self._retired, self._words_due = self.who.generation, True
+        self._wake()
+
+    def cannot_go_on(self, why: str) -> None:
+        with self._changed:
+            self._cannot, self._words_due = (self.who.generation, why), True
+        self._wake()
+
+    def await_new_generation(self, seconds: float) -> Optional[Tuple[int, Dict[str, str]]]:
+        """The next generation of a process that has retired; None: not within this time."""
+        def come() -> bool:
+            return self._stopped or (self._new_generation is not None and self._new_generation[0] > self.who.generation)
+        with self._changed:
+            return self._new_generation if self._changed.wait_for(come, seconds) and not self._stopped else None
+
+    def adopt(self) -> None:
+        """This process's variables are those of a new generation: says so."""
+        with self._changed:
+            self.who, self._local_rank, self._token = context(), local_rank_for_agent(), token_for_agent()
+            self._hello_due = True
+            self._report_due = self._report is not None
+            self._notice = None  # If it still counts, it comes again.
+            self._retired, self._words_due = 0, False
+        self._wake()
+
     @property
     def notice(self) -> Optional[_wire.Notice]:
         return self._notice
@@ -158,7 +210,8 @@ class Client:
 
     def _is_sent(self) -> bool:
         # An agent that greets us only now would find us gone, and read no further.
-        return self._welcomed and self._sent and not (self._report_due or self._question_due or self._questions)
+        return self._welcomed and self._sent and not (
+            self._report_due or self._question_due or self._questions or self._hello_due or self._words_due)
 
     def _run(self) -> None:
         try:
@@ -198,9 +251,9 @@ class Client:
         except OSError:
             return self._hang_up()
         with self._changed:
-            self._welcomed, self._said_takes_notice = False, self._takes_notice
-            self._outgoing = _wire.hello(self.who, self._local_rank, self._token, self._takes_notice)
+            self._welcomed, self._outgoing = False, self._hello()
             # A new agent knows nothing yet.
+            self._words_due = self._retired > 0 or self._cannot is not None
             self._report_due = self._report is not None
             self._question_due = self._asking is not None
         return None
@@ -218,9 +271,9 @@ class Client:
             if self._socket is None:
                 self._sent = False
                 return max(0.0, self._next_dial - now)
-            if self._said_takes_notice != self._takes_notice:
-                self._said_takes_notice = self._takes_notice
-                self._outgoing += _wire.hello(self.who, self._local_rank, self._token, self._takes_notice)
+            if self._hello_due or self._said_takes_notice != self._takes_notice:
+                self._outgoing += self._hello()
+            self._outgoing += self._words()
             if self._asking is None and self._questions:
                 self._asking, self._question_due = self._questions.popleft(), True
             report, again = self._due_report(now)
@@ -236,6 +289,20 @@ class Client:
             if self._is_sent():
                 self._changed.notify_all()
         return again
+
+    def _hello(self) -> bytes:
+        self._hello_due, self._said_takes_notice = False, self._takes_notice
+        return _wire.hello(self.who, self._local_rank, self._token, self._takes_notice, self._in_place is not None)
+
+    def _words(self) -> bytes:
+        """What a process that outlives its generation has to say."""
+        due, self._words_due = self._words_due, False
+        lines = b""
+        if due and self._retired > 0:
+            lines += _wire.retired(self._retired)
+        if due and self._cannot is not None:
+            lines += _wire.cannot_go_on(*self._cannot)
+        return lines
 
     def _due_report(self, now: float) -> Tuple[Optional[Dict[str, Any]], float]:
         # One at a time: while the agent does not read, newer reports replace the one that waits. How far it came goes
@@ -300,6 +367,10 @@ class Client:
                 self._notice = heard
         elif "commit" in said:
             self._take_answer(_wire.answer_of(said["commit"]))
+        elif "retire" in said:
+            self._take_retire(_wire.retire_of(said["retire"]))
+        elif "newGeneration" in said or "new_generation" in said:
+            self._take_new_generation(_wire.new_generation_of(said.get("newGeneration", said.get("new_generation"))))
 
     def _take_answer(self, answer: Optional[_wire.Answer]) -> None:
         with self._changed:
@@ -311,6 +382,26 @@ class Client:
             self._asking = None
         asked.answer = answer
         asked.done.set()
+
+    def _take_retire(self, retire: Optional[_wire.Retire]) -> None:
+        with self._changed:
+            if retire is None or retire.generation < self.who.generation:
+                return  # That one is over for us.
+            if self._retire is not None and self._retire.generation >= retire.generation:
+                # Said again: perhaps what we said was lost.
+                self._words_due = self._retired > 0 or self._cannot is not None
+                return
+            self._retire = retire
+            break_off = self._in_place
+            self._changed.notify_all()
+        if break_off is not None:
+            break_off()
+
+    def _take_new_generation(self, said: Optional[Tuple[int, Dict[str, str]]]) -> None:
+        with self._changed:
+            if said is not None and said[0] > max(self.who.generation, self._new_generation[0] if self._new_generation else 0):
+                self._new_generation = said
+                self._changed.notify_all()
 
     def _call_back(self) -> None:
         if self._notice is None:

@@ -3,7 +3,7 @@ import json
 import math
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 from ._context import Context
 
@@ -30,6 +30,15 @@ class Notice:
 
 
 @dataclass(frozen=True)
+class Retire:
+    """This generation is over: take part in nothing of it any more, and wait for the next one. By `deadline`, of
+    time.monotonic(), or the process is killed."""
+
+    generation: int
+    deadline: float
+
+
+@dataclass(frozen=True)
 class Question:
     """May this checkpoint be published?"""
 
@@ -52,9 +61,20 @@ def _line(kind: str, body: Dict[str, Any]) -> bytes:
     return json.dumps({kind: body}, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
 
-def hello(who: Context, local_rank: int, token: str, takes_notice: bool) -> bytes:
-    return _line("hello", {"version": VERSION, "job": who.job, "generation": who.generation, "rank": who.rank,
-                           "local_rank": local_rank, "token": token, "takes_notice": takes_notice})
+def hello(who: Context, local_rank: int, token: str, takes_notice: bool, in_place: bool = False) -> bytes:
+    body = {"version": VERSION, "job": who.job, "generation": who.generation, "rank": who.rank, "local_rank": local_rank,
+            "token": token, "takes_notice": takes_notice}
+    # Left out where it is false: an agent that does not know it need not skip it.
+    return _line("hello", {**body, "in_place": True} if in_place else body)
+
+
+def retired(generation: int) -> bytes:
+    return _line("retired", {"generation": generation})
+
+
+def cannot_go_on(generation: int, why: str) -> bytes:
+    text = why.encode("utf-8", "replace")[:MAX_TEXT_BYTES].decode("utf-8", "ignore")
+    return _line("cannot_go_on", {"generation": generation, "why": text})
 
 
 def progress(report: Dict[str, Any]) -> bytes:
@@ -108,6 +128,29 @@ def notice_of(body: Any) -> Notice:
     if seconds is None or not 0 < seconds < _MAX_LEFT_S:
         seconds = 0.0  # Not a number, negative or beyond reason: as good as none left.
     return Notice(time.monotonic() + seconds)
+
+
+def retire_of(body: Any) -> Optional[Retire]:
+    generation = _generation_of(body)
+    return None if generation is None else Retire(generation, notice_of(body).deadline)
+
+
+def new_generation_of(body: Any) -> Optional[Tuple[int, Dict[str, str]]]:
+    """Its number, and the variables of a process of this rank."""
+    generation = _generation_of(body)
+    variables = body.get("environment", {}) if isinstance(body, dict) else None
+    if generation is None or not isinstance(variables, dict):
+        return None
+    if not all(isinstance(name, str) and isinstance(value, str) for name, value in variables.items()):
+        return None
+    return generation, variables
+
+
+def _generation_of(body: Any) -> Optional[int]:
+    try:  # As text: a 64-bit number.
+        return int(body.get("generation", 0)) if isinstance(body, dict) else None
+    except (TypeError, ValueError):
+        return None
 
 
 def answer_of(body: Any) -> Optional[Answer]:

@@ -1,0 +1,65 @@
+"""The connections of a process group, and how to break them off from another thread.
+
+Gloo's abort() does nothing, and a rank that waits for a peer that is stopped waits until its group's time-out. So the
+sockets that a group has opened are shut down below it: whatever waits on them fails at once.
+"""
+import os
+import socket
+from typing import Dict
+
+
+def connected() -> Dict[int, str]:
+    """{descriptor: identity} of this process's TCP connections."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        identity = _identity(fd)
+        if identity.startswith("socket:") and _peers(fd, identity):
+            found[fd] = identity
+    return found
+
+
+def shut_down(sockets: Dict[int, str]) -> None:
+    """Those of them that are still open. A number that is another file's by now is left alone."""
+    for fd, identity in sockets.items():
+        peer = _open(fd, identity)
+        if peer is not None:
+            with peer:
+                try:
+                    peer.shutdown(socket.SHUT_RD)
+                except OSError:
+                    pass  # The other end was faster.
+
+
+def _peers(fd: int, identity: str) -> bool:
+    peer = _open(fd, identity)
+    if peer is None:
+        return False
+    with peer:
+        try:
+            return peer.family in (socket.AF_INET, socket.AF_INET6) and bool(peer.getpeername())
+        except OSError:
+            return False  # It listens.
+
+
+def _open(fd: int, identity: str) -> "socket.socket | None":
+    """A descriptor of our own for it: the number may be closed, and used again, by another thread at any time."""
+    try:
+        own = os.dup(fd)
+    except OSError:
+        return None
+    if _identity(own) != identity:
+        os.close(own)
+        return None
+    try:
+        return socket.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        return None
+
+
+def _identity(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
