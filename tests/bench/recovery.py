@@ -29,13 +29,14 @@ import cluster as cl  # noqa: E402 (race_world knows where it is)
 from race_cases import BEST_CONF  # noqa: E402
 
 SCRIPT = os.path.join(HERE, "ddp_steps.py")
+IN_PLACE_SCRIPT = os.path.join(HERE, "inplace_steps.py")
 PHASES = ("begun", "imported", "met", "step")
 BOUND = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Of Regroup, warm: at most `ship` times what `over` takes, and at most `ship_s` seconds."""
+    """Of `ours`: at most `ship` times what `over` takes, and at most `ship_s` seconds. `fewer`: a whole node is killed."""
     name: str
     unit: str
     nodes: int
@@ -45,13 +46,18 @@ class Case:
     ship: float
     aim: float
     ship_s: float = math.inf
+    ours: str = "Regroup --warm"
+    fewer: bool = False
 
 
 KILLED = [Case("rank killed, 2 ranks on 1 node", "s", 1, 2, 10, "torchrun", 0.15, 0.06, 0.5),
           Case("rank killed, 2 nodes of 1 rank", "s", 2, 1, 10, "torchrun", 0.15, 0.06, 0.5)]
+IN_PLACE = "Regroup in place"
+KEPT = [Case("node killed, 3 nodes of 1 rank, world one smaller", "s", 3, 1, 10, "torchrun", 0.05, 0.05, 0.15, IN_PLACE, True),
+        Case("rank killed, 3 ranks on 1 node, replaced", "s", 1, 3, 10, "torchrun", 0.12, 0.06, 0.5, IN_PLACE)]
 STARTED = Case("start, 8 ranks on 1 node", "s", 1, 8, 3, "torchrun", 0.5, 0.3)
 MEMORY = Case("memory of 8 ranks", "MB", 1, 8, 3, "Regroup", 0.7, 0.5)
-CASES = [*KILLED, STARTED, MEMORY]
+CASES = [*KILLED, *KEPT, STARTED, MEMORY]
 
 
 class Others(rw.Launcher):
@@ -73,13 +79,18 @@ class Ours(rw.Regroup):
         return [*command, *worker]
 
 
+class OursInPlace(Ours):
+    """Survivors keep their processes."""
+
+
 class Job(rw.World):
     """The script under one launcher."""
 
     def __init__(self, bin_dir, launcher, case):
-        super().__init__(bin_dir, launcher, case.nodes)
+        super().__init__(bin_dir, launcher, case.nodes, f"{case.nodes - 1}:{case.nodes}" if case.fewer else None)
         self.per_node, self.size = case.per_node, case.nodes * case.per_node
-        self.worker = [SCRIPT, self.marks]
+        self.in_place = isinstance(launcher, OursInPlace)
+        self.worker = [IN_PLACE_SCRIPT if self.in_place else SCRIPT, self.marks]
 
     def notes(self, after):
         """{rank: (pid, {phase: when it was first come to})} of processes that began after that moment and still live."""
@@ -94,6 +105,30 @@ class Job(rw.World):
             if phases.get("begun", 0) > after and cl.alive(pid):
                 found[rank] = (pid, phases)
         return found
+
+    def newest_generation(self):
+        """Its number, and {process: its first step in it} of those that live."""
+        found = {}
+        for name in os.listdir(self.marks):
+            pid = int(name.split(".")[1])
+            if not cl.alive(pid):
+                continue
+            with open(os.path.join(self.marks, name), encoding="ascii") as f:
+                for phase, nanoseconds in (line.split() for line in f if line.endswith("\n")):
+                    if phase.startswith("step."):
+                        found.setdefault(int(phase[5:]), {}).setdefault(pid, int(nanoseconds) / 1e9)
+        return max(found.items(), default=(0, {}))
+
+    def await_generation(self, newer_than):
+        """The steps of all ranks in a generation above that; None when they have not come within BOUND seconds."""
+        deadline = time.monotonic() + BOUND
+        while time.monotonic() < deadline:
+            generation, steps = self.newest_generation()
+            if generation > newer_than and len(steps) == self.size:
+                return steps
+            cl.reap()
+            time.sleep(0.005)
+        return None
 
     def await_steps(self, after):
         """The same, once every rank has completed a step; None when it has not within BOUND seconds."""
@@ -126,7 +161,13 @@ class Bench:
         regroup = (os.path.join(bin_dir, "regroup"),)
         self.launchers = [Others("torchrun", (python, "-m", "torch.distributed.run"), BEST_CONF),
                           *([Others("ft_launcher", (ft,), BEST_CONF)] if ft else []),
-                          Ours("Regroup", regroup), Ours("Regroup --warm", regroup, "--warm")]
+                          Ours("Regroup", regroup), Ours("Regroup --warm", regroup, "--warm"),
+                          OursInPlace(IN_PLACE, regroup, "--warm --in-place")]
+
+    def launchers_of(self, case):
+        """In place is measured beside whom it is compared with; other cases are not of it."""
+        of_it = (case.ours, case.over) if case in KEPT else [each.name for each in self.launchers if each.name != IN_PLACE]
+        return [launcher for launcher in self.launchers if launcher.name in of_it]
 
     def add(self, case, launcher, sample, phases=None):
         self.samples.setdefault((case.name, launcher.name), []).append(sample)
@@ -159,7 +200,15 @@ class Bench:
 
     def kill(self, case, launcher, job, found):
         time.sleep(random.uniform(0.2, 1.2))
-        died = w.exit_time(found[random.randrange(job.size)][0])
+        generation = job.newest_generation()[0]
+        if case.fewer:  # Not the first, where torchrun's rendezvous is.
+            job.size -= 1
+            died = job.strike(random.randrange(1, case.nodes), signal.SIGKILL)
+        else:
+            died = w.exit_time(found[random.randrange(job.size)][0])
+        if job.in_place:
+            steps = job.await_generation(newer_than=generation)
+            return self.add(case, launcher, math.inf if steps is None else max(steps.values()) - died)
         again = job.await_steps(after=died)
         if again is None:
             return self.add(case, launcher, math.inf)
@@ -179,14 +228,14 @@ class Bench:
 
     def measure(self):
         """Launchers in turn, so that whatever else this machine does meets them all."""
-        for shape in dict.fromkeys((case.nodes, case.per_node) for case in self.cases):
-            cases = [case for case in self.cases if (case.nodes, case.per_node) == shape]
+        for shape in dict.fromkeys((case.nodes, case.per_node, case.fewer) for case in self.cases):
+            cases = [case for case in self.cases if (case.nodes, case.per_node, case.fewer) == shape]
             for number in range(1 if self.fast else cases[0].rounds):
-                for launcher in self.launchers:
+                for launcher in self.launchers_of(cases[0]):
                     rw.say(f"{', '.join(case.name for case in cases)}: {launcher.name}, {number + 1}")
                     self.round(cases, launcher)
             for case in cases:
-                for launcher in self.launchers:
+                for launcher in self.launchers_of(case):
                     self.tell(case, launcher)
 
     def median(self, case, name):
@@ -194,17 +243,17 @@ class Bench:
         return race_table.median(back) if back else math.inf
 
     def missed(self, case):
-        ours, other = self.median(case, "Regroup --warm"), self.median(case, case.over)
-        never = any(math.isinf(s) for s in self.samples.get((case.name, "Regroup --warm"), [math.inf]))
+        ours, other = self.median(case, case.ours), self.median(case, case.over)
+        never = any(math.isinf(s) for s in self.samples.get((case.name, case.ours), [math.inf]))
         return never or ours > case.ship_s or ours > case.ship * other
 
     def table(self):
         names = [launcher.name for launcher in self.launchers]
-        rows = [["case", *names, "warm over", "ship", "aim"]]
+        rows = [["case", *names, "ours over", "ship", "aim"]]
         for case in self.cases:
             cells = [self.cell(case, name) for name in names]
             other = self.median(case, case.over)
-            ratio = "-" if math.isinf(other) else f"{self.median(case, 'Regroup --warm') / other:.2f} x {case.over}"
+            ratio = "-" if math.isinf(other) else f"{self.median(case, case.ours) / other:.2f} x {case.over}"
             limit = f"{case.ship:g} x" + ("" if math.isinf(case.ship_s) else f", {case.ship_s:g} {case.unit}")
             rows.append([case.name, *cells, ratio, limit + (" MISSED" if self.missed(case) else ""), f"{case.aim:g} x"])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -213,7 +262,9 @@ class Bench:
         return "\n".join(lines)
 
     def cell(self, case, name):
-        samples = self.samples[case.name, name]
+        samples = self.samples.get((case.name, name))
+        if samples is None:
+            return "-"
         never = sum(map(math.isinf, samples))
         if never == len(samples):
             return f"never in {BOUND:.0f} s"

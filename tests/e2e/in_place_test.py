@@ -1,0 +1,110 @@
+"""In place: a PyTorch script under `regroup run --in-place`, whose ranks keep their process when another one is killed."""
+import glob
+import json
+import os
+import signal
+import textwrap
+
+import regroup_e2e as e2e
+from python_test import PACKAGE
+
+RANKS, SAMPLES, BATCH, EPOCHS = 3, 96, 12, 1000
+# One object a line to $MARKS/PID: that a step is done; at the end a digest of the parameters and every sample of the last epoch.
+SCRIPT = """
+    import hashlib, json, os, time
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, TensorDataset
+    import regroup, regroup.inplace
+
+    log = open(os.path.join(os.environ["MARKS"], str(os.getpid())), "a", buffering=1)
+    def say(**what):
+        ctx = regroup.context()
+        print(json.dumps({"generation": ctx.generation, "rank": ctx.rank, "world": ctx.world_size, **what}), file=log)
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(7)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    data = TensorDataset(torch.arange(SAMPLES), torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(3)))
+    sampler = regroup.ElasticSampler(data, batch_size=BATCH, seed=5)
+    loader = DataLoader(data, batch_sampler=sampler)
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        loop = regroup.steps(loader, model, optimizer)
+        for ids, x in loop:
+            (model(x).square().mean() * sampler.weight).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.01)
+            say(step=loop.step, ids=ids.tolist())
+        if os.path.exists(os.path.join(os.environ["MARKS"], "enough")):
+            break
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    say(digest=digest, step=loop.step)
+    dist.destroy_process_group()
+    time.sleep(0.5)  # PyTorch's threads let go of the last tensors.
+    """
+
+
+class InPlace(e2e.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.marks = self.fx.path("work", "marks")
+        os.mkdir(self.marks)
+        text = textwrap.dedent(SCRIPT)
+        for name in ("SAMPLES", "BATCH", "EPOCHS"):
+            text = text.replace(name, str(globals()[name]))
+        with open(self.fx.path("work", "train.py"), "w", encoding="utf-8") as f:
+            f.write(text)
+
+    def launch(self, *options):
+        return self.fx.regroup("run", "--nproc-per-node", RANKS, "--max-restarts", 9, "--in-place", *options, "train.py",
+                               env={"PYTHON_EXEC": e2e.torch_python(), "PYTHONPATH": PACKAGE, "MARKS": self.marks, "OMP_NUM_THREADS": "1"})
+
+    def said(self):
+        """What each process has said, by its pid."""
+        found = {}
+        for path in glob.glob(os.path.join(self.marks, "[0-9]*")):
+            with open(path, encoding="utf-8") as f:
+                found[int(os.path.basename(path))] = [json.loads(line) for line in f.read().splitlines()]
+        return found
+
+    def steps_in(self, generation, count=RANKS):
+        """{rank: pid} of those that have done a step in that generation, once there are so many."""
+        def look():
+            ranks = {line["rank"]: pid for pid, lines in self.said().items() for line in lines if line["generation"] == generation}
+            return ranks if len(ranks) == count else None
+        return e2e.wait_for(look, 60, f"steps in generation {generation}", self.fx.describe)
+
+    def finish(self, run):
+        with open(os.path.join(self.marks, "enough"), "w", encoding="utf-8"):
+            pass
+        self.assertEqual(run.wait(), 0, run)
+        ends = [line for lines in self.said().values() for line in lines if "digest" in line]
+        self.assertEqual(len(ends), RANKS, ends)
+        self.assertEqual(len({line["digest"] for line in ends}), 1, ends)
+
+    def test_each_rank_in_turn_is_killed(self):
+        run = self.launch()
+        before = self.steps_in(1)
+        for victim in range(RANKS):
+            os.kill(before[victim], signal.SIGKILL)
+            after = self.steps_in(victim + 2)
+            kept = {rank: pid for rank, pid in before.items() if rank != victim}
+            self.assertEqual({rank: after[rank] for rank in kept}, kept, "survivors keep their process and their rank")
+            self.assertNotIn(after[victim], before.values())
+            before = after
+        self.finish(run)
+
+    def test_with_warm_ranks(self):
+        run = self.launch("--warm")
+        before = self.steps_in(1)
+        os.kill(before[1], signal.SIGKILL)
+        after = self.steps_in(2)
+        self.assertEqual((after[0], after[2]), (before[0], before[2]))
+        self.finish(run)
+
+
+if __name__ == "__main__":
+    e2e.main()
