@@ -192,7 +192,7 @@ class Storming {
     std::uint64_t& newest = newest_[order.job];
     if (Chance(6)) {
       order.stop = Stop{Generation(rng_.Below(newest + 2)), std::chrono::milliseconds(Draw(3000)),
-                        static_cast<StopReason>(Draw(5)), Chance(2)};
+                        static_cast<StopReason>(Draw(5)), !Chance(4)};
     }
     if (Chance(6)) order.forget = Forget{Generation(rng_.Below(newest + 1))};
     if (Chance(3)) {
@@ -294,9 +294,15 @@ class Storming {
   }
 
   Event OfWorker() {
+    if (!told_.empty() && !Chance(3)) {
+      const auto [key, local_rank] = told_.back();
+      told_.pop_back();
+      return WorkerSaid{key, 2 + local_rank, local_rank, WorkerRetired{}};
+    }
     const GroupKey key = KnownKey();
-    const int local_rank = Draw(5);
-    WorkerSaid said{key, 2 + local_rank, local_rank, WorkerHello{Chance(2), !Chance(4)}};
+    const auto seen = seen_.find(key);
+    const int local_rank = Draw(Chance(6) || seen == seen_.end() ? 5 : seen->second.workers);
+    WorkerSaid said{key, 2 + local_rank, local_rank, WorkerHello{Chance(2), !Chance(8)}};
     switch (Draw(9)) {
       case 0: return WorkerHungUp{key, local_rank};
       case 1:
@@ -354,7 +360,7 @@ class Storming {
 
   void Learn(const WriteRunDirectory& a) {
     Seen& seen = seen_[a.key] = {};
-    seen.workers = a.prepare.spec.workers;
+    seen.workers = std::max(1, a.prepare.spec.workers);
     seen.store = a.prepare.host_store;
   }
   void Learn(const WarmUp& a) { seen_[a.key].warming = true; }
@@ -363,6 +369,7 @@ class Storming {
     seen_[a.to].spawned = true;
     seen_[a.to].from = a.from;
   }
+  void Learn(const TellRetire& a) { told_.emplace_back(a.key, a.local_rank); }
   void Learn(const RemoveRunDirectory& a) { seen_.erase(a.key); }
   void Learn(const SendReport& a) { numbers_.push_back(a.report.number.value()); }
   void Learn(const SendCommit& a) { asked_.push_back(a.request); }
@@ -383,7 +390,8 @@ class Storming {
   std::map<GroupKey, Seen> seen_;
   std::vector<std::uint64_t> numbers_;
   std::vector<CommitRequest> asked_;
-  std::map<JobId, std::uint64_t> newest_;  // Generation that was ordered or found.
+  std::vector<std::pair<GroupKey, int>> told_;  // To retire.
+  std::map<JobId, std::uint64_t> newest_;       // Generation that was ordered or found.
   std::uint64_t order_ = 0;
   std::int64_t step_ = 0;
 };
