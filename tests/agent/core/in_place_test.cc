@@ -309,6 +309,27 @@ TEST(InPlace, AnEndedRankIsStartedBesideTheKeptOnes) {
   EXPECT_EQ(agent.Last<SendReport>()->report.started.at(0).pid, 200);
 }
 
+TEST(InPlace, ARankThatEndsWhileItsShimIsHandedOverIsNotKept) {
+  Driver agent = HandingOver();
+  End(agent, kOne, 0, 100);
+  agent.Do(ShimReady{kTwo, kWitness});
+  agent.Do(GroupEmpty{kOne});
+  agent.Do(Ordered{RunOrder(5, 2, 2)});
+  EXPECT_EQ(agent.Last<StartRanks>()->kept, (std::set<int>{1}));
+}
+
+// The order that follows the forming of a generation stops all that were before it.
+TEST(InPlace, AStopOfTheGroupThatWasHandedOverReachesNoShim) {
+  Driver agent = HandingOver();
+  agent.Do(ShimReady{kTwo, kWitness});
+  agent.Do(Ordered{StopOrder(5, 1, 1s)});
+  agent.AdvanceTo(4s);
+  EXPECT_EQ(agent.CountEver<StopRanks>() + agent.CountEver<KillShim>(), 0);
+  agent.Do(GroupEmpty{kOne});
+  EXPECT_EQ(PhaseOf(agent, kOne), Phase::kFree);
+  EXPECT_EQ(PhaseOf(agent, kTwo), Phase::kPrepared);
+}
+
 TEST(InPlace, APrepareWaitsForRanksThatRetire) {
   Driver agent = Running(/*slots=*/4);
   Order order = PrepareOrder(3, 2, 2);
