@@ -573,9 +573,8 @@ absl::Status Trainer::ExplainNotFinite(const StepResult& result) const {
   return WithExit(
       UserError(
           absl::StatusCode::kOutOfRange,
-          absl::StrFormat(overflow ? "the gradients of step %d overflow f16 at any loss scale"
-                                   : "the loss of step %d is not finite",
-                          step_ + 1),
+          absl::StrCat(overflow ? "the gradients" : "the loss", " of step ", step_ + 1,
+                       overflow ? " overflow f16 at any loss scale" : " is not finite"),
           absl::StrFormat("loss %g, norm of the gradients %g", result.loss, result.gradient_norm),
           overflow ? "--precision bf16, or a lower --learning-rate"
                    : "a lower --learning-rate, a longer --warmup"),
