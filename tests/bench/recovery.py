@@ -289,6 +289,7 @@ def main():
     if not os.environ.get("REGROUP_TEST_PYTHON"):
         sys.exit("error: REGROUP_TEST_PYTHON names no PyTorch\n  try: ./dev bench recovery, which installs it")
     os.environ["PYTHON_EXEC"] = os.environ["REGROUP_TEST_PYTHON"]
+    os.environ["PYTHONPATH"] = os.path.join(HERE, "..", "..", "worker", "python")
     signal.signal(signal.SIGTERM, interrupted)
     cl.become_subreaper()
     bench = Bench(os.path.abspath(options.bin_dir), cases, options.fast)
