@@ -22,7 +22,7 @@ MUTANTS = [
     (CORE + "causes.cc", "if (IsWorse(cause, *worst)) std::swap(*worst, cause);", ""),
     # ---- ends of generations
     (CORE + "ending.cc", "if (!ending.waiting.empty() && step.now() < ending.give_up) {", "if (false) {"),
-    (CORE + "ending.cc", "if (node && node->leaving) sooner[member.first] = node->leaving->until;", ""),
+    (CORE + "ending.cc", "if (node && node->leaving) job.stop->sooner[member.first] = node->leaving->until;", ""),
     (CORE + "ending.cc", "row.verdict_open = true;", "row.verdict_open = false;"),
     (CORE + "ending.cc", "std::max(total.reached.step, *progress.last_step);", "*progress.last_step;"),
     (CORE + "ending.cc", "job.gather.not_before = *job.outage.detected_at + BackOffAfter(step.state, job, row, streak);",

@@ -300,7 +300,8 @@ TEST_P(AdoptTest, WhatDoesNotFitIsRefusedAndItsDescriptorsAreClosed) {
 }
 
 TEST_P(AdoptTest, AfterAStopItIsRefused) {
-  Group group = RunAll("trap '' TERM; while :; do sleep 0.01; done", 1);
+  Group group = RunAll("trap '' TERM; : > $WORK/deaf; while :; do sleep 0.01; done", 1);
+  ASSERT_TRUE(Eventually([&] { return std::filesystem::exists(work_ / "deaf"); }));
   group.Stop(seconds(1000));
   ASSERT_TRUE(group.WaitForPhase(Phase::kStopping));
   Adoption adoption;
