@@ -163,6 +163,7 @@ function(regroup_proto)
   file(GLOB protos CONFIGURE_DEPENDS *.proto)
   set(messages "")
   set(stubs "")
+  set(generated "")
   foreach(proto IN LISTS protos)
     file(RELATIVE_PATH path ${CMAKE_SOURCE_DIR} ${proto})
     string(REGEX REPLACE "\\.proto$" "" stem ${CMAKE_BINARY_DIR}/${path})
@@ -177,12 +178,14 @@ function(regroup_proto)
                  --plugin=protoc-gen-grpc=$<TARGET_FILE:gRPC::grpc_cpp_plugin>)
     endif()
     list(APPEND messages ${stem}.pb.cc)
+    list(APPEND generated ${outputs})
     add_custom_command(
       OUTPUT ${outputs}
       COMMAND protobuf::protoc --cpp_out=${CMAKE_BINARY_DIR} ${plugin}
               -I ${CMAKE_SOURCE_DIR} ${proto}
       DEPENDS ${protos} VERBATIM COMMENT "protoc ${path}")
   endforeach()
+  add_custom_target(generated DEPENDS ${generated})
   set_source_files_properties(${messages} ${stubs} PROPERTIES COMPILE_OPTIONS -w)
   add_library(regroup_proto STATIC ${messages})
   if(REGROUP_FUZZ)
