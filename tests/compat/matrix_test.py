@@ -43,6 +43,13 @@ class Cells(unittest.TestCase):
         self.assertNotIn(matrix.Cell("ddp", "fixed", "added"), cells)
         self.assertNotIn(matrix.Cell("ddp", "standalone", "node"), cells)
 
+    def test_each_cell_is_cold_and_warm(self):
+        cells = set(matrix.cells())
+        cold = [cell for cell in cells if "warm" not in cell.disturbance]
+        self.assertEqual(len(cells), 2 * len(cold))
+        self.assertLessEqual({matrix.Cell("ddp", "elastic", d) for d in ("none", "warm", "two", "two+warm", "node", "warm+node")}, cells)
+        self.assertNotIn(matrix.Cell("ddp", "elastic", "two+rank"), cells)
+
     def test_several_happen_in_one_cell_where_each_makes_sense(self):
         cells = matrix.several(["ddp"])
         self.assertIn(matrix.Cell("ddp", "elastic", "two+ipv6+added+rank+node"), cells)
