@@ -89,6 +89,23 @@ TEST_F(Generations, number_burned_by_a_dead_proposal) {
   EXPECT_EQ(world().node("a").Find(job, Generation(1)), nullptr);
 }
 
+// Its agent first, its shim and its ranks a moment later, as when a cgroup is killed.
+TEST_F(Generations, a_node_that_dies_in_pieces_is_lost_within_milliseconds) {
+  Start();
+  AddDaemons({"a", "b", "c"});
+  const JobId job = Running(SpecOf("job", 2, 2));
+  for (const auto& [pieces, limit] : {std::pair{5ms, 30ms}, std::pair{50ms, 60ms}}) {
+    world().RunFor(20s);
+    const std::uint64_t next = world().View(job).generation.value() + 1;
+    const std::string victim = Members(GenerationOf(job, next - 1)).back();
+    world().node(victim).KillAgent();
+    world().RunFor(pieces);
+    world().node(victim).KillNode();
+    ASSERT_TRUE(ReachesGeneration(job, next, limit)) << victim;
+    world().node(victim).Reboot();
+  }
+}
+
 struct Life {
   std::string state;
   int restarts = -1;

@@ -25,6 +25,7 @@ struct JournalConfig {
 struct LeaseConfig {
   Duration heartbeat = std::chrono::seconds(1);
   Duration lease = std::chrono::seconds(5);
+  Duration first_probe_interval = std::chrono::milliseconds(10);
   Duration probe_interval = std::chrono::milliseconds(100);
   // How long an agent may be away while the witness of its group accepts.
   Duration agent_restart = std::chrono::minutes(2);

@@ -25,6 +25,15 @@ namespace {
 // Probes are spread out when very many nodes are away at once.
 constexpr int kProbedAtFullRate = 64;
 
+// A node that dies takes its session along first, and its groups within milliseconds; an agent that
+// restarts needs longer. So the first probes come soon, each after as long as the node is away.
+Duration UntilNextProbe(const Step& step, const Away& away) {
+  const LeaseConfig& leases = step.config().leases;
+  const Duration rate =
+      std::clamp(step.now() - away.broken_at, leases.first_probe_interval, leases.probe_interval);
+  return rate * (1 + step.state.fleet.broken / kProbedAtFullRate);
+}
+
 // A launched agent that has nothing to come back to: its name is free for the next command at once.
 // Else a fixed-size job that is started again at once would find its own names taken.
 bool CommandIsOver(const State& state, const Node& node) {
@@ -210,8 +219,7 @@ void OnNodeDeadline(Step& step, Node& node) {
   if (away && !node.watches.empty()) {
     if (away->probe_at <= step.now()) {
       ProbeWitnesses(step, node);
-      away->probe_at = step.now() + step.config().leases.probe_interval *
-                                        (1 + step.state.fleet.broken / kProbedAtFullRate);
+      away->probe_at = step.now() + UntilNextProbe(step, *away);
     }
     next = std::min(next, away->probe_at);
   }
