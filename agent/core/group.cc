@@ -51,8 +51,10 @@ GroupReport ReportOf(const GroupKey& key, const Group& group, Instant now) {
   if (!group.store.closed) report.store = group.store.address;
   report.witness = group.shim.witness;
   for (const auto& [local_rank, start] : group.ranks.starts) {
-    report.started.push_back(
-        {.local_rank = local_rank, .pid = start.pid, .age = AgeAt(now, start.at)});
+    report.started.push_back({.local_rank = local_rank,
+                              .pid = start.pid,
+                              .age = AgeAt(now, start.at),
+                              .kept = group.ranks.kept.contains(local_rank)});
   }
   std::size_t room = kMaxReportedErrorBytes;
   for (const auto& [local_rank, exit] : group.ranks.exits) {

@@ -16,6 +16,7 @@
 #include "agent/shell/exit_error.h"
 #include "agent/shell/group_warnings.h"
 #include "agent/shell/hosted_group.h"
+#include "agent/shell/in_place_site.h"
 #include "agent/shell/numa.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
@@ -121,12 +122,18 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
   spec.job = key.job;
   spec.generation = key.generation;
   spec.workers = prepare.spec.workers;
-  spec.keeps_ranks = prepare.spec.job.in_place;
+  spec.keeps_ranks = prepare.spec.job.keeps_ranks();
   GroupProgram program = options_.program(prepare);
   AddGroupEnvironment(key, spec.workers, static_cast<int>(options_.cpus.size()),
                       options_.worker_socket, program, worker);
   spec.command = std::move(program.command);
   spec.program = std::move(program.program);
+  if (spec.keeps_ranks) {
+    PutFirstOnPythonPath(
+        SiteFolder(absl::StrCat(options_.node_base, "/",
+                                shim::RunDirectoryName(key.job, key.generation, spec.role))),
+        program.environment);
+  }
   spec.environment = ToEntries(program.environment);
   spec.directory = std::move(program.directory);
   spec.node_check = std::move(program.node_check);
@@ -191,6 +198,7 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
   absl::StatusOr<shim::RunDirectory> directory =
       shim::CreateRunDirectory(options_.node_base, hosted->spec);
   RETURN_IF_ERROR(directory.status());
+  if (hosted->spec.keeps_ranks) RETURN_IF_ERROR(WriteSite(directory->path));
   MakeCgroup(hosted->spec);
   hosted->path = directory->path;
   groups_[key] = std::move(hosted);

@@ -201,7 +201,7 @@ NewGeneration NewGenerationOf(const GroupKey& key, const shim::Spec& spec,
   NewGeneration next{key, plan.rank, plan.local_rank, FromEntries(plan.environment)};
   for (const auto& [name, value] : FromEntries(spec.environment)) {
     const bool ours = absl::StartsWith(name, "REGROUP_") || absl::StartsWith(name, "TORCHELASTIC_");
-    if (ours) next.environment.emplace(name, value);
+    if (ours && name != "REGROUP_SITE") next.environment.emplace(name, value);
   }
   return next;
 }

@@ -315,11 +315,21 @@ def set_up(plan, streams, status_fd):
         os._exit(127)
 
 
+def leave_site():
+    """As sitecustomize.py of ranks under --in-place does, which the nursery has run for them."""
+    site, path = os.environ.pop("REGROUP_SITE", None), os.environ.get("PYTHONPATH", "")
+    if site is not None and path == site:
+        os.environ.pop("PYTHONPATH", None)
+    elif site is not None and path.startswith(site + os.pathsep):
+        os.environ["PYTHONPATH"] = path[len(site) + 1:]
+
+
 def take_environment(entries):
     os.environ.clear()
     for entry in entries:
         key, _, value = entry.partition(b"=")
         os.environb[key] = value
+    leave_site()
 
 
 def thread_count(*names):

@@ -69,6 +69,7 @@ struct RankStart {
   int local_rank = 0;
   std::int64_t pid = 0;
   Duration age{};
+  bool kept = false;  // Its process is one of an earlier generation.
   friend bool operator==(const RankStart&, const RankStart&) = default;
 };
 

@@ -60,12 +60,14 @@ struct JobSpec {
   // Unset: ranks start cold. Else each node forks them from a process that has imported these
   // modules; none named: those that the script imports at its top.
   std::optional<std::vector<std::string>> warm;
-  // Ranks that can keep their process when their generation ends, and go on in the next one.
-  bool in_place = false;
+  // Ranks that can keep their process when their generation ends, and go on in the next one. Unset:
+  // they do not, but where the program seems to ask for it (launcher/cli).
+  std::optional<bool> in_place;
   // Of each stream of each rank, the newest; kKeepAllLogs: all. Unset: what the place does (100
   // MiB, or all where a launch command was given --log-dir).
   std::optional<std::uint64_t> log_keep_bytes;
   std::optional<double> price_per_node_hour;  // In whatever money its reader thinks.
+  bool keeps_ranks() const { return in_place.value_or(false); }
   // A member may need more than a moment before it can start ranks.
   bool prepares_slowly() const { return node_check.wanted() || warm; }
   friend bool operator==(const JobSpec&, const JobSpec&) = default;

@@ -186,6 +186,7 @@ struct GenerationFormed {
 struct GenerationRunning {
   Generation generation;
   RestartPhases phases;
+  int kept = 0;  // Ranks whose process is one of the generation before.
 };
 struct GenerationEnded {
   Generation generation;

@@ -112,6 +112,18 @@ absl::Status CheckWarm(const JobSpec& spec) {
   return checked.ok() ? checked : AtField("warm", checked);
 }
 
+absl::Status ReadInPlace(std::string_view text, JobSpec& spec) {
+  const bool on = IsOneOf(text, {"1", "true", "yes", "on"});
+  if (!on && !IsOneOf(text, {"0", "false", "no", "off"}))
+    return BadInput("true or false is expected", "this is text");
+  spec.in_place = on;
+  return absl::OkStatus();
+}
+std::optional<std::string> WriteInPlace(const JobSpec& spec) {
+  if (!spec.in_place) return std::nullopt;
+  return *spec.in_place ? "true" : "false";
+}
+
 absl::Status ReadLogKeep(std::string_view text, JobSpec& spec) {
   ASSIGN_OR_RETURN(spec.log_keep_bytes, ParseLogKeep(text));
   return absl::OkStatus();
@@ -206,9 +218,12 @@ constexpr JobField kFields[] = {
      .file_note =
          " (true: ranks that import regroup.inplace keep their process when another fails)",
      .flag = "--in-place",
+     .placeholder = "[=false]",
      .help = "ranks that import regroup.inplace keep their process, model and optimizer when their "
-             "group changes; others start again, as without it",
-     .value = JobField::Switch{REGROUP_MEMBER(in_place)}},
+             "group changes; others start again, as without it; none: where the script seems to "
+             "import it",
+     .value = JobField::Written{"true or false", ReadInPlace, WriteInPlace,
+                                [](const JobSpec&) { return absl::OkStatus(); }}},
     {.name = "log_keep",
      .file = "log_keep",
      .file_note = " (a size, or all)",

@@ -333,6 +333,7 @@ std::vector<std::string> RunScreen::OnRunning(const GenerationRunning& running) 
   std::string nodes = arrivals.empty() ? "" : Cat(Count(formed.nodes, "node"), ", ");
   std::string text =
       Cat(arrivals, "generation ", formed.generation.value(), " · ", nodes, "world ", formed.world);
+  if (running.kept > 0) text += Cat(" · ", Count(running.kept, "rank"), " kept");
   if (running.phases.down > Duration::zero()) {
     return {Cat(text, " · down ", ShortText(running.phases.down), PhasesText(running.phases))};
   }

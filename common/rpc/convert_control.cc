@@ -43,6 +43,7 @@ absl::StatusOr<RankStart> FromProto(const pb::RankStart& value) {
   start.local_rank = check.Number<int>("local_rank", value.local_rank(), 0, kMaxWorkersPerNode - 1);
   start.pid = check.Number<std::int64_t>("pid", value.pid(), 0, kMaxPid);
   start.age = check.NonNegative("age", value.age_ns());
+  start.kept = value.kept();
   return check.Finish(start);
 }
 
@@ -165,6 +166,7 @@ pb::GroupReport ToProto(const GroupReport& value) {
     added->set_local_rank(start.local_rank);
     added->set_pid(start.pid);
     added->set_age_ns(start.age.count());
+    added->set_kept(start.kept);
   }
   for (const RankExit& exit : value.exits) *out.add_exits() = ToProto(exit);
   out.set_supervisor_lost(value.supervisor_lost);

@@ -54,7 +54,7 @@ void CheckProgram(Checker& check, const pb::JobSpec& value, JobSpec& spec) {
   spec.node_check.command = without_nul("node_check", value.node_check());
   for (const std::string& argument : value.command())
     spec.command.push_back(without_nul("command", argument));
-  spec.in_place = value.in_place();
+  if (value.in_place()) spec.in_place = true;
   if (value.has_warm()) spec.warm.emplace();
   for (const std::string& module : value.warm().modules())
     spec.warm->push_back(without_nul("warm", module));
@@ -116,7 +116,7 @@ pb::JobSpec ToProto(const JobSpec& value) {
     pb::Warm& warm = *out.mutable_warm();
     for (const std::string& module : *value.warm) warm.add_modules(module);
   }
-  out.set_in_place(value.in_place);
+  out.set_in_place(value.keeps_ranks());
   if (value.log_keep_bytes) out.set_log_keep_bytes(*value.log_keep_bytes);
   return out;
 }

@@ -397,6 +397,7 @@ pb::JobEvent ToProto(const JobEvent& value) {
           [&](const GenerationRunning& e) {
             out.mutable_generation_running()->set_generation(e.generation.value());
             *out.mutable_generation_running()->mutable_phases() = ToProto(e.phases);
+            out.mutable_generation_running()->set_kept(e.kept);
           },
           [&](const GenerationEnded& e) {
             auto* p = out.mutable_generation_ended();
@@ -451,7 +452,8 @@ absl::StatusOr<JobEvent> FromProto(const pb::JobEvent& value) {
     case pb::JobEvent::kGenerationRunning:
       out.body =
           GenerationRunning{Generation(value.generation_running().generation()),
-                            check.Nested("phases", FromProto(value.generation_running().phases()))};
+                            check.Nested("phases", FromProto(value.generation_running().phases())),
+                            value.generation_running().kept()};
       break;
     case pb::JobEvent::kGenerationEnded: {
       const auto& p = value.generation_ended();

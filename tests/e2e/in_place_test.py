@@ -59,8 +59,17 @@ class InPlace(e2e.TestCase):
             f.write(text)
 
     def launch(self, *options):
-        return self.fx.regroup("run", "--nproc-per-node", RANKS, "--max-restarts", 9, "--in-place", *options, "train.py",
+        return self.fx.regroup("run", "--nproc-per-node", RANKS, "--max-restarts", 9, *options, "train.py",
                                env={"PYTHON_EXEC": e2e.torch_python(), "PYTHONPATH": PACKAGE, "MARKS": self.marks, "OMP_NUM_THREADS": "1"})
+
+    def leave_import_out(self):
+        path = self.fx.path("work", "train.py")
+        with open(path, encoding="utf-8") as f:
+            text = f.read()
+        changed = text.replace("import regroup, regroup.inplace", "import regroup").replace(
+            "say(digest=digest", 'say(path=os.environ["PYTHONPATH"], site="REGROUP_SITE" in os.environ, digest=digest')
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(changed)
 
     def said(self):
         """What each process has said, by its pid."""
@@ -84,9 +93,10 @@ class InPlace(e2e.TestCase):
         ends = [line for lines in self.said().values() for line in lines if "digest" in line]
         self.assertEqual(len(ends), RANKS, ends)
         self.assertEqual(len({line["digest"] for line in ends}), 1, ends)
+        return ends
 
     def test_each_rank_in_turn_is_killed(self):
-        run = self.launch()
+        run = self.launch()  # The import alone does it.
         before = self.steps_in(1)
         for victim in range(RANKS):
             os.kill(before[victim], signal.SIGKILL)
@@ -96,14 +106,36 @@ class InPlace(e2e.TestCase):
             self.assertNotIn(after[victim], before.values())
             before = after
         self.finish(run)
+        self.assertIn("train.py imports regroup.inplace, so its ranks keep their process", run.stderr)
+        self.assertIn(" · world 3 · 2 ranks kept · down ", run.stderr)
+        explained = self.fx.run("explain").stdout
+        self.assertIn("ranks 1 2 kept their processes", explained)
+        self.assertIn("ranks 0 1 kept their processes", explained)
 
-    def test_with_warm_ranks(self):
-        run = self.launch("--warm")
+    def test_with_warm_ranks_and_without_the_import(self):
+        self.leave_import_out()
+        run = self.launch("--warm", "--in-place")
         before = self.steps_in(1)
         os.kill(before[1], signal.SIGKILL)
         after = self.steps_in(2)
         self.assertEqual((after[0], after[2]), (before[0], before[2]))
-        self.finish(run)
+        for end in self.finish(run):
+            self.assertEqual((end["path"], end["site"]), (PACKAGE, False))
+
+    def test_a_sitecustomize_of_theirs_is_run_and_the_import_can_be_overruled(self):
+        """In a cold rank; PyTorch does not matter here."""
+        own = self.fx.path("work", "own")
+        os.mkdir(own)
+        with open(os.path.join(own, "sitecustomize.py"), "w", encoding="utf-8") as f:
+            f.write("import sys\nsys.theirs = __file__\n")
+        program = "import os, sys; print(sys.theirs, sys.modules['sitecustomize'].__file__, os.environ.get('PYTHONPATH'), sys.path[1])"
+        run = self.fx.run("run", "-q", "--in-place", "python3", "-c", program, env={"PYTHONPATH": own})
+        self.assertEqual(run.stdout.split(), [os.path.join(own, "sitecustomize.py")] * 2 + [own, own], run)
+        with open(self.fx.path("work", "train.py"), "w", encoding="utf-8") as f:
+            f.write("import os\nif 0:\n    import regroup.inplace\nprint('REGROUP_SITE' in os.environ, 'PYTHONPATH' in os.environ)\n")
+        run = self.fx.run("run", "--in-place=false", "train.py", env={"PYTHON_EXEC": "python3"})
+        self.assertNotIn("regroup.inplace", run.stderr)
+        self.assertEqual(run.stdout.split(), ["False", "False"], run)
 
 
 if __name__ == "__main__":

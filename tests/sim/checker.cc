@@ -282,6 +282,8 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
              Text("30: event ", event->event.number, " of ", event->job, " after ", last));
       last = event->event.number;
       ++coverage.job_events[event->event.body.index()];
+      if (const auto* running = std::get_if<GenerationRunning>(&event->event.body))
+        CheckKept(event->job, *running);
       const auto* ended = std::get_if<JobEnded>(&event->event.body);
       if (ended && ended->state != "preempted")
         Expect(++ends_[event->job] == 1, Text("27: ", event->job, " ended twice"));

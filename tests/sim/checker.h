@@ -14,7 +14,8 @@
 //   48  the reason why a generation ended is true;
 //   49  the cause is the first own fault;
 //   50  every free survivor is in the next generation;
-//   51  no rank is stopped for a growth before the newcomers are ready.
+//   51  no rank is stopped for a growth before the newcomers are ready;
+//   52  ranks that are said to have kept their process have.
 //
 // Of that list these are not here:
 //   2       one journal has one writer: its folder is flocked (tests/launcher/coordinator/shell);
@@ -122,6 +123,7 @@ class Checker {
   void CheckSurvivors(const coordinator::GenerationRow& proposed);
   bool MayBeLeftOut(const NodeId& node, const GenerationId& previous, Generation next) const;
   void CheckEarly(const coordinator::SendOrder& send);
+  void CheckKept(const JobId& job, const GenerationRunning& running);
   void CheckCharges(const coordinator::JobStateRow& state);
   void Show(const NodeId& node, const GroupReport& report) {
     shown_[node][report.job][report.generation] = report.phase;

@@ -289,6 +289,7 @@ void Node::TakeOver(Group& last, Group& next) {
   next.ranks = last.ranks;
   next.answers_for = last.generation;
   last.handed_to = next.generation;
+  next.taken_over = static_cast<int>(next.ranks.size());
   last.empty = true;
   for (Rank& rank : last.ranks) rank.alive = false;
   for (Rank& rank : next.ranks) {

@@ -105,6 +105,7 @@ struct Group {
   bool retiring = false;  // They were told to leave it.
   // Its shim, its ranks and its witness are that one's by now.
   std::optional<Generation> handed_to;
+  int taken_over = 0;  // Ranks that were taken from another one, dead ones too.
   // Taken from that one, of which no agent has been told yet.
   std::optional<Generation> answers_for;
   std::int64_t first_step = 0;

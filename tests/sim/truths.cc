@@ -224,6 +224,23 @@ bool Checker::MayBeLeftOut(const NodeId& id, const GenerationId& previous, Gener
   return false;
 }
 
+// 52. Ranks are said to have kept their process that have. One that dies as its shim is handed over
+// or as it is told to go on may be among them: its agent hears of that later.
+void Checker::CheckKept(const JobId& job, const GenerationRunning& running) {
+  int kept = 0, taken_over = 0;
+  for (const NodeId& id : members_[{job, running.generation}]) {
+    const Node* node = node_of(id);
+    const auto groups = node->groups().find(job);
+    if (groups == node->groups().end() || !groups->second.contains(running.generation)) return;
+    const Group& group = groups->second.at(running.generation);
+    taken_over += group.taken_over;
+    for (const Rank& rank : group.ranks) kept += rank.kept ? 1 : 0;
+  }
+  Expect(kept <= running.kept && running.kept <= taken_over,
+         Text("52: ", running.kept, " ranks are said to be kept in ", job, " generation ",
+              running.generation, ", and ", kept, " are of ", taken_over, " that were there"));
+}
+
 // 51. Unless what it grows into was given up.
 void Checker::CheckEarly(const SendOrder& send) {
   const Stop& stop = *send.order.stop;

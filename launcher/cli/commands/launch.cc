@@ -202,9 +202,13 @@ absl::StatusOr<int> LaunchCommand::Run(const ParsedLine& words, const Terminal& 
   config.executable = program->executable;
   config.argv = program->argv;
   config.python = program->python;
-  config.worker.sets_master_port = program->sets_master_port;
+  config.worker.sets_master_port = program->hints.sets_master_port;
   config.worker.leave_children = flags_.leave_children;
   RETURN_IF_ERROR(FillJob(words, config));
+  if (program->hints.keeps_ranks && !config.spec.in_place) {
+    config.spec.in_place = true;
+    if (!flags_.quiet) terminal.Say(InPlaceNotice(config.given.front()));
+  }
   if (program->python && config.spec.warm && !config.spec.warm->empty())
     RETURN_IF_ERROR(CheckImportable(program->executable, *config.spec.warm));
   RETURN_IF_ERROR(FillNode(config, terminal));

@@ -14,7 +14,6 @@
 #include "common/config/job_limits.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
-#include "launcher/cli/commands/python_source.h"
 
 namespace regroup::cli {
 namespace {
@@ -154,8 +153,7 @@ absl::StatusOr<Program> ResolveProgram(const std::vector<std::string>& words,
   if (flags.run_path) program.argv.insert(program.argv.end(), {"-c", kRunPath});
   if (module) program.argv.push_back("-m");
   program.argv.insert(program.argv.end(), words.begin(), words.end());
-  program.sets_master_port =
-      module ? ModuleSetsMasterPort(words.front()) : ScriptSetsMasterPort(words.front());
+  program.hints = module ? HintsOfModule(words.front()) : HintsOfScript(words.front());
   return program;
 }
 

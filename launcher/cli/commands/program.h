@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "launcher/cli/commands/python_source.h"
 
 namespace regroup::cli {
 
@@ -20,7 +21,7 @@ struct Program {
   std::string executable;  // Absolute.
   std::vector<std::string> argv;
   bool python = false;
-  bool sets_master_port = false;  // python_source.h
+  ProgramHints hints;  // Of a Python program.
 };
 
 // REQUIRES: words not empty. NOT_FOUND: there is no such program (exit 127); FAILED_PRECONDITION:

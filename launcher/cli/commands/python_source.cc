@@ -61,21 +61,21 @@ class Sources {
     for (const char* end : {".py", "/__init__.py", "/__main__.py"}) Add(Cat(path, end));
   }
 
-  bool SetsPort() {
+  ProgramHints Read() {
+    ProgramHints hints;
     for (std::size_t at = 0; at < files_.size(); ++at) {
       const std::string text = BeginningOf(files_[at]);
-      if (SetsMasterPort(text)) return true;
+      hints.sets_master_port = hints.sets_master_port || SetsMasterPort(text);
+      hints.keeps_ranks = hints.keeps_ranks || ImportsInPlace(text);
       FollowImports(text, FolderOf(files_[at]));
     }
-    return false;
+    return hints;
   }
 
  private:
   void FollowImports(std::string_view text, const std::string& folder) {
-    for (std::size_t start = 0; start < text.size();) {
-      const std::size_t end = std::min(text.find('\n', start), text.size());
-      const std::vector<std::string> words = WordsOf(text.substr(start, end - start));
-      start = end + 1;
+    for (const std::string_view line : Split(text, '\n')) {
+      const std::vector<std::string> words = WordsOf(line);
       if (words.size() < 2) continue;
       if (words[0] == "import") {
         for (std::size_t i = 1; i < words.size(); ++i) AddModule(root_, words[i]);
@@ -103,21 +103,21 @@ class Sources {
 
 }  // namespace
 
-bool ScriptSetsMasterPort(const std::string& path) {
+ProgramHints HintsOfScript(const std::string& path) {
   std::error_code error;
   const bool folder = std::filesystem::is_directory(path, error);
   Sources program(folder ? path : FolderOf(path));
   program.Add(folder ? Cat(path, "/__main__.py") : path);
-  return program.SetsPort();
+  return program.Read();
 }
 
-bool ModuleSetsMasterPort(const std::string& name, const std::string& directory) {
+ProgramHints HintsOfModule(const std::string& name, const std::string& directory) {
   Sources program(directory);
   program.AddModule(directory, name);
-  return program.SetsPort();
+  return program.Read();
 }
 
-bool CommandSetsMasterPort(const std::vector<std::string>& command, const std::string& directory) {
+ProgramHints HintsOfCommand(const std::vector<std::string>& command, const std::string& directory) {
   std::size_t at = 0;
   const std::string first = command.empty() ? "" : command[0];
   const std::filesystem::path executable(first);
@@ -125,20 +125,42 @@ bool CommandSetsMasterPort(const std::vector<std::string>& command, const std::s
   if (python) ++at;
   for (; python && at < command.size() && command[at].substr(0, 1) == "-"; ++at) {
     if (command[at] == "-m") break;
-    if (command[at] == "-c" || command[at] == "-") return false;
+    if (command[at] == "-c" || command[at] == "-") return {};
     if (command[at] == "-W" || command[at] == "-X") ++at;  // Their value.
   }
-  if (at >= command.size()) return false;
+  if (at >= command.size()) return {};
   if (command[at] == "-m")
-    return at + 1 < command.size() && ModuleSetsMasterPort(command[at + 1], directory);
-  if (!python && executable.extension() != ".py") return false;
-  return ScriptSetsMasterPort(std::filesystem::path(directory) / command[at]);
+    return at + 1 < command.size() ? HintsOfModule(command[at + 1], directory) : ProgramHints{};
+  if (!python && executable.extension() != ".py") return {};
+  return HintsOfScript(std::filesystem::path(directory) / command[at]);
 }
 
 std::string OwnStoreNotice(std::string_view program) {
   return Cat("regroup: ", program,
              " sets MASTER_PORT, so its one rank serves its own store "
              "(TORCHELASTIC_USE_AGENT_STORE=False)\n");
+}
+
+std::string InPlaceNotice(std::string_view program) {
+  return Cat("regroup: ", program,
+             " imports regroup.inplace, so its ranks keep their process when others fail "
+             "(--in-place=false: they do not)\n");
+}
+
+bool ImportsInPlace(std::string_view python) {
+  constexpr std::string_view kModule = "regroup.inplace";
+  for (const std::string_view line : Split(python, '\n')) {
+    if (line.find("regroup") == std::string_view::npos) continue;
+    const std::vector<std::string> words = WordsOf(line);
+    if (words.size() < 2) continue;
+    const auto names = [&](std::string_view name) {
+      return std::find(words.begin() + 1, words.end(), name) != words.end();
+    };
+    if (words[0] == "import" && names(kModule)) return true;
+    if (words[0] != "from") continue;
+    if (words[1] == kModule || (words[1] == "regroup" && names("inplace"))) return true;
+  }
+  return false;
 }
 
 bool SetsMasterPort(std::string_view python) {

@@ -9,22 +9,32 @@
 
 namespace regroup::cli {
 
-// Does it say by itself where its processes meet? Looks at the script, or at the module that
-// `python -m` would run from the working directory, and at what they import from beside them: at
-// most kMostFiles files, the first kMostBytes of each. What can't be read says nothing.
+struct ProgramHints {
+  bool sets_master_port = false;  // It says by itself where its processes meet.
+  bool keeps_ranks = false;       // It imports regroup.inplace.
+  friend bool operator==(const ProgramHints&, const ProgramHints&) = default;
+};
+
+// Look at the script, or at the module that `python -m` would run from the working directory, and
+// at what they import from beside them: at most kMostFiles files, the first kMostBytes of each.
+// What cannot be read says nothing.
 inline constexpr int kMostFiles = 64;
 inline constexpr int kMostBytes = 1 << 20;
-bool ScriptSetsMasterPort(const std::string& path);
-bool ModuleSetsMasterPort(const std::string& name, const std::string& directory = ".");
+ProgramHints HintsOfScript(const std::string& path);
+ProgramHints HintsOfModule(const std::string& name, const std::string& directory = ".");
 // What a submitted job executes in `directory`: a script, -m and a module, or either after a Python
 // and its options. Anything else says nothing.
-bool CommandSetsMasterPort(const std::vector<std::string>& command, const std::string& directory);
+ProgramHints HintsOfCommand(const std::vector<std::string>& command, const std::string& directory);
 
-// What a person is told of a job with one rank whose program does.
+// What a person is told of a job with one rank whose program serves its own store, ...
 std::string OwnStoreNotice(std::string_view program);
+// ... and of one that is taken to have been given --in-place.
+std::string InPlaceNotice(std::string_view program);
 
-// One file's text: is MASTER_PORT assigned in it, as a variable or a key? Comments don't count. It
+// One file's text: is MASTER_PORT assigned in it, as a variable or a key? Comments do not count. It
 // may be for other cases than this one.
 bool SetsMasterPort(std::string_view python);
+// Does a line of it import regroup.inplace? It may stand in a function or a text.
+bool ImportsInPlace(std::string_view python);
 
 }  // namespace regroup::cli

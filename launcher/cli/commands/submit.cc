@@ -95,7 +95,12 @@ class Submit : public Command {
 
   absl::StatusOr<int> Run(const ParsedLine& words, const Terminal& terminal) override {
     ASSIGN_OR_RETURN(JobSpec spec, Specification(words));
-    spec.sets_master_port = CommandSetsMasterPort(spec.command, spec.directory);
+    const ProgramHints hints = HintsOfCommand(spec.command, spec.directory);
+    spec.sets_master_port = hints.sets_master_port;
+    if (hints.keeps_ranks && !spec.in_place) {
+      spec.in_place = true;
+      terminal.Say(InPlaceNotice(spec.name));
+    }
     if (spec.sets_master_port && spec.max_nodes * spec.workers_per_node == 1)
       terminal.Say(OwnStoreNotice(spec.name));
     absl::StatusOr<Client> found = TheCoordinator(options_, "regroup submit ...");

@@ -108,6 +108,26 @@ std::string StepsText(const GenerationView& generation, const GenerationView& ne
              " repeated");
 }
 
+// Which ranks of `next` have the process that a rank of `generation` had on the same node. Empty:
+// processes of one of them are not known.
+std::string KeptText(const GenerationView& generation, const GenerationView& next) {
+  std::set<std::pair<NodeId, std::int64_t>> before;
+  for (const MemberView& member : generation.members)
+    for (const std::int64_t pid : member.pids)
+      if (pid != 0) before.emplace(member.node, pid);
+  std::vector<int> kept;
+  bool known = false;
+  for (const MemberView& member : next.members)
+    for (std::size_t i = 0; i < std::min(member.ranks.size(), member.pids.size()); ++i) {
+      known = known || member.pids[i] != 0;
+      if (before.contains({member.node, member.pids[i]})) kept.push_back(member.ranks[i]);
+    }
+  if (before.empty() || !known) return "";
+  if (kept.empty()) return "  no rank kept its process\n";
+  return Cat("  ", RanksText(kept), " kept ",
+             kept.size() == 1 ? "its process\n" : "their processes\n");
+}
+
 std::string WhyEnded(const JobView& job, const GenerationView& generation, int width) {
   ReasonContext context{job.id, generation.generation, job.spec.origin};
   std::string at = generation.ended_at ? Cat(" (", ClockText(*generation.ended_at), "Z)") : "";
@@ -130,6 +150,7 @@ std::string WhyEnded(const JobView& job, const GenerationView& generation, int w
   if (next->phases.down > Duration::zero()) {
     out += Cat("  down ", ShortText(next->phases.down), "  ", PhaseBars(next->phases), "\n");
   }
+  if (job.spec.keeps_ranks()) out += KeptText(generation, *next);
   std::string steps = StepsText(generation, *next);
   return steps.empty() ? out : Cat(out, "  ", steps, "\n");
 }

@@ -147,6 +147,7 @@ struct BodyJson {
   Json operator()(const GenerationRunning& e) const {
     return {{"type", "generation_running"},
             {"generation", e.generation.value()},
+            {"kept", e.kept},
             {"restart", PhasesJson(e.phases)}};
   }
   Json operator()(const GenerationEnded& e) const {
@@ -205,7 +206,7 @@ Json JobJson(const JobView& job, bool detail) {
               {"age_s", Seconds(job.age)}};
   if (job.spec.max_preemptions) out["max_preemptions"] = *job.spec.max_preemptions;
   if (job.spec.warm) out["warm"] = *job.spec.warm;
-  if (job.spec.in_place) out["in_place"] = true;
+  if (job.spec.keeps_ranks()) out["in_place"] = true;
   if (job.step) out["step"] = *job.step;
   if (job.loss) out["loss"] = *job.loss;
   if (job.tokens_per_second) out["tokens_per_second"] = *job.tokens_per_second;

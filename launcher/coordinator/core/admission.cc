@@ -127,9 +127,9 @@ absl::Status CheckSameBounds(const JobId& job, const JobSpec& running, const Job
                     Milliseconds(own.timeout));
   if (running.warm != asked.warm)
     return Differs(job, "--warm", WarmText(running.warm), WarmText(asked.warm));
-  if (running.in_place != asked.in_place)
-    return Differs(job, "--in-place", running.in_place ? "on" : "off",
-                   asked.in_place ? "on" : "off");
+  if (running.keeps_ranks() != asked.keeps_ranks())
+    return Differs(job, "--in-place", running.keeps_ranks() ? "on" : "off",
+                   asked.keeps_ranks() ? "on" : "off");
   // ROLE_RANK and ROLE_WORLD_SIZE count within a role: with one role they are RANK and WORLD_SIZE.
   if (running.role != asked.role) return Mismatch(job, "--role", running.role, asked.role);
   return absl::OkStatus();

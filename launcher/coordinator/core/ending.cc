@@ -59,7 +59,7 @@ bool HasProgressed(const State& state, const Job& job, const Course& course) {
 
 // Ranks that failed without any progress may have been kept once too often: then all start anew.
 bool EndsInPlace(const State& state, const Job& job, StopReason reason, const Course& course) {
-  if (!job.spec.spec.in_place || job.state.verdict) return false;
+  if (!job.spec.spec.keeps_ranks() || job.state.verdict) return false;
   return reason == StopReason::kElective ||
          (reason == StopReason::kFailure && HasProgressed(state, job, course));
 }

@@ -63,13 +63,16 @@ void EnterRunning(Step& step, Job& job, const GenerationSoft& soft, Formed& form
   });
   const RestartPhases phases = PhasesOf(job.outage, step.now());
   const OpenAccount outage = OutageAccount(job, step.now());
+  int kept = 0;
   step.UpdateGeneration(job, generation, [&](GenerationRow& row) {
     row.phases = phases;
     for (GenerationMember& member : row.members) {
       member.pids.assign(member.workers, 0);
       for (const RankStart& start : formed.starts.started[member.node])
-        if (start.local_rank >= 0 && start.local_rank < member.workers)
+        if (start.local_rank >= 0 && start.local_rank < member.workers) {
           member.pids[start.local_rank] = start.pid;
+          kept += start.kept ? 1 : 0;
+        }
       auto watch = step.state.nodes.find(member.node);
       if (watch == step.state.nodes.end()) continue;
       auto seen = watch->second.watches.find(job.id());
@@ -82,7 +85,7 @@ void EnterRunning(Step& step, Job& job, const GenerationSoft& soft, Formed& form
     state.phase = JobPhase::kRunning;
     Book(outage, state);
   });
-  AddEvent(step, job, GenerationRunning{generation, phases});
+  AddEvent(step, job, GenerationRunning{generation, phases, kept});
   job.outage = Outage{};
 }
 
@@ -314,7 +317,7 @@ bool CheckGrowth(Step& step, Job& job, const GenerationSoft& soft, Formed& forme
     if (!proposed.unacked.empty() || formed.saving) return false;
     if (proposed.failed.empty() && proposed.recovered) return false;
     // Who keeps its process loses nothing that a save could keep.
-    const bool saves = formed.course.progress.spoke && !spec.in_place;
+    const bool saves = formed.course.progress.spoke && !spec.keeps_ranks();
     const Instant until = saves ? step.now() + spec.grace : step.now();
     formed.saving = Saving{"", until, false};
     step.ReorderMembers(job, soft);

@@ -257,7 +257,7 @@ TEST(JobFile, InPlace) {
     const std::string line = std::string("in_place: ") + (in_place ? "true" : "false") + "\n";
     absl::StatusOr<JobSpec> job = ParseJobFile(file + line, "j", "/here");
     ASSERT_TRUE(job.ok()) << job.status();
-    EXPECT_EQ(job->in_place, in_place);
+    EXPECT_EQ(job->in_place, std::optional<bool>(in_place));
     EXPECT_EQ(RenderJobFile(*job).find("in_place: true") != std::string::npos, in_place);
   }
   EXPECT_FALSE(ParseJobFile(file + "in_place: torch\n", "j", "/here").ok());

@@ -232,6 +232,10 @@ TEST_F(RunScreenTest, ArrivalOfANodeThatIsNotNeededYetIsToldWithinASecond) {
   EXPECT_EQ(On(GenerationRunning{Generation(2), Phases()}, 20s),
             "regroup: node2 joined · generation 2 · 3 nodes, world 6 · down 0.31 s (detect .004 "
             "stop .22 form .03 spawn .05)\n");
+  (void)On(GenerationFormed{Generation(3), 3, 6, 3ms, {}}, 30s);
+  EXPECT_EQ(On(GenerationRunning{Generation(3), Phases(), 5}, 30s),
+            "regroup: generation 3 · world 6 · 5 ranks kept · down 0.31 s (detect .004 stop .22 "
+            "form .03 spawn .05)\n");
 }
 
 TEST_F(RunScreenTest, SpareNodesAreToldApart) {

@@ -64,7 +64,7 @@ GroupReport SomeReport() {
   report.phase = Phase::kStopping;
   report.store = Address{"fd00::1", 3000};
   report.witness = Address{"10.0.0.4", 3001};
-  report.started = {{0, 41, std::chrono::seconds(1)}};
+  report.started = {{0, 41, std::chrono::seconds(1), true}};
   report.exits = {SomeExit()};
   report.supervisor_lost = report.store_lost = true;
   report.refused = "no room";
@@ -218,7 +218,7 @@ TEST(Convert, EveryReasonAndEventSurvives) {
       NodeJoined{"a", 1, 2, 3},
       NodeLeft{"a", "why"},
       GenerationFormed{Generation(2), 2, 4, d, {"a", "b"}},
-      GenerationRunning{Generation(2), phases},
+      GenerationRunning{Generation(2), phases, 3},
       GenerationEnded{Generation(2), Finished{}, true, 1, 3},
       CommitAccepted{Generation(2), 800},
       NodeWillLeave{"a", {NoticeSource::kSignal, 15, d, false}},

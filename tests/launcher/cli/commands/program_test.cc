@@ -61,11 +61,11 @@ TEST_F(ProgramTest, PythonRunsScriptsAndModules) {
 TEST_F(ProgramTest, AProgramThatSetsMasterPortIsKnown) {
   Make("bin/python3", 0755);
   const std::string script = Make("train.py", 0644, "os.environ['MASTER_PORT'] = '12355'");
-  EXPECT_TRUE(ResolveProgram({script}, {})->sets_master_port);
-  EXPECT_TRUE(ResolveProgram({script}, {.run_path = true})->sets_master_port);
-  EXPECT_FALSE(ResolveProgram({Make("other.py", 0644, "")}, {})->sets_master_port);
-  EXPECT_FALSE(ResolveProgram({"no.such.module"}, {.module = true})->sets_master_port);
-  EXPECT_FALSE(ResolveProgram({Make("train", 0755)}, {})->sets_master_port);
+  EXPECT_TRUE(ResolveProgram({script}, {})->hints.sets_master_port);
+  EXPECT_TRUE(ResolveProgram({script}, {.run_path = true})->hints.sets_master_port);
+  EXPECT_FALSE(ResolveProgram({Make("other.py", 0644, "")}, {})->hints.sets_master_port);
+  EXPECT_FALSE(ResolveProgram({"no.such.module"}, {.module = true})->hints.sets_master_port);
+  EXPECT_FALSE(ResolveProgram({Make("train", 0755)}, {})->hints.sets_master_port);
 }
 
 TEST_F(ProgramTest, EverythingElseIsExecuted) {

@@ -56,23 +56,41 @@ TEST_F(PythonSourceTest, ImportsFromBesideAreFollowed) {
         "from setup import net  # How they meet.", "import torch\nimport indirect\r\n",
         "from . import indirect", "from .setup.net import x", "import up.deep"}) {
     Make("code/train.py", text);
-    EXPECT_TRUE(ScriptSetsMasterPort("code/train.py")) << text;
-    EXPECT_TRUE(ScriptSetsMasterPort(folder_ + "/code/train.py")) << text;
+    EXPECT_TRUE(HintsOfScript("code/train.py").sets_master_port) << text;
+    EXPECT_TRUE(HintsOfScript(folder_ + "/code/train.py").sets_master_port) << text;
   }
   for (const char* text : {"import setup", "import net", "# import indirect", "print('import')",
                            "import train", "from .. import indirect", "import", "from . import"}) {
     Make("code/train.py", text);
-    EXPECT_FALSE(ScriptSetsMasterPort("code/train.py")) << text;
+    EXPECT_FALSE(HintsOfScript("code/train.py").sets_master_port) << text;
   }
-  EXPECT_FALSE(ScriptSetsMasterPort("code/none.py"));
-  EXPECT_FALSE(ScriptSetsMasterPort("code"));
+  EXPECT_FALSE(HintsOfScript("code/none.py").sets_master_port);
+  EXPECT_FALSE(HintsOfScript("code").sets_master_port);
   Make("code/__main__.py", "import indirect");
-  EXPECT_TRUE(ScriptSetsMasterPort("code"));
+  EXPECT_TRUE(HintsOfScript("code").sets_master_port);
+}
+
+TEST_F(PythonSourceTest, WhoImportsInPlaceIsKnown) {
+  for (const char* text :
+       {"import regroup.inplace", "import torch\nimport os, regroup.inplace as ip\n",
+        "try:\n  from regroup import steps, inplace  # Both.\n", "from regroup import (inplace,\n",
+        "from regroup.inplace import *\r\n"}) {
+    EXPECT_TRUE(ImportsInPlace(text)) << text;
+    Make("code/kept.py", text);
+    Make("code/train.py", "import kept");
+    EXPECT_EQ(HintsOfScript("code/train.py"), (ProgramHints{.keeps_ranks = true})) << text;
+  }
+  for (const char* text :
+       {"", "import regroup", "# import regroup.inplace", "import regroup.inplaces",
+        "from regroup import steps", "x = 'import regroup.inplace'", "from other import inplace",
+        "from regroup.steps import inplace"}) {
+    EXPECT_FALSE(ImportsInPlace(text)) << text;
+  }
 }
 
 TEST_F(PythonSourceTest, APipeIsLeftToPython) {
   ASSERT_EQ(::mkfifo("train.py", 0600), 0);
-  EXPECT_FALSE(ScriptSetsMasterPort("train.py"));
+  EXPECT_FALSE(HintsOfScript("train.py").sets_master_port);
 }
 
 TEST_F(PythonSourceTest, ModulesAreFoundFromTheWorkingDirectory) {
@@ -80,11 +98,11 @@ TEST_F(PythonSourceTest, ModulesAreFoundFromTheWorkingDirectory) {
   Make("pkg/net.py", kSets);
   Make("pkg/__main__.py", "from .net import meet");
   Make("pkg/calm.py", "import os");
-  EXPECT_TRUE(ModuleSetsMasterPort("train"));
-  EXPECT_TRUE(ModuleSetsMasterPort("pkg"));
-  EXPECT_TRUE(ModuleSetsMasterPort("pkg.net"));
-  EXPECT_FALSE(ModuleSetsMasterPort("pkg.calm"));
-  EXPECT_FALSE(ModuleSetsMasterPort("torch.distributed.run"));
+  EXPECT_TRUE(HintsOfModule("train").sets_master_port);
+  EXPECT_TRUE(HintsOfModule("pkg").sets_master_port);
+  EXPECT_TRUE(HintsOfModule("pkg.net").sets_master_port);
+  EXPECT_FALSE(HintsOfModule("pkg.calm").sets_master_port);
+  EXPECT_FALSE(HintsOfModule("torch.distributed.run").sets_master_port);
 }
 
 TEST_F(PythonSourceTest, ACommandNamesAScriptOrAModule) {
@@ -96,8 +114,8 @@ TEST_F(PythonSourceTest, ACommandNamesAScriptOrAModule) {
        {Words{"train.py", "--lr", "1"}, Words{folder_ + "/code/train.py"}, Words{"-m", "train"},
         Words{"python", "train.py"}, Words{"/usr/bin/python3.11", "-u", "-W", "ignore", "train.py"},
         Words{"python3", "-B", "-m", "train", "-x"}}) {
-    EXPECT_TRUE(CommandSetsMasterPort(command, folder_ + "/code")) << command.back();
-    EXPECT_FALSE(CommandSetsMasterPort(command, folder_) &&
+    EXPECT_TRUE(HintsOfCommand(command, folder_ + "/code").sets_master_port) << command.back();
+    EXPECT_FALSE(HintsOfCommand(command, folder_).sets_master_port &&
                  command[0] != folder_ + "/code/train.py");
   }
   for (const Words& command :
@@ -105,22 +123,22 @@ TEST_F(PythonSourceTest, ACommandNamesAScriptOrAModule) {
         Words{"python"}, Words{"python", "-u"}, Words{"python", "-c", "train.py"},
         Words{"python", "-", "train.py"}, Words{"python", "-W"}, Words{"bash", "train.py"},
         Words{"sh", "-c", "python train.py"}, Words{".py"}}) {
-    EXPECT_FALSE(CommandSetsMasterPort(command, folder_ + "/code"));
+    EXPECT_FALSE(HintsOfCommand(command, folder_ + "/code").sets_master_port);
   }
 }
 
 TEST_F(PythonSourceTest, LooksAtSoMuchAndNoMore) {
   Make("late.py", std::string(kMostBytes, ' ') + kSets);
-  EXPECT_FALSE(ScriptSetsMasterPort("late.py"));
+  EXPECT_FALSE(HintsOfScript("late.py").sets_master_port);
   Make("late.py", std::string(kMostBytes - sizeof kSets, ' ') + kSets);
-  EXPECT_TRUE(ScriptSetsMasterPort("late.py"));
+  EXPECT_TRUE(HintsOfScript("late.py").sets_master_port);
   const int chained = kMostFiles + 1;
   for (int i = 0; i < chained; ++i)
     Make("m" + std::to_string(i) + ".py", "import m" + std::to_string(i + 1));
   Make("m" + std::to_string(chained) + ".py", kSets);
-  EXPECT_FALSE(ScriptSetsMasterPort("m0.py"));
-  EXPECT_FALSE(ScriptSetsMasterPort("m1.py"));
-  EXPECT_TRUE(ScriptSetsMasterPort("m2.py"));
+  EXPECT_FALSE(HintsOfScript("m0.py").sets_master_port);
+  EXPECT_FALSE(HintsOfScript("m1.py").sets_master_port);
+  EXPECT_TRUE(HintsOfScript("m2.py").sets_master_port);
 }
 
 }  // namespace

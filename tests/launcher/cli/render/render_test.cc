@@ -184,6 +184,24 @@ TEST(ExplainScreen, UnknownPhasesAreSaidNeverZero) {
   EXPECT_THAT(text, Not(HasSubstr("restore .000")));
 }
 
+TEST(ExplainScreen, RanksThatKeptTheirProcessAreNamed) {
+  JobView job = Train();
+  const auto explained = [&job] { return RenderExplain(job, std::nullopt, {}); };
+  job.generations[0].members[0].pids = {11, 12};
+  job.generations[0].members[1].pids = {21, 22};
+  job.generations[1].members[0].pids = {11, 13};
+  job.generations[1].members[1].pids = {21, 12};  // The other node's.
+  EXPECT_THAT(explained(), Not(HasSubstr("kept")));
+  job.spec.in_place = true;
+  EXPECT_THAT(explained(), HasSubstr("\n  ranks 0 2 kept their processes\n"));
+  job.generations[1].members[0].pids = {14, 13};
+  EXPECT_THAT(explained(), HasSubstr("\n  rank 2 kept its process\n"));
+  job.generations[1].members[1].pids = {23, 24};
+  EXPECT_THAT(explained(), HasSubstr("\n  no rank kept its process\n"));
+  job.generations[1].members[0].pids = job.generations[1].members[1].pids = {0, 0};
+  EXPECT_THAT(explained(), Not(HasSubstr("kept")));
+}
+
 // Its first generation is the second preemption, the last one is too many.
 TEST(ExplainScreen, PreemptionsAreCounted) {
   JobView job = Train();

@@ -280,6 +280,14 @@ std::vector<Bug> ActionBugs() {
            ChangeActions<SendOrder>(e, [](SendOrder& a) { a.order.stop.reset(); });
          });
        }},
+      {"who has retired is never told to end",
+       [](World& w) {
+         Tamper(w, [](Effects& e) {
+           ChangeActions<SendOrder>(e, [](SendOrder& a) {
+             if (a.order.stop) a.order.stop->in_place = true;
+           });
+         });
+       }},
       {"members are told other stores",
        [](World& w) {
          auto count = std::make_shared<std::uint16_t>(0);
@@ -461,6 +469,15 @@ std::vector<Bug> UntrueBugs() {
        },
        "50: "},
       {"a growth stops who runs before its newcomers are ready", StopsBeforeNewcomers, "51: "},
+      {"a rank that was started counts as kept",
+       [](World& w) {
+         Tamper(w, [](Effects& e) {
+           ChangeRows<JobEventRow>(e, [](JobEventRow& r) {
+             if (auto* running = std::get_if<GenerationRunning>(&r.event.body)) ++running->kept;
+           });
+         });
+       },
+       "52: "},
   };
 }
 
