@@ -1,9 +1,11 @@
 """A training of inplace_test.py: DDP over gloo, an elastic sampler. It writes what it does to $LOGS/PID.log.
 
-OPTIONS: samples, batch, epochs, sleep; `plan`: [{"local": N, "step": N, "where": W, "do": D}]: what the first process of
+OPTIONS: samples, batch, epochs, sleep, memory; `plan`: [{"local": N, "step": N, "where": W, "do": D}]: what the first process of
 that local rank does to itself at that step (of the whole job).
 """
+import ctypes
 import faulthandler
+import gc
 import hashlib
 import json
 import os
@@ -50,6 +52,20 @@ class Numbers(Dataset):
 def digest(*modules):
     tensors = [t.detach().contiguous() for m in modules for t in m.state_dict().values()]
     return hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()[:16]
+
+
+def heap_bytes():
+    """What malloc() has given out, once nothing waits for the garbage collector. None: this C library cannot tell."""
+    class Info(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks",
+                                                         "uordblks", "fordblks", "keepcost")]
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return None
+    gc.collect()
+    mallinfo.restype = Info
+    info = mallinfo()
+    return info.uordblks + info.hblkhd
 
 
 def happens(step, where):
@@ -100,6 +116,8 @@ def main():
             now = (regroup.context().generation, regroup.context().world_size)
             if now != last:
                 log("changed", step=loop.step, digest=digest(model), ids=[id(ddp), id(optimizer)], epoch=sampler.epoch)
+                if now[0] in OPTIONS.get("memory", []):
+                    log("memory", heap=heap_bytes(), objects=len(gc.get_objects()))
                 last = now
             step = step_in_backward[0] = loop.step + 1
             happens(step, "before forward")

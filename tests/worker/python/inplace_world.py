@@ -6,6 +6,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -136,12 +137,16 @@ class World:
         self.folder = tempfile.mkdtemp()
         self.agent = Agent(os.path.join(self.folder, "agent.sock"))
         self.generation, self.ranks, self.pids = 0, [], {}
-        self.stores, self.next_local = {}, 0
+        self.stores = {}
+        self._read, self._lines = {}, {}  # {file: bytes read of it}, {kind: what they say}
 
     def close(self):
         for pid in self.pids.values():
             kill(pid)
+        for pid in self.pids.values():
+            await_exit(pid)
         self.agent.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def environment(self, local_rank):
         rank = self.ranks.index(local_rank)
@@ -165,7 +170,7 @@ class World:
                                                                 "environment": self.environment(local_rank)}})
         for local_rank in self.ranks:
             if local_rank not in kept:
-                options = {"LOGS": self.folder, "OPTIONS": json.dumps(self.options)}
+                options = {"LOGS": self.folder, "OPTIONS": json.dumps(self.options), **self.options.get("environment", {})}
                 self.pids[local_rank] = self.zygote.start({**self.environment(local_rank), **options},
                                                           os.path.join(self.folder, "output"), [os.path.join(HERE, self.options.get("script", "inplace_train.py"))])
 
@@ -208,12 +213,16 @@ class World:
 
     def lines(self, kind=None):
         """What ranks have written, in order of time."""
-        found = []
         for name in os.listdir(self.folder):
             if name.endswith(".log"):
-                with open(os.path.join(self.folder, name), encoding="utf-8") as f:
-                    found += [json.loads(line) for line in f if line.endswith("\n")]
-        return sorted((line for line in found if kind in (None, line["kind"])), key=lambda line: line["at"])
+                with open(os.path.join(self.folder, name), "rb") as f:
+                    f.seek(self._read.get(name, 0))
+                    whole = f.read().rpartition(b"\n")[0]
+                self._read[name] = self._read.get(name, 0) + (len(whole) + 1 if whole else 0)
+                for line in map(json.loads, whole.splitlines()):
+                    self._lines.setdefault(line["kind"], []).append(line)
+        some = self._lines.values() if kind is None else [self._lines.get(kind, [])]
+        return sorted((line for lines in some for line in lines), key=lambda line: line["at"])
 
     def await_lines(self, kind, done, timeout=60.0):
         deadline = time.monotonic() + timeout
@@ -222,7 +231,7 @@ class World:
             if done(lines):
                 return lines
             if time.monotonic() > deadline:
-                raise AssertionError(f"not within {timeout} s; {kind}: {lines[-6:]}\n{self.output()}")
+                raise AssertionError(f"not within {timeout} s; {kind}: {lines[-6:]}\n{self.stacks()}")
             time.sleep(0.01)
 
     def await_steps(self, generation=None, step=1, timeout=60.0):
