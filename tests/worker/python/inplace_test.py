@@ -209,6 +209,39 @@ class Samples(InPlace):
         self.end(world)
 
 
+class SeveralBatchesAndOptimizers(InPlace):
+    OPTIONS = {"samples": 96, "batch": 12, "epochs": 5}
+
+    def ends(self, world):
+        ends = world.await_lines("end", lambda lines: {line["local"] for line in lines} >= set(world.ranks))
+        self.assertEqual(len({line["digest"] for line in ends}), 1, ends)
+        self.assertEqual(len({tuple(line["counts"]) for line in ends}), 1, ends)
+        return ends[0]
+
+    def check(self, batch, where, **options):
+        undisturbed = self.ends(self.world(3, **self.OPTIONS, **options))
+        for victim in range(3):
+            for replaced in (False, True):
+                with self.subTest(victim=victim, replaced=replaced):
+                    plan = [{"local": victim, "step": batch, "where": where, "do": "kill"}]
+                    world = self.world(3, plan=plan, **self.OPTIONS, **options)
+                    iw.await_exit(world.pids[victim])
+                    world.go_on([local for local in range(3) if local != victim], {victim: 5} if replaced else {})
+                    end = self.ends(world)
+                    self.assertEqual(end["counts"], undisturbed["counts"])
+                    there = undisturbed["parameters"]
+                    distance = sum((a - b) ** 2 for a, b in zip(end["parameters"], there)) ** 0.5 / sum(a * a for a in there) ** 0.5
+                    self.assertLessEqual(distance, 1e-3)
+
+    def test_gradients_of_four_batches(self):
+        for batch, where in ((10, "in backward"), (11, "before forward"), (12, "in backward"), (12, "after backward")):
+            self.check(batch, where, accumulate=4)
+
+    def test_an_optimizer_for_each_part(self):
+        for where in ("in backward", "after backward", "between optimizers"):
+            self.check(14, where, several=True)
+
+
 class Elastic(InPlace):
     """A function that is called again."""
 

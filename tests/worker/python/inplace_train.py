@@ -1,8 +1,10 @@
 """A training of inplace_test.py: DDP over gloo, an elastic sampler. It writes what it does to $LOGS/PID.log.
 
-OPTIONS: samples, batch, epochs, sleep, memory; `plan`: [{"local": N, "step": N, "where": W, "do": D}]: what the first process of
+OPTIONS: samples, batch, epochs, sleep, memory; `accumulate`: batches a step; `several`: an optimizer for each of two parts,
+of which the second steps every other time; `plan`: [{"local": N, "step": N, "where": W, "do": D}]: what the first process of
 that local rank does to itself at that step (of the whole job).
 """
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -103,6 +105,8 @@ def main():
     some = dist.new_group([0, 1]) if OPTIONS.get("some") else None
     model = model_of()
     ddp = DistributedDataParallel(model)
+    if OPTIONS.get("accumulate") or OPTIONS.get("several"):
+        return train_by_several(model, ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=OPTIONS["momentum"])
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.999)
     loader, sampler = loader_of(Numbers(OPTIONS["samples"]))
@@ -139,6 +143,42 @@ def main():
                 log("step", step=loop.step, epoch=sampler.epoch, indices=indices.tolist(), lr=optimizer.param_groups[0]["lr"])
             time.sleep(OPTIONS["sleep"])
     log("end", digest=digest(model), parameters=[v for p in model.parameters() for v in p.flatten().tolist()])
+
+
+def train_by_several(model, ddp):
+    """Some batches a step, or some optimizers a batch. No momentum of sums: Adam counts its steps in its state."""
+    several, accumulate = OPTIONS.get("several"), OPTIONS.get("accumulate", 1)
+    parts = [[*model[0].parameters()], [*model[2].parameters()]] if several else [[*model.parameters()]]
+    optimizers = [torch.optim.Adam(part, lr=0.01) for part in parts]
+    loader, sampler = loader_of(Numbers(OPTIONS["samples"]))
+    moment = [0]
+    next(ddp.parameters()).register_hook(lambda _: happens(moment[0], "in backward"))
+    last = 0
+    for epoch in range(OPTIONS["epochs"]):
+        sampler.set_epoch(epoch)
+        loop = regroup.steps(loader, ddp, *optimizers)
+        for _, x, y in loop:
+            if regroup.context().generation != last:
+                last = regroup.context().generation
+                log("changed", step=loop.step, digest=digest(model), ids=[])
+            number = moment[0] = len(sampler) * epoch + loop.batch + 1
+            happens(number, "before forward")
+            full = number % accumulate == 0
+            with contextlib.nullcontext() if full else ddp.no_sync():
+                loss = torch.nn.functional.mse_loss(ddp(x), y) * sampler.weight / accumulate
+                loss.backward()
+            happens(number, "after backward")
+            if full:
+                optimizers[0].step()
+                happens(number, "between optimizers")
+                for optimizer in optimizers[1:] if number % 2 == 0 else []:
+                    optimizer.step()
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                log("step", step=loop.step, indices=[])
+            time.sleep(OPTIONS["sleep"])
+    counts = [int(state["step"]) for optimizer in optimizers for state in optimizer.state.values()]
+    log("end", digest=digest(model), counts=counts, parameters=[v for p in model.parameters() for v in p.flatten().tolist()])
 
 
 def lose_backward(function):
