@@ -91,8 +91,7 @@ void SayLeaving(Step& step) {
   } else {
     step.Do(SendNotice{{.source = NoticeSource::kSignal,
                         .signal = leaving->signal,
-                        .left = std::max(Duration::zero(), leaving->deadline - step.now()),
-                        .withdrawn = false}});
+                        .left = std::max(Duration::zero(), leaving->deadline - step.now())}});
   }
 }
 

@@ -139,8 +139,7 @@ void SayHello(Step& step) {
   if (const auto& leaving = state.ending.leaving; leaving && leaving->signal != 0) {
     hello.notices.push_back({.source = NoticeSource::kSignal,
                              .signal = leaving->signal,
-                             .left = std::max(Duration::zero(), leaving->deadline - step.now()),
-                             .withdrawn = false});
+                             .left = std::max(Duration::zero(), leaving->deadline - step.now())});
   }
   step.Do(SendHello{std::move(hello)});
 }

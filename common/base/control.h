@@ -25,7 +25,6 @@ struct Address {
 struct Version {
   std::uint32_t major = 1, minor = 0;  // Of the protocol. One minor apart works both ways.
   std::string build;                   // Commit and build type; for people.
-  std::vector<std::string> features;
   friend bool operator==(const Version&, const Version&) = default;
 };
 inline constexpr std::uint32_t kProtocolMajor = 1, kProtocolMinor = 3;
@@ -103,14 +102,13 @@ struct GroupReport {
   friend bool operator==(const GroupReport&, const GroupReport&) = default;
 };
 
-enum class NoticeSource { kSignal, kFile, kCommand, kCloud };
+enum class NoticeSource { kSignal };
 // This node will go away. For a launch command, `leave` says that it does so by itself once its
 // workers are gone.
 struct Notice {
   NoticeSource source = NoticeSource::kSignal;
-  int signal = 0;   // 0 unless kSignal.
+  int signal = 0;   // 0: a launch command's --join-timeout is over.
   Duration left{};  // Until the node is gone, when this was sent.
-  bool withdrawn = false;
   friend bool operator==(const Notice&, const Notice&) = default;
 };
 

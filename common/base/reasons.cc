@@ -25,7 +25,6 @@ struct Classify {
   int operator()(const SupervisorLost&) const { return 6; }
   int operator()(const StoreLost&) const { return 6; }
   int operator()(const Preempted&) const { return 8; }
-  int operator()(const Drained&) const { return 8; }
   int operator()(const Resized&) const { return 1; }
   int operator()(const Cancelled&) const { return 9; }
   int operator()(const Finished&) const { return 0; }

@@ -107,9 +107,6 @@ struct Preempted {
   std::string node;
   bool saved = false;
 };
-struct Drained {
-  std::string node;
-};
 struct Resized {
   int from = 0, to = 0;
   std::vector<std::string> joined;
@@ -118,9 +115,8 @@ struct Cancelled {
   std::string by;
 };
 struct Finished {};
-using EndReason =
-    std::variant<WorkerFailed, NodeLost, NodeRebooted, SupervisorLost, StoreLost, StartTimedOut,
-                 ExecFailed, Preempted, Drained, Resized, Cancelled, Finished>;
+using EndReason = std::variant<WorkerFailed, NodeLost, NodeRebooted, SupervisorLost, StoreLost,
+                               StartTimedOut, ExecFailed, Preempted, Resized, Cancelled, Finished>;
 
 // Own fault (WorkerFailed, StartTimedOut) is charged; everything else is free.
 constexpr bool ChargesBudget(const EndReason& reason) {
@@ -153,11 +149,8 @@ struct PreemptedAll {};
 struct PreemptionsSpent {
   int used = 0, max = 0;
 };
-struct JoinTimedOut {
-  Duration limit{};
-};
 using FailReason = std::variant<BudgetSpent, CrashLoop, ExitCodeSaysFail, NotExecutable,
-                                CancelledBy, PreemptedAll, JoinTimedOut, PreemptionsSpent>;
+                                CancelledBy, PreemptedAll, PreemptionsSpent>;
 
 // Where the time of one restart went. Unset: not reported by the worker, never 0 (CLI.md). The set
 // ones from `detect` to `spawn` sum to `down`.

@@ -233,10 +233,6 @@ struct ExplainEnd {
             r.saved ? " after a save. " : "; nothing was saved for it. ", "It costs no restart."),
         Node(r.node)};
   }
-  ReasonText operator()(const Drained& r) const {
-    return {"drained", Cat(r.node, " drained"), Cat(r.node, " was drained. It costs no restart."),
-            Node(r.node)};
-  }
   ReasonText operator()(const Resized& r) const {
     std::string who = r.joined.empty() ? "" : Cat(": ", Nodes(r.joined), " joined");
     return {"resized", Cat(r.from, " to ", Count(r.to, "node"), who),
@@ -302,11 +298,6 @@ struct ExplainFail {
     return {"preempted_all", "every node left",
             "Every node was told to leave, and left. The job is kept.",
             "the same command goes on from its newest checkpoint"};
-  }
-  ReasonText operator()(const JoinTimedOut& r) const {
-    return {"join_timed_out", Cat("not enough nodes within ", FormatDuration(r.limit)),
-            Cat("Not enough nodes joined within --join-timeout ", FormatDuration(r.limit), "."),
-            "start the same command on the other nodes, or give a longer --join-timeout"};
   }
   ReasonText operator()(const PreemptionsSpent& r) const {
     const std::string next =

@@ -278,7 +278,6 @@ std::vector<std::string> RunScreen::On(Duration now, const JobEventBody& body) {
   }
   if (const auto* leaving = std::get_if<NodeWillLeave>(&body)) {
     if (IsMe(leaving->node)) return {};  // Leaving() has said so.
-    if (leaving->notice.withdrawn) return {Cat(leaving->node, " stays after all")};
     std::string why = leaving->notice.signal == 0 ? "notice" : SignalName(leaving->notice.signal);
     return {
         Cat(leaving->node, " will leave (", why, ") · ", ShortText(leaving->notice.left), " left")};

@@ -11,7 +11,6 @@ using wire::EnumNumber;
 
 constexpr std::int64_t kMaxNumber = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMaxPid = std::numeric_limits<std::int32_t>::max();
-constexpr int kMaxFeatures = 64;
 constexpr int kMaxSlots = kMaxWorkersPerNode;
 
 constexpr std::pair<int, Phase> kPhases[] = {
@@ -136,7 +135,6 @@ pb::Version ToProto(const Version& value) {
   out.set_major(value.major);
   out.set_minor(value.minor);
   out.set_build(value.build);
-  for (const std::string& feature : value.features) out.add_features(feature);
   return out;
 }
 
@@ -146,10 +144,6 @@ absl::StatusOr<Version> FromProto(const pb::Version& value) {
   out.major = value.major();
   out.minor = value.minor();
   out.build = check.Text("build", value.build(), kMaxIdBytes);
-  if (check.Size("features", value.features_size(), kMaxFeatures)) {
-    for (const std::string& feature : value.features())
-      out.features.push_back(check.Token("features", feature));
-  }
   return check.Finish(std::move(out));
 }
 

@@ -31,10 +31,7 @@ constexpr std::pair<int, ErrorEvidence> kErrorEvidence[] = {
     {pb::ERROR_EVIDENCE_ERROR_FILE, ErrorEvidence::kErrorFile},
     {pb::ERROR_EVIDENCE_COMMUNICATOR, ErrorEvidence::kCommunicator}};
 constexpr std::pair<int, NoticeSource> kNoticeSources[] = {
-    {pb::NOTICE_SOURCE_SIGNAL, NoticeSource::kSignal},
-    {pb::NOTICE_SOURCE_FILE, NoticeSource::kFile},
-    {pb::NOTICE_SOURCE_COMMAND, NoticeSource::kCommand},
-    {pb::NOTICE_SOURCE_CLOUD, NoticeSource::kCloud}};
+    {pb::NOTICE_SOURCE_SIGNAL, NoticeSource::kSignal}};
 
 // Command, directory and environment of a job: argv and envp, so no NUL byte inside a string.
 void CheckProgram(Checker& check, const pb::JobSpec& value, JobSpec& spec) {
@@ -208,7 +205,6 @@ pb::Notice ToProto(const Notice& value) {
   out.set_source(static_cast<pb::NoticeSource>(EnumNumber(value.source, kNoticeSources)));
   out.set_signal(value.signal);
   out.set_left_ns(value.left.count());
-  out.set_withdrawn(value.withdrawn);
   return out;
 }
 
@@ -218,7 +214,6 @@ absl::StatusOr<Notice> FromProto(const pb::Notice& value) {
   notice.source = check.Enum("source", value.source(), kNoticeSources);
   notice.signal = check.Number<int>("signal", value.signal(), 0, 64);
   notice.left = check.NonNegative("left", value.left_ns());
-  notice.withdrawn = value.withdrawn();
   return check.Finish(notice);
 }
 

@@ -210,7 +210,6 @@ pb::EndReason ToProto(const EndReason& value) {
                    out.mutable_preempted()->set_node(r.node);
                    out.mutable_preempted()->set_saved(r.saved);
                  },
-                 [&](const Drained& r) { out.mutable_drained()->set_node(r.node); },
                  [&](const Resized& r) {
                    out.mutable_resized()->set_from(r.from);
                    out.mutable_resized()->set_to(r.to);
@@ -254,9 +253,6 @@ absl::StatusOr<EndReason> FromProto(const pb::EndReason& value) {
     case pb::EndReason::kPreempted:
       out = Preempted{TakeText(check, "node", value.preempted().node()), value.preempted().saved()};
       break;
-    case pb::EndReason::kDrained:
-      out = Drained{TakeText(check, "node", value.drained().node())};
-      break;
     case pb::EndReason::kResized:
       out = Resized{value.resized().from(), value.resized().to(),
                     TakeTexts(check, "joined", value.resized().joined())};
@@ -292,9 +288,6 @@ pb::FailReason ToProto(const FailReason& value) {
             out.mutable_cancelled_by()->set_signal(r.signal);
           },
           [&](const PreemptedAll&) { out.mutable_preempted_all(); },
-          [&](const JoinTimedOut& r) {
-            out.mutable_join_timed_out()->set_limit_ns(r.limit.count());
-          },
           [&](const PreemptionsSpent& r) {
             out.mutable_preemptions_spent()->set_used(r.used);
             out.mutable_preemptions_spent()->set_max(r.max);
@@ -326,9 +319,6 @@ absl::StatusOr<FailReason> FromProto(const pb::FailReason& value) {
                         check.Number<int>("signal", value.cancelled_by().signal(), 0, 64)};
       break;
     case pb::FailReason::kPreemptedAll: out = PreemptedAll{}; break;
-    case pb::FailReason::kJoinTimedOut:
-      out = JoinTimedOut{check.AnyDuration("limit", value.join_timed_out().limit_ns())};
-      break;
     case pb::FailReason::kPreemptionsSpent:
       out = PreemptionsSpent{value.preemptions_spent().used(), value.preemptions_spent().max()};
       break;

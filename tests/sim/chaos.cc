@@ -272,7 +272,7 @@ class Chaos {
       node.behaviour().net = before.net;
       node.SetSilent(false);
       if (node.options().launched) continue;
-      if (rng_.Below(4) == 0) node.SetVersion(Version{1, kProtocolMinor, "", {}});
+      if (rng_.Below(4) == 0) node.SetVersion(Version{1, kProtocolMinor, ""});
       if (node.options().version.minor != kProtocolMinor && !node.attached()) node.KillAgent();
       if (rng_.Below(6) == 0) node.Reboot();
       node.StartAgent();
@@ -345,8 +345,7 @@ class Chaos {
       node.SetVersion(Version{1,
                               Pick<std::uint32_t>({kProtocolMinor - 1, kProtocolMinor,
                                                    kProtocolMinor + 1, kProtocolMinor + 2}),
-                              "",
-                              {}});
+                              ""});
     if (rng_.Below(3) != 0) node.StartAgent();
   }
 
@@ -389,11 +388,9 @@ class Chaos {
       case 4: return world_.Drop(world_.WaitFor(job.value()));
       case 5: world_.WaitFor(job.value()); return;
       case 6:
-        if (!node.options().launched) return node.Notice(Pick<Duration>({500ms, 2s, 10s}), false);
+        if (!node.options().launched) return node.Notice(Pick<Duration>({500ms, 2s, 10s}));
         return node.Signal(Pick<int>({SIGINT, SIGTERM, SIGHUP}), rng_.Below(3) == 0);
-      case 7:
-        if (!node.options().launched) node.Notice(0s, true);
-        return;
+      case 7: return;  // Nothing this time.
       case 8: return world_.CrashCoordinator();
       case 9: return world_.StallCoordinator(Pick<Duration>({300ms, 1500ms, 5s}));
       case 10:
@@ -579,7 +576,7 @@ ChaosOptions LongLife(std::uint64_t seed) {
   options.generations = 20;
   options.rest_every = 3;
   Config& config = options.config;
-  config.version = Version{1, kProtocolMinor, "", {}};
+  config.version = Version{1, kProtocolMinor, ""};
   config.leases.heartbeat = 400ms;
   config.leases.lease = 2s;
   config.leases.agent_restart = 15s;

@@ -14,10 +14,10 @@ namespace {
 
 constexpr const char* kEndReasons[] = {
     "WorkerFailed", "NodeLost",  "NodeRebooted", "SupervisorLost", "StoreLost", "StartTimedOut",
-    "ExecFailed",   "Preempted", "Drained",      "Resized",        "Cancelled", "Finished"};
-constexpr const char* kFailReasons[] = {"BudgetSpent",   "CrashLoop",       "ExitCodeSaysFail",
-                                        "NotExecutable", "CancelledBy",     "PreemptedAll",
-                                        "JoinTimedOut",  "PreemptionsSpent"};
+    "ExecFailed",   "Preempted", "Resized",      "Cancelled",      "Finished"};
+constexpr const char* kFailReasons[] = {"BudgetSpent",     "CrashLoop",   "ExitCodeSaysFail",
+                                        "NotExecutable",   "CancelledBy", "PreemptedAll",
+                                        "PreemptionsSpent"};
 constexpr const char* kWaitReasons[] = {"BelowMinimum",     "LastCall",          "BackingOff",
                                         "SlotsStopping",    "AwaitReattach",     "FinishHold",
                                         "UnreachableHold",  "BudgetVerdictOpen", "BehindJob",
@@ -91,14 +91,12 @@ static_assert(std::size(kLosses) == Coverage::kLosses);
 
 // What no life can show, and why.
 constexpr std::pair<const char*, const char*> kNotHere[] = {
-    {"generation ended: Drained", "until nodes can be drained"},
     {"job failed: ExitCodeSaysFail", "not drawn; core tests show it"},
     {"job failed: PreemptedAll", "shown to people only, never a row"},
-    {"job failed: JoinTimedOut", "its launch command says so by itself"},
     {"coordinator ordered: StepDown", "not drawn; scenarios restore old journals"},
     {"agent heard: NodeChecked", "not drawn; scenarios have node checks"},
     {"agent ordered: RefuseCoordinator", "not drawn; scenarios have wrong journals"},
-    {"agent ordered: SendNotice", "a cloud's notice passes by the agent's core here"},
+    {"agent ordered: SendNotice", "the notice of a service passes by the agent's core here"},
     {"agent ordered: StartCoordinator", "no host of a life hosts its coordinator"},
 };
 

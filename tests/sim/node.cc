@@ -3,6 +3,7 @@
 #include "tests/sim/node.h"
 
 #include <algorithm>
+#include <csignal>
 #include <utility>
 
 namespace regroup::sim {
@@ -274,7 +275,7 @@ void Node::Deliver(SessionId session, const Action& action) {
 
 void Node::Carry(const agent::SendHello& action) {
   Hello hello = action.hello;
-  if (notice_) {  // The cloud's word, which is not the agent's to know.
+  if (notice_) {  // Its core here has caught no signal, and knows nothing of it.
     regroup::Notice notice = notice_->second;
     notice.left = std::max(notice_->first - world_.clock().now(), Duration{});
     hello.notices.push_back(notice);
@@ -390,10 +391,9 @@ void Node::AskCommit(const JobId& job, Generation generation, std::int64_t step,
   Say(CommitAsked{*session_, request});
 }
 
-void Node::Notice(Duration left, bool withdrawn) {
-  const regroup::Notice notice{NoticeSource::kCloud, 0, left, withdrawn};
-  notice_.reset();
-  if (!withdrawn) notice_ = {world_.clock().now() + left, notice};
+void Node::Notice(Duration left) {
+  const regroup::Notice notice{NoticeSource::kSignal, SIGTERM, left};
+  notice_ = {world_.clock().now() + left, notice};
   if (session_ && attached()) Say(Noticed{*session_, notice});
 }
 

@@ -169,8 +169,8 @@ class Node {
   // Whatever it is.
   void AskCommit(const JobId& job, Generation generation, std::int64_t step,
                  std::string manifest_hash = "hash");
-  void Notice(Duration left, bool withdrawn = false);  // From a cloud.
-  void Signal(int signal, bool now = false);           // To a launch command.
+  void Notice(Duration left);  // Of a service: its host goes away, whatever its agent does.
+  void Signal(int signal, bool now = false);  // To a launch command.
 
   // From the coordinator, after the network.
   void Deliver(SessionId session, const coordinator::Action& action);

@@ -167,8 +167,7 @@ struct BodyJson {
     return {{"type", "node_will_leave"},
             {"node", e.node},
             {"signal", e.notice.signal},
-            {"left_s", Seconds(e.notice.left)},
-            {"withdrawn", e.notice.withdrawn}};
+            {"left_s", Seconds(e.notice.left)}};
   }
   Json operator()(const Waits& e) const {
     return {{"type", "waits"}, {"reason", ReasonJson(e.reason, context)}};

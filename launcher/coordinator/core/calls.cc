@@ -290,7 +290,7 @@ void On(Step& step, const LeaveAsked& event) {
                NodeLeft{node->row.name, event.signal == 0 ? "--join-timeout"
                                                           : absl::StrCat("signal ", event.signal)});
   }
-  SetLeaving(step, *node, Notice{NoticeSource::kSignal, event.signal, left, false});
+  SetLeaving(step, *node, Notice{NoticeSource::kSignal, event.signal, left});
   if (event.now && job->stop) {
     // Only this node's workers are hurried; the others keep the grace that they were promised.
     auto [sooner, fresh] = job->stop->sooner.try_emplace(node->row.node, step.now());

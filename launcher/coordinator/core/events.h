@@ -51,7 +51,7 @@ struct Probed {
   Generation generation;
   ProbeResult result = ProbeResult::kSilent;
 };
-struct Noticed {  // From an agent: its node will go away (or not after all: notice.withdrawn).
+struct Noticed {  // From an agent: its node will go away.
   SessionId session;
   Notice notice;
 };

@@ -72,9 +72,8 @@ EndKind KindOf(const EndReason& reason) {
   // were wanted by somebody.
   if (ChargesBudget(reason)) return EndKind::kOwn;
   const bool neutral =
-      std::holds_alternative<Preempted>(reason) || std::holds_alternative<Drained>(reason) ||
-      std::holds_alternative<Resized>(reason) || std::holds_alternative<Cancelled>(reason) ||
-      std::holds_alternative<Finished>(reason);
+      std::holds_alternative<Preempted>(reason) || std::holds_alternative<Resized>(reason) ||
+      std::holds_alternative<Cancelled>(reason) || std::holds_alternative<Finished>(reason);
   return neutral ? EndKind::kNeutral : EndKind::kFree;
 }
 
@@ -181,7 +180,6 @@ int ExitCodeOf(const FailReason& failed, const std::optional<EndReason>& root) {
   if (std::holds_alternative<PreemptedAll>(failed) ||
       std::holds_alternative<PreemptionsSpent>(failed))
     return 143;
-  if (std::holds_alternative<JoinTimedOut>(failed)) return 124;
   if (auto* exec = std::get_if<NotExecutable>(&failed))
     return ExecExitCode(exec->error_number, exec->obstacle);
   if (root) {

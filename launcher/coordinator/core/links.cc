@@ -345,10 +345,6 @@ void On(Step& step, const Noticed& event) {
 
 void SetLeaving(Step& step, Node& node, const Notice& notice) {
   step.state.SlotsChanged(node);
-  if (notice.withdrawn) {
-    node.leaving.reset();
-    return;
-  }
   const bool news = !node.leaving;
   const Instant until = step.now() + notice.left;
   if (!news && until >= node.leaving->until) return;  // A deadline never moves later.

@@ -37,7 +37,7 @@ void LoseNode(Step& step, Node& node, const std::string& how, bool proved);
 void RememberLost(Step& step, Node& node);
 void On(Step& step, const Noticed& event);
 
-// Its deadline never moves later, unless the notice is withdrawn.
+// Its deadline never moves later.
 void SetLeaving(Step& step, Node& node, const Notice& notice);
 
 }  // namespace regroup::coordinator

@@ -14,11 +14,7 @@ std::size_t SizeOf(const RankExit& exit) { return kFixed + SizeOf(exit.error); }
 std::size_t SizeOf(const RankCause& cause) {
   return kFixed + SizeOf(cause.node) + SizeOf(cause.exit);
 }
-std::size_t SizeOf(const Version& version) {
-  std::size_t size = kFixed + SizeOf(version.build);
-  for (const std::string& feature : version.features) size += SizeOf(feature);
-  return size;
-}
+std::size_t SizeOf(const Version& version) { return kFixed + SizeOf(version.build); }
 std::size_t SizeOf(const std::vector<std::string>& texts) {
   std::size_t size = 0;
   for (const std::string& text : texts) size += SizeOf(text);

@@ -80,12 +80,12 @@ Hello SomeHello() {
   hello.name = "node1.example";
   hello.name_explicit = true;
   hello.slots = 8;
-  hello.version = {1, 3, "abc Release", {"logs"}};
+  hello.version = {1, 3, "abc Release"};
   hello.address = "10.0.0.4";
   hello.dialled = "10.0.0.1";
   hello.launched = true;
   hello.groups = {SomeReport()};
-  hello.notices = {{NoticeSource::kCloud, 0, std::chrono::seconds(90), true}};
+  hello.notices = {{NoticeSource::kSignal, 15, std::chrono::seconds(90)}};
   hello.no_cgroup = "no cgroup v2 hierarchy is mounted";
   return hello;
 }
@@ -159,7 +159,7 @@ TEST(Convert, CoordinatorMessagesSurvive) {
   const Welcome welcome{ClusterId("c"),
                         Epoch(2),
                         "node1-2",
-                        {1, 1, "b", {"f"}},
+                        {1, 1, "b"},
                         std::chrono::seconds(1),
                         std::chrono::seconds(5),
                         std::chrono::minutes(3),
@@ -193,7 +193,6 @@ TEST(Convert, EveryReasonAndEventSurvives) {
                                        StartTimedOut{"a", d},
                                        ExecFailed{SomeCause()},
                                        Preempted{"a", true},
-                                       Drained{"a"},
                                        Resized{2, 3, {"a"}},
                                        Cancelled{"me"},
                                        Finished{}};
@@ -203,10 +202,10 @@ TEST(Convert, EveryReasonAndEventSurvives) {
     EXPECT_EQ(FromProto(ToProto(reason))->index(), reason.index());
   }
   const std::vector<FailReason> fails = {
-      BudgetSpent{3, 3},      CrashLoop{5},
-      ExitCodeSaysFail{77},   NotExecutable{13, "\xff", ExecObstacle::kDirectory},
-      CancelledBy{"me", 15},  PreemptedAll{},
-      PreemptionsSpent{2, 2}, JoinTimedOut{d}};
+      BudgetSpent{3, 3},     CrashLoop{5},
+      ExitCodeSaysFail{77},  NotExecutable{13, "\xff", ExecObstacle::kDirectory},
+      CancelledBy{"me", 15}, PreemptedAll{},
+      PreemptionsSpent{2, 2}};
   ASSERT_EQ(fails.size(), std::variant_size_v<FailReason>);
   for (const FailReason& reason : fails) {
     ExpectRoundTrip(reason);
@@ -214,16 +213,15 @@ TEST(Convert, EveryReasonAndEventSurvives) {
   }
   RestartPhases phases{d, d, d, d, d, d, d, d, d};
   ExpectAllFieldsSet(ToProto(phases));
-  const std::vector<JobEventBody> bodies = {
-      NodeJoined{"a", 1, 2, 3},
-      NodeLeft{"a", "why"},
-      GenerationFormed{Generation(2), 2, 4, d, {"a", "b"}},
-      GenerationRunning{Generation(2), phases, 3},
-      GenerationEnded{Generation(2), Finished{}, true, 1, 3},
-      CommitAccepted{Generation(2), 800},
-      NodeWillLeave{"a", {NoticeSource::kSignal, 15, d, false}},
-      Waits{LastCall{3, d}},
-      JobEnded{3, "failed"}};
+  const std::vector<JobEventBody> bodies = {NodeJoined{"a", 1, 2, 3},
+                                            NodeLeft{"a", "why"},
+                                            GenerationFormed{Generation(2), 2, 4, d, {"a", "b"}},
+                                            GenerationRunning{Generation(2), phases, 3},
+                                            GenerationEnded{Generation(2), Finished{}, true, 1, 3},
+                                            CommitAccepted{Generation(2), 800},
+                                            NodeWillLeave{"a", {NoticeSource::kSignal, 15, d}},
+                                            Waits{LastCall{3, d}},
+                                            JobEnded{3, "failed"}};
   ASSERT_EQ(bodies.size(), std::variant_size_v<JobEventBody>);
   for (const JobEventBody& body : bodies) {
     const JobEvent event{7, SomeCause().at, body};
@@ -284,9 +282,8 @@ TEST(Convert, ViewsSurvive) {
   ExpectAllFieldsSet(wire.left_out(0));
   ExpectAllFieldsSet(wire.generations(0));
   ExpectAllFieldsSet(wire.generations(0).members(0));
-  const NodeView node{
-      NodeId("n"), "node1", "10.0.0.4",         "ready", 2, 1, {JobId("a-1")}, Duration(1), "note",
-      true,        true,    {1, 1, "b", {"f"}}, 3};
+  const NodeView node{NodeId("n"), "node1", "10.0.0.4", "ready", 2,           1, {JobId("a-1")},
+                      Duration(1), "note",  true,       true,    {1, 1, "b"}, 3};
   ExpectRoundTrip(node);
   ExpectAllFieldsSet(ToProto(node));
 }

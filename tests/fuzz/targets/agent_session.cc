@@ -38,7 +38,7 @@ Hello HelloOf(int session) {
   hello.boot = BootId("boot");
   hello.name = "n" + std::to_string(session);
   hello.slots = 2;
-  hello.version = {1, 0, "", {}};
+  hello.version = {1, 0, ""};
   hello.address = "10.0.0." + std::to_string(session);
   hello.dialled = "10.0.0.9";
   return hello;
@@ -174,7 +174,7 @@ class Coordinator {
   static Config ConfigOf(Epoch epoch) {
     Config config;
     config.journal.new_cluster = ClusterId("c");
-    config.version = {1, 0, "", {}};
+    config.version = {1, 0, ""};
     config.check_indices = epoch == Epoch(1);
     return config;
   }

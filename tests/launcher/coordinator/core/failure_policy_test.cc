@@ -65,7 +65,7 @@ TEST(KindOf, Table) {
                                                       StoreLost{}, ExecFailed{}})
     EXPECT_EQ(KindOf(free), EndKind::kFree) << free.index();
   for (const EndReason& neutral :
-       std::vector<EndReason>{Preempted{}, Drained{}, Resized{}, Cancelled{}, Finished{}})
+       std::vector<EndReason>{Preempted{}, Resized{}, Cancelled{}, Finished{}})
     EXPECT_EQ(KindOf(neutral), EndKind::kNeutral) << neutral.index();
 }
 
@@ -219,7 +219,6 @@ TEST(ExitCodeOf, Table) {
       {CancelledBy{"node1", SIGHUP}, std::nullopt, 129},
       {PreemptedAll{}, std::nullopt, 143},
       {PreemptionsSpent{2, 2}, Preempted{"a", true}, 143},
-      {JoinTimedOut{60s}, std::nullopt, 124},
   };
   for (const Row& row : table)
     EXPECT_EQ(ExitCodeOf(row.failed, row.root), row.code) << row.failed.index();

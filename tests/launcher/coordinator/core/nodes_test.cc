@@ -235,7 +235,7 @@ TEST_F(Nodes, a_notice_is_heard) {
   Start();
   const SessionId session = Open(HelloOf("x", "host"));
   world().RunFor(4s);
-  world().Ask(coordinator::Noticed{session, Notice{NoticeSource::kCloud, 0, 60s, false}});
+  world().Ask(coordinator::Noticed{session, Notice{NoticeSource::kSignal, SIGTERM, 60s}});
   world().RunFor(4s);
   EXPECT_FALSE(RowOf("x").lost);
   world().RunFor(2s);

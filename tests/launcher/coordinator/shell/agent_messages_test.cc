@@ -10,20 +10,18 @@ namespace {
 
 // Shapes that are small on the wire and large once parsed.
 TEST(BytesWhenParsed, IsNeverLessThanWhatParsingTakes) {
-  v1::AgentMessage groups, exits, notices, features;
+  v1::AgentMessage groups, exits, notices;
   for (int i = 0; i < 10'000; ++i) {
     groups.mutable_hello()->add_groups();
     notices.mutable_hello()->add_notices();
-    features.mutable_hello()->mutable_version()->add_features("");
   }
   auto* group = exits.mutable_hello()->add_groups();
   for (int i = 0; i < 10'000; ++i) group->add_exits();
   std::string unknown, in_a_group = "\x0b";
   for (int i = 0; i < 10'000; ++i) unknown += "\x78\x01", in_a_group += "\x78\x01";
   in_a_group += "\x0c";
-  for (const std::string& wire :
-       {groups.SerializeAsString(), exits.SerializeAsString(), notices.SerializeAsString(),
-        features.SerializeAsString(), unknown, in_a_group}) {
+  for (const std::string& wire : {groups.SerializeAsString(), exits.SerializeAsString(),
+                                  notices.SerializeAsString(), unknown, in_a_group}) {
     v1::AgentMessage parsed;
     ASSERT_TRUE(parsed.ParseFromString(wire));
     const std::size_t guess = BytesWhenParsed(wire);

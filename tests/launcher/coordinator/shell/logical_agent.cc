@@ -212,7 +212,7 @@ pb::AgentMessage LogicalAgent::Impl::HelloMessage() {
   hello.boot = BootId(boot_);
   hello.name = options_.name;
   hello.slots = options_.slots;
-  hello.version = {kProtocolMajor, kProtocolMinor, "logical", {}};
+  hello.version = {kProtocolMajor, kProtocolMinor, "logical"};
   hello.address = options_.address;
   hello.dialled = options_.coordinator.host;
   hello.launched = options_.launched;
