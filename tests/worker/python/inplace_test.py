@@ -131,12 +131,10 @@ class NewRanks(InPlace):
         steps = self.tell("two ranks more", world, begun)
         self.assertEqual({line["world"] for line in steps}, {4})
 
-    def test_a_new_rank_cannot_join_a_group_of_some(self):
+    def test_a_new_rank_cannot_join_a_group_of_some_in_a_larger_world(self):
         world = self.world(3, some=True)
         world.await_steps(step=3)
-        iw.kill(world.pids[2])
-        iw.await_exit(world.pids[2])
-        world.go_on([0, 1], [2])
+        world.go_on([0, 1, 2], [3])
         for local in (0, 1):
             world.agent.await_(lambda said: sum("cannot take in" in b.get("cannot_go_on", {}).get("why", "") for b in said) >= 2, 20)
 
@@ -153,6 +151,39 @@ class NewRanks(InPlace):
         world.go_on([0, 1])
         world.await_steps()
         self.assert_equal_ranks(world)
+
+
+class GroupsOfSome(InPlace):
+    def test_a_new_rank_takes_its_place_in_groups_of_some(self):
+        for count, rounds in ((3, [[0]]), (4, [[1], [2, 3], [1, 0]])):
+            world = self.world(count, parts=True, groups=True)
+            world.await_steps(step=4)
+            groups_of = {line["rank"]: [members for members, _ in line["sums"]] for line in world.lines("step")}
+            for number, victims in enumerate(rounds):
+                with self.subTest(victims=victims, count=count, number=number):
+                    self.replace(world, victims, 10 * (number + 1), groups_of)
+
+    def replace(self, world, victims, first, groups_of):
+        lost = [world.ranks[rank] for rank in victims]
+        for local in lost:
+            iw.kill(world.pids[local])
+            iw.await_exit(world.pids[local])
+        begun = time.monotonic()
+        world.go_on([local for local in world.ranks if local not in lost], {rank: first + rank for rank in victims})
+        world.await_steps(step=world.lines("step")[-1]["step"] + 4)
+        self.assert_equal_ranks(world)
+        steps = self.tell(f"ranks {victims} of {len(world.ranks)} replaced, in groups of some", world, begun)
+        self.assertEqual({line["pid"] for line in steps}, {world.pids[local] for local in world.ranks})
+        for line in steps:
+            self.assertEqual(line["sums"], [[members, sum(members)] for members in groups_of[line["rank"]]], line)
+
+    def test_a_new_rank_that_makes_other_groups(self):
+        world = self.world(3, parts=True, other_order=True)
+        world.await_steps(step=3)
+        iw.kill(world.pids[2])
+        iw.await_exit(world.pids[2])
+        world.go_on([0, 1], {2: 5})
+        world.agent.await_(lambda said: sum("by that name" in b.get("cannot_go_on", {}).get("why", "") for b in said) >= 2, 20)
 
 
 class Samples(InPlace):

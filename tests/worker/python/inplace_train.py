@@ -103,6 +103,7 @@ def main():
     log("init", alone=dist.get_world_size() != regroup.context().world_size)
     whole = dist.new_group() if OPTIONS.get("groups") else None
     some = dist.new_group([0, 1]) if OPTIONS.get("some") else None
+    parts = groups_of_some(FIRST or not OPTIONS.get("other_order")) if OPTIONS.get("parts") else []
     model = model_of()
     ddp = DistributedDataParallel(model)
     if OPTIONS.get("accumulate") or OPTIONS.get("several"):
@@ -138,11 +139,36 @@ def main():
                 dist.all_reduce(torch.ones(1), group=whole)
             if some is not None and dist.get_rank(some) >= 0:
                 dist.all_reduce(torch.ones(1), group=some)
+            sums = [add_ranks(part) for part in parts]
             regroup.should_stop_together() if OPTIONS.get("vote") else None
             if loop.step > before:
-                log("step", step=loop.step, epoch=sampler.epoch, indices=indices.tolist(), lr=optimizer.param_groups[0]["lr"])
+                log("step", step=loop.step, epoch=sampler.epoch, indices=indices.tolist(), sums=sums, lr=optimizer.param_groups[0]["lr"])
             time.sleep(OPTIONS["sleep"])
     log("end", digest=digest(model), parameters=[v for p in model.parameters() for v in p.flatten().tolist()])
+
+
+def groups_of_some(as_others):
+    """All of them from a script's top, in the same order on each rank: of neighbours, of a mesh of two dimensions."""
+    world, rank = regroup.context().world_size, regroup.context().rank
+    lists = [[0, 1], [1, world - 1], [0, 2, world - 1]]
+    made = [dist.new_group(sorted(set(ranks))) for ranks in (lists if as_others else lists[::-1])]
+    if world == 4:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        assert mesh.get_coordinate() == [rank // 2, rank % 2] or mesh.get_coordinate() == (rank // 2, rank % 2), mesh
+        made += [mesh.get_group("replicate"), mesh["shard"].get_group()]
+    mine = [group for group in made if group is not dist.GroupMember.NON_GROUP_MEMBER]
+    for group in mine:
+        members = dist.get_process_group_ranks(group)
+        assert dist.get_world_size(group) == len(members) and members[dist.get_rank(group)] == rank, (members, rank)
+        dist.broadcast(torch.ones(1), src=members[-1], group=group)
+    return mine
+
+
+def add_ranks(group):
+    """[members, the sum of their numbers by a collective]"""
+    total = torch.tensor(float(regroup.context().rank))
+    dist.all_reduce(total, group=group)
+    return [dist.get_process_group_ranks(group), total.item()]
 
 
 def train_by_several(model, ddp):

@@ -61,6 +61,8 @@ class Groups:
         self.base: Any = None  # That of the generation.
         self.awaited = 0  # The epoch in which the others are, while this process is alone.
         self.rank: Optional[int] = None  # As of the last configuration with others.
+        self.world: Optional[int] = None  # The same.
+        self.making: Optional[Tuple[str, List[int]]] = None  # Name and ranks of the group that is made while alone.
         self.generation = 0  # In which they were configured last.
         self.alone = False  # Configured with nobody: the others go on, and wait until this process has come as far.
         self.others: Dict[int, str] = {}  # Connections of groups that cannot change.
@@ -97,8 +99,22 @@ class Groups:
         self.alone, self.store.target = True, sys.modules["torch.distributed"].HashStore()
         for group in self.all:
             self.configure(group, _ALONE + context().rank, [group.handles()])
-            group.ranks = None
-            _c10d()._world.pg_group_ranks[group.pg] = {0: 0}
+            if group.ranks is None:
+                _c10d()._world.pg_group_ranks[group.pg] = {rank: rank for rank in range(context().world_size)}
+
+    def of(self, pg: Any) -> Optional[Group]:
+        """None: not one of ours."""
+        if pg is None or pg is _c10d().GroupMember.WORLD:
+            return self.all[0] if self.all else None
+        return next((group for group in self.all if group.pg is pg), None)
+
+    def why_not_take_in(self, met: List[Dict[str, Any]]) -> Optional[str]:
+        """Why a new rank cannot be a member of groups of some ranks. `met`: what each rank has said of itself."""
+        some = next((group for group in self.all if group.ranks is not None), None)
+        if some is None or all(rank.get("was") is not None for rank in met) or is_replacement(met):
+            return None
+        return (f"process group {some.name} of ranks {some.ranks} cannot take in a new rank unless each lost rank is replaced "
+                f"by one of the same number, and there are {self.world} of them as before")
 
     def break_off(self) -> None:
         """What runs in a group fails, unless it is through in a moment. Any thread; does not wait.
@@ -131,6 +147,11 @@ class Groups:
 
 
 groups = Groups()
+
+
+def is_replacement(met: List[Dict[str, Any]]) -> bool:
+    """Whether kept ranks have the numbers that they had, among as many ranks: a new one is in the place of a lost one."""
+    return all(line.get("was") in (None, rank) and line.get("world") in (None, len(met)) for rank, line in enumerate(met))
 
 
 def _without_sockets(group: Group) -> List[Any]:
@@ -286,8 +307,10 @@ def install() -> None:
     @functools.wraps(tagged)
     def new_group_with_tag(ranks: Optional[Sequence[int]] = None, *args: Any, **kwargs: Any) -> Any:
         if groups.active and groups.alone and ranks is not None:
-            if sorted(ranks) != list(range(context().world_size)):
-                await_the_end("a process group of some ranks only cannot take in a new one")
+            said = dict(inspect.signature(tagged).bind(ranks, *args, **kwargs).arguments)
+            members = sorted(ranks) if said.get("sort_ranks", True) else list(ranks)
+            if members != list(range(context().world_size)):
+                return _make_alone(tagged, said, members)
             ranks = None
         return tagged(ranks, *args, **kwargs)
 
@@ -309,15 +332,27 @@ def _watched(begin: Callable[..., None]) -> Callable[..., None]:
 
 
 def _install_ranks(dist: Any, c10d: Any) -> None:
-    """A process that is alone for a while sees the rank and world that it is about to have."""
-    def seen(function: Callable[..., int], field: str) -> Callable[..., int]:
+    """A process that is alone for a while sees the ranks and worlds that it is about to have, and is whom it hears from."""
+    def seen(function: Callable[..., int], of_members: Callable[[List[int]], int]) -> Callable[..., int]:
         @functools.wraps(function)
         def call(group: Any = None) -> int:
-            if groups.alone and groups.active and (group is None or group is c10d.GroupMember.WORLD):
-                return int(getattr(context(), field))
-            return function(group)
+            ours = groups.of(group) if groups.alone and groups.active else None
+            if ours is None:
+                return function(group)
+            return of_members(list(range(context().world_size)) if ours.ranks is None else ours.ranks)
         return call
-    dist.get_rank, dist.get_world_size = seen(c10d.get_rank, "rank"), seen(c10d.get_world_size, "world_size")
+
+    number_of = c10d.get_group_rank
+
+    @functools.wraps(number_of)
+    def get_group_rank(group: Any, global_rank: int) -> int:
+        return 0 if groups.alone and groups.active and groups.of(group) is not None else int(number_of(group, global_rank))
+    c10d.get_group_rank = get_group_rank  # Of collectives; who asks by torch.distributed hears what will be.
+    dist.get_rank = seen(c10d.get_rank, lambda members: members.index(context().rank))
+    dist.get_world_size = seen(c10d.get_world_size, len)
+    mesh = sys.modules.get("torch.distributed.device_mesh")
+    if mesh is not None:
+        mesh.get_rank, mesh.get_world_size = dist.get_rank, dist.get_world_size  # type: ignore[attr-defined]
 
 
 def _is_ours(options: Dict[str, Any]) -> bool:
@@ -355,7 +390,7 @@ def _begin(begin: Callable[..., None], options: Dict[str, Any]) -> None:
         raise
     met = exchange(groups.base, "come", {"kept": False}, timeout.total_seconds())
     kept = [rank["epoch"] for rank in met if rank["kept"]]
-    groups.rank = None if kept else ctx.rank
+    groups.rank, groups.world = (None, None) if kept else (ctx.rank, ctx.world_size)
     if kept:
         groups.awaited = max(kept)
         return groups.configure_alone()
@@ -369,17 +404,39 @@ def _make(make: Callable[..., Any], said: Dict[str, Any]) -> Any:
     backend = _reconfigurable(said["backend"])
     if backend is None:
         return make(**said)
+    if groups.making is not None:
+        said = {**said, "group_name": groups.making[0]}
     result = make(**{**said, "backend": _c10d().Backend(backend), "enable_reconfigure": True})
     pg = result[0]
     if pg is _c10d().GroupMember.NON_GROUP_MEMBER:
         return result
     whole = not ranks or groups.alone or ranks == list(range(world))
-    group = Group(pg, str(said["group_name"]), None if whole else ranks)
+    group = Group(pg, str(said["group_name"]), groups.making[1] if groups.making is not None else None if whole else ranks)
     with groups._lock:
         groups.all.append(group)
     if ranks:
         _meet_members(group, said["group_rank"], said["group_size"], said.get("timeout"))
     return result
+
+
+def _make_alone(tagged: Callable[..., Any], said: Dict[str, Any], members: List[int]) -> Any:
+    """A group of some ranks, of a new rank that has not met them: by the name that the others have given it, if all made
+    their groups in the same order. The new rank is the only member until then."""
+    c10d, rank = _c10d(), context().rank
+    hashed = bool(said.get("use_local_synchronization", False))
+    if hashed and rank not in members:
+        return c10d.GroupMember.NON_GROUP_MEMBER
+    name = c10d._process_group_name(members, use_hashed_name=hashed)
+    count = c10d._world.group_count
+    if rank not in members:
+        return c10d.GroupMember.NON_GROUP_MEMBER
+    groups.making = (str(name), members)
+    try:
+        pg = tagged(**{**said, "ranks": [0], "use_local_synchronization": False})
+    finally:
+        groups.making, c10d._world.group_count = None, count
+    c10d._world.pg_group_ranks[pg] = {member: number for number, member in enumerate(members)}
+    return pg
 
 
 def _meet_members(group: Group, rank: int, size: int, timeout: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional
 from . import _agree, _worker
 from ._client import Client, logger
 from ._context import context
-from ._groups import CannotGoOn, Interrupted, await_the_end, exchange, groups, store_of_generation
+from ._groups import CannotGoOn, Interrupted, await_the_end, exchange, groups, is_replacement, store_of_generation
 from ._state import State, rng_digest, seed_from, set_rng_state
 
 PATIENCE_S = 30.0  # From a communication error to the word that this generation is over.
@@ -77,10 +77,10 @@ def come(epoch: int) -> bool:
     groups.break_off_now()
     _agree.forget()
     groups.forget_destroyed()
-    met = exchange(groups.base, "come", {"kept": True, "epoch": epoch}, _timeout_s())
-    some = [group for group in groups.all if group.ranks is not None]
-    if some and not all(rank["kept"] for rank in met):
-        raise CannotGoOn(f"process group {some[0].name} of ranks {some[0].ranks} cannot take in a new rank")
+    met = exchange(groups.base, "come", {"kept": True, "epoch": epoch, "was": groups.rank, "world": groups.world}, _timeout_s())
+    why_not = groups.why_not_take_in(met)
+    if why_not is not None:
+        raise CannotGoOn(why_not)
     groups.awaited = max(rank["epoch"] for rank in met if rank["kept"])
     if epoch < groups.awaited:
         groups.configure_alone()
@@ -95,7 +95,7 @@ def join(place: Place, state: State) -> bool:
     said = exchange(groups.base, "join", {
         "handles": {group.name: group.handles() for group in groups.all if group.ranks is None},
         "some": {group.name: [group.ranks, group.handles()] for group in groups.all if group.ranks is not None},
-        "was": groups.rank, "valid": was_valid, "order": place.order(), "digests": place.digests,
+        "was": groups.rank, "world": groups.world, "valid": was_valid, "order": place.order(), "digests": place.digests,
         "count": _world().group_count}, _timeout_s())
     valid = [rank for rank, line in enumerate(said) if line["valid"]]
     if not valid:
@@ -119,11 +119,9 @@ def _configure(said: List[Dict[str, Any]]) -> None:
     names = [sorted(line["handles"]) for line in said]
     if any(name != names[0] for name in names):
         raise CannotGoOn(f"ranks have not the same process groups: {names}")
-    now = {line["was"]: rank for rank, line in enumerate(said) if line["was"] is not None}
-    for line in said:
-        for name, (ranks, _) in line["some"].items():
-            if any(rank not in now for rank in ranks):
-                raise CannotGoOn(f"process group {name} of ranks {ranks} has lost one of them")
+    now = {rank: rank for rank in range(len(said))} if is_replacement(said) else {
+        line["was"]: rank for rank, line in enumerate(said) if line["was"] is not None}
+    _check_groups_of_some(said, now)
     for group in groups.all:
         if group.ranks is None:
             members = list(range(ctx.world_size))
@@ -134,8 +132,21 @@ def _configure(said: List[Dict[str, Any]]) -> None:
         groups.configure(group, ctx.generation, handles)
         group.ranks = None if group.ranks is None else members
         c10d._world.pg_group_ranks[group.pg] = {rank: number for number, rank in enumerate(members)}
-    groups.alone, groups.generation, groups.rank = False, ctx.generation, ctx.rank
+    groups.alone, groups.generation, groups.rank, groups.world = False, ctx.generation, ctx.rank, ctx.world_size
     _world().group_count = max(line["count"] for line in said)
+
+
+def _check_groups_of_some(said: List[Dict[str, Any]], now: Dict[int, int]) -> None:
+    """`now`: the numbers that ranks have, by those that they had. Every rank has the same `said`, and so finds the same."""
+    for line in said:
+        for name, (ranks, _) in line["some"].items():
+            if any(rank not in now for rank in ranks):
+                raise CannotGoOn(f"process group {name} of ranks {ranks} has lost one of them")
+            for rank in ranks:
+                theirs = said[now[rank]]["some"].get(name)
+                if theirs is None or theirs[0] != ranks:
+                    made = "none" if theirs is None else f"one of ranks {theirs[0]}"
+                    raise CannotGoOn(f"process group {name} is of ranks {ranks}, and rank {now[rank]} has made {made} by that name")
 
 
 def agree_by_collectives(place: Place, state: State) -> None:
