@@ -53,8 +53,8 @@ MUTANTS = [
     (CORE + "ranks.cc", "} else if (found->second < n) {", "} else if (false) {"),
     (CORE + "ranks.cc", "if (it->order == 0 && it->rank < n && ranks[it->rank].empty()) {", "if (false) {"),
     # ---- nodes, leases, witnesses
-    (CORE + "leases.cc", "return std::max(node.lease.awaited_until, state.fleet.brake.until);",
-     "return node.lease.awaited_until;"),
+    (CORE + "leases.cc", "return std::max(awaited.away.awaited_until, state.fleet.brake.until);",
+     "return awaited.away.awaited_until;"),
     (CORE + "leases.cc", "return std::max(node.lease.from + state.config.leases.lease, state.fleet.brake.until);",
      "return std::max(node.lease.from + 10 * state.config.leases.lease, state.fleet.brake.until);"),
     (CORE + "leases.cc", "if (before && *before > node.lease.from) return true;", "if (before) return true;"),

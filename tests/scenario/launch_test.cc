@@ -69,6 +69,24 @@ TEST_F(Launch, a_launcher_that_is_gone_is_awaited_for_its_grace) {
   EXPECT_TRUE(world().NodeRowOf("node2").lost);
 }
 
+// §4: what a recovery gives the fleet to dial again is over for whoever has dialled.
+TEST_F(Launch, a_launcher_that_was_back_after_a_recovery_is_awaited_no_longer) {
+  JobSpec spec = SpecOf("train", 1, 3);
+  spec.grace = 2s;
+  const JobId job = LaunchThree(spec);
+  world().CrashCoordinator();
+  world().StartCoordinator();
+  world().RunFor(3s);
+  ASSERT_TRUE(world().node("node2").attached());
+  world().node("node2").behaviour().unkillable = true;
+  world().node("node2").KillAgent();
+  world().RunFor(spec.grace + 900ms);
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+  EXPECT_FALSE(world().NodeRowOf("node2").lost);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 500ms));
+  EXPECT_TRUE(world().NodeRowOf("node2").lost);
+}
+
 // §5: below its minimum the job waits, visibly, for the next launch command.
 TEST_F(Launch, below_the_minimum_it_waits) {
   const JobId job = LaunchThree(SpecOf("train", 3, 4));

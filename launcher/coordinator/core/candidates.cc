@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "common/base/check.h"
@@ -40,8 +41,8 @@ std::optional<Instant> WorthAwaiting(const State& state, const Job& job, const N
                                      bool previous) {
   // After a recovery a former member may take as long as the fleet may; any other daemon only as
   // long as an agent needs to dial again, because the job can do without it.
-  if (node.Is<Awaited>())
-    return previous || job.launched() ? node.lease.awaited_until
+  if (const auto* awaited = std::get_if<Awaited>(&node.link))
+    return previous || job.launched() ? awaited->away.awaited_until
                                       : state.recovered_at + state.config.leases.redial;
   // After a loss or failure the survivors are known: who blinked meanwhile has until
   // the stop order gives it up.

@@ -42,14 +42,14 @@ struct EndOf {
   const Node& node;
 
   std::optional<Instant> operator()(const Lost&) const { return std::nullopt; }
-  std::optional<Instant> operator()(const Awaited&) const {
-    return std::max(node.lease.awaited_until, state.fleet.brake.until);
+  std::optional<Instant> operator()(const Awaited& awaited) const {
+    return std::max(awaited.away.awaited_until, state.fleet.brake.until);
   }
   std::optional<Instant> operator()(const Attached&) const { return LeaseOver(); }
   // A broken session alone proves nothing: networks drop connections of nodes that live.
   std::optional<Instant> operator()(const Suspected&) const { return LeaseOver(); }
   std::optional<Instant> operator()(const AgentAway& agent) const {
-    return std::max(agent.away.broken_at + AwayLimit(state, node), node.lease.awaited_until);
+    return std::max(agent.away.broken_at + AwayLimit(state, node), agent.away.awaited_until);
   }
 
  private:

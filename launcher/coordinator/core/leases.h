@@ -1,8 +1,9 @@
 #pragma once
 
 // How long a silent node is kept. Attached and suspected nodes live by the lease, a node whose
-// witness accepts by the time that an agent may be away, an awaited node by the time that recovery
-// gives the fleet; the brake and the steps of a synchronous job extend the first. PROTOCOL §4.
+// witness accepts by the time that an agent may be away, a node that has not been back since a
+// recovery by no less than the time that this gives the fleet; the brake and the steps of a
+// synchronous job extend the first. PROTOCOL §4.
 
 #include <optional>
 

@@ -207,8 +207,10 @@ void OnNodeDeadline(Step& step, Node& node) {
       if (!node.lease.kept_until)
         node.lease.kept_until = node.lease.from + step.config().holds.unreachable;
       node.lease.from = step.now();
-      node.lease.awaited_until = step.now() + step.config().leases.lease;
-      if (Away* away = AwayOf(node.link)) away->broken_at = step.now();
+      if (Away* away = AwayOf(node.link)) {
+        away->broken_at = step.now();
+        away->awaited_until = step.now() + step.config().leases.lease;
+      }
     } else if (node.Is<AgentAway>() || !PullBrake(step)) {
       LoseNode(step, node, node.Is<AgentAway>() ? kHowAway : kHowSilent, false);
       return;

@@ -37,6 +37,8 @@ inline constexpr char kHowWiped[] = "came back without its group";
 struct Away {
   Instant broken_at{};  // Since when; after a recovery since that.
   Instant probe_at{};
+  // What recovery gives the fleet to dial again; whoever has dialled since then has none of it.
+  Instant awaited_until{};
 };
 
 struct Lost {
@@ -100,8 +102,7 @@ struct SentOrder {
 // When a node was heard, and how long it is kept without; leases.h says which of them counts.
 struct Lease {
   Instant last_heard{};
-  Instant awaited_until{};  // What recovery gives the fleet to dial again.
-  Instant from{};           // The lease runs since then: last heard, or a step of its job since.
+  Instant from{};  // The lease runs since then: last heard, or a step of its job since.
   // Silent for more than a lease, but its job steps: that vouches for it until then.
   std::optional<Instant> kept_until;
 };

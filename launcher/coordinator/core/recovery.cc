@@ -36,7 +36,6 @@ void RecoverNodes(Step& step) {
                         known * step.config().leases.awaited_per_node;
   for (auto& [id, node] : step.state.nodes) {
     node.lease.last_heard = node.lease.from = step.now();
-    node.lease.awaited_until = until;
     node.recovered = true;
     if (node.row.launch) {
       if (Job* job = step.state.FindJob(node.row.launch->job)) job->launch.nodes.insert(id);
@@ -49,7 +48,7 @@ void RecoverNodes(Step& step) {
       RememberLost(step, node);
     } else {
       const Instant probe_at = step.now() + step.config().leases.probe_interval;
-      SetLink(step, node, Awaited{{step.now(), probe_at}});
+      SetLink(step, node, Awaited{{step.now(), probe_at, until}});
       step.Arm(node, probe_at);
     }
     for (const TakenSlots& taken : node.row.taken) {

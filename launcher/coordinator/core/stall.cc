@@ -40,11 +40,13 @@ void ForEachWait(Step& step, const std::function<void(Instant&)>& extend) {
   extend_if(step.state.retention.idle_since);
   for (auto& [id, node] : step.state.nodes) {
     extend(node.lease.from);
-    extend(node.lease.awaited_until);
     extend_if(node.lease.kept_until);
     if (auto* attached = std::get_if<Attached>(&node.link)) extend(attached->since);
     if (auto* lost = std::get_if<Lost>(&node.link)) extend(lost->at);
-    if (Away* away = AwayOf(node.link)) extend(away->broken_at);
+    if (Away* away = AwayOf(node.link)) {
+      extend(away->broken_at);
+      extend(away->awaited_until);
+    }
   }
   for (auto& [id, job] : step.state.jobs) {
     extend(job.gather.awaited_until);
