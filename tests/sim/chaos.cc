@@ -390,7 +390,6 @@ class Chaos {
       case 6:
         if (!node.options().launched) return node.Notice(Pick<Duration>({500ms, 2s, 10s}));
         return node.Signal(Pick<int>({SIGINT, SIGTERM, SIGHUP}), rng_.Below(3) == 0);
-      case 7: return;  // Nothing this time.
       case 8: return world_.CrashCoordinator();
       case 9: return world_.StallCoordinator(Pick<Duration>({300ms, 1500ms, 5s}));
       case 10:

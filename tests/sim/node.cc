@@ -360,18 +360,25 @@ void Node::KillNode() {
   }
 }
 
+// With that of ranks that were done: who was not told of it yet never will be.
+void Node::LoseDirectories() {
+  for (const auto& job : groups_)
+    for (const auto& entry : job.second) world_.Disturbed(entry.second);
+  groups_.clear();
+}
+
 void Node::CutPower() {
   SetSilent(true);
   held_.clear();
   KillNode();
-  groups_.clear();
+  LoseDirectories();
   powered_ = false;
   Reboots();
 }
 
 void Node::Reboot() {
   KillNode();
-  groups_.clear();
+  LoseDirectories();
   notice_.reset();
   Reboots();
   held_.clear();

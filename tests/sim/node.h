@@ -254,6 +254,7 @@ class Node {
 
   // ---- the network
   void Reboots();
+  void LoseDirectories();
   void Redial(Duration delay);
   void Dial();
   void Say(coordinator::Event event);
