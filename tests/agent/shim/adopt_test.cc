@@ -397,7 +397,7 @@ TEST_P(AdoptTest, FiftyInARowCostNothing) {
 #else
   EXPECT_GT(bytes, 0u);  // What was freed is kept back there.
 #endif
-  EXPECT_EQ(io::DescendantsOf(group.shim.pid).size() % 3, 0u);
+  EXPECT_LE(io::DescendantsOf(group.shim.pid).size(), 6u);  // Ranks, and what each sleeps in.
   group.Stop(seconds(20));
   ASSERT_TRUE(group.WaitForEnd());
   ExpectNothingLeft(group);
