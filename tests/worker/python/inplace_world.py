@@ -2,6 +2,7 @@
 
 The test program runs under an interpreter with PyTorch (reexec()), and forks its ranks from a process that has imported it.
 """
+import importlib
 import json
 import os
 import runpy
@@ -31,26 +32,28 @@ def reexec():
 
 
 class Zygote:
-    """A process that has imported PyTorch, and forks ranks."""
+    """A process that has imported PyTorch, and `more`, and forks ranks."""
 
-    def __init__(self):
+    def __init__(self, *more):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
             try:
-                self._serve(theirs)
+                self._serve(theirs, more)
             finally:
                 os._exit(0)
         theirs.close()
         self.socket = ours
 
     @staticmethod
-    def _serve(peer):
+    def _serve(peer, more):
         import torch  # noqa: F401
         import torch._dynamo  # noqa: F401 (the first optimizer imports it)
         import torch.distributed  # noqa: F401
         import torch.nn.parallel  # noqa: F401
+        for name in more:
+            importlib.import_module(name)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # They need not be waited for.
         while data := peer.recv(1 << 16):
             order = json.loads(data)

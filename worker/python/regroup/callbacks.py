@@ -17,7 +17,7 @@ import functools
 import os
 from typing import Any, Callable, Optional, TypeVar, cast
 
-from . import _agree, _worker, checkpoint
+from . import _agree, _trainers, _worker, checkpoint
 from ._client import logger
 from ._context import context
 
@@ -54,7 +54,17 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
 
 
 class Transformers(_Hooks):
-    """For transformers.Trainer. It saves where the trainer does: output_dir/checkpoint-STEP."""
+    """For transformers.Trainer. It saves where the trainer does: output_dir/checkpoint-STEP.
+
+    After `import regroup.inplace`, with Transformers 5 and DistributedDataParallel, a rank keeps its process, model and
+    optimizer when another one fails or the job changes its size: the step that was lost is done again.
+    """
+
+    _regroup_in_place = True
+
+    @_quiet
+    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        _trainers.install()
 
     @_quiet
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

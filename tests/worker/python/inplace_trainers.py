@@ -1,0 +1,106 @@
+"""A training of inplace_trainers_test.py, with a trainer. It writes what it does to $LOGS/PID.log.
+
+OPTIONS: trainer, samples, epochs, accumulate, sleep, `arguments` of the trainer; `plan`: [{"local": N, "step": N, "where": W}]:
+where the first process of that local rank kills itself. A step is one of the optimizer, of the whole job.
+"""
+import faulthandler
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch.utils.data import Dataset
+
+import regroup
+import regroup.inplace  # noqa: F401 (it changes torch.distributed)
+
+OPTIONS = {"trainer": "transformers", "samples": 96, "epochs": 2, "accumulate": 1, "sleep": 0.0, "plan": [], "arguments": {},
+           **json.loads(os.environ["OPTIONS"])}
+LOG = open(os.path.join(os.environ["LOGS"], f"{os.getpid()}.log"), "a", buffering=1, encoding="utf-8")
+faulthandler.register(signal.SIGUSR1)
+LOCAL, FIRST = int(os.environ["LOCAL_RANK"]), os.environ["REGROUP_GENERATION"] == "1"
+
+
+def log(kind, **more):
+    ctx = regroup.context()
+    print(json.dumps({"kind": kind, "at": time.monotonic(), "pid": os.getpid(), "local": LOCAL, "rank": ctx.rank,
+                      "world": ctx.world_size, "generation": ctx.generation, **more}), file=LOG)
+
+
+class Numbers(Dataset):
+    def __init__(self, size):
+        generator = torch.Generator().manual_seed(3)
+        self.x = torch.randn(size, 8, generator=generator)
+        self.y = self.x @ torch.randn(8, 1, generator=generator)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return {"x": self.x[index], "labels": self.y[index], "index": index}
+
+
+class Model(torch.nn.Module):
+    """Each forward of a training tells what samples it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(11)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+        self.step = 0
+        next(self.layers.parameters()).register_hook(lambda _: happens(self.step + 1, "in backward"))
+
+    def forward(self, x, labels=None, index=None):
+        if self.training:
+            log("forward", step=self.step + 1, indices=index.tolist())
+            happens(self.step + 1, "before forward")
+            time.sleep(OPTIONS["sleep"])
+        else:
+            happens(self.step + 1, "in evaluation")
+        out = self.layers(x)
+        return {"loss": torch.nn.functional.mse_loss(out, labels), "logits": out}
+
+
+def happens(step, where):
+    for plan in OPTIONS["plan"]:
+        if FIRST and (plan["local"], plan["step"], plan["where"]) == (LOCAL, step, where):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end(model, optimizer, **more):
+    tensors = [p.detach().contiguous() for p in model.parameters()]
+    log("end", digest=hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()[:16],
+        parameters=[v for t in tensors for v in t.flatten().tolist()], lr=optimizer.param_groups[0]["lr"],
+        steps=int(next(iter(optimizer.state.values()))["step"]), **more)
+
+
+def with_transformers():
+    import transformers
+
+    class Watch(transformers.TrainerCallback):
+        def on_step_begin(self, args, state, control, **_):
+            model.step = state.global_step
+            log("step", step=state.global_step)
+
+        def on_step_end(self, args, state, control, **_):
+            happens(state.global_step, "after step")
+
+    model = Model()
+    arguments = transformers.TrainingArguments(**{
+        "output_dir": os.path.join(os.environ["LOGS"], "out"), "num_train_epochs": OPTIONS["epochs"], "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": OPTIONS["accumulate"], "logging_steps": 1, "save_strategy": "no", "report_to": [],
+        "use_cpu": True, "disable_tqdm": True, "learning_rate": 0.01, "remove_unused_columns": False, **OPTIONS["arguments"]})
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Numbers(OPTIONS["samples"]),
+                                   eval_dataset=Numbers(24), callbacks=[regroup.callbacks.Transformers(), Watch()])
+    trainer.train()
+    history = [{name: value for name, value in line.items() if "runtime" not in name and "per_second" not in name}
+               for line in trainer.state.log_history]
+    end(model, trainer.optimizer.optimizer, step=trainer.state.global_step, epoch=trainer.state.epoch, history=history)
+
+
+if __name__ == "__main__":
+    {"transformers": with_transformers}[OPTIONS["trainer"]]()
+    sys.stdout.flush()

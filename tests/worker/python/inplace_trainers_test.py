@@ -1,0 +1,146 @@
+"""Ranks of a trainer's script that keep their process when their generation ends: the real trainers, real process groups."""
+import importlib.util
+import os
+import sys
+import time
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import inplace_world as iw  # noqa: E402 (the path has to come first)
+
+ZYGOTE = None
+UNDISTURBED = {}
+
+
+class Trainers(unittest.TestCase):
+    """`trainer`, of derived classes."""
+
+    maxDiff = None
+    trainer = ""
+
+    def world(self, count=3, **options):
+        world = iw.World(ZYGOTE, script="inplace_trainers.py", trainer=self.trainer, **options)
+        self.addCleanup(world.close)
+        world.begin(count)
+        return world
+
+    def ends(self, world):
+        """What ranks have said at their end; all have the same parameters, to the bit."""
+        ends = world.await_lines("end", lambda lines: {line["local"] for line in lines} >= set(world.ranks), 120)
+        self.assertEqual(len(ends), len(world.ranks), ends)
+        self.assertEqual(len({line["digest"] for line in ends}), 1, ends)
+        return sorted(ends, key=lambda line: line["rank"])
+
+    def undisturbed(self, **options):
+        key = (self.trainer, repr(sorted(options.items())))
+        if key not in UNDISTURBED:
+            UNDISTURBED[key] = self.ends(self.world(**options))[0]
+        return UNDISTURBED[key]
+
+    def replace(self, victim, step, where, check=True, **options):
+        """That rank kills itself and is replaced; the run ends as one in which no rank was lost."""
+        expected = self.undisturbed(**options)
+        world = self.world(plan=[{"local": victim, "step": step, "where": where}], **options)
+        iw.await_exit(world.pids[victim], 90)
+        kept = [local for local in range(3) if local != victim]
+        pids = {local: world.pids[local] for local in kept}
+        begun = time.monotonic()
+        world.go_on(kept, {victim: 10 + victim})
+        ends = self.ends(world)
+        after = [line for line in world.lines("forward") if line["generation"] == 2]
+        first = max(min((line["at"] for line in after if line["local"] == local), default=begun) for local in world.ranks)
+        print(f"{self.trainer}, rank {victim} killed {where}, {options}: {1000 * (first - begun):.0f} ms", flush=True)
+        self.assertEqual({line["local"]: line["pid"] for line in ends if line["local"] in kept}, pids, "survivors keep their process")
+        if check:
+            for line in ends:
+                self.compare(line, expected, lost=step if where == "after step" else 0)
+        return world, ends
+
+    def compare(self, line, expected, lost=0):
+        """`lost`: a step whose loss on the lost rank is lost with it, as its gradients are not."""
+        distance = sum((a - b) ** 2 for a, b in zip(line["parameters"], expected["parameters"])) ** 0.5
+        self.assertLessEqual(distance / sum(a * a for a in expected["parameters"]) ** 0.5, 1e-3)
+        for name in ("step", "steps", "epoch", "lr", "digest"):
+            self.assertEqual(line[name], expected[name], name)
+
+
+class Transformers(Trainers):
+    trainer = "transformers"
+
+    def compare(self, line, expected, lost=0):
+        super().compare(line, expected)
+        left_out = ("loss", "train_loss") if lost else ()
+        logged = [[{name: value for name, value in each.items() if name not in left_out or 0 < each["step"] != lost and name == "loss"}
+                   for each in some] for some in (line["history"], expected["history"])]
+        self.assertEqual(*logged)
+
+    def test_each_rank_at_each_moment(self):
+        moments = ["before forward", "in backward", "after step"]
+        for number, where in enumerate(moments):
+            with self.subTest(where=where):
+                self.replace(number, 5, where)
+
+    def test_gradient_accumulation(self):
+        for victim, where in ((0, "before forward"), (1, "in backward"), (2, "after step")):
+            with self.subTest(where=where):
+                self.replace(victim, 5, where, accumulate=3)
+
+    def test_between_epochs_and_in_the_last_step_of_one(self):
+        self.replace(1, 8, "after step")
+        self.replace(0, 9, "before forward")
+
+    def test_while_it_evaluates(self):
+        world, ends = self.replace(1, 6, "in evaluation", arguments={"eval_strategy": "steps", "eval_steps": 3}, check=False)
+        expected = self.undisturbed(arguments={"eval_strategy": "steps", "eval_steps": 3})
+        self.assertEqual({line["digest"] for line in ends}, {expected["digest"]})
+        told = [[each for each in line["history"] if "eval_loss" in each] for line in (*ends, expected)]
+        self.assertTrue(all(each == told[0] for each in told), told)
+
+    def test_every_sample_once(self):
+        world, _ = self.replace(2, 4, "before forward", accumulate=2)
+        seen = {}
+        for line in world.lines("forward"):
+            seen.setdefault(line["step"], {}).setdefault(line["generation"], []).extend(line["indices"])
+        whole = [sorted(seen[step][max(seen[step])]) for step in sorted(seen)]
+        for epoch in range(2):
+            self.assertEqual(sorted(sum(whole[epoch * 4:epoch * 4 + 4], [])), list(range(96)))
+
+    def change(self, first, then, **options):
+        """The world is another one from step 4 on; `then`: who is in it, of whom those below `first` are kept."""
+        world = self.world(first, sleep=0.1, samples=192, **options)
+        world.await_steps(1, step=4)
+        kept = [local for local in then if local < first]
+        pids = {local: world.pids[local] for local in kept}
+        for local in set(range(first)) - set(kept):
+            iw.kill(world.pids[local])
+            iw.await_exit(world.pids[local])
+        world.go_on(kept, [local for local in then if local >= first])
+        ends = self.ends(world)
+        self.assertEqual({line["local"]: line["pid"] for line in ends if line["local"] in kept}, pids)
+        self.assertEqual(len({(line["step"], line["steps"], line["epoch"], line["lr"]) for line in ends}), 1, ends)
+        self.assertEqual(ends[0]["step"], ends[0]["steps"])
+        return ends[0]
+
+    def test_fewer_ranks(self):
+        self.assertEqual(self.change(3, [0, 2])["epoch"], 2.0)
+
+    def test_more_ranks(self):
+        self.assertEqual(self.change(2, [0, 1, 2], accumulate=2)["epoch"], 2.0)
+
+    def test_more_ranks_and_as_many_steps_as_asked_for(self):
+        self.assertEqual(self.change(2, [0, 1, 2], arguments={"max_steps": 40})["step"], 40)
+
+
+if __name__ == "__main__":
+    os.environ.update(HF_HUB_OFFLINE="1", PYTHONWARNINGS="ignore")
+    iw.reexec()
+    FOUND = [name for name in ("transformers",) if importlib.util.find_spec(name) is not None]
+    if not FOUND:
+        print(f"SKIPPED: no trainer in {sys.executable}")
+        sys.exit(77)
+    ZYGOTE = iw.Zygote(*FOUND, *(["transformers.trainer"] if "transformers" in FOUND else []))
+    try:
+        program = unittest.main(exit=False)
+    finally:
+        ZYGOTE.close()
+    sys.exit(not program.result.wasSuccessful())
