@@ -73,5 +73,33 @@ class Warm(Trainers):
         super().one(kind, suffix)
 
 
+class InPlace(e2e.TestCase):
+    def test_a_rank_of_transformers_is_killed(self):
+        python = e2e.torch_python()
+        if subprocess.run([python, "-c", "import transformers"], stderr=subprocess.DEVNULL).returncode != 0:
+            self.skipTest(f"no transformers in {python}")
+        logs = self.fx.path("work", "logs")
+        os.mkdir(logs)
+        options = {"plan": [{"local": 1, "step": 5, "where": "in backward"}]}
+        script = os.path.join(os.path.dirname(PACKAGE), "..", "tests", "worker", "python", "inplace_trainers.py")
+        run = self.fx.regroup("run", "--nproc-per-node", "3", "--max-restarts", "1", "--in-place", "--warm=torch,transformers",
+                              os.path.normpath(script), env={
+                                  "PYTHONPATH": PACKAGE, "PYTHONDONTWRITEBYTECODE": "1", "PYTHON_EXEC": python, "LOGS": logs,
+                                  "OPTIONS": json.dumps(options), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
+        self.assertEqual(run.wait(120), 0, run)
+        lines = []
+        for name in os.listdir(logs):
+            if name.endswith(".log"):
+                with open(os.path.join(logs, name), encoding="utf-8") as f:
+                    lines += [json.loads(line) for line in f]
+        ends = [line for line in lines if line["kind"] == "end"]
+        self.assertEqual(sorted((line["rank"], line["generation"], line["step"], line["steps"]) for line in ends),
+                         [(rank, 2, 16, 16) for rank in range(3)])
+        self.assertEqual(len({line["digest"] for line in ends}), 1)
+        pids = {line["pid"] for line in lines if line["generation"] == 1}
+        self.assertEqual({line["rank"] for line in ends if line["pid"] in pids}, {0, 2}, "survivors keep their process")
+        self.assertGreaterEqual(min(line["step"] for line in lines if line["kind"] == "step" and line["pid"] not in pids), 4)
+
+
 if __name__ == "__main__":
     e2e.main()

@@ -1,6 +1,7 @@
 """Ranks of a trainer's script that keep their process when their generation ends: the real trainers, real process groups."""
 import importlib.util
 import os
+import shutil
 import sys
 import time
 import unittest
@@ -20,6 +21,7 @@ class Trainers(unittest.TestCase):
 
     def world(self, count=3, **options):
         world = iw.World(ZYGOTE, script="inplace_trainers.py", trainer=self.trainer, **options)
+        self.addCleanup(shutil.rmtree, world.folder, ignore_errors=True)
         self.addCleanup(world.close)
         world.begin(count)
         return world
