@@ -198,7 +198,11 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
   absl::StatusOr<shim::RunDirectory> directory =
       shim::CreateRunDirectory(options_.node_base, hosted->spec);
   RETURN_IF_ERROR(directory.status());
-  if (hosted->spec.keeps_ranks) RETURN_IF_ERROR(WriteSite(directory->path));
+  if (hosted->spec.keeps_ranks) {
+    const absl::Status written = WriteSite(directory->path);
+    if (!written.ok()) shim::RemoveRunDirectory(directory->path).IgnoreError();
+    RETURN_IF_ERROR(written);
+  }
   MakeCgroup(hosted->spec);
   hosted->path = directory->path;
   groups_[key] = std::move(hosted);

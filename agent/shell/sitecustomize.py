@@ -45,11 +45,12 @@ class _AfterTorch:
 
 
 def _import_in_place():
-    if importlib.util.find_spec("regroup") is None:
-        if os.environ.get("REGROUP_LOCAL_RANK") == "0":
-            print("regroup: --in-place: this Python has no package `regroup`, so ranks are started anew", file=sys.stderr)
-        return
-    import regroup.inplace  # noqa: F401 (it changes torch.distributed)
+    """A package that is not there, or is older, costs the script nothing: PyTorch itself is imported all the same."""
+    try:
+        import regroup.inplace  # noqa: F401 (it changes torch.distributed)
+    except Exception as error:
+        if os.environ.get("REGROUP_LOCAL_RANK") == "0" and sys.stderr is not None:
+            print(f"regroup: --in-place: {type(error).__name__}: {error}; so ranks are started anew", file=sys.stderr)
 
 
 sys.meta_path.insert(0, _AfterTorch())

@@ -137,6 +137,16 @@ class InPlace(e2e.TestCase):
         self.assertNotIn("regroup.inplace", run.stderr)
         self.assertEqual(run.stdout.split(), ["False", "False"], run)
 
+    def test_a_package_that_knows_nothing_of_it_costs_a_script_nothing(self):
+        for name in ("torch.py", "regroup.py"):
+            with open(self.fx.path("work", name), "w", encoding="utf-8") as f:
+                f.write("")
+        with open(self.fx.path("work", "train.py"), "w", encoding="utf-8") as f:
+            f.write("import torch\nprint('trains')\n")
+        run = self.fx.run("run", "--in-place", "train.py", env={"PYTHON_EXEC": "python3"})
+        self.assertEqual((run.code, run.stdout), (0, "trains\n"), run)
+        self.assertIn("regroup: --in-place: ModuleNotFoundError: No module named 'regroup.inplace'", run.stderr)
+
 
 if __name__ == "__main__":
     e2e.main()
