@@ -75,14 +75,20 @@ class Warm(Trainers):
 
 class InPlace(e2e.TestCase):
     def test_a_rank_of_transformers_is_killed(self):
+        self.kill_a_rank("transformers")
+
+    def test_a_rank_of_accelerate_is_killed(self):
+        self.kill_a_rank("accelerate")
+
+    def kill_a_rank(self, trainer):
         python = e2e.torch_python()
-        if subprocess.run([python, "-c", "import transformers"], stderr=subprocess.DEVNULL).returncode != 0:
-            self.skipTest(f"no transformers in {python}")
+        if subprocess.run([python, "-c", f"import {trainer}"], stderr=subprocess.DEVNULL).returncode != 0:
+            self.skipTest(f"no {trainer} in {python}")
         logs = self.fx.path("work", "logs")
         os.mkdir(logs)
-        options = {"plan": [{"local": 1, "step": 5, "where": "in backward"}]}
+        options = {"trainer": trainer, "plan": [{"local": 1, "step": 5, "where": "in backward"}]}
         script = os.path.join(os.path.dirname(PACKAGE), "..", "tests", "worker", "python", "inplace_trainers.py")
-        run = self.fx.regroup("run", "--nproc-per-node", "3", "--max-restarts", "1", "--in-place", "--warm=torch,transformers",
+        run = self.fx.regroup("run", "--nproc-per-node", "3", "--max-restarts", "1", "--in-place", f"--warm=torch,{trainer}",
                               os.path.normpath(script), env={
                                   "PYTHONPATH": PACKAGE, "PYTHONDONTWRITEBYTECODE": "1", "PYTHON_EXEC": python, "LOGS": logs,
                                   "OPTIONS": json.dumps(options), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})

@@ -12,7 +12,7 @@ import sys
 import time
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 import regroup
 import regroup.inplace  # noqa: F401 (it changes torch.distributed)
@@ -101,6 +101,44 @@ def with_transformers():
     end(model, trainer.optimizer.optimizer, step=trainer.state.global_step, epoch=trainer.state.epoch, history=history)
 
 
+def with_accelerate():
+    import accelerate
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=OPTIONS["accumulate"])
+    session = regroup.callbacks.Accelerate(accelerator)
+    torch.manual_seed(5)
+    model, loader = Model(), DataLoader(Numbers(OPTIONS["samples"]), batch_size=4, shuffle=True)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 200)
+    ddp, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    for epoch in range(OPTIONS["epochs"]):
+        for batch in (loop := session.steps(loader)):
+            model.step = loop.step
+            log("step", step=loop.step)
+            with accelerator.accumulate(ddp):
+                loss = ddp(**batch)["loss"]
+                accelerator.backward(loss)
+                accelerator.clip_grad_norm_(ddp.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            if loop.step > model.step:
+                happens(loop.step, "after step")
+            session.step(loop.step)
+    end(model, optimizer.optimizer, step=loop.step, epoch=epoch, history=[])
+
+
+def refused_with_accelerate():
+    import accelerate
+    accelerator = accelerate.Accelerator(cpu=True)
+    session = regroup.callbacks.Accelerate(accelerator)
+    model, plain = Model(), DataLoader(Numbers(8))
+    ddp, loader = accelerator.prepare(model, plain)
+    said = {"nothing": session.steps(loader), "loader": session.steps(plain), "wrapper": session.steps(loader, torch.nn.Linear(1, 1))}
+    accelerator.prepare(torch.nn.Linear(1, 1))
+    said.update({"models": session.steps(loader), "named": session.steps(loader, ddp)})
+    log("refused", why={what: steps._why_not() for what, steps in said.items()})
+
+
 if __name__ == "__main__":
-    {"transformers": with_transformers}[OPTIONS["trainer"]]()
+    {"transformers": with_transformers, "accelerate": with_accelerate, "refused": refused_with_accelerate}[OPTIONS["trainer"]]()
     sys.stdout.flush()

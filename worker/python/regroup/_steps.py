@@ -20,6 +20,7 @@ _place = Place()
 _loops = 0
 _reported: Optional[int] = None
 _hooked: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_wrappers: "weakref.WeakSet[Any]" = weakref.WeakSet()  # DistributedDataParallel that _join.renew_wrappers() can make anew.
 _said: Dict[str, bool] = {}
 
 
@@ -66,7 +67,7 @@ class Steps:
     def __iter__(self) -> Iterator[Any]:
         global _loops, _current
         _loops += 1
-        why_not = _why_not(self._state.model, self._state.optimizers)
+        why_not = self._why_not()
         if why_not is not None:
             if context().under_regroup and why_not and not _said.setdefault(why_not, False):
                 _said[why_not] = True
@@ -85,6 +86,10 @@ class Steps:
                 batch = self._again.popleft() if self._again else self._source.next()
             except StopIteration:
                 return
+            except Exception as error:
+                if not self.loses(error):
+                    raise
+                continue
             self._begin(batch)
             _current = self
             try:
@@ -92,6 +97,9 @@ class Steps:
             finally:
                 _current = None
             self._end()
+
+    def _why_not(self) -> Optional[str]:
+        return _why_not(self._state.model, self._state.optimizers)
 
     def _plainly(self) -> Iterator[Any]:
         """An iteration that only counts."""
@@ -381,7 +389,13 @@ def _remembering(make: Callable[..., None]) -> Callable[..., None]:
         make(self, *args, **kwargs)
         made = dict(signature.bind(self, *args, **kwargs).arguments)
         self.__dict__["_regroup_made"] = {name: value for name, value in made.items() if name not in ("self", "module")}
+        _wrappers.add(self)
     return init
+
+
+def wrapper_of(model: Any) -> Any:
+    """The DistributedDataParallel around `model`, of which alone a caller may know; `model` itself, if there is none."""
+    return next((wrapper for wrapper in _wrappers if wrapper.__dict__.get("_modules", {}).get("module") is model), model)
 
 
 def _hook(optimizer: Any) -> None:

@@ -10,7 +10,7 @@ import inspect
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
-from . import _groups, _join, _steps, _worker
+from . import _accelerate, _groups, _join, _steps, _worker
 from ._client import logger
 from ._context import context
 from ._groups import groups
@@ -93,18 +93,12 @@ def _why_not(trainer: Any, model: Any) -> Optional[str]:
     why_not = _steps._why_not(model, [trainer.optimizer])
     if why_not is not None:
         return why_not
-    kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
-    if kind not in ("MULTI_CPU", "MULTI_GPU"):
-        return f"its Accelerate runs as {kind}, not as DistributedDataParallel"
-    if getattr(trainer.accelerator, "scaler", None) is not None:
-        return "it scales gradients for fp16 (bf16 needs no scaling)"
-    if not hasattr(_inner(trainer.optimizer), "register_step_post_hook"):
-        return f"{type(_inner(trainer.optimizer)).__name__} is no optimizer of PyTorch's kind"
+    why_not = _accelerate.why_not_in_place(trainer.accelerator)
+    if why_not is not None:
+        return why_not
+    if not hasattr(_accelerate.inner(trainer.optimizer), "register_step_post_hook"):
+        return f"{type(_accelerate.inner(trainer.optimizer)).__name__} is no optimizer of PyTorch's kind"
     return None
-
-
-def _inner(wrapped: Any) -> Any:
-    return getattr(wrapped, "optimizer", wrapped)
 
 
 class _TrainerState(State):
@@ -147,7 +141,7 @@ class _Training:
         self.trainer, self.place = trainer, Place()
         self._world, self._changed = context().world_size, False  # The trainer has planned for so many ranks.
         self._epochs, self.scheduled = trainer.state.num_train_epochs, trainer.state.max_steps
-        optimizer = _inner(trainer.optimizer)
+        optimizer = _accelerate.inner(trainer.optimizer)
         self._state = _TrainerState(self, said["model"], [optimizer], [trainer.lr_scheduler])
         self.outcome: Optional[Dict[str, Any]] = None  # Of a step that the optimizer has done.
         self.received: Dict[str, Any] = {}
@@ -332,7 +326,7 @@ class _Training:
             state.rng = state.rng_before() if within else None
         state.settle()
         self._behind = False
-        tell_accelerate(self.trainer.accelerator, self.trainer.callback_handler.train_dataloader)
+        _accelerate.tell_accelerate(self.trainer.accelerator, self.trainer.callback_handler.train_dataloader)
         self.trainer.state.is_world_process_zero = self.trainer.is_world_process_zero()
         self.trainer.state.is_local_process_zero = self.trainer.is_local_process_zero()
         plans = {self.planned, self.received.get("planned", self.planned)}
@@ -384,14 +378,3 @@ class _Training:
         vars(trainer.control).update(said["control"])
         for number, callback in enumerate(trainer.callback_handler.callbacks):
             vars(callback).update(copy.deepcopy(said["callbacks"].get(str(number), {})))
-
-
-def tell_accelerate(accelerator: Any, loader: Any) -> None:
-    """Accelerate keeps in many places who its ranks are."""
-    ctx, state = context(), sys.modules["accelerate.state"]
-    for shared in (state.PartialState._shared_state, state.AcceleratorState._shared_state):
-        shared.update(num_processes=ctx.world_size, process_index=ctx.rank, local_process_index=ctx.local_rank)
-    for part in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
-        if hasattr(part, "num_processes") and hasattr(part, "process_index"):
-            part.num_processes, part.process_index = ctx.world_size, ctx.rank
-    accelerator.gradient_state.dataloader_references = [None]  # Iterations that were broken off.

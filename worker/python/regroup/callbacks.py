@@ -4,8 +4,9 @@
     lightning.Trainer(..., callbacks=[regroup.callbacks.Lightning("checkpoints")])
 
     session = regroup.callbacks.Accelerate(accelerator)
-    for step, batch in enumerate(loader, 1):
+    for batch in (loop := session.steps(loader)):      # or enumerate(loader, 1)
         ...
+        step = loop.step
         if session.step(step, loss=loss):              # a notice: the same answer on every rank
             session.save(step, f"checkpoints/{step}")
             session.leave()
@@ -17,7 +18,7 @@ import functools
 import os
 from typing import Any, Callable, Optional, TypeVar, cast
 
-from . import _agree, _trainers, _worker, checkpoint
+from . import _accelerate, _agree, _trainers, _worker, checkpoint
 from ._client import logger
 from ._context import context
 
@@ -166,6 +167,11 @@ class Accelerate:
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator
+
+    def steps(self, loader: Any, *parts: Any, epoch: Optional[int] = None) -> _accelerate.Steps:
+        """regroup.steps() over a prepared loader: after `import regroup.inplace` a rank keeps its process, model and optimizer
+        when another one fails. `parts`: the prepared model, optimizers and schedulers; without them all that was prepared."""
+        return _accelerate.Steps(self._accelerator, loader, list(parts), epoch)
 
     def step(self, step: int, *, loss: Any = None, samples: Optional[int] = None, tokens: Optional[int] = None) -> bool:
         """Tells of a finished step; true on every rank, after the same step, when it is time to save and leave."""
