@@ -124,7 +124,7 @@ def with_accelerate():
             if loop.step > model.step:
                 happens(loop.step, "after step")
             session.step(loop.step)
-    end(model, optimizer.optimizer, step=loop.step, epoch=epoch, history=[])
+    end(model, optimizer.optimizer, step=loop.step, epoch=loader.iteration, inside=accelerator.gradient_state.in_dataloader)
 
 
 def refused_with_accelerate():

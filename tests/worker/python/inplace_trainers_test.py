@@ -1,4 +1,5 @@
 """Ranks of a trainer's script that keep their process when their generation ends: the real trainers, real process groups."""
+import collections
 import importlib.util
 import os
 import shutil
@@ -24,6 +25,7 @@ class Trainers(unittest.TestCase):
         self.addCleanup(shutil.rmtree, world.folder, ignore_errors=True)
         self.addCleanup(world.close)
         world.begin(count)
+        self.last_world = world
         return world
 
     def ends(self, world):
@@ -145,6 +147,17 @@ class Accelerate(Trainers):
         super().compare(line, expected)
         distance = max(abs(a - b) for a, b in zip(line["parameters"], expected["parameters"]))
         self.assertLess(distance, 1e-5)
+        self.assertEqual((line["epoch"], line["inside"]), (2, False))
+
+    def change(self, first, then, **options):
+        """An epoch goes on after the samples done so far, but for those of a batch that is half done."""
+        last, seen = super().change(first, then, **options), {}
+        for line in self.last_world.lines("forward"):
+            seen.setdefault(line["step"], {}).setdefault(line["generation"], []).extend(line["indices"])
+        done = collections.Counter(index for some in seen.values() for index in some[max(some)])
+        self.assertEqual((len(done), min(done.values())), (192, 2))
+        self.assertLessEqual(sum(done.values()), 2 * 192 + 4 * max(first, len(then)) * options.get("accumulate", 1))
+        return last
 
     def test_each_rank_at_each_moment(self):
         for number, where in enumerate(["before forward", "in backward", "after step"]):
