@@ -12,7 +12,7 @@ import sys
 import time
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import regroup
 import regroup.inplace  # noqa: F401 (it changes torch.distributed)
@@ -41,6 +41,11 @@ class Numbers(Dataset):
 
     def __getitem__(self, index):
         return {"x": self.x[index], "labels": self.y[index], "index": index}
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
 
 
 class Model(torch.nn.Module):
@@ -134,6 +139,9 @@ def refused_with_accelerate():
     model, plain = Model(), DataLoader(Numbers(8))
     ddp, loader = accelerator.prepare(model, plain)
     said = {"nothing": session.steps(loader), "loader": session.steps(plain), "wrapper": session.steps(loader, torch.nn.Linear(1, 1))}
+    dispatched = accelerator.prepare(DataLoader(Stream()))
+    accelerator.dataloader_config.dispatch_batches = False
+    said.update({"dispatched": session.steps(dispatched), "iterable": session.steps(accelerator.prepare(DataLoader(Stream())))})
     accelerator.prepare(torch.nn.Linear(1, 1))
     said.update({"models": session.steps(loader), "named": session.steps(loader, ddp)})
     log("refused", why={what: steps._why_not() for what, steps in said.items()})

@@ -14,8 +14,8 @@ ZYGOTE = None
 UNDISTURBED = {}
 
 
-class Trainers(unittest.TestCase):
-    """`trainer`, of derived classes."""
+class Trainers:
+    """What goes on with each trainer; `trainer`, of derived classes."""
 
     maxDiff = None
     trainer = ""
@@ -67,7 +67,21 @@ class Trainers(unittest.TestCase):
         for name in ("step", "steps", "epoch", "lr"):
             self.assertEqual(line[name], expected[name], name)
 
-    def every_sample_once(self):
+    def test_each_rank_at_each_moment(self):
+        for number, where in enumerate(["before forward", "in backward", "after step"]):
+            with self.subTest(where=where):
+                self.replace(number, 5, where)
+
+    def test_gradient_accumulation(self):
+        for victim, where in ((0, "before forward"), (1, "in backward"), (2, "after step")):
+            with self.subTest(where=where):
+                self.replace(victim, 5, where, accumulate=3)
+
+    def test_between_epochs_and_in_the_last_step_of_one(self):
+        self.replace(1, 8, "after step")
+        self.replace(0, 9, "before forward")
+
+    def test_every_sample_once(self):
         world, _ = self.replace(2, 4, "before forward", accumulate=2)
         seen = {}
         for line in world.lines("forward"):
@@ -93,7 +107,7 @@ class Trainers(unittest.TestCase):
         return ends[0]
 
 
-class Transformers(Trainers):
+class Transformers(Trainers, unittest.TestCase):
     trainer = "transformers"
 
     def compare(self, line, expected, lost=0):
@@ -104,30 +118,12 @@ class Transformers(Trainers):
                    for each in some] for some in (line["history"], expected["history"])]
         self.assertEqual(*logged)
 
-    def test_each_rank_at_each_moment(self):
-        moments = ["before forward", "in backward", "after step"]
-        for number, where in enumerate(moments):
-            with self.subTest(where=where):
-                self.replace(number, 5, where)
-
-    def test_gradient_accumulation(self):
-        for victim, where in ((0, "before forward"), (1, "in backward"), (2, "after step")):
-            with self.subTest(where=where):
-                self.replace(victim, 5, where, accumulate=3)
-
-    def test_between_epochs_and_in_the_last_step_of_one(self):
-        self.replace(1, 8, "after step")
-        self.replace(0, 9, "before forward")
-
     def test_while_it_evaluates(self):
         world, ends = self.replace(1, 6, "in evaluation", arguments={"eval_strategy": "steps", "eval_steps": 3}, check=False)
         expected = self.undisturbed(arguments={"eval_strategy": "steps", "eval_steps": 3})
         self.assertEqual({line["digest"] for line in ends}, {expected["digest"]})
         told = [[each for each in line["history"] if "eval_loss" in each] for line in (*ends, expected)]
         self.assertTrue(all(each == told[0] for each in told), told)
-
-    def test_every_sample_once(self):
-        self.every_sample_once()
 
     def test_fewer_ranks(self):
         self.assertEqual(self.change(3, [0, 2])["epoch"], 2.0)
@@ -139,7 +135,7 @@ class Transformers(Trainers):
         self.assertEqual(self.change(2, [0, 1, 2], arguments={"max_steps": 40})["step"], 40)
 
 
-class Accelerate(Trainers):
+class Accelerate(Trainers, unittest.TestCase):
     trainer = "accelerate"
 
     def compare(self, line, expected, lost=0):
@@ -159,23 +155,6 @@ class Accelerate(Trainers):
         self.assertLessEqual(sum(done.values()), 2 * 192 + 4 * max(first, len(then)) * options.get("accumulate", 1))
         return last
 
-    def test_each_rank_at_each_moment(self):
-        for number, where in enumerate(["before forward", "in backward", "after step"]):
-            with self.subTest(where=where):
-                self.replace(number, 5, where)
-
-    def test_gradient_accumulation(self):
-        for victim, where in ((0, "before forward"), (1, "in backward"), (2, "after step")):
-            with self.subTest(where=where):
-                self.replace(victim, 5, where, accumulate=3)
-
-    def test_between_epochs_and_in_the_last_step_of_one(self):
-        self.replace(1, 8, "after step")
-        self.replace(0, 9, "before forward")
-
-    def test_every_sample_once(self):
-        self.every_sample_once()
-
     def test_fewer_ranks(self):
         self.change(3, [0, 2])
 
@@ -189,6 +168,8 @@ class Accelerate(Trainers):
         world.run([0, 1])
         for line in world.await_lines("refused", lambda lines: len(lines) == 2):
             self.assertEqual(line["why"], {
+                "dispatched": "its batches are dispatched by one rank (dispatch_batches)",
+                "iterable": "its dataset is iterable: how far each rank is cannot be told",
                 "nothing": None, "named": None, "loader": "its loader is none of accelerator.prepare()",
                 "wrapper": "its model is in no DistributedDataParallel made after `import regroup.inplace`",
                 "models": "2 models are prepared: name the one that is trained, as in steps(loader, model, optimizer)"})

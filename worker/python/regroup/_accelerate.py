@@ -26,10 +26,13 @@ class Steps(_steps.Steps):
             return why_not
         if len(self._models) != 1:
             return f"{len(self._models)} models are prepared: name the one that is trained, as in steps(loader, model, optimizer)"
-        if type(self._source.loader).__name__ == "DataLoaderDispatcher":
+        loader = self._source.loader
+        if type(loader).__name__ == "DataLoaderDispatcher":
             return "its batches are dispatched by one rank (dispatch_batches)"
         if not isinstance(self._source, _Source):
             return "its loader is none of accelerator.prepare()"
+        if not any(hasattr(getattr(loader, name, None), "num_processes") for name in ("sampler", "batch_sampler")):
+            return "its dataset is iterable: how far each rank is cannot be told"
         why_not = why_not_in_place(self._accelerator)
         if why_not is None and "_regroup_made" not in self._models[0].__dict__:
             return "its model is in no DistributedDataParallel made after `import regroup.inplace`"
