@@ -80,6 +80,9 @@ class InPlace(e2e.TestCase):
     def test_a_rank_of_accelerate_is_killed(self):
         self.kill_a_rank("accelerate")
 
+    def test_a_rank_of_lightning_is_killed(self):
+        self.kill_a_rank("lightning")
+
     def kill_a_rank(self, trainer):
         python = e2e.torch_python()
         if subprocess.run([python, "-c", f"import {trainer}"], stderr=subprocess.DEVNULL).returncode != 0:

@@ -28,7 +28,7 @@ OPTIONS = {"samples": 96, "batch": 12, "epochs": 1000, "sleep": 0.01, "plan": []
 LOG = open(os.path.join(os.environ["LOGS"], f"{os.getpid()}.log"), "a", buffering=1, encoding="utf-8")
 faulthandler.enable()
 faulthandler.register(signal.SIGUSR1)  # Where it is, when a test wants to know.
-LOCAL = int(os.environ["LOCAL_RANK"])
+LOCAL = int(os.environ["REGROUP_LOCAL_RANK"])
 FIRST = os.environ["REGROUP_GENERATION"] == "1"
 
 

@@ -21,7 +21,7 @@ OPTIONS = {"trainer": "transformers", "samples": 96, "epochs": 2, "accumulate": 
            **json.loads(os.environ["OPTIONS"])}
 LOG = open(os.path.join(os.environ["LOGS"], f"{os.getpid()}.log"), "a", buffering=1, encoding="utf-8")
 faulthandler.register(signal.SIGUSR1)
-LOCAL, FIRST = int(os.environ["LOCAL_RANK"]), os.environ["REGROUP_GENERATION"] == "1"
+LOCAL, FIRST = int(os.environ["REGROUP_LOCAL_RANK"]), os.environ["REGROUP_GENERATION"] == "1"
 
 
 def log(kind, **more):
@@ -132,6 +132,59 @@ def with_accelerate():
     end(model, optimizer.optimizer, step=loop.step, epoch=loader.iteration, inside=accelerator.gradient_state.in_dataloader)
 
 
+def with_lightning():
+    import lightning
+    import torchmetrics
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model, self.error = Model(), torchmetrics.MeanSquaredError()
+
+        def training_step(self, batch, _):
+            self.model.step = self.global_step
+            log("step", step=self.global_step)
+            out = self.model(batch["x"], batch["labels"], batch["index"])
+            self.error(out["logits"], batch["labels"])
+            self.log("error", self.error, on_step=False, on_epoch=True)
+            self.log("loss", out["loss"], on_step=True, on_epoch=True, sync_dist=True)
+            return out["loss"]
+
+        def optimizer_step(self, *args, **kwargs):
+            super().optimizer_step(*args, **kwargs)
+            happens(self.global_step, "after optimizer")
+            torch.distributed.barrier()
+
+        def validation_step(self, batch, _):
+            happens(self.global_step, "in validation")
+            self.log("val", torch.nn.functional.mse_loss(self.model.layers(batch["x"]), batch["labels"]), sync_dist=True)
+
+        def on_train_epoch_end(self):
+            happens(self.global_step, "at the end of an epoch")
+            log("epoch", epoch=self.current_epoch)
+
+        def on_train_batch_end(self, *_):
+            happens(self.global_step, "after step")
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), 0.01)
+            return {"optimizer": optimizer, "lr_scheduler": {
+                "scheduler": torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 200), "interval": "step"}}
+
+    module, folder = Module(), os.environ["LOGS"]
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(dirpath=os.path.join(folder, "saved"), monitor="val", save_top_k=2)
+    stopper = lightning.pytorch.callbacks.EarlyStopping("val", patience=99)
+    trainer = lightning.Trainer(**{
+        "max_epochs": OPTIONS["epochs"], "accelerator": "cpu", "strategy": "ddp", "devices": regroup.context().local_world_size,
+        "accumulate_grad_batches": OPTIONS["accumulate"], "logger": lightning.pytorch.loggers.CSVLogger(folder), "log_every_n_steps": 1,
+        "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": folder,
+        "callbacks": [regroup.callbacks.Lightning(folder), saver, stopper], **OPTIONS["arguments"]})
+    trainer.fit(module, DataLoader(Numbers(OPTIONS["samples"]), batch_size=4, shuffle=True), DataLoader(Numbers(24), batch_size=4))
+    end(module, trainer.optimizers[0], step=trainer.global_step, epoch=trainer.current_epoch, wait=stopper.wait_count,
+        metrics={name: float(value) for name, value in trainer.callback_metrics.items()},
+        saved=sorted(os.path.basename(path) for path in saver.best_k_models))
+
+
 def refused_with_accelerate():
     import accelerate
     accelerator = accelerate.Accelerator(cpu=True)
@@ -147,6 +200,55 @@ def refused_with_accelerate():
     log("refused", why={what: steps._why_not() for what, steps in said.items()})
 
 
+def refused_with_lightning():
+    import lightning
+    from regroup import _lightning
+    why = {}
+
+    class Watch(lightning.pytorch.callbacks.Callback):
+        def on_train_start(self, trainer, module):
+            why[self.case] = _lightning._why_not(trainer)
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, _):
+            return self.model(batch).sum() if self.automatic_optimization else None
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    class Fetching(Module):
+        def training_step(self, dataloader_iter):
+            return self.model(next(dataloader_iter)[0]).sum()
+
+    def one(case, module=None, dataset=None, callbacks=(), **arguments):
+        watch, Watch.case = Watch(), case
+        trainer = lightning.Trainer(**{
+            "max_epochs": 1, "limit_train_batches": 1, "accelerator": "cpu", "strategy": "ddp", "devices": 2, "logger": False,
+            "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
+            "callbacks": [watch, *callbacks], **arguments})
+        trainer.fit(module or Module(), DataLoader(dataset or torch.ones(8, 1)))
+
+    class Floats(IterableDataset):
+        def __iter__(self):
+            return iter(torch.ones(8, 1))
+
+    by_itself = Module()
+    by_itself.automatic_optimization = False
+    one("nothing")
+    one("by itself", by_itself)
+    one("fetching", Fetching())
+    one("iterable", dataset=Floats())
+    one("loaders", reload_dataloaders_every_n_epochs=1)
+    one("average", callbacks=[lightning.pytorch.callbacks.StochasticWeightAveraging(0.1)])
+    one("variables", plugins=[lightning.fabric.plugins.environments.LightningEnvironment()])
+    log("refused", why=why)
+
+
 if __name__ == "__main__":
-    {"transformers": with_transformers, "accelerate": with_accelerate, "refused": refused_with_accelerate}[OPTIONS["trainer"]]()
+    {"transformers": with_transformers, "accelerate": with_accelerate, "lightning": with_lightning, "refused": refused_with_accelerate,
+     "refused by lightning": refused_with_lightning}[OPTIONS["trainer"]]()
     sys.stdout.flush()

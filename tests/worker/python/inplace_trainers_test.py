@@ -43,7 +43,7 @@ class Trainers:
 
     def replace(self, victim, step, where, check=True, **options):
         """That rank kills itself and is replaced; the run ends as one in which no rank was lost."""
-        expected = self.undisturbed(**options)
+        expected, self.killed_at = self.undisturbed(**options), step
         world = self.world(plan=[{"local": victim, "step": step, "where": where}], **options)
         iw.await_exit(world.pids[victim], 90)
         kept = [local for local in range(3) if local != victim]
@@ -106,6 +106,14 @@ class Trainers:
         self.assertEqual(ends[0]["step"], ends[0]["steps"])
         return ends[0]
 
+    def refuses(self, trainer, why):
+        world = iw.World(ZYGOTE, script="inplace_trainers.py", trainer=trainer)
+        self.addCleanup(shutil.rmtree, world.folder, ignore_errors=True)
+        self.addCleanup(world.close)
+        world.run([0, 1])
+        for line in world.await_lines("refused", lambda lines: len(lines) == 2):
+            self.assertEqual(line["why"], why)
+
 
 class Transformers(Trainers, unittest.TestCase):
     trainer = "transformers"
@@ -135,15 +143,13 @@ class Transformers(Trainers, unittest.TestCase):
         self.assertEqual(self.change(2, [0, 1, 2], arguments={"max_steps": 40})["step"], 40)
 
 
-class Accelerate(Trainers, unittest.TestCase):
-    trainer = "accelerate"
+class Loops(Trainers):
+    """Whose wrapper sums its first gradients in another order once it is made anew: parameters are not the same to the bit."""
 
     def compare(self, line, expected, lost=0):
-        """Not to the bit: a wrapper that is made anew sums its first gradients in another order."""
         super().compare(line, expected)
         distance = max(abs(a - b) for a, b in zip(line["parameters"], expected["parameters"]))
         self.assertLess(distance, 1e-5)
-        self.assertEqual((line["epoch"], line["inside"]), (2, False))
 
     def change(self, first, then, **options):
         """An epoch goes on after the samples done so far, but for those of a batch that is half done."""
@@ -161,24 +167,61 @@ class Accelerate(Trainers, unittest.TestCase):
     def test_more_ranks(self):
         self.change(2, [0, 1, 2], accumulate=2)
 
+
+class Lightning(Loops, unittest.TestCase):
+    trainer = "lightning"
+
+    def compare(self, line, expected, lost=0):
+        super().compare(line, expected)
+        self.assertEqual((line["wait"], line["saved"]), (expected["wait"], expected["saved"]))
+        self.assertEqual(sorted(line["metrics"]), sorted(expected["metrics"]))
+        of_epoch = ("loss", "loss_epoch", "error") if self.killed_at > expected["step"] // 2 else ()  # Of the lost rank: lost.
+        for name, value in line["metrics"].items():
+            if name not in of_epoch:
+                self.assertAlmostEqual(value, expected["metrics"][name], delta=1e-4 * abs(value), msg=name)
+
+    def test_once_the_optimizer_has_stepped(self):
+        self.replace(0, 5, "after optimizer")
+        self.replace(1, 6, "after optimizer", accumulate=2)
+
+    def test_while_it_validates(self):
+        self.replace(2, 8, "in validation")
+        self.replace(0, 6, "in validation", arguments={"val_check_interval": 3})
+
+    def test_at_the_end_of_an_epoch(self):
+        self.replace(1, 8, "at the end of an epoch")
+        self.replace(0, 16, "at the end of an epoch")
+
     def test_what_is_refused(self):
-        world = iw.World(ZYGOTE, script="inplace_trainers.py", trainer="refused")
-        self.addCleanup(shutil.rmtree, world.folder, ignore_errors=True)
-        self.addCleanup(world.close)
-        world.run([0, 1])
-        for line in world.await_lines("refused", lambda lines: len(lines) == 2):
-            self.assertEqual(line["why"], {
-                "dispatched": "its batches are dispatched by one rank (dispatch_batches)",
-                "iterable": "its dataset is iterable: how far each rank is cannot be told",
-                "nothing": None, "named": None, "loader": "its loader is none of accelerator.prepare()",
-                "wrapper": "its model is in no DistributedDataParallel made after `import regroup.inplace`",
-                "models": "2 models are prepared: name the one that is trained, as in steps(loader, model, optimizer)"})
+        self.refuses("refused by lightning", {
+            "nothing": None, "by itself": "it optimizes by itself (automatic_optimization = False)",
+            "fetching": "its training_step() fetches batches by itself (dataloader_iter)",
+            "iterable": "its dataset is iterable: how far each rank is cannot be told",
+            "loaders": "its loaders are made anew every few epochs (reload_dataloaders_every_n_epochs)",
+            "average": "StochasticWeightAveraging keeps a second copy of the parameters",
+            "variables": "its ranks come of LightningEnvironment, not of the launcher's variables"})
+
+
+class Accelerate(Loops, unittest.TestCase):
+    trainer = "accelerate"
+
+    def compare(self, line, expected, lost=0):
+        super().compare(line, expected)
+        self.assertEqual((line["epoch"], line["inside"]), (2, False))
+
+    def test_what_is_refused(self):
+        self.refuses("refused", {
+            "dispatched": "its batches are dispatched by one rank (dispatch_batches)",
+            "iterable": "its dataset is iterable: how far each rank is cannot be told",
+            "nothing": None, "named": None, "loader": "its loader is none of accelerator.prepare()",
+            "wrapper": "its model is in no DistributedDataParallel made after `import regroup.inplace`",
+            "models": "2 models are prepared: name the one that is trained, as in steps(loader, model, optimizer)"})
 
 
 if __name__ == "__main__":
     os.environ.update(HF_HUB_OFFLINE="1", PYTHONWARNINGS="ignore")
     iw.reexec()
-    FOUND = [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is not None]
+    FOUND = [name for name in ("transformers", "lightning", "accelerate") if importlib.util.find_spec(name) is not None]
     if not FOUND:
         print(f"SKIPPED: no trainer in {sys.executable}")
         sys.exit(77)

@@ -155,11 +155,11 @@ class World:
         rank = self.ranks.index(local_rank)
         return {
             "REGROUP_JOB": "job-1", "REGROUP_GENERATION": str(self.generation), "REGROUP_SOCKET": self.agent.path,
-            "RANK": str(rank), "WORLD_SIZE": str(len(self.ranks)), "LOCAL_RANK": str(local_rank), "GROUP_RANK": "0",
+            "RANK": str(rank), "WORLD_SIZE": str(len(self.ranks)), "LOCAL_RANK": str(rank), "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": str(len(self.ranks)), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.stores[self.generation].port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RESTART_COUNT": str(self.generation - 1), "REGROUP_LOCAL_RANK": str(local_rank),
-            "REGROUP_WORKER_TOKEN": f"{self.generation}.{local_rank}"}
+            "TORCHELASTIC_RUN_ID": "job-1", "TORCHELASTIC_RESTART_COUNT": str(self.generation - 1),
+            "REGROUP_LOCAL_RANK": str(local_rank), "REGROUP_WORKER_TOKEN": f"{self.generation}.{local_rank}"}
 
     def run(self, ranks, kept=()):
         """The next generation: `ranks` in this order, of whom `kept` live already. Returns once new ones are started."""

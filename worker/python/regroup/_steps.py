@@ -1,4 +1,5 @@
 """A loop over batches, and a function, that go on in the same process when their generation ends."""
+import contextlib
 import functools
 import itertools
 import sys
@@ -268,9 +269,10 @@ class _Source:
         """A new iterator, from there on."""
         ctx = context()
         self._slice = (ctx.rank, ctx.world_size)
-        self._iterator = iter(self.loader)
-        if self.elastic is None and batches:
-            next(itertools.islice(self._iterator, batches - 1, None), None)
+        with skipping(self.loader, batches if self.elastic is None else 0) as left:
+            self._iterator = iter(self.loader)
+        if left:
+            next(itertools.islice(self._iterator, left - 1, None), None)
 
     def go_on(self, place: Place, held: List[Any], moved: bool) -> List[Any]:
         """In a new generation; returns what is to be done again first. All ranks have the same `place`."""
@@ -290,6 +292,39 @@ class _Source:
         self._iterator = None
         self.begin(place.batches)
         return []
+
+
+class _Rest:
+    """A batch sampler after its first batches."""
+
+    def __init__(self, sampler: Any, batches: int) -> None:
+        self._sampler, self._batches = sampler, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = iter(self._sampler)
+        next(itertools.islice(iterator, self._batches - 1, None), None)
+        return iterator
+
+    def __len__(self) -> int:
+        return max(0, len(self._sampler) - self._batches)
+
+
+@contextlib.contextmanager
+def skipping(loader: Any, batches: int) -> Iterator[int]:
+    """An iterator that is made of `loader` within begins after that many batches, without reading them; but for so many as
+    are returned, which the caller has to read."""
+    data = sys.modules["torch.utils.data"]
+    plain = (isinstance(loader, data.DataLoader) and type(loader).__iter__ is data.DataLoader.__iter__ and loader.batch_sampler is not None
+             and not isinstance(loader.dataset, data.IterableDataset) and not loader.persistent_workers)
+    if not plain or not batches:
+        yield batches
+        return
+    sampler = loader.batch_sampler
+    loader.__dict__["batch_sampler"] = _Rest(sampler, batches)  # Which it lets nobody set.
+    try:
+        yield 0
+    finally:
+        loader.__dict__["batch_sampler"] = sampler
 
 
 def _tell(sampler: Any, rank: int, world: int) -> None:

@@ -18,7 +18,7 @@ import functools
 import os
 from typing import Any, Callable, Optional, TypeVar, cast
 
-from . import _accelerate, _agree, _trainers, _worker, checkpoint
+from . import _accelerate, _agree, _lightning, _transformers, _worker, checkpoint
 from ._client import logger
 from ._context import context
 
@@ -65,7 +65,7 @@ class Transformers(_Hooks):
 
     @_quiet
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        _trainers.install()
+        _transformers.install()
 
     @_quiet
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -104,7 +104,11 @@ def _samples(args: Any, step: int) -> Optional[int]:
 
 class Lightning(_Hooks):
     """For lightning.Trainer (and pytorch_lightning's). On a notice it saves to `folder`/regroup-STEP.ckpt; checkpoints
-    of ModelCheckpoint are reported as they come."""
+    of ModelCheckpoint are reported as they come.
+
+    After `import regroup.inplace`, with Lightning 2.6 and DistributedDataParallel, a rank keeps its process, model and
+    optimizer when another one fails or the job changes its size: the step that was lost is done again.
+    """
 
     state_key = _legacy_state_key = "regroup"
 
@@ -112,6 +116,7 @@ class Lightning(_Hooks):
         self._folder = os.path.abspath(folder)
         self._saving: Optional[int] = None  # The step of a checkpoint that is being written.
         self._own_save = False
+        self._training: Any = None  # In place.
 
     def state_dict(self) -> "dict[str, Any]":
         return {}
@@ -120,9 +125,25 @@ class Lightning(_Hooks):
         """There is nothing to load."""
 
     @_quiet
+    def setup(self, trainer: Any, module: Any, stage: Optional[str] = None) -> None:
+        if stage == "fit":
+            _lightning.prepare(trainer)
+
+    @_quiet
     def on_train_start(self, trainer: Any, module: Any) -> None:
+        self._end_in_place()
         if trainer.global_step > 0:
             checkpoint.restored(int(trainer.global_step))
+        self._training = _lightning.begin(trainer)
+
+    @_quiet
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        self._end_in_place()
+
+    def _end_in_place(self) -> None:
+        training, self._training = self._training, None
+        if training is not None:
+            training.close()
 
     @_quiet
     def on_save_checkpoint(self, trainer: Any, module: Any, state: Any) -> None:
@@ -150,6 +171,7 @@ class Lightning(_Hooks):
 
     @_quiet
     def on_train_end(self, trainer: Any, module: Any) -> None:
+        self._end_in_place()
         self._report_saved(trainer)
         _leave_unless(not trainer.interrupted)
 
@@ -158,7 +180,8 @@ class Lightning(_Hooks):
             return
         step, self._saving = self._saving, None
         saver = getattr(trainer, "checkpoint_callback", None)
-        path = getattr(saver, "last_model_path", "") or getattr(saver, "best_model_path", "")
+        path = next((path for name in ("_last_checkpoint_saved", "last_model_path", "best_model_path")
+                     if (path := getattr(saver, name, ""))), "")
         checkpoint.report(step, str(path))
 
 
