@@ -1,8 +1,9 @@
 """A training of inplace_trainers_test.py, with a trainer. It writes what it does to $LOGS/PID.log.
 
 OPTIONS: trainer, samples, epochs, accumulate, sleep, `arguments` of the trainer; `plan`: [{"local": N, "step": N, "where": W}]:
-where the first process of that local rank kills itself. A step is one of the optimizer, of the whole job.
+where the first process of that local rank kills itself, or with "raises" raises that. A step is one of the optimizer, of the whole job.
 """
+import csv
 import faulthandler
 import hashlib
 import json
@@ -55,12 +56,14 @@ class Model(torch.nn.Module):
         super().__init__()
         torch.manual_seed(11)
         self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+        self.register_buffer("seen", torch.zeros(1))  # Batches, the same on all ranks.
         self.step = 0
         next(self.layers.parameters()).register_hook(lambda _: happens(self.step + 1, "in backward"))
 
     def forward(self, x, labels=None, index=None):
         if self.training:
             log("forward", step=self.step + 1, indices=index.tolist())
+            self.seen += 1
             happens(self.step + 1, "before forward")
             time.sleep(OPTIONS["sleep"])
         else:
@@ -72,6 +75,8 @@ class Model(torch.nn.Module):
 def happens(step, where):
     for plan in OPTIONS["plan"]:
         if FIRST and (plan["local"], plan["step"], plan["where"]) == (LOCAL, step, where):
+            if plan.get("raises"):
+                raise RuntimeError(plan["raises"])
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -79,7 +84,7 @@ def end(model, optimizer, **more):
     tensors = [p.detach().contiguous() for p in model.parameters()]
     log("end", digest=hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()[:16],
         parameters=[v for t in tensors for v in t.flatten().tolist()], lr=optimizer.param_groups[0]["lr"],
-        steps=int(next(iter(optimizer.state.values()))["step"]), **more)
+        seen=int(next(model.buffers())), steps=int(next(iter(optimizer.state.values()))["step"]), **more)
 
 
 def with_transformers():
@@ -156,6 +161,7 @@ def with_lightning():
             torch.distributed.barrier()
 
         def validation_step(self, batch, _):
+            log("validation")
             happens(self.global_step, "in validation")
             self.log("val", torch.nn.functional.mse_loss(self.model.layers(batch["x"]), batch["labels"]), sync_dist=True)
 
@@ -168,8 +174,18 @@ def with_lightning():
 
         def configure_optimizers(self):
             optimizer = torch.optim.AdamW(self.parameters(), 0.01)
-            return {"optimizer": optimizer, "lr_scheduler": {
-                "scheduler": torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 200), "interval": "step"}}
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=99)
+            return [optimizer], [{"scheduler": torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 200), "interval": "step"},
+                                 {"scheduler": plateau, "interval": "epoch", "monitor": "val"}]
+
+        def lr_scheduler_step(self, scheduler, metric):
+            super().lr_scheduler_step(scheduler, metric)
+            if metric is not None:
+                happens(self.global_step, "after the end of an epoch")
+
+        def on_validation_end(self):
+            happens(self.global_step, "after saving")
+            torch.distributed.barrier()
 
     module, folder = Module(), os.environ["LOGS"]
     saver = lightning.pytorch.callbacks.ModelCheckpoint(dirpath=os.path.join(folder, "saved"), monitor="val", save_top_k=2)
@@ -180,7 +196,11 @@ def with_lightning():
         "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": folder,
         "callbacks": [regroup.callbacks.Lightning(folder), saver, stopper], **OPTIONS["arguments"]})
     trainer.fit(module, DataLoader(Numbers(OPTIONS["samples"]), batch_size=4, shuffle=True), DataLoader(Numbers(24), batch_size=4))
-    end(module, trainer.optimizers[0], step=trainer.global_step, epoch=trainer.current_epoch, wait=stopper.wait_count,
+    logged = {}
+    if trainer.is_global_zero:
+        with open(os.path.join(trainer.logger.log_dir, "metrics.csv"), encoding="utf-8") as f:
+            logged = {line["step"]: float(line["loss_step"]) for line in csv.DictReader(f) if line.get("loss_step")}
+    end(module, trainer.optimizers[0], step=trainer.global_step, epoch=trainer.current_epoch, wait=stopper.wait_count, logged=logged,
         metrics={name: float(value) for name, value in trainer.callback_metrics.items()},
         saved=sorted(os.path.basename(path) for path in saver.best_k_models))
 
