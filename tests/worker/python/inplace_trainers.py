@@ -146,6 +146,9 @@ def with_lightning():
             super().__init__()
             self.model, self.error = Model(), torchmetrics.MeanSquaredError()
 
+        def on_train_batch_start(self, *_):
+            happens(self.global_step + 1, "before the wrapper's forward")
+
         def training_step(self, batch, _):
             self.model.step = self.global_step
             log("step", step=self.global_step)
@@ -170,6 +173,7 @@ def with_lightning():
             log("epoch", epoch=self.current_epoch)
 
         def on_train_batch_end(self, *_):
+            assert self.trainer.training and self.training
             happens(self.global_step, "after step")
 
         def configure_optimizers(self):
@@ -188,7 +192,8 @@ def with_lightning():
             torch.distributed.barrier()
 
     module, folder = Module(), os.environ["LOGS"]
-    saver = lightning.pytorch.callbacks.ModelCheckpoint(dirpath=os.path.join(folder, "saved"), monitor="val", save_top_k=2)
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(dirpath=os.path.join(folder, "saved"), monitor="val", save_top_k=2,
+                                                          save_on_train_epoch_end=False)
     stopper = lightning.pytorch.callbacks.EarlyStopping("val", patience=99)
     trainer = lightning.Trainer(**{
         "max_epochs": OPTIONS["epochs"], "accelerator": "cpu", "strategy": "ddp", "devices": regroup.context().local_world_size,
@@ -201,6 +206,7 @@ def with_lightning():
         with open(os.path.join(trainer.logger.log_dir, "metrics.csv"), encoding="utf-8") as f:
             logged = {line["step"]: float(line["loss_step"]) for line in csv.DictReader(f) if line.get("loss_step")}
     end(module, trainer.optimizers[0], step=trainer.global_step, epoch=trainer.current_epoch, wait=stopper.wait_count, logged=logged,
+        loops=trainer.fit_loop.state_dict(),
         metrics={name: float(value) for name, value in trainer.callback_metrics.items()},
         saved=sorted(os.path.basename(path) for path in saver.best_k_models))
 

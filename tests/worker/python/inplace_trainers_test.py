@@ -178,6 +178,7 @@ class Lightning(Loops, unittest.TestCase):
         super().compare(line, expected)
         saved = [name.replace("-v1", "") for name in line["saved"]]  # It may have been saved already.
         self.assertEqual((line["wait"], saved), (expected["wait"], expected["saved"]))
+        self.assertEqual(line["loops"], expected["loops"])
         self.assertEqual(sorted(line["metrics"]), sorted(expected["metrics"]))
         if line["rank"] == 0:
             if self.victim != 0:  # A new rank has a log of its own, from there on.
@@ -189,6 +190,10 @@ class Lightning(Loops, unittest.TestCase):
         for name, value in line["metrics"].items():
             if name not in of_epoch:
                 self.assertAlmostEqual(value, expected["metrics"][name], delta=1e-4 * abs(value), msg=name)
+
+    def test_before_the_forward_of_the_wrapper(self):
+        """Whose buffers come from rank 0."""
+        self.replace(0, 5, "before the wrapper's forward")
 
     def test_once_the_optimizer_has_stepped(self):
         self.replace(0, 5, "after optimizer")
