@@ -4,7 +4,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any, Callable, List, TypeVar, cast
 
-from . import _agree, _groups, _join, _state, _worker
+from . import _agree, _groups, _join, _sharded, _state, _worker
 from ._client import logger
 from ._context import context
 from ._groups import groups
@@ -36,6 +36,8 @@ class Kept(SimpleNamespace):
         state_dict() becomes as it is on a rank that has done the most steps."""
         modules, optimizers, others = self._parts()
         state = _state.State(_Modules(modules), optimizers, others)
+        for module in modules:
+            _sharded.put_back(module)
         if groups.active:
             if groups.alone:
                 _join.join(self._place, state)
@@ -122,5 +124,8 @@ def _again(kept: Kept) -> None:
         return
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
+        modules, optimizers, _ = kept._parts()
+        if _sharded.shard_of(_state.State(_Modules(modules), optimizers, []).parameters()) is not None:
+            raise _groups.CannotGoOn("its parameters are distributed over ranks of process groups that have to be made anew")
         groups.break_off_now()
         dist.destroy_process_group()

@@ -353,6 +353,7 @@ def _install_ranks(dist: Any, c10d: Any) -> None:
     mesh = sys.modules.get("torch.distributed.device_mesh")
     if mesh is not None:
         mesh.get_rank, mesh.get_world_size = dist.get_rank, dist.get_world_size  # type: ignore[attr-defined]
+        mesh.init_process_group = dist.init_process_group  # type: ignore[attr-defined]
 
 
 def _is_ours(options: Dict[str, Any]) -> bool:

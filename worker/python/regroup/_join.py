@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any, Dict, List, Optional
 
-from . import _agree, _worker
+from . import _agree, _sharded, _worker
 from ._client import Client, logger
 from ._context import context
 from ._groups import CannotGoOn, Interrupted, await_the_end, exchange, groups, is_replacement, store_of_generation
@@ -92,23 +92,30 @@ def join(place: Place, state: State) -> bool:
     """All ranks meet; the groups work again, and all are where the furthest was. Whether this one has been moved."""
     groups.store.target = groups.base
     was_valid, place.valid = place.valid, False  # Until it is whole again, should this be interrupted.
+    state.put_back()
     said = exchange(groups.base, "join", {
         "handles": {group.name: group.handles() for group in groups.all if group.ranks is None},
         "some": {group.name: [group.ranks, group.handles()] for group in groups.all if group.ranks is not None},
         "was": groups.rank, "world": groups.world, "valid": was_valid, "order": place.order(), "digests": place.digests,
-        "count": _world().group_count}, _timeout_s())
+        "count": _world().group_count, "shard": state.shard()}, _timeout_s())
     valid = [rank for rank, line in enumerate(said) if line["valid"]]
     if not valid:
         raise CannotGoOn("no rank with a whole state is left")
-    _configure(said)
     furthest = max(said[rank]["order"] for rank in valid)
     whole = [rank for rank in valid if said[rank]["order"] == furthest]
+    donors = _sharded.donors_of(said, whole)
+    _configure(said)
     moved = context().rank not in whole
     shared = _rng_shared([said[rank]["digests"] for rank in valid])
     if shared is not None:
         place.rng_shared = shared
-    if len(whole) < len(said):
-        _copy(place, state, groups.all[0].pg, whole[0], moved, new=not was_valid)
+    pg = groups.all[0].pg
+    if any(line["shard"] for line in said):
+        for rank, donor in donors.items():
+            if context().rank in (rank, donor):
+                _copy(place, state, _sharded.Pair(pg, donor, rank), donor, moved, new=not was_valid)
+    elif donors:
+        _copy(place, state, pg, whole[0], moved, new=not was_valid)
     place.valid = True
     renew_wrappers(state.model)
     return moved

@@ -5,7 +5,9 @@ import hashlib
 import pickle
 import random
 import sys
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import _sharded
 
 MAX_SNAPSHOT_BYTES = 4 << 20  # Of a model's buffers.
 _CHUNK_BYTES = 32 << 20
@@ -14,31 +16,33 @@ _CHUNK_BYTES = 32 << 20
 class _Tensor:
     """In place of a tensor that comes by itself."""
 
-    def __init__(self, tensor: Any) -> None:
-        self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device.type
+    def __init__(self, tensor: Any, meshes: List[Any]) -> None:
+        part = _sharded.local(tensor)
+        self.shape, self.dtype, self.device = tuple(part.shape), part.dtype, part.device.type
+        self.plan = _sharded.Plan(tensor, meshes) if part is not tensor else None
 
 
-def strip(value: Any, tensors: List[Any]) -> Any:
-    """`value` without its tensors, which are added to `tensors`."""
+def strip(value: Any, tensors: List[Any], meshes: List[Any]) -> Any:
+    """`value` without its tensors, which are added to `tensors`; of those that are distributed, this rank's part."""
     if isinstance(value, sys.modules["torch"].Tensor):
-        tensors.append(value)
-        return _Tensor(value)
+        tensors.append(_sharded.local(value))
+        return _Tensor(value, meshes)
     if isinstance(value, dict):
-        return {name: strip(part, tensors) for name, part in value.items()}
+        return {name: strip(part, tensors, meshes) for name, part in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(strip(part, tensors) for part in value)
+        return type(value)(strip(part, tensors, meshes) for part in value)
     return value
 
 
-def fill(value: Any, tensors: List[Any]) -> Any:
+def fill(value: Any, tensors: List[Any], meshes: List[Any]) -> Any:
     """The other way round: new tensors, which are added to `tensors` to be filled."""
     if isinstance(value, _Tensor):
         tensors.append(sys.modules["torch"].empty(value.shape, dtype=value.dtype, device=value.device))
-        return tensors[-1]
+        return tensors[-1] if value.plan is None else value.plan.wrap(tensors[-1], meshes)
     if isinstance(value, dict):
-        return {name: fill(part, tensors) for name, part in value.items()}
+        return {name: fill(part, tensors, meshes) for name, part in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(fill(part, tensors) for part in value)
+        return type(value)(fill(part, tensors, meshes) for part in value)
     return value
 
 
@@ -70,6 +74,7 @@ class State:
 
     def rewind(self) -> None:
         """Back to what remember() saw, unless that step is done; without gradients."""
+        self.put_back()
         self.drop_gradients()
         if not self._before:
             return
@@ -83,6 +88,10 @@ class State:
                 if version != buffer._version and value.shape == buffer.shape:
                     buffer.copy_(value)
                     self._buffers[number] = (buffer._version, value)
+
+    def put_back(self) -> None:
+        """Of a forward or a backward that was broken off."""
+        _sharded.put_back(self.model)
 
     def drop_gradients(self) -> None:
         for optimizer in self.optimizers:
@@ -100,14 +109,14 @@ class State:
         """REQUIRES: every other rank of `group` calls receive(group, rank); `rank` is ours."""
         tensors = self._model_tensors()
         plain = strip({"optimizers": [_content(o) for o in self.optimizers], "others": [o.state_dict() for o in self.others],
-                       "more": more}, tensors)
+                       "more": more}, tensors, _sharded.meshes_of(self.parameters()))
         _broadcast_bytes(group, rank, pickle.dumps(plain))
         _broadcast(group, rank, tensors, take=False)
 
     def receive(self, group: Any, rank: int) -> Dict[str, Any]:
         """Becomes as `rank` is; returns what it sent besides."""
         tensors = self._model_tensors()
-        said = fill(pickle.loads(_broadcast_bytes(group, rank, b"")), tensors)
+        said = fill(pickle.loads(_broadcast_bytes(group, rank, b"")), tensors, _sharded.meshes_of(self.parameters()))
         _broadcast(group, rank, tensors, take=True)
         for optimizer, content in zip(self.optimizers, said["optimizers"]):
             _set_content(optimizer, content)
@@ -119,7 +128,15 @@ class State:
     def _model_tensors(self) -> List[Any]:
         if self.model is None:
             return []
-        return [tensor.data for tensor in (*self.model.parameters(), *self.model.buffers())]
+        return [_sharded.local(tensor).data for tensor in (*self.model.parameters(), *self.model.buffers())]
+
+    def parameters(self) -> List[Any]:
+        """And buffers: of the model, and what the optimizers have. FSDP2 has others in the model for the time of a forward."""
+        model = [] if self.model is None else [*self.model.parameters(), *self.model.buffers()]
+        return [*model, *(parameter for optimizer in self.optimizers for parameter in _parameters(optimizer))]
+
+    def shard(self) -> Optional[List[str]]:
+        return _sharded.shard_of(self.parameters())
 
 
 def _options(optimizer: Any) -> List[Dict[str, Any]]:

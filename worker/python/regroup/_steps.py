@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional
 
-from . import _agree, _groups, _join, _worker
+from . import _agree, _groups, _join, _sharded, _worker
 from ._client import logger
 from ._context import context
 from ._groups import groups
@@ -100,7 +100,8 @@ class Steps:
             self._end()
 
     def _why_not(self) -> Optional[str]:
-        return _why_not(self._state.model, self._state.optimizers)
+        # What a trainer does with a model that is distributed is not known.
+        return _why_not(self._state.model, self._state.optimizers, distributed=type(self) is Steps)
 
     def _plainly(self) -> Iterator[Any]:
         """An iteration that only counts."""
@@ -344,7 +345,7 @@ def _offer() -> None:
         _agree._on_error = _join.loses
 
 
-def _why_not(model: Any, optimizers: List[Any]) -> Optional[str]:
+def _why_not(model: Any, optimizers: List[Any], distributed: bool = False) -> Optional[str]:
     """Why this process cannot outlive its generation; "" where that is plain."""
     if not context().under_regroup or _worker.client() is None or "regroup.inplace" not in sys.modules:
         return ""
@@ -353,13 +354,16 @@ def _why_not(model: Any, optimizers: List[Any]) -> Optional[str]:
     wrapper = sys.modules["torch.nn.parallel.distributed"].DistributedDataParallel
     for module in model.modules() if model is not None else []:
         kind = type(module).__name__
-        if "FSDP" in kind or "FullyShardedDataParallel" in kind:
+        if "FullyShardedDataParallel" in kind or ("FSDP" in kind and not _sharded.is_fsdp2(module)):
             return f"{kind} keeps a part of the parameters on each rank"
         if isinstance(module, wrapper) and "_regroup_made" not in module.__dict__:
             return "its DistributedDataParallel was made before `import regroup.inplace`"
-    for parameter in model.parameters() if model is not None else []:
-        if hasattr(parameter, "device_mesh"):
-            return "its parameters are distributed over ranks (DTensor)"
+    parameters = State(model, optimizers, []).parameters()
+    if not distributed and any(_sharded.is_distributed(parameter) for parameter in parameters):
+        return "its parameters are distributed over ranks (DTensor)"
+    why_not = _sharded.why_not(model, parameters)
+    if why_not is not None:
+        return why_not
     sharded = [type(o).__name__ for o in optimizers if "ZeroRedundancy" in type(o).__name__]
     return f"{sharded[0]} keeps a part of its state on each rank" if sharded else None
 
@@ -369,7 +373,7 @@ def _why_not(model: Any, optimizers: List[Any]) -> Optional[str]:
 _COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_object", "gather",
                 "gather_object", "scatter", "scatter_object_list", "broadcast_object_list", "reduce_scatter",
                 "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "send", "recv",
-                "all_reduce_coalesced", "all_gather_coalesced")
+                "all_reduce_coalesced", "all_gather_coalesced", "all_gather_single", "reduce_scatter_single")
 
 
 class _Nothing:
@@ -395,6 +399,7 @@ def install() -> None:
     wrapper = sys.modules["torch.nn.parallel.distributed"].DistributedDataParallel
     wrapper.forward = _guarded(wrapper.forward, lambda self, *args, **kwargs: self.module(*args, **kwargs))
     wrapper.__init__ = _remembering(wrapper.__init__)
+    _sharded.install(_guarded)
 
 
 def _guarded(function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
