@@ -162,4 +162,4 @@ class Tutorials(e2e.TestCase):
         run.expect("generation 2", 30)
         self.assertEqual([pid for pid in ranks.values() if e2e.alive(pid)], [])
         self.finishes([run], 2)
-        self.assertRegex(run.stderr, r"rank 0: exit 1 .*restart 1 of 1")
+        self.assertRegex(run.stderr, r"rank 0: exit 1.*restart 1 of 1")

@@ -120,6 +120,24 @@ class Lightning(CallbackTest):
         self.assertEqual((self.callback.state_dict(), self.left), ({}, []))
         self.assertRaises(AttributeError, lambda: self.callback.something_else)
 
+    def test_the_file_that_was_written_is_reported_not_the_best_one(self):
+        self.become_worker()
+        self.trainer.checkpoint_callback._last_checkpoint_saved = "/step-4.ckpt"
+        self.step(4, 1.0)
+        self.save("by ModelCheckpoint")
+        self.step(5, 1.0)
+        self.assertEqual([(c["step"], c["path"]) for c in self.commits()], [(4, "/step-4.ckpt")])
+
+    def test_a_save_for_a_notice_that_fails(self):
+        """Its process goes on in place, and other saves are reported as before."""
+        self.become_worker()
+        self.notice()
+        self.trainer.save_checkpoint = lambda _: 1 / 0
+        self.step(7, None)
+        self.save("by ModelCheckpoint")
+        self.callback.on_train_end(self.trainer, None)
+        self.assertEqual([c["step"] for c in self.commits()], [7])
+
     def test_a_notice_saves_and_leaves(self):
         self.become_worker()
         self.notice()

@@ -318,6 +318,40 @@ class WithoutRegroup(unittest.TestCase):
         self.assertEqual((sorted(seen), steps, len(sampler)), (list(range(10)), [(1, 1), (2, 2), (3, 3)], 3))
         self.assertEqual((sampler.consumed, sampler.weight), (10, 1.0))
 
+    def test_what_is_done_is_skipped_without_being_read(self):
+        import torch
+        from regroup import _steps
+        read = []
+
+        class Read(torch.utils.data.Dataset):
+            def __len__(self):
+                return 12
+
+            def __getitem__(self, index):
+                read.append(index)
+                return index
+
+        def loader(**options):
+            return torch.utils.data.DataLoader(Read(), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(7), **options)
+
+        for workers in (0, 1):
+            whole, some = [batch.tolist() for batch in loader(num_workers=workers)], loader(num_workers=workers)
+            read.clear()
+            with _steps.skipping(some, 4) as left:
+                rest = iter(some)
+            self.assertEqual((left, [batch.tolist() for batch in rest]), (0, whole[4:]))
+            self.assertEqual(len(some), 6)
+            self.assertEqual(read, [] if workers else sum(whole[4:], []))
+        with _steps.skipping(loader(num_workers=1, persistent_workers=True), 4) as left:
+            self.assertEqual(left, 4)  # Its iterator is made once for all epochs.
+        with _steps.skipping([1, 2, 3], 2) as left:
+            self.assertEqual(left, 2)
+
+    def test_a_function_that_is_called_once(self):
+        import torch  # noqa: F401 (of which what is kept may be made)
+
+        import regroup
+
         @regroup.elastic
         def train(kept, what):
             kept.agree()

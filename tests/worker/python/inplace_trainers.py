@@ -74,7 +74,7 @@ class Model(torch.nn.Module):
 
 def happens(step, where):
     for plan in OPTIONS["plan"]:
-        if FIRST and (plan["local"], plan["step"], plan["where"]) == (LOCAL, step, where):
+        if (FIRST or LOCAL >= 10) and (plan["local"], plan["step"], plan["where"]) == (LOCAL, step, where):
             if plan.get("raises"):
                 raise RuntimeError(plan["raises"])
             os.kill(os.getpid(), signal.SIGKILL)
@@ -137,7 +137,7 @@ def with_accelerate():
     end(model, optimizer.optimizer, step=loop.step, epoch=loader.iteration, inside=accelerator.gradient_state.in_dataloader)
 
 
-def with_lightning():
+def lightning_module():
     import lightning
     import torchmetrics
 
@@ -146,17 +146,23 @@ def with_lightning():
             super().__init__()
             self.model, self.error = Model(), torchmetrics.MeanSquaredError()
 
+        def forward(self, **batch):
+            return self.model(**batch)
+
         def on_train_batch_start(self, *_):
             happens(self.global_step + 1, "before the wrapper's forward")
 
         def training_step(self, batch, _):
             self.model.step = self.global_step
             log("step", step=self.global_step)
-            out = self.model(batch["x"], batch["labels"], batch["index"])
+            out = self(**batch)
             self.error(out["logits"], batch["labels"])
             self.log("error", self.error, on_step=False, on_epoch=True)
             self.log("loss", out["loss"], on_step=True, on_epoch=True, sync_dist=True)
             return out["loss"]
+
+        def on_before_optimizer_step(self, _):
+            happens(self.global_step + 1, "before optimizer")
 
         def optimizer_step(self, *args, **kwargs):
             super().optimizer_step(*args, **kwargs)
@@ -167,6 +173,9 @@ def with_lightning():
             log("validation")
             happens(self.global_step, "in validation")
             self.log("val", torch.nn.functional.mse_loss(self.model.layers(batch["x"]), batch["labels"]), sync_dist=True)
+
+        def on_fit_start(self):
+            happens(0, "at the begin of a new rank")
 
         def on_train_epoch_end(self):
             happens(self.global_step, "at the end of an epoch")
@@ -191,7 +200,12 @@ def with_lightning():
             happens(self.global_step, "after saving")
             torch.distributed.barrier()
 
-    module, folder = Module(), os.environ["LOGS"]
+    return Module()
+
+
+def with_lightning():
+    import lightning
+    module, folder = lightning_module(), os.environ["LOGS"]
     saver = lightning.pytorch.callbacks.ModelCheckpoint(dirpath=os.path.join(folder, "saved"), monitor="val", save_top_k=2,
                                                           save_on_train_epoch_end=False)
     stopper = lightning.pytorch.callbacks.EarlyStopping("val", patience=99)
@@ -200,7 +214,8 @@ def with_lightning():
         "accumulate_grad_batches": OPTIONS["accumulate"], "logger": lightning.pytorch.loggers.CSVLogger(folder), "log_every_n_steps": 1,
         "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": folder,
         "callbacks": [regroup.callbacks.Lightning(folder), saver, stopper], **OPTIONS["arguments"]})
-    trainer.fit(module, DataLoader(Numbers(OPTIONS["samples"]), batch_size=4, shuffle=True), DataLoader(Numbers(24), batch_size=4))
+    trainer.fit(module, DataLoader(Numbers(OPTIONS["samples"]), batch_size=4, shuffle=True), DataLoader(Numbers(24), batch_size=4),
+                ckpt_path=OPTIONS.get("checkpoint"))
     logged = {}
     if trainer.is_global_zero:
         with open(os.path.join(trainer.logger.log_dir, "metrics.csv"), encoding="utf-8") as f:

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 import time
 import unittest
 
@@ -93,10 +94,10 @@ class Trainers:
         for epoch in range(2):
             self.assertEqual(sorted(sum(whole[epoch * 4:epoch * 4 + 4], [])), list(range(96)))
 
-    def change(self, first, then, **options):
-        """The world is another one from step 4 on; `then`: who is in it, of whom those below `first` are kept."""
+    def change(self, first, then, step=4, **options):
+        """The world is another one from that step on; `then`: who is in it, of whom those below `first` are kept."""
         world = self.world(first, sleep=0.1, samples=192, **options)
-        world.await_steps(1, step=4)
+        world.await_steps(1, step=step)
         kept = [local for local in then if local < first]
         pids = {local: world.pids[local] for local in kept}
         for local in set(range(first)) - set(kept):
@@ -190,6 +191,47 @@ class Lightning(Loops, unittest.TestCase):
         for name, value in line["metrics"].items():
             if name not in of_epoch:
                 self.assertAlmostEqual(value, expected["metrics"][name], delta=1e-4 * abs(value), msg=name)
+
+    def test_fewer_ranks(self):
+        end = self.change(3, [1, 2])
+        self.assertTrue(end["logged"], "rank 0 is another process now")
+        validated = [line["local"] for line in self.last_world.lines("validation") if line["generation"] == 2]
+        self.assertEqual([validated.count(local) for local in (1, 2)], [6, 6], "24 samples in batches of 4, twice")
+
+    def test_fewer_ranks_of_a_limited_epoch(self):
+        end = Trainers.change(self, 3, [0, 2], step=8, arguments={"limit_train_batches": 10})
+        self.assertIn(end["step"], (19, 20), "one more of this epoch, and the next one")
+
+    def test_one_has_not_stepped(self):
+        """What comes between the last collective and the optimizer has failed on one rank alone."""
+        self.replace(1, 5, "after optimizer", also=[
+            {"local": 2, "step": 6, "where": "before optimizer", "raises": "gloo: Connection closed by peer"}])
+
+    def test_one_has_not_come_to_the_next_step(self):
+        self.replace(1, 6, "before the wrapper's forward", also=[
+            {"local": 2, "step": 5, "where": "after step", "raises": "gloo: Connection closed by peer"}])
+
+    def test_the_new_rank_is_lost_before_all_have_met(self):
+        expected, self.victim, self.killed_at = self.undisturbed(), 1, 5
+        world = self.world(plan=[{"local": 1, "step": 5, "where": "before forward"},
+                                 {"local": 11, "step": 0, "where": "at the begin of a new rank"}])
+        iw.await_exit(world.pids[1], 90)
+        world.go_on([0, 2], {1: 11})
+        iw.await_exit(world.pids[11], 90)
+        world.go_on([0, 2], {1: 21})
+        for line in self.ends(world):
+            self.compare(line, expected)
+
+    def test_resumed_in_the_middle_of_an_epoch(self):
+        world = self.world(epochs=1, arguments={"val_check_interval": 3})
+        self.ends(world)
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        found = shutil.copy(os.path.join(world.folder, "saved", "epoch=0-step=6.ckpt"), folder)
+        self.replace(0, 8, "in backward", checkpoint=found)
+
+    def test_an_epoch_that_ends_early(self):
+        self.replace(1, 13, "at the end of an epoch", arguments={"max_epochs": -1, "max_steps": 13})
 
     def test_before_the_forward_of_the_wrapper(self):
         """Whose buffers come from rank 0."""

@@ -91,7 +91,7 @@ def come(epoch: int) -> bool:
 def join(place: Place, state: State) -> bool:
     """All ranks meet; the groups work again, and all are where the furthest was. Whether this one has been moved."""
     groups.store.target = groups.base
-    was_valid, place.valid = place.valid, False  # Until it is whole again, should this be interrupted.
+    was_valid = place.valid
     state.put_back()
     said = exchange(groups.base, "join", {
         "handles": {group.name: group.handles() for group in groups.all if group.ranks is None},
@@ -110,6 +110,7 @@ def join(place: Place, state: State) -> bool:
     if shared is not None:
         place.rng_shared = shared
     pg = groups.all[0].pg
+    place.valid = not moved  # Until it is whole again, should this be interrupted.
     if any(line["shard"] for line in said):
         for rank, donor in donors.items():
             if context().rank in (rank, donor):

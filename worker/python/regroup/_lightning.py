@@ -4,6 +4,7 @@ A step begins with its first batch, and is done once the loop has validated and 
 each batch has returned and logged. The end of an epoch counts as a step of its own.
 """
 import copy
+import inspect
 import sys
 from collections import deque
 from typing import Any, Deque, Dict, Iterator, List, Optional, Tuple
@@ -20,12 +21,15 @@ _CONNECTOR = ("_progress_bar_metrics", "_logged_metrics", "_callback_metrics", "
 _META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "dataloader_idx",
          "metric_attribute")
 _OF_METRICS = ("_update_count", "_computed", "_forward_cache")
-_OF_CALLBACKS = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation", "current_score")
+_OF_CALLBACKS = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation", "current_score", "_saving")
+_RESUMES = ("_restarting", "_loaded_from_state_dict", "_resuming_from_checkpoint")  # Whether a loop goes on from a checkpoint.
+_SMALL = 1 << 20  # Bytes of a tensor that is kept of each batch of a step.
 
 
 def prepare(trainer: Any) -> None:
     """Before a fit(): a survivor has more than a checkpoint."""
     if _is_active() and groups.alone:
+        trainer.__dict__.setdefault("_regroup_sanity_steps", trainer.num_sanity_val_steps)
         trainer.num_sanity_val_steps = 0
         trainer._checkpoint_connector._restore_modules_and_callbacks = lambda *_, **__: None
 
@@ -50,8 +54,10 @@ def _is_active() -> bool:
 
 def _is_known(trainer: Any) -> bool:
     loop = trainer.fit_loop.epoch_loop
-    return (all(hasattr(loop, name) for name in ("advance", "on_advance_end", "_results", "_batches_that_stepped", "val_loop"))
-            and hasattr(loop.automatic_optimization, "optim_progress") and hasattr(trainer.fit_loop, "_data_fetcher")
+    return (all(hasattr(loop, name) for name in ("advance", "_results", "_batches_that_stepped", "val_loop", "on_iteration_done"))
+            and "data_fetcher" in inspect.signature(loop.on_advance_end).parameters
+            and all(hasattr(loop.automatic_optimization, name) for name in ("optim_progress", "_make_closure"))
+            and hasattr(trainer.fit_loop, "_data_fetcher")
             and all(hasattr(trainer._logger_connector, name) for name in _CONNECTOR))
 
 
@@ -73,6 +79,8 @@ def _why_not(trainer: Any) -> Optional[str]:
         return "its dataset is iterable: how far each rank is cannot be told"
     if trainer.reload_dataloaders_every_n_epochs:
         return "its loaders are made anew every few epochs (reload_dataloaders_every_n_epochs)"
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        return "it validates by its own clock (val_check_interval is a time)"
     for callback in trainer.callbacks:
         for each in type(callback).__mro__:
             if each.__name__ in _KEEPS:
@@ -89,26 +97,34 @@ class _Training(_trainers.Training):
         self._automatic = self._loop.automatic_optimization
         self._results = _Results(trainer)
         self._batches = _Batches(self._fit)
-        self._ran: List[Dict[str, Any]] = []  # What batches of this step have come to.
+        self._outputs: List[Any] = []  # Of batches of this step.
         self._number = 0  # How many of them are through.
+        self._closure: Any = None  # Of the newest one.
+        self._versions = 0  # Of parameters, when this step began.
         self._stepped = self._replaying = False
         self._begun = False  # Whether `place` is that of an epoch.
         self._target: Any = None  # What to count once the next epoch has begun, which others are in.
         self._offset = 0  # Batches of this epoch that a checkpoint had, and the loader has not skipped.
         self._slice = (context().rank, context().world_size)
-        self._planned = self._fit.max_batches  # For the epoch, of which world.
+        self._planned, self._each = self._fit.max_batches, self._samples()  # Batches of the epoch, and their samples of all ranks.
         self._forward = trainer.lightning_module.__dict__.get("forward")
         self._hook = trainer.optimizers[0].register_step_post_hook(lambda *_: self._optimized())
-        self._original = (self._loop.advance, self._loop.on_advance_end, self._automatic.run, self._fit.on_advance_end)
+        self._original = (self._loop.advance, self._loop.on_advance_end, self._automatic.run, self._fit.on_advance_end,
+                          self._automatic._make_closure)
         self._loop.advance, self._loop.on_advance_end = self._advance, lambda _: None
         self._automatic.run, self._fit.on_advance_end = self._run, self._end_epoch
+        self._automatic._make_closure = self._make_closure
         _steps._offer()
 
     def close(self) -> None:
         self._hook.remove()
         for owner, name in ((self._loop, "advance"), (self._loop, "on_advance_end"), (self._automatic, "run"),
-                            (self._fit, "on_advance_end"), (self.trainer._checkpoint_connector, "_restore_modules_and_callbacks")):
+                            (self._automatic, "_make_closure"), (self._fit, "on_advance_end"),
+                            (self.trainer._checkpoint_connector, "_restore_modules_and_callbacks")):
             owner.__dict__.pop(name, None)
+        steps = self.trainer.__dict__.pop("_regroup_sanity_steps", None)
+        if steps is not None:
+            self.trainer.num_sanity_val_steps = steps
 
     # ---- what the trainer calls -------------------------------------------------------------------
 
@@ -120,8 +136,10 @@ class _Training(_trainers.Training):
         place = self.place
         if groups.alone:
             _groups.await_the_end("it has come to the end of an epoch before it has met the others")
-        place.batches = max(place.batches, int(self._planned))  # It may have ended early.
         state, epoch = self._state, place.epoch
+        if state._before:  # It may have ended early, within a step too.
+            self._settle()
+        place.batches = max(place.batches, int(self._planned))
 
         def end() -> None:
             if place.epoch != epoch:  # Where others are already.
@@ -130,28 +148,36 @@ class _Training(_trainers.Training):
             if not state._before:
                 self._set_rng()
                 state.remember()
+                self._versions = self._changes()
             self._original[3]()
             state.settle()
         self._until_done(end)
+
+    def _make_closure(self, *args: Any, **kwargs: Any) -> Any:
+        self._closure = self._original[4](*args, **kwargs)
+        return self._closure
 
     def _run(self, optimizer: Any, batch_idx: int, kwargs: Any) -> Any:
         self._number += 1
         if self._replaying and self.outcome is not None:
             return self._replay(self.outcome)
         output = self._original[2](optimizer, batch_idx, kwargs)
-        self._ran.append(self._come_to(output))
+        self._closure = None
         if self._stepped:
-            self.outcome = {"ran": list(self._ran), "rng": rng_state()}
+            self._come_to(output)
+        else:
+            self._outputs.append(_detached(output, _SMALL))
         return output
 
     def _replay(self, outcome: Dict[str, Any]) -> Any:
-        last = not self._fit._should_accumulate()
-        ran = outcome["ran"][-1 if last else min(self._number, len(outcome["ran"])) - 1]
-        self._automatic.optim_progress.load_state_dict(copy.deepcopy(ran["progress"]))
-        self._results.put(ran["results"])
-        if last and outcome["rng"] is not None:
+        outputs = outcome["outputs"]
+        if self._fit._should_accumulate():
+            return dict(outputs[min(self._number, len(outputs)) - 1])
+        self._automatic.optim_progress.load_state_dict(copy.deepcopy(outcome["progress"]))
+        self._results.put(outcome["results"])
+        if outcome["rng"] is not None:
             set_rng_state(outcome["rng"])
-        return dict(ran["output"])
+        return dict(outputs[-1])
 
     def _optimized(self) -> None:
         self.place.optimized += 1
@@ -160,11 +186,13 @@ class _Training(_trainers.Training):
         step = self._automatic.optim_progress.optimizer.step
         before = (step.total.completed, step.current.completed)
         step.total.completed, step.current.completed = step.total.ready, step.current.ready
-        self.outcome = {"ran": [*self._ran, self._come_to({})], "rng": rng_state()}
+        result = getattr(self._closure, "_result", None)
+        self._come_to({} if result is None or result.loss is None else result.asdict())
         step.total.completed, step.current.completed = before
 
-    def _come_to(self, output: Any) -> Dict[str, Any]:
-        return {"output": _detached(output), "progress": self._automatic.optim_progress.state_dict(), "results": self._results.taken()}
+    def _come_to(self, output: Any) -> None:
+        self.outcome = {"outputs": [*self._outputs, _detached(output)], "progress": self._automatic.optim_progress.state_dict(),
+                        "results": self._results.taken(), "rng": rng_state()}
 
     # ---- one batch --------------------------------------------------------------------------------
 
@@ -176,7 +204,7 @@ class _Training(_trainers.Training):
             self._target = None
             self._go_to()
         elif place.valid and (epoch != place.epoch or not self._begun):
-            self._batches.finish()
+            self._batches.clear()
             place.epoch, place.digests, place.batches = epoch, {}, self._loop.batch_progress.current.completed
             place.samples, self._offset, self._begun = place.batches * self._samples(), place.batches, True
 
@@ -209,7 +237,7 @@ class _Training(_trainers.Training):
             state.remember()
             self.place.note_rng(state.rng_before())
             self._replaying = self.outcome is not None
-            self._ran, self._number, self._stepped = [], 0, False
+            self._outputs, self._number, self._stepped, self._versions = [], 0, False, self._changes()
         self._original[0](batches)
         self._original[1](batches)
         if self.outcome is not None and not self._fit._should_accumulate():
@@ -226,7 +254,10 @@ class _Training(_trainers.Training):
         place.samples += done * self._samples()
         place.step = self.trainer.global_step
         self._state.settle()
-        self.outcome, self._replaying = None, False
+        self.outcome, self._replaying, self._outputs = None, False, []
+
+    def _changes(self) -> int:
+        return sum(parameter._version for parameter in self._state.model.parameters())
 
     def _samples(self) -> int:
         return int(getattr(self._fit._combined_loader.flattened[0], "batch_size", None) or 1) * context().world_size
@@ -243,6 +274,8 @@ class _Training(_trainers.Training):
         module.__dict__.pop("forward", None)  # DistributedDataParallel's way into training_step(), which was broken off.
         if self._forward is not None:
             module.forward = self._forward
+        if self._state._before and self.outcome is None and self._changes() != self._versions:
+            self.place.valid = False  # By an optimizer that calls its closure more than once, which has not come to its end.
         self._state.rewind()
         _join.survive(self._attempt)
 
@@ -277,19 +310,20 @@ class _Training(_trainers.Training):
     def _plan(self) -> bool:
         """How many batches an epoch has, and are done, with as many ranks as there are now. Whether that is news."""
         trainer, fit, place, loop = self.trainer, self._fit, self.place, self._loop
-        planned, samples, combined = self._planned, self._samples(), fit._combined_loader
+        planned, each, combined = self._planned, self._each, fit._combined_loader
         combined.limits = combined._iterator.limits = self._limits(combined, trainer.limit_train_batches)
-        self._planned = fit.max_batches = len(combined)
-        if planned == self._planned and place.samples == place.batches * samples:
-            return False
-        if getattr(trainer, "_val_check_time_interval", None) is None and not isinstance(trainer.val_check_interval, int):
-            trainer.val_check_batch = max(1, int(fit.max_batches * trainer.val_check_interval))
+        self._planned, self._each = len(combined), self._samples()
+        fit.max_batches = self._planned
         validation = loop.val_loop
         if validation._combined_loader is not None:
             validation._max_batches = self._limits(validation._combined_loader, trainer.limit_val_batches)
+        if (planned, each) == (self._planned, self._each):
+            return False
+        if not isinstance(trainer.val_check_interval, int):
+            trainer.val_check_batch = max(1, int(fit.max_batches * trainer.val_check_interval))
         accumulated, ended = trainer.accumulate_grad_batches, place.batches >= planned
         last = (self._planned - 1) // accumulated * accumulated
-        place.batches = self._planned if ended else min(place.samples // samples // accumulated * accumulated, last)
+        place.batches = self._planned if ended else min(place.samples // self._each // accumulated * accumulated, last)
         current = loop.batch_progress.current
         current.ready = current.started = current.processed = current.completed = place.batches
         loop.batch_progress.is_last_batch = ended
@@ -302,7 +336,7 @@ class _Training(_trainers.Training):
     def _go_to(self) -> None:
         """The loader begins this epoch anew, and skips what is done."""
         fit, place, rng = self._fit, self.place, rng_state()
-        self._batches.finish()
+        self._batches.clear()
         if place.batches < fit.max_batches:
             for loader in fit._combined_loader.flattened:
                 sys.modules[type(fit).__module__]._set_sampler_epoch(loader, place.epoch)
@@ -329,6 +363,7 @@ class _Training(_trainers.Training):
         connector = {name: getattr(trainer._logger_connector, name) for name in _CONNECTOR}
         return {
             "progress": {name: progress.state_dict() for name, progress in self._progresses()},
+            "resumes": {name: {flag: getattr(loop, flag) for flag in _RESUMES if hasattr(loop, flag)} for name, loop in self._loops()},
             "stepped": self._loop._batches_that_stepped, "should_stop": trainer.should_stop,
             "accumulate": trainer.accumulate_grad_batches, "results": self._results.taken(),
             "connector": {name: dict(value) if isinstance(value, dict) else value for name, value in connector.items()},
@@ -336,14 +371,15 @@ class _Training(_trainers.Training):
                           for callback in trainer.callbacks}}
 
     def count(self, counted: Dict[str, Any]) -> None:
-        self._count(counted, skip=("Timer",))  # It has no way back to what it has told.
+        self._count(counted, whole=False)
 
-    def _count(self, counted: Dict[str, Any], skip: Tuple[str, ...] = ()) -> None:
+    def _count(self, counted: Dict[str, Any], whole: bool) -> None:
+        """`whole`: this is a new rank. A Timer goes on by itself, and what it is told would be added to that."""
         trainer = self.trainer
         for name, progress in self._progresses():
             progress.load_state_dict(copy.deepcopy(counted["progress"][name]))
-        for _, loop in self._loops():
-            loop.on_iteration_done()  # It does not resume from a checkpoint any more.
+        for name, loop in self._loops():
+            vars(loop).update(counted["resumes"][name])
         self._loop._batches_that_stepped, trainer.should_stop = counted["stepped"], counted["should_stop"]
         trainer.accumulate_grad_batches = counted["accumulate"]
         self._results.put(counted["results"])
@@ -351,30 +387,27 @@ class _Training(_trainers.Training):
             setattr(trainer._logger_connector, name, dict(value) if isinstance(value, dict) else value)
         for callback in trainer.callbacks:
             state, some = counted["callbacks"].get(str(callback.state_key), ({}, {}))
-            if state and type(callback).__name__ not in skip:
+            if state and (whole or all(each.__name__ != "Timer" for each in type(callback).__mro__)):
                 if "dirpath" in state and hasattr(callback, "dirpath"):
                     callback.dirpath = state["dirpath"]
                 callback.load_state_dict(copy.deepcopy(state))
             vars(callback).update(some)
 
     def said(self) -> Dict[str, Any]:
-        outcome = self.outcome
+        outcome, counted = self.outcome, self.counted()
         if outcome is not None:
-            ran = [{**ran, "output": {name: value for name, value in ran["output"].items() if _is_plain(value)},
-                    "results": self._results.told(ran["results"])} for ran in outcome["ran"]]
-            outcome = {"ran": ran, "rng": outcome["rng"]}
-        counted = self.counted()
+            outcome = {**outcome, "outputs": [_plain(output) for output in outcome["outputs"]],
+                       "results": self._results.told(outcome["results"])}
         return {"counted": {**counted, "results": self._results.told(counted["results"])}, "outcome": outcome,
-                "offset": self._offset, "planned": self._planned}
+                "offset": self._offset, "planned": self._planned, "each": self._each}
 
     def take(self, said: Dict[str, Any]) -> None:
         counted, self.outcome = said["counted"], said["outcome"]
-        self._offset, self._planned = said["offset"], said["planned"]
+        self._offset, self._planned, self._each = said["offset"], said["planned"], said["each"]
         counted["results"] = self._results.heard(counted["results"])
-        self._count(counted)
+        self._count(counted, whole=not self._begun)
         if self.outcome is not None:
-            for ran in self.outcome["ran"]:
-                ran["results"] = self._results.heard(ran["results"])
+            self.outcome["results"] = self._results.heard(self.outcome["results"])
             if not self.place.rng_shared:
                 self.outcome["rng"] = None
 
@@ -413,6 +446,9 @@ class _Batches:
         self._held.clear()
         return count
 
+    def clear(self) -> None:
+        self._held, self.again = [], deque()
+
     def go_on(self, passed: int) -> bool:
         """All of them again, but for the first few. False: that is further than they are."""
         batches = [*self._held, *self.again]
@@ -424,7 +460,7 @@ class _Batches:
     def begin(self, batches: int, offset: int) -> None:
         """A new iterator; `offset`: of the `batches` that are done, those that it has never had."""
         fetcher, loaders = self._fit._data_fetcher, self._fit._combined_loader.flattened
-        self._held, self.again = [], deque()
+        self.clear()
         with _steps.skipping(loaders[0] if len(loaders) == 1 else None, max(0, batches - offset)) as left:
             iter(fetcher)
             for _ in range(left):
@@ -464,24 +500,25 @@ class _Results:
         logged = []
         for key, (result, values) in taken["logged"].items():
             meta, sync = result.meta, result.meta.sync
-            if sync.group is None:
-                logged.append((key, {name: getattr(meta, name) for name in _META}, meta.reduce_fx.__name__,
-                               (sync.should, sync.rank_zero_only), result.is_tensor, values))
+            logged.append((key, {name: getattr(meta, name) for name in _META}, meta.reduce_fx.__name__,
+                           (sync.should, sync.rank_zero_only, _name_of(sync.group)), result.is_tensor, values))
         return {"logged": logged, "metrics": taken["metrics"]}
 
     def heard(self, told: Dict[str, Any]) -> Dict[str, Any]:
         logged = {}
-        for key, meta, reduction, (should, rank_zero_only), is_tensor, values in told["logged"]:
+        for key, meta, reduction, sync, is_tensor, values in told["logged"]:
             result = self._logged.get(key, self._heard.get(key))
             if result is None:
-                result = self._heard[key] = self._made(meta, reduction, should, rank_zero_only, is_tensor)
+                result = self._heard[key] = self._made(meta, reduction, sync, is_tensor)
             logged[key] = (result, values)
         return {"logged": logged, "metrics": told["metrics"]}
 
-    def _made(self, meta: Dict[str, Any], reduction: str, should: bool, rank_zero_only: bool, is_tensor: bool) -> Any:
+    def _made(self, meta: Dict[str, Any], reduction: str, sync: Any, is_tensor: bool) -> Any:
         module = sys.modules[type(self._logged).__module__]
         made = module._Metadata(**meta, reduce_fx=reduction)
-        made.sync = module._Sync(_should=should, fn=self._reduce, rank_zero_only=rank_zero_only)
+        should, rank_zero_only, name = sync
+        group = None if name is None else next(group.pg for group in groups.all if group.name == name)
+        made.sync = module._Sync(_should=should, fn=self._reduce, rank_zero_only=rank_zero_only, _group=group)
         result = module._ResultMetric(made, is_tensor)
         if not is_tensor:
             result.value = self._metrics[meta["metric_attribute"]]
@@ -497,9 +534,35 @@ def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, sys.modules["torch"].Tensor) else copy.copy(value)
 
 
-def _detached(value: Any) -> Any:
+def _detached(value: Any, most: Optional[int] = None) -> Any:
+    """Of what a batch has returned; of its tensors those of at most so many bytes."""
+    tensor = sys.modules["torch"].Tensor
     if isinstance(value, dict):
-        return {name: _detached(part) for name, part in value.items()}
+        return {name: _detached(part, most) for name, part in value.items() if _is_small(part, most)}
     if type(value) in (list, tuple):
-        return type(value)(_detached(part) for part in value)
-    return value.detach() if isinstance(value, sys.modules["torch"].Tensor) else value
+        return type(value)(_detached(part, most) for part in value if _is_small(part, most))
+    return value.detach() if isinstance(value, tensor) else value
+
+
+def _is_small(value: Any, most: Optional[int]) -> bool:
+    is_tensor = isinstance(value, sys.modules["torch"].Tensor)
+    return most is None or not is_tensor or value.numel() * value.element_size() <= most
+
+
+def _plain(value: Any) -> Any:
+    """What of it can be told to other ranks."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(part) for part in value)
+    return value if _is_plain(value) else None
+
+
+def _name_of(group: Any) -> Optional[str]:
+    """Of a process group that was made the same way on all ranks."""
+    if group is None:
+        return None
+    ours = groups.of(group)
+    if ours is None:
+        raise _groups.CannotGoOn("it logs in a process group (sync_dist_group) that cannot change its members")
+    return ours.name

@@ -302,9 +302,8 @@ class _Rest:
         self._sampler, self._batches = sampler, batches
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = iter(self._sampler)
-        next(itertools.islice(iterator, self._batches - 1, None), None)
-        return iterator
+        # Not before the first is asked for: a loader draws random numbers of its own first.
+        yield from itertools.islice(iter(self._sampler), self._batches, None)
 
     def __len__(self) -> int:
         return max(0, len(self._sampler) - self._batches)

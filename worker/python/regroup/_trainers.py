@@ -91,10 +91,17 @@ class TrainerState(State):
         return more
 
 
+_trainings = 0
+
+
 def offered(model: Any, optimizer: Any, why_not: Optional[str]) -> bool:
     """Whether a training goes on in place; said if not. `why_not`: what the trainer says of itself."""
+    global _trainings
+    _trainings += 1
     plain = _steps._why_not(model, [optimizer])
     why_not = plain if plain is not None else why_not
+    if why_not is None and _trainings > 1:
+        why_not = f"this is training number {_trainings} of its script, and a new rank begins with the first"
     if why_not is None and not hasattr(optimizer, "register_step_post_hook"):
         why_not = f"{type(optimizer).__name__} is no optimizer of PyTorch's kind"
     if why_not is None:

@@ -160,10 +160,13 @@ class Lightning(_Hooks):
         _worker.progress(int(trainer.global_step), loss=loss)
         if not _agree.should_stop_together():
             return
-        self._own_save = True
         step = int(trainer.global_step)
         path = os.path.join(self._folder, f"regroup-{step}.ckpt")
-        trainer.save_checkpoint(path)  # A collective; returns once every rank has written.
+        self._own_save = True
+        try:
+            trainer.save_checkpoint(path)  # A collective; returns once every rank has written.
+        finally:
+            self._own_save = False
         _worker.end_on_sigterm()  # Lightning's handler would wait for ranks that are gone.
         if context().rank == 0:
             _commit(step, path)
