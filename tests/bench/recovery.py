@@ -58,10 +58,10 @@ class Case:
 IN_PLACE = "Regroup in place"
 KILLED = [Case("rank killed, 2 ranks on 1 node", "s", 1, 2, 10, "torchrun", 0.15, 0.06, 0.5),
           Case("rank killed, 2 nodes of 1 rank", "s", 2, 1, 10, "torchrun", 0.15, 0.06, 0.5),
-          Case("rank killed, 8 ranks on 1 node", "s", 1, 8, 10, "torchrun", 0.15, 0.06)]  # Their seconds depend on the cores.
+          Case("rank killed, 8 ranks on 1 node", "s", 1, 8, 10, "torchrun", 0.15, 0.06, 0.5)]
 KEPT = [Case("node killed, 3 nodes of 1 rank, world one smaller", "s", 3, 1, 10, "torchrun", 0.05, 0.05, 0.15, IN_PLACE, True),
         Case("rank killed, 3 ranks on 1 node, replaced", "s", 1, 3, 10, "torchrun", 0.12, 0.06, 0.5, IN_PLACE),
-        Case("rank killed, 8 ranks on 1 node, replaced", "s", 1, 8, 10, "torchrun", 0.12, 0.06, ours=IN_PLACE)]
+        Case("rank killed, 8 ranks on 1 node, replaced", "s", 1, 8, 10, "torchrun", 0.12, 0.06, 0.5, IN_PLACE)]
 STARTED = Case("start, 8 ranks on 1 node", "s", 1, 8, 10, "torchrun", 0.5, 0.3)
 MEMORY = Case("memory of 8 ranks", "MB", 1, 8, 10, "Regroup", 0.7, 0.5)
 CASES = [STARTED, MEMORY, *KILLED, *KEPT]  # Of one shape, a kill is the last.
