@@ -149,8 +149,9 @@ def lightning_module():
         def forward(self, **batch):
             return self.model(**batch)
 
-        def on_train_batch_start(self, *_):
+        def on_train_batch_start(self, _, batch_idx):
             happens(self.global_step + 1, "before the wrapper's forward")
+            return -1 if batch_idx == OPTIONS.get("leave_at") else None
 
         def training_step(self, batch, _):
             self.model.step = self.global_step

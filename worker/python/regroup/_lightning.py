@@ -10,7 +10,6 @@ from collections import deque
 from typing import Any, Deque, Dict, Iterator, List, Optional, Tuple
 
 from . import _groups, _join, _steps, _trainers
-from ._client import logger
 from ._context import context
 from ._groups import groups
 from ._state import rng_state, set_rng_state
@@ -107,7 +106,7 @@ class _Training(_trainers.Training):
         self._offset = 0  # Batches of this epoch that a checkpoint had, and the loader has not skipped.
         self._slice = (context().rank, context().world_size)
         self._planned, self._each = self._fit.max_batches, self._samples()  # Batches of the epoch, and their samples of all ranks.
-        self._forward = trainer.lightning_module.__dict__.get("forward")
+        self._forward = trainer.lightning_module.forward
         self._hook = trainer.optimizers[0].register_step_post_hook(lambda *_: self._optimized())
         self._original = (self._loop.advance, self._loop.on_advance_end, self._automatic.run, self._fit.on_advance_end,
                           self._automatic._make_closure)
@@ -217,11 +216,7 @@ class _Training(_trainers.Training):
             except StopIteration:
                 raise
             except Exception as error:
-                if isinstance(error, _groups.CannotGoOn):
-                    _groups.await_the_end(str(error))
-                if not _join.loses(error):
-                    raise
-                logger.debug("a step was lost", exc_info=True)
+                _trainers.lose(error)
             self._recover()
 
     def _meet_and_do_a_batch(self) -> None:
@@ -271,9 +266,7 @@ class _Training(_trainers.Training):
             self._loop.val_loop._results.reset()
         trainer.training = True
         module._current_fx_name = None
-        module.__dict__.pop("forward", None)  # DistributedDataParallel's way into training_step(), which was broken off.
-        if self._forward is not None:
-            module.forward = self._forward
+        module.forward = self._forward  # Another one has led into training_step(), and was broken off.
         if self._state._before and self.outcome is None and self._changes() != self._versions:
             self.place.valid = False  # By an optimizer that calls its closure more than once, which has not come to its end.
         self._state.rewind()

@@ -91,6 +91,15 @@ class TrainerState(State):
         return more
 
 
+def lose(error: Exception) -> None:
+    """Returns where a step is lost by it, and so is to be done again."""
+    if isinstance(error, _groups.CannotGoOn):
+        _groups.await_the_end(str(error))
+    if not _join.loses(error):
+        raise error
+    logger.debug("a step was lost", exc_info=True)
+
+
 _trainings = 0
 
 

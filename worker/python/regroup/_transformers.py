@@ -142,11 +142,7 @@ class _Training(_trainers.Training):
                 self._finish()
                 return result
             except Exception as error:
-                if isinstance(error, _groups.CannotGoOn):
-                    _groups.await_the_end(str(error))
-                if not _join.loses(error):
-                    raise
-                logger.debug("a step was lost", exc_info=True)
+                _trainers.lose(error)
             self._recover()
             if self._behind:
                 return None
