@@ -313,9 +313,10 @@ class _Rest:
 def skipping(loader: Any, batches: int) -> Iterator[int]:
     """An iterator that is made of `loader` within begins after that many batches, without reading them; but for so many as
     are returned, which the caller has to read."""
-    data = sys.modules["torch.utils.data"]
-    plain = (isinstance(loader, data.DataLoader) and type(loader).__iter__ is data.DataLoader.__iter__ and loader.batch_sampler is not None
-             and not isinstance(loader.dataset, data.IterableDataset) and not loader.persistent_workers)
+    data = sys.modules.get("torch.utils.data")  # Without it no loader is one of PyTorch's.
+    plain = (data is not None and isinstance(loader, data.DataLoader) and type(loader).__iter__ is data.DataLoader.__iter__
+             and loader.batch_sampler is not None and not isinstance(loader.dataset, data.IterableDataset)
+             and not loader.persistent_workers)
     if not plain or not batches:
         yield batches
         return
