@@ -79,7 +79,9 @@ void Nursery::Listen() {
 void Nursery::OnMessage() {
   if (over_ || closed_) return;
   char bytes[kMaxMessageBytes];
-  const ssize_t n = ::recv(socket_->native_handle(), bytes, sizeof(bytes), 0);
+  ssize_t n = ::recv(socket_->native_handle(), bytes, sizeof(bytes), 0);
+  // It has closed without reading all of ours. That is told first, and once; then what it has said.
+  if (n < 0 && errno == ECONNRESET) n = ::recv(socket_->native_handle(), bytes, sizeof(bytes), 0);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
   const std::string_view said(bytes, n > 0 ? static_cast<std::size_t>(n) : 0);
   if (said == "ready") {

@@ -93,10 +93,9 @@ std::vector<ControlSocket::Received> ControlSocket::OnEvent(int fd, std::uint32_
   auto found = clients_.find(fd);
   if (found == clients_.end()) return commands;
   Client& client = found->second;
-  bool alive = true;
-  if ((events & EPOLLOUT) != 0) alive = Flush(client);
-  if (alive && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) alive = Read(client, commands);
-  if (!alive) clients_.erase(found);
+  if ((events & EPOLLOUT) != 0) Flush(client);
+  const bool readable = (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0;
+  if (readable && !Read(client, commands)) clients_.erase(found);
   return commands;
 }
 
@@ -163,36 +162,35 @@ bool ControlSocket::HasAgent() const {
 
 void ControlSocket::Send(const State& state, To to) {
   const std::string frame = Frame(Encode(state));
-  for (auto it = clients_.begin(); it != clients_.end();) {
-    Client& client = it->second;
+  for (auto& [fd, client] : clients_) {
     const bool wanted =
         to == To::kAll || client.asks || (to == To::kOutputWanting && client.wants_output);
-    bool alive = true;
-    if (client.greeted && wanted) {
-      client.asks = false;
-      client.next = frame;
-      alive = Flush(client);
-    }
-    it = alive ? std::next(it) : clients_.erase(it);
+    if (!client.greeted || !wanted) continue;
+    client.asks = false;
+    client.next = frame;
+    Flush(client);
   }
 }
 
-bool ControlSocket::Flush(Client& client) {
+void ControlSocket::Flush(Client& client) {
   while (!client.sending.empty() || !client.next.empty()) {
     if (client.sending.empty()) client.sending = std::exchange(client.next, {});
     ssize_t n = ::send(client.fd.get(), client.sending.data(), client.sending.size(), MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return false;
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return EndAfterReading(client);
     if (n < 0) break;
     client.sending.erase(0, static_cast<std::size_t>(n));
   }
   const bool waits = !client.sending.empty();
-  if (waits == client.watched_for_write) return true;
+  if (waits == client.watched_for_write) return;
   epoll_event event{};
   event.events = EPOLLIN | (waits ? static_cast<std::uint32_t>(EPOLLOUT) : 0u);
   event.data.fd = client.fd.get();
   client.watched_for_write = waits;
-  return ::epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, client.fd.get(), &event) == 0;
+  if (::epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, client.fd.get(), &event) < 0) EndAfterReading(client);
 }
+
+// One that has closed may have said something before: reading comes to that, and then to the end.
+void ControlSocket::EndAfterReading(Client& client) { ::shutdown(client.fd.get(), SHUT_RDWR); }
 
 }  // namespace regroup::shim

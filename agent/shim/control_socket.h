@@ -35,7 +35,8 @@ class ControlSocket {
   bool HasAgent() const;  // One that has said hello is connected.
 
   enum class To { kAll, kAsking, kOutputWanting };
-  // A state replaces one that a slow reader has not taken yet.
+  // A state replaces one that a slow reader has not taken yet. Commands of one that has closed are
+  // still received.
   void Send(const State& state, To to);
 
  private:
@@ -52,7 +53,8 @@ class ControlSocket {
   // False: the connection is over.
   bool Read(Client& client, std::vector<Received>& commands);
   bool TakeCommands(Client& client, std::vector<io::UniqueFd> fds, std::vector<Received>& commands);
-  bool Flush(Client& client);
+  void Flush(Client& client);
+  void EndAfterReading(Client& client);
 
   int epoll_fd_;
   io::UniqueFd listener_;
