@@ -212,6 +212,7 @@ void HostWatch::Handle(const ControlMessage& message, Side& from) {
 
 void HostWatch::Note(int rank, std::uint64_t after) {
   std::uint64_t& known = after_[static_cast<std::size_t>(rank)];
+  if (known == kStays) left_.push_back(rank);
   known = std::min(known, after);
 }
 
@@ -222,10 +223,12 @@ int HostWatch::MissingHere(std::uint64_t call) const {
   return -1;
 }
 
-// Of a rank that takes part in no call as late as `last_needed`, or 0.
+// Of a rank that takes part in no call as late as `last_needed`, or 0. Of several it is the first:
+// the others may have left because of that.
 std::uint64_t HostWatch::LeftWord(std::uint64_t last_needed) const {
-  for (int r = 0; r < world_; ++r) {
-    if (after_[static_cast<std::size_t>(r)] < last_needed) return PackFailure(kGone, first_, r);
+  for (const int rank : left_) {
+    if (after_[static_cast<std::size_t>(rank)] < last_needed)
+      return PackFailure(kGone, first_, rank);
   }
   return 0;
 }
@@ -280,6 +283,7 @@ std::uint64_t HostWatch::AwaitVerdict(bool next) {
     told_ = true;
     return remote_;
   }
+  if (const std::uint64_t left = LeftWord(call_); left != 0) return left;
   return PackFailure(kGone, first_, hosts_[static_cast<std::size_t>(side.host)].first);
 }
 

@@ -99,6 +99,7 @@ class HostWatch {
   std::uint64_t quiet_ =
       0;  // Published here about a rank that left: others find that by themselves.
   std::vector<std::uint64_t> after_;  // By rank: the last call that it takes part in.
+  std::vector<int> left_;             // Ranks that left, in the order in which that was heard.
   std::uint64_t question_ = 0;
   std::vector<int> answers_;  // By host.
   std::thread thread_;

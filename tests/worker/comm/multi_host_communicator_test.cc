@@ -231,6 +231,35 @@ TEST_P(MultiHostFailureTest, ARankThatAbortsIsNamedToAll) {
       absl::StatusCode::kAborted, seconds(30), kSlack);
 }
 
+// By the time that it looks, who was told of the loss has left as well.
+TEST(MultiHostLossTest, WhoLooksLateNamesTheRankThatWasLostFirst) {
+  constexpr int kLate = 0, kVictim = 2;
+  Shared<Seen> seen;
+  std::atomic<std::uint64_t>& late = seen->hash[kLate];  // Its pid.
+  RankProcesses ranks(
+      3,
+      [&](int rank, Communicator& c) {
+        if (rank == kLate) late = static_cast<std::uint64_t>(getpid());
+        if (!c.Barrier().ok()) return 1;
+        if (rank == kVictim) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(100));  // Until it is in its call.
+          kill(static_cast<pid_t>(late.load()), SIGSTOP);
+          raise(SIGKILL);
+        }
+        // One that hears of it between two calls has failed in none, and tells nobody that.
+        if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        const absl::Status status = c.Barrier();
+        seen->names_culprit[static_cast<std::size_t>(rank)] =
+            std::string(status.message()).find("rank 2 ") != std::string::npos;
+        return status.ok() ? 2 : 0;
+      },
+      seconds(30), nullptr, {1, 1, 1});
+  EXPECT_EQ(ranks.Wait(1), 0);
+  kill(static_cast<pid_t>(late.load()), SIGCONT);
+  EXPECT_EQ(ranks.Wait(kLate), 0);
+  for (const std::size_t rank : {0u, 1u}) EXPECT_TRUE(seen->names_culprit[rank]) << rank;
+}
+
 using MultiHostStopTest = MultiHostFailureTest;
 INSTANTIATE_TEST_SUITE_P(Calls, MultiHostStopTest,
                          testing::Values(FailureCase{{1, 2}, 4}, FailureCase{{2, 1}, 0},
