@@ -27,6 +27,9 @@ struct Waits {
   // For a shim's word, after the deadline of a stop: the shim is killed, as often as it takes. For
   // the end of a rank that has not retired and was killed: the group is stopped as a whole.
   Duration shim_silence = std::chrono::seconds(2);
+  // For ranks that could retire before and have no connection now, at most half of a stop in place:
+  // then they are signalled.
+  Duration redial = std::chrono::seconds(1);
   // For a kept rank's hello in a generation that was started: it is killed, and has failed.
   Duration adopt = std::chrono::seconds(10);
   // One Ctrl-C under `timeout` arrives twice within 1 ms; a person's second one is later than this.

@@ -4,6 +4,7 @@
 // the first into the second, the shell carries them out. PROTOCOL §5, §7.
 
 #include <compare>
+#include <csignal>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -42,6 +43,7 @@ struct RankEnded {
   std::string error{};
   ExecObstacle obstacle = ExecObstacle::kProgram;
   ErrorEvidence evidence = ErrorEvidence::kNone;
+  bool given_up = false;  // By this agent, which says why in `error`.
 };
 
 // ---- facts -------------------------------------------------------------------------------------
@@ -228,9 +230,10 @@ struct SignalRank {  // The noticed mark is in the run directory before the sign
   int local_rank = 0;
   int signal = 0;
 };
-struct KillRank {  // SIGKILL to that rank's process alone; its end is told as any other.
+struct KillRank {  // To that rank's process alone; its end is told as any other.
   GroupKey key;
   int local_rank = 0;
+  int signal = SIGKILL;
 };
 struct KillGroup {  // Its shim is gone. Answered by GroupEmpty, once the killed mark is there, or
                     // GroupStuck.

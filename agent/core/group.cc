@@ -69,7 +69,8 @@ GroupReport ReportOf(const GroupKey& key, const Group& group, Instant now) {
                             .age = AgeAt(now, exit.at),
                             .error = error,
                             .obstacle = exit.obstacle,
-                            .evidence = exit.evidence});
+                            .evidence = exit.evidence,
+                            .given_up = exit.given_up});
   }
   report.supervisor_lost = group.supervisor_lost;
   report.store_lost = group.store.lost;
@@ -96,6 +97,7 @@ Group Adopt(const RunRecord& record) {
     if (!record.started || record.kept.contains(start.local_rank))
       group.ranks.kept.emplace(start.local_rank, start);
     if (record.started) group.ranks.starts.emplace(start.local_rank, start);
+    group.in_place.were_able.insert(start.local_rank);
     if (record.noticed) group.notice.signalled_at.emplace(start.local_rank, Instant{});
   }
   for (const RankEnded& exit : record.exits) {

@@ -73,15 +73,18 @@ struct Noticed {
 };
 
 // While ranks are told to leave their generation alive: the group is kStopping, has no stop
-// deadline, and no rank was signalled.
+// deadline, and no rank but those that cannot leave was signalled.
 struct Retiring {
-  Instant until;        // Who has not left by then is killed. Never moves later.
-  bool killed = false;  // That has happened; at `until` the group is stopped.
+  Instant until;                          // Who has not left by then is killed. Never moves later.
+  bool killed = false;                    // That has happened; at `until` the group is stopped.
+  std::optional<Instant> redial_until{};  // Some that could retire before have no connection.
 };
 
 // How ranks live through the end of a generation: this one's end, and that of the one before.
 struct InPlace {
   std::set<int> able;  // Local ranks with an open connection that can retire.
+  // Those that could once, or may have in an earlier life of this agent: they dial again.
+  std::set<int> were_able;
   std::optional<Retiring> retiring;
   std::set<int> retired;  // Local ranks that have left and live; empty unless retiring or kRetired.
   bool refused = false;   // Its shim could not be handed over once: that is not tried again.

@@ -26,12 +26,18 @@ std::vector<int> Unretired(const Group& group) {
   return ranks;
 }
 
-// One that does not speak, or only waits to be signalled, would hold all others up.
-bool CanRetire(const Group& group) {
-  const std::vector<int> live = Unretired(group);
-  return group.phase == Phase::kRunning && !live.empty() &&
-         std::all_of(live.begin(), live.end(),
-                     [&](int local_rank) { return group.in_place.able.contains(local_rank); });
+bool IsAble(const Group& group, int local_rank) { return group.in_place.able.contains(local_rank); }
+
+// One that only lacks its connection is told as soon as it has another one.
+bool MayRetire(const Group& group, int local_rank) {
+  return IsAble(group, local_rank) || group.in_place.were_able.contains(local_rank);
+}
+
+// Its work of this generation is lost, or nothing yet: the others have it.
+void Signal(Step& step, const GroupKey& key, int local_rank) {
+  step.Note(absl::StrCat("local rank ", local_rank, " of ", NameOf(key),
+                         " cannot retire and is signalled"));
+  step.Do(KillRank{key, local_rank, SIGTERM});
 }
 
 // They wait as they did before: nothing of this generation was said to them.
@@ -48,6 +54,21 @@ void MaybeRetired(Step& step, const GroupKey& key, Group& group) {
   group.in_place.retiring.reset();
   group.phase = Phase::kRetired;
   group.report.dirty = true;
+}
+
+// Who has dialled again by now was told to retire. Where nobody has, all ends as it would have.
+void EndRedial(Step& step, const GroupKey& key, Group& group) {
+  Retiring& retiring = *group.in_place.retiring;
+  retiring.redial_until.reset();
+  const std::vector<int> live = Unretired(group);
+  if (group.in_place.retired.empty() && std::none_of(live.begin(), live.end(), [&](int local_rank) {
+        return IsAble(group, local_rank);
+      })) {
+    const Instant deadline = retiring.until;
+    return StopGroup(step, key, group, deadline, StopReason::kNotice);
+  }
+  for (int local_rank : live)
+    if (!IsAble(group, local_rank)) Signal(step, key, local_rank);
 }
 
 void GiveUp(Step& step, const GroupKey& key, Group& group, int local_rank, std::string why) {
@@ -67,15 +88,28 @@ void RetireGroup(Step& step, const GroupKey& key, Group& group, Instant deadline
     return;
   }
   const bool idle = HasIdleKept(group);
-  if (!idle && !CanRetire(group)) return StopGroup(step, key, group, deadline, reason);
+  const std::vector<int> live = Unretired(group);
+  const bool can = group.phase == Phase::kRunning &&
+                   std::any_of(live.begin(), live.end(),
+                               [&](int local_rank) { return MayRetire(group, local_rank); });
+  if (!idle && !can) return StopGroup(step, key, group, deadline, reason);
   CloseStoreOf(step, key, group, reason);
   // From now on an end of a rank is no failure of this generation.
   if (!group.signalled_at) group.signalled_at = step.now();
-  group.in_place.retiring = Retiring{deadline};
+  Retiring& retiring = group.in_place.retiring.emplace(Retiring{deadline});
   group.phase = Phase::kStopping;
   group.report.dirty = true;
   if (idle) return RetireKept(step, key, group);
-  for (int local_rank : Unretired(group)) TellToRetire(step, key, group, local_rank);
+  for (int local_rank : live) {
+    if (IsAble(group, local_rank)) {
+      TellToRetire(step, key, group, local_rank);
+    } else if (MayRetire(group, local_rank)) {
+      const Duration left = std::max(Duration::zero(), deadline - step.now());
+      retiring.redial_until = step.now() + std::min(step.waits().redial, left / 2);
+    } else {
+      Signal(step, key, local_rank);
+    }
+  }
 }
 
 void RetireKept(Step& step, const GroupKey& key, Group& group) {
@@ -195,6 +229,7 @@ void OnNotTakenOver(Step& step, const GroupKey& key, const Group& group) {
 void AwaitKept(Step& step, Group& group) {
   for (const auto& [local_rank, start] : group.ranks.kept) {
     group.ranks.starts.emplace(local_rank, start);
+    group.in_place.were_able.insert(local_rank);
     if (!group.ranks.exits.contains(local_rank)) group.in_place.awaited.insert(local_rank);
   }
   // No hello of another rank makes it later: who is late holds up all of them.
@@ -211,6 +246,9 @@ void EndWaits(Step& step) {
                                Seconds(step.waits().adopt)));
       }
     }
+    if (!in_place.retiring) continue;
+    if (in_place.retiring->redial_until && step.now() >= *in_place.retiring->redial_until)
+      EndRedial(step, key, group);
     if (!in_place.retiring || step.now() < in_place.retiring->until) continue;
     // A killed rank that is not gone, or a shim that does not answer: only a stop has the means.
     if (in_place.retiring->killed) {
@@ -230,7 +268,9 @@ std::optional<Instant> NextInPlace(const Group& group) {
   const InPlace& in_place = group.in_place;
   std::optional<Instant> next;
   if (!in_place.awaited.empty()) next = in_place.awaited_until;
-  if (in_place.retiring) next = std::min(next.value_or(Instant::max()), in_place.retiring->until);
+  if (const std::optional<Retiring>& retiring = in_place.retiring)
+    next = std::min({next.value_or(Instant::max()), retiring->until,
+                     retiring->redial_until.value_or(Instant::max())});
   return next;
 }
 

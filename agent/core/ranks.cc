@@ -93,7 +93,9 @@ void On(Step& step, const RankExited& exited) {
     if (exit.error.empty()) exit.error = failed->second;
   }
   const auto given_up = group->in_place.given_up.find(local_rank);
-  if (given_up != group->in_place.given_up.end()) exit.error = given_up->second;
+  const bool killed = exit.kind == ExitKind::kSignaled && exit.code == SIGKILL && !exit.after_stop;
+  exit.given_up = killed && given_up != group->in_place.given_up.end();
+  if (exit.given_up) exit.error = given_up->second;
   if (exit.error.size() > kMaxErrorBytes) exit.error.resize(kMaxErrorBytes);
   group->ranks.exits.emplace(local_rank, std::move(exit));
   group->report.dirty = true;
@@ -109,7 +111,7 @@ void On(Step& step, const RankErrorRead& read) {
   if (exit == group->ranks.exits.end() || read.error.empty() || exit->second.error == read.error)
     return;
   // It was killed for what this agent knows better.
-  if (group->in_place.given_up.contains(read.local_rank)) return;
+  if (exit->second.given_up) return;
   exit->second.error = read.error.substr(0, kMaxErrorBytes);
   // That its peers were lost is the better explanation: the rest of its words follow from it.
   if (exit->second.evidence != ErrorEvidence::kCommunicator)

@@ -19,8 +19,10 @@ void On(Step& step, const WorkerSaid& said) {
     group->notice.told.erase(said.local_rank);
     if (hello->in_place) {
       group->in_place.able.insert(said.local_rank);
+      group->in_place.were_able.insert(said.local_rank);
     } else {
       group->in_place.able.erase(said.local_rank);
+      group->in_place.were_able.erase(said.local_rank);
     }
     group->in_place.awaited.erase(said.local_rank);
     TellToRetire(step, said.key, *group, said.local_rank);

@@ -60,6 +60,8 @@ struct RankExit {
       error;  // Error file's message, else the last 20 lines of stderr; at most kMaxErrorBytes.
   ExecObstacle obstacle = ExecObstacle::kProgram;  // kExecFailed only.
   ErrorEvidence evidence = ErrorEvidence::kNone;
+  // Its agent has killed it, since it did not go on in place: `error` says why.
+  bool given_up = false;
   friend bool operator==(const RankExit&, const RankExit&) = default;
 };
 inline constexpr std::size_t kMaxErrorBytes = 8192;

@@ -10,6 +10,7 @@ bool IsCrashSignal(int signal) {
 
 int ClassOfExit(const RankExit& exit) {
   if (exit.oom != OomEvidence::kNone) return 6;
+  if (exit.given_up) return 3;
   if (exit.evidence == ErrorEvidence::kCommunicator) return 2;
   if (exit.evidence == ErrorEvidence::kErrorFile) return 5;
   if (exit.kind == ExitKind::kSignaled && IsCrashSignal(exit.code)) return 5;

@@ -118,10 +118,11 @@ struct Finished {};
 using EndReason = std::variant<WorkerFailed, NodeLost, NodeRebooted, SupervisorLost, StoreLost,
                                StartTimedOut, ExecFailed, Preempted, Resized, Cancelled, Finished>;
 
-// Own fault (WorkerFailed, StartTimedOut) is charged; everything else is free.
+// Own fault (WorkerFailed, StartTimedOut) is charged; everything else is free, a rank that did not
+// go on in place, too: that was our wish.
 constexpr bool ChargesBudget(const EndReason& reason) {
-  return std::holds_alternative<WorkerFailed>(reason) ||
-         std::holds_alternative<StartTimedOut>(reason);
+  if (const auto* failed = std::get_if<WorkerFailed>(&reason)) return !failed->cause.exit.given_up;
+  return std::holds_alternative<StartTimedOut>(reason);
 }
 // Root cause over all nodes = highest class, then earliest time. PROTOCOL §3.
 int CauseClass(const EndReason& reason);

@@ -129,6 +129,7 @@ std::string ExitText(const RankExit& e) {
 std::string ExitTextWithSender(const RankExit& e) {
   std::string text = ExitText(e);
   if (e.after_stop) return Cat(text, ", stopped by us");
+  if (e.given_up) return Cat(text, " by its agent");
   if (e.oom == OomEvidence::kCounted)
     return Cat(text, ", out of memory: its cgroup counted an OOM kill");
   if (e.oom == OomEvidence::kProbable)
@@ -150,7 +151,8 @@ std::string LastLine(std::string_view error) {
 }
 
 std::string SaidAtExit(const RankExit& e) {
-  const bool failed = e.kind == ExitKind::kExited && e.code != 0 && !e.after_stop;
+  const bool exited = e.kind == ExitKind::kExited && e.code != 0;
+  const bool failed = (exited || e.given_up) && !e.after_stop;
   const std::string said = failed ? LastLine(e.error) : "";
   return said.empty() ? "" : Cat(": ", said);
 }

@@ -154,6 +154,8 @@ std::string SignalSentence(const RankCause& cause) {
     return Cat(killed, ": probably out of memory, the kernel of ", cause.node,
                " counted an OOM kill and there is no memory cgroup to tell whose.");
   }
+  if (e.given_up)
+    return Cat(killed, " by its agent: ", LastLine(e.error), ". It costs no restart.");
   if (e.code == kKill) {
     return Cat(killed,
                ". Regroup did not send it and its cgroup counted no OOM kill: something else on ",

@@ -180,6 +180,7 @@ pb::RankExit ToProto(const RankExit& value) {
   out.set_error(value.error);
   out.set_obstacle(static_cast<pb::ExecObstacle>(EnumNumber(value.obstacle, wire::kObstacles)));
   out.set_evidence(static_cast<pb::ErrorEvidence>(EnumNumber(value.evidence, kErrorEvidence)));
+  out.set_given_up(value.given_up);
   return out;
 }
 
@@ -197,6 +198,7 @@ absl::StatusOr<RankExit> FromProto(const pb::RankExit& value) {
   exit.error = check.Text("error", value.error(), kMaxErrorBytes);
   exit.obstacle = check.Enum("obstacle", value.obstacle(), wire::kObstacles);
   exit.evidence = check.Enum("evidence", value.evidence(), kErrorEvidence);
+  exit.given_up = value.given_up();
   return check.Finish(std::move(exit));
 }
 

@@ -22,6 +22,9 @@ SCRIPT = """
         ctx = regroup.context()
         print(json.dumps({"generation": ctx.generation, "rank": ctx.rank, "world": ctx.world_size, **what}), file=log)
 
+    say(came=True)
+    while os.path.exists(os.path.join(os.environ["MARKS"], "hold")):
+        time.sleep(0.01)
     dist.init_process_group("gloo")
     torch.manual_seed(7)
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
@@ -82,7 +85,8 @@ class InPlace(e2e.TestCase):
     def steps_in(self, generation, count=RANKS):
         """{rank: pid} of those that have done a step in that generation, once there are so many."""
         def look():
-            ranks = {line["rank"]: pid for pid, lines in self.said().items() for line in lines if line["generation"] == generation}
+            ranks = {line["rank"]: pid for pid, lines in self.said().items() for line in lines
+                     if "step" in line and line["generation"] == generation}
             return ranks if len(ranks) == count else None
         return e2e.wait_for(look, 60, f"steps in generation {generation}", self.fx.describe)
 
@@ -111,6 +115,24 @@ class InPlace(e2e.TestCase):
         explained = self.fx.run("explain").stdout
         self.assertIn("ranks 1 2 kept their processes", explained)
         self.assertIn("ranks 0 1 kept their processes", explained)
+
+    def test_a_second_one_is_killed_before_the_first_has_a_successor(self):
+        run = self.launch("--warm")
+        before = self.steps_in(1)
+        hold = os.path.join(self.marks, "hold")
+        with open(hold, "w", encoding="utf-8"):
+            pass
+        os.kill(before[2], signal.SIGKILL)
+        e2e.wait_for(lambda: len(self.said()) == RANKS + 1, 60, "a new process", self.fx.describe)
+        waiting = set(self.said()) - set(before.values())
+        os.kill(before[1], signal.SIGKILL)
+        e2e.wait_for(lambda: len(self.said()) == RANKS + 3, 60, "two more processes", self.fx.describe)
+        os.unlink(hold)
+        after = self.steps_in(3)
+        self.assertEqual(after[0], before[0], "who was left keeps its process")
+        self.assertFalse(set(after.values()) & waiting, "who had not come to its loop is replaced")
+        self.finish(run)
+        self.assertIn("world 3 · 1 rank kept", run.stderr)
 
     def test_with_warm_ranks_and_without_the_import(self):
         self.leave_import_out()

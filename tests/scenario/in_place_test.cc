@@ -71,17 +71,49 @@ TEST_F(InPlace, a_growth_stops_and_saves_nobody) {
   EXPECT_EQ(GenerationOf(job, 2).world, 3);
 }
 
-// They may have been kept once too often.
-TEST_F(InPlace, without_progress_since_all_start_anew) {
+// A second loss before a step is no fault of theirs; after a third they may have been kept once too
+// often.
+TEST_F(InPlace, twice_without_progress_all_start_anew) {
   Start();
   const JobId job = Steps({"a", "b"}, 2, 2);
   const auto a = Pids("a", job);
+  for (const std::uint64_t generation : {2, 3}) {
+    world().node("b").ExitRank(job, 0, 1);
+    ASSERT_TRUE(ReachesGeneration(job, generation));
+    EXPECT_EQ(Pids("a", job), a);
+  }
   world().node("b").ExitRank(job, 0, 1);
-  ASSERT_TRUE(ReachesGeneration(job, 2, 1s));
-  EXPECT_EQ(Pids("a", job), a);
-  world().node("b").ExitRank(job, 0, 1);  // Before a step.
-  ASSERT_TRUE(ReachesGeneration(job, 3));
+  ASSERT_TRUE(ReachesGeneration(job, 4));
   EXPECT_THAT(Pids("a", job), Not(IsSubsetOf(a)));
+}
+
+// Of three ranks of one node one fails, and the next one before the first one's successor has come
+// to its loop.
+TEST_F(InPlace, who_cannot_retire_yet_costs_the_others_nothing) {
+  Start();
+  sim::Behaviour behaviour;
+  behaviour.speaks = behaviour.in_place = true;
+  behaviour.joins = 300ms;
+  sim::NodeOptions three;
+  three.slots = 3;
+  world().Add("a", three, behaviour);
+  JobSpec spec = SpecOf("job", 1, 1, 9);
+  spec.workers_per_node = 3;
+  spec.in_place = true;
+  const JobId job = Running(spec);
+  world().RunFor(1s);
+  const auto pids = Pids("a", job);
+  world().node("a").ExitRank(job, 0, 1);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 1s));
+  const auto second = Pids("a", job);
+  EXPECT_THAT(second, ElementsAre(Not(pids[0]), pids[1], pids[2]));
+  world().node("a").ExitRank(job, 1, 1);
+  ASSERT_TRUE(ReachesGeneration(job, 3, 2s));
+  const auto third = Pids("a", job);
+  EXPECT_THAT(third, ElementsAre(Not(second[0]), Not(pids[1]), pids[2]));
+  EXPECT_EQ(world().View(job).restarts_charged, 2);
+  world().RunFor(1s);
+  EXPECT_EQ(Pids("a", job), third);
 }
 
 TEST_F(InPlace, a_job_that_did_not_ask_for_it_restarts_all) {

@@ -95,6 +95,7 @@ class Chaos {
     behaviour.goes_on = Pick<Obeys>({Obeys::kYes, Obeys::kYes, Obeys::kYes, Obeys::kYes,
                                      Obeys::kYes, Obeys::kNever, Obeys::kRefuses, Obeys::kDies});
     behaviour.keeps_shim = rng_.Below(10) == 0;
+    if (seed_ % 4 == 2) behaviour.joins = 300ms;
     return behaviour;
   }
 

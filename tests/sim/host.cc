@@ -208,10 +208,14 @@ void Node::Carry(const agent::SignalRank& action) {
 }
 
 void Node::Carry(const agent::KillRank& action) {
-  Later(action.key, kKillTime, [this, local = action.local_rank](Group& group) {
-    const bool deaf = behaviour_.unkillable || behaviour_.wedged;
-    if (deaf || group.shim != ShimState::kAlive || !group.ranks[local].alive) return;
-    EndRank(group, group.ranks[local], ExitKind::kSignaled, SIGKILL, group.retiring);
+  const bool asks = action.signal == SIGTERM;
+  if (asks) BeginRetiring(action.key);
+  Later(action.key, asks ? behaviour_.die : kKillTime, [this, action, asks](Group& group) {
+    Rank& rank = group.ranks[action.local_rank];
+    const bool deaf =
+        behaviour_.unkillable || behaviour_.wedged || (asks && behaviour_.ignores_term);
+    if (deaf || group.shim != ShimState::kAlive || !rank.alive) return;
+    EndRank(group, rank, ExitKind::kSignaled, action.signal, group.retiring);
     EmptyIfSo(group);
   });
 }
@@ -255,11 +259,17 @@ void Node::Carry(const agent::RemoveRunDirectory& action) {
   groups_[action.key.job].erase(action.key.generation);
 }
 
-void Node::Carry(const agent::TellRetire& action) {
-  Group* group = Find(action.key);
-  if (group == nullptr || !group->ranks[action.local_rank].alive) return;
+void Node::BeginRetiring(const agent::GroupKey& key) {
+  Group* group = Find(key);
+  if (group == nullptr || !group->lives()) return;
   if (!group->retiring && !left_with_ && !result) world_.Stopped(*this, *group);
   group->retiring = true;
+}
+
+void Node::Carry(const agent::TellRetire& action) {
+  const Group* group = Find(action.key);
+  if (group == nullptr || !group->ranks[action.local_rank].alive) return;
+  BeginRetiring(action.key);
   Later(action.key, behaviour_.retire, [this, local = action.local_rank](Group& mine) {
     if (mine.ranks[local].alive && !mine.stop_deadline) Retire(mine, mine.ranks[local]);
   });
@@ -301,6 +311,7 @@ void Node::TakeOver(Group& last, Group& next) {
 void Node::StartNow(Group& group) {
   agent::RanksStarted started{group.key(), {}};
   group.ranks.resize(group.run->mine.size());
+  group.begun = world_.clock().now();
   for (std::size_t i = 0; i < group.ranks.size(); ++i) {
     Rank& rank = group.ranks[i];
     const bool kept = rank.alive;
@@ -310,10 +321,12 @@ void Node::StartNow(Group& group) {
       rank.started = world_.clock().now();
       rank.alive = behaviour_.exec_error == 0;
       rank.in_place = behaviour_.speaks && behaviour_.in_place;
+      if (rank.in_place && behaviour_.joins > Duration::zero()) ComeToItsLoop(group, rank);
       rank.told = rank.generation = group.generation;
     }
     rank.rank = group.run->mine[i].rank;
     if (!rank.alive) continue;
+    if (kept) group.first_step = std::max(group.first_step, training_step);
     started.starts.push_back({static_cast<int>(i), rank.pid, rank.started});
     world_.RankStarted(*this, group, rank);
     if (kept) TellNewGeneration(group, static_cast<int>(i));
@@ -326,6 +339,17 @@ void Node::StartNow(Group& group) {
   }
   Speak(group);
   TellProgress(group);
+}
+
+void Node::ComeToItsLoop(Group& group, Rank& newcomer) {
+  newcomer.in_place = false;
+  const int local = static_cast<int>(&newcomer - group.ranks.data());
+  Later(group.key(), behaviour_.joins, [this, local, pid = newcomer.pid](Group& mine) {
+    Rank& rank = mine.ranks[local];
+    if (!rank.alive || rank.pid != pid) return;
+    rank.in_place = true;
+    Post(agent::WorkerSaid{mine.key(), rank.rank, local, agent::WorkerHello{true, true}});
+  });
 }
 
 void Node::StopNow(Group& group, Instant deadline) {
@@ -478,7 +502,7 @@ void Node::Speak(Group& group) {
 void Node::TellProgress(Group& group) {
   if (!behaviour_.speaks || !group.lives() || group.stop_deadline || group.retiring) return;
   if (!group.saved) {
-    const auto steps = (world_.clock().now() - group.ranks[0].started) / behaviour_.step;
+    const auto steps = (world_.clock().now() - group.begun) / behaviour_.step;
     training_step = group.first_step + steps;
     WorkerProgress progress;
     progress.job = group.job;

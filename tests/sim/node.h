@@ -49,6 +49,7 @@ struct Behaviour {
   bool in_place = false;        // Those that speak can retire, if they were started so.
   Obeys retires = Obeys::kYes, goes_on = Obeys::kYes;
   Duration retire = std::chrono::milliseconds(5);
+  Duration joins{};         // From a rank's start until its worker can retire.
   bool keeps_shim = false;  // It refuses to be handed over.
   Duration step = std::chrono::milliseconds(100);
   Duration save = std::chrono::milliseconds(50);
@@ -109,6 +110,7 @@ struct Group {
   // Taken from that one, of which no agent has been told yet.
   std::optional<Generation> answers_for;
   std::int64_t first_step = 0;
+  Instant begun{};  // Its ranks, with that step.
 
   agent::GroupKey key() const { return {job, generation}; }
   bool lives() const;  // A rank of it does.
@@ -276,6 +278,8 @@ class Node {
   void TellProgress(Group& group);
   void SaveOnNotice(Group& group);
   void Retire(Group& group, Rank& rank);
+  void BeginRetiring(const agent::GroupKey& key);
+  void ComeToItsLoop(Group& group, Rank& newcomer);
   void TellNewGeneration(Group& group, int local_rank);
   void GoOn(Group& group, Rank& rank);
 

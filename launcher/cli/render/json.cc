@@ -29,7 +29,7 @@ Json ExitJson(const RankCause& cause) {
                                                               : "exec_failed";
   out["kind"] = kind;
   out["code"] = cause.exit.code;
-  out["by_regroup"] = cause.exit.after_stop;
+  out["by_regroup"] = cause.exit.after_stop || cause.exit.given_up;
   out["oom"] = cause.exit.oom == OomEvidence::kNone      ? "none"
                : cause.exit.oom == OomEvidence::kCounted ? "counted"
                                                          : "probable";

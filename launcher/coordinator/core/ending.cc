@@ -57,11 +57,21 @@ bool HasProgressed(const State& state, const Job& job, const Course& course) {
          state.now - *course.running_at >= state.config.retries.silent_progress;
 }
 
-// Ranks that failed without any progress may have been kept once too often: then all start anew.
+bool HadProgressedBefore(const Job& job) {
+  for (auto at = job.generations.rbegin(); at != job.generations.rend(); ++at) {
+    const GenerationRow& row = at->second;
+    if (row.generation < job.state.last_formed && !row.voided) return row.progressed;
+  }
+  return false;
+}
+
+// A loss may follow another one before anybody has come to a step. Ranks that failed without
+// progress a second time in a row may have been kept once too often: then all start anew.
 bool EndsInPlace(const State& state, const Job& job, StopReason reason, const Course& course) {
   if (!job.spec.spec.keeps_ranks() || job.state.verdict) return false;
-  return reason == StopReason::kElective ||
-         (reason == StopReason::kFailure && HasProgressed(state, job, course));
+  if (reason == StopReason::kElective) return true;
+  return reason == StopReason::kFailure &&
+         (HasProgressed(state, job, course) || HadProgressedBefore(job));
 }
 
 // All survivors are free or given up: the generation's row says why it ended as far as that is

@@ -92,19 +92,30 @@ TEST(InPlace, RanksAreToldToRetireAndThenTheirGroupIsRetired) {
   EXPECT_EQ(agent.CountEver<StopRanks>() + agent.CountEver<KillRank>(), 0);
 }
 
-TEST(InPlace, OnlyAGroupWhoseLiveRanksAllCanRetireDoes) {
+std::vector<int> RanksSignalled(Driver& agent) {
+  std::vector<int> ranks;
+  for (const Action& action : agent.effects().actions) {
+    const auto* kill = std::get_if<KillRank>(&action);
+    if (kill != nullptr && kill->signal == SIGTERM) ranks.push_back(kill->local_rank);
+  }
+  return ranks;
+}
+
+TEST(InPlace, WhoCanRetireDoesAndTheOthersAreSignalled) {
   struct Row {
     const char* what;
     bool runs, first, second;  // Its ranks; whether each can retire.
     int ended;                 // So many of them.
-    bool retires;
+    std::vector<int> told, signalled;
   };
-  for (const Row& row :
-       {Row{"both can", true, true, true, 0, true}, Row{"one cannot", true, true, false, 0, false},
-        Row{"the other one cannot", true, false, true, 0, false},
-        Row{"who cannot has ended", true, false, true, 1, true},
-        Row{"all have ended", true, true, true, 2, false},
-        Row{"it is starting", false, true, true, 0, false}}) {
+  for (const Row& row : {Row{"both can", true, true, true, 0, {0, 1}, {}},
+                         Row{"one cannot", true, true, false, 0, {0}, {1}},
+                         Row{"the other one cannot", true, false, true, 0, {1}, {0}},
+                         Row{"neither can", true, false, false, 0, {}, {}},
+                         Row{"who cannot has ended", true, false, true, 1, {1}, {}},
+                         Row{"who can has ended", true, true, false, 1, {}, {}},
+                         Row{"all have ended", true, true, true, 2, {}, {}},
+                         Row{"it is starting", false, true, true, 0, {}, {}}}) {
     Driver agent(ServiceConfig());
     agent.Attach();
     if (row.runs) {
@@ -119,17 +130,83 @@ TEST(InPlace, OnlyAGroupWhoseLiveRanksAllCanRetireDoes) {
     Greet(agent, kOne, 1, row.second);
     for (int i = 0; i < row.ended; ++i) End(agent, kOne, i, 100 + i);
     agent.Do(Ordered{RetireOrder(3, 1)});
-    EXPECT_EQ(agent.Last<TellRetire>() != nullptr, row.retires) << row.what;
-    EXPECT_EQ(agent.Last<StopRanks>() == nullptr, row.retires) << row.what;
+    EXPECT_EQ(RanksTold(agent), row.told) << row.what;
+    EXPECT_EQ(RanksSignalled(agent), row.signalled) << row.what;
+    EXPECT_EQ(agent.Last<StopRanks>() == nullptr, !row.told.empty()) << row.what;
   }
 }
 
-TEST(InPlace, ARankWithoutAConnectionCannotRetire) {
+TEST(InPlace, WhoWasSignalledIsReplaced) {
+  Driver agent(ServiceConfig());
+  agent.Attach();
+  BringUp(agent, 1, 2);
+  Greet(agent, kOne, 0);
+  agent.Do(Ordered{RetireOrder(3, 1, 2s)});
+  SayRetired(agent, kOne, 0);
+  EXPECT_EQ(PhaseOf(agent, kOne), Phase::kStopping) << "the other one may be saving";
+  agent.AdvanceTo(2s);
+  EXPECT_EQ(agent.Last<KillRank>()->local_rank, 1);
+  EXPECT_EQ(agent.Last<KillRank>()->signal, SIGKILL);
+  End(agent, kOne, 1, 101);
+  EXPECT_EQ(PhaseOf(agent, kOne), Phase::kRetired);
+  EXPECT_TRUE(agent.Last<SendReport>()->report.exits.at(0).after_stop);
+}
+
+TEST(InPlace, ARankWithoutAConnectionMayDialAgain) {
   Driver agent = Running();
   agent.Do(WorkerHungUp{kOne, 1});
-  agent.Do(Ordered{RetireOrder(3, 1)});
-  EXPECT_NE(agent.Last<StopRanks>(), nullptr);
-  EXPECT_EQ(agent.Last<TellRetire>(), nullptr);
+  agent.Do(Ordered{RetireOrder(3, 1, 2s)});
+  EXPECT_THAT(RanksTold(agent), ::testing::ElementsAre(0));
+  EXPECT_EQ(agent.CountEver<KillRank>() + agent.CountEver<StopRanks>(), 0);
+  agent.AdvanceTo(900ms);
+  Greet(agent, kOne, 1);
+  EXPECT_THAT(RanksTold(agent), ::testing::ElementsAre(1));
+  SayRetired(agent, kOne, 0);
+  SayRetired(agent, kOne, 1);
+  EXPECT_EQ(PhaseOf(agent, kOne), Phase::kRetired);
+  agent.AdvanceTo(60s);
+  EXPECT_EQ(agent.CountEver<KillRank>() + agent.CountEver<StopRanks>(), 0);
+}
+
+TEST(InPlace, WhoHasNotTakenItsGenerationYetRetiresFromItToo) {
+  Driver agent = GoingOn();
+  Greet(agent, kTwo, 0);
+  agent.Do(Ordered{RetireOrder(6, 2, 2s)});
+  EXPECT_THAT(RanksTold(agent), ::testing::ElementsAre(0));
+  SayRetired(agent, kTwo, 0);
+  Greet(agent, kTwo, 1);
+  EXPECT_THAT(RanksTold(agent), ::testing::ElementsAre(1));
+  SayRetired(agent, kTwo, 1);
+  EXPECT_EQ(PhaseOf(agent, kTwo), Phase::kRetired);
+  EXPECT_EQ(agent.CountEver<KillRank>() + agent.CountEver<StopRanks>(), 0);
+}
+
+TEST(InPlace, WhoDoesNotDialAgainIsSignalled) {
+  struct Row {
+    const char* what;
+    Duration grace, at;
+  };
+  for (const Row& row : {Row{"at half of the stop", 1s, 500ms}, Row{"after a second", 30s, 1s}}) {
+    Driver agent = Running();
+    agent.Do(WorkerHungUp{kOne, 1});
+    agent.Do(Ordered{RetireOrder(3, 1, row.grace)});
+    agent.AdvanceTo(row.at - 1ms);
+    EXPECT_EQ(agent.CountEver<KillRank>(), 0) << row.what;
+    agent.AdvanceTo(row.at);
+    EXPECT_THAT(RanksSignalled(agent), ::testing::ElementsAre(1)) << row.what;
+    EXPECT_EQ(agent.CountEver<StopRanks>(), 0) << row.what;
+  }
+}
+
+TEST(InPlace, WhereNobodyDialsAgainTheGroupIsStopped) {
+  Driver agent = Running();
+  agent.Do(WorkerHungUp{kOne, 0});
+  agent.Do(WorkerHungUp{kOne, 1});
+  agent.Do(Ordered{RetireOrder(3, 1, 2s)});
+  agent.AdvanceTo(1s);
+  EXPECT_EQ(agent.CountEver<KillRank>(), 0);
+  ASSERT_NE(agent.Last<StopRanks>(), nullptr);
+  EXPECT_EQ(agent.Last<StopRanks>()->deadline, At(2s));
 }
 
 TEST(InPlace, TheStoreIsClosedAsForAnyStopThatBreaks) {
@@ -410,6 +487,7 @@ TEST(InPlace, AKeptRankThatDoesNotTakeItsGenerationHasFailed) {
   End(agent, kTwo, 1, 101);
   const RankExit exit = agent.Last<SendReport>()->report.exits.at(0);
   EXPECT_FALSE(exit.after_stop);
+  EXPECT_TRUE(exit.given_up);
   EXPECT_THAT(exit.error, ::testing::HasSubstr("within 10 s"));
   agent.Do(RankErrorRead{kTwo, 1, "Killed", ErrorEvidence::kErrorFile});
   EXPECT_EQ(agent.Last<SendReport>(), nullptr) << "it is known better";
@@ -430,19 +508,14 @@ TEST(InPlace, AKeptRankThatCannotGoOnHasFailed) {
 TEST(InPlace, WhoWasKeptRetiresAgain) {
   Driver agent = GoingOn();
   Greet(agent, kTwo, 0);
+  Greet(agent, kTwo, 1);
   agent.Do(Ordered{RetireOrder(6, 2)});
-  EXPECT_NE(agent.Last<StopRanks>(), nullptr) << "one has not taken generation 2";
-
-  Driver other = GoingOn();
-  Greet(other, kTwo, 0);
-  Greet(other, kTwo, 1);
-  other.Do(Ordered{RetireOrder(6, 2)});
-  SayRetired(other, kTwo, 0);
-  SayRetired(other, kTwo, 1);
-  other.Do(Ordered{PrepareOrder(7, 3, 2)});
-  other.Do(RunDirectoryWritten{kThree});
-  ASSERT_NE(other.Last<HandOver>(), nullptr);
-  EXPECT_EQ(other.Last<HandOver>()->from, kTwo);
+  SayRetired(agent, kTwo, 0);
+  SayRetired(agent, kTwo, 1);
+  agent.Do(Ordered{PrepareOrder(7, 3, 2)});
+  agent.Do(RunDirectoryWritten{kThree});
+  ASSERT_NE(agent.Last<HandOver>(), nullptr);
+  EXPECT_EQ(agent.Last<HandOver>()->from, kTwo);
 }
 
 // ---- proposals that come to nothing -------------------------------------------------------------
@@ -581,18 +654,26 @@ RunRecord PreparedRecord() {
 }
 
 TEST(InPlace, AfterARestartRetiredRanksRetireAgainOrAreStopped) {
-  for (const bool connected : {false, true}) {
+  enum class Dials { kNever, kBefore, kAfter };
+  for (const Dials dials : {Dials::kNever, Dials::kBefore, Dials::kAfter}) {
     Driver agent(ServiceConfig(), {RunningRecord("a-1", 1, 2)});
     agent.Attach();
-    if (connected) {
+    if (dials == Dials::kBefore) {
       Greet(agent, kOne, 0);
       Greet(agent, kOne, 1);
       SayRetired(agent, kOne, 0);  // Of the life before: it is not known why.
       EXPECT_EQ(PhaseOf(agent, kOne), Phase::kRunning);
     }
-    agent.Do(Ordered{RetireOrder(1, 1)});
-    EXPECT_EQ(agent.Last<StopRanks>() == nullptr, connected);
-    EXPECT_EQ(RanksTold(agent).size(), connected ? 2u : 0u);
+    agent.Do(Ordered{RetireOrder(1, 1, 2s)});
+    EXPECT_EQ(RanksTold(agent).size(), dials == Dials::kBefore ? 2u : 0u);
+    if (dials == Dials::kAfter) {
+      agent.AdvanceTo(900ms);
+      Greet(agent, kOne, 0);
+      Greet(agent, kOne, 1);
+    }
+    agent.AdvanceTo(1s);
+    EXPECT_EQ(agent.CountEver<StopRanks>(), dials == Dials::kNever ? 1 : 0);
+    EXPECT_EQ(agent.CountEver<KillRank>(), 0);
   }
 }
 

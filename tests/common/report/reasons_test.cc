@@ -148,6 +148,18 @@ TEST(Reasons, EndsNameWhoWhatAndNumbers) {
   }
 }
 
+TEST(Reasons, ARankThatDidNotGoOnInPlaceWasKilledByItsAgent) {
+  RankCause given_up = Cause(ExitKind::kSignaled, 9);
+  given_up.exit.given_up = true;
+  given_up.exit.error = "it did not take its new generation within 10 s";
+  const ReasonText text = Explain(EndReason(WorkerFailed{given_up}), kContext);
+  EXPECT_EQ(text.brief,
+            "node1 rank 3: SIGKILL by its agent: it did not take its new generation within 10 s");
+  EXPECT_EQ(text.sentence,
+            "Rank 3 on node1 (pid 48121) was killed by signal 9 by its agent: it did not take its "
+            "new generation within 10 s. It costs no restart.");
+}
+
 TEST(Reasons, AFailedCheckOfAOneNodeJobAsksForNoOtherNode) {
   EXPECT_EQ(Explain(WaitReason(BelowMinimum{0, 1, 0s, {}}), kContext).next,
             "regroup explain train-4");

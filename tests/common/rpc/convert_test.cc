@@ -22,7 +22,8 @@ RankExit SomeExit() {
           std::chrono::milliseconds(12),
           "\xff\n",
           ExecObstacle::kInterpreter,
-          ErrorEvidence::kErrorFile};
+          ErrorEvidence::kErrorFile,
+          true};
 }
 RankCause SomeCause() {
   return {"node1", 3, 1, SomeExit(), WallTime(std::chrono::microseconds(1'700'000'000'000'001))};

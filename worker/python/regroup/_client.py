@@ -14,7 +14,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 from . import _wire
 from ._context import Context, context, local_rank_for_agent, token_for_agent
 
-FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 2.0
+FIRST_REDIAL_S, LAST_REDIAL_S = 0.05, 0.5
 REPORT_EVERY_S = 0.1
 MAX_QUESTIONS = 16
 _IDLE_S = 60.0
@@ -37,7 +37,7 @@ class Client:
     """Says who this worker is, what it does and what it asks; hears notices and answers. Any thread.
 
     The newest report replaces one that was not sent yet. After a new connection everything that still counts is said
-    again. An agent that is not there is dialled until it is: after 50 ms, doubling to 2 s.
+    again. An agent that is not there is dialled until it is: after 50 ms, doubling to 0.5 s.
     """
 
     def __init__(self, path: str, who: Context) -> None:

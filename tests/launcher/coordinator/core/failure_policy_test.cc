@@ -29,6 +29,11 @@ EndReason Told(ErrorEvidence evidence) {
   failed.cause.exit.evidence = evidence;
   return failed;
 }
+EndReason GivenUp() {
+  WorkerFailed failed{Exit(ExitKind::kSignaled, 9)};
+  failed.cause.exit.given_up = true;
+  return failed;
+}
 EndReason Killed(int signal) { return WorkerFailed{Exit(ExitKind::kSignaled, signal)}; }
 
 // Root cause = worst class, then earliest time.
@@ -44,6 +49,8 @@ TEST(IsWorse, ClassThenTimeThenRank) {
       {{Told(ErrorEvidence::kErrorFile), t}, {Killed(11), t + 1ms}},
       {{Failed(1), t + 1s}, {Told(ErrorEvidence::kCommunicator), t}},
       {{StartTimedOut{"a", 10s}, t + 1s}, {Told(ErrorEvidence::kCommunicator), t}},
+      {{GivenUp(), t + 1s}, {Told(ErrorEvidence::kCommunicator), t}},
+      {{Failed(1), t + 1s}, {GivenUp(), t}},
       {{Told(ErrorEvidence::kCommunicator), t + 1s}, {Resized{2, 3, {}}, t}},
       {{Failed(1), t}, {Failed(2), t + 1ms}},
       {{Failed(1, 0), t}, {Failed(1, 1), t}},
@@ -62,7 +69,7 @@ TEST(KindOf, Table) {
   EXPECT_EQ(KindOf(Failed(1)), EndKind::kOwn);
   EXPECT_EQ(KindOf(StartTimedOut{"a", 10s}), EndKind::kOwn);
   for (const EndReason& free : std::vector<EndReason>{NodeLost{}, NodeRebooted{}, SupervisorLost{},
-                                                      StoreLost{}, ExecFailed{}})
+                                                      StoreLost{}, ExecFailed{}, GivenUp()})
     EXPECT_EQ(KindOf(free), EndKind::kFree) << free.index();
   for (const EndReason& neutral :
        std::vector<EndReason>{Preempted{}, Resized{}, Cancelled{}, Finished{}})
