@@ -117,7 +117,7 @@ class Groups:
                 f"by one of the same number, and there are {self.world} of them as before")
 
     def break_off(self) -> None:
-        """What runs in a group fails, unless it is through in a moment. Any thread; does not wait.
+        """What runs in a group fails, unless bytes of it still move. Any thread; does not wait.
 
         Not at once: when a connection breaks, Gloo (Pair::signalException) tells those transfers that have not begun, and
         not the one that is being written, which is then waited for until its time-out. A moment later every rank has heard
@@ -135,7 +135,13 @@ class Groups:
 
     def _cut_when_quiet(self, sockets: List[Dict[int, str]], before: Optional[Dict[int, str]]) -> None:
         crowd = os.getloadavg()[0] / (os.cpu_count() or 1)  # Where many wait for a core, who writes may be late.
-        time.sleep(QUIET_S if crowd < 1.5 else min(MAX_QUIET_S, 0.1 * crowd))
+        quiet, until = QUIET_S * max(1.0, crowd / 2), time.monotonic() + MAX_QUIET_S
+        still_since, moved = time.monotonic(), None
+        while time.monotonic() < min(until, still_since + quiet):
+            now = sum(_sockets.moved(some) for some in sockets)
+            if now != moved:
+                still_since, moved = time.monotonic(), now
+            time.sleep(QUIET_S / 5)
         self._cut(sockets, before)
 
     def _cut(self, sockets: List[Dict[int, str]], before: Optional[Dict[int, str]]) -> None:

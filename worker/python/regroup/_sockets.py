@@ -5,7 +5,11 @@ sockets that a group has opened are shut down below it: whatever waits on them f
 """
 import os
 import socket
+import struct
 from typing import Dict
+
+
+_BYTES_ACKED = 120  # In struct tcp_info of linux/tcp.h; what was received follows.
 
 
 def connected() -> Dict[int, str]:
@@ -29,6 +33,21 @@ def shut_down(sockets: Dict[int, str]) -> None:
                     peer.shutdown(socket.SHUT_RD)
                 except OSError:
                     pass  # The other end was faster.
+
+
+def moved(sockets: Dict[int, str]) -> int:
+    """Bytes that they have received, or sent so that the other end has them; of what is closed by now none."""
+    total = 0
+    for fd, identity in sockets.items():
+        own = _open(fd, identity)
+        if own is not None:
+            with own:
+                try:
+                    info = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 16)
+                except OSError:
+                    continue
+            total += sum(struct.unpack_from("=QQ", info, _BYTES_ACKED)) if len(info) == _BYTES_ACKED + 16 else 0
+    return total
 
 
 def _peers(fd: int, identity: str) -> bool:
