@@ -4,7 +4,6 @@
 // the first into the second, the shell carries them out. PROTOCOL §5, §7.
 
 #include <compare>
-#include <csignal>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -55,7 +54,7 @@ struct RunRecord {
   int workers = 0;  // 0: not known, so that it may hold every slot.
   bool host_store = false;
   bool started = false;     // The started mark is there: `run` was obeyed.
-  bool noticed = false;     // The noticed mark is there: workers that do not speak were signalled.
+  bool noticed = false;     // The noticed mark is there: some ranks were signalled.
   bool shim_alive = false;  // The run directory's lock is held.
   bool store_alive = false;
   bool checking = false;  // Its node check runs, or may have left something of its own.
@@ -225,15 +224,15 @@ struct StopRanks {  // SIGTERM now, SIGKILL at the deadline. Repeated with an ea
   // The job has ended well, all ranks of this node by themselves: what is left, they left behind.
   bool finished = false;
 };
-struct SignalRank {  // The noticed mark is in the run directory before the signal leaves.
+// To that rank's process alone. The noticed mark is in the run directory before the signal leaves.
+struct SignalRank {
   GroupKey key;
   int local_rank = 0;
   int signal = 0;
 };
-struct KillRank {  // To that rank's process alone; its end is told as any other.
+struct KillRank {  // SIGKILL to that rank's process alone; its end is told as any other.
   GroupKey key;
   int local_rank = 0;
-  int signal = SIGKILL;
 };
 struct KillGroup {  // Its shim is gone. Answered by GroupEmpty, once the killed mark is there, or
                     // GroupStuck.

@@ -102,8 +102,9 @@ Group Adopt(const RunRecord& record) {
   }
   for (const RankEnded& exit : record.exits) {
     // One that ended before this generation began is started anew with it.
-    if (group.ranks.kept.erase(exit.local_rank) == 0 || record.started)
-      group.ranks.exits.emplace(exit.local_rank, exit);
+    if (group.ranks.kept.erase(exit.local_rank) > 0 && !record.started) continue;
+    // As above: it was told, or its end has been reported.
+    group.ranks.exits.emplace(exit.local_rank, exit).first->second.after_stop |= record.noticed;
   }
   group.supervisor_lost = !record.shim_alive && !record.empty;
   group.store.hosted = group.store.spawned = record.host_store;

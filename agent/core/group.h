@@ -75,8 +75,9 @@ struct Noticed {
 // While ranks are told to leave their generation alive: the group is kStopping, has no stop
 // deadline, and no rank but those that cannot leave was signalled.
 struct Retiring {
-  Instant until;                          // Who has not left by then is killed. Never moves later.
-  bool killed = false;                    // That has happened; at `until` the group is stopped.
+  Instant until;              // Who has not left by then is killed. Never moves later.
+  bool killed = false;        // That has happened; at `until` the group is stopped.
+  std::set<int> signalled{};  // Local ranks that could not: they end, and retire no more.
   std::optional<Instant> redial_until{};  // Some that could retire before have no connection.
 };
 

@@ -1,6 +1,7 @@
 #include "agent/core/in_place.h"
 
 #include <algorithm>
+#include <csignal>
 #include <iterator>
 #include <utility>
 #include <vector>
@@ -34,10 +35,11 @@ bool MayRetire(const Group& group, int local_rank) {
 }
 
 // Its work of this generation is lost, or nothing yet: the others have it.
-void Signal(Step& step, const GroupKey& key, int local_rank) {
+void Signal(Step& step, const GroupKey& key, Group& group, int local_rank) {
+  group.in_place.retiring->signalled.insert(local_rank);
   step.Note(absl::StrCat("local rank ", local_rank, " of ", NameOf(key),
                          " cannot retire and is signalled"));
-  step.Do(KillRank{key, local_rank, SIGTERM});
+  step.Do(SignalRank{key, local_rank, SIGTERM});
 }
 
 // They wait as they did before: nothing of this generation was said to them.
@@ -68,7 +70,8 @@ void EndRedial(Step& step, const GroupKey& key, Group& group) {
     return StopGroup(step, key, group, deadline, StopReason::kNotice);
   }
   for (int local_rank : live)
-    if (!IsAble(group, local_rank)) Signal(step, key, local_rank);
+    if (!IsAble(group, local_rank) && !retiring.signalled.contains(local_rank))
+      Signal(step, key, group, local_rank);
 }
 
 void GiveUp(Step& step, const GroupKey& key, Group& group, int local_rank, std::string why) {
@@ -97,6 +100,7 @@ void RetireGroup(Step& step, const GroupKey& key, Group& group, Instant deadline
   // From now on an end of a rank is no failure of this generation.
   if (!group.signalled_at) group.signalled_at = step.now();
   Retiring& retiring = group.in_place.retiring.emplace(Retiring{deadline});
+  group.in_place.awaited.clear();
   group.phase = Phase::kStopping;
   group.report.dirty = true;
   if (idle) return RetireKept(step, key, group);
@@ -107,7 +111,7 @@ void RetireGroup(Step& step, const GroupKey& key, Group& group, Instant deadline
       const Duration left = std::max(Duration::zero(), deadline - step.now());
       retiring.redial_until = step.now() + std::min(step.waits().redial, left / 2);
     } else {
-      Signal(step, key, local_rank);
+      Signal(step, key, group, local_rank);
     }
   }
 }
@@ -123,12 +127,14 @@ void RetireKept(Step& step, const GroupKey& key, Group& group) {
 void TellToRetire(Step& step, const GroupKey& key, const Group& group, int local_rank) {
   const InPlace& in_place = group.in_place;
   if (!in_place.retiring || in_place.retired.contains(local_rank)) return;
+  if (in_place.retiring->signalled.contains(local_rank)) return;  // It ends, sooner or later.
   const Duration left = std::max(Duration::zero(), in_place.retiring->until - step.now());
   step.Do(TellRetire{key, local_rank, left});
 }
 
 void RankHasRetired(Step& step, const GroupKey& key, Group& group, int local_rank) {
   if (!group.in_place.retiring || !IsLive(group, local_rank)) return;
+  if (group.in_place.retiring->signalled.contains(local_rank)) return;
   group.in_place.retired.insert(local_rank);
   MaybeRetired(step, key, group);
 }

@@ -36,6 +36,7 @@ void ReplaceKept(Group& group, int local_rank) {
   group.ranks.starts.erase(local_rank);
   group.ranks.exits.erase(local_rank);  // Of the one that died.
   group.in_place.awaited.erase(local_rank);
+  group.in_place.were_able.erase(local_rank);
 }
 
 void RunningIfStarted(Step& step, const GroupKey& key, Group& group) {
@@ -95,7 +96,10 @@ void On(Step& step, const RankExited& exited) {
   const auto given_up = group->in_place.given_up.find(local_rank);
   const bool killed = exit.kind == ExitKind::kSignaled && exit.code == SIGKILL && !exit.after_stop;
   exit.given_up = killed && given_up != group->in_place.given_up.end();
-  if (exit.given_up) exit.error = given_up->second;
+  if (exit.given_up) {
+    exit.error = given_up->second;
+    exit.oom = OomEvidence::kNone;  // Another one's.
+  }
   if (exit.error.size() > kMaxErrorBytes) exit.error.resize(kMaxErrorBytes);
   group->ranks.exits.emplace(local_rank, std::move(exit));
   group->report.dirty = true;

@@ -133,7 +133,7 @@ void GroupHost::Carry(const KillRank& action) {
   if (hosted == nullptr || !hosted->state) return;
   for (const shim::RankState& rank : hosted->state->ranks) {
     if (rank.local_rank != action.local_rank || !Lives(rank)) continue;
-    io::SignalProcess(rank.pid, rank.start_ticks, action.signal)
+    io::SignalProcess(rank.pid, rank.start_ticks, SIGKILL)
         .IgnoreError();  // Gone: its exit is on the way.
   }
 }

@@ -10,9 +10,11 @@ bool IsCrashSignal(int signal) {
 
 int ClassOfExit(const RankExit& exit) {
   if (exit.oom != OomEvidence::kNone) return 6;
-  if (exit.given_up) return 3;
   if (exit.evidence == ErrorEvidence::kCommunicator) return 2;
   if (exit.evidence == ErrorEvidence::kErrorFile) return 5;
+  // It may be for another one's end that it did not go on, or others may have ended for its own:
+  // which of them came first says more than how.
+  if (exit.given_up) return 4;
   if (exit.kind == ExitKind::kSignaled && IsCrashSignal(exit.code)) return 5;
   return 4;
 }

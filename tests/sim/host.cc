@@ -202,20 +202,28 @@ void Node::Carry(const agent::StopRanks& action) {
   StopNow(*group, action.deadline);
 }
 
-// Programs that do not speak go on as if they had not heard it (EndRankByNotice: this one ends).
+// Of a notice: programs that do not speak go on as if they had not heard it (EndRankByNotice: this
+// one ends). Of a stop in place: as of any stop.
 void Node::Carry(const agent::SignalRank& action) {
-  if (Group* group = Find(action.key)) group->noticed = true;
+  Group* group = Find(action.key);
+  if (group == nullptr) return;
+  group->noticed = true;
+  if (!core_->groups().at(action.key).in_place.retiring) return;
+  BeginRetiring(action.key);
+  Later(action.key, behaviour_.die, [this, action](Group& mine) {
+    Rank& rank = mine.ranks[action.local_rank];
+    const bool deaf = behaviour_.unkillable || behaviour_.wedged || behaviour_.ignores_term;
+    if (deaf || mine.shim != ShimState::kAlive || !rank.alive) return;
+    EndRank(mine, rank, ExitKind::kSignaled, action.signal, mine.retiring);
+    EmptyIfSo(mine);
+  });
 }
 
 void Node::Carry(const agent::KillRank& action) {
-  const bool asks = action.signal == SIGTERM;
-  if (asks) BeginRetiring(action.key);
-  Later(action.key, asks ? behaviour_.die : kKillTime, [this, action, asks](Group& group) {
-    Rank& rank = group.ranks[action.local_rank];
-    const bool deaf =
-        behaviour_.unkillable || behaviour_.wedged || (asks && behaviour_.ignores_term);
-    if (deaf || group.shim != ShimState::kAlive || !rank.alive) return;
-    EndRank(group, rank, ExitKind::kSignaled, action.signal, group.retiring);
+  Later(action.key, kKillTime, [this, local = action.local_rank](Group& group) {
+    const bool deaf = behaviour_.unkillable || behaviour_.wedged;
+    if (deaf || group.shim != ShimState::kAlive || !group.ranks[local].alive) return;
+    EndRank(group, group.ranks[local], ExitKind::kSignaled, SIGKILL, group.retiring);
     EmptyIfSo(group);
   });
 }

@@ -182,7 +182,7 @@ bool HostWatch::IsSound(const ControlMessage& message) const {
     case kFailed:
       return FailureKindOf(message.value) >= kAbort && FailureKindOf(message.value) <= kBadBytes &&
              FoundBy(message.value) < world_ && FoundAbout(message.value) < world_;
-    case kLeft: return message.value < world;
+    case kLeft: return message.value < world && message.call != kStays;
     case kAsk: return true;
     case kAnswer: return message.call < hosts_.size();
     default: return false;

@@ -57,10 +57,12 @@ bool HasProgressed(const State& state, const Job& job, const Course& course) {
          state.now - *course.running_at >= state.config.retries.silent_progress;
 }
 
+// Ends that somebody wanted are not looked at, nor proposals that came to nothing.
 bool HadProgressedBefore(const Job& job) {
   for (auto at = job.generations.rbegin(); at != job.generations.rend(); ++at) {
     const GenerationRow& row = at->second;
-    if (row.generation < job.state.last_formed && !row.voided) return row.progressed;
+    if (row.generation >= job.state.last_formed || row.voided || !row.ended) continue;
+    if (row.progressed || KindOf(*row.ended) != EndKind::kNeutral) return row.progressed;
   }
   return false;
 }

@@ -95,8 +95,7 @@ TEST(InPlace, RanksAreToldToRetireAndThenTheirGroupIsRetired) {
 std::vector<int> RanksSignalled(Driver& agent) {
   std::vector<int> ranks;
   for (const Action& action : agent.effects().actions) {
-    const auto* kill = std::get_if<KillRank>(&action);
-    if (kill != nullptr && kill->signal == SIGTERM) ranks.push_back(kill->local_rank);
+    if (const auto* signal = std::get_if<SignalRank>(&action)) ranks.push_back(signal->local_rank);
   }
   return ranks;
 }
@@ -144,12 +143,30 @@ TEST(InPlace, WhoWasSignalledIsReplaced) {
   agent.Do(Ordered{RetireOrder(3, 1, 2s)});
   SayRetired(agent, kOne, 0);
   EXPECT_EQ(PhaseOf(agent, kOne), Phase::kStopping) << "the other one may be saving";
+  Greet(agent, kOne, 1);  // It has come to its loop, and ends once it looks at its signal.
+  EXPECT_THAT(RanksTold(agent), ::testing::IsEmpty());
+  SayRetired(agent, kOne, 1);
+  EXPECT_EQ(PhaseOf(agent, kOne), Phase::kStopping);
   agent.AdvanceTo(2s);
   EXPECT_EQ(agent.Last<KillRank>()->local_rank, 1);
-  EXPECT_EQ(agent.Last<KillRank>()->signal, SIGKILL);
   End(agent, kOne, 1, 101);
   EXPECT_EQ(PhaseOf(agent, kOne), Phase::kRetired);
   EXPECT_TRUE(agent.Last<SendReport>()->report.exits.at(0).after_stop);
+}
+
+TEST(InPlace, AnotherAgentKnowsThatRanksWereSignalled) {
+  for (const bool ended_before : {false, true}) {
+    RunRecord record = RunningRecord("a-1", 1, 2);
+    record.noticed = true;
+    const RankEnded end{.local_rank = 1, .kind = ExitKind::kSignaled, .code = 15, .pid = 101};
+    if (ended_before) record.exits.push_back(end);
+    Driver agent(ServiceConfig(), {record});
+    agent.Attach();
+    if (!ended_before) agent.Do(RankExited{kOne, end});
+    ASSERT_NE(agent.Last<SendReport>(), nullptr);
+    ASSERT_EQ(agent.Last<SendReport>()->report.exits.size(), 1u);
+    EXPECT_TRUE(agent.Last<SendReport>()->report.exits[0].after_stop);
+  }
 }
 
 TEST(InPlace, ARankWithoutAConnectionMayDialAgain) {
@@ -157,7 +174,9 @@ TEST(InPlace, ARankWithoutAConnectionMayDialAgain) {
   agent.Do(WorkerHungUp{kOne, 1});
   agent.Do(Ordered{RetireOrder(3, 1, 2s)});
   EXPECT_THAT(RanksTold(agent), ::testing::ElementsAre(0));
-  EXPECT_EQ(agent.CountEver<KillRank>() + agent.CountEver<StopRanks>(), 0);
+  EXPECT_EQ(
+      agent.CountEver<SignalRank>() + agent.CountEver<KillRank>() + agent.CountEver<StopRanks>(),
+      0);
   agent.AdvanceTo(900ms);
   Greet(agent, kOne, 1);
   EXPECT_THAT(RanksTold(agent), ::testing::ElementsAre(1));
@@ -165,7 +184,9 @@ TEST(InPlace, ARankWithoutAConnectionMayDialAgain) {
   SayRetired(agent, kOne, 1);
   EXPECT_EQ(PhaseOf(agent, kOne), Phase::kRetired);
   agent.AdvanceTo(60s);
-  EXPECT_EQ(agent.CountEver<KillRank>() + agent.CountEver<StopRanks>(), 0);
+  EXPECT_EQ(
+      agent.CountEver<SignalRank>() + agent.CountEver<KillRank>() + agent.CountEver<StopRanks>(),
+      0);
 }
 
 TEST(InPlace, WhoHasNotTakenItsGenerationYetRetiresFromItToo) {
@@ -178,7 +199,9 @@ TEST(InPlace, WhoHasNotTakenItsGenerationYetRetiresFromItToo) {
   EXPECT_THAT(RanksTold(agent), ::testing::ElementsAre(1));
   SayRetired(agent, kTwo, 1);
   EXPECT_EQ(PhaseOf(agent, kTwo), Phase::kRetired);
-  EXPECT_EQ(agent.CountEver<KillRank>() + agent.CountEver<StopRanks>(), 0);
+  EXPECT_EQ(
+      agent.CountEver<SignalRank>() + agent.CountEver<KillRank>() + agent.CountEver<StopRanks>(),
+      0);
 }
 
 TEST(InPlace, WhoDoesNotDialAgainIsSignalled) {
@@ -191,9 +214,11 @@ TEST(InPlace, WhoDoesNotDialAgainIsSignalled) {
     agent.Do(WorkerHungUp{kOne, 1});
     agent.Do(Ordered{RetireOrder(3, 1, row.grace)});
     agent.AdvanceTo(row.at - 1ms);
-    EXPECT_EQ(agent.CountEver<KillRank>(), 0) << row.what;
+    EXPECT_EQ(agent.CountEver<SignalRank>(), 0) << row.what;
     agent.AdvanceTo(row.at);
     EXPECT_THAT(RanksSignalled(agent), ::testing::ElementsAre(1)) << row.what;
+    Greet(agent, kOne, 1);
+    EXPECT_THAT(RanksTold(agent), ::testing::IsEmpty()) << row.what;
     EXPECT_EQ(agent.CountEver<StopRanks>(), 0) << row.what;
   }
 }

@@ -67,7 +67,7 @@ def mesh_of():
 
 def model_of(mesh):
     torch.manual_seed(11)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), Moment(), torch.nn.Linear(16, 6), torch.nn.Tanh(),
+    model = torch.nn.Sequential(torch.nn.Linear(8, 15), torch.nn.Tanh(), Moment(), torch.nn.Linear(15, 6), torch.nn.Tanh(),
                                 torch.nn.Linear(6, 1))
     if MODE.startswith("tp"):
         gathered = ColwiseParallel(output_layouts=Replicate())

@@ -134,15 +134,11 @@ class Groups:
         self._cut([*(group.sockets for group in self.all), self.others], None)
 
     def _cut_when_quiet(self, sockets: List[Dict[int, str]], before: Optional[Dict[int, str]]) -> None:
-        crowd = os.getloadavg()[0] / (os.cpu_count() or 1)  # Where many wait for a core, who writes may be late.
-        quiet, until = QUIET_S * max(1.0, crowd / 2), time.monotonic() + MAX_QUIET_S
-        still_since, moved = time.monotonic(), None
-        while time.monotonic() < min(until, still_since + quiet):
-            now = sum(_sockets.moved(some) for some in sockets)
-            if now != moved:
-                still_since, moved = time.monotonic(), now
-            time.sleep(QUIET_S / 5)
-        self._cut(sockets, before)
+        try:
+            crowd = os.getloadavg()[0] / (os.cpu_count() or 1)  # Where many wait for a core, who writes may be late.
+            _sockets.await_quiet(sockets, QUIET_S * max(1.0, crowd / 2), MAX_QUIET_S)
+        finally:
+            self._cut(sockets, before)
 
     def _cut(self, sockets: List[Dict[int, str]], before: Optional[Dict[int, str]]) -> None:
         for some in sockets:

@@ -6,7 +6,8 @@ sockets that a group has opened are shut down below it: whatever waits on them f
 import os
 import socket
 import struct
-from typing import Dict
+import time
+from typing import Dict, Sequence
 
 
 _BYTES_ACKED = 120  # In struct tcp_info of linux/tcp.h; what was received follows.
@@ -33,6 +34,19 @@ def shut_down(sockets: Dict[int, str]) -> None:
                     peer.shutdown(socket.SHUT_RD)
                 except OSError:
                     pass  # The other end was faster.
+
+
+def await_quiet(sockets: Sequence[Dict[int, str]], quiet: float, longest: float) -> None:
+    """Until their bytes have stood still for `quiet` seconds; at most `longest`."""
+    now = still_since = time.monotonic()
+    until, last = now + longest, None
+    while now < min(until, still_since + quiet):
+        count = sum(moved(some) for some in sockets)
+        looked = time.monotonic() - now
+        if count != last:
+            still_since, last = now, count
+        time.sleep(max(quiet / 5, looked))  # Others need this core, and the interpreter.
+        now = time.monotonic()
 
 
 def moved(sockets: Dict[int, str]) -> int:
@@ -70,11 +84,15 @@ def _open(fd: int, identity: str) -> "socket.socket | None":
     if _identity(own) != identity:
         os.close(own)
         return None
+    blocking = os.get_blocking(own)
     try:
-        return socket.socket(fileno=own)
+        peer = socket.socket(fileno=own)
     except OSError:
         os.close(own)
         return None
+    if os.get_blocking(own) != blocking:  # After socket.setdefaulttimeout(), and for every number of this connection.
+        os.set_blocking(own, blocking)
+    return peer
 
 
 def _identity(fd: int) -> str:
