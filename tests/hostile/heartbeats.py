@@ -22,7 +22,7 @@ def probe(port, agents, results):
         agent = Connection(("127.0.0.1", port))
         agent.session = agent.start("Session", hello(f"agent-{i}"), deadline="", end=False)
         sessions.append(agent)
-    for i, agent in enumerate(sessions):
+    for i, agent in enumerate(sessions, 1):  # While a Welcome is being written no heartbeat is answered.
         agent.due = answered(agent) + BEAT_EVERY * i / agents  # One by one, not all at once.
     took, said = [], ""
     while said != "the end":

@@ -87,6 +87,27 @@ TEST_F(InPlace, twice_without_progress_all_start_anew) {
   EXPECT_THAT(Pids("a", job), Not(IsSubsetOf(a)));
 }
 
+TEST_F(InPlace, a_growth_before_a_step_is_no_failure) {
+  Start();
+  sim::Behaviour behaviour;
+  behaviour.speaks = behaviour.in_place = true;
+  behaviour.step = 10s;
+  AddDaemons({"a", "b"}, behaviour);
+  JobSpec spec = SpecOf("job", 2, 4, 9);
+  spec.in_place = true;
+  spec.scale_up = ScaleUp::kNow;
+  const JobId job = Running(spec);
+  world().RunFor(15s);
+  const auto a = Pids("a", job);
+  for (const auto& [name, generation] : {std::pair("c", 2u), std::pair("d", 3u)}) {
+    world().Add(name, {}, behaviour);
+    ASSERT_TRUE(ReachesGeneration(job, generation, 2s));
+  }
+  world().node("d").ExitRank(job, 0, 1);
+  ASSERT_TRUE(ReachesGeneration(job, 4, 2s));
+  EXPECT_EQ(Pids("a", job), a);
+}
+
 // Of three ranks of one node one fails, and the next one before the first one's successor has come
 // to its loop.
 TEST_F(InPlace, who_cannot_retire_yet_costs_the_others_nothing) {

@@ -4,7 +4,6 @@ OPTIONS: trainer, samples, epochs, accumulate, sleep, `arguments` of the trainer
 where the first process of that local rank kills itself, or with "raises" raises that. A step is one of the optimizer, of the whole job.
 """
 import csv
-import faulthandler
 import hashlib
 import json
 import os
@@ -13,33 +12,17 @@ import sys
 import time
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from inplace_train import FIRST, LOCAL, Numbers, log
+from torch.utils.data import DataLoader, IterableDataset
 
 import regroup
 import regroup.inplace  # noqa: F401 (it changes torch.distributed)
 
 OPTIONS = {"trainer": "transformers", "samples": 96, "epochs": 2, "accumulate": 1, "sleep": 0.0, "plan": [], "arguments": {},
            **json.loads(os.environ["OPTIONS"])}
-LOG = open(os.path.join(os.environ["LOGS"], f"{os.getpid()}.log"), "a", buffering=1, encoding="utf-8")
-faulthandler.register(signal.SIGUSR1)
-LOCAL, FIRST = int(os.environ["REGROUP_LOCAL_RANK"]), os.environ["REGROUP_GENERATION"] == "1"
 
 
-def log(kind, **more):
-    ctx = regroup.context()
-    print(json.dumps({"kind": kind, "at": time.monotonic(), "pid": os.getpid(), "local": LOCAL, "rank": ctx.rank,
-                      "world": ctx.world_size, "generation": ctx.generation, **more}), file=LOG)
-
-
-class Numbers(Dataset):
-    def __init__(self, size):
-        generator = torch.Generator().manual_seed(3)
-        self.x = torch.randn(size, 8, generator=generator)
-        self.y = self.x @ torch.randn(8, 1, generator=generator)
-
-    def __len__(self):
-        return len(self.x)
-
+class Examples(Numbers):
     def __getitem__(self, index):
         return {"x": self.x[index], "labels": self.y[index], "index": index}
 
@@ -103,8 +86,8 @@ def with_transformers():
         "output_dir": os.path.join(os.environ["LOGS"], "out"), "num_train_epochs": OPTIONS["epochs"], "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": OPTIONS["accumulate"], "logging_steps": 1, "save_strategy": "no", "report_to": [],
         "use_cpu": True, "disable_tqdm": True, "learning_rate": 0.01, "remove_unused_columns": False, **OPTIONS["arguments"]})
-    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Numbers(OPTIONS["samples"]),
-                                   eval_dataset=Numbers(24), callbacks=[regroup.callbacks.Transformers(), Watch()])
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Examples(OPTIONS["samples"]),
+                                   eval_dataset=Examples(24), callbacks=[regroup.callbacks.Transformers(), Watch()])
     trainer.train()
     history = [{name: value for name, value in line.items() if "runtime" not in name and "per_second" not in name}
                for line in trainer.state.log_history]
@@ -116,7 +99,7 @@ def with_accelerate():
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=OPTIONS["accumulate"])
     session = regroup.callbacks.Accelerate(accelerator)
     torch.manual_seed(5)
-    model, loader = Model(), DataLoader(Numbers(OPTIONS["samples"]), batch_size=4, shuffle=True)
+    model, loader = Model(), DataLoader(Examples(OPTIONS["samples"]), batch_size=4, shuffle=True)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 200)
     ddp, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
@@ -215,7 +198,7 @@ def with_lightning():
         "accumulate_grad_batches": OPTIONS["accumulate"], "logger": lightning.pytorch.loggers.CSVLogger(folder), "log_every_n_steps": 1,
         "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": folder,
         "callbacks": [regroup.callbacks.Lightning(folder), saver, stopper], **OPTIONS["arguments"]})
-    trainer.fit(module, DataLoader(Numbers(OPTIONS["samples"]), batch_size=4, shuffle=True), DataLoader(Numbers(24), batch_size=4),
+    trainer.fit(module, DataLoader(Examples(OPTIONS["samples"]), batch_size=4, shuffle=True), DataLoader(Examples(24), batch_size=4),
                 ckpt_path=OPTIONS.get("checkpoint"))
     logged = {}
     if trainer.is_global_zero:
@@ -231,7 +214,7 @@ def refused_with_accelerate():
     import accelerate
     accelerator = accelerate.Accelerator(cpu=True)
     session = regroup.callbacks.Accelerate(accelerator)
-    model, plain = Model(), DataLoader(Numbers(8))
+    model, plain = Model(), DataLoader(Examples(8))
     ddp, loader = accelerator.prepare(model, plain)
     said = {"nothing": session.steps(loader), "loader": session.steps(plain), "wrapper": session.steps(loader, torch.nn.Linear(1, 1))}
     dispatched = accelerator.prepare(DataLoader(Stream()))

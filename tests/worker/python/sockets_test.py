@@ -5,6 +5,8 @@ import threading
 import time
 import unittest
 
+import fake_agent  # noqa: F401 (it finds the package)
+
 from regroup import _sockets
 
 
