@@ -473,6 +473,10 @@ class WarmRank(unittest.TestCase):
         self.write("site/listens.py", "import socket\nS = socket.create_server(('127.0.0.1', 0))\n")
         self.write("site/locks.py", "import logging\nlogging._lock.acquire()\n")
         self.write("site/imports.py", "import _imp\n_imp.acquire_lock()\n")
+        # Of one 64 MiB, as resident as 65 of them.
+        self.write("site/fat.py", "import mmap, os\nfd = os.memfd_create('fat')\nos.ftruncate(fd, 64 << 20)\n"
+                                  "HELD = [mmap.mmap(fd, 64 << 20, flags=mmap.MAP_SHARED | 0x8000) for _ in range(65)]  # Populated.\n"
+                                  "os.close(fd)\n")
         self.write("site/fails.py", "raise RuntimeError('no device')\n")
         self.write("json5.py", "")
         self.write("site/json5.py", "")
@@ -482,6 +486,7 @@ class WarmRank(unittest.TestCase):
                 "import listens\n": "cold import listens opens a socket",
                 "import locks\n": "cold import locks holds the lock of logging",
                 "import imports\n": "cold import imports holds the lock of imports",
+                "import fat\n": "cold import fat takes 4.1 GiB, more than 4",
                 "import fails\n": "cold import fails: RuntimeError: no device",
                 "import hidden\n": "cold json5 of the script's folder hides the module that was imported",
                 "import (\n": "cold SyntaxError: "}.items():
