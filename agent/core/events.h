@@ -57,9 +57,10 @@ struct RunRecord {
   bool noticed = false;     // The noticed mark is there: some ranks were signalled.
   bool shim_alive = false;  // The run directory's lock is held.
   bool store_alive = false;
-  bool checking = false;  // Its node check runs, or may have left something of its own.
-  bool empty = false;     // The shim saw the last process of the group end.
-  bool killed = false;    // The killed mark is there: the shim was lost, and what it left is gone.
+  bool store_closed = false;  // The mark that it was ordered to end is there.
+  bool checking = false;      // Its node check runs, or may have left something of its own.
+  bool empty = false;         // The shim saw the last process of the group end.
+  bool killed = false;  // The killed mark is there: the shim was lost, and what it left is gone.
   bool unkillable = false;
   std::string check_failed;              // How; empty: it has not.
   std::optional<Instant> stop_deadline;  // The shim was told to stop.
@@ -244,7 +245,7 @@ struct KillShim {  // It does not answer. Answered by ShimGone.
 struct ReleaseShim {  // The coordinator knows that its group is free and how: it need not wait.
   GroupKey key;
 };
-struct CloseStore {
+struct CloseStore {  // The mark is in the run directory before the store ends.
   GroupKey key;
 };
 struct RemoveRunDirectory {  // Shim and store of it end too. Logs stay.

@@ -112,8 +112,8 @@ Group Adopt(const RunRecord& record) {
   // A store that is gone was lost, unless its group was over or being stopped: then it was closed,
   // or is of no use.
   const bool store_gone = record.host_store && record.store && !record.store_alive;
-  group.store.closed = store_gone && record.empty;
-  group.store.lost = store_gone && !record.stop_deadline && !record.empty;
+  group.store.closed = record.store_closed || (store_gone && record.empty);
+  group.store.lost = store_gone && !record.stop_deadline && !group.store.closed;
   return group;
 }
 

@@ -485,7 +485,10 @@ void GroupHost::Carry(const SignalRank& action) {
 
 void GroupHost::Carry(const CloseStore& action) {
   Hosted* hosted = Find(action.key);
-  if (hosted != nullptr && hosted->store_shim) hosted->store_shim->Send(shim::Kill{});
+  if (hosted == nullptr || !hosted->store_shim) return;
+  // Another agent would take it for one that was lost.
+  if (!std::exchange(hosted->store_closed, true)) SaveNotes(*hosted);
+  hosted->store_shim->Send(shim::Kill{});
 }
 
 void GroupHost::Carry(const RemoveRunDirectory& action) {
@@ -581,7 +584,9 @@ void GroupHost::KillLeftovers(const GroupKey& key, int clean_rounds, int rounds)
 }
 
 void GroupHost::SaveNotes(const Hosted& hosted) {
-  const json notes = {{"noticed", hosted.noticed}, {"killed", hosted.killed}};
+  const json notes = {{"noticed", hosted.noticed},
+                      {"killed", hosted.killed},
+                      {"store_closed", hosted.store_closed}};
   absl::Status written = shim::WriteAgentNotes(hosted.path, notes.dump());
   if (!written.ok())
     handler_.warn(

@@ -162,6 +162,7 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
   hosted->witness = AddressFrom(data, "witness");
   hosted->noticed = notes.value("noticed", false);
   hosted->killed = notes.value("killed", false);
+  hosted->store_closed = notes.value("store_closed", false);
   hosted->state = record.state;
   const GroupKey key = hosted->key;
   if (record.shim_alive) {
@@ -214,6 +215,7 @@ RunRecord GroupHost::Describe(const Hosted& hosted) const {
   record.host_store = hosted.host_store;
   record.noticed = hosted.noticed;
   record.killed = hosted.killed;
+  record.store_closed = hosted.store_closed;
   record.shim_alive = hosted.shim && !hosted.end;
   record.store_alive = hosted.store_shim && hosted.store_shim->alive();
   record.store = hosted.store;

@@ -47,8 +47,8 @@ struct GroupHost::Hosted {
   int errors_pending = 0;
   bool empty = false, empty_posted = false, stuck_posted = false;
   bool empty_limited = false, errors_late = false;
-  bool noticed = false, killed = false;  // Marks.
-  bool left_told = false;                // What its ranks have left behind.
+  bool noticed = false, killed = false, store_closed = false;  // Marks.
+  bool left_told = false;                                      // What its ranks have left behind.
 };
 
 // Ended, and not by exit code 0 of its program.

@@ -101,7 +101,7 @@ MUTANTS = [
     (AGENT + "commits.cc", "!IsAnswerTo(answer, *asked->second.in_flight))", "false)"),
     (AGENT + "group.cc", "if (!group.store.closed) report.store = group.store.address;", "report.store = group.store.address;"),
     (AGENT + "group.cc", ".after_stop |= record.noticed;", ";"),
-    (AGENT + "group.cc", "group.store.lost = store_gone && !record.stop_deadline && !record.empty;", "group.store.lost = store_gone;"),
+    (AGENT + "group.cc", "group.store.lost = store_gone && !record.stop_deadline && !group.store.closed;", "group.store.lost = store_gone;"),
     (AGENT + "in_place.cc", "if (!group.signalled_at) group.signalled_at = step.now();", ""),
     (AGENT + "in_place.cc", "if (!in_place.retiring || step.now() < in_place.retiring->until) continue;", "continue;"),
     (AGENT + "in_place.cc", "if (in_place.retiring->signalled.contains(local_rank)) return;", ""),

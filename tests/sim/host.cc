@@ -86,6 +86,7 @@ std::vector<agent::RunRecord> Node::Records() const {
       record.noticed = group.noticed;
       record.shim_alive = group.shim == ShimState::kAlive;
       record.store_alive = group.store_alive;
+      record.store_closed = group.store_closed;
       record.empty = group.empty;
       record.killed = group.killed;
       record.unkillable = group.stuck;
@@ -256,7 +257,10 @@ void Node::Carry(const agent::ReleaseShim& action) {
 }
 
 void Node::Carry(const agent::CloseStore& action) {
-  if (Group* group = Find(action.key)) group->store_alive = false;
+  Group* group = Find(action.key);
+  if (group == nullptr) return;
+  group->store_alive = false;
+  group->store_closed = true;
 }
 
 void Node::Carry(const agent::RemoveRunDirectory& action) {

@@ -96,7 +96,7 @@ struct Group {
   std::vector<Rank> ranks;
   std::optional<Instant> stop_deadline;
   std::optional<Address> store, witness;
-  bool store_alive = false;
+  bool store_alive = false, store_closed = false;
   bool noticed = false;   // The mark: workers that do not speak were signalled.
   bool empty = false;     // The shim saw the last process end.
   bool killed = false;    // The mark: what a lost shim left is gone.

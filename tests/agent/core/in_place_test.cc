@@ -169,6 +169,18 @@ TEST(InPlace, AnotherAgentKnowsThatRanksWereSignalled) {
   }
 }
 
+// Nothing else tells: its shim was told of no stop.
+TEST(InPlace, AnotherAgentKnowsThatTheStoreWasClosed) {
+  for (const bool closed : {false, true}) {
+    RunRecord record = RunningRecord("a-1", 1, 2);
+    record.host_store = true;
+    record.store = Address{"10.0.0.2", 4000};
+    record.store_closed = closed;
+    Driver agent(ServiceConfig(), {record});
+    EXPECT_EQ(GroupOf(agent, kOne).store.lost, !closed);
+  }
+}
+
 TEST(InPlace, ARankWithoutAConnectionMayDialAgain) {
   Driver agent = Running();
   agent.Do(WorkerHungUp{kOne, 1});
