@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/core/group.h"
 #include "agent/core/in_place.h"
+#include "agent/core/leftovers.h"
 #include "agent/core/prepare.h"
 #include "agent/core/session.h"
 #include "common/base/check.h"
@@ -17,7 +18,7 @@ namespace {
 void GoOn(Step& step, const RunRecord& record, Group& group) {
   if (group.supervisor_lost && group.busy()) {
     group.signalled_at = step.now();
-    step.Do(KillGroup{record.key});
+    KillLeftovers(step, record.key, group);
   } else if (group.phase == Phase::kPreparing) {
     if (group.store.hosted && (!group.store.address || !record.store_alive)) {
       group.store.address.reset();

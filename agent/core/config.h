@@ -27,6 +27,16 @@ struct Waits {
   // For a shim's word, after the deadline of a stop: the shim is killed, as often as it takes. For
   // the end of a rank that has not retired and was killed: the group is stopped as a whole.
   Duration shim_silence = std::chrono::seconds(2);
+  // For what the failed ranks of an empty group left behind; where people watch, for all that its
+  // ranks printed: its slots are free then, whatever was read.
+  Duration words = std::chrono::milliseconds(200);
+  Duration output = std::chrono::seconds(5);
+  // Between two rounds over what a lost shim left, and twice as long after each that still finds
+  // something, at most `kill_limit`; two in a row that find nothing end it. After `stuck` the group
+  // is unkillable: its slots stay taken, and the rounds go on.
+  Duration kill_again = std::chrono::milliseconds(5);
+  Duration kill_limit = std::chrono::seconds(1);
+  Duration stuck = std::chrono::seconds(10);
   // For ranks that could retire before and have no connection now, at most half of a stop in place:
   // then they are signalled.
   Duration redial = std::chrono::seconds(1);

@@ -7,6 +7,7 @@
 #include "agent/core/commits.h"
 #include "agent/core/in_place.h"
 #include "agent/core/leave.h"
+#include "agent/core/leftovers.h"
 #include "agent/core/orders.h"
 #include "agent/core/prepare.h"
 #include "agent/core/progress.h"
@@ -29,6 +30,8 @@ void On(Step&, const Tick&) {}
 void Settle(Step& step) {
   Reconcile(step);
   EndWarmUps(step);
+  KillAgain(step);
+  EndWords(step);
   EndWaits(step);
   KillSilentShims(step);
   SendReports(step, /*all=*/false);
@@ -70,6 +73,7 @@ std::optional<Instant> Core::NextDeadline() const {
     consider(WarmUntil(group));
     consider(NextInPlace(group));
     consider(KillShimAt(group));
+    consider(NextOfLeftovers(group));
   }
   consider(NextLeave(state));
   return next;

@@ -139,8 +139,15 @@ struct RankErrorRead {  // What a failed rank left behind was read again, more o
 };
 struct GroupEmpty {  // No process of it is left.
   GroupKey key;
+  // What its failed ranks left behind is not read yet, or, where people watch, what its ranks
+  // printed not shown. The same event follows without, as soon as that is done.
+  bool awaits_words = false;
 };
-struct GroupStuck {  // Killed, and not gone.
+struct LeftoversKilled {  // One round of KillGroup is over.
+  GroupKey key;
+  bool none = false;  // There was nothing to kill.
+};
+struct GroupStuck {  // Its shim has killed it, and it is not gone.
   GroupKey key;
 };
 struct ShimGone {
@@ -181,8 +188,8 @@ using Event =
     std::variant<Scanned, CoordinatorFound, Welcomed, CoordinatorRefused, CoordinatorAway,
                  CoordinatorSpoke, Ordered, ReportAcked, CommitAnswered, EnoughJoined, JobOver,
                  RunDirectoryWritten, PrepareFailed, WarmedUp, ShimReady, NodeChecked, StoreBound,
-                 RanksStarted, RankExited, RankErrorRead, GroupEmpty, GroupStuck, ShimGone,
-                 StoreGone, WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
+                 RanksStarted, RankExited, RankErrorRead, GroupEmpty, LeftoversKilled, GroupStuck,
+                 ShimGone, StoreGone, WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
 
 // ---- orders to the shell, carried out in sequence
 
@@ -235,8 +242,11 @@ struct KillRank {  // SIGKILL to that rank's process alone; its end is told as a
   GroupKey key;
   int local_rank = 0;
 };
-struct KillGroup {  // Its shim is gone. Answered by GroupEmpty, once the killed mark is there, or
-                    // GroupStuck.
+struct KillGroup {  // Its shim is gone: whatever of it is found is killed, once. Answered by
+                    // LeftoversKilled.
+  GroupKey key;
+};
+struct MarkKilled {  // The killed mark is in the run directory when this has been carried out.
   GroupKey key;
 };
 struct KillShim {  // It does not answer. Answered by ShimGone.
@@ -287,6 +297,9 @@ struct ShowLeaving {  // For people, where a launch command shows anything: this
   Duration left{};     // Until its workers are killed.
   bool again = false;  // The second signal.
 };
+struct ShowLateOutput {  // For people: what that group printed last may not be shown.
+  GroupKey key;
+};
 struct SendHeartbeat {
   OrderNo obeyed;
 };
@@ -311,12 +324,13 @@ struct Leave {               // End the process. Nothing follows.
   bool gone = false;  // This node has left: nothing of what is over is kept for a next life.
 };
 
-using Action = std::variant<WriteRunDirectory, WarmUp, SpawnShim, HandOver, SpawnStore, StartRanks,
-                            StopRanks, SignalRank, KillRank, KillGroup, KillShim, ReleaseShim,
-                            CloseStore, RemoveRunDirectory, SendHello, RememberCoordinator,
-                            RefuseCoordinator, BreakSession, SendLaunch, SendReport, SendProgress,
-                            SendCommit, SendNotice, SendLeave, ShowLeaving, SendHeartbeat,
-                            TellNotice, TellRetire, TellCommit, StartCoordinator, Leave>;
+using Action =
+    std::variant<WriteRunDirectory, WarmUp, SpawnShim, HandOver, SpawnStore, StartRanks, StopRanks,
+                 SignalRank, KillRank, KillGroup, MarkKilled, KillShim, ReleaseShim, CloseStore,
+                 RemoveRunDirectory, SendHello, RememberCoordinator, RefuseCoordinator,
+                 BreakSession, SendLaunch, SendReport, SendProgress, SendCommit, SendNotice,
+                 SendLeave, ShowLeaving, ShowLateOutput, SendHeartbeat, TellNotice, TellRetire,
+                 TellCommit, StartCoordinator, Leave>;
 
 struct Effects {
   std::vector<Action> actions;

@@ -31,6 +31,8 @@ void MarkFree(Group& group) {
   if (group.phase == Phase::kFree) return;
   group.phase = Phase::kFree;
   group.notice.deadline.reset();  // Nobody is left to be told.
+  group.words_until.reset();
+  group.killing.reset();
   ForsakeRanks(group);
   group.report.dirty = true;
 }

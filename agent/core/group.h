@@ -97,6 +97,14 @@ struct InPlace {
   std::map<int, std::string> given_up;  // Kept ranks that were killed, and why.
 };
 
+// Rounds over the processes that its lost shim left.
+struct Killing {
+  Instant since;
+  int clean = 0;                   // In a row; two end it.
+  Duration wait{};                 // Before the next one.
+  std::optional<Instant> again{};  // Unset: a round is under way.
+};
+
 // What the coordinator has of it.
 struct Reporting {
   ReportNo number;     // Of the latest state that was numbered.
@@ -114,6 +122,8 @@ struct Group {
   Noticed notice;
   InPlace in_place;
   Reporting report;
+  std::optional<Instant> words_until;    // Set: it is empty, and its last words are awaited.
+  std::optional<Killing> killing;        // Its shim is gone, and it is not known to be empty.
   std::optional<Instant> stop_deadline;  // Never moves later.
   std::optional<Instant> signalled_at;   // First signal of ours to every rank.
   bool supervisor_lost = false;          // Its shim went before its ranks.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "agent/core/group.h"
 #include "agent/core/in_place.h"
+#include "agent/core/leftovers.h"
 #include "agent/core/notices.h"
 #include "agent/core/prepare.h"
 #include "agent/core/progress.h"
@@ -123,21 +124,6 @@ void On(Step& step, const RankErrorRead& read) {
   group->report.dirty = true;
 }
 
-void On(Step& step, const GroupEmpty& empty) {
-  if (Group* group = step.state.Find(empty.key); group != nullptr) MarkFree(*group);
-}
-
-void On(Step& step, const GroupStuck& stuck) {
-  Group* group = step.state.Find(stuck.key);
-  if (group == nullptr || group->phase == Phase::kFree || group->phase == Phase::kUnkillable)
-    return;
-  step.Note(absl::StrCat(NameOf(stuck.key), " was killed and is not gone: its ", group->workers,
-                         " slots stay taken"));
-  group->phase = Phase::kUnkillable;
-  ForsakeRanks(*group);
-  group->report.dirty = true;
-}
-
 void On(Step& step, const ShimGone& gone) {
   Group* group = step.state.Find(gone.key);
   if (group == nullptr || group->shim.stage == ShimStage::kGone) return;
@@ -153,7 +139,7 @@ void On(Step& step, const ShimGone& gone) {
   ForsakeRanks(*group);
   const std::optional<GroupKey> heir = step.state.HeirOf(gone.key);
   const bool asked = heir && step.state.Find(*heir)->shim.stage == ShimStage::kSpawned;
-  step.Do(KillGroup{gone.key});
+  KillLeftovers(step, gone.key, *group);
   if (asked) On(step, PrepareFailed{*heir, "the supervisor that was to go on with it has ended"});
 }
 

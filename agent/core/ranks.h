@@ -1,6 +1,6 @@
 #pragma once
 
-// What a group's shim saw: ranks that started and ended, the end of the group, and its own. Facts
+// What a group's shim saw: ranks that started and ended, the store's end, and its own. Facts
 // are absolute and may come twice, since after a restart of the agent they are read anew; the
 // first of each counts. Private to this folder.
 
@@ -16,8 +16,6 @@ void BeginRanks(Step& step, const GroupKey& key, Group& group);
 void On(Step& step, const RanksStarted& started);
 void On(Step& step, const RankExited& exited);
 void On(Step& step, const RankErrorRead& read);
-void On(Step& step, const GroupEmpty& empty);
-void On(Step& step, const GroupStuck& stuck);
 void On(Step& step, const ShimGone& gone);
 void On(Step& step, const StoreGone& gone);
 

@@ -55,7 +55,7 @@ void StopEverything(Step& step, Instant deadline) {
 
 // A live shim kills its ranks at the deadline and says so; then its group is free or unkillable.
 std::optional<Instant> KillShimAt(const Group& group) {
-  const bool awaited = group.phase == Phase::kStopping && group.has_shim();
+  const bool awaited = group.phase == Phase::kStopping && group.has_shim() && !group.words_until;
   return awaited ? group.shim.kill_at : std::nullopt;
 }
 

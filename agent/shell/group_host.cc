@@ -5,22 +5,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/post.hpp>
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "agent/shell/exit_error.h"
 #include "agent/shell/group_warnings.h"
 #include "agent/shell/hosted_group.h"
 #include "agent/shell/in_place_site.h"
 #include "agent/shell/numa.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
-#include "common/io/connections.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
 #include "common/report/text_style.h"
@@ -30,21 +27,9 @@ namespace regroup::agent {
 namespace {
 
 namespace asio = boost::asio;
-using boost::system::error_code;
 using nlohmann::json;
-using namespace std::chrono_literals;
 
-constexpr auto kErrorLimit =
-    200ms;  // How long an empty group waits for what its failed ranks printed.
-constexpr auto kOutputLimit = 5s;  // The same, where people watch.
-constexpr auto kKillInterval = 5ms;
-constexpr auto kStuckInterval = 1s;
-constexpr auto kReachLimit = 3s;
-constexpr auto kRemoveInterval = 20ms, kLastWords = 10000ms;
-constexpr int kStuckRounds = 2000;  // × kKillInterval
 constexpr std::size_t kShimLogBytes = 4096;
-constexpr auto kMeetingLimit = 10s;
-constexpr auto kNurseryLingers = 60s;       // Without any group of its job.
 constexpr int kServiceOomAdjustment = 500;  // Workers go before the agent does.
 
 json ToJson(const Address& address) { return {{"host", address.host}, {"port", address.port}}; }
@@ -71,6 +56,15 @@ GroupHost::GroupHost(asio::io_context& loop, asio::thread_pool& disk, Options op
              [this](std::string text) {
                if (handler_.tell) handler_.tell(std::move(text));
              }}),
+      words_(loop, disk,
+             [this](const GroupKey& key, int local_rank, const ExitError& said) {
+               if (!said.text.empty())
+                 handler_.post(RankErrorRead{key, local_rank, said.text, said.evidence});
+               if (Hosted* hosted = Find(key)) SayEmpty(*hosted);
+             }),
+      nurseries_(loop, options_.shim_program, handler_.tell ? handler_.tell : handler_.warn),
+      meeting_(loop, disk, handler_.tell ? handler_.tell : handler_.warn),
+      runs_(loop, handler_.warn),
       scan_timer_(loop),
       alive_(std::make_shared<bool>(true)) {
   if (options_.launched) {
@@ -95,14 +89,6 @@ GroupHost::Hosted* GroupHost::Find(const GroupKey& key) const {
 void GroupHost::Follow(const ClusterId& cluster, Epoch epoch) {
   cluster_ = cluster;
   epoch_ = epoch;
-}
-
-void GroupHost::After(std::chrono::milliseconds wait, std::function<void()> what) {
-  auto timer = std::make_shared<asio::steady_timer>(loop_);
-  timer->expires_after(wait);
-  timer->async_wait([alive = alive_, timer, what = std::move(what)](error_code error) {
-    if (!error && *alive) what();
-  });
 }
 
 void GroupHost::Fail(const GroupKey& key, const absl::Status& why) {
@@ -253,11 +239,10 @@ absl::Status GroupHost::Spawn(Hosted& hosted) {
       shim::PrepareShim(options_.shim_program, directory, hosted.spec.role, fds);
   hosted.witness_fd.reset();
   RETURN_IF_ERROR(start.status());
-  const auto nursery = nurseries_.find(hosted.key.job);
-  if (hosted.warm && nursery != nurseries_.end()) {
-    if (nursery->second->ready())
-      return SpawnFromNursery(hosted, *nursery->second, *std::move(start), directory);
-    nursery->second->GiveUp();
+  Nursery* nursery = hosted.warm ? nurseries_.Find(hosted.key.job) : nullptr;
+  if (nursery != nullptr) {
+    if (nursery->ready()) return SpawnFromNursery(hosted, *nursery, *std::move(start), directory);
+    nursery->GiveUp();
   }
   RETURN_IF_ERROR(hosted.shim->Spawn(*start));
   return hosted.shim->Await(directory);
@@ -269,7 +254,7 @@ void GroupHost::Carry(const WarmUp& action) {
   Hosted* hosted = Find(action.key);
   CHECK(hosted != nullptr);
   KeepNursery(*hosted);
-  nurseries_.at(action.key.job)->WhenSettled([this, alive = alive_, key = action.key] {
+  nurseries_.Find(action.key.job)->WhenSettled([this, alive = alive_, key = action.key] {
     if (*alive) handler_.post(WarmedUp{key});
   });
 }
@@ -288,38 +273,13 @@ absl::Status GroupHost::SpawnFromNursery(Hosted& hosted, Nursery& nursery, shim:
   return absl::OkStatus();
 }
 
-// Starts the job's nursery, once in a generation, where there is none that is ready or may become
-// so. Of a group that runs already, beside its ranks.
+// Once in a generation. Of a group that runs already, beside its ranks.
 void GroupHost::KeepNursery(Hosted& hosted) {
   if (!hosted.warm || hosted.has_had_nursery) return;
-  const JobId& job = hosted.key.job;
-  const auto found = nurseries_.find(job);
-  if (found != nurseries_.end() && !found->second->worn_out()) return;
-  hosted.has_had_nursery = true;
-  const auto tell = [this, job](const std::string& why) {
-    const std::string line = absl::StrCat("ranks of ", job.value(), " start cold: ", why);
-    (handler_.tell ? handler_.tell : handler_.warn)(line);
-  };
-  nurseries_[job] = Nursery::Start(loop_, options_.shim_program, hosted.spec, *hosted.warm, tell);
+  hosted.has_had_nursery = nurseries_.Keep(hosted.spec, *hosted.warm);
 }
 
-std::uint64_t GroupHost::WarmBytes() const {
-  std::uint64_t bytes = 0;
-  for (const auto& [job, nursery] : nurseries_) bytes += nursery->Bytes();
-  return bytes;
-}
-
-void GroupHost::DropNursery(const JobId& job) {
-  if (!nurseries_.contains(job)) return;
-  After(kNurseryLingers, [this, job] {
-    const bool used = std::any_of(groups_.begin(), groups_.end(),
-                                  [&](const auto& entry) { return entry.first.job == job; });
-    const auto found = nurseries_.find(job);
-    if (used || found == nurseries_.end()) return;
-    found->second->End();
-    nurseries_.erase(found);
-  });
-}
+std::uint64_t GroupHost::WarmBytes() const { return nurseries_.Bytes(); }
 
 void GroupHost::Carry(const SpawnStore& action) {
   Hosted* hosted = Find(action.key);
@@ -371,8 +331,8 @@ void GroupHost::Carry(const StartRanks& action) {
     if (owner.ok()) interface = *std::move(owner);
   }
   if (action.run.many_hosts) {
-    WarnOfHostName(group, interface);
-    if (!hosted->host_store) WarnOfStore(action.key, action.run.store);
+    if (handler_.tell) meeting_.OfHostName(group, interface);
+    if (!hosted->host_store) meeting_.OfStore(action.key, action.run.store);
   }
   const auto visible = group.find("CUDA_VISIBLE_DEVICES");
   const std::vector<int> gpu_nodes =
@@ -399,56 +359,12 @@ void GroupHost::Carry(const StartRanks& action) {
   }
   AwaitRanks(*hosted, action, start);
   hosted->shim->Send(start);
-  if (hosted->worker.sets_master_port && action.run.world_size > 1)
-    WatchMeeting(action.key, action.run.store.port);
-}
-
-// PyTorch takes the port that such a program sets for one of ours, and its ranks wait for a store
-// that nobody serves.
-void GroupHost::WatchMeeting(const GroupKey& key, std::uint16_t store_port) {
-  auto timer = std::make_shared<asio::steady_timer>(loop_, kMeetingLimit);
-  timer->async_wait([this, alive = alive_, timer, key, store_port](error_code error) {
-    if (error || !*alive) return;
-    const Hosted* hosted = Find(key);
-    if (hosted == nullptr || !hosted->state || hosted->state->phase != Phase::kRunning) return;
-    if (handler_.tell && !io::IsConnectedTo(store_port)) handler_.tell(OwnPortSentence());
-  });
-}
-
-// Gloo asks for the address of the host's name unless it is told an interface.
-void GroupHost::WarnOfHostName(const Environment& group, const std::string& interface) {
-  if (!interface.empty() || group.contains("GLOO_SOCKET_IFNAME") || !handler_.tell) return;
-  asio::post(disk_, [this, alive = alive_] {
-    std::string problem = HostNameProblem();
-    if (problem.empty()) return;
-    asio::post(loop_, [this, alive, problem = std::move(problem)] {
-      if (*alive) handler_.tell(absl::StrCat(problem, "; export GLOO_SOCKET_IFNAME=INTERFACE"));
+  if (handler_.tell && hosted->worker.sets_master_port && action.run.world_size > 1) {
+    meeting_.OfOwnPort(action.run.store.port, [this, key = action.key] {
+      const Hosted* waiting = Find(key);
+      return waiting != nullptr && waiting->state && waiting->state->phase == Phase::kRunning;
     });
-  });
-}
-
-// Ranks that cannot reach where they meet wait for many minutes before they say so, and then blame
-// something else.
-void GroupHost::WarnOfStore(const GroupKey& key, const Address& store) {
-  error_code bad;
-  const asio::ip::address address = asio::ip::make_address(store.host, bad);
-  if (bad) return;
-  auto socket = std::make_shared<asio::ip::tcp::socket>(loop_);
-  auto limit = std::make_shared<asio::steady_timer>(loop_, kReachLimit);
-  limit->async_wait([socket](error_code error) {
-    error_code ignored;
-    if (!error) socket->close(ignored);
-  });
-  socket->async_connect({address, store.port}, [this, alive = alive_, socket, limit, key,
-                                                store](error_code error) {
-    limit->cancel();
-    if (!error || !*alive) return;
-    const std::string why = error == asio::error::operation_aborted ? "no answer" : error.message();
-    (handler_.tell ? handler_.tell : handler_.warn)(absl::StrCat(
-        "this node does not reach ", io::FormatAddress(store), ", where the ranks of ",
-        key.job.value(), " generation ", key.generation.value(), " meet (", why,
-        "); if other nodes cannot reach it either, start that node with another --local-addr"));
-  });
+  }
 }
 
 void GroupHost::Forward(int signal) {
@@ -500,87 +416,60 @@ void GroupHost::Carry(const RemoveRunDirectory& action) {
     process->Drop();
   }
   // The shim may still write its ranks' last words; a store has nothing to finish, and may hang.
-  if (hosted->store_shim) KillAt(hosted->store_path);
+  if (hosted->store_shim) runs_.KillAt(hosted->store_path);
   const bool shim_ran = hosted->shim || (hosted->end && hosted->end->started);
   if (!shim_ran && !hosted->spec.cgroup.empty() && !SharesLife(*hosted))
     shim::RemoveEmptyCgroup(hosted->spec.cgroup);
   logs_.OnRemoved(action.key);
+  words_.Forget(action.key);
   for (const std::string& path : {hosted->path, hosted->store_path}) {
-    if (!path.empty()) RemoveDirectory(path);
+    if (!path.empty()) runs_.Remove(path);
   }
   const JobId job = action.key.job;
   groups_.erase(action.key);
   OnSuccessor(action.key);
-  DropNursery(job);
-}
-
-void GroupHost::RemoveDirectory(const std::string& path, std::chrono::milliseconds waited) {
-  const absl::Status removed = shim::RemoveRunDirectory(path);
-  removing_.erase(path);
-  if (removed.ok()) return;
-  removing_.insert(path);
-  const bool held = absl::IsFailedPrecondition(removed);
-  if (!held && waited == 0ms)
-    handler_.warn(absl::StrCat("cannot remove ", path, ": ", std::string(removed.message())));
-  if (held && waited == kLastWords) KillAt(path);
-  const auto wait =
-      waited < kLastWords ? kRemoveInterval : std::chrono::milliseconds(kStuckInterval);
-  After(wait, [this, path, waited] {
-    RemoveDirectory(path, std::min<std::chrono::milliseconds>(waited + kRemoveInterval,
-                                                              kLastWords + kRemoveInterval));
+  nurseries_.EndUnlessUsed(job, [this, job] {
+    return std::any_of(groups_.begin(), groups_.end(),
+                       [&](const auto& entry) { return entry.first.job == job; });
   });
 }
 
-void GroupHost::Carry(const KillGroup& action) { KillLeftovers(action.key, 0, 0); }
+// A shim that is alive, or has never said a word, has left no record: of what it may have started
+// the core knows better.
+void GroupHost::Carry(const KillGroup& action) {
+  const Hosted* hosted = Find(action.key);
+  if (hosted == nullptr) return;
+  absl::StatusOr<int> found = 0;
+  if (hosted->unreadable) {
+    found = shim::KillUnreadable(*hosted->unreadable, options_.cgroup_base);
+  } else if (hosted->end && !SharesLife(*hosted)) {
+    found = shim::KillLeftovers(*hosted->end);
+  }
+  if (!found.ok())
+    handler_.warn(absl::StrCat("kill what is left of ", action.key.job.value(), ": ",
+                               std::string(found.status().message())));
+  handler_.post(LeftoversKilled{action.key, found.ok() && *found == 0});
+}
+
+void GroupHost::Carry(const MarkKilled& action) {
+  Hosted* hosted = Find(action.key);
+  if (hosted == nullptr) return;
+  hosted->killed = true;
+  SaveNotes(*hosted);
+}
 
 void GroupHost::Carry(const KillShim& action) {
   const Hosted* hosted = Find(action.key);
   if (hosted == nullptr) return;
-  KillAt(hosted->path);
+  runs_.KillAt(hosted->path);
   // Where it has the next one by now and does not say so.
   const Hosted* to = AwaitsSuccessor(*hosted) ? Find(*hosted->to) : nullptr;
-  if (to != nullptr) KillAt(to->path);
+  if (to != nullptr) runs_.KillAt(to->path);
 }
 
 void GroupHost::Carry(const ReleaseShim& action) {
   Hosted* hosted = Find(action.key);
   if (hosted != nullptr && hosted->shim) hosted->shim->Send(shim::Release{});
-}
-
-void GroupHost::KillAt(const std::string& path) {
-  if (path.empty()) return;
-  absl::StatusOr<shim::RunRecord> record = shim::ReadRunDirectory(path);
-  const absl::Status killed = record.ok() ? shim::KillShim(*record) : record.status();
-  if (!killed.ok() && !absl::IsUnavailable(killed))  // Not started yet: its Kill awaits it.
-    handler_.warn(absl::StrCat("kill the process of ", path, ": ", std::string(killed.message())));
-}
-
-void GroupHost::KillLeftovers(const GroupKey& key, int clean_rounds, int rounds) {
-  Hosted* hosted = Find(key);
-  if (hosted == nullptr) return;
-  if (!hosted->end && !hosted->unreadable) {
-    // The core knows it is gone from the scan or from OnGone: both have left the record.
-    hosted->killed = true;
-    return handler_.post(GroupEmpty{key});
-  }
-  absl::StatusOr<int> found = 0;
-  if (hosted->unreadable) {
-    found = shim::KillUnreadable(*hosted->unreadable, options_.cgroup_base);
-  } else if (!SharesLife(*hosted)) {
-    found = shim::KillLeftovers(*hosted->end);
-  }
-  if (!found.ok())
-    handler_.warn(absl::StrCat("kill what is left of ", key.job.value(), ": ",
-                               std::string(found.status().message())));
-  clean_rounds = found.ok() && *found == 0 ? clean_rounds + 1 : 0;
-  if (clean_rounds >= 2) {
-    hosted->killed = true;
-    SaveNotes(*hosted);
-    return handler_.post(GroupEmpty{key});
-  }
-  if (rounds == kStuckRounds) handler_.post(GroupStuck{key});
-  After(rounds < kStuckRounds ? kKillInterval : std::chrono::milliseconds(kStuckInterval),
-        [this, key, clean_rounds, rounds] { KillLeftovers(key, clean_rounds, rounds + 1); });
 }
 
 void GroupHost::SaveNotes(const Hosted& hosted) {
@@ -641,10 +530,10 @@ void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
   if (state.output_bytes != had && handler_.output) handler_.output(key);
   if (state.phase == Phase::kUnkillable && !std::exchange(hosted.stuck_posted, true))
     handler_.post(GroupStuck{key});
-  ReadErrors(hosted, state, /*all=*/false);
+  words_.Read(key, hosted.path, hosted.spec, state, /*all=*/false);
   if (state.phase == Phase::kFree) {
     hosted.empty = true;
-    MaybeEmpty(hosted);
+    SayEmpty(hosted);
   }
 }
 
@@ -656,8 +545,8 @@ void GroupHost::OnGone(Hosted& hosted, const shim::RunRecord& record) {
   if (record.state) OnState(hosted, *record.state);
   if (Find(key) != &hosted) return;
   if (!record.supervisor_lost()) {
-    if (hosted.state) ReadErrors(hosted, *hosted.state, /*all=*/true);
-    MaybeEmpty(hosted);
+    if (hosted.state) words_.Read(key, hosted.path, hosted.spec, *hosted.state, /*all=*/true);
+    SayEmpty(hosted);
     return;
   }
   if (!hosted.ready) {
@@ -682,31 +571,6 @@ void GroupHost::OnStoreGone(Hosted& hosted) {
   handler_.post(StoreGone{hosted.key});
 }
 
-// On the disk's thread, since a worker's log may lie on a file system that hangs.
-void GroupHost::ReadErrors(Hosted& hosted, const shim::State& state, bool all) {
-  for (const shim::RankState& rank : state.ranks) {
-    if (!Failed(rank) || !(all || rank.logs_complete) ||
-        !hosted.errors_read.insert(rank.local_rank).second)
-      continue;
-    ++hosted.errors_pending;
-    const std::string file = ErrorFile(hosted.path, rank.local_rank);
-    const std::string logs =
-        io::LogDirectory(hosted.spec.log_root, hosted.key.job, hosted.key.generation, rank.rank);
-    asio::post(
-        disk_, [this, alive = alive_, key = hosted.key, local_rank = rank.local_rank, file, logs] {
-          asio::post(loop_, [this, alive, key, local_rank, said = ReadExitError(file, logs)] {
-            if (!*alive) return;
-            Hosted* hosted = Find(key);
-            if (hosted == nullptr) return;
-            --hosted->errors_pending;
-            if (!said.text.empty())
-              handler_.post(RankErrorRead{key, local_rank, said.text, said.evidence});
-            MaybeEmpty(*hosted);
-          });
-        });
-  }
-}
-
 bool GroupHost::OutputPending(const JobId& job) const {
   return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
     const Hosted& hosted = *entry.second;
@@ -718,51 +582,39 @@ bool GroupHost::OutputPending(const JobId& job) const {
   });
 }
 
-// Free is said together with why its ranks failed, if that does not take long.
 // Of one whose shim has gone nothing more is written.
 bool GroupHost::AwaitsOutput(const Hosted& hosted, const shim::RankState& rank) {
   return rank.pid > 0 && !rank.logs_complete && !hosted.end;
 }
 
-void GroupHost::MaybeEmpty(Hosted& hosted) {
-  if (!hosted.empty || hosted.empty_posted || !hosted.state || AwaitsSuccessor(hosted)) return;
-  bool complete = hosted.errors_pending == 0;
-  for (const shim::RankState& rank : hosted.state->ranks) {
-    complete = complete && (!Failed(rank) || hosted.errors_read.contains(rank.local_rank));
-    // A launch command ends soon after: all of the output has to be in the logs that it shows.
-    complete = complete && !(options_.launched && AwaitsOutput(hosted, rank));
-  }
-  if (complete || hosted.errors_late) {
-    hosted.empty_posted = true;
-    handler_.post(GroupEmpty{hosted.key});
-    return;
-  }
-  if (std::exchange(hosted.empty_limited, true)) return;
-  auto timer = std::make_shared<asio::steady_timer>(loop_);
-  if (options_.launched) {
-    timer->expires_after(kOutputLimit);
-  } else {
-    timer->expires_after(kErrorLimit);
-  }
-  timer->async_wait([this, alive = alive_, timer, key = hosted.key](error_code error) {
-    if (error || !*alive) return;
-    Hosted* late = Find(key);
-    if (late == nullptr || late->empty_posted) return;
-    late->errors_late = true;
-    if (options_.launched) TellLateLogs(*late);
-    MaybeEmpty(*late);
-  });
+bool GroupHost::AwaitsWords(const Hosted& hosted) const {
+  if (words_.Awaited(hosted.key, *hosted.state)) return true;
+  // A launch command ends soon after: all of the output has to be in the logs that it shows.
+  const auto& ranks = hosted.state->ranks;
+  return options_.launched &&
+         std::any_of(ranks.begin(), ranks.end(),
+                     [&](const shim::RankState& rank) { return AwaitsOutput(hosted, rank); });
+}
+
+void GroupHost::SayEmpty(Hosted& hosted) {
+  if (!hosted.empty || !hosted.state || AwaitsSuccessor(hosted)) return;
+  const bool awaits = AwaitsWords(hosted);
+  if (hosted.empty_posted == awaits || hosted.empty_posted == false) return;
+  hosted.empty_posted = awaits;
+  handler_.post(GroupEmpty{hosted.key, awaits});
 }
 
 // What is written later is in the logs, but nobody shows it.
-void GroupHost::TellLateLogs(const Hosted& hosted) {
-  for (const shim::RankState& rank : hosted.state->ranks) {
-    if (!AwaitsOutput(hosted, rank) || !handler_.tell) continue;
-    handler_.tell(absl::StrCat(
-        "the last output of rank ", rank.rank,
-        " may not be shown: its disk has not taken it within ", kOutputLimit.count(),
-        " s · it comes to ",
-        io::LogDirectory(hosted.spec.log_root, hosted.key.job, hosted.key.generation, rank.rank)));
+void GroupHost::Carry(const ShowLateOutput& action) {
+  const Hosted* hosted = Find(action.key);
+  if (hosted == nullptr || !hosted->state || !handler_.tell) return;
+  for (const shim::RankState& rank : hosted->state->ranks) {
+    if (!AwaitsOutput(*hosted, rank)) continue;
+    handler_.tell(
+        absl::StrCat("the last output of rank ", rank.rank,
+                     " may not be shown: its disk has not taken it in time · it comes to ",
+                     io::LogDirectory(hosted->spec.log_root, hosted->key.job,
+                                      hosted->key.generation, rank.rank)));
   }
 }
 

@@ -19,8 +19,11 @@
 #include <vector>
 
 #include "agent/core/events.h"
+#include "agent/shell/group_warnings.h"
+#include "agent/shell/last_words.h"
 #include "agent/shell/log_keeper.h"
-#include "agent/shell/nursery.h"
+#include "agent/shell/nurseries.h"
+#include "agent/shell/run_remover.h"
 #include "agent/shell/shim_process.h"
 #include "agent/shell/worker_environment.h"
 #include "common/io/address.h"
@@ -85,16 +88,18 @@ class GroupHost {
   void Carry(const SignalRank& action);
   void Carry(const KillRank& action);
   void Carry(const KillGroup& action);
+  void Carry(const MarkKilled& action);
   void Carry(const KillShim& action);
   void Carry(const ReleaseShim& action);
   void Carry(const CloseStore& action);
   void Carry(const RemoveRunDirectory& action);
+  void Carry(const ShowLateOutput& action);
 
   // To every running rank of this node; ends nothing by itself.
   void Forward(int signal);
 
   // Run directories that are forgotten, and go once no process holds their locks.
-  const std::set<std::string>& removing() const { return removing_; }
+  const std::set<std::string>& removing() const { return runs_.removing(); }
   // Where the ranks of a running group write, by local rank; empty before they run.
   struct RankLog {
     int rank = 0, local_rank = 0;
@@ -123,7 +128,6 @@ class GroupHost {
   absl::Status SpawnFromNursery(Hosted& hosted, Nursery& nursery, shim::ShimStart start,
                                 const shim::RunDirectory& directory);
   void KeepNursery(Hosted& hosted);
-  void DropNursery(const JobId& job);
   absl::Status HandOverTo(const GroupKey& from, Hosted& to);
   void TakeLineage(Hosted& to, const Hosted& from);
   void AwaitRanks(Hosted& hosted, const StartRanks& action, const shim::StartRanks& start);
@@ -139,26 +143,16 @@ class GroupHost {
   void AdoptRecord(shim::RunRecord record);
   void AdoptStore(shim::RunRecord record);
   void AdoptUnreadable(shim::UnreadableRun run);
-  void EndUnreadable(const shim::UnreadableRun& run);
   void CheckScan(bool time_is_up);
   RunRecord Describe(const Hosted& hosted) const;
 
   void OnState(Hosted& hosted, const shim::State& state);
   void OnGone(Hosted& hosted, const shim::RunRecord& record);
   void OnStoreGone(Hosted& hosted);
-  void ReadErrors(Hosted& hosted, const shim::State& state, bool all);
-  void MaybeEmpty(Hosted& hosted);
+  void SayEmpty(Hosted& hosted);
+  bool AwaitsWords(const Hosted& hosted) const;
   static bool AwaitsOutput(const Hosted& hosted, const shim::RankState& rank);
-  void TellLateLogs(const Hosted& hosted);
-  void KillAt(const std::string& path);
-  // As soon as no process holds its lock; one that holds it for kLastWords is killed.
-  void RemoveDirectory(const std::string& path, std::chrono::milliseconds waited = {});
-  void After(std::chrono::milliseconds wait, std::function<void()> what);
-  void KillLeftovers(const GroupKey& key, int clean_rounds, int rounds);
   void SaveNotes(const Hosted& hosted);
-  void WatchMeeting(const GroupKey& key, std::uint16_t store_port);
-  void WarnOfHostName(const Environment& group, const std::string& interface);
-  void WarnOfStore(const GroupKey& key, const Address& store);
   Hosted* Find(const GroupKey& key) const;
   void Fail(const GroupKey& key, const absl::Status& why);
 
@@ -171,13 +165,15 @@ class GroupHost {
   Duration agent_restart_ = std::chrono::minutes(2);
   std::optional<shim::Lifeline> lifeline_;
   std::map<GroupKey, std::unique_ptr<Hosted>> groups_;
-  std::map<JobId, std::shared_ptr<Nursery>> nurseries_;  // Of jobs with `warm`.
   LogKeeper logs_;
+  LastWords words_;
+  Nurseries nurseries_;  // Of jobs with `warm`.
+  MeetingWarnings meeting_;
+  RunRemover runs_;
 
   std::function<void(std::vector<RunRecord>)> scan_done_;
   boost::asio::steady_timer scan_timer_;
-  std::set<std::string> removing_;  // Forgotten, but their locks are still held.
-  std::shared_ptr<bool> alive_;     // Held by handlers that may run after this object.
+  std::shared_ptr<bool> alive_;  // Held by handlers that may run after this object.
 };
 
 }  // namespace regroup::agent

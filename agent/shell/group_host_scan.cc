@@ -16,7 +16,6 @@ using nlohmann::json;
 using namespace std::chrono_literals;
 
 constexpr auto kScanLimit = 1s;
-constexpr auto kLookAgain = 20ms;
 
 ExecObstacle ObstacleOf(const std::string& exec_stage) {
   if (exec_stage == shim::kStageDirectory) return ExecObstacle::kDirectory;
@@ -72,7 +71,10 @@ void GroupHost::Scan(std::function<void(std::vector<RunRecord>)> done) {
   absl::StatusOr<shim::RunScan> scan = shim::ScanRunDirectories(options_.node_base);
   if (!scan.ok()) {
     handler_.warn(std::string(scan.status().message()));
-    return After(kScanAgain, [this, done = std::move(done)] { Scan(done); });
+    scan_timer_.expires_after(kScanAgain);
+    return scan_timer_.async_wait([this, alive = alive_, done = std::move(done)](error_code error) {
+      if (!error && *alive) Scan(done);
+    });
   }
   scan_done_ = std::move(done);
   Adopt(*std::move(scan));
@@ -101,7 +103,7 @@ void GroupHost::AdoptStore(shim::RunRecord record) {
     if (record.shim_alive) orphan->Adopt();
     orphan->Send(shim::Kill{});
     orphan->Drop();
-    return RemoveDirectory(path);
+    return runs_.Remove(path);
   }
   hosted->store_path = path;
   hosted->store = AddressFrom(ParseNotes(record.spec.agent_data), "store");
@@ -114,8 +116,9 @@ void GroupHost::AdoptStore(shim::RunRecord record) {
 void GroupHost::AdoptUnreadable(shim::UnreadableRun run) {
   handler_.warn(absl::StrCat("run directory ", run.path, " cannot be read (", run.why,
                              "): ", run.had_shim ? "what lives of it is ended" : "it is removed"));
-  if (!run.had_shim) return RemoveDirectory(run.path);
-  if (run.job.empty() || run.role == shim::Role::kStore) return EndUnreadable(run);
+  if (!run.had_shim) return runs_.Remove(run.path);
+  if (run.job.empty() || run.role == shim::Role::kStore)
+    return runs_.End(run);  // Nobody has to be told.
   auto hosted = std::make_unique<Hosted>();
   hosted->key = {run.job, run.generation};
   if (run.spec) hosted->spec = *run.spec;
@@ -126,13 +129,6 @@ void GroupHost::AdoptUnreadable(shim::UnreadableRun run) {
   hosted->unreadable = std::move(run);
   const GroupKey key = hosted->key;
   groups_[key] = std::move(hosted);
-}
-
-// A store, or of no known group: nobody has to be told.
-void GroupHost::EndUnreadable(const shim::UnreadableRun& run) {
-  const absl::StatusOr<int> found = shim::KillUnreadable(run, /*cgroup_base=*/"");
-  if (found.ok() && *found == 0) return RemoveDirectory(run.path);
-  After(kLookAgain, [this, run] { EndUnreadable(run); });
 }
 
 void GroupHost::AdoptRecord(shim::RunRecord record) {
@@ -197,12 +193,13 @@ void GroupHost::CheckScan(bool time_is_up) {
       if (rank.phase == shim::RankPhase::kEnded) hosted->exits.insert(rank.local_rank);
     }
     hosted->stuck_posted = hosted->state->phase == Phase::kUnkillable;
-    hosted->empty = hosted->empty_posted = hosted->state->phase == Phase::kFree;
+    hosted->empty = hosted->state->phase == Phase::kFree;
+    if (hosted->empty) hosted->empty_posted = false;
   }
   done(std::move(records));
   for (auto& [key, hosted] : groups_) {
     if (!hosted->state) continue;
-    ReadErrors(*hosted, *hosted->state, hosted->end.has_value());
+    words_.Read(key, hosted->path, hosted->spec, *hosted->state, hosted->end.has_value());
     if (!hosted->end && hosted->state->phase == Phase::kRunning) KeepNursery(*hosted);
   }
 }

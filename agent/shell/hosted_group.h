@@ -42,11 +42,9 @@ struct GroupHost::Hosted {
   bool adopted = false, ready = false;
   bool checking = false, check_failed = false;
   std::size_t starts = 0;
-  std::set<int> exits;        // Posted.
-  std::set<int> errors_read;  // Asked for, or done.
-  int errors_pending = 0;
-  bool empty = false, empty_posted = false, stuck_posted = false;
-  bool empty_limited = false, errors_late = false;
+  std::set<int> exits;  // Posted.
+  bool empty = false, stuck_posted = false;
+  std::optional<bool> empty_posted;                            // With what its words were then.
   bool noticed = false, killed = false, store_closed = false;  // Marks.
   bool left_told = false;                                      // What its ranks have left behind.
 };

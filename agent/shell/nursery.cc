@@ -28,7 +28,7 @@ using boost::system::error_code;
 // A new process of Python's size takes milliseconds; a cold start is far better than a wait.
 constexpr auto kAnswerLimit = std::chrono::seconds(1);
 constexpr std::size_t kMaxMessageBytes = 8192;
-constexpr auto kEndLimit = std::chrono::seconds(1);  // From its connection's end to its own.
+constexpr auto kNurseryEndLimit = std::chrono::seconds(1);  // From its connection's end to its own.
 
 std::string HowItEnded(std::optional<int> status) {
   if (!status) return "";
@@ -98,7 +98,7 @@ void Nursery::OnMessage() {
 void Nursery::AwaitEnd() {
   if (over_ || std::exchange(closed_, true)) return;
   socket_.reset();
-  auto limit = std::make_shared<asio::steady_timer>(loop_, kEndLimit);
+  auto limit = std::make_shared<asio::steady_timer>(loop_, kNurseryEndLimit);
   limit->async_wait([weak = weak_from_this(), limit](const error_code& error) {
     const std::shared_ptr<Nursery> self = weak.lock();
     if (!error && self) self->Fail("its nursery has closed its connection");

@@ -90,6 +90,11 @@ MUTANTS = [
     (CORE + "recovery.cc", "if (row.phase != GenerationPhase::kOver || row.verdict_open)", "if (row.phase != GenerationPhase::kOver)"),
     (CORE + "retention.cc", "if (held || !SlotsFree(job, *node)) return false;", "if (held) return false;"),
     # ---- the agent's core
+    (AGENT + "leftovers.cc", "killing.clean = killed.none ? killing.clean + 1 : 0;", "killing.clean += killed.none;"),
+    (AGENT + "leftovers.cc", "if (group == nullptr || !group->killing || group->killing->again) return;", "if (group == nullptr || !group->killing) return;"),
+    (AGENT + "leftovers.cc", "step.Do(MarkKilled{killed.key});", ""),
+    (AGENT + "leftovers.cc", "if (!group->words_until) group->words_until", "group->words_until"),
+    (AGENT + "stops.cc", "&& group.has_shim() && !group.words_until;", "&& group.has_shim();"),
     (AGENT + "adoption.cc", "!record.shim_alive && !record.started && !record.checking && record.starts.empty();",
      "!record.shim_alive && !record.checking;"),
     (AGENT + "adoption.cc", "!record.shim_alive && !record.started && !record.checking && record.starts.empty();",

@@ -230,8 +230,9 @@ class Storming {
                        : Event(RunDirectoryWritten{key});
     }
     if (seen.gone || seen.empty) {
-      if (seen.gone && !seen.empty && Chance(4)) return GroupStuck{key};
+      if (seen.gone && !seen.empty && Chance(2)) return LeftoversKilled{key, Chance(2)};
       if (!seen.gone && Chance(2)) return Gone(key);
+      if (Chance(4)) return GroupEmpty{key, /*awaits_words=*/true};
       seen.empty = true;
       return GroupEmpty{key};
     }

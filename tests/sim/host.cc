@@ -233,16 +233,17 @@ void Node::Carry(const agent::KillRank& action) {
 void Node::Carry(const agent::KillGroup& action) {
   Later(action.key, kKillTime, [this](Group& group) {
     Group& owner = Owner(group);
-    if (owner.lives() && (behaviour_.unkillable || behaviour_.wedged)) {
-      group.stuck = true;
-      Post(agent::GroupStuck{group.key()});
-      return;
+    const bool none = !owner.lives();
+    if (none || !(behaviour_.unkillable || behaviour_.wedged)) {
+      for (Rank& rank : owner.ranks) rank.alive = false;
+      if (group.damaged) group.shim = ShimState::kDead;
     }
-    for (Rank& rank : owner.ranks) rank.alive = false;
-    group.killed = true;
-    if (group.damaged) group.shim = ShimState::kDead;
-    Post(agent::GroupEmpty{group.key()});
+    Post(agent::LeftoversKilled{group.key(), none});
   });
+}
+
+void Node::Carry(const agent::MarkKilled& action) {
+  if (Group* group = Find(action.key)) group->killed = true;
 }
 
 void Node::Carry(const agent::KillShim& action) {

@@ -232,6 +232,8 @@ class Node {
   void Carry(const agent::SignalRank& action);
   void Carry(const agent::KillRank& action);
   void Carry(const agent::KillGroup& action);
+  void Carry(const agent::MarkKilled& action);
+  void Carry(const agent::ShowLateOutput&) {}  // For people.
   void Carry(const agent::KillShim& action);
   void Carry(const agent::ReleaseShim& action);
   void Carry(const agent::CloseStore& action);

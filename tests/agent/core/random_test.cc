@@ -232,9 +232,10 @@ class World {
     Shim& shim = *node_.directories.at(a.key).shim;
     ASSERT_FALSE(shim.alive);
     for (Rank& rank : shim.ranks) rank.alive = false;
-    shim.killed = true;
-    Later(GroupEmpty{a.key});
+    Later(LeftoversKilled{a.key, true});
   }
+  void Carry(const MarkKilled& a) { node_.directories.at(a.key).shim->killed = true; }
+  void Carry(const ShowLateOutput&) {}
   void Carry(const KillShim& a) {
     Shim& shim = *node_.directories.at(a.key).shim;
     if (!std::exchange(shim.alive, false)) return;
