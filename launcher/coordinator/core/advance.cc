@@ -46,7 +46,6 @@ void Advance(Step& step, Job& job) {
     break;
   }
   if (job.nodes.claims_dirty) UpdateClaims(step, job);
-  UpdateHunger(step, job);
   DropOldCharges(step, job);
 }
 

@@ -16,6 +16,7 @@
 #include "launcher/coordinator/core/actions.h"
 #include "launcher/coordinator/core/admission.h"
 #include "launcher/coordinator/core/answers.h"
+#include "launcher/coordinator/core/decide_generation.h"
 #include "launcher/coordinator/core/events.h"
 #include "launcher/coordinator/core/failure_policy.h"
 #include "launcher/coordinator/core/job.h"
@@ -24,6 +25,7 @@
 #include "launcher/coordinator/core/news.h"
 #include "launcher/coordinator/core/node.h"
 #include "launcher/coordinator/core/node_in_job.h"
+#include "launcher/coordinator/core/placement.h"
 #include "launcher/coordinator/core/rows.h"
 #include "launcher/coordinator/core/step.h"
 #include "launcher/coordinator/core/verdict.h"
@@ -181,6 +183,7 @@ void HurryCancel(Step& step, Job& job) {
 }  // namespace
 
 void On(Step& step, const SubmitAsked& event) {
+  const Placement& placement = step.state.placement;
   // A submit that was not answered may have been accepted: sent again with its key it
   // finds the job.
   if (auto known = step.state.index.by_key.find(event.key);
@@ -188,16 +191,17 @@ void On(Step& step, const SubmitAsked& event) {
     step.Do(Answer{event.call, SubmitReply{known->second}});
     return;
   }
-  const CannotFit fit = step.state.FitOf(event.spec);
-  if (event.now_or_never && !Fits(fit)) {
-    step.Do(Answer{event.call, NoFit(fit)});
+  const std::optional<CannotFit> unfit = placement.WhyUnfit(
+      SmallestSize(event.spec.min_nodes, event.spec.unit), event.spec.workers_per_node);
+  if (event.now_or_never && unfit) {
+    step.Do(Answer{event.call, NoFit(*unfit)});
     return;
   }
   // After the key: a job that waits already is found, however full the queue is.
-  if (static_cast<int>(step.state.queue.queued.size()) >= step.config().limits.pending_submits) {
+  if (static_cast<int>(placement.queued()) >= step.config().limits.pending_submits) {
     step.Do(Answer{event.call,
                    UserError(absl::StatusCode::kResourceExhausted, "too many jobs wait already",
-                             absl::StrCat(step.state.queue.queued.size(), " are queued, at most ",
+                             absl::StrCat(placement.queued(), " are queued, at most ",
                                           step.config().limits.pending_submits),
                              "submit again when some have started")});
     return;
@@ -211,7 +215,7 @@ void On(Step& step, const SubmitAsked& event) {
     return;
   }
   SubmitReply reply{*id};
-  if (!Fits(fit)) reply.waits = fit;
+  if (unfit) reply.waits = *unfit;
   step.Do(Answer{event.call, std::move(reply)});
 }
 

@@ -64,7 +64,7 @@ std::set<NodeId> NodesToLookAt(const State& state, const Job& job) {
   // So many that the job would be full even if all that know it were among the first
   // and could not be taken.
   const std::size_t limit = nodes.size() + static_cast<std::size_t>(MaxNodesNow(job));
-  for (NodeId& id : state.slots.free.First(job.spec.spec.workers_per_node, limit))
+  for (NodeId& id : state.placement.FirstFree(job.spec.spec.workers_per_node, limit))
     nodes.insert(std::move(id));
   return nodes;
 }
@@ -81,8 +81,7 @@ std::vector<Candidate> CandidatesOf(Step& step, const Job& job) {
     nodes.insert(previous.begin(), previous.end());
     // A recovery that took a queued job to free nodes before the fleet has dialled again would
     // start it on too few.
-    const bool redialling = step.now() < step.state.recovered_at + step.config().leases.redial &&
-                            step.state.fleet.broken > 0;
+    const bool redialling = IsRedialling(step.state);
     for (const auto& entry : step.state.nodes)
       if (redialling && !entry.second.row.launched && entry.second.Is<Awaited>())
         nodes.insert(entry.first);

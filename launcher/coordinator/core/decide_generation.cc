@@ -48,6 +48,8 @@ int UsableSize(int nodes, int min, int max, int unit) {
   return size >= min && size > 0 ? size : 0;
 }
 
+int SmallestSize(int min, int unit) { return (min + unit - 1) / unit * unit; }
+
 GenerationDecision DecideGeneration(const GenerationPolicy& policy,
                                     std::span<const Candidate> candidates, Instant now) {
   std::vector<Candidate> ready;
@@ -76,9 +78,9 @@ GenerationDecision DecideGeneration(const GenerationPolicy& policy,
       return Wait{BackingOff{policy.failures, backing_off.first - now, backing_off.names.front(),
                              backing_off.why},
                   backing_off.first};
-    const int need = (policy.min + policy.unit - 1) / policy.unit * policy.unit;
     std::optional<Instant> again;
     if (backing_off.count > 0) again = backing_off.first;
+    const int need = SmallestSize(policy.min, policy.unit);
     return Wait{BelowMinimum{have, need, Duration{}, policy.missing}, again};
   }
   if (policy.unreachable_until > now)

@@ -59,6 +59,9 @@ bool Preferred(const Candidate& a, const Candidate& b);
 // A size that the bounds allow with this many nodes; 0: none.
 int UsableSize(int nodes, int min, int max, int unit);
 
+// The smallest size that `min` and `unit` allow.
+int SmallestSize(int min, int unit);
+
 // REQUIRES: candidates sorted by node, each once.
 GenerationDecision DecideGeneration(const GenerationPolicy& policy,
                                     std::span<const Candidate> candidates, Instant now);

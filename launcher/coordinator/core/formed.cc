@@ -328,12 +328,8 @@ bool CheckGrowth(Step& step, Job& job, const GenerationSoft& soft, Formed& forme
   if (!settle || nodes >= MaxNodesNow(job) || formed.course.done.ranks > 0 ||
       !formed.course.running_at)
     return false;
-  // FIFO: what is free belongs to the queue's head, which may have begun to wait after this job had
-  // grown hungry. The job is looked at again when nobody waits any more.
-  if (!job.launched() && step.state.queue.Head() != 0) {
-    step.state.queue.deferred.insert(job.spec.sequence);
-    return false;
-  }
+  // What is free belongs to jobs that wait, which may have begun to after this one could grow.
+  if (!job.launched() && !step.state.placement.MayGrow(job.spec.sequence)) return false;
   if (job.launched() && static_cast<int>(job.launch.nodes.size()) <= nodes) return false;
   Instant due = job.times.last_change.value_or(step.state.recovered_at) + *settle;
   const std::optional<Instant> last_join =

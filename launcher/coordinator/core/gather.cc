@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "launcher/coordinator/core/candidates.h"
 #include "launcher/coordinator/core/decide_generation.h"
 #include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/leases.h"
 #include "launcher/coordinator/core/news.h"
 #include "launcher/coordinator/core/node.h"
 #include "launcher/coordinator/core/proposal.h"
@@ -91,25 +93,17 @@ std::optional<Instant> LastCallEnd(const State& state, const Job& job) {
 // free one by one, cost as many cheap steps.
 bool CheapWait(Step& step, Job& job) {
   const JobSpec& spec = job.spec.spec;
-  if (job.state.phase == JobPhase::kQueued &&
-      !step.state.queue.fitting.contains(job.spec.sequence)) {
-    SetWait(step, job, step.state.FitOf(spec), std::nullopt);
+  if (std::optional<WaitReason> why = step.state.placement.WhyNot(job.spec.sequence)) {
+    SetWait(step, job, *std::move(why), std::nullopt);
     return true;
   }
-  if (job.state.phase == JobPhase::kQueued && step.state.queue.Head() != job.spec.sequence) {
-    SetWait(step, job, BehindJob{step.state.index.by_sequence.at(step.state.queue.Head())},
-            std::nullopt);
-    return true;
-  }
-  const int need = (spec.min_nodes + spec.unit - 1) / spec.unit * spec.unit;
+  const int need = SmallestSize(spec.min_nodes, spec.unit);
   const bool nowhere =
       job.nodes.touched.empty() && job.unsteady.trials.empty() && job.state.excluded.empty();
-  const bool redialling = step.now() < step.state.recovered_at + step.config().leases.redial &&
-                          step.state.fleet.broken > 0;
   if (job.state.phase == JobPhase::kQueued && job.state.last_formed == Generation() && nowhere &&
-      !redialling) {
+      !IsRedialling(step.state)) {
     CountFreeSlots(step);
-    const int free = step.state.slots.free.CountWith(spec.workers_per_node);
+    const int free = step.state.placement.CountFree(spec.workers_per_node);
     if (!HasEnough(step, job, free)) {
       GatherWaits(step, job, Wait{BelowMinimum{free, need, Duration{}, {}}, std::nullopt});
       return true;

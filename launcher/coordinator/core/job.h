@@ -16,6 +16,7 @@
 #include "common/base/control.h"
 #include "common/base/reasons.h"
 #include "launcher/coordinator/core/causes.h"
+#include "launcher/coordinator/core/placement.h"
 #include "launcher/coordinator/core/progress.h"
 #include "launcher/coordinator/core/rows.h"
 
@@ -260,6 +261,12 @@ const Causes* CausesOf(const Job& job, Generation generation);
 
 // The formed generation's members are told to stop.
 bool IsEnding(const Job& job);
+
+// With scale-up `never`, what was lost may be made good, and no more.
+int MaxNodesNow(const Job& job);
+
+// nullopt: it wants none of the nodes that jobs share. Launched jobs bring their own.
+std::optional<Demand> DemandOf(const Job& job);
 
 // How long ago each charge was, for the job's row: rows hold no instants.
 std::vector<Duration> ChargeAges(const Job& job, Instant now);

@@ -69,6 +69,10 @@ bool StepsKeep(const State& state, const Node& node) {
          JobStepsWithout(state, node);
 }
 
+bool IsRedialling(const State& state) {
+  return state.now < state.recovered_at + state.config.leases.redial && state.fleet.broken > 0;
+}
+
 bool IsHeard(const State& state, const NodeId& id) {
   const Node* node = state.FindNode(id);
   if (node == nullptr) return false;

@@ -19,6 +19,9 @@ std::optional<Instant> LeaseEnd(const State& state, const Node& node);
 // it.
 bool StepsKeep(const State& state, const Node& node);
 
+// After a recovery some nodes may not have had the time to dial again.
+bool IsRedialling(const State& state);
+
 // Its host can be reached: it said something lately, or its witness accepts.
 bool IsHeard(const State& state, const NodeId& id);
 

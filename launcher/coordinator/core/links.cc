@@ -323,7 +323,7 @@ void LoseNode(Step& step, Node& node, const std::string& how, bool proved) {
   node.groups.clear();
   node.orders.unanswered.clear();
   if (step.now() < step.state.recovered_at + step.config().leases.redial)
-    MarkHungry(step);  // Until then it is waited for.
+    OfferAgain(step);  // Until then it is waited for.
   RememberLost(step, node);
 }
 

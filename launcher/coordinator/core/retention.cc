@@ -57,8 +57,6 @@ void ForgetHistory(Job& job) {
 void NoteOver(Step& step, Job& job) {
   step.state.retention.last_over = step.now();
   job.times.over_at = step.now();
-  step.state.queue.hungry.erase(job.spec.sequence);
-  step.state.queue.deferred.erase(job.spec.sequence);
   AnswerWaiters(step, job);
   SendResults(step, job);
   if (job.state.phase == JobPhase::kEnded) ForgetHistory(job);  // A preempted one may go on.
@@ -105,7 +103,6 @@ void PurgeOne(Step& step) {
     if (Node* known = step.state.FindNode(node)) Untouch(*job, *known);
   step.state.agenda.orders_dirty.erase(id);
   step.state.agenda.dirty.erase(job->spec.sequence);
-  step.state.queue.hungry.erase(job->spec.sequence);
   step.Delete(JobFolder(id));
   step.state.retention.purging.pop_front();
   ChoosePurge(step);

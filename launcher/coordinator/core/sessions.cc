@@ -224,7 +224,7 @@ void Attach(Step& step, Node& node, const SessionOpened& event) {
   if (came && !hello.launched) step.state.fleet.last_join = step.now();
   for (const Notice& notice : hello.notices) SetLeaving(step, node, notice);
   RefreshJobs(step, node);
-  MarkHungry(step);  // Who waits for it to come back may have no slots there.
+  OfferAgain(step);  // Who waits for it to come back may have no slots there.
   step.Arm(node, LeaseEnd(step.state, node));
 }
 

@@ -1,16 +1,16 @@
 #include "launcher/coordinator/core/slots.h"
 
 #include <algorithm>
-#include <cstdint>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "common/base/check.h"
 #include "launcher/coordinator/core/accounts.h"
-#include "launcher/coordinator/core/free_slots.h"
 #include "launcher/coordinator/core/job.h"
 #include "launcher/coordinator/core/node.h"
 #include "launcher/coordinator/core/node_in_job.h"
+#include "launcher/coordinator/core/placement.h"
 #include "launcher/coordinator/core/rows.h"
 #include "launcher/coordinator/core/step.h"
 
@@ -25,46 +25,36 @@ int FreeSlotsOf(const State& state, const Node& node) {
   return takes ? node.row.slots - SlotsUsed(state, node) : 0;
 }
 
+// Tests: what was told change by change is what a count of all nodes and jobs says.
+void CheckPlacement(const State& state) {
+  Placement counted;
+  for (const auto& [id, node] : state.nodes) {
+    const bool shared = !node.row.lost && !node.row.launched;
+    counted.SetSize(id, node.row.name, shared ? node.row.slots : 0);
+    counted.SetFree(id, FreeSlotsOf(state, node));
+  }
+  for (const auto& entry : state.jobs)
+    if (const std::optional<Demand> demand = DemandOf(entry.second)) counted.Set(*demand);
+  CHECK(counted.SaysTheSame(state.placement));
+}
+
 }  // namespace
 
-void MarkHungry(Step& step) {
-  if (step.state.queue.Head() != 0) step.state.agenda.dirty.insert(step.state.queue.Head());
-  step.state.agenda.dirty.insert(step.state.queue.hungry.begin(), step.state.queue.hungry.end());
-}
+void OfferAgain(Step& step) { step.state.agenda.dirty.merge(step.state.placement.Takers()); }
 
 void OfferCapacity(Step& step) {
   CountFreeSlots(step);
-  // Less or the same is no offer: those who wait have seen it.
-  if (std::exchange(step.state.slots.more, false)) MarkHungry(step);
-}
-
-int MaxNodesNow(const Job& job) {
-  const int max = std::min(job.spec.spec.max_nodes, kMaxNodesPerJob);
-  auto previous = job.generations.find(job.state.last_formed);
-  if (job.spec.spec.scale_up != ScaleUp::kNever || previous == job.generations.end()) return max;
-  std::size_t largest = previous->second.members.size();  // A loss may be made good, no more.
-  for (const auto& entry : job.generations)
-    if (!entry.second.voided) largest = std::max(largest, entry.second.members.size());
-  return std::min(max, static_cast<int>(largest));
+  step.state.agenda.dirty.merge(step.state.placement.TakeOffers());
 }
 
 void CountFreeSlots(Step& step) {
-  for (const NodeId& id : step.state.slots.recount) {
+  for (const NodeId& id : step.state.agenda.slots_dirty) {
     const Node* node = step.state.FindNode(id);
-    if (node == nullptr) {
-      step.state.slots.free.Remove(id);
-    } else {
-      step.state.slots.more |=
-          step.state.slots.free.Set(id, node->row.name, FreeSlotsOf(step.state, *node));
-    }
+    step.state.placement.SetFree(id, node == nullptr ? 0 : FreeSlotsOf(step.state, *node));
   }
-  step.state.slots.recount.clear();
-  // Tests: the index says what a count of all nodes says.
-  if (!step.config().check_indices || step.state.nodes.size() > kMostChecked) return;
-  FreeSlots counted;
-  for (const auto& [id, node] : step.state.nodes)
-    counted.Set(id, node.row.name, FreeSlotsOf(step.state, node));
-  CHECK(counted == step.state.slots.free);
+  step.state.agenda.slots_dirty.clear();
+  if (step.config().check_indices && step.state.nodes.size() <= kMostChecked)
+    CheckPlacement(step.state);
 }
 
 int FreeSlotsFor(const State& state, const Job& job, const Node& node) {
@@ -122,18 +112,6 @@ void UpdateClaims(Step& step, Job& job) {
     if (node != nullptr && node->claims.insert(job.id()).second) step.state.SlotsChanged(*node);
   }
   job.nodes.claimed = std::move(wanted);
-}
-
-void UpdateHunger(Step& step, Job& job) {
-  const JobPhase phase = job.state.phase;
-  bool hungry = !job.launched() && (phase == JobPhase::kRegrouping || phase == JobPhase::kForming);
-  if (!job.launched() && phase == JobPhase::kRunning) {
-    const GenerationRow* formed = FormedOf(job);
-    hungry = formed && static_cast<int>(formed->members.size()) < MaxNodesNow(job);
-  }
-  // Also while it gathers: what becomes free may complete its next generation.
-  if (hungry) step.state.queue.hungry.insert(job.spec.sequence);
-  if (!hungry) step.state.queue.hungry.erase(job.spec.sequence);
 }
 
 }  // namespace regroup::coordinator

@@ -1,10 +1,8 @@
 #pragma once
 
 // Whose slots are whose. A job holds its nodes by claims, whatever their groups show; a group that
-// is not free holds its slots as well. What became free in a step is offered at its end, once:
-// first to the head of the queue, then to jobs that want to grow.
-
-#include <cstdint>
+// is not free holds its slots as well. What became free in a step is offered at its end, once, to
+// whom `placement` names.
 
 #include "launcher/coordinator/core/job.h"
 #include "launcher/coordinator/core/node.h"
@@ -14,14 +12,12 @@ namespace regroup::coordinator {
 
 inline constexpr std::size_t kMostChecked = 64;  // Nodes, where tests have indices checked.
 
-// The head of the queue, and jobs that want to grow, look at the nodes again.
-void MarkHungry(Step& step);
+// Jobs that could take nodes look at them again, though no more slots are free than before.
+void OfferAgain(Step& step);
 
-// What a job gives back to itself, its survivors' slots say, is more for nobody else.
+// They look again if more slots are free than were offered last. What a job gives back to itself,
+// its survivors' slots say, is no more for the others.
 void OfferCapacity(Step& step);
-
-// With scale-up `never`, what was lost may be made good, and no more.
-int MaxNodesNow(const Job& job);
 
 // Must be called before free slots are looked up.
 void CountFreeSlots(Step& step);
@@ -35,8 +31,5 @@ int SlotsUsed(const State& state, const Node& node);
 // Claims exactly the nodes that the job's generations name, or, between two of them, those of the
 // last one.
 void UpdateClaims(Step& step, Job& job);
-
-// Whether this job takes part when slots are offered.
-void UpdateHunger(Step& step, Job& job);
 
 }  // namespace regroup::coordinator

@@ -66,7 +66,9 @@ void State::ApplyValue(const Value& value) {
     job.state = *state;
     IndexJob(job);
   } else if (auto* generation = std::get_if<GenerationRow>(&value)) {
-    jobs[generation->job].generations[generation->generation] = *generation;
+    Job& job = jobs[generation->job];
+    job.generations[generation->generation] = *generation;
+    IndexDemand(job);
   } else if (auto* done = std::get_if<DoneRow>(&value)) {
     jobs[done->job].done[done->node] = *done;
   } else if (auto* commit = std::get_if<CommitRow>(&value)) {
@@ -100,11 +102,13 @@ void State::ApplyDeletion(const Key& key) {
   std::uint64_t number = 0;
   if (parts[2] == "gen" && absl::SimpleAtoi(parts[3], &number)) {
     job.generations.erase(Generation(number));
+    IndexDemand(job);
   } else if (parts[2] == "done") {
     job.done.erase(NodeId(parts[3]));
   } else if (parts[2].empty()) {  // All of it.
     index.by_sequence.erase(job.spec.sequence);
     index.over.erase(job.spec.sequence);
+    placement.Remove(job.spec.sequence);
     index.by_key.erase(job.spec.key);
     auto newest = index.newest_by_name.find(job.spec.spec.name);
     if (newest != index.newest_by_name.end() && newest->second == job.id())
@@ -123,15 +127,10 @@ void State::IndexNode(const NodeRow* before, const NodeRow* after) {
       fleet.names.erase(named);
   }
   if (after && !after->lost) fleet.names[after->name].insert(id);
-  const int slots_before = before && !before->lost && !before->launched ? before->slots : 0;
-  const int slots_after = after && !after->lost && !after->launched ? after->slots : 0;
-  // Only a node's coming, going and size change what could ever run; what is free does not.
-  if (slots_before != slots_after) {
-    if (slots_before > 0 && --fleet.daemons_by_slots.at(slots_before) == 0)
-      fleet.daemons_by_slots.erase(slots_before);
-    if (slots_after > 0) ++fleet.daemons_by_slots[slots_after];
-    RefreshFits();
-  }
+  // Launched nodes serve their own job only; a lost one serves none.
+  const bool shared = after && !after->lost && !after->launched;
+  placement.SetSize(id, shared ? after->name : std::string(), shared ? after->slots : 0);
+  agenda.dirty.merge(placement.TakeNews());
   if (before && before->launch) {
     if (Job* job = FindJob(before->launch->job)) job->launch.nodes.erase(id);
   }
@@ -149,37 +148,19 @@ void State::IndexJob(const Job& job) {
     auto [newest, fresh] = index.newest_by_name.try_emplace(job.spec.spec.name, job.id());
     if (!fresh && jobs.at(newest->second).spec.sequence < sequence) newest->second = job.id();
   }
-  const bool queued = job.state.phase == JobPhase::kQueued;
   const bool over = job.state.phase == JobPhase::kEnded || job.state.phase == JobPhase::kPreempted;
-  // One job, the oldest that the known nodes could run, may start: younger and smaller ones never
-  // overtake it, so that a large one is not starved.
-  const std::uint64_t head_before = queue.Head();
-  if (queued && queue.queued.insert(sequence).second && Fits(FitOf(job.spec.spec)))
-    queue.fitting.insert(sequence);
-  if (!queued && queue.queued.erase(sequence) > 0) queue.fitting.erase(sequence);
-  const std::uint64_t head = queue.Head();
-  if (head != head_before) {  // The new one may start, and the old one has another reason to wait.
-    if (head != 0) agenda.dirty.insert(head);
-    if (queue.queued.contains(head_before)) agenda.dirty.insert(head_before);
-    if (head == 0) agenda.dirty.merge(queue.deferred);
-  }
   if (over) index.over.insert(sequence);
   if (!over) index.over.erase(sequence);
+  IndexDemand(job);
 }
 
-// A node came, went, or has another number of slots.
-void State::RefreshFits() {
-  const std::uint64_t head = queue.Head();
-  for (std::uint64_t sequence : queue.queued) {
-    const bool fits = Fits(FitOf(jobs.at(index.by_sequence.at(sequence)).spec.spec));
-    const bool changed =
-        fits ? queue.fitting.insert(sequence).second : queue.fitting.erase(sequence) > 0;
-    if (changed) agenda.dirty.insert(sequence);
+void State::IndexDemand(const Job& job) {
+  if (const std::optional<Demand> demand = DemandOf(job)) {
+    placement.Set(*demand);
+  } else {
+    placement.Remove(job.spec.sequence);
   }
-  if (queue.Head() == head) return;
-  if (queue.Head() != 0) agenda.dirty.insert(queue.Head());
-  if (queue.Head() == 0) agenda.dirty.merge(queue.deferred);
-  if (queue.queued.contains(head)) agenda.dirty.insert(head);
+  agenda.dirty.merge(placement.TakeNews());
 }
 
 std::vector<Row> State::Rows() const {
@@ -221,25 +202,6 @@ std::string State::NameOf(const NodeId& id) const {
 
 std::uint64_t State::newest_number() const {
   return index.by_sequence.empty() ? 0 : index.by_sequence.rbegin()->first;
-}
-
-// What this job asks of the nodes that are known, were they all free.
-CannotFit State::FitOf(const JobSpec& spec) const {
-  CannotFit fit;
-  fit.need = (spec.min_nodes + spec.unit - 1) / spec.unit * spec.unit;
-  fit.slots = spec.workers_per_node;
-  for (auto it = fleet.daemons_by_slots.lower_bound(fit.slots); it != fleet.daemons_by_slots.end();
-       ++it)
-    fit.known += it->second;
-  if (Fits(fit) || fleet.daemons_by_slots.empty()) return fit;
-  fit.largest = fleet.daemons_by_slots.rbegin()->first;
-  for (const auto& entry : nodes) {
-    const NodeRow& row = entry.second.row;
-    if (row.lost || row.launched || row.slots != fit.largest) continue;
-    fit.node = row.name;
-    break;
-  }
-  return fit;
 }
 
 }  // namespace regroup::coordinator

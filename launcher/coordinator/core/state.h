@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "launcher/coordinator/core/config.h"
-#include "launcher/coordinator/core/free_slots.h"
 #include "launcher/coordinator/core/job.h"
 #include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/placement.h"
 #include "launcher/coordinator/core/rows.h"
 
 namespace regroup::coordinator {
@@ -36,17 +36,6 @@ struct JobIndex {
   std::set<std::uint64_t> over;                 // Ended and preempted jobs.
 };
 
-// Who wants nodes. By sequence, so the first is the oldest.
-struct Queue {
-  std::set<std::uint64_t> queued;
-  std::set<std::uint64_t> fitting;   // Subset of queued that the known nodes could run.
-  std::set<std::uint64_t> hungry;    // Submitted jobs that could use more nodes.
-  std::set<std::uint64_t> deferred;  // Running jobs that may not grow while another job waits.
-
-  // The only job that may start now; 0: no queued job fits.
-  std::uint64_t Head() const { return fitting.empty() ? 0 : *fitting.begin(); }
-};
-
 // Silence expires no node before `until`.
 struct Brake {
   Instant until{};
@@ -58,7 +47,6 @@ struct Fleet {
   std::map<SessionId, NodeId> sessions;
   std::set<NodeId> attached_daemons;
   std::map<std::string, std::set<NodeId>> names;  // Nodes that are not lost.
-  std::map<int, int> daemons_by_slots;            // Slots → number of daemons that are not lost.
   std::map<std::uint64_t, NodeId> lost;           // By Loss::order; without those that must go.
   std::uint64_t losses = 0;
   int broken = 0;  // Nodes that are probed or awaited.
@@ -68,19 +56,13 @@ struct Fleet {
   bool IsBraked(Instant now) const { return now < brake.until; }
 };
 
-// Free slots of attached daemons that stay.
-struct SlotIndex {
-  FreeSlots free;
-  std::set<NodeId> recount;  // What `free` says of these nodes may be old.
-  bool more = false;         // More are free than when they were last offered.
-};
-
 enum class DueKind { kNode, kJob };
 
 // What has to be looked at, now or at its time.
 struct Agenda {
   std::set<std::uint64_t> dirty;  // Jobs to look at, oldest first.
   std::set<JobId> orders_dirty;   // Jobs of which a node's order may have changed.
+  std::set<NodeId> slots_dirty;   // Nodes that may have another number of free slots than placed.
   std::set<std::tuple<Instant, DueKind, std::string>> deadlines;
 };
 
@@ -108,11 +90,10 @@ struct State {
   Node* NodeOf(SessionId session);  // Null: not the node's current session.
   std::string NameOf(const NodeId& id) const;
   std::uint64_t newest_number() const;  // Of a job; 0: there is none.
-  CannotFit FitOf(const JobSpec& spec) const;
   Moment moment() const { return {now, wall}; }
 
   // Before the next look at free slots this node's are counted again.
-  void SlotsChanged(const Node& node) { slots.recount.insert(node.row.node); }
+  void SlotsChanged(const Node& node) { agenda.slots_dirty.insert(node.row.node); }
 
   const Config config;
   const Epoch epoch;
@@ -125,9 +106,8 @@ struct State {
   std::map<NodeId, Node> nodes;
   std::map<JobId, Job> jobs;
   JobIndex index;
-  Queue queue;
+  Placement placement;  // Free slots as of the last count.
   Fleet fleet;
-  SlotIndex slots;
   Agenda agenda;
   Retention retention;
   std::map<CallId, JobId> waiting_calls;
@@ -137,10 +117,7 @@ struct State {
   void ApplyDeletion(const Key& key);
   void IndexNode(const NodeRow* before, const NodeRow* after);
   void IndexJob(const Job& job);
-  void RefreshFits();
+  void IndexDemand(const Job& job);
 };
-
-// Whether the known nodes could run what was asked, were they all free.
-inline bool Fits(const CannotFit& fit) { return fit.known >= fit.need; }
 
 }  // namespace regroup::coordinator

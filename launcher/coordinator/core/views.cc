@@ -114,12 +114,10 @@ std::optional<WaitReason> WaitOf(const State& state, const Job& job, const Momen
   const Duration left =
       job.wait.until ? std::max(*job.wait.until - at.now, Duration{}) : Duration{};
   std::visit(FillWait{std::max(at.now - job.wait.since, Duration{}), left}, reason);
-  // The queue moves on without this job being looked at: who is ahead is asked for
-  // when somebody reads.
-  auto* behind = std::get_if<BehindJob>(&reason);
-  if (behind != nullptr && state.queue.Head() != 0)
-    behind->job = state.index.by_sequence.at(state.queue.Head());
-  if (std::holds_alternative<CannotFit>(reason)) return state.FitOf(job.spec.spec);
+  // The queue moves on without this job being looked at: who is ahead is asked for when somebody
+  // reads.
+  if (std::holds_alternative<BehindJob>(reason) || std::holds_alternative<CannotFit>(reason))
+    return state.placement.WhyNot(job.spec.sequence).value_or(reason);
   if (auto* preparing = std::get_if<MembersPreparing>(&reason))
     preparing->nodes = Unacked(state, job);
   return reason;

@@ -1,0 +1,209 @@
+#include "launcher/coordinator/core/placement.h"
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "launcher/coordinator/core/decide_generation.h"
+#include "launcher/coordinator/core/ranks.h"
+
+namespace regroup::coordinator {
+namespace {
+
+template <class Key, class Value>
+void EraseFrom(std::map<Key, std::set<Value>>& sets, const Key& key, const Value& value) {
+  const auto found = sets.find(key);
+  found->second.erase(value);
+  if (found->second.empty()) sets.erase(found);
+}
+
+// How many have at least this much. A fleet has few sizes: its nodes are not walked.
+template <class Value>
+int CountFrom(const std::map<int, std::set<Value>>& sets, int least) {
+  std::size_t count = 0;
+  for (auto it = sets.lower_bound(least); it != sets.end(); ++it) count += it->second.size();
+  return static_cast<int>(count);
+}
+
+}  // namespace
+
+// ---- demand ------------------------------------------------------------------------------------
+
+void Placement::Set(const Demand& demand) {
+  auto [known, fresh] = demands_.try_emplace(demand.sequence, demand);
+  if (!fresh && known->second == demand) return;
+  const std::uint64_t head = Head();
+  if (!fresh) Unindex(known->second);
+  known->second = demand;
+  if (demand.stage == Stage::kQueued) {
+    const int nodes = SmallestSize(demand.min, demand.unit);
+    line_[demand.slots][nodes].insert(demand.sequence);
+    if (CountLarge(demand.slots) >= nodes) fitting_.insert(demand.sequence);
+  } else {
+    takers_.insert(demand.sequence);
+  }
+  HeadWas(head);
+}
+
+void Placement::Remove(std::uint64_t sequence) {
+  const auto known = demands_.find(sequence);
+  if (known == demands_.end()) return;
+  const std::uint64_t head = Head();
+  Unindex(known->second);
+  demands_.erase(known);
+  turned_away_.erase(sequence);
+  news_.erase(sequence);
+  HeadWas(head);
+}
+
+void Placement::Unindex(const Demand& demand) {
+  takers_.erase(demand.sequence);
+  fitting_.erase(demand.sequence);
+  if (demand.stage != Stage::kQueued) return;
+  const auto line = line_.find(demand.slots);
+  EraseFrom(line->second, SmallestSize(demand.min, demand.unit), demand.sequence);
+  if (line->second.empty()) line_.erase(line);
+}
+
+// The new head may start, and the old one has another reason to wait.
+void Placement::HeadWas(std::uint64_t before) {
+  const std::uint64_t head = Head();
+  if (head == before) return;
+  if (head != 0) news_.insert(head);
+  if (head == 0) news_.merge(turned_away_);
+  const auto old = demands_.find(before);
+  if (old != demands_.end() && old->second.stage == Stage::kQueued) news_.insert(before);
+}
+
+// ---- supply ------------------------------------------------------------------------------------
+
+void Placement::SetSize(const NodeId& node, const std::string& name, int slots) {
+  const auto known = nodes_.find(node);
+  Supply supply{name, std::max(slots, 0), 0};
+  if (known != nodes_.end()) {
+    supply.free = known->second.free;
+    if (known->second == supply) return;
+    UnindexFree(node, known->second);
+    EraseFrom(by_size_, known->second.size, node);
+  }
+  const int before = known == nodes_.end() ? 0 : known->second.size;
+  if (slots >= 1) {
+    by_size_[slots].insert(node);
+    IndexFree(node, supply);
+    nodes_[node] = std::move(supply);
+  } else if (known != nodes_.end()) {
+    nodes_.erase(known);
+  }
+  SizeChanged(before, std::max(slots, 0));
+}
+
+// Only a node's coming, going and size change what could ever run; what is free does not.
+void Placement::SizeChanged(int before, int after) {
+  if (before == after) return;
+  const std::uint64_t head = Head();
+  const auto [low, high] = std::minmax(before, after);
+  for (auto line = line_.upper_bound(low); line != line_.end() && line->first <= high; ++line) {
+    // For these there is one node more or less: it decides where just the greater number is needed.
+    const int nodes = CountLarge(line->first) + (after < before ? 1 : 0);
+    const auto decided = line->second.find(nodes);
+    if (decided == line->second.end()) continue;
+    for (const std::uint64_t sequence : decided->second) {
+      if (after > before) fitting_.insert(sequence);
+      if (after < before) fitting_.erase(sequence);
+      news_.insert(sequence);
+    }
+  }
+  HeadWas(head);
+}
+
+void Placement::SetFree(const NodeId& node, int slots) {
+  const auto known = nodes_.find(node);
+  const int free = std::max(slots, 0);
+  // Most counts find what was known: they touch nothing.
+  if (known == nodes_.end() || known->second.free == free) return;
+  more_ = more_ || free > known->second.free;
+  UnindexFree(node, known->second);
+  known->second.free = free;
+  IndexFree(node, known->second);
+}
+
+void Placement::IndexFree(const NodeId& node, const Supply& supply) {
+  if (supply.free > 0) by_free_[supply.free].insert({supply.name, node});
+}
+
+void Placement::UnindexFree(const NodeId& node, const Supply& supply) {
+  if (supply.free > 0) EraseFrom(by_free_, supply.free, Named{supply.name, node});
+}
+
+bool Placement::Named::operator<(const Named& other) const {
+  // Two names may be equal as people count (n1 and n01), so that the id decides in the end.
+  if (name != other.name) return NaturalLess(name, other.name);
+  return node < other.node;
+}
+
+// ---- answers -----------------------------------------------------------------------------------
+
+std::optional<WaitReason> Placement::WhyNot(std::uint64_t sequence) const {
+  const auto found = demands_.find(sequence);
+  if (found == demands_.end()) return std::nullopt;
+  const Demand& demand = found->second;
+  if (demand.stage == Stage::kQueued && !fitting_.contains(sequence))
+    return WhyUnfit(SmallestSize(demand.min, demand.unit), demand.slots);
+  if (demand.stage == Stage::kBetween || Head() == 0 || Head() == sequence) return std::nullopt;
+  return BehindJob{demands_.at(Head()).job};
+}
+
+bool Placement::MayGrow(std::uint64_t sequence) {
+  if (Head() == 0) return true;
+  turned_away_.insert(sequence);
+  return false;
+}
+
+std::optional<CannotFit> Placement::WhyUnfit(int nodes, int slots) const {
+  CannotFit fit;
+  fit.need = nodes;
+  fit.known = CountLarge(slots);
+  fit.slots = slots;
+  if (fit.known >= nodes) return std::nullopt;
+  if (by_size_.empty()) return fit;
+  fit.largest = by_size_.rbegin()->first;
+  fit.node = nodes_.at(*by_size_.rbegin()->second.begin()).name;
+  return fit;
+}
+
+int Placement::CountLarge(int slots) const { return CountFrom(by_size_, slots); }
+int Placement::CountFree(int slots) const { return CountFrom(by_free_, slots); }
+
+std::vector<NodeId> Placement::FirstFree(int slots, std::size_t limit) const {
+  std::vector<NodeId> first;
+  for (auto it = by_free_.rbegin(); it != by_free_.rend() && it->first >= slots; ++it) {
+    for (const Named& named : it->second) {
+      if (first.size() == limit) return first;
+      first.push_back(named.node);
+    }
+  }
+  return first;
+}
+
+// ---- who has to look again ---------------------------------------------------------------------
+
+std::set<std::uint64_t> Placement::TakeNews() { return std::exchange(news_, {}); }
+
+std::set<std::uint64_t> Placement::TakeOffers() {
+  return std::exchange(more_, false) ? Takers() : std::set<std::uint64_t>();
+}
+
+std::set<std::uint64_t> Placement::Takers() const {
+  std::set<std::uint64_t> takers = takers_;
+  if (Head() != 0) takers.insert(Head());
+  return takers;
+}
+
+bool Placement::SaysTheSame(const Placement& other) const {
+  const auto all = [](const Placement& p) {
+    return std::tie(p.nodes_, p.by_size_, p.by_free_, p.demands_, p.line_, p.fitting_, p.takers_);
+  };
+  return all(*this) == all(other);
+}
+
+}  // namespace regroup::coordinator
