@@ -41,7 +41,9 @@ void LeaveOutUnsteady(const State& state, const Job& job, std::vector<Candidate>
   };
   const auto steady =
       std::count_if(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
-        return !unsteady(candidate) && candidate.readiness != Readiness::kBackingOff;
+        // Whoever is no longer waited for is no reason to leave anyone out.
+        const bool comes = candidate.readiness == Readiness::kReady || candidate.until > state.now;
+        return comes && !unsteady(candidate) && candidate.readiness != Readiness::kBackingOff;
       });
   if (UsableSize(static_cast<int>(steady), spec.min_nodes, MaxNodesNow(job), spec.unit) > 0)
     std::erase_if(candidates, unsteady);
