@@ -85,7 +85,7 @@ MUTANTS = [
     (CORE + "calls.cc", "job.state.cancel.key != event.key) {", "true) {"),
     (CORE + "stall.cc", "ForEachWait(step, [&](Instant& at) { at += event.gap; });", ""),
     (CORE + "placement.cc", "if (head == 0) news_.merge(turned_away_);", ""),
-    (CORE + "placement.cc", "more_ = more_ || free > known->second.free;", ""),
+    (CORE + "placement.cc", "more_ = more_ || slots > known->second.free;", ""),
     (CORE + "placement.cc", "const int nodes = CountLarge(line->first) + (after < before ? 1 : 0);", "const int nodes = CountLarge(line->first);"),
     (CORE + "slots.cc", "for (const auto& entry : node.orders.unanswered) users.insert(entry.first);", ""),
     (CORE + "slots.cc", "if (holds && wanted.empty() && last != job.generations.end()) {", "if (false) {"),

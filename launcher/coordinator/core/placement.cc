@@ -118,12 +118,11 @@ void Placement::SizeChanged(int before, int after) {
 
 void Placement::SetFree(const NodeId& node, int slots) {
   const auto known = nodes_.find(node);
-  const int free = std::max(slots, 0);
   // Most counts find what was known: they touch nothing.
-  if (known == nodes_.end() || known->second.free == free) return;
-  more_ = more_ || free > known->second.free;
+  if (known == nodes_.end() || known->second.free == slots) return;
+  more_ = more_ || slots > known->second.free;
   UnindexFree(node, known->second);
-  known->second.free = free;
+  known->second.free = slots;
   IndexFree(node, known->second);
 }
 

@@ -52,7 +52,8 @@ class Placement {
 
   // How many slots the node has, free or not. Below 1: it is no node that a job could count on.
   void SetSize(const NodeId& node, const std::string& name, int slots);
-  // A node of which no size is known supplies nothing.
+  // Below 0: so many more are taken than there are, and once less is, there is more for a job that
+  // holds some of them. A node of which no size is known supplies nothing.
   void SetFree(const NodeId& node, int slots);
 
   // ---- whose turn it is ------------------------------------------------------------------------
