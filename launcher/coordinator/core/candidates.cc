@@ -94,8 +94,7 @@ std::vector<Candidate> CandidatesOf(Step& step, const Job& job) {
             CandidateOf(step.state, job, *node, previous.contains(id)))
       candidates.push_back(*std::move(candidate));
   }
-  const bool check = step.config().check_indices && step.state.nodes.size() <= kMostChecked;
-  if (check && !job.launched()) CheckCandidates(step.state, job, candidates);
+  if (ChecksIndices(step.state) && !job.launched()) CheckCandidates(step.state, job, candidates);
   return candidates;
 }
 

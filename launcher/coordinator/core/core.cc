@@ -17,6 +17,7 @@
 #include "launcher/coordinator/core/state.h"
 #include "launcher/coordinator/core/step.h"
 #include "launcher/coordinator/core/views.h"
+#include "launcher/coordinator/core/withheld.h"
 
 namespace regroup::coordinator {
 namespace {
@@ -89,6 +90,7 @@ Effects Core::Step(Instant now, WallTime wall, const Event& event) {
   if (!state_->stepped_down) {
     std::visit([&](const auto& e) { On(step, e); }, event);
     Drain(step);
+    if (ChecksIndices(*state_) && state_->agenda.dirty.empty()) CheckNothingIsWithheld(*state_);
     SweepOldJobs(step);
     if (step.HasRoom()) PurgeOne(step);
     // Last of what jobs cause: an order says what is wanted after all decisions of this step, not

@@ -79,18 +79,18 @@ void Placement::HeadWas(std::uint64_t before) {
 
 void Placement::SetSize(const NodeId& node, const std::string& name, int slots) {
   const auto known = nodes_.find(node);
-  Supply supply{name, std::max(slots, 0), 0};
+  Known now{name, std::max(slots, 0), 0};
   if (known != nodes_.end()) {
-    supply.free = known->second.free;
-    if (known->second == supply) return;
+    now.free = known->second.free;
+    if (known->second == now) return;
     UnindexFree(node, known->second);
     EraseFrom(by_size_, known->second.size, node);
   }
   const int before = known == nodes_.end() ? 0 : known->second.size;
   if (slots >= 1) {
     by_size_[slots].insert(node);
-    IndexFree(node, supply);
-    nodes_[node] = std::move(supply);
+    IndexFree(node, now);
+    nodes_[node] = std::move(now);
   } else if (known != nodes_.end()) {
     nodes_.erase(known);
   }
@@ -126,12 +126,12 @@ void Placement::SetFree(const NodeId& node, int slots) {
   IndexFree(node, known->second);
 }
 
-void Placement::IndexFree(const NodeId& node, const Supply& supply) {
-  if (supply.free > 0) by_free_[supply.free].insert({supply.name, node});
+void Placement::IndexFree(const NodeId& node, const Known& known) {
+  if (known.free > 0) by_free_[known.free].insert({known.name, node});
 }
 
-void Placement::UnindexFree(const NodeId& node, const Supply& supply) {
-  if (supply.free > 0) EraseFrom(by_free_, supply.free, Named{supply.name, node});
+void Placement::UnindexFree(const NodeId& node, const Known& known) {
+  if (known.free > 0) EraseFrom(by_free_, known.free, Named{known.name, node});
 }
 
 bool Placement::Named::operator<(const Named& other) const {
@@ -203,6 +203,71 @@ bool Placement::SaysTheSame(const Placement& other) const {
     return std::tie(p.nodes_, p.by_size_, p.by_free_, p.demands_, p.line_, p.fitting_, p.takers_);
   };
   return all(*this) == all(other);
+}
+
+// ---- the policy at one look --------------------------------------------------------------------
+
+namespace {
+
+// Who has enough free slots for this job, the most first. `taken` by jobs before it.
+std::vector<const Supply*> FreeFor(const Asking& asking, std::span<const Supply> supplies,
+                                   const std::map<NodeId, int>& taken) {
+  std::vector<std::pair<int, const Supply*>> free;
+  for (const Supply& supply : supplies) {
+    const auto own = asking.own.find(supply.node);
+    const auto gone = taken.find(supply.node);
+    const int slots = (own == asking.own.end() ? supply.free : own->second) -
+                      (gone == taken.end() ? 0 : gone->second);
+    if (slots >= asking.demand.slots) free.emplace_back(slots, &supply);
+  }
+  std::sort(free.begin(), free.end(), [](const auto& a, const auto& b) {
+    if (a.first != b.first) return a.first > b.first;
+    if (a.second->name != b.second->name) return NaturalLess(a.second->name, b.second->name);
+    return a.second->node < b.second->node;
+  });
+  std::vector<const Supply*> nodes;
+  for (const auto& entry : free) nodes.push_back(entry.second);
+  return nodes;
+}
+
+}  // namespace
+
+std::vector<Grant> Place(std::span<const Asking> askings, std::span<const Supply> supplies) {
+  std::vector<Grant> grants;
+  std::map<NodeId, int> taken;
+  const Demand* head = nullptr;  // The first that is queued, could run and gets nothing now.
+  const auto serve = [&](const Asking& asking) {
+    const Demand& demand = asking.demand;
+    const bool queued = demand.stage == Stage::kQueued, grows = demand.stage == Stage::kGrowing;
+    Grant& grant = grants.emplace_back(Grant{demand.job});
+    const int need = SmallestSize(demand.min, demand.unit);
+    const auto known = std::count_if(supplies.begin(), supplies.end(), [&](const Supply& supply) {
+      return supply.slots >= demand.slots;
+    });
+    if (queued && known < need) {
+      grant.why_not = CannotFit{need, static_cast<int>(known), demand.slots};
+      return;
+    }
+    if (head != nullptr && (queued || grows)) {
+      grant.why_not = BehindJob{head->job};
+      return;
+    }
+    const std::vector<const Supply*> free = FreeFor(asking, supplies, taken);
+    const int have = static_cast<int>(free.size());
+    const int size = UsableSize(demand.has + have, demand.min, demand.max, demand.unit);
+    for (int i = 0; asking.ready && i < size - demand.has; ++i) {
+      grant.nodes.push_back(free[i]->node);
+      taken[free[i]->node] += demand.slots;
+    }
+    if (!grant.nodes.empty()) return;
+    if (queued) head = &demand;
+    if (asking.ready && !grows) grant.why_not = BelowMinimum{have, need, Duration{}, {}};
+  };
+  for (const Asking& asking : askings)
+    if (asking.demand.stage != Stage::kGrowing) serve(asking);
+  for (const Asking& asking : askings)
+    if (asking.demand.stage == Stage::kGrowing) serve(asking);
+  return grants;
 }
 
 }  // namespace regroup::coordinator

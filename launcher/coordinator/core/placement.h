@@ -18,6 +18,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -85,10 +86,10 @@ class Placement {
   bool SaysTheSame(const Placement& other) const;
 
  private:
-  struct Supply {
+  struct Known {
     std::string name;
     int size = 0, free = 0;  // size >= 1.
-    friend bool operator==(const Supply&, const Supply&) = default;
+    friend bool operator==(const Known&, const Known&) = default;
   };
   struct Named {
     std::string name;
@@ -99,13 +100,13 @@ class Placement {
   // The only queued job that may start now; 0: none fits.
   std::uint64_t Head() const { return fitting_.empty() ? 0 : *fitting_.begin(); }
   int CountLarge(int slots) const;
-  void IndexFree(const NodeId& node, const Supply& supply);
-  void UnindexFree(const NodeId& node, const Supply& supply);
+  void IndexFree(const NodeId& node, const Known& known);
+  void UnindexFree(const NodeId& node, const Known& known);
   void SizeChanged(int before, int after);
   void Unindex(const Demand& demand);
   void HeadWas(std::uint64_t before);
 
-  std::map<NodeId, Supply> nodes_;
+  std::map<NodeId, Known> nodes_;
   std::map<int, std::set<NodeId>> by_size_;  // No set is empty; so in by_free_ and line_.
   std::map<int, std::set<Named>> by_free_;   // Nodes with a free slot.
 
@@ -119,5 +120,31 @@ class Placement {
   std::set<std::uint64_t> news_;
   bool more_ = false;
 };
+
+// ---- the policy at one look
+// ---------------------------------------------------------------------- For whoever reads it, and
+// for tests: what a Placement and the looks of all jobs come to, from scratch.
+
+struct Supply {
+  NodeId node;
+  std::string name;
+  int slots = 0, free = 0;
+};
+struct Asking {
+  Demand demand;
+  // False: it waits for something besides nodes, as for a last call. It keeps its turn meanwhile.
+  bool ready = true;
+  // Where it finds another number of free slots than others do: what it holds itself is free for
+  // it, and a node that it may not take has none.
+  std::map<NodeId, int> own{};
+};
+struct Grant {
+  JobId job;
+  std::vector<NodeId> nodes{};          // The best first.
+  std::optional<WaitReason> why_not{};  // Set where it is ready to start and no nodes are given.
+};
+
+// REQUIRES: the oldest job first. One grant for each; those that grow are last.
+std::vector<Grant> Place(std::span<const Asking> askings, std::span<const Supply> supplies);
 
 }  // namespace regroup::coordinator

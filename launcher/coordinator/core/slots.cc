@@ -17,21 +17,15 @@
 namespace regroup::coordinator {
 namespace {
 
-// For a job that has nothing there; 0: it takes none.
-int FreeSlotsOf(const State& state, const Node& node) {
-  // A node that is suspected has slots and cannot be asked; one that leaves would
-  // take its job along.
-  const bool takes = node.Is<Attached>() && !node.row.launched && !node.leaving;
-  return takes ? node.row.slots - SlotsUsed(state, node) : 0;
-}
+constexpr std::size_t kMostChecked = 64;  // Nodes.
 
 // Tests: what was told change by change is what a count of all nodes and jobs says.
 void CheckPlacement(const State& state) {
   Placement counted;
   for (const auto& [id, node] : state.nodes) {
-    const bool shared = !node.row.lost && !node.row.launched;
-    counted.SetSize(id, node.row.name, shared ? node.row.slots : 0);
-    counted.SetFree(id, FreeSlotsOf(state, node));
+    const Supply supply = SupplyOf(state, node);
+    counted.SetSize(id, supply.name, supply.slots);
+    counted.SetFree(id, supply.free);
   }
   for (const auto& entry : state.jobs)
     if (const std::optional<Demand> demand = DemandOf(entry.second)) counted.Set(*demand);
@@ -39,6 +33,10 @@ void CheckPlacement(const State& state) {
 }
 
 }  // namespace
+
+bool ChecksIndices(const State& state) {
+  return state.config.check_indices && state.nodes.size() <= kMostChecked;
+}
 
 void OfferAgain(Step& step) { step.state.agenda.dirty.merge(step.state.placement.Takers()); }
 
@@ -50,11 +48,10 @@ void OfferCapacity(Step& step) {
 void CountFreeSlots(Step& step) {
   for (const NodeId& id : step.state.agenda.slots_dirty) {
     const Node* node = step.state.FindNode(id);
-    step.state.placement.SetFree(id, node == nullptr ? 0 : FreeSlotsOf(step.state, *node));
+    step.state.placement.SetFree(id, node == nullptr ? 0 : SupplyOf(step.state, *node).free);
   }
   step.state.agenda.slots_dirty.clear();
-  if (step.config().check_indices && step.state.nodes.size() <= kMostChecked)
-    CheckPlacement(step.state);
+  if (ChecksIndices(step.state)) CheckPlacement(step.state);
 }
 
 int FreeSlotsFor(const State& state, const Job& job, const Node& node) {
@@ -62,6 +59,16 @@ int FreeSlotsFor(const State& state, const Job& job, const Node& node) {
   // What the job holds here already is free for its next generation.
   if (node.claims.contains(job.id()) || !SlotsFree(job, node)) used -= WorkersOn(job, node);
   return node.row.slots - used;
+}
+
+Supply SupplyOf(const State& state, const Node& node) {
+  Supply supply{node.row.node, node.row.name};
+  if (node.row.lost || node.row.launched) return supply;
+  supply.slots = node.row.slots;
+  // A node that is suspected has slots and cannot be asked; one that leaves would take its job
+  // along.
+  if (node.Is<Attached>() && !node.leaving) supply.free = node.row.slots - SlotsUsed(state, node);
+  return supply;
 }
 
 int SlotsUsed(const State& state, const Node& node) {

@@ -6,11 +6,13 @@
 
 #include "launcher/coordinator/core/job.h"
 #include "launcher/coordinator/core/node.h"
+#include "launcher/coordinator/core/placement.h"
 #include "launcher/coordinator/core/step.h"
 
 namespace regroup::coordinator {
 
-inline constexpr std::size_t kMostChecked = 64;  // Nodes, where tests have indices checked.
+// Tests, of small fleets: what is kept for speed is compared with what it stands for.
+bool ChecksIndices(const State& state);
 
 // Jobs that could take nodes look at them again, though no more slots are free than before.
 void OfferAgain(Step& step);
@@ -24,6 +26,9 @@ void CountFreeSlots(Step& step);
 
 // Free there, with what this job itself holds.
 int FreeSlotsFor(const State& state, const Job& job, const Node& node);
+
+// What the node gives to jobs, counted from scratch.
+Supply SupplyOf(const State& state, const Node& node);
 
 // Taken by claims, by groups that are not free, and by Prepares on their way.
 int SlotsUsed(const State& state, const Node& node);

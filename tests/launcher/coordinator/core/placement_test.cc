@@ -152,5 +152,106 @@ TEST(Placement, NobodyGrowsWhileAnotherWaits) {
   EXPECT_THAT(placement.Takers(), ElementsAre(1));
 }
 
+// ---- the policy at one look
+
+struct Case {
+  const char* name;
+  std::vector<Asking> askings;
+  std::vector<Supply> supplies;
+  std::string granted;  // For each job its nodes, or why it has none.
+};
+
+Asking Ask(std::uint64_t sequence, Stage stage, int min, int max, int slots = 1) {
+  Asking asking{DemandOf(sequence, stage, min, max)};
+  asking.demand.slots = slots;
+  return asking;
+}
+
+Asking Grows(std::uint64_t sequence, int has, int max, int unit = 1) {
+  Asking asking = Ask(sequence, Stage::kGrowing, 1, max);
+  asking.demand.has = has;
+  asking.demand.unit = unit;
+  return asking;
+}
+
+Asking NotReady(Asking asking) {
+  asking.ready = false;
+  return asking;
+}
+
+Asking With(Asking asking, const char* node, int own) {
+  asking.own[NodeId(node)] = own;
+  return asking;
+}
+
+// Node `a` with 4 slots of which 2 are free: {"a", 4, 2}.
+Supply Of(const char* node, int slots, int free) { return {NodeId(node), node, slots, free}; }
+
+std::string TextOf(const Grant& grant) {
+  std::string text = grant.job.value().substr(4) + ":";
+  for (const NodeId& node : grant.nodes) text += node.value();
+  if (!grant.why_not) return text;
+  if (const auto* below = std::get_if<BelowMinimum>(&*grant.why_not))
+    return text + "below " + std::to_string(below->have) + "/" + std::to_string(below->need);
+  if (const auto* behind = std::get_if<BehindJob>(&*grant.why_not))
+    return text + "behind " + behind->job.value().substr(4);
+  return text + "unfit";
+}
+
+std::vector<Case> Cases() {
+  constexpr Stage kQueued = Stage::kQueued, kBetween = Stage::kBetween;
+  const std::vector<Supply> three = {Of("a", 1, 1), Of("b", 1, 1), Of("c", 1, 1)};
+  const std::vector<Supply> busy = {Of("a", 1, 0), Of("b", 1, 0), Of("c", 1, 1)};
+  return {
+      {"as many as it may have", {Ask(1, kQueued, 1, 2)}, three, "1:ab"},
+      {"who is served leaves the line",
+       {Ask(1, kQueued, 1, 2), Ask(2, kQueued, 1, 2)},
+       three,
+       "1:ab 2:c"},
+      {"the head is not overtaken",
+       {Ask(1, kQueued, 2, 2), Ask(2, kQueued, 1, 1)},
+       busy,
+       "1:below 1/2 2:behind 1"},
+      {"who cannot run is passed over",
+       {Ask(1, kQueued, 4, 4), Ask(2, kQueued, 1, 1)},
+       busy,
+       "1:unfit 2:c"},
+      {"a last call keeps the turn",
+       {NotReady(Ask(1, kQueued, 1, 2)), Ask(2, kQueued, 1, 1)},
+       three,
+       "1: 2:behind 1"},
+      {"between generations no line counts",
+       {Ask(1, kQueued, 2, 2), Ask(2, kBetween, 1, 2)},
+       busy,
+       "1:below 1/2 2:c"},
+      {"what it holds is its own", {With(Ask(1, kBetween, 2, 2), "b", 1)}, busy, "1:bc"},
+      {"what it may not take is not", {With(Ask(1, kBetween, 1, 2), "c", 0)}, busy, "1:below 0/1"},
+      {"the emptiest first",
+       {Ask(1, kQueued, 1, 2)},
+       {Of("a", 2, 1), Of("n10", 2, 2), Of("n9", 2, 2)},
+       "1:n9n10"},
+      {"one node may serve two",
+       {Ask(1, kQueued, 1, 1, 2), Ask(2, kQueued, 1, 1)},
+       {Of("a", 3, 3)},
+       "1:a 2:a"},
+      {"whoever grows is last", {Grows(1, 1, 3), Ask(2, kQueued, 2, 2)}, three, "2:ab 1:c"},
+      {"none grows while the head waits",
+       {Grows(1, 1, 3), Ask(2, kQueued, 2, 2)},
+       busy,
+       "2:below 1/2 1:behind 2"},
+      {"growth by units", {Grows(1, 2, 6, 2)}, three, "1:ab"},
+      {"too little to grow is no reason to wait", {Grows(1, 2, 6, 2)}, busy, "1:"},
+  };
+}
+
+TEST(Placement, IsFirstInFirstOut) {
+  for (const Case& row : Cases()) {
+    std::string granted;
+    for (const Grant& grant : Place(row.askings, row.supplies))
+      granted += (granted.empty() ? "" : " ") + TextOf(grant);
+    EXPECT_EQ(granted, row.granted) << row.name;
+  }
+}
+
 }  // namespace
 }  // namespace regroup::coordinator
