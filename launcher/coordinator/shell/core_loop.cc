@@ -48,33 +48,17 @@ CoreLoop::CoreLoop(boost::asio::io_context& io, Journal& journal, obs::Logger& l
       outlet_(outlet),
       deadline_timer_(io),
       watch_timer_(io),
-      sweep_timer_(io),
       retry_timer_(io) {}
 
-void CoreLoop::Receive(Work work) {
-  last_stamp_ = std::max(last_stamp_, io::MonotonicNow());
-  inbox_.push_back({last_stamp_, std::move(work)});
-}
-
 void CoreLoop::Post(Work work) {
+  bool wake = false;
   {
     std::lock_guard lock(mutex_);
-    Receive(std::move(work));
-    if (std::exchange(woken_, true)) return;
+    last_stamp_ = std::max(last_stamp_, io::MonotonicNow());
+    wake = inbox_.empty();
+    inbox_.push_back({last_stamp_, std::move(work)});
   }
-  boost::asio::post(io_, [this] { Drain(); });
-}
-
-void CoreLoop::PostPatient(Work work) {
-  {
-    std::lock_guard lock(mutex_);
-    Receive(std::move(work));
-    if (std::exchange(sweeping_, true)) return;
-  }
-  boost::asio::post(io_, [this] {
-    Drain();
-    Sweep();
-  });
+  if (wake) boost::asio::post(io_, [this] { Drain(); });
 }
 
 void CoreLoop::Drain() {
@@ -83,26 +67,10 @@ void CoreLoop::Drain() {
   {
     std::lock_guard lock(mutex_);
     received.swap(inbox_);
-    woken_ = false;
   }
   for (Received& one : received) one.work(one.at);
   Arm();
   Flush();
-}
-
-// Goes on while there is something each time.
-void CoreLoop::Sweep() {
-  sweep_timer_.expires_after(kSweep);
-  sweep_timer_.async_wait([this](const boost::system::error_code& error) {
-    if (error) return;
-    {
-      std::lock_guard lock(mutex_);
-      sweeping_ = !inbox_.empty();
-      if (!sweeping_) return;
-    }
-    Drain();
-    Sweep();
-  });
 }
 
 void CoreLoop::Enter() {
@@ -213,8 +181,8 @@ void CoreLoop::Arm() {
   deadline_timer_.expires_after(std::max(*due - io::MonotonicNow(), Duration(0)));
   deadline_timer_.async_wait([this](const boost::system::error_code& error) {
     if (error || stopping_ || failed_) return;
+    Enter();
     armed_for_.reset();
-    Drain();  // A heartbeat that came in time is not too late because it waited for company.
     TickUntil(std::max(now_, io::MonotonicNow()));
     Arm();
     Flush();

@@ -15,7 +15,6 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -52,11 +51,6 @@ class CoreLoop {
 
   // Any thread.
   void Post(Work work);
-  // The same for what is not urgent: where more of it comes it waits for company, at most kSweep,
-  // so that ten thousand heartbeats a second wake this thread 200 times. Its stamp and its turn are
-  // those of Post.
-  void PostPatient(Work work);
-  static constexpr std::chrono::milliseconds kSweep{5};
 
   // The rest on the loop's thread.
 
@@ -92,9 +86,7 @@ class CoreLoop {
     std::vector<Note> notes;
   };
 
-  void Receive(Work work);  // REQUIRES: mutex_ is held.
   void Drain();
-  void Sweep();
   void Enter();  // Every entry into the loop's thread: notices that it stood still.
   void Watch();
   void TickUntil(Instant limit);
@@ -115,15 +107,12 @@ class CoreLoop {
   std::optional<JobNumbers> numbers_;
 
   std::mutex mutex_;
-  // These four are guarded by mutex_.
-  std::vector<Received> inbox_;
+  std::vector<Received> inbox_;  // Guarded by mutex_, as is last_stamp_.
   Instant last_stamp_{};
-  bool woken_ = false;     // A Drain was asked for and has not begun.
-  bool sweeping_ = false;  // One comes without being asked for, within kSweep.
 
   Instant now_{};    // Of the last step; never decreases.
   Instant alive_{};  // When the loop last ran.
-  boost::asio::steady_timer deadline_timer_, watch_timer_, sweep_timer_, retry_timer_;
+  boost::asio::steady_timer deadline_timer_, watch_timer_, retry_timer_;
   std::optional<Instant> armed_for_;
 
   std::deque<Output> pending_;

@@ -87,11 +87,9 @@ class Sessions::Reactor final : public Stream {
                                                               : TooMuch();
     incoming_.Clear();
     const bool launch = said.ok() && std::holds_alternative<LaunchRequest>(*said);
-    const bool beat = said.ok() && std::holds_alternative<HeartbeatMessage>(*said);
     const std::uint64_t free_bytes = launch ? sessions_.free_bytes_() : 0;
-    const auto post = beat ? &CoreLoop::PostPatient : &CoreLoop::Post;
-    (sessions_.loop_.*post)([sessions = &sessions_, id = id_, bytes, said = std::move(said),
-                             free_bytes](Instant received) mutable {
+    sessions_.loop_.Post([sessions = &sessions_, id = id_, bytes, said = std::move(said),
+                          free_bytes](Instant received) mutable {
       sessions->unheard_bytes_ -= bytes;
       sessions->OnRead(id, received, std::move(said), free_bytes);
     });

@@ -3,9 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "common/base/check.h"
 #include "common/io/proc.h"
@@ -15,7 +13,6 @@
 namespace regroup::coordinator {
 namespace {
 
-using namespace std::chrono_literals;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -105,90 +102,6 @@ TEST_F(CoreLoopTest, WhileTheDiskIsBusyItGoesOnAndSaysNothing) {
   EXPECT_THAT(outlet_.answered, ElementsAre(1, 2, 3, 4));
   Read(5);  // Nothing is on its way: there is nothing to wait for.
   EXPECT_THAT(outlet_.answered, ElementsAre(1, 2, 3, 4, 5));
-}
-
-// A thousand heartbeats are one pass of the loop, and what cannot wait takes them along.
-TEST_F(CoreLoopTest, PatientWorkWaitsForCompanyAndKeepsItsTurn) {
-  std::vector<int> ran;
-  const auto work = [&](int i) { return [&ran, i](Instant) { ran.push_back(i); }; };
-  loop_.PostPatient(work(1));
-  Run();
-  EXPECT_THAT(ran, ElementsAre(1));  // The first of them has nobody to wait for.
-  loop_.PostPatient(work(2));
-  Run();
-  EXPECT_THAT(ran, ElementsAre(1));
-  loop_.Post(work(3));
-  Run();
-  EXPECT_THAT(ran, ElementsAre(1, 2, 3));
-  loop_.PostPatient(work(4));
-  for (int pass = 0; pass < 100 && ran.size() < 4; ++pass) {
-    std::this_thread::sleep_for(CoreLoop::kSweep);
-    Run();
-  }
-  EXPECT_THAT(ran, ElementsAre(1, 2, 3, 4));
-  for (int pass = 0; pass < 4; ++pass) {  // Nothing comes: the passes have ended.
-    std::this_thread::sleep_for(2 * CoreLoop::kSweep);
-    Run();
-  }
-  loop_.PostPatient(work(5));
-  Run();
-  EXPECT_THAT(ran, ElementsAre(1, 2, 3, 4, 5));
-}
-
-// Not before what came in time, although that was not in a hurry.
-TEST_F(CoreLoopTest, ADeadlineIsNotAheadOfPatientWork) {
-  constexpr auto kLease = 50ms;
-  Config config;
-  config.journal.new_cluster = ClusterId("c0ffee");
-  config.leases.lease = kLease;
-  HeldJournal journal;
-  Recorder outlet;
-  CoreLoop loop(io_, journal, *log_, outlet);
-  loop.Start(Core(config, Epoch(1), {}, io::MonotonicNow()));
-  SessionOpened opened;
-  opened.session = SessionId(7);
-  opened.hello.node = NodeId("n1");
-  opened.hello.name = "n1";
-  opened.hello.address = "10.0.0.1";
-  loop.Post([&](Instant received) { loop.Step(received, opened); });
-  Run();
-  journal.Finish(absl::OkStatus());
-  Run();
-  if (journal.batches.size() > 1) journal.Finish(absl::OkStatus());
-  Run();
-  Instant last = io::MonotonicNow();
-  Duration longest{};
-  const auto beat = [&] {
-    loop.PostPatient([&](Instant received) {
-      loop.Step(received, HeartbeatReceived{SessionId(7), OrderNo()});
-    });
-    longest = std::max(longest, io::MonotonicNow() - last);
-    last = io::MonotonicNow();
-  };
-  const auto sleep_until = [](Instant at) { std::this_thread::sleep_for(at - io::MonotonicNow()); };
-  // Its lease ends between two passes, when the next heartbeat is there and waits.
-  for (int round = 0; round < 10; ++round) {
-    sleep_until(io::MonotonicNow() + 3 * CoreLoop::kSweep);
-    Run();
-    const Instant heard = io::MonotonicNow();
-    beat();
-    Run();
-    sleep_until(heard + 2 * CoreLoop::kSweep);
-    Run();
-    sleep_until(heard + kLease - 3ms);
-    loop.PostPatient([](Instant) {});
-    Run();
-    beat();
-    sleep_until(heard + kLease + 500us);
-    Run();
-  }
-  if (longest >= kLease) GTEST_SKIP() << "this machine is too busy: a heartbeat was late";
-  ReadFilter nodes;
-  nodes.nodes = true;
-  const absl::StatusOr<ReadReply> read = loop.Read(nodes);
-  ASSERT_TRUE(read.ok());
-  ASSERT_EQ(read->nodes.size(), 1u);
-  EXPECT_EQ(read->nodes[0].state, "ready");
 }
 
 // After a month in which no coordinator ran thousands of jobs are too old at once. One commit
