@@ -174,12 +174,15 @@ Legacy LegacyFor(Step& step, const GroupKey& key, int workers) {
     if (last.job != key.job) break;
     // Also where there are slots for both: ranks that retire soon spare new processes.
     legacy.wait |= group.in_place.retiring.has_value();
+    legacy.stopping |= group.phase == Phase::kStopping;
+    legacy.unkillable |= group.phase == Phase::kUnkillable;
     if (group.phase != Phase::kRetired || step.state.HeirOf(last)) continue;
     if (!legacy.from && group.workers == workers && !group.in_place.refused) {
       legacy.from = last.generation;
     } else {
-      // Its ranks have nothing left to save, and the new generation waits for their slots.
+      // Its ranks have nothing left to save, and the new generation waits for their end.
       StopGroup(step, last, group, step.now(), StopReason::kNotice);
+      legacy.stopping = true;
     }
   }
   return legacy;

@@ -76,6 +76,10 @@ void StartPreparing(Step& step, const JobId& job, const Prepare& prepare) {
         step, key, needed,
         absl::StrFormat("%d workers asked for, %d of %d slots are taken", needed, taken, slots));
   }
+  // Also where there are slots for both, nothing of a generation starts beside an older one's
+  // ranks.
+  if (legacy.unkillable) return Refuse(step, key, needed, "ranks of an older generation live on");
+  if (legacy.stopping) return;
   Job& known = state.jobs[job];
   known.highest = std::max(known.highest, prepare.generation);
   Group group;

@@ -631,6 +631,28 @@ TEST(InPlace, AShimThatCannotBeHandedOverKeepsItsRanksAndIsAskedOnce) {
   EXPECT_NE(agent.Last<SpawnShim>(), nullptr);
 }
 
+TEST(InPlace, NothingIsPreparedBesideRanksThatWereNotHandedOver) {
+  for (const bool killable : {true, false}) {
+    Driver agent = Retired(/*slots=*/4);
+    agent.Do(Ordered{PrepareOrder(4, 2, 2)});
+    agent.Do(RunDirectoryWritten{kTwo});
+    agent.Do(PrepareFailed{kTwo, "it does not know how"});
+    const auto written = agent.CountEver<WriteRunDirectory>();
+    agent.Do(Ordered{PrepareOrder(5, 3, 2)});
+    EXPECT_NE(agent.Last<StopRanks>(), nullptr);
+    agent.AdvanceTo(1s);
+    EXPECT_EQ(agent.CountEver<WriteRunDirectory>(), written) << "though there are slots for both";
+    if (killable) {
+      agent.Do(GroupEmpty{kOne});
+      EXPECT_EQ(agent.CountEver<WriteRunDirectory>(), written + 1);
+    } else {
+      agent.Do(GroupStuck{kOne});
+      EXPECT_EQ(agent.CountEver<WriteRunDirectory>(), written);
+      EXPECT_EQ(agent.Last<SendReport>()->report.refused, "ranks of an older generation live on");
+    }
+  }
+}
+
 TEST(InPlace, ADirectoryThatCannotBeWrittenSaysNothingOfTheShim) {
   Driver agent = Retired();
   agent.Do(Ordered{PrepareOrder(4, 2, 2)});
