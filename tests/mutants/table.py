@@ -49,6 +49,8 @@ MUTANTS = [
      "const Generation generation = job.state.last_formed.Next();"),
     (CORE + "proposal.cc", "if (proposed.asked.size() < soft.members.size()) return AskSurvivors(step, job, soft);", ""),
     (CORE + "proposal.cc", "if (again) ++state.regroups;", "++state.regroups;"),
+    (CORE + "proposal.cc", "for (const NodeId& id : job.nodes.touched) step.Reorder(job, id);",
+     "step.ReorderMembers(job, soft);"),
     (CORE + "proposal.cc", "const bool survivor = formed && job.soft.at(formed->generation).members.contains(id);",
      "const bool survivor = false;"),
     (CORE + "proposal.cc", "formed.starts.not_started.insert(member.first);", ""),

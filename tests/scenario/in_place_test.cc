@@ -186,6 +186,17 @@ TEST_F(InPlace, a_job_that_gives_its_nodes_back_leaves_none_behind) {
   ASSERT_TRUE(Reaches(other, "running", 5s)) << "the slots are free";
 }
 
+TEST_F(InPlace, who_is_left_out_of_the_next_generation_ends) {
+  Start();
+  const JobId job = Steps({"a", "b", "c"}, 2, 3);
+  world().node("b").behaviour().keeps_shim = true;
+  world().node("c").ExitRank(job, 0, 1);
+  ASSERT_TRUE(ReachesGeneration(job, 3, 1s));
+  EXPECT_THAT(Members(GenerationOf(job, 3)), ElementsAre("a", "c"));
+  world().RunFor(100ms);
+  EXPECT_THAT(Pids("b", job), IsEmpty()) << "its supervisor was not handed over";
+}
+
 // The end of a generation is not durable before its members are free or have retired: whoever finds
 // them so afterwards starts all anew, and leaves nothing.
 TEST_F(InPlace, a_crash_of_the_coordinator_while_they_wait_costs_their_process) {

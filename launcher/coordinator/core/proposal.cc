@@ -218,7 +218,8 @@ void Propose(Step& step, Job& job, const std::vector<NodeId>& chosen, bool elect
   job.gather.below_since.reset();
   job.nodes.claims_dirty = true;
   SetWait(step, job, std::nullopt, std::nullopt);
-  step.ReorderMembers(job, soft);
+  // Ranks that have retired elsewhere are of no use from here on.
+  for (const NodeId& id : job.nodes.touched) step.Reorder(job, id);
   step.Say(Severity::kInfo, "generation proposed",
            {{"job", job.id().value()},
             {"generation", absl::StrCat(generation.value())},
