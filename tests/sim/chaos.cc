@@ -10,6 +10,8 @@ using namespace std::chrono_literals;  // NOLINT
 
 namespace {
 
+constexpr int kFinalCode = 3;  // A job may say that this exit code is final.
+
 class Chaos {
  public:
   Chaos(std::uint64_t seed, const ChaosOptions& options)
@@ -17,25 +19,25 @@ class Chaos {
 
   ChaosResult Run() {
     world_.tracing = options_.tracing;
-    world_.agent_waits = options_.agent_waits;
+    world_.agent_config = options_.agent;
     world_.commit_delay = Pick<Duration>({0ms, 0ms, 1ms, 8ms, 300ms});
     if (options_.plant) options_.plant(world_);
     const int nodes = 2 + static_cast<int>(rng_.Below(3));
     launched_ = seed_ % 5 == 0 || rng_.Below(3) == 0;
-    for (int i = 0; i < nodes; ++i) AddNode();
+    Arrive(nodes);
     Advance();
-    if (options_.generations > 0) {
+    if (IsLong()) {
       LiveLong();
     } else {
       const int actions = 4 + static_cast<int>(rng_.Below(options_.actions - 3));
-      for (int i = 0; i < actions && world_.checker.violations.empty(); ++i) {
+      for (int i = 0; i < actions && !Over(); ++i) {
         Act();
         Advance();
         if (i % 2 == 0) world_.Poll();
       }
     }
     const bool rests = options_.rest_every > 0 && seed_ % options_.rest_every == 0;
-    if (rests && world_.checker.violations.empty()) Rest();
+    if (rests && !Over()) Rest();
     world_.checker.AtEnd(world_.rows());
     TakeTrace();
     ChaosResult result;
@@ -58,6 +60,18 @@ class Chaos {
   T Pick(std::vector<T> from) {
     return from[rng_.Below(from.size())];
   }
+  // Of a long life one after another, and sometimes later than a launch command's coordinator
+  // waits.
+  void Arrive(int nodes) {
+    if (IsLong() && seed_ % 5 == 0) world_.RunFor(3s);
+    const Duration between = IsLong() && seed_ % 3 != 0 ? 150ms : 0ms;
+    for (int i = 0; i < nodes; ++i) {
+      AddNode();
+      if (between > 0ms) world_.RunFor(between);
+    }
+  }
+  bool IsLong() const { return options_.generations > 0; }
+  bool Over() const { return world_.enough || !world_.checker.violations.empty(); }
   void TakeTrace() {
     for (std::string& line : world_.trace) history_.push_back("    " + std::move(line));
     world_.trace.clear();
@@ -68,9 +82,7 @@ class Chaos {
   }
   void Advance() { world_.RunFor(Pick<Duration>({1ms, 3ms, 10ms, 50ms, 300ms, 1500ms, 6s})); }
 
-  Duration Heartbeat() const {
-    return options_.generations > 0 ? options_.config.leases.heartbeat : Duration(2s);
-  }
+  Duration Heartbeat() const { return IsLong() ? options_.config.leases.heartbeat : Duration(2s); }
 
   Behaviour RandomBehaviour() {
     Behaviour behaviour;
@@ -87,6 +99,11 @@ class Chaos {
     if (rng_.Below(15) == 0) behaviour.refuses = "no room";
     if (rng_.Below(20) == 0) behaviour.exec_error = 2;
     behaviour.never_warms_up = seed_ % 7 == 3;
+    if (IsLong()) {
+      behaviour.check = Pick<Duration>({20ms, 300ms, 3s});
+      behaviour.fails_check = rng_.Below(6) == 0;
+      if (rng_.Below(10) == 0) behaviour.crashes = 300ms;
+    }
     if (!StaysInPlace()) return behaviour;
     behaviour.in_place = rng_.Below(6) != 0;
     behaviour.speaks |= behaviour.in_place;
@@ -126,6 +143,7 @@ class Chaos {
     NodeOptions options;
     options.slots = 2;
     options.version = options_.config.version;
+    options.sigterm_is_notice = IsLong() && names_ % 3 == 0;
     if (launched_ && rng_.Below(3) != 0) {
       if (!launch_spec_) launch_spec_ = RandomSpec("launch");
       options.launched = true;
@@ -240,7 +258,7 @@ class Chaos {
   // ---- long lives
 
   void LiveLong() {
-    for (int i = 0; i < options_.actions && world_.checker.violations.empty(); ++i) {
+    for (int i = 0; i < options_.actions && !Over(); ++i) {
       if (world_.checker.formed >= options_.generations && i >= 60) return;
       if (rng_.Below(4) == 0) Tend();
       const std::uint64_t what = rng_.Below(20);
@@ -265,6 +283,7 @@ class Chaos {
     Note("tend");
     if (rng_.Below(8) != 0) world_.CrashAt(-1);
     world_.StartCoordinator();
+    const bool one_by_one = rng_.Below(4) == 0;
     for (auto& entry : world_.nodes()) {
       Node& node = *entry.second;
       if (rng_.Below(3) == 0) continue;
@@ -277,6 +296,7 @@ class Chaos {
       if (node.options().version.minor != kProtocolMinor && !node.attached()) node.KillAgent();
       if (rng_.Below(6) == 0) node.Reboot();
       node.StartAgent();
+      if (one_by_one) world_.RunFor(150ms);
     }
     if (rng_.Below(2) == 0) SubmitAnother();
     if (rng_.Below(6) == 0 && names_ < 24) AddNode();
@@ -284,9 +304,18 @@ class Chaos {
 
   void SubmitAnother() {
     int open = 0;
+    const JobStateRow* queued = nullptr;
     for (const auto& row : world_.rows()) {
       const auto* state = std::get_if<JobStateRow>(&row.second);
-      open += state != nullptr && state->phase != JobPhase::kEnded ? 1 : 0;
+      if (state == nullptr || state->phase == JobPhase::kEnded) continue;
+      ++open;
+      if (state->phase == JobPhase::kQueued) queued = state;
+    }
+    // Else one that no fleet can run would hold up all jobs behind it for good.
+    if (queued != nullptr && rng_.Below(4) == 0) {
+      Note("cancel " + queued->job.value());
+      world_.Cancel(queued->job.value());
+      return;
     }
     if (open >= 3) return;
     JobSpec spec = RandomSpec("job");
@@ -296,6 +325,8 @@ class Chaos {
     if (rng_.Below(5) == 0) spec.restart_window = 6s;
     if (rng_.Below(3) != 0) spec.max_preemptions.reset();
     if (rng_.Below(20) == 0) spec.min_nodes = spec.max_nodes = 40;
+    if (rng_.Below(5) == 0) spec.node_check = {"nvidia-smi", 1s};
+    if (rng_.Below(3) == 0) spec.exit_codes[kFinalCode] = ExitAction::kFail;
     const std::string key = "another" + std::to_string(++submitted_);
     Note("submit " + std::to_string(spec.min_nodes) + ":" + std::to_string(spec.max_nodes));
     world_.Submit(spec, key);
@@ -356,9 +387,15 @@ class Chaos {
     const JobId job = AnyJob(node);
     const std::uint64_t what = rng_.Below(12);
     Note("work " + std::to_string(what) + " " + job.value() + " on " + node.name());
-    if (what < 3) return node.ExitRank(job, 0, 1);
+    if (what < 3) return node.ExitRank(job, 0, Pick<int>({1, 1, 1, kFinalCode}));
     if (what < 5) return node.SignalRank(job, 0, SIGSEGV);
-    if (what == 5) return FinishJob(job);
+    if (what == 5) {
+      const bool silent = rng_.Below(2) == 0;
+      if (silent) node.SetSilent(true);  // The others are done; of it no news comes for a while.
+      FinishJob(job);
+      if (silent) world_.RunFor(6s);
+      return;
+    }
     if (what == 6) {
       const Group* group = node.Live(job);
       if (group != nullptr && group->noticed) node.EndRankByNotice(job, 0);
@@ -366,7 +403,11 @@ class Chaos {
     }
     if (what == 7) return node.LoseStore(job);
     if (what == 8) return node.LoseSupervisor(job);
-    if (what == 9) return node.HangUp(job);
+    if (what == 9) {
+      node.HangUp(job);
+      if (rng_.Below(2) == 0) AnyNode().ExitRank(job, 0, 1);
+      return;
+    }
     if (what == 10) return node.TellWords(job, "ValueError: boom");
     node.ExitRank(job, 0, 0);
   }
@@ -384,12 +425,16 @@ class Chaos {
     switch (what) {
       case 0: world_.Forget(node.name()); return;
       case 1: world_.Cancel(job.value(), rng_.Below(2) == 0); return;
-      case 2: world_.free_bytes = rng_.Below(2) == 0 ? 1 : ~std::uint64_t{0}; return;
+      case 2: world_.free_bytes = Pick<std::uint64_t>({1, 100u << 20, ~std::uint64_t{0}}); return;
       case 3: world_.wall_skew += Pick<Duration>({-3600s, -1s, 1s, 86400s}); return;
       case 4: return world_.Drop(world_.WaitFor(job.value()));
-      case 5: world_.WaitFor(job.value()); return;
+      case 5:  // Each of two callers.
+        world_.WaitFor(job.value());
+        world_.WaitFor(job.value());
+        return;
       case 6:
         if (!node.options().launched) return node.Notice(Pick<Duration>({500ms, 2s, 10s}));
+        if (rng_.Below(3) != 0) node.behaviour().unkillable = true;
         return node.Signal(Pick<int>({SIGINT, SIGTERM, SIGHUP}), rng_.Below(3) == 0);
       case 8: return world_.CrashCoordinator();
       case 9: return world_.StallCoordinator(Pick<Duration>({300ms, 1500ms, 5s}));
@@ -437,7 +482,7 @@ class Chaos {
     while (world_.clock().now() < until) {
       world_.RunFor(5s);
       FinishRanks();
-      if (AllOver()) break;
+      if (AllOver() || world_.enough) break;
     }
     CheckRest();
   }
@@ -455,7 +500,7 @@ class Chaos {
   // Every job that can run runs within 60 s of the longest timer.
   void CheckAllRun() {
     const Instant until = world_.clock().now() + LongestTimer() + 60s;
-    while (world_.clock().now() < until && !IdleJob().empty()) world_.RunFor(1s);
+    while (world_.clock().now() < until && !Over() && !IdleJob().empty()) world_.RunFor(1s);
     const std::string idle = IdleJob();
     world_.checker.Expect(idle.empty(), "L4: " + idle);
   }
@@ -550,6 +595,7 @@ class Chaos {
   }
 
   std::string WhyOf(const JobId& job) {
+    if (world_.StateOf(job).empty()) return ", which is being purged";
     const JobView view = world_.View(job);
     return view.why ? " because of reason " + std::to_string(view.why->index())
                     : " without a reason";
@@ -572,7 +618,7 @@ ChaosOptions LongLife(std::uint64_t seed) {
   Rng rng(seed ^ 0x10119);
   const auto small = [&](auto little, auto much) { return rng.Below(2) == 0 ? little : much; };
   ChaosOptions options;
-  options.actions = 600;
+  options.actions = 900;
   options.generations = 20;
   options.rest_every = 3;
   Config& config = options.config;
@@ -582,10 +628,10 @@ ChaosOptions LongLife(std::uint64_t seed) {
   config.leases.agent_restart = 15s;
   config.brake.lasts = 8s;
   config.forming.last_call_quiet = 200ms;
-  config.forming.last_call_limit = small(Duration(1s), Duration(4s));
+  config.forming.last_call_limit = small(Duration(300ms), Duration(4s));
   config.forming.join_batch = 100ms;
   config.forming.ack = 1s;
-  config.forming.warm_up = options.agent_waits.warm_up = 2s;
+  config.forming.warm_up = options.agent.waits.warm_up = 2s;
   config.forming.settle = 1s;
   config.forming.newcomer_trial = 20s;
   config.forming.member_backoff_first = 500ms;
@@ -610,6 +656,18 @@ ChaosOptions LongLife(std::uint64_t seed) {
   config.retention.ended_jobs = small(Duration(10s), Duration(24h));
   config.retention.lost_nodes = small(Duration(15s), Duration(24h));
   config.retention.sweep = 3s;
+  config.holds.finish = small(Duration(1s), Duration(5s));
+  config.retries.backoff_limit = small(Duration(600ms), Duration(4s));
+  config.retries.free_backoff_limit = small(Duration(600ms), Duration(8s));
+  config.limits.pending_submits = small(2, 10'000);
+  config.limits.waiting_reads = small(1, 10'000);
+  config.ad_hoc.idle_exit = small(Duration(1s), Duration(10s));
+  options.agent.grace = small(Duration(1s), Duration(4s));
+  options.agent.waits.redial = 300ms;
+  options.agent.waits.adopt = 2s;
+  options.agent.waits.slack = 300ms;
+  options.agent.waits.kill = 500ms;
+  if (rng.Below(2) == 0) options.agent.join_timeout = 5s;
   return options;
 }
 

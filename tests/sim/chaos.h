@@ -19,7 +19,7 @@ struct ChaosOptions {
   int rest_every = 39;                // Every n-th seed ends with the rest; 1: all, 0: none.
   std::function<void(World&)> plant;  // A bug.
   coordinator::Config config;
-  agent::Waits agent_waits;
+  agent::Config agent;   // Of every agent, but for what its node says.
   bool tracing = false;  // The history tells what the core said, too.
 };
 struct ChaosResult {

@@ -73,6 +73,9 @@ void Checker::OnCoordinatorStart(Instant now, Epoch epoch) {
   agents_restarted_.clear();
   deadlines_.clear();  // A recovered wait starts again in full.
   asked_.clear();
+  // What was decided and not durable has not been.
+  decided_formed_.clear();
+  for (const auto& formed : members_) decided_formed_.insert(formed.first);
 }
 
 void Checker::OnJournalReplaced() {
@@ -160,6 +163,8 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
   }
   for (const Row& row : effects.rows) {
     const auto* generation = row.value ? std::get_if<GenerationRow>(&*row.value) : nullptr;
+    if (generation && generation->phase == GenerationPhase::kFormed)
+      decided_formed_.emplace(generation->job, generation->generation);
     if (generation && generation->phase == GenerationPhase::kOver &&
         decided_over_.emplace(generation->job, generation->generation).second)
       CheckHold(*generation, now);
@@ -216,6 +221,10 @@ void Checker::OnLost(const NodeId& node, Instant now) {
   lost_at_[node] = events_;
   for (const auto& formed : members_)
     if (formed.second.contains(node)) disturbed_.try_emplace(formed.first, now);
+  // Also one that has formed a moment ago, which is not durable yet.
+  for (const GenerationId& formed : decided_formed_)
+    if (std::find(placed_[formed].begin(), placed_[formed].end(), node) != placed_[formed].end())
+      disturbed_.try_emplace(formed, now);
 }
 
 // 43, and 44: preemptions are counted, each once, and one beyond the limit ends the job. Once the
@@ -415,7 +424,6 @@ void Checker::CheckNode(const NodeRow* before, const NodeRow& after) {
 
 // 20, 21. Commits of the current generation only, steps rising within it.
 void Checker::CheckCommitRow(const CommitRow* before, const CommitRow& after) {
-  if (after.for_notice) saved_[{after.job, after.generation}] = epoch_;
   manifests_[{{after.job, after.generation}, after.step}] = after.manifest_hash;
   committed_[after.job] = after.step;
   if (before && before->generation == after.generation)
@@ -449,12 +457,15 @@ void Checker::CheckBrake(const NodeRow& lost, Duration silent_for, Instant now) 
 }
 
 // 42. A generation of which no member is heard is not ended for that before the hold, unless one is
-// proved dead. One that was heard has been told to stop.
+// proved dead. One that was heard has been told to stop, and one that grows is stopped as soon as
+// its newcomers are ready, also while none of it is heard.
 void Checker::CheckHold(const GenerationRow& over, Instant now) {
   const GenerationId id{over.job, over.generation};
   const auto* lost = over.ended ? std::get_if<NodeLost>(&*over.ended) : nullptr;
   if (lost == nullptr || lost->how != "silent" || !members_.contains(id) || noticed_.contains(id))
     return;
+  const auto growing = growing_.find(over.job);
+  if (growing != growing_.end() && growing->second > over.generation) return;
   Instant heard{};
   for (const NodeId& node : members_.at(id)) {
     auto how = lost_how_.find(node);
@@ -469,6 +480,7 @@ void Checker::CheckHold(const GenerationRow& over, Instant now) {
 }
 
 void Checker::OnOrder(const Node& node, const Order& order, Instant now) {
+  if (order.notice) saved_.try_emplace({order.job, order.notice->generation}, epoch_);
   if (!order.run) return;
   auto cancelled = cancelled_.find(order.job);
   Expect(cancelled == cancelled_.end() || now <= cancelled->second,

@@ -147,7 +147,7 @@ class Checker {
   std::map<GenerationId, std::set<NodeId>> acked_, running_;
   std::map<GenerationId, Instant> disturbed_, noticed_;  // The first event; the first stop for it.
   std::set<GenerationId> over_;
-  std::set<GenerationId> decided_over_;
+  std::set<GenerationId> decided_formed_, decided_over_;
   std::map<JobId, std::set<Generation>> open_;  // Verdicts.
   std::map<JobId, Generation> elective_;  // The newest that was proposed while another one ran.
   std::map<GenerationId, Epoch> saved_;   // Workers that wait to be stopped, and under whom.

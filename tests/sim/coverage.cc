@@ -114,12 +114,10 @@ static_assert(std::size(kLosses) == Coverage::kLosses);
 
 // What no life can show, and why.
 constexpr std::pair<const char*, const char*> kNotHere[] = {
-    {"job failed: ExitCodeSaysFail", "not drawn; core tests show it"},
     {"job failed: PreemptedAll", "shown to people only, never a row"},
-    {"coordinator ordered: StepDown", "not drawn; scenarios restore old journals"},
-    {"agent heard: NodeChecked", "not drawn; scenarios have node checks"},
-    {"agent ordered: RefuseCoordinator", "not drawn; scenarios have wrong journals"},
-    {"agent ordered: SendNotice", "the notice of a service passes by the agent's core here"},
+    {"coordinator ordered: StepDown", "no life goes on after it; scenarios restore old journals"},
+    {"agent ordered: RefuseCoordinator",
+     "a coordinator of the same version refuses such a Hello first"},
     {"agent ordered: ShowLateOutput", "nobody watches a life"},
     {"agent ordered: StartCoordinator", "no host of a life hosts its coordinator"},
 };

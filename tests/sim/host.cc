@@ -89,6 +89,8 @@ std::vector<agent::RunRecord> Node::Records() const {
       record.store_closed = group.store_closed;
       record.empty = group.empty;
       record.killed = group.killed;
+      record.checking = group.checking;
+      record.check_failed = group.check_failed;
       record.unkillable = group.stuck;
       record.stop_deadline = group.stop_deadline;
       record.store = group.store;
@@ -128,6 +130,7 @@ void Node::Carry(const agent::WriteRunDirectory& action) {
   group.generation = action.key.generation;
   group.workers = action.prepare.spec.workers;
   group.host_store = action.prepare.host_store;
+  group.checking = action.prepare.spec.job.node_check.wanted();
   if (!behaviour_.refuses.empty())
     return Post(agent::PrepareFailed{action.key, behaviour_.refuses});
   Post(agent::RunDirectoryWritten{action.key});
@@ -151,7 +154,8 @@ void Node::Carry(const agent::SpawnShim& action) {
     if (group.shim != ShimState::kStarting || life != life_) return;
     group.shim = ShimState::kAlive;
     if (behaviour_.witness) group.witness = Address{options_.address, next_port_++};
-    Post(agent::ShimReady{group.key(), group.witness});
+    Post(agent::ShimReady{group.key(), group.witness, group.checking});
+    if (group.checking) CheckNode(group);
   });
 }
 
@@ -164,6 +168,7 @@ void Node::Carry(const agent::HandOver& action) {
   if (last->shim != ShimState::kAlive || last->empty || last->stop_deadline ||
       behaviour_.keeps_shim)
     return Post(agent::PrepareFailed{action.to, "its shim does not take it"});
+  next->checking = false;  // It was checked when its shim came.
   TakeOver(*last, *next);
   Later(action.to, behaviour_.prepare, [this, life = life_](Group& group) {
     const std::optional<Generation> from = std::exchange(group.answers_for, std::nullopt);
@@ -269,6 +274,8 @@ void Node::Carry(const agent::RemoveRunDirectory& action) {
   if (group == nullptr) return;
   if (group->lives())
     world_.Violated("15: " + name_ + " lost the record of live ranks of " + group->job.value());
+  // Perhaps without having told anybody.
+  if (left_with_ && !options_.launched) world_.Disturbed(*group);
   groups_[action.key.job].erase(action.key.generation);
 }
 
@@ -293,6 +300,18 @@ void Node::Carry(const agent::TellNotice& action) {
 }
 
 // ---- shims
+
+// A stop ends the check as well.
+void Node::CheckNode(Group& group) {
+  Later(group.key(), behaviour_.check, [this](Group& mine) {
+    if (mine.shim != ShimState::kAlive || mine.stop_deadline) return;
+    mine.checking = false;
+    if (!behaviour_.fails_check) return Post(agent::NodeChecked{mine.key()});
+    mine.check_failed = "the node check has failed";
+    StopNow(mine, world_.clock().now());  // As the shim does, whoever is there to order it.
+    Post(agent::PrepareFailed{mine.key(), mine.check_failed});
+  });
+}
 
 Group& Node::Owner(Group& group) {
   Group* owner = &group;
@@ -352,6 +371,16 @@ void Node::StartNow(Group& group) {
   }
   Speak(group);
   TellProgress(group);
+  CrashLater(group);
+}
+
+void Node::CrashLater(const Group& group) {
+  if (behaviour_.crashes == Duration::zero()) return;
+  Later(group.key(), behaviour_.crashes, [this](Group& mine) {
+    if (mine.shim != ShimState::kAlive || !mine.ranks[0].alive) return;
+    EndRank(mine, mine.ranks[0], ExitKind::kExited, 1, mine.stop_deadline.has_value());
+    EmptyIfSo(mine);
+  });
 }
 
 void Node::ComeToItsLoop(Group& group, Rank& newcomer) {

@@ -38,20 +38,21 @@ void Node::Reboots() {
 // ---- the agent
 
 agent::Config Node::AgentConfig() const {
-  agent::Config config;
+  agent::Config config = world_.config();
   config.node = id_;
   config.incarnation = Incarnation(incarnation_);
   config.boot = boot_id_;
   config.version = options_.version;
-  config.waits = world_.waits();
   config.name = name_;
   config.name_explicit = options_.explicit_name;
   config.slots = options_.slots;
   config.launched = options_.launched;
-  config.join_timeout = options_.join_timeout;
+  if (options_.join_timeout) config.join_timeout = options_.join_timeout;
+  config.sigterm_is_notice = options_.sigterm_is_notice;
   if (!options_.launched) {  // A launch command has no memory.
     config.cluster = cluster;
     config.highest_epoch = highest_epoch;
+    config.join_timeout.reset();
   }
   return config;
 }
@@ -64,6 +65,7 @@ void Node::StartAgent() {
   ++incarnation_;
   backoff_ = Duration{};
   hurries_ = false;
+  left_with_.reset();
   born_ = world_.clock().now() - options_.launch_age;
   armed_.reset();
   core_.emplace(AgentConfig(), world_.clock().now());
@@ -86,6 +88,7 @@ void Node::StepAll() {
     const agent::Event event = std::move(events_.front());
     events_.pop_front();
     const agent::Effects effects = core_->Step(world_.clock().now(), event);
+    world_.Decided(*this, effects);
     Coverage& coverage = world_.coverage();
     ++coverage.agent_events[event.index()];
     for (const agent::Action& action : effects.actions) {
@@ -399,6 +402,7 @@ void Node::AskCommit(const JobId& job, Generation generation, std::int64_t step,
 }
 
 void Node::Notice(Duration left) {
+  if (options_.sigterm_is_notice) return Signal(SIGTERM);
   const regroup::Notice notice{NoticeSource::kSignal, SIGTERM, left};
   notice_ = {world_.clock().now() + left, notice};
   if (session_ && attached()) Say(Noticed{*session_, notice});

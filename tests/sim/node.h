@@ -42,8 +42,11 @@ struct Behaviour {
   bool dies_in_prepare = false;  // The whole node, and its host answers.
   bool never_starts = false;
   bool witness = true;
-  std::string refuses;          // Why every Prepare is refused.
+  std::string refuses;                             // Why every Prepare is refused.
+  Duration check = std::chrono::milliseconds(20);  // How long a node check runs.
+  bool fails_check = false;
   int exec_error = 0;           // errno of every start.
+  Duration crashes{};           // From a rank's start to its exit with 1; zero: it has none.
   bool speaks = false;          // Its workers report steps and save on a notice.
   bool ends_on_notice = false;  // They take none: they get SIGTERM instead, and end with 0.
   bool in_place = false;        // Those that speak can retire, if they were started so.
@@ -68,6 +71,7 @@ struct NodeOptions {
   std::optional<LaunchRequest> launch;
   Duration launch_age{};
   std::optional<Duration> join_timeout;
+  bool sigterm_is_notice = false;  // Its agent tells a notice; else its host's helper does.
   Version version;
 };
 
@@ -90,6 +94,8 @@ struct Group {
   Generation generation;
   Phase phase = Phase::kPreparing;  // As the last agent saw it.
   int workers = 1;
+  bool checking = false;     // Its node check runs.
+  std::string check_failed;  // How; empty: it has not.
   bool host_store = false;
   ShimState shim = ShimState::kNone;
   std::optional<Run> run;  // The started mark.
@@ -126,8 +132,9 @@ class NodeWorld {
   virtual SessionId NewSession() = 0;
   virtual void ToCoordinator(Node& node, coordinator::Event event) = 0;
   virtual void TooLate(coordinator::Event event) = 0;  // Of a session that is over.
-  virtual const agent::Waits& waits() = 0;
+  virtual const agent::Config& config() = 0;
   virtual Coverage& coverage() = 0;
+  virtual void Decided(const Node& node, const agent::Effects& effects) = 0;
   virtual std::int64_t NewPid() = 0;
   virtual void RankStarted(Node& node, const Group& group, const Rank& rank) = 0;
   virtual void RankEnded(Node& node, const Group& group, const Rank& rank) = 0;
@@ -268,6 +275,7 @@ class Node {
   Group* Find(const agent::GroupKey& key) { return Find(key.job, key.generation); }
   // What is due later, as long as the host is not booted anew.
   void Later(const agent::GroupKey& key, Duration delay, std::function<void(Group&)> what);
+  void CheckNode(Group& group);
   void TakeOver(Group& last, Group& next);
   Group& Owner(Group& group);  // The group that its shim is of by now.
   void StartNow(Group& group);
@@ -281,6 +289,7 @@ class Node {
   void SaveOnNotice(Group& group);
   void Retire(Group& group, Rank& rank);
   void BeginRetiring(const agent::GroupKey& key);
+  void CrashLater(const Group& group);
   void ComeToItsLoop(Group& group, Rank& newcomer);
   void TellNewGeneration(Group& group, int local_rank);
   void GoOn(Group& group, Rank& rank);

@@ -48,7 +48,8 @@ void Checker::OnPurged(const std::string& folder) {
   std::erase_if(views_, [&](const auto& entry) { return JobFolder(entry.first) == folder; });
 }
 
-// 45. Nothing of a node runs that was proved dead, unless nothing can kill it.
+// 45. Nothing of a node runs that was proved dead, unless nothing can kill it. Ranks that have
+// retired run no more: a coordinator that recovers does not know of them.
 void Checker::CheckProof(const NodeRow& lost) {
   if (lost.lost_how != kHowRefused && lost.lost_how != kHowOver) return;
   const Node* node = node_of(lost.node);
@@ -57,9 +58,10 @@ void Checker::CheckProof(const NodeRow& lost) {
     const bool all = lost.lost_how == kHowRefused;
     if (!all && (!lost.launch || lost.launch->job != job.first)) continue;
     for (const auto& group : job.second)
-      Expect(!group.second.lives() || group.second.shim != ShimState::kAlive,
-             Text("45: ", lost.name, " is lost (", lost.lost_how, "), and ranks of ", job.first,
-                  " generation ", group.first, " live there"));
+      Expect(
+          !group.second.lives() || group.second.shim != ShimState::kAlive || group.second.retiring,
+          Text("45: ", lost.name, " is lost (", lost.lost_how, "), and ranks of ", job.first,
+               " generation ", group.first, " live there"));
   }
 }
 
@@ -137,10 +139,14 @@ void Checker::CheckReason(const GenerationRow& closed, Instant now) {
     Expect(leaving_.contains(MemberNamed(closed, preempted->node)),
            name + "a notice of " + preempted->node);
   } else if (std::holds_alternative<Resized>(reason)) {
-    // Of a save before a coordinator's crash the journal does not say what it was for.
+    // Of a save before a coordinator's crash the journal does not say what it was for, and an agent
+    // that was killed after its notice says no more that it leaves.
     const auto saved = saved_.find(id);
+    const bool withdrawn = std::any_of(
+        members_[id].begin(), members_[id].end(),
+        [&](const auto& m) { return leaving_.contains(m) && agents_restarted_.contains(m); });
     Expect(elective_[closed.job] > closed.generation ||
-               (saved != saved_.end() && saved->second < epoch_),
+               (saved != saved_.end() && (saved->second < epoch_ || withdrawn)),
            name + "a growth");
   } else if (std::holds_alternative<regroup::Finished>(reason)) {
     std::set<std::pair<NodeId, int>> done;
@@ -148,7 +154,9 @@ void Checker::CheckReason(const GenerationRow& closed, Instant now) {
       if (IsDone(exit.ended)) done.emplace(exit.node, exit.local_rank);
     Expect(static_cast<int>(done.size()) == worlds_[id], name + "its success");
   } else if (const auto* lost = std::get_if<NodeLost>(&reason)) {
-    Expect(disturbed_.contains(id) || struck_.contains(id),
+    // A shim that a coordinator of before has stopped is released, and answers no more.
+    const bool stopped = lost->how == kHowRefused && noticed_.contains(id);
+    Expect(disturbed_.contains(id) || struck_.contains(id) || stopped,
            name + Text("the loss of ", lost->node, ": ", lost->how));
   } else if (!std::holds_alternative<Cancelled>(reason)) {
     // A shim is killed at the end of a stop that was told, perhaps by the coordinator before.
@@ -179,9 +187,9 @@ void Checker::CheckSurvivors(const GenerationRow& proposed) {
   const GenerationId id{proposed.job, proposed.generation};
   placed_[id] = placed;
   if (proposed.elective) growing_[proposed.job] = proposed.generation;
-  auto last = members_.lower_bound(id);
-  if (last == members_.begin() || std::prev(last)->first.first != proposed.job) return;
-  const GenerationId previous = (--last)->first;
+  auto last = decided_formed_.lower_bound(id);
+  if (last == decided_formed_.begin() || std::prev(last)->first != proposed.job) return;
+  const GenerationId previous = *--last;
   const std::vector<NodeId>& before = placed_[previous];
   const std::string name = Text(proposed.job, " generation ", proposed.generation);
   for (std::size_t rank = 0; rank < std::min(before.size(), placed.size()); ++rank) {
@@ -241,7 +249,7 @@ void Checker::CheckKept(const JobId& job, const GenerationRunning& running) {
               running.generation, ", and ", kept, " are of ", taken_over, " that were there"));
 }
 
-// 51. Unless what it grows into was given up.
+// 51. Unless what it grows into was given up, or its workers have saved and wait to be stopped.
 void Checker::CheckEarly(const SendOrder& send) {
   const Stop& stop = *send.order.stop;
   const JobId& job = send.order.job;
@@ -250,6 +258,7 @@ void Checker::CheckEarly(const SendOrder& send) {
   if (next.second <= stop.up_to || decided_over_.contains(next)) return;
   auto running = members_.upper_bound({job, stop.up_to});
   if (running == members_.begin() || (--running)->first.first != job) return;
+  if (saved_.contains(running->first)) return;
   for (const NodeId& node : placed_[next])
     Expect(running->second.contains(node) || acked_[next].contains(node),
            Text("51: ", job, " generation ", stop.up_to, " is stopped before ", node,

@@ -72,12 +72,15 @@ class World : public NodeWorld {
   Duration commit_delay{};  // Of the journal.
   Duration wall_skew{};     // The coordinator's calendar was set so much.
   std::uint64_t free_bytes = std::numeric_limits<std::uint64_t>::max();  // Where the journal lies.
-  agent::Waits agent_waits;  // Of agents that start from now on.
+  agent::Config agent_config;  // Of agents that start from now on, but for what their node says.
   // Planted bugs: changes what the core decided before it is journalled.
   std::function<void(coordinator::Effects&)> tamper;
   std::function<void(coordinator::Event&)> mishear;  // Likewise, what it hears.
   bool answers_before_commit = false;                // Planted bug.
-  std::vector<std::string> trace;                    // Notes, when asked for.
+  // Hears what each agent's core decided.
+  std::function<void(const Node&, const agent::Effects&)> on_agent;
+  bool enough = false;             // A random life goes no further.
+  std::vector<std::string> trace;  // Notes, when asked for.
   bool tracing = false;
   std::uint64_t steps = 0;
 
@@ -87,8 +90,11 @@ class World : public NodeWorld {
   SessionId NewSession() override { return SessionId(++session_); }
   void ToCoordinator(Node& node, coordinator::Event event) override;
   void TooLate(coordinator::Event event) override { Post(std::move(event)); }
-  const agent::Waits& waits() override { return agent_waits; }
+  const agent::Config& config() override { return agent_config; }
   Coverage& coverage() override { return checker.coverage; }
+  void Decided(const Node& node, const agent::Effects& effects) override {
+    if (on_agent) on_agent(node, effects);
+  }
   std::int64_t NewPid() override { return ++pid_; }
   void RankStarted(Node& node, const Group& group, const Rank& rank) override;
   void RankEnded(Node& node, const Group& group, const Rank& rank) override;
