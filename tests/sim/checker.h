@@ -78,6 +78,9 @@ class Checker {
   void OnCommitAnswered(SessionId session, const CommitAnswer& answer);
   void OnRead(const coordinator::ReadReply& reply);  // By one client, call after call.
   void OnHeard(const NodeId& node, Instant now) { heard_[node] = now; }
+  void OnWord(const NodeId& node, Instant now) {  // Of a lost node's old session none counts.
+    if (auto lost = lost_.find(node); lost == lost_.end() || !lost->second) OnHeard(node, now);
+  }
   void OnStall(Duration gap) { stalled_ += gap; }
   void OnJournalReplaced();  // By hand: what was durable may be gone.
   void OnCoordinatorStart(Instant now, Epoch epoch);

@@ -42,12 +42,11 @@ constexpr const char* kAdHoc[] = {"on", "exit_delay", "idle_exit"};
 constexpr const char* kCoordinator[] = {"version", "check_indices", "journal",   "leases",
                                         "brake",   "forming",       "ending",    "holds",
                                         "retries", "limits",        "retention", "ad_hoc"};
-constexpr const char* kWaits[] = {"progress", "welcome",      "coordinator_restart",
-                                  "warm_up",  "shim_silence", "words",
-                                  "output",   "kill_again",   "kill_limit",
-                                  "stuck",    "redial",
-                                  "adopt",    "same_signal",  "result",
-                                  "slack",    "kill"};
+constexpr const char* kWaits[] = {
+    "progress", "welcome", "coordinator_restart", "warm_up",    "shim_silence",
+    "words",    "output",  "kill_again",          "kill_limit", "stuck",
+    "redial",   "adopt",   "same_signal",         "result",     "slack",
+    "kill"};
 constexpr const char* kAgent[] = {"node",
                                   "incarnation",
                                   "boot",
@@ -137,6 +136,8 @@ std::vector<Number> NumbersOf(ChaosOptions& options) {
 
 // What no life can reach, and why.
 constexpr std::pair<const char*, const char*> kNotReached[] = {
+    {"agent waits output", "a modelled host has written all output by then; core tests show it"},
+    {"agent waits words", "a modelled host has read all words by then; core tests show it"},
     {"agent slots", "each node of a life has its own"},
     {"agent waits coordinator_restart", "no host of a life hosts its coordinator"},
 };

@@ -328,7 +328,7 @@ void World::ToCoordinator(Node& node, Event event) {
   if (opened) owners_[opened->session] = node.name();
   // A Hello counts once it is welcome (Checker::OnDecided).
   const bool counts = !opened && !std::holds_alternative<SessionBroken>(event);
-  if (counts) checker.OnHeard(node.id(), clock_.now());
+  if (counts) checker.OnWord(node.id(), clock_.now());
   // The shell answers a heartbeat without the core.
   if (const auto* beat = std::get_if<HeartbeatReceived>(&event); beat && !stalled_) {
     clock_.After(node.behaviour().net,

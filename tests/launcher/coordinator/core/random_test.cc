@@ -14,11 +14,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <tuple>
+#include <vector>
 
 #include "tests/sim/chaos.h"
 #include "tests/sim/recorder.h"
@@ -58,6 +60,9 @@ constexpr std::uint64_t kLongLives = 5;
 // Lives of the recorder. 7956: a node that flaps was left out for one that no longer came. 57662: a
 // node that a job held was not offered to it once another job had left it.
 constexpr std::uint64_t kLivesThatWereBroken[] = {7956, 57662};
+// Lives that reach what few others do. They only save time: whatever they miss is looked for in
+// others.
+constexpr std::uint64_t kRich[] = {75, 48, 27, 26, 22, 10, 15, 14, 17, 4, 24, 150};
 
 std::uint64_t FromEnvironment(const char* name, std::uint64_t otherwise) {
   const char* asked = std::getenv(name);
@@ -109,8 +114,11 @@ TEST(RandomLife, TogetherTheyReachEverything) {
 TEST(RandomLife, TogetherTheyReachEveryTimer) {
   const int enough = static_cast<int>(FromEnvironment("REGROUP_TIMER_LIVES", 1));
   sim::TimerCoverage coverage;
-  for (std::uint64_t seed = 1; seed <= 200 && !coverage.AllReached(enough); ++seed)
-    coverage.Add(seed, sim::LongLife(seed), enough);
+  std::vector<std::uint64_t> seeds(std::begin(kRich), std::end(kRich));
+  for (std::uint64_t seed = 1; seed <= 200; ++seed)
+    if (std::find(seeds.begin(), seeds.end(), seed) == seeds.end()) seeds.push_back(seed);
+  for (std::size_t i = 0; i < seeds.size() && !coverage.AllReached(enough); ++i)
+    coverage.Add(seeds[i], sim::LongLife(seeds[i]), enough);
   std::fputs(coverage.Table().c_str(), stdout);
   EXPECT_THAT(coverage.Missing(), ::testing::IsEmpty());
 }
