@@ -121,9 +121,10 @@ class Placement {
   bool more_ = false;
 };
 
-// ---- the policy at one look
-// ---------------------------------------------------------------------- For whoever reads it, and
-// for tests: what a Placement and the looks of all jobs come to, from scratch.
+// ---- the policy at one look ---------------------------------------------------------------------
+
+// For whoever reads it, and for tests: what a Placement and the looks of all jobs come to, from
+// scratch.
 
 struct Supply {
   NodeId node;
