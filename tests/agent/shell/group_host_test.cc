@@ -20,6 +20,7 @@
 #include "common/io/fd.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
+#include "tests/agent/shell/kill_rounds.h"
 #include "tests/agent/shell/scratch.h"
 
 namespace regroup::agent {
@@ -123,16 +124,7 @@ class Life {
     const auto pid = static_cast<pid_t>(Find<RanksStarted>()->starts.at(0).pid);
     return io::ReadProcessStat(pid).value();
   }
-  // As the core orders it.
-  void KillAll(const GroupKey& key) {
-    for (int clean = 0, rounds = 0; clean < 2; ++rounds) {
-      ASSERT_LT(rounds, 2000);
-      host_->Carry(KillGroup{key});
-      clean = std::get<LeftoversKilled>(events_.back()).none ? clean + 1 : 0;
-      std::this_thread::sleep_for(5ms);
-    }
-    host_->Carry(MarkKilled{key});
-  }
+  void KillAll(const GroupKey& key) { testing::KillAll(*host_, events_, key); }
   // Its shim is about to be gone.
   void ExpectKilled(const io::ProcessStat& rank) {
     ASSERT_NE(WaitFor<ShimGone>(), nullptr);

@@ -14,6 +14,7 @@
 #include "agent/shell/group_host.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
+#include "tests/agent/shell/kill_rounds.h"
 #include "tests/agent/shell/scratch.h"
 
 namespace regroup::agent {
@@ -142,16 +143,7 @@ class Life {
     Remove(generation);
     RunUntil([&] { return std::filesystem::is_empty(folder_ + "/run"); });
   }
-  // As the core orders it.
-  void KillAll(const GroupKey& key) {
-    for (int clean = 0, rounds = 0; clean < 2; ++rounds) {
-      ASSERT_LT(rounds, 2000);
-      host_->Carry(KillGroup{key});
-      clean = std::get<LeftoversKilled>(events_.back()).none ? clean + 1 : 0;
-      std::this_thread::sleep_for(5ms);
-    }
-    host_->Carry(MarkKilled{key});
-  }
+  void KillAll(const GroupKey& key) { testing::KillAll(*host_, events_, key); }
   void Remove(std::uint64_t generation) { host_->Carry(RemoveRunDirectory{Key(generation)}); }
 
   GroupHost& host() { return *host_; }
