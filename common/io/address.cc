@@ -217,7 +217,17 @@ absl::StatusOr<PortRange> ParsePortRange(std::string_view text) {
   return PortRange{first, last};
 }
 
-absl::StatusOr<UniqueFd> ListenTcp(const Address& address, int backlog) {
+namespace {
+
+absl::Status ListenError(const Address& address, int error) {
+  if (error == EADDRINUSE)
+    return absl::AlreadyExistsError(absl::StrCat(FormatAddress(address), " is in use"));
+  return ErrnoStatus(error, absl::StrCat("listen at ", FormatAddress(address)));
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> BindTcp(const Address& address) {
   ASSIGN_OR_RETURN(SocketAddress target, ToSocketAddress(address));
   UniqueFd fd(::socket(target.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return ErrnoStatus(errno, "socket(SOCK_STREAM)");
@@ -227,11 +237,20 @@ absl::StatusOr<UniqueFd> ListenTcp(const Address& address, int backlog) {
   if (target.storage.ss_family == AF_INET6) {
     ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
   }
-  if (::bind(fd.get(), target.get(), target.size) < 0 || ::listen(fd.get(), backlog) < 0) {
-    if (errno == EADDRINUSE)
-      return absl::AlreadyExistsError(absl::StrCat(FormatAddress(address), " is in use"));
-    return ErrnoStatus(errno, absl::StrCat("listen at ", FormatAddress(address)));
-  }
+  if (::bind(fd.get(), target.get(), target.size) < 0) return ListenError(address, errno);
+  return fd;
+}
+
+absl::Status ListenAt(int bound_fd, int backlog) {
+  if (::listen(bound_fd, backlog) == 0) return absl::OkStatus();
+  const int error = errno;
+  ASSIGN_OR_RETURN(const Address address, LocalAddressOf(bound_fd));
+  return ListenError(address, error);
+}
+
+absl::StatusOr<UniqueFd> ListenTcp(const Address& address, int backlog) {
+  ASSIGN_OR_RETURN(UniqueFd fd, BindTcp(address));
+  RETURN_IF_ERROR(ListenAt(fd.get(), backlog));
   return fd;
 }
 

@@ -56,7 +56,13 @@ absl::StatusOr<PortRange> ParsePortRange(std::string_view text);  // "A-B", 1 <=
 // Bound to exactly this address and listening; close-on-exec, non-blocking, no SO_REUSEPORT, IPv6
 // sockets are v6 only. ALREADY_EXISTS: the port is taken.
 absl::StatusOr<UniqueFd> ListenTcp(const Address& address, int backlog = 4096);
-// As above at some free port of the range. RESOURCE_EXHAUSTED names the range when all are taken.
+// Its two halves. No one else can listen at what is bound (unless he bound it as well before either
+// listened: the second to listen is told ALREADY_EXISTS), and who dials it is refused until it
+// listens.
+absl::StatusOr<UniqueFd> BindTcp(const Address& address);
+absl::Status ListenAt(int bound_fd, int backlog = 4096);
+// As ListenTcp at some free port of the range. RESOURCE_EXHAUSTED names the range when all are
+// taken.
 absl::StatusOr<UniqueFd> ListenTcpInRange(const std::string& ip, PortRange range,
                                           int backlog = 4096);
 

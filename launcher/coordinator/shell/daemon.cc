@@ -185,6 +185,11 @@ absl::Status NotOurs(const Address& address) {
                    "regroup coordinator --listen " + io::FormatAddress({own, address.port}));
 }
 
+absl::Status CannotListen(const absl::Status& why) {
+  return UserError(why.code(), "the coordinator cannot listen", std::string(why.message()),
+                   "give another --listen address");
+}
+
 absl::StatusOr<JobView> JobOf(const absl::StatusOr<Journal::Batch>& rows, const JobId& job) {
   RETURN_IF_ERROR(rows.status());
   ReadFilter filter;
@@ -219,28 +224,24 @@ class DaemonImpl final : public Daemon, public Outlet {
     calls_.OnUntaken([this](const std::string& peer) { listener_.Untaken(peer); });
   }
 
-  // Who finds the port open looks for the socket at once, by what the lock says.
+  // Who finds the port open looks for the socket at once, by what the lock says; and who finds the
+  // lock described uses that socket, whoever has the port.
   absl::Status Listen(const std::vector<Address>& addresses) {
+    RETURN_IF_ERROR(BindTcp(addresses));
     RETURN_IF_ERROR(listener_.ListenUnix(folder_.path(), kCoordinatorSocketName));
-    const std::optional<CoordinatorLock> before = ReadCoordinatorLock(folder_.path());
-    RETURN_IF_ERROR(folder_.Describe(addresses, StartCommand(config_, addresses)));
-    const absl::Status listening = ListenTcp(addresses);
-    if (!listening.ok() && before) folder_.Describe({}, before->command).IgnoreError();
-    return listening;
+    RETURN_IF_ERROR(folder_.Describe(addresses_, StartCommand(config_, addresses_)));
+    const absl::Status listening = listener_.ListenTcp();
+    return listening.ok() ? listening : CannotListen(listening);
   }
 
-  absl::Status ListenTcp(const std::vector<Address>& addresses) {
+  absl::Status BindTcp(const std::vector<Address>& addresses) {
     for (Address address : addresses) {
-      const absl::Status listening = listener_.ListenTcp(address);
+      const absl::Status bound = listener_.BindTcp(address);
       const bool elsewhere = !io::IsWildcard(address.host) && !io::IsLoopback(address.host) &&
                              absl::IsNotFound(io::InterfaceOwning(address.host).status());
-      if (!listening.ok() && elsewhere) return NotOurs(address);
-      if (absl::IsAlreadyExists(listening)) return PortTaken(address);
-      if (!listening.ok()) {
-        return UserError(listening.code(),
-                         "the coordinator cannot listen on " + io::FormatAddress(address),
-                         std::string(listening.message()), "give another --listen address");
-      }
+      if (!bound.ok() && elsewhere) return NotOurs(address);
+      if (absl::IsAlreadyExists(bound)) return PortTaken(address);
+      if (!bound.ok()) return CannotListen(bound);
       addresses_.push_back(address);
     }
     return absl::OkStatus();

@@ -60,10 +60,17 @@ Listener::Listener(boost::asio::io_context& io, obs::Logger& log, std::function<
           },
           repute_) {}
 
-absl::Status Listener::ListenTcp(Address& address) {
-  ASSIGN_OR_RETURN(io::UniqueFd fd, io::ListenTcp(address));
+absl::Status Listener::BindTcp(Address& address) {
+  ASSIGN_OR_RETURN(io::UniqueFd fd, io::BindTcp(address));
   ASSIGN_OR_RETURN(address, io::LocalAddressOf(fd.get()));
   sockets_.push_back(std::make_unique<Socket>(aside_, fd.release(), false));
+  return absl::OkStatus();
+}
+
+absl::Status Listener::ListenTcp() {
+  for (const auto& socket : sockets_) {
+    if (!socket->is_unix) RETURN_IF_ERROR(io::ListenAt(socket->descriptor.native_handle()));
+  }
   return absl::OkStatus();
 }
 

@@ -51,8 +51,12 @@ class Listener {
   Listener(boost::asio::io_context& io, obs::Logger& log, std::function<bool()> full);
   ~Listener();
 
-  // Bound and listening when it returns. Port 0: the kernel chooses; `address` is completed.
-  absl::Status ListenTcp(Address& address);
+  // Bound when it returns, and closed to all until ListenTcp. Port 0: the kernel chooses; `address`
+  // is completed.
+  absl::Status BindTcp(Address& address);
+  // At all that are bound.
+  absl::Status ListenTcp();
+  // Bound and listening when it returns.
   absl::Status ListenUnix(const std::string& directory, const std::string& name);
 
   // Begins to accept. `acceptor` must outlive this. `take_store_client`: is given what speaks the

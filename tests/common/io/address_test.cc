@@ -1,6 +1,7 @@
 #include "common/io/address.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 namespace regroup::io {
 namespace {
@@ -59,6 +60,25 @@ TEST(Listen, ExcludesOthersAndReportsItsPort) {
   EXPECT_TRUE(absl::IsResourceExhausted(ListenTcpInRange("127.0.0.1", range).status()));
   first->reset();
   EXPECT_TRUE(ListenTcpInRange("127.0.0.1", range).ok());
+}
+
+bool Connects(const Address& address) {
+  const SocketAddress target = *ToSocketAddress(address);
+  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return ::connect(fd.get(), target.get(), target.size) == 0;
+}
+
+TEST(Listen, OfTwoThatBoundAPortTheFirstToListenHasIt) {
+  const UniqueFd late = *BindTcp({"127.0.0.1", 0});
+  const Address address = *LocalAddressOf(late.get());
+  const UniqueFd first = *BindTcp(address);
+  EXPECT_FALSE(Connects(address));
+  ASSERT_TRUE(ListenAt(first.get()).ok());
+  EXPECT_TRUE(Connects(address));
+  const absl::Status told = ListenAt(late.get());
+  EXPECT_TRUE(absl::IsAlreadyExists(told)) << told;
+  EXPECT_EQ(told.message(), FormatAddress(address) + " is in use");
+  EXPECT_TRUE(absl::IsAlreadyExists(BindTcp(address).status()));
 }
 
 TEST(Listen, RangeGrammar) {

@@ -49,7 +49,8 @@ class Door {
     io::RaiseDescriptorLimit();  // Who is turned away has half a second to hear why.
     // What OpenSSL keeps for the listener's thread has to outlive that.
     CallerProof(kToken, {NewNonce(), NewNonce()});
-    CHECK(listener_.ListenTcp(address_).ok());
+    CHECK(listener_.BindTcp(address_).ok());
+    CHECK(listener_.ListenTcp().ok());
     coordinator::Gate gate;
     gate.token = kToken;
     gate.is_member = [](const std::string&) { return false; };

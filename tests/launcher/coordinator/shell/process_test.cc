@@ -4,11 +4,14 @@
 #include <signal.h>
 
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
 #include <thread>
 
+#include "common/io/address.h"
+#include "common/rpc/local_coordinator.h"
 #include "common/rpc/places.h"
 #include "tests/launcher/coordinator/shell/coordinator_process.h"
 #include "tests/launcher/coordinator/shell/daemon_fixture.h"
@@ -93,6 +96,17 @@ TEST_F(ProcessTest, KilledAgainAndAgainEveryJobGoesOnAndNoWorkerIsTouched) {
   b.ExitAll(job);
   EXPECT_EQ(client.WaitForEnd("train-1", seconds(10))->state, "succeeded");
   for (LogicalAgent* agent : {&a, &b}) EXPECT_EQ(agent->state().times_started.at(job), 1);
+}
+
+// Commands that look meanwhile for who serves the port must not be led to its folder.
+TEST_F(ProcessTest, WhoFindsItsPortTakenNeverSaidThatItListens) {
+  const io::UniqueFd taker = *io::ListenTcp({"127.0.0.1", port_});
+  Start();
+  EXPECT_NE(process_.Wait(), 0);
+  EXPECT_NE(Log().find("is taken"), std::string::npos) << Log();
+  const std::string folder = CoordinatorFolder(state_dir(), port_);
+  EXPECT_FALSE(ReadCoordinatorLock(folder).has_value());
+  EXPECT_FALSE(std::filesystem::exists(socket_path()));
 }
 
 TEST_F(ProcessTest, AWorkerThatDiedWhileNobodyLookedIsFoundAndReplaced) {
