@@ -174,6 +174,67 @@ TEST_F(Silence, proof_of_death_ends_the_hold) {
   EXPECT_TRUE(EndedBy<NodeRebooted>(GenerationOf(job, 1)));
 }
 
+// Until then it was not the network.
+TEST_F(Silence, the_hold_begins_when_the_last_is_lost) {
+  Start();
+  AddDaemons({"a", "b"});
+  const JobId job = Running(SpecOf("job", 2, 2));
+  world().node("a").ExitRank(job, 0, 0);
+  world().RunFor(100ms);
+  world().node("b").SetSilent(true);
+  world().RunFor(40s);  // It may still tell that it is done, too.
+  world().node("a").SetSilent(true);
+  world().RunFor(coordinator::HoldConfig{}.unreachable - 20s);
+  EXPECT_TRUE(WaitsFor<UnreachableHold>(job));
+  SetAllSilent(false);
+  world().RunFor(10s);
+  world().node("b").ExitRank(job, 0, 0);
+  ASSERT_TRUE(Reaches(job, "succeeded"));
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+}
+
+// Nobody knows whether they stay, and they would not hear that they shall stop.
+TEST_F(Silence, a_growth_waits_for_members_that_are_silent) {
+  Start();
+  AddDaemons({"a"});
+  JobSpec spec = SpecOf("job", 1, 2);
+  spec.scale_up = ScaleUp::kNow;
+  const JobId job = Running(spec);
+  const std::vector<std::int64_t> pids = world().Pids(job);
+  world().node("a").SetSilent(true);
+  world().RunFor(3s);
+  world().Add("b");
+  world().RunFor(60s);
+  EXPECT_EQ(world().StateOf(job), "running");
+  EXPECT_TRUE(WaitsFor<UnreachableHold>(job));
+  world().node("a").SetSilent(false);
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  EXPECT_TRUE(EndedBy<Resized>(GenerationOf(job, 1)));
+}
+
+// The save for it is no reason to end one that has fallen silent meanwhile.
+TEST_F(Silence, nor_does_it_stop_who_fell_silent_while_they_saved) {
+  Start();
+  sim::Behaviour slow;
+  slow.speaks = true;
+  slow.save = 30s;
+  AddDaemons({"a"}, slow);
+  JobSpec spec = SpecOf("job", 1, 2);
+  spec.scale_up = ScaleUp::kNow;
+  spec.grace = 4s;
+  const JobId job = Running(spec);
+  world().RunFor(1s);
+  world().Add("b");
+  world().RunFor(1s);
+  ASSERT_EQ(world().View(job).generation, Generation(1));
+  world().node("a").SetSilent(true);
+  world().RunFor(60s);
+  EXPECT_TRUE(WaitsFor<UnreachableHold>(job));
+  world().node("a").SetSilent(false);
+  ASSERT_TRUE(ReachesGeneration(job, 3));  // The second waited for it in vain.
+  EXPECT_TRUE(EndedBy<Resized>(GenerationOf(job, 1)));
+}
+
 // After a crash the hold begins again, and who comes back goes on.
 TEST_F(Silence, the_hold_outlives_the_coordinator) {
   Start();

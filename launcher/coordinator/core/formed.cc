@@ -98,11 +98,10 @@ bool CheckDone(Step& step, Job& job, const Course& course) {
 }
 
 // While no member is heard, their silence tells as much about our network as about them, and the
-// generation may train on unseen: it stays until one is proved dead, or for `unreachable_hold`.
-// Once one is heard again, the others have a lease to follow it.
+// generation may train on unseen: it stays until one is proved dead, or for `unreachable_hold` from
+// when the last was lost. Once one is heard again, the others have a lease to follow it.
 bool HoldsForSilence(Step& step, Job& job, const GenerationRow& row, Formed& formed,
                      const std::vector<NodeId>& lost) {
-  Instant until{};
   std::vector<std::string> names;
   for (const NodeId& id : lost) {
     const Node* node = step.state.FindNode(id);
@@ -111,12 +110,16 @@ bool HoldsForSilence(Step& step, Job& job, const GenerationRow& row, Formed& for
     if (!silent || formed.notices.leaving.contains(id) ||
         (node->row.launched && node->row.lost_how == kHowAway))
       return false;
-    until = std::max(until, node->lost()->at + step.config().holds.unreachable);
     if (names.size() < kMaxNames) names.push_back(node->row.name);
   }
-  const bool heard =
-      std::any_of(row.members.begin(), row.members.end(),
-                  [&](const GenerationMember& m) { return IsHeard(step.state, m.node); });
+  bool heard = false;
+  Instant until{};
+  for (const GenerationMember& member : row.members) {
+    heard = heard || IsHeard(step.state, member.node);
+    const Node* node = step.state.FindNode(member.node);
+    if (const Lost* loss = node ? node->lost() : nullptr; loss && !loss->proved)
+      until = std::max(until, loss->at + step.config().holds.unreachable);
+  }
   if (heard) {
     if (formed.silence.unheard)
       formed.silence.return_until = step.now() + step.config().leases.lease;
@@ -256,6 +259,19 @@ bool CheckNotices(Step& step, Job& job, const GenerationSoft& soft, Formed& form
   return true;
 }
 
+// What is elective waits for members that are away or silent: whether they stay is not known yet,
+// and they would not hear of it.
+bool AllCanBeTold(Step& step, Job& job, const GenerationSoft& soft) {
+  for (const auto& member : soft.members) {
+    const Node* node = step.state.FindNode(member.first);
+    if (node && node->Is<Attached>() && IsHeard(step.state, member.first)) continue;
+    // A heartbeat alone makes no job look again.
+    step.Wake(job, step.now() + step.config().leases.heartbeat);
+    return false;
+  }
+  return true;
+}
+
 bool CheckSaving(Step& step, Job& job, const GenerationSoft& soft, Formed& formed) {
   if (!formed.saving) return false;
   if (!formed.saving->saved && !formed.saving->stopped && step.now() < formed.saving->until) {
@@ -278,6 +294,7 @@ bool CheckSaving(Step& step, Job& job, const GenerationSoft& soft, Formed& forme
     BeginEnding(step, job, StopReason::kNotice, grace);
     return true;
   }
+  if (!AllCanBeTold(step, job, soft)) return false;
   Resized resized{nodes, nodes, {}};
   if (const GenerationRow* next = ProposedOf(job)) {
     resized.to = static_cast<int>(next->members.size());
@@ -316,6 +333,7 @@ bool CheckGrowth(Step& step, Job& job, const GenerationSoft& soft, Formed& forme
     const Proposed& proposed = As<Proposed>(job.soft.at(next->generation));
     if (!proposed.unacked.empty() || formed.saving) return false;
     if (proposed.failed.empty() && proposed.recovered) return false;
+    if (!AllCanBeTold(step, job, soft)) return false;
     // Who keeps its process loses nothing that a save could keep.
     const bool saves = formed.course.progress.spoke && !spec.keeps_ranks();
     const Instant until = saves ? step.now() + spec.grace : step.now();
@@ -343,14 +361,9 @@ bool CheckGrowth(Step& step, Job& job, const GenerationSoft& soft, Formed& forme
   const std::vector<NodeId> newcomers = Newcomers(step, job, soft);
   const int size = UsableSize(nodes + static_cast<int>(newcomers.size()), spec.min_nodes,
                               MaxNodesNow(job), spec.unit);
-  if (size <= nodes) return false;
+  if (size <= nodes || !AllCanBeTold(step, job, soft)) return false;
   std::vector<NodeId> chosen;
-  for (const auto& member : soft.members) {
-    const Node* node = step.state.FindNode(member.first);
-    if (node == nullptr || !node->Is<Attached>())
-      return false;  // Whether it stays is not known yet.
-    chosen.push_back(member.first);
-  }
+  for (const auto& member : soft.members) chosen.push_back(member.first);
   chosen.insert(chosen.end(), newcomers.begin(), newcomers.begin() + (size - nodes));
   std::sort(chosen.begin(), chosen.end());
   Propose(step, job, chosen, true);
