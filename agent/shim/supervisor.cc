@@ -141,6 +141,7 @@ bool Supervisor::Run() {
   bool logs_finished = false;
   for (;;) {
     TellReader();
+    WatchForAgent();
     EndIfReleased();  // Before it is told: whoever dials then is refused.
     const bool logs_done = Report();
     if (released_ && logs_done) return true;
@@ -152,7 +153,6 @@ bool Supervisor::Run() {
       logs_->Finish();
       logs_finished = true;
     }
-    WatchForAgent();
     ArmTimer();
     epoll_event events[32];
     int n = ::epoll_wait(epoll_.get(), events, 32, -1);
@@ -202,7 +202,7 @@ void Supervisor::OnCommand(ControlSocket::Received received) {
   if (const auto* start = std::get_if<StartRanks>(&command)) OnStartRanks(*start);
   if (const auto* stop = std::get_if<Stop>(&command)) OnStop(*stop);
   const bool kill = std::holds_alternative<Kill>(command);
-  if (free_ && (kill || std::holds_alternative<Release>(command))) release_due_ = io::BootNow();
+  if (kill || (free_ && std::holds_alternative<Release>(command))) dismissed_ = true;
   if (kill) OnStop({io::BootNow(), SIGKILL});
   if (const auto* shown = std::get_if<Shown>(&command)) OnShown(*shown);
 }
@@ -233,7 +233,7 @@ void Supervisor::OnLifeline() {
   if (n > 0 || (n < 0 && (errno == EINTR || errno == EAGAIN))) return;
   fds_.lifeline.reset();
   lifeline_closed_ = true;
-  if (free_) release_due_ = io::BootNow();
+  if (free_) dismissed_ = true;
   if (!stop_deadline_) OnStop({io::BootNow() + spec_.lifeline_grace, SIGTERM});
 }
 
@@ -567,7 +567,7 @@ void Supervisor::KillDescendants() {
 void Supervisor::OnDue(Instant now) {
   if (check_due_ && now >= *check_due_) OnCheckDue(now);
   if (output_due_ && now >= *output_due_) output_due_.reset();
-  if (orphan_due_ && now >= *orphan_due_) {
+  if (!free_ && orphan_due_ && now >= *orphan_due_) {
     orphan_due_.reset();
     OnStop({now, SIGKILL});
   }
@@ -609,28 +609,28 @@ void Supervisor::CheckFree() {
   free_ = true;
   EndWarmStart();
   left_.clear();
-  const Instant now = io::BootNow();
-  // Its launch command is gone, so that no agent will ever ask.
-  release_due_ = lifeline_closed_ ? now : now + spec_.agent_patience;
+  // Without its launch command no agent will ever ask.
+  if (lifeline_closed_ || spec_.agent_patience == Duration::zero()) dismissed_ = true;
   if (cgroup_) {
     absl::Status removed = cgroup_->Remove();
     if (!removed.ok()) std::fprintf(stderr, "%s\n", std::string(removed.message()).c_str());
     cgroup_.reset();
   }
-  logs_deadline_ = now + kLogPatience;
+  logs_deadline_ = io::BootNow() + kLogPatience;
 }
 
 void Supervisor::EndIfReleased() {
-  if (!free_ || released_ || io::BootNow() < *release_due_) return;
+  const bool alone = orphan_due_ && io::BootNow() >= *orphan_due_;
+  if (!free_ || released_ || !(dismissed_ || alone)) return;
   released_ = true;
   fds_.witness.reset();
 }
 
-// Of a group that only an agent can start: without one for long it ends.
+// A group that only an agent can start, or whose end only an agent can tell, ends without one for
+// long. One that is there may itself wait for a coordinator.
 void Supervisor::WatchForAgent() {
-  const bool orphan = spec_.agent_patience > Duration::zero() && !ever_started_ &&
-                      !stop_deadline_ && !free_ && !control_->HasAgent();
-  if (!orphan) {
+  const bool awaits_agent = free_ ? !dismissed_ : !ever_started_ && !stop_deadline_;
+  if (!awaits_agent || spec_.agent_patience == Duration::zero() || control_->HasAgent()) {
     orphan_due_.reset();
   } else if (!orphan_due_) {
     orphan_due_ = io::BootNow() + spec_.agent_patience;
@@ -714,8 +714,7 @@ std::optional<Instant> Supervisor::NextDue() const {
     if (due && (!next || *due < *next)) next = due;
   };
   consider(output_due_);
-  if (free_) consider(released_ ? logs_deadline_ : release_due_);
-  consider(orphan_due_);
+  consider(released_ ? logs_deadline_ : orphan_due_);
   consider(check_due_);
   consider(leftovers_due_);
   consider(sweep_due_);

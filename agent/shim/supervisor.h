@@ -39,9 +39,9 @@ class Supervisor {
   static absl::StatusOr<std::unique_ptr<Supervisor>> Create(Spec spec, SupervisorFds fds,
                                                             std::optional<WarmStart> warm);
   // Returns when the group is free, its state was sent and written, an agent has released it (or
-  // none came for spec.agent_patience, or the lifeline closed), and its logs are on disk (waits 5 s
-  // for them; then false: the process must end by _exit). Until it is released its witness accepts,
-  // so that a refused witness means a process that died.
+  // none was there for spec.agent_patience, or the lifeline closed), and its logs are on disk
+  // (waits 5 s for them; then false: the process must end by _exit). Until it is released its
+  // witness accepts, so that a refused witness means a process that died.
   bool Run();
 
  private:
@@ -141,11 +141,12 @@ class Supervisor {
   bool cgroup_used_ = false;   // Every rank was born in the cgroup.
   bool free_ = false;          // Final.
   bool lifeline_closed_ = false;
-  bool released_ = false;  // Free, and no agent has to be told any more.
+  bool dismissed_ = false;  // No agent has to be told any more how its group ended.
+  bool released_ = false;   // Likewise, or none has come for long: the witness is closed.
   std::optional<Instant> stop_deadline_, first_kill_, next_kill_, output_due_, logs_deadline_;
-  std::optional<Instant> release_due_;  // Set once the group is free.
-  std::optional<Instant> orphan_due_;   // Set while no rank was started and no agent is there.
-  int stop_signal_ = 0;                 // Last one sent; 0: none.
+  // Set while no agent is there to start the first rank, or to tell how the free group ended.
+  std::optional<Instant> orphan_due_;
+  int stop_signal_ = 0;  // Last one sent; 0: none.
   std::vector<pid_t> left_;
 
   std::optional<StartRanks> pending_start_;  // Until what ended ranks have left behind is gone.

@@ -67,6 +67,17 @@ TEST_F(Patience, AFreeGroupKeepsItsWitnessUntilItIsReleased) {
   EXPECT_FALSE(Dial(group.witness));
 }
 
+// It may wait for a coordinator that is away for longer, which will ask the witness first.
+TEST_F(Patience, AFreeGroupStaysWhileItsAgentIsThere) {
+  Group group = Run(Patient("exit 3", kShort));
+  ASSERT_TRUE(group.WaitForPhase(Phase::kFree));
+  EXPECT_FALSE(Ends(group, 5 * kShort / milliseconds(1)));
+  EXPECT_TRUE(Dial(group.witness));
+  Leave(group);
+  EXPECT_TRUE(Ends(group));
+  EXPECT_FALSE(Dial(group.witness));
+}
+
 TEST_F(Patience, AFreeGroupEndsWithoutAnAgent) {
   Group group = Run(Patient("exit 3", kShort));
   Leave(group);
