@@ -16,9 +16,9 @@ import time
 
 import table
 
-LIVES = ("coordinator_core_test", "Random*")
+LIVES = ("coordinator_core_test", "*Random*")
 TESTS = {  # Programs and filters, in the order in which they are asked.
-    table.CORE: [LIVES, ("scenario", "*"), ("coordinator_core_test", "-Random*:PlantedBugs*:Memory*")],
+    table.CORE: [LIVES, ("scenario", "*"), ("coordinator_core_test", "-*Random*:PlantedBugs*:Memory*")],
     table.AGENT: [LIVES, ("agent_core_test", "*"), ("scenario", "*")],
     table.SHIM: [("agent_shim_test", "*"), ("agent_shell_test", "GroupHost*")],
     table.STORE: [("agent_store_test", "*")],

@@ -71,6 +71,21 @@ TEST_F(Agents, an_end_while_the_agent_is_away_is_not_lost) {
 }
 
 // Silent for longer than a lease: each agent breaks its session and dials anew; nobody restarts.
+// Its shim stays while its agent does, which cannot tell anybody yet.
+TEST_F(Agents, an_end_while_the_coordinator_is_away_for_long_is_not_lost) {
+  Start();
+  AddDaemons({"a", "b"});
+  const JobId job = Running(SpecOf("job", 1, 1));
+  const std::string name = Members(GenerationOf(job, 1)).at(0);
+  world().CrashCoordinator();
+  world().node(name).ExitRank(job, 0, 0);
+  world().RunFor(coordinator::LeaseConfig{}.agent_restart + 10s);
+  world().node(name).StallAgent(5s);  // The coordinator asks the witness first.
+  world().StartCoordinator();
+  ASSERT_TRUE(Reaches(job, "succeeded"));
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+}
+
 TEST_F(Agents, cut_off_nobody_restarts) {
   for (const Duration gap : {6s, 20s, 60s}) {
     Start();

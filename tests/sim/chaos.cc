@@ -19,6 +19,7 @@ class Chaos {
 
   ChaosResult Run() {
     world_.tracing = options_.tracing;
+    world_.traced = options_.traced;
     world_.agent_config = options_.agent;
     world_.commit_delay = Pick<Duration>({0ms, 0ms, 1ms, 8ms, 300ms});
     if (options_.plant) options_.plant(world_);

@@ -21,6 +21,7 @@ struct ChaosOptions {
   coordinator::Config config;
   agent::Config agent;   // Of every agent, but for what its node says.
   bool tracing = false;  // The history tells what the core said, too.
+  std::string traced;    // And all that the agent of this node heard, ordered and reported.
 };
 struct ChaosResult {
   std::vector<std::string> violations;

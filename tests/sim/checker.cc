@@ -457,15 +457,12 @@ void Checker::CheckBrake(const NodeRow& lost, Duration silent_for, Instant now) 
 }
 
 // 42. A generation of which no member is heard is not ended for that before the hold, unless one is
-// proved dead. One that was heard has been told to stop, and one that grows is stopped as soon as
-// its newcomers are ready, also while none of it is heard.
+// proved dead. One that was heard has been told to stop.
 void Checker::CheckHold(const GenerationRow& over, Instant now) {
   const GenerationId id{over.job, over.generation};
   const auto* lost = over.ended ? std::get_if<NodeLost>(&*over.ended) : nullptr;
   if (lost == nullptr || lost->how != "silent" || !members_.contains(id) || noticed_.contains(id))
     return;
-  const auto growing = growing_.find(over.job);
-  if (growing != growing_.end() && growing->second > over.generation) return;
   Instant heard{};
   for (const NodeId& node : members_.at(id)) {
     auto how = lost_how_.find(node);

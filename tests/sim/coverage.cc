@@ -240,4 +240,8 @@ std::vector<std::string> Coverage::Missing() const {
   return missing;
 }
 
+const char* NameOf(const coordinator::Event& event) { return kEvents[event.index()]; }
+const char* NameOf(const agent::Event& event) { return kAgentEvents[event.index()]; }
+const char* NameOf(const agent::Action& action) { return kAgentActions[action.index()]; }
+
 }  // namespace regroup::sim

@@ -51,4 +51,9 @@ struct Coverage {
   std::vector<std::string> Missing() const;
 };
 
+// Of an event or action, as its struct is called.
+const char* NameOf(const coordinator::Event& event);
+const char* NameOf(const agent::Event& event);
+const char* NameOf(const agent::Action& action);
+
 }  // namespace regroup::sim

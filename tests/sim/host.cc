@@ -202,9 +202,9 @@ void Node::Carry(const agent::StartRanks& action) {
 void Node::Carry(const agent::StopRanks& action) {
   Group* group = Find(action.key);
   if (group == nullptr || group->shim != ShimState::kAlive || group->empty) return;
-  // By an order, unless the node itself leaves or its job is over.
-  if (group->lives() && !group->stop_deadline && !left_with_ && !result)
-    world_.Stopped(*this, *group);
+  // By an order, unless its job is over or the node itself leaves, which it may tell nobody.
+  if (group->lives() && !group->stop_deadline && !result)
+    left_with_ ? world_.Disturbed(*group) : world_.Stopped(*this, *group);
   StopNow(*group, action.deadline);
 }
 
@@ -448,8 +448,15 @@ void Node::EmptyIfSo(Group& group) {
   if (!group.run && !group.stop_deadline) return;
   group.empty = true;
   group.stuck = false;
-  Later(group.key(), behaviour_.agent_restart, [this](Group& mine) { EndShim(mine); });
+  if (!agent_up_) AwaitAgent(group);
   Post(agent::GroupEmpty{group.key()});  // Its directory may be gone from here on.
+}
+
+// A shim whose group is empty stays while its agent is there.
+void Node::AwaitAgent(const Group& group) {
+  Later(group.key(), behaviour_.agent_restart, [this, life = life_](Group& mine) {
+    if (life == life_) EndShim(mine);
+  });
 }
 
 void Node::EndShim(Group& group) {

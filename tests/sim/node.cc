@@ -88,7 +88,7 @@ void Node::StepAll() {
     const agent::Event event = std::move(events_.front());
     events_.pop_front();
     const agent::Effects effects = core_->Step(world_.clock().now(), event);
-    world_.Decided(*this, effects);
+    world_.Decided(*this, event, effects);
     Coverage& coverage = world_.coverage();
     ++coverage.agent_events[event.index()];
     for (const agent::Action& action : effects.actions) {
@@ -125,6 +125,9 @@ void Node::EndAgent() {
   core_.reset();
   events_.clear();
   ++life_;
+  for (const auto& job : groups_)
+    for (const auto& entry : job.second)
+      if (entry.second.empty) AwaitAgent(entry.second);
 }
 
 // ---- sessions

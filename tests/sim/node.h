@@ -134,7 +134,8 @@ class NodeWorld {
   virtual void TooLate(coordinator::Event event) = 0;  // Of a session that is over.
   virtual const agent::Config& config() = 0;
   virtual Coverage& coverage() = 0;
-  virtual void Decided(const Node& node, const agent::Effects& effects) = 0;
+  virtual void Decided(const Node& node, const agent::Event& event,
+                       const agent::Effects& effects) = 0;
   virtual std::int64_t NewPid() = 0;
   virtual void RankStarted(Node& node, const Group& group, const Rank& rank) = 0;
   virtual void RankEnded(Node& node, const Group& group, const Rank& rank) = 0;
@@ -283,6 +284,7 @@ class Node {
   void EndStop(Group& group);
   void EndRank(Group& group, Rank& rank, ExitKind kind, int code, bool after_stop);
   void EmptyIfSo(Group& group);
+  void AwaitAgent(const Group& group);
   void EndShim(Group& group);  // Its ranks die with it, unless nothing kills them.
   void Speak(Group& group);    // A worker says hello.
   void TellProgress(Group& group);

@@ -58,10 +58,10 @@ void Checker::CheckProof(const NodeRow& lost) {
     const bool all = lost.lost_how == kHowRefused;
     if (!all && (!lost.launch || lost.launch->job != job.first)) continue;
     for (const auto& group : job.second)
-      Expect(
-          !group.second.lives() || group.second.shim != ShimState::kAlive || group.second.retiring,
-          Text("45: ", lost.name, " is lost (", lost.lost_how, "), and ranks of ", job.first,
-               " generation ", group.first, " live there"));
+      Expect(!group.second.lives() || group.second.shim != ShimState::kAlive ||
+                 group.second.retiring || group.second.stuck,
+             Text("45: ", lost.name, " is lost (", lost.lost_how, "), and ranks of ", job.first,
+                  " generation ", group.first, " live there"));
   }
 }
 
@@ -217,12 +217,20 @@ bool Checker::MayBeLeftOut(const NodeId& id, const GenerationId& previous, Gener
     return true;
   if (excluded != excluded_.end() && excluded->second.contains(id)) return true;
   if (lost_at_.contains(id) || struck_nodes_.contains(id)) return true;  // It may be on trial.
+  // Until one runs that it is in, what was held against it still is.
+  const auto ran = [&](const GenerationId& generation) {
+    const auto of = running_.find(generation);
+    return of != running_.end() && of->second.contains(id) && members_.contains(generation) &&
+           of->second.size() == members_.at(generation).size();
+  };
+  GenerationId since = previous;
+  while (since.second > Generation(0) && !ran(since))
+    since.second = Generation(since.second.value() - 1);
   for (const auto& [proposal, members] : placed_) {
     const bool has = std::find(members.begin(), members.end(), id) != members.end();
+    const bool voided = !members_.contains(proposal) && proposal.second > since.second;
     // A proposal that was voided, perhaps for it; or another job, which may hold its slots.
-    if (has &&
-        (proposal.first != job || (proposal.second > previous.second && proposal.second < next)))
-      return true;
+    if (has && (proposal.first != job || (voided && proposal.second < next))) return true;
   }
   auto shown = shown_.find(id);
   if (shown == shown_.end()) return true;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "tests/sim/text.h"
 
 namespace regroup::sim {
 using namespace coordinator;  // NOLINT: events and actions are all this file is about.
@@ -145,9 +146,9 @@ void World::Step(const Event& event) {
   checker.OnDecided(rows_, effects, clock_.now());
   if (tracing)
     for (const Note& note : effects.notes) {
-      std::string line = std::to_string(Seconds(SinceStart())) + " " + note.what;
+      std::string line = note.what;
       for (const auto& field : note.fields) line += " " + field.first + "=" + field.second;
-      trace.push_back(line);
+      Trace(line);
     }
   Journal(std::move(effects));
 }
@@ -322,12 +323,39 @@ Node& World::AddLauncher(const std::string& name, const JobSpec& spec, Duration 
   return Add(name, options);
 }
 
+void World::Trace(const std::string& what) {
+  trace.push_back(std::to_string(Seconds(SinceStart())) + " " + what);
+}
+
+void World::Decided(const Node& node, const agent::Event& event, const agent::Effects& effects) {
+  if (on_agent) on_agent(node, effects);
+  if (node.name() != traced) return;
+  const auto tell = [&](const char* arrow, const char* name, const auto& what) {
+    std::string line = traced + arrow + name + " ";
+    Write(line, what);
+    Trace(line);
+  };
+  if (!std::holds_alternative<agent::Tick>(event)) tell(" hears ", NameOf(event), event);
+  for (const agent::Action& action : effects.actions) tell(" orders ", NameOf(action), action);
+}
+
 void World::ToCoordinator(Node& node, Event event) {
+  if (node.name() == traced && !std::holds_alternative<HeartbeatReceived>(event)) {
+    std::string line = traced + (core_ ? " tells " : " tells nobody ") + NameOf(event) + " ";
+    Write(line, event);
+    Trace(line);
+  }
   if (!core_) return;
   const auto* opened = std::get_if<SessionOpened>(&event);
   if (opened) owners_[opened->session] = node.name();
-  // A Hello counts once it is welcome (Checker::OnDecided).
-  const bool counts = !opened && !std::holds_alternative<SessionBroken>(event);
+  // A Hello counts once it is welcome (Checker::OnDecided), and nothing does without one.
+  const bool greeted = std::visit(
+      [this](const auto& e) {
+        if constexpr (requires { e.session; }) return owners_.contains(e.session);
+        return true;
+      },
+      event);
+  const bool counts = greeted && !opened && !std::holds_alternative<SessionBroken>(event);
   if (counts) checker.OnWord(node.id(), clock_.now());
   // The shell answers a heartbeat without the core.
   if (const auto* beat = std::get_if<HeartbeatReceived>(&event); beat && !stalled_) {

@@ -82,6 +82,7 @@ class World : public NodeWorld {
   bool enough = false;             // A random life goes no further.
   std::vector<std::string> trace;  // Notes, when asked for.
   bool tracing = false;
+  std::string traced;  // A node: all that its agent hears, orders and reports goes there, too.
   std::uint64_t steps = 0;
 
   // NodeWorld.
@@ -92,9 +93,7 @@ class World : public NodeWorld {
   void TooLate(coordinator::Event event) override { Post(std::move(event)); }
   const agent::Config& config() override { return agent_config; }
   Coverage& coverage() override { return checker.coverage; }
-  void Decided(const Node& node, const agent::Effects& effects) override {
-    if (on_agent) on_agent(node, effects);
-  }
+  void Decided(const Node& node, const agent::Event& event, const agent::Effects& effects) override;
   std::int64_t NewPid() override { return ++pid_; }
   void RankStarted(Node& node, const Group& group, const Rank& rank) override;
   void RankEnded(Node& node, const Group& group, const Rank& rank) override;
@@ -104,6 +103,7 @@ class World : public NodeWorld {
   void Violated(const std::string& what) override;
 
  private:
+  void Trace(const std::string& what);
   void Post(coordinator::Event event);
   void Step(const coordinator::Event& event);
   void Journal(coordinator::Effects effects);
