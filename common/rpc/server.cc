@@ -2,6 +2,8 @@
 
 #include <grpcpp/resource_quota.h>
 
+#include <limits>
+
 #include "common/rpc/channel.h"
 
 namespace regroup {
@@ -16,6 +18,9 @@ void ConfigureServer(grpc::ServerBuilder& builder) {
   // A probe is a ping and its answer behind what was read: of an agent that beats once a second it
   // doubles what its session costs. The window that it would have found is given here.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  // Each read would put the timer of the next keepalive off, two hours from then. Sessions have
+  // heartbeats, other calls deadlines.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, std::numeric_limits<int>::max());
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 256 << 10);
   builder.SetMaxReceiveMessageSize(kMaxAgentMessageBytes);
   builder.SetMaxSendMessageSize(kMaxReplyBytes);

@@ -145,6 +145,7 @@ ROWS = [
     Row("1000 agents joined to formed", "s", 2.0, 1.0, fleet("1000")),
     Row("10000 agents in three jobs, joined to formed", "s", 10.0, 5.0, fleet(*MANY)),
     Row("heartbeats of 10000 agents at 1 Hz", "cores", 0.30, 0.25, fleet(*MANY, "--what", "cpu", "--repeats", "1")),
+    Row("heartbeats of 10000 agents, over what gRPC alone takes", "x", 1.3, 1.1, fleet(*MANY, "--what", "floor", "--repeats", "1")),
     Row("memory of a coordinator for each of 10000 agents", "KiB", 140.0, 100.0,
         fleet(*MANY, "--what", "kib", "--repeats", "1")),
     *[Row(f"core: {what}", "s", ship, aim, program("bench_core", "--case", case)) for what, case, ship, aim in (

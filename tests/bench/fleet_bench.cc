@@ -1,7 +1,8 @@
 // A coordinator process with its journal on disk, and thousands of logical agents, a gRPC session
 // each, in as many other processes as their descriptors need: how long from the last agent's
 // welcome until every agent has been told its ranks, what their heartbeats cost from then on, and
-// what a session takes of memory. One JSON line.
+// what a session takes of memory; and what the same heartbeats cost a server that is gRPC alone.
+// One JSON line.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -17,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -27,6 +29,7 @@
 #include "common/io/fd.h"
 #include "common/rpc/places.h"
 #include "tests/bench/coordinator_client.h"
+#include "tests/bench/grpc_floor.h"
 #include "tests/launcher/coordinator/shell/coordinator_process.h"
 #include "tests/launcher/coordinator/shell/logical_agent.h"
 
@@ -188,6 +191,29 @@ std::optional<double> LastOf(const Fleets& fleets) {
   return last;
 }
 
+// CPU of `pid`, as a share of one core.
+double ShareOfCore(pid_t pid, int seconds) {
+  std::this_thread::sleep_for(std::chrono::seconds(2));  // What came before is over by then.
+  const double used = CpuSeconds(pid);
+  const Clock::time_point begin = Clock::now();
+  std::this_thread::sleep_for(std::chrono::seconds(seconds));
+  return (CpuSeconds(pid) - used) / Since(begin);
+}
+
+// What gRPC alone takes for so many agents.
+std::optional<Sample> MeasureFloor(const std::string& folder, int agents, int beat_seconds) {
+  const std::string socket = folder + ".socket";
+  CoordinatorProcess process;
+  process.Start({"/proc/self/exe", "--floor", socket}, folder + ".log");
+  while (access(socket.c_str(), F_OK) != 0) usleep(1'000);
+  const Fleets fleets = StartFleets(agents, socket, 0);
+  if (!LastOf(fleets)) return std::nullopt;
+  Sample sample;
+  sample.processes = static_cast<int>(fleets.size());
+  sample.cpu = ShareOfCore(process.pid(), beat_seconds);
+  return sample;
+}
+
 std::optional<Sample> Measure(const std::string& regroup, const std::string& folder,
                               const std::vector<int>& sizes, bool tcp, int beat_seconds) {
   const std::uint16_t port = regroup::testing::FreePort();
@@ -215,18 +241,14 @@ std::optional<Sample> Measure(const std::string& regroup, const std::string& fol
   sample.until_formed = CpuSeconds(process.pid());
   sample.processes = static_cast<int>(fleets.size());
   if (beat_seconds == 0) return sample;
-  std::this_thread::sleep_for(std::chrono::seconds(2));  // What forming has left is over by then.
-  const double used = CpuSeconds(process.pid());
-  const Clock::time_point beating = Clock::now();
-  std::this_thread::sleep_for(std::chrono::seconds(beat_seconds));
-  sample.cpu = (CpuSeconds(process.pid()) - used) / Since(beating);
+  sample.cpu = ShareOfCore(process.pid(), beat_seconds);
   sample.kibibytes = (ResidentKibibytes(process.pid()) - empty) / agents;
   return sample;
 }
 
 int Main(int argc, char** argv) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // As the coordinator.
-  std::string bin_dir, folder, what = "formed";
+  std::string bin_dir, folder, floor, what = "formed";
   std::vector<int> sizes = {1'000};
   int repeats = 3, beat_seconds = 20;
   bool unix_socket = false;
@@ -236,15 +258,19 @@ int Main(int argc, char** argv) {
   app.add_option("--folder", folder);
   app.add_option("--jobs", sizes, "nodes of each job; as many agents as they need together")
       ->delimiter(',');
-  app.add_option("--what", what, "formed: seconds; cpu: of a core, while they beat; kib: an agent")
-      ->check(CLI::IsMember({"formed", "cpu", "kib"}));
+  app.add_option("--what", what,
+                 "formed: seconds; cpu: of a core, while they beat; floor: that, over what gRPC "
+                 "alone takes; kib: an agent")
+      ->check(CLI::IsMember({"formed", "cpu", "floor", "kib"}));
   app.add_flag("--unix", unix_socket, "by the Unix socket: a session over TCP takes 3 descriptors");
   app.add_option("--repeats", repeats);
   app.add_option("--part-first", part.first)->group("");  // What this program starts itself with.
   app.add_option("--part-count", part.count)->group("");
   app.add_option("--part-port", part.port)->group("");
   app.add_option("--part-socket", part.socket)->group("");
+  app.add_option("--floor", floor)->group("");
   CLI11_PARSE(app, argc, argv);
+  if (!floor.empty()) ServeFloor(floor);
   if (part.count > 0) return BeFleet(part);
   if (what == "formed") beat_seconds = 0;
   nlohmann::json samples = nlohmann::json::array();
@@ -257,8 +283,19 @@ int Main(int argc, char** argv) {
       std::fprintf(stderr, "the fleet did not form within 120 s\n");
       return 1;
     }
+    std::optional<Sample> alone;
+    if (what == "floor") {
+      alone = MeasureFloor(folder + "/floor-" + std::to_string(i),
+                           std::accumulate(sizes.begin(), sizes.end(), 0), beat_seconds);
+      if (!alone) {
+        std::fprintf(stderr, "the server that is gRPC alone did not welcome all within 120 s\n");
+        return 1;
+      }
+      most.cpu = std::max(most.cpu, alone->cpu);
+    }
     samples.push_back(what == "formed" ? sample->formed
                       : what == "cpu"  ? sample->cpu
+                      : alone          ? sample->cpu / alone->cpu
                                        : sample->kibibytes);
     most.all = std::max(most.all, sample->all);
     most.until_formed = std::max(most.until_formed, sample->until_formed);
@@ -267,10 +304,15 @@ int Main(int argc, char** argv) {
   const std::map<std::string, std::string> measured = {
       {"formed", "last welcome to every agent told its ranks"},
       {"cpu", "CPU seconds of the coordinator per second, over 20 s of heartbeats at 1 Hz"},
+      {"floor",
+       "CPU of the coordinator over 20 s of heartbeats at 1 Hz, over that of a gRPC server that "
+       "only "
+       "welcomes and answers the same agents, at most " +
+           std::to_string(most.cpu) + " of a core"},
       {"kib", "resident memory beyond that of an empty coordinator, per agent, after 20 s"}};
   std::string jobs;
   for (const int size : sizes) jobs += (jobs.empty() ? "" : " + ") + std::to_string(size);
-  char setup[400];
+  char setup[600];
   std::snprintf(
       setup, sizeof setup,
       "jobs of %s logical agents in %d other processes, a session each over %s, one journal on "

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+namespace regroup::bench {
+
+// What gRPC alone costs for agents that only beat: a server as Regroup sets it up, on the same
+// callbacks, that welcomes whoever opens a session at the Unix socket `path` and answers his
+// heartbeats as often as a coordinator does, on gRPC's own threads. It knows no node, no job and no
+// lease. Serves until it is killed.
+[[noreturn]] void ServeFloor(const std::string& path);
+
+}  // namespace regroup::bench
