@@ -24,6 +24,8 @@ struct Waits {
   Duration coordinator_restart = std::chrono::seconds(1);
   // For what ranks are forked from to have imported: they start cold.
   Duration warm_up = kWarmUpLimit;
+  // For another group of a job with warm ranks: then what they were forked from ends.
+  Duration nursery = std::chrono::minutes(1);
   // For a shim's word, after the deadline of a stop: the shim is killed, as often as it takes. For
   // the end of a rank that has not retired and was killed: the group is stopped as a whole.
   Duration shim_silence = std::chrono::seconds(2);

@@ -30,6 +30,7 @@ void On(Step&, const Tick&) {}
 void Settle(Step& step) {
   Reconcile(step);
   EndWarmUps(step);
+  EndNurseries(step);
   KillAgain(step);
   EndWords(step);
   EndWaits(step);
@@ -75,6 +76,7 @@ std::optional<Instant> Core::NextDeadline() const {
     consider(KillShimAt(group));
     consider(NextOfLeftovers(group));
   }
+  consider(NextOfNurseries(state));
   consider(NextLeave(state));
   return next;
 }

@@ -258,6 +258,9 @@ struct ReleaseShim {  // The coordinator knows that its group is free and how: i
 struct CloseStore {  // The mark is in the run directory before the store ends.
   GroupKey key;
 };
+struct EndNursery {  // Of ranks of this job, if there is one.
+  JobId job;
+};
 struct RemoveRunDirectory {  // Shim and store of it end too. Logs stay.
   GroupKey key;
 };
@@ -327,7 +330,7 @@ struct Leave {               // End the process. Nothing follows.
 using Action =
     std::variant<WriteRunDirectory, WarmUp, SpawnShim, HandOver, SpawnStore, StartRanks, StopRanks,
                  SignalRank, KillRank, KillGroup, MarkKilled, KillShim, ReleaseShim, CloseStore,
-                 RemoveRunDirectory, SendHello, RememberCoordinator, RefuseCoordinator,
+                 RemoveRunDirectory, EndNursery, SendHello, RememberCoordinator, RefuseCoordinator,
                  BreakSession, SendLaunch, SendReport, SendProgress, SendCommit, SendNotice,
                  SendLeave, ShowLeaving, ShowLateOutput, SendHeartbeat, TellNotice, TellRetire,
                  TellCommit, StartCoordinator, Leave>;

@@ -39,6 +39,7 @@ void Remove(Step& step, const GroupKey& key) {
   const Group& group = step.state.groups.at(key);
   if (group.shim.stage != ShimStage::kNone) step.Do(RemoveRunDirectory{key});
   step.state.groups.erase(key);
+  KeepNursery(step, key.job);
   step.state.commits.erase(key);
   DropProgress(step.state, key);
 }

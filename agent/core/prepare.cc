@@ -90,6 +90,7 @@ void StartPreparing(Step& step, const JobId& job, const Prepare& prepare) {
   // From now on there may be something of it on the disk, whether the shell has answered or not.
   group.shim.stage = ShimStage::kDirectory;
   state.groups.emplace(key, std::move(group));
+  state.nurseries.erase(job);
   step.Do(WriteRunDirectory{key, prepare});
 }
 
@@ -105,6 +106,27 @@ void EndWarmUps(Step& step) {
     step.Note(absl::StrCat("ranks of ", NameOf(key), " do not wait for imports any longer"));
     SpawnParts(step, key, group);
   }
+}
+
+void KeepNursery(Step& step, const JobId& job) {
+  const auto& groups = step.state.groups;
+  const auto other = groups.lower_bound({job, Generation()});
+  if (other != groups.end() && other->first.job == job) return;
+  step.state.nurseries[job] = step.now() + step.waits().nursery;
+}
+
+std::optional<Instant> NextOfNurseries(const State& state) {
+  std::optional<Instant> next;
+  for (const auto& [job, until] : state.nurseries) next = std::min(next.value_or(until), until);
+  return next;
+}
+
+void EndNurseries(Step& step) {
+  std::erase_if(step.state.nurseries, [&](const auto& nursery) {
+    if (step.now() < nursery.second) return false;
+    step.Do(EndNursery{nursery.first});
+    return true;
+  });
 }
 
 void MaybePrepared(Group& group) {

@@ -27,6 +27,12 @@ void StartPreparing(Step& step, const JobId& job, const Prepare& prepare);
 std::optional<Instant> WarmUntil(const Group& group);
 void EndWarmUps(Step& step);
 
+// A group of this job is gone. If it was the last, what warm ranks of it were forked from, if any
+// were, waits for another one.
+void KeepNursery(Step& step, const JobId& job);
+std::optional<Instant> NextOfNurseries(const State& state);
+void EndNurseries(Step& step);
+
 // Once all parts have answered.
 void MaybePrepared(Group& group);
 

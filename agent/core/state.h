@@ -107,6 +107,9 @@ struct State {
 
   std::map<GroupKey, Group> groups;
   std::map<JobId, Job> jobs;
+  // Until then what warm ranks of a job are forked from waits for its next group. Of jobs without
+  // one, warm or not: an adopted group does not say.
+  std::map<JobId, Instant> nurseries;
   ReportNo last_report;
   std::map<std::pair<GroupKey, int>, Progress> progress;  // By local rank.
   std::map<GroupKey, Commit> commits;                     // Asked and not answered.

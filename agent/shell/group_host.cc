@@ -425,14 +425,11 @@ void GroupHost::Carry(const RemoveRunDirectory& action) {
   for (const std::string& path : {hosted->path, hosted->store_path}) {
     if (!path.empty()) runs_.Remove(path);
   }
-  const JobId job = action.key.job;
   groups_.erase(action.key);
   OnSuccessor(action.key);
-  nurseries_.EndUnlessUsed(job, [this, job] {
-    return std::any_of(groups_.begin(), groups_.end(),
-                       [&](const auto& entry) { return entry.first.job == job; });
-  });
 }
+
+void GroupHost::Carry(const EndNursery& action) { nurseries_.End(action.job); }
 
 // A shim that is alive, or has never said a word, has left no record: of what it may have started
 // the core knows better.

@@ -93,6 +93,7 @@ class GroupHost {
   void Carry(const ReleaseShim& action);
   void Carry(const CloseStore& action);
   void Carry(const RemoveRunDirectory& action);
+  void Carry(const EndNursery& action);
   void Carry(const ShowLateOutput& action);
 
   // To every running rank of this node; ends nothing by itself.

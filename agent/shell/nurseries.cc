@@ -1,6 +1,5 @@
 #include "agent/shell/nurseries.h"
 
-#include <boost/asio/steady_timer.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,12 +8,7 @@ namespace regroup::agent {
 
 Nurseries::Nurseries(boost::asio::io_context& loop, std::string shim_program,
                      std::function<void(std::string)> tell)
-    : loop_(loop),
-      shim_program_(std::move(shim_program)),
-      tell_(std::move(tell)),
-      alive_(std::make_shared<bool>(true)) {}
-
-Nurseries::~Nurseries() { *alive_ = false; }
+    : loop_(loop), shim_program_(std::move(shim_program)), tell_(std::move(tell)) {}
 
 bool Nurseries::Keep(const shim::Spec& spec, const std::vector<std::string>& modules) {
   const auto found = nurseries_.find(spec.job);
@@ -31,17 +25,11 @@ Nursery* Nurseries::Find(const JobId& job) const {
   return found == nurseries_.end() ? nullptr : found->second.get();
 }
 
-void Nurseries::EndUnlessUsed(const JobId& job, std::function<bool()> used) {
-  if (!nurseries_.contains(job)) return;
-  auto timer = std::make_shared<boost::asio::steady_timer>(loop_, kLingers);
-  timer->async_wait([this, alive = alive_, timer, job,
-                     used = std::move(used)](const boost::system::error_code& error) {
-    if (error || !*alive || used()) return;
-    const auto found = nurseries_.find(job);
-    if (found == nurseries_.end()) return;
-    found->second->End();
-    nurseries_.erase(found);
-  });
+void Nurseries::End(const JobId& job) {
+  const auto found = nurseries_.find(job);
+  if (found == nurseries_.end()) return;
+  found->second->End();
+  nurseries_.erase(found);
 }
 
 std::uint64_t Nurseries::Bytes() const {

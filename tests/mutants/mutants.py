@@ -16,7 +16,7 @@ import time
 
 import table
 
-LIVES = ("coordinator_core_test", "*Random*")
+LIVES = ("coordinator_core_test", "*Random*-*EveryTimer")
 TESTS = {  # Programs and filters, in the order in which they are asked.
     table.CORE: [LIVES, ("scenario", "*"), ("coordinator_core_test", "-*Random*:PlantedBugs*:Memory*")],
     table.AGENT: [LIVES, ("agent_core_test", "*"), ("scenario", "*")],

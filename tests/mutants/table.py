@@ -152,6 +152,8 @@ MUTANTS = [
     (AGENT + "stops.cc", "std::max(step.now(), *group.stop_deadline) + silence;", "std::max(step.now(), *group.stop_deadline) + 100 * silence;"),
     (AGENT + "stops.cc", "const bool finished = reason == StopReason::kElective && AllExitedWell(group);",
      "const bool finished = reason == StopReason::kElective;"),
+    (AGENT + "prepare.cc", "state.nurseries.erase(job);", ""),
+    (AGENT + "prepare.cc", "if (other != groups.end() && other->first.job == job) return;", ""),
     (AGENT + "stops.cc", "ForsakeRanks(group);", ""),
     (AGENT + "workers.cc", "TellToRetire(step, said.key, *group, said.local_rank);", ""),
     (AGENT + "workers.cc", "FlushProgress(step, said.key);", ""),

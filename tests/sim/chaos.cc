@@ -664,6 +664,7 @@ ChaosOptions LongLife(std::uint64_t seed) {
   config.limits.waiting_reads = small(1, 10'000);
   config.ad_hoc.idle_exit = small(Duration(1s), Duration(10s));
   options.agent.grace = small(Duration(1s), Duration(4s));
+  options.agent.waits.nursery = 1s;
   options.agent.waits.redial = 300ms;
   options.agent.waits.adopt = 2s;
   options.agent.waits.slack = 300ms;

@@ -246,6 +246,7 @@ class Node {
   void Carry(const agent::ReleaseShim& action);
   void Carry(const agent::CloseStore& action);
   void Carry(const agent::RemoveRunDirectory& action);
+  void Carry(const agent::EndNursery& action) { settled_.erase(action.job); }
   void Carry(const agent::SendHello& action);
   void Carry(const agent::RememberCoordinator& action);
   void Carry(const agent::RefuseCoordinator& action);

@@ -42,11 +42,12 @@ constexpr const char* kAdHoc[] = {"on", "exit_delay", "idle_exit"};
 constexpr const char* kCoordinator[] = {"version", "check_indices", "journal",   "leases",
                                         "brake",   "forming",       "ending",    "holds",
                                         "retries", "limits",        "retention", "ad_hoc"};
-constexpr const char* kWaits[] = {
-    "progress", "welcome", "coordinator_restart", "warm_up",    "shim_silence",
-    "words",    "output",  "kill_again",          "kill_limit", "stuck",
-    "redial",   "adopt",   "same_signal",         "result",     "slack",
-    "kill"};
+constexpr const char* kWaits[] = {"progress",   "welcome",     "coordinator_restart",
+                                  "warm_up",    "nursery",     "shim_silence",
+                                  "words",      "output",      "kill_again",
+                                  "kill_limit", "stuck",       "redial",
+                                  "adopt",      "same_signal", "result",
+                                  "slack",      "kill"};
 constexpr const char* kAgent[] = {"node",
                                   "incarnation",
                                   "boot",
