@@ -627,10 +627,11 @@ TEST_F(DaemonTest, AHistoryThatCannotBeReadIsToldAndHidesNothingElse) {
 }
 
 // While the history of one job is read, another one takes its place: who asks then is told of that.
-// Repeated until the first question did come before the other job.
+// Repeated until the first question did come before the other job, with more time for it each
+// round.
 TEST_F(DaemonTest, AnAnswerWithAHistoryIsNotOlderThanItsQuestion) {
   bool shown = false;
-  for (int round = 0; !shown && round < 10; ++round) {
+  for (int round = 0; !shown && round < 20; ++round) {
     Start();
     JobId first;
     {
@@ -656,6 +657,7 @@ TEST_F(DaemonTest, AnAnswerWithAHistoryIsNotOlderThanItsQuestion) {
       answered.set_value(client->ReadJob("last")->id);
     });
     Client client = OverUnix();
+    std::this_thread::sleep_for(milliseconds(5) * round);
     const auto second = client.Submit(SubmittedJob("train", 1, 1), std::to_string(2 * round + 1));
     const bool waits = answer.wait_for(seconds(0)) == std::future_status::timeout;
     const auto newest = client.ReadJob("last");
