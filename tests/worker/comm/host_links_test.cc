@@ -3,6 +3,7 @@
 #include "worker/comm/host_links.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -91,6 +92,8 @@ TEST_F(HostLinksTest, AnotherSecretIsTurnedAway) {
 
 TEST_F(HostLinksTest, WhoListensMustKnowTheSecretToo) {
   std::thread impostor([&] {
+    pollfd dialled{listeners_[0].get(), POLLIN, 0};  // It does not block.
+    ASSERT_EQ(poll(&dialled, 1, 10'000), 1);
     const io::UniqueFd fd(accept(listeners_[0].get(), nullptr, nullptr));
     const std::string answer(40, 'x');
     EXPECT_EQ(send(fd.get(), answer.data(), answer.size(), MSG_NOSIGNAL), 40);
