@@ -6,8 +6,12 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <fstream>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/io/files.h"
@@ -46,6 +50,69 @@ TEST_F(ShimTest, EverySignalIsTold) {
     EXPECT_FALSE(group.rank().after_stop);
     EXPECT_EQ(group.rank().oom, OomEvidence::kNone);
   }
+}
+
+// A cgroup with a memory limit that a process may enter; empty: this host has none to give.
+class MemoryCgroup {
+ public:
+  explicit MemoryCgroup(std::size_t limit_bytes) {
+    for (const auto& [base, limit] : {std::pair{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"},
+                                      std::pair{"/sys/fs/cgroup", "memory.max"}}) {
+      const std::string path = absl::StrCat(base, "/regroup-test-oom-", getpid());
+      if (::mkdir(path.c_str(), 0700) != 0) continue;
+      std::ofstream file(absl::StrCat(path, "/", limit));
+      file << limit_bytes << std::flush;
+      path_ = path;
+      if (file) return;
+      Remove();
+    }
+  }
+  ~MemoryCgroup() { Remove(); }
+  const std::string& path() const { return path_; }
+
+ private:
+  void Remove() {
+    if (!path_.empty()) ::rmdir(path_.c_str());
+    path_.clear();
+  }
+  std::string path_;
+};
+
+TEST_F(ShimTest, AKillForLackOfMemoryIsSuspected) {
+  const MemoryCgroup small(16 << 20);
+  if (small.path().empty()) GTEST_SKIP() << "no memory cgroup can be made here";
+  Group group = Run(
+      ShellSpec(absl::StrCat("echo $$ > ", small.path(), "/cgroup.procs && exec tail /dev/zero")));
+  ASSERT_TRUE(group.WaitForEnd()) << ShimLog(group);
+  EXPECT_EQ(group.rank().exit_kind, ExitKind::kSignaled);
+  EXPECT_EQ(group.rank().code, SIGKILL);
+  EXPECT_EQ(group.rank().oom, OomEvidence::kProbable);
+}
+
+TEST_F(ShimTest, RanksAreStartedOnce) {
+  const std::string started = work_ / "started";
+  Group group = Run(ShellSpec(
+      absl::StrCat("echo $LOCAL_RANK >> ", started, "; [ $LOCAL_RANK = 0 ] || exec sleep 600"), 2));
+  ASSERT_TRUE(group.WaitFor([](const State& state) {
+    return state.ranks.at(0).phase == RankPhase::kEnded &&
+           state.ranks.at(1).phase == RankPhase::kRunning;
+  }));
+  group.Start();
+  group.Stop(Duration{}, SIGKILL);
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_THAT(*io::ReadFile(started, 100), testing::AnyOf("0\n1\n", "1\n0\n"));
+}
+
+// Whoever finds no mark may be sure that nothing ran.
+TEST_F(ShimTest, NothingRunsWithoutTheMark) {
+  const std::string ran = work_ / "ran";
+  Group group = Spawn(ShellSpec("echo > " + ran));
+  ASSERT_EQ(::mkdir((group.directory.path + "/started").c_str(), 0700), 0);  // In its place.
+  group.Start();
+  ASSERT_TRUE(group.WaitForEnd()) << ShimLog(group);
+  EXPECT_EQ(group.rank().exit_kind, ExitKind::kExecFailed);
+  EXPECT_EQ(group.rank().code, EISDIR);
+  EXPECT_NE(::access(ran.c_str(), F_OK), 0);
 }
 
 struct Unstartable {
