@@ -193,6 +193,20 @@ TEST_F(Silence, the_hold_begins_when_the_last_is_lost) {
   EXPECT_EQ(world().View(job).generation, Generation(1));
 }
 
+TEST_F(Silence, who_was_heard_least_recently_is_the_cause) {
+  Start();
+  AddDaemons({"a", "b", "c"});
+  const JobId job = Running(SpecOf("job", 2, 2));
+  ASSERT_THAT(Members(GenerationOf(job, 1)), ElementsAre("a", "b"));
+  world().node("b").SetSilent(true);
+  world().RunFor(3s);
+  world().node("a").SetSilent(true);
+  world().RunFor(coordinator::HoldConfig{}.unreachable + 20s);
+  const auto ended = GenerationOf(job, 1).ended;
+  ASSERT_TRUE(ended && std::holds_alternative<NodeLost>(*ended));
+  EXPECT_EQ(std::get<NodeLost>(*ended).node, "b");
+}
+
 // Nobody knows whether they stay, and they would not hear that they shall stop.
 TEST_F(Silence, a_growth_waits_for_members_that_are_silent) {
   Start();
