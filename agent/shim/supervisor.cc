@@ -420,7 +420,9 @@ void Supervisor::ReapChildren() {
     if (::waitid(P_ALL, 0, &child, WEXITED | WNOHANG) < 0 && errno == EINTR) continue;
     if (child.si_pid == 0) return;
     if (check_ && child.si_pid == check_->pid() && !check_passed_) {
-      const std::string failed = check_->Judge(child.si_code, child.si_status, LookForOom());
+      const bool killed = child.si_code != CLD_EXITED && child.si_status == SIGKILL;
+      const std::string failed =
+          check_->Judge(child.si_code, child.si_status, killed ? LookForOom() : OomEvidence::kNone);
       if (!failed.empty()) {
         FailCheck(failed);
         continue;
