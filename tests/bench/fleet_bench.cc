@@ -205,7 +205,10 @@ std::optional<double> MeasureFloor(const std::string& folder, int agents, int be
   const std::string socket = folder + ".socket";
   CoordinatorProcess process;
   process.Start({"/proc/self/exe", "--floor", socket}, folder + ".log");
-  while (access(socket.c_str(), F_OK) != 0) usleep(1'000);
+  for (int ms = 0; access(socket.c_str(), F_OK) != 0; ++ms) {
+    if (ms == 10'000) return std::nullopt;
+    usleep(1'000);
+  }
   const Fleets fleets = StartFleets(agents, socket, 0);
   if (!LastOf(fleets)) return std::nullopt;
   return ShareOfCore(process.pid(), beat_seconds);
@@ -243,6 +246,12 @@ std::optional<Sample> Measure(const std::string& regroup, const std::string& fol
   return sample;
 }
 
+std::string SumText(const std::vector<int>& sizes) {
+  std::string text;
+  for (const int size : sizes) text += (text.empty() ? "" : " + ") + std::to_string(size);
+  return text;
+}
+
 int Main(int argc, char** argv) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // As the coordinator.
   std::string bin_dir, folder, floor, what = "formed";
@@ -270,6 +279,7 @@ int Main(int argc, char** argv) {
   if (!floor.empty()) ServeFloor(floor);
   if (part.count > 0) return BeFleet(part);
   if (what == "formed") beat_seconds = 0;
+  unix_socket = unix_socket || what == "floor";  // What it is compared with has no other.
   nlohmann::json samples = nlohmann::json::array();
   Sample most;
   for (int i = 0; i < repeats; ++i) {
@@ -301,14 +311,12 @@ int Main(int argc, char** argv) {
        "most " +
            std::to_string(most.floor) + " of a core"},
       {"kib", "resident memory beyond that of an empty coordinator, per agent, after 20 s"}};
-  std::string jobs;
-  for (const int size : sizes) jobs += (jobs.empty() ? "" : " + ") + std::to_string(size);
   char setup[600];
   std::snprintf(
       setup, sizeof setup,
       "jobs of %s logical agents in %d other processes, a session each over %s, one journal on "
       "disk: %s; from the first dial to formed at most %.2f s, %.2f CPU seconds of the coordinator",
-      jobs.c_str(), most.processes, unix_socket ? "the Unix socket" : "TCP",
+      SumText(sizes).c_str(), most.processes, unix_socket ? "the Unix socket" : "TCP",
       measured.at(what).c_str(), most.all, most.until_formed);
   std::printf("%s\n", nlohmann::json{{"samples", samples}, {"setup", setup}}.dump().c_str());
   return 0;

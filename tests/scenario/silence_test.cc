@@ -226,6 +226,27 @@ TEST_F(Silence, a_growth_waits_for_members_that_are_silent) {
   EXPECT_TRUE(EndedBy<Resized>(GenerationOf(job, 1)));
 }
 
+TEST_F(Silence, nobody_saves_for_a_growth_while_one_is_silent) {
+  Start();
+  sim::Behaviour speaks;
+  speaks.speaks = true;
+  AddDaemons({"a", "b"}, speaks);
+  JobSpec spec = SpecOf("job", 2, 3);
+  spec.scale_up = ScaleUp::kNow;
+  const JobId job = Running(spec);
+  world().RunFor(3s);
+  sim::Behaviour slow = speaks;
+  slow.prepare = 1900ms;
+  world().Add("c", {}, slow);
+  world().node("b").SetSilent(true);  // Heard when it is proposed, not when the newcomer is ready.
+  world().RunFor(2500ms);
+  ASSERT_EQ(world().node("c").Find(job, Generation(2))->phase, Phase::kPrepared);
+  EXPECT_FALSE(world().node("a").Live(job)->saved);
+  world().node("b").SetSilent(false);
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  EXPECT_EQ(world().View(job).nodes, 3);
+}
+
 // The save for it is no reason to end one that has fallen silent meanwhile.
 TEST_F(Silence, nor_does_it_stop_who_fell_silent_while_they_saved) {
   Start();

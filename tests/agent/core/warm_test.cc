@@ -16,6 +16,14 @@ Order WarmOrder(std::uint64_t number, std::uint64_t generation) {
   return order;
 }
 
+// Each second from `from` to `to` passes, and the coordinator is heard.
+void Pass(Driver& agent, int from, int to) {
+  for (int s = from; s <= to; ++s) {
+    agent.AdvanceTo(std::chrono::seconds(s));
+    agent.Do(CoordinatorSpoke{});
+  }
+}
+
 TEST(AgentCore, WarmRanksWaitForTheirImports) {
   const GroupKey key = Key("a-1", 1);
   Driver agent(ServiceConfig());
@@ -38,10 +46,7 @@ TEST(AgentCore, ImportsThatTakeTooLongAreNotAwaited) {
   agent.Attach();
   agent.Do(Ordered{WarmOrder(1, 1)});
   agent.Do(RunDirectoryWritten{key});
-  for (int s = 1; s < 120; ++s) {
-    agent.AdvanceTo(std::chrono::seconds(s));
-    agent.Do(CoordinatorSpoke{});
-  }
+  Pass(agent, 1, 119);
   EXPECT_EQ(agent.CountEver<SpawnShim>(), 0);
   agent.AdvanceTo(120s);
   EXPECT_EQ(agent.CountEver<SpawnShim>(), 1);
@@ -67,12 +72,6 @@ TEST(AgentCore, AStopDoesNotWaitForImports) {
 TEST(AgentCore, ANurseryOutlivesTheLastGroupOfItsJobForAMinute) {
   Driver agent(ServiceConfig());
   agent.Attach();
-  const auto beat_until = [&agent](int from, int to) {
-    for (int s = from; s <= to; ++s) {
-      agent.AdvanceTo(std::chrono::seconds(s));
-      agent.Do(CoordinatorSpoke{});
-    }
-  };
   const auto forget = [&agent](std::uint64_t number, std::uint64_t generation) {
     agent.Do(RunDirectoryWritten{Key("a-1", generation)});
     agent.Do(Ordered{StopOrder(number, generation)});
@@ -81,16 +80,30 @@ TEST(AgentCore, ANurseryOutlivesTheLastGroupOfItsJobForAMinute) {
   };
   agent.Do(Ordered{WarmOrder(1, 1)});
   forget(2, 1);
-  beat_until(1, 59);
+  Pass(agent, 1, 59);
   agent.Do(Ordered{WarmOrder(4, 2)});
-  beat_until(60, 70);
+  Pass(agent, 60, 70);
   EXPECT_EQ(agent.CountEver<EndNursery>(), 0) << "a group of it is here";
   forget(5, 2);
-  beat_until(71, 129);
+  Pass(agent, 71, 129);
   EXPECT_EQ(agent.CountEver<EndNursery>(), 0);
   agent.AdvanceTo(130s);
   EXPECT_EQ(agent.CountEver<EndNursery>(), 1);
   EXPECT_EQ(agent.Last<EndNursery>()->job, JobId("a-1"));
+}
+
+TEST(AgentCore, ANurseryIsKeptWhileAnotherGroupOfItsJobIsHere) {
+  Driver agent(ServiceConfig());
+  agent.Attach();
+  agent.Do(Ordered{WarmOrder(1, 1)});
+  agent.Do(RunDirectoryWritten{Key("a-1", 1)});
+  agent.Do(Ordered{StopOrder(2, 1)});
+  agent.Do(Ordered{WarmOrder(3, 2)});
+  agent.Do(Ordered{ForgetOrder(4, 1)});
+  ASSERT_NE(agent.Last<RemoveRunDirectory>(), nullptr);
+  ASSERT_TRUE(agent.core().groups().contains(Key("a-1", 2)));
+  Pass(agent, 1, 70);
+  EXPECT_EQ(agent.CountEver<EndNursery>(), 0);
 }
 
 TEST(AgentCore, ANodeCheckComesAfterTheImports) {
