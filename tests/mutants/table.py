@@ -157,6 +157,7 @@ MUTANTS = [
     (AGENT + "stops.cc", "ForsakeRanks(group);", ""),
     (AGENT + "workers.cc", "TellToRetire(step, said.key, *group, said.local_rank);", ""),
     (AGENT + "workers.cc", "FlushProgress(step, said.key);", ""),
+    (CORE + "formed.cc", "if (size <= nodes || !AllCanBeTold(step, job, soft)) return false;", "if (size <= nodes) return false;"),
     (CORE + "formed.cc", "if (node && node->Is<Attached>() && IsHeard(step.state, member.first)) continue;", "if (node && node->Is<Attached>()) continue;"),
     (CORE + "formed.cc", "  if (!AllCanBeTold(step, job, soft)) return false;\n  Resized", "  Resized"),
     (CORE + "formed.cc", "    if (!AllCanBeTold(step, job, soft)) return false;\n    // Who", "    // Who"),
@@ -164,6 +165,7 @@ MUTANTS = [
     # ---- the shim
     (SHIM + "supervisor.cc", "if (ever_started_ || stop_deadline_ || free_ || check_) return;", "if (ever_started_ || free_ || check_) return;"),
     (SHIM + "supervisor.cc", "if (ever_started_ || stop_deadline_ || free_ || check_) return;", "if (stop_deadline_ || free_ || check_) return;"),
+    (SHIM + "supervisor.cc", "const bool killed = child.si_code != CLD_EXITED && child.si_status == SIGKILL;", "const bool killed = true;"),
     (SHIM + "supervisor.cc", "if (marked.ok()) {", "if (true) {"),
     (SHIM + "supervisor.cc", "if (!exited && status == SIGKILL) rank.state.oom = LookForOom();", ""),
     (SHIM + "supervisor.cc", "if (!disowned_ && !NothingLeft()) return;", ""),

@@ -101,6 +101,26 @@ TEST_F(ShimTest, AKillForLackOfMemoryIsSuspected) {
   EXPECT_EQ(group.rank().oom, OomEvidence::kProbable);
 }
 
+// Its own signal ended it, whatever was killed beside it.
+TEST_F(ShimTest, ANodeCheckThatCrashesIsNotOutOfMemory) {
+  const MemoryCgroup small(16 << 20);
+  if (small.path().empty()) GTEST_SKIP() << "no memory cgroup can be made here";
+  const io::UniqueFd lock = LockOomKills(LOCK_EX);
+  const std::string eats =
+      absl::StrCat("(sh -c 'echo $$ > ", small.path(), "/cgroup.procs && exec tail /dev/zero'); ");
+  for (const auto& [signal, told] :
+       {std::pair{"SEGV", "its node check was ended by signal 11"},
+        std::pair{"KILL", "its node check was ended by signal 9, out of memory"}}) {
+    Spec spec = ShellSpec("true");
+    spec.node_check = {absl::StrCat(eats, "kill -", signal, " $$"), std::chrono::seconds(20)};
+    Group group = Spawn(std::move(spec));
+    ASSERT_TRUE(group.WaitForEnd()) << ShimLog(group);
+    EXPECT_THAT(group.state.check_failed, testing::StartsWith(told));
+    EXPECT_EQ(group.state.check_failed.find("out of memory") != std::string::npos,
+              std::string_view(signal) == "KILL");
+  }
+}
+
 TEST_F(ShimTest, RanksAreStartedOnce) {
   const std::string started = work_ / "started";
   Group group = Run(ShellSpec(
