@@ -12,6 +12,7 @@ namespace {
 
 constexpr Duration kStoodStill = std::chrono::seconds(1);
 constexpr auto kWatchInterval = std::chrono::milliseconds(500);
+constexpr auto kSoon = std::chrono::milliseconds(2);
 
 // One transaction. Whole steps only, and at least one.
 constexpr std::size_t kMaxBatchRows = 4'096;
@@ -48,29 +49,45 @@ CoreLoop::CoreLoop(boost::asio::io_context& io, Journal& journal, obs::Logger& l
       outlet_(outlet),
       deadline_timer_(io),
       watch_timer_(io),
-      retry_timer_(io) {}
+      retry_timer_(io),
+      soon_timer_(io) {}
 
-void CoreLoop::Post(Work work) {
-  bool wake = false;
+void CoreLoop::Post(Work work) { Put(std::move(work), false); }
+
+void CoreLoop::PostSoon(Work work) { Put(std::move(work), true); }
+
+void CoreLoop::Put(Work work, bool soon) {
   {
     std::lock_guard lock(mutex_);
     last_stamp_ = std::max(last_stamp_, io::MonotonicNow());
-    wake = inbox_.empty();
     inbox_.push_back({last_stamp_, std::move(work)});
+    if (woken_ || (soon && dozing_)) return;
+    (soon ? dozing_ : woken_) = true;
   }
-  if (wake) boost::asio::post(io_, [this] { Drain(); });
+  if (!soon) return boost::asio::post(io_, [this] { Drain(); });
+  boost::asio::post(io_, [this] {
+    soon_timer_.expires_after(kSoon);
+    soon_timer_.async_wait([this](const boost::system::error_code& error) {
+      if (!error) Drain();
+    });
+  });
 }
 
 void CoreLoop::Drain() {
   Enter();
+  RunReceived();
+  Arm();
+  Flush();
+}
+
+void CoreLoop::RunReceived() {
   std::vector<Received> received;
   {
     std::lock_guard lock(mutex_);
     received.swap(inbox_);
+    woken_ = dozing_ = false;
   }
   for (Received& one : received) one.work(one.at);
-  Arm();
-  Flush();
 }
 
 void CoreLoop::Enter() {
@@ -183,6 +200,8 @@ void CoreLoop::Arm() {
     if (error || stopping_ || failed_) return;
     Enter();
     armed_for_.reset();
+    RunReceived();  // What came before the deadline counts.
+    if (stopping_ || failed_) return;
     TickUntil(std::max(now_, io::MonotonicNow()));
     Arm();
     Flush();

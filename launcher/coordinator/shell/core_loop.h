@@ -51,6 +51,9 @@ class CoreLoop {
 
   // Any thread.
   void Post(Work work);
+  // For what nobody waits for: it is stamped and ordered likewise, and the loop is woken for it
+  // within 2 ms, unless something else does so.
+  void PostSoon(Work work);
 
   // The rest on the loop's thread.
 
@@ -86,7 +89,9 @@ class CoreLoop {
     std::vector<Note> notes;
   };
 
+  void Put(Work work, bool soon);
   void Drain();
+  void RunReceived();
   void Enter();  // Every entry into the loop's thread: notices that it stood still.
   void Watch();
   void TickUntil(Instant limit);
@@ -107,12 +112,13 @@ class CoreLoop {
   std::optional<JobNumbers> numbers_;
 
   std::mutex mutex_;
-  std::vector<Received> inbox_;  // Guarded by mutex_, as is last_stamp_.
+  std::vector<Received> inbox_;  // Guarded by mutex_, as are the next three.
   Instant last_stamp_{};
+  bool woken_ = false, dozing_ = false;  // The inbox is looked at: at once; soon.
 
   Instant now_{};    // Of the last step; never decreases.
   Instant alive_{};  // When the loop last ran.
-  boost::asio::steady_timer deadline_timer_, watch_timer_, retry_timer_;
+  boost::asio::steady_timer deadline_timer_, watch_timer_, retry_timer_, soon_timer_;
   std::optional<Instant> armed_for_;
 
   std::deque<Output> pending_;

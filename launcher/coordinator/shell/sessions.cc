@@ -15,6 +15,7 @@
 #include "common/config/job_limits.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/checker.h"
+#include "launcher/coordinator/shell/moderation.h"
 #include "launcher/coordinator/shell/tcp_gate.h"
 
 namespace regroup::coordinator {
@@ -87,12 +88,16 @@ class Sessions::Reactor final : public Stream {
                                                               : TooMuch();
     incoming_.Clear();
     const bool launch = said.ok() && std::holds_alternative<LaunchRequest>(*said);
+    const bool beat = said.ok() && std::holds_alternative<HeartbeatMessage>(*said);
     const std::uint64_t free_bytes = launch ? sessions_.free_bytes_() : 0;
-    sessions_.loop_.Post([sessions = &sessions_, id = id_, bytes, said = std::move(said),
-                          free_bytes](Instant received) mutable {
+    CoreLoop::Work obey = [sessions = &sessions_, id = id_, bytes, said = std::move(said),
+                           free_bytes](Instant received) mutable {
       sessions->unheard_bytes_ -= bytes;
       sessions->OnRead(id, received, std::move(said), free_bytes);
-    });
+    };
+    // From here on this may be gone.
+    beat ? sessions_.loop_.PostSoon(std::move(obey)) : sessions_.loop_.Post(std::move(obey));
+    ModerateThisThread();
   }
   void OnWriteDone(bool ok) override {
     sessions_.loop_.Post(

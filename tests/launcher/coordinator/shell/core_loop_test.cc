@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "common/base/check.h"
@@ -102,6 +103,57 @@ TEST_F(CoreLoopTest, WhileTheDiskIsBusyItGoesOnAndSaysNothing) {
   EXPECT_THAT(outlet_.answered, ElementsAre(1, 2, 3, 4));
   Read(5);  // Nothing is on its way: there is nothing to wait for.
   EXPECT_THAT(outlet_.answered, ElementsAre(1, 2, 3, 4, 5));
+}
+
+TEST_F(CoreLoopTest, WhatNobodyWaitsForKeepsItsPlaceAndComesSoon) {
+  std::vector<int> ran;
+  loop_.PostSoon([&](Instant) { ran.push_back(1); });
+  loop_.PostSoon([&](Instant) { ran.push_back(2); });
+  Run();
+  EXPECT_THAT(ran, IsEmpty());
+  // Whatever wakes the loop takes it along, in order.
+  loop_.Post([&](Instant) { ran.push_back(3); });
+  Run();
+  EXPECT_THAT(ran, ElementsAre(1, 2, 3));
+  // And without anything else it comes by itself.
+  loop_.PostSoon([&](Instant) { ran.push_back(4); });
+  io_.restart();
+  for (const Instant limit = io::MonotonicNow() + std::chrono::seconds(20);
+       ran.size() < 4 && io::MonotonicNow() < limit;) {
+    io_.run_one_for(std::chrono::seconds(1));
+  }
+  EXPECT_THAT(ran, ElementsAre(1, 2, 3, 4));
+}
+
+// It came before the deadline, though nobody had looked.
+TEST_F(CoreLoopTest, ADeadlineLooksFirstAtWhatCameBefore) {
+  Config config;
+  config.leases.lease = std::chrono::milliseconds(100);
+  HeldJournal journal;
+  CoreLoop loop(io_, journal, *log_, outlet_);
+  loop.Start(Core(config, Epoch(1), {}, io::MonotonicNow()));
+  Run();
+  const auto state = [&] {
+    ReadFilter filter;
+    filter.nodes = true;
+    const absl::StatusOr<ReadReply> reply = loop.Read(filter);
+    return reply.ok() && reply->nodes.size() == 1 ? reply->nodes[0].state : "?";
+  };
+  SessionOpened opened;
+  opened.session = SessionId(1);
+  opened.hello.node = NodeId("node-a");
+  opened.hello.name = "n1";
+  opened.hello.incarnation = Incarnation(1);
+  opened.hello.address = "127.0.0.1";
+  loop.Post([&](Instant received) { loop.Step(received, opened); });
+  Run();
+  ASSERT_EQ(state(), "ready");
+  std::string found;
+  loop.PostSoon([&](Instant) { found = state(); });
+  std::this_thread::sleep_for(2 * config.leases.lease);
+  Run();
+  EXPECT_EQ(found, "ready");
+  EXPECT_NE(state(), "ready");  // It was due.
 }
 
 // After a month in which no coordinator ran thousands of jobs are too old at once. One commit
