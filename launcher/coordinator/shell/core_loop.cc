@@ -189,12 +189,9 @@ void CoreLoop::StepCore(Instant now, const Event& event) {
 void CoreLoop::Arm() {
   if (!started() || stopping_ || failed_) return;
   const std::optional<Instant> due = core_->NextDeadline();
-  if (due == armed_for_) return;
+  // A timer that comes too early looks again, and costs less than one that each event puts off.
+  if (!due || (armed_for_ && *armed_for_ <= *due)) return;
   armed_for_ = due;
-  if (!due) {
-    deadline_timer_.cancel();
-    return;
-  }
   deadline_timer_.expires_after(std::max(*due - io::MonotonicNow(), Duration(0)));
   deadline_timer_.async_wait([this](const boost::system::error_code& error) {
     if (error || stopping_ || failed_) return;
