@@ -20,7 +20,7 @@ void GoOn(Step& step, const RunRecord& record, Group& group) {
     group.signalled_at = step.now();
     KillLeftovers(step, record.key, group);
   } else if (group.phase == Phase::kPreparing) {
-    if (group.store.hosted && (!group.store.address || !record.store_alive)) {
+    if (group.store.hosted && (!group.store.address || !record.store.alive)) {
       group.store.address.reset();
       group.store.lost = false;  // No rank has used it yet: another one does.
       group.store.spawned = true;

@@ -13,6 +13,7 @@
 #include "agent/core/progress.h"
 #include "agent/core/ranks.h"
 #include "agent/core/reports.h"
+#include "agent/core/seen.h"
 #include "agent/core/session.h"
 #include "agent/core/state.h"
 #include "agent/core/step.h"

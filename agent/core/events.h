@@ -30,6 +30,7 @@ struct RankStarted {
   int local_rank = 0;
   std::int64_t pid = 0;
   Instant at{};
+  friend bool operator==(const RankStarted&, const RankStarted&) = default;
 };
 struct RankEnded {
   int local_rank = 0;
@@ -43,32 +44,44 @@ struct RankEnded {
   ExecObstacle obstacle = ExecObstacle::kProgram;
   ErrorEvidence evidence = ErrorEvidence::kNone;
   bool given_up = false;  // By this agent, which says why in `error`.
+  friend bool operator==(const RankEnded&, const RankEnded&) = default;
 };
 
 // ---- facts -------------------------------------------------------------------------------------
 
-// What one run directory and the shim behind it say.
+struct StoreSeen {
+  bool hosted = false;
+  bool alive = false;
+  bool closed = false;             // The mark that it was ordered to end is there.
+  std::optional<Address> address;  // Once it is bound.
+  friend bool operator==(const StoreSeen&, const StoreSeen&) = default;
+};
+
+// What one run directory and the shim behind it say: absolute, whoever asks and however often.
 struct RunRecord {
   GroupKey key;
   BootId boot;
-  int workers = 0;  // 0: not known, so that it may hold every slot.
-  bool host_store = false;
+  int workers = 0;          // 0: not known, so that it may hold every slot.
   bool started = false;     // The started mark is there: `run` was obeyed.
   bool noticed = false;     // The noticed mark is there: some ranks were signalled.
-  bool shim_alive = false;  // The run directory's lock is held.
-  bool store_alive = false;
-  bool store_closed = false;  // The mark that it was ordered to end is there.
-  bool checking = false;      // Its node check runs, or may have left something of its own.
-  bool empty = false;         // The shim saw the last process of the group end.
+  bool shim_alive = false;  // It answers; of an earlier life's, the run directory's lock is held.
+  bool unheard = false;     // It has not answered yet, and is not known to be gone.
+  bool checking = false;    // Its node check runs, or may have left something of its own.
+  bool empty = false;       // The shim saw the last process of the group end.
+  // With `empty`: what its failed ranks left behind is not read yet, or, where people watch, what
+  // its ranks printed not shown.
+  bool awaits_words = false;
   bool killed = false;  // The killed mark is there: the shim was lost, and what it left is gone.
-  bool unkillable = false;
+  bool unkillable = false;               // Its shim has killed it, and it is not gone.
   std::string check_failed;              // How; empty: it has not.
   std::optional<Instant> stop_deadline;  // The shim was told to stop.
-  std::optional<Address> store, witness;
+  StoreSeen store;
+  std::optional<Address> witness;
   // Also kept ranks of a generation that was not started yet.
   std::vector<RankStarted> starts;
   std::vector<RankEnded> exits;
   std::set<int> kept;  // Local ranks whose process is older than this generation.
+  friend bool operator==(const RunRecord&, const RunRecord&) = default;
 };
 struct Scanned {  // First event of an agent's life: every run directory has been read.
   std::vector<RunRecord> records;
@@ -110,25 +123,8 @@ struct PrepareFailed {  // Any part of it: run directory, shim, store.
 struct WarmedUp {  // Its ranks can be forked, or it is known that they cannot.
   GroupKey key;
 };
-struct ShimReady {
-  GroupKey key;
-  std::optional<Address> witness;
-  bool checking = false;  // Its node check runs: NodeChecked or PrepareFailed follows.
-};
-struct NodeChecked {  // It has passed.
-  GroupKey key;
-};
-struct StoreBound {
-  GroupKey key;
-  Address address;
-};
-struct RanksStarted {  // Absolute: every rank started so far.
-  GroupKey key;
-  std::vector<RankStarted> starts;
-};
-struct RankExited {
-  GroupKey key;
-  RankEnded exit;
+struct GroupSeen {  // Something of it has changed, or nothing has.
+  RunRecord record;
 };
 struct RankErrorRead {  // What a failed rank left behind was read again, more of it than at its
                         // exit.
@@ -137,24 +133,9 @@ struct RankErrorRead {  // What a failed rank left behind was read again, more o
   std::string error;
   ErrorEvidence evidence = ErrorEvidence::kNone;
 };
-struct GroupEmpty {  // No process of it is left.
-  GroupKey key;
-  // What its failed ranks left behind is not read yet, or, where people watch, what its ranks
-  // printed not shown. The same event follows without, as soon as that is done.
-  bool awaits_words = false;
-};
 struct LeftoversKilled {  // One round of KillGroup is over.
   GroupKey key;
   bool none = false;  // There was nothing to kill.
-};
-struct GroupStuck {  // Its shim has killed it, and it is not gone.
-  GroupKey key;
-};
-struct ShimGone {
-  GroupKey key;
-};
-struct StoreGone {
-  GroupKey key;
 };
 
 struct WorkerHello {  // Of a kept rank also: it has taken this generation.
@@ -187,9 +168,8 @@ struct Tick {};  // now >= NextDeadline().
 using Event =
     std::variant<Scanned, CoordinatorFound, Welcomed, CoordinatorRefused, CoordinatorAway,
                  CoordinatorSpoke, Ordered, ReportAcked, CommitAnswered, EnoughJoined, JobOver,
-                 RunDirectoryWritten, PrepareFailed, WarmedUp, ShimReady, NodeChecked, StoreBound,
-                 RanksStarted, RankExited, RankErrorRead, GroupEmpty, LeftoversKilled, GroupStuck,
-                 ShimGone, StoreGone, WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
+                 RunDirectoryWritten, PrepareFailed, WarmedUp, GroupSeen, RankErrorRead,
+                 LeftoversKilled, WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
 
 // ---- orders to the shell, carried out in sequence
 
@@ -204,19 +184,19 @@ struct WriteRunDirectory {
 struct WarmUp {
   GroupKey key;
 };
-struct SpawnShim {  // Answered by ShimReady or PrepareFailed.
+struct SpawnShim {  // Answered by a GroupSeen with its shim alive, or PrepareFailed.
   GroupKey key;
 };
 // Instead of SpawnShim: the shim of a retired group becomes that of the next generation's, with the
-// ranks that live and the same witness. Answered by ShimReady of `to` and GroupEmpty of `from`,
+// ranks that live and the same witness. Answered by `to` with its shim alive and then `from` empty,
 // whose record keeps the exits until then, or by PrepareFailed of `to`, also where the group had
 // ended before. Ends of ranks that come before it are told before the answer, of `from`. A shim
-// that ends without an answer is ShimGone of `from`, never GroupEmpty: what its ranks have started
-// may live. Until the answer nothing is ordered of the group `from`, but KillShim.
+// that ends without an answer is gone from `from`, which is never empty: what its ranks have
+// started may live. Until the answer nothing is ordered of the group `from`, but KillShim.
 struct HandOver {
   GroupKey from, to;
 };
-struct SpawnStore {  // Answered by StoreBound or PrepareFailed.
+struct SpawnStore {  // Answered by a GroupSeen with its address, or PrepareFailed.
   GroupKey key;
 };
 // Its shim writes the started mark before the first rank and starts ranks once ever, however often
@@ -249,7 +229,7 @@ struct KillGroup {  // Its shim is gone: whatever of it is found is killed, once
 struct MarkKilled {  // The killed mark is in the run directory when this has been carried out.
   GroupKey key;
 };
-struct KillShim {  // It does not answer. Answered by ShimGone.
+struct KillShim {  // It does not answer. Answered by a GroupSeen with its shim gone.
   GroupKey key;
 };
 struct ReleaseShim {  // The coordinator knows that its group is free and how: it need not wait.

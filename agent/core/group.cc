@@ -109,12 +109,12 @@ Group Adopt(const RunRecord& record) {
     group.ranks.exits.emplace(exit.local_rank, exit).first->second.after_stop |= record.noticed;
   }
   group.supervisor_lost = !record.shim_alive && !record.empty;
-  group.store.hosted = group.store.spawned = record.host_store;
-  group.store.address = record.store;
+  group.store.hosted = group.store.spawned = record.store.hosted;
+  group.store.address = record.store.address;
   // A store that is gone was lost, unless its group was over or being stopped: then it was closed,
   // or is of no use.
-  const bool store_gone = record.host_store && record.store && !record.store_alive;
-  group.store.closed = record.store_closed || (store_gone && record.empty);
+  const bool store_gone = record.store.hosted && record.store.address && !record.store.alive;
+  group.store.closed = record.store.closed || (store_gone && record.empty);
   group.store.lost = store_gone && !record.stop_deadline && !group.store.closed;
   return group;
 }

@@ -44,16 +44,12 @@ void On(Step& step, const LeftoversKilled& killed) {
   killing.again = step.now() + killing.wait;
 }
 
-void On(Step& step, const GroupEmpty& empty) {
-  Group* group = step.state.Find(empty.key);
-  if (group == nullptr || group->phase == Phase::kFree) return;
-  if (!empty.awaits_words) return MarkFree(*group);
+void SeeEmpty(Step& step, Group& group, const RunRecord& record) {
+  if (record.unkillable) MarkUnkillable(step, record.key, group);
+  if (!record.empty || group.phase == Phase::kFree) return;
+  if (!record.awaits_words) return MarkFree(group);
   const Duration wait = step.config().launched ? step.waits().output : step.waits().words;
-  if (!group->words_until) group->words_until = step.now() + wait;
-}
-
-void On(Step& step, const GroupStuck& stuck) {
-  if (Group* group = step.state.Find(stuck.key)) MarkUnkillable(step, stuck.key, *group);
+  if (!group.words_until) group.words_until = step.now() + wait;
 }
 
 void KillAgain(Step& step) {

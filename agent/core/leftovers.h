@@ -17,8 +17,9 @@ namespace regroup::agent {
 void KillLeftovers(Step& step, const GroupKey& key, Group& group);
 
 void On(Step& step, const LeftoversKilled& killed);
-void On(Step& step, const GroupEmpty& empty);
-void On(Step& step, const GroupStuck& stuck);
+
+// Of what was seen of it: no process of it is left; its shim cannot end them.
+void SeeEmpty(Step& step, Group& group, const RunRecord& record);
 
 // After every event: rounds that are due; groups whose last words were awaited long enough.
 void KillAgain(Step& step);

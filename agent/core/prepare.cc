@@ -176,40 +176,44 @@ void On(Step& step, const PrepareFailed& failed) {
   }
 }
 
-void On(Step& step, const ShimReady& ready) {
-  Group* group = step.state.Find(ready.key);
-  if (group == nullptr || group->shim.stage >= ShimStage::kReady || group->phase == Phase::kFree)
+void SeeShim(Step& step, Group& group, const RunRecord& record) {
+  const GroupKey& key = record.key;
+  if (!record.shim_alive || group.shim.stage >= ShimStage::kReady || group.phase == Phase::kFree)
     return;
-  group->shim.stage = ShimStage::kReady;
-  group->shim.witness = ready.witness;
-  group->shim.checking = ready.checking;
-  OnTakenOver(step.state, ready.key, *group);
-  if (group->stop_deadline) {
+  group.shim.stage = ShimStage::kReady;
+  group.shim.witness = record.witness;
+  // A check that failed before anybody looked is no reason to call the group prepared.
+  group.shim.checking = record.checking || !record.check_failed.empty();
+  OnTakenOver(step.state, key, group);
+  if (group.stop_deadline) {
     // It could not be told before.
-    step.Do(StopRanks{ready.key, *group->stop_deadline});
-  } else if (group->in_place.retiring) {
-    RetireKept(step, ready.key, *group);
+    step.Do(StopRanks{key, *group.stop_deadline});
+  } else if (group.in_place.retiring) {
+    RetireKept(step, key, group);
   } else {
     // After the shim where that was handed over: until its answer has come, a failure of the store
     // could not be told from its refusal, and ranks would live in a group that is free.
-    if (group->in_place.from) SpawnStoreIfHosted(step, ready.key, *group);
-    MaybePrepared(*group);
+    if (group.in_place.from) SpawnStoreIfHosted(step, key, group);
+    MaybePrepared(group);
   }
 }
 
-void On(Step& step, const NodeChecked& checked) {
-  Group* group = step.state.Find(checked.key);
-  if (group == nullptr) return;
-  group->shim.checking = false;
-  MaybePrepared(*group);
+void SeeNodeCheck(Step& step, Group& group, const RunRecord& record) {
+  if (!record.check_failed.empty()) {
+    if (group.refused.empty()) On(step, PrepareFailed{record.key, record.check_failed});
+    return;
+  }
+  // A stop ends it as well.
+  if (!record.shim_alive || record.checking || record.stop_deadline || record.empty) return;
+  group.shim.checking = false;
+  MaybePrepared(group);
 }
 
-void On(Step& step, const StoreBound& bound) {
-  Group* group = step.state.Find(bound.key);
-  if (group == nullptr || !group->store.hosted || group->store.address) return;
-  group->store.address = bound.address;
-  if (group->store.closed) step.Do(CloseStore{bound.key});  // Stopped before it was bound.
-  MaybePrepared(*group);
+void SeeStore(Step& step, Group& group, const RunRecord& record) {
+  if (!record.store.address || !group.store.hosted || group.store.address) return;
+  group.store.address = record.store.address;
+  if (group.store.closed) step.Do(CloseStore{record.key});  // Stopped before it was bound.
+  MaybePrepared(group);
 }
 
 }  // namespace regroup::agent

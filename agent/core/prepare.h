@@ -39,8 +39,11 @@ void MaybePrepared(Group& group);
 void On(Step& step, const RunDirectoryWritten& written);
 void On(Step& step, const PrepareFailed& failed);
 void On(Step& step, const WarmedUp& warmed_up);
-void On(Step& step, const ShimReady& ready);
-void On(Step& step, const NodeChecked& checked);
-void On(Step& step, const StoreBound& bound);
+
+// Of what was seen of it: its shim answers; its node check is over, or has failed; its store has an
+// address.
+void SeeShim(Step& step, Group& group, const RunRecord& record);
+void SeeNodeCheck(Step& step, Group& group, const RunRecord& record);
+void SeeStore(Step& step, Group& group, const RunRecord& record);
 
 }  // namespace regroup::agent

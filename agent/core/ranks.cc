@@ -61,52 +61,61 @@ void BeginRanks(Step& step, const GroupKey& key, Group& group) {
   RunningIfStarted(step, key, group);
 }
 
-void On(Step& step, const RanksStarted& started) {
-  Group* group = step.state.Find(started.key);
-  if (group == nullptr) return;
+void SeeStarts(Step& step, Group& group, const RunRecord& record) {
+  if (!record.started) return;  // Kept ranks, which live on whether this generation begins or not.
   bool new_ranks = false;
-  for (const RankStarted& start : started.starts) {
-    const auto kept = group->ranks.kept.find(start.local_rank);
-    if (kept != group->ranks.kept.end() && kept->second.pid == start.pid) continue;
-    if (kept != group->ranks.kept.end()) ReplaceKept(*group, start.local_rank);
-    group->report.dirty |= group->ranks.starts.emplace(start.local_rank, start).second;
+  for (const RankStarted& start : record.starts) {
+    const auto kept = group.ranks.kept.find(start.local_rank);
+    if (kept != group.ranks.kept.end() && kept->second.pid == start.pid) continue;
+    if (kept != group.ranks.kept.end()) ReplaceKept(group, start.local_rank);
+    group.report.dirty |= group.ranks.starts.emplace(start.local_rank, start).second;
     new_ranks = true;
   }
   // An earlier life of this agent told the shim and died; what it has started is the proof.
-  if (new_ranks && !group->started) BeginRanks(step, started.key, *group);
-  RunningIfStarted(step, started.key, *group);
+  if (new_ranks && !group.started) BeginRanks(step, record.key, group);
+  RunningIfStarted(step, record.key, group);
 }
 
-void On(Step& step, const RankExited& exited) {
-  Group* group = step.state.Find(exited.key);
-  if (group == nullptr || group->ranks.exits.contains(exited.exit.local_rank)) return;
-  RankEnded exit = exited.exit;
+namespace {
+
+void SeeExit(Step& step, const GroupKey& key, Group& group, RankEnded exit) {
   const int local_rank = exit.local_rank;
-  if (!group->started && !group->signalled_at && group->ranks.kept.erase(local_rank) > 0) {
+  if (!group.started && !group.signalled_at && group.ranks.kept.erase(local_rank) > 0) {
     // It has not been told of this generation, which starts another process in its place.
-    step.Note(absl::StrCat("kept local rank ", local_rank, " has ended before ", NameOf(exited.key),
-                           " began"));
+    step.Note(
+        absl::StrCat("kept local rank ", local_rank, " has ended before ", NameOf(key), " began"));
     return;
   }
-  exit.after_stop |= WasSignalled(*group, exit);
-  const auto failed = group->ranks.communicator_failed.find(local_rank);
-  if (failed != group->ranks.communicator_failed.end()) {
+  exit.after_stop |= WasSignalled(group, exit);
+  const auto failed = group.ranks.communicator_failed.find(local_rank);
+  if (failed != group.ranks.communicator_failed.end()) {
     exit.evidence = EvidenceFor(exit, ErrorEvidence::kCommunicator);
     if (exit.error.empty()) exit.error = failed->second;
   }
-  const auto given_up = group->in_place.given_up.find(local_rank);
+  const auto given_up = group.in_place.given_up.find(local_rank);
   const bool killed = exit.kind == ExitKind::kSignaled && exit.code == SIGKILL && !exit.after_stop;
-  exit.given_up = killed && given_up != group->in_place.given_up.end();
+  exit.given_up = killed && given_up != group.in_place.given_up.end();
   if (exit.given_up) {
     exit.error = given_up->second;
     exit.oom = OomEvidence::kNone;  // Another one's.
   }
   if (exit.error.size() > kMaxErrorBytes) exit.error.resize(kMaxErrorBytes);
-  group->ranks.exits.emplace(local_rank, std::move(exit));
-  group->report.dirty = true;
+  group.ranks.exits.emplace(local_rank, std::move(exit));
+  group.report.dirty = true;
   // How far it came is judged together with how it ended.
-  FlushProgress(step, exited.key);
-  RankIsGone(step, exited.key, *group, local_rank);
+  FlushProgress(step, key);
+  RankIsGone(step, key, group, local_rank);
+}
+
+}  // namespace
+
+void SeeExits(Step& step, Group& group, const RunRecord& record) {
+  for (const RankEnded& exit : record.exits) {
+    if (group.ranks.exits.contains(exit.local_rank)) continue;
+    // As long as nothing was started only kept ranks can end, and each of them once.
+    if (!record.started && !group.ranks.kept.contains(exit.local_rank)) continue;
+    SeeExit(step, record.key, group, exit);
+  }
 }
 
 void On(Step& step, const RankErrorRead& read) {
@@ -124,31 +133,32 @@ void On(Step& step, const RankErrorRead& read) {
   group->report.dirty = true;
 }
 
-void On(Step& step, const ShimGone& gone) {
-  Group* group = step.state.Find(gone.key);
-  if (group == nullptr || group->shim.stage == ShimStage::kGone) return;
-  group->shim.stage = ShimStage::kGone;
-  if (group->phase == Phase::kFree) return;
-  group->report.dirty = true;
-  step.Note(absl::StrCat("the shim of ", NameOf(gone.key), " is gone"));
+void SeeShimGone(Step& step, Group& group, const RunRecord& record) {
+  const GroupKey& key = record.key;
+  if (record.shim_alive || record.unheard || group.shim.stage == ShimStage::kGone) return;
+  if (group.shim.stage < ShimStage::kSpawned) return;
+  group.shim.stage = ShimStage::kGone;
+  if (group.phase == Phase::kFree || record.empty) return;
+  group.report.dirty = true;
+  step.Note(absl::StrCat("the shim of ", NameOf(key), " is gone"));
   // The shim of a voided Prepare had nobody to supervise.
-  group->supervisor_lost = group->started || !group->stop_deadline;
+  group.supervisor_lost = group.started || !group.stop_deadline;
   // Its ranks die with it: not by themselves.
-  if (!group->signalled_at) group->signalled_at = step.now();
-  if (group->phase != Phase::kUnkillable) group->phase = Phase::kStopping;
-  ForsakeRanks(*group);
-  const std::optional<GroupKey> heir = step.state.HeirOf(gone.key);
+  if (!group.signalled_at) group.signalled_at = step.now();
+  if (group.phase != Phase::kUnkillable) group.phase = Phase::kStopping;
+  ForsakeRanks(group);
+  const std::optional<GroupKey> heir = step.state.HeirOf(key);
   const bool asked = heir && step.state.Find(*heir)->shim.stage == ShimStage::kSpawned;
-  KillLeftovers(step, gone.key, *group);
+  KillLeftovers(step, key, group);
   if (asked) On(step, PrepareFailed{*heir, "the supervisor that was to go on with it has ended"});
 }
 
-void On(Step& step, const StoreGone& gone) {
-  Group* group = step.state.Find(gone.key);
-  if (group == nullptr || !group->store.hosted || group->store.closed || group->store.lost) return;
-  if (group->phase == Phase::kFree) return;
-  group->store.lost = true;
-  group->report.dirty = true;
+void SeeStoreGone(Group& group, const RunRecord& record) {
+  if (!record.store.address || record.store.alive) return;
+  if (!group.store.hosted || group.store.closed || group.store.lost) return;
+  if (group.phase == Phase::kFree) return;
+  group.store.lost = true;
+  group.report.dirty = true;
 }
 
 }  // namespace regroup::agent

@@ -13,10 +13,12 @@ namespace regroup::agent {
 // Its ranks are being started; kept ones live already, and count as started.
 void BeginRanks(Step& step, const GroupKey& key, Group& group);
 
-void On(Step& step, const RanksStarted& started);
-void On(Step& step, const RankExited& exited);
+// Of what was seen of its group: ranks that started; that ended; that its shim, its store are gone.
+void SeeStarts(Step& step, Group& group, const RunRecord& record);
+void SeeExits(Step& step, Group& group, const RunRecord& record);
+void SeeShimGone(Step& step, Group& group, const RunRecord& record);
+void SeeStoreGone(Group& group, const RunRecord& record);
+
 void On(Step& step, const RankErrorRead& read);
-void On(Step& step, const ShimGone& gone);
-void On(Step& step, const StoreGone& gone);
 
 }  // namespace regroup::agent

@@ -60,7 +60,7 @@ GroupHost::GroupHost(asio::io_context& loop, asio::thread_pool& disk, Options op
              [this](const GroupKey& key, int local_rank, const ExitError& said) {
                if (!said.text.empty())
                  handler_.post(RankErrorRead{key, local_rank, said.text, said.evidence});
-               if (Hosted* hosted = Find(key)) SayEmpty(*hosted);
+               if (Hosted* hosted = Find(key)) See(*hosted);
              }),
       nurseries_(loop, options_.shim_program, handler_.tell ? handler_.tell : handler_.warn),
       meeting_(loop, disk, handler_.tell ? handler_.tell : handler_.warn),
@@ -286,7 +286,7 @@ void GroupHost::Carry(const SpawnStore& action) {
   CHECK(hosted != nullptr);
   absl::Status spawned = SpawnStoreOf(*hosted);
   if (!spawned.ok()) return Fail(action.key, spawned);
-  handler_.post(StoreBound{action.key, *hosted->store});
+  See(*hosted);
 }
 
 absl::Status GroupHost::SpawnStoreOf(Hosted& hosted) {
@@ -494,57 +494,32 @@ void GroupHost::OnState(Hosted& hosted, const shim::State& state) {
   if (left && !std::exchange(hosted.left_told, true) && handler_.tell)
     handler_.tell(LeftBehindSentence(state));
   const GroupKey key = hosted.key;
-  if (!hosted.ready) {
-    if (hosted.from) TakeLastWords(*hosted.from);
-    hosted.ready = true;
-    hosted.checking = state.phase == Phase::kPreparing;
-    // A check that failed before anybody looked is no reason to call the group prepared.
-    handler_.post(ShimReady{key, hosted.witness, hosted.checking || !state.check_failed.empty()});
-    OnSuccessor(key);
-  }
-  const bool check_is_over = hosted.checking && state.phase != Phase::kPreparing;
-  if (check_is_over) hosted.checking = false;
-  if (check_is_over && state.phase == Phase::kPrepared) handler_.post(NodeChecked{key});
-  if (!state.check_failed.empty() && !std::exchange(hosted.check_failed, true))
-    handler_.post(PrepareFailed{key, EscapeControls(state.check_failed)});
-  RanksStarted started{key, {}};
-  for (const shim::RankState& rank : state.ranks) {
-    if (state.ever_started && Started(rank))
-      started.starts.push_back({rank.local_rank, rank.pid, rank.started_at});
-  }
-  if (started.starts.size() > hosted.starts) {
-    hosted.starts = started.starts.size();
-    handler_.post(std::move(started));
-    if (handler_.output) handler_.output(key);  // From here on there is something to follow.
-  }
-  TellNewGeneration(hosted, state);
-  for (const shim::RankState& rank : state.ranks) {
-    if (rank.phase != shim::RankPhase::kEnded || !hosted.exits.insert(rank.local_rank).second)
-      continue;
-    handler_.post(RankExited{key, EndOf(rank, hosted.spec)});
-  }
-  if (state.phase == Phase::kRunning) KeepNursery(hosted);
-  if (state.output_bytes != had && handler_.output) handler_.output(key);
-  if (state.phase == Phase::kUnkillable && !std::exchange(hosted.stuck_posted, true))
-    handler_.post(GroupStuck{key});
+  if (!hosted.ready && hosted.from) TakeLastWords(*hosted.from);
+  const bool answers = !std::exchange(hosted.ready, true);
+  hosted.checking = state.phase == Phase::kPreparing;
   words_.Read(key, hosted.path, hosted.spec, state, /*all=*/false);
-  if (state.phase == Phase::kFree) {
-    hosted.empty = true;
-    SayEmpty(hosted);
-  }
+  const auto starts =
+      static_cast<std::size_t>(std::count_if(state.ranks.begin(), state.ranks.end(), Started));
+  const bool more = state.ever_started && starts > std::exchange(hosted.starts, starts);
+  // From its first rank on there is something to follow.
+  if ((more || state.output_bytes != had) && handler_.output) handler_.output(key);
+  TellNewGeneration(hosted, state);
+  if (state.phase == Phase::kRunning) KeepNursery(hosted);
+  See(hosted);  // Its directory may be gone from here on.
+  if (answers) OnSuccessor(key);
 }
 
 void GroupHost::OnGone(Hosted& hosted, const shim::RunRecord& record) {
-  hosted.end = record;
-  logs_.OnGone(hosted.key);
-  if (scan_done_) return CheckScan(false);
   const GroupKey key = hosted.key;
-  if (record.state) OnState(hosted, *record.state);
+  logs_.OnGone(key);
+  // Its last words are those of one that lives.
+  if (record.state && !scan_done_) OnState(hosted, *record.state);
   if (Find(key) != &hosted) return;
+  hosted.end = record;
+  if (scan_done_) return CheckScan(false);
   if (!record.supervisor_lost()) {
     if (hosted.state) words_.Read(key, hosted.path, hosted.spec, *hosted.state, /*all=*/true);
-    SayEmpty(hosted);
-    return;
+    return See(hosted);
   }
   if (!hosted.ready) {
     absl::StatusOr<std::string> log =
@@ -553,19 +528,25 @@ void GroupHost::OnGone(Hosted& hosted, const shim::RunRecord& record) {
     const bool checked = hosted.spec.node_check.wanted() && !hosted.from;
     const char* what = hosted.from ? "the supervisor of its ranks did not take it over"
                                    : "its supervisor ended before it was ready";
-    if (checked) handler_.post(ShimReady{key, hosted.witness, /*checking=*/true});
+    if (checked) {
+      RunRecord heard = Describe(hosted);
+      heard.unheard = false;
+      heard.shim_alive = heard.checking = true;
+      handler_.post(GroupSeen{std::move(heard)});
+    }
     Fail(key, absl::UnavailableError(
                   absl::StrCat(what, log.ok() && !log->empty() ? ": " : "", log.ok() ? *log : "")));
     hosted.not_taken = true;
     OnSuccessor(key);
     if (!checked) return;
+    hosted.ready = true;
   }
-  handler_.post(ShimGone{key});
+  See(hosted);
 }
 
 void GroupHost::OnStoreGone(Hosted& hosted) {
   if (scan_done_) return CheckScan(false);
-  handler_.post(StoreGone{hosted.key});
+  See(hosted);
 }
 
 bool GroupHost::OutputPending(const JobId& job) const {
@@ -593,12 +574,11 @@ bool GroupHost::AwaitsWords(const Hosted& hosted) const {
                      [&](const shim::RankState& rank) { return AwaitsOutput(hosted, rank); });
 }
 
-void GroupHost::SayEmpty(Hosted& hosted) {
-  if (!hosted.empty || !hosted.state || AwaitsSuccessor(hosted)) return;
-  const bool awaits = AwaitsWords(hosted);
-  if (hosted.empty_posted == awaits || hosted.empty_posted == false) return;
-  hosted.empty_posted = awaits;
-  handler_.post(GroupEmpty{hosted.key, awaits});
+void GroupHost::See(Hosted& hosted) {
+  RunRecord record = Describe(hosted);
+  if (hosted.seen == record) return;
+  hosted.seen = record;
+  handler_.post(GroupSeen{std::move(record)});
 }
 
 // What is written later is in the logs, but nobody shows it.

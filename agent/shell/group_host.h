@@ -150,7 +150,7 @@ class GroupHost {
   void OnState(Hosted& hosted, const shim::State& state);
   void OnGone(Hosted& hosted, const shim::RunRecord& record);
   void OnStoreGone(Hosted& hosted);
-  void SayEmpty(Hosted& hosted);
+  void See(Hosted& hosted);  // Tells what it is by now, where that is another than was told last.
   bool AwaitsWords(const Hosted& hosted) const;
   static bool AwaitsOutput(const Hosted& hosted, const shim::RankState& rank);
   void SaveNotes(const Hosted& hosted);

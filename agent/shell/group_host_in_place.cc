@@ -146,7 +146,7 @@ bool GroupHost::AwaitsSuccessor(const Hosted& hosted) const {
 
 void GroupHost::OnSuccessor(const GroupKey& successor) {
   for (const auto& [key, hosted] : groups_) {
-    if (hosted->to == successor) return SayEmpty(*hosted);
+    if (hosted->to == successor) return See(*hosted);
   }
 }
 

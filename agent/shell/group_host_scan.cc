@@ -185,16 +185,8 @@ void GroupHost::CheckScan(bool time_is_up) {
     hosted->checking = hosted->state && !hosted->end
                            ? hosted->state->phase == Phase::kPreparing
                            : hosted->spec.node_check.wanted() && !hosted->killed;
-    records.push_back(Describe(*hosted));
-    // What the record says is not posted again.
-    if (!hosted->state) continue;
-    for (const shim::RankState& rank : hosted->state->ranks) {
-      hosted->starts += hosted->state->ever_started && Started(rank);
-      if (rank.phase == shim::RankPhase::kEnded) hosted->exits.insert(rank.local_rank);
-    }
-    hosted->stuck_posted = hosted->state->phase == Phase::kUnkillable;
-    hosted->empty = hosted->state->phase == Phase::kFree;
-    if (hosted->empty) hosted->empty_posted = false;
+    hosted->seen = Describe(*hosted);
+    records.push_back(*hosted->seen);
   }
   done(std::move(records));
   for (auto& [key, hosted] : groups_) {
@@ -209,20 +201,25 @@ RunRecord GroupHost::Describe(const Hosted& hosted) const {
   record.key = hosted.key;
   record.boot = hosted.spec.boot;
   record.workers = hosted.spec.workers;
-  record.host_store = hosted.host_store;
   record.noticed = hosted.noticed;
   record.killed = hosted.killed;
-  record.store_closed = hosted.store_closed;
-  record.shim_alive = hosted.shim && !hosted.end;
-  record.store_alive = hosted.store_shim && hosted.store_shim->alive();
-  record.store = hosted.store;
+  record.store = {.hosted = hosted.host_store,
+                  .alive = hosted.store_shim && hosted.store_shim->alive(),
+                  .closed = hosted.store_closed,
+                  .address = hosted.store};
+  // As long as it is not known who has its ranks now, it is what it was.
+  const bool awaits_successor = AwaitsSuccessor(hosted);
+  const bool ended = hosted.end && (!awaits_successor || hosted.end->supervisor_lost());
+  record.unheard = !hosted.ready;
+  record.shim_alive = hosted.ready && hosted.shim && !ended;
   record.witness = hosted.witness;
   record.started = hosted.unreadable || (hosted.end && hosted.end->started);
   record.checking = hosted.checking;
   if (!hosted.state) return record;
   record.started = record.started || hosted.state->ever_started;
   record.check_failed = EscapeControls(hosted.state->check_failed);
-  record.empty = hosted.state->phase == Phase::kFree;
+  record.empty = hosted.state->phase == Phase::kFree && !awaits_successor;
+  record.awaits_words = record.empty && AwaitsWords(hosted);
   record.unkillable = hosted.state->phase == Phase::kUnkillable;
   record.stop_deadline = hosted.state->stop_deadline;
   for (const shim::RankState& rank : hosted.state->ranks) {

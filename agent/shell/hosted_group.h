@@ -40,11 +40,9 @@ struct GroupHost::Hosted {
   std::optional<shim::UnreadableRun> unreadable;
 
   bool adopted = false, ready = false;
-  bool checking = false, check_failed = false;
-  std::size_t starts = 0;
-  std::set<int> exits;  // Posted.
-  bool empty = false, stuck_posted = false;
-  std::optional<bool> empty_posted;                            // With what its words were then.
+  bool checking = false;
+  std::size_t starts = 0;         // Ranks that had started, as its state was last.
+  std::optional<RunRecord> seen;  // What was told last.
   bool noticed = false, killed = false, store_closed = false;  // Marks.
   bool left_told = false;                                      // What its ranks have left behind.
 };

@@ -10,12 +10,14 @@
 #include "agent/core/core.h"
 #include "common/base/check.h"
 #include "common/base/rng.h"
+#include "tests/agent/sights.h"
 #include "tests/sim/text.h"
 
 namespace regroup::sim {
 namespace {
 
 using namespace agent;                 // NOLINT: events and actions are all this file is about.
+using namespace agent::testing;        // NOLINT
 using namespace std::chrono_literals;  // NOLINT
 
 // What the shell would have of one group.
@@ -95,18 +97,18 @@ class Storming {
     record.key = RandomKey();
     record.boot = BootId(Chance(6) ? "older" : "boot");
     record.workers = Draw(4);
-    record.host_store = Chance(2);
+    record.store.hosted = Chance(2);
     record.started = Chance(2);
     record.noticed = record.started && Chance(4);
     record.shim_alive = Chance(2);
-    record.store_alive = record.host_store && Chance(2);
+    record.store.alive = record.store.hosted && Chance(2);
     record.checking = !record.started && Chance(3);
     record.empty = Chance(3);
     record.killed = !record.shim_alive && Chance(4);
     record.unkillable = Chance(8);
     if (Chance(8)) record.check_failed = "bad memory";
     if (Chance(4)) record.stop_deadline = now_ + std::chrono::milliseconds(Draw(4000));
-    if (record.host_store && Chance(2)) record.store = Address{"10.0.0.2", 4000};
+    if (record.store.hosted && Chance(2)) record.store.address = Address{"10.0.0.2", 4000};
     if (Chance(2)) record.witness = Address{"10.0.0.2", 5000};
     for (int i = 0; record.started && i < record.workers; ++i) {
       if (!Chance(5)) record.starts.push_back({i, 100 + i, now_ - 5s});
@@ -121,8 +123,9 @@ class Storming {
     seen.spawned = seen.ready = true;
     seen.gone = !record.shim_alive;
     seen.empty = record.empty;
-    seen.store = record.host_store;
-    seen.bound = record.store.has_value();
+    seen.store = record.store.hosted;
+    seen.bound = record.store.address.has_value();
+    sights_.Begin(record);
     return record;
   }
 
@@ -232,32 +235,32 @@ class Storming {
     if (seen.gone || seen.empty) {
       if (seen.gone && !seen.empty && Chance(2)) return LeftoversKilled{key, Chance(2)};
       if (!seen.gone && Chance(2)) return Gone(key);
-      if (Chance(4)) return GroupEmpty{key, /*awaits_words=*/true};
+      if (Chance(4)) return Told(GroupEmpty{key, /*awaits_words=*/true});
       seen.empty = true;
-      return GroupEmpty{key};
+      return Told(GroupEmpty{key});
     }
     if (seen.store && !seen.bound && Chance(2)) {
       seen.bound = true;
-      return StoreBound{key, Address{"10.0.0.2", 4000}};
+      return Told(StoreBound{key, Address{"10.0.0.2", 4000}});
     }
     if (!seen.ready) {
       if (Chance(10)) return PrepareFailed{key, "the shim ended"};
       seen.ready = true;
       if (seen.from) seen_[*seen.from].empty = true;
-      return ShimReady{key, Address{"10.0.0.2", 5000}, Chance(4)};
+      return Told(ShimReady{key, Address{"10.0.0.2", 5000}, Chance(4)});
     }
     switch (Draw(12)) {
-      case 0: return Chance(3) ? Gone(key) : Event(NodeChecked{key});
+      case 0: return Chance(3) ? Gone(key) : Told(NodeChecked{key});
       case 1:
-        if (!Chance(3)) return NodeChecked{key};
+        if (!Chance(3)) return Told(NodeChecked{key});
         seen.empty = true;
-        return GroupEmpty{key};
-      case 2: return Chance(3) ? Event(GroupStuck{key}) : Event(NodeChecked{key});
-      case 3: return StoreGone{key};
-      case 4: return NodeChecked{key};
+        return Told(GroupEmpty{key});
+      case 2: return Chance(3) ? Told(GroupStuck{key}) : Told(NodeChecked{key});
+      case 3: return Told(StoreGone{key});
+      case 4: return Told(NodeChecked{key});
       case 5: return Chance(3) ? Event(PrepareFailed{key, "check failed"}) : Event(Tick{});
       case 6:
-      case 7: return RankExited{key, RandomEnd(Draw(seen.workers))};
+      case 7: return Told(RankExited{key, RandomEnd(Draw(seen.workers))});
       case 8:
         return RankErrorRead{key, Draw(seen.workers), Chance(5) ? "" : "ValueError: boom",
                              static_cast<ErrorEvidence>(Draw(3))};
@@ -265,13 +268,17 @@ class Storming {
         RanksStarted started{key, {}};
         for (int i = 0; i < seen.workers; ++i)
           if (!Chance(9)) started.starts.push_back({i, 100 + i, now_});
-        return started;
+        return Told(started);
       }
     }
   }
+  template <class Happened>
+  Event Told(const Happened& happened) {
+    return sights_(happened);
+  }
   Event Gone(const GroupKey& key) {
     seen_[key].gone = true;
-    return ShimGone{key};
+    return Told(ShimGone{key});
   }
 
   CommitRequest RandomCommit() {
@@ -360,6 +367,7 @@ class Storming {
   }
 
   void Learn(const WriteRunDirectory& a) {
+    sights_.Forget(a.key);
     Seen& seen = seen_[a.key] = {};
     seen.workers = std::max(1, a.prepare.spec.workers);
     seen.store = a.prepare.host_store;
@@ -389,6 +397,7 @@ class Storming {
   Line line_ = Line::kDown;
   bool left_ = false;
   std::map<GroupKey, Seen> seen_;
+  Sights sights_;
   std::vector<std::uint64_t> numbers_;
   std::vector<CommitRequest> asked_;
   std::vector<std::pair<GroupKey, int>> told_;  // To retire.

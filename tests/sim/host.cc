@@ -26,6 +26,10 @@ Group* Node::Find(const JobId& job, Generation generation) {
   return found == groups->second.end() ? nullptr : &found->second;
 }
 
+const Group* Node::Find(const JobId& job, Generation generation) const {
+  return const_cast<Node*>(this)->Find(job, generation);
+}
+
 const Group* Node::Live(const JobId& job) const {
   auto groups = groups_.find(job);
   if (groups == groups_.end()) return nullptr;
@@ -70,42 +74,61 @@ std::vector<agent::RunRecord> Node::Records() const {
   std::vector<agent::RunRecord> records;
   for (const auto& job : groups_) {
     for (const auto& entry : job.second) {
-      const Group& group = entry.second;
-      agent::RunRecord record;
-      record.key = group.key();
-      record.boot = boot_id_;
-      if (group.damaged) {  // Its names say whose it is, its lock that something lives.
-        record.started = true;
-        record.killed = group.killed;
-        records.push_back(std::move(record));
-        continue;
-      }
-      record.workers = group.workers;
-      record.host_store = group.host_store;
-      record.started = group.run.has_value();
-      record.noticed = group.noticed;
-      record.shim_alive = group.shim == ShimState::kAlive;
-      record.store_alive = group.store_alive;
-      record.store_closed = group.store_closed;
-      record.empty = group.empty;
-      record.killed = group.killed;
-      record.checking = group.checking;
-      record.check_failed = group.check_failed;
-      record.unkillable = group.stuck;
-      record.stop_deadline = group.stop_deadline;
-      record.store = group.store;
-      record.witness = group.witness;
-      for (const Rank& rank : group.ranks) {
-        const int local = static_cast<int>(&rank - group.ranks.data());
-        if (rank.kept) record.kept.insert(local);
-        const bool ran = !rank.exit || rank.exit->kind != ExitKind::kExecFailed;
-        if (ran && rank.pid != 0) record.starts.push_back({local, rank.pid, rank.started});
-        if (rank.exit) record.exits.push_back(*rank.exit);
-      }
-      records.push_back(std::move(record));
+      records.push_back(RecordOf(entry.second));
+      records.back().unheard = false;
     }
   }
   return records;
+}
+
+agent::RunRecord Node::RecordOf(const Group& group) const {
+  agent::RunRecord record;
+  record.key = group.key();
+  record.boot = boot_id_;
+  if (group.damaged) {  // Its names say whose it is, its lock that something lives.
+    record.started = true;
+    record.killed = group.killed;
+    return record;
+  }
+  record.workers = group.workers;
+  record.store.hosted = group.host_store;
+  record.started = group.run.has_value();
+  record.noticed = group.noticed;
+  record.shim_alive = group.shim == ShimState::kAlive;
+  record.unheard = group.shim == ShimState::kNone || group.shim == ShimState::kStarting;
+  record.store.alive = group.store_alive;
+  record.store.closed = group.store_closed;
+  record.empty = group.empty;
+  record.killed = group.killed;
+  record.checking = group.checking;
+  record.check_failed = group.check_failed;
+  record.unkillable = group.stuck;
+  record.stop_deadline = group.stop_deadline;
+  record.store.address = group.store;
+  record.witness = group.witness;
+  for (const Rank& rank : group.ranks) {
+    const int local = static_cast<int>(&rank - group.ranks.data());
+    if (rank.kept) record.kept.insert(local);
+    const bool ran = !rank.exit || rank.exit->kind != ExitKind::kExecFailed;
+    if (ran && rank.started > Instant{}) record.starts.push_back({local, rank.pid, rank.started});
+    if (rank.exit) record.exits.push_back(*rank.exit);
+  }
+  return record;
+}
+
+// Until its new shim has answered, a group that was handed over is what it was.
+void Node::See(const Group& group) {
+  if (group.damaged) return;
+  agent::RunRecord record = RecordOf(group);
+  const Group* next = group.handed_to ? Find(group.job, *group.handed_to) : nullptr;
+  if (group.answers_for) {
+    record.shim_alive = false;
+    record.unheard = true;
+  } else if (next != nullptr && next->answers_for == group.generation) {
+    record.shim_alive = true;
+    record.empty = false;
+  }
+  Post(agent::GroupSeen{std::move(record)});
 }
 
 void Node::Later(const agent::GroupKey& key, Duration delay, std::function<void(Group&)> what) {
@@ -154,7 +177,7 @@ void Node::Carry(const agent::SpawnShim& action) {
     if (group.shim != ShimState::kStarting || life != life_) return;
     group.shim = ShimState::kAlive;
     if (behaviour_.witness) group.witness = Address{options_.address, next_port_++};
-    Post(agent::ShimReady{group.key(), group.witness, group.checking});
+    See(group);
     if (group.checking) CheckNode(group);
   });
 }
@@ -173,17 +196,18 @@ void Node::Carry(const agent::HandOver& action) {
   Later(action.to, behaviour_.prepare, [this, life = life_](Group& group) {
     const std::optional<Generation> from = std::exchange(group.answers_for, std::nullopt);
     if (!from || group.shim != ShimState::kAlive || life != life_) return;
-    Post(agent::ShimReady{group.key(), group.witness});
-    Post(agent::GroupEmpty{{group.job, *from}});
+    See(group);
+    if (const Group* last = Find(group.job, *from)) See(*last);
   });
 }
 
 void Node::Carry(const agent::SpawnStore& action) {
+  Find(action.key)->store.reset();
   Later(action.key, behaviour_.prepare, [this, life = life_](Group& group) {
     if (life != life_) return;
     group.store = Address{options_.address, next_port_++};
     group.store_alive = true;
-    Post(agent::StoreBound{group.key(), *group.store});
+    See(group);
   });
 }
 
@@ -306,10 +330,10 @@ void Node::CheckNode(Group& group) {
   Later(group.key(), behaviour_.check, [this](Group& mine) {
     if (mine.shim != ShimState::kAlive || mine.stop_deadline) return;
     mine.checking = false;
-    if (!behaviour_.fails_check) return Post(agent::NodeChecked{mine.key()});
+    if (!behaviour_.fails_check) return See(mine);
     mine.check_failed = "the node check has failed";
     StopNow(mine, world_.clock().now());  // As the shim does, whoever is there to order it.
-    Post(agent::PrepareFailed{mine.key(), mine.check_failed});
+    See(mine);
   });
 }
 
@@ -341,7 +365,6 @@ void Node::TakeOver(Group& last, Group& next) {
 }
 
 void Node::StartNow(Group& group) {
-  agent::RanksStarted started{group.key(), {}};
   group.ranks.resize(group.run->mine.size());
   group.begun = world_.clock().now();
   for (std::size_t i = 0; i < group.ranks.size(); ++i) {
@@ -350,8 +373,8 @@ void Node::StartNow(Group& group) {
     if (!kept) {
       rank = Rank{};
       rank.pid = world_.NewPid();
-      rank.started = world_.clock().now();
       rank.alive = behaviour_.exec_error == 0;
+      if (rank.alive) rank.started = world_.clock().now();
       rank.in_place = behaviour_.speaks && behaviour_.in_place;
       if (rank.in_place && behaviour_.joins > Duration::zero()) ComeToItsLoop(group, rank);
       rank.told = rank.generation = group.generation;
@@ -359,11 +382,10 @@ void Node::StartNow(Group& group) {
     rank.rank = group.run->mine[i].rank;
     if (!rank.alive) continue;
     if (kept) group.first_step = std::max(group.first_step, training_step);
-    started.starts.push_back({static_cast<int>(i), rank.pid, rank.started});
     world_.RankStarted(*this, group, rank);
     if (kept) TellNewGeneration(group, static_cast<int>(i));
   }
-  if (!started.starts.empty()) Post(started);
+  if (group.lives()) See(group);
   if (behaviour_.exec_error != 0) {
     for (Rank& rank : group.ranks)
       if (!rank.alive) EndRank(group, rank, ExitKind::kExecFailed, behaviour_.exec_error, false);
@@ -411,7 +433,7 @@ void Node::EndStop(Group& group) {
     Later(group.key(), kUnkillableAfter, [this](Group& mine) {
       if (mine.shim != ShimState::kAlive || !mine.lives()) return;
       mine.stuck = true;
-      Post(agent::GroupStuck{mine.key()});
+      See(mine);
     });
     return;
   }
@@ -440,7 +462,7 @@ void Node::EndRank(Group& group, Rank& rank, ExitKind kind, int code, bool after
   world_.RankEnded(*this, group, rank);
   const bool done = kind == ExitKind::kExited && code == 0;
   if (!after_stop && !done) world_.Disturbed(group);
-  if (group.shim == ShimState::kAlive && !group.damaged) Post(agent::RankExited{group.key(), exit});
+  if (group.shim == ShimState::kAlive) See(group);
 }
 
 void Node::EmptyIfSo(Group& group) {
@@ -449,7 +471,7 @@ void Node::EmptyIfSo(Group& group) {
   group.empty = true;
   group.stuck = false;
   if (!agent_up_) AwaitAgent(group);
-  Post(agent::GroupEmpty{group.key()});  // Its directory may be gone from here on.
+  See(group);  // Its directory may be gone from here on.
 }
 
 // A shim whose group is empty stays while its agent is there.
@@ -464,9 +486,13 @@ void Node::EndShim(Group& group) {
   group.shim = ShimState::kDead;
   if (!behaviour_.unkillable)
     for (Rank& rank : group.ranks) rank.alive = false;
-  const Generation known =
-      std::exchange(group.answers_for, std::nullopt).value_or(group.generation);
-  Post(agent::ShimGone{{group.job, known}});
+  const std::optional<Generation> from = std::exchange(group.answers_for, std::nullopt);
+  if (!from) return See(group);
+  const Group* last = Find(group.job, *from);
+  if (last == nullptr) return;
+  agent::RunRecord record = RecordOf(*last);
+  record.empty = false;
+  Post(agent::GroupSeen{std::move(record)});
 }
 
 // ---- faults of what runs
@@ -532,7 +558,7 @@ void Node::LoseStore(const JobId& job) {
   if (group == nullptr || !group->host_store) return;
   world_.Disturbed(*group);
   group->store_alive = false;
-  Post(agent::StoreGone{group->key()});
+  See(*group);
 }
 
 // ---- workers that speak

@@ -207,6 +207,7 @@ class Node {
   const std::string& given_name() const { return given_name_; }
   const std::map<JobId, std::map<Generation, Group>>& groups() const { return groups_; }
   Group* Find(const JobId& job, Generation generation);
+  const Group* Find(const JobId& job, Generation generation) const;
   const Group* Live(const JobId& job) const;  // The newest group that has live ranks.
   int LiveRanks() const;
   std::vector<std::int64_t> Pids(const JobId& job) const;  // Of live ranks.
@@ -226,6 +227,8 @@ class Node {
   // ---- the agent
   agent::Config AgentConfig() const;
   std::vector<agent::RunRecord> Records() const;
+  agent::RunRecord RecordOf(const Group& group) const;
+  void See(const Group& group);   // Its agent sees what it is.
   void Post(agent::Event event);  // Dropped where no agent lives.
   void StepAll();
   void Arm();

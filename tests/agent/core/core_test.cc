@@ -215,9 +215,9 @@ TEST(AgentCore, RebootedMember) {
 
 TEST(AgentCore, AgentOfRank0Restarts) {
   RunRecord record = RunningRecord("a-1", 1, 2);
-  record.host_store = true;
-  record.store_alive = true;
-  record.store = Address{"10.0.0.2", 4000};
+  record.store.hosted = true;
+  record.store.alive = true;
+  record.store.address = Address{"10.0.0.2", 4000};
   record.witness = Address{"10.0.0.2", 5000};
   Driver agent(ServiceConfig(), {record});
   EXPECT_TRUE(agent.effects().actions.empty()) << "adopting touches nothing";

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "agent/core/core.h"
+#include "tests/agent/sights.h"
 
 namespace regroup::agent::testing {
 
@@ -37,6 +38,7 @@ class Driver {
  public:
   explicit Driver(Config config, std::vector<RunRecord> records = {})
       : core_(std::move(config), At(0s)) {
+    for (const RunRecord& record : records) sights_.Begin(record);
     Do(Scanned{std::move(records)});
   }
 
@@ -44,6 +46,11 @@ class Driver {
     effects_ = core_.Step(now_, event);
     for (const Action& action : effects_.actions) history_.push_back(action);
     return effects_;
+  }
+  // Of what is told one thing at a time.
+  template <class Happened>
+  requires std::is_invocable_v<Sights&, const Happened&> Effects& Do(const Happened& happened) {
+    return Do(Event(sights_(happened)));
   }
   // Moves the clock to `at`, ticking at every deadline on the way.
   void AdvanceTo(Duration at) {
@@ -100,6 +107,7 @@ class Driver {
 
  private:
   Core core_;
+  Sights sights_;
   Instant now_ = At(0s);
   Effects effects_;
   std::vector<Action> history_;

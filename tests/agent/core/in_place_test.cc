@@ -173,9 +173,9 @@ TEST(InPlace, AnotherAgentKnowsThatRanksWereSignalled) {
 TEST(InPlace, AnotherAgentKnowsThatTheStoreWasClosed) {
   for (const bool closed : {false, true}) {
     RunRecord record = RunningRecord("a-1", 1, 2);
-    record.host_store = true;
-    record.store = Address{"10.0.0.2", 4000};
-    record.store_closed = closed;
+    record.store.hosted = true;
+    record.store.address = Address{"10.0.0.2", 4000};
+    record.store.closed = closed;
     Driver agent(ServiceConfig(), {record});
     EXPECT_EQ(GroupOf(agent, kOne).store.lost, !closed);
   }

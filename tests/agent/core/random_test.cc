@@ -111,8 +111,10 @@ class World {
     }
     core_.emplace(config, now_);
     Scanned scanned;
-    for (const auto& [key, directory] : node_.directories)
+    for (const auto& [key, directory] : node_.directories) {
       scanned.records.push_back(RecordOf(key, directory));
+      scanned.records.back().shim_alive = directory.shim && directory.shim->alive;  // Its lock.
+    }
     Feed(scanned);
   }
 
@@ -121,12 +123,15 @@ class World {
     record.key = key;
     record.boot = BootId("boot");
     record.workers = directory.prepare.spec.workers;
-    record.host_store = directory.prepare.host_store;
-    record.store_alive = directory.store_alive;
-    record.store = directory.store;
+    record.store.hosted = directory.prepare.host_store;
+    record.store.alive = directory.store_alive;
+    record.store.address = directory.store;
+    record.unheard = !directory.shim;
     if (!directory.shim) return record;
     const Shim& shim = *directory.shim;
-    record.shim_alive = shim.alive;
+    record.shim_alive = shim.alive && shim.ready;
+    record.unheard = shim.alive && !shim.ready;
+    record.witness = Address{"10.0.0.2", 5000};
     record.started = shim.started;
     record.empty = shim.free;
     record.killed = shim.killed;
@@ -157,6 +162,7 @@ class World {
   }
 
   void Later(Event event) { queue_.push_back(std::move(event)); }
+  void See(const GroupKey& key) { Later(GroupSeen{RecordOf(key, node_.directories.at(key))}); }
 
   // ---- carrying out
 
@@ -188,13 +194,13 @@ class World {
       shim.inbox.push_back(a);
     } else if (shim.free) {
       Later(PrepareFailed{a.to, "it has ended"});
-    }  // Else ShimGone is on its way.
+    }  // Else its end is on its way.
   }
   void Carry(const SpawnStore& a) {
     Directory& directory = node_.directories.at(a.key);
     directory.store = Address{"10.0.0.2", 4000};
     directory.store_alive = true;
-    Later(StoreBound{a.key, *directory.store});
+    See(a.key);
   }
   void Carry(const StartRanks& a) {
     ASSERT_GT(a.key.generation, StoppedUpTo(a.key.job)) << "a stopped generation was started";
@@ -241,7 +247,7 @@ class World {
     if (!std::exchange(shim.alive, false)) return;
     shim.inbox.clear();
     for (Rank& rank : shim.ranks) rank.alive = false;  // PDEATHSIG.
-    Later(ShimGone{a.key});
+    See(a.key);
   }
   void Carry(const ReleaseShim& a) {
     const Shim& shim = *node_.directories.at(a.key).shim;
@@ -320,13 +326,12 @@ class World {
       last.ranks[i].alive = false;
     }
     ++node_.handed_over;
-    Later(ShimReady{asked.to, Address{"10.0.0.2", 5000}});
-    Later(GroupEmpty{key});
+    See(asked.to);
+    See(key);
   }
 
   void StartAll(const GroupKey& key, Shim& shim, const StartRanks& start) {
     shim.started = true;
-    RanksStarted started{key, {}};
     const bool able = rng_.Below(4) != 0;
     for (std::size_t i = 0; i < shim.ranks.size(); ++i) {
       Rank& rank = shim.ranks[i];
@@ -343,19 +348,16 @@ class World {
         rank.generation = key.generation;
         rank.able = able || rng_.Below(3) == 0;
       }
-      started.starts.push_back({local, rank.pid, rank.at});
     }
     EXPECT_EQ(++node_.rank_starts[key], 1) << "a generation was started twice";
-    Later(started);
+    See(key);
   }
 
   void EndRank(const GroupKey& key, Shim& shim, Rank& rank) {
     rank.alive = false;
     rank.at = now_;
-    rank.exited = shim.started || shim.stop_deadline;
-    // Else it is started anew, and its end need not be told.
-    if (rank.exited || rng_.Below(2) == 0)
-      Later(RankExited{key, ExitOf(static_cast<int>(&rank - shim.ranks.data()), rank)});
+    rank.exited = shim.started || shim.stop_deadline;  // Else it is started anew.
+    See(key);
   }
 
   // What the worker in a rank does of its own accord, or is told.
@@ -391,7 +393,7 @@ class World {
     if (IsAsked(key)) return AnswerHandOver(key);
     if (!shim.ready) {
       shim.ready = true;
-      Later(ShimReady{key, Address{"10.0.0.2", 5000}});
+      See(key);
     }
     for (const Action& action : std::exchange(shim.inbox, {})) {
       if (const auto* stop = std::get_if<StopRanks>(&action)) {
@@ -416,14 +418,13 @@ class World {
     if (!any && (shim.stop_deadline || shim.started)) {
       shim.free = true;
       shim.alive = false;
-      Later(GroupEmpty{key});
-      Later(ShimGone{key});
+      See(key);
     } else if (faults_ && rng_.Below(150) == 0) {  // SIGKILLed; PDEATHSIG takes its ranks.
       shim.alive = false;
       for (Rank& rank : shim.ranks) rank.alive = false;
       shim.inbox.clear();
       if (shim.ready) {
-        Later(ShimGone{key});
+        See(key);
       } else {
         Later(PrepareFailed{key, "the shim ended"});
       }

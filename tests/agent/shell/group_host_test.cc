@@ -27,7 +27,7 @@ namespace regroup::agent {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::Scratch;
+using namespace testing;  // NOLINT: what a host tells is all that these are about.
 
 std::string ShimProgram() {
   const char* folder = std::getenv("REGROUP_BIN_DIR");
@@ -61,7 +61,7 @@ class Life {
     };
     host_.emplace(
         loop_, disk_, std::move(options),
-        GroupHost::Handler{[this](Event event) { events_.push_back(std::move(event)); },
+        GroupHost::Handler{[this](const Event& event) { telling_(event); },
                            {},
                            [this](std::string text) { warnings_.push_back(std::move(text)); },
                            launched ? Told() : nullptr});
@@ -70,7 +70,7 @@ class Life {
   // Of a group that is empty: once its words are there.
   template <class T>
   const T* Find() const {
-    for (const Event& event : events_) {
+    for (const Happening& event : telling_.told()) {
       const T* found = std::get_if<T>(&event);
       if constexpr (std::is_same_v<T, GroupEmpty>) {
         if (found != nullptr && found->awaits_words) continue;
@@ -80,7 +80,7 @@ class Life {
     return nullptr;
   }
   bool AwaitsWords() const {
-    return std::any_of(events_.begin(), events_.end(), [](const Event& event) {
+    return std::any_of(telling_.told().begin(), telling_.told().end(), [](const Happening& event) {
       const auto* empty = std::get_if<GroupEmpty>(&event);
       return empty != nullptr && empty->awaits_words;
     });
@@ -104,7 +104,8 @@ class Life {
     const auto limit = std::chrono::steady_clock::now() + 10s;
     while (!found && std::chrono::steady_clock::now() < limit) loop_.run_one_for(50ms);
     EXPECT_TRUE(found);
-    return found.value_or(std::vector<RunRecord>());
+    for (const RunRecord& record : *found) telling_.Begin(record);
+    return *found;
   }
   void PrepareGroup(int workers, bool host_store = false, const JobSpec& job = {},
                     const std::string& advertise = "127.0.0.1") {
@@ -124,7 +125,7 @@ class Life {
     const auto pid = static_cast<pid_t>(Find<RanksStarted>()->starts.at(0).pid);
     return io::ReadProcessStat(pid).value();
   }
-  void KillAll(const GroupKey& key) { testing::KillAll(*host_, events_, key); }
+  void KillAll(const GroupKey& key) { testing::KillAll(*host_, telling_.told(), key); }
   // Its shim is about to be gone.
   void ExpectKilled(const io::ProcessStat& rank) {
     ASSERT_NE(WaitFor<ShimGone>(), nullptr);
@@ -165,7 +166,7 @@ class Life {
 
   boost::asio::io_context loop_{1};
   boost::asio::thread_pool disk_{1};
-  std::vector<Event> events_;
+  Telling telling_;
   std::vector<std::string> warnings_, told_;
   std::optional<GroupHost> host_;
 };
@@ -278,8 +279,8 @@ TEST(GroupHost, AnotherLifeAdoptsWhatRuns) {
   ASSERT_EQ(records.size(), 1u);
   const RunRecord& record = records[0];
   EXPECT_EQ(record.key, Key());
-  EXPECT_TRUE(record.shim_alive && record.started && record.store_alive && record.host_store);
-  EXPECT_EQ(record.store, store);
+  EXPECT_TRUE(record.shim_alive && record.started && record.store.alive && record.store.hosted);
+  EXPECT_EQ(record.store.address, store);
   ASSERT_EQ(record.starts.size(), 1u);
   EXPECT_EQ(record.starts[0].pid, pid);
   EXPECT_EQ(::kill(static_cast<pid_t>(pid), 0), 0);

@@ -21,7 +21,7 @@ namespace regroup::agent {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::Scratch;
+using namespace testing;  // NOLINT: what a host tells is all that these are about.
 
 GroupKey Key(std::uint64_t generation) { return {JobId("a-1"), Generation(generation)}; }
 
@@ -51,7 +51,7 @@ class Life {
           {"/bin/sh", "-c", kScript}, {{"PATH", "/usr/bin:/bin"}, {"WORK", folder_}}, "/"};
     };
     host_.emplace(loop_, disk_, std::move(options),
-                  GroupHost::Handler{[this](Event event) { events_.push_back(std::move(event)); },
+                  GroupHost::Handler{[this](const Event& event) { telling_(event); },
                                      {},
                                      [](const std::string&) {},
                                      {},
@@ -70,8 +70,8 @@ class Life {
   // The position of the first such event of that group.
   template <class T>
   std::optional<std::size_t> Find(std::uint64_t generation) const {
-    for (std::size_t i = 0; i < events_.size(); ++i) {
-      const T* found = std::get_if<T>(&events_[i]);
+    for (std::size_t i = 0; i < telling_.told().size(); ++i) {
+      const T* found = std::get_if<T>(&telling_.told()[i]);
       if (found != nullptr && found->key == Key(generation)) return i;
     }
     return std::nullopt;
@@ -79,7 +79,7 @@ class Life {
   template <class T>
   const T& WaitFor(std::uint64_t generation) {
     RunUntil([&] { return Find<T>(generation).has_value(); });
-    return std::get<T>(events_.at(Find<T>(generation).value()));
+    return std::get<T>(telling_.told().at(Find<T>(generation).value()));
   }
   void Write(std::uint64_t generation, int workers) {
     Prepare prepare;
@@ -114,7 +114,7 @@ class Life {
   // The newest.
   std::map<int, std::int64_t> StartsOf(std::uint64_t generation) const {
     std::map<int, std::int64_t> pids;
-    for (const Event& event : events_) {
+    for (const Happening& event : telling_.told()) {
       const auto* started = std::get_if<RanksStarted>(&event);
       if (started == nullptr || started->key != Key(generation)) continue;
       for (const RankStarted& start : started->starts) pids[start.local_rank] = start.pid;
@@ -135,7 +135,8 @@ class Life {
     std::optional<std::vector<RunRecord>> found;
     host_->Scan([&](std::vector<RunRecord> records) { found = std::move(records); });
     RunUntil([&] { return found.has_value(); });
-    return found.value_or(std::vector<RunRecord>());
+    for (const RunRecord& record : *found) telling_.Begin(record);
+    return *found;
   }
   void End(std::uint64_t generation) {
     host_->Carry(StopRanks{Key(generation), io::BootNow()});
@@ -143,7 +144,7 @@ class Life {
     Remove(generation);
     RunUntil([&] { return std::filesystem::is_empty(folder_ + "/run"); });
   }
-  void KillAll(const GroupKey& key) { testing::KillAll(*host_, events_, key); }
+  void KillAll(const GroupKey& key) { testing::KillAll(*host_, telling_.told(), key); }
   void Remove(std::uint64_t generation) { host_->Carry(RemoveRunDirectory{Key(generation)}); }
 
   GroupHost& host() { return *host_; }
@@ -153,7 +154,7 @@ class Life {
   const std::string folder_;
   boost::asio::io_context loop_{1};
   boost::asio::thread_pool disk_{1};
-  std::vector<Event> events_;
+  Telling telling_;
   std::vector<NewGeneration> told_;
   std::optional<GroupHost> host_;
 };
