@@ -93,6 +93,35 @@ TEST(Seen, OfAShimThatHasNotAnsweredNothingIsMade) {
   EXPECT_EQ(agent.core().groups().at(kKey).phase, Phase::kPrepared);
 }
 
+// It had nobody to supervise.
+TEST(Seen, TheShimOfAVoidedProposalIsNoLoss) {
+  for (const bool voided : {false, true}) {
+    Driver agent = Prepared();
+    RunRecord record = LiveRecord("a-1", 1, 2);
+    agent.Do(GroupSeen{record});
+    if (voided) agent.Do(Ordered{StopOrder(2, 1)});
+    record.shim_alive = false;
+    agent.Do(GroupSeen{record});
+    ASSERT_NE(agent.Last<SendReport>(), nullptr);
+    EXPECT_EQ(agent.Last<SendReport>()->report.supervisor_lost, !voided);
+  }
+}
+
+// It is started anew with its generation, or ends with it unheard: it has not failed.
+TEST(Seen, AKeptRankThatEndedBeforeItsGenerationBeganIsNoExit) {
+  RunRecord record = LiveRecord("a-1", 2, 2);
+  record.starts = {{0, 100, Instant(10s)}, {1, 101, Instant(10s)}};
+  record.kept = {0, 1};
+  Driver agent(ServiceConfig(), {record});
+  agent.Attach();
+  record.exits.push_back({.local_rank = 0, .code = 1, .pid = 100, .at = agent.now()});
+  agent.Do(GroupSeen{record});
+  agent.Do(Ordered{StopOrder(1, 2)});
+  record.stop_deadline = agent.now() + 2s;
+  agent.Do(GroupSeen{record});
+  EXPECT_TRUE(agent.core().groups().at(record.key).ranks.exits.empty());
+}
+
 TEST(Seen, ACheckThatFailsIsARefusalOnce) {
   Driver agent = Prepared();
   RunRecord record = LiveRecord("a-1", 1, 2);
