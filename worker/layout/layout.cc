@@ -109,8 +109,10 @@ void ParamLayout::Divide() {
   }
   for (std::size_t p = 0; p < params_.size(); ++p) {
     for (int r = 0; r < world_; ++r) {
-      for (const Range& box : Owned(r)) {
-        const Range flat = Common(box, params_[p].flat);
+      const std::vector<Range>& owned = Owned(r);
+      auto box = std::ranges::upper_bound(owned, params_[p].flat.begin, {}, &Range::end);
+      for (; box != owned.end() && box->begin < params_[p].flat.end(); ++box) {
+        const Range flat = Common(*box, params_[p].flat);
         if (flat.size > 0) shares_[p].push_back({r, flat});
       }
     }
