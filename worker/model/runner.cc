@@ -65,6 +65,15 @@ Shared SharedBy(const std::vector<LayerSpec>& specs, Recompute recompute) {
 }
 
 template <typename T>
+std::size_t KeptBytesOf(const LayerSpec& spec, std::int64_t rows, Recompute recompute) {
+  std::size_t bytes = Arena::Footprint<T>(Size(rows * spec.output_width));
+  if (!SharesStash(spec, recompute)) bytes += Arena::Footprint<std::byte>(Size(spec.stash_bytes));
+  if (!SharesCheapStash(spec, recompute))
+    bytes += Arena::Footprint<std::byte>(Size(spec.cheap_stash_bytes));
+  return bytes;
+}
+
+template <typename T>
 std::size_t BytesOf(const std::vector<LayerSpec>& specs, std::int64_t rows, Recompute recompute) {
   const Shared shared = SharedBy(specs, recompute);
   std::size_t bytes = Arena::Footprint<std::byte>(Size(shared.scratch_bytes)) +
@@ -72,12 +81,7 @@ std::size_t BytesOf(const std::vector<LayerSpec>& specs, std::int64_t rows, Reco
                       Arena::Footprint<std::byte>(Size(shared.cheap_stash_bytes)) +
                       Arena::Footprint<Wide<T>>(Size(rows)) +
                       Arena::Footprint<T>(Size(rows * shared.widest));
-  for (const LayerSpec& spec : specs) {
-    if (!SharesStash(spec, recompute)) bytes += Arena::Footprint<std::byte>(Size(spec.stash_bytes));
-    if (!SharesCheapStash(spec, recompute))
-      bytes += Arena::Footprint<std::byte>(Size(spec.cheap_stash_bytes));
-    bytes += Arena::Footprint<T>(Size(rows * spec.output_width));
-  }
+  for (const LayerSpec& spec : specs) bytes += KeptBytesOf<T>(spec, rows, recompute);
   return bytes;
 }
 
@@ -91,6 +95,17 @@ absl::StatusOr<std::size_t> UnitRunner<T>::ActivationBytes(const Model<T>& model
   std::vector<LayerSpec> specs;
   for (const Unit<T>& unit : model.units()) specs.push_back(unit.layer->Spec(extent));
   return BytesOf<T>(specs, extent.rows(), recompute);
+}
+
+template <typename T>
+std::vector<std::int64_t> UnitRunner<T>::KeptBytes(const Model<T>& model, const Extent& extent,
+                                                   worker::Recompute recompute) {
+  std::vector<std::int64_t> bytes;
+  for (const Unit<T>& unit : model.units()) {
+    bytes.push_back(static_cast<std::int64_t>(
+        KeptBytesOf<T>(unit.layer->Spec(extent), extent.rows(), recompute)));
+  }
+  return bytes;
 }
 
 template <typename T>

@@ -61,6 +61,9 @@ class UnitRunner final : public Runner {
   static absl::StatusOr<std::size_t> ActivationBytes(
       const Model<T>& model, const Extent& extent,
       worker::Recompute recompute = worker::Recompute::kNone);
+  // What of that each unit has for itself, from its forward to its backward.
+  static std::vector<std::int64_t> KeptBytes(const Model<T>& model, const Extent& extent,
+                                             worker::Recompute recompute);
 
   absl::Status Forward(UnitId unit, const MicroBatch& batch) override;
   absl::Status Recompute(UnitId unit, const MicroBatch& batch) override;

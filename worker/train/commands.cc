@@ -24,7 +24,7 @@ CommandDescription DescribeProgram() {
               "regroup-worker generate --checkpoint ckpt",
           .positionals = {{"train", "train a model, alone or as one of many ranks"},
                           {"generate", "write text with a trained model"},
-                          {"plan", "say what memory a training takes, and what it does in a step"},
+                          {"plan", "say what memory and time a training takes"},
                           {"version", "say which version this is"}},
           .exit_codes = DescribeExits(),
           .program = "regroup-worker"};

@@ -1,257 +1,424 @@
 #include "worker/train/plan_report.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
-#include "worker/data/sampler.h"
-#include "worker/model/runner.h"
-#include "worker/optim/optimizer.h"
-#include "worker/plan/plan.h"
-#include "worker/train/step_runner.h"
+#include "worker/comm/host_links.h"
+#include "worker/train/plan_advice.h"
+#include "worker/train/plan_need.h"
 
 namespace regroup::worker {
 namespace {
 
-constexpr int kMostRanks = 64;
-constexpr std::int64_t kElementBytes = sizeof(float);
-constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1, Strategy::kZero2,
-                                    Strategy::kZero3};
+// What large models reach on these GPUs: 33 to 56 % has been published.
+constexpr int kAssumedMfuPercent = 40;
 
-// The most that any rank has.
-std::int64_t Largest(const ParamLayout& layout, StateKind kind) {
-  std::int64_t largest = 0;
-  for (int r = 0; r < layout.world(); ++r) largest = std::max(largest, layout.Elements(kind, r));
-  return largest;
-}
+using Json = nlohmann::ordered_json;
 
-std::int64_t LargestOwned(const ParamLayout& layout) {
-  std::int64_t largest = 0;
-  for (int r = 0; r < layout.world(); ++r) {
-    std::int64_t owned = 0;
-    for (const Range& box : layout.Owned(r)) owned += box.size;
-    largest = std::max(largest, owned);
+// ---- what is told
+
+absl::Status ChooseGpu(std::string_view text, std::optional<Gpu>& gpu) {
+  std::vector<std::string_view> names;
+  for (const Gpu& known : KnownGpus()) {
+    names.push_back(known.name);
+    if (absl::AsciiStrToLower(std::string(text)) != known.name) continue;
+    gpu = known;
+    return absl::OkStatus();
   }
-  return largest;
+  return BadInput(Cat("\"", text, "\" is not known"),
+                  Cat("published figures are here of ",
+                      absl::StrJoin(std::vector<std::string>(names.begin(), names.end()), ", ")),
+                  "--gpu h200, or --memory 80GiB without a GPU");
 }
 
-struct Planned {
-  AnyModel model;
-  ParamLayout layout;
-  Plan plan;  // Rank 0's, which has most samples.
+// What is for an estimate of time only, which needs a GPU.
+absl::Status CheckEstimate(const PlanConfig& config) {
+  if (config.gpu) return absl::OkStatus();
+  for (const auto& [given, flag] : {std::pair(config.mfu_percent.has_value(), "--mfu"),
+                                    std::pair(config.link_bytes_per_second > 0, "--link")}) {
+    if (!given) continue;
+    return BadInput(Cat(flag, " is given without --gpu"),
+                    "time is estimated from the published figures of a GPU",
+                    Cat("--gpu h200 ", flag, " ..."));
+  }
+  return absl::OkStatus();
+}
+
+std::int64_t LimitBytes(const PlanConfig& config) {
+  if (config.memory_bytes > 0) return static_cast<std::int64_t>(config.memory_bytes);
+  return config.gpu ? config.gpu->memory_bytes : 0;
+}
+
+// ---- what is found
+
+struct StrategyRow {
+  Strategy strategy = Strategy::kReplicated;
+  MemoryNeed need;
+  std::array<MemoryNeed, 3> over_step;
+  std::int64_t mixed_bytes = 0;  // As ZeRO's paper counts.
+  StepWork work;
+  StepTime time;  // With a GPU.
 };
 
-std::vector<UnitId> Recomputed(const AnyModel& model, const TrainConfig& config) {
-  return std::visit([&](const auto& m) { return UnitsRecomputed(m, config.recompute); }, model);
+struct Report {
+  std::int64_t limit_bytes = 0;  // 0: none.
+  TrainedSize size;
+  int micro_batches = 1;
+  std::vector<StrategyRow> rows;
+  PlanAdvice advice;
+  std::vector<std::string> instructions;  // With --show, and what the plan says before them.
+};
+
+double TokensOfStep(const PlanConfig& config) {
+  return static_cast<double>(config.train.batch) * static_cast<double>(config.train.context);
+}
+double ChinchillaTokens(const Report& report) {
+  return kChinchillaTokens * static_cast<double>(report.size.parameters);
+}
+double ChinchillaSteps(const PlanConfig& config, const Report& report) {
+  return std::ceil(ChinchillaTokens(report) / TokensOfStep(config));
+}
+double AssumedMfu(const PlanConfig& config) {
+  return config.mfu_percent.value_or(kAssumedMfuPercent) / 100.0;
+}
+double PeakFlops(const PlanConfig& config) {
+  return config.train.Precision() == DType::kF32 ? config.gpu->f32_flops : config.gpu->short_flops;
+}
+double LinkRate(const PlanConfig& config) {
+  return config.link_bytes_per_second > 0 ? static_cast<double>(config.link_bytes_per_second)
+                                          : config.gpu->link_bytes_per_second;
+}
+// Of a whole step, on all ranks.
+double Mfu(const PlanConfig& config, const Report& report, const StrategyRow& row) {
+  return TokensOfStep(config) * CausalFlopsPerToken(report.size) /
+         (row.time.all_s() * config.world * PeakFlops(config));
 }
 
-absl::StatusOr<Planned> PlanFor(const TrainConfig& config, int world, Strategy strategy) {
-  AnyModel model = MakeGpt(config.Model(), config.Precision());
-  ASSIGN_OR_RETURN(ParamLayout layout,
-                   ParamLayout::Create(UnitSpecs(model), world, StrategyOn(world, strategy)));
-  ASSIGN_OR_RETURN(Plan plan,
-                   MakePlan(layout, PlanOptionsOf(config.batch, config.micro_batch, 0, world,
-                                                  config.Precision(), Recomputed(model, config))));
-  return Planned{std::move(model), std::move(layout), std::move(plan)};
+std::string Assumptions(const PlanConfig& config) {
+  return absl::StrFormat(
+      "this trainer runs there, its products and attention at an MFU of %.0f %% of the peak for "
+      "%s%s; what is moved takes %.0f GB/s each way%s; the optimizer reads and writes at the "
+      "memory's peak; nothing overlaps, and data, checkpoints and latencies take no time",
+      100 * AssumedMfu(config), NameOf(config.train.Precision()),
+      config.train.recompute == Recompute::kFull ? ", a third more of them by --recompute full"
+                                                 : "",
+      LinkRate(config) / 1e9,
+      config.link_bytes_per_second > 0 ? " by --link"
+                                       : ", the link's peak between GPUs of one host");
 }
 
-// What rank 0 takes from others in a step and gives to them, in bytes.
-std::int64_t MovedBytes(const Planned& planned) {
-  const ParamLayout& layout = planned.layout;
-  const auto elements = [&](UnitId first, UnitId last, bool own) {
-    std::int64_t sum = 0;
-    for (UnitId u = first; u <= last; ++u) {
-      for (ParamId p : layout.units()[static_cast<std::size_t>(u)].params) {
-        for (const Share& share : layout.Shares(p))
-          sum += (share.rank == 0) == own ? share.flat.size : 0;
-      }
+std::string Advised(const PlanAdvice& advice) {
+  return advice.suggested ? absl::StrCat("--strategy ", NameOf(*advice.suggested),
+                                         " is suggested: ", advice.reason)
+                          : advice.reason;
+}
+
+std::string Idle(int ranks) {
+  return absl::StrCat(ranks, ranks == 1
+                                 ? " of the ranks has no sample of a batch: it only holds state"
+                                 : " of the ranks have no sample of a batch: they only hold state");
+}
+
+std::vector<std::string> Notes(const PlanConfig& config) {
+  std::vector<std::string> notes;
+  if (config.world > config.train.batch) notes.push_back(Idle(config.world - config.train.batch));
+  if (config.world > kMaxWorld) {
+    notes.push_back(absl::StrCat(config.world,
+                                 " ranks can be planned, but regroup-worker train takes ",
+                                 kMaxWorld, " at most"));
+  }
+  return notes;
+}
+
+absl::StatusOr<Report> Find(const PlanConfig& config) {
+  Report report;
+  report.limit_bytes = LimitBytes(config);
+  std::vector<StrategyNeed> needs;
+  for (const Strategy strategy : kAllStrategies) {
+    ASSIGN_OR_RETURN(const Planned planned, PlanFor(config.train, config.world, strategy));
+    ASSIGN_OR_RETURN(const MemoryNeed need, NeedOf(config.train, planned));
+    StrategyRow row{.strategy = strategy,
+                    .need = need,
+                    .over_step = NeedOverStep(config.train, planned, need),
+                    .mixed_bytes = MixedStateBytes(planned.layout),
+                    .work = WorkOf(config.train, planned),
+                    .time = {}};
+    if (config.gpu) {
+      row.time = EstimateStep(row.work, PeakFlops(config), AssumedMfu(config),
+                              config.gpu->memory_bytes_per_second, LinkRate(config));
     }
-    return sum;
-  };
-  std::int64_t moved = 0;
-  for (const Instruction& i : planned.plan.instructions) {
-    if (i.op == Op::kGather) moved += elements(i.unit, i.unit, false);
-    if (i.op != Op::kReduceGrad) continue;
-    const Bucket& bucket = planned.plan.buckets[static_cast<std::size_t>(i.bucket)];
-    moved += layout.Divides(StateKind::kMoments)
-                 ? elements(bucket.first_unit, bucket.last_unit, true) * (layout.world() - 1)
-                 : 2 * bucket.flat.size * (layout.world() - 1) / layout.world();
+    report.rows.push_back(row);
+    needs.push_back({strategy, need.all(), config.gpu ? row.time.all_s() : row.work.moved_bytes});
+    if (strategy != config.train.strategy) continue;
+    report.size = TrainedSizeOf(config.train, planned.layout);
+    report.micro_batches = std::max(1, planned.plan.micro_batches);
+    if (config.show) {
+      report.instructions =
+          absl::StrSplit(ToString(planned.plan, planned.layout), '\n', absl::SkipEmpty());
+    }
   }
-  return moved * kElementBytes;
+  ASSIGN_OR_RETURN(report.advice,
+                   Advise(config.train, config.world, needs,
+                          config.gpu ? CostKind::kTime : CostKind::kMoved, report.limit_bytes));
+  return report;
 }
 
-absl::StatusOr<std::size_t> ActivationBytes(const AnyModel& model, const Extent& extent,
-                                            Recompute recompute) {
-  return std::visit(
-      [&]<typename T>(const Model<T>& m) {
-        return UnitRunner<T>::ActivationBytes(m, extent, recompute);
-      },
-      model);
-}
-
-// Of the product that needs most.
-std::size_t WideningBytes(const TrainConfig& config, const Planned& planned, const Extent& extent) {
-  std::size_t most = 0;
-  std::visit(
-      [&](const auto& model) {
-        for (const auto& unit : model.units()) {
-          most = std::max(most, WideningBytes(config.Precision(), config.Kernels(),
-                                              unit.layer->Spec(extent).largest_product));
-        }
-      },
-      planned.model);
-  return most;
-}
-
-absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& planned) {
-  const ParamLayout& layout = planned.layout;
-  const int world = layout.world();
-  const bool divided = layout.Divides(StateKind::kMoments);
-  const std::int64_t samples = std::max<std::int64_t>(1, RankSlice(config.batch, 0, world).size);
-  const Extent extent{.batch = RankSlice(samples, 0, std::max(1, planned.plan.micro_batches)).size,
-                      .time = config.context};
-  MemoryNeed need;
-  need.weights = Largest(layout, StateKind::kWeights) * kElementBytes;
-  need.rounded = planned.plan.rounded.elements * SizeOf(config.Precision());
-  const auto slots = static_cast<std::int64_t>(StateNames(config.optimizer).size());
-  need.moments =
-      slots * Largest(layout, StateKind::kMoments) * kElementBytes +
-      TensorSquaresOf(layout, config.optimizer) * static_cast<std::int64_t>(sizeof(double));
-  need.gradients = planned.plan.gradients.elements * kElementBytes;
-  if (layout.Divides(StateKind::kGradients))
-    need.gradients += Largest(layout, StateKind::kGradients) * kElementBytes;
-  if (divided) need.gradients += BlocksOf(layout) * static_cast<std::int64_t>(sizeof(double));
-  if (layout.Divides(StateKind::kWeights))
-    need.gathered = planned.plan.weights.elements * kElementBytes;
-  ASSIGN_OR_RETURN(const std::size_t activations,
-                   ActivationBytes(planned.model, extent, config.recompute));
-  need.activations =
-      static_cast<std::int64_t>(activations + WideningBytes(config, planned, extent));
-  if (!config.checkpoint_dir.empty()) {
-    const std::int64_t saved =
-        divided ? LargestOwned(layout) : (layout.param_elements() + world - 1) / world;
-    need.snapshots = 2 * (1 + slots) * saved * kElementBytes;
-  }
-  return need;
-}
-
-struct Line {
-  Strategy strategy;
-  MemoryNeed need;
-  std::int64_t moved_bytes = 0;
-};
+// ---- as text
 
 double Mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
-std::string Table(const std::vector<Line>& lines) {
-  std::string text = absl::StrFormat("%-9s%11s%11s%11s%11s%11s%13s%11s%11s%11s\n", "MiB", "weights",
-                                     "gathered", "rounded", "gradients", "moments", "activations",
-                                     "snapshots", "per rank", "moved");
-  for (const Line& line : lines) {
-    const MemoryNeed& n = line.need;
-    absl::StrAppendFormat(&text, "%-9s%11.1f%11.1f%11.1f%11.1f%11.1f%13.1f%11.1f%11.1f%11.1f\n",
-                          NameOf(line.strategy), Mib(n.weights), Mib(n.gathered), Mib(n.rounded),
-                          Mib(n.gradients), Mib(n.moments), Mib(n.activations), Mib(n.snapshots),
-                          Mib(n.all()), Mib(line.moved_bytes));
+std::string Head(const char* first) {
+  return absl::StrFormat("%-9s%11s%11s%11s%11s%11s%13s%11s%11s", first, "weights", "gathered",
+                         "rounded", "gradients", "moments", "activations", "snapshots", "per rank");
+}
+std::string Cells(const char* name, const MemoryNeed& n) {
+  return absl::StrFormat("%-9s%11.1f%11.1f%11.1f%11.1f%11.1f%13.1f%11.1f%11.1f", name,
+                         Mib(n.weights), Mib(n.gathered), Mib(n.rounded), Mib(n.gradients),
+                         Mib(n.moments), Mib(n.activations), Mib(n.snapshots), Mib(n.all()));
+}
+
+std::string MemoryText(const PlanConfig& config, const Report& report) {
+  std::string text = absl::StrFormat("%s%11s\n", Head("MiB"), "moved");
+  for (const StrategyRow& row : report.rows) {
+    absl::StrAppendFormat(&text, "%s%11.1f\n", Cells(NameOf(row.strategy), row.need),
+                          Mib(static_cast<std::int64_t>(row.work.moved_bytes)));
+  }
+  absl::StrAppend(&text, "\nAll of it is allocated once. In use under --strategy ",
+                  NameOf(config.train.strategy), ", at most:\n", Head("MiB"), "\n");
+  for (const StrategyRow& row : report.rows) {
+    if (row.strategy != config.train.strategy) continue;
+    for (const StepPart part : kStepParts) {
+      absl::StrAppend(&text, Cells(NameOf(part), row.over_step[static_cast<std::size_t>(part)]),
+                      "\n");
+    }
+  }
+  absl::StrAppend(&text,
+                  "\nModel states as ZeRO's paper counts them, 2 + 2 + 12 bytes per parameter in "
+                  "mixed precision with Adam:\n");
+  for (const StrategyRow& row : report.rows) {
+    absl::StrAppendFormat(&text, "%-9s%11.4g GB\n", NameOf(row.strategy),
+                          static_cast<double>(row.mixed_bytes) / 1e9);
   }
   return text;
 }
 
-// The fewest ranks with which the strategy that divides most fits; none up to kMostRanks: 0.
-absl::StatusOr<int> RanksThatFit(const PlanConfig& config) {
-  for (int world = config.world + 1; world <= kMostRanks; ++world) {
-    ASSIGN_OR_RETURN(const MemoryNeed need, NeedOf(config.train, world, Strategy::kZero3));
-    if (need.all() <= static_cast<std::int64_t>(config.memory_bytes)) return world;
-  }
-  return 0;
+std::string FormulaText(const PlanConfig& config, const Report& report) {
+  const TrainConfig& train = config.train;
+  const double planned = train.steps * TokensOfStep(config);
+  return absl::StrFormat(
+      "%d parameters in %s on %d ranks, batch %d x %d tokens, at most %d micro-batches on a rank\n"
+      "%.4g floating-point operations per token, forward and backward, by %s\n"
+      "%.4g by %s\n"
+      "Chinchilla: %d tokens per parameter are %.4g tokens, which take %.0f steps; --steps %d are "
+      "%.4g tokens, %.3g per parameter\n",
+      report.size.parameters, NameOf(train.Precision()), config.world, train.batch, train.context,
+      report.micro_batches, CausalFlopsPerToken(report.size), kCausalFormula,
+      FullFlopsPerToken(report.size), kFullFormula, kChinchillaTokens, ChinchillaTokens(report),
+      ChinchillaSteps(config, report), train.steps, planned,
+      planned / static_cast<double>(report.size.parameters));
 }
 
-absl::StatusOr<std::string> Advice(const PlanConfig& config, const std::vector<Line>& lines) {
-  const std::string limit = FormatBytes(config.memory_bytes);
-  const auto size = [](const Line& line) {
-    return FormatBytes(static_cast<std::uint64_t>(line.need.all()));
-  };
-  for (const Line& line : lines) {
-    if (line.need.all() > static_cast<std::int64_t>(config.memory_bytes)) continue;
-    return absl::StrCat("--strategy ", NameOf(line.strategy), " divides least of those that fit ",
-                        limit, " per rank: it takes ", size(line), "\n");
+std::string AdviceText(const Report& report) {
+  const PlanAdvice& advice = report.advice;
+  std::string text = absl::StrCat(Advised(advice), "\n");
+  if (advice.suggested) return text;
+  for (const FittingChange& change : advice.would_fit) {
+    absl::StrAppend(&text, "  ", change.options,
+                    " would fit: ", FormatBytes(static_cast<std::uint64_t>(change.rank_bytes)),
+                    change.idle_ranks > 0 ? "; " + Idle(change.idle_ranks) : "", "\n");
   }
-  ASSIGN_OR_RETURN(const int ranks, RanksThatFit(config));
-  return absl::StrCat("nothing fits ", limit, " per rank: even zero-3 takes ", size(lines.back()),
-                      ranks > 0 ? absl::StrCat("; with ", ranks, " ranks it fits")
-                                : "; try a smaller --micro-batch, --context, --width or --layers",
-                      "\n");
+  if (advice.would_fit.empty()) {
+    absl::StrAppend(&text, "  no --world up to ", kMostPlannedRanks,
+                    ", no --micro-batch and no --recompute that was tried makes it fit; a smaller "
+                    "--width, --layers, --context or --vocabulary may\n");
+  }
+  return text;
 }
 
-std::string Json(const PlanConfig& config, const Planned& planned, double flops,
-                 const std::vector<Line>& lines) {
-  nlohmann::ordered_json strategies = nlohmann::ordered_json::array();
-  for (const Line& line : lines) {
-    const MemoryNeed& n = line.need;
-    nlohmann::ordered_json row = {{"strategy", NameOf(line.strategy)},
-                                  {"weights_bytes", n.weights},
-                                  {"gathered_bytes", n.gathered},
-                                  {"rounded_bytes", n.rounded},
-                                  {"gradients_bytes", n.gradients},
-                                  {"moments_bytes", n.moments},
-                                  {"activations_bytes", n.activations},
-                                  {"snapshots_bytes", n.snapshots},
-                                  {"rank_bytes", n.all()},
-                                  {"moved_bytes", line.moved_bytes}};
-    if (config.memory_bytes > 0)
-      row["fits"] = n.all() <= static_cast<std::int64_t>(config.memory_bytes);
-    strategies.push_back(std::move(row));
+std::string Time(double seconds) {
+  static constexpr std::pair<double, const char*> kUnits[] = {
+      {86400, "d"}, {3600, "h"}, {60, "min"}, {1, "s"}, {1e-3, "ms"}};
+  for (const auto& [size, unit] : kUnits) {
+    if (seconds >= size)
+      return absl::StrFormat("%.*f %s", seconds < 10 * size, seconds / size, unit);
   }
-  const nlohmann::ordered_json tree = {{"parameters", planned.layout.param_elements()},
-                                       {"precision", NameOf(config.train.Precision())},
-                                       {"world", config.world},
-                                       {"flops_per_token", flops},
-                                       {"strategies", strategies}};
+  return absl::StrFormat("%.2g ms", seconds * 1e3);
+}
+
+std::string TimeText(const PlanConfig& config, const Report& report) {
+  const Gpu& gpu = *config.gpu;
+  std::string text = absl::StrFormat(
+      "Time on %d x %s, %.4g TFLOP/s in %s and %.4g TB/s of memory each:\n"
+      "%-9s%11s%11s%11s%11s%13s%8s%11s%11s\n",
+      config.world, gpu.model, PeakFlops(config) / 1e12, NameOf(config.train.Precision()),
+      gpu.memory_bytes_per_second / 1e12, "a step", "compute", "moving", "optimizer", "all",
+      "tokens/s", "MFU", "--steps", "Chinchilla");
+  for (const StrategyRow& row : report.rows) {
+    const double step = row.time.all_s();
+    absl::StrAppendFormat(
+        &text, "%-9s%11s%11s%11s%11s%13.4g%6.1f %%%11s%11s\n", NameOf(row.strategy),
+        Time(row.time.compute_s), Time(row.time.communication_s), Time(row.time.optimizer_s),
+        Time(step), TokensOfStep(config) / step, 100 * Mfu(config, report, row),
+        Time(step * config.train.steps), Time(step * ChinchillaSteps(config, report)));
+  }
+  return absl::StrCat(text, "Assumed: ", Assumptions(config), ".\n");
+}
+
+std::string Text(const PlanConfig& config, const Report& report) {
+  std::string text = absl::StrCat(FormulaText(config, report), "\n", MemoryText(config, report),
+                                  "\n", AdviceText(report));
+  if (config.gpu) absl::StrAppend(&text, "\n", TimeText(config, report));
+  for (const std::string& note : Notes(config)) absl::StrAppend(&text, "\n", note, "\n");
+  if (config.show) absl::StrAppend(&text, "\n", absl::StrJoin(report.instructions, "\n"), "\n");
+  return text;
+}
+
+// ---- as JSON
+
+Json JsonOf(const MemoryNeed& n) {
+  return {{"weights_bytes", n.weights},     {"gathered_bytes", n.gathered},
+          {"rounded_bytes", n.rounded},     {"gradients_bytes", n.gradients},
+          {"moments_bytes", n.moments},     {"activations_bytes", n.activations},
+          {"snapshots_bytes", n.snapshots}, {"rank_bytes", n.all()}};
+}
+
+Json JsonOf(const PlanConfig& config, const Report& report, const StrategyRow& row) {
+  Json tree = {{"strategy", NameOf(row.strategy)}};
+  tree.update(JsonOf(row.need));
+  tree["moved_bytes"] = static_cast<std::int64_t>(row.work.moved_bytes);
+  tree["zero_paper_bytes"] = row.mixed_bytes;
+  for (const StepPart part : kStepParts)
+    tree["in_use"][NameOf(part)] = JsonOf(row.over_step[static_cast<std::size_t>(part)]);
+  if (report.limit_bytes > 0) tree["fits"] = row.need.all() <= report.limit_bytes;
+  if (!config.gpu) return tree;
+  const double step = row.time.all_s();
+  tree["time"] = {{"compute_s", row.time.compute_s},
+                  {"moving_s", row.time.communication_s},
+                  {"optimizer_s", row.time.optimizer_s},
+                  {"step_s", step},
+                  {"tokens_per_s", TokensOfStep(config) / step},
+                  {"mfu", Mfu(config, report, row)},
+                  {"steps_s", step * config.train.steps},
+                  {"chinchilla_s", step * ChinchillaSteps(config, report)}};
+  return tree;
+}
+
+Json JsonOf(const Gpu& gpu, const PlanConfig& config) {
+  return {{"name", gpu.name},
+          {"model", gpu.model},
+          {"peak_flops_per_s", PeakFlops(config)},
+          {"memory_bytes", gpu.memory_bytes},
+          {"memory_bytes_per_s", gpu.memory_bytes_per_second},
+          {"link_bytes_per_s", LinkRate(config)},
+          {"assumed_mfu", AssumedMfu(config)},
+          {"assumptions", Assumptions(config)}};
+}
+
+Json JsonOf(const PlanAdvice& advice) {
+  Json would_fit = Json::array();
+  for (const FittingChange& change : advice.would_fit) {
+    would_fit.push_back({{"options", change.options},
+                         {"rank_bytes", change.rank_bytes},
+                         {"idle_ranks", change.idle_ranks}});
+  }
+  return {{"strategy", advice.suggested ? Json(NameOf(*advice.suggested)) : Json(nullptr)},
+          {"reason", advice.reason},
+          {"would_fit", would_fit}};
+}
+
+std::string JsonText(const PlanConfig& config, const Report& report) {
+  const TrainConfig& train = config.train;
+  const double planned = train.steps * TokensOfStep(config);
+  const double parameters = static_cast<double>(report.size.parameters);
+  Json strategies = Json::array();
+  for (const StrategyRow& row : report.rows) strategies.push_back(JsonOf(config, report, row));
+  Json tree = {{"parameters", report.size.parameters},
+               {"precision", NameOf(train.Precision())},
+               {"world", config.world},
+               {"batch", train.batch},
+               {"context", train.context},
+               {"micro_batches", report.micro_batches},
+               {"strategy", NameOf(train.strategy)},
+               {"flops_per_token", CausalFlopsPerToken(report.size)},
+               {"flops_formula", kCausalFormula},
+               {"full_flops_per_token", FullFlopsPerToken(report.size)},
+               {"full_flops_formula", kFullFormula},
+               {"chinchilla",
+                {{"tokens_per_parameter", kChinchillaTokens},
+                 {"tokens", ChinchillaTokens(report)},
+                 {"steps", ChinchillaSteps(config, report)}}},
+               {"steps", train.steps},
+               {"tokens", planned},
+               {"tokens_per_parameter", planned / parameters}};
+  if (report.limit_bytes > 0) tree["memory_bytes"] = report.limit_bytes;
+  tree["strategies"] = strategies;
+  tree["suggested"] = JsonOf(report.advice);
+  if (config.gpu) tree["gpu"] = JsonOf(*config.gpu, config);
+  tree["notes"] = Notes(config);
+  if (config.show) tree["instructions"] = report.instructions;
   return tree.dump(2) + "\n";
-}
-
-// Forward and backward, which is twice that; of the products and attention.
-double FlopsPerToken(const Planned& planned, int context) {
-  double flops = 0;
-  std::visit(
-      [&](const auto& model) {
-        for (const auto& unit : model.units())
-          flops += unit.layer->Spec({.batch = 1, .time = context}).forward_flops;
-      },
-      planned.model);
-  return 3 * flops / context;
 }
 
 }  // namespace
 
 CommandDescription DescribePlan() {
   return {.name = "plan",
-          .summary = "say what memory a training takes, and what its ranks do in a step",
+          .summary = "say what memory and time a training takes, and what its ranks do in a step",
           .usage = "regroup-worker plan [OPTIONS]",
           .text =
               "Takes the options and the configuration of `train`, starts nothing and needs no "
               "data: a --vocabulary other than that of text has to be told. Shows for every "
-              "strategy what the rank with most allocates, by kind, and what "
-              "a rank moves in a step. Activations hold scratch for as many threads as this "
-              "process has (OMP_NUM_THREADS); snapshots are those of --checkpoint-dir.",
-          .example = "regroup-worker plan --config gpt.yaml --world 8 --memory 4GiB",
+              "strategy what the rank with most allocates, by kind, what "
+              "a rank moves in a step, and the model states as ZeRO's paper counts them; for "
+              "--strategy also what is in use in each part of a step. Activations hold scratch for "
+              "as many threads as this process has (OMP_NUM_THREADS); snapshots are those of "
+              "--checkpoint-dir.\n\n"
+              "With --memory or --gpu it says which strategy fits and why that one, and where none "
+              "does, which other options would. Floating-point operations are counted by two "
+              "published formulas, because the choice moves MFU by several per cent: N is the "
+              "number of parameters, L of layers, d the width, T the context. --gpu estimates "
+              "time and MFU from published peaks, as if this trainer ran there, which it "
+              "does not: it trains on CPUs.",
+          .example =
+              "regroup plan --config gpt.yaml --world 8 --memory 4GiB\n"
+              "regroup plan --config gpt.yaml --world 8 --gpu h200 --precision bf16",
           .program = "regroup-worker"};
 }
 
 void DescribePlanFlags(CLI::App& app, PlanConfig& c) {
   DescribeTrainFlags(app, c.train);
-  AddInt(app, "--world", c.world, 1, kMostRanks, "ranks of the training, as in --world 4");
+  AddInt(app, "--world", c.world, 1, kMostPlannedRanks, "ranks of the training, as in --world 4");
   AddBytes(app, "--memory", c.memory_bytes,
-           "memory that one rank has: says which strategy fits, as in --memory 8GiB");
+           "memory that one rank has: says which strategy fits, as in --memory 8GiB; left out: "
+           "that of --gpu");
+  std::vector<std::string> names;
+  for (const Gpu& gpu : KnownGpus()) names.emplace_back(gpu.name);
+  AddParsed(app, "--gpu", "NAME", "",
+            Cat("estimate time and MFU on one such GPU per rank: ", absl::StrJoin(names, ", "),
+                ", as in --gpu h200"),
+            [&c](std::string_view text) { return ChooseGpu(text, c.gpu); });
+  AddInt(app, "--mfu", c.mfu_percent, 1, 100,
+         Cat("per cent of the peak of --gpu that products are assumed to reach while they run; "
+             "left out: ",
+             kAssumedMfuPercent, ", as in --mfu 50"));
+  AddBytes(app, "--link", c.link_bytes_per_second,
+           "bytes per second that a rank moves each way, for ranks of several hosts; left out: "
+           "the link of --gpu within a host, as in --link 50GB");
   AddSwitch(app, "--show", c.show, "print the instructions of rank 0 under --strategy");
-  AddSwitch(app, "--json", c.json, "print JSON");
-  for (const char* flag : {"--world", "--memory", "--show", "--json"})
+  AddSwitch(app, "--json", c.json, "print JSON, which has all that the text has");
+  for (const char* flag : {"--world", "--memory", "--gpu", "--mfu", "--link", "--show", "--json"})
     RenameEnvironment(app, flag, "REGROUP_PLAN_");
 }
 
@@ -276,37 +443,13 @@ absl::StatusOr<std::optional<PlanConfig>> ReadPlanConfig(const std::vector<std::
   TrainConfig judged = config.train;
   if (judged.data.empty()) judged.data = {"text"};
   RETURN_IF_ERROR(Validate(judged));
+  RETURN_IF_ERROR(CheckEstimate(config));
   return std::optional<PlanConfig>(std::move(config));
 }
 
-absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, int world, Strategy strategy) {
-  ASSIGN_OR_RETURN(const Planned planned, PlanFor(config, world, strategy));
-  return NeedOf(config, planned);
-}
-
 absl::StatusOr<std::string> PlanReport(const PlanConfig& config) {
-  const TrainConfig& train = config.train;
-  std::vector<Line> lines;
-  for (const Strategy strategy : kStrategies) {
-    ASSIGN_OR_RETURN(const Planned planned, PlanFor(train, config.world, strategy));
-    ASSIGN_OR_RETURN(const MemoryNeed need, NeedOf(train, planned));
-    lines.push_back({strategy, need, MovedBytes(planned)});
-  }
-  ASSIGN_OR_RETURN(const Planned planned, PlanFor(train, config.world, train.strategy));
-  const double flops = FlopsPerToken(planned, train.context);
-  if (config.json) return Json(config, planned, flops, lines);
-  std::string text = absl::StrFormat(
-      "%d parameters in %s on %d ranks, batch %d x %d tokens, at most %d micro-batches on a rank\n"
-      "%.3g floating-point operations per token, forward and backward\n\n",
-      planned.layout.param_elements(), NameOf(train.Precision()), config.world, train.batch,
-      train.context, std::max(1, planned.plan.micro_batches), flops);
-  text += Table(lines);
-  if (config.memory_bytes > 0) {
-    ASSIGN_OR_RETURN(const std::string advice, Advice(config, lines));
-    absl::StrAppend(&text, "\n", advice);
-  }
-  if (config.show) absl::StrAppend(&text, "\n", ToString(planned.plan, planned.layout));
-  return text;
+  ASSIGN_OR_RETURN(const Report report, Find(config));
+  return config.json ? JsonText(config, report) : Text(config, report);
 }
 
 }  // namespace regroup::worker

@@ -216,7 +216,7 @@ TEST_F(ProgramTest, APlanSaysWhatATrainingTakesAndWhatFits) {
                             "\nzero-3 ", "floating-point operations per token"}) {
     EXPECT_NE(table.out.find(words), std::string::npos) << words << table.out;
   }
-  EXPECT_NE(Run(plan + "--memory 1GiB").out.find("--strategy ddp divides least of those that fit "),
+  EXPECT_NE(Run(plan + "--memory 1GiB").out.find("\n--strategy ddp is suggested: it takes "),
             std::string::npos);
   EXPECT_NE(Run(plan + "--memory 64KiB").out.find("nothing fits 64.0 KiB per rank: even zero-3"),
             std::string::npos)
@@ -304,8 +304,13 @@ TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
       {"", usage, {"no command given", "train, generate, plan and version"}},
       {"fly", usage, {"unknown command fly"}},
       {"generate", usage, {"--checkpoint is missing", "regroup-worker generate"}},
-      {"plan --world 0", usage, {"--world", "\"0\"", "1 to 64"}},
-      {"plan --world 65", usage, {"--world", "\"65\"", "1 to 64"}},
+      {"plan --world 0", usage, {"--world", "\"0\"", "1 to 1024"}},
+      {"plan --world 1025", usage, {"--world", "\"1025\"", "1 to 1024"}},
+      {"plan --gpu b1", usage, {"--gpu: \"b1\" is not known", "a100, h100, h200"}},
+      {"plan --gpu h100 --mfu 101", usage, {"--mfu", "\"101\"", "1 to 100"}},
+      {"plan --gpu h100 --link fast", usage, {"--link", "\"fast\""}},
+      {"plan --mfu 30", usage, {"--mfu is given without --gpu"}},
+      {"plan --link 50GB", usage, {"--link is given without --gpu"}},
       {"plan --strategy zero-4", usage, {"--strategy", "\"zero-4\"", "zero-3 are"}},
       {"plan --memory lots", usage, {"--memory", "lots"}},
       {"plan --width 10 --heads 3",

@@ -1,0 +1,232 @@
+// What `regroup-worker plan` says, without a process.
+
+#include "worker/train/plan_report.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace regroup::worker {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr char kSmall[] = "--layers 4 --width 64 --heads 4 --context 32 --batch 12 ";
+
+std::string Said(const std::string& flags) {
+  const std::vector<std::string> words = absl::StrSplit(flags, ' ', absl::SkipEmpty());
+  const absl::StatusOr<std::optional<PlanConfig>> config = ReadPlanConfig(words);
+  EXPECT_TRUE(config.ok()) << config.status();
+  if (!config.ok()) return "{}";
+  const absl::StatusOr<std::string> report = PlanReport(**config);
+  EXPECT_TRUE(report.ok()) << report.status();
+  return report.value_or("{}");
+}
+Json SaidAsJson(const std::string& flags) { return Json::parse(Said(flags + " --json")); }
+
+double Real(const Json& tree) { return tree.get<double>(); }
+std::int64_t Whole(const Json& tree) { return tree.get<std::int64_t>(); }
+
+// The same cells as in estimate_test, of a GPT as the planner lays it out.
+TEST(PlanReport, ModelStatesOfAGptAreThoseOfZerosPaper) {
+  struct Row {
+    int world;
+    double gigabytes[3];  // Of zero-1, zero-2 and zero-3, as printed.
+    double error[3];      // Half of the last digit that is printed.
+  };
+  const Row rows[] = {{1, {120, 120, 120}, {0.5, 0.5, 0.5}},
+                      {4, {52.5, 41.3, 30}, {0.05, 0.051, 0.5}},
+                      {16, {35.6, 21.6, 7.5}, {0.05, 0.05, 0.05}},
+                      {64, {31.4, 16.6, 1.88}, {0.05, 0.05, 0.006}},
+                      {256, {30.4, 15.4, 0.47}, {0.05, 0.05, 0.005}},
+                      {1024, {30.1, 15.1, 0.12}, {0.05, 0.05, 0.005}}};
+  for (const Row& row : rows) {
+    const Json tree =
+        SaidAsJson(absl::StrCat("--layers 36 --width 4096 --heads 32 --context 1024 --vocabulary "
+                                "60089 --world ",
+                                row.world));
+    EXPECT_NEAR(Real(tree["parameters"]), 7.5e9, 1e4);
+    EXPECT_NEAR(Real(tree["strategies"][0]["zero_paper_bytes"]) / 1e9, 120, 0.5);
+    for (std::size_t stage = 1; stage <= 3; ++stage) {
+      EXPECT_NEAR(Real(tree["strategies"][stage]["zero_paper_bytes"]) / 1e9,
+                  row.gigabytes[stage - 1], row.error[stage - 1])
+          << "stage " << stage << " on " << row.world;
+    }
+  }
+}
+
+TEST(PlanReport, ModelStatesOfAGptOf7BillionAreThosePublished) {
+  const auto gigabytes = [](int world, std::size_t stage) {
+    const Json tree =
+        SaidAsJson(absl::StrCat("--layers 34 --width 4096 --heads 32 --context 1024 --vocabulary "
+                                "36348 --world ",
+                                world));
+    EXPECT_NEAR(Real(tree["parameters"]), 7e9, 1e4);
+    return std::round(Real(tree["strategies"][stage]["zero_paper_bytes"]) / 1e9);
+  };
+  EXPECT_EQ(gigabytes(4, 0), 112);
+  EXPECT_EQ(gigabytes(2, 1), 70);
+  EXPECT_EQ(gigabytes(4, 1), 49);
+  EXPECT_EQ(gigabytes(4, 3), 28);
+}
+
+TEST(PlanReport, NamesTheFormulasOfGpt2AndChinchilla) {
+  const std::string gpt2 =
+      "--layers 12 --width 768 --heads 12 --context 1024 --vocabulary 50304 --batch 512 ";
+  const Json tree = SaidAsJson(gpt2 + "--steps 10000");
+  EXPECT_NEAR(Real(tree["flops_per_token"]), 803.5e6, 0.05e6);
+  EXPECT_NEAR(Real(tree["full_flops_per_token"]), 860e6, 0.5e6);
+  EXPECT_EQ(Real(tree["chinchilla"]["tokens"]), 20 * 124475904.0);
+  EXPECT_EQ(Real(tree["chinchilla"]["steps"]), std::ceil(20 * 124475904.0 / (512 * 1024)));
+  EXPECT_EQ(Real(tree["tokens"]), 10000.0 * 512 * 1024);
+  const std::string text = Said(gpt2);
+  for (const char* words :
+       {"\n8.035e+08 floating-point operations per token, forward and backward, by 6N + 6LdT "
+        "(llm.c",
+        "\n8.601e+08 by 6N + 12LdT (PaLM", "Chinchilla: 20 tokens per parameter are 2.49e+09 "}) {
+    EXPECT_NE(text.find(words), std::string::npos) << words << text;
+  }
+}
+
+TEST(PlanReport, NoPartOfAStepUsesMoreThanIsAllocated) {
+  for (const char* flags : {"--world 3 ", "--world 3 --precision bf16 --recompute full ",
+                            "--world 3 --micro-batch 2 --precision f16 --recompute selective ",
+                            "--world 1 ", "--world 20 "}) {
+    const Json tree = SaidAsJson(std::string(kSmall) + flags);
+    for (const Json& strategy : tree["strategies"]) {
+      for (const char* kind : {"weights", "gathered", "rounded", "gradients", "moments",
+                               "activations", "snapshots", "rank"}) {
+        const std::string bytes = absl::StrCat(kind, "_bytes");
+        std::int64_t most = 0;
+        for (const char* part : {"forward", "backward", "step"}) {
+          most = std::max(most, Whole(strategy["in_use"][part][bytes]));
+          EXPECT_LE(most, Whole(strategy[bytes])) << flags << strategy["strategy"] << part << kind;
+        }
+        // Gradients come with sums of their squares. What is rounded widens for products.
+        if (kind != std::string("rank") && kind != std::string("gradients") &&
+            kind != std::string("activations")) {
+          EXPECT_EQ(most, Whole(strategy[bytes])) << flags << strategy["strategy"] << kind;
+        }
+      }
+      EXPECT_EQ(strategy["in_use"]["step"]["activations_bytes"], 0);
+    }
+  }
+}
+
+// Each change that is told makes it fit, and one rank less does not.
+TEST(PlanReport, WhatWouldFitDoesFit) {
+  for (const std::string flags : {"--world 2 --memory 4MiB ", "--world 2 --memory 2MiB ",
+                                  "--world 2 --memory 1900KiB ", "--world 2 --memory 1500KiB "}) {
+    const Json advice = SaidAsJson(kSmall + flags)["suggested"];
+    EXPECT_TRUE(advice["strategy"].is_null());
+    EXPECT_EQ(advice["reason"].get<std::string>().rfind("nothing fits ", 0), 0u);
+    EXPECT_FALSE(advice["would_fit"].empty()) << flags;
+    for (const Json& change : advice["would_fit"]) {
+      const std::string options = change["options"].get<std::string>();
+      const auto with = [&](const std::string& others) {
+        return SaidAsJson(
+            absl::StrCat(kSmall, "--memory ", flags.substr(flags.rfind("--memory") + 9),
+                         options.find("--world") == options.npos ? "--world 2 " : "", others));
+      };
+      const Json fits = with(options);
+      const std::string strategy = fits["strategy"].get<std::string>();
+      EXPECT_EQ(fits["suggested"]["strategy"], strategy) << options;
+      const std::size_t at = options.find("--world ");
+      if (at == std::string::npos) continue;
+      const int world = std::stoi(options.substr(at + 8));
+      const std::string fewer = options.substr(0, at) + "--world " + std::to_string(world - 1);
+      EXPECT_TRUE(with(fewer)["suggested"]["strategy"].is_null()) << options;
+    }
+  }
+  EXPECT_EQ(SaidAsJson(std::string(kSmall) +
+                       "--world 2 --memory 1500KiB")["suggested"]["would_fit"][0]["idle_ranks"],
+            49 - 12);
+  EXPECT_NE(Said(std::string(kSmall) + "--memory 1KiB").find("a smaller --width"),
+            std::string::npos);
+}
+
+TEST(PlanReport, SuggestsTheLeastDividedThatCostsNoMore) {
+  const auto suggested = [](const std::string& flags) {
+    return SaidAsJson(kSmall + flags)["suggested"];
+  };
+  EXPECT_EQ(suggested("--world 4")["strategy"], "ddp");
+  EXPECT_EQ(suggested("--world 4 --memory 1GiB")["strategy"], "ddp");
+  // So large that units are more than one bucket of gradients.
+  const std::string large = "--layers 6 --width 512 --heads 4 --context 32 --batch 4 --world 4 ";
+  const Json all = SaidAsJson(large);
+  for (std::size_t s = 1; s < 4; ++s) {
+    const std::int64_t bytes = Whole(all["strategies"][s]["rank_bytes"]);
+    const Json advice = SaidAsJson(absl::StrCat(large, "--memory ", bytes))["suggested"];
+    EXPECT_EQ(advice["strategy"], all["strategies"][s]["strategy"]);
+    EXPECT_NE(
+        advice["reason"].get<std::string>().find(s == 3 ? "no other fits" : ", none moves less"),
+        std::string::npos)
+        << advice;
+  }
+  EXPECT_NE(suggested("--world 1")["reason"].get<std::string>().find("nobody to divide with"),
+            std::string::npos);
+  // Where the optimizer takes long, dividing its state makes a step shorter.
+  const Json timed = suggested("--world 4 --gpu h100 --link 1TB");
+  EXPECT_EQ(timed["strategy"], "zero-1");
+  EXPECT_NE(timed["reason"].get<std::string>().find("none has a shorter step"), std::string::npos);
+}
+
+TEST(PlanReport, EstimatesTimeAndMfuAndSaysWhatIsAssumed) {
+  const std::string flags = std::string(kSmall) + "--world 4 --precision bf16 --gpu H200 ";
+  const Json tree = SaidAsJson(flags);
+  EXPECT_EQ(Whole(tree["memory_bytes"]), 141'000'000'000);
+  EXPECT_EQ(Real(tree["gpu"]["assumed_mfu"]), 0.4);
+  for (const Json& row : tree["strategies"]) {
+    const Json& time = row["time"];
+    const double step = Real(time["step_s"]), tokens = 12 * 32;
+    EXPECT_DOUBLE_EQ(step,
+                     Real(time["compute_s"]) + Real(time["moving_s"]) + Real(time["optimizer_s"]));
+    EXPECT_DOUBLE_EQ(Real(time["compute_s"]),
+                     3 * 32 * Real(tree["flops_per_token"]) / (0.4 * 989e12));
+    EXPECT_DOUBLE_EQ(Real(time["moving_s"]), Real(row["moved_bytes"]) / 450e9);
+    EXPECT_DOUBLE_EQ(Real(time["tokens_per_s"]), tokens / step);
+    EXPECT_DOUBLE_EQ(Real(time["mfu"]),
+                     tokens * Real(tree["flops_per_token"]) / (step * 4 * 989e12));
+    EXPECT_LT(Real(time["mfu"]), 0.4);
+    EXPECT_TRUE(row["fits"].get<bool>());
+  }
+  const auto of = [&](const std::string& others, const char* kind) {
+    return Real(SaidAsJson(flags + others)["strategies"][3]["time"][kind]);
+  };
+  EXPECT_DOUBLE_EQ(of("--mfu 80", "compute_s"), of("", "compute_s") / 2);
+  EXPECT_DOUBLE_EQ(of("--link 45GB", "moving_s"), of("", "moving_s") * 10);
+  EXPECT_DOUBLE_EQ(of("--recompute full", "compute_s"), of("", "compute_s") * 4 / 3);
+  EXPECT_DOUBLE_EQ(of("--precision f32", "compute_s"), of("", "compute_s") * 989 / 67);
+  const std::string text = Said(flags + "--recompute full --link 50GB --mfu 35");
+  for (const char* words :
+       {"Time on 4 x H200 SXM 141 GB, 989 TFLOP/s in bf16", " MFU ",
+        "Assumed: this trainer runs there", "an MFU of 35 % of the peak for bf16",
+        "a third more of them", "50 GB/s each way by --link", "nothing overlaps"}) {
+    EXPECT_NE(text.find(words), std::string::npos) << words << text;
+  }
+}
+
+TEST(PlanReport, HasInstructionsInJsonToo) {
+  const std::string flags = std::string(kSmall) + "--world 3 --strategy zero-3 ";
+  std::string lines;
+  const Json shown = SaidAsJson(flags + "--show");
+  for (const Json& line : shown["instructions"]) lines += line.get<std::string>() + "\n";
+  EXPECT_NE(lines.find("\n  Gather unit 0 (embed)\n"), std::string::npos) << lines;
+  const std::string text = Said(flags + "--show");
+  EXPECT_EQ(text.substr(text.size() - lines.size()), lines);
+  EXPECT_FALSE(SaidAsJson(flags).contains("instructions"));
+  EXPECT_NE(
+      Said(std::string(kSmall) + "--world 513").find("regroup-worker train takes 512 at most"),
+      std::string::npos);
+}
+
+}  // namespace
+}  // namespace regroup::worker

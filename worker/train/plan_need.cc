@@ -1,0 +1,188 @@
+#include "worker/train/plan_need.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "common/base/status_macros.h"
+#include "worker/data/sampler.h"
+#include "worker/model/runner.h"
+#include "worker/optim/optimizer.h"
+#include "worker/train/step_runner.h"
+
+namespace regroup::worker {
+namespace {
+
+constexpr std::int64_t kElementBytes = sizeof(float);
+
+std::int64_t SamplesOfRank0(const TrainConfig& config, int world) {
+  return RankSlice(config.batch, 0, world).size;
+}
+
+// Of its largest micro-batch.
+Extent ExtentOf(const TrainConfig& config, const Planned& planned) {
+  const std::int64_t samples =
+      std::max<std::int64_t>(1, SamplesOfRank0(config, planned.layout.world()));
+  return {.batch = RankSlice(samples, 0, std::max(1, planned.plan.micro_batches)).size,
+          .time = config.context};
+}
+
+std::int64_t LargestOwned(const ParamLayout& layout) {
+  std::int64_t largest = 0;
+  for (int r = 0; r < layout.world(); ++r) {
+    std::int64_t owned = 0;
+    for (const Range& box : layout.Owned(r)) owned += box.size;
+    largest = std::max(largest, owned);
+  }
+  return largest;
+}
+
+std::vector<UnitId> Recomputed(const AnyModel& model, const TrainConfig& config) {
+  return std::visit([&](const auto& m) { return UnitsRecomputed(m, config.recompute); }, model);
+}
+
+// What rank 0 takes from others in a step and gives to them, in bytes.
+std::int64_t MovedBytes(const Planned& planned) {
+  const ParamLayout& layout = planned.layout;
+  const auto elements = [&](UnitId first, UnitId last, bool own) {
+    std::int64_t sum = 0;
+    for (UnitId u = first; u <= last; ++u) {
+      for (ParamId p : layout.units()[static_cast<std::size_t>(u)].params) {
+        for (const Share& share : layout.Shares(p))
+          sum += (share.rank == 0) == own ? share.flat.size : 0;
+      }
+    }
+    return sum;
+  };
+  std::int64_t moved = 0;
+  for (const Instruction& i : planned.plan.instructions) {
+    if (i.op == Op::kGather) moved += elements(i.unit, i.unit, false);
+    if (i.op != Op::kReduceGrad) continue;
+    const Bucket& bucket = planned.plan.buckets[static_cast<std::size_t>(i.bucket)];
+    moved += layout.Divides(StateKind::kMoments)
+                 ? elements(bucket.first_unit, bucket.last_unit, true) * (layout.world() - 1)
+                 : 2 * bucket.flat.size * (layout.world() - 1) / layout.world();
+  }
+  return moved * kElementBytes;
+}
+
+absl::StatusOr<std::size_t> ActivationBytes(const AnyModel& model, const Extent& extent,
+                                            Recompute recompute) {
+  return std::visit(
+      [&]<typename T>(const Model<T>& m) {
+        return UnitRunner<T>::ActivationBytes(m, extent, recompute);
+      },
+      model);
+}
+
+// Of the product that needs most.
+std::size_t WideningBytes(const TrainConfig& config, const Planned& planned, const Extent& extent) {
+  std::size_t most = 0;
+  std::visit(
+      [&](const auto& model) {
+        for (const auto& unit : model.units()) {
+          most = std::max(most, WideningBytes(config.Precision(), config.Kernels(),
+                                              unit.layer->Spec(extent).largest_product));
+        }
+      },
+      planned.model);
+  return most;
+}
+
+}  // namespace
+
+absl::StatusOr<Planned> PlanFor(const TrainConfig& config, int world, Strategy strategy) {
+  AnyModel model = MakeGpt(config.Model(), config.Precision());
+  ASSIGN_OR_RETURN(ParamLayout layout,
+                   ParamLayout::Create(UnitSpecs(model), world, StrategyOn(world, strategy)));
+  ASSIGN_OR_RETURN(Plan plan,
+                   MakePlan(layout, PlanOptionsOf(config.batch, config.micro_batch, 0, world,
+                                                  config.Precision(), Recomputed(model, config))));
+  return Planned{std::move(model), std::move(layout), std::move(plan)};
+}
+
+absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& planned) {
+  const ParamLayout& layout = planned.layout;
+  const int world = layout.world();
+  const bool divided = layout.Divides(StateKind::kMoments);
+  const Extent extent = ExtentOf(config, planned);
+  MemoryNeed need;
+  need.weights = MostElements(layout, StateKind::kWeights) * kElementBytes;
+  need.rounded = planned.plan.rounded.elements * SizeOf(config.Precision());
+  const auto slots = static_cast<std::int64_t>(StateNames(config.optimizer).size());
+  need.moments =
+      slots * MostElements(layout, StateKind::kMoments) * kElementBytes +
+      TensorSquaresOf(layout, config.optimizer) * static_cast<std::int64_t>(sizeof(double));
+  need.gradients = planned.plan.gradients.elements * kElementBytes;
+  if (layout.Divides(StateKind::kGradients))
+    need.gradients += MostElements(layout, StateKind::kGradients) * kElementBytes;
+  if (divided) need.gradients += BlocksOf(layout) * static_cast<std::int64_t>(sizeof(double));
+  if (layout.Divides(StateKind::kWeights))
+    need.gathered = planned.plan.weights.elements * kElementBytes;
+  ASSIGN_OR_RETURN(const std::size_t activations,
+                   ActivationBytes(planned.model, extent, config.recompute));
+  need.activations =
+      static_cast<std::int64_t>(activations + WideningBytes(config, planned, extent));
+  if (!config.checkpoint_dir.empty()) {
+    const std::int64_t saved =
+        divided ? LargestOwned(layout) : (layout.param_elements() + world - 1) / world;
+    need.snapshots = 2 * (1 + slots) * saved * kElementBytes;
+  }
+  return need;
+}
+
+absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, int world, Strategy strategy) {
+  ASSIGN_OR_RETURN(const Planned planned, PlanFor(config, world, strategy));
+  return NeedOf(config, planned);
+}
+
+std::array<MemoryNeed, 3> NeedOverStep(const TrainConfig& config, const Planned& planned,
+                                       const MemoryNeed& need) {
+  const Extent extent = ExtentOf(config, planned);
+  const std::vector<std::int64_t> kept = std::visit(
+      [&]<typename T>(const Model<T>& m) {
+        return UnitRunner<T>::KeptBytes(m, extent, config.recompute);
+      },
+      planned.model);
+  // What of the activations no unit has for itself: scratch, mostly, which computing takes.
+  const std::int64_t shared =
+      need.activations - std::accumulate(kept.begin(), kept.end(), std::int64_t{0});
+  const StepUses uses = UseOverStep(planned.layout, planned.plan, kept);
+  std::array<MemoryNeed, 3> parts;
+  for (std::size_t p = 0; p < uses.size(); ++p) {
+    const StepUse& use = uses[p];
+    parts[p] = {.weights = need.weights,
+                .gathered = use.gathered_elements * kElementBytes,
+                .gradients = (use.gradient_elements + use.owned_elements) * kElementBytes,
+                .moments = need.moments,
+                .activations = use.activation_bytes > 0 ? use.activation_bytes + shared : 0,
+                .rounded = use.rounded_elements * SizeOf(config.Precision()),
+                .snapshots = 0};
+  }
+  return parts;
+}
+
+TrainedSize TrainedSizeOf(const TrainConfig& config, const ParamLayout& layout) {
+  return {.parameters = layout.param_elements(),
+          .layers = config.layers,
+          .width = config.width,
+          .context = config.context};
+}
+
+StepWork WorkOf(const TrainConfig& config, const Planned& planned) {
+  const ParamLayout& layout = planned.layout;
+  const double tokens = static_cast<double>(SamplesOfRank0(config, layout.world())) *
+                        static_cast<double>(config.context);
+  // Of each element the gradient is read, the weight read and written, and so is all state.
+  const auto slots = static_cast<std::int64_t>(StateNames(config.optimizer).size());
+  const std::int64_t touched = (1 + 2 + 2 * slots) * kElementBytes;
+  return {
+      .flops = tokens * CausalFlopsPerToken(TrainedSizeOf(config, layout)),
+      .computed_again = config.recompute == Recompute::kFull ? 1.0 / 3 : 0,
+      .moved_bytes = static_cast<double>(MovedBytes(planned)),
+      .optimizer_bytes = static_cast<double>(touched * MostElements(layout, StateKind::kMoments))};
+}
+
+}  // namespace regroup::worker

@@ -1,0 +1,49 @@
+#pragma once
+
+// What a training takes on a rank, by kind: of memory, and of what is moved and computed.
+
+#include <array>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "worker/model/gpt.h"
+#include "worker/plan/estimate.h"
+#include "worker/plan/plan.h"
+#include "worker/plan/step_use.h"
+#include "worker/train/train_config.h"
+
+namespace regroup::worker {
+
+inline constexpr Strategy kAllStrategies[] = {Strategy::kReplicated, Strategy::kZero1,
+                                              Strategy::kZero2, Strategy::kZero3};
+
+struct Planned {
+  AnyModel model;
+  ParamLayout layout;
+  Plan plan;  // Rank 0's, which has most samples.
+};
+// Invalid argument, as the training would say it.
+absl::StatusOr<Planned> PlanFor(const TrainConfig& config, int world, Strategy strategy);
+
+// Memory that a training allocates on one rank, in bytes. Of each kind it is what the rank has that
+// has most. Moments are all that the optimizer keeps.
+struct MemoryNeed {
+  std::int64_t weights = 0, gathered = 0, gradients = 0, moments = 0, activations = 0;
+  std::int64_t rounded = 0;    // Weights of 16 bits, which a step computes with.
+  std::int64_t snapshots = 0;  // Two of what it saves.
+  std::int64_t all() const {
+    return weights + gathered + rounded + gradients + moments + activations + snapshots;
+  }
+};
+absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& planned);
+absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, int world, Strategy strategy);
+
+// What of its need is in use in each part of a step, at most. Snapshots are made between steps.
+std::array<MemoryNeed, 3> NeedOverStep(const TrainConfig& config, const Planned& planned,
+                                       const MemoryNeed& need);
+
+TrainedSize TrainedSizeOf(const TrainConfig& config, const ParamLayout& layout);
+// What rank 0 does in a step, which has most samples.
+StepWork WorkOf(const TrainConfig& config, const Planned& planned);
+
+}  // namespace regroup::worker
