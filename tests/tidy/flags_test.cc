@@ -103,6 +103,32 @@ TEST(FlagsTest, EveryFlagOfTheWorkerIsExplained) {
   EXPECT_GT(flags, 20) << "the commands were not found";
 }
 
+// `regroup plan` hands its words on, and shows the flags of whom it becomes.
+TEST(FlagsTest, FlagsOfRegroupPlanAreThoseOfRegroupWorkerPlan) {
+  const auto described = [](const std::vector<CommandDescription>& commands) {
+    for (const CommandDescription& command : commands) {
+      if (command.name == "plan") return command;
+    }
+    return CommandDescription();
+  };
+  std::vector<CommandDescription> ours;
+  for (const CommandEntry& entry : AllCommands()) ours.push_back(entry.make()->line().Describe());
+  const std::vector<FlagDescription> theirs = described(worker::DescribeWorker()).flags;
+  int own = 0;
+  for (const FlagDescription& flag : described(ours).flags) {
+    if (flag.names.back() == "--help") continue;
+    const auto same = std::find_if(theirs.begin(), theirs.end(), [&](const FlagDescription& f) {
+      return f.names == flag.names && f.placeholder == flag.placeholder &&
+             f.environment == flag.environment;
+    });
+    EXPECT_NE(same, theirs.end()) << flag.names.back() << " " << flag.environment;
+    own += flag.environment.rfind("REGROUP_PLAN_", 0) == 0 ? 1 : 0;
+  }
+  EXPECT_EQ(own, std::count_if(theirs.begin(), theirs.end(), [](const FlagDescription& f) {
+              return f.environment.rfind("REGROUP_PLAN_", 0) == 0;
+            }));
+}
+
 TEST(FlagsTest, APlantedFlagIsCaught) {
   CommandDescription good{.name = "x",
                           .example = "regroup x",

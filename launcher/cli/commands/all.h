@@ -11,6 +11,7 @@ namespace regroup::cli {
 std::unique_ptr<Command> MakeRun();
 std::unique_ptr<Command> MakeTorchrun();
 std::unique_ptr<Command> MakeSubmit();
+std::unique_ptr<Command> MakePlan();
 std::unique_ptr<Command> MakePs();
 std::unique_ptr<Command> MakeNodes();
 std::unique_ptr<Command> MakeWait();

@@ -49,6 +49,9 @@ class Command {
   CommandLine& line() { return line_; }
   // The words that follow flags are a program with its own flags.
   virtual bool program_follows() const { return false; }
+  // Another program reads its words, --help among them: they are not parsed, and Run gets them all
+  // as `rest`. Flags are declared for completion and the manual only.
+  virtual bool hands_words_on() const { return false; }
   virtual std::vector<std::pair<std::string, std::string>> hints() const { return {}; }
   virtual ParseRules rules() const { return {}; }
   // Its codes are those of the first column of the table. Asked after Parse, also when that failed.

@@ -174,6 +174,11 @@ int Dispatch(const std::vector<std::string>& args,
   std::unique_ptr<Command> command = entry->make();
   std::vector<std::string> words(args.begin() + 1, args.end());
   if (asks_help) words = {"--help"};
+  if (command->hands_words_on()) {
+    ParsedLine all;
+    all.rest = words;
+    return Ended(command->Run(all, terminal), *command, terminal);
+  }
   absl::StatusOr<ParsedLine> line =
       command->line().Parse(words, command->program_follows(), command->hints(), command->rules());
   if (!line.ok()) return Ended(line.status(), *command, terminal);

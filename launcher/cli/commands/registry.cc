@@ -6,7 +6,7 @@
 namespace regroup::cli {
 
 std::span<const CommandEntry> AllCommands() {
-  static constexpr std::array<CommandEntry, 20> kCommands = {
+  static constexpr std::array<CommandEntry, 21> kCommands = {
       {{"run", MakeRun},
        {"torchrun", MakeTorchrun},
        {"submit", MakeSubmit},
@@ -17,6 +17,7 @@ std::span<const CommandEntry> AllCommands() {
        {"explain", MakeExplain},
        {"cancel", MakeCancel},
        {"prune", MakePrune},
+       {"plan", MakePlan},
        {"version", MakeVersion},
        {"coordinator", MakeCoordinator},
        {"agent", MakeAgent},

@@ -60,6 +60,9 @@ TEST_F(ExitCodes, MisuseIs2AndForJobs125) {
        "because: it runs on nodes that may have other devices than this host\ntry: "
        "--nproc-per-node 8\n"},
       {{"completion", "ksh"}, 2, "error: no completion for ksh"},
+      {{"plan", "--gpu", "b1"}, 2, "error: --gpu: \"b1\" is not known"},
+      {{"plan", "--memory", "lots"}, 2, "error: --memory: \"lots\" is not a size"},
+      {{"plan", "--world", "0"}, 2, "error: --world: \"0\" is out of range"},
       {{"run"}, 125, "error: there is no program to run"},
       {{"run", "--frobnicate", "x"}, 125, "error: unknown flag --frobnicate"},
       {{"run", "--logs-specs", "mine", "x"},
@@ -292,6 +295,18 @@ TEST_F(Said, HelpOfEveryCommand) {
   EXPECT_EQ(Run({"help", "run"}).out, Run({"run", "-h"}).out);
 }
 
+TEST_F(Said, WhatATrainingWillTake) {
+  Write("gpt.yaml", "layers: 2\nwidth: 64\nheads: 2\ncontext: 16\n");
+  const Ended text = Run({"plan", "--config", "gpt.yaml", "--world", "2", "--memory", "80GiB"});
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("\n--strategy ddp is suggested: it takes "));
+  environment_["REGROUP_PLAN_GPU"] = "h200";
+  const Ended json = Run({"plan", "--config", "gpt.yaml", "--json"});
+  EXPECT_EQ(json.code, 0) << json.err;
+  EXPECT_THAT(json.out,
+              AllOf(StartsWith("{\n  \"parameters\": 11"), HasSubstr("\"name\": \"h200\"")));
+}
+
 TEST_F(Said, Version) {
   Ended ended = Run({"--version"});
   EXPECT_EQ(ended.code, 0);
@@ -313,8 +328,10 @@ TEST_F(Said, ManualPagesAndCompletion) {
       "source completion.bash; COMP_WORDS=(regroup run --nn); COMP_CWORD=2; _regroup; echo "
       "${COMPREPLY[@]}; "
       "COMP_WORDS=(regroup ex); COMP_CWORD=1; _regroup; echo ${COMPREPLY[@]}";
+  script += "; COMP_WORDS=(regroup plan --m); COMP_CWORD=2; _regroup; echo ${COMPREPLY[@]}";
   Ended ended = RunProgram("/bin/bash", {"-c", script}, environment_, folder_);
-  EXPECT_EQ(ended.out, "--nnodes\nexplain\n") << ended.err;
+  EXPECT_EQ(ended.out, "--nnodes\nexplain\n--memory --mfu\n") << ended.err;
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/man/regroup-plan.1"));
 }
 
 TEST_F(Said, DryRunShowsTheJobWithoutACoordinator) {
@@ -358,6 +375,23 @@ class HandedOver : public RegroupTest {
     return config.ok() ? *config : LaunchConfig();
   }
 };
+
+TEST_F(HandedOver, EveryWordOfAPlanAndItsExitCode) {
+  Write("bin/regroup-worker", "#!/bin/sh\nfor word; do echo \"<$word>\"; done\nexit 7\n", 0755);
+  const Ended ended = Run({"plan", "--config", "a b.yaml", "--layers=3", "--help", "--", "x"});
+  EXPECT_EQ(ended.out, "<plan>\n<--config>\n<a b.yaml>\n<--layers=3>\n<--help>\n<-->\n<x>\n");
+  EXPECT_EQ(ended.code, 7);
+  EXPECT_EQ(ended.err, "");
+  EXPECT_EQ(Run({"help", "plan"}).out, "<plan>\n<--help>\n");
+}
+
+TEST_F(HandedOver, APlanWithoutItsProgramIsRefused) {
+  const Ended ended = Run({"plan", "--config", "gpt.yaml"});
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_EQ(ended.err, "error: cannot start " + folder_ +
+                           "/bin/regroup-worker\nbecause: No such file or directory\ntry: is "
+                           "Regroup installed completely? ./dev install\n");
+}
 
 TEST_F(HandedOver, OneNode) {
   std::int64_t before = BoottimeNanoseconds();
