@@ -40,8 +40,8 @@ struct Waits {
   Duration kill_limit = std::chrono::seconds(1);
   Duration stuck = std::chrono::seconds(10);
   // For ranks that could retire before and have no connection now, at most half of a stop in place:
-  // then they are signalled.
-  Duration redial = std::chrono::seconds(1);
+  // then they are signalled. On a busy host it takes longer to import PyTorch anew.
+  Duration redial = std::chrono::seconds(3);
   // For a kept rank's hello in a generation that was started: it is killed, and has failed.
   Duration adopt = std::chrono::seconds(10);
   // One Ctrl-C under `timeout` arrives twice within 1 ms; a person's second one is later than this.

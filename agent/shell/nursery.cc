@@ -25,8 +25,9 @@ namespace asio = boost::asio;
 using asio::posix::stream_descriptor;
 using boost::system::error_code;
 
-// A new process of Python's size takes milliseconds; a cold start is far better than a wait.
-constexpr auto kAnswerLimit = std::chrono::seconds(1);
+// A new process of Python's size takes milliseconds, and longer where a host stands still for a
+// moment. To import PyTorch anew takes as long as this.
+constexpr auto kAnswerLimit = std::chrono::seconds(3);
 constexpr std::size_t kMaxMessageBytes = 8192;
 constexpr auto kNurseryEndLimit = std::chrono::seconds(1);  // From its connection's end to its own.
 

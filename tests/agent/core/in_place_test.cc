@@ -221,7 +221,8 @@ TEST(InPlace, WhoDoesNotDialAgainIsSignalled) {
     const char* what;
     Duration grace, at;
   };
-  for (const Row& row : {Row{"at half of the stop", 1s, 500ms}, Row{"after a second", 30s, 1s}}) {
+  for (const Row& row :
+       {Row{"at half of the stop", 1s, 500ms}, Row{"after three seconds", 30s, 3s}}) {
     Driver agent = Running();
     agent.Do(WorkerHungUp{kOne, 1});
     agent.Do(Ordered{RetireOrder(3, 1, row.grace)});
