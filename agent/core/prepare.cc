@@ -182,8 +182,7 @@ void SeeShim(Step& step, Group& group, const RunRecord& record) {
     return;
   group.shim.stage = ShimStage::kReady;
   group.shim.witness = record.witness;
-  // A check that failed before anybody looked is no reason to call the group prepared.
-  group.shim.checking = record.checking || !record.check_failed.empty();
+  group.shim.checking = record.checking;
   OnTakenOver(step.state, key, group);
   if (group.stop_deadline) {
     // It could not be told before.

@@ -148,7 +148,7 @@ MUTANTS = [
     (AGENT + "ranks.cc", "if (!record.started && !group.ranks.kept.contains(exit.local_rank)) continue;", ""),
     (AGENT + "ranks.cc", "if (group.phase == Phase::kFree || record.empty) return;", "if (group.phase == Phase::kFree) return;"),
     (AGENT + "ranks.cc", "if (record.shim_alive || record.unheard ||", "if (record.shim_alive ||"),
-    (AGENT + "prepare.cc", "group.shim.checking = record.checking || !record.check_failed.empty();", "group.shim.checking = record.checking;"),
+    (AGENT + "prepare.cc", "group.shim.checking = record.checking;", ""),
     (AGENT + "prepare.cc", "record.checking || record.stop_deadline || record.empty) return;", "record.checking || record.empty) return;"),
     (AGENT + "session.cc", "if (welcome.epoch < config.highest_epoch) {", "if (false) {"),
     (AGENT + "session.cc", "SendReports(step, /*all=*/true);", "SendReports(step, /*all=*/false);"),

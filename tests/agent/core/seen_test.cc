@@ -122,6 +122,28 @@ TEST(Seen, AKeptRankThatEndedBeforeItsGenerationBeganIsNoExit) {
   EXPECT_TRUE(agent.core().groups().at(record.key).ranks.exits.empty());
 }
 
+// Nobody here has ordered it: its shim stops by itself once it is alone.
+TEST(Seen, AStopEndsACheckThatHasNotPassed) {
+  Driver agent = Prepared();
+  RunRecord record = LiveRecord("a-1", 1, 2);
+  record.checking = true;
+  agent.Do(GroupSeen{record});
+  record.checking = false;
+  record.stop_deadline = agent.now();
+  agent.Do(GroupSeen{record});
+  EXPECT_EQ(agent.core().groups().at(kKey).phase, Phase::kPreparing);
+}
+
+TEST(Seen, ACheckThatFailedBeforeAnybodyLookedIsARefusal) {
+  Driver agent = Prepared();
+  RunRecord record = LiveRecord("a-1", 1, 2);
+  record.check_failed = "bad memory";
+  agent.Do(GroupSeen{record});
+  ASSERT_NE(agent.Last<SendReport>(), nullptr);
+  EXPECT_EQ(agent.Last<SendReport>()->report.phase, Phase::kStopping);
+  EXPECT_EQ(agent.Last<SendReport>()->report.refused, "bad memory");
+}
+
 TEST(Seen, ACheckThatFailsIsARefusalOnce) {
   Driver agent = Prepared();
   RunRecord record = LiveRecord("a-1", 1, 2);
