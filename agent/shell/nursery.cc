@@ -39,6 +39,14 @@ std::string HowItEnded(std::optional<int> status) {
 
 }  // namespace
 
+struct Nursery::Asked {
+  Asked(asio::io_context& loop, int fd) : answer(loop, fd), limit(loop, kAnswerLimit) {}
+  stream_descriptor answer;  // Open until it is settled whether the shim runs.
+  asio::steady_timer limit;
+  shim::ShimStart start;
+  std::function<void(const shim::ShimStart&)> failed;
+};
+
 std::shared_ptr<Nursery> Nursery::Start(asio::io_context& loop, const std::string& program,
                                         const shim::Spec& spec,
                                         const std::vector<std::string>& modules,
@@ -142,35 +150,38 @@ void Nursery::StartShim(shim::ShimStart start, std::function<void(const shim::Sh
     Fail(std::string(answer.status().message()));
     return failed(start);
   }
-  struct Asked {
-    Asked(asio::io_context& loop, int fd) : answer(loop, fd), limit(loop, kAnswerLimit) {}
-    stream_descriptor answer;
-    asio::steady_timer limit;
-    shim::ShimStart start;
-    std::function<void(const shim::ShimStart&)> failed;
-    bool done = false;
-  };
   auto asked = std::make_shared<Asked>(loop_, answer->release());
   asked->start = std::move(start);
   asked->failed = std::move(failed);
-  const auto decide = [self = shared_from_this(), asked](bool in_time) {
-    if (std::exchange(asked->done, true)) return;
-    asked->limit.cancel();
-    const bool allowed = in_time && shim::AllowShim(asked->answer.native_handle());
-    asked->answer.close();
-    if (!allowed) {
-      self->OnMessage();
-      in_time ? self->AwaitEnd() : self->Fail("its nursery does not answer");
-      asked->failed(asked->start);
-    }
-    asked->start = {};
-  };
-  asked->answer.async_wait(stream_descriptor::wait_read, [decide](const error_code& error) {
-    if (!error) decide(true);
+  AwaitAnswer(asked);
+  asked->limit.async_wait([self = shared_from_this(), asked](const error_code& error) {
+    if (error || !asked->answer.is_open()) return;
+    self->OnMessage();
+    self->Fail("its nursery does not answer");
+    Settle(*asked, false);
   });
-  asked->limit.async_wait([decide](const error_code& error) {
-    if (!error) decide(false);
-  });
+}
+
+// Such a wait may end too early: see child_exit.cc.
+void Nursery::AwaitAnswer(const std::shared_ptr<Asked>& asked) {
+  asked->answer.async_wait(
+      stream_descriptor::wait_read, [self = shared_from_this(), asked](const error_code& error) {
+        if (error || !asked->answer.is_open()) return;
+        const std::optional<bool> allowed = shim::AllowShim(asked->answer.native_handle());
+        if (!allowed) return self->AwaitAnswer(asked);
+        if (!*allowed) {
+          self->OnMessage();
+          self->AwaitEnd();
+        }
+        Settle(*asked, *allowed);
+      });
+}
+
+void Nursery::Settle(Asked& asked, bool allowed) {
+  asked.limit.cancel();
+  asked.answer.close();
+  if (!allowed) asked.failed(asked.start);
+  asked.start = {};  // With the lock of its directory.
 }
 
 }  // namespace regroup::agent

@@ -47,6 +47,9 @@ class Nursery : public std::enable_shared_from_this<Nursery> {
   void AwaitEnd();
   void TellSettled();
   void Fail(std::string why);
+  struct Asked;
+  void AwaitAnswer(const std::shared_ptr<Asked>& asked);
+  static void Settle(Asked& asked, bool allowed);
 
   boost::asio::io_context& loop_;
   std::function<void(std::string)> cold_;

@@ -312,10 +312,11 @@ absl::StatusOr<io::UniqueFd> AskForShim(int nursery_socket, const ShimStart& sta
   return ours;
 }
 
-bool AllowShim(int answer_socket) {
+std::optional<bool> AllowShim(int answer_socket) {
   char pid[16];
-  return ::recv(answer_socket, pid, sizeof(pid), 0) > 0 &&
-         ::send(answer_socket, "go", 2, MSG_NOSIGNAL) == 2;
+  const ssize_t answered = ::recv(answer_socket, pid, sizeof(pid), 0);
+  if (answered < 0 && (errno == EAGAIN || errno == EINTR)) return std::nullopt;
+  return answered > 0 && ::send(answer_socket, "go", 2, MSG_NOSIGNAL) == 2;
 }
 
 bool TryReap(pid_t pid) {

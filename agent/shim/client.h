@@ -94,7 +94,8 @@ absl::StatusOr<SpawnedNursery> SpawnNursery(const std::string& program, const Sp
 // Has the nursery start the shim beside a child that forks warm ranks. The result becomes readable:
 // with the pid of the shim, which waits for AllowShim; or at its end, when no shim will run.
 absl::StatusOr<io::UniqueFd> AskForShim(int nursery_socket, const ShimStart& start);
-bool AllowShim(int answer_socket);  // False: no shim will run.
+// False: no shim will run. Nullopt: it has not answered yet.
+std::optional<bool> AllowShim(int answer_socket);
 // True when the child is gone and reaped (or is no child of ours).
 bool TryReap(pid_t pid);
 

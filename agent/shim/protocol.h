@@ -72,8 +72,8 @@ struct Spec {
   std::vector<ResourceLimit> limits = {{4 /* RLIMIT_CORE */, 0, 0}};
   // How long this process waits for an agent that is away: with the last state of its group, which
   // no agent has taken to a coordinator yet; with a group of which no rank was ever started; a
-  // store without client and agent. Zero: it ends with its group, and waits for an agent for ever.
-  Duration agent_patience{};
+  // store without client and agent.
+  Duration agent_patience = std::chrono::minutes(2);
   std::optional<int>
       oom_score_adj;  // Of the ranks. Raising needs no right; a refused lowering is skipped.
 

@@ -81,8 +81,7 @@ void StoreHost::Stop(Instant deadline) {
 }
 
 void StoreHost::EndIfAbandoned() {
-  const bool alone = spec_.agent_patience > Duration::zero() && server_->connection_count() == 0 &&
-                     !control_->HasAgent();
+  const bool alone = server_->connection_count() == 0 && !control_->HasAgent();
   const Instant now = io::BootNow();
   if (!alone) {
     abandoned_due_.reset();

@@ -612,7 +612,7 @@ void Supervisor::CheckFree() {
   EndWarmStart();
   left_.clear();
   // Without its launch command no agent will ever ask.
-  if (lifeline_closed_ || spec_.agent_patience == Duration::zero()) dismissed_ = true;
+  if (lifeline_closed_) dismissed_ = true;
   if (cgroup_) {
     absl::Status removed = cgroup_->Remove();
     if (!removed.ok()) std::fprintf(stderr, "%s\n", std::string(removed.message()).c_str());
@@ -632,7 +632,7 @@ void Supervisor::EndIfReleased() {
 // long. One that is there may itself wait for a coordinator.
 void Supervisor::WatchForAgent() {
   const bool awaits_agent = free_ ? !dismissed_ : !ever_started_ && !stop_deadline_;
-  if (!awaits_agent || spec_.agent_patience == Duration::zero() || control_->HasAgent()) {
+  if (!awaits_agent || control_->HasAgent()) {
     orphan_due_.reset();
   } else if (!orphan_due_) {
     orphan_due_ = io::BootNow() + spec_.agent_patience;

@@ -363,6 +363,8 @@ TEST(GroupHost, ADirectoryThatCannotBeReadKeepsItsGroupUntilThatIsEnded) {
       life.PrepareGroup(3);
       life.StartGroup(3);
       rank = life.FirstRank();
+      // What is told is written after it.
+      life.RunUntil([&] { return shim::ReadRunDirectory(folder)->state->ever_started; });
     }
     std::ofstream(folder + "/" + file) << "rubbish";
     Life life(scratch, "");

@@ -446,7 +446,7 @@ class WarmAdoptTest : public AdoptTest {
     EXPECT_GT(::recv(answer.get(), pid, sizeof(pid) - 1, MSG_PEEK), 0);
     group.shim.pid = std::atoi(pid);
     group.shim.process = std::move(*io::OpenPidfd(group.shim.pid));
-    EXPECT_TRUE(AllowShim(answer.get()));
+    EXPECT_EQ(AllowShim(answer.get()), true);
     group.link = std::move(*Link::Connect(group.directory, group.spec, false));
     return group;
   }

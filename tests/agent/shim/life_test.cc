@@ -43,8 +43,8 @@ TEST_F(ShimTest, WitnessAnswersWhileTheGroupLives) {
   ASSERT_TRUE(group.WaitForPhase(Phase::kRunning));
   for (int i = 0; i < 300; ++i) ASSERT_EQ(Dial(group.witness), Witnessed::kAcceptedAndClosed);
   group.Stop(seconds(10));
-  ASSERT_TRUE(group.WaitForPhase(Phase::kFree));
-  EXPECT_EQ(Dial(group.witness), Witnessed::kRefused);  // Already when it is told.
+  ASSERT_TRUE(group.WaitForEnd());
+  EXPECT_EQ(Dial(group.witness), Witnessed::kRefused);
 }
 
 TEST_F(ShimTest, WitnessIsSilentWhenTheShimIsStoppedAndRefusedWhenItIsKilled) {
@@ -158,6 +158,7 @@ TEST_F(ShimTest, AnotherAgentAdoptsAfterASigkill) {
 
 TEST_F(ShimTest, WhatEndsWhileNobodyIsThereIsFoundLater) {
   Spec spec = ShellSpec("sleep 0.3; exit 6");
+  spec.agent_patience = std::chrono::milliseconds(100);
   ForkedAgent first = ForkAgent([&] {
     Group* group = new Group(Spawn(spec));
     group->Start();

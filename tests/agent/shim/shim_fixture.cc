@@ -83,6 +83,7 @@ bool Group::WaitForPhase(Phase phase) {
 
 bool Group::WaitForEnd() {
   if (!WaitForPhase(Phase::kFree)) return false;
+  if (link) link->Send(Release{}).IgnoreError();
   pollfd process{shim.process.get(), POLLIN, 0};
   if (::poll(&process, 1, 20000) != 1) return false;
   for (absl::StatusOr<std::optional<State>> next; (next = link->OnReadable()).ok();) {

@@ -32,7 +32,7 @@ class Group {
   // before.
   bool WaitFor(const std::function<bool(const State&)>& fits);
   bool WaitForPhase(Phase phase);
-  bool WaitForEnd();           // Free, the connection closed, the process gone.
+  bool WaitForEnd();           // Free, released, the connection closed, the process gone.
   void Start(int first = 10);  // StartRanks with ranks `first`, `first` + 1, …
   void Stop(Duration grace, int signal = 15);
   const RankState& rank(int local_rank = 0) const {
