@@ -90,10 +90,10 @@ std::array<Stretch, 2> Halves(std::span<float> arena) {
   return {Stretch{0, 0, 0, half}, Stretch{1, half, half, half}};
 }
 absl::Status Scatter(Communicator& c, std::span<float> arena) {
-  return c.ReduceScatter(arena, Halves(arena), arena);
+  return c.ReduceScatter(arena, Halves(arena), arena, 2);
 }
 absl::Status Gather(Communicator& c, std::span<float> arena) {
-  return c.AllGather(arena, Halves(arena), arena);
+  return c.AllGather(arena, Halves(arena), arena, 2);
 }
 
 const std::vector<int> kOneHost{}, kTwoHosts{1, 1};

@@ -76,6 +76,28 @@ class Native(hosts.TwoHostsTestCase):
                 self.same(f"two-{strategy}", f"one-{strategy}")
             self.same(f"two-{strategy}", "one-ddp")
 
+    def test_groups_have_the_bits_of_one_host(self):
+        """A copy on each host; and groups that lie across both of them."""
+        self.on_one("one", 24)
+        sent = {}
+        for name, *flags in (("hybrid", "--strategy", "hybrid-shard"), ("zero-2", "--strategy", "zero-2", "--shard-group", "2"),
+                             ("whole", "--strategy", "zero-3", "--shard-group", "4"), ("ddp", "--strategy", "ddp")):
+            before = self.sent()
+            self.on_two(name, 24, *flags)
+            sent[name] = self.sent() - before
+            self.same(name, "one")
+        # Sums cross the network, gathers do so only where a group does.
+        self.assertLess(sent["hybrid"], 1.1 * sent["ddp"])
+        self.assertLess(sent["zero-2"], 1.1 * sent["ddp"])
+        self.assertGreater(sent["whole"], 1.3 * sent["ddp"])
+
+    def sent(self):
+        """Bytes that the hosts have sent to each other."""
+        said = [subprocess.run(host.command("cat", "/proc/net/dev"), check=True, capture_output=True, text=True).stdout
+                for host in self.hosts]
+        lines = [line.split(":") for text in said for line in text.splitlines() if ":" in line]
+        return sum(int(counts.split()[8]) for name, counts in lines if name.strip() != "lo")
+
     def cut_back(self, name, step, to):
         """A copy of the checkpoints of the training `name`, as they were after that step."""
         shutil.copytree(self.folder("ckpt", name), self.folder("ckpt", to))

@@ -65,7 +65,7 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view record);
 struct ShardReport {
   int rank = 0;
   FileInfo file;
-  std::string state;  // What all ranks must hold alike, hashed; empty: this rank does not say.
+  std::string state;  // What others must hold alike, hashed: see Saver::Hashes.
 };
 std::string SerializeReport(const ShardReport& report);
 absl::StatusOr<ShardReport> ParseReport(std::string_view record);

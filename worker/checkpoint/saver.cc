@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,7 @@ using std::chrono::steady_clock;
 
 constexpr int kWriterNiceness = 5;  // Training goes first.
 constexpr std::size_t kVoidAttempts = 8;
+constexpr char kHashBorder[] = " ";
 
 }  // namespace
 
@@ -67,8 +69,11 @@ bool Saver::Busy() const {
 }
 
 void Saver::Save(std::int64_t step, std::map<std::string, std::int64_t> counters, bool for_notice,
-                 const std::vector<StateTensor>& state, std::string hash) {
-  Request request{0, next_attempt_++, step, std::move(counters), for_notice, std::move(hash), {}};
+                 const std::vector<StateTensor>& state, const Hashes& hashes) {
+  Request request{0,          next_attempt_++,
+                  step,       std::move(counters),
+                  for_notice, absl::StrCat(hashes.by_all, kHashBorder, hashes.by_place),
+                  {}};
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !taken_[0] || !taken_[1]; });
@@ -232,7 +237,7 @@ absl::Status Saver::WriteAndReport(const Request& request, FileInfo& file) {
                                       [&] { return GivenUp(request.attempt); }));
     if (options_.rank == 0) return absl::OkStatus();
     RETURN_IF_ERROR(io::SyncDirectory(directory));
-    return reports.Tell({options_.rank, file, request.hash});
+    return reports.Tell({options_.rank, file, request.hashes});
   };
   const absl::Status written = write();
   // Tells rank 0, which would find out by waiting; where not even this can be written, it does
@@ -249,14 +254,23 @@ absl::Status Saver::Publish(const Request& request, Carried& carried) {
   ASSIGN_OR_RETURN(
       std::vector<ShardReport> others,
       Reports(DirectoryOf(request)).AwaitFiles(options_.world_size, PatienceFor(request)));
-  for (ShardReport& other : others) {
-    if (other.state != request.hash) {
-      return absl::DataLossError(absl::StrCat("rank ", other.rank,
-                                              " no longer holds the same as rank 0, so their files "
-                                              "are not of one training"));
-    }
-    manifest.files.push_back(std::move(other.file));
+  // Of the rank's own, then of the others in order.
+  std::vector<std::pair<std::string_view, std::string_view>> states;
+  const auto add = [&](std::string_view hashes) {
+    const std::size_t border = std::min(hashes.find(kHashBorder), hashes.size());
+    states.emplace_back(hashes.substr(0, border), hashes.substr(border));
+  };
+  add(request.hashes);
+  for (const ShardReport& other : others) add(other.state);
+  for (std::size_t r = 1; r < states.size(); ++r) {
+    const std::size_t same = r % static_cast<std::size_t>(options_.group);
+    const bool differs = states[r].first != states[0].first;
+    if (!differs && states[r].second == states[same].second) continue;
+    return absl::DataLossError(absl::StrCat("rank ", r, " no longer holds the same as rank ",
+                                            differs ? 0 : same,
+                                            ", so their files are not of one training"));
   }
+  for (ShardReport& other : others) manifest.files.push_back(std::move(other.file));
   if (options_.owner != nullptr) RETURN_IF_ERROR(options_.owner->Check());
   // Everything slow comes before the question: a commit that was accepted is published at once.
   ASSIGN_OR_RETURN(const Repository::StagedCommit staged, repository_.Stage(std::move(manifest)));

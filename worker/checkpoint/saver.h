@@ -51,6 +51,7 @@ struct SaverOptions {
   // then for the others to read their files back.
   Duration patience = std::chrono::minutes(10);
   std::map<std::string, std::string> settings;
+  int group = 1;           // Ranks r, r + group, … are at one place.
   Owner* owner = nullptr;  // Rank 0's: nothing is published in a directory that was lost.
   // What this rank writes; all ranks' pieces cover everything once, offsets count from 0. None: an
   // even part, of ranks that all hold everything.
@@ -91,10 +92,14 @@ class Saver {
 
   // Save would have to wait for an earlier one; it never does for one that is being read back.
   bool Busy() const;
-  // Every rank, the same step. `state` may change as soon as this returns. `hash` is of the state
-  // that all ranks hold alike: rank 0 publishes nothing unless all ranks bring the same.
+  // Of the state that all ranks hold alike, and of what those at one place of their groups do.
+  struct Hashes {
+    std::string by_all, by_place;
+  };
+  // Every rank, the same step. `state` may change as soon as this returns. Rank 0 publishes nothing
+  // unless the ranks whose hashes should be the same bring the same.
   void Save(std::int64_t step, std::map<std::string, std::int64_t> counters, bool for_notice,
-            const std::vector<StateTensor>& state, std::string hash = "");
+            const std::vector<StateTensor>& state, const Hashes& hashes = {});
   // Gives up every save begun so far.
   void GiveUp();
   // Since the last call, oldest first.
@@ -111,7 +116,7 @@ class Saver {
     std::int64_t step = 0;
     std::map<std::string, std::int64_t> counters;
     bool for_notice = false;
-    std::string hash;
+    std::string hashes;  // As reported.
     std::chrono::steady_clock::time_point begun;
   };
 

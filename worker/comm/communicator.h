@@ -47,9 +47,10 @@ class Group {
   virtual void Abort() = 0;
 };
 
-// Elements that belong to one rank. All ranks bring the same ones, in the same order.
+// Elements that belong to one rank, or to one of each group of consecutive ranks. All ranks bring
+// the same ones, in the same order.
 struct Stretch {
-  int owner = 0;
+  int owner = 0;          // Its place in its group.
   std::int64_t from = 0;  // Of the arena: the same place in every rank's part of it.
   std::int64_t to = 0;    // Of the buffer for results.
   std::int64_t size = 0;
@@ -70,15 +71,17 @@ class Collectives {
 
   virtual absl::Status AllReduceSum(std::span<float> inout) = 0;
 
-  // The sum over all ranks of each stretch of their arenas is written to `out` of its owner.
-  // REQUIRES: `arena` is one that AllocateArena returned; `out` is that arena, with from == to in
-  // every stretch, or overlaps no arena. Stretches do not overlap. Arenas keep what they hold, but
-  // for results in place.
+  // The sum over all ranks of each stretch of their arenas is written to `out` of its owners, one
+  // in each group of so many ranks. REQUIRES: `arena` is one that AllocateArena returned; `out` is
+  // that arena, with from == to in every stretch, or overlaps no arena. Stretches do not overlap.
+  // The world is a multiple of the group. Arenas keep what they hold, but for results in place.
   virtual absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
-                                     std::span<float> out) = 0;
-  // Each stretch of its owner's arena is written to `out` of every rank. REQUIRES as above.
+                                     std::span<float> out, int group) = 0;
+  // Each stretch of an owner's arena is written to `out` of every rank; from the owner in its own
+  // group, where each group is on one host. REQUIRES as above, and that owners at one place hold
+  // the same.
   virtual absl::Status AllGather(std::span<float> arena, std::span<const Stretch> stretches,
-                                 std::span<float> out) = 0;
+                                 std::span<float> out, int group) = 0;
 };
 
 // A group whose tensors move by the same means as its messages.

@@ -69,7 +69,11 @@ bool HostChain::Sends(const Lane& lane, const Piece& piece) const {
 bool HostChain::Delivers(const Lane& lane, const Piece& piece) const {
   if (!flow_.sums) return piece.host != own_;  // Of its own ranks each takes it from its owner.
   if (lane.up && next_.exists()) return false;
-  return piece.host == kAllHosts || piece.host == own_;
+  const int first = hosts_[static_cast<std::size_t>(own_)].first;
+  for (int r = 0; r < count_; ++r) {
+    if (flow_.IsFor(first + r, piece)) return true;
+  }
+  return false;
 }
 
 void HostChain::AddLanes() {
@@ -235,9 +239,8 @@ void HostChain::Complete(Lane& lane) {
   lane.at[k] = at;
   if (Delivers(lane, piece)) {
     const bool direct = flow_.direct != nullptr;
-    const bool wanted = !flow_.sums || piece.host == kAllHosts ||
-                        piece.owner == hosts_[static_cast<std::size_t>(own_)].first;
-    if (!direct && flow_.own != nullptr && wanted)
+    const int first = hosts_[static_cast<std::size_t>(own_)].first;
+    if (!direct && flow_.own != nullptr && flow_.IsFor(first, piece))
       std::memcpy(flow_.own + piece.to, at, piece.bytes);
     const auto slot = static_cast<std::uint32_t>(
         (lane.slots - (reinterpret_cast<std::byte*>(board_) + kBoardBytes)) /

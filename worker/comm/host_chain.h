@@ -23,8 +23,10 @@ inline constexpr int kAllHosts = -1;
 struct Piece {
   std::size_t from = 0, to = 0;  // Bytes into the sources, and into where results go.
   std::size_t bytes = 0;         // At most kPieceBytes.
-  int host = kAllHosts;          // A sum's: which wants it. A gather's: which has it.
-  int owner = 0;                 // The rank of that host.
+  // A sum's: the first one that wants it. A gather's: which has it.
+  int host = kAllHosts;
+  int owner =
+      0;  // A sum's: the place in its group of every rank that wants it. A gather's: a rank.
 };
 
 // In shared memory of one host: its first rank tells the others which pieces have come, and where
@@ -50,6 +52,7 @@ inline constexpr std::size_t kBoardAndSlotsBytes = kBoardBytes + 2 * kWindow * k
 struct Flow {
   CallHeader header{};
   bool sums = true;  // Else it gathers.
+  int group = 1;     // Of a sum whose pieces have owners: ranks of each group.
   std::span<const Piece> pieces{};
   std::span<const std::byte* const> sources{};  // By rank of this host.
   // inout = inout + in, so many bytes. Of sums.
@@ -58,6 +61,10 @@ struct Flow {
   // host takes them.
   std::byte* direct = nullptr;
   std::byte* own = nullptr;  // Of the first rank, where direct is null; null if it takes none.
+
+  bool IsFor(int rank, const Piece& piece) const {
+    return !sums || piece.host == kAllHosts || piece.owner == rank % group;
+  }
 };
 
 // The hosts in the order of their ranks, each holding a connection to the one before and the one

@@ -142,7 +142,7 @@ absl::Status MultiHostCommunicator::Move(Flow flow, std::byte* out, std::byte* o
   std::byte* const target = out != nullptr ? out : own_part;
   return taker_->Run(End(), [&](std::uint32_t number, const std::byte* at) {
     const Piece& piece = flow.pieces[number];
-    if (flow.sums && piece.host != kAllHosts && piece.owner != rank_) return;
+    if (!flow.IsFor(rank_, piece)) return;
     std::memcpy(target + piece.to, at != nullptr ? at : first_part + piece.to, piece.bytes);
   });
 }
@@ -248,6 +248,11 @@ absl::Status MultiHostCommunicator::SumInArena(SharedMemoryCommunicator::Place p
   return local_->NextPhase();  // All ranks of this host have taken what they wait for.
 }
 
+bool MultiHostCommunicator::EachOnOneHost(int group) const {
+  return std::ranges::all_of(
+      hosts_, [&](const HostRanks& h) { return h.first % group == 0 && h.count % group == 0; });
+}
+
 std::vector<Piece> MultiHostCommunicator::PiecesOf(std::span<const Stretch> stretches) const {
   std::vector<Piece> pieces;
   for (const Stretch& s : stretches) {
@@ -263,48 +268,57 @@ std::vector<Piece> MultiHostCommunicator::PiecesOf(std::span<const Stretch> stre
 
 absl::Status MultiHostCommunicator::ReduceScatter(std::span<float> arena,
                                                   std::span<const Stretch> stretches,
-                                                  std::span<float> out) {
+                                                  std::span<float> out, int group) {
   const Call call(*this);
   const auto place = local_->FindInArena(arena);
   CHECK(place.has_value() && place->offset == 0);
-  const CallHeader header{kScatter, kFloat, stretches.size(), HashOf(stretches) + place->arena,
-                          call.number()};
+  CHECK(group >= 1 && world_size() % group == 0);
+  const CallHeader header{kScatter, kFloat, stretches.size(),
+                          HashOf(stretches, group) + place->arena, call.number()};
   RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));
   const std::vector<Piece> pieces = PiecesOf(stretches);
   for (const Stretch& s : stretches) {
-    CHECK(s.owner != rank_ || (s.from + s.size <= static_cast<std::int64_t>(arena.size()) &&
-                               s.to + s.size <= static_cast<std::int64_t>(out.size())));
+    CHECK(s.owner != rank_ % group || (s.from + s.size <= static_cast<std::int64_t>(arena.size()) &&
+                                       s.to + s.size <= static_cast<std::int64_t>(out.size())));
   }
   const std::vector<const std::byte*> parts = PartsOf(place->arena);
-  RETURN_IF_ERROR(Move(
-      {.header = header, .pieces = pieces, .sources = parts, .combine = &CombineAs<float, &Add>},
-      BytesOf(out).data(), nullptr, nullptr));
+  RETURN_IF_ERROR(Move({.header = header,
+                        .group = group,
+                        .pieces = pieces,
+                        .sources = parts,
+                        .combine = &CombineAs<float, &Add>},
+                       BytesOf(out).data(), nullptr, nullptr));
   return local_->NextPhase();  // Arenas may change.
 }
 
 absl::Status MultiHostCommunicator::AllGather(std::span<float> arena,
                                               std::span<const Stretch> stretches,
-                                              std::span<float> out) {
+                                              std::span<float> out, int group) {
   const Call call(*this);
   const auto place = local_->FindInArena(arena);
   CHECK(place.has_value() && place->offset == 0);
-  const CallHeader header{kGather, kFloat, stretches.size(), HashOf(stretches) + place->arena,
-                          call.number()};
+  CHECK(group >= 1 && world_size() % group == 0);
+  const CallHeader header{kGather, kFloat, stretches.size(),
+                          HashOf(stretches, group) + place->arena, call.number()};
   RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));
-  const bool in_place = out.data() == arena.data();
+  const bool in_place = out.data() == arena.data(), alone = EachOnOneHost(group);
+  const int first = alone ? rank_ - rank_ % group : 0;
   const std::vector<const std::byte*> parts = PartsOf(place->arena);
   const std::vector<Piece> pieces = PiecesOf(stretches);
   for (const Stretch& s : stretches) {
     CHECK(s.from + s.size <= static_cast<std::int64_t>(arena.size()) &&
           s.to + s.size <= static_cast<std::int64_t>(out.size()));
-    if (HostOf(hosts_, s.owner) != own_ || (in_place && s.owner == rank_)) continue;
+    const int owner = first + s.owner;
+    if (HostOf(hosts_, owner) != own_ || (in_place && owner == rank_)) continue;
     const auto* from =
-        reinterpret_cast<const float*>(parts[static_cast<std::size_t>(s.owner - host().first)]);
+        reinterpret_cast<const float*>(parts[static_cast<std::size_t>(owner - host().first)]);
     std::memcpy(out.data() + s.to, from + s.from, static_cast<std::size_t>(s.size) * sizeof(float));
   }
   std::byte* const target = BytesOf(out).data();
-  RETURN_IF_ERROR(Move({.header = header, .sums = false, .pieces = pieces, .sources = parts},
-                       in_place ? nullptr : target, target, in_place ? parts[0] : nullptr));
+  if (!alone) {
+    RETURN_IF_ERROR(Move({.header = header, .sums = false, .pieces = pieces, .sources = parts},
+                         in_place ? nullptr : target, target, in_place ? parts[0] : nullptr));
+  }
   return local_->NextPhase();
 }
 

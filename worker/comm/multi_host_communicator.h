@@ -38,9 +38,9 @@ class MultiHostCommunicator final : public Communicator {
   absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) override;
   absl::Status AllReduceSum(std::span<float> inout) override;
   absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
-                             std::span<float> out) override;
+                             std::span<float> out, int group) override;
   absl::Status AllGather(std::span<float> arena, std::span<const Stretch> stretches,
-                         std::span<float> out) override;
+                         std::span<float> out, int group) override;
   absl::Status AllReduce(std::span<double> inout, Reduction reduction) override;
   absl::Status AllReduce(std::span<std::int64_t> inout, Reduction reduction) override;
   absl::Status Broadcast(std::span<std::byte> inout, int root) override;
@@ -66,6 +66,9 @@ class MultiHostCommunicator final : public Communicator {
   // Pieces move between hosts, and what belongs to this rank goes to `out`; null: in place, in the
   // parts of the arena.
   absl::Status Move(Flow flow, std::byte* out, std::byte* own_part, const std::byte* first_part);
+  // Each group of so many ranks.
+  bool EachOnOneHost(int group) const;
+  // With the owners of the first group.
   std::vector<Piece> PiecesOf(std::span<const Stretch> stretches) const;
   // By rank of this host.
   std::vector<const std::byte*> PartsOf(std::size_t arena) const;

@@ -53,8 +53,8 @@ std::string Describe(const CallHeader& header) {
                       ", place ", header.place, ") as call ", header.sequence);
 }
 
-std::uint64_t HashOf(std::span<const Stretch> stretches) {
-  std::uint64_t hash = 0xCBF29CE484222325ull;
+std::uint64_t HashOf(std::span<const Stretch> stretches, int group) {
+  std::uint64_t hash = 0xCBF29CE484222325ull ^ static_cast<std::uint64_t>(group);
   for (const Stretch& s : stretches) {
     for (const std::int64_t word : {std::int64_t{s.owner}, s.from, s.to, s.size})
       hash = (hash ^ static_cast<std::uint64_t>(word)) * 0x100000001B3ull;
@@ -331,46 +331,63 @@ float* SharedMemoryCommunicator::PartOf(const SharedArena& arena, int rank) cons
 }
 
 absl::Status SharedMemoryCommunicator::Meet(std::uint32_t operation, const SharedArena& arena,
-                                            std::span<const Stretch> stretches) {
+                                            std::span<const Stretch> stretches, int group) {
+  CHECK(group >= 1 && world_size_ % group == 0);
   const auto number = static_cast<std::uint64_t>(&arena - arenas_.data());
-  return Exchange({operation, kFloat, stretches.size(), HashOf(stretches) + number, NextCall()},
-                  nullptr, 0);
+  return Exchange(
+      {operation, kFloat, stretches.size(), HashOf(stretches, group) + number, NextCall()}, nullptr,
+      0);
 }
 
 absl::Status SharedMemoryCommunicator::ReduceScatter(std::span<float> arena,
                                                      std::span<const Stretch> stretches,
-                                                     std::span<float> out) {
+                                                     std::span<float> out, int group) {
   const SharedArena& shared = ArenaOf(arena);
-  RETURN_IF_ERROR(Meet(kScatter, shared, stretches));
+  RETURN_IF_ERROR(Meet(kScatter, shared, stretches, group));
   const bool in_place = out.data() == arena.data();
+  // Owners of the same would overwrite in place what the others of them still sum: each sums a part
+  // of it, and takes the rest from them.
+  const int owners = in_place ? world_size_ / group : 1, number = in_place ? rank_ / group : 0;
   for (const Stretch& s : stretches) {
-    if (s.owner != rank_ || (in_place && world_size_ == 1)) continue;
+    if (s.owner != rank_ % group || (in_place && world_size_ == 1)) continue;
     CHECK(s.from + s.size <= static_cast<std::int64_t>(arena.size()) &&
           s.to + s.size <= static_cast<std::int64_t>(out.size()) && (!in_place || s.from == s.to));
     std::array<const float*, kMaxRanks> sources;
     for (int r = 0; r < world_size_; ++r) sources[r] = PartOf(shared, r) + s.from;
-    const auto size = static_cast<std::size_t>(s.size);
-    for (std::size_t at = 0; at < size; at += kSumFloats) {
+    const auto end = static_cast<std::size_t>(s.size * (number + 1) / owners);
+    for (auto at = static_cast<std::size_t>(s.size * number / owners); at < end; at += kSumFloats) {
       if (segment_->failure.load(std::memory_order_relaxed) != 0) return Failure();
       SumInto({sources.data(), static_cast<std::size_t>(world_size_)}, at,
-              std::min(at + kSumFloats, size), out.data() + s.to);
+              std::min(at + kSumFloats, end), out.data() + s.to);
     }
   }
-  return NextPhase();  // All ranks have read what they sum: arenas may change.
+  RETURN_IF_ERROR(NextPhase());  // All ranks have read what they sum: arenas may change.
+  if (owners == 1) return absl::OkStatus();
+  for (const Stretch& s : stretches) {
+    for (int k = 0; s.owner == rank_ % group && k < owners; ++k) {
+      if (k == number) continue;
+      const std::int64_t begin = s.from + s.size * k / owners,
+                         end = s.from + s.size * (k + 1) / owners;
+      std::memcpy(arena.data() + begin, PartOf(shared, k * group + s.owner) + begin,
+                  static_cast<std::size_t>(end - begin) * sizeof(float));
+    }
+  }
+  return NextPhase();
 }
 
 absl::Status SharedMemoryCommunicator::AllGather(std::span<float> arena,
                                                  std::span<const Stretch> stretches,
-                                                 std::span<float> out) {
+                                                 std::span<float> out, int group) {
   const SharedArena& shared = ArenaOf(arena);
-  RETURN_IF_ERROR(Meet(kGather, shared, stretches));
+  RETURN_IF_ERROR(Meet(kGather, shared, stretches, group));
   const bool in_place = out.data() == arena.data();
+  const int first = rank_ - rank_ % group;
   for (const Stretch& s : stretches) {
-    if (in_place && s.owner == rank_) continue;
-    CHECK(s.owner >= 0 && s.owner < world_size_ &&
+    if (in_place && first + s.owner == rank_) continue;
+    CHECK(s.owner >= 0 && s.owner < group &&
           s.from + s.size <= static_cast<std::int64_t>(arena.size()) &&
           s.to + s.size <= static_cast<std::int64_t>(out.size()) && (!in_place || s.from == s.to));
-    const float* const source = PartOf(shared, s.owner) + s.from;
+    const float* const source = PartOf(shared, first + s.owner) + s.from;
     const auto size = static_cast<std::size_t>(s.size);
     for (std::size_t at = 0; at < size; at += kSumFloats) {
       if (segment_->failure.load(std::memory_order_relaxed) != 0) return Failure();

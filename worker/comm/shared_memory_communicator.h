@@ -57,8 +57,8 @@ enum Type : std::uint32_t { kByte = 1, kFloat, kDouble, kInt64 };
 
 inline constexpr std::uint64_t kNoArena = ~0ull;
 std::string Describe(const CallHeader& header);
-// Ranks whose stretches differ anywhere have other hashes.
-std::uint64_t HashOf(std::span<const Stretch> stretches);
+// Ranks whose stretches or groups differ anywhere have other hashes.
+std::uint64_t HashOf(std::span<const Stretch> stretches, int group);
 
 // All collectives over one Segment. Waiting: `spin` pauses, then sleeps of 2 ms that a publishing
 // rank cuts short; after each the failure word, the peers and the deadline are looked at.
@@ -76,9 +76,9 @@ class SharedMemoryCommunicator final : public Communicator {
   absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) override;
   absl::Status AllReduceSum(std::span<float> inout) override;
   absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
-                             std::span<float> out) override;
+                             std::span<float> out, int group) override;
   absl::Status AllGather(std::span<float> arena, std::span<const Stretch> stretches,
-                         std::span<float> out) override;
+                         std::span<float> out, int group) override;
   absl::Status AllReduce(std::span<double> inout, Reduction reduction) override;
   absl::Status AllReduce(std::span<std::int64_t> inout, Reduction reduction) override;
   absl::Status Broadcast(std::span<std::byte> inout, int root) override;
@@ -132,7 +132,7 @@ class SharedMemoryCommunicator final : public Communicator {
   float* PartOf(const SharedArena& arena, int rank) const;
   // Every rank has come with the same stretches of the same arena.
   absl::Status Meet(std::uint32_t operation, const SharedArena& arena,
-                    std::span<const Stretch> stretches);
+                    std::span<const Stretch> stretches, int group);
   template <class T>
   absl::Status ReduceStaged(std::span<T> inout, CallHeader header,
                             void (*combine)(T*, const T*, std::size_t));

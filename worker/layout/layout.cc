@@ -14,8 +14,7 @@ std::int64_t AlignUp(std::int64_t elements) {
   return (elements + kAlign - 1) / kAlign * kAlign;
 }
 
-absl::Status CheckUnits(const std::vector<UnitSpec>& units, int world) {
-  if (world < 1) return absl::InvalidArgumentError(absl::StrCat("a layout for world ", world));
+absl::Status CheckUnits(const std::vector<UnitSpec>& units) {
   if (units.empty()) return absl::InvalidArgumentError("a layout of no units");
   std::set<std::string_view> names;
   for (std::size_t u = 0; u < units.size(); ++u) {
@@ -62,11 +61,18 @@ const char* NameOf(Strategy strategy) {
 }
 
 absl::StatusOr<ParamLayout> ParamLayout::Create(const std::vector<UnitSpec>& units, int world,
-                                                Strategy strategy) {
-  if (absl::Status status = CheckUnits(units, world); !status.ok()) return status;
+                                                Strategy strategy, int group) {
+  if (world < 1) return absl::InvalidArgumentError(absl::StrCat("a layout for world ", world));
+  if (group == 0) group = world;
+  if (group < 1 || world % group != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("world ", world, " is no multiple of groups of ", group, " ranks"));
+  }
+  if (absl::Status status = CheckUnits(units); !status.ok()) return status;
   ParamLayout layout;
   layout.world_ = world;
-  layout.strategy_ = strategy;
+  layout.strategy_ = group == 1 ? Strategy::kReplicated : strategy;
+  layout.group_ = layout.strategy_ == Strategy::kReplicated ? world : group;
   for (std::size_t u = 0; u < units.size(); ++u) {
     UnitPlace place{.name = units[u].name, .params = {}, .shared = {}, .flat = {}};
     for (const std::string& name : units[u].shared) place.shared.push_back(*layout.Find(name));
@@ -87,15 +93,15 @@ absl::StatusOr<ParamLayout> ParamLayout::Create(const std::vector<UnitSpec>& uni
 
 void ParamLayout::Divide() {
   whole_ = {{0, flat_elements_}};
-  owned_.resize(static_cast<std::size_t>(world_));
+  owned_.resize(static_cast<std::size_t>(group_));
   shares_.resize(params_.size());
   if (strategy_ == Strategy::kReplicated) return;
   for (const UnitPlace& unit : units_) {
     const std::int64_t first = BlockFrom(unit.flat.begin),
                        blocks = BlockFrom(unit.flat.end()) - first;
-    for (int r = 0; r < world_; ++r) {
-      const Range blocks_of_rank{first + blocks * r / world_,
-                                 blocks * (r + 1) / world_ - blocks * r / world_};
+    for (int r = 0; r < group_; ++r) {
+      const Range blocks_of_rank{first + blocks * r / group_,
+                                 blocks * (r + 1) / group_ - blocks * r / group_};
       const Range box = Common(
           {blocks_of_rank.begin * kBlockElements, blocks_of_rank.size * kBlockElements}, whole_[0]);
       std::vector<Range>& owned = owned_[static_cast<std::size_t>(r)];
@@ -108,7 +114,7 @@ void ParamLayout::Divide() {
     }
   }
   for (std::size_t p = 0; p < params_.size(); ++p) {
-    for (int r = 0; r < world_; ++r) {
+    for (int r = 0; r < group_; ++r) {
       const std::vector<Range>& owned = Owned(r);
       auto box = std::ranges::upper_bound(owned, params_[p].flat.begin, {}, &Range::end);
       for (; box != owned.end() && box->begin < params_[p].flat.end(); ++box) {

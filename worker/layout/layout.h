@@ -64,24 +64,21 @@ enum class Strategy : std::uint8_t {
   kZero3,       // And the weights, which are gathered unit by unit while they are used.
 };
 const char* NameOf(Strategy strategy);  // "ddp", "zero-1", "zero-2", "zero-3".
-// One rank alone has nothing to divide, and nobody to gather from.
-constexpr Strategy StrategyOn(int world, Strategy strategy) {
-  return world == 1 ? Strategy::kReplicated : strategy;
-}
 
 enum class StateKind : std::uint8_t { kWeights, kGradients, kMoments };
 
-struct Share {  // Elements of one parameter that one rank owns.
-  int rank = 0;
+// Elements of one parameter that a rank owns: of each group the one at this place.
+struct Share {
+  int owner = 0;
   Range flat;
   friend bool operator==(const Share&, const Share&) = default;
 };
 
 // Where every element of every parameter lives. The flat order is unit after unit, all tensors of a
 // unit side by side. For each kind of state a rank holds boxes of it, one after the other in a
-// buffer: one box of everything, or, where ranks divide that kind, what the rank owns. It steps and
-// saves what it owns. Padding elements are zero in every such buffer and stay zero. Pure and
-// immutable.
+// buffer: one box of everything, or, where ranks divide that kind, what the rank owns. It steps
+// what it owns, and saves its part of it. Padding elements are zero in every such buffer and stay
+// zero. Pure and immutable.
 class ParamLayout {
  public:
   static constexpr std::int64_t kAlignElements = 64;  // 256 bytes of fp32.
@@ -90,10 +87,13 @@ class ParamLayout {
   // summed as a whole (kSumBlock), so that norms have the same bits under every strategy.
   static constexpr std::int64_t kBlockElements = 1024;
 
-  // Invalid argument: no unit, a name twice, `shared` of a name that no earlier unit has, a unit
-  // with more than kMaxUnitParams, world < 1.
+  // `group` ranks divide the state among them, consecutive ones, and each such group is a copy of
+  // the others (HYBRID_SHARD, where weights are divided); 0: all ranks. A group of one has nothing
+  // to divide: it is kReplicated. Invalid argument: no unit, a name twice, `shared` of a name that
+  // no earlier unit has, a unit with more than kMaxUnitParams, world < 1 or no multiple of the
+  // group.
   static absl::StatusOr<ParamLayout> Create(const std::vector<UnitSpec>& units, int world,
-                                            Strategy strategy);
+                                            Strategy strategy, int group = 0);
   // Every rank holds every element.
   static absl::StatusOr<ParamLayout> Replicated(const std::vector<UnitSpec>& units, int world) {
     return Create(units, world, Strategy::kReplicated);
@@ -101,6 +101,11 @@ class ParamLayout {
 
   int world() const { return world_; }
   Strategy strategy() const { return strategy_; }
+  // Ranks of one group; the world where nothing is divided.
+  int group() const { return group_; }
+  int groups() const { return world_ / group_; }
+  // Its place in its group: ranks at one place own the same.
+  int PlaceOf(int rank) const { return rank % group_; }
   std::int64_t flat_elements() const { return flat_elements_; }
   std::int64_t param_elements() const { return param_elements_; }  // Without padding.
   const std::vector<UnitPlace>& units() const { return units_; }
@@ -115,7 +120,9 @@ class ParamLayout {
   // Where its buffer has an element of the flat order. REQUIRES: one of its boxes has it.
   std::int64_t Offset(StateKind kind, int rank, std::int64_t element) const;
   // What `rank` owns, whatever it holds; nothing of its own where nothing is divided.
-  const std::vector<Range>& Owned(int rank) const { return owned_[static_cast<std::size_t>(rank)]; }
+  const std::vector<Range>& Owned(int rank) const {
+    return owned_[static_cast<std::size_t>(PlaceOf(rank))];
+  }
   // Who owns which part of a parameter, in flat order; none where nothing is divided.
   const std::vector<Share>& Shares(ParamId param) const {
     return shares_[static_cast<std::size_t>(param)];
@@ -125,13 +132,13 @@ class ParamLayout {
   ParamLayout() = default;
   void Divide();
 
-  int world_ = 1;
+  int world_ = 1, group_ = 1;
   Strategy strategy_ = Strategy::kReplicated;
   std::int64_t flat_elements_ = 0, param_elements_ = 0;
   std::vector<UnitPlace> units_;
   std::vector<ParamPlace> params_;
   std::vector<Range> whole_;                // The one box of everything.
-  std::vector<std::vector<Range>> owned_;   // By rank.
+  std::vector<std::vector<Range>> owned_;   // By place in the group.
   std::vector<std::vector<Share>> shares_;  // By parameter.
 };
 

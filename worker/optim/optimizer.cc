@@ -141,6 +141,7 @@ template <typename T>
 void Optimizer<T>::SquareOwnedBlocks(std::span<double> sums) const {
   CHECK(static_cast<std::int64_t>(sums.size()) == BlocksOf(layout_));
   std::fill(sums.begin(), sums.end(), 0.0);
+  if (!CountsOwned()) return;
   for (const Range& box : layout_.Owned(rank_)) {
     kernels_.square_blocks(
         box.size,
@@ -164,8 +165,14 @@ template <typename T>
 void Optimizer<T>::ForOwned(ParamId id, const std::function<void(const Range&)>& use) const {
   if (!layout_.Divides(StateKind::kMoments)) use(layout_.params()[Index(id)].flat);
   for (const Share& share : layout_.Shares(id)) {
-    if (share.rank == rank_) use(share.flat);
+    if (share.owner == layout_.PlaceOf(rank_)) use(share.flat);
   }
+}
+
+// Ranks of other groups own the same.
+template <typename T>
+bool Optimizer<T>::CountsOwned() const {
+  return rank_ < layout_.group();
 }
 
 template <typename T>
@@ -176,6 +183,7 @@ double Optimizer<T>::DecayOf(ParamId id) const {
 template <typename T>
 std::span<double> Optimizer<T>::SquareTensors(const StepInfo& info) {
   std::fill(squares_.begin(), squares_.end(), 0.0);
+  if (!CountsOwned()) return squares_;
   for (ParamId id = 0; id < static_cast<ParamId>(layout_.params().size()); ++id) {
     if (Adapts(id)) ForOwned(id, [&](const Range& flat) { SquareRange(id, flat, info); });
   }

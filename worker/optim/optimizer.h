@@ -57,13 +57,14 @@ class Optimizer {
   // them.
   double SumSquares() const;
   // Of the blocks that the rank owns, at their places among BlocksOf(layout); the others are set
-  // to 0. The sum over all ranks goes to AddBlocks. REQUIRES: gradients are reduced.
+  // to 0, and all of them on ranks that own what those of the first group do. The sum over all
+  // ranks goes to AddBlocks. REQUIRES: gradients are reduced.
   void SquareOwnedBlocks(std::span<double> sums) const;
 
   // Whether steps need the norms of whole tensors: LAMB's and LARS's do, of parameters that decay.
   // Biases and gains are stepped without, as is usual.
   bool needs_norms() const { return !squares_.empty(); }
-  // Squares, by block of each tensor, of what the rank owns, and zeros for the rest: where anything
+  // Squares, by block of each tensor, of what the rank owns, zeros as above: where anything
   // is divided, the caller replaces them by their sum over all ranks before the next Step. Changes
   // no state. REQUIRES: gradients are reduced, and `info` is that of the next Steps.
   std::span<double> SquareTensors(const StepInfo& info);
@@ -80,6 +81,7 @@ class Optimizer {
   Pointers At(std::int64_t element) const;
   // What of a parameter this rank steps: ranges of the flat order.
   void ForOwned(ParamId id, const std::function<void(const Range&)>& use) const;
+  bool CountsOwned() const;
   bool Adapts(ParamId id) const { return pieces_[static_cast<std::size_t>(id)] >= 0; }
   void SquareRange(ParamId id, const Range& flat, const StepInfo& info);
   // Of a whole tensor: 2-norms of its weights, and of LAMB's update or LARS's gradient.

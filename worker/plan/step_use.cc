@@ -43,7 +43,8 @@ std::vector<std::int64_t> OwnedOfUnits(const ParamLayout& layout, int rank) {
   for (const UnitPlace& unit : layout.units()) {
     std::int64_t owned = 0;
     for (const ParamId p : unit.params) {
-      for (const Share& share : layout.Shares(p)) owned += share.rank == rank ? share.flat.size : 0;
+      for (const Share& share : layout.Shares(p))
+        owned += share.owner == layout.PlaceOf(rank) ? share.flat.size : 0;
     }
     sizes.push_back(owned);
   }

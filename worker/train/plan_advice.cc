@@ -58,6 +58,7 @@ class Search {
 
   // As few as fit while one less does not.
   absl::StatusOr<bool> MoreRanks(const TrainConfig& config, const std::string& options) {
+    if (config.shard_group > 0) return false;  // Then a rank owns as much.
     int fewer = world_, ranks = world_;
     for (bool fits = false; !fits;) {
       if (ranks == kMostPlannedRanks) return false;

@@ -51,7 +51,7 @@ std::int64_t MovedBytes(const Planned& planned) {
     for (UnitId u = first; u <= last; ++u) {
       for (ParamId p : layout.units()[static_cast<std::size_t>(u)].params) {
         for (const Share& share : layout.Shares(p))
-          sum += (share.rank == 0) == own ? share.flat.size : 0;
+          sum += (share.owner == 0) == own ? share.flat.size : 0;
       }
     }
     return sum;
@@ -61,9 +61,15 @@ std::int64_t MovedBytes(const Planned& planned) {
     if (i.op == Op::kGather) moved += elements(i.unit, i.unit, false);
     if (i.op != Op::kReduceGrad) continue;
     const Bucket& bucket = planned.plan.buckets[static_cast<std::size_t>(i.bucket)];
-    moved += layout.Divides(StateKind::kMoments)
-                 ? elements(bucket.first_unit, bucket.last_unit, true) * (layout.world() - 1)
-                 : 2 * bucket.flat.size * (layout.world() - 1) / layout.world();
+    const auto all_reduced = [](std::int64_t size, int ranks) {
+      return 2 * size * (ranks - 1) / ranks;
+    };
+    if (!layout.Divides(StateKind::kMoments)) {
+      moved += all_reduced(bucket.flat.size, layout.world());
+      continue;
+    }
+    const std::int64_t owned = elements(bucket.first_unit, bucket.last_unit, true);
+    moved += owned * (layout.group() - 1) + all_reduced(owned, layout.groups());
   }
   return moved * kElementBytes;
 }
@@ -96,7 +102,7 @@ std::size_t WideningBytes(const TrainConfig& config, const Planned& planned, con
 absl::StatusOr<Planned> PlanFor(const TrainConfig& config, int world, Strategy strategy) {
   AnyModel model = MakeGpt(config.Model(), config.Precision());
   ASSIGN_OR_RETURN(ParamLayout layout,
-                   ParamLayout::Create(UnitSpecs(model), world, StrategyOn(world, strategy)));
+                   ParamLayout::Create(UnitSpecs(model), world, strategy, config.shard_group));
   ASSIGN_OR_RETURN(Plan plan,
                    MakePlan(layout, PlanOptionsOf(config.batch, config.micro_batch, 0, world,
                                                   config.Precision(), Recomputed(model, config))));
@@ -126,8 +132,9 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& plan
   need.activations =
       static_cast<std::int64_t>(activations + WideningBytes(config, planned, extent));
   if (!config.checkpoint_dir.empty()) {
-    const std::int64_t saved =
-        divided ? LargestOwned(layout) : (layout.param_elements() + world - 1) / world;
+    const std::int64_t copied = divided ? LargestOwned(layout) : layout.param_elements(),
+                       writers = divided ? layout.groups() : world;
+    const std::int64_t saved = (copied + writers - 1) / writers;
     need.snapshots = 2 * (1 + slots) * saved * kElementBytes;
   }
   return need;

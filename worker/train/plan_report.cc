@@ -44,6 +44,15 @@ absl::Status ChooseGpu(std::string_view text, std::optional<Gpu>& gpu) {
 }
 
 // What is for an estimate of time only, which needs a GPU.
+absl::Status CheckShardGroup(const PlanConfig& config) {
+  const int group = config.train.shard_group;
+  if (config.train.hybrid && group == 0) {
+    return UserError(absl::StatusCode::kInvalidArgument, "--strategy hybrid-shard needs more here",
+                     "a plan does not know how many ranks one node has", "--shard-group 8");
+  }
+  return CheckWorld(config.world, group);
+}
+
 absl::Status CheckEstimate(const PlanConfig& config) {
   if (config.gpu) return absl::OkStatus();
   for (const auto& [given, flag] : {std::pair(config.mfu_percent.has_value(), "--mfu"),
@@ -134,6 +143,10 @@ std::string Idle(int ranks) {
 std::vector<std::string> Notes(const PlanConfig& config) {
   std::vector<std::string> notes;
   if (config.world > config.train.batch) notes.push_back(Idle(config.world - config.train.batch));
+  if (const int group = config.train.shard_group; group > 0 && group < config.world) {
+    notes.push_back(absl::StrCat("each group of ", group, " ranks holds a copy, ",
+                                 config.world / group, " in all"));
+  }
   if (config.world > kMaxWorld) {
     notes.push_back(absl::StrCat(config.world,
                                  " ranks can be planned, but regroup-worker train takes ",
@@ -351,6 +364,7 @@ std::string JsonText(const PlanConfig& config, const Report& report) {
                {"context", train.context},
                {"micro_batches", report.micro_batches},
                {"strategy", NameOf(train.strategy)},
+               {"shard_group", train.shard_group == 0 ? config.world : train.shard_group},
                {"flops_per_token", CausalFlopsPerToken(report.size)},
                {"flops_formula", kCausalFormula},
                {"full_flops_per_token", FullFlopsPerToken(report.size)},
@@ -443,6 +457,7 @@ absl::StatusOr<std::optional<PlanConfig>> ReadPlanConfig(const std::vector<std::
   TrainConfig judged = config.train;
   if (judged.data.empty()) judged.data = {"text"};
   RETURN_IF_ERROR(Validate(judged));
+  RETURN_IF_ERROR(CheckShardGroup(config));
   RETURN_IF_ERROR(CheckEstimate(config));
   return std::optional<PlanConfig>(std::move(config));
 }

@@ -37,19 +37,33 @@ struct Difference {
 
 // Collective; the same on all ranks.
 absl::StatusOr<std::optional<Difference>> FindDifference(Group& ranks,
-                                                         std::vector<std::int64_t> own) {
+                                                         std::vector<std::int64_t> own,
+                                                         std::size_t group) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(ranks.world_size()));
   all[static_cast<std::size_t>(ranks.rank())] = HashOf(own);
   RETURN_IF_ERROR(ranks.AllReduce(std::span(all), Reduction::kSum));  // The others brought zeros.
-  const std::int64_t common = MostCommon(all);
   Difference found;
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r] != common) found.odd.push_back(static_cast<int>(r));
+  std::size_t reference = 0;  // Holds what the first odd one should.
+  found.known = true;
+  for (std::size_t place = 0; place < group; ++place) {
+    std::vector<std::int64_t> alike;
+    for (std::size_t r = place; r < all.size(); r += group) alike.push_back(all[r]);
+    const std::int64_t common = MostCommon(alike);
+    std::size_t odd = 0;
+    for (std::size_t i = 0; i < alike.size(); ++i) {
+      if (alike[i] == common) continue;
+      found.odd.push_back(static_cast<int>(place + i * group));
+      ++odd;
+    }
+    if (odd == 0) continue;
+    found.known = found.known && 2 * odd < alike.size();
+    if (found.odd.size() == odd) {
+      const auto holder = std::ranges::find(alike, common) - alike.begin();
+      reference = place + static_cast<std::size_t>(holder) * group;
+    }
   }
   if (found.odd.empty()) return std::nullopt;
-  found.known = 2 * found.odd.size() < all.size();
   std::vector<std::int64_t> right = own, wrong = std::move(own);
-  const auto reference = std::find(all.begin(), all.end(), common) - all.begin();
   RETURN_IF_ERROR(
       ranks.Broadcast(std::as_writable_bytes(std::span(right)), static_cast<int>(reference)));
   RETURN_IF_ERROR(ranks.Broadcast(std::as_writable_bytes(std::span(wrong)), found.odd.front()));
@@ -58,6 +72,7 @@ absl::StatusOr<std::optional<Difference>> FindDifference(Group& ranks,
     ++found.tensors;
     found.first = t;
   }
+  std::ranges::sort(found.odd);
   return found;
 }
 
@@ -107,9 +122,11 @@ std::vector<std::int64_t> HashState(const std::vector<StateTensor>& tensors,
 
 absl::Status CompareReplicas(Group& ranks, const ParamLayout& layout,
                              const std::vector<StateTensor>& tensors,
-                             const std::vector<std::int64_t>& hashes, std::int64_t step) {
-  if (ranks.world_size() == 1) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::optional<Difference> found, FindDifference(ranks, hashes));
+                             const std::vector<std::int64_t>& hashes, std::int64_t step,
+                             int group) {
+  if (ranks.world_size() == group) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::optional<Difference> found,
+                   FindDifference(ranks, hashes, static_cast<std::size_t>(group)));
   if (!found) return absl::OkStatus();
   const bool one = found->odd.size() == 1;
   const std::string who = absl::StrCat(one ? "rank " : "ranks ", absl::StrJoin(found->odd, ", "));

@@ -176,8 +176,8 @@ void StepRunner::Connect() {
       stretches(
           u,
           [&](const Share& s) {
-            return Stretch{s.rank, s.flat.begin + move,
-                           layout_.Offset(StateKind::kGradients, s.rank, s.flat.begin),
+            return Stretch{s.owner, s.flat.begin + move,
+                           layout_.Offset(StateKind::kGradients, s.owner, s.flat.begin),
                            s.flat.size};
           },
           list);
@@ -189,7 +189,7 @@ void StepRunner::Connect() {
     stretches(
         u,
         [&](const Share& s) {
-          return Stretch{s.rank, layout_.Offset(StateKind::kWeights, s.rank, s.flat.begin),
+          return Stretch{s.owner, layout_.Offset(StateKind::kWeights, s.owner, s.flat.begin),
                          s.flat.begin + move, s.flat.size};
         },
         gathers_.emplace_back());
@@ -269,7 +269,7 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
   switch (instruction.op) {
     case Op::kGather:
       return ranks_.AllGather(shared_weights_, gathers_[static_cast<std::size_t>(instruction.unit)],
-                              weights_);
+                              weights_, layout_.group());
     case Op::kFree: return absl::OkStatus();  // What is gathered next takes its place.
     case Op::kRound:
       runner_->RoundWeights(
@@ -358,7 +358,7 @@ void StepRunner::ZeroGradients(const Instruction& instruction) {
 absl::Status StepRunner::ReduceGradients(const Instruction& instruction) {
   if (reductions_.empty()) return ranks_.AllReduceSum(BucketOf(instruction));
   return ranks_.ReduceScatter(gradients_, reductions_[static_cast<std::size_t>(instruction.bucket)],
-                              reduced_);
+                              reduced_, layout_.group());
 }
 
 // `sum_squares` is that of the gradients, without the loss scale that they still have.

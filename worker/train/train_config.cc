@@ -80,22 +80,23 @@ absl::Status ChooseKernels(std::string_view text, std::optional<Isa>& kernels) {
 }
 
 // By the names of ZeRO's paper and by those of PyTorch's, in any case, with - or _.
-absl::Status ChooseStrategy(std::string_view text, Strategy& strategy) {
+absl::Status ChooseStrategy(std::string_view text, TrainConfig& config) {
   static constexpr std::pair<std::string_view, Strategy> kNames[] = {
       {"ddp", Strategy::kReplicated},      {"no-shard", Strategy::kReplicated},
       {"zero-1", Strategy::kZero1},        {"zero-2", Strategy::kZero2},
       {"shard-grad-op", Strategy::kZero2}, {"zero-3", Strategy::kZero3},
-      {"full-shard", Strategy::kZero3}};
+      {"full-shard", Strategy::kZero3},    {"hybrid-shard", Strategy::kZero3}};
   std::string name;
   for (const char c : text) name += c == '_' ? '-' : absl::ascii_tolower(c);
   for (const auto& [known, value] : kNames) {
     if (name != known) continue;
-    strategy = value;
+    config.strategy = value;
+    config.hybrid = known == "hybrid-shard";
     return absl::OkStatus();
   }
   return Refuse(Cat("\"", text, "\" is not accepted"),
-                "ddp, zero-1, zero-2 and zero-3 are, and so are no-shard, shard-grad-op and "
-                "full-shard",
+                "ddp, zero-1, zero-2 and zero-3 are, and so are no-shard, shard-grad-op, "
+                "full-shard and hybrid-shard",
                 NameOf(Strategy::kReplicated));
 }
 
@@ -264,8 +265,12 @@ void DescribeModelAndSteps(CLI::App& app, TrainConfig& c) {
          "samples that a rank takes at once at most, as in --micro-batch 4");
   AddParsed(app, "--strategy", "NAME", NameOf(c.strategy),
             "what the ranks divide among them: ddp nothing, zero-1 the optimizer's state, zero-2 "
-            "also gradients, zero-3 also weights, as in --strategy zero-2",
-            [&c](std::string_view text) { return ChooseStrategy(text, c.strategy); });
+            "also gradients, zero-3 also weights, hybrid-shard the same among the ranks of one "
+            "node, each node with a copy, as in --strategy zero-2",
+            [&c](std::string_view text) { return ChooseStrategy(text, c); });
+  AddInt(app, "--shard-group", c.shard_group, 0, kMaxSize,
+         "consecutive ranks that divide it, each such group with a copy; the world is a multiple "
+         "of it, 0 is all ranks, or with hybrid-shard those of one node, as in --shard-group 8");
   AddParsed(
       app, "--precision", "NAME", NameOf(DType::kF32),
       "numbers of weights and activations in a step: f32, bf16, f16 (converted to f32 for each "
@@ -471,6 +476,10 @@ absl::Status Validate(const TrainConfig& c) {
     return Refuse("no such model can be built", std::string(model.message()),
                   "--layers 6 --width 384 --heads 6 --context 256");
   }
+  if (c.shard_group > 0 && c.strategy == Strategy::kReplicated) {
+    return Refuse(Cat("--shard-group ", c.shard_group, " does not fit --strategy ddp"),
+                  "ddp divides nothing", "--strategy zero-3");
+  }
   if (c.warmup > c.steps)
     return Refuse("--warmup is too long", Cat(c.warmup, " steps of ", c.steps),
                   Cat("--warmup ", c.steps / 10));
@@ -493,6 +502,14 @@ absl::Status Validate(const TrainConfig& c) {
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckWorld(int world, int group) {
+  if (group == 0 || world % group == 0) return absl::OkStatus();
+  return Refuse(Cat("world ", world, " is no multiple of the shard group of ", group),
+                "each group of so many ranks holds a whole copy of the training",
+                Cat("--shard-group 0, which divides it among all ranks, or a world of ",
+                    (world / group + 1) * group));
 }
 
 absl::Status ReadTrainFile(TrainConfig& config) {

@@ -31,6 +31,8 @@ struct TrainConfig {
   int batch = 8;                                 // Global: of one step of all ranks together.
   int micro_batch = 8;                           // Largest that one forward pass of one rank takes.
   Strategy strategy = Strategy::kReplicated;     // What of the state the ranks divide.
+  int shard_group = 0;                           // How many ranks divide it; 0: all.
+  bool hybrid = false;                           // 0: those of one host.
   Recompute recompute = Recompute::kNone;        // Of activations.
   std::optional<DType> precision = DType::kF32;  // None: bf16 where the CPU multiplies that.
   double learning_rate = 3e-4, min_learning_rate = 3e-5;
@@ -56,6 +58,10 @@ struct TrainConfig {
   Duration save_timeout = std::chrono::minutes(10);
 
   Isa Kernels() const { return kernels.value_or(BestIsa()); }
+  // 0: all ranks.
+  int ShardGroup(int ranks_of_host) const {
+    return shard_group == 0 && hybrid ? ranks_of_host : shard_group;
+  }
   DType Precision() const;
   GptConfig Model(int vocabulary) const;
   GptConfig Model() const;  // As far as is known without the data: of text, unless told otherwise.
@@ -69,6 +75,8 @@ CommandDescription DescribeTrain();
 void DescribeTrainFlags(CLI::App& app, TrainConfig& config);
 // Everything that needs no file but the configuration: UserError in three parts.
 absl::Status Validate(const TrainConfig& config);
+// That groups of so many ranks, or of all (0), make up the world. UserError in three parts.
+absl::Status CheckWorld(int world, int group);
 
 // What the file named by config.config says, if it names one.
 absl::Status ReadTrainFile(TrainConfig& config);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "worker/data/sampler.h"
 #include "worker/model/model.h"
 #include "worker/optim/optimizer.h"
 
@@ -55,7 +56,7 @@ void TrainState::Append(const ParamLayout& layout, StateKind kind, const std::st
     };
     if (!layout.Divides(kind)) hold(place.flat);
     for (const Share& share : layout.Shares(static_cast<ParamId>(p))) {
-      if (layout.Divides(kind) && share.rank == rank_) hold(share.flat);
+      if (layout.Divides(kind) && share.owner == layout.PlaceOf(rank_)) hold(share.flat);
     }
     const auto dims = place.spec.shape.dims();
     tensors.emplace_back(
@@ -83,14 +84,16 @@ std::vector<StateTensor> TrainState::Tensors(const ParamLayout& layout) const {
   return tensors;
 }
 
-std::vector<StateTensor> TrainState::Copies(const ParamLayout& layout) const {
+TrainState::Held TrainState::Copies(const ParamLayout& layout) const {
+  Held held;
   std::vector<StateTensor> tensors = Tensors(layout);
-  if (layout.Divides(StateKind::kWeights)) return {};
-  if (layout.Divides(StateKind::kMoments)) {
-    tensors.erase(tensors.begin() + static_cast<std::ptrdiff_t>(layout.params().size()),
-                  tensors.end());
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const bool weights = t < layout.params().size();
+    const bool divided = layout.Divides(weights ? StateKind::kWeights : StateKind::kMoments);
+    if (divided && layout.groups() == 1) continue;
+    (divided ? held.by_place : held.by_all).push_back(std::move(tensors[t]));
   }
-  return tensors;
+  return held;
 }
 
 std::vector<PieceInfo> TrainState::Pieces(const ParamLayout& layout) const {
@@ -102,10 +105,13 @@ std::vector<PieceInfo> TrainState::Pieces(const ParamLayout& layout) const {
   for (std::uint32_t t = 0; t < tensors; ++t) {
     const std::uint32_t p = t % params;
     for (const Share& share : layout.Shares(static_cast<ParamId>(p))) {
-      if (share.rank != rank_) continue;
-      const std::int64_t begin = share.flat.begin - layout.params()[p].flat.begin;
-      pieces.push_back({t, begin, begin + share.flat.size, offset});
-      offset += static_cast<std::uint64_t>(share.flat.size) * sizeof(float);
+      if (share.owner != layout.PlaceOf(rank_)) continue;
+      const auto [first, size] =
+          RankSlice(share.flat.size, rank_ / layout.group(), layout.groups());
+      if (size == 0) continue;
+      const std::int64_t begin = share.flat.begin - layout.params()[p].flat.begin + first;
+      pieces.push_back({t, begin, begin + size, offset});
+      offset += static_cast<std::uint64_t>(size) * sizeof(float);
     }
   }
   return pieces;

@@ -36,9 +36,14 @@ class TrainState {
   // Every parameter as "NAME", and once more for each slot, of AdamW as "exp_avg/NAME" and
   // "exp_avg_sq/NAME": the names of a checkpoint, whatever the world size and strategy.
   std::vector<StateTensor> Tensors(const ParamLayout& layout) const;
-  // Those of them of which every rank holds a copy, so that all must be equal.
-  std::vector<StateTensor> Copies(const ParamLayout& layout) const;
-  // What this rank writes of them: what it owns. Only where the layout divides something.
+  // Those of them of which others hold a copy, so that all copies must be equal: every rank, or of
+  // what is divided the ranks at its place in the other groups.
+  struct Held {
+    std::vector<StateTensor> by_all, by_place;
+  };
+  Held Copies(const ParamLayout& layout) const;
+  // What this rank writes of them: its part of what it owns, which those at its place in the other
+  // groups own as well. Only where the layout divides something.
   std::vector<PieceInfo> Pieces(const ParamLayout& layout) const;
 
  private:

@@ -198,6 +198,8 @@ absl::Status Trainer::AgreeOnSettings() {
   Terms terms(settings.begin(), settings.end());
   terms.emplace_back("micro-batch", absl::StrCat(config_.micro_batch));
   terms.emplace_back("strategy", NameOf(config_.strategy));
+  const int group = config_.ShardGroup(environment_.ranks_of_node);
+  terms.emplace_back("shard-group", absl::StrCat(group));
   terms.emplace_back("eval-data", of_eval_data);
   terms.emplace_back("eval-every", absl::StrCat(config_.eval_every));
   terms.emplace_back("eval-batches", absl::StrCat(config_.eval_batches));
@@ -210,7 +212,7 @@ absl::Status Trainer::AgreeOnSettings() {
                                                                              : " widened to f32"));
   ASSIGN_OR_RETURN(const std::optional<Disagreement> found, FindDisagreement(*ranks_, terms));
   ranks_->SetDeadline(config_.collective_timeout);
-  if (!found) return absl::OkStatus();
+  if (!found) return WithExit(CheckWorld(environment_.world_size, group), WorkerExit::kUsage);
   return WithExit(
       UserError(
           absl::StatusCode::kFailedPrecondition,
@@ -283,8 +285,8 @@ absl::Status Trainer::Build() {
 absl::Status Trainer::BuildParts() {
   model_ = MakeGpt(config_.Model(data_.train->vocabulary()), config_.Precision());
   const int world = environment_.world_size;
-  ASSIGN_OR_RETURN(
-      layout_, ParamLayout::Create(UnitSpecs(*model_), world, StrategyOn(world, config_.strategy)));
+  ASSIGN_OR_RETURN(layout_, ParamLayout::Create(UnitSpecs(*model_), world, config_.strategy,
+                                                config_.ShardGroup(environment_.ranks_of_node)));
   ASSIGN_OR_RETURN(state_, TrainState::Create(*layout_, ranks_.get(), config_.optimizer));
   tensors_ = state_->Tensors(*layout_);
   copies_ = state_->Copies(*layout_);
@@ -421,14 +423,18 @@ void Trainer::SayWhatIsDivided() const {
     return static_cast<double>(elements) * sizeof(float) / (1 << 20);
   };
   const auto slots = static_cast<std::int64_t>(state_->slots.size());
-  Say(
-      absl::StrFormat("%s: rank 0 keeps %.1f of %.1f MiB of weights and moments, and %.1f MiB for "
-                      "gradients and gathered weights",
-                      NameOf(layout_->strategy()),
-                      mib(layout_->Elements(StateKind::kWeights, 0) +
-                          slots * layout_->Elements(StateKind::kMoments, 0)),
-                      mib((1 + slots) * layout_->flat_elements()),
-                      static_cast<double>(runner_->memory_bytes()) / (1 << 20)));
+  const std::string groups =
+      layout_->groups() == 1
+          ? ""
+          : absl::StrCat(" in ", layout_->groups(), " groups of ", layout_->group(), " ranks");
+  Say(absl::StrFormat(
+      "%s%s: rank 0 keeps %.1f of %.1f MiB of weights and moments, and %.1f MiB for "
+      "gradients and gathered weights",
+      NameOf(layout_->strategy()), groups,
+      mib(layout_->Elements(StateKind::kWeights, 0) +
+          slots * layout_->Elements(StateKind::kMoments, 0)),
+      mib((1 + slots) * layout_->flat_elements()),
+      static_cast<double>(runner_->memory_bytes()) / (1 << 20)));
 }
 
 // Two of them may keep state of the same names, which means something else to each.
@@ -504,7 +510,10 @@ absl::Status Trainer::StartSaver() {
   options.patience = config_.save_timeout;
   options.settings = Settings();
   options.owner = owner_.get();
-  if (layout_->Divides(StateKind::kMoments)) options.pieces = state_->Pieces(*layout_);
+  if (layout_->Divides(StateKind::kMoments)) {
+    options.pieces = state_->Pieces(*layout_);
+    options.group = layout_->group();
+  }
   options.known_sound = std::exchange(restored_, std::nullopt);
   ranks_->SetDeadline(config_.collective_timeout);
   ASSIGN_OR_RETURN(
@@ -637,17 +646,23 @@ absl::Status Trainer::SaveWhatIsDue(const Ballot& any) {
 absl::Status Trainer::Save(bool for_notice) {
   const auto begin = steady_clock::now();
   const std::map<std::string, std::int64_t> counters = Counters();
-  const std::vector<std::int64_t> hashes = HashState(copies_, counters);
-  // Each rank writes a part of what all of them hold, or what it alone owns. Who leaves waits for
-  // no collective: then rank 0 alone compares, by what the others report.
-  absl::Status equal =
-      for_notice ? absl::OkStatus() : CompareReplicas(*ranks_, *layout_, copies_, hashes, step_);
+  const std::vector<std::int64_t> by_all = HashState(copies_.by_all, counters),
+                                  by_place = HashState(copies_.by_place, counters);
+  // Each rank writes a part of what others hold too, or what it alone owns. Who leaves waits for no
+  // collective: then rank 0 alone compares, by what the others report.
+  absl::Status equal;
+  if (!for_notice) equal = CompareReplicas(*ranks_, *layout_, copies_.by_all, by_all, step_);
+  if (!for_notice && equal.ok()) {
+    equal = CompareReplicas(*ranks_, *layout_, copies_.by_place, by_place, step_, layout_->group());
+  }
   if (!equal.ok() && !IsCommunicatorFailure(equal)) {
     RETURN_IF_ERROR(LetSavesEnd());
     equal = WithExit(std::move(equal), WorkerExit::kReplicasDiffer);
   }
   RETURN_IF_ERROR(equal);
-  saver_->Save(step_, counters, for_notice, tensors_, Xxh3Hex(std::as_bytes(std::span(hashes))));
+  saver_->Save(step_, counters, for_notice, tensors_,
+               {.by_all = Xxh3Hex(std::as_bytes(std::span(by_all))),
+                .by_place = Xxh3Hex(std::as_bytes(std::span(by_place)))});
   saved_step_ = step_;
   report_.checkpoint_s = report_.checkpoint_s.value_or(0) + SecondsSince(begin);
   return absl::OkStatus();

@@ -96,7 +96,7 @@ class Trainer {
   std::optional<ParamLayout> layout_;
   std::optional<TrainState> state_;
   std::vector<StateTensor> tensors_;  // Into state_, as are the next.
-  std::vector<StateTensor> copies_;   // Of which all ranks hold the same.
+  TrainState::Held copies_;
   std::unique_ptr<StepRunner> runner_;
   std::optional<Sampler> sampler_;
   bool all_end_alike_ = false;  // This end is one that every rank comes to.

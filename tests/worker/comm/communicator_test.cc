@@ -64,7 +64,8 @@ class CommunicatorTest : public testing::TestWithParam<Counts> {
 INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTest,
                          testing::Values(Counts{1}, Counts{2}, Counts{3}, Counts{4}, Counts{7},
                                          Counts{1, 1}, Counts{1, 2}, Counts{2, 1}, Counts{1, 1, 1},
-                                         Counts{2, 1, 3}, Counts{1, 1, 1, 1}, Counts{3, 4}),
+                                         Counts{2, 2}, Counts{2, 1, 3}, Counts{1, 1, 1, 1},
+                                         Counts{3, 4}),
                          [](const auto& info) { return NameOf(info.param); });
 
 TEST_P(CommunicatorTest, SumsInRankOrderInsideAndOutsideOfAnArena) {
@@ -107,10 +108,22 @@ std::vector<Stretch> SomeStretches(int world_size, bool in_place) {
 }
 constexpr std::size_t kStretched = 400000;
 
-TEST_P(CommunicatorTest, ReduceScatterGivesEachOwnerTheSumInRankOrder) {
+struct Case {
+  int group = 1;
+  bool in_place = false;
+};
+std::vector<Case> CasesOf(int world_size) {
+  std::vector<Case> cases;
+  for (int group = 1; group <= world_size; ++group) {
+    if (world_size % group == 0) cases.insert(cases.end(), {{group, true}, {group, false}});
+  }
+  return cases;
+}
+
+TEST_P(CommunicatorTest, ReduceScatterGivesTheOwnersTheSumInRankOrder) {
   const std::vector<float> sum = SumInRankOrder(World(), kStretched);
-  for (const bool in_place : {true, false}) {
-    const std::vector<Stretch> stretches = SomeStretches(World(), in_place);
+  for (const auto [group, in_place] : CasesOf(World())) {
+    const std::vector<Stretch> stretches = SomeStretches(group, in_place);
     OnEveryRank(GetParam(), [&](Communicator& c) {
       const std::vector<float> mine = Data(c.rank(), kStretched);
       auto other = c.AllocateArena(10), arena = c.AllocateArena(kStretched);
@@ -118,14 +131,15 @@ TEST_P(CommunicatorTest, ReduceScatterGivesEachOwnerTheSumInRankOrder) {
       std::vector<float> expected = mine, out(in_place ? 0 : kStretched, 42);
       if (!in_place) expected = out;
       for (const Stretch& s : stretches) {
-        if (s.owner == c.rank()) std::copy_n(sum.begin() + s.from, s.size, expected.begin() + s.to);
+        if (s.owner == c.rank() % group)
+          std::copy_n(sum.begin() + s.from, s.size, expected.begin() + s.to);
       }
       for (int round = 0; round < 2; ++round) {  // The second finds what the first has left.
         std::copy(mine.begin(), mine.end(), arena->begin());
         const std::span<float> result = in_place ? *arena : std::span<float>(out);
         ASSERT_TRUE(c.Barrier().ok());
-        ASSERT_TRUE(c.ReduceScatter(*arena, stretches, result).ok());
-        EXPECT_TRUE(SameBits(result, expected));
+        ASSERT_TRUE(c.ReduceScatter(*arena, stretches, result, group).ok());
+        EXPECT_TRUE(SameBits(result, expected)) << "groups of " << group;
         if (!in_place) {
           EXPECT_TRUE(SameBits(*arena, mine));
         }
@@ -136,22 +150,22 @@ TEST_P(CommunicatorTest, ReduceScatterGivesEachOwnerTheSumInRankOrder) {
 }
 
 TEST_P(CommunicatorTest, AllGatherGivesEveryRankWhatTheOwnersHave) {
-  for (const bool in_place : {true, false}) {
-    std::vector<Stretch> stretches = SomeStretches(World(), in_place);
+  for (const auto [group, in_place] : CasesOf(World())) {
+    std::vector<Stretch> stretches = SomeStretches(group, in_place);
     OnEveryRank(GetParam(), [&](Communicator& c) {
       auto arena = c.AllocateArena(kStretched);
       ASSERT_TRUE(arena.ok());
       std::vector<Stretch> packed = stretches;  // Of its own at from, and of all at to.
       for (Stretch& s : packed) std::swap(s.from, s.to);
-      const std::vector<float> mine = Data(c.rank(), kStretched);
+      const std::vector<float> mine = Data(c.rank() % group, kStretched);
       std::copy(mine.begin(), mine.end(), arena->begin());
       std::vector<float> out(kStretched, 42), expected = in_place ? mine : out;
       for (const Stretch& s : packed)
         std::copy_n(Data(s.owner, kStretched).begin() + s.from, s.size, expected.begin() + s.to);
       const std::span<float> result = in_place ? *arena : std::span<float>(out);
-      ASSERT_TRUE(c.AllGather(*arena, packed, result).ok());
+      ASSERT_TRUE(c.AllGather(*arena, packed, result, group).ok());
       if (!in_place) std::fill(arena->begin(), arena->end(), -1.0F);  // All ranks have read it.
-      EXPECT_TRUE(SameBits(result, expected));
+      EXPECT_TRUE(SameBits(result, expected)) << "groups of " << group;
     });
   }
 }
@@ -244,8 +258,8 @@ class TwoRanksTest : public testing::TestWithParam<Counts> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, TwoRanksTest, testing::Values(Counts{2}, Counts{1, 1}),
                          [](const auto& info) { return NameOf(info.param); });
 
-TEST_P(ThreeRanksTest, DifferentCallsAreRefusedOnEveryRank) {
-  const std::vector<Mismatch> rows = {
+std::vector<Mismatch> Mismatches() {
+  return {
       {"count", [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(10)); },
        [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(11)); }},
       {"large count",
@@ -276,29 +290,41 @@ TEST_P(ThreeRanksTest, DifferentCallsAreRefusedOnEveryRank) {
        }},
       {"owner",
        [](Communicator& c, std::span<float> a) {
-         return c.ReduceScatter(a, std::vector<Stretch>{{0, 0, 0, 10}, {1, 10, 10, 10}}, a);
+         return c.ReduceScatter(a, std::vector<Stretch>{{0, 0, 0, 10}, {1, 10, 10, 10}}, a,
+                                c.world_size());
        },
        [](Communicator& c, std::span<float> a) {
-         return c.ReduceScatter(a, std::vector<Stretch>{{1, 0, 0, 10}, {1, 10, 10, 10}}, a);
+         return c.ReduceScatter(a, std::vector<Stretch>{{1, 0, 0, 10}, {1, 10, 10, 10}}, a,
+                                c.world_size());
        }},
       {"stretch",
        [](Communicator& c, std::span<float> a) {
-         return c.AllGather(a, std::vector<Stretch>{{0, 0, 0, 10}}, a);
+         return c.AllGather(a, std::vector<Stretch>{{0, 0, 0, 10}}, a, c.world_size());
        },
        [](Communicator& c, std::span<float> a) {
-         return c.AllGather(a, std::vector<Stretch>{{0, 0, 0, 11}}, a);
+         return c.AllGather(a, std::vector<Stretch>{{0, 0, 0, 11}}, a, c.world_size());
+       }},
+      {"group",
+       [](Communicator& c, std::span<float> a) {
+         return c.ReduceScatter(a, std::vector<Stretch>{{0, 0, 0, 10}}, a, 1);
+       },
+       [](Communicator& c, std::span<float> a) {
+         return c.ReduceScatter(a, std::vector<Stretch>{{0, 0, 0, 10}}, a, c.world_size());
        }},
       {"direction",
        [](Communicator& c, std::span<float> a) {
-         return c.AllGather(a, std::vector<Stretch>{{0, 0, 0, 10}}, a);
+         return c.AllGather(a, std::vector<Stretch>{{0, 0, 0, 10}}, a, c.world_size());
        },
        [](Communicator& c, std::span<float> a) {
-         return c.ReduceScatter(a, std::vector<Stretch>{{0, 0, 0, 10}}, a);
+         return c.ReduceScatter(a, std::vector<Stretch>{{0, 0, 0, 10}}, a, c.world_size());
        }},
       {"root", [](Communicator& c, std::span<float>) { return c.Broadcast({}, 0); },
        [](Communicator& c, std::span<float>) { return c.Broadcast({}, 1); }},
   };
-  for (const Mismatch& row : rows) {
+}
+
+TEST_P(ThreeRanksTest, DifferentCallsAreRefusedOnEveryRank) {
+  for (const Mismatch& row : Mismatches()) {
     OnEveryRank(GetParam(), [&](Communicator& c) {
       auto arena = c.AllocateArena(40000);
       ASSERT_TRUE(arena.ok());

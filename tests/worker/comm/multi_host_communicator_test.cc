@@ -87,8 +87,8 @@ absl::Status Issue(int call, Communicator& c, std::span<float> arena) {
     case 2: return c.AllReduce(std::span(&number, 1), Reduction::kSum);
     case 3: return c.Broadcast(std::as_writable_bytes(arena), c.world_size() - 1);
     case 4: return c.Barrier();
-    case 5: return c.ReduceScatter(arena, stretches, arena);
-    case 6: return c.AllGather(arena, stretches, arena);
+    case 5: return c.ReduceScatter(arena, stretches, arena, c.world_size());
+    case 6: return c.AllGather(arena, stretches, arena, c.world_size());
     default: return c.AllocateArena(1000).status();
   }
 }

@@ -61,6 +61,10 @@ TEST(Layout, EveryElementHasOneOwnerWhoHoldsItOnce) {
   for (const Strategy strategy : kDividing) {
     for (int world = 1; world <= 9; ++world) {
       const ParamLayout layout = *ParamLayout::Create(ManyUnits(), world, strategy);
+      if (world == 1) {
+        EXPECT_EQ(layout.strategy(), Strategy::kReplicated);
+        continue;
+      }
       std::vector<int> owners(static_cast<std::size_t>(layout.flat_elements()), -1);
       for (int r = 0; r < world; ++r) {
         std::int64_t before = 0;
@@ -81,7 +85,7 @@ TEST(Layout, EveryElementHasOneOwnerWhoHoldsItOnce) {
         for (const Share& share : layout.Shares(p)) {
           EXPECT_EQ(share.flat.begin, at);
           for (; at < share.flat.end(); ++at)
-            ASSERT_EQ(owners[static_cast<std::size_t>(at)], share.rank);
+            ASSERT_EQ(owners[static_cast<std::size_t>(at)], share.owner);
         }
         EXPECT_EQ(at, layout.params()[static_cast<std::size_t>(p)].flat.end());
       }
@@ -102,6 +106,35 @@ TEST(Layout, AStrategyDividesWhatItsNameSaysAndTheRestIsWhole) {
       EXPECT_EQ(all, layout.flat_elements() * (k < stage ? 1 : 3));
     }
     EXPECT_EQ(layout.Shares(0).empty(), stage == 0);
+  }
+}
+
+TEST(Layout, RanksAtOnePlaceOfTheirGroupsOwnTheSame) {
+  for (const Strategy strategy : kDividing) {
+    for (const auto& [world, group] : {std::pair(2, 2), {4, 2}, {6, 2}, {6, 3}, {12, 4}}) {
+      const ParamLayout alone = *ParamLayout::Create(ManyUnits(), group, strategy);
+      const ParamLayout layout = *ParamLayout::Create(ManyUnits(), world, strategy, group);
+      EXPECT_EQ(layout.strategy(), strategy);
+      EXPECT_EQ(layout.group(), group);
+      EXPECT_EQ(layout.groups(), world / group);
+      for (int r = 0; r < world; ++r) {
+        EXPECT_EQ(layout.PlaceOf(r), r % group);
+        for (const StateKind kind :
+             {StateKind::kWeights, StateKind::kGradients, StateKind::kMoments})
+          EXPECT_EQ(layout.Boxes(kind, r), alone.Boxes(kind, r % group));
+        EXPECT_EQ(layout.Owned(r), alone.Owned(r % group));
+      }
+      for (ParamId p = 0; p < static_cast<ParamId>(layout.params().size()); ++p)
+        EXPECT_EQ(layout.Shares(p), alone.Shares(p));
+    }
+    const ParamLayout ones = *ParamLayout::Create(ManyUnits(), 3, strategy, 1);
+    EXPECT_EQ(ones.strategy(), Strategy::kReplicated);
+    EXPECT_EQ(ones.groups(), 1);
+    for (const auto& [world, group] : {std::pair(3, 2), {2, 4}, {2, -1}}) {
+      const absl::Status status = ParamLayout::Create(ManyUnits(), world, strategy, group).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_NE(std::string(status.message()).find("no multiple of groups of "), std::string::npos);
+    }
   }
 }
 

@@ -127,19 +127,21 @@ TEST(AdamW, TheFirstUpdateIsTheLearningRateWhateverTheScale) {
 }
 
 // A tensor that begins within a block, behind one that does not decay and before another unit.
-ParamLayout LayoutOf(std::int64_t elements, int world, Strategy strategy) {
+ParamLayout LayoutOf(std::int64_t elements, int world, Strategy strategy, int group) {
   const ParamSpec gain = {.name = "gain", .shape = {700}, .decay = false};
   const ParamSpec weight = {.name = "weight", .shape = {elements}, .decay = true};
   const ParamSpec other = {.name = "other", .shape = {3000}, .decay = true};
-  return *ParamLayout::Create({{"u", {gain, weight}, {}}, {"w", {other}, {}}}, world, strategy);
+  return *ParamLayout::Create({{"u", {gain, weight}, {}}, {"w", {other}, {}}}, world, strategy,
+                              group);
 }
 
 // The optimizers of all ranks of a world, without ranks: what they would sum, the test does.
 template <typename T>
 class Ranks {
  public:
-  Ranks(std::int64_t elements, int world, Strategy strategy, const OptimizerConfig& config)
-      : layout_(LayoutOf(elements, world, strategy)) {
+  Ranks(std::int64_t elements, int world, Strategy strategy, const OptimizerConfig& config,
+        int group = 0)
+      : layout_(LayoutOf(elements, world, strategy, group)) {
     for (int r = 0; r < world; ++r) {
       Rank& rank = *ranks_.emplace_back(std::make_unique<Rank>());
       const auto make = [&](StateKind kind) {
@@ -292,8 +294,8 @@ TEST(Optimizer, ATensorOfZerosLeavesZero) {
 
 TEST(Optimizer, ShardsAreSteppedToTheBitsOfTheWhole) {
   for (const OptimizerKind kind : kOptimizers) {
-    const auto train = [&](int world, Strategy strategy) {
-      Ranks<float> ranks(5000, world, strategy, {.kind = kind});
+    const auto train = [&](int world, Strategy strategy, int group = 0) {
+      Ranks<float> ranks(5000, world, strategy, {.kind = kind}, group);
       std::vector<float> all;
       for (const auto& [name, size] : {std::pair("gain", 700), {"weight", 5000}, {"other", 3000}})
         ranks.Set(StateKind::kWeights, name, Given<float>(name, size));
@@ -314,6 +316,8 @@ TEST(Optimizer, ShardsAreSteppedToTheBitsOfTheWhole) {
       for (const Strategy strategy : {Strategy::kZero2, Strategy::kZero3})
         EXPECT_EQ(train(world, strategy), whole) << NameOf(kind) << " " << world;
     }
+    EXPECT_EQ(train(6, Strategy::kZero3, 2), whole) << NameOf(kind);
+    EXPECT_EQ(train(4, Strategy::kZero2, 2), whole) << NameOf(kind);
   }
 }
 

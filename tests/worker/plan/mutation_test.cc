@@ -24,7 +24,7 @@ using Cells = std::vector<Number>;
 Number Mix(Number a, Number b) { return RngKey{a}.Fold(b).value; }
 
 // A head that shares the embedding's weights, a unit smaller than a block, blocks of two units.
-ParamLayout Layout(int world, Strategy strategy) {
+ParamLayout Layout(int world, Strategy strategy, int group = 0) {
   const auto param = [](const char* name, std::int64_t cells) {
     return ParamSpec{.name = name, .shape = {cells * kCell}};
   };
@@ -32,7 +32,7 @@ ParamLayout Layout(int world, Strategy strategy) {
                                {"b0", {param("b0.w", 33), param("b0.b", 5)}, {}},
                                {"b1", {param("b1.w", 33), param("b1.b", 5)}, {}},
                                {"head", {param("ln", 3)}, {"wte"}}},
-                              world, strategy);
+                              world, strategy, group);
 }
 
 // What one rank has, in cells.
@@ -122,14 +122,14 @@ class World {
            (i.op != Op::kSumSquares || !divided_);
   }
 
-  // body(element of the flat order, its owner); where nothing is divided, the owner is rank 0.
+  // body(element of the flat order, its owner's place); where nothing is divided, that is 0.
   template <typename Body>
   void EachCell(ParamId p, const Body& body) const {
     const Range& flat = ParamAt(p).flat;
     for (std::int64_t at = flat.begin; at < flat.end(); at += kCell) {
       int owner = 0;
       for (const Share& share : layout_.Shares(p)) {
-        if (at >= share.flat.begin && at < share.flat.end()) owner = share.rank;
+        if (at >= share.flat.begin && at < share.flat.end()) owner = share.owner;
       }
       body(at, owner);
     }
@@ -241,7 +241,7 @@ class World {
     m.norm = 0;
     for (std::size_t p = 0; p < layout_.params().size(); ++p) {
       EachCell(static_cast<ParamId>(p), [&](std::int64_t at, int owner) {
-        if (!divided_ || owner == m.rank)
+        if (!divided_ || owner == layout_.PlaceOf(m.rank))
           m.norm += Mix(Number(at), ReducedOf(m, static_cast<ParamId>(p), at));
       });
     }
@@ -250,7 +250,7 @@ class World {
   void Update(Machine& m, const Instruction& i) {
     for (ParamId p : UnitAt(i.unit).params) {
       EachCell(p, [&](std::int64_t at, int owner) {
-        if (divided_ && owner != m.rank) return;
+        if (divided_ && owner != layout_.PlaceOf(m.rank)) return;
         Number& moment = m.moments.at(In(StateKind::kMoments, m.rank, at));
         moment = Mix(moment, ReducedOf(m, p, at));
         Number& weight = m.weights.at(In(StateKind::kWeights, m.rank, at));
@@ -271,7 +271,8 @@ class World {
   void Gather(UnitId u) {
     for (ParamId p : UnitAt(u).params) {
       EachCell(p, [&](std::int64_t at, int owner) {
-        for (Machine& m : machines_) WeightOf(m, p, at) = Own(owner, at);
+        for (Machine& m : machines_)
+          WeightOf(m, p, at) = Own(m.rank - layout_.PlaceOf(m.rank) + owner, at);
       });
     }
   }
@@ -283,7 +284,7 @@ class World {
           Number sum = 0;
           for (Machine& m : machines_) sum += GradientOf(m, p, at);
           for (Machine& m : machines_) {
-            if (!divided_ || m.rank == owner) ReducedOf(m, p, at) = sum;
+            if (!divided_ || owner == layout_.PlaceOf(m.rank)) ReducedOf(m, p, at) = sum;
           }
         });
       }
@@ -294,7 +295,7 @@ class World {
     Number sum = 0;
     for (Machine& m : machines_) {
       SumSquares(m);
-      sum += m.norm;
+      if (m.rank < layout_.group()) sum += m.norm;
     }
     for (Machine& m : machines_) m.norm = sum;
   }
@@ -334,16 +335,22 @@ std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro
   return plans;
 }
 
-const std::vector<std::vector<int>> kWorlds = {{1}, {1, 1}, {2, 1}, {1, 0}, {2, 1, 0}};
-constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1, Strategy::kZero2,
-                                    Strategy::kZero3};
+const std::vector<std::vector<int>> kWorlds = {{1},    {1, 1},    {2, 1},
+                                               {1, 0}, {2, 1, 0}, {2, 1, 1, 0}};
+constexpr std::pair<Strategy, int> kShardings[] = {
+    {Strategy::kReplicated, 0}, {Strategy::kZero1, 0}, {Strategy::kZero1, 2}, {Strategy::kZero2, 0},
+    {Strategy::kZero2, 2},      {Strategy::kZero3, 0}, {Strategy::kZero3, 2}};
+bool Fits(const std::vector<int>& world, int group) {
+  return group == 0 || world.size() % static_cast<std::size_t>(group) == 0;
+}
 
 TEST(Mutations, PlansOfAllStrategiesGiveTheSameNumbers) {
   for (const std::vector<int>& micro_batches : kWorlds) {
     for (const bool round_weights : {false, true}) {
       std::vector<Number> expected;
-      for (const Strategy strategy : kStrategies) {
-        const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy);
+      for (const auto& [strategy, group] : kShardings) {
+        if (!Fits(micro_batches, group)) continue;
+        const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy, group);
         std::vector<UnitId> recomputed;  // The result is the same without, but for zero-2.
         if (strategy != Strategy::kZero2) recomputed = {1, 2};
         const std::vector<Plan> plans = Plans(layout, micro_batches, round_weights, recomputed);
@@ -422,8 +429,9 @@ TEST(Mutations, WhatTheCheckAcceptsRunsRight) {
   Rng rng(static_cast<std::uint64_t>(testing::UnitTest::GetInstance()->random_seed()));
   for (int i = 0; i < kEdits; ++i) {
     const std::vector<int>& micro_batches = kWorlds[Any(rng, kWorlds.size())];
-    const Strategy strategy = kStrategies[Any(rng, std::size(kStrategies))];
-    const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy);
+    const auto [strategy, group] = kShardings[Any(rng, std::size(kShardings))];
+    if (!Fits(micro_batches, group)) continue;
+    const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy, group);
     const std::vector<Plan> right =
         Plans(layout, micro_batches, rng.Below(2) == 0,
               rng.Below(2) == 0 ? std::vector<UnitId>{1, 2} : std::vector<UnitId>{});

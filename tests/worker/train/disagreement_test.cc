@@ -127,15 +127,19 @@ TEST_F(DisagreementTest, RanksOfTwoBuildsFormNoGroup) {
 
 // One bit of one rank's weights: what was saved before stays, nothing is saved of it afterwards.
 TEST_F(DisagreementTest, ReplicasThatDifferAreNeverSaved) {
-  for (const int world : {2, 3}) {
+  // Of four in groups of two, two hold the same.
+  for (const int world : {2, 3, 4}) {
     const std::string name = "w" + std::to_string(world);
-    Group group(*this, world, {.flags = Checkpoints(name), .mutation = "flip_bit"});
+    std::vector<std::string> flags = Checkpoints(name);
+    if (world == 4) flags.insert(flags.end(), {"--strategy", "zero-3", "--shard-group", "2"});
+    Group group(*this, world, {.flags = flags, .mutation = "flip_bit"});
     for (int r = 0; r < world; ++r) {
       EXPECT_EQ(group.Wait(r), static_cast<int>(WorkerExit::kReplicasDiffer));
       const std::string out = group.Output(r);
-      const std::string who = world == 2
-                                  ? "at step 8 rank 1 and the other ranks no longer hold the same"
-                                  : "at step 8 rank 2 no longer holds what the other ranks hold";
+      const std::string who = world == 3
+                                  ? "at step 8 rank 2 no longer holds what the other ranks hold"
+                                  : "at step 8 rank " + std::to_string(world - 1) +
+                                        " and the other ranks no longer hold the same";
       EXPECT_NE(out.find(who), std::string::npos) << out;
       EXPECT_NE(out.find("of unit "), std::string::npos) << out;
     }

@@ -153,6 +153,34 @@ TEST(PlanReport, WhatWouldFitDoesFit) {
             std::string::npos);
 }
 
+// What a rank keeps is that of a world of one group; what it saves is less, as others save it too.
+TEST(PlanReport, GroupsHoldCopies) {
+  const std::string flags = std::string(kSmall) + "--strategy zero-3 --checkpoint-dir c ";
+  const Json one = SaidAsJson(flags + "--world 4"),
+             groups = SaidAsJson(flags + "--world 12 --shard-group 4 --batch 36");
+  EXPECT_EQ(Whole(groups["shard_group"]), 4);
+  for (std::size_t s = 1; s < 4; ++s) {
+    const Json &small = one["strategies"][s], &large = groups["strategies"][s];
+    for (const char* kind : {"weights_bytes", "moments_bytes", "gradients_bytes", "gathered_bytes"})
+      EXPECT_EQ(large[kind], small[kind]) << kind << s;
+    EXPECT_NEAR(Real(large["snapshots_bytes"]), Real(small["snapshots_bytes"]) / 3, 100);
+    // Gathers stay in a group; sums are over all.
+    EXPECT_GT(Whole(large["moved_bytes"]), Whole(small["moved_bytes"]));
+    EXPECT_LT(Real(large["moved_bytes"]), Real(small["moved_bytes"]) * 5 / 3);
+  }
+  EXPECT_NE(
+      Said(flags + "--world 12 --shard-group 4").find("each group of 4 ranks holds a copy, 3"),
+      std::string::npos);
+  for (const auto& [words, told] :
+       {std::pair("--world 6 --shard-group 4", "world 6 is no multiple of the shard group of 4"),
+        {"--world 6 --strategy hybrid-shard", "--strategy hybrid-shard needs more here"},
+        {"--world 6 --strategy ddp --shard-group 2", "does not fit --strategy ddp"}}) {
+    const std::vector<std::string> line = absl::StrSplit(flags + words, ' ', absl::SkipEmpty());
+    const absl::Status status = ReadPlanConfig(line).status();
+    EXPECT_NE(std::string(status.message()).find(told), std::string::npos) << status;
+  }
+}
+
 TEST(PlanReport, SuggestsTheLeastDividedThatCostsNoMore) {
   const auto suggested = [](const std::string& flags) {
     return SaidAsJson(kSmall + flags)["suggested"];

@@ -35,13 +35,32 @@ inline std::string RandomText() {
   return text;
 }
 
-// A text that one rank can not read from some sample on, or that holds a token of no vocabulary.
+inline constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1,
+                                           Strategy::kZero2, Strategy::kZero3};
+
+// What is divided, among how many ranks.
+struct Sharding {
+  Sharding(Strategy what, int ranks = 0) : strategy(what), group(ranks) {}
+  std::string Name() const { return std::string(NameOf(strategy)) + "/" + std::to_string(group); }
+  Strategy strategy;
+  int group;
+};
+inline std::vector<Sharding> ShardingsOf(int world) {
+  std::vector<Sharding> shardings(std::begin(kStrategies), std::end(kStrategies));
+  for (int group = 2; group < world; ++group) {
+    for (const Strategy strategy : {Strategy::kZero1, Strategy::kZero2, Strategy::kZero3})
+      if (world % group == 0) shardings.emplace_back(strategy, group);
+  }
+  return shardings;
+}
+
 // One rank's part of a world, as Trainer::Build makes it.
 struct Rank {
   Rank(Communicator& ranks, const Dataset& dataset, const StepRunnerOptions& options,
-       Strategy strategy = Strategy::kReplicated, DType type = DType::kF32)
+       Sharding sharding = Strategy::kReplicated, DType type = DType::kF32)
       : model(MakeGpt(kModel, type)),
-        layout(*ParamLayout::Create(UnitSpecs(model), ranks.world_size(), strategy)),
+        layout(*ParamLayout::Create(UnitSpecs(model), ranks.world_size(), sharding.strategy,
+                                    sharding.group)),
         state(*TrainState::Create(layout, &ranks, options.optimizer.kind)),
         sampler(kSeed, dataset.samples()) {
     state.InitializeWeights(layout, kSeed);
@@ -125,9 +144,6 @@ inline std::vector<Trained> Train(int world, double factor_of_last_rank = 1,
   return all;
 }
 
-inline constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1,
-                                           Strategy::kZero2, Strategy::kZero3};
-
 // What one rank holds of one tensor after six steps.
 struct Held {
   std::size_t tensor = 0;
@@ -140,7 +156,7 @@ struct Course {
   std::int64_t state_elements = 0, step_bytes = 0;
 };
 
-inline std::vector<Course> TrainBy(Strategy strategy, int world, int micro_batch,
+inline std::vector<Course> TrainBy(Sharding sharding, int world, int micro_batch,
                                    DType type = DType::kF32, Recompute recompute = Recompute::kNone,
                                    OptimizerKind optimizer = OptimizerKind::kAdamW) {
   std::vector<Course> all(static_cast<std::size_t>(world));
@@ -152,7 +168,7 @@ inline std::vector<Course> TrainBy(Strategy strategy, int world, int micro_batch
     options.optimizer.kind = optimizer;
     // LARS goes a thousandth of a tensor's norm times this.
     if (optimizer == OptimizerKind::kLars) options.schedule.lr = 1;
-    Rank rank(ranks, dataset, options, strategy, type);
+    Rank rank(ranks, dataset, options, sharding, type);
     Course& share = all[static_cast<std::size_t>(ranks.rank())];
     for (std::int64_t step = 0; step < 6; ++step) {
       const auto result = rank.Step(step, options.batch);
@@ -178,11 +194,11 @@ inline void ExpectTheSameBits(DType type, const std::vector<int>& worlds,
   for (const int world : worlds) {
     for (const int micro_batch : micro_batches) {
       const Course replicated = TrainBy(Strategy::kReplicated, world, micro_batch, type)[0];
-      for (const Strategy strategy : kStrategies) {
-        SCOPED_TRACE(testing::Message() << NameOf(type) << " by " << NameOf(strategy) << " on "
+      for (const Sharding& sharding : ShardingsOf(world)) {
+        SCOPED_TRACE(testing::Message() << NameOf(type) << " by " << sharding.Name() << " on "
                                         << world << ", " << micro_batch);
         std::int64_t elements = 0, all = 0;
-        for (const Course& rank : TrainBy(strategy, world, micro_batch, type)) {
+        for (const Course& rank : TrainBy(sharding, world, micro_batch, type)) {
           EXPECT_EQ(rank.losses, replicated.losses);
           EXPECT_EQ(rank.norms, replicated.norms);
           for (const Held& h : rank.held) {
@@ -195,10 +211,11 @@ inline void ExpectTheSameBits(DType type, const std::vector<int>& worlds,
           elements += rank.state_elements;
         }
         for (const Held& h : replicated.held) all += static_cast<std::int64_t>(h.data.size());
-        const std::int64_t weights = all / 3;
-        EXPECT_EQ(elements, strategy == Strategy::kReplicated ? world * all
-                            : strategy == Strategy::kZero3    ? all
-                                                              : world * weights + 2 * weights);
+        const std::int64_t weights = all / 3, copies = sharding.group ? world / sharding.group : 1;
+        EXPECT_EQ(elements, sharding.strategy == Strategy::kReplicated ? world * all
+                            : sharding.strategy == Strategy::kZero3
+                                ? copies * all
+                                : world * weights + copies * 2 * weights);
       }
     }
   }

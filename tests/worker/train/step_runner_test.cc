@@ -66,22 +66,22 @@ class BadDataset final : public Dataset {
 };
 
 TEST(StepRunner, EveryStrategyTrainsToTheSameBits) {
-  ExpectTheSameBits(DType::kF32, {1, 2, 3, 6, 9}, {1, 2, 7});
+  ExpectTheSameBits(DType::kF32, {1, 2, 3, 4, 6, 9}, {1, 2, 7});
 }
 
 // The norms of tensors, which LAMB and LARS step by, have the same bits too.
 TEST(StepRunner, EveryOptimizerTrainsToTheSameBitsUnderEveryStrategy) {
   for (const OptimizerKind kind :
        {OptimizerKind::kSgd, OptimizerKind::kLamb, OptimizerKind::kLars}) {
-    for (const int world : {1, 2, 3, 9}) {
+    for (const int world : {1, 2, 3, 4, 9}) {
       const Course replicated =
           TrainBy(Strategy::kReplicated, world, 2, DType::kF32, Recompute::kNone, kind)[0];
       EXPECT_LT(replicated.losses[5], replicated.losses[0]) << NameOf(kind);
-      for (const Strategy strategy : kStrategies) {
+      for (const Sharding& sharding : ShardingsOf(world)) {
         SCOPED_TRACE(testing::Message()
-                     << NameOf(kind) << ", " << NameOf(strategy) << " on " << world);
+                     << NameOf(kind) << ", " << sharding.Name() << " on " << world);
         for (const Course& rank :
-             TrainBy(strategy, world, 2, DType::kF32, Recompute::kNone, kind)) {
+             TrainBy(sharding, world, 2, DType::kF32, Recompute::kNone, kind)) {
           EXPECT_EQ(rank.losses, replicated.losses);
           EXPECT_EQ(rank.norms, replicated.norms);
           for (const Held& h : rank.held) {
@@ -292,14 +292,14 @@ class Forwarding : public Communicator {
     return ranks_.AllReduceSum(inout);
   }
   absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
-                             std::span<float> out) override {
+                             std::span<float> out, int group) override {
     Before();
-    return ranks_.ReduceScatter(arena, stretches, out);
+    return ranks_.ReduceScatter(arena, stretches, out, group);
   }
   absl::Status AllGather(std::span<float> arena, std::span<const Stretch> stretches,
-                         std::span<float> out) override {
+                         std::span<float> out, int group) override {
     Before();
-    return ranks_.AllGather(arena, stretches, out);
+    return ranks_.AllGather(arena, stretches, out, group);
   }
   absl::Status AllReduce(std::span<double> inout, Reduction reduction) override {
     Before();
@@ -337,10 +337,10 @@ class Forgetful final : public Forwarding {
     return summed;
   }
   absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
-                             std::span<float> out) override {
-    absl::Status summed = Forwarding::ReduceScatter(arena, stretches, out);
+                             std::span<float> out, int group) override {
+    absl::Status summed = Forwarding::ReduceScatter(arena, stretches, out, group);
     for (const Stretch& s : stretches) {
-      if (forgets && s.owner == rank()) out[static_cast<std::size_t>(s.to)] = std::nanf("");
+      if (forgets && s.owner == rank() % group) out[static_cast<std::size_t>(s.to)] = std::nanf("");
     }
     return summed;
   }

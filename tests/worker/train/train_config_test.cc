@@ -46,13 +46,31 @@ TEST_F(TrainConfigTest, AStrategyHasTheNamesThatPeopleKnow) {
       {"ddp", Strategy::kReplicated},      {"NO_SHARD", Strategy::kReplicated},
       {"zero-1", Strategy::kZero1},        {"ZeRO_2", Strategy::kZero2},
       {"SHARD_GRAD_OP", Strategy::kZero2}, {"zero-3", Strategy::kZero3},
-      {"full-shard", Strategy::kZero3}};
+      {"full-shard", Strategy::kZero3},    {"HYBRID_SHARD", Strategy::kZero3}};
   EXPECT_EQ((*ReadTrainConfig({"--data", "x"}))->strategy, Strategy::kReplicated);
   for (const auto& [name, strategy] : rows) {
     EXPECT_EQ((*ReadTrainConfig({"--data", "x", "--strategy", name}))->strategy, strategy);
     const std::string file = File(std::string("data: x\nstrategy: ") + name + "\n");
     EXPECT_EQ((*ReadTrainConfig({"--config", file}))->strategy, strategy);
   }
+}
+
+TEST_F(TrainConfigTest, AGroupIsAllRanksOrAsManyAsToldOrThoseOfANode) {
+  const auto group = [](std::vector<std::string> args) {
+    args.insert(args.begin(), {"--data", "x"});
+    return (*ReadTrainConfig(args))->ShardGroup(/*ranks_of_host=*/8);
+  };
+  EXPECT_EQ(group({"--strategy", "zero-3"}), 0);
+  EXPECT_EQ(group({"--strategy", "hybrid-shard"}), 8);
+  EXPECT_EQ(group({"--shard-group", "2", "--strategy", "hybrid_shard"}), 2);
+  EXPECT_EQ(group({"--strategy", "zero-2", "--shard-group", "4"}), 4);
+  const std::string file = File("data: x\nstrategy: hybrid-shard\n");
+  EXPECT_EQ(group({"--config", file}), 8);
+  EXPECT_EQ(group({"--config", file, "--strategy", "zero-3"}), 0);
+  const absl::Status status = ReadTrainConfig({"--data", "x", "--shard-group", "2"}).status();
+  EXPECT_NE(std::string(status.message()).find("--shard-group 2 does not fit --strategy ddp"),
+            std::string::npos)
+      << status;
 }
 
 TEST_F(TrainConfigTest, APrecisionIsChosenOrFollowsTheCpu) {

@@ -135,6 +135,36 @@ TEST_F(TrainTest, EveryStrategyTrainsToTheSameBitsAndResumesTheOthers) {
   }
 }
 
+// Each group of ranks holds a copy of what its ranks divide.
+TEST_F(TrainTest, GroupsTrainToTheSameBitsAndResumeTheOthers) {
+  const auto flags = [&](const std::string& name, const std::string& strategy, const char* group) {
+    return With(Checkpoints(name), {"--strategy", strategy, "--shard-group", group});
+  };
+  Group whole(*this, 4, {.flags = flags("whole", "zero-3", "0")});
+  for (int code : whole.WaitAll()) ASSERT_EQ(code, 0) << whole.Output(0);
+  const auto state = NewestState("whole");
+  std::uint64_t generation = 0;
+  for (const std::string strategy : {"zero-1", "zero-2", "zero-3"}) {
+    Group groups(*this, 4, {.generation = ++generation, .flags = flags(strategy, strategy, "2")});
+    for (int code : groups.WaitAll()) ASSERT_EQ(code, 0) << groups.Output(0);
+    EXPECT_NE(groups.Output(0).find(strategy + " in 2 groups of 2 ranks: rank 0 keeps "),
+              std::string::npos)
+        << groups.Output(0);
+    EXPECT_EQ(NewestState(strategy), state) << strategy;
+    ASSERT_TRUE(std::filesystem::remove(directory_ / (strategy + "/commits/step-12")));
+    const char* next = strategy == "zero-2" ? "2" : "0";
+    Group other(*this, 4, {.generation = ++generation, .flags = flags(strategy, "zero-3", next)});
+    for (int code : other.WaitAll()) ASSERT_EQ(code, 0) << other.Output(0);
+    EXPECT_NE(other.Output(0).find("resumed from step 8"), std::string::npos) << other.Output(0);
+    EXPECT_EQ(NewestState(strategy), state) << strategy << ", then zero-3";
+  }
+  ExpectExits({{"three ranks in groups of two",
+                {.flags = flags("three", "zero-2", "2")},
+                3,
+                WorkerExit::kUsage,
+                "world 3 is no multiple of the shard group of 2"}});
+}
+
 // As above, of numbers of 16 bits: what a checkpoint has of them is in full precision, with how
 // often f16's loss scale has changed.
 TEST_F(TrainTest, ShortNumbersResumeToTheSameBits) {
