@@ -122,6 +122,7 @@ class Bench {
         case Op::kRecompute:
         case Op::kZeroGrad:
         case Op::kReduceGrad:
+        case Op::kAwaitGrad:
         case Op::kVote:
         case Op::kCommit: break;  // This rank is alone and has samples.
       }

@@ -59,7 +59,8 @@ struct Stretch {
 
 // What moves tensors between the ranks of a group. Sums are added in rank order whatever the
 // timing, so that a sum has equal bits on all ranks, in all runs of one world size, and by whatever
-// call it was asked for. Calls keep the order of the group's, and fail as they do.
+// call it was asked for. Calls keep the order of the group's, and fail as they do. They may come
+// from another thread than the group's, one at a time.
 class Collectives {
  public:
   virtual ~Collectives() = default;
@@ -68,6 +69,9 @@ class Collectives {
   // destroyed: what lies in it is reduced and gathered without a copy. Ranks name equal ranges of
   // the same arena.
   virtual absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) = 0;
+
+  // Whether calls wait for a network, so that it pays to compute meanwhile. Equal on all ranks.
+  virtual bool WaitsForNetwork() const { return false; }
 
   virtual absl::Status AllReduceSum(std::span<float> inout) = 0;
 

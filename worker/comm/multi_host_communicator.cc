@@ -15,8 +15,6 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// Below this a copy through the buffers beats reducing in place, as on one host.
-constexpr std::size_t kStagedFloats = 16384;
 // The first rank of a host is asked for its verdict first: it knows who is late on another host.
 constexpr Duration kFirstRankSpeaks = std::chrono::seconds(3);
 

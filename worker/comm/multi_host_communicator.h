@@ -35,6 +35,7 @@ class MultiHostCommunicator final : public Communicator {
   int rank() const override { return rank_; }
   int world_size() const override { return hosts_.back().first + hosts_.back().count; }
   void SetDeadline(Duration per_call) override;
+  bool WaitsForNetwork() const override { return true; }
   absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) override;
   absl::Status AllReduceSum(std::span<float> inout) override;
   absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,

@@ -21,8 +21,6 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr long kSliceNanoseconds = 2'000'000;
-// Below this a copy through the buffers (one phase) beats reducing in place (two phases).
-constexpr std::size_t kStagedFloats = 16384;
 // Between two looks at whether the others have failed; about a tenth of a millisecond.
 constexpr std::size_t kSumFloats = 256 << 10;
 // Parts of an arena start at different offsets within a page: equal ones would make loads and

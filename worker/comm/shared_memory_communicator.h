@@ -56,6 +56,8 @@ enum Operation : std::uint32_t {
 enum Type : std::uint32_t { kByte = 1, kFloat, kDouble, kInt64 };
 
 inline constexpr std::uint64_t kNoArena = ~0ull;
+// Below this a copy through the buffers (one phase) beats reducing in place (two phases).
+inline constexpr std::size_t kStagedFloats = 16384;
 std::string Describe(const CallHeader& header);
 // Ranks whose stretches or groups differ anywhere have other hashes.
 std::uint64_t HashOf(std::span<const Stretch> stretches, int group);

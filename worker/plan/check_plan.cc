@@ -38,6 +38,7 @@ class Walk {
         written_(layout.params().size(), false),
         zeroed_(layout.units().size(), false),
         reduced_(layout.units().size(), false),
+        under_way_(layout.units().size(), false),
         stepped_(layout.units().size(), false) {}
 
   absl::Status Run() {
@@ -83,7 +84,8 @@ class Walk {
     const bool runs = i.op == Op::kForward || i.op == Op::kRecompute || i.op == Op::kBackward,
                of_unit = runs || i.op == Op::kGather || i.op == Op::kFree || i.op == Op::kRound ||
                          i.op == Op::kStep,
-               of_bucket = i.op == Op::kZeroGrad || i.op == Op::kReduceGrad;
+               of_bucket =
+                   i.op == Op::kZeroGrad || i.op == Op::kReduceGrad || i.op == Op::kAwaitGrad;
     return (!runs && i.micro_batch != -1) || (!of_unit && i.unit != -1) ||
            (!of_bucket && i.bucket != -1);
   }
@@ -99,6 +101,7 @@ class Walk {
       case Op::kBackward: return Backward(instruction);
       case Op::kZeroGrad: return ZeroGrad(instruction);
       case Op::kReduceGrad: return ReduceGrad(instruction);
+      case Op::kAwaitGrad: return AwaitGrad(instruction);
       case Op::kSumSquares: return SumSquares();
       case Op::kVote: return Vote();
       case Op::kStep: return Step(instruction);
@@ -324,9 +327,22 @@ class Walk {
         return Broken(absl::StrCat("the gradients of unit ", u, " are not complete"));
       }
       reduced_[static_cast<std::size_t>(u)] = true;
-      filled_[static_cast<std::size_t>(u)] = false;
+      filled_[static_cast<std::size_t>(u)] = plan_.overlaps;
+      under_way_[static_cast<std::size_t>(u)] = plan_.overlaps;
     }
     collectives_.push_back({Op::kReduceGrad, bucket.flat});
+    return absl::OkStatus();
+  }
+
+  absl::Status AwaitGrad(const Instruction& instruction) {
+    RETURN_IF_ERROR(CheckBucket(instruction));
+    const Bucket& bucket = plan_.buckets[static_cast<std::size_t>(instruction.bucket)];
+    for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
+      if (!under_way_[static_cast<std::size_t>(u)])
+        return Broken(absl::StrCat("no reduction of unit ", u, " is under way"));
+      under_way_[static_cast<std::size_t>(u)] = filled_[static_cast<std::size_t>(u)] = false;
+    }
+    collectives_.push_back({Op::kAwaitGrad, bucket.flat});
     return absl::OkStatus();
   }
 
@@ -336,6 +352,8 @@ class Walk {
       if (!reduced_[static_cast<std::size_t>(u)]) {
         return Broken(absl::StrCat("unit ", u, " is not reduced"));
       }
+      if (under_way_[static_cast<std::size_t>(u)])
+        return Broken(absl::StrCat("the reduction of unit ", u, " is under way"));
     }
     summed_ = true;
     if (layout_.Divides(StateKind::kMoments)) collectives_.push_back({Op::kSumSquares, {}});
@@ -391,7 +409,7 @@ class Walk {
   UnitId holder_ = -1;                            // Which unit's activations are in it.
   std::vector<bool> filled_;                      // By unit: its window has gradients to reduce.
   std::vector<bool> written_;                     // By parameter: its gradient, in this step.
-  std::vector<bool> zeroed_, reduced_, stepped_;  // By unit.
+  std::vector<bool> zeroed_, reduced_, under_way_, stepped_;  // By unit.
   bool summed_ = false, voted_ = false, committed_ = false;
   std::vector<Collective> collectives_;
 };
@@ -414,6 +432,10 @@ absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans) {
     if (walk.collectives() != expected) {
       return absl::FailedPreconditionError(
           absl::StrCat("the collectives of rank ", r, " are not those of rank 0"));
+    }
+    if (plans[r].overlaps != plans[0].overlaps) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", r, " goes on while gradients are reduced, or rank 0 alone does"));
     }
     if (plans[r].gradients != plans[0].gradients) {
       return absl::FailedPreconditionError(

@@ -50,6 +50,12 @@ std::vector<UnitId> FirstWriters(const ParamLayout& layout) {
   return first;
 }
 
+// Units have places in the memory of gradients one after the other.
+bool SharesGradients(const ParamLayout& layout, const PlanOptions& options) {
+  return layout.Divides(StateKind::kGradients) &&
+         std::max(options.micro_batches, options.rounds) <= 1;
+}
+
 // Makes the instructions of one rank, front to back.
 class Planner {
  public:
@@ -67,6 +73,7 @@ class Planner {
     const int rounds = layout_.Divides(StateKind::kWeights) ? std::max(own, options_.rounds) : own;
     for (int round = 0; round < rounds; ++round) Round(round, rounds);
     Use({});
+    while (options_.overlap && awaited_ < static_cast<int>(plan_.buckets.size())) Await();
     Add({.op = Op::kSumSquares});
     Add({.op = Op::kVote});
     for (UnitId u = 0; u < units_; ++u) Add({.op = Op::kStep, .unit = u});
@@ -108,7 +115,12 @@ class Planner {
   void Reduce(int bucket) {
     if (options_.micro_batches == 0) Add({.op = Op::kZeroGrad, .bucket = bucket});
     Add({.op = Op::kReduceGrad, .bucket = bucket});
+    // The one before: two are in memory then, and this one goes on while that is waited for.
+    if (options_.overlap && SharesGradients(layout_, options_) && awaited_ < bucket) Await();
   }
+
+  // They come to their end in the order in which they began.
+  void Await() { Add({.op = Op::kAwaitGrad, .bucket = awaited_++}); }
 
   // From here on the weights of these units are in place, and those of no other.
   void Use(const std::vector<UnitId>& read) {
@@ -141,6 +153,7 @@ class Planner {
   const UnitId units_;
   std::vector<bool> gathered_;  // By unit; only where weights are divided.
   std::vector<bool> rounded_;   // By unit; only where they are not.
+  int awaited_ = 0;             // Buckets.
   UnitId holder_ = -1;          // Of the recomputed units, whose activations are there.
 };
 
@@ -197,7 +210,8 @@ void PlaceWindows(const ParamLayout& layout, const PlanOptions& options, Plan& p
   if (plan.rounds) plan.rounded = plan.weights;
   if (!layout.Divides(StateKind::kGradients)) return;
   Plan one = plan;
-  const PlanOptions alone{.micro_batches = 1, .rounds = 1, .round_weights = plan.rounds};
+  const PlanOptions alone{
+      .micro_batches = 1, .rounds = 1, .round_weights = plan.rounds, .overlap = plan.overlaps};
   Planner(layout, alone, one).Run();
   Lives weights(layout.units().size()), rounded = weights, gradients = weights;
   for (std::size_t at = 0; at < one.instructions.size(); ++at) {
@@ -215,7 +229,7 @@ void PlaceWindows(const ParamLayout& layout, const PlanOptions& options, Plan& p
         if (life.empty()) life.push_back({at, at});
       }
     }
-    if (instruction.op == Op::kReduceGrad) {
+    if (instruction.op == (plan.overlaps ? Op::kAwaitGrad : Op::kReduceGrad)) {
       const Bucket& bucket = one.buckets[static_cast<std::size_t>(instruction.bucket)];
       for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u)
         gradients[static_cast<std::size_t>(u)].back().last = at;
@@ -225,8 +239,7 @@ void PlaceWindows(const ParamLayout& layout, const PlanOptions& options, Plan& p
     plan.weights = Place(layout, weights);
     if (plan.rounds) plan.rounded = Place(layout, rounded);
   }
-  if (std::max(options.micro_batches, options.rounds) <= 1)
-    plan.gradients = Place(layout, gradients);
+  if (SharesGradients(layout, options)) plan.gradients = Place(layout, gradients);
 }
 
 }  // namespace
@@ -272,6 +285,7 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
             .rounds = options.round_weights,
             .rounded = {},
             .recomputed = options.recomputed,
+            .overlaps = options.overlap,
             .instructions = {}};
   PlaceWindows(layout, options, plan);
   Planner(layout, options, plan).Run();
@@ -294,6 +308,7 @@ std::string ToString(const Instruction& instruction) {
                           instruction.micro_batch);
     case Op::kZeroGrad: return absl::StrCat("ZeroGrad bucket ", instruction.bucket);
     case Op::kReduceGrad: return absl::StrCat("ReduceGrad bucket ", instruction.bucket);
+    case Op::kAwaitGrad: return absl::StrCat("AwaitGrad bucket ", instruction.bucket);
     case Op::kSumSquares: return "SumSquares";
     case Op::kVote: return "Vote";
     case Op::kStep: return absl::StrCat("Step unit ", instruction.unit);

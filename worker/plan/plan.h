@@ -20,7 +20,9 @@ enum class Op : std::uint8_t {
   kBackward,    // Unit, micro-batch: each gradient is written or added to, see first_writers.
   kZeroGrad,    // Bucket: zeros, on a rank that has no sample in any batch.
   kReduceGrad,  // Bucket: sum of its gradients over all ranks, to all ranks, or of each element to
-                // its owner where moments are divided. Collective.
+                // its owner where moments are divided. Collective. Where the plan overlaps, it
+                // begins here and goes on beside what follows.
+  kAwaitGrad,   // Bucket: its reduction is over. Only where the plan overlaps.
   kSumSquares,  // Of all reduced gradients. Collective unless every rank has all of them.
   kVote,    // Collective: loss, sample count and norm of every rank. All go by the same result: the
             // step is void unless the batch is whole, and loss and norm are finite on all.
@@ -32,7 +34,7 @@ struct Instruction {
   Op op = Op::kForward;
   UnitId unit = -1;      // kGather, kFree, kRound, kForward, kRecompute, kBackward, kStep.
   int micro_batch = -1;  // kForward, kRecompute, kBackward.
-  int bucket = -1;       // kZeroGrad, kReduceGrad: index into Plan::buckets.
+  int bucket = -1;       // kZeroGrad, kReduceGrad, kAwaitGrad: index into Plan::buckets.
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };
 
@@ -68,6 +70,7 @@ struct Plan {
   Windows rounded;
   // Units whose Forward leaves what Backward needs in one place that they all share, in order.
   std::vector<UnitId> recomputed;
+  bool overlaps = false;  // Backwards go on while gradients are reduced.
   std::vector<Instruction> instructions;
 };
 
@@ -78,6 +81,7 @@ struct PlanOptions {
   std::int64_t bucket_bytes = 4 * 1024 * 1024;  // A bucket closes once it holds that much.
   bool round_weights = false;                   // See Plan::rounds.
   std::vector<UnitId> recomputed{};             // See Plan::recomputed.
+  bool overlap = false;                         // See Plan::overlaps.
 };
 
 // Every micro-batch forward and backward; each bucket is reduced right after the last backward that
@@ -88,9 +92,10 @@ struct PlanOptions {
 // is; ranks with fewer micro-batches than others gather with them. Where only moments or gradients
 // are, each unit is gathered after its Step. Gradients that are divided are kept whole between
 // several micro-batches, since sums in another order have other bits; with one micro-batch, units
-// share memory. Weights that are rounded are so once they are gathered; where they are kept whole,
-// once in a step. A unit is recomputed before its backward unless it was the last to go forward of
-// those that are.
+// share memory. Reductions that overlap are awaited before SumSquares, or where units share memory,
+// each once the next one has begun. Weights that are rounded are so once they are gathered; where
+// they are kept whole, once in a step. A unit is recomputed before its backward unless it was the
+// last to go forward of those that are.
 //
 // Pure: equal layouts, rounds and bucket sizes give equal collectives and windows on every rank.
 // Invalid argument: rank not in the layout's world, micro_batches < 0, more than `rounds`,
@@ -108,11 +113,11 @@ std::vector<UnitId> UnitsReadBy(const ParamLayout& layout, UnitId unit);
 // equal collectives in equal order, and equal windows; each micro-batch's forwards in order and its
 // backwards in reverse order, each with the weights it reads in place and, where the plan says so,
 // rounded, and none of those freed or gathered over while in use; no backward of a unit over whose
-// activations another was computed; no gradient added to before one
-// backward of the step has written it, and none overwritten before it is reduced; every unit
-// reduced exactly once and only after its last backward (or, on a rank without a micro-batch, after
-// its ZeroGrad), SumSquares after all reductions, Vote before the first Step, every unit stepped
-// exactly once; at Commit, which is last, every rank has the new weights or, where they are
+// activations another was computed; no gradient added to before one backward of the step has
+// written it, and none overwritten before it is reduced, to the end of that; every unit reduced
+// exactly once and only after its last backward (or, on a rank without a micro-batch, after its
+// ZeroGrad), SumSquares once all reductions are over, Vote before the first Step, every unit
+// stepped exactly once; at Commit, which is last, every rank has the new weights or, where they are
 // divided, keeps no copy of old ones; no instruction names more than it needs. Failed precondition
 // names rank, instruction and rule.
 absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans);

@@ -92,7 +92,8 @@ class UseWalk {
       gathered_.End(i.unit);
     if (i.op == Op::kFree) rounded_.End(i.unit);
     if (i.op == Op::kBackward) activations_.End(i.unit);
-    if (i.op == Op::kReduceGrad && layout_.Divides(StateKind::kGradients))
+    if (i.op == (plan_.overlaps ? Op::kAwaitGrad : Op::kReduceGrad) &&
+        layout_.Divides(StateKind::kGradients))
       ForBucket(i.bucket, [this](UnitId u) { gradients_.End(u); });
     if (i.op == Op::kStep) {
       gradients_.End(i.unit);

@@ -26,12 +26,14 @@ int MicroBatchesOf(std::int64_t samples, int largest) {
 // Every rank makes the plans of all, and checks them against each other before anything runs.
 absl::StatusOr<std::vector<Plan>> CheckedPlans(const ParamLayout& layout,
                                                const StepRunnerOptions& options, DType type,
-                                               const std::vector<UnitId>& recomputed) {
+                                               const std::vector<UnitId>& recomputed,
+                                               bool overlap) {
   std::vector<Plan> plans;
   for (int r = 0; r < layout.world(); ++r) {
-    ASSIGN_OR_RETURN(Plan plan,
-                     MakePlan(layout, PlanOptionsOf(options.batch, options.micro_batch, r,
-                                                    layout.world(), type, recomputed)));
+    PlanOptions of_rank =
+        PlanOptionsOf(options.batch, options.micro_batch, r, layout.world(), type, recomputed);
+    of_rank.overlap = overlap;
+    ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, of_rank));
     plans.push_back(std::move(plan));
   }
   RETURN_IF_ERROR(CheckPlan(layout, plans));
@@ -84,11 +86,15 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
     Communicator& ranks, const Model<T>& model, const ParamLayout& layout, const Dataset& dataset,
     TrainState& state, const StepRunnerOptions& options) {
   std::unique_ptr<StepRunner> runner(new StepRunner(ranks, layout, dataset, options, DTypeOf<T>()));
-  ASSIGN_OR_RETURN(
-      std::vector<Plan> plans,
-      CheckedPlans(layout, options, DTypeOf<T>(), UnitsRecomputed(model, options.recompute)));
+  ASSIGN_OR_RETURN(std::vector<Plan> plans, CheckedPlans(layout, options, DTypeOf<T>(),
+                                                         UnitsRecomputed(model, options.recompute),
+                                                         ranks.WaitsForNetwork()));
   RETURN_IF_ERROR(AgreeOnPlans(ranks, layout, plans));
   runner->plan_ = std::move(plans[static_cast<std::size_t>(ranks.rank())]);
+  if (runner->plan_.overlaps) {
+    runner->under_way_.resize(runner->plan_.buckets.size());
+    runner->stream_.emplace();
+  }
   RETURN_IF_ERROR(runner->Allocate(state));
   runner->Connect();
   const std::int64_t samples = std::max<std::int64_t>(1, runner->slice_.size);
@@ -205,7 +211,8 @@ absl::Status StepRunner::PlanForwards() {
                                                    .micro_batches = 1,
                                                    .rounds = 1,
                                                    .round_weights = plan_.rounds,
-                                                   .recomputed = plan_.recomputed}));
+                                                   .recomputed = plan_.recomputed,
+                                                   .overlap = plan_.overlaps}));
     plans.push_back(std::move(plan));
   }
   RETURN_IF_ERROR(CheckPlan(layout_, plans));
@@ -253,23 +260,38 @@ absl::StatusOr<StepResult> StepRunner::Run(std::int64_t step, std::span<const st
   CHECK(next.empty() || next.size() == ids.size());
   RETURN_IF_ERROR(ReadSamples(*reader_, ids, next));
   StepResult result;
+  absl::Status status = RunAll(step, ballot, result);
+  // Nothing of this step goes on after it, and no call of another thread's beside one of the
+  // stream's. The others come to what has begun, or have failed.
+  if (stream_) status.Update(stream_->AwaitAll());
+  if (!status.ok()) return status;
+  return result;
+}
+
+absl::Status StepRunner::RunAll(std::int64_t step, const Ballot& ballot, StepResult& result) {
   loss_sum_ = 0;
   for (const Instruction& instruction : plan_.instructions) {
     RETURN_IF_ERROR(Carry(instruction, step, ballot, result));
     if (instruction.op == Op::kVote && !std::isfinite(result.loss + result.gradient_norm)) {
       result.retry = std::isfinite(result.loss) && scaler_.Halve();
-      return result;
+      break;
     }
   }
-  return result;
+  return absl::OkStatus();
+}
+
+absl::Status StepRunner::Gather(UnitId unit) {
+  const auto gather = [this, unit] {
+    return ranks_.AllGather(shared_weights_, gathers_[static_cast<std::size_t>(unit)], weights_,
+                            layout_.group());
+  };
+  return stream_ ? stream_->Await(stream_->Start(gather)) : gather();
 }
 
 absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step,
                                const Ballot& ballot, StepResult& result) {
   switch (instruction.op) {
-    case Op::kGather:
-      return ranks_.AllGather(shared_weights_, gathers_[static_cast<std::size_t>(instruction.unit)],
-                              weights_, layout_.group());
+    case Op::kGather: return Gather(instruction.unit);
     case Op::kFree: return absl::OkStatus();  // What is gathered next takes its place.
     case Op::kRound:
       runner_->RoundWeights(
@@ -289,6 +311,8 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
                                AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch));
     case Op::kZeroGrad: ZeroGradients(instruction); return absl::OkStatus();
     case Op::kReduceGrad: return ReduceGradients(instruction);
+    case Op::kAwaitGrad:
+      return stream_->Await(under_way_[static_cast<std::size_t>(instruction.bucket)]);
     case Op::kSumSquares: return SumSquares(step);
     case Op::kVote: return Vote(ballot, result);
     case Op::kStep:
@@ -356,6 +380,13 @@ void StepRunner::ZeroGradients(const Instruction& instruction) {
 }
 
 absl::Status StepRunner::ReduceGradients(const Instruction& instruction) {
+  if (!stream_) return ReduceBucket(instruction);
+  under_way_[static_cast<std::size_t>(instruction.bucket)] =
+      stream_->Start([this, instruction] { return ReduceBucket(instruction); });
+  return absl::OkStatus();
+}
+
+absl::Status StepRunner::ReduceBucket(const Instruction& instruction) {
   if (reductions_.empty()) return ranks_.AllReduceSum(BucketOf(instruction));
   return ranks_.ReduceScatter(gradients_, reductions_[static_cast<std::size_t>(instruction.bucket)],
                               reduced_, layout_.group());

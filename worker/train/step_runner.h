@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "worker/comm/call_stream.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/batch_reader.h"
 #include "worker/data/dataset.h"
@@ -95,10 +97,13 @@ class StepRunner {
   absl::Status ReadSamples(BatchReader& reader, std::span<const std::int64_t> ids,
                            std::span<const std::int64_t> next);
   MicroBatch MicroBatchOf(int index) const;
+  absl::Status RunAll(std::int64_t step, const Ballot& ballot, StepResult& result);
   absl::Status Carry(const Instruction& instruction, std::int64_t step, const Ballot& ballot,
                      StepResult& result);
+  absl::Status Gather(UnitId unit);
   std::span<float> BucketOf(const Instruction& instruction) const;
   void ZeroGradients(const Instruction& instruction);
+  absl::Status ReduceBucket(const Instruction& instruction);
   absl::Status ReduceGradients(const Instruction& instruction);
   absl::Status SumSquares(std::int64_t step);
   StepInfo InfoOf(std::int64_t step, double sum_squares) const;
@@ -128,9 +133,12 @@ class StepRunner {
   std::unique_ptr<Optimizer<float>> optimizer_;
   std::unique_ptr<BatchReader> reader_;
   std::span<const std::int32_t> tokens_, targets_;  // (slice_.size, T), of a reader.
-  std::vector<Instruction> forwards_;  // Of one micro-batch: the first half of a checked plan.
-  double loss_sum_ = 0;                // Of this rank, in nats over tokens.
-  double sum_squares_ = 0;             // After the vote, what all ranks go by.
+  std::vector<Instruction> forwards_;     // Of one micro-batch: the first half of a checked plan.
+  double loss_sum_ = 0;                   // Of this rank, in nats over tokens.
+  double sum_squares_ = 0;                // After the vote, what all ranks go by.
+  std::vector<std::uint64_t> under_way_;  // By bucket: the call that reduces it.
+  // Where the plan overlaps: it makes the calls that move tensors. Last, since they use the above.
+  std::optional<CallStream> stream_;
 };
 
 }  // namespace regroup::worker

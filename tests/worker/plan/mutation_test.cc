@@ -63,8 +63,12 @@ struct Machine {
 // Carries out the plans of all ranks: each until its next collective, then that on all.
 class World {
  public:
-  World(const ParamLayout& layout, const std::vector<Plan>& plans)
-      : layout_(layout), plans_(plans), divided_(layout.Divides(StateKind::kMoments)) {
+  // Reductions that go on beside what follows happen as soon as they can, or as late as they may.
+  World(const ParamLayout& layout, const std::vector<Plan>& plans, bool late = false)
+      : layout_(layout),
+        plans_(plans),
+        divided_(layout.Divides(StateKind::kMoments)),
+        reduces_at_(late && plans[0].overlaps ? Op::kAwaitGrad : Op::kReduceGrad) {
     for (int r = 0; r < layout.world(); ++r) machines_.emplace_back(layout, r);
   }
 
@@ -118,7 +122,7 @@ class World {
     return layout_.params()[static_cast<std::size_t>(p)];
   }
   bool IsAlone(const Instruction& i) const {
-    return i.op != Op::kGather && i.op != Op::kReduceGrad && i.op != Op::kVote &&
+    return i.op != Op::kGather && i.op != reduces_at_ && i.op != Op::kVote &&
            (i.op != Op::kSumSquares || !divided_);
   }
 
@@ -262,7 +266,8 @@ class World {
   void Together(const Instruction& i) {
     switch (i.op) {
       case Op::kGather: return Gather(i.unit);
-      case Op::kReduceGrad: return Reduce(plans_[0].buckets.at(static_cast<std::size_t>(i.bucket)));
+      case Op::kReduceGrad:
+      case Op::kAwaitGrad: return Reduce(plans_[0].buckets.at(static_cast<std::size_t>(i.bucket)));
       case Op::kSumSquares: return SumTogether();
       default: return Vote();
     }
@@ -309,19 +314,22 @@ class World {
   const ParamLayout& layout_;
   const std::vector<Plan>& plans_;
   const bool divided_;
+  const Op reduces_at_;
   int step_ = 0;
   std::vector<Machine> machines_;
 };
 
 // Two steps, since what one leaves behind may show in the next only.
-std::vector<Number> ResultOf(const ParamLayout& layout, const std::vector<Plan>& plans) {
-  World world(layout, plans);
+std::vector<Number> ResultOf(const ParamLayout& layout, const std::vector<Plan>& plans,
+                             bool late = false) {
+  World world(layout, plans, late);
   for (int step = 0; step < 2; ++step) world.Step(step);
   return world.Result();
 }
 
 std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro_batches,
-                        bool round_weights, const std::vector<UnitId>& recomputed = {}) {
+                        bool round_weights, const std::vector<UnitId>& recomputed = {},
+                        bool overlap = false) {
   std::vector<Plan> plans;
   for (int r = 0; r < layout.world(); ++r) {
     plans.push_back(
@@ -330,7 +338,8 @@ std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro
                            .rounds = *std::max_element(micro_batches.begin(), micro_batches.end()),
                            .bucket_bytes = 40 * kCell * 4,
                            .round_weights = round_weights,
-                           .recomputed = recomputed}));
+                           .recomputed = recomputed,
+                           .overlap = overlap}));
   }
   return plans;
 }
@@ -344,21 +353,38 @@ bool Fits(const std::vector<int>& world, int group) {
   return group == 0 || world.size() % static_cast<std::size_t>(group) == 0;
 }
 
+struct Course {
+  std::pair<Strategy, int> sharding;
+  bool overlap = false, late = false;
+};
+// The first is replicated and does one thing after the other.
+std::vector<Course> Courses() {
+  std::vector<Course> courses;
+  for (const auto& sharding : kShardings) {
+    courses.insert(courses.end(),
+                   {{sharding, false, false}, {sharding, true, false}, {sharding, true, true}});
+  }
+  return courses;
+}
+
 TEST(Mutations, PlansOfAllStrategiesGiveTheSameNumbers) {
   for (const std::vector<int>& micro_batches : kWorlds) {
     for (const bool round_weights : {false, true}) {
       std::vector<Number> expected;
-      for (const auto& [strategy, group] : kShardings) {
+      for (const auto& [sharding, overlap, late] : Courses()) {
+        const auto [strategy, group] = sharding;
         if (!Fits(micro_batches, group)) continue;
         const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy, group);
         std::vector<UnitId> recomputed;  // The result is the same without, but for zero-2.
         if (strategy != Strategy::kZero2) recomputed = {1, 2};
-        const std::vector<Plan> plans = Plans(layout, micro_batches, round_weights, recomputed);
+        const std::vector<Plan> plans =
+            Plans(layout, micro_batches, round_weights, recomputed, overlap);
         ASSERT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
-        World world(layout, plans);
+        World world(layout, plans, late);
         for (int step = 0; step < 3; ++step) world.Step(step);
-        if (strategy == Strategy::kReplicated) expected = world.Weights();
-        EXPECT_EQ(world.Weights(), expected) << NameOf(strategy) << " " << round_weights;
+        if (expected.empty()) expected = world.Weights();
+        EXPECT_EQ(world.Weights(), expected)
+            << NameOf(strategy) << " " << round_weights << overlap << late;
       }
     }
   }
@@ -432,9 +458,9 @@ TEST(Mutations, WhatTheCheckAcceptsRunsRight) {
     const auto [strategy, group] = kShardings[Any(rng, std::size(kShardings))];
     if (!Fits(micro_batches, group)) continue;
     const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy, group);
-    const std::vector<Plan> right =
-        Plans(layout, micro_batches, rng.Below(2) == 0,
-              rng.Below(2) == 0 ? std::vector<UnitId>{1, 2} : std::vector<UnitId>{});
+    const std::vector<Plan> right = Plans(
+        layout, micro_batches, rng.Below(2) == 0,
+        rng.Below(2) == 0 ? std::vector<UnitId>{1, 2} : std::vector<UnitId>{}, rng.Below(2) == 0);
     std::vector<Plan> plans = right;
     const Rng edit(rng.Next());
     const bool all = rng.Below(2) == 0;
@@ -446,7 +472,9 @@ TEST(Mutations, WhatTheCheckAcceptsRunsRight) {
     ++accepted;
     std::string text = NameOf(strategy);
     for (const Plan& plan : plans) text += "\n" + ToString(plan, layout);
-    ASSERT_EQ(ResultOf(layout, plans), ResultOf(layout, right)) << "mutation " << i << ": " << text;
+    const std::vector<Number> expected = ResultOf(layout, right);
+    for (const bool late : {false, true})
+      ASSERT_EQ(ResultOf(layout, plans, late), expected) << "mutation " << i << ": " << text;
   }
   RecordProperty("accepted", accepted);
   EXPECT_GT(accepted, kEdits / 50);

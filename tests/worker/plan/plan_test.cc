@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace regroup::worker {
@@ -26,7 +27,8 @@ constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1, Str
                                     Strategy::kZero3};
 
 std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro_batches,
-                        bool round_weights = false, std::vector<UnitId> recomputed = {}) {
+                        bool round_weights = false, std::vector<UnitId> recomputed = {},
+                        bool overlap = false) {
   std::vector<Plan> plans;
   const int rounds = *std::max_element(micro_batches.begin(), micro_batches.end());
   for (int rank = 0; rank < layout.world(); ++rank) {
@@ -36,7 +38,8 @@ std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro_batche
                            .rounds = rounds,
                            .bucket_bytes = 700,
                            .round_weights = round_weights,
-                           .recomputed = recomputed}));
+                           .recomputed = recomputed,
+                           .overlap = overlap}));
   }
   return plans;
 }
@@ -197,9 +200,33 @@ TEST(Plan, UnitsThatAreNotUsedTogetherShareMemory) {
   const Plan plan = *MakePlan(layout, {.bucket_bytes = 2 * 6400 * 4});
   EXPECT_EQ(plan.weights.elements, 6400);
   EXPECT_EQ(plan.gradients.elements, 2 * 6400);
+  const Plan overlapping = *MakePlan(layout, {.bucket_bytes = 2 * 6400 * 4, .overlap = true});
+  EXPECT_EQ(overlapping.gradients.elements, 4 * 6400) << "of the bucket before as well";
   const Plan accumulating = *MakePlan(layout, {.micro_batches = 2});
   EXPECT_EQ(accumulating.weights.elements, 6400);
   EXPECT_EQ(accumulating.gradients.elements, layout.flat_elements());
+}
+
+// All that is left to wait for is what backwards did not take long enough for.
+TEST(Plan, ReductionsThatOverlapAreAwaitedAtTheEndOrWhenTheirMemoryIsNeeded) {
+  const auto order = [](Strategy strategy, std::vector<int> micro_batches) {
+    std::string text;
+    const ParamLayout layout = Layout(2, true, strategy);
+    const std::vector<Plan> plans = Plans(layout, std::move(micro_batches), false, {}, true);
+    for (const Instruction& i : plans[0].instructions) {
+      if (i.bucket >= 0 || i.op == Op::kSumSquares || (i.op == Op::kBackward && i.unit == 1))
+        text += ToString(i) + "\n";
+    }
+    return text;
+  };
+  const std::string last =
+      "ReduceGrad bucket 0\nBackward unit 1 micro-batch 0\nReduceGrad bucket 1\n"
+      "AwaitGrad bucket 0\nAwaitGrad bucket 1\nSumSquares\n";
+  for (const Strategy strategy : kStrategies) EXPECT_EQ(order(strategy, {1, 1}), last);
+  const std::string two = "Backward unit 1 micro-batch 0\nReduceGrad bucket 0\n" +
+                          std::string("Backward unit 1 micro-batch 1\n") +
+                          last.substr(last.find("ReduceGrad bucket 1"));
+  EXPECT_EQ(order(Strategy::kZero2, {2, 1}), two);
 }
 
 TEST(Plan, BucketsPartitionTheFlatBuffer) {
@@ -225,9 +252,11 @@ TEST(Plan, AnyMixOfMicroBatchesPassesTheCheck) {
         const ParamLayout layout = Layout(static_cast<int>(counts.size()), tied, strategy);
         for (const bool round_weights : {false, true}) {
           for (const std::vector<UnitId>& recomputed : {std::vector<UnitId>{}, {1, 2}, {0, 3}}) {
-            const absl::Status status =
-                CheckPlan(layout, Plans(layout, counts, round_weights, recomputed));
-            EXPECT_TRUE(status.ok()) << NameOf(strategy) << ": " << status;
+            for (const bool overlap : {false, true}) {
+              const absl::Status status =
+                  CheckPlan(layout, Plans(layout, counts, round_weights, recomputed, overlap));
+              EXPECT_TRUE(status.ok()) << NameOf(strategy) << ": " << status;
+            }
           }
         }
       }
@@ -611,6 +640,61 @@ TEST(CheckPlan, CatchesEveryMistakeOfDivision) {
       EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
     }
   }
+}
+
+const Mistake kMistakesOfOverlap[] = {
+    {"never awaited", [](Plan& p) { Erase(p, Find(p, Op::kAwaitGrad)); },
+     "(SumSquares): the reduction of unit 2 is under way"},
+    {"awaited too late",
+     [](Plan& p) { Move(p, Find(p, Op::kAwaitGrad), Find(p, Op::kSumSquares)); },
+     "(SumSquares): the reduction of unit 2 is under way"},
+    {"awaited before it has begun",
+     [](Plan& p) { Move(p, Find(p, Op::kAwaitGrad), Find(p, Op::kReduceGrad)); },
+     "(AwaitGrad bucket 0): no reduction of unit 2 is under way"},
+    {"awaited twice",
+     [](Plan& p) { Insert(p, Find(p, Op::kSumSquares), p.instructions[Find(p, Op::kAwaitGrad)]); },
+     "(AwaitGrad bucket 0): no reduction of unit 2 is under way"},
+    {"a bucket that does not exist awaited",
+     [](Plan& p) { p.instructions[Find(p, Op::kAwaitGrad)].bucket = 9; }, "there are 2 buckets"},
+    {"more named than needed", [](Plan& p) { p.instructions[Find(p, Op::kAwaitGrad)].unit = 0; },
+     "names more than it needs"},
+    {"awaited in another order",
+     [](Plan& p) { Move(p, Find(p, Op::kAwaitGrad), Find(p, Op::kSumSquares) - 1); },
+     "the collectives of rank 1 are not those of rank 0"},
+    {"one thing after the other on one rank", [](Plan& p) { p.overlaps = false; },
+     "no reduction of unit 2 is under way"},
+};
+
+TEST(CheckPlan, CatchesEveryMistakeOfOverlap) {
+  for (const Strategy strategy : kStrategies) {
+    const ParamLayout layout = Layout(2, true, strategy);
+    for (const Mistake& mistake : kMistakesOfOverlap) {
+      SCOPED_TRACE(testing::Message() << NameOf(strategy) << ": " << mistake.what);
+      std::vector<Plan> plans = Plans(layout, {1, 1}, false, {}, true);
+      ASSERT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
+      mistake.make(plans[1]);
+      const absl::Status status = CheckPlan(layout, plans);
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
+    }
+  }
+}
+
+// Memory that is being reduced is no one else's yet.
+TEST(CheckPlan, NothingIsWrittenWhereAReductionIsUnderWay) {
+  std::vector<UnitSpec> units;
+  for (const char* name : {"a", "b", "c"})
+    units.push_back({name, {{.name = name, .shape = {64}}}, {}});
+  const ParamLayout layout = *ParamLayout::Create(units, 2, Strategy::kZero2);
+  std::vector<Plan> plans;
+  for (int r = 0; r < 2; ++r)
+    plans.push_back(*MakePlan(layout, {.rank = r, .bucket_bytes = 1, .overlap = true}));
+  ASSERT_TRUE(CheckPlan(layout, plans).ok());
+  EXPECT_EQ(plans[0].gradients.at[2], plans[0].gradients.at[0]);
+  for (Plan& plan : plans) plan.gradients.at[1] = plan.gradients.at[2];
+  EXPECT_NE(CheckPlan(layout, plans).message().find("overwrites unit 2, which is in use"),
+            std::string::npos)
+      << CheckPlan(layout, plans);
 }
 
 TEST(CheckPlan, ReplicasGatherNothing) {

@@ -19,6 +19,7 @@
 
 #include "common/base/rng.h"
 #include "tests/worker/golden/golden.h"
+#include "tests/worker/train/forwarding.h"
 #include "tests/worker/train/step_ranks.h"
 #include "worker/comm/in_process_communicator.h"
 #include "worker/kernels/parallel_for.h"
@@ -277,56 +278,6 @@ TEST(StepRunner, WhatIsNotFiniteOnOneRankChangesNothingOnAny) {
   }
 }
 
-// A communicator of which a test changes one thing.
-class Forwarding : public Communicator {
- public:
-  explicit Forwarding(Communicator& ranks) : ranks_(ranks) {}
-  int rank() const override { return ranks_.rank(); }
-  int world_size() const override { return ranks_.world_size(); }
-  void SetDeadline(Duration per_call) override { ranks_.SetDeadline(per_call); }
-  absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) override {
-    return ranks_.AllocateArena(count);
-  }
-  absl::Status AllReduceSum(std::span<float> inout) override {
-    Before();
-    return ranks_.AllReduceSum(inout);
-  }
-  absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
-                             std::span<float> out, int group) override {
-    Before();
-    return ranks_.ReduceScatter(arena, stretches, out, group);
-  }
-  absl::Status AllGather(std::span<float> arena, std::span<const Stretch> stretches,
-                         std::span<float> out, int group) override {
-    Before();
-    return ranks_.AllGather(arena, stretches, out, group);
-  }
-  absl::Status AllReduce(std::span<double> inout, Reduction reduction) override {
-    Before();
-    return ranks_.AllReduce(inout, reduction);
-  }
-  absl::Status AllReduce(std::span<std::int64_t> inout, Reduction reduction) override {
-    Before();
-    return ranks_.AllReduce(inout, reduction);
-  }
-  absl::Status Broadcast(std::span<std::byte> inout, int root) override {
-    Before();
-    return ranks_.Broadcast(inout, root);
-  }
-  absl::Status Barrier() override {
-    Before();
-    return ranks_.Barrier();
-  }
-  absl::Status Health() override { return ranks_.Health(); }
-  void Abort() override { ranks_.Abort(); }
-
- protected:
-  virtual void Before() {}  // A collective.
-
- private:
-  Communicator& ranks_;
-};
-
 // One whose memory loses what was summed, on this rank alone.
 class Forgetful final : public Forwarding {
  public:
@@ -373,12 +324,12 @@ struct Ended {
 // What every rank has after one step, and another in whose nth collective one rank ends the group;
 // -1: none. `calls` is of a step, `vote` the vote's number in it.
 std::vector<Ended> EndAt(Strategy strategy, int rank, int at, int& calls, int& vote,
-                         OptimizerKind optimizer) {
+                         OptimizerKind optimizer, bool distant) {
   constexpr int kWorld = 3;
   std::vector<Ended> all(kWorld);
   const TextDataset dataset(RandomText(), 8);
   OnEveryRank(kWorld, [&](Communicator& in_order) {
-    Aborting ranks(in_order);
+    Aborting ranks(in_order, distant);
     StepRunnerOptions options = Options();
     options.micro_batch = 7;
     options.optimizer.kind = optimizer;
@@ -402,14 +353,17 @@ TEST(StepRunner, AGroupThatEndsInAnyCollectiveOfAStepLeavesNoRankBehind) {
   std::vector<std::pair<Strategy, OptimizerKind>> rows = {{Strategy::kZero1, OptimizerKind::kLamb},
                                                           {Strategy::kZero3, OptimizerKind::kLars}};
   for (const Strategy strategy : kStrategies) rows.emplace_back(strategy, OptimizerKind::kAdamW);
-  for (const auto& [strategy, optimizer] : rows) {
+  for (std::size_t i = 0; i < 2 * rows.size(); ++i) {
+    const auto& [strategy, optimizer] = rows[i / 2];
+    const bool distant = i % 2 == 1;
     int calls = 0, vote = 0, ignored = 0;
-    const std::vector<Ended> after = EndAt(strategy, 0, -1, calls, vote, optimizer);
-    const std::vector<Ended> before = EndAt(strategy, 0, 0, ignored, ignored, optimizer);
+    const std::vector<Ended> after = EndAt(strategy, 0, -1, calls, vote, optimizer, distant);
+    const std::vector<Ended> before = EndAt(strategy, 0, 0, ignored, ignored, optimizer, distant);
     ASSERT_GT(calls, vote);
     for (int at = 0; at < calls; ++at) {
       SCOPED_TRACE(testing::Message() << NameOf(strategy) << ", call " << at << " of " << calls);
-      const std::vector<Ended> ended = EndAt(strategy, at % 3, at, ignored, ignored, optimizer);
+      const std::vector<Ended> ended =
+          EndAt(strategy, at % 3, at, ignored, ignored, optimizer, distant);
       for (std::size_t r = 0; r < ended.size(); ++r) {
         EXPECT_TRUE(ended[r].failed);
         EXPECT_TRUE(ended[r].marked);
