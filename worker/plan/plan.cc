@@ -72,7 +72,7 @@ class Planner {
     const int own = std::max(1, options_.micro_batches);
     const int rounds = layout_.Divides(StateKind::kWeights) ? std::max(own, options_.rounds) : own;
     for (int round = 0; round < rounds; ++round) Round(round, rounds);
-    Use({});
+    Use({}, 0);
     while (options_.overlap && awaited_ < static_cast<int>(plan_.buckets.size())) Await();
     Add({.op = Op::kSumSquares});
     Add({.op = Op::kVote});
@@ -90,7 +90,7 @@ class Planner {
   void Round(int round, int rounds) {
     const int micro_batch = round - (rounds - options_.micro_batches);
     for (UnitId u = 0; u < units_; ++u) {
-      Use(UnitsReadBy(layout_, u));
+      Use(UnitsReadBy(layout_, u), options_.reshard_after_forward ? 0 : units_);
       if (micro_batch < 0) continue;
       RoundWhole(UnitsReadBy(layout_, u));
       Add({.op = Op::kForward, .unit = u, .micro_batch = micro_batch});
@@ -98,7 +98,7 @@ class Planner {
     }
     int bucket = 0;
     for (UnitId u = units_ - 1; u >= 0; --u) {
-      Use(UnitsReadBy(layout_, u));
+      Use(UnitsReadBy(layout_, u), options_.reshard_after_forward ? 0 : u);
       if (micro_batch >= 0 && IsRecomputed(u) && holder_ != u) {
         Add({.op = Op::kRecompute, .unit = u, .micro_batch = micro_batch});
         holder_ = u;
@@ -122,10 +122,11 @@ class Planner {
   // They come to their end in the order in which they began.
   void Await() { Add({.op = Op::kAwaitGrad, .bucket = awaited_++}); }
 
-  // From here on the weights of these units are in place, and those of no other.
-  void Use(const std::vector<UnitId>& read) {
+  // From here on the weights of these units are in place, and of no other but those below `kept`
+  // that are already. A unit's own backward is the last that reads it.
+  void Use(const std::vector<UnitId>& read, UnitId kept) {
     if (!layout_.Divides(StateKind::kWeights)) return;
-    for (UnitId u = 0; u < units_; ++u) {
+    for (UnitId u = kept; u < units_; ++u) {
       if (!gathered_[static_cast<std::size_t>(u)] || std::ranges::count(read, u) > 0) continue;
       Add({.op = Op::kFree, .unit = u});
       gathered_[static_cast<std::size_t>(u)] = false;
@@ -210,8 +211,11 @@ void PlaceWindows(const ParamLayout& layout, const PlanOptions& options, Plan& p
   if (plan.rounds) plan.rounded = plan.weights;
   if (!layout.Divides(StateKind::kGradients)) return;
   Plan one = plan;
-  const PlanOptions alone{
-      .micro_batches = 1, .rounds = 1, .round_weights = plan.rounds, .overlap = plan.overlaps};
+  const PlanOptions alone{.micro_batches = 1,
+                          .rounds = 1,
+                          .round_weights = plan.rounds,
+                          .overlap = plan.overlaps,
+                          .reshard_after_forward = options.reshard_after_forward};
   Planner(layout, alone, one).Run();
   Lives weights(layout.units().size()), rounded = weights, gradients = weights;
   for (std::size_t at = 0; at < one.instructions.size(); ++at) {

@@ -82,6 +82,9 @@ struct PlanOptions {
   bool round_weights = false;                   // See Plan::rounds.
   std::vector<UnitId> recomputed{};             // See Plan::recomputed.
   bool overlap = false;                         // See Plan::overlaps.
+  // Units whose weights are divided are freed after their forward, and gathered again for their
+  // backward. Else once in a micro-batch: all of them are in memory between the two.
+  bool reshard_after_forward = true;
 };
 
 // Every micro-batch forward and backward; each bucket is reduced right after the last backward that
@@ -89,13 +92,14 @@ struct PlanOptions {
 // without a micro-batch zeroes each bucket and reduces it.
 //
 // Where weights are divided, each unit is gathered before it is used and freed before the next one
-// is; ranks with fewer micro-batches than others gather with them. Where only moments or gradients
-// are, each unit is gathered after its Step. Gradients that are divided are kept whole between
-// several micro-batches, since sums in another order have other bits; with one micro-batch, units
-// share memory. Reductions that overlap are awaited before SumSquares, or where units share memory,
-// each once the next one has begun. Weights that are rounded are so once they are gathered; where
-// they are kept whole, once in a step. A unit is recomputed before its backward unless it was the
-// last to go forward of those that are.
+// is, or where they are not resharded, once no backward needs it any more; ranks with fewer
+// micro-batches than others gather with them. Where only moments or gradients are, each unit is
+// gathered after its Step. Gradients that are divided are kept whole between several micro-batches,
+// since sums in another order have other bits; with one micro-batch, units share memory. Reductions
+// that overlap are awaited before SumSquares, or where units share memory, each once the next one
+// has begun. Weights that are rounded are so once they are gathered; where they are kept whole,
+// once in a step. A unit is recomputed before its backward unless it was the last to go forward of
+// those that are.
 //
 // Pure: equal layouts, rounds and bucket sizes give equal collectives and windows on every rank.
 // Invalid argument: rank not in the layout's world, micro_batches < 0, more than `rounds`,

@@ -103,9 +103,10 @@ absl::StatusOr<Planned> PlanFor(const TrainConfig& config, int world, Strategy s
   AnyModel model = MakeGpt(config.Model(), config.Precision());
   ASSIGN_OR_RETURN(ParamLayout layout,
                    ParamLayout::Create(UnitSpecs(model), world, strategy, config.shard_group));
-  ASSIGN_OR_RETURN(Plan plan,
-                   MakePlan(layout, PlanOptionsOf(config.batch, config.micro_batch, 0, world,
-                                                  config.Precision(), Recomputed(model, config))));
+  PlanOptions options = PlanOptionsOf(config.batch, config.micro_batch, 0, world,
+                                      config.Precision(), Recomputed(model, config));
+  options.reshard_after_forward = config.reshard_after_forward;
+  ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, options));
   return Planned{std::move(model), std::move(layout), std::move(plan)};
 }
 

@@ -33,6 +33,7 @@ absl::StatusOr<std::vector<Plan>> CheckedPlans(const ParamLayout& layout,
     PlanOptions of_rank =
         PlanOptionsOf(options.batch, options.micro_batch, r, layout.world(), type, recomputed);
     of_rank.overlap = overlap;
+    of_rank.reshard_after_forward = options.reshard_after_forward;
     ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, of_rank));
     plans.push_back(std::move(plan));
   }
@@ -207,12 +208,14 @@ void StepRunner::Connect() {
 absl::Status StepRunner::PlanForwards() {
   std::vector<Plan> plans;
   for (int r = 0; r < layout_.world(); ++r) {
-    ASSIGN_OR_RETURN(Plan plan, MakePlan(layout_, {.rank = r,
-                                                   .micro_batches = 1,
-                                                   .rounds = 1,
-                                                   .round_weights = plan_.rounds,
-                                                   .recomputed = plan_.recomputed,
-                                                   .overlap = plan_.overlaps}));
+    ASSIGN_OR_RETURN(Plan plan,
+                     MakePlan(layout_, {.rank = r,
+                                        .micro_batches = 1,
+                                        .rounds = 1,
+                                        .round_weights = plan_.rounds,
+                                        .recomputed = plan_.recomputed,
+                                        .overlap = plan_.overlaps,
+                                        .reshard_after_forward = options_.reshard_after_forward}));
     plans.push_back(std::move(plan));
   }
   RETURN_IF_ERROR(CheckPlan(layout_, plans));

@@ -37,6 +37,7 @@ struct StepRunnerOptions {
   Isa kernels = BestIsa();
   std::uint64_t seed = 0;  // Of random rounding.
   Recompute recompute = Recompute::kNone;
+  bool reshard_after_forward = true;  // See PlanOptions.
 };
 
 // What a rank brings to the vote of one step.

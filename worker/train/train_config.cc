@@ -79,6 +79,13 @@ absl::Status ChooseKernels(std::string_view text, std::optional<Isa>& kernels) {
                 kBestKernels);
 }
 
+absl::Status ChooseBool(std::string_view text, bool& value) {
+  if (text != "true" && text != "false")
+    return Refuse(Cat("\"", text, "\" is not accepted"), "true and false are", "true");
+  value = text == "true";
+  return absl::OkStatus();
+}
+
 // By the names of ZeRO's paper and by those of PyTorch's, in any case, with - or _.
 absl::Status ChooseStrategy(std::string_view text, TrainConfig& config) {
   static constexpr std::pair<std::string_view, Strategy> kNames[] = {
@@ -271,6 +278,11 @@ void DescribeModelAndSteps(CLI::App& app, TrainConfig& c) {
   AddInt(app, "--shard-group", c.shard_group, 0, kMaxSize,
          "consecutive ranks that divide it, each such group with a copy; the world is a multiple "
          "of it, 0 is all ranks, or with hybrid-shard those of one node, as in --shard-group 8");
+  AddParsed(app, "--reshard-after-forward", "BOOL", "true",
+            "whether weights that are divided are freed after a unit's forward and gathered again "
+            "for its backward; false needs room for all of them and moves a third less, as in "
+            "--reshard-after-forward false",
+            [&c](std::string_view text) { return ChooseBool(text, c.reshard_after_forward); });
   AddParsed(
       app, "--precision", "NAME", NameOf(DType::kF32),
       "numbers of weights and activations in a step: f32, bf16, f16 (converted to f32 for each "

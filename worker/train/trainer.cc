@@ -200,6 +200,7 @@ absl::Status Trainer::AgreeOnSettings() {
   terms.emplace_back("strategy", NameOf(config_.strategy));
   const int group = config_.ShardGroup(environment_.ranks_of_node);
   terms.emplace_back("shard-group", absl::StrCat(group));
+  terms.emplace_back("reshard-after-forward", config_.reshard_after_forward ? "true" : "false");
   terms.emplace_back("eval-data", of_eval_data);
   terms.emplace_back("eval-every", absl::StrCat(config_.eval_every));
   terms.emplace_back("eval-batches", absl::StrCat(config_.eval_batches));
@@ -301,7 +302,8 @@ absl::Status Trainer::BuildParts() {
                                   .gradient_factor = wrong_scale ? 3.0 : 1.0,
                                   .kernels = config_.Kernels(),
                                   .seed = config_.seed,
-                                  .recompute = config_.recompute};
+                                  .recompute = config_.recompute,
+                                  .reshard_after_forward = config_.reshard_after_forward};
   absl::StatusOr<std::unique_ptr<StepRunner>> runner = std::visit(
       [&](const auto& model) {
         return StepRunner::Create(*ranks_, model, *layout_, *data_.train, *state_, options);

@@ -329,7 +329,7 @@ std::vector<Number> ResultOf(const ParamLayout& layout, const std::vector<Plan>&
 
 std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro_batches,
                         bool round_weights, const std::vector<UnitId>& recomputed = {},
-                        bool overlap = false) {
+                        bool overlap = false, bool reshard_after_forward = true) {
   std::vector<Plan> plans;
   for (int r = 0; r < layout.world(); ++r) {
     plans.push_back(
@@ -339,7 +339,8 @@ std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro
                            .bucket_bytes = 40 * kCell * 4,
                            .round_weights = round_weights,
                            .recomputed = recomputed,
-                           .overlap = overlap}));
+                           .overlap = overlap,
+                           .reshard_after_forward = reshard_after_forward}));
   }
   return plans;
 }
@@ -356,6 +357,7 @@ bool Fits(const std::vector<int>& world, int group) {
 struct Course {
   std::pair<Strategy, int> sharding;
   bool overlap = false, late = false;
+  bool reshard_after_forward = true;
 };
 // The first is replicated and does one thing after the other.
 std::vector<Course> Courses() {
@@ -364,6 +366,7 @@ std::vector<Course> Courses() {
     courses.insert(courses.end(),
                    {{sharding, false, false}, {sharding, true, false}, {sharding, true, true}});
   }
+  courses.push_back({{Strategy::kZero3, 0}, true, true, /*reshard_after_forward=*/false});
   return courses;
 }
 
@@ -371,14 +374,14 @@ TEST(Mutations, PlansOfAllStrategiesGiveTheSameNumbers) {
   for (const std::vector<int>& micro_batches : kWorlds) {
     for (const bool round_weights : {false, true}) {
       std::vector<Number> expected;
-      for (const auto& [sharding, overlap, late] : Courses()) {
+      for (const auto& [sharding, overlap, late, reshard_after_forward] : Courses()) {
         const auto [strategy, group] = sharding;
         if (!Fits(micro_batches, group)) continue;
         const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy, group);
         std::vector<UnitId> recomputed;  // The result is the same without, but for zero-2.
         if (strategy != Strategy::kZero2) recomputed = {1, 2};
         const std::vector<Plan> plans =
-            Plans(layout, micro_batches, round_weights, recomputed, overlap);
+            Plans(layout, micro_batches, round_weights, recomputed, overlap, reshard_after_forward);
         ASSERT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
         World world(layout, plans, late);
         for (int step = 0; step < 3; ++step) world.Step(step);
@@ -458,9 +461,10 @@ TEST(Mutations, WhatTheCheckAcceptsRunsRight) {
     const auto [strategy, group] = kShardings[Any(rng, std::size(kShardings))];
     if (!Fits(micro_batches, group)) continue;
     const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy, group);
-    const std::vector<Plan> right = Plans(
-        layout, micro_batches, rng.Below(2) == 0,
-        rng.Below(2) == 0 ? std::vector<UnitId>{1, 2} : std::vector<UnitId>{}, rng.Below(2) == 0);
+    const std::vector<Plan> right =
+        Plans(layout, micro_batches, rng.Below(2) == 0,
+              rng.Below(2) == 0 ? std::vector<UnitId>{1, 2} : std::vector<UnitId>{},
+              rng.Below(2) == 0, rng.Below(2) == 0);
     std::vector<Plan> plans = right;
     const Rng edit(rng.Next());
     const bool all = rng.Below(2) == 0;

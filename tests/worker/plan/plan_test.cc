@@ -172,6 +172,36 @@ TEST(Plan, UnitsAreRecomputedRightBeforeTheirBackward) {
   }
 }
 
+// Each unit is gathered once in a micro-batch, and there until its own backward; the head's too.
+TEST(Plan, WeightsThatAreNotReshardedStayUntilTheirBackward) {
+  const ParamLayout layout = Layout(2, true, Strategy::kZero3);
+  for (const bool round_weights : {false, true}) {
+    std::vector<Plan> plans;
+    for (int r = 0; r < 2; ++r)
+      plans.push_back(*MakePlan(layout, {.rank = r,
+                                         .micro_batches = 2 - r,
+                                         .rounds = 2,
+                                         .bucket_bytes = 700,
+                                         .round_weights = round_weights,
+                                         .reshard_after_forward = false}));
+    EXPECT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
+    std::string order;
+    for (const Instruction& i : plans[0].instructions) {
+      if (i.op == Op::kGather || i.op == Op::kFree || i.op == Op::kBackward)
+        order += std::string(i.op == Op::kGather ? "G"
+                             : i.op == Op::kFree ? "F"
+                                                 : "B") +
+                 std::to_string(i.unit) + " ";
+    }
+    const std::string round = "G0 G1 G2 G3 B3 F3 B2 F2 B1 F1 B0 ";
+    EXPECT_EQ(order, round + round.substr(3) + "F0 ") << "the first unit is there already";
+    EXPECT_EQ((round_weights ? plans[0].rounded : plans[0].weights).elements,
+              layout.flat_elements());
+    EXPECT_LT(MakePlan(layout, {.round_weights = round_weights})->weights.elements,
+              layout.flat_elements());
+  }
+}
+
 TEST(Plan, WeightsThatAreSteppedInPartsAreGatheredBeforeTheCommit) {
   for (const Strategy strategy : {Strategy::kZero1, Strategy::kZero2}) {
     const ParamLayout layout = Layout(2, true, strategy);

@@ -181,6 +181,15 @@ TEST(PlanReport, GroupsHoldCopies) {
   }
 }
 
+TEST(PlanReport, WhatIsNotReshardedMovesAThirdLessAndNeedsRoom) {
+  const std::string flags = std::string(kSmall) + "--strategy zero-3 --world 4 ";
+  const Json twice = SaidAsJson(flags)["strategies"][3],
+             once = SaidAsJson(flags + "--reshard-after-forward false")["strategies"][3];
+  EXPECT_NEAR(Real(once["moved_bytes"]) / Real(twice["moved_bytes"]), 2.0 / 3, 0.03);
+  EXPECT_GE(Whole(once["gathered_bytes"]), Whole(once["weights_bytes"]) * 3);
+  EXPECT_LT(Whole(twice["gathered_bytes"]), Whole(once["gathered_bytes"]) / 2);
+}
+
 TEST(PlanReport, SuggestsTheLeastDividedThatCostsNoMore) {
   const auto suggested = [](const std::string& flags) {
     return SaidAsJson(kSmall + flags)["suggested"];

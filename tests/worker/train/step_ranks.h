@@ -40,13 +40,18 @@ inline constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZer
 
 // What is divided, among how many ranks.
 struct Sharding {
-  Sharding(Strategy what, int ranks = 0) : strategy(what), group(ranks) {}
-  std::string Name() const { return std::string(NameOf(strategy)) + "/" + std::to_string(group); }
+  Sharding(Strategy what, int ranks = 0, bool reshard_after_forward = true)
+      : strategy(what), group(ranks), reshard(reshard_after_forward) {}
+  std::string Name() const {
+    return std::string(NameOf(strategy)) + "/" + std::to_string(group) + (reshard ? "" : " kept");
+  }
   Strategy strategy;
   int group;
+  bool reshard;
 };
 inline std::vector<Sharding> ShardingsOf(int world) {
   std::vector<Sharding> shardings(std::begin(kStrategies), std::end(kStrategies));
+  shardings.emplace_back(Strategy::kZero3, 0, /*reshard_after_forward=*/false);
   for (int group = 2; group < world; ++group) {
     for (const Strategy strategy : {Strategy::kZero1, Strategy::kZero2, Strategy::kZero3})
       if (world % group == 0) shardings.emplace_back(strategy, group);
@@ -56,7 +61,7 @@ inline std::vector<Sharding> ShardingsOf(int world) {
 
 // One rank's part of a world, as Trainer::Build makes it.
 struct Rank {
-  Rank(Communicator& ranks, const Dataset& dataset, const StepRunnerOptions& options,
+  Rank(Communicator& ranks, const Dataset& dataset, StepRunnerOptions options,
        Sharding sharding = Strategy::kReplicated, DType type = DType::kF32)
       : model(MakeGpt(kModel, type)),
         layout(*ParamLayout::Create(UnitSpecs(model), ranks.world_size(), sharding.strategy,
@@ -64,6 +69,7 @@ struct Rank {
         state(*TrainState::Create(layout, &ranks, options.optimizer.kind)),
         sampler(kSeed, dataset.samples()) {
     state.InitializeWeights(layout, kSeed);
+    options.reshard_after_forward = sharding.reshard;
     auto made = std::visit(
         [&](const auto& m) {
           return StepRunner::Create(ranks, m, layout, dataset, state, options);
