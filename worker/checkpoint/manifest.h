@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "worker/checkpoint/box.h"
 
 namespace regroup::worker {
 
@@ -16,15 +17,19 @@ inline constexpr std::uint64_t kChunkBytes =
 // One tensor of the training state, whole, as all ranks together hold it.
 struct TensorInfo {
   std::string name;
-  std::vector<std::int64_t> shape;  // Of fp32.
-  std::int64_t elements() const;
+  Dims shape;
+  std::string dtype = "F32";  // As safetensors names it.
+  std::string slot{};         // Of the optimizer's state: exp_avg, …. Empty: weights.
+  std::int64_t elements() const { return ElementsOf(shape); }
   friend bool operator==(const TensorInfo&, const TensorInfo&) = default;
 };
+// Of one element of F32, BF16, F16 or F64; 0: a checkpoint cannot have it.
+std::uint64_t BytesOf(std::string_view dtype);
 
-// Elements [begin, end) of one tensor, in one file.
+// A box of one tensor, packed in row-major order, in one file.
 struct PieceInfo {
   std::uint32_t tensor = 0;  // Index into Manifest::tensors.
-  std::int64_t begin = 0, end = 0;
+  Box box;
   std::uint64_t offset = 0;  // In bytes from the start of the file.
   friend bool operator==(const PieceInfo&, const PieceInfo&) = default;
 };
@@ -38,12 +43,21 @@ struct FileInfo {
   friend bool operator==(const FileInfo&, const FileInfo&) = default;
 };
 
+// The ranks that a checkpoint was made by.
+struct MeshInfo {
+  int world = 1;
+  std::string strategy;  // What they divided, as --strategy names it. Empty: format 1 has none.
+  friend bool operator==(const MeshInfo&, const MeshInfo&) = default;
+};
+
 // The commit record: what makes a checkpoint exist, and all that is needed to trust and to read it.
+// FORMAT.md says how it is written.
 struct Manifest {
   std::string job;  // Empty: trained without a coordinator.
   std::uint64_t generation = 0, attempt = 0;
   std::int64_t step = 0;
-  int world_size = 1;
+  MeshInfo mesh;
+  std::map<std::string, std::int64_t> model;     // Its sizes by name; may be empty in format 1.
   std::map<std::string, std::int64_t> counters;  // samples, …
   std::map<std::string, std::string>
       settings;  // What the run was told; for people and for warnings.
@@ -56,9 +70,11 @@ struct Manifest {
 std::string AttemptDirectory(std::int64_t step, std::uint64_t generation, std::uint64_t attempt);
 std::string ShardName(int rank, int world_size);
 
+// In format 2.
 std::string SerializeManifest(const Manifest& manifest);
-// Data loss unless the record is whole and consistent: its hash, sizes and CRC counts, and every
-// element of every tensor in exactly one piece that lies inside its file.
+// Of format 1 or 2; of another, failed precondition. Data loss unless the record is whole and
+// consistent: its hash, sizes and CRC counts, and every element of every tensor in exactly one
+// piece that lies inside its file.
 absl::StatusOr<Manifest> ParseManifest(std::string_view record);
 
 // The part of a manifest that one rank reports to rank 0.

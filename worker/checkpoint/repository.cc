@@ -95,24 +95,51 @@ absl::Status Scan(const std::string& path, const FileInfo& file,
   return absl::IsFailedPrecondition(scanned) ? absl::DataLossError(scanned.message()) : scanned;
 }
 
-// What a chunk of a file, from `offset` on, has of a piece and this rank holds.
-void CopyCommon(const PieceInfo& piece, std::uint64_t offset, std::span<const std::byte> chunk,
-                const StateSlice& slice) {
-  const std::int64_t begin = std::max(piece.begin, slice.begin),
-                     end = std::min(piece.end,
-                                    slice.begin + static_cast<std::int64_t>(slice.data.size()));
-  if (begin >= end) return;
-  const auto bytes_to = [](std::int64_t from, std::int64_t element) {
-    return static_cast<std::uint64_t>(element - from) * sizeof(float);
+// Copies what a chunk of a file, from `offset` on, has of a piece and `slices` hold.
+void CopyCommon(const Dims& shape, const PieceInfo& piece, std::uint64_t offset,
+                std::span<const std::byte> chunk, const std::vector<StateSlice>& slices) {
+  const auto bytes_of = [](std::int64_t elements) {
+    return static_cast<std::uint64_t>(elements) * sizeof(float);
   };
-  const std::uint64_t first = piece.offset + bytes_to(piece.begin, begin),
-                      from = std::max(first, offset),
-                      to = std::min(piece.offset + bytes_to(piece.begin, end),
-                                    offset + chunk.size());
-  if (from >= to) return;
-  std::memcpy(
-      std::as_writable_bytes(slice.data).data() + bytes_to(slice.begin, begin) + (from - first),
-      chunk.data() + (from - offset), to - from);
+  const Runs runs(shape, piece.box);
+  const std::uint64_t run_bytes = bytes_of(runs.length()), chunk_end = offset + chunk.size();
+  std::int64_t run =
+      offset <= piece.offset ? 0 : static_cast<std::int64_t>((offset - piece.offset) / run_bytes);
+  for (; run < runs.count() && piece.offset + bytes_of(run * runs.length()) < chunk_end; ++run) {
+    const std::int64_t run_begin = runs.Begin(run);
+    for (const StateSlice& slice : slices) {
+      const std::int64_t begin = std::max(run_begin, slice.begin),
+                         end = std::min(run_begin + runs.length(),
+                                        slice.begin + static_cast<std::int64_t>(slice.data.size()));
+      if (begin >= end) continue;
+      const std::uint64_t first = piece.offset + run_bytes * static_cast<std::uint64_t>(run) +
+                                  bytes_of(begin - run_begin),
+                          from = std::max(first, offset),
+                          to = std::min(first + bytes_of(end - begin), chunk_end);
+      if (from >= to) continue;
+      std::memcpy(std::as_writable_bytes(slice.data).data() + bytes_of(begin - slice.begin) +
+                      (from - first),
+                  chunk.data() + (from - offset), to - from);
+    }
+  }
+}
+
+absl::Status CompareTensor(const TensorInfo& saved, const TensorInfo& own, std::int64_t step) {
+  const auto kind = [](const TensorInfo& t) {
+    return t.slot.empty() ? std::string("a weight") : absl::StrCat("the optimizer's ", t.slot);
+  };
+  const auto differs = [&](const std::string& theirs, const std::string& ours) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the checkpoint of step ", step, " is of another model: tensor ", saved.name,
+                     " is ", theirs, " there and ", ours, " here"));
+  };
+  const auto shape = [](const TensorInfo& t) {
+    return absl::StrCat("of shape (", absl::StrJoin(t.shape, ", "), ")");
+  };
+  if (saved.shape != own.shape) return differs(shape(saved), shape(own));
+  if (saved.dtype != own.dtype) return differs(saved.dtype, own.dtype);
+  if (saved.slot != own.slot) return differs(kind(saved), kind(own));
+  return absl::OkStatus();
 }
 
 // With its parents. The names of those that were missing are durable on return.
@@ -225,32 +252,26 @@ absl::Status Repository::Load(const Manifest& m, const std::vector<StateTensor>&
   std::map<std::string, const StateTensor*> wanted;
   for (const StateTensor& t : state) wanted[t.info.name] = &t;
   const auto other_model = [&](const std::string& how) {
-    return absl::FailedPreconditionError(absl::StrCat("the checkpoint of step ", m.step,
-                                                      " is of another model: it has ",
-                                                      m.tensors.size(), " tensors", how));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the checkpoint of step ", m.step, " is of another model: ", how));
   };
   std::vector<const StateTensor*> destinations;
   for (const TensorInfo& t : m.tensors) {
     const auto found = wanted.find(t.name);
-    if (found == wanted.end() || found->second->info.shape != t.shape) {
-      const std::string here =
-          found == wanted.end()
-              ? "none of that name"
-              : absl::StrCat("one of shape (", absl::StrJoin(found->second->info.shape, ", "), ")");
-      return other_model(absl::StrCat(", ", t.name, " of shape (", absl::StrJoin(t.shape, ", "),
-                                      "); this model has ", here));
-    }
+    if (found == wanted.end())
+      return other_model(absl::StrCat("it has a tensor ", t.name, ", and this one has none"));
+    RETURN_IF_ERROR(CompareTensor(t, found->second->info, m.step));
     destinations.push_back(found->second);
   }
-  if (m.tensors.size() != state.size())
-    return other_model(absl::StrCat("; this model has ", state.size()));
+  if (m.tensors.size() != state.size()) {
+    return other_model(
+        absl::StrCat("it has ", m.tensors.size(), " tensors, and this one has ", state.size()));
+  }
   const std::string directory = AttemptPath(m.step, m.generation, m.attempt);
   for (const FileInfo& file : m.files) {
     const auto copy = [&](std::uint64_t offset, std::span<const std::byte> chunk) {
-      for (const PieceInfo& p : file.pieces) {
-        for (const StateSlice& slice : destinations[p.tensor]->slices)
-          CopyCommon(p, offset, chunk, slice);
-      }
+      for (const PieceInfo& p : file.pieces)
+        CopyCommon(m.tensors[p.tensor].shape, p, offset, chunk, destinations[p.tensor]->slices);
     };
     RETURN_IF_ERROR(Scan(absl::StrCat(directory, "/", file.name), file, copy));
   }

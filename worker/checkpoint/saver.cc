@@ -31,10 +31,10 @@ absl::StatusOr<std::unique_ptr<Saver>> Saver::Create(const Repository& repositor
   std::unique_ptr<Saver> saver(new Saver(repository, gate, std::move(options), tensors));
   for (std::size_t slot = 0; slot < saver->taken_.size(); ++slot) {
     const SaverOptions& how = saver->options_;
-    ASSIGN_OR_RETURN(ShardImage image,
-                     ShardImage::Create(
-                         tensors, how.pieces.value_or(PiecesOf(tensors, how.rank, how.world_size)),
-                         how.rank, how.world_size));
+    ASSIGN_OR_RETURN(
+        ShardImage image,
+        ShardImage::Create(tensors, how.part.value_or(EvenPart(tensors, how.rank, how.world_size)),
+                           how.rank, how.world_size));
     saver->images_.push_back(std::move(image));
   }
   saver->thread_ = std::thread([s = saver.get()] { s->Run(); });
@@ -248,9 +248,16 @@ absl::Status Saver::WriteAndReport(const Request& request, FileInfo& file) {
 }
 
 absl::Status Saver::Publish(const Request& request, Carried& carried) {
-  Manifest manifest{options_.job,        options_.generation, request.attempt,   request.step,
-                    options_.world_size, request.counters,    options_.settings, tensors_,
-                    {carried.file}};
+  Manifest manifest{.job = options_.job,
+                    .generation = options_.generation,
+                    .attempt = request.attempt,
+                    .step = request.step,
+                    .mesh = {options_.world_size, options_.strategy},
+                    .model = options_.model,
+                    .counters = request.counters,
+                    .settings = options_.settings,
+                    .tensors = tensors_,
+                    .files = {carried.file}};
   ASSIGN_OR_RETURN(
       std::vector<ShardReport> others,
       Reports(DirectoryOf(request)).AwaitFiles(options_.world_size, PatienceFor(request)));

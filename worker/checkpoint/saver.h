@@ -50,12 +50,14 @@ struct SaverOptions {
   // From a rank's own file being durable until all others' are, then for the gate's answer, and
   // then for the others to read their files back.
   Duration patience = std::chrono::minutes(10);
+  std::string strategy;                       // Of the record, as are the next two.
+  std::map<std::string, std::int64_t> model;  // Its sizes.
   std::map<std::string, std::string> settings;
   int group = 1;           // Ranks r, r + group, … are at one place.
   Owner* owner = nullptr;  // Rank 0's: nothing is published in a directory that was lost.
-  // What this rank writes; all ranks' pieces cover everything once, offsets count from 0. None: an
-  // even part, of ranks that all hold everything.
-  std::optional<std::vector<PieceInfo>> pieces;
+  // What this rank writes; all ranks' parts cover everything once. None: an even part, of ranks
+  // that all hold everything.
+  std::optional<std::vector<ElementRange>> part;
   // Of a commit whose files were all read and found sound, as by restoring it: step and record.
   std::optional<std::pair<std::int64_t, std::string>> known_sound;
 };

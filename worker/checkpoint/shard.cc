@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/io/fd.h"
@@ -133,19 +134,29 @@ absl::StatusOr<std::string> WriteChunks(const ShardImage& image, int fd, const s
   return hash.Hex();
 }
 
-std::span<const float> DataOf(const StateTensor& tensor, const PieceInfo& piece) {
+std::span<const float> DataOf(const StateTensor& tensor, const ElementRange& range) {
   for (const StateSlice& slice : tensor.slices) {
     const std::int64_t end = slice.begin + static_cast<std::int64_t>(slice.data.size());
-    if (piece.begin < slice.begin || piece.end > end) continue;
-    return slice.data.subspan(static_cast<std::size_t>(piece.begin - slice.begin),
-                              static_cast<std::size_t>(piece.end - piece.begin));
+    if (range.begin < slice.begin || range.end > end) continue;
+    return slice.data.subspan(static_cast<std::size_t>(range.begin - slice.begin),
+                              static_cast<std::size_t>(range.end - range.begin));
   }
   CHECK(false);
 }
 
+// "NAME#[0:1,3:10]", as Python writes a part of an array.
+std::string NameOf(const TensorInfo& tensor, const Box& box) {
+  if (box.size == tensor.shape) return tensor.name;
+  std::vector<std::string> parts;
+  for (std::size_t d = 0; d < box.size.size(); ++d)
+    parts.push_back(absl::StrCat(box.begin[d], ":", box.begin[d] + box.size[d]));
+  return absl::StrCat(tensor.name, "#[", absl::StrJoin(parts, ","), "]");
+}
+
 }  // namespace
 
-std::vector<PieceInfo> PiecesOf(const std::vector<TensorInfo>& tensors, int rank, int world_size) {
+std::vector<ElementRange> EvenPart(const std::vector<TensorInfo>& tensors, int rank,
+                                   int world_size) {
   unsigned __int128 total = 0;
   for (const TensorInfo& t : tensors) total += static_cast<std::uint64_t>(t.elements());
   const auto border = [&](int r) {
@@ -153,18 +164,14 @@ std::vector<PieceInfo> PiecesOf(const std::vector<TensorInfo>& tensors, int rank
                                      static_cast<unsigned>(world_size));
   };
   const std::int64_t begin = border(rank), end = border(rank + 1);
-  std::vector<PieceInfo> pieces;
-  std::int64_t at = 0;       // Of the tensor, in all elements.
-  std::uint64_t offset = 0;  // In the file.
+  std::vector<ElementRange> part;
+  std::int64_t at = 0;  // Of the tensor, in all elements.
   for (std::uint32_t t = 0; t < tensors.size(); ++t) {
     const std::int64_t from = std::max(begin, at), to = std::min(end, at + tensors[t].elements());
-    if (from < to) {
-      pieces.push_back({t, from - at, to - at, offset});
-      offset += static_cast<std::uint64_t>(to - from) * sizeof(float);
-    }
+    if (from < to) part.push_back({t, from - at, to - at});
     at += tensors[t].elements();
   }
-  return pieces;
+  return part;
 }
 
 std::vector<TensorInfo> InfosOf(const std::vector<StateTensor>& tensors) {
@@ -174,22 +181,24 @@ std::vector<TensorInfo> InfosOf(const std::vector<StateTensor>& tensors) {
 }
 
 absl::StatusOr<ShardImage> ShardImage::Create(const std::vector<TensorInfo>& tensors,
-                                              std::vector<PieceInfo> pieces, int rank,
+                                              std::vector<ElementRange> part, int rank,
                                               int world_size) {
   ShardImage image;
   image.info_.name = ShardName(rank, world_size);
-  image.info_.pieces = std::move(pieces);
   SafetensorsHeader header;
   header.metadata["format"] = "pt";  // Readers of the format's first years crash without it.
   std::uint64_t data_bytes = 0;
-  for (const PieceInfo& p : image.info_.pieces) {
-    const TensorInfo& tensor = tensors[p.tensor];
-    const bool whole = p.end - p.begin == tensor.elements();
-    data_bytes = p.offset + static_cast<std::uint64_t>(p.end - p.begin) * sizeof(float);
-    header.tensors.push_back(
-        {whole ? tensor.name : absl::StrCat(tensor.name, "#[", p.begin, ",", p.end, ")"), "F32",
-         whole ? tensor.shape : std::vector<std::int64_t>{p.end - p.begin}, p.offset, data_bytes});
+  for (const ElementRange& range : part) {
+    const TensorInfo& tensor = tensors[range.tensor];
+    CHECK(tensor.dtype == "F32");  // As slices are.
+    for (Box& box : BoxesOf(tensor.shape, range.begin, range.end)) {
+      const std::uint64_t begin = data_bytes;
+      data_bytes += static_cast<std::uint64_t>(ElementsOf(box.size)) * sizeof(float);
+      header.tensors.push_back({NameOf(tensor, box), tensor.dtype, box.size, begin, data_bytes});
+      image.info_.pieces.push_back({range.tensor, std::move(box), begin});
+    }
   }
+  image.part_ = std::move(part);
   ASSIGN_OR_RETURN(const std::string head, SerializeSafetensorsHeader(header, kPage));
   image.data_begin_ = header.data_begin;
   image.info_.bytes = header.data_begin + data_bytes;
@@ -205,6 +214,7 @@ ShardImage::ShardImage(ShardImage&& other) noexcept { *this = std::move(other); 
 
 ShardImage& ShardImage::operator=(ShardImage&& other) noexcept {
   std::swap(info_, other.info_);
+  std::swap(part_, other.part_);
   std::swap(data_begin_, other.data_begin_);
   std::swap(memory_, other.memory_);
   std::swap(mapped_, other.mapped_);
@@ -228,13 +238,14 @@ void ShardImage::Fill(const std::vector<StateTensor>& state) {
     }
   };
   sum_until(data_begin_);
-  for (const PieceInfo& p : info_.pieces) {
-    CHECK(p.tensor < state.size());
-    const auto source = std::as_bytes(DataOf(state[p.tensor], p));
-    for (std::size_t at = 0; at < source.size(); at += kCopyBytes) {
-      const std::size_t size = std::min(kCopyBytes, source.size() - at);
-      std::memcpy(memory_ + p.offset + at, source.data() + at, size);
-      sum_until(p.offset + at + size);
+  for (const ElementRange& range : part_) {
+    CHECK(range.tensor < state.size());
+    auto source = std::as_bytes(DataOf(state[range.tensor], range));
+    while (!source.empty()) {
+      const std::size_t size = std::min(kCopyBytes, source.size());
+      std::memcpy(memory_ + summed, source.data(), size);
+      sum_until(summed + size);
+      source = source.subspan(size);
     }
   }
 }

@@ -31,10 +31,18 @@ struct StateTensor {
   std::vector<StateSlice> slices;  // In order, without overlap.
 };
 
+// Elements [begin, end) of one tensor, in row-major order: what a rank writes of it.
+struct ElementRange {
+  std::uint32_t tensor = 0;  // Index into the tensors.
+  std::int64_t begin = 0, end = 0;
+  friend bool operator==(const ElementRange&, const ElementRange&) = default;
+};
+
 // Of ranks that all hold everything. The elements [total · rank / world, total · (rank + 1) /
-// world) of all tensors one after the other, cut at tensor borders. Offsets count from 0. Pure: the
-// ranks' pieces cover everything once.
-std::vector<PieceInfo> PiecesOf(const std::vector<TensorInfo>& tensors, int rank, int world_size);
+// world) of all tensors one after the other, cut at tensor borders. Pure: the ranks' parts cover
+// everything once.
+std::vector<ElementRange> EvenPart(const std::vector<TensorInfo>& tensors, int rank,
+                                   int world_size);
 
 // Names and shapes, in order.
 std::vector<TensorInfo> InfosOf(const std::vector<StateTensor>& tensors);
@@ -43,21 +51,22 @@ std::vector<TensorInfo> InfosOf(const std::vector<StateTensor>& tensors);
 // pages, its pages there from the start. The header is written once; Fill copies the data.
 class ShardImage {
  public:
-  // `pieces`, of all ranks, cover everything once; their offsets count from 0. Resource exhausted,
-  // with the size, if there is no memory for it.
+  // `part`, of all ranks, covers everything once. Resource exhausted, with the size, if there is no
+  // memory for it.
   static absl::StatusOr<ShardImage> Create(const std::vector<TensorInfo>& tensors,
-                                           std::vector<PieceInfo> pieces, int rank, int world_size);
-  // With PiecesOf.
+                                           std::vector<ElementRange> part, int rank,
+                                           int world_size);
+  // With EvenPart.
   static absl::StatusOr<ShardImage> Create(const std::vector<TensorInfo>& tensors, int rank,
                                            int world_size) {
-    return Create(tensors, PiecesOf(tensors, rank, world_size), rank, world_size);
+    return Create(tensors, EvenPart(tensors, rank, world_size), rank, world_size);
   }
   ShardImage(ShardImage&& other) noexcept;
   ShardImage& operator=(ShardImage&& other) noexcept;
   ~ShardImage();
 
   // Copies this rank's share and takes the CRC of every chunk while it is warm. `state` has the
-  // tensors given to Create, in their order, and each piece in one slice.
+  // tensors given to Create, in their order, and each range in one slice.
   void Fill(const std::vector<StateTensor>& state);
 
   std::span<const std::byte> bytes() const {
@@ -74,6 +83,7 @@ class ShardImage {
   ShardImage() = default;
 
   FileInfo info_;
+  std::vector<ElementRange> part_;  // Of these its boxes are, one after the other.
   std::uint64_t data_begin_ = 0;
   std::byte* memory_ = nullptr;  // mmap'd, mapped_ bytes.
   std::size_t mapped_ = 0;

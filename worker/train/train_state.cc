@@ -43,7 +43,7 @@ absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout, Communi
   return state;
 }
 
-void TrainState::Append(const ParamLayout& layout, StateKind kind, const std::string& prefix,
+void TrainState::Append(const ParamLayout& layout, StateKind kind, const std::string& slot,
                         std::span<float> buffer, std::vector<StateTensor>& tensors) const {
   for (std::size_t p = 0; p < layout.params().size(); ++p) {
     const ParamPlace& place = layout.params()[p];
@@ -60,7 +60,9 @@ void TrainState::Append(const ParamLayout& layout, StateKind kind, const std::st
     }
     const auto dims = place.spec.shape.dims();
     tensors.emplace_back(
-        TensorInfo{absl::StrCat(prefix, place.spec.name), {dims.begin(), dims.end()}},
+        TensorInfo{.name = absl::StrCat(slot, slot.empty() ? "" : "/", place.spec.name),
+                   .shape = {dims.begin(), dims.end()},
+                   .slot = slot},
         std::move(slices));
   }
 }
@@ -78,8 +80,7 @@ std::vector<StateTensor> TrainState::Tensors(const ParamLayout& layout) const {
   std::vector<StateTensor> tensors;
   Append(layout, StateKind::kWeights, "", weights, tensors);
   for (std::size_t s = 0; s < slots.size(); ++s) {
-    const std::string prefix = absl::StrCat(std::string(StateNames(optimizer_)[s]), "/");
-    Append(layout, StateKind::kMoments, prefix, slots[s], tensors);
+    Append(layout, StateKind::kMoments, std::string(StateNames(optimizer_)[s]), slots[s], tensors);
   }
   return tensors;
 }
@@ -96,9 +97,8 @@ TrainState::Held TrainState::Copies(const ParamLayout& layout) const {
   return held;
 }
 
-std::vector<PieceInfo> TrainState::Pieces(const ParamLayout& layout) const {
-  std::vector<PieceInfo> pieces;
-  std::uint64_t offset = 0;
+std::vector<ElementRange> TrainState::Part(const ParamLayout& layout) const {
+  std::vector<ElementRange> part;
   const auto params = static_cast<std::uint32_t>(layout.params().size());
   // Each parameter itself, then each of its slots.
   const auto tensors = static_cast<std::uint32_t>(1 + slots.size()) * params;
@@ -110,11 +110,10 @@ std::vector<PieceInfo> TrainState::Pieces(const ParamLayout& layout) const {
           RankSlice(share.flat.size, rank_ / layout.group(), layout.groups());
       if (size == 0) continue;
       const std::int64_t begin = share.flat.begin - layout.params()[p].flat.begin + first;
-      pieces.push_back({t, begin, begin + size, offset});
-      offset += static_cast<std::uint64_t>(size) * sizeof(float);
+      part.push_back({t, begin, begin + size});
     }
   }
-  return pieces;
+  return part;
 }
 
 }  // namespace regroup::worker

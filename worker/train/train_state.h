@@ -44,12 +44,12 @@ class TrainState {
   Held Copies(const ParamLayout& layout) const;
   // What this rank writes of them: its part of what it owns, which those at its place in the other
   // groups own as well. Only where the layout divides something.
-  std::vector<PieceInfo> Pieces(const ParamLayout& layout) const;
+  std::vector<ElementRange> Part(const ParamLayout& layout) const;
 
  private:
   TrainState(Arena arena, int rank, OptimizerKind optimizer)
       : arena_(std::move(arena)), rank_(rank), optimizer_(optimizer) {}
-  void Append(const ParamLayout& layout, StateKind kind, const std::string& prefix,
+  void Append(const ParamLayout& layout, StateKind kind, const std::string& slot,
               std::span<float> buffer, std::vector<StateTensor>& tensors) const;
 
   Arena arena_;

@@ -23,6 +23,7 @@
 #include "worker/comm/host_communicator.h"
 #include "worker/model/gpt.h"
 #include "worker/train/build_id.h"
+#include "worker/train/model_sizes.h"
 #include "worker/train/replicas.h"
 #include "worker/train/worker_exit.h"
 
@@ -510,10 +511,12 @@ absl::Status Trainer::StartSaver() {
   options.first_attempt = static_cast<std::uint64_t>(highest) + 1;
   options.keep = config_.keep;
   options.patience = config_.save_timeout;
+  options.strategy = NameOf(layout_->strategy());
+  options.model = SizesOf(config_.Model(data_.train->vocabulary()));
   options.settings = Settings();
   options.owner = owner_.get();
   if (layout_->Divides(StateKind::kMoments)) {
-    options.pieces = state_->Pieces(*layout_);
+    options.part = state_->Part(*layout_);
     options.group = layout_->group();
   }
   options.known_sound = std::exchange(restored_, std::nullopt);

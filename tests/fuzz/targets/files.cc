@@ -49,12 +49,20 @@ bool Header(Input& input) {
   return true;
 }
 
-// What was taken lies inside what the files have.
-void CheckPieces(const worker::FileInfo& file) {
-  for (const worker::PieceInfo& piece : file.pieces) {
-    CHECK(piece.begin >= 0 && piece.begin <= piece.end && piece.offset <= file.bytes);
-    CHECK(static_cast<std::uint64_t>(piece.end - piece.begin) <= (file.bytes - piece.offset) / 4);
+// What was taken lies inside what its file and its tensor have, and is all of each tensor.
+void CheckPieces(const worker::Manifest& m) {
+  std::vector<std::int64_t> covered(m.tensors.size());
+  for (const worker::FileInfo& file : m.files) {
+    for (const worker::PieceInfo& piece : file.pieces) {
+      const worker::TensorInfo& tensor = m.tensors.at(piece.tensor);
+      CHECK(worker::HasBox(tensor.shape, piece.box) && piece.offset <= file.bytes);
+      const std::int64_t elements = worker::ElementsOf(piece.box.size);
+      CHECK(static_cast<std::uint64_t>(elements) <=
+            (file.bytes - piece.offset) / worker::BytesOf(tensor.dtype));
+      covered[piece.tensor] += elements;
+    }
   }
+  for (std::size_t t = 0; t < covered.size(); ++t) CHECK(covered[t] == m.tensors[t].elements());
 }
 
 }  // namespace
@@ -92,7 +100,7 @@ bool Checkpoint(std::string_view bytes) {
     case 1: {
       const absl::StatusOr<worker::Manifest> manifest = worker::ParseManifest(Record(input));
       if (!manifest.ok()) return false;
-      for (const worker::FileInfo& file : manifest->files) CheckPieces(file);
+      CheckPieces(*manifest);
       const auto again = worker::ParseManifest(worker::SerializeManifest(*manifest));
       CHECK(again.ok() && *again == *manifest);
       return true;

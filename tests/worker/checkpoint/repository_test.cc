@@ -7,6 +7,7 @@
 #include "common/base/rng.h"
 #include "common/base/user_error.h"
 #include "tests/worker/checkpoint/testing.h"
+#include "worker/checkpoint/checksum.h"
 #include "worker/checkpoint/restore.h"
 #include "worker/comm/in_process_communicator.h"
 
@@ -98,22 +99,20 @@ std::vector<StateTensor> OnlyParts(const std::vector<StateTensor>& state,
   return held;
 }
 
-// Two pieces of each slice.
-std::vector<PieceInfo> HalvesOf(const std::vector<StateTensor>& state) {
-  std::vector<PieceInfo> pieces;
-  std::uint64_t offset = 0;
+// Two ranges of each slice.
+std::vector<ElementRange> HalvesOf(const std::vector<StateTensor>& state) {
+  std::vector<ElementRange> ranges;
   for (std::uint32_t t = 0; t < state.size(); ++t) {
     for (const StateSlice& slice : state[t].slices) {
       const std::int64_t begin = slice.begin,
                          end = begin + static_cast<std::int64_t>(slice.data.size()),
                          middle = begin + (end - begin) / 2;
       for (const auto& [from, to] : {std::pair(begin, middle), std::pair(middle, end)}) {
-        if (from < to) pieces.push_back({t, from, to, offset});
-        offset += static_cast<std::uint64_t>(to - from) * sizeof(float);
+        if (from < to) ranges.push_back({t, from, to});
       }
     }
   }
-  return pieces;
+  return ranges;
 }
 
 // Files of ranks that each hold and write a part of their own, down to nothing; and what is loaded
@@ -121,7 +120,7 @@ std::vector<PieceInfo> HalvesOf(const std::vector<StateTensor>& state) {
 TEST_F(RepositoryTest, PartsAreSavedAndLoadedWhateverTheyAre) {
   constexpr int kWorld = 4;
   state_.SetStep(7);
-  Manifest manifest{"job-1", 1, 1, 7, kWorld, {}, {}, state_.infos(), {}};
+  Manifest manifest{"job-1", 1, 1, 7, {kWorld, "zero-3"}, {}, {}, {}, state_.infos(), {}};
   ASSERT_TRUE(repository_.PrepareAttempt(7, 1, 1).ok());
   for (int r = 0; r < kWorld; ++r) {
     const std::vector<StateTensor> mine = OnlyParts(state_.tensors(), {r}, kWorld);
@@ -152,6 +151,59 @@ TEST_F(RepositoryTest, PartsAreSavedAndLoadedWhateverTheyAre) {
             << t << " " << i;
       }
     }
+  }
+}
+
+// As another writer may divide a matrix: rank r of 2 has columns 700 r to 700 (r + 1), more bytes
+// than a chunk. Of the other tensor rank 0 has the middle of a cube, and rank 1 what is around it.
+TEST_F(RepositoryTest, BoxesOfAnyFormAreLoadedByWhoeverHoldsAnyPart) {
+  const std::vector<TensorInfo> infos = {{"matrix", {1600, 1400}}, {"cube", {3, 3, 3}}};
+  const std::vector<std::vector<std::pair<std::uint32_t, Box>>> boxes = {
+      {{0, {{0, 0}, {1600, 700}}}, {1, {{1, 1, 1}, {1, 1, 1}}}},
+      {{1, {{0, 0, 0}, {1, 3, 3}}},
+       {1, {{2, 0, 0}, {1, 3, 3}}},
+       {1, {{1, 0, 0}, {1, 1, 3}}},
+       {1, {{1, 2, 0}, {1, 1, 3}}},
+       {1, {{1, 1, 0}, {1, 1, 1}}},
+       {1, {{1, 1, 2}, {1, 1, 1}}},
+       {0, {{0, 700}, {1600, 700}}}}};
+  Manifest manifest{"job-1", 1, 1, 7, {2, "columns"}, {}, {}, {}, infos, {}};
+  ASSERT_TRUE(repository_.PrepareAttempt(7, 1, 1).ok());
+  for (int r = 0; r < 2; ++r) {
+    std::string bytes(100, ' ');
+    FileInfo file{ShardName(r, 2), 0, "", {}, {}};
+    for (const auto& [t, box] : boxes[static_cast<std::size_t>(r)]) {
+      file.pieces.push_back({t, box, bytes.size()});
+      const Runs runs(infos[t].shape, box);
+      for (std::int64_t run = 0; run < runs.count(); ++run) {
+        for (std::int64_t i = 0; i < runs.length(); ++i) {
+          const float value = TestState::Value(t, static_cast<std::size_t>(runs.Begin(run) + i), 7);
+          bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+        }
+      }
+    }
+    file.bytes = bytes.size();
+    const auto all = std::as_bytes(std::span(bytes));
+    file.xxh3 = Xxh3Hex(all);
+    for (std::size_t at = 0; at < all.size(); at += kChunkBytes)
+      file.crc32c.push_back(Crc32c(all.subspan(at, std::min(kChunkBytes, all.size() - at))));
+    WriteAll(repository_.AttemptPath(7, 1, 1) + "/" + file.name, bytes);
+    manifest.files.push_back(std::move(file));
+  }
+  ASSERT_TRUE(Commit(repository_, manifest).ok());
+  for (const int world : {1, 3}) {
+    auto ranks = MakeInProcessCommunicators(world);
+    TestState together(infos);  // Each rank holds its own part of it.
+    std::vector<std::thread> threads;
+    for (int r = 0; r < world; ++r) {
+      threads.emplace_back([&, r] {
+        EXPECT_TRUE(RestoreNewest(*ranks[static_cast<std::size_t>(r)], repository_,
+                                  OnlyParts(together.tensors(), {r}, world))
+                        .ok());
+      });
+    }
+    for (std::thread& t : threads) t.join();
+    EXPECT_TRUE(together.IsStep(7)) << world;
   }
 }
 
@@ -279,14 +331,30 @@ TEST_F(RepositoryTest, WhenNoneVerifiesNothingIsStartedFromZero) {
       << restored.status();
 }
 
-TEST_F(RepositoryTest, AnotherModelIsRefusedInsteadOfSkipped) {
+TEST_F(RepositoryTest, AnotherModelIsRefusedInsteadOfSkippedAndWhatDiffersIsNamed) {
   CommitStep(repository_, state_, 10);
-  TestState other({{"wte.weight", {37, 12}}});
-  auto alone = MakeInProcessCommunicators(1);
-  const auto restored = RestoreNewest(*alone[0], repository_, other.tensors());
-  EXPECT_EQ(restored.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_NE(std::string(restored.status().message()).find("wte.weight"), std::string::npos)
-      << restored.status();
+  const std::string tensor = "tensor exp_avg/wte.weight is ";
+  const std::vector<std::pair<TensorInfo, std::string>> rows = {
+      {{"exp_avg/wte.weight", {37, 12}, "F32", "exp_avg"},
+       tensor + "of shape (37, 11) there and of shape (37, 12) here"},
+      {{"exp_avg/wte.weight", {37, 11}, "BF16", "exp_avg"}, tensor + "F32 there and BF16 here"},
+      {{"exp_avg/wte.weight", {37, 11}, "F32", "momentum_buffer"},
+       tensor + "the optimizer's exp_avg there and the optimizer's momentum_buffer here"},
+      {{"exp_avg/wte.weight", {37, 11}},
+       tensor + "the optimizer's exp_avg there and a weight here"},
+      {{"exp_avg/wpe.weight", {37, 11}},
+       "it has a tensor exp_avg/wte.weight, and this one has none"},
+  };
+  for (const auto& [info, says] : rows) {
+    std::vector<TensorInfo> infos = state_.infos();
+    infos[3] = info;
+    TestState other(infos);
+    auto alone = MakeInProcessCommunicators(1);
+    const auto restored = RestoreNewest(*alone[0], repository_, other.tensors());
+    EXPECT_EQ(restored.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_NE(std::string(restored.status().message()).find(says), std::string::npos)
+        << restored.status();
+  }
 }
 
 // A sound record of less than the model must not leave the rest of the weights as they were.
@@ -374,7 +442,7 @@ TEST_F(RepositoryTest, ASecondCommitOfAStepIsRefusedAndTheFirstStays) {
 TEST_F(RepositoryTest, AReplacedGenerationCanNotCommit) {
   CommitStep(repository_, state_, 20, 1, 7);
   state_.SetStep(30);
-  Manifest stale{"job-1", 6, 1, 30, 1, {}, {}, state_.infos(), {}};
+  Manifest stale{"job-1", 6, 1, 30, {}, {}, {}, {}, state_.infos(), {}};
   ShardImage image = *ShardImage::Create(state_.infos(), 0, 1);
   image.Fill(state_.tensors());
   ASSERT_TRUE(repository_.PrepareAttempt(30, 6, 1).ok());

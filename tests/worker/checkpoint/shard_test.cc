@@ -15,7 +15,7 @@ namespace {
 
 bool Never() { return false; }
 
-TEST(ShardTest, PiecesOfAllRanksCoverEveryElementOnceAndEvenly) {
+TEST(ShardTest, PartsOfAllRanksCoverEveryElementOnceAndEvenly) {
   const TestState state;
   std::int64_t total = 0;
   for (const TensorInfo& t : state.infos()) total += t.elements();
@@ -23,9 +23,9 @@ TEST(ShardTest, PiecesOfAllRanksCoverEveryElementOnceAndEvenly) {
     std::map<std::pair<std::uint32_t, std::int64_t>, int> seen;
     for (int r = 0; r < world; ++r) {
       std::int64_t mine = 0;
-      for (const PieceInfo& p : PiecesOf(state.infos(), r, world)) {
-        for (std::int64_t i = p.begin; i < p.end; ++i) ++seen[{p.tensor, i}];
-        mine += p.end - p.begin;
+      for (const ElementRange& range : EvenPart(state.infos(), r, world)) {
+        for (std::int64_t i = range.begin; i < range.end; ++i) ++seen[{range.tensor, i}];
+        mine += range.end - range.begin;
       }
       EXPECT_LE(std::abs(mine - total / world), 1);
     }
@@ -71,7 +71,7 @@ TEST_F(ShardFileTest, AFileIsPlainSafetensorsAndReadsBack) {
   EXPECT_EQ(first, TestState::Value(0, 0, 5));
 }
 
-TEST_F(ShardFileTest, APieceOfATensorIsNamedByItsRange) {
+TEST_F(ShardFileTest, APieceOfATensorIsNamedByItsBox) {
   const auto image = ShardImage::Create(state_.infos(), 1, 2);
   ASSERT_TRUE(image.ok());
   const auto info = WriteShard(*image, path(), Never);
@@ -81,7 +81,11 @@ TEST_F(ShardFileTest, APieceOfATensorIsNamedByItsRange) {
   ShardImage filled = *ShardImage::Create(state_.infos(), 1, 2);
   filled.Fill(state_.tensors());
   ASSERT_TRUE(WriteShard(filled, path(), Never).ok());
-  EXPECT_EQ(ReadSafetensorsHeader(path())->tensors[0].name, "a#[600038,1200000)");
+  const auto tensors = ReadSafetensorsHeader(path())->tensors;
+  EXPECT_EQ(tensors[0].name, "a#[600:601,38:1000]");
+  EXPECT_EQ(tensors[0].shape, (Dims{1, 962}));
+  EXPECT_EQ(tensors[1].name, "a#[601:1200,0:1000]");
+  EXPECT_EQ(tensors[1].shape, (Dims{599, 1000}));
 }
 
 TEST_F(ShardFileTest, ASnapshotThatChangesBeforeItIsWrittenIsNotWritten) {

@@ -41,11 +41,12 @@ class TemporaryDirectory {
 // A training state whose every element is a function of (tensor, element, step).
 class TestState {
  public:
-  explicit TestState(std::vector<TensorInfo> infos = {{"wte.weight", {37, 11}},
-                                                      {"bias", {5}},
-                                                      {"scalar", {}},
-                                                      {"exp_avg/wte.weight", {37, 11}},
-                                                      {"large", {3, 1000}}})
+  explicit TestState(
+      std::vector<TensorInfo> infos = {{"wte.weight", {37, 11}},
+                                       {"bias", {5}},
+                                       {"scalar", {}},
+                                       {"exp_avg/wte.weight", {37, 11}, "F32", "exp_avg"},
+                                       {"large", {3, 1000}}})
       : infos_(std::move(infos)) {
     for (const TensorInfo& info : infos_)
       data_.emplace_back(static_cast<std::size_t>(info.elements()));
@@ -91,9 +92,16 @@ inline Manifest CommitStep(const Repository& repository, TestState& state, std::
                            int world_size = 1, std::uint64_t generation = 1,
                            const std::string& job = "job-1") {
   state.SetStep(step);
-  Manifest manifest{
-      job,           generation, 1, step, world_size, {{"samples", step * 32}}, {{"model", "test"}},
-      state.infos(), {}};
+  Manifest manifest{.job = job,
+                    .generation = generation,
+                    .attempt = 1,
+                    .step = step,
+                    .mesh = {world_size, "ddp"},
+                    .model = {{"layers", 1}},
+                    .counters = {{"samples", step * 32}},
+                    .settings = {{"model", "test"}},
+                    .tensors = state.infos(),
+                    .files = {}};
   CHECK(repository.PrepareAttempt(step, generation, 1).ok());
   for (int r = 0; r < world_size; ++r) {
     auto image = ShardImage::Create(state.infos(), r, world_size);
