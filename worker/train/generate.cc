@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <limits>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/rng.h"
@@ -17,6 +16,7 @@
 #include "worker/comm/in_process_communicator.h"
 #include "worker/model/gpt.h"
 #include "worker/model/runner.h"
+#include "worker/train/model_sizes.h"
 #include "worker/train/train_state.h"
 #include "worker/train/worker_exit.h"
 
@@ -41,17 +41,7 @@ absl::StatusOr<Trained> NewestOf(const Repository& repository) {
   for (std::int64_t step : steps) {
     const absl::StatusOr<Manifest> manifest = repository.ReadManifest(step);
     if (!manifest.ok()) continue;
-    const auto size = [&](const char* name) {
-      std::int64_t value = 0;
-      const auto found = manifest->settings.find(name);
-      return found != manifest->settings.end() && absl::SimpleAtoi(found->second, &value) ? value
-                                                                                          : 0;
-    };
-    const GptConfig model{.layers = size("layers"),
-                          .width = size("width"),
-                          .heads = size("heads"),
-                          .vocabulary = size("vocabulary"),
-                          .context = size("context")};
+    const GptConfig model = GptOf(manifest->model);
     RETURN_IF_ERROR(Validate(model));
     if (manifest->settings.count("data-format") != 0) {
       return absl::FailedPreconditionError(

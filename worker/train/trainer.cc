@@ -347,8 +347,10 @@ absl::Status Trainer::LoadNewest(std::optional<Manifest>& manifest) {
     if (!published.ok() && !absl::IsNotFound(published)) Warn(std::string(published.message()));
   }
   absl::StatusOr<Restored> restored =
-      RestoreNewest(*ranks_, *repository_, tensors_,
-                    [this](const Manifest& manifest) { return CheckOptimizer(manifest); });
+      RestoreNewest(*ranks_, *repository_, tensors_, [this](const Manifest& m) -> absl::Status {
+        RETURN_IF_ERROR(CheckModel(m, config_.Model(data_.train->vocabulary())));
+        return CheckOptimizer(m);
+      });
   // Ranks that failed each other say nothing about the checkpoints.
   if (IsCommunicatorFailure(restored.status())) return restored.status();
   if (absl::IsDataLoss(restored.status()) || absl::IsFailedPrecondition(restored.status())) {

@@ -551,16 +551,24 @@ TEST_F(TrainTest, EveryOptimizerGoesOnFromItsOwnStateAndNoOther) {
   }
 }
 
+// Also one whose tensors have the same shapes.
 TEST_F(TrainTest, AnotherModelOnTheSameCheckpointsIsRefusedAndTheyStay) {
   Group made(*this, 1, {.flags = Checkpoints("good")});
   ASSERT_EQ(made.Wait(0), 0);
   const std::string before = Newest("good");
-  std::vector<std::string> flags = Checkpoints("good");
-  flags.insert(flags.end(), {"--width", "32"});
-  Group other(*this, 1, {.generation = 2, .flags = flags});
-  EXPECT_EQ(other.Wait(0), static_cast<int>(WorkerExit::kCheckpointUnusable));
-  EXPECT_NE(other.Output(0).find("another model"), std::string::npos) << other.Output(0);
-  EXPECT_EQ(Newest("good"), before);
+  std::uint64_t generation = 1;
+  for (const auto& [flag, value, says] :
+       {std::tuple("--layers", "2", "layers: the checkpoint has 1, this training 2"),
+        {"--width", "32", "width: the checkpoint has 16, this training 32"},
+        {"--heads", "4", "heads: the checkpoint has 2, this training 4"},
+        {"--context", "8", "context: the checkpoint has 16, this training 8"}}) {
+    Group other(*this, 1,
+                {.generation = ++generation, .flags = With(Checkpoints("good"), {flag, value})});
+    EXPECT_EQ(other.Wait(0), static_cast<int>(WorkerExit::kCheckpointUnusable)) << flag;
+    EXPECT_NE(other.Output(0).find(std::string("is of another model: ") + says), std::string::npos)
+        << other.Output(0);
+    EXPECT_EQ(Newest("good"), before);
+  }
 }
 
 TEST_F(TrainTest, AnotherOrderOfSamplesIsRefusedUnlessAccepted) {
