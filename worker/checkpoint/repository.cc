@@ -18,7 +18,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "common/base/status_macros.h"
@@ -84,61 +83,6 @@ absl::Status ProbeWritable(const std::string& directory) {
   const io::UniqueFd fd(open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!fd) return io::ErrnoStatus(errno, directory);
   unlink(probe.c_str());
-  return absl::OkStatus();
-}
-
-// A file that can not be read is a damaged one, whatever the reason: never the wrong model.
-absl::Status Scan(const std::string& path, const FileInfo& file,
-                  const std::function<void(std::uint64_t, std::span<const std::byte>)>& use,
-                  const std::function<bool()>& cancelled = nullptr) {
-  absl::Status scanned = ScanShard(path, file, use, cancelled);
-  return absl::IsFailedPrecondition(scanned) ? absl::DataLossError(scanned.message()) : scanned;
-}
-
-// Copies what a chunk of a file, from `offset` on, has of a piece and `slices` hold.
-void CopyCommon(const Dims& shape, const PieceInfo& piece, std::uint64_t offset,
-                std::span<const std::byte> chunk, const std::vector<StateSlice>& slices) {
-  const auto bytes_of = [](std::int64_t elements) {
-    return static_cast<std::uint64_t>(elements) * sizeof(float);
-  };
-  const Runs runs(shape, piece.box);
-  const std::uint64_t run_bytes = bytes_of(runs.length()), chunk_end = offset + chunk.size();
-  std::int64_t run =
-      offset <= piece.offset ? 0 : static_cast<std::int64_t>((offset - piece.offset) / run_bytes);
-  for (; run < runs.count() && piece.offset + bytes_of(run * runs.length()) < chunk_end; ++run) {
-    const std::int64_t run_begin = runs.Begin(run);
-    for (const StateSlice& slice : slices) {
-      const std::int64_t begin = std::max(run_begin, slice.begin),
-                         end = std::min(run_begin + runs.length(),
-                                        slice.begin + static_cast<std::int64_t>(slice.data.size()));
-      if (begin >= end) continue;
-      const std::uint64_t first = piece.offset + run_bytes * static_cast<std::uint64_t>(run) +
-                                  bytes_of(begin - run_begin),
-                          from = std::max(first, offset),
-                          to = std::min(first + bytes_of(end - begin), chunk_end);
-      if (from >= to) continue;
-      std::memcpy(std::as_writable_bytes(slice.data).data() + bytes_of(begin - slice.begin) +
-                      (from - first),
-                  chunk.data() + (from - offset), to - from);
-    }
-  }
-}
-
-absl::Status CompareTensor(const TensorInfo& saved, const TensorInfo& own, std::int64_t step) {
-  const auto kind = [](const TensorInfo& t) {
-    return t.slot.empty() ? std::string("a weight") : absl::StrCat("the optimizer's ", t.slot);
-  };
-  const auto differs = [&](const std::string& theirs, const std::string& ours) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the checkpoint of step ", step, " is of another model: tensor ", saved.name,
-                     " is ", theirs, " there and ", ours, " here"));
-  };
-  const auto shape = [](const TensorInfo& t) {
-    return absl::StrCat("of shape (", absl::StrJoin(t.shape, ", "), ")");
-  };
-  if (saved.shape != own.shape) return differs(shape(saved), shape(own));
-  if (saved.dtype != own.dtype) return differs(saved.dtype, own.dtype);
-  if (saved.slot != own.slot) return differs(kind(saved), kind(own));
   return absl::OkStatus();
 }
 
@@ -244,37 +188,7 @@ absl::StatusOr<Manifest> Repository::ReadManifest(std::int64_t step) const {
 absl::Status Repository::Verify(const Manifest& m, const std::function<bool()>& cancelled) const {
   const std::string directory = AttemptPath(m.step, m.generation, m.attempt);
   for (const FileInfo& file : m.files)
-    RETURN_IF_ERROR(Scan(absl::StrCat(directory, "/", file.name), file, nullptr, cancelled));
-  return absl::OkStatus();
-}
-
-absl::Status Repository::Load(const Manifest& m, const std::vector<StateTensor>& state) const {
-  std::map<std::string, const StateTensor*> wanted;
-  for (const StateTensor& t : state) wanted[t.info.name] = &t;
-  const auto other_model = [&](const std::string& how) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the checkpoint of step ", m.step, " is of another model: ", how));
-  };
-  std::vector<const StateTensor*> destinations;
-  for (const TensorInfo& t : m.tensors) {
-    const auto found = wanted.find(t.name);
-    if (found == wanted.end())
-      return other_model(absl::StrCat("it has a tensor ", t.name, ", and this one has none"));
-    RETURN_IF_ERROR(CompareTensor(t, found->second->info, m.step));
-    destinations.push_back(found->second);
-  }
-  if (m.tensors.size() != state.size()) {
-    return other_model(
-        absl::StrCat("it has ", m.tensors.size(), " tensors, and this one has ", state.size()));
-  }
-  const std::string directory = AttemptPath(m.step, m.generation, m.attempt);
-  for (const FileInfo& file : m.files) {
-    const auto copy = [&](std::uint64_t offset, std::span<const std::byte> chunk) {
-      for (const PieceInfo& p : file.pieces)
-        CopyCommon(m.tensors[p.tensor].shape, p, offset, chunk, destinations[p.tensor]->slices);
-    };
-    RETURN_IF_ERROR(Scan(absl::StrCat(directory, "/", file.name), file, copy));
-  }
+    RETURN_IF_ERROR(ScanShard(absl::StrCat(directory, "/", file.name), file, cancelled));
   return absl::OkStatus();
 }
 

@@ -52,10 +52,6 @@ class Repository {
   // Reads every byte of every file. Cancelled: `cancelled` said so, and nothing is known.
   absl::Status Verify(const Manifest& manifest,
                       const std::function<bool()>& cancelled = nullptr) const;
-  // Reads every byte of every file and, where it is sound, copies what `state` holds of it, whose
-  // world size and division among ranks may be others. Failed precondition, naming both, if `state`
-  // has other tensors. After a failure the state is unspecified.
-  absl::Status Load(const Manifest& manifest, const std::vector<StateTensor>& state) const;
 
   // Makes the directories of an attempt and their names durable. Any rank.
   absl::Status PrepareAttempt(std::int64_t step, std::uint64_t generation,

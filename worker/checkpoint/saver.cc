@@ -173,7 +173,7 @@ void Saver::Settle(const Request& request, Carried& carried) {
 
 absl::Status Saver::Verify(const Request& request, const FileInfo& file) {
   const std::string directory = DirectoryOf(request);
-  const absl::Status sound = ScanShard(absl::StrCat(directory, "/", file.name), file, nullptr,
+  const absl::Status sound = ScanShard(absl::StrCat(directory, "/", file.name), file,
                                        [&] { return GivenUp(request.attempt); });
   if (absl::IsCancelled(sound)) return sound;
   const Reports reports(directory);

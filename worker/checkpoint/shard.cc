@@ -36,29 +36,6 @@ absl::StatusOr<std::byte*> MapPages(std::size_t bytes) {
   return static_cast<std::byte*>(memory);
 }
 
-// A page-aligned buffer of one chunk, or of a whole smaller file.
-class ChunkBuffer {
- public:
-  // For a file of `file_bytes`.
-  static absl::StatusOr<ChunkBuffer> Create(std::uint64_t file_bytes) {
-    const std::size_t bytes =
-        std::clamp<std::uint64_t>(RoundUp(file_bytes, kPage), kPage, kChunkBytes);
-    ASSIGN_OR_RETURN(std::byte * memory, MapPages(bytes));
-    return ChunkBuffer(memory, bytes);
-  }
-  ChunkBuffer(ChunkBuffer&& other) noexcept
-      : memory_(std::exchange(other.memory_, nullptr)), bytes_(other.bytes_) {}
-  ~ChunkBuffer() {
-    if (memory_ != nullptr) munmap(memory_, bytes_);
-  }
-  std::byte* get() const { return memory_; }
-
- private:
-  ChunkBuffer(std::byte* memory, std::size_t bytes) : memory_(memory), bytes_(bytes) {}
-  std::byte* memory_;
-  std::size_t bytes_;
-};
-
 bool RefusesDirect(int error) { return error == EINVAL || error == EOPNOTSUPP; }
 
 void GoThroughPageCache(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_DIRECT); }
@@ -266,33 +243,64 @@ absl::StatusOr<FileInfo> WriteShard(const ShardImage& image, const std::string& 
   return info;
 }
 
-absl::Status ScanShard(const std::string& path, const FileInfo& info,
-                       const std::function<void(std::uint64_t, std::span<const std::byte>)>& use,
-                       const std::function<bool()>& cancelled) {
-  ASSIGN_OR_RETURN(const io::UniqueFd fd, OpenDirect(path, O_RDONLY | O_NONBLOCK));
+absl::StatusOr<ShardReader> ShardReader::Open(std::string path, const FileInfo& info) {
+  ShardReader reader;
+  absl::StatusOr<io::UniqueFd> fd = OpenDirect(path, O_RDONLY | O_NONBLOCK);
+  if (absl::IsFailedPrecondition(fd.status())) return absl::DataLossError(fd.status().message());
+  if (!fd.ok()) return fd.status();
   struct stat file {};
-  if (fstat(fd.get(), &file) != 0) return io::ErrnoStatus(errno, path);
+  if (fstat(fd->get(), &file) != 0) return io::ErrnoStatus(errno, path);
   if (!S_ISREG(file.st_mode))
     return absl::DataLossError(absl::StrCat(path, " is not a regular file"));
   if (static_cast<std::uint64_t>(file.st_size) != info.bytes) {
     return absl::DataLossError(
         absl::StrCat(path, " has ", file.st_size, " bytes, its commit says ", info.bytes));
   }
-  ASSIGN_OR_RETURN(const ChunkBuffer buffer, ChunkBuffer::Create(info.bytes));
+  reader.mapped_ = std::clamp<std::uint64_t>(RoundUp(info.bytes, kPage), kPage, kChunkBytes);
+  ASSIGN_OR_RETURN(reader.memory_, MapPages(reader.mapped_));
+  reader.path_ = std::move(path);
+  reader.info_ = &info;
+  reader.fd_ = *std::move(fd);
+  return reader;
+}
+
+ShardReader::ShardReader(ShardReader&& other) noexcept { *this = std::move(other); }
+
+ShardReader& ShardReader::operator=(ShardReader&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(info_, other.info_);
+  std::swap(fd_, other.fd_);
+  std::swap(memory_, other.memory_);
+  std::swap(mapped_, other.mapped_);
+  return *this;
+}
+
+ShardReader::~ShardReader() {
+  if (memory_ != nullptr) munmap(memory_, mapped_);
+}
+
+absl::StatusOr<std::span<std::byte>> ShardReader::Read(std::size_t chunk) {
+  const std::uint64_t offset = chunk * kChunkBytes;
+  const std::size_t size = std::min<std::uint64_t>(kChunkBytes, info_->bytes - offset);
+  const absl::StatusOr<std::size_t> got =
+      ReadAllAt(fd_.get(), memory_, RoundUp(size, kPage), offset, path_);
+  if (!got.ok()) return absl::DataLossError(got.status().message());
+  const std::span<std::byte> bytes(memory_, size);
+  if (*got < size || Crc32c(bytes) != info_->crc32c[chunk]) {
+    return absl::DataLossError(absl::StrCat(path_, ": chunk ", chunk, " (bytes ", offset, " to ",
+                                            offset + size, ") does not match its CRC"));
+  }
+  return bytes;
+}
+
+absl::Status ScanShard(const std::string& path, const FileInfo& info,
+                       const std::function<bool()>& cancelled) {
+  ASSIGN_OR_RETURN(ShardReader reader, ShardReader::Open(path, info));
   Xxh3Stream hash;
   for (std::size_t chunk = 0; chunk < info.crc32c.size(); ++chunk) {
     if (cancelled && cancelled()) return absl::CancelledError("reading was given up");
-    const std::uint64_t offset = chunk * kChunkBytes;
-    const std::size_t size = std::min<std::uint64_t>(kChunkBytes, info.bytes - offset);
-    ASSIGN_OR_RETURN(const std::size_t got,
-                     ReadAllAt(fd.get(), buffer.get(), RoundUp(size, kPage), offset, path));
-    const std::span<const std::byte> bytes(buffer.get(), size);
-    if (got < size || Crc32c(bytes) != info.crc32c[chunk]) {
-      return absl::DataLossError(absl::StrCat(path, ": chunk ", chunk, " (bytes ", offset, " to ",
-                                              offset + size, ") does not match its CRC"));
-    }
+    ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, reader.Read(chunk));
     hash.Update(bytes);
-    if (use) use(offset, bytes);
   }
   if (hash.Hex() != info.xxh3)
     return absl::DataLossError(absl::StrCat(path, " does not match its XXH3"));

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/io/fd.h"
 #include "worker/checkpoint/manifest.h"
 
 namespace regroup::worker {
@@ -96,12 +97,32 @@ class ShardImage {
 absl::StatusOr<FileInfo> WriteShard(const ShardImage& image, const std::string& path,
                                     const std::function<bool()>& cancelled);
 
-// Reads a whole file, checking size, every CRC and the hash, and hands out each chunk. Data loss
-// names file and chunk. `use` may be null: verification only. `cancelled`, unless null, is looked
-// at between chunks.
-absl::Status ScanShard(
-    const std::string& path, const FileInfo& info,
-    const std::function<void(std::uint64_t offset, std::span<const std::byte> chunk)>& use,
-    const std::function<bool()>& cancelled = nullptr);
+// A file that was written so, read chunk by chunk.
+class ShardReader {
+ public:
+  // Data loss: not a regular file, or of another size than `info` says, which outlives this. What
+  // cannot be opened or read is never failed precondition.
+  static absl::StatusOr<ShardReader> Open(std::string path, const FileInfo& info);
+  ShardReader(ShardReader&& other) noexcept;
+  ShardReader& operator=(ShardReader&& other) noexcept;
+  ~ShardReader();
+
+  // Its CRC was found right; valid until the next call. Data loss names file and chunk.
+  absl::StatusOr<std::span<std::byte>> Read(std::size_t chunk);
+
+ private:
+  ShardReader() = default;
+
+  std::string path_;
+  const FileInfo* info_ = nullptr;
+  io::UniqueFd fd_;
+  std::byte* memory_ = nullptr;  // mmap'd, mapped_ bytes: a chunk, or the whole of a smaller file.
+  std::size_t mapped_ = 0;
+};
+
+// Reads a whole file, checking size, every CRC and the hash. Data loss names file and chunk.
+// `cancelled`, unless null, is looked at between chunks.
+absl::Status ScanShard(const std::string& path, const FileInfo& info,
+                       const std::function<bool()>& cancelled = nullptr);
 
 }  // namespace regroup::worker

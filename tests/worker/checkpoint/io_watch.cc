@@ -28,6 +28,7 @@ struct Watch {
 std::mutex g_mutex;        // Held from `before` to `after`.
 Watch* g_watch = nullptr;  // Changes while no other thread makes calls.
 thread_local bool t_inside = false;
+thread_local std::uint64_t t_bytes_read = 0;
 
 std::string PathOf(int fd) {
   std::array<char, 4096> target;
@@ -103,6 +104,9 @@ IoWatch::IoWatch(std::string root, Before before, After after) {
 }
 IoWatch::~IoWatch() { delete std::exchange(g_watch, nullptr); }
 
+std::uint64_t BytesRead() { return t_bytes_read; }
+void CountRead(std::uint64_t bytes) { t_bytes_read += bytes; }
+
 }  // namespace regroup::worker
 
 using regroup::worker::IoCall;
@@ -153,6 +157,12 @@ ssize_t pwrite(int fd, const void* data, size_t size, off_t offset) {
                       regroup::worker::Bytes(data, size)};
       },
       [&] { return syscall(SYS_pwrite64, fd, data, size, offset); });
+}
+
+ssize_t pread(int fd, void* data, size_t size, off_t offset) {
+  const long got = syscall(SYS_pread64, fd, data, size, offset);
+  if (got > 0) regroup::worker::CountRead(static_cast<std::uint64_t>(got));
+  return got;
 }
 
 int ftruncate(int fd, off_t size) noexcept {

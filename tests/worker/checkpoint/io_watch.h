@@ -30,4 +30,7 @@ class IoWatch {
   IoWatch& operator=(const IoWatch&) = delete;
 };
 
+// What pread has given this thread so far, of whatever file.
+std::uint64_t BytesRead();
+
 }  // namespace regroup::worker

@@ -8,6 +8,7 @@
 #include "common/base/user_error.h"
 #include "tests/worker/checkpoint/testing.h"
 #include "worker/checkpoint/checksum.h"
+#include "worker/checkpoint/load.h"
 #include "worker/checkpoint/restore.h"
 #include "worker/comm/in_process_communicator.h"
 
@@ -29,6 +30,11 @@ class RepositoryTest : public testing::Test {
     std::filesystem::copy_file(File("step-10/1-1/rank-0-of-1.safetensors"),
                                File("step-10/1-2/rank-0-of-1.safetensors"));
     return manifest;
+  }
+  // By one rank alone.
+  absl::Status LoadAlone(const Manifest& manifest, const std::vector<StateTensor>& state) const {
+    auto alone = MakeInProcessCommunicators(1);
+    return Load(*alone[0], repository_, manifest, state);
   }
   std::vector<std::int64_t> Steps() const { return *repository_.CommittedSteps(); }
 
@@ -139,7 +145,7 @@ TEST_F(RepositoryTest, PartsAreSavedAndLoadedWhateverTheyAre) {
   for (int r = 0; r < 3; ++r) {  // Two slices of each tensor, and between them a hole.
     TestState target;
     target.SetStep(0);
-    ASSERT_TRUE(repository_.Load(manifest, OnlyParts(target.tensors(), {r, r + 2}, 5)).ok());
+    ASSERT_TRUE(LoadAlone(manifest, OnlyParts(target.tensors(), {r, r + 2}, 5)).ok());
     const std::vector<StateTensor> loaded = target.tensors();
     for (std::size_t t = 0; t < loaded.size(); ++t) {
       for (std::size_t i = 0; i < loaded[t].slices[0].data.size(); ++i) {
@@ -364,7 +370,7 @@ TEST_F(RepositoryTest, ACommitOfFewerTensorsIsAnotherModel) {
   for (const bool none : {false, true}) {
     manifest.tensors.resize(none ? 0 : manifest.tensors.size() - 1);
     manifest.files.clear();
-    const absl::Status loaded = repository_.Load(manifest, state_.tensors());
+    const absl::Status loaded = LoadAlone(manifest, state_.tensors());
     EXPECT_EQ(loaded.code(), absl::StatusCode::kFailedPrecondition) << loaded;
   }
 }

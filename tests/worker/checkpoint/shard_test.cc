@@ -60,11 +60,14 @@ TEST_F(ShardFileTest, AFileIsPlainSafetensorsAndReadsBack) {
   EXPECT_EQ(header->data_begin % 4096, 0u);
   EXPECT_EQ(header->tensors[0].name, "a");
   EXPECT_EQ(header->tensors[1].shape, (std::vector<std::int64_t>{77}));
+  ASSERT_TRUE(ScanShard(path(), *info).ok());
   std::string read;
-  ASSERT_TRUE(ScanShard(path(), *info, [&](std::uint64_t offset, std::span<const std::byte> chunk) {
-                EXPECT_EQ(offset, read.size());
-                read.append(reinterpret_cast<const char*>(chunk.data()), chunk.size());
-              }).ok());
+  ShardReader reader = *ShardReader::Open(path(), *info);
+  for (std::size_t chunk = 0; chunk < 2; ++chunk) {
+    const auto bytes = reader.Read(chunk);
+    ASSERT_TRUE(bytes.ok()) << bytes.status();
+    read.append(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+  }
   EXPECT_EQ(read, ReadAll(path()));
   float first = 0;
   std::memcpy(&first, read.data() + header->data_begin, sizeof first);
@@ -132,7 +135,7 @@ TEST_F(ShardFileTest, DamageIsAlwaysSeen) {
   Rng rng(1);
   const auto refused = [&](const std::string& bytes) {
     WriteAll(path(), bytes);
-    return absl::IsDataLoss(ScanShard(path(), *info, nullptr));
+    return absl::IsDataLoss(ScanShard(path(), *info));
   };
   for (int i = 0; i < 60; ++i) {
     std::string bad = good;
@@ -148,7 +151,7 @@ TEST_F(ShardFileTest, DamageIsAlwaysSeen) {
   std::swap_ranges(swapped.begin() + 8192, swapped.begin() + 12288, swapped.begin() + 16384);
   EXPECT_TRUE(refused(swapped));
   std::filesystem::remove(path());
-  EXPECT_EQ(ScanShard(path(), *info, nullptr).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ScanShard(path(), *info).code(), absl::StatusCode::kNotFound);
 }
 
 TEST(SmallShardTest, EveryBitOfHeaderAndDataCounts) {
@@ -167,10 +170,10 @@ TEST(SmallShardTest, EveryBitOfHeaderAndDataCounts) {
   };
   for (std::size_t bit = 0; bit < good.size() * 8; ++bit) {
     put(bit / 8, static_cast<char>(good[bit / 8] ^ (1 << bit % 8)));
-    ASSERT_TRUE(absl::IsDataLoss(ScanShard(path, *info, nullptr))) << bit;
+    ASSERT_TRUE(absl::IsDataLoss(ScanShard(path, *info))) << bit;
     put(bit / 8, good[bit / 8]);
   }
-  EXPECT_TRUE(ScanShard(path, *info, nullptr).ok());
+  EXPECT_TRUE(ScanShard(path, *info).ok());
 }
 
 }  // namespace

@@ -18,6 +18,8 @@
 #include "tests/worker/checkpoint/testing.h"
 #include "tests/worker/comm/tiny_store.h"
 #include "tests/worker/golden/golden.h"
+#include "worker/checkpoint/load.h"
+#include "worker/comm/in_process_communicator.h"
 #include "worker/data/sampler.h"
 #include "worker/train/sample_log.h"
 #include "worker/train/worker_exit.h"
@@ -207,7 +209,8 @@ class TrainTest : public testing::Test {
       state[info.name].resize(static_cast<std::size_t>(info.elements()));
       tensors.push_back({info, state[info.name]});
     }
-    EXPECT_TRUE(repository.Load(manifest, tensors).ok());
+    auto alone = MakeInProcessCommunicators(1);
+    EXPECT_TRUE(Load(*alone[0], repository, manifest, tensors).ok());
     return state;
   }
   // The 2-norm of the difference of weights and moments, relative; of the worst tensor.
