@@ -143,6 +143,53 @@ TEST_F(LoadTest, WhateverRanksHoldAllIsRead) {
   }
 }
 
+// Counts what is handed round.
+class CountingGroup final : public Group {
+ public:
+  explicit CountingGroup(Group& group) : group_(group) {}
+  std::uint64_t broadcast_bytes() const { return broadcast_bytes_; }
+
+  int rank() const override { return group_.rank(); }
+  int world_size() const override { return group_.world_size(); }
+  void SetDeadline(Duration per_call) override { group_.SetDeadline(per_call); }
+  absl::Status AllReduce(std::span<double> inout, Reduction reduction) override {
+    return group_.AllReduce(inout, reduction);
+  }
+  absl::Status AllReduce(std::span<std::int64_t> inout, Reduction reduction) override {
+    return group_.AllReduce(inout, reduction);
+  }
+  absl::Status Broadcast(std::span<std::byte> inout, int root) override {
+    broadcast_bytes_ += inout.size();
+    return group_.Broadcast(inout, root);
+  }
+  absl::Status Barrier() override { return group_.Barrier(); }
+  absl::Status Health() override { return group_.Health(); }
+  void Abort() override { group_.Abort(); }
+
+ private:
+  Group& group_;
+  std::uint64_t broadcast_bytes_ = 0;
+};
+
+TEST_F(LoadTest, OnlyWhatSeveralRanksHoldIsHandedRound) {
+  const Manifest manifest = CommitStep(repository_, newest_, kNewest, 2);
+  const std::vector<std::pair<std::vector<Held>, std::uint64_t>> rows = {
+      {{kNothing, kAll}, 0}, {{kAll, kNothing, kAll}, BytesOf(manifest)}};
+  for (const auto& [held, bytes] : rows) {
+    auto ranks = MakeInProcessCommunicators(static_cast<int>(held.size()));
+    std::vector<std::thread> threads;
+    for (std::size_t r = 0; r < held.size(); ++r) {
+      threads.emplace_back([&, r] {
+        TestState mine(kInfos);
+        CountingGroup group(*ranks[r]);
+        EXPECT_TRUE(Load(group, repository_, manifest, HoldingOf(mine, held[r])).ok());
+        EXPECT_EQ(group.broadcast_bytes(), bytes);
+      });
+    }
+    for (std::thread& t : threads) t.join();
+  }
+}
+
 TEST_F(LoadTest, ADamagedChunkOfAnyFileMakesAllRanksTakeTheOlderCheckpoint) {
   CommitStep(repository_, older_, kOlder, 2);
   const Manifest manifest = CommitStep(repository_, newest_, kNewest, 2);
@@ -155,6 +202,7 @@ TEST_F(LoadTest, ADamagedChunkOfAnyFileMakesAllRanksTakeTheOlderCheckpoint) {
       WriteAll(path, bad);
       Restore({kAll, kAll}, kOlder);
       Restore({kAll, kNothing, kAll}, kOlder);
+      Restore({kNothing, kAll}, kOlder);  // Found by the only rank that uses it.
       Restore(EachItsPart(3), kOlder);
     }
     WriteAll(path, good);
@@ -199,11 +247,19 @@ TEST_F(LoadTest, AFailureOfTheGroupIsNoDamage) {
   CommitStep(repository_, older_, kOlder, 2);
   CommitStep(repository_, newest_, kNewest, 2);
   auto ranks = MakeInProcessCommunicators(2);
-  std::thread other([&] { ranks[1]->Abort(); });
-  TestState mine(kInfos);
-  const auto restored = RestoreNewest(*ranks[0], repository_, mine.tensors());
-  EXPECT_TRUE(IsCommunicatorFailure(restored.status())) << restored.status();
-  other.join();
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      TestState mine(kInfos);
+      const auto restored =
+          RestoreNewest(*ranks[r], repository_, mine.tensors(), [&](const Manifest&) {
+            if (r == 1) ranks[r]->Abort();
+            return absl::OkStatus();
+          });
+      EXPECT_TRUE(IsCommunicatorFailure(restored.status())) << restored.status();
+    });
+  }
+  for (std::thread& t : threads) t.join();
 }
 
 }  // namespace
