@@ -295,19 +295,20 @@ std::string SerializeManifest(const Manifest& m) {
   ordered_json tensors = ordered_json::array(), files = ordered_json::array();
   for (const TensorInfo& t : m.tensors) tensors.push_back(ToJson(t));
   for (const FileInfo& f : m.files) files.push_back(ToJson(f));
-  const ordered_json tree = {{"format", kFormat},
-                             {"version", kVersion},
-                             {"job", m.job},
-                             {"generation", m.generation},
-                             {"attempt", m.attempt},
-                             {"step", m.step},
-                             {"mesh", {{"world", m.mesh.world}, {"strategy", m.mesh.strategy}}},
-                             {"model", m.model},
-                             {"counters", m.counters},
-                             {"settings", m.settings},
-                             {"chunk_bytes", kChunkBytes},
-                             {"tensors", tensors},
-                             {"files", files}};
+  const ordered_json tree = {
+      {"format", kFormat},
+      {"version", kVersion},
+      {"job", m.job},
+      {"generation", m.generation},
+      {"attempt", m.attempt},
+      {"step", m.step},
+      {"mesh", {{"world", m.mesh.world}, {"group", m.mesh.group}, {"strategy", m.mesh.strategy}}},
+      {"model", m.model},
+      {"counters", m.counters},
+      {"settings", m.settings},
+      {"chunk_bytes", kChunkBytes},
+      {"tensors", tensors},
+      {"files", files}};
   return SealRecord(tree.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
 }
 
@@ -332,7 +333,10 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view record) {
   } else {
     const ordered_json& mesh = reader.At(json, "mesh");
     m.mesh = {WorldFrom(reader.At(mesh, "world"), reader),
+              WorldFrom(reader.At(mesh, "group"), reader),
               reader.Text(reader.At(mesh, "strategy"))};
+    if (m.mesh.group < 1 || m.mesh.world % m.mesh.group != 0)
+      reader.Fail("groups of another world");
     for (const auto& [name, value] : reader.Object(reader.At(json, "model")).items())
       m.model[name] = reader.Integer(value);
   }

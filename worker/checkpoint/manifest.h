@@ -46,6 +46,7 @@ struct FileInfo {
 // The ranks that a checkpoint was made by.
 struct MeshInfo {
   int world = 1;
+  int group = 1;  // So many of them divided it, one after the other; each such group has all.
   std::string strategy;  // What they divided, as --strategy names it. Empty: format 1 has none.
   friend bool operator==(const MeshInfo&, const MeshInfo&) = default;
 };

@@ -252,7 +252,7 @@ absl::Status Saver::Publish(const Request& request, Carried& carried) {
                     .generation = options_.generation,
                     .attempt = request.attempt,
                     .step = request.step,
-                    .mesh = {options_.world_size, options_.strategy},
+                    .mesh = {options_.world_size, options_.group, options_.strategy},
                     .model = options_.model,
                     .counters = request.counters,
                     .settings = options_.settings,

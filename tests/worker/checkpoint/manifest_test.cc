@@ -16,7 +16,7 @@ Manifest Example(int world_size = 3) {
              4,
              2,
              120,
-             {world_size, "zero-3"},
+             {world_size, 1, "zero-3"},
              {{"layers", 12}, {"width", 768}},
              {{"samples", 3840}, {"negative", -1}},
              {{"seed", "7"}, {"ünïcode", "\"quoted\"\n"}},
@@ -150,6 +150,10 @@ TEST(ManifestTest, FieldsOfAnotherTypeOrMeaningAreRefused) {
       {R"("slot":"exp_avg")", R"("slot":"")"},
       {R"("mesh":{"world":3,)", R"("mesh":{)"},
       {R"("mesh":{"world":3,)", R"("mesh":{"world":3.5,)"},
+      {R"("group":1,)", ""},
+      {R"("group":1,)", R"("group":0,)"},
+      {R"("group":1,)", R"("group":2,)"},
+      {R"("group":1,)", R"("group":6,)"},
       {R"("strategy":"zero-3")", R"("strategy":3)"},
       {R"("model":{)", R"("model":{"heads":"12",)"},
       {R"("dtype":"F32",)", ""},
@@ -202,7 +206,7 @@ std::string Format1(const std::string& pieces, const std::string& dtype = "F32")
 TEST(ManifestTest, Format1IsReadAndBecomesFormat2) {
   const auto m = ParseManifest(Format1("[0,0,20,40],[1,0,7,120],[1,7,20,148]"));
   ASSERT_TRUE(m.ok()) << m.status();
-  EXPECT_EQ(m->mesh, (MeshInfo{1, ""}));
+  EXPECT_EQ(m->mesh, (MeshInfo{1, 1, ""}));
   EXPECT_EQ(m->model, (std::map<std::string, std::int64_t>{{"layers", 12}}));
   EXPECT_EQ(m->tensors, (std::vector<TensorInfo>{{"w", {4, 5}, "F32", ""},
                                                  {"exp_avg/w", {4, 5}, "F32", "exp_avg"}}));

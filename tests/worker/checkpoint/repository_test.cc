@@ -126,7 +126,7 @@ std::vector<ElementRange> HalvesOf(const std::vector<StateTensor>& state) {
 TEST_F(RepositoryTest, PartsAreSavedAndLoadedWhateverTheyAre) {
   constexpr int kWorld = 4;
   state_.SetStep(7);
-  Manifest manifest{"job-1", 1, 1, 7, {kWorld, "zero-3"}, {}, {}, {}, state_.infos(), {}};
+  Manifest manifest{"job-1", 1, 1, 7, {kWorld, kWorld, "zero-3"}, {}, {}, {}, state_.infos(), {}};
   ASSERT_TRUE(repository_.PrepareAttempt(7, 1, 1).ok());
   for (int r = 0; r < kWorld; ++r) {
     const std::vector<StateTensor> mine = OnlyParts(state_.tensors(), {r}, kWorld);
@@ -173,7 +173,7 @@ TEST_F(RepositoryTest, BoxesOfAnyFormAreLoadedByWhoeverHoldsAnyPart) {
        {1, {{1, 1, 0}, {1, 1, 1}}},
        {1, {{1, 1, 2}, {1, 1, 1}}},
        {0, {{0, 700}, {1600, 700}}}}};
-  Manifest manifest{"job-1", 1, 1, 7, {2, "columns"}, {}, {}, {}, infos, {}};
+  Manifest manifest{"job-1", 1, 1, 7, {2, 2, "columns"}, {}, {}, {}, infos, {}};
   ASSERT_TRUE(repository_.PrepareAttempt(7, 1, 1).ok());
   for (int r = 0; r < 2; ++r) {
     std::string bytes(100, ' ');

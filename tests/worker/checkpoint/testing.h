@@ -96,7 +96,7 @@ inline Manifest CommitStep(const Repository& repository, TestState& state, std::
                     .generation = generation,
                     .attempt = 1,
                     .step = step,
-                    .mesh = {world_size, "ddp"},
+                    .mesh = {world_size, 1, "ddp"},
                     .model = {{"layers", 1}},
                     .counters = {{"samples", step * 32}},
                     .settings = {{"model", "test"}},

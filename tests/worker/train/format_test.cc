@@ -26,7 +26,7 @@ class FormatTest : public TrainTest {
       tensors.emplace_back(info, std::span(state.at(info.name)));
     const Repository repository = *Repository::OpenForTraining(directory_ / to);
     ASSERT_TRUE(repository.PrepareAttempt(4, manifest.generation, manifest.attempt).ok());
-    manifest.mesh = {2, "ddp"};
+    manifest.mesh = {2, 1, "ddp"};
     manifest.files.clear();
     for (int r = 0; r < 2; ++r) {
       ShardImage image = *ShardImage::Create(manifest.tensors, r, 2);

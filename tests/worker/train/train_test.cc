@@ -151,6 +151,8 @@ TEST_F(TrainTest, GroupsTrainToTheSameBitsAndResumeTheOthers) {
               std::string::npos)
         << groups.Output(0);
     EXPECT_EQ(NewestState(strategy), state) << strategy;
+    EXPECT_EQ(Repository::Open(directory_ / strategy)->ReadManifest(12)->mesh,
+              (MeshInfo{.world = 4, .group = 2, .strategy = strategy}));
     ASSERT_TRUE(std::filesystem::remove(directory_ / (strategy + "/commits/step-12")));
     const char* next = strategy == "zero-2" ? "2" : "0";
     Group other(*this, 4, {.generation = ++generation, .flags = flags(strategy, "zero-3", next)});
