@@ -20,12 +20,15 @@ BATCH = 8
 class Native(hosts.TwoHostsTestCase):
     def launch(self, name, host, nnodes, ranks, steps, *options):
         """A node of the training `name` on a host; all hosts see one folder of checkpoints, as on a network file system."""
+        return self.launch_alone(name, host, nnodes, ranks, steps, "--checkpoint-every", "10", "--checkpoint-dir", self.folder("ckpt", name), *options)
+
+    def launch_alone(self, name, host, nnodes, ranks, steps, *options):
+        """The same without checkpoints."""
         return self.fx.start(*host.command(
             e2e.binary("regroup"), "run", "--nnodes", nnodes, "--nproc-per-node", str(ranks), "--max-restarts", "3", "--insecure",
             "--rdzv-endpoint", self.hosts[0].ipv4, "--rdzv-id", "train", "--state-dir", self.fx.path("state", name, host.name),
             e2e.binary("regroup-worker"), "train", "--data", TEXT, "--steps", str(steps), "--layers", "2", "--width", "64",
-            "--heads", "2", "--context", "32", "--batch", str(BATCH), "--checkpoint-every", "10", "--checkpoint-dir",
-            self.folder("ckpt", name), "--sample-log", self.folder("samples", name), *options))
+            "--heads", "2", "--context", "32", "--batch", str(BATCH), "--sample-log", self.folder("samples", name), *options))
 
     def folder(self, kind, name):
         return self.fx.path("work", f"{kind}-{name}")
@@ -90,6 +93,15 @@ class Native(hosts.TwoHostsTestCase):
         self.assertLess(sent["hybrid"], 1.1 * sent["ddp"])
         self.assertLess(sent["zero-2"], 1.1 * sent["ddp"])
         self.assertGreater(sent["whole"], 1.3 * sent["ddp"])
+
+    def test_no_host_leaves_before_the_others_are_done(self):
+        """Where gathers stay on a host, the vote is the last call that all of them make."""
+        launchers = [self.launch_alone("last", host, "2", 2, 1, "--strategy", "zero-2", "--shard-group", "2", "--width", "1024", "--heads", "16")
+                     for host in self.hosts]
+        os.setpriority(os.PRIO_PROCESS, launchers[1].pid, 19)  # What it starts is as slow.
+        self.finish(launchers)
+        lines = proof.read_sample_logs(self.folder("samples", "last"))
+        self.assertEqual({line.generation for line in lines}, {1}, "a rank that was done was missed")
 
     def sent(self):
         """Bytes that the hosts have sent to each other."""

@@ -216,11 +216,15 @@ void HostWatch::Note(int rank, std::uint64_t after) {
   known = std::min(known, after);
 }
 
+// Who has come least far: others may wait for that rank in a call that stays on this host.
 int HostWatch::MissingHere(std::uint64_t call) const {
+  int missing = -1;
   for (int r = 0; r < hosts_[static_cast<std::size_t>(own_)].count; ++r) {
-    if (local_.CallOf(r) < call) return first_ + r;
+    if (local_.CallOf(r) >= call) continue;
+    call = local_.CallOf(r);
+    missing = first_ + r;
   }
-  return -1;
+  return missing;
 }
 
 // Of a rank that takes part in no call as late as `last_needed`, or 0. Of several it is the first:

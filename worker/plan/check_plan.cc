@@ -38,8 +38,8 @@ class Walk {
         written_(layout.params().size(), false),
         zeroed_(layout.units().size(), false),
         reduced_(layout.units().size(), false),
-        under_way_(layout.units().size(), false),
-        stepped_(layout.units().size(), false) {}
+        stepped_(layout.units().size(), false),
+        under_way_(layout.units().size(), -1) {}
 
   absl::Status Run() {
     if (plan_.first_writers.size() != layout_.params().size()) {
@@ -328,7 +328,7 @@ class Walk {
       }
       reduced_[static_cast<std::size_t>(u)] = true;
       filled_[static_cast<std::size_t>(u)] = plan_.overlaps;
-      under_way_[static_cast<std::size_t>(u)] = plan_.overlaps;
+      if (plan_.overlaps) under_way_[static_cast<std::size_t>(u)] = instruction.bucket;
     }
     collectives_.push_back({Op::kReduceGrad, bucket.flat});
     return absl::OkStatus();
@@ -338,9 +338,10 @@ class Walk {
     RETURN_IF_ERROR(CheckBucket(instruction));
     const Bucket& bucket = plan_.buckets[static_cast<std::size_t>(instruction.bucket)];
     for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
-      if (!under_way_[static_cast<std::size_t>(u)])
-        return Broken(absl::StrCat("no reduction of unit ", u, " is under way"));
-      under_way_[static_cast<std::size_t>(u)] = filled_[static_cast<std::size_t>(u)] = false;
+      if (under_way_[static_cast<std::size_t>(u)] != instruction.bucket)
+        return Broken(absl::StrCat("no such reduction of unit ", u, " is under way"));
+      under_way_[static_cast<std::size_t>(u)] = -1;
+      filled_[static_cast<std::size_t>(u)] = false;
     }
     collectives_.push_back({Op::kAwaitGrad, bucket.flat});
     return absl::OkStatus();
@@ -352,7 +353,7 @@ class Walk {
       if (!reduced_[static_cast<std::size_t>(u)]) {
         return Broken(absl::StrCat("unit ", u, " is not reduced"));
       }
-      if (under_way_[static_cast<std::size_t>(u)])
+      if (under_way_[static_cast<std::size_t>(u)] >= 0)
         return Broken(absl::StrCat("the reduction of unit ", u, " is under way"));
     }
     summed_ = true;
@@ -409,7 +410,8 @@ class Walk {
   UnitId holder_ = -1;                            // Which unit's activations are in it.
   std::vector<bool> filled_;                      // By unit: its window has gradients to reduce.
   std::vector<bool> written_;                     // By parameter: its gradient, in this step.
-  std::vector<bool> zeroed_, reduced_, under_way_, stepped_;  // By unit.
+  std::vector<bool> zeroed_, reduced_, stepped_;  // By unit.
+  std::vector<int> under_way_;                    // By unit: in which bucket; -1: not.
   bool summed_ = false, voted_ = false, committed_ = false;
   std::vector<Collective> collectives_;
 };

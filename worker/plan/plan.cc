@@ -99,15 +99,19 @@ class Planner {
     int bucket = 0;
     for (UnitId u = units_ - 1; u >= 0; --u) {
       Use(UnitsReadBy(layout_, u), options_.reshard_after_forward ? 0 : u);
+      // Behind the gathers that this backward waits for, which take their turn.
+      if (full_ >= 0) Reduce(std::exchange(full_, -1));
       if (micro_batch >= 0 && IsRecomputed(u) && holder_ != u) {
         Add({.op = Op::kRecompute, .unit = u, .micro_batch = micro_batch});
         holder_ = u;
       }
       if (micro_batch >= 0) Add({.op = Op::kBackward, .unit = u, .micro_batch = micro_batch});
       if (plan_.buckets[static_cast<std::size_t>(bucket)].first_unit != u) continue;
-      if (round + 1 == rounds) Reduce(bucket);
+      if (round + 1 == rounds) full_ = bucket;
+      if (!options_.overlap && full_ >= 0) Reduce(std::exchange(full_, -1));
       ++bucket;
     }
+    if (full_ >= 0) Reduce(std::exchange(full_, -1));
   }
 
   bool IsRecomputed(UnitId unit) const { return std::ranges::count(plan_.recomputed, unit) > 0; }
@@ -154,6 +158,7 @@ class Planner {
   const UnitId units_;
   std::vector<bool> gathered_;  // By unit; only where weights are divided.
   std::vector<bool> rounded_;   // By unit; only where they are not.
+  int full_ = -1;               // A bucket whose reduction begins with the next backward.
   int awaited_ = 0;             // Buckets.
   UnitId holder_ = -1;          // Of the recomputed units, whose activations are there.
 };

@@ -40,7 +40,7 @@ absl::StatusOr<WorkerEnvironment> ReadWorkerEnvironment() {
   RETURN_IF_ERROR(ReadInteger("WORLD_SIZE", e.world_size, 1, kMax));
   RETURN_IF_ERROR(ReadInteger("RANK", e.rank, 0, e.world_size - 1));
   e.ranks_of_node = e.world_size;
-  RETURN_IF_ERROR(ReadInteger("LOCAL_WORLD_SIZE", e.ranks_of_node, 1, e.world_size));
+  RETURN_IF_ERROR(ReadInteger("LOCAL_WORLD_SIZE", e.ranks_of_node, 1, kMax));
   RETURN_IF_ERROR(ReadInteger("LOCAL_RANK", e.local_rank, 0, kMax));
   RETURN_IF_ERROR(ReadInteger("REGROUP_LOCAL_RANK", e.local_rank, 0, kMax));  // Never virtual.
   RETURN_IF_ERROR(ReadInteger("MASTER_PORT", e.store_port, 0, 65535));

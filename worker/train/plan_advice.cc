@@ -38,7 +38,7 @@ class Search {
     for (const Strategy strategy : kAllStrategies) {
       ASSIGN_OR_RETURN(const MemoryNeed need, NeedOf(config, world, strategy));
       if (need.all() > limit_bytes_) continue;
-      return FittingChange{.options = absl::StrCat(options, " --strategy ", NameOf(strategy)),
+      return FittingChange{.options = absl::StrCat(options, " ", FlagsOf(config, strategy)),
                            .rank_bytes = need.all(),
                            .idle_ranks = std::max(0, world - config.batch)};
     }
@@ -58,16 +58,16 @@ class Search {
 
   // As few as fit while one less does not.
   absl::StatusOr<bool> MoreRanks(const TrainConfig& config, const std::string& options) {
-    if (config.shard_group > 0) return false;  // Then a rank owns as much.
+    const int step = std::max(1, config.shard_group), most = kMostPlannedRanks / step * step;
     int fewer = world_, ranks = world_;
     for (bool fits = false; !fits;) {
-      if (ranks == kMostPlannedRanks) return false;
+      if (ranks >= most) return false;
       fewer = ranks;
-      ranks = std::min(2 * ranks, kMostPlannedRanks);
+      ranks = std::min(2 * ranks, most);
       ASSIGN_OR_RETURN(fits, Fits(config, ranks));
     }
-    while (ranks - fewer > 1) {
-      const int middle = fewer + (ranks - fewer) / 2;
+    while (ranks - fewer > step) {
+      const int middle = fewer + (ranks - fewer) / 2 / step * step;
       ASSIGN_OR_RETURN(const bool fits, Fits(config, middle));
       (fits ? ranks : fewer) = middle;
     }
@@ -150,6 +150,15 @@ std::string WhyThatOne(std::size_t fitting, int world, CostKind cost) {
 }
 
 }  // namespace
+
+std::string FlagsOf(const TrainConfig& config, Strategy strategy) {
+  const std::string group =
+      config.shard_group == 0
+          ? ""
+          : absl::StrCat(" --shard-group ",
+                         strategy == Strategy::kReplicated ? 0 : config.shard_group);
+  return absl::StrCat("--strategy ", NameOf(strategy), group);
+}
 
 absl::StatusOr<PlanAdvice> Advise(const TrainConfig& config, int world,
                                   std::span<const StrategyNeed> needs, CostKind cost,

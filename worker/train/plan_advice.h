@@ -42,6 +42,9 @@ enum class CostKind : std::uint8_t { kMoved, kTime };
 // not all of one size.
 inline constexpr double kEqualCosts = 0.05;
 
+// What chooses it, in groups as large as those of `config`.
+std::string FlagsOf(const TrainConfig& config, Strategy strategy);
+
 // The strategy that costs least of those that fit; of equal costs, the one that divides least.
 // `needs` are of all strategies, in their order. A limit of 0 is none.
 absl::StatusOr<PlanAdvice> Advise(const TrainConfig& config, int world,

@@ -43,7 +43,6 @@ absl::Status ChooseGpu(std::string_view text, std::optional<Gpu>& gpu) {
                   "--gpu h200, or --memory 80GiB without a GPU");
 }
 
-// What is for an estimate of time only, which needs a GPU.
 absl::Status CheckShardGroup(const PlanConfig& config) {
   const int group = config.train.shard_group;
   if (config.train.hybrid && group == 0) {
@@ -53,6 +52,7 @@ absl::Status CheckShardGroup(const PlanConfig& config) {
   return CheckWorld(config.world, group);
 }
 
+// What is for an estimate of time only, which needs a GPU.
 absl::Status CheckEstimate(const PlanConfig& config) {
   if (config.gpu) return absl::OkStatus();
   for (const auto& [given, flag] : {std::pair(config.mfu_percent.has_value(), "--mfu"),
@@ -128,8 +128,8 @@ std::string Assumptions(const PlanConfig& config) {
                                        : ", the link's peak between GPUs of one host");
 }
 
-std::string Advised(const PlanAdvice& advice) {
-  return advice.suggested ? absl::StrCat("--strategy ", NameOf(*advice.suggested),
+std::string Advised(const PlanConfig& config, const PlanAdvice& advice) {
+  return advice.suggested ? absl::StrCat(FlagsOf(config.train, *advice.suggested),
                                          " is suggested: ", advice.reason)
                           : advice.reason;
 }
@@ -243,9 +243,9 @@ std::string FormulaText(const PlanConfig& config, const Report& report) {
       planned / static_cast<double>(report.size.parameters));
 }
 
-std::string AdviceText(const Report& report) {
+std::string AdviceText(const PlanConfig& config, const Report& report) {
   const PlanAdvice& advice = report.advice;
-  std::string text = absl::StrCat(Advised(advice), "\n");
+  std::string text = absl::StrCat(Advised(config, advice), "\n");
   if (advice.suggested) return text;
   for (const FittingChange& change : advice.would_fit) {
     absl::StrAppend(&text, "  ", change.options,
@@ -291,7 +291,7 @@ std::string TimeText(const PlanConfig& config, const Report& report) {
 
 std::string Text(const PlanConfig& config, const Report& report) {
   std::string text = absl::StrCat(FormulaText(config, report), "\n", MemoryText(config, report),
-                                  "\n", AdviceText(report));
+                                  "\n", AdviceText(config, report));
   if (config.gpu) absl::StrAppend(&text, "\n", TimeText(config, report));
   for (const std::string& note : Notes(config)) absl::StrAppend(&text, "\n", note, "\n");
   if (config.show) absl::StrAppend(&text, "\n", absl::StrJoin(report.instructions, "\n"), "\n");

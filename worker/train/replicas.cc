@@ -32,6 +32,7 @@ std::int64_t MostCommon(const std::vector<std::int64_t>& values) {
 struct Difference {
   std::vector<int> odd;  // Ranks that do not hold what most hold.
   bool known = false;    // More ranks hold the other state, so that these are the wrong ones.
+  int other = 0;         // Holds what the first of them should.
   std::size_t tensors = 0, first = 0;  // How many differ on the first odd rank, and the first.
 };
 
@@ -43,7 +44,6 @@ absl::StatusOr<std::optional<Difference>> FindDifference(Group& ranks,
   all[static_cast<std::size_t>(ranks.rank())] = HashOf(own);
   RETURN_IF_ERROR(ranks.AllReduce(std::span(all), Reduction::kSum));  // The others brought zeros.
   Difference found;
-  std::size_t reference = 0;  // Holds what the first odd one should.
   found.known = true;
   for (std::size_t place = 0; place < group; ++place) {
     std::vector<std::int64_t> alike;
@@ -59,13 +59,12 @@ absl::StatusOr<std::optional<Difference>> FindDifference(Group& ranks,
     found.known = found.known && 2 * odd < alike.size();
     if (found.odd.size() == odd) {
       const auto holder = std::ranges::find(alike, common) - alike.begin();
-      reference = place + static_cast<std::size_t>(holder) * group;
+      found.other = static_cast<int>(place + static_cast<std::size_t>(holder) * group);
     }
   }
   if (found.odd.empty()) return std::nullopt;
   std::vector<std::int64_t> right = own, wrong = std::move(own);
-  RETURN_IF_ERROR(
-      ranks.Broadcast(std::as_writable_bytes(std::span(right)), static_cast<int>(reference)));
+  RETURN_IF_ERROR(ranks.Broadcast(std::as_writable_bytes(std::span(right)), found.other));
   RETURN_IF_ERROR(ranks.Broadcast(std::as_writable_bytes(std::span(wrong)), found.odd.front()));
   for (std::size_t t = right.size(); t-- > 0;) {
     if (right[t] == wrong[t]) continue;
@@ -135,8 +134,9 @@ absl::Status CompareReplicas(Group& ranks, const ParamLayout& layout,
       found->known
           ? absl::StrCat("at step ", step, " ", who, one ? " no longer holds" : " no longer hold",
                          " what the other ranks hold")
-          : absl::StrCat("at step ", step, " ", who,
-                         " and the other ranks no longer hold the same"),
+          : absl::StrCat("at step ", step, " ", who, " and ",
+                         group > 1 ? absl::StrCat("rank ", found->other) : "the other ranks",
+                         " no longer hold the same"),
       absl::StrCat(Describe(layout, tensors, *found),
                    "; all must be copies of one training, so no checkpoint of it was made: a fault "
                    "of memory or of a CPU, or one that computes differently"),

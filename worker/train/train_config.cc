@@ -492,6 +492,10 @@ absl::Status Validate(const TrainConfig& c) {
     return Refuse(Cat("--shard-group ", c.shard_group, " does not fit --strategy ddp"),
                   "ddp divides nothing", "--strategy zero-3");
   }
+  if (!c.reshard_after_forward && c.strategy != Strategy::kZero3) {
+    return Refuse(Cat("--reshard-after-forward false does not fit --strategy ", NameOf(c.strategy)),
+                  "only zero-3 and hybrid-shard free weights", "--strategy zero-3");
+  }
   if (c.warmup > c.steps)
     return Refuse("--warmup is too long", Cat(c.warmup, " steps of ", c.steps),
                   Cat("--warmup ", c.steps / 10));
@@ -520,8 +524,8 @@ absl::Status CheckWorld(int world, int group) {
   if (group == 0 || world % group == 0) return absl::OkStatus();
   return Refuse(Cat("world ", world, " is no multiple of the shard group of ", group),
                 "each group of so many ranks holds a whole copy of the training",
-                Cat("--shard-group 0, which divides it among all ranks, or a world of ",
-                    (world / group + 1) * group));
+                Cat("a world of ", (world / group + 1) * group,
+                    ", or zero-3 without --shard-group, which divides it among all ranks"));
 }
 
 absl::Status ReadTrainFile(TrainConfig& config) {

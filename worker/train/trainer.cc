@@ -112,6 +112,9 @@ absl::Status Trainer::Run() {
 
 // What can fail on this rank alone, before the others wait for it.
 absl::Status Trainer::Prepare() {
+  RETURN_IF_ERROR(
+      WithExit(CheckWorld(environment_.world_size, config_.ShardGroup(environment_.ranks_of_node)),
+               WorkerExit::kUsage));
   ASSIGN_OR_RETURN(data_, OpenTrainingData(config_));
   if (config_.batch < environment_.world_size && first()) {
     Warn(absl::StrCat("a batch of ", config_.batch, " samples leaves ",
@@ -199,8 +202,9 @@ absl::Status Trainer::AgreeOnSettings() {
   Terms terms(settings.begin(), settings.end());
   terms.emplace_back("micro-batch", absl::StrCat(config_.micro_batch));
   terms.emplace_back("strategy", NameOf(config_.strategy));
-  const int group = config_.ShardGroup(environment_.ranks_of_node);
-  terms.emplace_back("shard-group", absl::StrCat(group));
+  terms.emplace_back(
+      config_.hybrid && config_.shard_group == 0 ? "LOCAL_WORLD_SIZE" : "shard-group",
+      absl::StrCat(config_.ShardGroup(environment_.ranks_of_node)));
   terms.emplace_back("reshard-after-forward", config_.reshard_after_forward ? "true" : "false");
   terms.emplace_back("eval-data", of_eval_data);
   terms.emplace_back("eval-every", absl::StrCat(config_.eval_every));
@@ -214,7 +218,7 @@ absl::Status Trainer::AgreeOnSettings() {
                                                                              : " widened to f32"));
   ASSIGN_OR_RETURN(const std::optional<Disagreement> found, FindDisagreement(*ranks_, terms));
   ranks_->SetDeadline(config_.collective_timeout);
-  if (!found) return WithExit(CheckWorld(environment_.world_size, group), WorkerExit::kUsage);
+  if (!found) return absl::OkStatus();
   return WithExit(
       UserError(
           absl::StatusCode::kFailedPrecondition,
@@ -744,7 +748,8 @@ absl::Status Trainer::Finish() {
     RETURN_IF_ERROR(Save(false));
     if (control_) control_->Report(report_);
   }
-  if (!saver_) return absl::OkStatus();
+  // A rank that leaves is missed by those who are not yet done: gathers may stay on a host.
+  if (!saver_) return ranks_->Barrier();
   RETURN_IF_ERROR(AwaitSaves());
   std::int64_t failed = last_outcome_ && last_outcome_->step == step_ &&
                                 !last_outcome_->status.ok() && !last_outcome_->already_there

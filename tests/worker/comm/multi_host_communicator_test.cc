@@ -104,6 +104,25 @@ INSTANTIATE_TEST_SUITE_P(Worlds, MultiHostTest,
                                          Counts{1, 1, 1, 1}),
                          [](const auto& info) { return NameOf(info.param); });
 
+// Such a gather waits for no other host, and who has made its last call may be gone. The last call
+// of all of them is one that waits.
+TEST(MultiHostEndTest, WhoIsDoneMayLeaveOnceAllHostsAre) {
+  for (const bool waits : {true, false}) {
+    const auto body = [waits](int rank, Communicator& c) {
+      auto arena = c.AllocateArena(100);
+      std::int64_t number = 1;
+      if (!arena.ok() || !c.AllReduce(std::span(&number, 1), Reduction::kSum).ok()) return 1;
+      if (rank >= 2) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      const std::vector<Stretch> halves = {{0, 0, 0, 50}, {1, 50, 50, 50}};
+      if (!c.AllGather(*arena, halves, *arena, 2).ok()) return 2;
+      if (waits && !c.Barrier().ok()) return 3;
+      _exit(0);
+    };
+    std::vector<int> codes = RankProcesses(4, body, seconds(30), nullptr, Counts{2, 2}).WaitAll();
+    EXPECT_EQ(codes, waits ? std::vector({0, 0, 0, 0}) : std::vector({0, 0, 2, 2}));
+  }
+}
+
 TEST_P(MultiHostTest, ResultsHaveTheBitsOfOneHost) {
   const int world = WorldOf(GetParam());
   Shared<Seen> one, several;

@@ -673,6 +673,12 @@ TEST(CheckPlan, CatchesEveryMistakeOfDivision) {
 }
 
 const Mistake kMistakesOfOverlap[] = {
+    {"another bucket of the same units awaited",
+     [](Plan& p) {
+       p.buckets.push_back(p.buckets[0]);
+       p.instructions[Find(p, Op::kAwaitGrad)].bucket = 2;
+     },
+     "(AwaitGrad bucket 2): no such reduction of unit 2 is under way"},
     {"never awaited", [](Plan& p) { Erase(p, Find(p, Op::kAwaitGrad)); },
      "(SumSquares): the reduction of unit 2 is under way"},
     {"awaited too late",
@@ -680,10 +686,10 @@ const Mistake kMistakesOfOverlap[] = {
      "(SumSquares): the reduction of unit 2 is under way"},
     {"awaited before it has begun",
      [](Plan& p) { Move(p, Find(p, Op::kAwaitGrad), Find(p, Op::kReduceGrad)); },
-     "(AwaitGrad bucket 0): no reduction of unit 2 is under way"},
+     "(AwaitGrad bucket 0): no such reduction of unit 2 is under way"},
     {"awaited twice",
      [](Plan& p) { Insert(p, Find(p, Op::kSumSquares), p.instructions[Find(p, Op::kAwaitGrad)]); },
-     "(AwaitGrad bucket 0): no reduction of unit 2 is under way"},
+     "(AwaitGrad bucket 0): no such reduction of unit 2 is under way"},
     {"a bucket that does not exist awaited",
      [](Plan& p) { p.instructions[Find(p, Op::kAwaitGrad)].bucket = 9; }, "there are 2 buckets"},
     {"more named than needed", [](Plan& p) { p.instructions[Find(p, Op::kAwaitGrad)].unit = 0; },
@@ -692,7 +698,7 @@ const Mistake kMistakesOfOverlap[] = {
      [](Plan& p) { Move(p, Find(p, Op::kAwaitGrad), Find(p, Op::kSumSquares) - 1); },
      "the collectives of rank 1 are not those of rank 0"},
     {"one thing after the other on one rank", [](Plan& p) { p.overlaps = false; },
-     "no reduction of unit 2 is under way"},
+     "no such reduction of unit 2 is under way"},
 };
 
 TEST(CheckPlan, CatchesEveryMistakeOfOverlap) {

@@ -75,17 +75,19 @@ TEST_F(TrainConfigTest, AGroupIsAllRanksOrAsManyAsToldOrThoseOfANode) {
 
 TEST_F(TrainConfigTest, ATruthIsSaidInTwoWords) {
   const auto resharded = [](std::vector<std::string> args) {
-    args.insert(args.begin(), {"--data", "x"});
+    args.insert(args.begin(), {"--data", "x", "--strategy", "zero-3"});
     return (*ReadTrainConfig(args))->reshard_after_forward;
   };
   EXPECT_TRUE(resharded({}));
   EXPECT_TRUE(resharded({"--reshard-after-forward", "true"}));
   EXPECT_FALSE(resharded({"--reshard-after-forward", "false"}));
   EXPECT_FALSE(resharded({"--config", File("data: x\nreshard_after_forward: false\n")}));
-  const absl::Status status =
-      ReadTrainConfig({"--data", "x", "--reshard-after-forward", "no"}).status();
-  EXPECT_NE(std::string(status.message()).find("\"no\" is not accepted"), std::string::npos)
-      << status;
+  for (const auto& [word, told] :
+       {std::pair("no", "\"no\" is not accepted"), {"false", "does not fit --strategy ddp"}}) {
+    const absl::Status status =
+        ReadTrainConfig({"--data", "x", "--reshard-after-forward", word}).status();
+    EXPECT_NE(std::string(status.message()).find(told), std::string::npos) << status;
+  }
 }
 
 TEST_F(TrainConfigTest, APrecisionIsChosenOrFollowsTheCpu) {
