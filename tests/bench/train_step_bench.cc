@@ -117,6 +117,7 @@ class Bench {
               {.step = step, .lr = LearningRate(schedule_, step), .grad_scale = grad_scale});
           break;
         case Op::kGather:
+        case Op::kAwaitGather:
         case Op::kFree:
         case Op::kRound:
         case Op::kRecompute:

@@ -18,9 +18,10 @@ struct Collective {
 
 // The weights of one unit, on one rank.
 enum class Weights : std::uint8_t {
-  kReady,   // All of them, as of the last step, or once stepped, of this one.
-  kOld,     // The rank has stepped what it owns; of the rest it has what was before.
-  kAbsent,  // Of what it does not own it has nothing.
+  kReady,     // All of them, as of the last step, or once stepped, of this one.
+  kOld,       // The rank has stepped what it owns; of the rest it has what was before.
+  kUnderWay,  // They are being gathered.
+  kAbsent,    // Of what it does not own it has nothing.
 };
 
 // Walks through one rank's instructions and keeps what has happened so far.
@@ -82,8 +83,8 @@ class Walk {
   // What an operation does not need it does not name either: then plans that do the same are equal.
   static bool NamesTooMuch(const Instruction& i) {
     const bool runs = i.op == Op::kForward || i.op == Op::kRecompute || i.op == Op::kBackward,
-               of_unit = runs || i.op == Op::kGather || i.op == Op::kFree || i.op == Op::kRound ||
-                         i.op == Op::kStep,
+               of_unit = runs || i.op == Op::kGather || i.op == Op::kAwaitGather ||
+                         i.op == Op::kFree || i.op == Op::kRound || i.op == Op::kStep,
                of_bucket =
                    i.op == Op::kZeroGrad || i.op == Op::kReduceGrad || i.op == Op::kAwaitGrad;
     return (!runs && i.micro_batch != -1) || (!of_unit && i.unit != -1) ||
@@ -94,6 +95,7 @@ class Walk {
     if (NamesTooMuch(instruction)) return Broken("names more than it needs");
     switch (instruction.op) {
       case Op::kGather: return Gather(instruction);
+      case Op::kAwaitGather: return AwaitGather(instruction);
       case Op::kFree: return Free(instruction);
       case Op::kRound: return Round(instruction);
       case Op::kForward: return Forward(instruction);
@@ -152,15 +154,26 @@ class Walk {
     if (!IsUnit(instruction.unit)) return Broken("no such unit");
     const auto unit = static_cast<std::size_t>(instruction.unit);
     if (!layout_.Divides(StateKind::kMoments)) return Broken("every rank has these weights");
-    if (weights_[unit] == Weights::kReady || (divided_ && rounded_[unit]))
+    if (weights_[unit] == Weights::kReady || weights_[unit] == Weights::kUnderWay ||
+        (divided_ && rounded_[unit]))
       return Broken("the unit is gathered already");
     if (divided_) {
       std::vector<bool> in_use;
-      for (const Weights w : weights_) in_use.push_back(w == Weights::kReady);
+      for (const Weights w : weights_)
+        in_use.push_back(w == Weights::kReady || w == Weights::kUnderWay);
       RETURN_IF_ERROR(CheckRoom(plan_.weights, instruction.unit, in_use));
     }
-    weights_[unit] = Weights::kReady;
+    weights_[unit] = plan_.overlaps ? Weights::kUnderWay : Weights::kReady;
     collectives_.push_back({Op::kGather, layout_.units()[unit].flat});
+    return absl::OkStatus();
+  }
+
+  absl::Status AwaitGather(const Instruction& instruction) {
+    if (!IsUnit(instruction.unit)) return Broken("no such unit");
+    const auto unit = static_cast<std::size_t>(instruction.unit);
+    if (weights_[unit] != Weights::kUnderWay) return Broken("the unit is not being gathered");
+    weights_[unit] = Weights::kReady;
+    collectives_.push_back({Op::kAwaitGather, layout_.units()[unit].flat});
     return absl::OkStatus();
   }
 
@@ -168,7 +181,7 @@ class Walk {
     if (!IsUnit(instruction.unit)) return Broken("no such unit");
     const auto unit = static_cast<std::size_t>(instruction.unit);
     if (!divided_) return Broken("these weights are nowhere else");
-    if (plan_.rounds ? !rounded_[unit] : weights_[unit] == Weights::kAbsent)
+    if (plan_.rounds ? !rounded_[unit] : weights_[unit] != Weights::kReady)
       return Broken("the unit is not gathered");
     weights_[unit] = Weights::kAbsent;
     rounded_[unit] = false;
@@ -374,7 +387,7 @@ class Walk {
     if (!IsUnit(instruction.unit)) return Broken("no such unit");
     const auto unit = static_cast<std::size_t>(instruction.unit);
     if (stepped_[unit]) return Broken("is the second of its unit");
-    if (divided_ && (weights_[unit] == Weights::kReady || rounded_[unit]))
+    if (divided_ && (weights_[unit] != Weights::kAbsent || rounded_[unit]))
       return Broken("a gathered copy of its weights would stay old");
     stepped_[unit] = true;
     rounded_[unit] = false;
@@ -388,7 +401,7 @@ class Walk {
         return Broken(absl::StrCat("unit ", u, " has not stepped"));
       }
       const Weights weights = weights_[static_cast<std::size_t>(u)];
-      if (weights == Weights::kOld)
+      if (weights == Weights::kOld || weights == Weights::kUnderWay)
         return Broken(absl::StrCat("unit ", u, " is not gathered after its Step"));
       if (divided_ && (weights == Weights::kReady || rounded_[static_cast<std::size_t>(u)]))
         return Broken(absl::StrCat("unit ", u, " is not freed"));

@@ -64,7 +64,7 @@ class Planner {
         options_(options),
         plan_(plan),
         units_(static_cast<UnitId>(layout.units().size())),
-        gathered_(layout.units().size(), false),
+        gathered_(layout.units().size(), Gathered::kNot),
         rounded_(layout.units().size(), false) {}
 
   void Run() {
@@ -72,14 +72,18 @@ class Planner {
     const int own = std::max(1, options_.micro_batches);
     const int rounds = layout_.Divides(StateKind::kWeights) ? std::max(own, options_.rounds) : own;
     for (int round = 0; round < rounds; ++round) Round(round, rounds);
-    Use({}, 0);
+    Use({}, 0, {});
     while (options_.overlap && awaited_ < static_cast<int>(plan_.buckets.size())) Await();
     Add({.op = Op::kSumSquares});
     Add({.op = Op::kVote});
-    for (UnitId u = 0; u < units_; ++u) Add({.op = Op::kStep, .unit = u});
     const bool spread =
         layout_.Divides(StateKind::kMoments) && !layout_.Divides(StateKind::kWeights);
-    for (UnitId u = 0; spread && u < units_; ++u) Add({.op = Op::kGather, .unit = u});
+    for (UnitId u = 0; u < units_; ++u) {
+      Add({.op = Op::kStep, .unit = u});
+      if (spread && options_.overlap) Add({.op = Op::kGather, .unit = u});
+    }
+    const Op gathered = options_.overlap ? Op::kAwaitGather : Op::kGather;
+    for (UnitId u = 0; spread && u < units_; ++u) Add({.op = gathered, .unit = u});
     Add({.op = Op::kCommit});
   }
 
@@ -90,7 +94,8 @@ class Planner {
   void Round(int round, int rounds) {
     const int micro_batch = round - (rounds - options_.micro_batches);
     for (UnitId u = 0; u < units_; ++u) {
-      Use(UnitsReadBy(layout_, u), options_.reshard_after_forward ? 0 : units_);
+      Use(UnitsReadBy(layout_, u), options_.reshard_after_forward ? 0 : units_,
+          UnitsReadBy(layout_, std::min(u + 1, units_ - 1)));
       if (micro_batch < 0) continue;
       RoundWhole(UnitsReadBy(layout_, u));
       Add({.op = Op::kForward, .unit = u, .micro_batch = micro_batch});
@@ -98,8 +103,10 @@ class Planner {
     }
     int bucket = 0;
     for (UnitId u = units_ - 1; u >= 0; --u) {
-      Use(UnitsReadBy(layout_, u), options_.reshard_after_forward ? 0 : u);
-      // Behind the gathers that this backward waits for, which take their turn.
+      const bool last = u == 0 && round + 1 == rounds;
+      Use(UnitsReadBy(layout_, u), options_.reshard_after_forward ? 0 : u,
+          last ? std::vector<UnitId>() : UnitsReadBy(layout_, std::max(u - 1, 0)));
+      // Behind the gathers that the next backward waits for, which take their turn.
       if (full_ >= 0) Reduce(std::exchange(full_, -1));
       if (micro_batch >= 0 && IsRecomputed(u) && holder_ != u) {
         Add({.op = Op::kRecompute, .unit = u, .micro_batch = micro_batch});
@@ -126,21 +133,39 @@ class Planner {
   // They come to their end in the order in which they began.
   void Await() { Add({.op = Op::kAwaitGrad, .bucket = awaited_++}); }
 
-  // From here on the weights of these units are in place, and of no other but those below `kept`
-  // that are already. A unit's own backward is the last that reads it.
-  void Use(const std::vector<UnitId>& read, UnitId kept) {
+  // From here on the weights of the units `read` are in place, and where the plan overlaps those of
+  // `next`, which are read after them, on their way; of no others but those below `kept` that are
+  // in place already. A unit's own backward is the last that reads it.
+  void Use(const std::vector<UnitId>& read, UnitId kept, const std::vector<UnitId>& next) {
     if (!layout_.Divides(StateKind::kWeights)) return;
     for (UnitId u = kept; u < units_; ++u) {
-      if (!gathered_[static_cast<std::size_t>(u)] || std::ranges::count(read, u) > 0) continue;
+      const bool used =
+          std::ranges::count(read, u) > 0 || (options_.overlap && std::ranges::count(next, u) > 0);
+      if (Of(u) == Gathered::kNot || used) continue;
       Add({.op = Op::kFree, .unit = u});
-      gathered_[static_cast<std::size_t>(u)] = false;
+      Of(u) = Gathered::kNot;
     }
     for (UnitId u : read) {
-      if (gathered_[static_cast<std::size_t>(u)]) continue;
-      Add({.op = Op::kGather, .unit = u});
-      if (options_.round_weights) Add({.op = Op::kRound, .unit = u});
-      gathered_[static_cast<std::size_t>(u)] = true;
+      Begin(u);
+      if (!options_.overlap) End(u);
     }
+    for (UnitId u : read) End(u);
+    for (UnitId u : next)
+      if (options_.overlap) Begin(u);
+  }
+
+  enum class Gathered : std::uint8_t { kNot, kBegun, kThere };
+  Gathered& Of(UnitId unit) { return gathered_[static_cast<std::size_t>(unit)]; }
+  void Begin(UnitId unit) {
+    if (Of(unit) != Gathered::kNot) return;
+    Add({.op = Op::kGather, .unit = unit});
+    Of(unit) = Gathered::kBegun;
+  }
+  void End(UnitId unit) {
+    if (Of(unit) == Gathered::kThere) return;
+    if (options_.overlap) Add({.op = Op::kAwaitGather, .unit = unit});
+    if (options_.round_weights) Add({.op = Op::kRound, .unit = unit});
+    Of(unit) = Gathered::kThere;
   }
 
   void RoundWhole(const std::vector<UnitId>& read) {
@@ -156,11 +181,11 @@ class Planner {
   const PlanOptions& options_;
   Plan& plan_;
   const UnitId units_;
-  std::vector<bool> gathered_;  // By unit; only where weights are divided.
-  std::vector<bool> rounded_;   // By unit; only where they are not.
-  int full_ = -1;               // A bucket whose reduction begins with the next backward.
-  int awaited_ = 0;             // Buckets.
-  UnitId holder_ = -1;          // Of the recomputed units, whose activations are there.
+  std::vector<Gathered> gathered_;  // By unit; only where weights are divided.
+  std::vector<bool> rounded_;       // By unit; only where they are not.
+  int full_ = -1;                   // A bucket whose reduction begins with the next backward.
+  int awaited_ = 0;                 // Buckets.
+  UnitId holder_ = -1;              // Of the recomputed units, whose activations are there.
 };
 
 Windows InFlatOrder(const ParamLayout& layout) {
@@ -304,6 +329,7 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
 std::string ToString(const Instruction& instruction) {
   switch (instruction.op) {
     case Op::kGather: return absl::StrCat("Gather unit ", instruction.unit);
+    case Op::kAwaitGather: return absl::StrCat("AwaitGather unit ", instruction.unit);
     case Op::kFree: return absl::StrCat("Free unit ", instruction.unit);
     case Op::kRound: return absl::StrCat("Round unit ", instruction.unit);
     case Op::kForward:

@@ -12,8 +12,10 @@
 namespace regroup::worker {
 
 enum class Op : std::uint8_t {
-  kGather,      // Unit: its weights, from the ranks that own them, to all. Collective.
-  kFree,        // Unit: its gathered weights are not needed; others take their place in memory.
+  kGather,  // Unit: its weights, from the ranks that own them, to all. Collective. Where the plan
+            // overlaps, it begins here and goes on beside what follows.
+  kAwaitGather,  // Unit: its weights are gathered. Only where the plan overlaps.
+  kFree,         // Unit: its gathered weights are not needed; others take their place in memory.
   kRound,       // Unit: its weights, rounded to the numbers that Forward and Backward compute with.
   kForward,     // Unit, micro-batch.
   kRecompute,   // Unit, micro-batch: what its Forward left for its Backward, again.
@@ -32,7 +34,7 @@ enum class Op : std::uint8_t {
 
 struct Instruction {
   Op op = Op::kForward;
-  UnitId unit = -1;      // kGather, kFree, kRound, kForward, kRecompute, kBackward, kStep.
+  UnitId unit = -1;      // kGather to kBackward, kStep.
   int micro_batch = -1;  // kForward, kRecompute, kBackward.
   int bucket = -1;       // kZeroGrad, kReduceGrad, kAwaitGrad: index into Plan::buckets.
   friend bool operator==(const Instruction&, const Instruction&) = default;
@@ -70,7 +72,7 @@ struct Plan {
   Windows rounded;
   // Units whose Forward leaves what Backward needs in one place that they all share, in order.
   std::vector<UnitId> recomputed;
-  bool overlaps = false;  // Backwards go on while gradients are reduced.
+  bool overlaps = false;  // What computes goes on while weights are gathered and gradients reduced.
   std::vector<Instruction> instructions;
 };
 
@@ -95,11 +97,12 @@ struct PlanOptions {
 // is, or where they are not resharded, once no backward needs it any more; ranks with fewer
 // micro-batches than others gather with them. Where only moments or gradients are, each unit is
 // gathered after its Step. Gradients that are divided are kept whole between several micro-batches,
-// since sums in another order have other bits; with one micro-batch, units share memory. Reductions
-// that overlap are awaited before SumSquares, or where units share memory, each once the next one
-// has begun. Weights that are rounded are so once they are gathered; where they are kept whole,
-// once in a step. A unit is recomputed before its backward unless it was the last to go forward of
-// those that are.
+// since sums in another order have other bits; with one micro-batch, units share memory.
+// Reductions that overlap are awaited before SumSquares, or where units share memory,
+// each once the next one has begun. Gathers that overlap begin while the unit before is computed
+// with, and those after a Step while the next ones are stepped. Weights that are rounded are so
+// once they are gathered; where they are kept whole, once in a step. A unit is recomputed before
+// its backward unless it was the last to go forward of those that are.
 //
 // Pure: equal layouts, rounds and bucket sizes give equal collectives and windows on every rank.
 // Invalid argument: rank not in the layout's world, micro_batches < 0, more than `rounds`,

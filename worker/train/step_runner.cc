@@ -93,7 +93,8 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
   RETURN_IF_ERROR(AgreeOnPlans(ranks, layout, plans));
   runner->plan_ = std::move(plans[static_cast<std::size_t>(ranks.rank())]);
   if (runner->plan_.overlaps) {
-    runner->under_way_.resize(runner->plan_.buckets.size());
+    runner->reducing_.resize(runner->plan_.buckets.size());
+    runner->gathering_.resize(layout.units().size());
     runner->stream_.emplace();
   }
   RETURN_IF_ERROR(runner->Allocate(state));
@@ -221,8 +222,9 @@ absl::Status StepRunner::PlanForwards() {
   RETURN_IF_ERROR(CheckPlan(layout_, plans));
   Plan& own = plans[static_cast<std::size_t>(ranks_.rank())];
   CHECK(own.weights == plan_.weights && own.rounded == plan_.rounded);
-  const auto end = std::ranges::find(own.instructions, Op::kBackward, &Instruction::op);
-  forwards_.assign(own.instructions.begin(), end);
+  const auto after = std::ranges::find(own.instructions.rbegin(), own.instructions.rend(),
+                                       Op::kForward, &Instruction::op);
+  forwards_.assign(own.instructions.begin(), after.base());
   return absl::OkStatus();
 }
 
@@ -284,17 +286,23 @@ absl::Status StepRunner::RunAll(std::int64_t step, const Ballot& ballot, StepRes
 }
 
 absl::Status StepRunner::Gather(UnitId unit) {
-  const auto gather = [this, unit] {
-    return ranks_.AllGather(shared_weights_, gathers_[static_cast<std::size_t>(unit)], weights_,
-                            layout_.group());
-  };
-  return stream_ ? stream_->Await(stream_->Start(gather)) : gather();
+  if (!stream_) return GatherUnit(unit);
+  gathering_[static_cast<std::size_t>(unit)] =
+      stream_->Start([this, unit] { return GatherUnit(unit); });
+  return absl::OkStatus();
+}
+
+absl::Status StepRunner::GatherUnit(UnitId unit) {
+  return ranks_.AllGather(shared_weights_, gathers_[static_cast<std::size_t>(unit)], weights_,
+                          layout_.group());
 }
 
 absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step,
                                const Ballot& ballot, StepResult& result) {
   switch (instruction.op) {
     case Op::kGather: return Gather(instruction.unit);
+    case Op::kAwaitGather:
+      return stream_->Await(gathering_[static_cast<std::size_t>(instruction.unit)]);
     case Op::kFree: return absl::OkStatus();  // What is gathered next takes its place.
     case Op::kRound:
       runner_->RoundWeights(
@@ -315,7 +323,7 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
     case Op::kZeroGrad: ZeroGradients(instruction); return absl::OkStatus();
     case Op::kReduceGrad: return ReduceGradients(instruction);
     case Op::kAwaitGrad:
-      return stream_->Await(under_way_[static_cast<std::size_t>(instruction.bucket)]);
+      return stream_->Await(reducing_[static_cast<std::size_t>(instruction.bucket)]);
     case Op::kSumSquares: return SumSquares(step);
     case Op::kVote: return Vote(ballot, result);
     case Op::kStep:
@@ -384,7 +392,7 @@ void StepRunner::ZeroGradients(const Instruction& instruction) {
 
 absl::Status StepRunner::ReduceGradients(const Instruction& instruction) {
   if (!stream_) return ReduceBucket(instruction);
-  under_way_[static_cast<std::size_t>(instruction.bucket)] =
+  reducing_[static_cast<std::size_t>(instruction.bucket)] =
       stream_->Start([this, instruction] { return ReduceBucket(instruction); });
   return absl::OkStatus();
 }

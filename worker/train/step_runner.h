@@ -102,6 +102,7 @@ class StepRunner {
   absl::Status Carry(const Instruction& instruction, std::int64_t step, const Ballot& ballot,
                      StepResult& result);
   absl::Status Gather(UnitId unit);
+  absl::Status GatherUnit(UnitId unit);
   std::span<float> BucketOf(const Instruction& instruction) const;
   void ZeroGradients(const Instruction& instruction);
   absl::Status ReduceBucket(const Instruction& instruction);
@@ -137,7 +138,8 @@ class StepRunner {
   std::vector<Instruction> forwards_;     // Of one micro-batch: the first half of a checked plan.
   double loss_sum_ = 0;                   // Of this rank, in nats over tokens.
   double sum_squares_ = 0;                // After the vote, what all ranks go by.
-  std::vector<std::uint64_t> under_way_;  // By bucket: the call that reduces it.
+  std::vector<std::uint64_t> reducing_;   // By bucket: the call that reduces it.
+  std::vector<std::uint64_t> gathering_;  // By unit: the call that gathers it.
   // Where the plan overlaps: it makes the calls that move tensors. Last, since they use the above.
   std::optional<CallStream> stream_;
 };

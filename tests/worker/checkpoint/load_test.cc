@@ -175,7 +175,9 @@ TEST_F(LoadTest, OnlyWhatSeveralRanksHoldIsHandedRound) {
   const Manifest manifest = CommitStep(repository_, newest_, kNewest, 2);
   const std::vector<std::pair<std::vector<Held>, std::uint64_t>> rows = {
       {{kNothing, kAll}, 0}, {{kAll, kNothing, kAll}, BytesOf(manifest)}};
-  for (const auto& [held, bytes] : rows) {
+  for (const auto& row : rows) {
+    const std::vector<Held>& held = row.first;
+    const std::uint64_t bytes = row.second;
     auto ranks = MakeInProcessCommunicators(static_cast<int>(held.size()));
     std::vector<std::thread> threads;
     for (std::size_t r = 0; r < held.size(); ++r) {

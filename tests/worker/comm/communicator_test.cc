@@ -122,7 +122,9 @@ std::vector<Case> CasesOf(int world_size) {
 
 TEST_P(CommunicatorTest, ReduceScatterGivesTheOwnersTheSumInRankOrder) {
   const std::vector<float> sum = SumInRankOrder(World(), kStretched);
-  for (const auto [group, in_place] : CasesOf(World())) {
+  for (const Case& row : CasesOf(World())) {
+    const int group = row.group;
+    const bool in_place = row.in_place;
     const std::vector<Stretch> stretches = SomeStretches(group, in_place);
     OnEveryRank(GetParam(), [&](Communicator& c) {
       const std::vector<float> mine = Data(c.rank(), kStretched);
@@ -150,7 +152,9 @@ TEST_P(CommunicatorTest, ReduceScatterGivesTheOwnersTheSumInRankOrder) {
 }
 
 TEST_P(CommunicatorTest, AllGatherGivesEveryRankWhatTheOwnersHave) {
-  for (const auto [group, in_place] : CasesOf(World())) {
+  for (const Case& row : CasesOf(World())) {
+    const int group = row.group;
+    const bool in_place = row.in_place;
     std::vector<Stretch> stretches = SomeStretches(group, in_place);
     OnEveryRank(GetParam(), [&](Communicator& c) {
       auto arena = c.AllocateArena(kStretched);

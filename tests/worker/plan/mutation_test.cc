@@ -64,12 +64,13 @@ struct Machine {
 // Carries out the plans of all ranks: each until its next collective, then that on all.
 class World {
  public:
-  // Reductions that go on beside what follows happen as soon as they can, or as late as they may.
+  // What goes on beside what follows happens as soon as it can, or as late as it may.
   World(const ParamLayout& layout, const std::vector<Plan>& plans, bool late = false)
       : layout_(layout),
         plans_(plans),
         divided_(layout.Divides(StateKind::kMoments)),
-        reduces_at_(late && plans[0].overlaps ? Op::kAwaitGrad : Op::kReduceGrad) {
+        reduces_at_(late && plans[0].overlaps ? Op::kAwaitGrad : Op::kReduceGrad),
+        gathers_at_(late && plans[0].overlaps ? Op::kAwaitGather : Op::kGather) {
     for (int r = 0; r < layout.world(); ++r) machines_.emplace_back(layout, r);
   }
 
@@ -123,7 +124,7 @@ class World {
     return layout_.params()[static_cast<std::size_t>(p)];
   }
   bool IsAlone(const Instruction& i) const {
-    return i.op != Op::kGather && i.op != reduces_at_ && i.op != Op::kVote &&
+    return i.op != gathers_at_ && i.op != reduces_at_ && i.op != Op::kVote &&
            (i.op != Op::kSumSquares || !divided_);
   }
 
@@ -266,7 +267,8 @@ class World {
 
   void Together(const Instruction& i) {
     switch (i.op) {
-      case Op::kGather: return Gather(i.unit);
+      case Op::kGather:
+      case Op::kAwaitGather: return Gather(i.unit);
       case Op::kReduceGrad:
       case Op::kAwaitGrad: return Reduce(plans_[0].buckets.at(static_cast<std::size_t>(i.bucket)));
       case Op::kSumSquares: return SumTogether();
@@ -315,7 +317,7 @@ class World {
   const ParamLayout& layout_;
   const std::vector<Plan>& plans_;
   const bool divided_;
-  const Op reduces_at_;
+  const Op reduces_at_, gathers_at_;
   int step_ = 0;
   std::vector<Machine> machines_;
 };

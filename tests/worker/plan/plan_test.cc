@@ -3,46 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/worker/plan/mistakes.h"
+
 namespace regroup::worker {
 namespace {
-
-// Units of 4, 2, 2 and 1 blocks of 64 elements (256 bytes); the last shares a part of the first.
-ParamLayout Layout(int world, bool tied = true, Strategy strategy = Strategy::kReplicated) {
-  const auto unit = [](const char* name, std::int64_t blocks, std::vector<std::string> shared) {
-    return UnitSpec{name, {{.name = name, .shape = {64 * blocks}}}, std::move(shared)};
-  };
-  UnitSpec embed{"embed", {{.name = "wte", .shape = {192}}, {.name = "wpe", .shape = {64}}}, {}};
-  UnitSpec head = unit("head", 1, {});
-  if (tied) head.shared = {"wte"};
-  return *ParamLayout::Create({embed, unit("b0", 2, {}), unit("b1", 2, {}), head}, world, strategy);
-}
-
-constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1, Strategy::kZero2,
-                                    Strategy::kZero3};
-
-std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro_batches,
-                        bool round_weights = false, std::vector<UnitId> recomputed = {},
-                        bool overlap = false) {
-  std::vector<Plan> plans;
-  const int rounds = *std::max_element(micro_batches.begin(), micro_batches.end());
-  for (int rank = 0; rank < layout.world(); ++rank) {
-    plans.push_back(
-        *MakePlan(layout, {.rank = rank,
-                           .micro_batches = micro_batches[static_cast<std::size_t>(rank)],
-                           .rounds = rounds,
-                           .bucket_bytes = 700,
-                           .round_weights = round_weights,
-                           .recomputed = recomputed,
-                           .overlap = overlap}));
-  }
-  return plans;
-}
 
 TEST(Plan, ReducesEachBucketRightAfterTheBackwardThatFillsIt) {
   const ParamLayout layout = Layout(1);
@@ -232,31 +201,10 @@ TEST(Plan, UnitsThatAreNotUsedTogetherShareMemory) {
   EXPECT_EQ(plan.gradients.elements, 2 * 6400);
   const Plan overlapping = *MakePlan(layout, {.bucket_bytes = 2 * 6400 * 4, .overlap = true});
   EXPECT_EQ(overlapping.gradients.elements, 4 * 6400) << "of the bucket before as well";
+  EXPECT_EQ(overlapping.weights.elements, 2 * 6400) << "of the unit that is next as well";
   const Plan accumulating = *MakePlan(layout, {.micro_batches = 2});
   EXPECT_EQ(accumulating.weights.elements, 6400);
   EXPECT_EQ(accumulating.gradients.elements, layout.flat_elements());
-}
-
-// All that is left to wait for is what backwards did not take long enough for.
-TEST(Plan, ReductionsThatOverlapAreAwaitedAtTheEndOrWhenTheirMemoryIsNeeded) {
-  const auto order = [](Strategy strategy, std::vector<int> micro_batches) {
-    std::string text;
-    const ParamLayout layout = Layout(2, true, strategy);
-    const std::vector<Plan> plans = Plans(layout, std::move(micro_batches), false, {}, true);
-    for (const Instruction& i : plans[0].instructions) {
-      if (i.bucket >= 0 || i.op == Op::kSumSquares || (i.op == Op::kBackward && i.unit == 1))
-        text += ToString(i) + "\n";
-    }
-    return text;
-  };
-  const std::string last =
-      "ReduceGrad bucket 0\nBackward unit 1 micro-batch 0\nReduceGrad bucket 1\n"
-      "AwaitGrad bucket 0\nAwaitGrad bucket 1\nSumSquares\n";
-  for (const Strategy strategy : kStrategies) EXPECT_EQ(order(strategy, {1, 1}), last);
-  const std::string two = "Backward unit 1 micro-batch 0\nReduceGrad bucket 0\n" +
-                          std::string("Backward unit 1 micro-batch 1\n") +
-                          last.substr(last.find("ReduceGrad bucket 1"));
-  EXPECT_EQ(order(Strategy::kZero2, {2, 1}), two);
 }
 
 TEST(Plan, BucketsPartitionTheFlatBuffer) {
@@ -315,33 +263,6 @@ TEST(Plan, RefusesWhatCanNotBe) {
         PlanOptions{.micro_batches = 3, .rounds = 2}, PlanOptions{.bucket_bytes = 0}}) {
     EXPECT_EQ(MakePlan(layout, options).status().code(), absl::StatusCode::kInvalidArgument);
   }
-}
-
-// Each planted bug is one that a schedule could have; the check must name the rule.
-struct Mistake {
-  const char* what;
-  std::function<void(Plan&)> make;
-  const char* says;
-};
-
-std::size_t Find(const Plan& plan, Op op, int unit = -1) {
-  for (std::size_t i = 0; i < plan.instructions.size(); ++i) {
-    const Instruction& instruction = plan.instructions[i];
-    if (instruction.op == op && (unit < 0 || instruction.unit == unit)) return i;
-  }
-  ADD_FAILURE() << "no such instruction";
-  return 0;
-}
-
-void Erase(Plan& plan, std::size_t at) {
-  plan.instructions.erase(plan.instructions.begin() + static_cast<std::ptrdiff_t>(at));
-}
-
-void Move(Plan& plan, std::size_t from, std::size_t to) {
-  const Instruction instruction = plan.instructions[from];
-  Erase(plan, from);
-  plan.instructions.insert(plan.instructions.begin() + static_cast<std::ptrdiff_t>(to),
-                           instruction);
 }
 
 const Mistake kMistakes[] = {
@@ -433,11 +354,6 @@ TEST(CheckPlan, CatchesEveryPlantedMistake) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
   }
-}
-
-void Insert(Plan& plan, std::size_t at, const Instruction& instruction) {
-  plan.instructions.insert(plan.instructions.begin() + static_cast<std::ptrdiff_t>(at),
-                           instruction);
 }
 
 const Mistake kMistakesOfSteppingInParts[] = {
@@ -670,67 +586,6 @@ TEST(CheckPlan, CatchesEveryMistakeOfDivision) {
       EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
     }
   }
-}
-
-const Mistake kMistakesOfOverlap[] = {
-    {"another bucket of the same units awaited",
-     [](Plan& p) {
-       p.buckets.push_back(p.buckets[0]);
-       p.instructions[Find(p, Op::kAwaitGrad)].bucket = 2;
-     },
-     "(AwaitGrad bucket 2): no such reduction of unit 2 is under way"},
-    {"never awaited", [](Plan& p) { Erase(p, Find(p, Op::kAwaitGrad)); },
-     "(SumSquares): the reduction of unit 2 is under way"},
-    {"awaited too late",
-     [](Plan& p) { Move(p, Find(p, Op::kAwaitGrad), Find(p, Op::kSumSquares)); },
-     "(SumSquares): the reduction of unit 2 is under way"},
-    {"awaited before it has begun",
-     [](Plan& p) { Move(p, Find(p, Op::kAwaitGrad), Find(p, Op::kReduceGrad)); },
-     "(AwaitGrad bucket 0): no such reduction of unit 2 is under way"},
-    {"awaited twice",
-     [](Plan& p) { Insert(p, Find(p, Op::kSumSquares), p.instructions[Find(p, Op::kAwaitGrad)]); },
-     "(AwaitGrad bucket 0): no such reduction of unit 2 is under way"},
-    {"a bucket that does not exist awaited",
-     [](Plan& p) { p.instructions[Find(p, Op::kAwaitGrad)].bucket = 9; }, "there are 2 buckets"},
-    {"more named than needed", [](Plan& p) { p.instructions[Find(p, Op::kAwaitGrad)].unit = 0; },
-     "names more than it needs"},
-    {"awaited in another order",
-     [](Plan& p) { Move(p, Find(p, Op::kAwaitGrad), Find(p, Op::kSumSquares) - 1); },
-     "the collectives of rank 1 are not those of rank 0"},
-    {"one thing after the other on one rank", [](Plan& p) { p.overlaps = false; },
-     "no such reduction of unit 2 is under way"},
-};
-
-TEST(CheckPlan, CatchesEveryMistakeOfOverlap) {
-  for (const Strategy strategy : kStrategies) {
-    const ParamLayout layout = Layout(2, true, strategy);
-    for (const Mistake& mistake : kMistakesOfOverlap) {
-      SCOPED_TRACE(testing::Message() << NameOf(strategy) << ": " << mistake.what);
-      std::vector<Plan> plans = Plans(layout, {1, 1}, false, {}, true);
-      ASSERT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
-      mistake.make(plans[1]);
-      const absl::Status status = CheckPlan(layout, plans);
-      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-      EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
-    }
-  }
-}
-
-// Memory that is being reduced is no one else's yet.
-TEST(CheckPlan, NothingIsWrittenWhereAReductionIsUnderWay) {
-  std::vector<UnitSpec> units;
-  for (const char* name : {"a", "b", "c"})
-    units.push_back({name, {{.name = name, .shape = {64}}}, {}});
-  const ParamLayout layout = *ParamLayout::Create(units, 2, Strategy::kZero2);
-  std::vector<Plan> plans;
-  for (int r = 0; r < 2; ++r)
-    plans.push_back(*MakePlan(layout, {.rank = r, .bucket_bytes = 1, .overlap = true}));
-  ASSERT_TRUE(CheckPlan(layout, plans).ok());
-  EXPECT_EQ(plans[0].gradients.at[2], plans[0].gradients.at[0]);
-  for (Plan& plan : plans) plan.gradients.at[1] = plan.gradients.at[2];
-  EXPECT_NE(CheckPlan(layout, plans).message().find("overwrites unit 2, which is in use"),
-            std::string::npos)
-      << CheckPlan(layout, plans);
 }
 
 TEST(CheckPlan, ReplicasGatherNothing) {

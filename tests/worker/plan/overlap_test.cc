@@ -1,0 +1,169 @@
+// What goes on beside what computes: where it begins, and where it must be over.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/worker/plan/mistakes.h"
+
+namespace regroup::worker {
+namespace {
+
+// Each unit is on its way while the one before it is computed with, in either direction.
+TEST(Plan, GathersThatOverlapAreOneUnitAhead) {
+  std::vector<UnitSpec> units;
+  for (const char* name : {"a", "b", "c"})
+    units.push_back({name, {{.name = name, .shape = {64}}}, {}});
+  const auto order = [&](Strategy strategy) {
+    const ParamLayout layout = *ParamLayout::Create(units, 2, strategy);
+    std::vector<Plan> plans;
+    for (int r = 0; r < 2; ++r) plans.push_back(*MakePlan(layout, {.rank = r, .overlap = true}));
+    EXPECT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
+    std::string text;
+    for (const Instruction& i : plans[0].instructions) {
+      const char* const op = i.op == Op::kGather        ? "G"
+                             : i.op == Op::kAwaitGather ? "A"
+                             : i.op == Op::kFree        ? "-"
+                             : i.op == Op::kForward     ? "F"
+                             : i.op == Op::kBackward    ? "B"
+                             : i.op == Op::kStep        ? "S"
+                                                        : nullptr;
+      if (op != nullptr) text += op + std::to_string(i.unit) + " ";
+    }
+    return text;
+  };
+  EXPECT_EQ(order(Strategy::kZero3),
+            "G0 A0 G1 F0 -0 A1 G2 F1 -1 A2 F2 G1 B2 -2 A1 G0 B1 -1 A0 B0 -0 S0 S1 S2 ");
+  EXPECT_EQ(order(Strategy::kZero1), "F0 F1 F2 B2 B1 B0 S0 G0 S1 G1 S2 G2 A0 A1 A2 ");
+}
+
+// All that is left to wait for is what backwards did not take long enough for.
+TEST(Plan, ReductionsThatOverlapAreAwaitedAtTheEndOrWhenTheirMemoryIsNeeded) {
+  const auto order = [](Strategy strategy, std::vector<int> micro_batches) {
+    std::string text;
+    const ParamLayout layout = Layout(2, true, strategy);
+    const std::vector<Plan> plans = Plans(layout, std::move(micro_batches), false, {}, true);
+    for (const Instruction& i : plans[0].instructions) {
+      if (i.bucket >= 0 || i.op == Op::kSumSquares || (i.op == Op::kBackward && i.unit == 1))
+        text += ToString(i) + "\n";
+    }
+    return text;
+  };
+  const std::string last =
+      "ReduceGrad bucket 0\nBackward unit 1 micro-batch 0\nReduceGrad bucket 1\n"
+      "AwaitGrad bucket 0\nAwaitGrad bucket 1\nSumSquares\n";
+  for (const Strategy strategy : kStrategies) EXPECT_EQ(order(strategy, {1, 1}), last);
+  const std::string two = "Backward unit 1 micro-batch 0\nReduceGrad bucket 0\n" +
+                          std::string("Backward unit 1 micro-batch 1\n") +
+                          last.substr(last.find("ReduceGrad bucket 1"));
+  EXPECT_EQ(order(Strategy::kZero2, {2, 1}), two);
+}
+
+const Mistake kMistakesOfOverlap[] = {
+    {"another bucket of the same units awaited",
+     [](Plan& p) {
+       p.buckets.push_back(p.buckets[0]);
+       p.instructions[Find(p, Op::kAwaitGrad)].bucket = 2;
+     },
+     "(AwaitGrad bucket 2): no such reduction of unit 2 is under way"},
+    {"never awaited", [](Plan& p) { Erase(p, Find(p, Op::kAwaitGrad)); },
+     "(SumSquares): the reduction of unit 2 is under way"},
+    {"awaited too late",
+     [](Plan& p) { Move(p, Find(p, Op::kAwaitGrad), Find(p, Op::kSumSquares)); },
+     "(SumSquares): the reduction of unit 2 is under way"},
+    {"awaited before it has begun",
+     [](Plan& p) { Move(p, Find(p, Op::kAwaitGrad), Find(p, Op::kReduceGrad)); },
+     "(AwaitGrad bucket 0): no such reduction of unit 2 is under way"},
+    {"awaited twice",
+     [](Plan& p) { Insert(p, Find(p, Op::kSumSquares), p.instructions[Find(p, Op::kAwaitGrad)]); },
+     "(AwaitGrad bucket 0): no such reduction of unit 2 is under way"},
+    {"a bucket that does not exist awaited",
+     [](Plan& p) { p.instructions[Find(p, Op::kAwaitGrad)].bucket = 9; }, "there are 2 buckets"},
+    {"more named than needed", [](Plan& p) { p.instructions[Find(p, Op::kAwaitGrad)].unit = 0; },
+     "names more than it needs"},
+    {"awaited in another order",
+     [](Plan& p) { Move(p, Find(p, Op::kAwaitGrad), Find(p, Op::kSumSquares) - 1); },
+     "the collectives of rank 1 are not those of rank 0"},
+    {"one thing after the other on one rank", [](Plan& p) { p.overlaps = false; },
+     "plan of rank 1, instruction "},
+};
+
+const Mistake kMistakesOfGathersAhead[] = {
+    {"never awaited", [](Plan& p) { Erase(p, Find(p, Op::kAwaitGather, 1)); },
+     "(Forward unit 1 micro-batch 0): the weights of unit 1 are not gathered"},
+    {"awaited before it has begun",
+     [](Plan& p) { Move(p, Find(p, Op::kAwaitGather, 1), Find(p, Op::kGather, 1)); },
+     "(AwaitGather unit 1): the unit is not being gathered"},
+    {"awaited twice",
+     [](Plan& p) {
+       Insert(p, Find(p, Op::kForward, 1), p.instructions[Find(p, Op::kAwaitGather, 1)]);
+     },
+     "(AwaitGather unit 1): the unit is not being gathered"},
+    {"begun twice",
+     [](Plan& p) { Insert(p, Find(p, Op::kForward), p.instructions[Find(p, Op::kGather, 1)]); },
+     "(Gather unit 1): the unit is gathered already"},
+    {"freed while it is under way",
+     [](Plan& p) { Insert(p, Find(p, Op::kForward), {.op = Op::kFree, .unit = 1}); },
+     "(Free unit 1): the unit is not gathered"},
+    {"begun where another is in use", [](Plan& p) { p.weights.at[1] = p.weights.at[0]; },
+     "overwrites unit 0, which is in use"},
+    {"no unit", [](Plan& p) { p.instructions[Find(p, Op::kAwaitGather, 1)].unit = 9; },
+     "(AwaitGather unit 9): no such unit"},
+};
+
+TEST(CheckPlan, CatchesEveryMistakeOfGathersAhead) {
+  const ParamLayout layout = Layout(2, true, Strategy::kZero3);
+  for (const Mistake& mistake : kMistakesOfGathersAhead) {
+    SCOPED_TRACE(mistake.what);
+    std::vector<Plan> plans = Plans(layout, {1, 1}, false, {}, true);
+    ASSERT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
+    mistake.make(plans[1]);
+    const absl::Status status = CheckPlan(layout, plans);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
+  }
+  // After a step, too, before the plan ends.
+  const ParamLayout first = Layout(2, true, Strategy::kZero1);
+  std::vector<Plan> plans = Plans(first, {1, 1}, false, {}, true);
+  Erase(plans[1], Find(plans[1], Op::kAwaitGather, 1));
+  EXPECT_NE(CheckPlan(first, plans).message().find("unit 1 is not gathered after its Step"),
+            std::string::npos)
+      << CheckPlan(first, plans);
+}
+
+TEST(CheckPlan, CatchesEveryMistakeOfOverlap) {
+  for (const Strategy strategy : kStrategies) {
+    const ParamLayout layout = Layout(2, true, strategy);
+    for (const Mistake& mistake : kMistakesOfOverlap) {
+      SCOPED_TRACE(testing::Message() << NameOf(strategy) << ": " << mistake.what);
+      std::vector<Plan> plans = Plans(layout, {1, 1}, false, {}, true);
+      ASSERT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
+      mistake.make(plans[1]);
+      const absl::Status status = CheckPlan(layout, plans);
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
+    }
+  }
+}
+
+// Memory that is being reduced is no one else's yet.
+TEST(CheckPlan, NothingIsWrittenWhereAReductionIsUnderWay) {
+  std::vector<UnitSpec> units;
+  for (const char* name : {"a", "b", "c"})
+    units.push_back({name, {{.name = name, .shape = {64}}}, {}});
+  const ParamLayout layout = *ParamLayout::Create(units, 2, Strategy::kZero2);
+  std::vector<Plan> plans;
+  for (int r = 0; r < 2; ++r)
+    plans.push_back(*MakePlan(layout, {.rank = r, .bucket_bytes = 1, .overlap = true}));
+  ASSERT_TRUE(CheckPlan(layout, plans).ok());
+  EXPECT_EQ(plans[0].gradients.at[2], plans[0].gradients.at[0]);
+  for (Plan& plan : plans) plan.gradients.at[1] = plan.gradients.at[2];
+  EXPECT_NE(CheckPlan(layout, plans).message().find("overwrites unit 2, which is in use"),
+            std::string::npos)
+      << CheckPlan(layout, plans);
+}
+
+}  // namespace
+}  // namespace regroup::worker
