@@ -66,5 +66,30 @@ TEST(Overlap, TrainsToTheSameBits) {
   }
 }
 
+// Evaluations end behind the last forward: nothing that a backward would need is under way then.
+TEST(Overlap, LooksFindTheSameLoss) {
+  const TextDataset dataset(RandomText(), 8);
+  for (const Sharding& sharding : ShardingsOf(4)) {
+    std::vector<double> losses[2];
+    for (const bool distant : {false, true}) {
+      OnEveryRank(4, [&](Communicator& quick) {
+        Slow slow(quick);
+        Communicator& ranks = distant ? slow : quick;
+        StepRunnerOptions options = Options();
+        options.micro_batch = 1;
+        Rank rank(ranks, dataset, options, sharding);
+        for (std::int64_t step = 0; step < 3; ++step) {
+          ASSERT_TRUE(rank.Step(step, options.batch).ok());
+          const auto loss = rank.runner->Evaluate(dataset, 3);
+          ASSERT_TRUE(loss.ok()) << loss.status();
+          if (ranks.rank() == 3) losses[distant].push_back(*loss);
+        }
+      });
+    }
+    EXPECT_EQ(losses[0].size(), 3u);
+    EXPECT_EQ(losses[0], losses[1]) << sharding.Name();
+  }
+}
+
 }  // namespace
 }  // namespace regroup::worker
