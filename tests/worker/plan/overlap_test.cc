@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -113,10 +114,11 @@ const Mistake kMistakesOfGathersAhead[] = {
      "(AwaitGather unit 9): no such unit"},
 };
 
-TEST(CheckPlan, CatchesEveryMistakeOfGathersAhead) {
-  const ParamLayout layout = Layout(2, true, Strategy::kZero3);
-  for (const Mistake& mistake : kMistakesOfGathersAhead) {
-    SCOPED_TRACE(mistake.what);
+// Each of them on one rank.
+void ExpectCaught(Strategy strategy, std::span<const Mistake> mistakes) {
+  const ParamLayout layout = Layout(2, true, strategy);
+  for (const Mistake& mistake : mistakes) {
+    SCOPED_TRACE(testing::Message() << NameOf(strategy) << ": " << mistake.what);
     std::vector<Plan> plans = Plans(layout, {1, 1}, false, {}, true);
     ASSERT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
     mistake.make(plans[1]);
@@ -124,6 +126,10 @@ TEST(CheckPlan, CatchesEveryMistakeOfGathersAhead) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
   }
+}
+
+TEST(CheckPlan, CatchesEveryMistakeOfGathersAhead) {
+  ExpectCaught(Strategy::kZero3, kMistakesOfGathersAhead);
   // After a step, too, before the plan ends.
   const ParamLayout first = Layout(2, true, Strategy::kZero1);
   std::vector<Plan> plans = Plans(first, {1, 1}, false, {}, true);
@@ -134,18 +140,7 @@ TEST(CheckPlan, CatchesEveryMistakeOfGathersAhead) {
 }
 
 TEST(CheckPlan, CatchesEveryMistakeOfOverlap) {
-  for (const Strategy strategy : kStrategies) {
-    const ParamLayout layout = Layout(2, true, strategy);
-    for (const Mistake& mistake : kMistakesOfOverlap) {
-      SCOPED_TRACE(testing::Message() << NameOf(strategy) << ": " << mistake.what);
-      std::vector<Plan> plans = Plans(layout, {1, 1}, false, {}, true);
-      ASSERT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
-      mistake.make(plans[1]);
-      const absl::Status status = CheckPlan(layout, plans);
-      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-      EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
-    }
-  }
+  for (const Strategy strategy : kStrategies) ExpectCaught(strategy, kMistakesOfOverlap);
 }
 
 // Memory that is being reduced is no one else's yet.
