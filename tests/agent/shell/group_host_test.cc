@@ -45,11 +45,12 @@ bool Connects(const Address& address) {
 // One life of an agent, without its core.
 class Life {
  public:
-  Life(const Scratch& scratch, std::string script, NodeCheck check = {}, bool launched = false) {
+  Life(const Scratch& scratch, std::string script, NodeCheck check = {}, bool launched = false)
+      : runs_(scratch.path() + "/run") {
     GroupHost::Options options;
     options.launched = launched;
-    options.node_base = scratch.path() + "/run";
-    std::filesystem::create_directories(options.node_base);
+    options.node_base = runs_;
+    std::filesystem::create_directories(runs_);
     options.shim_program = ShimProgram();
     options.log_root = scratch.path() + "/logs";
     options.worker_socket = "/nowhere";
@@ -145,14 +146,10 @@ class Life {
   GroupHost& host() { return *host_; }
   const std::vector<std::string>& warnings() const { return warnings_; }
   const std::vector<std::string>& told() const { return told_; }
-  // Until no shim holds its lock any more.
-  void WaitUntilEmpty(const std::string& folder) {
-    const auto limit = std::chrono::steady_clock::now() + 10s;
-    while (!std::filesystem::is_empty(folder) && std::chrono::steady_clock::now() < limit) {
-      loop_.restart();
-      loop_.run_one_for(50ms);
-    }
-    EXPECT_TRUE(std::filesystem::is_empty(folder));
+  // The group's directory: it is gone once no shim, which may still write output, holds its lock.
+  void Remove() {
+    host_->Carry(RemoveRunDirectory{Key()});
+    RunUntil([&] { return std::filesystem::is_empty(runs_); });
   }
   void RunFor(std::chrono::milliseconds time) {
     loop_.restart();
@@ -164,6 +161,7 @@ class Life {
     return [this](std::string text) { told_.push_back(std::move(text)); };
   }
 
+  const std::string runs_;
   boost::asio::io_context loop_{1};
   boost::asio::thread_pool disk_{1};
   Telling telling_;
@@ -185,8 +183,7 @@ TEST(GroupHost, AGroupRunsAndLeavesItsErrorBehind) {
   EXPECT_FALSE(life.host().OutputPending(Key().job));
   ASSERT_NE(life.Find<RankErrorRead>(), nullptr) << "said before the group is free";
   EXPECT_EQ(life.Find<RankErrorRead>()->error, "why");
-  life.host().Carry(RemoveRunDirectory{Key()});
-  life.WaitUntilEmpty(scratch.path() + "/run");
+  life.Remove();
   EXPECT_EQ(io::TailText(io::LogDirectory(scratch.path() + "/logs", Key().job, Key().generation, 0),
                          io::LogStream::kStdout, 10, 100),
             "out\n");
@@ -203,7 +200,7 @@ TEST(GroupHost, TheStoreListensAtTheAdvertisedAddressOnly) {
   life.host().Carry(CloseStore{Key()});
   life.host().Carry(StopRanks{Key(), io::BootNow()});
   ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
-  life.host().Carry(RemoveRunDirectory{Key()});
+  life.Remove();
 }
 
 TEST(GroupHost, TheNextAgentKnowsTheRanksByTheirTokens) {
@@ -224,7 +221,7 @@ TEST(GroupHost, TheNextAgentKnowsTheRanksByTheirTokens) {
     EXPECT_FALSE(life->host().IsRank({Key().job, Generation(2)}, 0, 0, token));
   }
   after.KillAll(Key());
-  after.host().Carry(RemoveRunDirectory{Key()});
+  after.Remove();
 }
 
 TEST(GroupHost, AGroupWithoutRanksStopsAtOnce) {
@@ -234,7 +231,7 @@ TEST(GroupHost, AGroupWithoutRanksStopsAtOnce) {
   life.host().Carry(StopRanks{Key(), io::BootNow()});
   ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
   EXPECT_EQ(life.Find<RanksStarted>(), nullptr);
-  life.host().Carry(RemoveRunDirectory{Key()});
+  life.Remove();
 }
 
 // The first thing that is heard of it may be its end.
@@ -260,7 +257,7 @@ TEST(GroupHost, ACheckThatHasFailedIsNotCalledReady) {
   EXPECT_TRUE(life.Find<ShimReady>()->checking);
   EXPECT_EQ(life.Find<NodeChecked>(), nullptr);
   ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
-  life.host().Carry(RemoveRunDirectory{Key()});
+  life.Remove();
 }
 
 TEST(GroupHost, AnotherLifeAdoptsWhatRuns) {
@@ -290,8 +287,7 @@ TEST(GroupHost, AnotherLifeAdoptsWhatRuns) {
   EXPECT_EQ(exited->exit.code, SIGTERM);
   EXPECT_TRUE(exited->exit.after_stop);
   ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
-  life.host().Carry(RemoveRunDirectory{Key()});
-  life.WaitUntilEmpty(scratch.path() + "/run");
+  life.Remove();
 }
 
 // What a job file asks of its workers is known to whoever starts them.
@@ -315,7 +311,7 @@ TEST(GroupHost, AnotherLifeStartsRanksAsTheJobWantsThem) {
     std::getline(seen, line);
     EXPECT_EQ(line, "trainer 0 " + std::to_string(rank));
   }
-  life.host().Carry(RemoveRunDirectory{Key()});
+  life.Remove();
 }
 
 TEST(GroupHost, AStoreThatThisNodeDoesNotReachIsTold) {
@@ -335,8 +331,7 @@ TEST(GroupHost, AStoreThatThisNodeDoesNotReachIsTold) {
     } else {
       EXPECT_TRUE(life.warnings().empty()) << life.warnings()[0];
     }
-    life.host().Carry(RemoveRunDirectory{Key()});
-    life.WaitUntilEmpty(scratch.path() + "/run");
+    life.Remove();
   }
 }
 
@@ -349,7 +344,7 @@ TEST(GroupHost, AShimThatDoesNotAnswerIsKilledWithItsRanks) {
   ASSERT_EQ(::kill(rank.parent, SIGSTOP), 0);
   life.host().Carry(KillShim{Key()});
   life.ExpectKilled(rank);
-  life.host().Carry(RemoveRunDirectory{Key()});
+  life.Remove();
 }
 
 // H3: it used to be removed, its ranks lived on and nobody could ever stop them.
@@ -379,8 +374,7 @@ TEST(GroupHost, ADirectoryThatCannotBeReadKeepsItsGroupUntilThatIsEnded) {
     life.KillAll(Key());
     EXPECT_FALSE(io::IsAlive(rank->pid, rank->start_ticks));
     EXPECT_FALSE(io::IsAlive(rank->parent, 0)) << "its shim";
-    life.host().Carry(RemoveRunDirectory{Key()});
-    life.WaitUntilEmpty(scratch.path() + "/run");
+    life.Remove();
   }
 }
 
@@ -415,8 +409,7 @@ TEST(GroupHost, WithoutDescriptorsTheScanWaitsAndTouchesNothing) {
   EXPECT_TRUE(io::IsAlive(rank->pid, rank->start_ticks));
   life.host().Carry(StopRanks{Key(), io::BootNow()});
   ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
-  life.host().Carry(RemoveRunDirectory{Key()});
-  life.WaitUntilEmpty(scratch.path() + "/run");
+  life.Remove();
 }
 
 // An agent that dies between the directory and the shim leaves an empty cgroup, which the
@@ -437,9 +430,8 @@ TEST(GroupHost, ACgroupWithoutAShimGoesWithItsDirectory) {
   ASSERT_TRUE(std::filesystem::exists(cgroup)) << cgroup;
   Life next(scratch, "");
   ASSERT_EQ(next.Scan().size(), 1u);
-  next.host().Carry(RemoveRunDirectory{Key()});
+  next.Remove();
   EXPECT_FALSE(std::filesystem::exists(cgroup));
-  next.WaitUntilEmpty(scratch.path() + "/run");
 }
 
 // Stopped as one is that waits for a disk: the shim lives and answers, its logs are not written.
@@ -485,8 +477,7 @@ TEST(GroupHost, OutputThatIsNotWrittenInTimeIsTold) {
                                "the last output of rank 0 may not be shown: its disk has not "
                                "taken it in time · it comes to " +
                                scratch.path() + "/logs/a-1/1/0")));
-  life.host().Carry(RemoveRunDirectory{Key()});
-  life.WaitUntilEmpty(scratch.path() + "/run");
+  life.Remove();
 }
 
 TEST(GroupHost, ADeadShimIsSeenAndItsRanksAreKilled) {
@@ -501,7 +492,7 @@ TEST(GroupHost, ADeadShimIsSeenAndItsRanksAreKilled) {
   const std::vector<RunRecord> records = next.Scan();
   ASSERT_EQ(records.size(), 1u);
   EXPECT_TRUE(records[0].killed && records[0].started && !records[0].shim_alive);
-  next.host().Carry(RemoveRunDirectory{Key()});
+  next.Remove();
 }
 
 }  // namespace

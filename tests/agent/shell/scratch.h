@@ -1,8 +1,13 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <system_error>
+#include <thread>
 
 namespace regroup::agent::testing {
 
@@ -13,7 +18,16 @@ class Scratch {
     std::string name = "/dev/shm/regroup-test.XXXXXX";
     path_ = ::mkdtemp(name.data());
   }
-  ~Scratch() { std::filesystem::remove_all(path_); }
+  // A shim that ends may make a file of output where one was just removed.
+  ~Scratch() {
+    std::error_code error;
+    for (int tries = 0; tries < 100; ++tries) {
+      std::filesystem::remove_all(path_, error);
+      if (!error) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    ADD_FAILURE() << path_ << ": " << error.message();
+  }
   Scratch(const Scratch&) = delete;
   const std::string& path() const { return path_; }
 
