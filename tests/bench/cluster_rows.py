@@ -154,6 +154,8 @@ ROWS = [
         ("400 of 4000 nodes are lost together", "lost", 0.3, 0.1),
         ("a job of 4 ends beside 400 that could grow", "elastic", 0.05, 0.01),
         ("1000 of 10000 nodes become free for a queued job", "queued", 0.2, 0.05))],
+    *[Row(f"core: a job of 4096 is {case}", "s", 0.3, 0.1, program("bench_core", "--case", case))
+      for case in ("launched", "voided", "restarted", "returned", "recovered", "grown", "reclaimed", "finished", "failed", "cancelled")],
     *[Row(f"core: longest step, {case}", "s", 0.02, 0.005, program("bench_core", "--case", case, "--longest"))
       for case in ("gang", "admission", "lost", "elastic", "queued")],
     Row("4000 clients of a store and 64 of PyTorch", "s", 2.0, 0.5, store_clients, judged="max"),

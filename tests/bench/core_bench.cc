@@ -51,19 +51,60 @@ class Fleet {
   void Add(int nodes, int slots = 1) {
     for (int i = 0; i < nodes; ++i) {
       const int number = static_cast<int>(agents_.size());
-      Hello hello;
-      hello.node = NodeId("id" + std::to_string(number));
-      hello.incarnation = Incarnation(1);
-      hello.boot = BootId("boot");
-      hello.name = "node" + std::to_string(number);
-      hello.slots = slots;
-      hello.address = "10.1.0.1";
-      hello.dialled = "10.1.0.2";
-      const SessionId session(static_cast<std::uint64_t>(number) + 1);
-      agents_.push_back({hello.node, session, {}, 0, true});
-      Feed(SessionOpened{session, hello});
+      Agent agent;
+      agent.node = NodeId("id" + std::to_string(number));
+      agent.name = "node" + std::to_string(number);
+      agent.slots = slots;
+      agents_.push_back(std::move(agent));
+      Attach(agents_.back());
     }
     Run();
+  }
+  // The first `count` lose their connections and, `away` later, dial again.
+  void Blink(int count, Duration away) {
+    for (int i = 0; i < count; ++i) Feed(SessionBroken{agents_.at(i).session});
+    Run(away);
+    for (int i = 0; i < count; ++i) Attach(agents_.at(i));
+  }
+  // The coordinator dies, and its next life hears of all again.
+  void Recover() {
+    const std::vector<Row> rows = core_.Rows();
+    core_ = Core(ConfigOf(), Epoch(core_.epoch().value() + 1), rows, now_);
+    Feed(Tick{});
+    for (Agent& agent : agents_)
+      if (agent.lives) Attach(agent);
+  }
+  void Launch(int nodes) {
+    for (int i = 0; i < nodes; ++i) {
+      LaunchRequest request;
+      request.key = std::to_string(++calls_);
+      request.rdzv_id = "job";
+      request.spec.origin = JobOrigin::kLaunched;
+      request.spec.name = "job";
+      request.spec.min_nodes = request.spec.max_nodes = nodes;
+      request.spec.command = {"train"};
+      Feed(LaunchAsked{agents_.at(i).session, request});
+    }
+    ++jobs_;
+  }
+  void Notify(int count) {
+    for (int i = 0; i < count; ++i)
+      Feed(Noticed{agents_.at(i).session, Notice{NoticeSource::kSignal, 15, 30s}});
+  }
+  // The ranks of the first `count` exit with this code.
+  void Exit(const JobId& job, int count, int code) {
+    for (int i = 0; i < count; ++i) {
+      GroupReport& group = agents_.at(i).groups.at(job);
+      for (const RankStart& start : group.started) {
+        RankExit exit;
+        exit.local_rank = start.local_rank;
+        exit.pid = start.pid;
+        exit.code = code;
+        group.exits.push_back(exit);
+      }
+      group.phase = Phase::kFree;
+      Report(agents_.at(i), group);
+    }
   }
   JobId Submit(int min, int max) {
     JobSpec spec;
@@ -88,6 +129,8 @@ class Fleet {
     dead.lives = false;
     Feed(SessionBroken{dead.session});
   }
+  // It beats, and hears no order to prepare.
+  void Deafen(int agent) { agents_.at(static_cast<std::size_t>(agent)).prepares = false; }
 
   // Everything that follows, with no time passing but for deadlines up to `span`.
   Cost Run(Duration span = 0s) {
@@ -129,12 +172,32 @@ class Fleet {
  private:
   struct Agent {
     NodeId node;
+    std::string name;
+    int slots = 1;
     SessionId session;
     std::map<JobId, GroupReport> groups;
     std::uint64_t reports = 0;
     bool lives = true;
+    bool prepares = true;
   };
 
+  void Attach(Agent& agent) {
+    Hello hello;
+    hello.cluster = core_.cluster();
+    hello.highest_epoch = core_.epoch();
+    hello.node = agent.node;
+    hello.incarnation = Incarnation(1);
+    hello.boot = BootId("boot");
+    hello.name = agent.name;
+    hello.slots = agent.slots;
+    hello.address = "10.1.0.1";
+    hello.dialled = "10.1.0.2";
+    for (const auto& [job, group] : agent.groups) hello.groups.push_back(group);
+    if (agent.session != SessionId()) of_session_.erase(agent.session);
+    agent.session = SessionId(++sessions_);
+    of_session_[agent.session] = &agent - agents_.data();
+    Feed(SessionOpened{agent.session, hello});
+  }
   void Feed(Event event) { events_.push_back(std::move(event)); }
 
   void StepOnce(const Event& event, Cost& cost) {
@@ -161,7 +224,7 @@ class Fleet {
   }
 
   void Obey(const SendOrder& sent) {
-    Agent& agent = agents_.at(sent.session.value() - 1);
+    Agent& agent = agents_.at(of_session_.at(sent.session));
     if (!agent.lives) return;
     const Order& order = sent.order;
     auto group = agent.groups.find(order.job);
@@ -173,7 +236,7 @@ class Fleet {
     if (order.forget && group != agent.groups.end() &&
         group->second.generation <= order.forget->up_to)
       agent.groups.erase(group);
-    if (order.prepare) {
+    if (order.prepare && agent.prepares) {
       GroupReport& made = agent.groups[order.job];
       if (made.generation < order.prepare->generation) {
         made = {};
@@ -204,7 +267,8 @@ class Fleet {
   Core core_;
   std::vector<Agent> agents_;
   std::deque<Event> events_;
-  std::uint64_t calls_ = 0, jobs_ = 0;
+  std::map<SessionId, std::size_t> of_session_;
+  std::uint64_t calls_ = 0, jobs_ = 0, sessions_ = 0;
 };
 
 // `jobs` of `each` nodes, and what happens next is up to the caller.
@@ -278,6 +342,107 @@ Cost Gang() {
   return cost;
 }
 
+// ---- a job of 4,096 ----------------------------------------------------------------------------
+
+constexpr int kLarge = 4'096;
+
+JobId RunLarge(Fleet& fleet, int spare = 4) {
+  fleet.Add(kLarge + spare);
+  fleet.Run(20s);
+  const JobId job = fleet.Submit(kLarge, kLarge);
+  fleet.Run(1s);
+  CHECK(fleet.Running() == 1);
+  return job;
+}
+
+Cost Restarted() {
+  Fleet fleet;
+  const JobId job = RunLarge(fleet);
+  fleet.Kill(17);
+  const Cost cost = fleet.Run(20s);
+  CHECK(fleet.Running() == 1 && fleet.Members(job) == kLarge);
+  return cost;
+}
+
+// The others have prepared, stop, and are free again one by one while their job gathers.
+Cost Voided() {
+  Fleet fleet;
+  fleet.Add(kLarge + 4);
+  fleet.Run(20s);
+  fleet.Deafen(17);
+  const JobId job = fleet.Submit(kLarge, kLarge);
+  const Cost cost = fleet.Run(20s);
+  CHECK(fleet.Running() == 1 && fleet.Members(job) == kLarge);
+  return cost;
+}
+
+Cost Returned() {
+  Fleet fleet;
+  const JobId job = RunLarge(fleet);
+  fleet.Blink(kLarge, 100ms);
+  const Cost cost = fleet.Run(20s);
+  CHECK(fleet.Running() == 1 && fleet.Members(job) == kLarge);
+  return cost;
+}
+
+Cost Recovered() {
+  Fleet fleet;
+  RunLarge(fleet, 5'904);
+  for (int i = 0; i < 20; ++i) fleet.Submit(6'000, 6'000);
+  fleet.Run(1s);
+  fleet.Recover();
+  const Cost cost = fleet.Run(20s);
+  CHECK(fleet.Running() == 1);
+  return cost;
+}
+
+Cost Ended(int code) {
+  Fleet fleet;
+  fleet.Exit(RunLarge(fleet), kLarge, code);
+  const Cost cost = fleet.Run(20s);
+  CHECK(fleet.Running() == 0);
+  return cost;
+}
+
+Cost Cancelled() {
+  Fleet fleet;
+  fleet.Cancel(RunLarge(fleet));
+  const Cost cost = fleet.Run(20s);
+  CHECK(fleet.Running() == 0);
+  return cost;
+}
+
+Cost Reclaimed() {
+  Fleet fleet;
+  const JobId job = RunLarge(fleet, 0);
+  fleet.Notify(kLarge);
+  const Cost cost = fleet.Run(20s);
+  CHECK(fleet.Running() == 0);
+  return cost;
+}
+
+Cost Launched() {
+  Fleet fleet;
+  fleet.Add(kLarge);
+  fleet.Run(20s);
+  fleet.Launch(kLarge);
+  const Cost cost = fleet.Run(20s);
+  CHECK(fleet.Running() == 1);
+  return cost;
+}
+
+Cost Grown() {
+  Fleet fleet;
+  fleet.Add(kLarge / 2);
+  fleet.Run(20s);
+  const JobId job = fleet.Submit(1, kLarge);
+  fleet.Run(1s);
+  fleet.Add(kLarge / 2);
+  const Cost cost = fleet.Run(60s);
+  CHECK(fleet.Members(job) == kLarge);
+  return cost;
+}
+
 int Main(int argc, char** argv) {
   const std::map<std::string, std::pair<Cost (*)(), const char*>> cases = {
       {"queued",
@@ -285,6 +450,17 @@ int Main(int argc, char** argv) {
       {"elastic", {ElasticBelowMax, "400 elastic jobs on 4,000 nodes; one of four nodes ends"}},
       {"lost", {LostTogether, "400 of 4,000 nodes die at once, one of each of 400 jobs"}},
       {"admission", {Admission, "1,000 jobs of 1:4 are submitted to 4,000 free nodes"}},
+      {"restarted", {Restarted, "a job of 4,096 of 4,100 nodes loses one of them"}},
+      {"voided", {Voided, "of a job of 4,096 on 4,100 nodes one does not prepare"}},
+      {"returned", {Returned, "the members of a job of 4,096 dial again"}},
+      {"recovered",
+       {Recovered, "10,000 nodes dial the next coordinator: a job of 4,096, twenty that wait"}},
+      {"finished", {[] { return Ended(0); }, "the ranks of a job of 4,096 are done one by one"}},
+      {"failed", {[] { return Ended(1); }, "the ranks of a job of 4,096 fail one by one"}},
+      {"cancelled", {Cancelled, "a job of 4,096 is cancelled"}},
+      {"reclaimed", {Reclaimed, "all nodes of a job of 4,096 are told to go"}},
+      {"launched", {Launched, "4,096 nodes launch one job"}},
+      {"grown", {Grown, "2,048 nodes join a job of 2,048"}},
       {"gang", {Gang, "a job of 1,000 is submitted to 10,000 free nodes"}},
   };
   std::string name;

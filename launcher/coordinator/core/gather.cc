@@ -175,7 +175,7 @@ GenerationPolicy PolicyOf(const State& state, const Job& job) {
 
 bool Gather(Step& step, Job& job) {
   if (job.launched() && CheckAbandoned(step, job)) return true;
-  if (CheapWait(step, job)) return false;
+  if (CheapWait(step, job) || step.Rests(job)) return false;
   std::vector<Candidate> candidates = CandidatesOf(step, job);
   LeaveOutUnsteady(step.state, job, candidates);
   const auto ready = std::count_if(
@@ -188,6 +188,7 @@ bool Gather(Step& step, Job& job) {
     Propose(step, job, form->members, false);
     return true;
   }
+  step.Rest(job, candidates.size());
   return GatherWaits(step, job, std::get<Wait>(decision));
 }
 

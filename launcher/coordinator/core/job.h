@@ -224,6 +224,7 @@ struct Job {
   std::vector<Instant> charge_times;  // With a restart window.
   std::set<CallId> waiters;           // Clients that wait for its end.
   std::optional<Instant> wake;        // Its deadline in the agenda.
+  Instant rests_until{};              // Step::Rests.
 };
 
 // Names of nodes in one reason or note; more would tell nobody anything.

@@ -1,6 +1,7 @@
 #include "launcher/coordinator/core/step.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "common/base/check.h"
 
@@ -10,6 +11,10 @@ namespace {
 // A step takes on another job or deadline only below these, so that the largest one still fits.
 constexpr std::size_t kRowsBeforeNext = 16;
 constexpr std::size_t kBytesBeforeNext = 64u << 10;
+
+// A look at a node takes some 1 us: so long at most a tenth of a core goes into looks.
+constexpr std::size_t kManyNodes = 64;
+constexpr Duration kRestOfNode = std::chrono::microseconds(10);
 
 }  // namespace
 
@@ -100,6 +105,16 @@ void Step::Wake(Job& job, Instant at) {
 void Step::Disarm(Job& job) {
   if (job.wake) state.agenda.deadlines.erase({*job.wake, DueKind::kJob, job.id().value()});
   job.wake.reset();
+}
+
+void Step::Rest(Job& job, std::size_t nodes) {
+  if (nodes >= kManyNodes) job.rests_until = now() + kRestOfNode * nodes;
+}
+
+bool Step::Rests(Job& job) {
+  const bool rests = now() < job.rests_until;
+  if (rests) Wake(job, job.rests_until);
+  return rests;
 }
 
 void Step::Arm(Node& node, std::optional<Instant> at) {

@@ -55,6 +55,11 @@ class Step {
   // nothing happens.
   void Wake(Job& job, Instant at);  // Look at the job again by then.
   void Disarm(Job& job);
+  // So many nodes were looked at in vain: if they are many, whoever would look at each of them
+  // again asks Rests, which wakes the job when that may be. Thousands that become free one by one
+  // would otherwise be thousands of looks at thousands.
+  void Rest(Job& job, std::size_t nodes);
+  bool Rests(Job& job);
   void Arm(Node& node, std::optional<Instant> at);
 
   bool HasRoom() const;  // For the rows of one more job or deadline.

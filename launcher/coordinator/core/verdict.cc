@@ -235,6 +235,7 @@ void SetVerdict(Step& step, Job& job, Verdict verdict, const EndReason& reason, 
 }
 
 bool FinishEnding(Step& step, Job& job) {
+  if (step.Rests(job)) return false;
   bool wait = false;
   int taken = 0;
   const std::set<NodeId> touched = job.nodes.touched;
@@ -251,6 +252,7 @@ bool FinishEnding(Step& step, Job& job) {
     }
   }
   if (wait) {
+    step.Rest(job, touched.size());
     step.Wake(job, job.stop->give_up);
     return false;
   }
