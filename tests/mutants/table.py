@@ -22,7 +22,6 @@ MUTANTS = [
     (CORE + "causes.cc", "if (IsWorse(cause, *worst)) std::swap(*worst, cause);", ""),
     # ---- ends of generations
     (CORE + "ending.cc", "if (!ending.waiting.empty() && step.now() < ending.give_up) {", "if (false) {"),
-    (CORE + "ending.cc", "if (node && node->leaving) job.stop->sooner[member.first] = node->leaving->until;", ""),
     (CORE + "ending.cc", "if (row.progressed || KindOf(*row.ended) != EndKind::kNeutral) return row.progressed;", "return row.progressed;"),
     (CORE + "ending.cc", "(HasProgressed(state, job, course) || HadProgressedBefore(job));", "true;"),
     (CORE + "ending.cc", "row.verdict_open = true;", "row.verdict_open = false;"),
@@ -80,7 +79,6 @@ MUTANTS = [
      "if (entry.second.phase != Phase::kFree) break;"),
     (CORE + "orders.cc", "const bool may_run = shown && shown->phase != Phase::kPreparing;", "const bool may_run = true;"),
     (CORE + "orders.cc", "node.orders.unanswered[job.id()] = key.number;", ";"),
-    (CORE + "orders.cc", "deadline = std::min(deadline, sooner->second);", ""),
     (CORE + "reports.cc", "if (request.generation != state.last_formed)", "if (false)"),
     (CORE + "reports.cc", "if (request.step > job.commit->step) return \"\";", "if (request.step >= job.commit->step) return \"\";"),
     (CORE + "calls.cc", "known != step.state.index.by_key.end()) {", "false) {"),

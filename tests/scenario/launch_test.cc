@@ -210,6 +210,33 @@ TEST_F(Launch, sigterm_saves_and_leaves) {
   EXPECT_GT(world().node("again").Live(job)->run->resume_step, 0);
 }
 
+// §5: a second interrupt is for the workers of its node, not for those that are to go on.
+TEST_F(Launch, a_second_interrupt_hurries_its_own_workers_only) {
+  const JobSpec spec = SpecOf("train", 1, 3);
+  Start();
+  sim::NodeOptions options;
+  options.launched = true;
+  sim::Behaviour slow;
+  slow.speaks = true;
+  slow.save = 60s;
+  slow.ignores_term = true;
+  for (const char* name : {"node1", "node2", "node3"}) {
+    options.launch = sim::LaunchOf(std::string("key-") + name, spec);
+    world().Add(name, options, slow);
+  }
+  const JobId job("train-1");
+  ASSERT_TRUE(Reaches(job, "running"));
+  world().RunFor(3s);
+  world().node("node2").Signal(SIGINT);
+  world().RunFor(1s);
+  EXPECT_EQ(world().LiveRanks(job), 3);
+  world().node("node2").Signal(SIGINT);
+  world().RunFor(100ms);
+  EXPECT_EQ(world().node("node2").LiveRanks(), 0);
+  EXPECT_EQ(world().LiveRanks(job), 2);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 5s));
+}
+
 // §5: who comes late to an id gets its result, or begins the next job of that name; bounds must
 // agree.
 TEST_F(Launch, late_and_repeated_id) {

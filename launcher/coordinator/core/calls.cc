@@ -295,11 +295,6 @@ void On(Step& step, const LeaveAsked& event) {
                                                           : absl::StrCat("signal ", event.signal)});
   }
   SetLeaving(step, *node, Notice{NoticeSource::kSignal, event.signal, left});
-  if (event.now && job->stop) {
-    // Only this node's workers are hurried; the others keep the grace that they were promised.
-    auto [sooner, fresh] = job->stop->sooner.try_emplace(node->row.node, step.now());
-    if (!fresh) sooner->second = std::min(sooner->second, step.now());
-  }
   RefreshJobs(step, *node);
 }
 

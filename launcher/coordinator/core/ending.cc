@@ -118,14 +118,11 @@ void BeginEnding(Step& step, Job& job, StopReason reason, Duration grace) {
   job.outage.nodes = static_cast<int>(soft.members.size());
   const Instant deadline = step.now() + grace;
   ending.give_up = deadline + step.config().ending.stop_margin;
-  job.stop = StopOrder{generation,     reason, deadline,
-                       ending.give_up, {},     EndsInPlace(step.state, job, reason, ending.course)};
+  job.stop = StopOrder{generation, reason, deadline, ending.give_up,
+                       EndsInPlace(step.state, job, reason, ending.course)};
   for (const auto& member : soft.members) {
     // Who is lost or has shown its slots free already has nothing more to tell.
     if (!IsSettled(step.state, job, generation, member.first)) ending.waiting.insert(member.first);
-    const Node* node = step.state.FindNode(member.first);
-    // A node that goes away cannot give the whole grace.
-    if (node && node->leaving) job.stop->sooner[member.first] = node->leaving->until;
   }
   job.gather.membership_known = true;
   if (const GenerationRow* next = ProposedOf(job); next && reason != StopReason::kElective)

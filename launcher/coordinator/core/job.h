@@ -137,8 +137,7 @@ struct StopOrder {
   Generation up_to;
   StopReason reason = StopReason::kFailure;
   Instant deadline{};
-  Instant give_up{};                 // Who has not stopped by then is left behind.
-  std::map<NodeId, Instant> sooner;  // Nodes whose launch command can not wait.
+  Instant give_up{};      // Who has not stopped by then is left behind.
   bool in_place = false;  // Ranks that can live through it keep their process (KeepsRanks).
 };
 

@@ -78,9 +78,7 @@ void AddStop(const State& state, const Job& job, const Node& node, Order& order,
   if (!needed) return;
   key->stop = up_to;
   if (job.stop && job.stop->up_to <= up_to) {
-    Instant deadline = job.stop->deadline;
-    if (auto sooner = job.stop->sooner.find(node.row.node); sooner != job.stop->sooner.end())
-      deadline = std::min(deadline, sooner->second);
+    const Instant deadline = job.stop->deadline;
     key->stop_reason = job.stop->reason;
     // The deadline as an instant: an order that repeats the same one in other words
     // is not sent again.

@@ -140,13 +140,12 @@ void RecoverJobs(Step& step) {
                                  ? job.spec.spec.grace
                                  : step.config().ending.failure_grace;
       // When the stop began is not durable: survivors get the grace once more, at most.
-      job.stop = StopOrder{job.state.last_number,
-                           cancelled   ? StopReason::kCancelled
-                           : succeeded ? StopReason::kElective
-                                       : StopReason::kFailure,
-                           step.now() + grace,
-                           step.now() + grace + step.config().ending.stop_margin,
-                           {}};
+      job.stop =
+          StopOrder{job.state.last_number,
+                    cancelled   ? StopReason::kCancelled
+                    : succeeded ? StopReason::kElective
+                                : StopReason::kFailure,
+                    step.now() + grace, step.now() + grace + step.config().ending.stop_margin};
     }
     UpdateClaims(step, job);
     step.LookAt(job);

@@ -216,17 +216,13 @@ void SetVerdict(Step& step, Job& job, Verdict verdict, const EndReason& reason, 
   state.phase = JobPhase::kEnding;
   state.verdict = std::move(verdict);
   step.UpdateState(job, [&](JobStateRow& next) { next = state; });
-  const Instant deadline = step.now() + grace;
+  Instant deadline = step.now() + grace;
   // Workers that were told to stop already keep their deadline: a verdict gives them
   // no further grace.
-  const bool already = job.stop && job.stop->up_to == job.state.last_formed;
-  StopOrder order{job.state.last_number, stop, deadline, {}, {}};
-  if (already) {
-    order.deadline = std::min(deadline, job.stop->deadline);
-    order.sooner = std::move(job.stop->sooner);
-  }
-  order.give_up = order.deadline + step.config().ending.stop_margin;
-  job.stop = std::move(order);
+  if (job.stop && job.stop->up_to == job.state.last_formed)
+    deadline = std::min(deadline, job.stop->deadline);
+  job.stop =
+      StopOrder{job.state.last_number, stop, deadline, deadline + step.config().ending.stop_margin};
   for (const NodeId& id : job.nodes.touched) step.Reorder(job, id);
   SetWait(step, job, std::nullopt, std::nullopt);
   job.nodes.claims_dirty = true;
