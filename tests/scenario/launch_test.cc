@@ -87,6 +87,21 @@ TEST_F(Launch, a_launcher_that_was_back_after_a_recovery_is_awaited_no_longer) {
   EXPECT_TRUE(world().NodeRowOf("node2").lost);
 }
 
+// §5: when all are gone, another one may come in time for the same job.
+TEST_F(Launch, a_job_that_all_have_lost_is_held_for_a_second) {
+  const JobId job = LaunchThree(SpecOf("train", 1, 3));
+  for (const char* name : {"node1", "node2", "node3"}) world().node(name).KillAgent();
+  const auto all_lost = [&] {
+    return world().NodeRowOf("node1").lost && world().NodeRowOf("node2").lost &&
+           world().NodeRowOf("node3").lost;
+  };
+  ASSERT_TRUE(world().RunUntil(all_lost, 120s));
+  world().RunFor(900ms);
+  EXPECT_EQ(world().StateOf(job), "regrouping");
+  world().RunFor(200ms);
+  EXPECT_EQ(world().StateOf(job), "preempted");
+}
+
 // §5: below its minimum the job waits, visibly, for the next launch command.
 TEST_F(Launch, below_the_minimum_it_waits) {
   const JobId job = LaunchThree(SpecOf("train", 3, 4));
