@@ -318,6 +318,25 @@ TEST_F(Jobs, the_last_step_outlives_the_job) {
   EXPECT_GE(world().View(job).step.value_or(0), *reached);
 }
 
+// Nor how far one came that began anew and failed before it was as far.
+TEST_F(Jobs, how_far_a_job_came_never_falls) {
+  Start();
+  sim::Behaviour speaks;
+  speaks.speaks = true;
+  AddDaemons({"a"}, speaks);
+  const JobId job = Running(SpecOf("job", 1, 1, 1));
+  world().RunFor(10s);
+  const std::optional<std::int64_t> reached = world().View(job).step;
+  ASSERT_GE(reached.value_or(0), 50);
+  world().node("a").ExitRank(job, 0, 1);
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  world().RunFor(1s);
+  ASSERT_LT(world().View(job).step.value_or(*reached), *reached);
+  world().node("a").ExitRank(job, 0, 1);
+  ASSERT_TRUE(Reaches(job, "failed"));
+  EXPECT_GE(world().View(job).step.value_or(0), *reached);
+}
+
 TEST_F(Jobs, exit_codes_map_to_actions) {
   Start();
   AddDaemons({"a"});
