@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "launcher/coordinator/core/failure_policy.h"
+#include "launcher/coordinator/core/node.h"
 
 namespace regroup::sim {
 using namespace coordinator;  // NOLINT: rows are all this file is about.
@@ -73,6 +74,10 @@ void Checker::OnCoordinatorStart(Instant now, Epoch epoch) {
   agents_restarted_.clear();
   deadlines_.clear();  // A recovered wait starts again in full.
   asked_.clear();
+  stop_due_.clear();
+  stop_reasons_.clear();
+  silent_since_.clear();
+  judging_ = ended_;
   // What was decided and not durable has not been.
   decided_formed_.clear();
   for (const auto& formed : members_) decided_formed_.insert(formed.first);
@@ -111,6 +116,7 @@ void Checker::OnEvent(const Event& event, Instant now) {
     const Hello& hello = opened->hello;
     sessions_[opened->session] = hello.node;
     opened_[hello.node] = events_;
+    silent_since_.erase(hello.node);
     auto [agent, first] = agents_.try_emplace(hello.node, hello.incarnation);
     if (std::exchange(agent->second, hello.incarnation) != hello.incarnation)
       agents_restarted_.insert(hello.node);
@@ -143,11 +149,16 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
   for (const Row& row : effects.rows) {
     if (!row.value) {
       const auto* gone = RowBefore<NodeRow>(durable, row.key);
-      if (gone != nullptr) OnLost(gone->node, now);
+      if (gone == nullptr) continue;
+      OnLost(gone->node, now);
+      launches_.erase(gone->node);
     } else if (const auto* node = std::get_if<NodeRow>(&*row.value)) {
       const auto* before = RowBefore<NodeRow>(durable, row.key);
       auto [lost, fresh] = lost_.try_emplace(node->node, before != nullptr && before->lost);
+      if (node->launch) launches_[node->node] = *node->launch;
+      if (!node->lost) lost_when_.erase(node->node);
       if (!lost->second && node->lost) {
+        lost_when_[node->node] = now;
         CheckProof(*node);
         CheckLost(*node, now);
         OnLost(node->node, now);
@@ -159,7 +170,16 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
       if (state->verdict) judged_.insert(state->job);
       if (state->phase == JobPhase::kQueued) queued_.insert(state->job);
       for (const ExcludedNode& node : state->excluded) excluded_[state->job].insert(node.node);
+    } else if (const auto* ended = std::get_if<GenerationRow>(&*row.value)) {
+      if (ended->ended) judging_[ended->job][ended->generation] = *ended;
     }
+  }
+  for (const Row& row : effects.rows) {
+    const auto* state = row.value ? std::get_if<JobStateRow>(&*row.value) : nullptr;
+    const auto* before = state ? RowBefore<JobStateRow>(durable, row.key) : nullptr;
+    if (before != nullptr && state->phase == JobPhase::kPreempted &&
+        before->phase != JobPhase::kPreempted)
+      CheckPreempted(state->job, now);
   }
   for (const Row& row : effects.rows) {
     const auto* generation = row.value ? std::get_if<GenerationRow>(&*row.value) : nullptr;
@@ -172,6 +192,9 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
     if (generation->phase != GenerationPhase::kProposed) continue;
     CheckProposed(*generation);
     CheckSurvivors(*generation);
+    CheckBudget(*generation);
+    CheckAllStopped(*generation, now);
+    CheckAble(*generation);
   }
   for (const Action& action : effects.actions) {
     const auto* send = std::get_if<SendOrder>(&action);
@@ -204,6 +227,8 @@ void Checker::CheckStop(const SendOrder& send, Instant now) {
   if (stop.reason == StopReason::kSuperseded) return;
   if (!IsMember({send.order.job, stop.up_to}, node)) return;
   const Instant deadline = now + stop.grace;
+  stop_due_.try_emplace({send.order.job, stop.up_to}, deadline);
+  stop_reasons_.try_emplace({send.order.job, stop.up_to}, stop.reason);
   auto [told, first] = deadlines_.try_emplace({node, send.order.job, stop.up_to}, deadline);
   Expect(deadline <= std::max(told->second, now),  // One that has passed is told as none left.
          Text("19: ", node, " may stop ", send.order.job, " up to ", stop.up_to, " ",
@@ -265,6 +290,7 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
     if (const auto* spec = std::get_if<JobSpecRow>(&*row.value)) {
       Expect(!specs_.contains(spec->job), Text("26: ", spec->job, " was admitted twice"));
       specs_[spec->job] = spec->spec;
+      if (spec->standalone) standalone_.insert(spec->job);
     } else if (const auto* state = std::get_if<JobStateRow>(&*row.value)) {
       CheckState(RowBefore<JobStateRow>(before, row.key), *state, now);
     } else if (const auto* generation = std::get_if<GenerationRow>(&*row.value)) {
@@ -272,7 +298,10 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
       CheckGeneration(known, *generation);
       const bool was_open =
           known != nullptr && (known->phase != GenerationPhase::kOver || known->verdict_open);
-      if (was_open && generation->ended && !generation->verdict_open) CheckReason(*generation, now);
+      if (was_open && generation->ended && !generation->verdict_open) {
+        CheckReason(*generation, now);
+        OnClosed(*generation);
+      }
       if (known == nullptr && !generation->elective)  // 36. Decided a little before it is durable.
         Expect(now >= not_before_[generation->job],
                Text("36: ", generation->job, " restarts ",
@@ -291,14 +320,17 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
              Text("30: event ", event->event.number, " of ", event->job, " after ", last));
       last = event->event.number;
       ++coverage.job_events[event->event.body.index()];
-      if (const auto* running = std::get_if<GenerationRunning>(&event->event.body))
+      if (const auto* running = std::get_if<GenerationRunning>(&event->event.body)) {
         CheckKept(event->job, *running);
+        CheckAnew(event->job, *running);
+      }
       const auto* ended = std::get_if<JobEnded>(&event->event.body);
       if (ended && ended->state != "preempted")
         Expect(++ends_[event->job] == 1, Text("27: ", event->job, " ended twice"));
     }
   }
   CheckEnded(batch);
+  CheckCounts(before, batch);
 }
 
 // 27. Along the graph, verdicts final. 35. Counted restarts within the budget, and its window,
@@ -321,6 +353,10 @@ void Checker::CheckState(const JobStateRow* before, const JobStateRow& after, In
               static_cast<int>(after.phase)));
   Expect(after.last_number >= before->last_number, Text("3: numbers of ", after.job, " fell"));
   Expect(after.ends.charged >= before->ends.charged, Text("35: charges of ", after.job, " fell"));
+  Expect(after.reached.step >= before->reached.step &&
+             after.reached.samples >= before->reached.samples &&
+             after.reached.tokens >= before->reached.tokens,
+         Text("57: ", after.job, " came less far than before"));
   if (before->verdict) {
     const bool same = after.verdict && after.verdict->state == before->verdict->state &&
                       after.verdict->exit_code == before->verdict->exit_code;
@@ -356,6 +392,7 @@ void Checker::CheckGeneration(const GenerationRow* before, const GenerationRow& 
          Text("4: ", name, " formed beside ", formed_[after.job]));
   formed_[after.job] = after.generation;
   ++formed;
+  ++formed_of_[after.job];
   worlds_[{after.job, after.generation}] = WorldOf(after);
   queued_.erase(after.job);
   CheckFormed(after);
@@ -416,6 +453,8 @@ void Checker::BackOff(const JobStateRow& state, const GenerationRow& ended) {
 // 10. An older agent of a node changes nothing.
 void Checker::CheckNode(const NodeRow* before, const NodeRow& after) {
   if (after.lost && (before == nullptr || !before->lost)) coverage.OnLost(after.lost_how);
+  dead_.erase(after.node);
+  if (after.lost && after.lost_how == kHowRefused) dead_.insert(after.node);
   if (before != nullptr)
     Expect(after.incarnation >= before->incarnation,
            Text("10: incarnation ", after.incarnation, " of ", after.name, " after ",
@@ -438,6 +477,7 @@ void Checker::CheckLost(const NodeRow& after, Instant now) {
   const Instant heard = std::max(heard_[after.node], started_);
   Expect(now - heard >= lease,
          Text("32: ", after.name, " lost after ", Seconds(now - heard), " s"));
+  silent_since_[after.node] = std::max(heard, accepted_[after.node]);
   CheckBrake(after, now - heard, now);
 }
 
@@ -593,6 +633,7 @@ void Checker::OnRead(const ReadReply& reply) {
   for (const JobView& view : reply.jobs) {
     views_[view.id] = view;
     if (view.why) ++coverage.wait_reasons[view.why->index()];
+    CheckWait(view);
     auto found = seen.find(view.id);
     if (found == seen.end()) continue;
     const JobView& before = found->second;

@@ -17,6 +17,19 @@
 //   51  no rank is stopped for a growth before the newcomers are ready;
 //   52  ranks that are said to have kept their process have.
 //
+// And of policies.cc, what a job's rows allow it:
+//   53  who could not execute the program is in no later generation, and two such fail the job;
+//   54  ends in a row without progress are counted, each kind by itself;
+//   55  nothing new is proposed while a rank of before still stops;
+//   56  nothing is proposed that open verdicts would forbid, and nobody waits for others;
+//   57  how far a job came never falls;
+//   58  a launch that lost all its nodes is held, and preempted only if it may go on;
+//   59  no rank is kept through a second failure without progress;
+//   60  of members that fell silent the cause is the first;
+//   62  no generation is held of which a member is proved dead;
+//   63  a job below its minimum gives its nodes back in time;
+//   64  generations after the first are counted.
+//
 // Of that list these are not here:
 //   2       one journal has one writer: its folder is flocked (tests/launcher/coordinator/shell);
 //   11      is 6 as orders give it: a rank of a generation has one node;
@@ -90,6 +103,7 @@ class Checker {
   void Expect(bool condition, const std::string& what);
 
   std::vector<std::string> violations;
+  coordinator::Config config;
   Duration lease{}, first_backoff{}, backoff_limit{}, heartbeat{}, unreachable_hold{};
   std::function<const Node*(const NodeId&)> node_of;  // As it is; null: there is none.
   Coverage coverage;
@@ -133,6 +147,21 @@ class Checker {
     if (report.supervisor_lost) struck_nodes_.insert(node);
   }
   void OnPurged(const std::string& folder);
+  // policies.cc
+  struct Spent {
+    int charges = 0, preemptions = 0;
+  };
+  Spent SpentBy(const JobId& job) const;
+  void CheckBudget(const coordinator::GenerationRow& proposed);
+  void CheckAllStopped(const coordinator::GenerationRow& proposed, Instant now);
+  void CheckAble(const coordinator::GenerationRow& proposed);
+  void OnClosed(const coordinator::GenerationRow& closed);
+  void CheckCounts(const std::map<coordinator::Key, coordinator::Value>& before,
+                   const std::vector<coordinator::Row>& batch);
+  void CheckPreempted(const JobId& job, Instant now);
+  void CheckAnew(const JobId& job, const GenerationRunning& running);
+  void CheckFirstSilent(const coordinator::GenerationRow& closed, const NodeLost& lost);
+  void CheckWait(const JobView& view);
   const Exit* Failed(const GenerationId& id, const NodeId& node, int local_rank) const;
   bool IsDisturbed(const GenerationId& id) const;
   bool IsMember(const GenerationId& id, const NodeId& node) const;
@@ -194,6 +223,20 @@ class Checker {
   std::map<JobId, std::set<NodeId>> excluded_;
   std::map<NodeId, std::map<JobId, std::map<Generation, Phase>>> shown_;  // In its last session.
   std::set<SessionId> broken_;
+  std::map<JobId, std::map<Generation, coordinator::GenerationRow>> judging_;  // As ended_.
+  std::map<NodeId, coordinator::NodeLaunch> launches_;
+  std::map<NodeId, Instant> lost_when_;
+  // Of this coordinator's life: until when members were told to stop, why, and since when those
+  // were silent that are lost for it.
+  std::map<GenerationId, Instant> stop_due_;
+  std::map<GenerationId, StopReason> stop_reasons_;
+  std::map<NodeId, Instant> silent_since_;
+  // Durable.
+  std::map<JobId, int> formed_of_;  // Generations.
+  std::set<JobId> standalone_;
+  std::set<NodeId> dead_;  // Proved so.
+  // Nodes that could not execute the program, and what stood in the way.
+  std::map<JobId, std::map<NodeId, std::pair<int, ExecObstacle>>> unable_;
 };
 
 }  // namespace regroup::sim

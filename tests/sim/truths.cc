@@ -156,6 +156,7 @@ void Checker::CheckReason(const GenerationRow& closed, Instant now) {
   } else if (const auto* lost = std::get_if<NodeLost>(&reason)) {
     // A shim that a coordinator of before has stopped is released, and answers no more.
     const bool stopped = lost->how == kHowRefused && noticed_.contains(id);
+    CheckFirstSilent(closed, *lost);
     Expect(disturbed_.contains(id) || struck_.contains(id) || stopped,
            name + Text("the loss of ", lost->node, ": ", lost->how));
   } else if (!std::holds_alternative<Cancelled>(reason)) {

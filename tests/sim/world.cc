@@ -36,6 +36,7 @@ World::World(Config config, std::uint64_t seed)
         return config;
       }()),
       start_(clock_.now()) {
+  checker.config = config_;
   checker.lease = config_.leases.lease;
   checker.first_backoff = config_.retries.backoff_first;
   checker.backoff_limit =

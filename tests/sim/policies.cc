@@ -1,0 +1,217 @@
+// What a job's rows allow it: budgets, waits, and who may be in what comes next.
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+#include <variant>
+
+#include "launcher/coordinator/core/failure_policy.h"
+#include "launcher/coordinator/core/node.h"
+#include "tests/sim/checker.h"
+
+namespace regroup::sim {
+using namespace coordinator;  // NOLINT: rows are all this file is about.
+
+namespace {
+
+constexpr Duration kMargin = std::chrono::seconds(1);          // Of waits that are looked at later.
+constexpr Duration kInFlight = std::chrono::milliseconds(50);  // Network and commit.
+
+template <class T>
+const T* RowIn(const std::map<Key, Value>& rows, const Key& key) {
+  auto found = rows.find(key);
+  return found == rows.end() ? nullptr : std::get_if<T>(&found->second);
+}
+
+// A generation that the job's own end has stopped, not by a verdict about it.
+bool EndedWithJob(const EndReason& reason) {
+  return std::holds_alternative<Cancelled>(reason) ||
+         std::holds_alternative<regroup::Finished>(reason);
+}
+
+}  // namespace
+
+// What the verdicts of a job cost it, open ones as things stand.
+Checker::Spent Checker::SpentBy(const JobId& job) const {
+  Spent spent;
+  const auto known = judging_.find(job);
+  if (known == judging_.end()) return spent;
+  for (const auto& [generation, row] : known->second) {
+    spent.charges += row.verdict_open ? ChargesBudget(*row.ended) : row.charged;
+    spent.preemptions += std::holds_alternative<Preempted>(*row.ended);
+  }
+  return spent;
+}
+
+// 56. Nothing is proposed that open verdicts will forbid if nothing worse is told.
+void Checker::CheckBudget(const GenerationRow& proposed) {
+  const auto spec = specs_.find(proposed.job);
+  if (proposed.elective || spec == specs_.end()) return;
+  const Spent spent = SpentBy(proposed.job);
+  const std::string name = Text(proposed.job, " generation ", proposed.generation);
+  Expect(spec->second.restart_window || spent.charges <= spec->second.max_restarts,
+         Text("56: ", name, " is proposed after ", spent.charges, " charges"));
+  Expect(spent.preemptions <= spec->second.max_preemptions.value_or(spent.preemptions),
+         Text("56: ", name, " is proposed after ", spent.preemptions, " preemptions"));
+}
+
+// 55. A rank that still ran beside the next generation could write over its checkpoints. What has
+// retired may have to stop after all, once that generation has come to nothing.
+void Checker::CheckAllStopped(const GenerationRow& proposed, Instant now) {
+  auto last = decided_formed_.lower_bound({proposed.job, proposed.generation});
+  if (proposed.elective || last == decided_formed_.begin()) return;
+  const GenerationId previous = *--last;
+  const auto due = stop_due_.find(previous);
+  const bool first = std::next(placed_.find(previous))->first.second == proposed.generation;
+  if (!first || due == stop_due_.end() || now >= due->second + config.ending.stop_margin) return;
+  for (const NodeId& node : placed_[previous]) {
+    if (!open_sessions_.contains(node) || lost_[node]) continue;
+    const auto& groups = shown_[node][proposed.job];
+    const auto shown = groups.find(previous.second);
+    Expect(shown == groups.end() || shown->second == Phase::kFree ||
+               shown->second == Phase::kRetired || shown->second == Phase::kUnkillable,
+           Text("55: generation ", proposed.generation, " of ", proposed.job, " is proposed while ",
+                node, " still stops ", previous.second));
+  }
+}
+
+// 53. Who could not execute the program is in no later generation; what stood in the way of two is
+// the program's.
+void Checker::CheckAble(const GenerationRow& proposed) {
+  const auto unable = unable_.find(proposed.job);
+  if (unable == unable_.end()) return;
+  for (const GenerationMember& member : proposed.members)
+    Expect(!unable->second.contains(member.node),
+           Text("53: ", member.node, " could not execute the program of ", proposed.job));
+}
+
+void Checker::OnClosed(const GenerationRow& closed) {
+  const auto* failed = std::get_if<ExecFailed>(&*closed.ended);
+  if (failed == nullptr) return;
+  const RankExit& exit = failed->cause.exit;
+  for (const GenerationMember& member : closed.members)
+    if (member.name == failed->cause.node)
+      unable_[closed.job][member.node] = {exit.code, exit.obstacle};
+}
+
+// 53, and 54: ends in a row without progress are counted, each kind by itself. 64. So are
+// generations after the first.
+void Checker::CheckCounts(const std::map<Key, Value>& before, const std::vector<Row>& batch) {
+  for (const Row& row : batch) {
+    const auto* state = row.value ? std::get_if<JobStateRow>(&*row.value) : nullptr;
+    if (state == nullptr) continue;
+    const JobId& job = state->job;
+    const auto* was = RowIn<JobStateRow>(before, row.key);
+    int own = was ? was->ends.own : 0, free = was ? was->ends.free : 0;
+    for (const auto& [generation, past] : ended_[job]) {
+      const auto* known = RowIn<GenerationRow>(before, GenerationKey(job, generation));
+      const bool closed = known != nullptr && !past.verdict_open && !past.voided &&
+                          (known->phase != GenerationPhase::kOver || known->verdict_open);
+      if (!closed || EndedWithJob(*past.ended)) continue;
+      if (past.progressed) own = free = 0;
+      if (ChargesBudget(*past.ended)) {
+        ++own;
+      } else if (!std::holds_alternative<Preempted>(*past.ended) &&
+                 !std::holds_alternative<Resized>(*past.ended)) {
+        ++free;
+      }
+    }
+    Expect(state->ends.own == own && state->ends.free == free,
+           Text("54: ", job, " counts ", state->ends.own, " and ", state->ends.free,
+                " ends in a row, which are ", own, " and ", free));
+    const int again = std::max(0, formed_of_[job] - 1);
+    Expect(state->regroups == again,
+           Text("64: ", job, " counts ", state->regroups, " regroups of ", again));
+    std::map<std::pair<int, ExecObstacle>, int> same;
+    for (const auto& unable : unable_[job])
+      Expect(++same[unable.second] < 2 || verdicts_.contains(job),
+             Text("53: ", job, " goes on though two nodes could not execute its program"));
+  }
+}
+
+// 58. A launch whose nodes are all gone may be typed again in time; one that notices have ended too
+// often has failed.
+void Checker::CheckPreempted(const JobId& job, Instant now) {
+  const auto spec = specs_.find(job);
+  if (spec == specs_.end()) return;
+  const int preemptions = SpentBy(job).preemptions;
+  Expect(preemptions <= spec->second.max_preemptions.value_or(preemptions),
+         Text("58: ", job, " is preempted after ", preemptions, " preemptions"));
+  std::optional<Instant> lost;
+  for (const auto& [node, launch] : launches_) {
+    if (launch.job != job || launch.left || leaving_.contains(node)) continue;
+    const auto when = lost_when_.find(node);
+    Expect(when != lost_when_.end(), Text("58: ", job, " is preempted, and ", node, " is there"));
+    if (when != lost_when_.end()) lost = std::max(lost.value_or(Instant{}), when->second);
+  }
+  Expect(!lost || standalone_.contains(job) || now >= *lost + config.holds.orphan,
+         Text("58: ", job, " is preempted as soon as it has lost all its nodes"));
+}
+
+// 59. Ranks that failed without progress a second time in a row may have been kept once too often.
+void Checker::CheckAnew(const JobId& job, const GenerationRunning& running) {
+  const auto ends = ended_.find(job);
+  if (running.kept == 0 || ends == ended_.end()) return;
+  auto end = std::make_reverse_iterator(ends->second.lower_bound(running.generation));
+  while (end != ends->second.rend() && end->second.voided) ++end;
+  if (end == ends->second.rend()) return;
+  const auto told = stop_reasons_.find({job, end->first});
+  if (told == stop_reasons_.end() || told->second != StopReason::kFailure) return;
+  bool progressed = end->second.progressed;
+  for (++end; end != ends->second.rend() && !progressed; ++end) {
+    if (end->second.voided) continue;
+    progressed = end->second.progressed;
+    if (KindOf(*end->second.ended) != EndKind::kNeutral) break;
+  }
+  Expect(progressed, Text("59: ", running.kept, " ranks of ", job, " generation ",
+                          running.generation, " were kept through a second failure"));
+}
+
+// 60. Of members that fell silent the cause is who did so first.
+void Checker::CheckFirstSilent(const GenerationRow& closed, const NodeLost& lost) {
+  const GenerationId id{closed.job, closed.generation};
+  const auto cause = std::find_if(closed.members.begin(), closed.members.end(),
+                                  [&](const auto& member) { return member.name == lost.node; });
+  if (lost.how != "silent" || cause == closed.members.end()) return;
+  // Whoever was lost later may have been free before.
+  const auto since = [&](const NodeId& node) -> std::optional<Instant> {
+    const auto silent = silent_since_.find(node);
+    const auto noticed = noticed_.find(id);
+    if (silent == silent_since_.end() || noticed == noticed_.end()) return std::nullopt;
+    if (lost_when_[node] > noticed->second) return std::nullopt;
+    return silent->second;
+  };
+  const std::optional<Instant> first = since(cause->node);
+  for (const GenerationMember& member : closed.members) {
+    const std::optional<Instant> other = since(member.node);
+    Expect(!first || !other || *first <= *other + kInFlight,
+           Text("60: ", closed.job, " generation ", closed.generation, " ended for ", lost.node,
+                ", and ", member.name, " had fallen silent before it"));
+  }
+}
+
+// What a job is said to wait for. 56. A verdict that could end it. 62. The return of a generation
+// that nobody has proved dead. 63. More nodes, which it does not hold its own for longer than it
+// may.
+void Checker::CheckWait(const JobView& view) {
+  const auto spec = specs_.find(view.id);
+  if (!view.why || spec == specs_.end()) return;
+  const Spent spent = SpentBy(view.id);
+  if (std::holds_alternative<BudgetVerdictOpen>(*view.why))
+    Expect(spent.charges > spec->second.max_restarts ||
+               spent.preemptions > spec->second.max_preemptions.value_or(spent.preemptions),
+           Text("56: ", view.id, " waits for a verdict that it can afford"));
+  if (std::holds_alternative<UnreachableHold>(*view.why)) {
+    const auto members = members_.find({view.id, view.generation});
+    for (const NodeId& node : members == members_.end() ? std::set<NodeId>{} : members->second)
+      Expect(!dead_.contains(node),
+             Text("62: ", view.id, " is held, and ", node, " is known to be dead"));
+  }
+  const auto* below = std::get_if<BelowMinimum>(&*view.why);
+  const bool holds = view.state == "regrouping" && spec->second.origin != JobOrigin::kLaunched;
+  if (below != nullptr && holds && stalled_ == Duration{})
+    Expect(below->since <= config.holds.nodes + kMargin,
+           Text("63: ", view.id, " holds its nodes for ", Seconds(below->since), " s"));
+}
+
+}  // namespace regroup::sim
