@@ -61,6 +61,24 @@ TEST_F(Liveness, without_a_witness_the_lease_decides) {
   ASSERT_TRUE(ReachesGeneration(job, 2, 2s));
 }
 
+// §4: nor does one that a firewall refuses, also for a coordinator that never asked it before.
+TEST_F(Liveness, a_witness_that_never_accepted_proves_nothing) {
+  Start();
+  sim::NodeOptions walled;
+  walled.walled = true;
+  world().Add("a", walled);
+  const JobId job = Running(SpecOf("job", 1, 1));
+  world().CrashCoordinator();
+  world().node("a").KillAgent();
+  world().StartCoordinator();
+  world().RunFor(6s);
+  EXPECT_FALSE(world().NodeRowOf("a").lost);
+  world().node("a").StartAgent();
+  world().RunFor(2s);
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+  EXPECT_EQ(world().LiveRanks(job), 1);
+}
+
 // §4: a refused witness speaks for its own group. A group of another job that has none may live,
 // and then its lease decides.
 TEST_F(Liveness, a_refused_witness_proves_nothing_of_a_group_without_one) {

@@ -117,6 +117,9 @@ class Chaos {
     return behaviour;
   }
 
+  // Lives of what was drawn later, so that the others stay what they were.
+  bool IsSeventh() const { return seed_ % 10 == 7; }
+
   // Ranks of half of all lives.
   bool StaysInPlace() const { return seed_ % 2 == 0; }
 
@@ -145,6 +148,7 @@ class Chaos {
     options.slots = 2;
     options.version = options_.config.version;
     options.sigterm_is_notice = IsLong() && names_ % 3 == 0;
+    options.walled = IsSeventh() && names_ % 3 == 1;
     if (launched_ && rng_.Below(3) != 0) {
       if (!launch_spec_) launch_spec_ = RandomSpec("launch");
       options.launched = true;
@@ -274,6 +278,7 @@ class Chaos {
       } else {
         Operate();
       }
+      if (IsSeventh()) FinishWhatStops();
       world_.RunFor(Pick<Duration>({1ms, 3ms, 10ms, 50ms, 300ms, 300ms, 1500ms, 4s}));
       world_.Poll();
     }
@@ -411,6 +416,17 @@ class Chaos {
     }
     if (what == 10) return node.TellWords(job, "ValueError: boom");
     node.ExitRank(job, 0, 0);
+  }
+
+  // Ranks that were told to stop may be done before they hear of it.
+  void FinishWhatStops() {
+    std::set<JobId> stopping;
+    for (auto& entry : world_.nodes())
+      for (const auto& [job, groups] : entry.second->groups())
+        for (const auto& group : groups)
+          if (group.second.stop_deadline && group.second.lives()) stopping.insert(job);
+    for (const JobId& job : stopping)
+      if (rng_.Below(3) == 0) FinishJob(job);
   }
 
   void FinishJob(const JobId& job) {

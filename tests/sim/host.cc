@@ -59,6 +59,7 @@ coordinator::ProbeResult Node::Witness(const JobId& job, Generation generation,
                                        const Address& address) const {
   using coordinator::ProbeResult;
   if (silent() || !powered_) return ProbeResult::kSilent;
+  if (options_.walled) return ProbeResult::kRefused;
   auto groups = groups_.find(job);
   if (groups == groups_.end()) return ProbeResult::kRefused;
   auto found = groups->second.find(generation);

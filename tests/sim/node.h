@@ -66,6 +66,7 @@ struct NodeOptions {
   int slots = 1;
   bool launched = false;
   bool explicit_name = false;
+  bool walled = false;  // Its network refuses whoever would ask a witness.
   std::string address;  // Empty: one of its own.
   std::string dialled = "10.0.0.1";
   std::optional<LaunchRequest> launch;

@@ -15,7 +15,7 @@ using namespace coordinator;  // NOLINT: rows are all this file is about.
 namespace {
 
 // Two agents' clocks are compared through the network and the commit before.
-constexpr Duration kSameTime = std::chrono::milliseconds(500);
+constexpr Duration kSameTime = std::chrono::milliseconds(60);
 constexpr Duration kOnItsWay = std::chrono::seconds(1);
 
 NodeId MemberNamed(const GenerationRow& row, const std::string& name) {

@@ -258,6 +258,25 @@ TEST_F(Nodes, notice_does_not_wait_for_ever) {
   EXPECT_FALSE(std::get<Preempted>(*GenerationOf(job, 1).ended).saved);
 }
 
+// It is said again, and what is left counts from then: the node still goes when it said first.
+TEST_F(Nodes, a_notice_that_is_said_again_gives_no_more_time) {
+  Start();
+  sim::Behaviour slow;
+  slow.speaks = true;
+  slow.save = 60s;
+  slow.ignores_term = true;
+  AddDaemons({"a", "b"}, slow);
+  const JobId job = Running(SpecOf("job", 1, 2));
+  world().RunFor(1s);
+  world().node("b").Notice(10s);
+  world().RunFor(1s);
+  world().node("b").Notice(40s);
+  world().RunFor(9s - 100ms);
+  EXPECT_EQ(world().node("b").LiveRanks(), 1);
+  world().RunFor(200ms);
+  EXPECT_EQ(world().node("b").LiveRanks(), 0);
+}
+
 // §6: lost nodes are kept for a while, then forgotten.
 TEST_F(Nodes, lost_nodes_are_dropped_after_a_week) {
   coordinator::Config config;
