@@ -99,6 +99,13 @@ void Checker::OnCoordinatorSeen() {
 // 31. Recovery is the fold of the durable rows.
 void Checker::OnRecovery(const std::vector<Row>& durable, const std::vector<Row>& recovered) {
   Expect(SameRows(durable, recovered), "31: recovered state is not the fold of the durable rows");
+  launches_.clear();
+  for (const Row& row : durable) {
+    const auto* node = std::get_if<NodeRow>(&*row.value);
+    if (node == nullptr) continue;
+    if (node->launch) launches_[node->node] = *node->launch;
+    if (node->lost) lost_when_.try_emplace(node->node);
+  }
 }
 
 void Checker::OnEvent(const Event& event, Instant now) {
@@ -158,7 +165,7 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
       if (node->launch) launches_[node->node] = *node->launch;
       if (!node->lost) lost_when_.erase(node->node);
       if (!lost->second && node->lost) {
-        lost_when_[node->node] = now;
+        lost_when_[node->node] = lost_last_[node->node] = now;
         CheckProof(*node);
         CheckLost(*node, now);
         OnLost(node->node, now);
@@ -227,7 +234,7 @@ void Checker::CheckStop(const SendOrder& send, Instant now) {
   if (stop.reason == StopReason::kSuperseded) return;
   if (!IsMember({send.order.job, stop.up_to}, node)) return;
   const Instant deadline = now + stop.grace;
-  stop_due_.try_emplace({send.order.job, stop.up_to}, deadline);
+  if (stop.grace > Duration{}) stop_due_.try_emplace({send.order.job, stop.up_to}, deadline);
   stop_reasons_.try_emplace({send.order.job, stop.up_to}, stop.reason);
   auto [told, first] = deadlines_.try_emplace({node, send.order.job, stop.up_to}, deadline);
   Expect(deadline <= std::max(told->second, now),  // One that has passed is told as none left.

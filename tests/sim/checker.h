@@ -151,7 +151,8 @@ class Checker {
   struct Spent {
     int charges = 0, preemptions = 0;
   };
-  Spent SpentBy(const JobId& job) const;
+  using Judged = std::map<JobId, std::map<Generation, coordinator::GenerationRow>>;
+  static Spent SpentBy(const Judged& judged, const JobId& job);
   void CheckBudget(const coordinator::GenerationRow& proposed);
   void CheckAllStopped(const coordinator::GenerationRow& proposed, Instant now);
   void CheckAble(const coordinator::GenerationRow& proposed);
@@ -186,7 +187,7 @@ class Checker {
   std::set<JobId> verdicts_;
   std::map<JobId, Instant> not_before_;
   // As the newest rows have them: while a verdict is open, the worst cause so far.
-  std::map<JobId, std::map<Generation, coordinator::GenerationRow>> ended_;
+  Judged ended_;
   std::map<JobId, std::vector<Instant>> charged_at_;
   std::map<std::string, JobId> submitted_;
   std::map<JobId, Instant> cancelled_;
@@ -223,9 +224,9 @@ class Checker {
   std::map<JobId, std::set<NodeId>> excluded_;
   std::map<NodeId, std::map<JobId, std::map<Generation, Phase>>> shown_;  // In its last session.
   std::set<SessionId> broken_;
-  std::map<JobId, std::map<Generation, coordinator::GenerationRow>> judging_;  // As ended_.
+  Judged judging_;  // As ended_, of what is decided.
   std::map<NodeId, coordinator::NodeLaunch> launches_;
-  std::map<NodeId, Instant> lost_when_;
+  std::map<NodeId, Instant> lost_when_, lost_last_;  // The former only while it is.
   // Of this coordinator's life: until when members were told to stop, why, and since when those
   // were silent that are lost for it.
   std::map<GenerationId, Instant> stop_due_;

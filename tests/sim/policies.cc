@@ -32,10 +32,10 @@ bool EndedWithJob(const EndReason& reason) {
 }  // namespace
 
 // What the verdicts of a job cost it, open ones as things stand.
-Checker::Spent Checker::SpentBy(const JobId& job) const {
+Checker::Spent Checker::SpentBy(const Judged& judged, const JobId& job) {
   Spent spent;
-  const auto known = judging_.find(job);
-  if (known == judging_.end()) return spent;
+  const auto known = judged.find(job);
+  if (known == judged.end()) return spent;
   for (const auto& [generation, row] : known->second) {
     spent.charges += row.verdict_open ? ChargesBudget(*row.ended) : row.charged;
     spent.preemptions += std::holds_alternative<Preempted>(*row.ended);
@@ -47,7 +47,7 @@ Checker::Spent Checker::SpentBy(const JobId& job) const {
 void Checker::CheckBudget(const GenerationRow& proposed) {
   const auto spec = specs_.find(proposed.job);
   if (proposed.elective || spec == specs_.end()) return;
-  const Spent spent = SpentBy(proposed.job);
+  const Spent spent = SpentBy(judging_, proposed.job);
   const std::string name = Text(proposed.job, " generation ", proposed.generation);
   Expect(spec->second.restart_window || spent.charges <= spec->second.max_restarts,
          Text("56: ", name, " is proposed after ", spent.charges, " charges"));
@@ -65,7 +65,11 @@ void Checker::CheckAllStopped(const GenerationRow& proposed, Instant now) {
   const bool first = std::next(placed_.find(previous))->first.second == proposed.generation;
   if (!first || due == stop_due_.end() || now >= due->second + config.ending.stop_margin) return;
   for (const NodeId& node : placed_[previous]) {
-    if (!open_sessions_.contains(node) || lost_[node]) continue;
+    // One that was lost as the generation ended is not waited for.
+    const auto began = began_[previous].find(node);
+    const bool lost = lost_last_.contains(node) && (began == began_[previous].end() ||
+                                                    lost_last_[node] >= began->second);
+    if (!open_sessions_.contains(node) || lost) continue;
     const auto& groups = shown_[node][proposed.job];
     const auto shown = groups.find(previous.second);
     Expect(shown == groups.end() || shown->second == Phase::kFree ||
@@ -75,13 +79,15 @@ void Checker::CheckAllStopped(const GenerationRow& proposed, Instant now) {
   }
 }
 
-// 53. Who could not execute the program is in no later generation; what stood in the way of two is
-// the program's.
+// 53. Who could not execute the program is in no later generation, unless it is in the one that
+// runs and can by now; what stood in the way of two is the program's.
 void Checker::CheckAble(const GenerationRow& proposed) {
   const auto unable = unable_.find(proposed.job);
   if (unable == unable_.end()) return;
+  const GenerationId running{proposed.job, formed_[proposed.job]};
   for (const GenerationMember& member : proposed.members)
-    Expect(!unable->second.contains(member.node),
+    Expect(!unable->second.contains(member.node) ||
+               (proposed.elective && IsMember(running, member.node)),
            Text("53: ", member.node, " could not execute the program of ", proposed.job));
 }
 
@@ -134,7 +140,7 @@ void Checker::CheckCounts(const std::map<Key, Value>& before, const std::vector<
 void Checker::CheckPreempted(const JobId& job, Instant now) {
   const auto spec = specs_.find(job);
   if (spec == specs_.end()) return;
-  const int preemptions = SpentBy(job).preemptions;
+  const int preemptions = SpentBy(judging_, job).preemptions;
   Expect(preemptions <= spec->second.max_preemptions.value_or(preemptions),
          Text("58: ", job, " is preempted after ", preemptions, " preemptions"));
   std::optional<Instant> lost;
@@ -157,7 +163,11 @@ void Checker::CheckAnew(const JobId& job, const GenerationRunning& running) {
   if (end == ends->second.rend()) return;
   const auto told = stop_reasons_.find({job, end->first});
   if (told == stop_reasons_.end() || told->second != StopReason::kFailure) return;
+  // Of those that ran for so long a first step may have been told after they were told to stop.
+  const GenerationId id{job, end->first};
   bool progressed = end->second.progressed;
+  for (const auto& began : began_[id])
+    progressed |= noticed_[id] - began.second >= config.retries.silent_progress;
   for (++end; end != ends->second.rend() && !progressed; ++end) {
     if (end->second.voided) continue;
     progressed = end->second.progressed;
@@ -196,15 +206,19 @@ void Checker::CheckFirstSilent(const GenerationRow& closed, const NodeLost& lost
 void Checker::CheckWait(const JobView& view) {
   const auto spec = specs_.find(view.id);
   if (!view.why || spec == specs_.end()) return;
-  const Spent spent = SpentBy(view.id);
+  const Spent spent = SpentBy(ended_, view.id);
   if (std::holds_alternative<BudgetVerdictOpen>(*view.why))
     Expect(spent.charges > spec->second.max_restarts ||
                spent.preemptions > spec->second.max_preemptions.value_or(spent.preemptions),
            Text("56: ", view.id, " waits for a verdict that it can afford"));
   if (std::holds_alternative<UnreachableHold>(*view.why)) {
-    const auto members = members_.find({view.id, view.generation});
+    const GenerationId id{view.id, view.generation};
+    std::set<NodeId> done;
+    for (const Exit& exit : exits_[id])
+      if (exit.ended.kind == ExitKind::kExited && exit.ended.code == 0) done.insert(exit.node);
+    const auto members = members_.find(id);
     for (const NodeId& node : members == members_.end() ? std::set<NodeId>{} : members->second)
-      Expect(!dead_.contains(node),
+      Expect(!dead_.contains(node) || done.contains(node),
              Text("62: ", view.id, " is held, and ", node, " is known to be dead"));
   }
   const auto* below = std::get_if<BelowMinimum>(&*view.why);
