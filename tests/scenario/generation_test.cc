@@ -90,6 +90,20 @@ TEST_F(Generations, number_burned_by_a_dead_proposal) {
 }
 
 // Its agent first, its shim and its ranks a moment later, as when a cgroup is killed.
+// Of whom the coordinator before has asked what is not known: its proposal is nobody's.
+TEST_F(Generations, what_a_coordinator_proposed_dies_with_it) {
+  Start();
+  sim::Behaviour slow;
+  slow.prepare = 500ms;
+  AddDaemons({"a", "b"}, slow);
+  world().RunFor(1s);
+  world().Submit(SpecOf("job", 2, 2), "submit");
+  world().RunFor(100ms);
+  world().CrashCoordinator();
+  world().StartCoordinator();
+  ASSERT_TRUE(ReachesGeneration(JobId("job-1"), 2, 10s));
+}
+
 TEST_F(Generations, a_node_that_dies_in_pieces_is_lost_within_milliseconds) {
   Start();
   AddDaemons({"a", "b", "c"});

@@ -79,6 +79,24 @@ TEST_F(Liveness, a_witness_that_never_accepted_proves_nothing) {
   EXPECT_EQ(world().LiveRanks(job), 1);
 }
 
+// §4: nor does what was asked of a generation that has ended since.
+TEST_F(Liveness, an_old_refusal_proves_nothing) {
+  Start();
+  AddDaemons({"a", "b"});
+  JobSpec spec = SpecOf("job", 2, 2, 5);
+  const JobId job = Running(spec);
+  world().node("a").ExitRank(job, 0, 1);
+  ASSERT_TRUE(ReachesGeneration(job, 2));
+  world().RunFor(1s);
+  world().node("b").KillAgent();
+  world().RunFor(100ms);
+  world().Ask(coordinator::Probed{world().node("b").id(), job, Generation(1),
+                                  coordinator::ProbeResult::kRefused});
+  world().RunFor(1s);
+  EXPECT_FALSE(world().NodeRowOf("b").lost);
+  EXPECT_EQ(world().View(job).generation, Generation(2));
+}
+
 // §4: a refused witness speaks for its own group. A group of another job that has none may live,
 // and then its lease decides.
 TEST_F(Liveness, a_refused_witness_proves_nothing_of_a_group_without_one) {

@@ -77,6 +77,8 @@ void Checker::OnCoordinatorStart(Instant now, Epoch epoch) {
   stop_due_.clear();
   stop_reasons_.clear();
   silent_since_.clear();
+  own_proposals_.clear();
+  preparing_.clear();
   judging_ = ended_;
   // What was decided and not durable has not been.
   decided_formed_.clear();
@@ -114,6 +116,7 @@ void Checker::OnEvent(const Event& event, Instant now) {
   ++events_;
   const auto acks = [&](const NodeId& node, const GroupReport& report) {
     Show(node, report);
+    preparing_[node].erase(report.job);
     if (report.phase != Phase::kPreparing && report.refused.empty())
       acked_[{report.job, report.generation}].insert(node);
     const bool runs = report.phase == Phase::kRunning;
@@ -124,6 +127,7 @@ void Checker::OnEvent(const Event& event, Instant now) {
     sessions_[opened->session] = hello.node;
     opened_[hello.node] = events_;
     silent_since_.erase(hello.node);
+    preparing_.erase(hello.node);
     auto [agent, first] = agents_.try_emplace(hello.node, hello.incarnation);
     if (std::exchange(agent->second, hello.incarnation) != hello.incarnation)
       agents_restarted_.insert(hello.node);
@@ -133,6 +137,9 @@ void Checker::OnEvent(const Event& event, Instant now) {
   } else if (const auto* reported = std::get_if<Reported>(&event)) {
     if (broken_.contains(reported->session)) return;  // Too late; the core must not see it either.
     acks(sessions_[reported->session], reported->report);
+  } else if (const auto* beat = std::get_if<HeartbeatReceived>(&event)) {
+    std::erase_if(preparing_[sessions_[beat->session]],
+                  [&](const auto& asked) { return asked.second.first <= beat->obeyed; });
   } else if (const auto* noticed = std::get_if<Noticed>(&event)) {
     leaving_.insert(sessions_[noticed->session]);
   } else if (const auto* leave = std::get_if<LeaveAsked>(&event)) {
@@ -162,6 +169,7 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
     } else if (const auto* node = std::get_if<NodeRow>(&*row.value)) {
       const auto* before = RowBefore<NodeRow>(durable, row.key);
       auto [lost, fresh] = lost_.try_emplace(node->node, before != nullptr && before->lost);
+      launches_.erase(node->node);
       if (node->launch) launches_[node->node] = *node->launch;
       if (!node->lost) lost_when_.erase(node->node);
       if (!lost->second && node->lost) {
@@ -190,8 +198,12 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
   }
   for (const Row& row : effects.rows) {
     const auto* generation = row.value ? std::get_if<GenerationRow>(&*row.value) : nullptr;
-    if (generation && generation->phase == GenerationPhase::kFormed)
-      decided_formed_.emplace(generation->job, generation->generation);
+    if (generation && generation->phase == GenerationPhase::kFormed) {
+      const bool news = decided_formed_.emplace(generation->job, generation->generation).second;
+      Expect(!news || own_proposals_.contains({generation->job, generation->generation}),
+             Text("67: ", generation->job, " generation ", generation->generation,
+                  " was proposed by a coordinator before"));
+    }
     if (generation && generation->phase == GenerationPhase::kOver &&
         decided_over_.emplace(generation->job, generation->generation).second)
       CheckHold(*generation, now);
@@ -199,13 +211,17 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
     if (generation->phase != GenerationPhase::kProposed) continue;
     CheckProposed(*generation);
     CheckSurvivors(*generation);
+    own_proposals_.emplace(generation->job, generation->generation);
+    CheckRoom(*generation);
     CheckBudget(*generation);
     CheckAllStopped(*generation, now);
     CheckAble(*generation);
   }
   for (const Action& action : effects.actions) {
     const auto* send = std::get_if<SendOrder>(&action);
-    if (send == nullptr || !send->order.stop) continue;
+    if (send == nullptr) continue;
+    CheckSent(*send);
+    if (!send->order.stop) continue;
     CheckEarly(*send);
     CheckStop(*send, now);
   }

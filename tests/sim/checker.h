@@ -26,9 +26,13 @@
 //   58  a launch that lost all its nodes is held, and preempted only if it may go on;
 //   59  no rank is kept through a second failure without progress;
 //   60  of members that fell silent the cause is the first;
+//   61  what a node was asked to prepare, or has not freed, leaves room for what it is asked next;
 //   62  no generation is held of which a member is proved dead;
 //   63  a job below its minimum gives its nodes back in time;
-//   64  generations after the first are counted.
+//   64  generations after the first are counted;
+//   65  nobody is told to run what it has not shown to be prepared;
+//   66  nothing of a job that is purged may still run;
+//   67  what forms was proposed by the coordinator that forms it.
 //
 // Of that list these are not here:
 //   2       one journal has one writer: its folder is flocked (tests/launcher/coordinator/shell);
@@ -163,6 +167,9 @@ class Checker {
   void CheckAnew(const JobId& job, const GenerationRunning& running);
   void CheckFirstSilent(const coordinator::GenerationRow& closed, const NodeLost& lost);
   void CheckWait(const JobView& view);
+  void CheckRoom(const coordinator::GenerationRow& proposed);
+  void CheckSent(const coordinator::SendOrder& send);
+  void CheckPurged(const std::string& folder);
   const Exit* Failed(const GenerationId& id, const NodeId& node, int local_rank) const;
   bool IsDisturbed(const GenerationId& id) const;
   bool IsMember(const GenerationId& id, const NodeId& node) const;
@@ -232,6 +239,9 @@ class Checker {
   std::map<GenerationId, Instant> stop_due_;
   std::map<GenerationId, StopReason> stop_reasons_;
   std::map<NodeId, Instant> silent_since_;
+  std::set<GenerationId> own_proposals_;
+  // Prepares that a session has not answered, and the order that asked for them.
+  std::map<NodeId, std::map<JobId, std::pair<OrderNo, int>>> preparing_;
   // Durable.
   std::map<JobId, int> formed_of_;  // Generations.
   std::set<JobId> standalone_;

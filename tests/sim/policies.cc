@@ -67,8 +67,8 @@ void Checker::CheckAllStopped(const GenerationRow& proposed, Instant now) {
   for (const NodeId& node : placed_[previous]) {
     // One that was lost as the generation ended is not waited for.
     const auto began = began_[previous].find(node);
-    const bool lost = lost_last_.contains(node) && (began == began_[previous].end() ||
-                                                    lost_last_[node] >= began->second);
+    const bool lost = lost_last_.contains(node) &&
+                      (began == began_[previous].end() || lost_last_[node] >= began->second);
     if (!open_sessions_.contains(node) || lost) continue;
     const auto& groups = shown_[node][proposed.job];
     const auto shown = groups.find(previous.second);
@@ -198,6 +198,49 @@ void Checker::CheckFirstSilent(const GenerationRow& closed, const NodeLost& lost
            Text("60: ", closed.job, " generation ", closed.generation, " ended for ", lost.node,
                 ", and ", member.name, " had fallen silent before it"));
   }
+}
+
+// 61. The slots of a node: what other jobs have there, were asked for and not answered, and this
+// one.
+void Checker::CheckRoom(const GenerationRow& proposed) {
+  for (const GenerationMember& member : proposed.members) {
+    const Node* node = node_of(member.node);
+    if (node == nullptr || node->options().launched) continue;
+    std::map<JobId, int> taken;
+    for (const auto& [job, groups] : shown_[member.node])
+      for (const auto& group : groups)
+        if (group.second != Phase::kFree && specs_.contains(job))
+          taken[job] = specs_[job].workers_per_node;
+    for (const auto& [job, asked] : preparing_[member.node]) taken[job] = asked.second;
+    taken[proposed.job] = member.workers;
+    int slots = 0;
+    for (const auto& entry : taken) slots += entry.second;
+    Expect(slots <= node->options().slots,
+           Text("61: ", proposed.job, " generation ", proposed.generation, " wants ",
+                member.workers, " slots of ", member.node, ", where ", slots, " are wanted"));
+  }
+}
+
+void Checker::CheckSent(const SendOrder& send) {
+  const Order& order = send.order;
+  const NodeId& node = sessions_[send.session];
+  if (order.prepare && !shown_[node][order.job].contains(order.prepare->generation))
+    preparing_[node][order.job] = {order.number, order.prepare->spec.workers};
+  if (!order.run) return;
+  const auto shown = shown_[node][order.job].find(order.run->generation);
+  Expect(shown != shown_[node][order.job].end() && shown->second != Phase::kPreparing,
+         Text("65: ", node, " is told to run ", order.job, " generation ", order.run->generation,
+              ", which it has not prepared"));
+}
+
+// 66. Its name may be used again.
+void Checker::CheckPurged(const std::string& folder) {
+  for (const auto& [id, jobs] : shown_)
+    for (const auto& [job, groups] : jobs)
+      for (const auto& group : groups)
+        Expect(JobFolder(job) != folder || !open_sessions_.contains(id) ||
+                   group.second == Phase::kFree,
+               Text("66: ", job, " is purged, and ", id, " has its generation ", group.first));
 }
 
 // What a job is said to wait for. 56. A verdict that could end it. 62. The return of a generation

@@ -44,6 +44,7 @@ void Checker::OnStruck(const NodeId& node) {
 
 // Of a purged job nobody is told any more, and its key may be used again.
 void Checker::OnPurged(const std::string& folder) {
+  CheckPurged(folder);
   std::erase_if(submitted_, [&](const auto& entry) { return JobFolder(entry.second) == folder; });
   std::erase_if(views_, [&](const auto& entry) { return JobFolder(entry.first) == folder; });
 }

@@ -111,8 +111,8 @@ struct Lease {
 struct NodeOrders {
   std::map<JobId, SentOrder> sent;
   OrderNo last, obeyed;
-  // A Prepare was sent in this order and nothing was reported yet.
-  std::map<JobId, OrderNo> unanswered;
+  // A Prepare of this generation was sent, and nothing as new was reported yet.
+  std::map<JobId, Generation> unanswered;
 };
 
 struct Node {

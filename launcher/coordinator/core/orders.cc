@@ -193,7 +193,7 @@ void SendOrderTo(Step& step, Job& job, Node& node) {
     key.number = order.number = node.orders.last;
     // Until its agent answers, the slots count as taken (SlotsFree).
     if (order.prepare && Shown(node, job.id(), order.prepare->generation) == nullptr)
-      node.orders.unanswered[job.id()] = key.number;
+      node.orders.unanswered[job.id()] = order.prepare->generation;
     step.state.SlotsChanged(node);
     step.Do(SendOrder{node.attached()->session, std::move(order)});
   }

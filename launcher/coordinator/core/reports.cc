@@ -77,10 +77,11 @@ void On(Step& step, const Reported& event) {
               {"generation", absl::StrCat(report.generation.value())}});
     return;
   }
-  // A report of a group as new as the one that was ordered answers the Prepare.
-  auto sent = node->orders.sent.find(report.job);
-  if (sent == node->orders.sent.end() || report.generation >= sent->second.prepare)
-    node->orders.unanswered.erase(report.job);
+  // A report of a group as new as the one that was ordered answers the Prepare, also one that was
+  // withdrawn since.
+  const auto asked = node->orders.unanswered.find(report.job);
+  if (asked != node->orders.unanswered.end() && report.generation >= asked->second)
+    node->orders.unanswered.erase(asked);
   Touch(*job, *node);
   WatchGroup(step, *node, report);
   RefreshMember(step, *job, *node);

@@ -258,6 +258,24 @@ TEST_F(Nodes, notice_does_not_wait_for_ever) {
   EXPECT_FALSE(std::get<Preempted>(*GenerationOf(job, 1).ended).saved);
 }
 
+// Several may go: the save is over in time for the first of them, whoever told first.
+TEST_F(Nodes, of_several_notices_the_first_to_go_counts) {
+  Start();
+  sim::Behaviour slow;
+  slow.speaks = true;
+  slow.save = 60s;
+  AddDaemons({"a", "b", "c"}, slow);
+  const JobId job = Running(SpecOf("job", 1, 3));
+  world().RunFor(1s);
+  world().node("b").Notice(40s);
+  world().RunFor(1s);
+  world().node("c").Notice(5s);
+  world().RunFor(2900ms);
+  EXPECT_EQ(world().LiveRanks(job), 3);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 500ms));
+  EXPECT_THAT(Members(GenerationOf(job, 2)), ::testing::ElementsAre("a"));
+}
+
 // It is said again, and what is left counts from then: the node still goes when it said first.
 TEST_F(Nodes, a_notice_that_is_said_again_gives_no_more_time) {
   Start();

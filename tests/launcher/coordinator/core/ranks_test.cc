@@ -52,6 +52,7 @@ TEST(AssignGroupRanks, Table) {
        {"a", "b", "c", "d"},
        {{"a", -1}, {"r", 2}, {"q", 1}, {"d", -1}},
        {"a", "q", "r", "d"}},
+      {"beside another hole, too", {"a", "b"}, {{"a", -1}, {"x", -1}, {"r", 2}}, {"a", "x", "r"}},
       {"a spare before a survivor that must move",
        {"a", "b", "c", "d"},
        {{"x", -1}, {"b", -1}, {"d", -1}},
