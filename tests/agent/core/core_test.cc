@@ -414,6 +414,14 @@ TEST(AgentCore, LowerGenerationsAreNotObeyed) {
   EXPECT_EQ(agent.CountEver<WriteRunDirectory>(), 1) << "5 was stopped: it is not prepared again";
 }
 
+// An agent that was started again knows by what it found which generation is the newest here.
+TEST(AgentCore, LowerGenerationsThanWhatWasFoundAreNotObeyed) {
+  Driver agent(ServiceConfig(4), {RunningRecord("a-1", 3)});
+  agent.Attach();
+  agent.Do(Ordered{PrepareOrder(1, 2)});
+  EXPECT_EQ(agent.CountEver<WriteRunDirectory>(), 0);
+}
+
 TEST(AgentCore, PrepareTouchesOnlyFreeSlots) {
   Driver agent(ServiceConfig(2));
   agent.Attach();
@@ -488,6 +496,20 @@ TEST(AgentCore, AnExitAfterOurSignalIsNeverACause) {
         {.local_rank = 0, .kind = ExitKind::kSignaled, .code = 15, .at = At(row.exit_at)}});
     EXPECT_EQ(agent.Last<SendReport>()->report.exits.at(0).after_stop, row.after_stop) << row.what;
   }
+}
+
+// Nobody is to be sent there any more.
+TEST(AgentCore, AClosedStoreIsNotReported) {
+  Driver agent(ServiceConfig());
+  agent.Attach();
+  agent.Do(Ordered{PrepareOrder(1, 1, 1, true)});
+  agent.Do(RunDirectoryWritten{Key("a-1", 1)});
+  agent.Do(StoreBound{Key("a-1", 1), Address{"10.0.0.2", 4000}});
+  agent.Do(ShimReady{Key("a-1", 1), Address{"10.0.0.2", 5000}});
+  ASSERT_TRUE(agent.Last<SendReport>()->report.store);
+  agent.Do(Ordered{StopOrder(2, 1)});
+  ASSERT_NE(agent.Last<SendReport>(), nullptr);
+  EXPECT_FALSE(agent.Last<SendReport>()->report.store);
 }
 
 TEST(AgentCore, ALostStoreIsReportedUnlessItWasClosed) {

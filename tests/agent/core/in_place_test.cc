@@ -92,6 +92,18 @@ TEST(InPlace, RanksAreToldToRetireAndThenTheirGroupIsRetired) {
   EXPECT_EQ(agent.CountEver<StopRanks>() + agent.CountEver<KillRank>(), 0);
 }
 
+// Also where there are slots for both: new processes would be started beside ranks that may stay.
+TEST(InPlace, ANextGenerationWaitsForRanksThatStillRetire) {
+  Driver agent = Running(4);
+  agent.Do(Ordered{RetireOrder(3, 1)});
+  SayRetired(agent, kOne, 0);
+  agent.Do(Ordered{PrepareOrder(4, 2, 2)});
+  EXPECT_EQ(agent.Last<WriteRunDirectory>(), nullptr);
+  SayRetired(agent, kOne, 1);
+  ASSERT_NE(agent.Last<WriteRunDirectory>(), nullptr);
+  EXPECT_EQ(GroupOf(agent, kTwo).in_place.from, Generation(1));
+}
+
 std::vector<int> RanksSignalled(Driver& agent) {
   std::vector<int> ranks;
   for (const Action& action : agent.effects().actions) {
