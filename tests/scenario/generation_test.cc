@@ -101,6 +101,8 @@ TEST_F(Generations, what_a_coordinator_proposed_dies_with_it) {
   world().RunFor(100ms);
   world().CrashCoordinator();
   world().StartCoordinator();
+  world().RunFor(50ms);
+  EXPECT_EQ(world().StateOf(JobId("job-1")), "queued");
   ASSERT_TRUE(ReachesGeneration(JobId("job-1"), 2, 10s));
 }
 

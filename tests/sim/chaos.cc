@@ -23,6 +23,7 @@ class Chaos {
     world_.agent_config = options_.agent;
     world_.commit_delay = Pick<Duration>({0ms, 0ms, 1ms, 8ms, 300ms});
     if (options_.plant) options_.plant(world_);
+    if (IsLater() && IsLong()) FinishBeforeStops();
     const int nodes = 2 + static_cast<int>(rng_.Below(3));
     launched_ = seed_ % 5 == 0 || rng_.Below(3) == 0;
     Arrive(nodes);
@@ -278,7 +279,7 @@ class Chaos {
       } else {
         Operate();
       }
-      if (IsLater()) FinishWhatStops();
+      if (IsLater() && rng_.Below(8) == 0) FailTwice();
       world_.RunFor(Pick<Duration>({1ms, 3ms, 10ms, 50ms, 300ms, 300ms, 1500ms, 4s}));
       world_.Poll();
     }
@@ -418,15 +419,31 @@ class Chaos {
     node.ExitRank(job, 0, 0);
   }
 
-  // Ranks that were told to stop may be done before they hear of it.
-  void FinishWhatStops() {
-    std::set<JobId> stopping;
+  // Ranks may be done while the order to stop them for a growth is on its way.
+  void FinishBeforeStops() {
+    world_.tamper = [this](Effects& effects) {
+      for (const Action& action : effects.actions) {
+        const auto* send = std::get_if<SendOrder>(&action);
+        if (send == nullptr || !send->order.stop || rng_.Below(4) != 0) continue;
+        if (send->order.stop->reason == StopReason::kElective)
+          world_.clock().After(0ms, [this, job = send->order.job] { FinishJob(job); });
+      }
+    };
+  }
+
+  // Two ranks of a job, the second before anybody tells it to stop for the first.
+  void FailTwice() {
+    std::vector<std::pair<Node*, JobId>> running;
     for (auto& entry : world_.nodes())
-      for (const auto& [job, groups] : entry.second->groups())
-        for (const auto& group : groups)
-          if (group.second.stop_deadline && group.second.lives()) stopping.insert(job);
-    for (const JobId& job : stopping)
-      if (rng_.Below(3) == 0) FinishJob(job);
+      for (const auto& job : entry.second->groups())
+        if (entry.second->Live(job.first) != nullptr)
+          running.emplace_back(entry.second.get(), job.first);
+    if (running.empty()) return;
+    const auto [first, job] = Pick(running);
+    first->ExitRank(job, 0, 1);
+    world_.RunFor(100ms);
+    for (const auto& [node, of] : running)
+      if (of == job && node != first) node->ExitRank(job, 0, 1);
   }
 
   void FinishJob(const JobId& job) {

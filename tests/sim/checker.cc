@@ -204,6 +204,11 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
              Text("67: ", generation->job, " generation ", generation->generation,
                   " was proposed by a coordinator before"));
     }
+    if (generation && generation->voided && RowBefore<GenerationRow>(durable, row.key) != nullptr)
+      Expect(own_proposals_.contains({generation->job, generation->generation}) ||
+                 now <= started_ + kInFlight || stalled_until_ >= started_,
+             Text("67: ", generation->job, " generation ", generation->generation,
+                  " of a coordinator before is voided late"));
     if (generation && generation->phase == GenerationPhase::kOver &&
         decided_over_.emplace(generation->job, generation->generation).second)
       CheckHold(*generation, now);

@@ -32,7 +32,8 @@
 //   64  generations after the first are counted;
 //   65  nobody is told to run what it has not shown to be prepared;
 //   66  nothing of a job that is purged may still run;
-//   67  what forms was proposed by the coordinator that forms it.
+//   67  what forms was proposed by the coordinator that forms it, and what one before has proposed
+//       comes to nothing at once.
 //
 // Of that list these are not here:
 //   2       one journal has one writer: its folder is flocked (tests/launcher/coordinator/shell);
@@ -98,7 +99,10 @@ class Checker {
   void OnWord(const NodeId& node, Instant now) {  // Of a lost node's old session none counts.
     if (auto lost = lost_.find(node); lost == lost_.end() || !lost->second) OnHeard(node, now);
   }
-  void OnStall(Duration gap) { stalled_ += gap; }
+  void OnStall(Duration gap, Instant now) {
+    stalled_ += gap;
+    stalled_until_ = now + gap;
+  }
   void OnJournalReplaced();  // By hand: what was durable may be gone.
   void OnCoordinatorStart(Instant now, Epoch epoch);
   void OnCoordinatorSeen();  // It wrote a row, or an action of it was carried out.
@@ -178,6 +182,7 @@ class Checker {
   bool seen_ = false;         // This coordinator was.
   Instant started_{};
   Duration stalled_{};
+  Instant stalled_until_{};  // The last time.
   std::map<JobId, JobSpec> specs_;
   std::map<JobId, Generation> proposed_, formed_;
   std::map<GenerationId, std::string> told_;             // What members were told.

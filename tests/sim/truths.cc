@@ -99,7 +99,9 @@ void Checker::CheckFailure(const GenerationRow& closed, const RankCause& cause, 
                       (exit->ended.kind == ExitKind::kExecFailed) == exec;
   Expect(failed, Text("48: ", closed.job, " generation ", closed.generation, " ended for rank ",
                       cause.rank, " on ", cause.node, ", which has not failed"));
-  if (!failed || exec || judged_.contains(closed.job) || stalled_ > Duration{}) return;
+  Instant begun = Instant::max();
+  for (const auto& began : began_[id]) begun = std::min(begun, began.second);
+  if (!failed || exec || judged_.contains(closed.job) || stalled_until_ >= begun) return;
   for (const Exit& other : exits_[id]) {
     const Node* node = node_of(other.node);
     const bool own = !IsDone(other.ended) && !other.ended.after_stop &&

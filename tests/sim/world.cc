@@ -94,7 +94,7 @@ void World::StallCoordinator(Duration gap) {
   clock_.After(gap, [this, life = life_, gap] {
     if (life != life_) return;
     stalled_ = false;
-    checker.OnStall(gap);
+    checker.OnStall(gap, clock_.now());
     std::deque<Event> waiting = std::exchange(waiting_, {});
     Step(Stalled{gap});
     for (const Event& event : waiting)
