@@ -160,35 +160,7 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
     open_sessions_[node] = welcome->session;
     OnHeard(node, now);
   }
-  for (const Row& row : effects.rows) {
-    if (!row.value) {
-      const auto* gone = RowBefore<NodeRow>(durable, row.key);
-      if (gone == nullptr) continue;
-      OnLost(gone->node, now);
-      launches_.erase(gone->node);
-    } else if (const auto* node = std::get_if<NodeRow>(&*row.value)) {
-      const auto* before = RowBefore<NodeRow>(durable, row.key);
-      auto [lost, fresh] = lost_.try_emplace(node->node, before != nullptr && before->lost);
-      launches_.erase(node->node);
-      if (node->launch) launches_[node->node] = *node->launch;
-      if (!node->lost) lost_when_.erase(node->node);
-      if (!lost->second && node->lost) {
-        lost_when_[node->node] = lost_last_[node->node] = now;
-        CheckProof(*node);
-        CheckLost(*node, now);
-        OnLost(node->node, now);
-      }
-      lost->second = node->lost;
-      if (node->lost) open_sessions_.erase(node->node);
-      lost_how_[node->node] = node->lost_how;
-    } else if (const auto* state = std::get_if<JobStateRow>(&*row.value)) {
-      if (state->verdict) judged_.insert(state->job);
-      if (state->phase == JobPhase::kQueued) queued_.insert(state->job);
-      for (const ExcludedNode& node : state->excluded) excluded_[state->job].insert(node.node);
-    } else if (const auto* ended = std::get_if<GenerationRow>(&*row.value)) {
-      if (ended->ended) judging_[ended->job][ended->generation] = *ended;
-    }
-  }
+  for (const Row& row : effects.rows) NoteDecided(durable, row, now);
   for (const Row& row : effects.rows) {
     const auto* state = row.value ? std::get_if<JobStateRow>(&*row.value) : nullptr;
     const auto* before = state ? RowBefore<JobStateRow>(durable, row.key) : nullptr;
@@ -198,29 +170,8 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
   }
   for (const Row& row : effects.rows) {
     const auto* generation = row.value ? std::get_if<GenerationRow>(&*row.value) : nullptr;
-    if (generation && generation->phase == GenerationPhase::kFormed) {
-      const bool news = decided_formed_.emplace(generation->job, generation->generation).second;
-      Expect(!news || own_proposals_.contains({generation->job, generation->generation}),
-             Text("67: ", generation->job, " generation ", generation->generation,
-                  " was proposed by a coordinator before"));
-    }
-    if (generation && generation->voided && RowBefore<GenerationRow>(durable, row.key) != nullptr)
-      Expect(own_proposals_.contains({generation->job, generation->generation}) ||
-                 now <= started_ + kInFlight || stalled_until_ >= started_,
-             Text("67: ", generation->job, " generation ", generation->generation,
-                  " of a coordinator before is voided late"));
-    if (generation && generation->phase == GenerationPhase::kOver &&
-        decided_over_.emplace(generation->job, generation->generation).second)
-      CheckHold(*generation, now);
-    if (generation == nullptr || RowBefore<GenerationRow>(durable, row.key) != nullptr) continue;
-    if (generation->phase != GenerationPhase::kProposed) continue;
-    CheckProposed(*generation);
-    CheckSurvivors(*generation);
-    own_proposals_.emplace(generation->job, generation->generation);
-    CheckRoom(*generation);
-    CheckBudget(*generation);
-    CheckAllStopped(*generation, now);
-    CheckAble(*generation);
+    if (generation == nullptr) continue;
+    CheckDecided(*generation, RowBefore<GenerationRow>(durable, row.key) != nullptr, now);
   }
   for (const Action& action : effects.actions) {
     const auto* send = std::get_if<SendOrder>(&action);
@@ -230,6 +181,57 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
     CheckEarly(*send);
     CheckStop(*send, now);
   }
+}
+
+void Checker::NoteDecided(const std::map<Key, Value>& durable, const Row& row, Instant now) {
+  if (!row.value) {
+    const auto* gone = RowBefore<NodeRow>(durable, row.key);
+    if (gone == nullptr) return;
+    OnLost(gone->node, now);
+    launches_.erase(gone->node);
+  } else if (const auto* node = std::get_if<NodeRow>(&*row.value)) {
+    const auto* before = RowBefore<NodeRow>(durable, row.key);
+    auto [lost, fresh] = lost_.try_emplace(node->node, before != nullptr && before->lost);
+    launches_.erase(node->node);
+    if (node->launch) launches_[node->node] = *node->launch;
+    if (!node->lost) lost_when_.erase(node->node);
+    if (!lost->second && node->lost) {
+      lost_when_[node->node] = lost_last_[node->node] = now;
+      CheckProof(*node);
+      CheckLost(*node, now);
+      OnLost(node->node, now);
+    }
+    lost->second = node->lost;
+    if (node->lost) open_sessions_.erase(node->node);
+    lost_how_[node->node] = node->lost_how;
+  } else if (const auto* state = std::get_if<JobStateRow>(&*row.value)) {
+    if (state->verdict) judged_.insert(state->job);
+    if (state->phase == JobPhase::kQueued) queued_.insert(state->job);
+    for (const ExcludedNode& node : state->excluded) excluded_[state->job].insert(node.node);
+  } else if (const auto* ended = std::get_if<GenerationRow>(&*row.value)) {
+    if (ended->ended) judging_[ended->job][ended->generation] = *ended;
+  }
+}
+
+// 67, and what else holds for a proposal and for an end.
+void Checker::CheckDecided(const GenerationRow& row, bool known, Instant now) {
+  const GenerationId id{row.job, row.generation};
+  const std::string name = Text("67: ", row.job, " generation ", row.generation);
+  if (row.phase == GenerationPhase::kFormed)
+    Expect(!decided_formed_.insert(id).second || own_proposals_.contains(id),
+           name + " was proposed by a coordinator before");
+  if (row.voided && known)
+    Expect(own_proposals_.contains(id) || now <= started_ + kInFlight || stalled_until_ >= started_,
+           name + " of a coordinator before is voided late");
+  if (row.phase == GenerationPhase::kOver && decided_over_.insert(id).second) CheckHold(row, now);
+  if (known || row.phase != GenerationPhase::kProposed) return;
+  CheckProposed(row);
+  CheckSurvivors(row);
+  own_proposals_.insert(id);
+  CheckRoom(row);
+  CheckBudget(row);
+  CheckAllStopped(row, now);
+  CheckAble(row);
 }
 
 // 9. Whoever was lost comes back by a Hello.

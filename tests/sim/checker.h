@@ -120,6 +120,9 @@ class Checker {
  private:
   using GenerationId = std::pair<JobId, Generation>;
 
+  void NoteDecided(const std::map<coordinator::Key, coordinator::Value>& durable,
+                   const coordinator::Row& row, Instant now);
+  void CheckDecided(const coordinator::GenerationRow& row, bool known, Instant now);
   void CheckProposed(const coordinator::GenerationRow& row);
   void CheckStop(const coordinator::SendOrder& send, Instant now);
   void CheckState(const coordinator::JobStateRow* before, const coordinator::JobStateRow& after,

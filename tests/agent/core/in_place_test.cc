@@ -29,10 +29,12 @@ void End(Driver& agent, const GroupKey& key, int local_rank, std::int64_t pid) {
                        .pid = pid,
                        .at = agent.now()}});
 }
-std::vector<int> RanksTold(Driver& agent) {
+// Of whom the last step asked this.
+template <class Asked>
+std::vector<int> Ranks(Driver& agent) {
   std::vector<int> ranks;
   for (const Action& action : agent.effects().actions) {
-    if (const auto* told = std::get_if<TellRetire>(&action)) ranks.push_back(told->local_rank);
+    if (const auto* asked = std::get_if<Asked>(&action)) ranks.push_back(asked->local_rank);
   }
   return ranks;
 }
@@ -78,7 +80,7 @@ Driver GoingOn() {
 TEST(InPlace, RanksAreToldToRetireAndThenTheirGroupIsRetired) {
   Driver agent = Running();
   agent.Do(Ordered{RetireOrder(3, 1, 2s)});
-  EXPECT_THAT(RanksTold(agent), ::testing::ElementsAre(0, 1));
+  EXPECT_THAT(Ranks<TellRetire>(agent), ::testing::ElementsAre(0, 1));
   EXPECT_EQ(agent.Last<TellRetire>()->left, 2s);
   EXPECT_EQ(agent.Last<SendReport>()->report.phase, Phase::kStopping);
   SayRetired(agent, kOne, 1);
@@ -102,14 +104,6 @@ TEST(InPlace, ANextGenerationWaitsForRanksThatStillRetire) {
   SayRetired(agent, kOne, 1);
   ASSERT_NE(agent.Last<WriteRunDirectory>(), nullptr);
   EXPECT_EQ(GroupOf(agent, kTwo).in_place.from, Generation(1));
-}
-
-std::vector<int> RanksSignalled(Driver& agent) {
-  std::vector<int> ranks;
-  for (const Action& action : agent.effects().actions) {
-    if (const auto* signal = std::get_if<SignalRank>(&action)) ranks.push_back(signal->local_rank);
-  }
-  return ranks;
 }
 
 TEST(InPlace, WhoCanRetireDoesAndTheOthersAreSignalled) {
@@ -141,8 +135,8 @@ TEST(InPlace, WhoCanRetireDoesAndTheOthersAreSignalled) {
     Greet(agent, kOne, 1, row.second);
     for (int i = 0; i < row.ended; ++i) End(agent, kOne, i, 100 + i);
     agent.Do(Ordered{RetireOrder(3, 1)});
-    EXPECT_EQ(RanksTold(agent), row.told) << row.what;
-    EXPECT_EQ(RanksSignalled(agent), row.signalled) << row.what;
+    EXPECT_EQ(Ranks<TellRetire>(agent), row.told) << row.what;
+    EXPECT_EQ(Ranks<SignalRank>(agent), row.signalled) << row.what;
     EXPECT_EQ(agent.Last<StopRanks>() == nullptr, !row.told.empty()) << row.what;
   }
 }
@@ -156,7 +150,7 @@ TEST(InPlace, WhoWasSignalledIsReplaced) {
   SayRetired(agent, kOne, 0);
   EXPECT_EQ(PhaseOf(agent, kOne), Phase::kStopping) << "the other one may be saving";
   Greet(agent, kOne, 1);  // It has come to its loop, and ends once it looks at its signal.
-  EXPECT_THAT(RanksTold(agent), ::testing::IsEmpty());
+  EXPECT_THAT(Ranks<TellRetire>(agent), ::testing::IsEmpty());
   SayRetired(agent, kOne, 1);
   EXPECT_EQ(PhaseOf(agent, kOne), Phase::kStopping);
   agent.AdvanceTo(2s);
@@ -197,13 +191,13 @@ TEST(InPlace, ARankWithoutAConnectionMayDialAgain) {
   Driver agent = Running();
   agent.Do(WorkerHungUp{kOne, 1});
   agent.Do(Ordered{RetireOrder(3, 1, 2s)});
-  EXPECT_THAT(RanksTold(agent), ::testing::ElementsAre(0));
+  EXPECT_THAT(Ranks<TellRetire>(agent), ::testing::ElementsAre(0));
   EXPECT_EQ(
       agent.CountEver<SignalRank>() + agent.CountEver<KillRank>() + agent.CountEver<StopRanks>(),
       0);
   agent.AdvanceTo(900ms);
   Greet(agent, kOne, 1);
-  EXPECT_THAT(RanksTold(agent), ::testing::ElementsAre(1));
+  EXPECT_THAT(Ranks<TellRetire>(agent), ::testing::ElementsAre(1));
   SayRetired(agent, kOne, 0);
   SayRetired(agent, kOne, 1);
   EXPECT_EQ(PhaseOf(agent, kOne), Phase::kRetired);
@@ -217,10 +211,10 @@ TEST(InPlace, WhoHasNotTakenItsGenerationYetRetiresFromItToo) {
   Driver agent = GoingOn();
   Greet(agent, kTwo, 0);
   agent.Do(Ordered{RetireOrder(6, 2, 2s)});
-  EXPECT_THAT(RanksTold(agent), ::testing::ElementsAre(0));
+  EXPECT_THAT(Ranks<TellRetire>(agent), ::testing::ElementsAre(0));
   SayRetired(agent, kTwo, 0);
   Greet(agent, kTwo, 1);
-  EXPECT_THAT(RanksTold(agent), ::testing::ElementsAre(1));
+  EXPECT_THAT(Ranks<TellRetire>(agent), ::testing::ElementsAre(1));
   SayRetired(agent, kTwo, 1);
   EXPECT_EQ(PhaseOf(agent, kTwo), Phase::kRetired);
   EXPECT_EQ(
@@ -241,9 +235,9 @@ TEST(InPlace, WhoDoesNotDialAgainIsSignalled) {
     agent.AdvanceTo(row.at - 1ms);
     EXPECT_EQ(agent.CountEver<SignalRank>(), 0) << row.what;
     agent.AdvanceTo(row.at);
-    EXPECT_THAT(RanksSignalled(agent), ::testing::ElementsAre(1)) << row.what;
+    EXPECT_THAT(Ranks<SignalRank>(agent), ::testing::ElementsAre(1)) << row.what;
     Greet(agent, kOne, 1);
-    EXPECT_THAT(RanksTold(agent), ::testing::IsEmpty()) << row.what;
+    EXPECT_THAT(Ranks<TellRetire>(agent), ::testing::IsEmpty()) << row.what;
     EXPECT_EQ(agent.CountEver<StopRanks>(), 0) << row.what;
   }
 }
@@ -281,10 +275,10 @@ TEST(InPlace, WhoSaysHelloAnewIsToldAgain) {
   agent.AdvanceTo(500ms);
   agent.Do(WorkerHungUp{kOne, 1});
   Greet(agent, kOne, 1);
-  EXPECT_THAT(RanksTold(agent), ::testing::ElementsAre(1));
+  EXPECT_THAT(Ranks<TellRetire>(agent), ::testing::ElementsAre(1));
   EXPECT_EQ(agent.Last<TellRetire>()->left, 1500ms);
   Greet(agent, kOne, 0);
-  EXPECT_THAT(RanksTold(agent), ::testing::IsEmpty()) << "it has said so";
+  EXPECT_THAT(Ranks<TellRetire>(agent), ::testing::IsEmpty()) << "it has said so";
 }
 
 TEST(InPlace, WhoHasNotRetiredByTheDeadlineIsKilled) {
@@ -737,7 +731,7 @@ TEST(InPlace, AfterARestartRetiredRanksRetireAgainOrAreStopped) {
       EXPECT_EQ(PhaseOf(agent, kOne), Phase::kRunning);
     }
     agent.Do(Ordered{RetireOrder(1, 1, 2s)});
-    EXPECT_EQ(RanksTold(agent).size(), dials == Dials::kBefore ? 2u : 0u);
+    EXPECT_EQ(Ranks<TellRetire>(agent).size(), dials == Dials::kBefore ? 2u : 0u);
     if (dials == Dials::kAfter) {
       agent.AdvanceTo(900ms);
       Greet(agent, kOne, 0);
