@@ -133,8 +133,7 @@ void Reconcile(Step& step) {
     ForgetGroups(step, id, job);
     if (job.prepare && !IsStale(job, job.prepare->generation))
       StartPreparing(step, id, *job.prepare);
-    if (job.run && !IsStale(job, job.run->generation))
-      StartIfPrepared(step, {id, job.run->generation}, job);
+    if (job.run) StartIfPrepared(step, {id, job.run->generation}, job);
     const auto first = state.groups.lower_bound({id, Generation()});
     const bool any_group = first != state.groups.end() && first->first.job == id;
     // Nothing is left to be stale against: within a session orders arrive in sequence and are

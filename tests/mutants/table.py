@@ -134,7 +134,6 @@ MUTANTS = [
     (AGENT + "leave.cc", "if (step.now() >= patience + waits.kill) LeaveNow(step, code, \"\");", ""),
     (AGENT + "orders.cc", "if (session == nullptr || order.number < session->obeyed) return;", "if (session == nullptr) return;"),
     (AGENT + "orders.cc", "group == nullptr || group->started || group->phase != Phase::kPrepared ||", "group == nullptr || group->started ||"),
-    (AGENT + "orders.cc", "if (job.run && !IsStale(job, job.run->generation))", "if (job.run)"),
     (AGENT + "orders.cc", "EndLegacyOf(step, key);", ""),
     (AGENT + "prepare.cc", "if (key == without || !group.holds_slots() || state.HeirOf(key)) continue;",
      "if (key == without || !group.holds_slots()) continue;"),

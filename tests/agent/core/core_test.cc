@@ -422,6 +422,16 @@ TEST(AgentCore, LowerGenerationsThanWhatWasFoundAreNotObeyed) {
   EXPECT_EQ(agent.CountEver<WriteRunDirectory>(), 0);
 }
 
+TEST(AgentCore, AnOrderThatANewerOneHasOvertakenIsNotObeyed) {
+  Driver agent(ServiceConfig(4));
+  agent.Attach();
+  agent.Do(Ordered{StopOrder(5, 1)});
+  agent.Do(Ordered{PrepareOrder(4, 2)});
+  EXPECT_EQ(agent.CountEver<WriteRunDirectory>(), 0);
+  agent.Do(Ordered{PrepareOrder(6, 2)});
+  EXPECT_EQ(agent.CountEver<WriteRunDirectory>(), 1);
+}
+
 TEST(AgentCore, PrepareTouchesOnlyFreeSlots) {
   Driver agent(ServiceConfig(2));
   agent.Attach();
