@@ -173,7 +173,6 @@ Legacy LegacyFor(Step& step, const GroupKey& key, int workers) {
     auto& [last, group] = *--it;
     if (last.job != key.job) break;
     // Also where there are slots for both: ranks that retire soon spare new processes.
-    legacy.wait |= group.in_place.retiring.has_value();
     legacy.stopping |= group.phase == Phase::kStopping;
     legacy.unkillable |= group.phase == Phase::kUnkillable;
     if (group.phase != Phase::kRetired || step.state.HeirOf(last)) continue;

@@ -39,9 +39,8 @@ void RankIsGone(Step& step, const GroupKey& key, Group& group, int local_rank);
 // What earlier groups of the job leave to the one that is to be prepared. A retired group that
 // cannot be handed over to it is stopped.
 struct Legacy {
-  bool wait = false;               // Ranks are being retired.
-  bool stopping = false;           // An older group is being stopped, and may have ranks yet.
-  bool unkillable = false;         // An older group has ranks that nothing ends.
+  bool stopping = false;    // An older group is being stopped or retired, and may have ranks yet.
+  bool unkillable = false;  // An older group has ranks that nothing ends.
   std::optional<Generation> from;  // The newest that is retired and can be handed over.
 };
 Legacy LegacyFor(Step& step, const GroupKey& key, int workers);

@@ -63,7 +63,6 @@ void StartPreparing(Step& step, const JobId& job, const Prepare& prepare) {
   if (state.Find(key) != nullptr) return;
   const int needed = prepare.spec.workers, slots = step.config().slots;
   const Legacy legacy = LegacyFor(step, key, needed);
-  if (legacy.wait) return;
   const auto [taken, freeing] = SlotsOf(state, {job, legacy.from.value_or(prepare.generation)});
   if (needed < 1 || needed > slots) {
     return Refuse(step, key, needed,

@@ -16,10 +16,11 @@ import time
 
 import table
 
-LIVES = ("coordinator_core_test", "*Random*-*EveryTimer")
+LIVES = ("coordinator_core_test", "*Random*-*EveryTimer")  # Of a whole cluster.
+AGENT_LIVES = ("agent_core_test", "*Random*")  # Of one node.
 TESTS = {  # Programs and filters, in the order in which they are asked.
     table.CORE: [LIVES, ("scenario", "*"), ("coordinator_core_test", "-*Random*:PlantedBugs*:Memory*")],
-    table.AGENT: [LIVES, ("agent_core_test", "*"), ("scenario", "*")],
+    table.AGENT: [AGENT_LIVES, LIVES, ("agent_core_test", "-*Random*"), ("scenario", "*")],
     table.SHIM: [("agent_shim_test", "*"), ("agent_shell_test", "GroupHost*")],
     table.STORE: [("agent_store_test", "*")],
 }
@@ -80,7 +81,7 @@ def judge(copy, mutant):
         built = copy.made(program for program, _ in tests)
         if built.returncode:
             return "the compiler", False
-        return next(((why, test is LIVES) for test in tests if (why := copy.fails(*test))), (None, False))
+        return next(((why, test in (LIVES, AGENT_LIVES)) for test in tests if (why := copy.fails(*test))), (None, False))
     finally:
         path.write_text(text)
 

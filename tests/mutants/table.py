@@ -123,7 +123,6 @@ MUTANTS = [
     (AGENT + "in_place.cc", "group.in_place.were_able.insert(local_rank);", ""),
     (AGENT + "in_place.cc", "if (group.phase == Phase::kRetired && group.in_place.retired.empty())", "if (false)"),
     (AGENT + "in_place.cc", "if (!next.started) next.ranks.kept.erase(local_rank);", "if (false) next.ranks.kept.erase(local_rank);"),
-    (AGENT + "in_place.cc", "legacy.wait |= group.in_place.retiring.has_value();", ""),
     (AGENT + "in_place.cc", "legacy.stopping |= group.phase == Phase::kStopping;", ""),
     (AGENT + "in_place.cc", "if (last != nullptr) last->shim.stage = ShimStage::kGone;",
      "if (false) last->shim.stage = ShimStage::kGone;"),
