@@ -631,6 +631,24 @@ TEST(AgentCore, ACommitIsAskedAgainUntilAnswered) {
   EXPECT_EQ(agent.Last<SendCommit>(), nullptr);
 }
 
+TEST(AgentCore, TheStepsBeforeACommitAreToldBeforeIt) {
+  Driver agent(ServiceConfig());
+  agent.Attach();
+  BringUp(agent, 1, 1);
+  const GroupKey key = Key("a-1", 1);
+  WorkerProgress progress;
+  progress.job = key.job;
+  progress.generation = key.generation;
+  for (int step = 1; step <= 2; ++step) {
+    progress.step = step;
+    agent.Do(WorkerSaid{key, 0, 0, progress});
+  }
+  const Effects& effects = agent.Do(WorkerSaid{key, 0, 0, Asked(key, 2)});
+  ASSERT_EQ(effects.actions.size(), 2u);
+  EXPECT_EQ(std::get<SendProgress>(effects.actions[0]).progress.step, 2);
+  EXPECT_TRUE(std::holds_alternative<SendCommit>(effects.actions[1]));
+}
+
 // However often a worker asks, its node's session carries one question and one answer at a time.
 TEST(AgentCore, OneCommitIsInFlightAndTheNewestWaits) {
   Driver agent(ServiceConfig());

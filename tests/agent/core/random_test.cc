@@ -10,6 +10,7 @@
 #include <deque>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "common/base/rng.h"
 #include "tests/agent/core/driver.h"
@@ -28,9 +29,10 @@ struct Rank {
   bool exited = false;
   Instant at{};
   // The worker in it.
-  bool able = false;      // It can retire.
-  bool greeted = false;   // Its connection to this life of the agent is open.
-  bool retire = false;    // It was told to, and has not answered.
+  bool able = false;     // It can retire.
+  bool greeted = false;  // Its connection to this life of the agent is open.
+  bool retire = false;   // It was told to, and has not answered.
+  bool signalled = false;
   bool told = false;      // It was told to, by this life of the agent.
   bool hangs = false;     // From what it was told last on.
   Generation generation;  // That it takes itself to be of.
@@ -96,6 +98,8 @@ class World {
     config.highest_epoch = epoch_;
     queue_.clear();
     stops_.clear();
+    closed_.clear();
+    clean_rounds_.clear();
     attached_ = false;
     // Whoever holds the lock of a new directory is heard before anything is made of it.
     std::vector<GroupKey> keys;
@@ -233,14 +237,21 @@ class World {
     ASSERT_EQ(rank.generation, a.key.generation) << "told by a generation that it is not of";
     rank.retire = rank.told = true;
   }
-  void Carry(const SignalRank&) {}
+  void Carry(const SignalRank& a) {
+    node_.directories.at(a.key).shim->ranks.at(a.local_rank).signalled = true;
+  }
   void Carry(const KillGroup& a) {
     Shim& shim = *node_.directories.at(a.key).shim;
     ASSERT_FALSE(shim.alive);
     for (Rank& rank : shim.ranks) rank.alive = false;
-    Later(LeftoversKilled{a.key, true});
+    const bool none = !faults_ || rng_.Below(3) != 0;
+    clean_rounds_[a.key] = none ? clean_rounds_[a.key] + 1 : 0;
+    Later(LeftoversKilled{a.key, none});
   }
-  void Carry(const MarkKilled& a) { node_.directories.at(a.key).shim->killed = true; }
+  void Carry(const MarkKilled& a) {
+    EXPECT_GE(clean_rounds_[a.key], 2) << "what was killed may have left others";
+    node_.directories.at(a.key).shim->killed = true;
+  }
   void Carry(const ShowLateOutput&) {}
   void Carry(const KillShim& a) {
     Shim& shim = *node_.directories.at(a.key).shim;
@@ -253,7 +264,10 @@ class World {
     const Shim& shim = *node_.directories.at(a.key).shim;
     for (const Rank& rank : shim.ranks) ASSERT_FALSE(rank.alive) << "a shim with ranks released";
   }
-  void Carry(const CloseStore& a) { node_.directories.at(a.key).store_alive = false; }
+  void Carry(const CloseStore& a) {
+    node_.directories.at(a.key).store_alive = false;
+    closed_.insert(a.key);
+  }
   void Carry(const RemoveRunDirectory& a) {
     ASSERT_TRUE(node_.directories.contains(a.key));
     if (node_.directories[a.key].shim) {
@@ -261,6 +275,8 @@ class World {
         ASSERT_FALSE(rank.alive) << "a live rank lost its record";
     }
     node_.directories.erase(a.key);
+    closed_.erase(a.key);
+    clean_rounds_.erase(a.key);
   }
   void Carry(const SendHello& a) {
     for (auto& known : coordinator_) known.clear();
@@ -273,6 +289,7 @@ class World {
                     .lease = 5s}});
     attached_ = true;
     next_order_ = 1;
+    said_.clear();
   }
   void Carry(const RememberCoordinator& a) {
     ASSERT_GE(a.epoch, epoch_);
@@ -288,6 +305,8 @@ class World {
   void Carry(const Other&) {}
 
   void Learn(const GroupReport& report) {
+    EXPECT_FALSE(report.store && closed_.contains({report.job, report.generation}))
+        << "somebody may be sent to a store that is closed";
     coordinator_[report.job == kJobs[0] ? 0 : 1][report.generation] = report;
     highest_[report.job == kJobs[0] ? 0 : 1] =
         std::max(highest_[report.job == kJobs[0] ? 0 : 1], report.generation);
@@ -338,6 +357,7 @@ class World {
       const int local = static_cast<int>(i);
       if (rank.alive) {
         EXPECT_TRUE(start.kept.contains(local)) << "a kept rank is not told of its generation";
+        EXPECT_FALSE(rank.signalled) << "a rank that was told to end is kept";
         rank.next = key.generation;
       } else {
         shim.kept.erase(local);
@@ -411,7 +431,9 @@ class World {
     bool any = false;
     for (std::size_t i = 0; i < shim.ranks.size(); ++i) {
       Rank& rank = shim.ranks[i];
-      if (rank.alive && (dying || (faults_ && rng_.Below(60) == 0))) EndRank(key, shim, rank);
+      const bool obeys = rank.signalled && rng_.Below(3) == 0;
+      if (rank.alive && (dying || obeys || (faults_ && rng_.Below(60) == 0)))
+        EndRank(key, shim, rank);
       if (rank.alive) Work(key.job, static_cast<int>(i), rank);
       any |= rank.alive;
     }
@@ -477,7 +499,21 @@ class World {
       // Nobody would stop what has retired, were its job forgotten here.
       if (!order.stop->in_place && rng_.Below(2) == 0) order.forget = Forget{newest};
     }
+    said_.push_back(order);
     Feed(Ordered{order});
+  }
+  // One that a newer one has overtaken has nothing to add.
+  void OldOrder() {
+    if (said_.size() < 2 || !core_->attached()) return;
+    for (const Action& action :
+         core_->Step(now_, Ordered{said_[rng_.Below(said_.size() - 1)]}).actions) {
+      EXPECT_FALSE(std::holds_alternative<WriteRunDirectory>(action) ||
+                   std::holds_alternative<StartRanks>(action) ||
+                   std::holds_alternative<StopRanks>(action) ||
+                   std::holds_alternative<TellRetire>(action))
+          << "an order was obeyed after a newer one";
+      std::visit([this](const auto& a) { Carry(a); }, action);
+    }
   }
   Stop StopAll(int which, Generation up_to) {
     StoppedUpTo(kJobs[which]) = std::max(StoppedUpTo(kJobs[which]), up_to);
@@ -521,7 +557,10 @@ class World {
         }
         break;
       case 2:
-      case 3: RandomOrder(); break;
+      case 3:
+        RandomOrder();
+        if (rng_.Below(10) == 0) OldOrder();
+        break;
       case 4:
       case 5: ShimsStep(); break;
       default:
@@ -598,7 +637,12 @@ class World {
   Node node_;
   std::optional<Core> core_;
   std::deque<Event> queue_;
-  std::map<GroupKey, Instant> stops_;  // Deadlines ordered in this life of the agent.
+  // Of this life of the agent: deadlines that it ordered, stores that it closed, how often in a row
+  // nothing was left to kill.
+  std::map<GroupKey, Instant> stops_;
+  std::set<GroupKey> closed_;
+  std::map<GroupKey, int> clean_rounds_;
+  std::vector<Order> said_;  // In this session.
   bool attached_ = false;
   bool faults_ = true;
   ClusterId cluster_;
