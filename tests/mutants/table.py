@@ -97,6 +97,9 @@ MUTANTS = [
     (CORE + "recovery.cc", "for (const Duration age : job.state.ends.charges) job.charge_times.push_back(step.now() - age);", ""),
     (CORE + "recovery.cc", "if (row.phase != GenerationPhase::kOver || row.verdict_open)", "if (row.phase != GenerationPhase::kOver)"),
     (CORE + "retention.cc", "if (held || !SlotsFree(job, *node)) return false;", "if (held) return false;"),
+    (CORE + "step.cc", "if (nodes >= kManyNodes) job.rests_until", "job.rests_until"),
+    (CORE + "gather.cc", "step.Rest(job, static_cast<int>(candidates.size()));", ""),
+    (CORE + "verdict.cc", "step.Rest(job, static_cast<int>(touched.size()));", ""),
     # ---- the agent's core
     (AGENT + "leftovers.cc", "killing.clean = killed.none ? killing.clean + 1 : 0;", "killing.clean += killed.none;"),
     (AGENT + "leftovers.cc", "if (group == nullptr || !group->killing || group->killing->again) return;", "if (group == nullptr || !group->killing) return;"),

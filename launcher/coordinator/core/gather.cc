@@ -23,9 +23,6 @@
 namespace regroup::coordinator {
 namespace {
 
-// With this many nodes a wait is decided without looking at each of them.
-constexpr int kManyNodes = 64;
-
 // A node that failed its check comes back as one that joins does, and under `settle` so does one
 // that flaps: unless the job needs them to run. The others do not wait for what may fail again.
 void LeaveOutUnsteady(const State& state, const Job& job, std::vector<Candidate>& candidates) {
@@ -188,7 +185,7 @@ bool Gather(Step& step, Job& job) {
     Propose(step, job, form->members, false);
     return true;
   }
-  step.Rest(job, candidates.size());
+  step.Rest(job, static_cast<int>(candidates.size()));
   return GatherWaits(step, job, std::get<Wait>(decision));
 }
 

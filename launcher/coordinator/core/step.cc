@@ -13,7 +13,6 @@ constexpr std::size_t kRowsBeforeNext = 16;
 constexpr std::size_t kBytesBeforeNext = 64u << 10;
 
 // A look at a node takes some 1 us: so long at most a tenth of a core goes into looks.
-constexpr std::size_t kManyNodes = 64;
 constexpr Duration kRestOfNode = std::chrono::microseconds(10);
 
 }  // namespace
@@ -107,7 +106,7 @@ void Step::Disarm(Job& job) {
   job.wake.reset();
 }
 
-void Step::Rest(Job& job, std::size_t nodes) {
+void Step::Rest(Job& job, int nodes) {
   if (nodes >= kManyNodes) job.rests_until = now() + kRestOfNode * nodes;
 }
 

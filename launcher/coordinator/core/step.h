@@ -17,6 +17,9 @@
 
 namespace regroup::coordinator {
 
+// From so many on a job waits without a look at each of them whenever one of them tells something.
+inline constexpr int kManyNodes = 64;
+
 class Step {
  public:
   // Time never goes back: an earlier `now` than the last step's counts as that.
@@ -55,10 +58,10 @@ class Step {
   // nothing happens.
   void Wake(Job& job, Instant at);  // Look at the job again by then.
   void Disarm(Job& job);
-  // So many nodes were looked at in vain: if they are many, whoever would look at each of them
-  // again asks Rests, which wakes the job when that may be. Thousands that become free one by one
-  // would otherwise be thousands of looks at thousands.
-  void Rest(Job& job, std::size_t nodes);
+  // So many nodes were looked at in vain. If they are many, none of them is looked at again for a
+  // while: thousands that become free one by one would be thousands of looks at thousands.
+  void Rest(Job& job, int nodes);
+  // Whether that while goes on; then the job is woken at its end.
   bool Rests(Job& job);
   void Arm(Node& node, std::optional<Instant> at);
 

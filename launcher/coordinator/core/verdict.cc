@@ -248,7 +248,7 @@ bool FinishEnding(Step& step, Job& job) {
     }
   }
   if (wait) {
-    step.Rest(job, touched.size());
+    step.Rest(job, static_cast<int>(touched.size()));
     step.Wake(job, job.stop->give_up);
     return false;
   }

@@ -586,15 +586,20 @@ TEST(AgentCore, ANoticeSurvivesTheAgentWithoutASecondSigterm) {
   EXPECT_EQ(agent.Last<SignalRank>(), nullptr);
 }
 
+WorkerProgress ProgressOf(const GroupKey& key, std::int64_t step) {
+  WorkerProgress progress;
+  progress.job = key.job;
+  progress.generation = key.generation;
+  progress.step = step;
+  return progress;
+}
+
 TEST(AgentCore, ProgressIsCoalescedAndFlushedBeforeAnExit) {
   Driver agent(ServiceConfig());
   agent.Attach();
   BringUp(agent, 1, 1);
   const GroupKey key = Key("a-1", 1);
-  WorkerProgress progress;
-  progress.job = key.job;
-  progress.generation = key.generation;
-  progress.step = 1;
+  WorkerProgress progress = ProgressOf(key, 1);
   agent.Do(WorkerSaid{key, 0, 0, progress});
   EXPECT_NE(agent.Last<SendProgress>(), nullptr) << "the first one at once";
   progress.step = 2;
@@ -636,13 +641,7 @@ TEST(AgentCore, TheStepsBeforeACommitAreToldBeforeIt) {
   agent.Attach();
   BringUp(agent, 1, 1);
   const GroupKey key = Key("a-1", 1);
-  WorkerProgress progress;
-  progress.job = key.job;
-  progress.generation = key.generation;
-  for (int step = 1; step <= 2; ++step) {
-    progress.step = step;
-    agent.Do(WorkerSaid{key, 0, 0, progress});
-  }
+  for (int step : {1, 2}) agent.Do(WorkerSaid{key, 0, 0, ProgressOf(key, step)});
   const Effects& effects = agent.Do(WorkerSaid{key, 0, 0, Asked(key, 2)});
   ASSERT_EQ(effects.actions.size(), 2u);
   EXPECT_EQ(std::get<SendProgress>(effects.actions[0]).progress.step, 2);

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "launcher/coordinator/core/core.h"
+#include "launcher/coordinator/core/step.h"
 #include "tests/scenario/testing.h"
 
 namespace regroup {
@@ -19,26 +20,27 @@ using namespace coordinator;  // NOLINT: most names here are its.
 // Obeys at once; no time passes but by hand.
 class ManyNodes : public ::testing::Test {
  protected:
-  static constexpr int kNodes = 80;  // And a spare one.
+  static constexpr int kNodes = 80;
   static constexpr Duration kRest = kNodes * 10us;
 
-  ManyNodes() : core_(ConfigOf(), Epoch(1), {}, now_) {
+  ManyNodes() : core_(ConfigOf(), Epoch(1), {}, now_) {}
+  // A job of so many nodes, and a spare one.
+  void Submit(int nodes) {
+    nodes_ = nodes;
     Happens(Tick{});
-    for (std::uint64_t i = 1; i <= kNodes + 1; ++i) {
+    for (int i = 1; i <= nodes + 1; ++i) {
       Hello hello;
       hello.node = NodeId("id" + std::to_string(i));
       hello.name = "node" + std::to_string(i);
       hello.incarnation = Incarnation(1);
       hello.boot = BootId("boot");
       hello.address = "10.0.0.1";
-      Happens(SessionOpened{SessionId(i), hello});
+      Happens(SessionOpened{SessionId(static_cast<std::uint64_t>(i)), hello});
     }
     Pass(10s);
-  }
-  void Submit() {
     SubmitAsked asked;
     asked.call = CallId(1);
-    asked.spec = SpecOf("job", kNodes, kNodes);
+    asked.spec = SpecOf("job", nodes, nodes);
     asked.key = "key";
     Happens(asked);
   }
@@ -56,8 +58,8 @@ class ManyNodes : public ::testing::Test {
     const Instant until = now_ + time;
     for (std::optional<Instant> next; (next = core_.NextDeadline()) && *next <= until;) {
       now_ = std::max(now_, *next);
-      for (std::uint64_t i = 1; i <= kNodes + 1; ++i)
-        Happens(HeartbeatReceived{SessionId(i), OrderNo()});
+      for (int i = 1; i <= nodes_ + 1; ++i)
+        Happens(HeartbeatReceived{SessionId(static_cast<std::uint64_t>(i)), OrderNo()});
       Happens(Tick{});
     }
     now_ = until;
@@ -66,6 +68,14 @@ class ManyNodes : public ::testing::Test {
     ReadFilter filter;
     filter.job = "job-1";
     return core_.Read(filter, now_, WallTime())->jobs.at(0).state;
+  }
+
+  void Cancel() {
+    CancelAsked cancel;
+    cancel.call = CallId(2);
+    cancel.job = "job-1";
+    cancel.key = "cancel";
+    Happens(cancel);
   }
 
   SessionId deaf_;  // Of a node that does not prepare.
@@ -107,26 +117,31 @@ class ManyNodes : public ::testing::Test {
   std::map<SessionId, GroupReport> groups_;
   std::deque<Event> events_;
   std::uint64_t reports_ = 0;
+  int nodes_ = 0;
 };
 
 TEST_F(ManyNodes, AreNotLookedAtForEachThatIsFreeAgain) {
-  Submit();
+  Submit(kNodes);
   Pass(1s);
   ASSERT_TRUE(formed_at_);
-  CancelAsked cancel;
-  cancel.call = CallId(2);
-  cancel.job = "job-1";
-  cancel.key = "cancel";
-  Happens(cancel);
+  Cancel();
   EXPECT_EQ(State(), "ending") << "all are free; nobody has looked since the first was";
   EXPECT_EQ(core_.NextDeadline(), now_ + kRest);
   Pass(kRest);
   EXPECT_EQ(State(), "cancelled");
 }
 
+TEST_F(ManyNodes, OfFewEachThatIsFreeIsLookedAt) {
+  Submit(kManyNodes - 1);
+  Pass(1s);
+  ASSERT_TRUE(formed_at_);
+  Cancel();
+  EXPECT_EQ(State(), "cancelled");
+}
+
 TEST_F(ManyNodes, AreGatheredAgainWithoutALookForEach) {
   deaf_ = SessionId(7);
-  Submit();
+  Submit(kNodes);
   Pass(1s);
   ASSERT_FALSE(formed_at_);
   Pass(4s);
