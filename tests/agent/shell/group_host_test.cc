@@ -358,8 +358,10 @@ TEST(GroupHost, ADirectoryThatCannotBeReadKeepsItsGroupUntilThatIsEnded) {
       life.PrepareGroup(3);
       life.StartGroup(3);
       rank = life.FirstRank();
-      // What is told is written after it.
+      // What is told is written after it; what is written below is to stay.
       life.RunUntil([&] { return shim::ReadRunDirectory(folder)->state->ever_started; });
+      ASSERT_EQ(::kill(rank->parent, SIGSTOP), 0);
+      life.RunUntil([&] { return io::ReadProcessStat(rank->parent)->state == 'T'; });
     }
     std::ofstream(folder + "/" + file) << "rubbish";
     Life life(scratch, "");
