@@ -8,6 +8,7 @@
 #include "agent/core/leftovers.h"
 #include "agent/core/prepare.h"
 #include "agent/core/session.h"
+#include "agent/core/stops.h"
 #include "common/base/check.h"
 #include "common/base/control.h"
 
@@ -16,6 +17,7 @@ namespace {
 
 // What an earlier life had begun and not ended.
 void GoOn(Step& step, const RunRecord& record, Group& group) {
+  if (group.stop_deadline) AwaitShim(step, group);
   if (group.supervisor_lost && group.busy()) {
     group.signalled_at = step.now();
     KillLeftovers(step, record.key, group);

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "agent/core/progress.h"
+
 namespace regroup::agent {
 namespace {
 
@@ -12,8 +14,10 @@ bool IsAnswerTo(const CommitAnswer& answer, const CommitRequest& asked) {
   return answer.attempt == asked.attempt && answer.step == asked.step;
 }
 
-// Whatever was in flight before is no longer awaited.
-void SendNewest(Step& step, Commit& commit) {
+// Whatever was in flight before is no longer awaited. The coordinator should not hear of a
+// checkpoint before the steps that led to it.
+void SendNewest(Step& step, const GroupKey& key, Commit& commit) {
+  FlushProgress(step, key);
   commit.in_flight = commit.newest;
   step.Do(SendCommit{commit.newest});
 }
@@ -35,7 +39,7 @@ void AskCommit(Step& step, const GroupKey& key, const CommitRequest& request) {
     busy.why_not = "busy: a newer commit was asked for before this one could be";
     step.Do(TellCommit{key, busy});
   }
-  if (step.state.attached() && !commit.in_flight) SendNewest(step, commit);
+  if (step.state.attached() && !commit.in_flight) SendNewest(step, key, commit);
 }
 
 void On(Step& step, const CommitAnswered& answered) {
@@ -49,7 +53,7 @@ void On(Step& step, const CommitAnswered& answered) {
   if (IsAnswerTo(answer, asked->second.newest)) {
     step.state.commits.erase(asked);
   } else {
-    SendNewest(step, asked->second);
+    SendNewest(step, key, asked->second);
   }
 }
 
@@ -59,7 +63,7 @@ void ForgetCommitsInFlight(State& state) {
 }
 
 void RepeatCommits(Step& step) {
-  for (auto& [key, commit] : step.state.commits) SendNewest(step, commit);
+  for (auto& [key, commit] : step.state.commits) SendNewest(step, key, commit);
 }
 
 }  // namespace regroup::agent

@@ -29,11 +29,11 @@ void On(Step&, const Tick&) {}
 // After every event: what follows from the state. Reports leave before progress and heartbeats,
 // since the coordinator judges those by what it knows of the group.
 void Settle(Step& step) {
+  EndWords(step);  // First: what waits for those slots need not wait for another event.
   Reconcile(step);
   EndWarmUps(step);
   EndNurseries(step);
   KillAgain(step);
-  EndWords(step);
   EndWaits(step);
   KillSilentShims(step);
   SendReports(step, /*all=*/false);

@@ -77,7 +77,7 @@ struct Noticed {
 struct Retiring {
   Instant until;              // Who has not left by then is killed. Never moves later.
   bool killed = false;        // That has happened; at `until` the group is stopped.
-  std::set<int> signalled{};  // Local ranks that could not: they end, and retire no more.
+  std::set<int> signalled{};  // Local ranks that could not, or are killed: they retire no more.
   std::optional<Instant> redial_until{};  // Some that could retire before have no connection.
 };
 

@@ -27,16 +27,25 @@ std::vector<int> Unretired(const Group& group) {
   return ranks;
 }
 
-bool IsAble(const Group& group, int local_rank) { return group.in_place.able.contains(local_rank); }
+// A notice has: sooner or later it ends, perhaps in the next generation.
+bool IsToldToEnd(const Group& group, int local_rank) {
+  return group.notice.signalled_at.contains(local_rank);
+}
+
+bool IsAble(const Group& group, int local_rank) {
+  return group.in_place.able.contains(local_rank) && !IsToldToEnd(group, local_rank);
+}
 
 // One that only lacks its connection is told as soon as it has another one.
 bool MayRetire(const Group& group, int local_rank) {
-  return IsAble(group, local_rank) || group.in_place.were_able.contains(local_rank);
+  return IsAble(group, local_rank) ||
+         (group.in_place.were_able.contains(local_rank) && !IsToldToEnd(group, local_rank));
 }
 
 // Its work of this generation is lost, or nothing yet: the others have it.
 void Signal(Step& step, const GroupKey& key, Group& group, int local_rank) {
   group.in_place.retiring->signalled.insert(local_rank);
+  if (IsToldToEnd(group, local_rank)) return;
   step.Note(absl::StrCat("local rank ", local_rank, " of ", NameOf(key),
                          " cannot retire and is signalled"));
   step.Do(SignalRank{key, local_rank, SIGTERM});
@@ -263,8 +272,10 @@ void EndWaits(Step& step) {
       StopGroup(step, key, group, step.now(), StopReason::kNotice);
       continue;
     }
-    in_place.retiring = Retiring{step.now() + step.waits().shim_silence, /*killed=*/true};
-    for (int local_rank : Unretired(group)) {
+    const std::vector<int> late = Unretired(group);
+    in_place.retiring = Retiring{step.now() + step.waits().shim_silence, /*killed=*/true,
+                                 std::set<int>(late.begin(), late.end())};
+    for (int local_rank : late) {
       step.Note(absl::StrCat("local rank ", local_rank, " of ", NameOf(key),
                              " has not retired and is killed"));
       step.Do(KillRank{key, local_rank});

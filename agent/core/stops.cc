@@ -27,13 +27,17 @@ void CloseStoreOf(Step& step, const GroupKey& key, Group& group, StopReason reas
   group.report.dirty = true;
 }
 
+void AwaitShim(Step& step, Group& group) {
+  group.shim.kill_at = std::max(step.now(), *group.stop_deadline) + step.waits().shim_silence;
+}
+
 void StopGroup(Step& step, const GroupKey& key, Group& group, Instant deadline, StopReason reason) {
   if (group.phase == Phase::kFree) return;
   CloseStoreOf(step, key, group, reason);
   if (group.stop_deadline && *group.stop_deadline <= deadline) return;
   group.stop_deadline = deadline;
   ForsakeRanks(group);
-  group.shim.kill_at.reset();
+  AwaitShim(step, group);
   if (!group.signalled_at) group.signalled_at = step.now();
   if (group.phase != Phase::kUnkillable && group.phase != Phase::kStopping) {
     group.phase = Phase::kStopping;
@@ -60,15 +64,11 @@ std::optional<Instant> KillShimAt(const Group& group) {
 }
 
 void KillSilentShims(Step& step) {
-  const Duration silence = step.waits().shim_silence;
   for (auto& [key, group] : step.state.groups) {
-    // From the deadline on, or from now where an earlier life of this agent has let it pass.
-    if (group.stop_deadline && !group.shim.kill_at)
-      group.shim.kill_at = std::max(step.now(), *group.stop_deadline) + silence;
     const std::optional<Instant> at = KillShimAt(group);
     if (!at || step.now() < *at) continue;
     step.Note(absl::StrCat("the shim of ", NameOf(key), " does not answer and is killed"));
-    group.shim.kill_at = step.now() + silence;
+    AwaitShim(step, group);  // The kill may be lost as well.
     // Until it has taken this generation, it is the shim of the one before.
     const bool asked = group.in_place.from && group.shim.stage == ShimStage::kSpawned;
     step.Do(KillShim{asked ? GroupKey{key.job, *group.in_place.from} : key});

@@ -31,8 +31,6 @@ void On(Step& step, const WorkerSaid& said) {
   } else if (const auto* progress = std::get_if<WorkerProgress>(&said.what)) {
     KeepProgress(step, said.key, said.local_rank, *progress);
   } else if (const auto* request = std::get_if<CommitRequest>(&said.what)) {
-    // The coordinator should not hear of a checkpoint before the steps that led to it.
-    FlushProgress(step, said.key);
     AskCommit(step, said.key, *request);
   } else if (const auto* failed = std::get_if<CommunicatorFailed>(&said.what)) {
     group->ranks.communicator_failed[said.local_rank] = failed->text.substr(0, kMaxErrorBytes);
