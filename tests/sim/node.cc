@@ -69,6 +69,7 @@ void Node::StartAgent() {
   born_ = world_.clock().now() - options_.launch_age;
   armed_.reset();
   core_.emplace(AgentConfig(), world_.clock().now());
+  promises_.emplace(AgentConfig());
   Post(agent::Scanned{Records()});
   for (auto& job : groups_)
     for (auto& entry : job.second) Speak(entry.second);
@@ -89,6 +90,9 @@ void Node::StepAll() {
     events_.pop_front();
     const agent::Effects effects = core_->Step(world_.clock().now(), event);
     world_.Decided(*this, event, effects);
+    promises_->Check(world_.clock().now(), event, effects, *core_);
+    for (const std::string& broken : std::exchange(promises_->broken, {}))
+      world_.Violated("agent " + name_ + ": " + broken);
     Coverage& coverage = world_.coverage();
     ++coverage.agent_events[event.index()];
     for (const agent::Action& action : effects.actions) {

@@ -19,6 +19,7 @@
 #include "common/base/control.h"
 #include "launcher/coordinator/core/actions.h"
 #include "launcher/coordinator/core/events.h"
+#include "tests/agent/promises/promises.h"
 #include "tests/sim/clock.h"
 #include "tests/sim/coverage.h"
 
@@ -317,6 +318,7 @@ class Node {
   std::uint64_t life_ = 0;
   bool agent_up_ = false;
   std::optional<agent::Core> core_;
+  std::optional<agent::testing::Promises> promises_;
   std::deque<agent::Event> events_;
   bool stepping_ = false, stalled_ = false;
   std::set<JobId> settled_;  // Whose imports are done, or given up; the agent's own.
