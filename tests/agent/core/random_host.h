@@ -57,7 +57,9 @@ class RandomHost {
     bool store_alive = false, store_closed = false, noticed = false;
     std::optional<Address> store;
     bool checked = false;  // Its node check has passed.
-    bool strays = false;   // What its ranks have started outlives its shim.
+    // What its ranks have started outlives its shim.
+    bool strays = false, had_strays = false;
+    int clean_rounds = 0;  // In a row that found none.
   };
 
   // The node: what survives an agent.
@@ -194,7 +196,7 @@ class RandomHost {
     shim.inbox.clear();
     const bool any = shim.checking || std::any_of(shim.ranks.begin(), shim.ranks.end(),
                                                   [](const Rank& rank) { return rank.alive; });
-    directory.strays |= any && rng_.Below(2) == 0;
+    directory.strays = directory.had_strays = any && rng_.Below(2) == 0;
     for (Rank& rank : shim.ranks) rank.alive = false;
   }
   void EndFreeShim(const GroupKey& key, Shim& shim) {
@@ -276,7 +278,12 @@ class RandomHost {
       if (faults_ && rng_.Below(20) == 0) EndFreeShim(key, shim);
       return;
     }
-    if (IsAsked(key)) return AnswerHandOver(key);
+    if (IsAsked(key)) {
+      if (!faults_ || rng_.Below(3) != 0) return AnswerHandOver(key);
+      for (Rank& rank : shim.ranks)
+        if (rank.alive && rng_.Below(4) == 0) EndRank(key, shim, rank);
+      return;
+    }
     if (!shim.ready) {
       shim.ready = true;
       See(key);
@@ -316,8 +323,9 @@ class RandomHost {
       See(key);
     } else if (faults_ && rng_.Below(100) == 0) {
       shim.wedged = true;
-    } else if (faults_ && rng_.Below(150) == 0) {
+    } else if (faults_ && rng_.Below(!shim.started && !shim.kept.empty() ? 20 : 150) == 0) {
       LoseShim(directory);
+      takes_agent_along_ = rng_.Below(3) == 0;
       if (shim.ready) {
         See(key);
       } else {
@@ -340,6 +348,7 @@ class RandomHost {
   Instant now_ = At(std::chrono::seconds(0));
   Node node_;
   bool faults_ = true;
+  bool takes_agent_along_ = false;  // Whatever has killed a shim.
 
  private:
   std::int64_t step_ = 0, pid_ = 100;

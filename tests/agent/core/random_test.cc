@@ -198,12 +198,13 @@ class World : private RandomHost {
   void Carry(const KillGroup& a) {
     Shim& shim = *node_.directories.at(a.key).shim;
     ASSERT_FALSE(shim.alive);
-    bool& strays = node_.directories.at(a.key).strays;
-    const bool none = !strays;
-    // One that is killed may have started another one.
-    if (strays) strays = faults_ && rng_.Below(4) == 0;
+    Directory& directory = node_.directories.at(a.key);
+    const bool none = !directory.strays;
+    directory.clean_rounds = none ? directory.clean_rounds + 1 : 0;
+    // One that is killed, or was not seen yet, may have started another one.
+    directory.strays =
+        directory.had_strays && faults_ && directory.clean_rounds < 2 && rng_.Below(4) == 0;
     Later(LeftoversKilled{a.key, none});
-    if (faults_ && rng_.Below(5) == 0) Later(LeftoversKilled{a.key, none});
   }
   void Carry(const MarkKilled& a) { node_.directories.at(a.key).shim->killed = true; }
   void Carry(const ShowLateOutput&) {}
@@ -337,7 +338,9 @@ class World : private RandomHost {
       for (int i = 0; i < group->second.workers; ++i) run.mine.push_back({i, i});
       order.run = run;
     } else {
-      order.stop = StopAll(which, newest);
+      // Of a growth, whose newcomers are ready: what was before it.
+      const bool grows = now == Phase::kPrepared && known.size() > 1;
+      order.stop = StopAll(which, grows ? std::next(known.rbegin())->first : newest);
       // Nobody would stop what has retired, were its job forgotten here.
       if (!order.stop->in_place && rng_.Below(2) == 0) order.forget = Forget{newest};
     }
@@ -405,7 +408,10 @@ class World : private RandomHost {
         if (rng_.Below(10) == 0) OldOrder();
         break;
       case 4:
-      case 5: ShimsStep(); break;
+      case 5:
+        ShimsStep();
+        if (std::exchange(takes_agent_along_, false)) StartAgent();
+        break;
       default:
         for (int i = 0; i < 3; ++i) DeliverOne();
     }
@@ -415,6 +421,8 @@ class World : private RandomHost {
     const Event event = std::move(queue_.front());
     queue_.pop_front();
     Feed(event);
+    const bool again = faults_ && std::holds_alternative<LeftoversKilled>(event);
+    if (again && rng_.Below(5) == 0) Feed(event);  // What is said twice is one thing.
   }
   void SettleRound() {
     Advance(100ms);

@@ -103,6 +103,7 @@ void Promises::Hear(Instant now, const Event& event) {
     if (const auto* hello = std::get_if<WorkerHello>(&said->what)) {
       rank.open = rank.could = hello->in_place;
       rank.greeted = now;
+      rank.heard = true;
     } else if (const auto* progress = std::get_if<WorkerProgress>(&said->what)) {
       known_[said->key].unsent[progress->rank] = *progress;
     }
@@ -202,8 +203,12 @@ void Promises::OrderEnds(Instant now, const Action& action, const Groups& groups
     Known& known = known_[signal->key];
     known.rank_told.try_emplace(signal->local_rank, now);
     if (!groups.at(signal->key).in_place.retiring) return;
-    const bool dials = known.ranks[signal->local_rank].could ||
-                       (known.adopted && !known.ranks.contains(signal->local_rank));
+    // Nothing was heard yet of one that is older than this agent, or than its generation.
+    const Group& group = groups.at(signal->key);
+    const bool older = known.adopted || group.ranks.kept.contains(signal->local_rank);
+    const auto heard = known.ranks.find(signal->local_rank);
+    const bool dials =
+        heard == known.ranks.end() ? older : heard->second.could || (older && !heard->second.heard);
     Expect(!dials || !known.redial_due || now >= *known.redial_due, signal->key,
            "a rank that may dial again is signalled at once");
   } else if (const auto* kill = std::get_if<KillRank>(&action)) {
@@ -367,6 +372,8 @@ void Promises::CheckRetiring(Instant now, const GroupKey& key, const Group& grou
     known.redial_due.reset();
     return;
   }
+  for (int local_rank : group.in_place.retired)
+    Expect(!known.rank_told.contains(local_rank), key, "a rank that was told to end has retired");
   if (retiring->killed) return;
   if (!known.redial_due) {
     known.retiring_since = now;

@@ -37,7 +37,8 @@ class Promises {
   struct Connection {
     bool open = false;   // And its worker can retire.
     bool could = false;  // It could in the last one.
-    Instant greeted{};   // When it was opened last.
+    bool heard = false;  // It was opened once.
+    Instant greeted{};   // When that was last.
   };
   struct Known {
     // Rounds over what a lost shim left.
