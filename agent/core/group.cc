@@ -104,7 +104,7 @@ Group Adopt(const RunRecord& record) {
   }
   for (const RankEnded& exit : record.exits) {
     // One that ended before this generation began is started anew with it.
-    if (group.ranks.kept.erase(exit.local_rank) > 0 && !record.started) continue;
+    if (!record.started && group.ranks.kept.erase(exit.local_rank) > 0) continue;
     // As above: it was told, or its end has been reported.
     group.ranks.exits.emplace(exit.local_rank, exit).first->second.after_stop |= record.noticed;
   }
