@@ -18,6 +18,8 @@
 namespace regroup::coordinator {
 namespace {
 
+constexpr Duration kClockSlew = std::chrono::seconds(1);  // Between two clocks that both go on.
+
 int FirstRankOf(const GenerationRow& row, int group_rank) {
   int first = 0;
   for (int i = 0; i < group_rank; ++i) first += row.members[i].workers;
@@ -274,8 +276,10 @@ void RefreshMember(Step& step, Job& job, Node& node) {
 }
 
 Duration GenerationAge(const State& state, const GenerationRow& row, Instant since) {
-  return std::clamp<Duration>(state.wall - row.proposed_at, std::max(state.now - since, Duration{}),
-                              kMaxDuration);
+  const Duration seen = std::max(state.now - since, Duration{});
+  const Duration said = state.wall - row.proposed_at;
+  if (said + kClockSlew < seen) return kMaxDuration;
+  return std::clamp<Duration>(said, seen, kMaxDuration);
 }
 
 }  // namespace regroup::coordinator
