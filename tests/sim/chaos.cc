@@ -119,7 +119,10 @@ class Chaos {
   }
 
   // What was thought of later is in these, so that seeds that are known for something keep it.
-  bool IsLater() const { return seed_ % 20 == 13 || seed_ % 20 == 19; }
+  bool IsLater() const {
+    const std::uint64_t kind = seed_ % 20;
+    return kind == 0 || kind == 5 || kind == 13 || kind == 16 || kind == 19;
+  }
 
   // Ranks of half of all lives.
   bool StaysInPlace() const { return seed_ % 2 == 0; }
@@ -279,7 +282,7 @@ class Chaos {
       } else {
         Operate();
       }
-      if (IsLater() && rng_.Below(8) == 0) FailTwice();
+      if (IsLater() && rng_.Below(8) == 0) HurtLater();
       world_.RunFor(Pick<Duration>({1ms, 3ms, 10ms, 50ms, 300ms, 300ms, 1500ms, 4s}));
       world_.Poll();
     }
@@ -330,6 +333,10 @@ class Chaos {
     spec.start_timeout = 3s;
     if (rng_.Below(5) != 0) spec.max_restarts = 100;
     if (rng_.Below(5) == 0) spec.restart_window = 6s;
+    if (IsLater() && rng_.Below(3) == 0) {
+      spec.restart_window = 6s;
+      spec.max_restarts = 1;
+    }
     if (rng_.Below(3) != 0) spec.max_preemptions.reset();
     if (rng_.Below(20) == 0) spec.min_nodes = spec.max_nodes = 40;
     if (rng_.Below(5) == 0) spec.node_check = {"nvidia-smi", 1s};
@@ -429,6 +436,78 @@ class Chaos {
           world_.clock().After(0ms, [this, job = send->order.job] { FinishJob(job); });
       }
     };
+  }
+
+  void HurtLater() {
+    const std::uint64_t what = rng_.Below(8);
+    Note("later " + std::to_string(what));
+    switch (what) {
+      case 0: return ReturnBehindWalls();
+      case 1: world_.CancelAgain(); return;
+      case 2: return ReplaceAgent();
+      case 3: return NoticeTwice();
+      case 4: return FailAcrossCrashes();
+      case 5: return LeaveAtOnce();
+      default: return FailTwice();
+    }
+  }
+
+  // Nobody's word proves anything of nodes whose witnesses cannot be asked.
+  void ReturnBehindWalls() {
+    for (auto& entry : world_.nodes())
+      if (entry.second->options().walled && !entry.second->options().launched)
+        entry.second->KillAgent();
+    world_.CrashCoordinator();
+    world_.RunFor(100ms);
+    world_.StartCoordinator();
+    world_.RunFor(2s);
+    for (auto& entry : world_.nodes())
+      if (entry.second->options().walled && !entry.second->options().launched)
+        entry.second->StartAgent();
+  }
+
+  // The Hello of the one before arrives after that of the next.
+  void ReplaceAgent() {
+    Node& node = AnyNode();
+    if (node.options().launched) return;
+    node.behaviour().late_hello = true;
+    node.KillAgent();
+    node.StartAgent();
+    world_.RunFor(0ms);
+    node.KillAgent();
+    node.StartAgent();
+    world_.RunFor(3s);
+    node.behaviour().late_hello = false;
+  }
+
+  void NoticeTwice() {
+    Node& node = AnyNode();
+    if (node.options().launched) return;
+    node.Notice(2s);
+    world_.RunFor(200ms);
+    node.Notice(10s);
+  }
+
+  // What has been charged is remembered.
+  void FailAcrossCrashes() {
+    Node& node = AnyNode();
+    const JobId job = AnyJob(node);
+    for (int i = 0; i < 3; ++i) {
+      node.ExitRank(job, 0, 1);
+      world_.RunFor(600ms);
+      world_.CrashCoordinator();
+      world_.StartCoordinator();
+      world_.RunFor(900ms);
+    }
+  }
+
+  // All launch commands are told to leave, and their hosts are gone before they have.
+  void LeaveAtOnce() {
+    for (auto& entry : world_.nodes())
+      if (entry.second->options().launched) entry.second->Signal(SIGTERM);
+    world_.RunFor(300ms);
+    for (auto& entry : world_.nodes())
+      if (entry.second->options().launched) entry.second->KillNode();
   }
 
   // Two ranks of a job, the second before anybody tells it to stop for the first.

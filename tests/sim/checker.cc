@@ -79,6 +79,14 @@ void Checker::OnCoordinatorStart(Instant now, Epoch epoch) {
   silent_since_.clear();
   own_proposals_.clear();
   preparing_.clear();
+  told_to_run_.clear();
+  told_to_end_.clear();
+  notices_.clear();
+  welcomed_.clear();
+  incarnations_.clear();
+  newest_welcomed_.clear();
+  overtaken_.clear();
+  brake_until_ = {};
   judging_ = ended_;
   // What was decided and not durable has not been.
   decided_formed_.clear();
@@ -124,6 +132,11 @@ void Checker::OnEvent(const Event& event, Instant now) {
   };
   if (const auto* opened = std::get_if<SessionOpened>(&event)) {
     const Hello& hello = opened->hello;
+    incarnations_[opened->session] = hello.incarnation;
+    if (hello.incarnation < newest_welcomed_[hello.node]) {
+      overtaken_.insert(opened->session);
+      return;
+    }
     sessions_[opened->session] = hello.node;
     opened_[hello.node] = events_;
     silent_since_.erase(hello.node);
@@ -156,8 +169,11 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
   for (const Action& action : effects.actions) {
     const auto* welcome = std::get_if<SendWelcome>(&action);
     if (welcome == nullptr) continue;
+    Expect(!overtaken_.contains(welcome->session), "10: an agent is welcome that has died since");
     const NodeId& node = sessions_[welcome->session];
+    newest_welcomed_[node] = std::max(newest_welcomed_[node], incarnations_[welcome->session]);
     open_sessions_[node] = welcome->session;
+    welcomed_[welcome->session] = now;
     OnHeard(node, now);
   }
   for (const Row& row : effects.rows) NoteDecided(durable, row, now);
@@ -176,18 +192,28 @@ void Checker::OnDecided(const std::map<Key, Value>& durable, const Effects& effe
   for (const Action& action : effects.actions) {
     const auto* send = std::get_if<SendOrder>(&action);
     if (send == nullptr) continue;
-    CheckSent(*send);
+    CheckSent(*send, now);
     if (!send->order.stop) continue;
     CheckEarly(*send);
     CheckStop(*send, now);
   }
+  for (const Row& row : effects.rows) {
+    const auto* generation = row.value ? std::get_if<GenerationRow>(&*row.value) : nullptr;
+    const auto* before = generation ? RowBefore<GenerationRow>(durable, row.key) : nullptr;
+    if (before != nullptr && generation->phase == GenerationPhase::kFormed &&
+        before->phase != GenerationPhase::kFormed)
+      CheckLeftOut(*generation);
+  }
+  CheckSilence(effects, now);
 }
 
 void Checker::NoteDecided(const std::map<Key, Value>& durable, const Row& row, Instant now) {
   if (!row.value) {
+    if (row.key.ends_with('/')) CheckPurged(row.key);
     const auto* gone = RowBefore<NodeRow>(durable, row.key);
     if (gone == nullptr) return;
     OnLost(gone->node, now);
+    open_sessions_.erase(gone->node);
     launches_.erase(gone->node);
   } else if (const auto* node = std::get_if<NodeRow>(&*row.value)) {
     const auto* before = RowBefore<NodeRow>(durable, row.key);
@@ -322,6 +348,7 @@ void Checker::OnCommit(const std::map<Key, Value>& before, const std::vector<Row
       specs_[spec->job] = spec->spec;
       if (spec->standalone) standalone_.insert(spec->job);
     } else if (const auto* state = std::get_if<JobStateRow>(&*row.value)) {
+      if (!state->cancel.key.empty()) cancels_.insert(state->cancel.key);
       CheckState(RowBefore<JobStateRow>(before, row.key), *state, now);
     } else if (const auto* generation = std::get_if<GenerationRow>(&*row.value)) {
       const auto* known = RowBefore<GenerationRow>(before, row.key);

@@ -33,7 +33,12 @@
 //   65  nobody is told to run what it has not shown to be prepared;
 //   66  nothing of a job that is purged may still run;
 //   67  what forms was proposed by the coordinator that forms it, and what one before has proposed
-//       comes to nothing at once.
+//       comes to nothing at once;
+//   68  what is still wanted of a member is said again in its next session;
+//   69  the time that a notice leaves to workers never grows;
+//   70  whoever has retired and is left out of what forms is told to end;
+//   71  silence is believed in time;
+//   72  a cancel that is sent again is answered as it was.
 //
 // Of that list these are not here:
 //   2       one journal has one writer: its folder is flocked (tests/launcher/coordinator/shell);
@@ -93,6 +98,7 @@ class Checker {
   void OnOrder(const Node& node, const Order& order, Instant now);
   void OnSubmitAnswered(const std::string& key, const JobId& job);
   void OnCancelAnswered(const JobId& job, Instant now);
+  void OnCancelAnswered(const std::string& key, bool accepted);
   void OnCommitAnswered(SessionId session, const CommitAnswer& answer);
   void OnRead(const coordinator::ReadReply& reply);  // By one client, call after call.
   void OnHeard(const NodeId& node, Instant now) { heard_[node] = now; }
@@ -101,6 +107,7 @@ class Checker {
   }
   void OnStall(Duration gap, Instant now) {
     stalled_ += gap;
+    for (auto& notice : notices_) notice.second += gap;
     stalled_until_ = now + gap;
   }
   void OnJournalReplaced();  // By hand: what was durable may be gone.
@@ -175,7 +182,11 @@ class Checker {
   void CheckFirstSilent(const coordinator::GenerationRow& closed, const NodeLost& lost);
   void CheckWait(const JobView& view);
   void CheckRoom(const coordinator::GenerationRow& proposed);
-  void CheckSent(const coordinator::SendOrder& send);
+  void CheckSent(const coordinator::SendOrder& send, Instant now);
+  void CheckToldAgain(const coordinator::GenerationRow& closed, const StartTimedOut& late,
+                      Instant now);
+  void CheckLeftOut(const coordinator::GenerationRow& formed);
+  void CheckSilence(const coordinator::Effects& effects, Instant now);
   void CheckPurged(const std::string& folder);
   const Exit* Failed(const GenerationId& id, const NodeId& node, int local_rank) const;
   bool IsDisturbed(const GenerationId& id) const;
@@ -205,6 +216,7 @@ class Checker {
   Judged ended_;
   std::map<JobId, std::vector<Instant>> charged_at_;
   std::map<std::string, JobId> submitted_;
+  std::set<std::string> cancels_;  // Keys of those that ended a job.
   std::map<JobId, Instant> cancelled_;
   std::map<JobId, std::uint64_t> last_event_;
   std::map<JobId, int> ends_;
@@ -250,6 +262,15 @@ class Checker {
   std::set<GenerationId> own_proposals_;
   // Prepares that a session has not answered, and the order that asked for them.
   std::map<NodeId, std::map<JobId, std::pair<OrderNo, int>>> preparing_;
+  // What a session was told: of generations that run, up to which nothing may, what notices leave.
+  std::map<SessionId, std::set<GenerationId>> told_to_run_;
+  std::map<SessionId, std::map<JobId, Generation>> told_to_end_;
+  std::map<std::pair<NodeId, GenerationId>, Instant> notices_;
+  std::map<SessionId, Instant> welcomed_;
+  std::map<SessionId, Incarnation> incarnations_;
+  std::map<NodeId, Incarnation> newest_welcomed_;
+  std::set<SessionId> overtaken_;  // Opened by agents that have died since.
+  Instant brake_until_{};
   // Durable.
   std::map<JobId, int> formed_of_;  // Generations.
   std::set<JobId> standalone_;

@@ -16,6 +16,7 @@ constexpr Duration kLastHurried = std::chrono::seconds(1);
 constexpr Duration kAfterRefusal = std::chrono::seconds(2);
 constexpr Duration kSecondSignal = std::chrono::milliseconds(600);
 constexpr Duration kLifelineGrace = std::chrono::seconds(30);
+constexpr Duration kLateHello = std::chrono::seconds(1);
 }  // namespace
 
 Node::Node(NodeWorld& world, std::string name, NodeOptions options, Behaviour behaviour)
@@ -160,6 +161,11 @@ void Node::Say(Event event) {
   auto send = [this, life = life_, session = session_, opens, event = std::move(event)] {
     if (life == life_ && session == session_ && session_) return world_.ToCoordinator(*this, event);
     if (behaviour_.late && !opens) world_.TooLate(event);
+    if (!behaviour_.late_hello || !opens || life == life_) return;
+    world_.clock().After(kLateHello, [this, event] {
+      world_.TooLate(event);
+      world_.TooLate(SessionBroken{std::get<SessionOpened>(event).session});
+    });
   };
   world_.clock().At(said_, [this, send] {
     if (!cut_out_) return send();

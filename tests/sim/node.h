@@ -59,8 +59,9 @@ struct Behaviour {
   Duration save = std::chrono::milliseconds(50);
   // The coordinator's --agent-restart: so long a shim waits to be released.
   Duration agent_restart = std::chrono::minutes(2);
-  bool doubles = false;  // Each report is said twice.
-  bool late = false;     // What a broken session still held arrives after its end.
+  bool doubles = false;     // Each report is said twice.
+  bool late = false;        // What a broken session still held arrives after its end.
+  bool late_hello = false;  // That of an agent that has died, once another one has said its own.
 };
 
 struct NodeOptions {

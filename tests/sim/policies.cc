@@ -61,6 +61,7 @@ void Checker::CheckAllStopped(const GenerationRow& proposed, Instant now) {
   auto last = decided_formed_.lower_bound({proposed.job, proposed.generation});
   if (proposed.elective || last == decided_formed_.begin()) return;
   const GenerationId previous = *--last;
+  if (previous.first != proposed.job) return;
   const auto due = stop_due_.find(previous);
   const bool first = std::next(placed_.find(previous))->first.second == proposed.generation;
   if (!first || due == stop_due_.end() || now >= due->second + config.ending.stop_margin) return;
@@ -122,7 +123,8 @@ void Checker::CheckCounts(const std::map<Key, Value>& before, const std::vector<
         ++free;
       }
     }
-    Expect(state->ends.own == own && state->ends.free == free,
+    // Nobody counts on for a job that is over.
+    Expect(state->verdict || (state->ends.own == own && state->ends.free == free),
            Text("54: ", job, " counts ", state->ends.own, " and ", state->ends.free,
                 " ends in a row, which are ", own, " and ", free));
     const int again = std::max(0, formed_of_[job] - 1);
@@ -221,16 +223,71 @@ void Checker::CheckRoom(const GenerationRow& proposed) {
   }
 }
 
-void Checker::CheckSent(const SendOrder& send) {
+void Checker::CheckSent(const SendOrder& send, Instant now) {
   const Order& order = send.order;
   const NodeId& node = sessions_[send.session];
   if (order.prepare && !shown_[node][order.job].contains(order.prepare->generation))
     preparing_[node][order.job] = {order.number, order.prepare->spec.workers};
+  if (order.stop && !order.stop->in_place) {
+    Generation& ended = told_to_end_[send.session][order.job];
+    ended = std::max(ended, order.stop->up_to);
+  }
+  if (order.notice) {
+    const Instant until = now + order.notice->left;
+    const auto [told, first] =
+        notices_.try_emplace({node, {order.job, order.notice->generation}}, until);
+    Expect(until <= std::max(told->second, now) + kInFlight,
+           Text("69: ", node, " is told that workers of ", order.job, " have ",
+                Seconds(until - told->second), " s more"));
+    told->second = std::min(told->second, until);
+  }
   if (!order.run) return;
+  told_to_run_[send.session].insert({order.job, order.run->generation});
   const auto shown = shown_[node][order.job].find(order.run->generation);
   Expect(shown != shown_[node][order.job].end() && shown->second != Phase::kPreparing,
          Text("65: ", node, " is told to run ", order.job, " generation ", order.run->generation,
               ", which it has not prepared"));
+}
+
+// 68. Of a member that is ready in its present session, and could always be reached in it.
+void Checker::CheckToldAgain(const GenerationRow& closed, const StartTimedOut& late, Instant now) {
+  const GenerationId id{closed.job, closed.generation};
+  for (const GenerationMember& member : closed.members) {
+    const auto session = open_sessions_.find(member.node);
+    if (member.name != late.node || session == open_sessions_.end()) continue;
+    if (now < welcomed_[session->second] + kMargin + stalled_) continue;
+    const auto& groups = shown_[member.node][id.first];
+    const auto shown = groups.find(id.second);
+    Expect(shown == groups.end() || shown->second != Phase::kPrepared ||
+               told_to_run_[session->second].contains(id),
+           Text("68: ", member.node, " was not told again to run ", id.first, " generation ",
+                id.second));
+  }
+}
+
+// 70.
+void Checker::CheckLeftOut(const GenerationRow& formed) {
+  for (const auto& [node, session] : open_sessions_) {
+    const bool member = std::any_of(formed.members.begin(), formed.members.end(),
+                                    [&, id = node](const auto& m) { return m.node == id; });
+    if (member) continue;
+    for (const auto& [generation, phase] : shown_[node][formed.job])
+      Expect(phase != Phase::kRetired || generation >= formed.generation ||
+                 told_to_end_[session][formed.job] >= generation,
+             Text("70: ", node, " has retired from ", formed.job, " generation ", generation,
+                  " and may live on beside ", formed.generation));
+  }
+}
+
+// 71. Steps of a job may speak for a node for a while; a brake holds all back.
+void Checker::CheckSilence(const Effects& effects, Instant now) {
+  for (const Note& note : effects.notes)
+    if (note.what.starts_with("many nodes fell silent")) brake_until_ = now + config.brake.lasts;
+  const Duration believed = lease + config.holds.unreachable + 2 * kMargin + stalled_;
+  if (now < brake_until_ + believed || now < started_ + believed) return;
+  for (const auto& [node, session] : open_sessions_)
+    Expect(now < std::max(heard_[node], welcomed_[session]) + believed,
+           Text("71: nothing was heard of ", node, " for ", Seconds(now - heard_[node]), " s"));
 }
 
 // 66. Its name may be used again.
@@ -269,6 +326,11 @@ void Checker::CheckWait(const JobView& view) {
   if (below != nullptr && holds && stalled_ == Duration{})
     Expect(below->since <= config.holds.nodes + kMargin,
            Text("63: ", view.id, " holds its nodes for ", Seconds(below->since), " s"));
+}
+
+// 72. Of the one that ended its job, until that is purged, which the caller is told.
+void Checker::OnCancelAnswered(const std::string& key, bool accepted) {
+  Expect(accepted || !cancels_.contains(key), Text("72: ", key, " was accepted before"));
 }
 
 }  // namespace regroup::sim

@@ -44,7 +44,6 @@ void Checker::OnStruck(const NodeId& node) {
 
 // Of a purged job nobody is told any more, and its key may be used again.
 void Checker::OnPurged(const std::string& folder) {
-  CheckPurged(folder);
   std::erase_if(submitted_, [&](const auto& entry) { return JobFolder(entry.second) == folder; });
   std::erase_if(views_, [&](const auto& entry) { return JobFolder(entry.first) == folder; });
 }
@@ -134,6 +133,7 @@ void Checker::CheckReason(const GenerationRow& closed, Instant now) {
         node != nullptr && boot != boots_[id].end() && boot->second == node->boot_id();
     Expect(!same, name + "a reboot of " + rebooted->node);
   } else if (const auto* late = std::get_if<StartTimedOut>(&reason)) {
+    CheckToldAgain(closed, *late, now);
     auto began = began_[id].find(MemberNamed(closed, late->node));
     const bool ran = began != began_[id].end() && began->second + kOnItsWay < now - stalled_;
     Expect(!ran || closed.ended->index() != reason.index() || !node_of(began->first)->steady(),

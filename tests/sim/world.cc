@@ -302,6 +302,11 @@ void World::OnAnswer(const Answer& answer) {
     checker.OnSubmitAnswered(submit_keys_[answer.call], submitted->job);
   if (const auto* cancelled = std::get_if<CancelReply>(&answer.reply))
     checker.OnCancelAnswered(cancelled->job, clock_.now());
+  if (const auto asked = cancels_.find(answer.call); asked != cancels_.end()) {
+    const auto* failed = std::get_if<absl::Status>(&answer.reply);
+    if (failed == nullptr || failed->code() != absl::StatusCode::kNotFound)
+      checker.OnCancelAnswered(asked->second.key, failed == nullptr);
+  }
   if (const auto* read = std::get_if<ReadReply>(&answer.reply); read && polls_.erase(answer.call))
     checker.OnRead(*read);
 }
@@ -393,7 +398,19 @@ CallId World::Submit(const JobSpec& spec, const std::string& key) {
 
 CallId World::Cancel(const std::string& job, bool now) {
   const CallId call(++call_);
-  Post(CancelAsked{call, job, "tester", now, 0, "cancel-" + std::to_string(call.value())});
+  CancelAsked asked{call, job, "tester", now, 0, "cancel-" + std::to_string(call.value())};
+  cancels_[call] = asked;
+  Post(asked);
+  return call;
+}
+
+CallId World::CancelAgain() {
+  const CallId call(++call_);
+  if (cancels_.empty()) return call;
+  CancelAsked again = cancels_.rbegin()->second;
+  again.call = call;
+  cancels_[call] = again;
+  Post(again);
   return call;
 }
 

@@ -49,6 +49,7 @@ class World : public NodeWorld {
   // ---- clients ---------------------------------------------------------------------------------
   CallId Submit(const JobSpec& spec, const std::string& key);
   CallId Cancel(const std::string& job, bool now = false);
+  CallId CancelAgain();  // The last one, whose answer may be lost.
   CallId WaitFor(const std::string& job);
   void Drop(CallId call) { Post(coordinator::CallDropped{call}); }
   CallId Poll();  // One client that asks for all jobs, again and again.
@@ -137,6 +138,7 @@ class World : public NodeWorld {
   std::map<SessionId, std::string> owners_;
   std::map<CallId, coordinator::Reply> replies_;
   std::map<CallId, std::string> submit_keys_;
+  std::map<CallId, coordinator::CancelAsked> cancels_;
   std::set<CallId> polls_;
 };
 
