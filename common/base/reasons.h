@@ -92,6 +92,9 @@ struct NodeRebooted {
 };
 struct SupervisorLost {
   std::string node;
+  // It did not die: its workers were told to stop, by a launch command or a coordinator that is
+  // gone, and why is not recorded.
+  bool stopped = false;
 };
 struct StoreLost {
   std::string node;

@@ -205,6 +205,13 @@ struct ExplainEnd {
             Node(r.node)};
   }
   ReasonText operator()(const SupervisorLost& r) const {
+    if (r.stopped) {
+      return {"supervisor_lost", Cat(r.node, ": workers were stopped"),
+              Cat("The workers of this job on ", r.node,
+                  " had been told to stop, by a launch command or a coordinator that is gone; why "
+                  "is not recorded. It costs no restart."),
+              Node(r.node)};
+    }
     return {"supervisor_lost", Cat(r.node, ": supervisor of the workers died"),
             Cat("The regroup-shim of this job on ", r.node,
                 " died, so its workers were killed. It costs no restart."),

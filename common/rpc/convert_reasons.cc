@@ -197,7 +197,10 @@ pb::EndReason ToProto(const EndReason& value) {
                    out.mutable_node_lost()->set_silent_ns(r.silent.count());
                  },
                  [&](const NodeRebooted& r) { out.mutable_node_rebooted()->set_node(r.node); },
-                 [&](const SupervisorLost& r) { out.mutable_supervisor_lost()->set_node(r.node); },
+                 [&](const SupervisorLost& r) {
+                   out.mutable_supervisor_lost()->set_node(r.node);
+                   out.mutable_supervisor_lost()->set_stopped(r.stopped);
+                 },
                  [&](const StoreLost& r) { out.mutable_store_lost()->set_node(r.node); },
                  [&](const StartTimedOut& r) {
                    out.mutable_start_timed_out()->set_node(r.node);
@@ -238,7 +241,8 @@ absl::StatusOr<EndReason> FromProto(const pb::EndReason& value) {
       out = NodeRebooted{TakeText(check, "node", value.node_rebooted().node())};
       break;
     case pb::EndReason::kSupervisorLost:
-      out = SupervisorLost{TakeText(check, "node", value.supervisor_lost().node())};
+      out = SupervisorLost{TakeText(check, "node", value.supervisor_lost().node()),
+                           value.supervisor_lost().stopped()};
       break;
     case pb::EndReason::kStoreLost:
       out = StoreLost{TakeText(check, "node", value.store_lost().node())};

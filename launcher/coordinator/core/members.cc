@@ -166,7 +166,7 @@ void RefreshGone(Step& step, const Part& part, Formed& formed) {
     // somebody else knows why.
     if (part.node.leaving) causes.Fold({Preempted{part.node.row.name, false}, step.now()});
     if (!part.node.leaving && !causes.fallback)
-      causes.fallback = SupervisorLost{part.node.row.name};
+      causes.fallback = SupervisorLost{part.node.row.name, /*stopped=*/true};
   }
 }
 

@@ -148,6 +148,19 @@ TEST(Reasons, EndsNameWhoWhatAndNumbers) {
   }
 }
 
+TEST(Reasons, WorkersWereStoppedOrTheirSupervisorDied) {
+  const ReasonText died = Explain(EndReason(SupervisorLost{"node2"}), kContext);
+  EXPECT_EQ(died.brief, "node2: supervisor of the workers died");
+  EXPECT_EQ(died.sentence,
+            "The regroup-shim of this job on node2 died, so its workers were killed. It costs no "
+            "restart.");
+  const ReasonText stopped = Explain(EndReason(SupervisorLost{"node2", true}), kContext);
+  EXPECT_EQ(stopped.brief, "node2: workers were stopped");
+  EXPECT_EQ(stopped.sentence,
+            "The workers of this job on node2 had been told to stop, by a launch command or a "
+            "coordinator that is gone; why is not recorded. It costs no restart.");
+}
+
 TEST(Reasons, ARankThatDidNotGoOnInPlaceWasKilledByItsAgent) {
   RankCause given_up = Cause(ExitKind::kSignaled, 9);
   given_up.exit.given_up = true;

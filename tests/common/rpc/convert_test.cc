@@ -189,7 +189,7 @@ TEST(Convert, EveryReasonAndEventSurvives) {
   const std::vector<EndReason> ends = {WorkerFailed{SomeCause()},
                                        NodeLost{"a", "silent", d},
                                        NodeRebooted{"a"},
-                                       SupervisorLost{"a"},
+                                       SupervisorLost{"a", true},
                                        StoreLost{"a"},
                                        StartTimedOut{"a", d},
                                        ExecFailed{SomeCause()},

@@ -44,6 +44,28 @@ class Verdicts : public Scenario {
   }
 };
 
+// A coordinator that dies in the middle of a stop has not recorded what it was for. Nobody's
+// supervisor has died.
+TEST_F(Verdicts, workers_that_were_stopped_by_a_coordinator_of_before_lost_no_supervisor) {
+  Start();
+  AddDaemons({"a", "b"});
+  JobSpec spec = SpecOf("job", 1, 3);
+  spec.scale_up = ScaleUp::kNow;
+  const JobId job = Running(spec);
+  AddDaemons({"c"});
+  ASSERT_TRUE(world().RunUntil([&] {
+    const sim::Group* group = world().node("a").Find(job, Generation(1));
+    return group != nullptr && group->stop_deadline.has_value();
+  }));
+  world().CrashCoordinator();
+  world().RunFor(1s);
+  world().StartCoordinator();
+  ASSERT_TRUE(ReachesGeneration(job, RowOf(job, 2).voided ? 3 : 2));
+  const EndReason reason = *RowOf(job, 1).ended;
+  ASSERT_TRUE(std::holds_alternative<SupervisorLost>(reason)) << reason.index();
+  EXPECT_TRUE(std::get<SupervisorLost>(reason).stopped);
+}
+
 // ---- back-off
 
 // A worker fails, and its node is killed 2 s later: who is left is not to blame, and goes on.
