@@ -7,8 +7,10 @@ notices is a missing test, or code that nobody needs.
 Random lives come first: of mistakes in the two cores they alone have to notice 80 of 100; of all, 95 have to be noticed.
 """
 import argparse
+import concurrent.futures
 import os
 import pathlib
+import queue
 import shutil
 import subprocess
 import sys
@@ -24,6 +26,7 @@ TESTS = {  # Programs and filters, in the order in which they are asked.
     table.SHIM: [("agent_shim_test", "*"), ("agent_shell_test", "GroupHost*")],
     table.STORE: [("agent_store_test", "*")],
 }
+MORE = {"REGROUP_LONG_LIVES": "20", "REGROUP_AGENT_LIVES": "5000"}  # Than a test run has time for.
 LIMIT = 300  # Seconds for one program: a mistake may be a wait without an end.
 WHOLE, BY_LIVES = 0.95, 0.80
 
@@ -61,7 +64,7 @@ class Copy:
         """Why, in few words; nothing: they pass."""
         command = (self.build / "test-bin" / program, f"--gtest_filter={tests}", "--gtest_brief=1", "--gtest_fail_fast")
         try:
-            done = run(*command, timeout=LIMIT, env=os.environ | {"REGROUP_BIN_DIR": str(self.build / "bin")})
+            done = run(*command, timeout=LIMIT, env=os.environ | MORE | {"REGROUP_BIN_DIR": str(self.build / "bin")})
         except subprocess.TimeoutExpired:
             return f"{program}: not over in {LIMIT} s"
         if done.returncode == 0:
@@ -86,6 +89,24 @@ def judge(copy, mutant):
         path.write_text(text)
 
 
+def judged(chosen, copies):
+    """Each mistake with what judge() says and the seconds that took, as soon as that is known."""
+    free = queue.SimpleQueue()
+    for copy in copies:
+        free.put(copy)
+
+    def one(mutant):
+        copy, begun = free.get(), time.monotonic()
+        try:
+            return mutant, *judge(copy, mutant), time.monotonic() - begun
+        finally:
+            free.put(copy)
+
+    with concurrent.futures.ThreadPoolExecutor(len(copies)) as pool:
+        for done in concurrent.futures.as_completed([pool.submit(one, mutant) for mutant in chosen]):
+            yield done.result()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--source", type=pathlib.Path, required=True)
@@ -94,25 +115,25 @@ def main():
     options = parser.parse_args()
     source = options.source.resolve()
     chosen = [mutant for mutant in table.MUTANTS if any(options.word in text for text in mutant)]
-    copy = Copy(source, options.folder or source / "build" / "mutants")
+    folder = options.folder or source / "build" / "mutants"
+    copies = [Copy(source, folder / str(i)) for i in range(max(1, (os.cpu_count() or 1)))]
     areas = {area(file) for file, _, _ in chosen}
-    built = copy.made(program for each in areas for program, _ in TESTS[each])
-    if built.returncode:
-        sys.exit(built.stdout)
+    for copy in copies:
+        built = copy.made(program for each in areas for program, _ in TESTS[each])
+        if built.returncode:
+            sys.exit(built.stdout)
     for program, tests in sorted({test for each in areas for test in TESTS[each]}):
-        if why := copy.fails(program, tests):
+        if why := copies[0].fails(program, tests):
             sys.exit(f"without any mistake {why} fails")
     alive, by_lives, in_cores = [], 0, 0
-    for mutant in chosen:
-        begun = time.monotonic()
+    for mutant, why, lives, seconds in judged(chosen, copies):
         file, right, wrong = mutant
-        why, lives = judge(copy, mutant)
         if file.startswith((table.CORE, table.AGENT)) and why != "the compiler":
             in_cores += 1
             by_lives += lives
         if why is None:
             alive.append(mutant)
-        print(f"{'ALIVE' if why is None else 'found'}  {time.monotonic() - begun:5.0f} s  {file}: {right.strip()[:60]} -> {wrong[:40] or '(nothing)'}"
+        print(f"{'ALIVE' if why is None else 'found'}  {seconds:5.0f} s  {file}: {right.strip()[:60]} -> {wrong[:40] or '(nothing)'}"
               f"\n         {why or 'no test noticed it'}", flush=True)
     found = 1 - len(alive) / len(chosen) if chosen else 0
     lives = by_lives / in_cores if in_cores else 1
