@@ -63,7 +63,6 @@ struct RunRecord {
   BootId boot;
   int workers = 0;          // 0: not known, so that it may hold every slot.
   bool started = false;     // The started mark is there: `run` was obeyed.
-  bool noticed = false;     // The noticed mark is there: some ranks were signalled.
   bool shim_alive = false;  // It answers; of an earlier life's, the run directory's lock is held.
   bool unheard = false;     // It has not answered yet, and is not known to be gone.
   bool checking = false;    // Its node check runs, or may have left something of its own.
@@ -80,7 +79,8 @@ struct RunRecord {
   // Also kept ranks of a generation that was not started yet.
   std::vector<RankStarted> starts;
   std::vector<RankEnded> exits;
-  std::set<int> kept;  // Local ranks whose process is older than this generation.
+  std::set<int> kept;       // Local ranks whose process is older than this generation.
+  std::set<int> signalled;  // Local ranks that the noticed mark names: they were signalled alone.
   friend bool operator==(const RunRecord&, const RunRecord&) = default;
 };
 struct Scanned {  // First event of an agent's life: every run directory has been read.
@@ -212,7 +212,8 @@ struct StopRanks {  // SIGTERM now, SIGKILL at the deadline. Repeated with an ea
   // The job has ended well, all ranks of this node by themselves: what is left, they left behind.
   bool finished = false;
 };
-// To that rank's process alone. The noticed mark is in the run directory before the signal leaves.
+// To that rank's process alone. The noticed mark of the run directory names it before the signal
+// leaves.
 struct SignalRank {
   GroupKey key;
   int local_rank = 0;

@@ -93,20 +93,22 @@ Group Adopt(const RunRecord& record) {
   // When that was is not recorded. Whoever ended since is taken to have been told, since a failure
   // of its own would have been reported before the stop.
   group.signalled_at = record.stop_deadline ? std::optional<Instant>(Instant{}) : std::nullopt;
-  group.notice.signals_sent = record.noticed;
+  group.notice.signals_sent = !record.signalled.empty();
   for (const RankStarted& start : record.starts) {
     // Without the mark it is a kept rank, which lives on whether this generation begins or not.
     if (!record.started || record.kept.contains(start.local_rank))
       group.ranks.kept.emplace(start.local_rank, start);
     if (record.started) group.ranks.starts.emplace(start.local_rank, start);
     group.in_place.were_able.insert(start.local_rank);
-    if (record.noticed) group.notice.signalled_at.emplace(start.local_rank, Instant{});
+    if (record.signalled.contains(start.local_rank))
+      group.notice.signalled_at.emplace(start.local_rank, Instant{});
   }
   for (const RankEnded& exit : record.exits) {
     // One that ended before this generation began is started anew with it.
     if (!record.started && group.ranks.kept.erase(exit.local_rank) > 0) continue;
     // As above: it was told, or its end has been reported.
-    group.ranks.exits.emplace(exit.local_rank, exit).first->second.after_stop |= record.noticed;
+    group.ranks.exits.emplace(exit.local_rank, exit).first->second.after_stop |=
+        record.signalled.contains(exit.local_rank);
   }
   group.supervisor_lost = !record.shim_alive && !record.empty;
   group.store.hosted = group.store.spawned = record.store.hosted;

@@ -27,7 +27,8 @@ std::vector<int> Unretired(const Group& group) {
   return ranks;
 }
 
-// A notice has: sooner or later it ends, perhaps in the next generation.
+// By a signal, of a notice or of an earlier stop: sooner or later it ends, perhaps in the next
+// generation.
 bool IsToldToEnd(const Group& group, int local_rank) {
   return group.notice.signalled_at.contains(local_rank);
 }

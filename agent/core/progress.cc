@@ -40,7 +40,8 @@ std::optional<Instant> NextProgress(const State& state) {
 }
 
 void RepeatProgress(Step& step) {
-  // Each keeps its own pace: thousands of ranks at once would delay what matters more.
+  // Each keeps its own pace: thousands of ranks at once would delay what matters more. Those of a
+  // group that asks for a commit again do not wait (commits.cc).
   for (auto& [owner, progress] : step.state.progress) progress.unsent = true;
 }
 

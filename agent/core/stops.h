@@ -16,7 +16,8 @@ namespace regroup::agent {
 // A reason that breaks the generation closes its store, where this node hosts it.
 void CloseStoreOf(Step& step, const GroupKey& key, Group& group, StopReason reason);
 
-// Of a group that is being stopped: counts from its deadline on, or from now where that has passed.
+// REQUIRES: the group has a stop deadline. Its shim is waited for from then on, or from now where
+// that has passed.
 void AwaitShim(Step& step, Group& group);
 
 // Its store as well, as above. Repeatable: only an earlier deadline changes anything. Ranks that

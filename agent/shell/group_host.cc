@@ -391,7 +391,7 @@ void GroupHost::Carry(const StopRanks& action) {
 void GroupHost::Carry(const SignalRank& action) {
   Hosted* hosted = Find(action.key);
   if (hosted == nullptr || !hosted->state) return;
-  if (!std::exchange(hosted->noticed, true)) SaveNotes(*hosted);
+  if (hosted->signalled.insert(action.local_rank).second) SaveNotes(*hosted);
   for (const shim::RankState& rank : hosted->state->ranks) {
     if (rank.local_rank != action.local_rank || rank.pid <= 0) continue;
     io::SignalProcess(rank.pid, rank.start_ticks, action.signal)
@@ -470,7 +470,8 @@ void GroupHost::Carry(const ReleaseShim& action) {
 }
 
 void GroupHost::SaveNotes(const Hosted& hosted) {
-  const json notes = {{"noticed", hosted.noticed},
+  const json notes = {{"noticed", !hosted.signalled.empty()},
+                      {"signalled", hosted.signalled},
                       {"killed", hosted.killed},
                       {"store_closed", hosted.store_closed}};
   absl::Status written = shim::WriteAgentNotes(hosted.path, notes.dump());

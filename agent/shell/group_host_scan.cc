@@ -1,6 +1,7 @@
 // The half of GroupHost that finds what an earlier life of this agent left.
 
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -156,7 +157,10 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
   if (data.contains("warm")) hosted->warm = data.value("warm", std::vector<std::string>());
   hosted->worker.sets_master_port = data.value("sets_master_port", hosted->worker.sets_master_port);
   hosted->witness = AddressFrom(data, "witness");
-  hosted->noticed = notes.value("noticed", false);
+  hosted->signalled = notes.value("signalled", std::set<int>());
+  // An older agent did not name them.
+  if (notes.value("noticed", false) && hosted->signalled.empty())
+    for (int rank = 0; rank < record.spec.workers; ++rank) hosted->signalled.insert(rank);
   hosted->killed = notes.value("killed", false);
   hosted->store_closed = notes.value("store_closed", false);
   hosted->state = record.state;
@@ -201,7 +205,7 @@ RunRecord GroupHost::Describe(const Hosted& hosted) const {
   record.key = hosted.key;
   record.boot = hosted.spec.boot;
   record.workers = hosted.spec.workers;
-  record.noticed = hosted.noticed;
+  record.signalled = hosted.signalled;
   record.killed = hosted.killed;
   record.store = {.hosted = hosted.host_store,
                   .alive = hosted.store_shim && hosted.store_shim->alive(),

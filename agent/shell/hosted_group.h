@@ -43,7 +43,9 @@ struct GroupHost::Hosted {
   bool checking = false;
   std::size_t starts = 0;         // Ranks that had started, as its state was last.
   std::optional<RunRecord> seen;  // What was told last.
-  bool noticed = false, killed = false, store_closed = false;  // Marks.
+  // Marks. Ranks that were signalled alone, by their local ranks.
+  bool killed = false, store_closed = false;
+  std::set<int> signalled;
   bool left_told = false;                                      // What its ranks have left behind.
 };
 

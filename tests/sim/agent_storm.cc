@@ -99,7 +99,8 @@ class Storming {
     record.workers = Draw(4);
     record.store.hosted = Chance(2);
     record.started = Chance(2);
-    record.noticed = record.started && Chance(4);
+    for (int rank = 0; record.started && rank < record.workers; ++rank)
+      if (Chance(8)) record.signalled.insert(rank);
     record.shim_alive = Chance(2);
     record.store.alive = record.store.hosted && Chance(2);
     record.checking = !record.started && Chance(3);

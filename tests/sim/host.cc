@@ -94,7 +94,7 @@ agent::RunRecord Node::RecordOf(const Group& group) const {
   record.workers = group.workers;
   record.store.hosted = group.host_store;
   record.started = group.run.has_value();
-  record.noticed = group.noticed;
+  record.signalled = group.signalled;
   record.shim_alive = group.shim == ShimState::kAlive;
   record.unheard = group.shim == ShimState::kNone || group.shim == ShimState::kStarting;
   record.store.alive = group.store_alive;
@@ -239,6 +239,7 @@ void Node::Carry(const agent::SignalRank& action) {
   Group* group = Find(action.key);
   if (group == nullptr) return;
   group->noticed = true;
+  group->signalled.insert(action.local_rank);
   if (!core_->groups().at(action.key).in_place.retiring) return;
   BeginRetiring(action.key);
   Later(action.key, behaviour_.die, [this, action](Group& mine) {

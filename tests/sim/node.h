@@ -106,7 +106,7 @@ struct Group {
   std::optional<Instant> stop_deadline;
   std::optional<Address> store, witness;
   bool store_alive = false, store_closed = false;
-  bool noticed = false;   // The mark: workers that do not speak were signalled.
+  bool noticed = false;   // Workers that do not speak were signalled.
   bool empty = false;     // The shim saw the last process end.
   bool killed = false;    // The mark: what a lost shim left is gone.
   bool stuck = false;     // Killed, and not gone.
@@ -115,6 +115,7 @@ struct Group {
   bool retiring = false;  // They were told to leave it.
   // Its shim, its ranks and its witness are that one's by now.
   std::optional<Generation> handed_to;
+  std::set<int> signalled;  // The mark: those ranks were, alone.
   int taken_over = 0;  // Ranks that were taken from another one, dead ones too.
   // Taken from that one, of which no agent has been told yet.
   std::optional<Generation> answers_for;

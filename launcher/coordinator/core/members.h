@@ -22,9 +22,8 @@ bool KeepReport(Step& step, Node& node, const GroupReport& report);
 // Folds what is known of this node now into every generation of the job that it is a member of.
 void RefreshMember(Step& step, Job& job, Node& node);
 
-// No age that a node tells of this generation is beyond this one, which is at least as long as this
-// process has seen it, `since` then. A clock of the wall that was set back meanwhile says nothing:
-// what nodes tell is not bounded then, since two ends would seem to have come at once.
+// No age that a node tells of this generation is beyond this one. A clock of the wall that was set
+// back meanwhile makes it no shorter than what this process has seen, `since` then.
 Duration GenerationAge(const State& state, const GenerationRow& row, Instant since);
 
 }  // namespace regroup::coordinator

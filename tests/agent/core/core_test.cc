@@ -577,7 +577,7 @@ TEST(AgentCore, NoticesReachSpeakersAsLinesAndOthersAsOneSigterm) {
 
 TEST(AgentCore, ANoticeSurvivesTheAgentWithoutASecondSigterm) {
   RunRecord record = RunningRecord("a-1", 1);
-  record.noticed = true;
+  record.signalled = {0, 1};
   Driver agent(ServiceConfig(), {record});
   agent.Attach();
   Order order = OrderOf(1);

@@ -163,7 +163,7 @@ TEST(InPlace, WhoWasSignalledIsReplaced) {
 TEST(InPlace, AnotherAgentKnowsThatRanksWereSignalled) {
   for (const bool ended_before : {false, true}) {
     RunRecord record = RunningRecord("a-1", 1, 2);
-    record.noticed = true;
+    record.signalled = {1};
     const RankEnded end{.local_rank = 1, .kind = ExitKind::kSignaled, .code = 15, .pid = 101};
     if (ended_before) record.exits.push_back(end);
     Driver agent(ServiceConfig(), {record});

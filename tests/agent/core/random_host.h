@@ -54,7 +54,8 @@ class RandomHost {
   struct Directory {
     Prepare prepare;
     std::optional<Shim> shim;
-    bool store_alive = false, store_closed = false, noticed = false;
+    bool store_alive = false, store_closed = false;
+    std::set<int> signalled;  // The mark.
     std::optional<Address> store;
     bool checked = false;  // Its node check has passed.
     // What its ranks have started outlives its shim.
@@ -92,7 +93,7 @@ class RandomHost {
     record.store.hosted = directory.prepare.host_store;
     record.store.alive = directory.store_alive;
     record.store.closed = directory.store_closed;
-    record.noticed = directory.noticed;
+    record.signalled = directory.signalled;
     record.store.address = directory.store;
     record.unheard = !directory.shim;
     if (!directory.shim) return record;

@@ -190,7 +190,7 @@ class World : private RandomHost {
     rank.retire = rank.told = true;
   }
   void Carry(const SignalRank& a) {
-    node_.directories.at(a.key).noticed = true;
+    node_.directories.at(a.key).signalled.insert(a.local_rank);
     Rank& rank = node_.directories.at(a.key).shim->ranks.at(a.local_rank);
     rank.signalled = true;
     rank.gone_on_without |= core_->groups().at(a.key).in_place.retiring.has_value();

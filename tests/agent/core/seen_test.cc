@@ -157,5 +157,57 @@ TEST(Seen, ACheckThatFailsIsARefusalOnce) {
   EXPECT_TRUE(agent.Do(GroupSeen{record}).actions.empty());
 }
 
+// The others go on in place, whoever of this node had to be signalled.
+TEST(Seen, OnlyRanksThatTheMarkNamesAreToldToEnd) {
+  RunRecord record = RunningRecord("a-1", 1, 2);
+  record.signalled = {1};
+  Driver agent(ServiceConfig(), {record});
+  agent.Attach();
+  agent.Do(WorkerSaid{kKey, 0, 0, WorkerHello{true, true}});
+  agent.Do(WorkerSaid{kKey, 1, 1, WorkerHello{true, true}});
+  agent.Do(Ordered{RetireOrder(1, 1, 4s)});
+  ASSERT_NE(agent.Last<TellRetire>(), nullptr);
+  EXPECT_EQ(agent.Last<TellRetire>()->local_rank, 0);
+  EXPECT_EQ(agent.CountEver<TellRetire>(), 1);
+  EXPECT_EQ(agent.CountEver<SignalRank>(), 0);  // A second one means "now" to many programs.
+  EXPECT_EQ(agent.CountEver<StopRanks>(), 0);
+}
+
+// An earlier life let its deadline pass.
+TEST(Seen, AShimThatKeepsSilentThroughAStopIsKilledByTheNextAgent) {
+  RunRecord record = RunningRecord("a-1", 1, 2);
+  record.stop_deadline = At(0s) - 10s;
+  Driver agent(ServiceConfig(), {record});
+  agent.AdvanceTo(1900ms);
+  EXPECT_EQ(agent.CountEver<KillShim>(), 0);
+  agent.AdvanceTo(2s);
+  EXPECT_EQ(agent.CountEver<KillShim>(), 1);
+}
+
+// A command whose second signal shortens the stop: its shim's silence counts from then.
+TEST(Seen, AShorterStopShortensTheSilenceOfItsShim) {
+  Config config = LaunchedConfig();
+  config.grace = 30s;
+  Driver agent(std::move(config), {RunningRecord("a-1", 1, 2)});
+  agent.Do(SignalCaught{2});
+  agent.AdvanceTo(1s);
+  agent.Do(SignalCaught{2});
+  agent.AdvanceTo(2900ms);
+  EXPECT_EQ(agent.CountEver<KillShim>(), 0);
+  agent.AdvanceTo(3s);
+  EXPECT_EQ(agent.CountEver<KillShim>(), 1);
+}
+
+TEST(Seen, APrepareThatWaitsForWordsNeedsNoOtherEvent) {
+  Driver agent(ServiceConfig(2), {RunningRecord("a-1", 1, 2)});
+  agent.Attach();
+  agent.Do(Ordered{StopOrder(1, 1)});
+  agent.Do(GroupEmpty{kKey, true});
+  agent.Do(Ordered{PrepareOrder(2, 1, 2, false, "b-1")});
+  EXPECT_EQ(agent.CountEver<WriteRunDirectory>(), 0);
+  agent.AdvanceTo(200ms);  // Of words nobody has read.
+  EXPECT_EQ(agent.CountEver<WriteRunDirectory>(), 1);
+}
+
 }  // namespace
 }  // namespace regroup::agent

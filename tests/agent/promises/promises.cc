@@ -67,9 +67,7 @@ void Promises::Adopt(const RunRecord& record) {
   }
   // Who had ended before that life did was, or was not, told by it.
   for (const RankEnded& exit : record.exits) known.ended_before.insert(exit.local_rank);
-  if (!record.noticed) return;
-  for (const RankStarted& start : record.starts) known.rank_told[start.local_rank] = Instant{};
-  for (const RankEnded& exit : record.exits) known.rank_told[exit.local_rank] = Instant{};
+  for (int local_rank : record.signalled) known.rank_told[local_rank] = Instant{};
 }
 
 void Promises::HearRecord(Instant now, const RunRecord& record) {
