@@ -15,6 +15,7 @@
 #include "launcher/coordinator/core/budget.h"
 #include "launcher/coordinator/core/failure_policy.h"
 #include "launcher/coordinator/core/job.h"
+#include "launcher/coordinator/core/members.h"
 #include "launcher/coordinator/core/news.h"
 #include "launcher/coordinator/core/node.h"
 #include "launcher/coordinator/core/node_in_job.h"
@@ -113,7 +114,10 @@ void BeginEnding(Step& step, Job& job, StopReason reason, Duration grace) {
   job.outage = Outage{};
   const bool elective = reason == StopReason::kElective || reason == StopReason::kNotice;
   // A change that somebody wanted has no cause in time: nothing was down before it was noticed.
-  if (!elective) job.outage.event_at = worst ? std::min(worst->at, step.now()) : step.now();
+  const Instant oldest =
+      step.now() - GenerationAge(step.state, job.generations.at(generation), soft.since);
+  if (!elective)
+    job.outage.event_at = worst ? std::clamp(worst->at, oldest, step.now()) : step.now();
   job.outage.detected_at = job.outage.held_until = step.now();
   job.outage.nodes = static_cast<int>(soft.members.size());
   const Instant deadline = step.now() + grace;

@@ -18,8 +18,6 @@
 namespace regroup::coordinator {
 namespace {
 
-constexpr Duration kClockSlew = std::chrono::seconds(1);  // Between two clocks that both go on.
-
 int FirstRankOf(const GenerationRow& row, int group_rank) {
   int first = 0;
   for (int i = 0; i < group_rank; ++i) first += row.members[i].workers;
@@ -101,13 +99,14 @@ void FoldExits(Step& step, const Part& part, const GroupReport& report, Causes& 
     cause.rank = FirstRankOf(part.row, part.group_rank) + exit.local_rank;
     cause.exit = exit;
     if (cause.exit.error.size() > kMaxErrorBytes) cause.exit.error.resize(kMaxErrorBytes);
-    // No exit is older than its generation, whatever an agent's clock did.
+    // No exit is shown as older than its generation, whatever an agent's clock did.
     const Duration age = cause.exit.age =
         std::min(exit.age, GenerationAge(step.state, part.row, part.since));
     cause.at = step.wall() - std::chrono::duration_cast<WallTime::duration>(age);
     EndReason reason = WorkerFailed{cause};
     if (exit.kind == ExitKind::kExecFailed) reason = ExecFailed{cause};
-    causes.Fold({reason, step.now() - age});
+    // As it was told: where the calendar was set back, two ages that are cut would be one.
+    causes.Fold({reason, step.now() - exit.age});
   }
 }
 
@@ -276,10 +275,8 @@ void RefreshMember(Step& step, Job& job, Node& node) {
 }
 
 Duration GenerationAge(const State& state, const GenerationRow& row, Instant since) {
-  const Duration seen = std::max(state.now - since, Duration{});
-  const Duration said = state.wall - row.proposed_at;
-  if (said + kClockSlew < seen) return kMaxDuration;
-  return std::clamp<Duration>(said, seen, kMaxDuration);
+  return std::clamp<Duration>(state.wall - row.proposed_at, std::max(state.now - since, Duration{}),
+                              kMaxDuration);
 }
 
 }  // namespace regroup::coordinator
