@@ -20,10 +20,10 @@
 
 namespace regroup::agent {
 
-// A stop in place: ranks that can retire are told to, the others get SIGTERM, those that may dial
-// again a moment later. Kept ranks that were told nothing of their new generation have retired
-// already. A group that is still starting, or of which no rank can retire, is stopped as a whole.
-// Repeatable, and never undoes a stop.
+// A stop in place: ranks that can retire are told to, the others get SIGTERM, unless they have had
+// it, those that may dial again a moment later. Kept ranks that were told nothing of their new
+// generation have retired already. A group that is still starting, or of which no rank can retire,
+// is stopped as a whole. Repeatable, and never undoes a stop.
 void RetireGroup(Step& step, const GroupKey& key, Group& group, Instant deadline,
                  StopReason reason);
 
