@@ -21,63 +21,72 @@ namespace regroup::agent::testing {
 
 inline constexpr int kSlots = 3;
 
+namespace host {
+
+struct Rank {
+  std::int64_t pid = 0;
+  bool alive = false;
+  bool exited = false;
+  bool after_stop = false;  // Its shim had been told to stop.
+  Instant at{};
+  // The worker in it.
+  bool able = false;     // It can retire.
+  bool greeted = false;  // Its connection to this life of the agent is open.
+  bool retire = false;   // It was told to, and has not answered.
+  bool signalled = false;
+  bool gone_on_without = false;  // Because it could not retire.
+  bool told = false;             // It was told to, by this life of the agent.
+  bool hangs = false;            // From what it was told last on.
+  Generation generation;         // That it takes itself to be of.
+  Generation next;               // That it was told of. Not: none.
+};
+struct Shim {
+  bool alive = true, ready = false, free = false, killed = false;
+  bool started = false;  // Its mark.
+  bool checking = false, check_failed = false;
+  bool awaits_words = false;  // What its ranks left is being read.
+  bool wedged = false;        // It answers nobody.
+  std::vector<Action> inbox;  // Sent by an agent, alive or dead; not read yet.
+  std::vector<Rank> ranks;
+  std::set<int> kept;  // Ranks whose process is older than its generation.
+  std::optional<Instant> stop_deadline;
+};
+struct Directory {
+  Prepare prepare;
+  std::optional<Shim> shim;
+  bool store_alive = false, store_closed = false;
+  std::set<int> signalled;  // The mark.
+  std::optional<Address> store;
+  bool checked = false;  // Its node check has passed.
+  // What its ranks have started outlives its shim.
+  bool strays = false, had_strays = false;
+  int clean_rounds = 0;  // In a row that found none.
+};
+
+// The node: what survives an agent.
+struct Node {
+  std::map<GroupKey, Directory> directories;
+  std::map<GroupKey, int> rank_starts;  // Ever, by group; outlives the directory.
+  int handed_over = 0;                  // Shims, ever.
+  Generation stopped_up_to[2];          // What an agent has obeyed, by job.
+  int LiveRanks() const {
+    int live = 0;
+    for (const auto& [key, directory] : directories) {
+      if (!directory.shim) continue;
+      for (const Rank& rank : directory.shim->ranks) live += rank.alive;
+    }
+    return live;
+  }
+};
+
+}  // namespace host
+
 class RandomHost {
  protected:
-  struct Rank {
-    std::int64_t pid = 0;
-    bool alive = false;
-    bool exited = false;
-    bool after_stop = false;  // Its shim had been told to stop.
-    Instant at{};
-    // The worker in it.
-    bool able = false;     // It can retire.
-    bool greeted = false;  // Its connection to this life of the agent is open.
-    bool retire = false;   // It was told to, and has not answered.
-    bool signalled = false;
-    bool gone_on_without = false;  // Because it could not retire.
-    bool told = false;             // It was told to, by this life of the agent.
-    bool hangs = false;            // From what it was told last on.
-    Generation generation;         // That it takes itself to be of.
-    Generation next;               // That it was told of. Not: none.
-  };
-  struct Shim {
-    bool alive = true, ready = false, free = false, killed = false;
-    bool started = false;  // Its mark.
-    bool checking = false, check_failed = false;
-    bool awaits_words = false;  // What its ranks left is being read.
-    bool wedged = false;        // It answers nobody.
-    std::vector<Action> inbox;  // Sent by an agent, alive or dead; not read yet.
-    std::vector<Rank> ranks;
-    std::set<int> kept;  // Ranks whose process is older than its generation.
-    std::optional<Instant> stop_deadline;
-  };
-  struct Directory {
-    Prepare prepare;
-    std::optional<Shim> shim;
-    bool store_alive = false, store_closed = false;
-    std::set<int> signalled;  // The mark.
-    std::optional<Address> store;
-    bool checked = false;  // Its node check has passed.
-    // What its ranks have started outlives its shim.
-    bool strays = false, had_strays = false;
-    int clean_rounds = 0;  // In a row that found none.
-  };
-
-  // The node: what survives an agent.
-  struct Node {
-    std::map<GroupKey, Directory> directories;
-    std::map<GroupKey, int> rank_starts;  // Ever, by group; outlives the directory.
-    int handed_over = 0;                  // Shims, ever.
-    Generation stopped_up_to[2];          // What an agent has obeyed, by job.
-    int LiveRanks() const {
-      int live = 0;
-      for (const auto& [key, directory] : directories) {
-        if (!directory.shim) continue;
-        for (const Rank& rank : directory.shim->ranks) live += rank.alive;
-      }
-      return live;
-    }
-  };
+  using Rank = host::Rank;
+  using Shim = host::Shim;
+  using Directory = host::Directory;
+  using Node = host::Node;
 
   explicit RandomHost(std::uint64_t seed) : rng_(seed) {}
   virtual ~RandomHost() = default;

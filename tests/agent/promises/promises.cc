@@ -261,13 +261,14 @@ void Promises::CheckAnswers(const Event& event, const Effects& effects, const Co
     if (!core.attached() || attached_) return;
     Expect(config_.launched || welcomed->welcome.epoch >= epoch_, {},
            "a coordinator is followed that is older than the last one");
-    for (const auto& [key, group] : groups)
+    for (const auto& [key, group] : groups) {
+      const ReportNo number = group.report.number;
       Expect(group.report.acked || Contains<SendReport>(effects,
-                                                        [&](const SendReport& send) {
-                                                          return send.report.number ==
-                                                                 group.report.number;
+                                                        [number](const SendReport& send) {
+                                                          return send.report.number == number;
                                                         }),
              key, "what it had reported may be lost, and is not said again");
+    }
   } else if (const auto* said = std::get_if<WorkerSaid>(&event)) {
     const auto group = groups.find(said->key);
     if (group == groups.end()) return;
