@@ -46,7 +46,7 @@ struct GroupHost::Hosted {
   // Marks. Ranks that were signalled alone, by their local ranks.
   bool killed = false, store_closed = false;
   std::set<int> signalled;
-  bool left_told = false;                                      // What its ranks have left behind.
+  bool left_told = false;  // What its ranks have left behind.
 };
 
 // Ended, and not by exit code 0 of its program.

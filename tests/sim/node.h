@@ -116,7 +116,7 @@ struct Group {
   // Its shim, its ranks and its witness are that one's by now.
   std::optional<Generation> handed_to;
   std::set<int> signalled;  // The mark: those ranks were, alone.
-  int taken_over = 0;  // Ranks that were taken from another one, dead ones too.
+  int taken_over = 0;       // Ranks that were taken from another one, dead ones too.
   // Taken from that one, of which no agent has been told yet.
   std::optional<Generation> answers_for;
   std::int64_t first_step = 0;
