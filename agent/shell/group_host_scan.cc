@@ -24,6 +24,16 @@ ExecObstacle ObstacleOf(const std::string& exec_stage) {
                                                : ExecObstacle::kProgram;
 }
 
+// Another build may have written another type there; no agent must end for that, again and again.
+template <class T>
+T Noted(const json& object, const char* name, T otherwise) {
+  try {
+    return object.value(name, otherwise);
+  } catch (const json::type_error&) {
+    return otherwise;
+  }
+}
+
 }  // namespace
 
 bool Failed(const shim::RankState& rank) {
@@ -58,7 +68,7 @@ RankEnded EndOf(const shim::RankState& rank, const shim::Spec& spec) {
 std::optional<Address> AddressFrom(const json& object, const char* name) {
   const auto found = object.find(name);
   if (found == object.end() || !found->is_object()) return std::nullopt;
-  return Address{found->value("host", std::string()), found->value("port", std::uint16_t{0})};
+  return Address{Noted(*found, "host", std::string()), Noted(*found, "port", std::uint16_t{0})};
 }
 
 json ParseNotes(const std::string& text) {
@@ -139,10 +149,10 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
   hosted->path = record.path;
   hosted->adopted = hosted->ready = true;
   const json data = ParseNotes(record.spec.agent_data), notes = ParseNotes(record.agent_notes);
-  hosted->host_store = data.value("host_store", false);
-  hosted->store_members = data.value("store_members", std::vector<std::string>());
-  hosted->worker_secret = data.value("worker_secret", "");
-  hosted->since = Generation(data.value("since", record.spec.generation.value()));
+  hosted->host_store = Noted(data, "host_store", false);
+  hosted->store_members = Noted(data, "store_members", std::vector<std::string>());
+  hosted->worker_secret = Noted(data, "worker_secret", std::string());
+  hosted->since = Generation(Noted(data, "since", record.spec.generation.value()));
   if (record.started && record.spec.keeps_ranks) {
     const absl::StatusOr<shim::RunDirectory> directory = shim::OpenRunDirectory(record.path);
     absl::StatusOr<shim::StartRanks> start =
@@ -151,18 +161,19 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
       for (shim::RankPlan& plan : start->ranks) hosted->plans[plan.local_rank] = std::move(plan);
   }
   hosted->worker = options_.worker;
-  hosted->worker.numa_binding = data.value("numa_binding", hosted->worker.numa_binding);
+  hosted->worker.numa_binding = Noted(data, "numa_binding", hosted->worker.numa_binding);
   hosted->worker.virtual_local_rank =
-      data.value("virtual_local_rank", hosted->worker.virtual_local_rank);
-  if (data.contains("warm")) hosted->warm = data.value("warm", std::vector<std::string>());
-  hosted->worker.sets_master_port = data.value("sets_master_port", hosted->worker.sets_master_port);
+      Noted(data, "virtual_local_rank", hosted->worker.virtual_local_rank);
+  if (data.contains("warm")) hosted->warm = Noted(data, "warm", std::vector<std::string>());
+  hosted->worker.sets_master_port =
+      Noted(data, "sets_master_port", hosted->worker.sets_master_port);
   hosted->witness = AddressFrom(data, "witness");
-  hosted->signalled = notes.value("signalled", std::set<int>());
+  hosted->signalled = Noted(notes, "signalled", std::set<int>());
   // An older agent did not name them.
-  if (notes.value("noticed", false) && hosted->signalled.empty())
+  if (Noted(notes, "noticed", false) && hosted->signalled.empty())
     for (int rank = 0; rank < record.spec.workers; ++rank) hosted->signalled.insert(rank);
-  hosted->killed = notes.value("killed", false);
-  hosted->store_closed = notes.value("store_closed", false);
+  hosted->killed = Noted(notes, "killed", false);
+  hosted->store_closed = Noted(notes, "store_closed", false);
   hosted->state = record.state;
   const GroupKey key = hosted->key;
   if (record.shim_alive) {

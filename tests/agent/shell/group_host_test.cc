@@ -15,6 +15,8 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
+#include <utility>
 
 #include "common/io/address.h"
 #include "common/io/fd.h"
@@ -286,6 +288,38 @@ TEST(GroupHost, AnotherLifeAdoptsWhatRuns) {
   ASSERT_NE(exited, nullptr);
   EXPECT_EQ(exited->exit.code, SIGTERM);
   EXPECT_TRUE(exited->exit.after_stop);
+  ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
+  life.Remove();
+}
+
+// An older agent did not name them; what has another type says nothing, and ends no agent.
+TEST(GroupHost, AnotherLifeReadsWhomItsMarkNames) {
+  Scratch scratch;
+  {
+    Life life(scratch, "exec sleep 60");
+    life.PrepareGroup(2);
+    life.StartGroup(2);
+    life.host().Carry(SignalRank{Key(), 1, SIGCONT});
+  }
+  const auto read = [&] {
+    Life life(scratch, "");
+    const std::vector<RunRecord> records = life.Scan();
+    return records.size() == 1 ? records[0].signalled : std::set<int>{-1};
+  };
+  EXPECT_EQ(read(), (std::set<int>{1}));
+  const std::vector<std::pair<const char*, std::set<int>>> notes = {
+      {R"({"noticed":true})", {0, 1}},
+      {R"({"noticed":true,"signalled":[0]})", {0}},
+      {R"({"noticed":true,"signalled":["a"]})", {0, 1}},
+      {R"({"noticed":"x","signalled":"y"})", {}},
+      {"rubbish", {}}};
+  for (const auto& [note, signalled] : notes) {
+    ASSERT_TRUE(shim::WriteAgentNotes(scratch.path() + "/run/a-1.1", note).ok());
+    EXPECT_EQ(read(), signalled) << note;
+  }
+  Life life(scratch, "");
+  ASSERT_EQ(life.Scan().size(), 1u);
+  life.host().Carry(StopRanks{Key(), io::BootNow() + 5s});
   ASSERT_NE(life.WaitFor<GroupEmpty>(), nullptr);
   life.Remove();
 }
