@@ -39,8 +39,6 @@ void ReplaceKept(Group& group, int local_rank) {
   group.in_place.awaited.erase(local_rank);
   group.in_place.were_able.erase(local_rank);
   group.notice.signalled_at.erase(local_rank);
-  group.notice.speaking.erase(local_rank);
-  group.notice.told.erase(local_rank);
 }
 
 void RunningIfStarted(Step& step, const GroupKey& key, Group& group) {

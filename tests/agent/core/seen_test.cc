@@ -209,5 +209,35 @@ TEST(Seen, APrepareThatWaitsForWordsNeedsNoOtherEvent) {
   EXPECT_EQ(agent.CountEver<WriteRunDirectory>(), 1);
 }
 
+// The signal went to a process that had died before: the one in its place has had none.
+TEST(Seen, AReplacedRankWasNotSignalled) {
+  RunRecord record = RunningRecord("a-1", 1);
+  record.started = false;
+  Driver agent(ServiceConfig(), {record});
+  agent.Attach();
+  Order run = RunOrder(1, 1);
+  run.notice = WorkerNotice{Generation(1), 20s};
+  agent.Do(Ordered{run});
+  agent.Do(Ordered{run});  // Its one rank is kept, and running by now.
+  ASSERT_EQ(agent.CountEver<SignalRank>(), 1);
+  record.started = true;
+  record.starts = {{0, 200, agent.now()}};
+  agent.Do(GroupSeen{record});
+  record.exits = {{.local_rank = 0, .code = 3, .pid = 200, .at = agent.now()}};
+  agent.Do(GroupSeen{record});
+  ASSERT_NE(agent.Last<SendReport>(), nullptr);
+  EXPECT_FALSE(agent.Last<SendReport>()->report.exits.at(0).after_stop);
+}
+
+TEST(Seen, AKeptRankThatHasDiedWasKept) {
+  RunRecord record = RunningRecord("a-1", 1);
+  record.kept = {0};
+  record.exits = {{.local_rank = 0, .code = 3, .pid = 100, .at = At(0s)}};
+  Driver agent(ServiceConfig(), {record});
+  agent.Do(CoordinatorFound{"10.0.0.2", "10.0.0.1"});
+  ASSERT_NE(agent.Last<SendHello>(), nullptr);
+  EXPECT_TRUE(agent.Last<SendHello>()->hello.groups.at(0).started.at(0).kept);
+}
+
 }  // namespace
 }  // namespace regroup::agent
