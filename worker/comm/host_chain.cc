@@ -391,8 +391,8 @@ absl::Status PieceTaker::Await(steady_clock::time_point end) {
   }
   const timespec slice{0, kSliceNanoseconds};
   for (;;) {
-    if (come()) return absl::OkStatus();
-    if (local_.FailureWord() != 0) return local_.Failure();
+    const Look look = LookOnce(come, [&] { return local_.FailureWord() != 0; });
+    if (look != Look::kNothing) return look == Look::kCome ? absl::OkStatus() : local_.Failure();
     syscall(SYS_futex, &board_->published.value, FUTEX_WAIT, taken_, &slice, nullptr, 0);
     if (come()) return absl::OkStatus();
     const bool gone = local_.HasLeft(0), late = steady_clock::now() >= end;

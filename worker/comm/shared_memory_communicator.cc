@@ -145,9 +145,11 @@ absl::Status SharedMemoryCommunicator::Published() const {
 
 absl::Status SharedMemoryCommunicator::AwaitRank(int rank, std::uint32_t phase) {
   const RankSlot& slot = segment_->slots[rank];
+  const auto come = [&] { return Reached(slot.phase.load(std::memory_order_acquire), phase); };
+  const auto failed = [&] { return segment_->failure.load(std::memory_order_acquire) != 0; };
   for (int i = 0; i < options_.spin; ++i) {
-    if (Reached(slot.phase.load(std::memory_order_acquire), phase)) return absl::OkStatus();
-    if (segment_->failure.load(std::memory_order_relaxed) != 0) return Failure();
+    const Look look = LookOnce(come, failed);
+    if (look != Look::kNothing) return look == Look::kCome ? absl::OkStatus() : Failure();
     Pause();
   }
   return AwaitAsleep(rank, phase);
@@ -157,17 +159,19 @@ absl::Status SharedMemoryCommunicator::AwaitAsleep(int rank, std::uint32_t phase
   RankSlot& slot = segment_->slots[rank];
   if (!call_end_) call_end_ = steady_clock::now() + deadline_;
   const timespec slice{0, kSliceNanoseconds};
+  const auto come = [&] { return Reached(slot.phase.load(), phase); };
+  const auto failed = [&] { return segment_->failure.load() != 0; };
   for (;;) {
     // Counted before the kernel compares `phase`, and looked at by the publisher after it has
     // stored it: one of the two sees the other.
     slot.waiters.fetch_add(1);
     const std::uint32_t seen = slot.phase.load();
-    if (!Reached(seen, phase) && segment_->failure.load() == 0) {
+    if (!Reached(seen, phase) && !failed()) {
       syscall(SYS_futex, &slot.phase, FUTEX_WAIT, seen, &slice, nullptr, 0);
     }
     slot.waiters.fetch_sub(1);
-    if (Reached(slot.phase.load(), phase)) return absl::OkStatus();
-    if (segment_->failure.load() != 0) return Failure();
+    const Look look = LookOnce(come, failed);
+    if (look != Look::kNothing) return look == Look::kCome ? absl::OkStatus() : Failure();
     for (int r = 0; r < world_size_; ++r) {
       RankSlot& other = segment_->slots[r];
       // A rank that arrived and then left in good order is no failure of this call.

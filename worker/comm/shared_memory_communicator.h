@@ -62,6 +62,17 @@ std::string Describe(const CallHeader& header);
 // Ranks whose stretches or groups differ anywhere have other hashes.
 std::uint64_t HashOf(std::span<const Stretch> stretches, int group);
 
+// One look of a rank that waits. `come`: what it waits for is here; `failed`: the group has failed.
+// Who has it already may leave or abort before this rank looks, so after a failure it looks once
+// more: what has come is no part of the failure. REQUIRES: `failed` acquires what came before it.
+enum class Look { kNothing, kCome, kFailed };
+template <class Come, class Failed>
+Look LookOnce(const Come& come, const Failed& failed) {
+  if (come()) return Look::kCome;
+  if (!failed()) return Look::kNothing;
+  return come() ? Look::kCome : Look::kFailed;
+}
+
 // All collectives over one Segment. Waiting: `spin` pauses, then sleeps of 2 ms that a publishing
 // rank cuts short; after each the failure word, the peers and the deadline are looked at.
 class SharedMemoryCommunicator final : public Communicator {

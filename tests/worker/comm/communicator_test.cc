@@ -68,6 +68,16 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTest,
                                          Counts{3, 4}),
                          [](const auto& info) { return NameOf(info.param); });
 
+// Between two questions another rank may get what this one waits for, and leave or abort.
+TEST(LookOnce, WhatHasComeIsNoPartOfAFailure) {
+  int asked = 0;
+  const auto between = [&] { return asked++ > 0; };
+  EXPECT_EQ(LookOnce(between, [] { return true; }), Look::kCome);
+  EXPECT_EQ(LookOnce([] { return false; }, [] { return true; }), Look::kFailed);
+  EXPECT_EQ(LookOnce([] { return false; }, [] { return false; }), Look::kNothing);
+  EXPECT_EQ(LookOnce([] { return true; }, [] { return true; }), Look::kCome);
+}
+
 TEST_P(CommunicatorTest, SumsInRankOrderInsideAndOutsideOfAnArena) {
   for (const std::size_t count : {0, 1, 15, 16, 1000, 16385, 65536, 100003, 300000}) {
     const std::vector<float> expected = SumInRankOrder(World(), count);
