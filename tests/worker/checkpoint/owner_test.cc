@@ -30,8 +30,8 @@ class OwnerTest : public testing::Test {
   void Age(seconds by) const {
     struct stat info {};
     ASSERT_EQ(stat(File().c_str(), &info), 0);
-    const std::array<timespec, 2> times{timespec{0, UTIME_OMIT},
-                                        timespec{info.st_mtim.tv_sec - by.count(), 0}};
+    const std::array<timespec, 2> times{
+        timespec{0, UTIME_OMIT}, timespec{info.st_mtim.tv_sec - by.count(), info.st_mtim.tv_nsec}};
     ASSERT_EQ(utimensat(AT_FDCWD, File().c_str(), times.data(), 0), 0);
   }
   // What a process that was killed leaves.
