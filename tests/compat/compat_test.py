@@ -52,7 +52,7 @@ class Matrix(unittest.TestCase):
         if cell.launch == "elastic" and "warm" in happens:
             steps += IMPORT_STEPS * (2 if "added" in later else 1)  # Its second node may come late too.
         elif later and "warm" in happens and "two" in happens:
-            steps += 2 * DISTURBED_STEPS  # It goes on while the other is waited for.
+            steps += 2 * DISTURBED_STEPS  # The first job goes on while the second is waited for.
         arguments = ["--steps", steps, "--pause", PAUSE_S] if steps else ["--steps", CALM_STEPS]
         host = "::1" if "ipv6" in happens else "127.0.0.1"
         if host == "::1" and not has_ipv6():

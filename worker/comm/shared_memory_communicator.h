@@ -63,8 +63,8 @@ std::string Describe(const CallHeader& header);
 std::uint64_t HashOf(std::span<const Stretch> stretches, int group);
 
 // One look of a rank that waits. `come`: what it waits for is here; `failed`: the group has failed.
-// Who has it already may leave or abort before this rank looks, so after a failure it looks once
-// more: what has come is no part of the failure. REQUIRES: `failed` acquires what came before it.
+// Another rank that has it already may leave or abort between the two questions, so after a failure
+// the first is asked again: what has come stays. REQUIRES: `failed` acquires what came before it.
 enum class Look { kNothing, kCome, kFailed };
 template <class Come, class Failed>
 Look LookOnce(const Come& come, const Failed& failed) {
