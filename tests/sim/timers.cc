@@ -143,11 +143,16 @@ constexpr std::pair<const char*, const char*> kNotReached[] = {
     {"agent waits coordinator_restart", "no host of a life hosts its coordinator"},
 };
 
-constexpr int kLooks = 10;  // In so many lives whether they are reached after all.
+constexpr int kLooks = 5;  // In so many lives whether they are reached after all.
 
 bool IsNotReached(const std::string& name) {
   return std::any_of(std::begin(kNotReached), std::end(kNotReached),
                      [&](const auto& entry) { return name == entry.first; });
+}
+
+template <class T>
+bool Has(const std::vector<T>& list, const T& value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
 }
 
 // Calls `decided` with each hash of a life's course.
@@ -207,37 +212,39 @@ bool Leaves(const Course& course, std::uint64_t seed, const ChaosOptions& option
 }
 
 TimerCoverage::TimerCoverage() {
-  for (std::string& name : TimerNames()) timers_.push_back({std::move(name)});
+  for (std::string& name : TimerNames()) timers_.push_back({std::move(name), {}});
 }
 
-void TimerCoverage::Add(std::uint64_t seed, const ChaosOptions& options, int enough) {
+void TimerCoverage::Add(std::uint64_t seed, const ChaosOptions& options, std::size_t enough,
+                        const std::vector<std::string>& only) {
   ++lives_;
   const Course course = CourseOf(seed, options);
   for (std::size_t i = 0; i < timers_.size(); ++i) {
     Timer& timer = timers_[i];
+    if (timer.seeds.size() >= enough || Has(timer.seeds, seed)) continue;
     // A list of what cannot be must not outlive what it says; a look now and then tells.
-    const bool looks = !IsNotReached(timer.name) || lives_ <= kLooks;
-    if (timer.lives >= enough || !looks) continue;
+    const bool named = only.empty() || Has(only, timer.name);
+    if (!(IsNotReached(timer.name) ? lives_ <= kLooks : named)) continue;
     ChaosOptions changed = options;
     DoubleTimer(i, changed);
     if (!Leaves(course, seed, changed)) continue;
-    if (timer.lives++ == 0) timer.first_seed = seed;
+    timer.seeds.push_back(seed);
   }
 }
 
-bool TimerCoverage::AllReached(int enough) const {
+bool TimerCoverage::AllReached(std::size_t enough) const {
   return std::all_of(timers_.begin(), timers_.end(), [&](const Timer& timer) {
-    return timer.lives >= enough || IsNotReached(timer.name);
+    return timer.seeds.size() >= enough || IsNotReached(timer.name);
   });
 }
 
 std::string TimerCoverage::Table() const {
   std::string table;
   for (const Timer& timer : timers_) {
-    const std::string count = std::to_string(timer.lives);
+    const std::string count = std::to_string(timer.seeds.size());
     table += std::string(std::max<int>(10 - static_cast<int>(count.size()), 1), ' ') + count +
              "  " + timer.name;
-    if (timer.lives > 0) table += ", first in " + std::to_string(timer.first_seed);
+    if (!timer.seeds.empty()) table += ", first in " + std::to_string(timer.seeds.front());
     table += "\n";
   }
   for (const auto& [name, why] : kNotReached)
@@ -248,7 +255,7 @@ std::string TimerCoverage::Table() const {
 std::vector<std::string> TimerCoverage::Missing() const {
   std::vector<std::string> missing;
   for (const Timer& timer : timers_) {
-    const bool reached = timer.lives > 0;
+    const bool reached = !timer.seeds.empty();
     if (!reached && !IsNotReached(timer.name)) missing.push_back(timer.name);
     if (reached && IsNotReached(timer.name)) missing.push_back(timer.name + ", which is reached");
   }

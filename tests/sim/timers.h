@@ -33,9 +33,11 @@ bool Leaves(const Course& course, std::uint64_t seed, const ChaosOptions& option
 class TimerCoverage {
  public:
   TimerCoverage();
-  // Lives that life once for each timer that fewer than `enough` lives have reached.
-  void Add(std::uint64_t seed, const ChaosOptions& options, int enough);
-  bool AllReached(int enough) const;  // But for those of which timers.cc says why none can.
+  // Lives that life once for each timer, or each of `only`, that fewer than `enough` lives have
+  // reached.
+  void Add(std::uint64_t seed, const ChaosOptions& options, std::size_t enough,
+           const std::vector<std::string>& only = {});
+  bool AllReached(std::size_t enough) const;  // But for those of which timers.cc says why none can.
 
   std::string Table() const;
   // What no life has reached and could, and what was reached although timers.cc says otherwise.
@@ -44,8 +46,7 @@ class TimerCoverage {
  private:
   struct Timer {
     std::string name;
-    int lives = 0;
-    std::uint64_t first_seed = 0;
+    std::vector<std::uint64_t> seeds;  // Of the lives that reached it.
   };
 
   std::vector<Timer> timers_;
