@@ -49,7 +49,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 if(REGROUP_SANITIZE)
   regroup_options(-fsanitize=${REGROUP_SANITIZE} -fno-sanitize-recover=all)
-  if(REGROUP_SANITIZE MATCHES "undefined")
+  if(REGROUP_SANITIZE MATCHES "undefined" AND NOT REGROUP_FUZZ)
     # A seventh of what the rest takes to compile. What the first finds AddressSanitizer finds; nothing here casts down.
     regroup_options(-fno-sanitize=object-size,vptr)
   endif()

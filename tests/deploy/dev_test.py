@@ -6,6 +6,7 @@ import tempfile
 import unittest
 
 DEV = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "dev")
+SYNTAX_ONLY = os.path.join(os.path.dirname(DEV), "deploy", "cmake", "syntax_only", "syntax_only.sh")
 TOOLS = "bash cat cmake dirname env grep mkdir nproc readlink realpath tail tee true".split()
 NOBODY = 65534
 
@@ -131,6 +132,26 @@ class Dev(unittest.TestCase):
         self.debian(names)
         self.run_dev("build")
         self.assertFalse(os.path.exists(os.path.join(self.folder, "asked")))
+
+
+class SyntaxOnly(unittest.TestCase):
+    """What stands between the compiler that only reads and Ninja, which wants to see a file and an exit code."""
+
+    def read(self, *words):
+        with tempfile.TemporaryDirectory() as folder:
+            made = os.path.join(folder, "made.o")
+            done = subprocess.run([SYNTAX_ONLY, *words, "-o", made], capture_output=True, timeout=60, check=False)
+            return done.returncode, os.path.exists(made)
+
+    def test_a_file_is_made_only_where_nothing_was_wrong(self):
+        self.assertEqual(self.read("sh", "-c", "exit 0", "sh"), (0, True))
+        self.assertEqual(self.read("sh", "-c", "exit 3", "sh"), (3, False))
+        self.assertEqual(self.read("sh", "-c", "kill -9 $$", "sh"), (137, False))
+
+    def test_a_compiler_without_a_file_to_make_ends(self):
+        for shell in ("sh", "bash"):
+            done = subprocess.run([shell, SYNTAX_ONLY, "true"], capture_output=True, timeout=10, check=False)
+            self.assertNotEqual(done.returncode, 0)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ constexpr std::pair<const char*, const char*> kNotReached[] = {
     {"agent waits coordinator_restart", "no host of a life hosts its coordinator"},
 };
 
-constexpr int kLooks = 5;  // In so many lives whether they are reached after all.
+constexpr int kLooks = 10;  // In so many lives whether they are reached after all.
 
 bool IsNotReached(const std::string& name) {
   return std::any_of(std::begin(kNotReached), std::end(kNotReached),

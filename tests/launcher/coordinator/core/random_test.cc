@@ -186,6 +186,13 @@ TEST(RandomLife, TogetherTheyReachEveryTimer) {
   EXPECT_THAT(coverage.Missing(), ::testing::IsEmpty());
 }
 
+TEST(RandomLife, CountsOnceForATimerAndOnlyForThoseLookedFor) {
+  sim::TimerCoverage coverage;
+  for (int i = 0; i < 2; ++i) coverage.Add(75, sim::LongLife(75), 2, {"agent waits kill"});
+  EXPECT_THAT(coverage.Table(), ::testing::HasSubstr(" 1  agent waits kill, first in 75\n"));
+  EXPECT_THAT(coverage.Table(), ::testing::HasSubstr(" 0  coordinator leases lease\n"));
+}
+
 // One life with what the core said; for the eye where REGROUP_SEED names it.
 TEST(RandomLife, OneSeed) {
   const char* asked_long = std::getenv("REGROUP_LONG_SEED");
