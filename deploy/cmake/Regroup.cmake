@@ -18,7 +18,7 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
 find_program(REGROUP_CCACHE ccache)
 if(REGROUP_CCACHE)
   # Another checkout, wherever it lies, finds what this one compiled. A precompiled header stands for what it was made
-  # of, and no file uses __TIME__.
+  # of, and no file uses __TIME__. (What UBSan says then names the files of who compiled first; they are the same.)
   set(CMAKE_CXX_COMPILER_LAUNCHER env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}
       CCACHE_SLOPPINESS=pch_defines,time_macros ${REGROUP_CCACHE})
   set(CMAKE_C_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})

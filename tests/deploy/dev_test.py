@@ -133,6 +133,20 @@ class Dev(unittest.TestCase):
         self.run_dev("build")
         self.assertFalse(os.path.exists(os.path.join(self.folder, "asked")))
 
+    def test_clang_reads_the_benchmarks_too(self):
+        os.unlink(os.path.join(self.path, "cmake"))
+        self.play("cmake", "mkdir -p build/$2")
+        self.play("ninja", "echo \"$@\" >>asked")
+        self.play("touch", "true")
+        self.play("python3", "[[ $* != *--needs-torch* ]]")
+        done = subprocess.run([os.path.join(self.folder, "dev"), "test"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              env={"PATH": self.path, "HOME": self.folder, "REGROUP_PACKAGES": "present"}, timeout=60, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(self.folder, "asked"), encoding="utf-8") as f:
+            asked = [line.split() for line in f]
+        self.assertEqual([(words[1], words[4:]) for words in asked],
+                         [("build/dev", ["all"]), ("build/release", ["all"]), ("build/clang", ["all", "benches"])])
+
 
 class SyntaxOnly(unittest.TestCase):
     """What stands between the compiler that only reads and Ninja, which wants to see a file and an exit code."""
