@@ -2,16 +2,20 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "agent/shim/client.h"
+#include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/io/files.h"
 
@@ -77,6 +81,18 @@ absl::Status RemoveFolders(const std::string& path) {
   return absl::OkStatus();
 }
 
+// By its version: a hierarchy's root has no cgroup.kill to look at, and a folder made to look for
+// one stays when this process is killed before it removes it.
+absl::Status KernelHasCgroupKill() {
+  utsname kernel;
+  CHECK(::uname(&kernel) == 0);
+  int major = 0, minor = 0;
+  std::sscanf(kernel.release, "%d.%d", &major, &minor);
+  if (std::pair(major, minor) >= std::pair(5, 14)) return absl::OkStatus();
+  return absl::NotFoundError(
+      absl::StrCat("Linux ", kernel.release, " has no cgroup.kill (Linux 5.14)"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> FindCgroupBase() {
@@ -92,13 +108,9 @@ absl::StatusOr<std::string> FindCgroupBase() {
   if (::access(absl::StrCat(base, "/cgroup.procs").c_str(), W_OK) < 0) {
     return absl::NotFoundError(absl::StrCat(base, " is not writable by this user"));
   }
-  const std::string probe = absl::StrCat(base, "/regroup-probe-", ::getpid());
-  if (::mkdir(probe.c_str(), 0755) < 0) {
-    return absl::NotFoundError(absl::StrCat(base, ": ", io::ErrnoStatus(errno, "mkdir").message()));
-  }
-  const bool can_kill = ::access(absl::StrCat(probe, "/cgroup.kill").c_str(), W_OK) == 0;
-  ::rmdir(probe.c_str());
-  if (!can_kill) return absl::NotFoundError(absl::StrCat(base, " has no cgroup.kill (Linux 5.14)"));
+  if (::access(base.c_str(), W_OK | X_OK) < 0)
+    return absl::NotFoundError(absl::StrCat(base, " takes no folders of this user"));
+  RETURN_IF_ERROR(KernelHasCgroupKill());
   return base;
 }
 

@@ -23,8 +23,8 @@ namespace regroup::shim {
 // ---- cgroups -----------------------------------------------------------------------------------
 
 // Folder of a writable cgroup v2 hierarchy below which groups can be made, under this process's own
-// cgroup (found through /proc/self/mountinfo, so also at /sys/fs/cgroup/unified). NOT_FOUND says
-// why not: degraded mode.
+// cgroup (found through /proc/self/mountinfo, so also at /sys/fs/cgroup/unified). Only looks, makes
+// nothing there. NOT_FOUND says why not: degraded mode.
 absl::StatusOr<std::string> FindCgroupBase();
 // <base>/regroup-<job>.<generation>.<nonce prefix>; goes into Spec::cgroup, and so into the run
 // directory, before it is made: what an agent that dies makes of it is found again. The shim

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/inotify.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -173,6 +174,29 @@ TEST_F(ShimTest, WhatEndsWhileNobodyIsThereIsFoundLater) {
   ASSERT_TRUE(record.state);
   EXPECT_EQ(record.state->phase, Phase::kFree);
   EXPECT_EQ(record.state->ranks[0].code, 6);
+}
+
+// An agent killed while it looks would leave what it had made.
+TEST_F(ShimTest, LookingForAPlaceForCgroupsMakesNothingThere) {
+  const absl::StatusOr<std::string> base = FindCgroupBase();
+  if (!base.ok()) GTEST_SKIP() << base.status();
+  io::UniqueFd watch(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+  ASSERT_GE(::inotify_add_watch(watch.get(), base->c_str(), IN_CREATE), 0);
+  const std::string seen = absl::StrCat(*base, "/seen-by-", ::getpid());
+  ASSERT_EQ(::mkdir(seen.c_str(), 0755), 0);
+  ASSERT_EQ(::rmdir(seen.c_str()), 0);
+  ASSERT_TRUE(FindCgroupBase().ok());
+  alignas(inotify_event) char buffer[1 << 16];
+  const ssize_t size = ::read(watch.get(), buffer, sizeof(buffer));
+  std::vector<std::string> made;
+  for (ssize_t at = 0; at < size;) {
+    const auto* event = reinterpret_cast<const inotify_event*>(buffer + at);
+    // Other tests make cgroups of groups meanwhile: "regroup-<job>.<generation>.<nonce>".
+    if (const std::string name = event->name; name.find('.') == std::string::npos)
+      made.push_back(name);
+    at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
+  }
+  EXPECT_THAT(made, testing::ElementsAre(absl::StrCat("seen-by-", ::getpid())));
 }
 
 TEST_F(ShimTest, SigkilledShimTakesItsRanksAndTheAgentFindsTheRest) {
