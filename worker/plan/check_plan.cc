@@ -370,15 +370,24 @@ class Walk {
         return Broken(absl::StrCat("the reduction of unit ", u, " is under way"));
     }
     summed_ = true;
-    if (layout_.Divides(StateKind::kMoments)) collectives_.push_back({Op::kSumSquares, {}});
-    return absl::OkStatus();
+    if (!layout_.Divides(StateKind::kMoments)) return absl::OkStatus();
+    return CallAlone(Op::kSumSquares);
   }
 
   absl::Status Vote() {
     if (!summed_) return Broken("SumSquares has not happened");
     if (voted_) return Broken("is the second");
     voted_ = true;
-    collectives_.push_back({Op::kVote, {}});
+    return CallAlone(Op::kVote);
+  }
+
+  // A call of the computing thread: the ranks make one at a time.
+  absl::Status CallAlone(Op op) {
+    for (UnitId u = 0; u < units_; ++u) {
+      if (weights_[static_cast<std::size_t>(u)] == Weights::kUnderWay)
+        return Broken(absl::StrCat("the gather of unit ", u, " is under way"));
+    }
+    collectives_.push_back({op, {}});
     return absl::OkStatus();
   }
 

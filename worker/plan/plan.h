@@ -123,10 +123,10 @@ std::vector<UnitId> UnitsReadBy(const ParamLayout& layout, UnitId unit);
 // activations another was computed; no gradient added to before one backward of the step has
 // written it, and none overwritten before it is reduced, to the end of that; every unit reduced
 // exactly once and only after its last backward (or, on a rank without a micro-batch, after its
-// ZeroGrad), SumSquares once all reductions are over, Vote before the first Step, every unit
-// stepped exactly once; at Commit, which is last, every rank has the new weights or, where they are
-// divided, keeps no copy of old ones; no instruction names more than it needs. Failed precondition
-// names rank, instruction and rule.
+// ZeroGrad), SumSquares once all reductions are over, neither it nor Vote beside a gather, Vote
+// before the first Step, every unit stepped exactly once; at Commit, which is last, every rank has
+// the new weights or, where they are divided, keeps no copy of old ones; no instruction names more
+// than it needs. Failed precondition names rank, instruction and rule.
 absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans);
 
 // One line per instruction, for people and for comparing.

@@ -1,6 +1,6 @@
 // The check is sound: plans with one edit that it accepts are carried out here, for all ranks, on
 // numbers that show whatever is read, written, summed or moved wrongly, and give the numbers of the
-// plans that were not edited.
+// plans that were not edited, whatever goes on beside what.
 
 #include <gtest/gtest.h>
 
@@ -59,42 +59,59 @@ struct Machine {
   Cells stash;                      // By unit, what its backward needs; recomputed ones share [0].
   Number backward = 0, norm = 0;
   std::size_t at = 0;  // The next instruction.
+  // Of the step's calls, in order: begun, those to which it has given its part, those of which it
+  // has the result.
+  std::size_t begun = 0, given = 0, taken = 0;
+  std::size_t needed = 0;                        // Of those last, before the next instruction.
+  std::vector<std::size_t> gathering, reducing;  // By unit, by bucket: calls begun with the last.
+  int haste = 0;  // Out of ten times that it could do either, it goes on with its calls.
 };
 
-// Carries out the plans of all ranks: each until its next collective, then that on all.
+// What ranks do together: in part of one, in part beside what each of them computes.
+struct Call {
+  Op op;
+  int which;                 // Unit or bucket; -1.
+  std::vector<Cells> parts;  // By rank.
+};
+
+// Carries out the plans of all ranks, each with what it computes and a stream of its calls, which
+// go on at any time from where they begin to where they are awaited. `schedule` decides which: in
+// the first, as soon as they can, in the second as late as they may, in others by chance.
 class World {
  public:
-  // What goes on beside what follows happens as soon as it can, or as late as it may.
-  World(const ParamLayout& layout, const std::vector<Plan>& plans, bool late = false)
+  World(const ParamLayout& layout, const std::vector<Plan>& plans, std::uint64_t schedule = 0)
       : layout_(layout),
         plans_(plans),
         divided_(layout.Divides(StateKind::kMoments)),
-        reduces_at_(late && plans[0].overlaps ? Op::kAwaitGrad : Op::kReduceGrad),
-        gathers_at_(late && plans[0].overlaps ? Op::kAwaitGather : Op::kGather) {
-    for (int r = 0; r < layout.world(); ++r) machines_.emplace_back(layout, r);
+        rng_(schedule) {
+    for (int r = 0; r < layout.world(); ++r) {
+      machines_.emplace_back(layout, r);
+      machines_.back().haste = schedule == 0   ? 10
+                               : schedule == 1 ? 0
+                                               : static_cast<int>(rng_.Below(11));
+    }
   }
 
   void Step(int step) {
     step_ = step;
+    calls_.clear();
     for (Machine& m : machines_) {
-      m.at = 0;
+      m.at = m.begun = m.given = m.taken = m.needed = 0;
+      m.gathering.assign(layout_.units().size(), 0);
+      m.reducing.assign(PlanOf(m).buckets.size(), 0);
       m.window.assign(Machine::Size(PlanOf(m).weights.elements), 99);
       m.rounded.assign(Machine::Size(PlanOf(m).rounded.elements), 96);
       m.gradients.resize(Machine::Size(PlanOf(m).gradients.elements), 98);
       m.activations.assign(layout_.units().size(), 97);
       m.stash.assign(layout_.units().size() + 1, 95);
     }
-    for (;;) {
-      for (Machine& m : machines_) RunAlone(m);
-      const std::vector<Instruction>& first = plans_[0].instructions;
-      if (machines_[0].at == first.size()) return;
-      const Instruction& instruction = first[machines_[0].at];
-      for (Machine& m : machines_) {
-        CHECK(m.at < PlanOf(m).instructions.size());
-        CHECK(PlanOf(m).instructions[m.at++].op == instruction.op);
+    for (std::size_t idle = 0; idle < machines_.size();) {
+      const std::size_t first = rng_.Below(machines_.size());
+      for (idle = 0; idle < machines_.size(); ++idle) {
+        if (Advance(machines_[(first + idle) % machines_.size()])) break;
       }
-      Together(instruction);
     }
+    for (const Machine& m : machines_) CHECK(IsOver(m));  // None waits for ever.
   }
 
   // All that every rank has, but for padding and for what a step leaves behind.
@@ -123,11 +140,6 @@ class World {
   const ParamPlace& ParamAt(ParamId p) const {
     return layout_.params()[static_cast<std::size_t>(p)];
   }
-  bool IsAlone(const Instruction& i) const {
-    return i.op != gathers_at_ && i.op != reduces_at_ && i.op != Op::kVote &&
-           (i.op != Op::kSumSquares || !divided_);
-  }
-
   // body(element of the flat order, its owner's place); where nothing is divided, that is 0.
   template <typename Body>
   void EachCell(ParamId p, const Body& body) const {
@@ -177,13 +189,68 @@ class World {
     return touched;
   }
 
-  void RunAlone(Machine& m) {
+  bool IsOver(const Machine& m) const {
+    return m.at == PlanOf(m).instructions.size() && m.taken == m.begun;
+  }
+
+  // One thing of one rank, if there is one that it can do.
+  bool Advance(Machine& m) {
+    return static_cast<int>(rng_.Below(10)) < m.haste ? GoOnCalling(m) || GoOnComputing(m)
+                                                      : GoOnComputing(m) || GoOnCalling(m);
+  }
+
+  // One call after the other.
+  bool GoOnCalling(Machine& m) {
+    if (m.taken == m.begun) return false;
+    Call& call = calls_[m.taken];
+    if (m.given == m.taken) {
+      call.parts[static_cast<std::size_t>(m.rank)] = PartOf(m, call);
+      ++m.given;
+      return true;
+    }
+    if (std::any_of(machines_.begin(), machines_.end(),
+                    [&](const Machine& other) { return other.given <= m.taken; }))
+      return false;
+    Take(m, call);
+    ++m.taken;
+    return true;
+  }
+
+  bool GoOnComputing(Machine& m) {
     const std::vector<Instruction>& list = PlanOf(m).instructions;
-    for (; m.at < list.size() && IsAlone(list[m.at]); ++m.at) Alone(m, list[m.at]);
+    if (m.at == list.size() || m.taken < m.needed) return false;
+    const Instruction& i = list[m.at++];
+    switch (i.op) {
+      case Op::kAwaitGather: m.needed = m.gathering.at(static_cast<std::size_t>(i.unit)); break;
+      case Op::kAwaitGrad: m.needed = m.reducing.at(static_cast<std::size_t>(i.bucket)); break;
+      default: IsCall(i.op) ? Begin(m, i) : Alone(m, i);
+    }
+    return true;
+  }
+
+  bool IsCall(Op op) const {
+    return op == Op::kGather || op == Op::kReduceGrad || op == Op::kVote ||
+           (op == Op::kSumSquares && divided_);
+  }
+
+  void Begin(Machine& m, const Instruction& i) {
+    const int which = i.op == Op::kGather ? i.unit : i.bucket;
+    if (m.begun == calls_.size())
+      calls_.push_back({i.op, which, std::vector<Cells>(machines_.size())});
+    const Call& call = calls_[m.begun++];
+    CHECK(call.op == i.op && call.which == which);
+    if (i.op == Op::kSumSquares) SumSquares(m);
+    if (i.op == Op::kGather) m.gathering.at(static_cast<std::size_t>(which)) = m.begun;
+    if (i.op == Op::kReduceGrad) m.reducing.at(static_cast<std::size_t>(which)) = m.begun;
+    const bool of_stream = i.op == Op::kGather || i.op == Op::kReduceGrad;
+    // Two calls at once, of two threads.
+    if (!of_stream && m.taken + 1 < m.begun) m.norm = 93;
+    if (!of_stream || !PlanOf(m).overlaps) m.needed = m.begun;
   }
 
   void Alone(Machine& m, const Instruction& i) {
     switch (i.op) {
+      case Op::kFree: return Free(m, i);
       case Op::kRound: return Round(m, i);
       case Op::kForward: return Forward(m, i);
       case Op::kRecompute: return Forward(m, i);
@@ -192,6 +259,15 @@ class World {
       case Op::kSumSquares: return SumSquares(m);
       case Op::kStep: return Update(m, i);
       default: return;
+    }
+  }
+
+  // Whoever reads it nevertheless would find what another unit left there.
+  void Free(Machine& m, const Instruction& i) {
+    for (ParamId p : UnitAt(i.unit).params) {
+      EachCell(p, [&](std::int64_t at, int) {
+        (PlanOf(m).rounds ? RoundedOf(m, p, at) : WeightOf(m, p, at)) = 94;
+      });
     }
   }
 
@@ -265,67 +341,66 @@ class World {
     }
   }
 
-  void Together(const Instruction& i) {
-    switch (i.op) {
-      case Op::kGather:
-      case Op::kAwaitGather: return Gather(i.unit);
-      case Op::kReduceGrad:
-      case Op::kAwaitGrad: return Reduce(plans_[0].buckets.at(static_cast<std::size_t>(i.bucket)));
-      case Op::kSumSquares: return SumTogether();
-      default: return Vote();
+  // body(parameter, element, its owner's place), of what a gather or a reduction moves.
+  template <typename Body>
+  void EachMoved(const Call& call, const Body& body) const {
+    Bucket units{.first_unit = call.which, .last_unit = call.which, .flat = {}};
+    if (call.op == Op::kReduceGrad)
+      units = plans_[0].buckets.at(static_cast<std::size_t>(call.which));
+    for (UnitId u = units.first_unit; u <= units.last_unit; ++u) {
+      for (ParamId p : UnitAt(u).params)
+        EachCell(p, [&](std::int64_t at, int owner) { body(p, at, owner); });
     }
   }
 
-  void Gather(UnitId u) {
-    for (ParamId p : UnitAt(u).params) {
-      EachCell(p, [&](std::int64_t at, int owner) {
-        for (Machine& m : machines_)
-          WeightOf(m, p, at) = Own(m.rank - layout_.PlaceOf(m.rank) + owner, at);
-      });
-    }
+  Cells PartOf(Machine& m, const Call& call) {
+    Cells part;
+    if (call.op == Op::kSumSquares || call.op == Op::kVote) return {m.norm};
+    EachMoved(call, [&](ParamId p, std::int64_t at, int owner) {
+      part.push_back(call.op == Op::kReduceGrad         ? GradientOf(m, p, at)
+                     : owner == layout_.PlaceOf(m.rank) ? Own(m.rank, at)
+                                                        : 0);
+    });
+    return part;
   }
 
-  void Reduce(const Bucket& bucket) {
-    for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
-      for (ParamId p : UnitAt(u).params) {
-        EachCell(p, [&](std::int64_t at, int owner) {
-          Number sum = 0;
-          for (Machine& m : machines_) sum += GradientOf(m, p, at);
-          for (Machine& m : machines_) {
-            if (!divided_ || owner == layout_.PlaceOf(m.rank)) ReducedOf(m, p, at) = sum;
-          }
-        });
+  void Take(Machine& m, const Call& call) {
+    if (call.op == Op::kVote || call.op == Op::kSumSquares) {
+      m.norm = 0;
+      for (std::size_t r = 0; r < call.parts.size(); ++r) {
+        const Number norm = call.parts[r][0];
+        if (call.op == Op::kVote) m.norm = std::max(m.norm, norm);
+        if (call.op == Op::kSumSquares && static_cast<int>(r) < layout_.group()) m.norm += norm;
       }
+      return;
     }
-  }
-
-  void SumTogether() {
-    Number sum = 0;
-    for (Machine& m : machines_) {
-      SumSquares(m);
-      if (m.rank < layout_.group()) sum += m.norm;
-    }
-    for (Machine& m : machines_) m.norm = sum;
-  }
-
-  void Vote() {
-    Number most = 0;
-    for (const Machine& m : machines_) most = std::max(most, m.norm);
-    for (Machine& m : machines_) m.norm = most;
+    const int place = layout_.PlaceOf(m.rank);
+    std::size_t cell = 0;
+    EachMoved(call, [&](ParamId p, std::int64_t at, int owner) {
+      if (call.op == Op::kGather) {
+        WeightOf(m, p, at) = call.parts[static_cast<std::size_t>(m.rank - place + owner)][cell];
+      } else if (!divided_ || owner == place) {
+        Number& reduced = ReducedOf(m, p, at);
+        reduced = 0;
+        for (const Cells& part : call.parts) reduced += part[cell];
+      }
+      ++cell;
+    });
   }
 
   const ParamLayout& layout_;
   const std::vector<Plan>& plans_;
   const bool divided_;
-  const Op reduces_at_, gathers_at_;
+  Rng rng_;
   int step_ = 0;
   std::vector<Machine> machines_;
+  std::vector<Call> calls_;  // Of the step.
 };
 
 // Two steps, since what one leaves behind may show in the next only.
 std::vector<Number> ResultOf(const ParamLayout& layout, const std::vector<Plan>& plans,
-                             bool late = false) {
-  World world(layout, plans, late);
+                             std::uint64_t schedule = 0) {
+  World world(layout, plans, schedule);
   for (int step = 0; step < 2; ++step) world.Step(step);
   return world.Result();
 }
@@ -359,7 +434,8 @@ bool Fits(const std::vector<int>& world, int group) {
 
 struct Course {
   std::pair<Strategy, int> sharding;
-  bool overlap = false, late = false;
+  bool overlap = false;
+  std::uint64_t schedule = 0;
   bool reshard_after_forward = true;
 };
 // The first is replicated and does one thing after the other.
@@ -367,9 +443,9 @@ std::vector<Course> Courses() {
   std::vector<Course> courses;
   for (const auto& sharding : kShardings) {
     courses.insert(courses.end(),
-                   {{sharding, false, false}, {sharding, true, false}, {sharding, true, true}});
+                   {{sharding, false}, {sharding, true}, {sharding, true, 1}, {sharding, true, 2}});
   }
-  courses.push_back({{Strategy::kZero3, 0}, true, true, /*reshard_after_forward=*/false});
+  courses.push_back({{Strategy::kZero3, 0}, true, 1, /*reshard_after_forward=*/false});
   return courses;
 }
 
@@ -377,7 +453,7 @@ TEST(Mutations, PlansOfAllStrategiesGiveTheSameNumbers) {
   for (const std::vector<int>& micro_batches : kWorlds) {
     for (const bool round_weights : {false, true}) {
       std::vector<Number> expected;
-      for (const auto& [sharding, overlap, late, reshard_after_forward] : Courses()) {
+      for (const auto& [sharding, overlap, schedule, reshard_after_forward] : Courses()) {
         const auto [strategy, group] = sharding;
         if (!Fits(micro_batches, group)) continue;
         const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy, group);
@@ -386,11 +462,11 @@ TEST(Mutations, PlansOfAllStrategiesGiveTheSameNumbers) {
         const std::vector<Plan> plans =
             Plans(layout, micro_batches, round_weights, recomputed, overlap, reshard_after_forward);
         ASSERT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
-        World world(layout, plans, late);
+        World world(layout, plans, schedule);
         for (int step = 0; step < 3; ++step) world.Step(step);
         if (expected.empty()) expected = world.Weights();
         EXPECT_EQ(world.Weights(), expected)
-            << NameOf(strategy) << " " << round_weights << overlap << late;
+            << NameOf(strategy) << " " << round_weights << overlap << schedule;
       }
     }
   }
@@ -481,12 +557,64 @@ TEST(Mutations, WhatTheCheckAcceptsRunsRight) {
     std::string text = NameOf(strategy);
     for (const Plan& plan : plans) text += "\n" + ToString(plan, layout);
     const std::vector<Number> expected = ResultOf(layout, right);
-    for (const bool late : {false, true})
-      ASSERT_EQ(ResultOf(layout, plans, late), expected) << "mutation " << i << ": " << text;
+    for (std::uint64_t schedule = 0; schedule < 10; ++schedule) {
+      ASSERT_EQ(ResultOf(layout, plans, schedule), expected)
+          << "mutation " << i << ", schedule " << schedule << ": " << text;
+    }
   }
   RecordProperty("accepted", accepted);
   EXPECT_GT(accepted, edits / 50);
   EXPECT_LT(accepted, edits / 2);
+}
+
+// Waits with nothing between them that would use what they wait for: the last of them waits for
+// what the others do. Those at the end of a step are none, since nothing of it goes on after it.
+std::vector<std::vector<std::size_t>> WaitsOf(const Plan& plan) {
+  std::vector<std::vector<std::size_t>> all(1);
+  for (std::size_t at = 0; at < plan.instructions.size(); ++at) {
+    const Op op = plan.instructions[at].op;
+    if (op == Op::kAwaitGather || op == Op::kAwaitGrad) {
+      all.back().push_back(at);
+    } else if (op == Op::kCommit) {
+      all.back().clear();
+    } else if (op != Op::kFree && !all.back().empty()) {
+      all.emplace_back();
+    }
+  }
+  all.pop_back();
+  return all;
+}
+
+// Each of them matters: one rank without it has other numbers on some schedule, and the check finds
+// that without any.
+TEST(Mutations, AMissingWaitShows) {
+  int planted = 0;
+  for (const std::vector<int>& micro_batches : {std::vector{1, 1}, {2, 1}, {3, 3}}) {
+    for (const auto& [sharding, overlap, schedule, reshard_after_forward] : Courses()) {
+      const auto [strategy, group] = sharding;
+      if (!overlap || schedule != 1) continue;
+      const ParamLayout layout = Layout(2, strategy, group);
+      const std::vector<Plan> right =
+          Plans(layout, micro_batches, false, {}, /*overlap=*/true, reshard_after_forward);
+      const std::vector<Number> expected = ResultOf(layout, right);
+      for (const std::vector<std::size_t>& waits : WaitsOf(right[0])) {
+        ++planted;
+        std::vector<Plan> plans = right;
+        std::string text = std::string(NameOf(strategy)) + " without";
+        for (auto at = waits.rbegin(); at != waits.rend(); ++at) {
+          const auto wait = plans[0].instructions.begin() + static_cast<std::ptrdiff_t>(*at);
+          text += "\n  " + ToString(*wait);
+          plans[0].instructions.erase(wait);
+        }
+        text += "\n" + ToString(plans[0], layout);
+        EXPECT_FALSE(CheckPlan(layout, plans).ok()) << text;
+        std::uint64_t tried = 0;
+        while (tried < 1000 && ResultOf(layout, plans, tried) == expected) ++tried;
+        EXPECT_LT(tried, 1000u) << text;
+      }
+    }
+  }
+  EXPECT_GE(planted, 100);
 }
 
 }  // namespace

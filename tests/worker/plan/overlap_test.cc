@@ -110,6 +110,12 @@ const Mistake kMistakesOfGathersAhead[] = {
      "(Free unit 1): the unit is not gathered"},
     {"begun where another is in use", [](Plan& p) { p.weights.at[1] = p.weights.at[0]; },
      "overwrites unit 0, which is in use"},
+    {"under way beside a collective of the computing thread",
+     [](Plan& p) { Insert(p, Find(p, Op::kSumSquares), {.op = Op::kGather, .unit = 1}); },
+     "(SumSquares): the gather of unit 1 is under way"},
+    {"under way beside the vote",
+     [](Plan& p) { Insert(p, Find(p, Op::kVote), {.op = Op::kGather, .unit = 1}); },
+     "(Vote): the gather of unit 1 is under way"},
     {"no unit", [](Plan& p) { p.instructions[Find(p, Op::kAwaitGather, 1)].unit = 9; },
      "(AwaitGather unit 9): no such unit"},
 };
