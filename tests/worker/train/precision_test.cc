@@ -16,13 +16,6 @@
 namespace regroup::worker {
 namespace {
 
-TEST(Precision, EveryStrategyTrainsToTheSameBitsInBf16) {
-  ExpectTheSameBits(DType::kBF16, {1, 2, 9}, {2, 7});
-}
-TEST(Precision, EveryStrategyTrainsToTheSameBitsInF16) {
-  ExpectTheSameBits(DType::kF16, {1, 3}, {2, 7});
-}
-
 // Whatever is rounded on the way, the gradients of 16-bit numbers are those of floats on one rank,
 // and so are the weights that the optimizer keeps.
 TEST(Precision, ShortNumbersTakeTheStepsOfFloats) {

@@ -13,30 +13,6 @@
 namespace regroup::worker {
 namespace {
 
-// Whether what a backward needs was kept or computed again: the same bits.
-TEST(Recomputation, RecomputationChangesNoBit) {
-  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
-    for (const auto& [world, micro_batch] : {std::pair(1, 7), {1, 2}, {3, 1}}) {
-      const std::vector<Course> kept = TrainBy(Strategy::kReplicated, world, micro_batch, type);
-      for (const Strategy strategy : {Strategy::kReplicated, Strategy::kZero3}) {
-        for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
-          SCOPED_TRACE(testing::Message() << NameOf(type) << " by " << NameOf(strategy) << " on "
-                                          << world << ", " << NameOf(recompute));
-          const auto again = TrainBy(strategy, world, micro_batch, type, recompute);
-          for (std::size_t r = 0; r < again.size(); ++r) {
-            EXPECT_EQ(again[r].losses, kept[0].losses);
-            EXPECT_EQ(again[r].norms, kept[0].norms);
-            for (const Held& h : again[r].held) {
-              const std::vector<float>& whole = kept[0].held[h.tensor].data;
-              ASSERT_TRUE(std::equal(h.data.begin(), h.data.end(), whole.begin() + h.begin));
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
 // Of 12 blocks: per token and in units of the width, 16 with the output; 10 and 6 that all blocks
 // share; 1 and 15 that they share. Statistics and what is no block come on top.
 TEST(Recomputation, RecomputationTakesLessMemory) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/base/rng.h"
+#include "tests/worker/train/forwarding.h"
 #include "worker/comm/in_process_communicator.h"
 #include "worker/data/sampler.h"
 #include "worker/kernels/parallel_for.h"
@@ -164,10 +165,13 @@ struct Course {
 
 inline std::vector<Course> TrainBy(Sharding sharding, int world, int micro_batch,
                                    DType type = DType::kF32, Recompute recompute = Recompute::kNone,
-                                   OptimizerKind optimizer = OptimizerKind::kAdamW) {
+                                   OptimizerKind optimizer = OptimizerKind::kAdamW,
+                                   bool overlaps = false) {
   std::vector<Course> all(static_cast<std::size_t>(world));
   const TextDataset dataset(RandomText(), 8);
-  OnEveryRank(world, [&](Communicator& ranks) {
+  OnEveryRank(world, [&](Communicator& near) {
+    Forwarding far(near, /*distant=*/true);
+    Communicator& ranks = overlaps ? far : near;
     StepRunnerOptions options = Options();
     options.micro_batch = micro_batch;
     options.recompute = recompute;
@@ -194,39 +198,5 @@ inline std::vector<Course> TrainBy(Sharding sharding, int world, int micro_batch
   });
   return all;
 }
-
-inline void ExpectTheSameBits(DType type, const std::vector<int>& worlds,
-                              const std::vector<int>& micro_batches) {
-  for (const int world : worlds) {
-    for (const int micro_batch : micro_batches) {
-      const Course replicated = TrainBy(Strategy::kReplicated, world, micro_batch, type)[0];
-      for (const Sharding& sharding : ShardingsOf(world)) {
-        SCOPED_TRACE(testing::Message() << NameOf(type) << " by " << sharding.Name() << " on "
-                                        << world << ", " << micro_batch);
-        std::int64_t elements = 0, all = 0;
-        for (const Course& rank : TrainBy(sharding, world, micro_batch, type)) {
-          EXPECT_EQ(rank.losses, replicated.losses);
-          EXPECT_EQ(rank.norms, replicated.norms);
-          for (const Held& h : rank.held) {
-            const std::vector<float>& whole = replicated.held[h.tensor].data;
-            ASSERT_LE(h.begin + static_cast<std::int64_t>(h.data.size()),
-                      static_cast<std::int64_t>(whole.size()));
-            ASSERT_TRUE(std::equal(h.data.begin(), h.data.end(), whole.begin() + h.begin))
-                << "tensor " << h.tensor << " from element " << h.begin;
-          }
-          elements += rank.state_elements;
-        }
-        for (const Held& h : replicated.held) all += static_cast<std::int64_t>(h.data.size());
-        const std::int64_t weights = all / 3, copies = sharding.group ? world / sharding.group : 1;
-        EXPECT_EQ(elements, sharding.strategy == Strategy::kReplicated ? world * all
-                            : sharding.strategy == Strategy::kZero3
-                                ? copies * all
-                                : world * weights + copies * 2 * weights);
-      }
-    }
-  }
-}
-
-// With several micro-batches on each rank, unequal ones, one, and none on some ranks.
 
 }  // namespace regroup::worker

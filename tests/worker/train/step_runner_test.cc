@@ -66,36 +66,6 @@ class BadDataset final : public Dataset {
   mutable int reads_ = 0;  // One rank's.
 };
 
-TEST(StepRunner, EveryStrategyTrainsToTheSameBits) {
-  ExpectTheSameBits(DType::kF32, {1, 2, 3, 4, 6, 9}, {1, 2, 7});
-}
-
-// The norms of tensors, which LAMB and LARS step by, have the same bits too.
-TEST(StepRunner, EveryOptimizerTrainsToTheSameBitsUnderEveryStrategy) {
-  for (const OptimizerKind kind :
-       {OptimizerKind::kSgd, OptimizerKind::kLamb, OptimizerKind::kLars}) {
-    for (const int world : {1, 2, 3, 4, 9}) {
-      const Course replicated =
-          TrainBy(Strategy::kReplicated, world, 2, DType::kF32, Recompute::kNone, kind)[0];
-      EXPECT_LT(replicated.losses[5], replicated.losses[0]) << NameOf(kind);
-      for (const Sharding& sharding : ShardingsOf(world)) {
-        SCOPED_TRACE(testing::Message()
-                     << NameOf(kind) << ", " << sharding.Name() << " on " << world);
-        for (const Course& rank :
-             TrainBy(sharding, world, 2, DType::kF32, Recompute::kNone, kind)) {
-          EXPECT_EQ(rank.losses, replicated.losses);
-          EXPECT_EQ(rank.norms, replicated.norms);
-          for (const Held& h : rank.held) {
-            const std::vector<float>& whole = replicated.held[h.tensor].data;
-            ASSERT_TRUE(std::equal(h.data.begin(), h.data.end(), whole.begin() + h.begin))
-                << "tensor " << h.tensor << " from element " << h.begin;
-          }
-        }
-      }
-    }
-  }
-}
-
 // Ranks that sum in another order differ in rounding, and no more.
 TEST(StepRunner, EveryOptimizerTakesTheSameStepsInEveryWorld) {
   for (const OptimizerKind kind :

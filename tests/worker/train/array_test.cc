@@ -1,0 +1,196 @@
+// What may be put together: worlds and shardings, numbers, recomputation, accumulation, optimizers,
+// overlap. Each cell trains to the bits of its replicated twin, whose gradients are those of one
+// rank.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tests/worker/golden/golden.h"
+#include "tests/worker/train/step_ranks.h"
+
+namespace regroup::worker {
+namespace {
+
+constexpr int kWorlds[] = {1, 2, 3, 4, 6, 7, 9};  // Of nine ranks two have no sample.
+constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+constexpr Recompute kRecomputes[] = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
+
+// The largest share of a batch in one micro-batch, or in three that are not alike where it has as
+// many samples.
+int MicroBatchOf(int world, bool accumulates) {
+  const int share = (Options().batch + world - 1) / world;
+  return accumulates ? (share + 2) / 3 : share;
+}
+
+// By factor: which of its values. The first is the place in Placements().
+enum Factor { kPlacement, kType, kRecompute, kAccumulates, kOptimizer, kOverlaps, kFactors };
+using Cell = std::array<std::size_t, kFactors>;
+
+const std::vector<std::pair<int, Sharding>>& Placements() {
+  static const auto placements = [] {
+    std::vector<std::pair<int, Sharding>> all;
+    for (const int world : kWorlds) {
+      for (const Sharding& sharding : ShardingsOf(world)) all.emplace_back(world, sharding);
+    }
+    return all;
+  }();
+  return placements;
+}
+
+std::vector<Cell> AllCells() {
+  const Cell sizes{
+      Placements().size(), std::size(kTypes), std::size(kRecomputes), 2, std::size(kOptimizers), 2};
+  std::vector<Cell> cells{{}};
+  for (std::size_t f = 0; f < kFactors; ++f) {
+    std::vector<Cell> more;
+    for (Cell cell : cells) {
+      for (cell[f] = 0; cell[f] < sizes[f]; ++cell[f]) more.push_back(cell);
+    }
+    cells = std::move(more);
+  }
+  return cells;
+}
+
+// Cells that have any two values of two factors together, among a few hundred.
+std::vector<Cell> PairwiseCells() {
+  std::vector<Cell> all = AllCells(), chosen;
+  Rng rng(1);
+  for (std::size_t i = all.size(); i > 1; --i) std::swap(all[i - 1], all[rng.Below(i)]);
+  std::set<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> seen;
+  const auto pairs_of = [](const Cell& cell) {
+    std::vector<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> pairs;
+    for (std::size_t f = 0; f < kFactors; ++f) {
+      for (std::size_t g = f + 1; g < kFactors; ++g) pairs.emplace_back(f, cell[f], g, cell[g]);
+    }
+    return pairs;
+  };
+  for (std::size_t news = kFactors * (kFactors - 1) / 2; news > 0; --news) {
+    for (const Cell& cell : all) {
+      const auto pairs = pairs_of(cell);
+      if (std::count_if(pairs.begin(), pairs.end(), [&](const auto& pair) {
+            return !seen.contains(pair);
+          }) < static_cast<std::ptrdiff_t>(news))
+        continue;
+      seen.insert(pairs.begin(), pairs.end());
+      chosen.push_back(cell);
+    }
+  }
+  return chosen;
+}
+
+std::vector<Course> TrainCell(const Cell& cell) {
+  const auto& [world, sharding] = Placements()[cell[kPlacement]];
+  return TrainBy(sharding, world, MicroBatchOf(world, cell[kAccumulates] != 0), kTypes[cell[kType]],
+                 kRecomputes[cell[kRecompute]], kOptimizers[cell[kOptimizer]],
+                 cell[kOverlaps] != 0);
+}
+
+// Replicated, with everything kept, and one thing after the other.
+const Course& TwinOf(Cell cell) {
+  static std::map<Cell, Course> twins;
+  const std::vector<std::pair<int, Sharding>>& placements = Placements();
+  while (cell[kPlacement] > 0 &&
+         placements[cell[kPlacement] - 1].first == placements[cell[kPlacement]].first)
+    --cell[kPlacement];
+  EXPECT_EQ(placements[cell[kPlacement]].second.strategy, Strategy::kReplicated);
+  cell[kRecompute] = cell[kOverlaps] = 0;
+  auto found = twins.find(cell);
+  if (found == twins.end()) found = twins.emplace(cell, TrainCell(cell)[0]).first;
+  return found->second;
+}
+
+std::size_t ParamCount() {
+  return ParamLayout::Replicated(UnitSpecs(MakeGpt(kModel, DType::kF32)), 1)->params().size();
+}
+
+// What all ranks hold together. The first tensors are the weights, then as many of each moment.
+std::int64_t ElementsOf(int world, const Sharding& sharding, const Course& twin) {
+  const std::size_t params = ParamCount(), moments = twin.held.size() / params - 1;
+  const std::int64_t weights = twin.state_elements / static_cast<std::int64_t>(moments + 1),
+                     rest = twin.state_elements - weights,
+                     copies = sharding.group > 0 ? world / sharding.group : 1;
+  if (sharding.strategy == Strategy::kReplicated) return world * (weights + rest);
+  if (sharding.strategy == Strategy::kZero3) return copies * (weights + rest);
+  return world * weights + copies * rest;
+}
+
+// REGROUP_ARRAY=whole: every cell.
+TEST(Array, EveryCellTrainsToTheBitsOfItsReplicatedTwin) {
+  const bool whole = std::getenv("REGROUP_ARRAY") != nullptr;
+  const std::vector<Cell> cells = whole ? AllCells() : PairwiseCells();
+  EXPECT_LT(cells.size(), whole ? 10000u : 300u);
+  for (const Cell& cell : cells) {
+    const auto& [world, sharding] = Placements()[cell[kPlacement]];
+    SCOPED_TRACE(testing::Message()
+                 << sharding.Name() << " on " << world << ", " << NameOf(kTypes[cell[kType]])
+                 << ", recompute " << NameOf(kRecomputes[cell[kRecompute]]) << ", accumulates "
+                 << cell[kAccumulates] << ", " << NameOf(kOptimizers[cell[kOptimizer]])
+                 << ", overlaps " << cell[kOverlaps]);
+    const Course& twin = TwinOf(cell);
+    std::int64_t elements = 0;
+    for (const Course& rank : TrainCell(cell)) {
+      elements += rank.state_elements;
+      ASSERT_EQ(rank.losses, twin.losses);
+      ASSERT_EQ(rank.norms, twin.norms);
+      for (const Held& h : rank.held) {
+        const std::vector<float>& whole_tensor = twin.held[h.tensor].data;
+        ASSERT_TRUE(std::equal(h.data.begin(), h.data.end(), whole_tensor.begin() + h.begin))
+            << "tensor " << h.tensor << " from element " << h.begin;
+      }
+    }
+    EXPECT_EQ(elements, ElementsOf(world, sharding, twin));
+  }
+}
+
+// By parameter, after one step of AdamW: its first moment is the clipped gradient times 1 - beta1.
+std::vector<std::vector<float>> GradientsOf(int world, DType type, bool accumulates) {
+  std::vector<std::vector<float>> gradients;
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(world, [&](Communicator& ranks) {
+    StepRunnerOptions options = Options();
+    options.micro_batch = MicroBatchOf(world, accumulates);
+    Rank rank(ranks, dataset, options, Strategy::kReplicated, type);
+    ASSERT_TRUE(rank.Step(0, options.batch).ok());
+    if (ranks.rank() > 0) return;
+    for (const ParamPlace& place : rank.layout.params())
+      gradients.push_back(rank.Of(rank.state.slots[0], place));
+  });
+  return gradients;
+}
+
+double Furthest(const std::vector<std::vector<float>>& from,
+                const std::vector<std::vector<float>>& to) {
+  double furthest = 0;
+  for (std::size_t p = 0; p < to.size(); ++p)
+    furthest = std::max(furthest, DeviationOf(from[p], to[p]).norm);
+  return furthest;
+}
+
+// Of any world: those of one rank with floats, as far as the numbers can tell, and those of one
+// rank with the same numbers but for the order of sums.
+TEST(Array, GradientsAreThoseOfOneRank) {
+  const auto floats = GradientsOf(1, DType::kF32, false);
+  for (const auto& [type, tolerance] :
+       {std::pair(DType::kF32, 1e-5), {DType::kBF16, 5e-2}, {DType::kF16, 1e-2}}) {
+    const auto alone = GradientsOf(1, type, false);
+    for (const int world : kWorlds) {
+      for (const bool accumulates : {false, true}) {
+        SCOPED_TRACE(testing::Message() << NameOf(type) << " on " << world << accumulates);
+        const auto gradients = GradientsOf(world, type, accumulates);
+        EXPECT_LE(Furthest(gradients, floats), tolerance);
+        EXPECT_LE(Furthest(gradients, alone), 1e-6);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace regroup::worker
