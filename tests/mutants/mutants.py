@@ -44,7 +44,7 @@ class Copy:
     """Of the tree, where it may be changed."""
 
     def __init__(self, source, folder):
-        self.tree, self.build = folder / "source", folder / "build"
+        self.tree, self.build = folder / "source", folder / "source" / "build"
         tracked = run("git", "-C", source, "ls-files", "--cached", "--others", "--exclude-standard").stdout.splitlines()
         for name in tracked:
             here, there = source / name, self.tree / name
@@ -58,8 +58,8 @@ class Copy:
         if done.returncode:
             sys.exit(done.stdout)
 
-    def made(self, programs):
-        return run("ninja", "-j", "1", "-C", self.build, *sorted(set(programs)))
+    def made(self, programs, jobs=1):
+        return run("ninja", "-j", jobs, "-C", self.build, *sorted(set(programs)))
 
     def fails(self, program, tests):
         """Why, in few words; nothing: they pass."""
@@ -120,10 +120,11 @@ def main():
     copies = [Copy(source, folder / str(i)) for i in range(min(4, os.cpu_count() or 1))]
     areas = {area(file) for file, _, _ in chosen}
     tests = sorted({test for each in areas for test in TESTS[each]})
+    for copy in copies:  # One after the other: the compiler's cache has for the second what the first one needed.
+        built = copy.made((program for program, _ in tests), jobs=len(copies))
+        if built.returncode:
+            sys.exit(built.stdout)
     with concurrent.futures.ThreadPoolExecutor(len(copies)) as pool:
-        for built in pool.map(lambda copy: copy.made(program for program, _ in tests), copies):
-            if built.returncode:
-                sys.exit(built.stdout)
         # In all copies at once, as they will run.
         for whys in pool.map(lambda copy: [copy.fails(*test) for test in tests], copies):
             if any(whys):
