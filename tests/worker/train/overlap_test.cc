@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -89,6 +90,39 @@ TEST(Overlap, LooksFindTheSameLoss) {
     EXPECT_EQ(losses[0].size(), 3u);
     EXPECT_EQ(losses[0], losses[1]) << sharding.Name();
   }
+}
+
+// Whose calls take long.
+class Lingering final : public Forwarding {
+ public:
+  explicit Lingering(Communicator& ranks) : Forwarding(ranks, /*distant=*/true) {}
+  std::atomic<int> begun{0}, over{0};
+
+ private:
+  void Before() override {
+    ++begun;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ++over;
+  }
+};
+
+// Whoever called it may end the communicator, or call it himself.
+TEST(Overlap, NothingOfAFailedStepGoesOnAfterIt) {
+  const TextDataset good(RandomText(), 8);
+  OnEveryRank(2, [&](Communicator& quick) {
+    Lingering ranks(quick);
+    const BadDataset bad(/*unreadable=*/false);
+    Rank rank(ranks, ranks.rank() == 1 ? static_cast<const Dataset&>(bad) : good, Options(),
+              Strategy::kZero3);
+    ASSERT_TRUE(rank.Step(0, 7).ok());
+    const auto result = rank.Step(1, 7);
+    const int begun = ranks.begun;
+    EXPECT_EQ(ranks.over, begun);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_EQ(ranks.begun, begun);
+    EXPECT_EQ(result.status().code(), ranks.rank() == 1 ? absl::StatusCode::kInvalidArgument
+                                                        : absl::StatusCode::kUnavailable);
+  });
 }
 
 }  // namespace

@@ -39,6 +39,29 @@ inline std::string RandomText() {
 inline constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1,
                                            Strategy::kZero2, Strategy::kZero3};
 
+// Fails after three reads, or has a token then that the vocabulary has not.
+class BadDataset final : public Dataset {
+ public:
+  explicit BadDataset(bool unreadable) : unreadable_(unreadable), text_(RandomText(), 8) {}
+  std::int64_t samples() const override { return text_.samples(); }
+  int vocabulary() const override { return text_.vocabulary(); }
+  int context() const override { return text_.context(); }
+  absl::Status Read(std::int64_t sample, std::span<std::int32_t> tokens,
+                    std::span<std::int32_t> targets) const override {
+    // The code is one that a communicator fails with too.
+    if (++reads_ > 3 && unreadable_) return absl::UnavailableError("the disk gave out");
+    const absl::Status read = text_.Read(sample, tokens, targets);
+    if (reads_ > 3) tokens[2] = 256;
+    return read;
+  }
+  absl::StatusOr<std::uint64_t> Fingerprint() override { return 0; }
+
+ private:
+  const bool unreadable_;
+  const TextDataset text_;
+  mutable int reads_ = 0;  // One rank's.
+};
+
 // What is divided, among how many ranks.
 struct Sharding {
   Sharding(Strategy what, int ranks = 0, bool reshard_after_forward = true)

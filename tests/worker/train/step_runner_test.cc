@@ -44,28 +44,6 @@ extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*allocated)(const
 namespace regroup::worker {
 namespace {
 
-class BadDataset final : public Dataset {
- public:
-  explicit BadDataset(bool unreadable) : unreadable_(unreadable), text_(RandomText(), 8) {}
-  std::int64_t samples() const override { return text_.samples(); }
-  int vocabulary() const override { return text_.vocabulary(); }
-  int context() const override { return text_.context(); }
-  absl::Status Read(std::int64_t sample, std::span<std::int32_t> tokens,
-                    std::span<std::int32_t> targets) const override {
-    // The code is one that a communicator fails with too.
-    if (++reads_ > 3 && unreadable_) return absl::UnavailableError("the disk gave out");
-    const absl::Status read = text_.Read(sample, tokens, targets);
-    if (reads_ > 3) tokens[2] = 256;
-    return read;
-  }
-  absl::StatusOr<std::uint64_t> Fingerprint() override { return 0; }
-
- private:
-  const bool unreadable_;
-  const TextDataset text_;
-  mutable int reads_ = 0;  // One rank's.
-};
-
 // Ranks that sum in another order differ in rounding, and no more.
 TEST(StepRunner, EveryOptimizerTakesTheSameStepsInEveryWorld) {
   for (const OptimizerKind kind :
