@@ -104,23 +104,22 @@ INSTANTIATE_TEST_SUITE_P(Worlds, MultiHostTest,
                                          Counts{1, 1, 1, 1}),
                          [](const auto& info) { return NameOf(info.param); });
 
-// Its host has not come because the other rank waits for it in a gather of their own, a call
-// before.
+// Its host has not come because the others wait for it in a gather of their own, a call before.
 TEST(MultiHostEndTest, WhoIsLateInAGatherOfItsHostIsNamed) {
-  for (const int stopped : {2, 3}) {
+  for (const int stopped : {3, 4}) {
     const auto body = [stopped](int rank, Communicator& c) {
-      auto arena = c.AllocateArena(100);
+      auto arena = c.AllocateArena(90);
       if (!arena.ok()) return 1;
       if (rank == stopped) raise(SIGSTOP);
-      c.SetDeadline(seconds(rank < 2 ? 2 : 30));  // Its host does not find out before.
-      const std::vector<Stretch> halves = {{0, 0, 0, 50}, {1, 50, 50, 50}};
-      absl::Status status = c.AllGather(*arena, halves, *arena, 2);
+      c.SetDeadline(seconds(rank < 3 ? 2 : 6));  // Its host does not find out before.
+      const std::vector<Stretch> thirds = {{0, 0, 0, 30}, {1, 30, 30, 30}, {2, 60, 60, 30}};
+      absl::Status status = c.AllGather(*arena, thirds, *arena, 3);
       if (status.ok()) status = c.Barrier();
       const std::string who = "waited for rank " + std::to_string(stopped) + " ";
       return status.message().find(who) != std::string::npos ? 0 : 2;
     };
-    RankProcesses ranks(4, body, seconds(30), nullptr, Counts{2, 2});
-    for (const int r : {0, 1, 5 - stopped})
+    RankProcesses ranks(6, body, seconds(30), nullptr, Counts{3, 3});
+    for (const int r : {0, 1, 2, 7 - stopped, 5})
       EXPECT_EQ(ranks.Wait(r), 0) << r << " where " << stopped << " is stopped";
   }
 }
