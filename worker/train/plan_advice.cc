@@ -7,7 +7,6 @@
 #include "common/base/status_macros.h"
 #include "common/config/values.h"
 #include "worker/data/sampler.h"
-#include "worker/train/plan_need.h"
 
 namespace regroup::worker {
 namespace {
@@ -19,8 +18,11 @@ std::string Size(std::int64_t bytes) { return FormatBytes(static_cast<std::uint6
 
 class Search {
  public:
-  Search(const TrainConfig& config, int world, std::int64_t limit_bytes)
-      : config_(config), world_(world), limit_bytes_(limit_bytes) {}
+  Search(const TrainConfig& config, const RanksOnHosts& ranks, std::int64_t limit_bytes)
+      : config_(config),
+        world_(ranks.world),
+        per_host_(ranks.per_host),
+        limit_bytes_(limit_bytes) {}
 
   absl::StatusOr<std::vector<FittingChange>> Run() {
     RETURN_IF_ERROR(MoreRanks(config_, "").status());
@@ -36,7 +38,7 @@ class Search {
   absl::StatusOr<std::optional<FittingChange>> Fitting(const TrainConfig& config, int world,
                                                        const std::string& options) const {
     for (const Strategy strategy : kAllStrategies) {
-      ASSIGN_OR_RETURN(const MemoryNeed need, NeedOf(config, world, strategy));
+      ASSIGN_OR_RETURN(const MemoryNeed need, NeedOf(config, {world, per_host_}, strategy));
       if (need.all() > limit_bytes_) continue;
       return FittingChange{.options = absl::StrCat(options, " ", FlagsOf(config, strategy)),
                            .rank_bytes = need.all(),
@@ -129,7 +131,7 @@ class Search {
   }
 
   const TrainConfig& config_;
-  const int world_;
+  const int world_, per_host_;
   const std::int64_t limit_bytes_;
   std::vector<FittingChange> found_;
 };
@@ -160,7 +162,7 @@ std::string FlagsOf(const TrainConfig& config, Strategy strategy) {
   return absl::StrCat("--strategy ", NameOf(strategy), group);
 }
 
-absl::StatusOr<PlanAdvice> Advise(const TrainConfig& config, int world,
+absl::StatusOr<PlanAdvice> Advise(const TrainConfig& config, const RanksOnHosts& ranks,
                                   std::span<const StrategyNeed> needs, CostKind cost,
                                   std::int64_t limit_bytes) {
   std::vector<StrategyNeed> fitting;
@@ -170,7 +172,7 @@ absl::StatusOr<PlanAdvice> Advise(const TrainConfig& config, int world,
   PlanAdvice advice;
   if (!fitting.empty()) {
     const StrategyNeed& best = Cheapest(fitting);
-    const std::string why = WhyThatOne(fitting.size(), world, cost);
+    const std::string why = WhyThatOne(fitting.size(), ranks.world, cost);
     advice.suggested = best.strategy;
     advice.reason = limit_bytes > 0 ? absl::StrCat("it takes ", Size(best.rank_bytes), " of ",
                                                    Size(limit_bytes), " per rank, and ", why)
@@ -180,7 +182,7 @@ absl::StatusOr<PlanAdvice> Advise(const TrainConfig& config, int world,
   const StrategyNeed& least = *std::ranges::min_element(needs, {}, &StrategyNeed::rank_bytes);
   advice.reason = absl::StrCat("nothing fits ", Size(limit_bytes), " per rank: even ",
                                NameOf(least.strategy), " takes ", Size(least.rank_bytes));
-  ASSIGN_OR_RETURN(advice.would_fit, Search(config, world, limit_bytes).Run());
+  ASSIGN_OR_RETURN(advice.would_fit, Search(config, ranks, limit_bytes).Run());
   return advice;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "worker/train/plan_need.h"
 #include "worker/train/train_config.h"
 
 namespace regroup::worker {
@@ -47,7 +48,7 @@ std::string FlagsOf(const TrainConfig& config, Strategy strategy);
 
 // The strategy that costs least of those that fit; of equal costs, the one that divides least.
 // `needs` are of all strategies, in their order. A limit of 0 is none.
-absl::StatusOr<PlanAdvice> Advise(const TrainConfig& config, int world,
+absl::StatusOr<PlanAdvice> Advise(const TrainConfig& config, const RanksOnHosts& ranks,
                                   std::span<const StrategyNeed> needs, CostKind cost,
                                   std::int64_t limit_bytes);
 

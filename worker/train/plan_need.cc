@@ -99,12 +99,14 @@ std::size_t WideningBytes(const TrainConfig& config, const Planned& planned, con
 
 }  // namespace
 
-absl::StatusOr<Planned> PlanFor(const TrainConfig& config, int world, Strategy strategy) {
+absl::StatusOr<Planned> PlanFor(const TrainConfig& config, const RanksOnHosts& ranks,
+                                Strategy strategy) {
   AnyModel model = MakeGpt(config.Model(), config.Precision());
-  ASSIGN_OR_RETURN(ParamLayout layout,
-                   ParamLayout::Create(UnitSpecs(model), world, strategy, config.shard_group));
-  PlanOptions options = PlanOptionsOf(config.batch, config.micro_batch, 0, world,
+  ASSIGN_OR_RETURN(ParamLayout layout, ParamLayout::Create(UnitSpecs(model), ranks.world, strategy,
+                                                           config.shard_group));
+  PlanOptions options = PlanOptionsOf(config.batch, config.micro_batch, 0, ranks.world,
                                       config.Precision(), Recomputed(model, config));
+  options.overlap = ranks.hosts() > 1;
   options.reshard_after_forward = config.reshard_after_forward;
   ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, options));
   return Planned{std::move(model), std::move(layout), std::move(plan)};
@@ -141,8 +143,9 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& plan
   return need;
 }
 
-absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, int world, Strategy strategy) {
-  ASSIGN_OR_RETURN(const Planned planned, PlanFor(config, world, strategy));
+absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const RanksOnHosts& ranks,
+                                  Strategy strategy) {
+  ASSIGN_OR_RETURN(const Planned planned, PlanFor(config, ranks, strategy));
   return NeedOf(config, planned);
 }
 

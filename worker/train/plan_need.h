@@ -17,13 +17,22 @@ namespace regroup::worker {
 inline constexpr Strategy kAllStrategies[] = {Strategy::kReplicated, Strategy::kZero1,
                                               Strategy::kZero2, Strategy::kZero3};
 
+// Where the ranks of a training are. Those of several hosts go on computing while others are
+// summed with and gathered from, and what is under way keeps its memory.
+struct RanksOnHosts {
+  int world = 1;
+  int per_host = 0;  // 0: all of them.
+  int hosts() const { return per_host == 0 ? 1 : (world + per_host - 1) / per_host; }
+};
+
 struct Planned {
   AnyModel model;
   ParamLayout layout;
   Plan plan;  // Rank 0's, which has most samples.
 };
 // Invalid argument, as the training would say it.
-absl::StatusOr<Planned> PlanFor(const TrainConfig& config, int world, Strategy strategy);
+absl::StatusOr<Planned> PlanFor(const TrainConfig& config, const RanksOnHosts& ranks,
+                                Strategy strategy);
 
 // Memory that a training allocates on one rank, in bytes. Of each kind it is what the rank has that
 // has most. Moments are all that the optimizer keeps.
@@ -36,7 +45,8 @@ struct MemoryNeed {
   }
 };
 absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& planned);
-absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, int world, Strategy strategy);
+absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const RanksOnHosts& ranks,
+                                  Strategy strategy);
 
 // What of its need is in use in each part of a step, at most. Snapshots are made between steps.
 std::array<MemoryNeed, 3> NeedOverStep(const TrainConfig& config, const Planned& planned,

@@ -44,12 +44,11 @@ absl::Status ChooseGpu(std::string_view text, std::optional<Gpu>& gpu) {
 }
 
 absl::Status CheckShardGroup(const PlanConfig& config) {
-  const int group = config.train.shard_group;
-  if (config.train.hybrid && group == 0) {
+  if (config.train.hybrid && config.train.shard_group == 0) {
     return UserError(absl::StatusCode::kInvalidArgument, "--strategy hybrid-shard needs more here",
-                     "a plan does not know how many ranks one node has", "--shard-group 8");
+                     "a plan does not know how many ranks one node has", "--nproc-per-node 8");
   }
-  return CheckWorld(config.world, group);
+  return CheckWorld(config.world, config.train.shard_group);
 }
 
 // What is for an estimate of time only, which needs a GPU.
@@ -147,6 +146,11 @@ std::vector<std::string> Notes(const PlanConfig& config) {
     notes.push_back(absl::StrCat("each group of ", group, " ranks holds a copy, ",
                                  config.world / group, " in all"));
   }
+  if (const int hosts = config.Ranks().hosts(); hosts > 1) {
+    notes.push_back(absl::StrCat("the ranks are on ", hosts,
+                                 " hosts: what moves between them does so beside the computing, "
+                                 "and keeps its memory meanwhile"));
+  }
   if (config.world > kMaxWorld) {
     notes.push_back(absl::StrCat(config.world,
                                  " ranks can be planned, but regroup-worker train takes ",
@@ -160,7 +164,7 @@ absl::StatusOr<Report> Find(const PlanConfig& config) {
   report.limit_bytes = LimitBytes(config);
   std::vector<StrategyNeed> needs;
   for (const Strategy strategy : kAllStrategies) {
-    ASSIGN_OR_RETURN(const Planned planned, PlanFor(config.train, config.world, strategy));
+    ASSIGN_OR_RETURN(const Planned planned, PlanFor(config.train, config.Ranks(), strategy));
     ASSIGN_OR_RETURN(const MemoryNeed need, NeedOf(config.train, planned));
     StrategyRow row{.strategy = strategy,
                     .need = need,
@@ -183,7 +187,7 @@ absl::StatusOr<Report> Find(const PlanConfig& config) {
     }
   }
   ASSIGN_OR_RETURN(report.advice,
-                   Advise(config.train, config.world, needs,
+                   Advise(config.train, config.Ranks(), needs,
                           config.gpu ? CostKind::kTime : CostKind::kMoved, report.limit_bytes));
   return report;
 }
@@ -357,25 +361,27 @@ std::string JsonText(const PlanConfig& config, const Report& report) {
   const double parameters = static_cast<double>(report.size.parameters);
   Json strategies = Json::array();
   for (const StrategyRow& row : report.rows) strategies.push_back(JsonOf(config, report, row));
-  Json tree = {{"parameters", report.size.parameters},
-               {"precision", NameOf(train.Precision())},
-               {"world", config.world},
-               {"batch", train.batch},
-               {"context", train.context},
-               {"micro_batches", report.micro_batches},
-               {"strategy", NameOf(train.strategy)},
-               {"shard_group", train.shard_group == 0 ? config.world : train.shard_group},
-               {"flops_per_token", CausalFlopsPerToken(report.size)},
-               {"flops_formula", kCausalFormula},
-               {"full_flops_per_token", FullFlopsPerToken(report.size)},
-               {"full_flops_formula", kFullFormula},
-               {"chinchilla",
-                {{"tokens_per_parameter", kChinchillaTokens},
-                 {"tokens", ChinchillaTokens(report)},
-                 {"steps", ChinchillaSteps(config, report)}}},
-               {"steps", train.steps},
-               {"tokens", planned},
-               {"tokens_per_parameter", planned / parameters}};
+  Json tree = {
+      {"parameters", report.size.parameters},
+      {"precision", NameOf(train.Precision())},
+      {"world", config.world},
+      {"nproc_per_node", config.nproc_per_node == 0 ? config.world : config.nproc_per_node},
+      {"batch", train.batch},
+      {"context", train.context},
+      {"micro_batches", report.micro_batches},
+      {"strategy", NameOf(train.strategy)},
+      {"shard_group", train.shard_group == 0 ? config.world : train.shard_group},
+      {"flops_per_token", CausalFlopsPerToken(report.size)},
+      {"flops_formula", kCausalFormula},
+      {"full_flops_per_token", FullFlopsPerToken(report.size)},
+      {"full_flops_formula", kFullFormula},
+      {"chinchilla",
+       {{"tokens_per_parameter", kChinchillaTokens},
+        {"tokens", ChinchillaTokens(report)},
+        {"steps", ChinchillaSteps(config, report)}}},
+      {"steps", train.steps},
+      {"tokens", planned},
+      {"tokens_per_parameter", planned / parameters}};
   if (report.limit_bytes > 0) tree["memory_bytes"] = report.limit_bytes;
   tree["strategies"] = strategies;
   tree["suggested"] = JsonOf(report.advice);
@@ -414,6 +420,9 @@ CommandDescription DescribePlan() {
 void DescribePlanFlags(CLI::App& app, PlanConfig& c) {
   DescribeTrainFlags(app, c.train);
   AddInt(app, "--world", c.world, 1, kMostPlannedRanks, "ranks of the training, as in --world 4");
+  AddInt(app, "--nproc-per-node", c.nproc_per_node, 0, kMostPlannedRanks,
+         "ranks of each host, which is also what hybrid-shard divides among; 0: all are on one, as "
+         "in --nproc-per-node 8");
   AddBytes(app, "--memory", c.memory_bytes,
            "memory that one rank has: says which strategy fits, as in --memory 8GiB; left out: "
            "that of --gpu");
@@ -432,7 +441,8 @@ void DescribePlanFlags(CLI::App& app, PlanConfig& c) {
            "the link of --gpu within a host, as in --link 50GB");
   AddSwitch(app, "--show", c.show, "print the instructions of rank 0 under --strategy");
   AddSwitch(app, "--json", c.json, "print JSON, which has all that the text has");
-  for (const char* flag : {"--world", "--memory", "--gpu", "--mfu", "--link", "--show", "--json"})
+  for (const char* flag :
+       {"--world", "--nproc-per-node", "--memory", "--gpu", "--mfu", "--link", "--show", "--json"})
     RenameEnvironment(app, flag, "REGROUP_PLAN_");
 }
 
@@ -457,6 +467,8 @@ absl::StatusOr<std::optional<PlanConfig>> ReadPlanConfig(const std::vector<std::
   TrainConfig judged = config.train;
   if (judged.data.empty()) judged.data = {"text"};
   RETURN_IF_ERROR(Validate(judged));
+  // As the training will: of a node's ranks, which may be all.
+  config.train.shard_group = config.train.ShardGroup(std::min(config.nproc_per_node, config.world));
   RETURN_IF_ERROR(CheckShardGroup(config));
   RETURN_IF_ERROR(CheckEstimate(config));
   return std::optional<PlanConfig>(std::move(config));

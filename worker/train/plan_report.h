@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "common/config/flags.h"
 #include "worker/plan/estimate.h"
+#include "worker/train/plan_need.h"
 #include "worker/train/train_config.h"
 
 namespace regroup::worker {
@@ -16,11 +17,14 @@ namespace regroup::worker {
 struct PlanConfig {
   TrainConfig train;  // As `train` is told; it may lack the data.
   int world = 1;
+  int nproc_per_node = 0;          // 0: all of them.
   std::uint64_t memory_bytes = 0;  // Of one rank; 0: the GPU's, if one is told.
   std::optional<Gpu> gpu;
   std::optional<int> mfu_percent;           // That products are assumed to reach on the GPU.
   std::uint64_t link_bytes_per_second = 0;  // Between ranks, each way; 0: the GPU's.
   bool show = false, json = false;
+
+  RanksOnHosts Ranks() const { return {world, nproc_per_node}; }
 };
 
 CommandDescription DescribePlan();

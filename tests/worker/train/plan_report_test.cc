@@ -181,6 +181,34 @@ TEST(PlanReport, GroupsHoldCopies) {
   }
 }
 
+// Between hosts a unit is gathered while the one before is computed with, and a bucket is reduced
+// while the next one is filled. A node's ranks are what hybrid-shard divides among.
+TEST(PlanReport, WhatIsUnderWayBetweenHostsKeepsItsMemory) {
+  const std::string flags = std::string(kSmall) + "--world 4 ";
+  const Json near = SaidAsJson(flags + "--nproc-per-node 4"),
+             far = SaidAsJson(flags + "--nproc-per-node 2");
+  EXPECT_EQ(near["strategies"], SaidAsJson(flags)["strategies"]);
+  EXPECT_EQ(SaidAsJson(flags + "--nproc-per-node 8")["strategies"], near["strategies"]);
+  const auto more = [&](std::size_t strategy, const char* kind) {
+    return Whole(far["strategies"][strategy][kind]) - Whole(near["strategies"][strategy][kind]);
+  };
+  EXPECT_EQ(far["strategies"][0], near["strategies"][0]);
+  EXPECT_EQ(far["strategies"][1], near["strategies"][1]);
+  // A block and the embedding: 12 d² + 13 d, and the head's context.
+  EXPECT_GT(more(3, "gathered_bytes"), 12 * 64 * 64 * 4);
+  EXPECT_LT(more(3, "gathered_bytes"), 13 * 64 * 64 * 4 + (256 + 32) * 64 * 4);
+  EXPECT_EQ(more(3, "weights_bytes") + more(3, "moments_bytes") + more(3, "activations_bytes"), 0);
+  EXPECT_EQ(Whole(near["nproc_per_node"]), 4);
+  EXPECT_NE(Said(flags + "--nproc-per-node 2").find("the ranks are on 2 hosts"), std::string::npos);
+
+  const auto group = [&](const std::string& words) {
+    return Whole(SaidAsJson(flags + words + " --strategy hybrid-shard")["shard_group"]);
+  };
+  EXPECT_EQ(group("--nproc-per-node 2"), 2);
+  EXPECT_EQ(group("--nproc-per-node 8"), 4);
+  EXPECT_EQ(group("--nproc-per-node 4 --shard-group 2"), 2);
+}
+
 TEST(PlanReport, WhatIsNotReshardedMovesAThirdLessAndNeedsRoom) {
   const std::string flags = std::string(kSmall) + "--strategy zero-3 --world 4 ";
   const Json twice = SaidAsJson(flags)["strategies"][3],

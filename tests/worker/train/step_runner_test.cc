@@ -146,22 +146,27 @@ TEST(StepRunner, ALookAtWhatCanNotBeReadEndsOnAll) {
 }
 
 // Four ranks; each rank's own memory for one step. The formulas are those of the plan: a window of
-// the units that are in use together, and a fourth of what is divided, by whole blocks.
+// the units that are in use together, or under way, and a fourth of what is divided, by whole
+// blocks.
 TEST(StepRunner, AStepTakesAsMuchMemoryAsItsPlanSays) {
   constexpr int kWorld = 4;
-  std::map<Strategy, std::int64_t> bytes;
   for (const Strategy strategy : kStrategies) {
-    const Model<float> model = MakeGpt<float>(kModel);
-    const ParamLayout layout = *ParamLayout::Create(model.UnitSpecs(), kWorld, strategy);
-    const Plan plan = *MakePlan(layout, {.rank = 1, .micro_batches = 1, .rounds = 1});
-    std::int64_t planned = plan.gradients.elements;
-    const std::int64_t own = layout.Elements(StateKind::kGradients, 1);
-    if (layout.Divides(StateKind::kGradients)) planned += own;
-    if (layout.Divides(StateKind::kWeights)) planned += plan.weights.elements;
-    const std::int64_t blocks = layout.Divides(StateKind::kMoments) ? BlocksOf(layout) * 8 : 0;
-    bytes[strategy] = TrainBy(strategy, kWorld, 7)[1].step_bytes;
-    EXPECT_GE(bytes[strategy], planned * 4 + blocks);
-    EXPECT_LE(bytes[strategy], planned * 4 + blocks + 4 * 256) << NameOf(strategy);
+    for (const bool overlaps : {false, true}) {
+      const Model<float> model = MakeGpt<float>(kModel);
+      const ParamLayout layout = *ParamLayout::Create(model.UnitSpecs(), kWorld, strategy);
+      const Plan plan =
+          *MakePlan(layout, {.rank = 1, .micro_batches = 1, .rounds = 1, .overlap = overlaps});
+      std::int64_t planned = plan.gradients.elements;
+      const std::int64_t own = layout.Elements(StateKind::kGradients, 1);
+      if (layout.Divides(StateKind::kGradients)) planned += own;
+      if (layout.Divides(StateKind::kWeights)) planned += plan.weights.elements;
+      const std::int64_t blocks = layout.Divides(StateKind::kMoments) ? BlocksOf(layout) * 8 : 0;
+      const std::int64_t bytes = TrainBy(strategy, kWorld, 7, DType::kF32, Recompute::kNone,
+                                         OptimizerKind::kAdamW, overlaps)[1]
+                                     .step_bytes;
+      EXPECT_GE(bytes, planned * 4 + blocks);
+      EXPECT_LE(bytes, planned * 4 + blocks + 4 * 256) << NameOf(strategy) << overlaps;
+    }
   }
 }
 
