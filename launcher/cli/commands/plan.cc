@@ -25,6 +25,8 @@ class Plan : public Command {
     AddText(app, "--config", words_, "YAML file of names and values, as regroup-worker train reads",
             "FILE");
     AddText(app, "--world", words_, "ranks of the training, as in --world 4", "N");
+    AddText(app, "--nproc-per-node", words_,
+            "ranks of each host, where they are on several, as in --nproc-per-node 8", "N");
     AddText(app, "--memory", words_,
             "memory that one rank has: says which strategy fits, as in --memory 8GiB", "SIZE");
     AddText(app, "--gpu", words_,
@@ -36,7 +38,8 @@ class Plan : public Command {
             "SIZE");
     AddSwitch(app, "--show", switch_, "print the instructions of rank 0 under --strategy");
     AddSwitch(app, "--json", switch_, "print JSON, which has all that the text has");
-    for (const char* flag : {"--world", "--memory", "--gpu", "--mfu", "--link", "--show", "--json"})
+    for (const char* flag : {"--world", "--nproc-per-node", "--memory", "--gpu", "--mfu", "--link",
+                             "--show", "--json"})
       RenameEnvironment(app, flag, kPlanPrefix);
   }
   bool hands_words_on() const override { return true; }

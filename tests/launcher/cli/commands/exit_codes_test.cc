@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <regex>
+#include <set>
 #include <sstream>
 
 #include "common/config/job_file.h"
@@ -305,6 +307,20 @@ TEST_F(Said, WhatATrainingWillTake) {
   EXPECT_EQ(json.code, 0) << json.err;
   EXPECT_THAT(json.out,
               AllOf(StartsWith("{\n  \"parameters\": 11"), HasSubstr("\"name\": \"h200\"")));
+}
+
+// The trainer has the options; the manual and completion have those that are a plan's own.
+TEST_F(Said, TheManualHasEveryOptionOfAPlan) {
+  const auto names = [](std::string text) {
+    std::set<std::string> found;
+    const std::regex name("REGROUP_PLAN_[A-Z_]+");
+    for (std::sregex_iterator at(text.begin(), text.end(), name), end; at != end; ++at)
+      found.insert(at->str());
+    return found;
+  };
+  const std::set<std::string> options = names(Run({"plan", "--help"}).out);
+  EXPECT_THAT(options, testing::Contains("REGROUP_PLAN_NPROC_PER_NODE"));
+  EXPECT_EQ(names(Run({"__man", "plan"}).out), options);
 }
 
 TEST_F(Said, Version) {
