@@ -1,0 +1,68 @@
+// Fifty steps have the bits that they have always had: whatever is rebuilt, reordered or made
+// quicker. Who means to change them records new ones here, and says why.
+
+#include <gtest/gtest.h>
+
+#include <span>
+#include <string>
+
+#include "tests/worker/train/step_ranks.h"
+#include "worker/checkpoint/checksum.h"
+
+namespace regroup::worker {
+namespace {
+
+struct Row {
+  int world;
+  Sharding sharding;
+  OptimizerKind optimizer;
+  Isa kernels;
+  const char* bits;
+};
+
+// Of all losses and norms, and of what rank 0 has then.
+std::string BitsAfterFiftySteps(const Row& row) {
+  std::string bits;
+  const TextDataset dataset(RandomText(), 8);
+  OnEveryRank(row.world, [&](Communicator& ranks) {
+    StepRunnerOptions options = Options();
+    options.optimizer.kind = row.optimizer;
+    options.schedule.total_steps = 50;
+    options.kernels = row.kernels;
+    Rank rank(ranks, dataset, options, row.sharding);
+    Xxh3Stream hash;
+    for (std::int64_t step = 0; step < 50; ++step) {
+      const auto result = rank.Step(step, options.batch);
+      ASSERT_TRUE(result.ok()) << result.status();
+      hash.Update(std::as_bytes(std::span(&result->loss, 1)));
+      hash.Update(std::as_bytes(std::span(&result->gradient_norm, 1)));
+    }
+    if (ranks.rank() > 0) return;
+    for (const StateTensor& tensor : rank.state.Tensors(rank.layout)) {
+      for (const StateSlice& slice : tensor.slices) hash.Update(std::as_bytes(slice.data));
+    }
+    bits = hash.Hex();
+  });
+  return bits;
+}
+
+TEST(Bits, OfFiftyStepsAreThoseRecorded) {
+  for (const Row& row : {Row{1, Strategy::kReplicated, OptimizerKind::kAdamW, Isa::kBaseline,
+                             "0a2a538d60620d4ca3609509ed8a2a82"},
+                         Row{3, Strategy::kZero2, OptimizerKind::kLamb, Isa::kBaseline,
+                             "54777e9542d11f6bc4ae0f49f558fe0b"},
+                         Row{4,
+                             {Strategy::kZero3, 2},
+                             OptimizerKind::kSgd,
+                             Isa::kBaseline,
+                             "7319cd0667d9b757dd91ac6968039f78"},
+                         Row{1, Strategy::kReplicated, OptimizerKind::kAdamW, Isa::kV3,
+                             "193792e197da4328ff381d001be56c8c"}}) {
+    if (row.kernels > BestIsa()) continue;
+    EXPECT_EQ(BitsAfterFiftySteps(row), row.bits)
+        << row.sharding.Name() << " on " << row.world << ", " << NameOf(row.kernels);
+  }
+}
+
+}  // namespace
+}  // namespace regroup::worker
