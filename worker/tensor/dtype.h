@@ -23,7 +23,7 @@ struct BFloat16 {
     bits = static_cast<std::uint16_t>(nan ? wide >> 16 | 0x40u
                                           : (wide + 0x7FFFu + (wide >> 16 & 1u)) >> 16);
   }
-  constexpr operator float() const {
+  constexpr operator float() const {  // NOLINT(google-explicit-constructor)
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   }
 };
@@ -49,7 +49,7 @@ struct Half {
     }
     bits = static_cast<std::uint16_t>(wide | sign >> 16);
   }
-  constexpr operator float() const {
+  constexpr operator float() const {  // NOLINT(google-explicit-constructor)
     constexpr std::uint32_t kMagic = (254u - 15) << 23, kWasInfinite = (127u + 16) << 23;
     const std::uint32_t shifted = (bits & 0x7FFFu) << 13;
     const float scaled = std::bit_cast<float>(shifted) * std::bit_cast<float>(kMagic);

@@ -49,8 +49,9 @@ class Search {
 
   absl::StatusOr<bool> Try(const TrainConfig& config, int world, const std::string& options) {
     ASSIGN_OR_RETURN(std::optional<FittingChange> fitting, Fitting(config, world, options));
-    if (fitting) found_.push_back(*std::move(fitting));
-    return fitting.has_value();
+    if (!fitting) return false;
+    found_.push_back(*std::move(fitting));
+    return true;
   }
 
   absl::StatusOr<bool> Fits(const TrainConfig& config, int world) const {

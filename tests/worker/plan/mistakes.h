@@ -29,8 +29,8 @@ inline constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZer
                                            Strategy::kZero2, Strategy::kZero3};
 
 inline std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro_batches,
-                               bool round_weights = false, std::vector<UnitId> recomputed = {},
-                               bool overlap = false) {
+                               bool round_weights = false,
+                               const std::vector<UnitId>& recomputed = {}, bool overlap = false) {
   std::vector<Plan> plans;
   const int rounds = *std::max_element(micro_batches.begin(), micro_batches.end());
   for (int rank = 0; rank < layout.world(); ++rank) {

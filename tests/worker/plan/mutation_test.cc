@@ -252,7 +252,7 @@ class World {
     switch (i.op) {
       case Op::kFree: return Free(m, i);
       case Op::kRound: return Round(m, i);
-      case Op::kForward: return Forward(m, i);
+      case Op::kForward:
       case Op::kRecompute: return Forward(m, i);
       case Op::kBackward: return Backward(m, i);
       case Op::kZeroGrad: return ZeroGrad(m, i);
@@ -378,7 +378,8 @@ class World {
     std::size_t cell = 0;
     EachMoved(call, [&](ParamId p, std::int64_t at, int owner) {
       if (call.op == Op::kGather) {
-        WeightOf(m, p, at) = call.parts[static_cast<std::size_t>(m.rank - place + owner)][cell];
+        const int from = m.rank - place + owner;
+        WeightOf(m, p, at) = call.parts[static_cast<std::size_t>(from)][cell];
       } else if (!divided_ || owner == place) {
         Number& reduced = ReducedOf(m, p, at);
         reduced = 0;

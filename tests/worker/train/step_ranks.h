@@ -64,6 +64,7 @@ class BadDataset final : public Dataset {
 
 // What is divided, among how many ranks.
 struct Sharding {
+  // NOLINTNEXTLINE(google-explicit-constructor)
   Sharding(Strategy what, int ranks = 0, bool reshard_after_forward = true)
       : strategy(what), group(ranks), reshard(reshard_after_forward) {}
   std::string Name() const {
