@@ -81,18 +81,6 @@ absl::Status RemoveFolders(const std::string& path) {
   return absl::OkStatus();
 }
 
-// By its version: a hierarchy's root has no cgroup.kill to look at, and a folder made to look for
-// one stays when this process is killed before it removes it.
-absl::Status KernelHasCgroupKill() {
-  utsname kernel;
-  CHECK(::uname(&kernel) == 0);
-  int major = 0, minor = 0;
-  std::sscanf(kernel.release, "%d.%d", &major, &minor);
-  if (std::pair(major, minor) >= std::pair(5, 14)) return absl::OkStatus();
-  return absl::NotFoundError(
-      absl::StrCat("Linux ", kernel.release, " has no cgroup.kill (Linux 5.14)"));
-}
-
 }  // namespace
 
 absl::StatusOr<std::string> FindCgroupBase() {
@@ -110,8 +98,21 @@ absl::StatusOr<std::string> FindCgroupBase() {
   }
   if (::access(base.c_str(), W_OK | X_OK) < 0)
     return absl::NotFoundError(absl::StrCat(base, " takes no folders of this user"));
-  RETURN_IF_ERROR(KernelHasCgroupKill());
+  // A hierarchy's root has no cgroup.kill to look at, and a folder made to look for one stays when
+  // this process is killed before it removes it.
+  utsname kernel;
+  CHECK(::uname(&kernel) == 0);
+  if (!HasCgroupKill(kernel.release)) {
+    return absl::NotFoundError(
+        absl::StrCat("Linux ", kernel.release, " has no cgroup.kill (Linux 5.14)"));
+  }
   return base;
+}
+
+bool HasCgroupKill(const std::string& release) {
+  int major = 0, minor = 0;
+  std::sscanf(release.c_str(), "%d.%d", &major, &minor);
+  return std::pair(major, minor) >= std::pair(5, 14);
 }
 
 std::string GroupCgroup(const std::string& base, const Spec& spec) {

@@ -36,6 +36,9 @@ class Cgroup {
   io::UniqueFd fd_, events_;
 };
 
+// Whether a kernel of this release ("5.14.0-70.el9") can end all processes of a cgroup at once.
+bool HasCgroupKill(const std::string& release);
+
 // Sum over the whole host, of all cgroups: /proc/vmstat's oom_kill.
 long HostOomKills();
 

@@ -266,6 +266,32 @@ class Agents(Fleet):
         self.assertRegex(self.regroup("nodes").stdout, r"(?m)^b .*no cgroup v2")
         self.cancel(job)
 
+    def test_a_place_that_is_full_costs_a_group_its_cgroup_and_not_its_life(self):
+        with open("/proc/self/mounts", encoding="utf-8") as f:
+            mounts = [line.split()[1] for line in f if line.split()[2] == "cgroup2"]
+        place = os.path.join((mounts or ["/"])[0], f"full-{os.getpid()}")
+        try:
+            os.mkdir(place)
+        except OSError as error:
+            self.skipTest(f"no cgroup can be made: {error}")
+        self.before_agent = ["sh", "-c", f'echo 0 >{place}/cgroup.max.descendants; echo $$ >{place}/cgroup.procs; exec "$@"', "sh"]
+        self.agent("a").expect(r"following the coordinator", timeout=20)
+        job = self.submit(1)
+        [(_, _, pid)] = self.wait_for_world(1, 1)
+        self.agents["a"].expect(r"no cgroup for job-1: make cgroup \S+: Resource temporarily unavailable", timeout=20)
+        self.cancel(job)
+        self.assertFalse(e2e.alive(pid))
+        self.agents["a"].send(signal.SIGTERM)
+        self.agents["a"].wait()
+
+        def removed():
+            try:
+                os.rmdir(place)
+            except OSError:
+                return False
+            return True
+        e2e.wait_for(removed, 20, "its last process to leave", self.fx.describe)
+
     def test_logs_are_followed_to_the_end(self):
         self.agent("a", slots=2)
         self.submit(1, "for i in 1 2 3; do echo line $i of $RANK; sleep 0.2; done; echo last words >&2", "--nproc-per-node", "2")

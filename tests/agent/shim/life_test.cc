@@ -1,5 +1,6 @@
 // Who lives how long: witness, adoption, lifeline, a killed shim.
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/inotify.h>
@@ -10,6 +11,7 @@
 #include <csignal>
 
 #include "absl/strings/str_cat.h"
+#include "agent/shim/cgroup.h"
 #include "common/io/address.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
@@ -197,6 +199,34 @@ TEST_F(ShimTest, LookingForAPlaceForCgroupsMakesNothingThere) {
     at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
   }
   EXPECT_THAT(made, testing::ElementsAre(absl::StrCat("seen-by-", ::getpid())));
+}
+
+TEST(Cgroup, AKernelHasKillFrom514On) {
+  for (const char* release : {"5.14.0-70.el9.x86_64", "5.14", "5.15.0", "6.1.0-18-amd64", "10.0"})
+    EXPECT_TRUE(HasCgroupKill(release)) << release;
+  for (const char* release : {"5.13.19", "5.4.0", "4.18.0", "4.19.0", "", "unknown"})
+    EXPECT_FALSE(HasCgroupKill(release)) << release;
+}
+
+// Who may move processes there but make no folder gets no group there.
+TEST_F(ShimTest, AFolderThatTakesNoFoldersIsNoPlaceForCgroups) {
+  const absl::StatusOr<std::string> base = FindCgroupBase();
+  if (!base.ok() || ::getuid() != 0) GTEST_SKIP() << "needs root, and " << base.status();
+  constexpr uid_t kNobody = 65534;
+  const std::string folder = absl::StrCat(*base, "/folderless-", ::getpid());
+  ASSERT_EQ(::mkdir(folder.c_str(), 0755), 0);
+  ASSERT_EQ(::chown(absl::StrCat(folder, "/cgroup.procs").c_str(), kNobody, kNobody), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const io::UniqueFd procs(::open(absl::StrCat(folder, "/cgroup.procs").c_str(), O_WRONLY));
+    if (::write(procs.get(), "0", 1) != 1 || ::setuid(kNobody) != 0) _exit(1);
+    const std::string why(FindCgroupBase().status().message());
+    _exit(why == folder + " takes no folders of this user" ? 0 : 2);
+  }
+  int status = -1;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(Eventually([&] { return ::rmdir(folder.c_str()) == 0; }));
 }
 
 TEST_F(ShimTest, SigkilledShimTakesItsRanksAndTheAgentFindsTheRest) {

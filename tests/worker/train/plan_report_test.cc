@@ -201,6 +201,8 @@ TEST(PlanReport, WhatIsUnderWayBetweenHostsKeepsItsMemory) {
   EXPECT_EQ(Whole(near["nproc_per_node"]), 4);
   EXPECT_NE(Said(flags + "--nproc-per-node 2").find("the ranks are on 2 hosts"), std::string::npos);
 
+  EXPECT_NE(Said(flags + "--nproc-per-node 3").find("the ranks are on 2 hosts"), std::string::npos);
+
   const auto group = [&](const std::string& words) {
     return Whole(SaidAsJson(flags + words + " --strategy hybrid-shard")["shard_group"]);
   };
