@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/time.h"
+#include "worker/tensor/tensor.h"
 
 namespace regroup::worker {
 
@@ -57,35 +58,37 @@ struct Stretch {
   friend bool operator==(const Stretch&, const Stretch&) = default;
 };
 
-// What moves tensors between the ranks of a group. Sums are added in rank order whatever the
-// timing, so that a sum has equal bits on all ranks, in all runs of one world size, and by whatever
-// call it was asked for. Calls keep the order of the group's, and fail as they do. They may come
-// from another thread than the group's, one at a time.
+// What moves tensors between the ranks of a group. Sums are made in floats, in rank order whatever
+// the timing, and rounded once where the tensors are of 16 bits: so a sum has equal bits on all
+// ranks, in all runs of one world size, and by whatever call it was asked for. Calls keep the order
+// of the group's, and fail as they do. They may come from another thread than the group's, one at a
+// time. All tensors of one call are of one type.
 class Collectives {
  public:
   virtual ~Collectives() = default;
 
-  // Zeroed memory of `count` floats, aligned to 256 bytes, valid until the collectives are
+  // Zeroed memory of `count` elements, aligned to 256 bytes, valid until the collectives are
   // destroyed: what lies in it is reduced and gathered without a copy. Ranks name equal ranges of
   // the same arena.
-  virtual absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) = 0;
+  virtual absl::StatusOr<Tensor> AllocateTensor(DType type, std::size_t count) = 0;
+  absl::StatusOr<std::span<float>> AllocateArena(std::size_t count);  // Of floats.
 
   // Whether calls wait for a network, so that it pays to compute meanwhile. Equal on all ranks.
   virtual bool WaitsForNetwork() const { return false; }
 
-  virtual absl::Status AllReduceSum(std::span<float> inout) = 0;
+  virtual absl::Status AllReduceSum(Tensor inout) = 0;
 
   // The sum over all ranks of each stretch of their arenas is written to `out` of its owners, one
-  // in each group of so many ranks. REQUIRES: `arena` is one that AllocateArena returned; `out` is
+  // in each group of so many ranks. REQUIRES: `arena` is one that AllocateTensor returned; `out` is
   // that arena, with from == to in every stretch, or overlaps no arena. Stretches do not overlap.
   // The world is a multiple of the group. Arenas keep what they hold, but for results in place.
-  virtual absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
-                                     std::span<float> out, int group) = 0;
+  virtual absl::Status ReduceScatter(Tensor arena, std::span<const Stretch> stretches, Tensor out,
+                                     int group) = 0;
   // Each stretch of an owner's arena is written to `out` of every rank; from the owner in its own
   // group, where each group is on one host. REQUIRES as above, and that owners at one place hold
   // the same.
-  virtual absl::Status AllGather(std::span<float> arena, std::span<const Stretch> stretches,
-                                 std::span<float> out, int group) = 0;
+  virtual absl::Status AllGather(Tensor arena, std::span<const Stretch> stretches, Tensor out,
+                                 int group) = 0;
 };
 
 // A group whose tensors move by the same means as its messages.

@@ -76,6 +76,15 @@ bool HostChain::Delivers(const Lane& lane, const Piece& piece) const {
   return false;
 }
 
+std::size_t HostChain::BytesIn(const Lane& lane, const Piece& piece) const {
+  return flow_.sums && lane.up ? piece.bytes * flow_.summing.wider : piece.bytes;
+}
+
+// The last host has made a result of it.
+std::size_t HostChain::BytesOut(const Lane& lane, const Piece& piece) const {
+  return next_.exists() ? BytesIn(lane, piece) : piece.bytes;
+}
+
 void HostChain::AddLanes() {
   Lane up, down;
   down.up = false;
@@ -194,11 +203,11 @@ absl::StatusOr<bool> HostChain::Receive(Lane& lane) {
   if (Receives(lane, piece)) {
     if (!lane.in->open()) return false;
     const ssize_t got = Moved(recv(lane.in->fd.get(), Target(lane, piece) + lane.in_bytes,
-                                   piece.bytes - lane.in_bytes, MSG_DONTWAIT),
+                                   BytesIn(lane, piece) - lane.in_bytes, MSG_DONTWAIT),
                               /*reading=*/true);
     if (got < 0) return Lost(*lane.in);
     lane.in_bytes += static_cast<std::size_t>(got);
-    if (lane.in_bytes < piece.bytes) return got > 0;
+    if (lane.in_bytes < BytesIn(lane, piece)) return got > 0;
   }
   Complete(lane);
   return true;
@@ -206,21 +215,22 @@ absl::StatusOr<bool> HostChain::Receive(Lane& lane) {
 
 // The piece that came is a partial sum, or the beginning of one: this host's ranks follow.
 const std::byte* HostChain::AddUp(Lane& lane, const Piece& piece, std::byte* target) {
-  const bool last = !next_.exists();
+  const Summing& summing = flow_.summing;
+  const bool last = !next_.exists(), same = summing.wider == 1;
   std::size_t r = 0;
   if (own_ == 0) {
-    if (count_ == 1) return flow_.sources[0] + piece.from;
-    std::memcpy(target, flow_.sources[r++] + piece.from, piece.bytes);
+    if (count_ == 1 && same) return flow_.sources[0] + piece.from;
+    summing.begin(target, flow_.sources[r++] + piece.from, piece.bytes);
   }
   std::byte* const result =
       last && flow_.direct != nullptr && Delivers(lane, piece) ? flow_.direct + piece.to : target;
-  if (last && count_ == 1 && result == flow_.sources[0] + piece.from) {
-    flow_.combine(result, target, piece.bytes);  // The order of two does not matter.
+  if (same && last && count_ == 1 && result == flow_.sources[0] + piece.from) {
+    summing.add(result, target, piece.bytes);  // The order of two does not matter.
     return result;
   }
   for (; r < static_cast<std::size_t>(count_); ++r)
-    flow_.combine(target, flow_.sources[r] + piece.from, piece.bytes);
-  if (result != target) std::memcpy(result, target, piece.bytes);
+    summing.add(target, flow_.sources[r] + piece.from, piece.bytes);
+  if (last && !(same && result == target)) summing.finish(result, target, piece.bytes);
   return result;
 }
 
@@ -260,12 +270,12 @@ absl::StatusOr<bool> HostChain::Send(Lane& lane) {
       if (lane.out->sent < sizeof(CallMessage)) return moved;
       const ssize_t sent =
           Moved(send(lane.out->fd.get(), lane.at[lane.sent % kWindow] + lane.out_bytes,
-                     piece.bytes - lane.out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT),
+                     BytesOut(lane, piece) - lane.out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT),
                 /*reading=*/false);
       if (sent < 0) return Lost(*lane.out);
       lane.out_bytes += static_cast<std::size_t>(sent);
       moved |= sent > 0;
-      if (lane.out_bytes < piece.bytes) return moved;
+      if (lane.out_bytes < BytesOut(lane, piece)) return moved;
     }
     lane.out_bytes = 0;
     ++lane.sent;

@@ -22,7 +22,7 @@ inline constexpr int kAllHosts = -1;
 // A part of what a call moves. All ranks cut a call into the same pieces.
 struct Piece {
   std::size_t from = 0, to = 0;  // Bytes into the sources, and into where results go.
-  std::size_t bytes = 0;         // At most kPieceBytes.
+  std::size_t bytes = 0;         // At most kPieceBytes, also as a partial sum.
   // A sum's: the first one that wants it. A gather's: which has it.
   int host = kAllHosts;
   int owner =
@@ -48,6 +48,15 @@ struct Board {
 inline constexpr std::size_t kBoardBytes = (sizeof(Board) + 4095) / 4096 * 4096;
 inline constexpr std::size_t kBoardAndSlotsBytes = kBoardBytes + 2 * kWindow * kPieceBytes;
 
+// How pieces are added up: so many bytes of a source begin a partial sum or are added to it, and in
+// the end become of it what ranks get, which may lie where it does.
+struct Summing {
+  std::size_t wider = 1;  // Bytes of a partial sum for each of a source. 1: as `begin` copies it.
+  void (*begin)(std::byte* partial, const std::byte* in, std::size_t bytes) = nullptr;
+  void (*add)(std::byte* partial, const std::byte* in, std::size_t bytes) = nullptr;
+  void (*finish)(std::byte* result, const std::byte* partial, std::size_t bytes) = nullptr;
+};
+
 // What moves in one call, as this host's first rank sees it.
 struct Flow {
   CallHeader header{};
@@ -55,8 +64,7 @@ struct Flow {
   int group = 1;     // Of a sum whose pieces have owners: ranks of each group.
   std::span<const Piece> pieces{};
   std::span<const std::byte* const> sources{};  // By rank of this host.
-  // inout = inout + in, so many bytes. Of sums.
-  void (*combine)(std::byte* inout, const std::byte* in, std::size_t bytes) = nullptr;
+  Summing summing{};                            // Of sums.
   // Where results go at once, or null: then they go through slots, from where every rank of this
   // host takes them.
   std::byte* direct = nullptr;
@@ -112,6 +120,9 @@ class HostChain {
   bool Receives(const Lane& lane, const Piece& piece) const;
   bool Sends(const Lane& lane, const Piece& piece) const;
   bool Delivers(const Lane& lane, const Piece& piece) const;
+  // Of what comes of it, and of what is passed on.
+  std::size_t BytesIn(const Lane& lane, const Piece& piece) const;
+  std::size_t BytesOut(const Lane& lane, const Piece& piece) const;
   bool Finished() const;
   // These return whether something has moved, or an error of the link.
   absl::StatusOr<bool> Advance();

@@ -18,9 +18,48 @@ using std::chrono::steady_clock;
 // The first rank of a host is asked for its verdict first: it knows who is late on another host.
 constexpr Duration kFirstRankSpeaks = std::chrono::seconds(3);
 
+void Copy(std::byte* to, const std::byte* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+
+// Partial sums are of the numbers that are added.
 template <class T, void (*kCombine)(T*, const T*, std::size_t)>
-void CombineAs(std::byte* inout, const std::byte* in, std::size_t bytes) {
-  kCombine(reinterpret_cast<T*>(inout), reinterpret_cast<const T*>(in), bytes / sizeof(T));
+constexpr Summing Plainly() {
+  return {.begin = &Copy,
+          .add =
+              [](std::byte* partial, const std::byte* in, std::size_t bytes) {
+                kCombine(reinterpret_cast<T*>(partial), reinterpret_cast<const T*>(in),
+                         bytes / sizeof(T));
+              },
+          .finish = &Copy};
+}
+
+// Partial sums are floats.
+template <class T>
+constexpr Summing InFloats() {
+  return {.wider = sizeof(float) / sizeof(T),
+          .begin =
+              [](std::byte* partial, const std::byte* in, std::size_t bytes) {
+                Widen(reinterpret_cast<float*>(partial), reinterpret_cast<const T*>(in),
+                      bytes / sizeof(T));
+              },
+          .add =
+              [](std::byte* partial, const std::byte* in, std::size_t bytes) {
+                AddWide(reinterpret_cast<float*>(partial), reinterpret_cast<const T*>(in),
+                        bytes / sizeof(T));
+              },
+          .finish =
+              [](std::byte* result, const std::byte* partial, std::size_t bytes) {
+                Narrow(reinterpret_cast<T*>(result), reinterpret_cast<const float*>(partial),
+                       bytes / sizeof(T));
+              }};
+}
+
+Summing SummingOf(DType type) {
+  switch (type) {
+    case DType::kF32: return Plainly<float, &Add>();
+    case DType::kBF16: return InFloats<BFloat16>();
+    case DType::kF16: return InFloats<Half>();
+  }
+  CHECK(false);
 }
 
 template <class T>
@@ -28,12 +67,12 @@ std::span<std::byte> BytesOf(std::span<T> values) {
   return {reinterpret_cast<std::byte*>(values.data()), values.size() * sizeof(T)};
 }
 
-void Cut(Piece whole, std::size_t bytes, std::vector<Piece>& pieces) {
-  for (std::size_t at = 0; at < bytes; at += kPieceBytes) {
+void Cut(Piece whole, std::size_t bytes, std::size_t at_most, std::vector<Piece>& pieces) {
+  for (std::size_t at = 0; at < bytes; at += at_most) {
     Piece piece = whole;
     piece.from += at;
     piece.to += at;
-    piece.bytes = std::min(kPieceBytes, bytes - at);
+    piece.bytes = std::min(at_most, bytes - at);
     pieces.push_back(piece);
   }
 }
@@ -84,7 +123,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MultiHostCommunicator::Create(
                    all->local_->AllocateArena(kBoardAndSlotsBytes / sizeof(float)));
   const auto arena = all->local_->FindInArena(part);
   CHECK(arena.has_value());
-  auto* const memory = reinterpret_cast<std::byte*>(all->local_->PartOf(arena->arena, 0));
+  auto* const memory = all->local_->PartOf(arena->arena, 0);
   if (all->local_rank() == 0) {
     CHECK(links.has_value());
     all->board_ = new (memory) Board;
@@ -146,22 +185,23 @@ absl::Status MultiHostCommunicator::Move(Flow flow, std::byte* out, std::byte* o
 }
 
 absl::Status MultiHostCommunicator::SumBrought(const CallHeader& header, std::span<std::byte> inout,
-                                               Combine combine) {
+                                               const Summing& summing) {
   RETURN_IF_ERROR(local_->Exchange(header, inout.data(), inout.size()));
   std::vector<const std::byte*> brought;
   for (int r = 0; r < host().count; ++r) brought.push_back(local_->Brought(r));
   std::vector<Piece> pieces;
-  Cut({}, inout.size(), pieces);
-  return Move({.header = header, .pieces = pieces, .sources = brought, .combine = combine},
+  Cut({}, inout.size(), kPieceBytes / summing.wider, pieces);
+  return Move({.header = header, .pieces = pieces, .sources = brought, .summing = summing},
               inout.data(), nullptr, nullptr);
 }
 
 absl::Status MultiHostCommunicator::ReduceStaged(const CallHeader& header,
-                                                 std::span<std::byte> inout, Combine combine) {
+                                                 std::span<std::byte> inout,
+                                                 const Summing& summing) {
   std::size_t at = 0;
   do {
     const std::size_t bytes = std::min(kBufferBytes, inout.size() - at);
-    RETURN_IF_ERROR(SumBrought(header, inout.subspan(at, bytes), combine));
+    RETURN_IF_ERROR(SumBrought(header, inout.subspan(at, bytes), summing));
     at += bytes;
   } while (at < inout.size());
   return absl::OkStatus();
@@ -171,7 +211,7 @@ absl::Status MultiHostCommunicator::Barrier() {
   const Call call(*this);
   std::int64_t nothing = 0;  // Which has to visit all hosts.
   return SumBrought({kBarrier, kByte, 0, 0, call.number()}, BytesOf(std::span(&nothing, 1)),
-                    &CombineAs<std::int64_t, &Add>);
+                    Plainly<std::int64_t, &Add>());
 }
 
 absl::Status MultiHostCommunicator::AllReduce(std::span<double> inout, Reduction reduction) {
@@ -179,7 +219,7 @@ absl::Status MultiHostCommunicator::AllReduce(std::span<double> inout, Reduction
   return ReduceStaged(
       {kReduce, kDouble, inout.size(), static_cast<std::uint64_t>(reduction), call.number()},
       BytesOf(inout),
-      reduction == Reduction::kSum ? &CombineAs<double, &Add> : &CombineAs<double, &Max>);
+      reduction == Reduction::kSum ? Plainly<double, &Add>() : Plainly<double, &Max>());
 }
 
 absl::Status MultiHostCommunicator::AllReduce(std::span<std::int64_t> inout, Reduction reduction) {
@@ -187,8 +227,7 @@ absl::Status MultiHostCommunicator::AllReduce(std::span<std::int64_t> inout, Red
   return ReduceStaged(
       {kReduce, kInt64, inout.size(), static_cast<std::uint64_t>(reduction), call.number()},
       BytesOf(inout),
-      reduction == Reduction::kSum ? &CombineAs<std::int64_t, &Add>
-                                   : &CombineAs<std::int64_t, &Max>);
+      reduction == Reduction::kSum ? Plainly<std::int64_t, &Add>() : Plainly<std::int64_t, &Max>());
 }
 
 absl::Status MultiHostCommunicator::Broadcast(std::span<std::byte> inout, int root) {
@@ -204,7 +243,7 @@ absl::Status MultiHostCommunicator::Broadcast(std::span<std::byte> inout, int ro
     std::vector<const std::byte*> brought;
     for (int r = 0; r < host().count; ++r) brought.push_back(local_->Brought(r));
     std::vector<Piece> pieces;
-    Cut({.host = from, .owner = root}, part.size(), pieces);
+    Cut({.host = from, .owner = root}, part.size(), kPieceBytes, pieces);
     RETURN_IF_ERROR(Move({.header = header, .sums = false, .pieces = pieces, .sources = brought},
                          part.data(), nullptr, nullptr));
     if (from == own_ && rank_ != root && !part.empty())
@@ -214,35 +253,34 @@ absl::Status MultiHostCommunicator::Broadcast(std::span<std::byte> inout, int ro
   return absl::OkStatus();
 }
 
-absl::Status MultiHostCommunicator::AllReduceSum(std::span<float> inout) {
+absl::Status MultiHostCommunicator::AllReduceSum(Tensor inout) {
   const Call call(*this);
-  if (inout.size() > kStagedFloats) {
+  if (inout.size > kStagedElements) {
     if (const auto place = local_->FindInArena(inout))
-      return SumInArena(*place, inout.size(), call.number());
+      return SumInArena(*place, inout, call.number());
   }
-  return ReduceStaged({kSum, kFloat, inout.size(), kNoArena, call.number()}, BytesOf(inout),
-                      &CombineAs<float, &Add>);
+  return ReduceStaged({kSum, TypeOf(inout.type), inout.size, kNoArena, call.number()},
+                      {inout.data, inout.bytes()}, SummingOf(inout.type));
 }
 
 std::vector<const std::byte*> MultiHostCommunicator::PartsOf(std::size_t arena) const {
   std::vector<const std::byte*> parts;
-  for (int r = 0; r < host().count; ++r)
-    parts.push_back(reinterpret_cast<const std::byte*>(local_->PartOf(arena, r)));
+  for (int r = 0; r < host().count; ++r) parts.push_back(local_->PartOf(arena, r));
   return parts;
 }
 
 absl::Status MultiHostCommunicator::SumInArena(SharedMemoryCommunicator::Place place,
-                                               std::size_t count, std::uint64_t call) {
-  const CallHeader header{kSum, kFloat, count, place.Packed(), call};
+                                               const Tensor& range, std::uint64_t call) {
+  const CallHeader header{kSum, TypeOf(range.type), range.size, place.Packed(), call};
   RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));
   std::vector<Piece> pieces;
-  Cut({.from = place.offset * sizeof(float), .to = place.offset * sizeof(float)},
-      count * sizeof(float), pieces);
+  const Summing summing = SummingOf(range.type);
+  const std::size_t begin = place.offset * range.element_bytes();
+  Cut({.from = begin, .to = begin}, range.bytes(), kPieceBytes / summing.wider, pieces);
   const std::vector<const std::byte*> parts = PartsOf(place.arena);
-  auto* const own = reinterpret_cast<std::byte*>(local_->PartOf(place.arena, local_rank()));
-  RETURN_IF_ERROR(Move(
-      {.header = header, .pieces = pieces, .sources = parts, .combine = &CombineAs<float, &Add>},
-      nullptr, own, parts[0]));
+  std::byte* const own = local_->PartOf(place.arena, local_rank());
+  RETURN_IF_ERROR(Move({.header = header, .pieces = pieces, .sources = parts, .summing = summing},
+                       nullptr, own, parts[0]));
   return local_->NextPhase();  // All ranks of this host have taken what they wait for.
 }
 
@@ -251,83 +289,83 @@ bool MultiHostCommunicator::EachOnOneHost(int group) const {
       hosts_, [&](const HostRanks& h) { return h.first % group == 0 && h.count % group == 0; });
 }
 
-std::vector<Piece> MultiHostCommunicator::PiecesOf(std::span<const Stretch> stretches) const {
+std::vector<Piece> MultiHostCommunicator::PiecesOf(std::span<const Stretch> stretches,
+                                                   std::size_t element_bytes,
+                                                   std::size_t piece_bytes) const {
   std::vector<Piece> pieces;
   for (const Stretch& s : stretches) {
     CHECK(s.owner >= 0 && s.owner < world_size() && s.from >= 0 && s.to >= 0 && s.size >= 0);
-    Cut({.from = static_cast<std::size_t>(s.from) * sizeof(float),
-         .to = static_cast<std::size_t>(s.to) * sizeof(float),
+    Cut({.from = static_cast<std::size_t>(s.from) * element_bytes,
+         .to = static_cast<std::size_t>(s.to) * element_bytes,
          .host = HostOf(hosts_, s.owner),
          .owner = s.owner},
-        static_cast<std::size_t>(s.size) * sizeof(float), pieces);
+        static_cast<std::size_t>(s.size) * element_bytes, piece_bytes, pieces);
   }
   return pieces;
 }
 
-absl::Status MultiHostCommunicator::ReduceScatter(std::span<float> arena,
-                                                  std::span<const Stretch> stretches,
-                                                  std::span<float> out, int group) {
+absl::Status MultiHostCommunicator::ReduceScatter(Tensor arena, std::span<const Stretch> stretches,
+                                                  Tensor out, int group) {
   const Call call(*this);
   const auto place = local_->FindInArena(arena);
-  CHECK(place.has_value() && place->offset == 0);
+  CHECK(place.has_value() && place->offset == 0 && out.type == arena.type);
   CHECK(group >= 1 && world_size() % group == 0);
-  const CallHeader header{kScatter, kFloat, stretches.size(),
+  const CallHeader header{kScatter, TypeOf(arena.type), stretches.size(),
                           HashOf(stretches, group) + place->arena, call.number()};
   RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));
-  const std::vector<Piece> pieces = PiecesOf(stretches);
+  const Summing summing = SummingOf(arena.type);
+  const std::vector<Piece> pieces =
+      PiecesOf(stretches, arena.element_bytes(), kPieceBytes / summing.wider);
   for (const Stretch& s : stretches) {
-    CHECK(s.owner != rank_ % group || (s.from + s.size <= static_cast<std::int64_t>(arena.size()) &&
-                                       s.to + s.size <= static_cast<std::int64_t>(out.size())));
+    CHECK(s.owner != rank_ % group || (s.from + s.size <= static_cast<std::int64_t>(arena.size) &&
+                                       s.to + s.size <= static_cast<std::int64_t>(out.size)));
   }
   const std::vector<const std::byte*> parts = PartsOf(place->arena);
-  RETURN_IF_ERROR(Move({.header = header,
-                        .group = group,
-                        .pieces = pieces,
-                        .sources = parts,
-                        .combine = &CombineAs<float, &Add>},
-                       BytesOf(out).data(), nullptr, nullptr));
+  RETURN_IF_ERROR(Move(
+      {.header = header, .group = group, .pieces = pieces, .sources = parts, .summing = summing},
+      out.data, nullptr, nullptr));
   return local_->NextPhase();  // Arenas may change.
 }
 
-absl::Status MultiHostCommunicator::AllGather(std::span<float> arena,
-                                              std::span<const Stretch> stretches,
-                                              std::span<float> out, int group) {
+absl::Status MultiHostCommunicator::AllGather(Tensor arena, std::span<const Stretch> stretches,
+                                              Tensor out, int group) {
   const Call call(*this);
   const auto place = local_->FindInArena(arena);
-  CHECK(place.has_value() && place->offset == 0);
+  CHECK(place.has_value() && place->offset == 0 && out.type == arena.type);
   CHECK(group >= 1 && world_size() % group == 0);
-  const CallHeader header{kGather, kFloat, stretches.size(),
+  const CallHeader header{kGather, TypeOf(arena.type), stretches.size(),
                           HashOf(stretches, group) + place->arena, call.number()};
   RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));
-  const bool in_place = out.data() == arena.data(), alone = EachOnOneHost(group);
+  const bool in_place = out.data == arena.data, alone = EachOnOneHost(group);
   const int first = alone ? rank_ - rank_ % group : 0;
   const std::vector<const std::byte*> parts = PartsOf(place->arena);
-  const std::vector<Piece> pieces = PiecesOf(stretches);
+  const std::size_t element = arena.element_bytes();
+  const std::vector<Piece> pieces = PiecesOf(stretches, element, kPieceBytes);
   for (const Stretch& s : stretches) {
-    CHECK(s.from + s.size <= static_cast<std::int64_t>(arena.size()) &&
-          s.to + s.size <= static_cast<std::int64_t>(out.size()));
+    CHECK(s.from + s.size <= static_cast<std::int64_t>(arena.size) &&
+          s.to + s.size <= static_cast<std::int64_t>(out.size));
     const int owner = first + s.owner;
     if (HostOf(hosts_, owner) != own_ || (in_place && owner == rank_)) continue;
-    const auto* from =
-        reinterpret_cast<const float*>(parts[static_cast<std::size_t>(owner - host().first)]);
-    std::memcpy(out.data() + s.to, from + s.from, static_cast<std::size_t>(s.size) * sizeof(float));
+    std::memcpy(out.at(static_cast<std::size_t>(s.to)),
+                parts[static_cast<std::size_t>(owner - host().first)] +
+                    static_cast<std::size_t>(s.from) * element,
+                static_cast<std::size_t>(s.size) * element);
   }
-  std::byte* const target = BytesOf(out).data();
   if (!alone) {
     RETURN_IF_ERROR(Move({.header = header, .sums = false, .pieces = pieces, .sources = parts},
-                         in_place ? nullptr : target, target, in_place ? parts[0] : nullptr));
+                         in_place ? nullptr : out.data, out.data, in_place ? parts[0] : nullptr));
   }
   return local_->NextPhase();
 }
 
-absl::StatusOr<std::span<float>> MultiHostCommunicator::AllocateArena(std::size_t count) {
+absl::StatusOr<Tensor> MultiHostCommunicator::AllocateTensor(DType type, std::size_t count) {
   const Call call(*this);
-  absl::StatusOr<std::span<float>> part = local_->AllocateArena(count);
+  absl::StatusOr<Tensor> part = local_->AllocateTensor(type, count);
   if (IsCommunicatorFailure(part.status())) return part.status();
   std::int64_t failures = part.ok() ? 0 : 1;
   const absl::Status agreed =
-      SumBrought({kArena, kFloat, count, 0, call.number()}, BytesOf(std::span(&failures, 1)),
-                 &CombineAs<std::int64_t, &Add>);
+      SumBrought({kArena, TypeOf(type), count, 0, call.number()}, BytesOf(std::span(&failures, 1)),
+                 Plainly<std::int64_t, &Add>());
   RETURN_IF_ERROR(agreed);
   if (!part.ok()) return part.status();
   if (failures == 0) return part;

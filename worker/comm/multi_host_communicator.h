@@ -36,12 +36,12 @@ class MultiHostCommunicator final : public Communicator {
   int world_size() const override { return hosts_.back().first + hosts_.back().count; }
   void SetDeadline(Duration per_call) override;
   bool WaitsForNetwork() const override { return true; }
-  absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) override;
-  absl::Status AllReduceSum(std::span<float> inout) override;
-  absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
-                             std::span<float> out, int group) override;
-  absl::Status AllGather(std::span<float> arena, std::span<const Stretch> stretches,
-                         std::span<float> out, int group) override;
+  absl::StatusOr<Tensor> AllocateTensor(DType type, std::size_t count) override;
+  absl::Status AllReduceSum(Tensor inout) override;
+  absl::Status ReduceScatter(Tensor arena, std::span<const Stretch> stretches, Tensor out,
+                             int group) override;
+  absl::Status AllGather(Tensor arena, std::span<const Stretch> stretches, Tensor out,
+                         int group) override;
   absl::Status AllReduce(std::span<double> inout, Reduction reduction) override;
   absl::Status AllReduce(std::span<std::int64_t> inout, Reduction reduction) override;
   absl::Status Broadcast(std::span<std::byte> inout, int root) override;
@@ -50,7 +50,6 @@ class MultiHostCommunicator final : public Communicator {
   void Abort() override;
 
  private:
-  using Combine = void (*)(std::byte* inout, const std::byte* in, std::size_t bytes);
   class Call;
 
   MultiHostCommunicator(int rank, Hosts hosts, std::unique_ptr<SharedMemoryCommunicator> local,
@@ -60,9 +59,11 @@ class MultiHostCommunicator final : public Communicator {
   std::chrono::steady_clock::time_point End() const;
 
   // One piece of at most kBufferBytes that every rank brings, summed into `inout`.
-  absl::Status SumBrought(const CallHeader& header, std::span<std::byte> inout, Combine combine);
-  absl::Status ReduceStaged(const CallHeader& header, std::span<std::byte> inout, Combine combine);
-  absl::Status SumInArena(SharedMemoryCommunicator::Place place, std::size_t count,
+  absl::Status SumBrought(const CallHeader& header, std::span<std::byte> inout,
+                          const Summing& summing);
+  absl::Status ReduceStaged(const CallHeader& header, std::span<std::byte> inout,
+                            const Summing& summing);
+  absl::Status SumInArena(SharedMemoryCommunicator::Place place, const Tensor& range,
                           std::uint64_t call);
   // Pieces move between hosts, and what belongs to this rank goes to `out`; null: in place, in the
   // parts of the arena.
@@ -70,7 +71,8 @@ class MultiHostCommunicator final : public Communicator {
   // Each group of so many ranks.
   bool EachOnOneHost(int group) const;
   // With the owners of the first group.
-  std::vector<Piece> PiecesOf(std::span<const Stretch> stretches) const;
+  std::vector<Piece> PiecesOf(std::span<const Stretch> stretches, std::size_t element_bytes,
+                              std::size_t piece_bytes) const;
   // By rank of this host.
   std::vector<const std::byte*> PartsOf(std::size_t arena) const;
 

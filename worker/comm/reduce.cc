@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 namespace regroup::worker {
 namespace {
@@ -22,37 +23,78 @@ void AddTo(float* __restrict sum, const float* __restrict in, std::size_t count)
   for (std::size_t i = 0; i < count; ++i) sum[i] += in[i];
 }
 
-void SumTo(float* __restrict sum, const float* a, const float* b, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) sum[i] = a[i] + b[i];
+template <typename T>
+void SumTo(float* __restrict sum, const T* a, const T* b, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i)
+    sum[i] = static_cast<float>(a[i]) + static_cast<float>(b[i]);
+}
+
+template <typename T>
+void Round(T* __restrict out, const float* __restrict sum, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) out[i] = T(sum[i]);
 }
 
 }  // namespace
 
-void SumIntoAll(std::span<float* const> sources, std::size_t begin, std::size_t end) {
-  if (sources.size() == 2) return SumOfTwo(sources[0] + begin, sources[1] + begin, end - begin);
+template <typename T>
+void SumIntoAll(std::span<T* const> sources, std::size_t begin, std::size_t end) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (sources.size() == 2) return SumOfTwo(sources[0] + begin, sources[1] + begin, end - begin);
+  }
   alignas(64) float sum[kBlock];
   for (std::size_t at = begin; at < end; at += kBlock) {
     const std::size_t count = std::min(kBlock, end - at);
-    std::memcpy(sum, sources[0] + at, count * sizeof(float));
-    for (std::size_t s = 1; s < sources.size(); ++s) AddTo(sum, sources[s] + at, count);
-    for (float* source : sources) std::memcpy(source + at, sum, count * sizeof(float));
+    Widen(sum, sources[0] + at, count);
+    for (std::size_t s = 1; s < sources.size(); ++s) AddWide(sum, sources[s] + at, count);
+    for (T* source : sources) Round(source + at, sum, count);
   }
 }
 
-void SumInto(std::span<const float* const> sources, std::size_t begin, std::size_t end,
-             float* out) {
+template <typename T>
+void SumInto(std::span<const T* const> sources, std::size_t begin, std::size_t end, T* out) {
   alignas(64) float sum[kBlock];
   for (std::size_t at = begin; at < end; at += kBlock) {
     const std::size_t count = std::min(kBlock, end - at);
     if (sources.size() == 1) {
-      std::memcpy(sum, sources[0] + at, count * sizeof(float));
+      Widen(sum, sources[0] + at, count);
     } else {
       SumTo(sum, sources[0] + at, sources[1] + at, count);
     }
-    for (std::size_t s = 2; s < sources.size(); ++s) AddTo(sum, sources[s] + at, count);
-    std::memcpy(out + at, sum, count * sizeof(float));
+    for (std::size_t s = 2; s < sources.size(); ++s) AddWide(sum, sources[s] + at, count);
+    Round(out + at, sum, count);
   }
 }
+
+template <typename T>
+void Widen(float* __restrict sum, const T* __restrict in, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) sum[i] = static_cast<float>(in[i]);
+}
+
+template <typename T>
+void AddWide(float* __restrict sum, const T* __restrict in, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) sum[i] += static_cast<float>(in[i]);
+}
+
+template <typename T>
+void Narrow(T* out, const float* sum, std::size_t count) {
+  alignas(64) float block[kBlock];  // What is written may be what is read.
+  for (std::size_t at = 0; at < count; at += kBlock) {
+    const std::size_t size = std::min(kBlock, count - at);
+    std::memcpy(block, sum + at, size * sizeof(float));
+    Round(out + at, block, size);
+  }
+}
+
+#define REGROUP_SUMS_OF(T)                                                           \
+  template void SumIntoAll<T>(std::span<T* const>, std::size_t, std::size_t);        \
+  template void SumInto<T>(std::span<const T* const>, std::size_t, std::size_t, T*); \
+  template void Widen<T>(float*, const T*, std::size_t);                             \
+  template void AddWide<T>(float*, const T*, std::size_t);                           \
+  template void Narrow<T>(T*, const float*, std::size_t);
+REGROUP_SUMS_OF(float)
+REGROUP_SUMS_OF(BFloat16)
+REGROUP_SUMS_OF(Half)
+#undef REGROUP_SUMS_OF
 
 void Add(float* inout, const float* in, std::size_t count) { AddTo(inout, in, count); }
 

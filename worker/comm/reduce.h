@@ -4,14 +4,28 @@
 #include <cstdint>
 #include <span>
 
+#include "worker/tensor/dtype.h"
+
 namespace regroup::worker {
+
+// Sums of float, BFloat16 and Half are made in floats.
 
 // sources[0][i] + sources[1][i] + …, added in this order, is written to every one of the sources,
 // for i in [begin, end). REQUIRES: the sources do not overlap.
-void SumIntoAll(std::span<float* const> sources, std::size_t begin, std::size_t end);
+template <typename T>
+void SumIntoAll(std::span<T* const> sources, std::size_t begin, std::size_t end);
 
 // The same sum is written to out[i] alone, which may be one of the sources.
-void SumInto(std::span<const float* const> sources, std::size_t begin, std::size_t end, float* out);
+template <typename T>
+void SumInto(std::span<const T* const> sources, std::size_t begin, std::size_t end, T* out);
+
+// sum[i] = in[i], sum[i] += in[i], out[i] = sum[i]. In the last, `out` may begin where `sum` does.
+template <typename T>
+void Widen(float* sum, const T* in, std::size_t count);
+template <typename T>
+void AddWide(float* sum, const T* in, std::size_t count);
+template <typename T>
+void Narrow(T* out, const float* sum, std::size_t count);
 
 // inout[i] = inout[i] (+ | max) in[i]. A NaN in either operand gives NaN.
 void Add(float* inout, const float* in, std::size_t count);

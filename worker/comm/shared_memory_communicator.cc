@@ -21,8 +21,8 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr long kSliceNanoseconds = 2'000'000;
-// Between two looks at whether the others have failed; about a tenth of a millisecond.
-constexpr std::size_t kSumFloats = 256 << 10;
+// Elements between two looks at whether the others have failed; about a tenth of a millisecond.
+constexpr std::size_t kSumAtOnce = 256 << 10;
 // Parts of an arena start at different offsets within a page: equal ones would make loads and
 // stores of two parts collide in the first-level cache.
 constexpr std::size_t kArenaSkew = 1280;
@@ -45,10 +45,19 @@ std::string Describe(const CallHeader& header) {
   static constexpr const char* kOperations[] = {
       "?",         "Barrier",       "AllReduceSum",  "AllReduce",
       "Broadcast", "AllocateArena", "ReduceScatter", "AllGather"};
-  static constexpr const char* kTypes[] = {"?", "byte", "float", "double", "int64"};
+  static constexpr const char* kTypes[] = {"?", "byte", "float", "double", "int64", "bf16", "f16"};
   return absl::StrCat(kOperations[header.operation <= kGather ? header.operation : 0], "(",
-                      header.count, " × ", kTypes[header.type <= kInt64 ? header.type : 0],
+                      header.count, " × ", kTypes[header.type <= kHalf ? header.type : 0],
                       ", place ", header.place, ") as call ", header.sequence);
+}
+
+Type TypeOf(DType type) {
+  switch (type) {
+    case DType::kF32: return kFloat;
+    case DType::kBF16: return kBFloat16;
+    case DType::kF16: return kHalf;
+  }
+  CHECK(false);
 }
 
 std::uint64_t HashOf(std::span<const Stretch> stretches, int group) {
@@ -245,13 +254,30 @@ absl::Status SharedMemoryCommunicator::ReduceStaged(std::span<T> inout, CallHead
   return absl::OkStatus();
 }
 
-absl::Status SharedMemoryCommunicator::AllReduceSum(std::span<float> inout) {
-  const std::uint64_t sequence = NextCall();
-  if (inout.size() > kStagedFloats) {
+template <class T>
+absl::Status SharedMemoryCommunicator::SumAll(std::span<T> inout) {
+  if (inout.size() > kStagedElements) {
     if (const std::optional<Place> place = FindInArena(inout))
-      return SumInArena(*place, inout.size());
+      return SumInArena<T>(*place, inout.size());
   }
-  return ReduceStaged<float>(inout, {kSum, kFloat, inout.size(), kNoArena, sequence}, &Add);
+  const CallHeader header{kSum, TypeOf(DTypeOf<T>()), inout.size(), kNoArena, sequence_};
+  constexpr std::size_t kChunk = kBufferBytes / sizeof(T);
+  std::size_t at = 0;
+  do {
+    const std::size_t count = std::min(kChunk, inout.size() - at);
+    RETURN_IF_ERROR(Exchange(header, inout.data() + at, count * sizeof(T)));
+    std::array<const T*, kMaxRanks> brought;
+    for (int r = 0; r < world_size_; ++r) brought[r] = reinterpret_cast<const T*>(Brought(r));
+    SumInto<T>({brought.data(), static_cast<std::size_t>(world_size_)}, 0, count,
+               inout.data() + at);
+    at += count;
+  } while (at < inout.size());
+  return absl::OkStatus();
+}
+
+absl::Status SharedMemoryCommunicator::AllReduceSum(Tensor inout) {
+  NextCall();
+  return WithType(inout.type, [&](auto one) { return SumAll(inout.Elements<decltype(one)>()); });
 }
 
 absl::Status SharedMemoryCommunicator::AllReduce(std::span<double> inout, Reduction reduction) {
@@ -285,82 +311,80 @@ absl::Status SharedMemoryCommunicator::Broadcast(std::span<std::byte> inout, int
 }
 
 std::optional<SharedMemoryCommunicator::Place> SharedMemoryCommunicator::FindInArena(
-    std::span<const float> range) const {
-  const auto* begin = reinterpret_cast<const std::byte*>(range.data());
+    const Tensor& range) const {
   for (std::size_t a = 0; a < arenas_.size(); ++a) {
-    const std::byte* part = arenas_[a].base + static_cast<std::size_t>(rank_) * arenas_[a].stride;
-    if (begin < part || begin >= part + arenas_[a].count * sizeof(float)) continue;
-    const std::size_t offset = static_cast<std::size_t>(begin - part) / sizeof(float);
-    if (range.size() <= arenas_[a].count - offset) return Place{a, offset};
+    const Tensor part(arenas_[a].type, PartOf(arenas_[a], rank_), arenas_[a].count);
+    if (range.data < part.data || range.data >= part.at(part.size)) continue;
+    CHECK(range.type == part.type);
+    const std::size_t offset =
+        static_cast<std::size_t>(range.data - part.data) / part.element_bytes();
+    if (range.size <= part.size - offset) return Place{a, offset};
   }
   return std::nullopt;
 }
 
+template <class T>
 absl::Status SharedMemoryCommunicator::SumInArena(Place place, std::size_t count) {
   const SharedArena& arena = arenas_[place.arena];
-  const CallHeader header{kSum, kFloat, count, place.Packed(), sequence_};
+  const CallHeader header{kSum, TypeOf(arena.type), count, place.Packed(), sequence_};
   RETURN_IF_ERROR(Exchange(header, nullptr, 0));
   // Each rank sums one part of the range for all, in whole cache lines.
-  std::array<float*, kMaxRanks> sources;
-  for (int r = 0; r < world_size_; ++r) {
-    sources[r] = reinterpret_cast<float*>(arena.base + static_cast<std::size_t>(r) * arena.stride) +
-                 place.offset;
-  }
-  const std::size_t lines = (count + 15) / 16;
+  std::array<T*, kMaxRanks> sources;
+  for (int r = 0; r < world_size_; ++r)
+    sources[r] = reinterpret_cast<T*>(PartOf(arena, r)) + place.offset;
+  constexpr std::size_t kLine = 64 / sizeof(T);
+  const std::size_t lines = (count + kLine - 1) / kLine;
   const auto share = [&](int r) {
     return std::min(
-        count, lines * static_cast<std::size_t>(r) / static_cast<std::size_t>(world_size_) * 16);
+        count, lines * static_cast<std::size_t>(r) / static_cast<std::size_t>(world_size_) * kLine);
   };
-  for (std::size_t at = share(rank_); at < share(rank_ + 1); at += kSumFloats) {
+  for (std::size_t at = share(rank_); at < share(rank_ + 1); at += kSumAtOnce) {
     if (segment_->failure.load(std::memory_order_relaxed) != 0) return Failure();
-    SumIntoAll({sources.data(), static_cast<std::size_t>(world_size_)}, at,
-               std::min(at + kSumFloats, share(rank_ + 1)));
+    SumIntoAll<T>({sources.data(), static_cast<std::size_t>(world_size_)}, at,
+                  std::min(at + kSumAtOnce, share(rank_ + 1)));
   }
   return NextPhase();
 }
 
 const SharedMemoryCommunicator::SharedArena& SharedMemoryCommunicator::ArenaOf(
-    std::span<const float> own) const {
+    const Tensor& own) const {
   const auto found = std::find_if(arenas_.begin(), arenas_.end(), [&](const SharedArena& arena) {
-    return PartOf(arena, rank_) == own.data() && arena.count == own.size();
+    return PartOf(arena, rank_) == own.data && arena.type == own.type && arena.count == own.size;
   });
   CHECK(found != arenas_.end());
   return *found;
-}
-
-float* SharedMemoryCommunicator::PartOf(const SharedArena& arena, int rank) const {
-  return reinterpret_cast<float*>(arena.base + static_cast<std::size_t>(rank) * arena.stride);
 }
 
 absl::Status SharedMemoryCommunicator::Meet(std::uint32_t operation, const SharedArena& arena,
                                             std::span<const Stretch> stretches, int group) {
   CHECK(group >= 1 && world_size_ % group == 0);
   const auto number = static_cast<std::uint64_t>(&arena - arenas_.data());
-  return Exchange(
-      {operation, kFloat, stretches.size(), HashOf(stretches, group) + number, NextCall()}, nullptr,
-      0);
+  return Exchange({operation, TypeOf(arena.type), stretches.size(),
+                   HashOf(stretches, group) + number, NextCall()},
+                  nullptr, 0);
 }
 
-absl::Status SharedMemoryCommunicator::ReduceScatter(std::span<float> arena,
-                                                     std::span<const Stretch> stretches,
-                                                     std::span<float> out, int group) {
-  const SharedArena& shared = ArenaOf(arena);
-  RETURN_IF_ERROR(Meet(kScatter, shared, stretches, group));
-  const bool in_place = out.data() == arena.data();
+template <class T>
+absl::Status SharedMemoryCommunicator::SumOwned(const SharedArena& arena,
+                                                std::span<const Stretch> stretches,
+                                                std::span<T> out, int group) {
+  T* const own = reinterpret_cast<T*>(PartOf(arena, rank_));
+  const bool in_place = out.data() == own;
   // Owners of the same would overwrite in place what the others of them still sum: each sums a part
   // of it, and takes the rest from them.
   const int owners = in_place ? world_size_ / group : 1, number = in_place ? rank_ / group : 0;
   for (const Stretch& s : stretches) {
     if (s.owner != rank_ % group || (in_place && world_size_ == 1)) continue;
-    CHECK(s.from + s.size <= static_cast<std::int64_t>(arena.size()) &&
+    CHECK(s.from + s.size <= static_cast<std::int64_t>(arena.count) &&
           s.to + s.size <= static_cast<std::int64_t>(out.size()) && (!in_place || s.from == s.to));
-    std::array<const float*, kMaxRanks> sources;
-    for (int r = 0; r < world_size_; ++r) sources[r] = PartOf(shared, r) + s.from;
+    std::array<const T*, kMaxRanks> sources;
+    for (int r = 0; r < world_size_; ++r)
+      sources[r] = reinterpret_cast<const T*>(PartOf(arena, r)) + s.from;
     const auto end = static_cast<std::size_t>(s.size * (number + 1) / owners);
-    for (auto at = static_cast<std::size_t>(s.size * number / owners); at < end; at += kSumFloats) {
+    for (auto at = static_cast<std::size_t>(s.size * number / owners); at < end; at += kSumAtOnce) {
       if (segment_->failure.load(std::memory_order_relaxed) != 0) return Failure();
-      SumInto({sources.data(), static_cast<std::size_t>(world_size_)}, at,
-              std::min(at + kSumFloats, end), out.data() + s.to);
+      SumInto<T>({sources.data(), static_cast<std::size_t>(world_size_)}, at,
+                 std::min(at + kSumAtOnce, end), out.data() + s.to);
     }
   }
   RETURN_IF_ERROR(NextPhase());  // All ranks have read what they sum: arenas may change.
@@ -370,43 +394,56 @@ absl::Status SharedMemoryCommunicator::ReduceScatter(std::span<float> arena,
       if (k == number) continue;
       const std::int64_t begin = s.from + s.size * k / owners,
                          end = s.from + s.size * (k + 1) / owners;
-      std::memcpy(arena.data() + begin, PartOf(shared, k * group + s.owner) + begin,
-                  static_cast<std::size_t>(end - begin) * sizeof(float));
+      std::memcpy(own + begin,
+                  reinterpret_cast<const T*>(PartOf(arena, k * group + s.owner)) + begin,
+                  static_cast<std::size_t>(end - begin) * sizeof(T));
     }
   }
   return NextPhase();
 }
 
-absl::Status SharedMemoryCommunicator::AllGather(std::span<float> arena,
-                                                 std::span<const Stretch> stretches,
-                                                 std::span<float> out, int group) {
+absl::Status SharedMemoryCommunicator::ReduceScatter(Tensor arena,
+                                                     std::span<const Stretch> stretches, Tensor out,
+                                                     int group) {
   const SharedArena& shared = ArenaOf(arena);
+  RETURN_IF_ERROR(Meet(kScatter, shared, stretches, group));
+  return WithType(shared.type, [&](auto one) {
+    return SumOwned(shared, stretches, out.Elements<decltype(one)>(), group);
+  });
+}
+
+absl::Status SharedMemoryCommunicator::AllGather(Tensor arena, std::span<const Stretch> stretches,
+                                                 Tensor out, int group) {
+  const SharedArena& shared = ArenaOf(arena);
+  CHECK(out.type == arena.type);
   RETURN_IF_ERROR(Meet(kGather, shared, stretches, group));
-  const bool in_place = out.data() == arena.data();
+  const bool in_place = out.data == arena.data;
   const int first = rank_ - rank_ % group;
   for (const Stretch& s : stretches) {
     if (in_place && first + s.owner == rank_) continue;
     CHECK(s.owner >= 0 && s.owner < group &&
-          s.from + s.size <= static_cast<std::int64_t>(arena.size()) &&
-          s.to + s.size <= static_cast<std::int64_t>(out.size()) && (!in_place || s.from == s.to));
-    const float* const source = PartOf(shared, first + s.owner) + s.from;
-    const auto size = static_cast<std::size_t>(s.size);
-    for (std::size_t at = 0; at < size; at += kSumFloats) {
+          s.from + s.size <= static_cast<std::int64_t>(arena.size) &&
+          s.to + s.size <= static_cast<std::int64_t>(out.size) && (!in_place || s.from == s.to));
+    const Tensor theirs(arena.type, PartOf(shared, first + s.owner), arena.size);
+    const auto from = static_cast<std::size_t>(s.from), to = static_cast<std::size_t>(s.to),
+               size = static_cast<std::size_t>(s.size);
+    for (std::size_t at = 0; at < size; at += kSumAtOnce) {
       if (segment_->failure.load(std::memory_order_relaxed) != 0) return Failure();
-      std::memcpy(out.data() + s.to + at, source + at,
-                  std::min(kSumFloats, size - at) * sizeof(float));
+      std::memcpy(out.at(to + at), theirs.at(from + at),
+                  std::min(kSumAtOnce, size - at) * arena.element_bytes());
     }
   }
   return NextPhase();
 }
 
-absl::StatusOr<std::span<float>> SharedMemoryCommunicator::AllocateArena(std::size_t count) {
+absl::StatusOr<Tensor> SharedMemoryCommunicator::AllocateTensor(DType type, std::size_t count) {
   struct Offer {
     Peers::ArenaTicket ticket;
     std::int64_t ok = 0;
   } offer;
-  const std::size_t stride = (count * sizeof(float) + 4095) / 4096 * 4096 + kArenaSkew;
-  const CallHeader header{kArena, kFloat, count, arenas_.size(), NextCall()};
+  const std::size_t stride =
+      (Tensor(type, nullptr, count).bytes() + 4095) / 4096 * 4096 + kArenaSkew;
+  const CallHeader header{kArena, TypeOf(type), count, arenas_.size(), NextCall()};
   absl::StatusOr<Peers::Arena> arena = absl::UnknownError("");
   if (rank_ == 0) {
     arena = peers_->MakeArena(stride * static_cast<std::size_t>(world_size_));
@@ -426,9 +463,8 @@ absl::StatusOr<std::span<float>> SharedMemoryCommunicator::AllocateArena(std::si
   if (failures > 0)
     return absl::ResourceExhaustedError(
         absl::StrCat(failures, " other ranks could not open the arena"));
-  arenas_.push_back({arena->base, stride, count});
-  return std::span(reinterpret_cast<float*>(arena->base + static_cast<std::size_t>(rank_) * stride),
-                   count);
+  arenas_.push_back({arena->base, stride, type, count});
+  return Tensor(type, PartOf(arenas_.back(), rank_), count);
 }
 
 }  // namespace regroup::worker

@@ -53,11 +53,12 @@ enum Operation : std::uint32_t {
   kScatter,
   kGather
 };
-enum Type : std::uint32_t { kByte = 1, kFloat, kDouble, kInt64 };
+enum Type : std::uint32_t { kByte = 1, kFloat, kDouble, kInt64, kBFloat16, kHalf };
+Type TypeOf(DType type);
 
 inline constexpr std::uint64_t kNoArena = ~0ull;
 // Below this a copy through the buffers (one phase) beats reducing in place (two phases).
-inline constexpr std::size_t kStagedFloats = 16384;
+inline constexpr std::size_t kStagedElements = 16384;
 std::string Describe(const CallHeader& header);
 // Ranks whose stretches or groups differ anywhere have other hashes.
 std::uint64_t HashOf(std::span<const Stretch> stretches, int group);
@@ -86,12 +87,12 @@ class SharedMemoryCommunicator final : public Communicator {
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
   void SetDeadline(Duration per_call) override { deadline_ = per_call; }
-  absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) override;
-  absl::Status AllReduceSum(std::span<float> inout) override;
-  absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
-                             std::span<float> out, int group) override;
-  absl::Status AllGather(std::span<float> arena, std::span<const Stretch> stretches,
-                         std::span<float> out, int group) override;
+  absl::StatusOr<Tensor> AllocateTensor(DType type, std::size_t count) override;
+  absl::Status AllReduceSum(Tensor inout) override;
+  absl::Status ReduceScatter(Tensor arena, std::span<const Stretch> stretches, Tensor out,
+                             int group) override;
+  absl::Status AllGather(Tensor arena, std::span<const Stretch> stretches, Tensor out,
+                         int group) override;
   absl::Status AllReduce(std::span<double> inout, Reduction reduction) override;
   absl::Status AllReduce(std::span<std::int64_t> inout, Reduction reduction) override;
   absl::Status Broadcast(std::span<std::byte> inout, int root) override;
@@ -113,8 +114,8 @@ class SharedMemoryCommunicator final : public Communicator {
   const std::byte* Brought(int rank) const { return Buffer(rank, phase_); }
   // Publishes this rank's next phase and waits until every rank has reached it.
   absl::Status NextPhase();
-  std::optional<Place> FindInArena(std::span<const float> range) const;
-  float* PartOf(std::size_t arena, int rank) const { return PartOf(arenas_[arena], rank); }
+  std::optional<Place> FindInArena(const Tensor& range) const;
+  std::byte* PartOf(std::size_t arena, int rank) const { return PartOf(arenas_[arena], rank); }
   // All ranks do this, or none.
   void ForgetLastArena() { arenas_.pop_back(); }
   // Any thread: the failure word, or 0; the first that was published stays.
@@ -135,14 +136,24 @@ class SharedMemoryCommunicator final : public Communicator {
   struct SharedArena {
     std::byte* base;
     std::size_t stride;  // From one rank's part to the next one's.
-    std::size_t count;   // Floats in each part.
+    DType type;
+    std::size_t count;  // Elements in each part.
   };
 
   std::byte* Buffer(int rank, std::uint32_t phase) const;
+  template <class T>
+  absl::Status SumAll(std::span<T> inout);
+  template <class T>
   absl::Status SumInArena(Place place, std::size_t count);
-  // The part of `rank` in the arena that `own` is this rank's part of. REQUIRES: it is one.
-  const SharedArena& ArenaOf(std::span<const float> own) const;
-  float* PartOf(const SharedArena& arena, int rank) const;
+  // Of every owner's stretches, this rank's part.
+  template <class T>
+  absl::Status SumOwned(const SharedArena& arena, std::span<const Stretch> stretches,
+                        std::span<T> out, int group);
+  // The arena that `own` is this rank's part of. REQUIRES: it is one.
+  const SharedArena& ArenaOf(const Tensor& own) const;
+  std::byte* PartOf(const SharedArena& arena, int rank) const {
+    return arena.base + static_cast<std::size_t>(rank) * arena.stride;
+  }
   // Every rank has come with the same stretches of the same arena.
   absl::Status Meet(std::uint32_t operation, const SharedArena& arena,
                     std::span<const Stretch> stretches, int group);

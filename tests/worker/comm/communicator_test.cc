@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <bit>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -26,26 +26,45 @@
 namespace regroup::worker {
 namespace {
 
-std::vector<float> Data(int rank, std::size_t count) {
+template <typename T>
+std::vector<T> Data(int rank, std::size_t count) {
   Rng rng(static_cast<std::uint64_t>(rank) * 1000 + count);
-  std::vector<float> data(count);
-  for (float& x : data) x = static_cast<float>(rng.Unit() - 0.5);
+  std::vector<T> data(count);
+  for (T& x : data) x = T(static_cast<float>(rng.Unit() - 0.5));
   return data;
 }
 
-std::vector<float> SumInRankOrder(int world_size, std::size_t count) {
-  std::vector<float> sum = Data(0, count);
-  for (int r = 1; r < world_size; ++r) {
-    const std::vector<float> data = Data(r, count);
-    for (std::size_t i = 0; i < count; ++i) sum[i] += data[i];
+// In floats, and rounded at the end.
+template <typename T>
+std::vector<T> SumInRankOrder(int world_size, std::size_t count) {
+  std::vector<float> sum(count);
+  for (int r = 0; r < world_size; ++r) {
+    const std::vector<T> data = Data<T>(r, count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto x = static_cast<float>(data[i]);
+      sum[i] = r == 0 ? x : sum[i] + x;
+    }
   }
-  return sum;
+  std::vector<T> rounded(count);
+  for (std::size_t i = 0; i < count; ++i) rounded[i] = T(sum[i]);
+  return rounded;
 }
 
-bool SameBits(std::span<const float> a, std::span<const float> b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) {
-    return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
-  });
+template <typename T>
+bool SameBits(std::span<const T> a, const std::vector<T>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
+}
+template <typename T>
+bool SameBits(std::span<T> a, const std::vector<T>& b) {
+  return SameBits(std::span<const T>(a), b);
+}
+
+template <typename T>
+std::span<T> ArenaOf(Communicator& c, std::size_t count) {
+  const absl::StatusOr<Tensor> arena = c.AllocateTensor(DTypeOf<T>(), count);
+  EXPECT_TRUE(arena.ok()) << arena.status();
+  return arena->Elements<T>();
 }
 
 // Ranks of each host.
@@ -78,26 +97,33 @@ TEST(LookOnce, WhatHasComeIsNoPartOfAFailure) {
   EXPECT_EQ(LookOnce([] { return true; }, [] { return true; }), Look::kCome);
 }
 
-TEST_P(CommunicatorTest, SumsInRankOrderInsideAndOutsideOfAnArena) {
+template <typename T>
+void SumsInRankOrder(const Counts& hosts) {
+  const int world = std::accumulate(hosts.begin(), hosts.end(), 0);
   for (const std::size_t count : {0, 1, 15, 16, 1000, 16385, 65536, 100003, 300000}) {
-    const std::vector<float> expected = SumInRankOrder(World(), count);
-    OnEveryRank(GetParam(), [&](Communicator& c) {
-      const std::vector<float> mine = Data(c.rank(), count);
-      std::vector<float> staged = mine;
-      ASSERT_TRUE(c.AllReduceSum(staged).ok());
-      EXPECT_TRUE(SameBits(staged, expected)) << count;
+    const std::vector<T> expected = SumInRankOrder<T>(world, count);
+    OnEveryRank(hosts, [&](Communicator& c) {
+      const std::vector<T> mine = Data<T>(c.rank(), count);
+      std::vector<T> staged = mine;
+      ASSERT_TRUE(c.AllReduceSum(std::span(staged)).ok());
+      EXPECT_TRUE(SameBits(std::span(staged), expected)) << count;
       // A part of an arena, not aligned to anything; its surroundings stay as they are.
-      auto arena = c.AllocateArena(count + 8);
-      ASSERT_TRUE(arena.ok()) << arena.status();
-      std::copy(mine.begin(), mine.end(), arena->begin() + 3);
-      (*arena)[2] = 42;
-      (*arena)[count + 3] = 43;
-      ASSERT_TRUE(c.AllReduceSum(arena->subspan(3, count)).ok());
-      EXPECT_TRUE(SameBits(arena->subspan(3, count), expected)) << count;
-      EXPECT_EQ((*arena)[2], 42);
-      EXPECT_EQ((*arena)[count + 3], 43);
+      const std::span<T> arena = ArenaOf<T>(c, count + 8);
+      std::copy(mine.begin(), mine.end(), arena.begin() + 3);
+      arena[2] = T(42.0F);
+      arena[count + 3] = T(43.0F);
+      ASSERT_TRUE(c.AllReduceSum(arena.subspan(3, count)).ok());
+      EXPECT_TRUE(SameBits(arena.subspan(3, count), expected)) << count;
+      EXPECT_EQ(static_cast<float>(arena[2]), 42);
+      EXPECT_EQ(static_cast<float>(arena[count + 3]), 43);
     });
   }
+}
+
+TEST_P(CommunicatorTest, SumsInRankOrderInsideAndOutsideOfAnArena) {
+  SumsInRankOrder<float>(GetParam());
+  SumsInRankOrder<BFloat16>(GetParam());
+  SumsInRankOrder<Half>(GetParam());
 }
 
 // Stretches of all sizes, in an order of their own, with owners at random; some ranks own nothing.
@@ -130,57 +156,69 @@ std::vector<Case> CasesOf(int world_size) {
   return cases;
 }
 
+template <typename T>
+void Scatters(const Counts& hosts, const Case& row) {
+  const int world = std::accumulate(hosts.begin(), hosts.end(), 0);
+  const int group = row.group;
+  const bool in_place = row.in_place;
+  const std::vector<T> sum = SumInRankOrder<T>(world, kStretched);
+  const std::vector<Stretch> stretches = SomeStretches(group, in_place);
+  OnEveryRank(hosts, [&](Communicator& c) {
+    const std::vector<T> mine = Data<T>(c.rank(), kStretched);
+    ArenaOf<T>(c, 10);
+    const std::span<T> arena = ArenaOf<T>(c, kStretched);
+    std::vector<T> expected = mine, out(in_place ? 0 : kStretched, T(42.0F));
+    if (!in_place) expected = out;
+    for (const Stretch& s : stretches) {
+      if (s.owner == c.rank() % group)
+        std::copy_n(sum.begin() + s.from, s.size, expected.begin() + s.to);
+    }
+    for (int round = 0; round < 2; ++round) {  // The second finds what the first has left.
+      std::copy(mine.begin(), mine.end(), arena.begin());
+      const std::span<T> result = in_place ? arena : std::span<T>(out);
+      ASSERT_TRUE(c.Barrier().ok());
+      ASSERT_TRUE(c.ReduceScatter(arena, stretches, result, group).ok());
+      EXPECT_TRUE(SameBits(result, expected)) << "groups of " << group;
+      if (!in_place) {
+        EXPECT_TRUE(SameBits(arena, mine));
+      }
+      std::fill(arena.begin(), arena.end(), T(-1.0F));  // All ranks have read it.
+    }
+  });
+}
+
 TEST_P(CommunicatorTest, ReduceScatterGivesTheOwnersTheSumInRankOrder) {
-  const std::vector<float> sum = SumInRankOrder(World(), kStretched);
   for (const Case& row : CasesOf(World())) {
-    const int group = row.group;
-    const bool in_place = row.in_place;
-    const std::vector<Stretch> stretches = SomeStretches(group, in_place);
-    OnEveryRank(GetParam(), [&](Communicator& c) {
-      const std::vector<float> mine = Data(c.rank(), kStretched);
-      auto other = c.AllocateArena(10), arena = c.AllocateArena(kStretched);
-      ASSERT_TRUE(other.ok() && arena.ok());
-      std::vector<float> expected = mine, out(in_place ? 0 : kStretched, 42);
-      if (!in_place) expected = out;
-      for (const Stretch& s : stretches) {
-        if (s.owner == c.rank() % group)
-          std::copy_n(sum.begin() + s.from, s.size, expected.begin() + s.to);
-      }
-      for (int round = 0; round < 2; ++round) {  // The second finds what the first has left.
-        std::copy(mine.begin(), mine.end(), arena->begin());
-        const std::span<float> result = in_place ? *arena : std::span<float>(out);
-        ASSERT_TRUE(c.Barrier().ok());
-        ASSERT_TRUE(c.ReduceScatter(*arena, stretches, result, group).ok());
-        EXPECT_TRUE(SameBits(result, expected)) << "groups of " << group;
-        if (!in_place) {
-          EXPECT_TRUE(SameBits(*arena, mine));
-        }
-        std::fill(arena->begin(), arena->end(), -1.0F);  // All ranks have read it.
-      }
-    });
+    Scatters<float>(GetParam(), row);
+    row.in_place ? Scatters<BFloat16>(GetParam(), row) : Scatters<Half>(GetParam(), row);
   }
+}
+
+template <typename T>
+void Gathers(const Counts& hosts, const Case& row) {
+  const int group = row.group;
+  const bool in_place = row.in_place;
+  const std::vector<Stretch> stretches = SomeStretches(group, in_place);
+  OnEveryRank(hosts, [&](Communicator& c) {
+    const std::span<T> arena = ArenaOf<T>(c, kStretched);
+    std::vector<Stretch> packed = stretches;  // Of its own at from, and of all at to.
+    for (Stretch& s : packed) std::swap(s.from, s.to);
+    const std::vector<T> mine = Data<T>(c.rank() % group, kStretched);
+    std::copy(mine.begin(), mine.end(), arena.begin());
+    std::vector<T> out(kStretched, T(42.0F)), expected = in_place ? mine : out;
+    for (const Stretch& s : packed)
+      std::copy_n(Data<T>(s.owner, kStretched).begin() + s.from, s.size, expected.begin() + s.to);
+    const std::span<T> result = in_place ? arena : std::span<T>(out);
+    ASSERT_TRUE(c.AllGather(arena, packed, result, group).ok());
+    if (!in_place) std::fill(arena.begin(), arena.end(), T(-1.0F));  // All ranks have read it.
+    EXPECT_TRUE(SameBits(result, expected)) << "groups of " << group;
+  });
 }
 
 TEST_P(CommunicatorTest, AllGatherGivesEveryRankWhatTheOwnersHave) {
   for (const Case& row : CasesOf(World())) {
-    const int group = row.group;
-    const bool in_place = row.in_place;
-    std::vector<Stretch> stretches = SomeStretches(group, in_place);
-    OnEveryRank(GetParam(), [&](Communicator& c) {
-      auto arena = c.AllocateArena(kStretched);
-      ASSERT_TRUE(arena.ok());
-      std::vector<Stretch> packed = stretches;  // Of its own at from, and of all at to.
-      for (Stretch& s : packed) std::swap(s.from, s.to);
-      const std::vector<float> mine = Data(c.rank() % group, kStretched);
-      std::copy(mine.begin(), mine.end(), arena->begin());
-      std::vector<float> out(kStretched, 42), expected = in_place ? mine : out;
-      for (const Stretch& s : packed)
-        std::copy_n(Data(s.owner, kStretched).begin() + s.from, s.size, expected.begin() + s.to);
-      const std::span<float> result = in_place ? *arena : std::span<float>(out);
-      ASSERT_TRUE(c.AllGather(*arena, packed, result, group).ok());
-      if (!in_place) std::fill(arena->begin(), arena->end(), -1.0F);  // All ranks have read it.
-      EXPECT_TRUE(SameBits(result, expected)) << "groups of " << group;
-    });
+    Gathers<float>(GetParam(), row);
+    if (row.group == World()) Gathers<Half>(GetParam(), row);
   }
 }
 

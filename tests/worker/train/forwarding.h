@@ -16,20 +16,20 @@ class Forwarding : public Communicator {
   int rank() const override { return ranks_.rank(); }
   int world_size() const override { return ranks_.world_size(); }
   void SetDeadline(Duration per_call) override { ranks_.SetDeadline(per_call); }
-  absl::StatusOr<std::span<float>> AllocateArena(std::size_t count) override {
-    return ranks_.AllocateArena(count);
+  absl::StatusOr<Tensor> AllocateTensor(DType type, std::size_t count) override {
+    return ranks_.AllocateTensor(type, count);
   }
-  absl::Status AllReduceSum(std::span<float> inout) override {
+  absl::Status AllReduceSum(Tensor inout) override {
     Before();
     return ranks_.AllReduceSum(inout);
   }
-  absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
-                             std::span<float> out, int group) override {
+  absl::Status ReduceScatter(Tensor arena, std::span<const Stretch> stretches, Tensor out,
+                             int group) override {
     Before();
     return ranks_.ReduceScatter(arena, stretches, out, group);
   }
-  absl::Status AllGather(std::span<float> arena, std::span<const Stretch> stretches,
-                         std::span<float> out, int group) override {
+  absl::Status AllGather(Tensor arena, std::span<const Stretch> stretches, Tensor out,
+                         int group) override {
     Before();
     return ranks_.AllGather(arena, stretches, out, group);
   }

@@ -235,16 +235,17 @@ TEST(StepRunner, WhatIsNotFiniteOnOneRankChangesNothingOnAny) {
 class Forgetful final : public Forwarding {
  public:
   using Forwarding::Forwarding;
-  absl::Status AllReduceSum(std::span<float> inout) override {
+  absl::Status AllReduceSum(Tensor inout) override {
     absl::Status summed = Forwarding::AllReduceSum(inout);
-    if (forgets) inout[0] = std::nanf("");
+    if (forgets) inout.Elements<float>()[0] = std::nanf("");
     return summed;
   }
-  absl::Status ReduceScatter(std::span<float> arena, std::span<const Stretch> stretches,
-                             std::span<float> out, int group) override {
+  absl::Status ReduceScatter(Tensor arena, std::span<const Stretch> stretches, Tensor out,
+                             int group) override {
     absl::Status summed = Forwarding::ReduceScatter(arena, stretches, out, group);
     for (const Stretch& s : stretches) {
-      if (forgets && s.owner == rank() % group) out[static_cast<std::size_t>(s.to)] = std::nanf("");
+      if (forgets && s.owner == rank() % group)
+        out.Elements<float>()[static_cast<std::size_t>(s.to)] = std::nanf("");
     }
     return summed;
   }
