@@ -61,7 +61,7 @@ const char* NameOf(Strategy strategy) {
 }
 
 absl::StatusOr<ParamLayout> ParamLayout::Create(const std::vector<UnitSpec>& units, int world,
-                                                Strategy strategy, int group) {
+                                                Strategy strategy, int group, bool rounded) {
   if (world < 1) return absl::InvalidArgumentError(absl::StrCat("a layout for world ", world));
   if (group == 0) group = world;
   if (group < 1 || world % group != 0) {
@@ -71,6 +71,7 @@ absl::StatusOr<ParamLayout> ParamLayout::Create(const std::vector<UnitSpec>& uni
   if (absl::Status status = CheckUnits(units); !status.ok()) return status;
   ParamLayout layout;
   layout.world_ = world;
+  layout.rounded_ = rounded;
   layout.strategy_ = group == 1 ? Strategy::kReplicated : strategy;
   layout.group_ = layout.strategy_ == Strategy::kReplicated ? world : group;
   for (std::size_t u = 0; u < units.size(); ++u) {
@@ -136,9 +137,9 @@ std::optional<ParamId> ParamLayout::Find(std::string_view name) const {
 
 bool ParamLayout::Divides(StateKind kind) const {
   switch (kind) {
+    case StateKind::kWeights:
     case StateKind::kMoments: return strategy_ >= Strategy::kZero1;
     case StateKind::kGradients: return strategy_ >= Strategy::kZero2;
-    case StateKind::kWeights: return strategy_ >= Strategy::kZero3;
   }
   CHECK(false);
 }
@@ -149,6 +150,7 @@ const std::vector<Range>& ParamLayout::Boxes(StateKind kind, int rank) const {
 }
 
 std::int64_t ParamLayout::Elements(StateKind kind, int rank) const {
+  if (kind == StateKind::kWeights && GathersInPlace()) return flat_elements_;
   std::int64_t elements = 0;
   for (const Range& box : Boxes(kind, rank)) elements += box.size;
   return elements;
@@ -159,6 +161,7 @@ std::int64_t ParamLayout::Offset(StateKind kind, int rank, std::int64_t element)
   for (const Range& box : Boxes(kind, rank)) {
     if (element < box.end()) {
       CHECK(element >= box.begin);
+      if (kind == StateKind::kWeights && GathersInPlace()) return element;
       return before + element - box.begin;
     }
     before += box.size;

@@ -59,12 +59,13 @@ inline constexpr int kMaxUnitParams = 64;
 // What of a training's state the ranks divide among them; the rest each of them holds whole.
 enum class Strategy : std::uint8_t {
   kReplicated,  // Nothing: distributed data parallel.
-  kZero1,       // The moments of the optimizer.
+  kZero1,       // What the optimizer steps: weights and moments. A step gathers all weights.
   kZero2,       // And the reduced gradients.
-  kZero3,       // And the weights, which are gathered unit by unit while they are used.
+  kZero3,       // And what it gathers: each unit's weights are there while they are used.
 };
 const char* NameOf(Strategy strategy);  // "ddp", "zero-1", "zero-2", "zero-3".
 
+// Weights as the optimizer steps them and checkpoints have them.
 enum class StateKind : std::uint8_t { kWeights, kGradients, kMoments };
 
 // Elements of one parameter that a rank owns: of each group the one at this place.
@@ -91,9 +92,9 @@ class ParamLayout {
   // the others (HYBRID_SHARD, where weights are divided); 0: all ranks. A group of one has nothing
   // to divide: it is kReplicated. Invalid argument: no unit, a name twice, `shared` of a name that
   // no earlier unit has, a unit with more than kMaxUnitParams, world < 1 or no multiple of the
-  // group.
+  // group. `rounded`: what a step computes with is a copy, of fewer bits.
   static absl::StatusOr<ParamLayout> Create(const std::vector<UnitSpec>& units, int world,
-                                            Strategy strategy, int group = 0);
+                                            Strategy strategy, int group = 0, bool rounded = false);
   // Every rank holds every element.
   static absl::StatusOr<ParamLayout> Replicated(const std::vector<UnitSpec>& units, int world) {
     return Create(units, world, Strategy::kReplicated);
@@ -114,9 +115,18 @@ class ParamLayout {
 
   // REQUIRES for all below: ids and ranks in range.
   bool Divides(StateKind kind) const;
+  bool rounded() const { return rounded_; }
+  // Gathered weights of a unit make room for those of others. Else, where weights are divided at
+  // all, they are gathered once in a step.
+  bool FreesWeights() const { return strategy_ == Strategy::kZero3; }
+  // A rank's buffer of weights has room for all of them in flat order, and those that it owns at
+  // their place; the rest is gathered there.
+  bool GathersInPlace() const {
+    return Divides(StateKind::kWeights) && !FreesWeights() && !rounded_;
+  }
   // What `rank` holds of this kind, in flat order.
   const std::vector<Range>& Boxes(StateKind kind, int rank) const;
-  std::int64_t Elements(StateKind kind, int rank) const;  // Of its buffer: all its boxes.
+  std::int64_t Elements(StateKind kind, int rank) const;  // Of its buffer.
   // Where its buffer has an element of the flat order. REQUIRES: one of its boxes has it.
   std::int64_t Offset(StateKind kind, int rank, std::int64_t element) const;
   // What `rank` owns, whatever it holds; nothing of its own where nothing is divided.
@@ -134,6 +144,7 @@ class ParamLayout {
 
   int world_ = 1, group_ = 1;
   Strategy strategy_ = Strategy::kReplicated;
+  bool rounded_ = false;
   std::int64_t flat_elements_ = 0, param_elements_ = 0;
   std::vector<UnitPlace> units_;
   std::vector<ParamPlace> params_;

@@ -166,6 +166,7 @@ absl::Status UnitRunner<T>::Allocate(const std::vector<LayerSpec>& specs) {
 template <typename T>
 void UnitRunner<T>::Bind(const ParamLayout& layout, const std::vector<LayerSpec>& specs,
                          const Places& places) {
+  for (const ParamPlace& param : layout.params()) names_.push_back(RngKey{}.Fold(param.spec.name));
   for (std::size_t u = 0; u < specs.size(); ++u) {
     for (const ParamSpec& spec : specs[u].params) {
       const std::optional<ParamId> id = layout.Find(spec.name);
@@ -176,10 +177,6 @@ void UnitRunner<T>::Bind(const ParamLayout& layout, const std::vector<LayerSpec>
       const std::int64_t at = place.flat.begin - layout.units()[unit].flat.begin;
       units_[u].weights.push_back(places.weights[unit] + at);
       if (!places.gradients.empty()) units_[u].gradients.push_back(places.gradients[unit] + at);
-      if (!places.rounded.empty() && unit == u) {
-        units_[u].rounded.push_back(
-            {RngKey{}.Fold(spec.name), at, place.flat.size, places.rounded[unit] + at});
-      }
     }
   }
 }
@@ -262,19 +259,16 @@ absl::Status UnitRunner<T>::Backward(UnitId unit, const MicroBatch& batch, AddMa
 }
 
 template <typename T>
-void UnitRunner<T>::RoundWeights(UnitId unit, const float* weights, const RngKey& key) {
-  CHECK(unit >= 0 && unit < static_cast<UnitId>(units_.size()));
-  const UnitState& state = units_[static_cast<std::size_t>(unit)];
-  CHECK(!state.rounded.empty());
-  if constexpr (std::is_same_v<Wide<T>, float>) {
-    for (const Rounded& param : state.rounded) {
-      kernels_.round_weights(
-          {.elements = param.elements,
-           .weights = weights + param.begin,
-           .rounded = param.to,
-           .first = 0,
-           .key = static_cast<std::uint32_t>(key.Fold(param.key.value).Bits(0))});
-    }
+void UnitRunner<T>::RoundWeights(const Weights& weights, const RngKey& key) {
+  if constexpr (sizeof(T) == 2) {
+    const RngKey& name = names_[static_cast<std::size_t>(weights.param)];
+    kernels_.round_weights({.elements = static_cast<std::int64_t>(weights.from.size()),
+                            .weights = weights.from.data(),
+                            .rounded = reinterpret_cast<T*>(weights.to),
+                            .first = weights.first,
+                            .key = static_cast<std::uint32_t>(key.Fold(name.value).Bits(0))});
+  } else {
+    CHECK(false);
   }
 }
 

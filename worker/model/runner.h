@@ -21,10 +21,15 @@ class Runner {
   // What the unit's Forward left for its Backward, again, to the same bits. REQUIRES: it is one of
   // UnitsRecomputed, and next to go backward.
   virtual absl::Status Recompute(UnitId unit, const MicroBatch& batch) = 0;
-  // Writes the unit's weights as its number type has them, from those of the optimizer, which begin
-  // at `weights`. What they become is a function of their value, their parameter and `key`.
-  // REQUIRES: Places::rounded.
-  virtual void RoundWeights(UnitId unit, const float* weights, const RngKey& key) = 0;
+  // Writes weights as the model's number type has them. What they become is a function of their
+  // value, their parameter, their place in it and `key`. REQUIRES: that type is of 16 bits.
+  struct Weights {
+    ParamId param = 0;
+    std::int64_t first = 0;         // Of the parameter's elements.
+    std::span<const float> from{};  // As the optimizer has them.
+    std::byte* to = nullptr;
+  };
+  virtual void RoundWeights(const Weights& weights, const RngKey& key) = 0;
   // REQUIRES: batch has targets and all its Forwards are done.
   virtual absl::Status Backward(UnitId unit, const MicroBatch& batch, AddMask adds) = 0;
   // Sum over the tokens of the last micro-batch with targets, in nats, not scaled.
@@ -44,7 +49,6 @@ class UnitRunner final : public Runner {
   struct Places {
     std::vector<const T*> weights;
     std::vector<Wide<T>*> gradients;
-    std::vector<T*> rounded{};  // What RoundWeights writes: the places of `weights`; or none.
   };
   // Resource exhausted if the activations do not fit into
   // memory, invalid argument if the extent is beyond the model's context or 2^28 tokens.
@@ -68,7 +72,7 @@ class UnitRunner final : public Runner {
   absl::Status Forward(UnitId unit, const MicroBatch& batch) override;
   absl::Status Recompute(UnitId unit, const MicroBatch& batch) override;
   absl::Status Backward(UnitId unit, const MicroBatch& batch, AddMask adds) override;
-  void RoundWeights(UnitId unit, const float* weights, const RngKey& key) override;
+  void RoundWeights(const Weights& weights, const RngKey& key) override;
   double LossSum() const override { return loss_sum_; }
   // (B, T, V) after the last unit's Forward of a micro-batch without targets.
   std::span<const T> Logits() const;
@@ -79,13 +83,7 @@ class UnitRunner final : public Runner {
   }  // Of one full micro-batch; backward is twice that.
 
  private:
-  struct Rounded {                         // One of a unit's own parameters.
-    RngKey key;                            // Of its name.
-    std::int64_t begin = 0, elements = 0;  // Within the unit.
-    T* to = nullptr;
-  };
   struct UnitState {
-    std::vector<Rounded> rounded;
     std::vector<const T*> weights;  // Into the places of units, in the order of LayerSpec::params.
     std::vector<Wide<T>*> gradients;
     std::span<std::byte> stash, cheap_stash;  // Its own, or what all recomputed units share.
@@ -105,6 +103,7 @@ class UnitRunner final : public Runner {
   const worker::Recompute recompute_;
   Arena arena_;
   std::vector<UnitState> units_;
+  std::vector<RngKey> names_;  // By parameter of the layout.
   std::span<std::byte> scratch_;
   std::span<Wide<T>> losses_;
   std::span<T> gradient_;    // (B, T, widest C): flows backward from unit to unit, in place.

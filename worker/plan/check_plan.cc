@@ -16,13 +16,8 @@ struct Collective {
   friend bool operator==(const Collective&, const Collective&) = default;
 };
 
-// The weights of one unit, on one rank.
-enum class Weights : std::uint8_t {
-  kReady,     // All of them, as of the last step, or once stepped, of this one.
-  kOld,       // The rank has stepped what it owns; of the rest it has what was before.
-  kUnderWay,  // They are being gathered.
-  kAbsent,    // Of what it does not own it has nothing.
-};
+// The weights of one unit, on one rank, as forwards and backwards read them.
+enum class Weights : std::uint8_t { kAbsent, kUnderWay, kReady };
 
 // Walks through one rank's instructions and keeps what has happened so far.
 class Walk {
@@ -32,7 +27,8 @@ class Walk {
         plan_(plan),
         units_(static_cast<UnitId>(layout.units().size())),
         divided_(layout.Divides(StateKind::kWeights)),
-        weights_(layout.units().size(), divided_ ? Weights::kAbsent : Weights::kReady),
+        weights_(layout.units().size(),
+                 divided_ || plan.rounds ? Weights::kAbsent : Weights::kReady),
         rounded_(layout.units().size(), false),
         recomputed_(layout.units().size(), false),
         filled_(layout.units().size(), false),
@@ -48,10 +44,13 @@ class Walk {
           absl::StrCat("plan of rank ", plan_.rank, " says of ", plan_.first_writers.size(), " of ",
                        layout_.params().size(), " gradients who writes first"));
     }
-    RETURN_IF_ERROR(CheckWindows("weights", plan_.weights, divided_));
+    if (plan_.rounds != layout_.rounded()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "plan of rank ", plan_.rank, plan_.rounds ? " rounds" : " does not round", " weights"));
+    }
+    RETURN_IF_ERROR(CheckWindows("weights", plan_.weights, layout_.FreesWeights()));
     RETURN_IF_ERROR(
         CheckWindows("gradients", plan_.gradients, layout_.Divides(StateKind::kGradients)));
-    if (plan_.rounds) RETURN_IF_ERROR(CheckWindows("rounded weights", plan_.rounded, divided_));
     for (const UnitId unit : plan_.recomputed) {
       if (!IsUnit(unit))
         return absl::FailedPreconditionError(
@@ -153,16 +152,13 @@ class Walk {
   absl::Status Gather(const Instruction& instruction) {
     if (!IsUnit(instruction.unit)) return Broken("no such unit");
     const auto unit = static_cast<std::size_t>(instruction.unit);
-    if (!layout_.Divides(StateKind::kMoments)) return Broken("every rank has these weights");
-    if (weights_[unit] == Weights::kReady || weights_[unit] == Weights::kUnderWay ||
-        (divided_ && rounded_[unit]))
-      return Broken("the unit is gathered already");
-    if (divided_) {
-      std::vector<bool> in_use;
-      for (const Weights w : weights_)
-        in_use.push_back(w == Weights::kReady || w == Weights::kUnderWay);
-      RETURN_IF_ERROR(CheckRoom(plan_.weights, instruction.unit, in_use));
-    }
+    if (!divided_) return Broken("every rank has these weights");
+    if (voted_) return Broken("comes after the Vote, when weights change");
+    if (plan_.rounds && !rounded_[unit]) return Broken("what its ranks own is not rounded");
+    if (weights_[unit] != Weights::kAbsent) return Broken("the unit is gathered already");
+    std::vector<bool> in_use;
+    for (const Weights w : weights_) in_use.push_back(w != Weights::kAbsent);
+    RETURN_IF_ERROR(CheckRoom(plan_.weights, instruction.unit, in_use));
     weights_[unit] = plan_.overlaps ? Weights::kUnderWay : Weights::kReady;
     collectives_.push_back({Op::kGather, layout_.units()[unit].flat});
     return absl::OkStatus();
@@ -180,34 +176,29 @@ class Walk {
   absl::Status Free(const Instruction& instruction) {
     if (!IsUnit(instruction.unit)) return Broken("no such unit");
     const auto unit = static_cast<std::size_t>(instruction.unit);
-    if (!divided_) return Broken("these weights are nowhere else");
-    if (plan_.rounds ? !rounded_[unit] : weights_[unit] != Weights::kReady)
-      return Broken("the unit is not gathered");
+    if (!layout_.FreesWeights()) return Broken("no other unit has its place");
+    if (weights_[unit] != Weights::kReady) return Broken("the unit is not gathered");
     weights_[unit] = Weights::kAbsent;
-    rounded_[unit] = false;
     return absl::OkStatus();
   }
 
-  // What was gathered has then done its part.
   absl::Status Round(const Instruction& instruction) {
     if (!IsUnit(instruction.unit)) return Broken("no such unit");
     const auto unit = static_cast<std::size_t>(instruction.unit);
     if (!plan_.rounds) return Broken("weights are computed with as they are");
+    if (voted_) return Broken("comes after the Vote, when weights change");
     if (rounded_[unit]) return Broken("the unit is rounded already");
-    if (weights_[unit] != Weights::kReady) return Broken("the unit is not gathered");
-    RETURN_IF_ERROR(CheckRoom(plan_.rounded, instruction.unit, rounded_));
     rounded_[unit] = true;
-    if (divided_) weights_[unit] = Weights::kAbsent;
+    if (!divided_) weights_[unit] = Weights::kReady;
     return absl::OkStatus();
   }
 
   // That the weights which a unit's Forward and Backward read are there.
   absl::Status Read(UnitId unit) const {
     for (UnitId u : UnitsReadBy(layout_, unit)) {
-      if (plan_.rounds && !rounded_[static_cast<std::size_t>(u)])
-        return Broken(absl::StrCat("the weights of unit ", u, " are not rounded"));
-      if (!plan_.rounds && weights_[static_cast<std::size_t>(u)] != Weights::kReady)
-        return Broken(absl::StrCat("the weights of unit ", u, " are not gathered"));
+      if (weights_[static_cast<std::size_t>(u)] == Weights::kReady) continue;
+      return Broken(absl::StrCat("the weights of unit ", u,
+                                 divided_ ? " are not gathered" : " are not rounded"));
     }
     return absl::OkStatus();
   }
@@ -396,11 +387,9 @@ class Walk {
     if (!IsUnit(instruction.unit)) return Broken("no such unit");
     const auto unit = static_cast<std::size_t>(instruction.unit);
     if (stepped_[unit]) return Broken("is the second of its unit");
-    if (divided_ && (weights_[unit] != Weights::kAbsent || rounded_[unit]))
+    if (layout_.FreesWeights() && weights_[unit] != Weights::kAbsent)
       return Broken("a gathered copy of its weights would stay old");
     stepped_[unit] = true;
-    rounded_[unit] = false;
-    if (!divided_ && layout_.Divides(StateKind::kMoments)) weights_[unit] = Weights::kOld;
     return absl::OkStatus();
   }
 
@@ -409,11 +398,6 @@ class Walk {
       if (!stepped_[static_cast<std::size_t>(u)]) {
         return Broken(absl::StrCat("unit ", u, " has not stepped"));
       }
-      const Weights weights = weights_[static_cast<std::size_t>(u)];
-      if (weights == Weights::kOld || weights == Weights::kUnderWay)
-        return Broken(absl::StrCat("unit ", u, " is not gathered after its Step"));
-      if (divided_ && (weights == Weights::kReady || rounded_[static_cast<std::size_t>(u)]))
-        return Broken(absl::StrCat("unit ", u, " is not freed"));
     }
     committed_ = true;
     return absl::OkStatus();
@@ -427,7 +411,7 @@ class Walk {
   UnitId next_forward_ = 0, next_backward_ = -1;  // -1: no backward is due.
   const bool divided_;                            // Weights are.
   std::vector<Weights> weights_;                  // By unit.
-  std::vector<bool> rounded_;                     // By unit: its weights, as they are read.
+  std::vector<bool> rounded_;                     // By unit: what the rank has of its weights.
   std::vector<bool> recomputed_;                  // By unit: it shares the memory of activations.
   UnitId holder_ = -1;                            // Which unit's activations are in it.
   std::vector<bool> filled_;                      // By unit: its window has gradients to reduce.

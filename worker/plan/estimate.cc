@@ -12,7 +12,8 @@ std::int64_t MostElements(const ParamLayout& layout, StateKind kind) {
 }
 
 std::int64_t MixedStateBytes(const ParamLayout& layout) {
-  return kMixedWeightBytes * MostElements(layout, StateKind::kWeights) +
+  return kMixedWeightBytes * (layout.FreesWeights() ? MostElements(layout, StateKind::kWeights)
+                                                    : layout.flat_elements()) +
          kMixedGradientBytes * MostElements(layout, StateKind::kGradients) +
          kMixedAdamBytes * MostElements(layout, StateKind::kMoments);
 }

@@ -64,26 +64,20 @@ class Planner {
         options_(options),
         plan_(plan),
         units_(static_cast<UnitId>(layout.units().size())),
+        divided_(layout.Divides(StateKind::kWeights)),
         gathered_(layout.units().size(), Gathered::kNot),
         rounded_(layout.units().size(), false) {}
 
   void Run() {
-    // Where nothing is gathered, a rank has no part in the others' micro-batches.
+    // Where weights are gathered once at most, a rank has no part in the others' micro-batches.
     const int own = std::max(1, options_.micro_batches);
-    const int rounds = layout_.Divides(StateKind::kWeights) ? std::max(own, options_.rounds) : own;
+    const int rounds = layout_.FreesWeights() ? std::max(own, options_.rounds) : own;
     for (int round = 0; round < rounds; ++round) Round(round, rounds);
-    Use({}, 0, {});
+    Free({}, 0, {});
     while (options_.overlap && awaited_ < static_cast<int>(plan_.buckets.size())) Await();
     Add({.op = Op::kSumSquares});
     Add({.op = Op::kVote});
-    const bool spread =
-        layout_.Divides(StateKind::kMoments) && !layout_.Divides(StateKind::kWeights);
-    for (UnitId u = 0; u < units_; ++u) {
-      Add({.op = Op::kStep, .unit = u});
-      if (spread && options_.overlap) Add({.op = Op::kGather, .unit = u});
-    }
-    const Op gathered = options_.overlap ? Op::kAwaitGather : Op::kGather;
-    for (UnitId u = 0; spread && u < units_; ++u) Add({.op = gathered, .unit = u});
+    for (UnitId u = 0; u < units_; ++u) Add({.op = Op::kStep, .unit = u});
     Add({.op = Op::kCommit});
   }
 
@@ -97,7 +91,7 @@ class Planner {
       Use(UnitsReadBy(layout_, u), options_.reshard_after_forward ? 0 : units_,
           UnitsReadBy(layout_, std::min(u + 1, units_ - 1)));
       if (micro_batch < 0) continue;
-      RoundWhole(UnitsReadBy(layout_, u));
+      if (!divided_) RoundOnce(UnitsReadBy(layout_, u));
       Add({.op = Op::kForward, .unit = u, .micro_batch = micro_batch});
       if (IsRecomputed(u)) holder_ = u;
     }
@@ -134,17 +128,11 @@ class Planner {
   void Await() { Add({.op = Op::kAwaitGrad, .bucket = awaited_++}); }
 
   // From here on the weights of the units `read` are in place, and where the plan overlaps those of
-  // `next`, which are read after them, on their way; of no others but those below `kept` that are
-  // in place already. A unit's own backward is the last that reads it.
+  // `next`, which are read after them, on their way; where they are freed, of no others but those
+  // below `kept` that are in place already. A unit's own backward is the last that reads it.
   void Use(const std::vector<UnitId>& read, UnitId kept, const std::vector<UnitId>& next) {
-    if (!layout_.Divides(StateKind::kWeights)) return;
-    for (UnitId u = kept; u < units_; ++u) {
-      const bool used =
-          std::ranges::count(read, u) > 0 || (options_.overlap && std::ranges::count(next, u) > 0);
-      if (Of(u) == Gathered::kNot || used) continue;
-      Add({.op = Op::kFree, .unit = u});
-      Of(u) = Gathered::kNot;
-    }
+    if (!divided_) return;
+    Free(read, kept, next);
     for (UnitId u : read) {
       Begin(u);
       if (!options_.overlap) End(u);
@@ -154,24 +142,34 @@ class Planner {
       if (options_.overlap) Begin(u);
   }
 
+  void Free(const std::vector<UnitId>& read, UnitId kept, const std::vector<UnitId>& next) {
+    if (!layout_.FreesWeights()) return;
+    for (UnitId u = kept; u < units_; ++u) {
+      const bool used =
+          std::ranges::count(read, u) > 0 || (options_.overlap && std::ranges::count(next, u) > 0);
+      if (Of(u) == Gathered::kNot || used) continue;
+      Add({.op = Op::kFree, .unit = u});
+      Of(u) = Gathered::kNot;
+    }
+  }
+
   enum class Gathered : std::uint8_t { kNot, kBegun, kThere };
   Gathered& Of(UnitId unit) { return gathered_[static_cast<std::size_t>(unit)]; }
   void Begin(UnitId unit) {
     if (Of(unit) != Gathered::kNot) return;
+    RoundOnce({unit});
     Add({.op = Op::kGather, .unit = unit});
     Of(unit) = Gathered::kBegun;
   }
   void End(UnitId unit) {
     if (Of(unit) == Gathered::kThere) return;
     if (options_.overlap) Add({.op = Op::kAwaitGather, .unit = unit});
-    if (options_.round_weights) Add({.op = Op::kRound, .unit = unit});
     Of(unit) = Gathered::kThere;
   }
 
-  void RoundWhole(const std::vector<UnitId>& read) {
-    if (!options_.round_weights || layout_.Divides(StateKind::kWeights)) return;
-    for (UnitId u : read) {
-      if (rounded_[static_cast<std::size_t>(u)]) continue;
+  void RoundOnce(const std::vector<UnitId>& units) {
+    for (UnitId u : units) {
+      if (!plan_.rounds || rounded_[static_cast<std::size_t>(u)]) continue;
       Add({.op = Op::kRound, .unit = u});
       rounded_[static_cast<std::size_t>(u)] = true;
     }
@@ -181,8 +179,9 @@ class Planner {
   const PlanOptions& options_;
   Plan& plan_;
   const UnitId units_;
-  std::vector<Gathered> gathered_;  // By unit; only where weights are divided.
-  std::vector<bool> rounded_;       // By unit; only where they are not.
+  const bool divided_;              // Weights are.
+  std::vector<Gathered> gathered_;  // By unit; only where they are.
+  std::vector<bool> rounded_;       // By unit.
   int full_ = -1;                   // A bucket whose reduction begins with the next backward.
   int awaited_ = 0;                 // Buckets.
   UnitId holder_ = -1;              // Of the recomputed units, whose activations are there.
@@ -238,25 +237,19 @@ Windows Place(const ParamLayout& layout, const Lives& lives) {
 // does, and touch gradients at most when it does.
 void PlaceWindows(const ParamLayout& layout, const PlanOptions& options, Plan& plan) {
   plan.weights = plan.gradients = InFlatOrder(layout);
-  if (plan.rounds) plan.rounded = plan.weights;
   if (!layout.Divides(StateKind::kGradients)) return;
   Plan one = plan;
   const PlanOptions alone{.micro_batches = 1,
                           .rounds = 1,
-                          .round_weights = plan.rounds,
                           .overlap = plan.overlaps,
                           .reshard_after_forward = options.reshard_after_forward};
   Planner(layout, alone, one).Run();
-  Lives weights(layout.units().size()), rounded = weights, gradients = weights;
+  Lives weights(layout.units().size()), gradients = weights;
   for (std::size_t at = 0; at < one.instructions.size(); ++at) {
     const Instruction& instruction = one.instructions[at];
     const auto unit = static_cast<std::size_t>(instruction.unit);
     if (instruction.op == Op::kGather) weights[unit].push_back({at, at});
-    if (instruction.op == Op::kRound && layout.Divides(StateKind::kWeights)) {
-      weights[unit].back().last = at;
-      rounded[unit].push_back({at, at});
-    }
-    if (instruction.op == Op::kFree) (plan.rounds ? rounded : weights)[unit].back().last = at;
+    if (instruction.op == Op::kFree) weights[unit].back().last = at;
     if (instruction.op == Op::kBackward) {
       for (UnitId u : UnitsReadBy(layout, instruction.unit)) {
         std::vector<Life>& life = gradients[static_cast<std::size_t>(u)];
@@ -269,10 +262,7 @@ void PlaceWindows(const ParamLayout& layout, const PlanOptions& options, Plan& p
         gradients[static_cast<std::size_t>(u)].back().last = at;
     }
   }
-  if (layout.Divides(StateKind::kWeights)) {
-    plan.weights = Place(layout, weights);
-    if (plan.rounds) plan.rounded = Place(layout, rounded);
-  }
+  if (layout.FreesWeights()) plan.weights = Place(layout, weights);
   if (SharesGradients(layout, options)) plan.gradients = Place(layout, gradients);
 }
 
@@ -316,8 +306,7 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
             .first_writers = FirstWriters(layout),
             .weights = {},
             .gradients = {},
-            .rounds = options.round_weights,
-            .rounded = {},
+            .rounds = layout.rounded(),
             .recomputed = options.recomputed,
             .overlaps = options.overlap,
             .instructions = {}};
@@ -362,10 +351,12 @@ std::string ToString(const Plan& plan, const ParamLayout& layout) {
   };
   if (layout.strategy() != Strategy::kReplicated) {
     absl::StrAppend(&text, "  ", NameOf(layout.strategy()), "\n");
-    describe("weights", plan.weights);
+    describe(plan.rounds ? "rounded weights" : "weights", plan.weights,
+             plan.rounds ? kRoundedBytes : kElementBytes);
     describe("gradients", plan.gradients);
+  } else if (plan.rounds) {
+    describe("rounded weights", plan.weights, kRoundedBytes);
   }
-  if (plan.rounds) describe("rounded weights", plan.rounded, kRoundedBytes);
   if (!plan.recomputed.empty())
     absl::StrAppend(&text, "  recomputes units ", absl::StrJoin(plan.recomputed, ", "), "\n");
   for (std::size_t p = 0; p < plan.first_writers.size(); ++p) {

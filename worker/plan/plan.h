@@ -16,11 +16,12 @@ enum class Op : std::uint8_t {
             // overlaps, it begins here and goes on beside what follows.
   kAwaitGather,  // Unit: its weights are gathered. Only where the plan overlaps.
   kFree,         // Unit: its gathered weights are not needed; others take their place in memory.
-  kRound,       // Unit: its weights, rounded to the numbers that Forward and Backward compute with.
-  kForward,     // Unit, micro-batch.
-  kRecompute,   // Unit, micro-batch: what its Forward left for its Backward, again.
-  kBackward,    // Unit, micro-batch: each gradient is written or added to, see first_writers.
-  kZeroGrad,    // Bucket: zeros, on a rank that has no sample in any batch.
+  kRound,      // Unit: what the rank has of its weights, or owns where they are divided, rounded to
+               // the numbers that Forward and Backward compute with. These are what is gathered.
+  kForward,    // Unit, micro-batch.
+  kRecompute,  // Unit, micro-batch: what its Forward left for its Backward, again.
+  kBackward,   // Unit, micro-batch: each gradient is written or added to, see first_writers.
+  kZeroGrad,   // Bucket: zeros, on a rank that has no sample in any batch.
   kReduceGrad,  // Bucket: sum of its gradients over all ranks, to all ranks, or of each element to
                 // its owner where moments are divided. Collective. Where the plan overlaps, it
                 // begins here and goes on beside what follows.
@@ -66,10 +67,7 @@ struct Plan {
   // What Forward and Backward read, and what Backward writes. In flat order and with room for all
   // units where they are kept whole, so that a unit's window is its place in the flat order.
   Windows weights, gradients;
-  // Weights are rounded before they are read. Then forwards and backwards read the units' windows
-  // in `rounded`, and those in `weights` are in use from Gather to Round only.
-  bool rounds = false;
-  Windows rounded;
+  bool rounds = false;  // What they read is a rounded copy of what Step changes.
   // Units whose Forward leaves what Backward needs in one place that they all share, in order.
   std::vector<UnitId> recomputed;
   bool overlaps = false;  // What computes goes on while weights are gathered and gradients reduced.
@@ -81,7 +79,6 @@ struct PlanOptions {
   int micro_batches = 1;                        // May differ between ranks; 0: no sample.
   int rounds = 0;                               // The most of any rank; 0: this one's.
   std::int64_t bucket_bytes = 4 * 1024 * 1024;  // A bucket closes once it holds that much.
-  bool round_weights = false;                   // See Plan::rounds.
   std::vector<UnitId> recomputed{};             // See Plan::recomputed.
   bool overlap = false;                         // See Plan::overlaps.
   // Units whose weights are divided are freed after their forward, and gathered again for their
@@ -93,16 +90,14 @@ struct PlanOptions {
 // fills it, on the last micro-batch; then SumSquares, Vote, Step of each unit, Commit. A rank
 // without a micro-batch zeroes each bucket and reduces it.
 //
-// Where weights are divided, each unit is gathered before it is used and freed before the next one
-// is, or where they are not resharded, once no backward needs it any more; ranks with fewer
-// micro-batches than others gather with them. Where only moments or gradients are, each unit is
-// gathered after its Step. Gradients that are divided are kept whole between several micro-batches,
-// since sums in another order have other bits; with one micro-batch, units share memory.
-// Reductions that overlap are awaited before SumSquares, or where units share memory,
-// each once the next one has begun. Gathers that overlap begin while the unit before is computed
-// with, and those after a Step while the next ones are stepped. Weights that are rounded are so
-// once they are gathered; where they are kept whole, once in a step. A unit is recomputed before
-// its backward unless it was the last to go forward of those that are.
+// Where weights are divided, each unit is gathered before it is first used. Where they are freed,
+// it is so before the next one is used, or where they are not resharded, once no backward needs it
+// any more; ranks with fewer micro-batches than others gather with them. Gradients that are divided
+// are kept whole between several micro-batches, since sums in another order have other bits; with
+// one micro-batch, units share memory. Reductions that overlap are awaited before SumSquares, or
+// where units share memory, each once the next one has begun. Gathers that overlap begin while the
+// unit before is computed with. Weights are rounded once in a step, before they are gathered. A
+// unit is recomputed before its backward unless it was the last to go forward of those that are.
 //
 // Pure: equal layouts, rounds and bucket sizes give equal collectives and windows on every rank.
 // Invalid argument: rank not in the layout's world, micro_batches < 0, more than `rounds`,
@@ -118,14 +113,14 @@ std::vector<UnitId> UnitsReadBy(const ParamLayout& layout, UnitId unit);
 
 // Checks the plans of all ranks (plans[r] is rank r's) against each other without running them:
 // equal collectives in equal order, and equal windows; each micro-batch's forwards in order and its
-// backwards in reverse order, each with the weights it reads in place and, where the plan says so,
-// rounded, and none of those freed or gathered over while in use; no backward of a unit over whose
-// activations another was computed; no gradient added to before one backward of the step has
-// written it, and none overwritten before it is reduced, to the end of that; every unit reduced
+// backwards in reverse order, each with the weights it reads in place, what is gathered rounded
+// where the plan says so, and none of it freed or gathered over while in use; no backward of a unit
+// over whose activations another was computed; no gradient added to before one backward of the step
+// has written it, and none overwritten before it is reduced, to the end of that; every unit reduced
 // exactly once and only after its last backward (or, on a rank without a micro-batch, after its
 // ZeroGrad), SumSquares once all reductions are over, neither it nor Vote beside a gather, Vote
-// before the first Step, every unit stepped exactly once; at Commit, which is last, every rank has
-// the new weights or, where they are divided, keeps no copy of old ones; no instruction names more
+// before the first Step and after the last Gather and Round, every unit stepped exactly once and,
+// where weights are freed, with no copy of old ones left; Commit last; no instruction names more
 // than it needs. Failed precondition names rank, instruction and rule.
 absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans);
 

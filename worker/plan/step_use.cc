@@ -56,9 +56,8 @@ class UseWalk {
   UseWalk(const ParamLayout& layout, const Plan& plan, std::span<const std::int64_t> kept_bytes)
       : layout_(layout),
         plan_(plan),
-        gathered_(WholeUnits(layout)),
-        rounded_(gathered_),
-        gradients_(gathered_),
+        copied_(WholeUnits(layout)),
+        gradients_(copied_),
         owned_(OwnedOfUnits(layout, plan.rank)),
         activations_({kept_bytes.begin(), kept_bytes.end()}) {}
 
@@ -76,8 +75,9 @@ class UseWalk {
 
  private:
   void Begin(const Instruction& i) {
-    if (i.op == Op::kGather && layout_.Divides(StateKind::kWeights)) gathered_.Begin(i.unit);
-    if (i.op == Op::kRound) rounded_.Begin(i.unit);
+    const bool copies =
+        layout_.Divides(StateKind::kWeights) ? i.op == Op::kGather : i.op == Op::kRound;
+    if (copies && !layout_.GathersInPlace()) copied_.Begin(i.unit);
     if (i.op == Op::kForward) activations_.Begin(i.unit);
     if (i.op == Op::kBackward) {
       for (const UnitId u : UnitsReadBy(layout_, i.unit)) gradients_.Begin(u);
@@ -88,9 +88,7 @@ class UseWalk {
   }
 
   void End(const Instruction& i) {
-    if (i.op == Op::kFree || (i.op == Op::kRound && layout_.Divides(StateKind::kWeights)))
-      gathered_.End(i.unit);
-    if (i.op == Op::kFree) rounded_.End(i.unit);
+    if (i.op == Op::kFree) copied_.End(i.unit);
     if (i.op == Op::kBackward) activations_.End(i.unit);
     if (i.op == (plan_.overlaps ? Op::kAwaitGrad : Op::kReduceGrad) &&
         layout_.Divides(StateKind::kGradients))
@@ -109,8 +107,7 @@ class UseWalk {
 
   void Note() {
     StepUse& use = uses_[static_cast<std::size_t>(part_)];
-    use.gathered_elements = std::max(use.gathered_elements, gathered_.now());
-    use.rounded_elements = std::max(use.rounded_elements, rounded_.now());
+    use.copied_elements = std::max(use.copied_elements, copied_.now());
     use.gradient_elements = std::max(use.gradient_elements, gradients_.now());
     use.owned_elements = std::max(use.owned_elements, owned_.now());
     use.activation_bytes = std::max(use.activation_bytes, activations_.now());
@@ -119,7 +116,7 @@ class UseWalk {
   const ParamLayout& layout_;
   const Plan& plan_;
   StepPart part_ = StepPart::kForward;
-  InUse gathered_, rounded_, gradients_, owned_, activations_;
+  InUse copied_, gradients_, owned_, activations_;
   StepUses uses_{};
 };
 

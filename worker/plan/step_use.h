@@ -18,8 +18,9 @@ const char* NameOf(StepPart part);  // "forward", "backward", "step".
 // The most that is in use at one time in a part of the step, of each kind by itself. What is held
 // all the time (weights, moments) is not in it.
 struct StepUse {
-  std::int64_t gathered_elements = 0;  // Of divided weights, from Gather to Free.
-  std::int64_t rounded_elements = 0;   // From Round to Free, or for the rest of the step.
+  // Of weights, where a step computes with a copy of what is held: from Gather, or Round where they
+  // are not divided, to Free, or for the rest of the step.
+  std::int64_t copied_elements = 0;
   std::int64_t gradient_elements = 0;  // Not yet reduced, or where not divided, not yet stepped.
   std::int64_t owned_elements = 0;     // Of divided gradients: reduced and not yet stepped.
   std::int64_t activation_bytes = 0;   // From Forward to Backward.

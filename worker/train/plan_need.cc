@@ -44,7 +44,7 @@ std::vector<UnitId> Recomputed(const AnyModel& model, const TrainConfig& config)
 }
 
 // What rank 0 takes from others in a step and gives to them, in bytes.
-std::int64_t MovedBytes(const Planned& planned) {
+std::int64_t MovedBytes(const Planned& planned, DType precision) {
   const ParamLayout& layout = planned.layout;
   const auto elements = [&](UnitId first, UnitId last, bool own) {
     std::int64_t sum = 0;
@@ -58,20 +58,20 @@ std::int64_t MovedBytes(const Planned& planned) {
   };
   std::int64_t moved = 0;
   for (const Instruction& i : planned.plan.instructions) {
-    if (i.op == Op::kGather) moved += elements(i.unit, i.unit, false);
+    if (i.op == Op::kGather) moved += elements(i.unit, i.unit, false) * SizeOf(precision);
     if (i.op != Op::kReduceGrad) continue;
     const Bucket& bucket = planned.plan.buckets[static_cast<std::size_t>(i.bucket)];
     const auto all_reduced = [](std::int64_t size, int ranks) {
       return 2 * size * (ranks - 1) / ranks;
     };
     if (!layout.Divides(StateKind::kMoments)) {
-      moved += all_reduced(bucket.flat.size, layout.world());
+      moved += all_reduced(bucket.flat.size, layout.world()) * kElementBytes;
       continue;
     }
     const std::int64_t owned = elements(bucket.first_unit, bucket.last_unit, true);
-    moved += owned * (layout.group() - 1) + all_reduced(owned, layout.groups());
+    moved += (owned * (layout.group() - 1) + all_reduced(owned, layout.groups())) * kElementBytes;
   }
-  return moved * kElementBytes;
+  return moved;
 }
 
 absl::StatusOr<std::size_t> ActivationBytes(const AnyModel& model, const Extent& extent,
@@ -103,9 +103,9 @@ absl::StatusOr<Planned> PlanFor(const TrainConfig& config, const RanksOnHosts& r
                                 Strategy strategy) {
   AnyModel model = MakeGpt(config.Model(), config.Precision());
   ASSIGN_OR_RETURN(ParamLayout layout, ParamLayout::Create(UnitSpecs(model), ranks.world, strategy,
-                                                           config.shard_group));
-  PlanOptions options = PlanOptionsOf(config.batch, config.micro_batch, 0, ranks.world,
-                                      config.Precision(), Recomputed(model, config));
+                                                           config.shard_group, config.Rounds()));
+  PlanOptions options =
+      PlanOptionsOf(config.batch, config.micro_batch, 0, ranks.world, Recomputed(model, config));
   options.overlap = ranks.hosts() > 1;
   options.reshard_after_forward = config.reshard_after_forward;
   ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, options));
@@ -119,7 +119,11 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& plan
   const Extent extent = ExtentOf(config, planned);
   MemoryNeed need;
   need.weights = MostElements(layout, StateKind::kWeights) * kElementBytes;
-  need.rounded = planned.plan.rounded.elements * SizeOf(config.Precision());
+  // Where gathered weights are freed, what a rank owns is rounded beside them.
+  const std::int64_t copied = planned.plan.weights.elements,
+                     source = layout.FreesWeights() ? LargestOwned(layout) : 0;
+  if (layout.rounded()) need.rounded = (copied + source) * SizeOf(config.Precision());
+  if (!layout.rounded() && layout.FreesWeights()) need.gathered = copied * kElementBytes;
   const auto slots = static_cast<std::int64_t>(StateNames(config.optimizer).size());
   need.moments =
       slots * MostElements(layout, StateKind::kMoments) * kElementBytes +
@@ -128,8 +132,6 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& plan
   if (layout.Divides(StateKind::kGradients))
     need.gradients += MostElements(layout, StateKind::kGradients) * kElementBytes;
   if (divided) need.gradients += BlocksOf(layout) * static_cast<std::int64_t>(sizeof(double));
-  if (layout.Divides(StateKind::kWeights))
-    need.gathered = planned.plan.weights.elements * kElementBytes;
   ASSIGN_OR_RETURN(const std::size_t activations,
                    ActivationBytes(planned.model, extent, config.recompute));
   need.activations =
@@ -160,17 +162,20 @@ std::array<MemoryNeed, 3> NeedOverStep(const TrainConfig& config, const Planned&
   // What of the activations no unit has for itself: scratch, mostly, which computing takes.
   const std::int64_t shared =
       need.activations - std::accumulate(kept.begin(), kept.end(), std::int64_t{0});
+  const std::int64_t source = planned.layout.FreesWeights() ? LargestOwned(planned.layout) : 0;
   const StepUses uses = UseOverStep(planned.layout, planned.plan, kept);
   std::array<MemoryNeed, 3> parts;
   for (std::size_t p = 0; p < uses.size(); ++p) {
     const StepUse& use = uses[p];
-    parts[p] = {.weights = need.weights,
-                .gathered = use.gathered_elements * kElementBytes,
-                .gradients = (use.gradient_elements + use.owned_elements) * kElementBytes,
-                .moments = need.moments,
-                .activations = use.activation_bytes > 0 ? use.activation_bytes + shared : 0,
-                .rounded = use.rounded_elements * SizeOf(config.Precision()),
-                .snapshots = 0};
+    const bool rounded = planned.layout.rounded();
+    parts[p] = {
+        .weights = need.weights,
+        .gathered = rounded ? 0 : use.copied_elements * kElementBytes,
+        .gradients = (use.gradient_elements + use.owned_elements) * kElementBytes,
+        .moments = need.moments,
+        .activations = use.activation_bytes > 0 ? use.activation_bytes + shared : 0,
+        .rounded = rounded ? (use.copied_elements + source) * SizeOf(config.Precision()) : 0,
+        .snapshots = 0};
   }
   return parts;
 }
@@ -192,7 +197,7 @@ StepWork WorkOf(const TrainConfig& config, const Planned& planned) {
   return {
       .flops = tokens * CausalFlopsPerToken(TrainedSizeOf(config, layout)),
       .computed_again = config.recompute == Recompute::kFull ? 1.0 / 3 : 0,
-      .moved_bytes = static_cast<double>(MovedBytes(planned)),
+      .moved_bytes = static_cast<double>(MovedBytes(planned, config.Precision())),
       .optimizer_bytes = static_cast<double>(touched * MostElements(layout, StateKind::kMoments))};
 }
 

@@ -25,13 +25,13 @@ int MicroBatchesOf(std::int64_t samples, int largest) {
 
 // Every rank makes the plans of all, and checks them against each other before anything runs.
 absl::StatusOr<std::vector<Plan>> CheckedPlans(const ParamLayout& layout,
-                                               const StepRunnerOptions& options, DType type,
+                                               const StepRunnerOptions& options,
                                                const std::vector<UnitId>& recomputed,
                                                bool overlap) {
   std::vector<Plan> plans;
   for (int r = 0; r < layout.world(); ++r) {
     PlanOptions of_rank =
-        PlanOptionsOf(options.batch, options.micro_batch, r, layout.world(), type, recomputed);
+        PlanOptionsOf(options.batch, options.micro_batch, r, layout.world(), recomputed);
     of_rank.overlap = overlap;
     of_rank.reshard_after_forward = options.reshard_after_forward;
     ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, of_rank));
@@ -59,14 +59,13 @@ absl::Status AgreeOnPlans(Communicator& ranks, const ParamLayout& layout,
 
 }  // namespace
 
-PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world, DType type,
+PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world,
                           std::vector<UnitId> recomputed) {
   PlanOptions options;
   options.rank = rank;
   options.micro_batches = MicroBatchesOf(RankSlice(batch, rank, world).size, micro_batch);
   // Rank 0's part is the largest.
   options.rounds = MicroBatchesOf(RankSlice(batch, 0, world).size, micro_batch);
-  options.round_weights = type != DType::kF32;
   options.recomputed = std::move(recomputed);
   return options;
 }
@@ -87,9 +86,10 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
     Communicator& ranks, const Model<T>& model, const ParamLayout& layout, const Dataset& dataset,
     TrainState& state, const StepRunnerOptions& options) {
   std::unique_ptr<StepRunner> runner(new StepRunner(ranks, layout, dataset, options, DTypeOf<T>()));
-  ASSIGN_OR_RETURN(std::vector<Plan> plans, CheckedPlans(layout, options, DTypeOf<T>(),
-                                                         UnitsRecomputed(model, options.recompute),
-                                                         ranks.WaitsForNetwork()));
+  CHECK(layout.rounded() == (DTypeOf<T>() != DType::kF32));
+  ASSIGN_OR_RETURN(std::vector<Plan> plans,
+                   CheckedPlans(layout, options, UnitsRecomputed(model, options.recompute),
+                                ranks.WaitsForNetwork()));
   RETURN_IF_ERROR(AgreeOnPlans(ranks, layout, plans));
   runner->plan_ = std::move(plans[static_cast<std::size_t>(ranks.rank())]);
   if (runner->plan_.overlaps) {
@@ -98,7 +98,7 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
     runner->stream_.emplace();
   }
   RETURN_IF_ERROR(runner->Allocate(state));
-  runner->Connect();
+  runner->Connect(state);
   const std::int64_t samples = std::max<std::int64_t>(1, runner->slice_.size);
   const int micro_batches = std::max(1, runner->micro_batches_);
   const Extent extent{.batch = RankSlice(samples, 0, micro_batches).size,
@@ -129,26 +129,38 @@ template absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(Communic
                                                                         const StepRunnerOptions&);
 
 absl::Status StepRunner::Allocate(TrainState& state) {
-  const bool divided = layout_.Divides(StateKind::kMoments),
-             gathers = layout_.Divides(StateKind::kWeights),
-             scatters = layout_.Divides(StateKind::kGradients);
-  const auto window = gathers ? static_cast<std::size_t>(plan_.weights.elements) : 0,
-             reduced = scatters ? static_cast<std::size_t>(
-                                      layout_.Elements(StateKind::kGradients, ranks_.rank()))
-                                : 0,
-             blocks = divided ? static_cast<std::size_t>(BlocksOf(layout_)) : 0,
-             rounded = static_cast<std::size_t>(plan_.rounded.elements * SizeOf(type_));
+  const bool divided = layout_.Divides(StateKind::kMoments), frees = layout_.FreesWeights(),
+             rounds = layout_.rounded(), scatters = layout_.Divides(StateKind::kGradients);
+  const auto copied = static_cast<std::size_t>(plan_.weights.elements);
+  // What is gathered in place is shared memory, and so is where it comes from.
+  const bool copies = frees || (rounds && !divided);
+  const std::size_t copy =
+                        copies ? copied * static_cast<std::size_t>(SizeOf(type_)) : std::size_t{0},
+                    reduced = scatters ? static_cast<std::size_t>(
+                                             layout_.Elements(StateKind::kGradients, ranks_.rank()))
+                                       : 0,
+                    blocks = divided ? static_cast<std::size_t>(BlocksOf(layout_)) : 0;
   ASSIGN_OR_RETURN(
-      own_, Arena::Create(Arena::Footprint<float>(window) + Arena::Footprint<float>(reduced) +
-                          Arena::Footprint<double>(blocks) + Arena::Footprint<std::byte>(rounded)));
+      own_, Arena::Create(Arena::Footprint<std::byte>(copy) + Arena::Footprint<float>(reduced) +
+                          Arena::Footprint<double>(blocks)));
   ASSIGN_OR_RETURN(gradients_,
                    ranks_.AllocateArena(static_cast<std::size_t>(plan_.gradients.elements)));
   memory_bytes_ = static_cast<std::int64_t>(own_.size_bytes() + gradients_.size_bytes());
-  shared_weights_ = state.shared_weights;
-  weights_ = gathers ? own_.Take<float>(window) : state.weights;
+  if (divided && rounds) {
+    std::size_t largest = 0;  // All ranks' parts of an arena are of one size.
+    for (int r = 0; r < layout_.world(); ++r)
+      largest =
+          std::max(largest, static_cast<std::size_t>(layout_.Elements(StateKind::kWeights, r)));
+    ASSIGN_OR_RETURN(source_, ranks_.AllocateTensor(type_, frees ? largest : copied));
+    memory_bytes_ += static_cast<std::int64_t>(source_.bytes());
+  } else if (divided) {
+    source_ = state.shared_weights;
+  }
+  weights_ = copies    ? Tensor(type_, own_.Take<std::byte>(copy).data(), copied)
+             : divided ? source_
+                       : Tensor(state.weights);
   reduced_ = scatters ? own_.Take<float>(reduced) : gradients_;
   squares_ = own_.Take<double>(blocks);
-  rounded_ = own_.Take<std::byte>(rounded);
   return absl::OkStatus();
 }
 
@@ -156,20 +168,43 @@ template <typename T>
 typename UnitRunner<T>::Places StepRunner::Places() {
   typename UnitRunner<T>::Places places;
   for (std::size_t u = 0; u < layout_.units().size(); ++u) {
-    if constexpr (std::is_same_v<T, float>) {
-      places.weights.push_back(weights_.data() + plan_.weights.at[u]);
-    } else {
-      places.rounded.push_back(reinterpret_cast<T*>(rounded_.data()) + plan_.rounded.at[u]);
-      places.weights.push_back(places.rounded.back());
-    }
+    places.weights.push_back(weights_.Elements<T>().data() + plan_.weights.at[u]);
     places.gradients.push_back(gradients_.data() + plan_.gradients.at[u]);
   }
   return places;
 }
 
+// Elements of a unit, by their place in the flat order.
+class StepRunner::Placed {
+ public:
+  Placed(const StepRunner& runner, UnitId unit)
+      : layout_(runner.layout_),
+        gradients_(MoveOf(runner.plan_.gradients, unit)),
+        weights_(MoveOf(runner.plan_.weights, unit)) {}
+  std::int64_t InGradients(std::int64_t element) const { return element + gradients_; }
+  std::int64_t InWeights(std::int64_t element) const { return element + weights_; }
+  // What a rank gives to gathers.
+  std::int64_t InSource(int rank, std::int64_t element) const {
+    return layout_.FreesWeights() ? layout_.Offset(StateKind::kWeights, rank, element)
+                                  : InWeights(element);
+  }
+
+ private:
+  std::int64_t MoveOf(const Windows& windows, UnitId unit) const {
+    const auto u = static_cast<std::size_t>(unit);
+    return windows.at[u] - layout_.units()[u].flat.begin;
+  }
+  const ParamLayout& layout_;
+  const std::int64_t gradients_, weights_;
+};
+
 // What collectives move, once for all steps. Padding is not moved: in the window of a unit it is
 // what another unit has left there.
-void StepRunner::Connect() {
+void StepRunner::Connect(const TrainState& state) {
+  const auto units = static_cast<UnitId>(layout_.units().size());
+  if (plan_.rounds) {
+    for (UnitId u = 0; u < units; ++u) roundings_.push_back(RoundingsOf(u, state));
+  }
   if (!layout_.Divides(StateKind::kMoments)) return;
   const auto stretches = [&](UnitId unit, const auto& stretch_of, std::vector<Stretch>& list) {
     for (ParamId p : layout_.units()[static_cast<std::size_t>(unit)].params) {
@@ -179,29 +214,51 @@ void StepRunner::Connect() {
   for (const Bucket& bucket : plan_.buckets) {
     std::vector<Stretch>& list = reductions_.emplace_back();
     for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
-      const auto unit = static_cast<std::size_t>(u);
-      const std::int64_t move = plan_.gradients.at[unit] - layout_.units()[unit].flat.begin;
+      const Placed placed(*this, u);
       stretches(
           u,
           [&](const Share& s) {
-            return Stretch{s.owner, s.flat.begin + move,
+            return Stretch{s.owner, placed.InGradients(s.flat.begin),
                            layout_.Offset(StateKind::kGradients, s.owner, s.flat.begin),
                            s.flat.size};
           },
           list);
     }
   }
-  for (UnitId u = 0; u < static_cast<UnitId>(layout_.units().size()); ++u) {
-    const auto unit = static_cast<std::size_t>(u);
-    const std::int64_t move = plan_.weights.at[unit] - layout_.units()[unit].flat.begin;
+  for (UnitId u = 0; u < units; ++u) {
+    const Placed placed(*this, u);
     stretches(
         u,
         [&](const Share& s) {
-          return Stretch{s.owner, layout_.Offset(StateKind::kWeights, s.owner, s.flat.begin),
-                         s.flat.begin + move, s.flat.size};
+          return Stretch{s.owner, placed.InSource(s.owner, s.flat.begin),
+                         placed.InWeights(s.flat.begin), s.flat.size};
         },
         gathers_.emplace_back());
   }
+}
+
+// Of what the rank owns, or of all where nothing is divided.
+std::vector<Runner::Weights> StepRunner::RoundingsOf(UnitId unit, const TrainState& state) const {
+  const bool divided = layout_.Divides(StateKind::kWeights);
+  const Placed placed(*this, unit);
+  const int rank = ranks_.rank();
+  std::vector<Runner::Weights> list;
+  const auto add = [&](ParamId param, const Range& flat) {
+    const std::int64_t held = layout_.Offset(StateKind::kWeights, rank, flat.begin);
+    list.push_back(
+        {.param = param,
+         .first = flat.begin - layout_.params()[static_cast<std::size_t>(param)].flat.begin,
+         .from = state.weights.subspan(static_cast<std::size_t>(held),
+                                       static_cast<std::size_t>(flat.size)),
+         .to = divided ? source_.at(static_cast<std::size_t>(placed.InSource(rank, flat.begin)))
+                       : weights_.at(static_cast<std::size_t>(placed.InWeights(flat.begin)))});
+  };
+  for (ParamId p : layout_.units()[static_cast<std::size_t>(unit)].params) {
+    if (!divided) add(p, layout_.params()[static_cast<std::size_t>(p)].flat);
+    for (const Share& share : layout_.Shares(p))
+      if (share.owner == layout_.PlaceOf(rank)) add(p, share.flat);
+  }
+  return list;
 }
 
 // What a step with one micro-batch on every rank does before its first backward: gathers are where
@@ -213,7 +270,6 @@ absl::Status StepRunner::PlanForwards() {
                      MakePlan(layout_, {.rank = r,
                                         .micro_batches = 1,
                                         .rounds = 1,
-                                        .round_weights = plan_.rounds,
                                         .recomputed = plan_.recomputed,
                                         .overlap = plan_.overlaps,
                                         .reshard_after_forward = options_.reshard_after_forward}));
@@ -221,7 +277,7 @@ absl::Status StepRunner::PlanForwards() {
   }
   RETURN_IF_ERROR(CheckPlan(layout_, plans));
   Plan& own = plans[static_cast<std::size_t>(ranks_.rank())];
-  CHECK(own.weights == plan_.weights && own.rounded == plan_.rounded);
+  CHECK(own.weights == plan_.weights);
   const auto after = std::ranges::find(own.instructions.rbegin(), own.instructions.rend(),
                                        Op::kForward, &Instruction::op);
   forwards_.assign(own.instructions.begin(), after.base());
@@ -293,8 +349,14 @@ absl::Status StepRunner::Gather(UnitId unit) {
 }
 
 absl::Status StepRunner::GatherUnit(UnitId unit) {
-  return ranks_.AllGather(shared_weights_, gathers_[static_cast<std::size_t>(unit)], weights_,
+  return ranks_.AllGather(source_, gathers_[static_cast<std::size_t>(unit)], weights_,
                           layout_.group());
+}
+
+void StepRunner::Round(UnitId unit, std::int64_t step) {
+  const RngKey key = SeedKey(options_.seed).Fold("round").Fold(static_cast<std::uint64_t>(step));
+  for (const Runner::Weights& weights : roundings_[static_cast<std::size_t>(unit)])
+    runner_->RoundWeights(weights, key);
 }
 
 absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step,
@@ -304,12 +366,7 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
     case Op::kAwaitGather:
       return stream_->Await(gathering_[static_cast<std::size_t>(instruction.unit)]);
     case Op::kFree: return absl::OkStatus();  // What is gathered next takes its place.
-    case Op::kRound:
-      runner_->RoundWeights(
-          instruction.unit,
-          weights_.data() + plan_.weights.at[static_cast<std::size_t>(instruction.unit)],
-          SeedKey(options_.seed).Fold("round").Fold(static_cast<std::uint64_t>(step)));
-      return absl::OkStatus();
+    case Op::kRound: Round(instruction.unit, step); return absl::OkStatus();
     case Op::kForward:
       RETURN_IF_ERROR(runner_->Forward(instruction.unit, MicroBatchOf(instruction.micro_batch)));
       if (instruction.unit + 1 == static_cast<UnitId>(layout_.units().size()))
@@ -353,7 +410,7 @@ absl::StatusOr<double> StepRunner::Evaluate(const Dataset& dataset, std::int64_t
   ASSIGN_OR_RETURN(const auto reader, BatchReader::Create(dataset, slice_.size));
   // All ranks gather for the one that has most micro-batches, which is rank 0.
   const int rounds =
-      PlanOptionsOf(options_.batch, options_.micro_batch, 0, layout_.world(), type_, {}).rounds;
+      PlanOptionsOf(options_.batch, options_.micro_batch, 0, layout_.world(), {}).rounds;
   StepResult ignored;
   loss_sum_ = 0;
   std::vector<std::int64_t> next = ids_of(0);
@@ -364,6 +421,9 @@ absl::StatusOr<double> StepRunner::Evaluate(const Dataset& dataset, std::int64_t
     for (int round = 0; round < rounds; ++round) {
       for (Instruction instruction : forwards_) {
         if (instruction.op == Op::kForward && round >= micro_batches_) continue;
+        // What is not freed stays as the first forwards have found it.
+        const bool first = batch == 0 && round == 0;
+        if (instruction.op != Op::kForward && !first && !layout_.FreesWeights()) continue;
         if (instruction.op == Op::kForward) instruction.micro_batch = round;
         RETURN_IF_ERROR(Carry(instruction, 0, {}, ignored));
       }

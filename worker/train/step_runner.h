@@ -24,7 +24,7 @@
 namespace regroup::worker {
 
 // Of the plan of one rank, whose part of a batch it takes in micro-batches.
-PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world, DType type,
+PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world,
                           std::vector<UnitId> recomputed);
 
 struct StepRunnerOptions {
@@ -56,11 +56,11 @@ struct StepResult {
 
 // Carries out one step's plan: the execution layer. Weights and moments change only after a vote of
 // all ranks, on which all of them go by the same loss, norm and count of samples: either every rank
-// makes the step or none does, and a step that fails before leaves them as they were. Where ranks
-// divide their state, weights that have been stepped are gathered after the vote: a rank that is
-// lost then leaves the others with some old and some new ones. Losses, norms and weights have equal
-// bits under every strategy. A model of 16-bit numbers computes with weights that are rounded anew
-// in each step, from those in full precision that the optimizer steps. Execution thread only.
+// makes the step or none does, and a step that fails before leaves them as they were. After it no
+// rank waits for another: where ranks divide their state, weights are gathered by the step that
+// computes with them. Losses, norms and weights have equal bits under every strategy. A model of
+// 16-bit numbers computes with weights that are rounded anew in each step, from those in full
+// precision that the optimizer steps. Execution thread only.
 class StepRunner {
  public:
   // Collective. Everything that is passed by reference outlives the runner. Checks the plans of all
@@ -87,12 +87,13 @@ class StepRunner {
   std::int64_t memory_bytes() const { return memory_bytes_; }
 
  private:
+  class Placed;
   StepRunner(Communicator& ranks, const ParamLayout& layout, const Dataset& dataset,
              const StepRunnerOptions& options, DType type);
   absl::Status Allocate(TrainState& state);
   template <typename T>
   typename UnitRunner<T>::Places Places();
-  void Connect();
+  void Connect(const TrainState& state);
   absl::Status PlanForwards();
   std::span<const std::int64_t> SliceOf(std::span<const std::int64_t> ids) const;
   absl::Status ReadSamples(BatchReader& reader, std::span<const std::int64_t> ids,
@@ -101,6 +102,8 @@ class StepRunner {
   absl::Status RunAll(std::int64_t step, const Ballot& ballot, StepResult& result);
   absl::Status Carry(const Instruction& instruction, std::int64_t step, const Ballot& ballot,
                      StepResult& result);
+  std::vector<Runner::Weights> RoundingsOf(UnitId unit, const TrainState& state) const;
+  void Round(UnitId unit, std::int64_t step);
   absl::Status Gather(UnitId unit);
   absl::Status GatherUnit(UnitId unit);
   std::span<float> BucketOf(const Instruction& instruction) const;
@@ -121,16 +124,15 @@ class StepRunner {
   LossScaler scaler_;
   Plan plan_;
   std::span<float> gradients_;  // Where backwards write, by plan_.gradients; the ranks share it.
-  std::span<float> shared_weights_;  // TrainState's.
-  std::span<float> weights_;         // Where forwards and backwards read, by plan_.weights;
-                                     // or what is rounded, if plan_.rounds.
-  std::span<std::byte> rounded_;     // Where they read then, by plan_.rounded.
-  std::span<float> reduced_;         // This rank's buffer of reduced gradients; or gradients_.
-  std::span<double> squares_;        // By block; only where not every rank has all gradients.
-  Arena own_;                        // Of the last four, where they are not what they are else.
+  Tensor weights_;              // Where forwards and backwards read, by plan_.weights.
+  Tensor source_;               // What they are gathered from, if they are; the ranks share it.
+  std::span<float> reduced_;    // This rank's buffer of reduced gradients; or gradients_.
+  std::span<double> squares_;   // By block; only where not every rank has all gradients.
+  Arena own_;                   // What of the last four is this rank's alone.
   std::int64_t memory_bytes_ = 0;
   std::vector<std::vector<Stretch>> reductions_;  // By bucket; only where moments are divided.
   std::vector<std::vector<Stretch>> gathers_;     // By unit; likewise.
+  std::vector<std::vector<Runner::Weights>> roundings_;  // By unit; only if plan_.rounds.
   std::unique_ptr<Runner> runner_;
   std::unique_ptr<Optimizer<float>> optimizer_;
   std::unique_ptr<BatchReader> reader_;

@@ -64,6 +64,7 @@ struct TrainConfig {
     return shard_group == 0 && hybrid ? ranks_of_host : shard_group;
   }
   DType Precision() const;
+  bool Rounds() const { return Precision() != DType::kF32; }  // Weights, for a step.
   GptConfig Model(int vocabulary) const;
   GptConfig Model() const;  // As far as is known without the data: of text, unless told otherwise.
   OptimizerConfig Optimizer() const;

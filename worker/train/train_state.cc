@@ -21,9 +21,9 @@ std::size_t ElementsOf(const ParamLayout& layout, StateKind kind, int rank) {
 
 absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout, Communicator* ranks,
                                               OptimizerKind optimizer) {
-  const bool shared = layout.Divides(StateKind::kMoments);
-  CHECK(ranks != nullptr || !shared);
-  const int rank = shared ? ranks->rank() : 0;
+  const bool divided = layout.Divides(StateKind::kWeights), shared = divided && !layout.rounded();
+  CHECK(ranks != nullptr || !divided);
+  const int rank = divided ? ranks->rank() : 0;
   const std::size_t weights = ElementsOf(layout, StateKind::kWeights, rank),
                     moments = ElementsOf(layout, StateKind::kMoments, rank);
   const std::size_t slots = StateNames(optimizer).size();

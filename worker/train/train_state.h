@@ -19,15 +19,15 @@ namespace regroup::worker {
 class TrainState {
  public:
   // Zeroed. Resource exhausted, with the size, if there is no memory for it. Collective where the
-  // layout divides anything: weights then lie in an arena of `ranks`, who outlive the state. Else
-  // `ranks` may be null.
+  // layout divides anything: weights then lie in an arena of `ranks`, who outlive the state, unless
+  // it is rounded ones that are gathered. Else `ranks` may be null.
   static absl::StatusOr<TrainState> Create(const ParamLayout& layout, Communicator* ranks = nullptr,
                                            OptimizerKind optimizer = OptimizerKind::kAdamW);
 
   // layout.Elements() of their kind each.
   std::span<float> weights;
   std::vector<std::span<float>> slots;  // Of the optimizer, as StateNames() says.
-  // What the ranks share, from the first weight on; empty where nothing is divided.
+  // What the ranks share, from the first weight on; empty where these are not what is gathered.
   std::span<float> shared_weights;
 
   // The initial weights of what this rank holds.

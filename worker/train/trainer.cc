@@ -290,9 +290,9 @@ absl::Status Trainer::Build() {
 
 absl::Status Trainer::BuildParts() {
   model_ = MakeGpt(config_.Model(data_.train->vocabulary()), config_.Precision());
-  const int world = environment_.world_size;
-  ASSIGN_OR_RETURN(layout_, ParamLayout::Create(UnitSpecs(*model_), world, config_.strategy,
-                                                config_.ShardGroup(environment_.ranks_of_node)));
+  const int group = config_.ShardGroup(environment_.ranks_of_node);
+  ASSIGN_OR_RETURN(layout_, ParamLayout::Create(UnitSpecs(*model_), environment_.world_size,
+                                                config_.strategy, group, config_.Rounds()));
   ASSIGN_OR_RETURN(state_, TrainState::Create(*layout_, ranks_.get(), config_.optimizer));
   tensors_ = state_->Tensors(*layout_);
   copies_ = state_->Copies(*layout_);

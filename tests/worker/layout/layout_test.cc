@@ -94,16 +94,32 @@ TEST(Layout, EveryElementHasOneOwnerWhoHoldsItOnce) {
 }
 
 TEST(Layout, AStrategyDividesWhatItsNameSaysAndTheRestIsWhole) {
-  const StateKind kinds[] = {StateKind::kMoments, StateKind::kGradients, StateKind::kWeights};
-  for (int stage = 0; stage <= 3; ++stage) {
-    const ParamLayout layout = *ParamLayout::Create(ManyUnits(), 3, static_cast<Strategy>(stage));
+  const std::pair<StateKind, int> kinds[] = {// From which stage on.
+                                             {StateKind::kWeights, 1},
+                                             {StateKind::kMoments, 1},
+                                             {StateKind::kGradients, 2}};
+  for (int row = 0; row <= 7; ++row) {
+    const int stage = row / 2;
+    const bool rounded = row % 2 == 1;
+    const ParamLayout layout =
+        *ParamLayout::Create(ManyUnits(), 3, static_cast<Strategy>(stage), /*group=*/0, rounded);
     EXPECT_EQ(NameOf(layout.strategy()), std::string(stage == 0 ? "ddp" : "zero-") +
                                              (stage == 0 ? "" : std::to_string(stage)));
-    for (int k = 0; k < 3; ++k) {
-      EXPECT_EQ(layout.Divides(kinds[k]), k < stage);
+    EXPECT_EQ(layout.FreesWeights(), stage == 3);
+    EXPECT_EQ(layout.GathersInPlace(), (stage == 1 || stage == 2) && !rounded);
+    for (const auto& [kind, from] : kinds) {
+      const bool room_for_all = kind == StateKind::kWeights && layout.GathersInPlace();
+      EXPECT_EQ(layout.Divides(kind), from <= stage);
       std::int64_t all = 0;
-      for (int r = 0; r < 3; ++r) all += layout.Elements(kinds[k], r);
-      EXPECT_EQ(all, layout.flat_elements() * (k < stage ? 1 : 3));
+      for (int r = 0; r < 3; ++r) {
+        all += layout.Elements(kind, r);
+        for (const Range& box : layout.Boxes(kind, r)) {
+          if (room_for_all) {
+            EXPECT_EQ(layout.Offset(kind, r, box.end() - 1), box.end() - 1);
+          }
+        }
+      }
+      EXPECT_EQ(all, layout.flat_elements() * (from <= stage && !room_for_all ? 1 : 3));
     }
     EXPECT_EQ(layout.Shares(0).empty(), stage == 0);
   }

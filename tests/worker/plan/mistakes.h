@@ -15,21 +15,22 @@
 namespace regroup::worker {
 
 // Units of 4, 2, 2 and 1 blocks of 64 elements (256 bytes); the last shares a part of the first.
-inline ParamLayout Layout(int world, bool tied = true, Strategy strategy = Strategy::kReplicated) {
+inline ParamLayout Layout(int world, bool tied = true, Strategy strategy = Strategy::kReplicated,
+                          bool rounded = false) {
   const auto unit = [](const char* name, std::int64_t blocks, std::vector<std::string> shared) {
     return UnitSpec{name, {{.name = name, .shape = {64 * blocks}}}, std::move(shared)};
   };
   UnitSpec embed{"embed", {{.name = "wte", .shape = {192}}, {.name = "wpe", .shape = {64}}}, {}};
   UnitSpec head = unit("head", 1, {});
   if (tied) head.shared = {"wte"};
-  return *ParamLayout::Create({embed, unit("b0", 2, {}), unit("b1", 2, {}), head}, world, strategy);
+  return *ParamLayout::Create({embed, unit("b0", 2, {}), unit("b1", 2, {}), head}, world, strategy,
+                              /*group=*/0, rounded);
 }
 
 inline constexpr Strategy kStrategies[] = {Strategy::kReplicated, Strategy::kZero1,
                                            Strategy::kZero2, Strategy::kZero3};
 
 inline std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro_batches,
-                               bool round_weights = false,
                                const std::vector<UnitId>& recomputed = {}, bool overlap = false) {
   std::vector<Plan> plans;
   const int rounds = *std::max_element(micro_batches.begin(), micro_batches.end());
@@ -39,7 +40,6 @@ inline std::vector<Plan> Plans(const ParamLayout& layout, std::vector<int> micro
                            .micro_batches = micro_batches[static_cast<std::size_t>(rank)],
                            .rounds = rounds,
                            .bucket_bytes = 700,
-                           .round_weights = round_weights,
                            .recomputed = recomputed,
                            .overlap = overlap}));
   }

@@ -25,7 +25,7 @@ using Cells = std::vector<Number>;
 Number Mix(Number a, Number b) { return RngKey{a}.Fold(b).value; }
 
 // A head that shares the embedding's weights, a unit smaller than a block, blocks of two units.
-ParamLayout Layout(int world, Strategy strategy, int group = 0) {
+ParamLayout Layout(int world, Strategy strategy, int group = 0, bool rounded = false) {
   const auto param = [](const char* name, std::int64_t cells) {
     return ParamSpec{.name = name, .shape = {cells * kCell}};
   };
@@ -33,7 +33,7 @@ ParamLayout Layout(int world, Strategy strategy, int group = 0) {
                                {"b0", {param("b0.w", 33), param("b0.b", 5)}, {}},
                                {"b1", {param("b1.w", 33), param("b1.b", 5)}, {}},
                                {"head", {param("ln", 3)}, {"wte"}}},
-                              world, strategy, group);
+                              world, strategy, group, rounded);
 }
 
 // What one rank has, in cells.
@@ -53,8 +53,8 @@ struct Machine {
 
   int rank;
   Cells weights, moments, reduced;  // Their buffers; the last only where gradients are divided.
-  Cells window, gradients;          // By the plan; the first only where weights are divided.
-  Cells rounded;                    // By the plan; only where it rounds.
+  Cells window, gradients;          // By the plan; the first only for a copy of weights.
+  Cells source;                     // Of gathers: what it owns, rounded, where they are freed.
   Cells activations;                // By unit.
   Cells stash;                      // By unit, what its backward needs; recomputed ones share [0].
   Number backward = 0, norm = 0;
@@ -100,7 +100,8 @@ class World {
       m.gathering.assign(layout_.units().size(), 0);
       m.reducing.assign(PlanOf(m).buckets.size(), 0);
       m.window.assign(Machine::Size(PlanOf(m).weights.elements), 99);
-      m.rounded.assign(Machine::Size(PlanOf(m).rounded.elements), 96);
+      m.source.assign(m.moments.size(), 96);
+      if (layout_.GathersInPlace()) LoseOthers(m);
       m.gradients.resize(Machine::Size(PlanOf(m).gradients.elements), 98);
       m.activations.assign(layout_.units().size(), 97);
       m.stash.assign(layout_.units().size() + 1, 95);
@@ -118,7 +119,10 @@ class World {
   std::vector<Number> Result() const {
     std::vector<Number> result;
     for (const Machine& m : machines_) {
-      result.insert(result.end(), m.weights.begin(), m.weights.end());
+      for (const Range& box : layout_.Boxes(StateKind::kWeights, m.rank)) {
+        for (std::int64_t at = box.begin; at < box.end(); at += kCell)
+          result.push_back(Own(m.rank, at));
+      }
       result.insert(result.end(), m.moments.begin(), m.moments.end());
       result.push_back(m.norm);
     }
@@ -158,21 +162,27 @@ class World {
   Number Own(int rank, std::int64_t at) const {
     return machines_[static_cast<std::size_t>(rank)].weights.at(In(StateKind::kWeights, rank, at));
   }
+  // What a step gathers holds for that step only.
+  void LoseOthers(Machine& m) const {
+    Cells own(m.weights.size(), 93);
+    for (const Range& box : layout_.Boxes(StateKind::kWeights, m.rank)) {
+      for (std::int64_t at = box.begin; at < box.end(); at += kCell)
+        own[In(StateKind::kWeights, m.rank, at)] = Own(m.rank, at);
+    }
+    m.weights = own;
+  }
   // Where forwards and backwards find a weight and leave a gradient.
   Number& WeightOf(Machine& m, ParamId p, std::int64_t at) {
     const auto unit = static_cast<std::size_t>(ParamAt(p).unit);
     const std::size_t place =
         Machine::Size(PlanOf(m).weights.at[unit] + at - layout_.units()[unit].flat.begin);
-    return layout_.Divides(StateKind::kWeights) ? m.window.at(place) : m.weights.at(place);
+    return layout_.FreesWeights() || layout_.rounded() ? m.window.at(place) : m.weights.at(place);
   }
-  Number& RoundedOf(Machine& m, ParamId p, std::int64_t at) {
-    const auto unit = static_cast<std::size_t>(ParamAt(p).unit);
-    return m.rounded.at(
-        Machine::Size(PlanOf(m).rounded.at[unit] + at - layout_.units()[unit].flat.begin));
-  }
-  // What a forward or backward reads of a weight.
-  Number Read(Machine& m, ParamId p, std::int64_t at) {
-    return PlanOf(m).rounds ? RoundedOf(m, p, at) : WeightOf(m, p, at);
+  // Where a rank rounds a weight that it owns, and others gather it from.
+  Number& SourceOf(Machine& m, ParamId p, std::int64_t at) {
+    if (!layout_.FreesWeights()) return WeightOf(m, p, at);
+    Cells& source = layout_.rounded() ? m.source : m.weights;
+    return source.at(In(StateKind::kWeights, m.rank, at));
   }
   Number& GradientOf(Machine& m, ParamId p, std::int64_t at) {
     const auto unit = static_cast<std::size_t>(ParamAt(p).unit);
@@ -265,16 +275,15 @@ class World {
   // Whoever reads it nevertheless would find what another unit left there.
   void Free(Machine& m, const Instruction& i) {
     for (ParamId p : UnitAt(i.unit).params) {
-      EachCell(p, [&](std::int64_t at, int) {
-        (PlanOf(m).rounds ? RoundedOf(m, p, at) : WeightOf(m, p, at)) = 94;
-      });
+      EachCell(p, [&](std::int64_t at, int) { WeightOf(m, p, at) = 94; });
     }
   }
 
   void Round(Machine& m, const Instruction& i) {
     for (ParamId p : UnitAt(i.unit).params) {
-      EachCell(p, [&](std::int64_t at, int) {
-        RoundedOf(m, p, at) = Mix(WeightOf(m, p, at), Number(step_));
+      EachCell(p, [&](std::int64_t at, int owner) {
+        if (divided_ && owner != layout_.PlaceOf(m.rank)) return;
+        SourceOf(m, p, at) = Mix(Own(m.rank, at), Number(step_));
       });
     }
   }
@@ -290,7 +299,7 @@ class World {
     out = i.unit == 0 ? Mix(Mix(Number(step_), Number(m.rank)), Number(i.micro_batch))
                       : m.activations.at(static_cast<std::size_t>(i.unit) - 1);
     for (ParamId p : TouchedBy(i.unit))
-      EachCell(p, [&](std::int64_t at, int) { out = Mix(out, Read(m, p, at)); });
+      EachCell(p, [&](std::int64_t at, int) { out = Mix(out, WeightOf(m, p, at)); });
     StashOf(m, i.unit) = Mix(out, 1);
   }
 
@@ -301,10 +310,10 @@ class World {
     Number out = Mix(m.backward, in);
     for (ParamId p : TouchedBy(i.unit)) {
       EachCell(p, [&](std::int64_t at, int) {
-        const Number gradient = Mix(Mix(m.backward, in), Mix(Number(at), Read(m, p, at)));
+        const Number gradient = Mix(Mix(m.backward, in), Mix(Number(at), WeightOf(m, p, at)));
         Number& cell = GradientOf(m, p, at);
         cell = (adds & 1) != 0 ? cell + gradient : gradient;
-        out = Mix(out, Read(m, p, at));
+        out = Mix(out, WeightOf(m, p, at));
       });
       adds >>= 1;
     }
@@ -358,7 +367,7 @@ class World {
     if (call.op == Op::kSumSquares || call.op == Op::kVote) return {m.norm};
     EachMoved(call, [&](ParamId p, std::int64_t at, int owner) {
       part.push_back(call.op == Op::kReduceGrad         ? GradientOf(m, p, at)
-                     : owner == layout_.PlaceOf(m.rank) ? Own(m.rank, at)
+                     : owner == layout_.PlaceOf(m.rank) ? SourceOf(m, p, at)
                                                         : 0);
     });
     return part;
@@ -407,8 +416,8 @@ std::vector<Number> ResultOf(const ParamLayout& layout, const std::vector<Plan>&
 }
 
 std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro_batches,
-                        bool round_weights, const std::vector<UnitId>& recomputed = {},
-                        bool overlap = false, bool reshard_after_forward = true) {
+                        const std::vector<UnitId>& recomputed = {}, bool overlap = false,
+                        bool reshard_after_forward = true) {
   std::vector<Plan> plans;
   for (int r = 0; r < layout.world(); ++r) {
     plans.push_back(
@@ -416,7 +425,6 @@ std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro
                            .micro_batches = micro_batches[static_cast<std::size_t>(r)],
                            .rounds = *std::max_element(micro_batches.begin(), micro_batches.end()),
                            .bucket_bytes = 40 * kCell * 4,
-                           .round_weights = round_weights,
                            .recomputed = recomputed,
                            .overlap = overlap,
                            .reshard_after_forward = reshard_after_forward}));
@@ -457,11 +465,12 @@ TEST(Mutations, PlansOfAllStrategiesGiveTheSameNumbers) {
       for (const auto& [sharding, overlap, schedule, reshard_after_forward] : Courses()) {
         const auto [strategy, group] = sharding;
         if (!Fits(micro_batches, group)) continue;
-        const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy, group);
+        const ParamLayout layout =
+            Layout(static_cast<int>(micro_batches.size()), strategy, group, round_weights);
         std::vector<UnitId> recomputed;  // The result is the same without, but for zero-2.
         if (strategy != Strategy::kZero2) recomputed = {1, 2};
         const std::vector<Plan> plans =
-            Plans(layout, micro_batches, round_weights, recomputed, overlap, reshard_after_forward);
+            Plans(layout, micro_batches, recomputed, overlap, reshard_after_forward);
         ASSERT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
         World world(layout, plans, schedule);
         for (int step = 0; step < 3; ++step) world.Step(step);
@@ -519,7 +528,7 @@ void EditBucket(Rng& rng, const ParamLayout& layout, Plan& plan) {
 
 void Edit(Rng rng, const ParamLayout& layout, Plan& plan) {
   switch (rng.Below(12)) {
-    case 0: return EditWindow(rng, plan.rounds && rng.Below(2) == 0 ? plan.rounded : plan.weights);
+    case 0: return EditWindow(rng, plan.weights);
     case 1:
     case 2: return EditWindow(rng, plan.gradients);
     case 3: return EditBucket(rng, layout, plan);
@@ -541,9 +550,10 @@ TEST(Mutations, WhatTheCheckAcceptsRunsRight) {
     const std::vector<int>& micro_batches = kWorlds[Any(rng, kWorlds.size())];
     const auto [strategy, group] = kShardings[Any(rng, std::size(kShardings))];
     if (!Fits(micro_batches, group)) continue;
-    const ParamLayout layout = Layout(static_cast<int>(micro_batches.size()), strategy, group);
+    const ParamLayout layout =
+        Layout(static_cast<int>(micro_batches.size()), strategy, group, rng.Below(2) == 0);
     const std::vector<Plan> right =
-        Plans(layout, micro_batches, rng.Below(2) == 0,
+        Plans(layout, micro_batches,
               rng.Below(2) == 0 ? std::vector<UnitId>{1, 2} : std::vector<UnitId>{},
               rng.Below(2) == 0, rng.Below(2) == 0);
     std::vector<Plan> plans = right;
@@ -596,7 +606,7 @@ TEST(Mutations, AMissingWaitShows) {
       if (!overlap || schedule != 1) continue;
       const ParamLayout layout = Layout(2, strategy, group);
       const std::vector<Plan> right =
-          Plans(layout, micro_batches, false, {}, /*overlap=*/true, reshard_after_forward);
+          Plans(layout, micro_batches, {}, /*overlap=*/true, reshard_after_forward);
       const std::vector<Number> expected = ResultOf(layout, right);
       for (const std::vector<std::size_t>& waits : WaitsOf(right[0])) {
         ++planted;

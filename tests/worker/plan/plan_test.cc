@@ -89,10 +89,10 @@ TEST(Plan, DividedWeightsAreGatheredForEachUseAndFreed) {
             "  Commit\n");
 }
 
-// Once in a step where they are kept whole; where they are gathered, what was gathered makes room.
+// Once in a step, before they are read or gathered: what ranks move is rounded.
 TEST(Plan, WeightsAreRoundedBeforeTheyAreRead) {
-  const ParamLayout whole = Layout(2);
-  std::string text = ToString(Plans(whole, {2, 0}, true)[0], whole);
+  const ParamLayout whole = Layout(2, true, Strategy::kReplicated, /*rounded=*/true);
+  std::string text = ToString(Plans(whole, {2, 0})[0], whole);
   EXPECT_NE(text.find("  Round unit 0 (embed)\n"
                       "  Forward unit 0 micro-batch 0 (embed)\n"
                       "  Round unit 1 (b0)\n"),
@@ -100,19 +100,24 @@ TEST(Plan, WeightsAreRoundedBeforeTheyAreRead) {
       << text;
   EXPECT_NE(text.find("rounded weights in 1152 bytes"), std::string::npos) << text;
   EXPECT_EQ(text.find("Round unit 0", text.find("micro-batch 1")), std::string::npos) << text;
-  EXPECT_EQ(ToString(Plans(whole, {2, 0}, true)[1], whole).find("Round"), std::string::npos);
-  const ParamLayout layout = Layout(2, true, Strategy::kZero3);
-  text = ToString(Plans(layout, {1, 0}, true)[0], layout);
+  EXPECT_EQ(ToString(Plans(whole, {2, 0})[1], whole).find("Round"), std::string::npos);
+  const ParamLayout layout = Layout(2, true, Strategy::kZero3, /*rounded=*/true);
+  text = ToString(Plans(layout, {1, 0})[0], layout);
   EXPECT_EQ(text.find("  zero-3\n"
-                      "  weights in 1024 bytes, units at 0, 0, 0, 0\n"),
+                      "  rounded weights in 640 bytes, units at 0, 0, 0, 256\n"),
             text.find('\n') + 1)
       << text;
-  EXPECT_NE(text.find("  rounded weights in 640 bytes, units at 0, 0, 0, 256\n"), std::string::npos)
+  EXPECT_NE(text.find("  Round unit 0 (embed)\n"
+                      "  Gather unit 0 (embed)\n"
+                      "  Forward unit 0 micro-batch 0 (embed)\n"
+                      "  Free unit 0 (embed)\n"
+                      "  Round unit 1 (b0)\n"
+                      "  Gather unit 1 (b0)\n"),
+            std::string::npos)
       << text;
   EXPECT_NE(text.find("  Gather unit 0 (embed)\n"
-                      "  Round unit 0 (embed)\n"
-                      "  Gather unit 3 (head)\n"
                       "  Round unit 3 (head)\n"
+                      "  Gather unit 3 (head)\n"
                       "  Forward unit 3 micro-batch 0 (head)\n"),
             std::string::npos)
       << text;
@@ -121,7 +126,7 @@ TEST(Plan, WeightsAreRoundedBeforeTheyAreRead) {
 // The last of them needs no other forward: nothing has been computed over it.
 TEST(Plan, UnitsAreRecomputedRightBeforeTheirBackward) {
   const ParamLayout layout = Layout(2, true, Strategy::kZero3);
-  const std::string text = ToString(Plans(layout, {2, 1}, false, {1, 2})[0], layout);
+  const std::string text = ToString(Plans(layout, {2, 1}, {1, 2})[0], layout);
   EXPECT_NE(text.find("  recomputes units 1, 2\n"), std::string::npos) << text;
   for (const char* micro_batch : {"0", "1"}) {
     const std::string of = std::string(" micro-batch ") + micro_batch;
@@ -143,15 +148,14 @@ TEST(Plan, UnitsAreRecomputedRightBeforeTheirBackward) {
 
 // Each unit is gathered once in a micro-batch, and there until its own backward; the head's too.
 TEST(Plan, WeightsThatAreNotReshardedStayUntilTheirBackward) {
-  const ParamLayout layout = Layout(2, true, Strategy::kZero3);
-  for (const bool round_weights : {false, true}) {
+  for (const bool rounded : {false, true}) {
+    const ParamLayout layout = Layout(2, true, Strategy::kZero3, rounded);
     std::vector<Plan> plans;
     for (int r = 0; r < 2; ++r)
       plans.push_back(*MakePlan(layout, {.rank = r,
                                          .micro_batches = 2 - r,
                                          .rounds = 2,
                                          .bucket_bytes = 700,
-                                         .round_weights = round_weights,
                                          .reshard_after_forward = false}));
     EXPECT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
     std::string order;
@@ -164,26 +168,34 @@ TEST(Plan, WeightsThatAreNotReshardedStayUntilTheirBackward) {
     }
     const std::string round = "G0 G1 G2 G3 B3 F3 B2 F2 B1 F1 B0 ";
     EXPECT_EQ(order, round + round.substr(3) + "F0 ") << "the first unit is there already";
-    EXPECT_EQ((round_weights ? plans[0].rounded : plans[0].weights).elements,
-              layout.flat_elements());
-    EXPECT_LT(MakePlan(layout, {.round_weights = round_weights})->weights.elements,
-              layout.flat_elements());
+    EXPECT_EQ(plans[0].weights.elements, layout.flat_elements());
+    EXPECT_LT(MakePlan(layout, {})->weights.elements, layout.flat_elements());
   }
 }
 
-TEST(Plan, WeightsThatAreSteppedInPartsAreGatheredBeforeTheCommit) {
+// Ranks with fewer micro-batches gather in their first one, or without any.
+TEST(Plan, WeightsThatAreNotFreedAreGatheredOnceInAStep) {
   for (const Strategy strategy : {Strategy::kZero1, Strategy::kZero2}) {
-    const ParamLayout layout = Layout(2, true, strategy);
-    const std::string text = ToString(Plans(layout, {1, 1})[1], layout);
-    EXPECT_NE(text.find("  Step unit 3 (head)\n"
-                        "  Gather unit 0 (embed)\n"
-                        "  Gather unit 1 (b0)\n"
-                        "  Gather unit 2 (b1)\n"
-                        "  Gather unit 3 (head)\n"
-                        "  Commit\n"),
-              std::string::npos)
-        << text;
-    EXPECT_EQ(text.find("Free"), std::string::npos);
+    for (const bool rounded : {false, true}) {
+      const ParamLayout layout = Layout(3, true, strategy, rounded);
+      const std::vector<Plan> plans = Plans(layout, {2, 1, 0});
+      EXPECT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
+      std::string order[3];
+      for (const Plan& plan : plans) {
+        for (const Instruction& i : plan.instructions) {
+          const char* const op = i.op == Op::kGather    ? "G"
+                                 : i.op == Op::kRound   ? "R"
+                                 : i.op == Op::kForward ? "F"
+                                                        : nullptr;
+          if (op != nullptr) order[plan.rank] += op + std::to_string(i.unit) + " ";
+        }
+      }
+      EXPECT_EQ(order[1],
+                rounded ? "R0 G0 F0 R1 G1 F1 R2 G2 F2 R3 G3 F3 " : "G0 F0 G1 F1 G2 F2 G3 F3 ");
+      EXPECT_EQ(order[0], order[1] + "F0 F1 F2 F3 ");
+      EXPECT_EQ(order[2], rounded ? "R0 G0 R1 G1 R2 G2 R3 G3 " : "G0 G1 G2 G3 ");
+      EXPECT_EQ(plans[0].weights.elements, layout.flat_elements());
+    }
   }
 }
 
@@ -227,12 +239,13 @@ TEST(Plan, AnyMixOfMicroBatchesPassesTheCheck) {
         std::vector{1, 0, 0}, std::vector{0}}) {
     for (const Strategy strategy : kStrategies) {
       for (const bool tied : {true, false}) {
-        const ParamLayout layout = Layout(static_cast<int>(counts.size()), tied, strategy);
-        for (const bool round_weights : {false, true}) {
+        for (const bool rounded : {false, true}) {
+          const ParamLayout layout =
+              Layout(static_cast<int>(counts.size()), tied, strategy, rounded);
           for (const std::vector<UnitId>& recomputed : {std::vector<UnitId>{}, {1, 2}, {0, 3}}) {
             for (const bool overlap : {false, true}) {
               const absl::Status status =
-                  CheckPlan(layout, Plans(layout, counts, round_weights, recomputed, overlap));
+                  CheckPlan(layout, Plans(layout, counts, recomputed, overlap));
               EXPECT_TRUE(status.ok()) << NameOf(strategy) << ": " << status;
             }
           }
@@ -357,20 +370,21 @@ TEST(CheckPlan, CatchesEveryPlantedMistake) {
 }
 
 const Mistake kMistakesOfSteppingInParts[] = {
-    {"old weights left", [](Plan& p) { Erase(p, Find(p, Op::kGather, 2)); },
-     "(Commit): unit 2 is not gathered after its Step"},
-    {"gathered before its step",
-     [](Plan& p) { Move(p, Find(p, Op::kGather, 1), Find(p, Op::kStep, 1)); },
-     "(Gather unit 1): the unit is gathered already"},
+    {"a forward without its weights", [](Plan& p) { Erase(p, Find(p, Op::kGather, 2)); },
+     "(Forward unit 2 micro-batch 0): the weights of unit 2 are not gathered"},
+    {"gathered once they may have been stepped",
+     [](Plan& p) { Insert(p, Find(p, Op::kStep, 1), {.op = Op::kGather, .unit = 1}); },
+     "(Gather unit 1): comes after the Vote, when weights change"},
     {"gathered twice", [](Plan& p) { p.instructions[Find(p, Op::kGather, 1)].unit = 0; },
      "(Gather unit 0): the unit is gathered already"},
     {"gathered in another order",
-     [](Plan& p) { Move(p, Find(p, Op::kGather, 1), Find(p, Op::kGather, 3)); },
+     [](Plan& p) { Move(p, Find(p, Op::kGather, 1), Find(p, Op::kGather, 0)); },
      "the collectives of rank 1 are not those of rank 0"},
     {"gathered a unit that does not exist",
      [](Plan& p) { p.instructions[Find(p, Op::kGather, 3)].unit = 4; }, "no such unit"},
-    {"whole weights freed", [](Plan& p) { Insert(p, 1, {.op = Op::kFree, .unit = 0}); },
-     "(Free unit 0): these weights are nowhere else"},
+    {"whole weights freed",
+     [](Plan& p) { Insert(p, Find(p, Op::kForward, 1), {.op = Op::kFree, .unit = 0}); },
+     "(Free unit 0): no other unit has its place"},
     {"a step before the vote", [](Plan& p) { Move(p, Find(p, Op::kStep, 0), Find(p, Op::kVote)); },
      "before the Vote"},
     {"no norm", [](Plan& p) { Erase(p, Find(p, Op::kSumSquares)); }, "SumSquares has not happened"},
@@ -438,9 +452,9 @@ const Mistake kMistakesOfDividedWeights[] = {
        Move(p, at, Find(p, Op::kCommit) - 1);
      },
      "(Step unit 0): a gathered copy of its weights would stay old"},
-    {"a copy kept over the commit",
+    {"gathered after the step",
      [](Plan& p) { Insert(p, Find(p, Op::kCommit), {.op = Op::kGather, .unit = 3}); },
-     "(Commit): unit 3 is not freed"},
+     "(Gather unit 3): comes after the Vote, when weights change"},
     {"one gather less than the others",
      [](Plan& p) {
        Erase(p, Find(p, Op::kFree, 0));
@@ -454,56 +468,46 @@ const Mistake kMistakesOfDividedWeights[] = {
 };
 
 const Mistake kMistakesOfRounding[] = {
-    {"a forward of weights that are not rounded", [](Plan& p) { Erase(p, Find(p, Op::kRound, 1)); },
-     "(Forward unit 1 micro-batch 0): the weights of unit 1 are not rounded"},
-    {"rounded too late", [](Plan& p) { Move(p, Find(p, Op::kRound, 1), Find(p, Op::kForward, 1)); },
-     "(Forward unit 1 micro-batch 0): the weights of unit 1 are not rounded"},
     {"rounded twice",
      [](Plan& p) { Insert(p, Find(p, Op::kForward, 1), {.op = Op::kRound, .unit = 1}); },
      "(Round unit 1): the unit is rounded already"},
     {"rounded what does not exist", [](Plan& p) { p.instructions[Find(p, Op::kRound)].unit = 4; },
      "(Round unit 4): no such unit"},
-    {"rounded where weights are read as they are", [](Plan& p) { p.rounds = false; },
-     "(Round unit 0): weights are computed with as they are"},
-    {"no room", [](Plan& p) { p.rounded.elements -= 64; }, "the windows of rounded weights"},
-    {"a unit without a place", [](Plan& p) { p.rounded.at.pop_back(); },
-     "the windows of rounded weights are 3 for 4 units"},
+    {"rounded for the next step, whose rounding is another",
+     [](Plan& p) { Insert(p, Find(p, Op::kCommit), {.op = Op::kRound, .unit = 1}); },
+     "(Round unit 1): comes after the Vote, when weights change"},
+    {"weights read as they are", [](Plan& p) { p.rounds = false; },
+     "plan of rank 1 does not round weights"},
+};
+
+const Mistake kMistakesOfRoundingWhatIsWhole[] = {
+    {"a forward of weights that are not rounded", [](Plan& p) { Erase(p, Find(p, Op::kRound, 1)); },
+     "(Forward unit 1 micro-batch 0): the weights of unit 1 are not rounded"},
+    {"rounded too late", [](Plan& p) { Move(p, Find(p, Op::kRound, 1), Find(p, Op::kForward, 1)); },
+     "(Forward unit 1 micro-batch 0): the weights of unit 1 are not rounded"},
 };
 
 const Mistake kMistakesOfRoundingWhatIsGathered[] = {
-    {"rounded before it is gathered",
+    {"gathered though it is not rounded", [](Plan& p) { Erase(p, Find(p, Op::kRound, 1)); },
+     "(Gather unit 1): what its ranks own is not rounded"},
+    {"rounded once it is gathered",
      [](Plan& p) { Move(p, Find(p, Op::kRound, 1), Find(p, Op::kGather, 1)); },
-     "(Round unit 1): the unit is not gathered"},
-    {"gathered and not rounded, then the next over it",
-     [](Plan& p) {
-       Erase(p, Find(p, Op::kRound, 0));
-       Erase(p, Find(p, Op::kForward, 0));
-     },
-     "(Free unit 0): the unit is not gathered"},
-    {"rounded over a unit in use", [](Plan& p) { p.rounded.at[3] = 0; },
-     "(Round unit 3): overwrites unit 0, which is in use"},
-    {"gathered again though it is rounded",
-     [](Plan& p) { Insert(p, Find(p, Op::kForward, 1), {.op = Op::kGather, .unit = 1}); },
-     "(Gather unit 1): the unit is gathered already"},
-    {"an old copy kept over the step",
-     [](Plan& p) {
-       const std::size_t at = Find(p, Op::kSumSquares) - 1;
-       ASSERT_EQ(p.instructions[at].op, Op::kFree);
-       Move(p, at, Find(p, Op::kCommit) - 1);
-     },
-     "(Step unit 0): a gathered copy of its weights would stay old"},
+     "(Gather unit 1): what its ranks own is not rounded"},
+    {"rounded and not gathered", [](Plan& p) { Erase(p, Find(p, Op::kGather, 1)); },
+     "(Forward unit 1 micro-batch 0): the weights of unit 1 are not gathered"},
 };
 
 TEST(CheckPlan, CatchesEveryMistakeOfRounding) {
   for (const Strategy strategy : kStrategies) {
-    const ParamLayout layout = Layout(2, true, strategy);
+    const ParamLayout layout = Layout(2, true, strategy, /*rounded=*/true);
     std::vector<Mistake> mistakes(std::begin(kMistakesOfRounding), std::end(kMistakesOfRounding));
-    if (strategy == Strategy::kZero3)
-      mistakes.insert(mistakes.end(), std::begin(kMistakesOfRoundingWhatIsGathered),
-                      std::end(kMistakesOfRoundingWhatIsGathered));
+    const std::span<const Mistake> more =
+        strategy == Strategy::kReplicated ? std::span<const Mistake>(kMistakesOfRoundingWhatIsWhole)
+                                          : kMistakesOfRoundingWhatIsGathered;
+    mistakes.insert(mistakes.end(), more.begin(), more.end());
     for (const Mistake& mistake : mistakes) {
       SCOPED_TRACE(testing::Message() << NameOf(strategy) << ": " << mistake.what);
-      std::vector<Plan> plans = Plans(layout, {1, 1}, true);
+      std::vector<Plan> plans = Plans(layout, {1, 1});
       ASSERT_TRUE(CheckPlan(layout, plans).ok());
       mistake.make(plans[1]);
       const absl::Status status = CheckPlan(layout, plans);
@@ -511,6 +515,11 @@ TEST(CheckPlan, CatchesEveryMistakeOfRounding) {
       EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
     }
   }
+  const ParamLayout layout = Layout(1);
+  std::vector<Plan> plans = Plans(layout, {1});
+  Insert(plans[0], 0, {.op = Op::kRound, .unit = 0});
+  EXPECT_NE(CheckPlan(layout, plans).message().find("weights are computed with as they are"),
+            std::string::npos);
 }
 
 const Mistake kMistakesOfRecomputation[] = {
@@ -554,7 +563,7 @@ TEST(CheckPlan, CatchesEveryMistakeOfRecomputation) {
     const ParamLayout layout = Layout(2, true, strategy);
     for (const Mistake& mistake : kMistakesOfRecomputation) {
       SCOPED_TRACE(testing::Message() << NameOf(strategy) << ": " << mistake.what);
-      std::vector<Plan> plans = Plans(layout, {1, 1}, false, {1, 2});
+      std::vector<Plan> plans = Plans(layout, {1, 1}, {1, 2});
       ASSERT_TRUE(CheckPlan(layout, plans).ok());
       mistake.make(plans[1]);
       const absl::Status status = CheckPlan(layout, plans);

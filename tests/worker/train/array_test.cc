@@ -107,19 +107,11 @@ const Course& TwinOf(Cell cell) {
   return found->second;
 }
 
-std::size_t ParamCount() {
-  return ParamLayout::Replicated(UnitSpecs(MakeGpt(kModel, DType::kF32)), 1)->params().size();
-}
-
-// What all ranks hold together. The first tensors are the weights, then as many of each moment.
+// What all ranks hold together.
 std::int64_t ElementsOf(int world, const Sharding& sharding, const Course& twin) {
-  const std::size_t params = ParamCount(), moments = twin.held.size() / params - 1;
-  const std::int64_t weights = twin.state_elements / static_cast<std::int64_t>(moments + 1),
-                     rest = twin.state_elements - weights,
-                     copies = sharding.group > 0 ? world / sharding.group : 1;
-  if (sharding.strategy == Strategy::kReplicated) return world * (weights + rest);
-  if (sharding.strategy == Strategy::kZero3) return copies * (weights + rest);
-  return world * weights + copies * rest;
+  const bool divides = sharding.strategy != Strategy::kReplicated;
+  const int copies = !divides ? world : sharding.group > 0 ? world / sharding.group : 1;
+  return copies * twin.state_elements;
 }
 
 // REGROUP_ARRAY=whole: every cell.

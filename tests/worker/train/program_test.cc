@@ -153,9 +153,16 @@ TEST_F(ProgramTest, APlanCountsShortNumbersAndWhatIsComputedAgain) {
   for (const std::string flags : {"--precision bf16", "--precision f16"}) {
     EXPECT_EQ(of(flags, 0, "weights_bytes"), whole);
     EXPECT_EQ(of(flags, 2, "rounded_bytes"), whole / 2);
-    EXPECT_GT(of(flags, 3, "rounded_bytes"), 0);
-    EXPECT_LT(of(flags, 3, "rounded_bytes"), whole / 6);
-    EXPECT_LE(of(flags, 3, "gathered_bytes"), of("", 3, "gathered_bytes"));
+    // A third of the weights, by whole blocks, and rounded what of them is gathered from and to.
+    for (const std::size_t strategy : {1u, 2u, 3u})
+      EXPECT_NEAR(static_cast<double>(of(flags, strategy, "weights_bytes")) / whole, 1.0 / 3, 0.02);
+    EXPECT_GT(of(flags, 3, "rounded_bytes"), whole / 6);
+    EXPECT_LT(of(flags, 3, "rounded_bytes"), whole / 3);
+    EXPECT_EQ(of(flags, 3, "gathered_bytes"), 0);
+    // Of six bytes for each weight of others that are moved, two are its own and four its
+    // gradient's.
+    EXPECT_NEAR(static_cast<double>(of(flags, 1, "moved_bytes")) / of("", 1, "moved_bytes"), 0.75,
+                0.02);
   }
   for (const std::string flags : {"", "--precision bf16 "}) {
     const std::int64_t none = of(flags, 0, "activations_bytes"),

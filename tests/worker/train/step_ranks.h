@@ -90,7 +90,7 @@ struct Rank {
        Sharding sharding = Strategy::kReplicated, DType type = DType::kF32)
       : model(MakeGpt(kModel, type)),
         layout(*ParamLayout::Create(UnitSpecs(model), ranks.world_size(), sharding.strategy,
-                                    sharding.group)),
+                                    sharding.group, type != DType::kF32)),
         state(*TrainState::Create(layout, &ranks, options.optimizer.kind)),
         sampler(kSeed, dataset.samples()) {
     state.InitializeWeights(layout, kSeed);
@@ -106,6 +106,16 @@ struct Rank {
   absl::StatusOr<StepResult> Step(std::int64_t step, int batch, const Ballot& ballot = {}) {
     return runner->Run(step, sampler.Ids(step * batch, batch), ballot,
                        sampler.Ids((step + 1) * batch, batch));
+  }
+  // The weights that it steps.
+  std::vector<float> Weights() const {
+    std::vector<float> weights;
+    const std::vector<StateTensor> tensors = state.Tensors(layout);
+    for (std::size_t p = 0; p < layout.params().size(); ++p) {
+      for (const StateSlice& slice : tensors[p].slices)
+        weights.insert(weights.end(), slice.data.begin(), slice.data.end());
+    }
+    return weights;
   }
   std::vector<float> Of(std::span<const float> flat, const ParamPlace& place) const {
     const auto begin = flat.begin() + place.flat.begin;
