@@ -70,7 +70,14 @@ class Collectives {
   // Zeroed memory of `count` elements, aligned to 256 bytes, valid until the collectives are
   // destroyed: what lies in it is reduced and gathered without a copy. Ranks name equal ranges of
   // the same arena.
-  virtual absl::StatusOr<Tensor> AllocateTensor(DType type, std::size_t count) = 0;
+  absl::StatusOr<Tensor> AllocateTensor(DType type, std::size_t count) {
+    return AllocateShared(type, count, /*group=*/1);
+  }
+  // One such memory for the ranks of a group of so many consecutive ones, or as many as it takes
+  // where they are on several hosts: what one of them has written others have after the next call.
+  // It may be gathered in place, by that group, and nothing is copied within a host. The world is a
+  // multiple of the group.
+  virtual absl::StatusOr<Tensor> AllocateShared(DType type, std::size_t count, int group) = 0;
   absl::StatusOr<std::span<float>> AllocateArena(std::size_t count);  // Of floats.
 
   // Whether calls wait for a network, so that it pays to compute meanwhile. Equal on all ranks.

@@ -179,7 +179,7 @@ absl::Status MultiHostCommunicator::Move(Flow flow, std::byte* out, std::byte* o
   std::byte* const target = out != nullptr ? out : own_part;
   return taker_->Run(End(), [&](std::uint32_t number, const std::byte* at) {
     const Piece& piece = flow.pieces[number];
-    if (!flow.IsFor(rank_, piece)) return;
+    if (!flow.IsFor(rank_, piece) || (at == nullptr && target == first_part)) return;
     std::memcpy(target + piece.to, at != nullptr ? at : first_part + piece.to, piece.bytes);
   });
 }
@@ -345,10 +345,11 @@ absl::Status MultiHostCommunicator::AllGather(Tensor arena, std::span<const Stre
     CHECK(s.from + s.size <= static_cast<std::int64_t>(arena.size) &&
           s.to + s.size <= static_cast<std::int64_t>(out.size));
     const int owner = first + s.owner;
-    if (HostOf(hosts_, owner) != own_ || (in_place && owner == rank_)) continue;
+    if (HostOf(hosts_, owner) != own_) continue;
+    const std::byte* const theirs = parts[static_cast<std::size_t>(owner - host().first)];
+    if (in_place && theirs == out.data) continue;
     std::memcpy(out.at(static_cast<std::size_t>(s.to)),
-                parts[static_cast<std::size_t>(owner - host().first)] +
-                    static_cast<std::size_t>(s.from) * element,
+                theirs + static_cast<std::size_t>(s.from) * element,
                 static_cast<std::size_t>(s.size) * element);
   }
   if (!alone) {
@@ -358,14 +359,18 @@ absl::Status MultiHostCommunicator::AllGather(Tensor arena, std::span<const Stre
   return local_->NextPhase();
 }
 
-absl::StatusOr<Tensor> MultiHostCommunicator::AllocateTensor(DType type, std::size_t count) {
+absl::StatusOr<Tensor> MultiHostCommunicator::AllocateShared(DType type, std::size_t count,
+                                                             int group) {
+  CHECK(group >= 1 && world_size() % group == 0);
   const Call call(*this);
-  absl::StatusOr<Tensor> part = local_->AllocateTensor(type, count);
+  // Groups on one host each, or one group of all; of others, two could have copies on one host.
+  const int sharers = group == world_size() ? host().count : EachOnOneHost(group) ? group : 1;
+  absl::StatusOr<Tensor> part = local_->AllocateShared(type, count, sharers);
   if (IsCommunicatorFailure(part.status())) return part.status();
   std::int64_t failures = part.ok() ? 0 : 1;
   const absl::Status agreed =
-      SumBrought({kArena, TypeOf(type), count, 0, call.number()}, BytesOf(std::span(&failures, 1)),
-                 Plainly<std::int64_t, &Add>());
+      SumBrought({kArena, TypeOf(type), count, static_cast<std::uint64_t>(group), call.number()},
+                 BytesOf(std::span(&failures, 1)), Plainly<std::int64_t, &Add>());
   RETURN_IF_ERROR(agreed);
   if (!part.ok()) return part.status();
   if (failures == 0) return part;

@@ -36,7 +36,7 @@ class MultiHostCommunicator final : public Communicator {
   int world_size() const override { return hosts_.back().first + hosts_.back().count; }
   void SetDeadline(Duration per_call) override;
   bool WaitsForNetwork() const override { return true; }
-  absl::StatusOr<Tensor> AllocateTensor(DType type, std::size_t count) override;
+  absl::StatusOr<Tensor> AllocateShared(DType type, std::size_t count, int group) override;
   absl::Status AllReduceSum(Tensor inout) override;
   absl::Status ReduceScatter(Tensor arena, std::span<const Stretch> stretches, Tensor out,
                              int group) override;

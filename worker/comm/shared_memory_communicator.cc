@@ -326,6 +326,7 @@ std::optional<SharedMemoryCommunicator::Place> SharedMemoryCommunicator::FindInA
 template <class T>
 absl::Status SharedMemoryCommunicator::SumInArena(Place place, std::size_t count) {
   const SharedArena& arena = arenas_[place.arena];
+  CHECK(arena.sharers == 1);
   const CallHeader header{kSum, TypeOf(arena.type), count, place.Packed(), sequence_};
   RETURN_IF_ERROR(Exchange(header, nullptr, 0));
   // Each rank sums one part of the range for all, in whole cache lines.
@@ -406,6 +407,7 @@ absl::Status SharedMemoryCommunicator::ReduceScatter(Tensor arena,
                                                      std::span<const Stretch> stretches, Tensor out,
                                                      int group) {
   const SharedArena& shared = ArenaOf(arena);
+  CHECK(shared.sharers == 1);
   RETURN_IF_ERROR(Meet(kScatter, shared, stretches, group));
   return WithType(shared.type, [&](auto one) {
     return SumOwned(shared, stretches, out.Elements<decltype(one)>(), group);
@@ -420,7 +422,7 @@ absl::Status SharedMemoryCommunicator::AllGather(Tensor arena, std::span<const S
   const bool in_place = out.data == arena.data;
   const int first = rank_ - rank_ % group;
   for (const Stretch& s : stretches) {
-    if (in_place && first + s.owner == rank_) continue;
+    if (in_place && PartOf(shared, first + s.owner) == out.data) continue;
     CHECK(s.owner >= 0 && s.owner < group &&
           s.from + s.size <= static_cast<std::int64_t>(arena.size) &&
           s.to + s.size <= static_cast<std::int64_t>(out.size) && (!in_place || s.from == s.to));
@@ -436,17 +438,20 @@ absl::Status SharedMemoryCommunicator::AllGather(Tensor arena, std::span<const S
   return NextPhase();
 }
 
-absl::StatusOr<Tensor> SharedMemoryCommunicator::AllocateTensor(DType type, std::size_t count) {
+absl::StatusOr<Tensor> SharedMemoryCommunicator::AllocateShared(DType type, std::size_t count,
+                                                                int group) {
+  CHECK(group >= 1 && world_size_ % group == 0);
   struct Offer {
     Peers::ArenaTicket ticket;
     std::int64_t ok = 0;
   } offer;
   const std::size_t stride =
       (Tensor(type, nullptr, count).bytes() + 4095) / 4096 * 4096 + kArenaSkew;
-  const CallHeader header{kArena, TypeOf(type), count, arenas_.size(), NextCall()};
+  const CallHeader header{kArena, TypeOf(type), count,
+                          static_cast<std::uint64_t>(group) << 32 | arenas_.size(), NextCall()};
   absl::StatusOr<Peers::Arena> arena = absl::UnknownError("");
   if (rank_ == 0) {
-    arena = peers_->MakeArena(stride * static_cast<std::size_t>(world_size_));
+    arena = peers_->MakeArena(stride * static_cast<std::size_t>(world_size_ / group));
     if (arena.ok()) offer = {arena->ticket, 1};
   }
   RETURN_IF_ERROR(Exchange(header, &offer, sizeof offer));
@@ -463,7 +468,7 @@ absl::StatusOr<Tensor> SharedMemoryCommunicator::AllocateTensor(DType type, std:
   if (failures > 0)
     return absl::ResourceExhaustedError(
         absl::StrCat(failures, " other ranks could not open the arena"));
-  arenas_.push_back({arena->base, stride, type, count});
+  arenas_.push_back({arena->base, stride, group, type, count});
   return Tensor(type, PartOf(arenas_.back(), rank_), count);
 }
 

@@ -87,7 +87,7 @@ class SharedMemoryCommunicator final : public Communicator {
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
   void SetDeadline(Duration per_call) override { deadline_ = per_call; }
-  absl::StatusOr<Tensor> AllocateTensor(DType type, std::size_t count) override;
+  absl::StatusOr<Tensor> AllocateShared(DType type, std::size_t count, int group) override;
   absl::Status AllReduceSum(Tensor inout) override;
   absl::Status ReduceScatter(Tensor arena, std::span<const Stretch> stretches, Tensor out,
                              int group) override;
@@ -135,7 +135,8 @@ class SharedMemoryCommunicator final : public Communicator {
  private:
   struct SharedArena {
     std::byte* base;
-    std::size_t stride;  // From one rank's part to the next one's.
+    std::size_t stride;  // From one part to the next one.
+    int sharers;         // Ranks that have a part together.
     DType type;
     std::size_t count;  // Elements in each part.
   };
@@ -152,7 +153,7 @@ class SharedMemoryCommunicator final : public Communicator {
   // The arena that `own` is this rank's part of. REQUIRES: it is one.
   const SharedArena& ArenaOf(const Tensor& own) const;
   std::byte* PartOf(const SharedArena& arena, int rank) const {
-    return arena.base + static_cast<std::size_t>(rank) * arena.stride;
+    return arena.base + static_cast<std::size_t>(rank / arena.sharers) * arena.stride;
   }
   // Every rank has come with the same stretches of the same arena.
   absl::Status Meet(std::uint32_t operation, const SharedArena& arena,

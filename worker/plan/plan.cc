@@ -72,6 +72,7 @@ class Planner {
     // Where weights are gathered once at most, a rank has no part in the others' micro-batches.
     const int own = std::max(1, options_.micro_batches);
     const int rounds = layout_.FreesWeights() ? std::max(own, options_.rounds) : own;
+    if (divided_ && !layout_.FreesWeights() && !options_.overlap) GatherAll();
     for (int round = 0; round < rounds; ++round) Round(round, rounds);
     Free({}, 0, {});
     while (options_.overlap && awaited_ < static_cast<int>(plan_.buckets.size())) Await();
@@ -126,6 +127,15 @@ class Planner {
 
   // They come to their end in the order in which they began.
   void Await() { Add({.op = Op::kAwaitGrad, .bucket = awaited_++}); }
+
+  // One after the other: ranks wait for each other once, and not at each unit.
+  void GatherAll() {
+    for (UnitId u = 0; u < units_; ++u) RoundOnce({u});
+    for (UnitId u = 0; u < units_; ++u) {
+      Begin(u);
+      End(u);
+    }
+  }
 
   // From here on the weights of the units `read` are in place, and where the plan overlaps those of
   // `next`, which are read after them, on their way; where they are freed, of no others but those

@@ -90,9 +90,10 @@ struct PlanOptions {
 // fills it, on the last micro-batch; then SumSquares, Vote, Step of each unit, Commit. A rank
 // without a micro-batch zeroes each bucket and reduces it.
 //
-// Where weights are divided, each unit is gathered before it is first used. Where they are freed,
-// it is so before the next one is used, or where they are not resharded, once no backward needs it
-// any more; ranks with fewer micro-batches than others gather with them. Gradients that are divided
+// Where weights are divided, each unit is gathered before it is first used, or where they are not
+// freed and nothing overlaps, all before the first forward. Where they are freed, a unit is so
+// before the next one is used, or where they are not resharded, once no backward needs it any more;
+// ranks with fewer micro-batches than others gather with them. Gradients that are divided
 // are kept whole between several micro-batches, since sums in another order have other bits; with
 // one micro-batch, units share memory. Reductions that overlap are awaited before SumSquares, or
 // where units share memory, each once the next one has begun. Gathers that overlap begin while the

@@ -151,7 +151,8 @@ absl::Status StepRunner::Allocate(TrainState& state) {
     for (int r = 0; r < layout_.world(); ++r)
       largest =
           std::max(largest, static_cast<std::size_t>(layout_.Elements(StateKind::kWeights, r)));
-    ASSIGN_OR_RETURN(source_, ranks_.AllocateTensor(type_, frees ? largest : copied));
+    ASSIGN_OR_RETURN(source_, frees ? ranks_.AllocateTensor(type_, largest)
+                                    : ranks_.AllocateShared(type_, copied, layout_.group()));
     memory_bytes_ += static_cast<std::int64_t>(source_.bytes());
   } else if (divided) {
     source_ = state.shared_weights;

@@ -34,7 +34,10 @@ absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout, Communi
     std::size_t largest = 0;  // All ranks' parts of an arena are of one size.
     for (int r = 0; r < layout.world(); ++r)
       largest = std::max(largest, ElementsOf(layout, StateKind::kWeights, r));
-    ASSIGN_OR_RETURN(state.shared_weights, ranks->AllocateArena(largest));
+    ASSIGN_OR_RETURN(
+        const Tensor tensor,
+        ranks->AllocateShared(DType::kF32, largest, layout.GathersInPlace() ? layout.group() : 1));
+    state.shared_weights = tensor.Elements<float>();
     state.weights = state.shared_weights.first(weights);
   } else {
     state.weights = state.arena_.Take<float>(weights);

@@ -222,6 +222,35 @@ TEST_P(CommunicatorTest, AllGatherGivesEveryRankWhatTheOwnersHave) {
   }
 }
 
+// What ranks of a host share needs no copy there, and all of them have what others gathered.
+TEST_P(CommunicatorTest, WhatAGroupSharesIsGatheredInPlace) {
+  constexpr std::int64_t kEach = 70001;
+  for (int group = 1; group <= World(); ++group) {
+    if (World() % group != 0) continue;
+    OnEveryRank(GetParam(), [&](Communicator& c) {
+      const auto count = static_cast<std::size_t>(kEach * group);
+      const absl::StatusOr<Tensor> shared = c.AllocateShared(DType::kBF16, count, group);
+      ASSERT_TRUE(shared.ok()) << shared.status();
+      const std::span<BFloat16> all = shared->Elements<BFloat16>();
+      std::vector<Stretch> parts;
+      for (int place = 0; place < group; ++place)
+        parts.push_back({place, kEach * place, kEach * place, kEach});
+      for (int round = 1; round <= 3; ++round) {
+        const auto value = [&](int rank) { return static_cast<float>(10 * round + rank); };
+        const std::span<BFloat16> own = all.subspan(
+            static_cast<std::size_t>(kEach * (c.rank() % group)), static_cast<std::size_t>(kEach));
+        std::fill(own.begin(), own.end(), BFloat16(value(c.rank() % group)));
+        ASSERT_TRUE(c.AllGather(*shared, parts, *shared, group).ok());
+        for (int place = 0; place < group; ++place) {
+          ASSERT_EQ(all[static_cast<std::size_t>(kEach * place)], value(place));
+          ASSERT_EQ(all[static_cast<std::size_t>(kEach * (place + 1) - 1)], value(place));
+        }
+        ASSERT_TRUE(c.Barrier().ok());  // All have looked.
+      }
+    });
+  }
+}
+
 TEST_P(CommunicatorTest, ArenasAreZeroedAlignedAndIndependent) {
   OnEveryRank(GetParam(), [&](Communicator& c) {
     auto first = c.AllocateArena(70000), second = c.AllocateArena(40000);

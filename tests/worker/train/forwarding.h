@@ -16,8 +16,8 @@ class Forwarding : public Communicator {
   int rank() const override { return ranks_.rank(); }
   int world_size() const override { return ranks_.world_size(); }
   void SetDeadline(Duration per_call) override { ranks_.SetDeadline(per_call); }
-  absl::StatusOr<Tensor> AllocateTensor(DType type, std::size_t count) override {
-    return ranks_.AllocateTensor(type, count);
+  absl::StatusOr<Tensor> AllocateShared(DType type, std::size_t count, int group) override {
+    return ranks_.AllocateShared(type, count, group);
   }
   absl::Status AllReduceSum(Tensor inout) override {
     Before();
