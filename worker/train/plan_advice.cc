@@ -19,10 +19,7 @@ std::string Size(std::int64_t bytes) { return FormatBytes(static_cast<std::uint6
 class Search {
  public:
   Search(const TrainConfig& config, const RanksOnHosts& ranks, std::int64_t limit_bytes)
-      : config_(config),
-        world_(ranks.world),
-        per_host_(ranks.per_host),
-        limit_bytes_(limit_bytes) {}
+      : config_(config), ranks_(ranks), limit_bytes_(limit_bytes) {}
 
   absl::StatusOr<std::vector<FittingChange>> Run() {
     RETURN_IF_ERROR(MoreRanks(config_, "").status());
@@ -38,7 +35,9 @@ class Search {
   absl::StatusOr<std::optional<FittingChange>> Fitting(const TrainConfig& config, int world,
                                                        const std::string& options) const {
     for (const Strategy strategy : kAllStrategies) {
-      ASSIGN_OR_RETURN(const MemoryNeed need, NeedOf(config, {world, per_host_}, strategy));
+      RanksOnHosts ranks = ranks_;
+      ranks.world = world;
+      ASSIGN_OR_RETURN(const MemoryNeed need, NeedOf(config, ranks, strategy));
       if (need.all() > limit_bytes_) continue;
       return FittingChange{.options = absl::StrCat(options, " ", FlagsOf(config, strategy)),
                            .rank_bytes = need.all(),
@@ -62,7 +61,7 @@ class Search {
   // As few as fit while one less does not.
   absl::StatusOr<bool> MoreRanks(const TrainConfig& config, const std::string& options) {
     const int step = std::max(1, config.shard_group), most = kMostPlannedRanks / step * step;
-    int fewer = world_, ranks = world_;
+    int fewer = ranks_.world, ranks = ranks_.world;
     for (bool fits = false; !fits;) {
       if (ranks >= most) return false;
       fewer = ranks;
@@ -77,7 +76,7 @@ class Search {
     return Try(config, ranks, absl::StrCat(options, "--world ", ranks));
   }
 
-  std::int64_t Samples() const { return RankSlice(config_.batch, 0, world_).size; }
+  std::int64_t Samples() const { return RankSlice(config_.batch, 0, ranks_.world).size; }
 
   // Half of it, a quarter and so on.
   absl::StatusOr<bool> SmallerMicroBatch(const TrainConfig& config, const std::string& options) {
@@ -89,7 +88,7 @@ class Search {
       if (Samples() / smaller.micro_batch > kMostMicroBatches) return false;
       ASSIGN_OR_RETURN(
           const bool fits,
-          Try(smaller, world_, absl::StrCat(options, "--micro-batch ", smaller.micro_batch)));
+          Try(smaller, ranks_.world, absl::StrCat(options, "--micro-batch ", smaller.micro_batch)));
       if (fits) return true;
     }
     return false;
@@ -101,7 +100,7 @@ class Search {
       TrainConfig more = config_;
       more.recompute = level;
       ASSIGN_OR_RETURN(const bool fits,
-                       Try(more, world_, absl::StrCat("--recompute ", NameOf(level))));
+                       Try(more, ranks_.world, absl::StrCat("--recompute ", NameOf(level))));
       if (fits) return true;
     }
     return false;
@@ -112,7 +111,7 @@ class Search {
     if (config_.micro_batch >= Samples()) return false;
     TrainConfig one = config_;
     one.micro_batch = static_cast<int>(Samples());
-    return Try(one, world_, absl::StrCat("--micro-batch ", one.micro_batch));
+    return Try(one, ranks_.world, absl::StrCat("--micro-batch ", one.micro_batch));
   }
 
   // All of these together.
@@ -132,7 +131,7 @@ class Search {
   }
 
   const TrainConfig& config_;
-  const int world_, per_host_;
+  const RanksOnHosts ranks_;
   const std::int64_t limit_bytes_;
   std::vector<FittingChange> found_;
 };

@@ -43,22 +43,28 @@ std::vector<UnitId> Recomputed(const AnyModel& model, const TrainConfig& config)
   return std::visit([&](const auto& m) { return UnitsRecomputed(m, config.recompute); }, model);
 }
 
+bool SharesWeights(const ParamLayout& layout) {
+  return layout.Divides(StateKind::kWeights) && !layout.FreesWeights();
+}
+
 // What rank 0 takes from others in a step and gives to them, in bytes.
 std::int64_t MovedBytes(const Planned& planned, DType precision) {
   const ParamLayout& layout = planned.layout;
-  const auto elements = [&](UnitId first, UnitId last, bool own) {
+  // What the first so many ranks own of the units, or the others.
+  const auto elements = [&](UnitId first, UnitId last, int ranks, bool own) {
     std::int64_t sum = 0;
     for (UnitId u = first; u <= last; ++u) {
       for (ParamId p : layout.units()[static_cast<std::size_t>(u)].params) {
         for (const Share& share : layout.Shares(p))
-          sum += (share.owner == 0) == own ? share.flat.size : 0;
+          sum += (share.owner < ranks) == own ? share.flat.size : 0;
       }
     }
     return sum;
   };
+  const int sharers = SharesWeights(layout) ? planned.sharers : 1;
   std::int64_t moved = 0;
   for (const Instruction& i : planned.plan.instructions) {
-    if (i.op == Op::kGather) moved += elements(i.unit, i.unit, false) * SizeOf(precision);
+    if (i.op == Op::kGather) moved += elements(i.unit, i.unit, sharers, false) * SizeOf(precision);
     if (i.op != Op::kReduceGrad) continue;
     const Bucket& bucket = planned.plan.buckets[static_cast<std::size_t>(i.bucket)];
     const auto all_reduced = [](std::int64_t size, int ranks) {
@@ -68,7 +74,7 @@ std::int64_t MovedBytes(const Planned& planned, DType precision) {
       moved += all_reduced(bucket.flat.size, layout.world()) * kElementBytes;
       continue;
     }
-    const std::int64_t owned = elements(bucket.first_unit, bucket.last_unit, true);
+    const std::int64_t owned = elements(bucket.first_unit, bucket.last_unit, 1, true);
     moved += (owned * (layout.group() - 1) + all_reduced(owned, layout.groups())) * kElementBytes;
   }
   return moved;
@@ -99,6 +105,14 @@ std::size_t WideningBytes(const TrainConfig& config, const Planned& planned, con
 
 }  // namespace
 
+int RanksOnHosts::Sharers(int group) const {
+  if (!shared_memory) return 1;
+  const int most = per_host == 0 ? world : std::min(per_host, world),
+            last = world % most == 0 ? most : world % most;
+  if (group == world) return last;
+  return most % group == 0 && last % group == 0 ? group : 1;
+}
+
 absl::StatusOr<Planned> PlanFor(const TrainConfig& config, const RanksOnHosts& ranks,
                                 Strategy strategy) {
   AnyModel model = MakeGpt(config.Model(), config.Precision());
@@ -109,7 +123,8 @@ absl::StatusOr<Planned> PlanFor(const TrainConfig& config, const RanksOnHosts& r
   options.overlap = ranks.hosts() > 1;
   options.reshard_after_forward = config.reshard_after_forward;
   ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, options));
-  return Planned{std::move(model), std::move(layout), std::move(plan)};
+  const int sharers = ranks.Sharers(layout.group());
+  return Planned{std::move(model), std::move(layout), std::move(plan), sharers};
 }
 
 absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& planned) {
@@ -118,11 +133,15 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& plan
   const bool divided = layout.Divides(StateKind::kMoments);
   const Extent extent = ExtentOf(config, planned);
   MemoryNeed need;
+  const auto part = [&](std::int64_t bytes) {
+    return SharesWeights(layout) ? (bytes + planned.sharers - 1) / planned.sharers : bytes;
+  };
   need.weights = MostElements(layout, StateKind::kWeights) * kElementBytes;
+  if (layout.GathersInPlace()) need.weights = part(need.weights);
   // Where gathered weights are freed, what a rank owns is rounded beside them.
   const std::int64_t copied = planned.plan.weights.elements,
                      source = layout.FreesWeights() ? LargestOwned(layout) : 0;
-  if (layout.rounded()) need.rounded = (copied + source) * SizeOf(config.Precision());
+  if (layout.rounded()) need.rounded = part((copied + source) * SizeOf(config.Precision()));
   if (!layout.rounded() && layout.FreesWeights()) need.gathered = copied * kElementBytes;
   const auto slots = static_cast<std::int64_t>(StateNames(config.optimizer).size());
   need.moments =
@@ -168,14 +187,16 @@ std::array<MemoryNeed, 3> NeedOverStep(const TrainConfig& config, const Planned&
   for (std::size_t p = 0; p < uses.size(); ++p) {
     const StepUse& use = uses[p];
     const bool rounded = planned.layout.rounded();
-    parts[p] = {
-        .weights = need.weights,
-        .gathered = rounded ? 0 : use.copied_elements * kElementBytes,
-        .gradients = (use.gradient_elements + use.owned_elements) * kElementBytes,
-        .moments = need.moments,
-        .activations = use.activation_bytes > 0 ? use.activation_bytes + shared : 0,
-        .rounded = rounded ? (use.copied_elements + source) * SizeOf(config.Precision()) : 0,
-        .snapshots = 0};
+    parts[p] = {.weights = need.weights,
+                .gathered = rounded ? 0 : use.copied_elements * kElementBytes,
+                .gradients = (use.gradient_elements + use.owned_elements) * kElementBytes,
+                .moments = need.moments,
+                .activations = use.activation_bytes > 0 ? use.activation_bytes + shared : 0,
+                .rounded = !rounded ? 0
+                           : SharesWeights(planned.layout)
+                               ? need.rounded
+                               : (use.copied_elements + source) * SizeOf(config.Precision()),
+                .snapshots = 0};
   }
   return parts;
 }

@@ -21,21 +21,25 @@ inline constexpr Strategy kAllStrategies[] = {Strategy::kReplicated, Strategy::k
 // summed with and gathered from, and what is under way keeps its memory.
 struct RanksOnHosts {
   int world = 1;
-  int per_host = 0;  // 0: all of them.
+  int per_host = 0;           // 0: all of them.
+  bool shared_memory = true;  // On one host; each GPU has its own.
   int hosts() const { return per_host == 0 ? 1 : (world + per_host - 1) / per_host; }
+  // Ranks that have one buffer of the weights that a group of so many gathers, at least.
+  int Sharers(int group) const;
 };
 
 struct Planned {
   AnyModel model;
   ParamLayout layout;
-  Plan plan;  // Rank 0's, which has most samples.
+  Plan plan;        // Rank 0's, which has most samples.
+  int sharers = 1;  // Of weights that are gathered and not freed.
 };
 // Invalid argument, as the training would say it.
 absl::StatusOr<Planned> PlanFor(const TrainConfig& config, const RanksOnHosts& ranks,
                                 Strategy strategy);
 
 // Memory that a training allocates on one rank, in bytes. Of each kind it is what the rank has that
-// has most. Moments are all that the optimizer keeps.
+// has most; of what it shares, its part. Moments are all that the optimizer keeps.
 struct MemoryNeed {
   std::int64_t weights = 0, gathered = 0, gradients = 0, moments = 0, activations = 0;
   std::int64_t rounded = 0;    // Weights of 16 bits, which a step computes with.

@@ -24,7 +24,7 @@ struct PlanConfig {
   std::uint64_t link_bytes_per_second = 0;  // Between ranks, each way; 0: the GPU's.
   bool show = false, json = false;
 
-  RanksOnHosts Ranks() const { return {world, nproc_per_node}; }
+  RanksOnHosts Ranks() const { return {world, nproc_per_node, !gpu}; }
 };
 
 CommandDescription DescribePlan();

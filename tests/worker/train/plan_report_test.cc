@@ -124,7 +124,7 @@ TEST(PlanReport, NoPartOfAStepUsesMoreThanIsAllocated) {
 // Each change that is told makes it fit, and one rank less does not.
 TEST(PlanReport, WhatWouldFitDoesFit) {
   for (const std::string flags : {"--world 2 --memory 4MiB ", "--world 2 --memory 2MiB ",
-                                  "--world 2 --memory 1900KiB ", "--world 2 --memory 1500KiB "}) {
+                                  "--world 2 --memory 1900KiB ", "--world 2 --memory 1300KiB "}) {
     const Json advice = SaidAsJson(kSmall + flags)["suggested"];
     EXPECT_TRUE(advice["strategy"].is_null());
     EXPECT_EQ(advice["reason"].get<std::string>().rfind("nothing fits ", 0), 0u);
@@ -147,8 +147,8 @@ TEST(PlanReport, WhatWouldFitDoesFit) {
     }
   }
   EXPECT_EQ(SaidAsJson(std::string(kSmall) +
-                       "--world 2 --memory 1500KiB")["suggested"]["would_fit"][0]["idle_ranks"],
-            49 - 12);
+                       "--world 2 --memory 1300KiB")["suggested"]["would_fit"][0]["idle_ranks"],
+            25 - 12);
   EXPECT_NE(Said(std::string(kSmall) + "--memory 1KiB").find("a smaller --width"),
             std::string::npos);
 }
@@ -193,7 +193,18 @@ TEST(PlanReport, WhatIsUnderWayBetweenHostsKeepsItsMemory) {
     return Whole(far["strategies"][strategy][kind]) - Whole(near["strategies"][strategy][kind]);
   };
   EXPECT_EQ(far["strategies"][0], near["strategies"][0]);
-  EXPECT_EQ(far["strategies"][1], near["strategies"][1]);
+  // Ranks of one host have one buffer of weights, and gather what other hosts have.
+  EXPECT_EQ(Whole(far["strategies"][1]["weights_bytes"]),
+            Whole(near["strategies"][1]["weights_bytes"]) * 2);
+  EXPECT_EQ(more(1, "rank_bytes"), more(1, "weights_bytes"));
+  EXPECT_NEAR(Real(near["strategies"][1]["moved_bytes"]) * 2,
+              Real(near["strategies"][0]["moved_bytes"]),
+              Real(near["strategies"][0]["moved_bytes"]) / 20);
+  EXPECT_NEAR(static_cast<double>(more(1, "moved_bytes")),
+              Real(near["strategies"][0]["weights_bytes"]) / 2, 8 * 4096);
+  // GPUs of one host do not.
+  EXPECT_EQ(SaidAsJson(flags + "--gpu h100")["strategies"][1]["weights_bytes"],
+            near["strategies"][0]["weights_bytes"]);
   // A block and the embedding: 12 d² + 13 d, and the head's context.
   EXPECT_GT(more(3, "gathered_bytes"), 12 * 64 * 64 * 4);
   EXPECT_LT(more(3, "gathered_bytes"), 13 * 64 * 64 * 4 + (256 + 32) * 64 * 4);
@@ -224,10 +235,13 @@ TEST(PlanReport, SuggestsTheLeastDividedThatCostsNoMore) {
   const auto suggested = [](const std::string& flags) {
     return SaidAsJson(kSmall + flags)["suggested"];
   };
-  EXPECT_EQ(suggested("--world 4")["strategy"], "ddp");
-  EXPECT_EQ(suggested("--world 4 --memory 1GiB")["strategy"], "ddp");
+  EXPECT_EQ(suggested("--world 4 --nproc-per-node 1")["strategy"], "ddp");
+  EXPECT_EQ(suggested("--world 4 --nproc-per-node 1 --memory 1GiB")["strategy"], "ddp");
+  // Where ranks share one buffer of weights, only gradients are moved, and half as much of them.
+  EXPECT_EQ(suggested("--world 4")["strategy"], "zero-1");
   // So large that units are more than one bucket of gradients.
-  const std::string large = "--layers 6 --width 512 --heads 4 --context 32 --batch 4 --world 4 ";
+  const std::string large =
+      "--layers 6 --width 512 --heads 4 --context 32 --batch 4 --world 4 --nproc-per-node 1 ";
   const Json all = SaidAsJson(large);
   for (std::size_t s = 1; s < 4; ++s) {
     const std::int64_t bytes = Whole(all["strategies"][s]["rank_bytes"]);
