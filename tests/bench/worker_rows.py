@@ -1,12 +1,16 @@
 """Rows of the native worker: the training step against PyTorch, collectives against Gloo, aborts."""
+import array
+import contextlib
 import json
 import os
+import random
 import re
 import statistics
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 from row import Row, Unavailable
 
@@ -83,6 +87,123 @@ def against_gloo(case, rounds=5):
     return measure
 
 
+def against_all_reduce(case, rounds=5):
+    """Ratio of its median to that of an all-reduce of the same size, one ratio per round."""
+    def measure(bin_dir):
+        path = os.path.join(bin_dir, "bench_comm")
+        if not os.path.exists(path):
+            raise Unavailable("bench_comm was not built")
+        ratios = []
+        for _ in range(rounds):
+            lines = {line["name"]: line for line in json_lines([path, "--only", "halves"])}
+            ratios.append(lines[f"halves: {case}"]["p50"] / lines["halves: allreduce_64MiB"]["p50"])
+        return ratios, f"{lines[f'halves: {case}']['setup']}; medians of {rounds} rounds"
+    return measure
+
+
+SMALL = ("6 layers, 384 wide (10.7 M weights), B 8, T 256", ["--batch", "8", "--micro-batch", "8", "--context", "256"])
+GPT2 = ("12 layers, 768 wide, vocabulary 50257 (124 M weights), B 4, T 64",
+        ["--layers", "12", "--width", "768", "--heads", "12", "--vocabulary", "50257", "--batch", "4", "--micro-batch", "4", "--context", "64"])
+
+
+@contextlib.contextmanager
+def training(bin_dir, ranks, threads, flags, steps):
+    """A training of one node that goes on, and the file that it says its steps in."""
+    with tempfile.TemporaryDirectory() as folder:
+        said, tokens = os.path.join(folder, "said"), os.path.join(folder, "tokens.bin")
+        array.array("H", random.Random(1).choices(range(50257), k=1 << 16)).tofile(open(tokens, "wb"))
+        data = tokens if "50257" in flags else "/usr/share/common-licenses"
+        with open(said, "w") as out:
+            job = subprocess.Popen(
+                [os.path.join(bin_dir, "regroup"), "run", "--standalone", "--insecure", "--nproc-per-node", str(ranks), "--state-dir",
+                 os.path.join(folder, "state"), os.path.join(bin_dir, "regroup-worker"), "train", "--data", data, "--steps",
+                 str(steps), *flags], stdout=out, stderr=subprocess.STDOUT, env=dict(os.environ, OMP_NUM_THREADS=str(threads)))
+        try:
+            yield job, said
+        finally:
+            if job.poll() is None:
+                job.terminate()
+                job.wait(60)
+
+
+def tokens_per_second(bin_dir, ranks, threads, flags, steps):
+    """The median over its steps but the first two."""
+    with training(bin_dir, ranks, threads, flags, steps) as (job, said):
+        code = job.wait(600)
+        with open(said) as out:
+            text = out.read()
+    rates = [float(rate.replace(",", "")) for rate in re.findall(r"([0-9,.]+) tok/s", text)][2:]
+    if code or not rates:
+        raise RuntimeError(f"exit {code}: {text[-400:]}")
+    return statistics.median(rates)
+
+
+def ranks_against_threads(model, strategy, rounds=3, steps=10):
+    """Ratio of the speed of two ranks of one thread to that of one rank of two."""
+    words, flags = model
+    def measure(bin_dir):
+        ratios = []
+        for _ in range(rounds):
+            one = tokens_per_second(bin_dir, 1, 2, flags, steps)
+            two = tokens_per_second(bin_dir, 2, 1, [*flags, "--strategy", strategy], steps)
+            ratios.append(two / one)
+        return ratios, f"{words}, f32 AdamW, {strategy}; medians of {steps - 2} steps, interleaved; the last {two:.0f} and {one:.0f} tokens/s"
+    return measure
+
+
+def trainer_against_step(rounds=3, steps=12):
+    """Ratio of a step of the trainer, alone, to the step without data, vote, log and control."""
+    def measure(bin_dir):
+        ratios = []
+        bare = [os.path.join(bin_dir, "bench_train_step"), "--steps", str(steps), "--warmup", "3", "--threads", "2"]
+        for _ in range(rounds):
+            whole = 8 * 256 * 1e3 / tokens_per_second(bin_dir, 1, 2, SMALL[1], steps)
+            (line,) = json_lines(bare)
+            ratios.append(whole / line["p50"])
+        return ratios, f"{SMALL[0]}, f32, 2 threads; medians of {steps} steps, interleaved; the last {whole:.0f} and {line['p50']:.0f} ms"
+    return measure
+
+
+def faults_of_a_step():
+    def measure(bin_dir):
+        (line,) = json_lines([os.path.join(bin_dir, "bench_train_step"), "--steps", "12", "--warmup", "3", "--threads", "2"])
+        return [line["page_faults_per_step"]], f"{SMALL[0]}, f32, 2 threads, 12 steps after 3"
+    return measure
+
+
+def memory_against_plan(strategy, ranks=4):
+    """Ratio of what the ranks of a host have in memory together, shared pages once, to what `regroup plan` says of them."""
+    words, flags = GPT2
+    def measure(bin_dir):
+        planned = json_lines_of_plan(bin_dir, [*flags, "--world", str(ranks), "--strategy", strategy])
+        def resident(pid):
+            with open(f"/proc/{pid}/smaps_rollup") as rollup:
+                return 1024 * int(re.search(r"^Pss: +(\d+) kB", rollup.read(), re.M)[1])
+        with training(bin_dir, ranks, 1, [*flags, "--strategy", strategy], 1000) as (job, said):
+            most, end = 0, time.monotonic() + 120
+            while time.monotonic() < end and job.poll() is None:
+                with open(said) as out:
+                    if len(re.findall("tok/s", out.read())) >= 3:
+                        break
+                time.sleep(0.2)
+            listed = subprocess.run(["pgrep", "-f", "regroup-worker train .*--steps 1000"], capture_output=True, text=True).stdout.split()
+            workers = [int(pid) for pid in listed if os.readlink(f"/proc/{pid}/exe").endswith("regroup-worker")]
+            if len(workers) != ranks:
+                raise RuntimeError(f"{len(workers)} ranks")
+            for _ in range(10):
+                most = max(most, sum(resident(pid) for pid in workers))
+                time.sleep(0.2)
+        return [most / (ranks * planned)], (f"{words}, f32, {strategy}, {ranks} ranks of one host: {most / 2**20:.0f} MiB, each page once, planned "
+                                            f"{ranks * planned / 2**20:.0f}")
+    return measure
+
+
+def json_lines_of_plan(bin_dir, flags):
+    done = subprocess.run([os.path.join(bin_dir, "regroup-worker"), "plan", "--json", *flags], capture_output=True, text=True, check=True)
+    plan = json.loads(done.stdout)
+    return next(s["rank_bytes"] for s in plan["strategies"] if s["strategy"] == plan["strategy"])
+
+
 def steps_on_two_hosts(bin_dir, pair, name, steps):
     """Seconds of each step but the first three, and bytes that a host sent for it: one rank of one thread on each host."""
     def sent():
@@ -134,8 +255,17 @@ def exposed(rounds=3, steps=15):
 ROWS = [
     Row("train step against PyTorch", "x", 1.8, 2.3, train_step(), higher_is_better=True),
     Row("all-reduce 64 MiB, 2 ranks", "s", 0.015, 0.007, collective("allreduce_64MiB", "--only", "allreduce_64MiB")),
+    Row("all-reduce 64 MiB, 2 ranks, against Gloo", "x", 0.25, 0.15, against_gloo("allreduce_64MiB")),
+    Row("reduce-scatter 64 MiB against all-reduce", "x", 0.6, 0.55, against_all_reduce("reducescatter_64MiB")),
+    Row("all-gather 64 MiB against all-reduce", "x", 0.6, 0.55, against_all_reduce("allgather_64MiB")),
     Row("all-reduce 1 KiB, 2 ranks", "s", 20e-6, 5e-6, collective("allreduce_1KiB", "--only", "allreduce_1KiB")),
     Row("all-reduce 64 MiB between 2 hosts against Gloo", "x", 1.0, 0.7, against_gloo("hosts_64MiB")),
+    Row("DDP of 11 M, 2 ranks against 2 threads", "x", 0.93, 0.97, ranks_against_threads(SMALL, "ddp"), higher_is_better=True),
+    Row("DDP of 124 M, 2 ranks against 2 threads", "x", 0.8, 0.85, ranks_against_threads(GPT2, "ddp"), higher_is_better=True),
+    Row("ZeRO-1 of 124 M, 2 ranks against 2 threads", "x", 0.85, 0.9, ranks_against_threads(GPT2, "zero-1"), higher_is_better=True),
+    Row("a step of the trainer against the bare one", "x", 1.01, 1.0, trainer_against_step()),
+    Row("page faults of a training step", "", 0, 0, faults_of_a_step()),
+    Row("memory of 4 ranks under ZeRO-3 against their plan", "x", 1.03, 1.0, memory_against_plan("zero-3")),
     Row("exposed communication of a DDP step between 2 hosts at 1 Gbit/s", "of it", 0.25, 0.1, exposed()),
     Row("abort to every rank back, 3 ranks", "s", 0.02, 0.005, collective("abort", "--only", "abort")),
     Row("peer killed to every survivor back, 3 ranks", "s", 0.05, 0.025, collective("peer_killed", "--only", "peer_killed")),
