@@ -348,9 +348,9 @@ absl::Status MultiHostCommunicator::AllGather(Tensor arena, std::span<const Stre
     if (HostOf(hosts_, owner) != own_) continue;
     const std::byte* const theirs = parts[static_cast<std::size_t>(owner - host().first)];
     if (in_place && theirs == out.data) continue;
-    std::memcpy(out.at(static_cast<std::size_t>(s.to)),
-                theirs + static_cast<std::size_t>(s.from) * element,
-                static_cast<std::size_t>(s.size) * element);
+    CopyPastCaches(out.at(static_cast<std::size_t>(s.to)),
+                   theirs + static_cast<std::size_t>(s.from) * element,
+                   static_cast<std::size_t>(s.size) * element);
   }
   if (!alone) {
     RETURN_IF_ERROR(Move({.header = header, .sums = false, .pieces = pieces, .sources = parts},

@@ -5,6 +5,10 @@
 #include <cstring>
 #include <type_traits>
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 namespace regroup::worker {
 namespace {
 
@@ -35,6 +39,34 @@ void Round(T* __restrict out, const float* __restrict sum, std::size_t count) {
 }
 
 }  // namespace
+
+void CopyPastCaches(std::byte* to, const std::byte* from, std::size_t bytes) {
+#if defined(__x86_64__)
+  constexpr std::size_t kCached = 256 << 10, kLine = 64;
+  if (bytes <= kCached) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  const std::size_t head =
+      std::min(bytes, (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine);
+  std::memcpy(to, from, head);
+  std::size_t at = head;
+  for (; at + kLine <= bytes; at += kLine) {
+    const auto* in = reinterpret_cast<const __m128i*>(from + at);
+    auto* out = reinterpret_cast<__m128i*>(to + at);
+    const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2),
+                  d = _mm_loadu_si128(in + 3);
+    _mm_stream_si128(out, a);
+    _mm_stream_si128(out + 1, b);
+    _mm_stream_si128(out + 2, c);
+    _mm_stream_si128(out + 3, d);
+  }
+  _mm_sfence();
+  std::memcpy(to + at, from + at, bytes - at);
+#else
+  std::memcpy(to, from, bytes);
+#endif
+}
 
 template <typename T>
 void SumIntoAll(std::span<T* const> sources, std::size_t begin, std::size_t end) {

@@ -8,6 +8,10 @@
 
 namespace regroup::worker {
 
+// As memcpy, but what is more than 256 KiB is written past the caches: it is not read soon, and
+// they would have to fetch what it is written over.
+void CopyPastCaches(std::byte* to, const std::byte* from, std::size_t bytes);
+
 // Sums of float, BFloat16 and Half are made in floats.
 
 // sources[0][i] + sources[1][i] + …, added in this order, is written to every one of the sources,

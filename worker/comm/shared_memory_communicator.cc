@@ -431,8 +431,8 @@ absl::Status SharedMemoryCommunicator::AllGather(Tensor arena, std::span<const S
                size = static_cast<std::size_t>(s.size);
     for (std::size_t at = 0; at < size; at += kSumAtOnce) {
       if (segment_->failure.load(std::memory_order_relaxed) != 0) return Failure();
-      std::memcpy(out.at(to + at), theirs.at(from + at),
-                  std::min(kSumAtOnce, size - at) * arena.element_bytes());
+      CopyPastCaches(out.at(to + at), theirs.at(from + at),
+                     std::min(kSumAtOnce, size - at) * arena.element_bytes());
     }
   }
   return NextPhase();
