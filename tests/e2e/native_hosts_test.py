@@ -78,6 +78,10 @@ class Native(hosts.TwoHostsTestCase):
                 self.on_one(f"one-{strategy}", 24, "--strategy", strategy)
                 self.same(f"two-{strategy}", f"one-{strategy}")
             self.same(f"two-{strategy}", "one-ddp")
+        self.on_one("one-bf16", 24, "--precision", "bf16")
+        for strategy in ("zero-1", "zero-3"):  # What is gathered is rounded.
+            self.on_two(f"two-bf16-{strategy}", 24, "--precision", "bf16", "--strategy", strategy)
+            self.same(f"two-bf16-{strategy}", "one-bf16")
 
     def test_groups_have_the_bits_of_one_host(self):
         """A copy on each host; and groups that lie across both of them."""
