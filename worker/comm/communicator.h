@@ -75,8 +75,8 @@ class Collectives {
   }
   // One such memory for the ranks of a group of so many consecutive ones, or as many as it takes
   // where they are on several hosts: what one of them has written others have after the next call.
-  // It may be gathered in place, by that group, and nothing is copied within a host. The world is a
-  // multiple of the group.
+  // It may be gathered in place, by that group, and nothing is copied within a host; it may not be
+  // reduced. The world is a multiple of the group.
   virtual absl::StatusOr<Tensor> AllocateShared(DType type, std::size_t count, int group) = 0;
   absl::StatusOr<std::span<float>> AllocateArena(std::size_t count);  // Of floats.
 
@@ -92,8 +92,8 @@ class Collectives {
   virtual absl::Status ReduceScatter(Tensor arena, std::span<const Stretch> stretches, Tensor out,
                                      int group) = 0;
   // Each stretch of an owner's arena is written to `out` of every rank; from the owner in its own
-  // group, where each group is on one host. REQUIRES as above, and that owners at one place hold
-  // the same.
+  // group, where each group is on one host. REQUIRES as above, or memory
+  // that a group shares, and that owners at one place hold the same.
   virtual absl::Status AllGather(Tensor arena, std::span<const Stretch> stretches, Tensor out,
                                  int group) = 0;
 };

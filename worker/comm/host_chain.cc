@@ -344,7 +344,8 @@ void HostChain::ChooseWakes() {
     std::size_t left = 0;
     for (std::size_t k = lane.ready; k < lane.pieces.size() && left < kWakeBytes; ++k) {
       const Piece& piece = flow_.pieces[lane.pieces[k]];
-      if (Receives(lane, piece)) left += piece.bytes - (k == lane.ready ? lane.in_bytes : 0);
+      if (Receives(lane, piece))
+        left += BytesIn(lane, piece) - (k == lane.ready ? lane.in_bytes : 0);
     }
     WakeAt(*lane.in, lane.in->open() && left >= kWakeBytes ? static_cast<int>(kWakeBytes) : 1);
   }

@@ -271,6 +271,7 @@ std::vector<const std::byte*> MultiHostCommunicator::PartsOf(std::size_t arena) 
 
 absl::Status MultiHostCommunicator::SumInArena(SharedMemoryCommunicator::Place place,
                                                const Tensor& range, std::uint64_t call) {
+  CHECK(local_->SharersOf(place.arena) == 1);
   const CallHeader header{kSum, TypeOf(range.type), range.size, place.Packed(), call};
   RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));
   std::vector<Piece> pieces;
@@ -310,6 +311,7 @@ absl::Status MultiHostCommunicator::ReduceScatter(Tensor arena, std::span<const 
   const auto place = local_->FindInArena(arena);
   CHECK(place.has_value() && place->offset == 0 && out.type == arena.type);
   CHECK(group >= 1 && world_size() % group == 0);
+  CHECK(local_->SharersOf(place->arena) == 1);
   const CallHeader header{kScatter, TypeOf(arena.type), stretches.size(),
                           HashOf(stretches, group) + place->arena, call.number()};
   RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));
@@ -343,7 +345,7 @@ absl::Status MultiHostCommunicator::AllGather(Tensor arena, std::span<const Stre
   const std::vector<Piece> pieces = PiecesOf(stretches, element, kPieceBytes);
   for (const Stretch& s : stretches) {
     CHECK(s.from + s.size <= static_cast<std::int64_t>(arena.size) &&
-          s.to + s.size <= static_cast<std::int64_t>(out.size));
+          s.to + s.size <= static_cast<std::int64_t>(out.size) && (!in_place || s.from == s.to));
     const int owner = first + s.owner;
     if (HostOf(hosts_, owner) != own_) continue;
     const std::byte* const theirs = parts[static_cast<std::size_t>(owner - host().first)];

@@ -43,8 +43,8 @@ void Pause() {
 
 std::string Describe(const CallHeader& header) {
   static constexpr const char* kOperations[] = {
-      "?",         "Barrier",       "AllReduceSum",  "AllReduce",
-      "Broadcast", "AllocateArena", "ReduceScatter", "AllGather"};
+      "?",         "Barrier",        "AllReduceSum",  "AllReduce",
+      "Broadcast", "AllocateTensor", "ReduceScatter", "AllGather"};
   static constexpr const char* kTypes[] = {"?", "byte", "float", "double", "int64", "bf16", "f16"};
   return absl::StrCat(kOperations[header.operation <= kGather ? header.operation : 0], "(",
                       header.count, " × ", kTypes[header.type <= kHalf ? header.type : 0],

@@ -116,6 +116,8 @@ class SharedMemoryCommunicator final : public Communicator {
   absl::Status NextPhase();
   std::optional<Place> FindInArena(const Tensor& range) const;
   std::byte* PartOf(std::size_t arena, int rank) const { return PartOf(arenas_[arena], rank); }
+  // Ranks that have a part of it together.
+  int SharersOf(std::size_t arena) const { return arenas_[arena].sharers; }
   // All ranks do this, or none.
   void ForgetLastArena() { arenas_.pop_back(); }
   // Any thread: the failure word, or 0; the first that was published stays.

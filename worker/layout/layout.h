@@ -77,9 +77,9 @@ struct Share {
 
 // Where every element of every parameter lives. The flat order is unit after unit, all tensors of a
 // unit side by side. For each kind of state a rank holds boxes of it, one after the other in a
-// buffer: one box of everything, or, where ranks divide that kind, what the rank owns. It steps
-// what it owns, and saves its part of it. Padding elements are zero in every such buffer and stay
-// zero. Pure and immutable.
+// buffer (but see GathersInPlace): one box of everything, or, where ranks divide that kind, what
+// the rank owns. It steps what it owns, and saves its part of it. Padding elements are zero in
+// every such buffer and stay zero. Pure and immutable.
 class ParamLayout {
  public:
   static constexpr std::int64_t kAlignElements = 64;  // 256 bytes of fp32.

@@ -28,7 +28,7 @@ class Walk {
         units_(static_cast<UnitId>(layout.units().size())),
         divided_(layout.Divides(StateKind::kWeights)),
         weights_(layout.units().size(),
-                 divided_ || plan.rounds ? Weights::kAbsent : Weights::kReady),
+                 divided_ || layout.rounded() ? Weights::kAbsent : Weights::kReady),
         rounded_(layout.units().size(), false),
         recomputed_(layout.units().size(), false),
         filled_(layout.units().size(), false),
@@ -43,10 +43,6 @@ class Walk {
       return absl::FailedPreconditionError(
           absl::StrCat("plan of rank ", plan_.rank, " says of ", plan_.first_writers.size(), " of ",
                        layout_.params().size(), " gradients who writes first"));
-    }
-    if (plan_.rounds != layout_.rounded()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "plan of rank ", plan_.rank, plan_.rounds ? " rounds" : " does not round", " weights"));
     }
     RETURN_IF_ERROR(CheckWindows("weights", plan_.weights, layout_.FreesWeights()));
     RETURN_IF_ERROR(
@@ -154,7 +150,7 @@ class Walk {
     const auto unit = static_cast<std::size_t>(instruction.unit);
     if (!divided_) return Broken("every rank has these weights");
     if (voted_) return Broken("comes after the Vote, when weights change");
-    if (plan_.rounds && !rounded_[unit]) return Broken("what its ranks own is not rounded");
+    if (layout_.rounded() && !rounded_[unit]) return Broken("what its ranks own is not rounded");
     if (weights_[unit] != Weights::kAbsent) return Broken("the unit is gathered already");
     std::vector<bool> in_use;
     for (const Weights w : weights_) in_use.push_back(w != Weights::kAbsent);
@@ -185,7 +181,7 @@ class Walk {
   absl::Status Round(const Instruction& instruction) {
     if (!IsUnit(instruction.unit)) return Broken("no such unit");
     const auto unit = static_cast<std::size_t>(instruction.unit);
-    if (!plan_.rounds) return Broken("weights are computed with as they are");
+    if (!layout_.rounded()) return Broken("weights are computed with as they are");
     if (voted_) return Broken("comes after the Vote, when weights change");
     if (rounded_[unit]) return Broken("the unit is rounded already");
     rounded_[unit] = true;
@@ -445,9 +441,11 @@ absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans) {
       return absl::FailedPreconditionError(
           absl::StrCat("rank ", r, " goes on while gradients are reduced, or rank 0 alone does"));
     }
-    if (plans[r].gradients != plans[0].gradients) {
+    const bool gradients = plans[r].gradients != plans[0].gradients;
+    if (gradients || plans[r].weights != plans[0].weights) {
       return absl::FailedPreconditionError(
-          absl::StrCat("the windows of gradients of rank ", r, " are not those of rank 0"));
+          absl::StrCat("the windows of ", gradients ? "gradients" : "weights", " of rank ", r,
+                       " are not those of rank 0"));
     }
   }
   return absl::OkStatus();

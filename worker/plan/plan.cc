@@ -179,7 +179,7 @@ class Planner {
 
   void RoundOnce(const std::vector<UnitId>& units) {
     for (UnitId u : units) {
-      if (!plan_.rounds || rounded_[static_cast<std::size_t>(u)]) continue;
+      if (!layout_.rounded() || rounded_[static_cast<std::size_t>(u)]) continue;
       Add({.op = Op::kRound, .unit = u});
       rounded_[static_cast<std::size_t>(u)] = true;
     }
@@ -316,7 +316,6 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
             .first_writers = FirstWriters(layout),
             .weights = {},
             .gradients = {},
-            .rounds = layout.rounded(),
             .recomputed = options.recomputed,
             .overlaps = options.overlap,
             .instructions = {}};
@@ -361,10 +360,10 @@ std::string ToString(const Plan& plan, const ParamLayout& layout) {
   };
   if (layout.strategy() != Strategy::kReplicated) {
     absl::StrAppend(&text, "  ", NameOf(layout.strategy()), "\n");
-    describe(plan.rounds ? "rounded weights" : "weights", plan.weights,
-             plan.rounds ? kRoundedBytes : kElementBytes);
+    describe(layout.rounded() ? "rounded weights" : "weights", plan.weights,
+             layout.rounded() ? kRoundedBytes : kElementBytes);
     describe("gradients", plan.gradients);
-  } else if (plan.rounds) {
+  } else if (layout.rounded()) {
     describe("rounded weights", plan.weights, kRoundedBytes);
   }
   if (!plan.recomputed.empty())

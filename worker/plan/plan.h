@@ -67,7 +67,6 @@ struct Plan {
   // What Forward and Backward read, and what Backward writes. In flat order and with room for all
   // units where they are kept whole, so that a unit's window is its place in the flat order.
   Windows weights, gradients;
-  bool rounds = false;  // What they read is a rounded copy of what Step changes.
   // Units whose Forward leaves what Backward needs in one place that they all share, in order.
   std::vector<UnitId> recomputed;
   bool overlaps = false;  // What computes goes on while weights are gathered and gradients reduced.
@@ -81,7 +80,7 @@ struct PlanOptions {
   std::int64_t bucket_bytes = 4 * 1024 * 1024;  // A bucket closes once it holds that much.
   std::vector<UnitId> recomputed{};             // See Plan::recomputed.
   bool overlap = false;                         // See Plan::overlaps.
-  // Units whose weights are divided are freed after their forward, and gathered again for their
+  // Units whose weights are freed are so after their forward, and gathered again for their
   // backward. Else once in a micro-batch: all of them are in memory between the two.
   bool reshard_after_forward = true;
 };

@@ -86,6 +86,9 @@ constexpr const char* NameOf(DType type) {
   CHECK(false);
 }
 template <typename T>
+concept TensorElement =
+    std::is_same_v<T, float> || std::is_same_v<T, BFloat16> || std::is_same_v<T, Half>;
+template <TensorElement T>
 constexpr DType DTypeOf() {
   return sizeof(T) == 4 ? DType::kF32 : std::is_same_v<T, Half> ? DType::kF16 : DType::kBF16;
 }

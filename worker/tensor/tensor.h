@@ -2,8 +2,6 @@
 
 #include <cstddef>
 #include <span>
-#include <type_traits>
-#include <utility>
 
 #include "common/base/check.h"
 #include "worker/tensor/dtype.h"
@@ -19,9 +17,8 @@ struct Tensor {
   Tensor() = default;
   Tensor(DType its_type, std::byte* its_data, std::size_t its_size)
       : type(its_type), data(its_data), size(its_size) {}
-  template <typename T>
-  requires(!std::is_const_v<T> && !std::is_same_v<T, std::byte>)
-      Tensor(std::span<T> elements)  // NOLINT(google-explicit-constructor)
+  template <TensorElement T>
+  Tensor(std::span<T> elements)  // NOLINT(google-explicit-constructor)
       : type(DTypeOf<T>()),
         data(reinterpret_cast<std::byte*>(elements.data())),
         size(elements.size()) {}
@@ -31,7 +28,7 @@ struct Tensor {
   // REQUIRES: `element` <= size.
   std::byte* at(std::size_t element) const { return data + element * element_bytes(); }
   // REQUIRES: T is what it is of.
-  template <typename T>
+  template <TensorElement T>
   std::span<T> Elements() const {
     CHECK(type == DTypeOf<T>());
     return {reinterpret_cast<T*>(data), size};

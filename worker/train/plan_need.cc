@@ -107,10 +107,10 @@ std::size_t WideningBytes(const TrainConfig& config, const Planned& planned, con
 
 int RanksOnHosts::Sharers(int group) const {
   if (!shared_memory) return 1;
-  const int most = per_host == 0 ? world : std::min(per_host, world),
-            last = world % most == 0 ? most : world % most;
-  if (group == world) return last;
-  return most % group == 0 && last % group == 0 ? group : 1;
+  constexpr int kMostOnOneHost = 64;
+  const int most = std::min(per_host == 0 ? world : std::min(per_host, world), kMostOnOneHost);
+  if (group == world) return most;
+  return most % group == 0 && world % most % group == 0 ? group : 1;
 }
 
 absl::StatusOr<Planned> PlanFor(const TrainConfig& config, const RanksOnHosts& ranks,

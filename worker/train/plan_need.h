@@ -24,7 +24,8 @@ struct RanksOnHosts {
   int per_host = 0;           // 0: all of them.
   bool shared_memory = true;  // On one host; each GPU has its own.
   int hosts() const { return per_host == 0 ? 1 : (world + per_host - 1) / per_host; }
-  // Ranks that have one buffer of the weights that a group of so many gathers, at least.
+  // Ranks of a full host that have one buffer of the weights that a group of so many gathers. Where
+  // the last host has fewer, each of its ranks has more of it than a plan says.
   int Sharers(int group) const;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -203,7 +204,7 @@ class StepRunner::Placed {
 // what another unit has left there.
 void StepRunner::Connect(const TrainState& state) {
   const auto units = static_cast<UnitId>(layout_.units().size());
-  if (plan_.rounds) {
+  if (layout_.rounded()) {
     for (UnitId u = 0; u < units; ++u) roundings_.push_back(RoundingsOf(u, state));
   }
   if (!layout_.Divides(StateKind::kMoments)) return;
@@ -395,6 +396,32 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
   CHECK(false);
 }
 
+absl::Status StepRunner::RunForwards(
+    BatchReader& reader, std::int64_t batches,
+    const std::function<std::vector<std::int64_t>(std::int64_t)>& ids_of) {
+  // All ranks gather for the one that has most micro-batches, which is rank 0.
+  const int rounds =
+      PlanOptionsOf(options_.batch, options_.micro_batch, 0, layout_.world(), {}).rounds;
+  StepResult ignored;
+  std::vector<std::int64_t> next = ids_of(0);
+  for (std::int64_t batch = 0; batch < batches; ++batch) {
+    const std::vector<std::int64_t> ids =
+        std::exchange(next, batch + 1 < batches ? ids_of(batch + 1) : std::vector<std::int64_t>());
+    RETURN_IF_ERROR(ReadSamples(reader, ids, next));
+    for (int round = 0; round < rounds; ++round) {
+      for (Instruction instruction : forwards_) {
+        if (instruction.op == Op::kForward && round >= micro_batches_) continue;
+        // What is not freed stays as the first forwards have found it.
+        const bool first = batch == 0 && round == 0;
+        if (instruction.op != Op::kForward && !first && !layout_.FreesWeights()) continue;
+        if (instruction.op == Op::kForward) instruction.micro_batch = round;
+        RETURN_IF_ERROR(Carry(instruction, 0, {}, ignored));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<double> StepRunner::Evaluate(const Dataset& dataset, std::int64_t batches) {
   CHECK(dataset.vocabulary() == dataset_.vocabulary() && dataset.context() == dataset_.context());
   const std::int64_t count = batches * options_.batch;
@@ -409,27 +436,10 @@ absl::StatusOr<double> StepRunner::Evaluate(const Dataset& dataset, std::int64_t
   };
   if (forwards_.empty()) RETURN_IF_ERROR(PlanForwards());
   ASSIGN_OR_RETURN(const auto reader, BatchReader::Create(dataset, slice_.size));
-  // All ranks gather for the one that has most micro-batches, which is rank 0.
-  const int rounds =
-      PlanOptionsOf(options_.batch, options_.micro_batch, 0, layout_.world(), {}).rounds;
-  StepResult ignored;
   loss_sum_ = 0;
-  std::vector<std::int64_t> next = ids_of(0);
-  for (std::int64_t batch = 0; batch < batches; ++batch) {
-    const std::vector<std::int64_t> ids =
-        std::exchange(next, batch + 1 < batches ? ids_of(batch + 1) : std::vector<std::int64_t>());
-    RETURN_IF_ERROR(ReadSamples(*reader, ids, next));
-    for (int round = 0; round < rounds; ++round) {
-      for (Instruction instruction : forwards_) {
-        if (instruction.op == Op::kForward && round >= micro_batches_) continue;
-        // What is not freed stays as the first forwards have found it.
-        const bool first = batch == 0 && round == 0;
-        if (instruction.op != Op::kForward && !first && !layout_.FreesWeights()) continue;
-        if (instruction.op == Op::kForward) instruction.micro_batch = round;
-        RETURN_IF_ERROR(Carry(instruction, 0, {}, ignored));
-      }
-    }
-  }
+  absl::Status status = RunForwards(*reader, batches, ids_of);
+  if (stream_) status.Update(stream_->AwaitAll());  // As in Run.
+  RETURN_IF_ERROR(status);
   RETURN_IF_ERROR(ranks_.AllReduce(std::span(&loss_sum_, 1), Reduction::kSum));
   return loss_sum_ / static_cast<double>(count * dataset.context());
 }
@@ -472,7 +482,7 @@ StepInfo StepRunner::InfoOf(std::int64_t step, double sum_squares) const {
 }
 
 // The norms of tensors too, where the optimizer needs them: after the vote nothing waits for
-// another rank but the gathers.
+// another rank.
 absl::Status StepRunner::SumSquares(std::int64_t step) {
   if (squares_.empty()) {
     sum_squares_ = optimizer_->SumSquares();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -95,6 +96,8 @@ class StepRunner {
   typename UnitRunner<T>::Places Places();
   void Connect(const TrainState& state);
   absl::Status PlanForwards();
+  absl::Status RunForwards(BatchReader& reader, std::int64_t batches,
+                           const std::function<std::vector<std::int64_t>(std::int64_t)>& ids_of);
   std::span<const std::int64_t> SliceOf(std::span<const std::int64_t> ids) const;
   absl::Status ReadSamples(BatchReader& reader, std::span<const std::int64_t> ids,
                            std::span<const std::int64_t> next);
@@ -132,7 +135,7 @@ class StepRunner {
   std::int64_t memory_bytes_ = 0;
   std::vector<std::vector<Stretch>> reductions_;  // By bucket; only where moments are divided.
   std::vector<std::vector<Stretch>> gathers_;     // By unit; likewise.
-  std::vector<std::vector<Runner::Weights>> roundings_;  // By unit; only if plan_.rounds.
+  std::vector<std::vector<Runner::Weights>> roundings_;  // By unit; only if they are rounded.
   std::unique_ptr<Runner> runner_;
   std::unique_ptr<Optimizer<float>> optimizer_;
   std::unique_ptr<BatchReader> reader_;

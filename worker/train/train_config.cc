@@ -270,19 +270,22 @@ void DescribeModelAndSteps(CLI::App& app, TrainConfig& c) {
          "samples of one step over all ranks, as in --batch 64");
   AddInt(app, "--micro-batch", c.micro_batch, 1, kMaxSize,
          "samples that a rank takes at once at most, as in --micro-batch 4");
-  AddParsed(app, "--strategy", "NAME", NameOf(c.strategy),
-            "what the ranks divide among them: ddp nothing, zero-1 the optimizer's state, zero-2 "
-            "also gradients, zero-3 also weights, hybrid-shard the same among the ranks of one "
-            "node, each node with a copy, as in --strategy zero-2",
-            [&c](std::string_view text) { return ChooseStrategy(text, c); });
+  AddParsed(
+      app, "--strategy", "NAME", NameOf(c.strategy),
+      "what the ranks divide among them: ddp nothing, zero-1 what the optimizer steps, zero-2 "
+      "also gradients, zero-3 also what is computed with, hybrid-shard the same among the ranks of "
+      "one "
+      "node, each node with a copy, as in --strategy zero-2",
+      [&c](std::string_view text) { return ChooseStrategy(text, c); });
   AddInt(app, "--shard-group", c.shard_group, 0, kMaxSize,
          "consecutive ranks that divide it, each such group with a copy; the world is a multiple "
          "of it, 0 is all ranks, or with hybrid-shard those of one node, as in --shard-group 8");
-  AddParsed(app, "--reshard-after-forward", "BOOL", "true",
-            "whether weights that are divided are freed after a unit's forward and gathered again "
-            "for its backward; false needs room for all of them and moves a third less, as in "
-            "--reshard-after-forward false",
-            [&c](std::string_view text) { return ChooseBool(text, c.reshard_after_forward); });
+  AddParsed(
+      app, "--reshard-after-forward", "BOOL", "true",
+      "whether zero-3 frees a unit's weights after its forward and gathers them again for its "
+      "backward; false needs room for all of them and moves a third less, as in "
+      "--reshard-after-forward false",
+      [&c](std::string_view text) { return ChooseBool(text, c.reshard_after_forward); });
   AddParsed(
       app, "--precision", "NAME", NameOf(DType::kF32),
       "numbers of weights and activations in a step: f32, bf16, f16 (converted to f32 for each "

@@ -33,7 +33,7 @@ struct TrainConfig {
   Strategy strategy = Strategy::kReplicated;     // What of the state the ranks divide.
   int shard_group = 0;                           // How many ranks divide it; 0: all.
   bool hybrid = false;                           // 0: those of one host.
-  bool reshard_after_forward = true;             // Divided weights are gathered twice.
+  bool reshard_after_forward = true;             // Of zero-3: gathered twice.
   Recompute recompute = Recompute::kNone;        // Of activations.
   std::optional<DType> precision = DType::kF32;  // None: bf16 where the CPU multiplies that.
   double learning_rate = 3e-4, min_learning_rate = 3e-5;

@@ -19,8 +19,8 @@ namespace regroup::worker {
 class TrainState {
  public:
   // Zeroed. Resource exhausted, with the size, if there is no memory for it. Collective where the
-  // layout divides anything: weights then lie in an arena of `ranks`, who outlive the state, unless
-  // it is rounded ones that are gathered. Else `ranks` may be null.
+  // layout divides anything and rounds nothing: weights then lie in an arena of `ranks`, who
+  // outlive the state. `ranks` may be null where nothing is divided.
   static absl::StatusOr<TrainState> Create(const ParamLayout& layout, Communicator* ranks = nullptr,
                                            OptimizerKind optimizer = OptimizerKind::kAdamW);
 

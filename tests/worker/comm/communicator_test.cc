@@ -232,6 +232,13 @@ TEST_P(CommunicatorTest, WhatAGroupSharesIsGatheredInPlace) {
       const absl::StatusOr<Tensor> shared = c.AllocateShared(DType::kBF16, count, group);
       ASSERT_TRUE(shared.ok()) << shared.status();
       const std::span<BFloat16> all = shared->Elements<BFloat16>();
+      // It is one memory for all of a group that are on one host.
+      if (c.rank() % group == 0) all[0] = BFloat16(42.0F);
+      ASSERT_TRUE(c.Barrier().ok());
+      if (GetParam().size() == 1) {
+        ASSERT_EQ(all[0], 42.0F);
+      }
+      ASSERT_TRUE(c.Barrier().ok());
       std::vector<Stretch> parts;
       for (int place = 0; place < group; ++place)
         parts.push_back({place, kEach * place, kEach * place, kEach});
@@ -360,6 +367,21 @@ std::vector<Mismatch> Mismatches() {
          std::int64_t x = 0;
          return c.AllReduce(std::span(&x, 1), Reduction::kSum);
        }},
+      {"type of a sum",
+       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(8)); },
+       [](Communicator& c, std::span<float> a) {
+         return c.AllReduceSum(Tensor(DType::kBF16, reinterpret_cast<std::byte*>(a.data()), 8));
+       }},
+      {"type of what is allocated",
+       [](Communicator& c, std::span<float>) { return c.AllocateTensor(DType::kF16, 8).status(); },
+       [](Communicator& c, std::span<float>) {
+         return c.AllocateTensor(DType::kBF16, 8).status();
+       }},
+      {"who shares it",
+       [](Communicator& c, std::span<float>) {
+         return c.AllocateShared(DType::kF32, 8, c.world_size()).status();
+       },
+       [](Communicator& c, std::span<float>) { return c.AllocateTensor(DType::kF32, 8).status(); }},
       {"reduction",
        [](Communicator& c, std::span<float>) {
          double x = 0;

@@ -455,6 +455,8 @@ const Mistake kMistakesOfDividedWeights[] = {
     {"gathered after the step",
      [](Plan& p) { Insert(p, Find(p, Op::kCommit), {.op = Op::kGather, .unit = 3}); },
      "(Gather unit 3): comes after the Vote, when weights change"},
+    {"places of its own", [](Plan& p) { p.weights.elements += 64; },
+     "the windows of weights of rank 1 are not those of rank 0"},
     {"one gather less than the others",
      [](Plan& p) {
        Erase(p, Find(p, Op::kFree, 0));
@@ -476,8 +478,6 @@ const Mistake kMistakesOfRounding[] = {
     {"rounded for the next step, whose rounding is another",
      [](Plan& p) { Insert(p, Find(p, Op::kCommit), {.op = Op::kRound, .unit = 1}); },
      "(Round unit 1): comes after the Vote, when weights change"},
-    {"weights read as they are", [](Plan& p) { p.rounds = false; },
-     "plan of rank 1 does not round weights"},
 };
 
 const Mistake kMistakesOfRoundingWhatIsWhole[] = {

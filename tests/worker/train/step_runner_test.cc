@@ -72,14 +72,15 @@ struct Evaluated {
 };
 
 // Six steps, each with a look at other data before it, or without any.
-std::vector<Evaluated> Evaluate(Strategy strategy, int world, int micro_batch, bool looks) {
+std::vector<Evaluated> Evaluate(Strategy strategy, int world, int micro_batch, bool looks,
+                                DType type = DType::kF32) {
   std::vector<Evaluated> all(static_cast<std::size_t>(world));
   const TextDataset dataset(RandomText(), 8);
   OnEveryRank(world, [&](Communicator& ranks) {
     const TextDataset other(OtherText(), 8);
     StepRunnerOptions options = Options();
     options.micro_batch = micro_batch;
-    Rank rank(ranks, dataset, options, strategy);
+    Rank rank(ranks, dataset, options, strategy, type);
     Evaluated& mine = all[static_cast<std::size_t>(ranks.rank())];
     for (std::int64_t step = 0; step < 6; ++step) {
       if (looks) {
@@ -114,6 +115,22 @@ TEST(StepRunner, ALookAtOtherDataChangesNoBitOfTheTraining) {
           EXPECT_EQ(with[r].losses, without[r].losses);
           EXPECT_EQ(with[r].weights, without[r].weights);
         }
+      }
+    }
+  }
+}
+
+// Looks round weights as step 0 does, whatever the step: the next step rounds them anew.
+TEST(StepRunner, ALookAtOtherDataChangesNoBitOfATrainingOfShortNumbers) {
+  for (const int world : {1, 3}) {
+    const Evaluated replicated = Evaluate(Strategy::kReplicated, world, 2, true, DType::kBF16)[0];
+    for (const Strategy strategy : kStrategies) {
+      const std::vector<Evaluated> with = Evaluate(strategy, world, 2, true, DType::kBF16),
+                                   without = Evaluate(strategy, world, 2, false, DType::kBF16);
+      for (std::size_t r = 0; r < with.size(); ++r) {
+        EXPECT_EQ(with[r].validation, replicated.validation) << NameOf(strategy) << world;
+        EXPECT_EQ(with[r].losses, without[r].losses);
+        EXPECT_EQ(with[r].weights, without[r].weights);
       }
     }
   }
