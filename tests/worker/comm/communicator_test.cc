@@ -346,18 +346,8 @@ class TwoRanksTest : public testing::TestWithParam<Counts> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, TwoRanksTest, testing::Values(Counts{2}, Counts{1, 1}),
                          [](const auto& info) { return NameOf(info.param); });
 
-std::vector<Mismatch> Mismatches() {
+std::vector<Mismatch> MismatchesOfMemory() {
   return {
-      {"count", [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(10)); },
-       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(11)); }},
-      {"large count",
-       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(30000)); },
-       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(30001)); }},
-      {"place",
-       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.subspan(0, 30000)); },
-       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.subspan(16, 30000)); }},
-      {"operation", [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(1)); },
-       [](Communicator& c, std::span<float>) { return c.Barrier(); }},
       {"type",
        [](Communicator& c, std::span<float>) {
          double x = 0;
@@ -381,7 +371,23 @@ std::vector<Mismatch> Mismatches() {
        [](Communicator& c, std::span<float>) {
          return c.AllocateShared(DType::kF32, 8, c.world_size()).status();
        },
-       [](Communicator& c, std::span<float>) { return c.AllocateTensor(DType::kF32, 8).status(); }},
+       [](Communicator& c, std::span<float>) {
+         return c.AllocateTensor(DType::kF32, 8).status();
+       }}};
+}
+
+std::vector<Mismatch> Mismatches() {
+  return {
+      {"count", [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(10)); },
+       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(11)); }},
+      {"large count",
+       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(30000)); },
+       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(30001)); }},
+      {"place",
+       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.subspan(0, 30000)); },
+       [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.subspan(16, 30000)); }},
+      {"operation", [](Communicator& c, std::span<float> a) { return c.AllReduceSum(a.first(1)); },
+       [](Communicator& c, std::span<float>) { return c.Barrier(); }},
       {"reduction",
        [](Communicator& c, std::span<float>) {
          double x = 0;
@@ -427,7 +433,9 @@ std::vector<Mismatch> Mismatches() {
 }
 
 TEST_P(ThreeRanksTest, DifferentCallsAreRefusedOnEveryRank) {
-  for (const Mismatch& row : Mismatches()) {
+  std::vector<Mismatch> rows = Mismatches(), others = MismatchesOfMemory();
+  rows.insert(rows.end(), others.begin(), others.end());
+  for (const Mismatch& row : rows) {
     OnEveryRank(GetParam(), [&](Communicator& c) {
       auto arena = c.AllocateArena(40000);
       ASSERT_TRUE(arena.ok());
