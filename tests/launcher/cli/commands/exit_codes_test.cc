@@ -301,7 +301,7 @@ TEST_F(Said, WhatATrainingWillTake) {
   Write("gpt.yaml", "layers: 2\nwidth: 64\nheads: 2\ncontext: 16\n");
   const Ended text = Run({"plan", "--config", "gpt.yaml", "--world", "2", "--memory", "80GiB"});
   EXPECT_EQ(text.code, 0) << text.err;
-  EXPECT_THAT(text.out, HasSubstr("\n--strategy ddp is suggested: it takes "));
+  EXPECT_THAT(text.out, HasSubstr("\n--strategy zero-1 is suggested: it takes "));
   environment_["REGROUP_PLAN_GPU"] = "h200";
   const Ended json = Run({"plan", "--config", "gpt.yaml", "--json"});
   EXPECT_EQ(json.code, 0) << json.err;
