@@ -222,6 +222,26 @@ TEST(PlanReport, WhatIsUnderWayBetweenHostsKeepsItsMemory) {
   EXPECT_EQ(group("--nproc-per-node 4 --shard-group 2"), 2);
 }
 
+// A host has 64 ranks at most; a group that lies on two hosts shares nothing.
+TEST(PlanReport, WhoSharesABufferOfWeights) {
+  const struct {
+    RanksOnHosts ranks;
+    int group, sharers;
+  } kRows[] = {{{.world = 4}, 4, 4},
+               {{.world = 4, .per_host = 2}, 4, 2},
+               {{.world = 5, .per_host = 2}, 5, 2},
+               {{.world = 4, .per_host = 8}, 4, 4},
+               {{.world = 256}, 256, 64},
+               {{.world = 8, .per_host = 4}, 2, 2},
+               {{.world = 6, .per_host = 3}, 2, 1},
+               {{.world = 6, .per_host = 4}, 3, 1},
+               {{.world = 4, .per_host = 4, .shared_memory = false}, 4, 1}};
+  for (const auto& row : kRows) {
+    EXPECT_EQ(row.ranks.Sharers(row.group), row.sharers)
+        << row.ranks.world << " " << row.ranks.per_host << " " << row.group;
+  }
+}
+
 TEST(PlanReport, WhatIsNotReshardedMovesAThirdLessAndNeedsRoom) {
   const std::string flags = std::string(kSmall) + "--strategy zero-3 --world 4 ";
   const Json twice = SaidAsJson(flags)["strategies"][3],
