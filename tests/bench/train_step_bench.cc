@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/status_macros.h"
+#include "worker/device/host_device.h"
 #include "worker/kernels/kernels.h"
 #include "worker/kernels/parallel_for.h"
 #include "worker/layout/layout.h"
@@ -86,31 +87,29 @@ class Bench {
   // One step; the mean loss per token.
   absl::StatusOr<double> Step(std::int64_t step) {
     const std::int64_t rows = options_.batch * options_.model.context;
-    double loss = 0, grad_scale = 1;
+    double grad_scale = 1;
     for (const Instruction& instruction : plan_.instructions) {
       if (instruction.op == Op::kForward && instruction.unit == 0) {
         FillBatch(options_, (step * plan_.micro_batches + instruction.micro_batch) * options_.batch,
                   tokens_, targets_);
       }
-      const MicroBatch batch = {
-          .batch = options_.batch,
-          .time = options_.model.context,
-          .tokens = tokens_,
-          .targets = targets_,
-          .loss_scale = 1.0 / static_cast<double>(rows * plan_.micro_batches)};
+      const MicroBatch batch = {.batch = options_.batch,
+                                .time = options_.model.context,
+                                .tokens = tokens_,
+                                .targets = targets_,
+                                .loss_scale = 1.0 / static_cast<double>(rows * plan_.micro_batches),
+                                .adds_loss = instruction.micro_batch > 0};
       switch (instruction.op) {
-        case Op::kForward:
-          RETURN_IF_ERROR(runner_->Forward(instruction.unit, batch));
-          if (instruction.unit + 1 == static_cast<UnitId>(layout_.units().size())) {
-            loss += runner_->LossSum() * batch.loss_scale;
-          }
-          break;
+        case Op::kForward: RETURN_IF_ERROR(runner_->Forward(instruction.unit, batch)); break;
         case Op::kBackward:
-          RETURN_IF_ERROR(
-              runner_->Backward(instruction.unit, batch,
-                                AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch)));
+          runner_->Backward(instruction.unit, batch,
+                            AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch));
           break;
-        case Op::kSumSquares: grad_scale = ClipScale(optimizer_->SumSquares(), kClipNorm); break;
+        case Op::kSumSquares:
+          optimizer_->SumSquares(&sum_squares_);
+          RETURN_IF_ERROR(stream_->Await());
+          grad_scale = ClipScale(sum_squares_, kClipNorm);
+          break;
         case Op::kStep:
           optimizer_->Step(
               instruction.unit,
@@ -128,7 +127,7 @@ class Bench {
         case Op::kCommit: break;  // This rank is alone and has samples.
       }
     }
-    return loss;
+    return runner_->LossSum() / static_cast<double>(rows * plan_.micro_batches);
   }
 
   // A backward pass costs twice the forward pass.
@@ -149,11 +148,12 @@ class Bench {
     const auto weights = arena_.Take<float>(elements), gradients = arena_.Take<float>(elements);
     const auto first = arena_.Take<float>(elements), second = arena_.Take<float>(elements);
     InitializeWeights<float>(layout_, options_.seed, weights);
-    ASSIGN_OR_RETURN(runner_, UnitRunner<float>::Create(model_, layout_, kernels_,
+    const Compute<float> compute{device_, *stream_, kernels_};
+    ASSIGN_OR_RETURN(runner_, UnitRunner<float>::Create(model_, layout_, compute,
                                                         {options_.batch, options_.model.context},
                                                         weights, gradients));
-    optimizer_ = std::make_unique<Optimizer<float>>(
-        layout_, kAdamW, kernels_, Optimizer<float>::Buffers{weights, gradients, {first, second}});
+    ASSIGN_OR_RETURN(optimizer_, Optimizer<float>::Create(layout_, kAdamW, compute,
+                                                          {weights, gradients, {first, second}}));
     ASSIGN_OR_RETURN(plan_, MakePlan(layout_, {.micro_batches = options_.micro_batches}));
     RETURN_IF_ERROR(CheckPlan(layout_, std::span(&plan_, 1)));
     schedule_ = {.lr = 1e-3, .min_lr = 1e-4, .warmup_steps = 10, .total_steps = 1000};
@@ -168,6 +168,9 @@ class Bench {
   const Model<float> model_;
   const ParamLayout layout_;
   Arena arena_;
+  HostDevice device_;
+  const std::unique_ptr<Stream> stream_ = device_.NewStream(StreamKind::kCompute);
+  double sum_squares_ = 0;
   std::unique_ptr<UnitRunner<float>> runner_;
   std::unique_ptr<Optimizer<float>> optimizer_;
   Plan plan_;

@@ -13,6 +13,20 @@ absl::StatusOr<std::span<float>> Collectives::AllocateArena(std::size_t count) {
   return tensor.Elements<float>();
 }
 
+void HostCollectives::AllReduceSum(Stream& stream, Tensor inout) {
+  stream.Run([this, inout] { return AllReduceSum(inout); });
+}
+
+void HostCollectives::ReduceScatter(Stream& stream, Tensor arena,
+                                    std::span<const Stretch> stretches, Tensor out, int group) {
+  stream.Run([=, this] { return ReduceScatter(arena, stretches, out, group); });
+}
+
+void HostCollectives::AllGather(Stream& stream, Tensor arena, std::span<const Stretch> stretches,
+                                Tensor out, int group) {
+  stream.Run([=, this] { return AllGather(arena, stretches, out, group); });
+}
+
 bool IsCommunicatorFailure(const absl::Status& status) {
   return status.GetPayload(kKey).has_value();
 }

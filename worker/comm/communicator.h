@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/time.h"
+#include "worker/device/device.h"
 #include "worker/tensor/tensor.h"
 
 namespace regroup::worker {
@@ -58,11 +59,12 @@ struct Stretch {
   friend bool operator==(const Stretch&, const Stretch&) = default;
 };
 
-// What moves tensors between the ranks of a group. Sums are made in floats, in rank order whatever
-// the timing, and rounded once where the tensors are of 16 bits: so a sum has equal bits on all
-// ranks, in all runs of one world size, and by whatever call it was asked for. Calls keep the order
-// of the group's, and fail as they do. They may come from another thread than the group's, one at a
-// time. All tensors of one call are of one type.
+// What moves tensors between the ranks of a group, each call in the order of the stream that it is
+// begun on; its failure is the stream's. Sums are made in floats, in rank order whatever the
+// timing, and rounded once where the tensors are of 16 bits: so a sum has equal bits on all ranks,
+// in all runs of one world size, and by whatever call it was asked for. Calls keep the order of the
+// group's, and fail as they do: so none is begun while another, or one of the group's, may be under
+// way on another stream or thread. All tensors of one call are of one type.
 class Collectives {
  public:
   virtual ~Collectives() = default;
@@ -83,23 +85,41 @@ class Collectives {
   // Whether calls wait for a network, so that it pays to compute meanwhile. Equal on all ranks.
   virtual bool WaitsForNetwork() const { return false; }
 
-  virtual absl::Status AllReduceSum(Tensor inout) = 0;
+  virtual void AllReduceSum(Stream& stream, Tensor inout) = 0;
 
   // The sum over all ranks of each stretch of their arenas is written to `out` of its owners, one
   // in each group of so many ranks. REQUIRES: `arena` is one that AllocateTensor returned; `out` is
-  // that arena, with from == to in every stretch, or overlaps no arena. Stretches do not overlap.
-  // The world is a multiple of the group. Arenas keep what they hold, but for results in place.
-  virtual absl::Status ReduceScatter(Tensor arena, std::span<const Stretch> stretches, Tensor out,
-                                     int group) = 0;
+  // that arena, with from == to in every stretch, or overlaps no arena. Stretches do not overlap,
+  // and stay as they are until the call is over. The world is a multiple of the group. Arenas keep
+  // what they hold, but for results in place.
+  virtual void ReduceScatter(Stream& stream, Tensor arena, std::span<const Stretch> stretches,
+                             Tensor out, int group) = 0;
   // Each stretch of an owner's arena is written to `out` of every rank; from the owner in its own
   // group, where each group is on one host. REQUIRES as above, or memory
   // that a group shares, and that owners at one place hold the same.
+  virtual void AllGather(Stream& stream, Tensor arena, std::span<const Stretch> stretches,
+                         Tensor out, int group) = 0;
+};
+
+// Collectives of tensors in the host's memory. Calls may also be made without a stream: they return
+// once their result is there.
+class HostCollectives : public Collectives {
+ public:
+  virtual absl::Status AllReduceSum(Tensor inout) = 0;
+  virtual absl::Status ReduceScatter(Tensor arena, std::span<const Stretch> stretches, Tensor out,
+                                     int group) = 0;
   virtual absl::Status AllGather(Tensor arena, std::span<const Stretch> stretches, Tensor out,
                                  int group) = 0;
+
+  void AllReduceSum(Stream& stream, Tensor inout) final;
+  void ReduceScatter(Stream& stream, Tensor arena, std::span<const Stretch> stretches, Tensor out,
+                     int group) final;
+  void AllGather(Stream& stream, Tensor arena, std::span<const Stretch> stretches, Tensor out,
+                 int group) final;
 };
 
 // A group whose tensors move by the same means as its messages.
-class Communicator : public Group, public Collectives {};
+class Communicator : public Group, public HostCollectives {};
 
 // Whether the group has failed. A file or a data set fails with the same codes as a communicator,
 // so a failure of the group is marked, by the communicator, and its code decides nothing.

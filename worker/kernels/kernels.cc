@@ -9,6 +9,7 @@
 #include "worker/kernels/onednn.h"
 #include "worker/kernels/parallel_for.h"
 #include "worker/kernels/short_products.h"
+#include "worker/kernels/updates.h"
 
 namespace regroup::worker {
 namespace {
@@ -24,6 +25,9 @@ KernelTable<T> MakeTable(Isa isa, void (*fill)(KernelTable<T>&)) {
   } else {
     FillShortProducts(table, MultipliesNatively(DTypeOf<T>(), isa));
   }
+  table.sgd = UpdateSgd<float>;
+  table.lamb = UpdateLamb<float>;
+  table.trust_squares = SquareForTrust<float>;
   fill(table);
   return table;
 }
@@ -45,15 +49,15 @@ double AddBlocks(std::int64_t elements, const double* sums) {
 }
 
 // Not the chunks of exactly these rows, but the most that any smaller batch has.
-std::int64_t ColumnSumScratchElements(std::int64_t rows, std::int64_t out) {
+std::int64_t ColumnSumElements(std::int64_t rows, std::int64_t out) {
   return std::min((rows + kMinChunkRows - 1) / kMinChunkRows, kMaxRowChunks) * out;
 }
 
-std::int64_t LayerNormScratchElements(std::int64_t rows, std::int64_t width) {
-  return ColumnSumScratchElements(rows, 2 * width);
+std::int64_t LayerNormElements(std::int64_t rows, std::int64_t width) {
+  return ColumnSumElements(rows, 2 * width);
 }
 
-std::int64_t AttentionScratchElements(const AttentionShape& shape) {
+std::int64_t AttentionElements(const AttentionShape& shape) {
   return ThreadCount() * AttentionScratchOfThread(shape.time, shape.head_width);
 }
 

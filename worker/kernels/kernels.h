@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "worker/device/device.h"
 #include "worker/tensor/dtype.h"
 
 namespace regroup::worker {
@@ -26,15 +27,146 @@ struct EmbeddingShape {
   std::int64_t vocabulary = 0, positions = 0;  // Rows of the two tables; time <= positions.
 };
 
-struct AdamWStep {
-  double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
-  double correction1 = 1, correction2 = 1;  // 1 - beta^(step + 1).
-  double grad_scale = 1;
+// What a kernel works on. Pointers are to memory of the device, dense and row-major, and do not
+// overlap unless said otherwise. W is Wide<T> of numbers T.
+
+// y (rows, out) = x (rows, in) · w [+ bias (out)]; with `add`, y += instead.
+template <typename T>
+struct LinearForwardArgs {
+  LinearShape shape;
+  WeightOrder order = WeightOrder::kInOut;
+  const T *x = nullptr, *w = nullptr;
+  const T* bias = nullptr;  // May be none.
+  T* y = nullptr;
+  bool add = false;
 };
 
-// Weights as the optimizer has them, and as a step computes with them.
+// dx (rows, in) = dy · w^T.
 template <typename T>
-struct WeightRounding {
+struct LinearInputGradArgs {
+  LinearShape shape;
+  WeightOrder order = WeightOrder::kInOut;
+  const T *dy = nullptr, *w = nullptr;
+  T* dx = nullptr;
+};
+
+// dw = x^T · dy in the weights' order; with `add`, dw +=.
+template <typename T>
+struct LinearWeightGradArgs {
+  LinearShape shape;
+  WeightOrder order = WeightOrder::kInOut;
+  const T *x = nullptr, *dy = nullptr;
+  Wide<T>* dw = nullptr;
+  bool add = false;
+};
+
+// db (out) = column sums of dy (rows, out); with `add`, db +=. Workspace: ColumnSumElements.
+template <typename T>
+struct BiasGradArgs {
+  std::int64_t rows = 0, out = 0;
+  const T* dy = nullptr;
+  Wide<T>* db = nullptr;
+  bool add = false;
+};
+
+// sum = x + residual if there is one (sum may be x), else sum is not touched; y = layer norm of
+// that. mean and rstd (rows) are kept for the backward pass. epsilon 1e-5.
+template <typename T>
+struct LayerNormForwardArgs {
+  std::int64_t rows = 0, width = 0;
+  const T *x = nullptr, *residual = nullptr;
+  T* sum = nullptr;
+  const T *gain = nullptr, *bias = nullptr;
+  T* y = nullptr;
+  Wide<T>*mean = nullptr, *rstd = nullptr;
+};
+
+// dx += gradient of the norm's input if add_dx, else =. x is what was normalised. dgain, dbias as
+// `add` says. Workspace: LayerNormElements.
+template <typename T>
+struct LayerNormBackwardArgs {
+  std::int64_t rows = 0, width = 0;
+  const T *dy = nullptr, *x = nullptr, *gain = nullptr;
+  const Wide<T>*mean = nullptr, *rstd = nullptr;
+  T* dx = nullptr;
+  bool add_dx = false;
+  Wide<T>*dgain = nullptr, *dbias = nullptr;
+  bool add = false;
+};
+
+// y = gelu(x), tanh approximation.
+template <typename T>
+struct GeluForwardArgs {
+  std::int64_t elements = 0;
+  const T* x = nullptr;
+  T* y = nullptr;
+};
+
+// dx = dy · gelu'(x); dx may be dy.
+template <typename T>
+struct GeluBackwardArgs {
+  std::int64_t elements = 0;
+  const T *x = nullptr, *dy = nullptr;
+  T* dx = nullptr;
+};
+
+// Causal attention. qkv (B, T, 3, H, D) → out (B, T, H, D); log_sum_exp (B, H, T) is kept for the
+// backward pass. Workspace of both: AttentionElements.
+template <typename T>
+struct AttentionForwardArgs {
+  AttentionShape shape;
+  const T* qkv = nullptr;
+  T* out = nullptr;
+  Wide<T>* log_sum_exp = nullptr;
+};
+template <typename T>
+struct AttentionBackwardArgs {
+  AttentionShape shape;
+  const T *qkv = nullptr, *out = nullptr;
+  const Wide<T>* log_sum_exp = nullptr;
+  const T* dout = nullptr;
+  T* dqkv = nullptr;
+};
+
+// out (B, T, C) = token_weights (V, C) row of each token + position_weights (T.., C) row of its
+// position. REQUIRES: 0 <= token < V; checked by whoever reads the data.
+template <typename T>
+struct EmbeddingForwardArgs {
+  std::int64_t batch = 0, time = 0, width = 0;
+  const std::int32_t* tokens = nullptr;
+  const T *token_weights = nullptr, *position_weights = nullptr;
+  T* out = nullptr;
+};
+
+// Gradients of the two tables, dtoken (vocabulary, C) and dposition (positions, C), each of which
+// is added to or written as told: then rows that nothing reads become zero.
+template <typename T>
+struct EmbeddingBackwardArgs {
+  EmbeddingShape shape;
+  const std::int32_t* tokens = nullptr;
+  const T* dout = nullptr;
+  Wide<T>* dtoken = nullptr;
+  bool add_token = false;
+  Wide<T>* dposition = nullptr;
+  bool add_position = false;
+};
+
+// losses (rows) = cross-entropy in nats of each row of logits (rows, V) at its target; logits
+// become their gradient, times loss_scale. REQUIRES: 0 <= target < V.
+template <typename T>
+struct CrossEntropyArgs {
+  std::int64_t rows = 0, vocabulary = 0;
+  T* logits = nullptr;
+  const std::int32_t* targets = nullptr;
+  double loss_scale = 1;
+  Wide<T>* losses = nullptr;
+};
+
+// Weights as the optimizer has them, and as a step computes with them. BFloat16: up or down at
+// random, likelier to the nearer one (RoundingBits), so that steps smaller than a weight's last bit
+// still add up on average. Others: to the nearest.
+template <typename T>
+struct RoundWeightsArgs {
   std::int64_t elements = 0;
   const Wide<T>* weights = nullptr;
   T* rounded = nullptr;
@@ -42,88 +174,143 @@ struct WeightRounding {
   std::uint32_t key = 0;
 };
 
+struct AdamWStep {
+  double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
+  double correction1 = 1, correction2 = 1;  // 1 - beta^(step + 1).
+  double grad_scale = 1;
+};
+template <typename W>
+struct AdamWArgs {
+  std::int64_t elements = 0;
+  AdamWStep step;
+  const W* gradient = nullptr;
+  W *weight = nullptr, *first_moment = nullptr, *second_moment = nullptr;
+};
+
+// buffer = momentum · buffer + rate · (gradient · scale + decay · weight); weight -= lr · buffer.
+template <typename W>
+struct SgdStep {
+  W scale = 1, decay = 0, momentum = 0;
+  W rate = 1, lr = 0;  // `rate` is 1 where the learning rate is lr (SGD), else lr is 1 (LARS).
+};
+template <typename W>
+struct SgdArgs {
+  std::int64_t elements = 0;
+  SgdStep<W> step;
+  const W* gradient = nullptr;
+  W *weight = nullptr, *buffer = nullptr;
+};
+
+// weight -= lr · (AdamW's direction without its learning rate + decay · weight).
+template <typename W>
+struct LambStep {
+  W scale = 1, rate1 = 0, beta2 = 0, rate2 = 0;  // rate = 1 - beta.
+  W correction1 = 1, root2 = 1;                  // 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t).
+  W epsilon = 0, decay = 0, lr = 0;              // lr: times trust.
+};
+template <typename W>
+struct LambArgs {
+  std::int64_t elements = 0;
+  LambStep<W> step;
+  const W* gradient = nullptr;
+  W *weight = nullptr, *first_moment = nullptr, *second_moment = nullptr;
+};
+
+// What norms of whole tensors are made of: of each kSumBlock of the flat order that has some of
+// these elements, of_weights[i] = the sum of the squares of its weights, of_others[i] = that of
+// LAMB's updates if there are moments, else of gradients · scale.
+template <typename W>
+struct TrustSquaresArgs {
+  std::int64_t first = 0, elements = 0;  // In the flat order; the pointers are to `first`.
+  LambStep<W> step;
+  const W *gradient = nullptr, *weight = nullptr;
+  const W *first_moment = nullptr, *second_moment = nullptr;
+  double *of_weights = nullptr, *of_others = nullptr;
+};
+
+// *sum = the sum of x, or of its squares; with `add`, *sum +=. Accumulated in double over fixed
+// chunks.
+template <typename W>
+struct SumArgs {
+  std::int64_t elements = 0;
+  const W* x = nullptr;
+  double* sum = nullptr;
+  bool add = false;
+};
+
+// sums[i] = the sum of squares of the ith kSumBlock elements (fixed_chunks.h), the last ones being
+// fewer: ranks that have some of the blocks each add them up together by AddBlocks.
+template <typename W>
+struct SquareBlocksArgs {
+  std::int64_t elements = 0;
+  const W* x = nullptr;
+  double* sums = nullptr;
+};
+
+// Where a kernel goes. Its workspace is as large as the *Elements function below says, and until
+// it is over nobody else's.
+struct Launch {
+  Stream& stream;
+  void* workspace = nullptr;
+};
+
+// A function of the host's that works on a device's memory, in the order of a stream. What fails is
+// the stream. Allocates nothing, but what onednn.h and short_products.h say.
+template <typename Args, typename Result = void>
+class Kernel {
+ public:
+  using Body = Result (*)(const Args& args, void* workspace);
+  constexpr Kernel() = default;
+  constexpr Kernel(Body body) : body_(body) {}  // NOLINT(google-explicit-constructor)
+  void operator()(const Launch& launch, const Args& args) const {
+    launch.stream.Run(
+        [body = body_, args, workspace = launch.workspace] { return body(args, workspace); });
+  }
+
+ private:
+  Body body_ = nullptr;
+};
+
 // Every computation on tensors, for one number type T of weights and activations and one
-// instruction set. Gradients of weights, statistics, losses and sums are Wide<T>. Pointers are
-// dense row-major and must not overlap unless said otherwise. Results of own kernels do not depend
-// on the thread count; those of oneDNN's products do not either where it has AVX-512, but for the
-// input gradient of some sizes (out = 2560 is one), which rounds differently; on AVX2 it also
-// divides sums among threads, so most round differently. Own kernels allocate nothing; `scratch`
-// arguments are as large as the *ScratchElements functions below say. Execution thread only.
+// instruction set. Gradients of weights, statistics, losses and sums are Wide<T>. Results of own
+// kernels do not depend on the thread count; those of oneDNN's products do not either where it has
+// AVX-512, but for the input gradient of some sizes (out = 2560 is one), which rounds differently;
+// on AVX2 it also divides sums among threads, so most round differently.
 template <typename T>
 struct KernelTable {
   using W = Wide<T>;
   const char* name;
-
-  // y (rows, out) = x (rows, in) · w [+ bias (out)]; with `add`, y += instead. bias may be null.
-  absl::Status (*linear_forward)(const LinearShape& shape, WeightOrder order, const T* x,
-                                 const T* w, const T* bias, T* y, bool add);
-  // dx (rows, in) = dy · w^T.
-  absl::Status (*linear_input_grad)(const LinearShape& shape, WeightOrder order, const T* dy,
-                                    const T* w, T* dx);
-  // dw = x^T · dy in the weights' order; with `add`, dw +=.
-  absl::Status (*linear_weight_grad)(const LinearShape& shape, WeightOrder order, const T* x,
-                                     const T* dy, W* dw, bool add);
-  // db (out) = column sums of dy; with `add`, db +=. Scratch: ColumnSumScratchElements.
-  void (*bias_grad)(std::int64_t rows, std::int64_t out, const T* dy, W* db, bool add, W* scratch);
-
-  // sum = x + residual if residual is not null (sum may be x), else sum is not touched; y = layer
-  // norm of that. mean and rstd (rows) are kept for the backward pass. epsilon 1e-5.
-  void (*layer_norm_forward)(std::int64_t rows, std::int64_t width, const T* x, const T* residual,
-                             T* sum, const T* gain, const T* bias, T* y, W* mean, W* rstd);
-  // dx += gradient of the norm's input if add_dx, else =. x is what was normalised. dgain, dbias as
-  // `add` says. Scratch: LayerNormScratchElements.
-  void (*layer_norm_backward)(std::int64_t rows, std::int64_t width, const T* dy, const T* x,
-                              const T* gain, const W* mean, const W* rstd, T* dx, bool add_dx,
-                              W* dgain, W* dbias, bool add, W* scratch);
-
-  // y = gelu(x), tanh approximation.
-  void (*gelu_forward)(std::int64_t elements, const T* x, T* y);
-  // dx = dy · gelu'(x); dx may be dy.
-  void (*gelu_backward)(std::int64_t elements, const T* x, const T* dy, T* dx);
-
-  // Causal attention. qkv (B, T, 3, H, D) → out (B, T, H, D); log_sum_exp (B, H, T) is kept for the
-  // backward pass. Scratch: AttentionScratchElements.
-  void (*attention_forward)(const AttentionShape& shape, const T* qkv, T* out, W* log_sum_exp,
-                            W* scratch);
-  void (*attention_backward)(const AttentionShape& shape, const T* qkv, const T* out,
-                             const W* log_sum_exp, const T* dout, T* dqkv, W* scratch);
-
-  // out (B, T, C) = token_weights (V, C) row of each token + position_weights (T.., C) row of its
-  // position. REQUIRES: 0 <= token < V; checked by whoever reads the data.
-  void (*embedding_forward)(std::int64_t batch, std::int64_t time, std::int64_t width,
-                            const std::int32_t* tokens, const T* token_weights,
-                            const T* position_weights, T* out);
-  // Gradients of the two tables, dtoken (vocabulary, C) and dposition (positions, C), each of which
-  // is added to or written as told: then rows that nothing reads become zero.
-  void (*embedding_backward)(const EmbeddingShape& shape, const std::int32_t* tokens, const T* dout,
-                             W* dtoken, bool add_token, W* dposition, bool add_position);
-
-  // losses (rows) = cross-entropy in nats of each row of logits (rows, V) at its target; logits
-  // become their gradient, times loss_scale. REQUIRES: 0 <= target < V.
-  void (*cross_entropy)(std::int64_t rows, std::int64_t vocabulary, T* logits,
-                        const std::int32_t* targets, double loss_scale, W* losses);
-
-  // BFloat16: up or down at random, likelier to the nearer one (RoundingBits), so that steps
-  // smaller than a weight's last bit still add up on average. Others: to the nearest.
-  void (*round_weights)(const WeightRounding<T>& rounding);
-
-  void (*adamw)(std::int64_t elements, const AdamWStep& step, const W* gradient, W* weight,
-                W* first_moment, W* second_moment);
-  // Sum of squares, accumulated in double over fixed chunks.
-  double (*sum_squares)(std::int64_t elements, const W* x);
-  double (*sum)(std::int64_t elements, const W* x);
-  // sums[i] = the sum of squares of the ith kSumBlock elements (fixed_chunks.h), the last ones
-  // being fewer: ranks that have some of the blocks each add them up together by AddBlocks.
-  void (*square_blocks)(std::int64_t elements, const W* x, double* sums);
+  Kernel<LinearForwardArgs<T>, absl::Status> linear_forward;
+  Kernel<LinearInputGradArgs<T>, absl::Status> linear_input_grad;
+  Kernel<LinearWeightGradArgs<T>, absl::Status> linear_weight_grad;
+  Kernel<BiasGradArgs<T>> bias_grad;
+  Kernel<LayerNormForwardArgs<T>> layer_norm_forward;
+  Kernel<LayerNormBackwardArgs<T>> layer_norm_backward;
+  Kernel<GeluForwardArgs<T>> gelu_forward;
+  Kernel<GeluBackwardArgs<T>> gelu_backward;
+  Kernel<AttentionForwardArgs<T>> attention_forward;
+  Kernel<AttentionBackwardArgs<T>> attention_backward;
+  Kernel<EmbeddingForwardArgs<T>> embedding_forward;
+  Kernel<EmbeddingBackwardArgs<T>> embedding_backward;
+  Kernel<CrossEntropyArgs<T>> cross_entropy;
+  Kernel<RoundWeightsArgs<T>> round_weights;
+  Kernel<AdamWArgs<W>> adamw;
+  Kernel<SgdArgs<W>> sgd;
+  Kernel<LambArgs<W>> lamb;
+  Kernel<TrustSquaresArgs<W>> trust_squares;
+  Kernel<SumArgs<W>> sum_squares;
+  Kernel<SumArgs<W>> sum;
+  Kernel<SquareBlocksArgs<W>> square_blocks;
 };
 
 using Kernels = KernelTable<float>;
 
-// Also enough for fewer rows, respectively less time.
-std::int64_t ColumnSumScratchElements(std::int64_t rows, std::int64_t out);
-std::int64_t LayerNormScratchElements(std::int64_t rows, std::int64_t width);
+// Workspaces, of Wide<T>. Also enough for fewer rows, respectively less time. A plan knows them
+// without a device: so they are not entries of a table, but enough for all.
+std::int64_t ColumnSumElements(std::int64_t rows, std::int64_t out);
+std::int64_t LayerNormElements(std::int64_t rows, std::int64_t width);
 // For ThreadCount() as it is now; it must not grow afterwards.
-std::int64_t AttentionScratchElements(const AttentionShape& shape);
+std::int64_t AttentionElements(const AttentionShape& shape);
 
 // sum_squares of `elements`, to the bit, from what square_blocks has said of all their blocks. The
 // twins add in another order.
@@ -137,6 +324,14 @@ const char* NameOf(Isa isa);  // "baseline", "x86-64-v3", "x86-64-v4"; also of i
 template <typename T>
 const KernelTable<T>& KernelsOf(Isa isa);
 inline const Kernels& KernelsFor(Isa isa) { return KernelsOf<float>(isa); }
+
+// What computes: a device, a stream that it is told by, and the kernels that it has.
+template <typename T>
+struct Compute {
+  Device& device;
+  Stream& stream;
+  const KernelTable<T>& kernels;
+};
 
 // Whether this CPU multiplies numbers of this type itself, where `isa` may use what it has.
 // Products of others are done on floats: their operands are widened first, each time, into memory

@@ -86,20 +86,21 @@ absl::Status Sgemm(const char* what, const LinearShape& shape, dnnl_status_t sta
 
 }  // namespace
 
-absl::Status OnednnLinearForward(const LinearShape& shape, WeightOrder order, const float* x,
-                                 const float* w, const float* bias, float* y, bool add) {
+absl::Status OnednnLinearForward(const LinearForwardArgs<float>& args, void* /*workspace*/) {
+  const LinearShape& shape = args.shape;
   try {
     Library& library = ThisThreadsLibrary();
-    const MatmulKey key = {shape.rows, shape.in, shape.out, order, bias != nullptr, add};
+    const MatmulKey key = {shape.rows,           shape.in, shape.out, args.order,
+                           args.bias != nullptr, args.add};
     auto found = library.matmuls.find(key);
     if (found == library.matmuls.end()) {
       found = library.matmuls.emplace(key, Compile(library.engine, key)).first;
     }
     Matmul& matmul = found->second;
-    matmul.x.set_data_handle(Handle(x));
-    matmul.w.set_data_handle(Handle(w));
-    matmul.y.set_data_handle(y);
-    if (bias != nullptr) matmul.bias.set_data_handle(Handle(bias));
+    matmul.x.set_data_handle(Handle(args.x));
+    matmul.w.set_data_handle(Handle(args.w));
+    matmul.y.set_data_handle(args.y);
+    if (args.bias != nullptr) matmul.bias.set_data_handle(Handle(args.bias));
     matmul.primitive.execute(library.stream, matmul.arguments);
     library.stream.wait();
     return absl::OkStatus();
@@ -111,29 +112,34 @@ absl::Status OnednnLinearForward(const LinearShape& shape, WeightOrder order, co
 // dy · w^T is also a forward product with the weights seen in the other order. That is 15 % faster
 // than sgemm for many rows and a long inner dimension, and up to 70 % slower for few rows; sgemm is
 // as good or better elsewhere.
-absl::Status OnednnLinearInputGrad(const LinearShape& shape, WeightOrder order, const float* dy,
-                                   const float* w, float* dx) {
-  const bool in_out = order == WeightOrder::kInOut;
+absl::Status OnednnLinearInputGrad(const LinearInputGradArgs<float>& args, void* workspace) {
+  const LinearShape& shape = args.shape;
+  const bool in_out = args.order == WeightOrder::kInOut;
   if (in_out && shape.rows >= 1024 && shape.out > shape.in) {
-    const LinearShape swapped = {.rows = shape.rows, .in = shape.out, .out = shape.in};
-    return OnednnLinearForward(swapped, WeightOrder::kOutIn, dy, w, nullptr, dx, false);
+    return OnednnLinearForward({.shape = {.rows = shape.rows, .in = shape.out, .out = shape.in},
+                                .order = WeightOrder::kOutIn,
+                                .x = args.dy,
+                                .w = args.w,
+                                .y = args.dx},
+                               workspace);
   }
-  return Sgemm("input gradient", shape,
-               dnnl_sgemm('N', in_out ? 'T' : 'N', shape.rows, shape.in, shape.out, 1.0f, dy,
-                          shape.out, w, in_out ? shape.out : shape.in, 0.0f, dx, shape.in));
+  return Sgemm(
+      "input gradient", shape,
+      dnnl_sgemm('N', in_out ? 'T' : 'N', shape.rows, shape.in, shape.out, 1.0f, args.dy, shape.out,
+                 args.w, in_out ? shape.out : shape.in, 0.0f, args.dx, shape.in));
 }
 
-absl::Status OnednnLinearWeightGrad(const LinearShape& shape, WeightOrder order, const float* x,
-                                    const float* dy, float* dw, bool add) {
-  const float beta = add ? 1.0f : 0.0f;
-  if (order == WeightOrder::kInOut) {
+absl::Status OnednnLinearWeightGrad(const LinearWeightGradArgs<float>& args, void* /*workspace*/) {
+  const LinearShape& shape = args.shape;
+  const float beta = args.add ? 1.0f : 0.0f;
+  if (args.order == WeightOrder::kInOut) {
     return Sgemm("weight gradient", shape,
-                 dnnl_sgemm('T', 'N', shape.in, shape.out, shape.rows, 1.0f, x, shape.in, dy,
-                            shape.out, beta, dw, shape.out));
+                 dnnl_sgemm('T', 'N', shape.in, shape.out, shape.rows, 1.0f, args.x, shape.in,
+                            args.dy, shape.out, beta, args.dw, shape.out));
   }
   return Sgemm("weight gradient", shape,
-               dnnl_sgemm('T', 'N', shape.out, shape.in, shape.rows, 1.0f, dy, shape.out, x,
-                          shape.in, beta, dw, shape.in));
+               dnnl_sgemm('T', 'N', shape.out, shape.in, shape.rows, 1.0f, args.dy, shape.out,
+                          args.x, shape.in, beta, args.dw, shape.in));
 }
 
 }  // namespace regroup::worker

@@ -9,6 +9,7 @@
 
 #include "worker/kernels/fixed_chunks.h"
 #include "worker/kernels/kernels.h"
+#include "worker/kernels/updates.h"
 #include "worker/tensor/counter_rng.h"
 
 namespace regroup::worker {
@@ -40,114 +41,109 @@ Sum<T> Weight(const LinearShape& shape, WeightOrder order, const T* w, std::int6
 }
 
 template <typename T>
-absl::Status LinearForward(const LinearShape& shape, WeightOrder order, const T* x, const T* w,
-                           const T* bias, T* y, bool add) {
-  for (std::int64_t r = 0; r < shape.rows; ++r) {
-    for (std::int64_t o = 0; o < shape.out; ++o) {
-      Sum<T> sum = bias == nullptr ? Sum<T>(0) : Sum<T>(bias[o]);
-      for (std::int64_t i = 0; i < shape.in; ++i) {
-        sum += Sum<T>(x[r * shape.in + i]) * Weight(shape, order, w, i, o);
+absl::Status LinearForward(const LinearForwardArgs<T>& args, void* /*workspace*/) {
+  for (std::int64_t r = 0; r < args.shape.rows; ++r) {
+    for (std::int64_t o = 0; o < args.shape.out; ++o) {
+      Sum<T> sum = args.bias == nullptr ? Sum<T>(0) : Sum<T>(args.bias[o]);
+      for (std::int64_t i = 0; i < args.shape.in; ++i) {
+        sum += Sum<T>(args.x[r * args.shape.in + i]) * Weight(args.shape, args.order, args.w, i, o);
       }
-      T& target = y[r * shape.out + o];
-      target = As<T>(add ? target + sum : sum);
+      T& target = args.y[r * args.shape.out + o];
+      target = As<T>(args.add ? target + sum : sum);
     }
   }
   return absl::OkStatus();
 }
 
 template <typename T>
-absl::Status LinearInputGrad(const LinearShape& shape, WeightOrder order, const T* dy, const T* w,
-                             T* dx) {
-  for (std::int64_t r = 0; r < shape.rows; ++r) {
-    for (std::int64_t i = 0; i < shape.in; ++i) {
+absl::Status LinearInputGrad(const LinearInputGradArgs<T>& args, void* /*workspace*/) {
+  for (std::int64_t r = 0; r < args.shape.rows; ++r) {
+    for (std::int64_t i = 0; i < args.shape.in; ++i) {
       Sum<T> sum = 0;
-      for (std::int64_t o = 0; o < shape.out; ++o) {
-        sum += Sum<T>(dy[r * shape.out + o]) * Weight(shape, order, w, i, o);
+      for (std::int64_t o = 0; o < args.shape.out; ++o) {
+        sum +=
+            Sum<T>(args.dy[r * args.shape.out + o]) * Weight(args.shape, args.order, args.w, i, o);
       }
-      dx[r * shape.in + i] = As<T>(sum);
+      args.dx[r * args.shape.in + i] = As<T>(sum);
     }
   }
   return absl::OkStatus();
 }
 
 template <typename T>
-absl::Status LinearWeightGrad(const LinearShape& shape, WeightOrder order, const T* x, const T* dy,
-                              Wide<T>* dw, bool add) {
-  for (std::int64_t i = 0; i < shape.in; ++i) {
-    for (std::int64_t o = 0; o < shape.out; ++o) {
+absl::Status LinearWeightGrad(const LinearWeightGradArgs<T>& args, void* /*workspace*/) {
+  for (std::int64_t i = 0; i < args.shape.in; ++i) {
+    for (std::int64_t o = 0; o < args.shape.out; ++o) {
       Sum<T> sum = 0;
-      for (std::int64_t r = 0; r < shape.rows; ++r) {
-        sum += Sum<T>(x[r * shape.in + i]) * dy[r * shape.out + o];
+      for (std::int64_t r = 0; r < args.shape.rows; ++r) {
+        sum += Sum<T>(args.x[r * args.shape.in + i]) * args.dy[r * args.shape.out + o];
       }
-      Wide<T>& target = order == WeightOrder::kInOut ? dw[i * shape.out + o] : dw[o * shape.in + i];
-      target = static_cast<Wide<T>>(add ? target + sum : sum);
+      Wide<T>& target = args.order == WeightOrder::kInOut ? args.dw[i * args.shape.out + o]
+                                                          : args.dw[o * args.shape.in + i];
+      target = static_cast<Wide<T>>(args.add ? target + sum : sum);
     }
   }
   return absl::OkStatus();
 }
 
 template <typename T>
-void BiasGrad(std::int64_t rows, std::int64_t out, const T* dy, Wide<T>* db, bool add,
-              Wide<T>* /*scratch*/) {
-  for (std::int64_t o = 0; o < out; ++o) {
+void BiasGrad(const BiasGradArgs<T>& args, void* /*workspace*/) {
+  for (std::int64_t o = 0; o < args.out; ++o) {
     Sum<T> sum = 0;
-    for (std::int64_t r = 0; r < rows; ++r) sum += dy[r * out + o];
-    db[o] = static_cast<Wide<T>>(add ? db[o] + sum : sum);
+    for (std::int64_t r = 0; r < args.rows; ++r) sum += args.dy[r * args.out + o];
+    args.db[o] = static_cast<Wide<T>>(args.add ? args.db[o] + sum : sum);
   }
 }
 
 template <typename T>
-void LayerNormForward(std::int64_t rows, std::int64_t width, const T* x, const T* residual, T* sum,
-                      const T* gain, const T* bias, T* y, Wide<T>* mean, Wide<T>* rstd) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const T* row = x + r * width;
-    if (residual != nullptr) {
-      for (std::int64_t c = 0; c < width; ++c)
-        sum[r * width + c] = As<T>(Sum<T>(row[c]) + residual[r * width + c]);
-      row = sum + r * width;
+void LayerNormForward(const LayerNormForwardArgs<T>& args, void* /*workspace*/) {
+  for (std::int64_t r = 0; r < args.rows; ++r) {
+    const T* row = args.x + r * args.width;
+    if (args.residual != nullptr) {
+      for (std::int64_t c = 0; c < args.width; ++c)
+        args.sum[r * args.width + c] = As<T>(Sum<T>(row[c]) + args.residual[r * args.width + c]);
+      row = args.sum + r * args.width;
     }
     Sum<T> total = 0, squares = 0;
-    for (std::int64_t c = 0; c < width; ++c) total += row[c];
-    const Sum<T> center = total / static_cast<Sum<T>>(width);
-    for (std::int64_t c = 0; c < width; ++c) squares += (row[c] - center) * (row[c] - center);
-    const Sum<T> scale = 1 / std::sqrt(squares / static_cast<Sum<T>>(width) +
+    for (std::int64_t c = 0; c < args.width; ++c) total += row[c];
+    const Sum<T> center = total / static_cast<Sum<T>>(args.width);
+    for (std::int64_t c = 0; c < args.width; ++c) squares += (row[c] - center) * (row[c] - center);
+    const Sum<T> scale = 1 / std::sqrt(squares / static_cast<Sum<T>>(args.width) +
                                        static_cast<Sum<T>>(kLayerNormEpsilon));
-    for (std::int64_t c = 0; c < width; ++c) {
-      y[r * width + c] = As<T>((row[c] - center) * scale * gain[c] + bias[c]);
+    for (std::int64_t c = 0; c < args.width; ++c) {
+      args.y[r * args.width + c] = As<T>((row[c] - center) * scale * args.gain[c] + args.bias[c]);
     }
-    mean[r] = static_cast<Wide<T>>(center);
-    rstd[r] = static_cast<Wide<T>>(scale);
+    args.mean[r] = static_cast<Wide<T>>(center);
+    args.rstd[r] = static_cast<Wide<T>>(scale);
   }
 }
 
 template <typename T>
-void LayerNormBackward(std::int64_t rows, std::int64_t width, const T* dy, const T* x,
-                       const T* gain, const Wide<T>* mean, const Wide<T>* rstd, T* dx, bool add_dx,
-                       Wide<T>* dgain, Wide<T>* dbias, bool add, Wide<T>* /*scratch*/) {
+void LayerNormBackward(const LayerNormBackwardArgs<T>& args, void* /*workspace*/) {
   const auto normed = [&](std::int64_t r, std::int64_t c) {
-    return (Sum<T>(x[r * width + c]) - mean[r]) * rstd[r];
+    return (Sum<T>(args.x[r * args.width + c]) - args.mean[r]) * args.rstd[r];
   };
-  for (std::int64_t c = 0; c < width; ++c) {
+  for (std::int64_t c = 0; c < args.width; ++c) {
     Sum<T> gain_sum = 0, bias_sum = 0;
-    for (std::int64_t r = 0; r < rows; ++r) {
-      gain_sum += dy[r * width + c] * normed(r, c);
-      bias_sum += dy[r * width + c];
+    for (std::int64_t r = 0; r < args.rows; ++r) {
+      gain_sum += args.dy[r * args.width + c] * normed(r, c);
+      bias_sum += args.dy[r * args.width + c];
     }
-    dgain[c] = static_cast<Wide<T>>(add ? dgain[c] + gain_sum : gain_sum);
-    dbias[c] = static_cast<Wide<T>>(add ? dbias[c] + bias_sum : bias_sum);
+    args.dgain[c] = static_cast<Wide<T>>(args.add ? args.dgain[c] + gain_sum : gain_sum);
+    args.dbias[c] = static_cast<Wide<T>>(args.add ? args.dbias[c] + bias_sum : bias_sum);
   }
-  for (std::int64_t r = 0; r < rows; ++r) {
+  for (std::int64_t r = 0; r < args.rows; ++r) {
     Sum<T> mean_d = 0, mean_dn = 0;
-    for (std::int64_t c = 0; c < width; ++c) {
-      mean_d += Sum<T>(dy[r * width + c]) * gain[c];
-      mean_dn += Sum<T>(dy[r * width + c]) * gain[c] * normed(r, c);
+    for (std::int64_t c = 0; c < args.width; ++c) {
+      mean_d += Sum<T>(args.dy[r * args.width + c]) * args.gain[c];
+      mean_dn += Sum<T>(args.dy[r * args.width + c]) * args.gain[c] * normed(r, c);
     }
-    mean_d /= static_cast<Sum<T>>(width);
-    mean_dn /= static_cast<Sum<T>>(width);
-    for (std::int64_t c = 0; c < width; ++c) {
-      const Sum<T> d =
-          rstd[r] * (Sum<T>(dy[r * width + c]) * gain[c] - mean_d - normed(r, c) * mean_dn);
-      dx[r * width + c] = As<T>(add_dx ? dx[r * width + c] + d : d);
+    mean_d /= static_cast<Sum<T>>(args.width);
+    mean_dn /= static_cast<Sum<T>>(args.width);
+    for (std::int64_t c = 0; c < args.width; ++c) {
+      const Sum<T> d = args.rstd[r] * (Sum<T>(args.dy[r * args.width + c]) * args.gain[c] - mean_d -
+                                       normed(r, c) * mean_dn);
+      args.dx[r * args.width + c] = As<T>(args.add_dx ? args.dx[r * args.width + c] + d : d);
     }
   }
 }
@@ -158,20 +154,20 @@ T GeluTanh(T x) {
 }
 
 template <typename T>
-void GeluForward(std::int64_t elements, const T* x, T* y) {
-  for (std::int64_t i = 0; i < elements; ++i) {
-    const Sum<T> value = x[i];
-    y[i] = As<T>(value / 2 * (1 + GeluTanh(value)));
+void GeluForward(const GeluForwardArgs<T>& args, void* /*workspace*/) {
+  for (std::int64_t i = 0; i < args.elements; ++i) {
+    const Sum<T> value = args.x[i];
+    args.y[i] = As<T>(value / 2 * (1 + GeluTanh(value)));
   }
 }
 
 template <typename T>
-void GeluBackward(std::int64_t elements, const T* x, const T* dy, T* dx) {
-  for (std::int64_t i = 0; i < elements; ++i) {
-    const Sum<T> value = x[i], t = GeluTanh(value);
+void GeluBackward(const GeluBackwardArgs<T>& args, void* /*workspace*/) {
+  for (std::int64_t i = 0; i < args.elements; ++i) {
+    const Sum<T> value = args.x[i], t = GeluTanh(value);
     const Sum<T> slope =
         static_cast<Sum<T>>(kGeluScale) * (1 + 3 * static_cast<Sum<T>>(kGeluCubic) * value * value);
-    dx[i] = As<T>(dy[i] * ((1 + t) / 2 + value / 2 * (1 - t * t) * slope));
+    args.dx[i] = As<T>(args.dy[i] * ((1 + t) / 2 + value / 2 * (1 - t * t) * slope));
   }
 }
 
@@ -198,11 +194,11 @@ Head<T> HeadOf(const AttentionShape& s, const T* qkv, std::int64_t b, std::int64
 }
 
 template <typename T>
-void AttentionForward(const AttentionShape& s, const T* qkv, T* out, Wide<T>* log_sum_exp,
-                      Wide<T>* /*scratch*/) {
+void AttentionForward(const AttentionForwardArgs<T>& args, void* /*workspace*/) {
+  const AttentionShape& s = args.shape;
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t h = 0; h < s.heads; ++h) {
-      const Head<T> head = HeadOf(s, qkv, b, h);
+      const Head<T> head = HeadOf(s, args.qkv, b, h);
       for (std::int64_t t = 0; t < s.time; ++t) {
         const T* q = head.q + t * head.stride;
         Sum<T> top = -INFINITY, total = 0;
@@ -210,7 +206,7 @@ void AttentionForward(const AttentionShape& s, const T* qkv, T* out, Wide<T>* lo
         for (std::int64_t u = 0; u <= t; ++u) {
           top = std::max(top, Dot(q, head.k + u * head.stride, head.width) * head.scale());
         }
-        T* o = out + (b * s.time + t) * s.width() + h * s.head_width;
+        T* o = args.out + (b * s.time + t) * s.width() + h * s.head_width;
         for (std::int64_t u = 0; u <= t; ++u) {
           const Sum<T> p =
               std::exp(Dot(q, head.k + u * head.stride, head.width) * head.scale() - top);
@@ -220,34 +216,35 @@ void AttentionForward(const AttentionShape& s, const T* qkv, T* out, Wide<T>* lo
         }
         for (std::int64_t d = 0; d < head.width; ++d)
           o[d] = As<T>(sums[static_cast<std::size_t>(d)] / total);
-        log_sum_exp[(b * s.heads + h) * s.time + t] = static_cast<Wide<T>>(top + std::log(total));
+        args.log_sum_exp[(b * s.heads + h) * s.time + t] =
+            static_cast<Wide<T>>(top + std::log(total));
       }
     }
   }
 }
 
 template <typename T>
-void AttentionBackward(const AttentionShape& s, const T* qkv, const T* out,
-                       const Wide<T>* log_sum_exp, const T* dout, T* dqkv, Wide<T>* /*scratch*/) {
+void AttentionBackward(const AttentionBackwardArgs<T>& args, void* /*workspace*/) {
+  const AttentionShape& s = args.shape;
   std::vector<Sum<T>> sums(static_cast<std::size_t>(s.batch * s.time * 3 * s.width()));
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t h = 0; h < s.heads; ++h) {
-      const Head<T> head = HeadOf(s, qkv, b, h);
-      Sum<T>* dq = sums.data() + (head.q - qkv);
-      Sum<T>* dk = sums.data() + (head.k - qkv);
-      Sum<T>* dv = sums.data() + (head.v - qkv);
+      const Head<T> head = HeadOf(s, args.qkv, b, h);
+      Sum<T>* dq = sums.data() + (head.q - args.qkv);
+      Sum<T>* dk = sums.data() + (head.k - args.qkv);
+      Sum<T>* dv = sums.data() + (head.v - args.qkv);
       for (std::int64_t t = 0; t < s.time; ++t) {
         const std::int64_t at = (b * s.time + t) * s.width() + h * s.head_width;
-        const Sum<T> delta = Dot(out + at, dout + at, head.width);
+        const Sum<T> delta = Dot(args.out + at, args.dout + at, head.width);
         for (std::int64_t u = 0; u <= t; ++u) {
           const T* q = head.q + t * head.stride;
           const T* k = head.k + u * head.stride;
           const Sum<T> p = std::exp(Dot(q, k, head.width) * head.scale() -
-                                    log_sum_exp[(b * s.heads + h) * s.time + t]);
-          const Sum<T> dp = Dot(dout + at, head.v + u * head.stride, head.width);
+                                    args.log_sum_exp[(b * s.heads + h) * s.time + t]);
+          const Sum<T> dp = Dot(args.dout + at, head.v + u * head.stride, head.width);
           const Sum<T> ds = p * (dp - delta) * head.scale();
           for (std::int64_t d = 0; d < head.width; ++d) {
-            dv[u * head.stride + d] += p * dout[at + d];
+            dv[u * head.stride + d] += p * args.dout[at + d];
             dq[t * head.stride + d] += ds * k[d];
             dk[u * head.stride + d] += ds * q[d];
           }
@@ -255,100 +252,103 @@ void AttentionBackward(const AttentionShape& s, const T* qkv, const T* out,
       }
     }
   }
-  std::transform(sums.begin(), sums.end(), dqkv, [](Sum<T> sum) { return As<T>(sum); });
+  std::transform(sums.begin(), sums.end(), args.dqkv, [](Sum<T> sum) { return As<T>(sum); });
 }
 
 template <typename T>
-void EmbeddingForward(std::int64_t batch, std::int64_t time, std::int64_t width,
-                      const std::int32_t* tokens, const T* token_weights, const T* position_weights,
-                      T* out) {
-  for (std::int64_t r = 0; r < batch * time; ++r) {
-    for (std::int64_t c = 0; c < width; ++c) {
-      out[r * width + c] = As<T>(Sum<T>(token_weights[tokens[r] * width + c]) +
-                                 position_weights[r % time * width + c]);
+void EmbeddingForward(const EmbeddingForwardArgs<T>& args, void* /*workspace*/) {
+  for (std::int64_t r = 0; r < args.batch * args.time; ++r) {
+    for (std::int64_t c = 0; c < args.width; ++c) {
+      args.out[r * args.width + c] =
+          As<T>(Sum<T>(args.token_weights[args.tokens[r] * args.width + c]) +
+                args.position_weights[r % args.time * args.width + c]);
     }
   }
 }
 
 template <typename T>
-void EmbeddingBackward(const EmbeddingShape& shape, const std::int32_t* tokens, const T* dout,
-                       Wide<T>* dtoken, bool add_token, Wide<T>* dposition, bool add_position) {
-  const std::int64_t width = shape.width;
-  if (!add_token) std::fill(dtoken, dtoken + shape.vocabulary * width, Wide<T>(0));
-  if (!add_position) std::fill(dposition, dposition + shape.positions * width, Wide<T>(0));
-  for (std::int64_t r = 0; r < shape.batch * shape.time; ++r) {
+void EmbeddingBackward(const EmbeddingBackwardArgs<T>& args, void* /*workspace*/) {
+  const std::int64_t width = args.shape.width;
+  if (!args.add_token)
+    std::fill(args.dtoken, args.dtoken + args.shape.vocabulary * width, Wide<T>(0));
+  if (!args.add_position)
+    std::fill(args.dposition, args.dposition + args.shape.positions * width, Wide<T>(0));
+  for (std::int64_t r = 0; r < args.shape.batch * args.shape.time; ++r) {
     for (std::int64_t c = 0; c < width; ++c) {
-      dtoken[tokens[r] * width + c] += dout[r * width + c];
-      dposition[r % shape.time * width + c] += dout[r * width + c];
+      args.dtoken[args.tokens[r] * width + c] += args.dout[r * width + c];
+      args.dposition[r % args.shape.time * width + c] += args.dout[r * width + c];
     }
   }
 }
 
 template <typename T>
-void CrossEntropy(std::int64_t rows, std::int64_t vocabulary, T* logits,
-                  const std::int32_t* targets, double loss_scale, Wide<T>* losses) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    T* row = logits + r * vocabulary;
-    const Sum<T> top = *std::max_element(row, row + vocabulary);
+void CrossEntropy(const CrossEntropyArgs<T>& args, void* /*workspace*/) {
+  for (std::int64_t r = 0; r < args.rows; ++r) {
+    T* row = args.logits + r * args.vocabulary;
+    const Sum<T> top = *std::max_element(row, row + args.vocabulary);
     Sum<T> total = 0;
-    for (std::int64_t v = 0; v < vocabulary; ++v) total += std::exp(row[v] - top);
+    for (std::int64_t v = 0; v < args.vocabulary; ++v) total += std::exp(row[v] - top);
     const Sum<T> log_total = top + std::log(total);
-    losses[r] = static_cast<Wide<T>>(log_total - row[targets[r]]);
-    for (std::int64_t v = 0; v < vocabulary; ++v) {
-      row[v] = As<T>((std::exp(row[v] - log_total) - (v == targets[r])) *
-                     static_cast<Sum<T>>(loss_scale));
+    args.losses[r] = static_cast<Wide<T>>(log_total - row[args.targets[r]]);
+    for (std::int64_t v = 0; v < args.vocabulary; ++v) {
+      row[v] = As<T>((std::exp(row[v] - log_total) - (v == args.targets[r])) *
+                     static_cast<Sum<T>>(args.loss_scale));
     }
   }
 }
 
 template <typename T>
-void AdamWUpdate(std::int64_t elements, const AdamWStep& step, const T* gradient, T* weight,
-                 T* first_moment, T* second_moment) {
-  for (std::int64_t i = 0; i < elements; ++i) {
-    const double g = gradient[i] * step.grad_scale;
-    const double m = first_moment[i] + (g - first_moment[i]) * (1 - step.beta1);
-    const double v = second_moment[i] * step.beta2 + g * g * (1 - step.beta2);
+void AdamWUpdate(const AdamWArgs<T>& args, void* /*workspace*/) {
+  const AdamWStep& step = args.step;
+  for (std::int64_t i = 0; i < args.elements; ++i) {
+    const double g = args.gradient[i] * step.grad_scale;
+    const double m = args.first_moment[i] + (g - args.first_moment[i]) * (1 - step.beta1);
+    const double v = args.second_moment[i] * step.beta2 + g * g * (1 - step.beta2);
     const double denominator = std::sqrt(v) / std::sqrt(step.correction2) + step.epsilon;
-    const double decayed = weight[i] * (1 - step.lr * step.weight_decay);
-    weight[i] = static_cast<T>(decayed - step.lr / step.correction1 * m / denominator);
-    first_moment[i] = static_cast<T>(m);
-    second_moment[i] = static_cast<T>(v);
+    const double decayed = args.weight[i] * (1 - step.lr * step.weight_decay);
+    args.weight[i] = static_cast<T>(decayed - step.lr / step.correction1 * m / denominator);
+    args.first_moment[i] = static_cast<T>(m);
+    args.second_moment[i] = static_cast<T>(v);
   }
 }
 
 template <typename T>
-void RoundWeights(const WeightRounding<T>& rounding) {
-  for (std::int64_t i = 0; i < rounding.elements; ++i) {
-    const Wide<T> weight = rounding.weights[i];
-    rounding.rounded[i] = T(weight);
+void RoundWeights(const RoundWeightsArgs<T>& args, void* /*workspace*/) {
+  for (std::int64_t i = 0; i < args.elements; ++i) {
+    const Wide<T> weight = args.weights[i];
+    args.rounded[i] = T(weight);
     if constexpr (std::is_same_v<T, BFloat16>) {
       if (!std::isfinite(weight)) continue;
-      const std::uint32_t bits =
-          RoundingBits(rounding.key, static_cast<std::uint32_t>(rounding.first + i));
-      rounding.rounded[i].bits =
+      const std::uint32_t bits = RoundingBits(args.key, static_cast<std::uint32_t>(args.first + i));
+      args.rounded[i].bits =
           static_cast<std::uint16_t>((std::bit_cast<std::uint32_t>(weight) + bits) >> 16);
     }
   }
 }
 
-template <typename T>
-double SumSquares(std::int64_t elements, const T* x) {
+template <typename T, typename Value>
+double Added(std::int64_t elements, const T* x, const Value& value) {
   double sum = 0;
-  for (std::int64_t i = 0; i < elements; ++i) sum += static_cast<double>(x[i]) * x[i];
+  for (std::int64_t i = 0; i < elements; ++i) sum += value(static_cast<double>(x[i]));
   return sum;
+}
+double Square(double x) { return x * x; }
+
+template <typename T>
+void SumSquares(const SumArgs<T>& args, void* /*workspace*/) {
+  *args.sum = Added(args.elements, args.x, Square) + (args.add ? *args.sum : 0);
 }
 
 template <typename T>
-double Total(std::int64_t elements, const T* x) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < elements; ++i) sum += x[i];
-  return sum;
+void Total(const SumArgs<T>& args, void* /*workspace*/) {
+  *args.sum = Added(args.elements, args.x, [](double x) { return x; }) + (args.add ? *args.sum : 0);
 }
 
 template <typename T>
-void SquareBlocks(std::int64_t elements, const T* x, double* sums) {
-  for (std::int64_t block = 0; block < elements; block += kSumBlock)
-    sums[block / kSumBlock] = SumSquares(std::min(kSumBlock, elements - block), x + block);
+void SquareBlocks(const SquareBlocksArgs<T>& args, void* /*workspace*/) {
+  for (std::int64_t block = 0; block < args.elements; block += kSumBlock)
+    args.sums[block / kSumBlock] =
+        Added(std::min(kSumBlock, args.elements - block), args.x + block, Square);
 }
 
 template <typename T>
@@ -369,6 +369,9 @@ constexpr KernelTable<T> kReference = {
     .cross_entropy = CrossEntropy<T>,
     .round_weights = RoundWeights<T>,
     .adamw = AdamWUpdate<Wide<T>>,
+    .sgd = UpdateSgd<Wide<T>>,
+    .lamb = UpdateLamb<Wide<T>>,
+    .trust_squares = SquareForTrust<Wide<T>>,
     .sum_squares = SumSquares<Wide<T>>,
     .sum = Total<Wide<T>>,
     .square_blocks = SquareBlocks<Wide<T>>,

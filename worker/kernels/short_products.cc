@@ -105,44 +105,41 @@ absl::Status Multiply(const ProductKey& key, const BFloat16* a, const BFloat16* 
   }
 }
 
-absl::Status NativeForward(const LinearShape& s, WeightOrder order, const BFloat16* x,
-                           const BFloat16* w, const BFloat16* bias, BFloat16* y, bool add) {
-  return Multiply({.m = s.rows,
-                   .k = s.in,
-                   .n = s.out,
+absl::Status NativeForward(const LinearForwardArgs<BFloat16>& args, void* /*workspace*/) {
+  return Multiply({.m = args.shape.rows,
+                   .k = args.shape.in,
+                   .n = args.shape.out,
                    .a_transposed = false,
-                   .b_transposed = order == WeightOrder::kOutIn,
-                   .bias = bias != nullptr,
-                   .add = add,
+                   .b_transposed = args.order == WeightOrder::kOutIn,
+                   .bias = args.bias != nullptr,
+                   .add = args.add,
                    .wide = false},
-                  x, w, bias, y);
+                  args.x, args.w, args.bias, args.y);
 }
 
-absl::Status NativeInputGrad(const LinearShape& s, WeightOrder order, const BFloat16* dy,
-                             const BFloat16* w, BFloat16* dx) {
-  return Multiply({.m = s.rows,
-                   .k = s.out,
-                   .n = s.in,
+absl::Status NativeInputGrad(const LinearInputGradArgs<BFloat16>& args, void* /*workspace*/) {
+  return Multiply({.m = args.shape.rows,
+                   .k = args.shape.out,
+                   .n = args.shape.in,
                    .a_transposed = false,
-                   .b_transposed = order == WeightOrder::kInOut,
+                   .b_transposed = args.order == WeightOrder::kInOut,
                    .bias = false,
                    .add = false,
                    .wide = false},
-                  dy, w, nullptr, dx);
+                  args.dy, args.w, nullptr, args.dx);
 }
 
-absl::Status NativeWeightGrad(const LinearShape& s, WeightOrder order, const BFloat16* x,
-                              const BFloat16* dy, float* dw, bool add) {
-  const bool in_out = order == WeightOrder::kInOut;
-  return Multiply({.m = in_out ? s.in : s.out,
-                   .k = s.rows,
-                   .n = in_out ? s.out : s.in,
+absl::Status NativeWeightGrad(const LinearWeightGradArgs<BFloat16>& args, void* /*workspace*/) {
+  const bool in_out = args.order == WeightOrder::kInOut;
+  return Multiply({.m = in_out ? args.shape.in : args.shape.out,
+                   .k = args.shape.rows,
+                   .n = in_out ? args.shape.out : args.shape.in,
                    .a_transposed = true,
                    .b_transposed = false,
                    .bias = false,
-                   .add = add,
+                   .add = args.add,
                    .wide = true},
-                  in_out ? x : dy, in_out ? dy : x, nullptr, dw);
+                  in_out ? args.x : args.dy, in_out ? args.dy : args.x, nullptr, args.dw);
 }
 
 template <typename From, typename To>
@@ -173,40 +170,55 @@ absl::Status NoShape(const LinearShape& s) {
 }
 
 template <typename T>
-absl::Status WidenedForward(const LinearShape& s, WeightOrder order, const T* x, const T* w,
-                            const T* bias, T* y, bool add) {
+absl::Status WidenedForward(const LinearForwardArgs<T>& args, void* workspace) {
+  const LinearShape& s = args.shape;
   if (!IsShape(s)) return NoShape(s);
   ProductLibrary& library = ThisThreadsProducts();
   const std::int64_t all = s.rows * s.out;
   float* sum = Room(all + s.out, library.c);
-  float* wide_bias = bias == nullptr ? nullptr : sum + all;
-  if (add) Convert(all, y, sum);
-  if (bias != nullptr) Convert(s.out, bias, wide_bias);
-  RETURN_IF_ERROR(OnednnLinearForward(s, order, Widened(s.rows * s.in, x, library.a),
-                                      Widened(s.in * s.out, w, library.b), wide_bias, sum, add));
-  Convert(all, sum, y);
+  float* bias = args.bias == nullptr ? nullptr : sum + all;
+  if (args.add) Convert(all, args.y, sum);
+  if (args.bias != nullptr) Convert(s.out, args.bias, bias);
+  RETURN_IF_ERROR(OnednnLinearForward({.shape = s,
+                                       .order = args.order,
+                                       .x = Widened(s.rows * s.in, args.x, library.a),
+                                       .w = Widened(s.in * s.out, args.w, library.b),
+                                       .bias = bias,
+                                       .y = sum,
+                                       .add = args.add},
+                                      workspace));
+  Convert(all, sum, args.y);
   return absl::OkStatus();
 }
 
 template <typename T>
-absl::Status WidenedInputGrad(const LinearShape& s, WeightOrder order, const T* dy, const T* w,
-                              T* dx) {
+absl::Status WidenedInputGrad(const LinearInputGradArgs<T>& args, void* workspace) {
+  const LinearShape& s = args.shape;
   if (!IsShape(s)) return NoShape(s);
   ProductLibrary& library = ThisThreadsProducts();
   float* sum = Room(s.rows * s.in, library.c);
-  RETURN_IF_ERROR(OnednnLinearInputGrad(s, order, Widened(s.rows * s.out, dy, library.a),
-                                        Widened(s.in * s.out, w, library.b), sum));
-  Convert(s.rows * s.in, sum, dx);
+  RETURN_IF_ERROR(OnednnLinearInputGrad({.shape = s,
+                                         .order = args.order,
+                                         .dy = Widened(s.rows * s.out, args.dy, library.a),
+                                         .w = Widened(s.in * s.out, args.w, library.b),
+                                         .dx = sum},
+                                        workspace));
+  Convert(s.rows * s.in, sum, args.dx);
   return absl::OkStatus();
 }
 
 template <typename T>
-absl::Status WidenedWeightGrad(const LinearShape& s, WeightOrder order, const T* x, const T* dy,
-                               float* dw, bool add) {
+absl::Status WidenedWeightGrad(const LinearWeightGradArgs<T>& args, void* workspace) {
+  const LinearShape& s = args.shape;
   if (!IsShape(s)) return NoShape(s);
   ProductLibrary& library = ThisThreadsProducts();
-  return OnednnLinearWeightGrad(s, order, Widened(s.rows * s.in, x, library.a),
-                                Widened(s.rows * s.out, dy, library.b), dw, add);
+  return OnednnLinearWeightGrad({.shape = s,
+                                 .order = args.order,
+                                 .x = Widened(s.rows * s.in, args.x, library.a),
+                                 .dy = Widened(s.rows * s.out, args.dy, library.b),
+                                 .dw = args.dw,
+                                 .add = args.add},
+                                workspace);
 }
 
 template <typename T>

@@ -167,11 +167,12 @@ void ForwardTask(const AttentionTask& t, const E* qkv, E* out, float* log_sum_ex
 }
 
 template <typename E>
-void AttentionForward(const AttentionShape& shape, const E* qkv, E* out, float* log_sum_exp,
-                      float* scratch) {
-  const std::int64_t of_thread = AttentionScratchOfThread(shape.time, shape.head_width);
-  ParallelFor(shape.batch * shape.heads, [&](std::int64_t task, int thread) {
-    ForwardTask(TaskOf(shape, task), qkv, out, log_sum_exp, scratch + thread * of_thread);
+void AttentionForward(const AttentionForwardArgs<E>& args, void* workspace) {
+  auto* scratch = static_cast<float*>(workspace);
+  const std::int64_t of_thread = AttentionScratchOfThread(args.shape.time, args.shape.head_width);
+  ParallelFor(args.shape.batch * args.shape.heads, [&](std::int64_t task, int thread) {
+    ForwardTask(TaskOf(args.shape, task), args.qkv, args.out, args.log_sum_exp,
+                scratch + thread * of_thread);
   });
 }
 
@@ -265,16 +266,16 @@ void BackwardTask(const AttentionTask& t, const E* qkv, const E* out, const floa
 }
 
 template <typename E>
-void AttentionBackward(const AttentionShape& shape, const E* qkv, const E* out,
-                       const float* log_sum_exp, const E* dout, E* dqkv, float* scratch) {
-  const std::int64_t of_thread = AttentionScratchOfThread(shape.time, shape.head_width);
-  ParallelFor(shape.batch * shape.heads, [&](std::int64_t task, int thread) {
-    BackwardTask(TaskOf(shape, task), qkv, out, log_sum_exp, dout, dqkv,
-                 scratch + thread * of_thread);
+void AttentionBackward(const AttentionBackwardArgs<E>& args, void* workspace) {
+  auto* scratch = static_cast<float*>(workspace);
+  const std::int64_t of_thread = AttentionScratchOfThread(args.shape.time, args.shape.head_width);
+  ParallelFor(args.shape.batch * args.shape.heads, [&](std::int64_t task, int thread) {
+    BackwardTask(TaskOf(args.shape, task), args.qkv, args.out, args.log_sum_exp, args.dout,
+                 args.dqkv, scratch + thread * of_thread);
   });
 }
 
-// Puts this file's kernels into the table; the linear layers stay as they are.
+// Puts these kernels into the table; the others stay as they are.
 template <typename E>
 void FillWithVectorKernels(KernelTable<E>& table) {
   table.bias_grad = BiasGrad<E>;

@@ -54,15 +54,16 @@ void ReduceChunks(std::int64_t chunks, std::int64_t width, const float* partial,
 }
 
 template <typename E>
-void BiasGrad(std::int64_t rows, std::int64_t out, const E* dy, float* db, bool add,
-              float* scratch) {
-  const std::int64_t chunk = ChunkRows(rows);
-  ParallelPieces(rows, chunk, [&](std::int64_t begin, std::int64_t end, int) {
+void BiasGrad(const BiasGradArgs<E>& args, void* workspace) {
+  const std::int64_t out = args.out;
+  auto* scratch = static_cast<float*>(workspace);
+  const std::int64_t chunk = ChunkRows(args.rows);
+  ParallelPieces(args.rows, chunk, [&](std::int64_t begin, std::int64_t end, int) {
     float* sum = scratch + begin / chunk * out;
     __builtin_memset(sum, 0, static_cast<std::size_t>(out) * 4);
     std::int64_t r = begin;
     for (; r + 4 <= end; r += 4) {
-      const E* a = dy + r * out;
+      const E* a = args.dy + r * out;
       std::int64_t c = 0;
       for (; c + kLanes <= out; c += kLanes) {
         const Vec four =
@@ -74,10 +75,10 @@ void BiasGrad(std::int64_t rows, std::int64_t out, const E* dy, float* db, bool 
       }
     }
     for (; r < end; ++r) {
-      Map(0, out, sum, dy + r * out, sum, [](Vec a, Vec b) { return a + b; });
+      Map(0, out, sum, args.dy + r * out, sum, [](Vec a, Vec b) { return a + b; });
     }
   });
-  ReduceChunks((rows + chunk - 1) / chunk, out, scratch, out, db, add);
+  ReduceChunks((args.rows + chunk - 1) / chunk, out, scratch, out, args.db, args.add);
 }
 
 // The sum of function(x) over a row; function(0) must be 0 in lanes past the end, hence the mask.
@@ -134,17 +135,18 @@ void LayerNormRow(std::int64_t width, const E* row, const E* gain, const E* bias
 }
 
 template <typename E>
-void LayerNormForward(std::int64_t rows, std::int64_t width, const E* x, const E* residual, E* sum,
-                      const E* gain, const E* bias, E* y, float* mean, float* rstd) {
-  ParallelPieces(rows, 16, [&](std::int64_t begin, std::int64_t end, int) {
+void LayerNormForward(const LayerNormForwardArgs<E>& args, void* /*workspace*/) {
+  const std::int64_t width = args.width;
+  ParallelPieces(args.rows, 16, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t r = begin; r < end; ++r) {
-      const E* row = x + r * width;
-      if (residual != nullptr) {
-        Map(0, width, row, residual + r * width, sum + r * width,
+      const E* row = args.x + r * width;
+      if (args.residual != nullptr) {
+        Map(0, width, row, args.residual + r * width, args.sum + r * width,
             [](Vec a, Vec b) { return a + b; });
-        row = sum + r * width;
+        row = args.sum + r * width;
       }
-      LayerNormRow(width, row, gain, bias, y + r * width, mean + r, rstd + r);
+      LayerNormRow(width, row, args.gain, args.bias, args.y + r * width, args.mean + r,
+                   args.rstd + r);
     }
   });
 }
@@ -184,26 +186,26 @@ void LayerNormRowBackward(std::int64_t width, const NormRow<E>& row) {
 }
 
 template <typename E>
-void LayerNormBackward(std::int64_t rows, std::int64_t width, const E* dy, const E* x,
-                       const E* gain, const float* mean, const float* rstd, E* dx, bool add_dx,
-                       float* dgain, float* dbias, bool add, float* scratch) {
-  const std::int64_t chunk = ChunkRows(rows);
-  ParallelPieces(rows, chunk, [&](std::int64_t begin, std::int64_t end, int) {
+void LayerNormBackward(const LayerNormBackwardArgs<E>& args, void* workspace) {
+  const std::int64_t width = args.width;
+  auto* scratch = static_cast<float*>(workspace);
+  const std::int64_t chunk = ChunkRows(args.rows);
+  ParallelPieces(args.rows, chunk, [&](std::int64_t begin, std::int64_t end, int) {
     float* sums = scratch + begin / chunk * 2 * width;
     __builtin_memset(sums, 0, static_cast<std::size_t>(2 * width) * 4);
     for (std::int64_t r = begin; r < end; ++r) {
-      const NormRow<E> row = {dy + r * width, x + r * width,  gain, mean[r],
-                              rstd[r],        dx + r * width, sums, sums + width};
-      if (add_dx) {
+      const NormRow<E> row = {args.dy + r * width, args.x + r * width,  args.gain, args.mean[r],
+                              args.rstd[r],        args.dx + r * width, sums,      sums + width};
+      if (args.add_dx) {
         LayerNormRowBackward<true>(width, row);
       } else {
         LayerNormRowBackward<false>(width, row);
       }
     }
   });
-  const std::int64_t chunks = (rows + chunk - 1) / chunk;
-  ReduceChunks(chunks, width, scratch, 2 * width, dgain, add);
-  ReduceChunks(chunks, width, scratch + width, 2 * width, dbias, add);
+  const std::int64_t chunks = (args.rows + chunk - 1) / chunk;
+  ReduceChunks(chunks, width, scratch, 2 * width, args.dgain, args.add);
+  ReduceChunks(chunks, width, scratch + width, 2 * width, args.dbias, args.add);
 }
 
 constexpr float kGeluScale = 0.79788456080286535588f;  // sqrt(2 / pi)
@@ -217,16 +219,16 @@ REGROUP_INLINE Vec GeluGate(Vec x) {
 }
 
 template <typename E>
-void GeluForward(std::int64_t elements, const E* x, E* y) {
-  ParallelPieces(elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
-    Map(begin, end, x, y, [](Vec v) { return v * GeluGate(v); });
+void GeluForward(const GeluForwardArgs<E>& args, void* /*workspace*/) {
+  ParallelPieces(args.elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
+    Map(begin, end, args.x, args.y, [](Vec v) { return v * GeluGate(v); });
   });
 }
 
 template <typename E>
-void GeluBackward(std::int64_t elements, const E* x, const E* dy, E* dx) {
-  ParallelPieces(elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
-    Map(begin, end, x, dy, dx, [](Vec v, Vec d) {
+void GeluBackward(const GeluBackwardArgs<E>& args, void* /*workspace*/) {
+  ParallelPieces(args.elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
+    Map(begin, end, args.x, args.dy, args.dx, [](Vec v, Vec d) {
       const Vec gate = GeluGate(v);
       const Vec slope = v * v * (6 * kGeluScale * kGeluCubic) + 2 * kGeluScale;
       return d * (gate + v * gate * (1.0f - gate) * slope);
@@ -235,21 +237,21 @@ void GeluBackward(std::int64_t elements, const E* x, const E* dy, E* dx) {
 }
 
 template <typename E>
-void EmbeddingForward(std::int64_t batch, std::int64_t time, std::int64_t width,
-                      const std::int32_t* tokens, const E* token_weights, const E* position_weights,
-                      E* out) {
-  ParallelPieces(batch * time, 32, [&](std::int64_t begin, std::int64_t end, int) {
+void EmbeddingForward(const EmbeddingForwardArgs<E>& args, void* /*workspace*/) {
+  const std::int64_t width = args.width;
+  ParallelPieces(args.batch * args.time, 32, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t r = begin; r < end; ++r) {
-      Map(0, width, token_weights + tokens[r] * width, position_weights + r % time * width,
-          out + r * width, [](Vec a, Vec b) { return a + b; });
+      Map(0, width, args.token_weights + args.tokens[r] * width,
+          args.position_weights + r % args.time * width, args.out + r * width,
+          [](Vec a, Vec b) { return a + b; });
     }
   });
 }
 
 // Tasks are blocks of columns, so that rows with the same token are added in order by one thread.
 template <typename E>
-void EmbeddingBackward(const EmbeddingShape& shape, const std::int32_t* tokens, const E* dout,
-                       float* dtoken, bool add_token, float* dposition, bool add_position) {
+void EmbeddingBackward(const EmbeddingBackwardArgs<E>& args, void* /*workspace*/) {
+  const EmbeddingShape& shape = args.shape;
   const std::int64_t width = shape.width;
   const auto plus = [](Vec a, Vec b) { return a + b; };
   ParallelPieces(width, 64, [&](std::int64_t begin, std::int64_t end, int) {
@@ -258,12 +260,12 @@ void EmbeddingBackward(const EmbeddingShape& shape, const std::int32_t* tokens, 
         __builtin_memset(table + r * width + begin, 0, static_cast<std::size_t>(end - begin) * 4);
       }
     };
-    if (!add_token) clear(dtoken, shape.vocabulary);
-    if (!add_position) clear(dposition, shape.positions);
+    if (!args.add_token) clear(args.dtoken, shape.vocabulary);
+    if (!args.add_position) clear(args.dposition, shape.positions);
     for (std::int64_t r = 0; r < shape.batch * shape.time; ++r) {
-      const E* row = dout + r * width;
-      float* token_row = dtoken + tokens[r] * width;
-      float* position_row = dposition + r % shape.time * width;
+      const E* row = args.dout + r * width;
+      float* token_row = args.dtoken + args.tokens[r] * width;
+      float* position_row = args.dposition + r % shape.time * width;
       Map(begin, end, token_row, row, token_row, plus);
       Map(begin, end, position_row, row, position_row, plus);
     }
@@ -307,12 +309,11 @@ void CrossEntropyRow(std::int64_t vocabulary, E* row, std::int32_t target, float
 }
 
 template <typename E>
-void CrossEntropy(std::int64_t rows, std::int64_t vocabulary, E* logits,
-                  const std::int32_t* targets, double loss_scale, float* losses) {
-  ParallelPieces(rows, 16, [&](std::int64_t begin, std::int64_t end, int) {
+void CrossEntropy(const CrossEntropyArgs<E>& args, void* /*workspace*/) {
+  ParallelPieces(args.rows, 16, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t r = begin; r < end; ++r) {
-      CrossEntropyRow(vocabulary, logits + r * vocabulary, targets[r],
-                      static_cast<float>(loss_scale), losses + r);
+      CrossEntropyRow(args.vocabulary, args.logits + r * args.vocabulary, args.targets[r],
+                      static_cast<float>(args.loss_scale), args.losses + r);
     }
   });
 }
@@ -338,13 +339,13 @@ REGROUP_INLINE Vec RoundAtRandom(BFloat16, Vec weight, std::uint32_t key, std::u
 }
 
 template <typename E>
-void RoundWeights(const WeightRounding<E>& r) {
-  ParallelPieces(r.elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
+void RoundWeights(const RoundWeightsArgs<E>& args, void* /*workspace*/) {
+  ParallelPieces(args.elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t i = begin; i < end; i += kLanes) {
       const std::int64_t n = Smaller(kLanes, end - i);
-      StoreUpTo(r.rounded + i,
-                RoundAtRandom(E{}, LoadUpTo(r.weights + i, n), r.key,
-                              static_cast<std::uint32_t>(r.first + i)),
+      StoreUpTo(args.rounded + i,
+                RoundAtRandom(E{}, LoadUpTo(args.weights + i, n), args.key,
+                              static_cast<std::uint32_t>(args.first + i)),
                 n);
     }
   });
@@ -370,52 +371,51 @@ void AdamWPiece(std::int64_t n, const AdamWStep& step, const float* __restrict g
   }
 }
 
-void AdamWUpdate(std::int64_t elements, const AdamWStep& step, const float* gradient, float* weight,
-                 float* first_moment, float* second_moment) {
-  ParallelPieces(elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
-    AdamWPiece(end - begin, step, gradient + begin, weight + begin, first_moment + begin,
-               second_moment + begin);
+void AdamWUpdate(const AdamWArgs<float>& args, void* /*workspace*/) {
+  ParallelPieces(args.elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
+    AdamWPiece(end - begin, args.step, args.gradient + begin, args.weight + begin,
+               args.first_moment + begin, args.second_moment + begin);
   });
 }
 
 // Fixed chunks, in each short float sums that are added up in double.
 template <typename Function>
-REGROUP_INLINE double SumOf(std::int64_t elements, const float* x, const Function& function) {
+REGROUP_INLINE void SumOf(const SumArgs<float>& args, const Function& function) {
   double partial[kSumChunks];
-  const std::int64_t chunk = SumChunkElements(elements);
+  const std::int64_t chunk = SumChunkElements(args.elements);
   ParallelFor(kSumChunks, [&](std::int64_t task, int) {
-    const std::int64_t end = Smaller(elements, (task + 1) * chunk);
+    const std::int64_t end = Smaller(args.elements, (task + 1) * chunk);
     double sum = 0;
     for (std::int64_t block = task * chunk; block < end; block += kSumBlock) {
       sum += SumRow(Smaller(kSumBlock, end - block), [&](std::int64_t c, std::int64_t n) {
-        return function(LoadUpTo(x + block + c, n));
+        return function(LoadUpTo(args.x + block + c, n));
       });
     }
     partial[task] = sum;
   });
   double total = 0;
   for (double sum : partial) total += sum;
-  return total;
+  *args.sum = args.add ? *args.sum + total : total;
 }
 
-double SumSquares(std::int64_t elements, const float* x) {
-  return SumOf(elements, x, [](Vec v) { return v * v; });
+void SumSquares(const SumArgs<float>& args, void* /*workspace*/) {
+  SumOf(args, [](Vec v) { return v * v; });
 }
 
-void SquareBlocks(std::int64_t elements, const float* x, double* sums) {
-  ParallelPieces(elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
+void SquareBlocks(const SquareBlocksArgs<float>& args, void* /*workspace*/) {
+  ParallelPieces(args.elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t block = begin; block < end; block += kSumBlock) {
-      sums[block / kSumBlock] =
+      args.sums[block / kSumBlock] =
           SumRow(Smaller(kSumBlock, end - block), [&](std::int64_t c, std::int64_t n) {
-            const Vec v = LoadUpTo(x + block + c, n);
+            const Vec v = LoadUpTo(args.x + block + c, n);
             return v * v;
           });
     }
   });
 }
 
-double Sum(std::int64_t elements, const float* x) {
-  return SumOf(elements, x, [](Vec v) { return v; });
+void Sum(const SumArgs<float>& args, void* /*workspace*/) {
+  SumOf(args, [](Vec v) { return v; });
 }
 
 }  // namespace

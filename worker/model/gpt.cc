@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/check.h"
-#include "common/base/status_macros.h"
 #include "worker/tensor/arena.h"
 
 namespace regroup::worker {
@@ -51,7 +49,7 @@ ParamSpec Vector(std::string name, std::int64_t width, double value) {
 
 template <typename T>
 std::int64_t Rows(const LayerContext<T>& context) {
-  return context.batch.batch * context.batch.time;
+  return context.batch * context.time;
 }
 
 // Of a kernel that makes two gradients at once, which are of one unit and so always alike.
@@ -71,18 +69,25 @@ class EmbedLayer final : public Layer<T> {
                        Matrix("wpe.weight", config_.context, config_.width, kInitStd)},
             .output_width = config_.width};
   }
-  absl::Status Forward(const LayerContext<T>& context, const T*, T* out) const override {
-    context.kernels.embedding_forward(context.batch.batch, context.batch.time, config_.width,
-                                      context.batch.tokens.data(), context.weights[0],
-                                      context.weights[1], out);
-    return absl::OkStatus();
+  void Forward(const LayerContext<T>& context, const T*, T* out) const override {
+    context.kernels.embedding_forward(context.On(), {.batch = context.batch,
+                                                     .time = context.time,
+                                                     .width = config_.width,
+                                                     .tokens = context.tokens,
+                                                     .token_weights = context.weights[0],
+                                                     .position_weights = context.weights[1],
+                                                     .out = out});
   }
-  absl::Status Backward(const LayerContext<T>& context, const T*, T*, T* gradient) const override {
-    context.kernels.embedding_backward({context.batch.batch, context.batch.time, config_.width,
-                                        config_.vocabulary, config_.context},
-                                       context.batch.tokens.data(), gradient, context.gradients[0],
-                                       context.Adds(0), context.gradients[1], context.Adds(1));
-    return absl::OkStatus();
+  void Backward(const LayerContext<T>& context, const T*, T*, T* gradient) const override {
+    context.kernels.embedding_backward(
+        context.On(),
+        {.shape = {context.batch, context.time, config_.width, config_.vocabulary, config_.context},
+         .tokens = context.tokens,
+         .dout = gradient,
+         .dtoken = context.gradients[0],
+         .add_token = context.Adds(0),
+         .dposition = context.gradients[1],
+         .add_position = context.Adds(1)});
   }
 
  private:
@@ -126,10 +131,9 @@ class BlockLayer final : public Layer<T> {
   BlockLayer(const GptConfig& config, std::int64_t index) : config_(config), index_(index) {}
 
   LayerSpec Spec(const Extent& extent) const override;
-  absl::Status Forward(const LayerContext<T>& context, const T* in, T* out) const override;
+  void Forward(const LayerContext<T>& context, const T* in, T* out) const override;
   void Recompute(const LayerContext<T>& context, const T* in) const override;
-  absl::Status Backward(const LayerContext<T>& context, const T* in, T* out,
-                        T* gradient) const override;
+  void Backward(const LayerContext<T>& context, const T* in, T* out, T* gradient) const override;
 
  private:
   enum Param {
@@ -154,14 +158,20 @@ class BlockLayer final : public Layer<T> {
   AttentionShape Attention(std::int64_t batch, std::int64_t time) const {
     return {batch, time, config_.heads, config_.width / config_.heads};
   }
+  // x · w + bias, or y + that.
+  void Linear(const LayerContext<T>& context, const LinearShape& shape, Param weight, const T* x,
+              T* y, bool add = false) const;
+  // Of what a norm's weights begin at.
+  void Norm(const LayerContext<T>& context, Param gain, LayerNormForwardArgs<T> args) const;
+  void NormBackward(const LayerContext<T>& context, Param gain, LayerNormBackwardArgs<T> args,
+                    Wide<T>* reduction) const;
   // Gradients of one linear layer: of its weights, its bias and, into dx, its input.
-  absl::Status LinearBackward(const LayerContext<T>& context, const LinearShape& shape,
-                              Param weight, const T* x, const T* dy, T* dx,
-                              Wide<T>* reduction) const;
-  absl::Status MlpBackward(const LayerContext<T>& context, const BlockStash<T>& stash,
-                           const Scratch& scratch, T* gradient) const;
-  absl::Status AttentionBackward(const LayerContext<T>& context, const BlockStash<T>& stash,
-                                 const Scratch& scratch, const T* in, T* gradient) const;
+  void LinearBackward(const LayerContext<T>& context, const LinearShape& shape, Param weight,
+                      const T* x, const T* dy, T* dx, Wide<T>* reduction) const;
+  void MlpBackward(const LayerContext<T>& context, const BlockStash<T>& stash,
+                   const Scratch& scratch, T* gradient) const;
+  void AttentionBackward(const LayerContext<T>& context, const BlockStash<T>& stash,
+                         const Scratch& scratch, const T* in, T* gradient) const;
 
   const GptConfig config_;
   const std::int64_t index_;
@@ -170,9 +180,8 @@ class BlockLayer final : public Layer<T> {
 template <typename T>
 std::int64_t BlockLayer<T>::ReductionElements(std::int64_t rows,
                                               const AttentionShape& attention) const {
-  return std::max({ColumnSumScratchElements(rows, 4 * config_.width),
-                   LayerNormScratchElements(rows, config_.width),
-                   AttentionScratchElements(attention)});
+  return std::max({ColumnSumElements(rows, 4 * config_.width),
+                   LayerNormElements(rows, config_.width), AttentionElements(attention)});
 }
 
 template <typename T>
@@ -206,104 +215,142 @@ LayerSpec BlockLayer<T>::Spec(const Extent& extent) const {
 }
 
 template <typename T>
-absl::Status BlockLayer<T>::Forward(const LayerContext<T>& context, const T* in, T* out) const {
-  const KernelTable<T>& k = context.kernels;
+void BlockLayer<T>::Linear(const LayerContext<T>& context, const LinearShape& shape, Param weight,
+                           const T* x, T* y, bool add) const {
+  context.kernels.linear_forward(context.On(), {.shape = shape,
+                                                .order = WeightOrder::kInOut,
+                                                .x = x,
+                                                .w = context.weights[weight],
+                                                .bias = context.weights[std::size_t{weight} + 1],
+                                                .y = y,
+                                                .add = add});
+}
+
+template <typename T>
+void BlockLayer<T>::Norm(const LayerContext<T>& context, Param gain,
+                         LayerNormForwardArgs<T> args) const {
+  args.rows = Rows(context);
+  args.width = config_.width;
+  args.gain = context.weights[gain];
+  args.bias = context.weights[std::size_t{gain} + 1];
+  context.kernels.layer_norm_forward(context.On(), args);
+}
+
+template <typename T>
+void BlockLayer<T>::Forward(const LayerContext<T>& context, const T* in, T* out) const {
   const std::int64_t C = config_.width, rows = Rows(context);
-  const auto& w = context.weights;
   const BlockStash<T> s = BlockStash<T>::Cut(context, config_, rows);
-  constexpr auto kOrder = WeightOrder::kInOut;
-  k.layer_norm_forward(rows, C, in, nullptr, nullptr, w[kGain1], w[kBias1], s.norm1, s.mean1,
-                       s.rstd1);
-  RETURN_IF_ERROR(k.linear_forward({rows, C, 3 * C}, kOrder, s.norm1, w[kQkvWeight], w[kQkvBias],
-                                   s.qkv, false));
-  k.attention_forward(Attention(context.batch.batch, context.batch.time), s.qkv, s.attended,
-                      s.log_sum_exp, reinterpret_cast<Wide<T>*>(context.scratch.data()));
+  Norm(context, kGain1, {.x = in, .y = s.norm1, .mean = s.mean1, .rstd = s.rstd1});
+  Linear(context, {rows, C, 3 * C}, kQkvWeight, s.norm1, s.qkv);
+  context.kernels.attention_forward(context.On(context.scratch.data()),
+                                    {.shape = Attention(context.batch, context.time),
+                                     .qkv = s.qkv,
+                                     .out = s.attended,
+                                     .log_sum_exp = s.log_sum_exp});
   // `out` serves as the projection's output until the block's own is due.
-  RETURN_IF_ERROR(
-      k.linear_forward({rows, C, C}, kOrder, s.attended, w[kProjWeight], w[kProjBias], out, false));
-  k.layer_norm_forward(rows, C, out, in, s.middle, w[kGain2], w[kBias2], s.norm2, s.mean2, s.rstd2);
-  RETURN_IF_ERROR(k.linear_forward({rows, C, 4 * C}, kOrder, s.norm2, w[kUpWeight], w[kUpBias],
-                                   s.before_gelu, false));
-  k.gelu_forward(rows * 4 * C, s.before_gelu, s.after_gelu);
-  std::memcpy(out, s.middle, static_cast<std::size_t>(rows * C) * sizeof(T));
-  return k.linear_forward({rows, 4 * C, C}, kOrder, s.after_gelu, w[kDownWeight], w[kDownBias], out,
-                          true);
+  Linear(context, {rows, C, C}, kProjWeight, s.attended, out);
+  Norm(context, kGain2,
+       {.x = out, .residual = in, .sum = s.middle, .y = s.norm2, .mean = s.mean2, .rstd = s.rstd2});
+  Linear(context, {rows, C, 4 * C}, kUpWeight, s.norm2, s.before_gelu);
+  context.kernels.gelu_forward(context.On(), {rows * 4 * C, s.before_gelu, s.after_gelu});
+  context.stream.Copy(out, s.middle, static_cast<std::size_t>(rows * C) * sizeof(T));
+  Linear(context, {rows, 4 * C, C}, kDownWeight, s.after_gelu, out, /*add=*/true);
 }
 
 template <typename T>
 void BlockLayer<T>::Recompute(const LayerContext<T>& context, const T* in) const {
-  const KernelTable<T>& k = context.kernels;
   const std::int64_t C = config_.width, rows = Rows(context);
-  const auto& w = context.weights;
   const BlockStash<T> s = BlockStash<T>::Cut(context, config_, rows);
-  k.layer_norm_forward(rows, C, in, nullptr, nullptr, w[kGain1], w[kBias1], s.norm1, s.mean1,
-                       s.rstd1);
-  k.layer_norm_forward(rows, C, s.middle, nullptr, nullptr, w[kGain2], w[kBias2], s.norm2, s.mean2,
-                       s.rstd2);
-  k.gelu_forward(rows * 4 * C, s.before_gelu, s.after_gelu);
+  Norm(context, kGain1, {.x = in, .y = s.norm1, .mean = s.mean1, .rstd = s.rstd1});
+  Norm(context, kGain2, {.x = s.middle, .y = s.norm2, .mean = s.mean2, .rstd = s.rstd2});
+  context.kernels.gelu_forward(context.On(), {rows * 4 * C, s.before_gelu, s.after_gelu});
 }
 
 template <typename T>
-absl::Status BlockLayer<T>::LinearBackward(const LayerContext<T>& context, const LinearShape& shape,
-                                           Param weight, const T* x, const T* dy, T* dx,
-                                           Wide<T>* reduction) const {
+void BlockLayer<T>::NormBackward(const LayerContext<T>& context, Param gain,
+                                 LayerNormBackwardArgs<T> args, Wide<T>* reduction) const {
+  args.rows = Rows(context);
+  args.width = config_.width;
+  args.gain = context.weights[gain];
+  args.add_dx = true;
+  args.dgain = context.gradients[gain];
+  args.dbias = context.gradients[std::size_t{gain} + 1];
+  args.add = AddsBoth(context, gain, gain + 1);
+  context.kernels.layer_norm_backward(context.On(reduction), args);
+}
+
+template <typename T>
+void BlockLayer<T>::LinearBackward(const LayerContext<T>& context, const LinearShape& shape,
+                                   Param weight, const T* x, const T* dy, T* dx,
+                                   Wide<T>* reduction) const {
   const KernelTable<T>& k = context.kernels;
+  constexpr auto kOrder = WeightOrder::kInOut;
   const int bias = weight + 1;
-  k.bias_grad(shape.rows, shape.out, dy, context.gradients[static_cast<std::size_t>(bias)],
-              context.Adds(bias), reduction);
-  RETURN_IF_ERROR(k.linear_weight_grad(shape, WeightOrder::kInOut, x, dy, context.gradients[weight],
-                                       context.Adds(weight)));
-  return k.linear_input_grad(shape, WeightOrder::kInOut, dy, context.weights[weight], dx);
+  k.bias_grad(context.On(reduction), {.rows = shape.rows,
+                                      .out = shape.out,
+                                      .dy = dy,
+                                      .db = context.gradients[static_cast<std::size_t>(bias)],
+                                      .add = context.Adds(bias)});
+  k.linear_weight_grad(context.On(), {.shape = shape,
+                                      .order = kOrder,
+                                      .x = x,
+                                      .dy = dy,
+                                      .dw = context.gradients[weight],
+                                      .add = context.Adds(weight)});
+  k.linear_input_grad(
+      context.On(),
+      {.shape = shape, .order = kOrder, .dy = dy, .w = context.weights[weight], .dx = dx});
 }
 
 template <typename T>
-absl::Status BlockLayer<T>::MlpBackward(const LayerContext<T>& context, const BlockStash<T>& s,
-                                        const Scratch& scratch, T* gradient) const {
-  const KernelTable<T>& k = context.kernels;
+void BlockLayer<T>::MlpBackward(const LayerContext<T>& context, const BlockStash<T>& s,
+                                const Scratch& scratch, T* gradient) const {
   const std::int64_t C = config_.width, rows = Rows(context);
-  RETURN_IF_ERROR(LinearBackward(context, {rows, 4 * C, C}, kDownWeight, s.after_gelu, gradient,
-                                 scratch.wide, scratch.reduction));
-  k.gelu_backward(rows * 4 * C, s.before_gelu, scratch.wide, scratch.wide);
-  RETURN_IF_ERROR(LinearBackward(context, {rows, C, 4 * C}, kUpWeight, s.norm2, scratch.wide,
-                                 scratch.narrow, scratch.reduction));
-  k.layer_norm_backward(rows, C, scratch.narrow, s.middle, context.weights[kGain2], s.mean2,
-                        s.rstd2, gradient, true, context.gradients[kGain2],
-                        context.gradients[kBias2], AddsBoth(context, kGain2, kBias2),
-                        scratch.reduction);
-  return absl::OkStatus();
+  LinearBackward(context, {rows, 4 * C, C}, kDownWeight, s.after_gelu, gradient, scratch.wide,
+                 scratch.reduction);
+  context.kernels.gelu_backward(
+      context.On(),
+      {.elements = rows * 4 * C, .x = s.before_gelu, .dy = scratch.wide, .dx = scratch.wide});
+  LinearBackward(context, {rows, C, 4 * C}, kUpWeight, s.norm2, scratch.wide, scratch.narrow,
+                 scratch.reduction);
+  NormBackward(
+      context, kGain2,
+      {.dy = scratch.narrow, .x = s.middle, .mean = s.mean2, .rstd = s.rstd2, .dx = gradient},
+      scratch.reduction);
 }
 
 template <typename T>
-absl::Status BlockLayer<T>::AttentionBackward(const LayerContext<T>& context,
-                                              const BlockStash<T>& s, const Scratch& scratch,
-                                              const T* in, T* gradient) const {
-  const KernelTable<T>& k = context.kernels;
+void BlockLayer<T>::AttentionBackward(const LayerContext<T>& context, const BlockStash<T>& s,
+                                      const Scratch& scratch, const T* in, T* gradient) const {
   const std::int64_t C = config_.width, rows = Rows(context);
-  RETURN_IF_ERROR(LinearBackward(context, {rows, C, C}, kProjWeight, s.attended, gradient,
-                                 scratch.narrow, scratch.reduction));
-  k.attention_backward(Attention(context.batch.batch, context.batch.time), s.qkv, s.attended,
-                       s.log_sum_exp, scratch.narrow, scratch.wide, scratch.reduction);
-  RETURN_IF_ERROR(LinearBackward(context, {rows, C, 3 * C}, kQkvWeight, s.norm1, scratch.wide,
-                                 scratch.narrow, scratch.reduction));
-  k.layer_norm_backward(rows, C, scratch.narrow, in, context.weights[kGain1], s.mean1, s.rstd1,
-                        gradient, true, context.gradients[kGain1], context.gradients[kBias1],
-                        AddsBoth(context, kGain1, kBias1), scratch.reduction);
-  return absl::OkStatus();
+  LinearBackward(context, {rows, C, C}, kProjWeight, s.attended, gradient, scratch.narrow,
+                 scratch.reduction);
+  context.kernels.attention_backward(context.On(scratch.reduction),
+                                     {.shape = Attention(context.batch, context.time),
+                                      .qkv = s.qkv,
+                                      .out = s.attended,
+                                      .log_sum_exp = s.log_sum_exp,
+                                      .dout = scratch.narrow,
+                                      .dqkv = scratch.wide});
+  LinearBackward(context, {rows, C, 3 * C}, kQkvWeight, s.norm1, scratch.wide, scratch.narrow,
+                 scratch.reduction);
+  NormBackward(context, kGain1,
+               {.dy = scratch.narrow, .x = in, .mean = s.mean1, .rstd = s.rstd1, .dx = gradient},
+               scratch.reduction);
 }
 
 template <typename T>
-absl::Status BlockLayer<T>::Backward(const LayerContext<T>& context, const T* in, T*,
-                                     T* gradient) const {
+void BlockLayer<T>::Backward(const LayerContext<T>& context, const T* in, T*, T* gradient) const {
   const std::int64_t C = config_.width, rows = Rows(context);
   const BlockStash<T> stash = BlockStash<T>::Cut(context, config_, rows);
   Cutter cut(context.scratch);
   Scratch scratch;
   scratch.wide = cut.Take<T>(4 * rows * C);
   scratch.narrow = cut.Take<T>(rows * C);
-  scratch.reduction = cut.Take<Wide<T>>(
-      ReductionElements(rows, Attention(context.batch.batch, context.batch.time)));
-  RETURN_IF_ERROR(MlpBackward(context, stash, scratch, gradient));
-  return AttentionBackward(context, stash, scratch, in, gradient);
+  scratch.reduction =
+      cut.Take<Wide<T>>(ReductionElements(rows, Attention(context.batch, context.time)));
+  MlpBackward(context, stash, scratch, gradient);
+  AttentionBackward(context, stash, scratch, in, gradient);
 }
 
 // Final norm, head, loss. Output: logits, or their gradient once there is a loss.
@@ -313,9 +360,8 @@ class HeadLayer final : public Layer<T> {
   explicit HeadLayer(const GptConfig& config) : config_(config) {}
 
   LayerSpec Spec(const Extent& extent) const override;
-  absl::Status Forward(const LayerContext<T>& context, const T* in, T* out) const override;
-  absl::Status Backward(const LayerContext<T>& context, const T* in, T* out,
-                        T* gradient) const override;
+  void Forward(const LayerContext<T>& context, const T* in, T* out) const override;
+  void Backward(const LayerContext<T>& context, const T* in, T* out, T* gradient) const override;
 
  private:
   enum Param { kGain, kBias, kTokens };
@@ -334,7 +380,7 @@ LayerSpec HeadLayer<T>::Spec(const Extent& extent) const {
   spec.shared_params = config_.tied_head ? 1 : 0;
   spec.stash_bytes = Cutter::Bytes<T>(rows * C) + 2 * Cutter::Bytes<Wide<T>>(rows);
   spec.scratch_bytes =
-      Cutter::Bytes<T>(rows * C) + Cutter::Bytes<Wide<T>>(LayerNormScratchElements(rows, C));
+      Cutter::Bytes<T>(rows * C) + Cutter::Bytes<Wide<T>>(LayerNormElements(rows, C));
   spec.largest_product = Shape(rows);
   spec.output_width = config_.vocabulary;
   spec.forward_flops =
@@ -343,27 +389,38 @@ LayerSpec HeadLayer<T>::Spec(const Extent& extent) const {
 }
 
 template <typename T>
-absl::Status HeadLayer<T>::Forward(const LayerContext<T>& context, const T* in, T* out) const {
+void HeadLayer<T>::Forward(const LayerContext<T>& context, const T* in, T* out) const {
   const KernelTable<T>& k = context.kernels;
   const std::int64_t rows = Rows(context);
   Cutter cut(context.stash);
   T* norm = cut.Take<T>(rows * config_.width);
   auto* mean = cut.Take<Wide<T>>(rows);
   auto* rstd = cut.Take<Wide<T>>(rows);
-  k.layer_norm_forward(rows, config_.width, in, nullptr, nullptr, context.weights[kGain],
-                       context.weights[kBias], norm, mean, rstd);
-  RETURN_IF_ERROR(k.linear_forward(Shape(rows), WeightOrder::kOutIn, norm, context.weights[kTokens],
-                                   nullptr, out, false));
-  if (!context.batch.targets.empty()) {
-    k.cross_entropy(rows, config_.vocabulary, out, context.batch.targets.data(),
-                    context.batch.loss_scale, context.losses.data());
-  }
-  return absl::OkStatus();
+  k.layer_norm_forward(context.On(), {.rows = rows,
+                                      .width = config_.width,
+                                      .x = in,
+                                      .gain = context.weights[kGain],
+                                      .bias = context.weights[kBias],
+                                      .y = norm,
+                                      .mean = mean,
+                                      .rstd = rstd});
+  k.linear_forward(context.On(), {.shape = Shape(rows),
+                                  .order = WeightOrder::kOutIn,
+                                  .x = norm,
+                                  .w = context.weights[kTokens],
+                                  .y = out});
+  if (context.targets == nullptr) return;
+  k.cross_entropy(context.On(), {.rows = rows,
+                                 .vocabulary = config_.vocabulary,
+                                 .logits = out,
+                                 .targets = context.targets,
+                                 .loss_scale = context.loss_scale,
+                                 .losses = context.losses.data()});
 }
 
 template <typename T>
-absl::Status HeadLayer<T>::Backward(const LayerContext<T>& context, const T* in, T* out,
-                                    T* gradient) const {
+void HeadLayer<T>::Backward(const LayerContext<T>& context, const T* in, T* out,
+                            T* gradient) const {
   const KernelTable<T>& k = context.kernels;
   const std::int64_t C = config_.width, rows = Rows(context);
   Cutter stash(context.stash), scratch(context.scratch);
@@ -371,15 +428,29 @@ absl::Status HeadLayer<T>::Backward(const LayerContext<T>& context, const T* in,
   const auto* mean = stash.Take<Wide<T>>(rows);
   const auto* rstd = stash.Take<Wide<T>>(rows);
   T* dnorm = scratch.Take<T>(rows * C);
-  RETURN_IF_ERROR(k.linear_weight_grad(Shape(rows), WeightOrder::kOutIn, norm, out,
-                                       context.gradients[kTokens], context.Adds(kTokens)));
-  RETURN_IF_ERROR(
-      k.linear_input_grad(Shape(rows), WeightOrder::kOutIn, out, context.weights[kTokens], dnorm));
-  k.layer_norm_backward(rows, C, dnorm, in, context.weights[kGain], mean, rstd, gradient, false,
-                        context.gradients[kGain], context.gradients[kBias],
-                        AddsBoth(context, kGain, kBias),
-                        scratch.Take<Wide<T>>(LayerNormScratchElements(rows, C)));
-  return absl::OkStatus();
+  k.linear_weight_grad(context.On(), {.shape = Shape(rows),
+                                      .order = WeightOrder::kOutIn,
+                                      .x = norm,
+                                      .dy = out,
+                                      .dw = context.gradients[kTokens],
+                                      .add = context.Adds(kTokens)});
+  k.linear_input_grad(context.On(), {.shape = Shape(rows),
+                                     .order = WeightOrder::kOutIn,
+                                     .dy = out,
+                                     .w = context.weights[kTokens],
+                                     .dx = dnorm});
+  k.layer_norm_backward(context.On(scratch.Take<Wide<T>>(LayerNormElements(rows, C))),
+                        {.rows = rows,
+                         .width = C,
+                         .dy = dnorm,
+                         .x = in,
+                         .gain = context.weights[kGain],
+                         .mean = mean,
+                         .rstd = rstd,
+                         .dx = gradient,
+                         .dgain = context.gradients[kGain],
+                         .dbias = context.gradients[kBias],
+                         .add = AddsBoth(context, kGain, kBias)});
 }
 
 }  // namespace

@@ -8,18 +8,19 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "worker/kernels/kernels.h"
 #include "worker/layout/layout.h"
 
 namespace regroup::worker {
 
-// What one micro-batch feeds to the first and the last unit.
+// What one micro-batch feeds to the first and the last unit. Memory of the host, which stays as it
+// is until what was begun with it is over.
 struct MicroBatch {
   std::int64_t batch = 0, time = 0;       // At most the extent that the workspace was made for.
   std::span<const std::int32_t> tokens;   // (B, T)
   std::span<const std::int32_t> targets;  // (B, T), or empty: no loss, logits stay logits.
   double loss_scale = 1;                  // Gradients are of loss_scale · (sum of token losses).
+  bool adds_loss = false;                 // To the sum of the micro-batches before.
 };
 
 // Everything a layer may touch besides its input and output.
@@ -27,7 +28,11 @@ struct MicroBatch {
 template <typename T>
 struct LayerContext {
   const KernelTable<T>& kernels;
-  const MicroBatch& batch;
+  Stream& stream;
+  std::int64_t batch, time;
+  const std::int32_t* tokens;           // (B, T), where kernels read them.
+  const std::int32_t* targets;          // Likewise; none: no loss, logits stay logits.
+  double loss_scale;                    // As MicroBatch has it.
   std::span<const T* const> weights;    // One pointer per LayerSpec::params.
   std::span<Wide<T>* const> gradients;  // Likewise; empty in a forward pass.
   // Written by Forward, read by Backward of the same micro-batch: what is expensive to compute, and
@@ -37,6 +42,7 @@ struct LayerContext {
   std::span<Wide<T>> losses;     // (B, T): written by the last unit's Forward.
   AddMask adds = 0;              // Of LayerSpec::params.
   bool Adds(int param) const { return (adds >> param & 1) != 0; }
+  Launch On(void* workspace = nullptr) const { return {stream, workspace}; }
 };
 
 // What of a unit's stash every unit keeps for itself until its backward; the rest lies where that
@@ -64,21 +70,20 @@ struct Extent {  // Largest micro-batch.
 };
 
 // The math of one unit, with its own gradient. Holds shapes only; weights and everything else come
-// with the context.
+// with the context. All of it is begun on the context's stream, and the host reads none of it.
 template <typename T>
 class Layer {
  public:
   virtual ~Layer() = default;
   virtual LayerSpec Spec(const Extent& extent) const = 0;
   // REQUIRES: `in` outlives the Backward of this micro-batch; `out` does not overlap it.
-  virtual absl::Status Forward(const LayerContext<T>& context, const T* in, T* out) const = 0;
+  virtual void Forward(const LayerContext<T>& context, const T* in, T* out) const = 0;
   // Writes the cheap stash again, to the same bits. REQUIRES: the unit has one; `in` as in Forward.
   virtual void Recompute(const LayerContext<T>& context, const T* in) const;
   // `in` as in Forward; `out` as Forward left it, and may be destroyed. `gradient` holds the
   // gradient of the output on entry (undefined for a unit that ends in a loss) and that of the
   // input on return (undefined for one that reads tokens); it has room for the wider of the two.
-  virtual absl::Status Backward(const LayerContext<T>& context, const T* in, T* out,
-                                T* gradient) const = 0;
+  virtual void Backward(const LayerContext<T>& context, const T* in, T* out, T* gradient) const = 0;
 };
 
 template <typename T>

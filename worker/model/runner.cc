@@ -80,6 +80,7 @@ std::size_t BytesOf(const std::vector<LayerSpec>& specs, std::int64_t rows, Reco
                       Arena::Footprint<std::byte>(Size(shared.stash_bytes)) +
                       Arena::Footprint<std::byte>(Size(shared.cheap_stash_bytes)) +
                       Arena::Footprint<Wide<T>>(Size(rows)) +
+                      2 * Arena::Footprint<std::int32_t>(Size(rows)) +
                       Arena::Footprint<T>(Size(rows * shared.widest));
   for (const LayerSpec& spec : specs) bytes += KeptBytesOf<T>(spec, rows, recompute);
   return bytes;
@@ -110,7 +111,7 @@ std::vector<std::int64_t> UnitRunner<T>::KeptBytes(const Model<T>& model, const 
 
 template <typename T>
 absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(
-    const Model<T>& model, const ParamLayout& layout, const KernelTable<T>& kernels,
+    const Model<T>& model, const ParamLayout& layout, const Compute<T>& compute,
     const Extent& extent, std::span<const T> weights, std::span<Wide<T>> gradients) {
   CHECK(static_cast<std::int64_t>(weights.size()) == layout.flat_elements());
   CHECK(gradients.empty() || gradients.size() == weights.size());
@@ -119,17 +120,17 @@ absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(
     places.weights.push_back(weights.data() + unit.flat.begin);
     if (!gradients.empty()) places.gradients.push_back(gradients.data() + unit.flat.begin);
   }
-  return Create(model, layout, kernels, extent, places);
+  return Create(model, layout, compute, extent, places);
 }
 
 template <typename T>
 absl::StatusOr<std::unique_ptr<UnitRunner<T>>> UnitRunner<T>::Create(
-    const Model<T>& model, const ParamLayout& layout, const KernelTable<T>& kernels,
+    const Model<T>& model, const ParamLayout& layout, const Compute<T>& compute,
     const Extent& extent, const Places& places, worker::Recompute recompute) {
   CHECK(places.weights.size() == layout.units().size());
   CHECK(places.gradients.empty() || places.gradients.size() == layout.units().size());
   RETURN_IF_ERROR(CheckExtent(extent, model.context()));
-  std::unique_ptr<UnitRunner> runner(new UnitRunner(model, kernels, extent, recompute));
+  std::unique_ptr<UnitRunner> runner(new UnitRunner(model, compute, extent, recompute));
   std::vector<LayerSpec> specs;
   for (const Unit<T>& unit : model.units()) {
     specs.push_back(unit.layer->Spec(extent));
@@ -144,7 +145,11 @@ template <typename T>
 absl::Status UnitRunner<T>::Allocate(const std::vector<LayerSpec>& specs) {
   const std::int64_t rows = extent_.rows();
   const Shared shared = SharedBy(specs, recompute_);
-  ASSIGN_OR_RETURN(arena_, Arena::Create(BytesOf<T>(specs, rows, recompute_)));
+  ASSIGN_OR_RETURN(
+      arena_, compute_.device.Allocate(MemoryKind::kDevice, BytesOf<T>(specs, rows, recompute_)));
+  ASSIGN_OR_RETURN(results_,
+                   compute_.device.Allocate(MemoryKind::kShared, Arena::Footprint<double>(1)));
+  loss_sum_ = results_.template Take<double>(1).data();
   const auto stash = arena_.Take<std::byte>(Size(shared.stash_bytes)),
              cheap_stash = arena_.Take<std::byte>(Size(shared.cheap_stash_bytes));
   for (const LayerSpec& spec : specs) {
@@ -159,6 +164,8 @@ absl::Status UnitRunner<T>::Allocate(const std::vector<LayerSpec>& specs) {
   }
   scratch_ = arena_.Take<std::byte>(Size(shared.scratch_bytes));
   losses_ = arena_.Take<Wide<T>>(Size(rows));
+  tokens_ = arena_.Take<std::int32_t>(Size(rows));
+  targets_ = arena_.Take<std::int32_t>(Size(rows));
   gradient_ = arena_.Take<T>(Size(rows * shared.widest));
   return absl::OkStatus();
 }
@@ -203,8 +210,13 @@ absl::Status UnitRunner<T>::CheckBatch(const MicroBatch& batch) const {
 template <typename T>
 LayerContext<T> UnitRunner<T>::ContextOf(UnitId unit, const MicroBatch& batch) {
   const UnitState& state = units_[static_cast<std::size_t>(unit)];
-  return {.kernels = kernels_,
-          .batch = batch,
+  return {.kernels = compute_.kernels,
+          .stream = compute_.stream,
+          .batch = batch.batch,
+          .time = batch.time,
+          .tokens = tokens_.data(),
+          .targets = batch.targets.empty() ? nullptr : targets_.data(),
+          .loss_scale = batch.loss_scale,
           .weights = state.weights,
           .gradients = state.gradients,
           .stash = state.stash,
@@ -216,53 +228,60 @@ LayerContext<T> UnitRunner<T>::ContextOf(UnitId unit, const MicroBatch& batch) {
 template <typename T>
 absl::Status UnitRunner<T>::Forward(UnitId unit, const MicroBatch& batch) {
   CHECK(unit >= 0 && unit < static_cast<UnitId>(units_.size()));
-  if (unit == 0) RETURN_IF_ERROR(CheckBatch(batch));
+  Stream& stream = compute_.stream;
+  if (unit == 0) {
+    RETURN_IF_ERROR(CheckBatch(batch));
+    stream.Copy(tokens_.data(), batch.tokens.data(), batch.tokens.size_bytes());
+    stream.Copy(targets_.data(), batch.targets.data(), batch.targets.size_bytes());
+  }
   const auto u = static_cast<std::size_t>(unit);
   const T* in = unit == 0 ? nullptr : units_[u - 1].output.data();
-  RETURN_IF_ERROR(
-      model_.units()[u].layer->Forward(ContextOf(unit, batch), in, units_[u].output.data()));
+  model_.units()[u].layer->Forward(ContextOf(unit, batch), in, units_[u].output.data());
   if (u + 1 < units_.size()) return absl::OkStatus();
   const std::int64_t rows = batch.batch * batch.time;
   if (batch.targets.empty()) {
     logits_ = rows * model_.vocabulary();
   } else {
     logits_ = 0;
-    loss_sum_ = kernels_.sum(rows, losses_.data());
+    compute_.kernels.sum(
+        {stream},
+        {.elements = rows, .x = losses_.data(), .sum = loss_sum_, .add = batch.adds_loss});
   }
   return absl::OkStatus();
 }
 
 template <typename T>
-absl::Status UnitRunner<T>::Recompute(UnitId unit, const MicroBatch& batch) {
+void UnitRunner<T>::Recompute(UnitId unit, const MicroBatch& batch) {
   CHECK(unit >= 1 && unit < static_cast<UnitId>(units_.size()));
   CHECK(recompute_ != worker::Recompute::kNone);
   const auto u = static_cast<std::size_t>(unit);
   const Layer<T>& layer = *model_.units()[u].layer;
   const T* in = units_[u - 1].output.data();
-  if (recompute_ == worker::Recompute::kFull)
-    return layer.Forward(ContextOf(unit, batch), in, units_[u].output.data());
-  layer.Recompute(ContextOf(unit, batch), in);
-  return absl::OkStatus();
+  if (recompute_ == worker::Recompute::kFull) {
+    layer.Forward(ContextOf(unit, batch), in, units_[u].output.data());
+  } else {
+    layer.Recompute(ContextOf(unit, batch), in);
+  }
 }
 
 template <typename T>
-absl::Status UnitRunner<T>::Backward(UnitId unit, const MicroBatch& batch, AddMask adds) {
+void UnitRunner<T>::Backward(UnitId unit, const MicroBatch& batch, AddMask adds) {
   CHECK(unit >= 0 && unit < static_cast<UnitId>(units_.size()));
   CHECK(!batch.targets.empty());
   const auto u = static_cast<std::size_t>(unit);
   CHECK(units_[u].gradients.size() == units_[u].weights.size());
   LayerContext<T> context = ContextOf(unit, batch);
   context.adds = adds;
-  return model_.units()[u].layer->Backward(context,
-                                           unit == 0 ? nullptr : units_[u - 1].output.data(),
-                                           units_[u].output.data(), gradient_.data());
+  model_.units()[u].layer->Backward(context, unit == 0 ? nullptr : units_[u - 1].output.data(),
+                                    units_[u].output.data(), gradient_.data());
 }
 
 template <typename T>
 void UnitRunner<T>::RoundWeights(const Weights& weights, const RngKey& key) {
   if constexpr (sizeof(T) == 2) {
     const RngKey& name = names_[static_cast<std::size_t>(weights.param)];
-    kernels_.round_weights({.elements = static_cast<std::int64_t>(weights.from.size()),
+    compute_.kernels.round_weights(
+        {compute_.stream}, {.elements = static_cast<std::int64_t>(weights.from.size()),
                             .weights = weights.from.data(),
                             .rounded = reinterpret_cast<T*>(weights.to),
                             .first = weights.first,

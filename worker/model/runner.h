@@ -11,7 +11,8 @@
 
 namespace regroup::worker {
 
-// What carries out a plan's instructions on the units of one model, whatever their number type.
+// What carries out a plan's instructions on the units of one model, whatever their number type, by
+// a device. A call begins its work on a stream; what is wrong with that comes with the stream.
 class Runner {
  public:
   virtual ~Runner() = default;
@@ -20,7 +21,7 @@ class Runner {
   virtual absl::Status Forward(UnitId unit, const MicroBatch& batch) = 0;
   // What the unit's Forward left for its Backward, again, to the same bits. REQUIRES: it is one of
   // UnitsRecomputed, and next to go backward.
-  virtual absl::Status Recompute(UnitId unit, const MicroBatch& batch) = 0;
+  virtual void Recompute(UnitId unit, const MicroBatch& batch) = 0;
   // Writes weights as the model's number type has them. What they become is a function of their
   // value, their parameter, their place in it and `key`. REQUIRES: that type is of 16 bits.
   struct Weights {
@@ -31,9 +32,10 @@ class Runner {
   };
   virtual void RoundWeights(const Weights& weights, const RngKey& key) = 0;
   // REQUIRES: batch has targets and all its Forwards are done.
-  virtual absl::Status Backward(UnitId unit, const MicroBatch& batch, AddMask adds) = 0;
-  // Sum over the tokens of the last micro-batch with targets, in nats, not scaled.
-  virtual double LossSum() const = 0;
+  virtual void Backward(UnitId unit, const MicroBatch& batch, AddMask adds) = 0;
+  // Sum over the tokens of the last micro-batch with targets, and of those that it adds to, in
+  // nats, not scaled. Read it once the stream is awaited.
+  virtual const double& LossSum() const = 0;
 };
 
 // Runs the units of one model, one call per instruction of a plan. Owns every activation, allocated
@@ -53,12 +55,12 @@ class UnitRunner final : public Runner {
   // Resource exhausted if the activations do not fit into
   // memory, invalid argument if the extent is beyond the model's context or 2^28 tokens.
   static absl::StatusOr<std::unique_ptr<UnitRunner>> Create(
-      const Model<T>& model, const ParamLayout& layout, const KernelTable<T>& kernels,
+      const Model<T>& model, const ParamLayout& layout, const Compute<T>& compute,
       const Extent& extent, const Places& places,
       worker::Recompute recompute = worker::Recompute::kNone);
   // With buffers of the whole flat order; gradients may be empty.
   static absl::StatusOr<std::unique_ptr<UnitRunner>> Create(
-      const Model<T>& model, const ParamLayout& layout, const KernelTable<T>& kernels,
+      const Model<T>& model, const ParamLayout& layout, const Compute<T>& compute,
       const Extent& extent, std::span<const T> weights, std::span<Wide<T>> gradients);
 
   // What Create allocates; invalid argument as there.
@@ -70,11 +72,12 @@ class UnitRunner final : public Runner {
                                              worker::Recompute recompute);
 
   absl::Status Forward(UnitId unit, const MicroBatch& batch) override;
-  absl::Status Recompute(UnitId unit, const MicroBatch& batch) override;
-  absl::Status Backward(UnitId unit, const MicroBatch& batch, AddMask adds) override;
+  void Recompute(UnitId unit, const MicroBatch& batch) override;
+  void Backward(UnitId unit, const MicroBatch& batch, AddMask adds) override;
   void RoundWeights(const Weights& weights, const RngKey& key) override;
-  double LossSum() const override { return loss_sum_; }
-  // (B, T, V) after the last unit's Forward of a micro-batch without targets.
+  const double& LossSum() const override { return *loss_sum_; }
+  // (B, T, V) after the last unit's Forward of a micro-batch without targets, once that is over.
+  // Memory of the device.
   std::span<const T> Logits() const;
 
   std::size_t activation_bytes() const { return arena_.size_bytes(); }
@@ -89,26 +92,28 @@ class UnitRunner final : public Runner {
     std::span<std::byte> stash, cheap_stash;  // Its own, or what all recomputed units share.
     std::span<T> output;
   };
-  UnitRunner(const Model<T>& model, const KernelTable<T>& kernels, const Extent& extent,
+  UnitRunner(const Model<T>& model, const Compute<T>& compute, const Extent& extent,
              worker::Recompute recompute)
-      : model_(model), kernels_(kernels), extent_(extent), recompute_(recompute) {}
+      : model_(model), compute_(compute), extent_(extent), recompute_(recompute) {}
   absl::Status Allocate(const std::vector<LayerSpec>& specs);
   void Bind(const ParamLayout& layout, const std::vector<LayerSpec>& specs, const Places& places);
   absl::Status CheckBatch(const MicroBatch& batch) const;
   LayerContext<T> ContextOf(UnitId unit, const MicroBatch& batch);
 
   const Model<T>& model_;
-  const KernelTable<T>& kernels_;
+  const Compute<T> compute_;
   const Extent extent_;
   const worker::Recompute recompute_;
-  Arena arena_;
+  Arena arena_, results_;
   std::vector<UnitState> units_;
   std::vector<RngKey> names_;  // By parameter of the layout.
   std::span<std::byte> scratch_;
   std::span<Wide<T>> losses_;
   std::span<T> gradient_;    // (B, T, widest C): flows backward from unit to unit, in place.
   std::int64_t logits_ = 0;  // Elements of valid logits.
-  double loss_sum_ = 0, forward_flops_ = 0;
+  std::span<std::int32_t> tokens_, targets_;  // Of the micro-batch in flight.
+  double* loss_sum_ = nullptr;
+  double forward_flops_ = 0;
 };
 
 }  // namespace regroup::worker

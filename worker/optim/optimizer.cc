@@ -5,15 +5,13 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/base/status_macros.h"
 #include "worker/kernels/fixed_chunks.h"
-#include "worker/kernels/parallel_for.h"
-#include "worker/optim/updates.h"
 
 namespace regroup::worker {
 namespace {
 
 static_assert(ParamLayout::kBlockElements == kSumBlock);
-constexpr std::int64_t kTaskBlocks = 16;  // Of one task of a thread.
 
 std::size_t Index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
@@ -25,20 +23,6 @@ bool NeedsNorms(OptimizerKind kind) {
 std::int64_t FirstBlock(const Range& flat) { return flat.begin / kSumBlock; }
 std::int64_t BlocksIn(const Range& flat) {
   return flat.size == 0 ? 0 : (flat.end() - 1) / kSumBlock - FirstBlock(flat) + 1;
-}
-
-// use(block, part of the range in it), several threads at once.
-template <typename Use>
-void ForBlocks(const Range& flat, const Use& use) {
-  const std::int64_t first = FirstBlock(flat), last = first + BlocksIn(flat);
-  ParallelFor((last - first + kTaskBlocks - 1) / kTaskBlocks, [&](std::int64_t task, int) {
-    const std::int64_t begin = first + task * kTaskBlocks;
-    for (std::int64_t block = begin; block < std::min(last, begin + kTaskBlocks); ++block) {
-      const std::int64_t from = std::max(flat.begin, block * kSumBlock),
-                         to = std::min(flat.end(), (block + 1) * kSumBlock);
-      use(block, Range{from, to - from});
-    }
-  });
 }
 
 template <typename T>
@@ -111,10 +95,10 @@ std::int64_t TensorSquaresOf(const ParamLayout& layout, OptimizerKind kind) {
 
 template <typename T>
 Optimizer<T>::Optimizer(const ParamLayout& layout, const OptimizerConfig& config,
-                        const KernelTable<T>& kernels, Buffers buffers, int rank)
+                        const Compute<T>& compute, Buffers buffers, int rank)
     : layout_(layout),
       config_(config),
-      kernels_(kernels),
+      compute_(compute),
       buffers_(std::move(buffers)),
       rank_(rank) {
   const auto elements = [&](StateKind kind) { return Index(layout.Elements(kind, rank)); };
@@ -129,24 +113,40 @@ Optimizer<T>::Optimizer(const ParamLayout& layout, const OptimizerConfig& config
     pieces_.push_back(adapts ? pieces : -1);
     pieces += adapts ? BlocksIn(place.flat) : 0;
   }
-  squares_.resize(Index(TensorSquaresOf(layout, config.kind)));
 }
 
 template <typename T>
-double Optimizer<T>::SumSquares() const {
-  return kernels_.sum_squares(layout_.flat_elements(), buffers_.gradients.data());
+absl::StatusOr<std::unique_ptr<Optimizer<T>>> Optimizer<T>::Create(const ParamLayout& layout,
+                                                                   const OptimizerConfig& config,
+                                                                   const Compute<T>& compute,
+                                                                   Buffers buffers, int rank) {
+  std::unique_ptr<Optimizer> optimizer(
+      new Optimizer(layout, config, compute, std::move(buffers), rank));
+  const std::size_t squares = Index(TensorSquaresOf(layout, config.kind));
+  ASSIGN_OR_RETURN(optimizer->memory_,
+                   compute.device.Allocate(MemoryKind::kShared, Arena::Footprint<double>(squares)));
+  optimizer->squares_ = optimizer->memory_.template Take<double>(squares);
+  return optimizer;
+}
+
+template <typename T>
+void Optimizer<T>::SumSquares(double* sum) const {
+  compute_.kernels.sum_squares(
+      {compute_.stream},
+      {.elements = layout_.flat_elements(), .x = buffers_.gradients.data(), .sum = sum});
 }
 
 template <typename T>
 void Optimizer<T>::SquareOwnedBlocks(std::span<double> sums) const {
   CHECK(static_cast<std::int64_t>(sums.size()) == BlocksOf(layout_));
-  std::fill(sums.begin(), sums.end(), 0.0);
+  compute_.stream.Zero(sums.data(), sums.size_bytes());
   if (!CountsOwned()) return;
   for (const Range& box : layout_.Owned(rank_)) {
-    kernels_.square_blocks(
-        box.size,
-        buffers_.gradients.data() + layout_.Offset(StateKind::kGradients, rank_, box.begin),
-        sums.data() + box.begin / kSumBlock);
+    compute_.kernels.square_blocks(
+        {compute_.stream},
+        {.elements = box.size,
+         .x = buffers_.gradients.data() + layout_.Offset(StateKind::kGradients, rank_, box.begin),
+         .sums = sums.data() + box.begin / kSumBlock});
   }
 }
 
@@ -182,7 +182,7 @@ double Optimizer<T>::DecayOf(ParamId id) const {
 
 template <typename T>
 std::span<double> Optimizer<T>::SquareTensors(const StepInfo& info) {
-  std::fill(squares_.begin(), squares_.end(), 0.0);
+  compute_.stream.Zero(squares_.data(), squares_.size_bytes());
   if (!CountsOwned()) return squares_;
   for (ParamId id = 0; id < static_cast<ParamId>(layout_.params().size()); ++id) {
     if (Adapts(id)) ForOwned(id, [&](const Range& flat) { SquareRange(id, flat, info); });
@@ -190,28 +190,22 @@ std::span<double> Optimizer<T>::SquareTensors(const StepInfo& info) {
   return squares_;
 }
 
-// Blocks are cut where the flat order is, so a block of a tensor is one rank's, and its sum has the
-// same bits whoever that is.
 template <typename T>
 void Optimizer<T>::SquareRange(ParamId id, const Range& flat, const StepInfo& info) {
   const Pointers begin = At(flat.begin);
-  const std::int64_t first = pieces_[Index(id)] - FirstBlock(layout_.params()[Index(id)].flat);
-  const auto others = static_cast<std::int64_t>(squares_.size() / 2);
-  const LambStep<T> lamb = LambStepOf<T>(config_, info, DecayOf(id), 1);
-  const T scale = static_cast<T>(info.grad_scale);
-  ForBlocks(flat, [&](std::int64_t block, const Range& part) {
-    const std::int64_t at = part.begin - flat.begin;
-    const T *g = begin.gradient + at, *w = begin.weight + at;
-    squares_[Index(first + block)] = SquareAll(part.size, [&](std::int64_t i) { return w[i]; });
-    double& other = squares_[Index(others + first + block)];
-    if (config_.kind == OptimizerKind::kLamb) {
-      const T *m = begin.state[0] + at, *v = begin.state[1] + at;
-      other = SquareAll(
-          part.size, [&](std::int64_t i) { return LambAt(lamb, g[i], w[i], m[i], v[i]).update; });
-    } else {
-      other = SquareAll(part.size, [&](std::int64_t i) { return g[i] * scale; });
-    }
-  });
+  const std::int64_t first =
+      pieces_[Index(id)] + FirstBlock(flat) - FirstBlock(layout_.params()[Index(id)].flat);
+  const bool lamb = config_.kind == OptimizerKind::kLamb;
+  compute_.kernels.trust_squares({compute_.stream},
+                                 {.first = flat.begin,
+                                  .elements = flat.size,
+                                  .step = LambStepOf<T>(config_, info, DecayOf(id), 1),
+                                  .gradient = begin.gradient,
+                                  .weight = begin.weight,
+                                  .first_moment = lamb ? begin.state[0] : nullptr,
+                                  .second_moment = lamb ? begin.state[1] : nullptr,
+                                  .of_weights = squares_.data() + first,
+                                  .of_others = squares_.data() + squares_.size() / 2 + first});
 }
 
 template <typename T>
@@ -250,29 +244,32 @@ template <typename T>
 void Optimizer<T>::StepRange(ParamId id, const Range& flat, const StepInfo& info, double trust) {
   const Pointers begin = At(flat.begin);
   const double decay = DecayOf(id);
+  const Launch on{compute_.stream};
   switch (config_.kind) {
     case OptimizerKind::kAdamW:
-      kernels_.adamw(flat.size, AdamWStepOf(config_, info, decay), begin.gradient, begin.weight,
-                     begin.state[0], begin.state[1]);
+      compute_.kernels.adamw(on, {.elements = flat.size,
+                                  .step = AdamWStepOf(config_, info, decay),
+                                  .gradient = begin.gradient,
+                                  .weight = begin.weight,
+                                  .first_moment = begin.state[0],
+                                  .second_moment = begin.state[1]});
       return;
     case OptimizerKind::kSgd:
-    case OptimizerKind::kLars: {
-      const SgdStep<T> step = SgdStepOf<T>(config_, info, decay, trust);
-      ForBlocks(flat, [&](std::int64_t, const Range& part) {
-        const std::int64_t at = part.begin - flat.begin;
-        UpdateSgd(part.size, step, begin.gradient + at, begin.weight + at, begin.state[0] + at);
-      });
+    case OptimizerKind::kLars:
+      compute_.kernels.sgd(on, {.elements = flat.size,
+                                .step = SgdStepOf<T>(config_, info, decay, trust),
+                                .gradient = begin.gradient,
+                                .weight = begin.weight,
+                                .buffer = begin.state[0]});
       return;
-    }
-    case OptimizerKind::kLamb: {
-      const LambStep<T> step = LambStepOf<T>(config_, info, decay, trust);
-      ForBlocks(flat, [&](std::int64_t, const Range& part) {
-        const std::int64_t at = part.begin - flat.begin;
-        UpdateLamb(part.size, step, begin.gradient + at, begin.weight + at, begin.state[0] + at,
-                   begin.state[1] + at);
-      });
+    case OptimizerKind::kLamb:
+      compute_.kernels.lamb(on, {.elements = flat.size,
+                                 .step = LambStepOf<T>(config_, info, decay, trust),
+                                 .gradient = begin.gradient,
+                                 .weight = begin.weight,
+                                 .first_moment = begin.state[0],
+                                 .second_moment = begin.state[1]});
       return;
-    }
   }
 }
 

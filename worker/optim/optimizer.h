@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "worker/kernels/kernels.h"
 #include "worker/layout/layout.h"
 
@@ -39,8 +41,9 @@ struct StepInfo {
 };
 
 // One rank's optimizer over its buffers of the layout: it steps what the rank owns, or where
-// nothing is divided, everything. Weights have equal bits under every strategy. Owns no state;
-// execution thread only.
+// nothing is divided, everything. Weights have equal bits under every strategy. Owns no state. All
+// of it is done in the order of the stream, so sums can be read once that is awaited. Execution
+// thread only.
 template <typename T>
 class Optimizer {
  public:
@@ -50,12 +53,15 @@ class Optimizer {
     std::vector<std::span<T>> state;  // As StateNames() says.
   };
 
-  Optimizer(const ParamLayout& layout, const OptimizerConfig& config, const KernelTable<T>& kernels,
-            Buffers buffers, int rank = 0);
+  // Resource exhausted, with the size.
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const ParamLayout& layout,
+                                                           const OptimizerConfig& config,
+                                                           const Compute<T>& compute,
+                                                           Buffers buffers, int rank = 0);
 
   // The same value for every thread count. REQUIRES: gradients are reduced, and the rank has all of
   // them.
-  double SumSquares() const;
+  void SumSquares(double* sum) const;
   // Of the blocks that the rank owns, at their places among BlocksOf(layout); the others are set
   // to 0, and all of them on ranks that own what those of the first group do. The sum over all
   // ranks goes to AddBlocks. REQUIRES: gradients are reduced.
@@ -65,14 +71,17 @@ class Optimizer {
   // Biases and gains are stepped without, as is usual.
   bool needs_norms() const { return !squares_.empty(); }
   // Squares, by block of each tensor, of what the rank owns, zeros as above: where anything
-  // is divided, the caller replaces them by their sum over all ranks before the next Step. Changes
-  // no state. REQUIRES: gradients are reduced, and `info` is that of the next Steps.
+  // is divided, the caller replaces them by their sum over all ranks before the next Step, which
+  // reads them when it is called. Changes no state. REQUIRES: gradients are reduced, and `info` is
+  // that of the next Steps.
   std::span<double> SquareTensors(const StepInfo& info);
 
   // Updates the weights and state of one unit.
   void Step(UnitId unit, const StepInfo& info);
 
  private:
+  Optimizer(const ParamLayout& layout, const OptimizerConfig& config, const Compute<T>& compute,
+            Buffers buffers, int rank);
   struct Pointers {  // Of one element of the flat order.
     const T* gradient;
     T* weight;
@@ -92,11 +101,12 @@ class Optimizer {
 
   const ParamLayout& layout_;
   const OptimizerConfig config_;
-  const KernelTable<T>& kernels_;
+  const Compute<T> compute_;
   const Buffers buffers_;
   const int rank_;
   std::vector<std::int64_t> pieces_;  // By parameter: its first among the squares; -1: none.
-  std::vector<double> squares_;       // Those of weights, then as many others.
+  Arena memory_;
+  std::span<double> squares_;  // Those of weights, then as many others.
 };
 
 // How many blocks there are to sum squares of.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -14,6 +15,7 @@
 #include "common/config/values.h"
 #include "worker/checkpoint/restore.h"
 #include "worker/comm/in_process_communicator.h"
+#include "worker/device/host_device.h"
 #include "worker/model/gpt.h"
 #include "worker/model/runner.h"
 #include "worker/train/model_sizes.h"
@@ -73,8 +75,8 @@ int Draw(std::span<const float> logits, double temperature, Rng& rng) {
   return static_cast<int>(likeliest - logits.begin());
 }
 
-absl::Status Continue(UnitRunner<float>& runner, const Model<float>& model, const GptConfig& shape,
-                      const GenerateConfig& config) {
+absl::Status Continue(UnitRunner<float>& runner, Stream& stream, const Model<float>& model,
+                      const GptConfig& shape, const GenerateConfig& config) {
   std::vector<std::int32_t> tokens;
   for (char c : config.prompt) tokens.push_back(static_cast<unsigned char>(c));
   std::fwrite(config.prompt.data(), 1, config.prompt.size(), stdout);
@@ -88,6 +90,7 @@ absl::Status Continue(UnitRunner<float>& runner, const Model<float>& model, cons
     batch.tokens = std::span(tokens).last(window);
     for (UnitId u = 0; u < static_cast<UnitId>(model.units().size()); ++u)
       RETURN_IF_ERROR(runner.Forward(u, batch));
+    RETURN_IF_ERROR(stream.Await());
     const int next = Draw(runner.Logits().last(static_cast<std::size_t>(shape.vocabulary)),
                           config.temperature, rng);
     tokens.push_back(next);
@@ -176,10 +179,12 @@ absl::Status Generate(const GenerateConfig& config) {
     return Unusable(config.checkpoint, std::string(restored.status().message()));
   for (const std::string& why : restored->skipped)
     std::fprintf(stderr, "regroup-worker: warning: %s\n", why.c_str());
+  HostDevice device;
+  const std::unique_ptr<Stream> stream = device.NewStream(StreamKind::kCompute);
   ASSIGN_OR_RETURN(const auto runner, UnitRunner<float>::Create(
-                                          model, layout, KernelsFor(BestIsa()),
+                                          model, layout, {device, *stream, KernelsFor(BestIsa())},
                                           {.batch = 1, .time = shape.context}, state.weights, {}));
-  return Continue(*runner, model, shape, config);
+  return Continue(*runner, *stream, model, shape, config);
 }
 
 }  // namespace regroup::worker

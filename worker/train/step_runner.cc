@@ -43,8 +43,7 @@ absl::StatusOr<std::vector<Plan>> CheckedPlans(const ParamLayout& layout,
 }
 
 // A check holds for the plans that were checked: all ranks must have checked the same ones.
-absl::Status AgreeOnPlans(Communicator& ranks, const ParamLayout& layout,
-                          const std::vector<Plan>& plans) {
+absl::Status AgreeOnPlans(Group& ranks, const ParamLayout& layout, const std::vector<Plan>& plans) {
   Xxh3Stream hash;
   for (const Plan& plan : plans) {
     const std::string text = ToString(plan, layout);
@@ -71,65 +70,74 @@ PlanOptions PlanOptionsOf(int batch, int micro_batch, int rank, int world,
   return options;
 }
 
-StepRunner::StepRunner(Communicator& ranks, const ParamLayout& layout, const Dataset& dataset,
+StepRunner::StepRunner(const Backend& backend, const ParamLayout& layout, const Dataset& dataset,
                        const StepRunnerOptions& options, DType type)
-    : ranks_(ranks),
+    : backend_(backend),
       layout_(layout),
       dataset_(dataset),
       options_(options),
-      slice_(RankSlice(options.batch, ranks.rank(), ranks.world_size())),
+      slice_(RankSlice(options.batch, backend.group.rank(), backend.group.world_size())),
       micro_batches_(MicroBatchesOf(slice_.size, options.micro_batch)),
       type_(type),
-      scaler_(type) {}
+      scaler_(type),
+      compute_(backend.device.NewStream(StreamKind::kCompute)) {}
 
 template <typename T>
 absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
-    Communicator& ranks, const Model<T>& model, const ParamLayout& layout, const Dataset& dataset,
-    TrainState& state, const StepRunnerOptions& options) {
-  std::unique_ptr<StepRunner> runner(new StepRunner(ranks, layout, dataset, options, DTypeOf<T>()));
+    const Backend& backend, const Model<T>& model, const ParamLayout& layout,
+    const Dataset& dataset, TrainState& state, const StepRunnerOptions& options) {
+  const int rank = backend.group.rank();
+  std::unique_ptr<StepRunner> runner(
+      new StepRunner(backend, layout, dataset, options, DTypeOf<T>()));
   CHECK(layout.rounded() == (DTypeOf<T>() != DType::kF32));
   ASSIGN_OR_RETURN(std::vector<Plan> plans,
                    CheckedPlans(layout, options, UnitsRecomputed(model, options.recompute),
-                                ranks.WaitsForNetwork()));
-  RETURN_IF_ERROR(AgreeOnPlans(ranks, layout, plans));
-  runner->plan_ = std::move(plans[static_cast<std::size_t>(ranks.rank())]);
+                                backend.tensors.WaitsForNetwork()));
+  RETURN_IF_ERROR(AgreeOnPlans(backend.group, layout, plans));
+  runner->plan_ = std::move(plans[static_cast<std::size_t>(rank)]);
   if (runner->plan_.overlaps) {
-    runner->reducing_.resize(runner->plan_.buckets.size());
-    runner->gathering_.resize(layout.units().size());
-    runner->stream_.emplace();
+    runner->moves_ = backend.device.NewStream(StreamKind::kMove);
   }
+  runner->reduced_at_.resize(runner->plan_.buckets.size());
+  runner->gathered_at_.resize(layout.units().size());
   RETURN_IF_ERROR(runner->Allocate(state));
   runner->Connect(state);
   const std::int64_t samples = std::max<std::int64_t>(1, runner->slice_.size);
   const int micro_batches = std::max(1, runner->micro_batches_);
   const Extent extent{.batch = RankSlice(samples, 0, micro_batches).size,
                       .time = dataset.context()};
-  ASSIGN_OR_RETURN(runner->runner_,
-                   UnitRunner<T>::Create(model, layout, KernelsOf<T>(options.kernels), extent,
-                                         runner->Places<T>(), options.recompute));
-  runner->optimizer_ = std::make_unique<Optimizer<float>>(
-      layout, options.optimizer, KernelsFor(options.kernels),
-      Optimizer<float>::Buffers{state.weights, runner->reduced_, state.slots}, ranks.rank());
+  ASSIGN_OR_RETURN(
+      runner->runner_,
+      UnitRunner<T>::Create(model, layout,
+                            {backend.device, *runner->compute_, KernelsOf<T>(options.kernels)},
+                            extent, runner->Places<T>(), options.recompute));
+  ASSIGN_OR_RETURN(
+      runner->optimizer_,
+      Optimizer<float>::Create(layout, options.optimizer,
+                               {backend.device, *runner->compute_, KernelsFor(options.kernels)},
+                               {state.weights, runner->reduced_, state.slots}, rank));
   ASSIGN_OR_RETURN(runner->reader_, BatchReader::Create(dataset, runner->slice_.size));
   return runner;
 }
-template absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(Communicator&,
+template absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(const Backend&,
                                                                         const Model<float>&,
                                                                         const ParamLayout&,
                                                                         const Dataset&, TrainState&,
                                                                         const StepRunnerOptions&);
-template absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(Communicator&,
+template absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(const Backend&,
                                                                         const Model<BFloat16>&,
                                                                         const ParamLayout&,
                                                                         const Dataset&, TrainState&,
                                                                         const StepRunnerOptions&);
-template absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(Communicator&,
+template absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(const Backend&,
                                                                         const Model<Half>&,
                                                                         const ParamLayout&,
                                                                         const Dataset&, TrainState&,
                                                                         const StepRunnerOptions&);
 
 absl::Status StepRunner::Allocate(TrainState& state) {
+  const int rank = backend_.group.rank();
+  Collectives& tensors = backend_.tensors;
   const bool divided = layout_.Divides(StateKind::kMoments), frees = layout_.FreesWeights(),
              rounds = layout_.rounded(), scatters = layout_.Divides(StateKind::kGradients);
   const auto copied = static_cast<std::size_t>(plan_.weights.elements);
@@ -138,22 +146,26 @@ absl::Status StepRunner::Allocate(TrainState& state) {
   const std::size_t copy =
                         copies ? copied * static_cast<std::size_t>(SizeOf(type_)) : std::size_t{0},
                     reduced = scatters ? static_cast<std::size_t>(
-                                             layout_.Elements(StateKind::kGradients, ranks_.rank()))
+                                             layout_.Elements(StateKind::kGradients, rank))
                                        : 0,
                     blocks = divided ? static_cast<std::size_t>(BlocksOf(layout_)) : 0;
   ASSIGN_OR_RETURN(
-      own_, Arena::Create(Arena::Footprint<std::byte>(copy) + Arena::Footprint<float>(reduced) +
-                          Arena::Footprint<double>(blocks)));
+      own_, backend_.device.Allocate(MemoryKind::kDevice, Arena::Footprint<std::byte>(copy) +
+                                                              Arena::Footprint<float>(reduced)));
+  ASSIGN_OR_RETURN(results_, backend_.device.Allocate(MemoryKind::kShared,
+                                                      divided ? Arena::Footprint<double>(blocks)
+                                                              : Arena::Footprint<double>(1)));
   ASSIGN_OR_RETURN(gradients_,
-                   ranks_.AllocateArena(static_cast<std::size_t>(plan_.gradients.elements)));
+                   tensors.AllocateArena(static_cast<std::size_t>(plan_.gradients.elements)));
   memory_bytes_ = static_cast<std::int64_t>(own_.size_bytes() + gradients_.size_bytes());
+  if (divided) memory_bytes_ += static_cast<std::int64_t>(results_.size_bytes());
   if (divided && rounds) {
     std::size_t largest = 0;  // All ranks' parts of an arena are of one size.
     for (int r = 0; r < layout_.world(); ++r)
       largest =
           std::max(largest, static_cast<std::size_t>(layout_.Elements(StateKind::kWeights, r)));
-    ASSIGN_OR_RETURN(source_, frees ? ranks_.AllocateTensor(type_, largest)
-                                    : ranks_.AllocateShared(type_, copied, layout_.group()));
+    ASSIGN_OR_RETURN(source_, frees ? tensors.AllocateTensor(type_, largest)
+                                    : tensors.AllocateShared(type_, copied, layout_.group()));
     memory_bytes_ += static_cast<std::int64_t>(source_.bytes());
   } else if (divided) {
     source_ = state.shared_weights;
@@ -162,7 +174,11 @@ absl::Status StepRunner::Allocate(TrainState& state) {
              : divided ? source_
                        : Tensor(state.weights);
   reduced_ = scatters ? own_.Take<float>(reduced) : gradients_;
-  squares_ = own_.Take<double>(blocks);
+  if (divided) {
+    squares_ = results_.Take<double>(blocks);
+  } else {
+    sum_ = results_.Take<double>(1).data();
+  }
   return absl::OkStatus();
 }
 
@@ -243,7 +259,7 @@ void StepRunner::Connect(const TrainState& state) {
 std::vector<Runner::Weights> StepRunner::RoundingsOf(UnitId unit, const TrainState& state) const {
   const bool divided = layout_.Divides(StateKind::kWeights);
   const Placed placed(*this, unit);
-  const int rank = ranks_.rank();
+  const int rank = backend_.group.rank();
   std::vector<Runner::Weights> list;
   const auto add = [&](ParamId param, const Range& flat) {
     const std::int64_t held = layout_.Offset(StateKind::kWeights, rank, flat.begin);
@@ -278,7 +294,7 @@ absl::Status StepRunner::PlanForwards() {
     plans.push_back(std::move(plan));
   }
   RETURN_IF_ERROR(CheckPlan(layout_, plans));
-  Plan& own = plans[static_cast<std::size_t>(ranks_.rank())];
+  Plan& own = plans[static_cast<std::size_t>(backend_.group.rank())];
   CHECK(own.weights == plan_.weights);
   const auto after = std::ranges::find(own.instructions.rbegin(), own.instructions.rend(),
                                        Op::kForward, &Instruction::op);
@@ -313,7 +329,8 @@ MicroBatch StepRunner::MicroBatchOf(int index) const {
           .time = context,
           .tokens = tokens_.subspan(begin, size),
           .targets = targets_.subspan(begin, size),
-          .loss_scale = scale};
+          .loss_scale = scale,
+          .adds_loss = index > 0};
 }
 
 absl::StatusOr<StepResult> StepRunner::Run(std::int64_t step, std::span<const std::int64_t> ids,
@@ -324,15 +341,20 @@ absl::StatusOr<StepResult> StepRunner::Run(std::int64_t step, std::span<const st
   RETURN_IF_ERROR(ReadSamples(*reader_, ids, next));
   StepResult result;
   absl::Status status = RunAll(step, ballot, result);
-  // Nothing of this step goes on after it, and no call of another thread's beside one of the
-  // stream's. The others come to what has begun, or have failed.
-  if (stream_) status.Update(stream_->AwaitAll());
+  // Nothing of this step goes on after it. The others come to what has begun, or have failed.
+  status.Update(Await());
   if (!status.ok()) return status;
   return result;
 }
 
+// No call of the group's is made beside one of the collectives'.
+absl::Status StepRunner::Await() {
+  absl::Status status = compute_->Await();
+  if (moves_) status.Update(moves_->Await());
+  return status;
+}
+
 absl::Status StepRunner::RunAll(std::int64_t step, const Ballot& ballot, StepResult& result) {
-  loss_sum_ = 0;
   for (const Instruction& instruction : plan_.instructions) {
     RETURN_IF_ERROR(Carry(instruction, step, ballot, result));
     if (instruction.op == Op::kVote && !std::isfinite(result.loss + result.gradient_norm)) {
@@ -343,16 +365,12 @@ absl::Status StepRunner::RunAll(std::int64_t step, const Ballot& ballot, StepRes
   return absl::OkStatus();
 }
 
-absl::Status StepRunner::Gather(UnitId unit) {
-  if (!stream_) return GatherUnit(unit);
-  gathering_[static_cast<std::size_t>(unit)] =
-      stream_->Start([this, unit] { return GatherUnit(unit); });
-  return absl::OkStatus();
-}
-
-absl::Status StepRunner::GatherUnit(UnitId unit) {
-  return ranks_.AllGather(source_, gathers_[static_cast<std::size_t>(unit)], weights_,
-                          layout_.group());
+void StepRunner::Gather(UnitId unit) {
+  const auto u = static_cast<std::size_t>(unit);
+  Stream& moves = Moves();
+  moves.Wait(compute_->Record());
+  backend_.tensors.AllGather(moves, source_, gathers_[u], weights_, layout_.group());
+  gathered_at_[u] = moves.Record();
 }
 
 void StepRunner::Round(UnitId unit, std::int64_t step) {
@@ -363,26 +381,25 @@ void StepRunner::Round(UnitId unit, std::int64_t step) {
 
 absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step,
                                const Ballot& ballot, StepResult& result) {
+  const auto unit = static_cast<std::size_t>(instruction.unit),
+             bucket = static_cast<std::size_t>(instruction.bucket);
   switch (instruction.op) {
-    case Op::kGather: return Gather(instruction.unit);
-    case Op::kAwaitGather:
-      return stream_->Await(gathering_[static_cast<std::size_t>(instruction.unit)]);
+    case Op::kGather: Gather(instruction.unit); return absl::OkStatus();
+    case Op::kAwaitGather: compute_->Wait(gathered_at_[unit]); return absl::OkStatus();
     case Op::kFree: return absl::OkStatus();  // What is gathered next takes its place.
     case Op::kRound: Round(instruction.unit, step); return absl::OkStatus();
     case Op::kForward:
-      RETURN_IF_ERROR(runner_->Forward(instruction.unit, MicroBatchOf(instruction.micro_batch)));
-      if (instruction.unit + 1 == static_cast<UnitId>(layout_.units().size()))
-        loss_sum_ += runner_->LossSum();
-      return absl::OkStatus();
+      return runner_->Forward(instruction.unit, MicroBatchOf(instruction.micro_batch));
     case Op::kRecompute:
-      return runner_->Recompute(instruction.unit, MicroBatchOf(instruction.micro_batch));
+      runner_->Recompute(instruction.unit, MicroBatchOf(instruction.micro_batch));
+      return absl::OkStatus();
     case Op::kBackward:
-      return runner_->Backward(instruction.unit, MicroBatchOf(instruction.micro_batch),
-                               AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch));
+      runner_->Backward(instruction.unit, MicroBatchOf(instruction.micro_batch),
+                        AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch));
+      return absl::OkStatus();
     case Op::kZeroGrad: ZeroGradients(instruction); return absl::OkStatus();
-    case Op::kReduceGrad: return ReduceGradients(instruction);
-    case Op::kAwaitGrad:
-      return stream_->Await(reducing_[static_cast<std::size_t>(instruction.bucket)]);
+    case Op::kReduceGrad: ReduceGradients(instruction); return absl::OkStatus();
+    case Op::kAwaitGrad: compute_->Wait(reduced_at_[bucket]); return absl::OkStatus();
     case Op::kSumSquares: return SumSquares(step);
     case Op::kVote: return Vote(ballot, result);
     case Op::kStep:
@@ -407,15 +424,21 @@ absl::Status StepRunner::RunForwards(
   for (std::int64_t batch = 0; batch < batches; ++batch) {
     const std::vector<std::int64_t> ids =
         std::exchange(next, batch + 1 < batches ? ids_of(batch + 1) : std::vector<std::int64_t>());
+    RETURN_IF_ERROR(Await());  // What was read before.
     RETURN_IF_ERROR(ReadSamples(reader, ids, next));
     for (int round = 0; round < rounds; ++round) {
-      for (Instruction instruction : forwards_) {
+      for (const Instruction& instruction : forwards_) {
         if (instruction.op == Op::kForward && round >= micro_batches_) continue;
         // What is not freed stays as the first forwards have found it.
         const bool first = batch == 0 && round == 0;
         if (instruction.op != Op::kForward && !first && !layout_.FreesWeights()) continue;
-        if (instruction.op == Op::kForward) instruction.micro_batch = round;
-        RETURN_IF_ERROR(Carry(instruction, 0, {}, ignored));
+        if (instruction.op == Op::kForward) {
+          MicroBatch micro_batch = MicroBatchOf(round);
+          micro_batch.adds_loss = !first;
+          RETURN_IF_ERROR(runner_->Forward(instruction.unit, micro_batch));
+        } else {
+          RETURN_IF_ERROR(Carry(instruction, 0, {}, ignored));
+        }
       }
     }
   }
@@ -436,12 +459,12 @@ absl::StatusOr<double> StepRunner::Evaluate(const Dataset& dataset, std::int64_t
   };
   if (forwards_.empty()) RETURN_IF_ERROR(PlanForwards());
   ASSIGN_OR_RETURN(const auto reader, BatchReader::Create(dataset, slice_.size));
-  loss_sum_ = 0;
   absl::Status status = RunForwards(*reader, batches, ids_of);
-  if (stream_) status.Update(stream_->AwaitAll());  // As in Run.
+  status.Update(Await());  // As in Run.
   RETURN_IF_ERROR(status);
-  RETURN_IF_ERROR(ranks_.AllReduce(std::span(&loss_sum_, 1), Reduction::kSum));
-  return loss_sum_ / static_cast<double>(count * dataset.context());
+  double loss_sum = LossSum();
+  RETURN_IF_ERROR(backend_.group.AllReduce(std::span(&loss_sum, 1), Reduction::kSum));
+  return loss_sum / static_cast<double>(count * dataset.context());
 }
 
 std::span<float> StepRunner::BucketOf(const Instruction& instruction) const {
@@ -457,21 +480,21 @@ void StepRunner::ZeroGradients(const Instruction& instruction) {
     const std::span<float> window =
         gradients_.subspan(static_cast<std::size_t>(plan_.gradients.at[unit]),
                            static_cast<std::size_t>(layout_.units()[unit].flat.size));
-    std::fill(window.begin(), window.end(), 0.0F);
+    compute_->Zero(window.data(), window.size_bytes());
   }
 }
 
-absl::Status StepRunner::ReduceGradients(const Instruction& instruction) {
-  if (!stream_) return ReduceBucket(instruction);
-  reducing_[static_cast<std::size_t>(instruction.bucket)] =
-      stream_->Start([this, instruction] { return ReduceBucket(instruction); });
-  return absl::OkStatus();
-}
-
-absl::Status StepRunner::ReduceBucket(const Instruction& instruction) {
-  if (reductions_.empty()) return ranks_.AllReduceSum(BucketOf(instruction));
-  return ranks_.ReduceScatter(gradients_, reductions_[static_cast<std::size_t>(instruction.bucket)],
-                              reduced_, layout_.group());
+void StepRunner::ReduceGradients(const Instruction& instruction) {
+  const auto bucket = static_cast<std::size_t>(instruction.bucket);
+  Stream& moves = Moves();
+  moves.Wait(compute_->Record());
+  if (reductions_.empty()) {
+    backend_.tensors.AllReduceSum(moves, BucketOf(instruction));
+  } else {
+    backend_.tensors.ReduceScatter(moves, gradients_, reductions_[bucket], reduced_,
+                                   layout_.group());
+  }
+  reduced_at_[bucket] = moves.Record();
 }
 
 // `sum_squares` is that of the gradients, without the loss scale that they still have.
@@ -485,27 +508,36 @@ StepInfo StepRunner::InfoOf(std::int64_t step, double sum_squares) const {
 // another rank.
 absl::Status StepRunner::SumSquares(std::int64_t step) {
   if (squares_.empty()) {
-    sum_squares_ = optimizer_->SumSquares();
+    optimizer_->SumSquares(sum_);
+    RETURN_IF_ERROR(Await());
+    sum_squares_ = *sum_;
   } else {
     optimizer_->SquareOwnedBlocks(squares_);
-    RETURN_IF_ERROR(ranks_.AllReduce(squares_, Reduction::kSum));  // Each block is one rank's.
+    RETURN_IF_ERROR(Await());
+    // Each block is one rank's.
+    RETURN_IF_ERROR(backend_.group.AllReduce(squares_, Reduction::kSum));
     sum_squares_ = AddBlocks(layout_.flat_elements(), squares_.data());
   }
   if (!optimizer_->needs_norms()) return absl::OkStatus();
   const double unscaled = sum_squares_ / (scaler_.scale() * scaler_.scale());
   const std::span<double> squares = optimizer_->SquareTensors(InfoOf(step, unscaled));
+  RETURN_IF_ERROR(Await());
   if (!layout_.Divides(StateKind::kMoments)) return absl::OkStatus();
-  return ranks_.AllReduce(squares, Reduction::kSum);
+  return backend_.group.AllReduce(squares, Reduction::kSum);
 }
+
+// Of a rank without a sample it is nothing.
+double StepRunner::LossSum() const { return micro_batches_ == 0 ? 0 : runner_->LossSum(); }
 
 // From here on every rank goes by the same numbers, also where its own are wrong.
 absl::Status StepRunner::Vote(const Ballot& ballot, StepResult& result) {
+  RETURN_IF_ERROR(Await());
   const auto batch = static_cast<double>(options_.batch);
-  std::array<double, 2> sums{loss_sum_, static_cast<double>(slice_.size)};
-  RETURN_IF_ERROR(ranks_.AllReduce(sums, Reduction::kSum));
+  std::array<double, 2> sums{LossSum(), static_cast<double>(slice_.size)};
+  RETURN_IF_ERROR(backend_.group.AllReduce(sums, Reduction::kSum));
   std::array<double, 5> most{sum_squares_, ballot.notice ? 1.0 : 0.0, ballot.busy ? 1.0 : 0.0,
                              batch, -batch};
-  RETURN_IF_ERROR(ranks_.AllReduce(most, Reduction::kMax));
+  RETURN_IF_ERROR(backend_.group.AllReduce(most, Reduction::kMax));
   const auto& [loss_sum, samples] = sums;
   const auto& [sum_squares, notice, busy, largest_batch, minus_smallest_batch] = most;
   if (samples != largest_batch || samples != -minus_smallest_batch) {

@@ -3,17 +3,16 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "worker/comm/call_stream.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/batch_reader.h"
 #include "worker/data/dataset.h"
 #include "worker/data/sampler.h"
+#include "worker/device/device.h"
 #include "worker/model/runner.h"
 #include "worker/optim/optimizer.h"
 #include "worker/optim/schedule.h"
@@ -41,6 +40,14 @@ struct StepRunnerOptions {
   bool reshard_after_forward = true;  // See PlanOptions.
 };
 
+// What a rank works by: its messages to other ranks, what moves tensors between them, and what
+// computes. All of them outlive the runner.
+struct Backend {
+  Group& group;
+  Collectives& tensors;
+  Device& device;
+};
+
 // What a rank brings to the vote of one step.
 struct Ballot {
   bool notice = false;  // Its agent told of a preemption.
@@ -62,14 +69,18 @@ struct StepResult {
 // computes with them. Losses, norms and weights have equal bits under every strategy. A model of
 // 16-bit numbers computes with weights that are rounded anew in each step, from those in full
 // precision that the optimizer steps. Execution thread only.
+//
+// Instructions are begun on two streams of the device, in the plan's order: what computes, and what
+// moves tensors where the plan overlaps. The host awaits them where ranks exchange numbers, and at
+// the end of each step.
 class StepRunner {
  public:
   // Collective. Everything that is passed by reference outlives the runner. Checks the plans of all
   // ranks first. Failed precondition on every rank: they are not the ones that rank 0 has checked.
   template <typename T>  // float, BFloat16, Half.
   static absl::StatusOr<std::unique_ptr<StepRunner>> Create(
-      Communicator& ranks, const Model<T>& model, const ParamLayout& layout, const Dataset& dataset,
-      TrainState& state, const StepRunnerOptions& options);
+      const Backend& backend, const Model<T>& model, const ParamLayout& layout,
+      const Dataset& dataset, TrainState& state, const StepRunnerOptions& options);
 
   // `ids`: the global batch, options.batch of them. `step`: updates made before this one. Failures
   // of the communicator come back as they are, and so do those of the data, whatever their codes.
@@ -89,12 +100,14 @@ class StepRunner {
 
  private:
   class Placed;
-  StepRunner(Communicator& ranks, const ParamLayout& layout, const Dataset& dataset,
+  StepRunner(const Backend& backend, const ParamLayout& layout, const Dataset& dataset,
              const StepRunnerOptions& options, DType type);
   absl::Status Allocate(TrainState& state);
   template <typename T>
   typename UnitRunner<T>::Places Places();
   void Connect(const TrainState& state);
+  Stream& Moves() { return moves_ ? *moves_ : *compute_; }
+  absl::Status Await();
   absl::Status PlanForwards();
   absl::Status RunForwards(BatchReader& reader, std::int64_t batches,
                            const std::function<std::vector<std::int64_t>(std::int64_t)>& ids_of);
@@ -107,17 +120,16 @@ class StepRunner {
                      StepResult& result);
   std::vector<Runner::Weights> RoundingsOf(UnitId unit, const TrainState& state) const;
   void Round(UnitId unit, std::int64_t step);
-  absl::Status Gather(UnitId unit);
-  absl::Status GatherUnit(UnitId unit);
+  void Gather(UnitId unit);
   std::span<float> BucketOf(const Instruction& instruction) const;
   void ZeroGradients(const Instruction& instruction);
-  absl::Status ReduceBucket(const Instruction& instruction);
-  absl::Status ReduceGradients(const Instruction& instruction);
+  void ReduceGradients(const Instruction& instruction);
   absl::Status SumSquares(std::int64_t step);
+  double LossSum() const;
   StepInfo InfoOf(std::int64_t step, double sum_squares) const;
   absl::Status Vote(const Ballot& ballot, StepResult& result);
 
-  Communicator& ranks_;
+  const Backend backend_;
   const ParamLayout& layout_;
   const Dataset& dataset_;
   const StepRunnerOptions options_;
@@ -131,7 +143,8 @@ class StepRunner {
   Tensor source_;               // What they are gathered from, if they are; the ranks share it.
   std::span<float> reduced_;    // This rank's buffer of reduced gradients; or gradients_.
   std::span<double> squares_;   // By block; only where not every rank has all gradients.
-  Arena own_;                   // What of the last four is this rank's alone.
+  double* sum_ = nullptr;       // Of squares, of all gradients; only where every rank has them.
+  Arena own_, results_;         // What of the last five is this rank's alone.
   std::int64_t memory_bytes_ = 0;
   std::vector<std::vector<Stretch>> reductions_;  // By bucket; only where moments are divided.
   std::vector<std::vector<Stretch>> gathers_;     // By unit; likewise.
@@ -140,13 +153,12 @@ class StepRunner {
   std::unique_ptr<Optimizer<float>> optimizer_;
   std::unique_ptr<BatchReader> reader_;
   std::span<const std::int32_t> tokens_, targets_;  // (slice_.size, T), of a reader.
-  std::vector<Instruction> forwards_;     // Of one micro-batch: the first half of a checked plan.
-  double loss_sum_ = 0;                   // Of this rank, in nats over tokens.
-  double sum_squares_ = 0;                // After the vote, what all ranks go by.
-  std::vector<std::uint64_t> reducing_;   // By bucket: the call that reduces it.
-  std::vector<std::uint64_t> gathering_;  // By unit: the call that gathers it.
-  // Where the plan overlaps: it makes the calls that move tensors. Last, since they use the above.
-  std::optional<CallStream> stream_;
+  std::vector<Instruction> forwards_;  // Of one micro-batch: the first half of a checked plan.
+  double sum_squares_ = 0;             // After the vote, what all ranks go by.
+  std::vector<Event> reduced_at_;      // By bucket: its reduction is over.
+  std::vector<Event> gathered_at_;     // By unit: its weights are gathered.
+  // Last, since what they do uses the above. The second where the plan overlaps.
+  std::unique_ptr<Stream> compute_, moves_;
 };
 
 }  // namespace regroup::worker

@@ -38,8 +38,7 @@ constexpr Duration kLook = std::chrono::milliseconds(10);
 // Until the slowest rank has said what all of them say.
 constexpr Duration kLastWords = std::chrono::seconds(2);
 constexpr std::size_t kMaxMarkBytes = 64;
-constexpr int kFlipStep =
-    6;  // Of a planted defect: early, so that a long training goes on with it.
+constexpr int kFlipStep = 6;  // Of a planted defect: early, so that training goes on with it.
 
 void Say(const std::string& line) {
   std::fputs((line + "\n").c_str(), stdout);
@@ -299,6 +298,7 @@ absl::Status Trainer::BuildParts() {
   sampler_.emplace(config_.seed, data_.train->samples());
   // The planted defect is one that matters: AdamW does not see a factor that all gradients share.
   const bool wrong_scale = environment_.mutation == Mutation::kGradientScale && !first();
+  const Backend backend{*ranks_, *ranks_, device_};
   const StepRunnerOptions options{.batch = config_.batch,
                                   .micro_batch = config_.micro_batch,
                                   .optimizer = config_.Optimizer(),
@@ -311,7 +311,7 @@ absl::Status Trainer::BuildParts() {
                                   .reshard_after_forward = config_.reshard_after_forward};
   absl::StatusOr<std::unique_ptr<StepRunner>> runner = std::visit(
       [&](const auto& model) {
-        return StepRunner::Create(*ranks_, model, *layout_, *data_.train, *state_, options);
+        return StepRunner::Create(backend, model, *layout_, *data_.train, *state_, options);
       },
       *model_);
   if (absl::IsFailedPrecondition(runner.status()) && !IsCommunicatorFailure(runner.status()))

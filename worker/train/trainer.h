@@ -14,6 +14,7 @@
 #include "worker/checkpoint/saver.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/sampler.h"
+#include "worker/device/host_device.h"
 #include "worker/model/gpt.h"
 #include "worker/train/control_client.h"
 #include "worker/train/environment.h"
@@ -91,6 +92,7 @@ class Trainer {
   std::optional<Repository> repository_;  // None: no checkpoints.
   std::unique_ptr<Owner> owner_;          // Of the repository; rank 0's.
   std::optional<SampleLog> sample_log_;
+  HostDevice device_;
   std::unique_ptr<Communicator> ranks_;
   std::optional<AnyModel> model_;
   std::optional<ParamLayout> layout_;

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "tests/worker/device/host_compute.h"
 #include "tests/worker/golden/golden.h"
 #include "tests/worker/kernels/tables.h"
 
@@ -52,12 +53,14 @@ class Checker {
     Values w = Given<T>("w", 19 * 23);
     if (!in_out) w = Transposed(w, 19, 23);
     Values y = Room(37 * 23), dx = Room(37 * 19), dw = Room(19 * 23), db = Room(23);
-    Values scratch = Room(ColumnSumScratchElements(37, 23));
-    ASSERT_TRUE(
-        k_.linear_forward(shape, order, x.data(), w.data(), b.data(), y.data(), false).ok());
-    ASSERT_TRUE(k_.linear_input_grad(shape, order, dy.data(), w.data(), dx.data()).ok());
-    ASSERT_TRUE(k_.linear_weight_grad(shape, order, x.data(), dy.data(), dw.data(), false).ok());
-    k_.bias_grad(37, 23, dy.data(), db.data(), false, scratch.data());
+    Values scratch = Room(ColumnSumElements(37, 23));
+    k_.linear_forward(host_.On(), {shape, order, x.data(), w.data(), b.data(), y.data(), false});
+    ASSERT_TRUE(host_.stream->Await().ok());
+    k_.linear_input_grad(host_.On(), {shape, order, dy.data(), w.data(), dx.data()});
+    ASSERT_TRUE(host_.stream->Await().ok());
+    k_.linear_weight_grad(host_.On(), {shape, order, x.data(), dy.data(), dw.data(), false});
+    ASSERT_TRUE(host_.stream->Await().ok());
+    k_.bias_grad(host_.On(scratch.data()), {37, 23, dy.data(), db.data(), false});
     Expect(golden, "y", y);
     Expect(golden, "dx", dx);
     Expect(golden, "dw", in_out ? dw : Transposed(dw, 23, 19));
@@ -72,12 +75,13 @@ class Checker {
     const Values dy = Given<T>("dy", all);
     Values sum = Room(all), y = Room(all), mean = Room(rows), rstd = Room(rows), dx = Room(all);
     Values dgain = Room(width), dbias = Room(width);
-    Values scratch = Room(LayerNormScratchElements(rows, width));
-    k_.layer_norm_forward(rows, width, x.data(), residual.data(), sum.data(), gain.data(),
-                          bias.data(), y.data(), mean.data(), rstd.data());
-    k_.layer_norm_backward(rows, width, dy.data(), sum.data(), gain.data(), mean.data(),
-                           rstd.data(), dx.data(), false, dgain.data(), dbias.data(), false,
-                           scratch.data());
+    Values scratch = Room(LayerNormElements(rows, width));
+    k_.layer_norm_forward(
+        host_.On(), {rows, width, x.data(), residual.data(), sum.data(), gain.data(), bias.data(),
+                     y.data(), mean.data(), rstd.data()});
+    k_.layer_norm_backward(host_.On(scratch.data()),
+                           {rows, width, dy.data(), sum.data(), gain.data(), mean.data(),
+                            rstd.data(), dx.data(), false, dgain.data(), dbias.data(), false});
     Expect(golden, "sum", sum);
     Expect(golden, "y", y);
     Expect(golden, "dx", dx);
@@ -89,8 +93,8 @@ class Checker {
     const Golden golden("gelu");
     const Values x = Given<T>("x", 1003, 3), dy = Given<T>("dy", 1003);
     Values y = Room(1003), dx = dy;
-    k_.gelu_forward(1003, x.data(), y.data());
-    k_.gelu_backward(1003, x.data(), dx.data(), dx.data());
+    k_.gelu_forward(host_.On(), {1003, x.data(), y.data()});
+    k_.gelu_backward(host_.On(), {1003, x.data(), dx.data(), dx.data()});
     Expect(golden, "y", y);
     Expect(golden, "dx", dx);
   }
@@ -100,10 +104,10 @@ class Checker {
     const std::int64_t wide = s.batch * s.time * s.width();
     const Values qkv = Given<T>("qkv", 3 * wide, 1.5), dout = Given<T>("dout", wide);
     Values out = Room(wide), lse = Room(s.batch * s.heads * s.time), dqkv = Room(3 * wide);
-    Values scratch = Room(AttentionScratchElements(s));
-    k_.attention_forward(s, qkv.data(), out.data(), lse.data(), scratch.data());
-    k_.attention_backward(s, qkv.data(), out.data(), lse.data(), dout.data(), dqkv.data(),
-                          scratch.data());
+    Values scratch = Room(AttentionElements(s));
+    k_.attention_forward(host_.On(scratch.data()), {s, qkv.data(), out.data(), lse.data()});
+    k_.attention_backward(host_.On(scratch.data()),
+                          {s, qkv.data(), out.data(), lse.data(), dout.data(), dqkv.data()});
     Expect(golden, "out", out);
     Expect(golden, "log_sum_exp", lse);
     Expect(golden, "dqkv", dqkv);
@@ -116,9 +120,15 @@ class Checker {
     const Values token = Given<T>("token", V * C), position = Given<T>("position", positions * C);
     const Values dout = Given<T>("dout", B * time * C);
     Values out = Room(B * time * C), dtoken(V * C, T(5)), dposition(positions * C, T(5));
-    k_.embedding_forward(B, time, C, tokens.data(), token.data(), position.data(), out.data());
-    k_.embedding_backward({B, time, C, V, positions}, tokens.data(), dout.data(), dtoken.data(),
-                          false, dposition.data(), false);
+    k_.embedding_forward(host_.On(),
+                         {B, time, C, tokens.data(), token.data(), position.data(), out.data()});
+    k_.embedding_backward(host_.On(), {{B, time, C, V, positions},
+                                       tokens.data(),
+                                       dout.data(),
+                                       dtoken.data(),
+                                       false,
+                                       dposition.data(),
+                                       false});
     Expect(golden, "out", out);
     Expect(golden, "dtoken", dtoken);
     Expect(golden, "dposition", dposition);
@@ -128,7 +138,7 @@ class Checker {
     const Golden golden("cross_entropy");
     Values logits = Given<T>("logits", 33 * 53, 4), losses = Room(33);
     const auto targets = GivenTokens("cross_entropy", 33, 53);
-    k_.cross_entropy(33, 53, logits.data(), targets.data(), 0.25, losses.data());
+    k_.cross_entropy(host_.On(), {33, 53, logits.data(), targets.data(), 0.25, losses.data()});
     Expect(golden, "losses", losses);
     Expect(golden, "dlogits", logits);
   }
@@ -150,13 +160,15 @@ class Checker {
                                     .grad_scale = 0.5};
       const std::string number = std::to_string(step);
       const Values gradient = Given<T>("gradient " + number, 103, 2 * std::pow(10.0, -step));
-      k_.adamw(103, parameters, gradient.data(), weight.data(), first.data(), second.data());
+      k_.adamw(host_.On(),
+               {103, parameters, gradient.data(), weight.data(), first.data(), second.data()});
       Expect(golden, ("weight " + number).c_str(), weight);
     }
     Expect(golden, "exp_avg", first);
     Expect(golden, "exp_avg_sq", second);
   }
 
+  HostCompute host_;
   const KernelTable<T>& k_;
   const double tolerance_;
 };

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "tests/worker/device/host_compute.h"
 #include "tests/worker/golden/golden.h"
 #include "worker/kernels/kernels.h"
 #include "worker/tensor/counter_rng.h"
@@ -25,6 +26,7 @@ std::size_t Size(std::int64_t elements) { return static_cast<std::size_t>(elemen
 template <typename T>
 class ShortNumbers : public testing::Test {
  protected:
+  HostCompute host_;
   static std::vector<const KernelTable<T>*> Tables() {
     std::vector<const KernelTable<T>*> tables;
     for (const Isa isa : {Isa::kBaseline, Isa::kV3, Isa::kV4}) {
@@ -109,8 +111,9 @@ TYPED_TEST(ShortNumbers, VectorsConvertAsScalarsDo) {
     std::vector<std::int32_t> tokens(all.size());
     for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i);
     nothing[0] = T(0.0f);
-    table->embedding_forward(static_cast<std::int64_t>(all.size()), 1, 1, tokens.data(), all.data(),
-                             nothing.data(), rows.data());
+    table->embedding_forward(
+        this->host_.On(), {static_cast<std::int64_t>(all.size()), 1, 1, tokens.data(), all.data(),
+                           nothing.data(), rows.data()});
     for (std::size_t i = 0; i < all.size(); ++i) {
       const float value = all[i];
       if (std::isnan(value)) {
@@ -121,7 +124,8 @@ TYPED_TEST(ShortNumbers, VectorsConvertAsScalarsDo) {
     }
     if constexpr (std::is_same_v<T, Half>) {
       const auto n = static_cast<std::int64_t>(wide.size());
-      table->round_weights({.elements = n, .weights = wide.data(), .rounded = bits.data()});
+      table->round_weights(this->host_.On(),
+                           {.elements = n, .weights = wide.data(), .rounded = bits.data()});
       for (std::size_t i = 0; i < all.size(); ++i) {
         if (std::isnan(wide[i])) continue;
         ASSERT_EQ(bits[i].bits, T(wide[i]).bits) << i;
@@ -131,6 +135,7 @@ TYPED_TEST(ShortNumbers, VectorsConvertAsScalarsDo) {
 }
 
 TEST(RoundWeights, RandomlyToEitherNeighbourAndByElementAlone) {
+  HostCompute host;
   constexpr std::int64_t kCount = 5003;
   std::vector<float> weights = Given<float>("w", kCount);
   std::fill(weights.begin() + 1000, weights.begin() + 3000,
@@ -139,18 +144,20 @@ TEST(RoundWeights, RandomlyToEitherNeighbourAndByElementAlone) {
   weights[8] = std::nanf("");
   std::vector<BFloat16> twin(Size(kCount));
   ReferenceKernels<BFloat16>().round_weights(
+      host.On(),
       {.elements = kCount, .weights = weights.data(), .rounded = twin.data(), .key = 77});
   for (const Isa isa : {Isa::kBaseline, Isa::kV3, Isa::kV4}) {
     if (isa > BestIsa()) continue;
     std::vector<BFloat16> fast(Size(kCount));
     const auto& round = KernelsOf<BFloat16>(isa).round_weights;
     for (const std::int64_t cut : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1234}}) {
-      round({.elements = cut, .weights = weights.data(), .rounded = fast.data(), .key = 77});
-      round({.elements = kCount - cut,
-             .weights = weights.data() + cut,
-             .rounded = fast.data() + cut,
-             .first = cut,
-             .key = 77});
+      round(host.On(),
+            {.elements = cut, .weights = weights.data(), .rounded = fast.data(), .key = 77});
+      round(host.On(), {.elements = kCount - cut,
+                        .weights = weights.data() + cut,
+                        .rounded = fast.data() + cut,
+                        .first = cut,
+                        .key = 77});
       for (std::size_t i = 0; i < fast.size(); ++i) ASSERT_EQ(fast[i].bits, twin[i].bits) << i;
     }
   }
@@ -165,6 +172,7 @@ TEST(RoundWeights, RandomlyToEitherNeighbourAndByElementAlone) {
   EXPECT_TRUE(std::isnan(static_cast<float>(twin[8])));
   std::vector<BFloat16> other(Size(kCount));
   ReferenceKernels<BFloat16>().round_weights(
+      host.On(),
       {.elements = kCount, .weights = weights.data(), .rounded = other.data(), .key = 78});
   std::size_t same = 0;
   for (std::size_t i = 1000; i < 3000; ++i) same += other[i].bits == twin[i].bits;
@@ -184,22 +192,29 @@ TYPED_TEST(ShortNumbers, Products) {
         for (const T* b : {static_cast<const T*>(nullptr), bias.data()}) {
           for (const bool add : {false, true}) {
             auto y = this->Some("y", s.rows * s.out), twin = y;
-            ASSERT_TRUE(table->linear_forward(s, order, x.data(), w.data(), b, y.data(), add).ok());
-            ASSERT_TRUE(
-                twins.linear_forward(s, order, x.data(), w.data(), b, twin.data(), add).ok());
+            table->linear_forward(this->host_.On(),
+                                  {s, order, x.data(), w.data(), b, y.data(), add});
+            ASSERT_TRUE(this->host_.stream->Await().ok());
+            twins.linear_forward(this->host_.On(),
+                                 {s, order, x.data(), w.data(), b, twin.data(), add});
+            ASSERT_TRUE(this->host_.stream->Await().ok());
             this->ExpectRoundedAlike(y, twin);
           }
         }
         std::vector<T> dx(x.size()), twin_dx(x.size());
-        ASSERT_TRUE(table->linear_input_grad(s, order, dy.data(), w.data(), dx.data()).ok());
-        ASSERT_TRUE(twins.linear_input_grad(s, order, dy.data(), w.data(), twin_dx.data()).ok());
+        table->linear_input_grad(this->host_.On(), {s, order, dy.data(), w.data(), dx.data()});
+        ASSERT_TRUE(this->host_.stream->Await().ok());
+        twins.linear_input_grad(this->host_.On(), {s, order, dy.data(), w.data(), twin_dx.data()});
+        ASSERT_TRUE(this->host_.stream->Await().ok());
         this->ExpectRoundedAlike(dx, twin_dx);
         for (const bool add : {false, true}) {
           std::vector<float> dw = Given<float>("dw", s.in * s.out), twin_dw = dw;
-          ASSERT_TRUE(
-              table->linear_weight_grad(s, order, x.data(), dy.data(), dw.data(), add).ok());
-          ASSERT_TRUE(
-              twins.linear_weight_grad(s, order, x.data(), dy.data(), twin_dw.data(), add).ok());
+          table->linear_weight_grad(this->host_.On(),
+                                    {s, order, x.data(), dy.data(), dw.data(), add});
+          ASSERT_TRUE(this->host_.stream->Await().ok());
+          twins.linear_weight_grad(this->host_.On(),
+                                   {s, order, x.data(), dy.data(), twin_dw.data(), add});
+          ASSERT_TRUE(this->host_.stream->Await().ok());
           this->ExpectNear(dw, twin_dw);
         }
       }
@@ -220,27 +235,31 @@ TYPED_TEST(ShortNumbers, NormsAndSums) {
       std::vector<T> sum(x.size()), y(x.size()), twin_sum(x.size()), twin_y(x.size());
       std::vector<float> mean(Size(rows)), rstd(Size(rows)), twin_mean(Size(rows)),
           twin_rstd(Size(rows));
-      table->layer_norm_forward(rows, width, x.data(), residual.data(), sum.data(), gain.data(),
-                                bias.data(), y.data(), mean.data(), rstd.data());
-      twins.layer_norm_forward(rows, width, x.data(), residual.data(), twin_sum.data(), gain.data(),
-                               bias.data(), twin_y.data(), twin_mean.data(), twin_rstd.data());
+      table->layer_norm_forward(this->host_.On(),
+                                {rows, width, x.data(), residual.data(), sum.data(), gain.data(),
+                                 bias.data(), y.data(), mean.data(), rstd.data()});
+      twins.layer_norm_forward(
+          this->host_.On(), {rows, width, x.data(), residual.data(), twin_sum.data(), gain.data(),
+                             bias.data(), twin_y.data(), twin_mean.data(), twin_rstd.data()});
       this->ExpectRoundedAlike(sum, twin_sum);
       this->ExpectRoundedAlike(y, twin_y);
       this->ExpectNear(rstd, twin_rstd);
       auto dx = this->Some("dx", all), twin_dx = dx;
       std::vector<float> dgain(Size(width)), dbias(Size(width)), twin_dgain(Size(width)),
-          twin_dbias(Size(width)), scratch(Size(LayerNormScratchElements(rows, width)));
-      table->layer_norm_backward(rows, width, dy.data(), sum.data(), gain.data(), mean.data(),
-                                 rstd.data(), dx.data(), true, dgain.data(), dbias.data(), false,
-                                 scratch.data());
-      twins.layer_norm_backward(rows, width, dy.data(), sum.data(), gain.data(), twin_mean.data(),
-                                twin_rstd.data(), twin_dx.data(), true, twin_dgain.data(),
-                                twin_dbias.data(), false, nullptr);
+          twin_dbias(Size(width)), scratch(Size(LayerNormElements(rows, width)));
+      table->layer_norm_backward(this->host_.On(scratch.data()),
+                                 {rows, width, dy.data(), sum.data(), gain.data(), mean.data(),
+                                  rstd.data(), dx.data(), true, dgain.data(), dbias.data(), false});
+      twins.layer_norm_backward(
+          this->host_.On(),
+          {rows, width, dy.data(), sum.data(), gain.data(), twin_mean.data(), twin_rstd.data(),
+           twin_dx.data(), true, twin_dgain.data(), twin_dbias.data(), false});
       this->ExpectRoundedAlike(dx, twin_dx);
       this->ExpectNear(dgain, twin_dgain);
       this->ExpectNear(dbias, twin_dbias);
-      table->bias_grad(rows, width, dy.data(), dbias.data(), true, scratch.data());
-      twins.bias_grad(rows, width, dy.data(), twin_dbias.data(), true, nullptr);
+      table->bias_grad(this->host_.On(scratch.data()),
+                       {rows, width, dy.data(), dbias.data(), true});
+      twins.bias_grad(this->host_.On(), {rows, width, dy.data(), twin_dbias.data(), true});
       this->ExpectNear(dbias, twin_dbias);
     }
   }
@@ -253,18 +272,20 @@ TYPED_TEST(ShortNumbers, GeluAndLoss) {
     SCOPED_TRACE(table->name);
     const auto x = this->Some("x", 2003, 2), dy = this->Some("dy", 2003);
     std::vector<T> y(x.size()), twin_y(x.size()), dx(x.size()), twin_dx(x.size());
-    table->gelu_forward(2003, x.data(), y.data());
-    twins.gelu_forward(2003, x.data(), twin_y.data());
+    table->gelu_forward(this->host_.On(), {2003, x.data(), y.data()});
+    twins.gelu_forward(this->host_.On(), {2003, x.data(), twin_y.data()});
     this->ExpectRoundedAlike(y, twin_y);
-    table->gelu_backward(2003, x.data(), dy.data(), dx.data());
-    twins.gelu_backward(2003, x.data(), dy.data(), twin_dx.data());
+    table->gelu_backward(this->host_.On(), {2003, x.data(), dy.data(), dx.data()});
+    twins.gelu_backward(this->host_.On(), {2003, x.data(), dy.data(), twin_dx.data()});
     this->ExpectRoundedAlike(dx, twin_dx);
     for (const std::int64_t V : {1, 5, 257}) {
       auto logits = this->Some("logits", 6 * V, 4), twin = logits;
       std::vector<float> losses(6), twin_losses(6);
       const auto targets = GivenTokens("targets", 6, static_cast<int>(V));
-      table->cross_entropy(6, V, logits.data(), targets.data(), 32, losses.data());
-      twins.cross_entropy(6, V, twin.data(), targets.data(), 32, twin_losses.data());
+      table->cross_entropy(this->host_.On(),
+                           {6, V, logits.data(), targets.data(), 32, losses.data()});
+      twins.cross_entropy(this->host_.On(),
+                          {6, V, twin.data(), targets.data(), 32, twin_losses.data()});
       this->ExpectRoundedAlike(logits, twin);
       this->ExpectNear(losses, twin_losses);
     }
@@ -284,35 +305,40 @@ TYPED_TEST(ShortNumbers, AttentionAndEmbedding) {
       std::vector<T> out(Size(wide)), twin_out(Size(wide)), dqkv(Size(3 * wide)),
           twin_dqkv(Size(3 * wide));
       std::vector<float> lse(Size(2 * time)), twin_lse(Size(2 * time)),
-          scratch(Size(AttentionScratchElements(s)), std::nanf(""));
-      table->attention_forward(s, qkv.data(), out.data(), lse.data(), scratch.data());
-      twins.attention_forward(s, qkv.data(), twin_out.data(), twin_lse.data(), nullptr);
+          scratch(Size(AttentionElements(s)), std::nanf(""));
+      table->attention_forward(this->host_.On(scratch.data()),
+                               {s, qkv.data(), out.data(), lse.data()});
+      twins.attention_forward(this->host_.On(), {s, qkv.data(), twin_out.data(), twin_lse.data()});
       this->ExpectRoundedAlike(out, twin_out);
       this->ExpectNear(lse, twin_lse);
       // The same output for both: else its rounding would be seen twice.
-      table->attention_backward(s, qkv.data(), twin_out.data(), lse.data(), dout.data(),
-                                dqkv.data(), scratch.data());
-      twins.attention_backward(s, qkv.data(), twin_out.data(), twin_lse.data(), dout.data(),
-                               twin_dqkv.data(), nullptr);
+      table->attention_backward(
+          this->host_.On(scratch.data()),
+          {s, qkv.data(), twin_out.data(), lse.data(), dout.data(), dqkv.data()});
+      twins.attention_backward(this->host_.On(), {s, qkv.data(), twin_out.data(), twin_lse.data(),
+                                                  dout.data(), twin_dqkv.data()});
       this->ExpectRoundedAlike(dqkv, twin_dqkv);
     }
     const EmbeddingShape shape{.batch = 2, .time = 3, .width = 70, .vocabulary = 5, .positions = 4};
     const auto tokens = GivenTokens("tokens", 6, 5);
     const auto dout = this->Some("dout", 6 * 70);
     std::vector<float> dtoken(350), dposition(280), twin_token(350), twin_position(280);
-    table->embedding_backward(shape, tokens.data(), dout.data(), dtoken.data(), false,
-                              dposition.data(), false);
-    twins.embedding_backward(shape, tokens.data(), dout.data(), twin_token.data(), false,
-                             twin_position.data(), false);
+    table->embedding_backward(this->host_.On(), {shape, tokens.data(), dout.data(), dtoken.data(),
+                                                 false, dposition.data(), false});
+    twins.embedding_backward(
+        this->host_.On(),
+        {shape, tokens.data(), dout.data(), twin_token.data(), false, twin_position.data(), false});
     this->ExpectNear(dtoken, twin_token);
     this->ExpectNear(dposition, twin_position);
   }
 }
 
-TYPED_TEST(ShortNumbers, AProductThatCanNotBeIsAStatus) {
+TYPED_TEST(ShortNumbers, AProductThatCanNotBeIsTheStreamsFailure) {
   TypeParam number{};
-  const auto status = KernelsOf<TypeParam>(BestIsa()).linear_forward(
-      {-1, 2, 3}, WeightOrder::kInOut, &number, &number, nullptr, &number, false);
+  KernelsOf<TypeParam>(BestIsa()).linear_forward(
+      this->host_.On(),
+      {{-1, 2, 3}, WeightOrder::kInOut, &number, &number, nullptr, &number, false});
+  const absl::Status status = this->host_.stream->Await();
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_NE(status.message().find("-1 x 2 x 3"), std::string::npos) << status;
 }

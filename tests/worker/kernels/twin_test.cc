@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/worker/device/host_compute.h"
 #include "tests/worker/golden/golden.h"
 #include "tests/worker/kernels/tables.h"
 #include "worker/kernels/fixed_chunks.h"
@@ -40,6 +41,12 @@ std::vector<Named> NamedTables() {
 class EveryTable : public testing::TestWithParam<Named> {
  protected:
   const Kernels& k() const { return *GetParam().table; }
+  double SumSquares(std::int64_t elements, const float* x) const {
+    double sum = -1;
+    k().sum_squares(host_.On(), {elements, x, &sum});
+    return sum;
+  }
+  HostCompute host_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Tables, EveryTable, testing::ValuesIn(NamedTables()),
@@ -59,21 +66,21 @@ TEST_P(EveryTable, LinearAddsWhenAsked) {
         Floats y = Given<float>("y", s.rows * s.out);
         Doubles twin_y = Widened(y);
         const Doubles wide_bias = Widened(bias);
-        ASSERT_TRUE(k().linear_forward(s, order, x.data(), w.data(), b, y.data(), true).ok());
-        ASSERT_TRUE(Twins()
-                        .linear_forward(s, order, Widened(x).data(), Widened(w).data(),
-                                        b == nullptr ? nullptr : wide_bias.data(), twin_y.data(),
-                                        true)
-                        .ok());
+        k().linear_forward(host_.On(), {s, order, x.data(), w.data(), b, y.data(), true});
+        ASSERT_TRUE(host_.stream->Await().ok());
+        Twins().linear_forward(host_.On(),
+                               {s, order, Widened(x).data(), Widened(w).data(),
+                                b == nullptr ? nullptr : wide_bias.data(), twin_y.data(), true});
+        ASSERT_TRUE(host_.stream->Await().ok());
         EXPECT_LT(RelativeError(y, twin_y), kFloatTolerance);
       }
       Floats dw = Given<float>("dw", s.in * s.out);
       Doubles twin_dw = Widened(dw);
-      ASSERT_TRUE(k().linear_weight_grad(s, order, x.data(), dy.data(), dw.data(), true).ok());
-      ASSERT_TRUE(Twins()
-                      .linear_weight_grad(s, order, Widened(x).data(), Widened(dy).data(),
-                                          twin_dw.data(), true)
-                      .ok());
+      k().linear_weight_grad(host_.On(), {s, order, x.data(), dy.data(), dw.data(), true});
+      ASSERT_TRUE(host_.stream->Await().ok());
+      Twins().linear_weight_grad(
+          host_.On(), {s, order, Widened(x).data(), Widened(dy).data(), twin_dw.data(), true});
+      ASSERT_TRUE(host_.stream->Await().ok());
       EXPECT_LT(RelativeError(dw, twin_dw), kFloatTolerance);
     }
   }
@@ -85,11 +92,11 @@ TEST_P(EveryTable, InputGradientsOfFewAndManyRows) {
       const Floats w = Given<float>("w", s.in * s.out), dy = Given<float>("dy", s.rows * s.out);
       Floats dx(Size(s.rows * s.in), 3.0f);
       Doubles twin(dx.size());
-      ASSERT_TRUE(k().linear_input_grad(s, order, dy.data(), w.data(), dx.data()).ok());
-      ASSERT_TRUE(
-          Twins()
-              .linear_input_grad(s, order, Widened(dy).data(), Widened(w).data(), twin.data())
-              .ok());
+      k().linear_input_grad(host_.On(), {s, order, dy.data(), w.data(), dx.data()});
+      ASSERT_TRUE(host_.stream->Await().ok());
+      Twins().linear_input_grad(host_.On(),
+                                {s, order, Widened(dy).data(), Widened(w).data(), twin.data()});
+      ASSERT_TRUE(host_.stream->Await().ok());
       EXPECT_LT(RelativeError(dx, twin), kFloatTolerance) << s.rows << " " << s.in;
     }
   }
@@ -101,10 +108,10 @@ TEST_P(EveryTable, ColumnSums) {
       for (const std::int64_t out : {1, 15, 33, 600}) {
         SCOPED_TRACE(testing::Message() << rows << " " << out);
         const Floats dy = Given<float>("dy", rows * out, 1, 1);
-        Floats db = Given<float>("db", out), scratch(Size(ColumnSumScratchElements(rows, out)));
+        Floats db = Given<float>("db", out), scratch(Size(ColumnSumElements(rows, out)));
         Doubles twin = Widened(db);
-        k().bias_grad(rows, out, dy.data(), db.data(), add, scratch.data());
-        Twins().bias_grad(rows, out, Widened(dy).data(), twin.data(), add, nullptr);
+        k().bias_grad(host_.On(scratch.data()), {rows, out, dy.data(), db.data(), add});
+        Twins().bias_grad(host_.On(), {rows, out, Widened(dy).data(), twin.data(), add});
         EXPECT_LT(RelativeError(db, twin), kFloatTolerance);
       }
     }
@@ -121,20 +128,21 @@ TEST_P(EveryTable, LayerNormAddsWhenAsked) {
       const Floats bias = Given<float>("bias", width), dy = Given<float>("dy", all);
       Floats y(Size(all)), mean(Size(rows)), rstd(Size(rows)), dx = Given<float>("dx", all);
       Floats dgain = Given<float>("dg", width), dbias = Given<float>("db", width);
-      Floats scratch(Size(LayerNormScratchElements(rows, width)));
+      Floats scratch(Size(LayerNormElements(rows, width)));
       Doubles ty(Size(all)), tmean(Size(rows)), trstd(Size(rows)), tdx = Widened(dx);
       Doubles tdgain = Widened(dgain), tdbias = Widened(dbias);
-      k().layer_norm_forward(rows, width, x.data(), nullptr, nullptr, gain.data(), bias.data(),
-                             y.data(), mean.data(), rstd.data());
-      k().layer_norm_backward(rows, width, dy.data(), x.data(), gain.data(), mean.data(),
-                              rstd.data(), dx.data(), true, dgain.data(), dbias.data(), true,
-                              scratch.data());
-      Twins().layer_norm_forward(rows, width, Widened(x).data(), nullptr, nullptr,
-                                 Widened(gain).data(), Widened(bias).data(), ty.data(),
-                                 tmean.data(), trstd.data());
-      Twins().layer_norm_backward(rows, width, Widened(dy).data(), Widened(x).data(),
-                                  Widened(gain).data(), tmean.data(), trstd.data(), tdx.data(),
-                                  true, tdgain.data(), tdbias.data(), true, nullptr);
+      k().layer_norm_forward(host_.On(), {rows, width, x.data(), nullptr, nullptr, gain.data(),
+                                          bias.data(), y.data(), mean.data(), rstd.data()});
+      k().layer_norm_backward(host_.On(scratch.data()),
+                              {rows, width, dy.data(), x.data(), gain.data(), mean.data(),
+                               rstd.data(), dx.data(), true, dgain.data(), dbias.data(), true});
+      Twins().layer_norm_forward(
+          host_.On(), {rows, width, Widened(x).data(), nullptr, nullptr, Widened(gain).data(),
+                       Widened(bias).data(), ty.data(), tmean.data(), trstd.data()});
+      Twins().layer_norm_backward(
+          host_.On(),
+          {rows, width, Widened(dy).data(), Widened(x).data(), Widened(gain).data(), tmean.data(),
+           trstd.data(), tdx.data(), true, tdgain.data(), tdbias.data(), true});
       EXPECT_LT(RelativeError(y, ty), kFloatTolerance);
       // Rows of few numbers may be nearly constant; then the norm magnifies the rounding of its
       // input.
@@ -151,10 +159,10 @@ TEST_P(EveryTable, GeluAtExtremes) {
   Floats y(x.size()), dx(x.size());
   Doubles twin_y(x.size()), twin_dx(x.size());
   const auto n = static_cast<std::int64_t>(x.size());
-  k().gelu_forward(n, x.data(), y.data());
-  k().gelu_backward(n, x.data(), dy.data(), dx.data());
-  Twins().gelu_forward(n, Widened(x).data(), twin_y.data());
-  Twins().gelu_backward(n, Widened(x).data(), Widened(dy).data(), twin_dx.data());
+  k().gelu_forward(host_.On(), {n, x.data(), y.data()});
+  k().gelu_backward(host_.On(), {n, x.data(), dy.data(), dx.data()});
+  Twins().gelu_forward(host_.On(), {n, Widened(x).data(), twin_y.data()});
+  Twins().gelu_backward(host_.On(), {n, Widened(x).data(), Widened(dy).data(), twin_dx.data()});
   for (std::size_t i = 0; i < x.size(); ++i) {
     EXPECT_NEAR(y[i], twin_y[i], 1e-6 * std::fabs(twin_y[i]) + 1e-6) << x[i];
     EXPECT_NEAR(dx[i], twin_dx[i], 1e-6 * std::fabs(twin_dx[i]) + 1e-6) << x[i];
@@ -165,12 +173,12 @@ TEST_P(EveryTable, NotANumberIsNotHidden) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   Floats x(40, 0.5f), y(40), losses(1);
   x[35] = nan;
-  k().gelu_forward(40, x.data(), y.data());
+  k().gelu_forward(host_.On(), {40, x.data(), y.data()});
   EXPECT_TRUE(std::isnan(y[35]));
   EXPECT_FALSE(std::isnan(y[34]));
-  EXPECT_TRUE(std::isnan(k().sum_squares(40, x.data())));
+  EXPECT_TRUE(std::isnan(SumSquares(40, x.data())));
   const std::int32_t target = 3;
-  k().cross_entropy(1, 40, x.data(), &target, 1, losses.data());
+  k().cross_entropy(host_.On(), {1, 40, x.data(), &target, 1, losses.data()});
   EXPECT_TRUE(std::isnan(losses[0]));
 }
 
@@ -179,8 +187,8 @@ TEST_P(EveryTable, CrossEntropyOfHugeLogits) {
     Floats logits = Given<float>("logits", 3 * V, 300), losses(3);
     Doubles twin = Widened(logits), twin_losses(3);
     const auto targets = GivenTokens("targets", 3, static_cast<int>(V));
-    k().cross_entropy(3, V, logits.data(), targets.data(), 2, losses.data());
-    Twins().cross_entropy(3, V, twin.data(), targets.data(), 2, twin_losses.data());
+    k().cross_entropy(host_.On(), {3, V, logits.data(), targets.data(), 2, losses.data()});
+    Twins().cross_entropy(host_.On(), {3, V, twin.data(), targets.data(), 2, twin_losses.data()});
     EXPECT_LT(RelativeError(losses, twin_losses), kFloatTolerance) << V;
     EXPECT_LT(RelativeError(logits, twin), 1e-4) << V;  // exp magnifies the rounding of 1000.
   }
@@ -194,14 +202,14 @@ TEST_P(EveryTable, AttentionAroundBlockBorders) {
       const std::int64_t wide = time * s.width();
       const Floats qkv = Given<float>("qkv", 3 * wide), dout = Given<float>("dout", wide);
       Floats out(Size(wide)), lse(Size(2 * time)), dqkv(Size(3 * wide), 9.0f);
-      Floats scratch(Size(AttentionScratchElements(s)), std::nanf(""));
+      Floats scratch(Size(AttentionElements(s)), std::nanf(""));
       Doubles tout(Size(wide)), tlse(Size(2 * time)), tdqkv(Size(3 * wide));
-      k().attention_forward(s, qkv.data(), out.data(), lse.data(), scratch.data());
-      k().attention_backward(s, qkv.data(), out.data(), lse.data(), dout.data(), dqkv.data(),
-                             scratch.data());
-      Twins().attention_forward(s, Widened(qkv).data(), tout.data(), tlse.data(), nullptr);
-      Twins().attention_backward(s, Widened(qkv).data(), tout.data(), tlse.data(),
-                                 Widened(dout).data(), tdqkv.data(), nullptr);
+      k().attention_forward(host_.On(scratch.data()), {s, qkv.data(), out.data(), lse.data()});
+      k().attention_backward(host_.On(scratch.data()),
+                             {s, qkv.data(), out.data(), lse.data(), dout.data(), dqkv.data()});
+      Twins().attention_forward(host_.On(), {s, Widened(qkv).data(), tout.data(), tlse.data()});
+      Twins().attention_backward(host_.On(), {s, Widened(qkv).data(), tout.data(), tlse.data(),
+                                              Widened(dout).data(), tdqkv.data()});
       EXPECT_LT(RelativeError(out, tout), kFloatTolerance);
       EXPECT_LT(RelativeError(lse, tlse), kFloatTolerance);
       EXPECT_LT(RelativeError(dqkv, tdqkv), kFloatTolerance);
@@ -219,10 +227,11 @@ TEST_P(EveryTable, EachEmbeddingGradientIsAddedToOrWritten) {
       Floats dtoken = Given<float>("dt", shape.vocabulary * C);
       Floats dposition = Given<float>("dp", shape.positions * C);
       Doubles twin_token = Widened(dtoken), twin_position = Widened(dposition);
-      k().embedding_backward(shape, tokens.data(), dout.data(), dtoken.data(), add_token,
-                             dposition.data(), add_position);
-      Twins().embedding_backward(shape, tokens.data(), Widened(dout).data(), twin_token.data(),
-                                 add_token, twin_position.data(), add_position);
+      k().embedding_backward(host_.On(), {shape, tokens.data(), dout.data(), dtoken.data(),
+                                          add_token, dposition.data(), add_position});
+      Twins().embedding_backward(
+          host_.On(), {shape, tokens.data(), Widened(dout).data(), twin_token.data(), add_token,
+                       twin_position.data(), add_position});
       EXPECT_LT(RelativeError(dtoken, twin_token), kFloatTolerance);
       EXPECT_LT(RelativeError(dposition, twin_position), kFloatTolerance);
     }
@@ -234,8 +243,17 @@ TEST_P(EveryTable, SumsOverFlatBuffers) {
     const Floats x = Given<float>("x", n, 1, 0.5);
     double squares = 0, sum = 0;
     for (float v : x) squares += static_cast<double>(v) * v, sum += v;
-    EXPECT_NEAR(k().sum_squares(n, x.data()), squares, 1e-6 * squares) << n;
-    EXPECT_NEAR(k().sum(n, x.data()), sum, 1e-6 * squares) << n;
+    EXPECT_NEAR(SumSquares(n, x.data()), squares, 1e-6 * squares) << n;
+    double total = -1;
+    k().sum(host_.On(), {n, x.data(), &total});
+    EXPECT_NEAR(total, sum, 1e-6 * squares) << n;
+    // To what is there, to the bit.
+    const double once = total;
+    k().sum(host_.On(), {n, x.data(), &total, /*add=*/true});
+    EXPECT_EQ(total, once + once) << n;
+    double twice = 0.5;
+    k().sum_squares(host_.On(), {n, x.data(), &twice, /*add=*/true});
+    EXPECT_EQ(twice, 0.5 + SumSquares(n, x.data())) << n;
   }
 }
 
@@ -246,9 +264,9 @@ TEST_P(EveryTable, BlocksAddUpToTheSameSumOfSquares) {
     const std::int64_t blocks = (n + kSumBlock - 1) / kSumBlock;
     Doubles sums(Size(blocks), -1);
     const std::int64_t cut = blocks / 3 * kSumBlock;
-    k().square_blocks(cut, x.data(), sums.data());
-    k().square_blocks(n - cut, x.data() + cut, sums.data() + cut / kSumBlock);
-    const double squares = k().sum_squares(n, x.data());
+    k().square_blocks(host_.On(), {cut, x.data(), sums.data()});
+    k().square_blocks(host_.On(), {n - cut, x.data() + cut, sums.data() + cut / kSumBlock});
+    const double squares = SumSquares(n, x.data());
     const bool twin = &k() == &ReferenceKernels<float>();  // It adds one by one.
     EXPECT_NEAR(AddBlocks(n, sums.data()), squares, twin ? 1e-12 * squares : 0) << n;
   }
@@ -256,15 +274,16 @@ TEST_P(EveryTable, BlocksAddUpToTheSameSumOfSquares) {
 
 // A product of oneDNN's; by one thread, where its bits depend on how many there are.
 template <class Product>
-void ExpectDone(const Product& product) {
+void Multiply(const Product& product) {
   const int threads = ThreadCount();
   if (!ProductsKeepBits()) SetThreadCount(1);
-  EXPECT_TRUE(product().ok());
+  product();
   SetThreadCount(threads);
 }
 
 // All results of one table for one thread count, end to end.
 Floats Everything(const Kernels& k) {
+  HostCompute host;
   const std::int64_t rows = 130, C = 48, V = 50;
   const AttentionShape attention{2, 65, 3, 16};
   const Floats x = Given<float>("x", rows * C), w = Given<float>("w", C * 3 * C);
@@ -273,31 +292,36 @@ Floats Everything(const Kernels& k) {
   Floats out(Size(rows * C)), lse(Size(rows * 3)), dqkv(Size(rows * 3 * C)), dw(Size(C * 3 * C));
   Floats dx(Size(rows * C)), dnorm(Size(rows * C)), dgain(Size(C)), dbias(Size(C)),
       dqkv_bias(Size(3 * C));
-  Floats scratch(Size(ColumnSumScratchElements(rows, 4 * C) + AttentionScratchElements(attention)));
+  Floats scratch(Size(ColumnSumElements(rows, 4 * C) + AttentionElements(attention)));
   const LinearShape qkv_shape{rows, C, 3 * C};
-  k.layer_norm_forward(rows, C, x.data(), nullptr, nullptr, gain.data(), bias.data(), y.data(),
-                       mean.data(), rstd.data());
-  ExpectDone([&] {
-    return k.linear_forward(qkv_shape, WeightOrder::kInOut, y.data(), w.data(), nullptr, qkv.data(),
-                            false);
+  k.layer_norm_forward(host.On(), {rows, C, x.data(), nullptr, nullptr, gain.data(), bias.data(),
+                                   y.data(), mean.data(), rstd.data()});
+  Multiply([&] {
+    k.linear_forward(host.On(), {qkv_shape, WeightOrder::kInOut, y.data(), w.data(), nullptr,
+                                 qkv.data(), false});
   });
-  k.attention_forward(attention, qkv.data(), out.data(), lse.data(), scratch.data());
-  k.attention_backward(attention, qkv.data(), out.data(), lse.data(), x.data(), dqkv.data(),
-                       scratch.data());
-  k.bias_grad(rows, 3 * C, dqkv.data(), dqkv_bias.data(), false, scratch.data());
-  ExpectDone([&] {
-    return k.linear_weight_grad(qkv_shape, WeightOrder::kInOut, y.data(), dqkv.data(), dw.data(),
-                                false);
+  k.attention_forward(host.On(scratch.data()), {attention, qkv.data(), out.data(), lse.data()});
+  k.attention_backward(host.On(scratch.data()),
+                       {attention, qkv.data(), out.data(), lse.data(), x.data(), dqkv.data()});
+  k.bias_grad(host.On(scratch.data()), {rows, 3 * C, dqkv.data(), dqkv_bias.data(), false});
+  Multiply([&] {
+    k.linear_weight_grad(host.On(),
+                         {qkv_shape, WeightOrder::kInOut, y.data(), dqkv.data(), dw.data(), false});
   });
-  ExpectDone([&] {
-    return k.linear_input_grad(qkv_shape, WeightOrder::kInOut, dqkv.data(), w.data(), dnorm.data());
+  Multiply([&] {
+    k.linear_input_grad(host.On(),
+                        {qkv_shape, WeightOrder::kInOut, dqkv.data(), w.data(), dnorm.data()});
   });
-  k.layer_norm_backward(rows, C, dnorm.data(), x.data(), gain.data(), mean.data(), rstd.data(),
-                        dx.data(), false, dgain.data(), dbias.data(), false, scratch.data());
+  k.layer_norm_backward(host.On(scratch.data()),
+                        {rows, C, dnorm.data(), x.data(), gain.data(), mean.data(), rstd.data(),
+                         dx.data(), false, dgain.data(), dbias.data(), false});
   Floats logits = Given<float>("logits", rows * V), losses(Size(rows));
   const auto targets = GivenTokens("t", rows, V);
-  k.cross_entropy(rows, V, logits.data(), targets.data(), 1, losses.data());
-  Floats all = {static_cast<float>(k.sum_squares(rows * C, dx.data()))};
+  k.cross_entropy(host.On(), {rows, V, logits.data(), targets.data(), 1, losses.data()});
+  double squares = 0;
+  k.sum_squares(host.On(), {rows * C, dx.data(), &squares});
+  EXPECT_TRUE(host.stream->Await().ok());
+  Floats all = {static_cast<float>(squares)};
   for (const Floats* part :
        {&y, &qkv, &out, &lse, &dqkv, &dqkv_bias, &dw, &dx, &dgain, &dbias, &logits, &losses}) {
     all.insert(all.end(), part->begin(), part->end());
@@ -319,6 +343,7 @@ TEST_P(EveryTable, ThreadsDoNotChangeABit) {
 
 // GPT-2's products, and those of the default model; some sizes are known to round by thread count.
 TEST(Onednn, ThreadsDoNotChangeABitOfCommonProducts) {
+  HostCompute host;
   const Kernels& k = KernelsFor(BestIsa());
   const int before = ThreadCount();
   for (const LinearShape& s : {LinearShape{256, 768, 3072},
@@ -332,12 +357,14 @@ TEST(Onednn, ThreadsDoNotChangeABitOfCommonProducts) {
     for (const int threads : {1, 2, 3}) {
       SetThreadCount(threads);
       Floats y(dy.size()), dx(x.size()), dw(w.size());
-      ASSERT_TRUE(
-          k.linear_forward(s, WeightOrder::kInOut, x.data(), w.data(), nullptr, y.data(), false)
-              .ok());
-      ASSERT_TRUE(k.linear_input_grad(s, WeightOrder::kInOut, dy.data(), w.data(), dx.data()).ok());
-      ASSERT_TRUE(
-          k.linear_weight_grad(s, WeightOrder::kInOut, x.data(), dy.data(), dw.data(), false).ok());
+      k.linear_forward(host.On(),
+                       {s, WeightOrder::kInOut, x.data(), w.data(), nullptr, y.data(), false});
+      ASSERT_TRUE(host.stream->Await().ok());
+      k.linear_input_grad(host.On(), {s, WeightOrder::kInOut, dy.data(), w.data(), dx.data()});
+      ASSERT_TRUE(host.stream->Await().ok());
+      k.linear_weight_grad(host.On(),
+                           {s, WeightOrder::kInOut, x.data(), dy.data(), dw.data(), false});
+      ASSERT_TRUE(host.stream->Await().ok());
       for (const Floats* part : {&dx, &dw}) y.insert(y.end(), part->begin(), part->end());
       results.push_back(std::move(y));
     }
@@ -351,8 +378,8 @@ TEST(FixedChunks, ScratchCoversEveryNumberOfRowsUpToTheLargest) {
   for (std::int64_t rows = 1; rows <= 3000; ++rows) {
     const std::int64_t chunk = ChunkRows(rows), chunks = (rows + chunk - 1) / chunk;
     ASSERT_LE(chunks, kMaxRowChunks);
-    ASSERT_LE(chunks, ColumnSumScratchElements(rows, 1));
-    ASSERT_LE(ColumnSumScratchElements(rows, 1), ColumnSumScratchElements(rows + 1, 1));
+    ASSERT_LE(chunks, ColumnSumElements(rows, 1));
+    ASSERT_LE(ColumnSumElements(rows, 1), ColumnSumElements(rows + 1, 1));
   }
 }
 
@@ -376,13 +403,74 @@ TEST(ParallelFor, EveryTaskOnceOnAKnownThread) {
   SetThreadCount(before);
 }
 
-TEST(Onednn, AFailureIsAStatusWithTheShape) {
-  float number = 0;
-  const absl::Status status = KernelsFor(Isa::kBaseline)
-                                  .linear_forward({-1, 2, 3}, WeightOrder::kInOut, &number, &number,
-                                                  nullptr, &number, false);
+// And what comes after it is not done.
+TEST(Onednn, AFailureIsTheStreamsWithTheShape) {
+  HostCompute host;
+  float number = 2;
+  const Kernels& k = KernelsFor(Isa::kBaseline);
+  k.linear_forward(host.On(),
+                   {{-1, 2, 3}, WeightOrder::kInOut, &number, &number, nullptr, &number, false});
+  const absl::Status status = host.stream->Await();
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_NE(status.message().find("-1 x 2 x 3"), std::string::npos) << status;
+  double sum = 7;
+  k.sum(host.On(), {1, &number, &sum});
+  EXPECT_EQ(sum, 7);
+}
+
+// The updates that all tables share: whoever does which part of a tensor, and by how many threads.
+TEST_P(EveryTable, UpdatesAreOfEachElementAlone) {
+  constexpr std::int64_t kFirst = 5 * kSumBlock + 100, kCount = 40 * kSumBlock + 17,
+                         kCut = 6 * kSumBlock - kFirst;  // On a border of blocks.
+  const Floats gradient = Given<float>("g", kCount);
+  const std::size_t blocks = Size((kFirst + kCount - 1) / kSumBlock - kFirst / kSumBlock + 1);
+  const SgdStep<float> sgd{.scale = 0.5f, .decay = 0.1f, .momentum = 0.9f, .lr = 0.01f};
+  const LambStep<float> lamb{.scale = 0.5f,
+                             .rate1 = 0.1f,
+                             .beta2 = 0.95f,
+                             .rate2 = 0.05f,
+                             .correction1 = 2,
+                             .root2 = 3,
+                             .epsilon = 1e-6f,
+                             .decay = 0.1f,
+                             .lr = 0.01f};
+  struct Updated {
+    Floats weight = Given<float>("w", kCount), first = Given<float>("m", kCount),
+           second = Floats(Size(kCount), 0.25f);
+    Doubles of_weights, of_others;
+  };
+  const auto update = [&](int threads, std::int64_t cut) {
+    const int before = ThreadCount();
+    SetThreadCount(threads);
+    Updated u;
+    u.of_weights.resize(2 * blocks), u.of_others.resize(2 * blocks);
+    for (const auto& [from, count] : {std::pair(std::int64_t{0}, cut), {cut, kCount - cut}}) {
+      const float* g = gradient.data() + from;
+      float *w = u.weight.data() + from, *m = u.first.data() + from, *v = u.second.data() + from;
+      const std::int64_t block = (kFirst + from) / kSumBlock - kFirst / kSumBlock;
+      for (const bool moments : {false, true}) {
+        const std::size_t at = (moments ? blocks : 0) + Size(block);
+        k().trust_squares(host_.On(), {kFirst + from, count, lamb, g, w, moments ? m : nullptr,
+                                       moments ? v : nullptr, &u.of_weights[at], &u.of_others[at]});
+      }
+      k().sgd(host_.On(), {count, sgd, g, w, m});
+      k().lamb(host_.On(), {count, lamb, g, w, m, v});
+    }
+    SetThreadCount(before);
+    return u;
+  };
+  const Updated whole = update(1, 0);
+  double weights = 0, squares = 0;
+  for (const float w : Given<float>("w", kCount)) weights += static_cast<double>(w) * w;
+  for (std::size_t b = 0; b < blocks; ++b) squares += whole.of_weights[b];
+  EXPECT_NEAR(squares, weights, 1e-9 * weights);
+  for (const Updated& parts : {update(3, 0), update(2, kCut)}) {
+    EXPECT_EQ(parts.weight, whole.weight);
+    EXPECT_EQ(parts.first, whole.first);
+    EXPECT_EQ(parts.second, whole.second);
+    EXPECT_EQ(parts.of_weights, whole.of_weights);
+    EXPECT_EQ(parts.of_others, whole.of_others);
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/worker/device/host_compute.h"
 #include "tests/worker/golden/golden.h"
 #include "tests/worker/kernels/tables.h"
 #include "worker/kernels/parallel_for.h"
@@ -44,9 +45,10 @@ class Trainer {
         gradients_(weights_.size(), T(7)),  // Not zero: the first micro-batch must overwrite it.
         first_(weights_.size()),
         second_(weights_.size()),
-        runner_(*UnitRunner<T>::Create(model_, layout_, kernels, {batch, config.context}, weights_,
-                                       gradients_)),
-        optimizer_(layout_, {}, kernels, {weights_, gradients_, {first_, second_}}) {
+        runner_(*UnitRunner<T>::Create(model_, layout_, host_.With(kernels),
+                                       {batch, config.context}, weights_, gradients_)),
+        optimizer_(*Optimizer<T>::Create(layout_, {}, host_.With(kernels),
+                                         {weights_, gradients_, {first_, second_}})) {
     ClearPadding();
     InitializeWeights<T>(layout_, kGoldenSeed, weights_);
   }
@@ -76,9 +78,9 @@ class Trainer {
     const MicroBatch batch = {count, T_, part(all.tokens), part(all.targets), scale};
     const UnitId units = static_cast<UnitId>(layout_.units().size());
     for (UnitId u = 0; u < units; ++u) EXPECT_TRUE(runner_->Forward(u, batch).ok());
-    for (UnitId u = units - 1; backward && u >= 0; --u) {
-      EXPECT_TRUE(runner_->Backward(u, batch, AddsOf(plan_, layout_, u, accumulate ? 1 : 0)).ok());
-    }
+    for (UnitId u = units - 1; backward && u >= 0; --u)
+      runner_->Backward(u, batch, AddsOf(plan_, layout_, u, accumulate ? 1 : 0));
+    EXPECT_TRUE(host_.stream->Await().ok());
     return runner_->LossSum() * scale;
   }
 
@@ -102,8 +104,9 @@ class Trainer {
   const ParamLayout layout_;
   const Plan plan_;
   std::vector<T> weights_, gradients_, first_, second_;
+  HostCompute host_;
   std::unique_ptr<UnitRunner<T>> runner_;
-  Optimizer<T> optimizer_;
+  std::unique_ptr<Optimizer<T>> optimizer_;
 };
 
 template <typename T>
@@ -176,12 +179,13 @@ void CheckTraining(const KernelTable<T>& kernels, double loss_tolerance, double 
   for (int step = 0; step < 9; ++step) {
     const auto s = static_cast<std::size_t>(step);
     EXPECT_NEAR(trainer.Pass(GoldenBatch(step), 0, kBatch, false), losses[s], loss_tolerance);
-    const double sum_squares = trainer.optimizer_.SumSquares();
+    double sum_squares = 0;
+    trainer.optimizer_->SumSquares(&sum_squares);
     EXPECT_NEAR(std::sqrt(sum_squares), norms[s], 10 * loss_tolerance);
     const StepInfo info = {step, LearningRate(schedule, step), ClipScale(sum_squares, 0.5)};
     EXPECT_NEAR(info.lr, rates[s], 1e-15);
     for (UnitId u = 0; u < static_cast<UnitId>(trainer.layout_.units().size()); ++u) {
-      trainer.optimizer_.Step(u, info);
+      trainer.optimizer_->Step(u, info);
     }
   }
   for (const ParamPlace& param : trainer.layout_.params()) {
@@ -240,9 +244,8 @@ TEST(Gpt, AShorterSequenceUsesOnlyTheFirstPositions) {
   const MicroBatch batch = {2, 5, tokens, tokens, 1.0};
   const UnitId units = static_cast<UnitId>(trainer.layout_.units().size());
   for (UnitId u = 0; u < units; ++u) ASSERT_TRUE(trainer.runner_->Forward(u, batch).ok());
-  for (UnitId u = units - 1; u >= 0; --u) {
-    ASSERT_TRUE(trainer.runner_->Backward(u, batch, false).ok());
-  }
+  for (UnitId u = units - 1; u >= 0; --u) trainer.runner_->Backward(u, batch, false);
+  ASSERT_TRUE(trainer.host_.stream->Await().ok());
   const ParamPlace& positions =
       trainer.layout_.params()[static_cast<std::size_t>(*trainer.layout_.Find("wpe.weight"))];
   const auto gradient = trainer.Values(trainer.gradients_, positions);
@@ -306,8 +309,9 @@ TEST(Gpt, BadMicroBatchesAreRefusedWithNumbers) {
     EXPECT_NE(status.message().find(row.says), std::string::npos) << status;
   }
   for (const Extent& extent : {Extent{1, 13}, {0, 12}, {std::int64_t{1} << 40, 12}}) {
-    EXPECT_EQ(UnitRunner<float>::Create(trainer.model_, trainer.layout_, KernelsFor(Isa::kBaseline),
-                                        extent, trainer.weights_, {})
+    EXPECT_EQ(UnitRunner<float>::Create(trainer.model_, trainer.layout_,
+                                        trainer.host_.With(KernelsFor(Isa::kBaseline)), extent,
+                                        trainer.weights_, {})
                   .status()
                   .code(),
               absl::StatusCode::kInvalidArgument);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/worker/device/host_compute.h"
 #include "tests/worker/golden/golden.h"
 #include "worker/optim/optimizer.h"
 #include "worker/optim/schedule.h"
@@ -100,10 +101,14 @@ TEST(AdamW, DecaysOnlyWhatSaysSoAndLeavesPaddingAndOtherUnitsAlone) {
       *ParamLayout::Replicated({{"u", {matrix, vector}, {}}, {"w", {other}, {}}}, 1);
   const auto n = static_cast<std::size_t>(layout.flat_elements());
   std::vector<double> weights(n, 1), gradients(n, 0), first(n), second(n);
-  Optimizer<double> optimizer(layout, {.weight_decay = 0.5}, ReferenceKernels<double>(),
-                              {weights, gradients, {first, second}});
-  EXPECT_EQ(optimizer.SumSquares(), 0);
-  optimizer.Step(0, {.step = 0, .lr = 0.1, .grad_scale = 1});
+  HostCompute host;
+  const auto optimizer = *Optimizer<double>::Create(layout, {.weight_decay = 0.5},
+                                                    host.With(ReferenceKernels<double>()),
+                                                    {weights, gradients, {first, second}});
+  double sum = 1;
+  optimizer->SumSquares(&sum);
+  EXPECT_EQ(sum, 0);
+  optimizer->Step(0, {.step = 0, .lr = 0.1, .grad_scale = 1});
   for (std::size_t i = 0; i < n; ++i) EXPECT_DOUBLE_EQ(weights[i], i < 6 ? 0.95 : 1.0) << i;
 }
 
@@ -115,11 +120,15 @@ TEST(AdamW, TheFirstUpdateIsTheLearningRateWhateverTheScale) {
     std::vector<double> weights(n), gradients(n), first(n), second(n);
     gradients[0] = 5;
     gradients[1] = -0.2;
-    Optimizer<double> optimizer(layout, {.epsilon = 0}, ReferenceKernels<double>(),
-                                {weights, gradients, {first, second}});
-    EXPECT_DOUBLE_EQ(optimizer.SumSquares(), 25.04);
+    HostCompute host;
+    const auto optimizer =
+        *Optimizer<double>::Create(layout, {.epsilon = 0}, host.With(ReferenceKernels<double>()),
+                                   {weights, gradients, {first, second}});
+    double sum = 0;
+    optimizer->SumSquares(&sum);
+    EXPECT_DOUBLE_EQ(sum, 25.04);
     gradients[2] = 1;  // Padding: never read by a step.
-    optimizer.Step(0, {.step = 0, .lr = 0.1, .grad_scale = scale});
+    optimizer->Step(0, {.step = 0, .lr = 0.1, .grad_scale = scale});
     EXPECT_NEAR(weights[0], -0.1, 1e-12);
     EXPECT_NEAR(weights[1], 0.1, 1e-12);
     EXPECT_EQ(weights[2], 0);
@@ -153,8 +162,8 @@ class Ranks {
       for (std::size_t s = 0; s < StateNames(config.kind).size(); ++s)
         rank.state.push_back(make(StateKind::kMoments));
       for (std::vector<T>& state : rank.state) buffers.state.emplace_back(state);
-      rank.optimizer = std::make_unique<Optimizer<T>>(layout_, config, ReferenceKernels<T>(),
-                                                      std::move(buffers), r);
+      rank.optimizer = *Optimizer<T>::Create(layout_, config, host_.With(ReferenceKernels<T>()),
+                                             std::move(buffers), r);
     }
   }
 
@@ -225,6 +234,7 @@ class Ranks {
   }
 
   const ParamLayout layout_;
+  HostCompute host_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::vector<std::span<double>> totals_;
 };

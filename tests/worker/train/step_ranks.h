@@ -18,6 +18,7 @@
 #include "tests/worker/train/forwarding.h"
 #include "worker/comm/in_process_communicator.h"
 #include "worker/data/sampler.h"
+#include "worker/device/host_device.h"
 #include "worker/kernels/parallel_for.h"
 #include "worker/model/gpt.h"
 #include "worker/train/step_runner.h"
@@ -87,7 +88,8 @@ inline std::vector<Sharding> ShardingsOf(int world) {
 // One rank's part of a world, as Trainer::Build makes it.
 struct Rank {
   Rank(Communicator& ranks, const Dataset& dataset, StepRunnerOptions options,
-       Sharding sharding = Strategy::kReplicated, DType type = DType::kF32)
+       Sharding sharding = Strategy::kReplicated, DType type = DType::kF32,
+       Device* device = nullptr)
       : model(MakeGpt(kModel, type)),
         layout(*ParamLayout::Create(UnitSpecs(model), ranks.world_size(), sharding.strategy,
                                     sharding.group, type != DType::kF32)),
@@ -97,7 +99,8 @@ struct Rank {
     options.reshard_after_forward = sharding.reshard;
     auto made = std::visit(
         [&](const auto& m) {
-          return StepRunner::Create(ranks, m, layout, dataset, state, options);
+          return StepRunner::Create({ranks, ranks, device == nullptr ? host : *device}, m, layout,
+                                    dataset, state, options);
         },
         model);
     EXPECT_TRUE(made.ok()) << made.status();
@@ -122,6 +125,7 @@ struct Rank {
     return {begin, begin + place.flat.size};
   }
 
+  HostDevice host;
   const AnyModel model;
   const ParamLayout layout;
   TrainState state;

@@ -437,7 +437,9 @@ TEST(StepRunner, RanksThatMadeOtherPlansAreRefusedOnAll) {
     TrainState state = *TrainState::Create(layout);
     StepRunnerOptions options = Options();
     if (ranks.rank() == 2) options.micro_batch = 3;
-    const auto made = StepRunner::Create(ranks, model, layout, dataset, state, options);
+    HostDevice host;
+    const auto made =
+        StepRunner::Create({ranks, ranks, host}, model, layout, dataset, state, options);
     EXPECT_EQ(made.status().code(), absl::StatusCode::kFailedPrecondition) << made.status();
     EXPECT_FALSE(IsCommunicatorFailure(made.status()));
     EXPECT_NE(std::string(made.status().message()).find("the plans that rank 2 has made"),
