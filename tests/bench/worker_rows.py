@@ -101,6 +101,20 @@ def against_all_reduce(case, rounds=5):
     return measure
 
 
+def step_deaths(every=7):
+    """From the kill of a rank before any piece of work of a step until each of the others is back with whole weights."""
+    def measure(bin_dir):
+        path = os.path.join(bin_dir, "bench_step_deaths")
+        if not os.path.exists(path):
+            raise Unavailable("bench_step_deaths was not built")
+        kinds = json_lines([path, "--every", str(every)])
+        slowest = max(kinds, key=lambda kind: kind["p99"])
+        return sum((kind["samples"] for kind in kinds), []), (
+            f"{len(kinds)} kinds of plan on 1 to 3 hosts, every {every}th piece of a step of each rank, {sum(kind['killed'] for kind in kinds)} "
+            f"killed; 2 layers, 24 wide; slowest kind {slowest['name']}, p99 {slowest['p99'] * 1e3:.1f} ms")
+    return measure
+
+
 SMALL = ("6 layers, 384 wide (10.7 M weights), B 8, T 256", ["--batch", "8", "--micro-batch", "8", "--context", "256"])
 GPT2 = ("12 layers, 768 wide, vocabulary 50257 (124 M weights), B 4, T 64",
         ["--layers", "12", "--width", "768", "--heads", "12", "--vocabulary", "50257", "--batch", "4", "--micro-batch", "4", "--context", "64"])
@@ -269,5 +283,6 @@ ROWS = [
     Row("memory of 4 ranks under ZeRO-3 against their plan", "x", 1.03, 1.0, memory_against_plan("zero-3")),
     Row("exposed communication of a DDP step between 2 hosts at 1 Gbit/s", "of it", 0.25, 0.1, exposed()),
     Row("abort to every rank back, 3 ranks", "s", 0.02, 0.005, collective("abort", "--only", "abort")),
+    Row("rank killed anywhere in a step to every survivor back", "s", 0.025, 0.015, step_deaths(), judged="p99"),
     Row("peer killed to every survivor back, 3 ranks", "s", 0.05, 0.025, collective("peer_killed", "--only", "peer_killed")),
 ]
