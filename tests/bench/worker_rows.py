@@ -219,7 +219,7 @@ def json_lines_of_plan(bin_dir, flags):
     return next(s["rank_bytes"] for s in plan["strategies"] if s["strategy"] == plan["strategy"])
 
 
-def steps_on_two_hosts(bin_dir, pair, name, steps):
+def steps_on_two_hosts(bin_dir, pair, name, steps, flags=()):
     """Seconds of each step but the first three, and bytes that a host sent for it: one rank of one thread on each host."""
     def sent():
         said = subprocess.run(pair[0].command("cat", "/proc/net/dev"), check=True, capture_output=True, text=True).stdout
@@ -231,7 +231,7 @@ def steps_on_two_hosts(bin_dir, pair, name, steps):
                 nodes.append(subprocess.Popen(host.command(
                     os.path.join(bin_dir, "regroup"), "run", "--nnodes", "2", "--insecure", "--rdzv-endpoint", pair[0].ipv4, "--rdzv-id", name,
                     "--state-dir", os.path.join(folder, "state-" + host.name), os.path.join(bin_dir, "regroup-worker"), "train", "--data",
-                    "/usr/share/common-licenses", "--steps", str(steps), "--batch", "8", "--micro-batch", "4"),
+                    "/usr/share/common-licenses", "--steps", str(steps), "--batch", "8", "--micro-batch", "4", *flags),
                     stdout=out, stderr=subprocess.STDOUT, env=dict(os.environ, OMP_NUM_THREADS="1")))
         codes = [node.wait(300) for node in nodes]
         with open(os.path.join(folder, pair[0].name)) as out:
@@ -242,23 +242,47 @@ def steps_on_two_hosts(bin_dir, pair, name, steps):
         return [8 * 256 / rate for rate in rates[3:]], (sent() - before) / steps
 
 
+def shape(pair, what, rate="1gbit"):
+    """The link between two hosts: "add" a token bucket each way, or "del" it."""
+    for host in pair:
+        subprocess.run(["ip", "netns", "exec", host.namespace, "tc", "qdisc", what, "dev", "veth0", "root", "tbf", "rate", rate, "burst", "256kb",
+                        "latency", "50ms"], check=True, capture_output=True)
+
+
+def no_shaped_hosts():
+    return hosts.available() or (None if shutil.which("tc") else "needs the command 'tc'")
+
+
+def short_exchange(rounds=2, steps=8):
+    """The step over a link of 100 Mbit/s whose ranks exchange gradients in bf16 against that of f32."""
+    def measure(bin_dir):
+        if why := no_shaped_hosts():
+            raise Unavailable(why)
+        ratios, words = [], ""
+        with hosts.TwoHosts() as pair:
+            shape(pair, "add", "100mbit")
+            for i in range(rounds):
+                wide, more = steps_on_two_hosts(bin_dir, pair, f"wide-{i}", steps)
+                short, less = steps_on_two_hosts(bin_dir, pair, f"short-{i}", steps, ["--reduce-type", "bf16"])
+                ratios.append(statistics.median(short) / statistics.median(wide))
+                words = f"{statistics.median(short):.2f} s of {less / 1e6:.0f} MB, {statistics.median(wide):.2f} s of {more / 1e6:.0f} MB"
+        return ratios, (f"10.7 M weights, B 8, T 256, DDP; 2 network namespaces, 1 rank of 1 thread each, token bucket of 100 Mbit/s; medians of {steps - 3} "
+                        f"steps, {rounds} rounds, the last: {words}")
+    return measure
+
+
 def exposed(rounds=3, steps=15):
     """What a link of 1 Gbit/s adds to a step, as a share of the time that the step's bytes take on it."""
     def measure(bin_dir):
-        why = hosts.available() or (None if shutil.which("tc") else "needs the command 'tc'")
-        if why:
+        if why := no_shaped_hosts():
             raise Unavailable(why)
         shares, words = [], ""
         with hosts.TwoHosts() as pair:
-            def shape(what):
-                for host in pair:
-                    subprocess.run(["ip", "netns", "exec", host.namespace, "tc", "qdisc", what, "dev", "veth0", "root", "tbf", "rate", "1gbit",
-                                    "burst", "256kb", "latency", "50ms"], check=True, capture_output=True)
             for i in range(rounds):
                 free, _ = steps_on_two_hosts(bin_dir, pair, f"free-{i}", steps)
-                shape("add")
+                shape(pair, "add")
                 slow, sent = steps_on_two_hosts(bin_dir, pair, f"slow-{i}", steps)
-                shape("del")
+                shape(pair, "del")
                 on_link = sent * 8 / 1e9
                 shares.append((statistics.median(slow) - statistics.median(free)) / on_link)
                 words = f"{statistics.median(slow):.2f} s with it, {statistics.median(free):.2f} s without, {on_link:.2f} s for {sent / 1e6:.0f} MB"
@@ -282,6 +306,7 @@ ROWS = [
     Row("page faults of a training step", "", 0, 0, faults_of_a_step(), judged="min"),
     Row("memory of 4 ranks under ZeRO-3 against their plan", "x", 1.03, 1.0, memory_against_plan("zero-3")),
     Row("exposed communication of a DDP step between 2 hosts at 1 Gbit/s", "of it", 0.25, 0.1, exposed()),
+    Row("step between 2 hosts at 100 Mbit/s, exchanged in bf16 against f32", "x", 0.7, 0.55, short_exchange()),
     Row("abort to every rank back, 3 ranks", "s", 0.02, 0.005, collective("abort", "--only", "abort")),
     Row("rank killed anywhere in a step to every survivor back", "s", 0.025, 0.015, step_deaths(), judged="p99"),
     Row("peer killed to every survivor back, 3 ranks", "s", 0.05, 0.025, collective("peer_killed", "--only", "peer_killed")),

@@ -49,10 +49,12 @@ absl::StatusOr<std::optional<Disagreement>> FindDisagreement(Group& ranks, const
   while (line < a.size() && line < b.size() && a[line] == b[line]) ++line;
   const auto [name, value] = Split(line < a.size() ? a[line] : "");
   const auto [other_name, other_value] = Split(line < b.size() ? b[line] : "");
-  Disagreement found{static_cast<int>(rank), name, value, other_value};
-  // Only ranks of different builds have terms of different names.
-  if (name != other_name) found.theirs.clear();
-  return found;
+  const int other = static_cast<int>(rank);
+  if (name == other_name) return Disagreement{other, name, value, other_value};
+  const bool ours_lack = std::ranges::none_of(
+      a, [&, &there = other_name](const std::string& term) { return Split(term).first == there; });
+  return ours_lack ? Disagreement{other, other_name, "", other_value}
+                   : Disagreement{other, name, value, ""};
 }
 
 }  // namespace regroup::worker

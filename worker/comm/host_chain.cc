@@ -53,6 +53,7 @@ HostChain::HostChain(const Hosts& hosts, int own, io::UniqueFd previous, io::Uni
   previous_.host = own - 1;
   next_.fd = std::move(next);
   next_.host = own + 1;
+  if (own == 1 && hosts_[0].count == 1) narrow_.resize(kPieceBytes);
 }
 
 bool HostChain::Receives(const Lane& lane, const Piece& piece) const {
@@ -76,13 +77,22 @@ bool HostChain::Delivers(const Lane& lane, const Piece& piece) const {
   return false;
 }
 
+bool HostChain::SendsNarrow(int host) const {
+  return host == 0 && hosts_[0].count == 1 && flow_.summing.wider > 1;
+}
+
+std::size_t HostChain::BytesFrom(int host, const Lane& lane, const Piece& piece) const {
+  const bool partial = flow_.sums && lane.up && !SendsNarrow(host);
+  return partial ? piece.bytes * flow_.summing.wider : piece.bytes;
+}
+
 std::size_t HostChain::BytesIn(const Lane& lane, const Piece& piece) const {
-  return flow_.sums && lane.up ? piece.bytes * flow_.summing.wider : piece.bytes;
+  return BytesFrom(lane.up ? own_ - 1 : own_ + 1, lane, piece);
 }
 
 // The last host has made a result of it.
 std::size_t HostChain::BytesOut(const Lane& lane, const Piece& piece) const {
-  return next_.exists() ? BytesIn(lane, piece) : piece.bytes;
+  return next_.exists() ? BytesFrom(own_, lane, piece) : piece.bytes;
 }
 
 void HostChain::AddLanes() {
@@ -202,7 +212,9 @@ absl::StatusOr<bool> HostChain::Receive(Lane& lane) {
   const Piece& piece = flow_.pieces[lane.pieces[lane.ready]];
   if (Receives(lane, piece)) {
     if (!lane.in->open()) return false;
-    const ssize_t got = Moved(recv(lane.in->fd.get(), Target(lane, piece) + lane.in_bytes,
+    const bool narrow = flow_.sums && lane.up && SendsNarrow(own_ - 1);
+    std::byte* const to = narrow ? narrow_.data() : Target(lane, piece);
+    const ssize_t got = Moved(recv(lane.in->fd.get(), to + lane.in_bytes,
                                    BytesIn(lane, piece) - lane.in_bytes, MSG_DONTWAIT),
                               /*reading=*/true);
     if (got < 0) return Lost(*lane.in);
@@ -219,8 +231,10 @@ const std::byte* HostChain::AddUp(Lane& lane, const Piece& piece, std::byte* tar
   const bool last = !next_.exists(), same = summing.wider == 1;
   std::size_t r = 0;
   if (own_ == 0) {
-    if (count_ == 1 && same) return flow_.sources[0] + piece.from;
+    if (count_ == 1) return flow_.sources[0] + piece.from;
     summing.begin(target, flow_.sources[r++] + piece.from, piece.bytes);
+  } else if (SendsNarrow(own_ - 1)) {
+    summing.begin(target, narrow_.data(), piece.bytes);
   }
   std::byte* const result =
       last && flow_.direct != nullptr && Delivers(lane, piece) ? flow_.direct + piece.to : target;

@@ -77,7 +77,8 @@ struct Flow {
 
 // The hosts in the order of their ranks, each holding a connection to the one before and the one
 // behind it. Partial sums go up, from the first host to the last, and each host adds its ranks to
-// them one by one; results come down. Gathered pieces go both ways from who has them. Used by the
+// them one by one; results come down. What one rank begins a sum with goes up as it has it, and is
+// widened by the next host. Gathered pieces go both ways from who has them. Used by the
 // calling thread of the host's first rank. Private to worker/comm.
 class HostChain {
  public:
@@ -120,6 +121,8 @@ class HostChain {
   bool Receives(const Lane& lane, const Piece& piece) const;
   bool Sends(const Lane& lane, const Piece& piece) const;
   bool Delivers(const Lane& lane, const Piece& piece) const;
+  bool SendsNarrow(int host) const;
+  std::size_t BytesFrom(int host, const Lane& lane, const Piece& piece) const;
   // Of what comes of it, and of what is passed on.
   std::size_t BytesIn(const Lane& lane, const Piece& piece) const;
   std::size_t BytesOut(const Lane& lane, const Piece& piece) const;
@@ -152,6 +155,7 @@ class HostChain {
   Link previous_, next_;
   Flow flow_;  // In progress.
   std::vector<Lane> lanes_;
+  std::vector<std::byte> narrow_;  // A piece on its way here from a host that sends it narrow.
 };
 
 // What the other ranks of a host do meanwhile: `take` is called for each piece that has come, with

@@ -174,6 +174,20 @@ struct RoundWeightsArgs {
   std::uint32_t key = 0;
 };
 
+// y = x rounded to the nearest numbers, and x = those in full precision.
+template <typename T>
+struct NarrowArgs {
+  std::int64_t elements = 0;
+  const Wide<T>* x = nullptr;
+  T* y = nullptr;
+};
+template <typename T>
+struct WidenArgs {
+  std::int64_t elements = 0;
+  const T* y = nullptr;
+  Wide<T>* x = nullptr;
+};
+
 struct AdamWStep {
   double lr = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
   double correction1 = 1, correction2 = 1;  // 1 - beta^(step + 1).
@@ -294,6 +308,8 @@ struct KernelTable {
   Kernel<EmbeddingBackwardArgs<T>> embedding_backward;
   Kernel<CrossEntropyArgs<T>> cross_entropy;
   Kernel<RoundWeightsArgs<T>> round_weights;
+  Kernel<NarrowArgs<T>> narrow;
+  Kernel<WidenArgs<T>> widen;
   Kernel<AdamWArgs<W>> adamw;
   Kernel<SgdArgs<W>> sgd;
   Kernel<LambArgs<W>> lamb;

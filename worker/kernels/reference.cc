@@ -326,6 +326,16 @@ void RoundWeights(const RoundWeightsArgs<T>& args, void* /*workspace*/) {
   }
 }
 
+template <typename T>
+void Narrow(const NarrowArgs<T>& args, void* /*workspace*/) {
+  for (std::int64_t i = 0; i < args.elements; ++i) args.y[i] = T(args.x[i]);
+}
+
+template <typename T>
+void Widen(const WidenArgs<T>& args, void* /*workspace*/) {
+  for (std::int64_t i = 0; i < args.elements; ++i) args.x[i] = args.y[i];
+}
+
 template <typename T, typename Value>
 double Added(std::int64_t elements, const T* x, const Value& value) {
   double sum = 0;
@@ -368,6 +378,8 @@ constexpr KernelTable<T> kReference = {
     .embedding_backward = EmbeddingBackward<T>,
     .cross_entropy = CrossEntropy<T>,
     .round_weights = RoundWeights<T>,
+    .narrow = Narrow<T>,
+    .widen = Widen<T>,
     .adamw = AdamWUpdate<Wide<T>>,
     .sgd = UpdateSgd<Wide<T>>,
     .lamb = UpdateLamb<Wide<T>>,

@@ -289,6 +289,8 @@ void FillWithVectorKernels(KernelTable<E>& table) {
   table.embedding_backward = EmbeddingBackward<E>;
   table.cross_entropy = CrossEntropy<E>;
   table.round_weights = RoundWeights<E>;
+  table.narrow = Narrow<E>;
+  table.widen = Widen<E>;
   table.adamw = AdamWUpdate;
   table.sum_squares = SumSquares;
   table.sum = Sum;

@@ -351,6 +351,20 @@ void RoundWeights(const RoundWeightsArgs<E>& args, void* /*workspace*/) {
   });
 }
 
+template <typename E>
+void Narrow(const NarrowArgs<E>& args, void* /*workspace*/) {
+  ParallelPieces(args.elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
+    Map(begin, end, args.x, args.y, [](Vec v) { return v; });
+  });
+}
+
+template <typename E>
+void Widen(const WidenArgs<E>& args, void* /*workspace*/) {
+  ParallelPieces(args.elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
+    Map(begin, end, args.y, args.x, [](Vec v) { return v; });
+  });
+}
+
 // A plain loop: compilers vectorise it, and there is no portable square root of a vector.
 void AdamWPiece(std::int64_t n, const AdamWStep& step, const float* __restrict gradient,
                 float* __restrict weight, float* __restrict first, float* __restrict second) {

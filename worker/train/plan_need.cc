@@ -47,9 +47,17 @@ bool SharesWeights(const ParamLayout& layout) {
   return layout.Divides(StateKind::kWeights) && !layout.FreesWeights();
 }
 
+// Of an element of a gradient: what the optimizer reads, and beside it what is exchanged.
+std::int64_t GradientBytes(const TrainConfig& config) {
+  return kElementBytes + (config.reduce_type == DType::kF32 ? 0 : SizeOf(config.reduce_type));
+}
+
 // What rank 0 takes from others in a step and gives to them, in bytes.
-std::int64_t MovedBytes(const Planned& planned, DType precision) {
+std::int64_t MovedBytes(const Planned& planned, DType precision, DType reduce_type) {
   const ParamLayout& layout = planned.layout;
+  // Between hosts results are of their type, but partial sums are floats.
+  const std::int64_t reduced =
+      planned.plan.overlaps ? (kElementBytes + SizeOf(reduce_type)) / 2 : SizeOf(reduce_type);
   // What the first so many ranks own of the units, or the others.
   const auto elements = [&](UnitId first, UnitId last, int ranks, bool own) {
     std::int64_t sum = 0;
@@ -71,11 +79,11 @@ std::int64_t MovedBytes(const Planned& planned, DType precision) {
       return 2 * size * (ranks - 1) / ranks;
     };
     if (!layout.Divides(StateKind::kMoments)) {
-      moved += all_reduced(bucket.flat.size, layout.world()) * kElementBytes;
+      moved += all_reduced(bucket.flat.size, layout.world()) * reduced;
       continue;
     }
     const std::int64_t owned = elements(bucket.first_unit, bucket.last_unit, 1, true);
-    moved += (owned * (layout.group() - 1) + all_reduced(owned, layout.groups())) * kElementBytes;
+    moved += (owned * (layout.group() - 1) + all_reduced(owned, layout.groups())) * reduced;
   }
   return moved;
 }
@@ -147,9 +155,9 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& plan
   need.moments =
       slots * MostElements(layout, StateKind::kMoments) * kElementBytes +
       TensorSquaresOf(layout, config.optimizer) * static_cast<std::int64_t>(sizeof(double));
-  need.gradients = planned.plan.gradients.elements * kElementBytes;
+  need.gradients = planned.plan.gradients.elements * GradientBytes(config);
   if (layout.Divides(StateKind::kGradients))
-    need.gradients += MostElements(layout, StateKind::kGradients) * kElementBytes;
+    need.gradients += MostElements(layout, StateKind::kGradients) * GradientBytes(config);
   if (divided) need.gradients += BlocksOf(layout) * static_cast<std::int64_t>(sizeof(double));
   ASSIGN_OR_RETURN(const std::size_t activations,
                    ActivationBytes(planned.model, extent, config.recompute));
@@ -189,7 +197,7 @@ std::array<MemoryNeed, 3> NeedOverStep(const TrainConfig& config, const Planned&
     const bool rounded = planned.layout.rounded();
     parts[p] = {.weights = need.weights,
                 .gathered = rounded ? 0 : use.copied_elements * kElementBytes,
-                .gradients = (use.gradient_elements + use.owned_elements) * kElementBytes,
+                .gradients = (use.gradient_elements + use.owned_elements) * GradientBytes(config),
                 .moments = need.moments,
                 .activations = use.activation_bytes > 0 ? use.activation_bytes + shared : 0,
                 .rounded = !rounded ? 0
@@ -218,7 +226,8 @@ StepWork WorkOf(const TrainConfig& config, const Planned& planned) {
   return {
       .flops = tokens * CausalFlopsPerToken(TrainedSizeOf(config, layout)),
       .computed_again = config.recompute == Recompute::kFull ? 1.0 / 3 : 0,
-      .moved_bytes = static_cast<double>(MovedBytes(planned, config.Precision())),
+      .moved_bytes =
+          static_cast<double>(MovedBytes(planned, config.Precision(), config.reduce_type)),
       .optimizer_bytes = static_cast<double>(touched * MostElements(layout, StateKind::kMoments))};
 }
 

@@ -135,29 +135,47 @@ template absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(const Ba
                                                                         const Dataset&, TrainState&,
                                                                         const StepRunnerOptions&);
 
+absl::Status StepRunner::AllocateGradients() {
+  CHECK(options_.reduce_type != DType::kF16);
+  const bool narrows = options_.reduce_type != DType::kF32,
+             scatters = layout_.Divides(StateKind::kGradients);
+  const auto all = static_cast<std::size_t>(plan_.gradients.elements),
+             owned = scatters ? static_cast<std::size_t>(
+                                    layout_.Elements(StateKind::kGradients, backend_.group.rank()))
+                              : std::size_t{0};
+  ASSIGN_OR_RETURN(sent_, backend_.tensors.AllocateTensor(options_.reduce_type, all));
+  ASSIGN_OR_RETURN(
+      gradient_memory_,
+      backend_.device.Allocate(
+          MemoryKind::kDevice,
+          Arena::Footprint<float>(owned) +
+              (narrows ? Arena::Footprint<float>(all) + Arena::Footprint<BFloat16>(owned) : 0)));
+  gradients_ = narrows ? gradient_memory_.Take<float>(all) : sent_.Elements<float>();
+  reduced_ = scatters ? gradient_memory_.Take<float>(owned) : gradients_;
+  received_ = !scatters ? sent_
+              : narrows ? Tensor(gradient_memory_.Take<BFloat16>(owned))
+                        : Tensor(reduced_);
+  memory_bytes_ += static_cast<std::int64_t>(gradient_memory_.size_bytes() + sent_.bytes());
+  return absl::OkStatus();
+}
+
 absl::Status StepRunner::Allocate(TrainState& state) {
-  const int rank = backend_.group.rank();
+  RETURN_IF_ERROR(AllocateGradients());
   Collectives& tensors = backend_.tensors;
   const bool divided = layout_.Divides(StateKind::kMoments), frees = layout_.FreesWeights(),
-             rounds = layout_.rounded(), scatters = layout_.Divides(StateKind::kGradients);
+             rounds = layout_.rounded();
   const auto copied = static_cast<std::size_t>(plan_.weights.elements);
   // What is gathered in place is shared memory, and so is where it comes from.
   const bool copies = frees || (rounds && !divided);
   const std::size_t copy =
                         copies ? copied * static_cast<std::size_t>(SizeOf(type_)) : std::size_t{0},
-                    reduced = scatters ? static_cast<std::size_t>(
-                                             layout_.Elements(StateKind::kGradients, rank))
-                                       : 0,
                     blocks = divided ? static_cast<std::size_t>(BlocksOf(layout_)) : 0;
   ASSIGN_OR_RETURN(
-      own_, backend_.device.Allocate(MemoryKind::kDevice, Arena::Footprint<std::byte>(copy) +
-                                                              Arena::Footprint<float>(reduced)));
+      own_, backend_.device.Allocate(MemoryKind::kDevice, Arena::Footprint<std::byte>(copy)));
   ASSIGN_OR_RETURN(results_, backend_.device.Allocate(MemoryKind::kShared,
                                                       divided ? Arena::Footprint<double>(blocks)
                                                               : Arena::Footprint<double>(1)));
-  ASSIGN_OR_RETURN(gradients_,
-                   tensors.AllocateArena(static_cast<std::size_t>(plan_.gradients.elements)));
-  memory_bytes_ = static_cast<std::int64_t>(own_.size_bytes() + gradients_.size_bytes());
+  memory_bytes_ += static_cast<std::int64_t>(own_.size_bytes());
   if (divided) memory_bytes_ += static_cast<std::int64_t>(results_.size_bytes());
   if (divided && rounds) {
     std::size_t largest = 0;  // All ranks' parts of an arena are of one size.
@@ -173,7 +191,6 @@ absl::Status StepRunner::Allocate(TrainState& state) {
   weights_ = copies    ? Tensor(type_, own_.Take<std::byte>(copy).data(), copied)
              : divided ? source_
                        : Tensor(state.weights);
-  reduced_ = scatters ? own_.Take<float>(reduced) : gradients_;
   if (divided) {
     squares_ = results_.Take<double>(blocks);
   } else {
@@ -399,7 +416,10 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
       return absl::OkStatus();
     case Op::kZeroGrad: ZeroGradients(instruction); return absl::OkStatus();
     case Op::kReduceGrad: ReduceGradients(instruction); return absl::OkStatus();
-    case Op::kAwaitGrad: compute_->Wait(reduced_at_[bucket]); return absl::OkStatus();
+    case Op::kAwaitGrad:
+      compute_->Wait(reduced_at_[bucket]);
+      WidenReduced(instruction.bucket);
+      return absl::OkStatus();
     case Op::kSumSquares: return SumSquares(step);
     case Op::kVote: return Vote(ballot, result);
     case Op::kStep:
@@ -467,14 +487,12 @@ absl::StatusOr<double> StepRunner::Evaluate(const Dataset& dataset, std::int64_t
   return loss_sum / static_cast<double>(count * dataset.context());
 }
 
-std::span<float> StepRunner::BucketOf(const Instruction& instruction) const {
-  const Range& flat = plan_.buckets[static_cast<std::size_t>(instruction.bucket)].flat;
-  return gradients_.subspan(static_cast<std::size_t>(flat.begin),
-                            static_cast<std::size_t>(flat.size));
+const Bucket& StepRunner::BucketOf(const Instruction& instruction) const {
+  return plan_.buckets[static_cast<std::size_t>(instruction.bucket)];
 }
 
 void StepRunner::ZeroGradients(const Instruction& instruction) {
-  const Bucket& bucket = plan_.buckets[static_cast<std::size_t>(instruction.bucket)];
+  const Bucket& bucket = BucketOf(instruction);
   for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
     const auto unit = static_cast<std::size_t>(u);
     const std::span<float> window =
@@ -486,15 +504,49 @@ void StepRunner::ZeroGradients(const Instruction& instruction) {
 
 void StepRunner::ReduceGradients(const Instruction& instruction) {
   const auto bucket = static_cast<std::size_t>(instruction.bucket);
+  NarrowGradients(BucketOf(instruction));
   Stream& moves = Moves();
   moves.Wait(compute_->Record());
   if (reductions_.empty()) {
-    backend_.tensors.AllReduceSum(moves, BucketOf(instruction));
+    const Range& flat = BucketOf(instruction).flat;
+    backend_.tensors.AllReduceSum(moves,
+                                  {sent_.type, sent_.at(static_cast<std::size_t>(flat.begin)),
+                                   static_cast<std::size_t>(flat.size)});
   } else {
-    backend_.tensors.ReduceScatter(moves, gradients_, reductions_[bucket], reduced_,
-                                   layout_.group());
+    backend_.tensors.ReduceScatter(moves, sent_, reductions_[bucket], received_, layout_.group());
   }
   reduced_at_[bucket] = moves.Record();
+  if (!moves_) WidenReduced(instruction.bucket);
+}
+
+void StepRunner::NarrowGradients(const Bucket& bucket) {
+  if (sent_.type == DType::kF32) return;
+  const std::span<BFloat16> sent = sent_.Elements<BFloat16>();
+  for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
+    const auto at = static_cast<std::size_t>(plan_.gradients.at[static_cast<std::size_t>(u)]);
+    KernelsOf<BFloat16>(options_.kernels)
+        .narrow({*compute_}, {.elements = layout_.units()[static_cast<std::size_t>(u)].flat.size,
+                              .x = &gradients_[at],
+                              .y = &sent[at]});
+  }
+}
+
+// What this rank has of the sums of a bucket.
+void StepRunner::WidenReduced(int bucket) {
+  if (sent_.type == DType::kF32) return;
+  const std::span<BFloat16> received = received_.Elements<BFloat16>();
+  const auto widen = [&](std::int64_t begin, std::int64_t size) {
+    const auto at = static_cast<std::size_t>(begin);
+    KernelsOf<BFloat16>(options_.kernels)
+        .widen({*compute_}, {.elements = size, .y = &received[at], .x = &reduced_[at]});
+  };
+  if (reductions_.empty()) {
+    const Range& flat = plan_.buckets[static_cast<std::size_t>(bucket)].flat;
+    return widen(flat.begin, flat.size);
+  }
+  const int own = layout_.PlaceOf(backend_.group.rank());
+  for (const Stretch& stretch : reductions_[static_cast<std::size_t>(bucket)])
+    if (stretch.owner == own && stretch.size > 0) widen(stretch.to, stretch.size);
 }
 
 // `sum_squares` is that of the gradients, without the loss scale that they still have.

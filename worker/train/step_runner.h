@@ -37,6 +37,7 @@ struct StepRunnerOptions {
   Isa kernels = BestIsa();
   std::uint64_t seed = 0;  // Of random rounding.
   Recompute recompute = Recompute::kNone;
+  DType reduce_type = DType::kF32;    // Or bf16: what ranks exchange of gradients.
   bool reshard_after_forward = true;  // See PlanOptions.
 };
 
@@ -102,6 +103,7 @@ class StepRunner {
   class Placed;
   StepRunner(const Backend& backend, const ParamLayout& layout, const Dataset& dataset,
              const StepRunnerOptions& options, DType type);
+  absl::Status AllocateGradients();
   absl::Status Allocate(TrainState& state);
   template <typename T>
   typename UnitRunner<T>::Places Places();
@@ -121,9 +123,11 @@ class StepRunner {
   std::vector<Runner::Weights> RoundingsOf(UnitId unit, const TrainState& state) const;
   void Round(UnitId unit, std::int64_t step);
   void Gather(UnitId unit);
-  std::span<float> BucketOf(const Instruction& instruction) const;
+  const Bucket& BucketOf(const Instruction& instruction) const;
   void ZeroGradients(const Instruction& instruction);
   void ReduceGradients(const Instruction& instruction);
+  void NarrowGradients(const Bucket& bucket);
+  void WidenReduced(int bucket);
   absl::Status SumSquares(std::int64_t step);
   double LossSum() const;
   StepInfo InfoOf(std::int64_t step, double sum_squares) const;
@@ -138,13 +142,15 @@ class StepRunner {
   const DType type_;
   LossScaler scaler_;
   Plan plan_;
-  std::span<float> gradients_;  // Where backwards write, by plan_.gradients; the ranks share it.
+  std::span<float> gradients_;  // Where backwards write, by plan_.gradients.
+  Tensor sent_;                 // These, or what they are rounded to: the ranks share it.
   Tensor weights_;              // Where forwards and backwards read, by plan_.weights.
   Tensor source_;               // What they are gathered from, if they are; the ranks share it.
   std::span<float> reduced_;    // This rank's buffer of reduced gradients; or gradients_.
+  Tensor received_;             // As it comes from other ranks: reduced_, or to be widened to it.
   std::span<double> squares_;   // By block; only where not every rank has all gradients.
   double* sum_ = nullptr;       // Of squares, of all gradients; only where every rank has them.
-  Arena own_, results_;         // What of the last five is this rank's alone.
+  Arena own_, gradient_memory_, results_;  // What of the above is this rank's alone.
   std::int64_t memory_bytes_ = 0;
   std::vector<std::vector<Stretch>> reductions_;  // By bucket; only where moments are divided.
   std::vector<std::vector<Stretch>> gathers_;     // By unit; likewise.

@@ -166,6 +166,17 @@ absl::Status ChoosePrecision(std::string_view text, std::optional<DType>& precis
                 NameOf(DType::kF32));
 }
 
+absl::Status ChooseReduceType(std::string_view text, DType& reduce_type) {
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    if (text != NameOf(type)) continue;
+    reduce_type = type;
+    return absl::OkStatus();
+  }
+  return Refuse(Cat("\"", text, "\" is not accepted"),
+                "f32 and bf16 are; sums of gradients can be larger than any f16",
+                NameOf(DType::kF32));
+}
+
 absl::Status ChooseRecompute(std::string_view text, Recompute& recompute) {
   for (const Recompute level : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
     if (text != NameOf(level)) continue;
@@ -292,6 +303,11 @@ void DescribeModelAndSteps(CLI::App& app, TrainConfig& c) {
       "computation), or auto, which is bf16 where the CPU has avx512_bf16 and else f32; the "
       "optimizer and checkpoints keep f32, as in --precision bf16",
       [&c](std::string_view text) { return ChoosePrecision(text, c.precision); });
+  AddParsed(
+      app, "--reduce-type", "NAME", NameOf(DType::kF32),
+      "numbers of the gradients that ranks exchange: f32, or bf16, which moves up to half and "
+      "rounds each rank's sum and the sum of all once, as in --reduce-type bf16",
+      [&c](std::string_view text) { return ChooseReduceType(text, c.reduce_type); });
   AddParsed(app, "--seed", "N", Cat(c.seed), "of weights and sample order, as in --seed 1337",
             [&c](std::string_view text) {
               ASSIGN_OR_RETURN(const std::int64_t seed,
@@ -426,6 +442,7 @@ std::map<std::string, std::string> TrainConfig::Settings() const {
                                                  {"optimizer", NameOf(optimizer)}};
   // What is as it always was is not told, so that older records are equal to these.
   if (schedule != ScheduleKind::kCosine) settings["lr-schedule"] = NameOf(schedule);
+  if (reduce_type != DType::kF32) settings["reduce-type"] = NameOf(reduce_type);
   if (scaling != ScalingRule::kNone) {
     settings["lr-scale"] = NameOf(scaling);
     settings["base-batch"] = Cat(base_batch);

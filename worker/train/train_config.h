@@ -36,6 +36,7 @@ struct TrainConfig {
   bool reshard_after_forward = true;             // Of zero-3: gathered twice.
   Recompute recompute = Recompute::kNone;        // Of activations.
   std::optional<DType> precision = DType::kF32;  // None: bf16 where the CPU multiplies that.
+  DType reduce_type = DType::kF32;               // What ranks exchange of gradients.
   double learning_rate = 3e-4, min_learning_rate = 3e-5;
   int warmup = 0;
   ScheduleKind schedule = ScheduleKind::kCosine;

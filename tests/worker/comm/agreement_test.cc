@@ -47,7 +47,10 @@ TEST(Agreement, EveryRankIsToldTheSameFirstDifference) {
       {{base, {{"kernels", "v3"}, {"plan", "77"}}, {{"kernels", "v4"}, {"plan", "9"}}},
        {2, "plan", "77", "9"}},
       {{base, {{"kernels", "v4"}}}, {1, "plan", "77", ""}},
-      {{{{"kernels", "v4"}}, base}, {1, "", "", ""}},
+      {{{{"kernels", "v4"}}, base}, {1, "plan", "", "77"}},
+      // One that stands between others, whichever of the two has it.
+      {{base, {{"kernels", "v4"}, {"more", "1"}, {"plan", "77"}}}, {1, "more", "", "1"}},
+      {{{{"kernels", "v4"}, {"more", "1"}, {"plan", "77"}}, base}, {1, "more", "1", ""}},
       {{base, {{"kernels", "a=b"}, {"plan", "77"}}}, {1, "kernels", "v4", "a=b"}},
   };
   for (const Row& row : rows) {

@@ -333,6 +333,27 @@ TYPED_TEST(ShortNumbers, AttentionAndEmbedding) {
   }
 }
 
+TYPED_TEST(ShortNumbers, NarrowAndWiden) {
+  using T = TypeParam;
+  std::vector<const KernelTable<T>*> tables = this->Tables();
+  tables.push_back(&ReferenceKernels<T>());
+  for (const KernelTable<T>* table : tables) {
+    for (const std::int64_t n : {0, 1, 15, 16, 17, 33'001}) {
+      const std::vector<float> x = Given<float>("x", n, 3);
+      std::vector<T> y(Size(n + 1), T(7.0f));
+      std::vector<float> back(Size(n + 1), 7);
+      table->narrow(this->host_.On(), {n, x.data(), y.data()});
+      table->widen(this->host_.On(), {n, y.data(), back.data()});
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        ASSERT_EQ(y[i].bits, T(x[i]).bits) << table->name << " " << i;
+        ASSERT_EQ(back[i], static_cast<float>(y[i]));
+      }
+      EXPECT_EQ(back.back(), 7);
+      EXPECT_EQ(static_cast<float>(y.back()), 7);
+    }
+  }
+}
+
 TYPED_TEST(ShortNumbers, AProductThatCanNotBeIsTheStreamsFailure) {
   TypeParam number{};
   KernelsOf<TypeParam>(BestIsa()).linear_forward(

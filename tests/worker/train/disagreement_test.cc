@@ -17,6 +17,22 @@ namespace {
 
 using DisagreementTest = TrainTest;
 
+// What is as it always was is no setting that a record has, and so none that is compared.
+TEST_F(DisagreementTest, SettingsThatOneRankWasToldAreNamed) {
+  ExpectExits({
+      {"another type of what is summed",
+       {.flags_of_rank = {{1, {"--reduce-type", "bf16"}}}},
+       2,
+       WorkerExit::kRanksDisagree,
+       "reduce-type is bf16 on rank 1 and the default on rank 0"},
+      {"another schedule",
+       {.flags_of_rank = {{0, {"--lr-schedule", "linear"}}}},
+       2,
+       WorkerExit::kRanksDisagree,
+       "lr-schedule is the default on rank 1 and linear on rank 0"},
+  });
+}
+
 TEST_F(DisagreementTest, RanksThatWereToldDifferentThingsAllSaySo) {
   ExpectExits({
       {"other settings",

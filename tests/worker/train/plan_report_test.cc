@@ -99,7 +99,7 @@ TEST(PlanReport, NamesTheFormulasOfGpt2AndChinchilla) {
 TEST(PlanReport, NoPartOfAStepUsesMoreThanIsAllocated) {
   for (const char* flags : {"--world 3 ", "--world 3 --precision bf16 --recompute full ",
                             "--world 3 --micro-batch 2 --precision f16 --recompute selective ",
-                            "--world 1 ", "--world 20 "}) {
+                            "--world 3 --reduce-type bf16 ", "--world 1 ", "--world 20 "}) {
     const Json tree = SaidAsJson(std::string(kSmall) + flags);
     for (const Json& strategy : tree["strategies"]) {
       for (const char* kind : {"weights", "gathered", "rounded", "gradients", "moments",
@@ -119,6 +119,20 @@ TEST(PlanReport, NoPartOfAStepUsesMoreThanIsAllocated) {
       EXPECT_EQ(strategy["in_use"]["step"]["activations_bytes"], 0);
     }
   }
+}
+
+// What ranks sum is half as large, and lies beside what it is of.
+TEST(PlanReport, WhatIsExchangedInShortNumbersMovesHalf) {
+  const Json floats = SaidAsJson(std::string(kSmall) + "--world 4 "),
+             shorts = SaidAsJson(std::string(kSmall) + "--world 4 --reduce-type bf16 ");
+  const Json &ddp = floats["strategies"][0], &short_ddp = shorts["strategies"][0];
+  EXPECT_EQ(Whole(short_ddp["moved_bytes"]), Whole(ddp["moved_bytes"]) / 2);
+  EXPECT_EQ(Whole(short_ddp["gradients_bytes"]), Whole(ddp["gradients_bytes"]) * 3 / 2);
+  EXPECT_EQ(Whole(short_ddp["moments_bytes"]), Whole(ddp["moments_bytes"]));
+  // Between hosts partial sums are floats.
+  const Json far = SaidAsJson(std::string(kSmall) +
+                              "--world 4 --nproc-per-node 2 --reduce-type bf16 ")["strategies"][0];
+  EXPECT_EQ(Whole(far["moved_bytes"]), Whole(ddp["moved_bytes"]) * 3 / 4);
 }
 
 // Each change that is told makes it fit, and one rank less does not.

@@ -21,6 +21,7 @@ struct Case {
   DType type = DType::kF32;
   Recompute recompute = Recompute::kNone;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
+  DType reduce_type = DType::kF32;
 };
 
 struct Outcome {
@@ -44,6 +45,7 @@ Outcome TrainOn(const Case& c, std::uint64_t seed, int forgotten = -1) {
     options.micro_batch = c.micro_batch;
     options.recompute = c.recompute;
     options.optimizer.kind = c.optimizer;
+    options.reduce_type = c.reduce_type;
     const auto number = static_cast<std::size_t>(ranks.rank());
     TestDevice device(seed * 100 + number, number == 0 ? forgotten : -1);
     // What a wait protects is seen without; twice as many schedules are tried in the same time.
@@ -81,6 +83,8 @@ TEST(Streams, EveryOrderThatIsAllowedHasTheSameBits) {
        .recompute = Recompute::kSelective},
       {.sharding = {Strategy::kZero3, 0, /*reshard_after_forward=*/false}, .micro_batch = 2},
       {.sharding = {Strategy::kZero3, 2}, .world = 4, .optimizer = OptimizerKind::kLars},
+      {.sharding = Strategy::kZero2, .reduce_type = DType::kBF16},
+      {.sharding = Strategy::kReplicated, .micro_batch = 2, .reduce_type = DType::kBF16},
       {.sharding = Strategy::kZero3, .world = 9},  // Two of them have no sample.
   };
   for (const Case& c : kCases) {

@@ -193,6 +193,7 @@ TEST_F(TrainConfigTest, WhatIsWrongIsNamed) {
       {{"--data", "x", "--kernels", "sse"}, "--kernels"},
       {{"--data", "x", "--strategy", "zero-4"}, "ddp, zero-1, zero-2 and zero-3 are"},
       {{"--data", "x", "--precision", "fp8"}, "f32, bf16, f16 and auto are"},
+      {{"--data", "x", "--reduce-type", "f16"}, "f32 and bf16 are"},
       {{"--data", "x", "--recompute", "all"}, "none, selective and full are"},
       {{"--dta", "x"}, "--dta"},
       {{"--config", "/nonexistent.yaml"}, "/nonexistent.yaml"},
