@@ -75,12 +75,15 @@ constexpr const char* kCalls[] = {"AllReduceSum in an arena",
                                   "Barrier",
                                   "ReduceScatter",
                                   "AllGather",
-                                  "AllocateArena"};
-constexpr int kCallCount = 8;
+                                  "AllocateArena",
+                                  "AllReduceSum of bf16",
+                                  "AllocateShared"};
+constexpr int kCallCount = 10;
 
 absl::Status Issue(int call, Communicator& c, std::span<float> arena) {
   const std::vector<Stretch> stretches = StretchesOf(c.world_size());
   double number = c.rank() + 0.1;
+  std::vector<BFloat16> shorts(100'000, BFloat16(1.0F));
   switch (call) {
     case 0: return c.AllReduceSum(arena);
     case 1: return c.AllReduceSum(arena.first(999));
@@ -89,7 +92,9 @@ absl::Status Issue(int call, Communicator& c, std::span<float> arena) {
     case 4: return c.Barrier();
     case 5: return c.ReduceScatter(arena, stretches, arena, c.world_size());
     case 6: return c.AllGather(arena, stretches, arena, c.world_size());
-    default: return c.AllocateArena(1000).status();
+    case 7: return c.AllocateArena(1000).status();
+    case 8: return c.AllReduceSum(std::span(shorts));
+    default: return c.AllocateShared(DType::kF32, 1000, c.world_size()).status();
   }
 }
 
