@@ -249,17 +249,20 @@ def shape(pair, what, rate="1gbit"):
                         "latency", "50ms"], check=True, capture_output=True)
 
 
-def no_shaped_hosts():
-    return hosts.available() or (None if shutil.which("tc") else "needs the command 'tc'")
+@contextlib.contextmanager
+def two_hosts():
+    """Two network namespaces whose link can be shaped."""
+    if why := hosts.available() or (None if shutil.which("tc") else "needs the command 'tc'"):
+        raise Unavailable(why)
+    with hosts.TwoHosts() as pair:
+        yield pair
 
 
 def short_exchange(rounds=2, steps=8):
     """The step over a link of 100 Mbit/s whose ranks exchange gradients in bf16 against that of f32."""
     def measure(bin_dir):
-        if why := no_shaped_hosts():
-            raise Unavailable(why)
         ratios, words = [], ""
-        with hosts.TwoHosts() as pair:
+        with two_hosts() as pair:
             shape(pair, "add", "100mbit")
             for i in range(rounds):
                 wide, more = steps_on_two_hosts(bin_dir, pair, f"wide-{i}", steps)
@@ -274,10 +277,8 @@ def short_exchange(rounds=2, steps=8):
 def exposed(rounds=3, steps=15):
     """What a link of 1 Gbit/s adds to a step, as a share of the time that the step's bytes take on it."""
     def measure(bin_dir):
-        if why := no_shaped_hosts():
-            raise Unavailable(why)
         shares, words = [], ""
-        with hosts.TwoHosts() as pair:
+        with two_hosts() as pair:
             for i in range(rounds):
                 free, _ = steps_on_two_hosts(bin_dir, pair, f"free-{i}", steps)
                 shape(pair, "add")

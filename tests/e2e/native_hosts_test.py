@@ -83,6 +83,15 @@ class Native(hosts.TwoHostsTestCase):
             self.on_two(f"two-bf16-{strategy}", 24, "--precision", "bf16", "--strategy", strategy)
             self.same(f"two-bf16-{strategy}", "one-bf16")
 
+    def test_what_is_exchanged_short_has_the_bits_of_one_host(self):
+        self.on_one("floats", 24)
+        self.on_one("one", 24, "--reduce-type", "bf16")
+        with self.assertRaises(AssertionError):
+            self.same("one", "floats")
+        for strategy in ("ddp", "zero-2", "zero-3"):
+            self.on_two(f"two-{strategy}", 24, "--reduce-type", "bf16", "--strategy", strategy)
+            self.same(f"two-{strategy}", "one")
+
     def test_groups_have_the_bits_of_one_host(self):
         """A copy on each host; and groups that lie across both of them."""
         self.on_one("one", 24)

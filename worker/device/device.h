@@ -24,7 +24,8 @@ struct Event {
 // Pieces of work of one device. Each begins once those before it on its stream are over; nothing
 // else is ordered but by Wait. After a piece that failed none is begun any more, neither on its
 // stream nor on those that wait for it, and whoever awaits one of them is told of the failure. What
-// a piece uses stays as it is until it is over. Used by one thread, but for Await of an event.
+// a piece uses stays as it is until it is over. Used by one thread, but for Await of an event of a
+// stream that does not do its work at once.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -49,7 +50,7 @@ class Stream {
   // What is begun from here on waits for that. An event of this stream is none to wait for.
   virtual void Wait(const Event& event);
   // Until what was recorded, of this stream, is over, and what it has written can be read. The
-  // first failure so far. Any thread.
+  // first failure so far.
   virtual absl::Status Await(const Event& event) = 0;
   absl::Status Await() { return Await(Record()); }
 

@@ -55,9 +55,9 @@ std::int64_t GradientBytes(const TrainConfig& config) {
 // What rank 0 takes from others in a step and gives to them, in bytes.
 std::int64_t MovedBytes(const Planned& planned, DType precision, DType reduce_type) {
   const ParamLayout& layout = planned.layout;
-  // Between hosts results are of their type, but partial sums are floats.
+  // Results come in their own type, whatever went up.
   const std::int64_t reduced =
-      planned.plan.overlaps ? (kElementBytes + SizeOf(reduce_type)) / 2 : SizeOf(reduce_type);
+      planned.partial_sums ? (kElementBytes + SizeOf(reduce_type)) / 2 : SizeOf(reduce_type);
   // What the first so many ranks own of the units, or the others.
   const auto elements = [&](UnitId first, UnitId last, int ranks, bool own) {
     std::int64_t sum = 0;
@@ -132,7 +132,8 @@ absl::StatusOr<Planned> PlanFor(const TrainConfig& config, const RanksOnHosts& r
   options.reshard_after_forward = config.reshard_after_forward;
   ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, options));
   const int sharers = ranks.Sharers(layout.group());
-  return Planned{std::move(model), std::move(layout), std::move(plan), sharers};
+  return Planned{std::move(model), std::move(layout), std::move(plan), sharers,
+                 ranks.hosts() > 1 && ranks.per_host > 1};
 }
 
 absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& planned) {

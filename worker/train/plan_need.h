@@ -32,8 +32,9 @@ struct RanksOnHosts {
 struct Planned {
   AnyModel model;
   ParamLayout layout;
-  Plan plan;        // Rank 0's, which has most samples.
-  int sharers = 1;  // Of weights that are gathered and not freed.
+  Plan plan;                  // Rank 0's, which has most samples.
+  int sharers = 1;            // Of weights that are gathered and not freed.
+  bool partial_sums = false;  // Rank 0 exchanges those of a host of several, which are floats.
 };
 // Invalid argument, as the training would say it.
 absl::StatusOr<Planned> PlanFor(const TrainConfig& config, const RanksOnHosts& ranks,

@@ -70,8 +70,10 @@ struct TrainConfig {
   GptConfig Model() const;  // As far as is known without the data: of text, unless told otherwise.
   OptimizerConfig Optimizer() const;
   Schedule LearningRates() const;
-  // What decides the result, by name; in commit records, and compared between ranks.
+  // What decides the result, by name; in commit records, and compared between ranks. Those of
+  // kLeftOut are not in it where they are as they were before there was a choice.
   std::map<std::string, std::string> Settings() const;
+  static constexpr const char* kLeftOut[] = {"lr-schedule", "lr-scale", "reduce-type"};
 };
 
 CommandDescription DescribeTrain();

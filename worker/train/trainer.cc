@@ -363,10 +363,15 @@ void Trainer::SayWhatIsShort() const {
 absl::Status Trainer::CheckSettings(const Manifest& manifest) const {
   std::string differences;
   bool other_samples = false;
-  for (const auto& [name, value] : Settings()) {
-    const auto before = manifest.settings.find(name);
-    if (before == manifest.settings.end() || before->second == value) continue;
-    absl::StrAppend(&differences, differences.empty() ? "" : ", ", name, " ", before->second, " → ",
+  std::map<std::string, std::string> now = Settings(), before = manifest.settings;
+  for (const char* name : TrainConfig::kLeftOut) {
+    for (std::map<std::string, std::string>* settings : {&now, &before})
+      settings->emplace(name, "as by default");
+  }
+  for (const auto& [name, value] : now) {
+    const auto found = before.find(name);
+    if (found == before.end() || found->second == value) continue;
+    absl::StrAppend(&differences, differences.empty() ? "" : ", ", name, " ", found->second, " → ",
                     value);
     other_samples |= name == "seed" || name == "data";  // Another context is another model.
   }

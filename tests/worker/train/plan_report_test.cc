@@ -129,10 +129,12 @@ TEST(PlanReport, WhatIsExchangedInShortNumbersMovesHalf) {
   EXPECT_EQ(Whole(short_ddp["moved_bytes"]), Whole(ddp["moved_bytes"]) / 2);
   EXPECT_EQ(Whole(short_ddp["gradients_bytes"]), Whole(ddp["gradients_bytes"]) * 3 / 2);
   EXPECT_EQ(Whole(short_ddp["moments_bytes"]), Whole(ddp["moments_bytes"]));
-  // Between hosts partial sums are floats.
-  const Json far = SaidAsJson(std::string(kSmall) +
-                              "--world 4 --nproc-per-node 2 --reduce-type bf16 ")["strategies"][0];
-  EXPECT_EQ(Whole(far["moved_bytes"]), Whole(ddp["moved_bytes"]) * 3 / 4);
+  // Between hosts partial sums are floats, but for the number of one rank.
+  for (const auto& [per_node, quarters] : {std::pair(1, 2), {2, 3}}) {
+    const Json far = SaidAsJson(absl::StrCat(kSmall, "--world 4 --reduce-type bf16 ",
+                                             "--nproc-per-node ", per_node))["strategies"][0];
+    EXPECT_EQ(Whole(far["moved_bytes"]), Whole(ddp["moved_bytes"]) * quarters / 4) << per_node;
+  }
 }
 
 // Each change that is told makes it fit, and one rank less does not.

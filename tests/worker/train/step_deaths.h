@@ -31,6 +31,8 @@ struct DeathCase {
   DType type = DType::kF32;
   int micro_batch = 7;
   Recompute recompute = Recompute::kNone;
+  DType reduce_type = DType::kF32;
+  bool one_host() const { return hosts.size() < 2; }
   int world() const {
     int ranks = 0;
     for (const int count : hosts) ranks += count;
@@ -48,6 +50,7 @@ inline const std::vector<DeathCase>& DeathCases() {
       {.name = "zero-3, recomputing", .strategy = Strategy::kZero3, .recompute = Recompute::kFull},
       {.name = "hybrid, 2 x 2", .strategy = Strategy::kZero3, .group = 2, .hosts = {4}},
       {.name = "ddp, 2 hosts", .hosts = {2, 1}},
+      {.name = "ddp, exchanging bf16, 3 hosts", .hosts = {1, 1, 1}, .reduce_type = DType::kBF16},
       {.name = "zero-2, 2 hosts", .strategy = Strategy::kZero2, .hosts = {1, 2}},
       {.name = "zero-3, bf16, 3 hosts",
        .strategy = Strategy::kZero3,
@@ -59,11 +62,11 @@ inline const std::vector<DeathCase>& DeathCases() {
 
 class StepDeaths {
  public:
-  static constexpr int kMaxWorld = 4, kSteps = 3;
+  static constexpr int kMaxWorld = 4, kSteps = 4;
 
   struct Survivor {
     int updates = -1;           // That it has made.
-    bool whole = false;         // Its weights are those of that many updates.
+    bool whole = false;         // Its weights and moments are those of that many updates.
     bool group_failed = false;  // What its step came back with, and whether that names the dead.
     bool names_the_dead = false;
     double seconds = 0;  // From the death until it was back.
@@ -106,8 +109,8 @@ class StepDeaths {
   template <typename T>
   using ByRank = std::array<std::atomic<T>, kMaxWorld>;
   struct Memory {
-    ByRank<std::int64_t> pieces{};                        // Of a whole second step.
-    std::array<ByRank<std::uint64_t>, kSteps> weights{};  // Before each step.
+    ByRank<std::int64_t> pieces{};                       // Of a whole second step.
+    std::array<ByRank<std::uint64_t>, kSteps> states{};  // Before each step.
     ByRank<double> back{};
     ByRank<int> updates{};
     ByRank<bool> whole{}, group_failed{}, names_the_dead{};
@@ -117,9 +120,8 @@ class StepDeaths {
 
   static std::uint64_t HashOf(const TrainState& state, const ParamLayout& layout) {
     Xxh3Stream hash;
-    const std::vector<StateTensor> tensors = state.Tensors(layout);
-    for (std::size_t p = 0; p < layout.params().size(); ++p) {
-      for (const StateSlice& slice : tensors[p].slices) hash.Update(std::as_bytes(slice.data));
+    for (const StateTensor& tensor : state.Tensors(layout)) {
+      for (const StateSlice& slice : tensor.slices) hash.Update(std::as_bytes(slice.data));
     }
     return std::stoull(hash.Hex().substr(0, 16), nullptr, 16);
   }
@@ -134,7 +136,8 @@ class StepDeaths {
                                     .optimizer = {},
                                     .schedule = {.lr = 1e-2, .min_lr = 1e-3, .total_steps = 6},
                                     .clip = 0.5,
-                                    .recompute = case_.recompute};
+                                    .recompute = case_.recompute,
+                                    .reduce_type = case_.reduce_type};
     const AnyModel model = MakeGpt(config, case_.type);
     const ParamLayout layout =
         *ParamLayout::Create(UnitSpecs(model), group.world_size(), case_.strategy, case_.group,
@@ -149,7 +152,7 @@ class StepDeaths {
         model);
     const Sampler sampler(3, dataset.samples());
     for (int step = 0; step < kSteps; ++step) {
-      auto& expected = shared_->weights[Index(step)][Index(rank)];
+      auto& expected = shared_->states[Index(step)][Index(rank)];
       if (victim < 0) expected = HashOf(state, layout);
       const std::int64_t before = device.pieces();
       if (step == 1 && rank == victim)

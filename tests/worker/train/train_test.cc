@@ -603,6 +603,32 @@ TEST_F(TrainTest, AnotherOrderOfSamplesIsRefusedUnlessAccepted) {
   EXPECT_EQ(NewestStep("good"), 16);
 }
 
+// A setting that a record has not where it is as it always was.
+TEST_F(TrainTest, AnotherTypeOfWhatRanksExchangeIsToldAndGoneOnWith) {
+  Group made(*this, 2, {.flags = Checkpoints("floats")});
+  for (int code : made.WaitAll()) ASSERT_EQ(code, 0) << made.Output(0);
+  EXPECT_EQ(made.Output(0).find("other settings"), std::string::npos) << made.Output(0);
+  const std::map<std::string, std::vector<float>> floats = NewestState("floats");
+  std::uint64_t generation = 1;
+  std::int64_t steps = NewestStep("floats");
+  for (const auto& [type, says] : {std::pair("bf16", "reduce-type as by default → bf16"),
+                                   {"f32", "reduce-type bf16 → as by default"}}) {
+    std::vector<std::string> flags = Checkpoints("floats");
+    steps += 4;
+    flags.insert(flags.end(), {"--reduce-type", type, "--steps", std::to_string(steps)});
+    Group resumed(*this, 2, {.generation = ++generation, .flags = flags});
+    for (int code : resumed.WaitAll()) EXPECT_EQ(code, 0) << resumed.Output(0);
+    EXPECT_NE(resumed.Output(0).find(says), std::string::npos) << resumed.Output(0);
+    EXPECT_EQ(NewestStep("floats"), steps);
+  }
+  // And it is what ranks exchange.
+  std::vector<std::string> flags = Checkpoints("shorts");
+  flags.insert(flags.end(), {"--reduce-type", "bf16"});
+  Group shorts(*this, 2, {.generation = ++generation, .flags = flags});
+  for (int code : shorts.WaitAll()) EXPECT_EQ(code, 0) << shorts.Output(0);
+  EXPECT_NE(NewestState("shorts"), floats);
+}
+
 // Two jobs on one directory: the second is refused by name, and what it takes over ends the first.
 TEST_F(TrainTest, ADirectoryHasOneOwner) {
   const auto flags = [&](std::vector<std::string> more) {
