@@ -269,7 +269,8 @@ struct Launch {
 };
 
 // A function of the host's that works on a device's memory, in the order of a stream. What fails is
-// the stream. Allocates nothing, but what onednn.h and short_products.h say.
+// the stream. Where that does it at once it allocates nothing, but what onednn.h and
+// short_products.h say.
 template <typename Args, typename Result = void>
 class Kernel {
  public:
@@ -357,7 +358,7 @@ bool MultipliesNatively(DType type, Isa isa);
 std::size_t WideningBytes(DType type, Isa isa, const LinearShape& largest);
 
 // The plain C++ twins, of which every other table is a faster copy. Slow, single-threaded, GEMM
-// included.
+// included; but for sgd, lamb and trust_squares, which all tables share (updates.h).
 template <typename T>
 const KernelTable<T>& ReferenceKernels();
 extern template const KernelTable<float>& ReferenceKernels<float>();

@@ -34,7 +34,7 @@ class Runner {
   // REQUIRES: batch has targets and all its Forwards are done.
   virtual void Backward(UnitId unit, const MicroBatch& batch, AddMask adds) = 0;
   // Sum over the tokens of the last micro-batch with targets, and of those that it adds to, in
-  // nats, not scaled. Read it once the stream is awaited.
+  // nats, not scaled; 0 before any. Read it once the stream is awaited.
   virtual const double& LossSum() const = 0;
 };
 

@@ -482,7 +482,7 @@ absl::StatusOr<double> StepRunner::Evaluate(const Dataset& dataset, std::int64_t
   absl::Status status = RunForwards(*reader, batches, ids_of);
   status.Update(Await());  // As in Run.
   RETURN_IF_ERROR(status);
-  double loss_sum = LossSum();
+  double loss_sum = runner_->LossSum();
   RETURN_IF_ERROR(backend_.group.AllReduce(std::span(&loss_sum, 1), Reduction::kSum));
   return loss_sum / static_cast<double>(count * dataset.context());
 }
@@ -578,14 +578,11 @@ absl::Status StepRunner::SumSquares(std::int64_t step) {
   return backend_.group.AllReduce(squares, Reduction::kSum);
 }
 
-// Of a rank without a sample it is nothing.
-double StepRunner::LossSum() const { return micro_batches_ == 0 ? 0 : runner_->LossSum(); }
-
-// From here on every rank goes by the same numbers, also where its own are wrong.
+// From here on every rank goes by the same numbers, also where its own are wrong. Nothing is under
+// way: the sums before have awaited it.
 absl::Status StepRunner::Vote(const Ballot& ballot, StepResult& result) {
-  RETURN_IF_ERROR(Await());
   const auto batch = static_cast<double>(options_.batch);
-  std::array<double, 2> sums{LossSum(), static_cast<double>(slice_.size)};
+  std::array<double, 2> sums{runner_->LossSum(), static_cast<double>(slice_.size)};
   RETURN_IF_ERROR(backend_.group.AllReduce(sums, Reduction::kSum));
   std::array<double, 5> most{sum_squares_, ballot.notice ? 1.0 : 0.0, ballot.busy ? 1.0 : 0.0,
                              batch, -batch};

@@ -129,7 +129,6 @@ class StepRunner {
   void NarrowGradients(const Bucket& bucket);
   void WidenReduced(int bucket);
   absl::Status SumSquares(std::int64_t step);
-  double LossSum() const;
   StepInfo InfoOf(std::int64_t step, double sum_squares) const;
   absl::Status Vote(const Ballot& ballot, StepResult& result);
 

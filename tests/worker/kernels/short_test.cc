@@ -354,14 +354,18 @@ TYPED_TEST(ShortNumbers, NarrowAndWiden) {
   }
 }
 
+// And what comes after it is not done.
 TYPED_TEST(ShortNumbers, AProductThatCanNotBeIsTheStreamsFailure) {
   TypeParam number{};
-  KernelsOf<TypeParam>(BestIsa()).linear_forward(
-      this->host_.On(),
-      {{-1, 2, 3}, WeightOrder::kInOut, &number, &number, nullptr, &number, false});
+  const KernelTable<TypeParam>& k = KernelsOf<TypeParam>(BestIsa());
+  k.linear_forward(this->host_.On(),
+                   {{-1, 2, 3}, WeightOrder::kInOut, &number, &number, nullptr, &number, false});
   const absl::Status status = this->host_.stream->Await();
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_NE(status.message().find("-1 x 2 x 3"), std::string::npos) << status;
+  float wide = 7;
+  k.widen(this->host_.On(), {1, &number, &wide});
+  EXPECT_EQ(wide, 7);
 }
 
 }  // namespace

@@ -150,6 +150,29 @@ TEST(StepRunner, ALookFindsTheLossThatAStepWouldFind) {
   });
 }
 
+// And of many batches the mean of what steps that change nothing find.
+TEST(StepRunner, ALookIsTheMeanOfAllItsBatches) {
+  const TextDataset dataset(RandomText(), 8);
+  constexpr std::int64_t kBatches = 4;
+  OnEveryRank(3, [&](Communicator& ranks) {
+    StepRunnerOptions options = Options();
+    options.schedule.lr = options.schedule.min_lr = 0;
+    Rank rank(ranks, dataset, options);
+    const auto loss = rank.runner->Evaluate(dataset, kBatches);
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    double sum = 0;
+    for (std::int64_t batch = 0; batch < kBatches; ++batch) {
+      std::vector<std::int64_t> ids;
+      for (std::int64_t i = 7 * batch; i < 7 * (batch + 1); ++i)
+        ids.push_back(i * dataset.samples() / (7 * kBatches));
+      const auto step = rank.runner->Run(batch, ids, {});
+      ASSERT_TRUE(step.ok()) << step.status();
+      sum += step->loss;
+    }
+    EXPECT_NEAR(*loss, sum / kBatches, 1e-6);
+  });
+}
+
 TEST(StepRunner, ALookAtWhatCanNotBeReadEndsOnAll) {
   const TextDataset dataset(RandomText(), 8);
   OnEveryRank(3, [&](Communicator& ranks) {

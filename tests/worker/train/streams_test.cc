@@ -58,7 +58,7 @@ Outcome TrainOn(const Case& c, std::uint64_t seed, int forgotten = -1) {
       outcome.losses.push_back(result.ok() ? result->loss : -1);
       outcome.norms.push_back(result.ok() ? result->gradient_norm : -1);
     }
-    const auto look = rank.runner->Evaluate(dataset, 2);
+    const auto look = rank.runner->Evaluate(dataset, 4);  // Readers have two places.
     if (number == 0) outcome.looks.push_back(look.value_or(-1));
     outcome.weights[number] = rank.Weights();
     if (number == 0) outcome.waits = device.waits();
