@@ -8,10 +8,13 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <array>
 #include <csignal>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "agent/shim/cgroup.h"
+#include "agent/shim/client.h"
 #include "common/io/address.h"
 #include "common/io/files.h"
 #include "common/io/proc.h"
@@ -480,6 +483,22 @@ TEST_F(ShimTest, AShimThatCannotStartSaysWhy) {
   EXPECT_TRUE(TryReap(shim.pid));
   EXPECT_THAT(*io::ReadFile(directory.path + "/shim.log", 1000),
               testing::HasSubstr("damaged run directory spec"));
+}
+
+// It is asked whenever somebody looks, also before there is an answer.
+TEST(AllowShim, WhoHasNotAnsweredYetIsAskedAgain) {
+  int sockets[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, sockets), 0);
+  const io::UniqueFd ours(sockets[0]);
+  io::UniqueFd theirs(sockets[1]);
+  EXPECT_EQ(AllowShim(ours.get()), std::nullopt);
+  ASSERT_EQ(::send(theirs.get(), "123", 3, 0), 3);
+  EXPECT_EQ(AllowShim(ours.get()), true);
+  std::array<char, 8> word{};
+  EXPECT_EQ(::recv(theirs.get(), word.data(), word.size(), 0), 2);
+  EXPECT_STREQ(word.data(), "go");
+  theirs.reset();
+  EXPECT_EQ(AllowShim(ours.get()), false);
 }
 
 }  // namespace

@@ -203,6 +203,39 @@ TEST(LogDrain, WhoLeavesAfterTheEndFindsAllOfIt) {
   }
 }
 
+// As much as may be unshown, and what a pipe holds; then the rank waits until the reader has shown
+// some of it, or is gone.
+TEST(LogDrain, ARankWaitsWhereTheReaderHasNoRoom) {
+  const io::TempDirectory work;
+  const io::UniqueFd notify(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  absl::StatusOr<std::unique_ptr<LogDrain>> drain = LogDrain::Start(notify.get());
+  ASSERT_TRUE(drain.ok());
+  int out[2], err[2];
+  ASSERT_TRUE(::pipe2(out, O_CLOEXEC | O_NONBLOCK) == 0 &&
+              ::pipe2(err, O_CLOEXEC | O_NONBLOCK) == 0);
+  io::UniqueFd writer(out[1]), other(err[1]);
+  (*drain)->SetReader({.present = true, .waits = true, .room_bytes = 64 << 10, .shown = {}});
+  (*drain)->AddRank({.id = 1, .directory = work / "0"}, io::UniqueFd(out[0]), io::UniqueFd(err[0]));
+  const std::string block(4096, 'x');
+  // Until nothing is taken for half a second, or all of it was.
+  const auto write_on = [&](std::size_t most) {
+    std::size_t written = 0;
+    pollfd ready{writer.get(), POLLOUT, 0};
+    while (written<most&& ::poll(&ready, 1, 500)> 0)
+      written += ::write(writer.get(), block.data(), block.size()) > 0 ? block.size() : 0;
+    return written;
+  };
+  EXPECT_GE(write_on(8 << 20), 64u << 10);
+  EXPECT_LT((*drain)->Look().output_bytes, 1u << 20);
+  EXPECT_EQ(write_on(8 << 20), 0u);
+  (*drain)->SetReader({});
+  EXPECT_EQ(write_on(8 << 20), 8u << 20);
+  writer.reset();
+  other.reset();
+  (*drain)->Finish();
+  while (!(*drain)->Look().done) ::usleep(100);
+}
+
 std::string AllOf(const std::string& directory) {
   io::LogReader reader(directory, io::LogStream::kStdout);
   std::string all;
