@@ -71,10 +71,12 @@ TEST_F(ShimTest, WhoWantsOutputIsToldWithinMilliseconds) {
   EXPECT_EQ(Log(talker).size(), 40u);
 }
 
+std::string Xs(std::size_t count) { return std::string(count, 'x'); }
+
 // Shows what there is, as a launch command does.
 class Viewer {
  public:
-  Viewer(Group& group, const std::string& passing = "")
+  explicit Viewer(Group& group, const std::string& passing = "")
       : group_(group),
         reader_(io::LogDirectory(group.spec.log_root, group.spec.job, group.spec.generation, 10),
                 io::LogStream::kStdout, {}, passing) {}
@@ -114,7 +116,7 @@ TEST_F(ShimTest, AWorkerWaitsForASlowReaderAndNothingIsLost) {
   // A little more fits: what was being read, and the pipe, which the drain does not read now.
   EXPECT_LT(group.state.output_bytes, (1 << 20) + (1 << 20));
   EXPECT_EQ(group.rank().phase, RankPhase::kRunning);
-  EXPECT_EQ(viewer.ShowUpTo(10'000'000), std::string(10'000'000, 'x'));
+  EXPECT_EQ(viewer.ShowUpTo(10'000'000), Xs(10'000'000));
   ASSERT_TRUE(group.WaitForEnd());
   EXPECT_EQ(group.rank().code, 4);
   EXPECT_EQ(group.state.lost_log_bytes, 0u);
@@ -161,7 +163,7 @@ TEST_F(ShimTest, AFullDiskIsPassedByInMemory) {
   Viewer viewer(group, spec.passing + "/10");
   viewer.Tell();
   group.Start();
-  EXPECT_EQ(viewer.ShowUpTo(30'000'000), std::string(30'000'000, 'x'));
+  EXPECT_EQ(viewer.ShowUpTo(30'000'000), Xs(30'000'000));
   ASSERT_TRUE(group.WaitForEnd());
   EXPECT_EQ(group.rank().code, 4);
   EXPECT_TRUE(group.state.disk_full);
