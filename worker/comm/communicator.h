@@ -42,7 +42,7 @@ class Group {
   virtual absl::Status Barrier() = 0;
 
   // Not collective, and waits for nobody: the failure of the group, also of a rank that died
-  // outside of any call.
+  // outside of any call. Any thread, while none is inside another call of this rank.
   virtual absl::Status Health() = 0;
 
   // Any thread. Every rank's pending and later calls return kAborted, naming this rank.
@@ -60,11 +60,9 @@ struct Stretch {
 };
 
 // What moves tensors between the ranks of a group, each call in the order of the stream that it is
-// begun on; its failure is the stream's. Sums are made in floats, in rank order whatever the
-// timing, and rounded once where the tensors are of 16 bits: so a sum has equal bits on all ranks,
-// in all runs of one world size, and by whatever call it was asked for. Calls keep the order of the
-// group's, and fail as they do: so none is begun while another, or one of the group's, may be under
-// way on another stream or thread. All tensors of one call are of one type.
+// begun on; its failure is the stream's. A sum has equal bits on all ranks. Calls keep the order of
+// the group's, and fail as they do: so none is begun while another, or one of the group's, may be
+// under way on another stream or thread. All tensors of one call are of one type.
 class Collectives {
  public:
   virtual ~Collectives() = default;
@@ -101,8 +99,10 @@ class Collectives {
                          Tensor out, int group) = 0;
 };
 
-// Collectives of tensors in the host's memory. Calls may also be made without a stream: they return
-// once their result is there.
+// Collectives of tensors in the host's memory. Sums are made in floats, in rank order whatever the
+// timing, and rounded once where the tensors are of 16 bits: so they have equal bits in all runs of
+// one world size, and by whatever call they were asked for. Calls may also be made without a
+// stream: they return once their result is there.
 class HostCollectives : public Collectives {
  public:
   virtual absl::Status AllReduceSum(Tensor inout) = 0;

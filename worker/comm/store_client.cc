@@ -29,7 +29,6 @@ constexpr std::uint8_t kSet = 1, kGet = 3, kAdd = 4, kCheck = 5, kWait = 6, kCan
                        kPing = 13;
 constexpr char kValidate[] = {0x00, '\xce', '\xf7', '\x85', 0x3c};
 constexpr std::uint64_t kMaxValueBytes = 8u << 20;  // The limit of the reference server.
-constexpr Duration kReplyDeadline = std::chrono::seconds(30);
 
 template <class T>
 void AppendRaw(std::string& out, T value) {
@@ -93,10 +92,13 @@ int Dial(const addrinfo* addresses, steady_clock::time_point end, std::string& e
 }  // namespace
 
 StoreClient::StoreClient(StoreClient&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), peer_(std::move(other.peer_)) {}
+    : fd_(std::exchange(other.fd_, -1)),
+      patience_(other.patience_),
+      peer_(std::move(other.peer_)) {}
 
 StoreClient& StoreClient::operator=(StoreClient&& other) noexcept {
   std::swap(fd_, other.fd_);
+  std::swap(patience_, other.patience_);
   std::swap(peer_, other.peer_);
   return *this;
 }
@@ -190,23 +192,23 @@ absl::Status StoreClient::Set(std::string_view key, std::string_view value) {
   AppendRaw(request, kSet);
   AppendKey(request, key);
   AppendVector(request, value);
-  return Send(request, kReplyDeadline);
+  return Send(request, patience_);
 }
 
 absl::StatusOr<std::string> StoreClient::Get(std::string_view key) {
   std::string request;
   AppendRaw(request, kGet);
   AppendKey(request, key);
-  RETURN_IF_ERROR(Send(request, kReplyDeadline));
+  RETURN_IF_ERROR(Send(request, patience_));
   std::uint64_t size = 0;
-  RETURN_IF_ERROR(Receive(&size, sizeof size, kReplyDeadline));
+  RETURN_IF_ERROR(Receive(&size, sizeof size, patience_));
   if (size > kMaxValueBytes) {
     return absl::ResourceExhaustedError(absl::StrCat("store ", peer_, " announces a value of ",
                                                      size, " bytes for ", std::string(key),
                                                      "; limit ", kMaxValueBytes));
   }
   std::string value(size, '\0');
-  RETURN_IF_ERROR(Receive(value.data(), value.size(), kReplyDeadline));
+  RETURN_IF_ERROR(Receive(value.data(), value.size(), patience_));
   return value;
 }
 
@@ -215,9 +217,9 @@ absl::StatusOr<std::int64_t> StoreClient::Add(std::string_view key, std::int64_t
   AppendRaw(request, kAdd);
   AppendKey(request, key);
   AppendRaw(request, delta);
-  RETURN_IF_ERROR(Send(request, kReplyDeadline));
+  RETURN_IF_ERROR(Send(request, patience_));
   std::int64_t value = 0;
-  RETURN_IF_ERROR(Receive(&value, sizeof value, kReplyDeadline));
+  RETURN_IF_ERROR(Receive(&value, sizeof value, patience_));
   return value;
 }
 
@@ -227,14 +229,14 @@ absl::StatusOr<bool> StoreClient::Ask(std::uint8_t opcode, const std::vector<std
   AppendRaw(request, opcode);
   AppendRaw<std::uint64_t>(request, keys.size());
   for (const std::string& key : keys) AppendKey(request, key);
-  RETURN_IF_ERROR(Send(request, kReplyDeadline));
+  RETURN_IF_ERROR(Send(request, patience_));
   std::uint8_t answer = 0;
   RETURN_IF_ERROR(Receive(&answer, sizeof answer, deadline));
   return answer == 0;
 }
 
 absl::StatusOr<bool> StoreClient::Check(const std::vector<std::string>& keys) {
-  return Ask(kCheck, keys, kReplyDeadline);
+  return Ask(kCheck, keys, patience_);
 }
 
 absl::StatusOr<std::string> StoreClient::LocalIp() const {
@@ -248,8 +250,8 @@ absl::Status StoreClient::Wait(const std::vector<std::string>& keys, Duration de
   // The server answers a cancel with 1 in any case; a late 0 may come before it.
   std::string request;
   AppendRaw(request, kCancelWait);
-  RETURN_IF_ERROR(Send(request, kReplyDeadline));
-  for (std::uint8_t answer = 0; answer != 1;) RETURN_IF_ERROR(Receive(&answer, 1, kReplyDeadline));
+  RETURN_IF_ERROR(Send(request, patience_));
+  for (std::uint8_t answer = 0; answer != 1;) RETURN_IF_ERROR(Receive(&answer, 1, patience_));
   return absl::DeadlineExceededError(absl::StrCat("store ", peer_, ": not all of ", keys.size(),
                                                   " keys were set within ", Seconds(deadline),
                                                   " s"));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -24,6 +25,8 @@ class StoreClient {
   StoreClient& operator=(StoreClient&& other) noexcept;
   ~StoreClient();
 
+  // How long later calls wait for an answer; 30 s at first.
+  void SetPatience(Duration per_answer) { patience_ = per_answer; }
   absl::Status Set(std::string_view key, std::string_view value);
   // kNotFound can not be told from an empty value: Wait first.
   absl::StatusOr<std::string> Get(std::string_view key);
@@ -43,6 +46,7 @@ class StoreClient {
                            Duration deadline);
 
   int fd_ = -1;
+  Duration patience_ = std::chrono::seconds(30);
   std::string peer_;  // HOST:PORT, for messages.
 };
 

@@ -36,7 +36,7 @@ class Stream {
   template <typename Work>
   void Run(const Work& work) {
     if (!at_once_) {
-      ++begun_;
+      NextPiece();
       Begin([work] { return Result(work); });
     } else if (failure_.ok()) {
       if (absl::Status status = Result(work); !status.ok()) failure_ = std::move(status);
@@ -46,7 +46,7 @@ class Stream {
   virtual void Copy(void* to, const void* from, std::size_t bytes);
   virtual void Zero(void* to, std::size_t bytes);
 
-  Event Record() { return {this, begun_}; }
+  virtual Event Record() { return {this, begun_}; }
   // What is begun from here on waits for that. An event of this stream is none to wait for.
   virtual void Wait(const Event& event);
   // Until what was recorded, of this stream, is over, and what it has written can be read. The
@@ -59,6 +59,7 @@ class Stream {
   explicit Stream(bool at_once) : at_once_(at_once) {}
   virtual void Begin(std::function<absl::Status()> work) = 0;
   const absl::Status& failure_at_once() const { return failure_; }
+  void NextPiece() { ++begun_; }
 
  private:
   template <typename Work>

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -13,7 +14,7 @@ namespace regroup::worker {
 
 absl::StatusOr<Arena> Arena::Create(std::size_t bytes) {
   if (bytes == 0) return Arena();
-  const std::size_t size = Footprint<std::byte>(bytes);
+  const std::size_t size = Aligned(bytes);
   if (size < bytes) return absl::ResourceExhaustedError(absl::StrCat(bytes, " bytes for an arena"));
   void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (address == MAP_FAILED) {
@@ -22,16 +23,29 @@ absl::StatusOr<Arena> Arena::Create(std::size_t bytes) {
   }
   // Fewer TLB misses; a kernel without huge pages just says no.
   (void)madvise(address, size, MADV_HUGEPAGE);
-  return Arena(std::span(static_cast<std::byte*>(address), size));
+  return Of({static_cast<std::byte*>(address), size},
+            [](std::span<std::byte> mapped) { CHECK(munmap(mapped.data(), mapped.size()) == 0); });
+}
+
+Arena Arena::Of(std::span<std::byte> bytes, std::function<void(std::span<std::byte>)> release) {
+  CHECK(reinterpret_cast<std::uintptr_t>(bytes.data()) % kAlignment == 0);
+  CHECK(bytes.size() % kAlignment == 0);
+  Arena arena;
+  arena.bytes_ = bytes;
+  arena.release_ = std::move(release);
+  return arena;
 }
 
 Arena::Arena(Arena&& other) noexcept
-    : bytes_(std::exchange(other.bytes_, {})), used_(std::exchange(other.used_, 0)) {}
+    : bytes_(std::exchange(other.bytes_, {})),
+      release_(std::move(other.release_)),
+      used_(std::exchange(other.used_, 0)) {}
 
 Arena& Arena::operator=(Arena&& other) noexcept {
   if (this != &other) {
     Release();
     bytes_ = std::exchange(other.bytes_, {});
+    release_ = std::move(other.release_);
     used_ = std::exchange(other.used_, 0);
   }
   return *this;
@@ -47,7 +61,7 @@ std::byte* Arena::TakeBytes(std::size_t bytes) {
 }
 
 void Arena::Release() {
-  if (!bytes_.empty()) CHECK(munmap(bytes_.data(), bytes_.size()) == 0);
+  if (!bytes_.empty()) release_(bytes_);
 }
 
 }  // namespace regroup::worker

@@ -171,7 +171,7 @@ absl::Status Generate(const GenerateConfig& config) {
   const GptConfig& shape = trained->model;
   const Model<float> model = MakeGpt<float>(shape);
   ASSIGN_OR_RETURN(const ParamLayout layout, ParamLayout::Replicated(model.UnitSpecs(), 1));
-  ASSIGN_OR_RETURN(TrainState state, TrainState::Create(layout, nullptr, trained->optimizer));
+  ASSIGN_OR_RETURN(TrainState state, TrainState::Create(layout, 0, nullptr, trained->optimizer));
   const auto alone = MakeInProcessCommunicators(1);
   const absl::StatusOr<Restored> restored =
       RestoreNewest(*alone[0], *repository, state.Tensors(layout));

@@ -19,11 +19,10 @@ std::size_t ElementsOf(const ParamLayout& layout, StateKind kind, int rank) {
 
 }  // namespace
 
-absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout, Communicator* ranks,
-                                              OptimizerKind optimizer) {
+absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout, int rank,
+                                              Collectives* tensors, OptimizerKind optimizer) {
   const bool divided = layout.Divides(StateKind::kWeights), shared = divided && !layout.rounded();
-  CHECK(ranks != nullptr || !divided);
-  const int rank = divided ? ranks->rank() : 0;
+  CHECK(tensors != nullptr || !divided);
   const std::size_t weights = ElementsOf(layout, StateKind::kWeights, rank),
                     moments = ElementsOf(layout, StateKind::kMoments, rank);
   const std::size_t slots = StateNames(optimizer).size();
@@ -34,9 +33,9 @@ absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout, Communi
     std::size_t largest = 0;  // All ranks' parts of an arena are of one size.
     for (int r = 0; r < layout.world(); ++r)
       largest = std::max(largest, ElementsOf(layout, StateKind::kWeights, r));
-    ASSIGN_OR_RETURN(
-        const Tensor tensor,
-        ranks->AllocateShared(DType::kF32, largest, layout.GathersInPlace() ? layout.group() : 1));
+    ASSIGN_OR_RETURN(const Tensor tensor,
+                     tensors->AllocateShared(DType::kF32, largest,
+                                             layout.GathersInPlace() ? layout.group() : 1));
     state.shared_weights = tensor.Elements<float>();
     state.weights = state.shared_weights.first(weights);
   } else {

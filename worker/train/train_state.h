@@ -19,9 +19,10 @@ namespace regroup::worker {
 class TrainState {
  public:
   // Zeroed. Resource exhausted, with the size, if there is no memory for it. Collective where the
-  // layout divides anything and rounds nothing: weights then lie in an arena of `ranks`, who
-  // outlive the state. `ranks` may be null where nothing is divided.
-  static absl::StatusOr<TrainState> Create(const ParamLayout& layout, Communicator* ranks = nullptr,
+  // layout divides anything and rounds nothing: weights then lie in an arena of `tensors`, which
+  // outlives the state. It may be null where nothing is divided.
+  static absl::StatusOr<TrainState> Create(const ParamLayout& layout, int rank = 0,
+                                           Collectives* tensors = nullptr,
                                            OptimizerKind optimizer = OptimizerKind::kAdamW);
 
   // layout.Elements() of their kind each.

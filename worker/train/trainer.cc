@@ -182,7 +182,8 @@ absl::Status Trainer::BuildParts() {
   const int group = config_.ShardGroup(environment_.ranks_of_node);
   ASSIGN_OR_RETURN(layout_, ParamLayout::Create(UnitSpecs(*model_), environment_.world_size,
                                                 config_.strategy, group, config_.Rounds()));
-  ASSIGN_OR_RETURN(state_, TrainState::Create(*layout_, ranks_.get(), config_.optimizer));
+  ASSIGN_OR_RETURN(
+      state_, TrainState::Create(*layout_, environment_.rank, ranks_.get(), config_.optimizer));
   tensors_ = state_->Tensors(*layout_);
   copies_ = state_->Copies(*layout_);
   sampler_.emplace(config_.seed, data_.train->samples());

@@ -142,7 +142,7 @@ class StepDeaths {
     const ParamLayout layout =
         *ParamLayout::Create(UnitSpecs(model), group.world_size(), case_.strategy, case_.group,
                              case_.type != DType::kF32);
-    TrainState state = *TrainState::Create(layout, &group, options.optimizer.kind);
+    TrainState state = *TrainState::Create(layout, group.rank(), &group, options.optimizer.kind);
     state.InitializeWeights(layout, 3);
     DyingDevice device;
     const auto runner = *std::visit(

@@ -87,20 +87,24 @@ inline std::vector<Sharding> ShardingsOf(int world) {
 
 // One rank's part of a world, as Trainer::Build makes it.
 struct Rank {
-  Rank(Communicator& ranks, const Dataset& dataset, StepRunnerOptions options,
+  Rank(Communicator& ranks, const Dataset& dataset, const StepRunnerOptions& options,
        Sharding sharding = Strategy::kReplicated, DType type = DType::kF32,
        Device* device = nullptr)
+      : Rank({ranks, ranks, device == nullptr ? Host() : *device}, dataset, options, sharding,
+             type) {}
+  Rank(const Backend& backend, const Dataset& dataset, StepRunnerOptions options,
+       Sharding sharding = Strategy::kReplicated, DType type = DType::kF32)
       : model(MakeGpt(kModel, type)),
-        layout(*ParamLayout::Create(UnitSpecs(model), ranks.world_size(), sharding.strategy,
+        layout(*ParamLayout::Create(UnitSpecs(model), backend.group.world_size(), sharding.strategy,
                                     sharding.group, type != DType::kF32)),
-        state(*TrainState::Create(layout, &ranks, options.optimizer.kind)),
+        state(*TrainState::Create(layout, backend.group.rank(), &backend.tensors,
+                                  options.optimizer.kind)),
         sampler(kSeed, dataset.samples()) {
     state.InitializeWeights(layout, kSeed);
     options.reshard_after_forward = sharding.reshard;
     auto made = std::visit(
         [&](const auto& m) {
-          return StepRunner::Create({ranks, ranks, device == nullptr ? host : *device}, m, layout,
-                                    dataset, state, options);
+          return StepRunner::Create(backend, m, layout, dataset, state, options);
         },
         model);
     EXPECT_TRUE(made.ok()) << made.status();
@@ -125,7 +129,11 @@ struct Rank {
     return {begin, begin + place.flat.size};
   }
 
-  HostDevice host;
+  static HostDevice& Host() {
+    static HostDevice host;
+    return host;
+  }
+
   const AnyModel model;
   const ParamLayout layout;
   TrainState state;

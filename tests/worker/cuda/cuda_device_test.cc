@@ -1,0 +1,180 @@
+// A CUDA device over a runtime without a GPU, whose streams are threads.
+
+#include "worker/cuda/cuda_device.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/worker/fake_gpu/open_fake_gpu.h"
+
+namespace regroup::worker {
+namespace {
+
+using std::chrono::milliseconds;
+
+class CudaDeviceTest : public testing::Test {
+ protected:
+  ~CudaDeviceTest() override { EXPECT_EQ(gpu_.Refusals(), ""); }
+  FakeGpu gpu_;
+  const std::unique_ptr<CudaDevice> device_ = *CudaDevice::Create(gpu_.cuda(), 0);
+};
+
+TEST_F(CudaDeviceTest, MemoryIsZeroedAlignedAndGivenBack) {
+  for (const MemoryKind kind : {MemoryKind::kDevice, MemoryKind::kShared}) {
+    absl::StatusOr<Arena> arena = device_->Allocate(kind, 1000);
+    ASSERT_TRUE(arena.ok()) << arena.status();
+    EXPECT_EQ(arena->size_bytes(), 1024u);
+    const std::span<std::byte> bytes = arena->Take<std::byte>(1000);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(bytes.data()) % Arena::kAlignment, 0u);
+    for (const std::byte b : bytes) ASSERT_EQ(b, std::byte(0));
+    EXPECT_EQ(gpu_.live(), 1);
+  }
+  EXPECT_EQ(gpu_.live(), 0);
+  EXPECT_EQ(device_->Allocate(MemoryKind::kDevice, 0)->size_bytes(), 0u);
+}
+
+TEST_F(CudaDeviceTest, TooLittleMemoryIsSaidWithTheSize) {
+  gpu_.set_memory(4096);
+  const auto arena = device_->Allocate(MemoryKind::kDevice, 5000);
+  EXPECT_EQ(arena.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(arena.status().message(),
+            "no memory for an arena of 5000 bytes on GPU 0: cudaMalloc: out of memory (CUDA error "
+            "2)");
+  EXPECT_FALSE(device_->Allocate(MemoryKind::kDevice, ~std::size_t(0)).ok());
+  EXPECT_TRUE(device_->Allocate(MemoryKind::kShared, 4096).ok());
+}
+
+TEST_F(CudaDeviceTest, AMissingGpuOrDriverIsASentence) {
+  EXPECT_EQ(CudaDevice::Create(gpu_.cuda(), 1).status(),
+            absl::UnavailableError("there is no GPU 1 among the 1 that this process may use"));
+  gpu_.set_devices(0, kCudaErrorInsufficientDriver);
+  EXPECT_EQ(CudaDevice::Create(gpu_.cuda(), 0).status(),
+            absl::UnavailableError("cudaGetDeviceCount: CUDA driver version is insufficient for "
+                                   "CUDA runtime version (CUDA error 35)"));
+}
+
+TEST_F(CudaDeviceTest, AStreamKeepsItsOrderAndAnotherWaitsForWhatWasRecorded) {
+  std::vector<int> seen;
+  std::atomic<bool> open = false;
+  const auto first = device_->NewStream(StreamKind::kCompute);
+  const auto second = device_->NewStream(StreamKind::kMove);
+  first->Run([&] {
+    while (!open) std::this_thread::yield();
+    seen.push_back(1);
+  });
+  const Event event = first->Record();
+  second->Wait(event);
+  second->Run([&] { seen.push_back(2); });
+  first->Run([] { std::this_thread::sleep_for(milliseconds(50)); });  // Nobody waits for it.
+  open = true;
+  ASSERT_TRUE(second->Await().ok());
+  EXPECT_EQ(seen, (std::vector<int>{1, 2}));
+  ASSERT_TRUE(first->Await(event).ok());
+  ASSERT_TRUE(first->Await().ok());
+}
+
+TEST_F(CudaDeviceTest, CopiesAndZeroesInOrder) {
+  const auto stream = device_->NewStream(StreamKind::kCompute);
+  Arena arena = *device_->Allocate(MemoryKind::kDevice, 64);
+  std::byte* memory = arena.Take<std::byte>(64).data();
+  std::vector<char> text(64, 'x'), back(64, 'y');
+  stream->Copy(memory, text.data(), 64);
+  stream->Zero(memory + 32, 16);
+  stream->Copy(back.data(), memory, 64);
+  stream->Copy(back.data(), memory, 0);
+  ASSERT_TRUE(stream->Await().ok());
+  EXPECT_EQ(std::string(back.begin(), back.end()),
+            std::string(32, 'x') + std::string(16, '\0') + std::string(16, 'x'));
+}
+
+TEST_F(CudaDeviceTest, AFailureEndsItsStreamAndThoseThatWaitForIt) {
+  bool later = false;
+  const auto first = device_->NewStream(StreamKind::kCompute);
+  const auto second = device_->NewStream(StreamKind::kMove);
+  first->Run([] { return absl::DataLossError("gone"); });
+  first->Run([&] { later = true; });
+  second->Wait(first->Record());
+  EXPECT_EQ(second->Await(), absl::DataLossError("gone"));
+  EXPECT_EQ(first->Await(), absl::DataLossError("gone"));
+  EXPECT_FALSE(later);
+}
+
+// Events are taken again once they have passed, however many pieces there are.
+TEST_F(CudaDeviceTest, ALongStreamNeedsFewEvents) {
+  const auto stream = device_->NewStream(StreamKind::kCompute);
+  int count = 0;
+  for (int i = 0; i < 1000; ++i) {
+    stream->Run([&] { ++count; });
+    ASSERT_TRUE(stream->Await().ok());
+  }
+  EXPECT_EQ(count, 1000);
+  EXPECT_LE(gpu_.live(), 4);
+}
+
+TEST_F(CudaDeviceTest, TheEndOfAStreamWaitsForThePieceUnderWayAndBeginsNone) {
+  std::atomic<int> begun = 0, ended = 0;
+  {
+    const auto stream = device_->NewStream(StreamKind::kCompute);
+    for (int i = 0; i < 3; ++i) {
+      stream->Run([&] {
+        ++begun;
+        std::this_thread::sleep_for(milliseconds(100));
+        ++ended;
+      });
+    }
+    while (begun == 0) std::this_thread::yield();
+  }
+  EXPECT_EQ(begun, 1);
+  EXPECT_EQ(ended, 1);
+  EXPECT_EQ(gpu_.live(), 0);
+}
+
+// Who watches over a piece that may never be over says what is wrong in two steps.
+TEST_F(CudaDeviceTest, WhoeverAwaitsAFailingPieceLearnsOfItAtTheEnd) {
+  std::atomic<bool> open = false, told = false;
+  const auto made = device_->NewStream(StreamKind::kMove);
+  auto& stream = dynamic_cast<CudaStream&>(*made);
+  stream.Run([&] {
+    while (!open) std::this_thread::yield();
+  });
+  const Event event = stream.Record();
+  EXPECT_FALSE(stream.progress()->IsOver(event.work));
+  ASSERT_TRUE(stream.progress()->BeginFailure(event.work));
+  const auto other = device_->NewStream(StreamKind::kCompute);
+  other->Wait(event);
+  std::thread awaits([&] {
+    EXPECT_EQ(other->Await(), absl::UnavailableError("a rank died"));
+    told = true;
+  });
+  open = true;
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_TRUE(stream.progress()->IsOver(event.work));
+  EXPECT_FALSE(told);
+  stream.progress()->EndFailure(absl::UnavailableError("a rank died"));
+  awaits.join();
+  EXPECT_EQ(stream.Await(), absl::UnavailableError("a rank died"));
+  EXPECT_FALSE(stream.progress()->BeginFailure(event.work));  // It is over.
+}
+
+// Its progress may be asked for when the stream is no more.
+TEST_F(CudaDeviceTest, ProgressOutlivesItsStream) {
+  std::shared_ptr<CudaProgress> progress;
+  std::uint64_t work = 0;
+  {
+    CudaStream stream(gpu_.cuda());
+    stream.Run([] {});
+    work = stream.Record().work;
+    progress = stream.progress();
+  }
+  EXPECT_TRUE(progress->IsOver(work));
+}
+
+}  // namespace
+}  // namespace regroup::worker

@@ -1,0 +1,297 @@
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <set>
+
+#include "tests/worker/fake_gpu/fake_state.h"
+
+namespace fake {
+namespace {
+
+constexpr int kSuccess = 0, kInvalidValue = 1, kMemoryAllocation = 2, kNotReady = 600;
+
+struct EventState {
+  std::shared_ptr<Instance> last;  // Of its records.
+};
+
+struct Device {
+  std::mutex mutex;
+  int devices = 1, count_error = 0;
+  std::size_t room = std::size_t(1) << 40, used = 0;
+  std::map<const std::byte*, std::size_t> device_memory, host_memory;
+  std::set<Stream*> streams;
+  std::set<EventState*> events;
+  std::map<std::string, std::string> refusals;  // By rule, the first text.
+  int refused = 0;
+  std::atomic<int> error{0};
+};
+
+Device& device() {
+  static auto* one = new Device;
+  return *one;
+}
+
+bool Holds(const std::map<const std::byte*, std::size_t>& memory, const void* at,
+           std::size_t bytes) {
+  const auto* from = static_cast<const std::byte*>(at);
+  auto next = memory.upper_bound(from);
+  if (next == memory.begin()) return false;
+  --next;
+  return from + bytes <= next->first + next->second;
+}
+
+int Allocate(std::map<const std::byte*, std::size_t>& memory, void** out, std::size_t bytes) {
+  Device& d = device();
+  const std::scoped_lock lock(d.mutex);
+  if (d.error != 0) return d.error;
+  if (bytes > d.room - d.used) return kMemoryAllocation;
+  void* made = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (made == nullptr) return kMemoryAllocation;
+  std::memset(made, 0xA5, bytes);  // Nobody may rely on zeros.
+  d.used += bytes;
+  memory[static_cast<std::byte*>(made)] = bytes;
+  *out = made;
+  return kSuccess;
+}
+
+int Free(std::map<const std::byte*, std::size_t>& memory, void* what, const char* call) {
+  Device& d = device();
+  const std::scoped_lock lock(d.mutex);
+  const auto found = memory.find(static_cast<std::byte*>(what));
+  if (found == memory.end()) {
+    ++d.refused;
+    d.refusals.emplace("free", std::string(call) + " of what was not allocated by it");
+    return kInvalidValue;
+  }
+  d.used -= found->second;
+  memory.erase(found);
+  std::free(what);
+  return kSuccess;
+}
+
+EventState* EventOf(void* handle, const char* call) {
+  Device& d = device();
+  {
+    const std::scoped_lock lock(d.mutex);
+    if (d.events.count(static_cast<EventState*>(handle)) != 0)
+      return static_cast<EventState*>(handle);
+  }
+  Refuse("event", std::string(call) + " with what is no event");
+  return nullptr;
+}
+
+}  // namespace
+
+void Refuse(const std::string& rule, const std::string& text) {
+  Device& d = device();
+  const std::scoped_lock lock(d.mutex);
+  ++d.refused;
+  d.refusals.emplace(rule, text);
+}
+
+void ForgetRefusals() {
+  Device& d = device();
+  const std::scoped_lock lock(d.mutex);
+  d.refused = 0;
+  d.refusals.clear();
+}
+
+Stream::Stream() : thread_([this] { Loop(); }) {}
+Stream::~Stream() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+void Stream::Push(std::function<void()> work) {
+  const std::scoped_lock lock(mutex_);
+  work_.push_back(std::move(work));
+  changed_.notify_all();
+}
+void Stream::Loop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stop_ || !work_.empty(); });
+    if (work_.empty()) return;
+    const std::function<void()> work = std::move(work_.front());
+    work_.pop_front();
+    lock.unlock();
+    work();
+    lock.lock();
+  }
+}
+
+Stream* StreamOf(void* handle, const char* call) {
+  Device& d = device();
+  {
+    const std::scoped_lock lock(d.mutex);
+    if (d.streams.count(static_cast<Stream*>(handle)) != 0) return static_cast<Stream*>(handle);
+  }
+  Refuse("stream", std::string(call) + " on what is no stream, or the legacy one");
+  return nullptr;
+}
+
+bool IsDeviceMemory(const void* memory, std::size_t bytes) {
+  Device& d = device();
+  const std::scoped_lock lock(d.mutex);
+  return Holds(d.device_memory, memory, bytes);
+}
+
+void FailDevice(int error) { device().error = error; }
+
+}  // namespace fake
+
+using fake::device;
+
+extern "C" {
+
+int cudaGetDeviceCount(int* count) {
+  *count = device().devices;
+  return device().count_error;
+}
+int cudaSetDevice(int ordinal) {
+  return ordinal >= 0 && ordinal < device().devices ? fake::kSuccess : fake::kInvalidValue;
+}
+int cudaMalloc(void** out, std::size_t bytes) {
+  return fake::Allocate(device().device_memory, out, bytes);
+}
+int cudaFree(void* what) { return fake::Free(device().device_memory, what, "cudaFree"); }
+int cudaHostAlloc(void** out, std::size_t bytes, unsigned /*flags*/) {
+  return fake::Allocate(device().host_memory, out, bytes);
+}
+int cudaFreeHost(void* what) { return fake::Free(device().host_memory, what, "cudaFreeHost"); }
+
+int cudaStreamCreateWithPriority(void** out, unsigned flags, int /*priority*/) {
+  if (device().error != 0) return device().error;
+  if (flags != 1) fake::Refuse("blocking stream", "a stream that waits for the legacy one");
+  auto* stream = new fake::Stream;
+  const std::scoped_lock lock(device().mutex);
+  device().streams.insert(stream);
+  *out = stream;
+  return fake::kSuccess;
+}
+int cudaStreamDestroy(void* handle) {
+  fake::Stream* stream = fake::StreamOf(handle, "cudaStreamDestroy");
+  if (stream == nullptr) return fake::kInvalidValue;
+  {
+    const std::scoped_lock lock(device().mutex);
+    device().streams.erase(stream);
+  }
+  delete stream;
+  return fake::kSuccess;
+}
+int cudaStreamWaitEvent(void* handle, void* event, unsigned /*flags*/) {
+  fake::Stream* stream = fake::StreamOf(handle, "cudaStreamWaitEvent");
+  fake::EventState* state = fake::EventOf(event, "cudaStreamWaitEvent");
+  if (stream == nullptr || state == nullptr) return fake::kInvalidValue;
+  if (state->last == nullptr) return fake::kSuccess;
+  stream->Push([last = state->last] {
+    while (!last->over) std::this_thread::sleep_for(std::chrono::microseconds(10));
+  });
+  return device().error;
+}
+int cudaLaunchHostFunc(void* handle, void (*call)(void*), void* argument) {
+  fake::Stream* stream = fake::StreamOf(handle, "cudaLaunchHostFunc");
+  if (stream == nullptr) return fake::kInvalidValue;
+  if (device().error != 0) return device().error;
+  stream->Push([call, argument] { call(argument); });
+  return fake::kSuccess;
+}
+int cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int /*kind*/, void* handle) {
+  fake::Stream* stream = fake::StreamOf(handle, "cudaMemcpyAsync");
+  if (stream == nullptr) return fake::kInvalidValue;
+  if (device().error != 0) return device().error;
+  stream->Push([=] { std::memcpy(to, from, bytes); });
+  return fake::kSuccess;
+}
+int cudaMemsetAsync(void* to, int value, std::size_t bytes, void* handle) {
+  fake::Stream* stream = fake::StreamOf(handle, "cudaMemsetAsync");
+  if (stream == nullptr) return fake::kInvalidValue;
+  if (device().error != 0) return device().error;
+  stream->Push([=] { std::memset(to, value, bytes); });
+  return fake::kSuccess;
+}
+int cudaEventCreateWithFlags(void** out, unsigned /*flags*/) {
+  if (device().error != 0) return device().error;
+  auto* event = new fake::EventState;
+  const std::scoped_lock lock(device().mutex);
+  device().events.insert(event);
+  *out = event;
+  return fake::kSuccess;
+}
+int cudaEventRecord(void* handle, void* on) {
+  fake::Stream* stream = fake::StreamOf(on, "cudaEventRecord");
+  fake::EventState* event = fake::EventOf(handle, "cudaEventRecord");
+  if (stream == nullptr || event == nullptr) return fake::kInvalidValue;
+  if (device().error != 0) return device().error;
+  auto instance = std::make_shared<fake::Instance>();
+  event->last = instance;
+  stream->Push([instance] { instance->over = true; });
+  return fake::kSuccess;
+}
+int cudaEventQuery(void* handle) {
+  fake::EventState* event = fake::EventOf(handle, "cudaEventQuery");
+  if (event == nullptr) return fake::kInvalidValue;
+  if (device().error != 0) return device().error;
+  return event->last == nullptr || event->last->over ? fake::kSuccess : fake::kNotReady;
+}
+int cudaEventDestroy(void* handle) {
+  fake::EventState* event = fake::EventOf(handle, "cudaEventDestroy");
+  if (event == nullptr) return fake::kInvalidValue;
+  const std::scoped_lock lock(device().mutex);
+  device().events.erase(event);
+  delete event;
+  return fake::kSuccess;
+}
+const char* cudaGetErrorString(int error) {
+  switch (error) {
+    case 2: return "out of memory";
+    case 35: return "CUDA driver version is insufficient for CUDA runtime version";
+    case 100: return "no CUDA-capable device is detected";
+    case 700: return "an illegal memory access was encountered";
+    default: return "a fake error";
+  }
+}
+
+void fakeGpuSetDevices(int count, int error) {
+  device().devices = count;
+  device().count_error = error;
+}
+void fakeGpuSetMemory(std::size_t bytes) {
+  const std::scoped_lock lock(device().mutex);
+  device().room = bytes;
+}
+int fakeGpuRefusals(char* text, std::size_t room) {
+  const std::scoped_lock lock(device().mutex);
+  std::string all;
+  for (const auto& [rule, first] : device().refusals)
+    all.append(rule).append(": ").append(first).append("\n");
+  if (room > 0) {
+    const std::size_t size = std::min(all.size(), room - 1);
+    std::memcpy(text, all.data(), size);
+    text[size] = '\0';
+  }
+  return device().refused;
+}
+void fakeGpuForget() { fake::ForgetRefusals(); }
+int fakeGpuLive() {
+  const std::scoped_lock lock(device().mutex);
+  return static_cast<int>(device().streams.size() + device().events.size() +
+                          device().device_memory.size() + device().host_memory.size());
+}
+void fakeGpuReset() {
+  fakeNcclRelease();
+  fakeNcclPlay(nullptr);
+  fakeNcclSetVersion(22809);
+  fake::ForgetRefusals();
+  const std::scoped_lock lock(device().mutex);
+  device().devices = 1;
+  device().count_error = 0;
+  device().room = std::size_t(1) << 40;
+  device().error = 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstddef>
+
+// A CUDA runtime and an NCCL without a GPU, as one library that tests open by dlopen: it exports
+// the functions of both under their own names, and these. Streams are threads, memory is the
+// host's, ranks are threads or processes that share memory by the name in an id.
+//
+// It is strict: what the rules of NCCL forbid is refused and remembered, also where the real one
+// would only sometimes hang or corrupt.
+
+enum class FakeFault : int {
+  kNone,
+  kIdError,
+  kInitError,       // Returned.
+  kInitAsyncError,  // By ncclCommGetAsyncError.
+  kInitHangs,       // This rank never arrives.
+  kInitIsSlow,
+  kSplitError,
+  kSplitHangs,
+  kOpHangs,            // This rank does not take part, and nothing is said: NVLink.
+  kOpIsSlow,           // Takes so long on this rank.
+  kOpRemoteError,      // Nobody goes on, and this rank is told: the network.
+  kOpSystemError,      // Likewise, other codes.
+  kOpInternalError,    //
+  kOpCudaError,        // The stream, and with it the device, has failed.
+  kCallError,          // Returned by the collective.
+  kGroupEndError,      // Returned by ncclGroupEnd.
+  kCallInProgress,     // So long.
+  kCallInProgressFor,  // Ever.
+  kCallBlocks,         // Does not return so long, though it should at once.
+  kAsyncQueryError,    // ncclCommGetAsyncError itself fails.
+  kAbortIsSlow,
+  kAbortHangs,
+  kAbortLeavesKernel,  // It returns, and what was begun goes on.
+  kRevokeError,
+  kRevokeIsNotHeard,  // What was begun goes on until the abort.
+};
+
+struct FakeScript {
+  FakeFault fault = FakeFault::kNone;
+  int rank = 0;   // Who plays it.
+  int op = 0;     // At which collective of its world communicator, from 0. Of aborts: all.
+  int ms = 0;     // How long.
+  int other = 0;  // A second fault of the same rank, for all ops: an abort that hangs after this.
+};
+
+extern "C" {
+void fakeGpuReset();                           // Before each test; all streams have ended.
+void fakeGpuSetDevices(int count, int error);  // What cudaGetDeviceCount says.
+void fakeGpuSetMemory(std::size_t bytes);      // All that may be allocated.
+void fakeNcclSetVersion(int version);          // Of what is opened from here on.
+void fakeNcclPlay(const FakeScript* script);   // Of this process; null: nothing.
+void fakeNcclRelease();                        // Whatever hangs for ever ends.
+int fakeGpuRefusals(char* text, std::size_t);  // How many rules were broken, and which.
+void fakeGpuForget();                          // What was refused.
+int fakeGpuLive();                             // Streams, events and allocations that exist.
+int fakeNcclComms();                           // Communicators neither aborted nor destroyed.
+}

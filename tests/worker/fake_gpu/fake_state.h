@@ -1,0 +1,53 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "tests/worker/fake_gpu/fake_gpu.h"
+
+// What the two halves of the library have in common.
+namespace fake {
+
+// Whatever a rule forbids; `rule` is a short name of it.
+void Refuse(const std::string& rule, const std::string& text);
+void ForgetRefusals();
+
+struct Instance {  // Of an event's record.
+  std::atomic<bool> over{false};
+};
+
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  void Push(std::function<void()> work);
+  void Fail(int error) { error_ = error; }
+  int error() const { return error_; }
+
+ private:
+  void Loop();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  std::atomic<int> error_{0};
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+// Null, and a refusal, where it is none that lives.
+Stream* StreamOf(void* handle, const char* call);
+// Of one allocation.
+bool IsDeviceMemory(const void* memory, std::size_t bytes);
+// The device has failed, for all that is asked of it from here on.
+void FailDevice(int error);
+
+}  // namespace fake

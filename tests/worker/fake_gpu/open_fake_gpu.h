@@ -1,0 +1,80 @@
+#pragma once
+
+#include <dlfcn.h>
+
+#include <array>
+#include <string>
+
+#include "common/base/check.h"
+#include "tests/worker/fake_gpu/fake_gpu.h"
+#include "worker/cuda/cuda_api.h"
+
+namespace regroup::worker {
+
+// The library behind fake_gpu.h, opened once. Constructing one of these begins a test anew.
+class FakeGpu {
+ public:
+  FakeGpu() {
+    library_ = dlopen(REGROUP_FAKE_GPU, RTLD_NOW | RTLD_LOCAL);
+    CHECK(library_ != nullptr);
+    Bind("cudaGetDeviceCount", cuda_.get_device_count);
+    Bind("cudaSetDevice", cuda_.set_device);
+    Bind("cudaMalloc", cuda_.malloc);
+    Bind("cudaFree", cuda_.free);
+    Bind("cudaHostAlloc", cuda_.host_alloc);
+    Bind("cudaFreeHost", cuda_.free_host);
+    Bind("cudaStreamCreateWithPriority", cuda_.stream_create);
+    Bind("cudaStreamDestroy", cuda_.stream_destroy);
+    Bind("cudaStreamWaitEvent", cuda_.stream_wait_event);
+    Bind("cudaLaunchHostFunc", cuda_.launch_host_func);
+    Bind("cudaMemcpyAsync", cuda_.memcpy_async);
+    Bind("cudaMemsetAsync", cuda_.memset_async);
+    Bind("cudaEventCreateWithFlags", cuda_.event_create);
+    Bind("cudaEventRecord", cuda_.event_record);
+    Bind("cudaEventQuery", cuda_.event_query);
+    Bind("cudaEventDestroy", cuda_.event_destroy);
+    Bind("cudaGetErrorString", cuda_.get_error_string);
+    Bind("fakeGpuSetDevices", set_devices);
+    Bind("fakeGpuSetMemory", set_memory);
+    Bind("fakeNcclSetVersion", set_version);
+    Bind("fakeNcclPlay", play);
+    Bind("fakeNcclRelease", release);
+    Bind("fakeGpuLive", live);
+    Bind("fakeGpuForget", forget);
+    Bind("fakeNcclComms", comms);
+    Bind("fakeGpuRefusals", refusals_);
+    void (*reset)() = nullptr;
+    Bind("fakeGpuReset", reset);
+    reset();
+  }
+
+  const CudaApi& cuda() const { return cuda_; }
+  static const char* path() { return REGROUP_FAKE_GPU; }
+  // What was refused since the test began, a line each; empty: nothing.
+  std::string Refusals() const {
+    std::array<char, 4096> text{};
+    refusals_(text.data(), text.size());
+    return text.data();
+  }
+  template <typename Function>
+  void Bind(const char* name, Function& function) const {
+    function = reinterpret_cast<Function>(dlsym(library_, name));
+    CHECK(function != nullptr);
+  }
+
+  decltype(&fakeGpuSetDevices) set_devices = nullptr;
+  decltype(&fakeGpuSetMemory) set_memory = nullptr;
+  decltype(&fakeNcclSetVersion) set_version = nullptr;
+  decltype(&fakeNcclPlay) play = nullptr;
+  decltype(&fakeNcclRelease) release = nullptr;
+  decltype(&fakeGpuLive) live = nullptr;
+  decltype(&fakeGpuForget) forget = nullptr;
+  decltype(&fakeNcclComms) comms = nullptr;
+
+ private:
+  void* library_ = nullptr;
+  CudaApi cuda_;
+  decltype(&fakeGpuRefusals) refusals_ = nullptr;
+};
+
+}  // namespace regroup::worker

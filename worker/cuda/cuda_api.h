@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+
+namespace regroup::worker {
+
+// What is used of CUDA's runtime library, under declarations of our own: names, order of arguments
+// and numbers are those of <cuda_runtime_api.h> of CUDA 12 and 13. So what is built on it needs no
+// toolkit, and tests put a runtime in its place that has no GPU.
+using CudaStreamHandle = void*;  // cudaStream_t.
+using CudaEventHandle = void*;   // cudaEvent_t.
+
+inline constexpr int kCudaSuccess = 0;
+inline constexpr int kCudaErrorMemoryAllocation = 2;
+inline constexpr int kCudaErrorInsufficientDriver = 35;
+inline constexpr int kCudaErrorNoDevice = 100;
+inline constexpr int kCudaErrorNotReady = 600;
+inline constexpr unsigned kCudaStreamNonBlocking = 1;
+inline constexpr unsigned kCudaEventDisableTiming = 2;
+inline constexpr unsigned kCudaHostAllocPortable = 1;
+inline constexpr unsigned kCudaHostAllocMapped = 2;
+inline constexpr int kCudaMemcpyDefault = 4;
+
+struct CudaApi {
+  int (*get_device_count)(int*) = nullptr;
+  int (*set_device)(int) = nullptr;
+  int (*malloc)(void**, std::size_t) = nullptr;
+  int (*free)(void*) = nullptr;
+  int (*host_alloc)(void**, std::size_t, unsigned flags) = nullptr;
+  int (*free_host)(void*) = nullptr;
+  int (*stream_create)(CudaStreamHandle*, unsigned flags, int priority) = nullptr;
+  int (*stream_destroy)(CudaStreamHandle) = nullptr;
+  int (*stream_wait_event)(CudaStreamHandle, CudaEventHandle, unsigned flags) = nullptr;
+  int (*launch_host_func)(CudaStreamHandle, void (*)(void*), void*) = nullptr;
+  int (*memcpy_async)(void*, const void*, std::size_t, int kind, CudaStreamHandle) = nullptr;
+  int (*memset_async)(void*, int, std::size_t, CudaStreamHandle) = nullptr;
+  int (*event_create)(CudaEventHandle*, unsigned flags) = nullptr;
+  int (*event_record)(CudaEventHandle, CudaStreamHandle) = nullptr;
+  int (*event_query)(CudaEventHandle) = nullptr;
+  int (*event_destroy)(CudaEventHandle) = nullptr;
+  const char* (*get_error_string)(int) = nullptr;
+};
+
+// OK for kCudaSuccess; else what the runtime says of it: resource exhausted for memory, unavailable
+// where there is no GPU or no driver, else internal. `call` is what returned it.
+absl::Status CudaStatus(const CudaApi& api, int error, const char* call);
+
+}  // namespace regroup::worker

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/cuda/cuda_api.h"
+#include "worker/device/device.h"
+
+namespace regroup::worker {
+
+// How far a stream has come. Any thread; outlives the stream, whose last piece is over by then.
+class CudaProgress {
+ public:
+  explicit CudaProgress(const CudaApi& api) : api_(api) {}
+  ~CudaProgress();
+  CudaProgress(const CudaProgress&) = delete;
+  CudaProgress& operator=(const CudaProgress&) = delete;
+
+  // So many pieces were begun, and this comes behind them on the stream.
+  void Record(CudaStreamHandle stream, std::uint64_t work);
+  // `stream` goes on once so many pieces, which were recorded, are over.
+  void LetWait(CudaStreamHandle stream, std::uint64_t work);
+  bool IsOver(std::uint64_t work);
+  // Over, and no failure is on its way.
+  bool IsSettled(std::uint64_t work);
+  absl::Status failure() const;
+  void Fail(absl::Status failure);  // The first stays.
+  // CUDA itself has failed: nothing is done any more, so all pieces are over.
+  void Break(absl::Status failure);
+
+  // For who watches over pieces that may never be over: two steps, so that whoever awaits them
+  // learns of the failure once all that belongs to it is done. False: these are over, so they can
+  // no longer fail. True: nothing is settled until EndFailure, which is called once for each.
+  bool BeginFailure(std::uint64_t work);
+  void EndFailure(absl::Status failure);
+
+ private:
+  struct Mark {
+    std::uint64_t work;
+    CudaEventHandle event;
+  };
+  // Forgets marks that are over.
+  bool IsOverLocked(std::uint64_t work);
+  void FailLocked(absl::Status failure);
+  void BreakLocked(absl::Status failure);
+
+  const CudaApi& api_;
+  mutable std::mutex mutex_;           // Guards all that follows.
+  std::uint64_t over_ = 0;             // Pieces.
+  std::deque<Mark> marks_;             // Not seen to be over, oldest first.
+  std::vector<CudaEventHandle> free_;  // To be recorded again.
+  absl::Status failure_;
+  bool broken_ = false;
+  int failing_ = 0;
+};
+
+// A stream of a GPU. Work that other libraries put on `handle()` is counted by Began(). What Run is
+// given the host calls between pieces, on a thread of the driver, and it may not call CUDA.
+//
+// What was begun before a failure was known may still run, since a GPU is not asked in between:
+// whoever must not go on after one awaits the stream first.
+class CudaStream final : public Stream {
+ public:
+  explicit CudaStream(const CudaApi& api);
+  ~CudaStream() override;
+
+  void Copy(void* to, const void* from, std::size_t bytes) override;
+  void Zero(void* to, std::size_t bytes) override;
+  Event Record() override;
+  // REQUIRES: of a CudaStream of this device.
+  void Wait(const Event& event) override;
+  using Stream::Await;
+  // Also of the failures of streams that this one has waited for.
+  absl::Status Await(const Event& event) override;
+
+  CudaStreamHandle handle() const { return handle_; }
+  void Began() { NextPiece(); }  // A piece of work was put on handle().
+  const std::shared_ptr<CudaProgress>& progress() const { return progress_; }
+
+ private:
+  struct Piece;
+  void Begin(std::function<absl::Status()> work) override;
+  void Check(int error, const char* call);
+
+  const CudaApi& api_;
+  const std::shared_ptr<CudaProgress> progress_;
+  std::vector<std::shared_ptr<CudaProgress>> sources_;  // Of streams that it has waited for.
+  CudaStreamHandle handle_ = nullptr;                   // Null after a failure to make it.
+};
+
+// A GPU. Memory for the host and the device is pinned. Nothing waits for the whole device.
+class CudaDevice final : public Device {
+ public:
+  // `api` outlives the device. Unavailable, with what the runtime says: there is no such GPU.
+  static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(const CudaApi& api, int ordinal);
+
+  absl::StatusOr<Arena> Allocate(MemoryKind kind, std::size_t bytes) override;
+  std::unique_ptr<Stream> NewStream(StreamKind kind) override;
+  // What the calling thread asks of CUDA is meant for this GPU.
+  absl::Status Use() const;
+  const CudaApi& api() const { return api_; }
+
+ private:
+  CudaDevice(const CudaApi& api, int ordinal) : api_(api), ordinal_(ordinal) {}
+
+  const CudaApi& api_;
+  const int ordinal_;
+};
+
+}  // namespace regroup::worker

@@ -1,0 +1,80 @@
+#include "worker/nccl/last_words.h"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace regroup::worker {
+namespace {
+
+constexpr Duration kShortly = std::chrono::milliseconds(200);
+constexpr std::size_t kNamed = 8;  // Ranks of one kind that a sentence lists.
+
+std::string Ranks(const std::vector<int>& ranks) {
+  const std::vector<int> named(
+      ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(std::min(ranks.size(), kNamed)));
+  return absl::StrCat(
+      ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(named, ", "),
+      ranks.size() > kNamed ? absl::StrCat(" and ", ranks.size() - kNamed, " more") : "");
+}
+
+}  // namespace
+
+std::string LastWords::KeyOf(int rank) const { return absl::StrCat(prefix_, "/begun/", rank); }
+std::string LastWords::CauseKey() const { return absl::StrCat(prefix_, "/cause"); }
+
+std::string LastWords::WhoIsMissing(std::uint64_t begun, const std::vector<int>& ranks,
+                                    Duration patience) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  store_.SetPatience(patience);
+  if (const absl::Status said = store_.Set(KeyOf(rank_), absl::StrCat(begun)); !said.ok())
+    return absl::StrCat("who is missing is not known: ", said.message());
+  std::vector<std::string> keys;
+  for (const int r : ranks) keys.push_back(KeyOf(r));
+  (void)store_.Wait(keys, end - std::chrono::steady_clock::now());
+  std::vector<int> silent, behind;
+  for (const int r : ranks) {
+    const absl::StatusOr<bool> there = store_.Check({KeyOf(r)});
+    if (!there.ok()) return absl::StrCat("who is missing is not known: ", there.status().message());
+    if (!*there) {
+      silent.push_back(r);
+      continue;
+    }
+    const std::string text = store_.Get(KeyOf(r)).value_or("");
+    std::uint64_t theirs = 0;
+    std::from_chars(text.data(), text.data() + text.size(), theirs);
+    if (theirs < begun) behind.push_back(r);
+  }
+  std::vector<std::string> parts;
+  if (!silent.empty()) {
+    parts.push_back(
+        absl::StrCat(Ranks(silent), silent.size() == 1 ? " does" : " do", " not answer"));
+  }
+  if (!behind.empty()) {
+    parts.push_back(
+        absl::StrCat(Ranks(behind), behind.size() == 1 ? " has" : " have", " not begun it"));
+  }
+  return parts.empty() ? "every rank has begun it" : absl::StrJoin(parts, "; ");
+}
+
+void LastWords::Tell(std::uint64_t begun, const std::string& cause) {
+  store_.SetPatience(kShortly);
+  if (!store_.Set(KeyOf(rank_), absl::StrCat(begun)).ok()) return;
+  if (store_.Add(absl::StrCat(prefix_, "/told"), 1).value_or(0) == 1)
+    (void)store_.Set(CauseKey(), cause);
+}
+
+std::optional<std::string> LastWords::Hear(std::uint64_t begun, Duration patience) {
+  store_.SetPatience(patience);
+  if (!store_.Set(KeyOf(rank_), absl::StrCat(begun)).ok()) return std::nullopt;
+  if (!store_.Wait({CauseKey()}, patience).ok()) return std::nullopt;
+  absl::StatusOr<std::string> cause = store_.Get(CauseKey());
+  if (!cause.ok()) return std::nullopt;
+  return *std::move(cause);
+}
+
+}  // namespace regroup::worker

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/time.h"
+#include "worker/comm/store_client.h"
+
+namespace regroup::worker {
+
+// Who is missing, once a collective of a GPU does not come to its end: NCCL does not say, and the
+// group of the ranks has ended by then. So each rank says through the generation's store how many
+// collectives it has begun, and who has ended the group says why. One thread at a time.
+class LastWords {
+ public:
+  // Under keys that begin with `prefix`.
+  LastWords(StoreClient store, std::string prefix, int rank)
+      : store_(std::move(store)), prefix_(std::move(prefix)), rank_(rank) {}
+
+  // This rank has begun so many and can not go on with the last: which of `ranks`, who take part in
+  // it, have not begun it, or do not answer within `patience`; for people.
+  std::string WhoIsMissing(std::uint64_t begun, const std::vector<int>& ranks, Duration patience);
+  // Why this rank has ended the group. Who says so first is heard.
+  void Tell(std::uint64_t begun, const std::string& cause);
+  // Another rank has ended the group: why, if it says so within `patience`.
+  std::optional<std::string> Hear(std::uint64_t begun, Duration patience);
+
+ private:
+  std::string KeyOf(int rank) const;
+  std::string CauseKey() const;
+
+  StoreClient store_;
+  const std::string prefix_;
+  const int rank_;
+};
+
+}  // namespace regroup::worker

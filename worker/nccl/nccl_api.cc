@@ -1,0 +1,133 @@
+#include "worker/nccl/nccl_api.h"
+
+#include <dlfcn.h>
+#include <glob.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/config/env.h"
+
+namespace regroup::worker {
+namespace {
+
+constexpr char kLibrary[] = "libnccl.so.2";
+
+template <typename Function>
+bool Bind(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
+
+std::vector<std::string> Matches(const std::string& pattern) {
+  if (pattern.find('/') == std::string::npos) return {pattern};  // For the loader.
+  glob_t found{};
+  std::vector<std::string> paths;
+  if (glob(pattern.c_str(), 0, nullptr, &found) == 0)
+    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  globfree(&found);
+  return paths;
+}
+
+}  // namespace
+
+std::string NcclVersionName(int version) {
+  return absl::StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
+
+NcclConfig NcclApi::Config() const {
+  NcclConfig config;
+  config.size = version >= NcclVersion(2, 28, 0)   ? sizeof(NcclConfig)
+                : version >= NcclVersion(2, 27, 0) ? kNcclConfigBytes227
+                                                   : kNcclConfigBytes218;
+  // That of the layout, which a newer library takes too.
+  config.version =
+      static_cast<unsigned>(config.size == sizeof(NcclConfig)    ? NcclVersion(2, 28, 0)
+                            : config.size == kNcclConfigBytes227 ? NcclVersion(2, 27, 0)
+                                                                 : NcclVersion(2, 18, 0));
+  config.blocking = 0;
+  config.split_share = 0;
+  if (config.size >= kNcclConfigBytes227) config.shrink_share = 0;
+  return config;
+}
+
+absl::StatusOr<NcclApi> OpenNccl(const std::string& path) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return absl::NotFoundError(dlerror());
+  NcclApi api;
+  api.path = path;
+  NcclResult (*get_version)(int*) = nullptr;
+  if (!Bind(library, "ncclGetVersion", get_version) ||
+      get_version(&api.version) != NcclResult::kSuccess) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " does not say its version of NCCL"));
+  }
+  if (api.version < kOldestNccl) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " is NCCL ",
+                                                      NcclVersionName(api.version), "; ",
+                                                      NcclVersionName(kOldestNccl), " is needed"));
+  }
+  std::vector<const char*> missing;
+  const auto bind = [&](const char* name, auto& function) {
+    if (!Bind(library, name, function)) missing.push_back(name);
+  };
+  bind("ncclGetUniqueId", api.get_unique_id);
+  bind("ncclCommInitRankConfig", api.comm_init_rank_config);
+  bind("ncclCommSplit", api.comm_split);
+  bind("ncclCommGetAsyncError", api.comm_get_async_error);
+  bind("ncclCommFinalize", api.comm_finalize);
+  bind("ncclCommDestroy", api.comm_destroy);
+  bind("ncclCommAbort", api.comm_abort);
+  bind("ncclGroupStart", api.group_start);
+  bind("ncclGroupEnd", api.group_end);
+  bind("ncclAllReduce", api.all_reduce);
+  bind("ncclReduce", api.reduce);
+  bind("ncclBroadcast", api.broadcast);
+  bind("ncclGetErrorString", api.get_error_string);
+  bind("ncclGetLastError", api.get_last_error);
+  if (api.version >= NcclVersion(2, 28, 7)) bind("ncclCommRevoke", api.comm_revoke);
+  if (!missing.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ", NCCL ", NcclVersionName(api.version),
+                                                      ", has no ", absl::StrJoin(missing, ", ")));
+  }
+  return api;
+}
+
+std::vector<std::string> NcclPlaces() {
+  std::vector<std::string> patterns = {kLibrary};
+  const auto toolkit = [&](const std::string& root) {
+    patterns.push_back(absl::StrCat(root, "/lib64/", kLibrary));
+    patterns.push_back(absl::StrCat(root, "/lib/", kLibrary));
+  };
+  const auto python = [&](const std::string& root) {
+    for (const char* packages : {"site-packages", "dist-packages"}) {
+      patterns.push_back(
+          absl::StrCat(root, "/lib/python3*/", packages, "/nvidia/nccl/lib/", kLibrary));
+    }
+  };
+  for (const char* variable : {"CUDA_HOME", "CUDA_PATH"}) {
+    if (const auto root = GetEnv(variable)) toolkit(*root);
+  }
+  toolkit("/usr/local/cuda");
+  for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
+    if (const auto root = GetEnv(variable)) python(*root);
+  }
+  if (const auto home = GetEnv("HOME")) python(absl::StrCat(*home, "/.local"));
+  python("/usr/local");
+  python("/usr");
+  return patterns;
+}
+
+absl::StatusOr<NcclApi> FindNccl(const std::vector<std::string>& places) {
+  absl::Status unusable;  // Says more than that others are not there.
+  for (const std::string& place : places) {
+    for (const std::string& path : Matches(place)) {
+      absl::StatusOr<NcclApi> api = OpenNccl(path);
+      if (api.ok()) return api;
+      if (unusable.ok() && !absl::IsNotFound(api.status())) unusable = api.status();
+    }
+  }
+  if (!unusable.ok()) return unusable;
+  return absl::NotFoundError(
+      absl::StrCat("no NCCL was found, neither as ", absl::StrJoin(places, " nor as ")));
+}
+
+}  // namespace regroup::worker

@@ -1,0 +1,432 @@
+#include "worker/nccl/nccl_communicator.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status_macros.h"
+#include "worker/comm/agreement.h"
+
+namespace regroup::worker {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr auto kLook = std::chrono::microseconds(500);
+constexpr int kLooksPerHealth = 10;
+constexpr auto kPoll = std::chrono::microseconds(20);  // While a call is in progress.
+// A failure is told within a second of the deadline: so long others are asked, and after so much in
+// all, what was revoked is aborted.
+constexpr Duration kLastWordsPatience = milliseconds(500), kCausePatience = milliseconds(650);
+constexpr Duration kQuiescence = milliseconds(800);
+constexpr int kStuckExit = 1;
+
+NcclType NcclTypeOf(DType type) {
+  switch (type) {
+    case DType::kF32: return NcclType::kFloat32;
+    case DType::kBF16: return NcclType::kBFloat16;
+    case DType::kF16: return NcclType::kFloat16;
+  }
+  CHECK(false);
+}
+
+void EndProcess(const std::string& why) {
+  std::fputs(absl::StrCat("regroup-worker: ", why, "\n").c_str(), stderr);
+  std::fflush(nullptr);
+  _exit(kStuckExit);
+}
+
+// Whatever of them are there.
+std::vector<NcclComm> Made(std::initializer_list<NcclComm> comms) {
+  std::vector<NcclComm> made;
+  std::copy_if(comms.begin(), comms.end(), std::back_inserter(made),
+               [](NcclComm comm) { return comm != nullptr; });
+  return made;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
+    Group& ranks, CudaDevice& device, const NcclApi& api, const NcclOptions& options) {
+  CHECK(options.group >= 1 && ranks.world_size() % options.group == 0);
+  std::unique_ptr<NcclCommunicator> made(new NcclCommunicator(ranks, device, api, options));
+  RETURN_IF_ERROR(made->Init());
+  made->watcher_ = std::thread([c = made.get()] { c->Watch(); });
+  return made;
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (watcher_.joinable()) watcher_.join();
+  AbortAll();
+}
+
+absl::Status NcclCommunicator::Init() {
+  const std::scoped_lock calls(calls_);
+  const int rank = ranks_.rank(), world = ranks_.world_size();
+  ASSIGN_OR_RETURN(const std::optional<Disagreement> other,
+                   FindDisagreement(ranks_, {{"NCCL", NcclVersionName(api_.version)}}));
+  if (other) {
+    return absl::FailedPreconditionError(absl::StrCat("rank ", other->rank, " has NCCL ",
+                                                      other->theirs, ", rank 0 has ", other->ours,
+                                                      "; all ranks need the same"));
+  }
+  const auto made = [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const NcclUniqueId id, ShareId());
+    NcclConfig config = api_.Config();
+    const NcclResult begun = api_.comm_init_rank_config(&world_, world, id, rank, &config);
+    if (begun != NcclResult::kSuccess && begun != NcclResult::kInProgress)
+      return ErrorOf(begun, "ncclCommInitRankConfig", nullptr);
+    RETURN_IF_ERROR(AwaitCalls(world_, Clock::now() + options_.init_deadline));
+    const int group = options_.group;
+    if (group == 1 || group == world) return absl::OkStatus();
+    RETURN_IF_ERROR(Split(rank / group, rank % group, shard_));
+    return Split(rank % group, rank / group, replicas_);
+  }();
+  if (made.ok()) return absl::OkStatus();
+  Break(made, absl::StrCat("init of ", world, " ranks"), &NcclCommunicator::world_, {});
+  return failure_;
+}
+
+// A listening thread of rank 0 belongs to the id, so rank 0 outlives everybody's init.
+absl::StatusOr<NcclUniqueId> NcclCommunicator::ShareId() {
+  const auto end = Clock::now() + options_.init_deadline;
+  const std::string prefix = absl::StrCat("nccl/", options_.name), key = prefix + "/id";
+  NcclUniqueId id{};
+  absl::Status made;
+  if (ranks_.rank() == 0) {
+    const NcclResult result = api_.get_unique_id(&id);
+    if (result != NcclResult::kSuccess) made = ErrorOf(result, "ncclGetUniqueId", nullptr);
+  }
+  if (ranks_.world_size() == 1) {
+    RETURN_IF_ERROR(made);
+    return id;
+  }
+  ASSIGN_OR_RETURN(StoreClient store, StoreClient::Connect(options_.store_host, options_.store_port,
+                                                           options_.init_deadline));
+  if (ranks_.rank() == 0) {
+    RETURN_IF_ERROR(store.Set(key, made.ok() ? std::string(id.bytes, sizeof id.bytes)
+                                             : absl::StrCat("!", made.message())));
+  } else {
+    for (;;) {
+      const absl::Status there = store.Wait({key}, milliseconds(100));
+      if (there.ok()) break;
+      RETURN_IF_ERROR(ranks_.Health());
+      if (!absl::IsDeadlineExceeded(there)) return there;
+      if (Clock::now() >= end) {
+        return absl::DeadlineExceededError(absl::StrCat("rank 0 has not made an id within ",
+                                                        Seconds(options_.init_deadline), " s"));
+      }
+    }
+    ASSIGN_OR_RETURN(const std::string text, store.Get(key));
+    if (text.size() == sizeof id.bytes) {
+      std::memcpy(id.bytes, text.data(), text.size());
+    } else {
+      made = absl::UnavailableError(absl::StrCat("rank 0: ", text.empty() ? text : text.substr(1)));
+    }
+  }
+  last_words_.emplace(std::move(store), prefix, ranks_.rank());
+  RETURN_IF_ERROR(made);
+  return id;
+}
+
+absl::Status NcclCommunicator::Split(int color, int key, NcclComm& made) {
+  NcclConfig config = api_.Config();
+  const NcclResult begun = api_.comm_split(world_, color, key, &made, &config);
+  if (begun != NcclResult::kSuccess && begun != NcclResult::kInProgress)
+    return ErrorOf(begun, "ncclCommSplit", world_);
+  const auto end = Clock::now() + options_.init_deadline;
+  RETURN_IF_ERROR(AwaitCalls(world_, end));
+  return AwaitCalls(made, end);
+}
+
+absl::StatusOr<Tensor> NcclCommunicator::AllocateShared(DType type, std::size_t count,
+                                                        int /*group*/) {
+  const std::size_t bytes = count * static_cast<std::size_t>(SizeOf(type));
+  ASSIGN_OR_RETURN(Arena arena, device_.Allocate(MemoryKind::kDevice, bytes));
+  arenas_.push_back(std::move(arena));
+  return Tensor(type, arenas_.back().Take<std::byte>(bytes).data(), count);
+}
+
+NcclCommunicator::Axis NcclCommunicator::AxisOf(int group) const {
+  CHECK(group == options_.group || group == ranks_.world_size());
+  return group == ranks_.world_size() ? &NcclCommunicator::world_ : &NcclCommunicator::shard_;
+}
+
+std::vector<int> NcclCommunicator::RanksOf(Axis axis) const {
+  const int group = options_.group, rank = ranks_.rank();
+  std::vector<int> ranks;
+  for (int r = 0; r < ranks_.world_size(); ++r) {
+    if (axis == &NcclCommunicator::world_ ||
+        (axis == &NcclCommunicator::shard_ ? r / group == rank / group : r % group == rank % group))
+      ranks.push_back(r);
+  }
+  return ranks;
+}
+
+void NcclCommunicator::AllReduceSum(Stream& stream, Tensor inout) {
+  Begin(stream, "all_reduce", inout, inout.size, &NcclCommunicator::world_,
+        [&](NcclComm comm, void* handle) {
+          Note(api_.all_reduce(inout.data, inout.data, inout.size, NcclTypeOf(inout.type), kNcclSum,
+                               comm, handle));
+        });
+}
+
+void NcclCommunicator::ReduceScatter(Stream& stream, Tensor arena,
+                                     std::span<const Stretch> stretches, Tensor out, int group) {
+  const Axis axis = AxisOf(group);
+  const int own = ranks_.rank() % group;
+  std::size_t elements = 0;
+  for (const Stretch& s : stretches) elements += static_cast<std::size_t>(s.size);
+  const auto result = [&](const Stretch& s) { return out.at(static_cast<std::size_t>(s.to)); };
+  Begin(stream, "reduce_scatter", arena, elements, axis, [&](NcclComm comm, void* handle) {
+    for (const Stretch& s : stretches) {
+      if (s.size == 0) continue;
+      Note(api_.reduce(arena.at(static_cast<std::size_t>(s.from)),
+                       s.owner == own ? result(s) : nullptr, static_cast<std::size_t>(s.size),
+                       NcclTypeOf(arena.type), kNcclSum, s.owner, comm, handle));
+    }
+  });
+  if (group == ranks_.world_size()) return;
+  // What the owner in this group has summed, with those at its place in the others.
+  std::size_t owned = 0;
+  for (const Stretch& s : stretches) owned += s.owner == own ? static_cast<std::size_t>(s.size) : 0;
+  Begin(stream, "all_reduce between groups", out, owned, &NcclCommunicator::replicas_,
+        [&](NcclComm comm, void* handle) {
+          for (const Stretch& s : stretches) {
+            if (s.size == 0 || s.owner != own) continue;
+            Note(api_.all_reduce(result(s), result(s), static_cast<std::size_t>(s.size),
+                                 NcclTypeOf(out.type), kNcclSum, comm, handle));
+          }
+        });
+}
+
+void NcclCommunicator::AllGather(Stream& stream, Tensor arena, std::span<const Stretch> stretches,
+                                 Tensor out, int group) {
+  const Axis axis = AxisOf(group);
+  std::size_t elements = 0;
+  for (const Stretch& s : stretches) elements += static_cast<std::size_t>(s.size);
+  Begin(stream, "all_gather", arena, elements, axis, [&](NcclComm comm, void* handle) {
+    for (const Stretch& s : stretches) {
+      if (s.size == 0) continue;
+      Note(api_.broadcast(arena.at(static_cast<std::size_t>(s.from)),
+                          out.at(static_cast<std::size_t>(s.to)), static_cast<std::size_t>(s.size),
+                          NcclTypeOf(arena.type), s.owner, comm, handle));
+    }
+  });
+}
+
+void NcclCommunicator::Begin(Stream& stream, const char* what, const Tensor& of,
+                             std::size_t elements, Axis axis,
+                             const std::function<void(NcclComm, void* stream)>& calls) {
+  auto* cuda = dynamic_cast<CudaStream*>(&stream);
+  CHECK(cuda != nullptr);
+  const std::scoped_lock held(calls_);
+  ++begun_;
+  if (elements == 0) return;
+  if (!failure_.ok()) return cuda->progress()->Fail(failure_);
+  if (!cuda->progress()->failure().ok()) return;
+  const std::string name =
+      absl::StrCat(what, " ", begun_, " (", NameOf(of.type), "[", elements, "])");
+  const auto now = Clock::now(), end = now + options_.deadline;
+  {
+    const std::scoped_lock lock(mutex_);
+    inside_since_ = now;
+  }
+  changed_.notify_all();
+  const NcclComm on = this->*axis;
+  first_error_ = NcclResult::kSuccess;
+  Note(api_.group_start());
+  calls(on, cuda->handle());
+  Note(api_.group_end());
+  const absl::Status status =
+      first_error_ == NcclResult::kSuccess ? AwaitCalls(on, end) : ErrorOf(first_error_, what, on);
+  // Also after a failure some of it may be on the stream.
+  cuda->Began();
+  const Pending this_one{name, axis, cuda->progress(), cuda->Record().work, end};
+  {
+    const std::scoped_lock lock(mutex_);
+    inside_since_.reset();
+    pending_.push_back(this_one);
+  }
+  if (status.ok()) return;
+  std::vector<Pending> failing = BeginFailures();
+  // What is told by and by is about what was begun first.
+  const bool of_this = first_error_ != NcclResult::kSuccess || absl::IsDeadlineExceeded(status);
+  const Pending about = of_this || failing.empty() ? this_one : failing.front();
+  Break(status, about.what, about.axis, std::move(failing));
+  cuda->progress()->Fail(failure_);
+}
+
+void NcclCommunicator::Note(NcclResult result) {
+  if (result == NcclResult::kInProgress || first_error_ != NcclResult::kSuccess) return;
+  first_error_ = result;
+}
+
+absl::Status NcclCommunicator::AwaitCalls(NcclComm comm, Clock::time_point end) {
+  for (int looks = 1;; ++looks) {
+    NcclResult state = NcclResult::kSuccess;
+    const NcclResult asked = api_.comm_get_async_error(comm, &state);
+    if (asked != NcclResult::kSuccess) return ErrorOf(asked, "ncclCommGetAsyncError", comm);
+    if (state == NcclResult::kSuccess) return absl::OkStatus();
+    if (state != NcclResult::kInProgress) return ErrorOf(state, "NCCL", comm);
+    if (looks % 50 == 0) RETURN_IF_ERROR(ranks_.Health());
+    if (Clock::now() >= end) return absl::DeadlineExceededError("NCCL did not take it in time");
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+absl::Status NcclCommunicator::ErrorOf(NcclResult result, const char* call, NcclComm comm) const {
+  std::string text = absl::StrCat(call, ": ", api_.get_error_string(result), " (NCCL error ",
+                                  static_cast<int>(result), ")");
+  if (const char* last = api_.get_last_error(comm); last != nullptr && *last != '\0')
+    absl::StrAppend(&text, ": ", last);
+  return absl::UnavailableError(text);
+}
+
+absl::Status NcclCommunicator::AsyncError() {
+  for (NcclComm comm : Made({world_, shard_, replicas_})) {
+    NcclResult state = NcclResult::kSuccess;
+    if (const NcclResult asked = api_.comm_get_async_error(comm, &state);
+        asked != NcclResult::kSuccess)
+      return ErrorOf(asked, "ncclCommGetAsyncError", comm);
+    if (state != NcclResult::kSuccess && state != NcclResult::kInProgress)
+      return ErrorOf(state, "NCCL", comm);
+  }
+  return absl::OkStatus();
+}
+
+void NcclCommunicator::Watch() {
+  (void)device_.Use();
+  std::unique_lock lock(mutex_);
+  for (unsigned looks = 0;; ++looks) {
+    changed_.wait(lock, [&] { return stop_ || inside_since_ || !pending_.empty(); });
+    if (stop_) return;
+    const bool stuck = inside_since_ &&
+                       Clock::now() >= *inside_since_ + options_.deadline + options_.abort_patience;
+    lock.unlock();
+    if (stuck) {
+      Stuck("a call of NCCL does not return");
+    } else if (std::unique_lock calls(calls_, std::try_to_lock); calls.owns_lock()) {
+      Look(looks % kLooksPerHealth == 0);
+    }
+    std::this_thread::sleep_for(kLook);
+    lock.lock();
+  }
+}
+
+void NcclCommunicator::Look(bool at_health) {
+  Pending oldest{};
+  {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(pending_, [](const Pending& p) { return p.progress->IsOver(p.work); });
+    if (pending_.empty()) return;
+    oldest = pending_.front();
+  }
+  absl::Status why = AsyncError();
+  if (why.ok() && at_health) why = ranks_.Health();
+  if (why.ok() && Clock::now() >= oldest.end) {
+    why = absl::DeadlineExceededError(
+        absl::StrCat("not over after ", Seconds(options_.deadline), " s"));
+  }
+  if (why.ok()) return;
+  std::vector<Pending> failing = BeginFailures();
+  // Over at the last moment: whoever goes on learns from the group that it has ended.
+  if (failing.empty() && (IsCommunicatorFailure(why) || absl::IsDeadlineExceeded(why))) return;
+  const Pending about = failing.empty() ? oldest : failing.front();
+  Break(why, about.what, about.axis, std::move(failing));
+}
+
+std::vector<NcclCommunicator::Pending> NcclCommunicator::BeginFailures() {
+  const std::scoped_lock lock(mutex_);
+  std::vector<Pending> failing;
+  for (Pending& p : pending_) {
+    if (p.progress->BeginFailure(p.work)) failing.push_back(std::move(p));
+  }
+  pending_.clear();
+  return failing;
+}
+
+absl::Status NcclCommunicator::Explain(const absl::Status& why, const std::string& what,
+                                       Axis axis) {
+  std::string text = absl::StrCat("rank ", ranks_.rank(), ", ", what, ": ", why.message());
+  if (!IsCommunicatorFailure(why)) {
+    ranks_.Abort();  // The others look at once where they are.
+    if (last_words_ && absl::IsDeadlineExceeded(why))
+      absl::StrAppend(&text, "; ",
+                      last_words_->WhoIsMissing(begun_, RanksOf(axis), kLastWordsPatience));
+    if (last_words_) last_words_->Tell(begun_, text);
+  } else if (last_words_ && absl::IsAborted(why)) {
+    const std::optional<std::string> cause = last_words_->Hear(begun_, kCausePatience);
+    if (cause) text = *cause;
+  }
+  return MarkCommunicatorFailure(absl::Status(why.code(), text));
+}
+
+void NcclCommunicator::Break(const absl::Status& why, const std::string& what, Axis axis,
+                             std::vector<Pending> failing) {
+  const auto begun = Clock::now();
+  if (api_.comm_revoke != nullptr) {
+    for (NcclComm comm : Made({world_, shard_, replicas_})) (void)api_.comm_revoke(comm, 0);
+  }
+  failure_ = Explain(why, what, axis);
+  const auto quiet = [&] {
+    return std::all_of(failing.begin(), failing.end(),
+                       [](const Pending& p) { return p.progress->IsOver(p.work); });
+  };
+  const auto await_quiet = [&](Clock::time_point end) {
+    while (!quiet() && Clock::now() < end) std::this_thread::sleep_for(kPoll);
+    return quiet();
+  };
+  if (api_.comm_revoke != nullptr) (void)await_quiet(begun + kQuiescence);
+  AbortAll();
+  if (!await_quiet(Clock::now() + options_.abort_patience)) {
+    Stuck(absl::StrCat(failure_.message(), "; after its abort the GPU still waits"));
+  }
+  for (const Pending& p : failing) p.progress->EndFailure(failure_);
+}
+
+// On a thread of its own, since it may not come back.
+void NcclCommunicator::AbortAll() {
+  const std::vector<NcclComm> comms = Made({shard_, replicas_, world_});
+  world_ = shard_ = replicas_ = nullptr;
+  if (comms.empty()) return;
+  struct Done {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool over = false;
+  };
+  const auto done = std::make_shared<Done>();
+  std::thread([&api = api_, &device = device_, comms, done] {
+    (void)device.Use();
+    (void)api.group_start();
+    for (NcclComm comm : comms) (void)api.comm_abort(comm);
+    (void)api.group_end();
+    const std::scoped_lock lock(done->mutex);
+    done->over = true;
+    done->changed.notify_all();
+  }).detach();
+  std::unique_lock lock(done->mutex);
+  if (!done->changed.wait_for(lock, options_.abort_patience, [&] { return done->over; }))
+    Stuck(absl::StrCat("an abort of NCCL did not end within ", Seconds(options_.abort_patience),
+                       " s"));
+}
+
+void NcclCommunicator::Stuck(const std::string& why) {
+  if (options_.stuck) {
+    options_.stuck(why);
+  } else {
+    EndProcess(why);
+  }
+}
+
+}  // namespace regroup::worker
