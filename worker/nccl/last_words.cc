@@ -64,8 +64,7 @@ std::string LastWords::WhoIsMissing(std::uint64_t begun, const std::vector<int>&
 void LastWords::Tell(std::uint64_t begun, const std::string& cause) {
   store_.SetPatience(kShortly);
   if (!store_.Set(KeyOf(rank_), absl::StrCat(begun)).ok()) return;
-  if (store_.Add(absl::StrCat(prefix_, "/told"), 1).value_or(0) == 1)
-    (void)store_.Set(CauseKey(), cause);
+  (void)store_.Set(CauseKey(), cause);
 }
 
 std::optional<std::string> LastWords::Hear(std::uint64_t begun, Duration patience) {

@@ -23,7 +23,7 @@ class LastWords {
   // This rank has begun so many and can not go on with the last: which of `ranks`, who take part in
   // it, have not begun it, or do not answer within `patience`; for people.
   std::string WhoIsMissing(std::uint64_t begun, const std::vector<int>& ranks, Duration patience);
-  // Why this rank has ended the group. Who says so first is heard.
+  // Why this rank has ended the group. Where several have, one of them is heard.
   void Tell(std::uint64_t begun, const std::string& cause);
   // Another rank has ended the group: why, if it says so within `patience`.
   std::optional<std::string> Hear(std::uint64_t begun, Duration patience);

@@ -232,7 +232,6 @@ void NcclCommunicator::Begin(Stream& stream, const char* what, const Tensor& of,
   CHECK(cuda != nullptr);
   const std::scoped_lock held(calls_);
   ++begun_;
-  if (elements == 0) return;
   if (!failure_.ok()) return cuda->progress()->Fail(failure_);
   if (!cuda->progress()->failure().ok()) return;
   const std::string name =
@@ -340,8 +339,6 @@ void NcclCommunicator::Look(bool at_health) {
   }
   if (why.ok()) return;
   std::vector<Pending> failing = BeginFailures();
-  // Over at the last moment: whoever goes on learns from the group that it has ended.
-  if (failing.empty() && (IsCommunicatorFailure(why) || absl::IsDeadlineExceeded(why))) return;
   const Pending about = failing.empty() ? oldest : failing.front();
   Break(why, about.what, about.axis, std::move(failing));
 }

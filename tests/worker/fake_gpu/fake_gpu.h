@@ -32,6 +32,7 @@ enum class FakeFault : int {
   kAsyncQueryError,    // ncclCommGetAsyncError itself fails.
   kAbortIsSlow,
   kAbortHangs,
+  kAbortNeedsQuiet,    // It hangs while something is under way that was not revoked.
   kAbortLeavesKernel,  // It returns, and what was begun goes on.
   kRevokeError,
   kRevokeIsNotHeard,  // What was begun goes on until the abort.

@@ -423,7 +423,9 @@ void EndAborts() {
   for (Comm* comm : comms) {
     if (comm->is_world && Plays(*comm, FakeFault::kAbortIsSlow))
       std::this_thread::sleep_for(Slowly());
-    while (Plays(*comm, FakeFault::kAbortHangs) && !world().released)
+    while ((Plays(*comm, FakeFault::kAbortHangs) ||
+            (Plays(*comm, FakeFault::kAbortNeedsQuiet) && comm->under_way > 0)) &&
+           !world().released)
       std::this_thread::sleep_for(milliseconds(1));
   }
   for (Comm* comm : comms) comm->aborted = true;

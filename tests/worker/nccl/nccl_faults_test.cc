@@ -4,11 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/worker/nccl/nccl_ranks.h"
+#include "worker/comm/agreement.h"
 
 namespace regroup::worker {
 namespace {
@@ -144,6 +147,7 @@ TEST_F(NcclFaults, EverybodyIsToldWhyAndTheNextGenerationGoesOn) {
       {{FakeFault::kSplitHangs, 2}, "init of 4 ranks: NCCL did not take it in time"},
       // Two things at once.
       {{FakeFault::kOpHangs, 1, 1, 300, int(FakeFault::kAbortIsSlow)}, "reduce_scatter 2"},
+      {{FakeFault::kOpHangs, 1, 1, 0, int(FakeFault::kAbortNeedsQuiet)}, "reduce_scatter 2"},
       {{FakeFault::kOpHangs, 1, 1, 0, int(FakeFault::kRevokeError)}, "reduce_scatter 2"},
       {{FakeFault::kOpHangs, 2, 0, 0, int(FakeFault::kRevokeIsNotHeard)}, "all_reduce 1"},
       {{FakeFault::kOpRemoteError, 0, 2, 0, int(FakeFault::kRevokeIsNotHeard)}, "all_gather 3"},
@@ -241,6 +245,58 @@ TEST_F(NcclFaults, ARankThatLeavesIsNamedLongBeforeTheDeadline) {
   EXPECT_LT(Seconds(steady_clock::now() - begin), 20);
   ExpectAllAreTold("rank 3");
   ExpectTheNextGenerationWorks();
+}
+
+// Who waits for its id does not wait for the deadline.
+TEST_F(NcclFaults, ARankThatLeavesBeforeItHasMadeAnIdIsNamed) {
+  TinyStore store;
+  store.Start();
+  ranks_.options = {.store_host = "127.0.0.1", .store_port = store.port()};
+  auto groups = MakeInProcessCommunicators(2, seconds(20));
+  std::thread leaves([&] {
+    EXPECT_TRUE(FindDisagreement(*groups[0], {{"NCCL", NcclVersionName(ranks_.api.version)}}).ok());
+    groups[0].reset();
+  });
+  const auto begin = steady_clock::now();
+  const std::unique_ptr<CudaDevice> device = *CudaDevice::Create(ranks_.gpu.cuda(), 0);
+  const absl::Status told =
+      NcclCommunicator::Create(*groups[1], *device, ranks_.api, ranks_.options).status();
+  leaves.join();
+  EXPECT_TRUE(IsCommunicatorFailure(told)) << told;
+  EXPECT_NE(told.message().find("rank 0"), std::string::npos) << told;
+  EXPECT_LT(Seconds(steady_clock::now() - begin), 20);
+}
+
+// The agent that keeps the generation's store may be gone by then.
+TEST_F(NcclFaults, WithoutAStoreEveryRankIsToldAllTheSame) {
+  auto store = std::make_unique<TinyStore>();
+  store->Start();
+  ranks_.options.group = 1;
+  ranks_.options.store_port = store->port();
+  ranks_.options.deadline = kDeadline;
+  const FakeScript hangs{FakeFault::kOpHangs, 1, 0};
+  ranks_.gpu.play(&hangs);
+  auto groups = MakeInProcessCommunicators(2, seconds(20));
+  std::vector<std::thread> threads;
+  const auto begin = steady_clock::now();
+  for (auto& group : groups) {
+    threads.emplace_back([&, c = group.get()] {
+      const std::unique_ptr<CudaDevice> device = *CudaDevice::Create(ranks_.gpu.cuda(), 0);
+      auto nccl = NcclCommunicator::Create(*c, *device, ranks_.api, ranks_.options);
+      ASSERT_TRUE(nccl.ok()) << nccl.status();
+      EXPECT_TRUE(c->Barrier().ok());
+      if (c->rank() == 0) store.reset();
+      EXPECT_TRUE(c->Barrier().ok());
+      const auto stream = device->NewStream(StreamKind::kMove);
+      const Tensor arena = *(*nccl)->AllocateTensor(DType::kF32, 100);
+      (*nccl)->AllReduceSum(*stream, arena);
+      const absl::Status told = stream->Await();
+      EXPECT_TRUE(IsCommunicatorFailure(told)) << told;
+      EXPECT_NE(told.message().find("all_reduce 1 (f32[100])"), std::string::npos) << told;
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_LT(Seconds(steady_clock::now() - begin), Seconds(kInTime));
 }
 
 TEST_F(NcclFaults, RanksWithOtherVersionsAreTold) {
