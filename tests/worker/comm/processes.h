@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <new>
@@ -72,6 +73,7 @@ class RankProcesses {
   }
 
   pid_t pid(int rank) const { return pids_[rank]; }
+  std::uint16_t store_port() const { return store_.port(); }
   // Exit code, or 128 + signal.
   int Wait(int rank) {
     if (pids_[rank] <= 0) return -1;
