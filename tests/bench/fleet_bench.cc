@@ -133,8 +133,8 @@ class FleetProcess {
                                       "--part-count",
                                       std::to_string(part.count),
                                       "--part-port",
-                                      std::to_string(part.port),
-                                      "--part-socket=" + part.socket};
+                                      std::to_string(part.port)};
+    if (!part.socket.empty()) words.push_back("--part-socket=" + part.socket);
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
