@@ -61,6 +61,7 @@ void On(Step& step, const Scanned& scanned) {
     step.Note(absl::StrCat("adopted ", NameOf(record.key)));
     GoOn(step, record, group);
   }
+  NumberSlots(state);
   SayHello(step);
 }
 

@@ -62,6 +62,7 @@ struct RunRecord {
   GroupKey key;
   BootId boot;
   int workers = 0;          // 0: not known, so that it may hold every slot.
+  std::vector<int> slots;   // By number; empty: an older agent did not give them out by number.
   bool started = false;     // The started mark is there: `run` was obeyed.
   bool shim_alive = false;  // It answers; of an earlier life's, the run directory's lock is held.
   bool unheard = false;     // It has not answered yet, and is not known to be gone.
@@ -178,6 +179,7 @@ using Event =
 struct WriteRunDirectory {
   GroupKey key;
   Prepare prepare;
+  std::vector<int> slots{};  // One number per worker: which of this node's.
 };
 // Has what the ranks need imported, by a process that they can be forked from. Answered by
 // WarmedUp, at once where there is such a process.

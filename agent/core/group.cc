@@ -84,6 +84,7 @@ Group Adopt(const RunRecord& record) {
   Group group;
   group.phase = PhaseOf(record);
   group.workers = record.workers;
+  group.slots = record.slots;
   group.shim.stage = record.shim_alive ? ShimStage::kReady : ShimStage::kGone;
   group.shim.checking = record.checking;
   group.shim.witness = record.witness;

@@ -16,6 +16,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "agent/core/events.h"
 #include "common/base/control.h"
@@ -115,6 +116,8 @@ struct Reporting {
 struct Group {
   Phase phase = Phase::kPreparing;
   int workers = 0;
+  // One number per worker, in order: which of this node's slots it holds, alone until it is free.
+  std::vector<int> slots;
   bool started = false;  // The started mark is (about to be) there. Never goes back.
   Shim shim;
   Store store;

@@ -1,8 +1,10 @@
 #include "agent/core/prepare.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -54,6 +56,19 @@ Slots SlotsOf(const State& state, const GroupKey& without) {
   return slots;
 }
 
+// As many as that of the smallest numbers that no group but `without` holds.
+std::vector<int> FreeSlots(const State& state, const GroupKey& without, int needed) {
+  std::set<int> held;
+  for (const auto& [key, group] : state.groups) {
+    if (key != without && group.holds_slots()) held.insert(group.slots.begin(), group.slots.end());
+  }
+  std::vector<int> free;
+  for (int slot = 0; static_cast<int>(free.size()) < needed; ++slot) {
+    if (!held.contains(slot)) free.push_back(slot);
+  }
+  return free;
+}
+
 }  // namespace
 
 void StartPreparing(Step& step, const JobId& job, const Prepare& prepare) {
@@ -83,14 +98,23 @@ void StartPreparing(Step& step, const JobId& job, const Prepare& prepare) {
   known.highest = std::max(known.highest, prepare.generation);
   Group group;
   group.workers = needed;
+  group.slots =
+      legacy.from ? state.Find({job, *legacy.from})->slots : FreeSlots(state, key, needed);
   group.in_place.from = legacy.from;
   group.store.hosted = prepare.host_store;
   group.shim.warm = prepare.spec.job.warm.has_value();
   // From now on there may be something of it on the disk, whether the shell has answered or not.
   group.shim.stage = ShimStage::kDirectory;
+  step.Do(WriteRunDirectory{key, prepare, group.slots});
   state.groups.emplace(key, std::move(group));
   state.nurseries.erase(job);
-  step.Do(WriteRunDirectory{key, prepare});
+}
+
+void NumberSlots(State& state) {
+  for (auto& [key, group] : state.groups) {
+    if (group.holds_slots() && group.slots.empty())
+      group.slots = FreeSlots(state, key, group.workers);
+  }
 }
 
 std::optional<Instant> WarmUntil(const Group& group) {

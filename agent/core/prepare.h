@@ -23,6 +23,9 @@ namespace regroup::agent {
 // can never be done is refused, and reported like any group.
 void StartPreparing(Step& step, const JobId& job, const Prepare& prepare);
 
+// To groups of an earlier life's whose records do not say which slots they hold.
+void NumberSlots(State& state);
+
 // Imports may take for ever; ranks wait for them until then.
 std::optional<Instant> WarmUntil(const Group& group);
 void EndWarmUps(Step& step);

@@ -94,6 +94,8 @@ Agent::Agent(asio::io_context& loop, AgentOptions options, NodeFolder& folder, D
       end_timer_(loop),
       name_(options_.core.name) {
   groups_.Follow(options_.core.cluster, options_.core.highest_epoch);
+  if (options_.tells_of_gpus)
+    gpus_ = std::make_unique<GpuWatch>(GpuWatch::Options{.devices = options_.groups.devices});
   if (front_ != nullptr) front_->WhenShown([this] { groups_.SetShown(front_->ShownSoFar()); });
 }
 
@@ -226,6 +228,7 @@ void Agent::Hurry() {
 void Agent::Connect(const DialTarget& target) {
   target_ = target;
   dialled_at_ = io::BootNow();
+  gpus_told_ = 0;
   Session::Handler handler;
   handler.message = [this](const v1::CoordinatorMessage& message) { OnMessage(message); };
   handler.broken = [this](const absl::Status& why) { OnBroken(why); };
@@ -447,8 +450,13 @@ void Agent::Carry(const ShowLeaving& action) {
 
 void Agent::Carry(const SendHeartbeat& action) {
   if (session_ && session_->queued() > 0) return;  // What waits says as much.
-  Send(&v1::AgentMessage::set_allocated_heartbeat,
-       ToProto(HeartbeatMessage{action.obeyed, groups_.WarmBytes()}));
+  HeartbeatMessage heartbeat{action.obeyed, groups_.WarmBytes()};
+  if (gpus_) {
+    GpuWatch::Seen seen = gpus_->Latest();
+    if (seen.number != gpus_told_) heartbeat.gpus = std::move(seen.gpus);
+    gpus_told_ = seen.number;
+  }
+  Send(&v1::AgentMessage::set_allocated_heartbeat, ToProto(heartbeat));
 }
 
 void Agent::Carry(const TellNotice& action) {

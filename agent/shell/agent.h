@@ -18,6 +18,7 @@
 #include "agent/core/core.h"
 #include "agent/shell/backoff.h"
 #include "agent/shell/dialler.h"
+#include "agent/shell/gpu_watch.h"
 #include "agent/shell/group_host.h"
 #include "agent/shell/log_streams.h"
 #include "agent/shell/node_folder.h"
@@ -55,6 +56,7 @@ struct AgentOptions {
   std::vector<int> ending_signals = {SIGTERM, SIGINT, SIGHUP};
   std::vector<int> forwarded_signals;  // Passed on to workers.
   bool durable_memory = false;         // A service remembers whom it follows on disk.
+  bool tells_of_gpus = false;          // A service, those of `groups.devices`.
 };
 
 class Agent {
@@ -133,6 +135,8 @@ class Agent {
   WorkerServer workers_;
   GroupHost groups_;
   LogStreams logs_;
+  std::unique_ptr<GpuWatch> gpus_;  // Null: it tells of none.
+  std::uint64_t gpus_told_ = 0;     // What this session has said of them.
   Backoff backoff_;
 
   boost::asio::signal_set signals_;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "agent/shell/agent.h"
 #include "agent/shell/launch_front.h"
 #include "common/base/status_macros.h"
@@ -265,7 +266,16 @@ absl::StatusOr<AgentOptions> ServiceOptions(const AgentConfig& config, const Nod
   ASSIGN_OR_RETURN(AgentOptions options, CommonOptions(node));
   options.core.name = config.node_name.empty() ? HostName() : config.node_name;
   options.core.name_explicit = !config.node_name.empty();
-  options.core.slots = config.slots > 0 ? config.slots : std::max(1, UsableGpus());
+  absl::StatusOr<NodeDevices> devices = DevicesOfNode(OwnVisibleDevices());
+  if (!devices.ok() && config.slots == 0) {
+    return UserError(devices.status().code(), "the GPUs of this node cannot be counted",
+                     std::string(devices.status().message()), "regroup agent --slots 8");
+  }
+  if (devices.ok()) options.groups.devices = *std::move(devices);
+  options.core.slots =
+      config.slots > 0 ? config.slots
+                       : std::max<int>(1, static_cast<int>(options.groups.devices.names.size()));
+  options.groups.slots = options.core.slots;
   options.core.sigterm_is_notice = config.sigterm_is_notice;
   options.core.grace = config.grace;
   options.core.cluster = node.folder.cluster();
@@ -277,6 +287,7 @@ absl::StatusOr<AgentOptions> ServiceOptions(const AgentConfig& config, const Nod
     return SubmittedProgram(prepare.spec.job, own);
   };
   options.durable_memory = true;
+  options.tells_of_gpus = true;
   return options;
 }
 
@@ -295,6 +306,7 @@ absl::StatusOr<int> RunService(const AgentConfig& config) {
                               {"name", options.core.name},
                               {"incarnation", absl::StrCat(node.folder.incarnation().value())},
                               {"slots", absl::StrCat(options.core.slots)},
+                              {"gpus", absl::StrJoin(options.groups.devices.names, ",")},
                               {"run_directories", node.base},
                               {"build", options.core.version.build}});
   if (!options.core.no_cgroup.empty())

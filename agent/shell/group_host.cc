@@ -98,7 +98,7 @@ void GroupHost::Fail(const GroupKey& key, const absl::Status& why) {
 // ---- prepare ------------------------------------------------------------------------------------
 
 shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
-                             const WorkerOptions& worker) const {
+                             const WorkerOptions& worker, const std::vector<int>& slots) const {
   shim::Spec spec;
   spec.nonce = io::RandomHex(16);
   spec.boot = options_.boot;
@@ -110,6 +110,8 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
   spec.workers = prepare.spec.workers;
   spec.keeps_ranks = prepare.spec.job.keeps_ranks();
   GroupProgram program = options_.program(prepare);
+  ShowDevices(DevicesOfSlots(options_.devices, options_.slots, slots), options_.devices,
+              program.environment);
   AddGroupEnvironment(key, spec.workers, static_cast<int>(options_.cpus.size()),
                       options_.worker_socket, program, worker);
   spec.command = std::move(program.command);
@@ -149,21 +151,23 @@ void GroupHost::MakeCgroup(const shim::Spec& spec) {
 }
 
 void GroupHost::Carry(const WriteRunDirectory& action) {
-  absl::Status written = Write(action.key, action.prepare);
+  absl::Status written = Write(action.key, action.prepare, action.slots);
   if (!written.ok()) return Fail(action.key, written);
   handler_.post(RunDirectoryWritten{action.key});
 }
 
-absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
+absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare,
+                              const std::vector<int>& slots) {
   auto hosted = std::make_unique<Hosted>();
   hosted->key = key;
+  hosted->slots = slots;
   hosted->host_store = prepare.host_store;
   hosted->store_members = prepare.store_members;
   const std::string ip = prepare.advertise.empty() ? "127.0.0.1" : prepare.advertise;
   ASSIGN_OR_RETURN(hosted->witness_fd, io::ListenTcpInRange(ip, options_.ports));
   ASSIGN_OR_RETURN(hosted->witness, io::LocalAddressOf(hosted->witness_fd.get()));
   hosted->worker = options_.launched ? options_.worker : SubmittedOptions(prepare.spec.job);
-  hosted->spec = SpecOf(key, prepare, hosted->worker);
+  hosted->spec = SpecOf(key, prepare, hosted->worker, slots);
   // Of a launch command it has checked that itself.
   if (!options_.launched && hosted->worker.virtual_local_rank)
     RETURN_IF_ERROR(CheckDevices(hosted->spec.workers, FromEntries(hosted->spec.environment)));
@@ -173,6 +177,7 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare) {
   json data = {{"host_store", prepare.host_store},
                {"worker_secret", hosted->worker_secret},
                {"since", hosted->since.value()},
+               {"slots", slots},
                {"store_members", prepare.store_members},
                {"advertise", ip},
                {"numa_binding", hosted->worker.numa_binding},

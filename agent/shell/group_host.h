@@ -26,6 +26,7 @@
 #include "agent/shell/run_remover.h"
 #include "agent/shell/shim_process.h"
 #include "agent/shell/worker_environment.h"
+#include "common/config/hardware.h"
 #include "common/io/address.h"
 #include "common/io/log_files.h"
 
@@ -48,6 +49,9 @@ class GroupHost {
     // Of a launch command's logs; a submitted job says itself what is kept.
     io::LogLimits log_limits;
     std::vector<int> cpus;
+    // What the slots of a service stand for; none: every group sees what there is.
+    int slots = 1;
+    NodeDevices devices;
     // Of the agent as it was started: what workers get.
     std::optional<shim::ResourceLimit> descriptors;
     WorkerOptions worker;
@@ -122,8 +126,9 @@ class GroupHost {
 
  private:
   struct Hosted;
-  absl::Status Write(const GroupKey& key, const Prepare& prepare);
-  shim::Spec SpecOf(const GroupKey& key, const Prepare& prepare, const WorkerOptions& worker) const;
+  absl::Status Write(const GroupKey& key, const Prepare& prepare, const std::vector<int>& slots);
+  shim::Spec SpecOf(const GroupKey& key, const Prepare& prepare, const WorkerOptions& worker,
+                    const std::vector<int>& slots) const;
   void MakeCgroup(const shim::Spec& spec);
   absl::Status Spawn(Hosted& hosted);
   absl::Status SpawnFromNursery(Hosted& hosted, Nursery& nursery, shim::ShimStart start,

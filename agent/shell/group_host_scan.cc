@@ -149,6 +149,7 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
   hosted->path = record.path;
   hosted->adopted = hosted->ready = true;
   const json data = ParseNotes(record.spec.agent_data), notes = ParseNotes(record.agent_notes);
+  hosted->slots = Noted(data, "slots", std::vector<int>());
   hosted->host_store = Noted(data, "host_store", false);
   hosted->store_members = Noted(data, "store_members", std::vector<std::string>());
   hosted->worker_secret = Noted(data, "worker_secret", std::string());
@@ -216,6 +217,7 @@ RunRecord GroupHost::Describe(const Hosted& hosted) const {
   record.key = hosted.key;
   record.boot = hosted.spec.boot;
   record.workers = hosted.spec.workers;
+  record.slots = hosted.slots;
   record.signalled = hosted.signalled;
   record.killed = hosted.killed;
   record.store = {.hosted = hosted.host_store,

@@ -20,6 +20,7 @@ struct GroupHost::Hosted {
   GroupKey key;
   shim::Spec spec;
   WorkerOptions worker;
+  std::vector<int> slots;  // By number.
   std::string path, store_path;
   std::string worker_secret;  // Of its ranks' tokens.
   bool host_store = false;

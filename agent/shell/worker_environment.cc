@@ -9,6 +9,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "common/config/env.h"
@@ -118,6 +119,14 @@ WorkerOptions SubmittedOptions(const JobSpec& job) {
   options.virtual_local_rank = job.virtual_local_rank;
   options.sets_master_port = job.sets_master_port;
   return options;
+}
+
+void ShowDevices(const std::vector<std::string>& names, const NodeDevices& node,
+                 Environment& environment) {
+  if (names.empty() || VisibleDevicesOf(environment)) return;
+  environment[node.variable.empty() ? "CUDA_VISIBLE_DEVICES" : node.variable] =
+      absl::StrJoin(names, ",");
+  if (node.by_address) SetDefault(environment, "CUDA_DEVICE_ORDER", "PCI_BUS_ID");
 }
 
 absl::Status CheckDevices(int workers, const Environment& environment) {

@@ -12,6 +12,7 @@
 #include "agent/core/events.h"
 #include "agent/shim/protocol.h"
 #include "common/base/control.h"
+#include "common/config/hardware.h"
 #include "common/config/launch_config.h"
 
 namespace regroup::agent {
@@ -35,6 +36,10 @@ GroupProgram LaunchedProgram(const LaunchConfig& launch, const Environment& own,
 GroupProgram SubmittedProgram(const JobSpec& job, const Environment& own);
 // What a submitted job asks of its workers.
 WorkerOptions SubmittedOptions(const JobSpec& job);
+// A group sees `names` of its node's devices, and nothing changes where there are none or its job
+// names devices itself.
+void ShowDevices(const std::vector<std::string>& names, const NodeDevices& node,
+                 Environment& environment);
 // With a virtual local rank each worker sees one device: the list must be long enough.
 absl::Status CheckDevices(int workers, const Environment& environment);
 

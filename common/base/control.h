@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/gpu.h"
 #include "common/base/ids.h"
 #include "common/base/job_spec.h"
 #include "common/base/time.h"
@@ -173,6 +174,8 @@ struct CommitRequest {  // Rank 0 has every rank's shard on disk and asks to pub
 struct HeartbeatMessage {
   OrderNo obeyed;
   std::uint64_t warm_bytes = 0;  // Memory of what the node's warm ranks are forked from.
+  // As they are now; unset: as this session has said before, or there are none.
+  std::optional<std::vector<Gpu>> gpus{};
 };
 
 // ---- coordinator → agent -----------------------------------------------------------------------

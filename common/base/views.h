@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/gpu.h"
 #include "common/base/reasons.h"
 
 namespace regroup {
@@ -99,6 +100,7 @@ struct NodeView {
   bool launched = false, coordinator_host = false;
   Version version;
   std::uint64_t warm_bytes = 0;  // Memory of what its warm ranks are forked from.
+  std::vector<Gpu> gpus{};
 };
 
 // Of a coordinator. Beyond the limit it refuses connections over TCP: so many since it started.

@@ -27,7 +27,8 @@ void DescribeFlags(CLI::App& app, AgentConfig& config) {
         return absl::OkStatus();
       });
   AddInt(app, "--slots", config.slots, 0, limits::kWorkersPerNode,
-         "slots for workers on this node; 0: one for each GPU, else 1");
+         "slots for workers on this node; 0: one for each GPU or MIG instance, else 1. A job "
+         "sees the GPUs of its slots");
   AddSwitch(app, "--sigterm-is-notice", config.sigterm_is_notice,
             "SIGTERM means that this node goes away: workers save and leave; else the agent "
             "detaches and they run on");

@@ -1,6 +1,5 @@
 #include "common/config/hardware.h"
 
-#include <dlfcn.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include "common/config/job_limits.h"
 #include "common/config/text.h"
 #include "common/config/values.h"
+#include "common/gpu/nvml.h"
 
 namespace regroup {
 namespace {
@@ -85,22 +85,6 @@ std::optional<double> CgroupCpus() {
   return least;
 }
 
-// NVML is loaded only where somebody asks for GPUs; without the driver there are none.
-int NvmlDevices() {
-  void* library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return 0;
-  auto init = reinterpret_cast<int (*)()>(::dlsym(library, "nvmlInit_v2"));
-  auto count = reinterpret_cast<int (*)(unsigned*)>(::dlsym(library, "nvmlDeviceGetCount_v2"));
-  auto shutdown = reinterpret_cast<int (*)()>(::dlsym(library, "nvmlShutdown"));
-  unsigned devices = 0;
-  if (init != nullptr && count != nullptr && shutdown != nullptr && init() == 0) {
-    if (count(&devices) != 0) devices = 0;
-    shutdown();
-  }
-  ::dlclose(library);
-  return static_cast<int>(devices);
-}
-
 }  // namespace
 
 std::optional<double> CpuQuotaOf(std::string_view cpu_max) {
@@ -118,18 +102,46 @@ int UsableCpus() {
   return std::max(cpus, 1);
 }
 
-int UsableGpus() {
-  std::optional<std::string> visible = GetEnv("CUDA_VISIBLE_DEVICES");
-  if (!visible) return NvmlDevices();
-  // As CUDA reads it: devices up to the first invalid entry.
-  int devices = 0;
-  std::istringstream in(*visible);
-  for (std::string entry; std::getline(in, entry, ',');) {
-    entry.erase(std::remove(entry.begin(), entry.end(), ' '), entry.end());
-    if (entry.empty() || entry.front() == '-' || entry == "NoDevFiles") break;
-    ++devices;
+absl::StatusOr<NodeDevices> DevicesOfNode(const std::optional<VisibleDevices>& told,
+                                          std::chrono::milliseconds patience,
+                                          const std::string& nvml) {
+  NodeDevices devices;
+  if (told) {
+    devices.variable = told->variable;
+    // As CUDA reads it: devices up to the first invalid entry.
+    for (const std::string& device : told->devices) {
+      if (device.empty() || device.front() == '-' || device == "NoDevFiles") break;
+      devices.names.push_back(device);
+    }
+    return devices;
   }
+  absl::StatusOr<std::vector<Gpu>> gpus = AskForGpus(patience, nvml);
+  if (absl::IsDeadlineExceeded(gpus.status())) return gpus.status();
+  if (!gpus.ok()) {
+    devices.why_none = std::string(gpus.status().message());
+    return devices;
+  }
+  devices.by_address = true;
+  for (const Gpu& gpu : *gpus) devices.names.push_back(gpu.id);
+  if (gpus->empty()) devices.why_none = "the NVIDIA driver has none";
   return devices;
+}
+
+std::vector<std::string> DevicesOfSlots(const NodeDevices& devices, int slots,
+                                        const std::vector<int>& mine) {
+  std::vector<std::string> names;
+  const std::int64_t count = std::ssize(devices.names);
+  if (count == 0 || slots < 1) return names;
+  for (const int slot : mine) {
+    const std::int64_t number = std::clamp(slot, 0, slots - 1);
+    const std::int64_t first = number * count / slots,
+                       last = std::max(first + 1, (number + 1) * count / slots);
+    for (std::int64_t device = first; device < last; ++device) {
+      const std::string& name = devices.names[static_cast<std::size_t>(device)];
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    }
+  }
+  return names;
 }
 
 std::optional<VisibleDevices> VisibleDevicesOf(
@@ -147,6 +159,14 @@ std::optional<VisibleDevices> VisibleDevicesOf(
   return visible;
 }
 
+std::optional<VisibleDevices> OwnVisibleDevices() {
+  std::map<std::string, std::string> environment;
+  for (const char* name : {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"}) {
+    if (const std::optional<std::string> value = GetEnv(name)) environment[name] = *value;
+  }
+  return VisibleDevicesOf(environment);
+}
+
 std::optional<VisibleDevices> TooFewDevices(int workers,
                                             const std::map<std::string, std::string>& environment) {
   std::optional<VisibleDevices> visible = VisibleDevicesOf(environment);
@@ -157,11 +177,18 @@ std::optional<VisibleDevices> TooFewDevices(int workers,
 absl::StatusOr<int> ResolveWorkersPerNode(std::string_view text) {
   if (text == "cpu") return std::min(UsableCpus(), limits::kWorkersPerNode);
   if (text == "gpu" || text == "auto") {
-    int gpus = UsableGpus();
+    const absl::StatusOr<NodeDevices> devices = DevicesOfNode(OwnVisibleDevices());
+    if (!devices.ok()) {
+      return UserError(devices.status().code(), Cat("\"", text, "\": GPUs cannot be counted"),
+                       std::string(devices.status().message()), "cpu");
+    }
+    const int gpus = static_cast<int>(devices->names.size());
     if (gpus > 0) return std::min(gpus, limits::kWorkersPerNode);
     if (text == "auto") return std::min(UsableCpus(), limits::kWorkersPerNode);
-    return UserError(absl::StatusCode::kInvalidArgument, "\"gpu\": this node has no GPU",
-                     "CUDA_VISIBLE_DEVICES names none and NVML finds none", "auto");
+    return UserError(
+        absl::StatusCode::kInvalidArgument, "\"gpu\": this node has no GPU",
+        devices->variable.empty() ? devices->why_none : Cat(devices->variable, " names none"),
+        "auto");
   }
   absl::StatusOr<std::int64_t> number = ParseNumber(text, 1, limits::kWorkersPerNode);
   if (!number.ok()) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <optional>
 #include <string>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/gpu/nvml.h"
 
 namespace regroup {
 
@@ -16,9 +18,6 @@ int UsableCpus();
 // Of one cgroup: "max 100000" or "150000 100000" (cpu.max). Unset: no quota.
 std::optional<double> CpuQuotaOf(std::string_view cpu_max);
 
-// GPUs of this node: CUDA_VISIBLE_DEVICES when set, else NVML's count, else 0.
-int UsableGpus();
-
 // The devices that a program in this environment sees, as it was told; unset: it was not. AMD's
 // variable counts before NVIDIA's, unless it is empty.
 struct VisibleDevices {
@@ -27,6 +26,27 @@ struct VisibleDevices {
 };
 std::optional<VisibleDevices> VisibleDevicesOf(
     const std::map<std::string, std::string>& environment);
+// Of this process.
+std::optional<VisibleDevices> OwnVisibleDevices();
+
+// The GPUs of this node that programs may use, each by the name that a variable has for it.
+struct NodeDevices {
+  std::string variable;  // What names them; empty: nothing does, and the driver was asked.
+  std::vector<std::string> names;
+  bool by_address = false;  // The names are numbers by PCI address, which is not CUDA's own order.
+  std::string why_none;     // Of the driver.
+};
+// Those that `told` names, else those of the NVIDIA driver (a MIG instance is one), else none.
+// kDeadlineExceeded: the driver does not answer.
+absl::StatusOr<NodeDevices> DevicesOfNode(
+    const std::optional<VisibleDevices>& told,
+    std::chrono::milliseconds patience = std::chrono::seconds(10),
+    const std::string& nvml = Nvml::kLibrary);
+// What slots of a node stand for, each once and in order: of as many slots as devices each is one,
+// of fewer each is a block of them, of more several share one.
+std::vector<std::string> DevicesOfSlots(const NodeDevices& devices, int slots,
+                                        const std::vector<int>& mine);
+
 // With a virtual local rank each worker sees a device of its own. The list that is too short for
 // that; unset: it is long enough, or there is none.
 std::optional<VisibleDevices> TooFewDevices(int workers,

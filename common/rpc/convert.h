@@ -31,7 +31,8 @@ namespace pb = ::regroup::v1;
 inline constexpr int kMaxNodes = 10'000;
 inline constexpr int kMaxRanks = 65'536;  // Per job: max_nodes × workers_per_node.
 inline constexpr int kMaxWorkersPerNode = 4'096;
-inline constexpr int kMaxGroupsPerNode = 4'096;   // In one inventory.
+inline constexpr int kMaxGroupsPerNode = 4'096;  // In one inventory.
+inline constexpr int kMaxGpusPerNode = 256;
 inline constexpr int kMaxRanksPerHello = 16'384;  // Started or ended, of all its groups.
 inline constexpr std::size_t kMaxIdBytes =
     128;  // Node, cluster and boot ids, idempotency keys, job ids.
@@ -77,6 +78,7 @@ pb::GroupReport ToProto(const GroupReport& value);
 pb::Hello ToProto(const Hello& value);
 pb::LaunchRequest ToProto(const LaunchRequest& value);
 pb::Heartbeat ToProto(const HeartbeatMessage& value);
+pb::Gpu ToProto(const Gpu& value);
 pb::WorkerProgress ToProto(const WorkerProgress& value);
 pb::CommitRequest ToProto(const CommitRequest& value);
 absl::StatusOr<Version> FromProto(const pb::Version& value);
@@ -84,6 +86,8 @@ absl::StatusOr<GroupReport> FromProto(const pb::GroupReport& value);
 absl::StatusOr<Hello> FromProto(const pb::Hello& value);
 absl::StatusOr<LaunchRequest> FromProto(const pb::LaunchRequest& value);
 absl::StatusOr<HeartbeatMessage> FromProto(const pb::Heartbeat& value);
+absl::StatusOr<std::vector<Gpu>> GpusFromProto(
+    const google::protobuf::RepeatedPtrField<pb::Gpu>& value);
 absl::StatusOr<WorkerProgress> FromProto(const pb::WorkerProgress& value);
 absl::StatusOr<CommitRequest> FromProto(const pb::CommitRequest& value);
 

@@ -272,11 +272,54 @@ pb::Heartbeat ToProto(const HeartbeatMessage& value) {
   pb::Heartbeat out;
   out.set_obeyed(value.obeyed.value());
   out.set_warm_bytes(value.warm_bytes);
+  if (value.gpus) {
+    pb::Gpus& gpus = *out.mutable_gpus();
+    for (const Gpu& gpu : *value.gpus) *gpus.add_gpus() = ToProto(gpu);
+  }
   return out;
 }
 
 absl::StatusOr<HeartbeatMessage> FromProto(const pb::Heartbeat& value) {
-  return HeartbeatMessage{OrderNo(value.obeyed()), value.warm_bytes()};
+  Checker check;
+  HeartbeatMessage out{OrderNo(value.obeyed()), value.warm_bytes()};
+  if (value.has_gpus()) out.gpus = check.Nested("gpus", GpusFromProto(value.gpus().gpus()));
+  return check.Finish(std::move(out));
+}
+
+pb::Gpu ToProto(const Gpu& value) {
+  pb::Gpu out;
+  out.set_id(value.id);
+  out.set_uuid(value.uuid);
+  out.set_name(value.name);
+  out.set_memory_bytes(value.memory_bytes);
+  out.set_used_bytes(value.used_bytes);
+  if (value.celsius) out.set_celsius(*value.celsius);
+  if (value.ecc_errors) out.set_ecc_errors(*value.ecc_errors);
+  out.set_xids(value.xids);
+  out.set_last_xid(value.last_xid);
+  out.set_trouble(value.trouble);
+  return out;
+}
+
+absl::StatusOr<std::vector<Gpu>> GpusFromProto(
+    const google::protobuf::RepeatedPtrField<pb::Gpu>& value) {
+  Checker check;
+  std::vector<Gpu> out;
+  if (!check.Size("gpus", value.size(), kMaxGpusPerNode)) return check.Finish(std::move(out));
+  for (const pb::Gpu& gpu : value) {
+    Gpu& seen = out.emplace_back();
+    seen.id = check.Text("id", gpu.id(), kMaxIdBytes);
+    seen.uuid = check.Text("uuid", gpu.uuid(), kMaxIdBytes);
+    seen.name = check.Text("name", gpu.name(), kMaxIdBytes);
+    seen.memory_bytes = gpu.memory_bytes();
+    seen.used_bytes = gpu.used_bytes();
+    if (gpu.has_celsius()) seen.celsius = gpu.celsius();
+    if (gpu.has_ecc_errors()) seen.ecc_errors = gpu.ecc_errors();
+    seen.xids = gpu.xids();
+    seen.last_xid = gpu.last_xid();
+    seen.trouble = check.Text("trouble", gpu.trouble(), kMaxTextBytes);
+  }
+  return check.Finish(std::move(out));
 }
 
 pb::WorkerProgress ToProto(const WorkerProgress& value) {

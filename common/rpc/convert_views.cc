@@ -286,6 +286,7 @@ pb::NodeView ToProto(const NodeView& value) {
   out.set_coordinator_host(value.coordinator_host);
   *out.mutable_version() = ToProto(value.version);
   out.set_warm_bytes(value.warm_bytes);
+  for (const Gpu& gpu : value.gpus) *out.add_gpus() = ToProto(gpu);
   return out;
 }
 
@@ -306,6 +307,7 @@ absl::StatusOr<NodeView> FromProto(const pb::NodeView& value) {
   out.launched = value.launched();
   out.coordinator_host = value.coordinator_host();
   out.warm_bytes = value.warm_bytes();
+  out.gpus = check.Nested("gpus", GpusFromProto(value.gpus()));
   out.version = check.Nested("version", FromProto(value.version()));
   return check.Finish(std::move(out));
 }

@@ -610,8 +610,9 @@ void Checker::OnRankStarted(const Node& node, const Group& group, const Rank& ra
   Expect(members_.contains(id), "8: started without a formed generation: " + name);
   Expect(!members_.contains(id) || IsMember(id, node.id()),
          "8: started on a node that is no member: " + name);
-  // 14. Nothing older of this job lives on this node. 13, 41. Slots hold.
+  // 14. Nothing older of this job lives on this node. 13, 41. Slots hold. 73. Each by itself.
   int live = 0;
+  std::map<int, int> living;  // By the number of their slot.
   for (const auto& job : node.groups()) {
     for (const auto& entry : job.second) {
       const auto alive = std::count_if(entry.second.ranks.begin(), entry.second.ranks.end(),
@@ -619,8 +620,12 @@ void Checker::OnRankStarted(const Node& node, const Group& group, const Rank& ra
       live += static_cast<int>(alive);
       const bool older = job.first == group.job && entry.first < group.generation;
       Expect(!older || alive == 0, "14: started beside an older generation: " + name);
+      if (alive == 0) continue;
+      for (const int slot : entry.second.slots) ++living[slot];
     }
   }
+  for (const int slot : group.slots)
+    Expect(living[slot] == 1, Text("73: others live on slot ", slot, " of ", name));
   Expect(node.options().launched || live <= node.options().slots,
          Text("41: ", live, " ranks on ", node.name()));
   // 28. Nothing starts after an acknowledged cancel, but what was ordered before it and then held

@@ -38,7 +38,8 @@
 //   69  the time that a notice leaves to workers never grows;
 //   70  whoever has retired and is left out of what forms is told to end;
 //   71  silence is believed in time;
-//   72  a cancel that is sent again is answered as it was.
+//   72  a cancel that is sent again is answered as it was;
+//   73  no two groups have ranks on one slot of a node.
 //
 // Of that list these are not here:
 //   2       one journal has one writer: its folder is flocked (tests/launcher/coordinator/shell);

@@ -92,6 +92,7 @@ agent::RunRecord Node::RecordOf(const Group& group) const {
     return record;
   }
   record.workers = group.workers;
+  record.slots = group.slots;
   record.store.hosted = group.host_store;
   record.started = group.run.has_value();
   record.signalled = group.signalled;
@@ -153,6 +154,7 @@ void Node::Carry(const agent::WriteRunDirectory& action) {
   group.job = action.key.job;
   group.generation = action.key.generation;
   group.workers = action.prepare.spec.workers;
+  group.slots = action.slots;
   group.host_store = action.prepare.host_store;
   group.checking = action.prepare.spec.job.node_check.wanted();
   if (!behaviour_.refuses.empty())

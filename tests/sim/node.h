@@ -97,6 +97,7 @@ struct Group {
   Generation generation;
   Phase phase = Phase::kPreparing;  // As the last agent saw it.
   int workers = 1;
+  std::vector<int> slots;    // By number.
   bool checking = false;     // Its node check runs.
   std::string check_failed;  // How; empty: it has not.
   bool host_store = false;

@@ -17,9 +17,12 @@ class Nodes : public Command {
  public:
   Nodes()
       : Command({.name = "nodes",
-                 .summary = "list nodes: state, address, slots, when last heard; forget a dead one",
+                 .summary =
+                     "list nodes: state, address, slots, GPUs, when last heard; forget a dead one",
                  .usage = "regroup nodes [NODE | forget NODE]",
-                 .text = "`forget` is for a node that is certainly gone: you vouch that none of "
+                 .text = "GPUs that fail, or whose driver has told of a critical error (Xid), come "
+                         "first in a node's note; `regroup explain NODE` has a line for each. "
+                         "`forget` is for a node that is certainly gone: you vouch that none of "
                          "its workers runs any "
                          "more. What waits for it goes on at once.",
                  .example = "regroup nodes\nregroup nodes forget node2",

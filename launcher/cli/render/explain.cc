@@ -12,6 +12,7 @@
 #include "common/report/format.h"
 #include "common/report/reasons.h"
 #include "common/report/text_style.h"
+#include "launcher/cli/render/gpus.h"
 #include "launcher/cli/render/lists.h"
 
 namespace regroup::cli {
@@ -399,6 +400,7 @@ std::string RenderExplain(const NodeView& node, const TextStyle& style) {
              node.launched ? "launched by `regroup run`: it leaves with its command"
                            : "a service: it stays until it is stopped or forgotten",
              "\n");
+  if (!node.gpus.empty()) out += Cat("\n", GpuTable(node.gpus, style), "\n");
   std::string next = node.state == "lost" ? Cat("regroup nodes forget ", node.name)
                      : jobs.empty()       ? std::string("regroup nodes")
                                           : Cat("regroup explain ", jobs.front());

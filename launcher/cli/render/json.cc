@@ -233,6 +233,20 @@ Json JobJson(const JobView& job, bool detail) {
   return out;
 }
 
+Json GpuJson(const Gpu& gpu) {
+  Json out = {{"gpu", gpu.id},
+              {"uuid", gpu.uuid},
+              {"name", gpu.name},
+              {"memory_bytes", gpu.memory_bytes},
+              {"used_bytes", gpu.used_bytes},
+              {"xids", gpu.xids}};
+  if (gpu.celsius) out["celsius"] = *gpu.celsius;
+  if (gpu.ecc_errors) out["ecc_errors"] = *gpu.ecc_errors;
+  if (gpu.xids > 0) out["last_xid"] = gpu.last_xid;
+  if (!gpu.trouble.empty()) out["trouble"] = gpu.trouble;
+  return out;
+}
+
 Json NodeJson(const NodeView& node) {
   Json out = {{"node", node.name},           {"id", node.id.value()},
               {"state", node.state},         {"address", node.address},
@@ -244,6 +258,8 @@ Json NodeJson(const NodeView& node) {
   out["launched"] = node.launched;
   out["coordinator_host"] = node.coordinator_host;
   out["warm_bytes"] = node.warm_bytes;
+  out["gpus"] = Json::array();
+  for (const Gpu& gpu : node.gpus) out["gpus"].push_back(GpuJson(gpu));
   out["build"] = node.version.build;
   return out;
 }

@@ -9,6 +9,7 @@
 #include "common/config/values.h"
 #include "common/report/format.h"
 #include "common/report/reasons.h"
+#include "launcher/cli/render/gpus.h"
 #include "launcher/cli/render/table.h"
 #include "launcher/coordinator/core/ranks.h"
 
@@ -34,6 +35,7 @@ std::string NoteOf(const NodeView& node) {
   std::vector<std::string> notes;
   if (node.coordinator_host) notes.push_back("coordinator");
   if (!node.note.empty()) notes.push_back(node.note);
+  if (!node.gpus.empty()) notes.push_back(GpuSummary(node.gpus));
   if (node.warm_bytes > 0) notes.push_back(Cat("warm ", FormatBytes(node.warm_bytes)));
   return JoinWords(notes);
 }

@@ -6,8 +6,10 @@
 #include <compare>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "common/base/control.h"
 #include "common/base/ids.h"
@@ -30,6 +32,7 @@ struct HeartbeatReceived {
   SessionId session;
   OrderNo obeyed;
   std::uint64_t warm_bytes = 0;
+  std::optional<std::vector<Gpu>> gpus{};  // Unset: as before.
 };
 struct Reported {
   SessionId session;

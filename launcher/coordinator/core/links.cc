@@ -173,8 +173,10 @@ void On(Step& step, const HeartbeatReceived& event) {
   Node* node = step.state.NodeOf(event.session);
   if (node == nullptr) return;
   Heard(step, *node);
-  if (Attached* attached = std::get_if<Attached>(&node->link))
+  if (Attached* attached = std::get_if<Attached>(&node->link)) {
     attached->warm_bytes = event.warm_bytes;
+    if (event.gpus) attached->gpus = *event.gpus;
+  }
   // An order that was obeyed with nothing to report is settled by this: its slots are
   // no longer taken.
   if (event.obeyed <= node->orders.obeyed) return;

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "common/base/control.h"
 #include "common/base/ids.h"
@@ -52,7 +53,9 @@ struct Awaited {  // Known from the journal, not heard since recovery.
 struct Attached {
   SessionId session;
   Instant since{};
-  std::uint64_t warm_bytes = 0;  // As its last heartbeat said.
+  // As its heartbeats have said.
+  std::uint64_t warm_bytes = 0;
+  std::vector<Gpu> gpus{};
 };
 struct Suspected {  // Session broken; the lease runs.
   Away away;

@@ -384,7 +384,10 @@ NodeView ViewOf(const State& state, const Node& node, const Moment& at) {
   view.launched = node.row.launched;
   view.coordinator_host = IsLoopback(node.row.dialled) || node.row.dialled == node.row.address;
   view.version = node.row.version;
-  if (node.attached()) view.warm_bytes = node.attached()->warm_bytes;
+  if (const Attached* attached = node.attached()) {
+    view.warm_bytes = attached->warm_bytes;
+    view.gpus = attached->gpus;
+  }
   return view;
 }
 

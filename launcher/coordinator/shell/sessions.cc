@@ -257,7 +257,8 @@ void Sessions::Obey(SessionId id, Session& session, Instant received, AgentSaid 
                    step(LaunchAsked{id, std::move(request), free_bytes});
                  },
                  [&](HeartbeatMessage& heartbeat) {
-                   step(HeartbeatReceived{id, heartbeat.obeyed, heartbeat.warm_bytes});
+                   step(HeartbeatReceived{id, heartbeat.obeyed, heartbeat.warm_bytes,
+                                          std::move(heartbeat.gpus)});
                    AnswerHeartbeat(id, received);
                  },
                  [&](GroupReport& report) {

@@ -53,6 +53,7 @@ struct Shim {
 };
 struct Directory {
   Prepare prepare;
+  std::vector<int> slots;  // Empty: an older agent wrote it.
   std::optional<Shim> shim;
   bool store_alive = false, store_closed = false;
   std::set<int> signalled;  // The mark.
@@ -99,6 +100,7 @@ class RandomHost {
     record.key = key;
     record.boot = BootId("boot");
     record.workers = directory.prepare.spec.workers;
+    record.slots = directory.slots;
     record.store.hosted = directory.prepare.host_store;
     record.store.alive = directory.store_alive;
     record.store.closed = directory.store_closed;

@@ -120,6 +120,7 @@ class World : private RandomHost {
   void Carry(const WriteRunDirectory& a) {
     ASSERT_FALSE(node_.directories.contains(a.key));
     node_.directories[a.key].prepare = a.prepare;
+    node_.directories[a.key].slots = a.slots;
     if (faults_ && rng_.Below(20) == 0) {
       Later(PrepareFailed{a.key, "disk full"});
     } else {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <csignal>
+#include <iterator>
+#include <set>
 #include <sstream>
 #include <variant>
 
@@ -322,6 +324,19 @@ void Promises::CheckRefusal(const regroup::Order& order, const Groups& groups) {
   Expect(taken > config_.slots, key, "it is refused, and has room");
 }
 
+// A slot is of one group at a time, or of those that its ranks go through.
+void Promises::CheckSlots(const GroupKey& key, const Group& group, const Groups& groups) {
+  if (group.phase == Phase::kFree) return;
+  const std::set<int> slots(group.slots.begin(), group.slots.end());
+  Expect(std::ssize(slots) == group.workers, key, "it has not as many slots as workers");
+  for (const auto& [other, another] : groups) {
+    if (other.job == key.job || another.phase == Phase::kFree) continue;
+    for (const int slot : another.slots)
+      Expect(!slots.contains(slot), key,
+             "another group has slot " + std::to_string(slot) + " as well");
+  }
+}
+
 // ---- what it is in the middle of
 
 void Promises::CheckGroup(Instant now, const GroupKey& key, const Group& group,
@@ -338,6 +353,7 @@ void Promises::CheckGroup(Instant now, const GroupKey& key, const Group& group,
     Expect(now < *known.empty_since + wait || group.phase == Phase::kFree, key,
            "it is empty, and its last words are awaited for ever");
   }
+  CheckSlots(key, group, groups);
   CheckStopped(now, key, group, groups);
   CheckRetiring(now, key, group);
   CheckKept(now, key, group);

@@ -78,6 +78,7 @@ class Promises {
   void CheckReport(const GroupReport& report, const Groups& groups);
   void CheckAnswers(const Event& event, const Effects& effects, const Core& core);
   void CheckRefusal(const regroup::Order& order, const Groups& groups);
+  void CheckSlots(const GroupKey& key, const Group& group, const Groups& groups);
   void CheckGroup(Instant now, const GroupKey& key, const Group& group, const Groups& groups);
   void CheckStopped(Instant now, const GroupKey& key, const Group& group, const Groups& groups);
   void CheckRetiring(Instant now, const GroupKey& key, const Group& group);

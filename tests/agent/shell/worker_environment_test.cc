@@ -134,6 +134,30 @@ TEST(WorkerEnvironment, AListOfDevicesThatIsTooShortIsRefused) {
             "virtual_local_rank: 3 workers need 3 devices, and CUDA_VISIBLE_DEVICES=0,1 names 2");
 }
 
+TEST(WorkerEnvironment, AGroupSeesTheDevicesOfItsSlots) {
+  NodeDevices node;
+  node.names = {"0", "1", "2", "3"};
+  node.by_address = true;
+  Environment environment = {{"A", "b"}};
+  ShowDevices({"2", "3"}, node, environment);
+  EXPECT_EQ(environment,
+            (Environment{
+                {"A", "b"}, {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}, {"CUDA_VISIBLE_DEVICES", "2,3"}}));
+  // As the agent was told, in whose own order.
+  Environment amd;
+  ShowDevices({"6"}, {"HIP_VISIBLE_DEVICES", {"5", "6"}, false, ""}, amd);
+  EXPECT_EQ(amd, (Environment{{"HIP_VISIBLE_DEVICES", "6"}}));
+  // No devices, or a job that names them itself: for want of any, too.
+  for (const Environment& own :
+       {Environment{}, Environment{{"CUDA_VISIBLE_DEVICES", ""}},
+        Environment{{"CUDA_VISIBLE_DEVICES", "7"}}, Environment{{"HIP_VISIBLE_DEVICES", "7"}}}) {
+    Environment kept = own;
+    ShowDevices(own.empty() ? std::vector<std::string>() : std::vector<std::string>{"2"}, node,
+                kept);
+    EXPECT_EQ(kept, own);
+  }
+}
+
 TEST(WorkerEnvironment, VirtualLocalRankShowsOneDevice) {
   struct Row {
     Environment group;

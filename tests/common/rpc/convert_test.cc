@@ -25,6 +25,20 @@ RankExit SomeExit() {
           ErrorEvidence::kErrorFile,
           true};
 }
+Gpu SomeGpu() {
+  Gpu gpu;
+  gpu.id = gpu.uuid = "MIG-a";
+  gpu.name = "NVIDIA H100";
+  gpu.memory_bytes = 80ull << 30;
+  gpu.used_bytes = 1;
+  gpu.celsius = 41;
+  gpu.ecc_errors = 0;
+  gpu.xids = 2;
+  gpu.last_xid = 79;
+  gpu.trouble = "GPU is lost";
+  return gpu;
+}
+
 RankCause SomeCause() {
   return {"node1", 3, 1, SomeExit(), WallTime(std::chrono::microseconds(1'700'000'000'000'001))};
 }
@@ -138,6 +152,25 @@ TEST(Convert, AgentMessagesSurvive) {
   const absl::StatusOr<HeartbeatMessage> beat = FromProto(ToProto(HeartbeatMessage{OrderNo(9), 7}));
   EXPECT_EQ(beat->obeyed, OrderNo(9));
   EXPECT_EQ(beat->warm_bytes, 7u);
+  EXPECT_FALSE(beat->gpus);
+}
+
+TEST(Convert, GpusOfAHeartbeat) {
+  const Gpu gpu = SomeGpu();
+  HeartbeatMessage beat{OrderNo(9), 7};
+  for (const std::vector<Gpu>& gpus : {std::vector<Gpu>(), {gpu}, {gpu, Gpu{}}}) {
+    beat.gpus = gpus;
+    EXPECT_EQ(FromProto(ToProto(beat))->gpus, gpus);
+  }
+  beat.gpus->resize(256);
+  EXPECT_TRUE(FromProto(ToProto(beat)).ok());
+  beat.gpus->resize(257);
+  EXPECT_THAT(std::string(FromProto(ToProto(beat)).status().message()),
+              ::testing::HasSubstr("gpus"));
+  beat.gpus = {gpu};
+  beat.gpus->front().trouble = std::string(4097, 'x');
+  EXPECT_THAT(std::string(FromProto(ToProto(beat)).status().message()),
+              ::testing::HasSubstr("trouble"));
 }
 
 TEST(Convert, CoordinatorMessagesSurvive) {
@@ -284,7 +317,7 @@ TEST(Convert, ViewsSurvive) {
   ExpectAllFieldsSet(wire.generations(0));
   ExpectAllFieldsSet(wire.generations(0).members(0));
   const NodeView node{NodeId("n"), "node1", "10.0.0.4", "ready", 2,           1, {JobId("a-1")},
-                      Duration(1), "note",  true,       true,    {1, 1, "b"}, 3};
+                      Duration(1), "note",  true,       true,    {1, 1, "b"}, 3, {SomeGpu()}};
   ExpectRoundTrip(node);
   ExpectAllFieldsSet(ToProto(node));
 }

@@ -124,7 +124,8 @@ class Coordinator {
                        Step(LaunchAsked{session, std::move(launch)});
                    },
                    [&](HeartbeatMessage& heartbeat) {
-                     Step(HeartbeatReceived{session, heartbeat.obeyed, heartbeat.warm_bytes});
+                     Step(HeartbeatReceived{session, heartbeat.obeyed, heartbeat.warm_bytes,
+                                            heartbeat.gpus});
                    },
                    [&](GroupReport& report) {
                      Step(Reported{session, std::move(report)});

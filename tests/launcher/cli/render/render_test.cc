@@ -136,6 +136,60 @@ TEST(NodesTable, WhatWarmRanksAreForkedFromIsShown) {
   EXPECT_EQ(Json::parse(NodesDocument({node}, {}))["nodes"][0]["warm_bytes"], 412 << 20);
 }
 
+Gpu GpuOf(std::string id, int celsius) {
+  Gpu gpu;
+  gpu.id = std::move(id);
+  gpu.uuid = "GPU-" + gpu.id;
+  gpu.name = "NVIDIA H100";
+  gpu.memory_bytes = 80ull << 30;
+  gpu.used_bytes = 1ull << 30;
+  gpu.celsius = celsius;
+  gpu.ecc_errors = 0;
+  return gpu;
+}
+
+TEST(NodesTable, GpusAreShown) {
+  NodeView node = Nodes().front();
+  EXPECT_THAT(RenderNodes({node}, {}), Not(HasSubstr("GPU")));
+  EXPECT_TRUE(Json::parse(NodesDocument({node}, {}))["nodes"][0]["gpus"].empty());
+  node.gpus = {GpuOf("0", 41), GpuOf("1", 38)};
+  EXPECT_THAT(RenderNodes({node}, {}),
+              HasSubstr("2 × NVIDIA H100, 2.0 GiB of 160.0 GiB used, 38–41 °C\n"));
+  EXPECT_THAT(RenderExplain(node, {}),
+              HasSubstr("GPU  NAME            USED    MEMORY  °C  ECC  TROUBLE\n"
+                        "0    NVIDIA H100  1.0 GiB  80.0 GiB  41    0  –\n"));
+  const Json shown = Json::parse(NodesDocument({node}, {}))["nodes"][0]["gpus"][1];
+  EXPECT_EQ(shown, Json({{"gpu", "1"},
+                         {"uuid", "GPU-1"},
+                         {"name", "NVIDIA H100"},
+                         {"memory_bytes", 80ull << 30},
+                         {"used_bytes", 1ull << 30},
+                         {"xids", 0},
+                         {"celsius", 38},
+                         {"ecc_errors", 0}}));
+}
+
+// What fails comes first; what a driver does not say is left out.
+TEST(NodesTable, GpusThatFailAreShown) {
+  NodeView node = Nodes().front();
+  node.gpus = {GpuOf("0", 41), GpuOf("1", 41), Gpu{}};
+  node.gpus[0].xids = 2;
+  node.gpus[0].last_xid = 79;
+  node.gpus[1].xids = 1;
+  node.gpus[1].last_xid = 48;
+  node.gpus[2].id = "2";
+  node.gpus[2].trouble = "GPU is lost";
+  EXPECT_THAT(RenderNodes({node}, {}),
+              HasSubstr("GPU 0: 2 Xids, the last 79, GPU 1: 1 Xid, 48, GPU 2: GPU is lost, 3 × "
+                        "NVIDIA H100, 2.0 GiB of 160.0 GiB used, 41 °C\n"));
+  EXPECT_THAT(RenderExplain(node, {}),
+              HasSubstr("2    –                  –         –   –    –  GPU is lost\n"));
+  const Json shown = Json::parse(NodesDocument({node}, {}))["nodes"][0]["gpus"];
+  EXPECT_EQ(shown[0]["last_xid"], 79);
+  EXPECT_EQ(shown[2]["trouble"], "GPU is lost");
+  EXPECT_FALSE(shown[2].contains("celsius"));
+}
+
 TEST(NodesTable, SortedAndEachNameOnceUnlessSeveralLive) {
   std::vector<NodeView> nodes;
   auto add = [&nodes](const char* name, const char* state, Duration seen) {

@@ -1,0 +1,141 @@
+"""Real agents on a host with the driver of tests/common/fake_nvml: who sees which GPU, and what `nodes` says of them."""
+import json
+import os
+import shutil
+import signal
+
+import agents_test
+import regroup_e2e as e2e
+
+SEES = ('echo "$RANK ${CUDA_VISIBLE_DEVICES-none} ${CUDA_DEVICE_ORDER-none}" > "$MARKS.$REGROUP_JOB.$RANK.new"; '
+        'mv "$MARKS.$REGROUP_JOB.$RANK.new" "$MARKS.$REGROUP_JOB.$RANK"; exec sleep 600')
+GPU = "gpu name=NVIDIA_H100 uuid=GPU-{} memory=81920 used=512 celsius={}\n"
+FOUR = "".join(GPU.format(i, 40 + i) for i in range(4))
+
+
+class Gpus(agents_test.Fleet):
+    def setUp(self):
+        super().setUp()
+        self.driver = self.fx.path("driver")
+        os.mkdir(self.driver)
+        shutil.copy(e2e.binary("libfake_nvml.so"), os.path.join(self.driver, "libnvidia-ml.so.1"))
+        self.before_agent = ["env", f"LD_LIBRARY_PATH={self.driver}"]
+        self.gpus(FOUR)
+        self.jobs = []
+        self.addCleanup(self.end_all)
+
+    def end_all(self):
+        for job in self.jobs:
+            self.regroup("cancel", "--now", job)
+        if self.jobs:
+            e2e.wait_for(lambda: self.node()["slots_used"] == 0, 20, "all jobs to end", self.fx.describe)
+
+    def gpus(self, text):
+        with open(os.path.join(self.driver, "next"), "w") as f:
+            f.write(text)
+        os.rename(f.name, os.path.join(self.driver, "gpus"))
+
+    def sees(self, workers, *more):
+        """The job's id, and what each of its ranks sees."""
+        job = self.submit(1, SEES, "--nproc-per-node", str(workers), *more)
+        return job, self.seen(job, workers)
+
+    def seen(self, job, workers):
+        files = [f"{self.marks}.{job}.{rank}" for rank in range(workers)]
+        e2e.wait_for(lambda: all(map(os.path.exists, files)), 20, f"{job} to run", self.fx.describe)
+        seen = []
+        for file in files:
+            with open(file) as f:
+                seen.append(f.read().split(maxsplit=1)[1].strip())
+        return seen
+
+    def submit(self, *words):
+        self.jobs.append(super().submit(*words))
+        return self.jobs[-1]
+
+    def end(self, job):
+        self.assertEqual(self.regroup("cancel", "--now", job).code, 0)
+        e2e.wait_for(lambda: job not in self.node()["jobs"], 20, f"{job} to end", self.fx.describe)
+
+    def node(self):
+        node, = json.loads(self.regroup("nodes", "--json").stdout)["nodes"]
+        return node
+
+    def test_each_job_sees_the_devices_of_its_slots(self):
+        self.agent("a", slots=0)
+        self.agents["a"].expect(r"agent started.*slots=4 gpus=0,1,2,3")
+        first, seen = self.sees(2)
+        self.assertEqual(seen, ["0,1 PCI_BUS_ID"] * 2)
+        self.assertEqual(self.sees(1)[1], ["2 PCI_BUS_ID"])
+        self.kill("a")  # What it gave out is known to the next one.
+        self.agent("a", slots=0)
+        self.follows("a")
+        self.assertEqual(self.sees(1)[1], ["3 PCI_BUS_ID"])
+        self.end(first)
+        self.assertEqual(self.sees(1, "--env", "CUDA_VISIBLE_DEVICES=")[1], ["none"])
+
+    def test_with_a_virtual_local_rank_each_worker_sees_one_of_them(self):
+        self.agent("a", slots=0)
+        self.sees(2)
+        file = self.fx.path("work", "job.yaml")
+        with open(file, "w") as f:
+            json.dump({"name": "job", "nproc_per_node": 2, "virtual_local_rank": True, "env": {"MARKS": self.marks}, "run": ["sh", "-c", SEES]}, f)
+        done = self.regroup("submit", file)
+        self.jobs.append(done.stdout.strip())
+        self.assertEqual(self.seen(self.jobs[-1], 2), ["2 PCI_BUS_ID", "3 PCI_BUS_ID"])
+
+    def test_fewer_slots_have_several_devices_each(self):
+        self.agent("a", slots=2)
+        self.assertEqual(self.sees(1)[1], ["0,1 PCI_BUS_ID"])
+        self.assertEqual(self.sees(1)[1], ["2,3 PCI_BUS_ID"])
+
+    def test_instances_of_a_divided_gpu_are_slots(self):
+        self.gpus(GPU.format(0, 40) + GPU.format(1, 41) + "divided\nmig name=H100_MIG uuid=MIG-a memory=9000\nmig name=H100_MIG uuid=MIG-b memory=9000\n")
+        self.agent("a", slots=0)
+        self.assertEqual(self.sees(1)[1], ["0 PCI_BUS_ID"])
+        self.assertEqual(self.sees(2)[1], ["MIG-a,MIG-b PCI_BUS_ID"] * 2)
+
+    def test_what_an_agent_was_told_counts_before_the_driver(self):
+        self.before_agent.append("CUDA_VISIBLE_DEVICES=3,1")
+        self.agent("a", slots=0)
+        self.assertEqual(self.sees(1)[1], ["3 none"])
+        self.assertEqual(self.sees(1)[1], ["1 none"])
+        e2e.wait_for(lambda: [gpu["gpu"] for gpu in self.node()["gpus"]] == ["1", "3"], 20, "its GPUs", self.fx.describe)
+
+    def test_nodes_tells_of_gpus_and_of_their_errors(self):
+        self.agent("a", slots=0)
+        self.follows("a")
+        e2e.wait_for(lambda: len(self.node()["gpus"]) == 4, 20, "its GPUs", self.fx.describe)
+        self.assertEqual(self.node()["gpus"][3], {"gpu": "3", "uuid": "GPU-3", "name": "NVIDIA H100", "memory_bytes": 80 << 30, "used_bytes": 512 << 20,
+                                                  "celsius": 43, "xids": 0})
+        self.assertIn("4 × NVIDIA H100, 2.0 GiB of 320.0 GiB used, 40–43 °C", self.regroup("nodes").stdout)
+        self.gpus(FOUR + "xid 79\n")
+        e2e.wait_for(lambda: "GPU 3: 1 Xid, 79" in self.regroup("nodes").stdout, 20, "the error to be told", self.fx.describe)
+        self.assertIn("1 Xid, 79", self.regroup("explain", "a").stdout)
+        # Told anew to whoever has not heard it.
+        self.coordinator.send(signal.SIGKILL)
+        self.coordinator.wait()
+        self.coordinator = self.start_coordinator("coordinator")
+        e2e.wait_for(lambda: "GPU 3: 1 Xid, 79" in self.regroup("nodes").stdout, 30, "it to be told again", self.fx.describe)
+
+    def test_a_driver_that_does_not_answer(self):
+        self.gpus(FOUR + "hangs count\n")
+        self.agent("a", slots=0)
+        self.assertEqual(self.agents["a"].wait(30), 125)
+        self.assertIn("the GPUs of this node cannot be counted\nbecause: the NVIDIA driver does not answer within 10 s\ntry: regroup agent --slots 8\n",
+                      self.agents["a"].stderr)
+        self.agent("a", slots=2)  # As many as somebody says.
+        self.follows("a")
+        self.assertEqual(self.sees(1)[1], ["none none"])
+
+    def test_a_launch_command_counts_them(self):
+        done = self.fx.run("run", "--standalone", "--nproc-per-node", "gpu", "sh", "-c", "echo $WORLD_SIZE ${CUDA_VISIBLE_DEVICES-all}",
+                           env={"LD_LIBRARY_PATH": self.driver})
+        self.assertEqual((done.code, done.stdout.count("4 all\n")), (0, 4), done)
+        self.gpus("")
+        none = self.fx.run("run", "--standalone", "--nproc-per-node", "gpu", "true", env={"LD_LIBRARY_PATH": self.driver})
+        self.assertIn("the NVIDIA driver has none", none.stderr)
+
+
+if __name__ == "__main__":
+    e2e.main()
