@@ -125,6 +125,8 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
   spec.environment = ToEntries(program.environment);
   spec.directory = std::move(program.directory);
   spec.node_check = std::move(program.node_check);
+  if (spec.node_check.command == kGpuCheck)
+    spec.node_check.command = BuiltInGpuCheck(options_.shim_program);
   spec.log_root = options_.log_root;
   spec.lifeline_grace = prepare.spec.job.grace;
   spec.agent_patience = agent_restart_;

@@ -235,6 +235,12 @@ std::vector<int> CpusOf(int local_rank, int workers, const std::vector<int>& cpu
   return {cpus.begin() + first, cpus.begin() + last};
 }
 
+std::string BuiltInGpuCheck(const std::string& program) {
+  const std::string folder = program.substr(0, program.find_last_of('/') + 1);
+  return absl::StrCat("exec '", absl::StrReplaceAll(folder, {{"'", "'\\''"}}),
+                      "regroup-worker' check-gpu");
+}
+
 std::string ErrorFile(const std::string& folder, int local_rank) {
   return absl::StrCat(folder, "/error.", local_rank, ".json");
 }

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -73,6 +74,10 @@ std::string WorkerToken(const std::string& secret, int rank, int local_rank);
 std::vector<std::string> CommandOf(const std::vector<std::string>& command, int local_rank);
 // Disjoint, one block per local rank; empty when there are fewer CPUs than ranks.
 std::vector<int> CpusOf(int local_rank, int workers, const std::vector<int>& cpus);
+// The node check of this name is ours; the line for sh that runs it, of the folder where `program`,
+// another one of ours, is.
+inline constexpr std::string_view kGpuCheck = "gpu";
+std::string BuiltInGpuCheck(const std::string& program);
 // Where that rank's TORCHELASTIC_ERROR_FILE is.
 std::string ErrorFile(const std::string& folder, int local_rank);
 

@@ -197,7 +197,8 @@ constexpr JobField kFields[] = {
      .flag = "--node-check",
      .placeholder = "COMMAND",
      .help = "a line for sh, run on each node before each generation, which waits for it; a node "
-             "that fails its check stays out and is checked again",
+             "that fails its check stays out and is checked again. gpu: are its GPUs there, idle, "
+             "without errors, and do they compute (regroup-worker check-gpu)",
      .value = JobField::Text{REGROUP_MEMBER(node_check.command), CheckNodeCheck}},
     {.name = "node_check_timeout",
      .file = "node_check_timeout",

@@ -36,7 +36,7 @@ class Install(e2e.TestCase):
         for path in ("bin/regroup", "bin/regroup-agent", "bin/regroup-shim", "bin/regroup-worker", "bin/regroup-torchrun",
                      "share/man/man1/regroup.1", "share/man/man1/regroup-run.1", "share/man/man1/regroup-worker.1",
                      "share/man/man1/regroup-worker-train.1", "share/man/man1/regroup-worker-generate.1",
-                     "share/man/man1/regroup-worker-plan.1", "share/man/man1/regroup-plan.1",
+                     "share/man/man1/regroup-worker-plan.1", "share/man/man1/regroup-worker-check-gpu.1", "share/man/man1/regroup-plan.1",
                      "share/zsh/site-functions/_regroup",
                      "share/bash-completion/completions/regroup", "share/fish/vendor_completions.d/regroup.fish"):
             self.assertTrue(os.path.getsize(os.path.join(self.prefix, path)) > 0, path)

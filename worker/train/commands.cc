@@ -25,7 +25,24 @@ CommandDescription DescribeProgram() {
           .positionals = {{"train", "train a model, alone or as one of many ranks"},
                           {"generate", "write text with a trained model"},
                           {"plan", "say what memory and time a training takes"},
+                          {"check-gpu", "say whether the GPUs of this node are able to train"},
                           {"version", "say which version this is"}},
+          .exit_codes = DescribeExits(),
+          .program = "regroup-worker"};
+}
+
+CommandDescription DescribeCheckGpu() {
+  return {.name = "check-gpu",
+          .summary = "say whether the GPUs of this node are able to train",
+          .usage = "regroup-worker check-gpu",
+          .text =
+              "Looks at the GPUs that CUDA_VISIBLE_DEVICES names, else at all: the driver knows "
+              "each, it has neither failed nor an uncorrected memory error, nobody computes on "
+              "it (5 s are given to what has just ended), and a product of two matrices on it is "
+              "right and takes less than a second. Needs a driver and nothing else.\n\n"
+              "This is what `--node-check gpu` runs on each node before each generation: a node "
+              "that fails waits outside, with the reason.",
+          .example = "regroup-worker check-gpu\nregroup submit --node-check gpu -N 4 -- train.py",
           .exit_codes = DescribeExits(),
           .program = "regroup-worker"};
 }
@@ -43,7 +60,7 @@ CommandDescription WithFlags(CommandDescription description, void (*describe)(CL
 std::vector<CommandDescription> DescribeWorker() {
   return {DescribeProgram(), WithFlags<TrainConfig>(DescribeTrain(), &DescribeTrainFlags),
           WithFlags<GenerateConfig>(DescribeGenerate(), &DescribeGenerateFlags),
-          WithFlags<PlanConfig>(DescribePlan(), &DescribePlanFlags)};
+          WithFlags<PlanConfig>(DescribePlan(), &DescribePlanFlags), DescribeCheckGpu()};
 }
 
 absl::Status WriteManPages(const std::string& folder, std::string_view version) {

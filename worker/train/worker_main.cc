@@ -1,4 +1,4 @@
-// regroup-worker: the native trainer. Subcommands train, generate, plan and version.
+// regroup-worker: the native trainer. Subcommands train, generate, plan, check-gpu and version.
 
 #include <unistd.h>
 
@@ -11,6 +11,7 @@
 #include "common/base/user_error.h"
 #include "common/config/flags.h"
 #include "common/io/standard_fds.h"
+#include "worker/check/gpu_check.h"
 #include "worker/train/build_id.h"
 #include "worker/train/commands.h"
 #include "worker/train/environment.h"
@@ -80,12 +81,30 @@ int PlanMain(const std::vector<std::string>& args) {
              : Tell(absl::UnavailableError("standard output cannot be written"));
 }
 
+int CheckGpuMain(const std::vector<std::string>& args) {
+  if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) return Help("check-gpu");
+  if (!args.empty()) {
+    return Misuse(UserError(absl::StatusCode::kInvalidArgument,
+                            absl::StrCat("unexpected word ", args[0]), "check-gpu takes none",
+                            "regroup-worker check-gpu --help"));
+  }
+  const absl::StatusOr<std::string> found = CheckGpus({.visible = OwnVisibleDevices()});
+  if (found.ok()) {
+    std::printf("%s\n", found->c_str());
+    return 0;
+  }
+  // One line: of a node check the last one is told.
+  std::fprintf(stderr, "%s\n", std::string(found.status().message()).c_str());
+  return static_cast<int>(WorkerExit::kNoDevice);
+}
+
 int Main(const std::vector<std::string>& words) {
   const std::string command = words.empty() ? "" : words[0];
   const std::vector<std::string> args(words.begin() + (words.empty() ? 0 : 1), words.end());
   if (command == "train") return TrainMain(args);
   if (command == "generate") return GenerateMain(args);
   if (command == "plan") return PlanMain(args);
+  if (command == "check-gpu") return CheckGpuMain(args);
   if (command == "version" || command == "--version") {
     std::printf("regroup-worker %s (%s, build %s)\n", REGROUP_VERSION, REGROUP_BUILD_TYPE,
                 BuildId().c_str());
@@ -101,7 +120,7 @@ int Main(const std::vector<std::string>& words) {
   return Misuse(UserError(
       absl::StatusCode::kInvalidArgument,
       command.empty() ? std::string("no command given") : absl::StrCat("unknown command ", command),
-      "train, generate, plan and version are known", "regroup-worker train --help"));
+      "train, generate, plan, check-gpu and version are known", "regroup-worker train --help"));
 }
 
 }  // namespace

@@ -128,6 +128,30 @@ class Gpus(agents_test.Fleet):
         self.follows("a")
         self.assertEqual(self.sees(1)[1], ["none none"])
 
+    def test_the_built_in_node_check(self):
+        shutil.copy(e2e.binary("libfake_cuda_driver.so"), os.path.join(self.driver, "libcuda.so.1"))
+        with open(os.path.join(self.driver, "cuda"), "w") as f:
+            f.write("devices 2\n")
+        self.gpus(FOUR + "lost\n")
+        self.agent("a", slots=0)
+        well, _ = self.sees(2, "--node-check", "gpu")
+        sick = self.submit(1, SEES, "--nproc-per-node", "2", "--node-check", "gpu")
+        explained = lambda: " ".join(self.regroup("explain", sick).stdout.split())  # noqa: E731
+        e2e.wait_for(lambda: "exited with 19: GPU 3: GPU is lost" in explained(), 20, "the reason", self.fx.describe)
+        self.gpus(FOUR)  # It is asked again.
+        e2e.wait_for(lambda: os.path.exists(f"{self.marks}.{sick}.1"), 30, f"{sick} to run", self.fx.describe)
+        self.assertEqual(self.regroup("ps", "--json").stdout.count('"running"'), 2)
+
+    def test_the_check_by_hand(self):
+        run = lambda *words: self.fx.start(e2e.binary("regroup-worker"), "check-gpu", *words, env={"LD_LIBRARY_PATH": self.driver})  # noqa: E731
+        self.gpus("")
+        bare = run()
+        self.assertEqual((bare.wait(), bare.stderr), (19, "the driver has no GPU\n"))
+        self.assertEqual(run("more").wait(), 2)
+        told = run("--help")
+        self.assertEqual(told.wait(), 0)
+        self.assertIn("--node-check gpu", told.stdout)
+
     def test_a_launch_command_counts_them(self):
         done = self.fx.run("run", "--standalone", "--nproc-per-node", "gpu", "sh", "-c", "echo $WORLD_SIZE ${CUDA_VISIBLE_DEVICES-all}",
                            env={"LD_LIBRARY_PATH": self.driver})

@@ -200,6 +200,12 @@ TEST(WorkerEnvironment, ALoneRankThatSetsMasterPortServesItsOwnStore) {
   EXPECT_FALSE(made().contains("TORCHELASTIC_USE_AGENT_STORE"));
 }
 
+TEST(WorkerEnvironment, TheBuiltInNodeCheckIsBesideTheOthers) {
+  EXPECT_EQ(BuiltInGpuCheck("/opt/re group/bin/regroup-shim"),
+            "exec '/opt/re group/bin/regroup-worker' check-gpu");
+  EXPECT_EQ(BuiltInGpuCheck("/it's/regroup-shim"), "exec '/it'\\''s/regroup-worker' check-gpu");
+}
+
 TEST(WorkerEnvironment, LocalRankInArguments) {
   EXPECT_THAT(CommandOf({"p", "--gpu=${local_rank}", "${local_rank}", "$local_rank"}, 3),
               ElementsAre("p", "--gpu=3", "3", "$local_rank"));
