@@ -147,7 +147,7 @@ class GroupHost {
   std::shared_ptr<ShimProcess> MakeProcess(const GroupKey& key, std::string path, shim::Spec spec);
   void Adopt(shim::RunScan scan);
   void AdoptRecord(shim::RunRecord record);
-  void AdoptStore(shim::RunRecord record);
+  void AdoptStore(const shim::RunRecord& record);
   void AdoptUnreadable(shim::UnreadableRun run);
   void CheckScan(bool time_is_up);
   RunRecord Describe(const Hosted& hosted) const;

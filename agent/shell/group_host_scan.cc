@@ -102,11 +102,11 @@ void GroupHost::Adopt(shim::RunScan scan) {
   }
   for (shim::UnreadableRun& run : scan.unreadable) AdoptUnreadable(std::move(run));
   for (shim::RunRecord& record : scan.records) {
-    if (record.spec.role == shim::Role::kStore) AdoptStore(std::move(record));
+    if (record.spec.role == shim::Role::kStore) AdoptStore(record);
   }
 }
 
-void GroupHost::AdoptStore(shim::RunRecord record) {
+void GroupHost::AdoptStore(const shim::RunRecord& record) {
   Hosted* hosted = Find({record.spec.job, record.spec.generation});
   const std::string path = record.path;
   if (hosted == nullptr) {  // Of a group that is gone.

@@ -29,7 +29,7 @@ template <class T>
 struct Member {
   template <class Path>
   requires std::is_convertible_v<Path, T& (*)(JobSpec&)>
-  constexpr Member(Path path) : of(path), in(path) {}
+  constexpr Member(Path path) : of(path), in(path) {}  // NOLINT(google-explicit-constructor)
   T& (*of)(JobSpec&);
   const T& (*in)(const JobSpec&);
 };

@@ -24,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "common/base/check.h"
 #include "common/io/fd.h"
@@ -285,10 +286,12 @@ int Main(int argc, char** argv) {
   for (int i = 0; i < repeats; ++i) {
     const std::string name = "-" + std::to_string(i);
     std::optional<Sample> sample =
-        Measure(bin_dir + "/regroup", folder + "/fleet" + name, sizes, !unix_socket, beat_seconds);
+        Measure(bin_dir + "/regroup", absl::StrCat(folder, "/fleet", name), sizes, !unix_socket,
+                beat_seconds);
     if (sample && what == "floor") {
       const int agents = std::accumulate(sizes.begin(), sizes.end(), 0);
-      sample->floor = MeasureFloor(folder + "/floor" + name, agents, beat_seconds).value_or(0);
+      sample->floor =
+          MeasureFloor(absl::StrCat(folder, "/floor", name), agents, beat_seconds).value_or(0);
     }
     if (!sample || (what == "floor" && sample->floor == 0)) {
       std::fprintf(stderr, "the fleet did not form within 120 s\n");

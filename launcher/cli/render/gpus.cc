@@ -6,6 +6,7 @@
 
 #include "common/config/text.h"
 #include "common/config/values.h"
+#include "common/report/format.h"
 #include "launcher/cli/render/table.h"
 
 namespace regroup::cli {

@@ -113,7 +113,7 @@ class Sessions::Reactor final : public Stream {
   }
 
   void Read() { StartRead(&incoming_); }
-  void Write(pb::CoordinatorMessage message) {
+  void Write(const pb::CoordinatorMessage& message) {
     outgoing_.Clear();
     bool own_buffer = false;
     const grpc::Status written = grpc::SerializationTraits<pb::CoordinatorMessage>::Serialize(

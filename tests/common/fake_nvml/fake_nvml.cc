@@ -70,17 +70,21 @@ State Read() {
   return state;
 }
 
-// Handles are numbers: a GPU's plus one, and those of its instances in thousands beyond.
+// Handles are places in it: a row for each GPU, whose first column is itself, the others its
+// instances.
+constexpr std::size_t kColumns = 8;
+char handles[64 * kColumns];
+
 const Device* Find(const State& state, void* handle) {
-  const auto number = reinterpret_cast<std::uintptr_t>(handle);
-  const std::size_t gpu = number % 1000 - 1, instance = number / 1000;
+  const auto number = static_cast<std::size_t>(static_cast<char*>(handle) - handles);
+  const std::size_t gpu = number / kColumns, instance = number % kColumns;
   if (gpu >= state.gpus.size()) return nullptr;
   if (instance == 0) return &state.gpus[gpu];
   const auto& instances = state.gpus[gpu].instances;
   return instance <= instances.size() ? &instances[instance - 1] : nullptr;
 }
 void* HandleOf(std::size_t gpu, std::size_t instance) {
-  return reinterpret_cast<void*>(gpu + 1 + 1000 * instance);
+  return handles + gpu * kColumns + instance;
 }
 
 constexpr int kUninitialized = 1, kInvalid = 2, kNotSupported = 3, kNotFound = 6, kTimeout = 10,
@@ -203,7 +207,7 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void* handle, unsigned index, void** ins
   const State state = Read();
   const Device* device = Find(state, handle);
   if (device == nullptr || index >= device->instances.size()) return kNotFound;
-  *instance = HandleOf(reinterpret_cast<std::uintptr_t>(handle) - 1, index + 1);
+  *instance = static_cast<char*>(handle) + index + 1;
   return 0;
 }
 

@@ -133,7 +133,7 @@ class Coordinator {
                    [&](WorkerProgress& progress) {
                      Step(Progressed{session, std::move(progress)});
                    },
-                   [&](CommitRequest& commit) { Ask(session, std::move(commit)); },
+                   [&](CommitRequest& commit) { Ask(session, commit); },
                    [&](Notice& notice) {
                      Step(Noticed{session, notice});
                    },
@@ -191,7 +191,7 @@ class Coordinator {
   }
 
   // A checkpoint becomes the newest only on the word of a member of the newest formed generation.
-  void Ask(SessionId session, CommitRequest commit) {
+  void Ask(SessionId session, const CommitRequest& commit) {
     const Key key = CommitKey(commit.job);
     const auto* state = Durable<JobStateRow>(JobStateKey(commit.job));
     const Generation formed = state == nullptr ? Generation() : state->last_formed;

@@ -28,6 +28,7 @@ struct State {
 
 bool initialised = false;
 int current = -1;
+char contexts[64];                                  // By ordinal.
 std::map<std::uint64_t, std::vector<char>> memory;  // Of the context that is current.
 
 std::string Folder() {
@@ -54,6 +55,7 @@ State Read() {
   return state;
 }
 
+constexpr int kFirstDevice = 10;  // Whoever takes an ordinal for it is refused.
 constexpr int kInvalid = 1, kNoMemory = 2, kNotInitialised = 3, kNoContext = 201, kBadPtx = 218,
               kNotFound = 500;
 
@@ -94,11 +96,11 @@ int cuDeviceGetCount(int* count) {
   return Enter("count", false);
 }
 int cuDeviceGet(int* device, int ordinal) {
-  *device = ordinal + 10;
+  *device = ordinal + kFirstDevice;
   return ordinal < Read().devices ? Enter("get", false) : 101;
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
-  *context = reinterpret_cast<void*>(static_cast<std::uintptr_t>(device));
+  *context = contexts + (device - kFirstDevice);
   return Enter("retain", false);
 }
 int cuDevicePrimaryCtxRelease_v2(int) {
@@ -107,7 +109,7 @@ int cuDevicePrimaryCtxRelease_v2(int) {
   return 0;
 }
 int cuCtxSetCurrent(void* context) {
-  current = static_cast<int>(reinterpret_cast<std::uintptr_t>(context)) - 10;
+  current = static_cast<int>(static_cast<char*>(context) - contexts);
   return Enter("set", true);
 }
 int cuCtxSynchronize() { return Enter("synchronize", true); }
