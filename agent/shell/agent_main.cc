@@ -271,7 +271,11 @@ absl::StatusOr<AgentOptions> ServiceOptions(const AgentConfig& config, const Nod
     return UserError(devices.status().code(), "the GPUs of this node cannot be counted",
                      std::string(devices.status().message()), "regroup agent --slots 8");
   }
-  if (devices.ok()) options.groups.devices = *std::move(devices);
+  if (devices.ok()) {
+    options.groups.devices = *std::move(devices);
+  } else {
+    options.groups.devices.why_none = std::string(devices.status().message());
+  }
   options.core.slots =
       config.slots > 0 ? config.slots
                        : std::max<int>(1, static_cast<int>(options.groups.devices.names.size()));
@@ -309,6 +313,8 @@ absl::StatusOr<int> RunService(const AgentConfig& config) {
                               {"gpus", absl::StrJoin(options.groups.devices.names, ",")},
                               {"run_directories", node.base},
                               {"build", options.core.version.build}});
+  if (const std::string& why = options.groups.devices.why_none; !why.empty())
+    log->Warning("jobs are given no GPUs", {{"why", why}});
   if (!options.core.no_cgroup.empty())
     log->Warning("groups get no cgroup", {{"why", options.core.no_cgroup}});
   if (config.insecure)

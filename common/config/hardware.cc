@@ -117,6 +117,7 @@ absl::StatusOr<NodeDevices> DevicesOfNode(const std::optional<VisibleDevices>& t
   }
   absl::StatusOr<std::vector<Gpu>> gpus = AskForGpus(patience, nvml);
   if (absl::IsDeadlineExceeded(gpus.status())) return gpus.status();
+  if (absl::IsNotFound(gpus.status())) return devices;
   if (!gpus.ok()) {
     devices.why_none = std::string(gpus.status().message());
     return devices;
@@ -185,10 +186,11 @@ absl::StatusOr<int> ResolveWorkersPerNode(std::string_view text) {
     const int gpus = static_cast<int>(devices->names.size());
     if (gpus > 0) return std::min(gpus, limits::kWorkersPerNode);
     if (text == "auto") return std::min(UsableCpus(), limits::kWorkersPerNode);
-    return UserError(
-        absl::StatusCode::kInvalidArgument, "\"gpu\": this node has no GPU",
-        devices->variable.empty() ? devices->why_none : Cat(devices->variable, " names none"),
-        "auto");
+    std::string why = devices->why_none;
+    if (!devices->variable.empty()) why = Cat(devices->variable, " names none");
+    if (why.empty()) why = "no NVIDIA driver is installed";
+    return UserError(absl::StatusCode::kInvalidArgument, "\"gpu\": this node has no GPU", why,
+                     "auto");
   }
   absl::StatusOr<std::int64_t> number = ParseNumber(text, 1, limits::kWorkersPerNode);
   if (!number.ok()) {

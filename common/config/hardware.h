@@ -34,7 +34,7 @@ struct NodeDevices {
   std::string variable;  // What names them; empty: nothing does, and the driver was asked.
   std::vector<std::string> names;
   bool by_address = false;  // The names are numbers by PCI address, which is not CUDA's own order.
-  std::string why_none;     // Of the driver.
+  std::string why_none;     // Of the driver; set where there is one that has none, or fails.
 };
 // Those that `told` names, else those of the NVIDIA driver (a MIG instance is one), else none.
 // kDeadlineExceeded: the driver does not answer.

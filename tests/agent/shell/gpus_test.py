@@ -125,6 +125,7 @@ class Gpus(agents_test.Fleet):
         self.assertIn("the GPUs of this node cannot be counted\nbecause: the NVIDIA driver does not answer within 10 s\ntry: regroup agent --slots 8\n",
                       self.agents["a"].stderr)
         self.agent("a", slots=2)  # As many as somebody says.
+        self.agents["a"].expect("jobs are given no GPUs.*does not answer within 10 s", timeout=20)
         self.follows("a")
         self.assertEqual(self.sees(1)[1], ["none none"])
 
