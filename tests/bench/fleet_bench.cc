@@ -284,14 +284,12 @@ int Main(int argc, char** argv) {
   nlohmann::json samples = nlohmann::json::array();
   Sample most;
   for (int i = 0; i < repeats; ++i) {
-    const std::string name = "-" + std::to_string(i);
+    const std::string fleet = absl::StrCat(folder, "/fleet-", i);
     std::optional<Sample> sample =
-        Measure(bin_dir + "/regroup", absl::StrCat(folder, "/fleet", name), sizes, !unix_socket,
-                beat_seconds);
+        Measure(bin_dir + "/regroup", fleet, sizes, !unix_socket, beat_seconds);
     if (sample && what == "floor") {
       const int agents = std::accumulate(sizes.begin(), sizes.end(), 0);
-      sample->floor =
-          MeasureFloor(absl::StrCat(folder, "/floor", name), agents, beat_seconds).value_or(0);
+      sample->floor = MeasureFloor(fleet + ".floor", agents, beat_seconds).value_or(0);
     }
     if (!sample || (what == "floor" && sample->floor == 0)) {
       std::fprintf(stderr, "the fleet did not form within 120 s\n");
