@@ -314,7 +314,7 @@ absl::StatusOr<int> RunService(const AgentConfig& config) {
                               {"run_directories", node.base},
                               {"build", options.core.version.build}});
   if (const std::string& why = options.groups.devices.why_none; !why.empty())
-    log->Warning("jobs are given no GPUs", {{"why", why}});
+    log->Warning("GPUs are not shared out, each job sees all there are", {{"why", why}});
   if (!options.core.no_cgroup.empty())
     log->Warning("groups get no cgroup", {{"why", options.core.no_cgroup}});
   if (config.insecure)

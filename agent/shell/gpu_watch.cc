@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -16,6 +17,8 @@ using Clock = std::chrono::steady_clock;
 
 // A driver that tells of errors is listened to in pieces, so that the thread can end.
 constexpr std::chrono::milliseconds kListen{500};
+// At least, however many errors there are.
+constexpr std::chrono::milliseconds kBetween{1000};
 
 }  // namespace
 
@@ -26,7 +29,7 @@ struct GpuWatch::Shared {
   std::mutex mutex;
   std::condition_variable changed;
   bool ended = false;   // The object is gone.
-  bool done = false;    // There is no driver to ask.
+  bool done = false;    // There is no driver to ask, and none will come.
   bool silent = false;  // Every GPU of `seen` says so.
   Clock::time_point answered_at = Clock::now();
   Seen seen;
@@ -51,14 +54,20 @@ struct GpuWatch::Shared {
   }
 
   void Run() {
-    absl::StatusOr<Nvml> nvml = Nvml::Open(options.library);
-    if (!nvml.ok()) {
-      const std::lock_guard lock(mutex);
-      done = true;
-      return;
+    std::optional<Nvml> nvml;
+    while (!nvml) {
+      absl::StatusOr<Nvml> opened = Nvml::Open(options.library);
+      if (opened.ok()) {
+        nvml.emplace(*std::move(opened));
+        break;
+      }
+      std::unique_lock lock(mutex);
+      answered_at = Clock::now();
+      done = absl::IsNotFound(opened.status());
+      if (done || changed.wait_for(lock, options.every, [&] { return ended; })) return;
     }
-    nvml->ListenForErrors();
     while (true) {
+      nvml->ListenForErrors();
       absl::StatusOr<std::vector<Gpu>> gpus = nvml->Gpus();
       if (gpus.ok()) {
         Tell(*std::move(gpus));
@@ -82,17 +91,21 @@ struct GpuWatch::Shared {
 
   // Until it is time to ask again. False: never.
   bool Listen(Nvml& nvml) {
-    const Clock::time_point until = Clock::now() + options.every;
+    const Clock::time_point began = Clock::now(), until = began + options.every;
+    const Clock::time_point soon = std::min(until, began + kBetween);
+    bool any = false;
     while (true) {
-      const Clock::time_point piece = std::min(until, Clock::now() + kListen);
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(piece - Clock::now());
-      const bool heard = nvml.AwaitError(std::max(left, std::chrono::milliseconds(0)));
+      const Clock::time_point now = Clock::now(), end = any ? soon : until;
+      if (now >= end) return true;
+      const Clock::time_point piece = std::min(end, now + kListen);
+      const bool heard =
+          nvml.AwaitError(std::chrono::duration_cast<std::chrono::milliseconds>(piece - now));
+      any = any || heard;
       std::unique_lock lock(mutex);
       answered_at = Clock::now();
       // One that tells of none has come back at once.
       if (!heard) changed.wait_until(lock, piece, [&] { return ended; });
       if (ended) return false;
-      if (heard || Clock::now() >= until) return true;
     }
   }
 };

@@ -98,7 +98,8 @@ void GroupHost::Fail(const GroupKey& key, const absl::Status& why) {
 // ---- prepare ------------------------------------------------------------------------------------
 
 shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
-                             const WorkerOptions& worker, const std::vector<int>& slots) const {
+                             const WorkerOptions& worker,
+                             const std::vector<std::string>& devices) const {
   shim::Spec spec;
   spec.nonce = io::RandomHex(16);
   spec.boot = options_.boot;
@@ -110,8 +111,7 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
   spec.workers = prepare.spec.workers;
   spec.keeps_ranks = prepare.spec.job.keeps_ranks();
   GroupProgram program = options_.program(prepare);
-  ShowDevices(DevicesOfSlots(options_.devices, options_.slots, slots), options_.devices,
-              program.environment);
+  ShowDevices(devices, options_.devices, program.environment);
   AddGroupEnvironment(key, spec.workers, static_cast<int>(options_.cpus.size()),
                       options_.worker_socket, program, worker);
   spec.command = std::move(program.command);
@@ -169,7 +169,9 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare,
   ASSIGN_OR_RETURN(hosted->witness_fd, io::ListenTcpInRange(ip, options_.ports));
   ASSIGN_OR_RETURN(hosted->witness, io::LocalAddressOf(hosted->witness_fd.get()));
   hosted->worker = options_.launched ? options_.worker : SubmittedOptions(prepare.spec.job);
-  hosted->spec = SpecOf(key, prepare, hosted->worker, slots);
+  const std::vector<std::string> devices = DevicesOfSlots(options_.devices, options_.slots, slots);
+  if (devices.size() > 1 && AnyMigInstance(devices)) hosted->worker.virtual_local_rank = true;
+  hosted->spec = SpecOf(key, prepare, hosted->worker, devices);
   // Of a launch command it has checked that itself.
   if (!options_.launched && hosted->worker.virtual_local_rank)
     RETURN_IF_ERROR(CheckDevices(hosted->spec.workers, FromEntries(hosted->spec.environment)));
@@ -180,6 +182,7 @@ absl::Status GroupHost::Write(const GroupKey& key, const Prepare& prepare,
                {"worker_secret", hosted->worker_secret},
                {"since", hosted->since.value()},
                {"slots", slots},
+               {"devices", devices},
                {"store_members", prepare.store_members},
                {"advertise", ip},
                {"numa_binding", hosted->worker.numa_binding},

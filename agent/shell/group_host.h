@@ -128,7 +128,7 @@ class GroupHost {
   struct Hosted;
   absl::Status Write(const GroupKey& key, const Prepare& prepare, const std::vector<int>& slots);
   shim::Spec SpecOf(const GroupKey& key, const Prepare& prepare, const WorkerOptions& worker,
-                    const std::vector<int>& slots) const;
+                    const std::vector<std::string>& devices) const;
   void MakeCgroup(const shim::Spec& spec);
   absl::Status Spawn(Hosted& hosted);
   absl::Status SpawnFromNursery(Hosted& hosted, Nursery& nursery, shim::ShimStart start,

@@ -150,6 +150,10 @@ void GroupHost::AdoptRecord(shim::RunRecord record) {
   hosted->adopted = hosted->ready = true;
   const json data = ParseNotes(record.spec.agent_data), notes = ParseNotes(record.agent_notes);
   hosted->slots = Noted(data, "slots", std::vector<int>());
+  // Slots of this life may stand for others than those of the one that started it.
+  const auto devices = Noted(data, "devices", std::vector<std::string>());
+  if (devices != DevicesOfSlots(options_.devices, options_.slots, hosted->slots))
+    hosted->slots = SlotsOfDevices(options_.devices, options_.slots, devices);
   hosted->host_store = Noted(data, "host_store", false);
   hosted->store_members = Noted(data, "store_members", std::vector<std::string>());
   hosted->worker_secret = Noted(data, "worker_secret", std::string());

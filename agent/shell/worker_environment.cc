@@ -123,10 +123,10 @@ WorkerOptions SubmittedOptions(const JobSpec& job) {
 
 void ShowDevices(const std::vector<std::string>& names, const NodeDevices& node,
                  Environment& environment) {
-  if (names.empty() || VisibleDevicesOf(environment)) return;
+  if (VisibleDevicesOf(environment) || (names.empty() && node.variable.empty())) return;
   environment[node.variable.empty() ? "CUDA_VISIBLE_DEVICES" : node.variable] =
-      absl::StrJoin(names, ",");
-  if (node.by_address) SetDefault(environment, "CUDA_DEVICE_ORDER", "PCI_BUS_ID");
+      absl::StrJoin(names.empty() ? node.names : names, ",");
+  if (!node.order.empty()) SetDefault(environment, "CUDA_DEVICE_ORDER", node.order);
 }
 
 absl::Status CheckDevices(int workers, const Environment& environment) {

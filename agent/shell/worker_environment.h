@@ -37,8 +37,9 @@ GroupProgram LaunchedProgram(const LaunchConfig& launch, const Environment& own,
 GroupProgram SubmittedProgram(const JobSpec& job, const Environment& own);
 // What a submitted job asks of its workers.
 WorkerOptions SubmittedOptions(const JobSpec& job);
-// A group sees `names` of its node's devices, and nothing changes where there are none or its job
-// names devices itself.
+// A group sees `names` of its node's devices; without any, those that its agent was told of, which
+// may be none. Nothing changes where that was told of none in particular, or where its job names
+// devices itself.
 void ShowDevices(const std::vector<std::string>& names, const NodeDevices& node,
                  Environment& environment);
 // With a virtual local rank each worker sees one device: the list must be long enough.

@@ -113,6 +113,7 @@ absl::StatusOr<NodeDevices> DevicesOfNode(const std::optional<VisibleDevices>& t
       if (device.empty() || device.front() == '-' || device == "NoDevFiles") break;
       devices.names.push_back(device);
     }
+    devices.order = GetEnv("CUDA_DEVICE_ORDER").value_or("");
     return devices;
   }
   absl::StatusOr<std::vector<Gpu>> gpus = AskForGpus(patience, nvml);
@@ -122,8 +123,11 @@ absl::StatusOr<NodeDevices> DevicesOfNode(const std::optional<VisibleDevices>& t
     devices.why_none = std::string(gpus.status().message());
     return devices;
   }
-  devices.by_address = true;
-  for (const Gpu& gpu : *gpus) devices.names.push_back(gpu.id);
+  devices.order = "PCI_BUS_ID";
+  bool all = true;
+  for (std::size_t i = 0; i < gpus->size(); ++i)
+    all = all && (*gpus)[i].id == Cat(i) && (*gpus)[i].trouble.empty();
+  for (const Gpu& gpu : *gpus) devices.names.push_back(all || gpu.uuid.empty() ? gpu.id : gpu.uuid);
   if (gpus->empty()) devices.why_none = "the NVIDIA driver has none";
   return devices;
 }
@@ -132,17 +136,32 @@ std::vector<std::string> DevicesOfSlots(const NodeDevices& devices, int slots,
                                         const std::vector<int>& mine) {
   std::vector<std::string> names;
   const std::int64_t count = std::ssize(devices.names);
-  if (count == 0 || slots < 1) return names;
+  if (slots < 1 || slots > count) return names;
   for (const int slot : mine) {
     const std::int64_t number = std::clamp(slot, 0, slots - 1);
-    const std::int64_t first = number * count / slots,
-                       last = std::max(first + 1, (number + 1) * count / slots);
-    for (std::int64_t device = first; device < last; ++device) {
+    for (std::int64_t device = number * count / slots; device < (number + 1) * count / slots;
+         ++device) {
       const std::string& name = devices.names[static_cast<std::size_t>(device)];
       if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
     }
   }
   return names;
+}
+
+std::vector<int> SlotsOfDevices(const NodeDevices& devices, int slots,
+                                const std::vector<std::string>& names) {
+  std::vector<int> held;
+  for (int slot = 0; slot < slots; ++slot) {
+    const std::vector<std::string> mine = DevicesOfSlots(devices, slots, {slot});
+    if (std::find_first_of(mine.begin(), mine.end(), names.begin(), names.end()) != mine.end())
+      held.push_back(slot);
+  }
+  return held;
+}
+
+bool AnyMigInstance(const std::vector<std::string>& names) {
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name.rfind("MIG-", 0) == 0; });
 }
 
 std::optional<VisibleDevices> VisibleDevicesOf(

@@ -33,19 +33,25 @@ std::optional<VisibleDevices> OwnVisibleDevices();
 struct NodeDevices {
   std::string variable;  // What names them; empty: nothing does, and the driver was asked.
   std::vector<std::string> names;
-  bool by_address = false;  // The names are numbers by PCI address, which is not CUDA's own order.
-  std::string why_none;     // Of the driver; set where there is one that has none, or fails.
+  std::string order;     // CUDA_DEVICE_ORDER that numbers among them are by; empty: as by default.
+  std::string why_none;  // Of the driver; set where there is one that has none, or fails.
 };
-// Those that `told` names, else those of the NVIDIA driver (a MIG instance is one), else none.
+// Those that `told` names, else those of the NVIDIA driver (a MIG instance is one), else none. By
+// number, and by UUID where some are missing or fail, since CUDA may count without those.
 // kDeadlineExceeded: the driver does not answer.
 absl::StatusOr<NodeDevices> DevicesOfNode(
     const std::optional<VisibleDevices>& told,
     std::chrono::milliseconds patience = std::chrono::seconds(10),
     const std::string& nvml = Nvml::kLibrary);
 // What slots of a node stand for, each once and in order: of as many slots as devices each is one,
-// of fewer each is a block of them, of more several share one.
+// of fewer each is a block of them. Empty where there are more: they stand for none.
 std::vector<std::string> DevicesOfSlots(const NodeDevices& devices, int slots,
                                         const std::vector<int>& mine);
+// Those of which some device is among `names`.
+std::vector<int> SlotsOfDevices(const NodeDevices& devices, int slots,
+                                const std::vector<std::string>& names);
+// CUDA shows a process one instance at most.
+bool AnyMigInstance(const std::vector<std::string>& names);
 
 // With a virtual local rank each worker sees a device of its own. The list that is too short for
 // that; unset: it is long enough, or there is none.

@@ -55,7 +55,9 @@ struct NvmlApi {
 
 namespace {
 
-constexpr int kSuccess = 0, kTooSmall = 7, kGpuIsLost = 15;
+constexpr int kSuccess = 0, kNotSupported = 3, kNoPermission = 4, kTooSmall = 7, kGpuIsLost = 15;
+// Of programs, not of the GPU: an exception, a fault of its memory accesses, its end.
+constexpr std::array kXidsOfPrograms = {13, 31, 43, 45};
 constexpr int kGpuSensor = 0, kUncorrected = 1, kVolatile = 0;
 constexpr unsigned kMigEnabled = 1;
 constexpr unsigned long long kXidCriticalError = 8;
@@ -155,6 +157,7 @@ void Nvml::LookAt(std::size_t number) {
   if (const int code = api_->by_index(static_cast<unsigned>(number), &whole.device);
       code != kSuccess) {
     whole.device = nullptr;
+    if (code == kNoPermission) return;  // It is another container's.
     part.gpu.trouble = Words(code);
     parts_.push_back(std::move(part));
     return;
@@ -203,7 +206,7 @@ void Nvml::Describe(Part& part) const {
     gpu.ecc_errors = errors;
   gpu.xids = whole.xids;
   gpu.last_xid = whole.last_xid;
-  if (code != kSuccess) gpu.trouble = Words(code);
+  if (code != kSuccess && code != kNotSupported) gpu.trouble = Words(code);
 }
 
 absl::StatusOr<std::vector<Gpu>> Nvml::Gpus() {
@@ -217,9 +220,9 @@ absl::StatusOr<std::vector<Gpu>> Nvml::Gpus() {
 }
 
 void Nvml::ListenForErrors() {
-  if (events_ != nullptr || api_->event_set == nullptr || api_->event_set(&events_) != kSuccess)
+  if (events_ != nullptr || api_->event_set == nullptr || !Look().ok() ||
+      api_->event_set(&events_) != kSuccess)
     return;
-  if (!Look().ok()) return;
   for (const Whole& whole : wholes_) {
     if (whole.device != nullptr) api_->register_events(whole.device, kXidCriticalError, events_);
   }
@@ -231,6 +234,8 @@ bool Nvml::AwaitError(std::chrono::milliseconds at_most) {
       api_->await_event(events_, &event, static_cast<unsigned>(at_most.count())) != kSuccess ||
       event.type != kXidCriticalError)
     return false;
+  for (const int xid : kXidsOfPrograms)
+    if (event.data == static_cast<unsigned long long>(xid)) return false;
   for (Whole& whole : wholes_) {
     if (whole.device != event.device) continue;
     ++whole.xids;
@@ -239,18 +244,19 @@ bool Nvml::AwaitError(std::chrono::milliseconds at_most) {
   return true;
 }
 
-std::vector<std::int64_t> Nvml::ProcessesOn(const std::string& id) {
-  std::vector<std::int64_t> pids;
+std::optional<std::vector<std::int64_t>> Nvml::ProcessesOn(const std::string& id) {
   for (const Part& part : parts_) {
     if (part.gpu.id != id || part.device == nullptr || api_->processes == nullptr) continue;
     std::array<NvmlProcess, kMostProcesses> processes{};
     unsigned count = kMostProcesses;
     const int code = api_->processes(part.device, &count, processes.data());
-    if (code != kSuccess && code != kTooSmall) continue;
+    if (code != kSuccess && code != kTooSmall) return std::nullopt;
+    std::vector<std::int64_t> pids;
     for (unsigned i = 0; i < count && i < kMostProcesses; ++i)
       pids.push_back(static_cast<std::int64_t>(processes[i].pid));
+    return pids;
   }
-  return pids;
+  return std::nullopt;
 }
 
 absl::StatusOr<std::vector<Gpu>> AskForGpus(std::chrono::milliseconds patience,

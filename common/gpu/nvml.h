@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,19 +34,21 @@ class Nvml {
   ~Nvml();
 
   // In the order of their ids. A GPU that is divided counts as its instances, none of them as
-  // nothing: CUDA would not run on the whole. One that fails is in the list, with its trouble.
+  // nothing: CUDA would not run on the whole. One that fails is in the list, with its trouble; one
+  // that this process may not use is not.
   // kUnavailable: they cannot even be counted.
   absl::StatusOr<std::vector<Gpu>> Gpus();
 
-  // From now on errors are counted.
+  // From now on errors are counted, but those that programs make (Xid 13, 31, 43, 45). Repeatable:
+  // where the driver could not be asked.
   void ListenForErrors();
   // Waits for the next one, for that long at most; not at all where the driver tells of none. True:
   // there was one.
   bool AwaitError(std::chrono::milliseconds at_most);
 
   // Who computes on a GPU, or on an instance, by pid: of all containers, where this process may
-  // see them. Empty where the driver does not say.
-  std::vector<std::int64_t> ProcessesOn(const std::string& id);
+  // see them; of more than 256 some. Unset where the driver does not say.
+  std::optional<std::vector<std::int64_t>> ProcessesOn(const std::string& id);
 
   const std::string& driver() const { return driver_; }  // Its version; empty: it does not say.
 

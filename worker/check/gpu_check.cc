@@ -117,15 +117,16 @@ const Gpu* Find(const std::vector<Gpu>& gpus, const std::string& name) {
 }
 
 // What the driver knows of it; empty: nothing bad.
-std::string Fault(Nvml& nvml, const Gpu& gpu, std::chrono::milliseconds patience) {
+std::string Fault(Nvml& nvml, const Gpu& gpu, Clock::time_point patience) {
   if (!gpu.trouble.empty()) return gpu.trouble;
   if (gpu.ecc_errors.value_or(0) > 0)
     return absl::StrCat(*gpu.ecc_errors, " uncorrected memory errors; it needs a reset");
-  const Clock::time_point until = Clock::now() + patience;
   while (true) {
-    const std::vector<std::int64_t> pids = nvml.ProcessesOn(gpu.id);
+    const std::vector<std::int64_t> pids =
+        nvml.ProcessesOn(gpu.id).value_or(std::vector<std::int64_t>());
     if (pids.empty()) return "";
-    if (Clock::now() >= until) return absl::StrCat("in use by process ", absl::StrJoin(pids, ", "));
+    if (Clock::now() >= patience)
+      return absl::StrCat("in use by process ", absl::StrJoin(pids, ", "));
     std::this_thread::sleep_for(kLookAgain);
   }
 }
@@ -149,12 +150,17 @@ absl::StatusOr<std::string> CheckGpus(const GpuCheck& check) {
             : "the driver has no GPU");
   }
   std::string kind;
+  bool idle = true, counts_errors = true;  // As far as the driver says.
+  const Clock::time_point patience = Clock::now() + check.idle;
   for (const std::string& name : names) {
     const Gpu* gpu = Find(gpus, name);
     const std::string fault =
-        gpu == nullptr ? "the driver has none of this name" : Fault(nvml, *gpu, check.idle);
+        gpu == nullptr ? "the driver has none of this name" : Fault(nvml, *gpu, patience);
     if (!fault.empty()) faults.push_back(absl::StrCat("GPU ", name, ": ", fault));
-    if (gpu != nullptr) kind = gpu->name;
+    if (gpu == nullptr) continue;
+    kind = gpu->name;
+    idle = idle && nvml.ProcessesOn(gpu->id);
+    counts_errors = counts_errors && gpu->ecc_errors;
   }
   const auto all = [&] { return absl::FailedPreconditionError(absl::StrJoin(faults, "; ")); };
   if (!faults.empty()) return all();
@@ -181,8 +187,9 @@ absl::StatusOr<std::string> CheckGpus(const GpuCheck& check) {
     if (took.ok()) longest = std::max(longest, *took);
   }
   if (!faults.empty()) return all();
-  return absl::StrFormat("%d × %s, idle, without memory errors; a product takes up to %.2f ms",
-                         count, kind, 1e-6 * longest.count());
+  return absl::StrFormat("%d × %s%s%s; a product takes up to %.2f ms", count, kind,
+                         idle ? ", idle" : "", counts_errors ? ", without memory errors" : "",
+                         1e-6 * longest.count());
 }
 
 }  // namespace regroup::worker

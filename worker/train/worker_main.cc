@@ -1,14 +1,20 @@
 // regroup-worker: the native trainer. Subcommands train, generate, plan, check-gpu and version.
 
+#include <spawn.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/user_error.h"
+#include "common/config/env.h"
 #include "common/config/flags.h"
 #include "common/io/standard_fds.h"
 #include "worker/check/gpu_check.h"
@@ -81,6 +87,30 @@ int PlanMain(const std::vector<std::string>& args) {
              : Tell(absl::UnavailableError("standard output cannot be written"));
 }
 
+// CUDA shows a process one MIG instance at most: a process for each, until one fails.
+int CheckOneByOne(const VisibleDevices& visible) {
+  std::map<std::string, std::string> environment = AllEnv();
+  for (const std::string& name : visible.devices) {
+    environment[visible.variable] = name;
+    std::vector<std::string> entries;
+    for (const auto& [key, value] : environment) entries.push_back(absl::StrCat(key, "=", value));
+    std::vector<char*> pointers;
+    for (std::string& entry : entries) pointers.push_back(entry.data());
+    pointers.push_back(nullptr);
+    std::string program = "regroup-worker", command = "check-gpu";
+    char* const arguments[] = {program.data(), command.data(), nullptr};
+    pid_t pid = 0;
+    const int spawned =
+        posix_spawn(&pid, "/proc/self/exe", nullptr, nullptr, arguments, pointers.data());
+    if (spawned != 0) return Tell(absl::ErrnoToStatus(spawned, "no process for a check"));
+    int status = 0;
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+      return WIFEXITED(status) ? WEXITSTATUS(status) : static_cast<int>(WorkerExit::kNoDevice);
+  }
+  return 0;
+}
+
 int CheckGpuMain(const std::vector<std::string>& args) {
   if (!args.empty() && (args[0] == "--help" || args[0] == "-h")) return Help("check-gpu");
   if (!args.empty()) {
@@ -88,7 +118,10 @@ int CheckGpuMain(const std::vector<std::string>& args) {
                             absl::StrCat("unexpected word ", args[0]), "check-gpu takes none",
                             "regroup-worker check-gpu --help"));
   }
-  const absl::StatusOr<std::string> found = CheckGpus({.visible = OwnVisibleDevices()});
+  const std::optional<VisibleDevices> visible = OwnVisibleDevices();
+  if (visible && visible->devices.size() > 1 && AnyMigInstance(visible->devices))
+    return CheckOneByOne(*visible);
+  const absl::StatusOr<std::string> found = CheckGpus({.visible = visible});
   if (found.ok()) {
     std::printf("%s\n", found->c_str());
     return 0;

@@ -92,8 +92,26 @@ class Gpus(agents_test.Fleet):
     def test_instances_of_a_divided_gpu_are_slots(self):
         self.gpus(GPU.format(0, 40) + GPU.format(1, 41) + "divided\nmig name=H100_MIG uuid=MIG-a memory=9000\nmig name=H100_MIG uuid=MIG-b memory=9000\n")
         self.agent("a", slots=0)
-        self.assertEqual(self.sees(1)[1], ["0 PCI_BUS_ID"])
-        self.assertEqual(self.sees(2)[1], ["MIG-a,MIG-b PCI_BUS_ID"] * 2)
+        self.assertEqual(self.sees(1)[1], ["GPU-0 PCI_BUS_ID"])
+        # CUDA shows a process one of them at most.
+        self.assertEqual(self.sees(2)[1], ["MIG-a PCI_BUS_ID", "MIG-b PCI_BUS_ID"])
+
+    def test_slots_that_stand_for_others_after_a_restart(self):
+        self.agent("a", slots=2)
+        self.assertEqual(self.sees(1)[1], ["0,1 PCI_BUS_ID"])
+        self.kill("a")
+        self.agent("a", slots=4)
+        self.follows("a")
+        self.assertEqual(self.sees(1)[1], ["2 PCI_BUS_ID"])
+
+    def test_more_slots_than_devices_stand_for_none(self):
+        self.agent("a", slots=8)
+        self.assertEqual(self.sees(6)[1], ["none none"] * 6)
+
+    def test_an_agent_that_is_told_of_none_gives_none(self):
+        self.before_agent.append("CUDA_VISIBLE_DEVICES=")
+        self.agent("a", slots=2)
+        self.assertEqual(self.sees(1)[1], ["none"])
 
     def test_what_an_agent_was_told_counts_before_the_driver(self):
         self.before_agent.append("CUDA_VISIBLE_DEVICES=3,1")
@@ -125,7 +143,7 @@ class Gpus(agents_test.Fleet):
         self.assertIn("the GPUs of this node cannot be counted\nbecause: the NVIDIA driver does not answer within 10 s\ntry: regroup agent --slots 8\n",
                       self.agents["a"].stderr)
         self.agent("a", slots=2)  # As many as somebody says.
-        self.agents["a"].expect("jobs are given no GPUs.*does not answer within 10 s", timeout=20)
+        self.agents["a"].expect("GPUs are not shared out, each job sees all there are.*does not answer within 10 s", timeout=20)
         self.follows("a")
         self.assertEqual(self.sees(1)[1], ["none none"])
 
@@ -149,6 +167,15 @@ class Gpus(agents_test.Fleet):
         bare = run()
         self.assertEqual((bare.wait(), bare.stderr), (19, "the driver has no GPU\n"))
         self.assertEqual(run("more").wait(), 2)
+        # Each instance by itself.
+        shutil.copy(e2e.binary("libfake_cuda_driver.so"), os.path.join(self.driver, "libcuda.so.1"))
+        with open(os.path.join(self.driver, "cuda"), "w") as f:
+            f.write("devices 1\n")
+        self.gpus(GPU.format(0, 40) + "divided\nmig name=H100_MIG uuid=MIG-a memory=9000\nmig name=H100_MIG uuid=MIG-b memory=9000\n")
+        both = self.fx.start(e2e.binary("regroup-worker"), "check-gpu", env={"LD_LIBRARY_PATH": self.driver, "CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"})
+        self.assertEqual((both.wait(), both.stdout.count("1 × H100 MIG, idle; a product")), (0, 2), both)
+        one = self.fx.start(e2e.binary("regroup-worker"), "check-gpu", env={"LD_LIBRARY_PATH": self.driver, "CUDA_VISIBLE_DEVICES": "MIG-a,MIG-c"})
+        self.assertEqual((one.wait(), one.stderr), (19, "GPU MIG-c: the driver has none of this name\n"))
         told = run("--help")
         self.assertEqual(told.wait(), 0)
         self.assertIn("--node-check gpu", told.stdout)

@@ -135,26 +135,35 @@ TEST(WorkerEnvironment, AListOfDevicesThatIsTooShortIsRefused) {
 }
 
 TEST(WorkerEnvironment, AGroupSeesTheDevicesOfItsSlots) {
-  NodeDevices node;
-  node.names = {"0", "1", "2", "3"};
-  node.by_address = true;
-  Environment environment = {{"A", "b"}};
-  ShowDevices({"2", "3"}, node, environment);
-  EXPECT_EQ(environment,
-            (Environment{
-                {"A", "b"}, {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}, {"CUDA_VISIBLE_DEVICES", "2,3"}}));
-  // As the agent was told, in whose own order.
-  Environment amd;
-  ShowDevices({"6"}, {"HIP_VISIBLE_DEVICES", {"5", "6"}, false, ""}, amd);
-  EXPECT_EQ(amd, (Environment{{"HIP_VISIBLE_DEVICES", "6"}}));
-  // No devices, or a job that names them itself: for want of any, too.
-  for (const Environment& own :
-       {Environment{}, Environment{{"CUDA_VISIBLE_DEVICES", ""}},
-        Environment{{"CUDA_VISIBLE_DEVICES", "7"}}, Environment{{"HIP_VISIBLE_DEVICES", "7"}}}) {
-    Environment kept = own;
-    ShowDevices(own.empty() ? std::vector<std::string>() : std::vector<std::string>{"2"}, node,
-                kept);
-    EXPECT_EQ(kept, own);
+  const NodeDevices counted{"", {"0", "1", "2", "3"}, "PCI_BUS_ID", ""};
+  const NodeDevices told{"CUDA_VISIBLE_DEVICES", {"5", "6"}, "", ""};
+  const NodeDevices amd{"HIP_VISIBLE_DEVICES", {"5", "6"}, "", ""};
+  const NodeDevices told_of_none{"CUDA_VISIBLE_DEVICES", {}, "", ""};
+  struct Row {
+    const NodeDevices& node;
+    std::vector<std::string> names;
+    Environment before, after;
+  };
+  const std::string cuda = "CUDA_VISIBLE_DEVICES", hip = "HIP_VISIBLE_DEVICES",
+                    order = "CUDA_DEVICE_ORDER";
+  for (const Row& row : {
+           Row{counted,
+               {"2", "3"},
+               {{"A", "b"}},
+               {{"A", "b"}, {cuda, "2,3"}, {order, "PCI_BUS_ID"}}},
+           Row{counted, {"2"}, {{order, "X"}}, {{order, "X"}, {cuda, "2"}}},
+           Row{counted, {}, {}, {}},  // More slots than devices, or none.
+           Row{told, {"6"}, {}, {{cuda, "6"}}},
+           Row{told, {}, {}, {{cuda, "5,6"}}},
+           Row{amd, {"6"}, {}, {{hip, "6"}}},
+           Row{told_of_none, {}, {}, {{cuda, ""}}},
+           Row{counted, {"2"}, {{cuda, "7"}}, {{cuda, "7"}}},  // Its job knows better.
+           Row{counted, {"2"}, {{cuda, ""}}, {{cuda, ""}}},
+           Row{counted, {"2"}, {{hip, "7"}}, {{hip, "7"}}},
+       }) {
+    Environment environment = row.before;
+    ShowDevices(row.names, row.node, environment);
+    EXPECT_EQ(environment, row.after);
   }
 }
 

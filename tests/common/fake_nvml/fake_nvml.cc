@@ -1,11 +1,14 @@
 // libnvidia-ml without a GPU. What it says is in the file `gpus` beside this library, read anew at
-// each call:
+// each call, a line each:
 //
-//   gpu name=NVIDIA_H100 memory=81920 used=512 celsius=41 ecc=0 pid=77     a GPU; memory in MiB
-//   mig name=NVIDIA_H100_MIG_1g.10gb uuid=MIG-a memory=9856                an instance of the last
-//   one divided                                                                that has MIG on lost
-//   the last one is xid 79                                                                 happens
-//   to the last one, once a line fails init 9 · hangs count a call, as long as it says so
+//   gpu name=NVIDIA_H100 memory=81920 used=512 celsius=41 ecc=0 pid=77
+//       Memory is in MiB. dead=1: it cannot be opened; foreign=1: not by us; old=1: it knows no
+//       MIG.
+//   divided              The last GPU has MIG on.
+//   mig name=NVIDIA_H100_MIG_1g.10gb uuid=MIG-a memory=9856
+//   lost                 The last GPU is.
+//   xid 79               Happens to the last GPU, once for each line.
+//   fails init 9         Of a call, as long as it says so; likewise `hangs count`.
 //
 // Underscores of names are blanks.
 
@@ -160,7 +163,8 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** handle) {
   if (const int code = Enter(state, "handle"); code != 0) return code;
   if (index >= state.gpus.size()) return kInvalid;
   *handle = HandleOf(index, 0);
-  return state.gpus[index].has.contains("dead") ? 999 : 0;
+  const auto& has = state.gpus[index].has;
+  return has.contains("dead") ? 999 : has.contains("foreign") ? 4 : 0;
 }
 
 int nvmlDeviceGetName(void* handle, char* text, unsigned bytes) {

@@ -53,9 +53,9 @@ TEST(Nvml, TellsWhatGpusThereAre) {
   EXPECT_EQ(gpus[0], first);
   EXPECT_EQ(gpus[1].id, "1");
   EXPECT_EQ(gpus[1].ecc_errors, 2u);
-  EXPECT_THAT(nvml->ProcessesOn("0"), ElementsAre(77));
-  EXPECT_THAT(nvml->ProcessesOn("1"), IsEmpty());
-  EXPECT_THAT(nvml->ProcessesOn("2"), IsEmpty());
+  EXPECT_THAT(nvml->ProcessesOn("0").value(), ElementsAre(77));
+  EXPECT_THAT(nvml->ProcessesOn("1").value(), IsEmpty());
+  EXPECT_FALSE(nvml->ProcessesOn("2"));
 }
 
 TEST(Nvml, ANumberOfGpus) {
@@ -70,6 +70,8 @@ TEST(Nvml, WhatAnOlderDriverDoesNotSayIsUnset) {
   EXPECT_EQ(gpus[0].name, "Tesla V100");
   EXPECT_FALSE(gpus[0].celsius || gpus[0].ecc_errors);
   EXPECT_THAT(gpus[0].trouble, IsEmpty());
+  // One whose memory is the host's.
+  EXPECT_THAT(GpusOf(FakeDriver("gpu name=NVIDIA_GB10\n"))[0].trouble, IsEmpty());
 }
 
 // CUDA takes instances by their names alone, and none of what is divided and has none.
@@ -86,7 +88,7 @@ TEST(Nvml, AGpuThatIsDividedCountsAsItsInstances) {
   EXPECT_EQ(gpus[1].name, "NVIDIA H100 MIG 3g.40gb");
   EXPECT_EQ(gpus[1].memory_bytes, 40448ull << 20);
   EXPECT_EQ(gpus[1].celsius, 60) << "its GPU's";
-  EXPECT_THAT(nvml->ProcessesOn("MIG-a"), ElementsAre(9));
+  EXPECT_THAT(nvml->ProcessesOn("MIG-a").value(), ElementsAre(9));
   EXPECT_THAT(NamesOf(driver), ElementsAre("0", "MIG-a", "MIG-b"));
 }
 
@@ -99,16 +101,25 @@ TEST(Nvml, OneThatFailsIsInTheListWithItsTrouble) {
   EXPECT_THAT(gpus[2].trouble, IsEmpty());
 }
 
+// CUDA may count without those, so that numbers would be of others.
+TEST(Nvml, WhereSomeAreMissingTheyAreNamedByUuid) {
+  const std::string two = kTwo;
+  EXPECT_THAT(NamesOf(FakeDriver(two)), ElementsAre("0", "1"));
+  EXPECT_THAT(NamesOf(FakeDriver("gpu foreign=1\n" + two)), ElementsAre("GPU-a", "GPU-b"));
+  EXPECT_THAT(NamesOf(FakeDriver(two + "gpu dead=1\n")), ElementsAre("GPU-a", "GPU-b", "2"));
+}
+
 TEST(Nvml, ErrorsAreCountedSinceSomebodyListens) {
   const FakeDriver driver(kTwo);
   absl::StatusOr<Nvml> nvml = Nvml::Open(driver.library());
   nvml->ListenForErrors();
-  nvml->AwaitError(1ms);
+  EXPECT_FALSE(nvml->AwaitError(1ms));
   EXPECT_EQ(nvml->Gpus().value()[1].xids, 0u);
-  driver.Set(std::string(kTwo) + "xid 79\nxid 48\n");
-  nvml->AwaitError(1s);
+  driver.Set(std::string(kTwo) + "xid 31\nxid 79\nxid 48\n");
+  EXPECT_FALSE(nvml->AwaitError(1s)) << "a program's";
+  EXPECT_TRUE(nvml->AwaitError(1s));
   EXPECT_EQ(nvml->Gpus().value()[1].last_xid, 79u);
-  nvml->AwaitError(1s);
+  EXPECT_TRUE(nvml->AwaitError(1s));
   const std::vector<Gpu> gpus = nvml->Gpus().value();
   EXPECT_EQ(gpus[1].xids, 2u);
   EXPECT_EQ(gpus[1].last_xid, 48u);
@@ -150,9 +161,9 @@ TEST(DevicesOfNode, AVariableCountsBeforeTheDriver) {
         VisibleDevicesOf({{"CUDA_VISIBLE_DEVICES", row.value}}), 5s, driver.library());
     EXPECT_EQ(devices.names, row.names) << row.value;
     EXPECT_EQ(devices.variable, "CUDA_VISIBLE_DEVICES");
-    EXPECT_FALSE(devices.by_address);
+    EXPECT_EQ(devices.order, "");
   }
-  EXPECT_TRUE(DevicesOfNode(std::nullopt, 5s, driver.library())->by_address);
+  EXPECT_EQ(DevicesOfNode(std::nullopt, 5s, driver.library())->order, "PCI_BUS_ID");
 }
 
 TEST(DevicesOfSlots, Table) {
@@ -165,15 +176,25 @@ TEST(DevicesOfSlots, Table) {
            Row{4, 4, {0, 1, 2, 3}, {"a", "b", "c", "d"}}, Row{4, 4, {2}, {"c"}},
            Row{4, 4, {1, 3}, {"b", "d"}}, Row{4, 2, {1}, {"c", "d"}},  // Fewer slots: blocks.
            Row{4, 1, {0}, {"a", "b", "c", "d"}}, Row{4, 3, {0}, {"a"}}, Row{4, 3, {2}, {"c", "d"}},
-           Row{2, 4, {0}, {"a"}}, Row{2, 4, {1, 2}, {"a", "b"}},  // More: several share one.
-           Row{2, 4, {2, 3}, {"b"}}, Row{2, 3, {0, 1, 2}, {"a", "b"}}, Row{4, 4, {}, {}},
-           Row{0, 4, {1}, {}}, Row{4, 4, {9}, {"d"}},  // Of a life with more slots.
+           Row{2, 3, {0, 1}, {}},  // More: nobody has one of its own.
+           Row{4, 4, {}, {}}, Row{0, 4, {1}, {}},
+           Row{4, 4, {9}, {"d"}},  // Of a life with more slots.
        }) {
     NodeDevices devices;
     for (int i = 0; i < row.devices; ++i) devices.names.emplace_back(1, static_cast<char>('a' + i));
     EXPECT_EQ(DevicesOfSlots(devices, row.slots, row.mine), row.names)
         << row.devices << " of " << row.slots;
   }
+}
+
+TEST(SlotsOfDevices, AreThoseThatAnyOfThemIsBehind) {
+  NodeDevices devices;
+  devices.names = {"a", "b", "c", "d"};
+  EXPECT_THAT(SlotsOfDevices(devices, 4, {"b", "d"}), ElementsAre(1, 3));
+  EXPECT_THAT(SlotsOfDevices(devices, 2, {"b", "d"}), ElementsAre(0, 1));
+  EXPECT_THAT(SlotsOfDevices(devices, 2, {"d"}), ElementsAre(1));
+  EXPECT_THAT(SlotsOfDevices(devices, 4, {"e"}), IsEmpty());
+  EXPECT_THAT(SlotsOfDevices(devices, 8, {"a"}), IsEmpty());
 }
 
 }  // namespace
