@@ -193,7 +193,7 @@ class Training(BadInput):
         run = self.refused(self.fx.regroup("run", worker, "train", "--data", "/no/such/data"), 2, "this data", "No such file")
         self.assertIn("FAILED, exit 2", run.stderr)
         codes = re.findall(r"(?m)^  (\d+)  ", self.fx.start(worker, "--help").expect("(?s)exit codes:.*18  ", stream="stdout").string)
-        self.assertEqual(codes, "0 1 2 10 11 12 13 14 15 16 17 18".split())
+        self.assertEqual(codes, "0 1 2 10 11 12 13 14 15 16 17 18 19".split())
 
     def test_checkpoint_directory_not_writable(self):
         self.refused(self.train(2, "/proc/ckpt"), 13, "/proc/ckpt cannot be written", "", "--checkpoint-dir")

@@ -167,7 +167,8 @@ double Furthest(const std::vector<std::vector<float>>& from,
 }
 
 // Of any world: those of one rank with floats, as far as the numbers can tell, and those of one
-// rank with the same numbers but for the order of sums.
+// rank with the same numbers but for the order of sums. Where oneDNN sums smaller products in
+// another order, some of them are rounded to another of two numbers of 16 bits: 5e-5 were measured.
 TEST(Array, GradientsAreThoseOfOneRank) {
   const auto floats = GradientsOf(1, DType::kF32, false);
   for (const auto& [type, tolerance] :
@@ -178,7 +179,7 @@ TEST(Array, GradientsAreThoseOfOneRank) {
         SCOPED_TRACE(testing::Message() << NameOf(type) << " on " << world << accumulates);
         const auto gradients = GradientsOf(world, type, accumulates);
         EXPECT_LE(Furthest(gradients, floats), tolerance);
-        EXPECT_LE(Furthest(gradients, alone), 1e-6);
+        EXPECT_LE(Furthest(gradients, alone), type == DType::kF16 ? 1e-4 : 1e-6);
       }
     }
   }

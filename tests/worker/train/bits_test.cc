@@ -1,6 +1,7 @@
 // Fifty steps have the bits that they have always had: whatever is rebuilt, reordered or made
 // quicker. Who means to change them records new ones here, and says why.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <span>
@@ -17,7 +18,6 @@ struct Row {
   Sharding sharding;
   OptimizerKind optimizer;
   Isa kernels;
-  const char* bits;
 };
 
 // Of all losses and norms, and of what rank 0 steps.
@@ -46,20 +46,25 @@ std::string BitsAfterFiftySteps(const Row& row) {
   return bits;
 }
 
+// Of one kind of CPU: oneDNN sums products in another order on others.
+struct Recorded {
+  const char *amd, *intel;  // EPYC of family 26; Xeon with AMX.
+};
+
 TEST(Bits, OfFiftyStepsAreThoseRecorded) {
-  for (const Row& row : {Row{1, Strategy::kReplicated, OptimizerKind::kAdamW, Isa::kBaseline,
-                             "0a2a538d60620d4ca3609509ed8a2a82"},
-                         Row{3, Strategy::kZero2, OptimizerKind::kLamb, Isa::kBaseline,
-                             "8f08c896d557493956c97cf7fa3ff385"},
-                         Row{4,
-                             {Strategy::kZero3, 2},
-                             OptimizerKind::kSgd,
-                             Isa::kBaseline,
-                             "7319cd0667d9b757dd91ac6968039f78"},
-                         Row{1, Strategy::kReplicated, OptimizerKind::kAdamW, Isa::kV3,
-                             "193792e197da4328ff381d001be56c8c"}}) {
+  for (const auto& [row, bits] : {
+           std::pair(
+               Row{1, Strategy::kReplicated, OptimizerKind::kAdamW, Isa::kBaseline},
+               Recorded{"0a2a538d60620d4ca3609509ed8a2a82", "1dc7735e068c6f5ab321c1c45965c835"}),
+           {Row{3, Strategy::kZero2, OptimizerKind::kLamb, Isa::kBaseline},
+            {"8f08c896d557493956c97cf7fa3ff385", "f4d13f3a368a0add21190c14eced70a9"}},
+           {Row{4, {Strategy::kZero3, 2}, OptimizerKind::kSgd, Isa::kBaseline},
+            {"7319cd0667d9b757dd91ac6968039f78", "4c218a0d8dd154aaba61dda173fd66d3"}},
+           {Row{1, Strategy::kReplicated, OptimizerKind::kAdamW, Isa::kV3},
+            {"193792e197da4328ff381d001be56c8c", "617d2fe1b1d3d269715e5b6f41c018b4"}},
+       }) {
     if (row.kernels > BestIsa()) continue;
-    EXPECT_EQ(BitsAfterFiftySteps(row), row.bits)
+    EXPECT_THAT(BitsAfterFiftySteps(row), ::testing::AnyOf(bits.amd, bits.intel))
         << row.sharding.Name() << " on " << row.world << ", " << NameOf(row.kernels);
   }
 }

@@ -311,7 +311,7 @@ TEST_F(ProgramTest, BadArgumentsAreNamedWithValueAndLimit) {
   const std::string ckpt = Train("ckpt"), generate = "generate --checkpoint " + ckpt + " ";
   const WorkerExit usage = WorkerExit::kUsage;
   const std::vector<Row> rows = {
-      {"", usage, {"no command given", "train, generate, plan and version"}},
+      {"", usage, {"no command given", "train, generate, plan, check-gpu and version"}},
       {"fly", usage, {"unknown command fly"}},
       {"generate", usage, {"--checkpoint is missing", "regroup-worker generate"}},
       {"plan --world 0", usage, {"--world", "\"0\"", "1 to 1024"}},
