@@ -26,6 +26,7 @@
 #include "common/config/env.h"
 #include "common/config/flags.h"
 #include "common/config/hardware.h"
+#include "common/config/job_limits.h"
 #include "common/config/launch_config.h"
 #include "common/config/state_dir.h"
 #include "common/config/token.h"
@@ -276,9 +277,9 @@ absl::StatusOr<AgentOptions> ServiceOptions(const AgentConfig& config, const Nod
   } else {
     options.groups.devices.why_none = std::string(devices.status().message());
   }
+  const int counted = static_cast<int>(options.groups.devices.names.size());
   options.core.slots =
-      config.slots > 0 ? config.slots
-                       : std::max<int>(1, static_cast<int>(options.groups.devices.names.size()));
+      config.slots > 0 ? config.slots : std::clamp(counted, 1, limits::kWorkersPerNode);
   options.groups.slots = options.core.slots;
   options.core.sigterm_is_notice = config.sigterm_is_notice;
   options.core.grace = config.grace;

@@ -45,6 +45,7 @@ struct GpuWatch::Shared {
 
   void Tell(std::vector<Gpu> gpus) {
     std::erase_if(gpus, [&](const Gpu& gpu) { return !Named(gpu); });
+    if (gpus.size() > kMaxGpusPerNode) gpus.resize(kMaxGpusPerNode);
     const std::lock_guard lock(mutex);
     answered_at = Clock::now();
     if (seen.number > 0 && !silent && gpus == seen.gpus) return;

@@ -33,7 +33,7 @@ class GpuWatch {
     std::uint64_t number = 0;  // Rises with each change; 0: nothing is known yet.
     std::vector<Gpu> gpus;
   };
-  // Any thread.
+  // Any thread. At most kMaxGpusPerNode: of more the first.
   Seen Latest();
 
  private:

@@ -6,6 +6,8 @@
 
 namespace regroup {
 
+inline constexpr int kMaxGpusPerNode = 256;  // That a message tells of.
+
 // One GPU, or one MIG instance of one, as its driver describes it. What it does not say is unset.
 struct Gpu {
   std::string id;    // As CUDA_VISIBLE_DEVICES takes it: its number by PCI address, or "MIG-…".

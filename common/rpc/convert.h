@@ -32,7 +32,6 @@ inline constexpr int kMaxNodes = 10'000;
 inline constexpr int kMaxRanks = 65'536;  // Per job: max_nodes × workers_per_node.
 inline constexpr int kMaxWorkersPerNode = 4'096;
 inline constexpr int kMaxGroupsPerNode = 4'096;  // In one inventory.
-inline constexpr int kMaxGpusPerNode = 256;
 inline constexpr int kMaxRanksPerHello = 16'384;  // Started or ended, of all its groups.
 inline constexpr std::size_t kMaxIdBytes =
     128;  // Node, cluster and boot ids, idempotency keys, job ids.

@@ -102,6 +102,36 @@ TEST(GpuWatch, ADriverThatFailsIsTold) {
   EXPECT_THAT(seen.gpus[1].trouble, ::testing::HasSubstr("does not count its GPUs"));
 }
 
+TEST(GpuWatch, ADriverThatWorksLaterIsFound) {
+  const FakeDriver driver(std::string(kTwo) + "fails init 9\n");
+  GpuWatch watch(Fast(driver));
+  std::this_thread::sleep_for(100ms);
+  EXPECT_EQ(watch.Latest().number, 0u);
+  driver.Set(kTwo);
+  EXPECT_EQ(Await(watch, [](const auto& now) { return now.number > 0; }).gpus.size(), 2u);
+}
+
+TEST(GpuWatch, AStormOfErrorsIsNoStormOfNews) {
+  const FakeDriver driver(kTwo);
+  GpuWatch::Options options = Fast(driver);
+  options.every = 1h;
+  GpuWatch watch(options);
+  Await(watch, [](const auto& now) { return now.number > 0; });
+  std::string storm = kTwo;
+  for (int i = 0; i < 2'000; ++i) storm += "xid 79\n";
+  driver.Set(storm);
+  const GpuWatch::Seen seen = Await(watch, [](const auto& now) { return now.gpus[1].xids > 1; });
+  EXPECT_LE(seen.number, 2u) << "one for all that came within a second";
+}
+
+TEST(GpuWatch, OfMoreThanAMessageHoldsTheFirstAreTold) {
+  std::string many;
+  for (int i = 0; i < 300; ++i) many += "gpu name=X memory=1\n";
+  const FakeDriver driver(many);
+  GpuWatch watch(Fast(driver));
+  EXPECT_EQ(Await(watch, [](const auto& now) { return now.number > 0; }).gpus.size(), 256u);
+}
+
 TEST(GpuWatch, WithoutADriverNothingIsTold) {
   GpuWatch::Options options;
   options.library = "/nowhere/libnvidia-ml.so.1";

@@ -12,7 +12,6 @@
 //
 // Underscores of names are blanks.
 
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -22,6 +21,8 @@
 #include <sstream>
 #include <string>
 #include <vector>
+
+#include "tests/common/fake_nvml/beside.h"
 
 namespace {
 
@@ -41,16 +42,10 @@ std::mutex mutex;
 bool open_now = false;
 std::map<std::size_t, std::size_t> told;  // Xids, by GPU.
 
-std::string Folder() {
-  Dl_info info{};
-  dladdr(reinterpret_cast<void*>(&Folder), &info);
-  const std::string path = info.dli_fname;
-  return path.substr(0, path.rfind('/'));
-}
-
 State Read() {
+  const std::string folder = regroup::testing::FolderOf(reinterpret_cast<void*>(&Read));
   State state;
-  std::ifstream in(Folder() + "/gpus");
+  std::ifstream in(folder + "/gpus");
   for (std::string line; std::getline(in, line);) {
     std::istringstream words(line);
     std::string kind;
@@ -76,7 +71,7 @@ State Read() {
 // Handles are places in it: a row for each GPU, whose first column is itself, the others its
 // instances.
 constexpr std::size_t kColumns = 8;
-char handles[64 * kColumns];
+char handles[512 * kColumns];
 
 const Device* Find(const State& state, void* handle) {
   const auto number = static_cast<std::size_t>(static_cast<char*>(handle) - handles);

@@ -4,7 +4,6 @@
 //   devices 4 · wrong 2 (its products are) · slow 1 (a product takes 200 ms) · full 0 (has no
 //   memory) fails init 100 · fails launch 700
 
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +16,8 @@
 #include <sstream>
 #include <string>
 #include <vector>
+
+#include "tests/common/fake_nvml/beside.h"
 
 namespace {
 
@@ -31,16 +32,10 @@ int current = -1;
 char contexts[64];                                  // By ordinal.
 std::map<std::uint64_t, std::vector<char>> memory;  // Of the context that is current.
 
-std::string Folder() {
-  Dl_info info{};
-  dladdr(reinterpret_cast<void*>(&Folder), &info);
-  const std::string path = info.dli_fname;
-  return path.substr(0, path.rfind('/'));
-}
-
 State Read() {
+  const std::string folder = regroup::testing::FolderOf(reinterpret_cast<void*>(&Read));
   State state;
-  std::ifstream in(Folder() + "/cuda");
+  std::ifstream in(folder + "/cuda");
   for (std::string word; in >> word;) {
     int number = 0;
     std::string call;
