@@ -1,6 +1,7 @@
 #pragma once
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <ostream>
@@ -29,3 +30,10 @@ class StrongId {
 };
 
 }  // namespace regroup
+
+template <class Tag, class Rep>
+struct std::hash<regroup::StrongId<Tag, Rep>> {
+  std::size_t operator()(const regroup::StrongId<Tag, Rep>& id) const {
+    return std::hash<Rep>()(id.value());
+  }
+};

@@ -86,7 +86,7 @@ MUTANTS = [
     (CORE + "calls.cc", "job.state.cancel.key != event.key) {", "true) {"),
     (CORE + "stall.cc", "ForEachWait(step, [&](Instant& at) { at += event.gap; });", ""),
     (CORE + "placement.cc", "if (head == 0) news_.merge(turned_away_);", ""),
-    (CORE + "placement.cc", "more_ = more_ || slots > known->second.free;", ""),
+    (CORE + "placement.cc", "more_ = more_ || slots > known->free;", ""),
     (CORE + "placement.cc", "const int nodes = CountLarge(line->first) + (after < before ? 1 : 0);", "const int nodes = CountLarge(line->first);"),
     (CORE + "placement.cc", "if (head != nullptr && (queued || grows)) {", "if (head != nullptr && queued) {"),
     (CORE + "slots.cc", "step.state.agenda.dirty.merge(step.state.placement.TakeOffers());", "step.state.placement.TakeOffers();"),

@@ -269,8 +269,8 @@ void Node::Deliver(SessionId session, const Action& action) {
       Post(agent::CoordinatorRefused{std::string(answer->refused.message())});
     }
   } else if (const auto* sent = std::get_if<SendResult>(&action)) {
-    result = sent->job;
-    Post(agent::JobOver{sent->job.exit_code});
+    result = *sent->job;
+    Post(agent::JobOver{sent->job->exit_code});
   } else if (const auto* news_of = std::get_if<SendNews>(&action)) {
     news.push_back(news_of->event);
     const auto* joined = std::get_if<NodeJoined>(&news_of->event.body);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -87,6 +88,8 @@ void Write(std::string& out, const T& value) {
   } else if constexpr (kIs<T, std::optional>) {
     if (!value) out += '-';
     if (value) Write(out, *value);
+  } else if constexpr (kIs<T, std::shared_ptr>) {
+    Write(out, *value);
   } else if constexpr (kIs<T, std::variant>) {
     out += std::to_string(value.index());
     std::visit([&](const auto& held) { Write(out, held); }, value);

@@ -3,6 +3,7 @@
 // What the core asks of the shell. Actions of one step are carried out in order, after the rows of
 // this and of all earlier steps are durable.
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -49,7 +50,7 @@ struct SendNews {  // To a launch command: what happened to its job.
 };
 struct SendResult {  // To a launch command: its job is over, with detail. It leaves by itself.
   SessionId session;
-  JobView job;
+  std::shared_ptr<const JobView> job;  // Not null; one for all of them.
 };
 struct CloseSession {  // SessionBroken follows and is ignored.
   SessionId session;

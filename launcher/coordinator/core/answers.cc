@@ -1,5 +1,7 @@
 #include "launcher/coordinator/core/answers.h"
 
+#include <memory>
+
 #include "launcher/coordinator/core/actions.h"
 #include "launcher/coordinator/core/events.h"
 #include "launcher/coordinator/core/job.h"
@@ -29,15 +31,17 @@ void AnswerWaiters(Step& step, Job& job) {
 }
 
 void SendResults(Step& step, Job& job) {
+  std::shared_ptr<const JobView> result;
   for (const NodeId& id : job.launch.nodes)
-    if (Node* node = step.state.FindNode(id)) SendResultTo(step, job, *node);
+    if (Node* node = step.state.FindNode(id)) SendResultTo(step, job, *node, result);
 }
 
-void SendResultTo(Step& step, Job& job, Node& node) {
+void SendResultTo(Step& step, Job& job, Node& node, std::shared_ptr<const JobView>& result) {
   // Once per session: one that opens later asks with the same key and is told then (LaunchAsked).
   if (!node.attached() || node.told_result == job.id()) return;
   node.told_result = job.id();
-  step.Do(SendResult{node.attached()->session, ResultOf(step.state, job)});
+  if (!result) result = std::make_shared<const JobView>(ResultOf(step.state, job));
+  step.Do(SendResult{node.attached()->session, result});
 }
 
 }  // namespace regroup::coordinator

@@ -18,7 +18,7 @@ void AnswerWaiters(Step& step, Job& job);
 // To all its launch commands that have a session.
 void SendResults(Step& step, Job& job);
 
-// Once on each session.
-void SendResultTo(Step& step, Job& job, Node& node);
+// Once on each session. `result` is shared by all: null until the first needs it.
+void SendResultTo(Step& step, Job& job, Node& node, std::shared_ptr<const JobView>& result);
 
 }  // namespace regroup::coordinator

@@ -258,7 +258,8 @@ void On(Step& step, const LaunchAsked& event) {
   step.Do(AnswerLaunch{event.session, absl::OkStatus(),
                        id});  // Before the news: it names the job they are of.
   Join(step, job, *node, request);
-  if (job.state.phase == JobPhase::kEnded) SendResultTo(step, job, *node);
+  std::shared_ptr<const JobView> result;
+  if (job.state.phase == JobPhase::kEnded) SendResultTo(step, job, *node, result);
 }
 
 void On(Step& step, const LeaveAsked& event) {

@@ -28,7 +28,7 @@ void CheckCandidates(const State& state, const Job& job, const std::vector<Candi
                        [&](const Candidate& candidate) { return candidate.node == id; });
   };
   for (const NodeId& id : state.fleet.attached_daemons) {
-    const std::optional<Candidate> other = CandidateOf(state, job, state.nodes.at(id), false);
+    const std::optional<Candidate> other = CandidateOf(state, job, state.NodeAt(id), false);
     if (!other || looked_at(id)) continue;
     CHECK(other->readiness == Readiness::kReady && !other->former);
     CHECK(std::count_if(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {

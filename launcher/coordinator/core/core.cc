@@ -45,7 +45,7 @@ void On(Step& step, const Tick&) {
     // Deadlines are in order: none behind this one is due.
     if (at > step.now()) return;
     if (kind == DueKind::kNode) {
-      Node& node = step.state.nodes.at(NodeId(id));
+      Node& node = step.state.NodeAt(NodeId(id));
       step.Arm(node, std::nullopt);
       OnNodeDeadline(step, node);
     } else {

@@ -73,10 +73,10 @@ void EnterRunning(Step& step, Job& job, const GenerationSoft& soft, Formed& form
           member.pids[start.local_rank] = start.pid;
           kept += start.kept ? 1 : 0;
         }
-      auto watch = step.state.nodes.find(member.node);
-      if (watch == step.state.nodes.end()) continue;
-      auto seen = watch->second.watches.find(job.id());
-      if (seen != watch->second.watches.end() && seen->second.generation == generation)
+      const Node* node = step.state.FindNode(member.node);
+      if (node == nullptr) continue;
+      const auto seen = node->watches.find(job.id());
+      if (seen != node->watches.end() && seen->second.generation == generation)
         member.witness_verified = seen->second.verified;
     }
     FitRow(row);

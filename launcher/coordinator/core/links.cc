@@ -334,7 +334,7 @@ void RememberLost(Step& step, Node& node) {
   const std::uint64_t order = std::get<Lost>(node.link).order = ++step.state.fleet.losses;
   step.state.fleet.lost.emplace(order, node.row.node);
   if (step.state.fleet.lost.size() <= step.config().limits.lost_nodes) return;
-  step.Arm(step.state.nodes.at(step.state.fleet.lost.begin()->second),
+  step.Arm(step.state.NodeAt(step.state.fleet.lost.begin()->second),
            step.now());  // Goes unless it holds something.
   step.state.fleet.lost.erase(step.state.fleet.lost.begin());
 }

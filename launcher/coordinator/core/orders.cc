@@ -231,6 +231,10 @@ bool WasPurged(const State& state, const JobId& id) {
 }  // namespace
 
 void FlushOrders(Step& step) {
+  std::size_t nodes = 0;
+  for (const JobId& id : step.state.agenda.orders_dirty)
+    if (const Job* job = step.state.FindJob(id)) nodes += job->nodes.order_dirty.size();
+  step.WillDo(nodes);
   for (const JobId& id : step.state.agenda.orders_dirty) {
     Job* job = step.state.FindJob(id);
     if (job == nullptr) continue;

@@ -78,21 +78,21 @@ void Placement::HeadWas(std::uint64_t before) {
 // ---- supply ------------------------------------------------------------------------------------
 
 void Placement::SetSize(const NodeId& node, const std::string& name, int slots) {
-  const auto known = nodes_.find(node);
+  const Known* known = nodes_.Find(node);
   Known now{name, std::max(slots, 0), 0};
-  if (known != nodes_.end()) {
-    now.free = known->second.free;
-    if (known->second == now) return;
-    UnindexFree(node, known->second);
-    EraseFrom(by_size_, known->second.size, node);
+  if (known != nullptr) {
+    now.free = known->free;
+    if (*known == now) return;
+    UnindexFree(node, *known);
+    EraseFrom(by_size_, known->size, node);
   }
-  const int before = known == nodes_.end() ? 0 : known->second.size;
+  const int before = known == nullptr ? 0 : known->size;
   if (slots >= 1) {
     by_size_[slots].insert(node);
     IndexFree(node, now);
-    nodes_[node] = std::move(now);
-  } else if (known != nodes_.end()) {
-    nodes_.erase(known);
+    nodes_.Set(node, std::move(now));
+  } else {
+    nodes_.Erase(node);
   }
   SizeChanged(before, std::max(slots, 0));
 }
@@ -117,13 +117,13 @@ void Placement::SizeChanged(int before, int after) {
 }
 
 void Placement::SetFree(const NodeId& node, int slots) {
-  const auto known = nodes_.find(node);
+  Known* known = nodes_.Find(node);
   // Most counts find what was known: they touch nothing.
-  if (known == nodes_.end() || known->second.free == slots) return;
-  more_ = more_ || slots > known->second.free;
-  UnindexFree(node, known->second);
-  known->second.free = slots;
-  IndexFree(node, known->second);
+  if (known == nullptr || known->free == slots) return;
+  more_ = more_ || slots > known->free;
+  UnindexFree(node, *known);
+  known->free = slots;
+  IndexFree(node, *known);
 }
 
 void Placement::IndexFree(const NodeId& node, const Known& known) {
@@ -166,7 +166,7 @@ std::optional<CannotFit> Placement::WhyUnfit(int nodes, int slots) const {
   if (fit.known >= nodes) return std::nullopt;
   if (by_size_.empty()) return fit;
   fit.largest = by_size_.rbegin()->first;
-  fit.node = nodes_.at(*by_size_.rbegin()->second.begin()).name;
+  fit.node = nodes_.At(*by_size_.rbegin()->second.begin()).name;
   return fit;
 }
 

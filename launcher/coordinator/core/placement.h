@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/lookup.h"
 #include "common/base/reasons.h"
 
 namespace regroup::coordinator {
@@ -106,7 +107,7 @@ class Placement {
   void Unindex(const Demand& demand);
   void HeadWas(std::uint64_t before);
 
-  std::map<NodeId, Known> nodes_;
+  Lookup<NodeId, Known> nodes_;
   std::map<int, std::set<NodeId>> by_size_;  // No set is empty; so in by_free_ and line_.
   std::map<int, std::set<Named>> by_free_;   // Nodes with a free slot.
 

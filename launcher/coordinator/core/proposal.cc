@@ -62,12 +62,12 @@ std::vector<GenerationMember> MembersOf(const State& state, const Job& job,
   // address at which they reached the coordinator, not by its own loopback.
   std::string reached_at;
   for (const NodeId& id : ranks) {
-    const NodeRow& row = state.nodes.at(id).row;
+    const NodeRow& row = state.NodeAt(id).row;
     if (!IsLoopback(row.address) && reached_at.empty()) reached_at = row.dialled;
   }
   std::vector<GenerationMember> members;
   for (const NodeId& id : ranks) {
-    const Node& node = state.nodes.at(id);
+    const Node& node = state.NodeAt(id);
     GenerationMember member;
     member.node = id;
     member.name = node.row.name;
@@ -147,8 +147,8 @@ void FormGeneration(Step& step, Job& job, Generation generation) {
     // reach group rank 0.
     row.store = Address{row.members[0].address, proposed.store->port};
     for (GenerationMember& member : row.members) {
-      auto watch = step.state.nodes.at(member.node).watches.find(job.id());
-      if (watch == step.state.nodes.at(member.node).watches.end() ||
+      auto watch = step.state.NodeAt(member.node).watches.find(job.id());
+      if (watch == step.state.NodeAt(member.node).watches.end() ||
           watch->second.generation != generation)
         continue;
       // A coordinator that starts anew can ask the witnesses at once, before any agent has dialled.
@@ -204,7 +204,7 @@ void Propose(Step& step, Job& job, const std::vector<NodeId>& chosen, bool elect
     // A survivor of an elective change prepares when its slots are free (AskSurvivors).
     const bool survivor = formed && job.soft.at(formed->generation).members.contains(id);
     if (!survivor) proposed.asked.insert(id);
-    Touch(job, step.state.nodes.at(id));
+    Touch(job, step.state.NodeAt(id));
   }
   proposed.unacked = proposed.asked;
   step.Put(row);

@@ -141,7 +141,7 @@ bool AdmitSession(Step& step, const SessionOpened& event, std::string* name) {
     auto named = step.state.fleet.names.find(asked);
     if (named == step.state.fleet.names.end()) return std::nullopt;
     for (const NodeId& id : named->second)
-      if (id != hello.node) return step.state.nodes.at(id).row.address;
+      if (id != hello.node) return step.state.NodeAt(id).row.address;
     return std::nullopt;
   };
   absl::StatusOr<std::string> admitted = AdmitName(hello, current, taken);
@@ -257,7 +257,7 @@ void On(Step& step, const SessionOpened& event) {
   const bool same_agent = known && known->row.incarnation == hello.incarnation;
   NodeRow row = RowOf(hello, name, known);
   if (!known || row != known->row) step.Put(row);
-  Node& node = step.state.nodes.at(hello.node);
+  Node& node = step.state.NodeAt(hello.node);
   node.rebooted = rebooted;
   Attach(step, node, event);
   if (!same_agent) return;  // One that dies while it prepares has had its time.

@@ -53,6 +53,7 @@ void State::ApplyValue(const Value& value) {
     meta = *row;
   } else if (auto* node = std::get_if<NodeRow>(&value)) {
     Node& known = nodes[node->node];
+    node_at_.Set(node->node, &known);
     // Before the row is replaced: the indices are told what was and what is.
     IndexNode(known.row.node.empty() ? nullptr : &known.row, node);
     known.row = *node;
@@ -91,6 +92,7 @@ void State::ApplyDeletion(const Key& key) {
     if (node == nodes.end()) return;
     IndexNode(&node->second.row, nullptr);
     SlotsChanged(node->second);
+    node_at_.Erase(node->first);
     nodes.erase(node);
     return;
   }
@@ -189,8 +191,16 @@ std::vector<Row> State::Rows() const {
 
 Job* State::FindJob(const JobId& id) { return Find(jobs, id); }
 const Job* State::FindJob(const JobId& id) const { return Find(jobs, id); }
-Node* State::FindNode(const NodeId& id) { return Find(nodes, id); }
-const Node* State::FindNode(const NodeId& id) const { return Find(nodes, id); }
+Node* State::FindNode(const NodeId& id) {
+  Node* const* found = node_at_.Find(id);
+  return found ? *found : nullptr;
+}
+const Node* State::FindNode(const NodeId& id) const {
+  Node* const* found = node_at_.Find(id);
+  return found ? *found : nullptr;
+}
+Node& State::NodeAt(const NodeId& id) { return *node_at_.At(id); }
+const Node& State::NodeAt(const NodeId& id) const { return *node_at_.At(id); }
 Node* State::NodeOf(SessionId session) {
   auto found = fleet.sessions.find(session);
   return found == fleet.sessions.end() ? nullptr : FindNode(found->second);

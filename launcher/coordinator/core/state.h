@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/base/lookup.h"
 #include "launcher/coordinator/core/config.h"
 #include "launcher/coordinator/core/job.h"
 #include "launcher/coordinator/core/node.h"
@@ -76,6 +77,8 @@ struct Retention {
 
 struct State {
   State(Config config, Epoch epoch, Instant now);
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
 
   // ---- rows: the only way in which durable state changes ---------------------------------------
   void Apply(const Row& row);
@@ -87,6 +90,8 @@ struct State {
   const Job* FindJob(const JobId& id) const;
   Node* FindNode(const NodeId& id);
   const Node* FindNode(const NodeId& id) const;
+  Node& NodeAt(const NodeId& id);  // REQUIRES: it is known.
+  const Node& NodeAt(const NodeId& id) const;
   Node* NodeOf(SessionId session);  // Null: not the node's current session.
   std::string NameOf(const NodeId& id) const;
   std::uint64_t newest_number() const;  // Of a job; 0: there is none.
@@ -103,7 +108,7 @@ struct State {
   bool first_step_done = false, stepped_down = false, finished = false;
 
   MetaRow meta;
-  std::map<NodeId, Node> nodes;
+  std::map<NodeId, Node> nodes;  // In order. One is looked up by FindNode.
   std::map<JobId, Job> jobs;
   JobIndex index;
   Placement placement;  // Free slots as of the last count.
@@ -118,6 +123,8 @@ struct State {
   void IndexNode(const NodeRow* before, const NodeRow* after);
   void IndexJob(const Job& job);
   void IndexDemand(const Job& job);
+
+  Lookup<NodeId, Node*> node_at_;  // Of `nodes`.
 };
 
 }  // namespace regroup::coordinator

@@ -45,6 +45,8 @@ class Step {
   // ---- actions and notes -----------------------------------------------------------------------
   // In the order in which they are called, after all rows of this step.
   void Do(Action action) { effects_.actions.push_back(std::move(action)); }
+  // Once a step, about how many: they are large, and a thousand need not be moved ten times.
+  void WillDo(std::size_t more) { effects_.actions.reserve(effects_.actions.size() + more); }
   void Say(Severity severity, std::string what,
            std::vector<std::pair<std::string, std::string>> fields);
 

@@ -31,7 +31,7 @@ Asking AskingOf(const State& state, const Job& job, const Demand& demand,
   Asking asking{demand, WaitsForNodesOnly(state, job)};
   for (const Supply& supply : supplies) {
     const std::optional<Candidate> candidate =
-        CandidateOf(state, job, state.nodes.at(supply.node), false);
+        CandidateOf(state, job, state.NodeAt(supply.node), false);
     const bool ready = candidate && candidate->readiness == Readiness::kReady;
     asking.own[supply.node] = ready ? candidate->free_slots : 0;
   }

@@ -415,7 +415,7 @@ class DaemonImpl final : public Daemon, public Outlet {
             },
             [&](SendResult& a) {
               Answer(a.session,
-                     [&](auto& m) { *m.mutable_result()->mutable_job() = ShownResult(a.job); });
+                     [&](auto& m) { *m.mutable_result()->mutable_job() = ShownResult(*a.job); });
             },
             [&](CloseSession& a) { sessions_.Close(a.session, a.why); },
             [&](Probe& a) { CarryOutProbe(a); },
