@@ -97,6 +97,8 @@ MUTANTS = [
     (CORE + "recovery.cc", "for (const Duration age : job.state.ends.charges) job.charge_times.push_back(step.now() - age);", ""),
     (CORE + "recovery.cc", "if (row.phase != GenerationPhase::kOver || row.verdict_open)", "if (row.phase != GenerationPhase::kOver)"),
     (CORE + "retention.cc", "if (held || !SlotsFree(job, *node)) return false;", "if (held) return false;"),
+    (CORE + "answers.cc", "  node.told_result = job.id();", ""),
+    (CORE + "state.cc", "    node_at_.Erase(node->first);", ""),
     (CORE + "step.cc", "if (nodes >= kManyNodes) job.rests_until", "job.rests_until"),
     (CORE + "gather.cc", "step.Rest(job, static_cast<int>(candidates.size()));", ""),
     (CORE + "verdict.cc", "step.Rest(job, static_cast<int>(touched.size()));", ""),
