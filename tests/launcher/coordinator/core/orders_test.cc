@@ -2,66 +2,36 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "launcher/coordinator/core/core.h"
+#include "tests/launcher/coordinator/core/told_core.h"
 #include "tests/sim/world.h"
 
 namespace regroup {
 namespace {
 
 using namespace std::chrono_literals;
-using coordinator::SendOrder;
 
-// One node of one slot that answers when the test does.
-class Orders : public testing::Test {
+// One node that answers when the test does.
+class Orders : public testing::Test, protected ToldCore {
  protected:
-  Orders() : core_(ConfigOf(), Epoch(1), {}, now_) {
+  Orders() {
     Step(coordinator::Tick{});
-    Hello hello;
-    hello.node = NodeId("node");
-    hello.name = "node";
-    hello.incarnation = Incarnation(1);
-    hello.boot = BootId("boot");
-    hello.address = "10.0.0.1";
-    hello.slots = 1;
-    Step(coordinator::SessionOpened{kSession, hello});
+    Open(1);
     Pass(2s);
   }
   void Submit(const std::string& name) {
-    coordinator::SubmitAsked asked;
-    asked.call = CallId(++calls_);
-    asked.spec = sim::SpecOf(name, 1, 1, /*max_restarts=*/3);
-    asked.key = absl::StrCat("key", calls_);
-    Step(asked);
+    ToldCore::Submit(sim::SpecOf(name, 1, 1, /*max_restarts=*/3));
   }
   void Cancel(const std::string& job) {
     Step(coordinator::CancelAsked{
-        .call = CallId(++calls_), .job = job, .by = "me", .now = true, .key = "cancel"});
+        .call = NextCall(), .job = job, .by = "me", .now = true, .key = "cancel"});
   }
   void Report(const std::string& job, int generation, Phase phase,
               std::optional<int> exit_code = std::nullopt) {
-    GroupReport report;
-    report.number = ReportNo(++reports_);
-    report.job = JobId(job);
-    report.generation = Generation(generation);
-    report.phase = phase;
-    if (phase == Phase::kPrepared) report.store = Address{"10.0.0.1", 4000};
-    if (exit_code) {
-      report.started.push_back({0, 7, 0s});
-      RankExit exit;
-      exit.pid = 7;
-      exit.code = *exit_code;
-      report.exits.push_back(exit);
-    }
-    Step(coordinator::Reported{kSession, report});
-  }
-  void Pass(Duration time) {
-    for (const Instant end = now_ + time; now_ < end;)
-      Step(coordinator::HeartbeatReceived{kSession, OrderNo()});
+    ToldCore::Report(SessionId(1), JobId(job), Generation(generation), phase, exit_code);
   }
   // The generation that the node was last asked to prepare; 0: it was not.
   int Asked(const std::string& job) const {
@@ -70,30 +40,13 @@ class Orders : public testing::Test {
   }
 
  private:
-  inline static const SessionId kSession{1};
-  static coordinator::Config ConfigOf() {
-    coordinator::Config config;
-    config.journal.new_cluster = ClusterId("cluster");
-    return config;
-  }
-  void Step(const coordinator::Event& event) {
-    now_ += 1ms;
-    Take(core_.Step(now_, WallTime(), event));
-    while (core_.NextDeadline() && *core_.NextDeadline() <= now_)
-      Take(core_.Step(now_, WallTime(), coordinator::Tick{}));
-  }
-  void Take(const coordinator::Effects& effects) {
-    for (const coordinator::Action& action : effects.actions) {
-      const auto* send = std::get_if<SendOrder>(&action);
-      if (send == nullptr) continue;
-      if (send->order.prepare) prepares_[send->order.job.value()] = send->order.prepare->generation;
-    }
+  void Take(const coordinator::Action& action) override {
+    const auto* send = std::get_if<coordinator::SendOrder>(&action);
+    if (send != nullptr && send->order.prepare)
+      prepares_[send->order.job.value()] = send->order.prepare->generation;
   }
 
-  Instant now_{};
-  std::uint64_t calls_ = 0, reports_ = 0;
   std::map<std::string, Generation> prepares_;
-  coordinator::Core core_;
 };
 
 // A Prepare may take the slots until the node has said what became of it; what it says of the

@@ -6,6 +6,7 @@
 #include <csignal>
 
 #include "absl/strings/str_cat.h"
+#include "tests/launcher/coordinator/core/told_core.h"
 #include "tests/scenario/testing.h"
 
 #ifdef __SANITIZE_ADDRESS__
@@ -446,73 +447,30 @@ std::size_t HeapBytes() {
 #endif
 }
 
-// One node that runs and forgets one job after the other: said to a core as the shell would.
-class OneNode {
+// One node that runs and forgets one job after the other.
+class OneNode : ToldCore {
  public:
-  OneNode() : core_(ConfigOf(), Epoch(1), {}, now_) {
+  OneNode() : ToldCore(ConfigOf()) {
     Step(coordinator::Tick{});
-    Hello hello;
-    hello.node = NodeId("node");
-    hello.name = "node";
-    hello.incarnation = Incarnation(1);
-    hello.boot = BootId("boot");
-    hello.address = "10.0.0.1";
-    Step(coordinator::SessionOpened{kSession, hello});
-    now_ += 2s;
+    Open(1);
+    Pass(2s);
   }
   void RunJobs(int jobs) {
     for (int i = 0; i < jobs; ++i) {
-      coordinator::SubmitAsked asked;
-      asked.call = CallId(++calls_);
-      asked.spec = SpecOf("job", 1, 1);
-      asked.key = absl::StrCat("key", calls_);
-      Step(asked);
-      Step(coordinator::HeartbeatReceived{kSession, OrderNo()});
+      Submit(SpecOf("job", 1, 1));
+      Step(coordinator::HeartbeatReceived{SessionId(1), OrderNo()});
     }
   }
 
  private:
-  inline static const SessionId kSession{1};
   static coordinator::Config ConfigOf() {
     coordinator::Config config;
-    config.journal.new_cluster = ClusterId("cluster");
     config.limits.ended_jobs = 4;
     return config;
   }
-  void Step(const coordinator::Event& event) {
-    now_ += 1ms;
-    Obey(core_.Step(now_, WallTime(), event));
-    while (core_.NextDeadline() && *core_.NextDeadline() <= now_)
-      Obey(core_.Step(now_, WallTime(), coordinator::Tick{}));
+  void Take(const coordinator::Action& action) override {
+    if (const auto* send = std::get_if<coordinator::SendOrder>(&action)) Obey(*send);
   }
-  void Obey(const coordinator::Effects& effects) {
-    for (const coordinator::Action& action : effects.actions) {
-      const auto* send = std::get_if<coordinator::SendOrder>(&action);
-      if (send == nullptr) continue;
-      GroupReport report;
-      report.number = ReportNo(++reports_);
-      report.job = send->order.job;
-      if (send->order.prepare) {
-        report.generation = send->order.prepare->generation;
-        report.phase = Phase::kPrepared;
-        report.store = Address{"10.0.0.1", 4000};
-      } else if (send->order.run) {
-        report.generation = send->order.run->generation;
-        report.phase = Phase::kFree;
-        report.started.push_back({0, 7, 0s});
-        RankExit exit;
-        exit.pid = 7;
-        report.exits.push_back(exit);
-      } else {
-        continue;
-      }
-      Step(coordinator::Reported{kSession, report});
-    }
-  }
-
-  Instant now_{};
-  std::uint64_t calls_ = 0, reports_ = 0;
-  coordinator::Core core_;
 };
 
 // Nothing is kept of a job that is purged, not even on the node that ran it.
