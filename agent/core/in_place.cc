@@ -150,7 +150,7 @@ void RankHasRetired(Step& step, const GroupKey& key, Group& group, int local_ran
 }
 
 void RankCannotGoOn(Step& step, const GroupKey& key, Group& group, int local_rank,
-                    std::string why) {
+                    const std::string& why) {
   if (!IsLive(group, local_rank) || group.shim.stage != ShimStage::kReady) return;
   const bool begun = group.phase == Phase::kStarting || group.phase == Phase::kRunning;
   if (begun && group.ranks.kept.contains(local_rank)) {

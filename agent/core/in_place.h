@@ -33,7 +33,8 @@ void RetireKept(Step& step, const GroupKey& key, Group& group);
 // What a rank, or its end, says to that.
 void TellToRetire(Step& step, const GroupKey& key, const Group& group, int local_rank);
 void RankHasRetired(Step& step, const GroupKey& key, Group& group, int local_rank);
-void RankCannotGoOn(Step& step, const GroupKey& key, Group& group, int local_rank, std::string why);
+void RankCannotGoOn(Step& step, const GroupKey& key, Group& group, int local_rank,
+                    const std::string& why);
 void RankIsGone(Step& step, const GroupKey& key, Group& group, int local_rank);
 
 // What earlier groups of the job leave to the one that is to be prepared. A retired group that

@@ -249,7 +249,7 @@ std::optional<int> WordsBeforeScript(const std::vector<std::string>& command) {
                                             "-O", "-P", "-OO", "-b", "-bb"};
   if (command.empty()) return std::nullopt;
   const std::string_view program = command[0];
-  if (!program.substr(program.find_last_of("/") + 1).starts_with("python")) return std::nullopt;
+  if (!program.substr(program.find_last_of('/') + 1).starts_with("python")) return std::nullopt;
   for (std::size_t i = 1; i < command.size(); ++i) {
     const std::string& word = command[i];
     if (word == "-X" || word == "-W") {

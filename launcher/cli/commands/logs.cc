@@ -278,7 +278,7 @@ class Logs : public Command {
         [&](LogEntry entry) {
           if (progress.printed.ok()) progress.printed = AddEntry(std::move(entry), merge, terminal);
         },
-        [&](std::string text) { terminal.Say(Cat("regroup: ", text, "\n")); });
+        [&](const std::string& text) { terminal.Say(Cat("regroup: ", text, "\n")); });
     if (!found.job.events.empty()) progress.last_event = found.job.events.back().number;
     std::mutex& mutex = follower ? follower->mutex() : alone;
     absl::Status called = Call(found, progress, mutex, merge, terminal);

@@ -23,6 +23,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "common/base/user_error.h"
@@ -592,7 +593,7 @@ absl::Status CopyJournal(const std::string& path, const std::string& copy) {
     std::filesystem::copy_file(path, copy, overwrite, error);
     std::filesystem::remove(copy + "-wal", no_log);
     std::filesystem::copy_file(path + "-wal", copy + "-wal", overwrite, no_log);
-    if (error) return io::ErrnoStatus(error.value(), "copy " + path + " to " + copy);
+    if (error) return io::ErrnoStatus(error.value(), absl::StrCat("copy ", path, " to ", copy));
     ASSIGN_OR_RETURN(const FileVersion after, VersionOf(path));
     if (before == after) return absl::OkStatus();
   }
