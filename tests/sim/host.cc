@@ -481,7 +481,10 @@ void Node::EmptyIfSo(Group& group) {
 // A shim whose group is empty stays while its agent is there.
 void Node::AwaitAgent(const Group& group) {
   Later(group.key(), behaviour_.agent_restart, [this, life = life_](Group& mine) {
-    if (life == life_) EndShim(mine);
+    if (life != life_) return;
+    // Nobody has read how it ended, and a witness that refuses is a node that died.
+    if (mine.shim == ShimState::kAlive) world_.Disturbed(mine);
+    EndShim(mine);
   });
 }
 
