@@ -163,6 +163,7 @@ class Checker {
   void CheckCharges(const coordinator::JobStateRow& state);
   void Show(const NodeId& node, const GroupReport& report) {
     shown_[node][report.job][report.generation] = report.phase;
+    if (report.phase == Phase::kRetired) retired_[node].emplace(report.job, report.generation);
     if (report.supervisor_lost) struck_nodes_.insert(node);
   }
   void OnPurged(const std::string& folder);
@@ -251,6 +252,7 @@ class Checker {
   std::set<JobId> judged_, queued_;      // They have a verdict; they stand in the queue.
   std::map<JobId, std::set<NodeId>> excluded_;
   std::map<NodeId, std::map<JobId, std::map<Generation, Phase>>> shown_;  // In its last session.
+  std::map<NodeId, std::set<GenerationId>> retired_;  // Their ranks were, whatever came then.
   std::set<SessionId> broken_;
   Judged judging_;  // As ended_, of what is decided.
   std::map<NodeId, coordinator::NodeLaunch> launches_;

@@ -56,7 +56,7 @@ void Checker::CheckBudget(const GenerationRow& proposed) {
 }
 
 // 55. A rank that still ran beside the next generation could write over its checkpoints. What has
-// retired may have to stop after all, once that generation has come to nothing.
+// retired trains no more; it may have to stop after all, for a notice of its node, say.
 void Checker::CheckAllStopped(const GenerationRow& proposed, Instant now) {
   auto last = decided_formed_.lower_bound({proposed.job, proposed.generation});
   if (proposed.elective || last == decided_formed_.begin()) return;
@@ -70,11 +70,11 @@ void Checker::CheckAllStopped(const GenerationRow& proposed, Instant now) {
     const auto began = began_[previous].find(node);
     const bool lost = lost_last_.contains(node) &&
                       (began == began_[previous].end() || lost_last_[node] >= began->second);
-    if (!open_sessions_.contains(node) || lost) continue;
+    if (!open_sessions_.contains(node) || lost || retired_[node].contains(previous)) continue;
     const auto& groups = shown_[node][proposed.job];
     const auto shown = groups.find(previous.second);
     Expect(shown == groups.end() || shown->second == Phase::kFree ||
-               shown->second == Phase::kRetired || shown->second == Phase::kUnkillable,
+               shown->second == Phase::kUnkillable,
            Text("55: generation ", proposed.generation, " of ", proposed.job, " is proposed while ",
                 node, " still stops ", previous.second));
   }
