@@ -236,6 +236,11 @@ void NcclCommunicator::Begin(Stream& stream, const char* what, const Tensor& of,
   if (!cuda->progress()->failure().ok()) return;
   const std::string name =
       absl::StrCat(what, " ", begun_, " (", NameOf(of.type), "[", elements, "])");
+  // Since the last look; a call would now say no more than that this communicator has failed.
+  if (const absl::Status why = AsyncError(); !why.ok()) {
+    BreakAtOldest(why, name, axis);
+    return cuda->progress()->Fail(failure_);
+  }
   const auto now = Clock::now(), end = now + options_.deadline;
   {
     const std::scoped_lock lock(mutex_);
@@ -248,7 +253,7 @@ void NcclCommunicator::Begin(Stream& stream, const char* what, const Tensor& of,
   calls(on, cuda->handle());
   Note(api_.group_end());
   const absl::Status status =
-      first_error_ == NcclResult::kSuccess ? AwaitCalls(on, end) : ErrorOf(first_error_, what, on);
+      first_error_ == NcclResult::kSuccess ? AwaitCalls(on, end) : CallError(what, on);
   // Also after a failure some of it may be on the stream.
   cuda->Began();
   const Pending this_one{name, axis, cuda->progress(), cuda->Record().work, end};
@@ -264,6 +269,16 @@ void NcclCommunicator::Begin(Stream& stream, const char* what, const Tensor& of,
   const Pending about = of_this || failing.empty() ? this_one : failing.front();
   Break(status, about.what, about.axis, std::move(failing));
   cuda->progress()->Fail(failure_);
+}
+
+absl::Status NcclCommunicator::CallError(const char* what, NcclComm comm) {
+  NcclResult before = NcclResult::kSuccess;
+  if (first_error_ != NcclResult::kInvalidUsage ||
+      api_.comm_get_async_error(comm, &before) != NcclResult::kSuccess ||
+      before == NcclResult::kSuccess || before == NcclResult::kInProgress || before == first_error_)
+    return ErrorOf(first_error_, what, comm);
+  first_error_ = NcclResult::kSuccess;
+  return ErrorOf(before, "NCCL", comm);
 }
 
 void NcclCommunicator::Note(NcclResult result) {
@@ -338,9 +353,15 @@ void NcclCommunicator::Look(bool at_health) {
         absl::StrCat("not over after ", Seconds(options_.deadline), " s"));
   }
   if (why.ok()) return;
+  BreakAtOldest(why, oldest.what, oldest.axis);
+}
+
+void NcclCommunicator::BreakAtOldest(const absl::Status& why, const std::string& otherwise,
+                                     Axis axis) {
   std::vector<Pending> failing = BeginFailures();
-  const Pending about = failing.empty() ? oldest : failing.front();
-  Break(why, about.what, about.axis, std::move(failing));
+  const std::string what = failing.empty() ? otherwise : failing.front().what;
+  if (!failing.empty()) axis = failing.front().axis;
+  Break(why, what, axis, std::move(failing));
 }
 
 std::vector<NcclCommunicator::Pending> NcclCommunicator::BeginFailures() {

@@ -73,7 +73,8 @@ struct Comm {
   int rank = 0, world = 0;
   int who = 0;  // Its rank in the world, by which scripts name it.
   std::atomic<bool> initialized{false};
-  std::atomic<int> result{0};  // What ncclCommGetAsyncError says.
+  std::atomic<int> result{0};     // What ncclCommGetAsyncError says.
+  std::atomic<bool> told{false};  // Its caller has been: it could not know before.
   std::atomic<bool> aborted{false}, revoked{false};
   std::atomic<int> inside{0}, under_way{0};
   bool finalized = false;
@@ -265,9 +266,11 @@ class Call {
   // What has to be so for anything but an abort and a question.
   bool MayBegin() const {
     if (!lives_) return false;
-    if (comm_->result != kOk)
-      return Refuse("after an error", std::string(name_) + " where only an abort is allowed"),
-             false;
+    if (comm_->result != kOk) {
+      if (comm_->told)
+        Refuse("after an error", std::string(name_) + " where only an abort is allowed");
+      return false;
+    }
     if (InProgress())
       return Refuse("in progress", std::string(name_) + " before the call before has ended"), false;
     if (comm_->revoked)
@@ -396,7 +399,9 @@ int EndOps() {
   if (PlaysAt(*comm, FakeFault::kGroupEndError, number))
     t_failed = Result(NcclResult::kInternalError);
   if (t_failed != 0) {  // None of them is begun.
-    comm->result = t_failed;
+    int ok = kOk;       // What it failed of first stays.
+    comm->result.compare_exchange_strong(ok, t_failed);
+    comm->told = true;
     return std::exchange(t_failed, 0);
   }
   const std::uint64_t first = comm->sequence;
@@ -581,6 +586,7 @@ int ncclCommGetAsyncError(Comm* comm, NcclResult* state) {
     return fake::Result(NcclResult::kInternalError);
   const bool busy = comm->result == kOk && call.InProgress();
   *state = busy ? NcclResult::kInProgress : static_cast<NcclResult>(comm->result.load());
+  if (comm->result != kOk) comm->told = true;
   return kOk;
 }
 
