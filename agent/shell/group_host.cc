@@ -140,7 +140,8 @@ shim::Spec GroupHost::SpecOf(const GroupKey& key, const Prepare& prepare,
     spec.oom_score_adj = kServiceOomAdjustment;
   }
   if (options_.descriptors) spec.limits.push_back(*options_.descriptors);
-  if (!options_.cgroup_base.empty()) spec.cgroup = GroupCgroup(options_.cgroup_base, spec);
+  if (!options_.cgroup_base.empty())
+    spec.cgroup = GroupCgroup(options_.cgroup_base, options_.node_base, spec);
   return spec;
 }
 

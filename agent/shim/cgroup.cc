@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <utility>
@@ -115,8 +116,17 @@ bool HasCgroupKill(const std::string& release) {
   return std::pair(major, minor) >= std::pair(5, 14);
 }
 
-std::string GroupCgroup(const std::string& base, const Spec& spec) {
-  return absl::StrCat(base, "/regroup-", spec.job.value(), ".", spec.generation.value(), ".",
+std::string GroupCgroupPrefix(const std::string& node_base, const JobId& job,
+                              Generation generation) {
+  std::uint32_t mark = 2'166'136'261u;  // FNV-1a.
+  for (const char letter : node_base)
+    mark = (mark ^ static_cast<unsigned char>(letter)) * 16'777'619u;
+  return absl::StrCat("regroup-", job.value(), ".", generation.value(), ".",
+                      absl::Hex(mark, absl::kZeroPad8), "-");
+}
+
+std::string GroupCgroup(const std::string& base, const std::string& node_base, const Spec& spec) {
+  return absl::StrCat(base, "/", GroupCgroupPrefix(node_base, spec.job, spec.generation),
                       spec.nonce.substr(0, 12));
 }
 

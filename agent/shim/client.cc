@@ -149,7 +149,7 @@ std::vector<io::ProcessStat> HoldersOfLock(const std::string& path) {
 absl::StatusOr<int> KillCgroupsOf(const UnreadableRun& run, const std::string& cgroup_base) {
   if (cgroup_base.empty() || run.role == Role::kStore) return 0;
   const std::string prefix =
-      absl::StrCat("regroup-", run.job.value(), ".", run.generation.value(), ".");
+      GroupCgroupPrefix(run.path.substr(0, run.path.rfind('/')), run.job, run.generation);
   ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDirectory(cgroup_base));
   int found = 0;
   for (const std::string& name : names) {

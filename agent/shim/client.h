@@ -26,10 +26,14 @@ namespace regroup::shim {
 // cgroup (found through /proc/self/mountinfo, so also at /sys/fs/cgroup/unified). Only looks, makes
 // nothing there. NOT_FOUND says why not: degraded mode.
 absl::StatusOr<std::string> FindCgroupBase();
-// <base>/regroup-<job>.<generation>.<nonce prefix>; goes into Spec::cgroup, and so into the run
-// directory, before it is made: what an agent that dies makes of it is found again. The shim
-// removes it when its group is free.
-std::string GroupCgroup(const std::string& base, const Spec& spec);
+// regroup-<job>.<generation>.<of the path of the agent's run directories>- begins the name of each
+// cgroup of a group: agents of other clusters may have the same cgroup and the same ids.
+std::string GroupCgroupPrefix(const std::string& node_base, const JobId& job,
+                              Generation generation);
+// <base>/<prefix><nonce prefix>; goes into Spec::cgroup, and so into the run directory, before it
+// is made: what an agent that dies makes of it is found again. The shim removes it when its group
+// is free.
+std::string GroupCgroup(const std::string& base, const std::string& node_base, const Spec& spec);
 absl::Status MakeGroupCgroup(const Spec& spec);
 // Of a group whose shim never ran. What is not there, or not empty, stays as it is.
 void RemoveEmptyCgroup(const std::string& path);
@@ -142,8 +146,8 @@ class Link {
 // shim is gone (RunRecord::supervisor_lost).
 absl::StatusOr<int> KillLeftovers(const RunRecord& record);
 // One round of the same for a directory that can't be read: first what its shim has started (its
-// descendants, and the cgroup of that job and generation below `cgroup_base`, which may be empty),
-// then the process that holds the lock. Call again until it has returned 0 twice.
+// descendants, and its agent's cgroups of that job and generation below `cgroup_base`, may be
+// empty), then the process that holds the lock. Call again until it has returned 0 twice.
 absl::StatusOr<int> KillUnreadable(const UnreadableRun& run, const std::string& cgroup_base);
 // SIGKILL to the shim of a record whose socket does not answer; then KillLeftovers.
 absl::Status KillShim(const RunRecord& record);

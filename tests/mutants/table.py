@@ -192,6 +192,8 @@ MUTANTS = [
     (SHIM + "supervisor.cc", "alone.insert(rank.state.pid);", "groups.insert(rank.state.pid);"),
     (SHIM + "supervisor.cc", "rank.state.after_stop = stop_signal_ != 0;", "rank.state.after_stop = false;"),
     (SHIM + "client.cc", "if (answered < 0 && (errno == EAGAIN || errno == EINTR)) return std::nullopt;", ""),
+    (SHIM + "client.cc", "GroupCgroupPrefix(run.path.substr(0, run.path.rfind('/')), run.job, run.generation);",
+     'absl::StrCat("regroup-", run.job.value(), ".", run.generation.value(), ".");'),
     (SHIM + "spawn_rank.cc", "::prctl(PR_SET_PDEATHSIG, SIGKILL);", ""),
     (SHIM + "spawn_rank.cc", "  ResetSignals();\n", ""),
     (SHIM + "log_drain.cc", "told_ == reader || (finishing_ && !reader.present)", "told_ == reader"),

@@ -383,6 +383,12 @@ TEST(GroupHost, AShimThatDoesNotAnswerIsKilledWithItsRanks) {
 
 // H3: it used to be removed, its ranks lived on and nobody could ever stop them.
 TEST(GroupHost, ADirectoryThatCannotBeReadKeepsItsGroupUntilThatIsEnded) {
+  // Another cluster's, of the same name.
+  Scratch elsewhere;
+  Life neighbour(elsewhere, "exec sleep 60");
+  neighbour.PrepareGroup(1);
+  neighbour.StartGroup(1);
+  const io::ProcessStat theirs = neighbour.FirstRank();
   for (const char* file : {"state", "spec"}) {
     Scratch scratch;
     const std::string folder = scratch.path() + "/run/a-1.1";
@@ -410,8 +416,12 @@ TEST(GroupHost, ADirectoryThatCannotBeReadKeepsItsGroupUntilThatIsEnded) {
     life.KillAll(Key());
     EXPECT_FALSE(io::IsAlive(rank->pid, rank->start_ticks));
     EXPECT_FALSE(io::IsAlive(rank->parent, 0)) << "its shim";
+    EXPECT_TRUE(io::IsAlive(theirs.pid, theirs.start_ticks));
     life.Remove();
   }
+  neighbour.host().Carry(StopRanks{Key(), io::BootNow()});
+  ASSERT_NE(neighbour.WaitFor<GroupEmpty>(), nullptr);
+  neighbour.Remove();
 }
 
 TEST(GroupHost, WithoutDescriptorsTheScanWaitsAndTouchesNothing) {

@@ -128,7 +128,7 @@ Spec ShimTest::CommandSpec(std::vector<std::string> command, int workers) {
   if (use_cgroup_) {
     absl::StatusOr<std::string> found = FindCgroupBase();
     if (found.ok()) {
-      spec.cgroup = GroupCgroup(*found, spec);
+      spec.cgroup = GroupCgroup(*found, base_.path(), spec);
       CHECK(MakeGroupCgroup(spec).ok());
     }
   }
