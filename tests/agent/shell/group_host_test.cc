@@ -47,7 +47,8 @@ bool Connects(const Address& address) {
 // One life of an agent, without its core.
 class Life {
  public:
-  Life(const Scratch& scratch, std::string script, NodeCheck check = {}, bool launched = false)
+  Life(const Scratch& scratch, std::string script, const NodeCheck& check = {},
+       bool launched = false)
       : runs_(scratch.path() + "/run") {
     GroupHost::Options options;
     options.launched = launched;
