@@ -26,8 +26,9 @@ namespace regroup::shim {
 // cgroup (found through /proc/self/mountinfo, so also at /sys/fs/cgroup/unified). Only looks, makes
 // nothing there. NOT_FOUND says why not: degraded mode.
 absl::StatusOr<std::string> FindCgroupBase();
-// regroup-<job>.<generation>.<of the path of the agent's run directories>- begins the name of each
-// cgroup of a group: agents of other clusters may have the same cgroup and the same ids.
+// The name of each cgroup of a group begins with regroup-<job>.<generation>.<mark>-; the mark is
+// made of the path below which the agent keeps its run directories, since agents of two clusters
+// may share a cgroup and have jobs of the same id.
 std::string GroupCgroupPrefix(const std::string& node_base, const JobId& job,
                               Generation generation);
 // <base>/<prefix><nonce prefix>; goes into Spec::cgroup, and so into the run directory, before it
@@ -146,8 +147,8 @@ class Link {
 // shim is gone (RunRecord::supervisor_lost).
 absl::StatusOr<int> KillLeftovers(const RunRecord& record);
 // One round of the same for a directory that can't be read: first what its shim has started (its
-// descendants, and its agent's cgroups of that job and generation below `cgroup_base`, may be
-// empty), then the process that holds the lock. Call again until it has returned 0 twice.
+// descendants, and its agent's cgroups of that job and generation below `cgroup_base`, which may
+// be empty), then the process that holds the lock. Call again until it has returned 0 twice.
 absl::StatusOr<int> KillUnreadable(const UnreadableRun& run, const std::string& cgroup_base);
 // SIGKILL to the shim of a record whose socket does not answer; then KillLeftovers.
 absl::Status KillShim(const RunRecord& record);

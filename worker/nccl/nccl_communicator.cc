@@ -236,11 +236,6 @@ void NcclCommunicator::Begin(Stream& stream, const char* what, const Tensor& of,
   if (!cuda->progress()->failure().ok()) return;
   const std::string name =
       absl::StrCat(what, " ", begun_, " (", NameOf(of.type), "[", elements, "])");
-  // Since the last look; a call would now say no more than that this communicator has failed.
-  if (const absl::Status why = AsyncError(); !why.ok()) {
-    BreakAtOldest(why, name, axis);
-    return cuda->progress()->Fail(failure_);
-  }
   const auto now = Clock::now(), end = now + options_.deadline;
   {
     const std::scoped_lock lock(mutex_);
@@ -353,15 +348,9 @@ void NcclCommunicator::Look(bool at_health) {
         absl::StrCat("not over after ", Seconds(options_.deadline), " s"));
   }
   if (why.ok()) return;
-  BreakAtOldest(why, oldest.what, oldest.axis);
-}
-
-void NcclCommunicator::BreakAtOldest(const absl::Status& why, const std::string& otherwise,
-                                     Axis axis) {
   std::vector<Pending> failing = BeginFailures();
-  const std::string what = failing.empty() ? otherwise : failing.front().what;
-  if (!failing.empty()) axis = failing.front().axis;
-  Break(why, what, axis, std::move(failing));
+  const Pending about = failing.empty() ? oldest : failing.front();
+  Break(why, about.what, about.axis, std::move(failing));
 }
 
 std::vector<NcclCommunicator::Pending> NcclCommunicator::BeginFailures() {

@@ -94,8 +94,9 @@ class NcclCommunicator final : public Collectives {
   // Until the communicator has no call in progress.
   absl::Status AwaitCalls(NcclComm comm, Clock::time_point end);
   absl::Status AsyncError();
-  // Of first_error_. A communicator that has failed since the last look refuses every call: then it
-  // is what that look would have found, and of none of these calls.
+  // What first_error_ means. A communicator that has failed since the last look refuses every call:
+  // then this is what that look would have found, and first_error_ is cleared, for it is about none
+  // of these calls.
   absl::Status CallError(const char* what, NcclComm comm);
   absl::Status ErrorOf(NcclResult result, const char* call, NcclComm comm) const;
   void Watch();
@@ -106,8 +107,6 @@ class NcclCommunicator final : public Collectives {
   // Nothing more is begun; whoever awaits what is `failing` has the reason.
   void Break(const absl::Status& why, const std::string& what, Axis axis,
              std::vector<Pending> failing);
-  // It is about the oldest that is under way, where there is one.
-  void BreakAtOldest(const absl::Status& why, const std::string& otherwise, Axis axis);
   void AbortAll();
   void Stuck(const std::string& why);
   Axis AxisOf(int group) const;

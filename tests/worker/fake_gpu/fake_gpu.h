@@ -25,6 +25,7 @@ enum class FakeFault : int {
   kOpInternalError,    //
   kOpCudaError,        // The stream, and with it the device, has failed.
   kCallError,          // Returned by the collective.
+  kFailsBeforeCall,    // What was begun before it has failed, and nobody has looked since.
   kGroupEndError,      // Returned by ncclGroupEnd.
   kCallInProgress,     // So long.
   kCallInProgressFor,  // Ever.

@@ -357,6 +357,10 @@ Comm* NewComm(const std::string& name, int rank, int size) {
 
 int Begin(Comm* comm, const Op& op) {
   const Call call(comm, kNames[op.kind]);
+  if (PlaysAt(*comm, FakeFault::kFailsBeforeCall, world().begun[comm->who])) {
+    comm->last_error = "the fake was told to";
+    comm->result = Result(NcclResult::kSystemError);
+  }
   if (!call.MayBegin()) return Result(NcclResult::kInvalidUsage);
   const std::string name = kNames[op.kind];
   if (op.type != 6 && op.type != 7 && op.type != 9) return Refused("type", name + " of what type?");

@@ -129,6 +129,7 @@ TEST_F(NcclFaults, EverybodyIsToldWhyAndTheNextGenerationGoesOn) {
        "rank 1, all_reduce 1 (f32[4000]): all_reduce: unhandled sys"},
       {{FakeFault::kCallError, 2, 2},
        "rank 2, all_gather 3 (f32[3001]): all_gather: unhandled sys"},
+      {{FakeFault::kFailsBeforeCall, 2, 2}, "NCCL: unhandled system error (NCCL error 2)"},
       {{FakeFault::kGroupEndError, 0, 1},
        "rank 0, reduce_scatter 2 (f32[3001]): reduce_scatter: in"},
       {{FakeFault::kGroupEndError, 3, 4}, "rank 3, reduce_scatter 5"},
