@@ -119,7 +119,7 @@ def remove_run_directories(folder):
         for base in bases:
             for spec in glob.glob(os.path.join(base, node, "*", "spec")):
                 with open(spec, "rb") as f:
-                    for cgroup in re.findall(rb"/[\w./-]*/regroup-[\w.-]+\.[0-9]+\.[0-9a-f]{12}", f.read()):
+                    for cgroup in re.findall(rb"/[\w./-]*/regroup-[\w.-]+\.[0-9]+\.[0-9a-f]{8}-[0-9a-f]{12}", f.read()):
                         remove_cgroup(cgroup.decode())
             shutil.rmtree(os.path.join(base, node), ignore_errors=True)
 

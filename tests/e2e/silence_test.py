@@ -30,6 +30,7 @@ class CutOff(hosts.TwoHostsTestCase):
         self.assertEqual(done.code, 0, done)
         e2e.wait_for(lambda: self.job().get("state") == "running" and len(self.workers()) == 2, 20, "the job", self.fx.describe)
         before = self.workers()
+        self.assertEqual(len(self.run_directories()), 3, "two groups and a store")
         for seconds in (6, 20):
             self.pair.cut(self.hosts[1])
             # Both are silent for so long, as the coordinator counts; no packet of them arrives.
@@ -46,9 +47,14 @@ class CutOff(hosts.TwoHostsTestCase):
         # An agent that ends before the coordinator has its last report leaves that to its next life.
         e2e.wait_for(lambda: not self.run_directories(), 20, "nothing to report", self.fx.describe)
 
-    @staticmethod
-    def run_directories():
-        return glob.glob("/dev/shm/regroup-*/*/train-*") + glob.glob("/run/regroup/*/train-*")
+    def run_directories(self):
+        """Of these two nodes: a test beside this one may have a train-1 too."""
+        found = []
+        for path in glob.glob(self.fx.path("state", "n?", "node-*", "node.json")):
+            with open(path, encoding="utf-8") as f:
+                node = json.load(f)["node"]
+            found += glob.glob(f"/dev/shm/regroup-*/{node}/train-*") + glob.glob(f"/run/regroup/{node}/train-*")
+        return found
 
     def silent_for(self):
         nodes = json.loads(self.fx.run("nodes", "--json").stdout)["nodes"]
