@@ -284,7 +284,7 @@ void Checker::CheckStop(const SendOrder& send, Instant now) {
   if (!IsMember({send.order.job, stop.up_to}, node)) return;
   const Instant deadline = now + stop.grace;
   if (stop.grace > Duration{}) stop_due_.try_emplace({send.order.job, stop.up_to}, deadline);
-  stop_reasons_.try_emplace({send.order.job, stop.up_to}, stop.reason);
+  stop_reasons_.try_emplace({send.order.job, stop.up_to}, stop.reason, now);
   auto [told, first] = deadlines_.try_emplace({node, send.order.job, stop.up_to}, deadline);
   Expect(deadline <= std::max(told->second, now),  // One that has passed is told as none left.
          Text("19: ", node, " may stop ", send.order.job, " up to ", stop.up_to, " ",

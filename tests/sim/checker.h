@@ -170,9 +170,11 @@ class Checker {
   // policies.cc
   struct Spent {
     int charges = 0, preemptions = 0;
+    // Of `charges`, by rows whose verdict is open: the loss of a member would outweigh them.
+    int of_generations_with_a_loss = 0;
   };
   using Judged = std::map<JobId, std::map<Generation, coordinator::GenerationRow>>;
-  static Spent SpentBy(const Judged& judged, const JobId& job);
+  Spent SpentBy(const Judged& judged, const JobId& job) const;
   void CheckBudget(const coordinator::GenerationRow& proposed);
   void CheckAllStopped(const coordinator::GenerationRow& proposed, Instant now);
   void CheckAble(const coordinator::GenerationRow& proposed);
@@ -260,7 +262,7 @@ class Checker {
   // Of this coordinator's life: until when members were told to stop, why, and since when those
   // were silent that are lost for it.
   std::map<GenerationId, Instant> stop_due_;
-  std::map<GenerationId, StopReason> stop_reasons_;
+  std::map<GenerationId, std::pair<StopReason, Instant>> stop_reasons_;
   std::map<NodeId, Instant> silent_since_;
   std::set<GenerationId> own_proposals_;
   // Prepares that a session has not answered, and the order that asked for them.

@@ -32,25 +32,33 @@ bool EndedWithJob(const EndReason& reason) {
 }  // namespace
 
 // What the verdicts of a job cost it, open ones as things stand.
-Checker::Spent Checker::SpentBy(const Judged& judged, const JobId& job) {
+Checker::Spent Checker::SpentBy(const Judged& judged, const JobId& job) const {
   Spent spent;
   const auto known = judged.find(job);
   if (known == judged.end()) return spent;
   for (const auto& [generation, row] : known->second) {
     spent.charges += row.verdict_open ? ChargesBudget(*row.ended) : row.charged;
     spent.preemptions += std::holds_alternative<Preempted>(*row.ended);
+    if (row.verdict_open && ChargesBudget(*row.ended) &&
+        std::any_of(row.members.begin(), row.members.end(), [&](const GenerationMember& member) {
+          const auto lost = lost_.find(member.node);
+          return lost != lost_.end() && lost->second;
+        }))
+      ++spent.of_generations_with_a_loss;
   }
   return spent;
 }
 
-// 56. Nothing is proposed that open verdicts will forbid if nothing worse is told.
+// 56. Nothing is proposed that open verdicts will forbid if nothing worse is told. The row of a
+// generation that has ended does not tell of a member that was lost after that, before its verdict.
 void Checker::CheckBudget(const GenerationRow& proposed) {
   const auto spec = specs_.find(proposed.job);
   if (proposed.elective || spec == specs_.end()) return;
   const Spent spent = SpentBy(judging_, proposed.job);
   const std::string name = Text(proposed.job, " generation ", proposed.generation);
-  Expect(spec->second.restart_window || spent.charges <= spec->second.max_restarts,
-         Text("56: ", name, " is proposed after ", spent.charges, " charges"));
+  const int charges = spent.charges - spent.of_generations_with_a_loss;
+  Expect(spec->second.restart_window || charges <= spec->second.max_restarts,
+         Text("56: ", name, " is proposed after ", charges, " charges"));
   Expect(spent.preemptions <= spec->second.max_preemptions.value_or(spent.preemptions),
          Text("56: ", name, " is proposed after ", spent.preemptions, " preemptions"));
 }
@@ -164,12 +172,12 @@ void Checker::CheckAnew(const JobId& job, const GenerationRunning& running) {
   while (end != ends->second.rend() && end->second.voided) ++end;
   if (end == ends->second.rend()) return;
   const auto told = stop_reasons_.find({job, end->first});
-  if (told == stop_reasons_.end() || told->second != StopReason::kFailure) return;
+  if (told == stop_reasons_.end() || told->second.first != StopReason::kFailure) return;
   // Of those that ran for so long a first step may have been told after they were told to stop.
   const GenerationId id{job, end->first};
   bool progressed = end->second.progressed;
   for (const auto& began : began_[id])
-    progressed |= noticed_[id] - began.second >= config.retries.silent_progress;
+    progressed |= told->second.second - began.second >= config.retries.silent_progress;
   for (++end; end != ends->second.rend() && !progressed; ++end) {
     if (end->second.voided) continue;
     progressed = end->second.progressed;
