@@ -98,6 +98,7 @@ MUTANTS = [
     (CORE + "recovery.cc", "if (row.phase != GenerationPhase::kOver || row.verdict_open)", "if (row.phase != GenerationPhase::kOver)"),
     (CORE + "retention.cc", "if (held || !SlotsFree(job, *node)) return false;", "if (held) return false;"),
     (CORE + "answers.cc", "  node.told_result = job.id();", ""),
+    (CORE + "answers.cc", "  step.state.retention.last_told = step.now();", ""),
     (CORE + "state.cc", "    node_at_.Erase(node->first);", ""),
     (CORE + "step.cc", "if (nodes >= kManyNodes) job.rests_until", "job.rests_until"),
     (CORE + "gather.cc", "step.Rest(job, static_cast<int>(candidates.size()));", ""),

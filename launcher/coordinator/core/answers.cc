@@ -40,6 +40,7 @@ void SendResultTo(Step& step, Job& job, Node& node, std::shared_ptr<const JobVie
   // Once per session: one that opens later asks with the same key and is told then (LaunchAsked).
   if (!node.attached() || node.told_result == job.id()) return;
   node.told_result = job.id();
+  step.state.retention.last_told = step.now();
   if (!result) result = std::make_shared<const JobView>(ResultOf(step.state, job));
   step.Do(SendResult{node.attached()->session, result});
 }

@@ -117,7 +117,8 @@ struct RetentionConfig {
 // Of a coordinator that `regroup run` started: it leaves when its last job is over.
 struct AdHocConfig {
   bool on = false;
-  Duration exit_delay = std::chrono::seconds(2);  // After the last job was over.
+  // After the last job was over, and after the last launch command was told so: it has to read it.
+  Duration exit_delay = std::chrono::seconds(2);
   Duration idle_exit = std::chrono::seconds(30);  // Nobody came at all.
 };
 

@@ -55,7 +55,7 @@ void ForgetHistory(Job& job) {
 }  // namespace
 
 void NoteOver(Step& step, Job& job) {
-  step.state.retention.last_over = step.now();
+  step.state.retention.last_told = step.now();
   job.times.over_at = step.now();
   AnswerWaiters(step, job);
   SendResults(step, job);
@@ -120,7 +120,7 @@ std::optional<Instant> AdHocExitAt(const State& state) {
         !node->row.launched || (node->row.launch && (node->told_result || node->row.launch->left));
     if (!served) return std::nullopt;
   }
-  if (state.retention.last_over) return *state.retention.last_over + state.config.ad_hoc.exit_delay;
+  if (state.retention.last_told) return *state.retention.last_told + state.config.ad_hoc.exit_delay;
   if (!state.fleet.sessions.empty()) return std::nullopt;
   return state.retention.idle_since.value_or(state.recovered_at) + state.config.ad_hoc.idle_exit;
 }

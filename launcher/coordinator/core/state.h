@@ -71,7 +71,8 @@ struct Agenda {
 struct Retention {
   std::deque<JobId> purging;
   std::optional<Instant> next_sweep;  // The next look at ages.
-  std::optional<Instant> last_over;   // When a job ended or was preempted, in this life.
+  // When a job ended or was preempted, or a launch command was told so, in this life.
+  std::optional<Instant> last_told;
   std::optional<Instant> idle_since;  // Ad-hoc: no agent is attached since then.
 };
 

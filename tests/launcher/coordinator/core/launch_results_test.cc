@@ -72,5 +72,18 @@ TEST_F(LaunchResults, who_was_told_is_not_waited_for) {
   EXPECT_TRUE(ended_);
 }
 
+// It dialled again when its job was long over. What it is told has a way to go.
+TEST_F(LaunchResults, who_is_told_late_has_time_to_read_it) {
+  Pass(900ms);
+  Open(1, /*launched=*/true);
+  Pass(3s);
+  EXPECT_FALSE(ended_) << "it has not been told on this session";
+  Launch(1);
+  Pass(900ms);
+  EXPECT_FALSE(ended_);
+  Pass(200ms);
+  EXPECT_TRUE(ended_);
+}
+
 }  // namespace
 }  // namespace regroup
