@@ -39,6 +39,7 @@ void Promises::Expect(bool condition, const GroupKey& key, const std::string& wh
 
 void Promises::Check(Instant now, const Event& event, const Effects& effects, const Core& core) {
   const Groups& groups = core.groups();
+  if (!began_) began_ = now;
   Hear(now, event);
   CheckAnswers(event, effects, core);
   for (const Action& action : effects.actions) Order(now, action, groups);
@@ -426,8 +427,10 @@ void Promises::CheckLeaving(Instant now, const Event& event, const Effects& effe
     const bool leaves =
         config_.launched || (config_.sigterm_is_notice && caught->signal == SIGTERM);
     const bool second = signalled_ && now >= *signalled_ + config_.waits.same_signal;
+    // A command that leaves as nobody joined in time has no grace that a signal could shorten.
+    const bool late = config_.join_timeout && now >= *began_ + *config_.join_timeout;
     if (leaves && !signalled_again_)
-      Expect(again == second, {},
+      Expect(again == second || (second && late), {},
              again ? "one signal counts twice" : "a second signal is not heard");
     if (leaves && !signalled_) signalled_ = now;
     if (again) signalled_again_ = now;

@@ -91,7 +91,7 @@ class Promises {
   std::map<GroupKey, Before> before_;
   std::map<GroupKey, GroupKey> handing_over_;  // To whom, from whom.
   std::set<std::int64_t> ended_;               // Processes.
-  std::optional<Instant> signalled_, signalled_again_, result_;
+  std::optional<Instant> began_, signalled_, signalled_again_, result_;
   bool left_ = false, attached_ = false;
 };
 
