@@ -62,6 +62,7 @@ struct Config {
   std::string name;
   bool name_explicit = false;
   int slots = 1;
+  bool gpu_slots = false;  // Each stands for a GPU, or for several.
   Version version;
   std::string no_cgroup;                      // Why groups get none; empty: they get one.
   bool launched = false;                      // By `regroup run`; else a service.

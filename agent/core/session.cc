@@ -69,6 +69,7 @@ Hello Introduction(const Config& config, const CoordinatorFound& found) {
           .name = config.name,
           .name_explicit = config.name_explicit,
           .slots = config.slots,
+          .gpu_slots = config.gpu_slots,
           .version = config.version,
           .address = found.address,
           .dialled = found.dialled,

@@ -281,6 +281,7 @@ absl::StatusOr<AgentOptions> ServiceOptions(const AgentConfig& config, const Nod
   options.core.slots =
       config.slots > 0 ? config.slots : std::clamp(counted, 1, limits::kWorkersPerNode);
   options.groups.slots = options.core.slots;
+  options.core.gpu_slots = !DevicesOfSlots(options.groups.devices, options.core.slots, {0}).empty();
   options.core.sigterm_is_notice = config.sigterm_is_notice;
   options.core.grace = config.grace;
   options.core.cluster = node.folder.cluster();

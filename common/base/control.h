@@ -124,6 +124,7 @@ struct Hello {
   std::string name;            // Label.
   bool name_explicit = false;  // Given by --node-name: a clash is refused instead of renamed.
   int slots = 1;
+  bool gpu_slots = false;  // Each stands for a GPU, or for several.
   Version version;
   std::string address;              // Local IP of this session: what other nodes are told.
   std::string dialled;              // IP of the coordinator as this agent reached it.

@@ -32,6 +32,10 @@ inline constexpr Duration kWarmUpLimit = std::chrono::minutes(2);
 
 inline constexpr std::uint64_t kKeepAllLogs = ~std::uint64_t{0};
 
+// For JobSpec::workers_per_node: on each node as many as its slots, which have to be GPUs. Such a
+// job shares its nodes with no other.
+inline constexpr int kWorkerPerGpu = -1;
+
 // What a job is, as one person asked for it; never changed after it was accepted. Validated by
 // ValidateJobSpec (common/config); the limits are stated there.
 struct JobSpec {
@@ -39,8 +43,8 @@ struct JobSpec {
   JobOrigin origin = JobOrigin::kSubmitted;
   int min_nodes = 1, max_nodes = 1,
       unit = 1;  // World size counts nodes here: a multiple of unit in [min, max].
-  int workers_per_node =
-      1;  // Of a submitted job. Launched: each launcher brings its own (LaunchRequest).
+  // Of a submitted job; or kWorkerPerGpu. Launched: each launcher brings its own (LaunchRequest).
+  int workers_per_node = 1;
   std::vector<std::string>
       command;            // argv. Launched jobs: for display only; never executed by an agent.
   std::string directory;  // Of a submitted job; absolute.

@@ -62,9 +62,10 @@ struct SavingBeforeLeave {
 };
 // No set of the nodes that are known could run it, however free they were.
 struct CannotFit {
-  int need = 0, known = 0;     // Nodes with enough slots.
-  int slots = 1, largest = 0;  // That one node must have; that the largest has.
-  std::string node{};          // The largest; empty: there is none.
+  int need = 0, known = 0;  // Nodes with enough slots.
+  // That one node must have, kWorkerPerGpu: of GPUs, whatever their number; that the largest has.
+  int slots = 1, largest = 0;
+  std::string node{};  // The largest; empty: there is none.
 };
 using WaitReason = std::variant<BelowMinimum, LastCall, BackingOff, SlotsStopping, AwaitReattach,
                                 FinishHold, UnreachableHold, BudgetVerdictOpen, BehindJob,

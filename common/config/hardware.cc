@@ -221,7 +221,8 @@ absl::StatusOr<int> ResolveWorkersPerNode(std::string_view text) {
 }
 
 absl::StatusOr<int> ParseWorkersPerNode(std::string_view text) {
-  if (text == "gpu" || text == "cpu" || text == "auto") {
+  if (text == "gpu") return kWorkerPerGpu;
+  if (text == "cpu" || text == "auto") {
     return UserError(absl::StatusCode::kInvalidArgument,
                      Cat("\"", text, "\" is not for a submitted job"),
                      "it runs on nodes that may have other devices than this host", kWorkersToTry);

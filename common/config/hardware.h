@@ -60,8 +60,8 @@ std::optional<VisibleDevices> TooFewDevices(int workers,
 
 // --nproc-per-node: a number, or gpu, cpu, auto (GPUs, else CPUs).
 absl::StatusOr<int> ResolveWorkersPerNode(std::string_view text);
-// The same of a submitted job: a number, since gpu, cpu and auto would count this host's devices
-// and not those of the nodes that it comes to run on.
+// The same of a submitted job: a number, or gpu (kWorkerPerGpu), since cpu and auto would count
+// what this host has and not what the nodes have that it comes to run on.
 absl::StatusOr<int> ParseWorkersPerNode(std::string_view text);
 
 }  // namespace regroup

@@ -240,7 +240,7 @@ class JobFileReader {
   }
 
   absl::Status Workers(const YAML::Node& node) {
-    if (!node.IsScalar()) return WrongType(node, "a whole number");
+    if (!node.IsScalar()) return WrongType(node, "a whole number or gpu");
     absl::StatusOr<int> workers = ParseWorkersPerNode(node.Scalar());
     if (!workers.ok()) {
       const UserErrorParts parts = PartsOf(workers.status());
@@ -456,7 +456,9 @@ std::string RenderJobFile(const JobSpec& spec) {
         << YAML::Key << "max" << YAML::Value << spec.max_nodes << YAML::Key << "unit" << YAML::Value
         << spec.unit << YAML::EndMap;
   }
-  out << YAML::Key << "nproc_per_node" << YAML::Value << spec.workers_per_node;
+  out << YAML::Key << "nproc_per_node" << YAML::Value;
+  if (spec.workers_per_node == kWorkerPerGpu) out << "gpu";
+  if (spec.workers_per_node != kWorkerPerGpu) out << spec.workers_per_node;
   out << YAML::Key << "run" << YAML::Value << YAML::Flow << YAML::BeginSeq;
   for (const std::string& word : spec.command) out << YAML::DoubleQuoted << word;
   out << YAML::EndSeq;

@@ -37,6 +37,8 @@ absl::Status ValidateNodes(const JobSpec& spec) {
                         " to ", spec.max_nodes),
                     "the number of nodes is always a multiple of unit");
   }
+  // Of how many GPUs a node has, and so of how many ranks there are, the coordinator decides.
+  if (spec.workers_per_node == kWorkerPerGpu) return absl::OkStatus();
   RETURN_IF_ERROR(CheckRange("nproc_per_node", spec.workers_per_node, 1, limits::kWorkersPerNode));
   std::int64_t ranks = std::int64_t{spec.max_nodes} * spec.workers_per_node;
   if (ranks > limits::kRanks) {

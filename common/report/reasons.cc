@@ -117,13 +117,14 @@ struct ExplainWait {
             "nothing: it goes on by itself"};
   }
   ReasonText operator()(const CannotFit& r) const {
-    std::string brief =
-        !r.node.empty() && r.largest < r.slots
-            ? Cat("needs ", Count(r.slots, "slot"), " on a node; the largest has ", r.largest, " (",
-                  r.node, ")")
-            : Cat("needs ", Count(r.need, "node"),
-                  r.slots > 1 ? Cat(" with ", r.slots, " slots each") : std::string(),
-                  ", this cluster has ", r.known);
+    std::string brief = Cat("needs ", Count(r.need, "node"),
+                            r.slots == kWorkerPerGpu ? " whose slots are GPUs" : "",
+                            r.slots > 1 ? Cat(" with ", r.slots, " slots each") : std::string(),
+                            ", this cluster has ", r.known);
+    if (!r.node.empty() && r.largest < r.slots) {
+      brief = Cat("needs ", Count(r.slots, "slot"), " on a node; the largest has ", r.largest, " (",
+                  r.node, ")");
+    }
     return {"cannot_fit", brief, Cat("It ", brief, ". Jobs behind it go first until that changes."),
             "regroup nodes"};
   }

@@ -203,6 +203,7 @@ pb::Hello ToProto(const Hello& value) {
   out.set_name(value.name);
   out.set_name_explicit(value.name_explicit);
   out.set_slots(value.slots);
+  out.set_gpu_slots(value.gpu_slots);
   *out.mutable_version() = ToProto(value.version);
   out.set_address(value.address);
   out.set_dialled(value.dialled);
@@ -226,6 +227,7 @@ absl::StatusOr<Hello> FromProto(const pb::Hello& value) {
   out.name = check.NodeName("name", value.name());
   out.name_explicit = value.name_explicit();
   out.slots = check.Number<int>("slots", value.slots(), 1, kMaxSlots);
+  out.gpu_slots = value.gpu_slots();
   out.version = check.Nested("version", FromProto(value.version()));
   out.address = check.IpOrEmpty("address", value.address());
   out.dialled = check.IpOrEmpty("dialled", value.dialled());

@@ -73,8 +73,9 @@ void CheckShape(Checker& check, const pb::JobSpec& value, JobSpec& spec) {
     check.Fail(absl::StrCat("unit: no multiple of ", spec.unit, " is in [", spec.min_nodes, ", ",
                             spec.max_nodes, "]"));
   }
-  spec.workers_per_node =
-      check.Number<int>("workers_per_node", value.workers_per_node(), 1, kMaxWorkersPerNode);
+  spec.workers_per_node = value.workers_per_node();
+  if (spec.workers_per_node == kWorkerPerGpu) return;
+  check.Number<int>("workers_per_node", value.workers_per_node(), 1, kMaxWorkersPerNode);
   check.Number<int>("max_nodes * workers_per_node",
                     std::int64_t{spec.max_nodes} * spec.workers_per_node, 0, kMaxRanks);
 }

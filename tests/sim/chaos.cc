@@ -11,6 +11,7 @@ using namespace std::chrono_literals;  // NOLINT
 namespace {
 
 constexpr int kFinalCode = 3;  // A job may say that this exit code is final.
+constexpr int kSlots = 2;      // Of each node.
 
 class Chaos {
  public:
@@ -124,6 +125,8 @@ class Chaos {
     return kind == 0 || kind == 5 || kind == 13 || kind == 16 || kind == 19;
   }
 
+  bool HasGpus() const { return seed_ % 9 == 2; }  // Every other node; jobs want whole nodes.
+
   // Ranks of half of all lives.
   bool StaysInPlace() const { return seed_ % 2 == 0; }
 
@@ -132,6 +135,7 @@ class Chaos {
     const int max = min + static_cast<int>(rng_.Below(3));
     JobSpec spec = SpecOf(name, min, max, static_cast<int>(rng_.Below(4)));
     spec.workers_per_node = 1 + static_cast<int>(rng_.Below(2));
+    if (HasGpus() && name == "job" && rng_.Below(2) == 0) spec.workers_per_node = kWorkerPerGpu;
     spec.scale_up =
         Pick<ScaleUp>({ScaleUp::kSettle, ScaleUp::kNow, ScaleUp::kNext, ScaleUp::kNever});
     spec.grace = Pick<Duration>({2s, 10s});
@@ -149,7 +153,8 @@ class Chaos {
   void AddNode() {
     const std::string name = "n" + std::to_string(++names_);
     NodeOptions options;
-    options.slots = 2;
+    options.slots = kSlots;
+    options.gpu_slots = HasGpus() && names_ % 2 == 0;
     options.version = options_.config.version;
     options.sigterm_is_notice = IsLong() && names_ % 3 == 0;
     options.walled = IsLater() && names_ % 3 == 1;
@@ -630,10 +635,12 @@ class Chaos {
     for (const auto& [sequence, state] : jobs) {
       const JobSpec& spec = std::get<JobSpecRow>(world_.rows().at(JobSpecKey(state->job))).spec;
       const int need = (spec.min_nodes + spec.unit - 1) / spec.unit * spec.unit;
-      if (world_.LiveRanks(state->job) >= need * spec.workers_per_node) continue;
+      const bool gpus = spec.workers_per_node == kWorkerPerGpu;
+      const int each = gpus ? kSlots : spec.workers_per_node;
+      if (world_.LiveRanks(state->job) >= need * each) continue;
       int could = 0;
       for (const auto& entry : world_.nodes())
-        could += CouldTake(*entry.second, *state, spec.workers_per_node) ? 1 : 0;
+        could += CouldTake(*entry.second, *state, each, gpus) ? 1 : 0;
       if (could >= need)
         return state->job.value() + " is " + world_.StateOf(state->job) + WhyOf(state->job) +
                ", and " + std::to_string(could) + " nodes are free for it";
@@ -642,11 +649,12 @@ class Chaos {
     return "";
   }
 
-  static bool CouldTake(const Node& node, const JobStateRow& state, int workers) {
-    if (!node.attached() || node.options().launched) return false;
+  static bool CouldTake(const Node& node, const JobStateRow& state, int workers, bool gpus) {
+    const sim::NodeOptions& options = node.options();
+    if (!node.attached() || options.launched || options.gpu_slots < gpus) return false;
     for (const ExcludedNode& excluded : state.excluded)
       if (excluded.node == node.id()) return false;
-    return node.options().slots - node.LiveRanks() >= workers;
+    return options.slots - node.LiveRanks() >= workers;
   }
 
   void FinishRanks() {

@@ -47,6 +47,7 @@ agent::Config Node::AgentConfig() const {
   config.name = name_;
   config.name_explicit = options_.explicit_name;
   config.slots = options_.slots;
+  config.gpu_slots = options_.gpu_slots;
   config.launched = options_.launched;
   if (options_.join_timeout) config.join_timeout = options_.join_timeout;
   config.sigterm_is_notice = options_.sigterm_is_notice;

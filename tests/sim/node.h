@@ -66,6 +66,7 @@ struct Behaviour {
 
 struct NodeOptions {
   int slots = 1;
+  bool gpu_slots = false;
   bool launched = false;
   bool explicit_name = false;
   bool walled = false;  // Its network refuses whoever would ask a witness.

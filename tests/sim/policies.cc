@@ -29,6 +29,10 @@ bool EndedWithJob(const EndReason& reason) {
          std::holds_alternative<regroup::Finished>(reason);
 }
 
+int WorkersOf(const JobSpec& spec, const Node& node) {
+  return spec.workers_per_node == kWorkerPerGpu ? node.options().slots : spec.workers_per_node;
+}
+
 }  // namespace
 
 // What the verdicts of a job cost it, open ones as things stand.
@@ -220,9 +224,16 @@ void Checker::CheckRoom(const GenerationRow& proposed) {
     for (const auto& [job, groups] : shown_[member.node])
       for (const auto& group : groups)
         if (group.second != Phase::kFree && specs_.contains(job))
-          taken[job] = specs_[job].workers_per_node;
+          taken[job] = WorkersOf(specs_[job], *node);
     for (const auto& [job, asked] : preparing_[member.node]) taken[job] = asked.second;
     taken[proposed.job] = member.workers;
+    if (const auto spec = specs_.find(proposed.job); spec != specs_.end()) {
+      const bool of_gpus = spec->second.workers_per_node == kWorkerPerGpu;
+      Expect(member.workers == WorkersOf(spec->second, *node) &&
+                 (!of_gpus || node->options().gpu_slots),
+             Text("61: ", proposed.job, " generation ", proposed.generation, " has ",
+                  member.workers, " ranks on ", member.node));
+    }
     int slots = 0;
     for (const auto& entry : taken) slots += entry.second;
     Expect(slots <= node->options().slots,

@@ -54,6 +54,7 @@ constexpr const char* kAgent[] = {"node",
                                   "name",
                                   "name_explicit",
                                   "slots",
+                                  "gpu_slots",
                                   "version",
                                   "no_cgroup",
                                   "launched",
@@ -140,6 +141,7 @@ constexpr std::pair<const char*, const char*> kNotReached[] = {
     {"agent waits output", "a modelled host has written all output by then; core tests show it"},
     {"agent waits words", "a modelled host has read all words by then; core tests show it"},
     {"agent slots", "each node of a life has its own"},
+    {"agent gpu_slots", "every other node of some lives has them"},
     {"agent waits coordinator_restart", "no host of a life hosts its coordinator"},
 };
 

@@ -61,7 +61,8 @@ void DescribeFlags(CLI::App& app, JobFlags& flags) {
             });
   AddText(app, "--nproc-per-node,--ppn", flags.workers,
           flags.origin == JobOrigin::kSubmitted
-              ? "workers on each node"
+              ? "workers on each node: a number, or gpu (one for each slot of whole nodes whose "
+                "slots are GPUs)"
               : "workers on this node: a number, gpu, cpu, or auto (GPUs, else CPUs)",
           "N");
   for (const JobField& field : JobFields()) {

@@ -53,7 +53,8 @@ class Submit : public Command {
                  "node. Jobs run as the agent's user, with a small environment and what `env:` or "
                  "--env adds.\n\n"
                  "Fields of a file: name, nnodes (N, MIN:MAX or {min, max, unit}), "
-                 "nproc_per_node, run (a list, or a line for sh -c), workdir, env, ",
+                 "nproc_per_node (a number, or gpu), run (a list, or a line for sh -c), workdir, "
+                 "env, ",
                  ListOfJobFileFields(), "."),
              .example =
                  "regroup submit job.yaml\n"

@@ -35,8 +35,11 @@ namespace regroup::coordinator {
 namespace {
 
 absl::Status NoFit(const CannotFit& fit) {
-  std::string because = absl::StrCat("it needs ", fit.need, " nodes with ", fit.slots,
-                                     " slots each, this cluster has ", fit.known);
+  const std::string with =
+      fit.slots == kWorkerPerGpu
+          ? std::string(" nodes whose slots are GPUs, this cluster has ")
+          : absl::StrCat(" nodes with ", fit.slots, " slots each, this cluster has ");
+  std::string because = absl::StrCat("it needs ", fit.need, with, fit.known);
   if (!fit.node.empty() && fit.largest < fit.slots)
     because = absl::StrCat("it needs ", fit.slots, " slots on a node; the largest (", fit.node,
                            ") has ", fit.largest);

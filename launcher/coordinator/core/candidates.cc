@@ -129,8 +129,10 @@ std::optional<Candidate> CandidateOf(const State& state, const Job& job, const N
   }
   if (!job.launched()) {
     candidate.free_slots = FreeSlotsFor(state, job, node);
-    if (candidate.free_slots < job.spec.spec.workers_per_node) return std::nullopt;
+    if (candidate.free_slots < WorkersOn(job, node)) return std::nullopt;
+    if (job.spec.spec.workers_per_node == kWorkerPerGpu && !node.row.gpu_slots) return std::nullopt;
   }
+  candidate.workers = WorkersOn(job, node);
   // Its caches and its rank are worth more to the job than a node with more room.
   candidate.former = !previous && job.nodes.touched.contains(id);
   return candidate;

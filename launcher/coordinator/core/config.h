@@ -140,7 +140,8 @@ struct Config {
 // Bounds of one step. Nothing durable is larger.
 inline constexpr int kMaxRowsPerStep = 64;
 inline constexpr std::size_t kMaxBytesPerStep = 2u << 20;
-inline constexpr int kMaxNodesPerJob = 4'096;  // A generation's row fits twice into one step.
+inline constexpr int kMaxRanksPerJob = 65'536;  // What an agent is told fits into one message.
+inline constexpr int kMaxNodesPerJob = 4'096;   // A generation's row fits twice into one step.
 inline constexpr std::size_t kMaxNodeIdBytes = 64, kMaxNodeNameBytes = 63, kMaxAddressBytes = 45;
 // What one node may show of jobs that this journal does not know, and of one job.
 inline constexpr std::size_t kMaxUnknownJobsPerNode = 64, kMaxGroupsPerJob = 64;

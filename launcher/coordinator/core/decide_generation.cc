@@ -1,7 +1,9 @@
 #include "launcher/coordinator/core/decide_generation.h"
 
 #include <algorithm>
+#include <cstdint>
 
+#include "launcher/coordinator/core/config.h"
 #include "launcher/coordinator/core/ranks.h"
 
 namespace regroup::coordinator {
@@ -24,8 +26,21 @@ struct Group {
   }
 };
 
-Form FormOf(std::vector<Candidate> ready, int size) {
-  std::sort(ready.begin(), ready.end(), Preferred);
+// How many of them, from the first on, a generation of at most `kMaxRanksPerJob` can have. Nobody
+// knew when the job was asked for: launch commands bring what they were told, nodes have their
+// GPUs.
+int CountThatFit(const std::vector<Candidate>& ready) {
+  std::int64_t ranks = 0;
+  int count = 0;
+  for (const Candidate& candidate : ready) {
+    ranks += candidate.workers;
+    if (ranks > kMaxRanksPerJob) break;
+    ++count;
+  }
+  return count;
+}
+
+Form FormOf(const std::vector<Candidate>& ready, int size) {
   Form form;
   for (int i = 0; i < size; ++i) form.members.push_back(ready[i].node);
   std::sort(form.members.begin(), form.members.end());
@@ -61,7 +76,8 @@ GenerationDecision DecideGeneration(const GenerationPolicy& policy,
     if (candidate.readiness == Readiness::kAwaited && waits) awaited.Add(candidate);
     if (candidate.readiness == Readiness::kBackingOff) backing_off.Add(candidate);
   }
-  const int have = static_cast<int>(ready.size());
+  std::sort(ready.begin(), ready.end(), Preferred);
+  const int have = CountThatFit(ready);
   const int size = UsableSize(have, policy.min, policy.max, policy.unit);
   // The order of these tests is the order of PROTOCOL §2, "Gather": slots that are
   // about to be free, then who may come back, then whether there are enough, and only
@@ -94,7 +110,7 @@ GenerationDecision DecideGeneration(const GenerationPolicy& policy,
   // nothing to wait for.
   if (policy.last_call_until && *policy.last_call_until > now && size < best)
     return Wait{LastCall{have, *policy.last_call_until - now}, policy.last_call_until};
-  return FormOf(std::move(ready), size);
+  return FormOf(ready, size);
 }
 
 }  // namespace regroup::coordinator

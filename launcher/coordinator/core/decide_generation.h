@@ -28,6 +28,7 @@ struct Candidate {
   bool previous = false;  // Member of the generation before.
   bool former = false;    // Member of an earlier one.
   int free_slots = 0;     // kReady: for this job, what it has there included.
+  int workers = 0;        // kReady: ranks that it would have there.
   std::string why{};      // kBackingOff: what it said.
 };
 

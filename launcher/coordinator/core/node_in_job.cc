@@ -91,10 +91,11 @@ bool KeepsRetired(const Job& job) {
 }
 
 int WorkersOn(const Job& job, const Node& node) {
-  // Each launch command brings as many workers as it was told; a submitted job has
-  // the same number everywhere.
+  // Each launch command brings as many workers as it was told; a submitted job has the same number
+  // everywhere, or whole nodes.
   if (node.row.launch && node.row.launch->job == job.id()) return node.row.launch->workers;
-  return job.spec.spec.workers_per_node;
+  const int each = job.spec.spec.workers_per_node;
+  return each == kWorkerPerGpu ? node.row.slots : each;
 }
 
 }  // namespace regroup::coordinator

@@ -25,6 +25,9 @@ int CountFrom(const std::map<int, std::set<Value>>& sets, int least) {
   return static_cast<int>(count);
 }
 
+// What it takes of an index at least. Of whole nodes any number of slots will do.
+int LeastFor(int slots) { return std::max(slots, 1); }
+
 }  // namespace
 
 // ---- demand ------------------------------------------------------------------------------------
@@ -37,7 +40,7 @@ void Placement::Set(const Demand& demand) {
   known->second = demand;
   if (demand.stage == Stage::kQueued) {
     const int nodes = SmallestSize(demand.min, demand.unit);
-    line_[demand.slots][nodes].insert(demand.sequence);
+    For(demand.slots).line[LeastFor(demand.slots)][nodes].insert(demand.sequence);
     if (CountLarge(demand.slots) >= nodes) fitting_.insert(demand.sequence);
   } else {
     takers_.insert(demand.sequence);
@@ -60,9 +63,10 @@ void Placement::Unindex(const Demand& demand) {
   takers_.erase(demand.sequence);
   fitting_.erase(demand.sequence);
   if (demand.stage != Stage::kQueued) return;
-  const auto line = line_.find(demand.slots);
+  auto& lines = For(demand.slots).line;
+  const auto line = lines.find(LeastFor(demand.slots));
   EraseFrom(line->second, SmallestSize(demand.min, demand.unit), demand.sequence);
-  if (line->second.empty()) line_.erase(line);
+  if (line->second.empty()) lines.erase(line);
 }
 
 // The new head may start, and the old one has another reason to wait.
@@ -77,34 +81,45 @@ void Placement::HeadWas(std::uint64_t before) {
 
 // ---- supply ------------------------------------------------------------------------------------
 
-void Placement::SetSize(const NodeId& node, const std::string& name, int slots) {
+int Placement::SizeFor(Wants wants, const Known& known) {
+  return wants == kSlots || known.gpus ? known.size : 0;
+}
+
+int Placement::FreeFor(Wants wants, const Known& known) {
+  if (wants == kSlots) return known.free;
+  return known.free == known.size ? SizeFor(wants, known) : 0;
+}
+
+void Placement::SetSize(const NodeId& node, const std::string& name, int slots, bool gpus) {
   const Known* known = nodes_.Find(node);
-  Known now{name, std::max(slots, 0), 0};
+  Known before, now{name, std::max(slots, 0), 0, gpus};
   if (known != nullptr) {
-    now.free = known->free;
-    if (*known == now) return;
-    UnindexFree(node, *known);
-    EraseFrom(by_size_, known->size, node);
-  }
-  const int before = known == nullptr ? 0 : known->size;
-  if (slots >= 1) {
-    by_size_[slots].insert(node);
-    IndexFree(node, now);
-    nodes_.Set(node, std::move(now));
-  } else {
+    before = *known;
+    now.free = before.free;
+    if (before == now) return;
+    UnindexFree(node, before);
     nodes_.Erase(node);
   }
-  SizeChanged(before, std::max(slots, 0));
+  if (slots >= 1) {
+    IndexFree(node, now);
+    nodes_.Set(node, now);
+  }
+  for (const Wants wants : {kSlots, kWholeGpuNodes})
+    SizeChanged(node, wants, SizeFor(wants, before), SizeFor(wants, now));
 }
 
 // Only a node's coming, going and size change what could ever run; what is free does not.
-void Placement::SizeChanged(int before, int after) {
+void Placement::SizeChanged(const NodeId& node, Wants wants, int before, int after) {
   if (before == after) return;
+  Index& index = indices_[wants];
+  if (before > 0) EraseFrom(index.by_size, before, node);
+  if (after > 0) index.by_size[after].insert(node);
   const std::uint64_t head = Head();
   const auto [low, high] = std::minmax(before, after);
-  for (auto line = line_.upper_bound(low); line != line_.end() && line->first <= high; ++line) {
+  for (auto line = index.line.upper_bound(low); line != index.line.end() && line->first <= high;
+       ++line) {
     // For these there is one node more or less: it decides where just the greater number is needed.
-    const int nodes = CountLarge(line->first) + (after < before ? 1 : 0);
+    const int nodes = CountFrom(index.by_size, line->first) + (after < before ? 1 : 0);
     const auto decided = line->second.find(nodes);
     if (decided == line->second.end()) continue;
     for (const std::uint64_t sequence : decided->second) {
@@ -127,11 +142,15 @@ void Placement::SetFree(const NodeId& node, int slots) {
 }
 
 void Placement::IndexFree(const NodeId& node, const Known& known) {
-  if (known.free > 0) by_free_[known.free].insert({known.name, node});
+  for (const Wants wants : {kSlots, kWholeGpuNodes})
+    if (const int free = FreeFor(wants, known); free > 0)
+      indices_[wants].by_free[free].insert({known.name, node});
 }
 
 void Placement::UnindexFree(const NodeId& node, const Known& known) {
-  if (known.free > 0) EraseFrom(by_free_, known.free, Named{known.name, node});
+  for (const Wants wants : {kSlots, kWholeGpuNodes})
+    if (const int free = FreeFor(wants, known); free > 0)
+      EraseFrom(indices_[wants].by_free, free, Named{known.name, node});
 }
 
 bool Placement::Named::operator<(const Named& other) const {
@@ -164,18 +183,22 @@ std::optional<CannotFit> Placement::WhyUnfit(int nodes, int slots) const {
   fit.known = CountLarge(slots);
   fit.slots = slots;
   if (fit.known >= nodes) return std::nullopt;
-  if (by_size_.empty()) return fit;
-  fit.largest = by_size_.rbegin()->first;
-  fit.node = nodes_.At(*by_size_.rbegin()->second.begin()).name;
+  const auto& by_size = For(slots).by_size;
+  if (by_size.empty()) return fit;
+  fit.largest = by_size.rbegin()->first;
+  fit.node = nodes_.At(*by_size.rbegin()->second.begin()).name;
   return fit;
 }
 
-int Placement::CountLarge(int slots) const { return CountFrom(by_size_, slots); }
-int Placement::CountFree(int slots) const { return CountFrom(by_free_, slots); }
+int Placement::CountLarge(int slots) const {
+  return CountFrom(For(slots).by_size, LeastFor(slots));
+}
+int Placement::CountFree(int slots) const { return CountFrom(For(slots).by_free, LeastFor(slots)); }
 
 std::vector<NodeId> Placement::FirstFree(int slots, std::size_t limit) const {
   std::vector<NodeId> first;
-  for (auto it = by_free_.rbegin(); it != by_free_.rend() && it->first >= slots; ++it) {
+  const auto& by_free = For(slots).by_free;
+  for (auto it = by_free.rbegin(); it != by_free.rend() && it->first >= LeastFor(slots); ++it) {
     for (const Named& named : it->second) {
       if (first.size() == limit) return first;
       first.push_back(named.node);
@@ -200,7 +223,7 @@ std::set<std::uint64_t> Placement::Takers() const {
 
 bool Placement::SaysTheSame(const Placement& other) const {
   const auto all = [](const Placement& p) {
-    return std::tie(p.nodes_, p.by_size_, p.by_free_, p.demands_, p.line_, p.fitting_, p.takers_);
+    return std::tie(p.nodes_, p.indices_, p.demands_, p.fitting_, p.takers_);
   };
   return all(*this) == all(other);
 }
@@ -209,16 +232,22 @@ bool Placement::SaysTheSame(const Placement& other) const {
 
 namespace {
 
+// How many slots this job takes there, were they free; more than there are where it never can.
+int SlotsOn(const Supply& supply, const Demand& demand) {
+  if (demand.slots != kWorkerPerGpu) return demand.slots;
+  return supply.gpus ? std::max(supply.slots, 1) : supply.slots + 1;
+}
+
 // Who has enough free slots for this job, the most first. `taken` by jobs before it.
-std::vector<const Supply*> FreeFor(const Asking& asking, std::span<const Supply> supplies,
-                                   const std::map<NodeId, int>& taken) {
+std::vector<const Supply*> WithRoomFor(const Asking& asking, std::span<const Supply> supplies,
+                                       const std::map<NodeId, int>& taken) {
   std::vector<std::pair<int, const Supply*>> free;
   for (const Supply& supply : supplies) {
     const auto own = asking.own.find(supply.node);
     const auto gone = taken.find(supply.node);
     const int slots = (own == asking.own.end() ? supply.free : own->second) -
                       (gone == taken.end() ? 0 : gone->second);
-    if (slots >= asking.demand.slots) free.emplace_back(slots, &supply);
+    if (SlotsOn(supply, asking.demand) <= slots) free.emplace_back(slots, &supply);
   }
   std::sort(free.begin(), free.end(), [](const auto& a, const auto& b) {
     if (a.first != b.first) return a.first > b.first;
@@ -242,7 +271,7 @@ std::vector<Grant> Place(std::span<const Asking> askings, std::span<const Supply
     Grant& grant = grants.emplace_back(Grant{demand.job});
     const int need = SmallestSize(demand.min, demand.unit);
     const auto known = std::count_if(supplies.begin(), supplies.end(), [&](const Supply& supply) {
-      return supply.slots >= demand.slots;
+      return SlotsOn(supply, demand) <= supply.slots;
     });
     if (queued && known < need) {
       grant.why_not = CannotFit{need, static_cast<int>(known), demand.slots};
@@ -252,12 +281,12 @@ std::vector<Grant> Place(std::span<const Asking> askings, std::span<const Supply
       grant.why_not = BehindJob{head->job};
       return;
     }
-    const std::vector<const Supply*> free = FreeFor(asking, supplies, taken);
+    const std::vector<const Supply*> free = WithRoomFor(asking, supplies, taken);
     const int have = static_cast<int>(free.size());
     const int size = UsableSize(demand.has + have, demand.min, demand.max, demand.unit);
     for (int i = 0; asking.ready && i < size - demand.has; ++i) {
       grant.nodes.push_back(free[i]->node);
-      taken[free[i]->node] += demand.slots;
+      taken[free[i]->node] += SlotsOn(*free[i], demand);
     }
     if (!grant.nodes.empty()) return;
     if (queued) head = &demand;

@@ -12,6 +12,7 @@
 // looks at the nodes in one step does so by age. A change costs what it concerns: neither the fleet
 // nor the queue is walked.
 
+#include <array>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/job_spec.h"
 #include "common/base/lookup.h"
 #include "common/base/reasons.h"
 
@@ -40,7 +42,7 @@ struct Demand {
   std::uint64_t sequence = 0;  // The lower, the older.
   Stage stage = Stage::kQueued;
   int min = 1, max = 1, unit = 1;  // Nodes.
-  int slots = 1;                   // On each of them.
+  int slots = 1;                   // On each of them; kWorkerPerGpu: all, where they are GPUs.
   int has = 0;                     // kGrowing: nodes of the generation that runs.
   friend bool operator==(const Demand&, const Demand&) = default;
 };
@@ -53,7 +55,7 @@ class Placement {
   void Remove(std::uint64_t sequence);  // It wants nothing any more.
 
   // How many slots the node has, free or not. Below 1: it is no node that a job could count on.
-  void SetSize(const NodeId& node, const std::string& name, int slots);
+  void SetSize(const NodeId& node, const std::string& name, int slots, bool gpus = false);
   // Below 0: so many more are taken than there are, and once less is, there is more for a job that
   // holds some of them. A node of which no size is known supplies nothing.
   void SetFree(const NodeId& node, int slots);
@@ -68,7 +70,7 @@ class Placement {
   std::size_t queued() const { return demands_.size() - takers_.size(); }
 
   // ---- which nodes -----------------------------------------------------------------------------
-  // How many nodes have at least `slots` (>= 1) free.
+  // How many nodes have at least `slots` (>= 1) free; kWorkerPerGpu: all of theirs, which are GPUs.
   int CountFree(int slots) const;
   // At most `limit` of them in the order in which a job takes nodes that it never had: those with
   // the most free slots first, then by name as people count.
@@ -90,6 +92,7 @@ class Placement {
   struct Known {
     std::string name;
     int size = 0, free = 0;  // size >= 1.
+    bool gpus = false;
     friend bool operator==(const Known&, const Known&) = default;
   };
   struct Named {
@@ -98,22 +101,36 @@ class Placement {
     bool operator<(const Named& other) const;
     friend bool operator==(const Named&, const Named&) = default;
   };
+  enum Wants { kSlots, kWholeGpuNodes };
+  // Nodes as one kind of job sees them, by what it could have of them. No set is empty.
+  struct Index {
+    std::map<int, std::set<NodeId>> by_size;
+    std::map<int, std::set<Named>> by_free;  // Nodes where it is not 0.
+    // Queued jobs by the slots that a node must have, then by the number of such nodes.
+    std::map<int, std::map<int, std::set<std::uint64_t>>> line;
+    friend bool operator==(const Index&, const Index&) = default;
+  };
+  // Of a node, what a job could have that wants this: were all free; now.
+  static int SizeFor(Wants wants, const Known& known);
+  static int FreeFor(Wants wants, const Known& known);
+  // As `slots` of a demand say.
+  Index& For(int slots) { return indices_[slots == kWorkerPerGpu ? kWholeGpuNodes : kSlots]; }
+  const Index& For(int slots) const {
+    return indices_[slots == kWorkerPerGpu ? kWholeGpuNodes : kSlots];
+  }
   // The only queued job that may start now; 0: none fits.
   std::uint64_t Head() const { return fitting_.empty() ? 0 : *fitting_.begin(); }
   int CountLarge(int slots) const;
   void IndexFree(const NodeId& node, const Known& known);
   void UnindexFree(const NodeId& node, const Known& known);
-  void SizeChanged(int before, int after);
+  void SizeChanged(const NodeId& node, Wants wants, int before, int after);
   void Unindex(const Demand& demand);
   void HeadWas(std::uint64_t before);
 
   Lookup<NodeId, Known> nodes_;
-  std::map<int, std::set<NodeId>> by_size_;  // No set is empty; so in by_free_ and line_.
-  std::map<int, std::set<Named>> by_free_;   // Nodes with a free slot.
+  std::array<Index, 2> indices_;  // One for each of Wants.
 
   std::map<std::uint64_t, Demand> demands_;
-  // Queued jobs by the slots that a node must have, then by the number of such nodes.
-  std::map<int, std::map<int, std::set<std::uint64_t>>> line_;
   std::set<std::uint64_t> fitting_;  // Queued jobs that the known nodes could run.
   std::set<std::uint64_t> takers_;   // Jobs that are not queued.
 
@@ -131,6 +148,7 @@ struct Supply {
   NodeId node;
   std::string name;
   int slots = 0, free = 0;
+  bool gpus = false;  // Its slots are.
 };
 struct Asking {
   Demand demand;

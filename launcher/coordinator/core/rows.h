@@ -58,6 +58,7 @@ struct NodeRow {  // `node/N`
   BootId boot;
   std::string address, dialled;
   int slots = 1;
+  bool gpu_slots = false;  // Each stands for a GPU, or for several.
   bool launched = false;
   Version version;
   bool lost = false;

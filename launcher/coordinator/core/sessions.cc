@@ -163,6 +163,7 @@ NodeRow RowOf(const Hello& hello, const std::string& name, const Node* known) {
   row.address = hello.address;
   row.dialled = hello.dialled;
   row.slots = hello.slots;
+  row.gpu_slots = hello.gpu_slots;
   row.launched = hello.launched;
   row.version = hello.version;
   if (known == nullptr) return row;

@@ -24,7 +24,7 @@ void CheckPlacement(const State& state) {
   Placement counted;
   for (const auto& [id, node] : state.nodes) {
     const Supply supply = SupplyOf(state, node);
-    counted.SetSize(id, supply.name, supply.slots);
+    counted.SetSize(id, supply.name, supply.slots, supply.gpus);
     counted.SetFree(id, supply.free);
   }
   for (const auto& entry : state.jobs)
@@ -65,6 +65,7 @@ Supply SupplyOf(const State& state, const Node& node) {
   Supply supply{node.row.node, node.row.name};
   if (node.row.lost || node.row.launched) return supply;
   supply.slots = node.row.slots;
+  supply.gpus = node.row.gpu_slots;
   // A node that is suspected has slots and cannot be asked; one that leaves would take its job
   // along.
   if (node.Is<Attached>() && !node.leaving) supply.free = node.row.slots - SlotsUsed(state, node);

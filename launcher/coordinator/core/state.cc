@@ -131,7 +131,8 @@ void State::IndexNode(const NodeRow* before, const NodeRow* after) {
   if (after && !after->lost) fleet.names[after->name].insert(id);
   // Launched nodes serve their own job only; a lost one serves none.
   const bool shared = after && !after->lost && !after->launched;
-  placement.SetSize(id, shared ? after->name : std::string(), shared ? after->slots : 0);
+  placement.SetSize(id, shared ? after->name : std::string(), shared ? after->slots : 0,
+                    shared && after->gpu_slots);
   agenda.dirty.merge(placement.TakeNews());
   if (before && before->launch) {
     if (Job* job = FindJob(before->launch->job)) job->launch.nodes.erase(id);

@@ -65,6 +65,7 @@ pb::NodeRow Encode(const NodeRow& row) {
   out.set_address(row.address);
   out.set_dialled(row.dialled);
   out.set_slots(row.slots);
+  out.set_gpu_slots(row.gpu_slots);
   out.set_launched(row.launched);
   *out.mutable_version() = ToProto(row.version);
   out.set_lost(row.lost);
@@ -96,6 +97,7 @@ absl::StatusOr<NodeRow> Decode(const pb::NodeRow& row) {
   out.address = row.address();
   out.dialled = row.dialled();
   out.slots = row.slots();
+  out.gpu_slots = row.gpu_slots();
   out.launched = row.launched();
   out.version = check.Nested("version", FromProto(row.version()));
   out.lost = row.lost();

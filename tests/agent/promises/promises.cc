@@ -181,11 +181,18 @@ void Promises::OrderRounds(const Action& action, const Groups& groups) {
   }
 }
 
+// Who has ended by the same instant has not been told.
+void Promises::NoteTold(Instant now, Known& known, const Group& group) {
+  if (known.told) return;
+  known.told = now;
+  for (const auto& [local_rank, exit] : group.ranks.exits) known.ended_before.insert(local_rank);
+}
+
 void Promises::OrderEnds(Instant now, const Action& action, const Groups& groups) {
   if (const auto* stop = std::get_if<StopRanks>(&action)) {
     Known& known = known_[stop->key];
     known.stop_told = true;
-    if (!known.told) known.told = now;
+    NoteTold(now, known, groups.at(stop->key));
     Expect(HeirOf(groups, stop->key) == nullptr ||
                HeirOf(groups, stop->key)->shim.stage < ShimStage::kSpawned,
            stop->key, "it is stopped, and its shim is another group's");
@@ -197,7 +204,7 @@ void Promises::OrderEnds(Instant now, const Action& action, const Groups& groups
     Expect(done == group.workers, stop->key, "it has not ended well");
   } else if (const auto* tell = std::get_if<TellRetire>(&action)) {
     Known& known = known_[tell->key];
-    if (!known.told) known.told = now;
+    NoteTold(now, known, groups.at(tell->key));
     Expect(!known.rank_told.contains(tell->local_rank), tell->key,
            "a rank that was told to end is told to retire");
   } else if (const auto* signal = std::get_if<SignalRank>(&action)) {

@@ -73,6 +73,7 @@ class Promises {
   void Order(Instant now, const Action& action, const Groups& groups);
   void OrderRounds(const Action& action, const Groups& groups);
   void OrderCommit(const Action& action);
+  static void NoteTold(Instant now, Known& known, const Group& group);
   void OrderEnds(Instant now, const Action& action, const Groups& groups);
   void OrderBeginnings(const Action& action, const Groups& groups);
   void CheckReport(const GroupReport& report, const Groups& groups);

@@ -28,7 +28,7 @@ class Gpus(agents_test.Fleet):
         for job in self.jobs:
             self.regroup("cancel", "--now", job)
         if self.jobs:
-            e2e.wait_for(lambda: self.node()["slots_used"] == 0, 20, "all jobs to end", self.fx.describe)
+            e2e.wait_for(lambda: all(node["slots_used"] == 0 for node in self.nodes()), 20, "all jobs to end", self.fx.describe)
 
     def gpus(self, text):
         with open(os.path.join(self.driver, "next"), "w") as f:
@@ -57,8 +57,11 @@ class Gpus(agents_test.Fleet):
         self.assertEqual(self.regroup("cancel", "--now", job).code, 0)
         e2e.wait_for(lambda: job not in self.node()["jobs"], 20, f"{job} to end", self.fx.describe)
 
+    def nodes(self):
+        return json.loads(self.regroup("nodes", "--json").stdout)["nodes"]
+
     def node(self):
-        node, = json.loads(self.regroup("nodes", "--json").stdout)["nodes"]
+        node, = self.nodes()
         return node
 
     def test_each_job_sees_the_devices_of_its_slots(self):
@@ -83,6 +86,31 @@ class Gpus(agents_test.Fleet):
         done = self.regroup("submit", file)
         self.jobs.append(done.stdout.strip())
         self.assertEqual(self.seen(self.jobs[-1], 2), ["2 PCI_BUS_ID", "3 PCI_BUS_ID"])
+
+    def test_a_worker_for_each_gpu_of_whole_nodes(self):
+        bare = self.before_agent
+        self.agent("a", slots=0)
+        self.before_agent = bare + ["CUDA_VISIBLE_DEVICES=3,1"]
+        self.agent("b", slots=0)
+        self.before_agent = bare
+        self.agent("c", slots=8)  # More than it has GPUs: they are none.
+        for name in "abc":
+            self.follows(name)
+        small = self.submit(1, SEES, "--nproc-per-node", "1")  # On c, which has the most room.
+        self.assertEqual(self.seen(small, 1), ["none none"])
+        file = self.fx.path("work", "job.yaml")
+        with open(file, "w") as f:
+            json.dump({"name": "all", "nnodes": 2, "nproc_per_node": "gpu", "virtual_local_rank": True, "env": {"MARKS": self.marks},
+                       "run": ["sh", "-c", SEES]}, f)
+        checked = self.regroup("submit", "--dry-run", file)
+        self.assertIn("nproc_per_node: gpu\n", checked.stdout)
+        self.jobs.append(self.regroup("submit", file).stdout.strip())
+        self.assertEqual(self.seen(self.jobs[-1], 6), [f"{gpu} PCI_BUS_ID" for gpu in range(4)] + ["3 none", "1 none"])
+        # Beside it nothing else runs on these two, and of GPUs there are no more nodes.
+        self.assertEqual(self.seen(self.submit(1, SEES, "--nproc-per-node", "7"), 7), ["none none"] * 7)
+        more = self.regroup("submit", "--now-or-never", "--nnodes", "3", "--nproc-per-node", "gpu", "--", "true")
+        self.assertNotEqual(more.code, 0)
+        self.assertIn("it needs 3 nodes whose slots are GPUs, this cluster has 2", more.stderr)
 
     def test_fewer_slots_have_several_devices_each(self):
         self.agent("a", slots=2)

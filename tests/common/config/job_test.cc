@@ -299,10 +299,20 @@ TEST(JobFile, RendersWhatItReads) {
 
 TEST(JobFile, NothingOfThisHostIsCounted) {
   const UserErrorParts parts = PartsOf(
-      ParseJobFile("name: a\nrun: x\nnproc_per_node: gpu\n", "job.yaml", "/home/u").status());
-  EXPECT_EQ(parts.what, "job.yaml:3: nproc_per_node: \"gpu\" is not for a submitted job");
+      ParseJobFile("name: a\nrun: x\nnproc_per_node: cpu\n", "job.yaml", "/home/u").status());
+  EXPECT_EQ(parts.what, "job.yaml:3: nproc_per_node: \"cpu\" is not for a submitted job");
   EXPECT_EQ(parts.because, "it runs on nodes that may have other devices than this host");
   EXPECT_EQ(parts.try_this, "nproc_per_node: 8");
+}
+
+TEST(JobFile, AWorkerForEachGpuOfItsNodes) {
+  const absl::StatusOr<JobSpec> spec =
+      ParseJobFile("name: a\nrun: x\nnnodes: 10000\nnproc_per_node: gpu\n", "job.yaml", "/home/u");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->workers_per_node, kWorkerPerGpu);
+  const std::string text = RenderJobFile(*spec);
+  EXPECT_THAT(text, ::testing::HasSubstr("nproc_per_node: gpu\n"));
+  EXPECT_EQ(*ParseJobFile(text, "again", "/home/u"), *spec);
 }
 
 struct FileRow {
@@ -358,8 +368,8 @@ TEST(JobFile, Errors) {
       {ok + "nnodes: 0\n", "job.yaml:3: nnodes: \"0\" is out of range", "1 to 10000 are allowed"},
       {ok + "nproc_per_node: 1000000000\n",
        "job.yaml:3: nproc_per_node: \"1000000000\" is out of range", "1 to 1024 are allowed"},
-      {ok + "nproc_per_node: [1]\n", "job.yaml:3: nproc_per_node: a whole number is expected",
-       "this is a list"},
+      {ok + "nproc_per_node: [1]\n",
+       "job.yaml:3: nproc_per_node: a whole number or gpu is expected", "this is a list"},
       {ok + "env: text\n", "job.yaml:3: env: a map NAME: value is expected", "this is text"},
       {ok + "env: {A: [1]}\n", "job.yaml:3: env: a map NAME: value is expected", "this is a list"},
       {ok + "grace: 60\n", "job.yaml:3: grace: \"60\" is not a duration",

@@ -196,6 +196,8 @@ TEST(Reasons, WaitsSpeakOfTheirWorld) {
             "needs 16 slots on a node; the largest has 2 (node-a)");
   EXPECT_EQ(Explain(WaitReason(CannotFit{10, 3, 1, 2, "node-a"}), kContext).brief,
             "needs 10 nodes, this cluster has 3");
+  EXPECT_EQ(Explain(WaitReason(CannotFit{2, 1, kWorkerPerGpu, 8, "node-a"}), kContext).brief,
+            "needs 2 nodes whose slots are GPUs, this cluster has 1");
   const ReasonText node =
       Explain(WaitReason(BackingOff{0, 2s, "node2", "no port is free"}), kContext);
   EXPECT_EQ(node.brief, "node2: no port is free, again in 2.0 s");

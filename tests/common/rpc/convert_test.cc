@@ -95,6 +95,7 @@ Hello SomeHello() {
   hello.name = "node1.example";
   hello.name_explicit = true;
   hello.slots = 8;
+  hello.gpu_slots = true;
   hello.version = {1, 3, "abc Release"};
   hello.address = "10.0.0.4";
   hello.dialled = "10.0.0.1";
@@ -404,7 +405,9 @@ TEST(Convert, JobsOfImpossibleShapeAreRefused) {
        "unit: no multiple of 2 is in [3, 3]"},
       {[](pb::JobSpec& s) { s.set_max_nodes(10'000), s.set_workers_per_node(8); },
        "max_nodes * workers_per_node: 80000"},
-      {[](pb::JobSpec& s) { s.set_workers_per_node(-1); }, "workers_per_node: -1"},
+      {[](pb::JobSpec& s) { s.set_workers_per_node(0); },
+       "workers_per_node: 0 is not in [1, 4096]"},
+      {[](pb::JobSpec& s) { s.set_workers_per_node(-2); }, "workers_per_node: -2"},
       {[](pb::JobSpec& s) { s.add_command(std::string("a\0b", 3)); },
        "command: contains a NUL byte"},
       {[](pb::JobSpec& s) { s.add_command(std::string(200'000, 'x')); },

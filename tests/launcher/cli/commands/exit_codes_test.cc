@@ -56,9 +56,9 @@ TEST_F(ExitCodes, MisuseIs2AndForJobs125) {
       {{"submit", "--wait", "bad.yaml"}, 125, "error: bad.yaml:3: unknown field nnode"},
       {{"submit", "--nnodes", "2", "bad.yaml"}, 2, "error: --nnodes does not go with a job file"},
       {{"submit", "--env", "A", "--", "x"}, 2, "error: --env: A is not NAME=VALUE"},
-      {{"submit", "--ppn", "gpu", "--", "x"},
+      {{"submit", "--ppn", "cpu", "--", "x"},
        2,
-       "error: --nproc-per-node: \"gpu\" is not for a submitted job\n"
+       "error: --nproc-per-node: \"cpu\" is not for a submitted job\n"
        "because: it runs on nodes that may have other devices than this host\ntry: "
        "--nproc-per-node 8\n"},
       {{"completion", "ksh"}, 2, "error: no completion for ksh"},

@@ -26,6 +26,11 @@ Wanted Forms(const std::string& members) { return {members, 99, std::nullopt}; }
 Candidate Ready(const std::string& name, bool previous = true) {
   return {NodeId(name), name, Readiness::kReady, Instant{}, previous, false};
 }
+Candidate With(const std::string& name, int workers) {
+  Candidate candidate = Ready(name);
+  candidate.workers = workers;
+  return candidate;
+}
 Candidate Not(const std::string& name, Readiness readiness, Duration until, bool previous = true) {
   return {NodeId(name), name, readiness, kNow + until, previous, false};
 }
@@ -110,8 +115,22 @@ std::vector<GatherCase> Table() {
   };
 }
 
-TEST(DecideGeneration, Table) {
-  for (const GatherCase& row : Table()) {
+std::vector<GatherCase> OfRanks() {
+  return {
+      {"as many ranks as one job may have",
+       Policy(1, 2),
+       {With("a", 65'000), With("b", 536)},
+       Forms("ab")},
+      {"one more leaves a node out", Policy(1, 2), {With("a", 65'000), With("b", 537)}, Forms("a")},
+      {"one more is too many",
+       Policy(2, 2),
+       {With("a", 65'000), With("b", 537)},
+       Waits<BelowMinimum>()},
+  };
+}
+
+void Check(const std::vector<GatherCase>& rows) {
+  for (const GatherCase& row : rows) {
     const GenerationDecision decision = DecideGeneration(row.policy, row.candidates, kNow);
     if (const Form* form = std::get_if<Form>(&decision)) {
       std::string members;
@@ -128,6 +147,9 @@ TEST(DecideGeneration, Table) {
     }
   }
 }
+
+TEST(DecideGeneration, Table) { Check(Table()); }
+TEST(DecideGeneration, AJobHasOnlySoManyRanks) { Check(OfRanks()); }
 
 TEST(UsableSize, Table) {
   struct Row {

@@ -136,6 +136,45 @@ TEST(Placement, OneNodeMoreIsNewsForWhomItDecides) {
   EXPECT_EQ(std::get<CannotFit>(*placement.WhyNot(3)).largest, 1);
 }
 
+// A job that wants whole nodes of GPUs finds those that nobody uses, whatever their size.
+TEST(Placement, WholeNodesOfGpus) {
+  Placement placement;
+  const auto add = [&](const char* node, int slots, bool gpus) {
+    placement.SetSize(NodeId(node), node, slots, gpus);
+    placement.SetFree(NodeId(node), slots);
+  };
+  add("a", 4, true);
+  add("b", 8, true);
+  add("c", 16, false);
+  EXPECT_EQ(placement.CountFree(kWorkerPerGpu), 2);
+  EXPECT_THAT(placement.FirstFree(kWorkerPerGpu, 9), ElementsAre(NodeId("b"), NodeId("a")));
+  placement.SetFree(NodeId("b"), 7);
+  EXPECT_THAT(placement.FirstFree(kWorkerPerGpu, 9), ElementsAre(NodeId("a")));
+  EXPECT_EQ(placement.CountFree(7), 2) << "for others it has seven";
+  placement.SetFree(NodeId("b"), 8);
+  EXPECT_EQ(placement.CountFree(kWorkerPerGpu), 2);
+
+  placement.Set({JobOf(1), 1, Stage::kQueued, 3, 3, 1, kWorkerPerGpu, 0});
+  ASSERT_TRUE(Waits<CannotFit>(placement, 1));
+  const CannotFit fit = std::get<CannotFit>(*placement.WhyNot(1));
+  EXPECT_EQ(fit.known, 2);
+  EXPECT_EQ(fit.largest, 8);
+  EXPECT_EQ(fit.node, "b");
+  EXPECT_THAT(placement.TakeNews(), IsEmpty());
+  placement.SetSize(NodeId("c"), "c", 16, true);  // Its agent counts GPUs now.
+  EXPECT_THAT(placement.TakeNews(), ElementsAre(1));
+  EXPECT_FALSE(placement.WhyNot(1));
+  EXPECT_EQ(placement.CountFree(kWorkerPerGpu), 3);
+  placement.SetSize(NodeId("a"), "a", 2, true);  // Smaller, and still one of GPUs.
+  EXPECT_THAT(placement.TakeNews(), IsEmpty());
+  placement.SetSize(NodeId("c"), "c", 16, false);
+  EXPECT_THAT(placement.TakeNews(), ElementsAre(1));
+  EXPECT_TRUE(Waits<CannotFit>(placement, 1));
+  for (const char* node : {"a", "b", "c"}) placement.SetSize(NodeId(node), "", 0);
+  placement.Remove(1);
+  EXPECT_TRUE(placement.SaysTheSame(Placement()));
+}
+
 // Who runs with fewer nodes than it may have takes none from a job that waits, however old it is.
 TEST(Placement, NobodyGrowsWhileAnotherWaits) {
   Placement placement;

@@ -66,6 +66,52 @@ TEST_F(Queue, slots_of_a_node_are_told) {
   EXPECT_EQ(fit->node, "a");
 }
 
+// One worker for each GPU of whole nodes: a node that another job uses in part is waited for, and
+// so is one that has no GPUs, in vain.
+TEST_F(Queue, a_worker_for_each_gpu_takes_whole_nodes) {
+  Start();
+  const auto add = [&](const char* name, int slots, bool gpus) {
+    sim::NodeOptions options;
+    options.slots = slots;
+    options.gpu_slots = gpus;
+    world().Add(name, options);
+  };
+  add("a", 4, true);
+  add("b", 2, true);
+  add("c", 8, false);
+  world().RunFor(1s);
+  JobSpec whole = SpecOf("whole", 2, 2), small = SpecOf("small", 1, 1);
+  whole.workers_per_node = kWorkerPerGpu;
+  small.workers_per_node = 3;
+  world().node("c").CutPower();
+  world().RunFor(10s);
+  world().Submit(small, "k1");  // The only node that is left with three slots is a.
+  ASSERT_TRUE(Reaches(JobId("small-1"), "running"));
+  world().Submit(whole, "k2");
+  world().node("c").Reboot();
+  world().RunFor(2s);
+  EXPECT_EQ(std::get<BelowMinimum>(*world().View(JobId("whole-2")).why).have, 1);
+  world().CrashCoordinator();
+  world().StartCoordinator();
+  world().RunFor(1s);
+  world().node("a").ExitRank(JobId("small-1"), 0, 0);
+  for (int rank : {1, 2}) world().node("a").ExitRank(JobId("small-1"), rank, 0);
+  ASSERT_TRUE(Reaches(JobId("whole-2"), "running"));
+  EXPECT_EQ(world().View(JobId("whole-2")).world, 6);
+  EXPECT_EQ(world().LiveRanks(JobId("whole-2")), 6);
+  world().Submit(SpecOf("next", 1, 1), "k3");
+  world().RunFor(2s);
+  EXPECT_TRUE(world().node("c").Pids(JobId("next-3")).size() == 1);
+  JobSpec three = SpecOf("three", 3, 3);
+  three.workers_per_node = kWorkerPerGpu;
+  world().Submit(three, "k4");
+  world().RunFor(1s);
+  const CannotFit* fit = WaitsToFit(JobId("three-4"));
+  ASSERT_NE(fit, nullptr);
+  EXPECT_EQ(fit->slots, kWorkerPerGpu);
+  EXPECT_EQ(fit->known, 2);
+}
+
 // A lost node is none that could run it; when it is back, it could.
 TEST_F(Queue, a_lost_node_counts_no_more) {
   Start();

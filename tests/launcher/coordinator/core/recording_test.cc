@@ -34,7 +34,7 @@ Effects OneOfEach() {
 
 TEST(Recorder, WritesEveryFieldOfRowsActionsAndNotes) {
   const std::string text = sim::TextOf(OneOfEach());
-  EXPECT_THAT(text, HasSubstr(R"(row {"node/n1" 1{"n1" "" 0 0 "" "" "" 1 0 {1 0 "" } 0 "" - )"));
+  EXPECT_THAT(text, HasSubstr(R"(row {"node/n1" 1{"n1" "" 0 0 "" "" "" 1 0 0 {1 0 "" } 0 "" - )"));
   EXPECT_THAT(text, HasSubstr(R"([{"job-1" 3 2 1 } ])"));
   EXPECT_THAT(text, HasSubstr("row {\"node/n2\" - }\n"));
   EXPECT_THAT(text, HasSubstr(R"({"n1" "job-1" 3 {"10.0.0.1" 4000 } })"));
