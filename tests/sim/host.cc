@@ -374,7 +374,7 @@ void Node::StartNow(Group& group) {
   for (std::size_t i = 0; i < group.ranks.size(); ++i) {
     Rank& rank = group.ranks[i];
     const bool kept = rank.alive;
-    if (!kept) {
+    if (!kept && !rank.exit) {
       rank = Rank{};
       rank.pid = world_.NewPid();
       rank.alive = behaviour_.exec_error == 0;
@@ -392,7 +392,8 @@ void Node::StartNow(Group& group) {
   if (group.lives()) See(group);
   if (behaviour_.exec_error != 0) {
     for (Rank& rank : group.ranks)
-      if (!rank.alive) EndRank(group, rank, ExitKind::kExecFailed, behaviour_.exec_error, false);
+      if (!rank.alive && !rank.exit)
+        EndRank(group, rank, ExitKind::kExecFailed, behaviour_.exec_error, false);
     return EmptyIfSo(group);
   }
   Speak(group);
@@ -471,7 +472,10 @@ void Node::EndRank(Group& group, Rank& rank, ExitKind kind, int code, bool after
 
 void Node::EmptyIfSo(Group& group) {
   if (group.shim != ShimState::kAlive || group.empty || group.lives()) return;
-  if (!group.run && !group.stop_deadline) return;
+  // A shim that was told to start the others does so at once: it waits for their ends, too.
+  const bool all = std::all_of(group.ranks.begin(), group.ranks.end(),
+                               [](const Rank& rank) { return rank.exit.has_value(); });
+  if (!group.stop_deadline && (!group.run || !all)) return;
   group.empty = true;
   group.stuck = false;
   if (!agent_up_) AwaitAgent(group);
