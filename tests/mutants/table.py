@@ -90,7 +90,7 @@ MUTANTS = [
     (CORE + "placement.cc", "const int nodes = CountFrom(index.by_size, line->first) + (after < before ? 1 : 0);",
      "const int nodes = CountFrom(index.by_size, line->first);"),
     (CORE + "placement.cc", "return known.free == known.size ? SizeFor(wants, known) : 0;", "return std::min(known.free, SizeFor(wants, known));"),
-    (CORE + "placement.cc", "return wants == kSlots || known.gpus ? known.size : 0;", "return known.size;"),
+    (CORE + "placement.cc", "return wants == kSlots || known.gpus ? known.size : 0;", "return wants >= kSlots ? known.size : 0;"),
     (CORE + "candidates.cc", "if (job.spec.spec.workers_per_node == kWorkerPerGpu && !node.row.gpu_slots) return std::nullopt;", ""),
     (CORE + "decide_generation.cc", "if (ranks > kMaxRanksPerJob) break;", ""),
     (CORE + "sessions.cc", "row.gpu_slots = hello.gpu_slots;", ""),

@@ -233,7 +233,8 @@ TEST(JobFile, Warm) {
       {"torch, numpy.random", two, "warm: torch,numpy.random\n"}};
   EXPECT_EQ(ParseJobFile(file, "j", "/here")->warm, std::nullopt);
   for (const auto& [text, warm, rendered] : rows) {
-    absl::StatusOr<JobSpec> job = ParseJobFile(file + "warm: " + text + "\n", "j", "/here");
+    absl::StatusOr<JobSpec> job =
+        ParseJobFile(absl::StrCat(file, "warm: ", text, "\n"), "j", "/here");
     ASSERT_TRUE(job.ok()) << job.status();
     EXPECT_EQ(job->warm, warm) << text;
     EXPECT_THAT(RenderJobFile(*job),

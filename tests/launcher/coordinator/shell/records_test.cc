@@ -69,9 +69,8 @@ TEST(Records, EveryKindOfRowSurvives) {
   const WallTime at(std::chrono::microseconds(1'700'000'000'000'007));
   ExpectRoundTrip({MetaKey(), MetaRow{ClusterId("c"), Epoch(7), 1, Epoch(9)}});
 
-  NodeRow node_row{node, "node1", true, Incarnation(3), BootId("b"), "10.0.0.4", "10.0.0.1",
-                   8,    true,    true, {},             true,        "silent",   {},
-                   {}};
+  NodeRow node_row{node, "node1", true, Incarnation(3), BootId("b"), "10.0.0.4", "10.0.0.1", 8,
+                   true, true,    {},   true,           "silent",    {},         {}};
   node_row.version = {1, 2, "build"};
   node_row.launch = NodeLaunch{"key", job, 4, true};
   node_row.taken = {{job, Generation(2), 8, true}};
