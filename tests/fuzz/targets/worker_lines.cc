@@ -29,7 +29,7 @@ class Server {
             [](const agent::GroupKey&, int rank, int, const std::string& token) {
               return token == std::to_string(rank);
             },
-            [this](agent::Event e) { Take(e); }, [](std::string) {}) {}
+            [this](const agent::Event& e) { Take(e); }, [](const std::string&) {}) {}
 
   bool Connect(std::string_view bytes, bool greeted) {
     greeted_ = greeted;
