@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "common/io/log_files.h"
 #include "tests/common/io/temp_directory.h"
 
@@ -67,7 +68,7 @@ TEST(ReadLogFiles, LinesOfAllStreamsComeInOrderOfTimeWithoutReadingAnyWhole) {
           std::to_string(where.first) + "/" + std::to_string(where.second) + " at ";
       // More than a reader takes at once, and a line that is cut.
       const std::string filler(where.second == 0 ? 100'000 : 10, '.');
-      writer.Append(text + std::to_string(second) + "\n" + filler + "\n",
+      writer.Append(absl::StrCat(text, second, "\n", filler, "\n"),
                     WallTime(std::chrono::seconds(second)));
     }
   }
