@@ -92,7 +92,7 @@ MUTANTS = [
     (CORE + "placement.cc", "return known.free == known.size ? SizeFor(wants, known) : 0;", "return std::min(known.free, SizeFor(wants, known));"),
     (CORE + "placement.cc", "return wants == kSlots || known.gpus ? known.size : 0;", "return wants >= kSlots ? known.size : 0;"),
     (CORE + "candidates.cc", "if (job.spec.spec.workers_per_node == kWorkerPerGpu && !node.row.gpu_slots) return std::nullopt;", ""),
-    (CORE + "decide_generation.cc", "if (ranks > kMaxRanksPerJob) break;", ""),
+    (CORE + "decide_generation.cc", "if (ranks <= kMaxRanksPerJob) return", "if (ranks >= 0) return"),
     (CORE + "sessions.cc", "row.gpu_slots = hello.gpu_slots;", ""),
     (CORE + "placement.cc", "if (head != nullptr && (queued || grows)) {", "if (head != nullptr && queued) {"),
     (CORE + "slots.cc", "step.state.agenda.dirty.merge(step.state.placement.TakeOffers());", "step.state.placement.TakeOffers();"),

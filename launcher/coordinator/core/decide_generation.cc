@@ -26,21 +26,23 @@ struct Group {
   }
 };
 
-// How many of them, from the first on, a generation of at most `kMaxRanksPerJob` can have. Nobody
-// knew when the job was asked for: launch commands bring what they were told, nodes have their
-// GPUs.
-int CountThatFit(const std::vector<Candidate>& ready) {
+// How many of those that are preferred can be in one generation. Nobody knew when the job was asked
+// for: launch commands bring as many ranks as they were told to, nodes have their GPUs.
+int CountThatFit(std::span<const Candidate> candidates) {
   std::int64_t ranks = 0;
-  int count = 0;
-  for (const Candidate& candidate : ready) {
-    ranks += candidate.workers;
-    if (ranks > kMaxRanksPerJob) break;
-    ++count;
+  for (const Candidate& candidate : candidates) ranks += candidate.workers;
+  if (ranks <= kMaxRanksPerJob) return static_cast<int>(candidates.size());
+  std::vector<Candidate> ready(candidates.begin(), candidates.end());
+  std::sort(ready.begin(), ready.end(), Preferred);
+  while (ranks > kMaxRanksPerJob) {
+    ranks -= ready.back().workers;
+    ready.pop_back();
   }
-  return count;
+  return static_cast<int>(ready.size());
 }
 
-Form FormOf(const std::vector<Candidate>& ready, int size) {
+Form FormOf(std::vector<Candidate> ready, int size) {
+  std::sort(ready.begin(), ready.end(), Preferred);
   Form form;
   for (int i = 0; i < size; ++i) form.members.push_back(ready[i].node);
   std::sort(form.members.begin(), form.members.end());
@@ -76,7 +78,6 @@ GenerationDecision DecideGeneration(const GenerationPolicy& policy,
     if (candidate.readiness == Readiness::kAwaited && waits) awaited.Add(candidate);
     if (candidate.readiness == Readiness::kBackingOff) backing_off.Add(candidate);
   }
-  std::sort(ready.begin(), ready.end(), Preferred);
   const int have = CountThatFit(ready);
   const int size = UsableSize(have, policy.min, policy.max, policy.unit);
   // The order of these tests is the order of PROTOCOL §2, "Gather": slots that are
@@ -110,7 +111,7 @@ GenerationDecision DecideGeneration(const GenerationPolicy& policy,
   // nothing to wait for.
   if (policy.last_call_until && *policy.last_call_until > now && size < best)
     return Wait{LastCall{have, *policy.last_call_until - now}, policy.last_call_until};
-  return FormOf(ready, size);
+  return FormOf(std::move(ready), size);
 }
 
 }  // namespace regroup::coordinator
