@@ -134,6 +134,9 @@ void ExpectAllFieldsSet(const google::protobuf::Message& message) {
 
 TEST(Convert, AgentMessagesSurvive) {
   EXPECT_EQ(*FromProto(ToProto(SomeSpec())), SomeSpec());
+  JobSpec whole = SomeSpec();
+  whole.workers_per_node = kWorkerPerGpu;
+  EXPECT_EQ(*FromProto(ToProto(whole)), whole);
   EXPECT_EQ(*FromProto(ToProto(SomeReport())), SomeReport());
   ExpectRoundTrip(SomeHello());
   ExpectAllFieldsSet(ToProto(SomeHello()));
