@@ -1,6 +1,8 @@
 """The coordinator's host is cut off from its nodes: no packet passes, and nobody's link or route tells so."""
 import glob
 import json
+import signal
+import time
 
 import hosts
 import regroup_e2e as e2e
@@ -59,6 +61,28 @@ class CutOff(hosts.TwoHostsTestCase):
     def silent_for(self):
         nodes = json.loads(self.fx.run("nodes", "--json").stdout)["nodes"]
         return min(node["seen_s"] for node in nodes)
+
+
+class LaunchCommands(hosts.TwoHostsTestCase):
+    def launch(self, host):
+        return self.fx.start(*host.command(
+            e2e.binary("regroup"), "run", "--nnodes", "2", "--nproc-per-node", "1", "--insecure", "--rdzv-endpoint", self.hosts[0].ipv4,
+            "--rdzv-id", "train", "--grace", "1s", "--state-dir", self.fx.path("state", host.name), "sleep", "986"))
+
+    def workers(self):
+        return sum(info.argv[0] == "sleep" for info in self.fx.processes("sleep", "986"))
+
+    def test_one_that_is_cut_off_hears_of_its_jobs_end(self):
+        near, far = self.launch(self.hosts[0]), self.launch(self.hosts[1])
+        e2e.wait_for(lambda: self.workers() == 2, 20, "both workers", self.fx.describe)
+        self.pair.cut(self.hosts[1])
+        near.send(signal.SIGINT)
+        self.assertEqual(near.wait(20), 130, near)
+        time.sleep(4)  # Twice as long as a coordinator stays that nobody needs.
+        self.assertEqual((far.code, self.workers()), (None, 1), far)
+        self.pair.heal(self.hosts[1])
+        self.assertEqual(far.wait(20), 130, far)
+        self.assertEqual(self.workers(), 0)
 
 
 if __name__ == "__main__":

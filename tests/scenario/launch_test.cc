@@ -102,6 +102,23 @@ TEST_F(Launch, a_job_that_all_have_lost_is_held_for_a_second) {
   EXPECT_EQ(world().StateOf(job), "preempted");
 }
 
+// §5: who is behind a cut when its job ends is told once it is reached again.
+TEST_F(Launch, a_launcher_that_is_cut_off_hears_of_the_end) {
+  const JobId job = LaunchThree(SpecOf("train", 3, 3));
+  world().node("node3").SetSilent(true);
+  world().RunFor(1s);
+  world().node("node2").Signal(SIGINT);
+  ASSERT_TRUE(Reaches(job, "cancelled"));
+  world().RunFor(20s);
+  EXPECT_FALSE(world().finished());
+  EXPECT_GT(world().node("node3").LiveRanks(), 0);
+  world().node("node3").SetSilent(false);
+  world().RunFor(10s);
+  EXPECT_EQ(LiveEverywhere(), 0);
+  EXPECT_TRUE(world().node("node3").done);
+  EXPECT_TRUE(world().finished());
+}
+
 // §5: below its minimum the job waits, visibly, for the next launch command.
 TEST_F(Launch, below_the_minimum_it_waits) {
   const JobId job = LaunchThree(SpecOf("train", 3, 4));

@@ -724,6 +724,16 @@ void Checker::OnFinished(const std::map<Key, Value>& rows) {
   }
 }
 
+// Behind a cut a launch command waits, and its ranks run on.
+void Checker::OnLeft(const Node& node, Instant now) {
+  if (!node.running() || !node.launched_job || node.leaving() || node.result) return;
+  const std::string& how = lost_how_[node.id()];
+  const bool proved =
+      lost_[node.id()] && how != kHowSilent && how != kHowAway && how != kHowCrowded;
+  Expect(proved || now - heard_[node.id()] >= unreachable_hold || node.only_told_is_cut(),
+         Text("L3: the coordinator left before ", node.name(), " had its result"));
+}
+
 void Checker::AtEnd(const std::map<Key, Value>& rows) {
   for (const auto& entry : submitted_) {
     Expect(rows.contains(JobSpecKey(entry.second)),

@@ -115,6 +115,7 @@ class Checker {
   void OnCoordinatorStart(Instant now, Epoch epoch);
   void OnCoordinatorSeen();  // It wrote a row, or an action of it was carried out.
   void OnFinished(const std::map<coordinator::Key, coordinator::Value>& rows);
+  void OnLeft(const Node& node, Instant now);  // The coordinator has, as it should.
   void AtEnd(const std::map<coordinator::Key, coordinator::Value>& rows);
   void Expect(bool condition, const std::string& what);
 

@@ -204,6 +204,7 @@ class Node {
   bool running() const { return agent_up_; }
   bool attached() const { return core_ && core_->attached(); }
   bool silent() const { return cut_out_ || cut_in_; }
+  bool only_told_is_cut() const { return cut_in_ && !cut_out_; }  // It is heard, and hears nothing.
   const BootId& boot_id() const { return boot_id_; }
   bool stalled() const { return stalled_; }
   bool steady() const { return steady_; }  // Nothing has ever kept it from saying what it knows.

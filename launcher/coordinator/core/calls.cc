@@ -271,14 +271,21 @@ void On(Step& step, const LeaveAsked& event) {
   Heard(step, *node);
   if (!node->row.launch) return;
   Job* job = step.state.FindJob(node->row.launch->job);
+  if (job == nullptr) return;
+  const bool first = !node->row.launch->left;
+  if (first) {
+    NodeRow row = node->row;
+    row.launch->left = true;
+    step.Put(std::move(row));
+  }
   // The second Ctrl-C: the job ends already, and now without what is left of its grace.
-  if (job == nullptr || job->state.verdict) {
-    if (job && job->state.phase == JobPhase::kEnding && event.now) HurryCancel(step, *job);
+  if (job->state.verdict) {
+    if (job->state.phase == JobPhase::kEnding && event.now) HurryCancel(step, *job);
     return;
   }
   // Leaving is a notice that a node gives about itself, with the job's grace as its time.
   const Duration left = event.now ? Duration{} : job->spec.spec.grace;
-  if (!node->row.launch->left) {
+  if (first) {
     int others = 0;
     for (const NodeId& id : job->launch.nodes) {
       const Node* other = step.state.FindNode(id);
@@ -289,9 +296,6 @@ void On(Step& step, const LeaveAsked& event) {
                 absl::StrCat("leave/", node->row.launch->key));
       return;
     }
-    NodeRow row = node->row;
-    row.launch->left = true;
-    step.Put(std::move(row));
     // While a generation runs, its end tells who left.
     if (!FormedOf(*job))
       AddEvent(step, *job,

@@ -52,6 +52,25 @@ void ForgetHistory(Job& job) {
   while (job.generations.size() > kGenerationsKept) job.generations.erase(job.generations.begin());
 }
 
+constexpr Instant kWithoutEnd = Instant::max();
+
+// How long an ad-hoc coordinator is needed by a launch command when all jobs are over: it must have
+// read its job's end from this coordinator, because nobody else can tell it.
+std::optional<Instant> NeededUntil(const State& state, const Node& node) {
+  if (!node.row.launched || (node.row.launch && node.row.launch->left)) return std::nullopt;
+  if (const Lost* lost = node.lost()) {
+    // Behind a cut it waits, and its ranks run on, until it is reached again. Where the host
+    // answers and the command does not, it is gone.
+    if (lost->proved || !node.row.launch || node.row.lost_how == kHowAway) return std::nullopt;
+    return lost->at + state.config.holds.unreachable;
+  }
+  // One that hangs with its result in hand is heard and not waited for; what was sent into a cut
+  // is not known to have arrived.
+  const bool read = node.attached() && node.row.launch && node.told_result &&
+                    node.lease.last_heard > state.retention.last_told;
+  return read ? std::nullopt : std::optional(kWithoutEnd);
+}
+
 }  // namespace
 
 void NoteOver(Step& step, Job& job) {
@@ -112,17 +131,17 @@ std::optional<Instant> AdHocExitAt(const State& state) {
   if (!state.config.ad_hoc.on || state.finished ||
       state.index.over.size() < state.index.by_sequence.size())
     return std::nullopt;
-  for (const auto& session : state.fleet.sessions) {
-    const Node* node = state.FindNode(session.second);
-    if (node == nullptr) continue;
-    // A launch command must have read its job's end from this coordinator: nobody else can tell it.
-    const bool served =
-        !node->row.launched || (node->row.launch && (node->told_result || node->row.launch->left));
-    if (!served) return std::nullopt;
+  std::optional<Instant> until;
+  for (const auto& entry : state.nodes) {
+    const std::optional<Instant> needed = NeededUntil(state, entry.second);
+    if (needed == kWithoutEnd) return std::nullopt;
+    if (needed) until = std::max(until, needed);
   }
-  if (state.retention.last_told) return *state.retention.last_told + state.config.ad_hoc.exit_delay;
+  if (state.retention.last_told)
+    return std::max(until, {*state.retention.last_told + state.config.ad_hoc.exit_delay});
   if (!state.fleet.sessions.empty()) return std::nullopt;
-  return state.retention.idle_since.value_or(state.recovered_at) + state.config.ad_hoc.idle_exit;
+  return std::max(until, {state.retention.idle_since.value_or(state.recovered_at) +
+                          state.config.ad_hoc.idle_exit});
 }
 
 void CheckAdHocExit(Step& step) {

@@ -42,6 +42,7 @@ class LaunchResults : public testing::Test, protected ToldCore {
     coordinator::Config config;
     config.ad_hoc.on = true;
     config.ad_hoc.exit_delay = 1s;
+    config.holds.unreachable = 10s;
     return config;
   }
   void Take(const coordinator::Action& action) override {
@@ -83,6 +84,28 @@ TEST_F(LaunchResults, who_is_told_late_has_time_to_read_it) {
   EXPECT_FALSE(ended_);
   Pass(200ms);
   EXPECT_TRUE(ended_);
+}
+
+// Nobody else can tell it, and its ranks may run on until it is told.
+TEST_F(LaunchResults, who_is_cut_off_is_waited_for) {
+  CutOff(2);
+  Pass(12s);
+  EXPECT_FALSE(ended_) << "what was sent to it has not arrived";
+  Open(2, /*launched=*/true);
+  Launch(2);
+  EXPECT_EQ(results_[SessionId(2)].size(), 2u);
+  Pass(900ms);
+  EXPECT_FALSE(ended_);
+  Pass(200ms);
+  EXPECT_TRUE(ended_);
+}
+
+TEST_F(LaunchResults, who_is_cut_off_is_not_waited_for_without_end) {
+  CutOff(2);
+  Pass(14500ms);
+  EXPECT_FALSE(ended_);
+  Pass(1s);
+  EXPECT_TRUE(ended_) << "a lease and the hold have passed";
 }
 
 }  // namespace

@@ -34,11 +34,15 @@ class ToldCore {
   void Pass(Duration time) {
     for (const Instant end = now_ + time; now_ < end;)
       for (int node = 1; node <= nodes_; ++node)
-        Step(coordinator::HeartbeatReceived{SessionId(node), OrderNo()});
+        Step(node == cut_off_
+                 ? coordinator::Event(coordinator::Tick{})
+                 : coordinator::Event(coordinator::HeartbeatReceived{SessionId(node), OrderNo()}));
   }
+  void CutOff(int node) { cut_off_ = node; }
   // Nodes count from 1, and so do their sessions. Again: it has dialled anew.
   void Open(int node, bool launched = false) {
     nodes_ = std::max(nodes_, node);
+    if (cut_off_ == node) cut_off_ = 0;
     Hello hello;
     hello.node = NodeId(absl::StrCat("node", node));
     hello.name = hello.node.value();
@@ -95,7 +99,7 @@ class ToldCore {
   }
 
   Instant now_{};
-  int nodes_ = 0;
+  int nodes_ = 0, cut_off_ = 0;
   std::uint64_t calls_ = 0, reports_ = 0;
   coordinator::Core core_;
 };
