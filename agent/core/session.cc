@@ -84,8 +84,8 @@ Hello Introduction(const Config& config, const CoordinatorFound& found) {
 void Refuse(Step& step, const Welcome& welcome, std::string why) {
   step.Note(why);
   step.state.session = Away{};
-  // Nobody has started anything that would be worth waiting for the right one.
-  if (step.config().launched && !step.state.ever_ran &&
+  // Nothing runs that would be worth waiting for the right one.
+  if (step.config().launched && !step.state.AnyBusy() &&
       !IsSpokenBy(step.config().version, welcome.version)) {
     return LeaveNow(
         step, 125,
@@ -169,7 +169,7 @@ void On(Step& step, const Welcomed& welcomed) {
 void On(Step& step, const CoordinatorRefused& refused) {
   // A launch command that has nothing running ends here; running workers are nobody's business but
   // the coordinator's that formed them, so with any we dial on.
-  if (step.config().launched && !step.state.ever_ran) LeaveNow(step, 125, refused.why);
+  if (step.config().launched && !step.state.AnyBusy()) LeaveNow(step, 125, refused.why);
 }
 
 void On(Step& step, const CoordinatorAway&) {

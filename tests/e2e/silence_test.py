@@ -1,11 +1,13 @@
 """The coordinator's host is cut off from its nodes: no packet passes, and nobody's link or route tells so."""
 import glob
 import json
+import shutil
 import signal
 import time
 
 import hosts
 import regroup_e2e as e2e
+from fixture import processes
 
 
 class CutOff(hosts.TwoHostsTestCase):
@@ -70,19 +72,41 @@ class LaunchCommands(hosts.TwoHostsTestCase):
             "--rdzv-id", "train", "--grace", "1s", "--state-dir", self.fx.path("state", host.name), "sleep", "986"))
 
     def workers(self):
-        return sum(info.argv[0] == "sleep" for info in self.fx.processes("sleep", "986"))
+        return [info.pid for info in self.fx.processes("sleep", "986") if info.argv[0] == "sleep"]
 
     def test_one_that_is_cut_off_hears_of_its_jobs_end(self):
         near, far = self.launch(self.hosts[0]), self.launch(self.hosts[1])
-        e2e.wait_for(lambda: self.workers() == 2, 20, "both workers", self.fx.describe)
+        e2e.wait_for(lambda: len(self.workers()) == 2, 20, "both workers", self.fx.describe)
         self.pair.cut(self.hosts[1])
         near.send(signal.SIGINT)
         self.assertEqual(near.wait(20), 130, near)
         time.sleep(4)  # Twice as long as a coordinator stays that nobody needs.
-        self.assertEqual((far.code, self.workers()), (None, 1), far)
+        self.assertEqual((far.code, len(self.workers())), (None, 1), far)
         self.pair.heal(self.hosts[1])
         self.assertEqual(far.wait(20), 130, far)
-        self.assertEqual(self.workers(), 0)
+        self.assertEqual(self.workers(), [])
+
+    def test_one_whose_coordinator_has_lost_its_journal_ends_after_its_ranks(self):
+        """The journal alone could say how the job goes on."""
+        near, far = self.launch(self.hosts[0]), self.launch(self.hosts[1])
+        e2e.wait_for(lambda: len(self.workers()) == 2, 20, "both workers", self.fx.describe)
+        far.expect("generation 1", 20)
+        processes.send([info.pid for info in self.fx.processes("--ad-hoc")], signal.SIGKILL)
+        e2e.kill_tree(near.pid)
+        near.kill()
+        e2e.wait_for(lambda: len(self.workers()) == 1, 20, "the other worker", self.fx.describe)
+        shutil.rmtree(self.fx.path("state", self.hosts[0].name, "coordinator-29400"))
+        anew = self.launch(self.hosts[0])
+        anew.expect("1 of 2 nodes", 20)
+        time.sleep(2)
+        self.assertEqual((far.code, len(self.workers())), (None, 1), far)
+        processes.send(self.workers(), signal.SIGKILL)
+        self.assertEqual(far.wait(30), 125, far)
+        self.assertIn("this coordinator serves another cluster", far.stderr)
+        far = self.launch(self.hosts[1])
+        e2e.wait_for(lambda: len(self.workers()) == 2, 20, "both anew", self.fx.describe)
+        far.send(signal.SIGINT)
+        self.assertEqual((far.wait(20), anew.wait(20)), (130, 130))
 
 
 if __name__ == "__main__":

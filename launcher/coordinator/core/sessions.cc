@@ -73,7 +73,8 @@ bool AdmitEpoch(Step& step, const SessionOpened& event) {
         UserError(absl::StatusCode::kFailedPrecondition, "this coordinator serves another cluster",
                   absl::StrCat("the agent follows cluster ", hello.cluster.value(),
                                ", this journal is cluster ", step.state.meta.cluster.value()),
-                  "start the coordinator with the state directory of that cluster"));
+                  "start the coordinator with the state directory of that cluster, or, if that is "
+                  "lost, this agent with a new one (a launch command: just again)"));
     return false;
   }
   return true;

@@ -195,6 +195,12 @@ TEST(AgentLeave, ARefusedLaunchEndsUnlessItsWorkersRun) {
   BringUp(running, 1, 1);
   running.Do(CoordinatorRefused{"journal older than the fleet"});
   EXPECT_EQ(running.Last<Leave>(), nullptr);
+  // Of what has ended it would tell nobody but the coordinator that is gone.
+  running.Do(CoordinatorAway{});
+  running.Do(GroupEmpty{Key("a-1", 1)});
+  running.Do(CoordinatorRefused{"this coordinator serves another cluster"});
+  ASSERT_NE(running.Last<Leave>(), nullptr);
+  EXPECT_EQ(running.Last<Leave>()->exit_code, 125);
 }
 
 TEST(AgentLeave, AnotherProtocolEndsALaunchUnlessItsWorkersRun) {
