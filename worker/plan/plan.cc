@@ -1,12 +1,15 @@
 #include "worker/plan/plan.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/check.h"
+#include "common/base/status_macros.h"
 
 namespace regroup::worker {
 namespace {
@@ -56,12 +59,27 @@ bool SharesGradients(const ParamLayout& layout, const PlanOptions& options) {
          std::max(options.micro_batches, options.rounds) <= 1;
 }
 
+// By unit: what any unit of its group reads, in order.
+std::vector<std::vector<UnitId>> ReadByGroups(const ParamLayout& layout,
+                                              const std::vector<UnitId>& wrapped) {
+  std::map<UnitId, std::set<UnitId>> read;  // By the first of a group.
+  for (std::size_t u = 0; u < wrapped.size(); ++u)
+    for (const UnitId other : UnitsReadBy(layout, static_cast<UnitId>(u)))
+      read[wrapped[u]].insert(other);
+  std::vector<std::vector<UnitId>> by_unit;
+  for (const UnitId first : wrapped) by_unit.emplace_back(read[first].begin(), read[first].end());
+  return by_unit;
+}
+
 // Makes the instructions of one rank, front to back.
 class Planner {
  public:
-  Planner(const ParamLayout& layout, const PlanOptions& options, Plan& plan)
+  Planner(const ParamLayout& layout, const PlanOptions& options, const std::vector<UnitId>& wrapped,
+          Plan& plan)
       : layout_(layout),
         options_(options),
+        wrapped_(wrapped),
+        read_by_group_of_(ReadByGroups(layout, wrapped)),
         plan_(plan),
         units_(static_cast<UnitId>(layout.units().size())),
         divided_(layout.Divides(StateKind::kWeights)),
@@ -89,8 +107,8 @@ class Planner {
   void Round(int round, int rounds) {
     const int micro_batch = round - (rounds - options_.micro_batches);
     for (UnitId u = 0; u < units_; ++u) {
-      Use(UnitsReadBy(layout_, u), options_.reshard_after_forward ? 0 : units_,
-          UnitsReadBy(layout_, std::min(u + 1, units_ - 1)));
+      Use(ReadByGroupOf(u), options_.reshard_after_forward ? 0 : units_,
+          ReadByGroupOf(std::min(LastOfGroup(u) + 1, units_ - 1)));
       if (micro_batch < 0) continue;
       if (!divided_) RoundOnce(UnitsReadBy(layout_, u));
       Add({.op = Op::kForward, .unit = u, .micro_batch = micro_batch});
@@ -99,8 +117,8 @@ class Planner {
     int bucket = 0;
     for (UnitId u = units_ - 1; u >= 0; --u) {
       const bool last = u == 0 && round + 1 == rounds;
-      Use(UnitsReadBy(layout_, u), options_.reshard_after_forward ? 0 : u,
-          last ? std::vector<UnitId>() : UnitsReadBy(layout_, std::max(u - 1, 0)));
+      Use(ReadByGroupOf(u), options_.reshard_after_forward ? 0 : u,
+          last ? std::vector<UnitId>() : ReadByGroupOf(std::max(FirstOfGroup(u) - 1, 0)));
       // Behind the gathers that the next backward waits for, which take their turn.
       if (full_ >= 0) Reduce(std::exchange(full_, -1));
       if (micro_batch >= 0 && IsRecomputed(u) && holder_ != u) {
@@ -114,6 +132,16 @@ class Planner {
       ++bucket;
     }
     if (full_ >= 0) Reduce(std::exchange(full_, -1));
+  }
+
+  UnitId FirstOfGroup(UnitId unit) const { return wrapped_[static_cast<std::size_t>(unit)]; }
+  UnitId LastOfGroup(UnitId unit) const {
+    const UnitId first = FirstOfGroup(unit);
+    while (unit + 1 < units_ && FirstOfGroup(unit + 1) == first) ++unit;
+    return unit;
+  }
+  const std::vector<UnitId>& ReadByGroupOf(UnitId unit) const {
+    return read_by_group_of_[static_cast<std::size_t>(unit)];
   }
 
   bool IsRecomputed(UnitId unit) const { return std::ranges::count(plan_.recomputed, unit) > 0; }
@@ -187,6 +215,8 @@ class Planner {
 
   const ParamLayout& layout_;
   const PlanOptions& options_;
+  const std::vector<UnitId>& wrapped_;
+  const std::vector<std::vector<UnitId>> read_by_group_of_;
   Plan& plan_;
   const UnitId units_;
   const bool divided_;              // Weights are.
@@ -245,7 +275,8 @@ Windows Place(const ParamLayout& layout, const Lives& lives) {
 
 // By the step of a rank that has one micro-batch, which is the same on all: others gather as it
 // does, and touch gradients at most when it does.
-void PlaceWindows(const ParamLayout& layout, const PlanOptions& options, Plan& plan) {
+void PlaceWindows(const ParamLayout& layout, const PlanOptions& options,
+                  const std::vector<UnitId>& wrapped, Plan& plan) {
   plan.weights = plan.gradients = InFlatOrder(layout);
   if (!layout.Divides(StateKind::kGradients)) return;
   Plan one = plan;
@@ -253,7 +284,7 @@ void PlaceWindows(const ParamLayout& layout, const PlanOptions& options, Plan& p
                           .rounds = 1,
                           .overlap = plan.overlaps,
                           .reshard_after_forward = options.reshard_after_forward};
-  Planner(layout, alone, one).Run();
+  Planner(layout, alone, wrapped, one).Run();
   Lives weights(layout.units().size()), gradients = weights;
   for (std::size_t at = 0; at < one.instructions.size(); ++at) {
     const Instruction& instruction = one.instructions[at];
@@ -310,6 +341,7 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
         "a plan for rank ", options.rank, " with ", options.micro_batches, " of ", options.rounds,
         " micro-batches and buckets of ", options.bucket_bytes, " bytes"));
   }
+  ASSIGN_OR_RETURN(const std::vector<UnitId> wrapped, WrapUnits(layout, options.wrap));
   Plan plan{.rank = options.rank,
             .micro_batches = options.micro_batches,
             .buckets = MakeBuckets(layout, options.bucket_bytes),
@@ -319,8 +351,8 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
             .recomputed = options.recomputed,
             .overlaps = options.overlap,
             .instructions = {}};
-  PlaceWindows(layout, options, plan);
-  Planner(layout, options, plan).Run();
+  PlaceWindows(layout, options, wrapped, plan);
+  Planner(layout, options, wrapped, plan).Run();
   return plan;
 }
 

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/layout/layout.h"
+#include "worker/plan/wrap.h"
 
 namespace regroup::worker {
 
@@ -83,6 +84,7 @@ struct PlanOptions {
   // Units whose weights are freed are so after their forward, and gathered again for their
   // backward. Else once in a micro-batch: all of them are in memory between the two.
   bool reshard_after_forward = true;
+  WrapPolicy wrap{};  // Where weights are freed.
 };
 
 // Every micro-batch forward and backward; each bucket is reduced right after the last backward that
@@ -90,18 +92,19 @@ struct PlanOptions {
 // without a micro-batch zeroes each bucket and reduces it.
 //
 // Where weights are divided, each unit is gathered before it is first used, or where they are not
-// freed and nothing overlaps, all before the first forward. Where they are freed, a unit is so
-// before the next one is used, or where they are not resharded, once no backward needs it any more;
-// ranks with fewer micro-batches than others gather with them. Gradients that are divided
-// are kept whole between several micro-batches, since sums in another order have other bits; with
-// one micro-batch, units share memory. Reductions that overlap are awaited before SumSquares, or
-// where units share memory, each once the next one has begun. Gathers that overlap begin while the
-// unit before is computed with. Weights are rounded once in a step, before they are gathered. A
-// unit is recomputed before its backward unless it was the last to go forward of those that are.
+// freed and nothing overlaps, all before the first forward. Where they are freed, the units of a
+// group are so before the next group is used, or where they are not resharded, once no backward
+// needs them any more; ranks with fewer micro-batches than others gather with them. Gradients that
+// are divided are kept whole between several micro-batches, since sums in another order have other
+// bits; with one micro-batch, units share memory. Reductions that overlap are awaited before
+// SumSquares, or where units share memory, each once the next one has begun. Gathers that overlap
+// begin while the group before is computed with. Weights are rounded once in a step, before they
+// are gathered. A unit is recomputed before its backward unless it was the last to go forward of
+// those that are.
 //
 // Pure: equal layouts, rounds and bucket sizes give equal collectives and windows on every rank.
 // Invalid argument: rank not in the layout's world, micro_batches < 0, more than `rounds`,
-// bucket_bytes < 1.
+// bucket_bytes < 1, a wrap policy that does not fit the layout.
 absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& options);
 
 // Which gradients Backward(unit, micro_batch) adds to.

@@ -130,6 +130,7 @@ absl::StatusOr<Planned> PlanFor(const TrainConfig& config, const RanksOnHosts& r
       PlanOptionsOf(config.batch, config.micro_batch, 0, ranks.world, Recomputed(model, config));
   options.overlap = ranks.hosts() > 1;
   options.reshard_after_forward = config.reshard_after_forward;
+  options.wrap = config.wrap;
   ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, options));
   const int sharers = ranks.Sharers(layout.group());
   return Planned{std::move(model), std::move(layout), std::move(plan), sharers,

@@ -35,6 +35,7 @@ absl::StatusOr<std::vector<Plan>> CheckedPlans(const ParamLayout& layout,
         PlanOptionsOf(options.batch, options.micro_batch, r, layout.world(), recomputed);
     of_rank.overlap = overlap;
     of_rank.reshard_after_forward = options.reshard_after_forward;
+    of_rank.wrap = options.wrap;
     ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, of_rank));
     plans.push_back(std::move(plan));
   }
@@ -307,7 +308,8 @@ absl::Status StepRunner::PlanForwards() {
                                         .rounds = 1,
                                         .recomputed = plan_.recomputed,
                                         .overlap = plan_.overlaps,
-                                        .reshard_after_forward = options_.reshard_after_forward}));
+                                        .reshard_after_forward = options_.reshard_after_forward,
+                                        .wrap = options_.wrap}));
     plans.push_back(std::move(plan));
   }
   RETURN_IF_ERROR(CheckPlan(layout_, plans));

@@ -39,6 +39,7 @@ struct StepRunnerOptions {
   Recompute recompute = Recompute::kNone;
   DType reduce_type = DType::kF32;    // Or bf16: what ranks exchange of gradients.
   bool reshard_after_forward = true;  // See PlanOptions.
+  WrapPolicy wrap{};
 };
 
 // What a rank works by: its messages to other ranks, what moves tensors between them, and what

@@ -86,6 +86,25 @@ absl::Status ChooseBool(std::string_view text, bool& value) {
   return absl::OkStatus();
 }
 
+absl::Status ChooseWrap(std::string_view text, WrapPolicy& wrap) {
+  const std::size_t colon = text.find(':');
+  const std::string_view kind = text.substr(0, colon);
+  const std::string of(colon == text.npos ? "" : text.substr(colon + 1));
+  WrapPolicy said;
+  if (kind == "size" && !of.empty()) {
+    said.kind = WrapPolicy::Kind::kSize;
+    ASSIGN_OR_RETURN(said.parameters, ParseNumber(of, 1, std::numeric_limits<std::int64_t>::max()));
+  } else if (kind == "list" && !of.empty()) {
+    said.kind = WrapPolicy::Kind::kList;
+    said.begins = absl::StrSplit(of, ',');
+  } else if (text != "block") {
+    return Refuse(Cat("\"", text, "\" is not accepted"), "block, size:N and list:UNITS are",
+                  "block");
+  }
+  wrap = std::move(said);
+  return absl::OkStatus();
+}
+
 // By the names of ZeRO's paper and by those of PyTorch's, in any case, with - or _.
 absl::Status ChooseStrategy(std::string_view text, TrainConfig& config) {
   static constexpr std::pair<std::string_view, Strategy> kNames[] = {
@@ -297,6 +316,12 @@ void DescribeModelAndSteps(CLI::App& app, TrainConfig& c) {
       "backward; false needs room for all of them and moves a third less, as in "
       "--reshard-after-forward false",
       [&c](std::string_view text) { return ChooseBool(text, c.reshard_after_forward); });
+  AddParsed(app, "--wrap", "POLICY", ToString(c.wrap),
+            "units whose weights zero-3 gathers and frees together: block is each alone, size:N "
+            "joins neighbours to N parameters, list:UNITS begins anew at each unit named (embed, "
+            "block.0, ..., head); more together wait less and need more room, as in --wrap "
+            "size:100000000",
+            [&c](std::string_view text) { return ChooseWrap(text, c.wrap); });
   AddParsed(
       app, "--precision", "NAME", NameOf(DType::kF32),
       "numbers of weights and activations in a step: f32, bf16, f16 (converted to f32 for each "
@@ -384,6 +409,23 @@ void DescribeTimeouts(CLI::App& app, TrainConfig& c) {
       app, "--save-timeout", c.save_timeout,
       "how long a checkpoint waits for the slowest rank's file, for the coordinator, and for "
       "files to be read back, as in --save-timeout 1h");
+}
+
+// REQUIRES: the model is valid.
+absl::Status ValidateWrap(const TrainConfig& c) {
+  if (c.wrap == WrapPolicy()) return absl::OkStatus();
+  const std::string flag = Cat("--wrap ", ToString(c.wrap));
+  if (c.strategy != Strategy::kZero3) {
+    return Refuse(Cat(flag, " does not fit --strategy ", NameOf(c.strategy)),
+                  "only zero-3 and hybrid-shard free weights", "--strategy zero-3");
+  }
+  ASSIGN_OR_RETURN(const ParamLayout layout,
+                   ParamLayout::Replicated(UnitSpecs(MakeGpt(c.Model(), DType::kF32)), 1));
+  if (const absl::Status fits = WrapUnits(layout, c.wrap).status(); !fits.ok()) {
+    return Refuse(Cat(flag, " does not fit the model"), std::string(fits.message()),
+                  Cat("embed, block.0 to block.", c.layers - 1, " and head"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -516,6 +558,7 @@ absl::Status Validate(const TrainConfig& c) {
     return Refuse(Cat("--reshard-after-forward false does not fit --strategy ", NameOf(c.strategy)),
                   "only zero-3 and hybrid-shard free weights", "--strategy zero-3");
   }
+  RETURN_IF_ERROR(ValidateWrap(c));
   if (c.warmup > c.steps)
     return Refuse("--warmup is too long", Cat(c.warmup, " steps of ", c.steps),
                   Cat("--warmup ", c.steps / 10));

@@ -15,6 +15,7 @@
 #include "worker/model/gpt.h"
 #include "worker/optim/optimizer.h"
 #include "worker/optim/schedule.h"
+#include "worker/plan/wrap.h"
 
 namespace regroup::worker {
 
@@ -34,6 +35,7 @@ struct TrainConfig {
   int shard_group = 0;                           // How many ranks divide it; 0: all.
   bool hybrid = false;                           // 0: those of one host.
   bool reshard_after_forward = true;             // Of zero-3: gathered twice.
+  WrapPolicy wrap{};                             // Of zero-3: what is gathered together.
   Recompute recompute = Recompute::kNone;        // Of activations.
   std::optional<DType> precision = DType::kF32;  // None: bf16 where the CPU multiplies that.
   DType reduce_type = DType::kF32;               // What ranks exchange of gradients.

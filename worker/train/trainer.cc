@@ -200,7 +200,8 @@ absl::Status Trainer::BuildParts() {
                                   .seed = config_.seed,
                                   .recompute = config_.recompute,
                                   .reduce_type = config_.reduce_type,
-                                  .reshard_after_forward = config_.reshard_after_forward};
+                                  .reshard_after_forward = config_.reshard_after_forward,
+                                  .wrap = config_.wrap};
   absl::StatusOr<std::unique_ptr<StepRunner>> runner = std::visit(
       [&](const auto& model) {
         return StepRunner::Create(backend, model, *layout_, *data_.train, *state_, options);

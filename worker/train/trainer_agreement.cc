@@ -58,6 +58,7 @@ absl::Status Trainer::AgreeOnSettings() {
       config_.hybrid && config_.shard_group == 0 ? "LOCAL_WORLD_SIZE" : "shard-group",
       absl::StrCat(config_.ShardGroup(environment_.ranks_of_node)));
   terms.emplace_back("reshard-after-forward", config_.reshard_after_forward ? "true" : "false");
+  terms.emplace_back("wrap", ToString(config_.wrap));
   terms.emplace_back("eval-data", of_eval_data);
   terms.emplace_back("eval-every", absl::StrCat(config_.eval_every));
   terms.emplace_back("eval-batches", absl::StrCat(config_.eval_batches));

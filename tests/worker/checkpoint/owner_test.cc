@@ -20,7 +20,7 @@ using std::chrono::seconds;
 
 class OwnerTest : public testing::Test {
  protected:
-  absl::StatusOr<std::unique_ptr<Owner>> Take(OwnerClaim claim) {
+  absl::StatusOr<std::unique_ptr<Owner>> Take(const OwnerClaim& claim) {
     waited_for_.reset();
     return Owner::Take(directory_ / "", claim,
                        [&](const std::string& holder, Duration) { waited_for_ = holder; });

@@ -417,7 +417,7 @@ std::vector<Number> ResultOf(const ParamLayout& layout, const std::vector<Plan>&
 
 std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro_batches,
                         const std::vector<UnitId>& recomputed = {}, bool overlap = false,
-                        bool reshard_after_forward = true) {
+                        bool reshard_after_forward = true, const WrapPolicy& wrap = {}) {
   std::vector<Plan> plans;
   for (int r = 0; r < layout.world(); ++r) {
     plans.push_back(
@@ -427,7 +427,8 @@ std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro
                            .bucket_bytes = 40 * kCell * 4,
                            .recomputed = recomputed,
                            .overlap = overlap,
-                           .reshard_after_forward = reshard_after_forward}));
+                           .reshard_after_forward = reshard_after_forward,
+                           .wrap = wrap}));
   }
   return plans;
 }
@@ -446,6 +447,7 @@ struct Course {
   bool overlap = false;
   std::uint64_t schedule = 0;
   bool reshard_after_forward = true;
+  WrapPolicy wrap{};
 };
 // The first is replicated and does one thing after the other.
 std::vector<Course> Courses() {
@@ -455,6 +457,12 @@ std::vector<Course> Courses() {
                    {{sharding, false}, {sharding, true}, {sharding, true, 1}, {sharding, true, 2}});
   }
   courses.push_back({{Strategy::kZero3, 0}, true, 1, /*reshard_after_forward=*/false});
+  // The blocks together, and all but the embedding.
+  const WrapPolicy blocks{.kind = WrapPolicy::Kind::kList, .begins = {"b0", "head"}},
+      rest{.kind = WrapPolicy::Kind::kList, .begins = {"b0"}};
+  courses.push_back({{Strategy::kZero3, 0}, false, 0, true, blocks});
+  courses.push_back({{Strategy::kZero3, 2}, true, 1, true, rest});
+  courses.push_back({{Strategy::kZero3, 0}, true, 1, false, blocks});
   return courses;
 }
 
@@ -462,7 +470,7 @@ TEST(Mutations, PlansOfAllStrategiesGiveTheSameNumbers) {
   for (const std::vector<int>& micro_batches : kWorlds) {
     for (const bool round_weights : {false, true}) {
       std::vector<Number> expected;
-      for (const auto& [sharding, overlap, schedule, reshard_after_forward] : Courses()) {
+      for (const auto& [sharding, overlap, schedule, reshard_after_forward, wrap] : Courses()) {
         const auto [strategy, group] = sharding;
         if (!Fits(micro_batches, group)) continue;
         const ParamLayout layout =
@@ -470,7 +478,7 @@ TEST(Mutations, PlansOfAllStrategiesGiveTheSameNumbers) {
         std::vector<UnitId> recomputed;  // The result is the same without, but for zero-2.
         if (strategy != Strategy::kZero2) recomputed = {1, 2};
         const std::vector<Plan> plans =
-            Plans(layout, micro_batches, recomputed, overlap, reshard_after_forward);
+            Plans(layout, micro_batches, recomputed, overlap, reshard_after_forward, wrap);
         ASSERT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
         World world(layout, plans, schedule);
         for (int step = 0; step < 3; ++step) world.Step(step);
@@ -601,12 +609,12 @@ std::vector<std::vector<std::size_t>> WaitsOf(const Plan& plan) {
 TEST(Mutations, AMissingWaitShows) {
   int planted = 0;
   for (const std::vector<int>& micro_batches : {std::vector{1, 1}, {2, 1}, {3, 3}}) {
-    for (const auto& [sharding, overlap, schedule, reshard_after_forward] : Courses()) {
+    for (const auto& [sharding, overlap, schedule, reshard_after_forward, wrap] : Courses()) {
       const auto [strategy, group] = sharding;
       if (!overlap || schedule != 1) continue;
       const ParamLayout layout = Layout(2, strategy, group);
       const std::vector<Plan> right =
-          Plans(layout, micro_batches, {}, /*overlap=*/true, reshard_after_forward);
+          Plans(layout, micro_batches, {}, /*overlap=*/true, reshard_after_forward, wrap);
       const std::vector<Number> expected = ResultOf(layout, right);
       for (const std::vector<std::size_t>& waits : WaitsOf(right[0])) {
         ++planted;

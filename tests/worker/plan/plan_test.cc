@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/worker/plan/mistakes.h"
 
 namespace regroup::worker {
@@ -135,12 +136,8 @@ TEST(Plan, UnitsAreRecomputedRightBeforeTheirBackward) {
                         of + " (b1)\n"),
               std::string::npos)
         << text;
-    EXPECT_NE(text.find("  Gather unit 1 (b0)\n"
-                        "  Recompute unit 1" +
-                        of +
-                        " (b0)\n"
-                        "  Backward unit 1" +
-                        of + " (b0)\n"),
+    EXPECT_NE(text.find(absl::StrCat("  Gather unit 1 (b0)\n  Recompute unit 1", of,
+                                     " (b0)\n  Backward unit 1", of, " (b0)\n")),
               std::string::npos)
         << text;
   }

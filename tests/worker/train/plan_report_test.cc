@@ -267,6 +267,14 @@ TEST(PlanReport, WhatIsNotReshardedMovesAThirdLessAndNeedsRoom) {
   EXPECT_LT(Whole(twice["gathered_bytes"]), Whole(once["gathered_bytes"]) / 2);
 }
 
+TEST(PlanReport, WhatIsGatheredTogetherNeedsRoomTogether) {
+  const std::string flags = std::string(kSmall) + "--strategy zero-3 --world 4 ";
+  const Json each = SaidAsJson(flags)["strategies"][3],
+             all = SaidAsJson(flags + "--wrap size:1000000000")["strategies"][3];
+  EXPECT_LT(Whole(each["gathered_bytes"]), Whole(all["gathered_bytes"]) / 2);
+  EXPECT_GE(Whole(all["gathered_bytes"]), Whole(all["weights_bytes"]) * 3);
+}
+
 TEST(PlanReport, SuggestsTheLeastDividedThatCostsNoMore) {
   const auto suggested = [](const std::string& flags) {
     return SaidAsJson(kSmall + flags)["suggested"];

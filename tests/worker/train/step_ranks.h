@@ -66,18 +66,24 @@ class BadDataset final : public Dataset {
 // What is divided, among how many ranks.
 struct Sharding {
   // NOLINTNEXTLINE(google-explicit-constructor)
-  Sharding(Strategy what, int ranks = 0, bool reshard_after_forward = true)
-      : strategy(what), group(ranks), reshard(reshard_after_forward) {}
+  Sharding(Strategy what, int ranks = 0, bool reshard_after_forward = true, WrapPolicy policy = {})
+      : strategy(what), group(ranks), reshard(reshard_after_forward), wrap(std::move(policy)) {}
   std::string Name() const {
-    return std::string(NameOf(strategy)) + "/" + std::to_string(group) + (reshard ? "" : " kept");
+    return std::string(NameOf(strategy)) + "/" + std::to_string(group) + (reshard ? "" : " kept") +
+           " " + ToString(wrap);
   }
   Strategy strategy;
   int group;
   bool reshard;
+  WrapPolicy wrap;
 };
+// All but the embedding together.
+inline const WrapPolicy kBlocksAndHead{
+    .kind = WrapPolicy::Kind::kList, .parameters = 0, .begins = {"block.0"}};
 inline std::vector<Sharding> ShardingsOf(int world) {
   std::vector<Sharding> shardings(std::begin(kStrategies), std::end(kStrategies));
   shardings.emplace_back(Strategy::kZero3, 0, /*reshard_after_forward=*/false);
+  shardings.emplace_back(Strategy::kZero3, 0, /*reshard_after_forward=*/true, kBlocksAndHead);
   for (int group = 2; group < world; ++group) {
     for (const Strategy strategy : {Strategy::kZero1, Strategy::kZero2, Strategy::kZero3})
       if (world % group == 0) shardings.emplace_back(strategy, group);
@@ -88,12 +94,12 @@ inline std::vector<Sharding> ShardingsOf(int world) {
 // One rank's part of a world, as Trainer::Build makes it.
 struct Rank {
   Rank(Communicator& ranks, const Dataset& dataset, const StepRunnerOptions& options,
-       Sharding sharding = Strategy::kReplicated, DType type = DType::kF32,
+       const Sharding& sharding = Strategy::kReplicated, DType type = DType::kF32,
        Device* device = nullptr)
       : Rank({ranks, ranks, device == nullptr ? Host() : *device}, dataset, options, sharding,
              type) {}
   Rank(const Backend& backend, const Dataset& dataset, StepRunnerOptions options,
-       Sharding sharding = Strategy::kReplicated, DType type = DType::kF32)
+       const Sharding& sharding = Strategy::kReplicated, DType type = DType::kF32)
       : model(MakeGpt(kModel, type)),
         layout(*ParamLayout::Create(UnitSpecs(model), backend.group.world_size(), sharding.strategy,
                                     sharding.group, type != DType::kF32)),
@@ -102,6 +108,7 @@ struct Rank {
         sampler(kSeed, dataset.samples()) {
     state.InitializeWeights(layout, kSeed);
     options.reshard_after_forward = sharding.reshard;
+    options.wrap = sharding.wrap;
     auto made = std::visit(
         [&](const auto& m) {
           return StepRunner::Create(backend, m, layout, dataset, state, options);
@@ -209,7 +216,7 @@ struct Course {
   std::int64_t state_elements = 0, step_bytes = 0;
 };
 
-inline std::vector<Course> TrainBy(Sharding sharding, int world, int micro_batch,
+inline std::vector<Course> TrainBy(const Sharding& sharding, int world, int micro_batch,
                                    DType type = DType::kF32, Recompute recompute = Recompute::kNone,
                                    OptimizerKind optimizer = OptimizerKind::kAdamW,
                                    bool overlaps = false) {

@@ -82,6 +82,7 @@ TEST(Streams, EveryOrderThatIsAllowedHasTheSameBits) {
        .type = DType::kBF16,
        .recompute = Recompute::kSelective},
       {.sharding = {Strategy::kZero3, 0, /*reshard_after_forward=*/false}, .micro_batch = 2},
+      {.sharding = {Strategy::kZero3, 0, true, kBlocksAndHead}, .micro_batch = 2},
       {.sharding = {Strategy::kZero3, 2}, .world = 4, .optimizer = OptimizerKind::kLars},
       {.sharding = Strategy::kZero2, .reduce_type = DType::kBF16},
       {.sharding = Strategy::kReplicated, .micro_batch = 2, .reduce_type = DType::kBF16},

@@ -90,6 +90,35 @@ TEST_F(TrainConfigTest, ATruthIsSaidInTwoWords) {
   }
 }
 
+TEST_F(TrainConfigTest, UnitsAreWrappedAsToldWhereTheirWeightsAreFreed) {
+  const auto wrap = [](std::vector<std::string> args) {
+    args.insert(args.begin(), {"--data", "x", "--layers", "2"});
+    const auto config = ReadTrainConfig(args);
+    return config.ok() ? ToString((*config)->wrap) : RenderUserError(config.status());
+  };
+  const std::vector<std::string> zero3 = {"--strategy", "zero-3", "--wrap"};
+  const auto wrapped = [&](const std::string& policy) {
+    std::vector<std::string> args = zero3;
+    args.push_back(policy);
+    return wrap(args);
+  };
+  EXPECT_EQ(wrap({}), "block");
+  for (const char* policy :
+       {"block", "size:1", "size:100000000", "list:block.1", "list:embed,head"})
+    EXPECT_EQ(wrapped(policy), policy);
+  EXPECT_EQ(wrap({"--config", File("data: x\nstrategy: zero-3\nwrap: size:7\n")}), "size:7");
+  const auto says = [](const std::string& said, const char* text) {
+    EXPECT_NE(said.find(text), std::string::npos) << said;
+  };
+  says(wrapped("list:block.2"), "no unit is called block.2");
+  says(wrapped("list:block.2"), "embed, block.0 to block.1 and head");
+  says(wrapped("list:"), "\"list:\" is not accepted");
+  says(wrapped("size:0"), "1 to ");
+  says(wrapped("size:many"), "\"many\" is not a whole number");
+  says(wrapped("block:2"), "\"block:2\" is not accepted");
+  says(wrap({"--wrap", "size:7"}), "--wrap size:7 does not fit --strategy ddp");
+}
+
 TEST_F(TrainConfigTest, APrecisionIsChosenOrFollowsTheCpu) {
   const auto precision = [](std::vector<std::string> args) {
     args.insert(args.begin(), {"--data", "x"});
