@@ -33,6 +33,13 @@ void SumTo(float* __restrict sum, const T* a, const T* b, std::size_t count) {
     sum[i] = static_cast<float>(a[i]) + static_cast<float>(b[i]);
 }
 
+// In one pass. `out` is `a`, `b` or neither.
+void SumOfTwoTo(float* out, const float* a, const float* b, std::size_t count) {
+  if (out == a) return AddTo(out, b, count);
+  if (out == b) return AddTo(out, a, count);
+  SumTo(out, a, b, count);
+}
+
 template <typename T>
 void Round(T* __restrict out, const float* __restrict sum, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) out[i] = T(sum[i]);
@@ -84,6 +91,10 @@ void SumIntoAll(std::span<T* const> sources, std::size_t begin, std::size_t end)
 
 template <typename T>
 void SumInto(std::span<const T* const> sources, std::size_t begin, std::size_t end, T* out) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (sources.size() == 2)
+      return SumOfTwoTo(out + begin, sources[0] + begin, sources[1] + begin, end - begin);
+  }
   alignas(64) float sum[kBlock];
   for (std::size_t at = begin; at < end; at += kBlock) {
     const std::size_t count = std::min(kBlock, end - at);
