@@ -183,7 +183,14 @@ std::string RunScreen::Reminder(Duration now) const {
     return Cat(below->have, " of ", Count(below->need, "node"), " for ",
                SpanText(now - waits_since_ + below->since), " · waiting for ", who);
   }
-  return Cat("waiting for ", SpanText(now - waits_since_), ": ", Explain(*waits_, Context()).brief);
+  WaitReason reason = *waits_;
+  std::visit(
+      [&](auto& r) {
+        if constexpr (requires { r.left; })
+          r.left = std::max(r.left - (now - waits_since_), Duration::zero());
+      },
+      reason);
+  return Cat("waiting for ", SpanText(now - waits_since_), ": ", Explain(reason, Context()).brief);
 }
 
 std::optional<Duration> RunScreen::NextTick() const {

@@ -265,6 +265,11 @@ TEST_F(Generations, done_then_failed_then_lost) {
   EXPECT_EQ(world().View(job).generation, Generation(2));
   ASSERT_TRUE(world().View(job).why.has_value());
   EXPECT_TRUE(std::holds_alternative<FinishHold>(*world().View(job).why));
+  const auto& events = world().View(job).events;
+  const auto* waits = std::get_if<Waits>(&events.back().body);
+  ASSERT_NE(waits, nullptr);
+  EXPECT_EQ(std::get<FinishHold>(waits->reason).left, 60s)
+      << "as long as it may take, when it is told";
   world().node("b").SetSilent(false);  // It comes back and finishes: nobody reran.
   world().RunFor(5s);
   world().node("b").ExitRank(job, 0, 0);

@@ -1,5 +1,6 @@
 #include "launcher/coordinator/core/news.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -9,6 +10,7 @@
 #include "launcher/coordinator/core/node.h"
 #include "launcher/coordinator/core/rows.h"
 #include "launcher/coordinator/core/step.h"
+#include "launcher/coordinator/core/views.h"
 
 namespace regroup::coordinator {
 
@@ -48,7 +50,9 @@ void SetWait(Step& step, Job& job, std::optional<WaitReason> reason, std::option
       std::holds_alternative<FinishHold>(*job.wait.reason) ||
       std::holds_alternative<SavingBeforeLeave>(*job.wait.reason) ||
       (std::holds_alternative<BelowMinimum>(*job.wait.reason) && (regroups || job.launched()));
-  if (worth_telling) AddEvent(step, job, Waits{*job.wait.reason});
+  if (!worth_telling) return;
+  const Duration left = until ? std::max(*until - step.now(), Duration{}) : Duration{};
+  AddEvent(step, job, Waits{WithLeft(*job.wait.reason, left)});
 }
 
 }  // namespace regroup::coordinator

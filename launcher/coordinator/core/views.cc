@@ -40,22 +40,6 @@ constexpr std::size_t kManyMembers = 16;
 constexpr std::size_t kMaxNames = 16;
 constexpr std::size_t kMaxNamesInError = 8;
 
-struct FillWait {  // Reasons are kept without their times.
-  Duration since, left;
-  void operator()(BelowMinimum& r) const { r.since = since; }
-  void operator()(MembersPreparing& r) const { r.since = since; }
-  void operator()(LastCall& r) const { r.left = left; }
-  void operator()(BackingOff& r) const { r.left = left; }
-  void operator()(SlotsStopping& r) const { r.left = left; }
-  void operator()(AwaitReattach& r) const { r.left = left; }
-  void operator()(FinishHold& r) const { r.left = left; }
-  void operator()(UnreachableHold& r) const { r.left = left; }
-  void operator()(SavingBeforeLeave& r) const { r.left = left; }
-  void operator()(BudgetVerdictOpen&) const {}
-  void operator()(BehindJob&) const {}
-  void operator()(CannotFit&) const {}
-};
-
 // Keeps the members that the end of this generation is about.
 // A result is sent to every launch command: a thousand results of a thousand members
 // each would be a million.
@@ -110,10 +94,15 @@ std::vector<std::string> Unacked(const State& state, const Job& job) {
 
 std::optional<WaitReason> WaitOf(const State& state, const Job& job, const Moment& at) {
   if (!job.wait.reason || job.state.verdict) return std::nullopt;
-  WaitReason reason = *job.wait.reason;
   const Duration left =
       job.wait.until ? std::max(*job.wait.until - at.now, Duration{}) : Duration{};
-  std::visit(FillWait{std::max(at.now - job.wait.since, Duration{}), left}, reason);
+  WaitReason reason = WithLeft(*job.wait.reason, left);
+  const Duration since = std::max(at.now - job.wait.since, Duration{});
+  std::visit(
+      [&](auto& r) {
+        if constexpr (requires { r.since; }) r.since = since;
+      },
+      reason);
   // The queue moves on without this job being looked at: who is ahead is asked for when somebody
   // reads.
   if (std::holds_alternative<BehindJob>(reason) || std::holds_alternative<CannotFit>(reason))
@@ -259,6 +248,15 @@ std::map<NodeId, std::vector<std::string>> LeftOut(const State& state, const Mom
 }
 
 }  // namespace
+
+WaitReason WithLeft(WaitReason reason, Duration left) {
+  std::visit(
+      [&](auto& r) {
+        if constexpr (requires { r.left; }) r.left = left;
+      },
+      reason);
+  return reason;
+}
 
 absl::StatusOr<JobId> Resolve(const State& state, const std::string& word, JobPrefixes prefixes) {
   if (word == kLastJob && !state.index.by_sequence.empty())

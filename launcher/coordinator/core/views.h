@@ -22,6 +22,9 @@ absl::StatusOr<JobId> Resolve(const State& state, const std::string& word, JobPr
 std::string StateName(const Job& job);
 JobView ViewOf(const State& state, const Job& job, bool detail, const Moment& at);
 
+// As it is told: reasons are kept without the time that is left at most, which passes.
+WaitReason WithLeft(WaitReason reason, Duration left);
+
 // What every launch command is sent at the end: small, because there may be a thousand of them.
 JobView ResultOf(const State& state, const Job& job);
 NodeView ViewOf(const State& state, const Node& node, const Moment& at);

@@ -201,6 +201,15 @@ TEST_F(RunScreenTest, OthersCannotBeToldALoopbackAddress) {
                  "give --rdzv-endpoint an address of this host for those):\n    regroup run"));
 }
 
+TEST_F(RunScreenTest, WhatIsLeftOfAHoldGoesDown) {
+  (void)screen_->Started(0s, Start());
+  (void)On(GenerationFormed{Generation(1), 2, 2, 3ms, {}}, 0s);
+  EXPECT_EQ(On(Waits{FinishHold{"node2", 60s}}, 10s),
+            "regroup: waiting: node2 silent at the end, 1m00s\n");
+  EXPECT_EQ(screen_->Tick(40s), "regroup: waiting for 30s: node2 silent at the end, 30 s\n");
+  EXPECT_EQ(screen_->Tick(75s), "regroup: waiting for 1m05s: node2 silent at the end, 0 ms\n");
+}
+
 TEST_F(RunScreenTest, WaitingTellsEachArrivalAndEveryThirtySeconds) {
   LaunchConfig launch = Launch();
   launch.spec.min_nodes = launch.spec.max_nodes = 4;
