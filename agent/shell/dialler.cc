@@ -399,7 +399,9 @@ void LaunchDialler::StartCoordinator() {
   const std::string journal = absl::StrCat(folder_, "/", kCoordinatorJournalName);
   if (answered_ && ::access(journal.c_str(), F_OK) != 0) return;
   absl::Status spawned = SpawnCoordinator();
-  if (!spawned.ok()) fatal_(spawned);
+  if (spawned.ok()) return;
+  if (!answered_) return fatal_(spawned);
+  warn_(absl::StrCat("cannot start the coordinator again: ", std::string(spawned.message())));
 }
 
 absl::Status LaunchDialler::SpawnCoordinator() {

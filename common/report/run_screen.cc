@@ -187,7 +187,7 @@ std::string RunScreen::Reminder(Duration now) const {
   std::visit(
       [&](auto& r) {
         if constexpr (requires { r.left; })
-          r.left = std::max(r.left - (now - waits_since_), Duration::zero());
+          r.left = std::max(r.left - (now - waits_told_), Duration::zero());
       },
       reason);
   return Cat("waiting for ", SpanText(now - waits_since_), ": ", Explain(reason, Context()).brief);
@@ -367,6 +367,7 @@ std::vector<std::string> RunScreen::OnGenerationEnded(Duration now, const Genera
 std::vector<std::string> RunScreen::OnWaits(Duration now, const WaitReason& reason) {
   bool same_kind = waits_ && waits_->index() == reason.index();
   waits_ = reason;
+  waits_told_ = now;
   if (!same_kind) waits_since_ = now;
   if (!next_reminder_) next_reminder_ = now + kReminder;
   const auto* below = std::get_if<BelowMinimum>(&reason);

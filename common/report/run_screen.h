@@ -109,7 +109,7 @@ class RunScreen {
   std::optional<std::string> held_;     // A failure that the final report may be about.
   std::optional<Duration> held_until_;  // When joined_ and held_ are printed at the latest.
   std::optional<WaitReason> waits_;
-  Duration waits_since_{};
+  Duration waits_since_{}, waits_told_{};
   std::optional<Duration> next_reminder_;
   std::optional<Duration> away_since_;
   std::string away_why_;

@@ -78,4 +78,20 @@ inline void Insert(Plan& plan, std::size_t at, const Instruction& instruction) {
                            instruction);
 }
 
+// What touches units, in short: gathered, awaited, freed (-), forward, backward, stepped.
+inline std::string OrderOf(const Plan& plan) {
+  std::string order;
+  for (const Instruction& i : plan.instructions) {
+    const char* const op = i.op == Op::kGather        ? "G"
+                           : i.op == Op::kAwaitGather ? "A"
+                           : i.op == Op::kFree        ? "-"
+                           : i.op == Op::kForward     ? "F"
+                           : i.op == Op::kBackward    ? "B"
+                           : i.op == Op::kStep        ? "S"
+                                                      : nullptr;
+    if (op != nullptr) order += op + std::to_string(i.unit) + " ";
+  }
+  return order;
+}
+
 }  // namespace regroup::worker

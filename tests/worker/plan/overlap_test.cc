@@ -22,18 +22,7 @@ TEST(Plan, GathersThatOverlapAreOneUnitAhead) {
     std::vector<Plan> plans;
     for (int r = 0; r < 2; ++r) plans.push_back(*MakePlan(layout, {.rank = r, .overlap = true}));
     EXPECT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
-    std::string text;
-    for (const Instruction& i : plans[0].instructions) {
-      const char* const op = i.op == Op::kGather        ? "G"
-                             : i.op == Op::kAwaitGather ? "A"
-                             : i.op == Op::kFree        ? "-"
-                             : i.op == Op::kForward     ? "F"
-                             : i.op == Op::kBackward    ? "B"
-                             : i.op == Op::kStep        ? "S"
-                                                        : nullptr;
-      if (op != nullptr) text += op + std::to_string(i.unit) + " ";
-    }
-    return text;
+    return OrderOf(plans[0]);
   };
   EXPECT_EQ(order(Strategy::kZero3),
             "G0 A0 G1 F0 -0 A1 G2 F1 -1 A2 F2 G1 B2 -2 A1 G0 B1 -1 A0 B0 -0 S0 S1 S2 ");

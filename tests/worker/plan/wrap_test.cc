@@ -20,7 +20,6 @@ WrapPolicy ByList(std::vector<std::string> begins) {
   return {.kind = WrapPolicy::Kind::kList, .parameters = 0, .begins = std::move(begins)};
 }
 
-// embed of 128 parameters, b0 of 256, b1 of 128 and head of 64, with the padding of each.
 TEST(Wrap, APolicySaysWhoIsGatheredTogether) {
   const ParamLayout layout = Layout(2, true, Strategy::kZero3);
   const auto wrapped = [&](const WrapPolicy& policy) { return *WrapUnits(layout, policy); };
@@ -50,20 +49,6 @@ TEST(Wrap, IsSaidAsItIsGiven) {
   EXPECT_EQ(ToString(ByList({"block.0", "head"})), "list:block.0,head");
 }
 
-std::string GathersOf(const Plan& plan) {
-  std::string order;
-  for (const Instruction& i : plan.instructions) {
-    const char* const op = i.op == Op::kGather        ? "G"
-                           : i.op == Op::kFree        ? "X"
-                           : i.op == Op::kAwaitGather ? "A"
-                           : i.op == Op::kForward     ? "F"
-                           : i.op == Op::kBackward    ? "B"
-                                                      : nullptr;
-    if (op != nullptr) order += op + std::to_string(i.unit) + " ";
-  }
-  return order;
-}
-
 // Before the first of them is used, and freed after the last. The head reads the embedding's.
 TEST(Wrap, AGroupComesAndGoesTogether) {
   const ParamLayout layout = Layout(2, true, Strategy::kZero3);
@@ -71,8 +56,8 @@ TEST(Wrap, AGroupComesAndGoesTogether) {
   for (int r = 0; r < 2; ++r)
     plans.push_back(*MakePlan(layout, {.rank = r, .wrap = ByList({"b0", "head"})}));
   EXPECT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
-  EXPECT_EQ(GathersOf(plans[0]),
-            "G0 F0 X0 G1 G2 F1 F2 X1 X2 G0 G3 F3 B3 X0 X3 G1 G2 B2 B1 X1 X2 G0 B0 X0 ");
+  EXPECT_EQ(OrderOf(plans[0]),
+            "G0 F0 -0 G1 G2 F1 F2 -1 -2 G0 G3 F3 B3 -0 -3 G1 G2 B2 B1 -1 -2 G0 B0 -0 S0 S1 S2 S3 ");
   EXPECT_GT(MakePlan(layout, {.wrap = ByList({"b1"})})->weights.elements,
             MakePlan(layout, {})->weights.elements);
   EXPECT_EQ(MakePlan(layout, {.wrap = BySize(1'000'000)})->weights.elements,
@@ -87,8 +72,9 @@ TEST(Wrap, TheNextGroupIsOnItsWayWhileOneIsUsed) {
     plans.push_back(
         *MakePlan(layout, {.rank = r, .overlap = true, .wrap = ByList({"b0", "head"})}));
   EXPECT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
-  EXPECT_EQ(GathersOf(plans[0]),
-            "G0 A0 G1 G2 F0 A1 A2 G3 F1 F2 X1 X2 A3 F3 G1 G2 B3 X3 A1 A2 B2 B1 X1 X2 B0 X0 ");
+  EXPECT_EQ(
+      OrderOf(plans[0]),
+      "G0 A0 G1 G2 F0 A1 A2 G3 F1 F2 -1 -2 A3 F3 G1 G2 B3 -3 A1 A2 B2 B1 -1 -2 B0 -0 S0 S1 S2 S3 ");
 }
 
 }  // namespace
