@@ -26,6 +26,7 @@ TEST(Wrap, APolicySaysWhoIsGatheredTogether) {
   EXPECT_EQ(wrapped({}), (std::vector<UnitId>{0, 1, 2, 3}));
   EXPECT_EQ(wrapped(BySize(1)), (std::vector<UnitId>{0, 1, 2, 3}));
   EXPECT_EQ(wrapped(BySize(1'000'000)), (std::vector<UnitId>{0, 0, 0, 0}));
+  EXPECT_EQ(wrapped(BySize(256)), (std::vector<UnitId>{0, 1, 1, 3})) << "256, 128, 128, 64";
   EXPECT_EQ(wrapped(ByList({"head", "b0"})), (std::vector<UnitId>{0, 1, 1, 3}));
   EXPECT_EQ(wrapped(ByList({"embed"})), (std::vector<UnitId>{0, 0, 0, 0}));
   std::int64_t first = 0;
