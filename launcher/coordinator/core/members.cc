@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -149,9 +150,11 @@ void RecordDone(Step& step, const Part& part, const GroupReport& report, Done& d
 
 void RecordStarts(const Part& part, const GroupReport& report, Starts& starts) {
   starts.started[part.id()] = report.started;
-  const bool all_exited = static_cast<int>(report.exits.size()) >= part.workers();
-  // Ranks that have all exited were never seen running, but they have started.
-  if (report.phase == Phase::kRunning || all_exited) starts.not_started.erase(part.id());
+  // Ranks that have all exited, or were stopped before a crash, were never seen running, but they
+  // have started.
+  const std::size_t known = std::max(report.started.size(), report.exits.size());
+  const bool all_started = static_cast<int>(known) >= part.workers();
+  if (report.phase == Phase::kRunning || all_started) starts.not_started.erase(part.id());
 }
 
 // Its workers have ended, and not all of them with their work done.
@@ -194,7 +197,8 @@ void RefreshFormed(Step& step, const Part& part, Formed& formed) {
   if (report->supervisor_lost && !part.is_done()) formed.blinked.insert(part.id());
   FoldGroup(step, part, *report, causes);
   // After a crash this generation may be formed again, though its ranks were told to retire.
-  const bool gone = report->phase == Phase::kFree || report->phase == Phase::kRetired;
+  const bool gone = report->phase == Phase::kFree || report->phase == Phase::kRetired ||
+                    report->phase == Phase::kUnkillable;
   if (gone && !part.is_done()) RefreshGone(step, part, formed);
 }
 

@@ -67,6 +67,34 @@ TEST_F(Verdicts, workers_that_were_stopped_by_a_coordinator_of_before_lost_no_su
   EXPECT_TRUE(std::get<SupervisorLost>(reason).stopped);
 }
 
+// Nor did they not start; and those that hang are not waited for.
+TEST_F(Verdicts, workers_that_a_coordinator_of_before_stops_did_start) {
+  sim::Behaviour slow, stuck;
+  slow.ignores_term = true;
+  stuck.unkillable = true;
+  for (const sim::Behaviour& behaviour : {slow, stuck}) {
+    Start();
+    AddDaemons({"a", "b"}, behaviour);
+    JobSpec spec = SpecOf("job", 1, 3);
+    spec.scale_up = ScaleUp::kNow;
+    spec.grace = spec.start_timeout + 10s;
+    const JobId job = Running(spec);
+    AddDaemons({"c"});
+    ASSERT_TRUE(world().RunUntil([&] {
+      const sim::Group* group = world().node("a").Find(job, Generation(1));
+      return group != nullptr && group->stop_deadline.has_value();
+    }));
+    world().CrashCoordinator();
+    world().node("c").KillNode();
+    world().RunFor(1s);
+    world().StartCoordinator();
+    ASSERT_TRUE(world().RunUntil([&] { return RowOf(job, 1).ended.has_value(); }));
+    const EndReason reason = *RowOf(job, 1).ended;
+    ASSERT_TRUE(std::holds_alternative<SupervisorLost>(reason)) << reason.index();
+    EXPECT_TRUE(std::get<SupervisorLost>(reason).stopped);
+  }
+}
+
 // ---- back-off
 
 // A worker fails, and its node is killed 2 s later: who is left is not to blame, and goes on.
