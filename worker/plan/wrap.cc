@@ -16,7 +16,7 @@ absl::Status CheckPolicy(const ParamLayout& layout, const WrapPolicy& policy) {
   if (policy.begins.empty()) return absl::InvalidArgumentError("a list of no unit");
   for (const std::string& name : policy.begins) {
     if (std::ranges::count(layout.units(), name, &UnitPlace::name) == 0)
-      return absl::InvalidArgumentError(absl::StrCat("no unit is called ", name));
+      return absl::InvalidArgumentError(absl::StrCat("no unit is called \"", name, "\""));
   }
   return absl::OkStatus();
 }

@@ -210,7 +210,7 @@ void Sessions::Add(Reactor* reactor) {
   at->second->timer.async_wait([this, id](const boost::system::error_code& error) {
     const auto late = sessions_.find(id);
     if (error || late == sessions_.end() || !late->second->node.empty()) return;
-    BeginClose(late, Protocol("the session did not say hello", "within 10 s"));
+    BeginClose(late, absl::DeadlineExceededError("the session did not say hello within 10 s"));
   });
 }
 

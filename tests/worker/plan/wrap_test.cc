@@ -38,7 +38,7 @@ TEST(Wrap, APolicySaysWhoIsGatheredTogether) {
 
 TEST(Wrap, WhatFitsNoLayoutIsRefused) {
   const ParamLayout layout = Layout(2, true, Strategy::kZero3);
-  EXPECT_EQ(WrapUnits(layout, ByList({"b0", "b7"})).status().message(), "no unit is called b7");
+  EXPECT_EQ(WrapUnits(layout, ByList({"b0", "b7"})).status().message(), "no unit is called \"b7\"");
   EXPECT_EQ(WrapUnits(layout, ByList({})).status().message(), "a list of no unit");
   EXPECT_EQ(WrapUnits(layout, BySize(0)).status().message(), "groups of 0 parameters");
   EXPECT_EQ(MakePlan(layout, {.wrap = BySize(0)}).status().message(), "groups of 0 parameters");

@@ -110,7 +110,7 @@ TEST_F(TrainConfigTest, UnitsAreWrappedAsToldWhereTheirWeightsAreFreed) {
   const auto says = [](const std::string& said, const char* text) {
     EXPECT_NE(said.find(text), std::string::npos) << said;
   };
-  says(wrapped("list:block.2"), "no unit is called block.2");
+  says(wrapped("list:block.2"), "no unit is called \"block.2\"");
   says(wrapped("list:block.2"), "embed, block.0 to block.1 and head");
   says(wrapped("list:"), "\"list:\" is not accepted");
   says(wrapped("size:0"), "1 to ");

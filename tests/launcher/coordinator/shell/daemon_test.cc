@@ -439,6 +439,19 @@ TEST_F(DaemonTest, ASessionThatDoesNotSpeakTheProtocolIsRefusedNamingWhy) {
   }
 }
 
+// It may have been held up: it dials again, as no answer tells it to stay away.
+TEST_F(DaemonTest, ASessionWithoutAWordIsClosedAndNotRefused) {
+  Start();
+  Client client = OverTcp();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + seconds(60));
+  auto stream = client.stub().Session(&context);
+  pb::CoordinatorMessage answer;
+  EXPECT_FALSE(stream->Read(&answer)) << answer.DebugString();
+  const absl::Status end = FromGrpcStatus(stream->Finish());
+  EXPECT_THAT(std::string(end.message()), HasSubstr("did not say hello within 10 s")) << end;
+}
+
 // An agent that never reads: it is cut once 64 answers wait; the others are served meanwhile.
 TEST_F(DaemonTest, AnAgentThatDoesNotReadIsCut) {
   Start();
