@@ -119,6 +119,22 @@ TEST_F(Launch, a_launcher_that_is_cut_off_hears_of_the_end) {
   EXPECT_TRUE(world().finished());
 }
 
+// The hold begins with the job's end, however long ago the cut was.
+TEST_F(Launch, a_launcher_that_was_cut_off_long_before_hears_of_the_end) {
+  const JobId job = LaunchThree(SpecOf("train", 1, 3));
+  world().node("node3").SetSilent(true);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 60s));
+  world().RunFor(10min);
+  for (const char* name : {"node1", "node2"}) world().node(name).ExitRank(job, 0, 0);
+  ASSERT_TRUE(Reaches(job, "succeeded"));
+  world().RunFor(4min);
+  EXPECT_FALSE(world().finished());
+  world().node("node3").SetSilent(false);
+  world().RunFor(10s);
+  EXPECT_TRUE(world().node("node3").done);
+  EXPECT_TRUE(world().finished());
+}
+
 // §5: below its minimum the job waits, visibly, for the next launch command.
 TEST_F(Launch, below_the_minimum_it_waits) {
   const JobId job = LaunchThree(SpecOf("train", 3, 4));

@@ -233,6 +233,10 @@ void Checker::NoteDecided(const std::map<Key, Value>& durable, const Row& row, I
   } else if (const auto* state = std::get_if<JobStateRow>(&*row.value)) {
     if (state->verdict) judged_.insert(state->job);
     if (state->phase == JobPhase::kQueued) queued_.insert(state->job);
+    if (state->phase != JobPhase::kEnded && state->phase != JobPhase::kPreempted)
+      over_when_.erase(state->job);
+    else
+      over_when_.emplace(state->job, now);
     for (const ExcludedNode& node : state->excluded) excluded_[state->job].insert(node.node);
   } else if (const auto* ended = std::get_if<GenerationRow>(&*row.value)) {
     if (ended->ended) judging_[ended->job][ended->generation] = *ended;
@@ -724,13 +728,16 @@ void Checker::OnFinished(const std::map<Key, Value>& rows) {
   }
 }
 
-// Behind a cut a launch command waits, and its ranks run on.
+// Behind a cut a launch command waits, and its ranks run on. One without an endpoint starts its
+// coordinator again.
 void Checker::OnLeft(const Node& node, Instant now) {
   if (!node.running() || !node.launched_job || node.leaving() || node.result) return;
+  if (standalone_.contains(*node.launched_job) && !node.attached()) return;
   const std::string& how = lost_how_[node.id()];
   const bool proved =
       lost_[node.id()] && how != kHowSilent && how != kHowAway && how != kHowCrowded;
-  Expect(proved || now - heard_[node.id()] >= unreachable_hold || node.only_told_is_cut(),
+  const Instant since = std::max(heard_[node.id()], over_when_[*node.launched_job]);
+  Expect(proved || now - since >= unreachable_hold || node.only_told_is_cut(),
          Text("L3: the coordinator left before ", node.name(), " had its result"));
 }
 

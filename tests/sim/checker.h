@@ -225,6 +225,7 @@ class Checker {
   std::map<JobId, Instant> cancelled_;
   std::map<JobId, std::uint64_t> last_event_;
   std::map<JobId, int> ends_;
+  std::map<JobId, Instant> over_when_;  // Those that are.
   std::map<NodeId, Instant> heard_;
   std::map<NodeId, bool> lost_;           // As this coordinator decided last.
   std::set<NodeId> leaving_;              // They told so.

@@ -17,10 +17,36 @@
 namespace regroup::coordinator {
 namespace {
 
-// Its id is never given out again, nothing of it may still run anywhere, and no verdict is open.
+// REQUIRES: it is over. When it was preempted in an earlier life is not known.
+Instant OverSince(const State& state, const Job& job) {
+  if (job.times.over_at) return *job.times.over_at;
+  if (!job.state.ended_at) return state.recovered_at;
+  return state.now -
+         std::max(std::chrono::duration_cast<Duration>(state.wall - *job.state.ended_at),
+                  Duration{});
+}
+
+// Behind a cut a launch command waits for its job's end, and its ranks run on, until it is reached
+// again. Where its host answers and it does not, it is gone; one without a job waits for no end.
+bool WaitsForEnd(const Node& node) {
+  if (!node.row.launch || node.row.launch->left) return false;
+  return !node.lost() || (!node.lost()->proved && node.row.lost_how != kHowAway);
+}
+
+bool MayBeAskedFor(const State& state, const Job& job) {
+  return state.now < OverSince(state, job) + state.config.holds.unreachable &&
+         std::any_of(job.launch.nodes.begin(), job.launch.nodes.end(), [&](const NodeId& id) {
+           const Node* node = state.FindNode(id);
+           return node != nullptr && WaitsForEnd(*node);
+         });
+}
+
+// Its id is never given out again, nothing of it may still run anywhere, no verdict is open, and
+// nobody waits for its end.
 bool MayPurge(const State& state, const Job& job) {
   // The newest number tells a coordinator that starts anew which one comes next.
-  if (job.spec.sequence == state.index.by_sequence.rbegin()->first || !job.soft.empty())
+  if (job.spec.sequence == state.index.by_sequence.rbegin()->first || !job.soft.empty() ||
+      MayBeAskedFor(state, job))
     return false;
   for (const NodeId& id : job.nodes.touched) {
     const Node* node = state.FindNode(id);
@@ -54,18 +80,18 @@ void ForgetHistory(Job& job) {
 
 constexpr Instant kWithoutEnd = Instant::max();
 
-// How long an ad-hoc coordinator is needed by a launch command when all jobs are over: it must have
-// read its job's end from this coordinator, because nobody else can tell it.
+// How long a launch command needs an ad-hoc coordinator when all jobs are over: it must have read
+// its job's end from this coordinator, since no other can tell it.
 std::optional<Instant> NeededUntil(const State& state, const Node& node) {
   if (!node.row.launched || (node.row.launch && node.row.launch->left)) return std::nullopt;
-  if (const Lost* lost = node.lost()) {
-    // Behind a cut it waits, and its ranks run on, until it is reached again. Where the host
-    // answers and the command does not, it is gone.
-    if (lost->proved || !node.row.launch || node.row.lost_how == kHowAway) return std::nullopt;
-    return lost->at + state.config.holds.unreachable;
+  if (node.lost()) {
+    const Job* job = WaitsForEnd(node) ? state.FindJob(node.row.launch->job) : nullptr;
+    // Without an endpoint it starts its coordinator again.
+    if (job == nullptr || job->spec.standalone) return std::nullopt;
+    return OverSince(state, *job) + state.config.holds.unreachable;
   }
-  // One that hangs with its result in hand is heard and not waited for; what was sent into a cut
-  // is not known to have arrived.
+  // A command that still sends heartbeats after its result has it. What was sent into a cut may not
+  // have arrived.
   const bool read = node.attached() && node.row.launch && node.told_result &&
                     node.lease.last_heard > state.retention.last_told;
   return read ? std::nullopt : std::optional(kWithoutEnd);
@@ -131,17 +157,18 @@ std::optional<Instant> AdHocExitAt(const State& state) {
   if (!state.config.ad_hoc.on || state.finished ||
       state.index.over.size() < state.index.by_sequence.size())
     return std::nullopt;
-  std::optional<Instant> until;
+  const Retention& retention = state.retention;
+  if (!retention.last_told && !state.fleet.sessions.empty()) return std::nullopt;
+  Instant at = retention.last_told ? *retention.last_told + state.config.ad_hoc.exit_delay
+                                   : retention.idle_since.value_or(state.recovered_at) +
+                                         state.config.ad_hoc.idle_exit;
+  if (at > state.now) return at;  // Thousands of nodes are not looked at before.
   for (const auto& entry : state.nodes) {
     const std::optional<Instant> needed = NeededUntil(state, entry.second);
     if (needed == kWithoutEnd) return std::nullopt;
-    if (needed) until = std::max(until, needed);
+    if (needed) at = std::max(at, *needed);
   }
-  if (state.retention.last_told)
-    return std::max(until, {*state.retention.last_told + state.config.ad_hoc.exit_delay});
-  if (!state.fleet.sessions.empty()) return std::nullopt;
-  return std::max(until, {state.retention.idle_since.value_or(state.recovered_at) +
-                          state.config.ad_hoc.idle_exit});
+  return at;
 }
 
 void CheckAdHocExit(Step& step) {

@@ -20,9 +20,9 @@ void SweepOldJobs(Step& step);
 // All rows of one job that is not kept any longer.
 void PurgeOne(Step& step);
 
-// 2 s after the last job ended or was preempted, once every launch command has left, is proved
-// dead, or was heard after it had been sent its result. One lost by silence is waited for as long
-// as a generation is that nobody hears.
+// 2 s after the last job ended or was preempted and the last result was sent, once each launch
+// command has left, is gone, or was heard since then. Commands that were lost by silence are waited
+// for until holds.unreachable after their job's end.
 std::optional<Instant> AdHocExitAt(const State& state);
 
 // At the end of each step.
