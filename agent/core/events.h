@@ -274,7 +274,7 @@ struct SendCommit {
 struct SendNotice {
   Notice notice;
 };
-struct SendLeave {
+struct SendLeave {  // This launch command leaves its job, or has read that it is over.
   int signal = 0;
   bool now = false;
 };

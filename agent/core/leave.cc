@@ -76,8 +76,11 @@ void On(Step& step, const SignalCaught& caught) {
 void On(Step& step, const EnoughJoined&) { step.state.ending.enough_joined = true; }
 
 void On(Step& step, const JobOver& over) {
+  if (!step.config().launched) return;
+  // That it was read: a session that breaks just then says nothing of it.
+  if (step.state.attached()) step.Do(SendLeave{});
   std::optional<Result>& result = step.state.ending.result;
-  if (!step.config().launched || result) return;
+  if (result) return;
   result = Result{over.exit_code, step.now()};
   // For an agent that loses its coordinator before the order to stop has come.
   StopEverything(step, step.now() + step.waits().slack);

@@ -34,14 +34,14 @@ Duration UntilNextProbe(const Step& step, const Away& away) {
   return rate * (1 + step.state.fleet.broken / kProbedAtFullRate);
 }
 
-// A launched agent that has nothing to come back to: its name is free for the next command at once.
-// Else a fixed-size job that is started again at once would find its own names taken.
+// A launched agent that has nothing to come back to, and said so: its name is free for the next
+// command at once. Else a fixed-size job that is started again at once would find its own names
+// taken.
 bool CommandIsOver(const State& state, const Node& node) {
   if (!node.row.launch) return false;
   const Job* job = state.FindJob(node.row.launch->job);
   if (job == nullptr) return true;
-  return SlotsFree(*job, node) && (node.row.launch->left || job->state.phase == JobPhase::kEnded ||
-                                   job->state.phase == JobPhase::kPreempted);
+  return SlotsFree(*job, node) && node.row.launch->left;
 }
 
 // A node's lease is over. True: so many others fell silent with it that silence is not believed for

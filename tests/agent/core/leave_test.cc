@@ -156,6 +156,21 @@ TEST(AgentLeave, TheJobsExitCodeIsTheLaunchCommands) {
   EXPECT_EQ(agent.Last<Leave>()->exit_code, 7);
 }
 
+// Its coordinator stays until it knows; where the session broke on the way, it tells the end again.
+TEST(AgentLeave, ThatTheJobIsOverIsAcknowledgedEachTime) {
+  Driver agent(LaunchedConfig());
+  agent.Attach();
+  BringUp(agent, 1, 1);
+  agent.Do(JobOver{7});
+  ASSERT_NE(agent.Last<SendLeave>(), nullptr);
+  EXPECT_EQ(agent.Last<SendLeave>()->signal, 0);
+  EXPECT_FALSE(agent.Last<SendLeave>()->now);
+  agent.Do(CoordinatorAway{});
+  agent.Attach();
+  agent.Do(JobOver{7});
+  EXPECT_NE(agent.Last<SendLeave>(), nullptr);
+}
+
 TEST(AgentLeave, JoinTimeout) {
   Config config = LaunchedConfig();
   config.join_timeout = 10s;

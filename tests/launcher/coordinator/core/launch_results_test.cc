@@ -87,6 +87,22 @@ TEST_F(LaunchResults, who_is_told_late_has_time_to_read_it) {
   EXPECT_TRUE(ended_);
 }
 
+// A session that breaks with the result on its way has not delivered it, as far as is known.
+TEST_F(LaunchResults, whose_session_breaks_before_it_has_read_is_waited_for) {
+  Step(coordinator::SessionBroken{SessionId(2)});
+  CutOff(2);
+  Pass(5s);
+  EXPECT_FALSE(ended_);
+  Open(2, /*launched=*/true);
+  Launch(2);
+  ASSERT_EQ(results_[SessionId(2)].size(), 2u);
+  Step(coordinator::LeaveAsked{SessionId(2), 0, false});
+  Step(coordinator::SessionBroken{SessionId(2)});
+  CutOff(2);
+  Pass(1100ms);
+  EXPECT_TRUE(ended_) << "it has read it";
+}
+
 // Nobody else can tell it, and its ranks may run on until it is told.
 TEST_F(LaunchResults, who_is_cut_off_is_waited_for) {
   CutOff(2);
