@@ -109,8 +109,9 @@ struct ReportAcked {
 struct CommitAnswered {
   CommitAnswer answer;
 };
-struct EnoughJoined {};  // More nodes than the job of this launch command can use.
-struct JobOver {         // The job of this launch command.
+struct LaunchAccepted {};  // This launch command belongs to a job.
+struct EnoughJoined {};    // More nodes than the job of this launch command can use.
+struct JobOver {           // The job of this launch command.
   int exit_code = 0;
 };
 
@@ -168,9 +169,9 @@ struct Tick {};  // now >= NextDeadline().
 
 using Event =
     std::variant<Scanned, CoordinatorFound, Welcomed, CoordinatorRefused, CoordinatorAway,
-                 CoordinatorSpoke, Ordered, ReportAcked, CommitAnswered, EnoughJoined, JobOver,
-                 RunDirectoryWritten, PrepareFailed, WarmedUp, GroupSeen, RankErrorRead,
-                 LeftoversKilled, WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
+                 CoordinatorSpoke, Ordered, ReportAcked, CommitAnswered, LaunchAccepted,
+                 EnoughJoined, JobOver, RunDirectoryWritten, PrepareFailed, WarmedUp, GroupSeen,
+                 RankErrorRead, LeftoversKilled, WorkerSaid, WorkerHungUp, SignalCaught, Tick>;
 
 // ---- orders to the shell, carried out in sequence
 

@@ -17,6 +17,7 @@
 namespace regroup::agent {
 
 void On(Step& step, const SignalCaught& caught);
+void On(Step& step, const LaunchAccepted& accepted);
 void On(Step& step, const EnoughJoined& joined);
 void On(Step& step, const JobOver& over);
 

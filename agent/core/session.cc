@@ -167,9 +167,9 @@ void On(Step& step, const Welcomed& welcomed) {
 }
 
 void On(Step& step, const CoordinatorRefused& refused) {
-  // A launch command that has nothing running ends here; running workers are nobody's business but
-  // the coordinator's that formed them, so with any we dial on.
-  if (step.config().launched && !step.state.AnyBusy()) LeaveNow(step, 125, refused.why);
+  if (!step.config().launched) return;
+  std::optional<Refusal>& known = step.state.ending.refused;
+  known = Refusal{refused.why, known ? known->since : step.now()};
 }
 
 void On(Step& step, const CoordinatorAway&) {

@@ -76,7 +76,13 @@ struct Leaving {
   bool now = false;                   // A second signal: without grace.
   std::optional<Instant> idle_since;  // No group is busy since then.
 };
+struct Refusal {  // Of a launch command, since it last belonged to a job.
+  std::string why;  // The newest.
+  Instant since;
+};
 struct Ending {
+  bool accepted = false;  // Once.
+  std::optional<Refusal> refused;
   bool enough_joined = false;  // A spare waits as long as the job runs: no join timeout.
   std::optional<Result> result;
   std::optional<Leaving> leaving;

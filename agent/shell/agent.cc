@@ -379,6 +379,7 @@ void Agent::OpenLogs(const v1::OpenLogs& asked, Instant limit) {
 void Agent::OnLaunchAnswer(const v1::LaunchAnswer& answer) {
   if (answer.has_refused())
     return Post(CoordinatorRefused{RenderUserError(StatusFrom(answer.refused()))});
+  Post(LaunchAccepted{});
   if (front_ != nullptr) front_->JobKnown(JobId(answer.job()));
 }
 

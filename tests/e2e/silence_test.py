@@ -101,7 +101,7 @@ class LaunchCommands(hosts.TwoHostsTestCase):
         time.sleep(2)
         self.assertEqual((far.code, len(self.workers())), (None, 1), far)
         processes.send(self.workers(), signal.SIGKILL)
-        self.assertEqual(far.wait(30), 125, far)
+        self.assertEqual(far.wait(60), 125, far)
         self.assertIn("this coordinator serves another cluster", far.stderr)
         far = self.launch(self.hosts[1])
         e2e.wait_for(lambda: len(self.workers()) == 2, 20, "both anew", self.fx.describe)

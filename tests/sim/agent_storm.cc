@@ -340,7 +340,8 @@ class Storming {
   }
 
   Event OfEnd() {
-    switch (Draw(5)) {
+    switch (Draw(6)) {
+      case 3: return LaunchAccepted{};
       case 0: return EnoughJoined{};
       case 1: return JobOver{Draw(3)};
       case 2: return CoordinatorRefused{"no"};

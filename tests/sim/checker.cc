@@ -732,7 +732,7 @@ void Checker::OnFinished(const std::map<Key, Value>& rows) {
 // coordinator again.
 void Checker::OnLeft(const Node& node, Instant now) {
   if (!node.running() || !node.launched_job || node.leaving() || node.result) return;
-  if (standalone_.contains(*node.launched_job) && !node.attached()) return;
+  if (standalone_.contains(*node.launched_job) && (!node.attached() || lost_[node.id()])) return;
   const std::string& how = lost_how_[node.id()];
   const bool proved =
       lost_[node.id()] && how != kHowSilent && how != kHowAway && how != kHowCrowded;

@@ -265,6 +265,7 @@ void Node::Deliver(SessionId session, const Action& action) {
   } else if (const auto* answer = std::get_if<AnswerLaunch>(&action)) {
     if (answer->refused.ok()) {
       launched_job = answer->job;
+      Post(agent::LaunchAccepted{});
     } else {
       refused = answer->refused;
       Post(agent::CoordinatorRefused{std::string(answer->refused.message())});
@@ -280,11 +281,14 @@ void Node::Deliver(SessionId session, const Action& action) {
     commit_answers.push_back(commit->answer);
     Post(agent::CommitAnswered{commit->answer});
   } else if (const auto* closed = std::get_if<CloseSession>(&action)) {
-    refused = closed->why;
     session_.reset();
-    Post(agent::CoordinatorRefused{std::string(closed->why.message())});
+    const bool stays_away = coordinator::TellsToStayAway(closed->why.code());
+    if (stays_away) {
+      refused = closed->why;
+      Post(agent::CoordinatorRefused{std::string(closed->why.message())});
+    }
     Post(agent::CoordinatorAway{});
-    Redial(kAfterRefusal);
+    Redial(stays_away ? kAfterRefusal : kFirstRedial);
   }
 }
 

@@ -47,7 +47,7 @@ constexpr const char* kWaits[] = {"progress",   "welcome",     "coordinator_rest
                                   "words",      "output",      "kill_again",
                                   "kill_limit", "stuck",       "redial",
                                   "adopt",      "same_signal", "result",
-                                  "slack",      "kill"};
+                                  "refusal",    "slack",       "kill"};
 constexpr const char* kAgent[] = {"node",
                                   "incarnation",
                                   "boot",
@@ -140,6 +140,7 @@ std::vector<Number> NumbersOf(ChaosOptions& options) {
 constexpr std::pair<const char*, const char*> kNotReached[] = {
     {"agent waits output", "a modelled host has written all output by then; core tests show it"},
     {"agent waits words", "a modelled host has read all words by then; core tests show it"},
+    {"agent waits refusal", "no coordinator of a life takes another's place; core tests show it"},
     {"agent slots", "each node of a life has its own"},
     {"agent gpu_slots", "every other node of some lives has them"},
     {"agent waits coordinator_restart", "no host of a life hosts its coordinator"},

@@ -52,6 +52,21 @@ struct SendResult {  // To a launch command: its job is over, with detail. It le
   SessionId session;
   std::shared_ptr<const JobView> job;  // Not null; one for all of them.
 };
+// Whether an agent whose session is closed for this should stay away as it is; after anything else
+// it dials again.
+constexpr bool TellsToStayAway(absl::StatusCode why) {
+  switch (why) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kDataLoss: return true;
+    default: return false;
+  }
+}
 struct CloseSession {  // SessionBroken follows and is ignored.
   SessionId session;
   absl::Status why;

@@ -21,21 +21,6 @@
 namespace regroup::coordinator {
 namespace {
 
-// Whether an agent that is told this should stay away as it is; after anything else it dials again.
-bool IsFinal(absl::StatusCode code) {
-  switch (code) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kNotFound:
-    case absl::StatusCode::kAlreadyExists:
-    case absl::StatusCode::kPermissionDenied:
-    case absl::StatusCode::kUnauthenticated:
-    case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kUnimplemented:
-    case absl::StatusCode::kDataLoss: return true;
-    default: return false;
-  }
-}
-
 constexpr auto kHelloLimit = std::chrono::seconds(10);
 constexpr auto kLastMessageLimit = std::chrono::seconds(2);
 
@@ -393,7 +378,7 @@ void Sessions::BeginClose(Table::iterator at, const absl::Status& why) {
   Broken(at->first, session);
   session.closing = why;
   session.outbox.Clear();
-  if (IsFinal(why.code()) && !session.cancelled) {
+  if (TellsToStayAway(why.code()) && !session.cancelled) {
     pb::CoordinatorMessage last;
     *last.mutable_refused() = RefusedFrom(why);
     CHECK(session.outbox.AddAnswer(std::move(last)));

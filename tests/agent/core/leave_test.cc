@@ -207,15 +207,50 @@ TEST(AgentLeave, ARefusedLaunchEndsUnlessItsWorkersRun) {
 
   Driver running(LaunchedConfig());
   running.Attach();
+  running.Do(LaunchAccepted{});
   BringUp(running, 1, 1);
   running.Do(CoordinatorRefused{"journal older than the fleet"});
-  EXPECT_EQ(running.Last<Leave>(), nullptr);
+  running.AdvanceTo(40s);
+  EXPECT_EQ(running.CountEver<Leave>(), 0);
   // Of what has ended it would tell nobody but the coordinator that is gone.
   running.Do(CoordinatorAway{});
   running.Do(GroupEmpty{Key("a-1", 1)});
-  running.Do(CoordinatorRefused{"this coordinator serves another cluster"});
   ASSERT_NE(running.Last<Leave>(), nullptr);
   EXPECT_EQ(running.Last<Leave>()->exit_code, 125);
+}
+
+// A stranger's coordinator may have the port for a moment.
+TEST(AgentLeave, ALaunchThatBelongsToAJobIsNotRefusedAtOnce) {
+  for (const bool returns : {false, true}) {
+    Driver agent(LaunchedConfig());
+    agent.Attach();
+    agent.Do(LaunchAccepted{});
+    agent.Do(CoordinatorAway{});
+    agent.AdvanceTo(5s);
+    agent.Do(CoordinatorRefused{"no token of this cluster"});
+    agent.AdvanceTo(34s);
+    agent.Do(CoordinatorRefused{"this coordinator serves another cluster"});
+    EXPECT_EQ(agent.CountEver<Leave>(), 0);
+    if (returns) agent.Do(LaunchAccepted{});
+    agent.AdvanceTo(35s);
+    EXPECT_EQ(agent.CountEver<Leave>(), returns ? 0 : 1);
+    if (returns) continue;
+    EXPECT_EQ(agent.Last<Leave>()->exit_code, 125);
+    EXPECT_EQ(agent.Last<Leave>()->why, "this coordinator serves another cluster");
+  }
+}
+
+// Ctrl-C where only strangers answer: the code of the signal.
+TEST(AgentLeave, WhoLeavesIsNotRefused) {
+  Driver agent(LaunchedConfig());
+  agent.Attach();
+  BringUp(agent, 1, 1);
+  agent.Do(CoordinatorRefused{"journal older than the fleet"});
+  agent.Do(CoordinatorAway{});
+  agent.Do(SignalCaught{SIGINT});
+  agent.Do(GroupEmpty{Key("a-1", 1)});
+  ASSERT_NE(agent.Last<Leave>(), nullptr);
+  EXPECT_EQ(agent.Last<Leave>()->exit_code, 130);
 }
 
 TEST(AgentLeave, AnotherProtocolEndsALaunchUnlessItsWorkersRun) {
