@@ -76,7 +76,8 @@ struct Leaving {
   bool now = false;                   // A second signal: without grace.
   std::optional<Instant> idle_since;  // No group is busy since then.
 };
-struct Refusal {  // Of a launch command, since it last belonged to a job.
+// Of a launch command, since it last belonged to a job.
+struct Refusal {
   std::string why;  // The newest.
   Instant since;
 };
