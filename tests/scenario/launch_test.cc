@@ -135,6 +135,30 @@ TEST_F(Launch, a_launcher_that_was_cut_off_long_before_hears_of_the_end) {
   EXPECT_TRUE(world().finished());
 }
 
+// A job of which nobody but one behind a cut is left, and which was done, does not run again.
+TEST_F(Launch, who_was_done_behind_a_cut_runs_nothing_again) {
+  const JobId job = LaunchThree(SpecOf("train", 3, 3));
+  world().node("node3").SetSilent(true);
+  for (const char* name : {"node1", "node2", "node3"}) world().node(name).ExitRank(job, 0, 0);
+  world().RunFor(10min);
+  EXPECT_EQ(world().StateOf(job), "regrouping");
+  world().node("node3").SetSilent(false);
+  ASSERT_TRUE(Reaches(job, "succeeded", 10s));
+  EXPECT_EQ(world().View(job).generation, Generation(1));
+  world().RunFor(10s);
+  for (const char* name : {"node1", "node2", "node3"}) EXPECT_TRUE(world().node(name).done) << name;
+  EXPECT_TRUE(world().finished());
+}
+
+TEST_F(Launch, who_alone_was_done_behind_a_cut_runs_again) {
+  const JobId job = LaunchThree(SpecOf("train", 3, 3));
+  world().node("node3").SetSilent(true);
+  for (const char* name : {"node1", "node3"}) world().node(name).ExitRank(job, 0, 0);
+  world().RunFor(10min);
+  world().node("node3").SetSilent(false);
+  EXPECT_TRUE(ReachesGeneration(job, 2, 60s));
+}
+
 // §5: below its minimum the job waits, visibly, for the next launch command.
 TEST_F(Launch, below_the_minimum_it_waits) {
   const JobId job = LaunchThree(SpecOf("train", 3, 4));

@@ -171,6 +171,11 @@ GenerationPolicy PolicyOf(const State& state, const Job& job) {
 }  // namespace
 
 bool Gather(Step& step, Job& job) {
+  if (job.gather.done == job.state.last_formed) {
+    SetVerdict(step, job, Verdict{VerdictState::kSucceeded, 0, std::nullopt}, Finished{},
+               StopReason::kElective, step.config().ending.failure_grace);
+    return true;
+  }
   if (job.launched() && CheckAbandoned(step, job)) return true;
   if (CheapWait(step, job) || step.Rests(job)) return false;
   std::vector<Candidate> candidates = CandidatesOf(step, job);

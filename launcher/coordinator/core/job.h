@@ -183,6 +183,7 @@ struct Gathering {
   std::optional<Instant> below_since;
   // There are enough nodes since then; the last call's limit counts from it.
   std::optional<Instant> enough_since;
+  std::optional<Generation> done;  // All its ranks were, as a node shows that was lost then.
   Instant not_before{};
   Instant awaited_until{};  // Members that blinked are waited for until then.
 };

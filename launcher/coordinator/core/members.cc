@@ -228,6 +228,26 @@ void RefreshOver(Step& step, const Part& part, Over& over) {
     over.waiting.erase(part.id());
 }
 
+// Its last generation ended for a loss, and nothing has run since: who was lost may have been done.
+void RefreshGathering(Step& step, Job& job, Node& node) {
+  const auto last = job.generations.find(job.state.last_formed);
+  if (last == job.generations.end() || FormedOf(job) || job.state.verdict) return;
+  const GenerationRow& row = last->second;
+  const GroupReport* report = Shown(node, job.id(), row.generation);
+  const auto member = std::find_if(
+      row.members.begin(), row.members.end(),
+      [&](const GenerationMember& candidate) { return candidate.node == node.row.node; });
+  if (report == nullptr || member == row.members.end()) return;
+  Done late;
+  RecordDone(step, {job, row, step.now(), node, static_cast<int>(member - row.members.begin())},
+             *report, late);
+  if (late.ranks == 0) return;
+  int done = 0;
+  for (const GenerationMember& each : row.members)
+    done += DoneRanksOf(job, row.generation, each.node);
+  if (done >= WorldOf(row)) job.gather.done = row.generation;
+}
+
 struct RefreshIn {
   Step& step;
   const Part& part;
@@ -276,6 +296,7 @@ void RefreshMember(Step& step, Job& job, Node& node) {
     const Part part{job, job.generations.at(generation), soft.since, node, member->second};
     std::visit(RefreshIn{step, part}, soft.state);
   }
+  RefreshGathering(step, job, node);
 }
 
 Duration GenerationAge(const State& state, const GenerationRow& row, Instant since) {
