@@ -49,8 +49,8 @@ struct Waits {
   // For the coordinator's word that the whole job has ended with this node's groups: this command
   // leaves without it.
   Duration result = std::chrono::milliseconds(500);
-  // For the coordinator of a launch command that belonged to a job, where another refuses it in its
-  // place: then the command ends, once its workers have.
+  // A launch command that has belonged to a job, and of which nothing runs, is refused for so long
+  // before it ends: a stranger may have the port of its coordinator for a moment.
   Duration refusal = std::chrono::seconds(30);
   // Beyond a deadline that shims keep: everything is stopped, whatever the coordinator says.
   Duration slack = std::chrono::seconds(1);

@@ -39,12 +39,6 @@ int LeavingCode(const Config& config, const Leaving& leaving) {
   return leaving.signal == 0 ? kJoinTimeoutCode : 128 + leaving.signal;
 }
 
-// A stranger may answer for a moment where the job's coordinator did.
-Instant RefusalEnd(const State& state) {
-  const Ending& ending = state.ending;
-  return ending.refused->since + (ending.accepted ? state.config.waits.refusal : Duration{});
-}
-
 // Whoever needs to know that all groups have ended knows it.
 bool IsHeard(const Step& step, const Leaving& leaving) {
   if (!step.state.attached()) return true;
@@ -81,7 +75,7 @@ void On(Step& step, const SignalCaught& caught) {
 
 void On(Step& step, const LaunchAccepted&) {
   step.state.ending.accepted = true;
-  step.state.ending.refused.reset();
+  step.state.ending.refusals.reset();
 }
 
 void On(Step& step, const EnoughJoined&) { step.state.ending.enough_joined = true; }
@@ -121,7 +115,6 @@ std::optional<Instant> NextLeave(const State& state) {
   const auto consider = [&](Instant at) {
     if (at > state.now && (!next || at < *next)) next = at;
   };
-  if (ending.refused) consider(RefusalEnd(state));
   if (ending.result) consider(ending.result->at + waits.slack + waits.kill);
   if (ending.leaving) {
     consider(ending.leaving->deadline + waits.slack);
@@ -149,9 +142,6 @@ void LeaveIfDue(Step& step) {
     if (!state.AnyBusy() || !patient) LeaveNow(step, ending.result->exit_code, "");
     return;
   }
-  // Running workers are nobody's business but the coordinator's that formed them.
-  if (ending.refused && !ending.leaving && !state.AnyBusy() && step.now() >= RefusalEnd(state))
-    return LeaveNow(step, 125, ending.refused->why);
   if (!ending.leaving) return;
   Leaving& leaving = *ending.leaving;
   const int code = LeavingCode(step.config(), leaving);

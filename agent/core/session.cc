@@ -167,9 +167,21 @@ void On(Step& step, const Welcomed& welcomed) {
 }
 
 void On(Step& step, const CoordinatorRefused& refused) {
-  if (!step.config().launched) return;
-  std::optional<Refusal>& known = step.state.ending.refused;
-  known = Refusal{refused.why, known ? known->since : step.now()};
+  State& state = step.state;
+  Ending& ending = state.ending;
+  // Running workers are nobody's business but the coordinator's that formed them.
+  if (!step.config().launched || state.AnyBusy() || ending.leaving || ending.result) return;
+  const Duration patience = ending.accepted ? step.waits().refusal : Duration{};
+  std::optional<Refusals>& refusals = ending.refusals;
+  // They follow each other every few seconds while it is the same one that refuses.
+  if (!refusals || step.now() - refusals->last > patience / 2)
+    refusals = Refusals{step.now(), step.now()};
+  refusals->last = step.now();
+  if (step.now() - refusals->first >= patience) return LeaveNow(step, 125, refused.why);
+  if (!state.attached()) return;
+  // Where it was the answer to a launch, nothing is asked again on this session.
+  step.Do(RefuseCoordinator{refused.why});
+  On(step, CoordinatorAway{});
 }
 
 void On(Step& step, const CoordinatorAway&) {

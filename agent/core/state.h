@@ -76,15 +76,14 @@ struct Leaving {
   bool now = false;                   // A second signal: without grace.
   std::optional<Instant> idle_since;  // No group is busy since then.
 };
-// Of a launch command, since it last belonged to a job.
-struct Refusal {
-  std::string why;  // The newest.
-  Instant since;
+// Of a launch command of which nothing runs, one soon after the other.
+struct Refusals {
+  Instant first, last;
 };
 struct Ending {
-  bool accepted = false;  // Once.
-  std::optional<Refusal> refused;
-  bool enough_joined = false;  // A spare waits as long as the job runs: no join timeout.
+  bool accepted = false;             // It has belonged to a job.
+  std::optional<Refusals> refusals;  // Since a coordinator last accepted it.
+  bool enough_joined = false;        // A spare waits as long as the job runs: no join timeout.
   std::optional<Result> result;
   std::optional<Leaving> leaving;
   bool left = false;  // Leave was ordered: no event counts any more.

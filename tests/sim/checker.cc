@@ -729,16 +729,18 @@ void Checker::OnFinished(const std::map<Key, Value>& rows) {
 }
 
 // Behind a cut a launch command waits, and its ranks run on. One without an endpoint starts its
-// coordinator again.
-void Checker::OnLeft(const Node& node, Instant now) {
-  if (!node.running() || !node.launched_job || node.leaving() || node.result) return;
+// coordinator again; one that was lost before very many others is forgotten.
+void Checker::OnLeft(const std::map<Key, Value>& rows, const Node& node, Instant now) {
+  if (!rows.contains(NodeKey(node.id())) || !node.running() || !node.launched_job ||
+      node.leaving() || node.result)
+    return;
   if (standalone_.contains(*node.launched_job) && (!node.attached() || lost_[node.id()])) return;
   const std::string& how = lost_how_[node.id()];
   const bool proved =
       lost_[node.id()] && how != kHowSilent && how != kHowAway && how != kHowCrowded;
-  const Instant since = std::max(heard_[node.id()], over_when_[*node.launched_job]);
-  Expect(proved || now - since >= unreachable_hold || node.only_told_is_cut(),
-         Text("L3: the coordinator left before ", node.name(), " had its result"));
+  Expect(
+      proved || now - over_when_[*node.launched_job] >= unreachable_hold || node.only_told_is_cut(),
+      Text("L3: the coordinator left before ", node.name(), " had its result"));
 }
 
 void Checker::AtEnd(const std::map<Key, Value>& rows) {

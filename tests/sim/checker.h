@@ -115,7 +115,9 @@ class Checker {
   void OnCoordinatorStart(Instant now, Epoch epoch);
   void OnCoordinatorSeen();  // It wrote a row, or an action of it was carried out.
   void OnFinished(const std::map<coordinator::Key, coordinator::Value>& rows);
-  void OnLeft(const Node& node, Instant now);  // The coordinator has, as it should.
+  // The coordinator has, as it should.
+  void OnLeft(const std::map<coordinator::Key, coordinator::Value>& rows, const Node& node,
+              Instant now);
   void AtEnd(const std::map<coordinator::Key, coordinator::Value>& rows);
   void Expect(bool condition, const std::string& what);
 
@@ -225,7 +227,7 @@ class Checker {
   std::map<JobId, Instant> cancelled_;
   std::map<JobId, std::uint64_t> last_event_;
   std::map<JobId, int> ends_;
-  std::map<JobId, Instant> over_when_;  // Those that are.
+  std::map<JobId, Instant> over_when_;  // Jobs that are over, or were and are purged.
   std::map<NodeId, Instant> heard_;
   std::map<NodeId, bool> lost_;           // As this coordinator decided last.
   std::set<NodeId> leaving_;              // They told so.

@@ -266,7 +266,7 @@ bool World::CarryOut(const Action& action) {
     return false;
   } else if (std::holds_alternative<coordinator::Quit>(action)) {
     checker.OnFinished(rows_);
-    for (const auto& entry : nodes_) checker.OnLeft(*entry.second, clock_.now());
+    for (const auto& entry : nodes_) checker.OnLeft(rows_, *entry.second, clock_.now());
     CrashCoordinator();
     finished_ = true;
     return false;

@@ -12,7 +12,7 @@ namespace regroup::coordinator {
 void On(Step& step, const SubmitAsked& event);
 void On(Step& step, const LaunchAsked& event);
 // A launch command wants to go: its node leaves the job, or the job is cancelled with it
-// (DecideLeave). Nothing is answered; its result or a stop follows.
+// (DecideLeave). Nothing is answered; its result or a stop follows. Or it has read its result.
 void On(Step& step, const LeaveAsked& event);
 void On(Step& step, const CancelAsked& event);
 // A wait for the end of a job is kept until AnswerWaiters; there is a bound to how many.

@@ -66,10 +66,11 @@ struct LaunchAsked {
   std::uint64_t free_bytes = std::numeric_limits<std::uint64_t>::max();  // Where the journal lies.
   std::uint64_t number_used = 0;  // The highest of a job in this state directory, whoever's it is.
 };
-// A launch command was interrupted: its node leaves the job. Not answered; may be repeated.
+// A launch command was interrupted: its node leaves the job. Or it has read that its job is over.
+// Not answered; may be repeated.
 struct LeaveAsked {
   SessionId session;
-  int signal = 0;    // SIGINT, SIGTERM or SIGHUP; 0: it waited as long as its --join-timeout.
+  int signal = 0;    // SIGINT, SIGTERM or SIGHUP; 0: its --join-timeout, or a result read.
   bool now = false;  // A second signal: without grace.
 };
 

@@ -17,17 +17,18 @@
 namespace regroup::coordinator {
 namespace {
 
-// REQUIRES: it is over. When it was preempted in an earlier life is not known.
+// REQUIRES: it is over. In an earlier life by the calendar, if that was written down; but before
+// this life, whatever the calendar says.
 Instant OverSince(const State& state, const Job& job) {
   if (job.times.over_at) return *job.times.over_at;
   if (!job.state.ended_at) return state.recovered_at;
-  return state.now -
-         std::max(std::chrono::duration_cast<Duration>(state.wall - *job.state.ended_at),
-                  Duration{});
+  const auto ago = std::chrono::duration_cast<Duration>(state.wall - *job.state.ended_at);
+  return std::min(state.recovered_at, state.now - std::max(ago, Duration{}));
 }
 
-// Behind a cut a launch command waits for its job's end, and its ranks run on, until it is reached
-// again. Where its host answers and it does not, it is gone; one without a job waits for no end.
+// As far as is known this launch command waits for its job's end; behind a cut its ranks run on
+// until it is reached again. Where its host answers and it does not, it is gone; one without a job
+// waits for no end.
 bool WaitsForEnd(const Node& node) {
   if (!node.row.launch || node.row.launch->left) return false;
   return !node.lost() || (!node.lost()->proved && node.row.lost_how != kHowAway);
@@ -86,14 +87,13 @@ std::optional<Instant> NeededUntil(const State& state, const Node& node) {
   if (!node.row.launched || (node.row.launch && node.row.launch->left)) return std::nullopt;
   if (node.lost()) {
     const Job* job = WaitsForEnd(node) ? state.FindJob(node.row.launch->job) : nullptr;
-    // Without an endpoint it starts its coordinator again.
+    // A command that was given no endpoint starts its coordinator again by itself.
     if (job == nullptr || job->spec.standalone) return std::nullopt;
     return OverSince(state, *job) + state.config.holds.unreachable;
   }
-  // A command that still sends heartbeats after its result has it. What was sent into a cut may not
-  // have arrived.
+  // One that hangs does not say that it has read its result. A lease later it has it, or is lost.
   const bool read = node.attached() && node.row.launch && node.told_result &&
-                    node.lease.last_heard > state.retention.last_told;
+                    node.lease.last_heard > *state.retention.last_told + state.config.leases.lease;
   return read ? std::nullopt : std::optional(kWithoutEnd);
 }
 

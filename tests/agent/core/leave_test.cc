@@ -215,6 +215,14 @@ TEST(AgentLeave, ARefusedLaunchEndsUnlessItsWorkersRun) {
   // Of what has ended it would tell nobody but the coordinator that is gone.
   running.Do(CoordinatorAway{});
   running.Do(GroupEmpty{Key("a-1", 1)});
+  running.AdvanceTo(80s);
+  EXPECT_EQ(running.CountEver<Leave>(), 0) << "who refused may be gone by now";
+  for (int at = 80; at <= 110; at += 2) {
+    EXPECT_EQ(running.CountEver<Leave>(), 0) << at;
+    running.AdvanceTo(std::chrono::seconds(at));
+    running.Do(CoordinatorRefused{"journal older than the fleet"});
+    if (at < 110) running.Do(CoordinatorAway{});
+  }
   ASSERT_NE(running.Last<Leave>(), nullptr);
   EXPECT_EQ(running.Last<Leave>()->exit_code, 125);
 }
@@ -228,16 +236,31 @@ TEST(AgentLeave, ALaunchThatBelongsToAJobIsNotRefusedAtOnce) {
     agent.Do(CoordinatorAway{});
     agent.AdvanceTo(5s);
     agent.Do(CoordinatorRefused{"no token of this cluster"});
-    agent.AdvanceTo(34s);
-    agent.Do(CoordinatorRefused{"this coordinator serves another cluster"});
+    agent.AdvanceTo(20s);
+    agent.Do(CoordinatorRefused{"no token of this cluster"});
+    agent.AdvanceTo(30s);
+    agent.Do(CoordinatorRefused{"no token of this cluster"});
     EXPECT_EQ(agent.CountEver<Leave>(), 0);
     if (returns) agent.Do(LaunchAccepted{});
     agent.AdvanceTo(35s);
+    agent.Do(CoordinatorRefused{"this coordinator serves another cluster"});
     EXPECT_EQ(agent.CountEver<Leave>(), returns ? 0 : 1);
     if (returns) continue;
     EXPECT_EQ(agent.Last<Leave>()->exit_code, 125);
     EXPECT_EQ(agent.Last<Leave>()->why, "this coordinator serves another cluster");
   }
+}
+
+// It asks once on each session.
+TEST(AgentLeave, ALaunchThatIsRefusedAfterItsJobIsAskedForAgain) {
+  Driver agent(LaunchedConfig());
+  agent.Attach();
+  agent.Do(LaunchAccepted{});
+  agent.Do(CoordinatorAway{});
+  agent.Attach();
+  agent.Do(CoordinatorRefused{"--nnodes 2 here, 3 there"});
+  EXPECT_NE(agent.Last<RefuseCoordinator>(), nullptr);
+  EXPECT_EQ(agent.CountEver<Leave>(), 0);
 }
 
 // Ctrl-C where only strangers answer: the code of the signal.

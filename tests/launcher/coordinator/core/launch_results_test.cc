@@ -33,6 +33,7 @@ class LaunchResults : public testing::Test, protected ToldCore {
     request.spec.origin = JobOrigin::kLaunched;
     Step(coordinator::LaunchAsked{SessionId(node), request});
   }
+  void SayRead(int node) { Step(coordinator::LeaveAsked{SessionId(node), 0, false}); }
 
   std::map<SessionId, std::vector<std::shared_ptr<const JobView>>> results_;
   bool ended_ = false;
@@ -69,8 +70,11 @@ TEST_F(LaunchResults, each_is_told_once_and_all_are_told_the_same) {
 
 // One that hangs with its result in hand would keep the coordinator that it has for itself.
 TEST_F(LaunchResults, who_was_told_is_not_waited_for) {
-  Pass(5s);
+  SayRead(1);
+  Pass(4s);
   ASSERT_EQ(results_[SessionId(2)].size(), 1u);
+  EXPECT_FALSE(ended_) << "what was heard may have been on its way before";
+  Pass(2s);
   EXPECT_TRUE(ended_);
 }
 
@@ -78,9 +82,11 @@ TEST_F(LaunchResults, who_was_told_is_not_waited_for) {
 TEST_F(LaunchResults, who_is_told_late_has_time_to_read_it) {
   Pass(900ms);
   Open(1, /*launched=*/true);
+  SayRead(2);
   Pass(3s);
   EXPECT_FALSE(ended_) << "it has not been told on this session";
   Launch(1);
+  SayRead(1);
   Pass(900ms);
   EXPECT_FALSE(ended_);
   Pass(200ms);
@@ -89,6 +95,7 @@ TEST_F(LaunchResults, who_is_told_late_has_time_to_read_it) {
 
 // A session that breaks with the result on its way has not delivered it, as far as is known.
 TEST_F(LaunchResults, whose_session_breaks_before_it_has_read_is_waited_for) {
+  SayRead(1);
   Step(coordinator::SessionBroken{SessionId(2)});
   CutOff(2);
   Pass(5s);
@@ -96,7 +103,7 @@ TEST_F(LaunchResults, whose_session_breaks_before_it_has_read_is_waited_for) {
   Open(2, /*launched=*/true);
   Launch(2);
   ASSERT_EQ(results_[SessionId(2)].size(), 2u);
-  Step(coordinator::LeaveAsked{SessionId(2), 0, false});
+  SayRead(2);
   Step(coordinator::SessionBroken{SessionId(2)});
   CutOff(2);
   Pass(1100ms);
@@ -111,6 +118,7 @@ TEST_F(LaunchResults, who_is_cut_off_is_waited_for) {
   Open(2, /*launched=*/true);
   Launch(2);
   EXPECT_EQ(results_[SessionId(2)].size(), 2u);
+  for (const int node : {1, 2}) SayRead(node);
   Pass(900ms);
   EXPECT_FALSE(ended_);
   Pass(200ms);
