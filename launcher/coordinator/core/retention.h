@@ -21,8 +21,8 @@ void SweepOldJobs(Step& step);
 void PurgeOne(Step& step);
 
 // 2 s after the last job ended or was preempted and the last result was sent, once each launch
-// command has said that it leaves or has read it, is gone, or was heard a lease later. Commands that
-// were lost by silence are waited for until holds.unreachable after their job's end.
+// command has said that it leaves or has read it, is gone, or was heard a lease later. Commands
+// that were lost by silence are waited for until holds.unreachable after their job's end.
 std::optional<Instant> AdHocExitAt(const State& state);
 
 // At the end of each step.
