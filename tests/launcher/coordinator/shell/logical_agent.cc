@@ -259,6 +259,9 @@ void LogicalAgent::Impl::OnMessage(std::uint64_t stream, const pb::CoordinatorMe
     case pb::CoordinatorMessage::kResult: {
       absl::StatusOr<JobView> job = FromProto(message.result().job());
       CHECK(job.ok());
+      pb::AgentMessage read;
+      read.mutable_leave();
+      Send(std::move(read));
       return Update([&](auto& state) { state.result = *job; });
     }
     default: return;
