@@ -215,7 +215,6 @@ TEST_F(ProcessTest, AnAdHocOneEndsWithItsLastJob) {
   ASSERT_TRUE(a.WaitFor([](const auto& s) { return s.result.has_value(); }));
   EXPECT_EQ(a.state().result->state, "succeeded");
   EXPECT_FALSE(a.state().news.empty());
-  a.Kill();
   int status = -1;
   ASSERT_TRUE(process_.WaitFor(15'000, &status)) << Log();
   EXPECT_EQ(status, 0);
