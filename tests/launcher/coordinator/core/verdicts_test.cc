@@ -31,6 +31,14 @@ class Verdicts : public Scenario {
   bool IsKept(const std::string& job) {
     return world().rows().contains(coordinator::JobSpecKey(JobId(job)));
   }
+  // The first generation, on `a` among others, is told to stop as the job grows.
+  bool IsStoppedFor(const char* newcomer, const JobId& job) {
+    AddDaemons({newcomer});
+    return world().RunUntil([&] {
+      const sim::Group* group = world().node("a").Find(job, Generation(1));
+      return group != nullptr && group->stop_deadline.has_value();
+    });
+  }
   void FinishAll(const JobId& job) {
     for (auto& entry : world().nodes()) entry.second->ExitRank(job, 0, 0);
   }
@@ -53,11 +61,7 @@ TEST_F(Verdicts, workers_that_were_stopped_by_a_coordinator_of_before_lost_no_su
   JobSpec spec = SpecOf("job", 1, 3);
   spec.scale_up = ScaleUp::kNow;
   const JobId job = Running(spec);
-  AddDaemons({"c"});
-  ASSERT_TRUE(world().RunUntil([&] {
-    const sim::Group* group = world().node("a").Find(job, Generation(1));
-    return group != nullptr && group->stop_deadline.has_value();
-  }));
+  ASSERT_TRUE(IsStoppedFor("c", job));
   world().CrashCoordinator();
   world().RunFor(1s);
   world().StartCoordinator();
@@ -79,11 +83,7 @@ TEST_F(Verdicts, workers_that_a_coordinator_of_before_stops_did_start) {
     spec.scale_up = ScaleUp::kNow;
     spec.grace = spec.start_timeout + 10s;
     const JobId job = Running(spec);
-    AddDaemons({"c"});
-    ASSERT_TRUE(world().RunUntil([&] {
-      const sim::Group* group = world().node("a").Find(job, Generation(1));
-      return group != nullptr && group->stop_deadline.has_value();
-    }));
+    ASSERT_TRUE(IsStoppedFor("c", job));
     world().CrashCoordinator();
     world().node("c").KillNode();
     world().RunFor(1s);
