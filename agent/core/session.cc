@@ -170,10 +170,10 @@ void On(Step& step, const CoordinatorRefused& refused) {
   State& state = step.state;
   Ending& ending = state.ending;
   // Running workers are nobody's business but the coordinator's that formed them.
-  if (!step.config().launched || state.AnyBusy() || ending.leaving || ending.result) return;
+  if (!step.config().launched || state.AnyBusy() || ending.leaving) return;
   const Duration patience = ending.accepted ? step.waits().refusal : Duration{};
   std::optional<Refusals>& refusals = ending.refusals;
-  // They follow each other every few seconds while it is the same one that refuses.
+  // Refusals follow each other every few seconds while it is the same coordinator that refuses.
   if (!refusals || step.now() - refusals->last > patience / 2)
     refusals = Refusals{step.now(), step.now()};
   refusals->last = step.now();

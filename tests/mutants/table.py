@@ -158,7 +158,7 @@ MUTANTS = [
     (AGENT + "leave.cc", "  if (step.state.attached()) step.Do(SendLeave{});", ""),
     (AGENT + "session.cc", "ending.accepted ? step.waits().refusal : Duration{}", "Duration{}"),
     (AGENT + "leave.cc", "  step.state.ending.refusals.reset();", ""),
-    (AGENT + "session.cc", "state.AnyBusy() || ending.leaving || ending.result", "state.AnyBusy() || ending.result"),
+    (AGENT + "session.cc", "state.AnyBusy() || ending.leaving", "state.AnyBusy()"),
     (AGENT + "session.cc", "step.now() - refusals->last > patience / 2", "false"),
     (AGENT + "session.cc", "  step.Do(RefuseCoordinator{refused.why});", ""),
     (AGENT + "leave.cc", "if (leaving->now || step.now() - leaving->since < step.waits().same_signal) return;", "if (leaving->now) return;"),

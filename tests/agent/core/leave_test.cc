@@ -263,15 +263,29 @@ TEST(AgentLeave, ALaunchThatIsRefusedAfterItsJobIsAskedForAgain) {
   EXPECT_EQ(agent.CountEver<Leave>(), 0);
 }
 
-// Ctrl-C where only strangers answer: the code of the signal.
+TEST(AgentLeave, RefusalsThatLieFarApartDoNotAddUp) {
+  Driver agent(LaunchedConfig());
+  agent.Attach();
+  agent.Do(LaunchAccepted{});
+  agent.Do(CoordinatorAway{});
+  for (const Duration at : {5s, 60s}) {
+    agent.AdvanceTo(at);
+    agent.Do(CoordinatorRefused{"no token of this cluster"});
+    EXPECT_EQ(agent.CountEver<Leave>(), 0);
+  }
+}
+
+// Ctrl-C, and then only strangers answer: the code of the signal.
 TEST(AgentLeave, WhoLeavesIsNotRefused) {
   Driver agent(LaunchedConfig());
   agent.Attach();
   BringUp(agent, 1, 1);
-  agent.Do(CoordinatorRefused{"journal older than the fleet"});
-  agent.Do(CoordinatorAway{});
   agent.Do(SignalCaught{SIGINT});
   agent.Do(GroupEmpty{Key("a-1", 1)});
+  EXPECT_EQ(agent.CountEver<Leave>(), 0) << "the result may follow";
+  agent.Do(CoordinatorRefused{"journal older than the fleet"});
+  EXPECT_EQ(agent.CountEver<Leave>(), 0);
+  agent.Do(CoordinatorAway{});
   ASSERT_NE(agent.Last<Leave>(), nullptr);
   EXPECT_EQ(agent.Last<Leave>()->exit_code, 130);
 }
