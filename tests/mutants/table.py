@@ -112,6 +112,8 @@ MUTANTS = [
     (CORE + "retention.cc", "    return OverSince(state, *job) + state.config.holds.unreachable;", "    return std::nullopt;"),
     (CORE + "retention.cc", "           return node != nullptr && WaitsForEnd(*node);", "           return node != nullptr && node->lost() && WaitsForEnd(*node);"),
     (CORE + "retention.cc", "!job.soft.empty() ||\n      MayBeAskedFor(state, job))", "!job.soft.empty())"),
+    (CORE + "retention.cc", "std::min(state.recovered_at, state.now - std::max(ago, Duration{}))", "state.now - std::max(ago, Duration{})"),
+    (CORE + "retention.cc", "if (job == nullptr || job->spec.standalone) return", "if (job == nullptr) return"),
     (CORE + "retention.cc", "node.lease.last_heard > *state.retention.last_told + state.config.leases.lease;", "true;"),
     (CORE + "calls.cc", "    row.launch->left = true;", ""),
     (CORE + "state.cc", "    node_at_.Erase(node->first);", ""),

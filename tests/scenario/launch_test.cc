@@ -135,6 +135,22 @@ TEST_F(Launch, a_launcher_that_was_cut_off_long_before_hears_of_the_end) {
   EXPECT_TRUE(world().finished());
 }
 
+// Nor does a calendar that was set back meanwhile make it longer.
+TEST_F(Launch, the_hold_for_who_is_cut_off_ends_whatever_the_calendar_says) {
+  const JobId job = LaunchThree(SpecOf("train", 1, 3));
+  world().node("node3").SetSilent(true);
+  ASSERT_TRUE(ReachesGeneration(job, 2, 60s));
+  for (const char* name : {"node1", "node2"}) world().node(name).ExitRank(job, 0, 0);
+  ASSERT_TRUE(Reaches(job, "succeeded"));
+  world().CrashCoordinator();
+  world().wall_skew = -24h;
+  world().StartCoordinator();
+  world().RunFor(4min);
+  EXPECT_FALSE(world().finished());
+  world().RunFor(90s);
+  EXPECT_TRUE(world().finished());
+}
+
 // A job of which nobody but one behind a cut is left, and which was done, does not run again.
 TEST_F(Launch, who_was_done_behind_a_cut_runs_nothing_again) {
   const JobId job = LaunchThree(SpecOf("train", 3, 3));

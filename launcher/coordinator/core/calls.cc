@@ -278,7 +278,6 @@ void On(Step& step, const LeaveAsked& event) {
     row.launch->left = true;
     step.Put(std::move(row));
   }
-  if (event.signal == 0 && node->told_result == job->id()) return;  // It has read that it is over.
   // The second Ctrl-C: the job ends already, and now without what is left of its grace.
   if (job->state.verdict) {
     if (job->state.phase == JobPhase::kEnding && event.now) HurryCancel(step, *job);

@@ -20,16 +20,17 @@ using coordinator::SendResult;
 // Two launch commands of one job, which obey and never leave by themselves.
 class LaunchResults : public testing::Test, protected ToldCore {
  protected:
-  LaunchResults() : ToldCore(ConfigOf()) {
+  explicit LaunchResults(int nodes = 2) : ToldCore(ConfigOf()), members_(nodes) {
     Step(coordinator::Tick{});
-    for (const int node : {1, 2}) Open(node, /*launched=*/true);
-    for (const int node : {1, 2}) Launch(node);
+    for (int node = 1; node <= nodes; ++node) Open(node, /*launched=*/true);
+    for (int node = 1; node <= nodes; ++node) Launch(node);
   }
   void Launch(int node) {
     LaunchRequest request;
     request.key = absl::StrCat("key", node);
     request.rdzv_id = "train";
-    request.spec = sim::SpecOf("train", 2, 2);
+    request.standalone = members_ == 1;
+    request.spec = sim::SpecOf("train", members_, members_);
     request.spec.origin = JobOrigin::kLaunched;
     Step(coordinator::LaunchAsked{SessionId(node), request});
   }
@@ -39,6 +40,8 @@ class LaunchResults : public testing::Test, protected ToldCore {
   bool ended_ = false;
 
  private:
+  const int members_;
+
   static coordinator::Config ConfigOf() {
     coordinator::Config config;
     config.ad_hoc.on = true;
@@ -145,6 +148,19 @@ TEST_F(LaunchResults, the_job_of_who_is_cut_off_is_kept_among_many) {
   Launch(2);
   ASSERT_EQ(results_[SessionId(2)].size(), 2u);
   EXPECT_EQ(results_[SessionId(2)][1]->state, "succeeded");
+}
+
+struct StandaloneResult : LaunchResults {
+  StandaloneResult() : LaunchResults(/*nodes=*/1) {}
+};
+
+// It starts its coordinator again by itself, where it is still there.
+TEST_F(StandaloneResult, who_has_no_endpoint_is_not_waited_for) {
+  CutOff(1);
+  Pass(4s);
+  EXPECT_FALSE(ended_);
+  Pass(3s);
+  EXPECT_TRUE(ended_) << "its lease is over";
 }
 
 }  // namespace
