@@ -253,6 +253,12 @@ void HostWatch::LookAtRanks() {
     Note(rank, Completed());
     SendToAll({.kind = kLeft, .value = static_cast<std::uint64_t>(rank), .call = Completed()});
   }
+  if (remote_ != 0) {
+    told_ = true;  // It was passed on when it came.
+    local_.PublishWord(remote_);
+    return;
+  }
+  if (stage_ == Stage::kAfterFlow) return;
   for (const Side& side : sides_) {
     if (!side.closed) continue;
     const int peer = hosts_[static_cast<std::size_t>(side.host)].first;
@@ -260,10 +266,7 @@ void HostWatch::LookAtRanks() {
     Note(peer, Completed());
     SendToAll({.kind = kLeft, .value = static_cast<std::uint64_t>(peer), .call = Completed()});
   }
-  if (remote_ != 0) {
-    told_ = true;  // It was passed on when it came.
-    local_.PublishWord(remote_);
-  } else if (const std::uint64_t left = LeftWord(Completed() + 1); left != 0) {
+  if (const std::uint64_t left = LeftWord(Completed() + 1); left != 0) {
     quiet_ = left;
     local_.PublishWord(left);
   }

@@ -33,10 +33,11 @@ class HostWatch {
   HostWatch& operator=(const HostWatch&) = delete;
 
   // Of the calling thread: a call begins, its bytes begin to move between hosts, they are moved, it
-  // is over.
-  void BeginCall(std::uint64_t call) { Enter(Stage::kLocal, call); }
+  // is over. After EndFlow, which a call that stays on each host begins with, another host may have
+  // left after this call while this one is still in it.
+  void BeginCall(std::uint64_t call) { Enter(Stage::kBeforeFlow, call); }
   void BeginFlow(std::uint64_t call) { Enter(Stage::kFlow, call); }
-  void EndFlow(std::uint64_t call) { Enter(Stage::kLocal, call); }
+  void EndFlow(std::uint64_t call) { Enter(Stage::kAfterFlow, call); }
   void EndCall(std::uint64_t call) { Enter(Stage::kIdle, call); }
 
   // What keeps the call in progress from being completed, or 0.
@@ -54,7 +55,7 @@ class HostWatch {
   void Tell();
 
  private:
-  enum class Stage { kIdle, kLocal, kFlow };
+  enum class Stage { kIdle, kBeforeFlow, kFlow, kAfterFlow };
   struct Side {
     io::UniqueFd fd;
     int host = -1;

@@ -335,10 +335,12 @@ absl::Status MultiHostCommunicator::AllGather(Tensor arena, std::span<const Stre
   const auto place = local_->FindInArena(arena);
   CHECK(place.has_value() && place->offset == 0 && out.type == arena.type);
   CHECK(group >= 1 && world_size() % group == 0);
+  const bool alone = EachOnOneHost(group);
+  if (alone && watch_) watch_->EndFlow(call.number());
   const CallHeader header{kGather, TypeOf(arena.type), stretches.size(),
                           HashOf(stretches, group) + place->arena, call.number()};
   RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));
-  const bool in_place = out.data == arena.data, alone = EachOnOneHost(group);
+  const bool in_place = out.data == arena.data;
   const int first = alone ? rank_ - rank_ % group : 0;
   const std::vector<const std::byte*> parts = PartsOf(place->arena);
   const std::size_t element = arena.element_bytes();

@@ -189,6 +189,29 @@ TEST_P(MultiHostTest, ARankThatEndsAfterACallFailsNobodyInIt) {
   }
 }
 
+// It moves nothing between hosts, so one may have left before the other has come.
+TEST(MultiHostGroupTest, AHostThatEndsAfterACallOfEachHostFailsNobodyInIt) {
+  const Counts counts{2, 2};
+  Shared<Seen> seen;
+  RankProcesses ranks(
+      WorldOf(counts),
+      [&](int rank, Communicator& c) {
+        auto arena = c.AllocateArena(kFloats);
+        if (!arena.ok()) return 1;
+        if (rank == 3) {
+          while (seen->ended == 0 || NowSeconds() < seen->ended + 0.2)
+            std::this_thread::sleep_for(milliseconds(10));
+        }
+        _exit(c.AllGather(*arena, StretchesOf(2), *arena, /*group=*/2).ok() ? 0 : 2);
+      },
+      seconds(30), nullptr, counts);
+  EXPECT_EQ(ranks.Wait(0), 0);
+  EXPECT_EQ(ranks.Wait(1), 0);
+  seen->ended = NowSeconds();
+  EXPECT_EQ(ranks.Wait(2), 0);
+  EXPECT_EQ(ranks.Wait(3), 0);
+}
+
 struct FailureCase {
   Counts counts;
   int call;

@@ -1,0 +1,85 @@
+// What a host tells its neighbours of one that has gone, at each stage of a call.
+
+#include "worker/comm/host_watch.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "common/base/check.h"
+#include "worker/comm/in_process_communicator.h"
+
+namespace regroup::worker {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Longer than a look of the thread.
+constexpr milliseconds kSilence(100);
+
+// The second of three hosts of one rank each; the test is its neighbours.
+class HostWatchTest : public testing::Test {
+ protected:
+  HostWatchTest() {
+    local_ =
+        std::move(MakeInProcessHost(/*first_rank=*/1, /*ranks=*/1, std::chrono::seconds(60))[0]);
+    auto [mine, first] = Pair();
+    auto [mine_too, last] = Pair();
+    first_host_ = std::move(first);
+    last_host_ = std::move(last);
+    watch_ = std::make_unique<HostWatch>(*local_, Hosts{{0, 1}, {1, 1}, {2, 1}}, /*own=*/1,
+                                         std::move(mine), std::move(mine_too));
+  }
+
+  static std::pair<io::UniqueFd, io::UniqueFd> Pair() {
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    return {io::UniqueFd(ends[0]), io::UniqueFd(ends[1])};
+  }
+
+  std::optional<ControlMessage> FirstHostHears(milliseconds within) {
+    pollfd item{first_host_.get(), POLLIN, 0};
+    if (poll(&item, 1, static_cast<int>(within.count())) <= 0) return std::nullopt;
+    ControlMessage message;
+    CHECK(recv(first_host_.get(), &message, sizeof message, MSG_WAITALL) == sizeof message);
+    return message;
+  }
+
+  std::unique_ptr<SharedMemoryCommunicator> local_;
+  io::UniqueFd first_host_, last_host_;
+  std::unique_ptr<HostWatch> watch_;  // Last: it uses the others.
+};
+
+TEST_F(HostWatchTest, WhoEndsOnceACallHasMovedHasLeftAfterIt) {
+  watch_->BeginCall(7);
+  watch_->BeginFlow(7);
+  watch_->EndFlow(7);
+  last_host_.reset();
+  EXPECT_FALSE(FirstHostHears(kSilence).has_value());
+  EXPECT_EQ(local_->FailureWord(), 0u);
+  watch_->EndCall(7);
+  const auto heard = FirstHostHears(milliseconds(5000));
+  ASSERT_TRUE(heard.has_value());
+  EXPECT_EQ(heard->kind, kLeft);
+  EXPECT_EQ(heard->value, 2u);
+  EXPECT_EQ(heard->call, 7u);
+}
+
+TEST_F(HostWatchTest, WhoEndsBeforeACallHasMovedHasNotTakenPartInIt) {
+  watch_->BeginCall(7);
+  last_host_.reset();
+  const auto heard = FirstHostHears(milliseconds(5000));
+  ASSERT_TRUE(heard.has_value());
+  EXPECT_EQ(heard->kind, kLeft);
+  EXPECT_EQ(heard->value, 2u);
+  EXPECT_EQ(heard->call, 6u);
+  EXPECT_NE(watch_->FailureWord(), 0u);
+}
+
+}  // namespace
+}  // namespace regroup::worker
