@@ -101,6 +101,7 @@ struct NodeView {
   Version version;
   std::uint64_t warm_bytes = 0;  // Memory of what its warm ranks are forked from.
   std::vector<Gpu> gpus{};
+  bool gpu_slots = false;  // Each slot stands for a GPU, or for several.
 };
 
 // Of a coordinator. Beyond the limit it refuses connections over TCP: so many since it started.

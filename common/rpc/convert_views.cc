@@ -287,6 +287,7 @@ pb::NodeView ToProto(const NodeView& value) {
   *out.mutable_version() = ToProto(value.version);
   out.set_warm_bytes(value.warm_bytes);
   for (const Gpu& gpu : value.gpus) *out.add_gpus() = ToProto(gpu);
+  out.set_gpu_slots(value.gpu_slots);
   return out;
 }
 
@@ -308,6 +309,7 @@ absl::StatusOr<NodeView> FromProto(const pb::NodeView& value) {
   out.coordinator_host = value.coordinator_host();
   out.warm_bytes = value.warm_bytes();
   out.gpus = check.Nested("gpus", GpusFromProto(value.gpus()));
+  out.gpu_slots = value.gpu_slots();
   out.version = check.Nested("version", FromProto(value.version()));
   return check.Finish(std::move(out));
 }

@@ -388,9 +388,9 @@ std::string RenderExplain(const JobView& job, std::optional<Generation> only,
 std::string RenderExplain(const NodeView& node, const TextStyle& style) {
   std::vector<std::string> jobs;
   for (const JobId& job : node.jobs) jobs.push_back(job.value());
-  std::string out =
-      Cat(node.name, " ", node.state, " · ", node.address, " · ", node.slots_used, " of ",
-          Count(node.slots, "slot"), " used · heard ", AgeText(node.seen), " ago\n");
+  std::string out = Cat(node.name, " ", node.state, " · ", node.address, " · ", node.slots_used,
+                        " of ", Count(node.slots, node.gpu_slots ? "GPU slot" : "slot"),
+                        " used · heard ", AgeText(node.seen), " ago\n");
   if (!node.note.empty()) out += Cat("  ", EscapeControls(node.note), "\n");
   if (node.coordinator_host) out += "  the coordinator runs here\n";
   if (node.warm_bytes > 0)

@@ -251,7 +251,7 @@ Json NodeJson(const NodeView& node) {
   Json out = {{"node", node.name},           {"id", node.id.value()},
               {"state", node.state},         {"address", node.address},
               {"slots", node.slots},         {"slots_used", node.slots_used},
-              {"seen_s", Seconds(node.seen)}};
+              {"gpu_slots", node.gpu_slots}, {"seen_s", Seconds(node.seen)}};
   out["jobs"] = Json::array();
   for (const JobId& job : node.jobs) out["jobs"].push_back(job.value());
   if (!node.note.empty()) out["note"] = node.note;

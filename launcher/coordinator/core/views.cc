@@ -370,6 +370,7 @@ NodeView ViewOf(const State& state, const Node& node, const Moment& at) {
   const bool late = at.now - node.lease.last_heard > 2 * state.config.leases.heartbeat;
   view.state = std::visit(LinkWord{node, late}, node.link);
   view.slots = node.row.slots;
+  view.gpu_slots = node.row.gpu_slots;
   view.slots_used = SlotsUsed(state, node);
   std::set<JobId> jobs = node.claims;
   for (const auto& entry : node.groups) {

@@ -320,8 +320,9 @@ TEST(Convert, ViewsSurvive) {
   ExpectAllFieldsSet(wire.left_out(0));
   ExpectAllFieldsSet(wire.generations(0));
   ExpectAllFieldsSet(wire.generations(0).members(0));
-  const NodeView node{NodeId("n"), "node1", "10.0.0.4", "ready", 2,           1, {JobId("a-1")},
-                      Duration(1), "note",  true,       true,    {1, 1, "b"}, 3, {SomeGpu()}};
+  const NodeView node{NodeId("n"), "node1",        "10.0.0.4",  "ready",     2,
+                      1,           {JobId("a-1")}, Duration(1), "note",      true,
+                      true,        {1, 1, "b"},    3,           {SomeGpu()}, true};
   ExpectRoundTrip(node);
   ExpectAllFieldsSet(ToProto(node));
 }

@@ -152,6 +152,10 @@ TEST(NodesTable, GpusAreShown) {
   NodeView node = Nodes().front();
   EXPECT_THAT(RenderNodes({node}, {}), Not(HasSubstr("GPU")));
   EXPECT_TRUE(Json::parse(NodesDocument({node}, {}))["nodes"][0]["gpus"].empty());
+  EXPECT_EQ(Json::parse(NodesDocument({node}, {}))["nodes"][0]["gpu_slots"], false);
+  node.gpu_slots = true;
+  EXPECT_EQ(Json::parse(NodesDocument({node}, {}))["nodes"][0]["gpu_slots"], true);
+  EXPECT_THAT(RenderExplain(node, {}), HasSubstr(" GPU slot"));
   node.gpus = {GpuOf("0", 41), GpuOf("1", 38)};
   EXPECT_THAT(RenderNodes({node}, {}),
               HasSubstr("2 × NVIDIA H100, 2.0 GiB of 160.0 GiB used, 38–41 °C\n"));

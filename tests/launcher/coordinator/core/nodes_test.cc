@@ -62,6 +62,18 @@ TEST_F(Nodes, default_names_get_suffixes) {
   EXPECT_EQ(RowOf("w").name, "host");
 }
 
+// What its slots stand for is as its agent says, each time anew.
+TEST_F(Nodes, slots_of_gpus_are_told_from_others) {
+  Start();
+  Hello hello = HelloOf("x", "host");
+  hello.gpu_slots = true;
+  Open(hello);
+  EXPECT_TRUE(ViewOfNode("host").gpu_slots);
+  hello.gpu_slots = false;
+  Open(hello);
+  EXPECT_FALSE(ViewOfNode("host").gpu_slots);
+}
+
 // §4: with an explicit --node-name a clash is refused.
 TEST_F(Nodes, explicit_names_are_refused) {
   Start();
