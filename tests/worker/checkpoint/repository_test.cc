@@ -465,7 +465,43 @@ TEST_F(RepositoryTest, ACommitWithoutItsFilesIsRefused) {
   Manifest m = CommitStep(repository_, state_, 10, 2);
   m.step = 11;
   EXPECT_EQ(Commit(repository_, m).code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(repository_.PrepareAttempt(11, 1, 1).ok());
+  for (const FileInfo& file : m.files) {
+    std::filesystem::copy_file(repository_.AttemptPath(10, 1, 1) + "/" + file.name,
+                               repository_.AttemptPath(11, 1, 1) + "/" + file.name);
+  }
+  const std::string last = repository_.AttemptPath(11, 1, 1) + "/" + m.files.back().name;
+  std::filesystem::resize_file(last, m.files.back().bytes - 1);
+  const absl::Status shorter = Commit(repository_, m);
+  EXPECT_EQ(shorter.code(), absl::StatusCode::kDataLoss);
+  EXPECT_NE(std::string(shorter.message()).find(last), std::string::npos) << shorter;
   EXPECT_EQ(Steps(), (std::vector<std::int64_t>{10}));
+}
+
+TEST_F(RepositoryTest, ACommitThatIsNotWholeIsRefused) {
+  Manifest m = CommitStep(repository_, state_, 10, 2);
+  ASSERT_TRUE(repository_.Delete(10).ok());
+  ASSERT_TRUE(repository_.PrepareAttempt(10, 1, 1).ok());
+  for (const FileInfo& file : m.files)
+    WriteAll(repository_.AttemptPath(10, 1, 1) + "/" + file.name, std::string(file.bytes, 0));
+  m.files.pop_back();
+  EXPECT_EQ(Commit(repository_, m).code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(AllFiles(repository_.path() + "/commits").empty());
+}
+
+TEST_F(RepositoryTest, OfTwoStagedCommitsOfAStepThatOfTheLaterGenerationIsPublished) {
+  for (const auto& [first, second] : {std::pair(2, 3), std::pair(3, 2)}) {
+    const TemporaryDirectory directory;
+    const Repository repository = *Repository::OpenForTraining(directory.path());
+    for (const int generation : {first, second}) {
+      CommitStep(repository, state_, 10, 1, static_cast<std::uint64_t>(generation));
+      std::filesystem::rename(
+          directory / "commits/step-10",
+          directory / (generation == first ? "commits/.tmp-10-a" : "commits/.tmp-10-b"));
+    }
+    ASSERT_TRUE(repository.PublishStaged("job-1", 10).ok());
+    EXPECT_EQ(repository.ReadManifest(10)->generation, 3u) << "listed first: " << first;
+  }
 }
 
 TEST_F(RepositoryTest, RetentionKeepsTheNewestThatVerify) {
@@ -489,6 +525,16 @@ TEST_F(RepositoryTest, RetentionThatIsGivenUpDeletesNothingAndKnowsNothing) {
   }
   EXPECT_TRUE(retention.Apply().ok());
   EXPECT_EQ(Steps(), (std::vector<std::int64_t>{30, 20}));
+}
+
+// What was found sound is the files of a record, not whatever has the step's number.
+TEST_F(RepositoryTest, RetentionReadsWhatAnotherRecordNames) {
+  for (std::int64_t step : {10, 20, 30}) CommitStep(repository_, state_, step);
+  Retention retention(repository_, 2);
+  retention.NoteSound(30, "the record of another attempt");
+  std::filesystem::resize_file(File("step-30/1-1/rank-0-of-1.safetensors"), 100);
+  EXPECT_TRUE(retention.Apply().ok());
+  EXPECT_EQ(Steps(), (std::vector<std::int64_t>{30, 20, 10}));
 }
 
 // A sound commit must not be taken for damaged, only because there was no time to look.
@@ -557,6 +603,16 @@ TEST_F(RepositoryTest, SweepRemovesRubbishAndNothingElse) {
   EXPECT_FALSE(std::filesystem::exists(File("step-20")));
   EXPECT_FALSE(std::filesystem::exists(File("step-30")));
   EXPECT_TRUE(std::filesystem::exists(File("step-40/4-1")));
+}
+
+// Which attempt a record names that cannot be read is unknown: it may be readable tomorrow.
+TEST_F(RepositoryTest, SweepRemovesNoAttemptOfAStepWhoseRecordCannotBeRead) {
+  CommitStep(repository_, state_, 10);
+  const std::string record = ReadAll(File("commits/step-10"));
+  WriteAll(File("commits/step-10"), "unreadable");
+  ASSERT_TRUE(repository_.Sweep(3).ok());
+  WriteAll(File("commits/step-10"), record);
+  EXPECT_TRUE(repository_.Verify(*repository_.ReadManifest(10)).ok());
 }
 
 TEST_F(RepositoryTest, AnInterruptedDeletionIsFinished) {

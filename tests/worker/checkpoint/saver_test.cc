@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -124,6 +125,9 @@ TEST_F(SaverTest, WhatIsInTheWayIsNoCommit) {
     EXPECT_EQ(o.status.code(), absl::StatusCode::kAlreadyExists) << o.status;
   EXPECT_TRUE(outcomes.at(0).already_there);
   EXPECT_FALSE(outcomes.at(1).already_there);
+  EXPECT_EQ(RestoredStep(), 10);
+  EXPECT_FALSE(std::filesystem::exists(repository_.AttemptPath(10, 2, 1)))
+      << "of the same number, and of another generation than the record's";
 }
 
 TEST_F(SaverTest, ARankThatNeverReportsIsNamedWhenPatienceEnds) {
@@ -228,6 +232,19 @@ TEST_F(SaverTest, ASaveForANoticeWaitsForNoVerification) {
   EXPECT_EQ(AllFiles(repository_.path()).size(), 6u);
 }
 
+// Who leaves has no time to read older ones, nor to delete them.
+TEST_F(SaverTest, ASaveForANoticeTidiesNothingUp) {
+  for (const std::int64_t step : {10, 20, 30}) CommitStep(repository_, state_, step);
+  auto saver = Make(0, 1);
+  for (const bool for_notice : {true, false}) {
+    saver->Save(for_notice ? 40 : 50, {}, for_notice, state_.tensors());
+    saver->WaitIdle();
+    EXPECT_EQ(*repository_.CommittedSteps(), for_notice
+                                                 ? (std::vector<std::int64_t>{40, 30, 20, 10})
+                                                 : (std::vector<std::int64_t>{50, 40}));
+  }
+}
+
 // What was restored was read by all ranks a moment before.
 TEST_F(SaverTest, WhatWasRestoredIsNotReadAgain) {
   for (const std::int64_t step : {5, 6}) CommitStep(repository_, state_, step);
@@ -310,6 +327,89 @@ TEST_F(SaverTest, TheGateDecides) {
   EXPECT_EQ(saver->TakeOutcomes().at(0).status, gate.answer);
   EXPECT_EQ(RestoredStep(), 10);
   EXPECT_FALSE(std::filesystem::exists(repository_.path() + "/step-20"));
+  EXPECT_EQ(AllFiles(repository_.path() + "/commits"), std::vector<std::string>{"step-10"});
+}
+
+TEST_F(SaverTest, NothingIsPublishedInADirectoryThatAnotherJobTook) {
+  const auto nobody = [](const std::string&, Duration) {};
+  const auto owner = Owner::Take(repository_.path(), {.job = "job-1", .generation = 2}, nobody);
+  ASSERT_TRUE(owner.ok()) << owner.status();
+  SaverOptions options;
+  options.job = "job-1";
+  options.generation = 2;
+  options.owner = owner->get();
+  const auto saver = *Saver::Create(repository_, nullptr, options, state_.infos());
+  const auto other = Owner::Take(repository_.path(), {.job = "job-2", .take_over = true}, nobody);
+  ASSERT_TRUE(other.ok()) << other.status();
+  saver->Save(10, {}, false, state_.tensors());
+  saver->WaitIdle();
+  const absl::Status status = saver->TakeOutcomes().at(0).status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(std::string(status.message()).find("job-2"), std::string::npos) << status;
+  EXPECT_TRUE(AllFiles(repository_.path() + "/commits").empty());
+}
+
+// The record is there and cannot be read: it may name this attempt, so its files stay.
+TEST_F(SaverTest, FilesThatARecordMayNameStay) {
+  const std::string record = repository_.path() + "/commits/step-10";
+  auto saver = Make(0, 1);
+  {
+    const IoWatch watch(
+        directory_.path(),
+        [&](const IoCall& call) {
+          if (call.kind != IoCall::kSync || call.path != repository_.path() + "/commits" ||
+              !std::filesystem::exists(record))
+            return 0;
+          WriteAll(record, "no record");
+          return EIO;
+        },
+        [](const IoCall&) {});
+    saver->Save(10, {}, false, state_.tensors());
+    saver->WaitIdle();
+  }
+  EXPECT_FALSE(saver->TakeOutcomes().at(0).status.ok());
+  EXPECT_EQ(ReadAll(record), "no record");
+  EXPECT_EQ(AllFiles(repository_.AttemptPath(10, 2, 1)).size(), 1u);
+}
+
+// Of a network file system, which asks again when the answer to a link that it made was lost.
+TEST_F(SaverTest, ARecordThatIsThereAlreadyAndIsThisOneIsACommit) {
+  auto saver = Make(0, 1);
+  {
+    const IoWatch watch(
+        directory_.path(),
+        [](const IoCall& call) {
+          if (call.kind != IoCall::kLink) return 0;
+          EXPECT_EQ(syscall(SYS_link, call.path.c_str(), call.other.c_str()), 0);
+          return EEXIST;
+        },
+        [](const IoCall&) {});
+    state_.SetStep(10);
+    saver->Save(10, {}, false, state_.tensors());
+    saver->WaitIdle();
+  }
+  const SaveOutcome outcome = saver->TakeOutcomes().at(0);
+  EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_EQ(RestoredStep(), 10);
+}
+
+// Rank 0 may be on another host, whose sync makes no name of this one durable.
+TEST_F(SaverTest, AFileIsReportedOnceItsNameIsDurable) {
+  const std::string attempt = repository_.AttemptPath(10, 2, 1);
+  auto one = Make(1, 2);
+  std::vector<std::string> order;
+  {
+    const IoWatch watch(directory_.path(), nullptr, [&](const IoCall& call) {
+      if (call.kind == IoCall::kCreate && call.path == attempt + "/rank-1-of-2.safetensors")
+        order.push_back("made");
+      if (call.kind == IoCall::kSync && call.path == attempt) order.push_back("synced");
+      if (call.kind == IoCall::kRename && call.other == attempt + "/rank-1.report")
+        order.push_back("told");
+    });
+    one->Save(10, {}, true, state_.tensors());
+    one->WaitIdle();
+  }
+  EXPECT_EQ(order, (std::vector<std::string>{"made", "synced", "told"}));
 }
 
 TEST_F(SaverTest, WhatWasAcceptedUnheardIsPublishedByTheNextGeneration) {

@@ -8,6 +8,7 @@
 
 #include "common/base/rng.h"
 #include "tests/worker/checkpoint/testing.h"
+#include "worker/checkpoint/checksum.h"
 #include "worker/checkpoint/safetensors.h"
 
 namespace regroup::worker {
@@ -150,6 +151,11 @@ TEST_F(ShardFileTest, DamageIsAlwaysSeen) {
   std::string swapped = good;
   std::swap_ranges(swapped.begin() + 8192, swapped.begin() + 12288, swapped.begin() + 16384);
   EXPECT_TRUE(refused(swapped));
+  WriteAll(path(), good);
+  FileInfo other = *info;
+  other.xxh3 = Xxh3Hex(std::as_bytes(std::span(swapped)));
+  EXPECT_TRUE(absl::IsDataLoss(ScanShard(path(), other)))
+      << "each chunk is right, the whole is not";
   std::filesystem::remove(path());
   EXPECT_EQ(ScanShard(path(), *info).code(), absl::StatusCode::kNotFound);
 }
