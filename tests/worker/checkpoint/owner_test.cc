@@ -102,6 +102,21 @@ TEST_F(OwnerTest, TakingOverAsksNobodyAndIsNoticedByTheRenewingThread) {
   EXPECT_NE((*first)->Check().message().find("b-1"), std::string::npos);
 }
 
+// What is another's by then keeps its text and its time.
+TEST_F(OwnerTest, WhoLostItTakesNothingAlongWhenItGoes) {
+  for (const auto go : {&Owner::Release, &Owner::Leave}) {
+    std::filesystem::remove(File());
+    const auto first = Take({.job = "a-1", .generation = 1});
+    const auto second = Take({.job = "b-1", .generation = 1, .take_over = true});
+    ASSERT_TRUE(first.ok() && second.ok());
+    const std::string text = ReadAll(File());
+    const auto renewed = std::filesystem::last_write_time(File());
+    ((**first).*go)();
+    EXPECT_EQ(ReadAll(File()), text);
+    EXPECT_EQ(std::filesystem::last_write_time(File()), renewed);
+  }
+}
+
 TEST_F(OwnerTest, TheLeaseOfAKilledJobRunsOut) {
   Abandon({.job = "a-1", .generation = 1});
   Age(seconds(59));
