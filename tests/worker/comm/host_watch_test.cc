@@ -9,6 +9,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "common/base/check.h"
@@ -22,17 +23,18 @@ using std::chrono::milliseconds;
 // Longer than a look of the thread.
 constexpr milliseconds kSilence(100);
 
-// The second of three hosts of one rank each; the test is its neighbours.
+// The second of three hosts, which has two ranks; the test is its neighbours.
 class HostWatchTest : public testing::Test {
  protected:
   HostWatchTest() {
-    local_ =
-        std::move(MakeInProcessHost(/*first_rank=*/1, /*ranks=*/1, std::chrono::seconds(60))[0]);
+    auto ranks = MakeInProcessHost(/*first_rank=*/1, /*count=*/2, std::chrono::seconds(60));
+    local_ = std::move(ranks[0]);
+    beside_ = std::move(ranks[1]);
     auto [mine, first] = Pair();
     auto [mine_too, last] = Pair();
     first_host_ = std::move(first);
     last_host_ = std::move(last);
-    watch_ = std::make_unique<HostWatch>(*local_, Hosts{{0, 1}, {1, 1}, {2, 1}}, /*own=*/1,
+    watch_ = std::make_unique<HostWatch>(*local_, Hosts{{0, 1}, {1, 2}, {3, 1}}, /*own=*/1,
                                          std::move(mine), std::move(mine_too));
   }
 
@@ -50,7 +52,7 @@ class HostWatchTest : public testing::Test {
     return message;
   }
 
-  std::unique_ptr<SharedMemoryCommunicator> local_;
+  std::unique_ptr<SharedMemoryCommunicator> local_, beside_;
   io::UniqueFd first_host_, last_host_;
   std::unique_ptr<HostWatch> watch_;  // Last: it uses the others.
 };
@@ -66,7 +68,7 @@ TEST_F(HostWatchTest, WhoEndsOnceACallHasMovedHasLeftAfterIt) {
   const auto heard = FirstHostHears(milliseconds(5000));
   ASSERT_TRUE(heard.has_value());
   EXPECT_EQ(heard->kind, kLeft);
-  EXPECT_EQ(heard->value, 2u);
+  EXPECT_EQ(heard->value, 3u);
   EXPECT_EQ(heard->call, 7u);
 }
 
@@ -76,9 +78,35 @@ TEST_F(HostWatchTest, WhoEndsBeforeACallHasMovedHasNotTakenPartInIt) {
   const auto heard = FirstHostHears(milliseconds(5000));
   ASSERT_TRUE(heard.has_value());
   EXPECT_EQ(heard->kind, kLeft);
-  EXPECT_EQ(heard->value, 2u);
+  EXPECT_EQ(heard->value, 3u);
   EXPECT_EQ(heard->call, 6u);
   EXPECT_NE(watch_->FailureWord(), 0u);
+}
+
+// Also while this host's first rank is in no call.
+TEST_F(HostWatchTest, ARankBesideThatEndsBetweenCallsHasLeft) {
+  watch_->BeginCall(7);
+  watch_->EndCall(7);
+  beside_.reset();
+  const auto heard = FirstHostHears(milliseconds(5000));
+  ASSERT_TRUE(heard.has_value());
+  EXPECT_EQ(heard->kind, kLeft);
+  EXPECT_EQ(heard->value, 2u);
+  EXPECT_EQ(heard->call, 7u);
+}
+
+TEST_F(HostWatchTest, AFailureThatAnotherHostTellsIsPassedOnOnce) {
+  ControlMessage told;
+  told.kind = kFailed;
+  told.value = PackFailure(kAbort, 3, 3);
+  CHECK(send(last_host_.get(), &told, sizeof told, 0) == sizeof told);
+  const auto heard = FirstHostHears(milliseconds(5000));
+  ASSERT_TRUE(heard.has_value());
+  EXPECT_EQ(heard->kind, kFailed);
+  EXPECT_EQ(heard->value, told.value);
+  while (local_->FailureWord() == 0) std::this_thread::yield();
+  watch_->Tell();
+  EXPECT_FALSE(FirstHostHears(kSilence).has_value());
 }
 
 }  // namespace
