@@ -44,12 +44,18 @@ class HostWatchTest : public testing::Test {
     return {io::UniqueFd(ends[0]), io::UniqueFd(ends[1])};
   }
 
-  std::optional<ControlMessage> FirstHostHears(milliseconds within) {
-    pollfd item{first_host_.get(), POLLIN, 0};
+  static std::optional<ControlMessage> Heard(const io::UniqueFd& host, milliseconds within) {
+    pollfd item{host.get(), POLLIN, 0};
     if (poll(&item, 1, static_cast<int>(within.count())) <= 0) return std::nullopt;
     ControlMessage message;
-    CHECK(recv(first_host_.get(), &message, sizeof message, MSG_WAITALL) == sizeof message);
+    CHECK(recv(host.get(), &message, sizeof message, MSG_WAITALL) == sizeof message);
     return message;
+  }
+  std::optional<ControlMessage> FirstHostHears(milliseconds within) {
+    return Heard(first_host_, within);
+  }
+  static void Say(const io::UniqueFd& host, const ControlMessage& message) {
+    CHECK(send(host.get(), &message, sizeof message, 0) == sizeof message);
   }
 
   std::unique_ptr<SharedMemoryCommunicator> local_, beside_;
@@ -99,7 +105,7 @@ TEST_F(HostWatchTest, AFailureThatAnotherHostTellsIsPassedOnOnce) {
   ControlMessage told;
   told.kind = kFailed;
   told.value = PackFailure(kAbort, 3, 3);
-  CHECK(send(last_host_.get(), &told, sizeof told, 0) == sizeof told);
+  Say(last_host_, told);
   const auto heard = FirstHostHears(milliseconds(5000));
   ASSERT_TRUE(heard.has_value());
   EXPECT_EQ(heard->kind, kFailed);
@@ -107,6 +113,32 @@ TEST_F(HostWatchTest, AFailureThatAnotherHostTellsIsPassedOnOnce) {
   while (local_->FailureWord() == 0) std::this_thread::yield();
   watch_->Tell();
   EXPECT_FALSE(FirstHostHears(kSilence).has_value());
+}
+
+TEST_F(HostWatchTest, TheFirstFailureThatOthersTellStays) {
+  watch_->BeginCall(7);
+  watch_->BeginFlow(7);
+  const std::uint64_t first = PackFailure(kLate, 3, 0), second = PackFailure(kGone, 3, 3);
+  for (const std::uint64_t word : {first, second}) {
+    Say(last_host_, {.kind = kFailed, .value = word});
+    ASSERT_TRUE(FirstHostHears(milliseconds(5000)).has_value());
+  }
+  while (watch_->FailureWord() == 0) std::this_thread::yield();
+  EXPECT_EQ(watch_->FailureWord(), first);
+}
+
+// It may have been on its way since an earlier call was late.
+TEST_F(HostWatchTest, AnAnswerToAnEarlierQuestionIsNone) {
+  int missing = 0;
+  std::thread asking([&] { missing = watch_->AwaitMissing(/*call=*/0); });
+  const auto asked = Heard(last_host_, milliseconds(5000));
+  Say(last_host_, {.kind = kAnswer, .rank = -1, .value = asked->value, .call = 2});
+  Say(last_host_, {.kind = kAnswer, .rank = 3, .value = asked->value - 1, .call = 2});
+  const auto passed_on = [&] { return Heard(first_host_, milliseconds(5000)); };
+  while (passed_on()->value != asked->value - 1) continue;
+  Say(first_host_, {.kind = kAnswer, .rank = -1, .value = asked->value, .call = 0});
+  asking.join();
+  EXPECT_EQ(missing, -1);
 }
 
 }  // namespace
