@@ -97,6 +97,35 @@ TEST(LookOnce, WhatHasComeIsNoPartOfAFailure) {
   EXPECT_EQ(LookOnce([] { return true; }, [] { return true; }), Look::kCome);
 }
 
+// Rank 1 arrives and ends just when rank 0 asks whether it is still there.
+class EndsWhenAskedFor final : public Peers {
+ public:
+  explicit EndsWhenAskedFor(Segment* segment) : segment_(segment) {}
+  bool Gone(int rank) override {
+    segment_->slots[static_cast<std::size_t>(rank)].phase.store(1);
+    return true;
+  }
+  std::string NameOf(int rank) const override { return std::to_string(rank); }
+  absl::StatusOr<Arena> MakeArena(std::size_t) override { return absl::InternalError(""); }
+  absl::StatusOr<Arena> OpenArena(const ArenaTicket&) override { return absl::InternalError(""); }
+  void ArenaShared(const ArenaTicket&) override {}
+
+ private:
+  Segment* const segment_;
+};
+
+TEST(SharedMemory, WhoArrivesAndEndsBetweenTwoLooksFailsNobody) {
+  std::vector<std::byte> memory(SegmentBytes(2) + alignof(Segment));
+  void* at = memory.data();
+  std::size_t room = memory.size();
+  auto* segment = new (std::align(alignof(Segment), SegmentBytes(2), at, room)) Segment;
+  segment->slots[1].header[1] = {kBarrier, kByte, 0, 0, 1};
+  SharedMemoryCommunicator rank(0, 2, segment, {.deadline = std::chrono::seconds(20), .spin = 0},
+                                std::make_unique<EndsWhenAskedFor>(segment));
+  const absl::Status status = rank.Barrier();
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 template <typename T>
 void SumsInRankOrder(const Counts& hosts) {
   const int world = std::accumulate(hosts.begin(), hosts.end(), 0);
