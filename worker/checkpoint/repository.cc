@@ -312,17 +312,19 @@ absl::Status Repository::RemoveAttempt(std::int64_t step, std::uint64_t generati
   return absl::OkStatus();
 }
 
-absl::Status Repository::FinishDeletions() const {
+absl::Status Repository::FinishDeletions(std::uint64_t generation) const {
   const std::string commits = absl::StrCat(path_, "/commits");
   ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDirectory(commits));
   for (const std::string& name : names) {
     const std::string path = absl::StrCat(commits, "/", name);
-    if (absl::StartsWith(name, kTemporaryPrefix)) {
-      (void)unlink(path.c_str());
-    } else if (absl::StartsWith(name, kDeletedPrefix)) {
-      const absl::StatusOr<std::string> record = io::ReadFile(path, kMaxRecordBytes);
-      const absl::StatusOr<Manifest> manifest =
-          record.ok() ? ParseManifest(*record) : record.status();
+    const bool staged = absl::StartsWith(name, kTemporaryPrefix);
+    if (!staged && !absl::StartsWith(name, kDeletedPrefix)) continue;
+    const absl::StatusOr<std::string> record = io::ReadFile(path, kMaxRecordBytes);
+    const absl::StatusOr<Manifest> manifest =
+        record.ok() ? ParseManifest(*record) : record.status();
+    if (staged) {
+      if (!manifest.ok() || manifest->generation <= generation) (void)unlink(path.c_str());
+    } else {
       if (manifest.ok())
         RETURN_IF_ERROR(RemoveAttempt(manifest->step, manifest->generation, manifest->attempt));
       (void)unlink(path.c_str());
@@ -353,7 +355,7 @@ absl::Status Repository::SweepStep(const std::string& directory, std::int64_t st
 }
 
 absl::Status Repository::Sweep(std::uint64_t generation) const {
-  RETURN_IF_ERROR(FinishDeletions());
+  RETURN_IF_ERROR(FinishDeletions(generation));
   ASSIGN_OR_RETURN(const std::vector<std::string> names, io::ListDirectory(path_));
   for (const std::string& name : names) {
     const std::string path = absl::StrCat(path_, "/", name);

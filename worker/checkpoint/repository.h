@@ -80,8 +80,9 @@ class Repository {
   // Deletes a checkpoint: its record first, then its files.
   absl::Status Delete(std::int64_t step) const;
 
-  // Finishes interrupted deletions and removes attempts that no record names, save those of
-  // generations above `generation`. For rank 0, before the first attempt of a generation.
+  // Finishes interrupted deletions and removes attempts and staged commits that no record names,
+  // save those of generations above `generation`. For rank 0, before the first attempt of a
+  // generation.
   absl::Status Sweep(std::uint64_t generation) const;
   // The highest attempt number of this generation that any directory bears; 0 if none does.
   absl::StatusOr<std::uint64_t> HighestAttempt(std::uint64_t generation) const;
@@ -92,7 +93,7 @@ class Repository {
   explicit Repository(std::string path) : path_(std::move(path)) {}
   std::string RecordPath(std::int64_t step) const;
   absl::Status LinkRecord(const StagedCommit& staged) const;
-  absl::Status FinishDeletions() const;
+  absl::Status FinishDeletions(std::uint64_t generation) const;
   absl::Status SweepStep(const std::string& directory, std::int64_t step,
                          std::uint64_t generation) const;
 

@@ -201,19 +201,21 @@ bool Saver::Exists(const Request& request) const {
   return committed->generation == options_.generation && committed->attempt == request.attempt;
 }
 
-void Saver::VoidUnanswered() {
-  if (!unanswered_) return;
-  repository_.Unstage(unanswered_->staged);
-  void_.push_back({unanswered_->step, unanswered_->attempt});
-  unanswered_.reset();
+void Saver::VoidUnanswered(std::size_t from) {
+  while (unanswered_.size() > from) {
+    const Unanswered& last = unanswered_.back();
+    repository_.Unstage(last.staged);
+    void_.push_back({last.step, last.attempt});
+    unanswered_.pop_back();
+  }
 }
 
 absl::Status Saver::Tidy(const Request& request, const Carried& carried) {
   const bool committed = carried.outcome.status.ok();
-  const bool open = unanswered_ && unanswered_->attempt == request.attempt;
+  const bool open = !unanswered_.empty() && unanswered_.back().attempt == request.attempt;
   // A record that could be linked but not made durable is there, and so are its files.
   if (!committed && !open && !Exists(request)) void_.push_back({request.step, request.attempt});
-  if (committed) VoidUnanswered();
+  if (committed) VoidUnanswered(0);
   while (void_.size() > kVoidAttempts) void_.pop_front();
   absl::Status result;
   if (committed) {
@@ -296,8 +298,8 @@ absl::Status Saver::AskGate(const Request& request, const Repository::StagedComm
       gate_->Ask(question, [&] { return GivenUp(request.attempt) || steady_clock::now() > late; });
   if (absl::IsFailedPrecondition(answer)) repository_.Unstage(staged);
   if (answer.ok() || absl::IsFailedPrecondition(answer)) return answer;
-  VoidUnanswered();
-  unanswered_ = Unanswered{request.step, request.attempt, staged};
+  VoidUnanswered(1);
+  unanswered_.push_back({request.step, request.attempt, staged});
   if (!GivenUp(request.attempt) && steady_clock::now() > late) {
     return absl::Status(
         answer.code(), absl::StrCat(std::string(answer.message()), " within ",

@@ -139,7 +139,7 @@ class Saver {
   absl::Status AskGate(const Request& request, const Repository::StagedCommit& staged);
   // Reads this rank's file back, and tells the verdict or awaits all others'.
   absl::Status Verify(const Request& request, const FileInfo& file);
-  void VoidUnanswered();
+  void VoidUnanswered(std::size_t from);
   // Rank 0.
   absl::Status Tidy(const Request& request, const Carried& carried);
   bool Exists(const Request& request) const;
@@ -154,14 +154,15 @@ class Saver {
   Retention retention_;  // Of the thread, as is the next.
   // Void attempts, newest last, to which a slower rank may still add its file.
   std::deque<std::pair<std::int64_t, std::uint64_t>> void_;  // (step, attempt)
-  // The newest that was asked for and neither accepted nor refused. It may have been accepted: then
-  // the next generation publishes it (Repository::PublishStaged).
+  // The first and the newest that were asked for and neither accepted nor refused, oldest first.
+  // Either may have been accepted (the first of a time without answers, as its answer was lost):
+  // then the next generation publishes it (Repository::PublishStaged).
   struct Unanswered {
     std::int64_t step = 0;
     std::uint64_t attempt = 0;
     Repository::StagedCommit staged;
   };
-  std::optional<Unanswered> unanswered_;
+  std::vector<Unanswered> unanswered_;
   std::uint64_t next_attempt_;
 
   mutable std::mutex mutex_;

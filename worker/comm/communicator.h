@@ -18,6 +18,9 @@ enum class Reduction { kSum, kMax };
 // same order, from one thread; a call returns once its result is in the caller's buffer. Whatever
 // moves the tensors, ranks agree here: either all live ranks of a host get a call's result or none
 // does. Where a whole host is lost while a result is on its way, some hosts have it and others not.
+// Who has left after a call fails nobody in it. A process may end once a call of all ranks is over,
+// or its communicator is destroyed: after a gather of groups on one host each, others may not have
+// come to it.
 //
 // Failures end the group for every rank: the first one is published to all ranks, whose pending and
 // later calls return it, marked for IsCommunicatorFailure. Buffers of a failed call hold

@@ -246,7 +246,9 @@ void HostWatch::LookAtFailures() {
 }
 
 void HostWatch::LookAtRanks() {
-  if (stage_ == Stage::kFlow || local_.FailureWord() != 0) return;  // The caller looks itself.
+  // In a flow the caller looks itself. After it, what this host's ranks wait for is on this host:
+  // what others tell by then must not keep some of them from what the others get.
+  if (stage_ == Stage::kFlow || stage_ == Stage::kAfterFlow || local_.FailureWord() != 0) return;
   for (int r = 1; stage_ == Stage::kIdle && r < hosts_[static_cast<std::size_t>(own_)].count; ++r) {
     const int rank = first_ + r;
     if (after_[static_cast<std::size_t>(rank)] != kStays || !local_.HasLeft(r)) continue;
@@ -258,7 +260,6 @@ void HostWatch::LookAtRanks() {
     local_.PublishWord(remote_);
     return;
   }
-  if (stage_ == Stage::kAfterFlow) return;
   for (const Side& side : sides_) {
     if (!side.closed) continue;
     const int peer = hosts_[static_cast<std::size_t>(side.host)].first;

@@ -33,9 +33,10 @@ class HostWatch {
   HostWatch& operator=(const HostWatch&) = delete;
 
   // Of the calling thread: a call begins, its bytes begin to move between hosts, they are moved, it
-  // is over. After EndFlow, which a call that stays on each host begins with, another host may have
-  // left after this call while this one is still in it.
+  // is over. After EndFlow, and in all of a call that moves none between hosts, another host may
+  // have left after this call while this one is still in it: nothing of others is looked at.
   void BeginCall(std::uint64_t call) { Enter(Stage::kBeforeFlow, call); }
+  void BeginCallOnHost(std::uint64_t call) { Enter(Stage::kAfterFlow, call); }
   void BeginFlow(std::uint64_t call) { Enter(Stage::kFlow, call); }
   void EndFlow(std::uint64_t call) { Enter(Stage::kAfterFlow, call); }
   void EndCall(std::uint64_t call) { Enter(Stage::kIdle, call); }

@@ -82,10 +82,11 @@ void Cut(Piece whole, std::size_t bytes, std::size_t at_most, std::vector<Piece>
 // From a call's number to its end, on the first rank of a host the watch knows of it.
 class MultiHostCommunicator::Call {
  public:
-  explicit Call(MultiHostCommunicator& all) : Call(all, all.local_->NextCall()) {}
-  Call(MultiHostCommunicator& all, std::uint64_t number) : all_(all), number_(number) {
+  explicit Call(MultiHostCommunicator& all, bool on_host = false)
+      : all_(all), number_(all.local_->NextCall()) {
     all_.begun_ = steady_clock::now();
-    if (all_.watch_) all_.watch_->BeginCall(number_);
+    if (!all_.watch_) return;
+    on_host ? all_.watch_->BeginCallOnHost(number_) : all_.watch_->BeginCall(number_);
   }
   ~Call() {
     if (!all_.watch_) return;
@@ -331,12 +332,11 @@ absl::Status MultiHostCommunicator::ReduceScatter(Tensor arena, std::span<const 
 
 absl::Status MultiHostCommunicator::AllGather(Tensor arena, std::span<const Stretch> stretches,
                                               Tensor out, int group) {
-  const Call call(*this);
-  const auto place = local_->FindInArena(arena);
-  CHECK(place.has_value() && place->offset == 0 && out.type == arena.type);
   CHECK(group >= 1 && world_size() % group == 0);
   const bool alone = EachOnOneHost(group);
-  if (alone && watch_) watch_->EndFlow(call.number());
+  const Call call(*this, /*on_host=*/alone);
+  const auto place = local_->FindInArena(arena);
+  CHECK(place.has_value() && place->offset == 0 && out.type == arena.type);
   const CallHeader header{kGather, TypeOf(arena.type), stretches.size(),
                           HashOf(stretches, group) + place->arena, call.number()};
   RETURN_IF_ERROR(local_->Exchange(header, nullptr, 0));

@@ -188,7 +188,7 @@ absl::Status SharedMemoryCommunicator::AwaitAsleep(int rank, std::uint32_t phase
       const bool gone = HasLeft(r);
       if (gone && !Reached(other.phase.load(), phase)) return Fail(kGone, r);
     }
-    if (steady_clock::now() >= *call_end_) return Fail(kLate, rank);
+    if (steady_clock::now() >= *call_end_ && !come()) return Fail(kLate, rank);
   }
 }
 

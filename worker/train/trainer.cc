@@ -400,9 +400,11 @@ absl::Status Trainer::StartSaver() {
   }
   std::int64_t highest = 0;
   if (first()) {
-    // A directory that can not be tidied up may still be saved to.
-    if (const absl::Status swept = repository_->Sweep(environment_.generation); !swept.ok())
-      Warn(std::string(swept.message()));
+    // A directory that can not be tidied up may still be saved to; one that was lost meanwhile is
+    // another's to tidy up.
+    absl::Status swept = owner_ ? owner_->Check() : absl::OkStatus();
+    if (swept.ok()) swept = repository_->Sweep(environment_.generation);
+    if (!swept.ok()) Warn(std::string(swept.message()));
     highest =
         static_cast<std::int64_t>(repository_->HighestAttempt(environment_.generation).value_or(0));
   }
@@ -569,6 +571,11 @@ absl::Status Trainer::Save(bool for_notice) {
     equal = WithExit(std::move(equal), WorkerExit::kReplicasDiffer);
   }
   RETURN_IF_ERROR(equal);
+  // A snapshot has to be free, which may be that of a save that waits for a rank that died.
+  while (!for_notice && saver_->Busy()) {
+    RETURN_IF_ERROR(ranks_->Health());
+    std::this_thread::sleep_for(kLook);
+  }
   saver_->Save(step_, counters, for_notice, tensors_,
                {.by_all = Xxh3Hex(std::as_bytes(std::span(by_all))),
                 .by_place = Xxh3Hex(std::as_bytes(std::span(by_place)))});

@@ -615,6 +615,24 @@ TEST_F(RepositoryTest, SweepRemovesNoAttemptOfAStepWhoseRecordCannotBeRead) {
   EXPECT_TRUE(repository_.Verify(*repository_.ReadManifest(10)).ok());
 }
 
+// Whoever sweeps may have been stopped for long, and replaced.
+TEST_F(RepositoryTest, SweepLeavesWhatALaterGenerationHasStaged) {
+  Manifest m = CommitStep(repository_, state_, 10, 1, 3);
+  ASSERT_TRUE(repository_.Delete(10).ok());
+  ASSERT_TRUE(repository_.PrepareAttempt(10, 3, 1).ok());
+  WriteAll(repository_.AttemptPath(10, 3, 1) + "/" + m.files[0].name,
+           std::string(m.files[0].bytes, 0));
+  auto staged = repository_.Stage(m);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  ASSERT_TRUE(repository_.Sweep(2).ok());
+  EXPECT_TRUE(repository_.Publish(*staged).ok());
+  EXPECT_EQ(Steps(), (std::vector<std::int64_t>{10}));
+  staged = repository_.Stage(m);
+  ASSERT_TRUE(staged.ok()) << staged.status();
+  ASSERT_TRUE(repository_.Sweep(3).ok());
+  EXPECT_FALSE(std::filesystem::exists(staged->temporary));
+}
+
 TEST_F(RepositoryTest, AnInterruptedDeletionIsFinished) {
   CommitStep(repository_, state_, 10);
   CommitStep(repository_, state_, 20);

@@ -89,6 +89,26 @@ TEST_F(HostWatchTest, WhoEndsBeforeACallHasMovedHasNotTakenPartInIt) {
   EXPECT_NE(watch_->FailureWord(), 0u);
 }
 
+// Some of this host's ranks may have the result already.
+TEST_F(HostWatchTest, WhatOthersTellOnceACallHasMovedIsPublishedWhenItIsOver) {
+  watch_->BeginCall(7);
+  watch_->BeginFlow(7);
+  watch_->EndFlow(7);
+  Say(last_host_, {.kind = kFailed, .value = PackFailure(kAbort, 3, 3)});
+  ASSERT_TRUE(FirstHostHears(milliseconds(5000)).has_value());
+  std::this_thread::sleep_for(kSilence);
+  EXPECT_EQ(local_->FailureWord(), 0u);
+  watch_->EndCall(7);
+  EXPECT_EQ(local_->FailureWord(), PackFailure(kAbort, 3, 3));
+}
+
+TEST_F(HostWatchTest, InACallOnEachHostNothingOfOthersIsLookedAt) {
+  watch_->BeginCallOnHost(7);
+  last_host_.reset();
+  EXPECT_FALSE(FirstHostHears(kSilence).has_value());
+  EXPECT_EQ(local_->FailureWord(), 0u);
+}
+
 // Also while this host's first rank is in no call.
 TEST_F(HostWatchTest, ARankBesideThatEndsBetweenCallsHasLeft) {
   watch_->BeginCall(7);
