@@ -129,5 +129,35 @@ class Limited(e2e.TestCase):
                          ("failed", 143, "preemptions_spent", 0), shown)
 
 
+class LastSave(e2e.TestCase):
+    """The coordinator is stopped, so both snapshots wait for its answer when the last step is done."""
+    def worker(self, rank):
+        for info in self.fx.processes("regroup-worker", "train"):
+            with open(f"/proc/{info.pid}/environ", "rb") as f:
+                if info.argv[0].endswith("regroup-worker") and f"RANK={rank}".encode() in f.read().split(b"\0"):
+                    return info.pid
+        return None
+
+    def test_it_waits_for_no_rank_that_died(self):
+        samples, checkpoints = self.fx.path("work", "samples"), self.fx.path("work", "ckpt")
+        run = self.fx.regroup("run", "--nnodes", "1:2", "--nproc-per-node", 2, "--max-restarts", 3,
+                              "--rdzv-endpoint", f"127.0.0.1:{e2e.free_port()}",
+                              "--rdzv-id", "train", e2e.binary("regroup-worker"), "train", "--data", TEXT, "--steps", STEPS,
+                              "--layers", 2, "--width", 64, "--heads", 2, "--context", 64, "--batch", BATCH,
+                              "--checkpoint-every", 5, "--checkpoint-dir", checkpoints, "--sample-log", samples)
+        run.expect("saved step", stream="stdout")
+        (coordinator,) = self.fx.processes("coordinator", "--ad-hoc")
+        os.kill(coordinator.pid, signal.SIGSTOP)
+        try:
+            e2e.wait_for(lambda: max((line.step for line in proof.read_sample_logs(samples)), default=0) == STEPS, 60,
+                         "the last step", self.fx.describe)
+            first = self.worker(0)
+            os.kill(self.worker(1), signal.SIGKILL)
+            e2e.wait_for(lambda: not e2e.alive(first), 5, "rank 0 to give up", self.fx.describe)
+        finally:
+            os.kill(coordinator.pid, signal.SIGCONT)
+        self.assertEqual(run.wait(60), 0, self.fx.describe())
+        self.assertIn(f"step-{STEPS}", os.listdir(os.path.join(checkpoints, "commits")))
+
 if __name__ == "__main__":
     e2e.main()
