@@ -201,8 +201,8 @@ bool Saver::Exists(const Request& request) const {
   return committed->generation == options_.generation && committed->attempt == request.attempt;
 }
 
-void Saver::VoidUnanswered(std::size_t from) {
-  while (unanswered_.size() > from) {
+void Saver::VoidUnanswered(std::size_t kept) {
+  while (unanswered_.size() > kept) {
     const Unanswered& last = unanswered_.back();
     repository_.Unstage(last.staged);
     void_.push_back({last.step, last.attempt});

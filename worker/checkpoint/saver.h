@@ -139,7 +139,8 @@ class Saver {
   absl::Status AskGate(const Request& request, const Repository::StagedCommit& staged);
   // Reads this rank's file back, and tells the verdict or awaits all others'.
   absl::Status Verify(const Request& request, const FileInfo& file);
-  void VoidUnanswered(std::size_t from);
+  // All but the first `kept`.
+  void VoidUnanswered(std::size_t kept);
   // Rank 0.
   absl::Status Tidy(const Request& request, const Carried& carried);
   bool Exists(const Request& request) const;

@@ -571,7 +571,8 @@ absl::Status Trainer::Save(bool for_notice) {
     equal = WithExit(std::move(equal), WorkerExit::kReplicasDiffer);
   }
   RETURN_IF_ERROR(equal);
-  // A snapshot has to be free, which may be that of a save that waits for a rank that died.
+  // The save needs a free snapshot. Both may be those of saves that wait for a rank that died,
+  // which only a look at the group tells.
   while (!for_notice && saver_->Busy()) {
     RETURN_IF_ERROR(ranks_->Health());
     std::this_thread::sleep_for(kLook);

@@ -54,6 +54,13 @@ class HostWatchTest : public testing::Test {
   std::optional<ControlMessage> FirstHostHears(milliseconds within) {
     return Heard(first_host_, within);
   }
+  void ExpectFirstHostHearsThatLeft(std::uint64_t rank, std::uint64_t after) {
+    const auto heard = FirstHostHears(milliseconds(5000));
+    ASSERT_TRUE(heard.has_value());
+    EXPECT_EQ(heard->kind, kLeft);
+    EXPECT_EQ(heard->value, rank);
+    EXPECT_EQ(heard->call, after);
+  }
   static void Say(const io::UniqueFd& host, const ControlMessage& message) {
     CHECK(send(host.get(), &message, sizeof message, 0) == sizeof message);
   }
@@ -71,21 +78,13 @@ TEST_F(HostWatchTest, WhoEndsOnceACallHasMovedHasLeftAfterIt) {
   EXPECT_FALSE(FirstHostHears(kSilence).has_value());
   EXPECT_EQ(local_->FailureWord(), 0u);
   watch_->EndCall(7);
-  const auto heard = FirstHostHears(milliseconds(5000));
-  ASSERT_TRUE(heard.has_value());
-  EXPECT_EQ(heard->kind, kLeft);
-  EXPECT_EQ(heard->value, 3u);
-  EXPECT_EQ(heard->call, 7u);
+  ExpectFirstHostHearsThatLeft(/*rank=*/3, /*after=*/7);
 }
 
 TEST_F(HostWatchTest, WhoEndsBeforeACallHasMovedHasNotTakenPartInIt) {
   watch_->BeginCall(7);
   last_host_.reset();
-  const auto heard = FirstHostHears(milliseconds(5000));
-  ASSERT_TRUE(heard.has_value());
-  EXPECT_EQ(heard->kind, kLeft);
-  EXPECT_EQ(heard->value, 3u);
-  EXPECT_EQ(heard->call, 6u);
+  ExpectFirstHostHearsThatLeft(/*rank=*/3, /*after=*/6);
   EXPECT_NE(watch_->FailureWord(), 0u);
 }
 
@@ -114,22 +113,15 @@ TEST_F(HostWatchTest, ARankBesideThatEndsBetweenCallsHasLeft) {
   watch_->BeginCall(7);
   watch_->EndCall(7);
   beside_.reset();
-  const auto heard = FirstHostHears(milliseconds(5000));
-  ASSERT_TRUE(heard.has_value());
-  EXPECT_EQ(heard->kind, kLeft);
-  EXPECT_EQ(heard->value, 2u);
-  EXPECT_EQ(heard->call, 7u);
+  ExpectFirstHostHearsThatLeft(/*rank=*/2, /*after=*/7);
 }
 
 TEST_F(HostWatchTest, AFailureThatAnotherHostTellsIsPassedOnOnce) {
-  ControlMessage told;
-  told.kind = kFailed;
-  told.value = PackFailure(kAbort, 3, 3);
-  Say(last_host_, told);
+  Say(last_host_, {.kind = kFailed, .value = PackFailure(kAbort, 3, 3)});
   const auto heard = FirstHostHears(milliseconds(5000));
   ASSERT_TRUE(heard.has_value());
   EXPECT_EQ(heard->kind, kFailed);
-  EXPECT_EQ(heard->value, told.value);
+  EXPECT_EQ(heard->value, PackFailure(kAbort, 3, 3));
   while (local_->FailureWord() == 0) std::this_thread::yield();
   watch_->Tell();
   EXPECT_FALSE(FirstHostHears(kSilence).has_value());
