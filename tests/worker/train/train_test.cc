@@ -11,6 +11,7 @@
 
 #include "tests/worker/train/fake_agent.h"
 #include "tests/worker/train/train_fixture.h"
+#include "worker/checkpoint/owner.h"
 
 namespace regroup::worker {
 namespace {
@@ -627,6 +628,30 @@ TEST_F(TrainTest, AnotherTypeOfWhatRanksExchangeIsToldAndGoneOnWith) {
   Group shorts(*this, 2, {.generation = ++generation, .flags = flags});
   for (int code : shorts.WaitAll()) EXPECT_EQ(code, 0) << shorts.Output(0);
   EXPECT_NE(NewestState("shorts"), floats);
+}
+
+// It is lost while a checkpoint is loaded: what lies there is the new owner's, however its
+// generations are numbered.
+TEST_F(TrainTest, ADirectoryThatWasLostIsNotSwept) {
+  std::vector<std::string> flags = Checkpoints("ckpt");
+  flags.insert(flags.end(), {"--width", "256", "--layers", "3"});  // Some time to load.
+  Group made(*this, 1, {.generation = 8, .flags = flags, .job = "one-1"});
+  ASSERT_EQ(made.Wait(0), 0) << made.Output(0);
+  const std::string path = directory_ / "ckpt";
+  flags.insert(flags.end(), {"--steps", "1000000"});
+  Group resumed(*this, 1, {.generation = 9, .flags = flags, .job = "one-1"});
+  while (ReadAll(path + "/owner").find("\"generation\":9") == std::string::npos)
+    std::this_thread::yield();
+  resumed.Kill(0, SIGSTOP);
+  const auto owner = Owner::Take(path, {.job = "two-1", .generation = 1, .take_over = true},
+                                 [](const std::string&, Duration) {});
+  ASSERT_TRUE(owner.ok()) << owner.status();
+  const Repository repository = *Repository::Open(path);
+  ASSERT_TRUE(repository.PrepareAttempt(1000, 1, 1).ok());
+  resumed.Kill(0, SIGCONT);
+  EXPECT_EQ(resumed.Wait(0), static_cast<int>(WorkerExit::kCheckpointDirectory));
+  EXPECT_NE(resumed.Output(0).find("in use by two-1"), std::string::npos) << resumed.Output(0);
+  EXPECT_TRUE(std::filesystem::exists(repository.AttemptPath(1000, 1, 1)));
 }
 
 // Two jobs on one directory: the second is refused by name, and what it takes over ends the first.
