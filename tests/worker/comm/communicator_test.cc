@@ -97,13 +97,13 @@ TEST(LookOnce, WhatHasComeIsNoPartOfAFailure) {
   EXPECT_EQ(LookOnce([] { return true; }, [] { return true; }), Look::kCome);
 }
 
-// Rank 1 arrives and ends just when rank 0 asks whether it is still there.
-class EndsWhenAskedFor final : public Peers {
+// Rank 1 arrives just when rank 0 asks whether it is still there.
+class ArrivesWhenAskedFor final : public Peers {
  public:
-  explicit EndsWhenAskedFor(Segment* segment) : segment_(segment) {}
+  ArrivesWhenAskedFor(Segment* segment, bool ends) : segment_(segment), ends_(ends) {}
   bool Gone(int rank) override {
     segment_->slots[static_cast<std::size_t>(rank)].phase.store(1);
-    return true;
+    return ends_;
   }
   std::string NameOf(int rank) const override { return std::to_string(rank); }
   absl::StatusOr<Arena> MakeArena(std::size_t) override { return absl::InternalError(""); }
@@ -112,18 +112,23 @@ class EndsWhenAskedFor final : public Peers {
 
  private:
   Segment* const segment_;
+  const bool ends_;
 };
 
-TEST(SharedMemory, WhoArrivesAndEndsBetweenTwoLooksFailsNobody) {
-  std::vector<std::byte> memory(SegmentBytes(2) + alignof(Segment));
-  void* at = memory.data();
-  std::size_t room = memory.size();
-  auto* segment = new (std::align(alignof(Segment), SegmentBytes(2), at, room)) Segment;
-  segment->slots[1].header[1] = {kBarrier, kByte, 0, 0, 1};
-  SharedMemoryCommunicator rank(0, 2, segment, {.deadline = std::chrono::seconds(20), .spin = 0},
-                                std::make_unique<EndsWhenAskedFor>(segment));
-  const absl::Status status = rank.Barrier();
-  EXPECT_TRUE(status.ok()) << status;
+// And then ends; or the call's deadline is over by then.
+TEST(SharedMemory, WhoArrivesBetweenTwoLooksFailsNobody) {
+  for (const bool ends : {true, false}) {
+    std::vector<std::byte> memory(SegmentBytes(2) + alignof(Segment));
+    void* at = memory.data();
+    std::size_t room = memory.size();
+    auto* segment = new (std::align(alignof(Segment), SegmentBytes(2), at, room)) Segment;
+    segment->slots[1].header[1] = {kBarrier, kByte, 0, 0, 1};
+    const auto deadline = std::chrono::seconds(ends ? 20 : 0);
+    SharedMemoryCommunicator rank(0, 2, segment, {.deadline = deadline, .spin = 0},
+                                  std::make_unique<ArrivesWhenAskedFor>(segment, ends));
+    const absl::Status status = rank.Barrier();
+    EXPECT_TRUE(status.ok()) << ends << ": " << status;
+  }
 }
 
 template <typename T>
