@@ -24,11 +24,14 @@ if(REGROUP_CCACHE)
   set(CMAKE_C_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
 endif()
 
+# Of host code, GPUs use constexpr functions as they are.
+set(REGROUP_NVCC_FLAGS -Werror=all-warnings --expt-relaxed-constexpr)
 if(REGROUP_CUDA)
-  set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "Of which GPUs")  # H100, H200.
+  # A100, H100 and H200; what comes later compiles what was meant for the last of them.
+  set(CMAKE_CUDA_ARCHITECTURES "80-real;90" CACHE STRING "Of which GPUs")
   enable_language(CUDA)
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)  # CMake 3.25 does not know that of CUDA 13.
-  add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:${REGROUP_NVCC_FLAGS}>")
 endif()
 
 # regroup_options(FLAG…): for C and C++, and for what nvcc leaves to C++.

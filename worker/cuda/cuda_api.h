@@ -22,6 +22,13 @@ inline constexpr unsigned kCudaEventDisableTiming = 2;
 inline constexpr unsigned kCudaHostAllocPortable = 1;
 inline constexpr unsigned kCudaHostAllocMapped = 2;
 inline constexpr int kCudaMemcpyDefault = 4;
+inline constexpr int kCudaFuncMaxDynamicSharedMemory = 8;
+// A kernel may ask for so much of a block's memory; for more it must be told so before.
+inline constexpr std::size_t kCudaUsualBlockBytes = 48 << 10;
+
+struct CudaDim3 {
+  unsigned x = 1, y = 1, z = 1;
+};
 
 struct CudaApi {
   int (*get_device_count)(int*) = nullptr;
@@ -40,6 +47,9 @@ struct CudaApi {
   int (*event_record)(CudaEventHandle, CudaStreamHandle) = nullptr;
   int (*event_query)(CudaEventHandle) = nullptr;
   int (*event_destroy)(CudaEventHandle) = nullptr;
+  int (*func_set_attribute)(const void* kernel, int attribute, int value) = nullptr;
+  int (*launch_kernel)(const void* kernel, CudaDim3 blocks, CudaDim3 threads, void** arguments,
+                       std::size_t block_bytes, CudaStreamHandle) = nullptr;
   const char* (*get_error_string)(int) = nullptr;
 };
 

@@ -141,6 +141,19 @@ void CudaStream::Zero(void* to, std::size_t bytes) {
   Check(api_.memset_async(to, 0, bytes, handle_), "cudaMemsetAsync");
 }
 
+void CudaStream::Launch(const void* kernel, CudaDim3 blocks, CudaDim3 threads,
+                        std::size_t block_bytes, void** arguments) {
+  if (!progress_->failure().ok()) return;
+  NextPiece();
+  if (block_bytes > kCudaUsualBlockBytes) {
+    const int error = api_.func_set_attribute(kernel, kCudaFuncMaxDynamicSharedMemory,
+                                              static_cast<int>(block_bytes));
+    if (error != kCudaSuccess) return Check(error, "cudaFuncSetAttribute");
+  }
+  Check(api_.launch_kernel(kernel, blocks, threads, arguments, block_bytes, handle_),
+        "cudaLaunchKernel");
+}
+
 Event CudaStream::Record() {
   const Event event = Stream::Record();
   progress_->Record(handle_, event.work);

@@ -73,6 +73,10 @@ class CudaStream final : public Stream {
 
   void Copy(void* to, const void* from, std::size_t bytes) override;
   void Zero(void* to, std::size_t bytes) override;
+  // A __global__ function, by so many blocks of so many threads which share so many bytes. Its
+  // arguments are copied.
+  void Launch(const void* kernel, CudaDim3 blocks, CudaDim3 threads, std::size_t block_bytes,
+              void** arguments);
   Event Record() override;
   // REQUIRES: of a CudaStream of this device.
   void Wait(const Event& event) override;

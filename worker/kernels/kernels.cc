@@ -58,7 +58,9 @@ std::int64_t LayerNormElements(std::int64_t rows, std::int64_t width) {
 }
 
 std::int64_t AttentionElements(const AttentionShape& shape) {
-  return ThreadCount() * AttentionScratchOfThread(shape.time, shape.head_width);
+  const std::int64_t of_rows =
+      shape.batch * shape.heads * shape.time;  // A number for each, on a GPU.
+  return std::max(ThreadCount() * AttentionScratchOfThread(shape.time, shape.head_width), of_rows);
 }
 
 Isa BestIsa() {

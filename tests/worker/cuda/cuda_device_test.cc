@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/worker/fake_gpu/open_fake_gpu.h"
+#include "worker/cuda_kernels/launch.h"
 
 namespace regroup::worker {
 namespace {
@@ -174,6 +175,67 @@ TEST_F(CudaDeviceTest, ProgressOutlivesItsStream) {
     progress = stream.progress();
   }
   EXPECT_TRUE(progress->IsOver(work));
+}
+
+// What a runtime was asked for by Launch; it answers with `error`.
+struct Asked {
+  const void* kernel = nullptr;
+  CudaDim3 blocks, threads;
+  std::size_t bytes = 0;
+  void** arguments = nullptr;
+  int launches = 0, allowed_bytes = 0, error = kCudaSuccess;
+};
+Asked g_asked;
+
+TEST_F(CudaDeviceTest, AKernelIsLaunchedWithItsGeometryAndMemory) {
+  CudaApi api = gpu_.cuda();
+  api.func_set_attribute = [](const void*, int attribute, int value) {
+    EXPECT_EQ(attribute, kCudaFuncMaxDynamicSharedMemory);
+    g_asked.allowed_bytes = value;
+    return kCudaSuccess;
+  };
+  api.launch_kernel = [](const void* kernel, CudaDim3 blocks, CudaDim3 threads, void** arguments,
+                         std::size_t bytes, CudaStreamHandle) {
+    const int launches = g_asked.launches + 1, allowed = g_asked.allowed_bytes;
+    g_asked = {kernel, blocks, threads, bytes, arguments, launches, allowed, g_asked.error};
+    return g_asked.error;
+  };
+  g_asked = {};
+  const auto device = *CudaDevice::Create(api, 0);
+  CudaStream stream(api);
+  const int kernel = 0;
+  void* arguments[1] = {};
+  const cuda::Geometry geometry{
+      .blocks = 7, .blocks_y = 5, .threads = 64, .threads_y = 2, .block_bytes = 48 << 10};
+  cuda::PutOnStream(stream, &kernel, geometry, arguments);
+  EXPECT_EQ(g_asked.kernel, &kernel);
+  EXPECT_EQ(g_asked.arguments, arguments);
+  EXPECT_EQ(g_asked.blocks.x, 7u);
+  EXPECT_EQ(g_asked.blocks.y, 5u);
+  EXPECT_EQ(g_asked.threads.x, 64u);
+  EXPECT_EQ(g_asked.threads.y, 2u);
+  EXPECT_EQ(g_asked.bytes, 48u << 10);
+  EXPECT_EQ(g_asked.allowed_bytes, 0);  // Needs no leave.
+  cuda::PutOnStream(stream, &kernel, {.blocks = 1, .threads = 1, .block_bytes = (48 << 10) + 1},
+                    arguments);
+  EXPECT_EQ(g_asked.allowed_bytes, (48 << 10) + 1);
+  EXPECT_EQ(g_asked.launches, 2);
+  cuda::PutOnStream(stream, &kernel, {.blocks = 0, .threads = 1}, arguments);
+  EXPECT_EQ(g_asked.launches, 2);
+  EXPECT_EQ(stream.Await(), absl::OkStatus());
+
+  g_asked.error = kCudaErrorMemoryAllocation;
+  cuda::PutOnStream(stream, &kernel, {.blocks = 1, .threads = 1}, arguments);
+  EXPECT_EQ(stream.Await(),
+            absl::ResourceExhaustedError("cudaLaunchKernel: out of memory (CUDA error 2)"));
+  cuda::PutOnStream(stream, &kernel, {.blocks = 1, .threads = 1}, arguments);
+  EXPECT_EQ(g_asked.launches, 3);  // None after a failure.
+}
+
+TEST_F(CudaDeviceTest, WhatIsRefusedFailsTheStream) {
+  CudaStream stream(gpu_.cuda());
+  cuda::Refuse(stream, "too wide");
+  EXPECT_EQ(stream.Await(), absl::InvalidArgumentError("too wide"));
 }
 
 }  // namespace

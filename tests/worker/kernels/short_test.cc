@@ -14,6 +14,7 @@
 
 #include "tests/worker/device/host_compute.h"
 #include "tests/worker/golden/golden.h"
+#include "tests/worker/kernels/tables.h"
 #include "worker/kernels/kernels.h"
 #include "worker/tensor/counter_rng.h"
 #include "worker/tensor/dtype.h"
@@ -27,13 +28,7 @@ template <typename T>
 class ShortNumbers : public testing::Test {
  protected:
   HostCompute host_;
-  static std::vector<const KernelTable<T>*> Tables() {
-    std::vector<const KernelTable<T>*> tables;
-    for (const Isa isa : {Isa::kBaseline, Isa::kV3, Isa::kV4}) {
-      if (isa <= BestIsa()) tables.push_back(&KernelsOf<T>(isa));
-    }
-    return tables;
-  }
+  static std::vector<const KernelTable<T>*> Tables() { return FastTables<T>(); }
   static std::vector<T> Some(const std::string& name, std::int64_t elements, double scale = 1) {
     std::vector<T> numbers;
     for (const float value : Given<float>(name, elements, scale)) numbers.emplace_back(value);
@@ -146,10 +141,9 @@ TEST(RoundWeights, RandomlyToEitherNeighbourAndByElementAlone) {
   ReferenceKernels<BFloat16>().round_weights(
       host.On(),
       {.elements = kCount, .weights = weights.data(), .rounded = twin.data(), .key = 77});
-  for (const Isa isa : {Isa::kBaseline, Isa::kV3, Isa::kV4}) {
-    if (isa > BestIsa()) continue;
+  for (const KernelTable<BFloat16>* table : FastTables<BFloat16>()) {
     std::vector<BFloat16> fast(Size(kCount));
-    const auto& round = KernelsOf<BFloat16>(isa).round_weights;
+    const auto& round = table->round_weights;
     for (const std::int64_t cut : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1234}}) {
       round(host.On(),
             {.elements = cut, .weights = weights.data(), .rounded = fast.data(), .key = 77});

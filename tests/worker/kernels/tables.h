@@ -8,15 +8,30 @@
 #include <vector>
 
 #include "worker/kernels/kernels.h"
+#if defined(REGROUP_GPU_EMULATOR)
+#include "worker/cuda_kernels/tables.h"
+#endif
 
 namespace regroup::worker {
 
-// Of every float table that this CPU can run, the plain twins among them.
-inline std::vector<const Kernels*> FloatTables() {
-  std::vector<const Kernels*> tables = {&ReferenceKernels<float>()};
-  for (Isa isa : {Isa::kBaseline, Isa::kV3, Isa::kV4}) {
-    if (isa <= BestIsa()) tables.push_back(&KernelsFor(isa));
+// All that are to agree with the plain twins: of every instruction set that this CPU can run, and
+// what a GPU would compute (tests/worker/gpu_emulator).
+template <typename T>
+std::vector<const KernelTable<T>*> FastTables() {
+  std::vector<const KernelTable<T>*> tables;
+  for (const Isa isa : {Isa::kBaseline, Isa::kV3, Isa::kV4}) {
+    if (isa <= BestIsa()) tables.push_back(&KernelsOf<T>(isa));
   }
+#if defined(REGROUP_GPU_EMULATOR)
+  tables.push_back(&CudaKernels<T>());
+#endif
+  return tables;
+}
+
+// And the twins in float.
+inline std::vector<const Kernels*> FloatTables() {
+  std::vector<const Kernels*> tables = FastTables<float>();
+  tables.push_back(&ReferenceKernels<float>());
   return tables;
 }
 

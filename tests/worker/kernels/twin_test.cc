@@ -11,6 +11,9 @@
 
 #include "tests/worker/device/host_compute.h"
 #include "tests/worker/golden/golden.h"
+#if defined(REGROUP_GPU_EMULATOR)
+#include "tests/worker/gpu_emulator/gpu_emulator.h"
+#endif
 #include "tests/worker/kernels/tables.h"
 #include "worker/kernels/fixed_chunks.h"
 #include "worker/kernels/parallel_for.h"
@@ -44,6 +47,7 @@ class EveryTable : public testing::TestWithParam<Named> {
   double SumSquares(std::int64_t elements, const float* x) const {
     double sum = -1;
     k().sum_squares(host_.On(), {elements, x, &sum});
+    EXPECT_EQ(host_.stream->Await(), absl::OkStatus());
     return sum;
   }
   HostCompute host_;
@@ -196,7 +200,8 @@ TEST_P(EveryTable, CrossEntropyOfHugeLogits) {
 
 TEST_P(EveryTable, AttentionAroundBlockBorders) {
   for (const std::int64_t time : {1, 15, 16, 63, 64, 65, 130}) {
-    for (const std::int64_t head_width : {1, 16, 17, 64}) {
+    for (const std::int64_t head_width : {1, 16, 17, 64, 70, 130}) {
+      if (head_width > 64 && time != 65) continue;
       SCOPED_TRACE(testing::Message() << time << " " << head_width);
       const AttentionShape s{1, time, 2, head_width};
       const std::int64_t wide = time * s.width();
@@ -318,12 +323,16 @@ Floats Everything(const Kernels& k) {
   Floats logits = Given<float>("logits", rows * V), losses(Size(rows));
   const auto targets = GivenTokens("t", rows, V);
   k.cross_entropy(host.On(), {rows, V, logits.data(), targets.data(), 1, losses.data()});
+  const EmbeddingShape embedding{2, 65, C, V, 70};
+  Floats dtoken(Size(V * C)), dposition(Size(70 * C));
+  k.embedding_backward(host.On(), {embedding, targets.data(), dx.data(), dtoken.data(), false,
+                                   dposition.data(), false});
   double squares = 0;
   k.sum_squares(host.On(), {rows * C, dx.data(), &squares});
   EXPECT_TRUE(host.stream->Await().ok());
   Floats all = {static_cast<float>(squares)};
-  for (const Floats* part :
-       {&y, &qkv, &out, &lse, &dqkv, &dqkv_bias, &dw, &dx, &dgain, &dbias, &logits, &losses}) {
+  for (const Floats* part : {&y, &qkv, &out, &lse, &dqkv, &dqkv_bias, &dw, &dx, &dgain, &dbias,
+                             &logits, &losses, &dtoken, &dposition}) {
     all.insert(all.end(), part->begin(), part->end());
   }
   return all;
@@ -340,6 +349,38 @@ TEST_P(EveryTable, ThreadsDoNotChangeABit) {
   }
   SetThreadCount(before);
 }
+
+#if defined(REGROUP_GPU_EMULATOR)
+// Nor which threads of a GPU are ahead of which: a barrier too few would show.
+TEST(CudaKernels, TheOrderOfThreadsChangesNoBit) {
+  const Floats forward = Everything(CudaKernels<float>());
+  for (const auto order : {gpu_emulator::Order::kBackward, gpu_emulator::Order::kShuffled}) {
+    gpu_emulator::SetOrder(order);
+    const Floats other = Everything(CudaKernels<float>());
+    EXPECT_EQ(std::memcmp(forward.data(), other.data(), forward.size() * sizeof(float)), 0);
+  }
+  gpu_emulator::SetOrder(gpu_emulator::Order::kForward);
+}
+
+TEST(CudaKernels, HeadsThatAreTooWideAreRefused) {
+  for (const std::int64_t width : {129, 256, 257}) {
+    HostCompute host;
+    const AttentionShape s{1, 3, 1, width};
+    const Floats qkv = Given<float>("qkv", 9 * width);
+    Floats out(Size(3 * width)), lse(3);
+    Doubles twin(out.size()), twin_lse(3);
+    CudaKernels<float>().attention_forward(host.On(), {s, qkv.data(), out.data(), lse.data()});
+    Twins().attention_forward(host.On(), {s, Widened(qkv).data(), twin.data(), twin_lse.data()});
+    if (width <= 256) {
+      EXPECT_LT(RelativeError(out, twin), kFloatTolerance);
+      EXPECT_EQ(host.stream->Await(), absl::OkStatus());
+    } else {
+      EXPECT_EQ(host.stream->Await(),
+                absl::InvalidArgumentError("attention on a GPU: a head has more than 256 numbers"));
+    }
+  }
+}
+#endif
 
 // GPT-2's products, and those of the default model; some sizes are known to round by thread count.
 TEST(Onednn, ThreadsDoNotChangeABitOfCommonProducts) {
@@ -381,6 +422,11 @@ TEST(FixedChunks, ScratchCoversEveryNumberOfRowsUpToTheLargest) {
     ASSERT_LE(chunks, ColumnSumElements(rows, 1));
     ASSERT_LE(ColumnSumElements(rows, 1), ColumnSumElements(rows + 1, 1));
   }
+}
+
+TEST(AttentionElements, HaveANumberForEachRowOfEveryHead) {
+  EXPECT_GE(AttentionElements({.batch = 4096, .time = 16, .heads = 4, .head_width = 8}),
+            4096 * 16 * 4);
 }
 
 TEST(ParallelFor, EveryTaskOnceOnAKnownThread) {

@@ -12,6 +12,7 @@
 
 #include "tests/worker/device/host_compute.h"
 #include "tests/worker/golden/golden.h"
+#include "tests/worker/kernels/tables.h"
 #include "worker/model/gpt.h"
 #include "worker/model/runner.h"
 #include "worker/plan/plan.h"
@@ -77,14 +78,13 @@ void CheckGradients(double tolerance) {
   const Result twin = GradientsOf<T, T>(ReferenceKernels<T>());
   EXPECT_LT(Worst(twin, floats), tolerance);
   EXPECT_NEAR(twin.loss, floats.loss, tolerance);
-  for (const Isa isa : {Isa::kBaseline, Isa::kV3, Isa::kV4}) {
-    if (isa > BestIsa()) continue;
-    SCOPED_TRACE(NameOf(isa));
-    const Result fast = GradientsOf<T, T>(KernelsOf<T>(isa));
+  for (const KernelTable<T>* table : FastTables<T>()) {
+    SCOPED_TRACE(table->name);
+    const Result fast = GradientsOf<T, T>(*table);
     EXPECT_LT(Worst(fast, floats), tolerance);
     EXPECT_LT(Worst(fast, twin), Worst(twin, floats) / 2);
     EXPECT_NEAR(fast.loss, twin.loss, tolerance / 10);
-    testing::Test::RecordProperty(std::string(NameOf(isa)) + "_from_twin",
+    testing::Test::RecordProperty(std::string(table->name) + "_from_twin",
                                   std::to_string(Worst(fast, twin)));
     testing::Test::RecordProperty("twin_from_floats", std::to_string(Worst(twin, floats)));
   }

@@ -1,0 +1,40 @@
+#pragma once
+
+// Gives the words that .cu files are written in a meaning on the CPU; included before each.
+#include <math.h>  // Not <cmath>: CUDA has its functions without std.
+
+#include <algorithm>
+
+#include "tests/worker/gpu_emulator/gpu_emulator.h"
+#include "worker/device/device.h"
+
+// NOLINTBEGIN(bugprone-reserved-identifier)
+#define __global__
+#define __device__
+#define __launch_bounds__(...)
+#define threadIdx (::regroup::worker::gpu_emulator::ThreadIndex())
+#define blockIdx (::regroup::worker::gpu_emulator::BlockIndex())
+#define blockDim (::regroup::worker::gpu_emulator::BlockSize())
+#define gridDim (::regroup::worker::gpu_emulator::GridSize())
+#define __syncthreads() (::regroup::worker::gpu_emulator::Barrier({__FILE__, __LINE__}))
+#define __shfl_xor_sync(mask, number, lanes) \
+  (::regroup::worker::gpu_emulator::Exchange(mask, number, lanes, {__FILE__, __LINE__}))
+// NOLINTEND(bugprone-reserved-identifier)
+
+namespace regroup::worker::cuda {
+
+using std::max;
+using std::min;
+
+template <typename Number>
+Number* BlockMemory() {
+  return static_cast<Number*>(gpu_emulator::MemoryOfBlock());
+}
+
+template <typename Args>
+void LaunchKernel(const Launch& launch, void (*kernel)(Args), const Geometry& geometry, Args args) {
+  launch.stream.Run(
+      [kernel, geometry, args] { return gpu_emulator::RunGrid(geometry, [&] { kernel(args); }); });
+}
+
+}  // namespace regroup::worker::cuda

@@ -1,0 +1,325 @@
+#include "tests/worker/gpu_emulator/gpu_emulator.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "worker/device/device.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+// Keeps what a call keeps, remembers where the stack of one fibre ends, and goes on in another.
+extern "C" void RegroupSwitchStacks(void** from, void* to);
+asm(R"(
+.text
+.type RegroupSwitchStacks, @function
+RegroupSwitchStacks:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size RegroupSwitchStacks, .-RegroupSwitchStacks
+)");
+
+namespace regroup::worker::gpu_emulator {
+namespace {
+
+// What every GPU since sm_80 has.
+constexpr int kMostThreads = 1024;
+constexpr std::int64_t kMostBlocks = 0x7FFFFFFF, kMostBlocksY = 65535;
+constexpr std::size_t kMostBlockBytes = 99 << 10;
+
+constexpr std::size_t kPage = 4096, kStackBytes = 64 << 10;
+
+// What AddressSanitizer is told when a thread of the CPU goes on with another stack. `shadow`: what
+// belongs to the one that is left; null: it ends.
+#if defined(__SANITIZE_ADDRESS__)
+void StartSwitch(void** shadow, const void* bottom, std::size_t bytes) {
+  __sanitizer_start_switch_fiber(shadow, bottom, bytes);
+}
+void FinishSwitch(void* shadow, const void** old_bottom, std::size_t* old_bytes) {
+  __sanitizer_finish_switch_fiber(shadow, old_bottom, old_bytes);
+}
+void ForgetStack(std::byte* bottom) { ASAN_UNPOISON_MEMORY_REGION(bottom, kStackBytes); }
+#else
+void StartSwitch(void**, const void*, std::size_t) {}
+void FinishSwitch(void*, const void**, std::size_t*) {}
+void ForgetStack(std::byte*) {}
+#endif
+
+enum class State : std::uint8_t { kReady, kAtBarrier, kAtShuffle, kEnded };
+
+struct Thread {
+  Index index;
+  State state = State::kReady;
+  void* stack = nullptr;  // Where it ends while another one goes on.
+  void* shadow = nullptr;
+  Place at;           // Of what it waits at.
+  unsigned mask = 0;  // Of a shuffle, as what follows.
+  int lanes = 0;
+  std::uint64_t bits = 0;
+};
+
+class Block {
+ public:
+  Block(const cuda::Geometry& geometry, const std::function<void()>& kernel, Order order);
+
+  absl::Status Run(Index block);
+
+  void Wait(State state, Place at);
+  Thread& current() { return *current_; }
+  Index index, size, grid;
+  void* memory() { return memory_.get(); }
+
+ private:
+  static void Begin();
+  std::byte* StackOf(std::size_t thread) {
+    return stacks_ + thread * (kPage + kStackBytes) + kPage;
+  }
+  void PrepareStack(std::size_t thread);
+  void GoOn(std::size_t thread);
+  void Leave();
+  bool ReleaseWarps();
+  bool ReleaseBlock();
+  absl::Status Stuck() const;
+
+  const cuda::Geometry& geometry_;
+  const std::function<void()>& kernel_;
+  std::vector<Thread> threads_;
+  std::vector<std::size_t> order_;
+  std::unique_ptr<std::byte[]> memory_;
+  std::byte* stacks_ = nullptr;  // Of the process, below each a page that nobody may touch.
+  Thread* current_ = nullptr;
+  void* own_stack_ = nullptr;
+  const void* own_bottom_ = nullptr;
+  std::size_t own_bytes_ = 0;
+};
+
+Order g_order = Order::kForward;
+Block* g_block = nullptr;
+
+std::byte* Stacks() {
+  static std::byte* const stacks = [] {
+    const std::size_t bytes = kMostThreads * (kPage + kStackBytes);
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    auto* first = static_cast<std::byte*>(memory);
+    for (int i = 0; i < kMostThreads; ++i)
+      CHECK(mprotect(first + static_cast<std::size_t>(i) * (kPage + kStackBytes), kPage,
+                     PROT_NONE) == 0);
+    return first;
+  }();
+  return stacks;
+}
+
+std::vector<std::size_t> Ordered(std::size_t count, Order order) {
+  std::vector<std::size_t> all(count);
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  if (order == Order::kBackward) std::reverse(all.begin(), all.end());
+  if (order == Order::kShuffled) std::shuffle(all.begin(), all.end(), std::mt19937_64(count));
+  return all;
+}
+
+Block::Block(const cuda::Geometry& geometry, const std::function<void()>& kernel, Order order)
+    : size{static_cast<unsigned>(geometry.threads), static_cast<unsigned>(geometry.threads_y), 1},
+      grid{static_cast<unsigned>(geometry.blocks), static_cast<unsigned>(geometry.blocks_y), 1},
+      geometry_(geometry),
+      kernel_(kernel),
+      threads_(std::size_t{size.x} * size.y),
+      order_(Ordered(threads_.size(), order)),
+      stacks_(Stacks()) {}
+
+void Block::PrepareStack(std::size_t thread) {
+  std::byte* bottom = StackOf(thread);
+  ForgetStack(bottom);
+  // Six kept registers, where it begins, and what a call would have left above.
+  auto** top = reinterpret_cast<void**>(bottom + kStackBytes) - 8;
+  std::fill(top, top + 8, nullptr);
+  top[6] = reinterpret_cast<void*>(&Block::Begin);
+  threads_[thread].stack = top;
+}
+
+void Block::Begin() {
+  Block& block = *g_block;
+  FinishSwitch(nullptr, &block.own_bottom_, &block.own_bytes_);
+  block.kernel_();
+  block.current_->state = State::kEnded;
+  block.Leave();
+  CHECK(false);  // Nobody goes on with what has ended.
+}
+
+void Block::GoOn(std::size_t thread) {
+  current_ = &threads_[thread];
+  void* shadow = nullptr;
+  StartSwitch(&shadow, StackOf(thread), kStackBytes);
+  RegroupSwitchStacks(&own_stack_, current_->stack);
+  FinishSwitch(shadow, nullptr, nullptr);
+}
+
+void Block::Leave() {
+  Thread& thread = *current_;
+  StartSwitch(thread.state == State::kEnded ? nullptr : &thread.shadow, own_bottom_, own_bytes_);
+  RegroupSwitchStacks(&thread.stack, own_stack_);
+  FinishSwitch(thread.shadow, nullptr, nullptr);
+}
+
+void Block::Wait(State state, Place at) {
+  current_->state = state;
+  current_->at = at;
+  Leave();
+}
+
+bool AtSamePlace(const Thread& a, const Thread& b) {
+  return a.state == b.state && a.at.line == b.at.line && std::string_view(a.at.file) == b.at.file &&
+         a.mask == b.mask && a.lanes == b.lanes;
+}
+
+// Shuffles of whole warps, which have all come to the same one.
+bool Block::ReleaseWarps() {
+  bool released = false;
+  for (std::size_t first = 0; first < threads_.size(); first += cuda::kWarp) {
+    if (threads_.size() - first < cuda::kWarp) break;
+    Thread* warp = &threads_[first];
+    if (warp->state != State::kAtShuffle || warp->mask != 0xFFFFFFFFu) continue;
+    if (!std::all_of(warp, warp + cuda::kWarp,
+                     [&](const Thread& lane) { return AtSamePlace(lane, *warp); }))
+      continue;
+    std::uint64_t brought[cuda::kWarp];
+    for (int lane = 0; lane < cuda::kWarp; ++lane) brought[lane] = warp[lane].bits;
+    for (int lane = 0; lane < cuda::kWarp; ++lane) {
+      warp[lane].bits = brought[(lane ^ warp->lanes) % cuda::kWarp];
+      warp[lane].state = State::kReady;
+    }
+    released = true;
+  }
+  return released;
+}
+
+bool Block::ReleaseBlock() {
+  const Thread& first = threads_.front();
+  if (first.state != State::kAtBarrier ||
+      !std::all_of(threads_.begin(), threads_.end(),
+                   [&](const Thread& thread) { return AtSamePlace(thread, first); }))
+    return false;
+  for (Thread& thread : threads_) thread.state = State::kReady;
+  return true;
+}
+
+std::string PlaceOf(const Thread& thread) {
+  const std::string name = absl::StrCat("thread (", thread.index.x, ", ", thread.index.y, ")");
+  if (thread.state == State::kEnded) return absl::StrCat(name, " has ended");
+  return absl::StrCat(name, " waits at ", thread.at.file, ":", thread.at.line);
+}
+
+absl::Status Block::Stuck() const {
+  const auto waits = std::find_if(threads_.begin(), threads_.end(),
+                                  [](const Thread& t) { return t.state != State::kEnded; });
+  const auto other = std::find_if(threads_.begin(), threads_.end(),
+                                  [&](const Thread& t) { return !AtSamePlace(t, *waits); });
+  return absl::InternalError(absl::StrCat(
+      "block (", index.x, ", ", index.y, ") cannot go on: ", PlaceOf(*waits),
+      other == threads_.end() ? ", as all of them do" : absl::StrCat(", ", PlaceOf(*other))));
+}
+
+absl::Status Block::Run(Index block) {
+  index = block;
+  memory_ =
+      geometry_.block_bytes == 0 ? nullptr : std::make_unique<std::byte[]>(geometry_.block_bytes);
+  if (memory_ != nullptr) std::memset(memory_.get(), 0xFF, geometry_.block_bytes);
+  for (std::size_t i = 0; i < threads_.size(); ++i) {
+    threads_[i] = {};
+    threads_[i].index = {static_cast<unsigned>(i) % size.x, static_cast<unsigned>(i) / size.x, 0};
+    PrepareStack(i);
+  }
+  while (true) {
+    for (const std::size_t thread : order_) {
+      if (threads_[thread].state == State::kReady) GoOn(thread);
+    }
+    if (std::all_of(threads_.begin(), threads_.end(),
+                    [](const Thread& thread) { return thread.state == State::kEnded; }))
+      return absl::OkStatus();
+    const bool warps = ReleaseWarps();
+    if (!ReleaseBlock() && !warps) return Stuck();
+  }
+}
+
+}  // namespace
+
+void SetOrder(Order order) { g_order = order; }
+
+absl::Status RunGrid(const cuda::Geometry& geometry, const std::function<void()>& kernel) {
+  CHECK(g_block == nullptr);
+  const std::int64_t threads = std::int64_t{geometry.threads} * geometry.threads_y;
+  if (geometry.blocks == 0 || geometry.blocks_y == 0) return absl::OkStatus();
+  if (geometry.blocks < 0 || geometry.blocks > kMostBlocks || geometry.blocks_y < 0 ||
+      geometry.blocks_y > kMostBlocksY || threads <= 0 || threads > kMostThreads ||
+      geometry.block_bytes > kMostBlockBytes) {
+    return absl::InternalError(absl::StrCat("not every GPU can run ", geometry.blocks, " x ",
+                                            geometry.blocks_y, " blocks of ", geometry.threads,
+                                            " x ", geometry.threads_y, " threads and ",
+                                            geometry.block_bytes, " bytes"));
+  }
+  Block block(geometry, kernel, g_order);
+  g_block = &block;
+  absl::Status status;
+  for (const std::size_t i :
+       Ordered(static_cast<std::size_t>(geometry.blocks * geometry.blocks_y), g_order)) {
+    status = block.Run(
+        {static_cast<unsigned>(i) % block.grid.x, static_cast<unsigned>(i) / block.grid.x, 0});
+    if (!status.ok()) break;
+  }
+  g_block = nullptr;
+  return status;
+}
+
+const Index& ThreadIndex() { return g_block->current().index; }
+const Index& BlockIndex() { return g_block->index; }
+const Index& BlockSize() { return g_block->size; }
+const Index& GridSize() { return g_block->grid; }
+void* MemoryOfBlock() { return g_block->memory(); }
+
+void Barrier(Place at) {
+  Thread& thread = g_block->current();
+  thread.mask = 0, thread.lanes = 0;
+  g_block->Wait(State::kAtBarrier, at);
+}
+
+std::uint64_t ExchangeBits(unsigned mask, std::uint64_t bits, int lanes, Place at) {
+  Thread& thread = g_block->current();
+  thread.mask = mask, thread.lanes = lanes, thread.bits = bits;
+  g_block->Wait(State::kAtShuffle, at);
+  return thread.bits;
+}
+
+}  // namespace regroup::worker::gpu_emulator
+
+namespace regroup::worker::cuda {
+
+void Refuse(Stream& stream, const char* why) {
+  stream.Run([why] { return absl::InvalidArgumentError(why); });
+}
+
+}  // namespace regroup::worker::cuda

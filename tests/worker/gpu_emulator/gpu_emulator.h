@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "worker/cuda_kernels/launch.h"
+
+// Runs what is written for a GPU on the CPU, one thread of it at a time, so that sanitizers see
+// every index and whoever breaks a rule of barriers is told. Each thread of a block is a fibre,
+// which goes on until it waits for others: at a barrier for its block, at a shuffle for its warp.
+//
+// A race shows as another result in another order of the threads, as does memory of the block that
+// is read before it is written: it is filled with what is not a number. What does not show is what
+// depends on the hardware: memory order without a barrier inside a warp, coalescing, speed.
+namespace regroup::worker::gpu_emulator {
+
+// In which order threads go on, and blocks begin. Of all runs from here on.
+enum class Order : std::uint8_t { kForward, kBackward, kShuffled };
+void SetOrder(Order order);
+
+struct Index {
+  unsigned x = 0, y = 0, z = 0;
+};
+// Where in a kernel.
+struct Place {
+  const char* file = "";
+  int line = 0;
+};
+
+// Until every thread of every block has returned. Internal, with what they did: some waited for
+// others that never came, or the geometry is none that every GPU since sm_80 can run.
+absl::Status RunGrid(const cuda::Geometry& geometry, const std::function<void()>& kernel);
+
+// What CUDA's words mean; REQUIRES: called inside of RunGrid.
+const Index& ThreadIndex();
+const Index& BlockIndex();
+const Index& BlockSize();
+const Index& GridSize();
+void* MemoryOfBlock();
+void Barrier(Place at);
+// The bits that the lane of the warp has brought whose number differs by `lanes`.
+std::uint64_t ExchangeBits(unsigned mask, std::uint64_t bits, int lanes, Place at);
+
+template <typename Number>
+Number Exchange(unsigned mask, Number number, int lanes, Place at) {
+  static_assert(sizeof(Number) <= sizeof(std::uint64_t));
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &number, sizeof number);
+  bits = ExchangeBits(mask, bits, lanes, at);
+  std::memcpy(&number, &bits, sizeof number);
+  return number;
+}
+
+}  // namespace regroup::worker::gpu_emulator

@@ -1,0 +1,165 @@
+// The emulator against kernels that break a rule: what it exists for.
+#if defined(REGROUP_GPU_EMULATOR)
+#include "tests/worker/gpu_emulator/gpu_emulator.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/worker/gpu_emulator/cuda_words.h"
+
+namespace regroup::worker {
+namespace {
+
+using cuda::BlockMemory;
+using gpu_emulator::Order;
+using gpu_emulator::RunGrid;
+
+constexpr unsigned kAll = 0xFFFFFFFFu;
+
+class GpuEmulatorTest : public testing::Test {
+ protected:
+  ~GpuEmulatorTest() override { gpu_emulator::SetOrder(Order::kForward); }
+  static void ExpectStuck(const absl::Status& status, const char* first, const char* second) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_NE(status.message().find("cannot go on: "), std::string::npos) << status;
+    EXPECT_NE(status.message().find(first), std::string::npos) << status;
+    EXPECT_NE(status.message().find(second), std::string::npos) << status;
+  }
+};
+
+TEST_F(GpuEmulatorTest, EveryThreadOfEveryBlockRunsOnce) {
+  for (const Order order : {Order::kForward, Order::kBackward, Order::kShuffled}) {
+    gpu_emulator::SetOrder(order);
+    std::vector<std::tuple<unsigned, unsigned, unsigned, unsigned>> seen;
+    const absl::Status status =
+        RunGrid({.blocks = 3, .blocks_y = 2, .threads = 4, .threads_y = 5}, [&] {
+          EXPECT_EQ(blockDim.x * 100 + blockDim.y, 405u);
+          EXPECT_EQ(gridDim.x * 100 + gridDim.y, 302u);
+          seen.emplace_back(blockIdx.x, blockIdx.y, threadIdx.x, threadIdx.y);
+        });
+    EXPECT_EQ(status, absl::OkStatus());
+    EXPECT_EQ(seen.size(), 3u * 2 * 4 * 5);
+    const std::set different(seen.begin(), seen.end());
+    EXPECT_EQ(different.size(), seen.size());
+    const auto last = std::tuple(2u, 1u, 3u, 4u);
+    EXPECT_EQ(order == Order::kForward ? seen.back() == last : seen.front() == last,
+              order != Order::kShuffled);
+  }
+}
+
+TEST_F(GpuEmulatorTest, NoneOfNoBlocks) {
+  bool ran = false;
+  EXPECT_EQ(RunGrid({.blocks = 0, .threads = 1}, [&] { ran = true; }), absl::OkStatus());
+  EXPECT_FALSE(ran);
+}
+
+TEST_F(GpuEmulatorTest, ABarrierIsWhatMakesWritesSeen) {
+  for (const bool barrier : {true, false}) {
+    std::set<std::vector<float>> results;
+    for (const Order order : {Order::kForward, Order::kBackward}) {
+      gpu_emulator::SetOrder(order);
+      std::vector<float> next(64);
+      const auto kernel = [&] {
+        auto* memory = BlockMemory<float>();
+        memory[threadIdx.x] = static_cast<float>(threadIdx.x);
+        if (barrier) __syncthreads();
+        const float read = memory[(threadIdx.x + 1) % 64];
+        next[threadIdx.x] = std::isnan(read) ? -1 : read;
+      };
+      EXPECT_EQ(RunGrid({.blocks = 2, .threads = 64, .block_bytes = 256}, kernel),
+                absl::OkStatus());
+      results.insert(next);
+    }
+    EXPECT_EQ(results.size(), barrier ? 1u : 2u);
+  }
+}
+
+TEST_F(GpuEmulatorTest, ShufflesExchangeWithinAWarp) {
+  std::vector<int> got(64);
+  EXPECT_EQ(RunGrid({.blocks = 1, .threads = 64},
+                    [&] {
+                      const int own = static_cast<int>(threadIdx.x);
+                      got[threadIdx.x] = __shfl_xor_sync(kAll, own, 5);
+                    }),
+            absl::OkStatus());
+  for (int i = 0; i < 64; ++i) EXPECT_EQ(got[static_cast<std::size_t>(i)], i ^ 5);
+}
+
+TEST_F(GpuEmulatorTest, WhoNeverComesToABarrierIsNamed) {
+  ExpectStuck(RunGrid({.blocks = 1, .threads = 64},
+                      [] {
+                        if (threadIdx.x == 40) return;
+                        __syncthreads();
+                      }),
+              "thread (0, 0) waits at", "thread (40, 0) has ended");
+  ExpectStuck(RunGrid({.blocks = 1, .threads = 64},
+                      [] {
+                        if (threadIdx.x < 32) {
+                          __syncthreads();
+                        } else {
+                          __syncthreads();
+                        }
+                      }),
+              "thread (0, 0) waits at", "thread (32, 0) waits at");
+}
+
+TEST_F(GpuEmulatorTest, AShuffleIsOfTheWholeWarp) {
+  ExpectStuck(RunGrid({.blocks = 1, .threads = 32},
+                      [] {
+                        if (threadIdx.x < 31) (void)__shfl_xor_sync(kAll, 1, 1);
+                      }),
+              "thread (0, 0) waits at", "thread (31, 0) has ended");
+  ExpectStuck(RunGrid({.blocks = 1, .threads = 32}, [] { (void)__shfl_xor_sync(kAll >> 1, 1, 1); }),
+              "thread (0, 0) waits at", "as all of them do");
+  ExpectStuck(RunGrid({.blocks = 1, .threads = 31}, [] { (void)__shfl_xor_sync(kAll, 1, 1); }),
+              "thread (0, 0) waits at", "as all of them do");
+  ExpectStuck(RunGrid({.blocks = 1, .threads = 32},
+                      [] { (void)__shfl_xor_sync(kAll, 1, threadIdx.x == 3 ? 2 : 1); }),
+              "thread (0, 0) waits at", "thread (3, 0) waits at");
+}
+
+TEST_F(GpuEmulatorTest, WhatNotEveryGpuCanRunIsRefused) {
+  const auto run = [](const cuda::Geometry& geometry) { return RunGrid(geometry, [] {}); };
+  EXPECT_EQ(run({.blocks = 1, .threads = 512, .threads_y = 2, .block_bytes = 99 << 10}),
+            absl::OkStatus());
+  EXPECT_FALSE(run({.blocks = 1, .threads = 513, .threads_y = 2}).ok());
+  EXPECT_FALSE(run({.blocks = 1, .threads = 0}).ok());
+  EXPECT_FALSE(run({.blocks = 1, .threads = 1, .block_bytes = (99 << 10) + 1}).ok());
+  EXPECT_FALSE(run({.blocks = 1, .blocks_y = 65536, .threads = 1}).ok());
+  EXPECT_FALSE(run({.blocks = std::int64_t{1} << 31, .threads = 1}).ok());
+  EXPECT_FALSE(run({.blocks = -1, .threads = 1}).ok());
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+TEST_F(GpuEmulatorTest, MemoryBehindABlocksOwnIsSeen) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH((void)RunGrid({.blocks = 1, .threads = 33, .block_bytes = 128},
+                             [] { BlockMemory<float>()[threadIdx.x] = 1; }),
+               "heap-buffer-overflow");
+}
+#endif
+
+// After a kernel that was given up in the middle the next one has whole stacks.
+TEST_F(GpuEmulatorTest, GoesOnAfterAKernelThatWasStuck) {
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FALSE(RunGrid({.blocks = 1, .threads = 1024}, [] {
+                   float own[64];
+                   for (float& x : own) x = 1;
+                   if (threadIdx.x == 1023) return;
+                   __syncthreads();
+                   (void)__shfl_xor_sync(kAll, own[threadIdx.x % 64], 1);
+                 }).ok());
+    int ran = 0;
+    EXPECT_EQ(RunGrid({.blocks = 2, .threads = 1024}, [&] { ++ran; }), absl::OkStatus());
+    EXPECT_EQ(ran, 2048);
+  }
+}
+
+}  // namespace
+}  // namespace regroup::worker
+#endif

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "worker/kernels/arguments.h"
+
+namespace regroup::worker::cuda {
+
+// The threads of one launch. Kernels take their memory of a block (BlockMemory) at run time only.
+struct Geometry {
+  std::int64_t blocks = 0, blocks_y = 1;
+  int threads = 0, threads_y = 1;  // Of a block.
+  std::size_t block_bytes = 0;     // Memory that the threads of a block share.
+};
+
+// So many threads of one block for kernels that have nothing to say to each other.
+inline constexpr int kThreads = 256;
+inline constexpr int kWarp = 32;
+constexpr std::int64_t BlocksFor(std::int64_t work, std::int64_t of_block) {
+  return (work + of_block - 1) / of_block;
+}
+
+// Puts a __global__ function of one argument on the stream; none of no blocks. What fails is the
+// stream. CUDA copies the argument before it returns.
+void PutOnStream(Stream& stream, const void* kernel, const Geometry& geometry, void** arguments);
+// The stream fails: it cannot do what it was asked for.
+void Refuse(Stream& stream, const char* why);
+
+template <typename Args>
+void LaunchKernel(const Launch& launch, void (*kernel)(Args), const Geometry& geometry, Args args);
+
+#if defined(__CUDACC__)
+template <typename Args>
+void LaunchKernel(const Launch& launch, void (*kernel)(Args), const Geometry& geometry, Args args) {
+  void* arguments[] = {&args};
+  PutOnStream(launch.stream, reinterpret_cast<const void*>(kernel), geometry, arguments);
+}
+#endif
+
+}  // namespace regroup::worker::cuda

@@ -1,0 +1,134 @@
+// Sums over rows and over flat buffers. Each is cut by its size alone (fixed_chunks.h) and added up
+// in an order that never changes.
+#include <algorithm>
+
+#include "worker/cuda_kernels/block.cuh"
+#include "worker/cuda_kernels/block_memory.cuh"
+#include "worker/cuda_kernels/column_sums.cuh"
+#include "worker/cuda_kernels/kernels.h"
+#include "worker/cuda_kernels/lamb.cuh"
+#include "worker/kernels/fixed_chunks.h"
+
+namespace regroup::worker::cuda {
+namespace {
+
+template <typename T>
+struct DyColumns {
+  static constexpr int kSums = 1;
+  const T* dy;  // (rows, width)
+  __device__ void Add(std::int64_t /*row*/, std::int64_t at, float* sums) const {
+    sums[0] += Widened(dy[at]);
+  }
+};
+
+// The sum of value(i), i from 0 to n - 1, in double, by one warp.
+template <typename Value>
+__device__ double WarpSumOf(std::int64_t n, const Value& value) {
+  double sum = 0;
+  for (std::int64_t i = threadIdx.x % kWarp; i < n; i += kWarp) sum += value(i);
+  return WarpSum(sum);
+}
+__device__ double Square(double x) { return x * x; }
+
+constexpr int kSumThreads = 1024;
+constexpr int kSumWarps = kSumThreads / kWarp;
+
+// One block: each warp adds up every so-manieth chunk, kSumBlock elements at a time, which is the
+// order of AddBlocks.
+template <bool squares>
+__global__ void __launch_bounds__(kSumThreads) SumKernel(SumArgs<float> args) {
+  auto* chunks = BlockMemory<double>();  // (kSumChunks)
+  const std::int64_t of_chunk = SumChunkElements(args.elements);
+  for (std::int64_t chunk = threadIdx.x / kWarp; chunk < kSumChunks; chunk += kSumWarps) {
+    double sum = 0;
+    const std::int64_t end = min(args.elements, (chunk + 1) * of_chunk);
+    for (std::int64_t begin = chunk * of_chunk; begin < end; begin += kSumBlock) {
+      const float* x = args.x + begin;
+      sum += WarpSumOf(min(kSumBlock, end - begin), [&](std::int64_t i) {
+        const double value = x[i];
+        return squares ? Square(value) : value;
+      });
+    }
+    if (threadIdx.x % kWarp == 0) chunks[chunk] = sum;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  double total = 0;
+  for (std::int64_t chunk = 0; chunk < kSumChunks; ++chunk) total += chunks[chunk];
+  *args.sum = total + (args.add ? *args.sum : 0);
+}
+
+template <bool squares>
+void SumInOneBlock(const Launch& launch, const SumArgs<float>& args) {
+  LaunchKernel(launch, SumKernel<squares>,
+               {.blocks = 1, .threads = kSumThreads, .block_bytes = kSumChunks * sizeof(double)},
+               args);
+}
+
+constexpr int kBlocksAtOnce = kThreads / kWarp;  // One warp has each.
+
+__device__ std::int64_t WarpOfGrid() {
+  return static_cast<std::int64_t>(blockIdx.x) * kBlocksAtOnce + threadIdx.x / kWarp;
+}
+
+__global__ void SquareBlocksKernel(SquareBlocksArgs<float> args) {
+  const std::int64_t block = WarpOfGrid(), begin = block * kSumBlock;
+  if (begin >= args.elements) return;
+  const float* x = args.x + begin;
+  const double sum = WarpSumOf(min(kSumBlock, args.elements - begin),
+                               [&](std::int64_t i) { return Square(x[i]); });
+  if (threadIdx.x % kWarp == 0) args.sums[block] = sum;
+}
+
+__global__ void SquareForTrustKernel(TrustSquaresArgs<float> args) {
+  const std::int64_t first = args.first / kSumBlock, last = args.first + args.elements;
+  const std::int64_t block = WarpOfGrid();
+  if ((first + block) * kSumBlock >= last) return;
+  const std::int64_t begin = max(args.first, (first + block) * kSumBlock) - args.first,
+                     end = min(last, (first + block + 1) * kSumBlock) - args.first;
+  const float *g = args.gradient + begin, *w = args.weight + begin;
+  const double weights = WarpSumOf(end - begin, [&](std::int64_t i) { return Square(w[i]); });
+  double others = 0;
+  if (args.first_moment == nullptr) {
+    others = WarpSumOf(end - begin, [&](std::int64_t i) { return Square(g[i] * args.step.scale); });
+  } else {
+    const float *m = args.first_moment + begin, *v = args.second_moment + begin;
+    others = WarpSumOf(end - begin, [&](std::int64_t i) {
+      return Square(LambAt(args.step, g[i], w[i], m[i], v[i]).update);
+    });
+  }
+  if (threadIdx.x % kWarp != 0) return;
+  args.of_weights[block] = weights;
+  args.of_others[block] = others;
+}
+
+}  // namespace
+
+template <typename T>
+void BiasGrad(const Launch& launch, const BiasGradArgs<T>& args) {
+  SumColumns(launch, ColumnSums<DyColumns<T>>{args.rows, args.out, {args.dy}, {args.db}, args.add});
+}
+
+void Sum(const Launch& launch, const SumArgs<float>& args) { SumInOneBlock<false>(launch, args); }
+void SumSquares(const Launch& launch, const SumArgs<float>& args) {
+  SumInOneBlock<true>(launch, args);
+}
+
+void SquareBlocks(const Launch& launch, const SquareBlocksArgs<float>& args) {
+  LaunchKernel(launch, SquareBlocksKernel,
+               {.blocks = BlocksFor(args.elements, kBlocksAtOnce * kSumBlock), .threads = kThreads},
+               args);
+}
+
+void SquareForTrust(const Launch& launch, const TrustSquaresArgs<float>& args) {
+  if (args.elements == 0) return;
+  const std::int64_t blocks =
+      BlocksFor(args.first + args.elements, kSumBlock) - args.first / kSumBlock;
+  LaunchKernel(launch, SquareForTrustKernel,
+               {.blocks = BlocksFor(blocks, kBlocksAtOnce), .threads = kThreads}, args);
+}
+
+#define REGROUP_INSTANTIATE(T) template void BiasGrad<T>(const Launch&, const BiasGradArgs<T>&);
+REGROUP_FOR_NUMBER_TYPES(REGROUP_INSTANTIATE)
+
+}  // namespace regroup::worker::cuda
