@@ -20,9 +20,10 @@ using std::chrono::milliseconds;
 constexpr auto kLook = std::chrono::microseconds(500);
 constexpr int kLooksPerHealth = 10;
 constexpr auto kPoll = std::chrono::microseconds(20);  // While a call is in progress.
-// A failure is told within a second of the deadline: so long others are asked, and after so much in
-// all, what was revoked is aborted.
-constexpr Duration kLastWordsPatience = milliseconds(500), kCausePatience = milliseconds(650);
+// A failure is told within a second of the deadline. So long others are asked who is missing; then
+// each of them is looked up, so their wait for what comes of it is longer by a thousand lookups.
+constexpr Duration kLastWordsPatience = milliseconds(400), kCausePatience = milliseconds(850);
+// What was revoked is aborted after so long.
 constexpr Duration kQuiescence = milliseconds(800);
 constexpr int kStuckExit = 1;
 

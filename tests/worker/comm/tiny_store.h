@@ -1,6 +1,7 @@
 #pragma once
 
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -61,8 +62,11 @@ class TinyStore {
           clients_.erase(clients_.begin() + static_cast<std::ptrdiff_t>(i - 1));
         }
       }
-      if (items[0].revents != 0)
+      if (items[0].revents != 0) {
         clients_.push_back({accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC), {}, {}});
+        const int on = 1;  // As the real one: an answer of two parts waits for no acknowledgement.
+        setsockopt(clients_.back().fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+      }
     }
   }
 
