@@ -47,6 +47,7 @@ struct CudaApi {
   int (*event_record)(CudaEventHandle, CudaStreamHandle) = nullptr;
   int (*event_query)(CudaEventHandle) = nullptr;
   int (*event_destroy)(CudaEventHandle) = nullptr;
+  // These two know the kernels of files that were linked with this very runtime, no other's.
   int (*func_set_attribute)(const void* kernel, int attribute, int value) = nullptr;
   int (*launch_kernel)(const void* kernel, CudaDim3 blocks, CudaDim3 threads, void** arguments,
                        std::size_t block_bytes, CudaStreamHandle) = nullptr;

@@ -21,7 +21,6 @@ struct Tiling {
 };
 
 // One head of one sequence, and the block's tile of it.
-template <typename T>
 struct Place {
   std::int64_t time;            // Of the sequence.
   int width;                    // Of the head.
@@ -31,8 +30,8 @@ struct Place {
   std::int64_t in_qkv, in_out;  // Where the head's first numbers lie.
 };
 
-template <typename T, int tile>
-__device__ Place<T> PlaceOfBlock(const AttentionShape& s) {
+template <int tile>
+__device__ Place PlaceOfBlock(const AttentionShape& s) {
   const std::int64_t tiles = (s.time + tile - 1) / tile;
   const std::int64_t head = blockIdx.x / tiles, b = head / s.heads, h = head % s.heads;
   const std::int64_t stride = s.heads * s.head_width;
@@ -48,8 +47,8 @@ __device__ Place<T> PlaceOfBlock(const AttentionShape& s) {
 // A tile's rows of width + 1 floats in the memory of the block, so that a column of them lies in
 // different banks; zeros behind the end of the sequence.
 template <typename Tiling, typename T>
-__device__ void ReadRows(const Place<T>& at, const T* first, std::int64_t stride,
-                         std::int64_t which, float* rows) {
+__device__ void ReadRows(const Place& at, const T* first, std::int64_t stride, std::int64_t which,
+                         float* rows) {
   const std::int64_t begin = which * Tiling::kTile;
   for (int i = static_cast<int>(threadIdx.x); i < Tiling::kTile * at.width; i += Tiling::kThreads) {
     const int r = i / at.width, d = i % at.width;
@@ -106,7 +105,7 @@ __device__ float RowSum(float x) {
 template <typename Tiling, typename T>
 __global__ void __launch_bounds__(Tiling::kThreads, 2) ForwardKernel(AttentionForwardArgs<T> args) {
   constexpr int kTile = Tiling::kTile;
-  const auto at = PlaceOfBlock<T, kTile>(args.shape);
+  const auto at = PlaceOfBlock<kTile>(args.shape);
   auto* q = BlockMemory<float>();               // (kTile, width + 1)
   float* kv = q + kTile * (at.width + 1);       // The same; keys, then values.
   float* scores = kv + kTile * (at.width + 1);  // (kTile, kTile + 1)
@@ -126,7 +125,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, 2) ForwardKernel(AttentionFo
       const std::int64_t u = tile * kTile + key;
       const float dot =
           Dot(q + Tiling::Row() * (at.width + 1), kv + key * (at.width + 1), at.width) * scale;
-      score[i] = u <= t && u < at.time ? dot : -INFINITY;
+      score[i] = u <= t ? dot : -INFINITY;
       tile_top = fmaxf(tile_top, score[i]);
     }
     const float new_top = fmaxf(top, RowMax<Tiling>(tile_top)), shrink = expf(top - new_top);
@@ -195,7 +194,7 @@ struct ScoreGrad {
 
 // Of the query at row q of its tile, position t, and the key at row k of its, position u.
 template <typename Tiling, typename T>
-__device__ ScoreGrad ScoreGradAt(const Backward<T>& b, const Place<T>& at,
+__device__ ScoreGrad ScoreGradAt(const Backward<T>& b, const Place& at,
                                  const BackwardTiles<Tiling>& tiles, int q, std::int64_t t, int k,
                                  std::int64_t u) {
   if (u > t || t >= at.time) return {0, 0};
@@ -211,7 +210,7 @@ __device__ ScoreGrad ScoreGradAt(const Backward<T>& b, const Place<T>& at,
 template <typename Tiling, typename T>
 __global__ void __launch_bounds__(Tiling::kThreads, 2) KeyGradKernel(Backward<T> b) {
   constexpr int kTile = Tiling::kTile;
-  const auto at = PlaceOfBlock<T, kTile>(b.args.shape);
+  const auto at = PlaceOfBlock<kTile>(b.args.shape);
   const BackwardTiles<Tiling> tiles(at.width);
   const T* qkv = b.args.qkv + at.in_qkv;
   const std::int64_t u = at.tile * kTile + Tiling::Row();
@@ -246,7 +245,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, 2) KeyGradKernel(Backward<T>
 template <typename Tiling, typename T>
 __global__ void __launch_bounds__(Tiling::kThreads, 2) QueryGradKernel(Backward<T> b) {
   constexpr int kTile = Tiling::kTile;
-  const auto at = PlaceOfBlock<T, kTile>(b.args.shape);
+  const auto at = PlaceOfBlock<kTile>(b.args.shape);
   const BackwardTiles<Tiling> tiles(at.width);
   const T* qkv = b.args.qkv + at.in_qkv;
   const std::int64_t t = at.tile * kTile + Tiling::Row();

@@ -9,6 +9,8 @@
 namespace regroup::worker::cuda {
 namespace {
 
+constexpr int kWarps = kThreads / kWarp;
+
 template <typename T>
 __global__ void ForwardKernel(EmbeddingForwardArgs<T> args) {
   const std::int64_t row = blockIdx.x, width = args.width;
@@ -36,7 +38,7 @@ __global__ void PositionGradKernel(EmbeddingBackwardArgs<T> args) {
 // One block has a row whose token stands nowhere before it, and all rows of that token.
 template <typename T>
 __global__ void TokenGradKernel(EmbeddingBackwardArgs<T> args) {
-  auto* of_warps = BlockMemory<int>();  // (kThreads / kWarp)
+  auto* of_warps = BlockMemory<int>();  // (kWarps)
   const std::int64_t width = args.shape.width, rows = args.shape.batch * args.shape.time;
   const std::int64_t first = blockIdx.x;
   const std::int32_t token = args.tokens[first];
@@ -45,21 +47,19 @@ __global__ void TokenGradKernel(EmbeddingBackwardArgs<T> args) {
     before += args.tokens[row] == token;
   if (BlockSum<kThreads>(before, of_warps) != 0) return;
   float* sums = args.dtoken + token * width;
-  for (std::int64_t c = threadIdx.x; c < width; c += kThreads) {
-    float sum = args.add_token ? sums[c] : 0;
-    for (std::int64_t row = first; row < rows; ++row) {
-      if (args.tokens[row] == token) sum += Widened(args.dout[row * width + c]);
+  for (std::int64_t begin = first; begin < rows; begin += kThreads) {
+    const std::int64_t row = begin + threadIdx.x;
+    const unsigned own = __ballot_sync(kWholeWarp, row < rows && args.tokens[row] == token);
+    __syncthreads();  // All have read what was there before.
+    if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = static_cast<int>(own);
+    __syncthreads();
+    for (int warp = 0; warp < kWarps; ++warp) {
+      for (auto left = static_cast<unsigned>(of_warps[warp]); left != 0; left &= left - 1) {
+        const T* dout = args.dout + (begin + warp * kWarp + __ffs(left) - 1) * width;
+        for (std::int64_t c = threadIdx.x; c < width; c += kThreads) sums[c] += Widened(dout[c]);
+      }
     }
-    sums[c] = sum;
   }
-}
-
-struct Fill {
-  std::int64_t elements;
-  float* x;
-};
-__global__ void ZeroKernel(Fill args) {
-  for (std::int64_t i = FirstElement(); i < args.elements; i += ElementStride()) args.x[i] = 0;
 }
 
 }  // namespace
@@ -75,17 +75,12 @@ template <typename T>
 void EmbeddingBackward(const Launch& launch, const EmbeddingBackwardArgs<T>& args) {
   const EmbeddingShape& s = args.shape;
   if (!args.add_token) {  // Of tokens that are nowhere too.
-    const Fill all{s.vocabulary * s.width, args.dtoken};
-    LaunchKernel(launch, ZeroKernel,
-                 {.blocks = std::min<std::int64_t>(BlocksFor(all.elements, kThreads), 4096),
-                  .threads = kThreads},
-                 all);
+    ZeroOnStream(launch.stream, args.dtoken,
+                 static_cast<std::size_t>(s.vocabulary * s.width) * sizeof(float));
   }
-  LaunchKernel(launch, TokenGradKernel<T>,
-               {.blocks = s.batch * s.time,
-                .threads = kThreads,
-                .block_bytes = kThreads / kWarp * sizeof(int)},
-               args);
+  LaunchKernel(
+      launch, TokenGradKernel<T>,
+      {.blocks = s.batch * s.time, .threads = kThreads, .block_bytes = kWarps * sizeof(int)}, args);
   const std::int64_t positions = args.add_position ? s.time : s.positions;
   LaunchKernel(launch, PositionGradKernel<T>, {.blocks = positions, .threads = kThreads}, args);
 }

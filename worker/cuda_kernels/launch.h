@@ -14,6 +14,8 @@ struct Geometry {
   std::size_t block_bytes = 0;     // Memory that the threads of a block share.
 };
 
+inline constexpr std::int64_t kMostBlocks = 0x7FFFFFFF, kMostBlocksY = 65535;
+
 // So many threads of one block for kernels that have nothing to say to each other.
 inline constexpr int kThreads = 256;
 inline constexpr int kWarp = 32;
@@ -21,9 +23,11 @@ constexpr std::int64_t BlocksFor(std::int64_t work, std::int64_t of_block) {
   return (work + of_block - 1) / of_block;
 }
 
-// Puts a __global__ function of one argument on the stream; none of no blocks. What fails is the
-// stream. CUDA copies the argument before it returns.
+// Puts a __global__ function of one argument on the stream; none of no blocks, and more of them
+// than CUDA counts are refused. What fails is the stream. CUDA copies the argument before it
+// returns.
 void PutOnStream(Stream& stream, const void* kernel, const Geometry& geometry, void** arguments);
+void ZeroOnStream(Stream& stream, void* to, std::size_t bytes);
 // The stream fails: it cannot do what it was asked for.
 void Refuse(Stream& stream, const char* why);
 

@@ -48,8 +48,9 @@ template <typename T, typename Result>
 __global__ void __launch_bounds__(kTileThreads) ProductKernel(Product<T, Result> args) {
   auto* a = BlockMemory<float>();  // (kDepth, kPadded)
   float* b = a + kDepth * kPadded;
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kTile,
-                     column = static_cast<std::int64_t>(blockIdx.y) * kTile;
+  const auto tiles = static_cast<unsigned>(BlocksFor(args.m, kTile));  // Of a column of them.
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x % tiles) * kTile,
+                     column = static_cast<std::int64_t>(blockIdx.x / tiles) * kTile;
   const int r = static_cast<int>(threadIdx.x) / kLanes, c = static_cast<int>(threadIdx.x) % kLanes;
   const Matrix<const T> transposed{args.b.at, args.b.column, args.b.row};
   float sums[kOfThread][kOfThread] = {};
@@ -81,8 +82,7 @@ __global__ void __launch_bounds__(kTileThreads) ProductKernel(Product<T, Result>
 template <typename T, typename Result>
 void Multiply(const Launch& launch, const Product<T, Result>& product) {
   LaunchKernel(launch, ProductKernel<T, Result>,
-               {.blocks = BlocksFor(product.m, kTile),
-                .blocks_y = BlocksFor(product.n, kTile),
+               {.blocks = BlocksFor(product.m, kTile) * BlocksFor(product.n, kTile),
                 .threads = kTileThreads,
                 .block_bytes = 2 * kDepth * kPadded * sizeof(float)},
                product);

@@ -21,7 +21,7 @@ struct DyColumns {
   }
 };
 
-// The sum of value(i), i from 0 to n - 1, in double, by one warp.
+// The sum of value(i), i from 0 to n - 1, in double, by one warp; 0 of none.
 template <typename Value>
 __device__ double WarpSumOf(std::int64_t n, const Value& value) {
   double sum = 0;
@@ -30,45 +30,71 @@ __device__ double WarpSumOf(std::int64_t n, const Value& value) {
 }
 __device__ double Square(double x) { return x * x; }
 
-constexpr int kSumThreads = 1024;
-constexpr int kSumWarps = kSumThreads / kWarp;
+constexpr int kWarps = kThreads / kWarp;
 
-// One block: each warp adds up every so-manieth chunk, kSumBlock elements at a time, which is the
-// order of AddBlocks.
+// One chunk's sum, for thread 0: each warp has a kSumBlock of it at a time, and they are added in
+// their order, which is that of AddBlocks. All threads of a block call it. of_warps (kWarps).
 template <bool squares>
-__global__ void __launch_bounds__(kSumThreads) SumKernel(SumArgs<float> args) {
-  auto* chunks = BlockMemory<double>();  // (kSumChunks)
+__device__ double ChunkSum(const SumArgs<float>& args, std::int64_t chunk, double* of_warps) {
   const std::int64_t of_chunk = SumChunkElements(args.elements);
-  for (std::int64_t chunk = threadIdx.x / kWarp; chunk < kSumChunks; chunk += kSumWarps) {
-    double sum = 0;
-    const std::int64_t end = min(args.elements, (chunk + 1) * of_chunk);
-    for (std::int64_t begin = chunk * of_chunk; begin < end; begin += kSumBlock) {
-      const float* x = args.x + begin;
-      sum += WarpSumOf(min(kSumBlock, end - begin), [&](std::int64_t i) {
-        const double value = x[i];
-        return squares ? Square(value) : value;
-      });
-    }
-    if (threadIdx.x % kWarp == 0) chunks[chunk] = sum;
+  const std::int64_t end = min(args.elements, (chunk + 1) * of_chunk);
+  double sum = 0;
+  for (std::int64_t first = chunk * of_chunk; first < end; first += kWarps * kSumBlock) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    const std::int64_t begin = first + warp * kSumBlock;
+    const float* x = args.x + begin;
+    const double own = WarpSumOf(min(kSumBlock, end - begin), [&](std::int64_t i) {
+      const double value = x[i];
+      return squares ? Square(value) : value;
+    });
+    if (threadIdx.x % kWarp == 0) of_warps[warp] = own;
+    __syncthreads();
+    for (int w = 0; threadIdx.x == 0 && w < kWarps && first + w * kSumBlock < end; ++w)
+      sum += of_warps[w];
+    __syncthreads();
   }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
+  return sum;
+}
+
+struct ChunkSums {
+  SumArgs<float> args;
+  double* of_chunks;  // (kSumChunks)
+};
+
+template <bool squares>
+__global__ void __launch_bounds__(kThreads) SumOfChunkKernel(ChunkSums sums) {
+  const double sum = ChunkSum<squares>(sums.args, blockIdx.x, BlockMemory<double>());
+  if (threadIdx.x == 0) sums.of_chunks[blockIdx.x] = sum;
+}
+
+__global__ void AddSumsKernel(ChunkSums sums) {
   double total = 0;
-  for (std::int64_t chunk = 0; chunk < kSumChunks; ++chunk) total += chunks[chunk];
-  *args.sum = total + (args.add ? *args.sum : 0);
+  for (std::int64_t chunk = 0; chunk < kSumChunks; ++chunk) total += sums.of_chunks[chunk];
+  *sums.args.sum = total + (sums.args.add ? *sums.args.sum : 0);
+}
+
+// One block, for which one chunk comes after the other.
+template <bool squares>
+__global__ void __launch_bounds__(kThreads) SumKernel(SumArgs<float> args) {
+  double total = 0;
+  for (std::int64_t chunk = 0; chunk < kSumChunks; ++chunk)
+    total += ChunkSum<squares>(args, chunk, BlockMemory<double>());
+  if (threadIdx.x == 0) *args.sum = total + (args.add ? *args.sum : 0);
 }
 
 template <bool squares>
-void SumInOneBlock(const Launch& launch, const SumArgs<float>& args) {
-  LaunchKernel(launch, SumKernel<squares>,
-               {.blocks = 1, .threads = kSumThreads, .block_bytes = kSumChunks * sizeof(double)},
-               args);
+void SumAll(const Launch& launch, const SumArgs<float>& args) {
+  const Geometry one{.blocks = 1, .threads = kThreads, .block_bytes = kWarps * sizeof(double)};
+  if (launch.workspace == nullptr) return LaunchKernel(launch, SumKernel<squares>, one, args);
+  const ChunkSums sums{args, static_cast<double*>(launch.workspace)};
+  Geometry each = one;
+  each.blocks = kSumChunks;
+  LaunchKernel(launch, SumOfChunkKernel<squares>, each, sums);
+  LaunchKernel(launch, AddSumsKernel, {.blocks = 1, .threads = 1}, sums);
 }
-
-constexpr int kBlocksAtOnce = kThreads / kWarp;  // One warp has each.
 
 __device__ std::int64_t WarpOfGrid() {
-  return static_cast<std::int64_t>(blockIdx.x) * kBlocksAtOnce + threadIdx.x / kWarp;
+  return static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
 }
 
 __global__ void SquareBlocksKernel(SquareBlocksArgs<float> args) {
@@ -109,15 +135,12 @@ void BiasGrad(const Launch& launch, const BiasGradArgs<T>& args) {
   SumColumns(launch, ColumnSums<DyColumns<T>>{args.rows, args.out, {args.dy}, {args.db}, args.add});
 }
 
-void Sum(const Launch& launch, const SumArgs<float>& args) { SumInOneBlock<false>(launch, args); }
-void SumSquares(const Launch& launch, const SumArgs<float>& args) {
-  SumInOneBlock<true>(launch, args);
-}
+void Sum(const Launch& launch, const SumArgs<float>& args) { SumAll<false>(launch, args); }
+void SumSquares(const Launch& launch, const SumArgs<float>& args) { SumAll<true>(launch, args); }
 
 void SquareBlocks(const Launch& launch, const SquareBlocksArgs<float>& args) {
   LaunchKernel(launch, SquareBlocksKernel,
-               {.blocks = BlocksFor(args.elements, kBlocksAtOnce * kSumBlock), .threads = kThreads},
-               args);
+               {.blocks = BlocksFor(args.elements, kWarps * kSumBlock), .threads = kThreads}, args);
 }
 
 void SquareForTrust(const Launch& launch, const TrustSquaresArgs<float>& args) {
@@ -125,7 +148,7 @@ void SquareForTrust(const Launch& launch, const TrustSquaresArgs<float>& args) {
   const std::int64_t blocks =
       BlocksFor(args.first + args.elements, kSumBlock) - args.first / kSumBlock;
   LaunchKernel(launch, SquareForTrustKernel,
-               {.blocks = BlocksFor(blocks, kBlocksAtOnce), .threads = kThreads}, args);
+               {.blocks = BlocksFor(blocks, kWarps), .threads = kThreads}, args);
 }
 
 #define REGROUP_INSTANTIATE(T) template void BiasGrad<T>(const Launch&, const BiasGradArgs<T>&);

@@ -242,7 +242,8 @@ struct TrustSquaresArgs {
 };
 
 // *sum = the sum of x, or of its squares; with `add`, *sum +=. Accumulated in double over fixed
-// chunks.
+// chunks. Workspace: kSumChunks doubles (fixed_chunks.h), or none, which is as good for a few
+// thousand elements.
 template <typename W>
 struct SumArgs {
   std::int64_t elements = 0;

@@ -93,6 +93,10 @@ std::int64_t TensorSquaresOf(const ParamLayout& layout, OptimizerKind kind) {
   return 2 * pieces;
 }
 
+std::int64_t OptimizerWorkspaceBytes() {
+  return kSumChunks * static_cast<std::int64_t>(sizeof(double));
+}
+
 template <typename T>
 Optimizer<T>::Optimizer(const ParamLayout& layout, const OptimizerConfig& config,
                         const Compute<T>& compute, Buffers buffers, int rank)
@@ -124,15 +128,18 @@ absl::StatusOr<std::unique_ptr<Optimizer<T>>> Optimizer<T>::Create(const ParamLa
       new Optimizer(layout, config, compute, std::move(buffers), rank));
   const std::size_t squares = Index(TensorSquaresOf(layout, config.kind));
   ASSIGN_OR_RETURN(optimizer->memory_,
-                   compute.device.Allocate(MemoryKind::kShared, Arena::Footprint<double>(squares)));
+                   compute.device.Allocate(MemoryKind::kShared,
+                                           Arena::Footprint<double>(squares) +
+                                               Arena::Footprint<double>(Index(kSumChunks))));
   optimizer->squares_ = optimizer->memory_.template Take<double>(squares);
+  optimizer->chunk_sums_ = optimizer->memory_.template Take<double>(Index(kSumChunks));
   return optimizer;
 }
 
 template <typename T>
 void Optimizer<T>::SumSquares(double* sum) const {
   compute_.kernels.sum_squares(
-      {compute_.stream},
+      {compute_.stream, chunk_sums_.data()},
       {.elements = layout_.flat_elements(), .x = buffers_.gradients.data(), .sum = sum});
 }
 

@@ -106,12 +106,15 @@ class Optimizer {
   const int rank_;
   std::vector<std::int64_t> pieces_;  // By parameter: its first among the squares; -1: none.
   Arena memory_;
-  std::span<double> squares_;  // Those of weights, then as many others.
+  std::span<double> squares_;     // Those of weights, then as many others.
+  std::span<double> chunk_sums_;  // A workspace of sum_squares.
 };
 
 // How many blocks there are to sum squares of.
 std::int64_t BlocksOf(const ParamLayout& layout);
 // How many sums of squares SquareTensors has on each rank.
 std::int64_t TensorSquaresOf(const ParamLayout& layout, OptimizerKind kind);
+// What an optimizer needs while it computes, beside its state and those.
+std::int64_t OptimizerWorkspaceBytes();
 
 }  // namespace regroup::worker

@@ -164,7 +164,8 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& plan
   ASSIGN_OR_RETURN(const std::size_t activations,
                    ActivationBytes(planned.model, extent, config.recompute));
   need.activations =
-      static_cast<std::int64_t>(activations + WideningBytes(config, planned, extent));
+      static_cast<std::int64_t>(activations + WideningBytes(config, planned, extent)) +
+      OptimizerWorkspaceBytes();
   if (!config.checkpoint_dir.empty()) {
     const std::int64_t copied = divided ? LargestOwned(layout) : layout.param_elements(),
                        writers = divided ? layout.groups() : world;

@@ -230,6 +230,15 @@ TEST_F(CudaDeviceTest, AKernelIsLaunchedWithItsGeometryAndMemory) {
             absl::ResourceExhaustedError("cudaLaunchKernel: out of memory (CUDA error 2)"));
   cuda::PutOnStream(stream, &kernel, {.blocks = 1, .threads = 1}, arguments);
   EXPECT_EQ(g_asked.launches, 3);  // None after a failure.
+  for (const cuda::Geometry& large :
+       {cuda::Geometry{.blocks = std::int64_t{1} << 31, .threads = 1},
+        cuda::Geometry{.blocks = 1, .blocks_y = 65536, .threads = 1}}) {
+    CudaStream other(api);
+    cuda::PutOnStream(other, &kernel, large, arguments);
+    EXPECT_EQ(g_asked.launches, 3);
+    EXPECT_EQ(other.Await(),
+              absl::InvalidArgumentError("a tensor is too large for one launch on a GPU"));
+  }
 }
 
 TEST_F(CudaDeviceTest, WhatIsRefusedFailsTheStream) {

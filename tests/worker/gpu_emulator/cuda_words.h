@@ -19,6 +19,9 @@
 #define __syncthreads() (::regroup::worker::gpu_emulator::Barrier({__FILE__, __LINE__}))
 #define __shfl_xor_sync(mask, number, lanes) \
   (::regroup::worker::gpu_emulator::Exchange(mask, number, lanes, {__FILE__, __LINE__}))
+#define __ballot_sync(mask, vote) \
+  (::regroup::worker::gpu_emulator::Ballot(mask, vote, {__FILE__, __LINE__}))
+#define __ffs(bits) __builtin_ffs(static_cast<int>(bits))
 // NOLINTEND(bugprone-reserved-identifier)
 
 namespace regroup::worker::cuda {

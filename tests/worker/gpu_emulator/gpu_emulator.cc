@@ -48,7 +48,6 @@ namespace {
 
 // What every GPU since sm_80 has.
 constexpr int kMostThreads = 1024;
-constexpr std::int64_t kMostBlocks = 0x7FFFFFFF, kMostBlocksY = 65535;
 constexpr std::size_t kMostBlockBytes = 99 << 10;
 
 constexpr std::size_t kPage = 4096, kStackBytes = 64 << 10;
@@ -79,6 +78,7 @@ struct Thread {
   Place at;           // Of what it waits at.
   unsigned mask = 0;  // Of a shuffle, as what follows.
   int lanes = 0;
+  const void* type = nullptr;
   std::uint64_t bits = 0;
 };
 
@@ -101,14 +101,14 @@ class Block {
   void PrepareStack(std::size_t thread);
   void GoOn(std::size_t thread);
   void Leave();
-  bool ReleaseWarps();
+  bool ReleaseWarp(std::size_t first);
   bool ReleaseBlock();
   absl::Status Stuck() const;
 
   const cuda::Geometry& geometry_;
   const std::function<void()>& kernel_;
   std::vector<Thread> threads_;
-  std::vector<std::size_t> order_;
+  std::vector<std::size_t> warps_, lanes_;  // The order in which they go on.
   std::unique_ptr<std::byte[]> memory_;
   std::byte* stacks_ = nullptr;  // Of the process, below each a page that nobody may touch.
   Thread* current_ = nullptr;
@@ -149,7 +149,8 @@ Block::Block(const cuda::Geometry& geometry, const std::function<void()>& kernel
       geometry_(geometry),
       kernel_(kernel),
       threads_(std::size_t{size.x} * size.y),
-      order_(Ordered(threads_.size(), order)),
+      warps_(Ordered((threads_.size() + cuda::kWarp - 1) / cuda::kWarp, order)),
+      lanes_(Ordered(cuda::kWarp, order)),
       stacks_(Stacks()) {}
 
 void Block::PrepareStack(std::size_t thread) {
@@ -194,28 +195,27 @@ void Block::Wait(State state, Place at) {
 
 bool AtSamePlace(const Thread& a, const Thread& b) {
   return a.state == b.state && a.at.line == b.at.line && std::string_view(a.at.file) == b.at.file &&
-         a.mask == b.mask && a.lanes == b.lanes;
+         a.mask == b.mask && a.type == b.type && a.lanes == b.lanes;
 }
 
-// Shuffles of whole warps, which have all come to the same one.
-bool Block::ReleaseWarps() {
-  bool released = false;
-  for (std::size_t first = 0; first < threads_.size(); first += cuda::kWarp) {
-    if (threads_.size() - first < cuda::kWarp) break;
-    Thread* warp = &threads_[first];
-    if (warp->state != State::kAtShuffle || warp->mask != 0xFFFFFFFFu) continue;
-    if (!std::all_of(warp, warp + cuda::kWarp,
-                     [&](const Thread& lane) { return AtSamePlace(lane, *warp); }))
-      continue;
-    std::uint64_t brought[cuda::kWarp];
-    for (int lane = 0; lane < cuda::kWarp; ++lane) brought[lane] = warp[lane].bits;
-    for (int lane = 0; lane < cuda::kWarp; ++lane) {
-      warp[lane].bits = brought[(lane ^ warp->lanes) % cuda::kWarp];
-      warp[lane].state = State::kReady;
-    }
-    released = true;
+// A shuffle or a ballot of a whole warp, all of whose lanes have come to the same one.
+bool Block::ReleaseWarp(std::size_t first) {
+  if (threads_.size() - first < cuda::kWarp) return false;
+  Thread* warp = &threads_[first];
+  if (warp->state != State::kAtShuffle || warp->mask != 0xFFFFFFFFu ||
+      !std::all_of(warp, warp + cuda::kWarp,
+                   [&](const Thread& lane) { return AtSamePlace(lane, *warp); }))
+    return false;
+  std::uint64_t brought[cuda::kWarp], ballot = 0;
+  for (int lane = 0; lane < cuda::kWarp; ++lane) {
+    brought[lane] = warp[lane].bits;
+    ballot |= brought[lane] << lane;
   }
-  return released;
+  for (int lane = 0; lane < cuda::kWarp; ++lane) {
+    warp[lane].bits = warp->lanes == kBallot ? ballot : brought[(lane ^ warp->lanes) % cuda::kWarp];
+    warp[lane].state = State::kReady;
+  }
+  return true;
 }
 
 bool Block::ReleaseBlock() {
@@ -246,23 +246,31 @@ absl::Status Block::Stuck() const {
 
 absl::Status Block::Run(Index block) {
   index = block;
-  memory_ =
-      geometry_.block_bytes == 0 ? nullptr : std::make_unique<std::byte[]>(geometry_.block_bytes);
+  memory_ = geometry_.block_bytes == 0
+                ? nullptr
+                : std::make_unique_for_overwrite<std::byte[]>(geometry_.block_bytes);
   if (memory_ != nullptr) std::memset(memory_.get(), 0xFF, geometry_.block_bytes);
   for (std::size_t i = 0; i < threads_.size(); ++i) {
     threads_[i] = {};
     threads_[i].index = {static_cast<unsigned>(i) % size.x, static_cast<unsigned>(i) / size.x, 0};
     PrepareStack(i);
   }
+  // One warp after the other goes as far as it can without the rest of the block: further ahead no
+  // GPU lets it be.
   while (true) {
-    for (const std::size_t thread : order_) {
-      if (threads_[thread].state == State::kReady) GoOn(thread);
+    for (const std::size_t warp : warps_) {
+      const std::size_t first = warp * cuda::kWarp;
+      do {
+        for (const std::size_t lane : lanes_) {
+          if (first + lane < threads_.size() && threads_[first + lane].state == State::kReady)
+            GoOn(first + lane);
+        }
+      } while (ReleaseWarp(first));
     }
     if (std::all_of(threads_.begin(), threads_.end(),
                     [](const Thread& thread) { return thread.state == State::kEnded; }))
       return absl::OkStatus();
-    const bool warps = ReleaseWarps();
-    if (!ReleaseBlock() && !warps) return Stuck();
+    if (!ReleaseBlock()) return Stuck();
   }
 }
 
@@ -274,8 +282,8 @@ absl::Status RunGrid(const cuda::Geometry& geometry, const std::function<void()>
   CHECK(g_block == nullptr);
   const std::int64_t threads = std::int64_t{geometry.threads} * geometry.threads_y;
   if (geometry.blocks == 0 || geometry.blocks_y == 0) return absl::OkStatus();
-  if (geometry.blocks < 0 || geometry.blocks > kMostBlocks || geometry.blocks_y < 0 ||
-      geometry.blocks_y > kMostBlocksY || threads <= 0 || threads > kMostThreads ||
+  if (geometry.blocks < 0 || geometry.blocks > cuda::kMostBlocks || geometry.blocks_y < 0 ||
+      geometry.blocks_y > cuda::kMostBlocksY || threads <= 0 || threads > kMostThreads ||
       geometry.block_bytes > kMostBlockBytes) {
     return absl::InternalError(absl::StrCat("not every GPU can run ", geometry.blocks, " x ",
                                             geometry.blocks_y, " blocks of ", geometry.threads,
@@ -303,13 +311,14 @@ void* MemoryOfBlock() { return g_block->memory(); }
 
 void Barrier(Place at) {
   Thread& thread = g_block->current();
-  thread.mask = 0, thread.lanes = 0;
+  thread.mask = 0, thread.lanes = 0, thread.type = nullptr;
   g_block->Wait(State::kAtBarrier, at);
 }
 
-std::uint64_t ExchangeBits(unsigned mask, std::uint64_t bits, int lanes, Place at) {
+std::uint64_t ExchangeBits(unsigned mask, std::uint64_t bits, int lanes, const void* type,
+                           Place at) {
   Thread& thread = g_block->current();
-  thread.mask = mask, thread.lanes = lanes, thread.bits = bits;
+  thread.mask = mask, thread.bits = bits, thread.lanes = lanes, thread.type = type;
   g_block->Wait(State::kAtShuffle, at);
   return thread.bits;
 }
@@ -317,6 +326,8 @@ std::uint64_t ExchangeBits(unsigned mask, std::uint64_t bits, int lanes, Place a
 }  // namespace regroup::worker::gpu_emulator
 
 namespace regroup::worker::cuda {
+
+void ZeroOnStream(Stream& stream, void* to, std::size_t bytes) { stream.Zero(to, bytes); }
 
 void Refuse(Stream& stream, const char* why) {
   stream.Run([why] { return absl::InvalidArgumentError(why); });

@@ -12,9 +12,11 @@
 // every index and whoever breaks a rule of barriers is told. Each thread of a block is a fibre,
 // which goes on until it waits for others: at a barrier for its block, at a shuffle for its warp.
 //
-// A race shows as another result in another order of the threads, as does memory of the block that
-// is read before it is written: it is filled with what is not a number. What does not show is what
-// depends on the hardware: memory order without a barrier inside a warp, coalescing, speed.
+// Each warp goes on until the whole block has to wait, so a race between warps shows as another
+// result in another order of them, as does memory of the block that is read before it is written:
+// it is filled with what is not a number. What does not show: which of two calls of one function,
+// say a sum over a warp, two lanes are in; what only nvcc compiles (__CUDA_ARCH__); and what
+// depends on the hardware, as coalescing and speed.
 namespace regroup::worker::gpu_emulator {
 
 // In which order threads go on, and blocks begin. Of all runs from here on.
@@ -41,17 +43,24 @@ const Index& BlockSize();
 const Index& GridSize();
 void* MemoryOfBlock();
 void Barrier(Place at);
-// The bits that the lane of the warp has brought whose number differs by `lanes`.
-std::uint64_t ExchangeBits(unsigned mask, std::uint64_t bits, int lanes, Place at);
+// The bits that the lane of the warp has brought whose number differs by `lanes`; of kBallot, one
+// of each lane. `type`: equal for all that may meet.
+inline constexpr int kBallot = -1;
+std::uint64_t ExchangeBits(unsigned mask, std::uint64_t bits, int lanes, const void* type,
+                           Place at);
 
 template <typename Number>
 Number Exchange(unsigned mask, Number number, int lanes, Place at) {
   static_assert(sizeof(Number) <= sizeof(std::uint64_t));
+  static const char kType = 0;
   std::uint64_t bits = 0;
   std::memcpy(&bits, &number, sizeof number);
-  bits = ExchangeBits(mask, bits, lanes, at);
+  bits = ExchangeBits(mask, bits, lanes, &kType, at);
   std::memcpy(&number, &bits, sizeof number);
   return number;
+}
+inline unsigned Ballot(unsigned mask, bool vote, Place at) {
+  return static_cast<unsigned>(ExchangeBits(mask, vote ? 1 : 0, kBallot, nullptr, at));
 }
 
 }  // namespace regroup::worker::gpu_emulator

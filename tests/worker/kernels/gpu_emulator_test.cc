@@ -90,6 +90,32 @@ TEST_F(GpuEmulatorTest, ShufflesExchangeWithinAWarp) {
   for (int i = 0; i < 64; ++i) EXPECT_EQ(got[static_cast<std::size_t>(i)], i ^ 5);
 }
 
+TEST_F(GpuEmulatorTest, AShuffleIsNoBarrierOfTheBlock) {
+  std::set<std::vector<float>> results;
+  for (const Order order : {Order::kForward, Order::kBackward}) {
+    gpu_emulator::SetOrder(order);
+    std::vector<float> next(64);
+    const auto kernel = [&] {
+      auto* memory = BlockMemory<float>();
+      memory[threadIdx.x] = static_cast<float>(threadIdx.x);
+      (void)__shfl_xor_sync(kAll, 1, 1);
+      const float read = memory[(threadIdx.x + 32) % 64];  // Of another warp.
+      next[threadIdx.x] = std::isnan(read) ? -1 : read;
+    };
+    EXPECT_EQ(RunGrid({.blocks = 1, .threads = 64, .block_bytes = 256}, kernel), absl::OkStatus());
+    results.insert(next);
+  }
+  EXPECT_EQ(results.size(), 2u);
+}
+
+TEST_F(GpuEmulatorTest, ABallotHasABitOfEachLane) {
+  std::vector<unsigned> got(64);
+  EXPECT_EQ(RunGrid({.blocks = 1, .threads = 64},
+                    [&] { got[threadIdx.x] = __ballot_sync(kAll, threadIdx.x % 33 == 1); }),
+            absl::OkStatus());
+  for (std::size_t i = 0; i < 64; ++i) EXPECT_EQ(got[i], i < 32 ? 2u : 4u);
+}
+
 TEST_F(GpuEmulatorTest, WhoNeverComesToABarrierIsNamed) {
   ExpectStuck(RunGrid({.blocks = 1, .threads = 64},
                       [] {
@@ -118,6 +144,10 @@ TEST_F(GpuEmulatorTest, AShuffleIsOfTheWholeWarp) {
               "thread (0, 0) waits at", "as all of them do");
   ExpectStuck(RunGrid({.blocks = 1, .threads = 31}, [] { (void)__shfl_xor_sync(kAll, 1, 1); }),
               "thread (0, 0) waits at", "as all of them do");
+  const auto one_of = [](auto x) { (void)__shfl_xor_sync(kAll, x, 1); };
+  ExpectStuck(
+      RunGrid({.blocks = 1, .threads = 32}, [&] { threadIdx.x == 3 ? one_of(1.0f) : one_of(1); }),
+      "thread (0, 0) waits at", "thread (3, 0) waits at");
   ExpectStuck(RunGrid({.blocks = 1, .threads = 32},
                       [] { (void)__shfl_xor_sync(kAll, 1, threadIdx.x == 3 ? 2 : 1); }),
               "thread (0, 0) waits at", "thread (3, 0) waits at");

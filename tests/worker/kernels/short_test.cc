@@ -155,6 +155,19 @@ TEST(RoundWeights, RandomlyToEitherNeighbourAndByElementAlone) {
       for (std::size_t i = 0; i < fast.size(); ++i) ASSERT_EQ(fast[i].bits, twin[i].bits) << i;
     }
   }
+  const std::vector<float> odd = {std::numeric_limits<float>::infinity(),
+                                  -std::numeric_limits<float>::infinity(),
+                                  std::numeric_limits<float>::quiet_NaN()};
+  for (const KernelTable<BFloat16>* table : FastTables<BFloat16>()) {
+    for (std::uint32_t key = 0; key < 20; ++key) {
+      std::vector<BFloat16> rounded(odd.size());
+      table->round_weights(
+          host.On(), {.elements = 3, .weights = odd.data(), .rounded = rounded.data(), .key = key});
+      EXPECT_EQ(static_cast<float>(rounded[0]), odd[0]) << table->name;
+      EXPECT_EQ(static_cast<float>(rounded[1]), odd[1]) << table->name;
+      EXPECT_TRUE(std::isnan(static_cast<float>(rounded[2]))) << table->name;
+    }
+  }
   double up = 0;
   for (std::size_t i = 1000; i < 3000; ++i) {
     const float value = twin[i];
@@ -332,7 +345,7 @@ TYPED_TEST(ShortNumbers, NarrowAndWiden) {
   std::vector<const KernelTable<T>*> tables = this->Tables();
   tables.push_back(&ReferenceKernels<T>());
   for (const KernelTable<T>* table : tables) {
-    for (const std::int64_t n : {0, 1, 15, 16, 17, 33'001}) {
+    for (const std::int64_t n : {0, 1, 15, 16, 17, 33'001, 300'001}) {
       const std::vector<float> x = Given<float>("x", n, 3);
       std::vector<T> y(Size(n + 1), T(7.0f));
       std::vector<float> back(Size(n + 1), 7);

@@ -47,7 +47,11 @@ class EveryTable : public testing::TestWithParam<Named> {
   double SumSquares(std::int64_t elements, const float* x) const {
     double sum = -1;
     k().sum_squares(host_.On(), {elements, x, &sum});
+    Doubles workspace(Size(kSumChunks), std::nan(""));
+    double other = -1;
+    k().sum_squares(host_.On(workspace.data()), {elements, x, &other});
     EXPECT_EQ(host_.stream->Await(), absl::OkStatus());
+    EXPECT_EQ(std::memcmp(&sum, &other, sizeof sum), 0) << elements;
     return sum;
   }
   HostCompute host_;
@@ -62,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(Tables, EveryTable, testing::ValuesIn(NamedTables()),
 
 TEST_P(EveryTable, LinearAddsWhenAsked) {
   for (const WeightOrder order : {WeightOrder::kInOut, WeightOrder::kOutIn}) {
-    for (const LinearShape& s : {LinearShape{1, 1, 1}, {3, 64, 17}, {65, 16, 48}}) {
+    for (const LinearShape& s : {LinearShape{1, 1, 1}, {3, 64, 17}, {65, 16, 48}, {70, 20, 150}}) {
       SCOPED_TRACE(testing::Message() << s.rows << " " << s.in << " " << s.out);
       const Floats x = Given<float>("x", s.rows * s.in), w = Given<float>("w", s.in * s.out);
       const Floats dy = Given<float>("dy", s.rows * s.out), bias = Given<float>("b", s.out);
@@ -187,7 +191,7 @@ TEST_P(EveryTable, NotANumberIsNotHidden) {
 }
 
 TEST_P(EveryTable, CrossEntropyOfHugeLogits) {
-  for (const std::int64_t V : {1, 5, 16, 257}) {
+  for (const std::int64_t V : {1, 5, 16, 257, 1300}) {
     Floats logits = Given<float>("logits", 3 * V, 300), losses(3);
     Doubles twin = Widened(logits), twin_losses(3);
     const auto targets = GivenTokens("targets", 3, static_cast<int>(V));
@@ -222,25 +226,74 @@ TEST_P(EveryTable, AttentionAroundBlockBorders) {
   }
 }
 
+// Also of more rows and numbers of one than a block of a GPU has threads.
 TEST_P(EveryTable, EachEmbeddingGradientIsAddedToOrWritten) {
-  const EmbeddingShape shape{.batch = 2, .time = 3, .width = 70, .vocabulary = 5, .positions = 4};
-  const std::int64_t rows = shape.batch * shape.time, C = shape.width;
-  const auto tokens = GivenTokens("tokens", rows, shape.vocabulary);
-  const Floats dout = Given<float>("dout", rows * C);
-  for (const bool add_token : {false, true}) {
-    for (const bool add_position : {false, true}) {
-      Floats dtoken = Given<float>("dt", shape.vocabulary * C);
-      Floats dposition = Given<float>("dp", shape.positions * C);
-      Doubles twin_token = Widened(dtoken), twin_position = Widened(dposition);
-      k().embedding_backward(host_.On(), {shape, tokens.data(), dout.data(), dtoken.data(),
-                                          add_token, dposition.data(), add_position});
-      Twins().embedding_backward(
-          host_.On(), {shape, tokens.data(), Widened(dout).data(), twin_token.data(), add_token,
-                       twin_position.data(), add_position});
-      EXPECT_LT(RelativeError(dtoken, twin_token), kFloatTolerance);
-      EXPECT_LT(RelativeError(dposition, twin_position), kFloatTolerance);
+  for (const EmbeddingShape& shape :
+       {EmbeddingShape{.batch = 2, .time = 3, .width = 70, .vocabulary = 5, .positions = 4},
+        {.batch = 6, .time = 130, .width = 300, .vocabulary = 40, .positions = 132}}) {
+    const std::int64_t rows = shape.batch * shape.time, C = shape.width;
+    const auto tokens = GivenTokens("tokens", rows, shape.vocabulary);
+    const Floats dout = Given<float>("dout", rows * C);
+    const Floats tokens_table = Given<float>("wte", shape.vocabulary * C);
+    const Floats positions_table = Given<float>("wpe", shape.positions * C);
+    Floats out(Size(rows * C));
+    Doubles twin_out(out.size());
+    k().embedding_forward(host_.On(), {shape.batch, shape.time, C, tokens.data(),
+                                       tokens_table.data(), positions_table.data(), out.data()});
+    Twins().embedding_forward(
+        host_.On(), {shape.batch, shape.time, C, tokens.data(), Widened(tokens_table).data(),
+                     Widened(positions_table).data(), twin_out.data()});
+    EXPECT_LT(RelativeError(out, twin_out), kFloatTolerance);
+    for (const bool add_token : {false, true}) {
+      for (const bool add_position : {false, true}) {
+        Floats dtoken = Given<float>("dt", shape.vocabulary * C);
+        Floats dposition = Given<float>("dp", shape.positions * C);
+        Doubles twin_token = Widened(dtoken), twin_position = Widened(dposition);
+        k().embedding_backward(host_.On(), {shape, tokens.data(), dout.data(), dtoken.data(),
+                                            add_token, dposition.data(), add_position});
+        Twins().embedding_backward(
+            host_.On(), {shape, tokens.data(), Widened(dout).data(), twin_token.data(), add_token,
+                         twin_position.data(), add_position});
+        EXPECT_LT(RelativeError(dtoken, twin_token), kFloatTolerance);
+        EXPECT_LT(RelativeError(dposition, twin_position), kFloatTolerance);
+      }
     }
   }
+}
+
+// The largest scores are those of the first keys, and what later ones add is nothing beside them.
+TEST_P(EveryTable, AttentionWhoseScoresFall) {
+  const AttentionShape s{1, 130, 1, 16};
+  Floats qkv = Given<float>("qkv", 3 * s.time * 16), out(Size(s.time * 16)), lse(Size(s.time));
+  for (std::int64_t t = 0; t < s.time; ++t) {
+    for (std::int64_t d = 0; d < 16; ++d) {
+      qkv[Size(t * 48 + d)] = 4;
+      qkv[Size(t * 48 + 16 + d)] = static_cast<float>(s.time - t) / 4;
+    }
+  }
+  Floats scratch(Size(AttentionElements(s)), std::nanf(""));
+  Doubles tout(out.size()), tlse(lse.size());
+  k().attention_forward(host_.On(scratch.data()), {s, qkv.data(), out.data(), lse.data()});
+  Twins().attention_forward(host_.On(), {s, Widened(qkv).data(), tout.data(), tlse.data()});
+  EXPECT_LT(RelativeError(out, tout), kFloatTolerance);
+  EXPECT_LT(RelativeError(lse, tlse), kFloatTolerance);
+}
+
+TEST_P(EveryTable, AdamWOfGradientsBelowEpsilon) {
+  const AdamWStep step{.lr = 0.5,
+                       .beta1 = 0.9,
+                       .beta2 = 0.95,
+                       .epsilon = 1e-8,
+                       .weight_decay = 0,
+                       .correction1 = 0.1,
+                       .correction2 = 0.05};
+  const Floats gradient(40, 1e-9f);
+  Floats weight(40), first(40), second(40);
+  Doubles twin(40), twin_first(40), twin_second(40);
+  k().adamw(host_.On(), {40, step, gradient.data(), weight.data(), first.data(), second.data()});
+  Twins().adamw(host_.On(), {40, step, Widened(gradient).data(), twin.data(), twin_first.data(),
+                             twin_second.data()});
+  EXPECT_LT(RelativeError(weight, twin), kFloatTolerance);
 }
 
 TEST_P(EveryTable, SumsOverFlatBuffers) {
@@ -363,7 +416,7 @@ TEST(CudaKernels, TheOrderOfThreadsChangesNoBit) {
 }
 
 TEST(CudaKernels, HeadsThatAreTooWideAreRefused) {
-  for (const std::int64_t width : {129, 256, 257}) {
+  for (const std::int64_t width : {65, 129, 256, 257}) {
     HostCompute host;
     const AttentionShape s{1, 3, 1, width};
     const Floats qkv = Given<float>("qkv", 9 * width);
@@ -464,13 +517,14 @@ TEST(Onednn, AFailureIsTheStreamsWithTheShape) {
   EXPECT_EQ(sum, 7);
 }
 
-// The updates that all tables share: whoever does which part of a tensor, and by how many threads.
+// Whoever does which part of a tensor, and by how many threads.
 TEST_P(EveryTable, UpdatesAreOfEachElementAlone) {
   constexpr std::int64_t kFirst = 5 * kSumBlock + 100, kCount = 40 * kSumBlock + 17,
                          kCut = 6 * kSumBlock - kFirst;  // On a border of blocks.
   const Floats gradient = Given<float>("g", kCount);
   const std::size_t blocks = Size((kFirst + kCount - 1) / kSumBlock - kFirst / kSumBlock + 1);
-  const SgdStep<float> sgd{.scale = 0.5f, .decay = 0.1f, .momentum = 0.9f, .lr = 0.01f};
+  const SgdStep<float> sgd{
+      .scale = 0.5f, .decay = 0.1f, .momentum = 0.9f, .rate = 0.7f, .lr = 0.01f};
   const LambStep<float> lamb{.scale = 0.5f,
                              .rate1 = 0.1f,
                              .beta2 = 0.95f,
@@ -485,7 +539,7 @@ TEST_P(EveryTable, UpdatesAreOfEachElementAlone) {
            second = Floats(Size(kCount), 0.25f);
     Doubles of_weights, of_others;
   };
-  const auto update = [&](int threads, std::int64_t cut) {
+  const auto update = [&](const Kernels& table, int threads, std::int64_t cut) {
     const int before = ThreadCount();
     SetThreadCount(threads);
     Updated u;
@@ -496,21 +550,30 @@ TEST_P(EveryTable, UpdatesAreOfEachElementAlone) {
       const std::int64_t block = (kFirst + from) / kSumBlock - kFirst / kSumBlock;
       for (const bool moments : {false, true}) {
         const std::size_t at = (moments ? blocks : 0) + Size(block);
-        k().trust_squares(host_.On(), {kFirst + from, count, lamb, g, w, moments ? m : nullptr,
-                                       moments ? v : nullptr, &u.of_weights[at], &u.of_others[at]});
+        table.trust_squares(host_.On(),
+                            {kFirst + from, count, lamb, g, w, moments ? m : nullptr,
+                             moments ? v : nullptr, &u.of_weights[at], &u.of_others[at]});
       }
-      k().sgd(host_.On(), {count, sgd, g, w, m});
-      k().lamb(host_.On(), {count, lamb, g, w, m, v});
+      table.sgd(host_.On(), {count, sgd, g, w, m});
+      table.lamb(host_.On(), {count, lamb, g, w, m, v});
     }
     SetThreadCount(before);
     return u;
   };
-  const Updated whole = update(1, 0);
+  const Updated whole = update(k(), 1, 0);
+  const Updated twin = update(ReferenceKernels<float>(), 1, 0);
+  EXPECT_LT(RelativeError(whole.weight, Widened(twin.weight)), 1e-6);
+  EXPECT_LT(RelativeError(whole.first, Widened(twin.first)), 1e-6);
+  EXPECT_LT(RelativeError(whole.second, Widened(twin.second)), 1e-6);
+  for (std::size_t b = 0; b < whole.of_others.size(); ++b) {
+    EXPECT_NEAR(whole.of_weights[b], twin.of_weights[b], 1e-6 * twin.of_weights[b]) << b;
+    EXPECT_NEAR(whole.of_others[b], twin.of_others[b], 1e-6 * twin.of_others[b]) << b;
+  }
   double weights = 0, squares = 0;
   for (const float w : Given<float>("w", kCount)) weights += static_cast<double>(w) * w;
   for (std::size_t b = 0; b < blocks; ++b) squares += whole.of_weights[b];
   EXPECT_NEAR(squares, weights, 1e-9 * weights);
-  for (const Updated& parts : {update(3, 0), update(2, kCut)}) {
+  for (const Updated& parts : {update(k(), 3, 0), update(k(), 2, kCut)}) {
     EXPECT_EQ(parts.weight, whole.weight);
     EXPECT_EQ(parts.first, whole.first);
     EXPECT_EQ(parts.second, whole.second);
