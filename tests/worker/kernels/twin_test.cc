@@ -2,7 +2,9 @@
 // can not show: adding to what is there, extreme numbers, independence of the number of threads.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <ostream>
@@ -51,7 +53,7 @@ class EveryTable : public testing::TestWithParam<Named> {
     double other = -1;
     k().sum_squares(host_.On(workspace.data()), {elements, x, &other});
     EXPECT_EQ(host_.stream->Await(), absl::OkStatus());
-    EXPECT_EQ(std::memcmp(&sum, &other, sizeof sum), 0) << elements;
+    EXPECT_EQ(std::bit_cast<std::uint64_t>(sum), std::bit_cast<std::uint64_t>(other)) << elements;
     return sum;
   }
   HostCompute host_;
