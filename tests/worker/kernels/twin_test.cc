@@ -408,9 +408,21 @@ TEST_P(EveryTable, ThreadsDoNotChangeABit) {
 #if defined(REGROUP_GPU_EMULATOR)
 // Nor which threads of a GPU are ahead of which: a barrier too few would show.
 TEST(CudaKernels, TheOrderOfThreadsChangesNoBit) {
+  // A chunk of it is more than the warps of a block have at once.
+  const Floats many = Given<float>("many", kSumChunks * 9 * kSumBlock, 1, 0.5);
+  const auto sum = [&] {
+    HostCompute host;
+    Doubles workspace(Size(kSumChunks));
+    double total = 0;
+    CudaKernels<float>().sum(host.On(workspace.data()),
+                             {static_cast<std::int64_t>(many.size()), many.data(), &total});
+    return total;
+  };
   const Floats forward = Everything(CudaKernels<float>());
+  const double forward_sum = sum();
   for (const auto order : {gpu_emulator::Order::kBackward, gpu_emulator::Order::kShuffled}) {
     gpu_emulator::SetOrder(order);
+    EXPECT_EQ(sum(), forward_sum);
     const Floats other = Everything(CudaKernels<float>());
     EXPECT_EQ(std::memcmp(forward.data(), other.data(), forward.size() * sizeof(float)), 0);
   }
