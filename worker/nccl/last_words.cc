@@ -12,6 +12,7 @@ namespace regroup::worker {
 namespace {
 
 constexpr Duration kShortly = std::chrono::milliseconds(200);
+constexpr Duration kLookups = std::chrono::milliseconds(300);
 constexpr std::size_t kNamed = 8;  // Ranks of one kind that a sentence lists.
 
 std::string Ranks(const std::vector<int>& ranks) {
@@ -27,6 +28,13 @@ std::string Ranks(const std::vector<int>& ranks) {
 std::string LastWords::KeyOf(int rank) const { return absl::StrCat(prefix_, "/begun/", rank); }
 std::string LastWords::CauseKey() const { return absl::StrCat(prefix_, "/cause"); }
 
+std::string LastWords::AskKey() const { return absl::StrCat(prefix_, "/asks"); }
+
+bool LastWords::IsFirstToAsk() {
+  store_.SetPatience(kShortly);
+  return store_.Add(AskKey(), 1).value_or(1) == 1;
+}
+
 std::string LastWords::WhoIsMissing(std::uint64_t begun, const std::vector<int>& ranks,
                                     Duration patience) {
   const auto end = std::chrono::steady_clock::now() + patience;
@@ -37,7 +45,11 @@ std::string LastWords::WhoIsMissing(std::uint64_t begun, const std::vector<int>&
   for (const int r : ranks) keys.push_back(KeyOf(r));
   (void)store_.Wait(keys, end - std::chrono::steady_clock::now());
   std::vector<int> silent, behind;
+  std::size_t looked_up = 0;
+  const auto lookups_end = std::chrono::steady_clock::now() + kLookups;
   for (const int r : ranks) {
+    if (std::chrono::steady_clock::now() >= lookups_end) break;
+    ++looked_up;
     const absl::StatusOr<bool> there = store_.Check({KeyOf(r)});
     if (!there.ok()) return absl::StrCat("who is missing is not known: ", there.status().message());
     if (!*there) {
@@ -58,6 +70,9 @@ std::string LastWords::WhoIsMissing(std::uint64_t begun, const std::vector<int>&
     parts.push_back(
         absl::StrCat(Ranks(behind), behind.size() == 1 ? " has" : " have", " not begun it"));
   }
+  if (looked_up < ranks.size())
+    parts.push_back(
+        absl::StrCat(ranks.size() - looked_up, " ranks could not be looked up in time"));
   return parts.empty() ? "every rank has begun it" : absl::StrJoin(parts, "; ");
 }
 

@@ -20,8 +20,8 @@ using std::chrono::milliseconds;
 constexpr auto kLook = std::chrono::microseconds(500);
 constexpr int kLooksPerHealth = 10;
 constexpr auto kPoll = std::chrono::microseconds(20);  // While a call is in progress.
-// A failure is told within a second of the deadline. So long others are asked who is missing; then
-// each of them is looked up, so their wait for what comes of it is longer by a thousand lookups.
+// A failure is told within a second of the deadline. So long one rank asks who is missing; then it
+// looks each of them up, so the others wait longer for what comes of it.
 constexpr Duration kLastWordsPatience = milliseconds(400), kCausePatience = milliseconds(850);
 // What was revoked is aborted after so long.
 constexpr Duration kQuiescence = milliseconds(800);
@@ -369,10 +369,15 @@ absl::Status NcclCommunicator::Explain(const absl::Status& why, const std::strin
   std::string text = absl::StrCat("rank ", ranks_.rank(), ", ", what, ": ", why.message());
   if (!IsCommunicatorFailure(why)) {
     ranks_.Abort();  // The others look at once where they are.
-    if (last_words_ && absl::IsDeadlineExceeded(why))
-      absl::StrAppend(&text, "; ",
-                      last_words_->WhoIsMissing(begun_, RanksOf(axis), kLastWordsPatience));
-    if (last_words_) last_words_->Tell(begun_, text);
+    const bool late = absl::IsDeadlineExceeded(why);
+    if (last_words_ && late && !last_words_->IsFirstToAsk()) {
+      text = last_words_->Hear(begun_, kCausePatience).value_or(text);
+    } else if (last_words_) {
+      if (late)
+        absl::StrAppend(&text, "; ",
+                        last_words_->WhoIsMissing(begun_, RanksOf(axis), kLastWordsPatience));
+      last_words_->Tell(begun_, text);
+    }
   } else if (last_words_ && absl::IsAborted(why)) {
     const std::optional<std::string> cause = last_words_->Hear(begun_, kCausePatience);
     if (cause) text = *cause;
