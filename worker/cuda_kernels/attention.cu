@@ -164,8 +164,7 @@ struct Backward {
 template <typename T>
 __global__ void DeltaKernel(Backward<T> b) {
   const AttentionShape& s = b.args.shape;
-  const std::int64_t i =
-      static_cast<std::int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
   if (i >= s.batch * s.heads * s.time) return;
   const std::int64_t t = i % s.time, head = i / s.time % s.heads, batch = i / s.time / s.heads;
   const std::int64_t at = ((batch * s.time + t) * s.heads + head) * s.head_width;
@@ -309,10 +308,9 @@ void AttentionBackward(const Launch& launch, const AttentionBackwardArgs<T>& arg
   const AttentionShape& s = args.shape;
   const Backward<T> backward{args, static_cast<float*>(launch.workspace)};
   WithTiling(launch, s, [&]<typename Tiling>(Tiling) {
-    LaunchKernel(
-        launch, DeltaKernel<T>,
-        {.blocks = BlocksFor(s.batch * s.heads * s.time, kThreads / kWarp), .threads = kThreads},
-        backward);
+    LaunchKernel(launch, DeltaKernel<T>,
+                 {.blocks = BlocksFor(s.batch * s.heads * s.time, kWarps), .threads = kThreads},
+                 backward);
     LaunchKernel(launch, KeyGradKernel<Tiling, T>, TileGeometry<Tiling>(s, 4, 2), backward);
     LaunchKernel(launch, QueryGradKernel<Tiling, T>, TileGeometry<Tiling>(s, 4, 2), backward);
   });

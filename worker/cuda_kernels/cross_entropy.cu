@@ -7,13 +7,13 @@ namespace regroup::worker::cuda {
 namespace {
 
 constexpr int kRowThreads = 512;
-constexpr int kWarps = kRowThreads / kWarp;
+constexpr int kRowWarps = kRowThreads / kWarp;
 
 // expf of differences from the largest, so nothing overflows; a row that holds what is not a number
 // has a loss that is none.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads) Kernel(CrossEntropyArgs<T> args) {
-  auto* of_warps = BlockMemory<float>();  // (2, kWarps): of the largest, of the sum.
+  auto* of_warps = BlockMemory<float>();  // (2, kRowWarps): of the largest, of the sum.
   const std::int64_t row = blockIdx.x, V = args.vocabulary;
   const int target = args.targets[row];
   T* logits = args.logits + row * V;
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kRowThreads) Kernel(CrossEntropyArgs<T> args) 
     total += expf(Widened(logits[v]) - top);
   // Behind its barrier the target may be overwritten, so it is read before.
   const float at_target = Widened(logits[target]);
-  total = BlockSum<kRowThreads>(total, of_warps + kWarps);
+  total = BlockSum<kRowThreads>(total, of_warps + kRowWarps);
   const float log_total = logf(total);
   if (threadIdx.x == 0) args.losses[row] = log_total - (at_target - top);
   const auto scale = static_cast<float>(args.loss_scale);
@@ -41,7 +41,7 @@ template <typename T>
 void CrossEntropy(const Launch& launch, const CrossEntropyArgs<T>& args) {
   LaunchKernel(
       launch, Kernel<T>,
-      {.blocks = args.rows, .threads = kRowThreads, .block_bytes = 2 * kWarps * sizeof(float)},
+      {.blocks = args.rows, .threads = kRowThreads, .block_bytes = 2 * kRowWarps * sizeof(float)},
       args);
 }
 

@@ -11,11 +11,11 @@ namespace {
 
 constexpr float kGeluScale = 0.79788456080286535588f;  // sqrt(2 / pi)
 constexpr float kGeluCubic = 0.044715f;
-constexpr std::int64_t kMostBlocks = 1024;  // About what a GPU has running at once.
+constexpr std::int64_t kBlocksAtOnce = 1024;  // About what a GPU has running at once.
 
 template <typename Args>
 void ForElements(const Launch& launch, void (*kernel)(Args), const Args& args) {
-  const std::int64_t blocks = std::min(BlocksFor(args.elements, kThreads), kMostBlocks);
+  const std::int64_t blocks = std::min(BlocksFor(args.elements, kThreads), kBlocksAtOnce);
   LaunchKernel(launch, kernel, {.blocks = blocks, .threads = kThreads}, args);
 }
 

@@ -9,8 +9,6 @@
 namespace regroup::worker::cuda {
 namespace {
 
-constexpr int kWarps = kThreads / kWarp;
-
 template <typename T>
 __global__ void ForwardKernel(EmbeddingForwardArgs<T> args) {
   const std::int64_t row = blockIdx.x, width = args.width;
@@ -66,7 +64,7 @@ __global__ void TokenGradKernel(EmbeddingBackwardArgs<T> args) {
 
 template <typename T>
 void EmbeddingForward(const Launch& launch, const EmbeddingForwardArgs<T>& args) {
-  const auto warps = static_cast<int>(std::min<std::int64_t>(BlocksFor(args.width, kWarp), 8));
+  const auto warps = static_cast<int>(std::min<std::int64_t>(BlocksFor(args.width, kWarp), kWarps));
   LaunchKernel(launch, ForwardKernel<T>,
                {.blocks = args.batch * args.time, .threads = warps * kWarp}, args);
 }

@@ -19,6 +19,7 @@ inline constexpr std::int64_t kMostBlocks = 0x7FFFFFFF, kMostBlocksY = 65535;
 // So many threads of one block for kernels that have nothing to say to each other.
 inline constexpr int kThreads = 256;
 inline constexpr int kWarp = 32;
+inline constexpr int kWarps = kThreads / kWarp;
 constexpr std::int64_t BlocksFor(std::int64_t work, std::int64_t of_block) {
   return (work + of_block - 1) / of_block;
 }

@@ -7,10 +7,9 @@ namespace regroup::worker::cuda {
 namespace {
 
 constexpr float kEpsilon = 1e-5f;
-constexpr int kRowsOfBlock = kThreads / kWarp;
 
 __device__ std::int64_t RowOfWarp() {
-  return static_cast<std::int64_t>(blockIdx.x) * kRowsOfBlock + threadIdx.x / kWarp;
+  return static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
 }
 __device__ int Lane() { return static_cast<int>(threadIdx.x % kWarp); }
 
@@ -84,7 +83,7 @@ struct GainAndBias {
 template <typename T>
 void LayerNormForward(const Launch& launch, const LayerNormForwardArgs<T>& args) {
   LaunchKernel(launch, ForwardKernel<T>,
-               {.blocks = BlocksFor(args.rows, kRowsOfBlock), .threads = kThreads}, args);
+               {.blocks = BlocksFor(args.rows, kWarps), .threads = kThreads}, args);
 }
 
 template <typename T>
@@ -95,7 +94,7 @@ void LayerNormBackward(const Launch& launch, const LayerNormBackwardArgs<T>& arg
                                                 {args.dgain, args.dbias},
                                                 args.add});
   LaunchKernel(launch, InputGradKernel<T>,
-               {.blocks = BlocksFor(args.rows, kRowsOfBlock), .threads = kThreads}, args);
+               {.blocks = BlocksFor(args.rows, kWarps), .threads = kThreads}, args);
 }
 
 #define REGROUP_INSTANTIATE(T)                                                      \

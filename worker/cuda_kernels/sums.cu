@@ -30,8 +30,6 @@ __device__ double WarpSumOf(std::int64_t n, const Value& value) {
 }
 __device__ double Square(double x) { return x * x; }
 
-constexpr int kWarps = kThreads / kWarp;
-
 // One chunk's sum, for thread 0: each warp has a kSumBlock of it at a time, and they are added in
 // their order, which is that of AddBlocks. All threads of a block call it. of_warps (kWarps).
 template <bool squares>

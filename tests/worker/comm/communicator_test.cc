@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "common/base/rng.h"
+#include "tests/worker/comm/collective_data.h"
 #include "tests/worker/comm/in_process_hosts.h"
 #include "worker/comm/in_process_communicator.h"
 #include "worker/comm/segment.h"
@@ -25,14 +26,6 @@
 
 namespace regroup::worker {
 namespace {
-
-template <typename T>
-std::vector<T> Data(int rank, std::size_t count) {
-  Rng rng(static_cast<std::uint64_t>(rank) * 1000 + count);
-  std::vector<T> data(count);
-  for (T& x : data) x = T(static_cast<float>(rng.Unit() - 0.5));
-  return data;
-}
 
 // In floats, and rounded at the end.
 template <typename T>
@@ -160,22 +153,7 @@ TEST_P(CommunicatorTest, SumsInRankOrderInsideAndOutsideOfAnArena) {
   SumsInRankOrder<Half>(GetParam());
 }
 
-// Stretches of all sizes, in an order of their own, with owners at random; some ranks own nothing.
-std::vector<Stretch> SomeStretches(int world_size, bool in_place) {
-  Rng rng(11);
-  std::vector<Stretch> stretches;
-  std::int64_t from = 5;
-  std::vector<std::int64_t> room(static_cast<std::size_t>(world_size), 7);
-  for (const std::int64_t size : {1, 15, 16, 1000, 0, 2049, 70000, 64, 300000}) {
-    const int owner = static_cast<int>(rng.Below(static_cast<std::uint64_t>(world_size)));
-    std::int64_t& to = room[static_cast<std::size_t>(owner)];
-    stretches.push_back({owner, from, in_place ? from : to, size});
-    from += size + 3;
-    to += size + 1;
-  }
-  std::reverse(stretches.begin(), stretches.end());
-  return stretches;
-}
+const std::vector<std::int64_t> kSizes = {1, 15, 16, 1000, 0, 2049, 70000, 64, 300000};
 constexpr std::size_t kStretched = 400000;
 
 struct Case {
@@ -196,7 +174,7 @@ void Scatters(const Counts& hosts, const Case& row) {
   const int group = row.group;
   const bool in_place = row.in_place;
   const std::vector<T> sum = SumInRankOrder<T>(world, kStretched);
-  const std::vector<Stretch> stretches = SomeStretches(group, in_place);
+  const std::vector<Stretch> stretches = SomeStretches(group, in_place, kSizes);
   OnEveryRank(hosts, [&](Communicator& c) {
     const std::vector<T> mine = Data<T>(c.rank(), kStretched);
     ArenaOf<T>(c, 10);
@@ -232,7 +210,7 @@ template <typename T>
 void Gathers(const Counts& hosts, const Case& row) {
   const int group = row.group;
   const bool in_place = row.in_place;
-  const std::vector<Stretch> stretches = SomeStretches(group, in_place);
+  const std::vector<Stretch> stretches = SomeStretches(group, in_place, kSizes);
   OnEveryRank(hosts, [&](Communicator& c) {
     const std::span<T> arena = ArenaOf<T>(c, kStretched);
     std::vector<Stretch> packed = stretches;  // Of its own at from, and of all at to.

@@ -241,6 +241,32 @@ TEST_F(CudaDeviceTest, AKernelIsLaunchedWithItsGeometryAndMemory) {
   }
 }
 
+TEST_F(CudaDeviceTest, AKernelIsAwaitedAndItsFailureToBeSetUpIsTheStreams) {
+  static const CudaApi* fake = nullptr;
+  static std::atomic<bool> done;
+  fake = &gpu_.cuda(), done = false;
+  CudaApi api = gpu_.cuda();
+  api.launch_kernel = [](const void*, CudaDim3, CudaDim3, void**, std::size_t,
+                         CudaStreamHandle stream) {
+    const auto kernel = [](void*) {
+      std::this_thread::sleep_for(milliseconds(50));
+      done = true;
+    };
+    return fake->launch_host_func(stream, kernel, nullptr);
+  };
+  api.func_set_attribute = [](const void*, int, int) { return kCudaErrorMemoryAllocation; };
+  CudaStream stream(api);
+  void* arguments[1] = {};
+  cuda::PutOnStream(stream, &done, {.blocks = 1, .threads = 1}, arguments);
+  EXPECT_EQ(stream.Await(), absl::OkStatus());
+  EXPECT_TRUE(done);
+  done = false;
+  cuda::PutOnStream(stream, &done, {.blocks = 1, .threads = 1, .block_bytes = 50 << 10}, arguments);
+  EXPECT_EQ(stream.Await(),
+            absl::ResourceExhaustedError("cudaFuncSetAttribute: out of memory (CUDA error 2)"));
+  EXPECT_FALSE(done);
+}
+
 TEST_F(CudaDeviceTest, WhatIsRefusedFailsTheStream) {
   CudaStream stream(gpu_.cuda());
   cuda::Refuse(stream, "too wide");

@@ -32,6 +32,27 @@ class GpuEmulatorTest : public testing::Test {
   }
 };
 
+// Each thread writes into the memory of the block, and after `between` reads what a thread so far
+// from it has written: how many different results two orders of the threads have.
+template <typename Between>
+std::size_t SeenOfOthers(unsigned distance, const Between& between) {
+  std::set<std::vector<float>> results;
+  for (const Order order : {Order::kForward, Order::kBackward}) {
+    gpu_emulator::SetOrder(order);
+    std::vector<float> next(64);
+    const auto kernel = [&] {
+      auto* memory = BlockMemory<float>();
+      memory[threadIdx.x] = static_cast<float>(threadIdx.x);
+      between();
+      const float read = memory[(threadIdx.x + distance) % 64];
+      next[threadIdx.x] = std::isnan(read) ? -1 : read;
+    };
+    EXPECT_EQ(RunGrid({.blocks = 2, .threads = 64, .block_bytes = 256}, kernel), absl::OkStatus());
+    results.insert(next);
+  }
+  return results.size();
+}
+
 TEST_F(GpuEmulatorTest, EveryThreadOfEveryBlockRunsOnce) {
   for (const Order order : {Order::kForward, Order::kBackward, Order::kShuffled}) {
     gpu_emulator::SetOrder(order);
@@ -59,24 +80,12 @@ TEST_F(GpuEmulatorTest, NoneOfNoBlocks) {
 }
 
 TEST_F(GpuEmulatorTest, ABarrierIsWhatMakesWritesSeen) {
-  for (const bool barrier : {true, false}) {
-    std::set<std::vector<float>> results;
-    for (const Order order : {Order::kForward, Order::kBackward}) {
-      gpu_emulator::SetOrder(order);
-      std::vector<float> next(64);
-      const auto kernel = [&] {
-        auto* memory = BlockMemory<float>();
-        memory[threadIdx.x] = static_cast<float>(threadIdx.x);
-        if (barrier) __syncthreads();
-        const float read = memory[(threadIdx.x + 1) % 64];
-        next[threadIdx.x] = std::isnan(read) ? -1 : read;
-      };
-      EXPECT_EQ(RunGrid({.blocks = 2, .threads = 64, .block_bytes = 256}, kernel),
-                absl::OkStatus());
-      results.insert(next);
-    }
-    EXPECT_EQ(results.size(), barrier ? 1u : 2u);
-  }
+  EXPECT_EQ(SeenOfOthers(1, [] {}), 2u);
+  EXPECT_EQ(SeenOfOthers(1, [] { __syncthreads(); }), 1u);
+}
+
+TEST_F(GpuEmulatorTest, AShuffleIsNoBarrierOfTheBlock) {
+  EXPECT_EQ(SeenOfOthers(32, [] { (void)__shfl_xor_sync(kAll, 1, 1); }), 2u);
 }
 
 TEST_F(GpuEmulatorTest, ShufflesExchangeWithinAWarp) {
@@ -88,24 +97,6 @@ TEST_F(GpuEmulatorTest, ShufflesExchangeWithinAWarp) {
                     }),
             absl::OkStatus());
   for (int i = 0; i < 64; ++i) EXPECT_EQ(got[static_cast<std::size_t>(i)], i ^ 5);
-}
-
-TEST_F(GpuEmulatorTest, AShuffleIsNoBarrierOfTheBlock) {
-  std::set<std::vector<float>> results;
-  for (const Order order : {Order::kForward, Order::kBackward}) {
-    gpu_emulator::SetOrder(order);
-    std::vector<float> next(64);
-    const auto kernel = [&] {
-      auto* memory = BlockMemory<float>();
-      memory[threadIdx.x] = static_cast<float>(threadIdx.x);
-      (void)__shfl_xor_sync(kAll, 1, 1);
-      const float read = memory[(threadIdx.x + 32) % 64];  // Of another warp.
-      next[threadIdx.x] = std::isnan(read) ? -1 : read;
-    };
-    EXPECT_EQ(RunGrid({.blocks = 1, .threads = 64, .block_bytes = 256}, kernel), absl::OkStatus());
-    results.insert(next);
-  }
-  EXPECT_EQ(results.size(), 2u);
 }
 
 TEST_F(GpuEmulatorTest, ABallotHasABitOfEachLane) {

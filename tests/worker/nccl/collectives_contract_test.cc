@@ -17,7 +17,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "common/base/rng.h"
+#include "tests/worker/comm/collective_data.h"
 #include "tests/worker/comm/in_process_hosts.h"
 #include "tests/worker/nccl/nccl_ranks.h"
 #include "worker/device/host_device.h"
@@ -104,14 +104,6 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 template <typename T>
-std::vector<T> Data(int rank, std::size_t count) {
-  Rng rng(static_cast<std::uint64_t>(rank) * 1000 + count);
-  std::vector<T> data(count);
-  for (T& x : data) x = T(static_cast<float>(rng.Unit() - 0.5));
-  return data;
-}
-
-template <typename T>
 std::vector<double> SumOfData(int world, std::size_t count) {
   std::vector<double> sum(count);
   for (int r = 0; r < world; ++r) {
@@ -167,27 +159,12 @@ TEST_P(CollectivesContract, SumsOnEveryRank) {
   SumsEverywhere<Half>();
 }
 
-// Of all sizes, in an order of their own, with owners at random; some ranks own nothing.
-std::vector<Stretch> SomeStretches(int group, bool in_place) {
-  Rng rng(11);
-  std::vector<Stretch> stretches;
-  std::int64_t from = 5;
-  std::vector<std::int64_t> room(static_cast<std::size_t>(group), 7);
-  for (const std::int64_t size : {1, 15, 16, 1000, 0, 2049, 70000, 64}) {
-    const int owner = static_cast<int>(rng.Below(static_cast<std::uint64_t>(group)));
-    std::int64_t& to = room[static_cast<std::size_t>(owner)];
-    stretches.push_back({owner, from, in_place ? from : to, size});
-    from += size + 3;
-    to += size + 1;
-  }
-  std::reverse(stretches.begin(), stretches.end());
-  return stretches;
-}
+const std::vector<std::int64_t> kSizes = {1, 15, 16, 1000, 0, 2049, 70000, 64};
 constexpr std::size_t kStretched = 80000;
 
 template <typename T>
 void CollectivesContract::ScattersAndGathers(int group, bool in_place) {
-  const std::vector<Stretch> stretches = SomeStretches(group, in_place);
+  const std::vector<Stretch> stretches = SomeStretches(group, in_place, kSizes);
   std::vector<Stretch> packed = stretches;  // The way back.
   for (Stretch& s : packed) std::swap(s.from, s.to);
   const std::vector<double> sums = SumOfData<T>(World(), kStretched);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 
 #include "tests/worker/device/host_compute.h"
 #include "tests/worker/golden/golden.h"
+#include "worker/kernels/fixed_chunks.h"
 #include "worker/optim/optimizer.h"
 #include "worker/optim/schedule.h"
 
@@ -110,6 +112,27 @@ TEST(AdamW, DecaysOnlyWhatSaysSoAndLeavesPaddingAndOtherUnitsAlone) {
   EXPECT_EQ(sum, 0);
   optimizer->Step(0, {.step = 0, .lr = 0.1, .grad_scale = 1});
   for (std::size_t i = 0; i < n; ++i) EXPECT_DOUBLE_EQ(weights[i], i < 6 ? 0.95 : 1.0) << i;
+}
+
+// A kernel that spreads a sum over a whole GPU needs it.
+TEST(Optimizer, SumsOfSquaresHaveAWorkspace) {
+  const ParamLayout layout =
+      *ParamLayout::Replicated({{"u", {{.name = "v", .shape = {2}}}, {}}}, 1);
+  const auto n = static_cast<std::size_t>(layout.flat_elements());
+  std::vector<double> weights(n), gradients(n), first(n), second(n);
+  HostCompute host;
+  KernelTable<double> table = ReferenceKernels<double>();
+  table.sum_squares = +[](const Launch& launch, const SumArgs<double>& args) {
+    auto* chunks = static_cast<double*>(launch.workspace);
+    ASSERT_NE(chunks, nullptr);
+    std::fill_n(chunks, OptimizerWorkspaceBytes() / static_cast<std::int64_t>(sizeof(double)), 1.0);
+    *args.sum = std::accumulate(chunks, chunks + kSumChunks, 0.0);
+  };
+  const auto optimizer = *Optimizer<double>::Create(layout, {}, host.With(table),
+                                                    {weights, gradients, {first, second}});
+  double sum = 0;
+  optimizer->SumSquares(&sum);
+  EXPECT_EQ(sum, kSumChunks);
 }
 
 TEST(AdamW, TheFirstUpdateIsTheLearningRateWhateverTheScale) {
