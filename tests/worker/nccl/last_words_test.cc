@@ -2,12 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/worker/comm/tiny_store.h"
+#include "tests/worker/nccl/nccl_ranks.h"
 
 namespace regroup::worker {
 namespace {
@@ -48,6 +51,31 @@ TEST_F(LastWordsTest, WhoCouldNotBeLookedUpInTimeIsCounted) {
   const std::string text = asks.WhoIsMissing(5, ranks, milliseconds(400));
   EXPECT_NE(text.find(" ranks could not be looked up in time"), std::string::npos) << text;
   EXPECT_NE(text.find("ranks 1, 2, 3, 4, 5, 6, 7, 8 and "), std::string::npos) << text;
+}
+
+// Where another rank asks already, one that reaches the deadline too asks nobody.
+TEST(LastWordsOfNccl, WhoComesSecondHearsWhatTheFirstHasFound) {
+  NcclRanks ranks(2, milliseconds(300));
+  std::atomic<bool> over = false;
+  ranks.Run([&](NcclRanks::Rank& rank) {
+    ASSERT_TRUE(rank.nccl.ok()) << rank.nccl.status();
+    const Tensor arena = *(*rank).AllocateTensor(DType::kF32, 100);
+    if (rank.rank() == 1) {
+      while (!over) std::this_thread::sleep_for(milliseconds(1));
+      return;
+    }
+    LastWords other(
+        *StoreClient::Connect("127.0.0.1", ranks.options.store_port, std::chrono::seconds(10)),
+        "nccl/" + ranks.options.name, 7);
+    EXPECT_TRUE(other.IsFirstToAsk());
+    other.Tell(1, "rank 7 has found that rank 1 sleeps");
+    const auto stream = rank.device.NewStream(StreamKind::kMove);
+    (*rank).AllReduceSum(*stream, arena);
+    const absl::Status status = stream->Await();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(status.message(), "rank 7 has found that rank 1 sleeps");
+    over = true;
+  });
 }
 
 }  // namespace
