@@ -195,6 +195,19 @@ class Training(BadInput):
         codes = re.findall(r"(?m)^  (\d+)  ", self.fx.start(worker, "--help").expect("(?s)exit codes:.*18  ", stream="stdout").string)
         self.assertEqual(codes, "0 1 2 10 11 12 13 14 15 16 17 18 19".split())
 
+    def test_no_gpu(self):
+        """Whatever this program was built with and this machine has: no GPU is to be seen."""
+        worker = [e2e.binary("regroup-worker"), "train", "--data", TEXT, "--steps", "2", "--layers", "1", "--width", "32",
+                  "--heads", "1", "--context", "32"]
+        hidden = ("env", "CUDA_VISIBLE_DEVICES=")
+        began = time.monotonic()
+        self.refused(self.fx.start(*hidden, *worker, "--device", "cuda"), 19, "--device cuda cannot be had",
+                     "(driver|no GPU|nvcc)", "(.*or )?--device cpu")
+        self.assertLess(time.monotonic() - began, 5)
+        self.fx.start(*hidden, *worker).expect("training on the CPU: .*(driver|no GPU|nvcc)", stream="stdout")
+        self.refused(self.fx.start(*worker, "--device", "cpu", "--transport", "nccl"), 2, "does not fit --device cpu", "GPUs",
+                     "--device cuda")
+
     def test_checkpoint_directory_not_writable(self):
         self.refused(self.train(2, "/proc/ckpt"), 13, "/proc/ckpt cannot be written", "", "--checkpoint-dir")
         folder = self.mount("ckpt", "1m")

@@ -21,6 +21,7 @@ inline constexpr unsigned kCudaStreamNonBlocking = 1;
 inline constexpr unsigned kCudaEventDisableTiming = 2;
 inline constexpr unsigned kCudaHostAllocPortable = 1;
 inline constexpr unsigned kCudaHostAllocMapped = 2;
+inline constexpr unsigned kCudaHostRegisterPortable = 1;
 inline constexpr int kCudaMemcpyDefault = 4;
 inline constexpr int kCudaFuncMaxDynamicSharedMemory = 8;
 // A kernel may ask for so much of a block's memory; for more it must be told so before.
@@ -30,13 +31,21 @@ struct CudaDim3 {
   unsigned x = 1, y = 1, z = 1;
 };
 
+inline constexpr int kCudaComputeCapabilityMajor = 75;  // Attributes of a device.
+inline constexpr int kCudaComputeCapabilityMinor = 76;
+
 struct CudaApi {
+  int (*driver_get_version)(int*) = nullptr;  // 1000 · major + 10 · minor; 0: there is no driver.
+  int (*runtime_get_version)(int*) = nullptr;
+  int (*device_get_attribute)(int*, int attribute, int device) = nullptr;
   int (*get_device_count)(int*) = nullptr;
   int (*set_device)(int) = nullptr;
   int (*malloc)(void**, std::size_t) = nullptr;
   int (*free)(void*) = nullptr;
   int (*host_alloc)(void**, std::size_t, unsigned flags) = nullptr;
   int (*free_host)(void*) = nullptr;
+  int (*host_register)(void*, std::size_t, unsigned flags) = nullptr;
+  int (*host_unregister)(void*) = nullptr;
   int (*stream_create)(CudaStreamHandle*, unsigned flags, int priority) = nullptr;
   int (*stream_destroy)(CudaStreamHandle) = nullptr;
   int (*stream_wait_event)(CudaStreamHandle, CudaEventHandle, unsigned flags) = nullptr;
@@ -53,6 +62,9 @@ struct CudaApi {
                        std::size_t block_bytes, CudaStreamHandle) = nullptr;
   const char* (*get_error_string)(int) = nullptr;
 };
+
+// That which this program is linked with, in builds that have nvcc (REGROUP_CUDA).
+const CudaApi& LinkedCudaApi();
 
 // OK for kCudaSuccess; else what the runtime says of it: resource exhausted for memory, unavailable
 // where there is no GPU or no driver, else internal. `call` is what returned it.

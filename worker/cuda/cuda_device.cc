@@ -245,6 +245,11 @@ absl::StatusOr<Arena> CudaDevice::Allocate(MemoryKind kind, std::size_t bytes) {
   return arena;
 }
 
+bool CudaDevice::Pin(void* memory, std::size_t bytes) {
+  return api_.host_register(memory, bytes, kCudaHostRegisterPortable) == kCudaSuccess;
+}
+void CudaDevice::Unpin(void* memory) { (void)api_.host_unregister(memory); }
+
 std::unique_ptr<Stream> CudaDevice::NewStream(StreamKind /*kind*/) {
   return std::make_unique<CudaStream>(api_);
 }

@@ -105,7 +105,10 @@ class CudaDevice final : public Device {
   // `api` outlives the device. Unavailable, with what the runtime says: there is no such GPU.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(const CudaApi& api, int ordinal);
 
+  bool IsHost() const override { return false; }
   absl::StatusOr<Arena> Allocate(MemoryKind kind, std::size_t bytes) override;
+  bool Pin(void* memory, std::size_t bytes) override;
+  void Unpin(void* memory) override;
   std::unique_ptr<Stream> NewStream(StreamKind kind) override;
   // What the calling thread asks of CUDA is meant for this GPU.
   absl::Status Use() const;

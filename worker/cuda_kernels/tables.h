@@ -10,5 +10,8 @@ const KernelTable<T>& CudaKernels();
 extern template const KernelTable<float>& CudaKernels<float>();
 extern template const KernelTable<BFloat16>& CudaKernels<BFloat16>();
 extern template const KernelTable<Half>& CudaKernels<Half>();
+inline KernelTables CudaKernelTables() {
+  return {&CudaKernels<float>(), &CudaKernels<BFloat16>(), &CudaKernels<Half>()};
+}
 
 }  // namespace regroup::worker

@@ -91,8 +91,14 @@ enum class StreamKind : std::uint8_t {
 class Device {
  public:
   virtual ~Device() = default;
+  // Its memory is the host's too, which may touch whatever no stream works on.
+  virtual bool IsHost() const = 0;
   // Zeroed. Resource exhausted, with the size.
   virtual absl::StatusOr<Arena> Allocate(MemoryKind kind, std::size_t bytes) = 0;
+  // What streams copy from and to that memory of the host goes as fast as it can, until Unpin;
+  // false: it goes as it did.
+  virtual bool Pin(void* /*memory*/, std::size_t /*bytes*/) { return false; }
+  virtual void Unpin(void* /*memory*/) {}
   // The end of a stream waits for the piece that is under way, and begins none.
   virtual std::unique_ptr<Stream> NewStream(StreamKind kind) = 0;
 };

@@ -10,6 +10,7 @@ namespace regroup::worker {
 // thread's ThreadCount(); what moves is done by a thread of its stream.
 class HostDevice final : public Device {
  public:
+  bool IsHost() const override { return true; }
   absl::StatusOr<Arena> Allocate(MemoryKind kind, std::size_t bytes) override;
   std::unique_ptr<Stream> NewStream(StreamKind kind) override;
 };

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "worker/device/device.h"
@@ -87,6 +88,24 @@ const char* NameOf(Isa isa);  // "baseline", "x86-64-v3", "x86-64-v4"; also of i
 template <typename T>
 const KernelTable<T>& KernelsOf(Isa isa);
 inline const Kernels& KernelsFor(Isa isa) { return KernelsOf<float>(isa); }
+
+// What one kind of device computes with, for each type of a training's numbers.
+struct KernelTables {
+  const KernelTable<float>* f32;
+  const KernelTable<BFloat16>* bf16;
+  const KernelTable<Half>* f16;
+
+  template <typename T>
+  const KernelTable<T>& Of() const {
+    if constexpr (std::is_same_v<T, float>) return *f32;
+    if constexpr (std::is_same_v<T, BFloat16>) return *bf16;
+    if constexpr (std::is_same_v<T, Half>) return *f16;
+  }
+};
+// Of this CPU. REQUIRES: isa <= BestIsa().
+inline KernelTables KernelTablesOf(Isa isa) {
+  return {&KernelsOf<float>(isa), &KernelsOf<BFloat16>(isa), &KernelsOf<Half>(isa)};
+}
 
 // What computes: a device, a stream that it is told by, and the kernels that it has.
 template <typename T>

@@ -107,15 +107,14 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
   const int micro_batches = std::max(1, runner->micro_batches_);
   const Extent extent{.batch = RankSlice(samples, 0, micro_batches).size,
                       .time = dataset.context()};
-  ASSIGN_OR_RETURN(
-      runner->runner_,
-      UnitRunner<T>::Create(model, layout,
-                            {backend.device, *runner->compute_, KernelsOf<T>(options.kernels)},
-                            extent, runner->Places<T>(), options.recompute));
+  ASSIGN_OR_RETURN(runner->runner_,
+                   UnitRunner<T>::Create(
+                       model, layout, {backend.device, *runner->compute_, backend.kernels.Of<T>()},
+                       extent, runner->Places<T>(), options.recompute));
   ASSIGN_OR_RETURN(
       runner->optimizer_,
       Optimizer<float>::Create(layout, options.optimizer,
-                               {backend.device, *runner->compute_, KernelsFor(options.kernels)},
+                               {backend.device, *runner->compute_, backend.kernels.Of<float>()},
                                {state.weights, runner->reduced_, state.slots}, rank));
   ASSIGN_OR_RETURN(runner->reader_, BatchReader::Create(dataset, runner->slice_.size));
   return runner;
@@ -526,10 +525,10 @@ void StepRunner::NarrowGradients(const Bucket& bucket) {
   const std::span<BFloat16> sent = sent_.Elements<BFloat16>();
   for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
     const auto at = static_cast<std::size_t>(plan_.gradients.at[static_cast<std::size_t>(u)]);
-    KernelsOf<BFloat16>(options_.kernels)
-        .narrow({*compute_}, {.elements = layout_.units()[static_cast<std::size_t>(u)].flat.size,
-                              .x = &gradients_[at],
-                              .y = &sent[at]});
+    backend_.kernels.Of<BFloat16>().narrow(
+        {*compute_}, {.elements = layout_.units()[static_cast<std::size_t>(u)].flat.size,
+                      .x = &gradients_[at],
+                      .y = &sent[at]});
   }
 }
 
@@ -539,8 +538,8 @@ void StepRunner::WidenReduced(int bucket) {
   const std::span<BFloat16> received = received_.Elements<BFloat16>();
   const auto widen = [&](std::int64_t begin, std::int64_t size) {
     const auto at = static_cast<std::size_t>(begin);
-    KernelsOf<BFloat16>(options_.kernels)
-        .widen({*compute_}, {.elements = size, .y = &received[at], .x = &reduced_[at]});
+    backend_.kernels.Of<BFloat16>().widen(
+        {*compute_}, {.elements = size, .y = &received[at], .x = &reduced_[at]});
   };
   if (reductions_.empty()) {
     const Range& flat = plan_.buckets[static_cast<std::size_t>(bucket)].flat;

@@ -34,8 +34,7 @@ struct StepRunnerOptions {
   Schedule schedule;
   double clip = 0;
   double gradient_factor = 1;  // 1, but for a planted defect.
-  Isa kernels = BestIsa();
-  std::uint64_t seed = 0;  // Of random rounding.
+  std::uint64_t seed = 0;      // Of random rounding.
   Recompute recompute = Recompute::kNone;
   DType reduce_type = DType::kF32;    // Or bf16: what ranks exchange of gradients.
   bool reshard_after_forward = true;  // See PlanOptions.
@@ -48,6 +47,7 @@ struct Backend {
   Group& group;
   Collectives& tensors;
   Device& device;
+  KernelTables kernels = KernelTablesOf(BestIsa());  // Of the device.
 };
 
 // What a rank brings to the vote of one step.

@@ -57,7 +57,33 @@ absl::Status AddPaths(std::string_view text, std::vector<std::string>& paths) {
   return absl::OkStatus();
 }
 
-constexpr char kBestKernels[] = "auto", kBestPrecision[] = "auto";
+constexpr char kBestKernels[] = "auto", kBestPrecision[] = "auto", kBestDevice[] = "auto";
+
+absl::Status ChooseTransport(std::string_view text, Transport& transport) {
+  if (text == "auto") {
+    transport = Transport::kAuto;
+  } else if (text == "nccl") {
+    transport = Transport::kNccl;
+  } else if (text == "host") {
+    transport = Transport::kHost;
+  } else {
+    return Refuse(Cat("\"", text, "\" is not accepted"), "auto, nccl and host are", "auto");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ChooseDevice(std::string_view text, DeviceChoice& device) {
+  if (text == kBestDevice) {
+    device = DeviceChoice::kAuto;
+  } else if (text == "cpu") {
+    device = DeviceChoice::kCpu;
+  } else if (text == "cuda") {
+    device = DeviceChoice::kCuda;
+  } else {
+    return Refuse(Cat("\"", text, "\" is not accepted"), "auto, cpu and cuda are", kBestDevice);
+  }
+  return absl::OkStatus();
+}
 
 absl::Status ChooseKernels(std::string_view text, std::optional<Isa>& kernels) {
   if (text == kBestKernels) {
@@ -325,7 +351,8 @@ void DescribeModelAndSteps(CLI::App& app, TrainConfig& c) {
   AddParsed(
       app, "--precision", "NAME", NameOf(DType::kF32),
       "numbers of weights and activations in a step: f32, bf16, f16 (converted to f32 for each "
-      "computation), or auto, which is bf16 where the CPU has avx512_bf16 and else f32; the "
+      "computation), or auto, which is bf16 on a GPU or where the CPU has avx512_bf16 and else "
+      "f32; the "
       "optimizer and checkpoints keep f32, as in --precision bf16",
       [&c](std::string_view text) { return ChoosePrecision(text, c.precision); });
   AddParsed(
@@ -528,8 +555,19 @@ void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
       "DIR");
   AddInt(app, "--log-every", c.log_every, 1, kMax,
          "steps between lines on standard output, as in --log-every 10");
+  AddParsed(
+      app, "--device", "NAME", kBestDevice,
+      "what every rank computes on: cpu, cuda, which is the GPU numbered LOCAL_RANK and NCCL "
+      "2.18 or newer, or auto, which is cuda where it can be and else cpu, as in --device cpu",
+      [&c](std::string_view text) { return ChooseDevice(text, c.device); });
+  AddParsed(
+      app, "--transport", "NAME", "auto",
+      "what moves tensors of GPUs between ranks: nccl, host, which goes through the memory of "
+      "the host and lets ranks share a GPU, or auto, which is nccl, and with --device auto "
+      "host where there is no NCCL, as in --transport host",
+      [&c](std::string_view text) { return ChooseTransport(text, c.transport); });
   AddParsed(app, "--kernels", "NAME", kBestKernels,
-            "instruction set of this rank, equal on all ranks, as in --kernels x86-64-v3",
+            "instruction set of this rank on a CPU, equal on all ranks, as in --kernels x86-64-v3",
             [&c](std::string_view text) { return ChooseKernels(text, c.kernels); });
   DescribeTimeouts(app, c);
 }
@@ -549,6 +587,10 @@ absl::Status Validate(const TrainConfig& c) {
   if (const absl::Status model = Validate(shape); !model.ok()) {
     return Refuse("no such model can be built", std::string(model.message()),
                   "--layers 6 --width 384 --heads 6 --context 256");
+  }
+  if (c.transport == Transport::kNccl && c.device == DeviceChoice::kCpu) {
+    return Refuse("--transport nccl does not fit --device cpu", "NCCL moves tensors of GPUs",
+                  "--device cuda");
   }
   if (c.shard_group > 0 && c.strategy == Strategy::kReplicated) {
     return Refuse(Cat("--shard-group ", c.shard_group, " does not fit --strategy ddp"),

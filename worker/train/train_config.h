@@ -19,6 +19,12 @@
 
 namespace regroup::worker {
 
+// What a rank computes on. kAuto: a GPU where there is one that it can use.
+enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kCuda };
+// What moves tensors of GPUs: NCCL, or what moves those of CPUs, by way of the host's memory.
+// kAuto: NCCL, or where also the device is kAuto and there is none, the host.
+enum class Transport : std::uint8_t { kAuto, kNccl, kHost };
+
 // What `regroup-worker train` is told. Lengths are in tokens, batches in samples.
 struct TrainConfig {
   std::string config;             // A YAML file of the same names.
@@ -37,7 +43,7 @@ struct TrainConfig {
   bool reshard_after_forward = true;             // Of zero-3: gathered twice.
   WrapPolicy wrap{};                             // Of zero-3: what is gathered together.
   Recompute recompute = Recompute::kNone;        // Of activations.
-  std::optional<DType> precision = DType::kF32;  // None: bf16 where the CPU multiplies that.
+  std::optional<DType> precision = DType::kF32;  // None: bf16 where the device multiplies that.
   DType reduce_type = DType::kF32;               // What ranks exchange of gradients.
   double learning_rate = 3e-4, min_learning_rate = 3e-5;
   int warmup = 0;
@@ -55,7 +61,9 @@ struct TrainConfig {
   bool accept_other_settings = false;  // Resumes although the order of samples is another.
   std::string sample_log;              // Directory; empty: none.
   int log_every = 1;
-  std::optional<Isa> kernels;  // None: the best that this CPU has.
+  DeviceChoice device = DeviceChoice::kAuto;
+  Transport transport = Transport::kAuto;
+  std::optional<Isa> kernels;  // Of the CPU. None: the best that it has.
   Duration collective_timeout = std::chrono::seconds(120);
   Duration join_timeout = std::chrono::seconds(60);
   Duration restore_timeout = std::chrono::minutes(30);

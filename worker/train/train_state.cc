@@ -7,6 +7,7 @@
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "worker/data/sampler.h"
+#include "worker/device/host_device.h"
 #include "worker/model/model.h"
 #include "worker/optim/optimizer.h"
 
@@ -20,14 +21,18 @@ std::size_t ElementsOf(const ParamLayout& layout, StateKind kind, int rank) {
 }  // namespace
 
 absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout, int rank,
-                                              Collectives* tensors, OptimizerKind optimizer) {
+                                              Collectives* tensors, OptimizerKind optimizer,
+                                              Device* device) {
   const bool divided = layout.Divides(StateKind::kWeights), shared = divided && !layout.rounded();
   CHECK(tensors != nullptr || !divided);
   const std::size_t weights = ElementsOf(layout, StateKind::kWeights, rank),
                     moments = ElementsOf(layout, StateKind::kMoments, rank);
   const std::size_t slots = StateNames(optimizer).size();
-  ASSIGN_OR_RETURN(Arena arena, Arena::Create((shared ? 0 : Arena::Footprint<float>(weights)) +
-                                              slots * Arena::Footprint<float>(moments)));
+  HostDevice host;
+  Device& of = device == nullptr ? host : *device;
+  ASSIGN_OR_RETURN(Arena arena, of.Allocate(MemoryKind::kDevice,
+                                            (shared ? 0 : Arena::Footprint<float>(weights)) +
+                                                slots * Arena::Footprint<float>(moments)));
   TrainState state(std::move(arena), rank, optimizer);
   if (shared) {
     std::size_t largest = 0;  // All ranks' parts of an arena are of one size.
@@ -42,8 +47,52 @@ absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout, int ran
     state.weights = state.arena_.Take<float>(weights);
   }
   for (std::size_t s = 0; s < slots; ++s) state.slots.push_back(state.arena_.Take<float>(moments));
+  if (!of.IsHost()) RETURN_IF_ERROR(state.MakeHostCopy(layout, of));
   return state;
 }
+
+absl::Status TrainState::MakeHostCopy(const ParamLayout& layout, Device& device) {
+  std::size_t bytes = Arena::Footprint<float>(weights.size());
+  for (const std::span<float> slot : slots) bytes += Arena::Footprint<float>(slot.size());
+  ASSIGN_OR_RETURN(host_arena_, device.Allocate(MemoryKind::kShared, bytes));
+  host_.push_back(host_arena_.Take<float>(weights.size()));
+  for (const std::span<float> slot : slots) host_.push_back(host_arena_.Take<float>(slot.size()));
+  copies_ = device.NewStream(StreamKind::kMove);
+  // Of memory that ranks share, no more than its own part.
+  const std::vector<StateTensor> tensors = Tensors(layout);
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const std::size_t buffer = t / layout.params().size();
+    float* const device_begin = buffer == 0 ? weights.data() : slots[buffer - 1].data();
+    for (const StateSlice& slice : tensors[t].slices) {
+      float* const of_device = device_begin + (slice.data.data() - host_[buffer].data());
+      HeldCopy* const last = held_.empty() ? nullptr : &held_.back();
+      const std::size_t size = last == nullptr ? 0 : last->of_host.size();
+      if (last != nullptr && last->of_device + size == of_device &&
+          last->of_host.data() + size == slice.data.data()) {
+        last->of_host = {last->of_host.data(), size + slice.data.size()};
+      } else {
+        held_.push_back({of_device, slice.data});
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::span<float> TrainState::OfHost(std::size_t buffer) const {
+  if (!host_.empty()) return host_[buffer];
+  return buffer == 0 ? weights : slots[buffer - 1];
+}
+
+absl::Status TrainState::Copy(bool to_host) const {
+  for (const auto& [of_device, of_host] : held_) {
+    copies_->Copy(to_host ? of_host.data() : of_device, to_host ? of_device : of_host.data(),
+                  of_host.size_bytes());
+  }
+  return copies_ ? copies_->Await() : absl::OkStatus();
+}
+
+absl::Status TrainState::CopyToHost() const { return Copy(true); }
+absl::Status TrainState::CopyToDevice() const { return Copy(false); }
 
 void TrainState::Append(const ParamLayout& layout, StateKind kind, const std::string& slot,
                         std::span<float> buffer, std::vector<StateTensor>& tensors) const {
@@ -80,9 +129,10 @@ void TrainState::InitializeWeights(const ParamLayout& layout, std::uint64_t seed
 
 std::vector<StateTensor> TrainState::Tensors(const ParamLayout& layout) const {
   std::vector<StateTensor> tensors;
-  Append(layout, StateKind::kWeights, "", weights, tensors);
+  Append(layout, StateKind::kWeights, "", OfHost(0), tensors);
   for (std::size_t s = 0; s < slots.size(); ++s) {
-    Append(layout, StateKind::kMoments, std::string(StateNames(optimizer_)[s]), slots[s], tensors);
+    Append(layout, StateKind::kMoments, std::string(StateNames(optimizer_)[s]), OfHost(1 + s),
+           tensors);
   }
   return tensors;
 }

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -8,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "worker/checkpoint/shard.h"
 #include "worker/comm/communicator.h"
+#include "worker/device/device.h"
 #include "worker/layout/layout.h"
 #include "worker/optim/optimizer.h"
 #include "worker/tensor/arena.h"
@@ -15,23 +18,33 @@
 namespace regroup::worker {
 
 // What one rank holds of a training's state, as far as a checkpoint has it: weights and the
-// optimizer's state, each a buffer of the layout.
+// optimizer's state, each a buffer of the layout in memory of a device. What the host reads and
+// writes of it (Tensors, Copies, InitializeWeights) is a copy in memory of its own, where the
+// device is not the host: then what changes on one side is not seen on the other until it is
+// copied. Execution thread only.
 class TrainState {
  public:
   // Zeroed. Resource exhausted, with the size, if there is no memory for it. Collective where the
   // layout divides anything and rounds nothing: weights then lie in an arena of `tensors`, which
-  // outlives the state. It may be null where nothing is divided.
+  // outlives the state. It may be null where nothing is divided. `device` outlives the state too;
+  // null: the host's memory.
   static absl::StatusOr<TrainState> Create(const ParamLayout& layout, int rank = 0,
                                            Collectives* tensors = nullptr,
-                                           OptimizerKind optimizer = OptimizerKind::kAdamW);
+                                           OptimizerKind optimizer = OptimizerKind::kAdamW,
+                                           Device* device = nullptr);
 
-  // layout.Elements() of their kind each.
+  // layout.Elements() of their kind each. Memory of the device.
   std::span<float> weights;
   std::vector<std::span<float>> slots;  // Of the optimizer, as StateNames() says.
   // What the ranks share, from the first weight on; empty where these are not what is gathered.
   std::span<float> shared_weights;
 
-  // The initial weights of what this rank holds.
+  // REQUIRES of both: nothing is under way that uses the state. At most what a device has failed
+  // with. Nothing to do where the device is the host.
+  absl::Status CopyToHost() const;
+  absl::Status CopyToDevice() const;
+
+  // The initial weights of what this rank holds; the host's.
   void InitializeWeights(const ParamLayout& layout, std::uint64_t seed) const;
 
   // Every parameter as "NAME", and once more for each slot, of AdamW as "exp_avg/NAME" and
@@ -50,10 +63,21 @@ class TrainState {
  private:
   TrainState(Arena arena, int rank, OptimizerKind optimizer)
       : arena_(std::move(arena)), rank_(rank), optimizer_(optimizer) {}
+  struct HeldCopy {
+    float* of_device;
+    std::span<float> of_host;
+  };
+  absl::Status MakeHostCopy(const ParamLayout& layout, Device& device);
+  // Of weights and of each slot.
+  std::span<float> OfHost(std::size_t buffer) const;
+  absl::Status Copy(bool to_host) const;
   void Append(const ParamLayout& layout, StateKind kind, const std::string& slot,
               std::span<float> buffer, std::vector<StateTensor>& tensors) const;
 
-  Arena arena_;
+  Arena arena_, host_arena_;
+  std::vector<std::span<float>> host_;  // Weights, then slots; empty where these are the host's.
+  std::vector<HeldCopy> held_;          // Of what the rank holds of them.
+  std::unique_ptr<Stream> copies_;      // Null likewise.
   int rank_ = 0;
   OptimizerKind optimizer_;
 };

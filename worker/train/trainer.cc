@@ -36,10 +36,6 @@ constexpr Duration kLook = std::chrono::milliseconds(10);
 constexpr Duration kLastWords = std::chrono::seconds(2);
 constexpr int kFlipStep = 6;  // Of a planted defect: early, so that training goes on with it.
 
-void Say(const std::string& line) {
-  std::fputs((line + "\n").c_str(), stdout);
-  std::fflush(stdout);
-}
 void Warn(const std::string& line) {
   std::fputs(absl::StrCat("regroup-worker: warning: ", line, "\n").c_str(), stderr);
 }
@@ -76,9 +72,18 @@ const char* NameOf(Mutation mutation) {
 
 }  // namespace
 
-Trainer::Trainer(TrainConfig config, WorkerEnvironment environment, Termination& termination)
-    : config_(std::move(config)), environment_(std::move(environment)), termination_(termination) {}
+Trainer::Trainer(TrainConfig config, WorkerEnvironment environment, Termination& termination,
+                 const CudaBuild* cuda)
+    : config_(std::move(config)),
+      environment_(std::move(environment)),
+      termination_(termination),
+      cuda_(cuda) {}
 Trainer::~Trainer() = default;
+
+void Trainer::Say(const std::string& line) {
+  std::fputs((line + "\n").c_str(), stdout);
+  std::fflush(stdout);
+}
 
 absl::Status Trainer::Run() {
   if (!environment_.socket.empty()) {
@@ -110,6 +115,12 @@ absl::Status Trainer::Prepare() {
   RETURN_IF_ERROR(
       WithExit(CheckWorld(environment_.world_size, config_.ShardGroup(environment_.ranks_of_node)),
                WorkerExit::kUsage));
+  ASSIGN_OR_RETURN(device_, ComputeDevice::Choose({.device = config_.device,
+                                                   .transport = config_.transport,
+                                                   .isa = config_.Kernels(),
+                                                   .local_rank = environment_.local_rank},
+                                                  cuda_));
+  if (!config_.precision && device_->is_cuda()) config_.precision = DType::kBF16;
   ASSIGN_OR_RETURN(data_, OpenTrainingData(config_));
   if (config_.batch < environment_.world_size && first()) {
     Warn(absl::StrCat("a batch of ", config_.batch, " samples leaves ",
@@ -166,6 +177,28 @@ std::map<std::string, std::string> Trainer::Settings() const {
   return settings;
 }
 
+absl::Status Trainer::ConnectDevices() {
+  NcclOptions options;
+  options.store_host = environment_.store_host;
+  options.store_port = environment_.store_port;
+  options.group = layout_->groups() == 1 ? 1 : layout_->group();
+  options.init_deadline = config_.join_timeout;
+  options.deadline = config_.collective_timeout;
+  absl::StatusOr<Collectives*> moves = device_->Connect(*ranks_, options);
+  if (moves.ok()) {
+    moves_ = *moves;
+    return absl::OkStatus();
+  }
+  if (IsCommunicatorFailure(moves.status())) return moves.status();
+  const bool other_versions = absl::IsFailedPrecondition(moves.status());
+  return WithExit(UserError(moves.status().code(),
+                            absl::StrCat("NCCL does not connect the GPUs of ",
+                                         environment_.world_size, " ranks"),
+                            std::string(moves.status().message()),
+                            other_versions ? "the same NCCL on every node" : "NCCL_DEBUG=INFO"),
+                  other_versions ? WorkerExit::kRanksDisagree : WorkerExit::kGroupNotFormed);
+}
+
 absl::Status Trainer::Build() {
   absl::Status built = BuildParts();
   if (absl::IsResourceExhausted(built) || absl::IsInvalidArgument(built)) {
@@ -182,21 +215,21 @@ absl::Status Trainer::BuildParts() {
   const int group = config_.ShardGroup(environment_.ranks_of_node);
   ASSIGN_OR_RETURN(layout_, ParamLayout::Create(UnitSpecs(*model_), environment_.world_size,
                                                 config_.strategy, group, config_.Rounds()));
-  ASSIGN_OR_RETURN(
-      state_, TrainState::Create(*layout_, environment_.rank, ranks_.get(), config_.optimizer));
+  RETURN_IF_ERROR(ConnectDevices());
+  ASSIGN_OR_RETURN(state_, TrainState::Create(*layout_, environment_.rank, moves_,
+                                              config_.optimizer, &device_->device()));
   tensors_ = state_->Tensors(*layout_);
   copies_ = state_->Copies(*layout_);
   sampler_.emplace(config_.seed, data_.train->samples());
   // The planted defect is one that matters: AdamW does not see a factor that all gradients share.
   const bool wrong_scale = environment_.mutation == Mutation::kGradientScale && !first();
-  const Backend backend{*ranks_, *ranks_, device_};
+  const Backend backend{*ranks_, *moves_, device_->device(), device_->kernels()};
   const StepRunnerOptions options{.batch = config_.batch,
                                   .micro_batch = config_.micro_batch,
                                   .optimizer = config_.Optimizer(),
                                   .schedule = config_.LearningRates(),
                                   .clip = config_.clip,
                                   .gradient_factor = wrong_scale ? 3.0 : 1.0,
-                                  .kernels = config_.Kernels(),
                                   .seed = config_.seed,
                                   .recompute = config_.recompute,
                                   .reduce_type = config_.reduce_type,
@@ -296,6 +329,7 @@ absl::Status Trainer::Restore() {
   } else {
     state_->InitializeWeights(*layout_, config_.seed);
   }
+  RETURN_IF_ERROR(state_->CopyToDevice());
   if (first() && step_ < environment_.resume_step) {
     Warn(absl::StrCat("the coordinator has accepted a commit of step ", environment_.resume_step,
                       ", but the newest that is usable is of step ", step_));
@@ -307,6 +341,7 @@ absl::Status Trainer::Restore() {
   report_.restore_s = SecondsSince(begin);
   if (control_) control_->Report(report_);
   if (first()) {
+    if (!device_->words().empty()) Say(device_->words());
     Say(absl::StrFormat("%s, %d of %d steps, world %d, %s parameters, batch %d x %d tokens",
                         manifest ? absl::StrCat("resumed from step ", step_)
                                  : std::string("training from the start"),
@@ -355,7 +390,8 @@ void Trainer::SayWhatIsShort() const {
   const DType type = config_.Precision();
   if (type == DType::kF32) return;
   Say(absl::StrCat(NameOf(type), ": ",
-                   MultipliesNatively(type, config_.Kernels())
+                   device_->is_cuda() ? "products are added up in f32"
+                   : MultipliesNatively(type, config_.Kernels())
                        ? "the CPU multiplies such numbers itself"
                        : "this CPU converts such numbers to f32 for each product, which is slower "
                          "than f32",
@@ -483,7 +519,7 @@ absl::Status Trainer::Step() {
     samples_ -= config_.batch;
   if (step_ == std::min(config_.steps / 2, kFlipStep) &&
       environment_.mutation == Mutation::kFlipBit)
-    FlipBit();
+    RETURN_IF_ERROR(FlipBit());
   ReportStep(*result, SecondsSince(begin));
   return SaveWhatIsDue(result->any);
 }
@@ -509,12 +545,14 @@ std::map<std::string, std::int64_t> Trainer::Counters() const {
 
 // A bit of one weight, as a fault of the last rank's memory may do. Not the lowest: rounding undoes
 // that within some steps.
-void Trainer::FlipBit() {
-  if (environment_.rank + 1 != environment_.world_size) return;
+absl::Status Trainer::FlipBit() {
+  if (environment_.rank + 1 != environment_.world_size) return absl::OkStatus();
   const std::vector<StateSlice>& last = tensors_[layout_->params().size() - 1].slices;
-  if (last.empty()) return;  // Another rank's.
+  if (last.empty()) return absl::OkStatus();  // Another rank's.
+  RETURN_IF_ERROR(state_->CopyToHost());
   float& weight = last[0].data[0];
   weight = std::bit_cast<float>(std::bit_cast<std::uint32_t>(weight) ^ 1U << 20);
+  return state_->CopyToDevice();
 }
 
 void Trainer::ReportStep(const StepResult& result, double seconds) {
@@ -556,6 +594,7 @@ absl::Status Trainer::SaveWhatIsDue(const Ballot& any) {
 
 absl::Status Trainer::Save(bool for_notice) {
   const auto begin = steady_clock::now();
+  RETURN_IF_ERROR(state_->CopyToHost());
   const std::map<std::string, std::int64_t> counters = Counters();
   const std::vector<std::int64_t> by_all = HashState(copies_.by_all, counters),
                                   by_place = HashState(copies_.by_place, counters);

@@ -14,8 +14,8 @@
 #include "worker/checkpoint/saver.h"
 #include "worker/comm/communicator.h"
 #include "worker/data/sampler.h"
-#include "worker/device/host_device.h"
 #include "worker/model/gpt.h"
+#include "worker/train/compute_device.h"
 #include "worker/train/control_client.h"
 #include "worker/train/environment.h"
 #include "worker/train/sample_log.h"
@@ -32,8 +32,10 @@ namespace regroup::worker {
 // be at a disk that does not answer.
 class Trainer {
  public:
-  // `termination` outlives the trainer.
-  Trainer(TrainConfig config, WorkerEnvironment environment, Termination& termination);
+  // `termination` outlives the trainer, and so does `cuda`, what the program has for GPUs; null:
+  // nothing.
+  Trainer(TrainConfig config, WorkerEnvironment environment, Termination& termination,
+          const CudaBuild* cuda = nullptr);
   ~Trainer();
 
   // OK, or a status that bears a WorkerExit. The agent has been told of a communicator's failure by
@@ -52,6 +54,7 @@ class Trainer {
   absl::Status AgreeOnDirectory();
   absl::StatusOr<int> FirstElsewhere(std::string mark);
   absl::Status Elsewhere(int rank) const;
+  absl::Status ConnectDevices();
   absl::Status Build();
   absl::Status BuildParts();
   void SayWhatIsDivided() const;
@@ -65,7 +68,7 @@ class Trainer {
   absl::Status Evaluate();
   absl::Status SaveWhatIsDue(const Ballot& any);
   absl::Status Save(bool for_notice);
-  void FlipBit();
+  absl::Status FlipBit();
   absl::Status AwaitSaves();
   absl::Status LetSavesEnd();
   absl::Status LeaveForNotice();
@@ -81,19 +84,22 @@ class Trainer {
   std::map<std::string, std::int64_t> Counters() const;
   absl::Status ExplainNotFinite(const StepResult& result) const;
   double SecondsOfLife() const;
+  static void Say(const std::string& line);  // On standard output.
   bool first() const { return environment_.rank == 0; }
 
-  const TrainConfig config_;
+  TrainConfig config_;  // Once the device is chosen, as it was told.
   const WorkerEnvironment environment_;
   Termination& termination_;
+  const CudaBuild* const cuda_;
   std::unique_ptr<ControlClient> control_;  // Null without an agent.
   TrainingData data_;
   std::string fingerprint_;               // Of the data; once the group has formed.
   std::optional<Repository> repository_;  // None: no checkpoints.
   std::unique_ptr<Owner> owner_;          // Of the repository; rank 0's.
   std::optional<SampleLog> sample_log_;
-  HostDevice device_;
   std::unique_ptr<Communicator> ranks_;
+  std::optional<ComputeDevice> device_;
+  Collectives* moves_ = nullptr;  // Tensors between ranks: one of those two.
   std::optional<AnyModel> model_;
   std::optional<ParamLayout> layout_;
   std::optional<TrainState> state_;

@@ -30,18 +30,30 @@ absl::Status Trainer::Agree() {
   return AgreeOnDirectory();
 }
 
-// Kernels of two instruction sets round differently, and so would the replicas' weights.
+// Kernels of two devices or instruction sets round differently, and so would the replicas' weights;
+// and who moves tensors by NCCL would wait for who does not.
 absl::Status Trainer::AgreeOnMachine() {
-  const Isa isa = config_.Kernels();
   ASSIGN_OR_RETURN(const std::optional<Disagreement> found,
-                   FindDisagreement(*ranks_, {{"kernels", NameOf(isa)}}));
+                   FindDisagreement(*ranks_, {{"device", device_->name()},
+                                              {"transport", device_->transport()},
+                                              {"kernels", device_->kernels().Of<float>().name}}));
   if (!found) return absl::OkStatus();
+  const bool kernels = found->name == "kernels";
+  if (!kernels && !device_->words().empty()) Say(device_->words());  // Each rank, of its own.
+  const std::string both =
+      absl::StrCat(found->theirs, " on rank ", found->rank, ", ", found->ours, " on rank 0");
   return WithExit(
-      UserError(absl::StatusCode::kFailedPrecondition,
+      kernels
+          ? UserError(
+                absl::StatusCode::kFailedPrecondition,
                 absl::StrCat("rank ", found->rank, " would compute with other kernels than rank 0"),
-                absl::StrCat(found->theirs, " on rank ", found->rank, ", ", found->ours,
-                             " on rank 0; their weights would not stay equal"),
-                absl::StrCat("--kernels ", std::min(found->ours, found->theirs), " on every rank")),
+                absl::StrCat(both, "; their weights would not stay equal"),
+                absl::StrCat("--kernels ", std::min(found->ours, found->theirs), " on every rank"))
+          : UserError(absl::StatusCode::kFailedPrecondition,
+                      absl::StrCat("rank ", found->rank, " would train by another ", found->name,
+                                   " than rank 0"),
+                      both,
+                      absl::StrCat("--", found->name, " on every rank, which says what one lacks")),
       WorkerExit::kRanksDisagree);
 }
 
@@ -67,8 +79,9 @@ absl::Status Trainer::AgreeOnSettings() {
   const DType type = config_.Precision();
   terms.emplace_back(
       "products",
-      absl::StrCat(NameOf(type), MultipliesNatively(type, config_.Kernels()) ? " multiplied as such"
-                                                                             : " widened to f32"));
+      absl::StrCat(NameOf(type), !device_->is_cuda() && MultipliesNatively(type, config_.Kernels())
+                                     ? " multiplied as such"
+                                     : " widened to f32"));
   ASSIGN_OR_RETURN(const std::optional<Disagreement> found, FindDisagreement(*ranks_, terms));
   ranks_->SetDeadline(config_.collective_timeout);
   if (!found) return absl::OkStatus();

@@ -24,7 +24,7 @@ std::vector<std::pair<int, std::string>> DescribeExits() {
       {16, "all steps are done, but the last checkpoint could not be saved"},
       {17, "saved for a notice, then nobody stopped this worker"},
       {18, "ranks that must hold the same weights do not; no checkpoint was made of that"},
-      {19, "a GPU is missing, or is of no use"}};
+      {19, "a GPU or NCCL is missing, or is of no use"}};
 }
 
 absl::Status WithExit(absl::Status status, WorkerExit exit) {

@@ -25,7 +25,7 @@ enum class WorkerExit : int {
       16,                // All steps are done, but the last checkpoint could not be committed.
   kNoticeExpired = 17,   // Saved for a notice, then nobody stopped this worker.
   kReplicasDiffer = 18,  // Ranks no longer hold the same state.
-  kNoDevice = 19,        // A GPU is missing, or is of no use.
+  kNoDevice = 19,        // A GPU or NCCL is missing, or is of no use.
 };
 
 // Each code and what it means to a person.

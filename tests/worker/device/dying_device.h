@@ -15,6 +15,7 @@ namespace regroup::worker {
 // The host, on which this process is killed before a piece of work, whichever stream it is of.
 class DyingDevice final : public Device {
  public:
+  bool IsHost() const override { return true; }
   absl::StatusOr<Arena> Allocate(MemoryKind kind, std::size_t bytes) override {
     return host_.Allocate(kind, bytes);
   }

@@ -26,6 +26,7 @@ class TestDevice final : public Device {
   explicit TestDevice(std::uint64_t seed, int forgotten = -1)
       : rng_(seed), forgotten_(forgotten), favourite_(rng_.Below(3)), eager_(rng_.Below(3) * 8) {}
 
+  bool IsHost() const override { return false; }
   absl::StatusOr<Arena> Allocate(MemoryKind kind, std::size_t bytes) override {
     absl::StatusOr<Arena> arena = Arena::Create(bytes);
     if (!arena.ok() || arena->size_bytes() == 0 || kind == MemoryKind::kShared || !guards_)

@@ -17,9 +17,10 @@ struct EventState {
 
 struct Device {
   std::mutex mutex;
-  int devices = 1, count_error = 0;
+  int devices = 1, count_error = 0, driver = 13000, capability = 90;
   std::size_t room = std::size_t(1) << 40, used = 0;
   std::map<const std::byte*, std::size_t> device_memory, host_memory;
+  std::set<void*> registered;
   std::set<Stream*> streams;
   std::set<EventState*> events;
   std::map<std::string, std::string> refusals;  // By rule, the first text.
@@ -148,12 +149,40 @@ using fake::device;
 
 extern "C" {
 
+int cudaDriverGetVersion(int* version) {
+  *version = device().driver;
+  return fake::kSuccess;
+}
+int cudaRuntimeGetVersion(int* version) {
+  *version = 13000;
+  return fake::kSuccess;
+}
+int cudaDeviceGetAttribute(int* value, int attribute, int ordinal) {
+  if (ordinal < 0 || ordinal >= device().devices) return fake::kInvalidValue;
+  if (attribute != 75 && attribute != 76) return fake::kInvalidValue;
+  *value = attribute == 75 ? device().capability / 10 : device().capability % 10;
+  return fake::kSuccess;
+}
 int cudaGetDeviceCount(int* count) {
   *count = device().devices;
   return device().count_error;
 }
 int cudaSetDevice(int ordinal) {
   return ordinal >= 0 && ordinal < device().devices ? fake::kSuccess : fake::kInvalidValue;
+}
+int cudaHostRegister(void* memory, std::size_t, unsigned) {
+  const std::scoped_lock lock(device().mutex);
+  if (device().registered.insert(memory).second) return fake::kSuccess;
+  ++device().refused;
+  device().refusals.emplace("register", "cudaHostRegister of what is registered");
+  return fake::kInvalidValue;
+}
+int cudaHostUnregister(void* memory) {
+  const std::scoped_lock lock(device().mutex);
+  if (device().registered.erase(memory) == 1) return fake::kSuccess;
+  ++device().refused;
+  device().refusals.emplace("register", "cudaHostUnregister of what is not registered");
+  return fake::kInvalidValue;
 }
 int cudaMalloc(void** out, std::size_t bytes) {
   return fake::Allocate(device().device_memory, out, bytes);
@@ -260,6 +289,8 @@ void fakeGpuSetDevices(int count, int error) {
   device().devices = count;
   device().count_error = error;
 }
+void fakeGpuSetDriver(int version) { device().driver = version; }
+void fakeGpuSetCapability(int capability) { device().capability = capability; }
 void fakeGpuSetMemory(std::size_t bytes) {
   const std::scoped_lock lock(device().mutex);
   device().room = bytes;
@@ -280,7 +311,8 @@ void fakeGpuForget() { fake::ForgetRefusals(); }
 int fakeGpuLive() {
   const std::scoped_lock lock(device().mutex);
   return static_cast<int>(device().streams.size() + device().events.size() +
-                          device().device_memory.size() + device().host_memory.size());
+                          device().device_memory.size() + device().host_memory.size() +
+                          device().registered.size());
 }
 void fakeGpuReset() {
   fakeNcclRelease();
@@ -290,6 +322,8 @@ void fakeGpuReset() {
   const std::scoped_lock lock(device().mutex);
   device().devices = 1;
   device().count_error = 0;
+  device().driver = 13000;
+  device().capability = 90;
   device().room = std::size_t(1) << 40;
   device().error = 0;
 }

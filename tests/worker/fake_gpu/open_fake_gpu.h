@@ -17,12 +17,17 @@ class FakeGpu {
   FakeGpu() {
     library_ = dlopen(REGROUP_FAKE_GPU, RTLD_NOW | RTLD_LOCAL);
     CHECK(library_ != nullptr);
+    Bind("cudaDriverGetVersion", cuda_.driver_get_version);
+    Bind("cudaRuntimeGetVersion", cuda_.runtime_get_version);
+    Bind("cudaDeviceGetAttribute", cuda_.device_get_attribute);
     Bind("cudaGetDeviceCount", cuda_.get_device_count);
     Bind("cudaSetDevice", cuda_.set_device);
     Bind("cudaMalloc", cuda_.malloc);
     Bind("cudaFree", cuda_.free);
     Bind("cudaHostAlloc", cuda_.host_alloc);
     Bind("cudaFreeHost", cuda_.free_host);
+    Bind("cudaHostRegister", cuda_.host_register);
+    Bind("cudaHostUnregister", cuda_.host_unregister);
     Bind("cudaStreamCreateWithPriority", cuda_.stream_create);
     Bind("cudaStreamDestroy", cuda_.stream_destroy);
     Bind("cudaStreamWaitEvent", cuda_.stream_wait_event);
@@ -35,6 +40,8 @@ class FakeGpu {
     Bind("cudaEventDestroy", cuda_.event_destroy);
     Bind("cudaGetErrorString", cuda_.get_error_string);
     Bind("fakeGpuSetDevices", set_devices);
+    Bind("fakeGpuSetDriver", set_driver);
+    Bind("fakeGpuSetCapability", set_capability);
     Bind("fakeGpuSetMemory", set_memory);
     Bind("fakeNcclSetVersion", set_version);
     Bind("fakeNcclPlay", play);
@@ -63,6 +70,8 @@ class FakeGpu {
   }
 
   decltype(&fakeGpuSetDevices) set_devices = nullptr;
+  decltype(&fakeGpuSetDriver) set_driver = nullptr;
+  decltype(&fakeGpuSetCapability) set_capability = nullptr;
   decltype(&fakeGpuSetMemory) set_memory = nullptr;
   decltype(&fakeNcclSetVersion) set_version = nullptr;
   decltype(&fakeNcclPlay) play = nullptr;

@@ -1,5 +1,6 @@
 // What every means of moving tensors promises, whatever it is: ranks of one host in shared memory,
-// hosts with TCP between them, and GPUs with NCCL, which here is a strict fake of it. More of
+// hosts with TCP between them, GPUs by way of these, and GPUs with NCCL; what is below the last two
+// is a strict fake. More of
 // hosts, whose sums are in rank order, is in tests/worker/comm; more of NCCL in
 // nccl_faults_test.cc.
 
@@ -10,6 +11,7 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <ostream>
 #include <string>
@@ -20,15 +22,18 @@
 #include "tests/worker/comm/collective_data.h"
 #include "tests/worker/comm/in_process_hosts.h"
 #include "tests/worker/nccl/nccl_ranks.h"
+#include "worker/comm/host_staged_communicator.h"
 #include "worker/device/host_device.h"
 
 namespace regroup::worker {
 namespace {
 
+enum class Means { kHost, kStaged, kNccl };
+
 struct Transport {
   const char* name;
   std::vector<int> hosts;  // Ranks of each; of NCCL one number.
-  bool nccl = false;
+  Means means = Means::kHost;
   int world() const { return std::accumulate(hosts.begin(), hosts.end(), 0); }
   friend void PrintTo(const Transport& t, std::ostream* out) { *out << t.name; }
 };
@@ -52,14 +57,21 @@ class CollectivesContract : public testing::TestWithParam<Transport> {
 
   // Calls may divide by groups of so many ranks.
   void OnEveryRank(int group, Duration deadline, const std::function<void(Rank&)>& body) {
-    if (!GetParam().nccl) {
+    if (GetParam().means != Means::kNccl) {
       InProcessHosts hosts(GetParam().hosts, deadline);
       std::vector<std::thread> threads;
       for (int r = 0; r < World(); ++r) {
         threads.emplace_back([&, r] {
-          HostDevice device;
           const auto communicator = *hosts.Join(r);
-          Rank rank{*communicator, *communicator, device};
+          if (GetParam().means == Means::kHost) {
+            HostDevice device;
+            Rank rank{*communicator, *communicator, device};
+            return body(rank);
+          }
+          const std::unique_ptr<CudaDevice> device = *CudaDevice::Create(nccl_.gpu.cuda(), 0);
+          // Far less than what is moved.
+          const auto staged = *HostStagedCommunicator::Create(*communicator, *device, 5000);
+          Rank rank{*communicator, *staged, *device};
           body(rank);
         });
       }
@@ -97,10 +109,13 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Transport{"OneHost1", {1}}, Transport{"OneHost2", {2}},
                     Transport{"OneHost3", {3}}, Transport{"OneHost6", {6}},
                     Transport{"Hosts1_1", {1, 1}}, Transport{"Hosts2_1", {2, 1}},
-                    Transport{"Hosts2_2", {2, 2}}, Transport{"Nccl1", {1}, true},
-                    Transport{"Nccl2", {2}, true}, Transport{"Nccl3", {3}, true},
-                    Transport{"Nccl4", {4}, true}, Transport{"Nccl6", {6}, true},
-                    Transport{"Nccl7", {7}, true}),
+                    Transport{"Hosts2_2", {2, 2}}, Transport{"Staged1", {1}, Means::kStaged},
+                    Transport{"Staged2", {2}, Means::kStaged},
+                    Transport{"Staged6", {6}, Means::kStaged},
+                    Transport{"Staged2_1", {2, 1}, Means::kStaged},
+                    Transport{"Nccl1", {1}, Means::kNccl}, Transport{"Nccl2", {2}, Means::kNccl},
+                    Transport{"Nccl3", {3}, Means::kNccl}, Transport{"Nccl4", {4}, Means::kNccl},
+                    Transport{"Nccl6", {6}, Means::kNccl}, Transport{"Nccl7", {7}, Means::kNccl}),
     [](const auto& info) { return std::string(info.param.name); });
 
 template <typename T>

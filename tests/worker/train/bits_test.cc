@@ -28,8 +28,8 @@ std::string BitsAfterFiftySteps(const Row& row) {
     StepRunnerOptions options = Options();
     options.optimizer.kind = row.optimizer;
     options.schedule.total_steps = 50;
-    options.kernels = row.kernels;
-    Rank rank(ranks, dataset, options, row.sharding);
+    Rank rank({ranks, ranks, Rank::Host(), KernelTablesOf(row.kernels)}, dataset, options,
+              row.sharding);
     Xxh3Stream hash;
     for (std::int64_t step = 0; step < 50; ++step) {
       const auto result = rank.Step(step, options.batch);

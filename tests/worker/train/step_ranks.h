@@ -104,9 +104,10 @@ struct Rank {
         layout(*ParamLayout::Create(UnitSpecs(model), backend.group.world_size(), sharding.strategy,
                                     sharding.group, type != DType::kF32)),
         state(*TrainState::Create(layout, backend.group.rank(), &backend.tensors,
-                                  options.optimizer.kind)),
+                                  options.optimizer.kind, &backend.device)),
         sampler(kSeed, dataset.samples()) {
     state.InitializeWeights(layout, kSeed);
+    EXPECT_TRUE(state.CopyToDevice().ok());
     options.reshard_after_forward = sharding.reshard;
     options.wrap = sharding.wrap;
     auto made = std::visit(
@@ -124,6 +125,7 @@ struct Rank {
   // The weights that it steps.
   std::vector<float> Weights() const {
     std::vector<float> weights;
+    EXPECT_TRUE(state.CopyToHost().ok());
     const std::vector<StateTensor> tensors = state.Tensors(layout);
     for (std::size_t p = 0; p < layout.params().size(); ++p) {
       for (const StateSlice& slice : tensors[p].slices)

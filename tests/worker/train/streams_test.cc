@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "tests/worker/device/test_device.h"
 #include "tests/worker/train/forwarding.h"
 #include "tests/worker/train/step_ranks.h"
+#include "worker/comm/host_staged_communicator.h"
 
 namespace regroup::worker {
 namespace {
@@ -22,6 +24,7 @@ struct Case {
   Recompute recompute = Recompute::kNone;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   DType reduce_type = DType::kF32;
+  bool staged = false;  // Tensors go through the host, but where seed is 0.
 };
 
 struct Outcome {
@@ -50,7 +53,11 @@ Outcome TrainOn(const Case& c, std::uint64_t seed, int forgotten = -1) {
     TestDevice device(seed * 100 + number, number == 0 ? forgotten : -1);
     // What a wait protects is seen without; twice as many schedules are tried in the same time.
     if (forgotten >= 0) device.LeaveMemoryOpen();
-    Rank rank(ranks, dataset, options, c.sharding, c.type, seed == 0 ? nullptr : &device);
+    std::unique_ptr<HostStagedCommunicator> staged;
+    if (c.staged && seed > 0) staged = *HostStagedCommunicator::Create(ranks, device, 1000);
+    Collectives& tensors = staged ? static_cast<Collectives&>(*staged) : ranks;
+    Device& computes = seed == 0 ? static_cast<Device&>(Rank::Host()) : device;
+    Rank rank({ranks, tensors, computes}, dataset, options, c.sharding, c.type);
     for (std::int64_t step = 0; step < 2; ++step) {
       const auto result = rank.Step(step, options.batch);
       if (!result.ok()) ranks.Abort();
@@ -87,6 +94,10 @@ TEST(Streams, EveryOrderThatIsAllowedHasTheSameBits) {
       {.sharding = Strategy::kZero2, .reduce_type = DType::kBF16},
       {.sharding = Strategy::kReplicated, .micro_batch = 2, .reduce_type = DType::kBF16},
       {.sharding = Strategy::kZero3, .world = 9},  // Two of them have no sample.
+      {.sharding = Strategy::kReplicated, .staged = true},
+      {.sharding = Strategy::kZero1, .world = 3, .micro_batch = 2, .staged = true},
+      {.sharding = Strategy::kZero2, .reduce_type = DType::kBF16, .staged = true},
+      {.sharding = {Strategy::kZero3, 2}, .world = 4, .type = DType::kBF16, .staged = true},
   };
   for (const Case& c : kCases) {
     const Outcome expected = TrainOn(c, 0);

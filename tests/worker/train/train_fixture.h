@@ -57,6 +57,8 @@ struct RunOptions {
   rlim_t file_bytes = RLIM_INFINITY;
   int full_rank = 0;  // Whose files have that limit.
   std::map<int, std::string> program_of_rank{};
+  std::string program = REGROUP_WORKER;  // Of the others.
+  std::map<std::string, std::string> environment{};
 };
 
 struct BadRow {
@@ -129,6 +131,7 @@ class TrainTest : public testing::Test {
       setenv("REGROUP_GENERATION", std::to_string(options.generation).c_str(), 1);
       setenv("OMP_NUM_THREADS", "1", 1);
       setenv("GOMP_SPINCOUNT", "1000", 1);
+      for (const auto& [name, value] : options.environment) setenv(name.c_str(), value.c_str(), 1);
       if (!options.socket.empty()) setenv("REGROUP_SOCKET", options.socket.c_str(), 1);
       if (!options.mutation.empty()) setenv("REGROUP_TEST_MUTATION", options.mutation.c_str(), 1);
       const int fd = open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
@@ -141,7 +144,7 @@ class TrainTest : public testing::Test {
       }
       const auto other = options.program_of_rank.find(rank);
       std::vector<std::string> args = {
-          other != options.program_of_rank.end() ? other->second : REGROUP_WORKER,
+          other != options.program_of_rank.end() ? other->second : options.program,
           "train",
           "--data",
           test.directory_ / "data.txt",

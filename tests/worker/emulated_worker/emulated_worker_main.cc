@@ -1,0 +1,32 @@
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "common/config/env.h"
+#include "common/io/standard_fds.h"
+#include "tests/worker/fake_gpu/open_fake_gpu.h"
+#include "worker/cuda_kernels/tables.h"
+#include "worker/train/worker_program.h"
+
+namespace {
+
+int FromEnv(const char* name, int otherwise) {
+  const auto value = regroup::GetEnv(name);
+  return value ? std::atoi(value->c_str()) : otherwise;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  regroup::io::OpenStandardDescriptors();
+  using namespace regroup::worker;
+  const FakeGpu gpu;
+  gpu.set_devices(FromEnv("FAKE_GPU_COUNT", 8), FromEnv("FAKE_GPU_ERROR", 0));
+  gpu.set_driver(FromEnv("FAKE_GPU_DRIVER", 13000));
+  gpu.set_capability(FromEnv("FAKE_GPU_CAPABILITY", 90));
+  const int nccl = FromEnv("FAKE_GPU_NCCL", 22809);  // 0: none is to be found.
+  gpu.set_version(nccl);
+  const CudaBuild build{
+      gpu.cuda(), CudaKernelTables(), {nccl == 0 ? "/no/such/libnccl.so.2" : FakeGpu::path()}};
+  return RunWorkerProgram({argv + 1, argv + argc}, &build);
+}

@@ -1,0 +1,165 @@
+// --device: regroup-worker as it is where there are GPUs, with their kernels emulated, and a CUDA
+// and an NCCL that refuse what the real ones forbid; and what it says where they are not.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tests/worker/train/train_fixture.h"
+
+namespace regroup::worker {
+namespace {
+
+class DeviceTest : public TrainTest {
+ protected:
+  // Of the CPU's, in f32; the optimizer makes what rounding does to small gradients larger.
+  static constexpr double kNear = 1e-3;
+
+  // Few steps: each block of an emulated kernel takes as long as a kernel does.
+  std::vector<std::string> Flags(const std::string& name) const {
+    std::vector<std::string> flags = Checkpoints(name, /*every=*/2);
+    flags.insert(flags.end(), {"--steps", "4", "--batch", "5", "--micro-batch", "3",
+                               "--lr-schedule", "constant"});
+    return flags;
+  }
+  void TrainOn(const std::string& program, int world, const std::string& name,
+               std::vector<std::string> more, std::uint64_t generation = 1) const {
+    RunOptions options{.generation = generation, .flags = Flags(name), .program = program};
+    options.flags.insert(options.flags.end(), more.begin(), more.end());
+    Group group(*this, world, options);
+    for (const int code : group.WaitAll()) EXPECT_EQ(code, 0) << group.Output(0);
+    if (program != REGROUP_WORKER) {
+      EXPECT_NE(group.Output(0).find("training on GPU 0 of 8, by CUDA 13.0"), std::string::npos)
+          << group.Output(0);
+    }
+  }
+};
+
+#if defined(REGROUP_EMULATED_WORKER)
+constexpr char kWorker[] = REGROUP_EMULATED_WORKER;
+
+TEST_F(DeviceTest, AGpuTrainsAsTheCpuDoesUnderEveryStrategy) {
+  TrainOn(REGROUP_WORKER, 1, "cpu", {});
+  const auto expected = NewestState("cpu");
+  for (const auto& [world, strategy] :
+       {std::pair(1, "ddp"), {2, "ddp"}, {2, "zero-1"}, {2, "zero-2"}, {3, "zero-3"}}) {
+    const std::string name = absl::StrCat(strategy, world);
+    TrainOn(kWorker, world, name, {"--strategy", strategy});
+    EXPECT_EQ(NewestStep(name), 4);
+    EXPECT_LT(Difference(expected, NewestState(name)), kNear) << name;
+  }
+}
+
+TEST_F(DeviceTest, CheckpointsGoFromOneDeviceToTheOther) {
+  TrainOn(REGROUP_WORKER, 2, "cpu", {"--steps", "8"});
+  const auto expected = NewestState("cpu");
+  TrainOn(REGROUP_WORKER, 1, "begun-on-the-cpu", {});
+  TrainOn(kWorker, 2, "begun-on-the-cpu", {"--steps", "8", "--strategy", "zero-3"}, 2);
+  TrainOn(kWorker, 2, "begun-on-a-gpu", {"--strategy", "zero-1"});
+  TrainOn(REGROUP_WORKER, 1, "begun-on-a-gpu", {"--steps", "8"}, 2);
+  for (const char* name : {"begun-on-the-cpu", "begun-on-a-gpu"}) {
+    EXPECT_EQ(NewestStep(name), 8);
+    EXPECT_LT(Difference(expected, NewestState(name)), kNear) << name;
+  }
+}
+
+TEST_F(DeviceTest, WhatAGpuGoesOnFromIsAllThatThereIs) {
+  const std::vector<std::string> flags = {"--strategy", "zero-2",      "--precision",
+                                          "auto",       "--optimizer", "lamb"};
+  std::vector<std::string> more = flags;
+  more.insert(more.end(), {"--steps", "6"});
+  TrainOn(kWorker, 2, "straight", more);
+  TrainOn(kWorker, 2, "in-two", flags);  // 4 steps.
+  TrainOn(kWorker, 2, "in-two", more, 2);
+  EXPECT_TRUE(Newest("straight") == Newest("in-two"));
+}
+
+TEST_F(DeviceTest, WhatIsMissingIsOneSentenceWithItsExit) {
+  const auto with = [](const char* name, const char* value) {
+    return RunOptions{
+        .flags = {"--device", "cuda"}, .program = kWorker, .environment = {{name, value}}};
+  };
+  const auto row = [](const char* name, RunOptions options, const char* says) {
+    return BadRow{name, std::move(options), 1, WorkerExit::kNoDevice, says};
+  };
+  RunOptions hidden = with("FAKE_GPU_COUNT", "0");
+  hidden.environment["CUDA_VISIBLE_DEVICES"] = "";
+  BadRow too_many{"more ranks than GPUs", with("FAKE_GPU_COUNT", "1"), 1, WorkerExit::kNoDevice,
+                  "LOCAL_RANK is 3, and this process may use 1 GPU"};
+  too_many.options.environment["REGROUP_LOCAL_RANK"] = "3";
+  ExpectExits({
+      row("no driver", with("FAKE_GPU_DRIVER", "0"), "this machine has no NVIDIA driver"),
+      row("an old driver", with("FAKE_GPU_DRIVER", "12040"),
+          "the NVIDIA driver of this machine is for CUDA 12.4, and this program was built with "
+          "CUDA "
+          "13.0"),
+      row("a broken driver", with("FAKE_GPU_ERROR", "999"), "cudaGetDeviceCount: a fake error"),
+      row("no GPU", with("FAKE_GPU_ERROR", "100"), "there is no GPU that this process may use"),
+      row("hidden GPUs", hidden, "may use, CUDA_VISIBLE_DEVICES being \"\""),
+      too_many,
+      row("an old GPU", with("FAKE_GPU_CAPABILITY", "75"),
+          "GPU 0 has compute capability 7.5, and the kernels are for 8.0 and newer"),
+      row("no NCCL", with("FAKE_GPU_NCCL", "0"), "/no/such/libnccl.so.2"),
+      row("an old NCCL", with("FAKE_GPU_NCCL", "21705"), "2.17.5"),
+  });
+}
+
+TEST_F(DeviceTest, AutoSaysWhyItIsTheCpu) {
+  const RunOptions options{.program = kWorker, .environment = {{"FAKE_GPU_DRIVER", "0"}}};
+  Group group(*this, 1, options);
+  EXPECT_EQ(group.Wait(0), 0) << group.Output(0);
+  EXPECT_NE(group.Output(0).find("training on the CPU: this machine has no NVIDIA driver"),
+            std::string::npos)
+      << group.Output(0);
+}
+
+TEST_F(DeviceTest, WithoutNcclTensorsGoThroughTheHostAndRanksMayShareAGpu) {
+  TrainOn(REGROUP_WORKER, 1, "cpu", {});
+  const auto expected = NewestState("cpu");
+  std::string former;
+  for (const auto& [name, transport, count, gpus] :
+       {std::tuple("auto", "auto", "8", "of 8"), {"host", "host", "2", "of 2"}}) {
+    RunOptions options{.flags = Flags(name),
+                       .program = kWorker,
+                       .environment = {{"FAKE_GPU_NCCL", "0"}, {"FAKE_GPU_COUNT", count}}};
+    options.flags.insert(options.flags.end(), {"--strategy", "zero-3", "--transport", transport});
+    Group group(*this, 3, options);
+    for (const int code : group.WaitAll()) EXPECT_EQ(code, 0) << group.Output(0);
+    EXPECT_NE(group.Output(0).find(gpus), std::string::npos) << group.Output(0);
+    EXPECT_NE(group.Output(0).find("tensors go through the host"), std::string::npos)
+        << group.Output(0);
+    EXPECT_LT(Difference(expected, NewestState(name)), kNear) << name;
+    if (!former.empty()) {
+      EXPECT_TRUE(Newest(name) == former);
+    }
+    former = Newest(name);
+  }
+}
+
+TEST_F(DeviceTest, RanksOnTwoKindsOfDeviceAllSaySo) {
+  ExpectExits({{"a rank on the CPU",
+                {.flags_of_rank = {{1, {"--device", "cpu"}}}, .program = kWorker},
+                2,
+                WorkerExit::kRanksDisagree,
+                "cpu on rank 1, cuda on rank 0"},
+               {"a rank without NCCL",
+                {.flags_of_rank = {{1, {"--transport", "host"}}}, .program = kWorker},
+                2,
+                WorkerExit::kRanksDisagree,
+                "host on rank 1, nccl on rank 0"}});
+}
+#endif
+
+TEST_F(DeviceTest, AProgramWithoutKernelsForGpusSaysSo) {
+  ExpectExits({{"no kernels",
+                {.flags = {"--device", "cuda"}},
+                1,
+                WorkerExit::kNoDevice,
+                "this program was built without nvcc"}});
+}
+
+}  // namespace
+}  // namespace regroup::worker

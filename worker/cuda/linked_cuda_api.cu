@@ -1,0 +1,95 @@
+// The one file that sees CUDA's own declarations: they check ours.
+#include <cuda_runtime_api.h>
+
+#include "worker/cuda/cuda_api.h"
+
+namespace regroup::worker {
+namespace {
+
+static_assert(kCudaSuccess == cudaSuccess &&
+              kCudaErrorMemoryAllocation == cudaErrorMemoryAllocation);
+static_assert(kCudaErrorInsufficientDriver == cudaErrorInsufficientDriver);
+static_assert(kCudaErrorNoDevice == cudaErrorNoDevice && kCudaErrorNotReady == cudaErrorNotReady);
+static_assert(kCudaStreamNonBlocking == cudaStreamNonBlocking);
+static_assert(kCudaEventDisableTiming == cudaEventDisableTiming);
+static_assert(kCudaHostRegisterPortable == cudaHostRegisterPortable);
+static_assert(kCudaHostAllocPortable == cudaHostAllocPortable);
+static_assert(kCudaHostAllocMapped == cudaHostAllocMapped &&
+              kCudaMemcpyDefault == cudaMemcpyDefault);
+static_assert(kCudaFuncMaxDynamicSharedMemory == cudaFuncAttributeMaxDynamicSharedMemorySize);
+static_assert(kCudaComputeCapabilityMajor == cudaDevAttrComputeCapabilityMajor);
+static_assert(kCudaComputeCapabilityMinor == cudaDevAttrComputeCapabilityMinor);
+
+cudaStream_t StreamOf(CudaStreamHandle handle) { return static_cast<cudaStream_t>(handle); }
+cudaEvent_t EventOf(CudaEventHandle handle) { return static_cast<cudaEvent_t>(handle); }
+
+CudaApi Linked() {
+  CudaApi api;
+  api.driver_get_version = [](int* version) -> int { return cudaDriverGetVersion(version); };
+  api.runtime_get_version = [](int* version) -> int { return cudaRuntimeGetVersion(version); };
+  api.device_get_attribute = [](int* value, int attribute, int device) -> int {
+    return cudaDeviceGetAttribute(value, static_cast<cudaDeviceAttr>(attribute), device);
+  };
+  api.get_device_count = [](int* count) -> int { return cudaGetDeviceCount(count); };
+  api.set_device = [](int device) -> int { return cudaSetDevice(device); };
+  api.malloc = [](void** out, std::size_t bytes) -> int { return cudaMalloc(out, bytes); };
+  api.free = [](void* memory) -> int { return cudaFree(memory); };
+  api.host_alloc = [](void** out, std::size_t bytes, unsigned flags) -> int {
+    return cudaHostAlloc(out, bytes, flags);
+  };
+  api.free_host = [](void* memory) -> int { return cudaFreeHost(memory); };
+  api.host_register = [](void* memory, std::size_t bytes, unsigned flags) -> int {
+    return cudaHostRegister(memory, bytes, flags);
+  };
+  api.host_unregister = [](void* memory) -> int { return cudaHostUnregister(memory); };
+  api.stream_create = [](CudaStreamHandle* out, unsigned flags, int priority) -> int {
+    return cudaStreamCreateWithPriority(reinterpret_cast<cudaStream_t*>(out), flags, priority);
+  };
+  api.stream_destroy = [](CudaStreamHandle stream) -> int {
+    return cudaStreamDestroy(StreamOf(stream));
+  };
+  api.stream_wait_event = [](CudaStreamHandle stream, CudaEventHandle event,
+                             unsigned flags) -> int {
+    return cudaStreamWaitEvent(StreamOf(stream), EventOf(event), flags);
+  };
+  api.launch_host_func = [](CudaStreamHandle stream, void (*call)(void*), void* argument) -> int {
+    return cudaLaunchHostFunc(StreamOf(stream), call, argument);
+  };
+  api.memcpy_async = [](void* to, const void* from, std::size_t bytes, int kind,
+                        CudaStreamHandle stream) -> int {
+    return cudaMemcpyAsync(to, from, bytes, static_cast<cudaMemcpyKind>(kind), StreamOf(stream));
+  };
+  api.memset_async = [](void* to, int value, std::size_t bytes, CudaStreamHandle stream) -> int {
+    return cudaMemsetAsync(to, value, bytes, StreamOf(stream));
+  };
+  api.event_create = [](CudaEventHandle* out, unsigned flags) -> int {
+    return cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t*>(out), flags);
+  };
+  api.event_record = [](CudaEventHandle event, CudaStreamHandle stream) -> int {
+    return cudaEventRecord(EventOf(event), StreamOf(stream));
+  };
+  api.event_query = [](CudaEventHandle event) -> int { return cudaEventQuery(EventOf(event)); };
+  api.event_destroy = [](CudaEventHandle event) -> int { return cudaEventDestroy(EventOf(event)); };
+  api.func_set_attribute = [](const void* kernel, int attribute, int value) -> int {
+    return cudaFuncSetAttribute(kernel, static_cast<cudaFuncAttribute>(attribute), value);
+  };
+  api.launch_kernel = [](const void* kernel, CudaDim3 blocks, CudaDim3 threads, void** arguments,
+                         std::size_t block_bytes, CudaStreamHandle stream) -> int {
+    return cudaLaunchKernel(kernel, dim3(blocks.x, blocks.y, blocks.z),
+                            dim3(threads.x, threads.y, threads.z), arguments, block_bytes,
+                            StreamOf(stream));
+  };
+  api.get_error_string = [](int error) {
+    return cudaGetErrorString(static_cast<cudaError_t>(error));
+  };
+  return api;
+}
+
+}  // namespace
+
+const CudaApi& LinkedCudaApi() {
+  static const CudaApi api = Linked();
+  return api;
+}
+
+}  // namespace regroup::worker

@@ -1,0 +1,146 @@
+#include "worker/train/compute_device.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "common/base/user_error.h"
+#include "common/config/env.h"
+#include "worker/comm/host_staged_communicator.h"
+#include "worker/train/worker_exit.h"
+
+namespace regroup::worker {
+namespace {
+
+constexpr int kOldestCapability = 80;  // What the kernels are compiled for at least.
+
+// 13020 → "13.2".
+std::string VersionName(int version) {
+  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
+}
+
+absl::Status NoDevice(std::string because, std::string try_this) {
+  return WithExit(UserError(absl::StatusCode::kUnavailable, "--device cuda cannot be had",
+                            std::move(because), std::move(try_this)),
+                  WorkerExit::kNoDevice);
+}
+
+// What hides GPUs of the machine from this process.
+std::string Visible() {
+  const std::optional<std::string> value = GetEnv("CUDA_VISIBLE_DEVICES");
+  return value ? absl::StrCat(", CUDA_VISIBLE_DEVICES being \"", *value, "\"") : "";
+}
+
+// OK where there is a driver that this runtime can use.
+absl::Status CheckDriver(const CudaApi& api, int& driver, int& runtime) {
+  RETURN_IF_ERROR(CudaStatus(api, api.runtime_get_version(&runtime), "cudaRuntimeGetVersion"));
+  RETURN_IF_ERROR(CudaStatus(api, api.driver_get_version(&driver), "cudaDriverGetVersion"));
+  if (driver == 0) return NoDevice("this machine has no NVIDIA driver", "--device cpu");
+  if (driver / 1000 >= runtime / 1000) return absl::OkStatus();
+  return NoDevice(
+      absl::StrCat("the NVIDIA driver of this machine is for CUDA ", VersionName(driver),
+                   ", and this program was built with CUDA ", VersionName(runtime)),
+      "a newer driver, or --device cpu");
+}
+
+absl::Status CheckGpu(const CudaApi& api, int ordinal, int count) {
+  if (count == 0)
+    return NoDevice(absl::StrCat("there is no GPU that this process may use", Visible()),
+                    "--device cpu");
+  if (ordinal >= count) {
+    return NoDevice(absl::StrCat("LOCAL_RANK is ", ordinal, ", and this process may use ", count,
+                                 count == 1 ? " GPU" : " GPUs", Visible()),
+                    absl::StrCat("--nproc-per-node ", count));
+  }
+  int major = 0, minor = 0;
+  RETURN_IF_ERROR(CudaStatus(api,
+                             api.device_get_attribute(&major, kCudaComputeCapabilityMajor, ordinal),
+                             "cudaDeviceGetAttribute"));
+  RETURN_IF_ERROR(CudaStatus(api,
+                             api.device_get_attribute(&minor, kCudaComputeCapabilityMinor, ordinal),
+                             "cudaDeviceGetAttribute"));
+  if (10 * major + minor >= kOldestCapability) return absl::OkStatus();
+  return NoDevice(absl::StrCat("GPU ", ordinal, " has compute capability ", major, ".", minor,
+                               ", and the kernels are for ", kOldestCapability / 10, ".",
+                               kOldestCapability % 10, " and newer"),
+                  "--device cpu");
+}
+
+// What CUDA itself says, as a reason.
+absl::Status Explained(const absl::Status& status) {
+  if (status.ok() || ExitOf(status) == WorkerExit::kNoDevice) return status;
+  return NoDevice(std::string(status.message()), "regroup-worker check-gpu");
+}
+
+}  // namespace
+
+absl::StatusOr<ComputeDevice> ComputeDevice::ChooseCuda(const DeviceRequest& request,
+                                                        const CudaBuild& build) {
+  const CudaApi& api = build.runtime;
+  int driver = 0, runtime = 0, count = 0;
+  RETURN_IF_ERROR(Explained(CheckDriver(api, driver, runtime)));
+  const int error = api.get_device_count(&count);
+  if (error == kCudaErrorNoDevice) count = 0;
+  if (error != kCudaSuccess && error != kCudaErrorNoDevice)
+    return Explained(CudaStatus(api, error, "cudaGetDeviceCount"));
+  const bool shared = request.transport == Transport::kHost && count > 0;
+  const int ordinal = shared ? request.local_rank % count : request.local_rank;
+  RETURN_IF_ERROR(Explained(CheckGpu(api, ordinal, count)));
+  absl::StatusOr<NcclApi> nccl = absl::NotFoundError("");
+  if (request.transport != Transport::kHost) nccl = FindNccl(build.nccl_places);
+  const bool needs_nccl =
+      request.transport == Transport::kNccl ||
+      (request.transport == Transport::kAuto && request.device == DeviceChoice::kCuda);
+  if (!nccl.ok() && needs_nccl) {
+    return NoDevice(std::string(nccl.status().message()),
+                    "pip install nvidia-nccl-cu13, or --transport host");
+  }
+  absl::StatusOr<std::unique_ptr<CudaDevice>> device = CudaDevice::Create(api, ordinal);
+  if (!device.ok()) return Explained(device.status());
+  ComputeDevice made(build.kernels);
+  made.words_ = absl::StrCat("training on GPU ", ordinal, " of ", count, ", by CUDA ",
+                             VersionName(runtime), " and a driver for CUDA ", VersionName(driver));
+  if (nccl.ok()) {
+    absl::StrAppend(&made.words_, ", with NCCL ", NcclVersionName(nccl->version), " (", nccl->path,
+                    ")");
+    made.nccl_ = std::make_unique<NcclApi>(*std::move(nccl));
+  } else {
+    absl::StrAppend(&made.words_, "; tensors go through the host",
+                    nccl.status().message().empty() ? "" : ": ", nccl.status().message());
+  }
+  made.cuda_ = device->get();
+  made.device_ = *std::move(device);
+  return made;
+}
+
+absl::StatusOr<ComputeDevice> ComputeDevice::Choose(const DeviceRequest& request,
+                                                    const CudaBuild* build) {
+  std::string why;
+  if (request.device != DeviceChoice::kCpu) {
+    absl::StatusOr<ComputeDevice> cuda =
+        build != nullptr
+            ? ChooseCuda(request, *build)
+            : NoDevice("this program was built without nvcc, so it has no kernels for GPUs",
+                       "a build where nvcc is found, or --device cpu");
+    if (cuda.ok() || request.device == DeviceChoice::kCuda) return cuda;
+    why = absl::StrCat("training on the CPU: ", PartsOf(cuda.status()).because);
+  }
+  ComputeDevice made(KernelTablesOf(request.isa));
+  made.device_ = std::make_unique<HostDevice>();
+  made.words_ = std::move(why);
+  return made;
+}
+
+absl::StatusOr<Collectives*> ComputeDevice::Connect(Communicator& ranks,
+                                                    const NcclOptions& options) {
+  if (!is_cuda()) return &ranks;
+  if (nccl_) {
+    ASSIGN_OR_RETURN(tensors_, NcclCommunicator::Create(ranks, *cuda_, *nccl_, options));
+  } else {
+    ASSIGN_OR_RETURN(tensors_, HostStagedCommunicator::Create(ranks, *cuda_));
+  }
+  return tensors_.get();
+}
+
+}  // namespace regroup::worker

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/comm/communicator.h"
+#include "worker/cuda/cuda_api.h"
+#include "worker/cuda/cuda_device.h"
+#include "worker/device/device.h"
+#include "worker/device/host_device.h"
+#include "worker/kernels/kernels.h"
+#include "worker/nccl/nccl_api.h"
+#include "worker/nccl/nccl_communicator.h"
+#include "worker/train/train_config.h"
+
+namespace regroup::worker {
+
+// What a program has for GPUs: a CUDA runtime, the kernels that were linked with it, and where it
+// looks for NCCL.
+struct CudaBuild {
+  const CudaApi& runtime;
+  KernelTables kernels;
+  std::vector<std::string> nccl_places = NcclPlaces();
+};
+
+struct DeviceRequest {
+  DeviceChoice device = DeviceChoice::kAuto;
+  Transport transport = Transport::kAuto;
+  Isa isa = BestIsa();
+  int local_rank = 0;  // The number of its GPU; with Transport::kHost GPUs are shared, in turn.
+};
+
+// What one rank computes on: the CPU, or a GPU, whose tensors NCCL moves or the host. It and what
+// it has made live as long as whoever uses them. Execution thread only.
+class ComputeDevice {
+ public:
+  // Of this rank alone; asks CUDA, and looks for NCCL. `build` outlives the device; null: this
+  // program has nothing for GPUs. kAuto is the CPU where kCuda would fail. Unavailable in three
+  // parts, with the exit kNoDevice: kCuda was asked for, and there is no GPU, driver or NCCL, or
+  // one that is of no use.
+  static absl::StatusOr<ComputeDevice> Choose(const DeviceRequest& request, const CudaBuild* build);
+
+  bool is_cuda() const { return cuda_ != nullptr; }
+  const char* name() const { return is_cuda() ? "cuda" : "cpu"; }
+  const char* transport() const { return nccl_ ? "nccl" : "host"; }
+  // A line: which GPU, and the versions of what it is used by; or why it is the CPU, empty where
+  // that was asked for.
+  const std::string& words() const { return words_; }
+  Device& device() const { return *device_; }
+  const KernelTables& kernels() const { return kernels_; }
+
+  // What moves tensors of this device between the ranks: `ranks` itself on the CPU, else what this
+  // makes. Collective; failures are those of NcclCommunicator::Create, or resource exhausted. What
+  // is referred to outlives this.
+  absl::StatusOr<Collectives*> Connect(Communicator& ranks, const NcclOptions& options);
+
+ private:
+  explicit ComputeDevice(KernelTables kernels) : kernels_(kernels) {}
+  static absl::StatusOr<ComputeDevice> ChooseCuda(const DeviceRequest& request,
+                                                  const CudaBuild& build);
+
+  KernelTables kernels_;
+  std::string words_;
+  std::unique_ptr<Device> device_;
+  CudaDevice* cuda_ = nullptr;  // device_, if it is one.
+  std::unique_ptr<NcclApi> nccl_;
+  std::unique_ptr<Collectives> tensors_;
+};
+
+}  // namespace regroup::worker
