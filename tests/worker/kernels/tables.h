@@ -8,21 +8,21 @@
 #include <vector>
 
 #include "worker/kernels/kernels.h"
-#if defined(REGROUP_GPU_EMULATOR)
+#if defined(REGROUP_CUDA_TABLE)
 #include "worker/cuda_kernels/tables.h"
 #endif
 
 namespace regroup::worker {
 
 // All that are to agree with the plain twins: of every instruction set that this CPU can run, and
-// what a GPU would compute (tests/worker/gpu_emulator).
+// what a GPU computes: emulated (tests/worker/gpu_emulator), or on one (tests/worker/gpu).
 template <typename T>
 std::vector<const KernelTable<T>*> FastTables() {
   std::vector<const KernelTable<T>*> tables;
   for (const Isa isa : {Isa::kBaseline, Isa::kV3, Isa::kV4}) {
     if (isa <= BestIsa()) tables.push_back(&KernelsOf<T>(isa));
   }
-#if defined(REGROUP_GPU_EMULATOR)
+#if defined(REGROUP_CUDA_TABLE)
   tables.push_back(&CudaKernels<T>());
 #endif
   return tables;
