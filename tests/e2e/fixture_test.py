@@ -138,6 +138,43 @@ class FixtureTest(unittest.TestCase):
         """, "control group /sys/fs/cgroup/")
         self.assertFalse([path for path in leftovers.cgroups() if "planted" in path])
 
+    def folder(self):
+        folder = tempfile.TemporaryDirectory(prefix="rg", dir="/tmp")
+        self.addCleanup(folder.cleanup)
+        return folder.name
+
+    def test_a_neighbours_files_stay_and_nobodys_count(self):
+        """Of tests that run side by side. A neighbour's name its folder, or are named in it as run directories are."""
+        ours, theirs, pid = self.folder(), self.folder(), os.getpid()
+        paths = {name: f"/dev/shm/rgfx-{name}-{pid}" for name in ("ours", "theirs", "named", "nobodys")}
+        texts = {paths["ours"]: ours, paths["theirs"]: theirs, os.path.join(theirs, "node.json"): os.path.basename(paths["named"])}
+        before = leftovers.Before(ours, pid, strict=True)
+        for path in {**texts, **dict.fromkeys(paths.values())}:
+            self.addCleanup(leftovers.remove, path)
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(texts.get(path, ""))
+        self.assertEqual(set(before.found_files()) & set(paths.values()), {paths["ours"], paths["nobodys"]})
+        before.clean()
+        self.assertEqual({name for name, path in paths.items() if os.path.exists(path)}, {"theirs", "named"})
+
+    def test_a_neighbours_control_groups_stay_and_nobodys_count(self):
+        roots = [path for path in ("/sys/fs/cgroup/unified", "/sys/fs/cgroup") if os.access(path, os.W_OK)]
+        if not roots:
+            self.skipTest("no control group can be made here")
+        ours, theirs, node = self.folder(), self.folder(), f"/dev/shm/rgfx-node-{os.getpid()}"
+        before = leftovers.Before(ours, os.getpid(), strict=True)
+        with open(os.path.join(theirs, "node.json"), "w", encoding="utf-8") as f:
+            f.write(os.path.basename(node))
+        os.mkdir(node)
+        self.addCleanup(leftovers.remove, node)
+        groups = [f"{roots[0]}/regroup-job.1{leftovers.mark_of(path)}planted" for path in (node, node + "x")]
+        for path in groups:
+            os.mkdir(path)
+            self.addCleanup(leftovers.remove_cgroup, path)
+        self.assertEqual(set(before.found_cgroups()) & set(groups), {groups[1]})
+        before.clean()
+        self.assertEqual([os.path.exists(path) for path in groups], [True, False])
+
     def test_terminal_modes(self):
         inner = self.inner("""
             import termios, tty
