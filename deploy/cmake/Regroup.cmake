@@ -173,17 +173,26 @@ function(regroup_test name)
     PROPERTIES LABELS unit TIMEOUT 300 ENVIRONMENT REGROUP_BIN_DIR=${CMAKE_BINARY_DIR}/bin)
 endfunction()
 
-# regroup_e2e_test(name file.py [TORCH] [KIND kind] [ARGS …] [LABELS …] [TIMEOUT seconds]): a Python program that starts
-# this build's binaries, one test at a time; the test is called kind.name, e2e.name without KIND. TORCH: it needs
-# REGROUP_TEST_PYTHON, an interpreter with PyTorch, in the environment of ctest. Label `slow`: `./dev test` runs it only
-# when -R asks for it. Exit code 77 means skipped.
+# regroup_e2e_test(name file.py [TORCH] [BUSY | ALONE] [KIND kind] [ARGS …] [LABELS …] [TIMEOUT seconds] [COST seconds]):
+# a Python program that starts this build's binaries; the test is called kind.name, e2e.name without KIND. TORCH: it needs
+# REGROUP_TEST_PYTHON, an interpreter with PyTorch, in the environment of ctest. Most tests wait most of the time, and run
+# side by side. BUSY: it keeps processors busy, or has limits of a few seconds; beside it runs no other one of its kind.
+# ALONE: nothing runs beside it, since it measures, needs all processors, or asks what this host runs. COST: how long it
+# takes, from ten seconds; the longest begin first. Label `slow`: it runs alone, and in `./dev test` only when -R asks for
+# it. Exit code 77 means skipped.
 function(regroup_e2e_test name file)
-  cmake_parse_arguments(ARG "TORCH" "KIND;TIMEOUT" "ARGS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;BUSY;ALONE" "KIND;TIMEOUT;COST" "ARGS;LABELS" ${ARGN})
   if(NOT REGROUP_E2E_TESTS)
     return()
   endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
+  endif()
+  if(NOT ARG_COST)
+    set(ARG_COST 0)
+  endif()
+  if(slow IN_LIST ARG_LABELS)
+    set(ARG_ALONE ON)
   endif()
   if(NOT ARG_KIND)
     set(ARG_KIND e2e)
@@ -193,8 +202,11 @@ function(regroup_e2e_test name file)
   endif()
   add_test(NAME ${ARG_KIND}.${name} COMMAND python3 ${CMAKE_CURRENT_SOURCE_DIR}/${file} ${ARG_ARGS})
   set_tests_properties(${ARG_KIND}.${name} PROPERTIES
-    LABELS "${ARG_KIND};${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77 RUN_SERIAL ON
+    LABELS "${ARG_KIND};${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77 RUN_SERIAL ${ARG_ALONE} COST ${ARG_COST}
     ENVIRONMENT "REGROUP_BIN_DIR=${CMAKE_BINARY_DIR}/bin;PYTHONPATH=${CMAKE_SOURCE_DIR}/tests/e2e;PYTHONDONTWRITEBYTECODE=1")
+  if(ARG_BUSY)
+    set_tests_properties(${ARG_KIND}.${name} PROPERTIES RESOURCE_LOCK processors)
+  endif()
 endfunction()
 
 # regroup_proto(): the .proto files of this folder as two libraries, regroup_proto (messages) and regroup_proto_grpc
