@@ -40,19 +40,29 @@ def has_ipv6():
         return False
 
 
+def later_of(cell):
+    """What happens to a cell's job while it runs, in order."""
+    return [name for name in cell.disturbance.split("+") if name not in matrix.FROM_THE_START]
+
+
+def steps_of(cell):
+    """How many steps a cell's jobs take, so that all of it can happen to them; 0 where nothing does."""
+    happens, later = cell.disturbance.split("+"), later_of(cell)
+    steps = DISTURBED_STEPS * len(later)
+    if cell.launch == "elastic" and "warm" in happens:
+        steps += IMPORT_STEPS * (2 if "added" in later else 1)  # Its second node may come late too.
+    elif later and "warm" in happens and "two" in happens:
+        steps += 2 * DISTURBED_STEPS  # The first job goes on while the second is waited for.
+    return steps
+
+
 class Matrix(unittest.TestCase):
     """A test for each cell. They share one place, as the jobs of one user on one host do, and run side by side there."""
 
     fx = None  # Set while they run.
 
     def one(self, cell):
-        happens = cell.disturbance.split("+")
-        later = [name for name in happens if name not in matrix.FROM_THE_START]
-        steps = DISTURBED_STEPS * len(later)
-        if cell.launch == "elastic" and "warm" in happens:
-            steps += IMPORT_STEPS * (2 if "added" in later else 1)  # Its second node may come late too.
-        elif later and "warm" in happens and "two" in happens:
-            steps += 2 * DISTURBED_STEPS  # The first job goes on while the second is waited for.
+        happens, later, steps = cell.disturbance.split("+"), later_of(cell), steps_of(cell)
         arguments = ["--steps", steps, "--pause", PAUSE_S] if steps else ["--steps", CALM_STEPS]
         host = "::1" if "ipv6" in happens else "127.0.0.1"
         if host == "::1" and not has_ipv6():
@@ -174,7 +184,7 @@ class Runner(unittest.TextTestRunner):
         result = self._makeResult()
         tests = [test for case in suite for test in case]
         cells = sorted((test for test in tests if isinstance(test, Matrix)),
-                       key=lambda test: -len(LINES[test._testMethodName][2]))  # So that no long one is left at the end.
+                       key=lambda test: -steps_of(LINES[test._testMethodName]))  # So that no long one is left at the end.
         result.startTestRun()
         for kills_nodes in (True, False):
             self.run_cells([cell for cell in cells if ("node" in LINES[cell._testMethodName][2]) == kills_nodes], result, kills_nodes)
