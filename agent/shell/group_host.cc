@@ -426,6 +426,7 @@ void GroupHost::Carry(const RemoveRunDirectory& action) {
     if (process->alive()) process->Send(shim::Kill{});
     process->Drop();
   }
+  NoteFinishing(*hosted);
   // The shim may still write its ranks' last words; a store has nothing to finish, and may hang.
   if (hosted->store_shim) runs_.KillAt(hosted->store_path);
   const bool shim_ran = hosted->shim || (hosted->end && hosted->end->started);
@@ -562,14 +563,31 @@ void GroupHost::OnStoreGone(Hosted& hosted) {
 }
 
 bool GroupHost::OutputPending(const JobId& job) const {
-  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
-    const Hosted& hosted = *entry.second;
-    if (entry.first.job != job || !hosted.state || hosted.end) return false;
-    return std::any_of(
-        hosted.state->ranks.begin(), hosted.state->ranks.end(), [](const shim::RankState& rank) {
-          return rank.phase == shim::RankPhase::kEnded && rank.pid > 0 && !rank.logs_complete;
-        });
+  const bool hosted = std::any_of(groups_.begin(), groups_.end(), [&](const auto& entry) {
+    return entry.first.job == job && EndedAwaitingOutput(*entry.second);
   });
+  return hosted || std::any_of(finishing_.begin(), finishing_.end(), [&](const Finishing& shim) {
+           return shim.job == job && io::IsAlive(shim.pid, shim.start_ticks);
+         });
+}
+
+// Some rank has ended, and not all that it wrote is in the log files.
+bool GroupHost::EndedAwaitingOutput(const Hosted& hosted) {
+  if (!hosted.state || hosted.end) return false;
+  return std::any_of(hosted.state->ranks.begin(), hosted.state->ranks.end(),
+                     [&](const shim::RankState& rank) {
+                       return rank.phase == shim::RankPhase::kEnded && AwaitsOutput(hosted, rank);
+                     });
+}
+
+// A group that is over is forgotten as soon as the coordinator knows, which may be before its shim
+// has written what the ranks have said last.
+void GroupHost::NoteFinishing(const Hosted& hosted) {
+  std::erase_if(finishing_,
+                [](const Finishing& shim) { return !io::IsAlive(shim.pid, shim.start_ticks); });
+  if (!EndedAwaitingOutput(hosted)) return;
+  const auto shim = io::ReadProcessStat(hosted.state->shim_pid);
+  if (shim) finishing_.push_back({hosted.key.job, shim->pid, shim->start_ticks});
 }
 
 // Of one whose shim has gone nothing more is written.

@@ -158,6 +158,8 @@ class GroupHost {
   void See(Hosted& hosted);  // Tells what it is by now, where that is another than was told last.
   bool AwaitsWords(const Hosted& hosted) const;
   static bool AwaitsOutput(const Hosted& hosted, const shim::RankState& rank);
+  static bool EndedAwaitingOutput(const Hosted& hosted);
+  void NoteFinishing(const Hosted& hosted);
   void SaveNotes(const Hosted& hosted);
   Hosted* Find(const GroupKey& key) const;
   void Fail(const GroupKey& key, const absl::Status& why);
@@ -171,6 +173,12 @@ class GroupHost {
   Duration agent_restart_ = std::chrono::minutes(2);
   std::optional<shim::Lifeline> lifeline_;
   std::map<GroupKey, std::unique_ptr<Hosted>> groups_;
+  struct Finishing {
+    JobId job;
+    pid_t pid;
+    std::uint64_t start_ticks;
+  };
+  std::vector<Finishing> finishing_;  // Shims of groups that are gone, which may still write logs.
   LogKeeper logs_;
   LastWords words_;
   Nurseries nurseries_;  // Of jobs with `warm`.

@@ -1,4 +1,6 @@
 """Agents as services, for real: killed and back, detached, given notice, met by another coordinator."""
+import contextlib
+import ctypes
 import json
 import os
 import random
@@ -9,6 +11,28 @@ import time
 import regroup_e2e as e2e
 
 WORKER = 'echo "$REGROUP_GENERATION $RANK $$" >> "$MARKS"; echo "hello from $RANK"; exec sleep 600'
+
+
+PTRACE_DETACH, PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 17, 0x4206, 0x4207, 0x40000000
+
+
+@contextlib.contextmanager
+def standing_still(threads):
+    """Those threads of another process, and no others of it: no signal can do that."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def trace(request, thread):
+        if libc.ptrace(request, thread, None, None) != 0:
+            raise OSError(ctypes.get_errno(), f"ptrace of {thread}")
+    for thread in threads:
+        trace(PTRACE_SEIZE, thread)
+        trace(PTRACE_INTERRUPT, thread)
+        os.waitpid(thread, WALL)
+    try:
+        yield
+    finally:
+        for thread in threads:
+            trace(PTRACE_DETACH, thread)
 
 
 class Fleet(e2e.TestCase):
@@ -301,6 +325,21 @@ class Agents(Fleet):
             for i in (1, 2, 3):
                 self.assertIn(f"line {i} of {rank}", follower.stdout)
         self.assertEqual(follower.stdout.count("last words"), 2)
+
+    def test_logs_of_a_job_that_is_over_wait_for_what_its_shim_still_writes(self):
+        """As on a slow disk: what writes logs stands still while the rank, its group and the job end."""
+        self.agent("a")
+        go = self.fx.path("work", "go")
+        job = self.submit(1, f'echo "$REGROUP_GENERATION $RANK $$" >> "$MARKS"; until [ -e {go} ]; do sleep 0.02; done; echo it ran')
+        self.wait_for_world(1, 1)
+        shim, = [info for info in self.fx.processes("regroup-shim") if f"{job}.1" in info.argv]
+        with standing_still([int(name) for name in os.listdir(f"/proc/{shim.pid}/task") if int(name) != shim.pid]):
+            open(go, "w").close()
+            self.assertEqual(self.regroup("wait", job).code, 0)
+            logs = self.fx.regroup("logs", "--coordinator", self.socket, "--raw", job)
+            time.sleep(0.5)
+        self.assertEqual(logs.wait(20), 0, logs)
+        self.assertEqual(logs.stdout, "it ran\n")
 
     def test_a_follower_loses_no_line_over_restarts_of_its_agent_and_its_coordinator(self):
         self.agent("a", slots=2)
