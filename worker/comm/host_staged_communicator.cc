@@ -20,48 +20,38 @@ void CopyElements(Stream& stream, const Tensor& to, std::int64_t to_element, con
 
 absl::StatusOr<std::unique_ptr<HostStagedCommunicator>> HostStagedCommunicator::Create(
     Communicator& ranks, Device& device, std::size_t piece_bytes) {
-  CHECK(piece_bytes >= sizeof(double));
+  CHECK(piece_bytes >= 8);
   std::unique_ptr<HostStagedCommunicator> made(new HostStagedCommunicator(ranks, device));
-  ASSIGN_OR_RETURN(made->staged_memory_, device.Allocate(MemoryKind::kShared, piece_bytes));
-  made->staged_ = made->staged_memory_.Take<std::byte>(piece_bytes);
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
+    ASSIGN_OR_RETURN(
+        const Tensor staged,
+        ranks.AllocateTensor(type, piece_bytes / static_cast<std::size_t>(SizeOf(type))));
+    made->staged_.push_back(staged);
+    if (device.Pin(staged.data, staged.bytes())) made->pinned_.push_back(staged.data);
+  }
   return made;
 }
 
 HostStagedCommunicator::~HostStagedCommunicator() {
-  for (const Mirrored& each : mirrored_) {
-    if (each.pinned) device_.Unpin(each.of_host.data);
-  }
+  for (std::byte* memory : pinned_) device_.Unpin(memory);
 }
 
 absl::StatusOr<Tensor> HostStagedCommunicator::AllocateShared(DType type, std::size_t count,
                                                               int /*group*/) {
-  if (count == 0) return Tensor(type, nullptr, 0);
-  Mirrored made;
   const std::size_t bytes = Tensor(type, nullptr, count).bytes();
-  // Collective, so first: whoever fails alone after it is not waited for.
-  ASSIGN_OR_RETURN(made.of_host, ranks_.AllocateTensor(type, count));
-  ASSIGN_OR_RETURN(made.memory, device_.Allocate(MemoryKind::kDevice, bytes));
-  made.of_device = Tensor(type, made.memory.Take<std::byte>(bytes).data(), count);
-  made.pinned = device_.Pin(made.of_host.data, bytes);
-  mirrored_.push_back(std::move(made));
-  return mirrored_.back().of_device;
+  ASSIGN_OR_RETURN(Arena arena, device_.Allocate(MemoryKind::kDevice, bytes));
+  const Tensor tensor(type, arena.Take<std::byte>(bytes).data(), count);
+  arenas_.push_back(std::move(arena));
+  return tensor;
 }
 
-Tensor HostStagedCommunicator::MirrorOf(const Tensor& arena) const {
-  const auto found = std::ranges::find(mirrored_, arena.data,
-                                       [](const Mirrored& each) { return each.of_device.data; });
-  CHECK(found != mirrored_.end());
-  CHECK(found->of_device.type == arena.type);
-  return found->of_host;
-}
-
-Tensor HostStagedCommunicator::Staged(DType type) const {
-  return {type, staged_.data(), staged_.size() / static_cast<std::size_t>(SizeOf(type))};
+const Tensor& HostStagedCommunicator::StagedOf(DType type) const {
+  return *std::ranges::find(staged_, type, &Tensor::type);
 }
 
 void HostStagedCommunicator::AllReduceSum(Stream& stream, Tensor inout) {
   if (ranks_.world_size() == 1) return;
-  const Tensor staged = Staged(inout.type);
+  const Tensor& staged = StagedOf(inout.type);
   for (std::size_t begin = 0; begin < inout.size; begin += staged.size) {
     const Tensor piece(inout.type, staged.data, std::min(staged.size, inout.size - begin));
     stream.Copy(piece.data, inout.at(begin), piece.bytes());
@@ -72,7 +62,7 @@ void HostStagedCommunicator::AllReduceSum(Stream& stream, Tensor inout) {
 
 std::vector<HostStagedCommunicator::Piece> HostStagedCommunicator::PiecesOf(
     std::span<const Stretch> stretches, DType type) const {
-  const auto room = static_cast<std::int64_t>(Staged(type).size);
+  const auto room = static_cast<std::int64_t>(StagedOf(type).size);
   std::vector<Piece> pieces;
   std::int64_t used = room;
   for (const Stretch& stretch : stretches) {
@@ -82,8 +72,9 @@ std::vector<HostStagedCommunicator::Piece> HostStagedCommunicator::PiecesOf(
         used = 0;
       }
       const std::int64_t size = std::min(stretch.size - done, room - used);
-      pieces.back().stretches.push_back({stretch.owner, stretch.from + done, used, size});
-      pieces.back().to.push_back(stretch.to + done);
+      pieces.back().of_caller.push_back(
+          {stretch.owner, stretch.from + done, stretch.to + done, size});
+      pieces.back().moved.push_back({stretch.owner, used, used, size});
       used += size;
       done += size;
     }
@@ -94,35 +85,38 @@ std::vector<HostStagedCommunicator::Piece> HostStagedCommunicator::PiecesOf(
 void HostStagedCommunicator::ReduceScatter(Stream& stream, Tensor arena,
                                            std::span<const Stretch> stretches, Tensor out,
                                            int group) {
-  const Tensor mirror = MirrorOf(arena), staged = Staged(arena.type);
+  const Tensor& staged = StagedOf(arena.type);
   for (Piece& piece : PiecesOf(stretches, arena.type)) {
-    for (const Stretch& s : piece.stretches)
-      CopyElements(stream, mirror, s.from, arena, s.from, s.size);
-    stream.Run([host = &ranks_, mirror, staged, moved = piece.stretches, group] {
-      return host->ReduceScatter(mirror, moved, staged, group);
+    for (std::size_t i = 0; i < piece.moved.size(); ++i) {
+      const Stretch& s = piece.of_caller[i];
+      CopyElements(stream, staged, piece.moved[i].to, arena, s.from, s.size);
+    }
+    stream.Run([host = &ranks_, staged, moved = piece.moved, group] {
+      return host->ReduceScatter(staged, moved, staged, group);
     });
-    for (std::size_t i = 0; i < piece.to.size(); ++i) {
-      const Stretch& s = piece.stretches[i];
+    for (std::size_t i = 0; i < piece.moved.size(); ++i) {
+      const Stretch& s = piece.of_caller[i];
       if (s.owner == ranks_.rank() % group)
-        CopyElements(stream, out, piece.to[i], staged, s.to, s.size);
+        CopyElements(stream, out, s.to, staged, piece.moved[i].to, s.size);
     }
   }
 }
 
 void HostStagedCommunicator::AllGather(Stream& stream, Tensor arena,
                                        std::span<const Stretch> stretches, Tensor out, int group) {
-  const Tensor mirror = MirrorOf(arena), staged = Staged(arena.type);
+  const Tensor& staged = StagedOf(arena.type);
   for (Piece& piece : PiecesOf(stretches, arena.type)) {
-    for (const Stretch& s : piece.stretches) {
+    for (std::size_t i = 0; i < piece.moved.size(); ++i) {
+      const Stretch& s = piece.of_caller[i];
       if (s.owner == ranks_.rank() % group)
-        CopyElements(stream, mirror, s.from, arena, s.from, s.size);
+        CopyElements(stream, staged, piece.moved[i].to, arena, s.from, s.size);
     }
-    stream.Run([host = &ranks_, mirror, staged, moved = piece.stretches, group] {
-      return host->AllGather(mirror, moved, staged, group);
+    stream.Run([host = &ranks_, staged, moved = piece.moved, group] {
+      return host->AllGather(staged, moved, staged, group);
     });
-    for (std::size_t i = 0; i < piece.to.size(); ++i) {
-      const Stretch& s = piece.stretches[i];
-      CopyElements(stream, out, piece.to[i], staged, s.to, s.size);
+    for (std::size_t i = 0; i < piece.moved.size(); ++i) {
+      const Stretch& s = piece.of_caller[i];
+      CopyElements(stream, out, s.to, staged, piece.moved[i].to, s.size);
     }
   }
 }

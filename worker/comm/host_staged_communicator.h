@@ -14,24 +14,23 @@
 namespace regroup::worker {
 
 // Collectives of tensors in a device's memory by way of the host's: each call copies what it needs
-// to the host, moves it as `ranks` does, and copies the results back, a piece of `piece_bytes`
-// after the other. So any number of ranks may share one device, and none needs a library; sums have
-// the bits that the host's have. The pieces of a call follow each other, so what is copied, moved
-// and copied back takes the time of all three.
+// to the host, moves it as `ranks` does, and copies the results back, one piece after the other. So
+// any number of ranks may share a device, and none needs a library; sums have the bits that the
+// host's have. A call takes the time of all three steps, since its pieces do not overlap.
 //
 // What moves on the host is called by the stream: a thread that may be the device's own.
 class HostStagedCommunicator final : public Collectives {
  public:
   static constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
 
-  // Resource exhausted, with the size. What is referred to outlives this. `piece_bytes` is equal on
-  // all ranks, and that of some elements.
+  // Collective. Resource exhausted, with the size; or the failure of `ranks`. What is referred to
+  // outlives this. `piece_bytes`: at least 8, and equal on all ranks.
   static absl::StatusOr<std::unique_ptr<HostStagedCommunicator>> Create(
       Communicator& ranks, Device& device, std::size_t piece_bytes = kPieceBytes);
   // REQUIRES: what was begun is over.
   ~HostStagedCommunicator() override;
 
-  // Memory of the device for each rank, whatever the group, and as much of the host.
+  // Memory of the device, for each rank its own. Resource exhausted, with the size.
   absl::StatusOr<Tensor> AllocateShared(DType type, std::size_t count, int group) override;
   bool WaitsForNetwork() const override { return ranks_.world_size() > 1; }
   void AllReduceSum(Stream& stream, Tensor inout) override;
@@ -41,27 +40,21 @@ class HostStagedCommunicator final : public Collectives {
                  int group) override;
 
  private:
-  struct Mirrored {  // An arena, and the host's of the same size.
-    Arena memory;
-    Tensor of_device, of_host;
-    bool pinned = false;  // The host's.
-  };
   HostStagedCommunicator(Communicator& ranks, Device& device) : ranks_(ranks), device_(device) {}
-  Tensor MirrorOf(const Tensor& arena) const;
-  Tensor Staged(DType type) const;
-  // What is to be moved in turn: stretches, cut where they are too long, whose results lie one
-  // after the other in the staged piece. `to` says where each begins in the buffer of results.
+  // Where tensors of that type lie on the host: an arena of `ranks`.
+  const Tensor& StagedOf(DType type) const;
+  // Stretches are cut where they are too long. Of each piece they lie in the staged arena one after
+  // the other, at `moved`; the places of arena and results are those of the caller.
   struct Piece {
-    std::vector<Stretch> stretches;
-    std::vector<std::int64_t> to;
+    std::vector<Stretch> of_caller, moved;
   };
   std::vector<Piece> PiecesOf(std::span<const Stretch> stretches, DType type) const;
 
   Communicator& ranks_;
   Device& device_;
-  Arena staged_memory_;
-  std::span<std::byte> staged_;  // A piece.
-  std::vector<Mirrored> mirrored_;
+  std::vector<Tensor> staged_;  // One of each type.
+  std::vector<std::byte*> pinned_;
+  std::vector<Arena> arenas_;  // What AllocateShared has given.
 };
 
 }  // namespace regroup::worker

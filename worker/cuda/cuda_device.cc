@@ -17,6 +17,17 @@ namespace {
 constexpr int kQuickLooks = 200;
 constexpr auto kPause = std::chrono::microseconds(50);
 
+struct Patience {
+  void Wait() {
+    if (looks++ < kQuickLooks) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+  int looks = 0;
+};
+
 }  // namespace
 
 CudaProgress::~CudaProgress() {
@@ -60,13 +71,13 @@ bool CudaProgress::IsSettled(std::uint64_t work) {
 }
 
 absl::Status CudaProgress::failure() const {
-  const std::scoped_lock lock(mutex_);
+  const std::scoped_lock lock(failure_mutex_);
   return failure_;
 }
 
 void CudaProgress::Fail(absl::Status failure) {
-  const std::scoped_lock lock(mutex_);
-  FailLocked(std::move(failure));
+  const std::scoped_lock lock(failure_mutex_);
+  if (failure_.ok()) failure_ = std::move(failure);
 }
 
 void CudaProgress::Break(absl::Status failure) {
@@ -85,7 +96,7 @@ void CudaProgress::EndFailure(absl::Status failure) {
   const std::scoped_lock lock(mutex_);
   CHECK(failing_ > 0);
   --failing_;
-  FailLocked(std::move(failure));
+  Fail(std::move(failure));
 }
 
 bool CudaProgress::IsOverLocked(std::uint64_t work) {
@@ -104,12 +115,8 @@ bool CudaProgress::IsOverLocked(std::uint64_t work) {
 }
 
 void CudaProgress::BreakLocked(absl::Status failure) {
-  FailLocked(std::move(failure));
+  Fail(std::move(failure));
   broken_ = true;
-}
-
-void CudaProgress::FailLocked(absl::Status failure) {
-  if (failure_.ok()) failure_ = std::move(failure);
 }
 
 struct CudaStream::Piece {
@@ -129,21 +136,30 @@ CudaStream::~CudaStream() {
   if (handle_ != nullptr) (void)api_.stream_destroy(handle_);
 }
 
+bool CudaStream::KeepRoom(std::uint64_t begun) {
+  if (begun < marked_ + kMostAhead / 2) return progress_->failure().ok();
+  const std::uint64_t before = std::exchange(marked_, begun);
+  progress_->Record(handle_, begun);
+  for (Patience patience; progress_->failure().ok() && !progress_->IsOver(before);)
+    patience.Wait();
+  return progress_->failure().ok();
+}
+
 void CudaStream::Copy(void* to, const void* from, std::size_t bytes) {
-  if (bytes == 0 || !progress_->failure().ok()) return;
+  if (bytes == 0 || !MakeRoom()) return;
   NextPiece();
   Check(api_.memcpy_async(to, from, bytes, kCudaMemcpyDefault, handle_), "cudaMemcpyAsync");
 }
 
 void CudaStream::Zero(void* to, std::size_t bytes) {
-  if (bytes == 0 || !progress_->failure().ok()) return;
+  if (bytes == 0 || !MakeRoom()) return;
   NextPiece();
   Check(api_.memset_async(to, 0, bytes, handle_), "cudaMemsetAsync");
 }
 
 void CudaStream::Launch(const void* kernel, CudaDim3 blocks, CudaDim3 threads,
                         std::size_t block_bytes, void** arguments) {
-  if (!progress_->failure().ok()) return;
+  if (!MakeRoom()) return;
   NextPiece();
   if (block_bytes > kCudaUsualBlockBytes) {
     const int error = api_.func_set_attribute(kernel, kCudaFuncMaxDynamicSharedMemory,
@@ -166,6 +182,7 @@ void CudaStream::Wait(const Event& event) {
   CHECK(source != nullptr);
   if (std::find(sources_.begin(), sources_.end(), source->progress_) == sources_.end())
     sources_.push_back(source->progress_);
+  (void)MakeRoom();
   NextPiece();  // Whoever awaits this stream awaits that too.
   source->progress_->LetWait(handle_, event.work);
 }
@@ -177,20 +194,14 @@ absl::Status CudaStream::Await(const Event& event) {
            std::all_of(sources_.begin(), sources_.end(),
                        [](const auto& source) { return source->IsSettled(0); });
   };
-  for (int looks = 0; !settled(); ++looks) {
-    if (looks < kQuickLooks) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(kPause);
-    }
-  }
+  for (Patience patience; !settled();) patience.Wait();
   RETURN_IF_ERROR(progress_->failure());
   for (const auto& source : sources_) RETURN_IF_ERROR(source->failure());
   return absl::OkStatus();
 }
 
 void CudaStream::Begin(std::function<absl::Status()> work) {
-  if (!progress_->failure().ok()) return;
+  if (!KeepRoom(Stream::Record().work - 1)) return;  // It is counted already.
   auto piece = std::make_unique<Piece>(Piece{progress_, std::move(work)});
   const auto call = [](void* argument) {
     const std::unique_ptr<Piece> own(static_cast<Piece*>(argument));

@@ -23,6 +23,10 @@ class CudaProgress {
   CudaProgress(const CudaProgress&) = delete;
   CudaProgress& operator=(const CudaProgress&) = delete;
 
+  // A host function may ask for and note a failure: CUDA is never called under the lock of that.
+  absl::Status failure() const;
+  void Fail(absl::Status failure);  // The first stays.
+
   // So many pieces were begun, and this comes behind them on the stream.
   void Record(CudaStreamHandle stream, std::uint64_t work);
   // `stream` goes on once so many pieces, which were recorded, are over.
@@ -30,8 +34,6 @@ class CudaProgress {
   bool IsOver(std::uint64_t work);
   // Over, and no failure is on its way.
   bool IsSettled(std::uint64_t work);
-  absl::Status failure() const;
-  void Fail(absl::Status failure);  // The first stays.
   // CUDA itself has failed: nothing is done any more, so all pieces are over.
   void Break(absl::Status failure);
 
@@ -48,15 +50,15 @@ class CudaProgress {
   };
   // Forgets marks that are over.
   bool IsOverLocked(std::uint64_t work);
-  void FailLocked(absl::Status failure);
   void BreakLocked(absl::Status failure);
 
   const CudaApi& api_;
-  mutable std::mutex mutex_;           // Guards all that follows.
+  mutable std::mutex failure_mutex_;  // Guards failure_. Taken after mutex_, if both are.
+  absl::Status failure_;
+  std::mutex mutex_;                   // Guards all that follows.
   std::uint64_t over_ = 0;             // Pieces.
   std::deque<Mark> marks_;             // Not seen to be over, oldest first.
   std::vector<CudaEventHandle> free_;  // To be recorded again.
-  absl::Status failure_;
   bool broken_ = false;
   int failing_ = 0;
 };
@@ -64,10 +66,16 @@ class CudaProgress {
 // A stream of a GPU. Work that other libraries put on `handle()` is counted by Began(). What Run is
 // given the host calls between pieces, on a thread of the driver, and it may not call CUDA.
 //
+// CUDA's own queue of a stream is bounded, and whoever finds it full waits inside CUDA, whatever else
+// happens. So no more than kMostAhead pieces are under way: who begins another waits here until some
+// are over, or the stream has failed.
+//
 // What was begun before a failure was known may still run, since a GPU is not asked in between:
 // whoever must not go on after one awaits the stream first.
 class CudaStream final : public Stream {
  public:
+  static constexpr std::uint64_t kMostAhead = 256;  // CUDA has room for about 1,000, events included.
+
   explicit CudaStream(const CudaApi& api);
   ~CudaStream() override;
 
@@ -85,6 +93,8 @@ class CudaStream final : public Stream {
   absl::Status Await(const Event& event) override;
 
   CudaStreamHandle handle() const { return handle_; }
+  // Before a piece of work of another library; false: the stream has failed, and does none.
+  bool MakeRoom() { return KeepRoom(Stream::Record().work); }
   void Began() { NextPiece(); }  // A piece of work was put on handle().
   const std::shared_ptr<CudaProgress>& progress() const { return progress_; }
 
@@ -92,8 +102,11 @@ class CudaStream final : public Stream {
   struct Piece;
   void Begin(std::function<absl::Status()> work) override;
   void Check(int error, const char* call);
+  // `begun`: so many pieces are on handle().
+  bool KeepRoom(std::uint64_t begun);
 
   const CudaApi& api_;
+  std::uint64_t marked_ = 0;  // So many pieces had begun when it was last looked for room.
   const std::shared_ptr<CudaProgress> progress_;
   std::vector<std::shared_ptr<CudaProgress>> sources_;  // Of streams that it has waited for.
   CudaStreamHandle handle_ = nullptr;                   // Null after a failure to make it.

@@ -231,6 +231,7 @@ void NcclCommunicator::Begin(Stream& stream, const char* what, const Tensor& of,
                              const std::function<void(NcclComm, void* stream)>& calls) {
   auto* cuda = dynamic_cast<CudaStream*>(&stream);
   CHECK(cuda != nullptr);
+  (void)cuda->MakeRoom();  // Not while the watch could not get in.
   const std::scoped_lock held(calls_);
   ++begun_;
   if (!failure_.ok()) return cuda->progress()->Fail(failure_);

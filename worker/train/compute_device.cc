@@ -1,5 +1,7 @@
 #include "worker/train/compute_device.h"
 
+#include <array>
+#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -24,6 +26,11 @@ absl::Status NoDevice(std::string because, std::string try_this) {
   return WithExit(UserError(absl::StatusCode::kUnavailable, "--device cuda cannot be had",
                             std::move(because), std::move(try_this)),
                   WorkerExit::kNoDevice);
+}
+
+// Whoever asks for NCCL has asked for GPUs.
+bool MustBeCuda(const DeviceRequest& request) {
+  return request.device == DeviceChoice::kCuda || request.transport == Transport::kNccl;
 }
 
 // What hides GPUs of the machine from this process.
@@ -85,20 +92,18 @@ absl::StatusOr<ComputeDevice> ComputeDevice::ChooseCuda(const DeviceRequest& req
   if (error != kCudaSuccess && error != kCudaErrorNoDevice)
     return Explained(CudaStatus(api, error, "cudaGetDeviceCount"));
   const bool shared = request.transport == Transport::kHost && count > 0;
-  const int ordinal = shared ? request.local_rank % count : request.local_rank;
+  const int ordinal = shared ? request.device_rank % count : request.device_rank;
   RETURN_IF_ERROR(Explained(CheckGpu(api, ordinal, count)));
   absl::StatusOr<NcclApi> nccl = absl::NotFoundError("");
   if (request.transport != Transport::kHost) nccl = FindNccl(build.nccl_places);
-  const bool needs_nccl =
-      request.transport == Transport::kNccl ||
-      (request.transport == Transport::kAuto && request.device == DeviceChoice::kCuda);
-  if (!nccl.ok() && needs_nccl) {
-    return NoDevice(std::string(nccl.status().message()),
-                    "pip install nvidia-nccl-cu13, or --transport host");
+  if (!nccl.ok() && request.transport != Transport::kHost && MustBeCuda(request)) {
+    return NoDevice(
+        std::string(nccl.status().message()),
+        absl::StrCat("pip install nvidia-nccl-cu", runtime / 1000, ", or --transport host"));
   }
   absl::StatusOr<std::unique_ptr<CudaDevice>> device = CudaDevice::Create(api, ordinal);
   if (!device.ok()) return Explained(device.status());
-  ComputeDevice made(build.kernels);
+  ComputeDevice made(request, build.kernels);
   made.words_ = absl::StrCat("training on GPU ", ordinal, " of ", count, ", by CUDA ",
                              VersionName(runtime), " and a driver for CUDA ", VersionName(driver));
   if (nccl.ok()) {
@@ -114,22 +119,42 @@ absl::StatusOr<ComputeDevice> ComputeDevice::ChooseCuda(const DeviceRequest& req
   return made;
 }
 
+ComputeDevice ComputeDevice::Cpu(const DeviceRequest& request, std::string words) {
+  ComputeDevice made(request, KernelTablesOf(request.isa));
+  made.device_ = std::make_unique<HostDevice>();
+  made.words_ = std::move(words);
+  return made;
+}
+
 absl::StatusOr<ComputeDevice> ComputeDevice::Choose(const DeviceRequest& request,
                                                     const CudaBuild* build) {
-  std::string why;
-  if (request.device != DeviceChoice::kCpu) {
-    absl::StatusOr<ComputeDevice> cuda =
-        build != nullptr
-            ? ChooseCuda(request, *build)
-            : NoDevice("this program was built without nvcc, so it has no kernels for GPUs",
-                       "a build where nvcc is found, or --device cpu");
-    if (cuda.ok() || request.device == DeviceChoice::kCuda) return cuda;
-    why = absl::StrCat("training on the CPU: ", PartsOf(cuda.status()).because);
+  if (request.device == DeviceChoice::kCpu) return Cpu(request, "");
+  absl::StatusOr<ComputeDevice> cuda =
+      build != nullptr
+          ? ChooseCuda(request, *build)
+          : NoDevice("this program was built without nvcc, so it has no kernels for GPUs",
+                     "a build where nvcc is found, or --device cpu");
+  if (cuda.ok() || MustBeCuda(request)) return cuda;
+  return Cpu(request, absl::StrCat("training on the CPU: ", PartsOf(cuda.status()).because));
+}
+
+absl::Status ComputeDevice::AgreeOnLeast(Group& ranks) {
+  const bool chooses = request_.device == DeviceChoice::kAuto && !MustBeCuda(request_),
+             chooses_transport = chooses && request_.transport == Transport::kAuto;
+  const std::int64_t mine = ranks.rank() + 1;
+  // The highest rank of those that lack a GPU, and of those that lack NCCL.
+  std::array<std::int64_t, 2> lacks{chooses && !is_cuda() ? mine : 0,
+                                    chooses_transport && !nccl_ ? mine : 0};
+  RETURN_IF_ERROR(ranks.AllReduce(lacks, Reduction::kMax));
+  if (chooses && is_cuda() && lacks[0] > 0) {
+    *this = Cpu(request_, absl::StrCat("training on the CPU, as rank ", lacks[0] - 1,
+                                       " does, which says why: --device cuda"));
+  } else if (chooses_transport && is_cuda() && nccl_ && lacks[1] > 0) {
+    nccl_.reset();
+    absl::StrAppend(&words_, "; but tensors go through the host: rank ", lacks[1] - 1,
+                    " has no NCCL");
   }
-  ComputeDevice made(KernelTablesOf(request.isa));
-  made.device_ = std::make_unique<HostDevice>();
-  made.words_ = std::move(why);
-  return made;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Collectives*> ComputeDevice::Connect(Communicator& ranks,

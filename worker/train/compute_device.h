@@ -29,11 +29,11 @@ struct DeviceRequest {
   DeviceChoice device = DeviceChoice::kAuto;
   Transport transport = Transport::kAuto;
   Isa isa = BestIsa();
-  int local_rank = 0;  // The number of its GPU; with Transport::kHost GPUs are shared, in turn.
+  int device_rank = 0;  // The number of its GPU; with Transport::kHost ranks take turns.
 };
 
-// What one rank computes on: the CPU, or a GPU, whose tensors NCCL moves or the host. It and what
-// it has made live as long as whoever uses them. Execution thread only.
+// What one rank computes on: the CPU, or a GPU, whose tensors NCCL moves or the host. Outlives
+// whatever uses its device, kernels and collectives. Execution thread only.
 class ComputeDevice {
  public:
   // Of this rank alone; asks CUDA, and looks for NCCL. `build` outlives the device; null: this
@@ -41,6 +41,11 @@ class ComputeDevice {
   // parts, with the exit kNoDevice: kCuda was asked for, and there is no GPU, driver or NCCL, or
   // one that is of no use.
   static absl::StatusOr<ComputeDevice> Choose(const DeviceRequest& request, const CudaBuild* build);
+
+  // Collective, before Connect: where some rank was left to choose and is on the CPU, all that were
+  // left to choose go there, and likewise from NCCL to the host, so that a node that lacks
+  // something costs no more than what it lacks. The failure of the group.
+  absl::Status AgreeOnLeast(Group& ranks);
 
   bool is_cuda() const { return cuda_ != nullptr; }
   const char* name() const { return is_cuda() ? "cuda" : "cpu"; }
@@ -57,10 +62,13 @@ class ComputeDevice {
   absl::StatusOr<Collectives*> Connect(Communicator& ranks, const NcclOptions& options);
 
  private:
-  explicit ComputeDevice(KernelTables kernels) : kernels_(kernels) {}
+  ComputeDevice(const DeviceRequest& request, KernelTables kernels)
+      : request_(request), kernels_(kernels) {}
+  static ComputeDevice Cpu(const DeviceRequest& request, std::string words);
   static absl::StatusOr<ComputeDevice> ChooseCuda(const DeviceRequest& request,
                                                   const CudaBuild& build);
 
+  DeviceRequest request_;
   KernelTables kernels_;
   std::string words_;
   std::unique_ptr<Device> device_;

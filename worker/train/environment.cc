@@ -41,7 +41,8 @@ absl::StatusOr<WorkerEnvironment> ReadWorkerEnvironment() {
   RETURN_IF_ERROR(ReadInteger("RANK", e.rank, 0, e.world_size - 1));
   e.ranks_of_node = e.world_size;
   RETURN_IF_ERROR(ReadInteger("LOCAL_WORLD_SIZE", e.ranks_of_node, 1, kMax));
-  RETURN_IF_ERROR(ReadInteger("LOCAL_RANK", e.local_rank, 0, kMax));
+  RETURN_IF_ERROR(ReadInteger("LOCAL_RANK", e.device_rank, 0, kMax));
+  e.local_rank = e.device_rank;
   RETURN_IF_ERROR(ReadInteger("REGROUP_LOCAL_RANK", e.local_rank, 0, kMax));  // Never virtual.
   RETURN_IF_ERROR(ReadInteger("MASTER_PORT", e.store_port, 0, 65535));
   RETURN_IF_ERROR(

@@ -14,6 +14,7 @@ enum class Mutation { kNone, kSkipBatch, kRepeatBatch, kResumeFromZero, kGradien
 struct WorkerEnvironment {
   int rank = 0, world_size = 1;  // RANK, WORLD_SIZE.
   int local_rank = 0;            // REGROUP_LOCAL_RANK, else LOCAL_RANK.
+  int device_rank = 0;           // LOCAL_RANK: 0 where each rank is shown one GPU alone.
   int ranks_of_node = 1;         // LOCAL_WORLD_SIZE; without it, the world.
   std::string store_host;        // MASTER_ADDR.
   std::uint16_t store_port = 0;  // MASTER_PORT.

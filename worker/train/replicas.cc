@@ -139,7 +139,7 @@ absl::Status CompareReplicas(Group& ranks, const ParamLayout& layout,
                          " no longer hold the same"),
       absl::StrCat(Describe(layout, tensors, *found),
                    "; all must be copies of one training, so no checkpoint of it was made: a fault "
-                   "of memory or of a CPU, or one that computes differently"),
+                   "of memory or of a processor, or one that computes differently"),
       absl::StrCat("start again from the checkpoint before; if ",
                    found->known ? absl::StrCat("it is ", who, " again, do without ",
                                                one ? "its host" : "their hosts")

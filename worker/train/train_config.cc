@@ -563,8 +563,8 @@ void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
   AddParsed(
       app, "--transport", "NAME", "auto",
       "what moves tensors of GPUs between ranks: nccl, host, which goes through the memory of "
-      "the host and lets ranks share a GPU, or auto, which is nccl, and with --device auto "
-      "host where there is no NCCL, as in --transport host",
+      "the host and lets ranks share a GPU, or auto, which is nccl, but with --device auto "
+      "host where a rank has no NCCL, as in --transport host",
       [&c](std::string_view text) { return ChooseTransport(text, c.transport); });
   AddParsed(app, "--kernels", "NAME", kBestKernels,
             "instruction set of this rank on a CPU, equal on all ranks, as in --kernels x86-64-v3",

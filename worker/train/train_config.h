@@ -63,7 +63,7 @@ struct TrainConfig {
   int log_every = 1;
   DeviceChoice device = DeviceChoice::kAuto;
   Transport transport = Transport::kAuto;
-  std::optional<Isa> kernels;  // Of the CPU. None: the best that it has.
+  std::optional<Isa> kernels;  // On a CPU. None: the best that it has.
   Duration collective_timeout = std::chrono::seconds(120);
   Duration join_timeout = std::chrono::seconds(60);
   Duration restore_timeout = std::chrono::minutes(30);

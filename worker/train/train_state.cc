@@ -52,41 +52,34 @@ absl::StatusOr<TrainState> TrainState::Create(const ParamLayout& layout, int ran
 }
 
 absl::Status TrainState::MakeHostCopy(const ParamLayout& layout, Device& device) {
-  std::size_t bytes = Arena::Footprint<float>(weights.size());
-  for (const std::span<float> slot : slots) bytes += Arena::Footprint<float>(slot.size());
-  ASSIGN_OR_RETURN(host_arena_, device.Allocate(MemoryKind::kShared, bytes));
-  host_.push_back(host_arena_.Take<float>(weights.size()));
-  for (const std::span<float> slot : slots) host_.push_back(host_arena_.Take<float>(slot.size()));
-  copies_ = device.NewStream(StreamKind::kMove);
-  // Of memory that ranks share, no more than its own part.
-  const std::vector<StateTensor> tensors = Tensors(layout);
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    const std::size_t buffer = t / layout.params().size();
-    float* const device_begin = buffer == 0 ? weights.data() : slots[buffer - 1].data();
-    for (const StateSlice& slice : tensors[t].slices) {
-      float* const of_device = device_begin + (slice.data.data() - host_[buffer].data());
-      HeldCopy* const last = held_.empty() ? nullptr : &held_.back();
-      const std::size_t size = last == nullptr ? 0 : last->of_host.size();
-      if (last != nullptr && last->of_device + size == of_device &&
-          last->of_host.data() + size == slice.data.data()) {
-        last->of_host = {last->of_host.data(), size + slice.data.size()};
+  std::vector<StateTensor> held = Tensors(layout);
+  std::size_t elements = 0;
+  for (const StateTensor& tensor : held) {
+    for (const StateSlice& slice : tensor.slices) elements += slice.data.size();
+  }
+  ASSIGN_OR_RETURN(host_arena_,
+                   device.Allocate(MemoryKind::kShared, Arena::Footprint<float>(elements)));
+  std::span<float> rest = host_arena_.Take<float>(elements);
+  for (const StateTensor& tensor : held) {
+    for (const StateSlice& slice : tensor.slices) {
+      const std::span<float> of_host = rest.first(slice.data.size());
+      rest = rest.subspan(slice.data.size());
+      if (!held_.empty() && held_.back().of_device.end() == slice.data.begin()) {
+        HeldCopy& last = held_.back();
+        last.of_device = {last.of_device.data(), last.of_device.size() + slice.data.size()};
       } else {
-        held_.push_back({of_device, slice.data});
+        held_.push_back({slice.data, of_host.data()});
       }
     }
   }
+  copies_ = device.NewStream(StreamKind::kMove);
   return absl::OkStatus();
-}
-
-std::span<float> TrainState::OfHost(std::size_t buffer) const {
-  if (!host_.empty()) return host_[buffer];
-  return buffer == 0 ? weights : slots[buffer - 1];
 }
 
 absl::Status TrainState::Copy(bool to_host) const {
   for (const auto& [of_device, of_host] : held_) {
-    copies_->Copy(to_host ? of_host.data() : of_device, to_host ? of_device : of_host.data(),
-                  of_host.size_bytes());
+    void* const to = to_host ? static_cast<void*>(of_host) : of_device.data();
+    copies_->Copy(to, to_host ? of_device.data() : of_host, of_device.size_bytes());
   }
   return copies_ ? copies_->Await() : absl::OkStatus();
 }
@@ -129,10 +122,17 @@ void TrainState::InitializeWeights(const ParamLayout& layout, std::uint64_t seed
 
 std::vector<StateTensor> TrainState::Tensors(const ParamLayout& layout) const {
   std::vector<StateTensor> tensors;
-  Append(layout, StateKind::kWeights, "", OfHost(0), tensors);
+  Append(layout, StateKind::kWeights, "", weights, tensors);
   for (std::size_t s = 0; s < slots.size(); ++s) {
-    Append(layout, StateKind::kMoments, std::string(StateNames(optimizer_)[s]), OfHost(1 + s),
-           tensors);
+    Append(layout, StateKind::kMoments, std::string(StateNames(optimizer_)[s]), slots[s], tensors);
+  }
+  if (host_arena_.size_bytes() == 0) return tensors;
+  float* of_host = held_.empty() ? nullptr : held_.front().of_host;  // One after the other.
+  for (StateTensor& tensor : tensors) {
+    for (StateSlice& slice : tensor.slices) {
+      slice.data = {of_host, slice.data.size()};
+      of_host += slice.data.size();
+    }
   }
   return tensors;
 }

@@ -64,20 +64,19 @@ class TrainState {
   TrainState(Arena arena, int rank, OptimizerKind optimizer)
       : arena_(std::move(arena)), rank_(rank), optimizer_(optimizer) {}
   struct HeldCopy {
-    float* of_device;
-    std::span<float> of_host;
+    std::span<float> of_device;
+    float* of_host;
   };
   absl::Status MakeHostCopy(const ParamLayout& layout, Device& device);
-  // Of weights and of each slot.
-  std::span<float> OfHost(std::size_t buffer) const;
   absl::Status Copy(bool to_host) const;
   void Append(const ParamLayout& layout, StateKind kind, const std::string& slot,
               std::span<float> buffer, std::vector<StateTensor>& tensors) const;
 
   Arena arena_, host_arena_;
-  std::vector<std::span<float>> host_;  // Weights, then slots; empty where these are the host's.
-  std::vector<HeldCopy> held_;          // Of what the rank holds of them.
-  std::unique_ptr<Stream> copies_;      // Null likewise.
+  // Where the device is not the host: what the rank holds, in the order of Tensors(), and so it
+  // lies in host_arena_ without gaps.
+  std::vector<HeldCopy> held_;
+  std::unique_ptr<Stream> copies_;
   int rank_ = 0;
   OptimizerKind optimizer_;
 };

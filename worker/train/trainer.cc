@@ -118,9 +118,8 @@ absl::Status Trainer::Prepare() {
   ASSIGN_OR_RETURN(device_, ComputeDevice::Choose({.device = config_.device,
                                                    .transport = config_.transport,
                                                    .isa = config_.Kernels(),
-                                                   .local_rank = environment_.local_rank},
+                                                   .device_rank = environment_.device_rank},
                                                   cuda_));
-  if (!config_.precision && device_->is_cuda()) config_.precision = DType::kBF16;
   ASSIGN_OR_RETURN(data_, OpenTrainingData(config_));
   if (config_.batch < environment_.world_size && first()) {
     Warn(absl::StrCat("a batch of ", config_.batch, " samples leaves ",
@@ -189,14 +188,11 @@ absl::Status Trainer::ConnectDevices() {
     moves_ = *moves;
     return absl::OkStatus();
   }
-  if (IsCommunicatorFailure(moves.status())) return moves.status();
-  const bool other_versions = absl::IsFailedPrecondition(moves.status());
-  return WithExit(UserError(moves.status().code(),
-                            absl::StrCat("NCCL does not connect the GPUs of ",
-                                         environment_.world_size, " ranks"),
-                            std::string(moves.status().message()),
-                            other_versions ? "the same NCCL on every node" : "NCCL_DEBUG=INFO"),
-                  other_versions ? WorkerExit::kRanksDisagree : WorkerExit::kGroupNotFormed);
+  if (!absl::IsFailedPrecondition(moves.status()) || IsCommunicatorFailure(moves.status()))
+    return moves.status();
+  return WithExit(UserError(moves.status().code(), "NCCL is not the same on all ranks",
+                            std::string(moves.status().message()), "one version on every node"),
+                  WorkerExit::kRanksDisagree);
 }
 
 absl::Status Trainer::Build() {

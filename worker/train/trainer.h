@@ -87,7 +87,7 @@ class Trainer {
   static void Say(const std::string& line);  // On standard output.
   bool first() const { return environment_.rank == 0; }
 
-  TrainConfig config_;  // Once the device is chosen, as it was told.
+  TrainConfig config_;  // As told, but for the precision where that is to fit the device.
   const WorkerEnvironment environment_;
   Termination& termination_;
   const CudaBuild* const cuda_;

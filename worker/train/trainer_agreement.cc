@@ -33,6 +33,8 @@ absl::Status Trainer::Agree() {
 // Kernels of two devices or instruction sets round differently, and so would the replicas' weights;
 // and who moves tensors by NCCL would wait for who does not.
 absl::Status Trainer::AgreeOnMachine() {
+  RETURN_IF_ERROR(device_->AgreeOnLeast(*ranks_));
+  if (!config_.precision && device_->is_cuda()) config_.precision = DType::kBF16;
   ASSIGN_OR_RETURN(const std::optional<Disagreement> found,
                    FindDisagreement(*ranks_, {{"device", device_->name()},
                                               {"transport", device_->transport()},
@@ -52,8 +54,7 @@ absl::Status Trainer::AgreeOnMachine() {
           : UserError(absl::StatusCode::kFailedPrecondition,
                       absl::StrCat("rank ", found->rank, " would train by another ", found->name,
                                    " than rank 0"),
-                      both,
-                      absl::StrCat("--", found->name, " on every rank, which says what one lacks")),
+                      both, absl::StrCat("the same --", found->name, " on every rank")),
       WorkerExit::kRanksDisagree);
 }
 

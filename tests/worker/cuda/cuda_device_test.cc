@@ -119,6 +119,44 @@ TEST_F(CudaDeviceTest, ALongStreamNeedsFewEvents) {
   EXPECT_LE(gpu_.live(), 4);
 }
 
+// Of a queue that is full, CUDA lets the caller wait inside of it: no watch could end that.
+TEST_F(CudaDeviceTest, WhoIsFarAheadOfAStreamWaitsOutsideOfCuda) {
+  const auto stream = device_->NewStream(StreamKind::kCompute);
+  auto* const cuda = static_cast<CudaStream*>(stream.get());
+  Arena memory = *device_->Allocate(MemoryKind::kShared, 1024);
+  void* const bytes = memory.Take<std::byte>(1024).data();
+  std::atomic<bool> go{false};
+  const auto hold = [&] {
+    stream->Run([&] {
+      while (!go) std::this_thread::sleep_for(milliseconds(1));
+    });
+  };
+  hold();
+  std::atomic<int> begun{0};
+  std::thread ahead([&] {
+    for (; begun < 3000; ++begun) {
+      stream->Zero(bytes, 1024);
+      if (begun % 3 == 0) (void)stream->Record();
+    }
+  });
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_LT(begun, static_cast<int>(CudaStream::kMostAhead));
+  go = true;
+  ahead.join();
+  EXPECT_EQ(stream->Await(), absl::OkStatus());
+  // Nor does it wait for what a failure has ended.
+  go = false;
+  hold();
+  std::thread fails([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    cuda->progress()->Fail(absl::UnavailableError("a rank has died"));
+  });
+  for (int i = 0; i < 3000; ++i) stream->Run([] {});
+  fails.join();
+  go = true;
+  EXPECT_EQ(stream->Await(), absl::UnavailableError("a rank has died"));
+}
+
 TEST_F(CudaDeviceTest, TheEndOfAStreamWaitsForThePieceUnderWayAndBeginsNone) {
   std::atomic<int> begun = 0, ended = 0;
   {

@@ -22,6 +22,16 @@ int main(int argc, char** argv) {
   using namespace regroup::worker;
   const FakeGpu gpu;
   gpu.set_devices(FromEnv("FAKE_GPU_COUNT", 8), FromEnv("FAKE_GPU_ERROR", 0));
+  gpu.abort_on_refusal();
+  if (const auto bytes = regroup::GetEnv("FAKE_GPU_MEMORY"))
+    gpu.set_memory(std::strtoull(bytes->c_str(), nullptr, 10));
+  FakeScript script;
+  if (regroup::GetEnv("FAKE_GPU_HANGS_AT")) {
+    script = {FakeFault::kOpHangs, FromEnv("FAKE_GPU_HANGS_ON", 0),
+              FromEnv("FAKE_GPU_HANGS_AT", 0)};
+    gpu.play(&script);
+  }
+  gpu.set_runtime(FromEnv("FAKE_GPU_RUNTIME", 13000));
   gpu.set_driver(FromEnv("FAKE_GPU_DRIVER", 13000));
   gpu.set_capability(FromEnv("FAKE_GPU_CAPABILITY", 90));
   const int nccl = FromEnv("FAKE_GPU_NCCL", 22809);  // 0: none is to be found.

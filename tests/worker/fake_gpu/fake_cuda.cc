@@ -1,4 +1,5 @@
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -17,7 +18,7 @@ struct EventState {
 
 struct Device {
   std::mutex mutex;
-  int devices = 1, count_error = 0, driver = 13000, capability = 90;
+  int devices = 1, count_error = 0, driver = 13000, runtime = 13000, capability = 90;
   std::size_t room = std::size_t(1) << 40, used = 0;
   std::map<const std::byte*, std::size_t> device_memory, host_memory;
   std::set<void*> registered;
@@ -25,6 +26,7 @@ struct Device {
   std::set<EventState*> events;
   std::map<std::string, std::string> refusals;  // By rule, the first text.
   int refused = 0;
+  bool aborts = false;
   std::atomic<int> error{0};
 };
 
@@ -89,6 +91,9 @@ void Refuse(const std::string& rule, const std::string& text) {
   const std::scoped_lock lock(d.mutex);
   ++d.refused;
   d.refusals.emplace(rule, text);
+  if (!d.aborts) return;
+  std::fprintf(stderr, "fake GPU: refused, %s: %s\n", rule.c_str(), text.c_str());
+  std::abort();
 }
 
 void ForgetRefusals() {
@@ -97,6 +102,10 @@ void ForgetRefusals() {
   d.refused = 0;
   d.refusals.clear();
 }
+
+namespace {
+constexpr std::size_t kQueue = 1000;
+}  // namespace
 
 Stream::Stream() : thread_([this] { Loop(); }) {}
 Stream::~Stream() {
@@ -108,9 +117,15 @@ Stream::~Stream() {
   thread_.join();
 }
 void Stream::Push(std::function<void()> work) {
-  const std::scoped_lock lock(mutex_);
-  work_.push_back(std::move(work));
+  std::size_t waiting = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    work_.push_back(std::move(work));
+    waiting = work_.size();
+  }
   changed_.notify_all();
+  // The real one lets the caller wait inside of it, for ever if what is under way hangs.
+  if (waiting > kQueue) Refuse("queue", "more than a stream has room for");
 }
 void Stream::Loop() {
   std::unique_lock lock(mutex_);
@@ -154,7 +169,7 @@ int cudaDriverGetVersion(int* version) {
   return fake::kSuccess;
 }
 int cudaRuntimeGetVersion(int* version) {
-  *version = 13000;
+  *version = device().runtime;
   return fake::kSuccess;
 }
 int cudaDeviceGetAttribute(int* value, int attribute, int ordinal) {
@@ -289,6 +304,8 @@ void fakeGpuSetDevices(int count, int error) {
   device().devices = count;
   device().count_error = error;
 }
+void fakeGpuAbortOnRefusal() { device().aborts = true; }
+void fakeGpuSetRuntime(int version) { device().runtime = version; }
 void fakeGpuSetDriver(int version) { device().driver = version; }
 void fakeGpuSetCapability(int capability) { device().capability = capability; }
 void fakeGpuSetMemory(std::size_t bytes) {
@@ -322,7 +339,7 @@ void fakeGpuReset() {
   const std::scoped_lock lock(device().mutex);
   device().devices = 1;
   device().count_error = 0;
-  device().driver = 13000;
+  device().driver = device().runtime = 13000;
   device().capability = 90;
   device().room = std::size_t(1) << 40;
   device().error = 0;

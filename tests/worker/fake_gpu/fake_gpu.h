@@ -50,6 +50,8 @@ struct FakeScript {
 extern "C" {
 void fakeGpuReset();                           // Before each test; all streams have ended.
 void fakeGpuSetDevices(int count, int error);  // What cudaGetDeviceCount says.
+void fakeGpuAbortOnRefusal();                  // Says it, and ends the process.
+void fakeGpuSetRuntime(int version);           // CUDA's, as 13000.
 void fakeGpuSetDriver(int version);            // CUDA's that it knows; 0: there is none.
 void fakeGpuSetCapability(int capability);     // Of all devices: 90 is 9.0.
 void fakeGpuSetMemory(std::size_t bytes);      // All that may be allocated.

@@ -40,6 +40,8 @@ class FakeGpu {
     Bind("cudaEventDestroy", cuda_.event_destroy);
     Bind("cudaGetErrorString", cuda_.get_error_string);
     Bind("fakeGpuSetDevices", set_devices);
+    Bind("fakeGpuAbortOnRefusal", abort_on_refusal);
+    Bind("fakeGpuSetRuntime", set_runtime);
     Bind("fakeGpuSetDriver", set_driver);
     Bind("fakeGpuSetCapability", set_capability);
     Bind("fakeGpuSetMemory", set_memory);
@@ -70,6 +72,8 @@ class FakeGpu {
   }
 
   decltype(&fakeGpuSetDevices) set_devices = nullptr;
+  decltype(&fakeGpuAbortOnRefusal) abort_on_refusal = nullptr;
+  decltype(&fakeGpuSetRuntime) set_runtime = nullptr;
   decltype(&fakeGpuSetDriver) set_driver = nullptr;
   decltype(&fakeGpuSetCapability) set_capability = nullptr;
   decltype(&fakeGpuSetMemory) set_memory = nullptr;

@@ -1,9 +1,12 @@
 // --device: regroup-worker as it is where there are GPUs, with their kernels emulated, and a CUDA
 // and an NCCL that refuse what the real ones forbid; and what it says where they are not.
 #include <gtest/gtest.h>
+#include <signal.h>
 
+#include <chrono>
 #include <map>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -44,13 +47,34 @@ constexpr char kWorker[] = REGROUP_EMULATED_WORKER;
 TEST_F(DeviceTest, AGpuTrainsAsTheCpuDoesUnderEveryStrategy) {
   TrainOn(REGROUP_WORKER, 1, "cpu", {});
   const auto expected = NewestState("cpu");
-  for (const auto& [world, strategy] :
-       {std::pair(1, "ddp"), {2, "ddp"}, {2, "zero-1"}, {2, "zero-2"}, {3, "zero-3"}}) {
-    const std::string name = absl::StrCat(strategy, world);
-    TrainOn(kWorker, world, name, {"--strategy", strategy});
+  struct Case {
+    int world;
+    const char* strategy;
+    std::vector<std::string> more{};
+  };
+  for (const Case& c : {Case{1, "ddp"},
+                        {2, "ddp"},
+                        {2, "zero-1"},
+                        {2, "zero-2"},
+                        {3, "zero-3"},
+                        {4, "zero-3", {"--shard-group", "2"}}}) {
+    const std::string name = absl::StrCat(c.strategy, c.world);
+    std::vector<std::string> more = c.more;
+    more.insert(more.end(), {"--strategy", c.strategy});
+    TrainOn(kWorker, c.world, name, more);
     EXPECT_EQ(NewestStep(name), 4);
     EXPECT_LT(Difference(expected, NewestState(name)), kNear) << name;
   }
+}
+
+// Gradients of 16 bits are as good as they can be: AdamW's steps are what their signs say.
+TEST_F(DeviceTest, AGpuTakesShortNumbersWhereItMayChoose) {
+  TrainOn(REGROUP_WORKER, 1, "cpu", {"--precision", "bf16"});
+  TrainOn(kWorker, 1, "gpu", {"--precision", "auto"});
+  TrainOn(kWorker, 1, "floats", {});
+  const auto gpu = NewestState("gpu");
+  EXPECT_LT(Difference(NewestState("cpu"), gpu), 0.1);
+  EXPECT_GT(Difference(NewestState("floats"), gpu), kNear);
 }
 
 TEST_F(DeviceTest, CheckpointsGoFromOneDeviceToTheOther) {
@@ -89,13 +113,18 @@ TEST_F(DeviceTest, WhatIsMissingIsOneSentenceWithItsExit) {
   hidden.environment["CUDA_VISIBLE_DEVICES"] = "";
   BadRow too_many{"more ranks than GPUs", with("FAKE_GPU_COUNT", "1"), 1, WorkerExit::kNoDevice,
                   "LOCAL_RANK is 3, and this process may use 1 GPU"};
-  too_many.options.environment["REGROUP_LOCAL_RANK"] = "3";
+  too_many.options.environment["LOCAL_RANK"] = "3";
   ExpectExits({
       row("no driver", with("FAKE_GPU_DRIVER", "0"), "this machine has no NVIDIA driver"),
       row("an old driver", with("FAKE_GPU_DRIVER", "12040"),
           "the NVIDIA driver of this machine is for CUDA 12.4, and this program was built with "
           "CUDA "
           "13.0"),
+      row("nccl means cuda",
+          {.flags = {"--transport", "nccl"},
+           .program = kWorker,
+           .environment = {{"FAKE_GPU_NCCL", "0"}}},
+          "/no/such/libnccl.so.2"),
       row("a broken driver", with("FAKE_GPU_ERROR", "999"), "cudaGetDeviceCount: a fake error"),
       row("no GPU", with("FAKE_GPU_ERROR", "100"), "there is no GPU that this process may use"),
       row("hidden GPUs", hidden, "may use, CUDA_VISIBLE_DEVICES being \"\""),
@@ -139,7 +168,35 @@ TEST_F(DeviceTest, WithoutNcclTensorsGoThroughTheHostAndRanksMayShareAGpu) {
   }
 }
 
-TEST_F(DeviceTest, RanksOnTwoKindsOfDeviceAllSaySo) {
+// Each rank is shown one GPU alone, or the driver is newer than it has to be.
+TEST_F(DeviceTest, RanksThatSeeOneGpuEachTrain) {
+  RunOptions options{.flags = Flags("one"),
+                     .program = kWorker,
+                     .environment = {{"LOCAL_RANK", "0"},
+                                     {"FAKE_GPU_COUNT", "1"},
+                                     {"FAKE_GPU_DRIVER", "13000"},
+                                     {"FAKE_GPU_RUNTIME", "13020"}},
+                     .environment_of_rank = {{1, {{"REGROUP_LOCAL_RANK", "1"}}}}};
+  options.flags.insert(options.flags.end(), {"--device", "cuda"});
+  Group group(*this, 2, options);
+  for (const int code : group.WaitAll()) EXPECT_EQ(code, 0) << group.Output(0);
+}
+
+// Whatever one of them lacks, those that may choose train by what all have.
+TEST_F(DeviceTest, AutoIsWhatAllRanksHave) {
+  for (const auto& [variable, says] :
+       {std::pair("FAKE_GPU_DRIVER", "training on the CPU, as rank 1 does"),
+        {"FAKE_GPU_NCCL", "but tensors go through the host: rank 1 has no NCCL"}}) {
+    const RunOptions options{.flags = {"--steps", "4"},
+                             .program = kWorker,
+                             .environment_of_rank = {{1, {{variable, "0"}}}}};
+    Group group(*this, 2, options);
+    for (const int code : group.WaitAll()) EXPECT_EQ(code, 0) << group.Output(0);
+    EXPECT_NE(group.Output(0).find(says), std::string::npos) << group.Output(0);
+  }
+}
+
+TEST_F(DeviceTest, RanksThatWereToldOtherDevicesAllSaySo) {
   ExpectExits({{"a rank on the CPU",
                 {.flags_of_rank = {{1, {"--device", "cpu"}}}, .program = kWorker},
                 2,
@@ -149,7 +206,52 @@ TEST_F(DeviceTest, RanksOnTwoKindsOfDeviceAllSaySo) {
                 {.flags_of_rank = {{1, {"--transport", "host"}}}, .program = kWorker},
                 2,
                 WorkerExit::kRanksDisagree,
-                "host on rank 1, nccl on rank 0"}});
+                "host on rank 1, nccl on rank 0"},
+               {"another NCCL",
+                {.program = kWorker, .environment_of_rank = {{1, {{"FAKE_GPU_NCCL", "22703"}}}}},
+                2,
+                WorkerExit::kRanksDisagree,
+                "NCCL is not the same on all ranks"}});
+}
+
+TEST_F(DeviceTest, AGpuThatIsTooSmallIsSaidAsSuch) {
+  ExpectExits({{"memory",
+                {.flags = {"--device", "cuda"},
+                 .program = kWorker,
+                 .environment = {{"FAKE_GPU_MEMORY", "100000"}}},
+                1,
+                WorkerExit::kFailed,
+                "because: no memory for an arena of"}});
+}
+
+// A collective that hangs on one rank, and a rank that is gone: all others are told, and leave.
+TEST_F(DeviceTest, WhoeverStopsIsNoticedOnGpusToo) {
+  for (const char* transport : {"nccl", "host"}) {
+    RunOptions options{.flags = {"--steps", "100000", "--transport", transport, "--strategy",
+                                 "zero-2", "--log-every", "1"},
+                       .program = kWorker};
+    Group group(*this, 2, options);
+    while (group.Output(0).find("step 1 ") == std::string::npos)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    group.Kill(1, SIGKILL);
+    EXPECT_EQ(group.Wait(0), static_cast<int>(WorkerExit::kCommunicatorFailed)) << transport;
+    EXPECT_NE(group.Output(0).find("rank 1"), std::string::npos) << group.Output(0);
+  }
+  RunOptions options{.flags = {"--steps", "100000", "--collective-timeout", "2s"},
+                     .program = kWorker,
+                     .environment = {{"FAKE_GPU_HANGS_AT", "3"}, {"FAKE_GPU_HANGS_ON", "1"}}};
+  Group group(*this, 2, options);
+  for (const int code : group.WaitAll())
+    EXPECT_EQ(code, static_cast<int>(WorkerExit::kCommunicatorFailed)) << group.Output(0);
+}
+
+// A copy of the weights that no longer is one shows at a save.
+TEST_F(DeviceTest, ReplicasOnGpusAreCompared) {
+  RunOptions options{.flags = Flags("flipped"), .mutation = "flip_bit", .program = kWorker};
+  options.flags.insert(options.flags.end(), {"--steps", "8"});
+  Group group(*this, 2, options);
+  for (const int code : group.WaitAll())
+    EXPECT_EQ(code, static_cast<int>(WorkerExit::kReplicasDiffer)) << group.Output(0);
 }
 #endif
 

@@ -59,6 +59,7 @@ struct RunOptions {
   std::map<int, std::string> program_of_rank{};
   std::string program = REGROUP_WORKER;  // Of the others.
   std::map<std::string, std::string> environment{};
+  std::map<int, std::map<std::string, std::string>> environment_of_rank{};
 };
 
 struct BadRow {
@@ -132,6 +133,10 @@ class TrainTest : public testing::Test {
       setenv("OMP_NUM_THREADS", "1", 1);
       setenv("GOMP_SPINCOUNT", "1000", 1);
       for (const auto& [name, value] : options.environment) setenv(name.c_str(), value.c_str(), 1);
+      if (const auto own = options.environment_of_rank.find(rank);
+          own != options.environment_of_rank.end()) {
+        for (const auto& [name, value] : own->second) setenv(name.c_str(), value.c_str(), 1);
+      }
       if (!options.socket.empty()) setenv("REGROUP_SOCKET", options.socket.c_str(), 1);
       if (!options.mutation.empty()) setenv("REGROUP_TEST_MUTATION", options.mutation.c_str(), 1);
       const int fd = open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
