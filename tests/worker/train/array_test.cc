@@ -14,77 +14,11 @@
 #include <vector>
 
 #include "tests/worker/golden/golden.h"
+#include "tests/worker/train/array_cells.h"
 #include "tests/worker/train/step_ranks.h"
 
 namespace regroup::worker {
 namespace {
-
-constexpr int kWorlds[] = {1, 2, 3, 4, 6, 7, 9};  // Of nine ranks two have no sample.
-constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
-constexpr Recompute kRecomputes[] = {Recompute::kNone, Recompute::kSelective, Recompute::kFull};
-
-// The largest share of a batch in one micro-batch, or in three that are not alike where it has as
-// many samples.
-int MicroBatchOf(int world, bool accumulates) {
-  const int share = (Options().batch + world - 1) / world;
-  return accumulates ? (share + 2) / 3 : share;
-}
-
-// By factor: which of its values. The first is the place in Placements().
-enum Factor { kPlacement, kType, kRecompute, kAccumulates, kOptimizer, kOverlaps, kFactors };
-using Cell = std::array<std::size_t, kFactors>;
-
-const std::vector<std::pair<int, Sharding>>& Placements() {
-  static const auto placements = [] {
-    std::vector<std::pair<int, Sharding>> all;
-    for (const int world : kWorlds) {
-      for (const Sharding& sharding : ShardingsOf(world)) all.emplace_back(world, sharding);
-    }
-    return all;
-  }();
-  return placements;
-}
-
-std::vector<Cell> AllCells() {
-  const Cell sizes{
-      Placements().size(), std::size(kTypes), std::size(kRecomputes), 2, std::size(kOptimizers), 2};
-  std::vector<Cell> cells{{}};
-  for (std::size_t f = 0; f < kFactors; ++f) {
-    std::vector<Cell> more;
-    for (Cell cell : cells) {
-      for (cell[f] = 0; cell[f] < sizes[f]; ++cell[f]) more.push_back(cell);
-    }
-    cells = std::move(more);
-  }
-  return cells;
-}
-
-// Cells that have any two values of two factors together, among a few hundred.
-std::vector<Cell> PairwiseCells() {
-  std::vector<Cell> all = AllCells(), chosen;
-  Rng rng(1);
-  for (std::size_t i = all.size(); i > 1; --i) std::swap(all[i - 1], all[rng.Below(i)]);
-  std::set<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> seen;
-  const auto pairs_of = [](const Cell& cell) {
-    std::vector<std::tuple<std::size_t, std::size_t, std::size_t, std::size_t>> pairs;
-    for (std::size_t f = 0; f < kFactors; ++f) {
-      for (std::size_t g = f + 1; g < kFactors; ++g) pairs.emplace_back(f, cell[f], g, cell[g]);
-    }
-    return pairs;
-  };
-  for (std::size_t news = kFactors * (kFactors - 1) / 2; news > 0; --news) {
-    for (const Cell& cell : all) {
-      const auto pairs = pairs_of(cell);
-      if (std::count_if(pairs.begin(), pairs.end(), [&](const auto& pair) {
-            return !seen.contains(pair);
-          }) < static_cast<std::ptrdiff_t>(news))
-        continue;
-      seen.insert(pairs.begin(), pairs.end());
-      chosen.push_back(cell);
-    }
-  }
-  return chosen;
-}
 
 std::vector<Course> TrainCell(const Cell& cell) {
   const auto& [world, sharding] = Placements()[cell[kPlacement]];
@@ -121,11 +55,7 @@ TEST(Array, EveryCellTrainsToTheBitsOfItsReplicatedTwin) {
   EXPECT_LT(cells.size(), whole ? 10000u : 300u);
   for (const Cell& cell : cells) {
     const auto& [world, sharding] = Placements()[cell[kPlacement]];
-    SCOPED_TRACE(testing::Message()
-                 << sharding.Name() << " on " << world << ", " << NameOf(kTypes[cell[kType]])
-                 << ", recompute " << NameOf(kRecomputes[cell[kRecompute]]) << ", accumulates "
-                 << cell[kAccumulates] << ", " << NameOf(kOptimizers[cell[kOptimizer]])
-                 << ", overlaps " << cell[kOverlaps]);
+    SCOPED_TRACE(Describe(cell));
     const Course& twin = TwinOf(cell);
     std::int64_t elements = 0;
     for (const Course& rank : TrainCell(cell)) {
