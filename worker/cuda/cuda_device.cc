@@ -140,8 +140,7 @@ bool CudaStream::KeepRoom(std::uint64_t begun) {
   if (begun < marked_ + kMostAhead / 2) return progress_->failure().ok();
   const std::uint64_t before = std::exchange(marked_, begun);
   progress_->Record(handle_, begun);
-  for (Patience patience; progress_->failure().ok() && !progress_->IsOver(before);)
-    patience.Wait();
+  for (Patience patience; progress_->failure().ok() && !progress_->IsOver(before);) patience.Wait();
   return progress_->failure().ok();
 }
 

@@ -66,15 +66,16 @@ class CudaProgress {
 // A stream of a GPU. Work that other libraries put on `handle()` is counted by Began(). What Run is
 // given the host calls between pieces, on a thread of the driver, and it may not call CUDA.
 //
-// CUDA's own queue of a stream is bounded, and whoever finds it full waits inside CUDA, whatever else
-// happens. So no more than kMostAhead pieces are under way: who begins another waits here until some
-// are over, or the stream has failed.
+// CUDA's own queue of a stream is bounded, and whoever finds it full waits inside CUDA, whatever
+// else happens. So no more than kMostAhead pieces are under way: who begins another waits here
+// until some are over, or the stream has failed.
 //
 // What was begun before a failure was known may still run, since a GPU is not asked in between:
 // whoever must not go on after one awaits the stream first.
 class CudaStream final : public Stream {
  public:
-  static constexpr std::uint64_t kMostAhead = 256;  // CUDA has room for about 1,000, events included.
+  static constexpr std::uint64_t kMostAhead =
+      256;  // CUDA has room for about 1,000, events included.
 
   explicit CudaStream(const CudaApi& api);
   ~CudaStream() override;

@@ -1,7 +1,7 @@
 #include "tests/worker/golden/golden.h"
 
-#include <cstring>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
