@@ -22,10 +22,10 @@ std::string VersionName(int version) {
   return absl::StrCat(version / 1000, ".", version % 1000 / 10);
 }
 
-absl::Status NoDevice(std::string because, std::string try_this) {
-  return WithExit(UserError(absl::StatusCode::kUnavailable, "--device cuda cannot be had",
-                            std::move(because), std::move(try_this)),
-                  WorkerExit::kNoDevice);
+absl::Status NoDevice(const std::string& because, const std::string& try_this) {
+  return WithExit(
+      UserError(absl::StatusCode::kUnavailable, "--device cuda cannot be had", because, try_this),
+      WorkerExit::kNoDevice);
 }
 
 // Whoever asks for NCCL has asked for GPUs.

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <new>
 
+// NOLINTBEGIN(performance-no-int-to-ptr): system calls return addresses as numbers.
 namespace regroup::worker {
 namespace {
 
@@ -130,7 +131,7 @@ void operator delete(void* given, std::size_t, std::align_val_t) noexcept {
 }
 
 // Of this program's own objects (-Wl,--wrap=mmap), arenas among them.
-extern "C" {
+extern "C" {  // NOLINTBEGIN(bugprone-reserved-identifier): the linker's names.
 void* __wrap_mmap(void* at, std::size_t bytes, int protection, int flags, int fd, off_t offset) {
   if (at != nullptr || fd != -1 || (flags & MAP_SHARED) != 0) {
     return reinterpret_cast<void*>(syscall(SYS_mmap, at, bytes, protection, flags, fd, offset));
@@ -144,4 +145,5 @@ int __wrap_munmap(void* at, std::size_t bytes) {
   regroup::worker::g_region.Give(at);
   return 0;
 }
-}
+}  // NOLINTEND(bugprone-reserved-identifier)
+// NOLINTEND(performance-no-int-to-ptr)
