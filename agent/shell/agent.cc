@@ -362,18 +362,18 @@ void Agent::OnMessage(const v1::CoordinatorMessage& message) {
 }
 
 // An exit is told before the last words of its rank are in the log files: what is to be read to its
-// end waits for them, unless a disk hangs.
+// end waits for them, unless a disk hangs: then the reader is told that they are missing.
 void Agent::OpenLogs(const v1::OpenLogs& asked, Instant limit) {
   const bool to_the_end = !asked.selection().follow();
-  if (to_the_end && groups_.OutputPending(JobId(asked.selection().job())) &&
-      io::BootNow() < limit) {
+  const bool pending = to_the_end && groups_.OutputPending(JobId(asked.selection().job()));
+  if (pending && io::BootNow() < limit) {
     auto timer = std::make_shared<asio::steady_timer>(loop_, kLastOutputCheck);
     return timer->async_wait(
         [this, timer, asked, limit, alive = std::weak_ptr(alive_)](error_code) {
           if (alive.lock()) OpenLogs(asked, limit);
         });
   }
-  if (target_) logs_.Open(target_->connection, options_.core.node, name_, asked);
+  if (target_) logs_.Open(target_->connection, options_.core.node, name_, asked, pending);
 }
 
 void Agent::OnLaunchAnswer(const v1::LaunchAnswer& answer) {

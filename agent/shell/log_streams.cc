@@ -111,10 +111,11 @@ class LogStreams::Feeder {
  public:
   // `refusal`: sent instead of lines, unless it is empty.
   Feeder(const Connection& connection, std::string log_root, std::string name,
-         const v1::OpenLogs& asked, std::atomic<int>& serving, std::string refusal)
+         const v1::OpenLogs& asked, bool unfinished, std::atomic<int>& serving, std::string refusal)
       : call_(connection),
         stream_(asked.stream_id()),
         follow_(asked.selection().follow()),
+        unfinished_(unfinished),
         reader_(std::move(log_root), std::move(name), asked.selection()),
         serving_(serving),
         refusal_(std::move(refusal)),
@@ -124,6 +125,7 @@ class LogStreams::Feeder {
     thread_.join();
   }
   void StopFollowing() { call_.Wake(stop_following_); }
+  void SayUnfinished() { unfinished_ = true; }
   bool finished() const { return finished_; }
 
  private:
@@ -162,9 +164,12 @@ class LogStreams::Feeder {
       // What was written before the end was asked for is read once more.
       if (stop_following_) follow_ = false;
     }
-    if (connected && !reader_.problem().empty()) {
+    std::string problem = reader_.problem();
+    if (problem.empty() && unfinished_)
+      problem = "what its ranks wrote last is not in its log files yet: its disk may hang";
+    if (connected && !problem.empty()) {
       request.clear_chunk();
-      request.set_problem(reader_.problem());
+      request.set_problem(std::move(problem));
       call_.Write(request);
     }
   }
@@ -172,7 +177,7 @@ class LogStreams::Feeder {
   Call call_;
   const std::uint64_t stream_;
   bool follow_;  // Thread.
-  std::atomic<bool> stop_following_ = false;
+  std::atomic<bool> stop_following_ = false, unfinished_ = false;
   LogSelectionReader reader_;
   std::atomic<int>& serving_;
   const std::string refusal_;
@@ -184,10 +189,11 @@ LogStreams::LogStreams(std::string log_root) : log_root_(std::move(log_root)) {}
 LogStreams::~LogStreams() = default;
 
 void LogStreams::Open(const Connection& connection, const NodeId& node, const std::string& name,
-                      const v1::OpenLogs& asked) {
+                      const v1::OpenLogs& asked, bool unfinished) {
   std::erase_if(feeders_, [](const auto& entry) { return entry.second->finished(); });
   const auto known = feeders_.find(asked.stream_id());
   if (known != feeders_.end()) {
+    if (unfinished) known->second->SayUnfinished();
     if (!asked.selection().follow()) known->second->StopFollowing();
     return;
   }
@@ -199,8 +205,9 @@ void LogStreams::Open(const Connection& connection, const NodeId& node, const st
   std::string refusal;
   if (feeders_.size() >= kMaxStreams)
     refusal = absl::StrCat("its agent serves ", kMaxStreams, " readers of logs already");
-  feeders_.emplace(asked.stream_id(), std::make_unique<Feeder>(connection, log_root_, name, asked,
-                                                               serving_, std::move(refusal)));
+  feeders_.emplace(asked.stream_id(),
+                   std::make_unique<Feeder>(connection, log_root_, name, asked, unfinished,
+                                            serving_, std::move(refusal)));
 }
 
 }  // namespace regroup::agent

@@ -23,9 +23,10 @@ class LogStreams {
 
   // Asked for: `node` and `name` are this node's. The same stream asked for again without `follow`
   // ends once it has sent what there is. Beyond kMaxStreams the reader is told that it is one too
-  // many.
+  // many. `unfinished`: what is read to its end now is not all that will be in the files, which the
+  // reader is told.
   void Open(const Connection& connection, const NodeId& node, const std::string& name,
-            const v1::OpenLogs& asked);
+            const v1::OpenLogs& asked, bool unfinished);
 
   // As many as a coordinator has readers. All of them together look for new output as often as a
   // few do, so that each is served more slowly rather than the node.

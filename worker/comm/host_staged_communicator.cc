@@ -82,43 +82,37 @@ std::vector<HostStagedCommunicator::Piece> HostStagedCommunicator::PiecesOf(
   return pieces;
 }
 
-void HostStagedCommunicator::ReduceScatter(Stream& stream, Tensor arena,
-                                           std::span<const Stretch> stretches, Tensor out,
-                                           int group) {
+void HostStagedCommunicator::Move(Stream& stream, Tensor arena, std::span<const Stretch> stretches,
+                                  Tensor out, int group, bool gathers) {
   const Tensor& staged = StagedOf(arena.type);
-  for (Piece& piece : PiecesOf(stretches, arena.type)) {
+  const int own = ranks_.rank() % group;
+  for (const Piece& piece : PiecesOf(stretches, arena.type)) {
     for (std::size_t i = 0; i < piece.moved.size(); ++i) {
       const Stretch& s = piece.of_caller[i];
-      CopyElements(stream, staged, piece.moved[i].to, arena, s.from, s.size);
+      if (!gathers || s.owner == own)
+        CopyElements(stream, staged, piece.moved[i].to, arena, s.from, s.size);
     }
-    stream.Run([host = &ranks_, staged, moved = piece.moved, group] {
-      return host->ReduceScatter(staged, moved, staged, group);
+    stream.Run([host = &ranks_, staged, moved = piece.moved, group, gathers] {
+      return gathers ? host->AllGather(staged, moved, staged, group)
+                     : host->ReduceScatter(staged, moved, staged, group);
     });
     for (std::size_t i = 0; i < piece.moved.size(); ++i) {
       const Stretch& s = piece.of_caller[i];
-      if (s.owner == ranks_.rank() % group)
+      if (gathers || s.owner == own)
         CopyElements(stream, out, s.to, staged, piece.moved[i].to, s.size);
     }
   }
 }
 
+void HostStagedCommunicator::ReduceScatter(Stream& stream, Tensor arena,
+                                           std::span<const Stretch> stretches, Tensor out,
+                                           int group) {
+  Move(stream, arena, stretches, out, group, /*gathers=*/false);
+}
+
 void HostStagedCommunicator::AllGather(Stream& stream, Tensor arena,
                                        std::span<const Stretch> stretches, Tensor out, int group) {
-  const Tensor& staged = StagedOf(arena.type);
-  for (Piece& piece : PiecesOf(stretches, arena.type)) {
-    for (std::size_t i = 0; i < piece.moved.size(); ++i) {
-      const Stretch& s = piece.of_caller[i];
-      if (s.owner == ranks_.rank() % group)
-        CopyElements(stream, staged, piece.moved[i].to, arena, s.from, s.size);
-    }
-    stream.Run([host = &ranks_, staged, moved = piece.moved, group] {
-      return host->AllGather(staged, moved, staged, group);
-    });
-    for (std::size_t i = 0; i < piece.moved.size(); ++i) {
-      const Stretch& s = piece.of_caller[i];
-      CopyElements(stream, out, s.to, staged, piece.moved[i].to, s.size);
-    }
-  }
+  Move(stream, arena, stretches, out, group, /*gathers=*/true);
 }
 
 }  // namespace regroup::worker

@@ -48,6 +48,9 @@ class HostStagedCommunicator final : public Collectives {
   struct Piece {
     std::vector<Stretch> of_caller, moved;
   };
+  // What goes to the host of each piece, the host's call, and what comes back.
+  void Move(Stream& stream, Tensor arena, std::span<const Stretch> stretches, Tensor out, int group,
+            bool gathers);
   std::vector<Piece> PiecesOf(std::span<const Stretch> stretches, DType type) const;
 
   Communicator& ranks_;

@@ -57,33 +57,26 @@ absl::Status AddPaths(std::string_view text, std::vector<std::string>& paths) {
   return absl::OkStatus();
 }
 
-constexpr char kBestKernels[] = "auto", kBestPrecision[] = "auto", kBestDevice[] = "auto";
-
-absl::Status ChooseTransport(std::string_view text, Transport& transport) {
-  if (text == "auto") {
-    transport = Transport::kAuto;
-  } else if (text == "nccl") {
-    transport = Transport::kNccl;
-  } else if (text == "host") {
-    transport = Transport::kHost;
-  } else {
-    return Refuse(Cat("\"", text, "\" is not accepted"), "auto, nccl and host are", "auto");
+constexpr DeviceChoice kDevices[] = {DeviceChoice::kAuto, DeviceChoice::kCpu, DeviceChoice::kCuda};
+constexpr Transport kTransports[] = {Transport::kAuto, Transport::kNccl, Transport::kHost};
+const char* NameOf(DeviceChoice device) {
+  switch (device) {
+    case DeviceChoice::kAuto: return "auto";
+    case DeviceChoice::kCpu: return "cpu";
+    case DeviceChoice::kCuda: return "cuda";
   }
-  return absl::OkStatus();
+  return "?";
+}
+const char* NameOf(Transport transport) {
+  switch (transport) {
+    case Transport::kAuto: return "auto";
+    case Transport::kNccl: return "nccl";
+    case Transport::kHost: return "host";
+  }
+  return "?";
 }
 
-absl::Status ChooseDevice(std::string_view text, DeviceChoice& device) {
-  if (text == kBestDevice) {
-    device = DeviceChoice::kAuto;
-  } else if (text == "cpu") {
-    device = DeviceChoice::kCpu;
-  } else if (text == "cuda") {
-    device = DeviceChoice::kCuda;
-  } else {
-    return Refuse(Cat("\"", text, "\" is not accepted"), "auto, cpu and cuda are", kBestDevice);
-  }
-  return absl::OkStatus();
-}
+constexpr char kBestKernels[] = "auto", kBestPrecision[] = "auto";
 
 absl::Status ChooseKernels(std::string_view text, std::optional<Isa>& kernels) {
   if (text == kBestKernels) {
@@ -556,16 +549,16 @@ void DescribeTrainFlags(CLI::App& app, TrainConfig& c) {
   AddInt(app, "--log-every", c.log_every, 1, kMax,
          "steps between lines on standard output, as in --log-every 10");
   AddParsed(
-      app, "--device", "NAME", kBestDevice,
+      app, "--device", "NAME", NameOf(c.device),
       "what every rank computes on: cpu, cuda, which is the GPU numbered LOCAL_RANK and NCCL "
       "2.18 or newer, or auto, which is cuda where it can be and else cpu, as in --device cpu",
-      [&c](std::string_view text) { return ChooseDevice(text, c.device); });
+      [&c](std::string_view text) { return ChooseByName(text, kDevices, c.device); });
   AddParsed(
-      app, "--transport", "NAME", "auto",
+      app, "--transport", "NAME", NameOf(c.transport),
       "what moves tensors of GPUs between ranks: nccl, host, which goes through the memory of "
       "the host and lets ranks share a GPU, or auto, which is nccl, but with --device auto "
       "host where a rank has no NCCL, as in --transport host",
-      [&c](std::string_view text) { return ChooseTransport(text, c.transport); });
+      [&c](std::string_view text) { return ChooseByName(text, kTransports, c.transport); });
   AddParsed(app, "--kernels", "NAME", kBestKernels,
             "instruction set of this rank on a CPU, equal on all ranks, as in --kernels x86-64-v3",
             [&c](std::string_view text) { return ChooseKernels(text, c.kernels); });

@@ -32,7 +32,8 @@ def standing_still(threads):
         yield
     finally:
         for thread in threads:
-            trace(PTRACE_DETACH, thread)
+            with contextlib.suppress(ProcessLookupError):  # Its process has ended without it.
+                trace(PTRACE_DETACH, thread)
 
 
 class Fleet(e2e.TestCase):
@@ -326,20 +327,33 @@ class Agents(Fleet):
                 self.assertIn(f"line {i} of {rank}", follower.stdout)
         self.assertEqual(follower.stdout.count("last words"), 2)
 
-    def test_logs_of_a_job_that_is_over_wait_for_what_its_shim_still_writes(self):
+    def job_whose_logs_stand_still(self):
         """As on a slow disk: what writes logs stands still while the rank, its group and the job end."""
         self.agent("a")
         go = self.fx.path("work", "go")
         job = self.submit(1, f'echo "$REGROUP_GENERATION $RANK $$" >> "$MARKS"; until [ -e {go} ]; do sleep 0.02; done; echo it ran')
         self.wait_for_world(1, 1)
         shim, = [info for info in self.fx.processes("regroup-shim") if f"{job}.1" in info.argv]
-        with standing_still([int(name) for name in os.listdir(f"/proc/{shim.pid}/task") if int(name) != shim.pid]):
+        return job, go, [int(name) for name in os.listdir(f"/proc/{shim.pid}/task") if int(name) != shim.pid]
+
+    def test_logs_of_a_job_that_is_over_wait_for_what_its_shim_still_writes(self):
+        job, go, writers = self.job_whose_logs_stand_still()
+        with standing_still(writers):
             open(go, "w").close()
             self.assertEqual(self.regroup("wait", job).code, 0)
             logs = self.fx.regroup("logs", "--coordinator", self.socket, "--raw", job)
             time.sleep(0.5)
         self.assertEqual(logs.wait(20), 0, logs)
         self.assertEqual(logs.stdout, "it ran\n")
+
+    def test_logs_that_are_not_written_in_time_are_said_to_be_missing(self):
+        job, go, writers = self.job_whose_logs_stand_still()
+        with standing_still(writers):
+            open(go, "w").close()
+            self.assertEqual(self.regroup("wait", job).code, 0)
+            logs = self.regroup("logs", "--raw", job)
+            self.assertEqual(logs.stdout, "", logs)
+            self.assertRegex(logs.stderr, "a.*what its ranks wrote last is not in its log files yet: its disk may hang")
 
     def test_a_follower_loses_no_line_over_restarts_of_its_agent_and_its_coordinator(self):
         self.agent("a", slots=2)
