@@ -347,13 +347,23 @@ class Agents(Fleet):
         self.assertEqual(logs.stdout, "it ran\n")
 
     def test_logs_that_are_not_written_in_time_are_said_to_be_missing(self):
+        """To who comes after the end and to who has followed; those of another job do not wait for that."""
         job, go, writers = self.job_whose_logs_stand_still()
+        streams = self.streams()
+        follower = self.fx.regroup("logs", "--coordinator", self.socket, "-f", "--raw", job)
+        e2e.wait_for(lambda: self.streams() > streams, 20, "the follower to be served", self.fx.describe)
         with standing_still(writers):
             open(go, "w").close()
             self.assertEqual(self.regroup("wait", job).code, 0)
-            logs = self.regroup("logs", "--raw", job)
-            self.assertEqual(logs.stdout, "", logs)
-            self.assertRegex(logs.stderr, "a.*what its ranks wrote last is not in its log files yet: its disk may hang")
+            late = self.fx.regroup("logs", "--coordinator", self.socket, "--raw", job)
+            other = self.submit(1, "echo two")
+            self.assertEqual(self.regroup("wait", other).code, 0)
+            self.assertEqual(self.regroup("logs", "--raw", other).stdout, "two\n")
+            self.assertIsNone(late.process.poll(), "the other job's logs waited")
+            for reader in (follower, late):
+                reader.wait(20)
+                self.assertEqual(reader.stdout, "", reader)
+                self.assertRegex(reader.stderr, "a.*what its ranks wrote last is not in its log files yet: its disk may hang")
 
     def test_a_follower_loses_no_line_over_restarts_of_its_agent_and_its_coordinator(self):
         self.agent("a", slots=2)
