@@ -75,8 +75,14 @@ absl::StatusOr<RunDirectory> CreateRunDirectory(const std::string& node_base, co
         absl::StrCat("command and environment of ", spec.job.value(), " have ", bytes.size(),
                      " bytes, at most ", kMaxSpecBytes, " are allowed"));
   }
-  if (::mkdir(path.c_str(), 0700) < 0)
-    return io::ErrnoStatus(errno, absl::StrCat("make run directory ", path));
+  int made = ::mkdir(path.c_str(), 0700);
+  if (made < 0 && errno == ENOENT) {  // Whoever tidies up /dev/shm has taken its place away.
+    const std::string base = node_base.substr(0, node_base.find_last_of('/'));
+    if (::access(base.c_str(), F_OK) != 0) RETURN_IF_ERROR(io::MakePrivateDirectory(base));
+    RETURN_IF_ERROR(io::MakePrivateDirectory(node_base));
+    made = ::mkdir(path.c_str(), 0700);
+  }
+  if (made < 0) return io::ErrnoStatus(errno, absl::StrCat("make run directory ", path));
   ASSIGN_OR_RETURN(RunDirectory directory, OpenRunDirectory(path));
   absl::Status written = WriteSpec(directory, spec);
   if (!written.ok()) {

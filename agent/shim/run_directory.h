@@ -44,8 +44,8 @@ struct RunDirectory {
   std::string path;
   io::UniqueFd fd;
 };
-// Makes the directory and writes the spec. ALREADY_EXISTS: there is one for this job, generation
-// and role.
+// Makes the directory and writes the spec; also `node_base`, where that has been removed.
+// ALREADY_EXISTS: there is one for this job, generation and role.
 absl::StatusOr<RunDirectory> CreateRunDirectory(const std::string& node_base, const Spec& spec);
 absl::StatusOr<RunDirectory> OpenRunDirectory(const std::string& path);
 // In place of the one that it was made with. REQUIRES: no shim has had the directory.

@@ -374,6 +374,23 @@ TEST_F(ShimTest, ASlowAgentGetsTheNewestState) {
   for (int i = 0; i < 64; ++i) EXPECT_EQ(group.rank(i).code, 0);
 }
 
+TEST_F(ShimTest, APlaceOfRunDirectoriesThatWasRemovedIsMadeAgainForItsOwner) {
+  const std::string base = base_.path() + "/regroup-0", node_base = base + "/node";
+  Spec spec = ShellSpec("true");
+  std::uint64_t generation = 0;
+  for (const std::string& removed : {base, node_base}) {
+    spec.generation = Generation(++generation);
+    ASSERT_TRUE(io::RemoveTree(removed).ok());
+    const absl::StatusOr<RunDirectory> made = CreateRunDirectory(node_base, spec);
+    ASSERT_TRUE(made.ok()) << made.status();
+    for (const std::string& path : {base, node_base, made->path}) {
+      struct stat info {};
+      ASSERT_EQ(stat(path.c_str(), &info), 0) << path;
+      EXPECT_EQ(info.st_mode & 0777, 0700u) << path;
+    }
+  }
+}
+
 TEST_F(ShimTest, RunDirectoriesOfOtherBootsAndDamagedOnesAreToldApart) {
   Spec old = ShellSpec("true");
   old.boot = BootId("another boot");
