@@ -308,7 +308,6 @@ void Agent::OnMessage(const v1::CoordinatorMessage& message) {
   };
   Post(CoordinatorSpoke{});
   switch (message.body_case()) {
-    case v1::CoordinatorMessage::kHeartbeatAnswer: return;
     case v1::CoordinatorMessage::kWelcome: {
       absl::StatusOr<Welcome> welcome = FromProto(message.welcome());
       if (!welcome.ok()) return Malformed(welcome.status());
@@ -357,7 +356,8 @@ void Agent::OnMessage(const v1::CoordinatorMessage& message) {
     }
     case v1::CoordinatorMessage::kOpenLogs:
       return OpenLogs(message.open_logs(), io::BootNow() + kLastOutputLimit);
-    case v1::CoordinatorMessage::BODY_NOT_SET: return;  // Something newer than this agent.
+    // A heartbeat's answer, or something newer than this agent.
+    case v1::CoordinatorMessage::BODY_NOT_SET: return;
   }
 }
 

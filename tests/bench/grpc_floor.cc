@@ -29,9 +29,7 @@ grpc::ByteBuffer Serialised(const v1::CoordinatorMessage& message) {
 class Session final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   Session() {
-    v1::CoordinatorMessage answer;
-    answer.mutable_heartbeat_answer();
-    answer_ = Serialised(answer);
+    answer_ = Serialised(v1::CoordinatorMessage());
     StartRead(&heard_);
   }
 

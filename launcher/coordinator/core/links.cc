@@ -134,7 +134,7 @@ void SetLink(Step& step, Node& node, Link link) {
   if (AwayOf(node.link)) --fleet.broken;
   if (AwayOf(link)) ++fleet.broken;
   const auto* attached = std::get_if<Attached>(&link);
-  if (attached) fleet.sessions[attached->session] = node.row.node;
+  if (attached) fleet.sessions[attached->session] = &node;
   // Launched nodes serve their own job only and are offered to nobody.
   if (attached && !node.row.launched) {
     fleet.attached_daemons.insert(node.row.node);

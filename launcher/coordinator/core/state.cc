@@ -204,7 +204,7 @@ Node& State::NodeAt(const NodeId& id) { return *node_at_.At(id); }
 const Node& State::NodeAt(const NodeId& id) const { return *node_at_.At(id); }
 Node* State::NodeOf(SessionId session) {
   auto found = fleet.sessions.find(session);
-  return found == fleet.sessions.end() ? nullptr : FindNode(found->second);
+  return found == fleet.sessions.end() ? nullptr : found->second;
 }
 std::string State::NameOf(const NodeId& id) const {
   const Node* node = FindNode(id);

@@ -338,9 +338,7 @@ void Sessions::AnswerHeartbeat(SessionId id, Instant received) {
   Session* session = Writable(id);
   if (session == nullptr || session->write_in_flight || received < session->next_answer) return;
   session->next_answer = received + answer_every_;
-  pb::CoordinatorMessage answer;
-  answer.mutable_heartbeat_answer();
-  SendAnswer(id, std::move(answer));
+  SendAnswer(id, pb::CoordinatorMessage());  // Nothing in it.
 }
 
 void Sessions::SendNews(SessionId id, pb::CoordinatorMessage message) {

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -96,7 +97,7 @@ class Sessions {
     Outbox outbox;
     boost::asio::steady_timer timer;  // Until Hello; later until the last message is out.
   };
-  using Table = std::map<SessionId, std::unique_ptr<Session>>;
+  using Table = std::unordered_map<SessionId, std::unique_ptr<Session>>;
 
   void Left(const std::string& connection);
   void Add(Reactor* reactor);
