@@ -6,12 +6,18 @@
 #include <array>
 #include <cstdlib>
 
+#include "common/base/check.h"
+
 namespace regroup {
 
 std::optional<std::string> GetEnv(std::string_view name) {
   const char* value = std::getenv(std::string(name).c_str());
   if (value == nullptr) return std::nullopt;
   return std::string(value);
+}
+
+void SetEnv(const std::string& name, const std::string& value) {
+  CHECK(setenv(name.c_str(), value.c_str(), /*replace=*/1) == 0);
 }
 
 std::map<std::string, std::string> AllEnv() {

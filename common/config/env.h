@@ -1,6 +1,6 @@
 #pragma once
 
-// The only place that reads the environment.
+// The only place that reads and changes the environment.
 
 #include <map>
 #include <optional>
@@ -10,6 +10,9 @@
 namespace regroup {
 
 std::optional<std::string> GetEnv(std::string_view name);
+// For libraries that are told things in no other way. REQUIRES: no other thread uses the
+// environment meanwhile.
+void SetEnv(const std::string& name, const std::string& value);
 // Everything, as the process has it now. Entries without '=' are dropped.
 std::map<std::string, std::string> AllEnv();
 

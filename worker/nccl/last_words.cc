@@ -30,6 +30,27 @@ std::string LastWords::CauseKey() const { return absl::StrCat(prefix_, "/cause")
 
 std::string LastWords::AskKey() const { return absl::StrCat(prefix_, "/asks"); }
 
+std::string LastWords::LookKey(std::uint64_t begun) const {
+  return absl::StrCat(prefix_, "/look/", begun);
+}
+
+bool LastWords::IsFirstToLook(std::uint64_t begun) {
+  store_.SetPatience(kShortly);
+  return store_.Add(LookKey(begun) + "/by", 1).value_or(0) == 1;
+}
+
+void LastWords::NoteLook(std::uint64_t begun, const std::string& found) {
+  if (found.empty()) return;
+  store_.SetPatience(kShortly);
+  (void)store_.Set(LookKey(begun), found);
+}
+
+std::string LastWords::NotedLook(std::uint64_t begun) {
+  store_.SetPatience(kShortly);
+  if (!store_.Check({LookKey(begun)}).value_or(false)) return "";
+  return store_.Get(LookKey(begun)).value_or("");
+}
+
 bool LastWords::IsFirstToAsk() {
   store_.SetPatience(kShortly);
   return store_.Add(AskKey(), 1).value_or(1) == 1;

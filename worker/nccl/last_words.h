@@ -27,6 +27,12 @@ class LastWords {
   // it, have not begun it, or do not answer within `patience`; for people. Looking them up takes
   // 300 ms more at most; then those that are left are counted.
   std::string WhoIsMissing(std::uint64_t begun, const std::vector<int>& ranks, Duration patience);
+  // Whether this rank is to ask what NCCL knows of a collective, by its number: one of all is. Not
+  // this one where the store does not answer.
+  bool IsFirstToLook(std::uint64_t begun);
+  // What it has found, which whoever tells the cause finds by the same number; empty: nothing yet.
+  void NoteLook(std::uint64_t begun, const std::string& found);
+  std::string NotedLook(std::uint64_t begun);
   // Why this rank has ended the group. Where several have, one of them is heard.
   void Tell(std::uint64_t begun, const std::string& cause);
   // Another rank has ended the group: why, if it says so within `patience`.
@@ -36,6 +42,7 @@ class LastWords {
   std::string KeyOf(int rank) const;
   std::string CauseKey() const;
   std::string AskKey() const;
+  std::string LookKey(std::uint64_t begun) const;
 
   StoreClient store_;
   const std::string prefix_;

@@ -11,6 +11,7 @@
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "worker/comm/agreement.h"
+#include "worker/nccl/ras.h"
 
 namespace regroup::worker {
 namespace {
@@ -25,6 +26,8 @@ constexpr auto kPoll = std::chrono::microseconds(20);  // While a call is in pro
 constexpr Duration kLastWordsPatience = milliseconds(400), kCausePatience = milliseconds(850);
 // What was revoked is aborted after so long.
 constexpr Duration kQuiescence = milliseconds(800);
+// The library is asked for what it knows so long before a deadline, or so long after an error.
+constexpr Duration kRasAhead = milliseconds(1000), kRasPatience = milliseconds(500);
 constexpr int kStuckExit = 1;
 
 NcclType NcclTypeOf(DType type) {
@@ -94,7 +97,8 @@ absl::Status NcclCommunicator::Init() {
     return Split(rank % group, rank / group, replicas_);
   }();
   if (made.ok()) return absl::OkStatus();
-  Break(made, absl::StrCat("init of ", world, " ranks"), &NcclCommunicator::world_, {});
+  Break(made, {absl::StrCat("init of ", world, " ranks"), 0, &NcclCommunicator::world_, {}, 0, {}},
+        {});
   return failure_;
 }
 
@@ -253,7 +257,7 @@ void NcclCommunicator::Begin(Stream& stream, const char* what, const Tensor& of,
       first_error_ == NcclResult::kSuccess ? AwaitCalls(on, end) : CallError(what, on);
   // Also after a failure some of it may be on the stream.
   cuda->Began();
-  const Pending this_one{name, axis, cuda->progress(), cuda->Record().work, end};
+  const Pending this_one{name, begun_, axis, cuda->progress(), cuda->Record().work, end};
   {
     const std::scoped_lock lock(mutex_);
     inside_since_.reset();
@@ -264,7 +268,7 @@ void NcclCommunicator::Begin(Stream& stream, const char* what, const Tensor& of,
   // What is told by and by is about what was begun first.
   const bool of_this = first_error_ != NcclResult::kSuccess || absl::IsDeadlineExceeded(status);
   const Pending about = of_this || failing.empty() ? this_one : failing.front();
-  Break(status, about.what, about.axis, std::move(failing));
+  Break(status, about, std::move(failing));
   cuda->progress()->Fail(failure_);
 }
 
@@ -290,7 +294,10 @@ absl::Status NcclCommunicator::AwaitCalls(NcclComm comm, Clock::time_point end) 
     if (asked != NcclResult::kSuccess) return ErrorOf(asked, "ncclCommGetAsyncError", comm);
     if (state == NcclResult::kSuccess) return absl::OkStatus();
     if (state != NcclResult::kInProgress) return ErrorOf(state, "NCCL", comm);
-    if (looks % 50 == 0) RETURN_IF_ERROR(ranks_.Health());
+    if (looks % 50 == 0) {
+      RETURN_IF_ERROR(ranks_.Health());
+      LookAhead(begun_, end);
+    }
     if (Clock::now() >= end) return absl::DeadlineExceededError("NCCL did not take it in time");
     std::this_thread::sleep_for(kPoll);
   }
@@ -343,6 +350,7 @@ void NcclCommunicator::Look(bool at_health) {
     if (pending_.empty()) return;
     oldest = pending_.front();
   }
+  LookAhead(oldest.number, oldest.end);
   absl::Status why = AsyncError();
   if (why.ok() && at_health) why = ranks_.Health();
   if (why.ok() && Clock::now() >= oldest.end) {
@@ -352,7 +360,7 @@ void NcclCommunicator::Look(bool at_health) {
   if (why.ok()) return;
   std::vector<Pending> failing = BeginFailures();
   const Pending about = failing.empty() ? oldest : failing.front();
-  Break(why, about.what, about.axis, std::move(failing));
+  Break(why, about, std::move(failing));
 }
 
 std::vector<NcclCommunicator::Pending> NcclCommunicator::BeginFailures() {
@@ -365,9 +373,31 @@ std::vector<NcclCommunicator::Pending> NcclCommunicator::BeginFailures() {
   return failing;
 }
 
-absl::Status NcclCommunicator::Explain(const absl::Status& why, const std::string& what,
-                                       Axis axis) {
-  std::string text = absl::StrCat("rank ", ranks_.rank(), ", ", what, ": ", why.message());
+// On a thread, which ends with the deadline: a service that is silent delays nothing.
+void NcclCommunicator::LookAhead(std::uint64_t number, Clock::time_point end) {
+  if (!last_words_ || options_.ras_address.empty()) return;
+  if (look_.answer.valid()) {
+    if (look_.answer.wait_for(Duration::zero()) != std::future_status::ready) return;
+    last_words_->NoteLook(*look_.number, look_.answer.get());
+  }
+  const auto left = end - Clock::now();
+  if (look_.number == number || left > std::min<Duration>(kRasAhead, options_.deadline / 2)) return;
+  look_.number = number;
+  if (last_words_->IsFirstToLook(number)) {
+    look_.answer = std::async(std::launch::async, AskRas, options_.ras_address,
+                              std::max<Duration>(left, Duration::zero()));
+  }
+}
+
+void NcclCommunicator::EndLook(std::uint64_t number, bool late) {
+  if (!last_words_ || options_.ras_address.empty()) return;
+  if (look_.answer.valid()) last_words_->NoteLook(*look_.number, look_.answer.get());
+  if (!late && look_.number != number && last_words_->IsFirstToLook(number))
+    last_words_->NoteLook(number, AskRas(options_.ras_address, kRasPatience));
+}
+
+absl::Status NcclCommunicator::Explain(const absl::Status& why, const Pending& about) {
+  std::string text = absl::StrCat("rank ", ranks_.rank(), ", ", about.what, ": ", why.message());
   if (!IsCommunicatorFailure(why)) {
     ranks_.Abort();  // The others look at once where they are.
     const bool late = absl::IsDeadlineExceeded(why);
@@ -376,7 +406,9 @@ absl::Status NcclCommunicator::Explain(const absl::Status& why, const std::strin
     } else if (last_words_) {
       if (late)
         absl::StrAppend(&text, "; ",
-                        last_words_->WhoIsMissing(begun_, RanksOf(axis), kLastWordsPatience));
+                        last_words_->WhoIsMissing(begun_, RanksOf(about.axis), kLastWordsPatience));
+      // Before the sentence: what is told last is what people read first.
+      text.insert(0, last_words_->NotedLook(about.number));
       last_words_->Tell(begun_, text);
     }
   } else if (last_words_ && absl::IsAborted(why)) {
@@ -386,13 +418,15 @@ absl::Status NcclCommunicator::Explain(const absl::Status& why, const std::strin
   return MarkCommunicatorFailure(absl::Status(why.code(), text));
 }
 
-void NcclCommunicator::Break(const absl::Status& why, const std::string& what, Axis axis,
+void NcclCommunicator::Break(const absl::Status& why, const Pending& about,
                              std::vector<Pending> failing) {
+  // What was revoked, here or on another rank, is no longer as it was.
+  if (!IsCommunicatorFailure(why)) EndLook(about.number, absl::IsDeadlineExceeded(why));
   const auto begun = Clock::now();
   if (api_.comm_revoke != nullptr) {
     for (NcclComm comm : Made({world_, shard_, replicas_})) (void)api_.comm_revoke(comm, 0);
   }
-  failure_ = Explain(why, what, axis);
+  failure_ = Explain(why, about);
   const auto quiet = [&] {
     return std::all_of(failing.begin(), failing.end(),
                        [](const Pending& p) { return p.progress->IsOver(p.work); });

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -33,6 +34,7 @@ struct NcclOptions {
   // Until an abort has to be over: after that nothing in this process can be relied on, and `stuck`
   // is called with the reason, on another thread; by default it says so and ends the process.
   Duration abort_patience = std::chrono::seconds(5);
+  std::string ras_address{};  // ChooseRasPlace. Empty: the library is not asked what it knows.
   std::function<void(const std::string&)> stuck{};
 };
 
@@ -46,6 +48,9 @@ struct NcclOptions {
 // all, all communicators are aborted together, the group is ended for every rank, and the streams
 // that wait have the failure, in the words of a group's failure. The next generation makes a new
 // one, by a new id.
+//
+// What NCCL itself knows stands before those words: one rank asks its RAS service a second before
+// the deadline, as long as nothing is revoked, or at once after an error.
 //
 // One thread at a time is inside NCCL. Streams are those of a CudaDevice.
 class NcclCommunicator final : public Collectives {
@@ -76,6 +81,7 @@ class NcclCommunicator final : public Collectives {
   using Axis = NcclComm NcclCommunicator::*;  // Of the mesh: which of the communicators below.
   struct Pending {
     std::string what;
+    std::uint64_t number;  // From 1.
     Axis axis;
     std::shared_ptr<CudaProgress> progress;
     std::uint64_t work;
@@ -103,10 +109,14 @@ class NcclCommunicator final : public Collectives {
   void Look(bool at_health);
   // What is not over, and from here on awaits EndFailure.
   std::vector<Pending> BeginFailures();
-  absl::Status Explain(const absl::Status& why, const std::string& what, Axis axis);
+  // Begins to ask what NCCL knows of what may soon be late, if no rank has.
+  void LookAhead(std::uint64_t number, Clock::time_point end);
+  // What was asked is noted. After an error, which comes without notice, it is asked now; that
+  // takes kRasPatience at most.
+  void EndLook(std::uint64_t number, bool late);
+  absl::Status Explain(const absl::Status& why, const Pending& about);
   // Nothing more is begun; whoever awaits what is `failing` has the reason.
-  void Break(const absl::Status& why, const std::string& what, Axis axis,
-             std::vector<Pending> failing);
+  void Break(const absl::Status& why, const Pending& about, std::vector<Pending> failing);
   void AbortAll();
   void Stuck(const std::string& why);
   Axis AxisOf(int group) const;
@@ -125,6 +135,10 @@ class NcclCommunicator final : public Collectives {
   NcclResult first_error_ = NcclResult::kSuccess;  // Of the calls of one piece of work.
   std::uint64_t begun_ = 0;
   absl::Status failure_;
+  struct RasLook {
+    std::optional<std::uint64_t> number;  // The last that this rank has seen to be almost late.
+    std::future<std::string> answer;      // Not valid: another rank asks, or it is noted.
+  } look_;
 
   std::mutex mutex_;  // Guards what follows. Taken after calls_, if both are.
   std::condition_variable changed_;

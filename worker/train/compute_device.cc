@@ -110,6 +110,7 @@ absl::StatusOr<ComputeDevice> ComputeDevice::ChooseCuda(const DeviceRequest& req
     absl::StrAppend(&made.words_, ", with NCCL ", NcclVersionName(nccl->version), " (", nccl->path,
                     ")");
     made.nccl_ = std::make_unique<NcclApi>(*std::move(nccl));
+    made.ras_ = ChooseRasPlace(made.nccl_->version);
   } else {
     absl::StrAppend(&made.words_, "; tensors go through the host",
                     nccl.status().message().empty() ? "" : ": ", nccl.status().message());
@@ -161,7 +162,9 @@ absl::StatusOr<Collectives*> ComputeDevice::Connect(Communicator& ranks,
                                                     const NcclOptions& options) {
   if (!is_cuda()) return &ranks;
   if (nccl_) {
-    ASSIGN_OR_RETURN(tensors_, NcclCommunicator::Create(ranks, *cuda_, *nccl_, options));
+    NcclOptions with = options;
+    with.ras_address = ras_.address;
+    ASSIGN_OR_RETURN(tensors_, NcclCommunicator::Create(ranks, *cuda_, *nccl_, with));
   } else {
     ASSIGN_OR_RETURN(tensors_, HostStagedCommunicator::Create(ranks, *cuda_));
   }

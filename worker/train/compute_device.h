@@ -13,6 +13,7 @@
 #include "worker/kernels/kernels.h"
 #include "worker/nccl/nccl_api.h"
 #include "worker/nccl/nccl_communicator.h"
+#include "worker/nccl/ras.h"
 #include "worker/train/train_config.h"
 
 namespace regroup::worker {
@@ -36,10 +37,11 @@ struct DeviceRequest {
 // whatever uses its device, kernels and collectives. Execution thread only.
 class ComputeDevice {
  public:
-  // Of this rank alone; asks CUDA, and looks for NCCL. `build` outlives the device; null: this
-  // program has nothing for GPUs. kAuto is the CPU where kCuda would fail. Unavailable in three
-  // parts, with the exit kNoDevice: kCuda was asked for, and there is no GPU, driver or NCCL, or
-  // one that is of no use.
+  // Of this rank alone; asks CUDA, and looks for NCCL, which it gives a port for questions: no
+  // other thread uses the environment meanwhile. `build` outlives the device; null: this program
+  // has nothing for GPUs. kAuto is the CPU where kCuda would fail. Unavailable in three parts, with
+  // the exit kNoDevice: kCuda was asked for, and there is no GPU, driver or NCCL, or one that is of
+  // no use.
   static absl::StatusOr<ComputeDevice> Choose(const DeviceRequest& request, const CudaBuild* build);
 
   // Collective, before Connect: where some rank was left to choose and is on the CPU, all that were
@@ -74,6 +76,7 @@ class ComputeDevice {
   std::unique_ptr<Device> device_;
   CudaDevice* cuda_ = nullptr;  // device_, if it is one.
   std::unique_ptr<NcclApi> nccl_;
+  RasPlace ras_;  // Of nccl_.
   std::unique_ptr<Collectives> tensors_;
 };
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/worker/nccl/ras_server.h"
 #include "tests/worker/train/train_fixture.h"
 
 namespace regroup::worker {
@@ -238,12 +239,21 @@ TEST_F(DeviceTest, WhoeverStopsIsNoticedOnGpusToo) {
     EXPECT_EQ(group.Wait(0), static_cast<int>(WorkerExit::kCommunicatorFailed)) << transport;
     EXPECT_NE(group.Output(0).find("rank 1"), std::string::npos) << group.Output(0);
   }
+  const RasServer ras(RasServer::Is::kSound);
   RunOptions options{.flags = {"--steps", "100000", "--collective-timeout", "2s"},
                      .program = kWorker,
-                     .environment = {{"FAKE_GPU_HANGS_AT", "3"}, {"FAKE_GPU_HANGS_ON", "1"}}};
+                     .environment = {{"FAKE_GPU_HANGS_AT", "3"},
+                                     {"FAKE_GPU_HANGS_ON", "1"},
+                                     {"NCCL_RAS_ADDR", ras.address()}}};
   Group group(*this, 2, options);
   for (const int code : group.WaitAll())
     EXPECT_EQ(code, static_cast<int>(WorkerExit::kCommunicatorFailed)) << group.Output(0);
+  for (const int rank : {0, 1}) {
+    const std::string said = group.Output(rank);
+    const std::size_t ras_says = said.find("error: NCCL's RAS service at " + ras.address());
+    EXPECT_LT(ras_says, said.find("not over after 2 s")) << said;
+    EXPECT_LT(ras_says, said.find("Rank 2 -- GPU 2 managed by process 4711")) << said;
+  }
 }
 
 // A copy of the weights that no longer is one shows at a save.
