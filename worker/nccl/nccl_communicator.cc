@@ -28,6 +28,8 @@ constexpr Duration kLastWordsPatience = milliseconds(400), kCausePatience = mill
 constexpr Duration kQuiescence = milliseconds(800);
 // The library is asked for what it knows so long before a deadline, or so long after an error.
 constexpr Duration kRasAhead = milliseconds(1000), kRasPatience = milliseconds(500);
+// After an error of NCCL's init, for what the group may have to say.
+constexpr Duration kGroupPatience = milliseconds(300);
 constexpr int kStuckExit = 1;
 
 NcclType NcclTypeOf(DType type) {
@@ -97,9 +99,21 @@ absl::Status NcclCommunicator::Init() {
     return Split(rank % group, rank / group, replicas_);
   }();
   if (made.ok()) return absl::OkStatus();
-  Break(made, {absl::StrCat("init of ", world, " ranks"), 0, &NcclCommunicator::world_, {}, 0, {}},
+  const absl::Status why = BlameGroup(made);
+  Break(why, {absl::StrCat("init of ", world, " ranks"), 0, &NcclCommunicator::world_, {}, 0, {}},
         {});
-  return failure_;
+  return absl::IsInternal(why) ? absl::InternalError(failure_.message()) : failure_;
+}
+
+// Where a rank has died NCCL may know before the group does, and does not say which.
+absl::Status NcclCommunicator::BlameGroup(const absl::Status& error) {
+  const auto end = Clock::now() + kGroupPatience;
+  const bool asks = !IsCommunicatorFailure(error) && !absl::IsDeadlineExceeded(error);
+  while (asks && Clock::now() < end) {
+    if (absl::Status health = ranks_.Health(); !health.ok()) return health;
+    std::this_thread::sleep_for(kLook);
+  }
+  return error;
 }
 
 // A listening thread of rank 0 belongs to the id, so rank 0 outlives everybody's init.
@@ -136,7 +150,8 @@ absl::StatusOr<NcclUniqueId> NcclCommunicator::ShareId() {
     if (text.size() == sizeof id.bytes) {
       std::memcpy(id.bytes, text.data(), text.size());
     } else {
-      made = absl::UnavailableError(absl::StrCat("rank 0: ", text.empty() ? text : text.substr(1)));
+      made = MarkCommunicatorFailure(
+          absl::AbortedError(absl::StrCat("rank 0: ", text.empty() ? text : text.substr(1))));
     }
   }
   last_words_.emplace(std::move(store), prefix, ranks_.rank());
@@ -308,7 +323,8 @@ absl::Status NcclCommunicator::ErrorOf(NcclResult result, const char* call, Nccl
                                   static_cast<int>(result), ")");
   if (const char* last = api_.get_last_error(comm); last != nullptr && *last != '\0')
     absl::StrAppend(&text, ": ", last);
-  return absl::UnavailableError(text);
+  return result == NcclResult::kRemoteError ? absl::UnavailableError(text)
+                                            : absl::InternalError(text);
 }
 
 absl::Status NcclCommunicator::AsyncError() {
@@ -392,7 +408,7 @@ void NcclCommunicator::LookAhead(std::uint64_t number, Clock::time_point end) {
 void NcclCommunicator::EndLook(std::uint64_t number, bool late) {
   if (!last_words_ || options_.ras_address.empty()) return;
   if (look_.answer.valid()) last_words_->NoteLook(*look_.number, look_.answer.get());
-  if (!late && look_.number != number && last_words_->IsFirstToLook(number))
+  if (!late && number != 0 && look_.number != number && last_words_->IsFirstToLook(number))
     last_words_->NoteLook(number, AskRas(options_.ras_address, kRasPatience));
 }
 

@@ -57,8 +57,9 @@ class NcclCommunicator final : public Collectives {
  public:
   // Collective. What is referred to outlives the communicator.
   //   kFailedPrecondition  ranks have different versions of NCCL.
-  //   kDeadlineExceeded    ranks are missing, named where that is known.
-  //   kUnavailable         the store does not answer, a rank died, or NCCL failed on some rank.
+  //   kInternal            NCCL failed on this rank: in which call, and what it says of that.
+  // Else the failure of the group, marked as such: ranks are missing or died, named where that is
+  // known; NCCL failed on another rank, in the words of that; the store does not answer.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(Group& ranks, CudaDevice& device,
                                                                   const NcclApi& api,
                                                                   const NcclOptions& options);
@@ -91,6 +92,7 @@ class NcclCommunicator final : public Collectives {
       : ranks_(ranks), device_(device), api_(api), options_(std::move(options)) {}
 
   absl::Status Init();
+  absl::Status BlameGroup(const absl::Status& error);
   absl::StatusOr<NcclUniqueId> ShareId();
   absl::Status Split(int color, int key, NcclComm& made);
   // `calls` are put on the stream as one piece of work, between the begin and the end of a group.
@@ -111,8 +113,8 @@ class NcclCommunicator final : public Collectives {
   std::vector<Pending> BeginFailures();
   // Begins to ask what NCCL knows of what may soon be late, if no rank has.
   void LookAhead(std::uint64_t number, Clock::time_point end);
-  // What was asked is noted. After an error, which comes without notice, it is asked now; that
-  // takes kRasPatience at most.
+  // What was asked is noted. After an error of a collective, which comes without notice, it is
+  // asked now; that takes kRasPatience at most.
   void EndLook(std::uint64_t number, bool late);
   absl::Status Explain(const absl::Status& why, const Pending& about);
   // Nothing more is begun; whoever awaits what is `failing` has the reason.

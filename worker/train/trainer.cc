@@ -183,15 +183,24 @@ absl::Status Trainer::ConnectDevices() {
   options.group = layout_->groups() == 1 ? 1 : layout_->group();
   options.init_deadline = config_.join_timeout;
   options.deadline = config_.collective_timeout;
+  const bool nccl = device_->transport() == std::string_view("nccl");
   absl::StatusOr<Collectives*> moves = device_->Connect(*ranks_, options);
   if (moves.ok()) {
     moves_ = *moves;
     return absl::OkStatus();
   }
-  if (!absl::IsFailedPrecondition(moves.status()) || IsCommunicatorFailure(moves.status()))
-    return moves.status();
-  return WithExit(UserError(moves.status().code(), "NCCL is not the same on all ranks",
-                            std::string(moves.status().message()), "one version on every node"),
+  const absl::Status why = moves.status();
+  const std::string because(why.message());
+  // A host's communicator fails here as it does anywhere; NCCL's was not yet made.
+  if (IsCommunicatorFailure(why)) return nccl ? WithExit(why, WorkerExit::kGroupNotFormed) : why;
+  if (nccl && absl::IsInternal(why)) {
+    return WithExit(UserError(why.code(), "NCCL cannot be used", because,
+                              "NCCL_DEBUG=WARN, which tells more, or --transport host"),
+                    WorkerExit::kNoDevice);
+  }
+  if (!absl::IsFailedPrecondition(why)) return why;
+  return WithExit(UserError(why.code(), "NCCL is not the same on all ranks", because,
+                            "one version on every node"),
                   WorkerExit::kRanksDisagree);
 }
 
@@ -718,6 +727,7 @@ absl::Status Trainer::TellOfFailure(absl::Status status) {
     return status;
   }
   if (control_) control_->CommunicatorFailed(std::string(status.message()));
+  if (ExitOf(status) != WorkerExit::kFailed) return status;
   return WithExit(std::move(status), WorkerExit::kCommunicatorFailed);
 }
 

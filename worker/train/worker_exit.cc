@@ -15,7 +15,8 @@ std::vector<std::pair<int, std::string>> DescribeExits() {
       {1, "something that should not happen: no memory, a kernel that failed"},
       {2, "a flag, a configuration, or data that cannot be read"},
       {10,
-       "the group was not formed: ranks or hosts are missing, or ranks are of different builds"},
+       "the group was not formed: ranks or hosts are missing, ranks are of different builds, or "
+       "NCCL failed on another rank"},
       {11, "another rank died, stopped or left in the middle of training"},
       {12, "ranks were given different settings or data, or would compute differently"},
       {13, "the checkpoint directory cannot be written, or another job uses it"},
@@ -24,7 +25,7 @@ std::vector<std::pair<int, std::string>> DescribeExits() {
       {16, "all steps are done, but the last checkpoint could not be saved"},
       {17, "saved for a notice, then nobody stopped this worker"},
       {18, "ranks that must hold the same weights do not; no checkpoint was made of that"},
-      {19, "a GPU or NCCL is missing, or is of no use"}};
+      {19, "a GPU or NCCL is missing, is of no use, or fails before the first step"}};
 }
 
 absl::Status WithExit(absl::Status status, WorkerExit exit) {

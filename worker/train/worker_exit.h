@@ -15,7 +15,7 @@ enum class WorkerExit : int {
   kFailed = 1,           // Something that should not happen: no memory, a kernel that failed.
   kUsage = 2,            // A flag, a configuration, or data that can not be read.
   kGroupNotFormed = 10,  // The store or another host does not answer, ranks are missing, or are of
-                         // different builds.
+                         // different builds, or NCCL failed on another rank before the first step.
   kCommunicatorFailed = 11,   // Another rank died, stopped or left in the middle of training.
   kRanksDisagree = 12,        // Different settings, data, kernels or plans.
   kCheckpointDirectory = 13,  // It cannot be written, or another job uses it.
@@ -25,7 +25,7 @@ enum class WorkerExit : int {
       16,                // All steps are done, but the last checkpoint could not be committed.
   kNoticeExpired = 17,   // Saved for a notice, then nobody stopped this worker.
   kReplicasDiffer = 18,  // Ranks no longer hold the same state.
-  kNoDevice = 19,        // A GPU or NCCL is missing, or is of no use.
+  kNoDevice = 19,        // A GPU or NCCL is missing, is of no use, or fails before the first step.
 };
 
 // Each code and what it means to a person.

@@ -31,6 +31,11 @@ int main(int argc, char** argv) {
               FromEnv("FAKE_GPU_HANGS_AT", 0)};
     gpu.play(&script);
   }
+  if (regroup::GetEnv("FAKE_GPU_INIT_FAULT")) {
+    script = {static_cast<FakeFault>(FromEnv("FAKE_GPU_INIT_FAULT", 0)),
+              FromEnv("FAKE_GPU_INIT_FAULT_ON", 0)};
+    gpu.play(&script);
+  }
   gpu.set_runtime(FromEnv("FAKE_GPU_RUNTIME", 13000));
   gpu.set_driver(FromEnv("FAKE_GPU_DRIVER", 13000));
   gpu.set_capability(FromEnv("FAKE_GPU_CAPABILITY", 90));

@@ -105,7 +105,13 @@ World& world() {
 thread_local int t_depth = 0;
 thread_local std::vector<std::pair<Comm*, Op>> t_ops;
 thread_local std::vector<Comm*> t_aborts;
-thread_local int t_failed = 0;  // What a call in the group has returned.
+thread_local int t_failed = 0;          // What a call in the group has returned.
+thread_local std::string t_last_error;  // Where there is no communicator that could keep it.
+
+int FailBeforehand(NcclResult result) {
+  t_last_error = "the fake was told to";
+  return static_cast<int>(result);
+}
 
 int Result(NcclResult result) { return static_cast<int>(result); }
 const int kOk = Result(NcclResult::kSuccess);
@@ -488,11 +494,15 @@ const char* ncclGetErrorString(NcclResult result) {
       "NCCL operation in progress"};
   return kTexts[static_cast<std::size_t>(result)];
 }
-const char* ncclGetLastError(Comm* comm) { return comm == nullptr ? "" : comm->last_error.c_str(); }
+const char* ncclGetLastError(Comm* comm) {
+  return comm == nullptr || comm->last_error.empty() ? fake::t_last_error.c_str()
+                                                     : comm->last_error.c_str();
+}
 
 int ncclGetUniqueId(NcclUniqueId* id) {
   if (fake::world().script.load()->fault == FakeFault::kIdError)
-    return fake::Result(NcclResult::kSystemError);
+    return fake::FailBeforehand(NcclResult::kSystemError);
+  fake::t_last_error.clear();
   *id = {};
   const std::string name =
       "/regroup-fake-nccl-" + std::to_string(getpid()) + "-" + std::to_string(++fake::world().ids);
@@ -514,7 +524,7 @@ int ncclCommInitRankConfig(Comm** out, int ranks, NcclUniqueId id, int rank, Ncc
     fake::world().comms.erase(comm);
     fake::world().ended.push_back(comm);
     *out = nullptr;
-    return fake::Result(NcclResult::kUnhandledCudaError);
+    return fake::FailBeforehand(NcclResult::kUnhandledCudaError);
   }
   if (fake::Plays(*comm, FakeFault::kInitIsSlow))
     comm->busy_until = fake::Clock::now() + fake::Slowly();
@@ -540,7 +550,8 @@ int ncclCommSplit(Comm* parent, int color, int key, Comm** out, NcclConfig* conf
   fake::CheckConfig(config, /*blocking_matters=*/true);
   if (parent->under_way > 0) return fake::Refused("split", "while work is under way");
   if (color < 0) return fake::Refused("split", "every rank needs a color here");
-  if (fake::Plays(*parent, FakeFault::kSplitError)) return fake::Result(NcclResult::kSystemError);
+  if (fake::Plays(*parent, FakeFault::kSplitError))
+    return fake::FailBeforehand(NcclResult::kSystemError);
   fake::Slot& own = parent->segment->slots[parent->rank];
   const int number = own.splits + 1;
   own.split[static_cast<std::size_t>(number)] = {color, key};

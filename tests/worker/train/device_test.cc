@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/worker/fake_gpu/fake_gpu.h"
 #include "tests/worker/nccl/ras_server.h"
 #include "tests/worker/train/train_fixture.h"
 
@@ -214,6 +215,27 @@ TEST_F(DeviceTest, RanksThatWereToldOtherDevicesAllSaySo) {
                 2,
                 WorkerExit::kRanksDisagree,
                 "NCCL is not the same on all ranks"}});
+}
+
+TEST_F(DeviceTest, AnNcclThatFailsOrHangsBeforeTheFirstStepIsSaidByAllRanks) {
+  const auto fault = [](FakeFault what, const char* rank) {
+    return RunOptions{.flags = {"--join-timeout", "2s"},
+                      .program = kWorker,
+                      .environment = {{"FAKE_GPU_INIT_FAULT", std::to_string(int(what))},
+                                      {"FAKE_GPU_INIT_FAULT_ON", rank}}};
+  };
+  ExpectExits({{"on rank 0", fault(FakeFault::kInitAsyncError, "0"), 2, WorkerExit::kNoDevice,
+                "error: NCCL cannot be used\nbecause: rank 0, init of 2 ranks: NCCL: unhandled "
+                "system error "
+                "(NCCL error 2): the fake was told to\ntry: NCCL_DEBUG=WARN",
+                WorkerExit::kGroupNotFormed},
+               {"on rank 1", fault(FakeFault::kInitError, "1"), 2, WorkerExit::kGroupNotFormed,
+                "error: rank 1, init of 2 ranks: ncclCommInitRankConfig: unhandled cuda error "
+                "(NCCL error 1): "
+                "the fake was told to",
+                WorkerExit::kNoDevice},
+               {"a rank that does not come", fault(FakeFault::kInitHangs, "1"), 2,
+                WorkerExit::kGroupNotFormed, "init of 2 ranks: NCCL did not take it in time"}});
 }
 
 TEST_F(DeviceTest, AGpuThatIsTooSmallIsSaidAsSuch) {
