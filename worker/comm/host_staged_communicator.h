@@ -18,6 +18,8 @@ namespace regroup::worker {
 // any number of ranks may share a device, and none needs a library; sums have the bits that the
 // host's have. A call takes the time of all three steps, since its pieces do not overlap.
 //
+// A rank that is alone has its results without the host.
+//
 // What moves on the host is called by the stream: a thread that may be the device's own.
 class HostStagedCommunicator final : public Collectives {
  public:

@@ -95,8 +95,10 @@ absl::StatusOr<ComputeDevice> ComputeDevice::ChooseCuda(const DeviceRequest& req
   const int ordinal = shared ? request.device_rank % count : request.device_rank;
   RETURN_IF_ERROR(Explained(CheckGpu(api, ordinal, count)));
   absl::StatusOr<NcclApi> nccl = absl::NotFoundError("");
-  if (request.transport != Transport::kHost) nccl = FindNccl(build.nccl_places);
-  if (!nccl.ok() && request.transport != Transport::kHost && MustBeCuda(request)) {
+  const bool looks = request.transport == Transport::kNccl ||
+                     (request.transport == Transport::kAuto && !request.alone);
+  if (looks) nccl = FindNccl(build.nccl_places);
+  if (!nccl.ok() && looks && MustBeCuda(request)) {
     return NoDevice(
         std::string(nccl.status().message()),
         absl::StrCat("pip install nvidia-nccl-cu", runtime / 1000, ", or --transport host"));
@@ -111,7 +113,7 @@ absl::StatusOr<ComputeDevice> ComputeDevice::ChooseCuda(const DeviceRequest& req
                     ")");
     made.nccl_ = std::make_unique<NcclApi>(*std::move(nccl));
     made.ras_ = ChooseRasPlace(made.nccl_->version);
-  } else {
+  } else if (!request.alone) {
     absl::StrAppend(&made.words_, "; tensors go through the host",
                     nccl.status().message().empty() ? "" : ": ", nccl.status().message());
   }

@@ -31,6 +31,7 @@ struct DeviceRequest {
   Transport transport = Transport::kAuto;
   Isa isa = BestIsa();
   int device_rank = 0;  // The number of its GPU; with Transport::kHost ranks take turns.
+  bool alone = false;   // There is no other rank: NCCL is not looked for, unless it was asked for.
 };
 
 // What one rank computes on: the CPU, or a GPU, whose tensors NCCL moves or the host. Outlives

@@ -118,7 +118,8 @@ absl::Status Trainer::Prepare() {
   ASSIGN_OR_RETURN(device_, ComputeDevice::Choose({.device = config_.device,
                                                    .transport = config_.transport,
                                                    .isa = config_.Kernels(),
-                                                   .device_rank = environment_.device_rank},
+                                                   .device_rank = environment_.device_rank,
+                                                   .alone = environment_.world_size == 1},
                                                   cuda_));
   ASSIGN_OR_RETURN(data_, OpenTrainingData(config_));
   if (config_.batch < environment_.world_size && first()) {

@@ -109,8 +109,8 @@ TEST_F(DeviceTest, WhatIsMissingIsOneSentenceWithItsExit) {
     return RunOptions{
         .flags = {"--device", "cuda"}, .program = kWorker, .environment = {{name, value}}};
   };
-  const auto row = [](const char* name, RunOptions options, const char* says) {
-    return BadRow{name, std::move(options), 1, WorkerExit::kNoDevice, says};
+  const auto row = [](const char* name, RunOptions options, const char* says, int world = 1) {
+    return BadRow{name, std::move(options), world, WorkerExit::kNoDevice, says};
   };
   RunOptions hidden = with("FAKE_GPU_COUNT", "0");
   hidden.environment["CUDA_VISIBLE_DEVICES"] = "";
@@ -134,8 +134,8 @@ TEST_F(DeviceTest, WhatIsMissingIsOneSentenceWithItsExit) {
       too_many,
       row("an old GPU", with("FAKE_GPU_CAPABILITY", "75"),
           "GPU 0 has compute capability 7.5, and the kernels are for 8.0 and newer"),
-      row("no NCCL", with("FAKE_GPU_NCCL", "0"), "/no/such/libnccl.so.2"),
-      row("an old NCCL", with("FAKE_GPU_NCCL", "21705"), "2.17.5"),
+      row("no NCCL", with("FAKE_GPU_NCCL", "0"), "/no/such/libnccl.so.2", 2),
+      row("an old NCCL", with("FAKE_GPU_NCCL", "21705"), "2.17.5", 2),
   });
 }
 
@@ -146,6 +146,19 @@ TEST_F(DeviceTest, AutoSaysWhyItIsTheCpu) {
   EXPECT_NE(group.Output(0).find("training on the CPU: this machine has no NVIDIA driver"),
             std::string::npos)
       << group.Output(0);
+}
+
+// What comes to it is a copy in the GPU's memory at most.
+TEST_F(DeviceTest, ARankThatIsAloneNeedsNoNccl) {
+  TrainOn(REGROUP_WORKER, 1, "cpu", {});
+  RunOptions options{
+      .flags = Flags("alone"), .program = kWorker, .environment = {{"FAKE_GPU_NCCL", "0"}}};
+  options.flags.insert(options.flags.end(), {"--device", "cuda", "--strategy", "zero-3"});
+  Group group(*this, 1, options);
+  EXPECT_EQ(group.Wait(0), 0) << group.Output(0);
+  EXPECT_NE(group.Output(0).find("by CUDA 13.0 and a driver for CUDA 13.0\n"), std::string::npos)
+      << group.Output(0);
+  EXPECT_LT(Difference(NewestState("cpu"), NewestState("alone")), kNear);
 }
 
 TEST_F(DeviceTest, WithoutNcclTensorsGoThroughTheHostAndRanksMayShareAGpu) {
