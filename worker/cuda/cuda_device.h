@@ -113,7 +113,8 @@ class CudaStream final : public Stream {
   CudaStreamHandle handle_ = nullptr;                   // Null after a failure to make it.
 };
 
-// A GPU. Memory for the host and the device is pinned. Nothing waits for the whole device.
+// A GPU. Memory for the host and the device is pinned. Nothing waits for the whole device. A thread
+// that uses it or its streams has made it, or calls Use() first.
 class CudaDevice final : public Device {
  public:
   // `api` outlives the device. Unavailable, with what the runtime says: there is no such GPU.

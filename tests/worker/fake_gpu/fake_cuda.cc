@@ -10,17 +10,28 @@
 namespace fake {
 namespace {
 
-constexpr int kSuccess = 0, kInvalidValue = 1, kMemoryAllocation = 2, kNotReady = 600;
+constexpr int kSuccess = 0, kInvalidValue = 1, kMemoryAllocation = 2, kNotReady = 600,
+              kNotPermitted = 800;
+
+thread_local int t_device = 0;
+thread_local bool t_in_host_function = false;
 
 struct EventState {
+  const int device = t_device;
   std::shared_ptr<Instance> last;  // Of its records.
 };
 
+struct Memory {
+  std::size_t bytes;
+  int device;
+};
+
+// All of them.
 struct Device {
   std::mutex mutex;
   int devices = 1, count_error = 0, driver = 13000, runtime = 13000, capability = 90;
   std::size_t room = std::size_t(1) << 40, used = 0;
-  std::map<const std::byte*, std::size_t> device_memory, host_memory;
+  std::map<const std::byte*, Memory> device_memory, host_memory;
   std::set<void*> registered;
   std::set<Stream*> streams;
   std::set<EventState*> events;
@@ -35,16 +46,18 @@ Device& device() {
   return *one;
 }
 
-bool Holds(const std::map<const std::byte*, std::size_t>& memory, const void* at,
-           std::size_t bytes) {
+bool Holds(const std::map<const std::byte*, Memory>& memory, const void* at, std::size_t bytes,
+           int device) {
   const auto* from = static_cast<const std::byte*>(at);
   auto next = memory.upper_bound(from);
   if (next == memory.begin()) return false;
   --next;
-  return from + bytes <= next->first + next->second;
+  return next->second.device == device && from + bytes <= next->first + next->second.bytes;
 }
 
-int Allocate(std::map<const std::byte*, std::size_t>& memory, void** out, std::size_t bytes) {
+int Allocate(std::map<const std::byte*, Memory>& memory, void** out, std::size_t bytes,
+             const char* call) {
+  if (!MayCall(call)) return kNotPermitted;
   Device& d = device();
   const std::scoped_lock lock(d.mutex);
   if (d.error != 0) return d.error;
@@ -53,12 +66,13 @@ int Allocate(std::map<const std::byte*, std::size_t>& memory, void** out, std::s
   if (made == nullptr) return kMemoryAllocation;
   std::memset(made, 0xA5, bytes);  // Nobody may rely on zeros.
   d.used += bytes;
-  memory[static_cast<std::byte*>(made)] = bytes;
+  memory.emplace(static_cast<std::byte*>(made), Memory{bytes, t_device});
   *out = made;
   return kSuccess;
 }
 
-int Free(std::map<const std::byte*, std::size_t>& memory, void* what, const char* call) {
+int Free(std::map<const std::byte*, Memory>& memory, void* what, const char* call) {
+  if (!MayCall(call)) return kNotPermitted;
   Device& d = device();
   const std::scoped_lock lock(d.mutex);
   const auto found = memory.find(static_cast<std::byte*>(what));
@@ -67,13 +81,14 @@ int Free(std::map<const std::byte*, std::size_t>& memory, void* what, const char
     d.refusals.emplace("free", std::string(call) + " of what was not allocated by it");
     return kInvalidValue;
   }
-  d.used -= found->second;
+  d.used -= found->second.bytes;
   memory.erase(found);
   std::free(what);
   return kSuccess;
 }
 
 EventState* EventOf(void* handle, const char* call) {
+  if (!MayCall(call)) return nullptr;
   Device& d = device();
   {
     const std::scoped_lock lock(d.mutex);
@@ -81,6 +96,17 @@ EventState* EventOf(void* handle, const char* call) {
       return static_cast<EventState*>(handle);
   }
   Refuse("event", std::string(call) + " with what is no event");
+  return nullptr;
+}
+
+// For what CUDA does on behalf of the calling thread.
+Stream* StreamHere(void* handle, const char* call) {
+  if (!MayCall(call)) return nullptr;
+  Stream* stream = StreamOf(handle, call);
+  if (stream == nullptr || stream->device() == t_device) return stream;
+  Refuse("current device", std::string(call) + " on a stream of GPU " +
+                               std::to_string(stream->device()) + " by a thread that uses GPU " +
+                               std::to_string(t_device));
   return nullptr;
 }
 
@@ -96,6 +122,12 @@ void Refuse(const std::string& rule, const std::string& text) {
   std::abort();
 }
 
+bool MayCall(const char* call) {
+  if (t_in_host_function) Refuse("host function", std::string(call) + " in what a stream calls");
+  return !t_in_host_function;
+}
+int CurrentDevice() { return t_device; }
+
 void ForgetRefusals() {
   Device& d = device();
   const std::scoped_lock lock(d.mutex);
@@ -107,7 +139,7 @@ namespace {
 constexpr std::size_t kQueue = 1000;
 }  // namespace
 
-Stream::Stream() : thread_([this] { Loop(); }) {}
+Stream::Stream(int device) : device_(device), thread_([this] { Loop(); }) {}
 Stream::~Stream() {
   {
     const std::scoped_lock lock(mutex_);
@@ -150,10 +182,10 @@ Stream* StreamOf(void* handle, const char* call) {
   return nullptr;
 }
 
-bool IsDeviceMemory(const void* memory, std::size_t bytes) {
-  Device& d = device();
+bool IsDeviceMemory(const void* memory, std::size_t bytes, int device) {
+  Device& d = fake::device();
   const std::scoped_lock lock(d.mutex);
-  return Holds(d.device_memory, memory, bytes);
+  return Holds(d.device_memory, memory, bytes, device);
 }
 
 void FailDevice(int error) { device().error = error; }
@@ -165,27 +197,35 @@ using fake::device;
 extern "C" {
 
 int cudaDriverGetVersion(int* version) {
+  if (!fake::MayCall("cudaDriverGetVersion")) return fake::kNotPermitted;
   *version = device().driver;
   return fake::kSuccess;
 }
 int cudaRuntimeGetVersion(int* version) {
+  if (!fake::MayCall("cudaRuntimeGetVersion")) return fake::kNotPermitted;
   *version = device().runtime;
   return fake::kSuccess;
 }
 int cudaDeviceGetAttribute(int* value, int attribute, int ordinal) {
+  if (!fake::MayCall("cudaDeviceGetAttribute")) return fake::kNotPermitted;
   if (ordinal < 0 || ordinal >= device().devices) return fake::kInvalidValue;
   if (attribute != 75 && attribute != 76) return fake::kInvalidValue;
   *value = attribute == 75 ? device().capability / 10 : device().capability % 10;
   return fake::kSuccess;
 }
 int cudaGetDeviceCount(int* count) {
+  if (!fake::MayCall("cudaGetDeviceCount")) return fake::kNotPermitted;
   *count = device().devices;
   return device().count_error;
 }
 int cudaSetDevice(int ordinal) {
-  return ordinal >= 0 && ordinal < device().devices ? fake::kSuccess : fake::kInvalidValue;
+  if (!fake::MayCall("cudaSetDevice")) return fake::kNotPermitted;
+  if (ordinal < 0 || ordinal >= device().devices) return fake::kInvalidValue;
+  fake::t_device = ordinal;
+  return fake::kSuccess;
 }
 int cudaHostRegister(void* memory, std::size_t, unsigned) {
+  if (!fake::MayCall("cudaHostRegister")) return fake::kNotPermitted;
   const std::scoped_lock lock(device().mutex);
   if (device().registered.insert(memory).second) return fake::kSuccess;
   ++device().refused;
@@ -193,6 +233,7 @@ int cudaHostRegister(void* memory, std::size_t, unsigned) {
   return fake::kInvalidValue;
 }
 int cudaHostUnregister(void* memory) {
+  if (!fake::MayCall("cudaHostUnregister")) return fake::kNotPermitted;
   const std::scoped_lock lock(device().mutex);
   if (device().registered.erase(memory) == 1) return fake::kSuccess;
   ++device().refused;
@@ -200,25 +241,26 @@ int cudaHostUnregister(void* memory) {
   return fake::kInvalidValue;
 }
 int cudaMalloc(void** out, std::size_t bytes) {
-  return fake::Allocate(device().device_memory, out, bytes);
+  return fake::Allocate(device().device_memory, out, bytes, "cudaMalloc");
 }
 int cudaFree(void* what) { return fake::Free(device().device_memory, what, "cudaFree"); }
 int cudaHostAlloc(void** out, std::size_t bytes, unsigned /*flags*/) {
-  return fake::Allocate(device().host_memory, out, bytes);
+  return fake::Allocate(device().host_memory, out, bytes, "cudaHostAlloc");
 }
 int cudaFreeHost(void* what) { return fake::Free(device().host_memory, what, "cudaFreeHost"); }
 
 int cudaStreamCreateWithPriority(void** out, unsigned flags, int /*priority*/) {
+  if (!fake::MayCall("cudaStreamCreateWithPriority")) return fake::kNotPermitted;
   if (device().error != 0) return device().error;
   if (flags != 1) fake::Refuse("blocking stream", "a stream that waits for the legacy one");
-  auto* stream = new fake::Stream;
+  auto* stream = new fake::Stream(fake::t_device);
   const std::scoped_lock lock(device().mutex);
   device().streams.insert(stream);
   *out = stream;
   return fake::kSuccess;
 }
 int cudaStreamDestroy(void* handle) {
-  fake::Stream* stream = fake::StreamOf(handle, "cudaStreamDestroy");
+  fake::Stream* stream = fake::StreamHere(handle, "cudaStreamDestroy");
   if (stream == nullptr) return fake::kInvalidValue;
   {
     const std::scoped_lock lock(device().mutex);
@@ -228,7 +270,7 @@ int cudaStreamDestroy(void* handle) {
   return fake::kSuccess;
 }
 int cudaStreamWaitEvent(void* handle, void* event, unsigned /*flags*/) {
-  fake::Stream* stream = fake::StreamOf(handle, "cudaStreamWaitEvent");
+  fake::Stream* stream = fake::StreamHere(handle, "cudaStreamWaitEvent");
   fake::EventState* state = fake::EventOf(event, "cudaStreamWaitEvent");
   if (stream == nullptr || state == nullptr) return fake::kInvalidValue;
   if (state->last == nullptr) return fake::kSuccess;
@@ -238,27 +280,32 @@ int cudaStreamWaitEvent(void* handle, void* event, unsigned /*flags*/) {
   return device().error;
 }
 int cudaLaunchHostFunc(void* handle, void (*call)(void*), void* argument) {
-  fake::Stream* stream = fake::StreamOf(handle, "cudaLaunchHostFunc");
+  fake::Stream* stream = fake::StreamHere(handle, "cudaLaunchHostFunc");
   if (stream == nullptr) return fake::kInvalidValue;
   if (device().error != 0) return device().error;
-  stream->Push([call, argument] { call(argument); });
+  stream->Push([call, argument] {
+    fake::t_in_host_function = true;
+    call(argument);
+    fake::t_in_host_function = false;
+  });
   return fake::kSuccess;
 }
 int cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int /*kind*/, void* handle) {
-  fake::Stream* stream = fake::StreamOf(handle, "cudaMemcpyAsync");
+  fake::Stream* stream = fake::StreamHere(handle, "cudaMemcpyAsync");
   if (stream == nullptr) return fake::kInvalidValue;
   if (device().error != 0) return device().error;
   stream->Push([=] { std::memcpy(to, from, bytes); });
   return fake::kSuccess;
 }
 int cudaMemsetAsync(void* to, int value, std::size_t bytes, void* handle) {
-  fake::Stream* stream = fake::StreamOf(handle, "cudaMemsetAsync");
+  fake::Stream* stream = fake::StreamHere(handle, "cudaMemsetAsync");
   if (stream == nullptr) return fake::kInvalidValue;
   if (device().error != 0) return device().error;
   stream->Push([=] { std::memset(to, value, bytes); });
   return fake::kSuccess;
 }
 int cudaEventCreateWithFlags(void** out, unsigned /*flags*/) {
+  if (!fake::MayCall("cudaEventCreateWithFlags")) return fake::kNotPermitted;
   if (device().error != 0) return device().error;
   auto* event = new fake::EventState;
   const std::scoped_lock lock(device().mutex);
@@ -267,9 +314,13 @@ int cudaEventCreateWithFlags(void** out, unsigned /*flags*/) {
   return fake::kSuccess;
 }
 int cudaEventRecord(void* handle, void* on) {
-  fake::Stream* stream = fake::StreamOf(on, "cudaEventRecord");
+  fake::Stream* stream = fake::StreamHere(on, "cudaEventRecord");
   fake::EventState* event = fake::EventOf(handle, "cudaEventRecord");
   if (stream == nullptr || event == nullptr) return fake::kInvalidValue;
+  if (event->device != stream->device()) {
+    fake::Refuse("event of another device", "cudaEventRecord");
+    return fake::kInvalidValue;
+  }
   if (device().error != 0) return device().error;
   auto instance = std::make_shared<fake::Instance>();
   event->last = instance;
@@ -332,6 +383,7 @@ int fakeGpuLive() {
                           device().registered.size());
 }
 void fakeGpuReset() {
+  fake::t_device = 0;
   fakeNcclRelease();
   fakeNcclPlay(nullptr);
   fakeNcclSetVersion(22809);

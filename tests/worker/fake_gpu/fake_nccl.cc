@@ -71,6 +71,7 @@ struct Comm {
   std::string name;
   Segment* segment = nullptr;
   int rank = 0, world = 0;
+  const int device = CurrentDevice();
   int who = 0;  // Its rank in the world, by which scripts name it.
   std::atomic<bool> initialized{false};
   std::atomic<int> result{0};     // What ncclCommGetAsyncError says.
@@ -252,6 +253,7 @@ int Refused(const std::string& rule, const std::string& text,
 class Call {
  public:
   Call(Comm* comm, const char* name) : comm_(comm), name_(name) {
+    (void)MayCall(name);
     {
       const std::scoped_lock lock(world().mutex);
       lives_ = world().comms.count(comm) != 0;
@@ -373,7 +375,10 @@ int Begin(Comm* comm, const Op& op) {
   if (op.op != 0 && op.kind != kBroadcast) return Refused("reduction", name + " by what?");
   if (op.kind != kAllReduce && (op.root < 0 || op.root >= comm->world))
     return Refused("root out of range", name, NcclResult::kInvalidArgument);
-  if (StreamOf(op.stream, kNames[op.kind]) == nullptr) return Result(NcclResult::kInvalidArgument);
+  const Stream* stream = StreamOf(op.stream, kNames[op.kind]);
+  if (stream == nullptr) return Result(NcclResult::kInvalidArgument);
+  if (stream->device() != comm->device)
+    return Refused("stream of another device", name, NcclResult::kInvalidArgument);
   const std::size_t bytes = op.count * SizeOf(op.type);
   const bool reads = op.kind != kBroadcast || comm->rank == op.root;
   const bool writes = op.kind != kReduce || comm->rank == op.root;
@@ -382,7 +387,7 @@ int Begin(Comm* comm, const Op& op) {
     if (at == nullptr) return Refused("no buffer", name, NcclResult::kInvalidArgument);
     if (reinterpret_cast<std::uintptr_t>(at) % SizeOf(op.type) != 0)
       return Refused("not aligned", name, NcclResult::kInvalidArgument);
-    if (!IsDeviceMemory(at, bytes))
+    if (!IsDeviceMemory(at, bytes, comm->device))
       return Refused("not memory of the device", name, NcclResult::kInvalidArgument);
   }
   if (t_depth == 0) return Refused("no group", name + " outside of a group");

@@ -27,14 +27,16 @@ struct Instance {  // Of an event's record.
 
 class Stream {
  public:
-  Stream();
+  explicit Stream(int device);
   ~Stream();
   void Push(std::function<void()> work);
   void Fail(int error) { error_ = error; }
   int error() const { return error_; }
+  int device() const { return device_; }
 
  private:
   void Loop();
+  const int device_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> work_;
@@ -45,8 +47,12 @@ class Stream {
 
 // Null, and a refusal, where it is none that lives.
 Stream* StreamOf(void* handle, const char* call);
-// Of one allocation.
-bool IsDeviceMemory(const void* memory, std::size_t bytes);
+// Of one allocation, on that device.
+bool IsDeviceMemory(const void* memory, std::size_t bytes, int device);
+// What the calling thread asks is meant for this one.
+int CurrentDevice();
+// False, and a refusal: the calling thread is a stream's, inside what the host was asked to call.
+bool MayCall(const char* call);
 // The device has failed, for all that is asked of it from here on.
 void FailDevice(int error);
 

@@ -68,7 +68,7 @@ class CollectivesContract : public testing::TestWithParam<Transport> {
             Rank rank{*communicator, *communicator, device};
             return body(rank);
           }
-          const std::unique_ptr<CudaDevice> device = *CudaDevice::Create(nccl_.gpu.cuda(), 0);
+          const std::unique_ptr<CudaDevice> device = *CudaDevice::Create(nccl_.gpu.cuda(), r);
           // Far less than what is moved.
           const auto staged = *HostStagedCommunicator::Create(*communicator, *device, 5000);
           Rank rank{*communicator, *staged, *device};

@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/worker/fake_gpu/open_fake_gpu.h"
@@ -123,6 +125,80 @@ TEST_F(FakeNccl, WhatCudaForbids) {
   EXPECT_EQ(gpu_.cuda().stream_create(&stream, 0, 0), 0);
   Expect("blocking stream");
   EXPECT_EQ(gpu_.cuda().stream_destroy(stream), 0);
+}
+
+// A thread uses GPU 0 until it says otherwise, and streams and events are of what it uses.
+TEST_F(FakeNccl, WhatIsOfOneGpuIsOfNoUseOnAnother) {
+  const CudaApi& cuda = gpu_.cuda();
+  gpu_.set_devices(2, 0);
+  const NcclComm comm = Init(Id(), 0, 1);
+  Await(comm);
+  void *stream = nullptr, *event = nullptr, *memory = nullptr;
+  std::thread([&] {
+    EXPECT_EQ(cuda.set_device(1), 0);
+    EXPECT_EQ(cuda.stream_create(&stream, kCudaStreamNonBlocking, 0), 0);
+    EXPECT_EQ(cuda.event_create(&event, 0), 0);
+    EXPECT_EQ(cuda.malloc(&memory, 4096), 0);
+    EXPECT_NE(cuda.event_record(event, streams_[0]), 0);
+    Expect("current device");
+  }).join();
+  EXPECT_NE(cuda.memset_async(memory, 0, 16, stream), 0);
+  Expect("current device");
+  EXPECT_NE(cuda.launch_host_func(
+                stream, [](void*) {}, nullptr),
+            0);
+  Expect("current device");
+  EXPECT_NE(cuda.event_record(event, streams_[0]), 0);
+  Expect("event of another device");
+  EXPECT_EQ(Sum(comm, 16, kF32, kNcclSum, static_cast<std::byte*>(memory)),
+            NcclResult::kInvalidArgument);
+  Expect("not memory of the device");
+  std::swap(streams_[1], stream);
+  EXPECT_EQ(Sum(comm, 16, kF32, kNcclSum, nullptr, 1), NcclResult::kInvalidArgument);
+  Expect("stream of another device");
+  std::swap(streams_[1], stream);
+  EXPECT_EQ(cuda.set_device(1), 0);
+  EXPECT_EQ(cuda.event_record(event, stream), 0);
+  EXPECT_EQ(cuda.event_destroy(event), 0);
+  EXPECT_EQ(cuda.stream_destroy(stream), 0);
+  EXPECT_EQ(cuda.free(memory), 0);
+  EXPECT_EQ(cuda.set_device(0), 0);
+}
+
+TEST_F(FakeNccl, WhatAStreamCallsMayCallNeitherCudaNorNccl) {
+  struct Inside {
+    const CudaApi& cuda;
+    const NcclApi& nccl;
+    void* stream;
+    NcclComm comm;
+    int error = 0;
+    std::atomic<bool> over = false;
+  } inside{gpu_.cuda(), nccl_, streams_[0], Init(Id(), 0, 1)};
+  Await(inside.comm);
+  const auto run = [&](void (*call)(void*)) {
+    inside.over = false;
+    ASSERT_EQ(gpu_.cuda().launch_host_func(streams_[0], call, &inside), 0);
+    while (!inside.over) std::this_thread::yield();
+    Expect("host function");
+  };
+  run([](void* argument) {
+    auto& own = *static_cast<Inside*>(argument);
+    own.error = own.cuda.memset_async(nullptr, 0, 0, own.stream);
+    own.over = true;
+  });
+  EXPECT_NE(inside.error, 0);
+  run([](void* argument) {
+    auto& own = *static_cast<Inside*>(argument);
+    own.error = own.cuda.event_query(nullptr);
+    own.over = true;
+  });
+  EXPECT_NE(inside.error, 0);
+  run([](void* argument) {
+    auto& own = *static_cast<Inside*>(argument);
+    NcclResult state{};
+    (void)own.nccl.comm_get_async_error(own.comm, &state);
+    own.over = true;
+  });
 }
 
 TEST_F(FakeNccl, WhatAnInitForbids) {

@@ -16,12 +16,13 @@
 
 namespace regroup::worker {
 
-// Ranks of one generation as threads, each with a GPU and NCCL that are fakes.
+// Ranks of one generation as threads, each with a GPU of its own and NCCL, which are fakes.
 class NcclRanks {
  public:
   explicit NcclRanks(int world, Duration deadline = std::chrono::seconds(20)) : world_(world) {
     options.store_host = "127.0.0.1";
     options.deadline = options.init_deadline = deadline;
+    gpu.set_devices(world, 0);
   }
 
   struct Rank {
@@ -45,7 +46,7 @@ class NcclRanks {
     std::vector<std::thread> threads;
     for (auto& group : groups) {
       threads.emplace_back([&, c = std::move(group)]() mutable {
-        const std::unique_ptr<CudaDevice> device = *CudaDevice::Create(gpu.cuda(), 0);
+        const std::unique_ptr<CudaDevice> device = *CudaDevice::Create(gpu.cuda(), c->rank());
         Rank rank{*c, *device, NcclCommunicator::Create(*c, *device, api_of(c->rank()), options)};
         body(rank);
         rank.nccl = absl::CancelledError("over");
