@@ -81,6 +81,8 @@ absl::StatusOr<NcclApi> OpenNccl(const std::string& path) {
   bind("ncclAllReduce", api.all_reduce);
   bind("ncclReduce", api.reduce);
   bind("ncclBroadcast", api.broadcast);
+  bind("ncclReduceScatter", api.reduce_scatter);
+  bind("ncclAllGather", api.all_gather);
   bind("ncclGetErrorString", api.get_error_string);
   bind("ncclGetLastError", api.get_last_error);
   if (api.version >= NcclVersion(2, 28, 7)) bind("ncclCommRevoke", api.comm_revoke);

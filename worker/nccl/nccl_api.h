@@ -81,6 +81,10 @@ struct NcclApi {
                        void* stream) = nullptr;
   NcclResult (*broadcast)(const void*, void*, std::size_t, NcclType, int root, NcclComm,
                           void* stream) = nullptr;
+  NcclResult (*reduce_scatter)(const void*, void*, std::size_t each, NcclType, int op, NcclComm,
+                               void* stream) = nullptr;
+  NcclResult (*all_gather)(const void*, void*, std::size_t each, NcclType, NcclComm,
+                           void* stream) = nullptr;
   const char* (*get_error_string)(NcclResult) = nullptr;
   const char* (*get_last_error)(NcclComm) = nullptr;
 

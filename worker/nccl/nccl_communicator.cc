@@ -41,6 +41,42 @@ NcclType NcclTypeOf(DType type) {
   CHECK(false);
 }
 
+// What one call can move. All ranks bring the same stretches, so all come to the same.
+std::vector<Stretch> Joined(std::span<const Stretch> stretches) {
+  std::vector<Stretch> joined;
+  for (const Stretch& s : stretches) {
+    if (s.size != 0) joined.push_back(s);
+  }
+  std::ranges::sort(joined, {}, [](const Stretch& s) { return std::pair(s.owner, s.from); });
+  std::size_t last = 0;
+  for (std::size_t i = 1; i < joined.size(); ++i) {
+    Stretch& before = joined[last];
+    const Stretch& s = joined[i];
+    if (s.owner == before.owner && s.from == before.from + before.size &&
+        s.to == before.to + before.size) {
+      before.size += s.size;
+    } else {
+      joined[++last] = s;
+    }
+  }
+  joined.resize(std::min(joined.size(), last + 1));
+  return joined;
+}
+
+// One for each rank of the group, in their order and one behind the other at `place`, as NCCL has
+// them in one buffer.
+bool AreParts(std::vector<Stretch>& stretches, int group, std::int64_t Stretch::*place) {
+  if (stretches.size() != static_cast<std::size_t>(group)) return false;
+  std::ranges::sort(stretches, {}, &Stretch::owner);
+  for (std::size_t i = 0; i < stretches.size(); ++i) {
+    const Stretch& s = stretches[i];
+    if (s.owner != static_cast<int>(i) || s.size != stretches[0].size ||
+        s.*place != stretches[0].*place + static_cast<std::int64_t>(i) * s.size)
+      return false;
+  }
+  return true;
+}
+
 void EndProcess(const std::string& why) {
   std::fputs(absl::StrCat("regroup-worker: ", why, "\n").c_str(), stderr);
   std::fflush(nullptr);
@@ -205,25 +241,33 @@ void NcclCommunicator::ReduceScatter(Stream& stream, Tensor arena,
                                      std::span<const Stretch> stretches, Tensor out, int group) {
   const Axis axis = AxisOf(group);
   const int own = ranks_.rank() % group;
-  std::size_t elements = 0;
-  for (const Stretch& s : stretches) elements += static_cast<std::size_t>(s.size);
+  std::vector<Stretch> joined = Joined(stretches);
+  const bool parts = AreParts(joined, group, &Stretch::from);
+  std::size_t elements = 0, owned = 0;
+  for (const Stretch& s : joined) {
+    elements += static_cast<std::size_t>(s.size);
+    owned += s.owner == own ? static_cast<std::size_t>(s.size) : 0;
+  }
   const auto result = [&](const Stretch& s) { return out.at(static_cast<std::size_t>(s.to)); };
+  const auto from = [&](const Stretch& s) { return arena.at(static_cast<std::size_t>(s.from)); };
   Begin(stream, "reduce_scatter", arena, elements, axis, [&](NcclComm comm, void* handle) {
-    for (const Stretch& s : stretches) {
-      if (s.size == 0) continue;
-      Note(api_.reduce(arena.at(static_cast<std::size_t>(s.from)),
-                       s.owner == own ? result(s) : nullptr, static_cast<std::size_t>(s.size),
-                       NcclTypeOf(arena.type), kNcclSum, s.owner, comm, handle));
+    if (parts) {
+      return Note(api_.reduce_scatter(from(joined[0]),
+                                      result(joined[static_cast<std::size_t>(own)]), owned,
+                                      NcclTypeOf(arena.type), kNcclSum, comm, handle));
+    }
+    for (const Stretch& s : joined) {
+      Note(api_.reduce(from(s), s.owner == own ? result(s) : nullptr,
+                       static_cast<std::size_t>(s.size), NcclTypeOf(arena.type), kNcclSum, s.owner,
+                       comm, handle));
     }
   });
   if (group == ranks_.world_size()) return;
   // What the owner in this group has summed, with those at its place in the others.
-  std::size_t owned = 0;
-  for (const Stretch& s : stretches) owned += s.owner == own ? static_cast<std::size_t>(s.size) : 0;
   Begin(stream, "all_reduce between groups", out, owned, &NcclCommunicator::replicas_,
         [&](NcclComm comm, void* handle) {
-          for (const Stretch& s : stretches) {
-            if (s.size == 0 || s.owner != own) continue;
+          for (const Stretch& s : joined) {
+            if (s.owner != own) continue;
             Note(api_.all_reduce(result(s), result(s), static_cast<std::size_t>(s.size),
                                  NcclTypeOf(out.type), kNcclSum, comm, handle));
           }
@@ -233,14 +277,21 @@ void NcclCommunicator::ReduceScatter(Stream& stream, Tensor arena,
 void NcclCommunicator::AllGather(Stream& stream, Tensor arena, std::span<const Stretch> stretches,
                                  Tensor out, int group) {
   const Axis axis = AxisOf(group);
+  std::vector<Stretch> joined = Joined(stretches);
+  const bool parts = AreParts(joined, group, &Stretch::to);
   std::size_t elements = 0;
-  for (const Stretch& s : stretches) elements += static_cast<std::size_t>(s.size);
+  for (const Stretch& s : joined) elements += static_cast<std::size_t>(s.size);
+  const auto from = [&](const Stretch& s) { return arena.at(static_cast<std::size_t>(s.from)); };
+  const auto to = [&](const Stretch& s) { return out.at(static_cast<std::size_t>(s.to)); };
   Begin(stream, "all_gather", arena, elements, axis, [&](NcclComm comm, void* handle) {
-    for (const Stretch& s : stretches) {
-      if (s.size == 0) continue;
-      Note(api_.broadcast(arena.at(static_cast<std::size_t>(s.from)),
-                          out.at(static_cast<std::size_t>(s.to)), static_cast<std::size_t>(s.size),
-                          NcclTypeOf(arena.type), s.owner, comm, handle));
+    if (parts) {
+      const Stretch& own = joined[static_cast<std::size_t>(ranks_.rank() % group)];
+      return Note(api_.all_gather(from(own), to(joined[0]), static_cast<std::size_t>(own.size),
+                                  NcclTypeOf(arena.type), comm, handle));
+    }
+    for (const Stretch& s : joined) {
+      Note(api_.broadcast(from(s), to(s), static_cast<std::size_t>(s.size), NcclTypeOf(arena.type),
+                          s.owner, comm, handle));
     }
   });
 }

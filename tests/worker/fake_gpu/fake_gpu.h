@@ -61,5 +61,6 @@ void fakeNcclRelease();                        // Whatever hangs for ever ends.
 int fakeGpuRefusals(char* text, std::size_t);  // How many rules were broken, and which.
 void fakeGpuForget();                          // What was refused.
 int fakeGpuLive();                             // Streams, events and allocations that exist.
+int fakeNcclCalls(const char* name);           // Of "ncclReduce" and so on since this was asked.
 int fakeNcclComms();                           // Communicators neither aborted nor destroyed.
 }

@@ -8,6 +8,7 @@
 #include <climits>
 #include <cstring>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -56,8 +57,9 @@ struct Segment {
 };
 
 enum class State { kInit, kUsable, kError };
-enum Kind { kAllReduce, kReduce, kBroadcast };
-constexpr const char* kNames[] = {"ncclAllReduce", "ncclReduce", "ncclBroadcast"};
+enum Kind { kAllReduce, kReduce, kBroadcast, kReduceScatter, kAllGather };
+constexpr const char* kNames[] = {"ncclAllReduce", "ncclReduce", "ncclBroadcast",
+                                  "ncclReduceScatter", "ncclAllGather"};
 
 struct Op {
   int kind, type, op, root;
@@ -95,6 +97,7 @@ struct World {
   std::atomic<const FakeScript*> script{nullptr};
   std::atomic<bool> released{false};
   std::uint64_t ids = 0;
+  std::array<std::atomic<int>, 5> calls{};           // By kind, of all ranks of this process.
   std::array<std::atomic<int>, kMostRanks> begun{};  // By rank: pieces of work since the script.
 };
 World& world() {
@@ -192,7 +195,27 @@ bool Agrees(Comm& comm, std::uint64_t sequence, const Op& op) {
   return true;
 }
 
+bool MoveOne(Comm& comm, const Op& op);
+
+// As so many with a root each.
 bool Move(Comm& comm, const Op& op) {
+  if (op.kind != kReduceScatter && op.kind != kAllGather) return MoveOne(comm, op);
+  for (int root = 0; root < comm.world; ++root) {
+    Op part = op;
+    part.kind = op.kind == kAllGather ? kBroadcast : kReduce;
+    part.root = root;
+    const std::size_t at = static_cast<std::size_t>(root) * op.count * SizeOf(op.type);
+    if (op.kind == kAllGather) {
+      part.to = static_cast<std::byte*>(op.to) + at;
+    } else {
+      part.from = static_cast<const std::byte*>(op.from) + at;
+    }
+    if (!MoveOne(comm, part)) return false;
+  }
+  return true;
+}
+
+bool MoveOne(Comm& comm, const Op& op) {
   const std::size_t bytes = op.count * SizeOf(op.type);
   const auto* from = static_cast<const std::byte*>(op.from);
   auto* to = static_cast<std::byte*>(op.to);
@@ -372,7 +395,9 @@ int Begin(Comm* comm, const Op& op) {
   if (!call.MayBegin()) return Result(NcclResult::kInvalidUsage);
   const std::string name = kNames[op.kind];
   if (op.type != 6 && op.type != 7 && op.type != 9) return Refused("type", name + " of what type?");
-  if (op.op != 0 && op.kind != kBroadcast) return Refused("reduction", name + " by what?");
+  const bool moves = op.kind == kBroadcast || op.kind == kAllGather;  // And sums nothing.
+  if (op.op != 0 && !moves) return Refused("reduction", name + " by what?");
+  ++world().calls[static_cast<std::size_t>(op.kind)];
   if (op.kind != kAllReduce && (op.root < 0 || op.root >= comm->world))
     return Refused("root out of range", name, NcclResult::kInvalidArgument);
   const Stream* stream = StreamOf(op.stream, kNames[op.kind]);
@@ -382,13 +407,25 @@ int Begin(Comm* comm, const Op& op) {
   const std::size_t bytes = op.count * SizeOf(op.type);
   const bool reads = op.kind != kBroadcast || comm->rank == op.root;
   const bool writes = op.kind != kReduce || comm->rank == op.root;
-  for (const auto& [used, at] : {std::pair(reads, op.from), {writes, op.to}}) {
-    if (!used || bytes == 0) continue;
+  const std::size_t whole_bytes = bytes * static_cast<std::size_t>(comm->world);
+  const std::size_t read = op.kind == kReduceScatter ? whole_bytes : bytes,
+                    written = op.kind == kAllGather ? whole_bytes : bytes;
+  for (const auto& [used, at, size] :
+       {std::tuple(reads, op.from, read), {writes, op.to, written}}) {
+    if (!used || size == 0) continue;
     if (at == nullptr) return Refused("no buffer", name, NcclResult::kInvalidArgument);
     if (reinterpret_cast<std::uintptr_t>(at) % SizeOf(op.type) != 0)
       return Refused("not aligned", name, NcclResult::kInvalidArgument);
-    if (!IsDeviceMemory(at, bytes, comm->device))
+    if (!IsDeviceMemory(at, size, comm->device))
       return Refused("not memory of the device", name, NcclResult::kInvalidArgument);
+  }
+  // The part of a rank may be where it is in the whole, and no two buffers overlap otherwise.
+  if (op.kind == kReduceScatter || op.kind == kAllGather) {
+    const auto* whole = static_cast<const std::byte*>(op.kind == kAllGather ? op.to : op.from);
+    const auto* part = static_cast<const std::byte*>(op.kind == kAllGather ? op.from : op.to);
+    if (part < whole + whole_bytes && whole < part + bytes &&
+        part != whole + bytes * static_cast<std::size_t>(comm->rank))
+      return Refused("overlapping buffers", name);
   }
   if (t_depth == 0) return Refused("no group", name + " outside of a group");
   if (!t_ops.empty() && t_ops.front().second.stream != op.stream)
@@ -473,9 +510,17 @@ void fakeNcclSetVersion(int version) { fake::world().version = version; }
 void fakeNcclPlay(const FakeScript* script) {
   fake::world().released = false;
   for (std::atomic<int>& begun : fake::world().begun) begun = 0;
+  for (std::atomic<int>& calls : fake::world().calls) calls = 0;
   const std::scoped_lock lock(fake::world().mutex);
   fake::world().scripts.push_back(script == nullptr ? FakeScript{.rank = -1} : *script);
   fake::world().script = &fake::world().scripts.back();
+}
+int fakeNcclCalls(const char* name) {
+  const auto kind = std::find_if(std::begin(fake::kNames), std::end(fake::kNames),
+                                 [&](const char* each) { return std::strcmp(each, name) == 0; });
+  return fake::world()
+      .calls.at(static_cast<std::size_t>(kind - std::begin(fake::kNames)))
+      .exchange(0);
 }
 void fakeNcclRelease() { fake::world().released = true; }
 int fakeNcclComms() {
@@ -677,6 +722,14 @@ int ncclReduce(const void* from, void* to, std::size_t count, int type, int op, 
 int ncclBroadcast(const void* from, void* to, std::size_t count, int type, int root, Comm* comm,
                   void* stream) {
   return fake::Begin(comm, {fake::kBroadcast, type, 0, root, from, to, count, stream});
+}
+int ncclReduceScatter(const void* from, void* to, std::size_t count, int type, int op, Comm* comm,
+                      void* stream) {
+  return fake::Begin(comm, {fake::kReduceScatter, type, op, 0, from, to, count, stream});
+}
+int ncclAllGather(const void* from, void* to, std::size_t count, int type, Comm* comm,
+                  void* stream) {
+  return fake::Begin(comm, {fake::kAllGather, type, 0, 0, from, to, count, stream});
 }
 
 }  // extern "C"

@@ -51,6 +51,7 @@ class FakeGpu {
     Bind("fakeGpuLive", live);
     Bind("fakeGpuForget", forget);
     Bind("fakeNcclComms", comms);
+    Bind("fakeNcclCalls", calls);
     Bind("fakeGpuRefusals", refusals_);
     void (*reset)() = nullptr;
     Bind("fakeGpuReset", reset);
@@ -83,6 +84,7 @@ class FakeGpu {
   decltype(&fakeGpuLive) live = nullptr;
   decltype(&fakeGpuForget) forget = nullptr;
   decltype(&fakeNcclComms) comms = nullptr;
+  decltype(&fakeNcclCalls) calls = nullptr;
 
  private:
   void* library_ = nullptr;

@@ -276,6 +276,24 @@ TEST_F(FakeNccl, WhatACallForbids) {
   Expect("in progress");
 }
 
+TEST_F(FakeNccl, ThePartOfARankIsInItsPlaceOrElsewhere) {
+  const NcclComm comm = Pair()[1];
+  for (const std::ptrdiff_t at : {0, 32, 96}) {
+    (void)nccl_.group_start();
+    EXPECT_EQ(nccl_.reduce_scatter(memory_, memory_ + at, 16, kF32, kNcclSum, comm, streams_[0]),
+              NcclResult::kInvalidUsage);
+    Expect("overlapping buffers");
+    EXPECT_EQ(nccl_.all_gather(memory_ + at, memory_, 16, kF32, comm, streams_[0]),
+              NcclResult::kInvalidUsage);
+    Expect("overlapping buffers");
+    EXPECT_EQ(nccl_.all_gather(memory_, memory_ + 4096 - 64, 16, kF32, comm, streams_[0]),
+              NcclResult::kInvalidArgument);
+    Expect("not memory of the device");
+    (void)nccl_.group_end();
+  }
+  EXPECT_EQ(gpu_.Refusals(), "");
+}
+
 TEST_F(FakeNccl, WhatRanksMustBringAlike) {
   const auto sum = [&](std::size_t count, NcclType type, int stream) {
     return [=, this](NcclComm comm) { Sum(comm, count, type, kNcclSum, nullptr, stream); };
