@@ -151,7 +151,13 @@ absl::Status StoreClient::Handshake(Duration deadline) {
   return absl::OkStatus();
 }
 
+absl::Status StoreClient::Fail(absl::Status why) {
+  failure_ = why;
+  return why;
+}
+
 absl::Status StoreClient::Send(std::string_view bytes, Duration deadline) {
+  RETURN_IF_ERROR(failure_);
   const auto end = steady_clock::now() + deadline;
   while (!bytes.empty()) {
     const ssize_t sent = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -159,15 +165,17 @@ absl::Status StoreClient::Send(std::string_view bytes, Duration deadline) {
       bytes.remove_prefix(static_cast<std::size_t>(sent));
     } else if (sent < 0 && (errno == EAGAIN || errno == EINTR)) {
       if (!WaitFor(fd_, POLLOUT, end))
-        return absl::DeadlineExceededError(absl::StrCat("store ", peer_, " does not read"));
+        return Fail(absl::DeadlineExceededError(absl::StrCat("store ", peer_, " does not read")));
     } else {
-      return absl::UnavailableError(absl::StrCat("store ", peer_, ": ", std::strerror(errno)));
+      return Fail(
+          absl::UnavailableError(absl::StrCat("store ", peer_, ": ", std::strerror(errno))));
     }
   }
   return absl::OkStatus();
 }
 
 absl::Status StoreClient::Receive(void* out, std::size_t size, Duration deadline) {
+  RETURN_IF_ERROR(failure_);
   const auto end = steady_clock::now() + deadline;
   char* at = static_cast<char*>(out);
   while (size > 0) {
@@ -176,12 +184,13 @@ absl::Status StoreClient::Receive(void* out, std::size_t size, Duration deadline
       at += got;
       size -= static_cast<std::size_t>(got);
     } else if (got == 0) {
-      return absl::UnavailableError(absl::StrCat("store ", peer_, " closed the connection"));
+      return Fail(absl::UnavailableError(absl::StrCat("store ", peer_, " closed the connection")));
     } else if (errno == EAGAIN || errno == EINTR) {
       if (!WaitFor(fd_, POLLIN, end))
-        return absl::DeadlineExceededError(absl::StrCat("store ", peer_, " does not answer"));
+        return Fail(absl::DeadlineExceededError(absl::StrCat("store ", peer_, " does not answer")));
     } else {
-      return absl::UnavailableError(absl::StrCat("store ", peer_, ": ", std::strerror(errno)));
+      return Fail(
+          absl::UnavailableError(absl::StrCat("store ", peer_, ": ", std::strerror(errno))));
     }
   }
   return absl::OkStatus();
@@ -223,20 +232,19 @@ absl::StatusOr<std::int64_t> StoreClient::Add(std::string_view key, std::int64_t
   return value;
 }
 
-absl::StatusOr<bool> StoreClient::Ask(std::uint8_t opcode, const std::vector<std::string>& keys,
-                                      Duration deadline) {
+absl::Status StoreClient::SendQuestion(std::uint8_t opcode, const std::vector<std::string>& keys) {
   std::string request;
   AppendRaw(request, opcode);
   AppendRaw<std::uint64_t>(request, keys.size());
   for (const std::string& key : keys) AppendKey(request, key);
-  RETURN_IF_ERROR(Send(request, patience_));
-  std::uint8_t answer = 0;
-  RETURN_IF_ERROR(Receive(&answer, sizeof answer, deadline));
-  return answer == 0;
+  return Send(request, patience_);
 }
 
 absl::StatusOr<bool> StoreClient::Check(const std::vector<std::string>& keys) {
-  return Ask(kCheck, keys, patience_);
+  RETURN_IF_ERROR(SendQuestion(kCheck, keys));
+  std::uint8_t answer = 0;
+  RETURN_IF_ERROR(Receive(&answer, sizeof answer, patience_));
+  return answer == 0;
 }
 
 absl::StatusOr<std::string> StoreClient::LocalIp() const {
@@ -245,13 +253,19 @@ absl::StatusOr<std::string> StoreClient::LocalIp() const {
 }
 
 absl::Status StoreClient::Wait(const std::vector<std::string>& keys, Duration deadline) {
-  const absl::StatusOr<bool> all = Ask(kWait, keys, deadline);
-  if (all.ok() || !absl::IsDeadlineExceeded(all.status())) return all.status();
+  RETURN_IF_ERROR(SendQuestion(kWait, keys));
+  std::uint8_t answer = 0;
+  if (const absl::Status all = Receive(&answer, 1, deadline); !absl::IsDeadlineExceeded(all))
+    return all;
+  failure_ = absl::OkStatus();
   // The server answers a cancel with 1 in any case; a late 0 may come before it.
   std::string request;
   AppendRaw(request, kCancelWait);
   RETURN_IF_ERROR(Send(request, patience_));
-  for (std::uint8_t answer = 0; answer != 1;) RETURN_IF_ERROR(Receive(&answer, 1, patience_));
+  while (answer != 1) {
+    if (const absl::Status cancelled = Receive(&answer, 1, patience_); !cancelled.ok())
+      return Fail(absl::UnavailableError(cancelled.message()));
+  }
   return absl::DeadlineExceededError(absl::StrCat("store ", peer_, ": not all of ", keys.size(),
                                                   " keys were set within ", Seconds(deadline),
                                                   " s"));

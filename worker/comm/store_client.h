@@ -14,7 +14,8 @@ namespace regroup::worker {
 
 // One connection to a generation's key-value store, in the protocol of PyTorch's TCPStore. Not
 // thread-safe. Keys are what callers give, behind the "/" that every TCPStore client puts before
-// user keys. A failed call leaves the connection unusable, save kDeadlineExceeded from Wait.
+// user keys. After a failed call all others fail with it, since a late answer would be taken for
+// theirs; save kDeadlineExceeded from Wait.
 class StoreClient {
  public:
   // Dials until something answers the handshake or `deadline` has passed; `host` is a name or an IP
@@ -42,12 +43,13 @@ class StoreClient {
   absl::Status Handshake(Duration deadline);
   absl::Status Send(std::string_view bytes, Duration deadline);
   absl::Status Receive(void* out, std::size_t size, Duration deadline);
-  absl::StatusOr<bool> Ask(std::uint8_t opcode, const std::vector<std::string>& keys,
-                           Duration deadline);
+  absl::Status SendQuestion(std::uint8_t opcode, const std::vector<std::string>& keys);
+  absl::Status Fail(absl::Status why);
 
   int fd_ = -1;
   Duration patience_ = std::chrono::seconds(30);
   std::string peer_;  // HOST:PORT, for messages.
+  absl::Status failure_;
 };
 
 }  // namespace regroup::worker

@@ -47,6 +47,23 @@ TEST(StoreClientTest, AfterAWaitThatTimedOutTheConnectionStillWorks) {
   EXPECT_EQ(*client->Get("k"), "v");
 }
 
+// An answer that comes late is nobody's.
+TEST(StoreClientTest, AfterAnAnswerThatDidNotComeInTimeNothingIsAskedAnyMore) {
+  TinyStore store;
+  store.Start();
+  auto client = StoreClient::Connect("127.0.0.1", store.port(), seconds(5));
+  ASSERT_TRUE(client.ok());
+  ASSERT_EQ(*client->Add("n", 5), 5);
+  client->SetPatience(seconds(0));
+  absl::Status late;
+  while (late.ok()) late = client->Add("n", 1).status();
+  EXPECT_EQ(late.code(), absl::StatusCode::kDeadlineExceeded) << late;
+  client->SetPatience(seconds(20));
+  EXPECT_EQ(client->Add("other", 1).status(), late);
+  EXPECT_EQ(client->Check({"n"}).status(), late);
+  EXPECT_EQ(client->Wait({"n"}, seconds(1)), late);
+}
+
 TEST(StoreClientTest, NamesTheAddressThatDoesNotAnswer) {
   const auto client = StoreClient::Connect("127.0.0.1", 1, milliseconds(30));
   EXPECT_EQ(client.status().code(), absl::StatusCode::kUnavailable);
