@@ -53,8 +53,8 @@ class Calls {
   using Respond = std::function<absl::Status(const Reply&)>;  // Fills the call's reply.
   using Internal = std::function<void(const Reply&)>;
 
-  // `free_bytes`: where the journal lies; called on gRPC's threads, because a disk may take its
-  // time. `memory`: on the loop's.
+  // `free_bytes`: where the journal lies; called on gRPC's threads, so it must not wait for a disk
+  // (free_space.h). `memory`: on the loop's.
   Calls(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes,
         std::function<MemoryUse()> memory);
   ~Calls();

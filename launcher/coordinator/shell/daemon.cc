@@ -41,6 +41,7 @@
 #include "launcher/coordinator/shell/calls.h"
 #include "launcher/coordinator/shell/core_loop.h"
 #include "launcher/coordinator/shell/folder.h"
+#include "launcher/coordinator/shell/free_space.h"
 #include "launcher/coordinator/shell/listener.h"
 #include "launcher/coordinator/shell/log_relay.h"
 #include "launcher/coordinator/shell/memory_guard.h"
@@ -190,6 +191,11 @@ absl::Status CannotListen(const absl::Status& why) {
                    "give another --listen address");
 }
 
+std::uint64_t FreeBytesAt(const std::string& path) {
+  const absl::StatusOr<io::DiskSpace> space = io::DiskSpaceOf(path);
+  return space.ok() ? space->free_bytes : std::numeric_limits<std::uint64_t>::max();
+}
+
 absl::StatusOr<JobView> JobOf(const absl::StatusOr<Journal::Batch>& rows, const JobId& job) {
   RETURN_IF_ERROR(rows.status());
   ReadFilter filter;
@@ -212,9 +218,9 @@ class DaemonImpl final : public Daemon, public Outlet {
         c10d_(folder_.path(), *log_),
         journal_(MakeSqliteJournal(folder_.JournalPath())),
         loop_(io_, *journal_, *log_, *this),
-        sessions_(loop_, *log_, config_.lease, [this] { return FreeBytes(); }),
+        sessions_(loop_, *log_, config_.lease, [this] { return free_space_.Bytes(); }),
         calls_(
-            loop_, *log_, [this] { return FreeBytes(); }, [this] { return memory_.Now(); }),
+            loop_, *log_, [this] { return free_space_.Bytes(); }, [this] { return memory_.Now(); }),
         logs_(loop_, calls_, sessions_),
         prober_(io_),
         service_(sessions_, calls_, logs_, config.insecure) {
@@ -288,11 +294,6 @@ class DaemonImpl final : public Daemon, public Outlet {
     version.minor = kProtocolMinor;
     version.build = config_.build;
     return version;
-  }
-
-  std::uint64_t FreeBytes() const {
-    const absl::StatusOr<io::DiskSpace> space = io::DiskSpaceOf(folder_.path());
-    return space.ok() ? space->free_bytes : std::numeric_limits<std::uint64_t>::max();
   }
 
   void StartServer() {
@@ -514,6 +515,7 @@ class DaemonImpl final : public Daemon, public Outlet {
   C10dDoor c10d_;
   std::vector<Address> addresses_;
   boost::asio::thread_pool histories_{1};
+  FreeSpace free_space_{[path = folder_.path()] { return FreeBytesAt(path); }};
   const std::unique_ptr<Journal> journal_;
   CoreLoop loop_;
   Sessions sessions_;

@@ -41,9 +41,9 @@ inline constexpr int kMaxSessionsPerConnection = 4;
 
 class Sessions {
  public:
-  // `free_bytes` tells the room where the journal lies; called on gRPC's threads, because a disk
-  // may take its time. Heartbeats are answered at most each third of `lease`: an agent that hears
-  // nothing for a lease breaks off.
+  // `free_bytes` tells the room where the journal lies; called on gRPC's threads, so it must not
+  // wait for a disk (free_space.h). Heartbeats are answered at most each third of `lease`: an agent
+  // that hears nothing for a lease breaks off.
   Sessions(CoreLoop& loop, obs::Logger& log, Duration lease,
            std::function<std::uint64_t()> free_bytes);
   ~Sessions();
