@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <future>
+#include <limits>
 #include <memory>
 
 namespace regroup::coordinator {
