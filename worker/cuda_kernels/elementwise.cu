@@ -44,7 +44,7 @@ __global__ void GeluBackwardKernel(GeluBackwardArgs<T> args) {
 template <typename T>
 __global__ void NarrowKernel(NarrowArgs<T> args) {
   for (std::int64_t i = FirstElement(); i < args.elements; i += ElementStride())
-    args.y[i] = Narrowed<T>(args.x[i]);
+    args.y[i] = Narrowed<T>(args.add ? Widened(args.y[i]) + args.x[i] : args.x[i]);
 }
 
 template <typename T>

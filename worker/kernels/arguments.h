@@ -173,13 +173,16 @@ struct RoundWeightsArgs {
   std::uint32_t key = 0;
 };
 
-// y = x rounded to the nearest numbers, and x = those in full precision.
+// y = x rounded to the nearest numbers; with `add`, y = y + x, each sum being rounded once, as it
+// is stored.
 template <typename T>
 struct NarrowArgs {
   std::int64_t elements = 0;
   const Wide<T>* x = nullptr;
   T* y = nullptr;
+  bool add = false;
 };
+// x = numbers of 16 bits in full precision.
 template <typename T>
 struct WidenArgs {
   std::int64_t elements = 0;

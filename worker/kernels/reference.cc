@@ -328,7 +328,8 @@ void RoundWeights(const RoundWeightsArgs<T>& args, void* /*workspace*/) {
 
 template <typename T>
 void Narrow(const NarrowArgs<T>& args, void* /*workspace*/) {
-  for (std::int64_t i = 0; i < args.elements; ++i) args.y[i] = T(args.x[i]);
+  for (std::int64_t i = 0; i < args.elements; ++i)
+    args.y[i] = T(args.add ? args.y[i] + args.x[i] : args.x[i]);
 }
 
 template <typename T>

@@ -354,7 +354,11 @@ void RoundWeights(const RoundWeightsArgs<E>& args, void* /*workspace*/) {
 template <typename E>
 void Narrow(const NarrowArgs<E>& args, void* /*workspace*/) {
   ParallelPieces(args.elements, kPiece, [&](std::int64_t begin, std::int64_t end, int) {
-    Map(begin, end, args.x, args.y, [](Vec v) { return v; });
+    if (args.add) {
+      Map(begin, end, args.x, args.y, args.y, [](Vec a, Vec b) { return a + b; });
+    } else {
+      Map(begin, end, args.x, args.y, [](Vec v) { return v; });
+    }
   });
 }
 

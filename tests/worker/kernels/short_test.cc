@@ -10,6 +10,7 @@
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tests/worker/device/host_compute.h"
@@ -357,6 +358,34 @@ TYPED_TEST(ShortNumbers, NarrowAndWiden) {
       }
       EXPECT_EQ(back.back(), 7);
       EXPECT_EQ(static_cast<float>(y.back()), 7);
+    }
+  }
+}
+
+// Each sum is rounded once, and half-way between two numbers to the even one.
+TYPED_TEST(ShortNumbers, NarrowAddsToWhatIsThere) {
+  using T = TypeParam;
+  constexpr float kLast = std::is_same_v<T, BFloat16> ? 0x1p-7f : 0x1p-10f;  // Last bit of 1.
+  std::vector<const KernelTable<T>*> tables = this->Tables();
+  tables.push_back(&ReferenceKernels<T>());
+  for (const KernelTable<T>* table : tables) {
+    for (const std::int64_t n : {1, 17, 33'001}) {
+      SCOPED_TRACE(testing::Message() << table->name << " " << n);
+      std::vector<float> x = Given<float>("x", n, 0.01);
+      std::vector<T> before = this->Some("y", n + 1);
+      const std::pair<float, float> ties[] = {
+          {1, kLast / 2}, {1 + kLast, kLast / 2}, {1, kLast * 0.51f}, {1, -kLast / 4}};
+      for (std::size_t i = 0; i < std::size(ties) && n > 1; ++i)
+        before[i] = T(ties[i].first), x[i] = ties[i].second;
+      std::vector<T> y = before;
+      table->narrow(this->host_.On(), {n, x.data(), y.data(), /*add=*/true});
+      for (std::size_t i = 0; i < x.size(); ++i)
+        ASSERT_EQ(y[i].bits, T(static_cast<float>(before[i]) + x[i]).bits) << i;
+      EXPECT_EQ(y.back().bits, before.back().bits);
+      if (n == 1) continue;
+      const float expected[] = {1, 1 + 2 * kLast, 1 + kLast, 1};
+      for (std::size_t i = 0; i < std::size(expected); ++i)
+        EXPECT_EQ(static_cast<float>(y[i]), expected[i]) << i;
     }
   }
 }
