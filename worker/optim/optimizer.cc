@@ -107,7 +107,8 @@ Optimizer<T>::Optimizer(const ParamLayout& layout, const OptimizerConfig& config
       rank_(rank) {
   const auto elements = [&](StateKind kind) { return Index(layout.Elements(kind, rank)); };
   CHECK(buffers_.weights.size() == elements(StateKind::kWeights));
-  CHECK(buffers_.gradients.size() == elements(StateKind::kGradients));
+  CHECK(buffers_.gradients.size() == (buffers_.widened ? 0 : elements(StateKind::kGradients)));
+  CHECK(!buffers_.widened || buffers_.widened_at_once >= kSumBlock);
   CHECK(buffers_.state.size() == StateNames(config.kind).size());
   for (const std::span<T> state : buffers_.state)
     CHECK(state.size() == elements(StateKind::kMoments));
@@ -138,6 +139,7 @@ absl::StatusOr<std::unique_ptr<Optimizer<T>>> Optimizer<T>::Create(const ParamLa
 
 template <typename T>
 void Optimizer<T>::SumSquares(double* sum) const {
+  CHECK(!buffers_.widened);
   compute_.kernels.sum_squares(
       {compute_.stream, chunk_sums_.data()},
       {.elements = layout_.flat_elements(), .x = buffers_.gradients.data(), .sum = sum});
@@ -148,31 +150,42 @@ void Optimizer<T>::SquareOwnedBlocks(std::span<double> sums) const {
   CHECK(static_cast<std::int64_t>(sums.size()) == BlocksOf(layout_));
   compute_.stream.Zero(sums.data(), sums.size_bytes());
   if (!CountsOwned()) return;
-  for (const Range& box : layout_.Owned(rank_)) {
-    compute_.kernels.square_blocks(
-        {compute_.stream},
-        {.elements = box.size,
-         .x = buffers_.gradients.data() + layout_.Offset(StateKind::kGradients, rank_, box.begin),
-         .sums = sums.data() + box.begin / kSumBlock});
+  for (const Range& box : layout_.Boxes(StateKind::kMoments, rank_)) {
+    ForPieces(box, [&](const Range& blocks, const T* gradient) {
+      compute_.kernels.square_blocks(
+          {compute_.stream},
+          {.elements = blocks.size, .x = gradient, .sums = sums.data() + blocks.begin / kSumBlock});
+    });
   }
 }
 
 template <typename T>
 typename Optimizer<T>::Pointers Optimizer<T>::At(std::int64_t element) const {
   const auto at = [&](StateKind kind) { return layout_.Offset(kind, rank_, element); };
-  Pointers pointers{buffers_.gradients.data() + at(StateKind::kGradients),
-                    buffers_.weights.data() + at(StateKind::kWeights),
-                    {}};
+  Pointers pointers{buffers_.weights.data() + at(StateKind::kWeights), {}};
   for (std::size_t s = 0; s < buffers_.state.size(); ++s)
     pointers.state[s] = buffers_.state[s].data() + at(StateKind::kMoments);
   return pointers;
 }
 
+// Pieces end where blocks do, since those are summed as a whole.
 template <typename T>
-void Optimizer<T>::ForOwned(ParamId id, const std::function<void(const Range&)>& use) const {
-  if (!layout_.Divides(StateKind::kMoments)) use(layout_.params()[Index(id)].flat);
+void Optimizer<T>::ForPieces(const Range& flat, const UseRange& use) const {
+  const std::int64_t offset = layout_.Offset(StateKind::kGradients, rank_, flat.begin);
+  if (!buffers_.widened) return use(flat, buffers_.gradients.data() + offset);
+  for (std::int64_t begin = flat.begin; begin < flat.end();) {
+    const std::int64_t end =
+        std::min(flat.end(), (begin + buffers_.widened_at_once) / kSumBlock * kSumBlock);
+    use({begin, end - begin}, buffers_.widened(offset + begin - flat.begin, end - begin));
+    begin = end;
+  }
+}
+
+template <typename T>
+void Optimizer<T>::ForOwned(ParamId id, const UseRange& use) const {
+  if (!layout_.Divides(StateKind::kMoments)) ForPieces(layout_.params()[Index(id)].flat, use);
   for (const Share& share : layout_.Shares(id)) {
-    if (share.owner == layout_.PlaceOf(rank_)) use(share.flat);
+    if (share.owner == layout_.PlaceOf(rank_)) ForPieces(share.flat, use);
   }
 }
 
@@ -192,13 +205,16 @@ std::span<double> Optimizer<T>::SquareTensors(const StepInfo& info) {
   compute_.stream.Zero(squares_.data(), squares_.size_bytes());
   if (!CountsOwned()) return squares_;
   for (ParamId id = 0; id < static_cast<ParamId>(layout_.params().size()); ++id) {
-    if (Adapts(id)) ForOwned(id, [&](const Range& flat) { SquareRange(id, flat, info); });
+    if (!Adapts(id)) continue;
+    ForOwned(id,
+             [&](const Range& flat, const T* gradient) { SquareRange(id, flat, gradient, info); });
   }
   return squares_;
 }
 
 template <typename T>
-void Optimizer<T>::SquareRange(ParamId id, const Range& flat, const StepInfo& info) {
+void Optimizer<T>::SquareRange(ParamId id, const Range& flat, const T* gradient,
+                               const StepInfo& info) {
   const Pointers begin = At(flat.begin);
   const std::int64_t first =
       pieces_[Index(id)] + FirstBlock(flat) - FirstBlock(layout_.params()[Index(id)].flat);
@@ -207,7 +223,7 @@ void Optimizer<T>::SquareRange(ParamId id, const Range& flat, const StepInfo& in
                                  {.first = flat.begin,
                                   .elements = flat.size,
                                   .step = LambStepOf<T>(config_, info, DecayOf(id), 1),
-                                  .gradient = begin.gradient,
+                                  .gradient = gradient,
                                   .weight = begin.weight,
                                   .first_moment = lamb ? begin.state[0] : nullptr,
                                   .second_moment = lamb ? begin.state[1] : nullptr,
@@ -243,12 +259,15 @@ void Optimizer<T>::Step(UnitId unit, const StepInfo& info) {
   CHECK(unit >= 0 && unit < static_cast<UnitId>(layout_.units().size()));
   for (ParamId id : layout_.units()[Index(unit)].params) {
     const double trust = Trust(id);
-    ForOwned(id, [&](const Range& flat) { StepRange(id, flat, info, trust); });
+    ForOwned(id, [&](const Range& flat, const T* gradient) {
+      StepRange(id, flat, gradient, info, trust);
+    });
   }
 }
 
 template <typename T>
-void Optimizer<T>::StepRange(ParamId id, const Range& flat, const StepInfo& info, double trust) {
+void Optimizer<T>::StepRange(ParamId id, const Range& flat, const T* gradient, const StepInfo& info,
+                             double trust) {
   const Pointers begin = At(flat.begin);
   const double decay = DecayOf(id);
   const Launch on{compute_.stream};
@@ -256,7 +275,7 @@ void Optimizer<T>::StepRange(ParamId id, const Range& flat, const StepInfo& info
     case OptimizerKind::kAdamW:
       compute_.kernels.adamw(on, {.elements = flat.size,
                                   .step = AdamWStepOf(config_, info, decay),
-                                  .gradient = begin.gradient,
+                                  .gradient = gradient,
                                   .weight = begin.weight,
                                   .first_moment = begin.state[0],
                                   .second_moment = begin.state[1]});
@@ -265,14 +284,14 @@ void Optimizer<T>::StepRange(ParamId id, const Range& flat, const StepInfo& info
     case OptimizerKind::kLars:
       compute_.kernels.sgd(on, {.elements = flat.size,
                                 .step = SgdStepOf<T>(config_, info, decay, trust),
-                                .gradient = begin.gradient,
+                                .gradient = gradient,
                                 .weight = begin.weight,
                                 .buffer = begin.state[0]});
       return;
     case OptimizerKind::kLamb:
       compute_.kernels.lamb(on, {.elements = flat.size,
                                  .step = LambStepOf<T>(config_, info, decay, trust),
-                                 .gradient = begin.gradient,
+                                 .gradient = gradient,
                                  .weight = begin.weight,
                                  .first_moment = begin.state[0],
                                  .second_moment = begin.state[1]});

@@ -51,6 +51,11 @@ class Optimizer {
     std::span<T> weights;
     std::span<const T> gradients;
     std::vector<std::span<T>> state;  // As StateNames() says.
+    // Where gradients are kept in fewer bits, `gradients` is none, and this has so many of them in
+    // full precision, from an offset into the rank's buffer: in the order of the stream, and until
+    // the next call. REQUIRES: at most widened_at_once, which is a block or more.
+    std::function<const T*(std::int64_t offset, std::int64_t elements)> widened{};
+    std::int64_t widened_at_once = 0;
   };
 
   // Resource exhausted, with the size.
@@ -60,9 +65,9 @@ class Optimizer {
                                                            Buffers buffers, int rank = 0);
 
   // The same value for every thread count. REQUIRES: gradients are reduced, and the rank has all of
-  // them.
+  // them, in full precision.
   void SumSquares(double* sum) const;
-  // Of the blocks that the rank owns, at their places among BlocksOf(layout); the others are set
+  // Of the blocks that the rank steps, at their places among BlocksOf(layout); the others are set
   // to 0, and all of them on ranks that own what those of the first group do. The sum over all
   // ranks goes to AddBlocks. REQUIRES: gradients are reduced.
   void SquareOwnedBlocks(std::span<double> sums) const;
@@ -83,21 +88,24 @@ class Optimizer {
   Optimizer(const ParamLayout& layout, const OptimizerConfig& config, const Compute<T>& compute,
             Buffers buffers, int rank);
   struct Pointers {  // Of one element of the flat order.
-    const T* gradient;
     T* weight;
     T* state[2];
   };
   Pointers At(std::int64_t element) const;
-  // What of a parameter this rank steps: ranges of the flat order.
-  void ForOwned(ParamId id, const std::function<void(const Range&)>& use) const;
+  // Ranges of the flat order with their gradients in full precision.
+  using UseRange = std::function<void(const Range&, const T* gradient)>;
+  void ForPieces(const Range& flat, const UseRange& use) const;
+  // What of a parameter this rank steps.
+  void ForOwned(ParamId id, const UseRange& use) const;
   bool CountsOwned() const;
   bool Adapts(ParamId id) const { return pieces_[static_cast<std::size_t>(id)] >= 0; }
-  void SquareRange(ParamId id, const Range& flat, const StepInfo& info);
+  void SquareRange(ParamId id, const Range& flat, const T* gradient, const StepInfo& info);
   // Of a whole tensor: 2-norms of its weights, and of LAMB's update or LARS's gradient.
   std::pair<double, double> Norms(ParamId id) const;
   double Trust(ParamId id) const;
   double DecayOf(ParamId id) const;
-  void StepRange(ParamId id, const Range& flat, const StepInfo& info, double trust);
+  void StepRange(ParamId id, const Range& flat, const T* gradient, const StepInfo& info,
+                 double trust);
 
   const ParamLayout& layout_;
   const OptimizerConfig config_;

@@ -135,6 +135,51 @@ TEST(Optimizer, SumsOfSquaresHaveAWorkspace) {
   EXPECT_EQ(sum, kSumChunks);
 }
 
+// Gradients that are had piece by piece: pieces are never longer than asked for, and change no bit.
+TEST(Optimizer, GradientsInPiecesStepToTheSameBits) {
+  const ParamLayout layout = *ParamLayout::Create(
+      {{"u", {{.name = "a", .shape = {37, 61}, .decay = true}, {.name = "b", .shape = {70}}}, {}},
+       {"w", {{.name = "c", .shape = {3 * kSumBlock + 5}, .decay = true}}, {}}},
+      2, Strategy::kReplicated);
+  const auto n = static_cast<std::size_t>(layout.flat_elements());
+  const std::vector<float> gradients = Given<float>("g", static_cast<std::int64_t>(n), 1);
+  const StepInfo info{.step = 1, .lr = 0.1, .grad_scale = 0.5};
+  HostCompute host;
+  for (const OptimizerKind kind : kOptimizers) {
+    const auto train = [&](std::int64_t at_once) {
+      std::vector<float> weights = Given<float>("w", static_cast<std::int64_t>(n), 1);
+      std::vector<std::vector<float>> state(StateNames(kind).size(), std::vector<float>(n, 0.25f));
+      std::vector<float> piece(static_cast<std::size_t>(at_once));
+      Optimizer<float>::Buffers buffers{weights, {}, {state.begin(), state.end()}};
+      if (at_once == 0) {
+        buffers.gradients = gradients;
+      } else {
+        buffers.widened_at_once = at_once;
+        buffers.widened = [&](std::int64_t offset, std::int64_t elements) {
+          EXPECT_LE(elements, at_once);
+          std::copy_n(gradients.begin() + offset, elements, piece.begin());
+          return piece.data();
+        };
+      }
+      const auto optimizer = *Optimizer<float>::Create(
+          layout, {.kind = kind}, host.With(KernelsFor(BestIsa())), std::move(buffers));
+      std::vector<double> squares(static_cast<std::size_t>(BlocksOf(layout)));
+      optimizer->SquareOwnedBlocks(squares);
+      double sum = AddBlocks(layout.flat_elements(), squares.data()), whole = sum;
+      if (at_once == 0) optimizer->SumSquares(&whole);
+      EXPECT_EQ(sum, whole);
+      optimizer->SquareTensors(info);
+      for (const UnitId unit : {0, 1}) optimizer->Step(unit, info);
+      weights.push_back(static_cast<float>(sum));
+      for (const std::vector<float>& s : state) weights.insert(weights.end(), s.begin(), s.end());
+      return weights;
+    };
+    const std::vector<float> whole = train(0);
+    for (const std::int64_t at_once : {kSumBlock, kSumBlock + 300, 4 * kSumBlock})
+      EXPECT_EQ(train(at_once), whole) << NameOf(kind) << " " << at_once;
+  }
+}
+
 TEST(AdamW, TheFirstUpdateIsTheLearningRateWhateverTheScale) {
   const ParamLayout layout =
       *ParamLayout::Replicated({{"u", {{.name = "v", .shape = {2}}}, {}}}, 1);
