@@ -309,6 +309,30 @@ void PlaceWindows(const ParamLayout& layout, const PlanOptions& options,
 
 }  // namespace
 
+Windows StagingOf(const ParamLayout& layout) {
+  std::set<UnitId> owners;  // Of what other units write too.
+  for (const UnitPlace& unit : layout.units()) {
+    for (const ParamId p : unit.shared)
+      owners.insert(layout.params()[static_cast<std::size_t>(p)].unit);
+  }
+  Windows staging;
+  staging.at.resize(layout.units().size());
+  std::int64_t owned = 0;
+  for (const UnitId u : owners) {
+    staging.at[static_cast<std::size_t>(u)] = owned;
+    owned += UnitOf(layout, u).flat.size;
+  }
+  staging.elements = std::max(owned, ParamLayout::kBlockElements);
+  for (UnitId u = 0; u < static_cast<UnitId>(layout.units().size()); ++u) {
+    if (owners.contains(u)) continue;
+    const UnitPlace& unit = UnitOf(layout, u);
+    std::int64_t& at = staging.at[static_cast<std::size_t>(u)];
+    at = unit.shared.empty() ? 0 : owned;
+    staging.elements = std::max(staging.elements, at + unit.flat.size);
+  }
+  return staging;
+}
+
 AddMask AddsOf(const Plan& plan, const ParamLayout& layout, UnitId unit, int micro_batch) {
   const UnitPlace& place = UnitOf(layout, unit);
   AddMask adds = 0, bit = 1;

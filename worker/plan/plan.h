@@ -107,6 +107,11 @@ struct PlanOptions {
 // bucket_bytes < 1, a wrap policy that does not fit the layout.
 absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& options);
 
+// Where gradients are kept in fewer bits than they are computed in: where a unit's Backward leaves
+// those in full precision, to be rounded and written or added to what is kept. Units share one
+// place, but for what one Backward writes together. At least a block has room.
+Windows StagingOf(const ParamLayout& layout);
+
 // Which gradients Backward(unit, micro_batch) adds to.
 AddMask AddsOf(const Plan& plan, const ParamLayout& layout, UnitId unit, int micro_batch);
 

@@ -266,6 +266,24 @@ TEST(Plan, TheFirstBackwardOfAStepWritesAndAllOthersAdd) {
   }
 }
 
+// What one backward writes lies apart, and anything else in one place.
+TEST(Plan, WhatOneBackwardWritesIsStagedApart) {
+  constexpr std::int64_t kBlock = ParamLayout::kBlockElements;
+  const auto unit = [](const char* name, std::int64_t blocks, std::vector<std::string> shared) {
+    return UnitSpec{name, {{.name = name, .shape = {blocks * kBlock}}}, std::move(shared)};
+  };
+  const auto staging = [&](std::int64_t block, std::vector<std::string> of_head) {
+    const std::vector<UnitSpec> units = {unit("embed", 4, {}), unit("b0", block, {}),
+                                         unit("b1", block, {}), unit("head", 2, of_head)};
+    return StagingOf(*ParamLayout::Create(units, 1, Strategy::kReplicated));
+  };
+  EXPECT_EQ(staging(2, {}), (Windows{{0, 0, 0, 0}, 4 * kBlock}));
+  EXPECT_EQ(staging(2, {"embed"}), (Windows{{0, 0, 0, 4 * kBlock}, 6 * kBlock}));
+  EXPECT_EQ(staging(7, {"embed"}), (Windows{{0, 0, 0, 4 * kBlock}, 7 * kBlock}));
+  EXPECT_EQ(staging(3, {"embed", "b0"}), (Windows{{0, 4 * kBlock, 0, 7 * kBlock}, 9 * kBlock}));
+  EXPECT_EQ(StagingOf(Layout(1)).elements, kBlock) << "for squares of whole blocks";
+}
+
 TEST(Plan, RefusesWhatCanNotBe) {
   const ParamLayout layout = Layout(2);
   for (const PlanOptions& options :
