@@ -195,6 +195,21 @@ class Training(BadInput):
         codes = re.findall(r"(?m)^  (\d+)  ", self.fx.start(worker, "--help").expect("(?s)exit codes:.*18  ", stream="stdout").string)
         self.assertEqual(codes, "0 1 2 10 11 12 13 14 15 16 17 18 19".split())
 
+    def test_numbers_that_do_not_fit(self):
+        folder = self.fx.path("ckpt")
+        with open(self.fx.path("train.yaml"), "w", encoding="utf-8") as file:
+            file.write("accumulate_type: bf16\n")
+        for options, what, because, correction in (
+                (("--accumulate-type", "f16"), '"f16" is not accepted', "f32 and bf16 are", "f32"),
+                (("--accumulate-type", "bf16"), "--accumulate-type bf16 does not fit --precision f32", "f32 alone is accepted",
+                 "--precision bf16"),
+                (("--config", self.fx.path("train.yaml")), "--accumulate-type bf16 does not fit --precision f32", "",
+                 "--precision bf16"),
+                (("--accumulate-type", "bf16", "--precision", "bf16", "--reduce-type", "f32"),
+                 "--accumulate-type bf16 does not fit --reduce-type f32", "as they keep them", "--reduce-type bf16")):
+            self.refused(self.train(2, folder, *options), 2, what, because, correction)
+        self.assertFalse(os.path.exists(folder))
+
     def test_no_gpu(self):
         """Whatever this program was built with and this machine has: no GPU is to be seen."""
         worker = [e2e.binary("regroup-worker"), "train", "--data", TEXT, "--steps", "2", "--layers", "1", "--width", "32",

@@ -47,9 +47,18 @@ bool SharesWeights(const ParamLayout& layout) {
   return layout.Divides(StateKind::kWeights) && !layout.FreesWeights();
 }
 
-// Of an element of a gradient: what the optimizer reads, and beside it what is exchanged.
+bool KeepsShort(const TrainConfig& config) { return config.accumulate_type != DType::kF32; }
+
+// Of an element of a gradient: what the optimizer reads, and beside it what is exchanged, if that
+// is not the same.
 std::int64_t GradientBytes(const TrainConfig& config) {
-  return kElementBytes + (config.reduce_type == DType::kF32 ? 0 : SizeOf(config.reduce_type));
+  if (config.accumulate_type == config.ReduceType()) return SizeOf(config.accumulate_type);
+  return SizeOf(config.accumulate_type) + SizeOf(config.ReduceType());
+}
+
+// Of gradients in full precision, beside what is kept of them.
+std::int64_t StagingBytes(const TrainConfig& config, const ParamLayout& layout) {
+  return KeepsShort(config) ? StagingOf(layout).elements * kElementBytes : 0;
 }
 
 // What rank 0 takes from others in a step and gives to them, in bytes.
@@ -160,7 +169,9 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const Planned& plan
   need.gradients = planned.plan.gradients.elements * GradientBytes(config);
   if (layout.Divides(StateKind::kGradients))
     need.gradients += MostElements(layout, StateKind::kGradients) * GradientBytes(config);
-  if (divided) need.gradients += BlocksOf(layout) * static_cast<std::int64_t>(sizeof(double));
+  need.gradients += StagingBytes(config, layout);
+  if (divided || KeepsShort(config))
+    need.gradients += BlocksOf(layout) * static_cast<std::int64_t>(sizeof(double));
   ASSIGN_OR_RETURN(const std::size_t activations,
                    ActivationBytes(planned.model, extent, config.recompute));
   need.activations =
@@ -198,9 +209,12 @@ std::array<MemoryNeed, 3> NeedOverStep(const TrainConfig& config, const Planned&
   for (std::size_t p = 0; p < uses.size(); ++p) {
     const StepUse& use = uses[p];
     const bool rounded = planned.layout.rounded();
+    const std::int64_t gradients = use.gradient_elements + use.owned_elements;
     parts[p] = {.weights = need.weights,
                 .gathered = rounded ? 0 : use.copied_elements * kElementBytes,
-                .gradients = (use.gradient_elements + use.owned_elements) * GradientBytes(config),
+                .gradients = gradients > 0 ? gradients * GradientBytes(config) +
+                                                 StagingBytes(config, planned.layout)
+                                           : 0,
                 .moments = need.moments,
                 .activations = use.activation_bytes > 0 ? use.activation_bytes + shared : 0,
                 .rounded = !rounded ? 0
@@ -230,7 +244,7 @@ StepWork WorkOf(const TrainConfig& config, const Planned& planned) {
       .flops = tokens * CausalFlopsPerToken(TrainedSizeOf(config, layout)),
       .computed_again = config.recompute == Recompute::kFull ? 1.0 / 3 : 0,
       .moved_bytes =
-          static_cast<double>(MovedBytes(planned, config.Precision(), config.reduce_type)),
+          static_cast<double>(MovedBytes(planned, config.Precision(), config.ReduceType())),
       .optimizer_bytes = static_cast<double>(touched * MostElements(layout, StateKind::kMoments))};
 }
 

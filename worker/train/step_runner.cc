@@ -115,7 +115,7 @@ absl::StatusOr<std::unique_ptr<StepRunner>> StepRunner::Create(
       runner->optimizer_,
       Optimizer<float>::Create(layout, options.optimizer,
                                {backend.device, *runner->compute_, backend.kernels.Of<float>()},
-                               {state.weights, runner->reduced_, state.slots}, rank));
+                               runner->OptimizerBuffers(state), rank));
   ASSIGN_OR_RETURN(runner->reader_, BatchReader::Create(dataset, runner->slice_.size));
   return runner;
 }
@@ -143,7 +143,20 @@ absl::Status StepRunner::AllocateGradients() {
              owned = scatters ? static_cast<std::size_t>(
                                     layout_.Elements(StateKind::kGradients, backend_.group.rank()))
                               : std::size_t{0};
+  CHECK(!KeepsShort() || options_.accumulate_type == options_.reduce_type);
   ASSIGN_OR_RETURN(sent_, backend_.tensors.AllocateTensor(options_.reduce_type, all));
+  if (KeepsShort()) {
+    staging_ = StagingOf(layout_);
+    const auto staged = static_cast<std::size_t>(staging_.elements);
+    ASSIGN_OR_RETURN(
+        gradient_memory_,
+        backend_.device.Allocate(MemoryKind::kDevice, Arena::Footprint<float>(staged) +
+                                                          Arena::Footprint<BFloat16>(owned)));
+    staged_ = gradient_memory_.Take<float>(staged);
+    received_ = scatters ? Tensor(gradient_memory_.Take<BFloat16>(owned)) : sent_;
+    memory_bytes_ += static_cast<std::int64_t>(gradient_memory_.size_bytes() + sent_.bytes());
+    return absl::OkStatus();
+  }
   ASSIGN_OR_RETURN(
       gradient_memory_,
       backend_.device.Allocate(
@@ -159,24 +172,36 @@ absl::Status StepRunner::AllocateGradients() {
   return absl::OkStatus();
 }
 
+Optimizer<float>::Buffers StepRunner::OptimizerBuffers(const TrainState& state) {
+  Optimizer<float>::Buffers buffers{
+      .weights = state.weights, .gradients = reduced_, .state = state.slots};
+  if (KeepsShort()) {
+    buffers.widened = [this](std::int64_t offset, std::int64_t elements) {
+      return Widened(offset, elements);
+    };
+    buffers.widened_at_once = static_cast<std::int64_t>(staged_.size());
+  }
+  return buffers;
+}
+
 absl::Status StepRunner::Allocate(TrainState& state) {
   RETURN_IF_ERROR(AllocateGradients());
   Collectives& tensors = backend_.tensors;
   const bool divided = layout_.Divides(StateKind::kMoments), frees = layout_.FreesWeights(),
-             rounds = layout_.rounded();
+             rounds = layout_.rounded(), by_block = divided || KeepsShort();
   const auto copied = static_cast<std::size_t>(plan_.weights.elements);
   // What is gathered in place is shared memory, and so is where it comes from.
   const bool copies = frees || (rounds && !divided);
   const std::size_t copy =
                         copies ? copied * static_cast<std::size_t>(SizeOf(type_)) : std::size_t{0},
-                    blocks = divided ? static_cast<std::size_t>(BlocksOf(layout_)) : 0;
+                    blocks = by_block ? static_cast<std::size_t>(BlocksOf(layout_)) : 0;
   ASSIGN_OR_RETURN(
       own_, backend_.device.Allocate(MemoryKind::kDevice, Arena::Footprint<std::byte>(copy)));
   ASSIGN_OR_RETURN(results_, backend_.device.Allocate(MemoryKind::kShared,
-                                                      divided ? Arena::Footprint<double>(blocks)
-                                                              : Arena::Footprint<double>(1)));
+                                                      by_block ? Arena::Footprint<double>(blocks)
+                                                               : Arena::Footprint<double>(1)));
   memory_bytes_ += static_cast<std::int64_t>(own_.size_bytes());
-  if (divided) memory_bytes_ += static_cast<std::int64_t>(results_.size_bytes());
+  if (by_block) memory_bytes_ += static_cast<std::int64_t>(results_.size_bytes());
   if (divided && rounds) {
     std::size_t largest = 0;  // All ranks' parts of an arena are of one size.
     for (int r = 0; r < layout_.world(); ++r)
@@ -191,7 +216,7 @@ absl::Status StepRunner::Allocate(TrainState& state) {
   weights_ = copies    ? Tensor(type_, own_.Take<std::byte>(copy).data(), copied)
              : divided ? source_
                        : Tensor(state.weights);
-  if (divided) {
+  if (by_block) {
     squares_ = results_.Take<double>(blocks);
   } else {
     sum_ = results_.Take<double>(1).data();
@@ -204,7 +229,8 @@ typename UnitRunner<T>::Places StepRunner::Places() {
   typename UnitRunner<T>::Places places;
   for (std::size_t u = 0; u < layout_.units().size(); ++u) {
     places.weights.push_back(weights_.Elements<T>().data() + plan_.weights.at[u]);
-    places.gradients.push_back(gradients_.data() + plan_.gradients.at[u]);
+    places.gradients.push_back(KeepsShort() ? staged_.data() + staging_.at[u]
+                                            : gradients_.data() + plan_.gradients.at[u]);
   }
   return places;
 }
@@ -397,6 +423,31 @@ void StepRunner::Round(UnitId unit, std::int64_t step) {
     runner_->RoundWeights(weights, key);
 }
 
+void StepRunner::Backward(const Instruction& instruction) {
+  const AddMask adds = AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch);
+  runner_->Backward(instruction.unit, MicroBatchOf(instruction.micro_batch),
+                    KeepsShort() ? AddMask{0} : adds);
+  if (KeepsShort()) Accumulate(instruction.unit, adds);
+}
+
+// What a backward has left in full precision is rounded as it is written or added to what is kept.
+void StepRunner::Accumulate(UnitId unit, AddMask adds) {
+  const std::span<BFloat16> kept = sent_.Elements<BFloat16>();
+  const UnitPlace& place = layout_.units()[static_cast<std::size_t>(unit)];
+  std::vector<ParamId> touched = place.params;
+  touched.insert(touched.end(), place.shared.begin(), place.shared.end());
+  for (std::size_t i = 0; i < touched.size(); ++i) {
+    const ParamPlace& param = layout_.params()[static_cast<std::size_t>(touched[i])];
+    const auto owner = static_cast<std::size_t>(param.unit);
+    const std::int64_t at = param.flat.begin - layout_.units()[owner].flat.begin;
+    backend_.kernels.Of<BFloat16>().narrow({*compute_},
+                                           {.elements = param.flat.size,
+                                            .x = staged_.data() + staging_.at[owner] + at,
+                                            .y = kept.data() + plan_.gradients.at[owner] + at,
+                                            .add = (adds >> i & 1) != 0});
+  }
+}
+
 absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step,
                                const Ballot& ballot, StepResult& result) {
   const auto unit = static_cast<std::size_t>(instruction.unit),
@@ -411,10 +462,7 @@ absl::Status StepRunner::Carry(const Instruction& instruction, std::int64_t step
     case Op::kRecompute:
       runner_->Recompute(instruction.unit, MicroBatchOf(instruction.micro_batch));
       return absl::OkStatus();
-    case Op::kBackward:
-      runner_->Backward(instruction.unit, MicroBatchOf(instruction.micro_batch),
-                        AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch));
-      return absl::OkStatus();
+    case Op::kBackward: Backward(instruction); return absl::OkStatus();
     case Op::kZeroGrad: ZeroGradients(instruction); return absl::OkStatus();
     case Op::kReduceGrad: ReduceGradients(instruction); return absl::OkStatus();
     case Op::kAwaitGrad:
@@ -494,12 +542,12 @@ const Bucket& StepRunner::BucketOf(const Instruction& instruction) const {
 
 void StepRunner::ZeroGradients(const Instruction& instruction) {
   const Bucket& bucket = BucketOf(instruction);
+  const Tensor kept = KeepsShort() ? sent_ : Tensor(gradients_);
   for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
     const auto unit = static_cast<std::size_t>(u);
-    const std::span<float> window =
-        gradients_.subspan(static_cast<std::size_t>(plan_.gradients.at[unit]),
-                           static_cast<std::size_t>(layout_.units()[unit].flat.size));
-    compute_->Zero(window.data(), window.size_bytes());
+    compute_->Zero(
+        kept.at(static_cast<std::size_t>(plan_.gradients.at[unit])),
+        static_cast<std::size_t>(layout_.units()[unit].flat.size) * kept.element_bytes());
   }
 }
 
@@ -521,7 +569,7 @@ void StepRunner::ReduceGradients(const Instruction& instruction) {
 }
 
 void StepRunner::NarrowGradients(const Bucket& bucket) {
-  if (sent_.type == DType::kF32) return;
+  if (sent_.type == DType::kF32 || KeepsShort()) return;
   const std::span<BFloat16> sent = sent_.Elements<BFloat16>();
   for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
     const auto at = static_cast<std::size_t>(plan_.gradients.at[static_cast<std::size_t>(u)]);
@@ -534,7 +582,7 @@ void StepRunner::NarrowGradients(const Bucket& bucket) {
 
 // What this rank has of the sums of a bucket.
 void StepRunner::WidenReduced(int bucket) {
-  if (sent_.type == DType::kF32) return;
+  if (sent_.type == DType::kF32 || KeepsShort()) return;
   const std::span<BFloat16> received = received_.Elements<BFloat16>();
   const auto widen = [&](std::int64_t begin, std::int64_t size) {
     const auto at = static_cast<std::size_t>(begin);
@@ -548,6 +596,15 @@ void StepRunner::WidenReduced(int bucket) {
   const int own = layout_.PlaceOf(backend_.group.rank());
   for (const Stretch& stretch : reductions_[static_cast<std::size_t>(bucket)])
     if (stretch.owner == own && stretch.size > 0) widen(stretch.to, stretch.size);
+}
+
+// Of what this rank has of the sums.
+const float* StepRunner::Widened(std::int64_t offset, std::int64_t elements) {
+  backend_.kernels.Of<BFloat16>().widen({*compute_},
+                                        {.elements = elements,
+                                         .y = received_.Elements<BFloat16>().data() + offset,
+                                         .x = staged_.data()});
+  return staged_.data();
 }
 
 // `sum_squares` is that of the gradients, without the loss scale that they still have.
@@ -567,8 +624,9 @@ absl::Status StepRunner::SumSquares(std::int64_t step) {
   } else {
     optimizer_->SquareOwnedBlocks(squares_);
     RETURN_IF_ERROR(Await());
-    // Each block is one rank's.
-    RETURN_IF_ERROR(backend_.group.AllReduce(squares_, Reduction::kSum));
+    // Each block is one rank's, or all ranks have all of them.
+    if (layout_.Divides(StateKind::kMoments))
+      RETURN_IF_ERROR(backend_.group.AllReduce(squares_, Reduction::kSum));
     sum_squares_ = AddBlocks(layout_.flat_elements(), squares_.data());
   }
   if (!optimizer_->needs_norms()) return absl::OkStatus();

@@ -36,7 +36,9 @@ struct StepRunnerOptions {
   double gradient_factor = 1;  // 1, but for a planted defect.
   std::uint64_t seed = 0;      // Of random rounding.
   Recompute recompute = Recompute::kNone;
-  DType reduce_type = DType::kF32;    // Or bf16: what ranks exchange of gradients.
+  DType reduce_type = DType::kF32;  // Or bf16: what ranks exchange of gradients.
+  // Or bf16, which reduce_type then is too: what gradients are kept and added up as.
+  DType accumulate_type = DType::kF32;
   bool reshard_after_forward = true;  // See PlanOptions.
   WrapPolicy wrap{};
 };
@@ -105,7 +107,10 @@ class StepRunner {
   StepRunner(const Backend& backend, const ParamLayout& layout, const Dataset& dataset,
              const StepRunnerOptions& options, DType type);
   absl::Status AllocateGradients();
+  // Gradients are kept as sent_ has them, and in full precision only one backward's at a time.
+  bool KeepsShort() const { return options_.accumulate_type != DType::kF32; }
   absl::Status Allocate(TrainState& state);
+  Optimizer<float>::Buffers OptimizerBuffers(const TrainState& state);
   template <typename T>
   typename UnitRunner<T>::Places Places();
   void Connect(const TrainState& state);
@@ -124,11 +129,14 @@ class StepRunner {
   std::vector<Runner::Weights> RoundingsOf(UnitId unit, const TrainState& state) const;
   void Round(UnitId unit, std::int64_t step);
   void Gather(UnitId unit);
+  void Backward(const Instruction& instruction);
+  void Accumulate(UnitId unit, AddMask adds);
   const Bucket& BucketOf(const Instruction& instruction) const;
   void ZeroGradients(const Instruction& instruction);
   void ReduceGradients(const Instruction& instruction);
   void NarrowGradients(const Bucket& bucket);
   void WidenReduced(int bucket);
+  const float* Widened(std::int64_t offset, std::int64_t elements);
   absl::Status SumSquares(std::int64_t step);
   StepInfo InfoOf(std::int64_t step, double sum_squares) const;
   absl::Status Vote(const Ballot& ballot, StepResult& result);
@@ -142,14 +150,18 @@ class StepRunner {
   const DType type_;
   LossScaler scaler_;
   Plan plan_;
-  std::span<float> gradients_;  // Where backwards write, by plan_.gradients.
+  std::span<float> gradients_;  // Where backwards write, by plan_.gradients; none if KeepsShort().
   Tensor sent_;                 // These, or what they are rounded to: the ranks share it.
-  Tensor weights_;              // Where forwards and backwards read, by plan_.weights.
-  Tensor source_;               // What they are gathered from, if they are; the ranks share it.
-  std::span<float> reduced_;    // This rank's buffer of reduced gradients; or gradients_.
-  Tensor received_;             // As it comes from other ranks: reduced_, or to be widened to it.
-  std::span<double> squares_;   // By block; only where not every rank has all gradients.
-  double* sum_ = nullptr;       // Of squares, of all gradients; only where every rank has them.
+  // Only if KeepsShort(): what one backward has written, and what the optimizer reads next.
+  Windows staging_;
+  std::span<float> staged_;
+  Tensor weights_;  // Where forwards and backwards read, by plan_.weights.
+  Tensor source_;   // What they are gathered from, if they are; the ranks share it.
+  // This rank's buffer of reduced gradients; or gradients_; none if KeepsShort().
+  std::span<float> reduced_;
+  Tensor received_;            // As it comes from other ranks: reduced_, or to be widened to it.
+  std::span<double> squares_;  // By block; only where not every rank has all, or KeepsShort().
+  double* sum_ = nullptr;      // Else: of squares, of all gradients.
   Arena own_, gradient_memory_, results_;  // What of the above is this rank's alone.
   std::int64_t memory_bytes_ = 0;
   std::vector<std::vector<Stretch>> reductions_;  // By bucket; only where moments are divided.

@@ -204,15 +204,22 @@ absl::Status ChoosePrecision(std::string_view text, std::optional<DType>& precis
                 NameOf(DType::kF32));
 }
 
-absl::Status ChooseReduceType(std::string_view text, DType& reduce_type) {
+absl::Status ChooseGradientType(std::string_view text, std::optional<DType>& chosen) {
   for (const DType type : {DType::kF32, DType::kBF16}) {
     if (text != NameOf(type)) continue;
-    reduce_type = type;
+    chosen = type;
     return absl::OkStatus();
   }
   return Refuse(Cat("\"", text, "\" is not accepted"),
                 "f32 and bf16 are; sums of gradients can be larger than any f16",
                 NameOf(DType::kF32));
+}
+
+absl::Status ChooseGradientType(std::string_view text, DType& chosen) {
+  std::optional<DType> type;
+  RETURN_IF_ERROR(ChooseGradientType(text, type));
+  chosen = *type;
+  return absl::OkStatus();
 }
 
 absl::Status ChooseRecompute(std::string_view text, Recompute& recompute) {
@@ -349,10 +356,17 @@ void DescribeModelAndSteps(CLI::App& app, TrainConfig& c) {
       "optimizer and checkpoints keep f32, as in --precision bf16",
       [&c](std::string_view text) { return ChoosePrecision(text, c.precision); });
   AddParsed(
+      app, "--accumulate-type", "NAME", NameOf(c.accumulate_type),
+      "numbers that gradients are kept and added up as over micro-batches: f32, or with "
+      "--precision bf16 also bf16, which takes half the memory and rounds each addition, as in "
+      "--accumulate-type bf16",
+      [&c](std::string_view text) { return ChooseGradientType(text, c.accumulate_type); });
+  AddParsed(
       app, "--reduce-type", "NAME", NameOf(DType::kF32),
       "numbers of the gradients that ranks exchange: f32, or bf16, which moves up to half and "
-      "rounds each rank's sum and the sum of all once, as in --reduce-type bf16",
-      [&c](std::string_view text) { return ChooseReduceType(text, c.reduce_type); });
+      "rounds each rank's sum and the sum of all once, and is what --accumulate-type bf16 brings "
+      "with it, as in --reduce-type bf16",
+      [&c](std::string_view text) { return ChooseGradientType(text, c.reduce_type); });
   AddParsed(app, "--seed", "N", Cat(c.seed), "of weights and sample order, as in --seed 1337",
             [&c](std::string_view text) {
               ASSIGN_OR_RETURN(const std::int64_t seed,
@@ -431,6 +445,27 @@ void DescribeTimeouts(CLI::App& app, TrainConfig& c) {
       "files to be read back, as in --save-timeout 1h");
 }
 
+absl::Status ValidateAccumulation(const TrainConfig& c) {
+  if (c.accumulate_type == DType::kF32) return absl::OkStatus();
+  const std::string flag = Cat("--accumulate-type ", NameOf(c.accumulate_type));
+  if (c.precision != DType::kBF16) {
+    return Refuse(
+        Cat(flag, " does not fit --precision ",
+            c.precision ? NameOf(*c.precision) : kBestPrecision),
+        "gradients are added up in bf16 only where weights and activations are bf16 on every rank; "
+        "else f32 alone is accepted",
+        "--precision bf16");
+  }
+  if (c.ReduceType() != c.accumulate_type) {
+    return Refuse(
+        Cat(flag, " does not fit --reduce-type ", NameOf(c.ReduceType())),
+        "ranks exchange gradients as they keep them: floats of them would take the memory "
+        "that bf16 saves",
+        "--reduce-type bf16, or no --reduce-type");
+  }
+  return absl::OkStatus();
+}
+
 // REQUIRES: the model is valid.
 absl::Status ValidateWrap(const TrainConfig& c) {
   if (c.wrap == WrapPolicy()) return absl::OkStatus();
@@ -504,7 +539,8 @@ std::map<std::string, std::string> TrainConfig::Settings() const {
                                                  {"optimizer", NameOf(optimizer)}};
   // What is as it always was is not told, so that older records are equal to these.
   if (schedule != ScheduleKind::kCosine) settings["lr-schedule"] = NameOf(schedule);
-  if (reduce_type != DType::kF32) settings["reduce-type"] = NameOf(reduce_type);
+  if (accumulate_type != DType::kF32) settings["accumulate-type"] = NameOf(accumulate_type);
+  if (ReduceType() != DType::kF32) settings["reduce-type"] = NameOf(ReduceType());
   if (scaling != ScalingRule::kNone) {
     settings["lr-scale"] = NameOf(scaling);
     settings["base-batch"] = Cat(base_batch);
@@ -593,6 +629,7 @@ absl::Status Validate(const TrainConfig& c) {
     return Refuse(Cat("--reshard-after-forward false does not fit --strategy ", NameOf(c.strategy)),
                   "only zero-3 and hybrid-shard free weights", "--strategy zero-3");
   }
+  RETURN_IF_ERROR(ValidateAccumulation(c));
   RETURN_IF_ERROR(ValidateWrap(c));
   if (c.warmup > c.steps)
     return Refuse("--warmup is too long", Cat(c.warmup, " steps of ", c.steps),

@@ -44,7 +44,8 @@ struct TrainConfig {
   WrapPolicy wrap{};                             // Of zero-3: what is gathered together.
   Recompute recompute = Recompute::kNone;        // Of activations.
   std::optional<DType> precision = DType::kF32;  // None: bf16 where the device multiplies that.
-  DType reduce_type = DType::kF32;               // What ranks exchange of gradients.
+  DType accumulate_type = DType::kF32;           // What gradients are kept and added up as.
+  std::optional<DType> reduce_type;              // What ranks exchange of them. None: the same.
   double learning_rate = 3e-4, min_learning_rate = 3e-5;
   int warmup = 0;
   ScheduleKind schedule = ScheduleKind::kCosine;
@@ -75,6 +76,7 @@ struct TrainConfig {
     return shard_group == 0 && hybrid ? ranks_of_host : shard_group;
   }
   DType Precision() const;
+  DType ReduceType() const { return reduce_type.value_or(accumulate_type); }
   bool Rounds() const { return Precision() != DType::kF32; }  // Weights, for a step.
   GptConfig Model(int vocabulary) const;
   GptConfig Model() const;  // As far as is known without the data: of text, unless told otherwise.
@@ -83,7 +85,8 @@ struct TrainConfig {
   // What decides the result, by name; in commit records, and compared between ranks. Those of
   // kLeftOut are not in it where they are as they were before there was a choice.
   std::map<std::string, std::string> Settings() const;
-  static constexpr const char* kLeftOut[] = {"lr-schedule", "lr-scale", "reduce-type"};
+  static constexpr const char* kLeftOut[] = {"lr-schedule", "lr-scale", "accumulate-type",
+                                             "reduce-type"};
 };
 
 CommandDescription DescribeTrain();

@@ -238,7 +238,8 @@ absl::Status Trainer::BuildParts() {
                                   .gradient_factor = wrong_scale ? 3.0 : 1.0,
                                   .seed = config_.seed,
                                   .recompute = config_.recompute,
-                                  .reduce_type = config_.reduce_type,
+                                  .reduce_type = config_.ReduceType(),
+                                  .accumulate_type = config_.accumulate_type,
                                   .reshard_after_forward = config_.reshard_after_forward,
                                   .wrap = config_.wrap};
   absl::StatusOr<std::unique_ptr<StepRunner>> runner = std::visit(

@@ -66,7 +66,8 @@ const Gradients& OfOneRank(OptimizerKind optimizer) {
 
 Gradients OnNccl(NcclRanks& ranks, const Cell& cell) {
   const auto& [world, sharding] = Placements()[cell[kPlacement]];
-  StepRunnerOptions options = OptionsOf(kOptimizers[cell[kOptimizer]]);
+  const Numbers& numbers = kNumbers[cell[kNumber]];
+  StepRunnerOptions options = With(numbers, OptionsOf(kOptimizers[cell[kOptimizer]]));
   options.micro_batch = MicroBatchOf(world, cell[kAccumulates] != 0);
   options.recompute = kRecomputes[cell[kRecompute]];
   ranks.options.group = sharding.group > 0 ? sharding.group : 1;
@@ -75,7 +76,7 @@ Gradients OnNccl(NcclRanks& ranks, const Cell& cell) {
   const TextDataset dataset(RandomText(), 8);
   ranks.Run([&, &sharding = sharding](NcclRanks::Rank& at) {
     ASSERT_TRUE(at.nccl.ok()) << at.nccl.status();
-    Rank rank({at.group, *at, at.device}, dataset, options, sharding, kTypes[cell[kType]]);
+    Rank rank({at.group, *at, at.device}, dataset, options, sharding, numbers.type);
     const auto result = rank.Step(0, options.batch);
     ASSERT_TRUE(result.ok()) << result.status();
     const std::scoped_lock lock(mutex);
@@ -100,7 +101,7 @@ TEST(NcclArray, GradientsOfEveryCellAreThoseOfOneRank) {
     const Gradients& expected = OfOneRank(kOptimizers[cell[kOptimizer]]);
     NcclRanks ranks(world);
     const Gradients got = OnNccl(ranks, cell);
-    const DType type = kTypes[cell[kType]];
+    const DType type = kNumbers[cell[kNumber]].type;
     const double near = type == DType::kF32 ? 1e-5 : type == DType::kBF16 ? 5e-2 : 1e-2;
     ASSERT_EQ(got.of.size(), expected.of.size());
     for (std::size_t p = 0; p < got.of.size(); ++p)

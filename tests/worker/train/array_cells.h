@@ -18,7 +18,19 @@ namespace regroup::worker {
 // What may be put together in one training: worlds and shardings, numbers, recomputation,
 // accumulation, optimizers, overlap.
 inline constexpr int kWorlds[] = {1, 2, 3, 4, 6, 7, 9};  // Of nine ranks two have no sample.
-inline constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+struct Numbers {
+  DType type;
+  DType accumulated = DType::kF32;  // Gradients.
+  std::string Name() const {
+    return absl::StrCat(NameOf(type), " accumulated in ", NameOf(accumulated));
+  }
+};
+inline constexpr Numbers kNumbers[] = {
+    {DType::kF32}, {DType::kBF16}, {DType::kF16}, {DType::kBF16, DType::kBF16}};
+inline StepRunnerOptions With(const Numbers& numbers, StepRunnerOptions options) {
+  options.accumulate_type = options.reduce_type = numbers.accumulated;
+  return options;
+}
 inline constexpr Recompute kRecomputes[] = {Recompute::kNone, Recompute::kSelective,
                                             Recompute::kFull};
 
@@ -30,7 +42,7 @@ inline int MicroBatchOf(int world, bool accumulates) {
 }
 
 // By factor: which of its values. The first is the place in Placements().
-enum Factor { kPlacement, kType, kRecompute, kAccumulates, kOptimizer, kOverlaps, kFactors };
+enum Factor { kPlacement, kNumber, kRecompute, kAccumulates, kOptimizer, kOverlaps, kFactors };
 using Cell = std::array<std::size_t, kFactors>;
 
 inline const std::vector<std::pair<int, Sharding>>& Placements() {
@@ -45,8 +57,9 @@ inline const std::vector<std::pair<int, Sharding>>& Placements() {
 }
 
 inline std::vector<Cell> AllCells() {
-  const Cell sizes{
-      Placements().size(), std::size(kTypes), std::size(kRecomputes), 2, std::size(kOptimizers), 2};
+  const Cell sizes{Placements().size(),    std::size(kNumbers),
+                   std::size(kRecomputes), 2,
+                   std::size(kOptimizers), 2};
   std::vector<Cell> cells{{}};
   for (std::size_t f = 0; f < kFactors; ++f) {
     std::vector<Cell> more;
@@ -87,7 +100,7 @@ inline std::vector<Cell> PairwiseCells() {
 
 inline std::string Describe(const Cell& cell) {
   const auto& [world, sharding] = Placements()[cell[kPlacement]];
-  return absl::StrCat(sharding.Name(), " on ", world, ", ", NameOf(kTypes[cell[kType]]),
+  return absl::StrCat(sharding.Name(), " on ", world, ", ", kNumbers[cell[kNumber]].Name(),
                       ", recompute ", NameOf(kRecomputes[cell[kRecompute]]), ", accumulates ",
                       cell[kAccumulates], ", ", NameOf(kOptimizers[cell[kOptimizer]]),
                       ", overlaps ", cell[kOverlaps]);

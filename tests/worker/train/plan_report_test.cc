@@ -97,9 +97,11 @@ TEST(PlanReport, NamesTheFormulasOfGpt2AndChinchilla) {
 }
 
 TEST(PlanReport, NoPartOfAStepUsesMoreThanIsAllocated) {
-  for (const char* flags : {"--world 3 ", "--world 3 --precision bf16 --recompute full ",
-                            "--world 3 --micro-batch 2 --precision f16 --recompute selective ",
-                            "--world 3 --reduce-type bf16 ", "--world 1 ", "--world 20 "}) {
+  for (const char* flags :
+       {"--world 3 ", "--world 3 --precision bf16 --recompute full ",
+        "--world 3 --micro-batch 2 --precision f16 --recompute selective ",
+        "--world 3 --reduce-type bf16 ", "--world 3 --precision bf16 --accumulate-type bf16 ",
+        "--world 1 ", "--world 20 "}) {
     const Json tree = SaidAsJson(std::string(kSmall) + flags);
     for (const Json& strategy : tree["strategies"]) {
       for (const char* kind : {"weights", "gathered", "rounded", "gradients", "moments",
@@ -134,6 +136,25 @@ TEST(PlanReport, WhatIsExchangedInShortNumbersMovesHalf) {
     const Json far = SaidAsJson(absl::StrCat(kSmall, "--world 4 --reduce-type bf16 ",
                                              "--nproc-per-node ", per_node))["strategies"][0];
     EXPECT_EQ(Whole(far["moved_bytes"]), Whole(ddp["moved_bytes"]) * quarters / 4) << per_node;
+  }
+}
+
+// Half of the floats, and floats of what one backward writes: the head and, being tied, the
+// embedding. Ranks exchange what they keep.
+TEST(PlanReport, WhatIsAccumulatedInShortNumbersTakesHalf) {
+  const std::string flags = std::string(kSmall) + "--world 4 --precision bf16 ";
+  const Json floats = SaidAsJson(flags)["strategies"],
+             shorts = SaidAsJson(flags + "--accumulate-type bf16 ")["strategies"],
+             moved = SaidAsJson(flags + "--reduce-type bf16 ")["strategies"];
+  const std::int64_t squares =
+      Whole(floats[1]["gradients_bytes"]) - Whole(floats[0]["gradients_bytes"]);
+  EXPECT_GT(squares, 0);
+  const std::int64_t staged = 4 * ((256 + 32) * 64 + std::max(2 * 64, (12 * 64 + 13) * 64));
+  for (const std::size_t s : {0u, 1u, 2u, 3u}) {
+    const std::int64_t whole = Whole(floats[s]["gradients_bytes"]) - (s == 0 ? 0 : squares);
+    EXPECT_LE(Whole(shorts[s]["gradients_bytes"]), whole / 2 + squares + staged) << s;
+    EXPECT_EQ(shorts[s]["moved_bytes"], moved[s]["moved_bytes"]);
+    EXPECT_EQ(shorts[s]["moments_bytes"], floats[s]["moments_bytes"]);
   }
 }
 

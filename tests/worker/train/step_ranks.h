@@ -221,7 +221,7 @@ struct Course {
 inline std::vector<Course> TrainBy(const Sharding& sharding, int world, int micro_batch,
                                    DType type = DType::kF32, Recompute recompute = Recompute::kNone,
                                    OptimizerKind optimizer = OptimizerKind::kAdamW,
-                                   bool overlaps = false) {
+                                   bool overlaps = false, DType accumulate_type = DType::kF32) {
   std::vector<Course> all(static_cast<std::size_t>(world));
   const TextDataset dataset(RandomText(), 8);
   OnEveryRank(world, [&](Communicator& near) {
@@ -231,6 +231,7 @@ inline std::vector<Course> TrainBy(const Sharding& sharding, int world, int micr
     options.micro_batch = micro_batch;
     options.recompute = recompute;
     options.optimizer.kind = optimizer;
+    options.accumulate_type = options.reduce_type = accumulate_type;
     // LARS goes a thousandth of a tensor's norm times this.
     if (optimizer == OptimizerKind::kLars) options.schedule.lr = 1;
     Rank rank(ranks, dataset, options, sharding, type);

@@ -23,7 +23,7 @@ struct Case {
   DType type = DType::kF32;
   Recompute recompute = Recompute::kNone;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
-  DType reduce_type = DType::kF32;
+  DType reduce_type = DType::kF32, accumulate_type = DType::kF32;
   bool staged = false;  // Tensors go through the host, but where seed is 0.
 };
 
@@ -49,6 +49,7 @@ Outcome TrainOn(const Case& c, std::uint64_t seed, int forgotten = -1) {
     options.recompute = c.recompute;
     options.optimizer.kind = c.optimizer;
     options.reduce_type = c.reduce_type;
+    options.accumulate_type = c.accumulate_type;
     const auto number = static_cast<std::size_t>(ranks.rank());
     TestDevice device(seed * 100 + number, number == 0 ? forgotten : -1);
     // What a wait protects is seen without; twice as many schedules are tried in the same time.
@@ -93,6 +94,17 @@ TEST(Streams, EveryOrderThatIsAllowedHasTheSameBits) {
       {.sharding = {Strategy::kZero3, 2}, .world = 4, .optimizer = OptimizerKind::kLars},
       {.sharding = Strategy::kZero2, .reduce_type = DType::kBF16},
       {.sharding = Strategy::kReplicated, .micro_batch = 2, .reduce_type = DType::kBF16},
+      {.sharding = Strategy::kZero3,
+       .micro_batch = 2,
+       .type = DType::kBF16,
+       .reduce_type = DType::kBF16,
+       .accumulate_type = DType::kBF16},
+      {.sharding = Strategy::kZero2,
+       .type = DType::kBF16,
+       .optimizer = OptimizerKind::kLamb,
+       .reduce_type = DType::kBF16,
+       .accumulate_type = DType::kBF16,
+       .staged = true},
       {.sharding = Strategy::kZero3, .world = 9},  // Two of them have no sample.
       {.sharding = Strategy::kReplicated, .staged = true},
       {.sharding = Strategy::kZero1, .world = 3, .micro_batch = 2, .staged = true},

@@ -200,6 +200,33 @@ TEST_F(TrainTest, ShortNumbersResumeToTheSameBits) {
   }
 }
 
+// Gradients that are kept in 16 bits too: a step begins and ends without any.
+TEST_F(TrainTest, WhatIsAccumulatedInShortNumbersResumesToTheSameBits) {
+  const auto flags = [&](const std::string& name, const std::string& strategy) {
+    return With(Checkpoints(name), {"--strategy", strategy, "--precision", "bf16",
+                                    "--accumulate-type", "bf16", "--micro-batch", "1"});
+  };
+  Group straight(*this, 2, {.flags = flags("straight", "zero-2")});
+  for (int code : straight.WaitAll()) ASSERT_EQ(code, 0) << straight.Output(0);
+  const auto state = NewestState("straight");
+  const auto settings = Repository::Open(directory_ / "straight")->ReadManifest(12)->settings;
+  EXPECT_EQ(settings.at("accumulate-type"), "bf16");
+  EXPECT_EQ(settings.at("reduce-type"), "bf16");
+  ASSERT_TRUE(std::filesystem::remove(directory_ / "straight/commits/step-12"));
+  Group resumed(*this, 2, {.generation = 2, .flags = flags("straight", "ddp")});
+  for (int code : resumed.WaitAll()) ASSERT_EQ(code, 0) << resumed.Output(0);
+  EXPECT_NE(resumed.Output(0).find("resumed from step 8"), std::string::npos);
+  EXPECT_EQ(resumed.Output(0).find("other settings"), std::string::npos) << resumed.Output(0);
+  EXPECT_EQ(NewestState("straight"), state);
+  // And it is what gradients are added up as: to other bits than floats that are exchanged so.
+  Group floats(*this, 2,
+               {.generation = 3,
+                .flags = With(Checkpoints("floats"), {"--precision", "bf16", "--reduce-type",
+                                                      "bf16", "--micro-batch", "1"})});
+  for (int code : floats.WaitAll()) ASSERT_EQ(code, 0) << floats.Output(0);
+  EXPECT_NE(NewestState("floats"), state);
+}
+
 // A rank that owns nothing of so small a model, and one without a sample: a file of no tensor.
 TEST_F(TrainTest, MoreRanksThanThereAreBlocksOrSamples) {
   for (const std::string strategy : {"zero-1", "zero-3"}) {
