@@ -91,15 +91,24 @@ int Dial(const addrinfo* addresses, steady_clock::time_point end, std::string& e
 
 }  // namespace
 
+StoreClient::StoreClient(int fd, const std::string& host, std::uint16_t port)
+    : fd_(fd), host_(host), port_(port), peer_(absl::StrCat(host, ":", port)) {}
+
 StoreClient::StoreClient(StoreClient&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)),
       patience_(other.patience_),
-      peer_(std::move(other.peer_)) {}
+      host_(std::move(other.host_)),
+      port_(other.port_),
+      peer_(std::move(other.peer_)),
+      failure_(std::move(other.failure_)) {}
 
 StoreClient& StoreClient::operator=(StoreClient&& other) noexcept {
   std::swap(fd_, other.fd_);
   std::swap(patience_, other.patience_);
+  std::swap(host_, other.host_);
+  std::swap(port_, other.port_);
   std::swap(peer_, other.peer_);
+  std::swap(failure_, other.failure_);
   return *this;
 }
 
@@ -109,7 +118,6 @@ StoreClient::~StoreClient() {
 
 absl::StatusOr<StoreClient> StoreClient::Connect(const std::string& host, std::uint16_t port,
                                                  Duration deadline) {
-  const std::string peer = absl::StrCat(host, ":", port);
   const auto end = steady_clock::now() + deadline;
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -125,7 +133,7 @@ absl::StatusOr<StoreClient> StoreClient::Connect(const std::string& host, std::u
       const int fd = Dial(addresses, end, error);
       freeaddrinfo(addresses);
       if (fd >= 0) {
-        StoreClient client(fd, peer);
+        StoreClient client(fd, host, port);
         const absl::Status greeted = client.Handshake(end - steady_clock::now());
         if (greeted.ok()) return client;
         error = std::string(greeted.message());
@@ -134,7 +142,7 @@ absl::StatusOr<StoreClient> StoreClient::Connect(const std::string& host, std::u
     if (steady_clock::now() + pause >= end) break;
     std::this_thread::sleep_for(pause);
   }
-  return absl::UnavailableError(absl::StrCat("the generation's store at ", peer,
+  return absl::UnavailableError(absl::StrCat("the generation's store at ", host, ":", port,
                                              " does not answer within ", Seconds(deadline),
                                              " s: ", error));
 }
@@ -148,6 +156,12 @@ absl::Status StoreClient::Handshake(Duration deadline) {
   std::uint32_t echo = 0;
   RETURN_IF_ERROR(Receive(&echo, sizeof echo, deadline));
   if (echo != nonce) return absl::UnavailableError("what answers is not a TCPStore");
+  return absl::OkStatus();
+}
+
+absl::Status StoreClient::Renew(Duration deadline) {
+  if (failure_.ok()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(*this, Connect(host_, port_, deadline));
   return absl::OkStatus();
 }
 
@@ -165,7 +179,7 @@ absl::Status StoreClient::Send(std::string_view bytes, Duration deadline) {
       bytes.remove_prefix(static_cast<std::size_t>(sent));
     } else if (sent < 0 && (errno == EAGAIN || errno == EINTR)) {
       if (!WaitFor(fd_, POLLOUT, end))
-        return Fail(absl::DeadlineExceededError(absl::StrCat("store ", peer_, " does not read")));
+        return Fail(absl::UnavailableError(absl::StrCat("store ", peer_, " does not read")));
     } else {
       return Fail(
           absl::UnavailableError(absl::StrCat("store ", peer_, ": ", std::strerror(errno))));
@@ -186,8 +200,9 @@ absl::Status StoreClient::Receive(void* out, std::size_t size, Duration deadline
     } else if (got == 0) {
       return Fail(absl::UnavailableError(absl::StrCat("store ", peer_, " closed the connection")));
     } else if (errno == EAGAIN || errno == EINTR) {
-      if (!WaitFor(fd_, POLLIN, end))
-        return Fail(absl::DeadlineExceededError(absl::StrCat("store ", peer_, " does not answer")));
+      if (WaitFor(fd_, POLLIN, end)) continue;
+      failure_ = absl::UnavailableError(absl::StrCat("store ", peer_, " did not answer in time"));
+      return absl::DeadlineExceededError(failure_.message());
     } else {
       return Fail(
           absl::UnavailableError(absl::StrCat("store ", peer_, ": ", std::strerror(errno))));
@@ -212,9 +227,9 @@ absl::StatusOr<std::string> StoreClient::Get(std::string_view key) {
   std::uint64_t size = 0;
   RETURN_IF_ERROR(Receive(&size, sizeof size, patience_));
   if (size > kMaxValueBytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("store ", peer_, " announces a value of ",
-                                                     size, " bytes for ", std::string(key),
-                                                     "; limit ", kMaxValueBytes));
+    return Fail(absl::ResourceExhaustedError(absl::StrCat("store ", peer_, " announces a value of ",
+                                                          size, " bytes for ", std::string(key),
+                                                          "; limit ", kMaxValueBytes)));
   }
   std::string value(size, '\0');
   RETURN_IF_ERROR(Receive(value.data(), value.size(), patience_));
@@ -262,8 +277,10 @@ absl::Status StoreClient::Wait(const std::vector<std::string>& keys, Duration de
   std::string request;
   AppendRaw(request, kCancelWait);
   RETURN_IF_ERROR(Send(request, patience_));
+  const auto end = steady_clock::now() + patience_;
   while (answer != 1) {
-    if (const absl::Status cancelled = Receive(&answer, 1, patience_); !cancelled.ok())
+    if (const absl::Status cancelled = Receive(&answer, 1, end - steady_clock::now());
+        !cancelled.ok())
       return Fail(absl::UnavailableError(cancelled.message()));
   }
   return absl::DeadlineExceededError(absl::StrCat("store ", peer_, ": not all of ", keys.size(),

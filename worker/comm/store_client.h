@@ -14,8 +14,8 @@ namespace regroup::worker {
 
 // One connection to a generation's key-value store, in the protocol of PyTorch's TCPStore. Not
 // thread-safe. Keys are what callers give, behind the "/" that every TCPStore client puts before
-// user keys. After a failed call all others fail with it, since a late answer would be taken for
-// theirs; save kDeadlineExceeded from Wait.
+// user keys. After a failed call all others fail, until Renew: a late answer would be taken for
+// theirs. A Wait that ends with kDeadlineExceeded has not failed.
 class StoreClient {
  public:
   // Dials until something answers the handshake or `deadline` has passed; `host` is a name or an IP
@@ -26,6 +26,8 @@ class StoreClient {
   StoreClient& operator=(StoreClient&& other) noexcept;
   ~StoreClient();
 
+  // Dials anew after a failed call, else does nothing. Patience is 30 s again.
+  absl::Status Renew(Duration deadline);
   // How long later calls wait for an answer; 30 s at first.
   void SetPatience(Duration per_answer) { patience_ = per_answer; }
   absl::Status Set(std::string_view key, std::string_view value);
@@ -39,7 +41,7 @@ class StoreClient {
   absl::StatusOr<std::string> LocalIp() const;
 
  private:
-  StoreClient(int fd, std::string peer) : fd_(fd), peer_(std::move(peer)) {}
+  StoreClient(int fd, const std::string& host, std::uint16_t port);
   absl::Status Handshake(Duration deadline);
   absl::Status Send(std::string_view bytes, Duration deadline);
   absl::Status Receive(void* out, std::size_t size, Duration deadline);
@@ -48,8 +50,10 @@ class StoreClient {
 
   int fd_ = -1;
   Duration patience_ = std::chrono::seconds(30);
-  std::string peer_;  // HOST:PORT, for messages.
-  absl::Status failure_;
+  std::string host_;
+  std::uint16_t port_ = 0;
+  std::string peer_;      // Both, for messages.
+  absl::Status failure_;  // Of an earlier call.
 };
 
 }  // namespace regroup::worker

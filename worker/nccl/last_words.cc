@@ -35,14 +35,19 @@ std::string LastWords::LookKey(std::uint64_t begun) const {
 }
 
 bool LastWords::IsFirstToLook(std::uint64_t begun) {
+  (void)store_.Renew(kShortly);
   store_.SetPatience(kShortly);
   return store_.Add(LookKey(begun) + "/by", 1).value_or(0) == 1;
 }
 
 void LastWords::NoteLook(std::uint64_t begun, const std::string& found) {
-  if (found.empty()) return;
   store_.SetPatience(kShortly);
   (void)store_.Set(LookKey(begun), found);
+}
+
+void LastWords::AwaitLook(std::uint64_t begun, Duration patience) {
+  store_.SetPatience(kShortly);
+  (void)store_.Wait({LookKey(begun)}, patience);
 }
 
 std::string LastWords::NotedLook(std::uint64_t begun) {

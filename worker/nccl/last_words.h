@@ -27,11 +27,15 @@ class LastWords {
   // it, have not begun it, or do not answer within `patience`; for people. Looking them up takes
   // 300 ms more at most; then those that are left are counted.
   std::string WhoIsMissing(std::uint64_t begun, const std::vector<int>& ranks, Duration patience);
-  // Whether this rank is to ask what NCCL knows of a collective, by its number: one of all is. Not
-  // this one where the store does not answer.
+  // Whether this rank is to ask what NCCL knows of a collective, by its number: one of all is.
+  // False where the store does not answer. One that once did not answer in time is dialled anew,
+  // since a collective that is late may end well, and a later one not.
   bool IsFirstToLook(std::uint64_t begun);
-  // What it has found, which whoever tells the cause finds by the same number; empty: nothing yet.
+  // What it has found, which whoever tells the cause finds by the same number; may be empty.
   void NoteLook(std::uint64_t begun, const std::string& found);
+  // Until another rank has noted what it has found.
+  void AwaitLook(std::uint64_t begun, Duration patience);
+  // Empty: also where nothing was noted.
   std::string NotedLook(std::uint64_t begun);
   // Why this rank has ended the group. Where several have, one of them is heard.
   void Tell(std::uint64_t begun, const std::string& cause);

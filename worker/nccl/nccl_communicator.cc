@@ -65,9 +65,8 @@ std::vector<Stretch> Joined(std::span<const Stretch> stretches) {
 
 // One for each rank of the group, in their order and one behind the other at `place`, as NCCL has
 // them in one buffer.
-bool AreParts(std::vector<Stretch>& stretches, int group, std::int64_t Stretch::*place) {
+bool AreParts(const std::vector<Stretch>& stretches, int group, std::int64_t Stretch::*place) {
   if (stretches.size() != static_cast<std::size_t>(group)) return false;
-  std::ranges::sort(stretches, {}, &Stretch::owner);
   for (std::size_t i = 0; i < stretches.size(); ++i) {
     const Stretch& s = stretches[i];
     if (s.owner != static_cast<int>(i) || s.size != stretches[0].size ||
@@ -169,8 +168,9 @@ absl::StatusOr<NcclUniqueId> NcclCommunicator::ShareId() {
   ASSIGN_OR_RETURN(StoreClient store, StoreClient::Connect(options_.store_host, options_.store_port,
                                                            options_.init_deadline));
   if (ranks_.rank() == 0) {
-    RETURN_IF_ERROR(store.Set(key, made.ok() ? std::string(id.bytes, sizeof id.bytes)
-                                             : absl::StrCat("!", made.message())));
+    const std::string text = made.ok() ? "=" + std::string(id.bytes, sizeof id.bytes)
+                                       : absl::StrCat("!", made.message());
+    RETURN_IF_ERROR(store.Set(key, text));
   } else {
     for (;;) {
       const absl::Status there = store.Wait({key}, milliseconds(100));
@@ -183,8 +183,8 @@ absl::StatusOr<NcclUniqueId> NcclCommunicator::ShareId() {
       }
     }
     ASSIGN_OR_RETURN(const std::string text, store.Get(key));
-    if (text.size() == sizeof id.bytes) {
-      std::memcpy(id.bytes, text.data(), text.size());
+    if (text.size() == 1 + sizeof id.bytes && text[0] == '=') {
+      std::memcpy(id.bytes, text.data() + 1, sizeof id.bytes);
     } else {
       made = MarkCommunicatorFailure(
           absl::AbortedError(absl::StrCat("rank 0: ", text.empty() ? text : text.substr(1))));
@@ -458,9 +458,17 @@ void NcclCommunicator::LookAhead(std::uint64_t number, Clock::time_point end) {
 
 void NcclCommunicator::EndLook(std::uint64_t number, bool late) {
   if (!last_words_ || options_.ras_address.empty()) return;
-  if (look_.answer.valid()) last_words_->NoteLook(*look_.number, look_.answer.get());
-  if (!late && number != 0 && look_.number != number && last_words_->IsFirstToLook(number))
-    last_words_->NoteLook(number, AskRas(options_.ras_address, kRasPatience));
+  const auto end = Clock::now() + kRasPatience;
+  if (look_.answer.valid() && look_.answer.wait_for(kRasPatience) == std::future_status::ready)
+    last_words_->NoteLook(*look_.number, look_.answer.get());
+  if (late || number == 0 || look_.number == number) return;
+  const bool first = last_words_->IsFirstToLook(number);
+  const auto left = std::max<Duration>(end - Clock::now(), Duration::zero());
+  if (first) {
+    last_words_->NoteLook(number, AskRas(options_.ras_address, left));
+  } else {
+    last_words_->AwaitLook(number, left);
+  }
 }
 
 absl::Status NcclCommunicator::Explain(const absl::Status& why, const Pending& about) {
@@ -474,7 +482,7 @@ absl::Status NcclCommunicator::Explain(const absl::Status& why, const Pending& a
       if (late)
         absl::StrAppend(&text, "; ",
                         last_words_->WhoIsMissing(begun_, RanksOf(about.axis), kLastWordsPatience));
-      // Before the sentence: what is told last is what people read first.
+      // Before the sentence: reports quote the last line.
       text.insert(0, last_words_->NotedLook(about.number));
       last_words_->Tell(begun_, text);
     }

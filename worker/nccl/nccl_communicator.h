@@ -113,8 +113,9 @@ class NcclCommunicator final : public Collectives {
   std::vector<Pending> BeginFailures();
   // Begins to ask what NCCL knows of what may soon be late, if no rank has.
   void LookAhead(std::uint64_t number, Clock::time_point end);
-  // What was asked is noted. After an error of a collective, which comes without notice, it is
-  // asked now; that takes kRasPatience at most.
+  // Notes what a question under way has found. After an error of a collective, which comes without
+  // notice, one rank asks now and the others wait for it. Takes kRasPatience at most, and what the
+  // store takes.
   void EndLook(std::uint64_t number, bool late);
   absl::Status Explain(const absl::Status& why, const Pending& about);
   // Nothing more is begun; whoever awaits what is `failing` has the reason.

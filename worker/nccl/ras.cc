@@ -106,7 +106,7 @@ std::vector<std::string> LinesOf(std::string_view text) {
     absl::StripTrailingAsciiWhitespace(&line);
     if (line.find_first_not_of("= ") == std::string::npos) continue;
     for (char& c : line) {
-      if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = ' ';
+      if (static_cast<unsigned char>(c) < ' ' || static_cast<unsigned char>(c) >= 0x7f) c = ' ';
     }
     lines.push_back(std::move(line));
   }
@@ -156,14 +156,18 @@ std::string AskAt(const Address& at, Clock::time_point end) {
 
 RasPlace ChooseRasPlace(int nccl_version) {
   if (nccl_version < kOldestWithRas || GetEnv(kEnable) == "0") return {};
-  if (const auto set = GetEnv(kAddress)) return {*set, {}};
+  if (const auto set = GetEnv(kAddress)) {
+    const auto parts = io::ParseHostPort(*set, kUsualPort);
+    const bool asks = parts.ok() && (parts->host == "localhost" || io::IsIp(parts->host));
+    return {asks ? *set : "", {}};
+  }
   RasPlace place;
   place.held.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, IPPROTO_TCP));
   sockaddr_in own{};
   own.sin_family = AF_INET;
   own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   const int on = 1;
-  // As NCCL's own socket: so both may have the port, and no other user's.
+  // As NCCL's own socket does, so both may have the port. A socket of another user may not.
   if (!place.held || setsockopt(place.held.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
       setsockopt(place.held.get(), SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) != 0 ||
       ::bind(place.held.get(), reinterpret_cast<const sockaddr*>(&own), sizeof own) != 0)

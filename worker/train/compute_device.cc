@@ -103,6 +103,8 @@ absl::StatusOr<ComputeDevice> ComputeDevice::ChooseCuda(const DeviceRequest& req
         std::string(nccl.status().message()),
         absl::StrCat("pip install nvidia-nccl-cu", runtime / 1000, ", or --transport host"));
   }
+  RasPlace ras;
+  if (nccl.ok()) ras = ChooseRasPlace(nccl->version);  // Before CUDA has threads.
   absl::StatusOr<std::unique_ptr<CudaDevice>> device = CudaDevice::Create(api, ordinal);
   if (!device.ok()) return Explained(device.status());
   ComputeDevice made(request, build.kernels);
@@ -112,7 +114,7 @@ absl::StatusOr<ComputeDevice> ComputeDevice::ChooseCuda(const DeviceRequest& req
     absl::StrAppend(&made.words_, ", with NCCL ", NcclVersionName(nccl->version), " (", nccl->path,
                     ")");
     made.nccl_ = std::make_unique<NcclApi>(*std::move(nccl));
-    made.ras_ = ChooseRasPlace(made.nccl_->version);
+    made.ras_ = std::move(ras);
   } else if (!request.alone) {
     absl::StrAppend(&made.words_, "; tensors go through the host",
                     nccl.status().message().empty() ? "" : ": ", nccl.status().message());

@@ -77,7 +77,7 @@ class ComputeDevice {
   std::unique_ptr<Device> device_;
   CudaDevice* cuda_ = nullptr;  // device_, if it is one.
   std::unique_ptr<NcclApi> nccl_;
-  RasPlace ras_;  // Of nccl_.
+  RasPlace ras_;  // Where the RAS service of nccl_ listens.
   std::unique_ptr<Collectives> tensors_;
 };
 

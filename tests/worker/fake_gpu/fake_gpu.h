@@ -39,9 +39,10 @@ enum class FakeFault : int {
   kRevokeIsNotHeard,  // What was begun goes on until the abort.
 };
 
+inline constexpr int kEveryRank = -2;
 struct FakeScript {
   FakeFault fault = FakeFault::kNone;
-  int rank = 0;   // Who plays it.
+  int rank = 0;   // Who plays it; kEveryRank: all do.
   int op = 0;     // At which collective of its world communicator, from 0. Of aborts: all.
   int ms = 0;     // How long.
   int other = 0;  // A second fault of the same rank, for all ops: an abort that hangs after this.

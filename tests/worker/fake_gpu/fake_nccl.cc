@@ -122,11 +122,12 @@ const int kOk = Result(NcclResult::kSuccess);
 
 bool Plays(const Comm& comm, FakeFault fault) {
   const FakeScript& s = *world().script;
-  return s.rank == comm.who && (s.fault == fault || static_cast<FakeFault>(s.other) == fault);
+  return (s.rank == comm.who || s.rank == kEveryRank) &&
+         (s.fault == fault || static_cast<FakeFault>(s.other) == fault);
 }
 bool PlaysAt(const Comm& comm, FakeFault fault, int op) {
-  return world().script.load()->fault == fault && world().script.load()->rank == comm.who &&
-         world().script.load()->op == op;
+  const FakeScript& s = *world().script;
+  return (s.rank == comm.who || s.rank == kEveryRank) && s.fault == fault && s.op == op;
 }
 milliseconds Slowly() { return milliseconds(world().script.load()->ms); }
 

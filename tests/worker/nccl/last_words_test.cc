@@ -43,6 +43,18 @@ TEST_F(LastWordsTest, WhoHasNotBegunAndWhoDoesNotAnswerAreTold) {
   EXPECT_EQ(there.Hear(5, milliseconds(50)), "done");
 }
 
+// A collective that was late may end well; what comes later is told all the same.
+TEST_F(LastWordsTest, AStoreThatWasSlowOnceIsDialledAnew) {
+  auto store = StoreClient::Connect("127.0.0.1", store_.port(), std::chrono::seconds(10));
+  ASSERT_TRUE(store.ok());
+  store->SetPatience(Duration::zero());
+  while (store->Add("n", 1).ok()) continue;
+  LastWords words(*std::move(store), "g", 0);
+  EXPECT_TRUE(words.IsFirstToLook(7));
+  words.Tell(7, "why");
+  EXPECT_EQ(Of(1).Hear(7, std::chrono::seconds(10)), "why");
+}
+
 // However many there are, whoever waits for the answer has it in time.
 TEST_F(LastWordsTest, WhoCouldNotBeLookedUpInTimeIsCounted) {
   LastWords asks = Of(0);

@@ -84,5 +84,31 @@ TEST(NcclCalls, PartsOfEqualSizeAreOneCallAndNeighboursToo) {
   }
 }
 
+// One call where parts lie one behind the other on the side of all ranks, wherever a rank has its
+// own.
+TEST(NcclCalls, ARanksOwnPartMayLieElsewhere) {
+  NcclRanks ranks(2);
+  const std::vector<Stretch> reduced = {{0, 0, 500, 100}, {1, 100, 300, 100}},
+                             gathered = {{0, 500, 0, 100}, {1, 300, 100, 100}};
+  ranks.Run([&](NcclRanks::Rank& rank) {
+    const auto stream = rank.device.NewStream(StreamKind::kMove);
+    const Tensor arena = *(*rank).AllocateTensor(DType::kF32, kCount);
+    const Tensor owned = *(*rank).AllocateTensor(DType::kF32, kCount);
+    const std::vector<float> mine = Data<float>(rank.rank(), kCount),
+                             other = Data<float>(1 - rank.rank(), kCount);
+    stream->Copy(arena.data, mine.data(), arena.bytes());
+    (*rank).ReduceScatter(*stream, arena, reduced, owned, 2);
+    ASSERT_TRUE(rank.group.Barrier().ok());
+    (*rank).AllGather(*stream, owned, gathered, arena, 2);
+    std::vector<float> got(kCount);
+    stream->Copy(got.data(), arena.data, arena.bytes());
+    ASSERT_EQ(stream->Await(), absl::OkStatus());
+    for (std::size_t i = 0; i < 200; ++i) ASSERT_NEAR(got[i], mine[i] + other[i], 1e-5) << i;
+  });
+  EXPECT_EQ(ranks.gpu.Refusals(), "");
+  EXPECT_EQ(ranks.gpu.calls("ncclReduceScatter"), 2);
+  EXPECT_EQ(ranks.gpu.calls("ncclAllGather"), 2);
+}
+
 }  // namespace
 }  // namespace regroup::worker

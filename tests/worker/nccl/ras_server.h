@@ -19,7 +19,16 @@ namespace regroup::worker {
 // What NCCL's RAS service says over TCP, or what else may listen at its port.
 class RasServer {
  public:
-  enum class Is { kSound, kSilent, kSilentAtStatus, kEndless, kCloses, kClosesAtStatus, kOther };
+  enum class Is {
+    kSound,
+    kSlow,
+    kSilent,
+    kSilentAtStatus,
+    kEndless,
+    kCloses,
+    kClosesAtStatus,
+    kOther
+  };
 
   // Of a port that another socket may hold, as NCCL's does; 0: any.
   explicit RasServer(Is is, std::string says = Mismatch(), std::uint16_t port = 0)
@@ -100,6 +109,7 @@ class RasServer {
     if (is_ == Is::kOther) return Say(fd, "SSH-2.0-OpenSSH_9.2\r\n");
     if (line == "CLIENT PROTOCOL 2\n") return Say(fd, "SERVER PROTOCOL 2\n");
     if (line.starts_with("TIMEOUT 0.")) return Say(fd, "OK\n");
+    if (is_ == Is::kSlow) usleep(200'000);
     if (line != "STATUS\n") return Say(fd, "ERROR: Unknown command " + line);
     if (is_ == Is::kClosesAtStatus) return false;
     if (is_ == Is::kSilentAtStatus) return Say(fd, "NCCL version\n\nCommunicators...");

@@ -97,7 +97,7 @@ TEST(Ras, EachProcessHasAPortOfItsOwnUnlessItIsTold) {
   const RasPlace own = ChooseRasPlace(NcclVersion(2, 28, 9));
   EXPECT_EQ(own.address.find("127.0.0.1:"), 0u) << own.address;
   EXPECT_EQ(GetEnv("NCCL_RAS_ADDR"), own.address);
-  EXPECT_EQ(AskRas(own.address, seconds(20)), "");  // Nobody yet.
+  EXPECT_EQ(AskRas(own.address, seconds(20)), "");  // Nothing listens.
   unsetenv("NCCL_RAS_ADDR");
   EXPECT_NE(ChooseRasPlace(NcclVersion(2, 28, 9)).address, own.address);
   // NCCL can listen there all the same, and is who answers.
@@ -107,6 +107,8 @@ TEST(Ras, EachProcessHasAPortOfItsOwnUnlessItIsTold) {
   EXPECT_NE(AskRas(own.address, seconds(20)).find("this one"), std::string::npos);
   setenv("NCCL_RAS_ADDR", "localhost:28028", 1);
   EXPECT_EQ(ChooseRasPlace(NcclVersion(2, 28, 9)).address, "localhost:28028");
+  setenv("NCCL_RAS_ADDR", "some-name:28028", 1);
+  EXPECT_EQ(ChooseRasPlace(NcclVersion(2, 28, 9)).address, "");
   unsetenv("NCCL_RAS_ADDR");
 }
 
@@ -162,6 +164,16 @@ TEST_F(RasOfRanks, WhatItSaysStandsBeforeTheSentenceWhichIsTheLastLine) {
     }
     EXPECT_EQ(server.asked(), 1);
   }
+}
+
+// Where all ranks see the error, one asks and the others tell it too.
+TEST_F(RasOfRanks, WhatOneRankAsksForAllHaveToldBeforeTheyEnd) {
+  RasServer server(Is::kSlow);
+  const std::set<std::string> all =
+      Play({FakeFault::kOpRemoteError, kEveryRank, 0}, server.address());
+  for (const std::string& told : all)
+    EXPECT_NE(told.find("Rank 2 -- GPU 2 managed by process 4711"), std::string::npos) << told;
+  EXPECT_EQ(server.asked(), 1);
 }
 
 TEST_F(RasOfRanks, AServiceOfNoUseDelaysNothing) {
