@@ -23,6 +23,7 @@ class Lookup {
   const Value& At(const Key& key) const { return map_.at(key); }  // REQUIRES: there is one.
   void Set(const Key& key, Value value) { map_.insert_or_assign(key, std::move(value)); }
   void Erase(const Key& key) { map_.erase(key); }
+  bool empty() const { return map_.empty(); }
   friend bool operator==(const Lookup&, const Lookup&) = default;
 
  private:

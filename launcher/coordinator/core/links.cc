@@ -130,11 +130,11 @@ void DeleteNode(Step& step, Node& node) {
 void SetLink(Step& step, Node& node, Link link) {
   Fleet& fleet = step.state.fleet;
   if (const Lost* lost = node.lost()) fleet.lost.erase(lost->order);
-  if (const Attached* before = node.attached()) fleet.sessions.erase(before->session);
+  if (const Attached* before = node.attached()) fleet.sessions.Erase(before->session);
   if (AwayOf(node.link)) --fleet.broken;
   if (AwayOf(link)) ++fleet.broken;
   const auto* attached = std::get_if<Attached>(&link);
-  if (attached) fleet.sessions[attached->session] = &node;
+  if (attached) fleet.sessions.Set(attached->session, &node);
   // Launched nodes serve their own job only and are offered to nobody.
   if (attached && !node.row.launched) {
     fleet.attached_daemons.insert(node.row.node);

@@ -203,8 +203,8 @@ const Node* State::FindNode(const NodeId& id) const {
 Node& State::NodeAt(const NodeId& id) { return *node_at_.At(id); }
 const Node& State::NodeAt(const NodeId& id) const { return *node_at_.At(id); }
 Node* State::NodeOf(SessionId session) {
-  auto found = fleet.sessions.find(session);
-  return found == fleet.sessions.end() ? nullptr : found->second;
+  Node* const* found = fleet.sessions.Find(session);
+  return found ? *found : nullptr;
 }
 std::string State::NameOf(const NodeId& id) const {
   const Node* node = FindNode(id);

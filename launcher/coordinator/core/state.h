@@ -13,7 +13,6 @@
 #include <span>
 #include <string>
 #include <tuple>
-#include <unordered_map>
 #include <vector>
 
 #include "common/base/lookup.h"
@@ -46,7 +45,7 @@ struct Brake {
 
 // Which nodes there are, and how they are reached.
 struct Fleet {
-  std::unordered_map<SessionId, Node*> sessions;  // Of `nodes`, those that are attached.
+  Lookup<SessionId, Node*> sessions;  // Of `nodes`, those that are attached.
   std::set<NodeId> attached_daemons;
   std::map<std::string, std::set<NodeId>> names;  // Nodes that are not lost.
   std::map<std::uint64_t, NodeId> lost;           // By Loss::order; without those that must go.
