@@ -272,7 +272,7 @@ TEST(Plan, WhatOneBackwardWritesIsStagedApart) {
   const auto unit = [](const char* name, std::int64_t blocks, std::vector<std::string> shared) {
     return UnitSpec{name, {{.name = name, .shape = {blocks * kBlock}}}, std::move(shared)};
   };
-  const auto staging = [&](std::int64_t block, std::vector<std::string> of_head) {
+  const auto staging = [&](std::int64_t block, const std::vector<std::string>& of_head) {
     const std::vector<UnitSpec> units = {unit("embed", 4, {}), unit("b0", block, {}),
                                          unit("b1", block, {}), unit("head", 2, of_head)};
     return StagingOf(*ParamLayout::Create(units, 1, Strategy::kReplicated));
