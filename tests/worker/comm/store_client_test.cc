@@ -1,6 +1,13 @@
 #include "worker/comm/store_client.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <string>
+#include <thread>
 
 #include "tests/worker/comm/tiny_store.h"
 
@@ -65,6 +72,37 @@ TEST(StoreClientTest, AfterAnAnswerThatDidNotComeInTimeNothingIsAskedAnyMore) {
   EXPECT_EQ(moved.Wait({"n"}, seconds(1)).code(), absl::StatusCode::kUnavailable);
   ASSERT_EQ(moved.Renew(seconds(5)), absl::OkStatus());
   EXPECT_EQ(*moved.Add("other", 1), 1);
+}
+
+// What follows a value that is too large would be taken for the next answer.
+TEST(StoreClientTest, AfterAValueThatIsTooLargeNothingIsAskedAnyMore) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof at;
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&at), size), 0);
+  ASSERT_EQ(listen(listener, 1), 0);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&at), &size), 0);
+  std::thread store([&] {
+    const int client = accept(listener, nullptr, nullptr);
+    char said[64];
+    EXPECT_EQ(recv(client, said, 10, MSG_WAITALL), 10);  // Its greeting ends with a number.
+    EXPECT_EQ(send(client, said + 6, 4, MSG_NOSIGNAL), 4);
+    EXPECT_GT(recv(client, said, sizeof said, 0), 0);
+    const std::uint64_t answer[] = {9u << 20, 7};
+    EXPECT_EQ(send(client, answer, sizeof answer, MSG_NOSIGNAL), ssize_t{sizeof answer});
+    while (recv(client, said, sizeof said, 0) > 0) continue;
+    close(client);
+  });
+  {
+    auto client = StoreClient::Connect("127.0.0.1", ntohs(at.sin_port), seconds(10));
+    ASSERT_TRUE(client.ok()) << client.status();
+    EXPECT_EQ(client->Get("k").status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(client->Add("n", 1).status().code(), absl::StatusCode::kResourceExhausted);
+  }
+  store.join();
+  close(listener);
 }
 
 TEST(StoreClientTest, NamesTheAddressThatDoesNotAnswer) {

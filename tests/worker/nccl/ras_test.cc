@@ -74,8 +74,10 @@ TEST(Ras, AnAnswerHasAnEnd) {
   for (int i = 0; i < 10; ++i) lines += std::string(1000, 'x') + "\n";
   ends(Ask(Is::kSound, lines));
   ends(Ask(Is::kSound, std::string(1'000'000, 'x')));
-  EXPECT_EQ(Ask(Is::kSound, "a\x1b[2Jb\r\n\tc\n"),
-            "NCCL's RAS service at HERE says:\n  a [2Jb\n   c\n");
+  EXPECT_EQ(Ask(Is::kSound,
+                "a\x1b[2Jb\r\n\tc\x9b\xff"
+                "d\n"),
+            "NCCL's RAS service at HERE says:\n  a [2Jb\n   c  d\n");
 }
 
 TEST(Ras, WhereNothingListensNothingIsSaid) {
