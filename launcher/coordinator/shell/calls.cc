@@ -1,7 +1,5 @@
 #include "launcher/coordinator/shell/calls.h"
 
-#include <grpcpp/impl/codegen/proto_utils.h>
-
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -27,6 +25,7 @@ constexpr auto kAnswerBeforeDeadline = std::chrono::milliseconds(200);
 constexpr Duration kFresh = std::chrono::seconds(1);  // For ages, which change without a row.
 constexpr std::size_t kMaxReadRequestBytes = 4 << 10;
 constexpr std::size_t kMaxMemberBytes = 24u << 20;  // Of all generations of one job.
+constexpr char kNoMessage[] = "it is no message of this kind";
 constexpr int kPage = 128;  // Of a list in one turn of the loop: some milliseconds.
 
 absl::Status Invalid(std::string_view what, std::string_view because) {
@@ -113,60 +112,93 @@ std::optional<Caller> CallerOf(const std::string& peer, bool insecure) {
 
 }  // namespace
 
-absl::Status CheckCaller(grpc::CallbackServerContext& context, std::string_view call,
-                         bool insecure) {
-  const std::optional<Caller> caller = CallerOf(context.peer(), insecure);
-  if (caller && MayCall(*caller, call)) return absl::OkStatus();
+absl::Status CheckCaller(const ServerCall& call, std::string_view method, bool insecure) {
+  const std::optional<Caller> caller = CallerOf(call.peer(), insecure);
+  if (caller && MayCall(*caller, method)) return absl::OkStatus();
   return UserError(absl::StatusCode::kPermissionDenied,
-                   absl::StrCat("this caller may not call ", std::string(call)),
+                   absl::StrCat("this caller may not call ", std::string(method)),
                    "the coordinator's table has no right for it", "regroup authz");
 }
 
-absl::Status CheckUnaryCaller(grpc::CallbackServerContext& context, std::string_view call,
-                              bool insecure) {
-  const absl::Status caller = CheckCaller(context, call, insecure);
+absl::Status CheckUnaryCaller(const ServerCall& call, std::string_view method, bool insecure) {
+  const absl::Status caller = CheckCaller(call, method, insecure);
   if (!caller.ok()) return caller;
-  if (context.deadline() == std::chrono::system_clock::time_point::max()) {
+  if (call.deadline() == std::chrono::system_clock::time_point::max()) {
     return Invalid("this call has no deadline", "every call but a session needs one");
   }
   return absl::OkStatus();
 }
 
-// Lives from the call's start to OnDone.
-class Calls::UnaryCall final : public grpc::ServerUnaryReactor {
+// Lives as long as its call. Counted from its request on.
+class Calls::UnaryCall final : public CallHandler {
  public:
-  UnaryCall(Calls& calls, grpc::CallbackServerContext* context, std::size_t request_bytes,
-            Plan plan)
-      : calls_(calls),
-        id_(++calls.last_id_),
-        context_(context),
-        request_bytes_(request_bytes),
-        is_submit_(plan.is_submit) {
-    calls_.loop_.Post([this, plan = std::move(plan)](Instant received) mutable {
+  UnaryCall(Calls& calls, ServerCall& call, PlanOf plan_of)
+      : calls_(calls), id_(++calls.last_id_), call_(call), plan_of_(plan_of) {
+    call_.Watch();
+    call_.Read();
+  }
+  ~UnaryCall() override {
+    calls_.replies_.Sent(id_);
+    if (counted_) Uncount();
+  }
+
+  void OnRead(std::optional<std::string_view> request) override {
+    absl::StatusOr<Plan> plan = request ? PlanFor(*request) : NoRequest();
+    if (plan.ok() && !plan->answered) plan = Counted(*std::move(plan));
+    if (!plan.ok()) return call_.Refuse(plan.status());
+    if (plan->answered) return call_.Reply(Serialised(pb::SubmitReply()));
+    calls_.loop_.Post([this, plan = *std::move(plan)](Instant received) mutable {
       calls_.Add(this, received, std::move(plan));
     });
   }
-  void OnCancel() override {
+  void OnCancelled() override {
+    left_ = true;
     const std::optional<std::string> left = calls_.replies_.LeftBy(id_, io::MonotonicNow());
     if (left && calls_.untaken_) calls_.untaken_(*left);
     calls_.loop_.Post([calls = &calls_, id = id_](Instant received) { calls->Drop(received, id); });
   }
-  void OnDone() override {
-    calls_.replies_.Sent(id_);
+
+  CallId id() const { return id_; }
+  ServerCall& call() { return call_; }
+
+ private:
+  static absl::Status NoRequest() {
+    return Invalid("this call has no request", "its caller ended it before one came");
+  }
+  absl::StatusOr<Plan> PlanFor(std::string_view request) {
+    // Two threads of gRPC may tell the end before the request, and then nobody would drop it.
+    if (left_) return absl::CancelledError("the caller left");
+    request_bytes_ = request.size();
+    return (calls_.*plan_of_)(call_, request);
+  }
+  // Or why no more of its kind may be pending.
+  absl::StatusOr<Plan> Counted(Plan plan) {
+    is_submit_ = plan.is_submit;
+    counted_ = true;
+    std::string excess;
+    if (++calls_.calls_ > kMaxPendingCalls) excess = absl::StrCat(kMaxPendingCalls, " calls");
+    if (is_submit_ && ++calls_.submits_ > kMaxPendingSubmits)
+      excess = absl::StrCat(kMaxPendingSubmits, " submits");
+    if ((calls_.request_bytes_ += request_bytes_) > kMaxPendingRequestBytes)
+      excess = absl::StrCat("requests of ", kMaxPendingRequestBytes, " bytes");
+    if (excess.empty()) return plan;
+    Uncount();
+    return UserError(absl::StatusCode::kResourceExhausted, "the coordinator has too much to do",
+                     absl::StrCat("at most ", excess, " may be pending"), "try again in a second");
+  }
+  void Uncount() {
+    counted_ = false;
     calls_.request_bytes_ -= request_bytes_;
     --calls_.calls_;
     if (is_submit_) --calls_.submits_;
-    delete this;
   }
-  CallId id() const { return id_; }
-  grpc::CallbackServerContext* context() { return context_; }
 
- private:
   Calls& calls_;
   const CallId id_;
-  grpc::CallbackServerContext* const context_;
-  const std::size_t request_bytes_;
-  const bool is_submit_;
+  ServerCall& call_;
+  const PlanOf plan_of_;
+  std::size_t request_bytes_ = 0;
+  bool is_submit_ = false, counted_ = false, left_ = false;
 };
 
 Calls::Calls(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes,
@@ -175,52 +207,18 @@ Calls::Calls(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> fr
 
 Calls::~Calls() = default;
 
-grpc::ServerUnaryReactor* Calls::Refuse(grpc::CallbackServerContext* context,
-                                        const absl::Status& why) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpcStatus(why));
-  return reactor;
-}
-
-grpc::ServerUnaryReactor* Calls::Begin(grpc::CallbackServerContext* context,
-                                       std::size_t request_bytes, Plan plan) {
-  if (request_bytes > static_cast<std::size_t>(kMaxCallMessageBytes)) {
-    return Refuse(context, Invalid("this request is too large",
-                                   absl::StrCat(request_bytes, " bytes, at most ",
-                                                kMaxCallMessageBytes, " are taken")));
-  }
-  std::string excess;
-  if (++calls_ > kMaxPendingCalls) excess = absl::StrCat(kMaxPendingCalls, " calls");
-  if (plan.is_submit && ++submits_ > kMaxPendingSubmits)
-    excess = absl::StrCat(kMaxPendingSubmits, " submits");
-  if ((request_bytes_ += request_bytes) > kMaxPendingRequestBytes)
-    excess = absl::StrCat("requests of ", kMaxPendingRequestBytes, " bytes");
-  if (!excess.empty()) {
-    --calls_;
-    if (plan.is_submit) --submits_;
-    request_bytes_ -= request_bytes;
-    return Refuse(
-        context,
-        UserError(absl::StatusCode::kResourceExhausted, "the coordinator has too much to do",
-                  absl::StrCat("at most ", excess, " may be pending"), "try again in a second"));
-  }
-  return new UnaryCall(*this, context, request_bytes, std::move(plan));
-}
-
-void Calls::Add(UnaryCall* reactor, Instant received, Plan plan) {
+void Calls::Add(UnaryCall* caller, Instant received, Plan plan) {
   if (ended_ || !loop_.started()) {
     const absl::Status why =
         ended_ ? *ended_ : absl::UnavailableError("the coordinator is starting");
-    reactor->Finish(ToGrpcStatus(why));
-    return;
+    return caller->call().Finish(ToGrpcStatus(why));
   }
-  const CallId id = reactor->id();
+  const CallId id = caller->id();
   const PendingAt at = pending_.try_emplace(id).first;
   Pending& pending = at->second;
-  pending.reactor = reactor;
+  pending.caller = caller;
   pending.respond = std::move(plan.respond);
   pending.question = std::move(plan.question);
-  pending.out = plan.out;
   if (!pending.question) return loop_.Step(received, plan.event(id));
   if (pending.question->wait) {
     if (!IsJobId(pending.question->filter.job)) pending.question->alone = id;
@@ -378,9 +376,8 @@ void Calls::AskSoon(std::vector<CallId> readers) {
 void Calls::FinishRead(CallId reader, const std::shared_ptr<ReadReplies::Reply>& reply) {
   const auto at = pending_.find(reader);
   if (at == pending_.end()) return;
-  *at->second.out = ReadReplies::BufferOf(reply);
-  replies_.Sending(reader, at->second.reactor->context(), io::MonotonicNow());
-  Finish(at, absl::OkStatus());
+  replies_.Sending(reader, at->second.caller->call(), io::MonotonicNow());
+  Finish(at, ReadReplies::SliceOf(reply));
 }
 
 // What was said of the job stays as it was said: it has ended, and does not change.
@@ -468,10 +465,10 @@ void Calls::Drop(Instant received, CallId call) {
   Finish(at, absl::CancelledError("the caller left"));
 }
 
-void Calls::Finish(std::map<CallId, Pending>::iterator at, const absl::Status& status) {
-  UnaryCall* reactor = at->second.reactor;
+void Calls::Finish(PendingAt at, absl::StatusOr<grpc::Slice> reply) {
+  ServerCall& call = at->second.caller->call();
   pending_.erase(at);
-  reactor->Finish(ToGrpcStatus(status));
+  reply.ok() ? call.Reply(*std::move(reply)) : call.Finish(ToGrpcStatus(reply.status()));
   if (pending_.empty() && all_ended_) std::exchange(all_ended_, nullptr)();
 }
 
@@ -486,70 +483,84 @@ void Calls::EndAll(const absl::Status& why, std::function<void()> done) {
 
 // ---- the calls
 
-grpc::ServerUnaryReactor* Calls::Submit(grpc::CallbackServerContext* context,
-                                        const pb::SubmitRequest* request, pb::SubmitReply* reply) {
-  if (!request->dry_run() && !IsToken(request->key())) {
-    return Refuse(context, Invalid("this submit cannot be taken",
-                                   "key: is not 1 to 128 letters, digits or . _ - :"));
-  }
-  absl::StatusOr<JobSpec> spec = FromProto(request->spec());
-  if (!spec.ok())
-    return Refuse(context,
-                  Invalid("this job cannot be taken", std::string(spec.status().message())));
-  if (absl::Status valid = ValidateJobSpec(*spec); !valid.ok()) return Refuse(context, valid);
-  if (request->dry_run()) return Refuse(context, absl::OkStatus());
-  Plan plan;
-  plan.is_submit = true;
-  plan.event = [spec = *std::move(spec), key = request->key(), room = free_bytes_(),
-                now_or_never = request->now_or_never()](CallId call) -> Event {
-    return SubmitAsked{call, spec, key, room, now_or_never};
-  };
-  plan.respond = [reply](const Reply& answer) {
-    absl::StatusOr<const SubmitReply*> submitted = Expect<SubmitReply>(answer);
-    if (!submitted.ok()) return submitted.status();
-    reply->set_job((*submitted)->job.value());
-    if ((*submitted)->waits) *reply->mutable_waits() = ToProto(*(*submitted)->waits);
-    return submitted.status();
-  };
-  return Begin(context, request->ByteSizeLong(), std::move(plan));
+std::unique_ptr<CallHandler> Calls::Submit(ServerCall& call) {
+  return std::make_unique<UnaryCall>(*this, call, &Calls::PlanSubmit);
 }
 
-grpc::ServerUnaryReactor* Calls::Cancel(grpc::CallbackServerContext* context,
-                                        const pb::CancelRequest* request, pb::CancelReply* reply) {
+std::unique_ptr<CallHandler> Calls::Cancel(ServerCall& call) {
+  return std::make_unique<UnaryCall>(*this, call, &Calls::PlanCancel);
+}
+
+std::unique_ptr<CallHandler> Calls::Read(ServerCall& call) {
+  return std::make_unique<UnaryCall>(*this, call, &Calls::PlanRead);
+}
+
+std::unique_ptr<CallHandler> Calls::ForgetNode(ServerCall& call) {
+  return std::make_unique<UnaryCall>(*this, call, &Calls::PlanForgetNode);
+}
+
+absl::StatusOr<Calls::Plan> Calls::PlanSubmit(const ServerCall& /*call*/, std::string_view bytes) {
+  pb::SubmitRequest request;
+  if (!Parse(bytes, request)) return Invalid("this submit cannot be taken", kNoMessage);
+  if (!request.dry_run() && !IsToken(request.key())) {
+    return Invalid("this submit cannot be taken",
+                   "key: is not 1 to 128 letters, digits or . _ - :");
+  }
+  absl::StatusOr<JobSpec> spec = FromProto(request.spec());
+  if (!spec.ok()) return Invalid("this job cannot be taken", std::string(spec.status().message()));
+  RETURN_IF_ERROR(ValidateJobSpec(*spec));
+  Plan plan;
+  plan.answered = request.dry_run();
+  plan.is_submit = true;
+  plan.event = [spec = *std::move(spec), key = request.key(),
+                room = plan.answered ? 0 : free_bytes_(),
+                now_or_never = request.now_or_never()](CallId id) -> Event {
+    return SubmitAsked{id, spec, key, room, now_or_never};
+  };
+  plan.respond = [](const Reply& answer) -> absl::StatusOr<grpc::Slice> {
+    ASSIGN_OR_RETURN(const SubmitReply* submitted, Expect<SubmitReply>(answer));
+    pb::SubmitReply reply;
+    reply.set_job(submitted->job.value());
+    if (submitted->waits) *reply.mutable_waits() = ToProto(*submitted->waits);
+    return Serialised(reply);
+  };
+  return plan;
+}
+
+absl::StatusOr<Calls::Plan> Calls::PlanCancel(const ServerCall& /*call*/, std::string_view bytes) {
+  pb::CancelRequest request;
   wire::Checker check;
+  if (!Parse(bytes, request)) check.Fail(kNoMessage);
   CancelAsked asked;
-  asked.job = check.Token("job", request->job());
-  asked.by = check.Text("who", request->who(), 256);
+  asked.job = check.Token("job", request.job());
+  asked.by = check.Text("who", request.who(), 256);
   // It is shown to whoever looks at that job, for as long as there is one.
   if (EscapeControls(asked.by) != asked.by) check.Fail("who: has control characters");
-  asked.key = check.Token("key", request->key());
-  asked.now = request->now();
+  asked.key = check.Token("key", request.key());
+  asked.now = request.now();
   if (!check.status().ok())
-    return Refuse(context,
-                  Invalid("this cancel cannot be taken", std::string(check.status().message())));
+    return Invalid("this cancel cannot be taken", std::string(check.status().message()));
   Plan plan;
-  plan.event = [asked](CallId call) mutable -> Event {
-    asked.call = call;
+  plan.event = [asked](CallId id) mutable -> Event {
+    asked.call = id;
     return asked;
   };
-  plan.respond = [reply](const Reply& answer) {
-    absl::StatusOr<const CancelReply*> cancelled = Expect<CancelReply>(answer);
-    if (cancelled.ok()) reply->set_job((*cancelled)->job.value());
-    return cancelled.status();
+  plan.respond = [](const Reply& answer) -> absl::StatusOr<grpc::Slice> {
+    ASSIGN_OR_RETURN(const CancelReply* cancelled, Expect<CancelReply>(answer));
+    pb::CancelReply reply;
+    reply.set_job(cancelled->job.value());
+    return Serialised(reply);
   };
-  return Begin(context, request->ByteSizeLong(), std::move(plan));
+  return plan;
 }
 
-grpc::ServerUnaryReactor* Calls::Read(grpc::CallbackServerContext* context,
-                                      const grpc::ByteBuffer* bytes, grpc::ByteBuffer* reply) {
+absl::StatusOr<Calls::Plan> Calls::PlanRead(const ServerCall& call, std::string_view bytes) {
   pb::ReadRequest request;
-  grpc::ByteBuffer taken(*bytes);
   wire::Checker check;
-  if (bytes->Length() > kMaxReadRequestBytes) {
-    check.Fail(
-        absl::StrCat(bytes->Length(), " bytes, at most ", kMaxReadRequestBytes, " are taken"));
-  } else if (!grpc::SerializationTraits<pb::ReadRequest>::Deserialize(&taken, &request).ok()) {
-    check.Fail("it is no message of this kind");
+  if (bytes.size() > kMaxReadRequestBytes) {
+    check.Fail(absl::StrCat(bytes.size(), " bytes, at most ", kMaxReadRequestBytes, " are taken"));
+  } else if (!Parse(bytes, request)) {
+    check.Fail(kNoMessage);
   }
   const bool jobs = request.what() == pb::ReadRequest::WHAT_JOBS;
   const bool nodes = request.what() == pb::ReadRequest::WHAT_NODES;
@@ -559,8 +570,7 @@ grpc::ServerUnaryReactor* Calls::Read(grpc::CallbackServerContext* context,
   if (request.wait_for_end() && (!jobs || selector.empty()))
     check.Fail("wait_for_end: needs one job");
   if (!check.status().ok())
-    return Refuse(context,
-                  Invalid("this read cannot be taken", std::string(check.status().message())));
+    return Invalid("this read cannot be taken", std::string(check.status().message()));
   Plan plan;
   // Clang 14 takes a nested struct with defaults for not constructible here without an argument.
   Question& question = plan.question.emplace(Question());
@@ -570,27 +580,27 @@ grpc::ServerUnaryReactor* Calls::Read(grpc::CallbackServerContext* context,
   question.filter.ended = request.ended();
   question.filter.detail = request.detail();
   question.wait = request.wait_for_end();
-  if (question.wait) plan.fallback_at = context->deadline() - kAnswerBeforeDeadline;
-  plan.out = reply;
-  return Begin(context, bytes->Length(), std::move(plan));
+  if (question.wait) plan.fallback_at = call.deadline() - kAnswerBeforeDeadline;
+  return plan;
 }
 
-grpc::ServerUnaryReactor* Calls::ForgetNode(grpc::CallbackServerContext* context,
-                                            const pb::ForgetNodeRequest* request,
-                                            pb::ForgetNodeReply* reply) {
+absl::StatusOr<Calls::Plan> Calls::PlanForgetNode(const ServerCall& /*call*/,
+                                                  std::string_view bytes) {
+  pb::ForgetNodeRequest request;
   wire::Checker check;
-  const std::string node = check.Token("node", request->node());
+  if (!Parse(bytes, request)) check.Fail(kNoMessage);
+  const std::string node = check.Token("node", request.node());
   if (!check.status().ok())
-    return Refuse(context,
-                  Invalid("no node can be forgotten", std::string(check.status().message())));
+    return Invalid("no node can be forgotten", std::string(check.status().message()));
   Plan plan;
-  plan.event = [node](CallId call) -> Event { return ForgetNodeAsked{call, node}; };
-  plan.respond = [reply, node](const Reply& answer) {
-    absl::StatusOr<const ForgetNodeReply*> forgotten = Expect<ForgetNodeReply>(answer);
-    if (forgotten.ok()) reply->set_node(node);
-    return forgotten.status();
+  plan.event = [node](CallId id) -> Event { return ForgetNodeAsked{id, node}; };
+  plan.respond = [node](const Reply& answer) -> absl::StatusOr<grpc::Slice> {
+    RETURN_IF_ERROR(Expect<ForgetNodeReply>(answer).status());
+    pb::ForgetNodeReply reply;
+    reply.set_node(node);
+    return Serialised(reply);
   };
-  return Begin(context, request->ByteSizeLong(), std::move(plan));
+  return plan;
 }
 
 }  // namespace regroup::coordinator

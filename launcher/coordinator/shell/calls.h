@@ -1,11 +1,7 @@
 #pragma once
 
-// The unary calls of the command line. Each is checked on gRPC's thread, posted as one event of the
-// core, found again by its Answer and finished once, on the loop's thread.
-
-#include <grpcpp/server_context.h>
-#include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/server_callback.h>
+// The unary calls of the command line. Each is checked on the server's thread, posted as one event
+// of the core, found again by its Answer and finished once, on the loop's thread.
 
 #include <atomic>
 #include <boost/asio/steady_timer.hpp>
@@ -21,10 +17,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/obs/logger.h"
 #include "common/rpc/convert.h"
 #include "launcher/coordinator/core/actions.h"
 #include "launcher/coordinator/core/events.h"
+#include "launcher/coordinator/shell/call_server.h"
 #include "launcher/coordinator/shell/core_loop.h"
 #include "launcher/coordinator/shell/read_replies.h"
 #include "launcher/coordinator/shell/seldom.h"
@@ -50,11 +48,11 @@ struct Identity {
 
 class Calls {
  public:
-  using Respond = std::function<absl::Status(const Reply&)>;  // Fills the call's reply.
+  using Respond = std::function<absl::StatusOr<grpc::Slice>(const Reply&)>;
   using Internal = std::function<void(const Reply&)>;
 
-  // `free_bytes`: where the journal lies; called on gRPC's threads, so it must not wait for a disk
-  // (free_space.h). `memory`: on the loop's.
+  // `free_bytes`: where the journal lies; called on the server's thread, so it must not wait for a
+  // disk (free_space.h). `memory`: on the loop's.
   Calls(CoreLoop& loop, obs::Logger& log, std::function<std::uint64_t()> free_bytes,
         std::function<MemoryUse()> memory);
   ~Calls();
@@ -70,17 +68,11 @@ class Calls {
     untaken_ = std::move(untaken);
   }
 
-  // From gRPC's threads.
-  grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
-                                   const pb::SubmitRequest* request, pb::SubmitReply* reply);
-  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context,
-                                   const pb::CancelRequest* request, pb::CancelReply* reply);
-  // Raw: one reply is serialised once for all who ask the same.
-  grpc::ServerUnaryReactor* Read(grpc::CallbackServerContext* context,
-                                 const grpc::ByteBuffer* request, grpc::ByteBuffer* reply);
-  grpc::ServerUnaryReactor* ForgetNode(grpc::CallbackServerContext* context,
-                                       const pb::ForgetNodeRequest* request,
-                                       pb::ForgetNodeReply* reply);
+  // New calls, on the server's thread.
+  std::unique_ptr<CallHandler> Submit(ServerCall& call);
+  std::unique_ptr<CallHandler> Cancel(ServerCall& call);
+  std::unique_ptr<CallHandler> Read(ServerCall& call);
+  std::unique_ptr<CallHandler> ForgetNode(ServerCall& call);
 
   // The rest on the loop's thread.
   void SetIdentity(Identity identity) { identity_ = std::move(identity); }
@@ -115,32 +107,34 @@ class Calls {
     std::vector<std::string> warnings;  // Of histories that could not be read.
   };
   struct Pending {
-    UnaryCall* reactor = nullptr;  // Null: internal.
+    UnaryCall* caller = nullptr;  // Null: internal.
     Respond respond;
     Internal internal;
-    std::optional<Question> question;  // Of a read, and where its reply goes.
-    grpc::ByteBuffer* out = nullptr;
+    std::optional<Question> question;                  // Of a read.
     std::unique_ptr<boost::asio::steady_timer> timer;  // Of a waiting read.
   };
   using PendingAt = std::map<CallId, Pending>::iterator;
 
   // One call that was checked.
   struct Plan {
+    bool answered = false;  // There is nothing to ask, and nothing in the reply.
     Respond respond;
     std::function<Event(CallId)> event;
     bool is_submit = false;
     std::optional<Question> question;  // Of a read, in place of the above.
-    grpc::ByteBuffer* out = nullptr;
     // A waiting read: asked again without waiting when its deadline comes close.
     std::chrono::system_clock::time_point fallback_at{};
   };
 
-  grpc::ServerUnaryReactor* Refuse(grpc::CallbackServerContext* context, const absl::Status& why);
-  grpc::ServerUnaryReactor* Begin(grpc::CallbackServerContext* context, std::size_t request_bytes,
-                                  Plan plan);
-  void Add(UnaryCall* reactor, Instant received, Plan plan);
+  // What these requests ask for. On the server's thread.
+  using PlanOf = absl::StatusOr<Plan> (Calls::*)(const ServerCall& call, std::string_view request);
+  absl::StatusOr<Plan> PlanSubmit(const ServerCall& call, std::string_view request);
+  absl::StatusOr<Plan> PlanCancel(const ServerCall& call, std::string_view request);
+  absl::StatusOr<Plan> PlanRead(const ServerCall& call, std::string_view request);
+  absl::StatusOr<Plan> PlanForgetNode(const ServerCall& call, std::string_view request);
+  void Add(UnaryCall* caller, Instant received, Plan plan);
   void AskAgain(Instant received, CallId call);
-  void Finish(PendingAt at, const absl::Status& status);
+  void Finish(PendingAt at, absl::StatusOr<grpc::Slice> reply);
 
   void Ask(Instant received, PendingAt reader);
   // Why this one may not be asked now.
@@ -197,10 +191,8 @@ class Calls {
 
 // Whether whoever calls may (authority.h). Without `insecure` only callers who have shown the token
 // reach gRPC over TCP (listener.h).
-absl::Status CheckCaller(grpc::CallbackServerContext& context, std::string_view call,
-                         bool insecure);
+absl::Status CheckCaller(const ServerCall& call, std::string_view method, bool insecure);
 // The same of a call that needs a deadline: every one but the streams of agents.
-absl::Status CheckUnaryCaller(grpc::CallbackServerContext& context, std::string_view call,
-                              bool insecure);
+absl::Status CheckUnaryCaller(const ServerCall& call, std::string_view method, bool insecure);
 
 }  // namespace regroup::coordinator

@@ -2,7 +2,6 @@
 
 #include <grpc/grpc.h>
 #include <grpcpp/security/server_credentials.h>
-#include <grpcpp/server.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -13,10 +12,13 @@
 #include <boost/asio/thread_pool.hpp>
 #include <cstdio>
 #include <future>
+#include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
@@ -38,6 +40,7 @@
 #include "launcher/coordinator/core/admission.h"
 #include "launcher/coordinator/core/core.h"
 #include "launcher/coordinator/shell/c10d_door.h"
+#include "launcher/coordinator/shell/call_server.h"
 #include "launcher/coordinator/shell/calls.h"
 #include "launcher/coordinator/shell/core_loop.h"
 #include "launcher/coordinator/shell/folder.h"
@@ -59,81 +62,46 @@ constexpr int kExitInternal = 125;
 // A result with detail has to fit into one message of a session.
 constexpr std::size_t kMaxResultBytes = kMaxSessionMessageBytes - (256u << 10);
 
-// Session and Read are raw (sessions.h, calls.h).
-using Served = pb::Coordinator;
-using ServiceBase = Served::WithRawCallbackMethod_Session<Served::WithCallbackMethod_Submit<
-    Served::WithCallbackMethod_Cancel<Served::WithRawCallbackMethod_Read<
-        Served::WithCallbackMethod_ForgetNode<Served::WithCallbackMethod_Logs<
-            Served::WithCallbackMethod_SendLogs<Served::Service>>>>>>>;
-
-class Service final : public ServiceBase {
+// Who may call what, and which part serves it.
+class Methods {
  public:
-  Service(Sessions& sessions, Calls& calls, LogRelay& logs, bool insecure)
-      : sessions_(sessions), calls_(calls), logs_(logs), insecure_(insecure) {}
+  Methods(Sessions& sessions, Calls& calls, LogRelay& logs, bool insecure) : insecure_(insecure) {
+    Add("Session", false, [&](ServerCall& call) { return sessions.Open(call); });
+    Add("Submit", true, [&](ServerCall& call) { return calls.Submit(call); });
+    Add("Cancel", true, [&](ServerCall& call) { return calls.Cancel(call); });
+    Add("Read", true, [&](ServerCall& call) { return calls.Read(call); });
+    Add("ForgetNode", true, [&](ServerCall& call) { return calls.ForgetNode(call); });
+    Add("Logs", true, [&](ServerCall& call) { return logs.Logs(call); });
+    Add("SendLogs", false, [&](ServerCall& call) { return logs.SendLogs(call); });
+  }
 
-  Sessions::Stream* Session(grpc::CallbackServerContext* context) override {
-    const absl::Status caller = CheckCaller(*context, "Session", insecure_);
-    if (!caller.ok()) return new Refused<Sessions::Stream>(caller);
-    return sessions_.Open(context);
-  }
-  grpc::ServerUnaryReactor* Submit(grpc::CallbackServerContext* context,
-                                   const pb::SubmitRequest* request,
-                                   pb::SubmitReply* reply) override {
-    if (auto* refused = RefusedUnary(context, "Submit")) return refused;
-    return calls_.Submit(context, request, reply);
-  }
-  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context,
-                                   const pb::CancelRequest* request,
-                                   pb::CancelReply* reply) override {
-    if (auto* refused = RefusedUnary(context, "Cancel")) return refused;
-    return calls_.Cancel(context, request, reply);
-  }
-  grpc::ServerUnaryReactor* Read(grpc::CallbackServerContext* context,
-                                 const grpc::ByteBuffer* request,
-                                 grpc::ByteBuffer* reply) override {
-    if (auto* refused = RefusedUnary(context, "Read")) return refused;
-    return calls_.Read(context, request, reply);
-  }
-  grpc::ServerUnaryReactor* ForgetNode(grpc::CallbackServerContext* context,
-                                       const pb::ForgetNodeRequest* request,
-                                       pb::ForgetNodeReply* reply) override {
-    if (auto* refused = RefusedUnary(context, "ForgetNode")) return refused;
-    return calls_.ForgetNode(context, request, reply);
-  }
-  grpc::ServerWriteReactor<pb::LogsReply>* Logs(grpc::CallbackServerContext* context,
-                                                const pb::LogSelection* selection) override {
-    const absl::Status caller = CheckUnaryCaller(*context, "Logs", insecure_);
-    if (!caller.ok()) return new Refused<grpc::ServerWriteReactor<pb::LogsReply>>(caller);
-    return logs_.Logs(selection);
-  }
-  grpc::ServerReadReactor<pb::SendLogsRequest>* SendLogs(grpc::CallbackServerContext* context,
-                                                         pb::SendLogsReply*) override {
-    const absl::Status caller = CheckCaller(*context, "SendLogs", insecure_);
-    if (!caller.ok()) return new Refused<grpc::ServerReadReactor<pb::SendLogsRequest>>(caller);
-    return logs_.SendLogs();
+  std::unique_ptr<CallHandler> Open(ServerCall& call) const {
+    const auto at = methods_.find(std::string(call.method()));
+    if (at == methods_.end()) {
+      call.Refuse(absl::UnimplementedError(""));
+      return nullptr;
+    }
+    const Method& method = at->second;
+    const absl::Status caller = method.has_deadline ? CheckUnaryCaller(call, method.name, insecure_)
+                                                    : CheckCaller(call, method.name, insecure_);
+    if (caller.ok()) return method.open(call);
+    call.Refuse(caller);
+    return nullptr;
   }
 
  private:
-  // A stream that is finished before anything of ours knows it.
-  template <class Reactor>
-  class Refused final : public Reactor {
-   public:
-    explicit Refused(const absl::Status& why) { this->Finish(ToGrpcStatus(why)); }
-    void OnDone() override { delete this; }
+  struct Method {
+    std::string name;
+    bool has_deadline = false;
+    CallServer::Open open;
   };
-  grpc::ServerUnaryReactor* RefusedUnary(grpc::CallbackServerContext* context,
-                                         std::string_view call) {
-    const absl::Status caller = CheckUnaryCaller(*context, call, insecure_);
-    if (caller.ok()) return nullptr;
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(ToGrpcStatus(caller));
-    return reactor;
+  void Add(std::string name, bool has_deadline, CallServer::Open open) {
+    const std::string path = absl::StrCat("/", pb::Coordinator::service_full_name(), "/", name);
+    methods_[path] = {std::move(name), has_deadline, std::move(open)};
   }
 
-  Sessions& sessions_;
-  Calls& calls_;
-  LogRelay& logs_;
   const bool insecure_;
+  std::map<std::string, Method> methods_;  // By gRPC's name.
 };
 
 pb::JobView ShownResult(const JobView& job) {
@@ -223,7 +191,7 @@ class DaemonImpl final : public Daemon, public Outlet {
             loop_, *log_, [this] { return free_space_.Bytes(); }, [this] { return memory_.Now(); }),
         logs_(loop_, calls_, sessions_),
         prober_(io_),
-        service_(sessions_, calls_, logs_, config.insecure) {
+        methods_(sessions_, calls_, logs_, config.insecure) {
     sessions_.OnTooMany(
         [this](const std::string& peer) { listener_.CutOff(peer, "sessions at once"); });
     calls_.OnHistory([this](const JobId& job, auto done) { ReadHistory(job, std::move(done)); });
@@ -283,7 +251,7 @@ class DaemonImpl final : public Daemon, public Outlet {
   std::string folder() const override { return folder_.path(); }
   std::shared_ptr<grpc::Channel> FromThisProcess() override {
     std::promise<std::shared_ptr<grpc::Channel>> channel;
-    boost::asio::post(io_, [&] { channel.set_value(server_->InProcessChannel({})); });
+    boost::asio::post(io_, [&] { channel.set_value(server_.InProcessChannel()); });
     return channel.get_future().get();
   }
 
@@ -299,12 +267,10 @@ class DaemonImpl final : public Daemon, public Outlet {
   void StartServer() {
     grpc::ServerBuilder builder;
     ConfigureServer(builder);
-    builder.RegisterService(&service_);
     acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
         grpc::InsecureServerCredentials());
-    server_ = builder.BuildAndStart();
-    CHECK(server_ != nullptr);  // It binds nothing: it can't fail.
+    server_.Start(builder);
   }
 
   void OnLoaded(const absl::StatusOr<Journal::Batch>& encoded) {
@@ -488,11 +454,9 @@ class DaemonImpl final : public Daemon, public Outlet {
   void StopServer() {
     if (stopper_.joinable()) return;
     limit_.cancel();
-    // Shutdown blocks until every call is done, and calls are finished by the loop: so it runs
-    // beside it.
+    // It waits until every call is over, and calls are finished by the loop: so it runs beside it.
     stopper_ = std::thread([this] {
-      server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
-      server_->Wait();
+      server_.Stop(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
       boost::asio::post(io_, [this] { io_.stop(); });
     });
   }
@@ -500,7 +464,6 @@ class DaemonImpl final : public Daemon, public Outlet {
  public:
   ~DaemonImpl() override {
     if (stopper_.joinable()) stopper_.join();
-    server_.reset();
     log_->Flush();
   }
 
@@ -522,9 +485,9 @@ class DaemonImpl final : public Daemon, public Outlet {
   Calls calls_;
   LogRelay logs_;
   Prober prober_;
-  Service service_;
+  Methods methods_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
-  std::unique_ptr<grpc::Server> server_;
+  CallServer server_{[this](ServerCall& call) { return methods_.Open(call); }};
   boost::asio::steady_timer limit_{io_};
   std::thread stopper_;
   bool stopping_ = false;

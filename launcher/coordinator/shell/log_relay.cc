@@ -49,61 +49,64 @@ bool IsOver(const std::string& state) {
 
 }  // namespace
 
-class LogRelay::Reader final : public grpc::ServerWriteReactor<pb::LogsReply> {
+class LogRelay::Reader final : public CallHandler {
  public:
-  Reader(LogRelay& relay, const pb::LogSelection& selection)
-      : relay_(relay), id_(++relay.last_id_), selection_(selection) {
+  Reader(LogRelay& relay, ServerCall& call) : relay_(relay), id_(++relay.last_id_), call_(call) {
+    call_.Watch();
+    call_.Read();
+  }
+  void OnRead(std::optional<std::string_view> request) override {
+    if (!request || !Parse(*request, selection_)) {
+      return call_.Refuse(
+          absl::InvalidArgumentError("logs: the request is no message of this kind"));
+    }
     relay_.loop_.Post([this](Instant received) { relay_.AddReader(this, received); });
   }
-  void OnWriteDone(bool ok) override {
+  void OnWritten(bool ok) override {
     relay_.loop_.Post([relay = &relay_, id = id_, ok](Instant) { relay->OnWritten(id, ok); });
   }
-  void OnCancel() override {
+  void OnCancelled() override {
     relay_.loop_.Post([relay = &relay_, id = id_](Instant) { relay->OnReaderLeft(id); });
   }
-  void OnDone() override { delete this; }
-  void Write(pb::LogsReply reply) {
-    outgoing_ = std::move(reply);
-    StartWrite(&outgoing_);
-  }
+  ServerCall& call() { return call_; }
   ReaderId id() const { return id_; }
   const pb::LogSelection& selection() const { return selection_; }
 
  private:
   LogRelay& relay_;
   const ReaderId id_;
-  const pb::LogSelection selection_;
-  pb::LogsReply outgoing_;
+  ServerCall& call_;
+  pb::LogSelection selection_;
 };
 
-class LogRelay::Sender final : public grpc::ServerReadReactor<pb::SendLogsRequest> {
+class LogRelay::Sender final : public CallHandler {
  public:
-  explicit Sender(LogRelay& relay) : relay_(relay), id_(++relay.last_id_) {
+  Sender(LogRelay& relay, ServerCall& call) : relay_(relay), id_(++relay.last_id_), call_(call) {
+    call_.Watch();
     relay_.loop_.Post([this](Instant) { relay_.AddSender(this); });
   }
-  void OnReadDone(bool ok) override {
-    if (!ok) {
-      relay_.loop_.Post([relay = &relay_, id = id_](Instant) { relay->OnFeedEnded(id, false); });
+  void OnRead(std::optional<std::string_view> message) override {
+    pb::SendLogsRequest request;
+    const bool ended = !message;
+    if (ended || !Parse(*message, request)) {
+      relay_.loop_.Post(
+          [relay = &relay_, id = id_, ended](Instant) { relay->OnFeedEnded(id, !ended); });
       return;
     }
-    relay_.loop_.Post([relay = &relay_, id = id_, request = std::move(incoming_)](Instant) mutable {
+    relay_.loop_.Post([relay = &relay_, id = id_, request = std::move(request)](Instant) mutable {
       relay->OnFed(id, std::move(request));
     });
   }
-  void OnCancel() override {
+  void OnCancelled() override {
     relay_.loop_.Post([relay = &relay_, id = id_](Instant) { relay->OnFeedEnded(id, true); });
   }
-  void OnDone() override { delete this; }
-  void Read() {
-    incoming_.Clear();
-    StartRead(&incoming_);
-  }
+  ServerCall& call() { return call_; }
   SenderId id() const { return id_; }
 
  private:
   LogRelay& relay_;
   const SenderId id_;
-  pb::SendLogsRequest incoming_;
+  ServerCall& call_;
 };
 
 LogRelay::LogRelay(CoreLoop& loop, Calls& calls, Sessions& sessions)
@@ -111,11 +114,13 @@ LogRelay::LogRelay(CoreLoop& loop, Calls& calls, Sessions& sessions)
 
 LogRelay::~LogRelay() = default;
 
-grpc::ServerWriteReactor<pb::LogsReply>* LogRelay::Logs(const pb::LogSelection* selection) {
-  return new Reader(*this, *selection);
+std::unique_ptr<CallHandler> LogRelay::Logs(ServerCall& call) {
+  return std::make_unique<Reader>(*this, call);
 }
 
-grpc::ServerReadReactor<pb::SendLogsRequest>* LogRelay::SendLogs() { return new Sender(*this); }
+std::unique_ptr<CallHandler> LogRelay::SendLogs(ServerCall& call) {
+  return std::make_unique<Sender>(*this, call);
+}
 
 // ---- readers
 
@@ -366,14 +371,15 @@ void LogRelay::Pump(ReaderId id) {
   Relay& relay = *at->second;
   if (relay.write_in_flight) return;
   if (!relay.queue.empty()) {
-    pb::LogsReply next = std::move(relay.queue.front());
+    const pb::LogsReply next = std::move(relay.queue.front());
     relay.queue.pop_front();
     relay.queue_bytes -= std::min(relay.queue_bytes, next.ByteSizeLong());
     relay.write_in_flight = true;
-    relay.reader->Write(std::move(next));
+    relay.reader->call().Write(Serialised(next));
     if (relay.queue_bytes <= kMaxRelayBytes / 2) {
       for (SenderId held : std::exchange(relay.held, {})) {
-        if (const auto feed = feeds_.find(held); feed != feeds_.end()) feed->second.sender->Read();
+        if (const auto feed = feeds_.find(held); feed != feeds_.end())
+          feed->second.sender->call().Read();
       }
     }
     return;
@@ -406,12 +412,12 @@ void LogRelay::Close(ReaderId id, const absl::Status& status) {
 }
 
 void LogRelay::FinishReader(Relays::iterator at) {
-  Reader* reader = at->second->reader;
+  ServerCall& call = at->second->reader->call();
   const absl::Status status = *at->second->closing;
   const CallId waiting = at->second->waiting;
   relays_.erase(at);
   if (waiting != CallId()) loop_.Post([this, waiting](Instant now) { calls_.Drop(now, waiting); });
-  reader->Finish(ToGrpcStatus(status));
+  call.Finish(ToGrpcStatus(status));
   CheckAllEnded();
 }
 
@@ -422,7 +428,7 @@ void LogRelay::AddSender(Sender* sender) {
   if (ended_ || feeds_.size() > kMaxSessions) {
     return FinishSender(sender->id(), absl::UnavailableError("the coordinator relays no logs now"));
   }
-  sender->Read();
+  sender->call().Read();
 }
 
 void LogRelay::OnFed(SenderId id, pb::SendLogsRequest request) {
@@ -466,7 +472,7 @@ void LogRelay::OnFed(SenderId id, pb::SendLogsRequest request) {
   if (relay.queue_bytes > kMaxRelayBytes) {
     relay.held.push_back(id);
   } else {
-    feed.sender->Read();
+    feed.sender->call().Read();
   }
   Pump(reader);
 }
@@ -508,9 +514,9 @@ void LogRelay::EndSource(Relay& relay, std::string node, const std::string& prob
 void LogRelay::FinishSender(SenderId id, const absl::Status& status) {
   const auto at = feeds_.find(id);
   if (at == feeds_.end()) return;
-  Sender* sender = at->second.sender;
+  ServerCall& call = at->second.sender->call();
   feeds_.erase(at);
-  sender->Finish(ToGrpcStatus(status));
+  status.ok() ? call.Reply(Serialised(pb::SendLogsReply())) : call.Finish(ToGrpcStatus(status));
   CheckAllEnded();
 }
 

@@ -7,9 +7,6 @@
 // its agent is back, and the reader is told which node it waits for. A stream is known by a random
 // number, so that only the agent it was given to can feed it.
 
-#include <grpcpp/server_context.h>
-#include <grpcpp/support/server_callback.h>
-
 #include <atomic>
 #include <boost/asio/steady_timer.hpp>
 #include <cstdint>
@@ -24,6 +21,7 @@
 
 #include "absl/status/status.h"
 #include "common/rpc/log_marks.h"
+#include "launcher/coordinator/shell/call_server.h"
 #include "launcher/coordinator/shell/calls.h"
 #include "launcher/coordinator/shell/core_loop.h"
 #include "launcher/coordinator/shell/sessions.h"
@@ -39,9 +37,9 @@ class LogRelay {
   LogRelay(CoreLoop& loop, Calls& calls, Sessions& sessions);
   ~LogRelay();
 
-  // From gRPC's threads. Ours until OnDone.
-  grpc::ServerWriteReactor<pb::LogsReply>* Logs(const pb::LogSelection* selection);
-  grpc::ServerReadReactor<pb::SendLogsRequest>* SendLogs();
+  // New calls, on the server's thread.
+  std::unique_ptr<CallHandler> Logs(ServerCall& call);
+  std::unique_ptr<CallHandler> SendLogs(ServerCall& call);
 
   // The rest on the loop's thread.
   void Happened(const JobId& job, const JobEvent& event);

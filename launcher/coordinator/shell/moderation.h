@@ -15,8 +15,8 @@ inline constexpr Duration kPauseForMore = std::chrono::milliseconds(2);
 class Moderation {
  public:
   // After each message. `waits`: how often this thread has slept so far (getrusage: ru_nvcsw).
-  // True: it slept for this message, so none is left behind it, and the one before came less than
-  // kFastMessages ago; it pauses, then calls Paused.
+  // True: it slept for this message, so hardly anything is left behind it, and the one before came
+  // less than kFastMessages ago; it pauses, then calls Paused.
   [[nodiscard]] bool IsDue(Instant now, long waits);
   void Paused(Instant now, long waits);
 

@@ -1,11 +1,15 @@
 #include "launcher/coordinator/shell/read_replies.h"
 
-#include <grpcpp/support/slice.h>
-
 #include <utility>
-#include <vector>
 
 namespace regroup::coordinator {
+namespace {
+
+// gRPC may write as it cancels, and others wait for the lock meanwhile. The rest has its turn when
+// the next one asks.
+constexpr int kMostCutAtOnce = 16;
+
+}  // namespace
 
 class ReadReplies::Reply {
  public:
@@ -27,17 +31,16 @@ std::shared_ptr<ReadReplies::Reply> ReadReplies::Add(std::string bytes) {
   return std::make_shared<Reply>(std::move(bytes), in_flight_bytes_);
 }
 
-grpc::ByteBuffer ReadReplies::BufferOf(const std::shared_ptr<Reply>& reply) {
+grpc::Slice ReadReplies::SliceOf(const std::shared_ptr<Reply>& reply) {
   using Owner = std::shared_ptr<Reply>;
-  const grpc::Slice slice(
+  return grpc::Slice(
       reply->bytes().data(), reply->bytes().size(),
       [](void* owner) { delete static_cast<Owner*>(owner); }, new Owner(reply));
-  return grpc::ByteBuffer(&slice, 1);
 }
 
-void ReadReplies::Sending(CallId call, grpc::CallbackServerContext* context, Instant now) {
+void ReadReplies::Sending(CallId call, ServerCall& taken_by, Instant now) {
   const std::scoped_lock lock(mutex_);
-  takers_[call] = Taker{.context = context, .peer = context->peer(), .since = now};
+  takers_[call] = Taker{.call = &taken_by, .peer = taken_by.peer(), .since = now};
 }
 
 void ReadReplies::Sent(CallId call) {
@@ -54,16 +57,12 @@ std::optional<std::string> ReadReplies::LeftBy(CallId call, Instant now) {
 
 int ReadReplies::CutSlow(Instant now) {
   const std::scoped_lock lock(mutex_);
-  std::vector<CallId> slow;
-  for (const auto& [call, taker] : takers_) {
-    if (!taker.cut && now - taker.since >= kTakeLimit) slow.push_back(call);
-  }
   int cut = 0;
-  for (const CallId call : slow) {
-    const auto taker = takers_.find(call);
-    if (taker == takers_.end()) continue;
-    taker->second.cut = true;
-    taker->second.context->TryCancel();  // May end calls, this or others, before it returns.
+  for (auto& [call, taker] : takers_) {
+    if (taker.cut || now - taker.since < kTakeLimit) continue;
+    if (cut == kMostCutAtOnce) break;
+    taker.cut = true;
+    taker.call->Cancel();
     ++cut;
   }
   return cut;

@@ -4,9 +4,6 @@
 // counted until the last of them has taken it: readers that read slowly, or not at all, must not
 // cost their number times a list of 10,000 jobs. Thread-safe.
 
-#include <grpcpp/server_context.h>
-#include <grpcpp/support/byte_buffer.h>
-
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -17,6 +14,7 @@
 
 #include "common/base/ids.h"
 #include "common/base/time.h"
+#include "launcher/coordinator/shell/call_server.h"
 
 namespace regroup::coordinator {
 
@@ -30,13 +28,13 @@ inline constexpr Duration kTakeTime = std::chrono::milliseconds(500);
 class ReadReplies {
  public:
   class Reply;
-  // Counted until the last buffer of it is gone.
+  // Counted until the last slice of it is gone.
   std::shared_ptr<Reply> Add(std::string bytes);
-  static grpc::ByteBuffer BufferOf(const std::shared_ptr<Reply>& reply);
+  static grpc::Slice SliceOf(const std::shared_ptr<Reply>& reply);
   bool Full() const { return *in_flight_bytes_ >= kMaxReplyBytesInFlight; }
 
-  // Brackets the time in which a call sends its reply. REQUIRES: `context` lives until Sent.
-  void Sending(CallId call, grpc::CallbackServerContext* context, Instant now);
+  // Brackets the time in which a call sends its reply. REQUIRES: `taken_by` lives until Sent.
+  void Sending(CallId call, ServerCall& taken_by, Instant now);
   void Sent(CallId call);
   // The peer, as gRPC named it, of a caller that has gone, or was cut, and had time to take its
   // reply.
@@ -46,7 +44,7 @@ class ReadReplies {
 
  private:
   struct Taker {
-    grpc::CallbackServerContext* context = nullptr;
+    ServerCall* call = nullptr;
     std::string peer;  // Of a connection that is over it is not known any more.
     Instant since{};
     bool cut = false;
@@ -54,7 +52,7 @@ class ReadReplies {
   // Shared with the replies: gRPC drops their buffers when it likes.
   const std::shared_ptr<std::atomic<std::uint64_t>> in_flight_bytes_ =
       std::make_shared<std::atomic<std::uint64_t>>(0);
-  std::recursive_mutex mutex_;      // To cancel a call may end it at once.
+  std::mutex mutex_;
   std::map<CallId, Taker> takers_;  // Guarded by mutex_.
 };
 

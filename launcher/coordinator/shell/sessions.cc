@@ -1,8 +1,5 @@
 #include "launcher/coordinator/shell/sessions.h"
 
-#include <grpcpp/impl/codegen/proto_utils.h>
-#include <grpcpp/support/slice.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <string_view>
@@ -24,12 +21,6 @@ namespace {
 constexpr auto kHelloLimit = std::chrono::seconds(10);
 constexpr auto kLastMessageLimit = std::chrono::seconds(2);
 
-std::size_t BytesParsed(const grpc::ByteBuffer& message) {
-  grpc::Slice whole;
-  if (!message.DumpToSingleSlice(&whole).ok()) return message.Length();
-  return BytesWhenParsed({reinterpret_cast<const char*>(whole.begin()), whole.size()});
-}
-
 absl::Status TooLarge(std::size_t parsed) {
   return absl::InvalidArgumentError(
       absl::StrCat("message: takes ", parsed, " bytes, at most ", kMaxUnheardBytes, " are taken"));
@@ -49,29 +40,29 @@ absl::Status Protocol(std::string_view what, std::string_view because) {
 
 }  // namespace
 
-// Lives from the call's start to OnDone. Members are the loop's between OnReadDone/OnWriteDone and
-// the next Start….
-class Sessions::Reactor final : public Stream {
+// Lives as long as its call. Members are the loop's between OnRead/OnWritten and the next Read or
+// Write.
+class Sessions::Stream final : public CallHandler {
  public:
-  Reactor(Sessions& sessions, grpc::CallbackServerContext* context, std::string connection)
+  Stream(Sessions& sessions, ServerCall& call, std::string connection)
       : id_(++sessions.last_id_),
         sessions_(sessions),
-        context_(context),
+        call_(call),
         connection_(std::move(connection)) {
     sessions_.loop_.Post([this](Instant) { sessions_.Add(this); });
   }
+  ~Stream() override { sessions_.Left(connection_); }
 
-  void OnReadDone(bool ok) override {
-    if (!ok) {
-      sessions_.loop_.Post([sessions = &sessions_, id = id_](Instant) { sessions->OnEnded(id); });
-      return;
+  void OnRead(std::optional<std::string_view> message) override {
+    if (!message) {
+      return sessions_.loop_.Post(
+          [sessions = &sessions_, id = id_](Instant) { sessions->OnEnded(id); });
     }
-    const std::size_t bytes = BytesParsed(incoming_);
+    const std::size_t bytes = BytesWhenParsed({message->data(), message->size()});
     const bool fits = (sessions_.unheard_bytes_ += bytes) <= kMaxUnheardBytes || bytes < kFatBytes;
     absl::StatusOr<AgentSaid> said = bytes > kMaxUnheardBytes ? TooLarge(bytes)
-                                     : fits                   ? Parse(incoming_)
+                                     : fits                   ? Decode(*message)
                                                               : TooMuch();
-    incoming_.Clear();
     const bool launch = said.ok() && std::holds_alternative<LaunchRequest>(*said);
     const bool beat = said.ok() && std::holds_alternative<HeartbeatMessage>(*said);
     const std::uint64_t free_bytes = launch ? sessions_.free_bytes_() : 0;
@@ -80,50 +71,29 @@ class Sessions::Reactor final : public Stream {
       sessions->unheard_bytes_ -= bytes;
       sessions->OnRead(id, received, std::move(said), free_bytes);
     };
-    // From here on this may be gone.
     beat ? sessions_.loop_.PostSoon(std::move(obey)) : sessions_.loop_.Post(std::move(obey));
-    ModerateThisThread();
+    ModerateThisThread();  // Every call waits so long then.
   }
-  void OnWriteDone(bool ok) override {
+  void OnWritten(bool ok) override {
     sessions_.loop_.Post(
         [sessions = &sessions_, id = id_, ok](Instant) { sessions->OnWritten(id, ok); });
   }
-  void OnCancel() override {
-    // Reads and writes in flight fail by themselves; a read always is.
-    sessions_.loop_.Post([sessions = &sessions_, id = id_](Instant) { sessions->OnEnded(id); });
-  }
-  void OnDone() override {
-    sessions_.Left(connection_);
-    delete this;
-  }
 
-  void Read() { StartRead(&incoming_); }
-  void Write(const pb::CoordinatorMessage& message) {
-    outgoing_.Clear();
-    bool own_buffer = false;
-    const grpc::Status written = grpc::SerializationTraits<pb::CoordinatorMessage>::Serialize(
-        message, &outgoing_, &own_buffer);
-    CHECK(written.ok());  // It is ours, and not of 2 GiB.
-    StartWrite(&outgoing_);
-  }
-  void Cancel() { context_->TryCancel(); }
-  std::string peer() const { return PeerText(context_->peer()); }
-
+  ServerCall& call() { return call_; }
+  std::string peer() const { return PeerText(call_.peer()); }
   SessionId id() const { return id_; }
 
  private:
-  static absl::StatusOr<AgentSaid> Parse(grpc::ByteBuffer& bytes) {
+  static absl::StatusOr<AgentSaid> Decode(std::string_view bytes) {
     pb::AgentMessage message;
-    if (!grpc::SerializationTraits<pb::AgentMessage>::Deserialize(&bytes, &message).ok())
-      return absl::InvalidArgumentError("message: is not whole");
+    if (!Parse(bytes, message)) return absl::InvalidArgumentError("message: is not whole");
     return DecodeAgentMessage(message);
   }
 
   const SessionId id_;
   Sessions& sessions_;
-  grpc::CallbackServerContext* const context_;
+  ServerCall& call_;
   const std::string connection_;
-  grpc::ByteBuffer incoming_, outgoing_;
 };
 
 Sessions::Sessions(CoreLoop& loop, obs::Logger& log, Duration lease,
@@ -132,55 +102,34 @@ Sessions::Sessions(CoreLoop& loop, obs::Logger& log, Duration lease,
 
 Sessions::~Sessions() = default;
 
-// A stream that is finished before the table knows it.
-class Sessions::Refusal final : public Stream {
- public:
-  Refusal(Sessions& sessions, std::string connection, const absl::Status& why)
-      : sessions_(sessions), connection_(std::move(connection)) {
-    Finish(ToGrpcStatus(why));
-  }
-  void OnDone() override {
-    sessions_.Left(connection_);
-    delete this;
-  }
-
- private:
-  Sessions& sessions_;
-  const std::string connection_;
-};
-
-Sessions::Stream* Sessions::Open(grpc::CallbackServerContext* context) {
-  std::string connection = context->peer();
+std::unique_ptr<CallHandler> Sessions::Open(ServerCall& call) {
+  std::string connection = call.peer();
   // Those of the Unix socket have no names of their own; they are of this user.
   const std::string peer = PeerText(connection);
-  const bool tcp = peer != connection;
-  if (!tcp) return new Reactor(*this, context, "");
-  bool fits = false;
-  {
-    const std::scoped_lock lock(mutex_);
-    fits = ++by_connection_[connection] <= kMaxSessionsPerConnection;
+  if (peer == connection) return std::make_unique<Stream>(*this, call, "");
+  int& streams = by_connection_[connection];
+  if (streams < kMaxSessionsPerConnection) {
+    ++streams;
+    return std::make_unique<Stream>(*this, call, std::move(connection));
   }
-  if (fits) return new Reactor(*this, context, std::move(connection));
   if (too_many_hook_) too_many_hook_(peer);
-  return new Refusal(
-      *this, std::move(connection),
-      UserError(absl::StatusCode::kResourceExhausted, "too many sessions on one connection",
-                absl::StrCat("at most ", kMaxSessionsPerConnection, " are served"),
-                "a connection for each agent"));
+  call.Refuse(UserError(absl::StatusCode::kResourceExhausted, "too many sessions on one connection",
+                        absl::StrCat("at most ", kMaxSessionsPerConnection, " are served"),
+                        "a connection for each agent"));
+  return nullptr;
 }
 
 void Sessions::Left(const std::string& connection) {
-  const std::scoped_lock lock(mutex_);
   const auto at = by_connection_.find(connection);
   if (at != by_connection_.end() && --at->second == 0) by_connection_.erase(at);
 }
 
-void Sessions::Add(Reactor* reactor) {
-  const SessionId id = reactor->id();
+void Sessions::Add(Stream* stream) {
+  const SessionId id = stream->id();
   auto session = std::make_unique<Session>(loop_.io());
-  session->reactor = reactor;
+  session->stream = stream;
   const auto at = sessions_.emplace(id, std::move(session)).first;
-  reactor->Read();
+  stream->call().Read();
   if (closed_) {
     return BeginClose(
         at, UserError(absl::StatusCode::kUnavailable, "the coordinator is shutting down", "", ""));
@@ -208,13 +157,13 @@ void Sessions::OnRead(SessionId id, Instant received, absl::StatusOr<AgentSaid> 
   if (!message.ok()) {
     log_.Warning(
         "an agent sent a message that cannot be used",
-        {{"peer", session.reactor->peer()}, {"because", std::string(message.status().message())}});
+        {{"peer", session.stream->peer()}, {"because", std::string(message.status().message())}});
     return BeginClose(at, Protocol("a message of this agent cannot be used",
                                    std::string(message.status().message())));
   }
   Obey(id, session, received, *std::move(message), free_bytes);
   const auto still = sessions_.find(id);
-  if (still != sessions_.end() && !still->second->closing) still->second->reactor->Read();
+  if (still != sessions_.end() && !still->second->closing) still->second->stream->call().Read();
 }
 
 void Sessions::Obey(SessionId id, Session& session, Instant received, AgentSaid message,
@@ -274,7 +223,7 @@ void Sessions::OnEnded(SessionId id) {
   session.outbox.Clear();
   if (!session.closing) session.closing = absl::OkStatus();
   if (session.write_in_flight) {
-    session.reactor->Cancel();  // A peer that stopped reading would hold it.
+    session.stream->call().Cancel();  // A peer that stopped reading would hold it.
   } else {
     Finish(at, *session.closing);
   }
@@ -302,7 +251,7 @@ void Sessions::Pump(Table::iterator at) {
     return;
   }
   session.write_in_flight = true;
-  session.reactor->Write(session.outbox.Next());
+  session.stream->call().Write(Serialised(session.outbox.Next()));
 }
 
 Sessions::Session* Sessions::Writable(SessionId id) {
@@ -315,7 +264,7 @@ void Sessions::Send(SessionId id, bool fits) {
   if (fits) return Pump(at);
   const Session& session = *at->second;
   log_.Warning("an agent does not read: its session is cut",
-               {{"node", session.node.value()}, {"peer", session.reactor->peer()}});
+               {{"node", session.node.value()}, {"peer", session.stream->peer()}});
   BeginClose(at,
              UserError(absl::StatusCode::kResourceExhausted, "this agent does not read its session",
                        std::to_string(session.outbox.size()) + " messages wait", ""));
@@ -384,7 +333,7 @@ void Sessions::BeginClose(Table::iterator at, const absl::Status& why) {
   session.timer.expires_after(kLastMessageLimit);
   session.timer.async_wait([this, id = at->first](const boost::system::error_code& error) {
     const auto late = sessions_.find(id);
-    if (!error && late != sessions_.end()) late->second->reactor->Cancel();
+    if (!error && late != sessions_.end()) late->second->stream->call().Cancel();
   });
   Pump(at);
 }
@@ -398,10 +347,10 @@ void Sessions::Broken(SessionId id, Session& session) {
 }
 
 void Sessions::Finish(Table::iterator at, const absl::Status& status) {
-  Reactor* reactor = at->second->reactor;
+  ServerCall& call = at->second->stream->call();
   const grpc::Status last = ToGrpcStatus(status);  // `status` may lie in what is erased.
   sessions_.erase(at);
-  reactor->Finish(last);
+  call.Finish(last);
   if (sessions_.empty() && all_closed_) std::exchange(all_closed_, nullptr)();
 }
 

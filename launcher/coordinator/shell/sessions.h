@@ -1,13 +1,9 @@
 #pragma once
 
-// The agents' streams. Reactors only decode and post; this table, on the loop's thread, alone
+// The agents' streams. Their handlers only decode and post; this table, on the loop's thread, alone
 // reads, writes and finishes, and forgets a stream when it finishes it. Per session: one write in
 // flight, one pending order per job (the newest), a bound on everything else, beyond which the
 // session is cut.
-
-#include <grpcpp/server_context.h>
-#include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/server_callback.h>
 
 #include <atomic>
 #include <boost/asio/steady_timer.hpp>
@@ -15,7 +11,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -26,6 +21,7 @@
 #include "common/rpc/convert.h"
 #include "launcher/coordinator/core/events.h"
 #include "launcher/coordinator/shell/agent_messages.h"
+#include "launcher/coordinator/shell/call_server.h"
 #include "launcher/coordinator/shell/core_loop.h"
 #include "launcher/coordinator/shell/outbox.h"
 #include "proto/coordinator.pb.h"
@@ -41,17 +37,15 @@ inline constexpr int kMaxSessionsPerConnection = 4;
 
 class Sessions {
  public:
-  // `free_bytes` tells the room where the journal lies; called on gRPC's threads, so it must not
-  // wait for a disk (free_space.h). Heartbeats are answered at most each third of `lease`: an agent
-  // that hears nothing for a lease breaks off.
+  // `free_bytes` tells the room where the journal lies; called on the server's thread, so it must
+  // not wait for a disk (free_space.h). Heartbeats are answered at most each third of `lease`: an
+  // agent that hears nothing for a lease breaks off.
   Sessions(CoreLoop& loop, obs::Logger& log, Duration lease,
            std::function<std::uint64_t()> free_bytes);
   ~Sessions();
 
-  // Raw: what a message would take is counted before it is parsed.
-  using Stream = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
-  // A new stream, from gRPC's thread. Ours until OnDone.
-  Stream* Open(grpc::CallbackServerContext* context);
+  // A new stream, on the server's thread. What a message would take is counted before it is parsed.
+  std::unique_ptr<CallHandler> Open(ServerCall& call);
 
   // The rest on the loop's thread. A session that is gone swallows what is sent to it.
   void SendAnswer(SessionId session, pb::CoordinatorMessage message);
@@ -82,11 +76,10 @@ class Sessions {
   }
 
  private:
-  class Reactor;
-  class Refusal;
+  class Stream;
   struct Session {
     explicit Session(boost::asio::io_context& io) : timer(io) {}
-    Reactor* reactor = nullptr;
+    Stream* stream = nullptr;
     NodeId node;          // Empty before Hello.
     std::string name;     // Empty before the welcome.
     std::string address;  // As its Hello said.
@@ -100,7 +93,7 @@ class Sessions {
   using Table = std::unordered_map<SessionId, std::unique_ptr<Session>>;
 
   void Left(const std::string& connection);
-  void Add(Reactor* reactor);
+  void Add(Stream* stream);
   // `free_bytes`: when it came; of a launch's request only.
   void OnRead(SessionId id, Instant received, absl::StatusOr<AgentSaid> message,
               std::uint64_t free_bytes);
@@ -122,10 +115,10 @@ class Sessions {
   std::function<void(const std::string&)> attached_hook_, too_many_hook_;
   Table sessions_;
   std::map<std::string, SessionId> by_name_;
-  std::atomic<std::uint64_t> last_id_ = 0;  // Taken on gRPC's threads.
   std::atomic<std::size_t> unheard_bytes_ = 0;
-  std::mutex mutex_;
-  std::map<std::string, int> by_connection_;  // Streams by gRPC's name of the peer; by mutex_.
+  // Of the server's thread: the newest session, and streams by gRPC's name of their peer.
+  std::uint64_t last_id_ = 0;
+  std::map<std::string, int> by_connection_;
   bool closed_ = false;
   std::function<void()> all_closed_;
 };

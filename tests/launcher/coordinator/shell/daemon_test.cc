@@ -4,6 +4,7 @@
 #include "launcher/coordinator/shell/daemon.h"
 
 #include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <sqlite3.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -289,6 +290,53 @@ TEST_F(DaemonTest, GarbageIsCutAndNobodyElseNotices) {
   EXPECT_EQ(a.state().breaks, 0);
 }
 
+// One call of any method with any bytes.
+grpc::Status Call(const std::string& socket, const std::string& method, const std::string& bytes) {
+  const Connection connection = *DialUnix(socket);
+  grpc::GenericStub stub(connection.channel);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + seconds(10));
+  const grpc::Slice slice(bytes);
+  const grpc::ByteBuffer request(&slice, 1);
+  grpc::ByteBuffer reply;
+  std::promise<grpc::Status> ended;
+  stub.UnaryCall(&context, "/regroup.v1.Coordinator/" + method, {}, &request, &reply,
+                 [&](grpc::Status status) { ended.set_value(std::move(status)); });
+  return ended.get_future().get();
+}
+
+TEST_F(DaemonTest, WhatIsNoRequestIsRefusedByName) {
+  Start();
+  for (const char* method : {"Submit", "Cancel", "Read", "ForgetNode", "Logs"}) {
+    const grpc::Status status = Call(daemon_->socket_path(), method, "\xff\xff\xff");
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+    EXPECT_THAT(RenderUserError(FromGrpcStatus(status)), HasSubstr("no message of this kind"))
+        << method;
+  }
+  const grpc::Status unknown = Call(daemon_->socket_path(), "Nothing", "");
+  EXPECT_EQ(unknown.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  const grpc::Status large =
+      Call(daemon_->socket_path(), "Submit", std::string(kMaxCallMessageBytes + 1, '\n'));
+  EXPECT_EQ(large.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  // A stream's message is one that its reader's agent never sent.
+  EXPECT_TRUE(Call(daemon_->socket_path(), "SendLogs", "\xff\xff\xff").ok());
+  EXPECT_EQ(OverUnix().ReadJob("none").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(DaemonTest, ARehearsedSubmitLeavesNoJob) {
+  Start();
+  pb::SubmitRequest request;
+  *request.mutable_spec() = ToProto(SubmittedJob("train", 1, 1));
+  request.set_dry_run(true);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + seconds(10));
+  pb::SubmitReply reply;
+  Client client = OverUnix();
+  EXPECT_TRUE(client.stub().Submit(&context, request, &reply).ok());
+  EXPECT_EQ(reply.job(), "");
+  EXPECT_TRUE(absl::IsNotFound(client.ReadJob("train").status()));
+}
+
 // ---- sessions by hand
 
 // Whoever comes while the journal still opens is answered once it is open.
@@ -368,7 +416,7 @@ TEST_F(DaemonTest, ItsEndFinishesEveryCallFirst) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(2));  // Nobody had to be cut.
 }
 
-// gRPC ends the process at a second Finish, and its server never at a call without one.
+// A second Finish ends the process, and a call without one never lets it end.
 TEST_F(DaemonTest, WhoCancelsHasNoControlCharacters) {
   Start();
   Client client = OverUnix();

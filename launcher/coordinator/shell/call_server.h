@@ -1,0 +1,139 @@
+#pragma once
+
+// The server's side of gRPC: every call of every method on one thread and one completion queue, by
+// gRPC's core (grpc/grpc.h). Its C++ interfaces watch each call for its end by one more operation
+// than is needed here, and Debian's gRPC looks each one that ends up among all that are under way;
+// those with callbacks also wake each other's threads. At 10,000 sessions the two are a quarter of
+// what the coordinator costs.
+//
+// A call is raw bytes here. Its handler hears of it on the server's thread; what is asked of it may
+// be asked from any, one of a kind at a time.
+
+#include <grpc/grpc.h>
+#include <grpcpp/completion_queue.h>
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+#include <grpcpp/support/slice.h>
+#include <grpcpp/support/status.h>
+
+#include <google/protobuf/message_lite.h>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "absl/status/status.h"
+
+namespace regroup::coordinator {
+
+// What a call tells. On the server's thread, for which every other call waits: none may block.
+class CallHandler {
+ public:
+  // gRPC has done with the call, and ServerCall goes with this.
+  virtual ~CallHandler() = default;
+  // Of a Read. None: nothing comes any more, since the caller has half-closed or the call is over.
+  virtual void OnRead(std::optional<std::string_view> message) = 0;
+  virtual void OnWritten(bool /*ok*/) {}
+  // Of a call that is watched, which was over before all of it was sent: the caller left, its
+  // deadline passed, its connection broke, or it was cancelled here. Once at most, also after
+  // Finish. What is in flight then fails.
+  virtual void OnCancelled() {}
+};
+
+// Lives until it was finished and all that was asked of it is over.
+class ServerCall {
+ public:
+  ~ServerCall();
+  ServerCall(const ServerCall&) = delete;
+  ServerCall& operator=(const ServerCall&) = delete;
+
+  std::string_view method() const;  // "/regroup.v1.Coordinator/Read".
+  std::string peer() const;         // As gRPC names it.
+  // time_point::max(): none.
+  std::chrono::system_clock::time_point deadline() const;
+
+  // As it is opened: OnCancelled is wanted. One whose caller always has a Read hears of the end by
+  // that, at half of the cost.
+  void Watch();
+  // Before Finish. One of each may be in flight.
+  void Read();
+  void Write(grpc::Slice message);
+  // Once, with no Write in flight; a Read fails by it. Whoever calls this may not use the call
+  // again.
+  void Finish(const grpc::Status& status);
+  // The same on the server's thread, of a call that only its handler knows yet, if any.
+  void Refuse(const absl::Status& why);
+  // The same of a call that has one reply.
+  void Reply(grpc::Slice message);
+  // Best effort. Also after Finish, while the handler lives.
+  void Cancel();
+
+ private:
+  friend class CallServer;
+  enum class Event { kOpened, kRead, kWritten, kFinished, kOver };
+  struct Tag {
+    ServerCall* call;
+    Event event;
+  };
+  class Batch;
+
+  ServerCall();
+  bool On(Event event, bool ok);  // Whether it was the last.
+  void HearRead(bool ok);
+  void Send(Batch& batch, const grpc::Slice* message);
+
+  grpc_call* call_ = nullptr;  // Owned, as are the next ones.
+  grpc_call_details details_;
+  grpc_metadata_array metadata_;
+  grpc_byte_buffer *incoming_ = nullptr, *outgoing_ = nullptr;
+  bool begun_ = false;  // Something was sent.
+  int cancelled_ = 0;
+  std::unique_ptr<CallHandler> handler_;
+  std::atomic<int> awaited_{1};  // Events, before nothing of it is used: kFinished, and others.
+  Tag opened_{this, Event::kOpened}, read_{this, Event::kRead}, written_{this, Event::kWritten},
+      finished_{this, Event::kFinished}, over_{this, Event::kOver};
+};
+
+class CallServer {
+ public:
+  // Of a new call, on the server's thread. Null: it was finished there and then.
+  using Open = std::function<std::unique_ptr<CallHandler>(ServerCall& call)>;
+
+  explicit CallServer(Open open) : open_(std::move(open)) {}
+  ~CallServer();  // REQUIRES: Stop has returned, or Start was never called.
+  CallServer(const CallServer&) = delete;
+  CallServer& operator=(const CallServer&) = delete;
+
+  // `builder` is configured, and has no service.
+  void Start(grpc::ServerBuilder& builder);
+  // Takes no more calls, cancels what is not over by `deadline`, and returns once all are: each has
+  // to be finished by then or as it is cancelled.
+  void Stop(std::chrono::system_clock::time_point deadline);
+
+  // Of calls that are watched only: no others end there as they do over a socket.
+  std::shared_ptr<grpc::Channel> InProcessChannel() { return server_->InProcessChannel({}); }
+
+ private:
+  void Await();
+  void Serve();
+
+  const Open open_;
+  grpc::AsyncGenericService all_methods_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::unique_ptr<grpc::Server> server_;
+  std::atomic<int> calls_ = 0;  // Those that live, and the one that is awaited.
+  std::thread thread_;
+};
+
+// REQUIRES: it is ours, and below 2 GiB.
+grpc::Slice Serialised(const google::protobuf::MessageLite& message);
+// False: these bytes are no such message.
+[[nodiscard]] bool Parse(std::string_view bytes, google::protobuf::MessageLite& message);
+
+}  // namespace regroup::coordinator
