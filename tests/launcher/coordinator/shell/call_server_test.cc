@@ -175,6 +175,19 @@ TEST_P(CallServerBothWaysTest, ACallThatIsCancelledLivesUntilItIsFinished) {
   stream->Finish();
 }
 
+TEST_F(CallServerTest, WhatIsCutHereIsCancelledThere) {
+  const auto stub = Dial();
+  grpc::ClientContext context;
+  const auto stream = stub->Session(&context);
+  ServerCall& call = Opened();
+  call.Read();
+  call.Cancel();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(Eventually([&] { return heard_.Has("cancelled") && heard_.Has("end"); }));
+  call.Finish(grpc::Status::OK);
+  EXPECT_TRUE(Eventually([&] { return heard_.gone.load(); }));
+}
+
 TEST_F(CallServerTest, ADeadlineIsKnownAndCancels) {
   const auto stub = Dial();
   grpc::ClientContext context;
