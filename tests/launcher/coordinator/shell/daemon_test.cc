@@ -364,13 +364,12 @@ class CallsInFlight {
   CallsInFlight(Client& client, const std::string& node) {
     for (grpc::ClientContext* context : {&wait_, &logs_, &session_})
       context->set_deadline(std::chrono::system_clock::now() + seconds(60));
-    pb::ReadRequest request;
-    request.set_what(pb::ReadRequest::WHAT_JOBS);
-    request.set_selector("last");
-    request.set_wait_for_end(true);
-    waiting_ = std::async(std::launch::async, [this, &client, request] {
-      pb::ReadReply reply;
-      return FromGrpcStatus(client.stub().Read(&wait_, request, &reply));
+    question_.set_what(pb::ReadRequest::WHAT_JOBS);
+    question_.set_selector("last");
+    question_.set_wait_for_end(true);
+    // On its way before the others are: it is there when they are answered.
+    client.stub().async()->Read(&wait_, &question_, &answer_, [this](const grpc::Status& status) {
+      waited_.set_value(FromGrpcStatus(status));
     });
     pb::LogSelection selection;
     selection.set_job("last");
@@ -386,7 +385,7 @@ class CallsInFlight {
     for (grpc::ClientContext* context : {&wait_, &logs_, &session_}) context->TryCancel();
   }
   std::vector<absl::Status> Ends() {
-    std::vector<absl::Status> ends = {waiting_.get()};
+    std::vector<absl::Status> ends = {waited_.get_future().get()};
     for (pb::LogsReply reply; lines_->Read(&reply);) {
     }
     ends.push_back(FromGrpcStatus(lines_->Finish()));
@@ -398,7 +397,9 @@ class CallsInFlight {
 
  private:
   grpc::ClientContext wait_, logs_, session_;
-  std::future<absl::Status> waiting_;
+  pb::ReadRequest question_;
+  pb::ReadReply answer_;
+  std::promise<absl::Status> waited_;
   std::unique_ptr<grpc::ClientReader<pb::LogsReply>> lines_;
   std::unique_ptr<grpc::ClientReaderWriter<pb::AgentMessage, pb::CoordinatorMessage>> stream_;
 };
