@@ -19,16 +19,16 @@ constexpr char kTwo[] =
     "gpu name=NVIDIA_H100 uuid=GPU-bb memory=81920 celsius=38\n";
 
 GpuWatch::Options Fast(const FakeDriver& driver) {
-  return {.devices = {}, .every = 20ms, .patience = 10s, .library = driver.library()};
+  return {.devices = {}, .every = 20ms, .patience = 60s, .library = driver.library()};
 }
 
 GpuWatch::Seen Await(GpuWatch& watch, const std::function<bool(const GpuWatch::Seen&)>& is) {
-  for (int i = 0; i < 1'000; ++i) {
+  for (int i = 0; i < 6'000; ++i) {
     GpuWatch::Seen seen = watch.Latest();
     if (is(seen)) return seen;
     std::this_thread::sleep_for(10ms);
   }
-  ADD_FAILURE() << "not within 10 s";
+  ADD_FAILURE() << "not within 60 s";
   return watch.Latest();
 }
 
