@@ -2,9 +2,9 @@
 
 // The server's side of gRPC: every call of every method on one thread and one completion queue, by
 // gRPC's core (grpc/grpc.h). Its C++ interfaces watch each call for its end by one more operation
-// than is needed here, and Debian's gRPC looks each one that ends up among all that are under way;
-// those with callbacks also wake each other's threads. At 10,000 sessions the two are a quarter of
-// what the coordinator costs.
+// than is needed here, and Debian's gRPC searches all operations under way for each that ends. The
+// threads of the callback interface also wake each other. At 10,000 sessions that was a quarter of
+// what the coordinator cost.
 //
 // A call is raw bytes here. Its handler hears of it on the server's thread; what is asked of it may
 // be asked from any, one of a kind at a time.
@@ -58,8 +58,8 @@ class ServerCall {
   // time_point::max(): none.
   std::chrono::system_clock::time_point deadline() const;
 
-  // As it is opened: OnCancelled is wanted. One whose caller always has a Read hears of the end by
-  // that, at half of the cost.
+  // As it is opened: OnCancelled is wanted. A handler that always has a Read in flight hears of the
+  // end by that, at half of the cost.
   void Watch();
   // Before Finish. One of each may be in flight.
   void Read();

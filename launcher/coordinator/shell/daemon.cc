@@ -78,7 +78,8 @@ class Methods {
   std::unique_ptr<CallHandler> Open(ServerCall& call) const {
     const auto at = methods_.find(std::string(call.method()));
     if (at == methods_.end()) {
-      call.Refuse(absl::UnimplementedError(""));
+      // As gRPC says it, in words that each client has of its own.
+      call.Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, ""));
       return nullptr;
     }
     const Method& method = at->second;

@@ -72,7 +72,7 @@ class Sessions::Stream final : public CallHandler {
       sessions->OnRead(id, received, std::move(said), free_bytes);
     };
     beat ? sessions_.loop_.PostSoon(std::move(obey)) : sessions_.loop_.Post(std::move(obey));
-    ModerateThisThread();  // Every call waits so long then.
+    ModerateThisThread();  // Meanwhile every call waits.
   }
   void OnWritten(bool ok) override {
     sessions_.loop_.Post(

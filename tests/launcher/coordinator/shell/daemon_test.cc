@@ -315,6 +315,7 @@ TEST_F(DaemonTest, WhatIsNoRequestIsRefusedByName) {
   }
   const grpc::Status unknown = Call(daemon_->socket_path(), "Nothing", "");
   EXPECT_EQ(unknown.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_THAT(std::string(FromGrpcStatus(unknown).message()), HasSubstr("its version differs"));
   const grpc::Status large =
       Call(daemon_->socket_path(), "Submit", std::string(kMaxCallMessageBytes + 1, '\n'));
   EXPECT_EQ(large.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
