@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <span>
 #include <thread>
 #include <utility>
 
@@ -124,8 +123,13 @@ struct CudaStream::Piece {
   std::function<absl::Status()> work;
 };
 
-CudaStream::CudaStream(const CudaApi& api)
-    : Stream(/*at_once=*/false), api_(api), progress_(std::make_shared<CudaProgress>(api)) {
+CudaStream::CudaStream(const CudaApi& api, CublasLt* products, Arena workspace)
+    : Stream(/*at_once=*/false),
+      api_(api),
+      progress_(std::make_shared<CudaProgress>(api)),
+      products_(products),
+      arena_(std::move(workspace)),
+      workspace_(arena_.Take<std::byte>(arena_.size_bytes())) {
   const int error = api.stream_create(&handle_, kCudaStreamNonBlocking, /*priority=*/0);
   Check(error, "cudaStreamCreate");
 }
@@ -260,8 +264,15 @@ bool CudaDevice::Pin(void* memory, std::size_t bytes) {
 }
 void CudaDevice::Unpin(void* memory) { (void)api_.host_unregister(memory); }
 
-std::unique_ptr<Stream> CudaDevice::NewStream(StreamKind /*kind*/) {
-  return std::make_unique<CudaStream>(api_);
+std::unique_ptr<Stream> CudaDevice::NewStream(StreamKind kind) {
+  if (products_ == nullptr || kind != StreamKind::kCompute)
+    return std::make_unique<CudaStream>(api_);
+  absl::StatusOr<Arena> workspace = Allocate(MemoryKind::kDevice, CublasLt::kWorkspaceBytes);
+  if (workspace.ok())
+    return std::make_unique<CudaStream>(api_, products_.get(), *std::move(workspace));
+  auto stream = std::make_unique<CudaStream>(api_);
+  stream->progress()->Fail(workspace.status());
+  return stream;
 }
 
 }  // namespace regroup::worker

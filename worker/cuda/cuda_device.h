@@ -6,11 +6,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/cuda/cuda_api.h"
+#include "worker/cuda/products.h"
 #include "worker/device/device.h"
 
 namespace regroup::worker {
@@ -77,7 +80,8 @@ class CudaStream final : public Stream {
   static constexpr std::uint64_t kMostAhead =
       256;  // CUDA has room for about 1,000, events included.
 
-  explicit CudaStream(const CudaApi& api);
+  // `products`, if any, outlive it, and have `workspace` on it.
+  explicit CudaStream(const CudaApi& api, CublasLt* products = nullptr, Arena workspace = {});
   ~CudaStream() override;
 
   void Copy(void* to, const void* from, std::size_t bytes) override;
@@ -98,6 +102,8 @@ class CudaStream final : public Stream {
   bool MakeRoom() { return KeepRoom(Stream::Record().work); }
   void Began() { NextPiece(); }  // A piece of work was put on handle().
   const std::shared_ptr<CudaProgress>& progress() const { return progress_; }
+  CublasLt* products() const { return products_; }  // Null: own kernels multiply.
+  std::span<std::byte> workspace() const { return workspace_; }
 
  private:
   struct Piece;
@@ -111,6 +117,9 @@ class CudaStream final : public Stream {
   const std::shared_ptr<CudaProgress> progress_;
   std::vector<std::shared_ptr<CudaProgress>> sources_;  // Of streams that it has waited for.
   CudaStreamHandle handle_ = nullptr;                   // Null after a failure to make it.
+  CublasLt* const products_;
+  Arena arena_;
+  std::span<std::byte> workspace_;  // All of arena_.
 };
 
 // A GPU. Memory for the host and the device is pinned. Nothing waits for the whole device. A thread
@@ -125,6 +134,10 @@ class CudaDevice final : public Device {
   bool Pin(void* memory, std::size_t bytes) override;
   void Unpin(void* memory) override;
   std::unique_ptr<Stream> NewStream(StreamKind kind) override;
+  // Who multiplies on its streams for computing that are made from here on, each of which then has
+  // memory for it; null: own kernels do.
+  void SetProducts(std::unique_ptr<CublasLt> products) { products_ = std::move(products); }
+  CublasLt* products() const { return products_.get(); }
   // What the calling thread asks of CUDA is meant for this GPU.
   absl::Status Use() const;
   const CudaApi& api() const { return api_; }
@@ -134,6 +147,7 @@ class CudaDevice final : public Device {
 
   const CudaApi& api_;
   const int ordinal_;
+  std::unique_ptr<CublasLt> products_;
 };
 
 }  // namespace regroup::worker

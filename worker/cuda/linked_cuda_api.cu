@@ -1,6 +1,12 @@
 // The one file that sees CUDA's own declarations: they check ours.
 #include <cuda_runtime_api.h>
+#if __has_include(<cublasLt.h>)
+#include <cublasLt.h>
+#endif
 
+#include <cstddef>
+
+#include "worker/cuda/cublas_lt_api.h"
 #include "worker/cuda/cuda_api.h"
 
 namespace regroup::worker {
@@ -19,6 +25,31 @@ static_assert(kCudaHostAllocMapped == cudaHostAllocMapped &&
 static_assert(kCudaFuncMaxDynamicSharedMemory == cudaFuncAttributeMaxDynamicSharedMemorySize);
 static_assert(kCudaComputeCapabilityMajor == cudaDevAttrComputeCapabilityMajor);
 static_assert(kCudaComputeCapabilityMinor == cudaDevAttrComputeCapabilityMinor);
+
+#if __has_include(<cublasLt.h>)
+static_assert(kCublasSuccess == CUBLAS_STATUS_SUCCESS && kCublasCompute32F == CUBLAS_COMPUTE_32F);
+static_assert(kCudaR32F == CUDA_R_32F && kCudaR16F == CUDA_R_16F && kCudaR16BF == CUDA_R_16BF);
+static_assert(kCublasOpN == CUBLAS_OP_N && kCublasOpT == CUBLAS_OP_T);
+static_assert(kCublasLtEpilogueDefault == CUBLASLT_EPILOGUE_DEFAULT);
+static_assert(kCublasLtEpilogueBias == CUBLASLT_EPILOGUE_BIAS);
+static_assert(kCublasLtReductionComputeType == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+static_assert(kCublasLtDescTransA == CUBLASLT_MATMUL_DESC_TRANSA);
+static_assert(kCublasLtDescTransB == CUBLASLT_MATMUL_DESC_TRANSB);
+static_assert(kCublasLtDescEpilogue == CUBLASLT_MATMUL_DESC_EPILOGUE);
+static_assert(kCublasLtDescBiasPointer == CUBLASLT_MATMUL_DESC_BIAS_POINTER);
+static_assert(kCublasLtPrefMaxWorkspaceBytes == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
+static_assert(kCublasLtPrefReductionSchemeMask == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);
+static_assert(kCublasLtPrefMinAlignmentABytes == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);
+static_assert(kCublasLtPrefMinAlignmentBBytes == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES);
+static_assert(kCublasLtPrefMinAlignmentCBytes == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES);
+static_assert(kCublasLtPrefMinAlignmentDBytes == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
+static_assert(sizeof(CublasLtAlgo) == sizeof(cublasLtMatmulAlgo_t));
+static_assert(sizeof(CublasLtHeuristic) == sizeof(cublasLtMatmulHeuristicResult_t));
+static_assert(offsetof(CublasLtHeuristic, workspace_bytes) ==
+              offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize));
+static_assert(offsetof(CublasLtHeuristic, state) ==
+              offsetof(cublasLtMatmulHeuristicResult_t, state));
+#endif
 
 cudaStream_t StreamOf(CudaStreamHandle handle) { return static_cast<cudaStream_t>(handle); }
 cudaEvent_t EventOf(CudaEventHandle handle) { return static_cast<cudaEvent_t>(handle); }

@@ -18,6 +18,11 @@ void PutOnStream(Stream& stream, const void* kernel, const Geometry& geometry, v
 
 void ZeroOnStream(Stream& stream, void* to, std::size_t bytes) { stream.Zero(to, bytes); }
 
+bool MultiplyByLibrary(Stream& stream, const MatrixProduct& product) {
+  auto& on = static_cast<CudaStream&>(stream);
+  return on.products() != nullptr && on.products()->Multiply(on, product);
+}
+
 void Refuse(Stream& stream, const char* why) {
   static_cast<CudaStream&>(stream).progress()->Fail(absl::InvalidArgumentError(why));
 }

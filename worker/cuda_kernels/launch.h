@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "worker/cuda/products.h"
 #include "worker/kernels/arguments.h"
 
 namespace regroup::worker::cuda {
@@ -29,6 +30,8 @@ constexpr std::int64_t BlocksFor(std::int64_t work, std::int64_t of_block) {
 // returns.
 void PutOnStream(Stream& stream, const void* kernel, const Geometry& geometry, void** arguments);
 void ZeroOnStream(Stream& stream, void* to, std::size_t bytes);
+// By the library that the stream has for products; false: by none, and nothing was put on it.
+bool MultiplyByLibrary(Stream& stream, const MatrixProduct& product);
 // The stream fails: it cannot do what it was asked for.
 void Refuse(Stream& stream, const char* why);
 

@@ -1,4 +1,4 @@
-// Products of matrices without tensor cores: for what cuBLASLt does not do, or where it is missing.
+// Products of matrices: by cuBLASLt, or without tensor cores where it is missing or has no way.
 #include "worker/cuda_kernels/block.cuh"
 #include "worker/cuda_kernels/block_memory.cuh"
 #include "worker/cuda_kernels/kernels.h"
@@ -81,6 +81,19 @@ __global__ void __launch_bounds__(kTileThreads) ProductKernel(Product<T, Result>
 
 template <typename T, typename Result>
 void Multiply(const Launch& launch, const Product<T, Result>& product) {
+  if (MultiplyByLibrary(launch.stream, {.type = DTypeOf<T>(),
+                                        .result = DTypeOf<Result>(),
+                                        .m = product.m,
+                                        .n = product.n,
+                                        .k = product.k,
+                                        .a = product.a.at,
+                                        .b = product.b.at,
+                                        .a_transposed = product.a.column != 1,
+                                        .b_transposed = product.b.column != 1,
+                                        .bias = product.bias,
+                                        .c = product.c,
+                                        .add = product.add}))
+    return;
   LaunchKernel(launch, ProductKernel<T, Result>,
                {.blocks = BlocksFor(product.m, kTile) * BlocksFor(product.n, kTile),
                 .threads = kTileThreads,

@@ -1,34 +1,12 @@
 #include "worker/nccl/nccl_api.h"
 
 #include <dlfcn.h>
-#include <glob.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "common/config/env.h"
+#include "worker/cuda/libraries.h"
 
 namespace regroup::worker {
-namespace {
-
-constexpr char kLibrary[] = "libnccl.so.2";
-
-template <typename Function>
-bool Bind(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
-
-std::vector<std::string> Matches(const std::string& pattern) {
-  if (pattern.find('/') == std::string::npos) return {pattern};  // For the loader.
-  glob_t found{};
-  std::vector<std::string> paths;
-  if (glob(pattern.c_str(), 0, nullptr, &found) == 0)
-    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-  globfree(&found);
-  return paths;
-}
-
-}  // namespace
 
 std::string NcclVersionName(int version) {
   return absl::StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
@@ -56,7 +34,7 @@ absl::StatusOr<NcclApi> OpenNccl(const std::string& path) {
   NcclApi api;
   api.path = path;
   NcclResult (*get_version)(int*) = nullptr;
-  if (!Bind(library, "ncclGetVersion", get_version) ||
+  if (!BindSymbol(library, "ncclGetVersion", get_version) ||
       get_version(&api.version) != NcclResult::kSuccess) {
     return absl::FailedPreconditionError(absl::StrCat(path, " does not say its version of NCCL"));
   }
@@ -67,7 +45,7 @@ absl::StatusOr<NcclApi> OpenNccl(const std::string& path) {
   }
   std::vector<const char*> missing;
   const auto bind = [&](const char* name, auto& function) {
-    if (!Bind(library, name, function)) missing.push_back(name);
+    if (!BindSymbol(library, name, function)) missing.push_back(name);
   };
   bind("ncclGetUniqueId", api.get_unique_id);
   bind("ncclCommInitRankConfig", api.comm_init_rank_config);
@@ -93,43 +71,10 @@ absl::StatusOr<NcclApi> OpenNccl(const std::string& path) {
   return api;
 }
 
-std::vector<std::string> NcclPlaces() {
-  std::vector<std::string> patterns = {kLibrary};
-  const auto toolkit = [&](const std::string& root) {
-    patterns.push_back(absl::StrCat(root, "/lib64/", kLibrary));
-    patterns.push_back(absl::StrCat(root, "/lib/", kLibrary));
-  };
-  const auto python = [&](const std::string& root) {
-    for (const char* packages : {"site-packages", "dist-packages"}) {
-      patterns.push_back(
-          absl::StrCat(root, "/lib/python3*/", packages, "/nvidia/nccl/lib/", kLibrary));
-    }
-  };
-  for (const char* variable : {"CUDA_HOME", "CUDA_PATH"}) {
-    if (const auto root = GetEnv(variable)) toolkit(*root);
-  }
-  toolkit("/usr/local/cuda");
-  for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
-    if (const auto root = GetEnv(variable)) python(*root);
-  }
-  if (const auto home = GetEnv("HOME")) python(absl::StrCat(*home, "/.local"));
-  python("/usr/local");
-  python("/usr");
-  return patterns;
-}
+std::vector<std::string> NcclPlaces() { return LibraryPlaces("libnccl.so.2", {"nccl"}); }
 
 absl::StatusOr<NcclApi> FindNccl(const std::vector<std::string>& places) {
-  absl::Status unusable;  // Says more than that others are not there.
-  for (const std::string& place : places) {
-    for (const std::string& path : Matches(place)) {
-      absl::StatusOr<NcclApi> api = OpenNccl(path);
-      if (api.ok()) return api;
-      if (unusable.ok() && !absl::IsNotFound(api.status())) unusable = api.status();
-    }
-  }
-  if (!unusable.ok()) return unusable;
-  return absl::NotFoundError(
-      absl::StrCat("no NCCL was found, neither as ", absl::StrJoin(places, " nor as ")));
+  return FindLibrary<NcclApi>("NCCL", places, OpenNccl);
 }
 
 }  // namespace regroup::worker

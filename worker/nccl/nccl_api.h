@@ -98,9 +98,7 @@ struct NcclApi {
 //   kFailedPrecondition  older than kOldestNccl, or a function of its version is missing.
 absl::StatusOr<NcclApi> OpenNccl(const std::string& path);
 
-// Where a library is looked for, in that order, with wildcards: what the loader finds, that of the
-// toolkit ($CUDA_HOME, $CUDA_PATH), that of an installed PyTorch ($VIRTUAL_ENV, $CONDA_PREFIX, the
-// user's, the system's).
+// Where a library is looked for (LibraryPlaces).
 std::vector<std::string> NcclPlaces();
 // The first in these places that can be opened. kNotFound names all of them; where there is one but
 // of no use, what OpenNccl said of the first such.

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -121,7 +122,30 @@ absl::StatusOr<ComputeDevice> ComputeDevice::ChooseCuda(const DeviceRequest& req
   }
   made.cuda_ = device->get();
   made.device_ = *std::move(device);
+  made.UseCublasLt(build.cublas_lt_places);
   return made;
+}
+
+void ComputeDevice::UseCublasLt(const std::vector<std::string>& places) {
+  const absl::Status status = [&] {
+    ASSIGN_OR_RETURN(const CublasLtApi api, FindCublasLt(places));
+    ASSIGN_OR_RETURN(std::unique_ptr<CublasLt> products, CublasLt::Create(api));
+    cuda_->SetProducts(std::move(products));
+    return CublasLt::Check(*cuda_);
+  }();
+  if (status.ok()) {
+    const CublasLt& used = *cuda_->products();
+    return absl::StrAppend(&words_, "; products by ", used.name(), " (", used.path(), ")");
+  }
+  cuda_->SetProducts(nullptr);
+  absl::StrAppend(&words_, "; products by own kernels, which are slower: ",
+                  absl::IsNotFound(status)
+                      ? "no cuBLASLt was found, which comes with CUDA and with PyTorch"
+                      : status.message());
+}
+
+std::string ComputeDevice::products() const {
+  return is_cuda() && cuda_->products() != nullptr ? cuda_->products()->name() : "own kernels";
 }
 
 ComputeDevice ComputeDevice::Cpu(const DeviceRequest& request, std::string words) {
@@ -147,17 +171,32 @@ absl::Status ComputeDevice::AgreeOnLeast(Group& ranks) {
   const bool chooses = request_.device == DeviceChoice::kAuto && !MustBeCuda(request_),
              chooses_transport = chooses && request_.transport == Transport::kAuto;
   const std::int64_t mine = ranks.rank() + 1;
-  // The highest rank of those that lack a GPU, and of those that lack NCCL.
-  std::array<std::int64_t, 2> lacks{chooses && !is_cuda() ? mine : 0,
-                                    chooses_transport && !nccl_ ? mine : 0};
-  RETURN_IF_ERROR(ranks.AllReduce(lacks, Reduction::kMax));
-  if (chooses && is_cuda() && lacks[0] > 0) {
-    *this = Cpu(request_, absl::StrCat("training on the CPU, as rank ", lacks[0] - 1,
-                                       " does, which says why: --device cuda"));
-  } else if (chooses_transport && is_cuda() && nccl_ && lacks[1] > 0) {
+  // Of a GPU, NCCL and cuBLASLt: the highest rank of those that lack it, then of those that have
+  // it.
+  enum : std::uint8_t { kGpu, kNccl, kProducts, kKinds };
+  std::array<std::int64_t, 2 * kKinds> ranks_that{};
+  const auto say = [&](int kind, bool has) {
+    ranks_that[static_cast<std::size_t>(has ? kKinds + kind : kind)] = mine;
+  };
+  if (chooses) say(kGpu, is_cuda());
+  if (chooses_transport) say(kNccl, nccl_ != nullptr);
+  if (is_cuda()) say(kProducts, cuda_->products() != nullptr);
+  RETURN_IF_ERROR(ranks.AllReduce(ranks_that, Reduction::kMax));
+  const std::span<const std::int64_t> lacks(ranks_that.data(), kKinds);
+  for (std::size_t kind = 0; kind < kKinds; ++kind)
+    holds_back_ = holds_back_ || (lacks[kind] == mine && ranks_that[kKinds + kind] > 0);
+  if (chooses && is_cuda() && lacks[kGpu] > 0) {
+    *this = Cpu(request_, absl::StrCat("training on the CPU, as rank ", lacks[kGpu] - 1,
+                                       " does, which says why"));
+  } else if (chooses_transport && is_cuda() && nccl_ && lacks[kNccl] > 0) {
     nccl_.reset();
-    absl::StrAppend(&words_, "; but tensors go through the host: rank ", lacks[1] - 1,
+    absl::StrAppend(&words_, "; but tensors go through the host: rank ", lacks[kNccl] - 1,
                     " has no NCCL");
+  }
+  if (is_cuda() && cuda_->products() != nullptr && lacks[kProducts] > 0) {
+    cuda_->SetProducts(nullptr);
+    absl::StrAppend(&words_, "; but products by own kernels, as those of rank ",
+                    lacks[kProducts] - 1);
   }
   return absl::OkStatus();
 }

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "worker/comm/communicator.h"
+#include "worker/cuda/cublas_lt_api.h"
 #include "worker/cuda/cuda_api.h"
 #include "worker/cuda/cuda_device.h"
 #include "worker/device/device.h"
@@ -19,11 +20,12 @@
 namespace regroup::worker {
 
 // What a program has for GPUs: a CUDA runtime, the kernels that were linked with it, and where it
-// looks for NCCL.
+// looks for NCCL and cuBLASLt.
 struct CudaBuild {
   const CudaApi& runtime;
   KernelTables kernels;
   std::vector<std::string> nccl_places = NcclPlaces();
+  std::vector<std::string> cublas_lt_places = CublasLtPlaces();
 };
 
 struct DeviceRequest {
@@ -47,12 +49,18 @@ class ComputeDevice {
 
   // Collective, before Connect: where some rank was left to choose and is on the CPU, all that were
   // left to choose go there, and likewise from NCCL to the host, so that a node that lacks
-  // something costs no more than what it lacks. The failure of the group.
+  // something costs no more than what it lacks. From cuBLASLt all go to own kernels. The failure of
+  // the group.
   absl::Status AgreeOnLeast(Group& ranks);
+
+  // By AgreeOnLeast others go without what they have because of this rank: words() say why.
+  bool holds_back() const { return holds_back_; }
 
   bool is_cuda() const { return cuda_ != nullptr; }
   const char* name() const { return is_cuda() ? "cuda" : "cpu"; }
   const char* transport() const { return nccl_ ? "nccl" : "host"; }
+  // Who multiplies on a GPU: "cuBLASLt 13.1.0" or "own kernels".
+  std::string products() const;
   // A line: which GPU, and the versions of what it is used by; or why it is the CPU, empty where
   // that was asked for.
   const std::string& words() const { return words_; }
@@ -70,10 +78,13 @@ class ComputeDevice {
   static ComputeDevice Cpu(const DeviceRequest& request, std::string words);
   static absl::StatusOr<ComputeDevice> ChooseCuda(const DeviceRequest& request,
                                                   const CudaBuild& build);
+  // REQUIRES: is_cuda(). Before it has streams.
+  void UseCublasLt(const std::vector<std::string>& places);
 
   DeviceRequest request_;
   KernelTables kernels_;
   std::string words_;
+  bool holds_back_ = false;
   std::unique_ptr<Device> device_;
   CudaDevice* cuda_ = nullptr;  // device_, if it is one.
   std::unique_ptr<NcclApi> nccl_;

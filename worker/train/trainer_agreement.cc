@@ -34,6 +34,7 @@ absl::Status Trainer::Agree() {
 // and who moves tensors by NCCL would wait for who does not.
 absl::Status Trainer::AgreeOnMachine() {
   RETURN_IF_ERROR(device_->AgreeOnLeast(*ranks_));
+  if (device_->holds_back() && !first()) Say(device_->words());
   if (!config_.precision && device_->is_cuda()) config_.precision = DType::kBF16;
   ASSIGN_OR_RETURN(const std::optional<Disagreement> found,
                    FindDisagreement(*ranks_, {{"device", device_->name()},
@@ -76,13 +77,13 @@ absl::Status Trainer::AgreeOnSettings() {
   terms.emplace_back("eval-every", absl::StrCat(config_.eval_every));
   terms.emplace_back("eval-batches", absl::StrCat(config_.eval_batches));
   terms.emplace_back("recompute", NameOf(config_.recompute));
-  // Products of short numbers and of widened ones round differently.
+  // Products of short numbers and of widened ones round differently, and so do those of libraries.
   const DType type = config_.Precision();
-  terms.emplace_back(
-      "products",
-      absl::StrCat(NameOf(type), !device_->is_cuda() && MultipliesNatively(type, config_.Kernels())
-                                     ? " multiplied as such"
-                                     : " widened to f32"));
+  terms.emplace_back("products",
+                     absl::StrCat(NameOf(type), device_->is_cuda() ? " by " + device_->products()
+                                                : MultipliesNatively(type, config_.Kernels())
+                                                    ? " multiplied as such"
+                                                    : " widened to f32"));
   ASSIGN_OR_RETURN(const std::optional<Disagreement> found, FindDisagreement(*ranks_, terms));
   ranks_->SetDeadline(config_.collective_timeout);
   if (!found) return absl::OkStatus();

@@ -41,7 +41,12 @@ int main(int argc, char** argv) {
   gpu.set_capability(FromEnv("FAKE_GPU_CAPABILITY", 90));
   const int nccl = FromEnv("FAKE_GPU_NCCL", 22809);  // 0: none is to be found.
   gpu.set_version(nccl);
-  const CudaBuild build{
-      gpu.cuda(), CudaKernelTables(), {nccl == 0 ? "/no/such/libnccl.so.2" : FakeGpu::path()}};
+  const int cublas_lt = FromEnv("FAKE_GPU_CUBLASLT", 0);
+  gpu.set_products_version(static_cast<std::size_t>(cublas_lt));
+  gpu.play_products(static_cast<FakeProducts>(FromEnv("FAKE_GPU_PRODUCTS", 0)));
+  const CudaBuild build{gpu.cuda(),
+                        CudaKernelTables(),
+                        {nccl == 0 ? "/no/such/libnccl.so.2" : FakeGpu::path()},
+                        {cublas_lt == 0 ? "/no/such/libcublasLt.so.13" : FakeGpu::path()}};
   return RunWorkerProgram({argv + 1, argv + argc}, &build);
 }

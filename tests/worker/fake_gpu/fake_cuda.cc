@@ -188,6 +188,13 @@ bool IsDeviceMemory(const void* memory, std::size_t bytes, int device) {
   return Holds(d.device_memory, memory, bytes, device);
 }
 
+bool IsReachable(const void* memory, std::size_t bytes, int device) {
+  Device& d = fake::device();
+  const std::scoped_lock lock(d.mutex);
+  return Holds(d.device_memory, memory, bytes, device) ||
+         Holds(d.host_memory, memory, bytes, device);
+}
+
 void FailDevice(int error) { device().error = error; }
 
 }  // namespace fake
@@ -387,6 +394,7 @@ void fakeGpuReset() {
   fakeNcclRelease();
   fakeNcclPlay(nullptr);
   fakeNcclSetVersion(22809);
+  fake::ResetProducts();
   fake::ForgetRefusals();
   const std::scoped_lock lock(device().mutex);
   device().devices = 1;

@@ -2,11 +2,11 @@
 
 #include <cstddef>
 
-// A CUDA runtime and an NCCL without a GPU, as one library that tests open by dlopen: it exports
-// the functions of both under their own names, and these. Streams are threads, memory is the
-// host's, ranks are threads or processes that share memory by the name in an id.
+// A CUDA runtime, an NCCL and a cuBLASLt without a GPU, as one library that tests open by dlopen:
+// it exports the functions of all under their own names, and these. Streams are threads, memory is
+// the host's, ranks are threads or processes that share memory by the name in an id.
 //
-// It is strict: what the rules of NCCL forbid is refused and remembered, also where the real one
+// It is strict: what the rules of these forbid is refused and remembered, also where the real one
 // would only sometimes hang or corrupt.
 
 enum class FakeFault : int {
@@ -48,6 +48,14 @@ struct FakeScript {
   int other = 0;  // A second fault of the same rank, for all ops: an abort that hangs after this.
 };
 
+enum class FakeProducts : int {
+  kRight,
+  kWrong,  // One number of each is another.
+  kNoWay,  // No algorithm is found.
+  kFails,  // When it is put on a stream.
+  kNone,   // The library cannot be used.
+};
+
 extern "C" {
 void fakeGpuReset();                           // Before each test; all streams have ended.
 void fakeGpuSetDevices(int count, int error);  // What cudaGetDeviceCount says.
@@ -64,4 +72,8 @@ void fakeGpuForget();                          // What was refused.
 int fakeGpuLive();                             // Streams, events and allocations that exist.
 int fakeNcclCalls(const char* name);           // Of "ncclReduce" and so on since this was asked.
 int fakeNcclComms();                           // Communicators neither aborted nor destroyed.
+void fakeCublasLtSetVersion(std::size_t version);  // Of what is opened from here on.
+void fakeCublasLtPlay(FakeProducts plays);
+int fakeCublasLtLive();                   // Handles, descriptions, layouts, preferences.
+int fakeCublasLtCalls(const char* name);  // Of cublasLtMatmul and …AlgoGetHeuristic, likewise.
 }

@@ -49,10 +49,13 @@ class Stream {
 Stream* StreamOf(void* handle, const char* call);
 // Of one allocation, on that device.
 bool IsDeviceMemory(const void* memory, std::size_t bytes, int device);
+// That, or the host's that it allocated.
+bool IsReachable(const void* memory, std::size_t bytes, int device);
 // What the calling thread asks is meant for this one.
 int CurrentDevice();
 // False, and a refusal: the calling thread is a stream's, inside what the host was asked to call.
 bool MayCall(const char* call);
+void ResetProducts();  // Of cuBLASLt, before each test.
 // The device has failed, for all that is asked of it from here on.
 void FailDevice(int error);
 

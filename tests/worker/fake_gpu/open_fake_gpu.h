@@ -52,6 +52,10 @@ class FakeGpu {
     Bind("fakeGpuForget", forget);
     Bind("fakeNcclComms", comms);
     Bind("fakeNcclCalls", calls);
+    Bind("fakeCublasLtSetVersion", set_products_version);
+    Bind("fakeCublasLtPlay", play_products);
+    Bind("fakeCublasLtLive", live_products);
+    Bind("fakeCublasLtCalls", products_calls);
     Bind("fakeGpuRefusals", refusals_);
     void (*reset)() = nullptr;
     Bind("fakeGpuReset", reset);
@@ -85,6 +89,10 @@ class FakeGpu {
   decltype(&fakeGpuForget) forget = nullptr;
   decltype(&fakeNcclComms) comms = nullptr;
   decltype(&fakeNcclCalls) calls = nullptr;
+  decltype(&fakeCublasLtSetVersion) set_products_version = nullptr;
+  decltype(&fakeCublasLtPlay) play_products = nullptr;
+  decltype(&fakeCublasLtLive) live_products = nullptr;
+  decltype(&fakeCublasLtCalls) products_calls = nullptr;
 
  private:
   void* library_ = nullptr;

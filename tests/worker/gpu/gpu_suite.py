@@ -35,11 +35,11 @@ def environment():
     return env
 
 
-def run(*words, limit=600):
-    """Exit code, what it said, and seconds."""
+def run(*words, limit=600, **more):
+    """Exit code, what it said, and seconds; `more` is added to the environment."""
     began = time.monotonic()
     try:
-        done = subprocess.run([str(w) for w in words], env=environment(), timeout=limit, text=True, stdout=subprocess.PIPE,
+        done = subprocess.run([str(w) for w in words], env=environment() | more, timeout=limit, text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT)
         return done.returncode, done.stdout, time.monotonic() - began
     except subprocess.TimeoutExpired as late:
@@ -87,8 +87,13 @@ class Suite:
         return run(*words, limit=limit)
 
     def kernels(self):
+        self.kernels_with("twins, goldens and models on the GPU")
+        self.kernels_with("their products by own kernels", "--gtest_filter=*Linear*:*InputGradients*:*Gpt*", GPU_PRODUCTS="own")
+
+    def kernels_with(self, name, *flags, **more):
         report = self.work / "kernels.json"
-        code, said, seconds = run(BIN / "gpu-kernels-test", "--gtest_brief=1", f"--gtest_output=json:{report}", limit=570)
+        report.unlink(missing_ok=True)
+        code, said, seconds = run(BIN / "gpu-kernels-test", "--gtest_brief=1", f"--gtest_output=json:{report}", *flags, limit=570, **more)
         failed, tests = [], 0
         if report.exists():
             for suite in json.loads(report.read_text())["testsuites"]:
@@ -97,8 +102,8 @@ class Suite:
                     if test.get("failures"):
                         failed.append({"test": f"{suite['name']}.{test['name']}",
                                        "says": test["failures"][0]["failure"].splitlines()[:6]})
-        self.row("kernels", "twins, goldens and models on the GPU", code == 0 and tests > 0, tests=tests, failed=failed,
-                 seconds=round(seconds, 1), **({} if code == 0 else {"exit": code, "says": tail(said)}))
+        self.row("kernels", name, code == 0 and tests > 0, tests=tests, failed=failed, seconds=round(seconds, 1),
+                 products=(re.findall(r"(?m)^products by (.*)", said) or [""])[0], **({} if code == 0 else {"exit": code, "says": tail(said)}))
 
     def losses(self, said):
         return [float(x) for x in re.findall(r"(?m)step \d+  loss (\S+)", said)]

@@ -1,11 +1,16 @@
 // Kernels on a GPU for tests that compute on streams of the host: each is waited for, and works on
-// the memory of the test program (visible_memory.h).
+// the memory of the test program (visible_memory.h). Products are cuBLASLt's, unless GPU_PRODUCTS
+// is "own" or there is none.
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <memory>
 #include <span>
+#include <utility>
 
 #include "common/base/status_macros.h"
+#include "common/config/env.h"
 #include "tests/worker/gpu/visible_memory.h"
 #include "worker/cuda/cuda_api.h"
 #include "worker/cuda/cuda_device.h"
@@ -23,11 +28,26 @@ absl::StatusOr<CudaStream*> OpenGpu() {
   RETURN_IF_ERROR(
       CudaStatus(api, api.host_register(memory.data(), memory.size(), kCudaHostRegisterPortable),
                  "cudaHostRegister"));
-  return new CudaStream(api);
+  const absl::StatusOr<CublasLtApi> found = FindCublasLt();
+  if (!found.ok() || GetEnv("GPU_PRODUCTS") == "own") {
+    std::printf("products by own kernels\n");
+    return new CudaStream(api);
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<CublasLt> products, CublasLt::Create(*found));
+  std::printf("products by %s (%s)\n", products->name().c_str(), products->path().c_str());
+  static CudaDevice& device = *CudaDevice::Create(api, 0)->release();
+  device.SetProducts(std::move(products));
+  RETURN_IF_ERROR(CublasLt::Check(device));
+  return static_cast<CudaStream*>(device.NewStream(StreamKind::kCompute).release());
+}
+
+const absl::StatusOr<CudaStream*>& Gpu() {
+  static const absl::StatusOr<CudaStream*> stream = OpenGpu();
+  return stream;
 }
 
 absl::Status RunOnGpu(const void* kernel, const Geometry& geometry, void** arguments) {
-  static const absl::StatusOr<CudaStream*> stream = OpenGpu();
+  const absl::StatusOr<CudaStream*>& stream = Gpu();
   if (!stream.ok()) return stream.status();
   const auto number = [](std::int64_t n) { return static_cast<unsigned>(n); };
   (*stream)->Launch(kernel, {number(geometry.blocks), number(geometry.blocks_y), 1},
@@ -47,6 +67,16 @@ void PutOnStream(Stream& stream, const void* kernel, const Geometry& geometry, v
 }
 
 void ZeroOnStream(Stream& stream, void* to, std::size_t bytes) { stream.Zero(to, bytes); }
+
+bool MultiplyByLibrary(Stream& stream, const MatrixProduct& product) {
+  if (!Gpu().ok() || (*Gpu())->products() == nullptr) return false;
+  bool has_way = false;
+  stream.Run([&] {
+    has_way = (*Gpu())->products()->Multiply(**Gpu(), product);
+    return (*Gpu())->Await();
+  });
+  return has_way;
+}
 
 void Refuse(Stream& stream, const char* why) {
   stream.Run([why] { return absl::InvalidArgumentError(why); });

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "worker/cuda/cuda_device.h"
 #include "worker/device/device.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -328,6 +329,11 @@ std::uint64_t ExchangeBits(unsigned mask, std::uint64_t bits, int lanes, const v
 namespace regroup::worker::cuda {
 
 void ZeroOnStream(Stream& stream, void* to, std::size_t bytes) { stream.Zero(to, bytes); }
+
+bool MultiplyByLibrary(Stream& stream, const MatrixProduct& product) {
+  auto* on = dynamic_cast<CudaStream*>(&stream);  // Others are the host's.
+  return on != nullptr && on->products() != nullptr && on->products()->Multiply(*on, product);
+}
 
 void Refuse(Stream& stream, const char* why) {
   stream.Run([why] { return absl::InvalidArgumentError(why); });

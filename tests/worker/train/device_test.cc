@@ -80,6 +80,59 @@ TEST_F(DeviceTest, AGpuTakesShortNumbersWhereItMayChoose) {
   EXPECT_GT(Difference(NewestState("floats"), gpu), kNear);
 }
 
+TEST_F(DeviceTest, ProductsOfALibraryTrainAsOwnKernelsDo) {
+  TrainOn(REGROUP_WORKER, 1, "cpu", {});
+  const auto expected = NewestState("cpu");
+  for (const char* strategy : {"ddp", "zero-3"}) {
+    RunOptions options{.flags = Flags(strategy),
+                       .program = kWorker,
+                       .environment = {{"FAKE_GPU_CUBLASLT", "130100"}}};
+    options.flags.insert(options.flags.end(), {"--strategy", strategy});
+    Group group(*this, 2, options);
+    for (const int code : group.WaitAll()) EXPECT_EQ(code, 0) << group.Output(0);
+    EXPECT_NE(group.Output(0).find("; products by cuBLASLt 13.1.0 (/"), std::string::npos)
+        << group.Output(0);
+    EXPECT_LT(Difference(expected, NewestState(strategy)), kNear) << strategy;
+  }
+  EXPECT_EQ(Difference(NewestState("ddp"), NewestState("zero-3")), 0);
+  TrainOn(REGROUP_WORKER, 1, "cpu-bf16", {"--precision", "bf16"});
+  RunOptions options{
+      .flags = Flags("bf16"), .program = kWorker, .environment = {{"FAKE_GPU_CUBLASLT", "120400"}}};
+  options.flags.insert(options.flags.end(), {"--precision", "auto"});
+  Group group(*this, 1, options);
+  EXPECT_EQ(group.Wait(0), 0) << group.Output(0);
+  EXPECT_LT(Difference(NewestState("cpu-bf16"), NewestState("bf16")), 0.1);
+}
+
+TEST_F(DeviceTest, ALibraryThatSomeRankCannotUseIsUsedByNone) {
+  const std::map<std::string, std::string> has = {{"FAKE_GPU_CUBLASLT", "130100"}};
+  for (const auto& [variable, value, says] : {
+           std::tuple("FAKE_GPU_CUBLASLT", "0",
+                      "which are slower: no cuBLASLt was found, which comes"),
+           {"FAKE_GPU_PRODUCTS", "1", ") multiplies f32 wrongly on this GPU"},
+           {"FAKE_GPU_PRODUCTS", "3", "are slower: cublasLtMatmul of (16, 24) and (24, 32): the"},
+       }) {
+    const RunOptions options{.flags = {"--steps", "4"},
+                             .program = kWorker,
+                             .environment = has,
+                             .environment_of_rank = {{1, {{variable, value}}}}};
+    Group group(*this, 2, options);
+    for (const int code : group.WaitAll()) EXPECT_EQ(code, 0) << group.Output(0);
+    EXPECT_NE(group.Output(0).find("; but products by own kernels, as those of rank 1"),
+              std::string::npos)
+        << group.Output(0);
+    EXPECT_NE(group.Output(1).find(says), std::string::npos) << group.Output(1);
+  }
+  ExpectExits(
+      {{"another library",
+        {.program = kWorker,
+         .environment = has,
+         .environment_of_rank = {{1, {{"FAKE_GPU_CUBLASLT", "120400"}}}}},
+        2,
+        WorkerExit::kRanksDisagree,
+        "products is f32 by cuBLASLt 12.4.0 on rank 1 and f32 by cuBLASLt 13.1.0 on rank 0"}});
+}
+
 TEST_F(DeviceTest, CheckpointsGoFromOneDeviceToTheOther) {
   TrainOn(REGROUP_WORKER, 2, "cpu", {"--steps", "8"});
   const auto expected = NewestState("cpu");
@@ -156,7 +209,8 @@ TEST_F(DeviceTest, ARankThatIsAloneNeedsNoNccl) {
   options.flags.insert(options.flags.end(), {"--device", "cuda", "--strategy", "zero-3"});
   Group group(*this, 1, options);
   EXPECT_EQ(group.Wait(0), 0) << group.Output(0);
-  EXPECT_NE(group.Output(0).find("by CUDA 13.0 and a driver for CUDA 13.0\n"), std::string::npos)
+  EXPECT_NE(group.Output(0).find("by CUDA 13.0 and a driver for CUDA 13.0; products by own"),
+            std::string::npos)
       << group.Output(0);
   EXPECT_LT(Difference(NewestState("cpu"), NewestState("alone")), kNear);
 }
@@ -200,15 +254,18 @@ TEST_F(DeviceTest, RanksThatSeeOneGpuEachTrain) {
 
 // Whatever one of them lacks, those that may choose train by what all have.
 TEST_F(DeviceTest, AutoIsWhatAllRanksHave) {
-  for (const auto& [variable, says] :
-       {std::pair("FAKE_GPU_DRIVER", "training on the CPU, as rank 1 does"),
-        {"FAKE_GPU_NCCL", "but tensors go through the host: rank 1 has no NCCL"}}) {
+  for (const auto& [variable, says, why] :
+       {std::tuple("FAKE_GPU_DRIVER", "training on the CPU, as rank 1 does, which says why\n",
+                   "training on the CPU: this machine has no NVIDIA driver\n"),
+        {"FAKE_GPU_NCCL", "but tensors go through the host: rank 1 has no NCCL",
+         "tensors go through the host: no NCCL was found"}}) {
     const RunOptions options{.flags = {"--steps", "4"},
                              .program = kWorker,
                              .environment_of_rank = {{1, {{variable, "0"}}}}};
     Group group(*this, 2, options);
     for (const int code : group.WaitAll()) EXPECT_EQ(code, 0) << group.Output(0);
     EXPECT_NE(group.Output(0).find(says), std::string::npos) << group.Output(0);
+    EXPECT_NE(group.Output(1).find(why), std::string::npos) << group.Output(1);
   }
 }
 

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace regroup::worker {
+
+// Where a library of NVIDIA's is looked for, in that order, with wildcards: what the loader finds,
+// that of the toolkit ($CUDA_HOME, $CUDA_PATH), that of an installed PyTorch ($VIRTUAL_ENV,
+// $CONDA_PREFIX, the user's, the system's), in whose nvidia/ it is one of `packages`.
+std::vector<std::string> LibraryPlaces(const std::string& library,
+                                       std::initializer_list<const char*> packages);
+// The files that are there; a bare name is left to the loader.
+std::vector<std::string> FilesAt(const std::string& place);
+
+void* FindSymbol(void* library, const char* name);
+
+// A function of a library that dlopen has opened; false: it has none of that name.
+template <typename Function>
+bool BindSymbol(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(FindSymbol(library, name));
+  return function != nullptr;
+}
+
+// The first in these places that `open` opens. Not found names all of them; where there is one but
+// of no use, what was said of the first such.
+template <typename Api>
+absl::StatusOr<Api> FindLibrary(const char* name, const std::vector<std::string>& places,
+                                absl::StatusOr<Api> (*open)(const std::string& path)) {
+  absl::Status unusable;  // Says more than that others are not there.
+  for (const std::string& place : places) {
+    for (const std::string& path : FilesAt(place)) {
+      absl::StatusOr<Api> api = open(path);
+      if (api.ok()) return api;
+      if (unusable.ok() && !absl::IsNotFound(api.status())) unusable = api.status();
+    }
+  }
+  if (!unusable.ok()) return unusable;
+  return absl::NotFoundError(
+      absl::StrCat("no ", name, " was found, neither as ", absl::StrJoin(places, " nor as ")));
+}
+
+}  // namespace regroup::worker

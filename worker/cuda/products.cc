@@ -1,0 +1,244 @@
+#include "worker/cuda/products.h"
+
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "worker/cuda/cuda_device.h"
+
+namespace regroup::worker {
+namespace {
+
+constexpr std::uint32_t kAlignment = 16;
+// A text that is generated has products of other sizes at each token.
+constexpr std::size_t kMostWays = 4096;
+
+int TypeOf(DType type) {
+  switch (type) {
+    case DType::kF32: return kCudaR32F;
+    case DType::kBF16: return kCudaR16BF;
+    case DType::kF16: return kCudaR16F;
+  }
+  return kCudaR32F;
+}
+
+bool IsAligned(const void* at) { return reinterpret_cast<std::uintptr_t>(at) % kAlignment == 0; }
+
+}  // namespace
+
+// The library's matrices lie column by column, so ours are their own transposes to it: it is asked
+// for c^T (n, m) = b^T · a^T, and b is what it calls A.
+struct CublasLt::Way {
+  explicit Way(const CublasLtApi& api) : api(api) {}
+  ~Way() {
+    if (desc != nullptr) (void)api.desc_destroy(desc);
+    for (CublasLtLayout layout : {a, b, c}) {
+      if (layout != nullptr) (void)api.layout_destroy(layout);
+    }
+  }
+  Way(const Way&) = delete;
+  Way& operator=(const Way&) = delete;
+
+  const CublasLtApi& api;
+  CublasLtDesc desc = nullptr;
+  CublasLtLayout a = nullptr, b = nullptr, c = nullptr;
+  CublasLtHeuristic found;
+};
+
+CublasLt::CublasLt(const CublasLtApi& api) : api_(api) {}
+
+absl::StatusOr<std::unique_ptr<CublasLt>> CublasLt::Create(const CublasLtApi& api) {
+  std::unique_ptr<CublasLt> made(new CublasLt(api));
+  const int error = api.create(&made->handle_);
+  if (error == kCublasSuccess) return made;
+  made->handle_ = nullptr;
+  return absl::UnavailableError(absl::StrCat("cublasLtCreate of ", api.path, ": ",
+                                             api.get_status_string(error), " (cuBLAS status ",
+                                             error, ")"));
+}
+
+CublasLt::~CublasLt() {
+  ways_.clear();
+  if (handle_ != nullptr) (void)api_.destroy(handle_);
+}
+
+std::string CublasLt::name() const {
+  return absl::StrCat("cuBLASLt ", CublasLtVersionName(api_.version));
+}
+
+std::unique_ptr<CublasLt::Way> CublasLt::Find(const MatrixProduct& product, bool aligned) {
+  auto way = std::make_unique<Way>(api_);
+  bool ok = true;
+  const auto check = [&](int error) { ok = ok && error == kCublasSuccess; };
+  check(api_.desc_create(&way->desc, kCublasCompute32F, kCudaR32F));
+  const auto layout = [&](CublasLtLayout& made, DType type, std::int64_t row_count,
+                          std::int64_t column_count) {
+    if (ok) {
+      check(api_.layout_create(&made, TypeOf(type), static_cast<std::uint64_t>(row_count),
+                               static_cast<std::uint64_t>(column_count), row_count));
+    }
+  };
+  const std::int64_t m = product.m, n = product.n, k = product.k;
+  layout(way->a, product.type, product.b_transposed ? k : n, product.b_transposed ? n : k);
+  layout(way->b, product.type, product.a_transposed ? m : k, product.a_transposed ? k : m);
+  layout(way->c, product.result, n, m);
+  const auto describe = [&](int attribute, auto value) {
+    if (ok) check(api_.desc_set(way->desc, attribute, &value, sizeof value));
+  };
+  describe(kCublasLtDescTransA, product.b_transposed ? kCublasOpT : kCublasOpN);
+  describe(kCublasLtDescTransB, product.a_transposed ? kCublasOpT : kCublasOpN);
+  describe(kCublasLtDescEpilogue,
+           product.bias != nullptr ? kCublasLtEpilogueBias : kCublasLtEpilogueDefault);
+  const auto alignment = [&](DType type) {
+    return aligned ? kAlignment : static_cast<std::uint32_t>(SizeOf(type));
+  };
+  // An address says here how those to come are aligned.
+  if (product.bias != nullptr)
+    describe(kCublasLtDescBiasPointer, std::uint64_t{alignment(product.result)});
+  CublasLtPreference preference = nullptr;
+  if (ok) check(api_.preference_create(&preference));
+  const auto prefer = [&](int attribute, auto value) {
+    if (ok) check(api_.preference_set(preference, attribute, &value, sizeof value));
+  };
+  prefer(kCublasLtPrefMaxWorkspaceBytes, std::uint64_t{kWorkspaceBytes});
+  prefer(kCublasLtPrefReductionSchemeMask, kCublasLtReductionComputeType);
+  prefer(kCublasLtPrefMinAlignmentABytes, alignment(product.type));
+  prefer(kCublasLtPrefMinAlignmentBBytes, alignment(product.type));
+  prefer(kCublasLtPrefMinAlignmentCBytes, alignment(product.result));
+  prefer(kCublasLtPrefMinAlignmentDBytes, alignment(product.result));
+  int count = 0;
+  if (ok) {
+    check(api_.get_heuristic(handle_, way->desc, way->a, way->b, way->c, way->c, preference, 1,
+                             &way->found, &count));
+  }
+  if (preference != nullptr) (void)api_.preference_destroy(preference);
+  if (!ok || count == 0 || way->found.state != kCublasSuccess) return nullptr;
+  return way;
+}
+
+bool CublasLt::Multiply(CudaStream& stream, const MatrixProduct& product) {
+  if (product.m == 0 || product.n == 0) return true;
+  if (product.k == 0) return false;
+  const bool aligned = IsAligned(product.a) && IsAligned(product.b) && IsAligned(product.c) &&
+                       IsAligned(product.bias);
+  const Key key(product.m, product.n, product.k, product.type, product.result, product.a_transposed,
+                product.b_transposed, product.bias != nullptr, product.add, aligned);
+  auto known = ways_.find(key);
+  if (known == ways_.end()) {
+    if (ways_.size() >= kMostWays) ways_.clear();
+    known = ways_.emplace(key, Find(product, aligned)).first;
+  }
+  const Way* way = known->second.get();
+  if (way == nullptr) return false;
+  if (!stream.MakeRoom()) return true;
+  int error = kCublasSuccess;
+  if (product.bias != nullptr) {
+    error = api_.desc_set(way->desc, kCublasLtDescBiasPointer, &product.bias, sizeof product.bias);
+  }
+  const float alpha = 1, beta = product.add ? 1 : 0;
+  if (error == kCublasSuccess) {
+    stream.Began();
+    error = api_.matmul(handle_, way->desc, &alpha, product.b, way->a, product.a, way->b, &beta,
+                        product.c, way->c, product.c, way->c, &way->found.algo,
+                        stream.workspace().data(), stream.workspace().size(), stream.handle());
+  }
+  if (error != kCublasSuccess) {
+    stream.progress()->Break(absl::InternalError(absl::StrCat(
+        "cublasLtMatmul of (", product.m, ", ", product.k, ") and (", product.k, ", ", product.n,
+        "): ", api_.get_status_string(error), " (cuBLAS status ", error, ")")));
+  }
+  return true;
+}
+
+namespace {
+
+// Whole numbers so small that every type holds all sums; other ones in each row and column.
+float NumberAt(std::int64_t row, std::int64_t column) {
+  return static_cast<float>((row * 7 + column * 3 + row * column) % 5 - 2);
+}
+
+template <typename Number>
+void Put(void* at, std::int64_t i, Number number) {
+  std::memcpy(static_cast<std::byte*>(at) + i * std::int64_t{sizeof number}, &number,
+              sizeof number);
+}
+void PutAs(DType type, void* at, std::int64_t i, float number) {
+  switch (type) {
+    case DType::kF32: return Put(at, i, number);
+    case DType::kBF16: return Put(at, i, BFloat16(number));
+    case DType::kF16: return Put(at, i, Half(number));
+  }
+}
+
+// (rows, columns), or lying as (columns, rows).
+void Fill(DType type, void* at, std::int64_t rows, std::int64_t columns, bool transposed) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < columns; ++j)
+      PutAs(type, at, transposed ? j * rows + i : i * columns + j, NumberAt(i, j));
+  }
+}
+
+// Its operands lie in memory of the host's, which the device sees.
+absl::Status CheckOne(CudaStream& stream, std::span<std::byte> memory, MatrixProduct product) {
+  constexpr std::size_t kRoom = 4096;  // Bytes of an operand at most.
+  std::byte* const at = memory.data();
+  void *a = at, *b = at + kRoom, *bias = at + 2 * kRoom, *c = at + 3 * kRoom;
+  const std::int64_t m = product.m = 16, n = product.n = 32, k = product.k = 24;
+  Fill(product.type, a, m, k, product.a_transposed);
+  Fill(product.type, b, k, n, product.b_transposed);
+  Fill(product.type, bias, 1, n, false);
+  Fill(product.result, c, m, n, false);
+  product.a = a;
+  product.b = b;
+  product.c = c;
+  if (product.bias != nullptr) product.bias = bias;
+  std::vector<std::byte> expected(static_cast<std::size_t>(m * n * SizeOf(product.result)));
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      float sum = product.add ? NumberAt(i, j) : 0;
+      if (product.bias != nullptr) sum += NumberAt(0, j);
+      for (std::int64_t d = 0; d < k; ++d) sum += NumberAt(i, d) * NumberAt(d, j);
+      PutAs(product.result, expected.data(), i * n + j, sum);
+    }
+  }
+  CublasLt& library = *stream.products();
+  const bool has_way = library.Multiply(stream, product);
+  RETURN_IF_ERROR(stream.Await());
+  if (!has_way || std::memcmp(expected.data(), c, expected.size()) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      library.name(), " (", library.path(), ") multiplies ", NameOf(product.type),
+      " wrongly on this GPU: (16, 24) and (24, 32)", product.a_transposed ? ", a transposed" : "",
+      product.b_transposed ? ", b transposed" : "", product.bias != nullptr ? ", with bias" : "",
+      product.add ? ", added" : "", ", to ", NameOf(product.result)));
+}
+
+}  // namespace
+
+absl::Status CublasLt::Check(CudaDevice& device) {
+  ASSIGN_OR_RETURN(Arena arena, device.Allocate(MemoryKind::kShared, 16 << 10));
+  const std::span<std::byte> memory = arena.Take<std::byte>(16 << 10);
+  const std::unique_ptr<Stream> made = device.NewStream(StreamKind::kCompute);
+  auto& stream = static_cast<CudaStream&>(*made);
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const bool add : {false, true}) {
+      for (const bool transposed : {false, true}) {
+        for (const void* bias :
+             {static_cast<const void*>(nullptr), static_cast<const void*>(&type)}) {
+          RETURN_IF_ERROR(CheckOne(stream, memory,
+                                   {.type = type,
+                                    .result = type,
+                                    .b_transposed = transposed,
+                                    .bias = bias,
+                                    .add = add}));
+        }
+      }
+      RETURN_IF_ERROR(CheckOne(
+          stream, memory, {.type = type, .result = DType::kF32, .a_transposed = true, .add = add}));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace regroup::worker
