@@ -15,12 +15,14 @@ inline constexpr int kCublasSuccess = 0;
 inline constexpr int kCublasCompute32F = 68;
 inline constexpr int kCudaR32F = 0, kCudaR16F = 2, kCudaR16BF = 14;  // cudaDataType_t.
 inline constexpr std::int32_t kCublasOpN = 0, kCublasOpT = 1;
-inline constexpr std::uint32_t kCublasLtEpilogueDefault = 1, kCublasLtEpilogueBias = 4;
+inline constexpr std::uint32_t kCublasLtEpilogueDefault = 1, kCublasLtEpilogueBias = 4,
+                               kCublasLtEpilogueDGelu = 192;
 // Sums of parts are floats, added in one order: equal bits every time.
 inline constexpr std::uint32_t kCublasLtReductionComputeType = 2;
 // Attributes of a product.
 inline constexpr int kCublasLtDescTransA = 3, kCublasLtDescTransB = 4, kCublasLtDescEpilogue = 7,
-                     kCublasLtDescBiasPointer = 8;
+                     kCublasLtDescBiasPointer = 8, kCublasLtDescAuxPointer = 11,
+                     kCublasLtDescAuxLd = 12;
 // Of what an algorithm may do.
 inline constexpr int kCublasLtPrefMaxWorkspaceBytes = 1, kCublasLtPrefReductionSchemeMask = 3,
                      kCublasLtPrefMinAlignmentABytes = 5, kCublasLtPrefMinAlignmentBBytes = 6,

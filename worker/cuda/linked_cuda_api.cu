@@ -32,6 +32,9 @@ static_assert(kCudaR32F == CUDA_R_32F && kCudaR16F == CUDA_R_16F && kCudaR16BF =
 static_assert(kCublasOpN == CUBLAS_OP_N && kCublasOpT == CUBLAS_OP_T);
 static_assert(kCublasLtEpilogueDefault == CUBLASLT_EPILOGUE_DEFAULT);
 static_assert(kCublasLtEpilogueBias == CUBLASLT_EPILOGUE_BIAS);
+static_assert(kCublasLtEpilogueDGelu == CUBLASLT_EPILOGUE_DGELU);
+static_assert(kCublasLtDescAuxPointer == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER);
+static_assert(kCublasLtDescAuxLd == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD);
 static_assert(kCublasLtReductionComputeType == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
 static_assert(kCublasLtDescTransA == CUBLASLT_MATMUL_DESC_TRANSA);
 static_assert(kCublasLtDescTransB == CUBLASLT_MATMUL_DESC_TRANSB);

@@ -18,7 +18,8 @@ class CudaDevice;
 class CudaStream;
 
 // c (m, n) = a (m, k) · b (k, n) [+ bias (n)] [+ c], row by row and dense, but what is transposed
-// lies as (k, m) or (n, k). Sums are floats, rounded once.
+// lies as (k, m) or (n, k). Or c = a · b · gelu'(x (m, n)), with neither. Sums are floats, rounded
+// once.
 struct MatrixProduct {
   DType type = DType::kF32;    // Of a, b and bias.
   DType result = DType::kF32;  // Of c: `type`, or kF32.
@@ -28,6 +29,7 @@ struct MatrixProduct {
   const void* bias = nullptr;  // May be none.
   void* c = nullptr;
   bool add = false;
+  const void* x = nullptr;  // May be none; of `type`, which c has too.
 };
 
 // Products of one GPU by cuBLASLt, on its tensor cores where the numbers have 16 bits. How each
@@ -57,9 +59,9 @@ class CublasLt {
   static constexpr std::size_t kWorkspaceBytes = 32 << 20;  // As cuBLAS itself has it on sm_90.
 
  private:
-  // What decides how it is done: sizes, types, order, bias, adds, aligned.
+  // What decides how it is done: sizes, types, order, bias, adds, x, aligned.
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, DType, DType, bool, bool, bool,
-                         bool, bool>;
+                         bool, bool, bool>;
   struct Way;
   explicit CublasLt(const CublasLtApi& api);
   std::unique_ptr<Way> Find(const MatrixProduct& product, bool aligned);

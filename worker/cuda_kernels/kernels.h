@@ -12,6 +12,8 @@ void LinearForward(const Launch& launch, const LinearForwardArgs<T>& args);
 template <typename T>
 void LinearInputGrad(const Launch& launch, const LinearInputGradArgs<T>& args);
 template <typename T>
+void LinearGeluInputGrad(const Launch& launch, const LinearGeluInputGradArgs<T>& args);
+template <typename T>
 void LinearWeightGrad(const Launch& launch, const LinearWeightGradArgs<T>& args);
 template <typename T>
 void BiasGrad(const Launch& launch, const BiasGradArgs<T>& args);

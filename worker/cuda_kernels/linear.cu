@@ -79,21 +79,27 @@ __global__ void __launch_bounds__(kTileThreads) ProductKernel(Product<T, Result>
   }
 }
 
+// x: see MatrixProduct.
+template <typename T, typename Result>
+bool ByLibrary(const Launch& launch, const Product<T, Result>& product, const T* x = nullptr) {
+  return MultiplyByLibrary(launch.stream, {.type = DTypeOf<T>(),
+                                           .result = DTypeOf<Result>(),
+                                           .m = product.m,
+                                           .n = product.n,
+                                           .k = product.k,
+                                           .a = product.a.at,
+                                           .b = product.b.at,
+                                           .a_transposed = product.a.column != 1,
+                                           .b_transposed = product.b.column != 1,
+                                           .bias = product.bias,
+                                           .c = product.c,
+                                           .add = product.add,
+                                           .x = x});
+}
+
 template <typename T, typename Result>
 void Multiply(const Launch& launch, const Product<T, Result>& product) {
-  if (MultiplyByLibrary(launch.stream, {.type = DTypeOf<T>(),
-                                        .result = DTypeOf<Result>(),
-                                        .m = product.m,
-                                        .n = product.n,
-                                        .k = product.k,
-                                        .a = product.a.at,
-                                        .b = product.b.at,
-                                        .a_transposed = product.a.column != 1,
-                                        .b_transposed = product.b.column != 1,
-                                        .bias = product.bias,
-                                        .c = product.c,
-                                        .add = product.add}))
-    return;
+  if (ByLibrary(launch, product)) return;
   LaunchKernel(launch, ProductKernel<T, Result>,
                {.blocks = BlocksFor(product.m, kTile) * BlocksFor(product.n, kTile),
                 .threads = kTileThreads,
@@ -110,6 +116,13 @@ Matrix<const T> Weights(const LinearShape& shape, WeightOrder order, const T* w)
 template <typename T>
 Matrix<const T> Transposed(const Matrix<const T>& matrix) {
   return {matrix.at, matrix.column, matrix.row};
+}
+
+template <typename T>
+Product<T, T> ForInputGrad(const LinearInputGradArgs<T>& args) {
+  const LinearShape& s = args.shape;
+  return {s.rows,  s.in,    s.out, {args.dy, s.out, 1}, Transposed(Weights(s, args.order, args.w)),
+          args.dx, nullptr, false};
 }
 
 }  // namespace
@@ -129,15 +142,18 @@ void LinearForward(const Launch& launch, const LinearForwardArgs<T>& args) {
 
 template <typename T>
 void LinearInputGrad(const Launch& launch, const LinearInputGradArgs<T>& args) {
-  const LinearShape& s = args.shape;
-  Multiply(launch, Product<T, T>{s.rows,
-                                 s.in,
-                                 s.out,
-                                 {args.dy, s.out, 1},
-                                 Transposed(Weights(s, args.order, args.w)),
-                                 args.dx,
-                                 nullptr,
-                                 false});
+  Multiply(launch, ForInputGrad(args));
+}
+
+template <typename T>
+void LinearGeluInputGrad(const Launch& launch, const LinearGeluInputGradArgs<T>& args) {
+  const LinearInputGradArgs<T>& linear = args.linear;
+  if (ByLibrary(launch, ForInputGrad(linear), args.x)) return;
+  LinearInputGrad(launch, linear);
+  GeluBackward<T>(launch, {.elements = linear.shape.rows * linear.shape.in,
+                           .x = args.x,
+                           .dy = linear.dx,
+                           .dx = linear.dx});
 }
 
 template <typename T>
@@ -151,9 +167,10 @@ void LinearWeightGrad(const Launch& launch, const LinearWeightGradArgs<T>& args)
   Multiply(launch, args.order == WeightOrder::kInOut ? in_out : out_in);
 }
 
-#define REGROUP_INSTANTIATE(T)                                                    \
-  template void LinearForward<T>(const Launch&, const LinearForwardArgs<T>&);     \
-  template void LinearInputGrad<T>(const Launch&, const LinearInputGradArgs<T>&); \
+#define REGROUP_INSTANTIATE(T)                                                            \
+  template void LinearForward<T>(const Launch&, const LinearForwardArgs<T>&);             \
+  template void LinearInputGrad<T>(const Launch&, const LinearInputGradArgs<T>&);         \
+  template void LinearGeluInputGrad<T>(const Launch&, const LinearGeluInputGradArgs<T>&); \
   template void LinearWeightGrad<T>(const Launch&, const LinearWeightGradArgs<T>&);
 REGROUP_FOR_NUMBER_TYPES(REGROUP_INSTANTIATE)
 

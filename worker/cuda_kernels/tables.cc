@@ -10,6 +10,7 @@ const KernelTable<T>& CudaKernels() {
       .name = "cuda",
       .linear_forward = cuda::LinearForward<T>,
       .linear_input_grad = cuda::LinearInputGrad<T>,
+      .linear_gelu_input_grad = cuda::LinearGeluInputGrad<T>,
       .linear_weight_grad = cuda::LinearWeightGrad<T>,
       .bias_grad = cuda::BiasGrad<T>,
       .layer_norm_forward = cuda::LayerNormForward<T>,

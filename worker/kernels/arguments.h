@@ -49,6 +49,13 @@ struct LinearInputGradArgs {
   T* dx = nullptr;
 };
 
+// The gradient of what GELU was given, x (rows, in): dx = (dy · w^T) · gelu'(x).
+template <typename T>
+struct LinearGeluInputGradArgs {
+  LinearInputGradArgs<T> linear;
+  const T* x = nullptr;
+};
+
 // dw = x^T · dy in the weights' order; with `add`, dw +=.
 template <typename T>
 struct LinearWeightGradArgs {

@@ -22,6 +22,7 @@ class Kernel {
   constexpr Kernel() = default;
   constexpr Kernel(Body body) : body_(body) {}  // NOLINT(google-explicit-constructor)
   constexpr Kernel(Put put) : put_(put) {}      // NOLINT(google-explicit-constructor)
+  explicit operator bool() const { return body_ != nullptr || put_ != nullptr; }
   void operator()(const Launch& launch, const Args& args) const {
     if (put_ != nullptr) return put_(launch, args);
     launch.stream.Run(
@@ -44,6 +45,8 @@ struct KernelTable {
   const char* name;
   Kernel<LinearForwardArgs<T>, absl::Status> linear_forward;
   Kernel<LinearInputGradArgs<T>, absl::Status> linear_input_grad;
+  // Or none: it is two.
+  Kernel<LinearGeluInputGradArgs<T>, absl::Status> linear_gelu_input_grad = {};
   Kernel<LinearWeightGradArgs<T>, absl::Status> linear_weight_grad;
   Kernel<BiasGradArgs<T>> bias_grad;
   Kernel<LayerNormForwardArgs<T>> layer_norm_forward;

@@ -165,9 +165,11 @@ class BlockLayer final : public Layer<T> {
   void Norm(const LayerContext<T>& context, Param gain, LayerNormForwardArgs<T> args) const;
   void NormBackward(const LayerContext<T>& context, Param gain, LayerNormBackwardArgs<T> args,
                     Wide<T>* reduction) const;
-  // Gradients of one linear layer: of its weights, its bias and, into dx, its input.
+  // Gradients of one linear layer: of its weights, its bias and, into dx, its input, or what GELU
+  // made that of, if there is such.
   void LinearBackward(const LayerContext<T>& context, const LinearShape& shape, Param weight,
-                      const T* x, const T* dy, T* dx, Wide<T>* reduction) const;
+                      const T* x, const T* dy, T* dx, Wide<T>* reduction,
+                      const T* before_gelu = nullptr) const;
   void MlpBackward(const LayerContext<T>& context, const BlockStash<T>& stash,
                    const Scratch& scratch, T* gradient) const;
   void AttentionBackward(const LayerContext<T>& context, const BlockStash<T>& stash,
@@ -281,8 +283,8 @@ void BlockLayer<T>::NormBackward(const LayerContext<T>& context, Param gain,
 
 template <typename T>
 void BlockLayer<T>::LinearBackward(const LayerContext<T>& context, const LinearShape& shape,
-                                   Param weight, const T* x, const T* dy, T* dx,
-                                   Wide<T>* reduction) const {
+                                   Param weight, const T* x, const T* dy, T* dx, Wide<T>* reduction,
+                                   const T* before_gelu) const {
   const KernelTable<T>& k = context.kernels;
   constexpr auto kOrder = WeightOrder::kInOut;
   const int bias = weight + 1;
@@ -297,9 +299,14 @@ void BlockLayer<T>::LinearBackward(const LayerContext<T>& context, const LinearS
                                       .dy = dy,
                                       .dw = context.gradients[weight],
                                       .add = context.Adds(weight)});
-  k.linear_input_grad(
-      context.On(),
-      {.shape = shape, .order = kOrder, .dy = dy, .w = context.weights[weight], .dx = dx});
+  const LinearInputGradArgs<T> input{
+      .shape = shape, .order = kOrder, .dy = dy, .w = context.weights[weight], .dx = dx};
+  if (before_gelu != nullptr && k.linear_gelu_input_grad)
+    return k.linear_gelu_input_grad(context.On(), {input, before_gelu});
+  k.linear_input_grad(context.On(), input);
+  if (before_gelu == nullptr) return;
+  k.gelu_backward(context.On(),
+                  {.elements = shape.rows * shape.in, .x = before_gelu, .dy = dx, .dx = dx});
 }
 
 template <typename T>
@@ -307,10 +314,7 @@ void BlockLayer<T>::MlpBackward(const LayerContext<T>& context, const BlockStash
                                 const Scratch& scratch, T* gradient) const {
   const std::int64_t C = config_.width, rows = Rows(context);
   LinearBackward(context, {rows, 4 * C, C}, kDownWeight, s.after_gelu, gradient, scratch.wide,
-                 scratch.reduction);
-  context.kernels.gelu_backward(
-      context.On(),
-      {.elements = rows * 4 * C, .x = s.before_gelu, .dy = scratch.wide, .dx = scratch.wide});
+                 scratch.reduction, s.before_gelu);
   LinearBackward(context, {rows, C, 4 * C}, kUpWeight, s.norm2, scratch.wide, scratch.narrow,
                  scratch.reduction);
   NormBackward(

@@ -44,10 +44,10 @@ class ProductsTest : public testing::Test {
 
 TEST_F(ProductsTest, OfEveryKindAreRightAndAskedForOnce) {
   EXPECT_EQ(CublasLt::Check(*device_), absl::OkStatus());
-  EXPECT_EQ(gpu_.products_calls(kHeuristic), 3 * (8 + 2));
+  EXPECT_EQ(gpu_.products_calls(kHeuristic), 3 * (8 + 2 + 2));
   EXPECT_EQ(CublasLt::Check(*device_), absl::OkStatus());
   EXPECT_EQ(gpu_.products_calls(kHeuristic), 0);
-  EXPECT_EQ(gpu_.products_calls("cublasLtMatmul"), 2 * 3 * (8 + 2));
+  EXPECT_EQ(gpu_.products_calls("cublasLtMatmul"), 2 * 3 * (8 + 2 + 2));
 }
 
 // (m, k) and (k, n) of every order, at addresses that only hold a number.
@@ -118,6 +118,20 @@ TEST_F(ProductsTest, ABiasMayBeginAnywhere) {
   EXPECT_EQ(gpu_.products_calls(kHeuristic), 2);
 }
 
+// What is kept of x must be a multiple of 8 wide; the rest is own kernels'.
+TEST_F(ProductsTest, BySlopesOfOtherWidthsHaveNoWay) {
+  const auto stream = NewStream();
+  Arena arena = *device_->Allocate(MemoryKind::kShared, 4096);
+  const float* const at = arena.Take<float>(256).data();
+  float* const c = arena.Take<float>(64).data();
+  for (const std::int64_t n : {7, 8, 12, 16}) {
+    EXPECT_EQ(
+        Multiply(*stream, {.m = 2, .n = n, .k = 3, .a = at, .b = at + 64, .c = c, .x = at + 128}),
+        n % 8 == 0);
+  }
+  EXPECT_EQ(stream->Await(), absl::OkStatus());
+}
+
 TEST_F(ProductsTest, OfNothingAreNotAskedFor) {
   const auto stream = NewStream();
   const std::uint64_t before = stream->Record().work;
@@ -157,10 +171,10 @@ TEST_F(ProductsTest, AStreamThatHasFailedIsGivenNone) {
 
 TEST_F(ProductsTest, ALibraryThatMultipliesWronglyIsFoundOut) {
   gpu_.play_products(FakeProducts::kWrong);
-  EXPECT_EQ(CublasLt::Check(*device_),
-            absl::FailedPreconditionError(absl::StrCat(
-                "cuBLASLt 13.1.0 (", FakeGpu::path(),
-                ") multiplies f32 wrongly on this GPU: (16, 24) and (24, 32), to f32")));
+  EXPECT_EQ(CublasLt::Check(*device_), absl::FailedPreconditionError(absl::StrCat(
+                                           "cuBLASLt 13.1.0 (", FakeGpu::path(),
+                                           ") multiplies f32 wrongly on this GPU: (16, 24) and "
+                                           "(24, 32), to f32: (15, 31) is -24 and should be -25")));
 }
 
 TEST_F(ProductsTest, OnlyStreamsThatComputeHaveAWorkspaceEachItsOwn) {

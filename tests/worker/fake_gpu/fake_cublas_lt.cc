@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -17,6 +18,7 @@ using regroup::worker::Half;
 constexpr int kSuccess = 0, kNotInitialized = 1, kInvalidValue = 7, kNotSupported = 15,
               kExecutionFailed = 13;
 constexpr int kR32F = 0, kR16F = 2, kR16BF = 14, kCompute32F = 68;
+constexpr unsigned kBias = 4, kDGelu = 192;
 
 struct Handle {
   int device;
@@ -24,7 +26,8 @@ struct Handle {
 struct Desc {
   int op_a = 0, op_b = 0;
   unsigned epilogue = 1;
-  const void* bias = nullptr;
+  const void *bias = nullptr, *aux = nullptr;
+  std::int64_t aux_leading = 0;
 };
 struct Layout {
   int type;
@@ -129,7 +132,10 @@ struct Problem {
     if ((desc.op_b == 0 ? b.columns : b.rows) != n()) return "columns of b";
     if ((desc.op_b == 0 ? b.rows : b.columns) != k()) return "k of b";
     if (c.rows != d.rows || c.columns != d.columns) return "shape of c";
-    if (desc.epilogue != 1 && desc.epilogue != 4) return "epilogue";
+    if (desc.epilogue != 1 && desc.epilogue != kBias && desc.epilogue != kDGelu) return "epilogue";
+    if (desc.epilogue == kDGelu && (desc.aux_leading % 8 != 0 || desc.aux == nullptr ||
+                                    desc.aux_leading < static_cast<std::int64_t>(d.rows)))
+      return "aux";
     return nullptr;
   }
   // Equal ones are done by the same algorithm.
@@ -161,7 +167,7 @@ bool ProblemOf(void* desc, void* a, void* b, void* c, void* d, const char* call,
 }
 
 struct Algo {
-  std::uint64_t hash, workspace, alignment[4], bias_alignment, unused;
+  std::uint64_t hash, workspace, alignment[4], bias_alignment, aux_alignment;
 };
 static_assert(sizeof(Algo) == 64);
 struct Heuristic {
@@ -171,6 +177,11 @@ struct Heuristic {
   float waves;
   int reserved[4];
 };
+
+float GeluSlope(float x) {
+  const float u = 0.79788456f * (x + 0.044715f * x * x * x), t = std::tanh(u);
+  return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * 0.79788456f * (1 + 0.134145f * x * x);
+}
 
 void Compute(const Problem& p, float alpha, const void* a, const void* b, float beta, const void* c,
              void* d) {
@@ -187,8 +198,12 @@ void Compute(const Problem& p, float alpha, const void* a, const void* b, float 
                NumberAt(p.b.type, b, at(p.b, p.desc.op_b != 0, l, j));
       }
       sum *= alpha;
+      if (p.desc.epilogue == kDGelu) {
+        const auto leading = static_cast<std::uint64_t>(p.desc.aux_leading);
+        sum *= GeluSlope(NumberAt(p.d.type, p.desc.aux, j * leading + i));
+      }
       if (beta != 0) sum += beta * NumberAt(p.c.type, c, at(p.c, false, i, j));
-      if (p.desc.epilogue == 4) sum += NumberAt(p.d.type, p.desc.bias, i);
+      if (p.desc.epilogue == kBias) sum += NumberAt(p.d.type, p.desc.bias, i);
       if (plays == FakeProducts::kWrong && i + 1 == p.m() && j + 1 == p.n()) sum += 1;
       Put(p.d.type, d, at(p.d, false, i, j), sum);
     }
@@ -216,13 +231,15 @@ const char* WrongMemory(const Problem& p, const Algo& algo, const void* a, const
   if (Overlap(a, BytesOf(p.a), d, BytesOf(p.d)) || Overlap(b, BytesOf(p.b), d, BytesOf(p.d)))
     return "a result over what is multiplied";
   if (c != d && Overlap(c, BytesOf(p.c), d, BytesOf(p.d))) return "a result over what is added";
-  if (p.desc.epilogue == 4 && !IsReachable(p.desc.bias, p.m() * SizeOf(p.d.type), device))
-    return "memory of the bias";
-  if (p.desc.epilogue == 4 &&
-      reinterpret_cast<std::uintptr_t>(p.desc.bias) % algo.bias_alignment != 0)
-    return "alignment of the bias that was not said";
-  if (p.desc.epilogue == 4 && Overlap(p.desc.bias, p.m() * SizeOf(p.d.type), d, BytesOf(p.d)))
-    return "a result over the bias";
+  const std::size_t of_bias = p.m() * SizeOf(p.d.type);
+  const Layout aux{p.d.type, p.d.rows, p.d.columns, p.desc.aux_leading};
+  const auto wrong = [&](const void* at, std::size_t size, std::uint64_t alignment) {
+    return !IsReachable(at, size, device) || Overlap(at, size, d, BytesOf(p.d)) ||
+           reinterpret_cast<std::uintptr_t>(at) % alignment != 0;
+  };
+  if (p.desc.epilogue == kBias && wrong(p.desc.bias, of_bias, algo.bias_alignment)) return "bias";
+  if (p.desc.epilogue == kDGelu && wrong(p.desc.aux, BytesOf(aux), algo.aux_alignment))
+    return "memory of aux";
   if (bytes < algo.workspace) return "too small a workspace";
   if (!IsDeviceMemory(workspace, bytes, device)) return "memory of the workspace";
   if (reinterpret_cast<std::uintptr_t>(workspace) % 256 != 0) return "alignment of the workspace";
@@ -276,6 +293,8 @@ int cublasLtMatmulDescSetAttribute(void* object, int attribute, const void* from
     case 4: return fake::Read(from, bytes, desc.op_b, call);
     case 7: return fake::Read(from, bytes, desc.epilogue, call);
     case 8: return fake::Read(from, bytes, desc.bias, call);
+    case 11: return fake::Read(from, bytes, desc.aux, call);
+    case 12: return fake::Read(from, bytes, desc.aux_leading, call);
     default: fake::Refuse("attribute", call); return fake::kInvalidValue;
   }
 }
@@ -322,8 +341,12 @@ int cublasLtMatmulAlgoGetHeuristic(void* handle, void* desc, void* a, void* b, v
   one.algo.hash = problem.Hash();
   one.algo.workspace = one.workspace = std::min<std::uint64_t>(preference.workspace, 4096);
   for (int i = 0; i < 4; ++i) one.algo.alignment[i] = preference.alignment[i];
-  const auto bias = reinterpret_cast<std::uintptr_t>(problem.desc.bias);
-  one.algo.bias_alignment = bias == 0 ? 256 : std::min<std::uintptr_t>(256, bias & -bias);
+  const auto said = [](const void* at) {
+    const auto address = reinterpret_cast<std::uintptr_t>(at);
+    return address == 0 ? 256 : std::min<std::uintptr_t>(256, address & -address);
+  };
+  one.algo.bias_alignment = said(problem.desc.bias);
+  one.algo.aux_alignment = said(problem.desc.aux);
   std::memcpy(out, &one, sizeof one);
   *found = 1;
   return fake::kSuccess;

@@ -405,6 +405,30 @@ TEST_P(EveryTable, ThreadsDoNotChangeABit) {
   SetThreadCount(before);
 }
 
+#if defined(REGROUP_CUDA_TABLE)
+// Of what GELU was given, in one; 16 numbers wide, and 19.
+TEST(CudaKernels, InputGradientsThroughGelu) {
+  const HostCompute host;
+  for (const WeightOrder order : {WeightOrder::kInOut, WeightOrder::kOutIn}) {
+    for (const LinearShape& s : {LinearShape{33, 16, 19}, {7, 19, 8}}) {
+      const Floats w = Given<float>("w", s.in * s.out), dy = Given<float>("dy", s.rows * s.out),
+                   x = Given<float>("x", s.rows * s.in);
+      Floats dx(Size(s.rows * s.in), 3.0f);
+      Doubles twin(dx.size());
+      CudaKernels<float>().linear_gelu_input_grad(
+          host.On(), {{s, order, dy.data(), w.data(), dx.data()}, x.data()});
+      ASSERT_TRUE(host.stream->Await().ok());
+      Twins().linear_input_grad(host.On(),
+                                {s, order, Widened(dy).data(), Widened(w).data(), twin.data()});
+      Twins().gelu_backward(host.On(),
+                            {s.rows * s.in, Widened(x).data(), twin.data(), twin.data()});
+      ASSERT_TRUE(host.stream->Await().ok());
+      EXPECT_LT(RelativeError(dx, twin), kFloatTolerance) << s.rows << " " << s.in;
+    }
+  }
+}
+#endif
+
 #if defined(REGROUP_GPU_EMULATOR)
 // Nor which threads of a GPU are ahead of which: a barrier too few would show.
 TEST(CudaKernels, TheOrderOfThreadsChangesNoBit) {
