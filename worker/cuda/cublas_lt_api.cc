@@ -55,7 +55,7 @@ std::vector<std::string> CublasLtPlaces() {
 }
 
 absl::StatusOr<CublasLtApi> FindCublasLt(const std::vector<std::string>& places) {
-  return FindLibrary<CublasLtApi>("cuBLASLt", places, OpenCublasLt);
+  return FindLibrary("cuBLASLt", places, OpenCublasLt);
 }
 
 }  // namespace regroup::worker

@@ -28,17 +28,23 @@ bool BindSymbol(void* library, const char* name, Function& function) {
   return function != nullptr;
 }
 
-// The first in these places that `open` opens. Not found names all of them; where there is one but
-// of no use, what was said of the first such.
-template <typename Api>
-absl::StatusOr<Api> FindLibrary(const char* name, const std::vector<std::string>& places,
-                                absl::StatusOr<Api> (*open)(const std::string& path)) {
+// What `open` makes of the first library in these places that it can use. Not found names all of
+// them; where there is one but of no use, what was said of the first such.
+template <typename Open>
+auto FindLibrary(const char* name, const std::vector<std::string>& places, const Open& open)
+    -> decltype(open(name)) {
   absl::Status unusable;  // Says more than that others are not there.
   for (const std::string& place : places) {
     for (const std::string& path : FilesAt(place)) {
-      absl::StatusOr<Api> api = open(path);
-      if (api.ok()) return api;
-      if (unusable.ok() && !absl::IsNotFound(api.status())) unusable = api.status();
+      auto found = open(path);
+      if (found.ok()) return found;
+      if (!unusable.ok()) continue;
+      const bool is_there = path.find('/') != std::string::npos;  // But the loader cannot load it.
+      if (!absl::IsNotFound(found.status())) {
+        unusable = found.status();
+      } else if (is_there) {
+        unusable = absl::FailedPreconditionError(found.status().message());
+      }
     }
   }
   if (!unusable.ok()) return unusable;

@@ -74,7 +74,7 @@ absl::StatusOr<NcclApi> OpenNccl(const std::string& path) {
 std::vector<std::string> NcclPlaces() { return LibraryPlaces("libnccl.so.2", {"nccl"}); }
 
 absl::StatusOr<NcclApi> FindNccl(const std::vector<std::string>& places) {
-  return FindLibrary<NcclApi>("NCCL", places, OpenNccl);
+  return FindLibrary("NCCL", places, OpenNccl);
 }
 
 }  // namespace regroup::worker

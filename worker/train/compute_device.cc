@@ -11,6 +11,7 @@
 #include "common/base/user_error.h"
 #include "common/config/env.h"
 #include "worker/comm/host_staged_communicator.h"
+#include "worker/cuda/libraries.h"
 #include "worker/train/worker_exit.h"
 
 namespace regroup::worker {
@@ -127,25 +128,28 @@ absl::StatusOr<ComputeDevice> ComputeDevice::ChooseCuda(const DeviceRequest& req
 }
 
 void ComputeDevice::UseCublasLt(const std::vector<std::string>& places) {
-  const absl::Status status = [&] {
-    ASSIGN_OR_RETURN(const CublasLtApi api, FindCublasLt(places));
-    ASSIGN_OR_RETURN(std::unique_ptr<CublasLt> products, CublasLt::Create(api));
-    cuda_->SetProducts(std::move(products));
-    return CublasLt::Check(*cuda_);
-  }();
-  if (status.ok()) {
-    const CublasLt& used = *cuda_->products();
-    return absl::StrAppend(&words_, "; products by ", used.name(), " (", used.path(), ")");
+  const absl::StatusOr<CublasLt*> used =
+      FindLibrary("cuBLASLt", places, [&](const std::string& path) -> absl::StatusOr<CublasLt*> {
+        ASSIGN_OR_RETURN(const CublasLtApi api, OpenCublasLt(path));
+        ASSIGN_OR_RETURN(std::unique_ptr<CublasLt> products, CublasLt::Create(api));
+        cuda_->SetProducts(std::move(products));
+        RETURN_IF_ERROR(CublasLt::Check(*cuda_));
+        return cuda_->products();
+      });
+  if (used.ok()) {
+    return absl::StrAppend(&words_, "; products by ", (*used)->name(), " (", (*used)->path(), ")",
+                           (*used)->has_slopes() ? "" : ", but for those by GELU's slope");
   }
   cuda_->SetProducts(nullptr);
   absl::StrAppend(&words_, "; products by own kernels, which are slower: ",
-                  absl::IsNotFound(status)
+                  absl::IsNotFound(used.status())
                       ? "no cuBLASLt was found, which comes with CUDA and with PyTorch"
-                      : status.message());
+                      : used.status().message());
 }
 
 std::string ComputeDevice::products() const {
-  return is_cuda() && cuda_->products() != nullptr ? cuda_->products()->name() : "own kernels";
+  if (!is_cuda() || cuda_->products() == nullptr) return "own kernels";
+  return absl::StrCat(cuda_->products()->name(), cuda_->products()->has_slopes() ? "" : " in part");
 }
 
 ComputeDevice ComputeDevice::Cpu(const DeviceRequest& request, std::string words) {

@@ -59,7 +59,7 @@ class ComputeDevice {
   bool is_cuda() const { return cuda_ != nullptr; }
   const char* name() const { return is_cuda() ? "cuda" : "cpu"; }
   const char* transport() const { return nccl_ ? "nccl" : "host"; }
-  // Who multiplies on a GPU: "cuBLASLt 13.1.0" or "own kernels".
+  // Who multiplies on a GPU: "cuBLASLt 13.1.0", "cuBLASLt 13.1.0 in part" or "own kernels".
   std::string products() const;
   // A line: which GPU, and the versions of what it is used by; or why it is the CPU, empty where
   // that was asked for.

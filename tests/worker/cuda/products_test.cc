@@ -6,17 +6,21 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/worker/fake_gpu/open_fake_gpu.h"
 #include "worker/cuda/cuda_device.h"
+#include "worker/cuda_kernels/launch.h"
 
 namespace regroup::worker {
 namespace {
@@ -44,10 +48,10 @@ class ProductsTest : public testing::Test {
 
 TEST_F(ProductsTest, OfEveryKindAreRightAndAskedForOnce) {
   EXPECT_EQ(CublasLt::Check(*device_), absl::OkStatus());
-  EXPECT_EQ(gpu_.products_calls(kHeuristic), 3 * (8 + 2 + 2));
+  EXPECT_EQ(gpu_.products_calls(kHeuristic), CublasLt::kChecked);
   EXPECT_EQ(CublasLt::Check(*device_), absl::OkStatus());
   EXPECT_EQ(gpu_.products_calls(kHeuristic), 0);
-  EXPECT_EQ(gpu_.products_calls("cublasLtMatmul"), 2 * 3 * (8 + 2 + 2));
+  EXPECT_EQ(gpu_.products_calls("cublasLtMatmul"), 2 * CublasLt::kChecked);
 }
 
 // (m, k) and (k, n) of every order, at addresses that only hold a number.
@@ -93,8 +97,8 @@ TEST_F(ProductsTest, OfOddSizesAnywhereInMemory) {
   }
 }
 
-// As far as their elements go, once each.
-TEST_F(ProductsTest, ABiasMayBeginAnywhere) {
+// At a multiple of 16 bytes, or of an element: it is asked for once each.
+TEST_F(ProductsTest, ABiasMayBeginAnywhereAndSoMayX) {
   const auto stream = NewStream();
   Arena arena = *device_->Allocate(MemoryKind::kShared, 4096);
   const Half* const a = arena.Take<Half>(64).data();
@@ -114,8 +118,18 @@ TEST_F(ProductsTest, ABiasMayBeginAnywhere) {
                                    .c = c}));
     ASSERT_EQ(stream->Await(), absl::OkStatus());
     EXPECT_EQ(float(c[15]), float(at + 7));
+    ASSERT_TRUE(Multiply(*stream, {.type = DType::kF16,
+                                   .result = DType::kF16,
+                                   .m = 2,
+                                   .n = 8,
+                                   .k = 8,
+                                   .a = a,
+                                   .b = b,
+                                   .c = c,
+                                   .x = bias + at}));
+    ASSERT_EQ(stream->Await(), absl::OkStatus());
   }
-  EXPECT_EQ(gpu_.products_calls(kHeuristic), 2);
+  EXPECT_EQ(gpu_.products_calls(kHeuristic), 4);
 }
 
 // What is kept of x must be a multiple of 8 wide; the rest is own kernels'.
@@ -143,20 +157,39 @@ TEST_F(ProductsTest, OfNothingAreNotAskedFor) {
 }
 
 TEST_F(ProductsTest, WithoutAWayNothingIsPutAndItIsAskedForOnce) {
-  gpu_.play_products(FakeProducts::kNoWay);
+  gpu_.play_products(FakeProducts::kNoWay, 0);
   const auto stream = NewStream();
   const std::uint64_t before = stream->Record().work;
   for (int i = 0; i < 2; ++i) EXPECT_FALSE(Multiply(*stream, {.m = 2, .n = 2, .k = 2}));
   EXPECT_EQ(stream->Record().work, before);
   EXPECT_EQ(gpu_.products_calls(kHeuristic), 1);
-  EXPECT_EQ(CublasLt::Check(*device_), absl::OkStatus());  // Own kernels do them.
+  EXPECT_EQ(CublasLt::Check(*device_),
+            absl::FailedPreconditionError(absl::StrCat(
+                "cuBLASLt 13.1.0 (", FakeGpu::path(),
+                ") has no way to multiply on this GPU: f32 (16, 24) and (24, 32), to f32")));
 }
 
 TEST_F(ProductsTest, WhatFailsIsTheStreamWithTheSizes) {
-  gpu_.play_products(FakeProducts::kFails);
+  gpu_.play_products(FakeProducts::kFails, 0);
   EXPECT_EQ(CublasLt::Check(*device_),
             absl::InternalError("cublasLtMatmul of (16, 24) and (24, 32): the function failed to "
                                 "launch on the GPU (cuBLAS status 13)"));
+}
+
+// Whoever awaits it has it behind them.
+TEST_F(ProductsTest, WhatWasBegunBeforeAFailureIsWaitedFor) {
+  gpu_.play_products(FakeProducts::kFails, 0);
+  const auto stream = NewStream();
+  bool over = false;
+  stream->Run([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    over = true;
+  });
+  Arena arena = *device_->Allocate(MemoryKind::kShared, 1024);
+  float* const at = arena.Take<float>(64).data();
+  EXPECT_TRUE(Multiply(*stream, {.m = 2, .n = 2, .k = 2, .a = at, .b = at + 8, .c = at + 16}));
+  EXPECT_EQ(stream->Await().code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(over);
 }
 
 TEST_F(ProductsTest, AStreamThatHasFailedIsGivenNone) {
@@ -169,12 +202,65 @@ TEST_F(ProductsTest, AStreamThatHasFailedIsGivenNone) {
   EXPECT_EQ(stream->Await(), absl::CancelledError("before"));
 }
 
+// Of whatever kind: the first that is wrong is said, and slopes alone are done without.
 TEST_F(ProductsTest, ALibraryThatMultipliesWronglyIsFoundOut) {
-  gpu_.play_products(FakeProducts::kWrong);
-  EXPECT_EQ(CublasLt::Check(*device_), absl::FailedPreconditionError(absl::StrCat(
-                                           "cuBLASLt 13.1.0 (", FakeGpu::path(),
-                                           ") multiplies f32 wrongly on this GPU: (16, 24) and "
-                                           "(24, 32), to f32: (15, 31) is -24 and should be -25")));
+  constexpr int kOfType = 8 + 2 + 2;
+  std::set<std::string> said;
+  for (int right = 0; right < 3 * kOfType; ++right) {
+    device_->SetProducts(*CublasLt::Create(*OpenCublasLt(FakeGpu::path())));
+    gpu_.play_products(FakeProducts::kWrong, right);
+    const absl::Status status = CublasLt::Check(*device_);
+    const bool last = right >= 3 * kOfType - 2;  // Nothing but slopes comes after.
+    EXPECT_EQ(device_->products()->has_slopes(), right % kOfType < kOfType - 2);
+    if (last) {
+      EXPECT_EQ(status, absl::OkStatus());
+    } else {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << right;
+      said.insert(std::string(status.message()));
+    }
+  }
+  // Those whose slopes are wrong first are said by what comes next.
+  EXPECT_EQ(said.size(), 3 * (8 + 2));
+  EXPECT_EQ(said.count(absl::StrCat("cuBLASLt 13.1.0 (", FakeGpu::path(),
+                                    ") says that -25 is -24 on this GPU: f32 (16, 24) and (24, "
+                                    "32), to f32")),
+            1u);
+}
+
+TEST_F(ProductsTest, SlopesThatItHasNoWayForAreDoneWithout) {
+  gpu_.play_products(FakeProducts::kNoSlope, 0);
+  EXPECT_EQ(CublasLt::Check(*device_), absl::OkStatus());
+  EXPECT_FALSE(device_->products()->has_slopes());
+  gpu_.play_products(FakeProducts::kRight, 0);
+  const auto stream = NewStream();
+  Arena arena = *device_->Allocate(MemoryKind::kShared, 1024);
+  float* const at = arena.Take<float>(256).data();
+  MatrixProduct product{.m = 2, .n = 8, .k = 2, .a = at, .b = at + 64, .c = at + 128};
+  EXPECT_TRUE(Multiply(*stream, product));
+  product.x = at + 192;
+  EXPECT_FALSE(Multiply(*stream, product));
+  EXPECT_EQ(stream->Await(), absl::OkStatus());
+}
+
+TEST_F(ProductsTest, WhatIsFoundMayBeNoneOrOfNoUse) {
+  for (const FakeProducts plays : {FakeProducts::kFindsNone, FakeProducts::kBadState}) {
+    device_->SetProducts(*CublasLt::Create(*OpenCublasLt(FakeGpu::path())));
+    gpu_.play_products(plays, 0);
+    EXPECT_FALSE(Multiply(*NewStream(), {.m = 2, .n = 2, .k = 2}));
+  }
+}
+
+// What kernels ask for.
+TEST_F(ProductsTest, KernelsMultiplyByWhatTheStreamHas) {
+  const auto compute = NewStream(), moves = device_->NewStream(StreamKind::kMove);
+  Arena arena = *device_->Allocate(MemoryKind::kShared, 1024);
+  float* const at = arena.Take<float>(256).data();
+  const MatrixProduct product{.m = 1, .n = 1, .k = 2, .a = at, .b = at + 64, .c = at + 128};
+  at[0] = at[64] = 3;
+  EXPECT_TRUE(cuda::MultiplyByLibrary(*compute, product));
+  EXPECT_FALSE(cuda::MultiplyByLibrary(*moves, product));
+  EXPECT_EQ(compute->Await(), absl::OkStatus());
+  EXPECT_EQ(at[128], 9);
 }
 
 TEST_F(ProductsTest, OnlyStreamsThatComputeHaveAWorkspaceEachItsOwn) {
@@ -232,7 +318,7 @@ TEST(CublasLtApiTest, WhatCannotBeOpenedIsASentence) {
             "no cuBLASLt was found, neither as /no/such");
   gpu.set_products_version(kOldestCublasLt);
   EXPECT_TRUE(FindCublasLt({"libm.so.6", FakeGpu::path()}).ok());
-  gpu.play_products(FakeProducts::kNone);
+  gpu.play_products(FakeProducts::kNone, 0);
   EXPECT_EQ(CublasLt::Create(*OpenCublasLt(FakeGpu::path())).status(),
             absl::UnavailableError(absl::StrCat("cublasLtCreate of ", FakeGpu::path(),
                                                 ": the library was not initialized (cuBLAS status "
@@ -264,6 +350,10 @@ TEST(CublasLtApiTest, TheRealOneTakesWhatItIsTold) {
   EXPECT_EQ(api->desc_set(desc, kCublasLtDescTransB, &kCublasOpN, 4), kCublasSuccess);
   EXPECT_EQ(api->desc_set(desc, kCublasLtDescEpilogue, &kCublasLtEpilogueBias, 4), kCublasSuccess);
   EXPECT_EQ(api->desc_set(desc, kCublasLtDescBiasPointer, &bias, sizeof bias), kCublasSuccess);
+  const std::int64_t leading = 8;
+  EXPECT_EQ(api->desc_set(desc, kCublasLtDescEpilogue, &kCublasLtEpilogueDGelu, 4), kCublasSuccess);
+  EXPECT_EQ(api->desc_set(desc, kCublasLtDescAuxPointer, &bias, sizeof bias), kCublasSuccess);
+  EXPECT_EQ(api->desc_set(desc, kCublasLtDescAuxLd, &leading, sizeof leading), kCublasSuccess);
   EXPECT_NE(api->desc_set(desc, kCublasLtDescEpilogue, &bias, sizeof bias), kCublasSuccess);
   CublasLtLayout layout = nullptr;
   ASSERT_EQ(api->layout_create(&layout, kCudaR16BF, 3, 5, 3), kCublasSuccess);

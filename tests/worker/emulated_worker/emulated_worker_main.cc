@@ -43,7 +43,9 @@ int main(int argc, char** argv) {
   gpu.set_version(nccl);
   const int cublas_lt = FromEnv("FAKE_GPU_CUBLASLT", 0);
   gpu.set_products_version(static_cast<std::size_t>(cublas_lt));
-  gpu.play_products(static_cast<FakeProducts>(FromEnv("FAKE_GPU_PRODUCTS", 0)));
+  gpu.play_products(static_cast<FakeProducts>(FromEnv("FAKE_GPU_PRODUCTS", 0)),
+                    FromEnv("FAKE_GPU_PRODUCTS_AFTER", 0));
+  gpu.say_products(CublasLt::kChecked);
   const CudaBuild build{gpu.cuda(),
                         CudaKernelTables(),
                         {nccl == 0 ? "/no/such/libnccl.so.2" : FakeGpu::path()},

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -43,6 +44,9 @@ struct Library {
   std::mutex mutex;
   std::size_t version = 130100;
   FakeProducts plays = FakeProducts::kRight;
+  int wrong = 0;    // After so many that are right.
+  int silent = -1;  // So many more; below 0: all.
+  bool said = false, said_slope = false;
   std::set<void*> live;
   std::map<std::string, int> calls;
 };
@@ -54,6 +58,18 @@ Library& library() {
 void Count(const char* call) {
   const std::scoped_lock lock(library().mutex);
   ++library().calls[call];
+}
+
+// Of the products after so many: that there are such, and such by slopes.
+void SayOnce(bool slope) {
+  const std::scoped_lock lock(library().mutex);
+  if (library().silent < 0 || library().silent-- > 0) return;
+  library().silent = 0;
+  bool& said = slope ? library().said_slope : library().said;
+  if (said) return;
+  said = true;
+  std::fputs(slope ? "fake cuBLASLt: a product by slopes\n" : "fake cuBLASLt: a product\n", stdout);
+  std::fflush(stdout);
 }
 
 bool Lives(void* object, const char* call) {
@@ -184,12 +200,11 @@ float GeluSlope(float x) {
 }
 
 void Compute(const Problem& p, float alpha, const void* a, const void* b, float beta, const void* c,
-             void* d) {
+             void* d, bool wrong) {
   const auto at = [](const Layout& layout, bool transposed, std::uint64_t i, std::uint64_t j) {
     const auto leading = static_cast<std::uint64_t>(layout.leading);
     return transposed ? i * leading + j : j * leading + i;
   };
-  const FakeProducts plays = library().plays;
   for (std::uint64_t j = 0; j < p.n(); ++j) {
     for (std::uint64_t i = 0; i < p.m(); ++i) {
       float sum = 0;
@@ -204,7 +219,7 @@ void Compute(const Problem& p, float alpha, const void* a, const void* b, float 
       }
       if (beta != 0) sum += beta * NumberAt(p.c.type, c, at(p.c, false, i, j));
       if (p.desc.epilogue == kBias) sum += NumberAt(p.d.type, p.desc.bias, i);
-      if (plays == FakeProducts::kWrong && i + 1 == p.m() && j + 1 == p.n()) sum += 1;
+      if (wrong && i + 1 == p.m() && j + 1 == p.n()) sum += 1;
       Put(p.d.type, d, at(p.d, false, i, j), sum);
     }
   }
@@ -334,12 +349,17 @@ int cublasLtMatmulAlgoGetHeuristic(void* handle, void* desc, void* a, void* b, v
       !fake::Lives(object, call) || !fake::ProblemOf(desc, a, b, c, d, call, problem))
     return fake::kInvalidValue;
   const auto& preference = *static_cast<fake::Preference*>(object);
-  if ((preference.reduction & 5) != 0)
-    fake::Refuse("reduction", "an algorithm that adds parts as they come, or rounds them");
-  if (library().plays == FakeProducts::kNoWay) return fake::kNotSupported;
+  if (preference.reduction != 2)
+    fake::Refuse("reduction", "an algorithm that adds parts as they come, or rounds them, or none");
+  const FakeProducts plays = library().plays;
+  if (plays == FakeProducts::kNoWay) return fake::kNotSupported;
+  if (plays == FakeProducts::kNoSlope && problem.desc.epilogue == fake::kDGelu)
+    return fake::kNotSupported;
+  if (plays == FakeProducts::kFindsNone) return fake::kSuccess;
   fake::Heuristic one{};
   one.algo.hash = problem.Hash();
-  one.algo.workspace = one.workspace = std::min<std::uint64_t>(preference.workspace, 4096);
+  one.algo.workspace = one.workspace = preference.workspace;
+  if (preference.workspace == 0) fake::Refuse("workspace", "an algorithm that may have none");
   for (int i = 0; i < 4; ++i) one.algo.alignment[i] = preference.alignment[i];
   const auto said = [](const void* at) {
     const auto address = reinterpret_cast<std::uintptr_t>(at);
@@ -347,6 +367,7 @@ int cublasLtMatmulAlgoGetHeuristic(void* handle, void* desc, void* a, void* b, v
   };
   one.algo.bias_alignment = said(problem.desc.bias);
   one.algo.aux_alignment = said(problem.desc.aux);
+  if (plays == FakeProducts::kBadState) one.state = fake::kNotSupported;
   std::memcpy(out, &one, sizeof one);
   *found = 1;
   return fake::kSuccess;
@@ -378,15 +399,24 @@ int cublasLtMatmul(void* object, void* desc, const void* alpha, const void* a, v
   float scale = 0, keep = 0;
   std::memcpy(&scale, alpha, sizeof scale);
   std::memcpy(&keep, beta, sizeof keep);
+  if (problem.desc.epilogue == fake::kDGelu && keep != 0)
+    fake::Refuse("matmul: slope", "what is added goes through it too");
+  // Of all products, or the one of that number.
+  const bool plays_wrong = library().plays == FakeProducts::kWrong && library().wrong-- <= 0;
+  fake::SayOnce(problem.desc.epilogue == fake::kDGelu);
   stream->Push([=] {
-    std::memset(workspace, 0xA5, way.workspace);  // It is the library's, while this goes on.
-    fake::Compute(problem, scale, a, b, keep, c, d);
+    std::memset(workspace, 0xA5, std::min<std::size_t>(bytes, 4096));  // It is the library's.
+    fake::Compute(problem, scale, a, b, keep, c, d, plays_wrong);
   });
   return fake::kSuccess;
 }
 
 void fakeCublasLtSetVersion(std::size_t version) { library().version = version; }
-void fakeCublasLtPlay(FakeProducts plays) { library().plays = plays; }
+void fakeCublasLtPlay(FakeProducts plays, int after) {
+  library().plays = plays;
+  library().wrong = after;
+}
+void fakeCublasLtSay(int after) { library().silent = after; }
 int fakeCublasLtLive() {
   const std::scoped_lock lock(library().mutex);
   return static_cast<int>(library().live.size());

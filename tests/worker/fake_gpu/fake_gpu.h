@@ -50,10 +50,13 @@ struct FakeScript {
 
 enum class FakeProducts : int {
   kRight,
-  kWrong,  // One number of each is another.
-  kNoWay,  // No algorithm is found.
-  kFails,  // When it is put on a stream.
-  kNone,   // The library cannot be used.
+  kWrong,      // One number of each is another, after so many that are right.
+  kNoWay,      // No algorithm is found.
+  kFails,      // When it is put on a stream.
+  kNone,       // The library cannot be used.
+  kNoSlope,    // Of GELU.
+  kFindsNone,  // Nor is that an error.
+  kBadState,   // Of what is found.
 };
 
 extern "C" {
@@ -73,7 +76,8 @@ int fakeGpuLive();                             // Streams, events and allocation
 int fakeNcclCalls(const char* name);           // Of "ncclReduce" and so on since this was asked.
 int fakeNcclComms();                           // Communicators neither aborted nor destroyed.
 void fakeCublasLtSetVersion(std::size_t version);  // Of what is opened from here on.
-void fakeCublasLtPlay(FakeProducts plays);
-int fakeCublasLtLive();                   // Handles, descriptions, layouts, preferences.
+void fakeCublasLtPlay(FakeProducts plays, int after);
+void fakeCublasLtSay(int after);  // Prints that products come, and by slopes, after so many.
+int fakeCublasLtLive();           // Handles, descriptions, layouts, preferences.
 int fakeCublasLtCalls(const char* name);  // Of cublasLtMatmul and …AlgoGetHeuristic, likewise.
 }

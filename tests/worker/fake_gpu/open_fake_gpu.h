@@ -54,6 +54,7 @@ class FakeGpu {
     Bind("fakeNcclCalls", calls);
     Bind("fakeCublasLtSetVersion", set_products_version);
     Bind("fakeCublasLtPlay", play_products);
+    Bind("fakeCublasLtSay", say_products);
     Bind("fakeCublasLtLive", live_products);
     Bind("fakeCublasLtCalls", products_calls);
     Bind("fakeGpuRefusals", refusals_);
@@ -91,6 +92,7 @@ class FakeGpu {
   decltype(&fakeNcclCalls) calls = nullptr;
   decltype(&fakeCublasLtSetVersion) set_products_version = nullptr;
   decltype(&fakeCublasLtPlay) play_products = nullptr;
+  decltype(&fakeCublasLtSay) say_products = nullptr;
   decltype(&fakeCublasLtLive) live_products = nullptr;
   decltype(&fakeCublasLtCalls) products_calls = nullptr;
 

@@ -406,6 +406,11 @@ TEST_P(EveryTable, ThreadsDoNotChangeABit) {
 }
 
 #if defined(REGROUP_CUDA_TABLE)
+#if defined(REGROUP_GPU_EMULATOR)
+constexpr double kSlopeTolerance = kFloatTolerance;
+#else
+constexpr double kSlopeTolerance = 2e-3;
+#endif
 // Of what GELU was given, in one; 16 numbers wide, and 19.
 TEST(CudaKernels, InputGradientsThroughGelu) {
   const HostCompute host;
@@ -423,7 +428,8 @@ TEST(CudaKernels, InputGradientsThroughGelu) {
       Twins().gelu_backward(host.On(),
                             {s.rows * s.in, Widened(x).data(), twin.data(), twin.data()});
       ASSERT_TRUE(host.stream->Await().ok());
-      EXPECT_LT(RelativeError(dx, twin), kFloatTolerance) << s.rows << " " << s.in;
+      // A library may take the slope by tanh as GPUs have it, to 2^-11.
+      EXPECT_LT(RelativeError(dx, twin), kSlopeTolerance) << s.rows << " " << s.in;
     }
   }
 }

@@ -80,6 +80,12 @@ TEST_F(DeviceTest, AGpuTakesShortNumbersWhereItMayChoose) {
   EXPECT_GT(Difference(NewestState("floats"), gpu), kNear);
 }
 
+// Whether a rank's steps had products, and products by slopes of GELU, of the fake library.
+std::pair<bool, bool> Used(const std::string& said) {
+  const auto has = [&](const char* line) { return said.find(line) != std::string::npos; };
+  return {has("fake cuBLASLt: a product\n"), has("fake cuBLASLt: a product by slopes\n")};
+}
+
 TEST_F(DeviceTest, ProductsOfALibraryTrainAsOwnKernelsDo) {
   TrainOn(REGROUP_WORKER, 1, "cpu", {});
   const auto expected = NewestState("cpu");
@@ -92,6 +98,7 @@ TEST_F(DeviceTest, ProductsOfALibraryTrainAsOwnKernelsDo) {
     for (const int code : group.WaitAll()) EXPECT_EQ(code, 0) << group.Output(0);
     EXPECT_NE(group.Output(0).find("; products by cuBLASLt 13.1.0 (/"), std::string::npos)
         << group.Output(0);
+    EXPECT_EQ(Used(group.Output(0)), (std::pair{true, true})) << group.Output(0);
     EXPECT_LT(Difference(expected, NewestState(strategy)), kNear) << strategy;
   }
   EXPECT_EQ(Difference(NewestState("ddp"), NewestState("zero-3")), 0);
@@ -101,7 +108,23 @@ TEST_F(DeviceTest, ProductsOfALibraryTrainAsOwnKernelsDo) {
   options.flags.insert(options.flags.end(), {"--precision", "auto"});
   Group group(*this, 1, options);
   EXPECT_EQ(group.Wait(0), 0) << group.Output(0);
-  EXPECT_LT(Difference(NewestState("cpu-bf16"), NewestState("bf16")), 0.1);
+  // Which rounds once less.
+  EXPECT_LT(Difference(expected, NewestState("bf16")),
+            1.1 * Difference(expected, NewestState("cpu-bf16")));
+}
+
+TEST_F(DeviceTest, WhatALibraryCannotDoOwnKernelsDo) {
+  TrainOn(REGROUP_WORKER, 1, "cpu", {"--precision", "bf16"});
+  RunOptions options{.flags = Flags("part"),
+                     .program = kWorker,
+                     .environment = {{"FAKE_GPU_CUBLASLT", "130100"}, {"FAKE_GPU_PRODUCTS", "5"}}};
+  options.flags.insert(options.flags.end(), {"--precision", "auto"});
+  Group group(*this, 1, options);
+  EXPECT_EQ(group.Wait(0), 0) << group.Output(0);
+  EXPECT_NE(group.Output(0).find("), but for those by GELU's slope\n"), std::string::npos)
+      << group.Output(0);
+  EXPECT_EQ(Used(group.Output(0)), (std::pair{true, false})) << group.Output(0);
+  EXPECT_LT(Difference(NewestState("cpu"), NewestState("part")), 0.1);
 }
 
 TEST_F(DeviceTest, ALibraryThatSomeRankCannotUseIsUsedByNone) {
@@ -109,7 +132,7 @@ TEST_F(DeviceTest, ALibraryThatSomeRankCannotUseIsUsedByNone) {
   for (const auto& [variable, value, says] : {
            std::tuple("FAKE_GPU_CUBLASLT", "0",
                       "which are slower: no cuBLASLt was found, which comes"),
-           {"FAKE_GPU_PRODUCTS", "1", ") multiplies f32 wrongly on this GPU"},
+           {"FAKE_GPU_PRODUCTS", "1", ") says that -25 is -24 on this GPU: f32"},
            {"FAKE_GPU_PRODUCTS", "3", "are slower: cublasLtMatmul of (16, 24) and (24, 32): the"},
        }) {
     const RunOptions options{.flags = {"--steps", "4"},
@@ -122,6 +145,25 @@ TEST_F(DeviceTest, ALibraryThatSomeRankCannotUseIsUsedByNone) {
               std::string::npos)
         << group.Output(0);
     EXPECT_NE(group.Output(1).find(says), std::string::npos) << group.Output(1);
+    EXPECT_EQ(Used(group.Output(0)), (std::pair{false, false})) << group.Output(0);
+  }
+  // Of those that lack it one says why, and nobody where all do; the first speaks anyway.
+  const std::map<std::string, std::string> none = {{"FAKE_GPU_CUBLASLT", "0"}};
+  using Environments = std::map<int, std::map<std::string, std::string>>;
+  for (const auto& [lacking, speaks] : {std::pair(Environments{{0, none}}, -1),
+                                        {Environments{{1, none}, {2, none}}, 2},
+                                        {Environments{{0, none}, {1, none}, {2, none}}, -1}}) {
+    const RunOptions options{.flags = {"--steps", "4"},
+                             .program = kWorker,
+                             .environment = has,
+                             .environment_of_rank = lacking};
+    Group group(*this, 3, options);
+    for (const int code : group.WaitAll()) EXPECT_EQ(code, 0) << group.Output(0);
+    EXPECT_NE(group.Output(0).find("products by own kernels"), std::string::npos);
+    for (const int rank : {1, 2}) {
+      EXPECT_EQ(group.Output(rank).find("training on GPU") != std::string::npos, rank == speaks)
+          << group.Output(rank);
+    }
   }
   ExpectExits(
       {{"another library",
