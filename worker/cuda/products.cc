@@ -74,7 +74,7 @@ std::string CublasLt::name() const {
 
 std::unique_ptr<CublasLt::Way> CublasLt::Find(const MatrixProduct& product, bool aligned) {
   auto way = std::make_unique<Way>(api_);
-  bool ok = product.x == nullptr || (slopes_ && product.n % kMultipleOfAux == 0);
+  bool ok = product.x == nullptr || product.n % kMultipleOfAux == 0;
   const auto check = [&](int error) { ok = ok && error == kCublasSuccess; };
   if (ok) check(api_.desc_create(&way->desc, kCublasCompute32F, kCudaR32F));
   const auto layout = [&](CublasLtLayout& made, DType type, std::int64_t row_count,
@@ -131,7 +131,7 @@ bool CublasLt::Multiply(CudaStream& stream, const MatrixProduct& product) {
   CHECK(product.result == product.type || (product.bias == nullptr && product.x == nullptr));
   CHECK(product.x == nullptr || (product.bias == nullptr && !product.add));
   if (product.m == 0 || product.n == 0) return true;
-  if (product.k == 0) return false;
+  if (product.k == 0 || (product.x != nullptr && !slopes_)) return false;
   const bool aligned = IsAligned(product.a) && IsAligned(product.b) && IsAligned(product.c) &&
                        IsAligned(product.bias) && IsAligned(product.x);
   const Key key(product.m, product.n, product.k, product.type, product.result, product.a_transposed,
@@ -303,7 +303,6 @@ absl::Status CublasLt::Check(CudaDevice& device) {
       }
     }
   }
-  if (!stream.products()->slopes_) stream.products()->ways_.clear();
   return absl::OkStatus();
 }
 

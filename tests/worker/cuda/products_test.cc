@@ -227,19 +227,27 @@ TEST_F(ProductsTest, ALibraryThatMultipliesWronglyIsFoundOut) {
             1u);
 }
 
-TEST_F(ProductsTest, SlopesThatItHasNoWayForAreDoneWithout) {
-  gpu_.play_products(FakeProducts::kNoSlope, 0);
-  EXPECT_EQ(CublasLt::Check(*device_), absl::OkStatus());
-  EXPECT_FALSE(device_->products()->has_slopes());
-  gpu_.play_products(FakeProducts::kRight, 0);
-  const auto stream = NewStream();
-  Arena arena = *device_->Allocate(MemoryKind::kShared, 1024);
-  float* const at = arena.Take<float>(256).data();
-  MatrixProduct product{.m = 2, .n = 8, .k = 2, .a = at, .b = at + 64, .c = at + 128};
-  EXPECT_TRUE(Multiply(*stream, product));
-  product.x = at + 192;
-  EXPECT_FALSE(Multiply(*stream, product));
-  EXPECT_EQ(stream->Await(), absl::OkStatus());
+// Of the sizes that were tried too.
+TEST_F(ProductsTest, SlopesThatItHasNoWayForOrWrongOnesAreDoneWithout) {
+  const std::pair<FakeProducts, int> plays[] = {{FakeProducts::kNoSlope, 0},
+                                                {FakeProducts::kWrong, CublasLt::kChecked - 1}};
+  for (const auto& [play, after] : plays) {
+    device_->SetProducts(*CublasLt::Create(*OpenCublasLt(FakeGpu::path())));
+    gpu_.play_products(play, after);
+    EXPECT_EQ(CublasLt::Check(*device_), absl::OkStatus());
+    EXPECT_FALSE(device_->products()->has_slopes());
+    gpu_.play_products(FakeProducts::kRight, 0);
+    const auto stream = NewStream();
+    Arena arena = *device_->Allocate(MemoryKind::kShared, 16 << 10);
+    float* const at = arena.Take<float>(4096).data();
+    for (const std::int64_t m : {2, 16}) {
+      MatrixProduct product{.m = m, .n = 32, .k = 24, .a = at, .b = at + 1024, .c = at + 2048};
+      EXPECT_TRUE(Multiply(*stream, product));
+      product.x = at + 3072;
+      EXPECT_FALSE(Multiply(*stream, product));
+    }
+    EXPECT_EQ(stream->Await(), absl::OkStatus());
+  }
 }
 
 TEST_F(ProductsTest, WhatIsFoundMayBeNoneOrOfNoUse) {
