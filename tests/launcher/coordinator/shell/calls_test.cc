@@ -4,11 +4,15 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <vector>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
 
 #include "common/base/user_error.h"
 #include "tests/launcher/coordinator/shell/daemon_fixture.h"
@@ -20,10 +24,11 @@ using ::testing::HasSubstr;
 
 class CallsTest : public DaemonFixture {};
 
-// Waits for a job's end that another word than its id names, on one connection.
+// Waits for a job's end, on one connection; `more` bytes of each request are nobody's.
 class Waiters {
  public:
-  explicit Waiters(Client client) : client_(std::move(client)) {}
+  explicit Waiters(Client client, std::string job = "train", std::size_t more = 0)
+      : client_(std::move(client)), job_(std::move(job)), more_(more, 'x') {}
   ~Waiters() {
     Leave();
     EXPECT_TRUE(Eventually([this] { return Open() == 0; }));
@@ -33,7 +38,12 @@ class Waiters {
       Wait& wait = *waits_.emplace_back(std::make_unique<Wait>());
       wait.context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(5));
       wait.request.set_what(pb::ReadRequest::WHAT_JOBS);
-      wait.request.set_selector("train");
+      wait.request.set_selector(job_);
+      if (!more_.empty()) {
+        wait.request.GetReflection()
+            ->MutableUnknownFields(&wait.request)
+            ->AddLengthDelimited(1000, more_);
+      }
       wait.request.set_wait_for_end(true);
       const std::scoped_lock lock(mutex_);
       ++open_;
@@ -68,6 +78,7 @@ class Waiters {
   }
 
   Client client_;
+  const std::string job_, more_;
   std::deque<std::unique_ptr<Wait>> waits_;
   std::mutex mutex_;
   int open_ = 0;
@@ -91,6 +102,43 @@ TEST_F(CallsTest, WhoLeavesAWaitMakesRoomForAnother) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
     return third.Open() == 1;
   }));
+}
+
+// So many waits by id, which no other bound holds, on as many connections as they need: one more is
+// refused, and taken once another has left.
+TEST_F(CallsTest, SoManyCallsMayBePendingAndSoManyBytesOfTheirRequests) {
+  Start();
+  const auto job = OverUnix().Submit(SubmittedJob("train", 1, 1), "key");
+  ASSERT_TRUE(job.ok());
+  constexpr std::size_t kMore = 3900;
+  constexpr int kOfConnection = 250;
+  for (const auto& [more, count, says] :
+       {std::tuple(kMore, static_cast<int>(kMaxPendingRequestBytes / kMore),
+                   "at most requests of 16777216 bytes may be pending"),
+        {std::size_t{0}, kMaxPendingCalls, "at most 20000 calls may be pending"}}) {
+    std::deque<Waiters> waiters;
+    const auto refusal = [&] {
+      for (Waiters& each : waiters) {
+        if (const std::string said = each.Refusal(); !said.empty()) return said;
+      }
+      return std::string();
+    };
+    for (int i = 0; i <= count; i += kOfConnection)
+      waiters.emplace_back(OverUnix(), job->value(), more)
+          .Add(std::min(kOfConnection, count + 1 - i));
+    EXPECT_TRUE(Eventually([&] { return refusal() != ""; }));
+    EXPECT_THAT(refusal(), HasSubstr(says));
+    int open = 0;
+    for (Waiters& each : waiters) open += each.Open();
+    EXPECT_GT(open, count * 9 / 10);
+    waiters.front().Leave();
+    Waiters last(OverUnix(), job->value(), more);
+    EXPECT_TRUE(Eventually([&] {
+      if (last.Open() == 0) last.Add(1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      return last.Open() == 1;
+    }));
+  }
 }
 
 }  // namespace
