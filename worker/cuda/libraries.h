@@ -29,24 +29,25 @@ bool BindSymbol(void* library, const char* name, Function& function) {
 }
 
 // What `open` makes of the first library in these places that it can use. Not found names all of
-// them; where there is one but of no use, what was said of the first such.
+// them; where there is one but of no use, what was said of the first such, or else what the loader
+// said of the first that it cannot load.
 template <typename Open>
 auto FindLibrary(const char* name, const std::vector<std::string>& places, const Open& open)
     -> decltype(open(name)) {
-  absl::Status unusable;  // Says more than that others are not there.
+  absl::Status unusable, unloadable;  // Say more than that others are not there.
   for (const std::string& place : places) {
     for (const std::string& path : FilesAt(place)) {
       auto found = open(path);
       if (found.ok()) return found;
-      if (!unusable.ok()) continue;
-      const bool is_there = path.find('/') != std::string::npos;  // But the loader cannot load it.
+      const bool is_there = path.find('/') != std::string::npos;
       if (!absl::IsNotFound(found.status())) {
-        unusable = found.status();
+        unusable.Update(found.status());
       } else if (is_there) {
-        unusable = absl::FailedPreconditionError(found.status().message());
+        unloadable.Update(absl::FailedPreconditionError(found.status().message()));
       }
     }
   }
+  unusable.Update(unloadable);
   if (!unusable.ok()) return unusable;
   return absl::NotFoundError(
       absl::StrCat("no ", name, " was found, neither as ", absl::StrJoin(places, " nor as ")));

@@ -6,9 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <span>
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/common/io/temp_directory.h"
 #include "tests/worker/fake_gpu/open_fake_gpu.h"
 #include "worker/cuda/cuda_device.h"
 #include "worker/cuda_kernels/launch.h"
@@ -180,11 +183,13 @@ TEST_F(ProductsTest, WhatFailsIsTheStreamWithTheSizes) {
 TEST_F(ProductsTest, WhatWasBegunBeforeAFailureIsWaitedFor) {
   gpu_.play_products(FakeProducts::kFails, 0);
   const auto stream = NewStream();
-  bool over = false;
+  std::atomic<bool> begun = false, over = false;
   stream->Run([&] {
+    begun = true;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     over = true;
   });
+  while (!begun) std::this_thread::yield();
   Arena arena = *device_->Allocate(MemoryKind::kShared, 1024);
   float* const at = arena.Take<float>(64).data();
   EXPECT_TRUE(Multiply(*stream, {.m = 2, .n = 2, .k = 2, .a = at, .b = at + 8, .c = at + 16}));
@@ -322,6 +327,14 @@ TEST(CublasLtApiTest, WhatCannotBeOpenedIsASentence) {
                      absl::StrCat(FakeGpu::path(), " is cuBLASLt 11.8.5; 12.0.0 is needed")));
   // One of no use says more than those that are not there, and a good one behind it is found.
   EXPECT_EQ(FindCublasLt({"/no/such", FakeGpu::path()}).status(), old);
+  // So does one that is there and cannot be loaded, but less than one that can.
+  const io::TempDirectory folder;
+  const std::string broken = folder.path() + "/libcublasLt.so.13";
+  std::ofstream(broken) << "no library";
+  EXPECT_EQ(FindCublasLt({broken, FakeGpu::path()}).status(), old);
+  const absl::Status unloadable = FindCublasLt({"/no/such", broken}).status();
+  EXPECT_EQ(unloadable.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(unloadable.message().find("file too short"), std::string::npos) << unloadable;
   EXPECT_EQ(FindCublasLt({"/no/such"}).status().message(),
             "no cuBLASLt was found, neither as /no/such");
   gpu.set_products_version(kOldestCublasLt);
