@@ -285,6 +285,7 @@ absl::Status CublasLt::Check(CudaDevice& device) {
                           memory.Take<std::byte>(kBytes).data()};
   const std::unique_ptr<Stream> made = device.NewStream(StreamKind::kCompute);
   auto& stream = static_cast<CudaStream&>(*made);
+  RETURN_IF_ERROR(stream.Await());  // It may lack its workspace, and has no products then.
   for (const DType type : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const bool add : {false, true}) {
       for (const bool transposed : {false, true}) {

@@ -101,7 +101,7 @@ absl::StatusOr<NcclApi> OpenNccl(const std::string& path);
 // Where a library is looked for (LibraryPlaces).
 std::vector<std::string> NcclPlaces();
 // The first in these places that can be opened. kNotFound names all of them; where there is one but
-// of no use, what OpenNccl said of the first such.
+// of no use, kFailedPrecondition says why (FindLibrary).
 absl::StatusOr<NcclApi> FindNccl(const std::vector<std::string>& places = NcclPlaces());
 
 }  // namespace regroup::worker

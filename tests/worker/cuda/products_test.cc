@@ -289,6 +289,8 @@ TEST_F(ProductsTest, AWorkspaceThatDoesNotFitIsTheStreamsFailure) {
   gpu_.set_memory(1 << 20);
   const auto stream = NewStream();
   EXPECT_EQ(stream->Await().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(cuda::MultiplyByLibrary(*stream, {.m = 2, .n = 2, .k = 2}));
+  EXPECT_EQ(CublasLt::Check(*device_), stream->Await());
   gpu_.set_memory(std::size_t{1} << 40);
 }
 

@@ -44,7 +44,7 @@ struct Library {
   std::mutex mutex;
   std::size_t version = 130100;
   FakeProducts plays = FakeProducts::kRight;
-  int wrong = 0;    // After so many that are right.
+  int right = 0;    // So many more, before those that it spoils.
   int silent = -1;  // So many more; below 0: all.
   bool said = false, said_slope = false;
   std::set<void*> live;
@@ -395,18 +395,20 @@ int cublasLtMatmul(void* object, void* desc, const void* alpha, const void* a, v
     fake::Refuse(std::string("matmul: ") + wrong, call);
     return fake::kInvalidValue;
   }
-  if (library().plays == FakeProducts::kFails) return fake::kExecutionFailed;
+  // All products, or those after so many.
+  const FakeProducts plays = library().plays;
+  const bool spoils =
+      (plays == FakeProducts::kWrong || plays == FakeProducts::kFails) && library().right-- <= 0;
+  if (spoils && plays == FakeProducts::kFails) return fake::kExecutionFailed;
   float scale = 0, keep = 0;
   std::memcpy(&scale, alpha, sizeof scale);
   std::memcpy(&keep, beta, sizeof keep);
   if (problem.desc.epilogue == fake::kDGelu && keep != 0)
     fake::Refuse("matmul: slope", "what is added goes through it too");
-  // Of all products, or the one of that number.
-  const bool plays_wrong = library().plays == FakeProducts::kWrong && library().wrong-- <= 0;
   fake::SayOnce(problem.desc.epilogue == fake::kDGelu);
   stream->Push([=] {
     std::memset(workspace, 0xA5, std::min<std::size_t>(bytes, 4096));  // It is the library's.
-    fake::Compute(problem, scale, a, b, keep, c, d, plays_wrong);
+    fake::Compute(problem, scale, a, b, keep, c, d, spoils);
   });
   return fake::kSuccess;
 }
@@ -414,7 +416,7 @@ int cublasLtMatmul(void* object, void* desc, const void* alpha, const void* a, v
 void fakeCublasLtSetVersion(std::size_t version) { library().version = version; }
 void fakeCublasLtPlay(FakeProducts plays, int after) {
   library().plays = plays;
-  library().wrong = after;
+  library().right = after;
 }
 void fakeCublasLtSay(int after) { library().silent = after; }
 int fakeCublasLtLive() {

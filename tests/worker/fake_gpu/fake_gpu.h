@@ -50,9 +50,9 @@ struct FakeScript {
 
 enum class FakeProducts : int {
   kRight,
-  kWrong,      // One number of each is another, after so many that are right.
+  kWrong,      // One number of each is another, after so many products that are right.
   kNoWay,      // No algorithm is found.
-  kFails,      // When it is put on a stream.
+  kFails,      // When it is put on a stream, likewise.
   kNone,       // The library cannot be used.
   kNoSlope,    // Of GELU.
   kFindsNone,  // Nor is that an error.

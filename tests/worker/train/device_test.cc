@@ -127,6 +127,36 @@ TEST_F(DeviceTest, WhatALibraryCannotDoOwnKernelsDo) {
   EXPECT_LT(Difference(NewestState("cpu"), NewestState("part")), 0.1);
 }
 
+// In the midst of a step: whoever has it names it, and the others leave with it.
+TEST_F(DeviceTest, AProductThatFailsEndsTheGroup) {
+  for (const char* transport : {"nccl", "host"}) {
+    const RunOptions options{
+        .flags = {"--steps", "1000", "--transport", transport},
+        .program = kWorker,
+        .environment = {{"FAKE_GPU_CUBLASLT", "130100"}},
+        .environment_of_rank = {
+            {1, {{"FAKE_GPU_PRODUCTS", "3"}, {"FAKE_GPU_PRODUCTS_AFTER", "200"}}}}};
+    Group group(*this, 2, options);
+    EXPECT_EQ(group.Wait(1), static_cast<int>(WorkerExit::kFailed)) << group.Output(1);
+    EXPECT_EQ(group.Wait(0), static_cast<int>(WorkerExit::kCommunicatorFailed)) << group.Output(0);
+    EXPECT_NE(group.Output(1).find("cublasLtMatmul of ("), std::string::npos) << group.Output(1);
+    EXPECT_NE(group.Output(0).find("rank 1"), std::string::npos) << group.Output(0);
+  }
+}
+
+// Where the library's own memory does not fit, a small training does.
+TEST_F(DeviceTest, AGpuTooSmallForTheLibraryTrainsByOwnKernels) {
+  const RunOptions options{
+      .flags = {"--steps", "4"},
+      .program = kWorker,
+      .environment = {{"FAKE_GPU_CUBLASLT", "130100"}, {"FAKE_GPU_MEMORY", "20000000"}}};
+  Group group(*this, 1, options);
+  EXPECT_EQ(group.Wait(0), 0) << group.Output(0);
+  EXPECT_NE(group.Output(0).find("which are slower: no memory for an arena of 33554432 bytes"),
+            std::string::npos)
+      << group.Output(0);
+}
+
 TEST_F(DeviceTest, ALibraryThatSomeRankCannotUseIsUsedByNone) {
   const std::map<std::string, std::string> has = {{"FAKE_GPU_CUBLASLT", "130100"}};
   for (const auto& [variable, value, says] : {
