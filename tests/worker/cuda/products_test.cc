@@ -337,6 +337,8 @@ TEST(CublasLtApiTest, WhatCannotBeOpenedIsASentence) {
   const absl::Status unloadable = FindCublasLt({"/no/such", broken}).status();
   EXPECT_EQ(unloadable.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(unloadable.message().find("file too short"), std::string::npos) << unloadable;
+  EXPECT_EQ(FindCublasLt({"libno-such.so.13"}).status(),
+            absl::NotFoundError("no cuBLASLt was found, neither as libno-such.so.13"));
   EXPECT_EQ(FindCublasLt({"/no/such"}).status().message(),
             "no cuBLASLt was found, neither as /no/such");
   gpu.set_products_version(kOldestCublasLt);
