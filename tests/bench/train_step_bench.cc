@@ -102,7 +102,7 @@ class Bench {
       switch (instruction.op) {
         case Op::kForward: RETURN_IF_ERROR(runner_->Forward(instruction.unit, batch)); break;
         case Op::kBackward:
-          runner_->Backward(instruction.unit, batch,
+          runner_->Backward(instruction.unit, instruction.part, batch,
                             AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch));
           break;
         case Op::kSumSquares:

@@ -219,27 +219,32 @@ def json_lines_of_plan(bin_dir, flags):
     return next(s["rank_bytes"] for s in plan["strategies"] if s["strategy"] == plan["strategy"])
 
 
-def steps_on_two_hosts(bin_dir, pair, name, steps, flags=()):
-    """Seconds of each step but the first three, and bytes that a host sent for it: one rank of one thread on each host."""
-    def sent():
-        said = subprocess.run(pair[0].command("cat", "/proc/net/dev"), check=True, capture_output=True, text=True).stdout
-        return sum(int(line.split(":")[1].split()[8]) for line in said.splitlines() if line.strip().startswith("veth0:"))
+def bytes_sent(host):
+    said = subprocess.run(host.command("cat", "/proc/net/dev"), check=True, capture_output=True, text=True).stdout
+    return sum(int(line.split(":")[1].split()[8]) for line in said.splitlines() if line.strip().startswith("veth0:"))
+
+
+def steps_on_two_hosts(bin_dir, pair, name, steps, flags=(), after=lambda step: None):
+    """Seconds of each step from the fourth on, and bytes that a host sent for it: one rank of one thread on each host. `after` each step."""
     with tempfile.TemporaryDirectory() as folder:
-        before, nodes = sent(), []
+        before, nodes, rates, said = bytes_sent(pair[0]), [], [], ""
         for host in pair:
             with open(os.path.join(folder, host.name), "w") as out:
                 nodes.append(subprocess.Popen(host.command(
                     os.path.join(bin_dir, "regroup"), "run", "--nnodes", "2", "--insecure", "--rdzv-endpoint", pair[0].ipv4, "--rdzv-id", name,
                     "--state-dir", os.path.join(folder, "state-" + host.name), os.path.join(bin_dir, "regroup-worker"), "train", "--data",
                     "/usr/share/common-licenses", "--steps", str(steps), "--batch", "8", "--micro-batch", "4", *flags),
-                    stdout=out, stderr=subprocess.STDOUT, env=dict(os.environ, OMP_NUM_THREADS="1")))
+                    stdout=subprocess.PIPE if host is pair[0] else out, stderr=subprocess.STDOUT, text=True,
+                    env=dict(os.environ, OMP_NUM_THREADS="1")))
+        for line in nodes[0].stdout:
+            said += line
+            if rate := re.search(r"([0-9,.]+) tok/s", line):
+                rates.append(float(rate[1].replace(",", "")))
+                after(len(rates))
         codes = [node.wait(300) for node in nodes]
-        with open(os.path.join(folder, pair[0].name)) as out:
-            said = out.read()
-        if any(codes):
-            raise RuntimeError(f"exit {codes}: {said[-400:]}")
-        rates = [float(rate.replace(",", "")) for rate in re.findall(r"([0-9,.]+) tok/s", said)]
-        return [8 * 256 / rate for rate in rates[3:]], (sent() - before) / steps
+        if any(codes) or len(rates) != steps:
+            raise RuntimeError(f"exit {codes}, {len(rates)} of {steps} steps: {said[-400:]}")
+        return [8 * 256 / rate for rate in rates[3:]], (bytes_sent(pair[0]) - before) / steps
 
 
 def shape(pair, what, rate="1gbit"):
@@ -274,21 +279,28 @@ def short_exchange(rounds=2, steps=8):
     return measure
 
 
-def exposed(rounds=3, steps=15):
+def exposed(rounds=3, turns=8, turn=5):
     """What a link of 1 Gbit/s adds to a step, as a share of the time that the step's bytes take on it."""
     def measure(bin_dir):
         shares, words = [], ""
         with two_hosts() as pair:
             for i in range(rounds):
-                free, _ = steps_on_two_hosts(bin_dir, pair, f"free-{i}", steps)
-                shape(pair, "add")
-                slow, sent = steps_on_two_hosts(bin_dir, pair, f"slow-{i}", steps)
+                # In turns, in one training: a machine is not equally fast from one training to the next.
+                def change(step):
+                    if step % turn == 0 and step < turns * turn:
+                        shape(pair, "add" if step // turn % 2 else "del")
+                steps, sent = steps_on_two_hosts(bin_dir, pair, f"turns-{i}", turns * turn, after=change)
                 shape(pair, "del")
+                # Not the first turn, nor the step in which the link changed, nor the one that it held up.
+                free, slow = [], []
+                for number, seconds in enumerate(steps, start=4):
+                    if number > turn and (number - 1) % turn >= 2:
+                        (slow if (number - 1) // turn % 2 else free).append(seconds)
                 on_link = sent * 8 / 1e9
                 shares.append((statistics.median(slow) - statistics.median(free)) / on_link)
                 words = f"{statistics.median(slow):.2f} s with it, {statistics.median(free):.2f} s without, {on_link:.2f} s for {sent / 1e6:.0f} MB"
         return shares, (f"6 layers, 384 wide (10.7 M weights), B 8, T 256, f32, DDP; 2 network namespaces, 1 rank of 1 thread each, token bucket of "
-                        f"1 Gbit/s with 256 KiB; medians of {steps - 3} steps, {rounds} rounds, the last: {words}")
+                        f"1 Gbit/s with 256 KiB, on and off each {turn} steps; medians of {len(slow)} and {len(free)} steps, {rounds} rounds, the last: {words}")
     return measure
 
 

@@ -29,6 +29,15 @@ absl::Status CheckUnits(const std::vector<UnitSpec>& units) {
         return absl::InvalidArgumentError(absl::StrCat("parameter ", param.name, " exists twice"));
       }
     }
+    for (std::size_t i = 0; i < units[u].part_begins.size(); ++i) {
+      const int begin = units[u].part_begins[i];
+      if (begin <= (i == 0 ? 0 : units[u].part_begins[i - 1]) || !units[u].shared.empty() ||
+          begin >= static_cast<int>(units[u].params.size())) {
+        return absl::InvalidArgumentError(absl::StrCat("unit ", units[u].name, " of ",
+                                                       units[u].params.size(),
+                                                       " parameters has no part from ", begin));
+      }
+    }
     if (const std::size_t count = units[u].params.size() + units[u].shared.size();
         count > kMaxUnitParams) {
       return absl::InvalidArgumentError(absl::StrCat("unit ", units[u].name, " has ", count,
@@ -43,12 +52,25 @@ std::int64_t BlockFrom(std::int64_t element) {
   return (element + kBlock - 1) / kBlock;
 }
 
+// `begins`: the first parameters of its parts but for the first of all.
+std::vector<Range> PartsOf(const UnitPlace& unit, const std::vector<ParamPlace>& params,
+                           const std::vector<int>& begins) {
+  std::vector<Range> parts{unit.flat};
+  for (const int begin : begins) {
+    const ParamId first = unit.params[static_cast<std::size_t>(begin)];
+    const std::int64_t at = params[static_cast<std::size_t>(first)].flat.begin;
+    parts.back().size = at - parts.back().begin;
+    parts.push_back({at, unit.flat.end() - at});
+  }
+  return parts;
+}
+
+}  // namespace
+
 Range Common(const Range& a, const Range& b) {
   const std::int64_t begin = std::max(a.begin, b.begin), end = std::min(a.end(), b.end());
   return {begin, std::max<std::int64_t>(0, end - begin)};
 }
-
-}  // namespace
 
 const char* NameOf(Strategy strategy) {
   switch (strategy) {
@@ -75,7 +97,7 @@ absl::StatusOr<ParamLayout> ParamLayout::Create(const std::vector<UnitSpec>& uni
   layout.strategy_ = group == 1 ? Strategy::kReplicated : strategy;
   layout.group_ = layout.strategy_ == Strategy::kReplicated ? world : group;
   for (std::size_t u = 0; u < units.size(); ++u) {
-    UnitPlace place{.name = units[u].name, .params = {}, .shared = {}, .flat = {}};
+    UnitPlace place{.name = units[u].name, .params = {}, .shared = {}, .flat = {}, .parts = {}};
     for (const std::string& name : units[u].shared) place.shared.push_back(*layout.Find(name));
     place.flat.begin = layout.flat_elements_;
     for (const ParamSpec& param : units[u].params) {
@@ -86,6 +108,7 @@ absl::StatusOr<ParamLayout> ParamLayout::Create(const std::vector<UnitSpec>& uni
       layout.param_elements_ += elements;
     }
     place.flat.size = layout.flat_elements_ - place.flat.begin;
+    place.parts = PartsOf(place, layout.params_, units[u].part_begins);
     layout.units_.push_back(std::move(place));
   }
   layout.Divide();

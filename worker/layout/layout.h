@@ -11,8 +11,9 @@
 
 namespace regroup::worker {
 
-using UnitId = int;   // Index into the model's units, in forward order.
-using ParamId = int;  // Index into the layout's parameters, unit by unit.
+using UnitId = int;                    // Index into the model's units, in forward order.
+using ParamId = int;                   // Index into the layout's parameters, unit by unit.
+inline constexpr int kWholeUnit = -1;  // Where a part of a unit might be named: all of them.
 
 // What a model says of one parameter.
 struct ParamSpec {
@@ -29,14 +30,19 @@ struct UnitSpec {
   // Names of earlier units' parameters that this one reads too, and whose gradients its backward
   // contributes to (the tied head).
   std::vector<std::string> shared;
+  // Indices into `params`, ascending, where its backward may pause: it has made the gradients from
+  // there on, and comes to those before next. None where it shares.
+  std::vector<int> part_begins{};
 };
 
 // Elements [begin, begin + size) of the flat buffers.
 struct Range {
   std::int64_t begin = 0, size = 0;
   std::int64_t end() const { return begin + size; }
+  bool Has(const Range& other) const { return begin <= other.begin && other.end() <= end(); }
   friend bool operator==(const Range&, const Range&) = default;
 };
+Range Common(const Range& a, const Range& b);  // Its size is 0 where there is none.
 
 struct ParamPlace {
   ParamSpec spec;
@@ -49,6 +55,8 @@ struct UnitPlace {
   std::vector<ParamId> params;
   std::vector<ParamId> shared;  // Of other units; see UnitSpec::shared.
   Range flat;                   // All params of the unit with the padding between and after them.
+  // Of `flat`, in order: what each part of its backward makes, the last part first. At least one.
+  std::vector<Range> parts;
 };
 
 // What a unit's backward does to the gradients of its parameters, own ones first, then shared ones.
@@ -91,8 +99,9 @@ class ParamLayout {
   // `group` ranks divide the state among them, consecutive ones, and each such group is a copy of
   // the others (HYBRID_SHARD, where weights are divided); 0: all ranks. A group of one has nothing
   // to divide: it is kReplicated. Invalid argument: no unit, a name twice, `shared` of a name that
-  // no earlier unit has, a unit with more than kMaxUnitParams, world < 1 or no multiple of the
-  // group. `rounded`: what a step computes with is a copy, of fewer bits.
+  // no earlier unit has, a unit with more than kMaxUnitParams, parts that begin nowhere in their
+  // unit, world < 1 or no multiple of the group. `rounded`: what a step computes with is a copy, of
+  // fewer bits.
   static absl::StatusOr<ParamLayout> Create(const std::vector<UnitSpec>& units, int world,
                                             Strategy strategy, int group = 0, bool rounded = false);
   // Every rank holds every element.

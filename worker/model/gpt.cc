@@ -150,6 +150,7 @@ class BlockLayer final : public Layer<T> {
     kDownWeight,
     kDownBias,
   };
+  enum Part { kAttentionPart, kMlpPart };
   struct Scratch {
     T *wide, *narrow;    // (rows, 4 C), (rows, C)
     Wide<T>* reduction;  // Whatever a kernel asks for.
@@ -204,6 +205,7 @@ LayerSpec BlockLayer<T>::Spec(const Extent& extent) const {
                  Vector(h + "mlp.c_fc.bias", 4 * C, 0),
                  Matrix(h + "mlp.c_proj.weight", 4 * C, C, projection_std),
                  Vector(h + "mlp.c_proj.bias", C, 0)};
+  spec.part_begins = {kGain2};
   spec.stash_bytes = BlockStash<T>::Bytes(config_, rows);
   spec.cheap_stash_bytes = BlockStash<T>::CheapBytes(config_, rows);
   spec.scratch_bytes =
@@ -353,8 +355,8 @@ void BlockLayer<T>::Backward(const LayerContext<T>& context, const T* in, T*, T*
   scratch.narrow = cut.Take<T>(rows * C);
   scratch.reduction =
       cut.Take<Wide<T>>(ReductionElements(rows, Attention(context.batch, context.time)));
-  MlpBackward(context, stash, scratch, gradient);
-  AttentionBackward(context, stash, scratch, in, gradient);
+  if (context.part != kAttentionPart) MlpBackward(context, stash, scratch, gradient);
+  if (context.part != kMlpPart) AttentionBackward(context, stash, scratch, in, gradient);
 }
 
 // Final norm, head, loss. Output: logits, or their gradient once there is a loss.

@@ -44,6 +44,7 @@ std::vector<UnitSpec> Model<T>::UnitSpecs() const {
       spec.shared.push_back(layer.params[p].name);
     layer.params.resize(own);
     spec.params = std::move(layer.params);
+    spec.part_begins = std::move(layer.part_begins);
   }
   return specs;
 }

@@ -41,6 +41,7 @@ struct LayerContext {
   std::span<std::byte> scratch;  // Undefined on entry.
   std::span<Wide<T>> losses;     // (B, T): written by the last unit's Forward.
   AddMask adds = 0;              // Of LayerSpec::params.
+  int part = kWholeUnit;         // Of a backward: see LayerSpec::part_begins.
   bool Adds(int param) const { return (adds >> param & 1) != 0; }
   Launch On(void* workspace = nullptr) const { return {stream, workspace}; }
 };
@@ -55,8 +56,9 @@ enum class Recompute : std::uint8_t {
 const char* NameOf(Recompute recompute);  // "none", "selective", "full".
 
 struct LayerSpec {
-  std::vector<ParamSpec> params;  // Own ones first, then those of other units that it shares.
-  int shared_params = 0;          // How many at the end belong to other units.
+  std::vector<ParamSpec> params;   // Own ones first, then those of other units that it shares.
+  int shared_params = 0;           // How many at the end belong to other units.
+  std::vector<int> part_begins{};  // As UnitSpec has them.
   // At the largest extent, as are the next. Without cheap_stash_bytes a unit is never recomputed.
   std::int64_t stash_bytes = 0, cheap_stash_bytes = 0, scratch_bytes = 0;
   LinearShape largest_product{};  // Likewise.
@@ -83,6 +85,7 @@ class Layer {
   // `in` as in Forward; `out` as Forward left it, and may be destroyed. `gradient` holds the
   // gradient of the output on entry (undefined for a unit that ends in a loss) and that of the
   // input on return (undefined for one that reads tokens); it has room for the wider of the two.
+  // In parts, of which the last goes first: between them it holds what the next one needs.
   virtual void Backward(const LayerContext<T>& context, const T* in, T* out, T* gradient) const = 0;
 };
 

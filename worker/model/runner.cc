@@ -265,13 +265,14 @@ void UnitRunner<T>::Recompute(UnitId unit, const MicroBatch& batch) {
 }
 
 template <typename T>
-void UnitRunner<T>::Backward(UnitId unit, const MicroBatch& batch, AddMask adds) {
+void UnitRunner<T>::Backward(UnitId unit, int part, const MicroBatch& batch, AddMask adds) {
   CHECK(unit >= 0 && unit < static_cast<UnitId>(units_.size()));
   CHECK(!batch.targets.empty());
   const auto u = static_cast<std::size_t>(unit);
   CHECK(units_[u].gradients.size() == units_[u].weights.size());
   LayerContext<T> context = ContextOf(unit, batch);
   context.adds = adds;
+  context.part = part;
   model_.units()[u].layer->Backward(context, unit == 0 ? nullptr : units_[u - 1].output.data(),
                                     units_[u].output.data(), gradient_.data());
 }

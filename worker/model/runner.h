@@ -31,8 +31,9 @@ class Runner {
     std::byte* to = nullptr;
   };
   virtual void RoundWeights(const Weights& weights, const RngKey& key) = 0;
-  // REQUIRES: batch has targets and all its Forwards are done.
-  virtual void Backward(UnitId unit, const MicroBatch& batch, AddMask adds) = 0;
+  // `part`, or kWholeUnit. REQUIRES: batch has targets and all its Forwards are done; a part comes
+  // after the one behind it, with nothing of another unit between them.
+  virtual void Backward(UnitId unit, int part, const MicroBatch& batch, AddMask adds) = 0;
   // Sum over the tokens of the last micro-batch with targets, and of those that it adds to, in
   // nats, not scaled; 0 before any. Read it once the stream is awaited.
   virtual const double& LossSum() const = 0;
@@ -73,7 +74,7 @@ class UnitRunner final : public Runner {
 
   absl::Status Forward(UnitId unit, const MicroBatch& batch) override;
   void Recompute(UnitId unit, const MicroBatch& batch) override;
-  void Backward(UnitId unit, const MicroBatch& batch, AddMask adds) override;
+  void Backward(UnitId unit, int part, const MicroBatch& batch, AddMask adds) override;
   void RoundWeights(const Weights& weights, const RngKey& key) override;
   const double& LossSum() const override { return *loss_sum_; }
   // (B, T, V) after the last unit's Forward of a micro-batch without targets, once that is over.

@@ -16,6 +16,13 @@ struct Collective {
   friend bool operator==(const Collective&, const Collective&) = default;
 };
 
+// What one backward makes, and what may be reduced by itself.
+struct Part {
+  UnitId unit = 0;
+  int number = 0;  // In its unit.
+  Range flat;
+};
+
 // The weights of one unit, on one rank, as forwards and backwards read them.
 enum class Weights : std::uint8_t { kAbsent, kUnderWay, kReady };
 
@@ -31,12 +38,17 @@ class Walk {
                  divided_ || layout.rounded() ? Weights::kAbsent : Weights::kReady),
         rounded_(layout.units().size(), false),
         recomputed_(layout.units().size(), false),
-        filled_(layout.units().size(), false),
         written_(layout.params().size(), false),
-        zeroed_(layout.units().size(), false),
-        reduced_(layout.units().size(), false),
-        stepped_(layout.units().size(), false),
-        under_way_(layout.units().size(), -1) {}
+        stepped_(layout.units().size(), false) {
+    for (UnitId u = 0; u < units_; ++u) {
+      const std::vector<Range>& parts = layout.units()[static_cast<std::size_t>(u)].parts;
+      for (std::size_t number = 0; number < parts.size(); ++number)
+        parts_.push_back({u, static_cast<int>(number), parts[number]});
+    }
+    for (std::vector<bool>* by_part : {&filled_, &zeroed_, &reduced_})
+      by_part->assign(parts_.size(), false);
+    under_way_.assign(parts_.size(), -1);
+  }
 
   absl::Status Run() {
     if (plan_.first_writers.size() != layout_.params().size()) {
@@ -83,7 +95,7 @@ class Walk {
                of_bucket =
                    i.op == Op::kZeroGrad || i.op == Op::kReduceGrad || i.op == Op::kAwaitGrad;
     return (!runs && i.micro_batch != -1) || (!of_unit && i.unit != -1) ||
-           (!of_bucket && i.bucket != -1);
+           (!of_bucket && i.bucket != -1) || (i.op != Op::kBackward && i.part != kWholeUnit);
   }
 
   absl::Status Follow(const Instruction& instruction) {
@@ -130,15 +142,21 @@ class Walk {
     return absl::OkStatus();
   }
 
-  // That no other unit in use lies where this one does.
-  absl::Status CheckRoom(const Windows& windows, UnitId unit,
+  // Where the windows have a part of its unit.
+  Range PlaceOf(const Windows& windows, const Part& part) const {
+    const auto u = static_cast<std::size_t>(part.unit);
+    return {windows.at[u] + part.flat.begin - layout_.units()[u].flat.begin, part.flat.size};
+  }
+
+  // That no other unit in use lies where this part of one does.
+  absl::Status CheckRoom(const Windows& windows, const Part& mine,
                          const std::vector<bool>& in_use) const {
-    const auto end = [&](std::size_t u) { return windows.at[u] + layout_.units()[u].flat.size; };
-    const auto mine = static_cast<std::size_t>(unit);
-    for (std::size_t u = 0; u < in_use.size(); ++u) {
-      if (u == mine || !in_use[u] || windows.at[u] >= end(mine) || windows.at[mine] >= end(u))
+    for (std::size_t p = 0; p < in_use.size(); ++p) {
+      const Part& other = parts_[p];
+      if (!in_use[p] || other.unit == mine.unit ||
+          Common(PlaceOf(windows, other), PlaceOf(windows, mine)).size == 0)
         continue;
-      return Broken(absl::StrCat("overwrites unit ", u, ", which is in use"));
+      return Broken(absl::StrCat("overwrites unit ", other.unit, ", which is in use"));
     }
     return absl::OkStatus();
   }
@@ -153,8 +171,10 @@ class Walk {
     if (layout_.rounded() && !rounded_[unit]) return Broken("what its ranks own is not rounded");
     if (weights_[unit] != Weights::kAbsent) return Broken("the unit is gathered already");
     std::vector<bool> in_use;
-    for (const Weights w : weights_) in_use.push_back(w != Weights::kAbsent);
-    RETURN_IF_ERROR(CheckRoom(plan_.weights, instruction.unit, in_use));
+    for (const Part& part : parts_)
+      in_use.push_back(weights_[static_cast<std::size_t>(part.unit)] != Weights::kAbsent);
+    const Part whole{instruction.unit, 0, layout_.units()[unit].flat};
+    RETURN_IF_ERROR(CheckRoom(plan_.weights, whole, in_use));
     weights_[unit] = plan_.overlaps ? Weights::kUnderWay : Weights::kReady;
     collectives_.push_back({Op::kGather, layout_.units()[unit].flat});
     return absl::OkStatus();
@@ -210,16 +230,27 @@ class Walk {
     RETURN_IF_ERROR(Read(instruction.unit));
     if (recomputed_[static_cast<std::size_t>(instruction.unit)]) holder_ = instruction.unit;
     ++next_forward_;
-    next_backward_ = next_forward_ == units_ ? units_ - 1 : -1;
+    next_backward_ = next_forward_ == units_ ? static_cast<int>(parts_.size()) - 1 : -1;
     return absl::OkStatus();
   }
 
-  // That the unit is the one whose backward comes next.
+  std::size_t PartsOf(UnitId unit) const {
+    return layout_.units()[static_cast<std::size_t>(unit)].parts.size();
+  }
+  std::string NameOf(const Part& part) const {
+    const std::string unit = absl::StrCat("unit ", part.unit);
+    return PartsOf(part.unit) == 1 ? unit : absl::StrCat("part ", part.number, " of ", unit);
+  }
+
+  // That the unit, or this part of it, is what goes backward next.
   absl::Status CheckTurn(const Instruction& instruction) const {
     if (next_backward_ < 0) return Broken("the micro-batch's forwards are not done");
-    if (instruction.micro_batch == micro_batch_ && instruction.unit == next_backward_)
+    const Part& next = parts_[static_cast<std::size_t>(next_backward_)];
+    const bool all_due = next.number + 1 == static_cast<int>(PartsOf(next.unit));
+    if (instruction.micro_batch == micro_batch_ && instruction.unit == next.unit &&
+        (instruction.part == kWholeUnit ? all_due : instruction.part == next.number))
       return absl::OkStatus();
-    return Broken(absl::StrCat("unit ", next_backward_, " of micro-batch ", micro_batch_,
+    return Broken(absl::StrCat(NameOf(next), " of micro-batch ", micro_batch_,
                                " is the next to go backward"));
   }
 
@@ -239,14 +270,19 @@ class Walk {
       return Broken(absl::StrCat("unit ", holder_, " has written over its activations"));
     RETURN_IF_ERROR(Read(instruction.unit));
     const UnitPlace& unit = layout_.units()[static_cast<std::size_t>(instruction.unit)];
+    const bool whole = instruction.part == kWholeUnit;
+    const Part& part = parts_[static_cast<std::size_t>(next_backward_)];
     AddMask adds = AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch);
     for (const std::vector<ParamId>* touched : {&unit.params, &unit.shared}) {
       for (ParamId p : *touched) {
-        RETURN_IF_ERROR(Touch(static_cast<std::size_t>(p), (adds & 1) != 0));
+        const auto param = static_cast<std::size_t>(p);
+        if (whole || part.flat.Has(layout_.params()[param].flat))
+          RETURN_IF_ERROR(Touch(param, (adds & 1) != 0));
         adds >>= 1;
       }
     }
-    if (--next_backward_ < 0) {
+    next_backward_ -= whole ? static_cast<int>(unit.parts.size()) : 1;
+    if (next_backward_ < 0) {
       ++micro_batch_;
       next_forward_ = 0;
     }
@@ -256,8 +292,10 @@ class Walk {
   // A backward changes the gradient of this parameter.
   absl::Status Touch(std::size_t param, bool adds) {
     const ParamPlace& place = layout_.params()[param];
-    if (reduced_[static_cast<std::size_t>(place.unit)]) {
-      return Broken(absl::StrCat("adds to the gradients of unit ", place.unit,
+    std::size_t part = 0;
+    while (!parts_[part].flat.Has(place.flat)) ++part;
+    if (reduced_[part]) {
+      return Broken(absl::StrCat("adds to the gradients of ", NameOf(parts_[part]),
                                  ", which are reduced already"));
     }
     if (adds && !written_[param]) {
@@ -265,21 +303,22 @@ class Walk {
                                  ", which nothing has written in this step"));
     }
     written_[param] = true;
-    return Fill(place.unit);
+    return Fill(part);
   }
 
-  // From here until it is reduced the unit's window holds gradients.
-  absl::Status Fill(UnitId unit) {
-    RETURN_IF_ERROR(CheckRoom(plan_.gradients, unit, filled_));
-    filled_[static_cast<std::size_t>(unit)] = true;
+  // From here until it is reduced this part of its unit's window holds gradients.
+  absl::Status Fill(std::size_t part) {
+    RETURN_IF_ERROR(CheckRoom(plan_.gradients, parts_[part], filled_));
+    filled_[part] = true;
     return absl::OkStatus();
   }
 
-  // True once the last micro-batch's backward of `unit` and of all that share it has happened.
-  bool GradientsComplete(UnitId unit) const {
-    if (plan_.micro_batches == 0) return zeroed_[static_cast<std::size_t>(unit)];
-    return AllBackwardsDone() || (micro_batch_ == plan_.micro_batches - 1 &&
-                                  next_forward_ == units_ && next_backward_ < unit);
+  // True once the last micro-batch's backward of the part and of all that share it has happened.
+  bool GradientsComplete(std::size_t part) const {
+    if (plan_.micro_batches == 0) return zeroed_[part];
+    return AllBackwardsDone() ||
+           (micro_batch_ == plan_.micro_batches - 1 && next_forward_ == units_ &&
+            next_backward_ < static_cast<int>(part));
   }
 
   // That the instruction's bucket is one of the plan and lies where its units do.
@@ -293,25 +332,39 @@ class Walk {
         bucket.last_unit >= units_) {
       return Broken("its bucket names units that do not exist");
     }
-    const auto first = static_cast<std::size_t>(bucket.first_unit);
-    const auto last = static_cast<std::size_t>(bucket.last_unit);
-    const std::int64_t begin = layout_.units()[first].flat.begin;
-    if (bucket.flat != Range{begin, layout_.units()[last].flat.end() - begin}) {
-      return Broken("its bucket is not the memory of its units");
+    const UnitPlace& first = layout_.units()[static_cast<std::size_t>(bucket.first_unit)];
+    const UnitPlace& last = layout_.units()[static_cast<std::size_t>(bucket.last_unit)];
+    bool begins = bucket.flat.begin == first.flat.begin,
+         ends = bucket.flat.end() == last.flat.end();
+    if (plan_.overlaps && !layout_.Divides(StateKind::kMoments)) {
+      for (const Range& part : first.parts) begins = begins || bucket.flat.begin == part.begin;
+      for (const Range& part : last.parts) ends = ends || bucket.flat.end() == part.end();
     }
+    if (!begins || !ends || PartsIn(bucket).empty())
+      return Broken("its bucket is not the memory of its units");
     return absl::OkStatus();
+  }
+
+  std::vector<std::size_t> PartsIn(const Bucket& bucket) const {
+    std::vector<std::size_t> in;
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      const Part& part = parts_[p];
+      if (bucket.first_unit <= part.unit && part.unit <= bucket.last_unit &&
+          bucket.flat.Has(part.flat))
+        in.push_back(p);
+    }
+    return in;
   }
 
   absl::Status ZeroGrad(const Instruction& instruction) {
     if (plan_.micro_batches != 0) return Broken("would wipe the gradients of micro-batches");
     RETURN_IF_ERROR(CheckBucket(instruction));
     const Bucket& bucket = plan_.buckets[static_cast<std::size_t>(instruction.bucket)];
-    for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
-      if (reduced_[static_cast<std::size_t>(u)]) {
-        return Broken(absl::StrCat("would wipe the reduced gradients of unit ", u));
-      }
-      zeroed_[static_cast<std::size_t>(u)] = true;
-      RETURN_IF_ERROR(Fill(u));
+    for (const std::size_t p : PartsIn(bucket)) {
+      if (reduced_[p])
+        return Broken(absl::StrCat("would wipe the reduced gradients of ", NameOf(parts_[p])));
+      zeroed_[p] = true;
+      RETURN_IF_ERROR(Fill(p));
     }
     return absl::OkStatus();
   }
@@ -319,16 +372,13 @@ class Walk {
   absl::Status ReduceGrad(const Instruction& instruction) {
     RETURN_IF_ERROR(CheckBucket(instruction));
     const Bucket& bucket = plan_.buckets[static_cast<std::size_t>(instruction.bucket)];
-    for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
-      if (reduced_[static_cast<std::size_t>(u)]) {
-        return Broken(absl::StrCat("unit ", u, " is reduced twice"));
-      }
-      if (!GradientsComplete(u)) {
-        return Broken(absl::StrCat("the gradients of unit ", u, " are not complete"));
-      }
-      reduced_[static_cast<std::size_t>(u)] = true;
-      filled_[static_cast<std::size_t>(u)] = plan_.overlaps;
-      if (plan_.overlaps) under_way_[static_cast<std::size_t>(u)] = instruction.bucket;
+    for (const std::size_t p : PartsIn(bucket)) {
+      if (reduced_[p]) return Broken(absl::StrCat(NameOf(parts_[p]), " is reduced twice"));
+      if (!GradientsComplete(p))
+        return Broken(absl::StrCat("the gradients of ", NameOf(parts_[p]), " are not complete"));
+      reduced_[p] = true;
+      filled_[p] = plan_.overlaps;
+      if (plan_.overlaps) under_way_[p] = instruction.bucket;
     }
     collectives_.push_back({Op::kReduceGrad, bucket.flat});
     return absl::OkStatus();
@@ -337,11 +387,11 @@ class Walk {
   absl::Status AwaitGrad(const Instruction& instruction) {
     RETURN_IF_ERROR(CheckBucket(instruction));
     const Bucket& bucket = plan_.buckets[static_cast<std::size_t>(instruction.bucket)];
-    for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
-      if (under_way_[static_cast<std::size_t>(u)] != instruction.bucket)
-        return Broken(absl::StrCat("no such reduction of unit ", u, " is under way"));
-      under_way_[static_cast<std::size_t>(u)] = -1;
-      filled_[static_cast<std::size_t>(u)] = false;
+    for (const std::size_t p : PartsIn(bucket)) {
+      if (under_way_[p] != instruction.bucket)
+        return Broken(absl::StrCat("no such reduction of ", NameOf(parts_[p]), " is under way"));
+      under_way_[p] = -1;
+      filled_[p] = false;
     }
     collectives_.push_back({Op::kAwaitGrad, bucket.flat});
     return absl::OkStatus();
@@ -349,12 +399,11 @@ class Walk {
 
   absl::Status SumSquares() {
     if (!AllBackwardsDone()) return Broken("gradients are not complete");
-    for (UnitId u = 0; u < units_; ++u) {
-      if (!reduced_[static_cast<std::size_t>(u)]) {
-        return Broken(absl::StrCat("unit ", u, " is not reduced"));
-      }
-      if (under_way_[static_cast<std::size_t>(u)] >= 0)
-        return Broken(absl::StrCat("the reduction of unit ", u, " is under way"));
+    if (summed_) return Broken("is the second");
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      if (!reduced_[p]) return Broken(absl::StrCat(NameOf(parts_[p]), " is not reduced"));
+      if (under_way_[p] >= 0)
+        return Broken(absl::StrCat("the reduction of ", NameOf(parts_[p]), " is under way"));
     }
     summed_ = true;
     if (!layout_.Divides(StateKind::kMoments)) return absl::OkStatus();
@@ -403,17 +452,20 @@ class Walk {
   const Plan& plan_;
   const UnitId units_;
   std::size_t at_ = 0;
-  int micro_batch_ = 0;                           // The one in flight, or the next.
-  UnitId next_forward_ = 0, next_backward_ = -1;  // -1: no backward is due.
-  const bool divided_;                            // Weights are.
-  std::vector<Weights> weights_;                  // By unit.
-  std::vector<bool> rounded_;                     // By unit: what the rank has of its weights.
-  std::vector<bool> recomputed_;                  // By unit: it shares the memory of activations.
-  UnitId holder_ = -1;                            // Which unit's activations are in it.
-  std::vector<bool> filled_;                      // By unit: its window has gradients to reduce.
-  std::vector<bool> written_;                     // By parameter: its gradient, in this step.
-  std::vector<bool> zeroed_, reduced_, stepped_;  // By unit.
-  std::vector<int> under_way_;                    // By unit: in which bucket; -1: not.
+  int micro_batch_ = 0;  // The one in flight, or the next.
+  UnitId next_forward_ = 0;
+  std::vector<Part> parts_;             // Of all units, in flat order.
+  int next_backward_ = -1;              // Index into them; -1: no backward is due.
+  const bool divided_;                  // Weights are.
+  std::vector<Weights> weights_;        // By unit.
+  std::vector<bool> rounded_;           // By unit: what the rank has of its weights.
+  std::vector<bool> recomputed_;        // By unit: it shares the memory of activations.
+  UnitId holder_ = -1;                  // Which unit's activations are in it.
+  std::vector<bool> filled_;            // By part: its window has gradients to reduce.
+  std::vector<bool> written_;           // By parameter: its gradient, in this step.
+  std::vector<bool> zeroed_, reduced_;  // By part.
+  std::vector<bool> stepped_;           // By unit.
+  std::vector<int> under_way_;          // By part: in which bucket; -1: not.
   bool summed_ = false, voted_ = false, committed_ = false;
   std::vector<Collective> collectives_;
 };

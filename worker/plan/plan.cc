@@ -21,22 +21,29 @@ const UnitPlace& UnitOf(const ParamLayout& layout, UnitId unit) {
   return layout.units()[static_cast<std::size_t>(unit)];
 }
 
+// What ranks own of a unit is reduced in one call. What all of them have is divided anywhere, and
+// sooner begun if that is between the parts of a unit.
+bool ReducesParts(const ParamLayout& layout, const PlanOptions& options) {
+  return options.overlap && !layout.Divides(StateKind::kMoments);
+}
+
 // In backward order. A unit's gradients are complete after its own backward, since those that share
 // its parameters come later in the model, so earlier in the backward pass: a bucket is full after
-// the backward of its first unit.
-std::vector<Bucket> MakeBuckets(const ParamLayout& layout, std::int64_t bucket_bytes) {
+// the backward of its first unit, or of the part with which it begins.
+std::vector<Bucket> MakeBuckets(const ParamLayout& layout, const PlanOptions& options) {
   std::vector<Bucket> buckets;
   bool open = false;
   for (UnitId u = static_cast<UnitId>(layout.units().size()) - 1; u >= 0; --u) {
-    const Range& flat = UnitOf(layout, u).flat;
-    if (open) {
+    const UnitPlace& unit = UnitOf(layout, u);
+    const std::vector<Range> whole{unit.flat};
+    const std::vector<Range>& parts = ReducesParts(layout, options) ? unit.parts : whole;
+    for (auto part = parts.rbegin(); part != parts.rend(); ++part) {
+      if (!open) buckets.push_back({.first_unit = u, .last_unit = u, .flat = {part->end(), 0}});
       Bucket& bucket = buckets.back();
       bucket.first_unit = u;
-      bucket.flat = {flat.begin, bucket.flat.end() - flat.begin};
-    } else {
-      buckets.push_back({.first_unit = u, .last_unit = u, .flat = flat});
+      bucket.flat = {part->begin, bucket.flat.end() - part->begin};
+      open = bucket.flat.size * kElementBytes < options.bucket_bytes;
     }
-    open = buckets.back().flat.size * kElementBytes < bucket_bytes;
   }
   return buckets;
 }
@@ -120,17 +127,36 @@ class Planner {
       Use(ReadByGroupOf(u), options_.reshard_after_forward ? 0 : u,
           last ? std::vector<UnitId>() : ReadByGroupOf(std::max(FirstOfGroup(u) - 1, 0)));
       // Behind the gathers that the next backward waits for, which take their turn.
-      if (full_ >= 0) Reduce(std::exchange(full_, -1));
+      ReduceFull();
       if (micro_batch >= 0 && IsRecomputed(u) && holder_ != u) {
         Add({.op = Op::kRecompute, .unit = u, .micro_batch = micro_batch});
         holder_ = u;
       }
-      if (micro_batch >= 0) Add({.op = Op::kBackward, .unit = u, .micro_batch = micro_batch});
-      if (plan_.buckets[static_cast<std::size_t>(bucket)].first_unit != u) continue;
-      if (round + 1 == rounds) full_ = bucket;
-      if (!options_.overlap && full_ >= 0) Reduce(std::exchange(full_, -1));
-      ++bucket;
+      Backward(u, micro_batch, round + 1 == rounds, bucket);
     }
+    ReduceFull();
+  }
+
+  // Part by part in the round that reduces them, if parts are reduced. `bucket` is the next.
+  void Backward(UnitId unit, int micro_batch, bool reduces, int& bucket) {
+    const UnitPlace& place = UnitOf(layout_, unit);
+    const bool in_parts = reduces && ReducesParts(layout_, options_) && place.parts.size() > 1;
+    for (int part = in_parts ? static_cast<int>(place.parts.size()) - 1 : 0; part >= 0; --part) {
+      ReduceFull();
+      if (micro_batch >= 0) {
+        Add({.op = Op::kBackward,
+             .unit = unit,
+             .micro_batch = micro_batch,
+             .part = in_parts ? part : kWholeUnit});
+      }
+      const std::int64_t begin = place.parts[static_cast<std::size_t>(part)].begin;
+      if (!reduces || plan_.buckets[static_cast<std::size_t>(bucket)].flat.begin != begin) continue;
+      full_ = bucket++;
+      if (!options_.overlap) ReduceFull();
+    }
+  }
+
+  void ReduceFull() {
     if (full_ >= 0) Reduce(std::exchange(full_, -1));
   }
 
@@ -368,7 +394,7 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
   ASSIGN_OR_RETURN(const std::vector<UnitId> wrapped, WrapUnits(layout, options.wrap));
   Plan plan{.rank = options.rank,
             .micro_batches = options.micro_batches,
-            .buckets = MakeBuckets(layout, options.bucket_bytes),
+            .buckets = MakeBuckets(layout, options),
             .first_writers = FirstWriters(layout),
             .weights = {},
             .gradients = {},
@@ -379,6 +405,12 @@ absl::StatusOr<Plan> MakePlan(const ParamLayout& layout, const PlanOptions& opti
   Planner(layout, options, wrapped, plan).Run();
   return plan;
 }
+
+namespace {
+std::string PartOf(const Instruction& instruction) {
+  return instruction.part == kWholeUnit ? "" : absl::StrCat(" part ", instruction.part);
+}
+}  // namespace
 
 std::string ToString(const Instruction& instruction) {
   switch (instruction.op) {
@@ -393,7 +425,7 @@ std::string ToString(const Instruction& instruction) {
       return absl::StrCat("Recompute unit ", instruction.unit, " micro-batch ",
                           instruction.micro_batch);
     case Op::kBackward:
-      return absl::StrCat("Backward unit ", instruction.unit, " micro-batch ",
+      return absl::StrCat("Backward unit ", instruction.unit, PartOf(instruction), " micro-batch ",
                           instruction.micro_batch);
     case Op::kZeroGrad: return absl::StrCat("ZeroGrad bucket ", instruction.bucket);
     case Op::kReduceGrad: return absl::StrCat("ReduceGrad bucket ", instruction.bucket);

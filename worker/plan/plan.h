@@ -21,7 +21,8 @@ enum class Op : std::uint8_t {
                // the numbers that Forward and Backward compute with. These are what is gathered.
   kForward,    // Unit, micro-batch.
   kRecompute,  // Unit, micro-batch: what its Forward left for its Backward, again.
-  kBackward,   // Unit, micro-batch: each gradient is written or added to, see first_writers.
+  kBackward,   // Unit, micro-batch: each gradient is written or added to, see first_writers. Of a
+               // part of the unit, where a bucket ends there; the last one goes first.
   kZeroGrad,   // Bucket: zeros, on a rank that has no sample in any batch.
   kReduceGrad,  // Bucket: sum of its gradients over all ranks, to all ranks, or of each element to
                 // its owner where moments are divided. Collective. Where the plan overlaps, it
@@ -36,16 +37,19 @@ enum class Op : std::uint8_t {
 
 struct Instruction {
   Op op = Op::kForward;
-  UnitId unit = -1;      // kGather to kBackward, kStep.
-  int micro_batch = -1;  // kForward, kRecompute, kBackward.
-  int bucket = -1;       // kZeroGrad, kReduceGrad, kAwaitGrad: index into Plan::buckets.
+  UnitId unit = -1;       // kGather to kBackward, kStep.
+  int micro_batch = -1;   // kForward, kRecompute, kBackward.
+  int part = kWholeUnit;  // kBackward.
+  int bucket = -1;        // kZeroGrad, kReduceGrad, kAwaitGrad: index into Plan::buckets.
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };
 
 // Consecutive units whose gradients are reduced in one call, being neighbours in the flat order.
+// Where the plan overlaps and gradients are reduced as a whole, it may begin and end with a part of
+// a unit: the sooner it is there, the more goes on beside it.
 struct Bucket {
   UnitId first_unit = 0, last_unit = 0;
-  Range flat;
+  Range flat;  // Of whole units, or parts.
   friend bool operator==(const Bucket&, const Bucket&) = default;
 };
 
@@ -78,7 +82,7 @@ struct PlanOptions {
   int rank = 0;
   int micro_batches = 1;                        // May differ between ranks; 0: no sample.
   int rounds = 0;                               // The most of any rank; 0: this one's.
-  std::int64_t bucket_bytes = 4 * 1024 * 1024;  // A bucket closes once it holds that much.
+  std::int64_t bucket_bytes = 2 * 1024 * 1024;  // A bucket closes once it holds that much.
   std::vector<UnitId> recomputed{};             // See Plan::recomputed.
   bool overlap = false;                         // See Plan::overlaps.
   // Units whose weights are freed are so after their forward, and gathered again for their
@@ -87,8 +91,9 @@ struct PlanOptions {
   WrapPolicy wrap{};  // Where weights are freed.
 };
 
-// Every micro-batch forward and backward; each bucket is reduced right after the last backward that
-// fills it, on the last micro-batch; then SumSquares, Vote, Step of each unit, Commit. A rank
+// Every micro-batch forward and backward, the last backward of each unit in its parts where those
+// are reduced; each bucket is reduced right after the last backward that fills it, on the last
+// micro-batch; then SumSquares, Vote, Step of each unit, Commit. A rank
 // without a micro-batch zeroes each bucket and reduces it.
 //
 // Where weights are divided, each unit is gathered before it is first used, or where they are not
@@ -121,15 +126,15 @@ std::vector<UnitId> UnitsReadBy(const ParamLayout& layout, UnitId unit);
 
 // Checks the plans of all ranks (plans[r] is rank r's) against each other without running them:
 // equal collectives in equal order, and equal windows; each micro-batch's forwards in order and its
-// backwards in reverse order, each with the weights it reads in place, what is gathered rounded
-// where the plan says so, and none of it freed or gathered over while in use; no backward of a unit
-// over whose activations another was computed; no gradient added to before one backward of the step
-// has written it, and none overwritten before it is reduced, to the end of that; every unit reduced
-// exactly once and only after its last backward (or, on a rank without a micro-batch, after its
-// ZeroGrad), SumSquares once all reductions are over, neither it nor Vote beside a gather, Vote
-// before the first Step and after the last Gather and Round, every unit stepped exactly once and,
-// where weights are freed, with no copy of old ones left; Commit last; no instruction names more
-// than it needs. Failed precondition names rank, instruction and rule.
+// backwards in reverse order, whole or part by part, each with the weights it reads in place, what
+// is gathered rounded where the plan says so, and none of it freed or gathered over while in use;
+// no backward of a unit over whose activations another was computed; no gradient added to before
+// one backward of the step has written it, and none overwritten before it is reduced, to the end of
+// that; every unit reduced exactly once and only after its last backward (or, on a rank without a
+// micro-batch, after its ZeroGrad), SumSquares once, after all reductions, neither it nor Vote
+// beside a gather, Vote before the first Step and after the last Gather and Round, every unit
+// stepped exactly once and, where weights are freed, with no copy of old ones left; Commit last; no
+// instruction names more than it needs. Failed precondition names rank, instruction and rule.
 absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans);
 
 // One line per instruction, for people and for comparing.

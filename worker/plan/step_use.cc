@@ -89,7 +89,7 @@ class UseWalk {
 
   void End(const Instruction& i) {
     if (i.op == Op::kFree) copied_.End(i.unit);
-    if (i.op == Op::kBackward) activations_.End(i.unit);
+    if (i.op == Op::kBackward && i.part <= 0) activations_.End(i.unit);  // Of a unit, or its last.
     if (i.op == (plan_.overlaps ? Op::kAwaitGrad : Op::kReduceGrad) &&
         layout_.Divides(StateKind::kGradients))
       ForBucket(i.bucket, [this](UnitId u) { gradients_.End(u); });

@@ -36,6 +36,7 @@ absl::StatusOr<std::vector<Plan>> CheckedPlans(const ParamLayout& layout,
     of_rank.overlap = overlap;
     of_rank.reshard_after_forward = options.reshard_after_forward;
     of_rank.wrap = options.wrap;
+    of_rank.bucket_bytes = options.bucket_bytes;
     ASSIGN_OR_RETURN(Plan plan, MakePlan(layout, of_rank));
     plans.push_back(std::move(plan));
   }
@@ -425,19 +426,21 @@ void StepRunner::Round(UnitId unit, std::int64_t step) {
 
 void StepRunner::Backward(const Instruction& instruction) {
   const AddMask adds = AddsOf(plan_, layout_, instruction.unit, instruction.micro_batch);
-  runner_->Backward(instruction.unit, MicroBatchOf(instruction.micro_batch),
+  runner_->Backward(instruction.unit, instruction.part, MicroBatchOf(instruction.micro_batch),
                     KeepsShort() ? AddMask{0} : adds);
-  if (KeepsShort()) Accumulate(instruction.unit, adds);
+  if (KeepsShort()) Accumulate(instruction, adds);
 }
 
 // What a backward has left in full precision is rounded as it is written or added to what is kept.
-void StepRunner::Accumulate(UnitId unit, AddMask adds) {
+void StepRunner::Accumulate(const Instruction& backward, AddMask adds) {
   const std::span<BFloat16> kept = sent_.Elements<BFloat16>();
-  const UnitPlace& place = layout_.units()[static_cast<std::size_t>(unit)];
+  const UnitPlace& place = layout_.units()[static_cast<std::size_t>(backward.unit)];
+  const bool whole = backward.part == kWholeUnit;
   std::vector<ParamId> touched = place.params;
   touched.insert(touched.end(), place.shared.begin(), place.shared.end());
   for (std::size_t i = 0; i < touched.size(); ++i) {
     const ParamPlace& param = layout_.params()[static_cast<std::size_t>(touched[i])];
+    if (!whole && !place.parts[static_cast<std::size_t>(backward.part)].Has(param.flat)) continue;
     const auto owner = static_cast<std::size_t>(param.unit);
     const std::int64_t at = param.flat.begin - layout_.units()[owner].flat.begin;
     backend_.kernels.Of<BFloat16>().narrow({*compute_},
@@ -540,14 +543,24 @@ const Bucket& StepRunner::BucketOf(const Instruction& instruction) const {
   return plan_.buckets[static_cast<std::size_t>(instruction.bucket)];
 }
 
-void StepRunner::ZeroGradients(const Instruction& instruction) {
-  const Bucket& bucket = BucketOf(instruction);
-  const Tensor kept = KeepsShort() ? sent_ : Tensor(gradients_);
+// Where the plan has them.
+std::vector<Range> StepRunner::PiecesOf(const Bucket& bucket) const {
+  std::vector<Range> pieces;
   for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
     const auto unit = static_cast<std::size_t>(u);
-    compute_->Zero(
-        kept.at(static_cast<std::size_t>(plan_.gradients.at[unit])),
-        static_cast<std::size_t>(layout_.units()[unit].flat.size) * kept.element_bytes());
+    const Range& flat = layout_.units()[unit].flat;
+    Range piece = Common(flat, bucket.flat);
+    piece.begin += plan_.gradients.at[unit] - flat.begin;
+    pieces.push_back(piece);
+  }
+  return pieces;
+}
+
+void StepRunner::ZeroGradients(const Instruction& instruction) {
+  const Tensor kept = KeepsShort() ? sent_ : Tensor(gradients_);
+  for (const Range& piece : PiecesOf(BucketOf(instruction))) {
+    compute_->Zero(kept.at(static_cast<std::size_t>(piece.begin)),
+                   static_cast<std::size_t>(piece.size) * kept.element_bytes());
   }
 }
 
@@ -571,12 +584,10 @@ void StepRunner::ReduceGradients(const Instruction& instruction) {
 void StepRunner::NarrowGradients(const Bucket& bucket) {
   if (sent_.type == DType::kF32 || KeepsShort()) return;
   const std::span<BFloat16> sent = sent_.Elements<BFloat16>();
-  for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
-    const auto at = static_cast<std::size_t>(plan_.gradients.at[static_cast<std::size_t>(u)]);
+  for (const Range& piece : PiecesOf(bucket)) {
+    const auto at = static_cast<std::size_t>(piece.begin);
     backend_.kernels.Of<BFloat16>().narrow(
-        {*compute_}, {.elements = layout_.units()[static_cast<std::size_t>(u)].flat.size,
-                      .x = &gradients_[at],
-                      .y = &sent[at]});
+        {*compute_}, {.elements = piece.size, .x = &gradients_[at], .y = &sent[at]});
   }
 }
 

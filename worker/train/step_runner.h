@@ -41,6 +41,7 @@ struct StepRunnerOptions {
   DType accumulate_type = DType::kF32;
   bool reshard_after_forward = true;  // See PlanOptions.
   WrapPolicy wrap{};
+  std::int64_t bucket_bytes = PlanOptions{}.bucket_bytes;
 };
 
 // What a rank works by: its messages to other ranks, what moves tensors between them, and what
@@ -130,7 +131,8 @@ class StepRunner {
   void Round(UnitId unit, std::int64_t step);
   void Gather(UnitId unit);
   void Backward(const Instruction& instruction);
-  void Accumulate(UnitId unit, AddMask adds);
+  void Accumulate(const Instruction& backward, AddMask adds);
+  std::vector<Range> PiecesOf(const Bucket& bucket) const;
   const Bucket& BucketOf(const Instruction& instruction) const;
   void ZeroGradients(const Instruction& instruction);
   void ReduceGradients(const Instruction& instruction);

@@ -182,9 +182,23 @@ TEST(Layout, FindsByName) {
   EXPECT_EQ(layout.Find("e"), std::nullopt);
 }
 
+TEST(Layout, PartsOfAUnitBeginWithItsParameters) {
+  const ParamLayout layout = *ParamLayout::Replicated(
+      {{"u", {Param("a", {3})}, {}},
+       {"v", {Param("b", {100}), Param("c", {1}), Param("d", {5})}, {}, {1, 2}}},
+      2);
+  EXPECT_EQ(layout.units()[0].parts, (std::vector<Range>{{0, 64}}));
+  EXPECT_EQ(layout.units()[1].parts, (std::vector<Range>{{64, 128}, {192, 64}, {256, 64}}));
+}
+
 TEST(Layout, RefusesWhatCanNotBe) {
   const std::vector<UnitSpec> twice = {{"u", {Param("a", {1})}, {}}, {"v", {Param("a", {1})}, {}}};
   const std::vector<UnitSpec> forward = {{"u", {Param("a", {1})}, {"a"}}};
+  const auto parts = [](std::vector<int> begins, std::vector<std::string> shared = {}) {
+    return std::vector<UnitSpec>{
+        {"u", {Param("a", {1})}, {}},
+        {"v", {Param("b", {1}), Param("c", {1})}, std::move(shared), std::move(begins)}};
+  };
   std::vector<UnitSpec> crowd = {{"crowd", {}, {}}};
   for (int i = 0; i <= kMaxUnitParams; ++i)
     crowd[0].params.push_back(Param("p" + std::to_string(i), {1}));
@@ -196,6 +210,10 @@ TEST(Layout, RefusesWhatCanNotBe) {
                {{}, 1, "no units"},
                {twice, 1, "a exists twice"},
                {forward, 1, "unit u shares a, which no unit before it has"},
+               {parts({0}), 1, "unit v of 2 parameters has no part from 0"},
+               {parts({2}), 1, "unit v of 2 parameters has no part from 2"},
+               {parts({1, 1}), 1, "unit v of 2 parameters has no part from 1"},
+               {parts({1}, {"a"}), 1, "unit v of 2 parameters has no part from 1"},
                {crowd, 1, "65 parameters, more than 64"}};
   for (const auto& row : kRows) {
     const absl::Status status = ParamLayout::Replicated(row.units, row.world).status();

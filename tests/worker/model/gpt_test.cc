@@ -79,7 +79,7 @@ class Trainer {
     const UnitId units = static_cast<UnitId>(layout_.units().size());
     for (UnitId u = 0; u < units; ++u) EXPECT_TRUE(runner_->Forward(u, batch).ok());
     for (UnitId u = units - 1; backward && u >= 0; --u)
-      runner_->Backward(u, batch, AddsOf(plan_, layout_, u, accumulate ? 1 : 0));
+      runner_->Backward(u, kWholeUnit, batch, AddsOf(plan_, layout_, u, accumulate ? 1 : 0));
     EXPECT_TRUE(host_.stream->Await().ok());
     return runner_->LossSum() * scale;
   }
@@ -238,13 +238,47 @@ TEST(Gpt, MicroBatchesOfAnySizeAddUpToTheBatch) {
   }
 }
 
+TEST(Gpt, PartsOfABackwardMakeTheBitsOfTheWhole) {
+  std::vector<std::vector<float>> made;
+  for (const bool in_parts : {false, true}) {
+    Trainer<float> trainer(kTiny, KernelsFor(BestIsa()), kBatch);
+    const Tokens tokens = GoldenBatch(0);
+    const MicroBatch batch = {kBatch, kTiny.context, tokens.tokens, tokens.targets, 1.0};
+    const std::vector<float> before = trainer.gradients_;
+    const std::vector<UnitPlace>& units = trainer.layout_.units();
+    EXPECT_EQ(units[1].parts.size(), 2u);
+    for (std::size_t u = 0; u < units.size(); ++u)
+      ASSERT_TRUE(trainer.runner_->Forward(static_cast<UnitId>(u), batch).ok());
+    for (std::size_t u = units.size(); u-- > 0;) {
+      const int parts = in_parts ? static_cast<int>(units[u].parts.size()) : 1;
+      for (int part = parts - 1; part >= 0; --part) {
+        const auto unit = static_cast<UnitId>(u);
+        trainer.runner_->Backward(unit, parts == 1 ? kWholeUnit : part, batch,
+                                  AddsOf(trainer.plan_, trainer.layout_, unit, 0));
+        if (part == 0) continue;
+        // What has been made is whole; of what comes before it nothing is touched yet.
+        ASSERT_TRUE(trainer.host_.stream->Await().ok());
+        for (const ParamId p : units[u].params) {
+          const ParamPlace& param = trainer.layout_.params()[static_cast<std::size_t>(p)];
+          const std::vector<float> now = trainer.Values(trainer.gradients_, param);
+          const bool is_made = units[u].parts[1].Has(param.flat);
+          EXPECT_EQ(now, trainer.Values(is_made ? made[0] : before, param)) << param.spec.name;
+        }
+      }
+    }
+    ASSERT_TRUE(trainer.host_.stream->Await().ok());
+    made.push_back(trainer.gradients_);
+  }
+  EXPECT_EQ(made[0], made[1]);
+}
+
 TEST(Gpt, AShorterSequenceUsesOnlyTheFirstPositions) {
   Trainer<double> trainer(kTiny, ReferenceKernels<double>(), 2);
   const auto tokens = GivenTokens("short", 2 * 5, 29);
   const MicroBatch batch = {2, 5, tokens, tokens, 1.0};
   const UnitId units = static_cast<UnitId>(trainer.layout_.units().size());
   for (UnitId u = 0; u < units; ++u) ASSERT_TRUE(trainer.runner_->Forward(u, batch).ok());
-  for (UnitId u = units - 1; u >= 0; --u) trainer.runner_->Backward(u, batch, false);
+  for (UnitId u = units - 1; u >= 0; --u) trainer.runner_->Backward(u, kWholeUnit, batch, false);
   ASSERT_TRUE(trainer.host_.stream->Await().ok());
   const ParamPlace& positions =
       trainer.layout_.params()[static_cast<std::size_t>(*trainer.layout_.Find("wpe.weight"))];

@@ -53,7 +53,8 @@ Result GradientsOf(const KernelTable<T>& kernels) {
   const MicroBatch batch = {kBatch, kModel.context, tokens, targets, scale};
   const UnitId units = static_cast<UnitId>(layout.units().size());
   for (UnitId u = 0; u < units; ++u) EXPECT_TRUE(runner->Forward(u, batch).ok());
-  for (UnitId u = units - 1; u >= 0; --u) runner->Backward(u, batch, AddsOf(plan, layout, u, 0));
+  for (UnitId u = units - 1; u >= 0; --u)
+    runner->Backward(u, kWholeUnit, batch, AddsOf(plan, layout, u, 0));
   EXPECT_TRUE(host.stream->Await().ok());
   Result result{.loss = runner->LossSum() / static_cast<double>(tokens.size()), .gradients = {}};
   for (const ParamPlace& place : layout.params()) {

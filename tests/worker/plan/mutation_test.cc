@@ -24,14 +24,15 @@ using Cells = std::vector<Number>;
 
 Number Mix(Number a, Number b) { return RngKey{a}.Fold(b).value; }
 
-// A head that shares the embedding's weights, a unit smaller than a block, blocks of two units.
+// A head that shares the embedding's weights, a unit smaller than a block, blocks of two units;
+// backwards in parts.
 ParamLayout Layout(int world, Strategy strategy, int group = 0, bool rounded = false) {
   const auto param = [](const char* name, std::int64_t cells) {
     return ParamSpec{.name = name, .shape = {cells * kCell}};
   };
   return *ParamLayout::Create({{"embed", {param("wte", 21), param("wpe", 7)}, {}},
-                               {"b0", {param("b0.w", 33), param("b0.b", 5)}, {}},
-                               {"b1", {param("b1.w", 33), param("b1.b", 5)}, {}},
+                               {"b0", {param("b0.a", 2), param("b0.b", 36)}, {}, {1}},
+                               {"b1", {param("b1.a", 2), param("b1.b", 36)}, {}, {1}},
                                {"head", {param("ln", 3)}, {"wte"}}},
                               world, strategy, group, rounded);
 }
@@ -306,10 +307,20 @@ class World {
   void Backward(Machine& m, const Instruction& i) {
     const Number in = Mix(m.activations.at(static_cast<std::size_t>(i.unit)), StashOf(m, i.unit));
     if (i.unit + 1 == static_cast<UnitId>(layout_.units().size())) m.backward = in;
+    const std::vector<Range>& parts = UnitAt(i.unit).parts;
+    for (std::size_t part = parts.size(); part-- > 0;) {
+      if (i.part == kWholeUnit || i.part == static_cast<int>(part))
+        BackwardOf(m, i, in, parts.size() == 1 ? Range{0, layout_.flat_elements()} : parts[part]);
+    }
+  }
+
+  // Of what it touches in `part`.
+  void BackwardOf(Machine& m, const Instruction& i, Number in, const Range& part) {
     AddMask adds = AddsOf(PlanOf(m), layout_, i.unit, i.micro_batch);
     Number out = Mix(m.backward, in);
     for (ParamId p : TouchedBy(i.unit)) {
       EachCell(p, [&](std::int64_t at, int) {
+        if (!part.Has({at, kCell})) return;
         const Number gradient = Mix(Mix(m.backward, in), Mix(Number(at), WeightOf(m, p, at)));
         Number& cell = GradientOf(m, p, at);
         cell = (adds & 1) != 0 ? cell + gradient : gradient;
@@ -323,8 +334,11 @@ class World {
   void ZeroGrad(Machine& m, const Instruction& i) {
     const Bucket& bucket = PlanOf(m).buckets.at(static_cast<std::size_t>(i.bucket));
     for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {
-      for (ParamId p : UnitAt(u).params)
-        EachCell(p, [&](std::int64_t at, int) { GradientOf(m, p, at) = 0; });
+      for (ParamId p : UnitAt(u).params) {
+        EachCell(p, [&](std::int64_t at, int) {
+          if (bucket.flat.Has({at, kCell})) GradientOf(m, p, at) = 0;
+        });
+      }
     }
   }
 
@@ -353,12 +367,16 @@ class World {
   // body(parameter, element, its owner's place), of what a gather or a reduction moves.
   template <typename Body>
   void EachMoved(const Call& call, const Body& body) const {
-    Bucket units{.first_unit = call.which, .last_unit = call.which, .flat = {}};
+    Bucket units{
+        .first_unit = call.which, .last_unit = call.which, .flat = {0, layout_.flat_elements()}};
     if (call.op == Op::kReduceGrad)
       units = plans_[0].buckets.at(static_cast<std::size_t>(call.which));
     for (UnitId u = units.first_unit; u <= units.last_unit; ++u) {
-      for (ParamId p : UnitAt(u).params)
-        EachCell(p, [&](std::int64_t at, int owner) { body(p, at, owner); });
+      for (ParamId p : UnitAt(u).params) {
+        EachCell(p, [&](std::int64_t at, int owner) {
+          if (units.flat.Has({at, kCell})) body(p, at, owner);
+        });
+      }
     }
   }
 
@@ -378,7 +396,8 @@ class World {
       m.norm = 0;
       for (std::size_t r = 0; r < call.parts.size(); ++r) {
         const Number norm = call.parts[r][0];
-        if (call.op == Op::kVote) m.norm = std::max(m.norm, norm);
+        // Any rank's shows; all have the same by right.
+        if (call.op == Op::kVote) m.norm = Mix(m.norm, norm);
         if (call.op == Op::kSumSquares && static_cast<int>(r) < layout_.group()) m.norm += norm;
       }
       return;
@@ -424,7 +443,7 @@ std::vector<Plan> Plans(const ParamLayout& layout, const std::vector<int>& micro
         *MakePlan(layout, {.rank = r,
                            .micro_batches = micro_batches[static_cast<std::size_t>(r)],
                            .rounds = *std::max_element(micro_batches.begin(), micro_batches.end()),
-                           .bucket_bytes = 40 * kCell * 4,
+                           .bucket_bytes = 39 * kCell * 4,
                            .recomputed = recomputed,
                            .overlap = overlap,
                            .reshard_after_forward = reshard_after_forward,
@@ -497,7 +516,7 @@ void EditInstruction(Rng& rng, const ParamLayout& layout, Plan& plan) {
   const std::size_t at = Any(rng, list.size());
   const auto here = list.begin() + static_cast<std::ptrdiff_t>(at);
   const Instruction copy = *here;
-  switch (rng.Below(8)) {
+  switch (rng.Below(9)) {
     case 0: list.erase(here); return;
     case 1:
       list.insert(list.begin() + static_cast<std::ptrdiff_t>(Any(rng, list.size() + 1)), copy);
@@ -509,6 +528,7 @@ void EditInstruction(Rng& rng, const ParamLayout& layout, Plan& plan) {
       return;
     case 4: here->unit = static_cast<UnitId>(Any(rng, layout.units().size() + 2)) - 1; return;
     case 5: here->micro_batch = static_cast<int>(rng.Below(4)) - 1; return;
+    case 7: here->part = static_cast<int>(rng.Below(4)) - 1; return;
     case 6: here->bucket = static_cast<int>(Any(rng, plan.buckets.size() + 2)) - 1; return;
     default: here->op = static_cast<Op>(rng.Below(static_cast<std::uint64_t>(Op::kCommit) + 1));
   }
@@ -528,10 +548,15 @@ void EditBucket(Rng& rng, const ParamLayout& layout, Plan& plan) {
   const int by = rng.Below(2) == 0 ? 1 : -1;
   (rng.Below(2) == 0 ? bucket.first_unit : bucket.last_unit) += by;
   const auto units = static_cast<UnitId>(layout.units().size());
-  if (bucket.first_unit < 0 || bucket.last_unit >= units || rng.Below(4) == 0) return;
-  const std::int64_t begin = layout.units()[static_cast<std::size_t>(bucket.first_unit)].flat.begin;
-  bucket.flat = {begin,
-                 layout.units()[static_cast<std::size_t>(bucket.last_unit)].flat.end() - begin};
+  if (bucket.first_unit < 0 || bucket.last_unit < bucket.first_unit || bucket.last_unit >= units ||
+      rng.Below(4) == 0)
+    return;
+  const auto border = [&](UnitId unit) {
+    const std::vector<Range>& parts = layout.units()[static_cast<std::size_t>(unit)].parts;
+    return parts[Any(rng, parts.size())];
+  };
+  const std::int64_t begin = border(bucket.first_unit).begin;
+  bucket.flat = {begin, border(bucket.last_unit).end() - begin};
 }
 
 void Edit(Rng rng, const ParamLayout& layout, Plan& plan) {

@@ -51,6 +51,137 @@ TEST(Plan, ReductionsThatOverlapAreAwaitedAtTheEndOrWhenTheirMemoryIsNeeded) {
   EXPECT_EQ(order(Strategy::kZero2, {2, 1}), two);
 }
 
+// Two blocks whose backwards have two parts.
+ParamLayout LayoutOfParts(Strategy strategy) {
+  const auto block = [](const std::string& name) {
+    return UnitSpec{name,
+                    {{.name = name + ".a", .shape = {64}}, {.name = name + ".b", .shape = {128}}},
+                    {},
+                    {1}};
+  };
+  return *ParamLayout::Create({{"embed", {{.name = "wte", .shape = {64}}}, {}},
+                               block("b0"),
+                               block("b1"),
+                               {"head", {{.name = "ln", .shape = {64}}}, {"wte"}}},
+                              2, strategy);
+}
+
+std::vector<Plan> PlansOfParts(const ParamLayout& layout, std::vector<int> micro_batches = {1, 1},
+                               bool overlap = true) {
+  std::vector<Plan> plans;
+  for (int rank = 0; rank < 2; ++rank) {
+    plans.push_back(
+        *MakePlan(layout, {.rank = rank,
+                           .micro_batches = micro_batches[static_cast<std::size_t>(rank)],
+                           .rounds = micro_batches[0],
+                           .bucket_bytes = 700,
+                           .overlap = overlap}));
+  }
+  EXPECT_TRUE(CheckPlan(layout, plans).ok()) << CheckPlan(layout, plans);
+  return plans;
+}
+
+// What is reduced whole goes as soon as a part of a backward has made it, in the last micro-batch.
+TEST(Plan, ReductionsThatOverlapBeginBetweenThePartsOfAUnit) {
+  const auto order = [](Strategy strategy, std::vector<int> micro_batches, bool overlap, int rank) {
+    std::string text;
+    const std::vector<Plan> plans =
+        PlansOfParts(LayoutOfParts(strategy), std::move(micro_batches), overlap);
+    for (const Instruction& i : plans[static_cast<std::size_t>(rank)].instructions) {
+      const bool counts = i.op == Op::kZeroGrad || i.op == Op::kReduceGrad;
+      if (counts) text += (i.op == Op::kZeroGrad ? "Z" : "R") + std::to_string(i.bucket) + " ";
+      if (i.op == Op::kBackward)
+        text += "B" + std::to_string(i.unit) +
+                (i.part == kWholeUnit ? " " : "." + std::to_string(i.part) + " ");
+    }
+    return text;
+  };
+  EXPECT_EQ(order(Strategy::kReplicated, {1, 1}, true, 0), "B3 B2.1 R0 B2.0 B1.1 R1 B1.0 B0 R2 ");
+  EXPECT_EQ(order(Strategy::kReplicated, {2, 1}, true, 0),
+            "B3 B2 B1 B0 B3 B2.1 R0 B2.0 B1.1 R1 B1.0 B0 R2 ");
+  EXPECT_EQ(order(Strategy::kReplicated, {1, 0}, true, 1), "Z0 R0 Z1 R1 Z2 R2 ");
+  EXPECT_EQ(order(Strategy::kReplicated, {1, 1}, false, 0), "B3 B2 R0 B1 R1 B0 R2 ");
+  EXPECT_EQ(order(Strategy::kZero1, {1, 1}, true, 0), "B3 B2 R0 B1 R1 B0 R2 ");
+}
+
+std::size_t FindPart(const Plan& plan, UnitId unit, int part) {
+  std::size_t at = Find(plan, Op::kBackward, unit);
+  while (plan.instructions[at].part != part) ++at;
+  return at;
+}
+
+const Mistake kMistakesOfParts[] = {
+    {"a part left out", [](Plan& p) { Erase(p, FindPart(p, 2, 0)); },
+     "part 0 of unit 2 of micro-batch 0 is the next to go backward"},
+    {"the last part left out", [](Plan& p) { Erase(p, FindPart(p, 2, 1)); },
+     "the gradients of part 1 of unit 2 are not complete"},
+    {"a part twice", [](Plan& p) { p.instructions[FindPart(p, 2, 0)].part = 1; },
+     "part 0 of unit 2 of micro-batch 0 is the next to go backward"},
+    {"all of a unit after a part", [](Plan& p) { p.instructions[FindPart(p, 1, 0)].part = -1; },
+     "part 0 of unit 1 of micro-batch 0 is the next to go backward"},
+    {"a part that does not exist", [](Plan& p) { p.instructions[FindPart(p, 1, 1)].part = 2; },
+     "part 1 of unit 1 of micro-batch 0 is the next to go backward"},
+    {"reduced before its part",
+     [](Plan& p) { Move(p, Find(p, Op::kReduceGrad), FindPart(p, 2, 1)); },
+     "the gradients of part 1 of unit 2 are not complete"},
+    {"reduced before the other part",
+     [](Plan& p) {
+       p.buckets[0].flat = {p.buckets[0].flat.begin - 64, p.buckets[0].flat.size + 64};
+     },
+     "the gradients of part 0 of unit 2 are not complete"},
+    {"a part reduced twice",
+     [](Plan& p) {
+       p.buckets[1].last_unit = 3;
+       p.buckets[1].flat.size = p.buckets[0].flat.end() - p.buckets[1].flat.begin;
+     },
+     "part 1 of unit 2 is reduced twice"},
+    {"a part never reduced",
+     [](Plan& p) {
+       p.buckets[1].last_unit = 1;
+       p.buckets[1].flat.size -= 64;
+     },
+     "(SumSquares): part 0 of unit 2 is not reduced"},
+    {"a bucket that ends within a part", [](Plan& p) { p.buckets[0].flat.begin += 64; },
+     "its bucket is not the memory of its units"},
+    {"a bucket of nothing",
+     [](Plan& p) {
+       p.buckets[0] = {.first_unit = 2, .last_unit = 2, .flat = {p.buckets[0].flat.begin, 0}};
+     },
+     "its bucket is not the memory of its units"},
+    {"a part of a forward", [](Plan& p) { p.instructions[Find(p, Op::kForward)].part = 0; },
+     "names more than it needs"},
+};
+
+TEST(CheckPlan, CatchesEveryMistakeOfParts) {
+  const ParamLayout layout = LayoutOfParts(Strategy::kReplicated);
+  for (const Mistake& mistake : kMistakesOfParts) {
+    SCOPED_TRACE(mistake.what);
+    std::vector<Plan> plans = PlansOfParts(layout);
+    mistake.make(plans[1]);
+    const absl::Status status = CheckPlan(layout, plans);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_NE(status.message().find(mistake.says), std::string::npos) << status;
+  }
+}
+
+// What its ranks own of a unit is reduced in one call.
+TEST(CheckPlan, BucketsOfWhatIsDividedAreOfWholeUnits) {
+  for (const bool overlap : {false, true}) {
+    for (const Strategy strategy : kStrategies) {
+      if (overlap && strategy == Strategy::kReplicated) continue;
+      const ParamLayout layout = LayoutOfParts(strategy);
+      std::vector<Plan> plans = PlansOfParts(layout, {1, 1}, overlap);
+      for (Plan& plan : plans) {
+        plan.buckets[0].flat.begin += 64;
+        plan.buckets[0].flat.size -= 64;
+      }
+      EXPECT_NE(CheckPlan(layout, plans).message().find("not the memory of its units"),
+                std::string::npos)
+          << NameOf(strategy) << " " << overlap;
+    }
+  }
+}
+
 const Mistake kMistakesOfOverlap[] = {
     {"another bucket of the same units awaited",
      [](Plan& p) {

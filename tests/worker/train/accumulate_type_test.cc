@@ -72,7 +72,7 @@ TEST(AccumulateType, TakesWhatThePlanSays) {
         const auto i = static_cast<std::size_t>(numbers.accumulated == DType::kBF16);
         for (const Course& rank :
              TrainBy(strategy, kWorld, micro_batch, numbers.type, Recompute::kNone,
-                     OptimizerKind::kAdamW, false, numbers.accumulated))
+                     OptimizerKind::kAdamW, false, numbers.accumulated, PlanOptions{}.bucket_bytes))
           allocated[i] = std::max(allocated[i], rank.step_bytes);
         config.accumulate_type = numbers.accumulated;
         config.micro_batch = micro_batch;

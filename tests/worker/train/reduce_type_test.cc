@@ -116,7 +116,8 @@ TEST(ReduceType, TakesWhatThePlanSays) {
     }
     const Model<float> model = MakeGpt<float>(kModel);
     const ParamLayout layout = *ParamLayout::Create(model.UnitSpecs(), 2, strategy);
-    const Plan plan = *MakePlan(layout, {.micro_batches = 1, .rounds = 1});
+    const Plan plan =
+        *MakePlan(layout, {.micro_batches = 1, .rounds = 1, .bucket_bytes = kBucketBytes});
     std::int64_t more = 2 * plan.gradients.elements;
     if (layout.Divides(StateKind::kGradients))
       more += 2 * layout.Elements(StateKind::kGradients, 0);

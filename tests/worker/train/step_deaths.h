@@ -137,7 +137,8 @@ class StepDeaths {
                                     .schedule = {.lr = 1e-2, .min_lr = 1e-3, .total_steps = 6},
                                     .clip = 0.5,
                                     .recompute = case_.recompute,
-                                    .reduce_type = case_.reduce_type};
+                                    .reduce_type = case_.reduce_type,
+                                    .bucket_bytes = 16 << 10};
     const AnyModel model = MakeGpt(config, case_.type);
     const ParamLayout layout =
         *ParamLayout::Create(UnitSpecs(model), group.world_size(), case_.strategy, case_.group,

@@ -150,6 +150,8 @@ struct Rank {
   std::unique_ptr<StepRunner> runner;
 };
 
+inline constexpr std::int64_t kBucketBytes = 16 << 10;  // Less than a part of a block.
+
 // Seven samples in micro-batches of two: no world divides them, and every rank accumulates.
 inline StepRunnerOptions Options() {
   return {.batch = 7,
@@ -157,7 +159,8 @@ inline StepRunnerOptions Options() {
           .optimizer = {},
           .schedule = {.lr = 1e-2, .min_lr = 1e-3, .warmup_steps = 2, .total_steps = 6},
           .clip = 0.5,
-          .gradient_factor = 1};
+          .gradient_factor = 1,
+          .bucket_bytes = kBucketBytes};
 }
 
 inline void OnEveryRank(int world, const std::function<void(Communicator&)>& body) {
@@ -221,7 +224,8 @@ struct Course {
 inline std::vector<Course> TrainBy(const Sharding& sharding, int world, int micro_batch,
                                    DType type = DType::kF32, Recompute recompute = Recompute::kNone,
                                    OptimizerKind optimizer = OptimizerKind::kAdamW,
-                                   bool overlaps = false, DType accumulate_type = DType::kF32) {
+                                   bool overlaps = false, DType accumulate_type = DType::kF32,
+                                   std::int64_t bucket_bytes = kBucketBytes) {
   std::vector<Course> all(static_cast<std::size_t>(world));
   const TextDataset dataset(RandomText(), 8);
   OnEveryRank(world, [&](Communicator& near) {
@@ -232,6 +236,7 @@ inline std::vector<Course> TrainBy(const Sharding& sharding, int world, int micr
     options.recompute = recompute;
     options.optimizer.kind = optimizer;
     options.accumulate_type = options.reduce_type = accumulate_type;
+    options.bucket_bytes = bucket_bytes;
     // LARS goes a thousandth of a tensor's norm times this.
     if (optimizer == OptimizerKind::kLars) options.schedule.lr = 1;
     Rank rank(ranks, dataset, options, sharding, type);

@@ -194,8 +194,11 @@ TEST(StepRunner, AStepTakesAsMuchMemoryAsItsPlanSays) {
     for (const bool overlaps : {false, true}) {
       const Model<float> model = MakeGpt<float>(kModel);
       const ParamLayout layout = *ParamLayout::Create(model.UnitSpecs(), kWorld, strategy);
-      const Plan plan =
-          *MakePlan(layout, {.rank = 1, .micro_batches = 1, .rounds = 1, .overlap = overlaps});
+      const Plan plan = *MakePlan(layout, {.rank = 1,
+                                           .micro_batches = 1,
+                                           .rounds = 1,
+                                           .bucket_bytes = kBucketBytes,
+                                           .overlap = overlaps});
       std::int64_t planned = plan.gradients.elements;
       const std::int64_t own = layout.Elements(StateKind::kGradients, 1);
       if (layout.Divides(StateKind::kGradients)) planned += own;
