@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from row import Row, Unavailable
@@ -236,14 +237,25 @@ def steps_on_two_hosts(bin_dir, pair, name, steps, flags=(), after=lambda step: 
                     "/usr/share/common-licenses", "--steps", str(steps), "--batch", "8", "--micro-batch", "4", *flags),
                     stdout=subprocess.PIPE if host is pair[0] else out, stderr=subprocess.STDOUT, text=True,
                     env=dict(os.environ, OMP_NUM_THREADS="1")))
-        for line in nodes[0].stdout:
-            said += line
-            if rate := re.search(r"([0-9,.]+) tok/s", line):
-                rates.append(float(rate[1].replace(",", "")))
-                after(len(rates))
-        codes = [node.wait(300) for node in nodes]
+
+        def end():
+            for node in nodes:
+                node.kill()
+        deadline = threading.Timer(60 + 10 * steps, end)
+        deadline.start()
+        try:
+            for line in nodes[0].stdout:
+                said += line
+                if rate := re.search(r"([0-9,.]+) tok/s", line):
+                    rates.append(float(rate[1].replace(",", "")))
+                    after(len(rates))
+            codes = [node.wait() for node in nodes]
+        finally:
+            deadline.cancel()
+            end()
         if any(codes) or len(rates) != steps:
-            raise RuntimeError(f"exit {codes}, {len(rates)} of {steps} steps: {said[-400:]}")
+            with open(os.path.join(folder, pair[1].name)) as out:
+                raise RuntimeError(f"exit {codes}, {len(rates)} of {steps} steps: {said[-400:]} | {out.read()[-400:]}")
         return [8 * 256 / rate for rate in rates[3:]], (bytes_sent(pair[0]) - before) / steps
 
 
@@ -280,7 +292,7 @@ def short_exchange(rounds=2, steps=8):
 
 
 def exposed(rounds=3, turns=8, turn=5):
-    """What a link of 1 Gbit/s adds to a step, as a share of the time that the step's bytes take on it."""
+    """What a link of 1 Gbit/s adds to a step, as a share of the time that the step's bytes take on it. `turns` is even."""
     def measure(bin_dir):
         shares, words = [], ""
         with two_hosts() as pair:

@@ -13,7 +13,7 @@ namespace regroup::worker {
 
 using UnitId = int;                    // Index into the model's units, in forward order.
 using ParamId = int;                   // Index into the layout's parameters, unit by unit.
-inline constexpr int kWholeUnit = -1;  // Where a part of a unit might be named: all of them.
+inline constexpr int kWholeUnit = -1;  // In place of an index into UnitPlace::parts: all of them.
 
 // What a model says of one parameter.
 struct ParamSpec {
@@ -30,8 +30,8 @@ struct UnitSpec {
   // Names of earlier units' parameters that this one reads too, and whose gradients its backward
   // contributes to (the tied head).
   std::vector<std::string> shared;
-  // Indices into `params`, ascending, where its backward may pause: it has made the gradients from
-  // there on, and comes to those before next. None where it shares.
+  // Its backward may be run in parts, of which each makes the gradients of consecutive parameters.
+  // Indices into `params` of the first of each, ascending, without the 0. None where it shares.
   std::vector<int> part_begins{};
 };
 
@@ -55,7 +55,8 @@ struct UnitPlace {
   std::vector<ParamId> params;
   std::vector<ParamId> shared;  // Of other units; see UnitSpec::shared.
   Range flat;                   // All params of the unit with the padding between and after them.
-  // Of `flat`, in order: what each part of its backward makes, the last part first. At least one.
+  // What the parts of its backward make, ascending, of `flat`: at least one. The backward runs from
+  // the last of them to parts[0].
   std::vector<Range> parts;
 };
 

@@ -16,10 +16,10 @@ struct Collective {
   friend bool operator==(const Collective&, const Collective&) = default;
 };
 
-// What one backward makes, and what may be reduced by itself.
+// One of UnitPlace::parts: what one backward makes, and what may be reduced by itself.
 struct Part {
   UnitId unit = 0;
-  int number = 0;  // In its unit.
+  int number = 0;  // Its index there.
   Range flat;
 };
 
@@ -223,6 +223,7 @@ class Walk {
     if (AllBackwardsDone()) {
       return Broken(absl::StrCat("the plan has ", plan_.micro_batches, " micro-batches"));
     }
+    if (next_forward_ == units_) return Broken("the micro-batch's forwards are done");
     if (instruction.micro_batch != micro_batch_ || instruction.unit != next_forward_) {
       return Broken(absl::StrCat("unit ", next_forward_, " of micro-batch ", micro_batch_,
                                  " is the next to go forward"));
@@ -248,7 +249,9 @@ class Walk {
     const Part& next = parts_[static_cast<std::size_t>(next_backward_)];
     const bool all_due = next.number + 1 == static_cast<int>(PartsOf(next.unit));
     if (instruction.micro_batch == micro_batch_ && instruction.unit == next.unit &&
-        (instruction.part == kWholeUnit ? all_due : instruction.part == next.number))
+        (instruction.part == kWholeUnit
+             ? all_due
+             : PartsOf(next.unit) > 1 && instruction.part == next.number))
       return absl::OkStatus();
     return Broken(absl::StrCat(NameOf(next), " of micro-batch ", micro_batch_,
                                " is the next to go backward"));

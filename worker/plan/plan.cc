@@ -137,7 +137,8 @@ class Planner {
     ReduceFull();
   }
 
-  // Part by part in the round that reduces them, if parts are reduced. `bucket` is the next.
+  // The backward of a unit: in parts in the round that `reduces`, if parts are reduced at all.
+  // `bucket` is the next to be full, and counted up here.
   void Backward(UnitId unit, int micro_batch, bool reduces, int& bucket) {
     const UnitPlace& place = UnitOf(layout_, unit);
     const bool in_parts = reduces && ReducesParts(layout_, options_) && place.parts.size() > 1;
@@ -149,8 +150,10 @@ class Planner {
              .micro_batch = micro_batch,
              .part = in_parts ? part : kWholeUnit});
       }
-      const std::int64_t begin = place.parts[static_cast<std::size_t>(part)].begin;
-      if (!reduces || plan_.buckets[static_cast<std::size_t>(bucket)].flat.begin != begin) continue;
+      const Bucket& next = plan_.buckets[static_cast<std::size_t>(bucket)];
+      if (!reduces || next.first_unit != unit ||
+          next.flat.begin != place.parts[static_cast<std::size_t>(part)].begin)
+        continue;
       full_ = bucket++;
       if (!options_.overlap) ReduceFull();
     }

@@ -21,8 +21,8 @@ enum class Op : std::uint8_t {
                // the numbers that Forward and Backward compute with. These are what is gathered.
   kForward,    // Unit, micro-batch.
   kRecompute,  // Unit, micro-batch: what its Forward left for its Backward, again.
-  kBackward,   // Unit, micro-batch: each gradient is written or added to, see first_writers. Of a
-               // part of the unit, where a bucket ends there; the last one goes first.
+  kBackward,   // Unit, micro-batch: each gradient is written or added to, see first_writers. Of one
+               // part of the unit, if it has several and the step reduces parts.
   kZeroGrad,   // Bucket: zeros, on a rank that has no sample in any batch.
   kReduceGrad,  // Bucket: sum of its gradients over all ranks, to all ranks, or of each element to
                 // its owner where moments are divided. Collective. Where the plan overlaps, it
@@ -39,7 +39,7 @@ struct Instruction {
   Op op = Op::kForward;
   UnitId unit = -1;       // kGather to kBackward, kStep.
   int micro_batch = -1;   // kForward, kRecompute, kBackward.
-  int part = kWholeUnit;  // kBackward.
+  int part = kWholeUnit;  // kBackward: index into UnitPlace::parts.
   int bucket = -1;        // kZeroGrad, kReduceGrad, kAwaitGrad: index into Plan::buckets.
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };
@@ -91,9 +91,9 @@ struct PlanOptions {
   WrapPolicy wrap{};  // Where weights are freed.
 };
 
-// Every micro-batch forward and backward, the last backward of each unit in its parts where those
-// are reduced; each bucket is reduced right after the last backward that fills it, on the last
-// micro-batch; then SumSquares, Vote, Step of each unit, Commit. A rank
+// Every micro-batch forward and backward, that of the last micro-batch in the parts of units where
+// reductions overlap and go to all ranks; each bucket is reduced right after the last backward that
+// fills it, on the last micro-batch; then SumSquares, Vote, Step of each unit, Commit. A rank
 // without a micro-batch zeroes each bucket and reduces it.
 //
 // Where weights are divided, each unit is gathered before it is first used, or where they are not
@@ -130,9 +130,9 @@ std::vector<UnitId> UnitsReadBy(const ParamLayout& layout, UnitId unit);
 // is gathered rounded where the plan says so, and none of it freed or gathered over while in use;
 // no backward of a unit over whose activations another was computed; no gradient added to before
 // one backward of the step has written it, and none overwritten before it is reduced, to the end of
-// that; every unit reduced exactly once and only after its last backward (or, on a rank without a
-// micro-batch, after its ZeroGrad), SumSquares once, after all reductions, neither it nor Vote
-// beside a gather, Vote before the first Step and after the last Gather and Round, every unit
+// that; every part of a unit reduced exactly once and only after its last backward (or, on a rank
+// without a micro-batch, after its ZeroGrad), SumSquares once, after all reductions, neither it nor
+// Vote beside a gather, Vote before the first Step and after the last Gather and Round, every unit
 // stepped exactly once and, where weights are freed, with no copy of old ones left; Commit last; no
 // instruction names more than it needs. Failed precondition names rank, instruction and rule.
 absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans);

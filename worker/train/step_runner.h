@@ -41,7 +41,7 @@ struct StepRunnerOptions {
   DType accumulate_type = DType::kF32;
   bool reshard_after_forward = true;  // See PlanOptions.
   WrapPolicy wrap{};
-  std::int64_t bucket_bytes = PlanOptions{}.bucket_bytes;
+  std::int64_t bucket_bytes = PlanOptions{}.bucket_bytes;  // Others: for tests. See PlanOptions.
 };
 
 // What a rank works by: its messages to other ranks, what moves tensors between them, and what

@@ -308,9 +308,10 @@ class World {
     const Number in = Mix(m.activations.at(static_cast<std::size_t>(i.unit)), StashOf(m, i.unit));
     if (i.unit + 1 == static_cast<UnitId>(layout_.units().size())) m.backward = in;
     const std::vector<Range>& parts = UnitAt(i.unit).parts;
+    const Range all{0, layout_.flat_elements()};  // With what it shares.
     for (std::size_t part = parts.size(); part-- > 0;) {
       if (i.part == kWholeUnit || i.part == static_cast<int>(part))
-        BackwardOf(m, i, in, parts.size() == 1 ? Range{0, layout_.flat_elements()} : parts[part]);
+        BackwardOf(m, i, in, i.part == kWholeUnit && parts.size() == 1 ? all : parts[part]);
     }
   }
 

@@ -102,6 +102,26 @@ TEST(Plan, ReductionsThatOverlapBeginBetweenThePartsOfAUnit) {
   EXPECT_EQ(order(Strategy::kReplicated, {1, 0}, true, 1), "Z0 R0 Z1 R1 Z2 R2 ");
   EXPECT_EQ(order(Strategy::kReplicated, {1, 1}, false, 0), "B3 B2 R0 B1 R1 B0 R2 ");
   EXPECT_EQ(order(Strategy::kZero1, {1, 1}, true, 0), "B3 B2 R0 B1 R1 B0 R2 ");
+  EXPECT_EQ(ToString({.op = Op::kBackward, .unit = 2, .micro_batch = 0, .part = 1}),
+            "Backward unit 2 part 1 micro-batch 0");
+}
+
+// What is full goes before anything is computed.
+TEST(Plan, ReductionsThatOverlapBeginBeforeTheNextUnitIsRecomputed) {
+  const ParamLayout layout = LayoutOfParts(Strategy::kReplicated);
+  const Plan plan = *MakePlan(layout, {.bucket_bytes = 1, .recomputed = {1, 2}, .overlap = true});
+  const std::size_t recompute = Find(plan, Op::kRecompute, 1);
+  EXPECT_EQ(ToString(plan.instructions[recompute - 1]), "ReduceGrad bucket 2");
+  EXPECT_EQ(ToString(plan.instructions[recompute - 2]), "Backward unit 2 part 0 micro-batch 0");
+}
+
+// A first unit that has nothing to reduce is of the last bucket.
+TEST(Plan, UnitsWithoutParametersAreOfABucketToo) {
+  const ParamLayout layout =
+      *ParamLayout::Replicated({{"shift", {}, {}}, {"a", {{.name = "a", .shape = {64}}}, {}}}, 1);
+  const Plan plan = *MakePlan(layout, {});
+  EXPECT_TRUE(CheckPlan(layout, std::span(&plan, 1)).ok());
+  EXPECT_GT(Find(plan, Op::kReduceGrad), Find(plan, Op::kBackward, 0));
 }
 
 std::size_t FindPart(const Plan& plan, UnitId unit, int part) {
@@ -115,6 +135,14 @@ const Mistake kMistakesOfParts[] = {
      "part 0 of unit 2 of micro-batch 0 is the next to go backward"},
     {"the last part left out", [](Plan& p) { Erase(p, FindPart(p, 2, 1)); },
      "the gradients of part 1 of unit 2 are not complete"},
+    {"parts in the other order",
+     [](Plan& p) {
+       std::swap(p.instructions[FindPart(p, 2, 0)].part, p.instructions[FindPart(p, 2, 1)].part);
+     },
+     "part 1 of unit 2 of micro-batch 0 is the next to go backward"},
+    {"a part of a unit that has one",
+     [](Plan& p) { p.instructions[Find(p, Op::kBackward)].part = 0; },
+     "(Backward unit 3 part 0 micro-batch 0): unit 3 of micro-batch 0 is the next to go backward"},
     {"a part twice", [](Plan& p) { p.instructions[FindPart(p, 2, 0)].part = 1; },
      "part 0 of unit 2 of micro-batch 0 is the next to go backward"},
     {"all of a unit after a part", [](Plan& p) { p.instructions[FindPart(p, 1, 0)].part = -1; },

@@ -296,6 +296,11 @@ TEST(Plan, RefusesWhatCanNotBe) {
 const Mistake kMistakes[] = {
     {"a forward left out", [](Plan& p) { Erase(p, Find(p, Op::kForward, 1)); }, "unit 1 of"},
     {"a backward left out", [](Plan& p) { Erase(p, Find(p, Op::kBackward, 1)); }, "unit 1 of"},
+    {"a forward of no unit",
+     [](Plan& p) {
+       Insert(p, Find(p, Op::kBackward), {.op = Op::kForward, .unit = 4, .micro_batch = 0});
+     },
+     "the micro-batch's forwards are done"},
     {"backward before forward", [](Plan& p) { Move(p, Find(p, Op::kBackward), 1); },
      "forwards are not done"},
     {"a bucket reduced early",

@@ -150,7 +150,8 @@ struct Rank {
   std::unique_ptr<StepRunner> runner;
 };
 
-inline constexpr std::int64_t kBucketBytes = 16 << 10;  // Less than a part of a block.
+// So that buckets end between the parts of a block too.
+inline constexpr std::int64_t kBucketBytes = 16 << 10;
 
 // Seven samples in micro-batches of two: no world divides them, and every rank accumulates.
 inline StepRunnerOptions Options() {

@@ -106,6 +106,12 @@ TEST(Streams, EveryOrderThatIsAllowedHasTheSameBits) {
        .accumulate_type = DType::kBF16,
        .staged = true},
       {.sharding = Strategy::kZero3, .world = 9},  // Two of them have no sample.
+      {.sharding = Strategy::kReplicated, .world = 9},
+      {.sharding = Strategy::kReplicated,
+       .micro_batch = 2,
+       .type = DType::kBF16,
+       .reduce_type = DType::kBF16,
+       .accumulate_type = DType::kBF16},
       {.sharding = Strategy::kReplicated, .staged = true},
       {.sharding = Strategy::kZero1, .world = 3, .micro_batch = 2, .staged = true},
       {.sharding = Strategy::kZero2, .reduce_type = DType::kBF16, .staged = true},
