@@ -98,7 +98,8 @@ class Bench {
                                 .tokens = tokens_,
                                 .targets = targets_,
                                 .loss_scale = 1.0 / static_cast<double>(rows * plan_.micro_batches),
-                                .adds_loss = instruction.micro_batch > 0};
+                                .adds_loss = instruction.micro_batch > 0,
+                                .backward = true};
       switch (instruction.op) {
         case Op::kForward: RETURN_IF_ERROR(runner_->Forward(instruction.unit, batch)); break;
         case Op::kBackward:

@@ -359,11 +359,13 @@ void BlockLayer<T>::Backward(const LayerContext<T>& context, const T* in, T*, T*
   if (context.part != kMlpPart) AttentionBackward(context, stash, scratch, in, gradient);
 }
 
-// Final norm, head, loss. Output: logits, or their gradient once there is a loss.
+// Final norm, head, loss. Output: logits, where there are no targets. With targets logits, and then
+// their gradients, are there for some tokens at a time.
 template <typename T>
 class HeadLayer final : public Layer<T> {
  public:
-  explicit HeadLayer(const GptConfig& config) : config_(config) {}
+  HeadLayer(const GptConfig& config, std::int64_t logit_bytes)
+      : config_(config), logit_bytes_(logit_bytes) {}
 
   LayerSpec Spec(const Extent& extent) const override;
   void Forward(const LayerContext<T>& context, const T* in, T* out) const override;
@@ -371,24 +373,62 @@ class HeadLayer final : public Layer<T> {
 
  private:
   enum Param { kGain, kBias, kTokens };
+  struct Stash {
+    T* norm;
+    Wide<T>*mean, *rstd;
+  };
+  Stash Cut(const LayerContext<T>& context) const {
+    Cutter cut(context.stash);
+    Stash stash;
+    stash.norm = cut.Take<T>(Rows(context) * config_.width);
+    stash.mean = cut.Take<Wide<T>>(Rows(context));
+    stash.rstd = cut.Take<Wide<T>>(Rows(context));
+    return stash;
+  }
   LinearShape Shape(std::int64_t rows) const { return {rows, config_.width, config_.vocabulary}; }
+  // Of tokens whose logits are there at one time, at most.
+  std::int64_t RowsAtOnce(std::int64_t rows) const {
+    constexpr std::int64_t kTile = 64;
+    const std::int64_t room =
+        logit_bytes_ / (config_.vocabulary * static_cast<std::int64_t>(sizeof(T)));
+    return std::min(rows, room < kTile ? std::max<std::int64_t>(room, 1) : room / kTile * kTile);
+  }
+  void Logits(const LayerContext<T>& context, std::int64_t rows, const T* norm, T* logits) const {
+    context.kernels.linear_forward(context.On(), {.shape = Shape(rows),
+                                                  .order = WeightOrder::kOutIn,
+                                                  .x = norm,
+                                                  .w = context.weights[kTokens],
+                                                  .y = logits});
+  }
+  // Losses of `count` tokens from `first` on. Their logits are in `logits`, then the gradients.
+  void Loss(const LayerContext<T>& context, std::int64_t first, std::int64_t count,
+            T* logits) const {
+    Logits(context, count, Cut(context).norm + first * config_.width, logits);
+    context.kernels.cross_entropy(context.On(), {.rows = count,
+                                                 .vocabulary = config_.vocabulary,
+                                                 .logits = logits,
+                                                 .targets = context.targets + first,
+                                                 .loss_scale = context.loss_scale,
+                                                 .losses = context.losses.data() + first});
+  }
 
   const GptConfig config_;
+  const std::int64_t logit_bytes_;
 };
 
 template <typename T>
 LayerSpec HeadLayer<T>::Spec(const Extent& extent) const {
-  const std::int64_t C = config_.width, rows = extent.rows();
+  const std::int64_t C = config_.width, rows = extent.rows(), at_once = RowsAtOnce(rows);
   LayerSpec spec;
   spec.params = {
       Vector("ln_f.weight", C, 1), Vector("ln_f.bias", C, 0),
       Matrix(config_.tied_head ? "wte.weight" : "lm_head.weight", config_.vocabulary, C, kInitStd)};
   spec.shared_params = config_.tied_head ? 1 : 0;
   spec.stash_bytes = Cutter::Bytes<T>(rows * C) + 2 * Cutter::Bytes<Wide<T>>(rows);
-  spec.scratch_bytes =
-      Cutter::Bytes<T>(rows * C) + Cutter::Bytes<Wide<T>>(LayerNormElements(rows, C));
-  spec.largest_product = Shape(rows);
-  spec.output_width = config_.vocabulary;
+  spec.scratch_bytes = Cutter::Bytes<T>(at_once * config_.vocabulary) + Cutter::Bytes<T>(rows * C) +
+                       Cutter::Bytes<Wide<T>>(LayerNormElements(rows, C));
+  spec.largest_product = Shape(extent.logits ? rows : at_once);
+  spec.output_width = extent.logits ? config_.vocabulary : 0;
   spec.forward_flops =
       2.0 * static_cast<double>(rows) * static_cast<double>(C * config_.vocabulary);
   return spec;
@@ -396,63 +436,54 @@ LayerSpec HeadLayer<T>::Spec(const Extent& extent) const {
 
 template <typename T>
 void HeadLayer<T>::Forward(const LayerContext<T>& context, const T* in, T* out) const {
-  const KernelTable<T>& k = context.kernels;
-  const std::int64_t rows = Rows(context);
-  Cutter cut(context.stash);
-  T* norm = cut.Take<T>(rows * config_.width);
-  auto* mean = cut.Take<Wide<T>>(rows);
-  auto* rstd = cut.Take<Wide<T>>(rows);
-  k.layer_norm_forward(context.On(), {.rows = rows,
-                                      .width = config_.width,
-                                      .x = in,
-                                      .gain = context.weights[kGain],
-                                      .bias = context.weights[kBias],
-                                      .y = norm,
-                                      .mean = mean,
-                                      .rstd = rstd});
-  k.linear_forward(context.On(), {.shape = Shape(rows),
-                                  .order = WeightOrder::kOutIn,
-                                  .x = norm,
-                                  .w = context.weights[kTokens],
-                                  .y = out});
-  if (context.targets == nullptr) return;
-  k.cross_entropy(context.On(), {.rows = rows,
-                                 .vocabulary = config_.vocabulary,
-                                 .logits = out,
-                                 .targets = context.targets,
-                                 .loss_scale = context.loss_scale,
-                                 .losses = context.losses.data()});
+  const std::int64_t rows = Rows(context), at_once = RowsAtOnce(rows);
+  const Stash stash = Cut(context);
+  context.kernels.layer_norm_forward(context.On(), {.rows = rows,
+                                                    .width = config_.width,
+                                                    .x = in,
+                                                    .gain = context.weights[kGain],
+                                                    .bias = context.weights[kBias],
+                                                    .y = stash.norm,
+                                                    .mean = stash.mean,
+                                                    .rstd = stash.rstd});
+  if (context.targets == nullptr) return Logits(context, rows, stash.norm, out);
+  if (context.backward) return;
+  T* const logits = Cutter(context.scratch).template Take<T>(at_once * config_.vocabulary);
+  for (std::int64_t first = 0; first < rows; first += at_once)
+    Loss(context, first, std::min(at_once, rows - first), logits);
 }
 
 template <typename T>
-void HeadLayer<T>::Backward(const LayerContext<T>& context, const T* in, T* out,
-                            T* gradient) const {
+void HeadLayer<T>::Backward(const LayerContext<T>& context, const T* in, T*, T* gradient) const {
   const KernelTable<T>& k = context.kernels;
-  const std::int64_t C = config_.width, rows = Rows(context);
-  Cutter stash(context.stash), scratch(context.scratch);
-  const T* norm = stash.Take<T>(rows * C);
-  const auto* mean = stash.Take<Wide<T>>(rows);
-  const auto* rstd = stash.Take<Wide<T>>(rows);
-  T* dnorm = scratch.Take<T>(rows * C);
-  k.linear_weight_grad(context.On(), {.shape = Shape(rows),
-                                      .order = WeightOrder::kOutIn,
-                                      .x = norm,
-                                      .dy = out,
-                                      .dw = context.gradients[kTokens],
-                                      .add = context.Adds(kTokens)});
-  k.linear_input_grad(context.On(), {.shape = Shape(rows),
-                                     .order = WeightOrder::kOutIn,
-                                     .dy = out,
-                                     .w = context.weights[kTokens],
-                                     .dx = dnorm});
+  const std::int64_t C = config_.width, rows = Rows(context), at_once = RowsAtOnce(rows);
+  const Stash stash = Cut(context);
+  Cutter scratch(context.scratch);
+  T* const logits = scratch.Take<T>(at_once * config_.vocabulary);
+  T* const dnorm = scratch.Take<T>(rows * C);
+  for (std::int64_t first = 0; first < rows; first += at_once) {
+    const std::int64_t count = std::min(at_once, rows - first);
+    Loss(context, first, count, logits);
+    k.linear_weight_grad(context.On(), {.shape = Shape(count),
+                                        .order = WeightOrder::kOutIn,
+                                        .x = stash.norm + first * C,
+                                        .dy = logits,
+                                        .dw = context.gradients[kTokens],
+                                        .add = first > 0 || context.Adds(kTokens)});
+    k.linear_input_grad(context.On(), {.shape = Shape(count),
+                                       .order = WeightOrder::kOutIn,
+                                       .dy = logits,
+                                       .w = context.weights[kTokens],
+                                       .dx = dnorm + first * C});
+  }
   k.layer_norm_backward(context.On(scratch.Take<Wide<T>>(LayerNormElements(rows, C))),
                         {.rows = rows,
                          .width = C,
                          .dy = dnorm,
                          .x = in,
                          .gain = context.weights[kGain],
-                         .mean = mean,
-                         .rstd = rstd,
+                         .mean = stash.mean,
+                         .rstd = stash.rstd,
                          .dx = gradient,
                          .dgain = context.gradients[kGain],
                          .dbias = context.gradients[kBias],
@@ -494,14 +525,14 @@ absl::Status Validate(const GptConfig& config) {
 }
 
 template <typename T>
-Model<T> MakeGpt(const GptConfig& config) {
+Model<T> MakeGpt(const GptConfig& config, std::int64_t logit_bytes) {
   CHECK(Validate(config).ok());
   std::vector<Unit<T>> units;
   units.push_back({"embed", std::make_unique<EmbedLayer<T>>(config)});
   for (std::int64_t i = 0; i < config.layers; ++i) {
     units.push_back({absl::StrCat("block.", i), std::make_unique<BlockLayer<T>>(config, i)});
   }
-  units.push_back({"head", std::make_unique<HeadLayer<T>>(config)});
+  units.push_back({"head", std::make_unique<HeadLayer<T>>(config, logit_bytes)});
   return Model<T>(std::move(units), config.vocabulary, config.context);
 }
 
@@ -514,9 +545,9 @@ AnyModel MakeGpt(const GptConfig& config, DType type) {
   CHECK(false);
 }
 
-template Model<float> MakeGpt<float>(const GptConfig&);
-template Model<double> MakeGpt<double>(const GptConfig&);
-template Model<BFloat16> MakeGpt<BFloat16>(const GptConfig&);
-template Model<Half> MakeGpt<Half>(const GptConfig&);
+template Model<float> MakeGpt<float>(const GptConfig&, std::int64_t);
+template Model<double> MakeGpt<double>(const GptConfig&, std::int64_t);
+template Model<BFloat16> MakeGpt<BFloat16>(const GptConfig&, std::int64_t);
+template Model<Half> MakeGpt<Half>(const GptConfig&, std::int64_t);
 
 }  // namespace regroup::worker

@@ -21,6 +21,9 @@ struct MicroBatch {
   std::span<const std::int32_t> targets;  // (B, T), or empty: no loss, logits stay logits.
   double loss_scale = 1;                  // Gradients are of loss_scale · (sum of token losses).
   bool adds_loss = false;                 // To the sum of the micro-batches before.
+  // Its Backwards follow, and the last unit's makes the losses: logits are there once then, for as
+  // many tokens at a time as there is room for. Else its Forward makes them.
+  bool backward = false;
 };
 
 // Everything a layer may touch besides its input and output.
@@ -39,7 +42,8 @@ struct LayerContext {
   // what Recompute has quickly from that.
   std::span<std::byte> stash, cheap_stash;
   std::span<std::byte> scratch;  // Undefined on entry.
-  std::span<Wide<T>> losses;     // (B, T): written by the last unit's Forward.
+  std::span<Wide<T>> losses;     // (B, T): written by the last unit.
+  bool backward = false;         // As MicroBatch has it.
   AddMask adds = 0;              // Of LayerSpec::params.
   int part = kWholeUnit;         // Of a backward: see LayerSpec::part_begins.
   bool Adds(int param) const { return (adds >> param & 1) != 0; }
@@ -62,12 +66,14 @@ struct LayerSpec {
   // At the largest extent, as are the next. Without cheap_stash_bytes a unit is never recomputed.
   std::int64_t stash_bytes = 0, cheap_stash_bytes = 0, scratch_bytes = 0;
   LinearShape largest_product{};  // Likewise.
-  std::int64_t output_width = 0;  // Output is (B, T, output_width).
-  double forward_flops = 0;       // At the largest extent.
+  // Output is (B, T, output_width): none, where the unit ends in a loss and no logits are wanted.
+  std::int64_t output_width = 0;
+  double forward_flops = 0;  // At the largest extent.
 };
 
 struct Extent {  // Largest micro-batch.
   std::int64_t batch = 1, time = 1;
+  bool logits = false;  // Some have no targets: all logits are wanted.
   std::int64_t rows() const { return batch * time; }
 };
 
@@ -82,7 +88,8 @@ class Layer {
   virtual void Forward(const LayerContext<T>& context, const T* in, T* out) const = 0;
   // Writes the cheap stash again, to the same bits. REQUIRES: the unit has one; `in` as in Forward.
   virtual void Recompute(const LayerContext<T>& context, const T* in) const;
-  // `in` as in Forward; `out` as Forward left it, and may be destroyed. `gradient` holds the
+  // `in` as in Forward; `out` as Forward left it, and may be destroyed. A unit that ends in a loss
+  // writes the losses, whether Forward has or not. `gradient` holds the
   // gradient of the output on entry (undefined for a unit that ends in a loss) and that of the
   // input on return (undefined for one that reads tokens); it has room for the wider of the two.
   // In parts, of which the last goes first: between them it holds what the next one needs.

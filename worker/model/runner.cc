@@ -203,6 +203,8 @@ absl::Status UnitRunner<T>::CheckBatch(const MicroBatch& batch) const {
                                                    batch.tokens.size(), " and ",
                                                    batch.targets.size(), " targets"));
   }
+  if (batch.targets.empty() && !extent_.logits)
+    return absl::InvalidArgumentError("a micro-batch without targets, and no room for its logits");
   RETURN_IF_ERROR(CheckTokens("token", batch.tokens, model_.vocabulary()));
   return CheckTokens("target", batch.targets, model_.vocabulary());
 }
@@ -222,7 +224,8 @@ LayerContext<T> UnitRunner<T>::ContextOf(UnitId unit, const MicroBatch& batch) {
           .stash = state.stash,
           .cheap_stash = state.cheap_stash,
           .scratch = scratch_,
-          .losses = losses_};
+          .losses = losses_,
+          .backward = batch.backward};
 }
 
 template <typename T>
@@ -238,16 +241,17 @@ absl::Status UnitRunner<T>::Forward(UnitId unit, const MicroBatch& batch) {
   const T* in = unit == 0 ? nullptr : units_[u - 1].output.data();
   model_.units()[u].layer->Forward(ContextOf(unit, batch), in, units_[u].output.data());
   if (u + 1 < units_.size()) return absl::OkStatus();
-  const std::int64_t rows = batch.batch * batch.time;
-  if (batch.targets.empty()) {
-    logits_ = rows * model_.vocabulary();
-  } else {
-    logits_ = 0;
-    compute_.kernels.sum(
-        {stream},
-        {.elements = rows, .x = losses_.data(), .sum = loss_sum_, .add = batch.adds_loss});
-  }
+  logits_ = batch.targets.empty() ? batch.batch * batch.time * model_.vocabulary() : 0;
+  if (!batch.targets.empty() && !batch.backward) SumLosses(batch);
   return absl::OkStatus();
+}
+
+template <typename T>
+void UnitRunner<T>::SumLosses(const MicroBatch& batch) {
+  compute_.kernels.sum({compute_.stream}, {.elements = batch.batch * batch.time,
+                                           .x = losses_.data(),
+                                           .sum = loss_sum_,
+                                           .add = batch.adds_loss});
 }
 
 template <typename T>
@@ -275,6 +279,7 @@ void UnitRunner<T>::Backward(UnitId unit, int part, const MicroBatch& batch, Add
   context.part = part;
   model_.units()[u].layer->Backward(context, unit == 0 ? nullptr : units_[u - 1].output.data(),
                                     units_[u].output.data(), gradient_.data());
+  if (batch.backward && u + 1 == units_.size()) SumLosses(batch);
 }
 
 template <typename T>

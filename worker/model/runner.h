@@ -35,7 +35,8 @@ class Runner {
   // after the one behind it, with nothing of another unit between them.
   virtual void Backward(UnitId unit, int part, const MicroBatch& batch, AddMask adds) = 0;
   // Sum over the tokens of the last micro-batch with targets, and of those that it adds to, in
-  // nats, not scaled; 0 before any. Read it once the stream is awaited.
+  // nats, not scaled; 0 before any. Read it once the stream is awaited. Made by the last unit's
+  // Forward, or its Backward where MicroBatch::backward is set.
   virtual const double& LossSum() const = 0;
 };
 
@@ -78,7 +79,7 @@ class UnitRunner final : public Runner {
   void RoundWeights(const Weights& weights, const RngKey& key) override;
   const double& LossSum() const override { return *loss_sum_; }
   // (B, T, V) after the last unit's Forward of a micro-batch without targets, once that is over.
-  // Memory of the device.
+  // Memory of the device. REQUIRES: Extent::logits.
   std::span<const T> Logits() const;
 
   std::size_t activation_bytes() const { return arena_.size_bytes(); }
@@ -100,6 +101,7 @@ class UnitRunner final : public Runner {
   void Bind(const ParamLayout& layout, const std::vector<LayerSpec>& specs, const Places& places);
   absl::Status CheckBatch(const MicroBatch& batch) const;
   LayerContext<T> ContextOf(UnitId unit, const MicroBatch& batch);
+  void SumLosses(const MicroBatch& batch);
 
   const Model<T>& model_;
   const Compute<T> compute_;

@@ -181,9 +181,10 @@ absl::Status Generate(const GenerateConfig& config) {
     std::fprintf(stderr, "regroup-worker: warning: %s\n", why.c_str());
   HostDevice device;
   const std::unique_ptr<Stream> stream = device.NewStream(StreamKind::kCompute);
-  ASSIGN_OR_RETURN(const auto runner, UnitRunner<float>::Create(
-                                          model, layout, {device, *stream, KernelsFor(BestIsa())},
-                                          {.batch = 1, .time = shape.context}, state.weights, {}));
+  ASSIGN_OR_RETURN(const auto runner,
+                   UnitRunner<float>::Create(
+                       model, layout, {device, *stream, KernelsFor(BestIsa())},
+                       {.batch = 1, .time = shape.context, .logits = true}, state.weights, {}));
   return Continue(*runner, *stream, model, shape, config);
 }
 

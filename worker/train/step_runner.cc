@@ -375,7 +375,8 @@ MicroBatch StepRunner::MicroBatchOf(int index) const {
           .tokens = tokens_.subspan(begin, size),
           .targets = targets_.subspan(begin, size),
           .loss_scale = scale,
-          .adds_loss = index > 0};
+          .adds_loss = index > 0,
+          .backward = true};
 }
 
 absl::StatusOr<StepResult> StepRunner::Run(std::int64_t step, std::span<const std::int64_t> ids,
@@ -507,6 +508,7 @@ absl::Status StepRunner::RunForwards(
         if (instruction.op == Op::kForward) {
           MicroBatch micro_batch = MicroBatchOf(round);
           micro_batch.adds_loss = !first;
+          micro_batch.backward = false;
           RETURN_IF_ERROR(runner_->Forward(instruction.unit, micro_batch));
         } else {
           RETURN_IF_ERROR(Carry(instruction, 0, {}, ignored));
@@ -543,7 +545,7 @@ const Bucket& StepRunner::BucketOf(const Instruction& instruction) const {
   return plan_.buckets[static_cast<std::size_t>(instruction.bucket)];
 }
 
-// Where the plan has them.
+// Where the plan has the gradients of a bucket.
 std::vector<Range> StepRunner::PiecesOf(const Bucket& bucket) const {
   std::vector<Range> pieces;
   for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u) {

@@ -36,9 +36,10 @@ Tokens GoldenBatch(int step) {
 template <typename T>
 class Trainer {
  public:
-  Trainer(const GptConfig& config, const KernelTable<T>& kernels, std::int64_t batch)
+  Trainer(const GptConfig& config, const KernelTable<T>& kernels, std::int64_t batch,
+          std::int64_t logit_bytes = kLogitBytes)
       : config_(config),
-        model_(MakeGpt<T>(config)),
+        model_(MakeGpt<T>(config, logit_bytes)),
         layout_(*ParamLayout::Replicated(model_.UnitSpecs(), 1)),
         plan_(*MakePlan(layout_, {})),
         weights_(static_cast<std::size_t>(layout_.flat_elements())),
@@ -46,7 +47,8 @@ class Trainer {
         first_(weights_.size()),
         second_(weights_.size()),
         runner_(*UnitRunner<T>::Create(model_, layout_, host_.With(kernels),
-                                       {batch, config.context}, weights_, gradients_)),
+                                       {batch, config.context, /*logits=*/true}, weights_,
+                                       gradients_)),
         optimizer_(*Optimizer<T>::Create(layout_, {}, host_.With(kernels),
                                          {weights_, gradients_, {first_, second_}})) {
     ClearPadding();
@@ -75,7 +77,12 @@ class Trainer {
                                   static_cast<std::size_t>(count * T_));
     };
     const double scale = 1.0 / static_cast<double>(all.tokens.size());
-    const MicroBatch batch = {count, T_, part(all.tokens), part(all.targets), scale};
+    const MicroBatch batch = {.batch = count,
+                              .time = T_,
+                              .tokens = part(all.tokens),
+                              .targets = part(all.targets),
+                              .loss_scale = scale,
+                              .backward = backward};
     const UnitId units = static_cast<UnitId>(layout_.units().size());
     for (UnitId u = 0; u < units; ++u) EXPECT_TRUE(runner_->Forward(u, batch).ok());
     for (UnitId u = units - 1; backward && u >= 0; --u)
@@ -238,6 +245,49 @@ TEST(Gpt, MicroBatchesOfAnySizeAddUpToTheBatch) {
   }
 }
 
+std::int64_t ScratchOfHead(const Model<double>& model, const Extent& extent) {
+  return model.units().back().layer->Spec(extent).scratch_bytes;
+}
+
+// 48 tokens, of which so many have logits at one time.
+TEST(Gpt, LogitsAreThereForSomeTokensAtATime) {
+  const Tokens tokens = GoldenBatch(0);
+  Trainer<double> whole(kTiny, ReferenceKernels<double>(), kBatch);
+  const double loss = whole.Pass(tokens, 0, kBatch, false);
+  whole.Pass(GoldenBatch(1), 0, kBatch, true);
+  const Extent extent{kBatch, kTiny.context};
+  for (const std::int64_t at_once : {1, 7, 47, 48}) {
+    const std::int64_t bytes_of_one = kTiny.vocabulary * 8, bytes = at_once * bytes_of_one + 8;
+    Trainer<double> some(kTiny, ReferenceKernels<double>(), kBatch, bytes);
+    EXPECT_NEAR(some.Pass(tokens, 0, kBatch, false, /*backward=*/false), loss, 1e-12);
+    EXPECT_NEAR(some.Pass(tokens, 0, kBatch, false), loss, 1e-12);
+    some.Pass(GoldenBatch(1), 0, kBatch, true);
+    EXPECT_LT(RelativeError(some.gradients_, whole.gradients_), 1e-13) << at_once;
+    const std::int64_t less =
+        ScratchOfHead(whole.model_, extent) - ScratchOfHead(some.model_, extent);
+    EXPECT_NEAR(static_cast<double>(less), static_cast<double>((48 - at_once) * bytes_of_one), 256);
+  }
+  // Less than a token's: nothing smaller is possible.
+  Trainer<double> least(kTiny, ReferenceKernels<double>(), kBatch, 1);
+  EXPECT_NEAR(least.Pass(tokens, 0, kBatch, false), loss, 1e-12);
+}
+
+// From 64 tokens on as many as kernels have in a tile.
+TEST(Gpt, LogitsAreOfWholeTiles) {
+  const auto bytes = [](std::int64_t logit_bytes) {
+    return ScratchOfHead(MakeGpt<double>(kTiny, logit_bytes), {32, 12});
+  };
+  constexpr std::int64_t kOne = 29 * 8;
+  EXPECT_EQ(bytes(100 * kOne), bytes(64 * kOne));
+  EXPECT_EQ(bytes(128 * kOne) - bytes(127 * kOne), 64 * kOne);
+  EXPECT_EQ(bytes(kLogitBytes), bytes(384 * kOne));
+  // Those of all tokens are kept where somebody wants them.
+  const auto kept = [](bool logits) {
+    return *UnitRunner<double>::ActivationBytes(MakeGpt<double>(kTiny), {32, 12, logits});
+  };
+  EXPECT_EQ(kept(true) - kept(false), Arena::Footprint<double>(std::size_t{32} * 12 * 29));
+}
+
 TEST(Gpt, PartsOfABackwardMakeTheBitsOfTheWhole) {
   std::vector<std::vector<float>> made;
   for (const bool in_parts : {false, true}) {
@@ -336,9 +386,13 @@ TEST(Gpt, BadMicroBatchesAreRefusedWithNumbers) {
       {"targets", {2, 12, good, few, 1}, "23 targets"},
       {"batch", {3, 12, many, many, 1}, "3 x 12 where 2 x 12 is the largest"},
       {"none", {0, 12, {}, {}, 1}, "0 x 12"},
+      {"no room", {2, 12, good, {}, 1}, "no room for its logits"},
   };
+  const auto runner = *UnitRunner<float>::Create(trainer.model_, trainer.layout_,
+                                                 trainer.host_.With(KernelsFor(Isa::kBaseline)),
+                                                 {2, 12}, trainer.weights_, trainer.gradients_);
   for (const auto& row : kRows) {
-    const absl::Status status = trainer.runner_->Forward(0, row.batch);
+    const absl::Status status = runner->Forward(0, row.batch);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << row.what;
     EXPECT_NE(status.message().find(row.says), std::string::npos) << status;
   }

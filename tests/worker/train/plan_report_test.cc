@@ -185,7 +185,7 @@ TEST(PlanReport, WhatWouldFitDoesFit) {
   }
   EXPECT_EQ(SaidAsJson(std::string(kSmall) +
                        "--world 2 --memory 1300KiB")["suggested"]["would_fit"][0]["idle_ranks"],
-            25 - 12);
+            20 - 12);
   EXPECT_NE(Said(std::string(kSmall) + "--memory 1KiB").find("a smaller --width"),
             std::string::npos);
 }
