@@ -85,6 +85,7 @@ class Walk {
   absl::Status Ended(const std::string& how) const {
     return absl::FailedPreconditionError(absl::StrCat("plan of rank ", plan_.rank, " ends ", how));
   }
+  bool Beside(Op op) const { return StreamOf(plan_, op) == StepStream::kMove; }
   bool AllBackwardsDone() const { return micro_batch_ == plan_.micro_batches; }
 
   // What an operation does not need it does not name either: then plans that do the same are equal.
@@ -175,7 +176,7 @@ class Walk {
       in_use.push_back(weights_[static_cast<std::size_t>(part.unit)] != Weights::kAbsent);
     const Part whole{instruction.unit, 0, layout_.units()[unit].flat};
     RETURN_IF_ERROR(CheckRoom(plan_.weights, whole, in_use));
-    weights_[unit] = plan_.overlaps ? Weights::kUnderWay : Weights::kReady;
+    weights_[unit] = Beside(Op::kGather) ? Weights::kUnderWay : Weights::kReady;
     collectives_.push_back({Op::kGather, layout_.units()[unit].flat});
     return absl::OkStatus();
   }
@@ -380,8 +381,8 @@ class Walk {
       if (!GradientsComplete(p))
         return Broken(absl::StrCat("the gradients of ", NameOf(parts_[p]), " are not complete"));
       reduced_[p] = true;
-      filled_[p] = plan_.overlaps;
-      if (plan_.overlaps) under_way_[p] = instruction.bucket;
+      filled_[p] = Beside(Op::kReduceGrad);
+      if (Beside(Op::kReduceGrad)) under_way_[p] = instruction.bucket;
     }
     collectives_.push_back({Op::kReduceGrad, bucket.flat});
     return absl::OkStatus();

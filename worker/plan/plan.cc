@@ -7,9 +7,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/base/check.h"
 #include "common/base/status_macros.h"
+#include "worker/plan/step_buffers.h"
 
 namespace regroup::worker {
 namespace {
@@ -262,22 +264,20 @@ Windows InFlatOrder(const ParamLayout& layout) {
   return windows;
 }
 
-// When a unit's window is in use: from one instruction to another, those included.
-struct Life {
-  std::size_t first = 0, last = 0;
-};
-using Lives = std::vector<std::vector<Life>>;  // By unit.
-
-bool Meet(const std::vector<Life>& a, const std::vector<Life>& b) {
-  return std::ranges::any_of(a, [&](const Life& x) {
-    return std::ranges::any_of(
-        b, [&](const Life& y) { return x.first <= y.last && y.first <= x.last; });
+bool Meet(const std::vector<StepBuffer>& a, const std::vector<StepBuffer>& b) {
+  return std::ranges::any_of(a, [&](const StepBuffer& x) {
+    return std::ranges::any_of(b, [&](const StepBuffer& y) {
+      return x.first_use <= y.last_use && y.first_use <= x.last_use;
+    });
   });
 }
 
-// The largest units first, each at the lowest place that is free whenever it is in use.
-Windows Place(const ParamLayout& layout, const Lives& lives) {
+// The largest units first, each at the lowest place that is free whenever it is in use for `kind`.
+Windows Place(const ParamLayout& layout, BufferKind kind, const std::vector<StepBuffer>& buffers) {
   const std::vector<UnitPlace>& units = layout.units();
+  std::vector<std::vector<StepBuffer>> of_unit(units.size());
+  for (const StepBuffer& buffer : buffers)
+    if (buffer.kind == kind) of_unit[static_cast<std::size_t>(buffer.unit)].push_back(buffer);
   Windows windows{.at = std::vector<std::int64_t>(units.size()), .elements = 0};
   std::vector<std::size_t> order(units.size()), placed;
   std::iota(order.begin(), order.end(), 0);
@@ -286,7 +286,7 @@ Windows Place(const ParamLayout& layout, const Lives& lives) {
   for (const std::size_t u : order) {
     std::vector<Range> taken;
     for (const std::size_t other : placed) {
-      if (Meet(lives[u], lives[other]))
+      if (Meet(of_unit[u], of_unit[other]))
         taken.push_back({windows.at[other], units[other].flat.size});
     }
     std::ranges::sort(taken, {}, &Range::begin);
@@ -314,26 +314,10 @@ void PlaceWindows(const ParamLayout& layout, const PlanOptions& options,
                           .overlap = plan.overlaps,
                           .reshard_after_forward = options.reshard_after_forward};
   Planner(layout, alone, wrapped, one).Run();
-  Lives weights(layout.units().size()), gradients = weights;
-  for (std::size_t at = 0; at < one.instructions.size(); ++at) {
-    const Instruction& instruction = one.instructions[at];
-    const auto unit = static_cast<std::size_t>(instruction.unit);
-    if (instruction.op == Op::kGather) weights[unit].push_back({at, at});
-    if (instruction.op == Op::kFree) weights[unit].back().last = at;
-    if (instruction.op == Op::kBackward) {
-      for (UnitId u : UnitsReadBy(layout, instruction.unit)) {
-        std::vector<Life>& life = gradients[static_cast<std::size_t>(u)];
-        if (life.empty()) life.push_back({at, at});
-      }
-    }
-    if (instruction.op == (plan.overlaps ? Op::kAwaitGrad : Op::kReduceGrad)) {
-      const Bucket& bucket = one.buckets[static_cast<std::size_t>(instruction.bucket)];
-      for (UnitId u = bucket.first_unit; u <= bucket.last_unit; ++u)
-        gradients[static_cast<std::size_t>(u)].back().last = at;
-    }
-  }
-  if (layout.FreesWeights()) plan.weights = Place(layout, weights);
-  if (SharesGradients(layout, options)) plan.gradients = Place(layout, gradients);
+  const std::vector<StepBuffer> buffers = BuffersOf(layout, one);
+  if (layout.FreesWeights()) plan.weights = Place(layout, BufferKind::kWeights, buffers);
+  if (SharesGradients(layout, options))
+    plan.gradients = Place(layout, BufferKind::kGradients, buffers);
 }
 
 }  // namespace
@@ -441,6 +425,35 @@ std::string ToString(const Instruction& instruction) {
   CHECK(false);
 }
 
+StepStream StreamOf(const Plan& plan, Op op) {
+  switch (op) {
+    case Op::kGather:
+    case Op::kReduceGrad: return plan.overlaps ? StepStream::kMove : StepStream::kCompute;
+    case Op::kAwaitGather:
+    case Op::kAwaitGrad:
+    case Op::kRound:
+    case Op::kForward:
+    case Op::kRecompute:
+    case Op::kBackward:
+    case Op::kZeroGrad:
+    case Op::kSumSquares:
+    case Op::kStep: return StepStream::kCompute;
+    case Op::kFree:
+    case Op::kVote:
+    case Op::kCommit: return StepStream::kNone;
+  }
+  CHECK(false);
+}
+
+const char* NameOf(StepStream stream) {
+  switch (stream) {
+    case StepStream::kNone: return "";
+    case StepStream::kCompute: return "compute";
+    case StepStream::kMove: return "move";
+  }
+  CHECK(false);
+}
+
 std::string ToString(const Plan& plan, const ParamLayout& layout) {
   std::string text = absl::StrCat("rank ", plan.rank, " of ", layout.world(), ", ",
                                   plan.micro_batches, " micro-batches\n");
@@ -466,8 +479,10 @@ std::string ToString(const Plan& plan, const ParamLayout& layout) {
                     " writes the gradient of ", param.spec.name, " first, ",
                     UnitOf(layout, param.unit).name, " adds\n");
   }
-  for (const Instruction& instruction : plan.instructions) {
-    absl::StrAppend(&text, "  ", ToString(instruction));
+  for (std::size_t at = 0; at < plan.instructions.size(); ++at) {
+    const Instruction& instruction = plan.instructions[at];
+    absl::StrAppendFormat(&text, "  %4d  %-7s  %s", at, NameOf(StreamOf(plan, instruction.op)),
+                          ToString(instruction));
     if (instruction.unit >= 0) {
       absl::StrAppend(&text, " (", UnitOf(layout, instruction.unit).name, ")");
     } else if (instruction.bucket >= 0) {

@@ -78,6 +78,15 @@ struct Plan {
   std::vector<Instruction> instructions;
 };
 
+// Where an instruction's work is done.
+enum class StepStream : std::uint8_t {
+  kNone,     // It begins none: it says what may be relied on, or the ranks' group talks.
+  kCompute,  // One after the other. What is awaited is so here.
+  kMove,     // One after the other, beside the former, but for what that had begun before.
+};
+StepStream StreamOf(const Plan& plan, Op op);
+const char* NameOf(StepStream stream);  // "", "compute", "move".
+
 struct PlanOptions {
   int rank = 0;
   int micro_batches = 1;                        // May differ between ranks; 0: no sample.
@@ -137,7 +146,7 @@ std::vector<UnitId> UnitsReadBy(const ParamLayout& layout, UnitId unit);
 // instruction names more than it needs. Failed precondition names rank, instruction and rule.
 absl::Status CheckPlan(const ParamLayout& layout, std::span<const Plan> plans);
 
-// One line per instruction, for people and for comparing.
+// One line per instruction, with its index and stream, for people and for comparing.
 std::string ToString(const Instruction& instruction);
 std::string ToString(const Plan& plan, const ParamLayout& layout);
 

@@ -1,12 +1,12 @@
 #pragma once
 
-// Memory is allocated once, for a whole training. This is when a step has what in it.
+// Memory is allocated once, for a whole training. This is how much of it a step has in use.
 
 #include <array>
 #include <cstdint>
 #include <span>
 
-#include "worker/plan/plan.h"
+#include "worker/plan/step_buffers.h"
 
 namespace regroup::worker {
 
@@ -15,16 +15,9 @@ enum class StepPart : std::uint8_t { kForward, kBackward, kStep };
 inline constexpr StepPart kStepParts[] = {StepPart::kForward, StepPart::kBackward, StepPart::kStep};
 const char* NameOf(StepPart part);  // "forward", "backward", "step".
 
-// The most that is in use at one time in a part of the step, of each kind by itself. What is held
-// all the time (weights, moments) is not in it.
-struct StepUse {
-  // Of weights, where a step computes with a copy of what is held: from Gather, or Round where they
-  // are not divided, to Free, or for the rest of the step.
-  std::int64_t copied_elements = 0;
-  std::int64_t gradient_elements = 0;  // Not yet reduced, or where not divided, not yet stepped.
-  std::int64_t owned_elements = 0;     // Of divided gradients: reduced and not yet stepped.
-  std::int64_t activation_bytes = 0;   // From Forward to Backward.
-};
+// The most that is in use at one time in a part of the step, of each kind by itself: elements; of
+// activations, bytes. By BufferKind.
+using StepUse = std::array<std::int64_t, std::size(kBufferKinds)>;
 using StepUses = std::array<StepUse, 3>;  // By part.
 
 // `kept_bytes[u]` is what unit u keeps from its forward to its backward.

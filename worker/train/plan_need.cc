@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "common/base/check.h"
 #include "common/base/status_macros.h"
 #include "worker/data/sampler.h"
 #include "worker/model/runner.h"
@@ -106,6 +107,16 @@ absl::StatusOr<std::size_t> ActivationBytes(const AnyModel& model, const Extent&
       model);
 }
 
+// By unit.
+std::vector<std::int64_t> KeptBytes(const TrainConfig& config, const Planned& planned) {
+  const Extent extent = ExtentOf(config, planned);
+  return std::visit(
+      [&]<typename T>(const Model<T>& m) {
+        return UnitRunner<T>::KeptBytes(m, extent, config.recompute);
+      },
+      planned.model);
+}
+
 // Of the product that needs most.
 std::size_t WideningBytes(const TrainConfig& config, const Planned& planned, const Extent& extent) {
   std::size_t most = 0;
@@ -194,12 +205,7 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const RanksOnHosts&
 
 std::array<MemoryNeed, 3> NeedOverStep(const TrainConfig& config, const Planned& planned,
                                        const MemoryNeed& need) {
-  const Extent extent = ExtentOf(config, planned);
-  const std::vector<std::int64_t> kept = std::visit(
-      [&]<typename T>(const Model<T>& m) {
-        return UnitRunner<T>::KeptBytes(m, extent, config.recompute);
-      },
-      planned.model);
+  const std::vector<std::int64_t> kept = KeptBytes(config, planned);
   // What of the activations no unit has for itself: scratch, mostly, which computing takes.
   const std::int64_t shared =
       need.activations - std::accumulate(kept.begin(), kept.end(), std::int64_t{0});
@@ -207,23 +213,43 @@ std::array<MemoryNeed, 3> NeedOverStep(const TrainConfig& config, const Planned&
   const StepUses uses = UseOverStep(planned.layout, planned.plan, kept);
   std::array<MemoryNeed, 3> parts;
   for (std::size_t p = 0; p < uses.size(); ++p) {
-    const StepUse& use = uses[p];
+    const auto use = [&](BufferKind kind) { return uses[p][static_cast<std::size_t>(kind)]; };
+    const std::int64_t copied = use(BufferKind::kWeights),
+                       activations = use(BufferKind::kActivations);
     const bool rounded = planned.layout.rounded();
-    const std::int64_t gradients = use.gradient_elements + use.owned_elements;
-    parts[p] = {.weights = need.weights,
-                .gathered = rounded ? 0 : use.copied_elements * kElementBytes,
-                .gradients = gradients > 0 ? gradients * GradientBytes(config) +
-                                                 StagingBytes(config, planned.layout)
-                                           : 0,
-                .moments = need.moments,
-                .activations = use.activation_bytes > 0 ? use.activation_bytes + shared : 0,
-                .rounded = !rounded ? 0
-                           : SharesWeights(planned.layout)
-                               ? need.rounded
-                               : (use.copied_elements + source) * SizeOf(config.Precision()),
-                .snapshots = 0};
+    const std::int64_t gradients = use(BufferKind::kGradients) + use(BufferKind::kReduced);
+    parts[p] = {
+        .weights = need.weights,
+        .gathered = rounded ? 0 : copied * kElementBytes,
+        .gradients = gradients > 0
+                         ? gradients * GradientBytes(config) + StagingBytes(config, planned.layout)
+                         : 0,
+        .moments = need.moments,
+        .activations = activations > 0 ? activations + shared : 0,
+        .rounded = !rounded                        ? 0
+                   : SharesWeights(planned.layout) ? need.rounded
+                                                   : (copied + source) * SizeOf(config.Precision()),
+        .snapshots = 0};
   }
   return parts;
+}
+
+std::vector<BufferNeed> BuffersOf(const TrainConfig& config, const Planned& planned) {
+  const std::vector<std::int64_t> kept = KeptBytes(config, planned);
+  const auto bytes_of = [&](BufferKind kind) -> std::int64_t {
+    switch (kind) {
+      case BufferKind::kWeights:
+        return planned.layout.rounded() ? SizeOf(config.Precision()) : kElementBytes;
+      case BufferKind::kGradients:
+      case BufferKind::kReduced: return GradientBytes(config);
+      case BufferKind::kActivations: return 1;
+    }
+    CHECK(false);
+  };
+  std::vector<BufferNeed> needs;
+  for (const StepBuffer& buffer : BuffersOf(planned.layout, planned.plan, kept))
+    needs.push_back({buffer, buffer.size * bytes_of(buffer.kind)});
+  return needs;
 }
 
 TrainedSize TrainedSizeOf(const TrainConfig& config, const ParamLayout& layout) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "worker/model/gpt.h"
@@ -57,6 +58,13 @@ absl::StatusOr<MemoryNeed> NeedOf(const TrainConfig& config, const RanksOnHosts&
 // What of its need is in use in each part of a step, at most. Snapshots are made between steps.
 std::array<MemoryNeed, 3> NeedOverStep(const TrainConfig& config, const Planned& planned,
                                        const MemoryNeed& need);
+
+// What rank 0 has in use in a step, and from which of the plan's instructions to which.
+struct BufferNeed {
+  StepBuffer buffer;
+  std::int64_t bytes = 0;
+};
+std::vector<BufferNeed> BuffersOf(const TrainConfig& config, const Planned& planned);
 
 TrainedSize TrainedSizeOf(const TrainConfig& config, const ParamLayout& layout);
 // What rank 0 does in a step, which has most samples.

@@ -87,6 +87,12 @@ struct Report {
   std::vector<StrategyRow> rows;
   PlanAdvice advice;
   std::vector<std::string> instructions;  // With --show, and what the plan says before them.
+  struct Buffer {
+    std::string kind, unit;
+    std::int64_t bytes = 0;
+    std::size_t first_use = 0, last_use = 0;
+  };
+  std::vector<Buffer> buffers;  // With --show.
 };
 
 double TokensOfStep(const PlanConfig& config) {
@@ -184,6 +190,14 @@ absl::StatusOr<Report> Find(const PlanConfig& config) {
     if (config.show) {
       report.instructions =
           absl::StrSplit(ToString(planned.plan, planned.layout), '\n', absl::SkipEmpty());
+      for (const auto& [buffer, bytes] : BuffersOf(config.train, planned)) {
+        report.buffers.push_back(
+            {.kind = NameOf(buffer.kind),
+             .unit = planned.layout.units()[static_cast<std::size_t>(buffer.unit)].name,
+             .bytes = bytes,
+             .first_use = buffer.first_use,
+             .last_use = buffer.last_use});
+      }
     }
   }
   ASSIGN_OR_RETURN(report.advice,
@@ -298,7 +312,14 @@ std::string Text(const PlanConfig& config, const Report& report) {
                                   "\n", AdviceText(config, report));
   if (config.gpu) absl::StrAppend(&text, "\n", TimeText(config, report));
   for (const std::string& note : Notes(config)) absl::StrAppend(&text, "\n", note, "\n");
-  if (config.show) absl::StrAppend(&text, "\n", absl::StrJoin(report.instructions, "\n"), "\n");
+  if (!config.show) return text;
+  absl::StrAppend(&text, "\n", absl::StrJoin(report.instructions, "\n"),
+                  "\n\nIn use in it, from one instruction to another:\n");
+  absl::StrAppendFormat(&text, "%-12s%-12s%14s%8s%8s\n", "", "unit", "bytes", "first", "last");
+  for (const Report::Buffer& buffer : report.buffers) {
+    absl::StrAppendFormat(&text, "%-12s%-12s%14d%8d%8d\n", buffer.kind, buffer.unit, buffer.bytes,
+                          buffer.first_use, buffer.last_use);
+  }
   return text;
 }
 
@@ -387,7 +408,15 @@ std::string JsonText(const PlanConfig& config, const Report& report) {
   tree["suggested"] = JsonOf(report.advice);
   if (config.gpu) tree["gpu"] = JsonOf(*config.gpu, config);
   tree["notes"] = Notes(config);
-  if (config.show) tree["instructions"] = report.instructions;
+  if (!config.show) return tree.dump(2) + "\n";
+  tree["instructions"] = report.instructions;
+  for (const Report::Buffer& buffer : report.buffers) {
+    tree["buffers"].push_back({{"kind", buffer.kind},
+                               {"unit", buffer.unit},
+                               {"bytes", buffer.bytes},
+                               {"first_use", buffer.first_use},
+                               {"last_use", buffer.last_use}});
+  }
   return tree.dump(2) + "\n";
 }
 
@@ -409,8 +438,7 @@ CommandDescription DescribePlan() {
               "does, which other options would. Floating-point operations are counted by two "
               "published formulas, because the choice moves MFU by several per cent: N is the "
               "number of parameters, L of layers, d the width, T the context. --gpu estimates "
-              "time and MFU from published peaks, as if this trainer ran there, which it "
-              "does not: it trains on CPUs.",
+              "time and MFU from published peaks; no figure of this trainer's is in it.",
           .example =
               "regroup plan --config gpt.yaml --world 8 --memory 4GiB\n"
               "regroup plan --config gpt.yaml --world 8 --gpu h200 --precision bf16",
@@ -439,7 +467,10 @@ void DescribePlanFlags(CLI::App& app, PlanConfig& c) {
   AddBytes(app, "--link", c.link_bytes_per_second,
            "bytes per second that a rank moves each way, for ranks of several hosts; left out: "
            "the link of --gpu within a host, as in --link 50GB");
-  AddSwitch(app, "--show", c.show, "print the instructions of rank 0 under --strategy");
+  AddSwitch(app, "--show", c.show,
+            "print the instructions of rank 0 under --strategy, the stream of each, and when which "
+            "memory is "
+            "in use");
   AddSwitch(app, "--json", c.json, "print JSON, which has all that the text has");
   for (const char* flag :
        {"--world", "--nproc-per-node", "--memory", "--gpu", "--mfu", "--link", "--show", "--json"})

@@ -413,7 +413,7 @@ absl::Status StepRunner::RunAll(std::int64_t step, const Ballot& ballot, StepRes
 
 void StepRunner::Gather(UnitId unit) {
   const auto u = static_cast<std::size_t>(unit);
-  Stream& moves = Moves();
+  Stream& moves = StreamFor(Op::kGather);
   moves.Wait(compute_->Record());
   backend_.tensors.AllGather(moves, source_, gathers_[u], weights_, layout_.group());
   gathered_at_[u] = moves.Record();
@@ -569,7 +569,7 @@ void StepRunner::ZeroGradients(const Instruction& instruction) {
 void StepRunner::ReduceGradients(const Instruction& instruction) {
   const auto bucket = static_cast<std::size_t>(instruction.bucket);
   NarrowGradients(BucketOf(instruction));
-  Stream& moves = Moves();
+  Stream& moves = StreamFor(Op::kReduceGrad);
   moves.Wait(compute_->Record());
   if (reductions_.empty()) {
     const Range& flat = BucketOf(instruction).flat;

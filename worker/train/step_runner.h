@@ -115,7 +115,9 @@ class StepRunner {
   template <typename T>
   typename UnitRunner<T>::Places Places();
   void Connect(const TrainState& state);
-  Stream& Moves() { return moves_ ? *moves_ : *compute_; }
+  Stream& StreamFor(Op op) {
+    return StreamOf(plan_, op) == StepStream::kMove ? *moves_ : *compute_;
+  }
   absl::Status Await();
   absl::Status PlanForwards();
   absl::Status RunForwards(BatchReader& reader, std::int64_t batches,

@@ -3,20 +3,50 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "tests/worker/plan/mistakes.h"
 
 namespace regroup::worker {
 namespace {
 
+// As it is shown, without the columns of indices and streams.
+std::string Listed(const Plan& plan, const ParamLayout& layout) {
+  constexpr std::size_t kBefore = 2, kColumns = 15;
+  std::string text;
+  for (std::string line : std::vector<std::string>(absl::StrSplit(ToString(plan, layout), '\n'))) {
+    if (line.starts_with("   ") && std::isdigit(line[kBefore + 3]) != 0)
+      line.erase(kBefore, kColumns);
+    text += text.empty() ? line : "\n" + line;
+  }
+  return text;
+}
+
+TEST(Plan, SaysWhereItsInstructionsAreDone) {
+  const ParamLayout layout = Layout(2, true, Strategy::kZero3);
+  const std::string beside = ToString(Plans(layout, {1, 1}, {}, /*overlap=*/true)[0], layout),
+                    apart = ToString(Plans(layout, {1, 1})[0], layout);
+  EXPECT_NE(apart.find("\n     0  compute  Gather unit 0 (embed)\n"
+                       "     1  compute  Forward unit 0 micro-batch 0 (embed)\n"),
+            std::string::npos)
+      << apart;
+  EXPECT_NE(beside.find("\n     0  move     Gather unit 0 (embed)\n"
+                        "     1  compute  AwaitGather unit 0 (embed)\n"),
+            std::string::npos)
+      << beside;
+  EXPECT_NE(beside.find("  move     ReduceGrad bucket 0"), std::string::npos) << beside;
+  EXPECT_NE(beside.find("           Vote\n"), std::string::npos) << beside;
+}
+
 TEST(Plan, ReducesEachBucketRightAfterTheBackwardThatFillsIt) {
   const ParamLayout layout = Layout(1);
-  EXPECT_EQ(ToString(Plans(layout, {2})[0], layout),
+  EXPECT_EQ(Listed(Plans(layout, {2})[0], layout),
             "rank 0 of 1, 2 micro-batches\n"
             "  head writes the gradient of wte first, embed adds\n"
             "  Forward unit 0 micro-batch 0 (embed)\n"
@@ -49,7 +79,7 @@ TEST(Plan, ReducesEachBucketRightAfterTheBackwardThatFillsIt) {
 // Each unit is there while it is used and not longer; the head reads the embedding's weights.
 TEST(Plan, DividedWeightsAreGatheredForEachUseAndFreed) {
   const ParamLayout layout = Layout(2, true, Strategy::kZero3);
-  EXPECT_EQ(ToString(Plans(layout, {1, 0})[0], layout),
+  EXPECT_EQ(Listed(Plans(layout, {1, 0})[0], layout),
             "rank 0 of 2, 1 micro-batches\n"
             "  zero-3\n"
             "  weights in 1280 bytes, units at 0, 0, 0, 256\n"
@@ -93,7 +123,7 @@ TEST(Plan, DividedWeightsAreGatheredForEachUseAndFreed) {
 // Once in a step, before they are read or gathered: what ranks move is rounded.
 TEST(Plan, WeightsAreRoundedBeforeTheyAreRead) {
   const ParamLayout whole = Layout(2, true, Strategy::kReplicated, /*rounded=*/true);
-  std::string text = ToString(Plans(whole, {2, 0})[0], whole);
+  std::string text = Listed(Plans(whole, {2, 0})[0], whole);
   EXPECT_NE(text.find("  Round unit 0 (embed)\n"
                       "  Forward unit 0 micro-batch 0 (embed)\n"
                       "  Round unit 1 (b0)\n"),
@@ -101,9 +131,9 @@ TEST(Plan, WeightsAreRoundedBeforeTheyAreRead) {
       << text;
   EXPECT_NE(text.find("rounded weights in 1152 bytes"), std::string::npos) << text;
   EXPECT_EQ(text.find("Round unit 0", text.find("micro-batch 1")), std::string::npos) << text;
-  EXPECT_EQ(ToString(Plans(whole, {2, 0})[1], whole).find("Round"), std::string::npos);
+  EXPECT_EQ(Listed(Plans(whole, {2, 0})[1], whole).find("Round"), std::string::npos);
   const ParamLayout layout = Layout(2, true, Strategy::kZero3, /*rounded=*/true);
-  text = ToString(Plans(layout, {1, 0})[0], layout);
+  text = Listed(Plans(layout, {1, 0})[0], layout);
   EXPECT_EQ(text.find("  zero-3\n"
                       "  rounded weights in 640 bytes, units at 0, 0, 0, 256\n"),
             text.find('\n') + 1)
@@ -127,7 +157,7 @@ TEST(Plan, WeightsAreRoundedBeforeTheyAreRead) {
 // The last of them needs no other forward: nothing has been computed over it.
 TEST(Plan, UnitsAreRecomputedRightBeforeTheirBackward) {
   const ParamLayout layout = Layout(2, true, Strategy::kZero3);
-  const std::string text = ToString(Plans(layout, {2, 1}, {1, 2})[0], layout);
+  const std::string text = Listed(Plans(layout, {2, 1}, {1, 2})[0], layout);
   EXPECT_NE(text.find("  recomputes units 1, 2\n"), std::string::npos) << text;
   for (const char* micro_batch : {"0", "1"}) {
     const std::string of = std::string(" micro-batch ") + micro_batch;

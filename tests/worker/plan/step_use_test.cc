@@ -57,18 +57,73 @@ TEST(StepUse, IsWhatInstructionsHaveInUse) {
     const StepUses uses = Uses(row.strategy, row.micro_batches, row.rounded);
     for (const StepPart part : kStepParts) {
       const auto p = static_cast<std::size_t>(part);
-      EXPECT_EQ(uses[p].copied_elements, row.copied[p] * kBlock) << row.name << NameOf(part);
-      EXPECT_EQ(uses[p].gradient_elements, row.gradients[p] * kBlock) << row.name << NameOf(part);
-      EXPECT_EQ(uses[p].owned_elements, row.owned[p] * kBlock) << row.name << NameOf(part);
+      EXPECT_EQ(uses[p][0], row.copied[p] * kBlock) << row.name << NameOf(part);
+      EXPECT_EQ(uses[p][1], row.gradients[p] * kBlock) << row.name << NameOf(part);
+      EXPECT_EQ(uses[p][2], row.owned[p] * kBlock) << row.name << NameOf(part);
     }
   }
 }
 
 TEST(StepUse, ActivationsPileUpUntilTheBackward) {
   const StepUses uses = Uses(Strategy::kReplicated, 2);
-  EXPECT_EQ(uses[0].activation_bytes, 1111);
-  EXPECT_EQ(uses[1].activation_bytes, 1111);  // Also of the second micro-batch's forward.
-  EXPECT_EQ(uses[2].activation_bytes, 0);
+  const auto activations = static_cast<std::size_t>(BufferKind::kActivations);
+  EXPECT_EQ(uses[0][activations], 1111);
+  EXPECT_EQ(uses[1][activations], 1111);  // Also of the second micro-batch's forward.
+  EXPECT_EQ(uses[2][activations], 0);
+}
+
+// What is shown of a step: each buffer, its size, and the instructions between which it is in use.
+std::string BuffersShown(const ParamLayout& layout, const Plan& plan) {
+  std::string text;
+  for (const StepBuffer& b : BuffersOf(layout, plan, std::vector<std::int64_t>{1, 10, 100, 1000})) {
+    const std::int64_t size = b.kind == BufferKind::kActivations ? b.size : b.size / kBlock;
+    text += std::string(NameOf(b.kind)) + " " + std::to_string(b.unit) + ": " +
+            std::to_string(size) + " from " + ToString(plan.instructions[b.first_use]) + " to " +
+            ToString(plan.instructions[b.last_use]) + "\n";
+  }
+  return text;
+}
+
+TEST(StepBuffers, AreInUseFromOneInstructionToAnother) {
+  const ParamLayout layout = Layout(Strategy::kZero3, /*rounded=*/false);
+  const Plan plan = *MakePlan(layout, {.bucket_bytes = 1, .overlap = true});
+  EXPECT_EQ(
+      BuffersShown(layout, plan),
+      "weights 0: 4 from Gather unit 0 to Free unit 0\n"
+      "weights 1: 2 from Gather unit 1 to Free unit 1\n"
+      "activations 0: 1 from Forward unit 0 micro-batch 0 to Backward unit 0 micro-batch 0\n"
+      "weights 2: 2 from Gather unit 2 to Free unit 2\n"
+      "activations 1: 10 from Forward unit 1 micro-batch 0 to Backward unit 1 micro-batch 0\n"
+      "weights 0: 4 from Gather unit 0 to Free unit 0\n"
+      "weights 3: 2 from Gather unit 3 to Free unit 3\n"
+      "activations 2: 100 from Forward unit 2 micro-batch 0 to Backward unit 2 micro-batch 0\n"
+      "activations 3: 1000 from Forward unit 3 micro-batch 0 to Backward unit 3 micro-batch 0\n"
+      "weights 2: 2 from Gather unit 2 to Free unit 2\n"
+      "gradients 0: 4 from Backward unit 3 micro-batch 0 to AwaitGrad bucket 3\n"
+      "gradients 3: 2 from Backward unit 3 micro-batch 0 to AwaitGrad bucket 0\n"
+      "weights 1: 2 from Gather unit 1 to Free unit 1\n"
+      "reduced 3: 1 from ReduceGrad bucket 0 to Step unit 3\n"
+      "gradients 2: 2 from Backward unit 2 micro-batch 0 to AwaitGrad bucket 1\n"
+      "weights 0: 4 from Gather unit 0 to Free unit 0\n"
+      "reduced 2: 1 from ReduceGrad bucket 1 to Step unit 2\n"
+      "gradients 1: 2 from Backward unit 1 micro-batch 0 to AwaitGrad bucket 2\n"
+      "reduced 1: 1 from ReduceGrad bucket 2 to Step unit 1\n"
+      "reduced 0: 2 from ReduceGrad bucket 3 to Step unit 0\n");
+}
+
+// A part of a backward is not the end of what the unit keeps for it.
+TEST(StepBuffers, ActivationsAreInUseUntilTheLastPart) {
+  const ParamLayout layout = *ParamLayout::Replicated(
+      {{"a", {{.name = "a.x", .shape = {64}}, {.name = "a.y", .shape = {64}}}, {}, {1}}}, 2);
+  const Plan plan = *MakePlan(layout, {.bucket_bytes = 1, .overlap = true});
+  const std::vector<StepBuffer> buffers = BuffersOf(layout, plan, std::vector<std::int64_t>{5});
+  ASSERT_EQ(buffers.size(), 2u);
+  EXPECT_EQ(buffers[0].kind, BufferKind::kActivations);
+  EXPECT_EQ(ToString(plan.instructions[buffers[0].last_use]),
+            "Backward unit 0 part 0 micro-batch 0");
+  EXPECT_EQ(ToString(plan.instructions[buffers[1].first_use]),
+            "Backward unit 0 part 1 micro-batch 0");
+  EXPECT_EQ(ToString(plan.instructions[buffers[1].last_use]), "Step unit 0");
 }
 
 }  // namespace

@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 
 namespace regroup::worker {
@@ -360,15 +362,55 @@ TEST(PlanReport, EstimatesTimeAndMfuAndSaysWhatIsAssumed) {
   }
 }
 
+// Together they are what the report says of parts of a step.
+TEST(PlanReport, ShowsWhenBuffersAreInUse) {
+  const std::string flags = std::string(kSmall) + "--world 3 --strategy zero-3 --show ";
+  for (const char* more : {"", "--nproc-per-node 1 ", "--precision bf16 "}) {
+    const Json shown = SaidAsJson(flags + more);
+    const std::string text = Said(flags + more);
+    std::map<std::string, std::map<std::size_t, std::int64_t>> in_use;  // By kind, at each use.
+    for (const Json& buffer : shown["buffers"]) {
+      const auto first = buffer["first_use"].get<std::size_t>(),
+                 last = buffer["last_use"].get<std::size_t>();
+      ASSERT_LE(first, last);
+      for (std::size_t at = first; at <= last; ++at)
+        in_use[buffer["kind"]][at] += Whole(buffer["bytes"]);
+      EXPECT_NE(text.find(absl::StrFormat(
+                    "\n%-12s%-12s%14d%8d%8d\n", buffer["kind"].get<std::string>(),
+                    buffer["unit"].get<std::string>(), Whole(buffer["bytes"]), first, last)),
+                std::string::npos)
+          << buffer << text;
+    }
+    const auto most = [&](const std::string& kind) {
+      std::int64_t most = 0;
+      for (const auto& [at, bytes] : in_use[kind]) most = std::max(most, bytes);
+      return most;
+    };
+    std::int64_t gathered = 0, gradients = 0;
+    ASSERT_EQ(shown["strategies"][3]["strategy"], "zero-3");
+    for (const Json& part : shown["strategies"][3]["in_use"]) {
+      // What a rank owns is rounded beside what it gathers.
+      gathered = std::max(gathered, Whole(part["gathered_bytes"]));
+      gradients = std::max(gradients, Whole(part["gradients_bytes"]));
+    }
+    if (gathered > 0) {
+      EXPECT_EQ(most("weights"), gathered) << more;
+    }
+    EXPECT_EQ(most("gradients") + most("reduced"), gradients) << more;
+    EXPECT_GT(most("activations"), 0);
+  }
+}
+
 TEST(PlanReport, HasInstructionsInJsonToo) {
   const std::string flags = std::string(kSmall) + "--world 3 --strategy zero-3 ";
   std::string lines;
   const Json shown = SaidAsJson(flags + "--show");
   for (const Json& line : shown["instructions"]) lines += line.get<std::string>() + "\n";
-  EXPECT_NE(lines.find("\n  Gather unit 0 (embed)\n"), std::string::npos) << lines;
-  const std::string text = Said(flags + "--show");
-  EXPECT_EQ(text.substr(text.size() - lines.size()), lines);
+  EXPECT_NE(lines.find("\n     0  compute  Gather unit 0 (embed)\n"), std::string::npos) << lines;
+  EXPECT_NE(Said(flags + "--show").find(lines), std::string::npos);
   EXPECT_FALSE(SaidAsJson(flags).contains("instructions"));
+  EXPECT_NE(Said(flags + "--show --nproc-per-node 1").find("\n     0  move     Gather unit 0"),
+            std::string::npos);
   EXPECT_NE(
       Said(std::string(kSmall) + "--world 513").find("regroup-worker train takes 512 at most"),
       std::string::npos);

@@ -231,7 +231,7 @@ TEST_F(ProgramTest, APlanSaysWhatATrainingTakesAndWhatFits) {
   EXPECT_NE(Run(plan + "--memory 64KiB").out.find("nothing fits 64.0 KiB per rank: even zero-1"),
             std::string::npos)
       << Run(plan + "--memory 64KiB").out;
-  EXPECT_NE(Run(plan + "--show --strategy zero-3").out.find("\n  Gather unit 0 (embed)\n"),
+  EXPECT_NE(Run(plan + "--show --strategy zero-3").out.find("  Gather unit 0 (embed)\n"),
             std::string::npos);
   const std::string file = directory_ / "gpt.yaml";
   WriteAll(file, "layers: 4\nwidth: 64\nheads: 4\ncontext: 32\nbatch: 6\ncheckpoint_dir: x\n");
