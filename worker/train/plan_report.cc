@@ -469,8 +469,7 @@ void DescribePlanFlags(CLI::App& app, PlanConfig& c) {
            "the link of --gpu within a host, as in --link 50GB");
   AddSwitch(app, "--show", c.show,
             "print the instructions of rank 0 under --strategy, the stream of each, and when which "
-            "memory is "
-            "in use");
+            "memory is in use");
   AddSwitch(app, "--json", c.json, "print JSON, which has all that the text has");
   for (const char* flag :
        {"--world", "--nproc-per-node", "--memory", "--gpu", "--mfu", "--link", "--show", "--json"})
