@@ -326,6 +326,7 @@ TEST(Plan, RefusesWhatCanNotBe) {
 const Mistake kMistakes[] = {
     {"a forward left out", [](Plan& p) { Erase(p, Find(p, Op::kForward, 1)); }, "unit 1 of"},
     {"a backward left out", [](Plan& p) { Erase(p, Find(p, Op::kBackward, 1)); }, "unit 1 of"},
+    {"a micro-batch more than it runs", [](Plan& p) { ++p.micro_batches; }, "are not complete"},
     {"a forward of no unit",
      [](Plan& p) {
        Insert(p, Find(p, Op::kBackward), {.op = Op::kForward, .unit = 4, .micro_batch = 0});
