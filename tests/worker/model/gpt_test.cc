@@ -272,6 +272,24 @@ TEST(Gpt, LogitsAreThereForSomeTokensAtATime) {
   EXPECT_NEAR(least.Pass(tokens, 0, kBatch, false), loss, 1e-12);
 }
 
+int losses_made = 0;  // Calls of the kernel.
+
+// Its backward makes them if there is one, else its forward.
+TEST(Gpt, LossesAreMadeOnce) {
+  KernelTable<double> counting = ReferenceKernels<double>();
+  counting.cross_entropy = Kernel<CrossEntropyArgs<double>>(
+      +[](const Launch& launch, const CrossEntropyArgs<double>& args) {
+        ++losses_made;
+        ReferenceKernels<double>().cross_entropy(launch, args);
+      });
+  Trainer<double> trainer(kTiny, counting, kBatch);
+  for (const bool backward : {true, false}) {
+    losses_made = 0;
+    trainer.Pass(GoldenBatch(0), 0, kBatch, false, backward);
+    EXPECT_EQ(losses_made, 1) << backward;
+  }
+}
+
 // From 64 tokens on as many as kernels have in a tile.
 TEST(Gpt, LogitsAreOfWholeTiles) {
   const auto bytes = [](std::int64_t logit_bytes) {
@@ -282,6 +300,12 @@ TEST(Gpt, LogitsAreOfWholeTiles) {
   EXPECT_EQ(bytes(128 * kOne) - bytes(127 * kOne), 64 * kOne);
   EXPECT_EQ(bytes(kLogitBytes), bytes(384 * kOne));
   // Those of all tokens are kept where somebody wants them.
+  const auto product = [](bool logits) {
+    const Model<double> model = MakeGpt<double>(kTiny, 64 * kOne);
+    return model.units().back().layer->Spec({32, 12, logits}).largest_product.rows;
+  };
+  EXPECT_EQ(product(true), 32 * 12);
+  EXPECT_EQ(product(false), 64);
   const auto kept = [](bool logits) {
     return *UnitRunner<double>::ActivationBytes(MakeGpt<double>(kTiny), {32, 12, logits});
   };
