@@ -2,9 +2,9 @@
 // queries against tiles of keys, some threads to a row. The backward pass computes the scores
 // again, once for the keys' and values' gradients and once for the queries', so that nothing is
 // added by two blocks.
+#include "worker/cuda_kernels/attention.cuh"
 #include "worker/cuda_kernels/block.cuh"
 #include "worker/cuda_kernels/block_memory.cuh"
-#include "worker/cuda_kernels/kernels.h"
 
 namespace regroup::worker::cuda {
 namespace {
@@ -20,35 +20,11 @@ struct Tiling {
   __device__ static int Part() { return static_cast<int>(threadIdx.x) % of_row; }
 };
 
-// One head of one sequence, and the block's tile of it.
-struct Place {
-  std::int64_t time;            // Of the sequence.
-  int width;                    // Of the head.
-  std::int64_t stride;          // From one position of out to the next; qkv has three times that.
-  std::int64_t tile;            // Which of the sequence's.
-  std::int64_t head;            // (batch, heads) as one number.
-  std::int64_t in_qkv, in_out;  // Where the head's first numbers lie.
-};
-
-template <int tile>
-__device__ Place PlaceOfBlock(const AttentionShape& s) {
-  const std::int64_t tiles = (s.time + tile - 1) / tile;
-  const std::int64_t head = blockIdx.x / tiles, b = head / s.heads, h = head % s.heads;
-  const std::int64_t stride = s.heads * s.head_width;
-  return {s.time,
-          static_cast<int>(s.head_width),
-          stride,
-          static_cast<std::int64_t>(blockIdx.x) % tiles,
-          head,
-          b * s.time * 3 * stride + h * s.head_width,
-          b * s.time * stride + h * s.head_width};
-}
-
 // A tile's rows of width + 1 floats in the memory of the block, so that a column of them lies in
 // different banks; zeros behind the end of the sequence.
 template <typename Tiling, typename T>
-__device__ void ReadRows(const Place& at, const T* first, std::int64_t stride, std::int64_t which,
-                         float* rows) {
+__device__ void ReadRows(const HeadTile& at, const T* first, std::int64_t stride,
+                         std::int64_t which, float* rows) {
   const std::int64_t begin = which * Tiling::kTile;
   for (int i = static_cast<int>(threadIdx.x); i < Tiling::kTile * at.width; i += Tiling::kThreads) {
     const int r = i / at.width, d = i % at.width;
@@ -105,7 +81,7 @@ __device__ float RowSum(float x) {
 template <typename Tiling, typename T>
 __global__ void __launch_bounds__(Tiling::kThreads, 2) ForwardKernel(AttentionForwardArgs<T> args) {
   constexpr int kTile = Tiling::kTile;
-  const auto at = PlaceOfBlock<kTile>(args.shape);
+  const auto at = TileOfBlock<kTile>(args.shape);
   auto* q = BlockMemory<float>();               // (kTile, width + 1)
   float* kv = q + kTile * (at.width + 1);       // The same; keys, then values.
   float* scores = kv + kTile * (at.width + 1);  // (kTile, kTile + 1)
@@ -153,16 +129,9 @@ __global__ void __launch_bounds__(Tiling::kThreads, 2) ForwardKernel(AttentionFo
   if (Tiling::Part() == 0) args.log_sum_exp[at.head * at.time + t] = top + logf(total);
 }
 
-// What the backward kernels share. delta (B, H, T) is the dot product of out and dout.
-template <typename T>
-struct Backward {
-  AttentionBackwardArgs<T> args;
-  float* delta;
-};
-
 // One warp has a position of a head.
 template <typename T>
-__global__ void DeltaKernel(Backward<T> b) {
+__global__ void DeltaKernel(AttentionGrads<T> b) {
   const AttentionShape& s = b.args.shape;
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
   if (i >= s.batch * s.heads * s.time) return;
@@ -193,7 +162,7 @@ struct ScoreGrad {
 
 // Of the query at row q of its tile, position t, and the key at row k of its, position u.
 template <typename Tiling, typename T>
-__device__ ScoreGrad ScoreGradAt(const Backward<T>& b, const Place& at,
+__device__ ScoreGrad ScoreGradAt(const AttentionGrads<T>& b, const HeadTile& at,
                                  const BackwardTiles<Tiling>& tiles, int q, std::int64_t t, int k,
                                  std::int64_t u) {
   if (u > t || t >= at.time) return {0, 0};
@@ -207,9 +176,9 @@ __device__ ScoreGrad ScoreGradAt(const Backward<T>& b, const Place& at,
 
 // A block has a tile of keys, and goes through the queries that see them.
 template <typename Tiling, typename T>
-__global__ void __launch_bounds__(Tiling::kThreads, 2) KeyGradKernel(Backward<T> b) {
+__global__ void __launch_bounds__(Tiling::kThreads, 2) KeyGradKernel(AttentionGrads<T> b) {
   constexpr int kTile = Tiling::kTile;
-  const auto at = PlaceOfBlock<kTile>(b.args.shape);
+  const auto at = TileOfBlock<kTile>(b.args.shape);
   const BackwardTiles<Tiling> tiles(at.width);
   const T* qkv = b.args.qkv + at.in_qkv;
   const std::int64_t u = at.tile * kTile + Tiling::Row();
@@ -242,9 +211,9 @@ __global__ void __launch_bounds__(Tiling::kThreads, 2) KeyGradKernel(Backward<T>
 
 // A block has a tile of queries, and goes through the keys that they see.
 template <typename Tiling, typename T>
-__global__ void __launch_bounds__(Tiling::kThreads, 2) QueryGradKernel(Backward<T> b) {
+__global__ void __launch_bounds__(Tiling::kThreads, 2) QueryGradKernel(AttentionGrads<T> b) {
   constexpr int kTile = Tiling::kTile;
-  const auto at = PlaceOfBlock<kTile>(b.args.shape);
+  const auto at = TileOfBlock<kTile>(b.args.shape);
   const BackwardTiles<Tiling> tiles(at.width);
   const T* qkv = b.args.qkv + at.in_qkv;
   const std::int64_t t = at.tile * kTile + Tiling::Row();
@@ -298,6 +267,9 @@ void WithTiling(const Launch& launch, const AttentionShape& shape, const Use& us
 
 template <typename T>
 void AttentionForward(const Launch& launch, const AttentionForwardArgs<T>& args) {
+  if constexpr (sizeof(T) == 2) {
+    if (FitsTensorCores(args)) return TensorAttentionForward(launch, args);
+  }
   WithTiling(launch, args.shape, [&]<typename Tiling>(Tiling) {
     LaunchKernel(launch, ForwardKernel<Tiling, T>, TileGeometry<Tiling>(args.shape, 2, 1), args);
   });
@@ -306,11 +278,20 @@ void AttentionForward(const Launch& launch, const AttentionForwardArgs<T>& args)
 template <typename T>
 void AttentionBackward(const Launch& launch, const AttentionBackwardArgs<T>& args) {
   const AttentionShape& s = args.shape;
-  const Backward<T> backward{args, static_cast<float*>(launch.workspace)};
-  WithTiling(launch, s, [&]<typename Tiling>(Tiling) {
+  const AttentionGrads<T> backward{args, static_cast<float*>(launch.workspace)};
+  const auto find_deltas = [&] {
     LaunchKernel(launch, DeltaKernel<T>,
                  {.blocks = BlocksFor(s.batch * s.heads * s.time, kWarps), .threads = kThreads},
                  backward);
+  };
+  if constexpr (sizeof(T) == 2) {
+    if (FitsTensorCores(args)) {
+      find_deltas();
+      return TensorAttentionBackward(launch, backward);
+    }
+  }
+  WithTiling(launch, s, [&]<typename Tiling>(Tiling) {
+    find_deltas();
     LaunchKernel(launch, KeyGradKernel<Tiling, T>, TileGeometry<Tiling>(s, 4, 2), backward);
     LaunchKernel(launch, QueryGradKernel<Tiling, T>, TileGeometry<Tiling>(s, 4, 2), backward);
   });

@@ -5,8 +5,9 @@ import re
 import sys
 import unittest
 
-# A multiprocessor has 65,536 registers: 64 are four blocks of 256 threads, 254 are two of 128.
-MOST_REGISTERS = {("attention", "80"): 254, ("attention", "90"): 208}
+# A multiprocessor has 65,536 registers: 64 are four blocks of 256 threads, 255 are two of 128.
+MOST_REGISTERS = {("attention", "80"): 254, ("attention", "90"): 208, ("tensor_attention", "80"): 255,
+                  ("tensor_attention", "90"): 255}
 USUAL_REGISTERS = 64
 
 _KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_(\d+)'\n"
@@ -33,7 +34,7 @@ class PtxasTest(unittest.TestCase):
     logs = []
 
     def test_no_kernel_spills_or_takes_too_many_registers(self):
-        self.assertGreaterEqual(len(self.logs), 14)
+        self.assertGreaterEqual(len(self.logs), 16)
         found = []
         for path in self.logs:
             with open(path, encoding="utf-8") as f:

@@ -7,6 +7,7 @@
 
 #include "tests/worker/gpu_emulator/gpu_emulator.h"
 #include "worker/device/device.h"
+#include "worker/tensor/dtype.h"
 
 // NOLINTBEGIN(bugprone-reserved-identifier)
 #define __global__
@@ -32,6 +33,22 @@ using std::min;
 template <typename Number>
 Number* BlockMemory() {
   return static_cast<Number*>(gpu_emulator::MemoryOfBlock());
+}
+
+inline void LoadBlocks(std::uint32_t (&blocks)[4], const void* row) {
+  gpu_emulator::LoadBlocks(blocks, row, false, {__FILE__, __LINE__});
+}
+inline void LoadTransposedBlocks(std::uint32_t (&blocks)[4], const void* row) {
+  gpu_emulator::LoadBlocks(blocks, row, true, {__FILE__, __LINE__});
+}
+template <typename T>
+void MultiplyAdd(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  constexpr auto kWiden = [](std::uint16_t bits) -> float {
+    T number;
+    number.bits = bits;
+    return number;
+  };
+  gpu_emulator::MultiplyAdd(c, a, b0, b1, kWiden, {__FILE__, __LINE__});
 }
 
 template <typename Args>

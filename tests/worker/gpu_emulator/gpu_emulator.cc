@@ -81,6 +81,8 @@ struct Thread {
   int lanes = 0;
   const void* type = nullptr;
   std::uint64_t bits = 0;
+  OfWarp together = nullptr;
+  void* own = nullptr;
 };
 
 class Block {
@@ -196,10 +198,10 @@ void Block::Wait(State state, Place at) {
 
 bool AtSamePlace(const Thread& a, const Thread& b) {
   return a.state == b.state && a.at.line == b.at.line && std::string_view(a.at.file) == b.at.file &&
-         a.mask == b.mask && a.type == b.type && a.lanes == b.lanes;
+         a.mask == b.mask && a.type == b.type && a.lanes == b.lanes && a.together == b.together;
 }
 
-// A shuffle or a ballot of a whole warp, all of whose lanes have come to the same one.
+// A shuffle, a ballot or what a whole warp does as one, all of whose lanes have come to it.
 bool Block::ReleaseWarp(std::size_t first) {
   if (threads_.size() - first < cuda::kWarp) return false;
   Thread* warp = &threads_[first];
@@ -207,6 +209,15 @@ bool Block::ReleaseWarp(std::size_t first) {
       !std::all_of(warp, warp + cuda::kWarp,
                    [&](const Thread& lane) { return AtSamePlace(lane, *warp); }))
     return false;
+  if (warp->together != nullptr) {
+    void* lanes[cuda::kWarp];
+    for (int lane = 0; lane < cuda::kWarp; ++lane) {
+      lanes[lane] = warp[lane].own;
+      warp[lane].state = State::kReady;
+    }
+    warp->together(lanes);
+    return true;
+  }
   std::uint64_t brought[cuda::kWarp], ballot = 0;
   for (int lane = 0; lane < cuda::kWarp; ++lane) {
     brought[lane] = warp[lane].bits;
@@ -312,7 +323,7 @@ void* MemoryOfBlock() { return g_block->memory(); }
 
 void Barrier(Place at) {
   Thread& thread = g_block->current();
-  thread.mask = 0, thread.lanes = 0, thread.type = nullptr;
+  thread.mask = 0, thread.lanes = 0, thread.type = nullptr, thread.together = nullptr;
   g_block->Wait(State::kAtBarrier, at);
 }
 
@@ -320,8 +331,92 @@ std::uint64_t ExchangeBits(unsigned mask, std::uint64_t bits, int lanes, const v
                            Place at) {
   Thread& thread = g_block->current();
   thread.mask = mask, thread.bits = bits, thread.lanes = lanes, thread.type = type;
+  thread.together = nullptr;
   g_block->Wait(State::kAtShuffle, at);
   return thread.bits;
+}
+
+void DoTogether(OfWarp what, void* own, Place at) {
+  Thread& thread = g_block->current();
+  thread.mask = 0xFFFFFFFFu, thread.lanes = 0, thread.type = nullptr;
+  thread.together = what, thread.own = own;
+  g_block->Wait(State::kAtShuffle, at);
+}
+
+namespace {
+
+struct Load {
+  std::uint32_t* blocks;
+  const void* row;
+  bool transposed;
+};
+
+// Lanes 8i to 8i + 7 have the rows of block i.
+std::uint16_t NumberOf(void* const* lanes, int block, int row, int column) {
+  const auto& load = *static_cast<const Load*>(lanes[8 * block + row]);
+  CHECK(reinterpret_cast<std::uintptr_t>(load.row) % 16 == 0);
+  std::uint16_t bits;
+  std::memcpy(&bits, static_cast<const std::byte*>(load.row) + 2 * column, sizeof bits);
+  return bits;
+}
+
+void LoadOfWarp(void* const* lanes) {
+  for (int lane = 0; lane < cuda::kWarp; ++lane) {
+    const auto& load = *static_cast<const Load*>(lanes[lane]);
+    const int group = lane / 4, pair = lane % 4 * 2;
+    for (int i = 0; i < 4; ++i) {
+      const auto at = [&](int n) -> std::uint32_t {
+        return load.transposed ? NumberOf(lanes, i, pair + n, group)
+                               : NumberOf(lanes, i, group, pair + n);
+      };
+      load.blocks[i] = at(0) | at(1) << 16;
+    }
+  }
+}
+
+struct Product {
+  float* c;
+  const std::uint32_t* a;
+  std::uint32_t b[2];
+  Widen widen;
+};
+
+// Figures "MMA .m16n8k16 fragment layout" of A, B and C, of 16-bit numbers.
+void MultiplyOfWarp(void* const* lanes) {
+  float a[16][16], b[16][8];
+  for (int lane = 0; lane < cuda::kWarp; ++lane) {
+    const auto& own = *static_cast<const Product*>(lanes[lane]);
+    const int group = lane / 4, pair = lane % 4 * 2;
+    for (int n = 0; n < 2; ++n) {
+      const auto number = [&](std::uint32_t bits) {
+        return own.widen(static_cast<std::uint16_t>(bits >> 16 * n));
+      };
+      for (int i = 0; i < 4; ++i) a[group + i % 2 * 8][pair + n + i / 2 * 8] = number(own.a[i]);
+      for (int i = 0; i < 2; ++i) b[pair + n + i * 8][group] = number(own.b[i]);
+    }
+  }
+  for (int lane = 0; lane < cuda::kWarp; ++lane) {
+    const auto& own = *static_cast<const Product*>(lanes[lane]);
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+      float sum = 0;
+      for (int k = 0; k < 16; ++k) sum += a[row][k] * b[k][column];
+      own.c[i] += sum;
+    }
+  }
+}
+
+}  // namespace
+
+void LoadBlocks(std::uint32_t (&blocks)[4], const void* row, bool transposed, Place at) {
+  Load own{blocks, row, transposed};
+  DoTogether(LoadOfWarp, &own, at);
+}
+
+void MultiplyAdd(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
+                 Widen widen, Place at) {
+  Product own{c, a, {b0, b1}, widen};
+  DoTogether(MultiplyOfWarp, &own, at);
 }
 
 }  // namespace regroup::worker::gpu_emulator

@@ -63,4 +63,16 @@ inline unsigned Ballot(unsigned mask, bool vote, Place at) {
   return static_cast<unsigned>(ExchangeBits(mask, vote ? 1 : 0, kBallot, nullptr, at));
 }
 
+// What the lanes of a warp do as one: called once for all of them, with what each has brought.
+using OfWarp = void (*)(void* const* lanes);
+void DoTogether(OfWarp what, void* own, Place at);
+
+// Instructions of tensor cores, where the PTX ISA says that lanes hold what
+// (worker/cuda_kernels/tensor_cores.cuh). A row that does not begin at a multiple of 16 bytes ends
+// the process.
+void LoadBlocks(std::uint32_t (&blocks)[4], const void* row, bool transposed, Place at);
+using Widen = float (*)(std::uint16_t bits);
+void MultiplyAdd(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
+                 Widen widen, Place at);
+
 }  // namespace regroup::worker::gpu_emulator

@@ -107,6 +107,92 @@ TEST_F(GpuEmulatorTest, ABallotHasABitOfEachLane) {
   for (std::size_t i = 0; i < 64; ++i) EXPECT_EQ(got[i], i < 32 ? 2u : 4u);
 }
 
+// Matrices of small whole numbers, whose products are exact.
+struct Matrix {
+  std::vector<BFloat16> numbers;
+  std::size_t columns;
+  Matrix(std::size_t rows, std::size_t cols, int seed) : numbers(rows * cols), columns(cols) {
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      numbers[i] = BFloat16(static_cast<float>(static_cast<int>(i * i + i / 3) * seed % 15 - 7));
+  }
+  float operator()(std::size_t row, std::size_t column) const {
+    return numbers[row * columns + column];
+  }
+};
+
+// a (16 × 16) · b (16 × 8), of which b lies as it is or as its transpose: through the memory of the
+// block, blocks, and a product.
+std::vector<float> ByTensorCores(const Matrix& a, const Matrix& b, bool b_as_it_is) {
+  std::vector<float> c(16 * 8, 1000);
+  EXPECT_EQ(RunGrid({.blocks = 1, .threads = 32, .block_bytes = 1024},
+                    [&] {
+                      auto* left = BlockMemory<BFloat16>();  // (16, 16)
+                      auto* right = left + 256;              // (16, 8) or (8, 16)
+                      for (unsigned i = threadIdx.x; i < 256; i += 32) left[i] = a.numbers[i];
+                      for (unsigned i = threadIdx.x; i < 128; i += 32) right[i] = b.numbers[i];
+                      __syncthreads();
+                      const unsigned lane = threadIdx.x, group = lane / 4, pair = lane % 4 * 2;
+                      std::uint32_t of_a[4], of_b[4];
+                      cuda::LoadBlocks(of_a, left + lane % 16 * 16 + lane / 16 * 8);
+                      if (b_as_it_is) {
+                        cuda::LoadTransposedBlocks(of_b, right + lane % 16 * 8);
+                      } else {
+                        cuda::LoadBlocks(of_b, right + lane % 8 * 16 + lane / 8 % 2 * 8);
+                      }
+                      float own[4] = {c[group * 8 + pair], c[group * 8 + pair + 1],
+                                      c[(group + 8) * 8 + pair], c[(group + 8) * 8 + pair + 1]};
+                      cuda::MultiplyAdd<BFloat16>(own, of_a, of_b[0], of_b[1]);
+                      for (unsigned i = 0; i < 4; ++i)
+                        c[(group + i / 2 * 8) * 8 + pair + i % 2] = own[i];
+                    }),
+            absl::OkStatus());
+  return c;
+}
+
+TEST_F(GpuEmulatorTest, TensorCoresMultiplyMatrices) {
+  const Matrix a(16, 16, 5), b(16, 8, 7), transposed(8, 16, 11);
+  const std::vector<float> c = ByTensorCores(a, b, true), d = ByTensorCores(a, transposed, false);
+  for (std::size_t row = 0; row < 16; ++row) {
+    for (std::size_t column = 0; column < 8; ++column) {
+      float sum = 1000, of_transposed = 1000;
+      for (std::size_t k = 0; k < 16; ++k) {
+        sum += a(row, k) * b(k, column);
+        of_transposed += a(row, k) * transposed(column, k);
+      }
+      EXPECT_EQ(c[row * 8 + column], sum) << row << " " << column;
+      EXPECT_EQ(d[row * 8 + column], of_transposed) << row << " " << column;
+    }
+  }
+}
+
+TEST_F(GpuEmulatorTest, TensorCoresAreOfTheWholeWarp) {
+  const auto multiply = [] {
+    float c[4] = {};
+    cuda::MultiplyAdd<BFloat16>(c, {0, 0, 0, 0}, 0, 0);
+  };
+  ExpectStuck(RunGrid({.blocks = 1, .threads = 32},
+                      [&] {
+                        if (threadIdx.x != 7) multiply();
+                      }),
+              "thread (0, 0) waits at", "thread (7, 0) has ended");
+  ExpectStuck(RunGrid({.blocks = 1, .threads = 32},
+                      [&] {
+                        if (threadIdx.x != 7) return multiply();
+                        (void)__shfl_xor_sync(kAll, 1, 1);
+                      }),
+              "thread (0, 0) waits at", "thread (7, 0) waits at");
+}
+
+TEST_F(GpuEmulatorTest, RowsOfBlocksBeginAtMultiplesOfSixteenBytes) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH((void)RunGrid({.blocks = 1, .threads = 32, .block_bytes = 1024},
+                             [] {
+                               std::uint32_t blocks[4];
+                               cuda::LoadBlocks(blocks, BlockMemory<BFloat16>() + 4);
+                             }),
+               "% 16 == 0");
+}
+
 TEST_F(GpuEmulatorTest, WhoNeverComesToABarrierIsNamed) {
   ExpectStuck(RunGrid({.blocks = 1, .threads = 64},
                       [] {

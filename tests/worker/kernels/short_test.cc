@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -16,9 +17,13 @@
 #include "tests/worker/device/host_compute.h"
 #include "tests/worker/golden/golden.h"
 #include "tests/worker/kernels/tables.h"
+#include "tests/worker/kernels/tiled_attention.h"
 #include "worker/kernels/kernels.h"
 #include "worker/tensor/counter_rng.h"
 #include "worker/tensor/dtype.h"
+#if defined(REGROUP_GPU_EMULATOR)
+#include "tests/worker/gpu_emulator/gpu_emulator.h"
+#endif
 
 namespace regroup::worker {
 namespace {
@@ -56,6 +61,22 @@ class ShortNumbers : public testing::Test {
     EXPECT_LT(RelativeError(fast, std::vector<double>(twin.begin(), twin.end())), 1e-5);
   }
 };
+
+// Half of a number's last bit, relative.
+template <typename T>
+constexpr double kHalfBit = std::is_same_v<T, Half> ? 0x1p-11 : 0x1p-8;
+
+// Relative in the 2-norm.
+template <typename T>
+double Apart(const std::vector<T>& fast, const std::vector<T>& twin) {
+  double apart = 0, of = 0;
+  for (std::size_t i = 0; i < twin.size(); ++i) {
+    const double difference = double{float{fast[i]}} - double{float{twin[i]}};
+    apart += difference * difference, of += double{float{twin[i]}} * double{float{twin[i]}};
+  }
+  return std::sqrt(apart / of);
+}
+
 using Types = testing::Types<BFloat16, Half>;
 TYPED_TEST_SUITE(ShortNumbers, Types);
 
@@ -302,12 +323,13 @@ TYPED_TEST(ShortNumbers, GeluAndLoss) {
 
 TYPED_TEST(ShortNumbers, AttentionAndEmbedding) {
   using T = TypeParam;
-  const KernelTable<T>& twins = ReferenceKernels<T>();
   for (const KernelTable<T>* table : this->Tables()) {
+    const KernelTable<T>& twins = ReferenceKernels<T>();
     for (const auto& [time, head_width] :
          {std::pair<std::int64_t, std::int64_t>{15, 16}, {65, 17}, {130, 8}}) {
       SCOPED_TRACE(testing::Message() << table->name << " " << time << " " << head_width);
       const AttentionShape s{1, time, 2, head_width};
+      if (&TwinOf(*table) != &twins && OnTensorCores(s)) continue;  // Tested by itself.
       const std::int64_t wide = time * s.width();
       const auto qkv = this->Some("qkv", 3 * wide), dout = this->Some("dout", wide);
       std::vector<T> out(Size(wide)), twin_out(Size(wide)), dqkv(Size(3 * wide)),
@@ -340,6 +362,92 @@ TYPED_TEST(ShortNumbers, AttentionAndEmbedding) {
     this->ExpectNear(dposition, twin_position);
   }
 }
+
+#if defined(REGROUP_CUDA_TABLE)
+// Against scalars in the same tiles that round where they do, so that few numbers differ, by one
+// bit; and against what rounds only its results. Rounding once more, by half of a bit at most, adds
+// to a sum an error of a third of that in its square's mean.
+TYPED_TEST(ShortNumbers, AttentionOnTensorCores) {
+  using T = TypeParam;
+  const KernelTable<T>& table = CudaKernels<T>();
+  for (const std::int64_t time : {1, 64, 65, 150}) {
+    for (const std::int64_t head_width : {8, 64, 72, 128}) {
+      if (time != 65 && head_width > 64) continue;
+      SCOPED_TRACE(testing::Message() << time << " " << head_width);
+      const AttentionShape s{time < 100 ? 2 : 1, time, 2, head_width};
+      const std::int64_t wide = s.batch * time * s.width(), rows = s.batch * time * s.heads;
+      const auto qkv = this->Some("qkv", 3 * wide, 2), dout = this->Some("dout", wide);
+      std::vector<T> out(Size(wide)), of_twin(out), dqkv(Size(3 * wide)), of_twin_dqkv(dqkv);
+      std::vector<float> lse(Size(rows)), of_twin_lse(lse), scratch(Size(AttentionElements(s)));
+      const auto on = this->host_.On(scratch.data());
+      table.attention_forward(on, {s, qkv.data(), out.data(), lse.data()});
+      // The same output for all: else its rounding would be seen twice.
+      table.attention_backward(on,
+                               {s, qkv.data(), out.data(), lse.data(), dout.data(), dqkv.data()});
+      for (const KernelTable<T>* twin : {&TwinOf(table), &ReferenceKernels<T>()}) {
+        const double most = twin == &TwinOf(table) ? kHalfBit<T> / 4 : kHalfBit<T>;
+        twin->attention_forward(on, {s, qkv.data(), of_twin.data(), of_twin_lse.data()});
+        twin->attention_backward(
+            on, {s, qkv.data(), out.data(), lse.data(), dout.data(), of_twin_dqkv.data()});
+        EXPECT_LT(Apart(out, of_twin), most);
+        this->ExpectNear(lse, of_twin_lse);
+        EXPECT_LT(Apart(dqkv, of_twin_dqkv), most);
+      }
+    }
+  }
+}
+
+#if defined(REGROUP_GPU_EMULATOR)
+// Nor which warps are ahead of which: a barrier too few would show.
+TYPED_TEST(ShortNumbers, TheOrderOfWarpsChangesNoBitOfTensorCores) {
+  using T = TypeParam;
+  const AttentionShape s{1, 130, 1, 16};
+  const auto qkv = this->Some("qkv", 3 * s.time * 16), dout = this->Some("dout", s.time * 16);
+  std::vector<float> lse(Size(s.time)), scratch(Size(AttentionElements(s)));
+  std::vector<std::vector<T>> seen;
+  for (const auto order : {gpu_emulator::Order::kForward, gpu_emulator::Order::kBackward,
+                           gpu_emulator::Order::kShuffled}) {
+    gpu_emulator::SetOrder(order);
+    std::vector<T> out(dout.size()), dqkv(qkv.size());
+    const auto on = this->host_.On(scratch.data());
+    CudaKernels<T>().attention_forward(on, {s, qkv.data(), out.data(), lse.data()});
+    CudaKernels<T>().attention_backward(
+        on, {s, qkv.data(), out.data(), lse.data(), dout.data(), dqkv.data()});
+    dqkv.insert(dqkv.end(), out.begin(), out.end());
+    seen.push_back(std::move(dqkv));
+  }
+  gpu_emulator::SetOrder(gpu_emulator::Order::kForward);
+  for (const std::vector<T>& other : {seen[1], seen[2]})
+    EXPECT_EQ(std::memcmp(other.data(), seen[0].data(), other.size() * sizeof(T)), 0);
+}
+#endif
+
+// Not so: numbers that cannot be read eight at a time, which lie as they like.
+TYPED_TEST(ShortNumbers, AttentionBesideTensorCores) {
+  using T = TypeParam;
+  const AttentionShape s{1, 65, 1, 16};
+  const std::int64_t wide = 65 * 16;
+  auto qkv = this->Some("qkv", 3 * wide + 1);
+  std::vector<T> out(Size(wide + 1)), twin_out(Size(wide)), dqkv(Size(3 * wide + 1)),
+      dout = out, twin_dqkv(Size(3 * wide));
+  for (T& number : dout) number = T(1.0f);
+  std::vector<float> lse(65), twin_lse(65), scratch(Size(AttentionElements(s)));
+  const KernelTable<T>& table = CudaKernels<T>();
+  table.attention_forward(this->host_.On(), {s, qkv.data() + 1, out.data() + 1, lse.data()});
+  ReferenceKernels<T>().attention_forward(this->host_.On(),
+                                          {s, qkv.data() + 1, twin_out.data(), twin_lse.data()});
+  out.erase(out.begin());
+  this->ExpectRoundedAlike(out, twin_out);
+  table.attention_backward(
+      this->host_.On(scratch.data()),
+      {s, qkv.data() + 1, twin_out.data(), twin_lse.data(), dout.data(), dqkv.data() + 1});
+  ReferenceKernels<T>().attention_backward(
+      this->host_.On(),
+      {s, qkv.data() + 1, twin_out.data(), twin_lse.data(), dout.data(), twin_dqkv.data()});
+  dqkv.erase(dqkv.begin());
+  this->ExpectRoundedAlike(dqkv, twin_dqkv);
+}
+#endif
 
 TYPED_TEST(ShortNumbers, NarrowAndWiden) {
   using T = TypeParam;

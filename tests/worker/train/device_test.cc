@@ -75,9 +75,10 @@ TEST_F(DeviceTest, AGpuTakesShortNumbersWhereItMayChoose) {
   // Which says nothing of what the CPU would take.
   TrainOn(kWorker, 1, "gpu", {"--precision", "auto", "--kernels", "baseline"});
   TrainOn(kWorker, 1, "floats", {});
-  const auto gpu = NewestState("gpu");
-  EXPECT_LT(Difference(NewestState("cpu"), gpu), 0.1);
-  EXPECT_GT(Difference(NewestState("floats"), gpu), kNear);
+  const auto gpu = NewestState("gpu"), floats = NewestState("floats");
+  // Tensor cores round other numbers of attention than the CPU does, not more of them.
+  EXPECT_LT(Difference(floats, gpu), 1.1 * Difference(floats, NewestState("cpu")));
+  EXPECT_GT(Difference(floats, gpu), kNear);
 }
 
 // Whether a rank's steps had products, and products by slopes of GELU, of the fake library.
